@@ -11,7 +11,8 @@ uint64_t mpg_array_changes(void) { return changes; }
 void mpg_array_note_change(void) { changes++; }
 
 mpg_device_id mpg_array_device_id(const mpg_array *array) {
-  return array->trace ? mpg_graph_at(&array->trace->graph, array->value)->device : mpg_tensor_device(&array->tensor)->id;
+  return array->trace ? mpg_graph_at(&array->trace->graph, array->value)->device
+                      : mpg_tensor_device(&array->tensor)->id;
 }
 
 void mpg_array_clear(mpg_array *array) {
@@ -20,7 +21,8 @@ void mpg_array_clear(mpg_array *array) {
   mpg_trace *trace = array->trace;
   mpg_value value = array->value;
   mpg_array_changed(array);
-  *array = (mpg_array){0}; /* first: what is released may look at the array; whole: structs are reused */
+  *array =
+      (mpg_array){0}; /* first: what is released may look at the array; whole: structs are reused */
   if (storage) mpg_storage_release(storage);
   mpg_tape_release(node);
   if (trace) trace->live[mpg_value_index(&trace->graph, value)]--;

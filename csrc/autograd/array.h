@@ -1,7 +1,8 @@
 /* Arrays: what users hold. A tensor with its place on the tape, or a value of a graph being traced.
  *
- * Ownership: an mpg_array owns a reference to its tensor's storage and to its tape node (or trace); the binding embeds it in
- * its array object and calls mpg_array_clear when that dies. Threads: host lock.
+ * Ownership: an mpg_array owns a reference to its tensor's storage and to its tape node (or trace);
+ * the binding embeds it in its array object and calls mpg_array_clear when that dies. Threads: host
+ * lock.
  */
 #ifndef MPG_AUTOGRAD_ARRAY_H
 #define MPG_AUTOGRAD_ARRAY_H
@@ -13,22 +14,30 @@ typedef struct mpg_tape_node mpg_tape_node; /* autograd/tape.h */
 typedef struct mpg_trace mpg_trace;         /* a graph being traced */
 typedef struct mpg_leaves mpg_leaves;       /* autograd/parameter_set.h */
 
-typedef enum mpg_grad_req { MPG_GRAD_NULL = 0, MPG_GRAD_WRITE = 1, MPG_GRAD_ADD = 3 } mpg_grad_req; /* MXNet's numbers */
+typedef enum mpg_grad_req {
+  MPG_GRAD_NULL = 0,
+  MPG_GRAD_WRITE = 1,
+  MPG_GRAD_ADD = 3
+} mpg_grad_req; /* MXNet's numbers */
 
 typedef struct mpg_array {
-  mpg_tensor tensor;   /* when traced: storage NULL, but desc is right */
-  mpg_tape_node *node; /* owned reference: the op or variable it comes from; NULL when not on the tape */
-  uint32_t output;     /* which output of node */
-  bool bound;          /* compiled calls count on its tensor and node: say mpg_array_changed where these are replaced */
-  mpg_trace *trace;    /* owned reference while traced, else NULL */
-  mpg_value value;     /* in the traced graph */
+  mpg_tensor tensor; /* when traced: storage NULL, but desc is right */
+  mpg_tape_node
+      *node; /* owned reference: the op or variable it comes from; NULL when not on the tape */
+  uint32_t output; /* which output of node */
+  bool bound; /* compiled calls count on its tensor and node: say mpg_array_changed where these are
+                 replaced */
+  mpg_trace *trace; /* owned reference while traced, else NULL */
+  mpg_value value;  /* in the traced graph */
 } mpg_array;
 
 static inline const mpg_desc *mpg_array_desc(const mpg_array *array) { return &array->tensor.desc; }
 static inline bool mpg_array_traced(const mpg_array *array) { return array->trace != NULL; }
 mpg_device_id mpg_array_device_id(const mpg_array *array); /* of a traced one too */
-void mpg_array_clear(mpg_array *array);                    /* releases what it holds; the struct becomes empty, all zeros */
-void mpg_array_copy(mpg_array *target, const mpg_array *source); /* another reference to the same array (retains) */
+void mpg_array_clear(
+    mpg_array *array); /* releases what it holds; the struct becomes empty, all zeros */
+void mpg_array_copy(mpg_array *target,
+                    const mpg_array *source); /* another reference to the same array (retains) */
 /* How often a bound array was given another tensor or node. */
 uint64_t mpg_array_changes(void);
 void mpg_array_note_change(void);

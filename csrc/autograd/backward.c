@@ -29,16 +29,22 @@ static void walk_end(mpg_walk *walk) {
   kept_walks = walk;
 }
 
-/* Whether the head was joined along the first axis and the gradient only has more rows: as in MXNet the first ones count then. */
-static bool has_more_rows(const mpg_graph *graph, mpg_value head, const mpg_shape *want, const mpg_shape *have) {
+/* Whether the head was joined along the first axis and the gradient only has more rows: as in MXNet
+ * the first ones count then. */
+static bool has_more_rows(const mpg_graph *graph, mpg_value head, const mpg_shape *want,
+                          const mpg_shape *have) {
   const mpg_node *node = &graph->nodes[head.node];
-  if (!node->op || node->op->id != MPG_OP_Concat || ((const mpg_concat_params *)node->params)->dim != 0) return false;
+  if (!node->op || node->op->id != MPG_OP_Concat ||
+      ((const mpg_concat_params *)node->params)->dim != 0)
+    return false;
   return have->ndim == want->ndim && have->dims[0] > want->dims[0] &&
          memcmp(have->dims + 1, want->dims + 1, (size_t)(want->ndim - 1) * sizeof *want->dims) == 0;
 }
 
-/* The gradient of a head: ones, or the array given, seen in the head's shape when it has another one of as many elements. */
-static mpg_status head_gradient(mpg_walk *walk, const mpg_array *head, const mpg_array *gradient, mpg_value value, mpg_value *result) {
+/* The gradient of a head: ones, or the array given, seen in the head's shape when it has another
+ * one of as many elements. */
+static mpg_status head_gradient(mpg_walk *walk, const mpg_array *head, const mpg_array *gradient,
+                                mpg_value value, mpg_value *result) {
   mpg_graph *graph = &walk->graph;
   if (!gradient) {
     mpg_full_like_params params;
@@ -48,19 +54,28 @@ static mpg_status head_gradient(mpg_walk *walk, const mpg_array *head, const mpg
     return mpg_graph_emit(graph, mpg_op_get(MPG_OP__full_like), &params, &value, 1, value, result);
   }
   if (gradient->trace)
-    return mpg_fail(MPG_ERROR, "backward: a head gradient was made inside a hybridized block that is being traced, so it has no value; call backward outside of the block");
+    return mpg_fail(MPG_ERROR,
+                    "backward: a head gradient was made inside a hybridized block that is being "
+                    "traced, so it has no value; call backward outside of the block");
   char have[MPG_SHAPE_TEXT_SIZE], want[MPG_SHAPE_TEXT_SIZE];
   const mpg_desc *desc = &head->tensor.desc;
   bool more = has_more_rows(graph, value, &desc->shape, &gradient->tensor.desc.shape);
   if (!more && mpg_shape_size(&gradient->tensor.desc.shape) != mpg_shape_size(&desc->shape))
-    return mpg_fail(MPG_VALUE_ERROR, "backward: a head of shape %s was given a head gradient of shape %s, which has another number of elements",
-                    mpg_shape_text(&desc->shape, want, sizeof want), mpg_shape_text(&gradient->tensor.desc.shape, have, sizeof have));
+    return mpg_fail(MPG_VALUE_ERROR,
+                    "backward: a head of shape %s was given a head gradient of shape %s, which has "
+                    "another number of elements",
+                    mpg_shape_text(&desc->shape, want, sizeof want),
+                    mpg_shape_text(&gradient->tensor.desc.shape, have, sizeof have));
   if (gradient->tensor.desc.dtype != desc->dtype)
-    return mpg_fail(MPG_TYPE_ERROR, "backward: a head of dtype %s was given a head gradient of dtype %s; convert it with astype",
+    return mpg_fail(MPG_TYPE_ERROR,
+                    "backward: a head of dtype %s was given a head gradient of dtype %s; convert "
+                    "it with astype",
                     mpg_dtype_name(desc->dtype), mpg_dtype_name(gradient->tensor.desc.dtype));
   mpg_device *device = mpg_tensor_device(&gradient->tensor);
   if (device != mpg_tensor_device(&head->tensor))
-    return mpg_fail(MPG_ERROR, "backward: the head is on %s, its head gradient on %s; move the gradient with as_in_context(mx.%s)",
+    return mpg_fail(MPG_ERROR,
+                    "backward: the head is on %s, its head gradient on %s; move the gradient with "
+                    "as_in_context(mx.%s)",
                     mpg_device_text(mpg_tensor_device(&head->tensor)), mpg_device_text(device),
                     mpg_device_text(mpg_tensor_device(&head->tensor)));
   MPG_TRY(mpg_graph_input(graph, &gradient->tensor.desc, device->id, result));
@@ -75,8 +90,10 @@ static mpg_status head_gradient(mpg_walk *walk, const mpg_array *head, const mpg
   mpg_exact_shape_params params;
   memset(&params, 0, sizeof params);
   params.shape.count = desc->shape.ndim;
-  memcpy(params.shape.values, desc->shape.dims, (size_t)desc->shape.ndim * sizeof *desc->shape.dims);
-  return mpg_graph_emit(graph, mpg_op_get(MPG_OP__reshape_exact), &params, &given, 1, given, result);
+  memcpy(params.shape.values, desc->shape.dims,
+         (size_t)desc->shape.ndim * sizeof *desc->shape.dims);
+  return mpg_graph_emit(graph, mpg_op_get(MPG_OP__reshape_exact), &params, &given, 1, given,
+                        result);
 }
 
 /* Heads with their gradients, in order; bound when the arrays exist. */
@@ -87,26 +104,36 @@ typedef struct head_list {
 } head_list;
 
 static bool same_kind(const mpg_graph_value *a, const mpg_graph_value *b) {
-  return a->desc.dtype == b->desc.dtype && mpg_device_id_equal(a->device, b->device) && mpg_shape_equal(&a->desc.shape, &b->desc.shape);
+  return a->desc.dtype == b->desc.dtype && mpg_device_id_equal(a->device, b->device) &&
+         mpg_shape_equal(&a->desc.shape, &b->desc.shape);
 }
 
-static mpg_status differentiate(mpg_walk *walk, head_list *list, const mpg_value *wanted, size_t num_wanted, mpg_value *gradients,
-                                bool train) {
+static mpg_status differentiate(mpg_walk *walk, head_list *list, const mpg_value *wanted,
+                                size_t num_wanted, mpg_value *gradients, bool train) {
   walk->graph.phase = MPG_PHASE_BACKWARD;
   walk->graph.train = train;
-  int ones = -1; /* the last head whose gradient is ones: they serve heads of the same kind as well */
+  int ones =
+      -1; /* the last head whose gradient is ones: they serve heads of the same kind as well */
   for (int i = 0; i < list->count; i++) {
     list->values[i] = mpg_walk_value(walk, list->heads[i]);
     const mpg_array *gradient = list->gradients ? list->gradients[i] : NULL;
-    if (!gradient && ones >= 0 && same_kind(mpg_graph_at(&walk->graph, list->values[i]), mpg_graph_at(&walk->graph, list->values[ones]))) {
+    if (!gradient && ones >= 0 &&
+        same_kind(mpg_graph_at(&walk->graph, list->values[i]),
+                  mpg_graph_at(&walk->graph, list->values[ones]))) {
       list->gradient_values[i] = list->gradient_values[ones];
       continue;
     }
-    MPG_TRY(head_gradient(walk, list->heads[i], gradient, list->values[i], &list->gradient_values[i]));
+    MPG_TRY(
+        head_gradient(walk, list->heads[i], gradient, list->values[i], &list->gradient_values[i]));
     if (!gradient) ones = i;
   }
-  mpg_differentiation request = {.heads = list->values, .head_grads = list->gradient_values, .num_heads = (size_t)list->count,
-                                 .wanted = wanted, .num_wanted = num_wanted, .gradients = gradients, .train = train};
+  mpg_differentiation request = {.heads = list->values,
+                                 .head_grads = list->gradient_values,
+                                 .num_heads = (size_t)list->count,
+                                 .wanted = wanted,
+                                 .num_wanted = num_wanted,
+                                 .gradients = gradients,
+                                 .train = train};
   MPG_TRY(mpg_graph_gradient(&walk->graph, &request));
   MPG_VERIFY(&walk->graph);
   return MPG_OK;
@@ -132,7 +159,8 @@ static mpg_status grow_arrays(mpg_walk *walk) {
 }
 
 /* A variable's gradient `result` as the value that is computed straight into its gradient array. */
-static mpg_status store(mpg_walk *walk, const mpg_tape_node *variable, mpg_value result, const bool *taken, mpg_value *stored, mpg_value *old) {
+static mpg_status store(mpg_walk *walk, const mpg_tape_node *variable, mpg_value result,
+                        const bool *taken, mpg_value *stored, mpg_value *old) {
   mpg_graph *graph = &walk->graph;
   mpg_value self = {variable->graph_node, 0};
   *old = MPG_NO_VALUE;
@@ -142,17 +170,21 @@ static mpg_status store(mpg_walk *walk, const mpg_tape_node *variable, mpg_value
   }
   const mpg_node *node = &graph->nodes[result.node];
   uint32_t index = mpg_value_index(graph, result);
-  bool fresh = node->phase == MPG_PHASE_BACKWARD && !mpg_node_is_input(node) && !mpg_node_is_view(node) && !(taken && taken[index]);
+  bool fresh = node->phase == MPG_PHASE_BACKWARD && !mpg_node_is_input(node) &&
+               !mpg_node_is_view(node) && !(taken && taken[index]);
   if (node->opaque && fresh) {
-    *stored = result; /* the call adds or writes by itself, or what it returns is copied afterwards */
+    *stored =
+        result; /* the call adds or writes by itself, or what it returns is copied afterwards */
     return MPG_OK;
   }
   graph->phase = MPG_PHASE_BACKWARD;
   graph->scope = graph->origin = 0;
   if (variable->request == MPG_GRAD_ADD) {
-    MPG_TRY(mpg_graph_input(graph, &variable->gradient.desc, mpg_tensor_device(&variable->gradient)->id, old));
+    MPG_TRY(mpg_graph_input(graph, &variable->gradient.desc,
+                            mpg_tensor_device(&variable->gradient)->id, old));
     mpg_value terms[2] = {*old, result};
-    return mpg_graph_emit(graph, mpg_op_get(MPG_OP_elemwise_add), NULL, terms, 2, MPG_NO_VALUE, stored);
+    return mpg_graph_emit(graph, mpg_op_get(MPG_OP_elemwise_add), NULL, terms, 2, MPG_NO_VALUE,
+                          stored);
   }
   if (fresh) {
     *stored = result;
@@ -167,7 +199,8 @@ typedef struct mode {
 } mode;
 
 static mode enter(bool recording, bool training) {
-  return (mode){mpg_autograd_set_recording(recording), mpg_autograd_set_training(training), mpg_trace_swap(NULL)};
+  return (mode){mpg_autograd_set_recording(recording), mpg_autograd_set_training(training),
+                mpg_trace_swap(NULL)};
 }
 
 static void leave(mode former) {
@@ -190,7 +223,9 @@ static mpg_value given(const mpg_graph *graph, mpg_value value) {
 static void bind_heads(mpg_walk *walk, const head_list *list) {
   for (int i = 0; i < list->count; i++)
     if (list->gradients && list->gradients[i])
-      mpg_array_copy(&walk->arrays[mpg_value_index(&walk->graph, given(&walk->graph, list->gradient_values[i]))], list->gradients[i]);
+      mpg_array_copy(&walk->arrays[mpg_value_index(&walk->graph,
+                                                   given(&walk->graph, list->gradient_values[i]))],
+                     list->gradients[i]);
 }
 
 /* Whether one of the calls whose leaves were taken as one does not lead to all of them. */
@@ -202,19 +237,21 @@ static mpg_status find_missed(mpg_walk *walk, bool *missed) {
     if (!owner || !owner->leaves || !owner->call->reaches) continue;
     bool all = true, *arrives = mpg_arena_alloc(&graph->arena, owner->num_outputs + 1);
     if (!arrives) return mpg_out_of_host_memory(owner->num_outputs);
-    for (uint32_t i = 0; i < owner->num_outputs; i++) arrives[i] = mpg_has_value(mpg_node_inputs(graph, node)[i]);
+    for (uint32_t i = 0; i < owner->num_outputs; i++)
+      arrives[i] = mpg_has_value(mpg_node_inputs(graph, node)[i]);
     MPG_TRY(owner->call->reaches(owner, arrives, &all));
     *missed = !all;
   }
   return MPG_OK;
 }
 
-/* again: where no gradient arrives at leaves that were taken as one, or only at some of them, all begins anew, taking them one by one. */
+/* again: where no gradient arrives at leaves that were taken as one, or only at some of them, all
+ * begins anew, taking them one by one. */
 static mpg_status backward(mpg_walk *walk, head_list *list, bool retain, bool train, bool *again) {
   mpg_graph *graph = &walk->graph;
   size_t num_wanted = 0, num_variables = walk->num_variables + walk->num_leaves;
-  mpg_value *wanted = list->gradient_values + list->count, *results = wanted + num_variables, *stored = results + num_variables,
-            *old = stored + num_variables;
+  mpg_value *wanted = list->gradient_values + list->count, *results = wanted + num_variables,
+            *stored = results + num_variables, *old = stored + num_variables;
   for (size_t i = 0; i < walk->num_variables; i++) {
     mpg_tape_node *variable = walk->variables[i];
     if (variable->request == MPG_GRAD_NULL) continue;
@@ -222,8 +259,11 @@ static mpg_status backward(mpg_walk *walk, head_list *list, bool retain, bool tr
     wanted[num_wanted++] = (mpg_value){variable->graph_node, 0};
   }
   if (num_wanted + walk->num_leaves == 0)
-    return mpg_fail(MPG_ERROR, "backward: nothing that the heads were computed from wants a gradient: grad_req is 'null' everywhere");
-  for (size_t k = 0; k < walk->num_leaves; k++) wanted[num_wanted + k] = (mpg_value){walk->leaves[k].graph_node, 0};
+    return mpg_fail(MPG_ERROR,
+                    "backward: nothing that the heads were computed from wants a gradient: "
+                    "grad_req is 'null' everywhere");
+  for (size_t k = 0; k < walk->num_leaves; k++)
+    wanted[num_wanted + k] = (mpg_value){walk->leaves[k].graph_node, 0};
   MPG_TRY(differentiate(walk, list, wanted, num_wanted + walk->num_leaves, results, train));
   for (size_t k = 0; k < walk->num_leaves; k++) {
     stored[num_wanted + k] = results[num_wanted + k];
@@ -238,17 +278,20 @@ static mpg_status backward(mpg_walk *walk, head_list *list, bool retain, bool tr
   mpg_status status = MPG_OK;
   for (size_t i = 0; i < num_wanted && status == MPG_OK; i++) {
     status = store(walk, walk->variables[i], results[i], taken, &stored[i], &old[i]);
-    if (status == MPG_OK && mpg_has_value(stored[i]) && mpg_value_index(graph, stored[i]) < num_known)
+    if (status == MPG_OK && mpg_has_value(stored[i]) &&
+        mpg_value_index(graph, stored[i]) < num_known)
       taken[mpg_value_index(graph, stored[i])] = true;
   }
   MPG_TRY(status);
-  MPG_TRY(mpg_grow((void **)&walk->target_list, &walk->target_list_capacity, num_wanted, sizeof *walk->target_list));
+  MPG_TRY(mpg_grow((void **)&walk->target_list, &walk->target_list_capacity, num_wanted,
+                   sizeof *walk->target_list));
   MPG_TRY(grow_arrays(walk));
   bind_heads(walk, list);
   for (size_t i = 0; i < num_wanted; i++) {
     mpg_tape_node *variable = walk->variables[i];
     walk->target_list[i] = (mpg_target){variable->gradient, variable->request, false, false};
-    if (mpg_has_value(stored[i])) walk->targets[mpg_value_index(graph, stored[i])] = &walk->target_list[i];
+    if (mpg_has_value(stored[i]))
+      walk->targets[mpg_value_index(graph, stored[i])] = &walk->target_list[i];
     if (mpg_has_value(old[i])) {
       mpg_array *array = &walk->arrays[mpg_value_index(graph, old[i])];
       array->tensor = variable->gradient;
@@ -266,8 +309,10 @@ static void clear_arrays(mpg_walk *walk, size_t count) {
   for (size_t i = 0; i < count; i++) mpg_array_clear(&walk->arrays[i]);
 }
 
-static mpg_status reserve_lists(mpg_walk *walk, int num_heads, size_t per_variable, size_t num_variables, head_list *list) {
-  MPG_TRY(mpg_grow((void **)&walk->work, &walk->work_capacity, 2 * (size_t)num_heads + per_variable * num_variables, sizeof *walk->work));
+static mpg_status reserve_lists(mpg_walk *walk, int num_heads, size_t per_variable,
+                                size_t num_variables, head_list *list) {
+  MPG_TRY(mpg_grow((void **)&walk->work, &walk->work_capacity,
+                   2 * (size_t)num_heads + per_variable * num_variables, sizeof *walk->work));
   list->count = num_heads;
   list->values = walk->work;
   list->gradient_values = walk->work + num_heads;
@@ -277,17 +322,22 @@ static mpg_status reserve_lists(mpg_walk *walk, int num_heads, size_t per_variab
 static mpg_status check_heads(mpg_array *const *heads, int num_heads, const char *what) {
   for (int i = 0; i < num_heads; i++)
     if (heads[i]->trace)
-      return mpg_fail(MPG_ERROR, "%s cannot be called inside a hybridized block: there the computation is being traced, and nothing is recorded. Call it outside, on "
-                      "what the block returns, or call the block without hybridize()", what);
+      return mpg_fail(MPG_ERROR,
+                      "%s cannot be called inside a hybridized block: there the computation is "
+                      "being traced, and nothing is recorded. Call it outside, on "
+                      "what the block returns, or call the block without hybridize()",
+                      what);
   return MPG_OK;
 }
 
-static mpg_status try_backward(head_list *list, bool retain, bool train, bool together, bool *again) {
+static mpg_status try_backward(head_list *list, bool retain, bool train, bool together,
+                               bool *again) {
   mpg_walk *walk;
   MPG_TRY(walk_begin(&walk));
   mode former = enter(false, train);
   mpg_status status = mpg_walk_collect(walk, list->heads, list->count, false, together);
-  if (status == MPG_OK) status = reserve_lists(walk, list->count, 4, walk->num_variables + walk->num_leaves, list);
+  if (status == MPG_OK)
+    status = reserve_lists(walk, list->count, 4, walk->num_variables + walk->num_leaves, list);
   if (status == MPG_OK) {
     status = backward(walk, list, retain, train, again);
     if (!*again && !retain && (status == MPG_OK || walk->taken)) consume(walk);
@@ -297,7 +347,8 @@ static mpg_status try_backward(head_list *list, bool retain, bool train, bool to
   return status;
 }
 
-mpg_status mpg_autograd_backward(mpg_array *const *heads, mpg_array *const *head_grads, int num_heads, bool retain_graph, bool train) {
+mpg_status mpg_autograd_backward(mpg_array *const *heads, mpg_array *const *head_grads,
+                                 int num_heads, bool retain_graph, bool train) {
   head_list list = {.heads = heads, .gradients = head_grads, .count = num_heads};
   bool again = false, unused = false;
   MPG_TRY(check_heads(heads, num_heads, "backward"));
@@ -305,14 +356,18 @@ mpg_status mpg_autograd_backward(mpg_array *const *heads, mpg_array *const *head
   return again ? try_backward(&list, retain_graph, train, false, &unused) : status;
 }
 
-static mpg_status grad(mpg_walk *walk, head_list *list, mpg_array *const *variables, int num_variables, bool retain, bool create_graph,
-                       bool train, mpg_array *gradients) {
+static mpg_status grad(mpg_walk *walk, head_list *list, mpg_array *const *variables,
+                       int num_variables, bool retain, bool create_graph, bool train,
+                       mpg_array *gradients) {
   mpg_value *wanted = list->gradient_values + list->count, *results = wanted + num_variables;
   for (int i = 0; i < num_variables; i++) {
     wanted[i] = variables[i]->node ? mpg_walk_value(walk, variables[i]) : MPG_NO_VALUE;
     if (!mpg_has_value(wanted[i]))
-      return mpg_fail(MPG_VALUE_ERROR, variables[i]->node ? "grad: the heads were not computed from variable %d"
-                      : "grad: variable %d does not require a gradient; call attach_grad on it before recording", i);
+      return mpg_fail(MPG_VALUE_ERROR,
+                      variables[i]->node ? "grad: the heads were not computed from variable %d"
+                                         : "grad: variable %d does not require a gradient; call "
+                                           "attach_grad on it before recording",
+                      i);
   }
   MPG_TRY(differentiate(walk, list, wanted, (size_t)num_variables, results, train));
   for (int i = 0; i < num_variables; i++)
@@ -329,8 +384,9 @@ static mpg_status grad(mpg_walk *walk, head_list *list, mpg_array *const *variab
   return MPG_OK;
 }
 
-mpg_status mpg_autograd_grad(mpg_array *const *heads, mpg_array *const *head_grads, int num_heads, mpg_array *const *variables,
-                             int num_variables, bool retain_graph, bool create_graph, bool train, mpg_array *gradients) {
+mpg_status mpg_autograd_grad(mpg_array *const *heads, mpg_array *const *head_grads, int num_heads,
+                             mpg_array *const *variables, int num_variables, bool retain_graph,
+                             bool create_graph, bool train, mpg_array *gradients) {
   mpg_walk *walk;
   head_list list = {.heads = heads, .gradients = head_grads};
   MPG_TRY(check_heads(heads, num_heads, "autograd.grad"));

@@ -1,6 +1,6 @@
-/* A walk: one backward over the tape. The reached part of the tape as a graph, the gradient appended to it, and the arrays the
- * values of that graph stand for. Walks are kept for reuse, so that a backward allocates nothing in steady state.
- * Internal to csrc/autograd. Threads: host lock.
+/* A walk: one backward over the tape. The reached part of the tape as a graph, the gradient
+ * appended to it, and the arrays the values of that graph stand for. Walks are kept for reuse, so
+ * that a backward allocates nothing in steady state. Internal to csrc/autograd. Threads: host lock.
  */
 #ifndef MPG_AUTOGRAD_BACKWARD_PASS_H
 #define MPG_AUTOGRAD_BACKWARD_PASS_H
@@ -39,7 +39,8 @@ typedef struct mpg_walk {
   size_t target_list_capacity;
   mpg_tape_node **variables; /* borrowed from nodes */
   size_t num_variables, variables_capacity;
-  /* Calls with leaves. `together`: each call's leaves are one value, which is possible where no variable is reached twice. */
+  /* Calls with leaves. `together`: each call's leaves are one value, which is possible where no
+   * variable is reached twice. */
   struct mpg_walk_leaves {
     mpg_leaves *leaves; /* borrowed from nodes */
     uint32_t graph_node;
@@ -52,12 +53,14 @@ typedef struct mpg_walk {
   struct mpg_walk *next;
 } mpg_walk;
 
-/* Collects what the heads were computed from and builds its graph. create_graph: calls are expanded to ops. together: leaves are taken as
- * one where that is possible. */
-mpg_status mpg_walk_collect(mpg_walk *walk, mpg_array *const *heads, int num_heads, bool create_graph, bool together);
+/* Collects what the heads were computed from and builds its graph. create_graph: calls are expanded
+ * to ops. together: leaves are taken as one where that is possible. */
+mpg_status mpg_walk_collect(mpg_walk *walk, mpg_array *const *heads, int num_heads,
+                            bool create_graph, bool together);
 /* The value of the graph an array of the tape stands for. */
 mpg_value mpg_walk_value(const mpg_walk *walk, const mpg_array *array);
 /* Runs the live nodes of the backward phase. `kept`: values not to release, their number. */
-mpg_status mpg_walk_run(mpg_walk *walk, const mpg_value *kept, size_t num_kept, bool retain, bool create_graph, bool train);
+mpg_status mpg_walk_run(mpg_walk *walk, const mpg_value *kept, size_t num_kept, bool retain,
+                        bool create_graph, bool train);
 
 #endif

@@ -3,10 +3,12 @@
 #include "autograd/autograd.h"
 
 /* Calls an op outside of any group. */
-static mpg_status call_alone(const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs, mpg_array *outputs,
-                             int num_visible, mpg_array *const *out, bool separate) {
+static mpg_status call_alone(const mpg_op *op, const void *params, mpg_array *const *inputs,
+                             int num_inputs, mpg_array *outputs, int num_visible,
+                             mpg_array *const *out, bool separate) {
   mpg_group former = mpg_group_set((mpg_group){0});
-  mpg_status status = mpg_call_as(op, params, inputs, num_inputs, outputs, num_visible, out, separate);
+  mpg_status status =
+      mpg_call_as(op, params, inputs, num_inputs, outputs, num_visible, out, separate);
   mpg_group_set(former);
   return status;
 }
@@ -18,7 +20,8 @@ static mpg_status move(const mpg_array *array, mpg_device_id device, mpg_array *
     const mpg_shape *shape = &array->tensor.desc.shape;
     mpg_exact_shape_params params = {.shape = {.count = shape->ndim}};
     for (int i = 0; i < shape->ndim; i++) params.shape.values[i] = shape->dims[i];
-    return call_alone(mpg_op_get(MPG_OP__reshape_exact), &params, &input, 1, target, 1, NULL, false);
+    return call_alone(mpg_op_get(MPG_OP__reshape_exact), &params, &input, 1, target, 1, NULL,
+                      false);
   }
   mpg_copyto_params params;
   mpg_params_defaults(&mpg_copyto_table, &params);
@@ -27,21 +30,26 @@ static mpg_status move(const mpg_array *array, mpg_device_id device, mpg_array *
 }
 
 /* Likewise within a trace, where an array with contents becomes a value first. */
-static mpg_status move_traced(mpg_trace *trace, const mpg_array *array, mpg_device_id device, mpg_array *target) {
+static mpg_status move_traced(mpg_trace *trace, const mpg_array *array, mpg_device_id device,
+                              mpg_array *target) {
   mpg_value value;
   MPG_TRY(mpg_trace_value(trace, array, "a move between groups", &value));
   for (size_t i = trace->num_copies; i-- > 0;) {
     const mpg_trace_copy *known = &trace->copies[i];
-    if (known->value.node == value.node && known->value.output == value.output && mpg_device_id_equal(known->device, device)) {
+    if (known->value.node == value.node && known->value.output == value.output &&
+        mpg_device_id_equal(known->device, device)) {
       return mpg_trace_array(trace, known->copy, target);
     }
   }
-  MPG_TRY(mpg_grow((void **)&trace->copies, &trace->copies_capacity, trace->num_copies + 1, sizeof *trace->copies));
+  MPG_TRY(mpg_grow((void **)&trace->copies, &trace->copies_capacity, trace->num_copies + 1,
+                   sizeof *trace->copies));
   mpg_array source = {0};
   MPG_TRY(mpg_trace_array(trace, value, &source));
   mpg_status status = move(&source, device, target);
   mpg_array_clear(&source);
-  if (status == MPG_OK) trace->copies[trace->num_copies++] = (mpg_trace_copy){.value = value, .device = device, .copy = target->value};
+  if (status == MPG_OK)
+    trace->copies[trace->num_copies++] =
+        (mpg_trace_copy){.value = value, .device = device, .copy = target->value};
   return status;
 }
 
@@ -53,14 +61,18 @@ mpg_status mpg_group_move(const mpg_array *array, mpg_device_id device, mpg_arra
 
 enum { STACK_INPUTS = 16 };
 
-mpg_status mpg_group_call(mpg_trace *trace, const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs,
-                          mpg_array *outputs, int num_visible, mpg_array *const *out, bool separate) {
+mpg_status mpg_group_call(mpg_trace *trace, const mpg_op *op, const void *params,
+                          mpg_array *const *inputs, int num_inputs, mpg_array *outputs,
+                          int num_visible, mpg_array *const *out, bool separate) {
   mpg_device_id device = mpg_group_get().device;
   if (out) device = mpg_array_device_id(out[0]);
   if (device.type == 0 && num_inputs) device = mpg_array_device_id(inputs[0]);
   int strays = 0;
-  for (int i = 0; i < num_inputs; i++) strays += !mpg_op_input_mutable(op, i) && !mpg_device_id_equal(mpg_array_device_id(inputs[i]), device);
-  if (device.type == 0 || !strays) return call_alone(op, params, inputs, num_inputs, outputs, num_visible, out, separate);
+  for (int i = 0; i < num_inputs; i++)
+    strays += !mpg_op_input_mutable(op, i) &&
+              !mpg_device_id_equal(mpg_array_device_id(inputs[i]), device);
+  if (device.type == 0 || !strays)
+    return call_alone(op, params, inputs, num_inputs, outputs, num_visible, out, separate);
   struct {
     mpg_array moved[STACK_INPUTS];
     mpg_array *pointers[STACK_INPUTS];
@@ -76,8 +88,11 @@ mpg_status mpg_group_call(mpg_trace *trace, const mpg_op *op, const void *params
   for (; done < num_inputs; done++) {
     moved[done] = (mpg_array){0};
     pointers[done] = inputs[done];
-    if (mpg_op_input_mutable(op, done) || mpg_device_id_equal(mpg_array_device_id(inputs[done]), device)) continue;
-    MPG_GOTO(trace ? move_traced(trace, inputs[done], device, &moved[done]) : move(inputs[done], device, &moved[done]));
+    if (mpg_op_input_mutable(op, done) ||
+        mpg_device_id_equal(mpg_array_device_id(inputs[done]), device))
+      continue;
+    MPG_GOTO(trace ? move_traced(trace, inputs[done], device, &moved[done])
+                   : move(inputs[done], device, &moved[done]));
     pointers[done] = &moved[done];
   }
   MPG_GOTO(call_alone(op, params, pointers, num_inputs, outputs, num_visible, out, separate));

@@ -18,7 +18,8 @@ mpg_status mpg_leaves_make(mpg_array *const *arrays, uint32_t count, mpg_leaves 
   size_t size = sizeof(mpg_leaves) + count * (2 * sizeof(mpg_tensor) + sizeof(mpg_tape_node *));
   mpg_leaves *leaves = mpg_malloc(size);
   if (!leaves) return mpg_out_of_host_memory(size);
-  *leaves = (mpg_leaves){.references = 1, .count = count, .number = ++numbers, .distinct = true, .quiet = UINT64_MAX};
+  *leaves = (mpg_leaves){
+      .references = 1, .count = count, .number = ++numbers, .distinct = true, .quiet = UINT64_MAX};
   leaves->gradients = leaves->tensors + count;
   leaves->variables = (mpg_tape_node **)(leaves->gradients + count);
   for (uint32_t i = 0; i < count; i++) {
@@ -53,7 +54,8 @@ mpg_status mpg_leaves_versions(mpg_leaves *leaves, mpg_leaf_versions **result) {
       versions->references = 1;
     }
     versions->watched = watched;
-    for (uint32_t i = 0; i < leaves->count; i++) versions->versions[i] = leaves->tensors[i].storage->version;
+    for (uint32_t i = 0; i < leaves->count; i++)
+      versions->versions[i] = leaves->tensors[i].storage->version;
   }
   versions->references++;
   *result = versions;
@@ -70,7 +72,9 @@ bool mpg_leaves_unread(mpg_leaves *leaves) {
   for (uint32_t i = 0; i < leaves->count; i++) {
     const mpg_storage *storage = leaves->gradients[i].storage;
     for (int k = 0; storage && k < storage->block.uses.num_foreign; k++)
-      if (!mpg_tick_reached(storage->block.uses.foreign[k].device, storage->block.uses.foreign[k].tick)) return false;
+      if (!mpg_tick_reached(storage->block.uses.foreign[k].device,
+                            storage->block.uses.foreign[k].tick))
+        return false;
   }
   leaves->quiet = reads;
   return true;

@@ -1,8 +1,9 @@
 /* The variables among the arrays that are bound to compiled calls (a block's parameters), as one.
  *
- * While they stay the same arrays, a recorded call holds one reference to all of them, and a backward that reaches them through one
- * call only takes them as one value: it neither walks over them nor looks at them before its work is queued. A backward that reaches one of
- * them in another way too, or another call of the same ones, takes them one by one (collect.c).
+ * While they stay the same arrays, a recorded call holds one reference to all of them, and a
+ * backward that reaches them through one call only takes them as one value: it neither walks over
+ * them nor looks at them before its work is queued. A backward that reaches one of them in another
+ * way too, or another call of the same ones, takes them one by one (collect.c).
  *
  * Ownership: counted; it owns the tensors and variables. Threads: host lock.
  */
@@ -21,10 +22,11 @@ typedef struct mpg_leaf_versions {
 struct mpg_leaves {
   int32_t references;
   uint32_t count;
-  uint64_t number;  /* never used twice */
-  uint64_t visit;   /* backward's mark: reached in that walk */
-  bool distinct;    /* no variable is there twice */
-  uint64_t quiet;   /* mpg_storage_foreign_reads when no other device was reading a gradient; UINT64_MAX: not known */
+  uint64_t number; /* never used twice */
+  uint64_t visit;  /* backward's mark: reached in that walk */
+  bool distinct;   /* no variable is there twice */
+  uint64_t quiet;  /* mpg_storage_foreign_reads when no other device was reading a gradient;
+                      UINT64_MAX: not known */
   mpg_leaf_versions *latest; /* owned reference */
   mpg_tape_node **variables; /* owned references; NULL: no gradient is wanted */
   mpg_tensor *gradients;     /* borrowed from the variables; empty where there are none */

@@ -61,7 +61,9 @@ uint64_t mpg_autograd_set_steps(uint64_t steps) {
   return former;
 }
 
-int mpg_call_outputs(const mpg_op *op, const void *params, int num_inputs) { return mpg_op_visible_outputs(op, params, num_inputs); }
+int mpg_call_outputs(const mpg_op *op, const void *params, int num_inputs) {
+  return mpg_op_visible_outputs(op, params, num_inputs);
+}
 
 /* The device of an op that does not take it from its inputs; NULL for the rest. */
 static mpg_status named_device(const mpg_op *op, const void *params, mpg_device **device) {
@@ -75,32 +77,38 @@ static mpg_status named_device(const mpg_op *op, const void *params, mpg_device 
   return mpg_device_get(id, device);
 }
 
-/* A node for a call that is about to run. It has the edges already: while the call waits, others may make its inputs other arrays. */
-static mpg_status begin_record(const mpg_invocation *call, mpg_array *const *inputs, mpg_tape_node **result) {
+/* A node for a call that is about to run. It has the edges already: while the call waits, others
+ * may make its inputs other arrays. */
+static mpg_status begin_record(const mpg_invocation *call, mpg_array *const *inputs,
+                               mpg_tape_node **result) {
   const mpg_op *op = call->op;
   mpg_tape_node *node;
-  MPG_TRY(mpg_tape_new(MPG_TAPE_OP, (uint32_t)call->num_inputs, (uint32_t)call->num_outputs, call->params ? op->params->size : 0, &node));
+  MPG_TRY(mpg_tape_new(MPG_TAPE_OP, (uint32_t)call->num_inputs, (uint32_t)call->num_outputs,
+                       call->params ? op->params->size : 0, &node));
   node->op = op;
   node->train = call->train;
   node->scope = call->scope;
   if (node->params) memcpy((void *)node->params, call->params, op->params->size);
   for (int i = 0; i < call->num_inputs; i++) {
     mpg_tape_node *source = inputs[i]->node;
-    if (source && !source->consumed) node->edges[i] = (mpg_tape_edge){mpg_tape_retain(source), inputs[i]->output};
+    if (source && !source->consumed)
+      node->edges[i] = (mpg_tape_edge){mpg_tape_retain(source), inputs[i]->output};
   }
   *result = node;
   return MPG_OK;
 }
 
 /* Puts the call, which has just run, on the tape; takes over the node. */
-static void end_record(mpg_tape_node *node, const mpg_invocation *call, mpg_array *const *outputs, int num_known) {
+static void end_record(mpg_tape_node *node, const mpg_invocation *call, mpg_array *const *outputs,
+                       int num_known) {
   const mpg_op *op = call->op;
   uint32_t num_inputs = node->num_inputs, num_outputs = node->num_outputs;
   node->origin = call->origin;
   for (uint32_t i = 0; i < num_inputs; i++) {
     node->descs[i] = call->inputs[i].desc;
     node->devices[i] = mpg_tensor_device(&call->inputs[i]);
-    if (op->saves & MPG_SAVE_INPUTS && (i < 16 ? op->saves >> i & 1 : (op->saves & MPG_SAVE_INPUTS) == MPG_SAVE_INPUTS))
+    if (op->saves & MPG_SAVE_INPUTS &&
+        (i < 16 ? op->saves >> i & 1 : (op->saves & MPG_SAVE_INPUTS) == MPG_SAVE_INPUTS))
       mpg_tape_save(node, i, &call->inputs[i]);
   }
   for (uint32_t i = 0; i < num_outputs; i++) {
@@ -129,14 +137,15 @@ typedef struct call_space {
 } call_space;
 
 /* Runs a call whose inputs and outputs are still to be filled in. */
-static mpg_status run_and_record(mpg_invocation *call, mpg_array *const *inputs, mpg_array *outputs, int num_visible, mpg_array *const *out,
-                                 bool recording) {
+static mpg_status run_and_record(mpg_invocation *call, mpg_array *const *inputs, mpg_array *outputs,
+                                 int num_visible, mpg_array *const *out, bool recording) {
   const mpg_op *op = call->op;
   const int num_inputs = call->num_inputs;
   call_space space;
   mpg_tensor *tensors = space.tensors;
   mpg_array **pointers = space.pointers;
-  int num_outputs = mpg_op_num_outputs(op, call->params, num_inputs), total = num_inputs + num_outputs;
+  int num_outputs = mpg_op_num_outputs(op, call->params, num_inputs),
+      total = num_inputs + num_outputs;
   mpg_status status = MPG_OK;
   if (total > STACK_ARRAYS) {
     tensors = mpg_space_take((size_t)total * (sizeof *tensors + sizeof *pointers));
@@ -144,7 +153,8 @@ static mpg_status run_and_record(mpg_invocation *call, mpg_array *const *inputs,
     pointers = (mpg_array **)(tensors + total);
   }
   bool on_tape = false;
-  for (int i = 0; i < num_inputs; i++) { /* held for the call: while it waits, others may give these arrays other memory */
+  for (int i = 0; i < num_inputs;
+       i++) { /* held for the call: while it waits, others may give these arrays other memory */
     tensors[i] = inputs[i]->tensor;
     mpg_tensor_retain(&tensors[i]);
     on_tape |= inputs[i]->node && !inputs[i]->node->consumed;
@@ -162,7 +172,8 @@ static mpg_status run_and_record(mpg_invocation *call, mpg_array *const *inputs,
   mpg_tape_node *node = NULL;
   if (recording && on_tape && !(op->flags & MPG_OP_DETACHES)) {
     MPG_GOTO(begin_record(call, inputs, &node));
-    call->origin = mpg_host_origin(); /* before it runs: nobody else may between its running and its node's saving what it has read */
+    call->origin = mpg_host_origin(); /* before it runs: nobody else may between its running and its
+                                         node's saving what it has read */
   }
   MPG_GOTO(mpg_invoke(call));
   if (!out) {
@@ -180,15 +191,24 @@ fail:
   return status;
 }
 
-mpg_status mpg_record_call(const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs, mpg_array *outputs,
-                           int num_outputs, const mpg_random_key *random, bool train, mpg_device *device, uint32_t scope) {
-  mpg_invocation call = {.op = op, .params = params, .num_inputs = num_inputs, .train = train, .random = random, .scope = scope,
-                         .steps = mode.steps, .device = device};
+mpg_status mpg_record_call(const mpg_op *op, const void *params, mpg_array *const *inputs,
+                           int num_inputs, mpg_array *outputs, int num_outputs,
+                           const mpg_random_key *random, bool train, mpg_device *device,
+                           uint32_t scope) {
+  mpg_invocation call = {.op = op,
+                         .params = params,
+                         .num_inputs = num_inputs,
+                         .train = train,
+                         .random = random,
+                         .scope = scope,
+                         .steps = mode.steps,
+                         .device = device};
   return run_and_record(&call, inputs, outputs, num_outputs, NULL, mode.recording);
 }
 
 /* The trace a call belongs to, given the active one; NULL: none, it runs. */
-static mpg_trace *find_trace(mpg_trace *trace, const mpg_op *op, mpg_array *const *inputs, int num_inputs) {
+static mpg_trace *find_trace(mpg_trace *trace, const mpg_op *op, mpg_array *const *inputs,
+                             int num_inputs) {
   for (int i = 0; i < num_inputs; i++)
     if (__builtin_expect(inputs[i]->trace != NULL, 0)) return trace ? trace : inputs[i]->trace;
   if (__builtin_expect(trace == NULL, 1)) return NULL;
@@ -198,44 +218,68 @@ static mpg_trace *find_trace(mpg_trace *trace, const mpg_op *op, mpg_array *cons
   return NULL;
 }
 
-static mpg_status check_out(const call_mode *now, const mpg_op *op, mpg_array *const *inputs, int num_inputs, mpg_array *const *out,
-                            int num_visible) {
+static mpg_status check_out(const call_mode *now, const mpg_op *op, mpg_array *const *inputs,
+                            int num_inputs, mpg_array *const *out, int num_visible) {
   for (int i = 0; i < num_visible; i++) {
-    if (__builtin_expect(now->trace || out[i]->trace, 0)) MPG_TRY(mpg_trace_check_write(out[i], op->name));
+    if (__builtin_expect(now->trace || out[i]->trace, 0))
+      MPG_TRY(mpg_trace_check_write(out[i], op->name));
     if (!now->recording || !out[i]->node) continue;
     bool records = false;
     for (int k = 0; k < num_inputs; k++) records |= inputs[k]->node && !inputs[k]->node->consumed;
     if (records || out[i]->node->kind != MPG_TAPE_VARIABLE)
-      return mpg_fail(MPG_ERROR, "%s: the array to be written over (by +=, x[:] =, out= or the like) is part of the computation that autograd is recording; "
-                      "make a new array instead, or write under autograd.pause()", op->name);
+      return mpg_fail(MPG_ERROR,
+                      "%s: the array to be written over (by +=, x[:] =, out= or the like) is part "
+                      "of the computation that autograd is recording; "
+                      "make a new array instead, or write under autograd.pause()",
+                      op->name);
   }
   return MPG_OK;
 }
 
-mpg_status mpg_call(const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs, mpg_array *outputs,
-                    int num_visible, mpg_array *const *out) {
+mpg_status mpg_call(const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs,
+                    mpg_array *outputs, int num_visible, mpg_array *const *out) {
   return mpg_call_as(op, params, inputs, num_inputs, outputs, num_visible, out, false);
 }
 
-mpg_status mpg_call_as(const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs, mpg_array *outputs, int num_visible,
-                       mpg_array *const *out, bool separate) {
+mpg_status mpg_call_as(const mpg_op *op, const void *params, mpg_array *const *inputs,
+                       int num_inputs, mpg_array *outputs, int num_visible, mpg_array *const *out,
+                       bool separate) {
   const call_mode *now = &mode;
   mpg_trace *trace = find_trace(now->trace, op, inputs, num_inputs);
   if (__builtin_expect(now->group.active, 0) && !(op->flags & (MPG_OP_COPY | MPG_OP_SPANS)))
-    return mpg_group_call(trace, op, params, inputs, num_inputs, outputs, num_visible, out, separate);
+    return mpg_group_call(trace, op, params, inputs, num_inputs, outputs, num_visible, out,
+                          separate);
   if (__builtin_expect(trace != NULL, 0)) {
     for (int i = 0; out && i < num_visible; i++) MPG_TRY(mpg_trace_check_write(out[i], op->name));
-    if (out) return mpg_fail(MPG_ERROR, "%s: out= is not possible inside a hybridized block: a traced value can't be written to an array", op->name);
-    return mpg_trace_call(trace, op, params, inputs, num_inputs, outputs, num_visible, separate, now->training, now->scope);
+    if (out)
+      return mpg_fail(MPG_ERROR,
+                      "%s: out= is not possible inside a hybridized block: a traced value can't be "
+                      "written to an array",
+                      op->name);
+    return mpg_trace_call(trace, op, params, inputs, num_inputs, outputs, num_visible, separate,
+                          now->training, now->scope);
   }
   if (out) MPG_TRY(check_out(now, op, inputs, num_inputs, out, num_visible));
-  /* All fields are named: what is left out would be cleared, with the rest, before anything is set. */
-  mpg_invocation call = {.op = op, .params = params, .num_inputs = num_inputs, .inputs = NULL, .num_outputs = 0, .outputs = NULL,
-                         .separate = separate, .train = now->training, .random = NULL, .scope = now->scope, .origin = 0, .backward = false,
-                         .steps = now->steps, .device = NULL};
+  /* All fields are named: what is left out would be cleared, with the rest, before anything is set.
+   */
+  mpg_invocation call = {.op = op,
+                         .params = params,
+                         .num_inputs = num_inputs,
+                         .inputs = NULL,
+                         .num_outputs = 0,
+                         .outputs = NULL,
+                         .separate = separate,
+                         .train = now->training,
+                         .random = NULL,
+                         .scope = now->scope,
+                         .origin = 0,
+                         .backward = false,
+                         .steps = now->steps,
+                         .device = NULL};
   if (op->flags & (MPG_OP_COPY | MPG_OP_CREATES)) {
     MPG_TRY(named_device(op, params, &call.device));
-    if (out && num_visible && (op->flags & MPG_OP_CREATES)) call.device = mpg_tensor_device(&out[0]->tensor);
+    if (out && num_visible && (op->flags & MPG_OP_CREATES))
+      call.device = mpg_tensor_device(&out[0]->tensor);
   }
   return run_and_record(&call, inputs, outputs, num_visible, out, now->recording);
 }

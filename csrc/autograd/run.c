@@ -4,7 +4,8 @@
 #include "autograd/trace.h"
 #include "autograd/backward_pass.h"
 
-/* Counts, from the kept values back, how often each value is read; a node none of whose outputs is read does not run. */
+/* Counts, from the kept values back, how often each value is read; a node none of whose outputs is
+ * read does not run. */
 static void count_uses(mpg_walk *walk, const mpg_value *kept, size_t num_kept) {
   mpg_graph *graph = &walk->graph;
   for (size_t i = 0; i < num_kept; i++)
@@ -13,7 +14,8 @@ static void count_uses(mpg_walk *walk, const mpg_value *kept, size_t num_kept) {
     const mpg_node *node = &graph->nodes[n];
     if (node->phase != MPG_PHASE_BACKWARD || mpg_node_is_input(node)) continue;
     bool live = false;
-    for (uint32_t i = 0; i < node->num_outputs && !live; i++) live = walk->uses[node->values + i] > 0;
+    for (uint32_t i = 0; i < node->num_outputs && !live; i++)
+      live = walk->uses[node->values + i] > 0;
     if (!live) continue;
     const mpg_value *inputs = mpg_node_inputs(graph, node);
     for (uint32_t i = 0; i < node->num_inputs; i++)
@@ -39,11 +41,13 @@ static mpg_status bind_values(mpg_walk *walk, bool retain, bool create_graph) {
           continue;
         }
         mpg_saved *saved = &binding.node->saved[binding.slot];
-        walk->arrays[value].tensor = (mpg_tensor){saved->storage, saved->offset, binding.node->descs[binding.slot]};
+        walk->arrays[value].tensor =
+            (mpg_tensor){saved->storage, saved->offset, binding.node->descs[binding.slot]};
         if (retain || create_graph)
           mpg_storage_retain(saved->storage);
         else
-          saved->storage = NULL; /* the tape's reference moves here, so that the last use frees it */
+          saved->storage =
+              NULL; /* the tape's reference moves here, so that the last use frees it */
         if (create_graph) {
           mpg_tape_node *owner = walk->owners[n];
           walk->arrays[value].node = mpg_tape_retain(owner);
@@ -81,8 +85,13 @@ static mpg_status deliver(mpg_array *result, mpg_target *target) {
   mpg_copyto_params params;
   memset(&params, 0, sizeof params);
   bool add = target->request == MPG_GRAD_ADD;
-  mpg_invocation call = {.op = mpg_op_get(add ? MPG_OP_elemwise_add : MPG_OP__copyto), .params = add ? NULL : &params,
-                         .num_inputs = add ? 2 : 1, .inputs = add ? inputs : inputs + 1, .num_outputs = 1, .outputs = &output, .backward = true,
+  mpg_invocation call = {.op = mpg_op_get(add ? MPG_OP_elemwise_add : MPG_OP__copyto),
+                         .params = add ? NULL : &params,
+                         .num_inputs = add ? 2 : 1,
+                         .inputs = add ? inputs : inputs + 1,
+                         .num_outputs = 1,
+                         .outputs = &output,
+                         .backward = true,
                          .device = mpg_tensor_device(&output)};
   if (add) call.device = NULL;
   MPG_TRY(mpg_invoke(&call));
@@ -94,23 +103,34 @@ static mpg_status fill_zero(const mpg_graph_value *value, mpg_tensor *tensor) {
   mpg_full_params params;
   memset(&params, 0, sizeof params);
   params.shape.count = value->desc.shape.ndim;
-  for (int i = 0; i < value->desc.shape.ndim; i++) params.shape.values[i] = value->desc.shape.dims[i];
+  for (int i = 0; i < value->desc.shape.ndim; i++)
+    params.shape.values[i] = value->desc.shape.dims[i];
   params.dtype = value->desc.dtype;
   mpg_device *device;
   MPG_TRY(mpg_device_get(value->device, &device));
-  mpg_invocation call = {.op = mpg_op_get(MPG_OP__full), .params = &params, .num_outputs = 1, .outputs = tensor, .backward = true,
+  mpg_invocation call = {.op = mpg_op_get(MPG_OP__full),
+                         .params = &params,
+                         .num_outputs = 1,
+                         .outputs = tensor,
+                         .backward = true,
                          .device = device};
   return mpg_invoke(&call);
 }
 
-static mpg_status check_result(const mpg_tape_node *owner, const mpg_graph_value *value, const mpg_array *result, uint32_t input) {
+static mpg_status check_result(const mpg_tape_node *owner, const mpg_graph_value *value,
+                               const mpg_array *result, uint32_t input) {
   if (!result->tensor.storage) return MPG_OK;
   char have[MPG_SHAPE_TEXT_SIZE], want[MPG_SHAPE_TEXT_SIZE];
-  if (mpg_shape_equal(&result->tensor.desc.shape, &value->desc.shape) && mpg_device_id_equal(mpg_array_device_id(result), value->device))
+  if (mpg_shape_equal(&result->tensor.desc.shape, &value->desc.shape) &&
+      mpg_device_id_equal(mpg_array_device_id(result), value->device))
     return MPG_OK;
-  return mpg_fail(MPG_ERROR, "%s: backward gave input %u a gradient of shape %s on %s, but the input has shape %s on another place or shape",
-                  owner->call->name, input, mpg_shape_text(&result->tensor.desc.shape, have, sizeof have),
-                  mpg_device_text(mpg_tensor_device(&result->tensor)), mpg_shape_text(&value->desc.shape, want, sizeof want));
+  return mpg_fail(MPG_ERROR,
+                  "%s: backward gave input %u a gradient of shape %s on %s, but the input has "
+                  "shape %s on another place or shape",
+                  owner->call->name, input,
+                  mpg_shape_text(&result->tensor.desc.shape, have, sizeof have),
+                  mpg_device_text(mpg_tensor_device(&result->tensor)),
+                  mpg_shape_text(&value->desc.shape, want, sizeof want));
 }
 
 /* result := sum + result. Recorded where gradients of gradients are wanted. */
@@ -132,8 +152,10 @@ static mpg_status run_call(mpg_walk *walk, const mpg_node *node, bool retain, bo
   mpg_graph *graph = &walk->graph;
   mpg_tape_node *owner = node->opaque;
   const mpg_value *inputs = mpg_node_inputs(graph, node);
-  uint32_t num_grads = node->num_inputs, num_results = node->num_outputs; /* gradients: of outputs, then sums of inputs */
-  size_t size = num_grads * sizeof(mpg_array *) + num_results * (sizeof(mpg_array) + sizeof(mpg_target) + sizeof(bool));
+  uint32_t num_grads = node->num_inputs,
+           num_results = node->num_outputs; /* gradients: of outputs, then sums of inputs */
+  size_t size = num_grads * sizeof(mpg_array *) +
+                num_results * (sizeof(mpg_array) + sizeof(mpg_target) + sizeof(bool));
   char *memory = mpg_arena_alloc(&graph->arena, size);
   if (!memory) return mpg_out_of_host_memory(size);
   memset(memory, 0, size);
@@ -142,15 +164,20 @@ static mpg_status run_call(mpg_walk *walk, const mpg_node *node, bool retain, bo
   mpg_array **out_grads = (mpg_array **)(targets + num_results);
   bool *needed = (bool *)(out_grads + num_grads);
   for (uint32_t i = 0; i < num_grads; i++)
-    out_grads[i] = mpg_has_value(inputs[i]) ? &walk->arrays[mpg_value_index(graph, inputs[i])] : &empty;
+    out_grads[i] =
+        mpg_has_value(inputs[i]) ? &walk->arrays[mpg_value_index(graph, inputs[i])] : &empty;
   for (uint32_t i = 0; i < num_results; i++) {
     uint32_t value = node->values + i;
     needed[i] = walk->uses[value] > 0;
-    /* A result that others read too must come back as an array of its own when it is added to what is there. */
-    if (walk->targets[value] && (walk->uses[value] == 1 || walk->targets[value]->request == MPG_GRAD_WRITE)) targets[i] = *walk->targets[value];
+    /* A result that others read too must come back as an array of its own when it is added to what
+     * is there. */
+    if (walk->targets[value] &&
+        (walk->uses[value] == 1 || walk->targets[value]->request == MPG_GRAD_WRITE))
+      targets[i] = *walk->targets[value];
   }
   mpg_array *const *sums = out_grads + owner->num_outputs;
-  mpg_status status = owner->call->backward(owner, out_grads, sums, needed, targets, results, retain, train, walk->together);
+  mpg_status status = owner->call->backward(owner, out_grads, sums, needed, targets, results,
+                                            retain, train, walk->together);
   for (uint32_t i = 0; i < num_results && status == MPG_OK; i++) {
     uint32_t value = node->values + i;
     if (!needed[i]) continue;
@@ -161,10 +188,12 @@ static mpg_status run_call(mpg_walk *walk, const mpg_node *node, bool retain, bo
       }
     } else {
       bool read_on = walk->uses[value] > (walk->targets[value] ? 1u : 0u);
-      bool writes = walk->targets[value] && walk->targets[value]->request == MPG_GRAD_WRITE && !targets[i].missed;
+      bool writes = walk->targets[value] && walk->targets[value]->request == MPG_GRAD_WRITE &&
+                    !targets[i].missed;
       MPG_GOTO(check_result(owner, &graph->values[value], &results[i], i));
       if (!owner->call->adds_sums) MPG_GOTO(add_sum(sums[i], &results[i]));
-      if (!results[i].tensor.storage && (read_on || writes)) MPG_GOTO(fill_zero(&graph->values[value], &results[i].tensor));
+      if (!results[i].tensor.storage && (read_on || writes))
+        MPG_GOTO(fill_zero(&graph->values[value], &results[i].tensor));
       if (walk->targets[value] && results[i].tensor.storage)
         MPG_GOTO(deliver(&results[i], walk->targets[value]));
       else if (targets[i].missed)
@@ -184,7 +213,8 @@ static mpg_status run_op(mpg_walk *walk, const mpg_node *node, mpg_tensor *tenso
   mpg_graph *graph = &walk->graph;
   const mpg_value *inputs = mpg_node_inputs(graph, node);
   mpg_tensor *outputs = tensors + node->num_inputs;
-  for (uint32_t i = 0; i < node->num_inputs; i++) tensors[i] = walk->arrays[mpg_value_index(graph, inputs[i])].tensor;
+  for (uint32_t i = 0; i < node->num_inputs; i++)
+    tensors[i] = walk->arrays[mpg_value_index(graph, inputs[i])].tensor;
   for (uint32_t i = 0; i < node->num_outputs; i++) {
     outputs[i].storage = NULL;
     if (walk->targets[node->values + i]) {
@@ -192,20 +222,30 @@ static mpg_status run_op(mpg_walk *walk, const mpg_node *node, mpg_tensor *tenso
       mpg_tensor_retain(&outputs[i]);
     }
   }
-  if ((node->op->flags & MPG_OP_INPLACE) && !outputs[0].storage && !(node->op->flags & (MPG_OP_SHAPE_ONLY | MPG_OP_VIEW)) && node->num_inputs) {
+  if ((node->op->flags & MPG_OP_INPLACE) && !outputs[0].storage &&
+      !(node->op->flags & (MPG_OP_SHAPE_ONLY | MPG_OP_VIEW)) && node->num_inputs) {
     /* The first input is ours alone and dies here: its memory serves again. */
     const mpg_desc *wanted = &graph->values[node->values].desc;
-    if (tensors[0].storage->references == 1 && walk->uses[mpg_value_index(graph, inputs[0])] == 1 && tensors[0].desc.dtype == wanted->dtype &&
-        graph->nodes[inputs[0].node].phase == MPG_PHASE_BACKWARD && mpg_shape_equal(&tensors[0].desc.shape, &wanted->shape) &&
-        tensors[0].offset == 0) {
+    if (tensors[0].storage->references == 1 && walk->uses[mpg_value_index(graph, inputs[0])] == 1 &&
+        tensors[0].desc.dtype == wanted->dtype &&
+        graph->nodes[inputs[0].node].phase == MPG_PHASE_BACKWARD &&
+        mpg_shape_equal(&tensors[0].desc.shape, &wanted->shape) && tensors[0].offset == 0) {
       outputs[0] = tensors[0];
       mpg_tensor_retain(&outputs[0]);
     }
   }
   mpg_device *device = NULL;
-  if (node->num_inputs == 0 || (node->op->flags & MPG_OP_COPY)) MPG_TRY(mpg_device_get(node->device, &device));
-  mpg_invocation call = {.op = node->op, .params = node->params, .num_inputs = (int)node->num_inputs, .inputs = tensors,
-                         .num_outputs = (int)node->num_outputs, .outputs = outputs, .train = node->train, .scope = node->scope, .backward = true,
+  if (node->num_inputs == 0 || (node->op->flags & MPG_OP_COPY))
+    MPG_TRY(mpg_device_get(node->device, &device));
+  mpg_invocation call = {.op = node->op,
+                         .params = node->params,
+                         .num_inputs = (int)node->num_inputs,
+                         .inputs = tensors,
+                         .num_outputs = (int)node->num_outputs,
+                         .outputs = outputs,
+                         .train = node->train,
+                         .scope = node->scope,
+                         .backward = true,
                          .device = device};
   mpg_status status = mpg_invoke(&call);
   for (uint32_t i = 0; i < node->num_outputs; i++) {
@@ -222,21 +262,25 @@ static mpg_status run_recorded(mpg_walk *walk, const mpg_node *node) {
   mpg_graph *graph = &walk->graph;
   const mpg_value *inputs = mpg_node_inputs(graph, node);
   size_t size = node->num_inputs * sizeof(mpg_array *) + node->num_outputs * sizeof(mpg_array);
-  mpg_array *results = mpg_calloc(1, size + 1), **arguments = (mpg_array **)(results + node->num_outputs);
+  mpg_array *results = mpg_calloc(1, size + 1),
+            **arguments = (mpg_array **)(results + node->num_outputs);
   mpg_status status = MPG_OK;
   mpg_device *device = NULL;
   if (!results) return mpg_out_of_host_memory(size);
-  for (uint32_t i = 0; i < node->num_inputs; i++) arguments[i] = &walk->arrays[mpg_value_index(graph, inputs[i])];
-  if (node->num_inputs == 0 || (node->op->flags & MPG_OP_COPY)) MPG_GOTO(mpg_device_get(node->device, &device));
-  MPG_GOTO(mpg_record_call(node->op, node->params, arguments, (int)node->num_inputs, results, (int)node->num_outputs, NULL, node->train,
-                           device, node->scope));
+  for (uint32_t i = 0; i < node->num_inputs; i++)
+    arguments[i] = &walk->arrays[mpg_value_index(graph, inputs[i])];
+  if (node->num_inputs == 0 || (node->op->flags & MPG_OP_COPY))
+    MPG_GOTO(mpg_device_get(node->device, &device));
+  MPG_GOTO(mpg_record_call(node->op, node->params, arguments, (int)node->num_inputs, results,
+                           (int)node->num_outputs, NULL, node->train, device, node->scope));
   memcpy(walk->arrays + node->values, results, node->num_outputs * sizeof *results);
 fail:
   mpg_free(results);
   return status;
 }
 
-static mpg_status run_node(mpg_walk *walk, const mpg_node *node, bool retain, bool create_graph, bool train) {
+static mpg_status run_node(mpg_walk *walk, const mpg_node *node, bool retain, bool create_graph,
+                           bool train) {
   mpg_graph *graph = &walk->graph;
   const mpg_value *inputs = mpg_node_inputs(graph, node);
   for (uint32_t i = 0; i < node->num_inputs; i++) {
@@ -244,22 +288,27 @@ static mpg_status run_node(mpg_walk *walk, const mpg_node *node, bool retain, bo
     uint32_t value = mpg_value_index(graph, inputs[i]);
     if (walk->arrays[value].tensor.storage) continue;
     if (!mpg_node_flag(node, MPG_OP_SHAPE_ONLY))
-      return mpg_fail(MPG_ERROR, "internal: the gradient that calls %s reads %s %u of %s, which its row does not save", node->op ? node->op->name : "a call",
-                      mpg_node_is_input(&graph->nodes[inputs[i].node]) ? "input" : "output", inputs[i].output,
-                      graph->nodes[inputs[i].node].op ? graph->nodes[inputs[i].node].op->name : "an input");
+      return mpg_fail(
+          MPG_ERROR,
+          "internal: the gradient that calls %s reads %s %u of %s, which its row does not save",
+          node->op ? node->op->name : "a call",
+          mpg_node_is_input(&graph->nodes[inputs[i].node]) ? "input" : "output", inputs[i].output,
+          graph->nodes[inputs[i].node].op ? graph->nodes[inputs[i].node].op->name : "an input");
     MPG_TRY(stand_in(walk, value));
   }
   if (node->opaque) return run_call(walk, node, retain, train);
   if (create_graph) return run_recorded(walk, node);
   mpg_tensor stack[STACK_ARRAYS], *tensors = stack;
   size_t total = node->num_inputs + node->num_outputs;
-  if (total > STACK_ARRAYS && !(tensors = mpg_malloc(total * sizeof *tensors))) return mpg_out_of_host_memory(total * sizeof *tensors);
+  if (total > STACK_ARRAYS && !(tensors = mpg_malloc(total * sizeof *tensors)))
+    return mpg_out_of_host_memory(total * sizeof *tensors);
   mpg_status status = run_op(walk, node, tensors);
   if (tensors != stack) mpg_free(tensors);
   return status;
 }
 
-mpg_status mpg_walk_run(mpg_walk *walk, const mpg_value *kept, size_t num_kept, bool retain, bool create_graph, bool train) {
+mpg_status mpg_walk_run(mpg_walk *walk, const mpg_value *kept, size_t num_kept, bool retain,
+                        bool create_graph, bool train) {
   mpg_graph *graph = &walk->graph;
   mpg_status status = MPG_OK;
   count_uses(walk, kept, num_kept);
@@ -268,7 +317,8 @@ mpg_status mpg_walk_run(mpg_walk *walk, const mpg_value *kept, size_t num_kept, 
     const mpg_node *node = &graph->nodes[n];
     if (node->phase != MPG_PHASE_BACKWARD || mpg_node_is_input(node)) continue;
     bool live = false;
-    for (uint32_t i = 0; i < node->num_outputs && !live; i++) live = walk->uses[node->values + i] > 0;
+    for (uint32_t i = 0; i < node->num_outputs && !live; i++)
+      live = walk->uses[node->values + i] > 0;
     if (!live) continue;
     status = run_node(walk, node, retain, create_graph, train);
     if (status != MPG_OK) {

@@ -3,19 +3,26 @@
 #include <string.h>
 
 /* Nodes are kept for reuse: small ones in steps of 128 bytes, compiled calls' in powers of two. */
-enum { CLASS_BYTES = 128, SMALL_CLASSES = 24, NUM_CLASSES = SMALL_CLASSES + 12, MOST_KEPT = 4096, MOST_LARGE_KEPT = 16 };
+enum {
+  CLASS_BYTES = 128,
+  SMALL_CLASSES = 24,
+  NUM_CLASSES = SMALL_CLASSES + 12,
+  MOST_KEPT = 4096,
+  MOST_LARGE_KEPT = 16
+};
 
 /* Runtime state, under the host lock. */
 static struct {
   mpg_tape_node *kept[NUM_CLASSES]; /* free nodes by size, linked by next */
   uint32_t num_kept[NUM_CLASSES];
-  mpg_tape_node *dying;             /* dead nodes whose edges are still to be dropped */
+  mpg_tape_node *dying; /* dead nodes whose edges are still to be dropped */
   bool freeing;
   uint64_t sequence;
 } tape;
 
 static size_t bytes_of(size_t class) {
-  return class < SMALL_CLASSES ? class * CLASS_BYTES : (size_t)2 * SMALL_CLASSES * CLASS_BYTES << (class - SMALL_CLASSES);
+  return class < SMALL_CLASSES ? class * CLASS_BYTES
+                               : (size_t)2 * SMALL_CLASSES * CLASS_BYTES << (class - SMALL_CLASSES);
 }
 
 /* The class of a size, and how much memory its nodes have; NUM_CLASSES: none. */
@@ -31,10 +38,13 @@ static size_t class_of(size_t size, size_t *bytes) {
 
 static size_t round_up(size_t size) { return mpg_align_up(size, 16); }
 
-mpg_status mpg_tape_new(mpg_tape_kind kind, uint32_t num_inputs, uint32_t num_outputs, size_t params_size, mpg_tape_node **result) {
+mpg_status mpg_tape_new(mpg_tape_kind kind, uint32_t num_inputs, uint32_t num_outputs,
+                        size_t params_size, mpg_tape_node **result) {
   size_t slots = (size_t)num_inputs + num_outputs, saved = kind == MPG_TAPE_OP ? slots : 0;
-  size_t edges_at = round_up(sizeof(mpg_tape_node)), descs_at = edges_at + num_inputs * sizeof(mpg_tape_edge);
-  size_t devices_at = descs_at + slots * sizeof(mpg_desc), saved_at = devices_at + slots * sizeof(mpg_device *);
+  size_t edges_at = round_up(sizeof(mpg_tape_node)),
+         descs_at = edges_at + num_inputs * sizeof(mpg_tape_edge);
+  size_t devices_at = descs_at + slots * sizeof(mpg_desc),
+         saved_at = devices_at + slots * sizeof(mpg_device *);
   size_t params_at = round_up(saved_at + saved * sizeof(mpg_saved)), size = params_at + params_size;
   size_t bytes, size_class = class_of(size, &bytes);
   mpg_tape_node *node;
@@ -47,10 +57,16 @@ mpg_status mpg_tape_new(mpg_tape_kind kind, uint32_t num_inputs, uint32_t num_ou
     if (!node) return mpg_out_of_host_memory(bytes);
   }
   char *memory = (char *)node;
-  *node = (mpg_tape_node){.references = 1, .kind = (uint8_t)kind, .size_class = (uint8_t)(size_class < NUM_CLASSES ? size_class : 0),
-                          .num_inputs = num_inputs, .num_outputs = num_outputs, .sequence = ++tape.sequence,
-                          .edges = (mpg_tape_edge *)(memory + edges_at), .descs = (mpg_desc *)(memory + descs_at),
-                          .devices = (mpg_device **)(memory + devices_at), .saved = (mpg_saved *)(memory + saved_at),
+  *node = (mpg_tape_node){.references = 1,
+                          .kind = (uint8_t)kind,
+                          .size_class = (uint8_t)(size_class < NUM_CLASSES ? size_class : 0),
+                          .num_inputs = num_inputs,
+                          .num_outputs = num_outputs,
+                          .sequence = ++tape.sequence,
+                          .edges = (mpg_tape_edge *)(memory + edges_at),
+                          .descs = (mpg_desc *)(memory + descs_at),
+                          .devices = (mpg_device **)(memory + devices_at),
+                          .saved = (mpg_saved *)(memory + saved_at),
                           .params = params_size ? memory + params_at : NULL};
   memset(node->edges, 0, num_inputs * sizeof *node->edges);
   if (saved) memset(node->saved, 0, saved * sizeof *node->saved);
@@ -67,7 +83,8 @@ static void drop_expansion(mpg_tape_node *node) {
   mpg_free(expansion);
 }
 
-/* Drops what the node was computed from and with. Nodes that die by it go on the list, so depth costs no stack. */
+/* Drops what the node was computed from and with. Nodes that die by it go on the list, so depth
+ * costs no stack. */
 static void drop_contents(mpg_tape_node *node) {
   for (uint32_t i = 0; i < node->num_inputs; i++) {
     mpg_tape_node *source = node->edges[i].node;
@@ -136,7 +153,8 @@ mpg_status mpg_tape_expand(mpg_tape_node *node) {
   if (!outputs || !expansion) MPG_GOTO(mpg_out_of_host_memory(node->num_outputs * sizeof *outputs));
   MPG_GOTO(node->call->expand(node, outputs));
   if (node->expansion) goto fail; /* another thread was faster */
-  for (uint32_t i = 0; i < node->num_outputs; i++) expansion[i] = (mpg_tape_edge){mpg_tape_retain(outputs[i].node), outputs[i].output};
+  for (uint32_t i = 0; i < node->num_outputs; i++)
+    expansion[i] = (mpg_tape_edge){mpg_tape_retain(outputs[i].node), outputs[i].output};
   drop_contents(node);
   node->expansion = expansion;
   expansion = NULL;
@@ -163,10 +181,12 @@ mpg_status mpg_tape_saved(const mpg_tape_node *node, uint32_t slot, mpg_tensor *
     else
       memcpy(name, "result", sizeof "result");
     return mpg_fail(MPG_ERROR,
-                    "%s%s%s%s%s: its %s (%s %s on %s) was overwritten after the forward pass, and the gradient needs the old "
+                    "%s%s%s%s%s: its %s (%s %s on %s) was overwritten after the forward pass, and "
+                    "the gradient needs the old "
                     "contents. Write into another array, or copy before you write",
-                    node->op->name, *path ? " in block " : "", path, *origin ? " at " : "", origin, name,
-                    mpg_dtype_name(node->descs[slot].dtype), mpg_shape_text(&node->descs[slot].shape, shape, sizeof shape),
+                    node->op->name, *path ? " in block " : "", path, *origin ? " at " : "", origin,
+                    name, mpg_dtype_name(node->descs[slot].dtype),
+                    mpg_shape_text(&node->descs[slot].shape, shape, sizeof shape),
                     mpg_device_text(node->devices[slot]));
   }
   *tensor = (mpg_tensor){saved->storage, saved->offset, node->descs[slot]};

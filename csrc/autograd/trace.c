@@ -36,13 +36,16 @@ void mpg_trace_release(mpg_trace *trace) {
 /* Room for the counts of all values that the graph has; new ones are 0. */
 static mpg_status count_values(mpg_trace *trace) {
   size_t known = trace->live_capacity;
-  MPG_TRY(mpg_grow((void **)&trace->live, &trace->live_capacity, trace->graph.num_values, sizeof *trace->live));
-  if (trace->live_capacity > known) memset(trace->live + known, 0, (trace->live_capacity - known) * sizeof *trace->live);
+  MPG_TRY(mpg_grow((void **)&trace->live, &trace->live_capacity, trace->graph.num_values,
+                   sizeof *trace->live));
+  if (trace->live_capacity > known)
+    memset(trace->live + known, 0, (trace->live_capacity - known) * sizeof *trace->live);
   return MPG_OK;
 }
 
 static void fill(mpg_trace *trace, mpg_value value, mpg_array *array) {
-  *array = (mpg_array){.tensor = {.desc = mpg_graph_at(&trace->graph, value)->desc}, .trace = trace, .value = value};
+  *array = (mpg_array){
+      .tensor = {.desc = mpg_graph_at(&trace->graph, value)->desc}, .trace = trace, .value = value};
   trace->references++;
   trace->live[mpg_value_index(&trace->graph, value)]++;
 }
@@ -52,7 +55,8 @@ static bool is_around(const mpg_trace *outer, const mpg_trace *trace) {
   return trace != NULL;
 }
 
-mpg_status mpg_trace_input(mpg_trace *trace, const mpg_desc *desc, mpg_device_id device, mpg_array *array) {
+mpg_status mpg_trace_input(mpg_trace *trace, const mpg_desc *desc, mpg_device_id device,
+                           mpg_array *array) {
   mpg_value value;
   MPG_TRY(mpg_graph_input(&trace->graph, desc, device, &value));
   return mpg_trace_array(trace, value, array);
@@ -64,31 +68,40 @@ mpg_status mpg_trace_array(mpg_trace *trace, mpg_value value, mpg_array *array) 
   return MPG_OK;
 }
 
-mpg_status mpg_trace_value(mpg_trace *trace, const mpg_array *array, const char *op, mpg_value *value) {
+mpg_status mpg_trace_value(mpg_trace *trace, const mpg_array *array, const char *op,
+                           mpg_value *value) {
   if (array->trace == trace) {
     *value = array->value;
     return MPG_OK;
   }
   if (array->trace && (array->trace->closed || !is_around(array->trace, trace))) {
-    return mpg_fail(MPG_ERROR, "%s: an array was kept from an earlier call of a hybridized block, or from inside the body of a loop or branch; it "
-                    "had no contents then. Return it from there instead of storing it", op);
+    return mpg_fail(MPG_ERROR,
+                    "%s: an array was kept from an earlier call of a hybridized block, or from "
+                    "inside the body of a loop or branch; it "
+                    "had no contents then. Return it from there instead of storing it",
+                    op);
   }
   for (size_t i = 0; i < trace->num_constants; i++) {
     const mpg_array *known = &trace->constants[i].array;
     if (array->trace) {
-      if (known->trace != array->trace || known->value.node != array->value.node || known->value.output != array->value.output) continue;
+      if (known->trace != array->trace || known->value.node != array->value.node ||
+          known->value.output != array->value.output)
+        continue;
       *value = trace->constants[i].value;
       return MPG_OK;
     }
     if (known->trace) continue;
-    if (known->tensor.storage == array->tensor.storage && known->tensor.offset == array->tensor.offset &&
+    if (known->tensor.storage == array->tensor.storage &&
+        known->tensor.offset == array->tensor.offset &&
         known->tensor.desc.dtype == array->tensor.desc.dtype &&
-        mpg_shape_equal(&known->tensor.desc.shape, &array->tensor.desc.shape) && known->node == array->node) {
+        mpg_shape_equal(&known->tensor.desc.shape, &array->tensor.desc.shape) &&
+        known->node == array->node) {
       *value = trace->constants[i].value;
       return MPG_OK;
     }
   }
-  MPG_TRY(mpg_grow((void **)&trace->constants, &trace->constants_capacity, trace->num_constants + 1, sizeof *trace->constants));
+  MPG_TRY(mpg_grow((void **)&trace->constants, &trace->constants_capacity, trace->num_constants + 1,
+                   sizeof *trace->constants));
   MPG_TRY(mpg_graph_input(&trace->graph, &array->tensor.desc, mpg_array_device_id(array), value));
   mpg_trace_constant *constant = &trace->constants[trace->num_constants++];
   *constant = (mpg_trace_constant){.value = *value};
@@ -107,10 +120,16 @@ mpg_status mpg_trace_check_write(const mpg_array *array, const char *what) {
   if (!mpg_trace_takes(array)) return MPG_OK;
   mpg_host_origin_text(mpg_host_origin(), line, sizeof line);
   if (array->trace)
-    return mpg_fail(MPG_ERROR, "%s: out= is not possible inside a hybridized block: values there are never overwritten (%s). Make a new array: y = y + x "
-                    "instead of y += x, y = F.op(x) instead of F.op(x, out=y)", what, line);
-  return mpg_fail(MPG_ERROR, "%s: an array from outside of a hybridized block, or of the body of a loop in it, is written to inside (%s): that would "
-                  "happen once, while it is traced, and in no call. Return the value from the block and write it outside, or call the block without hybridize()",
+    return mpg_fail(MPG_ERROR,
+                    "%s: out= is not possible inside a hybridized block: values there are never "
+                    "overwritten (%s). Make a new array: y = y + x "
+                    "instead of y += x, y = F.op(x) instead of F.op(x, out=y)",
+                    what, line);
+  return mpg_fail(MPG_ERROR,
+                  "%s: an array from outside of a hybridized block, or of the body of a loop in "
+                  "it, is written to inside (%s): that would "
+                  "happen once, while it is traced, and in no call. Return the value from the "
+                  "block and write it outside, or call the block without hybridize()",
                   what, line);
 }
 
@@ -120,38 +139,52 @@ static mpg_status put_on(mpg_trace *trace, const mpg_op *op, const void **params
   char *changed = mpg_arena_copy(&trace->graph.arena, *params, op->params->size);
   if (!changed) return mpg_out_of_host_memory(op->params->size);
   for (int i = 0; i < op->params->count; i++)
-    if (op->params->params[i].kind == MPG_PARAM_DEVICE) memcpy(changed + op->params->params[i].offset, &trace->only, sizeof trace->only);
+    if (op->params->params[i].kind == MPG_PARAM_DEVICE)
+      memcpy(changed + op->params->params[i].offset, &trace->only, sizeof trace->only);
   *params = changed;
   return MPG_OK;
 }
 
-bool mpg_trace_paused(const mpg_trace *trace) { return trace->recording && !mpg_autograd_recording(); }
+bool mpg_trace_paused(const mpg_trace *trace) {
+  return trace->recording && !mpg_autograd_recording();
+}
 
 mpg_status mpg_trace_pause_value(mpg_trace *trace, mpg_value *value) {
   const mpg_node *node = &trace->graph.nodes[value->node];
-  if (!mpg_trace_paused(trace) || !node->num_inputs || mpg_node_flag(node, MPG_OP_DETACHES)) return MPG_OK;
-  return mpg_graph_emit(&trace->graph, mpg_op_get(MPG_OP__detach), NULL, value, 1, MPG_NO_VALUE, value);
+  if (!mpg_trace_paused(trace) || !node->num_inputs || mpg_node_flag(node, MPG_OP_DETACHES))
+    return MPG_OK;
+  return mpg_graph_emit(&trace->graph, mpg_op_get(MPG_OP__detach), NULL, value, 1, MPG_NO_VALUE,
+                        value);
 }
 
-mpg_status mpg_trace_call(mpg_trace *trace, const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs,
-                          mpg_array *outputs, int num_visible, bool separate, bool train, uint32_t scope) {
+mpg_status mpg_trace_call(mpg_trace *trace, const mpg_op *op, const void *params,
+                          mpg_array *const *inputs, int num_inputs, mpg_array *outputs,
+                          int num_visible, bool separate, bool train, uint32_t scope) {
   mpg_value stack[32], *values = stack;
   mpg_status status = MPG_OK;
   if (trace->closed) return mpg_fail(MPG_ERROR, MPG_TRACE_OVER, op->name);
   if (op->flags & MPG_OP_DYNAMIC)
-    return mpg_fail(MPG_NOT_IMPLEMENTED, "%s: the shape of its result depends on values, and what is traced here can't be cut; call it on its own through mx.nd "
-                    "or in a hybridized block, or use where, one_hot or sequence masks, whose shapes are fixed", op->name);
+    return mpg_fail(
+        MPG_NOT_IMPLEMENTED,
+        "%s: the shape of its result depends on values, and what is traced here can't be cut; call "
+        "it on its own through mx.nd "
+        "or in a hybridized block, or use where, one_hot or sequence masks, whose shapes are fixed",
+        op->name);
   int total = num_inputs + mpg_op_num_outputs(op, params, num_inputs);
-  if (total > (int)(sizeof stack / sizeof *stack) && !(values = mpg_malloc((size_t)total * sizeof *values)))
+  if (total > (int)(sizeof stack / sizeof *stack) &&
+      !(values = mpg_malloc((size_t)total * sizeof *values)))
     return mpg_out_of_host_memory((size_t)total * sizeof *values);
   trace->graph.scope = scope;
   trace->graph.origin = mpg_host_origin();
   trace->graph.train = train;
   if (trace->only.type) MPG_GOTO(put_on(trace, op, &params));
-  for (int i = 0; i < num_inputs; i++) MPG_GOTO(mpg_trace_value(trace, inputs[i], op->name, &values[i]));
-  MPG_GOTO(mpg_graph_emit(&trace->graph, op, params, values, num_inputs, MPG_NO_VALUE, values + num_inputs));
+  for (int i = 0; i < num_inputs; i++)
+    MPG_GOTO(mpg_trace_value(trace, inputs[i], op->name, &values[i]));
+  MPG_GOTO(mpg_graph_emit(&trace->graph, op, params, values, num_inputs, MPG_NO_VALUE,
+                          values + num_inputs));
   if (separate && num_visible) trace->graph.nodes[values[num_inputs].node].separate = true;
-  for (int i = 0; i < num_visible; i++) MPG_GOTO(mpg_trace_pause_value(trace, &values[num_inputs + i]));
+  for (int i = 0; i < num_visible; i++)
+    MPG_GOTO(mpg_trace_pause_value(trace, &values[num_inputs + i]));
   MPG_GOTO(count_values(trace));
   for (int i = 0; i < num_visible; i++) fill(trace, values[num_inputs + i], &outputs[i]);
 fail:

@@ -3,17 +3,25 @@
 
 #include "autograd/tape.h"
 
-mpg_status mpg_autograd_mark_variable(mpg_array *array, mpg_grad_req request, const mpg_tensor *gradient) {
-  if (array->trace) return mpg_fail(MPG_ERROR, "attach_grad is not possible on an array inside a hybridized block's forward");
+mpg_status mpg_autograd_mark_variable(mpg_array *array, mpg_grad_req request,
+                                      const mpg_tensor *gradient) {
+  if (array->trace)
+    return mpg_fail(MPG_ERROR,
+                    "attach_grad is not possible on an array inside a hybridized block's forward");
   const mpg_desc *desc = &array->tensor.desc;
   if (gradient) {
     char have[MPG_SHAPE_TEXT_SIZE], want[MPG_SHAPE_TEXT_SIZE];
-    if (!mpg_shape_equal(&gradient->desc.shape, &desc->shape) || gradient->desc.dtype != desc->dtype ||
+    if (!mpg_shape_equal(&gradient->desc.shape, &desc->shape) ||
+        gradient->desc.dtype != desc->dtype ||
         mpg_tensor_device(gradient) != mpg_tensor_device(&array->tensor))
-      return mpg_fail(MPG_ERROR, "a gradient array has the shape, dtype and device of its variable, %s %s on %s, not %s %s on %s",
+      return mpg_fail(MPG_ERROR,
+                      "a gradient array has the shape, dtype and device of its variable, %s %s on "
+                      "%s, not %s %s on %s",
                       mpg_dtype_name(desc->dtype), mpg_shape_text(&desc->shape, want, sizeof want),
-                      mpg_device_text(mpg_tensor_device(&array->tensor)), mpg_dtype_name(gradient->desc.dtype),
-                      mpg_shape_text(&gradient->desc.shape, have, sizeof have), mpg_device_text(mpg_tensor_device(gradient)));
+                      mpg_device_text(mpg_tensor_device(&array->tensor)),
+                      mpg_dtype_name(gradient->desc.dtype),
+                      mpg_shape_text(&gradient->desc.shape, have, sizeof have),
+                      mpg_device_text(mpg_tensor_device(gradient)));
   } else if (request != MPG_GRAD_NULL) {
     return mpg_fail(MPG_ERROR, "a variable whose gradient is written needs a gradient array");
   }
@@ -63,11 +71,13 @@ typedef struct callback_state {
   void *state;
 } callback_state;
 
-static mpg_status callback_backward(mpg_tape_node *node, mpg_array *const *out_grads, mpg_array *const *sums, const bool *needed,
-                                    mpg_target *targets, mpg_array *in_grads, bool retain, bool train, bool together) {
+static mpg_status callback_backward(mpg_tape_node *node, mpg_array *const *out_grads,
+                                    mpg_array *const *sums, const bool *needed, mpg_target *targets,
+                                    mpg_array *in_grads, bool retain, bool train, bool together) {
   (void)together, (void)sums, (void)needed, (void)targets, (void)retain, (void)train;
   callback_state *self = node->state;
-  return self->callback.backward(self->state, out_grads, (int)node->num_outputs, in_grads, (int)node->num_inputs);
+  return self->callback.backward(self->state, out_grads, (int)node->num_outputs, in_grads,
+                                 (int)node->num_inputs);
 }
 
 static void callback_release(void *state) {
@@ -76,22 +86,32 @@ static void callback_release(void *state) {
   mpg_free(self);
 }
 
-mpg_status mpg_autograd_record_callback(const mpg_callback *callback, void *state, mpg_array *const *inputs, int num_inputs,
+mpg_status mpg_autograd_record_callback(const mpg_callback *callback, void *state,
+                                        mpg_array *const *inputs, int num_inputs,
                                         mpg_array *const *outputs, int num_outputs) {
   mpg_tape_node *node;
-  if (num_outputs < 1) return mpg_fail(MPG_ERROR, "%s: a recorded call has at least one output", callback->name);
+  if (num_outputs < 1)
+    return mpg_fail(MPG_ERROR, "%s: a recorded call has at least one output", callback->name);
   for (int i = 0; i < num_inputs + num_outputs; i++)
     if ((i < num_inputs ? inputs[i] : outputs[i - num_inputs])->trace)
-      return mpg_fail(MPG_ERROR, "%s: a Python function with its own gradient cannot be part of a hybridized block", callback->name);
+      return mpg_fail(
+          MPG_ERROR,
+          "%s: a Python function with its own gradient cannot be part of a hybridized block",
+          callback->name);
   callback_state *self = mpg_calloc(1, sizeof *self);
   if (!self) return mpg_out_of_host_memory(sizeof *self);
-  mpg_status status = mpg_tape_new(MPG_TAPE_CALL, (uint32_t)num_inputs, (uint32_t)num_outputs, sizeof(mpg_tape_call), &node);
+  mpg_status status = mpg_tape_new(MPG_TAPE_CALL, (uint32_t)num_inputs, (uint32_t)num_outputs,
+                                   sizeof(mpg_tape_call), &node);
   if (status != MPG_OK) {
     mpg_free(self);
     return status;
   }
-  *self = (callback_state){{.name = callback->name, .backward = callback_backward, .release = callback_release}, *callback, state};
-  memcpy((void *)node->params, &self->call, sizeof self->call); /* the table outlives the state: names stay for errors */
+  *self = (callback_state){
+      {.name = callback->name, .backward = callback_backward, .release = callback_release},
+      *callback,
+      state};
+  memcpy((void *)node->params, &self->call,
+         sizeof self->call); /* the table outlives the state: names stay for errors */
   node->call = node->params;
   node->params = NULL;
   node->state = self;
@@ -100,7 +120,8 @@ mpg_status mpg_autograd_record_callback(const mpg_callback *callback, void *stat
   node->origin = mpg_host_origin();
   for (int i = 0; i < num_inputs; i++) {
     mpg_tape_node *source = inputs[i]->node;
-    if (source && !source->consumed) node->edges[i] = (mpg_tape_edge){mpg_tape_retain(source), inputs[i]->output};
+    if (source && !source->consumed)
+      node->edges[i] = (mpg_tape_edge){mpg_tape_retain(source), inputs[i]->output};
     node->descs[i] = inputs[i]->tensor.desc;
     node->devices[i] = mpg_tensor_device(&inputs[i]->tensor);
   }

@@ -16,16 +16,19 @@
 #include "base/status.h"
 
 typedef struct mpg_host {
-  void *(*release_lock)(void);            /* gives the host lock up; returns a token for acquire_lock */
+  void *(*release_lock)(void); /* gives the host lock up; returns a token for acquire_lock */
   void (*acquire_lock)(void *token);
-  mpg_status (*check_interrupt)(void);    /* lock held; MPG_INTERRUPTED when the user asked to stop */
-  uint32_t (*origin)(void);               /* lock held; number of the host's source line that is running, 0: not known */
-  void (*origin_text)(uint32_t origin, char *buffer, size_t size); /* lock held; "file.py:12 in f" */
+  mpg_status (*check_interrupt)(void); /* lock held; MPG_INTERRUPTED when the user asked to stop */
+  uint32_t (*origin)(
+      void); /* lock held; number of the host's source line that is running, 0: not known */
+  void (*origin_text)(uint32_t origin, char *buffer,
+                      size_t size); /* lock held; "file.py:12 in f" */
   /* lock held; memory is short: drops what the host keeps without need, as garbage in cycles */
   void (*collect)(void);
 } mpg_host;
 
-/* Set once, before any other call, by the host; the default does nothing and knows nothing (a single-threaded C program). */
+/* Set once, before any other call, by the host; the default does nothing and knows nothing (a
+ * single-threaded C program). */
 void mpg_host_set(const mpg_host *host); /* borrowed, must outlive the process */
 
 /* The functions of the host; each call is a turn of others, but that of origin_text. */

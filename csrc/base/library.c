@@ -16,7 +16,8 @@ static const struct {
   void (*version)(mpg_library *library);
 } known_library[MPG_LIBRARY_COUNT] = {
     [MPG_LIBRARY_ONEDNN] = {"oneDNN", "MPGLUON_ONEDNN", "libdnnl.so.3", onednn_version},
-    [MPG_LIBRARY_OPENBLAS] = {"OpenBLAS", "MPGLUON_OPENBLAS", "libscipy_openblas.so", openblas_version},
+    [MPG_LIBRARY_OPENBLAS] = {"OpenBLAS", "MPGLUON_OPENBLAS", "libscipy_openblas.so",
+                              openblas_version},
 };
 
 static mpg_library library_table[MPG_LIBRARY_COUNT];
@@ -47,18 +48,23 @@ int mpg_library_folders(const char *const **folders) {
   return num_library_folders;
 }
 
-/* The struct's first fields are the same in every oneDNN 1 to 3; declared here so that base needs no header of it. */
+/* The struct's first fields are the same in every oneDNN 1 to 3; declared here so that base needs
+ * no header of it. */
 static void onednn_version(mpg_library *library) {
   struct version {
     int major, minor, patch;
   };
-  const struct version *(*query)(void) = (const struct version *(*)(void))mpg_library_symbol(library, "dnnl_version");
+  const struct version *(*query)(void) =
+      (const struct version *(*)(void))mpg_library_symbol(library, "dnnl_version");
   const struct version *version = query ? query() : NULL;
-  if (version) snprintf(library->version, sizeof library->version, "%d.%d.%d", version->major, version->minor, version->patch);
+  if (version)
+    snprintf(library->version, sizeof library->version, "%d.%d.%d", version->major, version->minor,
+             version->patch);
 }
 
 static void openblas_version(mpg_library *library) {
-  const char *(*query)(void) = (const char *(*)(void))mpg_library_symbol(library, "scipy_openblas_get_config");
+  const char *(*query)(void) =
+      (const char *(*)(void))mpg_library_symbol(library, "scipy_openblas_get_config");
   const char *text = query ? query() : NULL; /* "OpenBLAS 0.3.29 DYNAMIC_ARCH ... MAX_THREADS=64" */
   if (!text) return;
   const char *name = strchr(text, ' ');
@@ -67,9 +73,11 @@ static void openblas_version(mpg_library *library) {
 }
 
 /* Opens folder/file, or file alone when folder is NULL. */
-static bool try_open(mpg_library *library, const char *folder, const char *between, const char *file) {
+static bool try_open(mpg_library *library, const char *folder, const char *between,
+                     const char *file) {
   char path[sizeof library->path];
-  int length = folder ? snprintf(path, sizeof path, "%s%s%s", folder, between, file) : snprintf(path, sizeof path, "%s", file);
+  int length = folder ? snprintf(path, sizeof path, "%s%s%s", folder, between, file)
+                      : snprintf(path, sizeof path, "%s", file);
   if (length < 0 || (size_t)length >= sizeof path) return false;
   library->handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (!library->handle) {
@@ -97,7 +105,8 @@ static void open_library(mpg_library_id id) {
     found = try_open(library, setting, "/lib/", file) || try_open(library, setting, "/", file);
     if (!found) return; /* asked for one in particular: no other in its place */
   }
-  for (int i = 0; i < num_library_folders && !found; i++) found = try_open(library, library_folders[i], "/", file);
+  for (int i = 0; i < num_library_folders && !found; i++)
+    found = try_open(library, library_folders[i], "/", file);
   if (!found) found = try_open(library, NULL, "", file);
   if (!found) return;
   known_library[id].version(library);

@@ -1,16 +1,22 @@
-/* Optional libraries: opened when first needed, never required. oneDNN and OpenBLAS make the CPU kernels faster.
+/* Optional libraries: opened when first needed, never required. oneDNN and OpenBLAS make the CPU
+ * kernels faster.
  *
- * Each is looked for in the folder its setting names, then in the host's folders, then by its plain name (the rpath of this
- * extension and the system's search path). A setting of "0" turns it off. The result, found or not, is constant afterwards.
- * Ownership: everything here lives as long as the process. Threads: mpg_library_set_folders before the first mpg_library_get,
- * host lock; the rest any thread.
+ * Each is looked for in the folder its setting names, then in the host's folders, then by its plain
+ * name (the rpath of this extension and the system's search path). A setting of "0" turns it off.
+ * The result, found or not, is constant afterwards. Ownership: everything here lives as long as the
+ * process. Threads: mpg_library_set_folders before the first mpg_library_get, host lock; the rest
+ * any thread.
  */
 #ifndef MPG_BASE_LIBRARY_H
 #define MPG_BASE_LIBRARY_H
 
 #include "base/status.h"
 
-typedef enum mpg_library_id { MPG_LIBRARY_ONEDNN, MPG_LIBRARY_OPENBLAS, MPG_LIBRARY_COUNT } mpg_library_id;
+typedef enum mpg_library_id {
+  MPG_LIBRARY_ONEDNN,
+  MPG_LIBRARY_OPENBLAS,
+  MPG_LIBRARY_COUNT
+} mpg_library_id;
 
 typedef struct mpg_library {
   const char *name;    /* "oneDNN" */

@@ -47,8 +47,7 @@ void *mpg_realloc(void *memory, size_t size) {
 
 void *mpg_aligned_malloc(size_t alignment, size_t size) {
   void *memory = NULL;
-  if (mpg_memory_refused() || posix_memalign(&memory, alignment, size ? size : 1) != 0)
-    return NULL;
+  if (mpg_memory_refused() || posix_memalign(&memory, alignment, size ? size : 1) != 0) return NULL;
   return memory;
 }
 
@@ -62,7 +61,8 @@ char *mpg_strdup(const char *text) {
 }
 
 mpg_status mpg_out_of_host_memory(size_t size) {
-  return mpg_fail(MPG_HOST_OUT_OF_MEMORY, "out of host memory: %zu bytes for bookkeeping could not be allocated", size);
+  return mpg_fail(MPG_HOST_OUT_OF_MEMORY,
+                  "out of host memory: %zu bytes for bookkeeping could not be allocated", size);
 }
 
 enum { ARENA_BLOCK_SIZE = 1 << 13, ARENA_ALIGNMENT = 16 };
@@ -136,7 +136,8 @@ void mpg_arena_reset(mpg_arena *arena) {
   }
   free_blocks(arena->blocks);
   largest->next = NULL;
-  *arena = (mpg_arena){.blocks = largest, .next = largest->payload, .left = largest->size, .total = largest->size};
+  *arena = (mpg_arena){
+      .blocks = largest, .next = largest->payload, .left = largest->size, .total = largest->size};
 }
 
 void *mpg_arena_alloc(mpg_arena *arena, size_t size) {
@@ -144,7 +145,9 @@ void *mpg_arena_alloc(mpg_arena *arena, size_t size) {
   if (!mpg_size_add(size, ARENA_ALIGNMENT - 1, &padded)) return NULL;
   padded &= ~(size_t)(ARENA_ALIGNMENT - 1);
   if (padded > arena->left) {
-    size_t block_size = arena->total > ARENA_BLOCK_SIZE / 2 ? 2 * arena->total : ARENA_BLOCK_SIZE; /* so that soon one block is enough */
+    size_t block_size = arena->total > ARENA_BLOCK_SIZE / 2
+                            ? 2 * arena->total
+                            : ARENA_BLOCK_SIZE; /* so that soon one block is enough */
     if (block_size < padded) block_size = padded;
     mpg_arena_block *block = mpg_malloc(sizeof *block + block_size);
     if (!block) return NULL;

@@ -1,7 +1,9 @@
-/* Philox4x32-10, the counter-based generator of Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (SC 2011).
+/* Philox4x32-10, the counter-based generator of Salmon et al., "Parallel Random Numbers: As Easy as
+ * 1, 2, 3" (SC 2011).
  *
- * A draw is a pure function of (seed, call, position): seed is the user's, call counts random ops in program order,
- * position is the element's index in the whole output. No state, so any thread, device or order gives the same numbers.
+ * A draw is a pure function of (seed, call, position): seed is the user's, call counts random ops
+ * in program order, position is the element's index in the whole output. No state, so any thread,
+ * device or order gives the same numbers.
  */
 #ifndef MPG_BASE_PHILOX_H
 #define MPG_BASE_PHILOX_H
@@ -14,10 +16,11 @@ typedef struct mpg_random_key {
   uint64_t seed;
   uint64_t call;
   uint64_t position; /* added to the element index: where this piece starts in the whole batch */
-  /* A piece along an inner axis is not one run of the whole: `run` elements of it lie together, and runs begin `stride` apart.
-   * run 0: it is one run. */
+  /* A piece along an inner axis is not one run of the whole: `run` elements of it lie together, and
+   * runs begin `stride` apart. run 0: it is one run. */
   uint64_t run, stride;
-  uint64_t first; /* of a part of the piece (a tile): the index that its element 0 has in the piece */
+  uint64_t
+      first; /* of a part of the piece (a tile): the index that its element 0 has in the piece */
 } mpg_random_key;
 
 /* The position of element `index` of the piece in the whole. */
@@ -32,7 +35,8 @@ typedef struct mpg_philox_block {
 
 /* The four 32-bit words of block `counter`; elements 4c..4c+3 of a stream of words use block c. */
 MPG_ANYWHERE mpg_philox_block mpg_philox(uint64_t seed, uint64_t call, uint64_t counter) {
-  uint32_t c0 = (uint32_t)counter, c1 = (uint32_t)(counter >> 32), c2 = (uint32_t)call, c3 = (uint32_t)(call >> 32);
+  uint32_t c0 = (uint32_t)counter, c1 = (uint32_t)(counter >> 32), c2 = (uint32_t)call,
+           c3 = (uint32_t)(call >> 32);
   uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
   for (int round = 0; round < 10; round++) {
     uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;

@@ -1,8 +1,9 @@
 /* Status and error text.
  *
- * Every function that can fail returns mpg_status. The text of the latest failure is kept per thread and stays
- * valid until the next failure on that thread. Nothing here owns memory beyond that fixed buffer.
- * Any thread may call. A function has one `fail:` label where it has something to undo.
+ * Every function that can fail returns mpg_status. The text of the latest failure is kept per
+ * thread and stays valid until the next failure on that thread. Nothing here owns memory beyond
+ * that fixed buffer. Any thread may call. A function has one `fail:` label where it has something
+ * to undo.
  */
 #ifndef MPG_BASE_STATUS_H
 #define MPG_BASE_STATUS_H
@@ -29,30 +30,35 @@ typedef enum mpg_status {
 } mpg_status;
 
 /* Evaluates `call`; on failure returns its status from the enclosing function. */
-#define MPG_TRY(call)                                   \
-  do {                                                  \
-    mpg_status mpg_try_status_ = (call);                \
+#define MPG_TRY(call)                                      \
+  do {                                                     \
+    mpg_status mpg_try_status_ = (call);                   \
     if (mpg_try_status_ != MPG_OK) return mpg_try_status_; \
   } while (0)
 
 /* Evaluates `call` into the local `status`; on failure jumps to `fail`. */
-#define MPG_GOTO(call)                    \
-  do {                                    \
-    status = (call);                      \
-    if (status != MPG_OK) goto fail;      \
+#define MPG_GOTO(call)               \
+  do {                               \
+    status = (call);                 \
+    if (status != MPG_OK) goto fail; \
   } while (0)
 
 /* Stores the formatted text as this thread's error and returns `code`. */
-mpg_status mpg_fail(mpg_status code, const char *format, ...) __attribute__((format(printf, 2, 3), cold));
+mpg_status mpg_fail(mpg_status code, const char *format, ...)
+    __attribute__((format(printf, 2, 3), cold));
 
-/* Puts a formatted text in front of the present error text: "prefix: text". Returns `code` unchanged. */
-mpg_status mpg_fail_prefix(mpg_status code, const char *format, ...) __attribute__((format(printf, 2, 3), cold));
+/* Puts a formatted text in front of the present error text: "prefix: text". Returns `code`
+ * unchanged. */
+mpg_status mpg_fail_prefix(mpg_status code, const char *format, ...)
+    __attribute__((format(printf, 2, 3), cold));
 
 /* This thread's latest error text; never NULL. Borrowed, until the next failure on this thread. */
 const char *mpg_error_text(void);
 
 /* A broken invariant of our own: prints and aborts. Never for a user's mistake. */
-#define MPG_ASSERT(condition) ((condition) ? (void)0 : mpg_assert_failed(#condition, __FILE__, __LINE__))
-void mpg_assert_failed(const char *condition, const char *file, int line) __attribute__((cold, noreturn));
+#define MPG_ASSERT(condition) \
+  ((condition) ? (void)0 : mpg_assert_failed(#condition, __FILE__, __LINE__))
+void mpg_assert_failed(const char *condition, const char *file, int line)
+    __attribute__((cold, noreturn));
 
 #endif

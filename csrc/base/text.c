@@ -12,7 +12,8 @@ void mpg_text_free(mpg_text *text) {
 
 static bool reserve(mpg_text *text, size_t more) {
   size_t needed;
-  if (text->failed || !mpg_size_add(text->length, more, &needed) || !mpg_size_add(needed, 1, &needed) ||
+  if (text->failed || !mpg_size_add(text->length, more, &needed) ||
+      !mpg_size_add(needed, 1, &needed) ||
       mpg_grow((void **)&text->data, &text->capacity, needed, 1) != MPG_OK)
     text->failed = true;
   return !text->failed;
@@ -39,4 +40,6 @@ void mpg_text_append(mpg_text *text, const char *format, ...) {
   va_end(again);
 }
 
-mpg_status mpg_text_status(const mpg_text *text) { return text->failed ? mpg_out_of_host_memory(text->capacity) : MPG_OK; }
+mpg_status mpg_text_status(const mpg_text *text) {
+  return text->failed ? mpg_out_of_host_memory(text->capacity) : MPG_OK;
+}

@@ -1,4 +1,5 @@
-/* A growing string. The owner frees it; one thread at a time. A failed append is remembered and reported by mpg_text_status. */
+/* A growing string. The owner frees it; one thread at a time. A failed append is remembered and
+ * reported by mpg_text_status. */
 #ifndef MPG_BASE_TEXT_H
 #define MPG_BASE_TEXT_H
 
@@ -14,6 +15,8 @@ void mpg_text_free(mpg_text *text);
 void mpg_text_append(mpg_text *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void mpg_text_append_bytes(mpg_text *text, const char *bytes, size_t length);
 mpg_status mpg_text_status(const mpg_text *text);
-static inline const char *mpg_text_string(const mpg_text *text) { return text->data ? text->data : ""; }
+static inline const char *mpg_text_string(const mpg_text *text) {
+  return text->data ? text->data : "";
+}
 
 #endif

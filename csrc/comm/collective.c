@@ -9,9 +9,11 @@ typedef struct mpg_comm_slot {
   mpg_device_id device;
 } slot;
 
-static const char *const collective_names[MPG_COLLECTIVE_COUNT] = {"all_reduce", "reduce",  "reduce_scatter", "all_gather",
-                                                                   "gather",     "scatter", "broadcast",      "all_to_all"};
-static const char *const algorithm_names[MPG_COMM_ALGORITHM_COUNT] = {"auto", "one_shot", "two_shot"};
+static const char *const collective_names[MPG_COLLECTIVE_COUNT] = {
+    "all_reduce", "reduce",  "reduce_scatter", "all_gather",
+    "gather",     "scatter", "broadcast",      "all_to_all"};
+static const char *const algorithm_names[MPG_COMM_ALGORITHM_COUNT] = {"auto", "one_shot",
+                                                                      "two_shot"};
 
 const char *mpg_collective_name(mpg_collective kind) { return collective_names[kind]; }
 
@@ -27,30 +29,39 @@ mpg_comm_algorithm mpg_comm_algorithm_find(const char *name) {
   return (mpg_comm_algorithm)i;
 }
 
-/* --- Steps -------------------------------------------------------------------------------------------------------------- */
+/* --- Steps ------------------------------------------------------------------------------------ */
 
 static mpg_status add_slot(mpg_comm_plan *plan, const mpg_desc *desc, mpg_device_id device) {
-  MPG_TRY(mpg_grow((void **)&plan->slots, &plan->slots_capacity, plan->num_slots + 1, sizeof *plan->slots));
+  MPG_TRY(mpg_grow((void **)&plan->slots, &plan->slots_capacity, plan->num_slots + 1,
+                   sizeof *plan->slots));
   plan->slots[plan->num_slots++] = (slot){*desc, device};
   return MPG_OK;
 }
 
-/* A step whose outputs, described by `descs`, lie on `device`; *first is the first of their slots. */
-static mpg_status add_step(mpg_comm_plan *plan, mpg_op_id op, const void *params, const uint32_t *inputs, int num_inputs, const mpg_desc *descs,
+/* A step whose outputs, described by `descs`, lie on `device`; *first is the first of their slots.
+ */
+static mpg_status add_step(mpg_comm_plan *plan, mpg_op_id op, const void *params,
+                           const uint32_t *inputs, int num_inputs, const mpg_desc *descs,
                            int num_outputs, mpg_device_id device, uint32_t *first) {
-  mpg_comm_step step = {.op = mpg_op_get(op), .num_inputs = (uint32_t)num_inputs, .first_output = (uint32_t)plan->num_slots, .num_outputs = (uint32_t)num_outputs};
+  mpg_comm_step step = {.op = mpg_op_get(op),
+                        .num_inputs = (uint32_t)num_inputs,
+                        .first_output = (uint32_t)plan->num_slots,
+                        .num_outputs = (uint32_t)num_outputs};
   size_t size = step.op->params->size;
   step.inputs = mpg_arena_copy(&plan->arena, inputs, (size_t)num_inputs * sizeof *inputs);
   if (size) step.params = mpg_arena_copy(&plan->arena, params, size);
   if (step.inputs == NULL || (size && step.params == NULL)) return mpg_out_of_host_memory(size);
   for (int i = 0; i < num_outputs; i++) MPG_TRY(add_slot(plan, &descs[i], device));
-  MPG_TRY(mpg_grow((void **)&plan->steps, &plan->steps_capacity, plan->num_steps + 1, sizeof *plan->steps));
+  MPG_TRY(mpg_grow((void **)&plan->steps, &plan->steps_capacity, plan->num_steps + 1,
+                   sizeof *plan->steps));
   plan->steps[plan->num_steps++] = step;
   *first = step.first_output;
   return MPG_OK;
 }
 
-static bool same_device(mpg_device_id a, mpg_device_id b) { return a.type == b.type && a.index == b.index; }
+static bool same_device(mpg_device_id a, mpg_device_id b) {
+  return a.type == b.type && a.index == b.index;
+}
 
 /* What is in the slot, on that device: the slot itself where it is there. */
 static mpg_status move(mpg_comm_plan *plan, uint32_t from, mpg_device_id device, uint32_t *to) {
@@ -75,12 +86,14 @@ static mpg_status sum(mpg_comm_plan *plan, const uint32_t *parts, int count, uin
   return add_step(plan, MPG_OP_add_n, &params, parts, count, &first.desc, 1, first.device, to);
 }
 
-static mpg_status join(mpg_comm_plan *plan, const uint32_t *parts, int count, int axis, uint32_t *to) {
+static mpg_status join(mpg_comm_plan *plan, const uint32_t *parts, int count, int axis,
+                       uint32_t *to) {
   slot first = plan->slots[parts[0]];
   mpg_concat_params params = {.num_args = count, .dim = axis};
   *to = parts[0];
   if (count == 1) return MPG_OK;
-  for (int i = 1; i < count; i++) first.desc.shape.dims[axis] += plan->slots[parts[i]].desc.shape.dims[axis];
+  for (int i = 1; i < count; i++)
+    first.desc.shape.dims[axis] += plan->slots[parts[i]].desc.shape.dims[axis];
   return add_step(plan, MPG_OP_Concat, &params, parts, count, &first.desc, 1, first.device, to);
 }
 
@@ -95,7 +108,9 @@ static mpg_status cut(mpg_comm_plan *plan, uint32_t from, int count, int axis, u
   if (total % count == 0) {
     params.sections = count;
   } else if (count > MPG_MAX_TUPLE) {
-    return mpg_fail(MPG_NOT_IMPLEMENTED, "%lld elements along axis %d can't be cut into %d parts: with more than %d devices they must divide evenly",
+    return mpg_fail(MPG_NOT_IMPLEMENTED,
+                    "%lld elements along axis %d can't be cut into %d parts: with more than %d "
+                    "devices they must divide evenly",
                     (long long)total, axis, count, MPG_MAX_TUPLE);
   }
   for (int i = 0; i < count; i++) {
@@ -110,7 +125,8 @@ static mpg_status cut(mpg_comm_plan *plan, uint32_t from, int count, int axis, u
   return MPG_OK;
 }
 
-static mpg_status reshape(mpg_comm_plan *plan, uint32_t from, const mpg_shape *shape, uint32_t *to) {
+static mpg_status reshape(mpg_comm_plan *plan, uint32_t from, const mpg_shape *shape,
+                          uint32_t *to) {
   slot old = plan->slots[from];
   mpg_exact_shape_params params = {.shape = {.count = shape->ndim}};
   for (int i = 0; i < shape->ndim; i++) params.shape.values[i] = shape->dims[i];
@@ -118,31 +134,36 @@ static mpg_status reshape(mpg_comm_plan *plan, uint32_t from, const mpg_shape *s
   return add_step(plan, MPG_OP__reshape_exact, &params, &from, 1, &old.desc, 1, old.device, to);
 }
 
-/* An array of its own in place of one that others have too: results must not share memory that somebody may write to. */
+/* An array of its own in place of one that others have too: results must not share memory that
+ * somebody may write to. */
 static mpg_status own(mpg_comm_plan *plan, const mpg_comm_request *r, uint32_t *result) {
   if (*result >= (uint32_t)r->num_inputs) return MPG_OK;
   slot old = plan->slots[*result];
   return add_step(plan, MPG_OP__copy, NULL, result, 1, &old.desc, 1, old.device, result);
 }
 
-/* --- Within the process ----------------------------------------------------------------------------------------------------- */
+/* --- Within the process ----------------------------------------------------------------------- */
 
-/* Of the arrays in `from` (one a rank), brought to the device in the order of the ranks, the sum or what they are joined to. */
-static mpg_status collect(mpg_comm_plan *plan, const uint32_t *from, int count, mpg_device_id device, int joined, uint32_t *to) {
+/* Of the arrays in `from` (one a rank), brought to the device in the order of the ranks, the sum or
+ * what they are joined to. */
+static mpg_status collect(mpg_comm_plan *plan, const uint32_t *from, int count,
+                          mpg_device_id device, int joined, uint32_t *to) {
   uint32_t here[MPG_COMM_MAX_RANKS] = {0};
   for (int i = 0; i < count; i++) MPG_TRY(move(plan, from[i], device, &here[i]));
   return joined < 0 ? sum(plan, here, count, to) : join(plan, here, count, joined, to);
 }
 
 /* parts[rank * n + i]: part i of that rank's array. */
-static mpg_status cut_all(mpg_comm_plan *plan, const uint32_t *from, int n, int axis, uint32_t **parts) {
+static mpg_status cut_all(mpg_comm_plan *plan, const uint32_t *from, int n, int axis,
+                          uint32_t **parts) {
   *parts = mpg_arena_alloc(&plan->arena, (size_t)n * (size_t)n * sizeof **parts);
   if (*parts == NULL) return mpg_out_of_host_memory((size_t)n * (size_t)n * sizeof **parts);
   for (int rank = 0; rank < n; rank++) MPG_TRY(cut(plan, from[rank], n, axis, *parts + rank * n));
   return MPG_OK;
 }
 
-static mpg_status reduce_scatter(mpg_comm_plan *plan, const mpg_comm_request *r, const uint32_t *from, int axis, uint32_t *results) {
+static mpg_status reduce_scatter(mpg_comm_plan *plan, const mpg_comm_request *r,
+                                 const uint32_t *from, int axis, uint32_t *results) {
   int n = r->num_ranks;
   uint32_t *parts, own_parts[MPG_COMM_MAX_RANKS];
   MPG_TRY(cut_all(plan, from, n, axis, &parts));
@@ -160,13 +181,16 @@ static bool two_shot(const mpg_comm_request *r) {
   size_t bytes;
   if (r->algorithm != MPG_COMM_AUTO) return r->algorithm == MPG_COMM_TWO_SHOT && r->num_ranks > 1;
   return r->num_ranks >= TWO_SHOT_RANKS && r->num_ranks <= MPG_MAX_TUPLE &&
-         mpg_shape_check(&r->inputs[0].shape, r->inputs[0].dtype, &bytes) == MPG_OK && bytes >= TWO_SHOT_BYTES;
+         mpg_shape_check(&r->inputs[0].shape, r->inputs[0].dtype, &bytes) == MPG_OK &&
+         bytes >= TWO_SHOT_BYTES;
 }
 
-static mpg_status all_reduce(mpg_comm_plan *plan, const mpg_comm_request *r, const uint32_t *from, uint32_t *results) {
+static mpg_status all_reduce(mpg_comm_plan *plan, const mpg_comm_request *r, const uint32_t *from,
+                             uint32_t *results) {
   int n = r->num_ranks;
   if (!two_shot(r)) {
-    for (int rank = n - 1; rank >= 0; rank--) MPG_TRY(collect(plan, from, n, r->devices[rank], -1, &results[rank]));
+    for (int rank = n - 1; rank >= 0; rank--)
+      MPG_TRY(collect(plan, from, n, r->devices[rank], -1, &results[rank]));
     return MPG_OK;
   }
   uint32_t flat[MPG_COMM_MAX_RANKS] = {0}, sums[MPG_COMM_MAX_RANKS] = {0}, whole;
@@ -180,7 +204,8 @@ static mpg_status all_reduce(mpg_comm_plan *plan, const mpg_comm_request *r, con
   return MPG_OK;
 }
 
-static mpg_status all_to_all(mpg_comm_plan *plan, const mpg_comm_request *r, const uint32_t *from, uint32_t *results) {
+static mpg_status all_to_all(mpg_comm_plan *plan, const mpg_comm_request *r, const uint32_t *from,
+                             uint32_t *results) {
   int n = r->num_ranks;
   uint32_t *parts, own_parts[MPG_COMM_MAX_RANKS];
   MPG_TRY(cut_all(plan, from, n, r->axis, &parts));
@@ -191,8 +216,8 @@ static mpg_status all_to_all(mpg_comm_plan *plan, const mpg_comm_request *r, con
   return MPG_OK;
 }
 
-/* Results for several ranks are planned from the last rank to the first: gradients of a value are summed from its last use to its
- * first, so backward, too, sums in the order of the ranks. */
+/* Results for several ranks are planned from the last rank to the first: gradients of a value are
+ * summed from its last use to its first, so backward, too, sums in the order of the ranks. */
 static mpg_status plan_local(const mpg_comm_request *r, mpg_comm_plan *plan) {
   uint32_t from[MPG_COMM_MAX_RANKS], *results = plan->results;
   int n = r->num_ranks;
@@ -202,13 +227,15 @@ static mpg_status plan_local(const mpg_comm_request *r, mpg_comm_plan *plan) {
     case MPG_REDUCE: MPG_TRY(collect(plan, from, n, r->root, -1, results)); break;
     case MPG_REDUCE_SCATTER: MPG_TRY(reduce_scatter(plan, r, from, r->axis, results)); break;
     case MPG_ALL_GATHER:
-      for (int rank = n - 1; rank >= 0; rank--) MPG_TRY(collect(plan, from, n, r->devices[rank], r->axis, &results[rank]));
+      for (int rank = n - 1; rank >= 0; rank--)
+        MPG_TRY(collect(plan, from, n, r->devices[rank], r->axis, &results[rank]));
       break;
     case MPG_GATHER: MPG_TRY(collect(plan, from, n, r->root, r->axis, results)); break;
     case MPG_SCATTER: {
       uint32_t parts[MPG_COMM_MAX_RANKS];
       MPG_TRY(cut(plan, 0, n, r->axis, parts));
-      for (int rank = 0; rank < n; rank++) MPG_TRY(move(plan, parts[rank], r->devices[rank], &results[rank]));
+      for (int rank = 0; rank < n; rank++)
+        MPG_TRY(move(plan, parts[rank], r->devices[rank], &results[rank]));
       break;
     }
     case MPG_BROADCAST:
@@ -224,22 +251,29 @@ static mpg_status plan_local(const mpg_comm_request *r, mpg_comm_plan *plan) {
   return MPG_OK;
 }
 
-/* --- As single ops ------------------------------------------------------------------------------------------------------------ */
+/* --- As single ops ---------------------------------------------------------------------------- */
 
-/* One op for all of `inputs`, whose outputs, described by `descs`, lie on `devices`; *first is the first of their slots. */
-static mpg_status span(mpg_comm_plan *plan, mpg_collective_kind kind, const uint32_t *inputs, int num_inputs, const mpg_desc *descs, const mpg_device_id *devices,
+/* One op for all of `inputs`, whose outputs, described by `descs`, lie on `devices`; *first is the
+ * first of their slots. */
+static mpg_status span(mpg_comm_plan *plan, mpg_collective_kind kind, const uint32_t *inputs,
+                       int num_inputs, const mpg_desc *descs, const mpg_device_id *devices,
                        int num_outputs, uint32_t *first) {
   mpg_device_id from[MPG_MAX_SPANNED];
   for (int i = 0; i < num_inputs; i++) from[i] = plan->slots[inputs[i]].device;
-  mpg_collective_params params = {.kind = kind, .input_devices = mpg_collective_text(from, num_inputs), .output_devices = mpg_collective_text(devices, num_outputs)};
-  if (!params.input_devices || !params.output_devices) return mpg_out_of_host_memory((size_t)num_inputs * sizeof *from);
-  MPG_TRY(add_step(plan, MPG_OP__collective, &params, inputs, num_inputs, descs, num_outputs, devices[0], first));
+  mpg_collective_params params = {.kind = kind,
+                                  .input_devices = mpg_collective_text(from, num_inputs),
+                                  .output_devices = mpg_collective_text(devices, num_outputs)};
+  if (!params.input_devices || !params.output_devices)
+    return mpg_out_of_host_memory((size_t)num_inputs * sizeof *from);
+  MPG_TRY(add_step(plan, MPG_OP__collective, &params, inputs, num_inputs, descs, num_outputs,
+                   devices[0], first));
   for (int i = 0; i < num_outputs; i++) plan->slots[*first + (uint32_t)i].device = devices[i];
   return MPG_OK;
 }
 
 /* Brings slots to other devices, all at once; what is there already stays. */
-static mpg_status exchange(mpg_comm_plan *plan, uint32_t *slots, const mpg_device_id *devices, size_t count) {
+static mpg_status exchange(mpg_comm_plan *plan, uint32_t *slots, const mpg_device_id *devices,
+                           size_t count) {
   uint32_t inputs[MPG_MAX_SPANNED], first;
   mpg_desc *descs = mpg_malloc(MPG_MAX_SPANNED * sizeof *descs);
   mpg_device_id to[MPG_MAX_SPANNED];
@@ -269,7 +303,8 @@ fail:
   return status;
 }
 
-static mpg_status transpose(mpg_comm_plan *plan, uint32_t from, uint32_t *to) { /* of the first two axes of three */
+static mpg_status transpose(mpg_comm_plan *plan, uint32_t from,
+                            uint32_t *to) { /* of the first two axes of three */
   slot old = plan->slots[from];
   mpg_transpose_params params = {.axes = {.count = 3, .values = {1, 0, 2}}};
   int64_t rows = old.desc.shape.dims[0];
@@ -278,28 +313,36 @@ static mpg_status transpose(mpg_comm_plan *plan, uint32_t from, uint32_t *to) { 
   return add_step(plan, MPG_OP_transpose, &params, &from, 1, &old.desc, 1, old.device, to);
 }
 
-/* The array with its axis in front, as (size of the axis / within, what is before it, within and behind it): of n equal parts, `within` each. */
+/* The array with its axis in front, as (size of the axis / within, what is before it, within and
+ * behind it): of n equal parts, `within` each. */
 static mpg_shape fold(const mpg_shape *shape, int axis, int64_t within, bool in_front) {
   int64_t before = 1, behind = within;
   for (int d = 0; d < axis; d++) before *= shape->dims[d];
   for (int d = axis + 1; d < shape->ndim; d++) behind *= shape->dims[d];
   int64_t parts = within ? shape->dims[axis] / within : 0;
-  return (mpg_shape){.ndim = 3, .dims = {in_front ? parts : before, in_front ? before : parts, behind}};
+  return (mpg_shape){.ndim = 3,
+                     .dims = {in_front ? parts : before, in_front ? before : parts, behind}};
 }
 
-static mpg_status bring_front(mpg_comm_plan *plan, uint32_t from, int axis, int64_t within, uint32_t *to) {
+static mpg_status bring_front(mpg_comm_plan *plan, uint32_t from, int axis, int64_t within,
+                              uint32_t *to) {
   mpg_shape folded = fold(&plan->slots[from].desc.shape, axis, within, false);
   MPG_TRY(reshape(plan, from, &folded, to));
-  return folded.dims[0] == 1 ? reshape(plan, *to, &(mpg_shape){.ndim = 3, .dims = {folded.dims[1], 1, folded.dims[2]}}, to) : transpose(plan, *to, to);
+  return folded.dims[0] == 1
+             ? reshape(plan, *to,
+                       &(mpg_shape){.ndim = 3, .dims = {folded.dims[1], 1, folded.dims[2]}}, to)
+             : transpose(plan, *to, to);
 }
 
-static mpg_status bring_back(mpg_comm_plan *plan, uint32_t from, const mpg_shape *shape, uint32_t *to) {
+static mpg_status bring_back(mpg_comm_plan *plan, uint32_t from, const mpg_shape *shape,
+                             uint32_t *to) {
   *to = from;
   if (plan->slots[from].desc.shape.dims[1] != 1) MPG_TRY(transpose(plan, from, to));
   return reshape(plan, *to, shape, to);
 }
 
-static mpg_status span_reduce_scatter(mpg_comm_plan *plan, const mpg_comm_request *r, const uint32_t *from, uint32_t *results) {
+static mpg_status span_reduce_scatter(mpg_comm_plan *plan, const mpg_comm_request *r,
+                                      const uint32_t *from, uint32_t *results) {
   int n = r->num_ranks;
   int64_t total = r->inputs[0].shape.dims[r->axis];
   uint32_t front[MPG_COMM_MAX_RANKS] = {0}, first, *parts;
@@ -326,10 +369,12 @@ static mpg_status span_reduce_scatter(mpg_comm_plan *plan, const mpg_comm_reques
 }
 
 /* All arrays on all of these devices, joined. */
-static mpg_status span_gather(mpg_comm_plan *plan, const mpg_comm_request *r, const uint32_t *from, const mpg_device_id *devices, int count, uint32_t *results) {
+static mpg_status span_gather(mpg_comm_plan *plan, const mpg_comm_request *r, const uint32_t *from,
+                              const mpg_device_id *devices, int count, uint32_t *results) {
   int n = r->num_ranks;
   bool even = count == n && mpg_shape_size(&r->inputs[0].shape);
-  for (int i = 1; i < n; i++) even = even && mpg_shape_equal(&r->inputs[i].shape, &r->inputs[0].shape);
+  for (int i = 1; i < n; i++)
+    even = even && mpg_shape_equal(&r->inputs[i].shape, &r->inputs[0].shape);
   for (int i = 0; i < n; i++) even = even && same_device(r->input_devices[i], devices[i]);
   if (even) {
     uint32_t lines[MPG_COMM_MAX_RANKS] = {0}, first;
@@ -358,9 +403,11 @@ static mpg_status span_gather(mpg_comm_plan *plan, const mpg_comm_request *r, co
   return MPG_OK;
 }
 
-static mpg_status span_all_to_all(mpg_comm_plan *plan, const mpg_comm_request *r, const uint32_t *from, uint32_t *results) {
+static mpg_status span_all_to_all(mpg_comm_plan *plan, const mpg_comm_request *r,
+                                  const uint32_t *from, uint32_t *results) {
   int n = r->num_ranks;
-  uint32_t *parts, *own_parts = mpg_arena_alloc(&plan->arena, (size_t)n * (size_t)n * sizeof *own_parts);
+  uint32_t *parts,
+      *own_parts = mpg_arena_alloc(&plan->arena, (size_t)n * (size_t)n * sizeof *own_parts);
   mpg_device_id *to = mpg_arena_alloc(&plan->arena, (size_t)n * (size_t)n * sizeof *to);
   if (!own_parts || !to) return mpg_out_of_host_memory((size_t)n * (size_t)n * sizeof *to);
   MPG_TRY(cut_all(plan, from, n, r->axis, &parts));
@@ -369,7 +416,8 @@ static mpg_status span_all_to_all(mpg_comm_plan *plan, const mpg_comm_request *r
     to[k] = r->devices[k / n];
   }
   MPG_TRY(exchange(plan, own_parts, to, (size_t)n * (size_t)n));
-  for (int rank = 0; rank < n; rank++) MPG_TRY(join(plan, own_parts + rank * n, n, r->other_axis, &results[rank]));
+  for (int rank = 0; rank < n; rank++)
+    MPG_TRY(join(plan, own_parts + rank * n, n, r->other_axis, &results[rank]));
   return MPG_OK;
 }
 
@@ -384,7 +432,9 @@ static mpg_status plan_single(const mpg_comm_request *r, mpg_comm_plan *plan) {
       MPG_TRY(span(plan, MPG_SUM_TO_ALL, from, n, descs, r->devices, n, &first));
       for (int i = 0; i < n; i++) results[i] = first + (uint32_t)i;
       break;
-    case MPG_REDUCE: MPG_TRY(span(plan, MPG_SUM_TO_ONE, from, n, descs, &r->root, 1, results)); break;
+    case MPG_REDUCE:
+      MPG_TRY(span(plan, MPG_SUM_TO_ONE, from, n, descs, &r->root, 1, results));
+      break;
     case MPG_REDUCE_SCATTER: MPG_TRY(span_reduce_scatter(plan, r, from, results)); break;
     case MPG_ALL_GATHER: MPG_TRY(span_gather(plan, r, from, r->devices, n, results)); break;
     case MPG_GATHER: MPG_TRY(span_gather(plan, r, from, &r->root, 1, results)); break;
@@ -403,7 +453,7 @@ static mpg_status plan_single(const mpg_comm_request *r, mpg_comm_plan *plan) {
   return MPG_OK;
 }
 
-/* --- Transports ------------------------------------------------------------------------------------------------------------- */
+/* --- Transports ------------------------------------------------------------------------------- */
 
 static const char *kind_text(mpg_device_id id) {
   return id.type == MPG_GPU ? "gpu" : id.type == MPG_CPU ? "cpu" : "device";
@@ -415,13 +465,20 @@ static mpg_status check_nccl(const mpg_comm_request *r) {
   int count = 0;
   bool twice = false;
   for (int i = 0; i < r->num_inputs + r->num_ranks + 1; i++) {
-    mpg_device_id id = i < r->num_inputs ? r->input_devices[i] : i < r->num_inputs + r->num_ranks ? r->devices[i - r->num_inputs] : r->root;
+    mpg_device_id id = i < r->num_inputs                  ? r->input_devices[i]
+                       : i < r->num_inputs + r->num_ranks ? r->devices[i - r->num_inputs]
+                                                          : r->root;
     int known = 0;
     while (known < count && !same_device(all[known], id)) known++;
-    for (int k = i < r->num_inputs ? 0 : r->num_inputs; k < i && i < r->num_inputs + r->num_ranks; k++)
-      twice |= same_device(id, k < r->num_inputs ? r->input_devices[k] : r->devices[k - r->num_inputs]);
+    for (int k = i < r->num_inputs ? 0 : r->num_inputs; k < i && i < r->num_inputs + r->num_ranks;
+         k++)
+      twice |=
+          same_device(id, k < r->num_inputs ? r->input_devices[k] : r->devices[k - r->num_inputs]);
     if (twice)
-      return mpg_fail(MPG_ERROR, "two arrays are on %s(%d); NCCL takes one array from each GPU. transport='local' has no such limit", kind_text(id), id.index);
+      return mpg_fail(MPG_ERROR,
+                      "two arrays are on %s(%d); NCCL takes one array from each GPU. "
+                      "transport='local' has no such limit",
+                      kind_text(id), id.index);
     if (known == count) all[count++] = id;
   }
   return mpg_gpu_collectives(all, count);
@@ -449,24 +506,32 @@ static const transport transports[] = {
     {"single", plan_single, NULL}, /* what NCCL is asked for, of whatever devices: for tests */
     {"nccl", plan_nccl, NULL},
     {"auto", plan_auto, NULL},
-    {"mpi", NULL, "collectives between processes, through MPI, are not there yet; transport='local' works between the devices of one process"},
+    {"mpi", NULL,
+     "collectives between processes, through MPI, are not there yet; transport='local' works "
+     "between the devices of one process"},
 };
 
-/* --- Checks ----------------------------------------------------------------------------------------------------------------- */
+/* --- Checks ----------------------------------------------------------------------------------- */
 
-/* All arrays have one dtype and number of dimensions, and the same sizes but along `axis` (-1: along all). */
+/* All arrays have one dtype and number of dimensions, and the same sizes but along `axis` (-1:
+ * along all). */
 static mpg_status check_alike(const mpg_comm_request *r, int axis) {
   const mpg_desc *first = &r->inputs[0];
   for (int i = 1; i < r->num_inputs; i++) {
     const mpg_desc *other = &r->inputs[i];
     bool alike = first->dtype == other->dtype && first->shape.ndim == other->shape.ndim;
-    for (int d = 0; alike && d < first->shape.ndim; d++) alike = d == axis || first->shape.dims[d] == other->shape.dims[d];
+    for (int d = 0; alike && d < first->shape.ndim; d++)
+      alike = d == axis || first->shape.dims[d] == other->shape.dims[d];
     if (alike) continue;
     char a[MPG_SHAPE_TEXT_SIZE], b[MPG_SHAPE_TEXT_SIZE];
-    return mpg_fail(MPG_ERROR, "%s: the array of rank 0 on %s(%d) is %s %s, but that of rank %d on %s(%d) is %s %s%s", mpg_collective_name(r->kind),
-                    kind_text(r->input_devices[0]), r->input_devices[0].index, mpg_dtype_name(first->dtype), mpg_shape_text(&first->shape, a, sizeof a), i,
-                    kind_text(r->input_devices[i]), r->input_devices[i].index, mpg_dtype_name(other->dtype), mpg_shape_text(&other->shape, b, sizeof b),
-                    axis < 0 ? "; they must be equal" : "; they may differ along the axis only");
+    return mpg_fail(
+        MPG_ERROR,
+        "%s: the array of rank 0 on %s(%d) is %s %s, but that of rank %d on %s(%d) is %s %s%s",
+        mpg_collective_name(r->kind), kind_text(r->input_devices[0]), r->input_devices[0].index,
+        mpg_dtype_name(first->dtype), mpg_shape_text(&first->shape, a, sizeof a), i,
+        kind_text(r->input_devices[i]), r->input_devices[i].index, mpg_dtype_name(other->dtype),
+        mpg_shape_text(&other->shape, b, sizeof b),
+        axis < 0 ? "; they must be equal" : "; they may differ along the axis only");
   }
   return MPG_OK;
 }
@@ -476,13 +541,16 @@ static mpg_status check(const mpg_comm_request *r, int *axis, int *other_axis) {
   bool one = r->kind == MPG_SCATTER || r->kind == MPG_BROADCAST;
   bool axes = r->kind != MPG_ALL_REDUCE && r->kind != MPG_REDUCE && r->kind != MPG_BROADCAST;
   if (r->num_ranks < 1 || r->num_ranks > MPG_COMM_MAX_RANKS)
-    return mpg_fail(MPG_VALUE_ERROR, "%s: from 1 to %d devices take part, got %d", name, MPG_COMM_MAX_RANKS, r->num_ranks);
+    return mpg_fail(MPG_VALUE_ERROR, "%s: from 1 to %d devices take part, got %d", name,
+                    MPG_COMM_MAX_RANKS, r->num_ranks);
   if (r->num_inputs != (one ? 1 : r->num_ranks))
-    return mpg_fail(MPG_VALUE_ERROR, "%s: %d devices need %d arrays, got %d", name, r->num_ranks, one ? 1 : r->num_ranks, r->num_inputs);
+    return mpg_fail(MPG_VALUE_ERROR, "%s: %d devices need %d arrays, got %d", name, r->num_ranks,
+                    one ? 1 : r->num_ranks, r->num_inputs);
   *axis = *other_axis = -1;
   for (int i = 0; axes && i < r->num_inputs; i++) {
     MPG_TRY(mpg_axis_normalize(r->axis, r->inputs[i].shape.ndim, name, axis));
-    if (r->kind == MPG_ALL_TO_ALL) MPG_TRY(mpg_axis_normalize(r->other_axis, r->inputs[i].shape.ndim, name, other_axis));
+    if (r->kind == MPG_ALL_TO_ALL)
+      MPG_TRY(mpg_axis_normalize(r->other_axis, r->inputs[i].shape.ndim, name, other_axis));
   }
   bool joins = r->kind == MPG_ALL_GATHER || r->kind == MPG_GATHER;
   MPG_TRY(check_alike(r, joins ? *axis : *other_axis));
@@ -490,24 +558,34 @@ static mpg_status check(const mpg_comm_request *r, int *axis, int *other_axis) {
   return MPG_OK;
 }
 
-mpg_status mpg_comm_plan_make(const char *name, const mpg_comm_request *request, mpg_comm_plan *plan) {
+mpg_status mpg_comm_plan_make(const char *name, const mpg_comm_request *request,
+                              mpg_comm_plan *plan) {
   *plan = (mpg_comm_plan){0};
   mpg_arena_init(&plan->arena);
   const transport *found = NULL;
   for (size_t i = 0; i < sizeof transports / sizeof *transports; i++)
     if (strcmp(transports[i].name, name) == 0) found = &transports[i];
-  if (found == NULL) return mpg_fail(MPG_VALUE_ERROR, "there is no transport '%s'; there are 'auto', 'local' and 'nccl' (and mpi is planned)", name);
-  if (found->plan == NULL) return mpg_fail(MPG_NOT_IMPLEMENTED, "%s: %s", mpg_collective_name(request->kind), found->missing);
+  if (found == NULL)
+    return mpg_fail(
+        MPG_VALUE_ERROR,
+        "there is no transport '%s'; there are 'auto', 'local' and 'nccl' (and mpi is planned)",
+        name);
+  if (found->plan == NULL)
+    return mpg_fail(MPG_NOT_IMPLEMENTED, "%s: %s", mpg_collective_name(request->kind),
+                    found->missing);
   mpg_comm_request checked = *request;
   MPG_TRY(check(request, &checked.axis, &checked.other_axis));
   if (checked.root.type == 0) checked.root = request->input_devices[0];
   bool one = request->kind == MPG_REDUCE || request->kind == MPG_GATHER;
   plan->num_results = one ? 1 : request->num_ranks;
   plan->results = mpg_arena_alloc(&plan->arena, (size_t)plan->num_results * sizeof *plan->results);
-  if (plan->results == NULL) return mpg_out_of_host_memory((size_t)plan->num_results * sizeof *plan->results);
-  for (int i = 0; i < request->num_inputs; i++) MPG_TRY(add_slot(plan, &request->inputs[i], request->input_devices[i]));
+  if (plan->results == NULL)
+    return mpg_out_of_host_memory((size_t)plan->num_results * sizeof *plan->results);
+  for (int i = 0; i < request->num_inputs; i++)
+    MPG_TRY(add_slot(plan, &request->inputs[i], request->input_devices[i]));
   mpg_status status = found->plan(&checked, plan);
-  return status == MPG_OK ? MPG_OK : mpg_fail_prefix(status, "%s", mpg_collective_name(request->kind));
+  return status == MPG_OK ? MPG_OK
+                          : mpg_fail_prefix(status, "%s", mpg_collective_name(request->kind));
 }
 
 void mpg_comm_plan_free(mpg_comm_plan *plan) {

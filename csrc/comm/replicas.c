@@ -17,7 +17,9 @@ typedef struct job {
   mpg_view *views; /* [array * num_replicas + replica] */
 } job;
 
-static size_t bytes_of(const mpg_desc *desc) { return (size_t)mpg_shape_size(&desc->shape) * mpg_dtype_size(desc->dtype); }
+static size_t bytes_of(const mpg_desc *desc) {
+  return (size_t)mpg_shape_size(&desc->shape) * mpg_dtype_size(desc->dtype);
+}
 
 static const char name[] = "sum of replicas";
 
@@ -27,14 +29,26 @@ static mpg_status sum(mpg_run *run, void *payload) {
   mpg_num_args_params params = {.num_args = (int64_t)j->num_replicas};
   for (uint32_t i = 0; i < j->num_arrays; i++) {
     const mpg_view *views = j->views + (size_t)i * j->num_replicas;
-    mpg_kernel_call call = {.op = mpg_op_get(MPG_OP_add_n), .params = &params, .device = run->device, .num_threads = run->num_threads,
-                            .num_inputs = (int)j->num_replicas, .num_outputs = 1, .inputs = views, .outputs = &views[j->home]};
+    mpg_kernel_call call = {.op = mpg_op_get(MPG_OP_add_n),
+                            .params = &params,
+                            .device = run->device,
+                            .num_threads = run->num_threads,
+                            .num_inputs = (int)j->num_replicas,
+                            .num_outputs = 1,
+                            .inputs = views,
+                            .outputs = &views[j->home]};
     MPG_TRY(j->kernel(&call));
     size_t bytes = j->everywhere ? bytes_of(&views[j->home].desc) : 0;
     for (uint32_t r = 0; bytes && r < j->num_replicas; r++)
       if (r != j->home) memcpy(views[r].data, views[j->home].data, bytes);
   }
-  if (begin) mpg_profiler_record(run->device, &(mpg_event){.name = name, .kind = MPG_EVENT_OP, .peer = -1, .bytes = j->bytes, .begin_ns = begin, .end_ns = mpg_clock_ns()});
+  if (begin)
+    mpg_profiler_record(run->device, &(mpg_event){.name = name,
+                                                  .kind = MPG_EVENT_OP,
+                                                  .peer = -1,
+                                                  .bytes = j->bytes,
+                                                  .begin_ns = begin,
+                                                  .end_ns = mpg_clock_ns()});
   return MPG_OK;
 }
 
@@ -54,9 +68,13 @@ static mpg_status check(const mpg_replicas *r) {
     const mpg_desc *first = &r->arrays[i % r->num_arrays]->desc, *desc = &r->arrays[i]->desc;
     const mpg_device *device = r->arrays[i / r->num_arrays * r->num_arrays]->storage->device;
     if (desc->dtype != first->dtype || !mpg_shape_equal(&desc->shape, &first->shape))
-      return mpg_fail(MPG_VALUE_ERROR, "sum_replicas: array %u of replica %u is not like that of replica 0", i % r->num_arrays, i / r->num_arrays);
+      return mpg_fail(MPG_VALUE_ERROR,
+                      "sum_replicas: array %u of replica %u is not like that of replica 0",
+                      i % r->num_arrays, i / r->num_arrays);
     if (r->arrays[i]->storage->device != device)
-      return mpg_fail(MPG_VALUE_ERROR, "sum_replicas: the arrays of replica %u are on several devices", i / r->num_arrays);
+      return mpg_fail(MPG_VALUE_ERROR,
+                      "sum_replicas: the arrays of replica %u are on several devices",
+                      i / r->num_arrays);
   }
   return MPG_OK;
 }
@@ -70,7 +88,13 @@ static mpg_status make_job(const mpg_replicas *r, job **result) {
     mpg_free(views);
     return mpg_out_of_host_memory(count * sizeof *views);
   }
-  *j = (job){r->num_arrays, r->num_replicas, r->home, r->everywhere, 0, mpg_kernel_get(r->arrays[0]->storage->device, mpg_op_get(MPG_OP_add_n)), views};
+  *j = (job){r->num_arrays,
+             r->num_replicas,
+             r->home,
+             r->everywhere,
+             0,
+             mpg_kernel_get(r->arrays[0]->storage->device, mpg_op_get(MPG_OP_add_n)),
+             views};
   for (uint32_t i = 0; i < r->num_arrays; i++) {
     for (uint32_t k = 0; k < r->num_replicas; k++) {
       const mpg_tensor *tensor = r->arrays[k * r->num_arrays + i];
@@ -89,30 +113,41 @@ typedef struct point_list {
 } point_list;
 
 static mpg_status add_point(point_list *list, mpg_point point) {
-  if (!point.tick || (mpg_tick_reached(point.device, point.tick) && !(point.data && atomic_load_explicit(&point.device->failed, memory_order_relaxed)))) return MPG_OK;
+  if (!point.tick ||
+      (mpg_tick_reached(point.device, point.tick) &&
+       !(point.data && atomic_load_explicit(&point.device->failed, memory_order_relaxed))))
+    return MPG_OK;
   for (int i = list->count - 1, tries = 0; i >= 0 && tries < 32; i--, tries++) {
     mpg_point *known = &list->points[i];
     if (known->device != point.device || known->tick != point.tick) continue;
     known->data |= point.data;
     return MPG_OK;
   }
-  MPG_TRY(mpg_grow((void **)&list->points, &list->capacity, (size_t)list->count + 1, sizeof *list->points));
+  MPG_TRY(mpg_grow((void **)&list->points, &list->capacity, (size_t)list->count + 1,
+                   sizeof *list->points));
   list->points[list->count++] = point;
   return MPG_OK;
 }
 
 /* The array is final, and where it is written nobody reads it any more. */
-static mpg_status add_points(point_list *list, const mpg_storage *storage, const mpg_device *side, bool writes) {
+static mpg_status add_points(point_list *list, const mpg_storage *storage, const mpg_device *side,
+                             bool writes) {
   const mpg_uses *uses = &storage->block.uses;
-  MPG_TRY(add_point(list, (mpg_point){.device = storage->device, .tick = uses->write, .data = storage->version != 0}));
+  MPG_TRY(add_point(
+      list,
+      (mpg_point){.device = storage->device, .tick = uses->write, .data = storage->version != 0}));
   if (!writes) return MPG_OK;
   MPG_TRY(add_point(list, (mpg_point){.device = storage->device, .tick = uses->read}));
   for (int i = 0; i < uses->num_foreign; i++)
-    if (uses->foreign[i].device != side) MPG_TRY(add_point(list, (mpg_point){.device = uses->foreign[i].device, .tick = uses->foreign[i].tick}));
+    if (uses->foreign[i].device != side)
+      MPG_TRY(add_point(
+          list, (mpg_point){.device = uses->foreign[i].device, .tick = uses->foreign[i].tick}));
   return MPG_OK;
 }
 
-static bool written(const mpg_replicas *r, uint32_t replica) { return r->everywhere || replica == r->home; }
+static bool written(const mpg_replicas *r, uint32_t replica) {
+  return r->everywhere || replica == r->home;
+}
 
 /* What is to be queued: the sums beside the devices, and on each device whose arrays they write
  * something that waits for them, so that whatever it does from now on comes behind. */
@@ -135,9 +170,12 @@ static mpg_status prepare(void *state, mpg_submission *submissions, bool *done) 
     MPG_TRY(add_points(&q->list, r->arrays[i]->storage, side, written(r, i / r->num_arrays)));
   }
   MPG_TRY(make_job(r, &q->work));
-  submissions[0] = (mpg_submission){.name = name, .work = sum, .payload = &q->work,
+  submissions[0] = (mpg_submission){.name = name,
+                                    .work = sum,
+                                    .payload = &q->work,
                                     .payload_size = sizeof q->work,
-                                    .points = q->list.points, .num_points = q->list.count,
+                                    .points = q->list.points,
+                                    .num_points = q->list.count,
                                     .discard = discard};
   q->end = (mpg_point){side, mpg_device_next_tick(side), true};
   for (int k = 1; k < q->count; k++)

@@ -2,22 +2,27 @@
 
 static bool input_fits(const mpg_signature_input *input, const mpg_array *array, bool recording) {
   const mpg_tensor *tensor = &array->tensor;
-  return input->wanted == (recording && mpg_cache_wants(array)) && input->device == mpg_tensor_device(tensor) &&
-         input->desc.dtype == tensor->desc.dtype && mpg_shape_equal(&input->desc.shape, &tensor->desc.shape);
+  return input->wanted == (recording && mpg_cache_wants(array)) &&
+         input->device == mpg_tensor_device(tensor) && input->desc.dtype == tensor->desc.dtype &&
+         mpg_shape_equal(&input->desc.shape, &tensor->desc.shape);
 }
 
 static bool fits(mpg_cache_entry *entry, const mpg_inputs *inputs, bool train, bool recording) {
-  if (entry->num_inputs != mpg_inputs_count(inputs) || entry->num_bound != inputs->num_bound || entry->train != train || entry->recording != recording) return false;
+  if (entry->num_inputs != mpg_inputs_count(inputs) || entry->num_bound != inputs->num_bound ||
+      entry->train != train || entry->recording != recording)
+    return false;
   for (uint32_t i = 0; i < inputs->num_given; i++)
     if (!input_fits(&entry->inputs[i], inputs->given[i], recording)) return false;
   if (inputs->binding && entry->binding == inputs->binding) return true;
   for (uint32_t i = 0; i < inputs->num_bound; i++)
-    if (!input_fits(&entry->inputs[inputs->num_given + i], inputs->bound[i], recording)) return false;
+    if (!input_fits(&entry->inputs[inputs->num_given + i], inputs->bound[i], recording))
+      return false;
   entry->binding = inputs->binding;
   return true;
 }
 
-mpg_compiled *mpg_cache_find(mpg_cache *cache, const mpg_inputs *inputs, bool train, bool recording) {
+mpg_compiled *mpg_cache_find(mpg_cache *cache, const mpg_inputs *inputs, bool train,
+                             bool recording) {
   for (uint32_t i = 0; i < cache->count; i++) {
     mpg_cache_entry *entry = &cache->entries[i];
     if (!fits(entry, inputs, train, recording)) continue;
@@ -37,7 +42,8 @@ static void drop(mpg_cache_entry *entry) {
   mpg_compiled_release(entry->compiled);
 }
 
-mpg_status mpg_cache_add(mpg_cache *cache, const mpg_inputs *inputs, bool train, bool recording, mpg_compiled *compiled) {
+mpg_status mpg_cache_add(mpg_cache *cache, const mpg_inputs *inputs, bool train, bool recording,
+                         mpg_compiled *compiled) {
   uint32_t num_inputs = mpg_inputs_count(inputs);
   mpg_signature_input *signature = mpg_malloc((num_inputs + 1) * sizeof *signature);
   if (!signature) {
@@ -46,7 +52,8 @@ mpg_status mpg_cache_add(mpg_cache *cache, const mpg_inputs *inputs, bool train,
   }
   for (uint32_t i = 0; i < num_inputs; i++) {
     const mpg_array *input = mpg_inputs_at(inputs, i);
-    signature[i] = (mpg_signature_input){input->tensor.desc, mpg_tensor_device(&input->tensor), recording && mpg_cache_wants(input)};
+    signature[i] = (mpg_signature_input){input->tensor.desc, mpg_tensor_device(&input->tensor),
+                                         recording && mpg_cache_wants(input)};
   }
   uint32_t place = cache->count;
   if (place < MPG_CACHE_LIMIT) {
@@ -58,7 +65,9 @@ mpg_status mpg_cache_add(mpg_cache *cache, const mpg_inputs *inputs, bool train,
     drop(&cache->entries[place]);
     cache->dropped++;
   }
-  cache->entries[place] = (mpg_cache_entry){signature, num_inputs, inputs->num_bound, train, recording, inputs->binding, ++cache->clock, compiled};
+  cache->entries[place] =
+      (mpg_cache_entry){signature, num_inputs,      inputs->num_bound, train,
+                        recording, inputs->binding, ++cache->clock,    compiled};
   return MPG_OK;
 }
 

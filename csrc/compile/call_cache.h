@@ -1,7 +1,7 @@
-/* The cache of one compiled function: signature -> compiled call. A signature is the inputs' shapes, dtypes and devices, the
- * train mode, whether autograd is recording, and which inputs need gradients. The least recently used of more than
- * MPG_CACHE_LIMIT entries goes.
- * Ownership: the cache owns its entries. Threads: host lock. */
+/* The cache of one compiled function: signature -> compiled call. A signature is the inputs'
+ * shapes, dtypes and devices, the train mode, whether autograd is recording, and which inputs need
+ * gradients. The least recently used of more than MPG_CACHE_LIMIT entries goes. Ownership: the
+ * cache owns its entries. Threads: host lock. */
 #ifndef MPG_COMPILE_CALL_CACHE_H
 #define MPG_COMPILE_CALL_CACHE_H
 
@@ -34,9 +34,11 @@ typedef struct mpg_cache {
 /* Whether an input needs a gradient when recording. */
 static inline bool mpg_cache_wants(const mpg_array *input) { return mpg_tape_wants(input->node); }
 /* Borrowed; NULL when it is not there. */
-mpg_compiled *mpg_cache_find(mpg_cache *cache, const mpg_inputs *inputs, bool train, bool recording);
+mpg_compiled *mpg_cache_find(mpg_cache *cache, const mpg_inputs *inputs, bool train,
+                             bool recording);
 /* Takes over the reference to `compiled`, also on failure. */
-mpg_status mpg_cache_add(mpg_cache *cache, const mpg_inputs *inputs, bool train, bool recording, mpg_compiled *compiled);
+mpg_status mpg_cache_add(mpg_cache *cache, const mpg_inputs *inputs, bool train, bool recording,
+                         mpg_compiled *compiled);
 void mpg_cache_clear(mpg_cache *cache);
 
 #endif

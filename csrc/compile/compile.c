@@ -54,7 +54,8 @@ void mpg_compiled_release(mpg_compiled *c) {
 
 /* The value whose memory a value is a view of. */
 static mpg_value root_of(const mpg_graph *graph, mpg_value value) {
-  while (mpg_node_is_view(&graph->nodes[value.node])) value = mpg_node_inputs(graph, &graph->nodes[value.node])[0];
+  while (mpg_node_is_view(&graph->nodes[value.node]))
+    value = mpg_node_inputs(graph, &graph->nodes[value.node])[0];
   return value;
 }
 
@@ -64,7 +65,8 @@ static mpg_status take_inputs(mpg_compiled *c, mpg_trace *trace, const mpg_array
   c->inputs = mpg_malloc((c->num_inputs + 1) * sizeof *c->inputs);
   c->constants = mpg_calloc(c->num_constants + 1, sizeof *c->constants);
   c->wanted = mpg_calloc(c->num_inputs + 1, sizeof *c->wanted);
-  if (!c->inputs || !c->constants || !c->wanted) return mpg_out_of_host_memory(c->num_inputs * sizeof *c->inputs);
+  if (!c->inputs || !c->constants || !c->wanted)
+    return mpg_out_of_host_memory(c->num_inputs * sizeof *c->inputs);
   for (uint32_t i = 0; i < c->num_given; i++) c->inputs[i] = inputs[i].value;
   for (uint32_t i = 0; i < c->num_constants; i++) {
     mpg_trace_constant *constant = &trace->constants[i];
@@ -77,27 +79,34 @@ static mpg_status take_inputs(mpg_compiled *c, mpg_trace *trace, const mpg_array
   return MPG_OK;
 }
 
-static bool same_value(mpg_value a, mpg_value b) { return a.node == b.node && a.output == b.output; }
+static bool same_value(mpg_value a, mpg_value b) {
+  return a.node == b.node && a.output == b.output;
+}
 
 /* Whether a value is an array of its own to users, though a view: it was made by an op. */
 static bool is_separate(const mpg_graph *graph, mpg_value value) {
-  for (; mpg_node_is_view(&graph->nodes[value.node]); value = mpg_node_inputs(graph, &graph->nodes[value.node])[0])
+  for (; mpg_node_is_view(&graph->nodes[value.node]);
+       value = mpg_node_inputs(graph, &graph->nodes[value.node])[0])
     if (graph->nodes[value.node].separate) return true;
   return false;
 }
 
-/* Whether output i is in memory that is an input's or another output's, too. Of several that are separate, the first has it. */
+/* Whether output i is in memory that is an input's or another output's, too. Of several that are
+ * separate, the first has it. */
 static bool shares_memory(const mpg_graph *graph, const bool *separate, size_t i) {
   mpg_value root = root_of(graph, graph->outputs[i]);
   if (mpg_node_is_input(&graph->nodes[root.node])) return true;
   for (size_t k = 0; k < graph->num_outputs; k++) {
-    if (same_value(graph->outputs[k], graph->outputs[i]) || !same_value(root_of(graph, graph->outputs[k]), root)) continue;
+    if (same_value(graph->outputs[k], graph->outputs[i]) ||
+        !same_value(root_of(graph, graph->outputs[k]), root))
+      continue;
     if (k < i || !separate[k]) return true;
   }
   return false;
 }
 
-/* Copies outputs that are arrays of their own to users but not in memory. One array may be returned several times. */
+/* Copies outputs that are arrays of their own to users but not in memory. One array may be returned
+ * several times. */
 static mpg_status separate_outputs(mpg_graph *graph, const bool *separate) {
   for (size_t i = 0; i < graph->num_outputs; i++) {
     if (!separate[i] || !shares_memory(graph, separate, i)) continue;
@@ -113,10 +122,13 @@ static mpg_status take_outputs(mpg_compiled *c, const mpg_value *values) {
   c->outputs = mpg_calloc(c->num_outputs + 1, sizeof *c->outputs);
   c->results = mpg_malloc((c->num_outputs + 1) * sizeof *c->results);
   c->external = mpg_malloc((c->graph.num_values + 1) * sizeof *c->external);
-  if (!c->outputs || !c->results || !c->external) return mpg_out_of_host_memory(c->graph.num_values * sizeof *c->external);
+  if (!c->outputs || !c->results || !c->external)
+    return mpg_out_of_host_memory(c->graph.num_values * sizeof *c->external);
   for (size_t v = 0; v < c->graph.num_values; v++) c->external[v] = MPG_NO_BASE;
-  for (uint32_t i = 0; i < c->num_inputs; i++) c->external[mpg_value_index(&c->graph, c->inputs[i])] = i;
-  for (uint32_t i = 0; i < c->num_kept; i++) c->external[mpg_value_index(&c->graph, c->kept[i])] = mpg_compiled_kept(c, i);
+  for (uint32_t i = 0; i < c->num_inputs; i++)
+    c->external[mpg_value_index(&c->graph, c->inputs[i])] = i;
+  for (uint32_t i = 0; i < c->num_kept; i++)
+    c->external[mpg_value_index(&c->graph, c->kept[i])] = mpg_compiled_kept(c, i);
   for (uint32_t i = 0; i < c->num_outputs; i++) {
     mpg_value root = root_of(&c->graph, values[i]);
     uint32_t *external = &c->external[mpg_value_index(&c->graph, root)];
@@ -126,7 +138,9 @@ static mpg_status take_outputs(mpg_compiled *c, const mpg_value *values) {
     }
     const mpg_value *traced = c->traced + c->graph.num_inputs;
     mpg_compiled_output *output = &c->outputs[i];
-    *output = (mpg_compiled_output){.external = *external, .input = MPG_NO_BASE, .desc = mpg_graph_at(&c->graph, values[i])->desc};
+    *output = (mpg_compiled_output){.external = *external,
+                                    .input = MPG_NO_BASE,
+                                    .desc = mpg_graph_at(&c->graph, values[i])->desc};
     while (!same_value(traced[output->same], traced[i])) output->same++;
     for (uint32_t k = 0; k < c->num_inputs; k++)
       if (same_value(c->inputs[k], traced[i])) output->input = k;
@@ -143,21 +157,26 @@ static mpg_status zeros_like(mpg_graph *graph, mpg_value like, mpg_value *result
   return mpg_graph_emit(graph, mpg_op_get(MPG_OP__full_like), &params, &like, 1, like, result);
 }
 
-/* The trace's graph with the gradient appended. out_grads[i]: new inputs where `arrives`; elsewhere no gradient flows, or with
- * `fill`, zeros do. */
-static mpg_status differentiate(const mpg_compiled *c, const bool *arrives, bool fill, const bool *wanted, const bool *summed, bool train,
-                                mpg_graph *joint, mpg_value *out_grads, mpg_value *sums, mpg_value *in_grads) {
+/* The trace's graph with the gradient appended. out_grads[i]: new inputs where `arrives`; elsewhere
+ * no gradient flows, or with `fill`, zeros do. */
+static mpg_status differentiate(const mpg_compiled *c, const bool *arrives, bool fill,
+                                const bool *wanted, const bool *summed, bool train,
+                                mpg_graph *joint, mpg_value *out_grads, mpg_value *sums,
+                                mpg_value *in_grads) {
   size_t num_heads = 0, num_wanted = 0;
   mpg_value *work = mpg_malloc((c->num_outputs * 2 + c->num_inputs * 4 + 1) * sizeof *work);
   if (!work) return mpg_out_of_host_memory(c->num_outputs * sizeof *work);
-  mpg_value *heads = work, *head_grads = heads + c->num_outputs + c->num_inputs, *variables = head_grads + c->num_outputs + c->num_inputs,
+  mpg_value *heads = work, *head_grads = heads + c->num_outputs + c->num_inputs,
+            *variables = head_grads + c->num_outputs + c->num_inputs,
             *results = variables + c->num_inputs;
   mpg_status status = MPG_OK;
   MPG_GOTO(mpg_graph_copy(joint, &c->graph));
-  if (joint->num_inputs) memcpy(joint->inputs, c->traced, joint->num_inputs * sizeof *joint->inputs);
+  if (joint->num_inputs)
+    memcpy(joint->inputs, c->traced, joint->num_inputs * sizeof *joint->inputs);
   const mpg_value *traced_outputs = c->traced + joint->num_inputs;
   joint->phase = MPG_PHASE_BACKWARD;
-  /* Last first: that is how gradients arrive when ops that use the outputs in order are differentiated one by one. */
+  /* Last first: that is how gradients arrive when ops that use the outputs in order are
+   * differentiated one by one. */
   for (uint32_t i = c->num_outputs; i-- > 0;) {
     out_grads[i] = MPG_NO_VALUE;
     const mpg_graph_value value = *mpg_graph_at(joint, traced_outputs[i]);
@@ -179,11 +198,17 @@ static mpg_status differentiate(const mpg_compiled *c, const bool *arrives, bool
     heads[num_heads] = c->inputs[i];
     head_grads[num_heads++] = sums[i];
   }
-  mpg_differentiation request = {.heads = heads, .head_grads = head_grads, .num_heads = num_heads, .wanted = variables,
-                                 .num_wanted = num_wanted, .gradients = results, .train = train};
+  mpg_differentiation request = {.heads = heads,
+                                 .head_grads = head_grads,
+                                 .num_heads = num_heads,
+                                 .wanted = variables,
+                                 .num_wanted = num_wanted,
+                                 .gradients = results,
+                                 .train = train};
   MPG_GOTO(mpg_graph_gradient(joint, &request));
   num_wanted = 0;
-  for (uint32_t i = 0; i < c->num_inputs; i++) in_grads[i] = wanted[i] ? results[num_wanted++] : MPG_NO_VALUE;
+  for (uint32_t i = 0; i < c->num_inputs; i++)
+    in_grads[i] = wanted[i] ? results[num_wanted++] : MPG_NO_VALUE;
 fail:
   mpg_free(work);
   return status;
@@ -215,7 +240,8 @@ static mpg_status find_saved(mpg_compiled *c) {
   if (!out_grads || !arrives || !c->saved) MPG_GOTO(mpg_out_of_host_memory(c->graph.num_values));
   mpg_value *in_grads = out_grads + c->num_outputs;
   for (uint32_t i = 0; i < c->num_outputs; i++) arrives[i] = differentiable(&c->outputs[i].desc);
-  MPG_GOTO(differentiate(c, arrives, false, c->wanted, NULL, true, &joint, out_grads, NULL, in_grads));
+  MPG_GOTO(
+      differentiate(c, arrives, false, c->wanted, NULL, true, &joint, out_grads, NULL, in_grads));
   MPG_GOTO(simplify_joint(&joint, in_grads, c->num_inputs));
   if (mpg_recompute_wanted(&joint, c->graph.num_nodes)) {
     MPG_GOTO(mpg_recompute_find(&joint, c->graph.num_nodes, in_grads, c->num_inputs, c->saved));
@@ -227,7 +253,8 @@ static mpg_status find_saved(mpg_compiled *c) {
     if (mpg_node_flag(node, MPG_OP_SHAPE_ONLY)) continue;
     const mpg_value *inputs = mpg_node_inputs(&joint, node);
     for (uint32_t i = 0; i < node->num_inputs; i++)
-      if (mpg_value_index(&joint, inputs[i]) < c->graph.num_values) c->saved[mpg_value_index(&joint, inputs[i])] = true;
+      if (mpg_value_index(&joint, inputs[i]) < c->graph.num_values)
+        c->saved[mpg_value_index(&joint, inputs[i])] = true;
   }
 fail:
   mpg_order_free(&order);
@@ -248,8 +275,12 @@ static mpg_status plan_forward(mpg_compiled *c, mpg_order *order) {
       if (c->saved[c->graph.nodes[n].values + i]) roots[num_roots++] = (mpg_value){(uint32_t)n, i};
   MPG_GOTO(mpg_graph_order(&c->graph, MPG_PHASE_FORWARD, roots, num_roots, order));
   if (c->stages != MPG_STAGES_NONE) MPG_GOTO(mpg_graph_stages(&c->graph, order, NULL, 0, false));
-  mpg_plan_request request = {.graph = &c->graph, .order = order, .num_externals = mpg_compiled_forward_externals(c),
-                              .external = c->external, .saved = c->saved, .apart = c->apart};
+  mpg_plan_request request = {.graph = &c->graph,
+                              .order = order,
+                              .num_externals = mpg_compiled_forward_externals(c),
+                              .external = c->external,
+                              .saved = c->saved,
+                              .apart = c->apart};
   MPG_GOTO(mpg_schedule(&request, order, c->stages == MPG_STAGES_NONE, &c->plan));
 fail:
   mpg_free(roots);
@@ -263,29 +294,39 @@ static mpg_status make_forward(mpg_compiled *c) {
   mpg_dump_pass("forward plan", &c->graph, &order, &c->plan);
   MPG_GOTO(mpg_lower(&c->graph, &order, &c->plan, "compiled forward", &c->programs));
   if (c->stages == MPG_STAGES_NONE)
-    mpg_program_set_arrange(c->programs, &(mpg_parts){.count = 3, .sizes = {mpg_compiled_first_fixed(c), mpg_compiled_num_fixed(c), c->num_results},
-                                                      .fixed = {false, true, false}});
+    mpg_program_set_arrange(
+        c->programs, &(mpg_parts){.count = 3,
+                                  .sizes = {mpg_compiled_first_fixed(c), mpg_compiled_num_fixed(c),
+                                            c->num_results},
+                                  .fixed = {false, true, false}});
   if (!c->recording) goto fail;
   c->saved_external = mpg_calloc(mpg_compiled_forward_externals(c) + 1, sizeof *c->saved_external);
   if (!c->saved_external) MPG_GOTO(mpg_out_of_host_memory(mpg_compiled_forward_externals(c)));
   for (size_t v = 0; v < c->graph.num_values; v++)
-    if (c->saved[v] && c->plan.locations[v].base < mpg_compiled_forward_externals(c)) c->saved_external[c->plan.locations[v].base] = true;
+    if (c->saved[v] && c->plan.locations[v].base < mpg_compiled_forward_externals(c))
+      c->saved_external[c->plan.locations[v].base] = true;
 fail:
   mpg_order_free(&order);
   return status;
 }
 
 /* The rewrites that change bits; the graph before them is kept where there were any. */
-static mpg_status rewrite(mpg_compiled *c, const mpg_trace *trace, const mpg_compile_options *options) {
+static mpg_status rewrite(mpg_compiled *c, const mpg_trace *trace,
+                          const mpg_compile_options *options) {
   bool changed = false;
   if (c->exact) return MPG_OK;
   c->original_inputs = mpg_malloc((c->num_inputs + 1) * sizeof *c->original_inputs);
-  if (!c->original_inputs) return mpg_out_of_host_memory(c->num_inputs * sizeof *c->original_inputs);
+  if (!c->original_inputs)
+    return mpg_out_of_host_memory(c->num_inputs * sizeof *c->original_inputs);
   memcpy(c->original_inputs, c->inputs, c->num_inputs * sizeof *c->inputs);
-  mpg_rewrite_request request = {.graph = &c->graph, .inputs = c->inputs, .num_inputs = c->num_inputs, .wanted = c->wanted,
-                                 .recording = c->recording,
-                                 .keeps = c->stages == MPG_STAGES_NONE && options->num_bound == options->num_parameters,
-                                 .num_parameters = options->num_parameters + c->num_constants};
+  mpg_rewrite_request request = {
+      .graph = &c->graph,
+      .inputs = c->inputs,
+      .num_inputs = c->num_inputs,
+      .wanted = c->wanted,
+      .recording = c->recording,
+      .keeps = c->stages == MPG_STAGES_NONE && options->num_bound == options->num_parameters,
+      .num_parameters = options->num_parameters + c->num_constants};
   mpg_value *outputs = mpg_malloc((c->num_outputs + 1) * sizeof *outputs);
   mpg_status status = MPG_OK;
   if (!outputs) return mpg_out_of_host_memory(c->num_outputs * sizeof *outputs);
@@ -306,7 +347,8 @@ static mpg_status make_all(mpg_compiled *c, const mpg_memory_budget *budget) {
   return make_forward(c);
 }
 
-mpg_status mpg_compile(mpg_trace *trace, const mpg_array *inputs, uint32_t num_inputs, mpg_array *const *outputs, uint32_t num_outputs,
+mpg_status mpg_compile(mpg_trace *trace, const mpg_array *inputs, uint32_t num_inputs,
+                       mpg_array *const *outputs, uint32_t num_outputs,
                        const mpg_compile_options *options, mpg_compiled **compiled) {
   mpg_compiled *c = mpg_calloc(1, sizeof *c);
   mpg_status status = MPG_OK;
@@ -333,7 +375,8 @@ mpg_status mpg_compile(mpg_trace *trace, const mpg_array *inputs, uint32_t num_i
   }
   mpg_graph_init(&c->graph);
   mpg_graph_init(&c->original);
-  for (uint32_t i = 0; i < num_outputs; i++) MPG_GOTO(mpg_trace_value(trace, outputs[i], "the block's result", &values[i]));
+  for (uint32_t i = 0; i < num_outputs; i++)
+    MPG_GOTO(mpg_trace_value(trace, outputs[i], "the block's result", &values[i]));
   for (uint32_t i = 0; i < num_outputs; i++) separate[i] = is_separate(&trace->graph, values[i]);
   MPG_GOTO(mpg_graph_copy(&c->graph, &trace->graph));
   MPG_GOTO(mpg_graph_set_outputs(&c->graph, values, num_outputs));
@@ -348,8 +391,10 @@ mpg_status mpg_compile(mpg_trace *trace, const mpg_array *inputs, uint32_t num_i
   mpg_dump_pass("rewritten", &c->graph, NULL, NULL);
   c->traced = mpg_malloc((c->graph.num_inputs + num_outputs + 1) * sizeof *c->traced);
   if (!c->traced) MPG_GOTO(mpg_out_of_host_memory(c->graph.num_inputs * sizeof *c->traced));
-  if (c->graph.num_inputs) memcpy(c->traced, c->graph.inputs, c->graph.num_inputs * sizeof *c->traced);
-  if (num_outputs) memcpy(c->traced + c->graph.num_inputs, c->graph.outputs, num_outputs * sizeof *c->traced);
+  if (c->graph.num_inputs)
+    memcpy(c->traced, c->graph.inputs, c->graph.num_inputs * sizeof *c->traced);
+  if (num_outputs)
+    memcpy(c->traced + c->graph.num_inputs, c->graph.outputs, num_outputs * sizeof *c->traced);
   MPG_GOTO(mpg_graph_simplify(&c->graph));
   mpg_dump_pass("simplified", &c->graph, NULL, NULL);
   if (!c->recording && c->stages == MPG_STAGES_NONE) MPG_GOTO(mpg_compiled_make_prologue(c));
@@ -365,7 +410,8 @@ fail:
   return status;
 }
 
-bool mpg_compiled_recapture(mpg_compiled *c, const mpg_captured *captured, size_t count, bool recording, bool change) {
+bool mpg_compiled_recapture(mpg_compiled *c, const mpg_captured *captured, size_t count,
+                            bool recording, bool change) {
   for (uint32_t i = 0; i < c->num_constants; i++) {
     mpg_array *constant = &c->constants[i];
     const mpg_tensor *tensor = &constant->tensor;
@@ -373,14 +419,21 @@ bool mpg_compiled_recapture(mpg_compiled *c, const mpg_captured *captured, size_
     while (place < captured + count && place->storage != tensor->storage) place++;
     if (place == captured + count || constant->trace) continue;
     const mpg_array *array = place->array;
-    bool whole = constant->node == place->node && tensor->offset == place->offset && mpg_shape_equal(&tensor->desc.shape, &array->tensor.desc.shape);
+    bool whole = constant->node == place->node && tensor->offset == place->offset &&
+                 mpg_shape_equal(&tensor->desc.shape, &array->tensor.desc.shape);
     mpg_tape_node *node = whole ? array->node : NULL;
     size_t ahead = tensor->offset - place->offset; /* of a view, within the array */
-    if (!whole && (constant->node || tensor->offset < place->offset || ahead + mpg_desc_bytes(&tensor->desc) > mpg_desc_bytes(&array->tensor.desc))) return false;
-    if (tensor->desc.dtype != array->tensor.desc.dtype || mpg_tensor_device(tensor) != mpg_tensor_device(&array->tensor)) return false;
+    if (!whole && (constant->node || tensor->offset < place->offset ||
+                   ahead + mpg_desc_bytes(&tensor->desc) > mpg_desc_bytes(&array->tensor.desc)))
+      return false;
+    if (tensor->desc.dtype != array->tensor.desc.dtype ||
+        mpg_tensor_device(tensor) != mpg_tensor_device(&array->tensor))
+      return false;
     if (recording && mpg_tape_wants(node) && !c->wanted[c->num_given + i]) return false;
     if (!change) continue;
-    mpg_array next = {.tensor = {array->tensor.storage, array->tensor.offset + ahead, tensor->desc}, .node = mpg_tape_retain(node), .output = array->output};
+    mpg_array next = {.tensor = {array->tensor.storage, array->tensor.offset + ahead, tensor->desc},
+                      .node = mpg_tape_retain(node),
+                      .output = array->output};
     mpg_tensor_retain(&next.tensor);
     mpg_array former = *constant;
     *constant = next;
@@ -390,11 +443,13 @@ bool mpg_compiled_recapture(mpg_compiled *c, const mpg_captured *captured, size_
   return true;
 }
 
-/* --- Backward ----------------------------------------------------------------------------------------------------- */
+/* --- Backward --------------------------------------------------------------------------------- */
 
-/* Gives the gradient of input i its external array: directly where its memory is free to choose, else by a copy. */
-static mpg_status place_gradient(const mpg_compiled *c, mpg_graph *joint, mpg_gradient_place place, uint32_t i, mpg_value gradient,
-                                 uint32_t **external, size_t *known, mpg_value *result) {
+/* Gives the gradient of input i its external array: directly where its memory is free to choose,
+ * else by a copy. */
+static mpg_status place_gradient(const mpg_compiled *c, mpg_graph *joint, mpg_gradient_place place,
+                                 uint32_t i, mpg_value gradient, uint32_t **external, size_t *known,
+                                 mpg_value *result) {
   mpg_value root, old = MPG_NO_VALUE;
   uint32_t array = mpg_compiled_in_grad(c, i);
   if (!mpg_has_value(gradient)) MPG_TRY(zeros_like(joint, c->inputs[i], &gradient));
@@ -402,12 +457,14 @@ static mpg_status place_gradient(const mpg_compiled *c, mpg_graph *joint, mpg_gr
     const mpg_graph_value value = *mpg_graph_at(joint, c->inputs[i]);
     MPG_TRY(mpg_graph_input(joint, &value.desc, value.device, &old));
     mpg_value terms[2] = {old, gradient};
-    MPG_TRY(mpg_graph_emit(joint, mpg_op_get(MPG_OP_elemwise_add), NULL, terms, 2, MPG_NO_VALUE, &gradient));
+    MPG_TRY(mpg_graph_emit(joint, mpg_op_get(MPG_OP_elemwise_add), NULL, terms, 2, MPG_NO_VALUE,
+                           &gradient));
   }
   root = root_of(joint, gradient);
   const mpg_node *node = &joint->nodes[root.node];
   uint32_t index = mpg_value_index(joint, root);
-  bool free_choice = node->phase == MPG_PHASE_BACKWARD && !mpg_node_is_input(node) && (index >= *known || (*external)[index] == MPG_NO_BASE);
+  bool free_choice = node->phase == MPG_PHASE_BACKWARD && !mpg_node_is_input(node) &&
+                     (index >= *known || (*external)[index] == MPG_NO_BASE);
   if (!free_choice) {
     MPG_TRY(mpg_graph_emit_copy(joint, gradient, &gradient));
     root = gradient;
@@ -424,7 +481,8 @@ static mpg_status place_gradient(const mpg_compiled *c, mpg_graph *joint, mpg_gr
 }
 
 /* True when all forward values that are read were kept. */
-static bool reads_saved_only(const mpg_compiled *c, const mpg_graph *joint, const mpg_order *order) {
+static bool reads_saved_only(const mpg_compiled *c, const mpg_graph *joint,
+                             const mpg_order *order) {
   for (size_t k = 0; k < order->count; k++) {
     const mpg_node *node = &joint->nodes[order->nodes[k]];
     if (mpg_node_flag(node, MPG_OP_SHAPE_ONLY)) continue;
@@ -437,11 +495,13 @@ static bool reads_saved_only(const mpg_compiled *c, const mpg_graph *joint, cons
 }
 
 /* The joint graph with what is computed again. */
-static mpg_status repeat(const mpg_compiled *c, mpg_graph *joint, mpg_value *out_grads, mpg_value *sums, mpg_value *in_grads) {
+static mpg_status repeat(const mpg_compiled *c, mpg_graph *joint, mpg_value *out_grads,
+                         mpg_value *sums, mpg_value *in_grads) {
   if (!mpg_recompute_wanted(joint, c->graph.num_nodes)) return MPG_OK;
   mpg_graph result;
   mpg_graph_init(&result);
-  mpg_value_list lists[] = {{in_grads, c->num_inputs}, {out_grads, c->num_outputs}, {sums, c->num_inputs}};
+  mpg_value_list lists[] = {
+      {in_grads, c->num_inputs}, {out_grads, c->num_outputs}, {sums, c->num_inputs}};
   mpg_status status = mpg_recompute_apply(joint, c->graph.num_nodes, c->saved, lists, 3, &result);
   if (status == MPG_OK) {
     mpg_graph former = *joint;
@@ -453,25 +513,30 @@ static mpg_status repeat(const mpg_compiled *c, mpg_graph *joint, mpg_value *out
 }
 
 /* The gradients of carried inputs are what other pieces wait for. */
-static mpg_status stage_backward(const mpg_compiled *c, const mpg_graph *joint, const mpg_value *stored, mpg_order *order) {
+static mpg_status stage_backward(const mpg_compiled *c, const mpg_graph *joint,
+                                 const mpg_value *stored, mpg_order *order) {
   size_t count = 0;
   mpg_value *urgent = mpg_malloc((c->num_given + 1) * sizeof *urgent);
   if (!urgent) return mpg_out_of_host_memory(c->num_given * sizeof *urgent);
   for (uint32_t i = 0; c->carried && i < c->num_given; i++)
     if (c->carried[i]) urgent[count++] = stored[i];
-  mpg_status status = mpg_graph_stages(joint, order, urgent, count, c->stages == MPG_STAGES_DEFERRED);
+  mpg_status status =
+      mpg_graph_stages(joint, order, urgent, count, c->stages == MPG_STAGES_DEFERRED);
   mpg_free(urgent);
   return status;
 }
 
-/* Parts: inputs that are not bound; bound; constants, results, gradients of outputs and of the first; of the bound; of constants,
- * with sums for the first; sums for the bound, for constants. */
+/* Parts: inputs that are not bound; bound; constants, results, gradients of outputs and of the
+ * first; of the bound; of constants, with sums for the first; sums for the bound, for constants. */
 static void arrange_backward(const mpg_compiled *c, mpg_program_set *set) {
   uint32_t own = mpg_compiled_first_fixed(c);
-  mpg_program_set_arrange(set, &(mpg_parts){.count = 7,
-                                            .sizes = {own, c->num_bound, c->num_constants + c->num_results + c->num_outputs + own, c->num_bound,
-                                                      c->num_constants + own, c->num_bound, c->num_constants},
-                                            .fixed = {false, true, false, true}});
+  mpg_program_set_arrange(
+      set,
+      &(mpg_parts){
+          .count = 7,
+          .sizes = {own, c->num_bound, c->num_constants + c->num_results + c->num_outputs + own,
+                    c->num_bound, c->num_constants + own, c->num_bound, c->num_constants},
+          .fixed = {false, true, false, true}});
 }
 
 mpg_status mpg_compiled_find_reached(const mpg_compiled *c, const bool *arrives, bool *reached) {
@@ -500,8 +565,10 @@ static mpg_status find_reached(const mpg_compiled *c, mpg_compiled_backward *b) 
   return MPG_OK;
 }
 
-/* fill: outputs without a gradient get zeros, so that the gradient is the one for which values were saved. */
-static mpg_status make_backward(mpg_compiled *c, mpg_compiled_backward *b, const bool *arrives, bool fill, bool lower) {
+/* fill: outputs without a gradient get zeros, so that the gradient is the one for which values were
+ * saved. */
+static mpg_status make_backward(mpg_compiled *c, mpg_compiled_backward *b, const bool *arrives,
+                                bool fill, bool lower) {
   mpg_graph joint;
   mpg_order order = {0};
   mpg_status status = MPG_OK;
@@ -510,9 +577,14 @@ static mpg_status make_backward(mpg_compiled *c, mpg_compiled_backward *b, const
   mpg_graph_init(&joint);
   mpg_value *out_grads = mpg_malloc((c->num_outputs + 3 * c->num_inputs + 1) * sizeof *out_grads);
   if (!out_grads || !wanted) MPG_GOTO(mpg_out_of_host_memory(c->num_outputs * sizeof *out_grads));
-  mpg_value *in_grads = out_grads + c->num_outputs, *stored = in_grads + c->num_inputs, *sums = stored + c->num_inputs;
-  for (uint32_t i = 0; i < c->num_inputs; i++) wanted[i] = b->places[i] != MPG_PLACE_NONE && (b->reached[i] || c->stages != MPG_STAGES_NONE); /* pieces say by places what is reached */
-  MPG_GOTO(differentiate(c, arrives, fill, wanted, b->summed, b->train, &joint, out_grads, sums, in_grads));
+  mpg_value *in_grads = out_grads + c->num_outputs, *stored = in_grads + c->num_inputs,
+            *sums = stored + c->num_inputs;
+  for (uint32_t i = 0; i < c->num_inputs; i++)
+    wanted[i] =
+        b->places[i] != MPG_PLACE_NONE &&
+        (b->reached[i] || c->stages != MPG_STAGES_NONE); /* pieces say by places what is reached */
+  MPG_GOTO(differentiate(c, arrives, fill, wanted, b->summed, b->train, &joint, out_grads, sums,
+                         in_grads));
   for (uint32_t i = 0; i < c->num_inputs; i++)
     if (!b->summed[i]) sums[i] = MPG_NO_VALUE;
   MPG_GOTO(simplify_joint(&joint, in_grads, c->num_inputs));
@@ -524,15 +596,19 @@ static mpg_status make_backward(mpg_compiled *c, mpg_compiled_backward *b, const
   uint32_t num_nodes = (uint32_t)joint.num_nodes; /* before what puts gradients in their places */
   external = mpg_malloc((known + 1) * sizeof *external);
   if (!external) MPG_GOTO(mpg_out_of_host_memory(known * sizeof *external));
-  for (size_t v = 0; v < known; v++) external[v] = v < c->graph.num_values ? c->external[v] : MPG_NO_BASE;
+  for (size_t v = 0; v < known; v++)
+    external[v] = v < c->graph.num_values ? c->external[v] : MPG_NO_BASE;
   for (uint32_t i = 0; i < c->num_outputs; i++)
-    if (mpg_has_value(out_grads[i])) external[mpg_value_index(&joint, out_grads[i])] = mpg_compiled_out_grad(c, i);
+    if (mpg_has_value(out_grads[i]))
+      external[mpg_value_index(&joint, out_grads[i])] = mpg_compiled_out_grad(c, i);
   for (uint32_t i = 0; i < c->num_inputs; i++)
     if (b->summed[i]) external[mpg_value_index(&joint, sums[i])] = mpg_compiled_sum(c, i);
   for (uint32_t i = 0; i < c->num_inputs; i++) {
     stored[i] = MPG_NO_VALUE;
     b->gives[i] = wanted[i] && (mpg_has_value(in_grads[i]) || b->places[i] == MPG_PLACE_WRITE);
-    if (b->gives[i]) MPG_GOTO(place_gradient(c, &joint, (mpg_gradient_place)b->places[i], i, in_grads[i], &external, &known, &stored[i]));
+    if (b->gives[i])
+      MPG_GOTO(place_gradient(c, &joint, (mpg_gradient_place)b->places[i], i, in_grads[i],
+                              &external, &known, &stored[i]));
   }
   MPG_VERIFY(&joint);
   saved = mpg_calloc(joint.num_values + 1, sizeof *saved);
@@ -543,8 +619,14 @@ static mpg_status make_backward(mpg_compiled *c, mpg_compiled_backward *b, const
   if (c->stages != MPG_STAGES_NONE) MPG_GOTO(stage_backward(c, &joint, stored, &order));
   again = !fill && !reads_saved_only(c, &joint, &order);
   if (again) goto fail;
-  mpg_plan_request request = {.graph = &joint, .order = &order, .num_externals = mpg_compiled_all_externals(c), .external = external,
-                              .saved = saved, .forward = &c->plan, .retain = b->retain, .apart = c->apart};
+  mpg_plan_request request = {.graph = &joint,
+                              .order = &order,
+                              .num_externals = mpg_compiled_all_externals(c),
+                              .external = external,
+                              .saved = saved,
+                              .forward = &c->plan,
+                              .retain = b->retain,
+                              .apart = c->apart};
   MPG_GOTO(mpg_schedule(&request, &order, c->stages == MPG_STAGES_NONE, &b->plan));
   if (lower) {
     mpg_dump_pass("gradient", &joint, NULL, NULL);
@@ -573,9 +655,11 @@ mpg_status mpg_compiled_measure(mpg_compiled *c, mpg_plan *plan) {
   b.gives = mpg_calloc(c->num_inputs + 1, sizeof *b.gives);
   b.reached = mpg_calloc(c->num_inputs + 1, sizeof *b.reached);
   b.summed = mpg_calloc(c->num_inputs + 1, sizeof *b.summed);
-  if (!b.arrives || !b.places || !b.gives || !b.reached || !b.summed) MPG_GOTO(mpg_out_of_host_memory(c->num_inputs));
+  if (!b.arrives || !b.places || !b.gives || !b.reached || !b.summed)
+    MPG_GOTO(mpg_out_of_host_memory(c->num_inputs));
   for (uint32_t i = 0; i < c->num_outputs; i++) b.arrives[i] = differentiable(&c->outputs[i].desc);
-  for (uint32_t i = 0; i < c->num_inputs; i++) b.places[i] = c->wanted[i] ? MPG_PLACE_WRITE : MPG_PLACE_NONE;
+  for (uint32_t i = 0; i < c->num_inputs; i++)
+    b.places[i] = c->wanted[i] ? MPG_PLACE_WRITE : MPG_PLACE_NONE;
   MPG_GOTO(find_reached(c, &b));
   MPG_GOTO(find_saved(c));
   MPG_GOTO(plan_forward(c, &order));
@@ -596,11 +680,14 @@ fail:
   return status;
 }
 
-mpg_status mpg_compiled_get_backward(mpg_compiled *c, const bool *arrives, const bool *summed, const uint8_t *places, bool retain,
-                                     bool train, mpg_compiled_backward **result) {
+mpg_status mpg_compiled_get_backward(mpg_compiled *c, const bool *arrives, const bool *summed,
+                                     const uint8_t *places, bool retain, bool train,
+                                     mpg_compiled_backward **result) {
   for (mpg_compiled_backward *b = c->backwards; b; b = b->next) {
-    if (b->retain != retain || b->train != train || memcmp(b->arrives, arrives, c->num_outputs * sizeof *arrives) ||
-        memcmp(b->places, places, c->num_inputs) || memcmp(b->summed, summed, c->num_inputs * sizeof *summed))
+    if (b->retain != retain || b->train != train ||
+        memcmp(b->arrives, arrives, c->num_outputs * sizeof *arrives) ||
+        memcmp(b->places, places, c->num_inputs) ||
+        memcmp(b->summed, summed, c->num_inputs * sizeof *summed))
       continue;
     *result = b;
     return MPG_OK;
@@ -615,7 +702,8 @@ mpg_status mpg_compiled_get_backward(mpg_compiled *c, const bool *arrives, const
   b->retain = retain;
   b->train = train;
   mpg_status status = MPG_OK;
-  if (!b->arrives || !b->places || !b->gives || !b->reached || !b->summed) MPG_GOTO(mpg_out_of_host_memory(c->num_inputs));
+  if (!b->arrives || !b->places || !b->gives || !b->reached || !b->summed)
+    MPG_GOTO(mpg_out_of_host_memory(c->num_inputs));
   memcpy(b->arrives, arrives, c->num_outputs * sizeof *arrives);
   memcpy(b->places, places, c->num_inputs);
   memcpy(b->summed, summed, c->num_inputs * sizeof *summed);

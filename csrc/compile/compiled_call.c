@@ -3,15 +3,17 @@
 
 #include "compile/compiled_call.h"
 
-/* What a recorded call keeps for its backward. One block of memory, which goes back to the compiled call for its next one. */
+/* What a recorded call keeps for its backward. One block of memory, which goes back to the compiled
+ * call for its next one. */
 typedef struct mpg_recorded_call {
   struct mpg_recorded_call *next; /* in the list of spare ones */
-  mpg_compiled *compiled;  /* owned */
-  mpg_leaves *leaves;      /* owned; NULL: bound inputs are among the others */
-  mpg_leaf_versions *versions; /* of these, when it was called; owned */
-  mpg_array *inputs;       /* owned, all others, as on the tape: gradients of gradients replay the call */
-  mpg_saved *saved;        /* per forward external array but leaves: what the backward reads, with its version; owned */
-  mpg_storage **blocks;    /* the frame; owned */
+  mpg_compiled *compiled;         /* owned */
+  mpg_leaves *leaves;             /* owned; NULL: bound inputs are among the others */
+  mpg_leaf_versions *versions;    /* of these, when it was called; owned */
+  mpg_array *inputs; /* owned, all others, as on the tape: gradients of gradients replay the call */
+  mpg_saved *saved;  /* per forward external array but leaves: what the backward reads, with its
+                        version; owned */
+  mpg_storage **blocks; /* the frame; owned */
   size_t held;
   mpg_random_key random;
   uint64_t steps; /* of loops around it */
@@ -42,11 +44,15 @@ static uint32_t input_of(const mpg_compiled *c, uint32_t i) {
 /* The other way around: which is not for leaves. */
 static uint32_t place_on_tape(const mpg_compiled *c, uint32_t input) {
   uint32_t own = mpg_compiled_first_fixed(c);
-  return input < own ? input : input < own + c->num_bound ? input + c->num_constants : input - c->num_bound;
+  return input < own                  ? input
+         : input < own + c->num_bound ? input + c->num_constants
+                                      : input - c->num_bound;
 }
 
 /* How many inputs of a call are on the tape by themselves. */
-static uint32_t num_single(const mpg_compiled *c, const mpg_leaves *leaves) { return leaves ? c->num_inputs - c->num_bound : c->num_inputs; }
+static uint32_t num_single(const mpg_compiled *c, const mpg_leaves *leaves) {
+  return leaves ? c->num_inputs - c->num_bound : c->num_inputs;
+}
 
 static void release_saved(mpg_saved *saved, uint32_t begin, uint32_t end) {
   for (uint32_t i = begin; i < end; i++)
@@ -55,7 +61,8 @@ static void release_saved(mpg_saved *saved, uint32_t begin, uint32_t end) {
 
 /* The memory of a recorded call, for any number of leaves. */
 static size_t recorded_size(const mpg_compiled *c) {
-  return sizeof(recorded_call) + c->num_inputs * sizeof(mpg_array) + mpg_compiled_forward_externals(c) * sizeof(mpg_saved) +
+  return sizeof(recorded_call) + c->num_inputs * sizeof(mpg_array) +
+         mpg_compiled_forward_externals(c) * sizeof(mpg_saved) +
          c->plan.num_blocks * sizeof(mpg_storage *);
 }
 
@@ -71,7 +78,8 @@ static void recorded_release(void *state) {
   if (call->ran) {
     release_blocks(call->blocks, c->plan.num_blocks);
     release_saved(call->saved, 0, own);
-    release_saved(call->saved, call->leaves ? own + c->num_bound : own, mpg_compiled_forward_externals(c));
+    release_saved(call->saved, call->leaves ? own + c->num_bound : own,
+                  mpg_compiled_forward_externals(c));
   }
   mpg_leaves_release(call->leaves);
   mpg_leaf_versions_release(call->versions);
@@ -101,9 +109,12 @@ static mpg_status overwritten(const mpg_compiled *c, uint32_t external) {
   bool input = external < c->num_inputs;
   mpg_value value = input ? c->inputs[external] : c->results[external - c->num_inputs];
   const mpg_desc *desc = &mpg_graph_at(&c->graph, value)->desc;
-  return mpg_fail(MPG_ERROR, "backward of a hybridized block: its %s %u (%s %s) was overwritten after the forward pass, and the gradient needs "
-                  "the old contents. Write into another array, or copy before you write", input ? "input" : "result",
-                  input ? external : external - c->num_inputs, mpg_dtype_name(desc->dtype), mpg_shape_text(&desc->shape, shape, sizeof shape));
+  return mpg_fail(MPG_ERROR,
+                  "backward of a hybridized block: its %s %u (%s %s) was overwritten after the "
+                  "forward pass, and the gradient needs "
+                  "the old contents. Write into another array, or copy before you write",
+                  input ? "input" : "result", input ? external : external - c->num_inputs,
+                  mpg_dtype_name(desc->dtype), mpg_shape_text(&desc->shape, shape, sizeof shape));
 }
 
 static uint8_t place_of(const mpg_target *target, bool needed) {
@@ -119,32 +130,41 @@ typedef struct backward_space {
   mpg_storage **blocks;
 } backward_space;
 
-/* Of the bound inputs' parts those that are there: leaves, taken together or one by one, or else like the others. */
-static mpg_launching launching_of(const recorded_call *call, const backward_space *space, bool together) {
+/* Of the bound inputs' parts those that are there: leaves, taken together or one by one, or else
+ * like the others. */
+static mpg_launching launching_of(const recorded_call *call, const backward_space *space,
+                                  bool together) {
   const mpg_compiled *c = call->compiled;
   const mpg_leaves *leaves = call->leaves;
   uint32_t own = mpg_compiled_first_fixed(c);
-  const mpg_tensor *in_grads = space->externals + mpg_compiled_in_grad(c, 0), *sums = space->externals + mpg_compiled_sum(c, 0);
-  return (mpg_launching){.parts = {space->externals, leaves ? leaves->tensors : space->externals + own, space->externals + own + c->num_bound,
-                                   together ? leaves->gradients : in_grads + own, in_grads + own + c->num_bound, together ? NULL : sums + own,
-                                   sums + own + c->num_bound},
-                         .binding = together ? leaves->number : 0, .blocks = space->blocks};
+  const mpg_tensor *in_grads = space->externals + mpg_compiled_in_grad(c, 0),
+                   *sums = space->externals + mpg_compiled_sum(c, 0);
+  return (mpg_launching){
+      .parts = {space->externals, leaves ? leaves->tensors : space->externals + own,
+                space->externals + own + c->num_bound,
+                together ? leaves->gradients : in_grads + own, in_grads + own + c->num_bound,
+                together ? NULL : sums + own, sums + own + c->num_bound},
+      .binding = together ? leaves->number : 0,
+      .blocks = space->blocks};
 }
 
-static void gather_saved(const recorded_call *call, uint32_t begin, uint32_t end, mpg_tensor *externals) {
+static void gather_saved(const recorded_call *call, uint32_t begin, uint32_t end,
+                         mpg_tensor *externals) {
   const mpg_compiled *c = call->compiled;
   for (uint32_t i = begin; i < end; i++) {
     const mpg_saved *saved = &call->saved[i];
     externals[i].storage = NULL;
     if (!saved->storage) continue;
     mpg_value value = i < c->num_inputs ? c->inputs[i] : c->results[i - c->num_inputs];
-    externals[i] = (mpg_tensor){saved->storage, saved->offset, mpg_graph_at(&c->graph, value)->desc};
+    externals[i] =
+        (mpg_tensor){saved->storage, saved->offset, mpg_graph_at(&c->graph, value)->desc};
   }
 }
 
 static mpg_status check_saved(const recorded_call *call, uint32_t begin, uint32_t end) {
   for (uint32_t i = begin; i < end; i++)
-    if (call->saved[i].storage && call->saved[i].storage->version != call->saved[i].version) return overwritten(call->compiled, i);
+    if (call->saved[i].storage && call->saved[i].storage->version != call->saved[i].version)
+      return overwritten(call->compiled, i);
   return MPG_OK;
 }
 
@@ -154,7 +174,9 @@ static mpg_status check_leaves(const recorded_call *call) {
   uint32_t own = mpg_compiled_first_fixed(c);
   if (call->versions->watched == mpg_storage_watched_writes()) return MPG_OK;
   for (uint32_t i = 0; i < leaves->count; i++)
-    if (c->saved_external[own + i] && leaves->tensors[i].storage->version != call->versions->versions[i]) return overwritten(c, own + i);
+    if (c->saved_external[own + i] &&
+        leaves->tensors[i].storage->version != call->versions->versions[i])
+      return overwritten(c, own + i);
   return MPG_OK;
 }
 
@@ -170,24 +192,30 @@ static mpg_status look(const void *looking, bool *unread) {
   const mpg_compiled *c = call->compiled;
   uint32_t own = mpg_compiled_first_fixed(c);
   MPG_TRY(check_saved(call, 0, own));
-  MPG_TRY(check_saved(call, call->leaves ? own + c->num_bound : own, mpg_compiled_forward_externals(c)));
+  MPG_TRY(check_saved(call, call->leaves ? own + c->num_bound : own,
+                      mpg_compiled_forward_externals(c)));
   if (call->leaves) MPG_TRY(check_leaves(call));
   *unread = last->together && mpg_leaves_unread(call->leaves);
   return MPG_OK;
 }
 
-static mpg_status gather(const recorded_call *call, const backward_space *space, bool together, mpg_array *const *out_grads, mpg_array *const *sums,
+static mpg_status gather(const recorded_call *call, const backward_space *space, bool together,
+                         mpg_array *const *out_grads, mpg_array *const *sums,
                          const mpg_target *targets, mpg_array *in_grads) {
   const mpg_compiled *c = call->compiled;
   const mpg_compiled_backward *b = space->b;
   mpg_tensor *externals = space->externals;
-  uint32_t own = mpg_compiled_first_fixed(c), count = together ? c->num_inputs - c->num_bound : c->num_inputs;
+  uint32_t own = mpg_compiled_first_fixed(c),
+           count = together ? c->num_inputs - c->num_bound : c->num_inputs;
   gather_saved(call, 0, own, externals);
-  gather_saved(call, call->leaves ? own + c->num_bound : own, mpg_compiled_forward_externals(c), externals);
-  for (uint32_t i = 0; i < c->num_outputs; i++) externals[mpg_compiled_out_grad(c, i)] = out_grads[i]->tensor;
+  gather_saved(call, call->leaves ? own + c->num_bound : own, mpg_compiled_forward_externals(c),
+               externals);
+  for (uint32_t i = 0; i < c->num_outputs; i++)
+    externals[mpg_compiled_out_grad(c, i)] = out_grads[i]->tensor;
   for (uint32_t k = 0; k < count; k++) {
     uint32_t i = input_of(c, k);
-    mpg_tensor *sum = &externals[mpg_compiled_sum(c, i)], *in_grad = &externals[mpg_compiled_in_grad(c, i)];
+    mpg_tensor *sum = &externals[mpg_compiled_sum(c, i)],
+               *in_grad = &externals[mpg_compiled_in_grad(c, i)];
     sum->storage = in_grad->storage = NULL;
     if (b->summed[i]) *sum = sums[k]->tensor;
     if (!b->gives[i]) continue;
@@ -212,7 +240,8 @@ typedef struct mixture {
 } mixture;
 
 /* The one that was used before with these leaves, together. */
-static mpg_compiled_backward *find_known(const mpg_compiled *c, const mpg_leaves *leaves, const mixture *m) {
+static mpg_compiled_backward *find_known(const mpg_compiled *c, const mpg_leaves *leaves,
+                                         const mixture *m) {
   for (mpg_compiled_backward *b = c->backwards; b; b = b->next) {
     if (b->leaves != leaves->number || b->retain != m->retain || b->train != m->train) continue;
     bool fits = !memcmp(b->arrives, m->arrives, c->num_outputs * sizeof *m->arrives);
@@ -223,41 +252,49 @@ static mpg_compiled_backward *find_known(const mpg_compiled *c, const mpg_leaves
   return NULL;
 }
 
-static mpg_status find_backward(mpg_compiled *c, const mpg_leaves *together, const mixture *m, mpg_compiled_backward **b) {
+static mpg_status find_backward(mpg_compiled *c, const mpg_leaves *together, const mixture *m,
+                                mpg_compiled_backward **b) {
   if (together && (*b = find_known(c, together, m)) != NULL) return MPG_OK;
   size_t size = 2 * (size_t)c->num_inputs + 1;
   uint8_t *places = mpg_space_take(size);
   if (!places) return mpg_out_of_host_memory(size);
   memset(places, 0, size);
   bool *summed = (bool *)(places + c->num_inputs);
-  uint32_t count = together ? c->num_inputs - c->num_bound : c->num_inputs, own = mpg_compiled_first_fixed(c);
+  uint32_t count = together ? c->num_inputs - c->num_bound : c->num_inputs,
+           own = mpg_compiled_first_fixed(c);
   for (uint32_t k = 0; k < count; k++) {
     places[input_of(c, k)] = m->places[k];
     summed[input_of(c, k)] = m->summed[k];
   }
   for (uint32_t i = 0; together && i < together->count; i++) {
     const mpg_tape_node *variable = together->variables[i];
-    if (variable) places[own + i] = variable->request == MPG_GRAD_ADD ? MPG_PLACE_ADD : MPG_PLACE_WRITE;
+    if (variable)
+      places[own + i] = variable->request == MPG_GRAD_ADD ? MPG_PLACE_ADD : MPG_PLACE_WRITE;
   }
-  mpg_status status = mpg_compiled_get_backward(c, m->arrives, summed, places, m->retain, m->train, b);
+  mpg_status status =
+      mpg_compiled_get_backward(c, m->arrives, summed, places, m->retain, m->train, b);
   if (status == MPG_OK && together) (*b)->leaves = together->number;
   mpg_space_give(places);
   return status;
 }
 
-static mpg_status recorded_backward(mpg_tape_node *node, mpg_array *const *out_grads, mpg_array *const *sums, const bool *needed,
-                                    mpg_target *targets, mpg_array *in_grads, bool retain, bool train, bool together) {
+static mpg_status recorded_backward(mpg_tape_node *node, mpg_array *const *out_grads,
+                                    mpg_array *const *sums, const bool *needed, mpg_target *targets,
+                                    mpg_array *in_grads, bool retain, bool train, bool together) {
   enum { FEW_FLAGS = 4096 };
   recorded_call *call = node->state;
   mpg_compiled *c = call->compiled;
   together = together && call->leaves;
-  uint32_t num_externals = mpg_compiled_all_externals(c), count = together ? c->num_inputs - c->num_bound : c->num_inputs, num_blocks = 0;
+  uint32_t num_externals = mpg_compiled_all_externals(c),
+           count = together ? c->num_inputs - c->num_bound : c->num_inputs, num_blocks = 0;
   size_t flags_size = c->num_outputs + 2 * (size_t)count;
   bool few[FEW_FLAGS], *arrives = few;
   backward_space space = {0};
   mpg_status status = MPG_OK;
-  if (flags_size > FEW_FLAGS && !(arrives = mpg_malloc(flags_size))) return mpg_out_of_host_memory(flags_size);
-  mixture m = {arrives, arrives + c->num_outputs, (uint8_t *)(arrives + c->num_outputs + count), retain, train};
+  if (flags_size > FEW_FLAGS && !(arrives = mpg_malloc(flags_size)))
+    return mpg_out_of_host_memory(flags_size);
+  mixture m = {arrives, arrives + c->num_outputs, (uint8_t *)(arrives + c->num_outputs + count),
+               retain, train};
   for (uint32_t i = 0; i < c->num_outputs; i++) m.arrives[i] = out_grads[i]->tensor.storage != NULL;
   for (uint32_t k = 0; k < count; k++) {
     m.places[k] = c->wanted[input_of(c, k)] ? place_of(&targets[k], needed[k]) : MPG_PLACE_NONE;
@@ -265,14 +302,18 @@ static mpg_status recorded_backward(mpg_tape_node *node, mpg_array *const *out_g
   }
   MPG_GOTO(find_backward(c, together ? call->leaves : NULL, &m, &space.b));
   num_blocks = space.b->plan.num_blocks;
-  space.externals = take_space(&space.b->space, num_externals * sizeof *space.externals + num_blocks * sizeof *space.blocks);
+  space.externals = take_space(
+      &space.b->space, num_externals * sizeof *space.externals + num_blocks * sizeof *space.blocks);
   if (!space.externals) MPG_GOTO(MPG_HOST_OUT_OF_MEMORY);
   space.blocks = (mpg_storage **)(space.externals + num_externals);
   memset(space.blocks, 0, num_blocks * sizeof *space.blocks);
-  if (c->plan.num_blocks) memcpy(space.blocks, call->blocks, c->plan.num_blocks * sizeof *space.blocks);
+  if (c->plan.num_blocks)
+    memcpy(space.blocks, call->blocks, c->plan.num_blocks * sizeof *space.blocks);
   MPG_GOTO(gather(call, &space, together, out_grads, sums, targets, in_grads));
   mpg_launching launching = launching_of(call, &space, together);
-  launching.random = space.b->programs->num_random > c->graph.num_random ? mpg_random_next(space.b->programs->num_random) : call->random;
+  launching.random = space.b->programs->num_random > c->graph.num_random
+                         ? mpg_random_next(space.b->programs->num_random)
+                         : call->random;
   launching.scope = node->scope;
   launching.origin = node->origin;
   launching.steps = call->steps;
@@ -333,14 +374,18 @@ static mpg_status recorded_expand(mpg_tape_node *node, mpg_array *outputs) {
     inputs[own + i] = (mpg_array){.tensor = leaves->tensors[i], .node = leaves->variables[i]};
     versions[own + i] = call->versions->versions[i];
   }
-  mpg_status status = mpg_compiled_replay(call->compiled, inputs, versions, call->random, node->sequence + 1, outputs);
+  mpg_status status = mpg_compiled_replay(call->compiled, inputs, versions, call->random,
+                                          node->sequence + 1, outputs);
   mpg_free(inputs);
   return status;
 }
 
-static const mpg_tape_call recorded_calls = {
-    .name = "a hybridized block", .backward = recorded_backward, .adds_sums = true,
-    .reaches = recorded_reaches, .expand = recorded_expand, .release = recorded_release};
+static const mpg_tape_call recorded_calls = {.name = "a hybridized block",
+                                             .backward = recorded_backward,
+                                             .adds_sums = true,
+                                             .reaches = recorded_reaches,
+                                             .expand = recorded_expand,
+                                             .release = recorded_release};
 
 /* What a call works with. Arrays of its own: those inputs that are not bound, then results. */
 typedef struct call_space {
@@ -355,7 +400,8 @@ static mpg_tensor *external_at(const call_space *space, uint32_t external) {
   const mpg_compiled *c = space->c;
   uint32_t first = mpg_compiled_first_fixed(c), fixed = mpg_compiled_num_fixed(c);
   if (external < first) return &space->externals[external];
-  return external - first < fixed ? &space->binding->tensors[external - first] : &space->externals[external - fixed];
+  return external - first < fixed ? &space->binding->tensors[external - first]
+                                  : &space->externals[external - fixed];
 }
 
 static mpg_status new_recorded(mpg_compiled *c, recorded_call **result) {
@@ -368,7 +414,9 @@ static mpg_status new_recorded(mpg_compiled *c, recorded_call **result) {
   }
   mpg_array *inputs = (mpg_array *)(call + 1);
   mpg_saved *saved = (mpg_saved *)(inputs + c->num_inputs);
-  *call = (recorded_call){.inputs = inputs, .saved = saved, .blocks = (mpg_storage **)(saved + mpg_compiled_forward_externals(c))};
+  *call = (recorded_call){.inputs = inputs,
+                          .saved = saved,
+                          .blocks = (mpg_storage **)(saved + mpg_compiled_forward_externals(c))};
   *result = call;
   return MPG_OK;
 }
@@ -383,9 +431,10 @@ static void save(const call_space *space, mpg_saved *saved, uint32_t begin, uint
   }
 }
 
-/* A node for a call that is about to run. It has its inputs and edges already: while the call waits,
- * others may make its inputs other arrays. */
-static mpg_status begin_record(const call_space *space, const mpg_inputs *inputs, mpg_tape_node **result) {
+/* A node for a call that is about to run. It has its inputs and edges already: while the call
+ * waits, others may make its inputs other arrays. */
+static mpg_status begin_record(const call_space *space, const mpg_inputs *inputs,
+                               mpg_tape_node **result) {
   mpg_compiled *c = space->c;
   uint32_t num_inputs = num_single(c, inputs->leaves);
   mpg_tape_node *node;
@@ -408,8 +457,10 @@ static mpg_status begin_record(const call_space *space, const mpg_inputs *inputs
     uint32_t i = input_of(c, k);
     const mpg_array *input = mpg_compiled_input(c, inputs, i);
     const mpg_tensor *tensor = external_at(space, i);
-    const mpg_array replaced = {.tensor = *tensor}; /* while it was bound: another array, which is none of its inputs */
-    if (input->tensor.storage != tensor->storage || input->tensor.offset != tensor->offset) input = &replaced;
+    const mpg_array replaced = {
+        .tensor = *tensor}; /* while it was bound: another array, which is none of its inputs */
+    if (input->tensor.storage != tensor->storage || input->tensor.offset != tensor->offset)
+      input = &replaced;
     mpg_array_copy(&call->inputs[k], input);
     if (c->wanted[i] && input->node && !input->node->consumed)
       node->edges[k] = (mpg_tape_edge){mpg_tape_retain(input->node), input->output};
@@ -424,8 +475,8 @@ fail:
 }
 
 /* Puts the call, which has just run, on the tape. */
-static mpg_status end_record(const call_space *space, const mpg_inputs *inputs, mpg_random_key random,
-                             mpg_tape_node *node, mpg_array *outputs) {
+static mpg_status end_record(const call_space *space, const mpg_inputs *inputs,
+                             mpg_random_key random, mpg_tape_node *node, mpg_array *outputs) {
   mpg_compiled *c = space->c;
   recorded_call *call = node->state;
   uint32_t num_inputs = node->num_inputs, own = mpg_compiled_first_fixed(c);
@@ -439,7 +490,8 @@ static mpg_status end_record(const call_space *space, const mpg_inputs *inputs, 
   c->held += call->held;
   c->frames += call->held != 0;
   save(space, call->saved, 0, own);
-  save(space, call->saved, call->leaves ? own + c->num_bound : own, mpg_compiled_forward_externals(c));
+  save(space, call->saved, call->leaves ? own + c->num_bound : own,
+       mpg_compiled_forward_externals(c));
   call->ran = true;
   for (uint32_t i = 0; i < c->num_outputs; i++) {
     node->descs[num_inputs + i] = c->outputs[i].desc;
@@ -448,7 +500,8 @@ static mpg_status end_record(const call_space *space, const mpg_inputs *inputs, 
     const mpg_array *input = NULL;
     if (output->input != MPG_NO_BASE) {
       bool leaf = call->leaves && output->input >= own && output->input < own + c->num_bound;
-      input = leaf ? mpg_compiled_input(c, inputs, output->input) : &call->inputs[place_on_tape(c, output->input)];
+      input = leaf ? mpg_compiled_input(c, inputs, output->input)
+                   : &call->inputs[place_on_tape(c, output->input)];
     }
     outputs[i].node = mpg_tape_retain(input ? input->node : node);
     outputs[i].output = input ? input->output : output->same;
@@ -461,16 +514,19 @@ mpg_status mpg_compiled_call(mpg_compiled *c, const mpg_inputs *inputs, mpg_arra
   mpg_status status = MPG_OK;
   mpg_tape_node *node = NULL;
   call_space space = {.c = c, .origin = mpg_host_origin()}; /* first: it lets others in */
-  if (c->stages != MPG_STAGES_NONE) return mpg_fail(MPG_ERROR, "internal: a call compiled in stages is called in pieces");
+  if (c->stages != MPG_STAGES_NONE)
+    return mpg_fail(MPG_ERROR, "internal: a call compiled in stages is called in pieces");
   MPG_TRY(mpg_compiled_bind(c, inputs, &space.binding));
-  space.externals = take_space(&c->space, (num_own + c->num_results) * sizeof(mpg_tensor) + num_blocks * sizeof(mpg_storage *));
+  space.externals = take_space(&c->space, (num_own + c->num_results) * sizeof(mpg_tensor) +
+                                              num_blocks * sizeof(mpg_storage *));
   if (!space.externals) {
     mpg_binding_release(space.binding);
     return MPG_HOST_OUT_OF_MEMORY;
   }
   mpg_tensor *results = space.externals + num_own;
   space.blocks = (mpg_storage **)(results + c->num_results);
-  for (uint32_t i = 0; i < num_own; i++) { /* held for the call: while it waits, others may give these arrays other memory */
+  for (uint32_t i = 0; i < num_own;
+       i++) { /* held for the call: while it waits, others may give these arrays other memory */
     space.externals[i] = inputs->given[i]->tensor;
     mpg_tensor_retain(&space.externals[i]);
   }
@@ -483,11 +539,17 @@ mpg_status mpg_compiled_call(mpg_compiled *c, const mpg_inputs *inputs, mpg_arra
     MPG_GOTO(mpg_device_get(value->device, &device));
     MPG_GOTO(mpg_tensor_create(device, &value->desc, &results[i]));
   }
-  mpg_random_key random = c->graph.num_random ? mpg_random_next(c->graph.num_random) : (mpg_random_key){0};
+  mpg_random_key random =
+      c->graph.num_random ? mpg_random_next(c->graph.num_random) : (mpg_random_key){0};
   if (c->prologue) MPG_GOTO(mpg_compiled_refresh(c, space.binding, space.externals));
-  MPG_GOTO(mpg_launch(c->programs, &(mpg_launching){.parts = {space.externals, space.binding->tensors, results}, .binding = space.binding->launched,
-                                                    .blocks = space.blocks, .random = random, .scope = mpg_autograd_scope(),
-                                                    .steps = mpg_autograd_steps(), .origin = space.origin}));
+  MPG_GOTO(mpg_launch(c->programs,
+                      &(mpg_launching){.parts = {space.externals, space.binding->tensors, results},
+                                       .binding = space.binding->launched,
+                                       .blocks = space.blocks,
+                                       .random = random,
+                                       .scope = mpg_autograd_scope(),
+                                       .steps = mpg_autograd_steps(),
+                                       .origin = space.origin}));
   for (uint32_t i = 0; i < c->num_outputs; i++) {
     outputs[i] = (mpg_array){.tensor = *external_at(&space, c->outputs[i].external)};
     outputs[i].tensor.desc = c->outputs[i].desc;

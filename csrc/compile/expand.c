@@ -1,10 +1,12 @@
-/* A compiled call as ops on the tape, run once more: what gradients of gradients are taken of. These are the ops as traced, because not
- * every op that a rewrite puts in their place has a gradient of its gradient. */
+/* A compiled call as ops on the tape, run once more: what gradients of gradients are taken of.
+ * These are the ops as traced, because not every op that a rewrite puts in their place has a
+ * gradient of its gradient. */
 #include <string.h>
 
 #include "compile/compiled_call.h"
 
-static mpg_status replay_node(const mpg_graph *graph, const mpg_node *node, mpg_array *values, mpg_random_key random) {
+static mpg_status replay_node(const mpg_graph *graph, const mpg_node *node, mpg_array *values,
+                              mpg_random_key random) {
   const mpg_value *inputs = mpg_node_inputs(graph, node);
   mpg_status status = MPG_OK;
   mpg_device *device = NULL;
@@ -17,16 +19,23 @@ static mpg_status replay_node(const mpg_graph *graph, const mpg_node *node, mpg_
     /* Auxiliary states were updated when the call ran; this time a copy is. */
     mpg_copyto_params params;
     memset(&params, 0, sizeof params);
-    mpg_invocation copy = {.op = mpg_op_get(MPG_OP__copyto), .params = &params, .num_inputs = 1, .inputs = &arguments[i]->tensor,
-                           .num_outputs = 1, .outputs = &copies[i].tensor};
+    mpg_invocation copy = {.op = mpg_op_get(MPG_OP__copyto),
+                           .params = &params,
+                           .num_inputs = 1,
+                           .inputs = &arguments[i]->tensor,
+                           .num_outputs = 1,
+                           .outputs = &copies[i].tensor};
     MPG_GOTO(mpg_invoke(&copy));
     arguments[i] = &copies[i];
   }
-  if (node->num_inputs == 0 || (node->op->flags & MPG_OP_COPY)) MPG_GOTO(mpg_device_get(node->device, &device));
+  if (node->num_inputs == 0 || (node->op->flags & MPG_OP_COPY))
+    MPG_GOTO(mpg_device_get(node->device, &device));
   mpg_random_key key = random;
   if (node->random != MPG_NO_RANDOM) key.call += node->random;
-  MPG_GOTO(mpg_record_call(node->op, node->params, arguments, (int)node->num_inputs, values + node->values, (int)node->num_outputs,
-                           node->random != MPG_NO_RANDOM ? &key : NULL, node->train, device, node->scope));
+  MPG_GOTO(mpg_record_call(node->op, node->params, arguments, (int)node->num_inputs,
+                           values + node->values, (int)node->num_outputs,
+                           node->random != MPG_NO_RANDOM ? &key : NULL, node->train, device,
+                           node->scope));
 fail:
   for (uint32_t i = 0; copies && i < node->num_inputs; i++) mpg_array_clear(&copies[i]);
   mpg_free(copies);
@@ -34,19 +43,23 @@ fail:
   return status;
 }
 
-/* The graph as traced: rewrites change bits, and simplification takes out what only a gradient sees (BlockGrad, the same op twice, whose
- * gradients are summed up in another order when it is one). */
-static mpg_status copy_traced(const mpg_compiled *c, mpg_graph *graph, const mpg_value **input_values) {
+/* The graph as traced: rewrites change bits, and simplification takes out what only a gradient sees
+ * (BlockGrad, the same op twice, whose gradients are summed up in another order when it is one). */
+static mpg_status copy_traced(const mpg_compiled *c, mpg_graph *graph,
+                              const mpg_value **input_values) {
   bool rewritten = c->original.num_nodes > 0;
   *input_values = rewritten ? c->original_inputs : c->inputs;
   if (rewritten) return mpg_graph_copy(graph, &c->original);
   MPG_TRY(mpg_graph_copy(graph, &c->graph));
-  if (graph->num_inputs) memcpy(graph->inputs, c->traced, graph->num_inputs * sizeof *graph->inputs);
+  if (graph->num_inputs)
+    memcpy(graph->inputs, c->traced, graph->num_inputs * sizeof *graph->inputs);
   return mpg_graph_set_outputs(graph, c->traced + graph->num_inputs, c->num_outputs);
 }
 
-/* The inputs that are read must be what they were when the call ran; those that it wrote itself (moving statistics) are another matter. */
-static mpg_status check_unchanged(const mpg_graph *graph, const mpg_order *order, const mpg_value *input_values, const mpg_array *inputs,
+/* The inputs that are read must be what they were when the call ran; those that it wrote itself
+ * (moving statistics) are another matter. */
+static mpg_status check_unchanged(const mpg_graph *graph, const mpg_order *order,
+                                  const mpg_value *input_values, const mpg_array *inputs,
                                   const uint32_t *versions, uint32_t num_inputs) {
   bool *read = mpg_calloc(graph->num_values + 1, sizeof *read);
   mpg_status status = MPG_OK;
@@ -54,22 +67,28 @@ static mpg_status check_unchanged(const mpg_graph *graph, const mpg_order *order
   for (size_t k = 0; k < order->count; k++) {
     const mpg_node *node = &graph->nodes[order->nodes[k]];
     for (uint32_t i = 0; i < node->num_inputs; i++)
-      if (!mpg_op_input_mutable(node->op, (int)i)) read[mpg_value_index(graph, mpg_node_inputs(graph, node)[i])] = true;
+      if (!mpg_op_input_mutable(node->op, (int)i))
+        read[mpg_value_index(graph, mpg_node_inputs(graph, node)[i])] = true;
   }
   for (uint32_t i = 0; i < num_inputs && status == MPG_OK; i++) {
     char shape[MPG_SHAPE_TEXT_SIZE];
     const mpg_tensor *tensor = &inputs[i].tensor;
-    if (!read[mpg_value_index(graph, input_values[i])] || tensor->storage->version == versions[i]) continue;
-    status = mpg_fail(MPG_ERROR, "gradients of gradients of a hybridized block: its input %u (%s %s) was overwritten after the forward pass, "
-                      "which is computed again for them. Write into another array, or copy before you write",
-                      i, mpg_dtype_name(tensor->desc.dtype), mpg_shape_text(&tensor->desc.shape, shape, sizeof shape));
+    if (!read[mpg_value_index(graph, input_values[i])] || tensor->storage->version == versions[i])
+      continue;
+    status = mpg_fail(
+        MPG_ERROR,
+        "gradients of gradients of a hybridized block: its input %u (%s %s) was overwritten after "
+        "the forward pass, "
+        "which is computed again for them. Write into another array, or copy before you write",
+        i, mpg_dtype_name(tensor->desc.dtype),
+        mpg_shape_text(&tensor->desc.shape, shape, sizeof shape));
   }
   mpg_free(read);
   return status;
 }
 
-mpg_status mpg_compiled_replay(mpg_compiled *c, const mpg_array *inputs, const uint32_t *versions, mpg_random_key random, uint64_t sequence,
-                               mpg_array *outputs) {
+mpg_status mpg_compiled_replay(mpg_compiled *c, const mpg_array *inputs, const uint32_t *versions,
+                               mpg_random_key random, uint64_t sequence, mpg_array *outputs) {
   mpg_graph graph;
   const mpg_value *input_values;
   mpg_array *values = NULL;
@@ -85,14 +104,18 @@ mpg_status mpg_compiled_replay(mpg_compiled *c, const mpg_array *inputs, const u
   num_values = graph.num_values;
   MPG_GOTO(mpg_graph_order(&graph, MPG_PHASE_FORWARD, graph.outputs, graph.num_outputs, &order));
   MPG_GOTO(check_unchanged(&graph, &order, input_values, inputs, versions, c->num_inputs));
-  for (uint32_t i = 0; i < c->num_inputs; i++) mpg_array_copy(&values[mpg_value_index(&graph, input_values[i])], &inputs[i]);
+  for (uint32_t i = 0; i < c->num_inputs; i++)
+    mpg_array_copy(&values[mpg_value_index(&graph, input_values[i])], &inputs[i]);
   for (size_t k = 0; k < order.count; k++) {
     const mpg_node *node = &graph.nodes[order.nodes[k]];
     MPG_GOTO(replay_node(&graph, node, values, random));
-    /* The place on the tape that the op would have had: copies run earlier here than they were traced. */
-    if (node->num_outputs && values[node->values].node) values[node->values].node->sequence = sequence + order.nodes[k];
+    /* The place on the tape that the op would have had: copies run earlier here than they were
+     * traced. */
+    if (node->num_outputs && values[node->values].node)
+      values[node->values].node->sequence = sequence + order.nodes[k];
   }
-  for (uint32_t i = 0; i < c->num_outputs; i++) mpg_array_copy(&outputs[i], &values[mpg_value_index(&graph, graph.outputs[i])]);
+  for (uint32_t i = 0; i < c->num_outputs; i++)
+    mpg_array_copy(&outputs[i], &values[mpg_value_index(&graph, graph.outputs[i])]);
 fail:
   mpg_autograd_set_recording(recording);
   mpg_order_free(&order);

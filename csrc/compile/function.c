@@ -10,8 +10,8 @@ void mpg_function_free(mpg_function *function) {
   mpg_free(function);
 }
 
-static mpg_status add(mpg_value **values, size_t *values_capacity, uint32_t **ids, size_t *ids_capacity, uint32_t *count, mpg_value value,
-                      uint32_t id) {
+static mpg_status add(mpg_value **values, size_t *values_capacity, uint32_t **ids,
+                      size_t *ids_capacity, uint32_t *count, mpg_value value, uint32_t id) {
   MPG_TRY(mpg_grow((void **)values, values_capacity, (size_t)*count + 1, sizeof **values));
   MPG_TRY(mpg_grow((void **)ids, ids_capacity, (size_t)*count + 1, sizeof **ids));
   (*values)[*count] = value;
@@ -20,33 +20,39 @@ static mpg_status add(mpg_value **values, size_t *values_capacity, uint32_t **id
 }
 
 /* Makes inputs of the function of the values that a node uses and that are not computed in it. */
-static mpg_status take_inputs(const mpg_graph *graph, const mpg_node *node, mpg_function *function, mpg_value *known) {
+static mpg_status take_inputs(const mpg_graph *graph, const mpg_node *node, mpg_function *function,
+                              mpg_value *known) {
   const mpg_value *inputs = mpg_node_inputs(graph, node);
   for (uint32_t i = 0; i < node->num_inputs; i++) {
     uint32_t id = mpg_value_index(graph, inputs[i]);
     if (mpg_has_value(known[id])) continue;
-    MPG_TRY(mpg_graph_input(&function->graph, &graph->values[id].desc, graph->values[id].device, &known[id]));
-    MPG_TRY(add(&function->inputs, &function->inputs_capacity, &function->input_ids, &function->input_ids_capacity, &function->num_inputs,
-                known[id], id));
+    MPG_TRY(mpg_graph_input(&function->graph, &graph->values[id].desc, graph->values[id].device,
+                            &known[id]));
+    MPG_TRY(add(&function->inputs, &function->inputs_capacity, &function->input_ids,
+                &function->input_ids_capacity, &function->num_inputs, known[id], id));
   }
   return MPG_OK;
 }
 
-/* Emits a node of one graph into another; known: per value of `from` what it is in `into`; regions: how many `into` had before. Where
- * `into` is in a region, the node becomes part of that. */
-static mpg_status emit(const mpg_graph *from, const mpg_node *node, mpg_graph *into, uint32_t regions, mpg_value *known) {
+/* Emits a node of one graph into another; known: per value of `from` what it is in `into`; regions:
+ * how many `into` had before. Where `into` is in a region, the node becomes part of that. */
+static mpg_status emit(const mpg_graph *from, const mpg_node *node, mpg_graph *into,
+                       uint32_t regions, mpg_value *known) {
   mpg_value stack[32], *inputs = stack;
   mpg_status status = MPG_OK;
   uint32_t region = into->region;
-  if (node->num_inputs > sizeof stack / sizeof *stack && !(inputs = mpg_malloc(node->num_inputs * sizeof *inputs)))
+  if (node->num_inputs > sizeof stack / sizeof *stack &&
+      !(inputs = mpg_malloc(node->num_inputs * sizeof *inputs)))
     return mpg_out_of_host_memory(node->num_inputs * sizeof *inputs);
-  for (uint32_t i = 0; i < node->num_inputs; i++) inputs[i] = known[mpg_value_index(from, mpg_node_inputs(from, node)[i])];
+  for (uint32_t i = 0; i < node->num_inputs; i++)
+    inputs[i] = known[mpg_value_index(from, mpg_node_inputs(from, node)[i])];
   into->scope = node->scope;
   into->origin = node->origin;
   into->train = node->train;
   if (!region && node->region) into->region = regions + node->region;
   if (into->region > into->num_regions) into->num_regions = into->region;
-  MPG_GOTO(mpg_graph_emit(into, node->op, node->params, inputs, (int)node->num_inputs, MPG_NO_VALUE, known + node->values));
+  MPG_GOTO(mpg_graph_emit(into, node->op, node->params, inputs, (int)node->num_inputs, MPG_NO_VALUE,
+                          known + node->values));
   if (node->num_outputs) into->nodes[known[node->values].node].separate = node->separate;
 fail:
   into->region = region;
@@ -54,7 +60,8 @@ fail:
   return status;
 }
 
-mpg_status mpg_function_cut(const mpg_trace *trace, size_t begin, const mpg_value *results, size_t num_results, mpg_function **result) {
+mpg_status mpg_function_cut(const mpg_trace *trace, size_t begin, const mpg_value *results,
+                            size_t num_results, mpg_function **result) {
   const mpg_graph *graph = &trace->graph;
   mpg_status status = MPG_OK;
   bool any = false;
@@ -71,7 +78,8 @@ mpg_status mpg_function_cut(const mpg_trace *trace, size_t begin, const mpg_valu
   mpg_graph_init(&function->graph);
   for (size_t i = 0; i < graph->num_values; i++) {
     known[i] = MPG_NO_VALUE;
-    wanted[i] = !results && i < trace->live_capacity && trace->live[i] > 0; /* constants have no count until an array stands for them */
+    wanted[i] = !results && i < trace->live_capacity &&
+                trace->live[i] > 0; /* constants have no count until an array stands for them */
   }
   for (size_t i = 0; i < num_results; i++) wanted[mpg_value_index(graph, results[i])] = true;
   for (size_t n = begin; n < graph->num_nodes; n++) {
@@ -82,8 +90,9 @@ mpg_status mpg_function_cut(const mpg_trace *trace, size_t begin, const mpg_valu
     MPG_GOTO(emit(graph, node, &function->graph, 0, known));
     for (uint32_t i = 0; i < node->num_outputs; i++)
       if (wanted[node->values + i])
-        MPG_GOTO(add(&function->outputs, &function->outputs_capacity, &function->output_ids, &function->output_ids_capacity,
-                     &function->num_outputs, known[node->values + i], node->values + i));
+        MPG_GOTO(add(&function->outputs, &function->outputs_capacity, &function->output_ids,
+                     &function->output_ids_capacity, &function->num_outputs,
+                     known[node->values + i], node->values + i));
   }
   if (any) {
     *result = function;
@@ -96,16 +105,19 @@ fail:
   return status;
 }
 
-mpg_status mpg_function_call(const mpg_function *function, mpg_trace *trace, mpg_array *const *inputs, mpg_array *outputs) {
+mpg_status mpg_function_call(const mpg_function *function, mpg_trace *trace,
+                             mpg_array *const *inputs, mpg_array *outputs) {
   const mpg_graph *from = &function->graph;
   mpg_status status = MPG_OK;
   uint32_t regions = trace->graph.num_regions;
   mpg_value *known = mpg_malloc((from->num_values + 1) * sizeof *known);
   if (!known) return mpg_out_of_host_memory(from->num_values * sizeof *known);
   for (uint32_t i = 0; i < function->num_inputs; i++)
-    MPG_GOTO(mpg_trace_value(trace, inputs[i], "a part of a hybridized block", &known[mpg_value_index(from, function->inputs[i])]));
+    MPG_GOTO(mpg_trace_value(trace, inputs[i], "a part of a hybridized block",
+                             &known[mpg_value_index(from, function->inputs[i])]));
   for (size_t n = 0; n < from->num_nodes; n++)
-    if (!mpg_node_is_input(&from->nodes[n])) MPG_GOTO(emit(from, &from->nodes[n], &trace->graph, regions, known));
+    if (!mpg_node_is_input(&from->nodes[n]))
+      MPG_GOTO(emit(from, &from->nodes[n], &trace->graph, regions, known));
   for (uint32_t i = 0; i < function->num_outputs; i++) {
     mpg_value value = known[mpg_value_index(from, function->outputs[i])];
     MPG_GOTO(mpg_trace_pause_value(trace, &value));

@@ -5,7 +5,7 @@
 #include "graph/gradient/recompute.h"
 #include "op/layers/convolution.h"
 
-/* --- Compiling ---------------------------------------------------------------------------------------------------- */
+/* --- Compiling -------------------------------------------------------------------------------- */
 
 /* Which fixed arrays the prologue reads. */
 static mpg_status find_sources(mpg_compiled *c) {
@@ -34,14 +34,22 @@ static mpg_status plan_prologue(mpg_compiled *c) {
   uint32_t *external = mpg_malloc((c->graph.num_values + 1) * sizeof *external);
   if (!external) return mpg_out_of_host_memory(c->graph.num_values * sizeof *external);
   for (size_t v = 0; v < c->graph.num_values; v++) external[v] = MPG_NO_BASE;
-  for (uint32_t i = 0; i < c->num_inputs; i++) external[mpg_value_index(&c->graph, c->inputs[i])] = i;
-  for (uint32_t i = 0; i < c->num_kept; i++) external[mpg_value_index(&c->graph, c->kept[i])] = mpg_compiled_kept(c, i);
+  for (uint32_t i = 0; i < c->num_inputs; i++)
+    external[mpg_value_index(&c->graph, c->inputs[i])] = i;
+  for (uint32_t i = 0; i < c->num_kept; i++)
+    external[mpg_value_index(&c->graph, c->kept[i])] = mpg_compiled_kept(c, i);
   MPG_GOTO(mpg_graph_order(&c->graph, MPG_PHASE_PROLOGUE, c->kept, c->num_kept, &order));
-  mpg_plan_request request = {.graph = &c->graph, .order = &order, .num_externals = mpg_compiled_result(c, 0), .external = external};
+  mpg_plan_request request = {.graph = &c->graph,
+                              .order = &order,
+                              .num_externals = mpg_compiled_result(c, 0),
+                              .external = external};
   MPG_GOTO(mpg_plan_make(&request, &c->prologue_plan));
   MPG_GOTO(mpg_lower(&c->graph, &order, &c->prologue_plan, "compiled prologue", &c->prologue));
   if (c->stages != MPG_STAGES_NONE) goto fail; /* pieces have all external arrays in one part */
-  mpg_program_set_arrange(c->prologue, &(mpg_parts){.count = 2, .sizes = {mpg_compiled_first_fixed(c), mpg_compiled_num_fixed(c)}, .fixed = {false, true}});
+  mpg_program_set_arrange(
+      c->prologue, &(mpg_parts){.count = 2,
+                                .sizes = {mpg_compiled_first_fixed(c), mpg_compiled_num_fixed(c)},
+                                .fixed = {false, true}});
   MPG_GOTO(find_sources(c));
   c->prologue_threads = mpg_calloc(c->prologue->num_programs + 1, sizeof *c->prologue_threads);
   if (!c->prologue_threads) MPG_GOTO(mpg_out_of_host_memory(c->prologue->num_programs));
@@ -55,25 +63,28 @@ mpg_status mpg_compiled_make_prologue(mpg_compiled *c) {
   size_t num_kept;
   c->kept = mpg_malloc((c->graph.num_values + 1) * sizeof *c->kept);
   if (!c->kept) return mpg_out_of_host_memory(c->graph.num_values * sizeof *c->kept);
-  MPG_TRY(mpg_graph_hoist(&c->graph, c->inputs + mpg_compiled_first_fixed(c), c->num_bound + c->num_constants, c->kept, &num_kept));
+  MPG_TRY(mpg_graph_hoist(&c->graph, c->inputs + mpg_compiled_first_fixed(c),
+                          c->num_bound + c->num_constants, c->kept, &num_kept));
   c->num_kept = (uint32_t)num_kept;
   return num_kept ? plan_prologue(c) : MPG_OK;
 }
 
-/* --- For pieces --------------------------------------------------------------------------------------------------- */
+/* --- For pieces ------------------------------------------------------------------------------- */
 
 /* Packing takes 3 % of a convolution of 3,000 tiles, and more of smaller ones. */
 static bool is_small(const mpg_graph *graph, const mpg_node *convolution) {
   enum { FEW_TILES = 4096 };
   const mpg_winograd_params *params = convolution->params;
   mpg_winograd w;
-  mpg_winograd_set(&w, &mpg_graph_at(graph, mpg_node_inputs(graph, convolution)[0])->desc.shape, params->num_filter, &params->pad);
+  mpg_winograd_set(&w, &mpg_graph_at(graph, mpg_node_inputs(graph, convolution)[0])->desc.shape,
+                   params->num_filter, &params->pad);
   return params->trains && w.tiles <= FEW_TILES;
 }
 
 static mpg_status share_pack(mpg_graph *graph, uint32_t n, bool backward) {
   const mpg_node node = graph->nodes[n];
-  const mpg_value pack = mpg_node_inputs(graph, &node)[1], weight = mpg_node_inputs(graph, &node)[2];
+  const mpg_value pack = mpg_node_inputs(graph, &node)[1],
+                  weight = mpg_node_inputs(graph, &node)[2];
   graph->nodes[pack.node].phase = MPG_PHASE_PROLOGUE;
   if (!backward) return MPG_OK;
   mpg_value result;
@@ -84,13 +95,15 @@ static mpg_status share_pack(mpg_graph *graph, uint32_t n, bool backward) {
   graph->train = true; /* as the gradient is computed, which finds this as its own twin */
   graph->scope = node.scope;
   graph->origin = node.origin;
-  return mpg_graph_emit(graph, mpg_op_get(MPG_OP__pack_winograd), &params, &weight, 1, MPG_NO_VALUE, &result);
+  return mpg_graph_emit(graph, mpg_op_get(MPG_OP__pack_winograd), &params, &weight, 1, MPG_NO_VALUE,
+                        &result);
 }
 
 mpg_status mpg_compiled_share_packs(mpg_compiled *c, const bool *shared) {
   mpg_graph *graph = &c->graph;
   uint32_t count = (uint32_t)graph->num_nodes;
-  if (mpg_recompute_wanted(graph, count)) return MPG_OK; /* who computes things again wants memory */
+  if (mpg_recompute_wanted(graph, count))
+    return MPG_OK; /* who computes things again wants memory */
   bool *fixed = mpg_calloc(2 * (size_t)count + 1, sizeof *fixed), *wants = fixed + count;
   mpg_status status = MPG_OK;
   if (!fixed) return mpg_out_of_host_memory(2 * (size_t)count);
@@ -107,10 +120,13 @@ mpg_status mpg_compiled_share_packs(mpg_compiled *c, const bool *shared) {
     }
   for (uint32_t n = 0; n < count; n++) {
     const mpg_node *node = &graph->nodes[n];
-    if (!node->op || node->op->id != MPG_OP__winograd_convolution || !is_small(graph, node)) continue;
+    if (!node->op || node->op->id != MPG_OP__winograd_convolution || !is_small(graph, node))
+      continue;
     const mpg_value *inputs = mpg_node_inputs(graph, node);
     const mpg_node *pack = &graph->nodes[inputs[1].node];
-    if (!fixed[inputs[2].node] || pack->op->id != MPG_OP__pack_winograd || mpg_node_inputs(graph, pack)[0].node != inputs[2].node) continue;
+    if (!fixed[inputs[2].node] || pack->op->id != MPG_OP__pack_winograd ||
+        mpg_node_inputs(graph, pack)[0].node != inputs[2].node)
+      continue;
     MPG_GOTO(share_pack(graph, n, c->recording && wants[inputs[0].node]));
   }
   MPG_VERIFY(graph);
@@ -127,15 +143,17 @@ mpg_status mpg_compiled_make_shared_prologue(mpg_compiled *c) {
   c->kept = mpg_malloc((c->graph.num_nodes + 1) * sizeof *c->kept);
   if (!c->kept) return mpg_out_of_host_memory(c->graph.num_nodes * sizeof *c->kept);
   for (uint32_t n = 0; n < c->graph.num_nodes; n++)
-    if (c->graph.nodes[n].phase == MPG_PHASE_PROLOGUE && !c->graph.nodes[n].twin) c->kept[c->num_kept++] = (mpg_value){n, 0};
+    if (c->graph.nodes[n].phase == MPG_PHASE_PROLOGUE && !c->graph.nodes[n].twin)
+      c->kept[c->num_kept++] = (mpg_value){n, 0};
   return c->num_kept ? plan_prologue(c) : MPG_OK;
 }
 
-/* --- Calling ------------------------------------------------------------------------------------------------------ */
+/* --- Calling ---------------------------------------------------------------------------------- */
 
 void mpg_binding_release(mpg_binding *binding) {
   if (!binding || --binding->references) return;
-  for (uint32_t i = 0; i < binding->num_fixed + binding->num_kept; i++) mpg_tensor_release(&binding->tensors[i]);
+  for (uint32_t i = 0; i < binding->num_fixed + binding->num_kept; i++)
+    mpg_tensor_release(&binding->tensors[i]);
   mpg_free(binding->versions);
   mpg_free(binding);
 }
@@ -148,17 +166,21 @@ void mpg_compiled_unbind(mpg_compiled *c) {
 
 static mpg_status new_binding(mpg_compiled *c, const mpg_inputs *inputs, mpg_binding **result) {
   uint32_t fixed = c->num_bound + c->num_constants;
-  mpg_binding *binding = mpg_malloc(sizeof *binding + (fixed + c->num_kept) * sizeof *binding->tensors);
+  mpg_binding *binding =
+      mpg_malloc(sizeof *binding + (fixed + c->num_kept) * sizeof *binding->tensors);
   if (!binding) return mpg_out_of_host_memory(fixed * sizeof *binding->tensors);
   *binding = (mpg_binding){.references = 1, .number = inputs->binding, .num_fixed = fixed};
-  if (inputs->binding) binding->launched = ++c->bindings; /* others may have bound anew since inputs->binding was read */
+  if (inputs->binding)
+    binding->launched =
+        ++c->bindings; /* others may have bound anew since inputs->binding was read */
   for (uint32_t i = 0; i < fixed; i++) {
     binding->tensors[i] = mpg_compiled_input(c, inputs, mpg_compiled_first_fixed(c) + i)->tensor;
     mpg_tensor_retain(&binding->tensors[i]);
   }
   mpg_status status = MPG_OK;
   binding->versions = mpg_malloc((c->num_sources + 1) * sizeof *binding->versions);
-  if (!binding->versions) MPG_GOTO(mpg_out_of_host_memory(c->num_sources * sizeof *binding->versions));
+  if (!binding->versions)
+    MPG_GOTO(mpg_out_of_host_memory(c->num_sources * sizeof *binding->versions));
   for (uint32_t i = 0; i < c->num_kept; i++) {
     const mpg_graph_value *value = mpg_graph_at(&c->graph, c->kept[i]);
     mpg_device *device;
@@ -188,7 +210,9 @@ mpg_status mpg_compiled_bind(mpg_compiled *c, const mpg_inputs *inputs, mpg_bind
 
 static bool threads_changed(const mpg_compiled *c) {
   for (uint32_t s = 0; s < c->prologue->num_programs; s++)
-    if (c->prologue_threads[s] != atomic_load_explicit(&c->prologue->programs[s].device->num_threads, memory_order_relaxed)) return true;
+    if (c->prologue_threads[s] !=
+        atomic_load_explicit(&c->prologue->programs[s].device->num_threads, memory_order_relaxed))
+      return true;
   return false;
 }
 
@@ -197,7 +221,8 @@ static bool kept_failed(const mpg_compiled *c, const mpg_binding *binding) {
   for (uint32_t s = 0; s < c->prologue->num_programs && !any; s++)
     any = atomic_load_explicit(&c->prologue->programs[s].device->failed, memory_order_relaxed);
   for (uint32_t i = 0; any && i < binding->num_kept; i++)
-    if (mpg_storage_failure(binding->tensors[binding->num_fixed + i].storage) != MPG_OK) return true;
+    if (mpg_storage_failure(binding->tensors[binding->num_fixed + i].storage) != MPG_OK)
+      return true;
   return false;
 }
 
@@ -228,11 +253,16 @@ mpg_status mpg_compiled_refresh(mpg_compiled *c, mpg_binding *binding, const mpg
     versions[i] = storage->version;
   }
   for (uint32_t s = 0; s < c->prologue->num_programs; s++)
-    c->prologue_threads[s] = atomic_load_explicit(&c->prologue->programs[s].device->num_threads, memory_order_relaxed);
+    c->prologue_threads[s] =
+        atomic_load_explicit(&c->prologue->programs[s].device->num_threads, memory_order_relaxed);
   binding->made = false;
-  MPG_GOTO(mpg_launch(c->prologue, &(mpg_launching){.parts = {given, binding->tensors}, .binding = binding->launched, .blocks = blocks,
-                                                    .scope = mpg_autograd_scope(), .origin = mpg_host_origin()}));
-  memcpy(binding->versions, versions, c->num_sources * sizeof *versions); /* only now: before, others would run ahead of it */
+  MPG_GOTO(mpg_launch(c->prologue, &(mpg_launching){.parts = {given, binding->tensors},
+                                                    .binding = binding->launched,
+                                                    .blocks = blocks,
+                                                    .scope = mpg_autograd_scope(),
+                                                    .origin = mpg_host_origin()}));
+  memcpy(binding->versions, versions,
+         c->num_sources * sizeof *versions); /* only now: before, others would run ahead of it */
   binding->watched = watched;
   binding->made = !exposed;
 fail:

@@ -6,9 +6,11 @@
 #include "base/host.h"
 #include "op/invoke.h"
 
-enum { PIECES = 512, /* arrays that one op makes or joins at most */
-       BETWEEN_INTERRUPTS = 64,
-       LARGEST_KEPT = 1 << 14 /* arrays that work space is kept for */ };
+enum {
+  PIECES = 512, /* arrays that one op makes or joins at most */
+  BETWEEN_INTERRUPTS = 64,
+  LARGEST_KEPT = 1 << 14 /* arrays that work space is kept for */
+};
 
 typedef struct mpg_loop_space {
   mpg_array *slices; /* per data array, per step; owned, as are all arrays */
@@ -34,7 +36,7 @@ static void free_space(mpg_loop_space *space) {
   mpg_free(space);
 }
 
-/* --- Slices and stacks --------------------------------------------------------------------------------------------- */
+/* --- Slices and stacks ------------------------------------------------------------------------ */
 
 /* Rows [begin, begin + count) as the results of one op, so that their gradient is one op, too. */
 static mpg_status cut(mpg_array *whole, int64_t begin, int64_t count, mpg_array *slices) {
@@ -53,7 +55,8 @@ static mpg_status cut(mpg_array *whole, int64_t begin, int64_t count, mpg_array 
     MPG_TRY(mpg_call(mpg_op_get(MPG_OP_slice_axis), &part, &input, 1, &piece, 1, NULL));
     input = &piece;
   }
-  mpg_status status = mpg_call(mpg_op_get(MPG_OP_SliceChannel), &split, &input, 1, slices, (int)count, NULL);
+  mpg_status status =
+      mpg_call(mpg_op_get(MPG_OP_SliceChannel), &split, &input, 1, slices, (int)count, NULL);
   mpg_array_clear(&piece);
   return status;
 }
@@ -69,20 +72,23 @@ static mpg_status take_slices(mpg_array *whole, int64_t count, mpg_array *slices
   mpg_desc row = whole->tensor.desc;
   if (row.shape.ndim > 1) { /* else rows are of one element */
     row.shape.ndim--;
-    memmove(row.shape.dims, whole->tensor.desc.shape.dims + 1, (size_t)row.shape.ndim * sizeof *row.shape.dims);
+    memmove(row.shape.dims, whole->tensor.desc.shape.dims + 1,
+            (size_t)row.shape.ndim * sizeof *row.shape.dims);
   } else {
     row.shape.dims[0] = 1;
   }
   size_t bytes = mpg_desc_bytes(&row);
   for (int64_t i = 0; i < count; i++) {
-    slices[i] = (mpg_array){.tensor = {whole->tensor.storage, whole->tensor.offset + (size_t)i * bytes, row}};
+    slices[i] = (mpg_array){
+        .tensor = {whole->tensor.storage, whole->tensor.offset + (size_t)i * bytes, row}};
     mpg_tensor_retain(&slices[i].tensor);
   }
   return MPG_OK;
 }
 
 /* Joins at most PIECES arrays, `stride` apart, along a new first axis (`stacks`) or their own. */
-static mpg_status join_few(mpg_array *arrays, size_t stride, size_t count, bool stacks, mpg_array *joined) {
+static mpg_status join_few(mpg_array *arrays, size_t stride, size_t count, bool stacks,
+                           mpg_array *joined) {
   mpg_array *pointers[PIECES];
   mpg_stack_params stack;
   mpg_concat_params concat;
@@ -91,14 +97,17 @@ static mpg_status join_few(mpg_array *arrays, size_t stride, size_t count, bool 
   concat.dim = 0;
   for (size_t i = 0; i < count; i++) pointers[i] = &arrays[i * stride];
   stack.num_args = concat.num_args = (int64_t)count;
-  return mpg_call(mpg_op_get(stacks ? MPG_OP_stack : MPG_OP_Concat), stacks ? (void *)&stack : &concat, pointers, (int)count, joined, 1, NULL);
+  return mpg_call(mpg_op_get(stacks ? MPG_OP_stack : MPG_OP_Concat),
+                  stacks ? (void *)&stack : &concat, pointers, (int)count, joined, 1, NULL);
 }
 
 /* Stacks arrays along a new first axis, by as many rounds as it takes. */
-static mpg_status stack(mpg_loop_space *space, mpg_array *arrays, size_t stride, size_t count, mpg_array *joined) {
+static mpg_status stack(mpg_loop_space *space, mpg_array *arrays, size_t stride, size_t count,
+                        mpg_array *joined) {
   if (count <= PIECES) return join_few(arrays, stride, count, true, joined);
   size_t num_pieces = (count + PIECES - 1) / PIECES;
-  MPG_TRY(mpg_grow((void **)&space->pieces, &space->pieces_capacity, num_pieces, sizeof *space->pieces));
+  MPG_TRY(mpg_grow((void **)&space->pieces, &space->pieces_capacity, num_pieces,
+                   sizeof *space->pieces));
   mpg_array *pieces = space->pieces;
   mpg_status status = MPG_OK;
   size_t made = num_pieces;
@@ -108,7 +117,9 @@ static mpg_status stack(mpg_loop_space *space, mpg_array *arrays, size_t stride,
     MPG_GOTO(join_few(arrays + begin * stride, stride, size, true, &pieces[k]));
   }
   for (; num_pieces > PIECES; num_pieces = (num_pieces + PIECES - 1) / PIECES)
-    for (size_t k = 0; k * PIECES < num_pieces; k++) { /* in place: a joined piece lies before those that it is made of, or is the first of them */
+    for (size_t k = 0; k * PIECES < num_pieces;
+         k++) { /* in place: a joined piece lies before those that it is made of, or is the first of
+                   them */
       size_t begin = k * PIECES, size = num_pieces - begin < PIECES ? num_pieces - begin : PIECES;
       mpg_array whole = {0};
       MPG_GOTO(join_few(pieces + begin, 1, size, false, &whole));
@@ -123,7 +134,10 @@ fail:
 
 static mpg_status zeros(const mpg_loop_output *output, int64_t rows, mpg_array *array) {
   const mpg_shape *shape = &output->desc.shape;
-  if (shape->ndim + 1 > MPG_MAX_NDIM) return mpg_fail(MPG_VALUE_ERROR, "a loop's outputs have one axis more than its steps', which is more than %d", MPG_MAX_NDIM);
+  if (shape->ndim + 1 > MPG_MAX_NDIM)
+    return mpg_fail(MPG_VALUE_ERROR,
+                    "a loop's outputs have one axis more than its steps', which is more than %d",
+                    MPG_MAX_NDIM);
   mpg_full_params params;
   memset(&params, 0, sizeof params);
   params.shape.count = shape->ndim + 1;
@@ -132,48 +146,65 @@ static mpg_status zeros(const mpg_loop_output *output, int64_t rows, mpg_array *
   params.dtype = output->desc.dtype;
   mpg_device *device;
   MPG_TRY(mpg_device_get(output->device, &device));
-  mpg_invocation call = {.op = mpg_op_get(MPG_OP__full), .params = &params, .num_outputs = 1, .outputs = &array->tensor, .device = device};
+  mpg_invocation call = {.op = mpg_op_get(MPG_OP__full),
+                         .params = &params,
+                         .num_outputs = 1,
+                         .outputs = &array->tensor,
+                         .device = device};
   return mpg_invoke(&call);
 }
 
 /* All rows of an output, and zeros up to the limit. */
-static mpg_status make_output(const mpg_loop *loop, mpg_loop_space *space, uint32_t number, int64_t steps, mpg_array *output) {
-  if (steps == loop->limit && steps) return stack(space, space->rows + number, loop->num_outputs, (size_t)steps, output);
+static mpg_status make_output(const mpg_loop *loop, mpg_loop_space *space, uint32_t number,
+                              int64_t steps, mpg_array *output) {
+  if (steps == loop->limit && steps)
+    return stack(space, space->rows + number, loop->num_outputs, (size_t)steps, output);
   if (!steps) return zeros(&loop->outputs[number], loop->limit, output);
   mpg_array parts[2] = {{.node = NULL}, {.node = NULL}};
-  mpg_status status = stack(space, space->rows + number, loop->num_outputs, (size_t)steps, &parts[0]);
+  mpg_status status =
+      stack(space, space->rows + number, loop->num_outputs, (size_t)steps, &parts[0]);
   if (status == MPG_OK) status = zeros(&loop->outputs[number], loop->limit - steps, &parts[1]);
   if (status == MPG_OK) status = join_few(parts, 1, 2, false, output);
   clear(parts, 2);
   return status;
 }
 
-/* --- Steps --------------------------------------------------------------------------------------------------------- */
+/* --- Steps ------------------------------------------------------------------------------------ */
 
-static mpg_status ask(const mpg_loop *loop, mpg_loop_space *space, mpg_array *const *captures, bool *goes_on) {
+static mpg_status ask(const mpg_loop *loop, mpg_loop_space *space, mpg_array *const *captures,
+                      bool *goes_on) {
   mpg_array **argument = space->arguments, truth = {0};
   for (uint32_t i = 0; i < loop->num_states; i++) *argument++ = &space->states[i];
   for (uint32_t i = 0; i < loop->num_condition_captures; i++) *argument++ = captures[i];
-  MPG_TRY(mpg_callee_call(&loop->condition, space->arguments, loop->num_states + loop->num_condition_captures, &truth, 1));
+  MPG_TRY(mpg_callee_call(&loop->condition, space->arguments,
+                          loop->num_states + loop->num_condition_captures, &truth, 1));
   mpg_status status = mpg_routine_truth(&truth, loop->name, goes_on);
   mpg_array_clear(&truth);
   return status;
 }
 
-static mpg_status take_step(const mpg_loop *loop, mpg_loop_space *space, mpg_array *const *captures, int64_t step) {
+static mpg_status take_step(const mpg_loop *loop, mpg_loop_space *space, mpg_array *const *captures,
+                            int64_t step) {
   mpg_array **argument = space->arguments, *results = space->states + loop->num_states;
   uint32_t num_results = loop->num_outputs + loop->num_states;
-  MPG_TRY(mpg_grow((void **)&space->rows, &space->rows_capacity, space->num_rows + loop->num_outputs, sizeof *space->rows));
-  for (uint32_t i = 0; i < loop->num_data; i++) *argument++ = &space->slices[(size_t)i * (size_t)loop->limit + (size_t)step];
+  MPG_TRY(mpg_grow((void **)&space->rows, &space->rows_capacity,
+                   space->num_rows + loop->num_outputs, sizeof *space->rows));
+  for (uint32_t i = 0; i < loop->num_data; i++)
+    *argument++ = &space->slices[(size_t)i * (size_t)loop->limit + (size_t)step];
   for (uint32_t i = 0; i < loop->num_states; i++) *argument++ = &space->states[i];
   for (uint32_t i = 0; i < loop->num_step_captures; i++) *argument++ = captures[i];
   if (num_results) memset(results, 0, num_results * sizeof *results);
-  MPG_TRY(mpg_callee_call(&loop->step, space->arguments, loop->num_data + loop->num_states + loop->num_step_captures, results, num_results));
-  if (loop->num_outputs) memcpy(space->rows + space->num_rows, results, loop->num_outputs * sizeof *results);
+  MPG_TRY(mpg_callee_call(&loop->step, space->arguments,
+                          loop->num_data + loop->num_states + loop->num_step_captures, results,
+                          num_results));
+  if (loop->num_outputs)
+    memcpy(space->rows + space->num_rows, results, loop->num_outputs * sizeof *results);
   space->num_rows += loop->num_outputs;
   clear(space->states, loop->num_states);
-  if (loop->num_states) memcpy(space->states, results + loop->num_outputs, loop->num_states * sizeof *results);
-  for (uint32_t i = 0; i < loop->num_data; i++) mpg_array_clear(&space->slices[(size_t)i * (size_t)loop->limit + (size_t)step]);
+  if (loop->num_states)
+    memcpy(space->states, results + loop->num_outputs, loop->num_states * sizeof *results);
+  for (uint32_t i = 0; i < loop->num_data; i++)
+    mpg_array_clear(&space->slices[(size_t)i * (size_t)loop->limit + (size_t)step]);
   return MPG_OK;
 }
 
@@ -183,16 +214,19 @@ static mpg_status let_others_in(void) {
   return mpg_host_check_interrupt();
 }
 
-static mpg_status run_steps(mpg_loop *loop, mpg_loop_space *space, mpg_array *const *captures, uint64_t outer, int64_t *steps) {
+static mpg_status run_steps(mpg_loop *loop, mpg_loop_space *space, mpg_array *const *captures,
+                            uint64_t outer, int64_t *steps) {
   for (*steps = 0; *steps < loop->limit; ++*steps) {
     mpg_autograd_set_steps(outer << 32 | (uint32_t)(*steps + 1)); /* what fails later says so */
     mpg_status status = loop->turns++ % BETWEEN_INTERRUPTS ? MPG_OK : let_others_in();
     bool goes_on = true;
-    if (status == MPG_OK && loop->condition.function) status = ask(loop, space, captures + loop->num_step_captures, &goes_on);
+    if (status == MPG_OK && loop->condition.function)
+      status = ask(loop, space, captures + loop->num_step_captures, &goes_on);
     if (status == MPG_OK && !goes_on) return MPG_OK;
     if (status == MPG_OK) status = take_step(loop, space, captures, *steps);
     if (status == MPG_INTERRUPTED || status == MPG_HOST_EXCEPTION) return status;
-    if (status != MPG_OK) return mpg_fail_prefix(status, "%s, step %lld", loop->name, (long long)*steps);
+    if (status != MPG_OK)
+      return mpg_fail_prefix(status, "%s, step %lld", loop->name, (long long)*steps);
   }
   return MPG_OK;
 }
@@ -202,21 +236,30 @@ static mpg_status check_data(const mpg_loop *loop, mpg_array *const *data) {
   for (uint32_t i = 0; i < loop->num_data; i++) {
     const mpg_shape *shape = &data[i]->tensor.desc.shape;
     if (!shape->ndim || shape->dims[0] != loop->limit)
-      return mpg_fail(MPG_VALUE_ERROR, "%s: the data need a row for each of %lld steps, but array %u has the shape %s", loop->name, (long long)loop->limit, i,
-                      mpg_shape_text(shape, text, sizeof text));
+      return mpg_fail(
+          MPG_VALUE_ERROR,
+          "%s: the data need a row for each of %lld steps, but array %u has the shape %s",
+          loop->name, (long long)loop->limit, i, mpg_shape_text(shape, text, sizeof text));
   }
   return MPG_OK;
 }
 
 static mpg_status reserve(const mpg_loop *loop, mpg_loop_space *space) {
-  size_t num_slices, captures = loop->num_step_captures > loop->num_condition_captures ? loop->num_step_captures : loop->num_condition_captures;
-  if (!mpg_size_mul(loop->num_data, (size_t)loop->limit, &num_slices)) return mpg_out_of_host_memory(SIZE_MAX);
-  MPG_TRY(mpg_grow((void **)&space->slices, &space->slices_capacity, num_slices, sizeof *space->slices));
-  MPG_TRY(mpg_grow((void **)&space->states, &space->states_capacity, 2 * (size_t)loop->num_states + loop->num_outputs, sizeof *space->states));
-  return mpg_grow((void **)&space->arguments, &space->arguments_capacity, loop->num_data + loop->num_states + captures, sizeof *space->arguments);
+  size_t num_slices, captures = loop->num_step_captures > loop->num_condition_captures
+                                    ? loop->num_step_captures
+                                    : loop->num_condition_captures;
+  if (!mpg_size_mul(loop->num_data, (size_t)loop->limit, &num_slices))
+    return mpg_out_of_host_memory(SIZE_MAX);
+  MPG_TRY(mpg_grow((void **)&space->slices, &space->slices_capacity, num_slices,
+                   sizeof *space->slices));
+  MPG_TRY(mpg_grow((void **)&space->states, &space->states_capacity,
+                   2 * (size_t)loop->num_states + loop->num_outputs, sizeof *space->states));
+  return mpg_grow((void **)&space->arguments, &space->arguments_capacity,
+                  loop->num_data + loop->num_states + captures, sizeof *space->arguments);
 }
 
-static mpg_status run(mpg_loop *loop, mpg_loop_space *space, mpg_array *const *inputs, mpg_array *outputs) {
+static mpg_status run(mpg_loop *loop, mpg_loop_space *space, mpg_array *const *inputs,
+                      mpg_array *outputs) {
   mpg_array *const *states = inputs + loop->num_data, *const *captures = states + loop->num_states;
   size_t num_slices = (size_t)loop->num_data * (size_t)loop->limit;
   uint64_t outer = mpg_autograd_steps();
@@ -228,11 +271,13 @@ static mpg_status run(mpg_loop *loop, mpg_loop_space *space, mpg_array *const *i
   if (loop->num_states) memset(space->states, 0, loop->num_states * sizeof *space->states);
   mpg_status status = MPG_OK;
   for (uint32_t i = 0; i < loop->num_states; i++) mpg_array_copy(&space->states[i], states[i]);
-  for (uint32_t i = 0; i < loop->num_data; i++) MPG_GOTO(take_slices(inputs[i], loop->limit, space->slices + (size_t)i * (size_t)loop->limit));
+  for (uint32_t i = 0; i < loop->num_data; i++)
+    MPG_GOTO(take_slices(inputs[i], loop->limit, space->slices + (size_t)i * (size_t)loop->limit));
   status = run_steps(loop, space, captures, outer, &steps);
   mpg_autograd_set_steps(outer);
   MPG_GOTO(status);
-  for (uint32_t i = 0; i < loop->num_outputs; i++) MPG_GOTO(make_output(loop, space, i, steps, &outputs[i]));
+  for (uint32_t i = 0; i < loop->num_outputs; i++)
+    MPG_GOTO(make_output(loop, space, i, steps, &outputs[i]));
   if (loop->num_states) {
     memcpy(outputs + loop->num_outputs, space->states, loop->num_states * sizeof *outputs);
     memset(space->states, 0, loop->num_states * sizeof *outputs);

@@ -15,7 +15,8 @@ static void give_back(mpg_piece *piece) {
     if (piece->blocks[i]) mpg_storage_release(piece->blocks[i]);
     piece->blocks[i] = NULL;
   }
-  for (uint32_t i = 0; piece->externals && i < mpg_compiled_all_externals(piece->compiled); i++) mpg_tensor_release(&piece->externals[i]);
+  for (uint32_t i = 0; piece->externals && i < mpg_compiled_all_externals(piece->compiled); i++)
+    mpg_tensor_release(&piece->externals[i]);
 }
 
 void mpg_pieces_finish(mpg_pieces *run) {
@@ -23,7 +24,8 @@ void mpg_pieces_finish(mpg_pieces *run) {
   for (uint32_t k = 0; run->pieces && k < run->num_pieces; k++) give_back(&run->pieces[k]);
   while (run->num_spares) mpg_storage_release(run->spares[--run->num_spares]);
   for (uint32_t i = 0; run->inputs && i < run->num_inputs; i++) mpg_array_clear(&run->inputs[i]);
-  for (uint32_t i = 0; run->outputs && i < run->num_outputs; i++) mpg_tensor_release(&run->outputs[i]);
+  for (uint32_t i = 0; run->outputs && i < run->num_outputs; i++)
+    mpg_tensor_release(&run->outputs[i]);
 }
 
 static void free_run(mpg_pieces *run) {
@@ -62,24 +64,32 @@ void mpg_pieces_unwatch(mpg_pieces *run) {
 }
 
 static int64_t rows_of(const mpg_desc *desc) { return desc->shape.ndim ? desc->shape.dims[0] : 1; }
-static const mpg_desc *output_desc(const mpg_piece *piece, uint32_t i) { return &piece->compiled->outputs[i].desc; }
+static const mpg_desc *output_desc(const mpg_piece *piece, uint32_t i) {
+  return &piece->compiled->outputs[i].desc;
+}
 static const mpg_graph_value *input_value(const mpg_piece *piece, uint32_t i) {
   return mpg_graph_at(&piece->compiled->graph, piece->compiled->inputs[i]);
 }
 
-/* --- Making a run ----------------------------------------------------------------------------------------------------- */
+/* --- Making a run ----------------------------------------------------------------------------- */
 
 static mpg_status check_compiled(const mpg_compiled *c, const mpg_pieces_request *request) {
   if (c->num_given != request->num_inputs || c->num_outputs != request->num_outputs)
-    return mpg_fail(MPG_ERROR, "a piece was compiled for %u inputs and %u outputs, but the run has %u and %u", c->num_given, c->num_outputs,
-                    request->num_inputs, request->num_outputs);
+    return mpg_fail(MPG_ERROR,
+                    "a piece was compiled for %u inputs and %u outputs, but the run has %u and %u",
+                    c->num_given, c->num_outputs, request->num_inputs, request->num_outputs);
   for (uint32_t i = c->num_given; i < c->num_inputs; i++)
     if (c->wanted[i])
-      return mpg_fail(MPG_ERROR, "a pipelined block uses an array with a gradient that is neither an input nor a parameter; pass it as an input");
+      return mpg_fail(MPG_ERROR,
+                      "a pipelined block uses an array with a gradient that is neither an input "
+                      "nor a parameter; pass it as an input");
   for (uint32_t i = 0; i < c->num_outputs; i++) {
     bool own = c->outputs[i].external >= c->num_inputs;
     for (uint32_t k = 0; k < i; k++) own = own && c->outputs[k].external != c->outputs[i].external;
-    if (!own) return mpg_fail(MPG_ERROR, "result %u of a pipelined block is also an input or another result; copy it", i);
+    if (!own)
+      return mpg_fail(MPG_ERROR,
+                      "result %u of a pipelined block is also an input or another result; copy it",
+                      i);
   }
   return MPG_OK;
 }
@@ -87,14 +97,18 @@ static mpg_status check_compiled(const mpg_compiled *c, const mpg_pieces_request
 static mpg_batching_request check_of(const mpg_compiled *c, const mpg_graph **graph) {
   bool rewritten = c->original.num_nodes > 0;
   *graph = rewritten ? &c->original : &c->graph;
-  return (mpg_batching_request){.inputs = rewritten ? c->original_inputs : c->inputs, .num_inputs = c->num_given};
+  return (mpg_batching_request){.inputs = rewritten ? c->original_inputs : c->inputs,
+                                .num_inputs = c->num_given};
 }
 
 mpg_status mpg_pieces_check(mpg_compiled *c, const mpg_piece_check *check) {
-  static const uint8_t kinds[] = {[MPG_SHARED] = MPG_BATCH_SAME, [MPG_SPLIT] = MPG_BATCH_DIVIDED, [MPG_CARRIED] = MPG_BATCH_STATE};
+  static const uint8_t kinds[] = {[MPG_SHARED] = MPG_BATCH_SAME,
+                                  [MPG_SPLIT] = MPG_BATCH_DIVIDED,
+                                  [MPG_CARRIED] = MPG_BATCH_STATE};
   const mpg_graph *graph, *second = NULL;
   mpg_batching_request request = check_of(c, &graph), other = {0};
-  if (check->other && (check->other->num_given != c->num_given || check->other->num_outputs != c->num_outputs))
+  if (check->other &&
+      (check->other->num_given != c->num_given || check->other->num_outputs != c->num_outputs))
     return mpg_fail(MPG_VALUE_ERROR, "the call for another size has other inputs or results");
   uint8_t *batches = mpg_malloc(c->num_given + c->num_outputs + 1);
   mpg_drawn *drawn = mpg_calloc(c->graph.num_random + 1, sizeof *drawn);
@@ -120,33 +134,46 @@ mpg_status mpg_pieces_check(mpg_compiled *c, const mpg_piece_check *check) {
     other.rows = check->other_rows;
     other.drawn = NULL;
   }
-  mpg_status status = second ? mpg_graph_compare_batching(graph, &request, second, &other) : mpg_graph_check_batching(graph, &request);
+  mpg_status status = second ? mpg_graph_compare_batching(graph, &request, second, &other)
+                             : mpg_graph_check_batching(graph, &request);
   mpg_free(batches);
   mpg_free(status == MPG_OK ? c->drawn : drawn);
   if (status == MPG_OK) c->drawn = drawn;
   return status;
 }
 
-/* The whole array that split output i is rows of: as many as the pieces have together. A carried one is the last piece's, and may have
- * another shape there: what is carried on may grow. */
+/* The whole array that split output i is rows of: as many as the pieces have together. A carried
+ * one is the last piece's, and may have another shape there: what is carried on may grow. */
 static mpg_status make_output(mpg_pieces *run, uint32_t i) {
-  mpg_desc desc = *output_desc(&run->pieces[run->output_kinds[i] == MPG_SPLIT ? 0 : run->num_pieces - 1], i);
+  mpg_desc desc =
+      *output_desc(&run->pieces[run->output_kinds[i] == MPG_SPLIT ? 0 : run->num_pieces - 1], i);
   mpg_device *device;
   if (run->output_kinds[i] == MPG_SPLIT) {
-    if (!desc.shape.ndim) return mpg_fail(MPG_ERROR, "result %u of a pipelined block is a scalar: it has no axis along which the pieces' results can be put together", i);
-    for (uint32_t k = 1; k < run->num_pieces; k++) desc.shape.dims[0] += rows_of(output_desc(&run->pieces[k], i));
+    if (!desc.shape.ndim)
+      return mpg_fail(MPG_ERROR,
+                      "result %u of a pipelined block is a scalar: it has no axis along which the "
+                      "pieces' results can be put together",
+                      i);
+    for (uint32_t k = 1; k < run->num_pieces; k++)
+      desc.shape.dims[0] += rows_of(output_desc(&run->pieces[k], i));
   }
   const mpg_compiled *c = run->pieces[0].compiled;
-  MPG_TRY(mpg_device_get(mpg_graph_at(&c->graph, c->results[c->outputs[i].external - mpg_compiled_result(c, 0)])->device, &device));
+  MPG_TRY(mpg_device_get(
+      mpg_graph_at(&c->graph, c->results[c->outputs[i].external - mpg_compiled_result(c, 0)])
+          ->device,
+      &device));
   return mpg_tensor_create(device, &desc, &run->outputs[i]);
 }
 
-static mpg_status slice(const mpg_tensor *whole, const mpg_desc *desc, int64_t *row, const char *what, uint32_t i, mpg_tensor *result) {
+static mpg_status slice(const mpg_tensor *whole, const mpg_desc *desc, int64_t *row,
+                        const char *what, uint32_t i, mpg_tensor *result) {
   int64_t end = *row + rows_of(desc);
   char have[MPG_SHAPE_TEXT_SIZE], want[MPG_SHAPE_TEXT_SIZE];
   if (end > rows_of(&whole->desc))
-    return mpg_fail(MPG_ERROR, "%s %u of a pipelined block has shape %s, too small for its pieces of shape %s", what, i,
-                    mpg_shape_text(&whole->desc.shape, have, sizeof have), mpg_shape_text(&desc->shape, want, sizeof want));
+    return mpg_fail(MPG_ERROR,
+                    "%s %u of a pipelined block has shape %s, too small for its pieces of shape %s",
+                    what, i, mpg_shape_text(&whole->desc.shape, have, sizeof have),
+                    mpg_shape_text(&desc->shape, want, sizeof want));
   MPG_TRY(mpg_tensor_slice(whole, *row, end, result));
   *row = end;
   return MPG_OK;
@@ -154,12 +181,15 @@ static mpg_status slice(const mpg_tensor *whole, const mpg_desc *desc, int64_t *
 
 static mpg_status check_input(const mpg_tensor *tensor, const mpg_graph_value *value, uint32_t i) {
   char have[MPG_SHAPE_TEXT_SIZE], want[MPG_SHAPE_TEXT_SIZE];
-  if (mpg_shape_equal(&tensor->desc.shape, &value->desc.shape) && tensor->desc.dtype == value->desc.dtype &&
+  if (mpg_shape_equal(&tensor->desc.shape, &value->desc.shape) &&
+      tensor->desc.dtype == value->desc.dtype &&
       mpg_device_id_equal(mpg_tensor_device(tensor)->id, value->device))
     return MPG_OK;
-  return mpg_fail(MPG_ERROR, "input %u of a pipelined block's piece is %s %s, but the piece was compiled for %s %s", i,
-                  mpg_dtype_name(tensor->desc.dtype), mpg_shape_text(&tensor->desc.shape, have, sizeof have), mpg_dtype_name(value->desc.dtype),
-                  mpg_shape_text(&value->desc.shape, want, sizeof want));
+  return mpg_fail(
+      MPG_ERROR,
+      "input %u of a pipelined block's piece is %s %s, but the piece was compiled for %s %s", i,
+      mpg_dtype_name(tensor->desc.dtype), mpg_shape_text(&tensor->desc.shape, have, sizeof have),
+      mpg_dtype_name(value->desc.dtype), mpg_shape_text(&value->desc.shape, want, sizeof want));
 }
 
 /* Arrays that the forward phase of all pieces reads and writes. */
@@ -176,7 +206,8 @@ static mpg_status bind_forward(mpg_pieces *run) {
         *external = run->outputs[i];
         mpg_tensor_retain(external);
       } else {
-        MPG_TRY(mpg_tensor_create(mpg_tensor_device(&run->outputs[i]), output_desc(piece, i), external));
+        MPG_TRY(mpg_tensor_create(mpg_tensor_device(&run->outputs[i]), output_desc(piece, i),
+                                  external));
       }
     }
   }
@@ -186,18 +217,22 @@ static mpg_status bind_forward(mpg_pieces *run) {
       mpg_piece *piece = &run->pieces[k];
       mpg_tensor *external = &piece->externals[i];
       if (run->input_kinds[i] == MPG_SPLIT) {
-        MPG_TRY(slice(&run->inputs[i].tensor, &input_value(piece, i)->desc, &row, "input", i, external));
+        MPG_TRY(slice(&run->inputs[i].tensor, &input_value(piece, i)->desc, &row, "input", i,
+                      external));
       } else {
         const mpg_piece *before = k ? &run->pieces[k - 1] : NULL;
         bool carried = run->input_kinds[i] == MPG_CARRIED && before;
-        *external = carried ? before->externals[before->compiled->outputs[run->carried_from[i]].external] : run->inputs[i].tensor;
+        *external =
+            carried ? before->externals[before->compiled->outputs[run->carried_from[i]].external]
+                    : run->inputs[i].tensor;
         mpg_tensor_retain(external);
       }
       MPG_TRY(check_input(external, input_value(piece, i), i));
     }
     if (run->input_kinds[i] == MPG_SPLIT && row != rows_of(&run->inputs[i].tensor.desc))
-      return mpg_fail(MPG_ERROR, "the pieces of a pipelined block take %lld rows of input %u, which has %lld", (long long)row, i,
-                      (long long)rows_of(&run->inputs[i].tensor.desc));
+      return mpg_fail(MPG_ERROR,
+                      "the pieces of a pipelined block take %lld rows of input %u, which has %lld",
+                      (long long)row, i, (long long)rows_of(&run->inputs[i].tensor.desc));
   }
   for (uint32_t k = 0; k < run->num_pieces; k++) {
     mpg_compiled *c = run->pieces[k].compiled;
@@ -212,7 +247,8 @@ static mpg_status bind_forward(mpg_pieces *run) {
 static void count_uses(mpg_piece *piece, const mpg_program_set *set, int by) {
   for (uint32_t s = 0; s < set->num_segments; s++)
     for (uint32_t i = 0; i < set->segments[s].num_accesses; i++)
-      if (set->segments[s].accesses[i].base >= set->num_externals) piece->uses[set->segments[s].accesses[i].base - set->num_externals] += (uint32_t)by;
+      if (set->segments[s].accesses[i].base >= set->num_externals)
+        piece->uses[set->segments[s].accesses[i].base - set->num_externals] += (uint32_t)by;
 }
 
 static mpg_status prepare_piece(mpg_pieces *run, uint32_t k, const mpg_pieces_request *request) {
@@ -226,7 +262,8 @@ static mpg_status prepare_piece(mpg_pieces *run, uint32_t k, const mpg_pieces_re
   piece->externals = mpg_calloc(mpg_compiled_all_externals(c) + 1, sizeof *piece->externals);
   piece->blocks = mpg_calloc(piece->num_blocks + 1, sizeof *piece->blocks);
   piece->uses = mpg_calloc(piece->num_blocks + 1, sizeof *piece->uses);
-  if (!piece->externals || !piece->blocks || !piece->uses) return mpg_out_of_host_memory(piece->num_blocks * sizeof *piece->blocks);
+  if (!piece->externals || !piece->blocks || !piece->uses)
+    return mpg_out_of_host_memory(piece->num_blocks * sizeof *piece->blocks);
   count_uses(piece, c->programs, 1);
   run->recording |= c->recording;
   return MPG_OK;
@@ -236,7 +273,11 @@ static mpg_status begin_flight(const mpg_pieces *run, mpg_piece *piece, mpg_phas
   const mpg_compiled *c = piece->compiled;
   mpg_program_set *set = phase == MPG_PHASE_FORWARD ? c->programs : piece->backward->programs;
   if (c->drawn && !set->drawn) MPG_TRY(mpg_program_set_draw(set, c->drawn, c->graph.num_random));
-  mpg_launching call = {.parts = {piece->externals}, .blocks = piece->blocks, .random = run->random, .scope = run->scope, .origin = run->origin};
+  mpg_launching call = {.parts = {piece->externals},
+                        .blocks = piece->blocks,
+                        .random = run->random,
+                        .scope = run->scope,
+                        .origin = run->origin};
   return mpg_flight_begin(set, &call, piece->rows, true, &piece->flights[phase]);
 }
 
@@ -252,7 +293,10 @@ static mpg_status make_kept(const mpg_pieces *run, const mpg_piece *piece) {
     MPG_GOTO(mpg_device_get(value->device, &device));
     MPG_GOTO(mpg_tensor_create(device, &value->desc, &piece->externals[mpg_compiled_kept(c, i)]));
   }
-  MPG_GOTO(mpg_launch(c->prologue, &(mpg_launching){.parts = {piece->externals}, .blocks = blocks, .scope = run->scope, .origin = run->origin}));
+  MPG_GOTO(mpg_launch(c->prologue, &(mpg_launching){.parts = {piece->externals},
+                                                    .blocks = blocks,
+                                                    .scope = run->scope,
+                                                    .origin = run->origin}));
 fail:
   for (uint32_t i = 0; i < c->prologue->num_blocks; i++)
     if (blocks[i]) mpg_storage_release(blocks[i]);
@@ -293,17 +337,24 @@ mpg_status mpg_pieces_new(const mpg_pieces_request *request, mpg_pieces **result
   run->pieces = mpg_calloc(request->num_pieces + 1, sizeof *run->pieces);
   run->input_kinds = copied(request->input_kinds, request->num_inputs);
   run->output_kinds = copied(request->output_kinds, request->num_outputs);
-  run->carried_from = copied(request->carried_from, request->num_inputs * sizeof *run->carried_from);
+  run->carried_from =
+      copied(request->carried_from, request->num_inputs * sizeof *run->carried_from);
   run->inputs = mpg_calloc(run->num_inputs + 1, sizeof *run->inputs);
   run->outputs = mpg_calloc(run->num_outputs + 1, sizeof *run->outputs);
-  if (!run->pieces || !run->input_kinds || !run->output_kinds || !run->carried_from || !run->inputs || !run->outputs)
+  if (!run->pieces || !run->input_kinds || !run->output_kinds || !run->carried_from ||
+      !run->inputs || !run->outputs)
     MPG_GOTO(mpg_out_of_host_memory(request->num_pieces * sizeof *run->pieces));
-  if (!request->num_pieces) MPG_GOTO(mpg_fail(MPG_VALUE_ERROR, "a run must have at least one piece"));
+  if (!request->num_pieces)
+    MPG_GOTO(mpg_fail(MPG_VALUE_ERROR, "a run must have at least one piece"));
   for (uint32_t i = 0; i < run->num_inputs; i++) {
     mpg_array_copy(&run->inputs[i], request->inputs[i]);
     run->downwards |= run->input_kinds[i] == MPG_CARRIED;
-    if (run->input_kinds[i] == MPG_CARRIED && (run->carried_from[i] >= run->num_outputs || run->output_kinds[run->carried_from[i]] != MPG_CARRIED))
-      MPG_GOTO(mpg_fail(MPG_VALUE_ERROR, "carried input %u comes from result %u, which is not carried", i, run->carried_from[i]));
+    if (run->input_kinds[i] == MPG_CARRIED &&
+        (run->carried_from[i] >= run->num_outputs ||
+         run->output_kinds[run->carried_from[i]] != MPG_CARRIED))
+      MPG_GOTO(mpg_fail(MPG_VALUE_ERROR,
+                        "carried input %u comes from result %u, which is not carried", i,
+                        run->carried_from[i]));
   }
   for (run->num_pieces = 0; run->num_pieces < request->num_pieces;) {
     mpg_compiled *c = request->compiled[run->num_pieces];
@@ -325,7 +376,7 @@ fail:
   return status;
 }
 
-/* --- Backward --------------------------------------------------------------------------------------------------------- */
+/* --- Backward --------------------------------------------------------------------------------- */
 
 static mpg_status new_gradient(const mpg_graph_value *value, int64_t rows, mpg_tensor *tensor) {
   mpg_desc desc = value->desc;
@@ -335,36 +386,44 @@ static mpg_status new_gradient(const mpg_graph_value *value, int64_t rows, mpg_t
   return mpg_tensor_create(device, &desc, tensor);
 }
 
-/* Binds the gradient of output i of a piece; false where none arrives. `row`: where its rows begin. */
-static mpg_status bind_head(mpg_pieces *run, uint32_t k, mpg_array *const *heads, uint32_t i, int64_t row, bool *arrives) {
+/* Binds the gradient of output i of a piece; false where none arrives. `row`: where its rows begin.
+ */
+static mpg_status bind_head(mpg_pieces *run, uint32_t k, mpg_array *const *heads, uint32_t i,
+                            int64_t row, bool *arrives) {
   mpg_piece *piece = &run->pieces[k];
   mpg_tensor *external = &piece->externals[mpg_compiled_out_grad(piece->compiled, i)];
   mpg_tensor source = {0};
   bool last = k + 1 == run->num_pieces;
   if (run->output_kinds[i] == MPG_SPLIT || last) {
     if (heads[i] && heads[i]->tensor.storage) source = heads[i]->tensor;
-  } else { /* what the next piece's backward gives for the input it carried on to; several inputs would need a sum */
+  } else { /* what the next piece's backward gives for the input it carried on to; several inputs
+              would need a sum */
     const mpg_piece *next = &run->pieces[k + 1];
     uint32_t users = 0;
     for (uint32_t j = 0; j < run->num_inputs; j++) {
       if (run->input_kinds[j] != MPG_CARRIED || run->carried_from[j] != i) continue;
       const mpg_tensor *gradient = &next->externals[mpg_compiled_in_grad(next->compiled, j)];
       if (!next->backward->gives[j] || !gradient->storage) continue;
-      if (users++) return mpg_fail(MPG_ERROR, "result %u of a pipelined block is carried on to several inputs", i);
+      if (users++)
+        return mpg_fail(MPG_ERROR, "result %u of a pipelined block is carried on to several inputs",
+                        i);
       source = *gradient;
     }
   }
   *arrives = source.storage != NULL;
   if (!source.storage) return MPG_OK;
-  if (run->output_kinds[i] == MPG_SPLIT) return slice(&source, output_desc(piece, i), &row, "the gradient of result", i, external);
+  if (run->output_kinds[i] == MPG_SPLIT)
+    return slice(&source, output_desc(piece, i), &row, "the gradient of result", i, external);
   *external = source;
   mpg_tensor_retain(external);
   return MPG_OK;
 }
 
-/* Where the gradient of input i goes in a piece; `first`: no piece before it in the order of the backward has written it. */
-static mpg_status place_input(mpg_pieces *run, uint32_t k, uint32_t i, bool first, int64_t row, const mpg_target *target, mpg_array *whole,
-                              uint8_t *place, mpg_tensor *tensor) {
+/* Where the gradient of input i goes in a piece; `first`: no piece before it in the order of the
+ * backward has written it. */
+static mpg_status place_input(mpg_pieces *run, uint32_t k, uint32_t i, bool first, int64_t row,
+                              const mpg_target *target, mpg_array *whole, uint8_t *place,
+                              mpg_tensor *tensor) {
   mpg_piece *piece = &run->pieces[k];
   const mpg_graph_value *value = input_value(piece, i);
   switch (run->input_kinds[i]) {
@@ -380,7 +439,9 @@ static mpg_status place_input(mpg_pieces *run, uint32_t k, uint32_t i, bool firs
       }
       return new_gradient(value, -1, tensor);
     default:
-      *place = first && !(target->tensor.storage && target->request == MPG_GRAD_ADD) ? MPG_PLACE_WRITE : MPG_PLACE_ADD;
+      *place = first && !(target->tensor.storage && target->request == MPG_GRAD_ADD)
+                   ? MPG_PLACE_WRITE
+                   : MPG_PLACE_ADD;
       *tensor = target->tensor.storage ? target->tensor : whole->tensor;
       mpg_tensor_retain(tensor);
       return MPG_OK;
@@ -396,7 +457,8 @@ static int64_t row_before(const mpg_pieces *run, uint32_t k, uint32_t i, bool in
   return row;
 }
 
-/* What an earlier backward left when the graph was retained: another one has arrays and blocks of its own. */
+/* What an earlier backward left when the graph was retained: another one has arrays and blocks of
+ * its own. */
 static void forget_backward(mpg_piece *piece) {
   const mpg_compiled *c = piece->compiled;
   mpg_flight_end(&piece->flights[MPG_PHASE_BACKWARD]);
@@ -425,19 +487,25 @@ static mpg_status grow_blocks(mpg_piece *piece, uint32_t count) {
   return MPG_OK;
 }
 
-static mpg_status differentiate_piece(mpg_pieces *run, uint32_t k, bool first, mpg_array *const *heads, const bool *needed,
-                                      const mpg_target *targets, mpg_array *results, bool retain, bool train) {
+static mpg_status differentiate_piece(mpg_pieces *run, uint32_t k, bool first,
+                                      mpg_array *const *heads, const bool *needed,
+                                      const mpg_target *targets, mpg_array *results, bool retain,
+                                      bool train) {
   mpg_piece *piece = &run->pieces[k];
   mpg_compiled *c = piece->compiled;
   mpg_status status = MPG_OK;
-  bool *arrives = mpg_calloc(c->num_outputs + 2 * c->num_inputs + 1, sizeof *arrives), *summed = arrives + c->num_outputs;
+  bool *arrives = mpg_calloc(c->num_outputs + 2 * c->num_inputs + 1, sizeof *arrives),
+       *summed = arrives + c->num_outputs;
   if (!arrives) return mpg_out_of_host_memory(c->num_inputs);
   uint8_t *places = (uint8_t *)(summed + c->num_inputs);
-  for (uint32_t i = 0; i < c->num_outputs; i++) MPG_GOTO(bind_head(run, k, heads, i, row_before(run, k, i, false), &arrives[i]));
+  for (uint32_t i = 0; i < c->num_outputs; i++)
+    MPG_GOTO(bind_head(run, k, heads, i, row_before(run, k, i, false), &arrives[i]));
   for (uint32_t i = 0; i < run->num_inputs; i++) {
-    if (!c->wanted[i] || targets[i].missed || (!needed[i] && !(run->input_kinds[i] == MPG_CARRIED && k))) continue;
-    MPG_GOTO(place_input(run, k, i, first, row_before(run, k, i, true), &targets[i], &results[i], &places[i],
-                         &piece->externals[mpg_compiled_in_grad(c, i)]));
+    if (!c->wanted[i] || targets[i].missed ||
+        (!needed[i] && !(run->input_kinds[i] == MPG_CARRIED && k)))
+      continue;
+    MPG_GOTO(place_input(run, k, i, first, row_before(run, k, i, true), &targets[i], &results[i],
+                         &places[i], &piece->externals[mpg_compiled_in_grad(c, i)]));
   }
   MPG_GOTO(mpg_compiled_get_backward(c, arrives, summed, places, retain, train, &piece->backward));
   MPG_GOTO(grow_blocks(piece, piece->backward->plan.num_blocks));
@@ -448,28 +516,36 @@ fail:
   return status;
 }
 
-/* Which parameters some piece's results were computed from: the others keep the gradients they have. */
-static mpg_status find_missed(const mpg_pieces *run, mpg_array *const *heads, const bool *needed, mpg_target *targets) {
+/* Which parameters some piece's results were computed from: the others keep the gradients they
+ * have. */
+static mpg_status find_missed(const mpg_pieces *run, mpg_array *const *heads, const bool *needed,
+                              mpg_target *targets) {
   const mpg_compiled *c = run->pieces[0].compiled;
-  bool *arrives = mpg_calloc(run->num_outputs + run->num_inputs + 1, sizeof *arrives), *reached = arrives + run->num_outputs;
+  bool *arrives = mpg_calloc(run->num_outputs + run->num_inputs + 1, sizeof *arrives),
+       *reached = arrives + run->num_outputs;
   if (!arrives) return mpg_out_of_host_memory(run->num_inputs);
   for (uint32_t i = 0; i < run->num_outputs; i++)
-    arrives[i] = (heads[i] && heads[i]->tensor.storage) || (run->num_pieces > 1 && run->output_kinds[i] == MPG_CARRIED);
+    arrives[i] = (heads[i] && heads[i]->tensor.storage) ||
+                 (run->num_pieces > 1 && run->output_kinds[i] == MPG_CARRIED);
   mpg_status status = mpg_compiled_find_reached(c, arrives, reached);
   for (uint32_t i = 0; status == MPG_OK && i < run->num_inputs; i++)
-    targets[i].missed = needed[i] && c->wanted[i] && targets[i].tensor.storage && run->input_kinds[i] == MPG_SHARED && !reached[i];
+    targets[i].missed = needed[i] && c->wanted[i] && targets[i].tensor.storage &&
+                        run->input_kinds[i] == MPG_SHARED && !reached[i];
   mpg_free(arrives);
   return status;
 }
 
-mpg_status mpg_pieces_differentiate(mpg_pieces *run, mpg_array *const *heads, const bool *needed, mpg_target *targets, mpg_array *results,
-                                    bool retain, bool train) {
+mpg_status mpg_pieces_differentiate(mpg_pieces *run, mpg_array *const *heads, const bool *needed,
+                                    mpg_target *targets, mpg_array *results, bool retain,
+                                    bool train) {
   MPG_TRY(find_missed(run, heads, needed, targets));
   for (uint32_t i = 0; i < run->num_inputs; i++) {
     bool target = targets[i].tensor.storage && run->input_kinds[i] == MPG_SHARED;
     if (!needed[i] || !run->pieces[0].compiled->wanted[i] || target) continue;
-    MPG_TRY(new_gradient(input_value(&run->pieces[0], i), run->input_kinds[i] == MPG_SPLIT ? rows_of(&run->inputs[i].tensor.desc) : -1,
-                         &results[i].tensor));
+    MPG_TRY(
+        new_gradient(input_value(&run->pieces[0], i),
+                     run->input_kinds[i] == MPG_SPLIT ? rows_of(&run->inputs[i].tensor.desc) : -1,
+                     &results[i].tensor));
   }
   run->retain = retain;
   for (uint32_t n = 0; n < run->num_pieces; n++) {
@@ -478,7 +554,8 @@ mpg_status mpg_pieces_differentiate(mpg_pieces *run, mpg_array *const *heads, co
     MPG_TRY(differentiate_piece(run, k, n == 0, heads, needed, targets, results, retain, train));
   }
   for (uint32_t i = 0; i < run->num_inputs; i++)
-    targets[i].done = needed[i] && run->pieces[0].compiled->wanted[i] && targets[i].tensor.storage && run->input_kinds[i] == MPG_SHARED &&
+    targets[i].done = needed[i] && run->pieces[0].compiled->wanted[i] &&
+                      targets[i].tensor.storage && run->input_kinds[i] == MPG_SHARED &&
                       !targets[i].missed;
   return MPG_OK;
 }
@@ -489,12 +566,16 @@ mpg_status mpg_pieces_train(mpg_pieces *run, mpg_array *const *heads, bool train
   bool *needed = mpg_calloc(run->num_inputs + 1, sizeof *needed);
   mpg_status status = MPG_OK;
   if (!run->missed) run->missed = mpg_calloc(run->num_inputs + 1, sizeof *run->missed);
-  if (!targets || !results || !needed || !run->missed) MPG_GOTO(mpg_out_of_host_memory(run->num_inputs * sizeof *targets));
+  if (!targets || !results || !needed || !run->missed)
+    MPG_GOTO(mpg_out_of_host_memory(run->num_inputs * sizeof *targets));
   for (uint32_t i = 0; i < run->num_inputs; i++) {
     const mpg_tape_node *variable = run->inputs[i].node;
     if (!variable) continue;
     if (variable->kind != MPG_TAPE_VARIABLE || run->input_kinds[i] != MPG_SHARED)
-      MPG_GOTO(mpg_fail(MPG_ERROR, "input %u of a training step in pieces wants a gradient; only parameters can have one. Call detach() on it", i));
+      MPG_GOTO(mpg_fail(MPG_ERROR,
+                        "input %u of a training step in pieces wants a gradient; only parameters "
+                        "can have one. Call detach() on it",
+                        i));
     needed[i] = variable->request != MPG_GRAD_NULL;
     targets[i] = (mpg_target){variable->gradient, (mpg_grad_req)variable->request, false, false};
   }
@@ -509,22 +590,30 @@ fail:
   return status;
 }
 
-/* --- Running ---------------------------------------------------------------------------------------------------------- */
+/* --- Running ---------------------------------------------------------------------------------- */
 
 static mpg_status check_item(const mpg_pieces *run, const mpg_piece_item *item) {
-  if (run->finished) return mpg_fail(MPG_VALUE_ERROR, "the run of pieces is finished: its memory has been given back");
-  if (item->piece >= run->num_pieces) return mpg_fail(MPG_VALUE_ERROR, "there is no piece %u: the run has %u", item->piece, run->num_pieces);
+  if (run->finished)
+    return mpg_fail(MPG_VALUE_ERROR,
+                    "the run of pieces is finished: its memory has been given back");
+  if (item->piece >= run->num_pieces)
+    return mpg_fail(MPG_VALUE_ERROR, "there is no piece %u: the run has %u", item->piece,
+                    run->num_pieces);
   const mpg_piece *piece = &run->pieces[item->piece];
-  if (!piece->flights[item->phase].frame) return mpg_fail(MPG_VALUE_ERROR, "the backward of piece %u is not prepared", item->piece);
+  if (!piece->flights[item->phase].frame)
+    return mpg_fail(MPG_VALUE_ERROR, "the backward of piece %u is not prepared", item->piece);
   if (item->segment >= set_of(piece, item->phase)->num_segments)
-    return mpg_fail(MPG_VALUE_ERROR, "there is no segment %u of piece %u", item->segment, item->piece);
+    return mpg_fail(MPG_VALUE_ERROR, "there is no segment %u of piece %u", item->segment,
+                    item->piece);
   if (piece->flights[item->phase].frame->first_ticks[item->segment])
-    return mpg_fail(MPG_VALUE_ERROR, "segment %u of piece %u was queued already", item->segment, item->piece);
+    return mpg_fail(MPG_VALUE_ERROR, "segment %u of piece %u was queued already", item->segment,
+                    item->piece);
   return MPG_OK;
 }
 
 /* The lanes that the segment is the first to touch: spare ones, where there are some. */
-static void take_lanes(mpg_pieces *run, mpg_piece *piece, const mpg_program_set *set, const mpg_program_segment *segment) {
+static void take_lanes(mpg_pieces *run, mpg_piece *piece, const mpg_program_set *set,
+                       const mpg_program_segment *segment) {
   for (uint32_t i = 0; i < segment->num_accesses; i++) {
     if (segment->accesses[i].base < set->num_externals) continue;
     uint32_t block = segment->accesses[i].base - set->num_externals;
@@ -532,24 +621,29 @@ static void take_lanes(mpg_pieces *run, mpg_piece *piece, const mpg_program_set 
     if (piece->blocks[block] || !set->block_lanes[block]) continue;
     size_t oldest = run->num_spares, fitting = 0;
     for (size_t k = run->num_spares; k-- > 0;) {
-      if (run->spares[k]->size != set->block_sizes[block] || run->spares[k]->device != device) continue;
+      if (run->spares[k]->size != set->block_sizes[block] || run->spares[k]->device != device)
+        continue;
       oldest = k;
       fitting++;
     }
-    if (fitting < 2) continue; /* the latest is still being read: who pushes into it would wait for the reader */
+    if (fitting < 2)
+      continue; /* the latest is still being read: who pushes into it would wait for the reader */
     piece->blocks[block] = run->spares[oldest];
-    memmove(run->spares + oldest, run->spares + oldest + 1, (--run->num_spares - oldest) * sizeof *run->spares);
+    memmove(run->spares + oldest, run->spares + oldest + 1,
+            (--run->num_spares - oldest) * sizeof *run->spares);
   }
 }
 
 /* Memory that nothing queued from now on touches goes back behind what is queued. */
-static mpg_status drop_blocks(mpg_pieces *run, mpg_piece *piece, const mpg_program_set *set, const mpg_program_segment *segment, bool keep) {
+static mpg_status drop_blocks(mpg_pieces *run, mpg_piece *piece, const mpg_program_set *set,
+                              const mpg_program_segment *segment, bool keep) {
   for (uint32_t i = 0; i < segment->num_accesses; i++) {
     if (segment->accesses[i].base < set->num_externals) continue;
     uint32_t block = segment->accesses[i].base - set->num_externals;
     if (--piece->uses[block] || keep || run->retain) continue;
     if (set->block_lanes[block]) {
-      MPG_TRY(mpg_grow((void **)&run->spares, &run->spares_capacity, run->num_spares + 1, sizeof *run->spares));
+      MPG_TRY(mpg_grow((void **)&run->spares, &run->spares_capacity, run->num_spares + 1,
+                       sizeof *run->spares));
       run->spares[run->num_spares++] = piece->blocks[block];
     } else {
       mpg_storage_release(piece->blocks[block]);
@@ -559,12 +653,16 @@ static mpg_status drop_blocks(mpg_pieces *run, mpg_piece *piece, const mpg_progr
   return MPG_OK;
 }
 
-static mpg_status name_item(mpg_status status, const mpg_program_set *set, const mpg_piece_item *item) {
+static mpg_status name_item(mpg_status status, const mpg_program_set *set,
+                            const mpg_piece_item *item) {
   const mpg_program_segment *segment = &set->segments[item->segment];
   uint32_t scope = 0;
-  for (uint32_t i = segment->begin; i < segment->end && !scope; i++) scope = set->programs[segment->slot].instructions[i].scope;
-  return mpg_fail_prefix(status, "%s of stage %u on %s, micro-batch %u%s%s", item->phase == MPG_PHASE_FORWARD ? "forward" : "backward", item->stage,
-                         set->programs[segment->slot].device->text, item->piece, scope ? ", in " : "", mpg_scope_text(scope));
+  for (uint32_t i = segment->begin; i < segment->end && !scope; i++)
+    scope = set->programs[segment->slot].instructions[i].scope;
+  return mpg_fail_prefix(status, "%s of stage %u on %s, micro-batch %u%s%s",
+                         item->phase == MPG_PHASE_FORWARD ? "forward" : "backward", item->stage,
+                         set->programs[segment->slot].device->text, item->piece,
+                         scope ? ", in " : "", mpg_scope_text(scope));
 }
 
 mpg_status mpg_pieces_submit(mpg_pieces *run, const mpg_piece_item *items, size_t count) {
@@ -574,40 +672,51 @@ mpg_status mpg_pieces_submit(mpg_pieces *run, const mpg_piece_item *items, size_
     const mpg_program_set *set = set_of(piece, items[i].phase);
     const mpg_program_segment *segment = &set->segments[items[i].segment];
     take_lanes(run, piece, set, segment);
-    mpg_status status = mpg_flight_submit(&piece->flights[items[i].phase], items[i].segment, items[i].stage + 1, items[i].piece + 1);
-    if (status != MPG_OK) return status == MPG_INTERRUPTED ? status : name_item(status, set, &items[i]);
+    mpg_status status = mpg_flight_submit(&piece->flights[items[i].phase], items[i].segment,
+                                          items[i].stage + 1, items[i].piece + 1);
+    if (status != MPG_OK)
+      return status == MPG_INTERRUPTED ? status : name_item(status, set, &items[i]);
     MPG_TRY(drop_blocks(run, piece, set, segment, run->recording && !piece->backward));
   }
   if (!run->trains) return MPG_OK;
   run->trains = false;
   for (uint32_t i = 0; i < run->num_inputs; i++) { /* queued: the trainer may count on them */
     mpg_tape_node *variable = run->inputs[i].node;
-    if (variable && variable->kind == MPG_TAPE_VARIABLE && variable->request != MPG_GRAD_NULL && !run->missed[i]) variable->fresh = true;
+    if (variable && variable->kind == MPG_TAPE_VARIABLE && variable->request != MPG_GRAD_NULL &&
+        !run->missed[i])
+      variable->fresh = true;
   }
   return MPG_OK;
 }
 
-/* --- On the tape ------------------------------------------------------------------------------------------------------ */
+/* --- On the tape ------------------------------------------------------------------------------ */
 
 static size_t num_versions(const mpg_pieces *run) {
   size_t count = 0;
-  for (uint32_t k = 0; k < run->num_pieces; k++) count += mpg_compiled_forward_externals(run->pieces[k].compiled);
+  for (uint32_t k = 0; k < run->num_pieces; k++)
+    count += mpg_compiled_forward_externals(run->pieces[k].compiled);
   return count;
 }
 
 static void note_versions(mpg_pieces *run) {
   uint32_t *version = run->versions;
   for (uint32_t k = 0; k < run->num_pieces; k++)
-    for (uint32_t e = 0; e < mpg_compiled_forward_externals(run->pieces[k].compiled); e++) *version++ = run->pieces[k].externals[e].storage->version;
+    for (uint32_t e = 0; e < mpg_compiled_forward_externals(run->pieces[k].compiled); e++)
+      *version++ = run->pieces[k].externals[e].storage->version;
 }
 
 static mpg_status overwritten(const mpg_compiled *c, uint32_t external) {
-  const char *what = external < c->num_given ? "input" : external < c->num_inputs ? "captured array" : "result";
+  const char *what = external < c->num_given    ? "input"
+                     : external < c->num_inputs ? "captured array"
+                                                : "result";
   uint32_t number = external < c->num_given ? external : external - c->num_given;
   for (uint32_t i = 0; i < c->num_outputs; i++)
     if (c->outputs[i].external == external) number = i;
-  return mpg_fail(MPG_ERROR, "backward of a pipelined block: its %s %u was overwritten after the forward pass, and the gradient needs the old "
-                  "contents. Write into another array, or copy before you write", what, number);
+  return mpg_fail(MPG_ERROR,
+                  "backward of a pipelined block: its %s %u was overwritten after the forward "
+                  "pass, and the gradient needs the old "
+                  "contents. Write into another array, or copy before you write",
+                  what, number);
 }
 
 /* What the pieces' backwards read of arrays outside must be as it was. */
@@ -616,13 +725,15 @@ static mpg_status check_versions(const mpg_pieces *run) {
   for (uint32_t k = 0; k < run->num_pieces; k++) {
     const mpg_piece *piece = &run->pieces[k];
     for (uint32_t e = 0; e < mpg_compiled_forward_externals(piece->compiled); e++, version++)
-      if (piece->compiled->saved_external[e] && piece->externals[e].storage->version != *version) return overwritten(piece->compiled, e);
+      if (piece->compiled->saved_external[e] && piece->externals[e].storage->version != *version)
+        return overwritten(piece->compiled, e);
   }
   return MPG_OK;
 }
 
-static mpg_status run_backward(mpg_tape_node *node, mpg_array *const *out_grads, mpg_array *const *sums, const bool *needed,
-                               mpg_target *targets, mpg_array *in_grads, bool retain, bool train, bool together) {
+static mpg_status run_backward(mpg_tape_node *node, mpg_array *const *out_grads,
+                               mpg_array *const *sums, const bool *needed, mpg_target *targets,
+                               mpg_array *in_grads, bool retain, bool train, bool together) {
   mpg_pieces *run = node->state;
   (void)sums, (void)together;
   MPG_TRY(check_versions(run));
@@ -635,15 +746,20 @@ static mpg_status run_backward(mpg_tape_node *node, mpg_array *const *out_grads,
 static mpg_status refuse_expansion(mpg_tape_node *node, mpg_array *outputs) {
   (void)node;
   (void)outputs;
-  return mpg_fail(MPG_ERROR, "gradients of gradients do not go through a pipelined block; hybridize it without pipeline= for these");
+  return mpg_fail(MPG_ERROR,
+                  "gradients of gradients do not go through a pipelined block; hybridize it "
+                  "without pipeline= for these");
 }
 
 static void run_release(void *state) { mpg_pieces_release(state); }
 
-static const mpg_tape_call pipelined_calls = {
-    .name = "a pipelined block", .backward = run_backward, .expand = refuse_expansion, .release = run_release};
+static const mpg_tape_call pipelined_calls = {.name = "a pipelined block",
+                                              .backward = run_backward,
+                                              .expand = refuse_expansion,
+                                              .release = run_release};
 
-mpg_status mpg_pieces_record(mpg_pieces *run, const mpg_pieces_schedule *schedule, void *driver, mpg_array *outputs) {
+mpg_status mpg_pieces_record(mpg_pieces *run, const mpg_pieces_schedule *schedule, void *driver,
+                             mpg_array *outputs) {
   const mpg_compiled *c = run->pieces[0].compiled;
   mpg_tape_node *node;
   run->schedule = schedule;
@@ -661,7 +777,8 @@ mpg_status mpg_pieces_record(mpg_pieces *run, const mpg_pieces_schedule *schedul
   node->origin = run->origin;
   for (uint32_t i = 0; i < run->num_inputs; i++) {
     const mpg_array *input = &run->inputs[i];
-    if (c->wanted[i] && input->node && !input->node->consumed) node->edges[i] = (mpg_tape_edge){mpg_tape_retain(input->node), input->output};
+    if (c->wanted[i] && input->node && !input->node->consumed)
+      node->edges[i] = (mpg_tape_edge){mpg_tape_retain(input->node), input->output};
     node->descs[i] = input->tensor.desc;
     node->devices[i] = mpg_tensor_device(&input->tensor);
   }

@@ -1,18 +1,23 @@
-/* Pieces: one compiled function called on the pieces of a batch (or of a sequence), all of them under way at once.
+/* Pieces: one compiled function called on the pieces of a batch (or of a sequence), all of them
+ * under way at once.
  *
- * A run has a piece for each micro-batch. Every piece is a compiled call with stages (mpg_compile_options.stages); whoever drives the
- * run says in which order the segments of all pieces are queued, and that order is the pipeline's schedule.
- * Inputs are shared by all pieces (parameters), split along their first axis, or carried: what piece k gets is an output of piece k - 1.
- * Outputs are split likewise (each piece writes its rows of one array) or carried (the last piece's counts).
- * Gradients of shared inputs are added up piece by piece in the order in which backward goes through the pieces: upwards, or
- * downwards where something is carried. So the bits do not depend on the schedule, nor on the placement.
+ * A run has a piece for each micro-batch. Every piece is a compiled call with stages
+ * (mpg_compile_options.stages); whoever drives the run says in which order the segments of all
+ * pieces are queued, and that order is the pipeline's schedule. Inputs are shared by all pieces
+ * (parameters), split along their first axis, or carried: what piece k gets is an output of piece k
+ * - 1. Outputs are split likewise (each piece writes its rows of one array) or carried (the last
+ * piece's counts). Gradients of shared inputs are added up piece by piece in the order in which
+ * backward goes through the pieces: upwards, or downwards where something is carried. So the bits
+ * do not depend on the schedule, nor on the placement.
  *
- * A block of a piece's memory is taken when the first segment that touches it is queued and given back behind the last one. Lanes (arrays
- * that one device pushes to another) stay with the run until it is finished, and go from piece to piece, oldest first: who pushes waits
- * for the least then.
+ * A block of a piece's memory is taken when the first segment that touches it is queued and given
+ * back behind the last one. Lanes (arrays that one device pushes to another) stay with the run
+ * until it is finished, and go from piece to piece, oldest first: who pushes waits for the least
+ * then.
  *
- * Failures. What was queued before submitting fails runs to its end, and its memory goes back behind it with the run. Work that fails later fails
- * what needs its results, in all pieces, and is reported where one of these is waited for, with stage and micro-batch.
+ * Failures. What was queued before submitting fails runs to its end, and its memory goes back
+ * behind it with the run. Work that fails later fails what needs its results, in all pieces, and is
+ * reported where one of these is waited for, with stage and micro-batch.
  *
  * Ownership: a run is counted; the tape holds a reference. Threads: host lock.
  */
@@ -32,12 +37,12 @@ typedef struct mpg_piece_item { /* one segment of one piece, to be queued */
 typedef struct mpg_piece {
   mpg_compiled *compiled; /* owned reference */
   mpg_rows rows;
-  mpg_tensor *externals;  /* owned references */
-  mpg_storage **blocks;   /* owned references; of both phases */
-  uint32_t *uses;         /* per block: segments that are still to touch it */
+  mpg_tensor *externals; /* owned references */
+  mpg_storage **blocks;  /* owned references; of both phases */
+  uint32_t *uses;        /* per block: segments that are still to touch it */
   uint32_t num_blocks;
   mpg_compiled_backward *backward; /* borrowed from compiled */
-  mpg_flight flights[2];  /* by phase; kept for their times */
+  mpg_flight flights[2];           /* by phase; kept for their times */
 } mpg_piece;
 
 typedef struct mpg_pieces {
@@ -45,62 +50,69 @@ typedef struct mpg_pieces {
   uint32_t num_pieces, num_inputs, num_outputs;
   mpg_piece *pieces;
   uint8_t *input_kinds, *output_kinds; /* mpg_piece_kind */
-  uint32_t *carried_from; /* per carried input: the output of the piece before */
-  mpg_array *inputs;      /* owned */
-  mpg_tensor *outputs;    /* owned references; whole arrays */
-  mpg_storage **spares;   /* lanes that no queued piece needs any more, in the order in which they became free; owned references */
+  uint32_t *carried_from;              /* per carried input: the output of the piece before */
+  mpg_array *inputs;                   /* owned */
+  mpg_tensor *outputs;                 /* owned references; whole arrays */
+  mpg_storage **spares; /* lanes that no queued piece needs any more, in the order in which they
+                           became free; owned references */
   size_t num_spares, spares_capacity;
   mpg_random_key random;
-  bool *missed;           /* per input: mpg_pieces_train found that nothing leads to it; owned */
-  bool trains;            /* mpg_pieces_train has prepared a backward that is not queued yet */
-  bool downwards;         /* backward goes from the last piece to the first */
-  bool recording;         /* memory stays for a backward to come */
+  bool *missed;   /* per input: mpg_pieces_train found that nothing leads to it; owned */
+  bool trains;    /* mpg_pieces_train has prepared a backward that is not queued yet */
+  bool downwards; /* backward goes from the last piece to the first */
+  bool recording; /* memory stays for a backward to come */
   bool retain;
   bool finished;
   const struct mpg_pieces_schedule *schedule; /* of a recorded run */
-  void *driver;           /* the schedule's own; owned */
-  uint32_t *versions;     /* of a recorded run: per piece, of the forward's external arrays; owned */
+  void *driver;                               /* the schedule's own; owned */
+  uint32_t *versions; /* of a recorded run: per piece, of the forward's external arrays; owned */
   uint32_t scope, origin;
 } mpg_pieces;
 
 typedef struct mpg_pieces_request {
   uint32_t num_pieces, num_inputs, num_outputs;
-  mpg_compiled *const *compiled;  /* per piece */
-  const mpg_rows *rows;           /* per piece, for random numbers */
+  mpg_compiled *const *compiled; /* per piece */
+  const mpg_rows *rows;          /* per piece, for random numbers */
   const uint8_t *input_kinds, *output_kinds;
   const uint32_t *carried_from;
-  mpg_array *const *inputs;       /* whole */
+  mpg_array *const *inputs; /* whole */
 } mpg_pieces_request;
 
-/* Whether the function does on pieces what it does on the whole (graph/schedule/micro_batching.h). Where it does, what pieces draw at random is what their
- * rows of the whole get; of functions that were not checked, rows are looked for where the axis and the number say. */
+/* Whether the function does on pieces what it does on the whole (graph/schedule/micro_batching.h).
+ * Where it does, what pieces draw at random is what their rows of the whole get; of functions that
+ * were not checked, rows are looked for where the axis and the number say. */
 typedef struct mpg_piece_check {
   const uint8_t *input_kinds, *output_kinds; /* as in the request */
-  int64_t rows; /* of the piece it was compiled for */
-  int axis;     /* of what it divides, among arrays that the function makes itself */
+  int64_t rows;                              /* of the piece it was compiled for */
+  int axis; /* of what it divides, among arrays that the function makes itself */
   bool along_time, whole_statistics;
-  const mpg_compiled *other; /* the same function for another number of rows; NULL: there is none to compare with */
+  const mpg_compiled *
+      other; /* the same function for another number of rows; NULL: there is none to compare with */
   int64_t other_rows;
 } mpg_piece_check;
 mpg_status mpg_pieces_check(mpg_compiled *compiled, const mpg_piece_check *check);
 
-/* The first piece of the same compiled call: they share what its prologue makes, which is queued with the new run. */
+/* The first piece of the same compiled call: they share what its prologue makes, which is queued
+ * with the new run. */
 static inline uint32_t mpg_piece_first_alike(const mpg_pieces *run, uint32_t k) {
   uint32_t first = 0;
   while (run->pieces[first].compiled != run->pieces[k].compiled) first++;
   return first;
 }
 
-/* New, with its outputs made; of the pieces nothing is queued. Checks that the pieces' shapes fit the inputs. */
+/* New, with its outputs made; of the pieces nothing is queued. Checks that the pieces' shapes fit
+ * the inputs. */
 mpg_status mpg_pieces_new(const mpg_pieces_request *request, mpg_pieces **pieces);
 void mpg_pieces_release(mpg_pieces *pieces);
 void mpg_pieces_unwatch(mpg_pieces *pieces); /* gives one of its watchers up */
 
-/* Prepares the backward of all pieces: heads[i] is the gradient of output i (NULL: none arrives). targets[i] says where the gradient
- * of input i goes (tensor without storage: nowhere yet), needed[i] whether it is wanted. results[i] (empty structs) receives
- * what has no target. After it, items of the backward phase can be queued. */
-mpg_status mpg_pieces_differentiate(mpg_pieces *pieces, mpg_array *const *heads, const bool *needed, mpg_target *targets, mpg_array *results,
-                                    bool retain, bool train);
+/* Prepares the backward of all pieces: heads[i] is the gradient of output i (NULL: none arrives).
+ * targets[i] says where the gradient of input i goes (tensor without storage: nowhere yet),
+ * needed[i] whether it is wanted. results[i] (empty structs) receives what has no target. After it,
+ * items of the backward phase can be queued. */
+mpg_status mpg_pieces_differentiate(mpg_pieces *pieces, mpg_array *const *heads, const bool *needed,
+                                    mpg_target *targets, mpg_array *results, bool retain,
+                                    bool train);
 /* Queues items in that order; after mpg_pieces_train, all of the backward's with one call. */
 mpg_status mpg_pieces_submit(mpg_pieces *pieces, const mpg_piece_item *items, size_t count);
 /* All is queued: memory and references go back (the times stay). */
@@ -108,13 +120,15 @@ void mpg_pieces_finish(mpg_pieces *pieces);
 /* The same for the variables among the inputs, whose gradients go where autograd would put them. */
 mpg_status mpg_pieces_train(mpg_pieces *pieces, mpg_array *const *heads, bool train);
 
-/* Who drives the backward of a recorded run: called when it has been prepared, queues all its items. */
+/* Who drives the backward of a recorded run: called when it has been prepared, queues all its
+ * items. */
 typedef struct mpg_pieces_schedule {
   mpg_status (*backward)(mpg_pieces *pieces, void *driver);
   void (*release)(void *driver);
 } mpg_pieces_schedule;
-/* Puts the run on the tape as one call. Takes over the driver, also on failure. outputs: num_outputs arrays that hold the run's
- * outputs. */
-mpg_status mpg_pieces_record(mpg_pieces *pieces, const mpg_pieces_schedule *schedule, void *driver, mpg_array *outputs);
+/* Puts the run on the tape as one call. Takes over the driver, also on failure. outputs:
+ * num_outputs arrays that hold the run's outputs. */
+mpg_status mpg_pieces_record(mpg_pieces *pieces, const mpg_pieces_schedule *schedule, void *driver,
+                             mpg_array *outputs);
 
 #endif

@@ -5,7 +5,8 @@
 #include "compile/compiled_call.h"
 #include "graph/gradient/recompute.h"
 
-/* A way to give regions: the cheap nodes among the first `amount`, or the first `amount` of a number of segments. */
+/* A way to give regions: the cheap nodes among the first `amount`, or the first `amount` of a
+ * number of segments. */
 typedef enum choice_kind { CHOOSE_CHEAP, CHOOSE_MEDIUM, CHOOSE_SEGMENTS } choice_kind;
 typedef struct choice {
   choice_kind kind;
@@ -15,14 +16,14 @@ typedef struct choice {
 typedef struct chooser {
   mpg_compiled *c;
   const mpg_memory_budget *budget;
-  uint32_t *given;   /* per node: the region that the user gave */
-  uint8_t *classes;  /* per node: choice_kind from which on it is computed again */
-  size_t *weights;   /* per node: bytes that would be saved of it */
-  mpg_cost *costs;   /* per node */
-  size_t *crossing;  /* per node: bytes of forward values alive behind it */
-  size_t total;      /* of weights */
-  mpg_plan least;    /* the plan that comes nearest to the budget */
-  double excess;     /* of `least`: the greatest of planned / allowed */
+  uint32_t *given;  /* per node: the region that the user gave */
+  uint8_t *classes; /* per node: choice_kind from which on it is computed again */
+  size_t *weights;  /* per node: bytes that would be saved of it */
+  mpg_cost *costs;  /* per node */
+  size_t *crossing; /* per node: bytes of forward values alive behind it */
+  size_t total;     /* of weights */
+  mpg_plan least;   /* the plan that comes nearest to the budget */
+  double excess;    /* of `least`: the greatest of planned / allowed */
 } chooser;
 
 static size_t planned_on(const mpg_plan *plan, uint32_t slot) {
@@ -51,11 +52,13 @@ static double excess_of(const mpg_plan *plan, const mpg_memory_budget *budget) {
   return worst;
 }
 
-/* Whether computing it again costs much for what it saves: products and what is made of them, windows, long sums. */
+/* Whether computing it again costs much for what it saves: products and what is made of them,
+ * windows, long sums. */
 static bool is_dear(const mpg_graph *graph, const mpg_node *node, mpg_cost cost) {
   enum { FLOPS_PER_ELEMENT = 16 };
   double elements = 0;
-  for (uint32_t i = 0; i < node->num_outputs; i++) elements += (double)mpg_shape_size(&graph->values[node->values + i].desc.shape);
+  for (uint32_t i = 0; i < node->num_outputs; i++)
+    elements += (double)mpg_shape_size(&graph->values[node->values + i].desc.shape);
   return cost.flops >= FLOPS_PER_ELEMENT * elements;
 }
 
@@ -68,8 +71,10 @@ static mpg_status begin(chooser *ch) {
   ch->costs = mpg_malloc((count + 1) * sizeof *ch->costs);
   ch->crossing = mpg_calloc(count + 1, sizeof *ch->crossing);
   uint32_t *last = mpg_calloc(count + 1, sizeof *last); /* per node: its last reader */
-  mpg_status status = !ch->given || !ch->classes || !ch->weights || !ch->costs || !ch->crossing || !last
-                          ? mpg_out_of_host_memory(count * sizeof *last) : mpg_graph_costs(graph, ch->costs);
+  mpg_status status =
+      !ch->given || !ch->classes || !ch->weights || !ch->costs || !ch->crossing || !last
+          ? mpg_out_of_host_memory(count * sizeof *last)
+          : mpg_graph_costs(graph, ch->costs);
   if (status != MPG_OK) {
     mpg_free(last);
     return status;
@@ -78,11 +83,16 @@ static mpg_status begin(chooser *ch) {
     const mpg_node *node = &graph->nodes[n];
     ch->given[n] = node->region;
     bool cheap = mpg_node_flag(node, MPG_OP_INPLACE | MPG_OP_VIEW);
-    ch->classes[n] = !node->op || mpg_node_flag(node, MPG_OP_COPY) || is_dear(graph, node, ch->costs[n]) ? CHOOSE_SEGMENTS
-                     : cheap ? CHOOSE_CHEAP : CHOOSE_MEDIUM;
-    for (uint32_t i = 0; i < node->num_inputs; i++) last[mpg_node_inputs(graph, node)[i].node] = (uint32_t)n;
+    ch->classes[n] =
+        !node->op || mpg_node_flag(node, MPG_OP_COPY) || is_dear(graph, node, ch->costs[n])
+            ? CHOOSE_SEGMENTS
+        : cheap ? CHOOSE_CHEAP
+                : CHOOSE_MEDIUM;
+    for (uint32_t i = 0; i < node->num_inputs; i++)
+      last[mpg_node_inputs(graph, node)[i].node] = (uint32_t)n;
     if (mpg_node_is_input(node)) continue;
-    for (uint32_t i = 0; i < node->num_outputs; i++) ch->weights[n] += mpg_desc_bytes(&graph->values[node->values + i].desc);
+    for (uint32_t i = 0; i < node->num_outputs; i++)
+      ch->weights[n] += mpg_desc_bytes(&graph->values[node->values + i].desc);
     ch->total += ch->weights[n];
   }
   /* +weight behind its maker, -weight behind its last reader; summed up. */
@@ -112,14 +122,18 @@ static void end(chooser *ch) {
   mpg_plan_free(&ch->least);
 }
 
-/* Where segment `number` (from 1) of `count` ends: near its share of all bytes, where the fewest bytes cross. */
+/* Where segment `number` (from 1) of `count` ends: near its share of all bytes, where the fewest
+ * bytes cross. */
 static size_t segment_end(const chooser *ch, const size_t *sums, size_t number, size_t count) {
   size_t nodes = ch->c->graph.num_nodes, low = 0, high = nodes - 1;
-  double share = (double)ch->total / (double)count, from = share * ((double)number - 0.5), to = share * ((double)number + 0.5);
+  double share = (double)ch->total / (double)count, from = share * ((double)number - 0.5),
+         to = share * ((double)number + 0.5);
   while (low < high) { /* the first node behind `from` */
     size_t middle = (low + high) / 2;
-    if ((double)sums[middle] < from) low = middle + 1;
-    else high = middle;
+    if ((double)sums[middle] < from)
+      low = middle + 1;
+    else
+      high = middle;
   }
   size_t best = low;
   for (size_t n = low; n < nodes && (double)sums[n] <= to; n++)
@@ -138,7 +152,8 @@ static mpg_status apply(chooser *ch, choice choice) {
   size_t *sums = mpg_malloc((graph->num_nodes + 1) * sizeof *sums), sum = 0, first = 0;
   if (!sums) return mpg_out_of_host_memory(graph->num_nodes * sizeof *sums);
   for (size_t n = 0; n < graph->num_nodes; n++) sums[n] = sum += ch->weights[n];
-  for (size_t s = 1; s <= choice.amount; s++) { /* what the last segment computes is needed at once */
+  for (size_t s = 1; s <= choice.amount;
+       s++) { /* what the last segment computes is needed at once */
     size_t last = segment_end(ch, sums, s, choice.segments);
     for (size_t n = first; n <= last; n++)
       if (!ch->given[n]) graph->nodes[n].region = graph->num_regions + (uint32_t)s;
@@ -172,8 +187,10 @@ static mpg_status reduce(chooser *ch, choice *choice) {
     middle.amount = (low + high) / 2;
     bool fits;
     MPG_TRY(try_choice(ch, middle, &fits));
-    if (fits) high = middle.amount;
-    else low = middle.amount + 1;
+    if (fits)
+      high = middle.amount;
+    else
+      low = middle.amount + 1;
   }
   choice->amount = high;
   return MPG_OK;
@@ -186,11 +203,16 @@ static mpg_status fail_with(const chooser *ch) {
     mpg_device_id id = ch->least.devices[slot];
     size_t planned = planned_on(&ch->least, slot), allowed = allowed_on(ch->budget, id);
     if (planned <= allowed) continue;
-    used += (size_t)snprintf(text + used, sizeof text - used, "%s%zu bytes on %s(%d), where %zu are allowed", used ? "; " : "", planned,
-                             id.type == MPG_GPU ? "gpu" : "cpu", id.index, allowed);
+    used += (size_t)snprintf(text + used, sizeof text - used,
+                             "%s%zu bytes on %s(%d), where %zu are allowed", used ? "; " : "",
+                             planned, id.type == MPG_GPU ? "gpu" : "cpu", id.index, allowed);
   }
-  return mpg_fail(MPG_ERROR, "hybridize(recompute=...): the block does not fit into its memory budget. With as much computed again as can "
-                  "be it needs %s. Allow more, make the batch smaller, or move layers to another device", text);
+  return mpg_fail(
+      MPG_ERROR,
+      "hybridize(recompute=...): the block does not fit into its memory budget. With as much "
+      "computed again as can "
+      "be it needs %s. Allow more, make the batch smaller, or move layers to another device",
+      text);
 }
 
 /* Seconds of what a choice, applied now, may compute again. */
@@ -198,7 +220,8 @@ static double work_of(const chooser *ch) {
   const mpg_graph *graph = &ch->c->graph;
   double work = 0;
   for (size_t n = 0; n < graph->num_nodes; n++)
-    if (graph->nodes[n].region && !ch->given[n]) work += mpg_node_seconds(graph, &graph->nodes[n], ch->costs[n]);
+    if (graph->nodes[n].region && !ch->given[n])
+      work += mpg_node_seconds(graph, &graph->nodes[n], ch->costs[n]);
   return work;
 }
 

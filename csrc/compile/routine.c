@@ -8,10 +8,12 @@ static void clear(mpg_array *arrays, size_t count) {
   for (size_t i = 0; i < count; i++) mpg_array_clear(&arrays[i]);
 }
 
-/* --- Sequences ----------------------------------------------------------------------------------------------------- */
+/* --- Sequences -------------------------------------------------------------------------------- */
 
 mpg_status mpg_sequence_finish(mpg_sequence *s) {
-  uint32_t *last = mpg_malloc(((size_t)s->num_slots + 1) * sizeof *last); /* per slot: number of the last call that touches it; num_calls: a result */
+  uint32_t *last = mpg_malloc(
+      ((size_t)s->num_slots + 1) *
+      sizeof *last); /* per slot: number of the last call that touches it; num_calls: a result */
   if (!last) return mpg_out_of_host_memory(s->num_slots * sizeof *last);
   mpg_status status = MPG_OK;
   uint32_t slot = s->num_inputs;
@@ -37,14 +39,17 @@ fail:
 
 static mpg_status sequence_call(mpg_sequence *s, mpg_array *const *inputs, mpg_array *outputs) {
   uint32_t num_own = s->num_slots - s->num_inputs;
-  size_t size = num_own * sizeof(mpg_array) + (s->num_slots + s->most_inputs + 1) * sizeof(mpg_array *);
+  size_t size =
+      num_own * sizeof(mpg_array) + (s->num_slots + s->most_inputs + 1) * sizeof(mpg_array *);
   void *space = s->space ? s->space : mpg_malloc(size);
   s->space = NULL;
   if (!space) return mpg_out_of_host_memory(size);
-  mpg_array *own = space, **slots = (mpg_array **)(own + num_own), **arguments = slots + s->num_slots, *made = own;
+  mpg_array *own = space, **slots = (mpg_array **)(own + num_own),
+            **arguments = slots + s->num_slots, *made = own;
   mpg_status status = MPG_OK;
   memset(own, 0, num_own * sizeof *own);
-  for (uint32_t i = 0; i < s->num_slots; i++) slots[i] = i < s->num_inputs ? inputs[i] : &own[i - s->num_inputs];
+  for (uint32_t i = 0; i < s->num_slots; i++)
+    slots[i] = i < s->num_inputs ? inputs[i] : &own[i - s->num_inputs];
   for (uint32_t i = 0; i < s->num_calls; i++) {
     const mpg_sequence_call *call = &s->calls[i];
     bool scoped = call->scope != MPG_SCOPE_INHERITED;
@@ -66,33 +71,40 @@ fail:
   return status;
 }
 
-/* --- Branches ------------------------------------------------------------------------------------------------------ */
+/* --- Branches --------------------------------------------------------------------------------- */
 
 mpg_status mpg_routine_truth(const mpg_array *array, const char *what, bool *truth) {
   uint8_t item[16] = {0};
   const mpg_tensor *tensor = &array->tensor;
   if (mpg_shape_size(&tensor->desc.shape) != 1) {
     char text[MPG_SHAPE_TEXT_SIZE];
-    return mpg_fail(MPG_VALUE_ERROR, "%s: a condition has to be one number, not an array of shape %s", what, mpg_shape_text(&tensor->desc.shape, text, sizeof text));
+    return mpg_fail(MPG_VALUE_ERROR,
+                    "%s: a condition has to be one number, not an array of shape %s", what,
+                    mpg_shape_text(&tensor->desc.shape, text, sizeof text));
   }
   MPG_TRY(mpg_tensor_copy_to_host(tensor, item));
   *truth = mpg_dtype_nonzero(tensor->desc.dtype, item, 0);
   return MPG_OK;
 }
 
-static mpg_status branch_call(const mpg_branch *branch, mpg_array *const *inputs, mpg_array *outputs, uint32_t num_outputs) {
+static mpg_status branch_call(const mpg_branch *branch, mpg_array *const *inputs,
+                              mpg_array *outputs, uint32_t num_outputs) {
   bool truth = false;
   MPG_TRY(mpg_routine_truth(inputs[0], "cond", &truth));
-  if (truth) return mpg_callee_call(&branch->first, inputs + 1, branch->num_first, outputs, num_outputs);
-  return mpg_callee_call(&branch->second, inputs + 1 + branch->num_first, branch->num_second, outputs, num_outputs);
+  if (truth)
+    return mpg_callee_call(&branch->first, inputs + 1, branch->num_first, outputs, num_outputs);
+  return mpg_callee_call(&branch->second, inputs + 1 + branch->num_first, branch->num_second,
+                         outputs, num_outputs);
 }
 
-/* --- All ----------------------------------------------------------------------------------------------------------- */
+/* --- All -------------------------------------------------------------------------------------- */
 
-mpg_status mpg_routine_call(void *object, mpg_array *const *inputs, uint32_t num_inputs, mpg_array *outputs, uint32_t num_outputs) {
+mpg_status mpg_routine_call(void *object, mpg_array *const *inputs, uint32_t num_inputs,
+                            mpg_array *outputs, uint32_t num_outputs) {
   mpg_routine *routine = object;
   if (num_inputs != routine->num_inputs || num_outputs != routine->num_outputs)
-    return mpg_fail(MPG_VALUE_ERROR, "the routine takes %u arrays and returns %u, not %u and %u", routine->num_inputs, routine->num_outputs, num_inputs, num_outputs);
+    return mpg_fail(MPG_VALUE_ERROR, "the routine takes %u arrays and returns %u, not %u and %u",
+                    routine->num_inputs, routine->num_outputs, num_inputs, num_outputs);
   switch (routine->kind) {
     case MPG_SEQUENCE: return sequence_call(&routine->sequence, inputs, outputs);
     case MPG_BRANCH: return branch_call(&routine->branch, inputs, outputs, num_outputs);

@@ -1,16 +1,21 @@
-/* Routines: compiled functions put together where values decide how a program goes on. Loops, branches, and sequences of such calls, in each
- * other as deep as one likes, run in one call of the core; on the tape every compiled call stands by itself.
+/* Routines: compiled functions put together where values decide how a program goes on. Loops,
+ * branches, and sequences of such calls, in each other as deep as one likes, run in one call of the
+ * core; on the tape every compiled call stands by itself.
  *
  * All of them are called alike (`mpg_callee`): arrays in, arrays out.
- * - A sequence has slots: its inputs, then the results of its calls in their order. What no later call reads is released at once.
- * - A branch gets its condition, then what its first function takes, then the second's, and calls one of them.
- * - A loop gets data (a row of each is for one step), states, what its step captures, what its condition captures. A step takes rows, states
- *   and captures, and gives rows of the loop's outputs and the next states; a condition takes states and captures, and gives one number.
+ * - A sequence has slots: its inputs, then the results of its calls in their order. What no later
+ * call reads is released at once.
+ * - A branch gets its condition, then what its first function takes, then the second's, and calls
+ * one of them.
+ * - A loop gets data (a row of each is for one step), states, what its step captures, what its
+ * condition captures. A step takes rows, states and captures, and gives rows of the loop's outputs
+ * and the next states; a condition takes states and captures, and gives one number.
  *
- * Work space is kept for the next call, so that steady calls allocate nothing; a routine may be under way several times at once.
+ * Work space is kept for the next call, so that steady calls allocate nothing; a routine may be
+ * under way several times at once.
  *
- * Ownership: a routine owns its lists and its space; what it calls is borrowed, and outlives it. Threads: host lock, which is given up where a
- * value is waited for.
+ * Ownership: a routine owns its lists and its space; what it calls is borrowed, and outlives it.
+ * Threads: host lock, which is given up where a value is waited for.
  */
 #ifndef MPG_COMPILE_ROUTINE_H
 #define MPG_COMPILE_ROUTINE_H
@@ -19,10 +24,13 @@
 
 typedef struct mpg_callee {
   /* outputs: empty structs; they stay so on failure, and whoever fails says why. */
-  mpg_status (*call)(void *function, mpg_array *const *inputs, uint32_t num_inputs, mpg_array *outputs, uint32_t num_outputs);
+  mpg_status (*call)(void *function, mpg_array *const *inputs, uint32_t num_inputs,
+                     mpg_array *outputs, uint32_t num_outputs);
   void *function;
 } mpg_callee;
-static inline mpg_status mpg_callee_call(const mpg_callee *callee, mpg_array *const *inputs, uint32_t num_inputs, mpg_array *outputs, uint32_t num_outputs) {
+static inline mpg_status mpg_callee_call(const mpg_callee *callee, mpg_array *const *inputs,
+                                         uint32_t num_inputs, mpg_array *outputs,
+                                         uint32_t num_outputs) {
   return callee->call(callee->function, inputs, num_inputs, outputs, num_outputs);
 }
 
@@ -33,7 +41,8 @@ typedef struct mpg_sequence_call {
   uint32_t scope;   /* block path; or MPG_SCOPE_INHERITED */
   uint32_t *inputs; /* slots; owned */
   uint32_t num_inputs, num_outputs;
-  uint32_t *dead;   /* slots of results that no one reads behind it; made by mpg_sequence_finish, owned */
+  uint32_t
+      *dead; /* slots of results that no one reads behind it; made by mpg_sequence_finish, owned */
   uint32_t num_dead;
 } mpg_sequence_call;
 
@@ -55,12 +64,13 @@ typedef struct mpg_loop_output { /* of a step */
 } mpg_loop_output;
 
 typedef struct mpg_loop {
-  char *name;             /* for errors; owned */
-  mpg_callee step, condition; /* the condition says whether there is another step; function NULL: none, there are `limit` steps */
+  char *name;                 /* for errors; owned */
+  mpg_callee step, condition; /* the condition says whether there is another step; function NULL:
+                                 none, there are `limit` steps */
   uint32_t num_data, num_states, num_step_captures, num_condition_captures, num_outputs;
-  int64_t limit;          /* of steps; outputs have as many rows, zeros behind the last step */
+  int64_t limit;            /* of steps; outputs have as many rows, zeros behind the last step */
   mpg_loop_output *outputs; /* with a condition: per output; owned */
-  uint32_t turns;         /* steps so far, of all calls */
+  uint32_t turns;           /* steps so far, of all calls */
   struct mpg_loop_space *space; /* for the next call; owned */
 } mpg_loop;
 
@@ -76,10 +86,13 @@ typedef struct mpg_routine {
   };
 } mpg_routine;
 
-/* Finds out what is dead where. Slots are within bounds, and no call reads what a later one makes. */
+/* Finds out what is dead where. Slots are within bounds, and no call reads what a later one makes.
+ */
 mpg_status mpg_sequence_finish(mpg_sequence *sequence);
-mpg_status mpg_routine_call(void *routine, mpg_array *const *inputs, uint32_t num_inputs, mpg_array *outputs, uint32_t num_outputs);
-void mpg_routine_clear(mpg_routine *routine); /* also of one that is only partly filled in, zeroed */
+mpg_status mpg_routine_call(void *routine, mpg_array *const *inputs, uint32_t num_inputs,
+                            mpg_array *outputs, uint32_t num_outputs);
+void mpg_routine_clear(
+    mpg_routine *routine); /* also of one that is only partly filled in, zeroed */
 
 /* Whether an array of one number is not zero. May block. */
 mpg_status mpg_routine_truth(const mpg_array *array, const char *what, bool *truth);

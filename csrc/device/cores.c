@@ -20,7 +20,8 @@ static int cores_of_cpu_max(const char *path) {
   if (!file) return 0;
   long long quota, period;
   int cores = 0;
-  if (fscanf(file, "%lld %lld", &quota, &period) == 2 && quota > 0 && period > 0) cores = (int)((quota + period - 1) / period);
+  if (fscanf(file, "%lld %lld", &quota, &period) == 2 && quota > 0 && period > 0)
+    cores = (int)((quota + period - 1) / period);
   fclose(file);
   return cores;
 }

@@ -12,7 +12,8 @@
 
 enum {
   HUGE_PAGE = 2 << 20,
-  MAPPED_SIZE = HUGE_PAGE, /* array memory from here on is mapped: its first touch is 3 to 6 times as fast on huge pages */
+  MAPPED_SIZE = HUGE_PAGE, /* array memory from here on is mapped: its first touch is 3 to 6 times
+                              as fast on huge pages */
 };
 
 typedef struct cpu_state {
@@ -32,7 +33,7 @@ static mpg_status cpu_open(mpg_device *device) {
   return MPG_OK;
 }
 
-/* --- Timeline ------------------------------------------------------------------------------------------------------ */
+/* --- Timeline --------------------------------------------------------------------------------- */
 
 static void reach(mpg_device *device, cpu_state *state, mpg_tick tick) {
   atomic_store(&device->completed, tick); /* sequentially consistent: against wake_at */
@@ -41,30 +42,44 @@ static void reach(mpg_device *device, cpu_state *state, mpg_tick tick) {
 
 static bool cpu_wait(mpg_device *device, mpg_tick tick, int64_t timeout_ns) {
   cpu_state *state = device->backend_state;
-  return mpg_sleepers_wait(&state->sleepers, &state->queue, &device->completed, tick, timeout_ns, false);
+  return mpg_sleepers_wait(&state->sleepers, &state->queue, &device->completed, tick, timeout_ns,
+                           false);
 }
 
-/* --- Queue --------------------------------------------------------------------------------------------------------- */
+/* --- Queue ------------------------------------------------------------------------------------ */
 
 static void *worker_main(void *argument);
 
-static mpg_status cpu_enqueue(mpg_device *device, const mpg_submission *submission, mpg_tick first_tick) {
-  return mpg_queue_enqueue(&((cpu_state *)device->backend_state)->queue, device, worker_main, submission, first_tick);
+static mpg_status cpu_enqueue(mpg_device *device, const mpg_submission *submission,
+                              mpg_tick first_tick) {
+  return mpg_queue_enqueue(&((cpu_state *)device->backend_state)->queue, device, worker_main,
+                           submission, first_tick);
 }
-static void cpu_publish(mpg_device *device) { mpg_queue_publish(&((cpu_state *)device->backend_state)->queue); }
-static void cpu_wake(mpg_device *device) { mpg_queue_wake(&((cpu_state *)device->backend_state)->queue); }
-static void cpu_retract(mpg_device *device) { mpg_queue_retract(&((cpu_state *)device->backend_state)->queue); }
-static void cpu_stop(mpg_device *device) { mpg_queue_stop(&((cpu_state *)device->backend_state)->queue); }
+static void cpu_publish(mpg_device *device) {
+  mpg_queue_publish(&((cpu_state *)device->backend_state)->queue);
+}
+static void cpu_wake(mpg_device *device) {
+  mpg_queue_wake(&((cpu_state *)device->backend_state)->queue);
+}
+static void cpu_retract(mpg_device *device) {
+  mpg_queue_retract(&((cpu_state *)device->backend_state)->queue);
+}
+static void cpu_stop(mpg_device *device) {
+  mpg_queue_stop(&((cpu_state *)device->backend_state)->queue);
+}
 
-/* --- Worker -------------------------------------------------------------------------------------------------------- */
+/* --- Worker ----------------------------------------------------------------------------------- */
 
 static bool cpu_run_wait(mpg_run *run, mpg_point point) {
-  if (mpg_queue_wait(&((cpu_state *)run->device->backend_state)->queue, run->device, point)) return true;
+  if (mpg_queue_wait(&((cpu_state *)run->device->backend_state)->queue, run->device, point))
+    return true;
   run->blocked_on = point; /* only when the worker has been asked to stop */
   return false;
 }
 
-static void cpu_run_signal(mpg_run *run, mpg_tick tick) { reach(run->device, run->device->backend_state, tick); }
+static void cpu_run_signal(mpg_run *run, mpg_tick tick) {
+  reach(run->device, run->device->backend_state, tick);
+}
 
 static void *worker_main(void *argument) {
   mpg_device *device = argument;
@@ -108,7 +123,9 @@ static void cpu_close(mpg_device *device) {
   mpg_device_free_kernel_cache(device);
 }
 
-static void cpu_fork_prepare(mpg_device *device) { pthread_mutex_lock(&((cpu_state *)device->backend_state)->queue.mutex); }
+static void cpu_fork_prepare(mpg_device *device) {
+  pthread_mutex_lock(&((cpu_state *)device->backend_state)->queue.mutex);
+}
 
 static void cpu_fork_done(mpg_device *device, bool child) {
   cpu_state *state = device->backend_state;
@@ -121,7 +138,7 @@ static void cpu_fork_done(mpg_device *device, bool child) {
   mpg_sleepers_init(&state->sleepers);
 }
 
-/* --- Memory -------------------------------------------------------------------------------------------------------- */
+/* --- Memory ----------------------------------------------------------------------------------- */
 
 static mpg_status refused(mpg_device *device, size_t size) {
   return mpg_fail(MPG_DEVICE_OUT_OF_MEMORY, "%s: the system refused %zu bytes", device->text, size);
@@ -159,13 +176,15 @@ static void cpu_free(mpg_device *device, void *memory, size_t size) {
     munmap(memory, mpg_align_up(size, 4096));
 }
 
-static mpg_status cpu_copy_to_host(mpg_device *device, void *host, const void *memory, size_t size) {
+static mpg_status cpu_copy_to_host(mpg_device *device, void *host, const void *memory,
+                                   size_t size) {
   (void)device;
   if (size) memcpy(host, memory, size);
   return MPG_OK;
 }
 
-static mpg_status cpu_copy_from_host(mpg_device *device, void *memory, const void *host, size_t size) {
+static mpg_status cpu_copy_from_host(mpg_device *device, void *memory, const void *host,
+                                     size_t size) {
   (void)device;
   if (size) memcpy(memory, host, size);
   return MPG_OK;

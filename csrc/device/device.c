@@ -15,8 +15,10 @@
 #include "device/profiler.h"
 
 enum {
-  RECENT = MPG_RECENT, /* submissions that may be queued on a device, about, before mpg_device_make_room waits */
-  LOOK_INTERVAL = 256, /* it looks once in so many: `completed` is on a cache line that the worker writes */
+  RECENT = MPG_RECENT, /* submissions that may be queued on a device, about, before
+                          mpg_device_make_room waits */
+  LOOK_INTERVAL =
+      256, /* it looks once in so many: `completed` is on a cache line that the worker writes */
   DEFAULT_SPIN_US = 50, /* about what it takes to wake a thread, on both sides */
 };
 
@@ -36,7 +38,7 @@ static struct {
   pthread_mutex_t opening; /* held while the table grows, and across a fork */
 } table = {.opening = PTHREAD_MUTEX_INITIALIZER};
 
-/* --- Table ------------------------------------------------------------------------------------------------------------ */
+/* --- Table ------------------------------------------------------------------------------------ */
 
 int mpg_device_count(void) { return table.count; }
 mpg_device *mpg_device_at(int ordinal) { return table.devices[ordinal]; }
@@ -53,14 +55,20 @@ mpg_status mpg_gpu_collectives(const mpg_device_id *ids, int count) {
   int indices[MOST];
   for (int i = 0; i < count; i++) {
     if (i == MOST) return mpg_fail(MPG_NOT_IMPLEMENTED, "at most %d GPUs can take part", MOST);
-    if (ids[i].type != MPG_GPU) return mpg_fail(MPG_NOT_IMPLEMENTED, "NCCL is between GPUs, and %s(%d) is none; transport='local' is between any devices", ids[i].type == MPG_CPU ? "cpu" : "device", (int)ids[i].index);
+    if (ids[i].type != MPG_GPU)
+      return mpg_fail(
+          MPG_NOT_IMPLEMENTED,
+          "NCCL is between GPUs, and %s(%d) is none; transport='local' is between any devices",
+          ids[i].type == MPG_CPU ? "cpu" : "device", (int)ids[i].index);
     indices[i] = ids[i].index;
   }
   const mpg_gpu_library *library = mpg_gpu_library_get(&reason);
   return library ? library->driver->collectives(indices, count) : mpg_fail(MPG_ERROR, "%s", reason);
 }
 
-static bool is_cpu(const mpg_device *device) { return device->id.type == MPG_CPU || device->id.type == MPG_CPU_SIDE; }
+static bool is_cpu(const mpg_device *device) {
+  return device->id.type == MPG_CPU || device->id.type == MPG_CPU_SIDE;
+}
 
 static void share_threads(void) {
   int cpus = 0;
@@ -73,7 +81,10 @@ static void share_threads(void) {
 }
 
 mpg_status mpg_device_set_threads(int n) {
-  if (n < 0 || n > 4096) return mpg_fail(MPG_VALUE_ERROR, "threads per CPU device must be 1 to 4096, or 0 to share the cores out; got %d", n);
+  if (n < 0 || n > 4096)
+    return mpg_fail(MPG_VALUE_ERROR,
+                    "threads per CPU device must be 1 to 4096, or 0 to share the cores out; got %d",
+                    n);
   table.fixed_threads = n;
   share_threads();
   return MPG_OK;
@@ -81,7 +92,8 @@ mpg_status mpg_device_set_threads(int n) {
 
 static mpg_status open_another(mpg_device_id id, const mpg_backend *backend, mpg_device **result) {
   enum { PAGE = 4096 }; /* a device has its pages to itself: a GPU may write to its own */
-  mpg_status status = mpg_grow((void **)&table.devices, &table.capacity, (size_t)table.count + 1, sizeof(mpg_device *));
+  mpg_status status = mpg_grow((void **)&table.devices, &table.capacity, (size_t)table.count + 1,
+                               sizeof(mpg_device *));
   if (status != MPG_OK) return status;
   mpg_device *device = mpg_aligned_malloc(PAGE, mpg_align_up(sizeof *device, PAGE));
   if (!device) return mpg_out_of_host_memory(sizeof *device);
@@ -90,7 +102,8 @@ static mpg_status open_another(mpg_device_id id, const mpg_backend *backend, mpg
   device->ordinal = table.count;
   device->backend = backend;
   atomic_store_explicit(&device->num_threads, 1, memory_order_relaxed);
-  snprintf(device->text, sizeof device->text, "%s(%d)%s", id.type == MPG_GPU ? "gpu" : "cpu", id.index, id.type == MPG_CPU_SIDE ? " side" : "");
+  snprintf(device->text, sizeof device->text, "%s(%d)%s", id.type == MPG_GPU ? "gpu" : "cpu",
+           id.index, id.type == MPG_CPU_SIDE ? " side" : "");
   device->recent = mpg_calloc(RECENT, sizeof *device->recent);
   if (!device->recent) {
     status = mpg_out_of_host_memory(RECENT * sizeof *device->recent);
@@ -126,7 +139,9 @@ static mpg_status open_gpu(int32_t index, mpg_device **result) {
   const mpg_gpu_library *library = mpg_gpu_library_get(&reason);
   int count = library ? library->driver->count(&reason) : 0;
   if (!count) return mpg_fail(MPG_ERROR, "gpu(%d) cannot be used: %s", index, reason);
-  if (index >= count) return mpg_fail(MPG_ERROR, "gpu(%d) is not there: GPUs here are numbered 0 to %d", index, count - 1);
+  if (index >= count)
+    return mpg_fail(MPG_ERROR, "gpu(%d) is not there: GPUs here are numbered 0 to %d", index,
+                    count - 1);
   return open_device((mpg_device_id){MPG_GPU, index}, &mpg_gpu_backend, result);
 }
 
@@ -139,24 +154,32 @@ mpg_status mpg_device_get(mpg_device_id id, mpg_device **device) {
       return MPG_OK;
     }
   }
-  if (id.index < 0) return mpg_fail(MPG_ERROR, "there is no device of index %d: indices start at 0", id.index);
-  if (id.type == MPG_CPU || id.type == MPG_CPU_SIDE) return open_device(id, table.mode == MPG_ENGINE_SHUFFLE ? &mpg_shuffle_backend : &mpg_cpu_backend, device);
+  if (id.index < 0)
+    return mpg_fail(MPG_ERROR, "there is no device of index %d: indices start at 0", id.index);
+  if (id.type == MPG_CPU || id.type == MPG_CPU_SIDE)
+    return open_device(
+        id, table.mode == MPG_ENGINE_SHUFFLE ? &mpg_shuffle_backend : &mpg_cpu_backend, device);
   if (id.type == MPG_GPU) return open_gpu(id.index, device);
   return mpg_fail(MPG_ERROR, "there is no device type of number %d", id.type);
 }
 
 mpg_status mpg_device_side(mpg_device *device, mpg_device **side) {
   *side = NULL;
-  return device->id.type == MPG_CPU ? mpg_device_get((mpg_device_id){MPG_CPU_SIDE, device->id.index}, side) : MPG_OK;
+  return device->id.type == MPG_CPU
+             ? mpg_device_get((mpg_device_id){MPG_CPU_SIDE, device->id.index}, side)
+             : MPG_OK;
 }
 
-/* --- Submission --------------------------------------------------------------------------------------------------------- */
+/* --- Submission ------------------------------------------------------------------------------- */
 
 mpg_status mpg_device_make_room(mpg_device *device) {
   uint64_t count = device->submissions;
   if (count % LOOK_INTERVAL || count < RECENT) return MPG_OK;
-  if (mpg_tick_reached(device, device->recent[(count + LOOK_INTERVAL) % RECENT].last)) return MPG_OK;
-  return mpg_point_wait((mpg_point){.device = device, .tick = device->recent[(count + RECENT / 2) % RECENT].last}, false);
+  if (mpg_tick_reached(device, device->recent[(count + LOOK_INTERVAL) % RECENT].last))
+    return MPG_OK;
+  return mpg_point_wait(
+      (mpg_point){.device = device, .tick = device->recent[(count + RECENT / 2) % RECENT].last},
+      false);
 }
 
 static void discard(const mpg_submission *submission) {
@@ -178,7 +201,8 @@ static mpg_status enqueue(mpg_device *device, const mpg_submission *submission) 
 
 static void remember(mpg_device *device, const mpg_submission *work, mpg_tick last) {
   int64_t now = __builtin_expect(mpg_profiler_on(), 0) ? mpg_clock_ns() : 0;
-  device->recent[device->submissions++ % RECENT] = (mpg_submitted){last, work->name, work->origin, work->scope, work->stage, work->micro_batch, now};
+  device->recent[device->submissions++ % RECENT] = (mpg_submitted){
+      last, work->name, work->origin, work->scope, work->stage, work->micro_batch, now};
 }
 
 const mpg_submitted *mpg_device_latest(const mpg_device *device) {
@@ -190,7 +214,8 @@ static void publish(mpg_device *device, const mpg_submission *submission, mpg_ti
   device->backend->publish(device);
 }
 
-/* Apart from publishing: that costs nothing, and this a call of the system, which other devices need not wait for. */
+/* Apart from publishing: that costs nothing, and this a call of the system, which other devices
+ * need not wait for. */
 static void wake(mpg_device *device) {
   if (device->backend->wake) device->backend->wake(device);
 }
@@ -252,8 +277,7 @@ mpg_status mpg_device_queue(const mpg_queuing *queuing) {
   return done ? MPG_OK : finish(queuing->devices, last, queuing->count);
 }
 
-mpg_status mpg_device_submit(mpg_device *device, const mpg_submission *submission,
-                             mpg_tick *tick) {
+mpg_status mpg_device_submit(mpg_device *device, const mpg_submission *submission, mpg_tick *tick) {
   mpg_tick last;
   mpg_status status = mpg_device_make_room(device);
   if (status != MPG_OK) {
@@ -265,9 +289,8 @@ mpg_status mpg_device_submit(mpg_device *device, const mpg_submission *submissio
   return finish(&device, &last, 1);
 }
 
-mpg_status mpg_device_submit_together(mpg_device *const *devices,
-                                      const mpg_submission *submissions, int count,
-                                      mpg_tick *ticks) {
+mpg_status mpg_device_submit_together(mpg_device *const *devices, const mpg_submission *submissions,
+                                      int count, mpg_tick *ticks) {
   mpg_tick last[MPG_MOST_TOGETHER];
   MPG_ASSERT(count <= MPG_MOST_TOGETHER);
   if (!count) return MPG_OK;
@@ -276,25 +299,32 @@ mpg_status mpg_device_submit_together(mpg_device *const *devices,
   return finish(devices, last, count);
 }
 
-/* --- Idle workers --------------------------------------------------------------------------------------------------------- */
+/* --- Idle workers ----------------------------------------------------------------------------- */
 
 mpg_team_spin mpg_team_spin_setting(void) { return table.team_spin; }
 bool mpg_pool_poison_setting(void) { return table.poison_pools; }
 int64_t mpg_idle_spin_ns(void) { return table.idle_spin_ns; }
-bool mpg_idle_spin_begin(void) { return atomic_fetch_add_explicit(&table.spinning, 1, memory_order_relaxed) + 1 < mpg_machine_cores(); }
-void mpg_idle_spin_end(void) { atomic_fetch_sub_explicit(&table.spinning, 1, memory_order_relaxed); }
+bool mpg_idle_spin_begin(void) {
+  return atomic_fetch_add_explicit(&table.spinning, 1, memory_order_relaxed) + 1 <
+         mpg_machine_cores();
+}
+void mpg_idle_spin_end(void) {
+  atomic_fetch_sub_explicit(&table.spinning, 1, memory_order_relaxed);
+}
 
-/* --- Copies --------------------------------------------------------------------------------------------------------------- */
+/* --- Copies ----------------------------------------------------------------------------------- */
 
-mpg_status mpg_device_copy(mpg_device *running, mpg_device *to, void *target, mpg_device *from, const void *source, size_t size) {
+mpg_status mpg_device_copy(mpg_device *running, mpg_device *to, void *target, mpg_device *from,
+                           const void *source, size_t size) {
   if (!size) return MPG_OK;
-  if (running->backend->run_copy) return running->backend->run_copy(running, to, target, from, source, size);
+  if (running->backend->run_copy)
+    return running->backend->run_copy(running, to, target, from, source, size);
   if (from->backend->host_accessible) return to->backend->copy_from_host(to, target, source, size);
   MPG_ASSERT(to->backend->host_accessible);
   return from->backend->copy_to_host(from, target, source, size);
 }
 
-/* --- Scratch -------------------------------------------------------------------------------------------------------------- */
+/* --- Scratch ---------------------------------------------------------------------------------- */
 
 static size_t scratch_total(const mpg_device *device) {
   size_t total = 0;
@@ -315,7 +345,8 @@ void mpg_device_free_scratch(mpg_device *device) {
 }
 
 mpg_status mpg_device_memory(mpg_device *device, size_t *free_bytes, size_t *total) {
-  if (!device->backend->memory) return mpg_fail(MPG_VALUE_ERROR, "%s is no GPU: its memory is the machine's", device->text);
+  if (!device->backend->memory)
+    return mpg_fail(MPG_VALUE_ERROR, "%s is no GPU: its memory is the machine's", device->text);
   MPG_TRY(device->backend->memory(device, free_bytes, total));
   mpg_memory_stats stats;
   mpg_pool_stats(device->pool, &stats);
@@ -328,16 +359,20 @@ mpg_status mpg_device_memory(mpg_device *device, size_t *free_bytes, size_t *tot
 }
 
 void *mpg_device_scratch_slot(mpg_device *device, mpg_scratch_slot slot, size_t size) {
-  _Static_assert(sizeof device->scratch / sizeof device->scratch[0] == MPG_SCRATCH_SLOTS, "a buffer for each slot");
-  if (size <= device->scratch[slot].size && device->scratch[slot].memory) return device->scratch[slot].memory;
+  _Static_assert(sizeof device->scratch / sizeof device->scratch[0] == MPG_SCRATCH_SLOTS,
+                 "a buffer for each slot");
+  if (size <= device->scratch[slot].size && device->scratch[slot].memory)
+    return device->scratch[slot].memory;
   size_t rounded, total;
   if (device->scratch_stays) {
     mpg_fail(MPG_ERROR, "%s: scratch cannot grow while work is captured", device->text);
     return NULL;
   }
   free_slot(device, slot);
-  if (!mpg_size_add(size ? size : 1, 4095, &rounded) || !mpg_size_add(rounded &= ~(size_t)4095, scratch_total(device), &total)) {
-    mpg_fail(MPG_DEVICE_OUT_OF_MEMORY, "%s is out of memory: asked for %zu bytes of scratch", device->text, size);
+  if (!mpg_size_add(size ? size : 1, 4095, &rounded) ||
+      !mpg_size_add(rounded &= ~(size_t)4095, scratch_total(device), &total)) {
+    mpg_fail(MPG_DEVICE_OUT_OF_MEMORY, "%s is out of memory: asked for %zu bytes of scratch",
+             device->text, size);
     return NULL;
   }
   if (mpg_pool_resize_scratch(device->pool, total) != MPG_OK) return NULL;
@@ -346,35 +381,42 @@ void *mpg_device_scratch_slot(mpg_device *device, mpg_scratch_slot slot, size_t 
     device->scratch[slot].memory = NULL;
     mpg_pool_resize_scratch(device->pool, scratch_total(device));
     if (status == MPG_DEVICE_OUT_OF_MEMORY)
-      mpg_fail(status, "%s is out of memory: asked for %zu bytes of scratch for a kernel. Use smaller batches, or spread the model over more devices", device->text, size);
+      mpg_fail(status,
+               "%s is out of memory: asked for %zu bytes of scratch for a kernel. Use smaller "
+               "batches, or spread the model over more devices",
+               device->text, size);
     return NULL;
   }
   device->scratch[slot].size = rounded;
   return device->scratch[slot].memory;
 }
 
-/* --- Modes, fork, exit ------------------------------------------------------------------------------------------------------ */
+/* --- Modes, fork, exit ------------------------------------------------------------------------ */
 
 mpg_engine_mode mpg_engine_get_mode(void) { return table.mode; }
 
 mpg_status mpg_engine_set_mode(mpg_engine_mode mode, uint64_t seed) {
   for (int i = 0; i < table.count; i++)
-    MPG_TRY(mpg_point_wait((mpg_point){.device = table.devices[i], .tick = table.devices[i]->submitted}, false));
+    MPG_TRY(mpg_point_wait(
+        (mpg_point){.device = table.devices[i], .tick = table.devices[i]->submitted}, false));
   const mpg_backend *backend = mode == MPG_ENGINE_SHUFFLE ? &mpg_shuffle_backend : &mpg_cpu_backend;
   if (mode == MPG_ENGINE_SHUFFLE) mpg_shuffle_seed(seed);
   for (int i = 0; i < table.count; i++)
-    if (is_cpu(table.devices[i]) && mode == MPG_ENGINE_SHUFFLE) MPG_TRY(backend->open(table.devices[i]));
+    if (is_cpu(table.devices[i]) && mode == MPG_ENGINE_SHUFFLE)
+      MPG_TRY(backend->open(table.devices[i]));
   for (int i = 0; i < table.count; i++)
     if (is_cpu(table.devices[i])) table.devices[i]->backend = backend;
   table.mode = mode;
   return MPG_OK;
 }
 
-/* A forked child has no workers. So all work is finished before, and locks are held across: the child starts clean. */
+/* A forked child has no workers. So all work is finished before, and locks are held across: the
+ * child starts clean. */
 static void before_fork(void) {
   if (mpg_worker_device()) return; /* running work forks: its own device will not get idle */
   pthread_mutex_lock(&table.opening);
-  for (int i = 0; i < table.count; i++) mpg_tick_wait(table.devices[i], table.devices[i]->submitted, false);
+  for (int i = 0; i < table.count; i++)
+    mpg_tick_wait(table.devices[i], table.devices[i]->submitted, false);
   for (int i = 0; i < table.count; i++) {
     mpg_failures_fork_prepare(table.devices[i]);
     table.devices[i]->backend->fork_prepare(table.devices[i]);
@@ -406,7 +448,10 @@ static mpg_status setting(const char *name, long long low, long long high, long 
   errno = 0;
   long long parsed = strtoll(text, &end, 10);
   if (errno || *end || parsed < low || parsed > high)
-    return mpg_fail(MPG_VALUE_ERROR, "environment variable %s is '%.80s'; it must be a whole number from %lld to %lld", name, text, low, high);
+    return mpg_fail(
+        MPG_VALUE_ERROR,
+        "environment variable %s is '%.80s'; it must be a whole number from %lld to %lld", name,
+        text, low, high);
   *value = parsed;
   return MPG_OK;
 }
@@ -427,7 +472,10 @@ static mpg_status read_settings(void) {
     else if (strcmp(engine, "shuffle") == 0)
       mode = MPG_ENGINE_SHUFFLE;
     else if (strcmp(engine, "async") != 0)
-      return mpg_fail(MPG_VALUE_ERROR, "environment variable MPGLUON_ENGINE is '%.80s'; it must be async, sync or shuffle", engine);
+      return mpg_fail(
+          MPG_VALUE_ERROR,
+          "environment variable MPGLUON_ENGINE is '%.80s'; it must be async, sync or shuffle",
+          engine);
   } else if (mxnet && strcmp(mxnet, "NaiveEngine") == 0) {
     mode = MPG_ENGINE_SYNC;
   }
@@ -439,7 +487,10 @@ static mpg_status read_settings(void) {
     else if (strcmp(team_spin, "short") == 0)
       table.team_spin = MPG_TEAM_SPIN_SHORT;
     else if (strcmp(team_spin, "auto") != 0)
-      return mpg_fail(MPG_VALUE_ERROR, "environment variable MPGLUON_TEAM_SPIN is '%.80s'; it must be auto, short or long", team_spin);
+      return mpg_fail(
+          MPG_VALUE_ERROR,
+          "environment variable MPGLUON_TEAM_SPIN is '%.80s'; it must be auto, short or long",
+          team_spin);
   }
   return mpg_engine_set_mode(mode, (uint64_t)seed);
 }
@@ -452,7 +503,8 @@ static void shut_down_at_exit(void) { /* where the host has not done so before *
 mpg_status mpg_device_init(void) {
   if (table.initialized) return MPG_OK;
   MPG_TRY(read_settings());
-  if (pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) != 0 || atexit(shut_down_at_exit) != 0)
+  if (pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) != 0 ||
+      atexit(shut_down_at_exit) != 0)
     return mpg_out_of_host_memory(0);
   table.initialized = true;
   return MPG_OK;

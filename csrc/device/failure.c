@@ -21,7 +21,8 @@ typedef struct failed_range {
   const mpg_cause *cause;
 } failed_range;
 
-/* Sorted by tick. Work of a device mostly fails in this order; what a GPU reports of earlier work goes in between. */
+/* Sorted by tick. Work of a device mostly fails in this order; what a GPU reports of earlier work
+ * goes in between. */
 struct mpg_failures {
   pthread_mutex_t lock;
   failed_range *ranges;
@@ -33,10 +34,12 @@ struct mpg_failures {
 enum { RESERVED_RANGES = 8 };
 
 /* Stands in when there is no memory to say more. */
-static mpg_cause no_memory_cause = {.status = MPG_HOST_OUT_OF_MEMORY,
-                                    .text = "work failed, and there was no memory left to keep what its error said"};
+static mpg_cause no_memory_cause = {
+    .status = MPG_HOST_OUT_OF_MEMORY,
+    .text = "work failed, and there was no memory left to keep what its error said"};
 
-/* What mpg_device_failure gave last to this thread, which runs work: when that work passes it on, the cause stays the same. */
+/* What mpg_device_failure gave last to this thread, which runs work: when that work passes it on,
+ * the cause stays the same. */
 static _Thread_local const mpg_cause *passed_on;
 
 void mpg_failures_forget_passed_on(void) { passed_on = NULL; }
@@ -44,7 +47,8 @@ void mpg_failures_forget_passed_on(void) { passed_on = NULL; }
 mpg_status mpg_failures_open(mpg_device *device) {
   struct mpg_failures *failures = mpg_calloc(1, sizeof *failures);
   if (!failures) return mpg_out_of_host_memory(sizeof *failures);
-  if (mpg_grow((void **)&failures->ranges, &failures->capacity, RESERVED_RANGES, sizeof *failures->ranges) != MPG_OK) {
+  if (mpg_grow((void **)&failures->ranges, &failures->capacity, RESERVED_RANGES,
+               sizeof *failures->ranges) != MPG_OK) {
     mpg_free(failures);
     return MPG_HOST_OUT_OF_MEMORY;
   }
@@ -76,18 +80,21 @@ static size_t range_at(const struct mpg_failures *failures, mpg_tick tick) {
 
 /* What the device itself has found wrong since. */
 static void hear_reports(mpg_device *device) {
-  if (device->raised && atomic_load_explicit(device->raised, memory_order_acquire)) device->backend->collect(device);
+  if (device->raised && atomic_load_explicit(device->raised, memory_order_acquire))
+    device->backend->collect(device);
 }
 
 const mpg_cause *mpg_failures_find(mpg_device *device, mpg_tick tick) {
   hear_reports(device);
   if (!atomic_load_explicit(&device->failed, memory_order_acquire)) return NULL;
   struct mpg_failures *failures = device->failures;
-  if (tick == 0 || tick > atomic_load_explicit(&failures->last_failed, memory_order_acquire)) return NULL;
+  if (tick == 0 || tick > atomic_load_explicit(&failures->last_failed, memory_order_acquire))
+    return NULL;
   const mpg_cause *cause = NULL;
   pthread_mutex_lock(&failures->lock);
   size_t at = range_at(failures, tick);
-  if (at < failures->count && failures->ranges[at].first <= tick) cause = failures->ranges[at].cause;
+  if (at < failures->count && failures->ranges[at].first <= tick)
+    cause = failures->ranges[at].cause;
   pthread_mutex_unlock(&failures->lock);
   return cause;
 }
@@ -100,17 +107,20 @@ static bool make_room(struct mpg_failures *failures) {
 }
 
 /* first..last fall in no range. The lock is held. */
-static void add_range(struct mpg_failures *failures, mpg_tick first, mpg_tick last, const mpg_cause *cause) {
+static void add_range(struct mpg_failures *failures, mpg_tick first, mpg_tick last,
+                      const mpg_cause *cause) {
   size_t at = range_at(failures, first), news = at;
   failed_range *previous = at > 0 ? &failures->ranges[at - 1] : NULL;
   if (previous && previous->cause == cause && previous->last + 1 == first) {
     previous->last = last;
     news = at - 1; /* a cause that came back is news again */
   } else if (make_room(failures)) {
-    memmove(failures->ranges + at + 1, failures->ranges + at, (failures->count - at) * sizeof *failures->ranges);
+    memmove(failures->ranges + at + 1, failures->ranges + at,
+            (failures->count - at) * sizeof *failures->ranges);
     failures->ranges[at] = (failed_range){first, last, cause};
     failures->count++;
-  } else { /* No memory: a failure must not get lost, so a neighbour is widened over what lies between. */
+  } else { /* No memory: a failure must not get lost, so a neighbour is widened over what lies
+              between. */
     news = at > 0 ? at - 1 : 0;
     failed_range *widened = &failures->ranges[news];
     if (widened->last < last) widened->last = last;
@@ -135,12 +145,14 @@ void mpg_failures_add(mpg_device *device, mpg_tick first, mpg_tick last, const m
     }
     tick = end + 1;
   }
-  if (last > atomic_load_explicit(&failures->last_failed, memory_order_relaxed)) atomic_store_explicit(&failures->last_failed, last, memory_order_release);
+  if (last > atomic_load_explicit(&failures->last_failed, memory_order_relaxed))
+    atomic_store_explicit(&failures->last_failed, last, memory_order_release);
   atomic_store_explicit(&device->failed, true, memory_order_release);
   pthread_mutex_unlock(&failures->lock);
 }
 
-const mpg_cause *mpg_cause_new(mpg_device *device, mpg_status status, const char *text, const mpg_submission *submission) {
+const mpg_cause *mpg_cause_new(mpg_device *device, mpg_status status, const char *text,
+                               const mpg_submission *submission) {
   size_t size = strlen(text) + 1;
   mpg_cause *cause = mpg_malloc(sizeof *cause + size);
   if (!cause) {
@@ -159,16 +171,19 @@ const mpg_cause *mpg_cause_new(mpg_device *device, mpg_status status, const char
   return cause;
 }
 
-void mpg_device_fail(mpg_device *device, mpg_tick first, mpg_tick last, mpg_status status, const mpg_submission *submission) {
+void mpg_device_fail(mpg_device *device, mpg_tick first, mpg_tick last, mpg_status status,
+                     const mpg_submission *submission) {
   const char *text = mpg_error_text();
   const mpg_cause *known = passed_on;
   bool same = known && known->status == status && strcmp(known->text, text) == 0;
-  mpg_failures_add(device, first, last, same ? known : mpg_cause_new(device, status, text, submission));
+  mpg_failures_add(device, first, last,
+                   same ? known : mpg_cause_new(device, status, text, submission));
 }
 
 mpg_status mpg_failures_report(const mpg_cause *cause) {
   atomic_store(&((mpg_cause *)cause)->reported, true);
-  if (mpg_worker_device()) { /* no host lock, so the host's line cannot be asked for; whoever reports it will */
+  if (mpg_worker_device()) { /* no host lock, so the host's line cannot be asked for; whoever
+                                reports it will */
     passed_on = cause;
     return mpg_fail(cause->status, "%s", cause->text);
   }
@@ -179,12 +194,19 @@ mpg_status mpg_failures_report(const mpg_cause *cause) {
     if (line[0]) snprintf(origin, sizeof origin, ", queued at %s", line);
   }
   char part[96] = "";
-  if (cause->stage) snprintf(part, sizeof part, ", stage %u, micro-batch %u", cause->stage - 1, cause->micro_batch - 1);
+  if (cause->stage)
+    snprintf(part, sizeof part, ", stage %u, micro-batch %u", cause->stage - 1,
+             cause->micro_batch - 1);
   uint32_t step = (uint32_t)cause->steps, outer = (uint32_t)(cause->steps >> 32);
   size_t used = strlen(part);
-  if (step) snprintf(part + used, sizeof part - used, outer ? ", step %u of a loop in step %u of another" : ", step %u of a loop", step - 1, outer - 1);
-  if (!cause->device || (!origin[0] && !cause->scope && !cause->name)) return mpg_fail(cause->status, "%s", cause->text);
-  return mpg_fail(cause->status, "%s [%s on %s%s%s%s%s]", cause->text, cause->name ? cause->name : "work", cause->device->text, part, origin,
+  if (step)
+    snprintf(part + used, sizeof part - used,
+             outer ? ", step %u of a loop in step %u of another" : ", step %u of a loop", step - 1,
+             outer - 1);
+  if (!cause->device || (!origin[0] && !cause->scope && !cause->name))
+    return mpg_fail(cause->status, "%s", cause->text);
+  return mpg_fail(cause->status, "%s [%s on %s%s%s%s%s]", cause->text,
+                  cause->name ? cause->name : "work", cause->device->text, part, origin,
                   cause->scope ? ", in block " : "", mpg_scope_text(cause->scope));
 }
 

@@ -1,8 +1,8 @@
 /* GPUs as devices: queue, timeline, waiting and failures, over the driver of gpu.h.
  *
- * A worker takes tasks as a CPU device's does, but running one means issuing it: kernels and copies go onto the compute stream and the
- * worker goes on. Publishing ticks costs a stream operation, so it is done when the worker runs out of work, before it blocks, and
- * every PUBLISH_EVERY tasks.
+ * A worker takes tasks as a CPU device's does, but running one means issuing it: kernels and copies
+ * go onto the compute stream and the worker goes on. Publishing ticks costs a stream operation, so
+ * it is done when the worker runs out of work, before it blocks, and every PUBLISH_EVERY tasks.
  */
 #define _GNU_SOURCE
 #include "device/gpu.h"
@@ -18,7 +18,8 @@
 #include "device/queue.h"
 
 enum { PUBLISH_EVERY = 16 };
-static const int64_t LINGER_NS = 3000, POLL_FIRST_NS = 5000, POLL_LAST_NS = 100000, WAIT_SLICE_NS = 20000000, CHECK_EVERY_NS = 5000000;
+static const int64_t LINGER_NS = 3000, POLL_FIRST_NS = 5000, POLL_LAST_NS = 100000,
+                     WAIT_SLICE_NS = 20000000, CHECK_EVERY_NS = 5000000;
 
 typedef struct gpu_state {
   mpg_queue queue; /* its mutex also guards the events, the loss and the checks */
@@ -27,7 +28,8 @@ typedef struct gpu_state {
   mpg_sleepers sleepers; /* until work is issued */
   _Atomic(bool) lost;
   bool forked; /* host lock: this is a child process, where the driver cannot be used */
-  mpg_tick event_ticks[MPG_GPU_EVENTS]; /* everything up to there is before event i; 0: not recorded */
+  mpg_tick
+      event_ticks[MPG_GPU_EVENTS]; /* everything up to there is before event i; 0: not recorded */
   uint32_t next_event;
   mpg_issued history;
   /* The worker's. */
@@ -51,7 +53,8 @@ static mpg_status gpu_open(mpg_device *device) {
   state->driver = library->driver;
   device->backend_state = state;
   mpg_status status = mpg_issued_init(&state->history);
-  if (status == MPG_OK) status = state->driver->open(device->id.index, &device->completed, &state->gpu);
+  if (status == MPG_OK)
+    status = state->driver->open(device->id.index, &device->completed, &state->gpu);
   if (status != MPG_OK) {
     mpg_issued_close(&state->history);
     return status;
@@ -64,7 +67,7 @@ static mpg_status gpu_open(mpg_device *device) {
   return MPG_OK;
 }
 
-/* --- Loss ------------------------------------------------------------------------------------------------------------ */
+/* --- Loss ------------------------------------------------------------------------------------- */
 
 /* Records the failure of all that was issued and is not completed. The mutex is held. */
 static void fail_issued(mpg_device *device, gpu_state *state) {
@@ -73,18 +76,24 @@ static void fail_issued(mpg_device *device, gpu_state *state) {
   const mpg_issued_work *first = mpg_issued_after(&state->history, done);
   mpg_submission work = {0};
   if (first)
-    work = (mpg_submission){.name = first->name, .origin = first->origin, .scope = first->scope, .stage = first->stage, .micro_batch = first->micro_batch};
+    work = (mpg_submission){.name = first->name,
+                            .origin = first->origin,
+                            .scope = first->scope,
+                            .stage = first->stage,
+                            .micro_batch = first->micro_batch};
   mpg_device_fail(device, done + 1, issued, MPG_ERROR, first ? &work : NULL);
   atomic_store(&device->completed, issued);
 }
 
-/* Something went wrong on the device itself; the error text says what. Nothing on it can be relied upon. Any thread. */
+/* Something went wrong on the device itself; the error text says what. Nothing on it can be relied
+ * upon. Any thread. */
 static void lose(mpg_device *device) {
   gpu_state *state = state_of(device);
   char text[640];
   snprintf(text, sizeof text, "%.600s", mpg_error_text());
   pthread_mutex_lock(&state->queue.mutex);
-  mpg_fail(MPG_ERROR, "%s is lost: %s. Its arrays cannot be used any more; other devices can", device->text, text);
+  mpg_fail(MPG_ERROR, "%s is lost: %s. Its arrays cannot be used any more; other devices can",
+           device->text, text);
   atomic_store(&state->lost, true);
   fail_issued(device, state);
   pthread_mutex_unlock(&state->queue.mutex);
@@ -98,7 +107,7 @@ static bool found_lost(mpg_device *device) {
   return true;
 }
 
-/* --- Timeline: the worker's side --------------------------------------------------------------------------------------- */
+/* --- Timeline: the worker's side -------------------------------------------------------------- */
 
 /* Everything up to `tick` has been issued, or has failed. */
 static void issue(mpg_device *device, gpu_state *state, mpg_tick tick) {
@@ -123,7 +132,8 @@ static void publish_issued(mpg_device *device, gpu_state *state) {
 
 static bool wait_issued(mpg_device *device, mpg_tick tick, int64_t timeout_ns, bool stops) {
   gpu_state *state = state_of(device);
-  return mpg_sleepers_wait(&state->sleepers, &state->queue, &state->issued, tick, timeout_ns, stops);
+  return mpg_sleepers_wait(&state->sleepers, &state->queue, &state->issued, tick, timeout_ns,
+                           stops);
 }
 
 /* The stream of `device` waits until its peer's has passed `tick`, which has been issued. */
@@ -148,7 +158,8 @@ static void wait_on_stream(mpg_device *device, mpg_device *peer, mpg_tick tick) 
   if (status != MPG_OK) lose(recorded ? device : peer);
 }
 
-/* A peer has issued up to the point; whether that is good may depend on checks that it makes when it runs. False: asked to stop. */
+/* A peer has issued up to the point; whether that is good may depend on checks that it makes when
+ * it runs. False: asked to stop. */
 static bool wait_for_checks(mpg_device *device, mpg_point point) {
   gpu_state *state = state_of(device), *other = state_of(point.device);
   if (!atomic_load_explicit(&other->history.open, memory_order_relaxed)) return true;
@@ -165,14 +176,16 @@ static bool wait_for_checks(mpg_device *device, mpg_point point) {
   }
 }
 
-/* Before work on `device` touches what another device has done up to the point. False: asked to stop. */
+/* Before work on `device` touches what another device has done up to the point. False: asked to
+ * stop. */
 static bool wait_for(mpg_device *device, mpg_point point) {
   gpu_state *state = state_of(device);
   if (point.device == device || mpg_tick_reached(point.device, point.tick)) return true;
   if (!is_gpu(point.device)) {
     publish_issued(device, state);
     bool reached = mpg_queue_wait(&state->queue, device, point);
-    state->driver->attach(state->gpu); /* in shuffled order this thread has run that device's work */
+    state->driver->attach(
+        state->gpu); /* in shuffled order this thread has run that device's work */
     return reached;
   }
   if (atomic_load(&state_of(point.device)->issued) < point.tick) {
@@ -180,7 +193,8 @@ static bool wait_for(mpg_device *device, mpg_point point) {
     atomic_store_explicit(&device->at.tick, point.tick, memory_order_relaxed);
     atomic_store_explicit(&device->at.peer, point.device->ordinal + 1, memory_order_relaxed);
     bool reached = false;
-    while (!reached && !mpg_queue_stopping(&state->queue)) reached = wait_issued(point.device, point.tick, WAIT_SLICE_NS, true);
+    while (!reached && !mpg_queue_stopping(&state->queue))
+      reached = wait_issued(point.device, point.tick, WAIT_SLICE_NS, true);
     atomic_store_explicit(&device->at.peer, 0, memory_order_relaxed);
     if (!reached) return false;
   }
@@ -221,9 +235,12 @@ static void settle(mpg_device *device, gpu_state *state, mpg_tick tick) {
 mpg_status mpg_gpu_check(mpg_device *device, mpg_gpu_report **report, _Atomic(uint32_t) **raised) {
   gpu_state *state = state_of(device);
   mpg_tick tick;
-  if (device->scratch_stays) return mpg_fail(MPG_NOT_IMPLEMENTED, "a kernel with a check is not captured: where it reports is for one call");
+  if (device->scratch_stays)
+    return mpg_fail(MPG_NOT_IMPLEMENTED,
+                    "a kernel with a check is not captured: where it reports is for one call");
   *raised = device->raised;
-  while (!(*report = mpg_issued_check(&state->history, device, &state->queue.mutex, atomic_load(&state->issued) + 1, &tick))) {
+  while (!(*report = mpg_issued_check(&state->history, device, &state->queue.mutex,
+                                      atomic_load(&state->issued) + 1, &tick))) {
     if (mpg_queue_stopping(&state->queue)) return mpg_fail(MPG_ERROR, "mpgluon has been shut down");
     settle(device, state, tick);
   }
@@ -237,7 +254,7 @@ static void gpu_collect(mpg_device *device) {
   pthread_mutex_unlock(&state->queue.mutex);
 }
 
-/* --- Worker ------------------------------------------------------------------------------------------------------------ */
+/* --- Worker ----------------------------------------------------------------------------------- */
 
 static void *worker_main(void *argument) {
   mpg_device *device = argument;
@@ -251,7 +268,8 @@ static void *worker_main(void *argument) {
     if (state->published != atomic_load_explicit(&state->issued, memory_order_relaxed)) {
       int64_t end = mpg_clock_ns() + (mpg_spin_limit_ns() ? LINGER_NS : 0);
       while (mpg_queue_empty(&state->queue) && mpg_clock_ns() < end) mpg_cpu_pause();
-      if (mpg_queue_empty(&state->queue) || state->unpublished >= PUBLISH_EVERY) publish_issued(device, state);
+      if (mpg_queue_empty(&state->queue) || state->unpublished >= PUBLISH_EVERY)
+        publish_issued(device, state);
     }
     mpg_record *next = mpg_queue_next(&state->queue);
     if (!next) break;
@@ -265,7 +283,8 @@ static void *worker_main(void *argument) {
     mpg_point blocked_on = {0};
     bool done = true;
     if (atomic_load(&state->lost)) {
-      mpg_fail(MPG_ERROR, "%s is lost: an earlier error has made it unusable for this process", device->text);
+      mpg_fail(MPG_ERROR, "%s is lost: an earlier error has made it unusable for this process",
+               device->text);
       mpg_task_fail(device, task, MPG_ERROR);
     } else {
       done = mpg_task_advance(device, task, &blocked_on);
@@ -280,9 +299,13 @@ static void *worker_main(void *argument) {
   return NULL;
 }
 
-static mpg_status gpu_enqueue(mpg_device *device, const mpg_submission *submission, mpg_tick first_tick) {
+static mpg_status gpu_enqueue(mpg_device *device, const mpg_submission *submission,
+                              mpg_tick first_tick) {
   gpu_state *state = state_of(device);
-  if (state->forked) return mpg_fail(MPG_ERROR, "%s cannot be used in a forked process; start processes with the method 'spawn'", device->text);
+  if (state->forked)
+    return mpg_fail(
+        MPG_ERROR, "%s cannot be used in a forked process; start processes with the method 'spawn'",
+        device->text);
   return mpg_queue_enqueue(&state->queue, device, worker_main, submission, first_tick);
 }
 static void gpu_publish(mpg_device *device) { mpg_queue_publish(&state_of(device)->queue); }
@@ -294,7 +317,8 @@ static void gpu_close(mpg_device *device) {
   gpu_state *state = state_of(device);
   if (state->forked) return;
   mpg_queue_join(&state->queue);
-  state->driver->close(state->gpu); /* what was issued is done; the calls of this thread are this GPU's */
+  state->driver->close(
+      state->gpu); /* what was issued is done; the calls of this thread are this GPU's */
   mpg_device_free_kernel_cache(device);
   while (!mpg_queue_empty(&state->queue)) {
     mpg_record *left = mpg_queue_front(&state->queue);
@@ -306,7 +330,7 @@ static void gpu_close(mpg_device *device) {
   }
 }
 
-/* --- The host's side ----------------------------------------------------------------------------------------------------- */
+/* --- The host's side -------------------------------------------------------------------------- */
 
 static bool gpu_wait(mpg_device *device, mpg_tick tick, int64_t timeout_ns) {
   int64_t end = mpg_clock_ns() + timeout_ns, checked = mpg_clock_ns(), pause = POLL_FIRST_NS;
@@ -326,7 +350,9 @@ static bool gpu_wait(mpg_device *device, mpg_tick tick, int64_t timeout_ns) {
 
 static mpg_tick gpu_issued(mpg_device *device) { return atomic_load(&state_of(device)->issued); }
 
-static void gpu_fork_prepare(mpg_device *device) { pthread_mutex_lock(&state_of(device)->queue.mutex); }
+static void gpu_fork_prepare(mpg_device *device) {
+  pthread_mutex_lock(&state_of(device)->queue.mutex);
+}
 
 static void gpu_fork_done(mpg_device *device, bool child) {
   gpu_state *state = state_of(device);
@@ -338,12 +364,17 @@ static void gpu_fork_done(mpg_device *device, bool child) {
   state->forked = true;
 }
 
-/* --- Memory ---------------------------------------------------------------------------------------------------------------- */
+/* --- Memory ----------------------------------------------------------------------------------- */
 
 static mpg_status usable(mpg_device *device) {
   gpu_state *state = state_of(device);
-  if (state->forked) return mpg_fail(MPG_ERROR, "%s cannot be used in a forked process; start processes with the method 'spawn'", device->text);
-  if (atomic_load(&state->lost)) return mpg_fail(MPG_ERROR, "%s is lost: an earlier error has made it unusable for this process", device->text);
+  if (state->forked)
+    return mpg_fail(
+        MPG_ERROR, "%s cannot be used in a forked process; start processes with the method 'spawn'",
+        device->text);
+  if (atomic_load(&state->lost))
+    return mpg_fail(MPG_ERROR, "%s is lost: an earlier error has made it unusable for this process",
+                    device->text);
   return MPG_OK;
 }
 
@@ -352,8 +383,11 @@ static mpg_status note_loss(mpg_device *device, mpg_status status) {
   if (status != MPG_OK && status != MPG_DEVICE_OUT_OF_MEMORY) {
     char text[512];
     snprintf(text, sizeof text, "%s", mpg_error_text());
-    if (found_lost(device)) mpg_fail(status, "%s is lost: %s. Its arrays cannot be used any more; other devices can", device->text, text);
-    else mpg_fail(status, "%s", text);
+    if (found_lost(device))
+      mpg_fail(status, "%s is lost: %s. Its arrays cannot be used any more; other devices can",
+               device->text, text);
+    else
+      mpg_fail(status, "%s", text);
   }
   return status;
 }
@@ -373,33 +407,44 @@ static void gpu_free(mpg_device *device, void *memory, size_t size) {
   state_of(device)->driver->free(state_of(device)->gpu, memory, mpg_worker_device() == device);
 }
 
-static mpg_status gpu_copy_to_host(mpg_device *device, void *host, const void *memory, size_t size) {
+static mpg_status gpu_copy_to_host(mpg_device *device, void *host, const void *memory,
+                                   size_t size) {
   if (!size) return MPG_OK;
   MPG_TRY(usable(device));
-  return note_loss(device, state_of(device)->driver->copy_to_host(state_of(device)->gpu, host, memory, size));
+  return note_loss(
+      device, state_of(device)->driver->copy_to_host(state_of(device)->gpu, host, memory, size));
 }
 
-static mpg_status gpu_copy_from_host(mpg_device *device, void *memory, const void *host, size_t size) {
+static mpg_status gpu_copy_from_host(mpg_device *device, void *memory, const void *host,
+                                     size_t size) {
   if (!size) return MPG_OK;
   MPG_TRY(usable(device));
-  return note_loss(device, state_of(device)->driver->copy_from_host(state_of(device)->gpu, memory, host, size));
+  return note_loss(
+      device, state_of(device)->driver->copy_from_host(state_of(device)->gpu, memory, host, size));
 }
 
 static mpg_status gpu_memory(mpg_device *device, size_t *free_bytes, size_t *total) {
   MPG_TRY(usable(device));
-  return note_loss(device, state_of(device)->driver->memory(state_of(device)->gpu, free_bytes, total));
+  return note_loss(device,
+                   state_of(device)->driver->memory(state_of(device)->gpu, free_bytes, total));
 }
 
-static mpg_status gpu_run_copy(mpg_device *device, mpg_device *to, void *target, mpg_device *from, const void *source, size_t size) {
+static mpg_status gpu_run_copy(mpg_device *device, mpg_device *to, void *target, mpg_device *from,
+                               const void *source, size_t size) {
   gpu_state *state = state_of(device);
-  return state->driver->copy(state->gpu, is_gpu(to) ? state_of(to)->gpu : NULL, target, is_gpu(from) ? state_of(from)->gpu : NULL, source, size);
+  return state->driver->copy(state->gpu, is_gpu(to) ? state_of(to)->gpu : NULL, target,
+                             is_gpu(from) ? state_of(from)->gpu : NULL, source, size);
 }
 
-static mpg_status gpu_capture_begin(mpg_device *device, void **stream) { return state_of(device)->driver->capture_begin(state_of(device)->gpu, stream); }
+static mpg_status gpu_capture_begin(mpg_device *device, void **stream) {
+  return state_of(device)->driver->capture_begin(state_of(device)->gpu, stream);
+}
 static mpg_status gpu_capture_end(mpg_device *device, bool keep, void **capture) {
   return state_of(device)->driver->capture_end(state_of(device)->gpu, keep, capture);
 }
-static mpg_status gpu_capture_run(mpg_device *device, void *capture) { return state_of(device)->driver->capture_run(state_of(device)->gpu, capture); }
+static mpg_status gpu_capture_run(mpg_device *device, void *capture) {
+  return state_of(device)->driver->capture_run(state_of(device)->gpu, capture);
+}
 static void gpu_capture_free(mpg_device *device, void *capture) {
   if (!state_of(device)->forked) state_of(device)->driver->capture_free(capture);
 }

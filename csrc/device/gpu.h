@@ -1,17 +1,17 @@
 /* GPUs: what the core and the library of GPU kernels lend each other.
  *
- * The library (kernels/cuda) is opened when a GPU is first asked for. It brings a driver, the table below, which knows streams,
- * events and memory but neither tasks nor timelines; those are gpu.c's. It sees the core through the services only, so that it
- * links with nothing of the core's.
+ * The library (kernels/cuda) is opened when a GPU is first asked for. It brings a driver, the table
+ * below, which knows streams, events and memory but neither tasks nor timelines; those are gpu.c's.
+ * It sees the core through the services only, so that it links with nothing of the core's.
  *
- * A device's work is issued by its worker, in order, onto its one compute stream. A tick is *issued* when all its work is on
- * the stream, and completed when the stream has passed it: the stream itself writes the number to where the host reads it
- * (mpg_device.completed, whose page the GPU may write).
- * Between two GPUs a wait is an event of one stream that the other waits for; the host does not wait. Between a GPU and a CPU device it
- * is the worker that waits.
+ * A device's work is issued by its worker, in order, onto its one compute stream. A tick is
+ * *issued* when all its work is on the stream, and completed when the stream has passed it: the
+ * stream itself writes the number to where the host reads it (mpg_device.completed, whose page the
+ * GPU may write). Between two GPUs a wait is an event of one stream that the other waits for; the
+ * host does not wait. Between a GPU and a CPU device it is the worker that waits.
  *
- * Ownership: library and driver live as long as the process; an mpg_gpu as long as its device. Threads: any, unless said otherwise;
- * functions that fail set the thread's error text.
+ * Ownership: library and driver live as long as the process; an mpg_gpu as long as its device.
+ * Threads: any, unless said otherwise; functions that fail set the thread's error text.
  */
 #ifndef MPG_DEVICE_GPU_H
 #define MPG_DEVICE_GPU_H
@@ -20,11 +20,13 @@
 
 typedef struct mpg_gpu mpg_gpu; /* the driver's state of one (logical) device */
 
-/* What kernels find wrong with their inputs when they run. Host memory, which the card writes in the order of the work: the report first, `raised` then, and
- * `completed` behind the work. Pointers are the host's. */
+/* What kernels find wrong with their inputs when they run. Host memory, which the card writes in
+ * the order of the work: the report first, `raised` then, and `completed` behind the work. Pointers
+ * are the host's. */
 enum { MPG_GPU_REPORTS = 64 };
 typedef struct mpg_gpu_report {
-  const char *format; /* for mpg_fail: of the op's name (%s) and four int64_t (%lld); as long-lived as the library. NULL: nothing was wrong */
+  const char *format; /* for mpg_fail: of the op's name (%s) and four int64_t (%lld); as long-lived
+                         as the library. NULL: nothing was wrong */
   const char *name;
   int64_t values[4];
   uint32_t scope; /* of the instruction; 0: none */
@@ -41,7 +43,8 @@ typedef struct mpg_gpu_services {
   const char *(*error_text)(void);
   void *(*scratch)(mpg_device *device, mpg_scratch_slot slot, size_t size); /* running work */
   int (*folders)(const char *const **folders); /* where the host keeps libraries; borrowed */
-  /* Running work: what it issues next may write *report, if that says nothing yet, and set *raised then. Waits while very many works have such checks under way. */
+  /* Running work: what it issues next may write *report, if that says nothing yet, and set *raised
+   * then. Waits while very many works have such checks under way. */
   mpg_status (*check)(mpg_device *device, mpg_gpu_report **report, _Atomic(uint32_t) **raised);
 } mpg_gpu_services;
 
@@ -50,49 +53,60 @@ enum { MPG_GPU_EVENTS = 64 };
 typedef struct mpg_gpu_driver {
   /* How many devices there are; 0: *reason (static) says why. */
   int (*count)(const char **reason);
-  /* Opens one. The stream writes ticks to `completed`, which lies in a page that only this device uses. */
+  /* Opens one. The stream writes ticks to `completed`, which lies in a page that only this device
+   * uses. */
   mpg_status (*open)(int index, _Atomic(mpg_tick) *completed, mpg_gpu **gpu);
   mpg_gpu_reports *(*reports)(mpg_gpu *gpu); /* zeroed; lives as long as the process */
-  void (*close)(mpg_gpu *gpu); /* after its work, which it waits for; what kernels keep is freed by this thread afterwards */
+  void (*close)(mpg_gpu *gpu);  /* after its work, which it waits for; what kernels keep is freed by
+                                   this thread afterwards */
   void (*attach)(mpg_gpu *gpu); /* this thread will issue its work */
   void *(*stream)(mpg_gpu *gpu); /* the compute stream */
-  mpg_status (*allocate)(mpg_gpu *gpu, size_t size, void **memory); /* 256-byte aligned, usable at once */
+  mpg_status (*allocate)(mpg_gpu *gpu, size_t size,
+                         void **memory); /* 256-byte aligned, usable at once */
   /* `after`: what was issued so far may still use it, else nothing does. */
   void (*free)(mpg_gpu *gpu, void *memory, bool after);
   /* By whoever issues the work: puts a write of `tick` behind what was issued. */
   mpg_status (*publish)(mpg_gpu *gpu, mpg_tick tick);
-  /* Events of a device are numbered 0..MPG_GPU_EVENTS-1. Recorded behind what was issued so far (by any thread); `peer`'s
-   * stream waits, in its order. */
+  /* Events of a device are numbered 0..MPG_GPU_EVENTS-1. Recorded behind what was issued so far (by
+   * any thread); `peer`'s stream waits, in its order. */
   mpg_status (*record)(mpg_gpu *gpu, int event);
   mpg_status (*wait)(mpg_gpu *peer, mpg_gpu *gpu, int event);
   /* MPG_OK, or what went wrong on the device: it is lost then, all its work with it. */
   mpg_status (*check)(mpg_gpu *gpu);
-  /* Beside the compute stream. The first blocks; the second returns when it has read `host`, and its bytes are there before what is issued from then on. */
+  /* Beside the compute stream. The first blocks; the second returns when it has read `host`, and
+   * its bytes are there before what is issued from then on. */
   mpg_status (*copy_to_host)(mpg_gpu *gpu, void *host, const void *memory, size_t size);
   mpg_status (*copy_from_host)(mpg_gpu *gpu, void *memory, const void *host, size_t size);
-  /* In the order of the compute stream; by whoever issues its work. `to`, `from`: NULL for host memory, which may be written
-   * or read until the stream has passed. */
-  mpg_status (*copy)(mpg_gpu *gpu, mpg_gpu *to, void *target, mpg_gpu *from, const void *source, size_t size);
+  /* In the order of the compute stream; by whoever issues its work. `to`, `from`: NULL for host
+   * memory, which may be written or read until the stream has passed. */
+  mpg_status (*copy)(mpg_gpu *gpu, mpg_gpu *to, void *target, mpg_gpu *from, const void *source,
+                     size_t size);
   mpg_status (*memory)(mpg_gpu *gpu, size_t *free_bytes, size_t *total); /* of the card */
-  /* Work once issued, to be issued again as one. By whoever issues: between the two calls it goes to *stream and does not run. `keep`: *capture becomes what
-   * was issued, made from the earlier one if that is not NULL; where this fails *capture may be NULL and the work is to be issued as ever. */
+  /* Work once issued, to be issued again as one. By whoever issues: between the two calls it goes
+   * to *stream and does not run. `keep`: *capture becomes what was issued, made from the earlier
+   * one if that is not NULL; where this fails *capture may be NULL and the work is to be issued as
+   * ever. */
   mpg_status (*capture_begin)(mpg_gpu *gpu, void **stream);
   mpg_status (*capture_end)(mpg_gpu *gpu, bool keep, void **capture);
   mpg_status (*capture_run)(mpg_gpu *gpu, void *capture);
   void (*capture_free)(void *capture); /* any thread; it may still be running */
-  /* MPG_CAPTURE_KEYS in the device's memory, made when first asked for; and behind what was issued, the first of them become these, which may go at once. */
+  /* MPG_CAPTURE_KEYS in the device's memory, made when first asked for; and behind what was issued,
+   * the first of them become these, which may go at once. */
   mpg_status (*keys)(mpg_gpu *gpu, mpg_random_key **keys);
   mpg_status (*write_keys)(mpg_gpu *gpu, const mpg_random_key *keys, int count);
-  /* MPG_OK if the devices of these numbers can take part in one collective; else why not. Host lock. */
+  /* MPG_OK if the devices of these numbers can take part in one collective; else why not. Host
+   * lock. */
   mpg_status (*collectives)(const int *indices, int count);
   const char *(*describe)(mpg_gpu *gpu); /* "NVIDIA H100 80GB HBM3 (compute capability 9.0)" */
 } mpg_gpu_driver;
 
-/* What the library exports, as mpg_gpu_library_open. `stamp` tells builds from different sources apart. */
+/* What the library exports, as mpg_gpu_library_open. `stamp` tells builds from different sources
+ * apart. */
 typedef struct mpg_gpu_library {
   uint64_t stamp;
   const mpg_gpu_driver *driver;
-  const void *kernels; /* const mpg_kernel_fn[MPG_OP_COUNT], NULL where there is none yet: of op/kernel.h, above this layer */
+  const void *kernels; /* const mpg_kernel_fn[MPG_OP_COUNT], NULL where there is none yet: of
+                          op/kernel.h, above this layer */
   void (*fused)(void); /* an mpg_kernel_fn for fused groups; NULL: none */
   void (*fuses)(void); /* an mpg_fuses_fn: what may be in them */
 } mpg_gpu_library;
@@ -102,10 +116,11 @@ typedef const mpg_gpu_library *(*mpg_gpu_library_open_fn)(const mpg_gpu_services
 /* gpu.c: the service `check`. */
 mpg_status mpg_gpu_check(mpg_device *device, mpg_gpu_report **report, _Atomic(uint32_t) **raised);
 
-/* gpu_library.c. Host lock. The library, opened on the first call; NULL: *reason (static) says why there is none. */
+/* gpu_library.c. Host lock. The library, opened on the first call; NULL: *reason (static) says why
+ * there is none. */
 const mpg_gpu_library *mpg_gpu_library_get(const char **reason);
-/* Called with the library when it has been opened, before any device of it; set once at start by the host. `stamp`: what the
- * library's must be. */
+/* Called with the library when it has been opened, before any device of it; set once at start by
+ * the host. `stamp`: what the library's must be. */
 void mpg_gpu_library_on_open(void (*opened)(const mpg_gpu_library *library), uint64_t stamp);
 
 #endif

@@ -31,7 +31,8 @@ static mpg_status service_fail(mpg_status code, const char *format, va_list argu
 static bool library_path(char *path, size_t size) {
   const char *setting = getenv("MPGLUON_CUDA_LIBRARY");
   if (setting && !strcmp(setting, "0")) {
-    snprintf(gpu_library.reason, sizeof gpu_library.reason, "GPUs are turned off by MPGLUON_CUDA_LIBRARY=0");
+    snprintf(gpu_library.reason, sizeof gpu_library.reason,
+             "GPUs are turned off by MPGLUON_CUDA_LIBRARY=0");
     return false;
   }
   if (setting && *setting) {
@@ -39,7 +40,8 @@ static bool library_path(char *path, size_t size) {
     return true;
   }
   Dl_info info;
-  if (!dladdr((void *)(uintptr_t)mpg_gpu_library_get, &info) || !info.dli_fname) info.dli_fname = "";
+  if (!dladdr((void *)(uintptr_t)mpg_gpu_library_get, &info) || !info.dli_fname)
+    info.dli_fname = "";
   const char *slash = strrchr(info.dli_fname, '/');
   int folder = slash ? (int)(slash - info.dli_fname) + 1 : 0;
   snprintf(path, size, "%.*s_cuda.so", folder, info.dli_fname);
@@ -48,28 +50,34 @@ static bool library_path(char *path, size_t size) {
     fclose(file);
     return true;
   }
-  snprintf(gpu_library.reason, sizeof gpu_library.reason,
-           "this build of mpgluon has no GPU kernels: install it where nvcc is found (docs/cuda.md)");
+  snprintf(
+      gpu_library.reason, sizeof gpu_library.reason,
+      "this build of mpgluon has no GPU kernels: install it where nvcc is found (docs/cuda.md)");
   return false;
 }
 
 const mpg_gpu_library *mpg_gpu_library_get(const char **reason) {
-  static const mpg_gpu_services services = {
-      .fail = service_fail, .error_text = mpg_error_text, .scratch = mpg_device_scratch_slot, .folders = mpg_library_folders,
-      .check = mpg_gpu_check};
+  static const mpg_gpu_services services = {.fail = service_fail,
+                                            .error_text = mpg_error_text,
+                                            .scratch = mpg_device_scratch_slot,
+                                            .folders = mpg_library_folders,
+                                            .check = mpg_gpu_check};
   *reason = gpu_library.reason;
   if (gpu_library.library || gpu_library.reason[0]) return gpu_library.library;
   char path[480];
   if (!library_path(path, sizeof path)) return NULL;
   void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (!handle) {
-    snprintf(gpu_library.reason, sizeof gpu_library.reason, "the library of GPU kernels could not be opened: %.400s", dlerror());
+    snprintf(gpu_library.reason, sizeof gpu_library.reason,
+             "the library of GPU kernels could not be opened: %.400s", dlerror());
     return NULL;
   }
-  mpg_gpu_library_open_fn open = (mpg_gpu_library_open_fn)(uintptr_t)dlsym(handle, MPG_GPU_LIBRARY_OPEN);
+  mpg_gpu_library_open_fn open =
+      (mpg_gpu_library_open_fn)(uintptr_t)dlsym(handle, MPG_GPU_LIBRARY_OPEN);
   const mpg_gpu_library *library = open ? open(&services) : NULL;
   if (!library || library->stamp != gpu_library.stamp) {
-    snprintf(gpu_library.reason, sizeof gpu_library.reason, "%.400s was built from other sources than mpgluon itself: build both anew", path);
+    snprintf(gpu_library.reason, sizeof gpu_library.reason,
+             "%.400s was built from other sources than mpgluon itself: build both anew", path);
     return NULL; /* the handle stays open: harmless */
   }
   gpu_library.library = library;

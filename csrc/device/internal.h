@@ -1,7 +1,8 @@
 /* What the files of csrc/device share among themselves; nobody above includes it.
  *
- * Failures: per device, ranges of ticks that failed, each with a cause; a cause is shared by all ranges it spread to.
- * Tasks: a submission as the backends keep it. Threads: as said at each function.
+ * Failures: per device, ranges of ticks that failed, each with a cause; a cause is shared by all
+ * ranges it spread to. Tasks: a submission as the backends keep it. Threads: as said at each
+ * function.
  */
 #ifndef MPG_DEVICE_INTERNAL_H
 #define MPG_DEVICE_INTERNAL_H
@@ -11,30 +12,37 @@
 
 extern const mpg_backend mpg_cpu_backend, mpg_shuffle_backend, mpg_gpu_backend;
 
-/* --- Failures (failure.c). Any thread. ---------------------------------------------------------------------------- */
+/* --- Failures (failure.c). Any thread. -------------------------------------------------------- */
 typedef struct mpg_cause mpg_cause; /* lives as long as the process */
 
 mpg_status mpg_failures_open(mpg_device *device);
 void mpg_failures_close(mpg_device *device); /* of a device that could not be opened */
-const mpg_cause *mpg_cause_new(mpg_device *device, mpg_status status, const char *text, const mpg_submission *submission); /* never NULL */
-const mpg_cause *mpg_failures_find(mpg_device *device, mpg_tick tick); /* NULL: that tick did not fail */
+const mpg_cause *mpg_cause_new(mpg_device *device, mpg_status status, const char *text,
+                               const mpg_submission *submission); /* never NULL */
+const mpg_cause *mpg_failures_find(mpg_device *device,
+                                   mpg_tick tick); /* NULL: that tick did not fail */
 void mpg_failures_add(mpg_device *device, mpg_tick first, mpg_tick last, const mpg_cause *cause);
-mpg_status mpg_failures_report(const mpg_cause *cause);                /* sets the error text; marks as reported */
-const mpg_cause *mpg_failures_unreported(mpg_device *device);          /* the first one; all are marked as reported. NULL: none */
-void mpg_failures_forget_passed_on(void); /* this thread begins other work: it passes on what it asks for from now */
+mpg_status mpg_failures_report(const mpg_cause *cause); /* sets the error text; marks as reported */
+const mpg_cause *mpg_failures_unreported(
+    mpg_device *device); /* the first one; all are marked as reported. NULL: none */
+void mpg_failures_forget_passed_on(
+    void); /* this thread begins other work: it passes on what it asks for from now */
 void mpg_failures_fork_prepare(mpg_device *device);
 void mpg_failures_fork_done(mpg_device *device, bool child);
 
-/* --- Running tasks (task.c). By whoever runs the device's work. ---------------------------------------------------- */
+/* --- Running tasks (task.c). By whoever runs the device's work. ------------------------------- */
 typedef struct mpg_task {
   mpg_submission submission; /* payload and points are the queue's own copies */
   mpg_tick first_tick;
 } mpg_task;
 
-static inline mpg_tick mpg_task_last_tick(const mpg_task *task) { return task->first_tick + task->submission.ticks - 1; }
+static inline mpg_tick mpg_task_last_tick(const mpg_task *task) {
+  return task->first_tick + task->submission.ticks - 1;
+}
 
-/* Begins a task whose points are reached (blocked_on->device NULL), or goes on with it. False: suspended, to be called again
- * when *blocked_on is reached. True: done, failures recorded and payload discarded; the caller stores `completed`. */
+/* Begins a task whose points are reached (blocked_on->device NULL), or goes on with it. False:
+ * suspended, to be called again when *blocked_on is reached. True: done, failures recorded and
+ * payload discarded; the caller stores `completed`. */
 bool mpg_task_advance(mpg_device *device, const mpg_task *task, mpg_point *blocked_on);
 /* Instead of running: discards and records a failure saying so. Not advanced to `completed`. */
 void mpg_task_drop(mpg_device *device, const mpg_task *task);
@@ -51,20 +59,19 @@ void mpg_device_free_kernel_cache(mpg_device *device);
 
 enum { MPG_RECENT = 2048 }; /* submissions that a device remembers */
 
-/* --- Queuing (device.c) -------------------------------------------------------------------------------------------- */
+/* --- Queuing (device.c) ----------------------------------------------------------------------- */
 /* Work that touches no storage (mpg_device_queue is for the rest). *tick (may be NULL) becomes its
  * last tick. First waits while very much is queued. After any failure but the work's own, in
  * synchronous mode, it is not queued and its payload has been discarded. */
 mpg_status mpg_device_submit(mpg_device *device, const mpg_submission *submission, mpg_tick *tick);
 /* The same on several devices, all or none, without waiting before. `ticks` receives each one's
  * last tick; may be NULL. */
-mpg_status mpg_device_submit_together(mpg_device *const *devices,
-                                      const mpg_submission *submissions, int count,
-                                      mpg_tick *ticks);
+mpg_status mpg_device_submit_together(mpg_device *const *devices, const mpg_submission *submissions,
+                                      int count, mpg_tick *ticks);
 /* Waits while very much is queued (host lock given up); may be interrupted. */
 mpg_status mpg_device_make_room(mpg_device *device);
 
-/* --- Waiting (wait.c) --------------------------------------------------------------------------------------------- */
+/* --- Waiting (wait.c) ------------------------------------------------------------------------- */
 static inline void mpg_cpu_pause(void) {
 #if defined(__x86_64__) || defined(__i386__)
   __builtin_ia32_pause();
@@ -72,11 +79,14 @@ static inline void mpg_cpu_pause(void) {
   __asm__ volatile("yield");
 #endif
 }
-/* 1 + the core that this thread runs on; 0: not known. Who waits for a thread on the same core must not spin: that one would not run. */
+/* 1 + the core that this thread runs on; 0: not known. Who waits for a thread on the same core must
+ * not spin: that one would not run. */
 int mpg_this_core(void);
-/* Spins until the tick is reached or `ns` have passed, as long as the device's worker is on another core. True when reached. Any thread. */
+/* Spins until the tick is reached or `ns` have passed, as long as the device's worker is on another
+ * core. True when reached. Any thread. */
 bool mpg_tick_spin(const mpg_device *device, mpg_tick tick, int64_t ns);
-/* Waits however long it takes. Host lock: given up while blocking if `give_up_lock`. No interrupts. */
+/* Waits however long it takes. Host lock: given up while blocking if `give_up_lock`. No interrupts.
+ */
 void mpg_tick_wait(mpg_device *device, mpg_tick tick, bool give_up_lock);
 int64_t mpg_spin_limit_ns(void); /* the longest spin that pays here: 0 on one core */
 int64_t mpg_idle_spin_ns(void);  /* the same for workers that have nothing to do (MPGLUON_SPIN) */
@@ -84,13 +94,14 @@ bool mpg_idle_spin_begin(void);  /* whether one more may spin: a core is left to
 void mpg_idle_spin_end(void);    /* whatever that said */
 
 mpg_team_spin mpg_team_spin_setting(void); /* MPGLUON_TEAM_SPIN */
-bool mpg_pool_poison_setting(void); /* MPGLUON_POOL_POISON */
+bool mpg_pool_poison_setting(void);        /* MPGLUON_POOL_POISON */
 
-/* --- The shuffled order (mock.c) ------------------------------------------------------------------------------------ */
+/* --- The shuffled order (mock.c) -------------------------------------------------------------- */
 void mpg_shuffle_seed(uint64_t seed);
 
-/* --- Pool and profiler ---------------------------------------------------------------------------------------------- */
-/* Accounts for the device's scratch buffers being `size` bytes together. By whoever runs the device's work. */
+/* --- Pool and profiler ------------------------------------------------------------------------ */
+/* Accounts for the device's scratch buffers being `size` bytes together. By whoever runs the
+ * device's work. */
 mpg_status mpg_pool_resize_scratch(mpg_pool *pool, size_t size);
 /* Frees the device's scratch buffers: host lock, device idle. */
 void mpg_device_free_scratch(mpg_device *device);

@@ -1,10 +1,14 @@
-/* What a GPU has issued lately: to say what was running when the device was lost, and which work depends on checks whose outcome is not known.
+/* What a GPU has issued lately: to say what was running when the device was lost, and which work
+ * depends on checks whose outcome is not known.
  *
- * A check is what work asks of its inputs on the card itself (an index that must be in range). Its outcome comes with the work's completion, when
- * work that depends on it may have been issued: each work carries the set of the open checks that it depends on, and a report fails them all. Only
- * work on the same device does so; others wait until there is no open check before the tick they need (mpg_issued_open_before).
+ * A check is what work asks of its inputs on the card itself (an index that must be in range). Its
+ * outcome comes with the work's completion, when work that depends on it may have been issued: each
+ * work carries the set of the open checks that it depends on, and a report fails them all. Only
+ * work on the same device does so; others wait until there is no open check before the tick they
+ * need (mpg_issued_open_before).
  *
- * Ownership: a GPU's state embeds it. Threads: `begin` and `check` are the worker's; what says so is called with the device's mutex held.
+ * Ownership: a GPU's state embeds it. Threads: `begin` and `check` are the worker's; what says so
+ * is called with the device's mutex held.
  */
 #ifndef MPG_DEVICE_ISSUED_H
 #define MPG_DEVICE_ISSUED_H
@@ -39,9 +43,12 @@ typedef struct mpg_issued {
 mpg_status mpg_issued_init(mpg_issued *issued); /* zeroed before; `reports` comes later */
 void mpg_issued_close(mpg_issued *issued);
 /* The task is about to run. */
-void mpg_issued_begin(mpg_issued *issued, mpg_device *device, pthread_mutex_t *mutex, const mpg_task *task);
-/* Where the running work may report what is wrong from tick `first` on. NULL: all places are taken; *wait_for says for which tick to wait. */
-mpg_gpu_report *mpg_issued_check(mpg_issued *issued, mpg_device *device, pthread_mutex_t *mutex, mpg_tick first, mpg_tick *wait_for);
+void mpg_issued_begin(mpg_issued *issued, mpg_device *device, pthread_mutex_t *mutex,
+                      const mpg_task *task);
+/* Where the running work may report what is wrong from tick `first` on. NULL: all places are taken;
+ * *wait_for says for which tick to wait. */
+mpg_gpu_report *mpg_issued_check(mpg_issued *issued, mpg_device *device, pthread_mutex_t *mutex,
+                                 mpg_tick first, mpg_tick *wait_for);
 /* The tick to wait for before another work begins, or 0. */
 mpg_tick mpg_issued_crowded(mpg_issued *issued);
 /* Records what has been reported. With the mutex. */

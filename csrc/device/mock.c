@@ -1,6 +1,7 @@
-/* The shuffled order: a backend without workers, for tests. Tasks are kept until somebody waits; then the waiting thread
- * runs them one by one, each time drawing among the devices whose next task may run. So whatever relies on more than
- * the points it was given shows, reproducibly. Memory and copies are the CPU backend's.
+/* The shuffled order: a backend without workers, for tests. Tasks are kept until somebody waits;
+ * then the waiting thread runs them one by one, each time drawing among the devices whose next task
+ * may run. So whatever relies on more than the points it was given shows, reproducibly. Memory and
+ * copies are the CPU backend's.
  */
 #include <errno.h>
 #include <omp.h>
@@ -72,7 +73,8 @@ static mpg_status shuffle_open(mpg_device *device) {
   clear(&queue->published);
   clear(&queue->enqueued);
   pthread_mutex_lock(&shuffle.lock);
-  mpg_status status = mpg_grow((void **)&shuffle.queues, &shuffle.capacity, ordinal + 1, sizeof(shuffle_queue *));
+  mpg_status status =
+      mpg_grow((void **)&shuffle.queues, &shuffle.capacity, ordinal + 1, sizeof(shuffle_queue *));
   if (status == MPG_OK) {
     while (shuffle.count <= ordinal) shuffle.queues[shuffle.count++] = NULL;
     shuffle.queues[ordinal] = queue;
@@ -82,20 +84,24 @@ static mpg_status shuffle_open(mpg_device *device) {
   return status;
 }
 
-/* --- Submission ------------------------------------------------------------------------------------------------------ */
+/* --- Submission ------------------------------------------------------------------------------- */
 
-static mpg_status shuffle_enqueue(mpg_device *device, const mpg_submission *submission, mpg_tick first_tick) {
+static mpg_status shuffle_enqueue(mpg_device *device, const mpg_submission *submission,
+                                  mpg_tick first_tick) {
   size_t points_size = mpg_align_up((size_t)submission->num_points * sizeof(mpg_point), 16);
   size_t head = mpg_align_up(sizeof(kept_task), 16), size;
-  if (!mpg_size_add(head + points_size, submission->payload_size, &size)) return mpg_out_of_host_memory(SIZE_MAX);
+  if (!mpg_size_add(head + points_size, submission->payload_size, &size))
+    return mpg_out_of_host_memory(SIZE_MAX);
   kept_task *kept = mpg_malloc(size);
   if (!kept) return mpg_out_of_host_memory(size);
   char *points = (char *)kept + head;
   *kept = (kept_task){.task = {.submission = *submission, .first_tick = first_tick}};
   kept->task.submission.points = (mpg_point *)points;
   kept->task.submission.payload = points + points_size;
-  if (submission->num_points) memcpy(points, submission->points, (size_t)submission->num_points * sizeof(mpg_point));
-  if (submission->payload_size) memcpy(points + points_size, submission->payload, submission->payload_size);
+  if (submission->num_points)
+    memcpy(points, submission->points, (size_t)submission->num_points * sizeof(mpg_point));
+  if (submission->payload_size)
+    memcpy(points + points_size, submission->payload, submission->payload_size);
   append(&queue_of(device)->enqueued, kept);
   return MPG_OK;
 }
@@ -113,14 +119,17 @@ static void shuffle_retract(mpg_device *device) {
   while (queue->enqueued.first) mpg_free(take_first(&queue->enqueued));
 }
 
-/* --- Running ----------------------------------------------------------------------------------------------------------- */
+/* --- Running ---------------------------------------------------------------------------------- */
 
 static bool runnable(const shuffle_queue *queue) {
   const kept_task *next = queue ? queue->published.first : NULL;
   if (!next) return false;
-  if (next->blocked_on.device) return mpg_tick_reached(next->blocked_on.device, next->blocked_on.tick);
+  if (next->blocked_on.device)
+    return mpg_tick_reached(next->blocked_on.device, next->blocked_on.tick);
   for (int i = 0; i < next->task.submission.num_points; i++)
-    if (!mpg_tick_reached(next->task.submission.points[i].device, next->task.submission.points[i].tick)) return false;
+    if (!mpg_tick_reached(next->task.submission.points[i].device,
+                          next->task.submission.points[i].tick))
+      return false;
   return true;
 }
 
@@ -150,7 +159,8 @@ static void run_next(shuffle_queue *queue) {
   shuffle.running = false;
   if (done) {
     take_first(&queue->published);
-    atomic_store_explicit(&device->completed, mpg_task_last_tick(&kept->task), memory_order_release);
+    atomic_store_explicit(&device->completed, mpg_task_last_tick(&kept->task),
+                          memory_order_release);
     mpg_free(kept);
   }
   pthread_cond_broadcast(&shuffle.changed);
@@ -163,7 +173,8 @@ static bool shuffle_wait(mpg_device *device, mpg_tick tick, int64_t timeout_ns) 
     shuffle_queue *queue = shuffle.running ? NULL : draw();
     if (queue) {
       run_next(queue);
-    } else { /* another thread runs a task, or all wait for devices of other kinds: look again soon */
+    } else { /* another thread runs a task, or all wait for devices of other kinds: look again soon
+              */
       struct timespec soon;
       clock_gettime(CLOCK_REALTIME, &soon);
       soon.tv_nsec += 1000000;
@@ -189,18 +200,21 @@ static void shuffle_run_signal(mpg_run *run, mpg_tick tick) {
   pthread_mutex_unlock(&shuffle.lock);
 }
 
-/* --- Stopping and forking; the CPU backend's worker may be there too, from before the mode was set ---------------------- */
+/* --- Stopping and forking; the CPU backend's worker may be there too, from before the mode was set
+ * --- */
 
 static void shuffle_stop(mpg_device *device) { mpg_cpu_backend.stop(device); }
 
 static void shuffle_close(mpg_device *device) {
   shuffle_queue *queue = queue_of(device);
   pthread_mutex_lock(&shuffle.lock);
-  while (shuffle.running && !mpg_worker_device()) pthread_cond_wait(&shuffle.changed, &shuffle.lock);
+  while (shuffle.running && !mpg_worker_device())
+    pthread_cond_wait(&shuffle.changed, &shuffle.lock);
   while (queue->published.first) {
     kept_task *kept = take_first(&queue->published);
     mpg_task_drop(device, &kept->task);
-    atomic_store_explicit(&device->completed, mpg_task_last_tick(&kept->task), memory_order_release);
+    atomic_store_explicit(&device->completed, mpg_task_last_tick(&kept->task),
+                          memory_order_release);
     mpg_free(kept);
   }
   pthread_cond_broadcast(&shuffle.changed);
@@ -228,11 +242,15 @@ static void shuffle_fork_done(mpg_device *device, bool child) {
 static mpg_status shuffle_allocate(mpg_device *device, size_t size, void **memory) {
   return mpg_cpu_backend.allocate(device, size, memory);
 }
-static void shuffle_free(mpg_device *device, void *memory, size_t size) { mpg_cpu_backend.free(device, memory, size); }
-static mpg_status shuffle_copy_to_host(mpg_device *device, void *host, const void *memory, size_t size) {
+static void shuffle_free(mpg_device *device, void *memory, size_t size) {
+  mpg_cpu_backend.free(device, memory, size);
+}
+static mpg_status shuffle_copy_to_host(mpg_device *device, void *host, const void *memory,
+                                       size_t size) {
   return mpg_cpu_backend.copy_to_host(device, host, memory, size);
 }
-static mpg_status shuffle_copy_from_host(mpg_device *device, void *memory, const void *host, size_t size) {
+static mpg_status shuffle_copy_from_host(mpg_device *device, void *memory, const void *host,
+                                         size_t size) {
   return mpg_cpu_backend.copy_from_host(device, memory, host, size);
 }
 

@@ -10,10 +10,15 @@
 #include "base/memory.h"
 #include "device/internal.h"
 
-static const int64_t LOOK_NS = 20000000, STAY_MIN_NS = 200000000, STAY_MAX_NS = 30000000000, RELAPSE_NS = 1000000000;
-/* Less running and waiting says nothing: a process's own threads share a core for three turns of 4 ms now and then. */
+static const int64_t LOOK_NS = 20000000, STAY_MIN_NS = 200000000, STAY_MAX_NS = 30000000000,
+                     RELAPSE_NS = 1000000000;
+/* Less running and waiting says nothing: a process's own threads share a core for three turns of 4
+ * ms now and then. */
 static const uint64_t ENOUGH_NS = 60000000;
-enum { CROWDED_PERCENT = 35, BALLAST_MAX = 16 }; /* a process's own threads get into each other's way for up to 20 % */
+enum {
+  CROWDED_PERCENT = 35,
+  BALLAST_MAX = 16
+}; /* a process's own threads get into each other's way for up to 20 % */
 
 void mpg_crowding_judge(mpg_crowding_state *s, int64_t now, uint64_t ran, uint64_t waited) {
   uint64_t running = ran - s->ran_ns, waiting = waited - s->waited_ns;
@@ -26,20 +31,23 @@ void mpg_crowding_judge(mpg_crowding_state *s, int64_t now, uint64_t ran, uint64
     return;
   }
   s->lasted_ns += passed;
-  /* How crowded cores are shows only while teams spin (threads that sleep have not long to wait afterwards): so it is tried again, less and
-     less often. */
+  /* How crowded cores are shows only while teams spin (threads that sleep have not long to wait
+     afterwards): so it is tried again, less and less often. */
   if (s->crowded) {
     if (s->lasted_ns >= s->stay_ns) s->crowded = false, s->lasted_ns = 0;
   } else if (waiting * 100 > (running + waiting) * CROWDED_PERCENT) {
     bool relapse = s->lasted_ns < RELAPSE_NS + s->stay_ns;
-    s->stay_ns = !relapse ? STAY_MIN_NS : 2 * s->stay_ns < STAY_MAX_NS ? 2 * s->stay_ns : STAY_MAX_NS;
+    s->stay_ns = !relapse                       ? STAY_MIN_NS
+                 : 2 * s->stay_ns < STAY_MAX_NS ? 2 * s->stay_ns
+                                                : STAY_MAX_NS;
     s->crowded = true, s->lasted_ns = 0;
   }
 }
 
-/* --- Short spins ---------------------------------------------------------------------------------------------------- */
+/* --- Short spins ------------------------------------------------------------------------------ */
 
-/* libgomp spins shortly while it has more threads than the machine has processors (GOMP_SPINCOUNT in its manual). A team that sleeps makes it so. */
+/* libgomp spins shortly while it has more threads than the machine has processors (GOMP_SPINCOUNT
+ * in its manual). A team that sleeps makes it so. */
 struct mpg_short_spin {
   pthread_t thread;
   pthread_mutex_t mutex;
@@ -83,7 +91,7 @@ static void end_short_spin(struct mpg_short_spin *s) {
   mpg_free(s);
 }
 
-/* --- Looking -------------------------------------------------------------------------------------------------------- */
+/* --- Looking ---------------------------------------------------------------------------------- */
 
 static bool read_account(mpg_crowding *c, uint64_t *ran, uint64_t *waited) {
 #ifdef __linux__
@@ -106,7 +114,8 @@ static bool read_account(mpg_crowding *c, uint64_t *ran, uint64_t *waited) {
 #endif
 }
 
-/* Threads beside the device's own team, so that there are more of them than processors; 0: too many for that to be worth it. */
+/* Threads beside the device's own team, so that there are more of them than processors; 0: too many
+ * for that to be worth it. */
 static int ballast_of(mpg_crowding *c, int threads) {
   if (!c->processors) c->processors = omp_get_num_procs();
   int ballast = c->processors - threads + 2;

@@ -1,9 +1,12 @@
-/* Whether a worker and its team have their cores to themselves. Threads of a team wait for each other at the end of every kernel, and
- * spin there for milliseconds: the fastest way as long as each has a core. Where other programs want the cores too, who spins keeps away
- * the very thread that it waits for, and a step takes a hundred times as long. So a worker looks now and then for how much of its time it
- * had to wait for a core; when that is much, its process's teams sleep at once instead of spinning, for a while.
+/* Whether a worker and its team have their cores to themselves. Threads of a team wait for each
+ * other at the end of every kernel, and spin there for milliseconds: the fastest way as long as
+ * each has a core. Where other programs want the cores too, who spins keeps away the very thread
+ * that it waits for, and a step takes a hundred times as long. So a worker looks now and then for
+ * how much of its time it had to wait for a core; when that is much, its process's teams sleep at
+ * once instead of spinning, for a while.
  *
- * Ownership: the backend embeds one per worker, zeroed before. All calls are the worker's, but for mpg_crowding_forget.
+ * Ownership: the backend embeds one per worker, zeroed before. All calls are the worker's, but for
+ * mpg_crowding_forget.
  */
 #ifndef MPG_DEVICE_OVERSUBSCRIPTION_H
 #define MPG_DEVICE_OVERSUBSCRIPTION_H
@@ -12,13 +15,18 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-typedef enum mpg_team_spin { MPG_TEAM_SPIN_AUTO, MPG_TEAM_SPIN_LONG, MPG_TEAM_SPIN_SHORT } mpg_team_spin; /* MPGLUON_TEAM_SPIN */
+typedef enum mpg_team_spin {
+  MPG_TEAM_SPIN_AUTO,
+  MPG_TEAM_SPIN_LONG,
+  MPG_TEAM_SPIN_SHORT
+} mpg_team_spin; /* MPGLUON_TEAM_SPIN */
 
 /* What is known of a worker, apart from where it is read and what follows from it. */
 typedef struct mpg_crowding_state {
   int64_t looked_ns; /* 0: never */
   uint64_t ran_ns, waited_ns;
-  int64_t lasted_ns, stay_ns; /* how long it has been so; how long teams sleep before they try spinning again */
+  int64_t lasted_ns,
+      stay_ns; /* how long it has been so; how long teams sleep before they try spinning again */
   bool crowded;
 } mpg_crowding_state;
 
@@ -26,17 +34,20 @@ typedef struct mpg_crowding {
   mpg_crowding_state state;
   int64_t read_ns; /* when the account was read last, whether it said enough or not */
   bool opened;
-  int file; /* the system's account of this thread; below 0: there is none */
+  int file;       /* the system's account of this thread; below 0: there is none */
   int processors; /* 0: not asked yet */
   struct mpg_short_spin *short_spin; /* owned; NULL: teams spin as they do by themselves */
 } mpg_crowding;
 
 /* The decision: at `now` this thread has run and been kept waiting for so long altogether. Pure. */
-void mpg_crowding_judge(mpg_crowding_state *state, int64_t now_ns, uint64_t ran_ns, uint64_t waited_ns);
+void mpg_crowding_judge(mpg_crowding_state *state, int64_t now_ns, uint64_t ran_ns,
+                        uint64_t waited_ns);
 
-/* After a task; `threads` of the device's team. Costs a look at the clock, and once in a while a read of some us. */
+/* After a task; `threads` of the device's team. Costs a look at the clock, and once in a while a
+ * read of some us. */
 void mpg_crowding_look(mpg_crowding *crowding, mpg_team_spin setting, int threads);
 void mpg_crowding_close(mpg_crowding *crowding);
-void mpg_crowding_forget(mpg_crowding *crowding); /* in a forked child, which has none of the threads */
+void mpg_crowding_forget(
+    mpg_crowding *crowding); /* in a forked child, which has none of the threads */
 
 #endif

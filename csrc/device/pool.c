@@ -15,24 +15,33 @@
 #include "device/internal.h"
 
 /* Sizes: multiples of 64 up to 512, then eight steps per doubling. */
-enum { SMALL_STEP = 64, SMALL_CLASSES = 8, SMALL_LIMIT = SMALL_STEP * SMALL_CLASSES, SMALL_BITS = 9, LARGEST_BITS = 46 };
+enum {
+  SMALL_STEP = 64,
+  SMALL_CLASSES = 8,
+  SMALL_LIMIT = SMALL_STEP * SMALL_CLASSES,
+  SMALL_BITS = 9,
+  LARGEST_BITS = 46
+};
 enum {
   NUM_CLASSES = SMALL_CLASSES + (LARGEST_BITS - SMALL_BITS) * 8,
   LOOK_BACK = 8,
-  MOST_AHEAD = 4, /* times the working set that may be cached, and still in use by queued work, before no more is taken to spare a wait */
+  MOST_AHEAD = 4, /* times the working set that may be cached, and still in use by queued work,
+                     before no more is taken to spare a wait */
 };
 
 typedef struct size_class {
   mpg_block *cached; /* a stack, so what is warm is reused first */
   size_t count;
-  size_t capacity; /* at least as many as there are blocks of this class, so that giving one back cannot fail */
+  size_t capacity; /* at least as many as there are blocks of this class, so that giving one back
+                      cannot fail */
   size_t blocks;   /* of this class: cached or handed out */
 } size_class;
 
-/* The atomics have one writer, the host (scratch: whoever runs the device's work), so adding is a load and a store. */
+/* The atomics have one writer, the host (scratch: whoever runs the device's work), so adding is a
+ * load and a store. */
 struct mpg_pool {
   mpg_device *device;
-  bool poison; /* for tests: what is cached is filled with a pattern */
+  bool poison;                          /* for tests: what is cached is filled with a pattern */
   _Atomic size_t in_use, held, scratch; /* in_use and held: without scratch */
   _Atomic size_t peak_in_use, peak_held;
   size_t working_set; /* the largest in_use there has been; host lock */
@@ -44,7 +53,7 @@ struct mpg_pool {
 #define GET(field) atomic_load_explicit(&pool->field, memory_order_relaxed)
 #define SET(field, value) atomic_store_explicit(&pool->field, (value), memory_order_relaxed)
 
-/* --- Uses ---------------------------------------------------------------------------------------------------------- */
+/* --- Uses ------------------------------------------------------------------------------------- */
 
 static void drop_finished(mpg_uses *uses) {
   for (int i = 0; i < uses->num_foreign;) {
@@ -90,15 +99,19 @@ bool mpg_uses_finished(const mpg_uses *uses, const mpg_device *owner) {
 
 mpg_status mpg_uses_wait(const mpg_uses *uses, mpg_device *owner, bool keep_lock) {
   enum { MOST = 64 };
-  mpg_foreign_read now[MOST]; /* others may add to them, and move them, while the lock is given up */
+  mpg_foreign_read
+      now[MOST]; /* others may add to them, and move them, while the lock is given up */
   int count = uses->num_foreign < MOST ? uses->num_foreign : MOST;
   for (int i = 0; i < count; i++) now[i] = uses->foreign[i];
-  MPG_TRY(mpg_point_wait((mpg_point){.device = owner, .tick = uses->write > uses->read ? uses->write : uses->read}, keep_lock));
-  for (int i = 0; i < count; i++) MPG_TRY(mpg_point_wait((mpg_point){.device = now[i].device, .tick = now[i].tick}, keep_lock));
+  MPG_TRY(mpg_point_wait(
+      (mpg_point){.device = owner, .tick = uses->write > uses->read ? uses->write : uses->read},
+      keep_lock));
+  for (int i = 0; i < count; i++)
+    MPG_TRY(mpg_point_wait((mpg_point){.device = now[i].device, .tick = now[i].tick}, keep_lock));
   return MPG_OK;
 }
 
-/* --- Poison ------------------------------------------------------------------------------------- */
+/* --- Poison ----------------------------------------------------------------------------------- */
 
 enum { POISON = 0xff }; /* NaN in every float dtype, -1 in integers */
 
@@ -110,21 +123,24 @@ static __attribute__((noinline)) void poison(const mpg_pool *pool, mpg_block *bl
   block->poisoned = true;
 }
 
-/* It is about to be used, or given back. Without the pattern, somebody wrote to it who had no right to. */
+/* It is about to be used, or given back. Without the pattern, somebody wrote to it who had no right
+ * to. */
 static void unpoison(const mpg_pool *pool, mpg_block *block) {
   if (!block->poisoned) return;
   ASAN_UNPOISON_MEMORY_REGION(block->memory, block->size);
   const unsigned char *bytes = block->memory;
   for (size_t i = 0; i < block->size; i++) {
     if (__builtin_expect(bytes[i] == POISON, 1)) continue;
-    fprintf(stderr, "mpgluon: %s: byte %zu of a block of %zu bytes was written after the block had been freed\n",
+    fprintf(stderr,
+            "mpgluon: %s: byte %zu of a block of %zu bytes was written after the block had been "
+            "freed\n",
             pool->device->text, i, block->size);
     abort();
   }
   block->poisoned = false;
 }
 
-/* --- Size classes --------------------------------------------------------------------------------------------------- */
+/* --- Size classes ----------------------------------------------------------------------------- */
 
 /* The class of `size` >= 1, and how large its blocks are. False: larger than any. */
 static bool find_class(size_t size, int *index, size_t *rounded) {
@@ -170,13 +186,13 @@ void mpg_pool_destroy(mpg_pool *pool) {
   mpg_free(pool);
 }
 
-/* --- The system's memory --------------------------------------------------------------------------------------------- */
+/* --- The system's memory ---------------------------------------------------------------------- */
 
 /* Both peaks are also raised by the device's worker when scratch grows: keep the larger. */
 static void raise_peak(_Atomic size_t *peak, size_t value) {
   size_t seen = atomic_load_explicit(peak, memory_order_relaxed);
-  while (value > seen && !atomic_compare_exchange_weak_explicit(peak, &seen, value, memory_order_relaxed, memory_order_relaxed)) {
-  }
+  while (value > seen && !atomic_compare_exchange_weak_explicit(
+                             peak, &seen, value, memory_order_relaxed, memory_order_relaxed)) {}
 }
 
 static void release_cached(mpg_pool *pool, size_class *class, size_t index) {
@@ -201,10 +217,12 @@ static mpg_status shrink(mpg_pool *pool, size_t target, bool wait, bool give_up_
         const mpg_uses *uses = &class->cached[j].uses;
         if (give_up_lock) {
           MPG_TRY(mpg_uses_wait(uses, pool->device, false));
-          if (j >= class->count || !mpg_uses_finished(&class->cached[j].uses, pool->device)) continue;
+          if (j >= class->count || !mpg_uses_finished(&class->cached[j].uses, pool->device))
+            continue;
         } else {
           mpg_tick_wait(pool->device, uses->write > uses->read ? uses->write : uses->read, false);
-          for (int k = 0; k < uses->num_foreign; k++) mpg_tick_wait(uses->foreign[k].device, uses->foreign[k].tick, false);
+          for (int k = 0; k < uses->num_foreign; k++)
+            mpg_tick_wait(uses->foreign[k].device, uses->foreign[k].tick, false);
         }
       }
       release_cached(pool, class, j);
@@ -216,7 +234,8 @@ static mpg_status shrink(mpg_pool *pool, size_t target, bool wait, bool give_up_
 /* The same for all devices whose memory may come from where this one's does. */
 static void shrink_all(mpg_pool *pool, bool wait) {
   for (int i = 0; i < mpg_device_count(); i++)
-    if (mpg_device_at(i)->backend == pool->device->backend) shrink(mpg_device_at(i)->pool, 0, wait, false);
+    if (mpg_device_at(i)->backend == pool->device->backend)
+      shrink(mpg_device_at(i)->pool, 0, wait, false);
   shrink(pool, 0, wait, false); /* of a device that is only being opened */
 }
 
@@ -235,12 +254,16 @@ static const char *bytes_text(size_t bytes, char *buffer, size_t size) {
 static mpg_status out_of_memory(const mpg_pool *pool, size_t size) {
   char asked[48], held[48], used[48], limit[48];
   size_t scratch = GET(scratch), bound = GET(limit);
-  return mpg_fail(MPG_DEVICE_OUT_OF_MEMORY,
-                  "%s is out of memory: asked for %s; held %s, of which in use %s; limit %s. %s", pool->device->text,
-                  bytes_text(size, asked, sizeof asked), bytes_text(GET(held) + scratch, held, sizeof held),
-                  bytes_text(GET(in_use) + scratch, used, sizeof used), bound ? bytes_text(bound, limit, sizeof limit) : "none",
-                  bound ? "Use smaller batches, spread the model over more devices, or raise the limit."
-                        : "The machine has no more: use smaller batches, or spread the model over more devices.");
+  return mpg_fail(
+      MPG_DEVICE_OUT_OF_MEMORY,
+      "%s is out of memory: asked for %s; held %s, of which in use %s; limit %s. %s",
+      pool->device->text, bytes_text(size, asked, sizeof asked),
+      bytes_text(GET(held) + scratch, held, sizeof held),
+      bytes_text(GET(in_use) + scratch, used, sizeof used),
+      bound ? bytes_text(bound, limit, sizeof limit) : "none",
+      bound
+          ? "Use smaller batches, spread the model over more devices, or raise the limit."
+          : "The machine has no more: use smaller batches, or spread the model over more devices.");
 }
 
 static bool fits(const mpg_pool *pool, size_t size) {
@@ -248,16 +271,20 @@ static bool fits(const mpg_pool *pool, size_t size) {
   return !bound || (mpg_size_add(GET(held) + GET(scratch), size, &total) && total <= bound);
 }
 
-static mpg_status system_alloc(mpg_pool *pool, size_class *class, size_t size, size_t asked, mpg_block *block) {
+static mpg_status system_alloc(mpg_pool *pool, size_class *class, size_t size, size_t asked,
+                               mpg_block *block) {
   mpg_device *device = pool->device;
   size_t bound = GET(limit);
   if (bound && size > bound) return out_of_memory(pool, asked);
-  for (int attempt = 0; attempt < 2 && !fits(pool, size); attempt++) shrink(pool, bound - size, attempt == 1, false);
+  for (int attempt = 0; attempt < 2 && !fits(pool, size); attempt++)
+    shrink(pool, bound - size, attempt == 1, false);
   if (!fits(pool, size)) return out_of_memory(pool, asked);
-  MPG_TRY(mpg_grow((void **)&class->cached, &class->capacity, class->blocks + 1, sizeof *class->cached));
+  MPG_TRY(mpg_grow((void **)&class->cached, &class->capacity, class->blocks + 1,
+                   sizeof *class->cached));
   void *memory = NULL;
   mpg_status status;
-  for (int attempt = 0; (status = device->backend->allocate(device, size, &memory)) != MPG_OK; attempt++) {
+  for (int attempt = 0; (status = device->backend->allocate(device, size, &memory)) != MPG_OK;
+       attempt++) {
     if (status != MPG_DEVICE_OUT_OF_MEMORY) return status;
     if (attempt == 2) return out_of_memory(pool, asked);
     shrink_all(pool, attempt == 1);
@@ -270,24 +297,29 @@ static mpg_status system_alloc(mpg_pool *pool, size_class *class, size_t size, s
   return MPG_OK;
 }
 
-/* --- Blocks ----------------------------------------------------------------------------------------------------------- */
+/* --- Blocks ----------------------------------------------------------------------------------- */
 
-/* The block at the lowest address, of those that need no waiting; class->count: none is. Which that is depends on what is handed out and not on the order
- * in which it came back, so that a step that is repeated finds its arrays where they were: captures hold addresses. */
+/* The block at the lowest address, of those that need no waiting; class->count: none is. Which that
+ * is depends on what is handed out and not on the order in which it came back, so that a step that
+ * is repeated finds its arrays where they were: captures hold addresses. */
 static size_t choose_steady(const mpg_pool *pool, const size_class *class, bool host_access) {
   size_t chosen = class->count;
   for (size_t i = 0; i < class->count; i++) {
     const mpg_block *block = &class->cached[i];
-    if (chosen < class->count && (uintptr_t)block->memory > (uintptr_t)class->cached[chosen].memory) continue;
-    if ((host_access || block->uses.num_foreign) && !mpg_uses_finished(&block->uses, pool->device)) continue;
+    if (chosen < class->count && (uintptr_t)block->memory > (uintptr_t)class->cached[chosen].memory)
+      continue;
+    if ((host_access || block->uses.num_foreign) && !mpg_uses_finished(&block->uses, pool->device))
+      continue;
     chosen = i;
   }
   return chosen;
 }
 
-/* Whether the block that came back last is good as it is: work of its own device comes in order, and no other reads it. */
+/* Whether the block that came back last is good as it is: work of its own device comes in order,
+ * and no other reads it. */
 static inline bool top_is_good(const mpg_pool *pool, const size_class *class, bool host_access) {
-  return !host_access && class->cached[class->count - 1].uses.num_foreign == 0 && !pool->device->captures;
+  return !host_access && class->cached[class->count - 1].uses.num_foreign == 0 &&
+         !pool->device->captures;
 }
 
 /* Which cached block to hand out; class->count: none is good enough. */
@@ -299,9 +331,11 @@ static size_t choose(const mpg_pool *pool, const size_class *class, bool host_ac
     size_t steady = choose_steady(pool, class, host_access);
     return steady < class->count || host_access ? steady : top;
   }
-  for (size_t i = 0; i < LOOK_BACK && i <= top; i++) /* own work comes in order anyway; reads by other devices do not */
+  for (size_t i = 0; i < LOOK_BACK && i <= top;
+       i++) /* own work comes in order anyway; reads by other devices do not */
     if (mpg_uses_finished(&cached[top - i].uses, pool->device)) return top - i;
-  if (host_access) { /* all of them, or else the pool would grow by a block every time work is far behind; the oldest first */
+  if (host_access) { /* all of them, or else the pool would grow by a block every time work is far
+                        behind; the oldest first */
     for (size_t i = 0; i < top; i++)
       if (mpg_uses_finished(&cached[i].uses, pool->device)) return i;
     return class->count;
@@ -311,15 +345,18 @@ static size_t choose(const mpg_pool *pool, const size_class *class, bool host_ac
   return top;
 }
 
-/* The same when the system may be asked for another one. What is cached grows with the number of sizes; it must not grow with how far
- * a queue is behind as well. */
-static size_t choose_bounded(const mpg_pool *pool, const size_class *class, size_t size, bool host_access) {
+/* The same when the system may be asked for another one. What is cached grows with the number of
+ * sizes; it must not grow with how far a queue is behind as well. */
+static size_t choose_bounded(const mpg_pool *pool, const size_class *class, size_t size,
+                             bool host_access) {
   size_t chosen = choose(pool, class, host_access);
-  if (chosen < class->count || GET(held) - GET(in_use) + size <= MOST_AHEAD * pool->working_set) return chosen;
+  if (chosen < class->count || GET(held) - GET(in_use) + size <= MOST_AHEAD * pool->working_set)
+    return chosen;
   return choose(pool, class, false);
 }
 
-static mpg_status take(mpg_pool *pool, size_class *class, size_t rounded, size_t size, bool host_access, mpg_block *block) {
+static mpg_status take(mpg_pool *pool, size_class *class, size_t rounded, size_t size,
+                       bool host_access, mpg_block *block) {
   if (__builtin_expect(class->count && top_is_good(pool, class, host_access), 1)) {
     *block = class->cached[--class->count];
     return MPG_OK;
@@ -338,8 +375,10 @@ static mpg_status take(mpg_pool *pool, size_class *class, size_t rounded, size_t
   return MPG_OK;
 }
 
-static __attribute__((noinline)) void make_usable(const mpg_pool *pool, size_class *class, mpg_block *block) {
-  for (size_t i = 0; i < class->count; i++) poison(pool, &class->cached[i]); /* work may have finished meanwhile */
+static __attribute__((noinline)) void make_usable(const mpg_pool *pool, size_class *class,
+                                                  mpg_block *block) {
+  for (size_t i = 0; i < class->count; i++)
+    poison(pool, &class->cached[i]); /* work may have finished meanwhile */
   poison(pool, block);
   unpoison(pool, block);
 }
@@ -354,8 +393,11 @@ mpg_status mpg_pool_alloc(mpg_pool *pool, size_t size, bool host_access, mpg_blo
   if (!find_class(size, &index, &rounded)) return out_of_memory(pool, size);
   size_class *class = &pool->classes[index];
   mpg_status status;
-  for (bool collected = false; (status = take(pool, class, rounded, size, host_access, block)) != MPG_OK; collected = true) {
-    if (collected || status != MPG_DEVICE_OUT_OF_MEMORY || (GET(limit) && rounded > GET(limit))) return status;
+  for (bool collected = false;
+       (status = take(pool, class, rounded, size, host_access, block)) != MPG_OK;
+       collected = true) {
+    if (collected || status != MPG_DEVICE_OUT_OF_MEMORY || (GET(limit) && rounded > GET(limit)))
+      return status;
     mpg_host_collect(); /* what is garbage to the host may hold arrays */
   }
   if (__builtin_expect(pool->poison, 0)) make_usable(pool, class, block);
@@ -366,7 +408,8 @@ mpg_status mpg_pool_alloc(mpg_pool *pool, size_t size, bool host_access, mpg_blo
   if (in_use > GET(peak_in_use)) raise_peak(&pool->peak_in_use, in_use);
   SET(allocations, GET(allocations) + 1);
   size_t bound = GET(limit);
-  if (bound && GET(held) + GET(scratch) > bound) shrink(pool, bound, false, false); /* scratch has grown meanwhile */
+  if (bound && GET(held) + GET(scratch) > bound)
+    shrink(pool, bound, false, false); /* scratch has grown meanwhile */
   return MPG_OK;
 }
 
@@ -396,11 +439,12 @@ mpg_status mpg_pool_set_limit(mpg_pool *pool, size_t limit) {
   return limit ? shrink(pool, limit, true, true) : MPG_OK;
 }
 
-/* What is cached can be given back by the host alone, so scratch may go beyond the limit by as much; the host trims at
- * its next allocation. */
+/* What is cached can be given back by the host alone, so scratch may go beyond the limit by as
+ * much; the host trims at its next allocation. */
 mpg_status mpg_pool_resize_scratch(mpg_pool *pool, size_t size) {
   size_t bound = GET(limit), old = GET(scratch), in_use;
-  if (size > old && bound && (!mpg_size_add(GET(in_use), size, &in_use) || in_use > bound)) return out_of_memory(pool, size);
+  if (size > old && bound && (!mpg_size_add(GET(in_use), size, &in_use) || in_use > bound))
+    return out_of_memory(pool, size);
   SET(scratch, size);
   raise_peak(&pool->peak_in_use, GET(in_use) + size);
   raise_peak(&pool->peak_held, GET(held) + size);

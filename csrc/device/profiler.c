@@ -3,7 +3,8 @@
 #include "base/memory.h"
 #include "device/internal.h"
 
-/* Events in chunks that never move. Whoever runs the device's work clears what an earlier start left. */
+/* Events in chunks that never move. Whoever runs the device's work clears what an earlier start
+ * left. */
 enum { CHUNK = 1024, MAX_CHUNKS = 1024 };
 struct mpg_event_buffer {
   uint64_t start; /* the mpg_profiler_start that the events belong to */
@@ -28,7 +29,8 @@ void mpg_profiler_record(mpg_device *device, const mpg_event *event) {
     buffer->dropped = 0;
   }
   size_t chunk = buffer->count / CHUNK;
-  if (chunk < MAX_CHUNKS && !buffer->chunks[chunk]) buffer->chunks[chunk] = mpg_malloc(CHUNK * sizeof *event);
+  if (chunk < MAX_CHUNKS && !buffer->chunks[chunk])
+    buffer->chunks[chunk] = mpg_malloc(CHUNK * sizeof *event);
   if (chunk >= MAX_CHUNKS || !buffer->chunks[chunk]) {
     buffer->dropped++;
     return;
@@ -43,11 +45,15 @@ void mpg_profiler_start(void) {
 
 void mpg_profiler_stop(void) { atomic_store_explicit(&mpg_profiling, false, memory_order_relaxed); }
 
-void mpg_profiler_resume(void) { atomic_store_explicit(&mpg_profiling, true, memory_order_relaxed); }
+void mpg_profiler_resume(void) {
+  atomic_store_explicit(&mpg_profiling, true, memory_order_relaxed);
+}
 
 static const struct mpg_event_buffer *current(const mpg_device *device) {
   const struct mpg_event_buffer *buffer = device->events;
-  return buffer && buffer->start == atomic_load_explicit(&latest_start, memory_order_acquire) ? buffer : NULL;
+  return buffer && buffer->start == atomic_load_explicit(&latest_start, memory_order_acquire)
+             ? buffer
+             : NULL;
 }
 
 size_t mpg_profiler_event_count(const mpg_device *device) {

@@ -1,31 +1,41 @@
 /* Profiler events: what ran where, from when to when.
  *
- * Off by default; then recording costs one relaxed load. Each device has its own buffer, written only by whoever runs the
- * device's work; read under the host lock after profiling was stopped and the device is idle.
+ * Off by default; then recording costs one relaxed load. Each device has its own buffer, written
+ * only by whoever runs the device's work; read under the host lock after profiling was stopped and
+ * the device is idle.
  */
 #ifndef MPG_DEVICE_PROFILER_H
 #define MPG_DEVICE_PROFILER_H
 
 #include "device/device.h"
 
-typedef enum mpg_event_kind { MPG_EVENT_OP, MPG_EVENT_COPY, MPG_EVENT_WAIT, MPG_EVENT_PROGRAM } mpg_event_kind;
+typedef enum mpg_event_kind {
+  MPG_EVENT_OP,
+  MPG_EVENT_COPY,
+  MPG_EVENT_WAIT,
+  MPG_EVENT_PROGRAM
+} mpg_event_kind;
 
 typedef struct mpg_event {
-  const char *name;  /* static: the op's name */
-  uint32_t scope;    /* block path */
-  uint8_t kind;      /* mpg_event_kind */
+  const char *name; /* static: the op's name */
+  uint32_t scope;   /* block path */
+  uint8_t kind;     /* mpg_event_kind */
   bool backward;
-  bool program;      /* an instruction of a compiled program, not an eager op */
-  int32_t peer;      /* ordinal of the other device of a copy or wait; -1 */
+  bool program;                /* an instruction of a compiled program, not an eager op */
+  int32_t peer;                /* ordinal of the other device of a copy or wait; -1 */
   uint32_t stage, micro_batch; /* of a pipeline: 1 + the number; 0: none */
-  uint64_t bytes;    /* moved by a copy */
-  int64_t begin_ns, end_ns; /* mpg_clock_ns */
+  uint64_t bytes;              /* moved by a copy */
+  int64_t begin_ns, end_ns;    /* mpg_clock_ns */
 } mpg_event;
 
 extern _Atomic bool mpg_profiling;
-static inline bool mpg_profiler_on(void) { return atomic_load_explicit(&mpg_profiling, memory_order_relaxed); }
+static inline bool mpg_profiler_on(void) {
+  return atomic_load_explicit(&mpg_profiling, memory_order_relaxed);
+}
 
-void mpg_profiler_record(mpg_device *device, const mpg_event *event); /* by whoever runs the device's work; drops when out of memory */
+void mpg_profiler_record(
+    mpg_device *device,
+    const mpg_event *event);   /* by whoever runs the device's work; drops when out of memory */
 void mpg_profiler_start(void); /* clears old events */
 void mpg_profiler_stop(void);
 void mpg_profiler_resume(void); /* after a stop: goes on, keeping the events */

@@ -17,7 +17,8 @@
 
 enum {
   SEGMENT_SIZE = 1 << 16,
-  LARGEST_RECORD = SEGMENT_SIZE / 8, /* larger tasks keep points and payload in memory of their own */
+  LARGEST_RECORD = SEGMENT_SIZE /
+      8, /* larger tasks keep points and payload in memory of their own */
   RECORD_ALIGNMENT = 16,
   LARGEST_KEPT = 1 << 20,
 };
@@ -44,7 +45,8 @@ void mpg_sleepers_init(mpg_sleepers *sleepers) {
   mpg_condition_init(&sleepers->reached);
 }
 
-bool mpg_sleepers_wait(mpg_sleepers *sleepers, mpg_queue *queue, const _Atomic(mpg_tick) *count, mpg_tick tick, int64_t timeout_ns, bool stops) {
+bool mpg_sleepers_wait(mpg_sleepers *sleepers, mpg_queue *queue, const _Atomic(mpg_tick) *count,
+                       mpg_tick tick, int64_t timeout_ns, bool stops) {
   if (atomic_load_explicit(count, memory_order_acquire) >= tick) return true;
   int64_t end = mpg_clock_ns() + timeout_ns;
   struct timespec until = {.tv_sec = end / 1000000000, .tv_nsec = end % 1000000000};
@@ -80,15 +82,19 @@ void mpg_queue_forget_worker(mpg_queue *queue) {
   atomic_store(&queue->sleeping, AWAKE);
 }
 
-/* --- Sleeping ------------------------------------------------------------------------------------------------------- */
+/* --- Sleeping --------------------------------------------------------------------------------- */
 
-static bool nothing_to_do(mpg_queue *queue) { return atomic_load(&queue->published) == queue->consumed && !atomic_load(&queue->stopping); }
+static bool nothing_to_do(mpg_queue *queue) {
+  return atomic_load(&queue->published) == queue->consumed && !atomic_load(&queue->stopping);
+}
 
-#ifdef __linux__ /* a futex wakes a thread 5 us sooner than a condition, which has it take a mutex first */
+#ifdef __linux__ /* a futex wakes a thread 5 us sooner than a condition, which has it take a mutex \
+                    first */
 static void sleep_until_work(mpg_queue *queue) {
   while (nothing_to_do(queue)) {
     atomic_store(&queue->sleeping, ASLEEP); /* before the last look */
-    if (nothing_to_do(queue)) syscall(SYS_futex, &queue->sleeping, FUTEX_WAIT_PRIVATE, ASLEEP, NULL, NULL, 0);
+    if (nothing_to_do(queue))
+      syscall(SYS_futex, &queue->sleeping, FUTEX_WAIT_PRIVATE, ASLEEP, NULL, NULL, 0);
   }
   atomic_store(&queue->sleeping, AWAKE);
 }
@@ -114,9 +120,11 @@ void mpg_queue_wake(mpg_queue *queue) {
 }
 #endif
 
-/* --- The producer --------------------------------------------------------------------------------------------------- */
+/* --- The producer ----------------------------------------------------------------------------- */
 
-static size_t record_points_offset(void) { return mpg_align_up(sizeof(mpg_record), RECORD_ALIGNMENT); }
+static size_t record_points_offset(void) {
+  return mpg_align_up(sizeof(mpg_record), RECORD_ALIGNMENT);
+}
 
 static void release_segment(mpg_queue *queue, mpg_queue_segment *used) {
   mpg_free(atomic_exchange_explicit(&queue->spare, used, memory_order_acq_rel));
@@ -127,7 +135,8 @@ static void *take_apart(mpg_queue *queue, size_t size) {
   size_t *memory = atomic_exchange_explicit(&queue->spare_apart, NULL, memory_order_acq_rel);
   if (memory && memory[-2] >= size) return memory;
   if (memory) mpg_free(memory - 2);
-  memory = size < SIZE_MAX / 2 ? mpg_malloc(size + 2 * sizeof *memory) : NULL; /* as aligned as the allocator's */
+  memory = size < SIZE_MAX / 2 ? mpg_malloc(size + 2 * sizeof *memory)
+                               : NULL; /* as aligned as the allocator's */
   if (!memory) return NULL;
   memory[0] = size;
   return memory + 2;
@@ -135,7 +144,8 @@ static void *take_apart(mpg_queue *queue, size_t size) {
 
 static void release_apart(mpg_queue *queue, void *apart) {
   if (!apart) return;
-  if (((size_t *)apart)[-2] <= LARGEST_KEPT) apart = atomic_exchange_explicit(&queue->spare_apart, apart, memory_order_acq_rel);
+  if (((size_t *)apart)[-2] <= LARGEST_KEPT)
+    apart = atomic_exchange_explicit(&queue->spare_apart, apart, memory_order_acq_rel);
   if (apart) mpg_free((size_t *)apart - 2);
 }
 
@@ -168,15 +178,18 @@ static mpg_status start_worker(mpg_queue *queue, mpg_device *device, void *(*wor
   pthread_sigmask(SIG_SETMASK, &all, &before);
   int error = pthread_create(&queue->thread, NULL, worker, device);
   pthread_sigmask(SIG_SETMASK, &before, NULL);
-  if (error) return mpg_fail(MPG_ERROR, "%s: its worker thread could not be started: %s", device->text, strerror(error));
+  if (error)
+    return mpg_fail(MPG_ERROR, "%s: its worker thread could not be started: %s", device->text,
+                    strerror(error));
   queue->started = true;
   return MPG_OK;
 }
 
-mpg_status mpg_queue_enqueue(mpg_queue *queue, mpg_device *device, void *(*worker)(void *), const mpg_submission *submission,
-                             mpg_tick first_tick) {
+mpg_status mpg_queue_enqueue(mpg_queue *queue, mpg_device *device, void *(*worker)(void *),
+                             const mpg_submission *submission, mpg_tick first_tick) {
   if (!queue->started) MPG_TRY(start_worker(queue, device, worker));
-  size_t points_size = mpg_align_up((size_t)submission->num_points * sizeof(mpg_point), RECORD_ALIGNMENT);
+  size_t points_size =
+      mpg_align_up((size_t)submission->num_points * sizeof(mpg_point), RECORD_ALIGNMENT);
   size_t content, size;
   if (!mpg_size_add(points_size, submission->payload_size, &content) || content > SIZE_MAX / 2)
     return mpg_out_of_host_memory(SIZE_MAX);
@@ -198,8 +211,10 @@ mpg_status mpg_queue_enqueue(mpg_queue *queue, mpg_device *device, void *(*worke
   made->task = (mpg_task){.submission = *submission, .first_tick = first_tick};
   made->task.submission.points = (mpg_point *)points;
   made->task.submission.payload = points + points_size;
-  if (submission->num_points) memcpy(points, submission->points, (size_t)submission->num_points * sizeof(mpg_point));
-  if (submission->payload_size) memcpy(points + points_size, submission->payload, submission->payload_size);
+  if (submission->num_points)
+    memcpy(points, submission->points, (size_t)submission->num_points * sizeof(mpg_point));
+  if (submission->payload_size)
+    memcpy(points + points_size, submission->payload, submission->payload_size);
   queue->write_offset += size;
   queue->enqueued++;
   return MPG_OK;
@@ -209,7 +224,8 @@ void mpg_queue_publish(mpg_queue *queue) {
   queue->published_segment = queue->write_segment;
   queue->published_offset = queue->write_offset;
   atomic_store_explicit(&queue->producer_core, mpg_this_core(), memory_order_relaxed);
-  atomic_store(&queue->published, queue->enqueued); /* sequentially consistent: against `sleeping` */
+  atomic_store(&queue->published,
+               queue->enqueued); /* sequentially consistent: against `sleeping` */
 }
 
 void mpg_queue_retract(mpg_queue *queue) {
@@ -246,11 +262,12 @@ void mpg_queue_stop(mpg_queue *queue) {
 }
 
 void mpg_queue_join(mpg_queue *queue) {
-  if (queue->started && !pthread_equal(queue->thread, pthread_self())) pthread_join(queue->thread, NULL);
+  if (queue->started && !pthread_equal(queue->thread, pthread_self()))
+    pthread_join(queue->thread, NULL);
   queue->started = false;
 }
 
-/* --- The consumer --------------------------------------------------------------------------------------------------- */
+/* --- The consumer ----------------------------------------------------------------------------- */
 
 mpg_record *mpg_queue_front(mpg_queue *queue) {
   for (;;) {
@@ -274,12 +291,13 @@ static bool shares_core(mpg_queue *queue) {
   return core && core == mpg_this_core();
 }
 
-/* Looks for work for a while. An idle worker does that as long as it was worth it lately, and on another core than who calls. */
+/* Looks for work for a while. An idle worker does that as long as it was worth it lately, and on
+ * another core than who calls. */
 static void spin(mpg_queue *queue, int64_t begin) {
-  if (mpg_idle_spin_begin())
-    do
+  if (mpg_idle_spin_begin()) do
       for (int i = 0; i < 32 && mpg_queue_empty(queue); i++) mpg_cpu_pause();
-    while (mpg_queue_empty(queue) && !shares_core(queue) && mpg_clock_ns() - begin < queue->spin_ns && !mpg_queue_stopping(queue));
+    while (mpg_queue_empty(queue) && !shares_core(queue) &&
+           mpg_clock_ns() - begin < queue->spin_ns && !mpg_queue_stopping(queue));
   mpg_idle_spin_end();
 }
 
@@ -289,7 +307,8 @@ mpg_record *mpg_queue_next(mpg_queue *queue) {
     int64_t begin = mpg_clock_ns();
     spin(queue, begin);
     if (mpg_queue_empty(queue)) sleep_until_work(queue);
-    /* Would it have come within the limit? What it took to wake up counts, too: so that the limit is not met by much. */
+    /* Would it have come within the limit? What it took to wake up counts, too: so that the limit
+     * is not met by much. */
     queue->spin_ns = mpg_clock_ns() - begin < 2 * limit ? limit : queue->spin_ns / 2;
     if (queue->spin_ns < SPIN_MIN_NS) queue->spin_ns = SPIN_MIN_NS;
   } else if (mpg_queue_empty(queue)) {
@@ -310,7 +329,10 @@ bool mpg_queue_wait(mpg_queue *queue, mpg_device *device, mpg_point point) {
     atomic_store_explicit(&device->at.peer, 0, memory_order_relaxed);
   }
   if (reached && mpg_profiler_on())
-    mpg_profiler_record(device, &(mpg_event){.name = "wait", .kind = MPG_EVENT_WAIT, .peer = point.device->ordinal,
-                                             .begin_ns = begin, .end_ns = mpg_clock_ns()});
+    mpg_profiler_record(device, &(mpg_event){.name = "wait",
+                                             .kind = MPG_EVENT_WAIT,
+                                             .peer = point.device->ordinal,
+                                             .begin_ns = begin,
+                                             .end_ns = mpg_clock_ns()});
   return reached;
 }

@@ -1,8 +1,10 @@
-/* The queue of a device's worker: one producer (whoever holds the host lock), one consumer (the worker; the host once there is
- * none). It is a chain of segments that holds tasks of any size one after the other. `published` counts tasks; the worker
- * reads nothing beyond it. Nobody takes a lock unless somebody sleeps.
+/* The queue of a device's worker: one producer (whoever holds the host lock), one consumer (the
+ * worker; the host once there is none). It is a chain of segments that holds tasks of any size one
+ * after the other. `published` counts tasks; the worker reads nothing beyond it. Nobody takes a
+ * lock unless somebody sleeps.
  *
- * Ownership: a backend embeds the queue in its state; tasks own the copies of payload and points until they are popped.
+ * Ownership: a backend embeds the queue in its state; tasks own the copies of payload and points
+ * until they are popped.
  */
 #ifndef MPG_DEVICE_QUEUE_H
 #define MPG_DEVICE_QUEUE_H
@@ -24,13 +26,14 @@ typedef struct mpg_queue {
   mpg_queue_segment *write_segment;
   size_t write_offset;
   uint64_t enqueued;
-  mpg_queue_segment *published_segment; /* where to go back to when what was enqueued is retracted */
+  mpg_queue_segment
+      *published_segment; /* where to go back to when what was enqueued is retracted */
   size_t published_offset;
   bool started; /* there is a worker */
 
   /* Shared; what is written with every task is apart from what is only looked at. */
   _Alignas(64) _Atomic(uint64_t) published;
-  _Atomic(int) producer_core; /* mpg_this_core, when that was */
+  _Atomic(int) producer_core;              /* mpg_this_core, when that was */
   _Alignas(64) _Atomic(uint32_t) sleeping; /* the worker sleeps, or is about to */
   _Atomic(bool) stopping;
   _Atomic(mpg_queue_segment *) spare; /* a used segment, on its way back to the producer */
@@ -52,11 +55,13 @@ typedef struct mpg_sleepers {
   pthread_cond_t reached;                 /* with the queue's mutex */
 } mpg_sleepers;
 
-void mpg_queue_init(mpg_queue *queue);       /* zeroed before */
+void mpg_queue_init(mpg_queue *queue);              /* zeroed before */
 void mpg_condition_init(pthread_cond_t *condition); /* of the monotonic clock */
 void mpg_sleepers_init(mpg_sleepers *sleepers);
-/* Sleeps until *count is `tick` or more, the time has passed, or, if `stops`, the queue's worker has been asked to stop. True when it is. */
-bool mpg_sleepers_wait(mpg_sleepers *sleepers, mpg_queue *queue, const _Atomic(mpg_tick) *count, mpg_tick tick, int64_t timeout_ns, bool stops);
+/* Sleeps until *count is `tick` or more, the time has passed, or, if `stops`, the queue's worker
+ * has been asked to stop. True when it is. */
+bool mpg_sleepers_wait(mpg_sleepers *sleepers, mpg_queue *queue, const _Atomic(mpg_tick) *count,
+                       mpg_tick tick, int64_t timeout_ns, bool stops);
 /* The count, stored before with sequential consistency, has come to `tick`. */
 void mpg_sleepers_wake(mpg_sleepers *sleepers, mpg_queue *queue);
 static inline void mpg_sleepers_passed(mpg_sleepers *sleepers, mpg_queue *queue, mpg_tick tick) {
@@ -64,24 +69,28 @@ static inline void mpg_sleepers_passed(mpg_sleepers *sleepers, mpg_queue *queue,
 }
 
 /* The producer's side: the slots of mpg_backend. Starts the worker with the first task. */
-mpg_status mpg_queue_enqueue(mpg_queue *queue, mpg_device *device, void *(*worker)(void *device), const mpg_submission *submission,
-                             mpg_tick first_tick);
+mpg_status mpg_queue_enqueue(mpg_queue *queue, mpg_device *device, void *(*worker)(void *device),
+                             const mpg_submission *submission, mpg_tick first_tick);
 void mpg_queue_publish(mpg_queue *queue);
 void mpg_queue_wake(mpg_queue *queue); /* the worker, if it sleeps */
 void mpg_queue_retract(mpg_queue *queue);
 void mpg_queue_stop(mpg_queue *queue);
-void mpg_queue_join(mpg_queue *queue); /* after which this thread may read */
+void mpg_queue_join(mpg_queue *queue);          /* after which this thread may read */
 void mpg_queue_forget_worker(mpg_queue *queue); /* in a forked child */
 
 /* The consumer's. */
 static inline bool mpg_queue_empty(mpg_queue *queue) {
   return atomic_load_explicit(&queue->published, memory_order_acquire) == queue->consumed;
 }
-static inline bool mpg_queue_stopping(mpg_queue *queue) { return atomic_load_explicit(&queue->stopping, memory_order_relaxed); }
-mpg_record *mpg_queue_next(mpg_queue *queue);  /* waits for a task; NULL when asked to stop */
-mpg_record *mpg_queue_front(mpg_queue *queue); /* the next task; the caller knows that there is one */
+static inline bool mpg_queue_stopping(mpg_queue *queue) {
+  return atomic_load_explicit(&queue->stopping, memory_order_relaxed);
+}
+mpg_record *mpg_queue_next(mpg_queue *queue); /* waits for a task; NULL when asked to stop */
+mpg_record *mpg_queue_front(
+    mpg_queue *queue); /* the next task; the caller knows that there is one */
 void mpg_queue_pop(mpg_queue *queue, mpg_record *done);
-/* Blocks the worker of `device` until another device has reached the point. False: asked to stop. */
+/* Blocks the worker of `device` until another device has reached the point. False: asked to stop.
+ */
 bool mpg_queue_wait(mpg_queue *queue, mpg_device *device, mpg_point point);
 
 #endif

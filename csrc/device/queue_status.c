@@ -46,6 +46,7 @@ static mpg_status stall(mpg_run *run, void *payload) {
 
 mpg_status mpg_device_stall(mpg_device *device, int32_t ms, int until) {
   struct stall how = {ms, until};
-  mpg_submission submission = {.name = "stall", .work = stall, .payload = &how, .payload_size = sizeof how};
+  mpg_submission submission = {
+      .name = "stall", .work = stall, .payload = &how, .payload_size = sizeof how};
   return mpg_device_submit(device, &submission, NULL);
 }

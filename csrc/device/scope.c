@@ -4,12 +4,12 @@
 #include "base/memory.h"
 #include "device/device.h"
 
-/* Texts by number, in chunks that never move, so any thread may look one up; and a hash table for the way back, under the
- * host lock. Both only grow. Runtime state. */
+/* Texts by number, in chunks that never move, so any thread may look one up; and a hash table for
+ * the way back, under the host lock. Both only grow. Runtime state. */
 enum { CHUNK = 256, CHUNKS = 4096 };
 static _Atomic(const char **) chunks[CHUNKS];
-static uint32_t count; /* numbers given out: 1..count */
-static uint32_t *table; /* open addressing; 0: empty */
+static uint32_t count;    /* numbers given out: 1..count */
+static uint32_t *table;   /* open addressing; 0: empty */
 static size_t table_size; /* a power of two */
 
 static uint64_t hash_text(const char *text) { /* FNV-1a */
@@ -27,7 +27,8 @@ const char *mpg_scope_text(uint32_t scope) {
 
 static size_t find_slot(const uint32_t *slots, size_t size, const char *path) {
   size_t slot = hash_text(path) & (size - 1);
-  while (slots[slot] && strcmp(mpg_scope_text(slots[slot]), path) != 0) slot = (slot + 1) & (size - 1);
+  while (slots[slot] && strcmp(mpg_scope_text(slots[slot]), path) != 0)
+    slot = (slot + 1) & (size - 1);
   return slot;
 }
 
@@ -35,7 +36,8 @@ static bool grow_table(void) {
   size_t size = table_size ? table_size * 2 : 256;
   uint32_t *slots = mpg_calloc(size, sizeof *slots);
   if (!slots) return false;
-  for (uint32_t scope = 1; scope <= count; scope++) slots[find_slot(slots, size, mpg_scope_text(scope))] = scope;
+  for (uint32_t scope = 1; scope <= count; scope++)
+    slots[find_slot(slots, size, mpg_scope_text(scope))] = scope;
   mpg_free(table);
   table = slots;
   table_size = size;

@@ -11,7 +11,9 @@ static void discard(const mpg_task *task) {
 
 /* What a task has signalled stays good when it fails later. */
 static mpg_tick first_unsignalled(mpg_device *device, const mpg_task *task) {
-  mpg_tick done = device->backend->issued ? device->backend->issued(device) : atomic_load_explicit(&device->completed, memory_order_relaxed);
+  mpg_tick done = device->backend->issued
+                      ? device->backend->issued(device)
+                      : atomic_load_explicit(&device->completed, memory_order_relaxed);
   return done >= task->first_tick ? done + 1 : task->first_tick;
 }
 
@@ -53,7 +55,8 @@ bool mpg_task_advance(mpg_device *device, const mpg_task *task, mpg_point *block
 }
 
 void mpg_task_fail(mpg_device *device, const mpg_task *task, mpg_status status) {
-  mpg_device_fail(device, first_unsignalled(device, task), mpg_task_last_tick(task), status, &task->submission);
+  mpg_device_fail(device, first_unsignalled(device, task), mpg_task_last_tick(task), status,
+                  &task->submission);
   discard(task);
 }
 

@@ -24,10 +24,13 @@ bool mpg_tick_spin(const mpg_device *device, mpg_tick tick, int64_t ns) {
   return mpg_tick_reached(device, tick);
 }
 
-/* Spins, then blocks in slices. With `interruptible` the host is asked after each whether to go on. */
-static mpg_status wait_for(mpg_device *device, mpg_tick tick, bool give_up_lock, bool interruptible) {
+/* Spins, then blocks in slices. With `interruptible` the host is asked after each whether to go on.
+ */
+static mpg_status wait_for(mpg_device *device, mpg_tick tick, bool give_up_lock,
+                           bool interruptible) {
   /* In shuffled order nothing happens until backend->wait does it. */
-  bool reached = mpg_tick_spin(device, tick, device->backend == &mpg_shuffle_backend ? 0 : mpg_spin_limit_ns());
+  bool reached = mpg_tick_spin(device, tick,
+                               device->backend == &mpg_shuffle_backend ? 0 : mpg_spin_limit_ns());
   while (!reached) {
     void *token = give_up_lock ? mpg_host_release_lock() : NULL;
     reached = device->backend->wait(device, tick, INTERRUPT_SLICE_NS);
@@ -42,7 +45,8 @@ void mpg_tick_wait(mpg_device *device, mpg_tick tick, bool give_up_lock) {
 }
 
 mpg_status mpg_point_wait(mpg_point point, bool keep_lock) {
-  if (!mpg_tick_reached(point.device, point.tick)) MPG_TRY(wait_for(point.device, point.tick, !keep_lock, true));
+  if (!mpg_tick_reached(point.device, point.tick))
+    MPG_TRY(wait_for(point.device, point.tick, !keep_lock, true));
   return point.data ? mpg_device_failure(point.device, point.tick) : MPG_OK;
 }
 
@@ -61,7 +65,8 @@ mpg_status mpg_wait_all(void) {
     mpg_device *device = mpg_device_at(i);
     MPG_TRY(mpg_point_wait((mpg_point){.device = device, .tick = device->submitted}, false));
   }
-  /* All failures count as reported then: the first one is, and reading what the others left undone says so again. */
+  /* All failures count as reported then: the first one is, and reading what the others left undone
+   * says so again. */
   const mpg_cause *first = NULL;
   for (int i = 0; i < mpg_device_count(); i++) {
     const mpg_cause *cause = mpg_failures_unreported(mpg_device_at(i));

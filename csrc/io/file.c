@@ -14,23 +14,24 @@
 #include "base/memory.h"
 
 enum {
-  WINDOW_SIZE = 1 << 14,        /* smaller reads are served from pieces of this size */
-  LONG_READ = 1 << 16,          /* reads from this size on give the host lock up */
-  SINK_BUFFER = 1 << 18,        /* small writes are gathered up to this size */
-  LARGEST_TRANSFER = 1 << 26,   /* one system call moves at most this much; interrupts are looked for in between */
+  WINDOW_SIZE = 1 << 14, /* smaller reads are served from pieces of this size */
+  LONG_READ = 1 << 16,   /* reads from this size on give the host lock up */
+  SINK_BUFFER = 1 << 18, /* small writes are gathered up to this size */
+  LARGEST_TRANSFER = 1
+      << 26, /* one system call moves at most this much; interrupts are looked for in between */
   TEMPORARY_TRIES = 100,
 };
 
-/* --- System calls that may block, without the host lock -------------------------------------------------------------- */
+/* --- System calls that may block, without the host lock --------------------------------------- */
 
 /* errno of the call is errno afterwards. */
-#define WITHOUT_LOCK(call)                 \
-  do {                                     \
+#define WITHOUT_LOCK(call)                  \
+  do {                                      \
     void *token_ = mpg_host_release_lock(); \
-    call;                                  \
-    int error_ = errno;                    \
-    mpg_host_acquire_lock(token_);         \
-    errno = error_;                        \
+    call;                                   \
+    int error_ = errno;                     \
+    mpg_host_acquire_lock(token_);          \
+    errno = error_;                         \
   } while (0)
 
 /* Opening a pipe waits for its other end, and interrupts end the wait. */
@@ -44,7 +45,7 @@ static mpg_status open_file(const char *path, int flags, mode_t mode, int *descr
   return MPG_OK;
 }
 
-/* --- Sources ------------------------------------------------------------------------------------------------------ */
+/* --- Sources ---------------------------------------------------------------------------------- */
 
 mpg_status mpg_source_open(mpg_source *source, const char *path) {
   *source = (mpg_source){.name = path, .descriptor = -1};
@@ -54,7 +55,8 @@ mpg_status mpg_source_open(mpg_source *source, const char *path) {
     mpg_source_close(source);
     return opened;
   }
-  if (source->descriptor < 0) return mpg_fail(MPG_IO_ERROR, "file '%s' cannot be opened: %s", path, strerror(errno));
+  if (source->descriptor < 0)
+    return mpg_fail(MPG_IO_ERROR, "file '%s' cannot be opened: %s", path, strerror(errno));
   struct stat status;
   if (fstat(source->descriptor, &status) != 0) {
     mpg_fail(MPG_IO_ERROR, "file '%s' cannot be read: %s", path, strerror(errno));
@@ -63,7 +65,8 @@ mpg_status mpg_source_open(mpg_source *source, const char *path) {
   }
   if (!S_ISREG(status.st_mode)) {
     mpg_source_close(source);
-    return mpg_fail(MPG_IO_ERROR, "'%s' is not a file that can be loaded: %s", path, S_ISDIR(status.st_mode) ? "it is a folder" : "it is a device or pipe");
+    return mpg_fail(MPG_IO_ERROR, "'%s' is not a file that can be loaded: %s", path,
+                    S_ISDIR(status.st_mode) ? "it is a folder" : "it is a device or pipe");
   }
   source->size = (uint64_t)status.st_size;
   return MPG_OK;
@@ -86,15 +89,20 @@ mpg_status mpg_source_fail(const mpg_source *source, uint64_t offset, const char
   va_start(args, format);
   vsnprintf(text, sizeof text, format, args);
   va_end(args);
-  return mpg_fail(MPG_IO_ERROR, "file '%s', byte %llu: %s", source->name, (unsigned long long)offset, text);
+  return mpg_fail(MPG_IO_ERROR, "file '%s', byte %llu: %s", source->name,
+                  (unsigned long long)offset, text);
 }
 
-static mpg_status cut_off(const mpg_source *source, uint64_t offset, size_t size, const char *what) {
-  return mpg_source_fail(source, offset, "%s should take up %zu bytes here, but the file ends at byte %llu: it is damaged or was cut off", what, size,
-                         (unsigned long long)source->size);
+static mpg_status cut_off(const mpg_source *source, uint64_t offset, size_t size,
+                          const char *what) {
+  return mpg_source_fail(source, offset,
+                         "%s should take up %zu bytes here, but the file ends at byte %llu: it is "
+                         "damaged or was cut off",
+                         what, size, (unsigned long long)source->size);
 }
 
-/* Reads exactly `size` bytes of the file; *done tells how many came when the file turned out shorter than it was. */
+/* Reads exactly `size` bytes of the file; *done tells how many came when the file turned out
+ * shorter than it was. */
 static int read_fully(int descriptor, uint64_t offset, char *target, size_t size, size_t *done) {
   *done = 0;
   while (*done < size) {
@@ -107,7 +115,8 @@ static int read_fully(int descriptor, uint64_t offset, char *target, size_t size
   return 0;
 }
 
-static mpg_status read_file(mpg_source *source, uint64_t offset, char *target, size_t size, const char *what) {
+static mpg_status read_file(mpg_source *source, uint64_t offset, char *target, size_t size,
+                            const char *what) {
   while (size) {
     size_t part = size < LARGEST_TRANSFER ? size : LARGEST_TRANSFER, done;
     bool release = part >= LONG_READ;
@@ -117,7 +126,8 @@ static mpg_status read_file(mpg_source *source, uint64_t offset, char *target, s
       mpg_host_acquire_lock(token);
       MPG_TRY(mpg_host_check_interrupt());
     }
-    if (error) return mpg_source_fail(source, offset, "%s cannot be read: %s", what, strerror(error));
+    if (error)
+      return mpg_source_fail(source, offset, "%s cannot be read: %s", what, strerror(error));
     if (done < part) { /* somebody else shortened it meanwhile */
       source->size = offset + done;
       return cut_off(source, offset, size, what);
@@ -129,8 +139,10 @@ static mpg_status read_file(mpg_source *source, uint64_t offset, char *target, s
   return MPG_OK;
 }
 
-mpg_status mpg_source_read(mpg_source *source, uint64_t offset, void *target, size_t size, const char *what) {
-  if (offset > source->size || size > source->size - offset) return cut_off(source, offset, size, what);
+mpg_status mpg_source_read(mpg_source *source, uint64_t offset, void *target, size_t size,
+                           const char *what) {
+  if (offset > source->size || size > source->size - offset)
+    return cut_off(source, offset, size, what);
   if (size == 0) return MPG_OK;
   if (source->bytes) {
     memcpy(target, source->bytes + offset, size);
@@ -142,7 +154,8 @@ mpg_status mpg_source_read(mpg_source *source, uint64_t offset, void *target, si
     if (!source->window) return mpg_out_of_host_memory(WINDOW_SIZE);
     source->window_size = 0;
   }
-  bool inside = offset >= source->window_offset && offset - source->window_offset <= source->window_size &&
+  bool inside = offset >= source->window_offset &&
+                offset - source->window_offset <= source->window_size &&
                 size <= source->window_size - (size_t)(offset - source->window_offset);
   if (!inside) {
     uint64_t left = source->size - offset;
@@ -156,12 +169,13 @@ mpg_status mpg_source_read(mpg_source *source, uint64_t offset, void *target, si
   return MPG_OK;
 }
 
-/* --- Sinks -------------------------------------------------------------------------------------------------------- */
+/* --- Sinks ------------------------------------------------------------------------------------ */
 
 void mpg_sink_open_buffer(mpg_sink *sink) { *sink = (mpg_sink){.descriptor = -1}; }
 
 static mpg_status write_failed(const mpg_sink *sink, const char *doing, int error) {
-  return mpg_fail(MPG_IO_ERROR, "file '%s' cannot be written (%s): %s", sink->path, doing, strerror(error));
+  return mpg_fail(MPG_IO_ERROR, "file '%s' cannot be written (%s): %s", sink->path, doing,
+                  strerror(error));
 }
 
 /* Where a link leads to, new; `*is_link` false: `path` is no link. NULL: that, or no memory. */
@@ -204,7 +218,8 @@ static mpg_status open_temporary(mpg_sink *sink) {
   sink->temporary = mpg_malloc(size);
   if (!sink->temporary) return mpg_out_of_host_memory(size);
   for (int i = 0; i < TEMPORARY_TRIES; i++) {
-    snprintf(sink->temporary, size, "%s.%ld-%u.tmp", sink->path, (long)getpid(), atomic_fetch_add(&counter, 1));
+    snprintf(sink->temporary, size, "%s.%ld-%u.tmp", sink->path, (long)getpid(),
+             atomic_fetch_add(&counter, 1));
     MPG_TRY(open_file(sink->temporary, O_WRONLY | O_CREAT | O_EXCL, 0666, &sink->descriptor));
     if (sink->descriptor >= 0) return MPG_OK;
     if (errno != EEXIST) break;
@@ -298,8 +313,8 @@ mpg_status mpg_sink_write(mpg_sink *sink, const void *bytes, size_t size) {
   return MPG_OK;
 }
 
-/* A rename is durable only once the folder is on disk too. Some file systems refuse to sync folders; the data is safe then
- * as far as they can make it. */
+/* A rename is durable only once the folder is on disk too. Some file systems refuse to sync
+ * folders; the data is safe then as far as they can make it. */
 static void sync_folder(const char *path) {
   char folder[PATH_MAX];
   const char *slash = strrchr(path, '/');

@@ -18,7 +18,7 @@ typedef struct mpg_source {
   const char *bytes; /* memory; NULL: a file */
   int descriptor;
   uint64_t size;
-  char *window;      /* owned: the piece of the file that small reads are served from */
+  char *window; /* owned: the piece of the file that small reads are served from */
   uint64_t window_offset;
   size_t window_size;
 } mpg_source;
@@ -26,17 +26,20 @@ typedef struct mpg_source {
 mpg_status mpg_source_open(mpg_source *source, const char *path);
 void mpg_source_open_memory(mpg_source *source, const char *name, const void *bytes, size_t size);
 void mpg_source_close(mpg_source *source);
-/* Copies `size` bytes from `offset` on. Reading past the end fails with MPG_IO_ERROR and says that the file was cut off;
- * `what` names what was expected there ("the names"). */
-mpg_status mpg_source_read(mpg_source *source, uint64_t offset, void *target, size_t size, const char *what);
+/* Copies `size` bytes from `offset` on. Reading past the end fails with MPG_IO_ERROR and says that
+ * the file was cut off; `what` names what was expected there ("the names"). */
+mpg_status mpg_source_read(mpg_source *source, uint64_t offset, void *target, size_t size,
+                           const char *what);
 /* "file 'x.params', byte 24: <text>", with status MPG_IO_ERROR. */
-mpg_status mpg_source_fail(const mpg_source *source, uint64_t offset, const char *format, ...) __attribute__((format(printf, 3, 4), cold));
+mpg_status mpg_source_fail(const mpg_source *source, uint64_t offset, const char *format, ...)
+    __attribute__((format(printf, 3, 4), cold));
 
 typedef struct mpg_sink {
   char *path;      /* owned: the target with symbolic links resolved; NULL: a buffer */
-  char *temporary; /* owned: what is being written; NULL when the target is no regular file and is written directly */
+  char *temporary; /* owned: what is being written; NULL when the target is no regular file and is
+                      written directly */
   int descriptor;
-  char *buffer;    /* owned: the whole contents, or what has not been written to the file yet */
+  char *buffer; /* owned: the whole contents, or what has not been written to the file yet */
   size_t length, capacity;
 } mpg_sink;
 
@@ -46,7 +49,8 @@ mpg_status mpg_sink_write(mpg_sink *sink, const void *bytes, size_t size);
 /* Room for `size` bytes of the file, which the caller fills before the sink is used again; for
  * arrays, whose contents must not change while they are written without the host lock. */
 mpg_status mpg_sink_extend(mpg_sink *sink, size_t size, void **place);
-/* Puts the file in its place, durably. After a failure the target is as it was; close the sink all the same. */
+/* Puts the file in its place, durably. After a failure the target is as it was; close the sink all
+ * the same. */
 mpg_status mpg_sink_commit(mpg_sink *sink);
 /* Frees everything; a file that was not committed disappears. */
 void mpg_sink_close(mpg_sink *sink);

@@ -4,12 +4,14 @@
 
 #include "base/memory.h"
 
-_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "array files are little-endian, and read and written as they lie in memory");
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
+               "array files are little-endian, and read and written as they lie in memory");
 
 enum { LIST_MAGIC = 0x112, DENSE_STORAGE = 0 };
 static const uint32_t VERSION_1 = 0xF993FAC8u, VERSION_2 = 0xF993FAC9u, VERSION_3 = 0xF993FACAu;
 
-/* The fewest bytes an array (an ndim of 0 in the oldest form) and a name (an empty one) take up: bounds the counts a file can claim. */
+/* The fewest bytes an array (an ndim of 0 in the oldest form) and a name (an empty one) take up:
+ * bounds the counts a file can claim. */
 enum { SMALLEST_ARRAY = 4, SMALLEST_NAME = 8 };
 
 void mpg_tensor_list_free(mpg_tensor_list *list) {
@@ -31,17 +33,19 @@ static char *copy_name(const char *name, size_t length) {
   return copy;
 }
 
-mpg_status mpg_tensor_list_add(mpg_tensor_list *list, const char *name, size_t name_length, const mpg_tensor *tensor) {
+mpg_status mpg_tensor_list_add(mpg_tensor_list *list, const char *name, size_t name_length,
+                               const mpg_tensor *tensor) {
   MPG_TRY(mpg_grow((void **)&list->items, &list->capacity, list->count + 1, sizeof *list->items));
   mpg_named_tensor item = {.name_length = name_length, .tensor = *tensor};
-  if (name && !(item.name = copy_name(name, name_length))) return mpg_out_of_host_memory(name_length);
+  if (name && !(item.name = copy_name(name, name_length)))
+    return mpg_out_of_host_memory(name_length);
   mpg_tensor_retain(&item.tensor);
   list->items[list->count++] = item;
   list->named = name != NULL;
   return MPG_OK;
 }
 
-/* --- Reading ------------------------------------------------------------------------------------------------------ */
+/* --- Reading ---------------------------------------------------------------------------------- */
 
 typedef struct reader {
   mpg_source *source;
@@ -68,7 +72,9 @@ static mpg_status take_dims(reader *r, mpg_shape *shape, bool wide) {
     uint64_t at = r->offset;
     int64_t dim = 0;
     MPG_TRY(take(r, &dim, wide ? sizeof(int64_t) : sizeof(uint32_t), "a dimension"));
-    if (dim < 0) return mpg_source_fail(r->source, at, "array %zu has a negative dimension, %lld", r->array, (long long)dim);
+    if (dim < 0)
+      return mpg_source_fail(r->source, at, "array %zu has a negative dimension, %lld", r->array,
+                             (long long)dim);
     shape->dims[i] = dim;
   }
   return MPG_OK;
@@ -78,7 +84,8 @@ static mpg_status take_ndim(reader *r, int32_t *ndim) {
   uint64_t at = r->offset;
   MPG_TRY(take(r, ndim, sizeof *ndim, "the number of dimensions"));
   if (*ndim < -1 || *ndim > MPG_MAX_NDIM)
-    return mpg_source_fail(r->source, at, "array %zu claims %d dimensions; arrays have at most %d", r->array, *ndim, MPG_MAX_NDIM);
+    return mpg_source_fail(r->source, at, "array %zu claims %d dimensions; arrays have at most %d",
+                           r->array, *ndim, MPG_MAX_NDIM);
   return MPG_OK;
 }
 
@@ -89,8 +96,12 @@ static mpg_status take_storage_type(reader *r) {
   MPG_TRY(take(r, &type, sizeof type, "the storage type"));
   if (type == DENSE_STORAGE) return MPG_OK;
   if (type == 1 || type == 2)
-    return mpg_source_fail(r->source, at, "array %zu is sparse (%s), which is not supported; save it with tostype('default') in MXNet first", r->array, names[type]);
-  return mpg_source_fail(r->source, at, "array %zu has the unknown storage type %d", r->array, type);
+    return mpg_source_fail(r->source, at,
+                           "array %zu is sparse (%s), which is not supported; save it with "
+                           "tostype('default') in MXNet first",
+                           r->array, names[type]);
+  return mpg_source_fail(r->source, at, "array %zu has the unknown storage type %d", r->array,
+                         type);
 }
 
 /* Everything of an array up to its elements. */
@@ -106,7 +117,9 @@ static mpg_status take_header(reader *r, found_array *found) {
   } else if (version <= MPG_MAX_NDIM) {
     shape->ndim = (int32_t)version;
   } else {
-    return mpg_source_fail(r->source, at, "array %zu starts with 0x%08x, which is no version of the format", r->array, version);
+    return mpg_source_fail(r->source, at,
+                           "array %zu starts with 0x%08x, which is no version of the format",
+                           r->array, version);
   }
   found->absent = shape->ndim < 0 || (shape->ndim == 0 && version != VERSION_3);
   if (found->absent) return MPG_OK;
@@ -116,7 +129,9 @@ static mpg_status take_header(reader *r, found_array *found) {
   at = r->offset;
   int32_t dtype;
   MPG_TRY(take(r, &dtype, sizeof dtype, "the dtype"));
-  if (!mpg_dtype_valid(dtype)) return mpg_source_fail(r->source, at, "array %zu has the unknown dtype number %d", r->array, dtype);
+  if (!mpg_dtype_valid(dtype))
+    return mpg_source_fail(r->source, at, "array %zu has the unknown dtype number %d", r->array,
+                           dtype);
   found->desc.dtype = (mpg_dtype)dtype;
   found->data = r->offset;
   return MPG_OK;
@@ -128,10 +143,15 @@ static mpg_status skip_elements(reader *r, const found_array *found) {
   size_t bytes;
   mpg_shape_text(&found->desc.shape, text, sizeof text);
   if (mpg_shape_check(&found->desc.shape, found->desc.dtype, &bytes) != MPG_OK)
-    return mpg_source_fail(r->source, r->offset, "array %zu claims the shape %s, which no memory can hold", r->array, text);
+    return mpg_source_fail(r->source, r->offset,
+                           "array %zu claims the shape %s, which no memory can hold", r->array,
+                           text);
   if (bytes > r->source->size - r->offset)
-    return mpg_source_fail(r->source, r->offset, "array %zu (%s, %s) should take up %zu bytes here, but the file ends at byte %llu: it is damaged or was cut off",
-                           r->array, mpg_dtype_name(found->desc.dtype), text, bytes, (unsigned long long)r->source->size);
+    return mpg_source_fail(r->source, r->offset,
+                           "array %zu (%s, %s) should take up %zu bytes here, but the file ends at "
+                           "byte %llu: it is damaged or was cut off",
+                           r->array, mpg_dtype_name(found->desc.dtype), text, bytes,
+                           (unsigned long long)r->source->size);
   r->offset += bytes;
   return MPG_OK;
 }
@@ -140,7 +160,10 @@ static mpg_status take_count(reader *r, uint64_t *count, uint64_t smallest, cons
   uint64_t at = r->offset;
   MPG_TRY(take(r, count, sizeof *count, what));
   if (*count > (r->source->size - r->offset) / smallest)
-    return mpg_source_fail(r->source, at, "%s claims to be %llu, more than fits in the file: it is damaged or was cut off", what, (unsigned long long)*count);
+    return mpg_source_fail(
+        r->source, at,
+        "%s claims to be %llu, more than fits in the file: it is damaged or was cut off", what,
+        (unsigned long long)*count);
   return MPG_OK;
 }
 
@@ -157,7 +180,8 @@ static mpg_status take_name(reader *r, mpg_named_tensor *item) {
 /* Where the elements are put. */
 static mpg_status choose_device(mpg_device_id saved_on, mpg_device **device) {
   mpg_device_id id = {MPG_CPU, 0};
-  if (saved_on.type == MPG_GPU && saved_on.index >= 0 && saved_on.index < mpg_gpu_count()) id = saved_on;
+  if (saved_on.type == MPG_GPU && saved_on.index >= 0 && saved_on.index < mpg_gpu_count())
+    id = saved_on;
   return mpg_device_get(id, device);
 }
 
@@ -194,10 +218,14 @@ static mpg_status load_elements(reader *r, const found_array *found, mpg_tensor 
   return status;
 }
 
-static mpg_status walk(reader *r, mpg_tensor_list *list, found_array **found, size_t *found_capacity) {
+static mpg_status walk(reader *r, mpg_tensor_list *list, found_array **found,
+                       size_t *found_capacity) {
   uint64_t magic, reserved, count, names;
   MPG_TRY(take(r, &magic, sizeof magic, "the header"));
-  if (magic != LIST_MAGIC) return mpg_source_fail(r->source, 0, "this is no array file of MXNet: it starts with 0x%llx instead of 0x112", (unsigned long long)magic);
+  if (magic != LIST_MAGIC)
+    return mpg_source_fail(r->source, 0,
+                           "this is no array file of MXNet: it starts with 0x%llx instead of 0x112",
+                           (unsigned long long)magic);
   MPG_TRY(take(r, &reserved, sizeof reserved, "the header"));
   MPG_TRY(take_count(r, &count, SMALLEST_ARRAY, "the number of arrays"));
   for (uint64_t i = 0; i < count; i++) {
@@ -211,7 +239,8 @@ static mpg_status walk(reader *r, mpg_tensor_list *list, found_array **found, si
   uint64_t at = r->offset;
   MPG_TRY(take_count(r, &names, SMALLEST_NAME, "the number of names"));
   if (names != 0 && names != count)
-    return mpg_source_fail(r->source, at, "there are %llu names for %llu arrays", (unsigned long long)names, (unsigned long long)count);
+    return mpg_source_fail(r->source, at, "there are %llu names for %llu arrays",
+                           (unsigned long long)names, (unsigned long long)count);
   mpg_tensor none = {0};
   for (uint64_t i = 0; i < count; i++) {
     MPG_TRY(mpg_tensor_list_add(list, NULL, 0, &none));
@@ -240,9 +269,10 @@ fail:
   return status;
 }
 
-/* --- Writing ------------------------------------------------------------------------------------------------------ */
+/* --- Writing ---------------------------------------------------------------------------------- */
 
-/* Version 2, unless there is a scalar, which it does not have; MXNet loads a list only if all its arrays are of one version. */
+/* Version 2, unless there is a scalar, which it does not have; MXNet loads a list only if all its
+ * arrays are of one version. */
 static uint32_t choose_version(const mpg_tensor_list *list) {
   for (size_t i = 0; i < list->count; i++)
     if (list->items[i].tensor.desc.shape.ndim == 0) return VERSION_3;

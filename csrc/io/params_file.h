@@ -1,14 +1,16 @@
 /* MXNet's array files (".params", what nd.save writes): a list of arrays, with or without names.
  *
- *   list    uint64 0x112, uint64 0, uint64 count, count arrays, uint64 names (0 or count), each: uint64 length, bytes
- *   array   uint32 version, [int32 storage type: 0 dense], int32 ndim, int64 dims[ndim], int32 device type, int32 device index,
- *           int32 dtype, the elements. Everything little-endian.
- *   version 0xF993FAC9 (written by MXNet 1.x), 0xF993FACA (the same, under NumPy's meaning of shapes: ndim 0 is a scalar, -1 no
- *           array), 0xF993FAC8 (no storage type). The oldest files have no version: their first word is ndim, and the dims are
- *           uint32. Outside 0xF993FACA an ndim of 0 means "no array", and nothing follows it.
+ *   list    uint64 0x112, uint64 0, uint64 count, count arrays, uint64 names (0 or count), each:
+ * uint64 length, bytes array   uint32 version, [int32 storage type: 0 dense], int32 ndim, int64
+ * dims[ndim], int32 device type, int32 device index, int32 dtype, the elements. Everything
+ * little-endian. version 0xF993FAC9 (written by MXNet 1.x), 0xF993FACA (the same, under NumPy's
+ * meaning of shapes: ndim 0 is a scalar, -1 no array), 0xF993FAC8 (no storage type). The oldest
+ * files have no version: their first word is ndim, and the dims are uint32. Outside 0xF993FACA an
+ * ndim of 0 means "no array", and nothing follows it.
  *
- * A file is first walked through from end to end without its elements, so whatever is wrong with it is found before memory
- * is asked for. Ownership: the caller owns a list and frees it. Threads: host lock, given up while reading long arrays.
+ * A file is first walked through from end to end without its elements, so whatever is wrong with it
+ * is found before memory is asked for. Ownership: the caller owns a list and frees it. Threads:
+ * host lock, given up while reading long arrays.
  */
 #ifndef MPG_IO_PARAMS_FILE_H
 #define MPG_IO_PARAMS_FILE_H
@@ -30,10 +32,11 @@ typedef struct mpg_tensor_list {
 
 void mpg_tensor_list_free(mpg_tensor_list *list);
 /* Appends a tensor (retained) under a name (copied; NULL: none). */
-mpg_status mpg_tensor_list_add(mpg_tensor_list *list, const char *name, size_t name_length, const mpg_tensor *tensor);
+mpg_status mpg_tensor_list_add(mpg_tensor_list *list, const char *name, size_t name_length,
+                               const mpg_tensor *tensor);
 
-/* Reads all arrays. They lie on cpu(0), or on the GPU they were saved from where there is one of that number. `list` is
- * empty on entry, and after a failure. */
+/* Reads all arrays. They lie on cpu(0), or on the GPU they were saved from where there is one of
+ * that number. `list` is empty on entry, and after a failure. */
 mpg_status mpg_params_read(mpg_source *source, mpg_tensor_list *list);
 /* Writes all arrays, waiting for each one's value. */
 mpg_status mpg_params_write(mpg_sink *sink, const mpg_tensor_list *list);

@@ -53,7 +53,7 @@ mpg_cost mpg_cost_moves(const mpg_infer *call) {
   return (mpg_cost){out + (in < out ? in : out), 0};
 }
 
-/* --- Seconds -------------------------------------------------------------------------------------------------------- */
+/* --- Seconds ---------------------------------------------------------------------------------- */
 
 typedef struct rates {
   double start, bytes, flops, copied;

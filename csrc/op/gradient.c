@@ -30,7 +30,8 @@ mpg_status mpg_op_gradient(mpg_gradient *g) {
   return g->status;
 }
 
-void mpg_emit_all(mpg_gradient *g, mpg_op_id id, const void *params, int num_inputs, const mpg_value *inputs, mpg_value *outputs) {
+void mpg_emit_all(mpg_gradient *g, mpg_op_id id, const void *params, int num_inputs,
+                  const mpg_value *inputs, mpg_value *outputs) {
   const mpg_op *op = mpg_op_get(id);
   int num_outputs = mpg_op_num_outputs(op, params, num_inputs);
   for (int i = 0; i < num_outputs; i++) outputs[i] = MPG_NO_VALUE;
@@ -44,19 +45,23 @@ void mpg_emit_all(mpg_gradient *g, mpg_op_id id, const void *params, int num_inp
   g->status = g->builder->emit(g->builder, op, params, inputs, num_inputs, like, outputs);
 }
 
-mpg_value mpg_emit(mpg_gradient *g, mpg_op_id op, const void *params, int num_inputs, const mpg_value *inputs) {
+mpg_value mpg_emit(mpg_gradient *g, mpg_op_id op, const void *params, int num_inputs,
+                   const mpg_value *inputs) {
   mpg_value outputs[MPG_MAX_OUTPUTS];
   mpg_emit_all(g, op, params, num_inputs, inputs, outputs);
   return outputs[0];
 }
 
-mpg_value mpg_emit1(mpg_gradient *g, mpg_op_id op, const void *params, mpg_value a) { return mpg_emit(g, op, params, 1, &a); }
+mpg_value mpg_emit1(mpg_gradient *g, mpg_op_id op, const void *params, mpg_value a) {
+  return mpg_emit(g, op, params, 1, &a);
+}
 
 mpg_value mpg_emit2(mpg_gradient *g, mpg_op_id op, const void *params, mpg_value a, mpg_value b) {
   return mpg_emit(g, op, params, 2, (mpg_value[]){a, b});
 }
 
-mpg_value mpg_emit3(mpg_gradient *g, mpg_op_id op, const void *params, mpg_value a, mpg_value b, mpg_value c) {
+mpg_value mpg_emit3(mpg_gradient *g, mpg_op_id op, const void *params, mpg_value a, mpg_value b,
+                    mpg_value c) {
   return mpg_emit(g, op, params, 3, (mpg_value[]){a, b, c});
 }
 
@@ -89,8 +94,8 @@ void mpg_gradient_written_out(mpg_gradient *g, const mpg_written_out *forward) {
     head_grads[num_heads++] = g->out_grads[i];
   }
   if (g->status == MPG_OK)
-    g->status = builder->differentiate(builder, first, heads, head_grads, num_heads, given,
-                                       num_all, gradients);
+    g->status = builder->differentiate(builder, first, heads, head_grads, num_heads, given, num_all,
+                                       gradients);
   for (int i = 0; i < num_all && g->status == MPG_OK; i++) {
     int input = i < num_inputs ? forward->inputs[i] : forward->out_grads[i - num_inputs];
     if (input >= 0) g->in_grads[input] = gradients[i];

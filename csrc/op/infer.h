@@ -1,14 +1,16 @@
-/* Inference rules, gradients and arities named by the rows of ops.def, and helpers the family files share. */
+/* Inference rules, gradients and arities named by the rows of ops.def, and helpers the family files
+ * share. */
 #ifndef MPG_OP_INFER_H
 #define MPG_OP_INFER_H
 
 #include "op/op.h"
 
-#define MPG_OP(id, aliases, inputs, outputs, params, infer, cost, gradient, num_inputs, num_outputs, saves, flags, dtypes, kernel, doc) \
-  mpg_status mpg_infer_##infer(mpg_infer *);                                                                                      \
-  mpg_cost mpg_cost_##cost(const mpg_infer *);                                                                                    \
-  void mpg_gradient_##gradient(mpg_gradient *);                                                                                   \
-  int mpg_arity_##num_inputs(const mpg_op *, const void *, int);                                                                  \
+#define MPG_OP(id, aliases, inputs, outputs, params, infer, cost, gradient, num_inputs, \
+               num_outputs, saves, flags, dtypes, kernel, doc)                          \
+  mpg_status mpg_infer_##infer(mpg_infer *);                                            \
+  mpg_cost mpg_cost_##cost(const mpg_infer *);                                          \
+  void mpg_gradient_##gradient(mpg_gradient *);                                         \
+  int mpg_arity_##num_inputs(const mpg_op *, const void *, int);                        \
   int mpg_arity_##num_outputs(const mpg_op *, const void *, int);
 #include "op/ops.def"
 #undef MPG_OP
@@ -17,8 +19,8 @@
 void mpg_gradient_missing(mpg_gradient *g);
 /* As many as there are names. */
 int mpg_arity_names(const mpg_op *op, const void *params, int given);
-/* The last, optional input ("bias") is there unless the struct's `no_bias` says so: rows whose params begin with no_bias
- * define their own; shared rules live in op/arity.c. */
+/* The last, optional input ("bias") is there unless the struct's `no_bias` says so: rows whose
+ * params begin with no_bias define their own; shared rules live in op/arity.c. */
 
 /* Shared rules. */
 /* All inputs and outputs have one shape and dtype (each completes the others). */
@@ -38,7 +40,8 @@ static inline mpg_cost mpg_cost_of(const mpg_infer *call, double flops) {
   return (mpg_cost){mpg_cost_bytes(call), flops};
 }
 /* The output-side order of a shape: outputs[i] := desc. */
-static inline void mpg_infer_set(mpg_infer *infer, int output, const mpg_shape *shape, mpg_dtype dtype) {
+static inline void mpg_infer_set(mpg_infer *infer, int output, const mpg_shape *shape,
+                                 mpg_dtype dtype) {
   infer->outputs[output].shape = *shape;
   infer->outputs[output].dtype = dtype;
 }

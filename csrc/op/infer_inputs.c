@@ -1,5 +1,6 @@
-/* Inference against the direction of data: what outputs say of inputs' shapes. Symbols need it: a variable's shape may follow
- * from what is done with a result. Rules exist where the answer is certain. */
+/* Inference against the direction of data: what outputs say of inputs' shapes. Symbols need it: a
+ * variable's shape may follow from what is done with a result. Rules exist where the answer is
+ * certain. */
 #include <string.h>
 
 #include "op/infer.h"
@@ -10,12 +11,14 @@ static mpg_status merge(const mpg_op *op, mpg_shape *input, const mpg_shape *wan
   mpg_shape known = *wanted;
   if (mpg_shape_merge(input, &known)) return MPG_OK;
   char a[MPG_SHAPE_TEXT_SIZE], b[MPG_SHAPE_TEXT_SIZE];
-  return mpg_fail(MPG_ERROR, "%s: an input has the shape %s, but what follows needs %s", op->name, mpg_shape_text(input, a, sizeof a),
-                  mpg_shape_text(wanted, b, sizeof b));
+  return mpg_fail(MPG_ERROR, "%s: an input has the shape %s, but what follows needs %s", op->name,
+                  mpg_shape_text(input, a, sizeof a), mpg_shape_text(wanted, b, sizeof b));
 }
 
-/* data (batch, ...), weight, bias -> (batch, ..., hidden): everything but the last axis, or the batch alone when flattened. */
-static mpg_status fully_connected(const mpg_op *op, const mpg_fully_connected_params *p, mpg_desc *inputs, const mpg_shape *out) {
+/* data (batch, ...), weight, bias -> (batch, ..., hidden): everything but the last axis, or the
+ * batch alone when flattened. */
+static mpg_status fully_connected(const mpg_op *op, const mpg_fully_connected_params *p,
+                                  mpg_desc *inputs, const mpg_shape *out) {
   mpg_shape *data = &inputs[0].shape;
   if (data->ndim < 1 || out->ndim < 1) return MPG_OK;
   int axes = p->flatten ? 1 : data->ndim - 1;
@@ -26,23 +29,28 @@ static mpg_status fully_connected(const mpg_op *op, const mpg_fully_connected_pa
 }
 
 /* The batch, and sizes where the stride is 1 (elsewhere several inputs give one output size). */
-static mpg_status convolution(const mpg_op *op, const mpg_convolution_params *p, mpg_desc *inputs, const mpg_shape *out) {
+static mpg_status convolution(const mpg_op *op, const mpg_convolution_params *p, mpg_desc *inputs,
+                              const mpg_shape *out) {
   mpg_shape *data = &inputs[0].shape;
   if (data->ndim != out->ndim || data->ndim != p->kernel.count + 2) return MPG_OK;
   mpg_shape wanted = *data;
   wanted.dims[0] = out->dims[0];
   for (int i = 0; i < p->kernel.count; i++) {
-    int64_t stride = p->stride.count ? p->stride.values[i] : 1, dilate = p->dilate.count ? p->dilate.values[i] : 1;
+    int64_t stride = p->stride.count ? p->stride.values[i] : 1,
+            dilate = p->dilate.count ? p->dilate.values[i] : 1;
     int64_t pad = p->pad.count ? p->pad.values[i] : 0, size = out->dims[2 + i];
     int64_t kernel = p->kernel.values[i];
-    if (stride != 1 || size < 0 || size > LIMIT || kernel < 1 || kernel > LIMIT || dilate < 1 || dilate > LIMIT || pad < 0 || pad > LIMIT) continue;
+    if (stride != 1 || size < 0 || size > LIMIT || kernel < 1 || kernel > LIMIT || dilate < 1 ||
+        dilate > LIMIT || pad < 0 || pad > LIMIT)
+      continue;
     int64_t needed = size + dilate * (kernel - 1) - 2 * pad;
     if (needed > 0) wanted.dims[2 + i] = needed;
   }
   return merge(op, data, &wanted);
 }
 
-static mpg_status slice_channel(const mpg_op *op, const mpg_split_params *p, mpg_desc *inputs, const mpg_desc *outputs, int num_outputs) {
+static mpg_status slice_channel(const mpg_op *op, const mpg_split_params *p, mpg_desc *inputs,
+                                const mpg_desc *outputs, int num_outputs) {
   for (int i = 0; i < num_outputs; i++) {
     mpg_shape out = outputs[i].shape, wanted;
     if (out.ndim < 0) continue;
@@ -52,7 +60,10 @@ static mpg_status slice_channel(const mpg_op *op, const mpg_split_params *p, mpg
     wanted = (mpg_shape){.ndim = ndim};
     for (int k = 0, from = 0; k < ndim; k++) {
       if (k == axis)
-        wanted.dims[k] = p->squeeze_axis ? p->num_outputs : out.dims[from] < 0 || out.dims[from] > LIMIT ? -1 : out.dims[from] * p->num_outputs;
+        wanted.dims[k] = p->squeeze_axis ? p->num_outputs
+                         : out.dims[from] < 0 || out.dims[from] > LIMIT
+                             ? -1
+                             : out.dims[from] * p->num_outputs;
       else
         wanted.dims[k] = out.dims[from];
       if (k != axis || !p->squeeze_axis) from++;
@@ -63,7 +74,8 @@ static mpg_status slice_channel(const mpg_op *op, const mpg_split_params *p, mpg
 }
 
 /* Every axis but the joined one; that one too when a single input is left open. */
-static mpg_status concat(const mpg_op *op, const mpg_concat_params *p, mpg_desc *inputs, int num_inputs, const mpg_shape *out) {
+static mpg_status concat(const mpg_op *op, const mpg_concat_params *p, mpg_desc *inputs,
+                         int num_inputs, const mpg_shape *out) {
   int axis, unknown = -1;
   if (out->ndim < 1) return MPG_OK;
   MPG_TRY(mpg_axis_normalize(p->dim, out->ndim, op->name, &axis));
@@ -99,7 +111,8 @@ static void same_size(mpg_shape *in, const mpg_shape *out) {
   if (unknown >= 0 && rest > 0 && size % rest == 0) in->dims[unknown] = size / rest;
 }
 
-mpg_status mpg_op_infer_inputs(const mpg_op *op, const void *params, mpg_desc *inputs, int num_inputs, const mpg_desc *outputs, int num_outputs) {
+mpg_status mpg_op_infer_inputs(const mpg_op *op, const void *params, mpg_desc *inputs,
+                               int num_inputs, const mpg_desc *outputs, int num_outputs) {
   if (num_outputs < 1 || num_inputs < 1) return MPG_OK;
   const mpg_shape *out = &outputs[0].shape;
   if (op->id == MPG_OP_SliceChannel) return slice_channel(op, params, inputs, outputs, num_outputs);

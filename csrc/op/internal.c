@@ -88,7 +88,8 @@ mpg_value mpg_emit_sum_to(mpg_gradient *g, mpg_value a, const mpg_shape *shape) 
   params.keepdims = true;
   int extra = from.ndim - shape->ndim;
   for (int i = 0; i < from.ndim; i++)
-    if (i < extra || (shape->dims[i - extra] == 1 && from.dims[i] != 1)) params.axis.values[params.axis.count++] = i;
+    if (i < extra || (shape->dims[i - extra] == 1 && from.dims[i] != 1))
+      params.axis.values[params.axis.count++] = i;
   if (params.axis.count) a = mpg_emit1(g, MPG_OP_sum, &params, a);
   return mpg_emit_reshape(g, a, shape);
 }

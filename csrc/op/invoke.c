@@ -20,19 +20,29 @@ void mpg_kernels_set(mpg_device_type type, const mpg_kernel_fn *table, mpg_kerne
   kernel_tables[type].table = table;
   kernel_tables[type].fused = fused;
 }
-void mpg_kernels_set_fuses(mpg_device_type type, mpg_fuses_fn fuses) { kernel_tables[type].fuses = fuses; }
-mpg_fuses_fn mpg_kernel_get_fuses(const mpg_device *device) { return kernel_tables[device->id.type].fuses; }
-mpg_kernel_fn mpg_kernel_get_fused(const mpg_device *device) { return kernel_tables[device->id.type].fused; }
-mpg_kernel_fn mpg_kernel_get(const mpg_device *device, const mpg_op *op) { return kernel_tables[device->id.type].table[op->id]; }
+void mpg_kernels_set_fuses(mpg_device_type type, mpg_fuses_fn fuses) {
+  kernel_tables[type].fuses = fuses;
+}
+mpg_fuses_fn mpg_kernel_get_fuses(const mpg_device *device) {
+  return kernel_tables[device->id.type].fuses;
+}
+mpg_kernel_fn mpg_kernel_get_fused(const mpg_device *device) {
+  return kernel_tables[device->id.type].fused;
+}
+mpg_kernel_fn mpg_kernel_get(const mpg_device *device, const mpg_op *op) {
+  return kernel_tables[device->id.type].table[op->id];
+}
 
 mpg_status mpg_kernel_find(const mpg_device *device, const mpg_op *op, mpg_kernel_fn *kernel) {
   *kernel = mpg_kernel_get(device, op);
   if (*kernel) return MPG_OK;
-  return mpg_fail(MPG_NOT_IMPLEMENTED, "%s cannot run on %s yet: that kind of device has no kernel for it; move its inputs with .as_in_context(mx.cpu())",
+  return mpg_fail(MPG_NOT_IMPLEMENTED,
+                  "%s cannot run on %s yet: that kind of device has no kernel for it; move its "
+                  "inputs with .as_in_context(mx.cpu())",
                   op->name, mpg_device_text(device));
 }
 
-/* --- Random state ---------------------------------------------------------------------------------------------------- */
+/* --- Random state ----------------------------------------------------------------------------- */
 static mpg_random_key random_state; /* runtime state; host lock */
 
 void mpg_random_seed(uint64_t seed) { random_state = (mpg_random_key){.seed = seed}; }
@@ -44,7 +54,7 @@ mpg_random_key mpg_random_next(uint64_t calls) {
   return key;
 }
 
-/* --- Queued work ------------------------------------------------------------------------------------------------------ */
+/* --- Queued work ------------------------------------------------------------------------------ */
 typedef struct op_task { /* followed by the views, then the parameters */
   mpg_kernel_fn kernel;
   const mpg_op *op;
@@ -56,21 +66,34 @@ typedef struct op_task { /* followed by the views, then the parameters */
 } op_task;
 
 static size_t task_views_offset(void) { return mpg_align_up(sizeof(op_task), 16); }
-static size_t task_params_offset(int num_views) { return task_views_offset() + mpg_align_up((size_t)num_views * sizeof(mpg_view), 16); }
+static size_t task_params_offset(int num_views) {
+  return task_views_offset() + mpg_align_up((size_t)num_views * sizeof(mpg_view), 16);
+}
 
-static void record_event(const mpg_kernel_call *call, uint32_t scope, bool backward, const mpg_device *source, int64_t begin) {
-  mpg_event event = {.name = call->op->name, .scope = scope, .backward = backward, .kind = source ? MPG_EVENT_COPY : MPG_EVENT_OP,
-                     .peer = source ? source->ordinal : -1, .begin_ns = begin, .end_ns = mpg_clock_ns()};
-  if (source) event.bytes = (uint64_t)mpg_shape_size(&call->outputs[0].desc.shape) * mpg_dtype_size(call->outputs[0].desc.dtype);
+static void record_event(const mpg_kernel_call *call, uint32_t scope, bool backward,
+                         const mpg_device *source, int64_t begin) {
+  mpg_event event = {.name = call->op->name,
+                     .scope = scope,
+                     .backward = backward,
+                     .kind = source ? MPG_EVENT_COPY : MPG_EVENT_OP,
+                     .peer = source ? source->ordinal : -1,
+                     .begin_ns = begin,
+                     .end_ns = mpg_clock_ns()};
+  if (source)
+    event.bytes = (uint64_t)mpg_shape_size(&call->outputs[0].desc.shape) *
+                  mpg_dtype_size(call->outputs[0].desc.dtype);
   mpg_profiler_record(call->device, &event);
 }
 
-mpg_status mpg_kernel_run(mpg_kernel_fn kernel, const mpg_kernel_call *call, uint32_t scope, bool backward, mpg_device *source) {
+mpg_status mpg_kernel_run(mpg_kernel_fn kernel, const mpg_kernel_call *call, uint32_t scope,
+                          bool backward, mpg_device *source) {
   bool profiling = mpg_profiler_on();
   int64_t begin = __builtin_expect(profiling, 0) ? mpg_clock_ns() : 0;
   mpg_status status = source && mpg_device_copies(call->device, source)
-                          ? mpg_device_copy(call->device, call->device, call->outputs[0].data, source, call->inputs[0].data,
-                                            (size_t)mpg_shape_size(&call->inputs[0].desc.shape) * mpg_dtype_size(call->inputs[0].desc.dtype))
+                          ? mpg_device_copy(call->device, call->device, call->outputs[0].data,
+                                            source, call->inputs[0].data,
+                                            (size_t)mpg_shape_size(&call->inputs[0].desc.shape) *
+                                                mpg_dtype_size(call->inputs[0].desc.dtype))
                           : kernel(call);
   if (__builtin_expect(profiling, 0)) record_event(call, scope, backward, source, begin);
   return status;
@@ -79,21 +102,22 @@ mpg_status mpg_kernel_run(mpg_kernel_fn kernel, const mpg_kernel_call *call, uin
 static mpg_status op_work(mpg_run *run, void *payload) {
   const op_task *task = payload;
   const mpg_view *views = (const mpg_view *)((char *)payload + task_views_offset());
-  mpg_kernel_call call = {.op = task->op,
-                          .params = (char *)payload + task_params_offset(task->num_inputs + task->num_outputs),
-                          .device = run->device,
-                          .stream = run->stream,
-                          .num_threads = run->num_threads,
-                          .num_inputs = task->num_inputs,
-                          .num_outputs = task->num_outputs,
-                          .inputs = views,
-                          .outputs = views + task->num_inputs,
-                          .random = task->random,
-                          .train = task->train};
+  mpg_kernel_call call = {
+      .op = task->op,
+      .params = (char *)payload + task_params_offset(task->num_inputs + task->num_outputs),
+      .device = run->device,
+      .stream = run->stream,
+      .num_threads = run->num_threads,
+      .num_inputs = task->num_inputs,
+      .num_outputs = task->num_outputs,
+      .inputs = views,
+      .outputs = views + task->num_inputs,
+      .random = task->random,
+      .train = task->train};
   return mpg_kernel_run(task->kernel, &call, task->scope, task->backward, task->source);
 }
 
-/* --- Invocation ------------------------------------------------------------------------------------------------------- */
+/* --- Invocation ------------------------------------------------------------------------------- */
 static mpg_status device_mismatch(const mpg_invocation *inv) {
   mpg_text text = {0};
   char name[64];
@@ -103,11 +127,16 @@ static mpg_status device_mismatch(const mpg_invocation *inv) {
     if (!other && mpg_tensor_device(&inv->inputs[i]) != device) other = i;
     /* Of many inputs only the first and those that are elsewhere. */
     if (i && inv->num_inputs > 8 && mpg_tensor_device(&inv->inputs[i]) == device) continue;
-    mpg_text_append(&text, "%s%s on %s", listed++ ? ", " : "", mpg_op_input_name(inv->op, i, name, sizeof name),
+    mpg_text_append(&text, "%s%s on %s", listed++ ? ", " : "",
+                    mpg_op_input_name(inv->op, i, name, sizeof name),
                     mpg_device_text(mpg_tensor_device(&inv->inputs[i])));
   }
-  mpg_fail(MPG_ERROR, "%s: the inputs are on different devices: %s. Nothing is copied silently: move one first, e.g. with "
-           "%s.as_in_context(mx.%s)", inv->op->name, mpg_text_string(&text), mpg_op_input_name(inv->op, other, name, sizeof name), mpg_device_text(device));
+  mpg_fail(MPG_ERROR,
+           "%s: the inputs are on different devices: %s. Nothing is copied silently: move one "
+           "first, e.g. with "
+           "%s.as_in_context(mx.%s)",
+           inv->op->name, mpg_text_string(&text),
+           mpg_op_input_name(inv->op, other, name, sizeof name), mpg_device_text(device));
   mpg_text_free(&text);
   return MPG_ERROR;
 }
@@ -115,9 +144,9 @@ static mpg_status device_mismatch(const mpg_invocation *inv) {
 static mpg_status output_mismatch(const mpg_invocation *inv, int index, const mpg_desc *wanted) {
   char have[MPG_SHAPE_TEXT_SIZE], want[MPG_SHAPE_TEXT_SIZE];
   const mpg_desc *desc = &inv->outputs[index].desc;
-  return mpg_fail(MPG_ERROR, "%s: the result is %s %s, but out is %s %s", inv->op->name, mpg_dtype_name(wanted->dtype),
-                  mpg_shape_text(&wanted->shape, want, sizeof want), mpg_dtype_name(desc->dtype),
-                  mpg_shape_text(&desc->shape, have, sizeof have));
+  return mpg_fail(MPG_ERROR, "%s: the result is %s %s, but out is %s %s", inv->op->name,
+                  mpg_dtype_name(wanted->dtype), mpg_shape_text(&wanted->shape, want, sizeof want),
+                  mpg_dtype_name(desc->dtype), mpg_shape_text(&desc->shape, have, sizeof have));
 }
 
 static bool overlaps(const mpg_tensor *a, const mpg_tensor *b) {
@@ -130,13 +159,16 @@ static bool overlaps(const mpg_tensor *a, const mpg_tensor *b) {
 static bool may_alias(const mpg_invocation *inv, int o, int i) {
   const mpg_tensor *output = &inv->outputs[o], *input = &inv->inputs[i];
   if (!overlaps(output, input)) return true;
-  bool same = output->offset == input->offset && mpg_tensor_bytes(output) == mpg_tensor_bytes(input);
+  bool same =
+      output->offset == input->offset && mpg_tensor_bytes(output) == mpg_tensor_bytes(input);
   return same && ((inv->op->flags & MPG_OP_INPLACE) || mpg_op_input_mutable(inv->op, i));
 }
 
 /* Inputs by their storage, so that many outputs need not each be held against all of them. */
 enum { ALIAS_BUCKETS = 256 };
-static int alias_bucket(const mpg_tensor *tensor) { return (int)(((uintptr_t)tensor->storage * UINT64_C(0x9E3779B97F4A7C15)) >> 56); }
+static int alias_bucket(const mpg_tensor *tensor) {
+  return (int)(((uintptr_t)tensor->storage * UINT64_C(0x9E3779B97F4A7C15)) >> 56);
+}
 
 /* Whether all outputs given by the caller may be written while the inputs are read. */
 static bool may_alias_all(const mpg_invocation *inv) {
@@ -146,7 +178,8 @@ static bool may_alias_all(const mpg_invocation *inv) {
         if (!may_alias(inv, o, i)) return false;
     return true;
   }
-  int16_t first[ALIAS_BUCKETS], next[MPG_MAX_INPUTS]; /* an input and the one before it in its bucket; -1: none */
+  int16_t first[ALIAS_BUCKETS],
+      next[MPG_MAX_INPUTS]; /* an input and the one before it in its bucket; -1: none */
   memset(first, -1, sizeof first);
   for (int i = 0; i < inv->num_inputs; i++) {
     int16_t *bucket = &first[alias_bucket(&inv->inputs[i])];
@@ -154,15 +187,18 @@ static bool may_alias_all(const mpg_invocation *inv) {
     *bucket = (int16_t)i;
   }
   for (int o = 0; o < inv->num_outputs; o++)
-    for (int i = inv->outputs[o].storage ? first[alias_bucket(&inv->outputs[o])] : -1; i >= 0; i = next[i])
+    for (int i = inv->outputs[o].storage ? first[alias_bucket(&inv->outputs[o])] : -1; i >= 0;
+         i = next[i])
       if (!may_alias(inv, o, i)) return false;
   return true;
 }
 
-/* Runs into fresh outputs and then copies them over the given ones: for outputs that overlap inputs in ways kernels cannot bear. */
+/* Runs into fresh outputs and then copies them over the given ones: for outputs that overlap inputs
+ * in ways kernels cannot bear. */
 static mpg_status invoke_aside(mpg_invocation *inv) {
   mpg_tensor stack[STACK_ARRAYS], *given = inv->outputs;
-  if (inv->num_outputs > STACK_ARRAYS) return mpg_fail(MPG_ERROR, "%s: out overlaps an input", inv->op->name);
+  if (inv->num_outputs > STACK_ARRAYS)
+    return mpg_fail(MPG_ERROR, "%s: out overlaps an input", inv->op->name);
   memset(stack, 0, sizeof stack);
   inv->outputs = stack;
   mpg_status status = mpg_invoke(inv);
@@ -170,8 +206,14 @@ static mpg_status invoke_aside(mpg_invocation *inv) {
   for (int i = 0; i < inv->num_outputs; i++) {
     if (status == MPG_OK && given[i].storage) {
       mpg_copyto_params params = {{0, 0}};
-      mpg_invocation copy = {.op = mpg_op_get(MPG_OP__copyto), .params = &params, .num_inputs = 1, .inputs = &stack[i],
-                             .num_outputs = 1, .outputs = &given[i], .scope = inv->scope, .device = mpg_tensor_device(&given[i])};
+      mpg_invocation copy = {.op = mpg_op_get(MPG_OP__copyto),
+                             .params = &params,
+                             .num_inputs = 1,
+                             .inputs = &stack[i],
+                             .num_outputs = 1,
+                             .outputs = &given[i],
+                             .scope = inv->scope,
+                             .device = mpg_tensor_device(&given[i])};
       status = mpg_invoke(&copy);
       mpg_tensor_release(&stack[i]);
     } else if (status == MPG_OK) {
@@ -186,11 +228,13 @@ static mpg_status invoke_aside(mpg_invocation *inv) {
 static mpg_status check_failures(const mpg_invocation *inv) {
   for (int i = 0; i < inv->num_inputs; i++) MPG_TRY(mpg_storage_failure(inv->inputs[i].storage));
   for (int i = 0; i < inv->num_outputs; i++) /* what a write leaves of an array must be good too */
-    if (mpg_tensor_bytes(&inv->outputs[i]) != inv->outputs[i].storage->size) MPG_TRY(mpg_storage_failure(inv->outputs[i].storage));
+    if (mpg_tensor_bytes(&inv->outputs[i]) != inv->outputs[i].storage->size)
+      MPG_TRY(mpg_storage_failure(inv->outputs[i].storage));
   return MPG_OK;
 }
 
-static bool runs_inline(const mpg_invocation *inv, const mpg_device *device, const mpg_desc *outputs, bool written_inputs) {
+static bool runs_inline(const mpg_invocation *inv, const mpg_device *device,
+                        const mpg_desc *outputs, bool written_inputs) {
   if (!mpg_device_runs_inline(device)) return false;
   uint32_t flags = inv->op->flags;
   if ((flags & MPG_OP_HEAVY) && !(flags & MPG_OP_TINY_INLINE)) return false;
@@ -200,13 +244,16 @@ static bool runs_inline(const mpg_invocation *inv, const mpg_device *device, con
   if (elements > (flags & MPG_OP_HEAVY ? MPG_TINY_ELEMENTS : MPG_INLINE_ELEMENTS)) return false;
   if (flags & MPG_OP_COPY) {
     const mpg_storage *source = inv->inputs[0].storage;
-    if (!source->device->backend->host_accessible || !mpg_tick_reached(source->device, source->block.uses.write)) return false;
+    if (!source->device->backend->host_accessible ||
+        !mpg_tick_reached(source->device, source->block.uses.write))
+      return false;
   }
   for (int i = 0; i < inv->num_outputs; i++)
     if (!mpg_storage_writable_now(inv->outputs[i].storage)) return false;
   if (written_inputs)
     for (int i = 0; i < inv->num_inputs; i++)
-      if (mpg_op_input_mutable(inv->op, i) && !mpg_storage_writable_now(inv->inputs[i].storage)) return false;
+      if (mpg_op_input_mutable(inv->op, i) && !mpg_storage_writable_now(inv->inputs[i].storage))
+        return false;
   return true;
 }
 
@@ -217,8 +264,9 @@ typedef struct queued_op {
   void *payload;
   size_t size;
   uint32_t origin;
-  const uint32_t *seen; /* versions of the inputs whose contents inference has read; NULL: of none */
-  bool *again;          /* they are others now: nothing was queued */
+  const uint32_t
+      *seen;   /* versions of the inputs whose contents inference has read; NULL: of none */
+  bool *again; /* they are others now: nothing was queued */
   mpg_point stack_points[STACK_ARRAYS * 4], *points;
 } queued_op;
 
@@ -238,24 +286,36 @@ static mpg_status prepare(void *state, mpg_submission *submissions, bool *done) 
   }
   size_t most = (size_t)(inv->num_inputs + inv->num_outputs) * (2 + (size_t)mpg_device_count());
   int count = 0;
-  if (most > sizeof q->stack_points / sizeof *q->stack_points && !(q->points = mpg_space_take(most * sizeof *q->points)))
+  if (most > sizeof q->stack_points / sizeof *q->stack_points &&
+      !(q->points = mpg_space_take(most * sizeof *q->points)))
     return mpg_out_of_host_memory(most * sizeof *q->points);
   for (int i = 0; i < inv->num_inputs; i++) {
     mpg_storage *storage = inv->inputs[i].storage;
     MPG_TRY(mpg_storage_reserve_read(storage, q->device));
-    if (!(op->flags & MPG_OP_SHAPE_ONLY)) mpg_storage_read_points(storage, q->device, q->points, &count);
-    if (mpg_op_input_mutable(op, i)) mpg_storage_write_points(storage, q->device, q->points, &count);
+    if (!(op->flags & MPG_OP_SHAPE_ONLY))
+      mpg_storage_read_points(storage, q->device, q->points, &count);
+    if (mpg_op_input_mutable(op, i))
+      mpg_storage_write_points(storage, q->device, q->points, &count);
   }
-  for (int i = 0; i < inv->num_outputs; i++) mpg_tensor_write_points(&inv->outputs[i], q->device, q->points, &count);
-  submissions[0] = (mpg_submission){.name = op->name, .work = op_work, .payload = q->payload, .payload_size = q->size, .points = q->points,
-                                    .num_points = count, .origin = q->origin, .scope = inv->scope, .steps = inv->steps};
+  for (int i = 0; i < inv->num_outputs; i++)
+    mpg_tensor_write_points(&inv->outputs[i], q->device, q->points, &count);
+  submissions[0] = (mpg_submission){.name = op->name,
+                                    .work = op_work,
+                                    .payload = q->payload,
+                                    .payload_size = q->size,
+                                    .points = q->points,
+                                    .num_points = count,
+                                    .origin = q->origin,
+                                    .scope = inv->scope,
+                                    .steps = inv->steps};
   return MPG_OK;
 }
 
 static void note(void *state, const mpg_tick *ticks) {
   const queued_op *q = state;
   const mpg_invocation *inv = q->inv;
-  for (int i = 0; i < inv->num_outputs; i++) mpg_storage_add_write(inv->outputs[i].storage, ticks[0]);
+  for (int i = 0; i < inv->num_outputs; i++)
+    mpg_storage_add_write(inv->outputs[i].storage, ticks[0]);
   for (int i = 0; i < inv->num_inputs; i++) {
     mpg_storage *storage = inv->inputs[i].storage;
     if (mpg_op_input_mutable(inv->op, i))
@@ -267,8 +327,9 @@ static void note(void *state, const mpg_tick *ticks) {
   }
 }
 
-static mpg_status queue(const mpg_invocation *inv, mpg_kernel_fn kernel, mpg_device *device, const mpg_view *views, const mpg_random_key *random,
-                        const uint32_t *seen, bool *again) {
+static mpg_status queue(const mpg_invocation *inv, mpg_kernel_fn kernel, mpg_device *device,
+                        const mpg_view *views, const mpg_random_key *random, const uint32_t *seen,
+                        bool *again) {
   enum { STACK_PAYLOAD = 8192 };
   const mpg_op *op = inv->op;
   int num_views = inv->num_inputs + inv->num_outputs;
@@ -277,9 +338,16 @@ static mpg_status queue(const mpg_invocation *inv, mpg_kernel_fn kernel, mpg_dev
   char *payload = size > sizeof stack_payload ? mpg_space_take(size) : stack_payload;
   if (!payload) return mpg_out_of_host_memory(size);
   bool copies_from_afar = (op->flags & MPG_OP_COPY) && mpg_tensor_device(&inv->inputs[0]) != device;
-  *(op_task *)payload = (op_task){.kernel = kernel, .op = op, .num_inputs = inv->num_inputs,
-                                  .num_outputs = inv->num_outputs, .scope = inv->scope, .train = inv->train, .backward = inv->backward, .random = *random,
-                                  .source = copies_from_afar ? mpg_tensor_device(&inv->inputs[0]) : NULL};
+  *(op_task *)payload =
+      (op_task){.kernel = kernel,
+                .op = op,
+                .num_inputs = inv->num_inputs,
+                .num_outputs = inv->num_outputs,
+                .scope = inv->scope,
+                .train = inv->train,
+                .backward = inv->backward,
+                .random = *random,
+                .source = copies_from_afar ? mpg_tensor_device(&inv->inputs[0]) : NULL};
   memcpy(payload + task_views_offset(), views, (size_t)num_views * sizeof *views);
   if (op->params->size) memcpy(payload + params_offset, inv->params, op->params->size);
   queued_op q;
@@ -291,21 +359,24 @@ static mpg_status queue(const mpg_invocation *inv, mpg_kernel_fn kernel, mpg_dev
   q.points = q.stack_points;
   q.seen = seen;
   q.again = again;
-  mpg_status status = mpg_device_queue(&(mpg_queuing){.devices = &device, .count = 1, .prepare = prepare, .note = note, .state = &q});
+  mpg_status status = mpg_device_queue(&(mpg_queuing){
+      .devices = &device, .count = 1, .prepare = prepare, .note = note, .state = &q});
   if (q.points != q.stack_points) mpg_space_give(q.points);
   if (payload != stack_payload) mpg_space_give(payload);
   return status;
 }
 
 /* Inference that reads contents: it waits for them, and says which versions it has read. */
-static mpg_status infer_values(mpg_invocation *inv, mpg_desc *input_descs, mpg_desc *output_descs, uint32_t *seen) {
+static mpg_status infer_values(mpg_invocation *inv, mpg_desc *input_descs, mpg_desc *output_descs,
+                               uint32_t *seen) {
   const void *values[MPG_MAX_NAMED] = {NULL};
   void *copies[MPG_MAX_NAMED] = {NULL};
   mpg_status status = MPG_OK;
   uint64_t turns;
   do {
     turns = mpg_host_turns();
-    for (int i = 0; i < inv->num_inputs && i < MPG_MAX_NAMED; i++) MPG_GOTO(mpg_tensor_wait_read(&inv->inputs[i]));
+    for (int i = 0; i < inv->num_inputs && i < MPG_MAX_NAMED; i++)
+      MPG_GOTO(mpg_tensor_wait_read(&inv->inputs[i]));
   } while (turns != mpg_host_turns()); /* waiting for one gives others the time to write another */
   for (int i = 0; i < inv->num_inputs && i < MPG_MAX_NAMED; i++) {
     const mpg_tensor *input = &inv->inputs[i];
@@ -319,13 +390,15 @@ static mpg_status infer_values(mpg_invocation *inv, mpg_desc *input_descs, mpg_d
       values[i] = copies[i];
     }
   }
-  MPG_GOTO(mpg_op_infer_values(inv->op, inv->params, inv->train, input_descs, inv->num_inputs, values, output_descs, inv->num_outputs));
+  MPG_GOTO(mpg_op_infer_values(inv->op, inv->params, inv->train, input_descs, inv->num_inputs,
+                               values, output_descs, inv->num_outputs));
 fail:
   for (int i = 0; i < MPG_MAX_NAMED; i++) mpg_free(copies[i]);
   return status;
 }
 
-/* *again: nothing has been done, as the contents that decide about the result's shape are others by now. */
+/* *again: nothing has been done, as the contents that decide about the result's shape are others by
+ * now. */
 static mpg_status try_invoke(mpg_invocation *inv, mpg_desc *descs, mpg_view *views, bool *again) {
   const mpg_op *op = inv->op;
   mpg_device *device = inv->device;
@@ -335,7 +408,8 @@ static mpg_status try_invoke(mpg_invocation *inv, mpg_desc *descs, mpg_view *vie
     if (!(op->flags & MPG_OP_COPY) || !device) device = mpg_tensor_device(&inv->inputs[0]);
     for (int i = 0; i < inv->num_inputs; i++) {
       input_descs[i] = inv->inputs[i].desc;
-      if (mpg_tensor_device(&inv->inputs[i]) != device && !(op->flags & MPG_OP_COPY)) return device_mismatch(inv);
+      if (mpg_tensor_device(&inv->inputs[i]) != device && !(op->flags & MPG_OP_COPY))
+        return device_mismatch(inv);
       written_inputs |= mpg_op_input_mutable(op, i);
     }
   } else if (!device) {
@@ -347,17 +421,21 @@ static mpg_status try_invoke(mpg_invocation *inv, mpg_desc *descs, mpg_view *vie
   if (seen)
     MPG_TRY(infer_values(inv, input_descs, output_descs, seen));
   else
-    MPG_TRY(mpg_op_infer(op, inv->params, inv->train, input_descs, inv->num_inputs, output_descs, inv->num_outputs));
+    MPG_TRY(mpg_op_infer(op, inv->params, inv->train, input_descs, inv->num_inputs, output_descs,
+                         inv->num_outputs));
   for (int o = 0; o < inv->num_outputs; o++) {
     if (!inv->outputs[o].storage) continue;
     if (mpg_tensor_device(&inv->outputs[o]) != device)
-      return mpg_fail(MPG_ERROR, "%s: out is on %s, but the op runs on %s; copy the result over with copyto", op->name,
-                      mpg_device_text(mpg_tensor_device(&inv->outputs[o])), mpg_device_text(device));
-    if (!mpg_shape_equal(&inv->outputs[o].desc.shape, &output_descs[o].shape) || inv->outputs[o].desc.dtype != output_descs[o].dtype)
+      return mpg_fail(
+          MPG_ERROR, "%s: out is on %s, but the op runs on %s; copy the result over with copyto",
+          op->name, mpg_device_text(mpg_tensor_device(&inv->outputs[o])), mpg_device_text(device));
+    if (!mpg_shape_equal(&inv->outputs[o].desc.shape, &output_descs[o].shape) ||
+        inv->outputs[o].desc.dtype != output_descs[o].dtype)
       return output_mismatch(inv, o, &output_descs[o]);
   }
   if (!may_alias_all(inv)) return invoke_aside(inv);
-  if ((op->flags & MPG_OP_VIEW) && !inv->separate && !inv->outputs[0].storage && inv->num_outputs == 1) {
+  if ((op->flags & MPG_OP_VIEW) && !inv->separate && !inv->outputs[0].storage &&
+      inv->num_outputs == 1) {
     inv->outputs[0] = (mpg_tensor){inv->inputs[0].storage, inv->inputs[0].offset, output_descs[0]};
     mpg_tensor_retain(&inv->outputs[0]);
     return MPG_OK;
@@ -371,16 +449,31 @@ static mpg_status try_invoke(mpg_invocation *inv, mpg_desc *descs, mpg_view *vie
     MPG_GOTO(mpg_tensor_create(device, &output_descs[made], &inv->outputs[made]));
     created[made / 64] |= 1ull << (made % 64);
   }
-  for (int i = 0; i < inv->num_inputs; i++) views[i] = (mpg_view){mpg_tensor_data(&inv->inputs[i]), input_descs[i]};
-  for (int o = 0; o < inv->num_outputs; o++) views[inv->num_inputs + o] = (mpg_view){mpg_tensor_data(&inv->outputs[o]), output_descs[o]};
+  for (int i = 0; i < inv->num_inputs; i++)
+    views[i] = (mpg_view){mpg_tensor_data(&inv->inputs[i]), input_descs[i]};
+  for (int o = 0; o < inv->num_outputs; o++)
+    views[inv->num_inputs + o] = (mpg_view){mpg_tensor_data(&inv->outputs[o]), output_descs[o]};
   mpg_random_key random = {0};
   if (op->flags & MPG_OP_RANDOM) random = inv->random ? *inv->random : mpg_random_next(1);
   if (runs_inline(inv, device, output_descs, written_inputs) && (!seen || unchanged(inv, seen))) {
     MPG_GOTO(check_failures(inv));
-    mpg_kernel_call call = {.op = op, .params = inv->params, .device = device, .stream = NULL, .num_threads = 1, .num_inputs = inv->num_inputs,
-                            .num_outputs = inv->num_outputs, .inputs = views, .outputs = views + inv->num_inputs, .random = random,
-                            .random_at = NULL, .train = inv->train, .scratch = NULL, .scratch_size = 0};
-    mpg_device *source = (op->flags & MPG_OP_COPY) && mpg_tensor_device(&inv->inputs[0]) != device ? mpg_tensor_device(&inv->inputs[0]) : NULL;
+    mpg_kernel_call call = {.op = op,
+                            .params = inv->params,
+                            .device = device,
+                            .stream = NULL,
+                            .num_threads = 1,
+                            .num_inputs = inv->num_inputs,
+                            .num_outputs = inv->num_outputs,
+                            .inputs = views,
+                            .outputs = views + inv->num_inputs,
+                            .random = random,
+                            .random_at = NULL,
+                            .train = inv->train,
+                            .scratch = NULL,
+                            .scratch_size = 0};
+    mpg_device *source = (op->flags & MPG_OP_COPY) && mpg_tensor_device(&inv->inputs[0]) != device
+                             ? mpg_tensor_device(&inv->inputs[0])
+                             : NULL;
     MPG_GOTO(mpg_kernel_run(kernel, &call, inv->scope, inv->backward, source));
     for (int o = 0; o < inv->num_outputs; o++) mpg_storage_add_write(inv->outputs[o].storage, 0);
     if (written_inputs)
@@ -415,18 +508,21 @@ static mpg_status invoke(mpg_invocation *inv) {
     return invoke_with(inv, descs, views);
   }
   if (inv->num_inputs > MPG_MAX_INPUTS || inv->num_outputs > MPG_MAX_OUTPUTS)
-    return mpg_fail(MPG_ERROR, "%s: %d inputs and %d outputs are more than the %d and %d that one op may have", inv->op->name,
-                    inv->num_inputs, inv->num_outputs, MPG_MAX_INPUTS, MPG_MAX_OUTPUTS);
+    return mpg_fail(
+        MPG_ERROR, "%s: %d inputs and %d outputs are more than the %d and %d that one op may have",
+        inv->op->name, inv->num_inputs, inv->num_outputs, MPG_MAX_INPUTS, MPG_MAX_OUTPUTS);
   size_t size = (size_t)count * (sizeof(mpg_desc) + sizeof(mpg_view));
   char *memory = mpg_space_take(size);
   if (!memory) return mpg_out_of_host_memory(size);
-  mpg_status status = invoke_with(inv, (mpg_desc *)memory, (mpg_view *)(memory + (size_t)count * sizeof(mpg_desc)));
+  mpg_status status =
+      invoke_with(inv, (mpg_desc *)memory, (mpg_view *)(memory + (size_t)count * sizeof(mpg_desc)));
   mpg_space_give(memory);
   return status;
 }
 
 mpg_status mpg_invoke(mpg_invocation *inv) {
   mpg_status status = invoke(inv);
-  if (__builtin_expect(status != MPG_OK && inv->scope, 0)) mpg_fail_prefix(status, "in %s", mpg_scope_text(inv->scope));
+  if (__builtin_expect(status != MPG_OK && inv->scope, 0))
+    mpg_fail_prefix(status, "in %s", mpg_scope_text(inv->scope));
   return status;
 }

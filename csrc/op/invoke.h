@@ -1,6 +1,6 @@
-/* Running one op: checks, inference, allocation, dependencies, and then either at once in this thread (small work on an
- * idle device) or queued. While it waits, or asks for the line, others may run: the caller holds references to the storages
- * it passes. Threads: host lock.
+/* Running one op: checks, inference, allocation, dependencies, and then either at once in this
+ * thread (small work on an idle device) or queued. While it waits, or asks for the line, others may
+ * run: the caller holds references to the storages it passes. Threads: host lock.
  */
 #ifndef MPG_OP_INVOKE_H
 #define MPG_OP_INVOKE_H
@@ -12,10 +12,11 @@ typedef struct mpg_invocation {
   const mpg_op *op;
   const void *params; /* NULL for ops without */
   int num_inputs;
-  mpg_tensor *inputs; /* borrowed; mutable inputs are written */
-  int num_outputs;    /* all outputs, hidden ones too: mpg_op_num_outputs */
-  mpg_tensor *outputs; /* in: storage NULL -> allocated here (new); else written in place (shape and dtype must match) */
-  bool separate; /* outputs have memory of their own, of VIEW ops too */
+  mpg_tensor *inputs;  /* borrowed; mutable inputs are written */
+  int num_outputs;     /* all outputs, hidden ones too: mpg_op_num_outputs */
+  mpg_tensor *outputs; /* in: storage NULL -> allocated here (new); else written in place (shape and
+                          dtype must match) */
+  bool separate;       /* outputs have memory of their own, of VIEW ops too */
   bool train;
   const mpg_random_key *random; /* NULL: the next call number is drawn (RANDOM ops) */
   uint32_t scope;               /* block path */
@@ -31,15 +32,20 @@ mpg_status mpg_invoke(mpg_invocation *invocation);
 /* spanning.c: the same for an op whose arrays are on several devices. */
 mpg_status mpg_invoke_spanning(mpg_invocation *invocation);
 
-/* Arrays with at most this many elements, inputs and outputs together, are worth less than a hand-over to the worker. */
+/* Arrays with at most this many elements, inputs and outputs together, are worth less than a
+ * hand-over to the worker. */
 enum { MPG_INLINE_ELEMENTS = 16384 };
 
-/* Runs a kernel whose arrays are ready, and tells the profiler. source: of a copy from another device, else NULL. By whoever runs the device's work. */
-mpg_status mpg_kernel_run(mpg_kernel_fn kernel, const mpg_kernel_call *call, uint32_t scope, bool backward, mpg_device *source);
+/* Runs a kernel whose arrays are ready, and tells the profiler. source: of a copy from another
+ * device, else NULL. By whoever runs the device's work. */
+mpg_status mpg_kernel_run(mpg_kernel_fn kernel, const mpg_kernel_call *call, uint32_t scope,
+                          bool backward, mpg_device *source);
 
-/* The random state: one seed, one counter of calls. mx.random.seed sets the seed and starts the count anew. */
+/* The random state: one seed, one counter of calls. mx.random.seed sets the seed and starts the
+ * count anew. */
 void mpg_random_seed(uint64_t seed);
-mpg_random_key mpg_random_next(uint64_t calls); /* reserves `calls` numbers; key.call is the first */
+mpg_random_key mpg_random_next(
+    uint64_t calls); /* reserves `calls` numbers; key.call is the first */
 mpg_random_key mpg_random_state(void);
 void mpg_random_restore(mpg_random_key state);
 

@@ -12,7 +12,7 @@ typedef struct factors {
   double lr, wd;
 } factors;
 
-struct mpg_multi_update { /* one block of memory, but for the points */
+struct mpg_multi_update {     /* one block of memory, but for the points */
   _Atomic int32_t references; /* the owner's, and one of each queued call */
   const mpg_op *op;
   mpg_kernel_fn kernel;
@@ -36,11 +36,14 @@ typedef struct update_task {
 
 static size_t params_offset(void) { return mpg_align_up(sizeof(update_task), 16); }
 static uint32_t num_arrays(const mpg_multi_update *u) { return u->num_weights * u->per_weight; }
-static uint32_t chunk_size(const mpg_multi_update *u, uint32_t first) { return u->num_weights - first < CHUNK ? u->num_weights - first : CHUNK; }
+static uint32_t chunk_size(const mpg_multi_update *u, uint32_t first) {
+  return u->num_weights - first < CHUNK ? u->num_weights - first : CHUNK;
+}
 
-/* --- Running -------------------------------------------------------------------------------------------------------- */
+/* --- Running ---------------------------------------------------------------------------------- */
 
-static void set_rates(const mpg_multi_update *u, char *params, uint32_t first, uint32_t count, double lr, double correction, double wd) {
+static void set_rates(const mpg_multi_update *u, char *params, uint32_t first, uint32_t count,
+                      double lr, double correction, double wd) {
   mpg_floats *lrs = (mpg_floats *)(params + u->lrs), *wds = (mpg_floats *)(params + u->wds);
   lrs->count = wds->count = (int32_t)count;
   *(int64_t *)(params + u->num) = count;
@@ -58,8 +61,15 @@ static mpg_status update_work(mpg_run *run, void *payload) {
   for (uint32_t first = 0; first < u->num_weights; first += CHUNK) {
     uint32_t count = chunk_size(u, first), inputs = count * u->per_weight;
     set_rates(u, params, first, count, task->lr, task->correction, task->wd);
-    mpg_kernel_call call = {.op = u->op, .params = params, .device = run->device, .stream = run->stream, .num_threads = run->num_threads,
-                            .num_inputs = (int)inputs, .num_outputs = (int)count, .inputs = views, .outputs = views + inputs};
+    mpg_kernel_call call = {.op = u->op,
+                            .params = params,
+                            .device = run->device,
+                            .stream = run->stream,
+                            .num_threads = run->num_threads,
+                            .num_inputs = (int)inputs,
+                            .num_outputs = (int)count,
+                            .inputs = views,
+                            .outputs = views + inputs};
     MPG_TRY(mpg_kernel_run(u->kernel, &call, task->scope, false, NULL));
     views += inputs + count;
   }
@@ -74,7 +84,7 @@ static void drop(mpg_multi_update *u) {
 
 static void update_discard(void *payload) { drop(((update_task *)payload)->update); }
 
-/* --- Calling -------------------------------------------------------------------------------------------------------- */
+/* --- Calling ---------------------------------------------------------------------------------- */
 
 static bool is_gradient(const mpg_multi_update *u, uint32_t i) { return i % u->per_weight == 1; }
 
@@ -85,7 +95,8 @@ static bool runs_inline(const mpg_multi_update *u) {
   return true;
 }
 
-/* What all arrays must wait for, each point once, about: arrays that were written together follow each other. */
+/* What all arrays must wait for, each point once, about: arrays that were written together follow
+ * each other. */
 static mpg_status collect_points(mpg_multi_update *u, int *count) {
   enum { KNOWN = 4 };
   mpg_tick known[KNOWN] = {0};
@@ -138,10 +149,14 @@ static mpg_status prepare(void *state, mpg_submission *submissions, bool *done) 
   *done = runs_inline(u);
   if (*done) return run_here(u, c->task);
   MPG_TRY(collect_points(u, &count));
-  submissions[0] = (mpg_submission){.name = u->op->name, .work = update_work, .payload = c->task,
+  submissions[0] = (mpg_submission){.name = u->op->name,
+                                    .work = update_work,
+                                    .payload = c->task,
                                     .payload_size = params_offset() + u->op->params->size,
-                                    .points = u->points, .num_points = count,
-                                    .origin = c->origin, .scope = c->task->scope,
+                                    .points = u->points,
+                                    .num_points = count,
+                                    .origin = c->origin,
+                                    .scope = c->task->scope,
                                     .discard = update_discard};
   atomic_fetch_add_explicit(&u->references, 1, memory_order_relaxed);
   return MPG_OK;
@@ -151,23 +166,25 @@ static void note(void *state, const mpg_tick *ticks) {
   note_uses(((const update_call *)state)->update, ticks[0]);
 }
 
-static mpg_status call(mpg_multi_update *u, const void *params, double lr, double correction, double wd, uint32_t scope) {
+static mpg_status call(mpg_multi_update *u, const void *params, double lr, double correction,
+                       double wd, uint32_t scope) {
   _Alignas(16) char payload[MAX_PARAMS + 64];
   update_task *task = (update_task *)payload;
   *task = (update_task){u, lr, correction, wd, scope};
   memcpy(payload + params_offset(), params, u->op->params->size);
   update_call state = {u, task, mpg_host_origin()};
-  return mpg_device_queue(&(mpg_queuing){.devices = &u->device, .count = 1, .prepare = prepare,
-                                         .note = note, .state = &state});
+  return mpg_device_queue(&(mpg_queuing){
+      .devices = &u->device, .count = 1, .prepare = prepare, .note = note, .state = &state});
 }
 
-mpg_status mpg_multi_update_call(mpg_multi_update *u, const void *params, double lr, double correction, double wd, uint32_t scope) {
+mpg_status mpg_multi_update_call(mpg_multi_update *u, const void *params, double lr,
+                                 double correction, double wd, uint32_t scope) {
   mpg_status status = call(u, params, lr, correction, wd, scope);
   if (status != MPG_OK && scope) mpg_fail_prefix(status, "in %s", mpg_scope_text(scope));
   return status;
 }
 
-/* --- Making --------------------------------------------------------------------------------------------------------- */
+/* --- Making ----------------------------------------------------------------------------------- */
 
 static int by_address(const void *a, const void *b) {
   const mpg_tensor *x = *(const mpg_tensor *const *)a, *y = *(const mpg_tensor *const *)b;
@@ -185,19 +202,23 @@ static mpg_status check_apart(const mpg_multi_update *u) {
   qsort(sorted, n, sizeof *sorted, by_address);
   bool apart = true;
   for (uint32_t i = 1; i < n && apart; i++)
-    apart = sorted[i]->storage != sorted[i - 1]->storage || sorted[i - 1]->offset + mpg_tensor_bytes(sorted[i - 1]) <= sorted[i]->offset;
+    apart = sorted[i]->storage != sorted[i - 1]->storage ||
+            sorted[i - 1]->offset + mpg_tensor_bytes(sorted[i - 1]) <= sorted[i]->offset;
   mpg_free(sorted);
-  return apart ? MPG_OK : mpg_fail(MPG_VALUE_ERROR, "%s: two of the arrays share memory", u->op->name);
+  return apart ? MPG_OK
+               : mpg_fail(MPG_VALUE_ERROR, "%s: two of the arrays share memory", u->op->name);
 }
 
 /* Inference of the kernel call for the weights from `first` on; `descs` has room. */
-static mpg_status infer_chunk(const mpg_multi_update *u, char *params, uint32_t first, mpg_desc *descs, mpg_view *views) {
+static mpg_status infer_chunk(const mpg_multi_update *u, char *params, uint32_t first,
+                              mpg_desc *descs, mpg_view *views) {
   uint32_t count = chunk_size(u, first), inputs = count * u->per_weight;
   const mpg_tensor *arrays = u->arrays + (size_t)first * u->per_weight;
   set_rates(u, params, first, count, 0, 0, 0);
   for (uint32_t i = 0; i < inputs; i++) descs[i] = arrays[i].desc;
   MPG_TRY(mpg_op_infer(u->op, params, false, descs, (int)inputs, descs + inputs, (int)count));
-  for (uint32_t i = 0; i < inputs; i++) views[i] = (mpg_view){mpg_tensor_data(&arrays[i]), arrays[i].desc};
+  for (uint32_t i = 0; i < inputs; i++)
+    views[i] = (mpg_view){mpg_tensor_data(&arrays[i]), arrays[i].desc};
   for (uint32_t k = 0; k < count; k++) views[inputs + k] = views[k * u->per_weight];
   return MPG_OK;
 }
@@ -220,8 +241,11 @@ fail:
 
 static mpg_status find_rates(mpg_multi_update *u) {
   const mpg_param_table *table = u->op->params;
-  int lrs = mpg_params_find(table, "lrs"), wds = mpg_params_find(table, "wds"), num = mpg_params_find(table, "num_weights");
-  if (lrs < 0 || wds < 0 || num < 0 || table->size > MAX_PARAMS) return mpg_fail(MPG_VALUE_ERROR, "%s is no update of several weights with rates of their own", u->op->name);
+  int lrs = mpg_params_find(table, "lrs"), wds = mpg_params_find(table, "wds"),
+      num = mpg_params_find(table, "num_weights");
+  if (lrs < 0 || wds < 0 || num < 0 || table->size > MAX_PARAMS)
+    return mpg_fail(MPG_VALUE_ERROR, "%s is no update of several weights with rates of their own",
+                    u->op->name);
   u->lrs = table->params[lrs].offset;
   u->wds = table->params[wds].offset;
   u->num = table->params[num].offset;
@@ -230,8 +254,11 @@ static mpg_status find_rates(mpg_multi_update *u) {
 
 static mpg_status allocate(uint32_t num_weights, uint32_t per_weight, mpg_multi_update **result) {
   size_t count, bytes;
-  if (!num_weights || per_weight < 2 || per_weight > 8) return mpg_fail(MPG_VALUE_ERROR, "an update takes one weight at least, with 2 to 8 arrays each");
-  if (!mpg_size_mul(num_weights, per_weight + 1, &count) || count > UINT32_MAX || !mpg_size_mul(count, sizeof(mpg_tensor) + sizeof(mpg_view) + sizeof(factors), &bytes))
+  if (!num_weights || per_weight < 2 || per_weight > 8)
+    return mpg_fail(MPG_VALUE_ERROR,
+                    "an update takes one weight at least, with 2 to 8 arrays each");
+  if (!mpg_size_mul(num_weights, per_weight + 1, &count) || count > UINT32_MAX ||
+      !mpg_size_mul(count, sizeof(mpg_tensor) + sizeof(mpg_view) + sizeof(factors), &bytes))
     return mpg_out_of_host_memory(SIZE_MAX);
   mpg_multi_update *u = mpg_calloc(1, sizeof *u + bytes);
   if (!u) return mpg_out_of_host_memory(bytes);
@@ -245,7 +272,8 @@ static mpg_status allocate(uint32_t num_weights, uint32_t per_weight, mpg_multi_
   return MPG_OK;
 }
 
-mpg_status mpg_multi_update_make(const mpg_op *op, const mpg_tensor *arrays, uint32_t num_weights, uint32_t per_weight, const double *given,
+mpg_status mpg_multi_update_make(const mpg_op *op, const mpg_tensor *arrays, uint32_t num_weights,
+                                 uint32_t per_weight, const double *given,
                                  mpg_multi_update **result) {
   mpg_multi_update *u = NULL;
   mpg_status status = MPG_OK;
@@ -256,9 +284,11 @@ mpg_status mpg_multi_update_make(const mpg_op *op, const mpg_tensor *arrays, uin
   for (uint32_t i = 0; i < num_arrays(u); i++) {
     u->arrays[i] = arrays[i];
     mpg_tensor_retain(&u->arrays[i]);
-    u->elements += mpg_shape_size(&arrays[i].desc.shape) * (i % per_weight ? 1 : 2); /* a weight is an output, too */
+    u->elements += mpg_shape_size(&arrays[i].desc.shape) *
+                   (i % per_weight ? 1 : 2); /* a weight is an output, too */
     if (mpg_tensor_device(&arrays[i]) != u->device)
-      status = mpg_fail(MPG_ERROR, "%s: the arrays are on different devices, %s and %s", op->name, mpg_device_text(u->device), mpg_device_text(mpg_tensor_device(&arrays[i])));
+      status = mpg_fail(MPG_ERROR, "%s: the arrays are on different devices, %s and %s", op->name,
+                        mpg_device_text(u->device), mpg_device_text(mpg_tensor_device(&arrays[i])));
   }
   MPG_GOTO(status);
   MPG_GOTO(find_rates(u));

@@ -1,7 +1,7 @@
 /* Ops: one descriptor a row of ops.def.
  *
- * The registry is constant after mpg_registry_init. A descriptor says everything about an op but its kernels, which are one
- * column per backend (op/kernel.h). Any thread may read.
+ * The registry is constant after mpg_registry_init. A descriptor says everything about an op but
+ * its kernels, which are one column per backend (op/kernel.h). Any thread may read.
  */
 #ifndef MPG_OP_OP_H
 #define MPG_OP_OP_H
@@ -18,42 +18,51 @@ typedef enum mpg_op_id {
 
 typedef struct mpg_op mpg_op;
 
-/* --- Inference ----------------------------------------------------------------------------------------------------
- * Fills output descs from input descs and parameters, checks both, and completes input descs that are not known yet
- * (a weight's shape from the data's: deferred initialisation, Symbol.infer_shape). Inputs that are fully known must not
- * be changed. Errors name op, shapes and dtypes: use mpg_infer_fail. */
+/* --- Inference
+ * ----------------------------------------------------------------------------------------------------
+ * Fills output descs from input descs and parameters, checks both, and completes input descs that
+ * are not known yet (a weight's shape from the data's: deferred initialisation,
+ * Symbol.infer_shape). Inputs that are fully known must not be changed. Errors name op, shapes and
+ * dtypes: use mpg_infer_fail. */
 typedef struct mpg_infer {
   const mpg_op *op;
   const void *params;
   int num_inputs, num_outputs;
   mpg_desc *inputs;
-  mpg_desc *outputs; /* all dims/dtypes unknown on entry */
-  bool train;        /* autograd's train mode, for ops whose outputs depend on it */
-  const void *const *values; /* DYNAMIC ops: host addresses of the inputs' contents; NULL where they are not known (tracing) */
+  mpg_desc *outputs;         /* all dims/dtypes unknown on entry */
+  bool train;                /* autograd's train mode, for ops whose outputs depend on it */
+  const void *const *values; /* DYNAMIC ops: host addresses of the inputs' contents; NULL where they
+                                are not known (tracing) */
 } mpg_infer;
 typedef mpg_status (*mpg_infer_fn)(mpg_infer *infer);
 
 /* "FullyConnected: <text> (data: float32 (2, 3), weight: float32 (4, 5))" with status MPG_ERROR. */
-mpg_status mpg_infer_fail(const mpg_infer *infer, const char *format, ...) __attribute__((format(printf, 2, 3), cold));
+mpg_status mpg_infer_fail(const mpg_infer *infer, const char *format, ...)
+    __attribute__((format(printf, 2, 3), cold));
 
-/* --- Cost ---------------------------------------------------------------------------------------------------------
- * What a call costs, worked out of the descs of its inputs and outputs and its parameters: for choices between ways to compute the same
- * (what is computed again, which order), which are made alike on all machines. `call` has been inferred. Bounds of the numbers are not: a product
- * that has another kernel on some device counts as the op says. */
+/* --- Cost
+ * ---------------------------------------------------------------------------------------------------------
+ * What a call costs, worked out of the descs of its inputs and outputs and its parameters: for
+ * choices between ways to compute the same (what is computed again, which order), which are made
+ * alike on all machines. `call` has been inferred. Bounds of the numbers are not: a product that
+ * has another kernel on some device counts as the op says. */
 typedef struct mpg_cost {
   double bytes; /* read and written */
   double flops; /* floating-point operations; an elementary function counts for ten */
 } mpg_cost;
 typedef mpg_cost (*mpg_cost_fn)(const mpg_infer *call);
 
-/* Seconds of it on a kind of device (an mpg_device_id's type), in this dtype: a roofline of round figures, the start included. Only ratios count. */
+/* Seconds of it on a kind of device (an mpg_device_id's type), in this dtype: a roofline of round
+ * figures, the start included. Only ratios count. */
 double mpg_cost_seconds(mpg_cost cost, int32_t device_type, mpg_dtype dtype);
 /* Seconds of copying bytes to another device. */
 double mpg_copy_seconds(double bytes, int32_t device_type);
 
-/* --- Gradient ----------------------------------------------------------------------------------------------------
- * Written once per op, as calls to other ops on values of a graph under construction. Errors stick to the context, so
- * formulas need no checks in between; after an error every helper returns MPG_NO_VALUE. */
+/* --- Gradient
+ * ----------------------------------------------------------------------------------------------------
+ * Written once per op, as calls to other ops on values of a graph under construction. Errors stick
+ * to the context, so formulas need no checks in between; after an error every helper returns
+ * MPG_NO_VALUE. */
 typedef struct mpg_value {
   uint32_t node, output;
 } mpg_value;
@@ -64,16 +73,19 @@ typedef struct mpg_gradient mpg_gradient;
 
 /* What a graph under construction offers to gradient formulas; implemented by csrc/graph. */
 typedef struct mpg_builder {
-  /* Appends a node; fills outputs[num_outputs of the op]. The device is that of the inputs, or `like`'s without inputs. */
-  mpg_status (*emit)(struct mpg_builder *builder, const mpg_op *op, const void *params, const mpg_value *inputs,
-                     int num_inputs, mpg_value like, mpg_value *outputs);
-  const mpg_desc *(*desc)(struct mpg_builder *builder, mpg_value value); /* stays valid while more is emitted */
+  /* Appends a node; fills outputs[num_outputs of the op]. The device is that of the inputs, or
+   * `like`'s without inputs. */
+  mpg_status (*emit)(struct mpg_builder *builder, const mpg_op *op, const void *params,
+                     const mpg_value *inputs, int num_inputs, mpg_value like, mpg_value *outputs);
+  const mpg_desc *(*desc)(struct mpg_builder *builder,
+                          mpg_value value); /* stays valid while more is emitted */
   mpg_device_id (*device)(struct mpg_builder *builder, mpg_value value);
-  /* The number of the next node; and the gradients of heads through the nodes since `first` (MPG_NO_VALUE where they are zero), for which all
-   * that is older is given. */
+  /* The number of the next node; and the gradients of heads through the nodes since `first`
+   * (MPG_NO_VALUE where they are zero), for which all that is older is given. */
   uint32_t (*next)(struct mpg_builder *builder);
-  mpg_status (*differentiate)(struct mpg_builder *builder, uint32_t first, const mpg_value *heads, const mpg_value *head_grads, int num_heads,
-                              const mpg_value *wanted, int num_wanted, mpg_value *gradients);
+  mpg_status (*differentiate)(struct mpg_builder *builder, uint32_t first, const mpg_value *heads,
+                              const mpg_value *head_grads, int num_heads, const mpg_value *wanted,
+                              int num_wanted, mpg_value *gradients);
 } mpg_builder;
 
 struct mpg_gradient {
@@ -81,53 +93,73 @@ struct mpg_gradient {
   const mpg_op *op;
   const void *params;
   int num_inputs, num_outputs;
-  const mpg_value *inputs;    /* of the forward node; reading one that `saves` does not list is a bug (its desc is always there) */
-  const mpg_value *outputs;   /* likewise */
-  const mpg_value *out_grads; /* MPG_NO_VALUE where no gradient arrives (zero); at least one arrives */
-  const bool *needed;         /* per input: whether anybody wants in_grads[i] */
-  mpg_value *in_grads;        /* result; MPG_NO_VALUE (preset) means zero / not differentiable there */
-  bool train;                 /* the mode the forward op ran in */
+  const mpg_value *inputs;  /* of the forward node; reading one that `saves` does not list is a bug
+                               (its desc is always there) */
+  const mpg_value *outputs; /* likewise */
+  const mpg_value
+      *out_grads;      /* MPG_NO_VALUE where no gradient arrives (zero); at least one arrives */
+  const bool *needed;  /* per input: whether anybody wants in_grads[i] */
+  mpg_value *in_grads; /* result; MPG_NO_VALUE (preset) means zero / not differentiable there */
+  bool train;          /* the mode the forward op ran in */
   mpg_status status;
 };
 typedef void (*mpg_gradient_fn)(mpg_gradient *g);
 
-/* For ops whose derivative is zero everywhere (comparison, floor, zeros_like, ...): no gradient flows. */
+/* For ops whose derivative is zero everywhere (comparison, floor, zeros_like, ...): no gradient
+ * flows. */
 void mpg_gradient_none(mpg_gradient *g);
-/* For ops without a gradient: differentiating through one is an error that names it. (A row's gradient is NULL.) */
+/* For ops without a gradient: differentiating through one is an error that names it. (A row's
+ * gradient is NULL.) */
 
 /* Emission helpers; the first output is returned. `like` gives the device to ops without inputs. */
-mpg_value mpg_emit(mpg_gradient *g, mpg_op_id op, const void *params, int num_inputs, const mpg_value *inputs);
+mpg_value mpg_emit(mpg_gradient *g, mpg_op_id op, const void *params, int num_inputs,
+                   const mpg_value *inputs);
 mpg_value mpg_emit1(mpg_gradient *g, mpg_op_id op, const void *params, mpg_value a);
 mpg_value mpg_emit2(mpg_gradient *g, mpg_op_id op, const void *params, mpg_value a, mpg_value b);
-mpg_value mpg_emit3(mpg_gradient *g, mpg_op_id op, const void *params, mpg_value a, mpg_value b, mpg_value c);
+mpg_value mpg_emit3(mpg_gradient *g, mpg_op_id op, const void *params, mpg_value a, mpg_value b,
+                    mpg_value c);
 /* All outputs of an op with several. */
-void mpg_emit_all(mpg_gradient *g, mpg_op_id op, const void *params, int num_inputs, const mpg_value *inputs, mpg_value *outputs);
-mpg_value mpg_emit_scalar(mpg_gradient *g, mpg_op_id scalar_op, mpg_value a, double scalar); /* op(a, scalar), e.g. _mul_scalar */
-/* The same for a number that the formula makes itself, such as a count: in float32 where it has more digits than a's dtype, or is beyond it. */
+void mpg_emit_all(mpg_gradient *g, mpg_op_id op, const void *params, int num_inputs,
+                  const mpg_value *inputs, mpg_value *outputs);
+mpg_value mpg_emit_scalar(mpg_gradient *g, mpg_op_id scalar_op, mpg_value a,
+                          double scalar); /* op(a, scalar), e.g. _mul_scalar */
+/* The same for a number that the formula makes itself, such as a count: in float32 where it has
+ * more digits than a's dtype, or is beyond it. */
 mpg_value mpg_emit_number(mpg_gradient *g, mpg_op_id scalar_op, mpg_value a, double number);
-mpg_value mpg_emit_full_like(mpg_gradient *g, mpg_value like, double value);  /* an array of `value`, shaped like it */
-mpg_value mpg_emit_sum_to(mpg_gradient *g, mpg_value a, const mpg_shape *shape); /* undoes broadcasting; `a` itself when equal */
+mpg_value mpg_emit_full_like(mpg_gradient *g, mpg_value like,
+                             double value); /* an array of `value`, shaped like it */
+mpg_value mpg_emit_sum_to(mpg_gradient *g, mpg_value a,
+                          const mpg_shape *shape); /* undoes broadcasting; `a` itself when equal */
 mpg_value mpg_emit_broadcast_to(mpg_gradient *g, mpg_value a, const mpg_shape *shape);
 mpg_value mpg_emit_reshape(mpg_gradient *g, mpg_value a, const mpg_shape *shape);
 mpg_value mpg_emit_view(mpg_gradient *g, mpg_value a); /* the same array as a value of its own */
-mpg_value mpg_emit_cast(mpg_gradient *g, mpg_value a, mpg_dtype dtype); /* `a` itself when it has the dtype */
-mpg_value mpg_emit_mean(mpg_gradient *g, mpg_value a, const mpg_shape *shape); /* over the axes that are 1 in `shape`, which has as many */
-static inline const mpg_desc *mpg_value_desc(mpg_gradient *g, mpg_value value) { return g->builder->desc(g->builder, value); }
-/* The gradient of a gradient that is an op of its own: that of the forward op written out as other ops, from which the first gradient is taken,
- * then its. */
+mpg_value mpg_emit_cast(mpg_gradient *g, mpg_value a,
+                        mpg_dtype dtype); /* `a` itself when it has the dtype */
+mpg_value mpg_emit_mean(
+    mpg_gradient *g, mpg_value a,
+    const mpg_shape *shape); /* over the axes that are 1 in `shape`, which has as many */
+static inline const mpg_desc *mpg_value_desc(mpg_gradient *g, mpg_value value) {
+  return g->builder->desc(g->builder, value);
+}
+/* The gradient of a gradient that is an op of its own: that of the forward op written out as other
+ * ops, from which the first gradient is taken, then its. */
 #define MPG_ZEROS_LIKE(i) (-1 - (i))
 typedef struct mpg_written_out {
   int num_inputs, num_outputs; /* of the forward op, as far as gradients arrive at its outputs */
-  const int *inputs;           /* which inputs of the gradient they are; MPG_ZEROS_LIKE(i): none, because no gradient reads its contents */
-  const int *out_grads;        /* and which are what arrived at the outputs */
+  const int *inputs; /* which inputs of the gradient they are; MPG_ZEROS_LIKE(i): none, because no
+                        gradient reads its contents */
+  const int *out_grads; /* and which are what arrived at the outputs */
   void (*emit)(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs);
 } mpg_written_out;
-/* g's outputs are the gradients of the forward op's inputs, in order; of the first ones only, where they are fewer. */
+/* g's outputs are the gradients of the forward op's inputs, in order; of the first ones only, where
+ * they are fewer. */
 void mpg_gradient_written_out(mpg_gradient *g, const mpg_written_out *forward);
-void mpg_gradient_fail(mpg_gradient *g, const char *format, ...) __attribute__((format(printf, 2, 3), cold));
+void mpg_gradient_fail(mpg_gradient *g, const char *format, ...)
+    __attribute__((format(printf, 2, 3), cold));
 
-/* --- Descriptor --------------------------------------------------------------------------------------------------- */
-/* Which forward values the gradient reads, for `saves`: bits 0-15 inputs, 16-31 outputs; SAVE_INPUTS for all inputs. */
+/* --- Descriptor ------------------------------------------------------------------------------- */
+/* Which forward values the gradient reads, for `saves`: bits 0-15 inputs, 16-31 outputs;
+ * SAVE_INPUTS for all inputs. */
 #define MPG_SAVE_INPUT(i) (1u << (i))
 #define MPG_SAVE_OUTPUT(i) (1u << (16 + (i)))
 #define MPG_SAVE_NONE 0u
@@ -136,38 +168,50 @@ void mpg_gradient_fail(mpg_gradient *g, const char *format, ...) __attribute__((
 
 typedef enum mpg_op_flags {
   MPG_OP_PLAIN = 0,
-  MPG_OP_INPLACE = 1 << 0,      /* output 0 may be written over input 0 (or any input of the same bytes): element i needs only element i */
-  MPG_OP_HEAVY = 1 << 1,        /* cost grows faster than its arrays, or uses a library's threads: never runs inline */
-  MPG_OP_RANDOM = 1 << 2,       /* draws random numbers: takes one call number */
-  MPG_OP_COPY = 1 << 3,         /* the input may be on another device than the output, which params->ctx names */
-  MPG_OP_CREATES = 1 << 4,      /* no inputs; the device comes from params->ctx */
-  MPG_OP_TRAIN = 1 << 5,        /* behaves differently in train mode */
-  MPG_OP_VIEW = 1 << 6,         /* output 0 has the bytes of input 0: never needs a kernel when memory can be shared */
-  MPG_OP_HIDDEN = 1 << 7,       /* not offered to users under mx.nd (a gradient's helper) */
-  MPG_OP_DYNAMIC = 1 << 8,      /* output shapes depend on values: host waits (boolean_mask) */
-  MPG_OP_SHAPE_ONLY = 1 << 9,   /* reads only the desc of its inputs, never their contents (zeros_like) */
-  MPG_OP_TINY_INLINE = 1 << 10, /* a HEAVY op that takes a plain single-threaded loop when its arrays have at most
-                                   MPG_TINY_ELEMENTS elements in all, and may run inline then */
-  MPG_OP_SPANS = 1 << 11,       /* its arrays are on several devices, which params->from and params->to name
-                                   (op/array/collective.h); it runs on its first input's */
-  MPG_OP_GRADIENT_ONLY = 1 << 12, /* an identity of values whose gradient is another one (BlockGrad): no rewrite
-                                     looks behind it */
-  MPG_OP_DETACHES = 1 << 13,    /* its result is off the tape: nothing behind it is reached by a backward pass */
-  MPG_OP_STATISTICS = 1 << 14,  /* in train mode, unless use_global_stats is set, it reads the states it writes only to
-                                   update them, as BatchNorm does its moving averages */
+  MPG_OP_INPLACE = 1 << 0, /* output 0 may be written over input 0 (or any input of the same bytes):
+                              element i needs only element i */
+  MPG_OP_HEAVY = 1
+      << 1, /* cost grows faster than its arrays, or uses a library's threads: never runs inline */
+  MPG_OP_RANDOM = 1 << 2, /* draws random numbers: takes one call number */
+  MPG_OP_COPY = 1
+      << 3, /* the input may be on another device than the output, which params->ctx names */
+  MPG_OP_CREATES = 1 << 4, /* no inputs; the device comes from params->ctx */
+  MPG_OP_TRAIN = 1 << 5,   /* behaves differently in train mode */
+  MPG_OP_VIEW = 1
+      << 6, /* output 0 has the bytes of input 0: never needs a kernel when memory can be shared */
+  MPG_OP_HIDDEN = 1 << 7,  /* not offered to users under mx.nd (a gradient's helper) */
+  MPG_OP_DYNAMIC = 1 << 8, /* output shapes depend on values: host waits (boolean_mask) */
+  MPG_OP_SHAPE_ONLY = 1
+      << 9, /* reads only the desc of its inputs, never their contents (zeros_like) */
+  MPG_OP_TINY_INLINE = 1
+      << 10, /* a HEAVY op that takes a plain single-threaded loop when its arrays have at most
+                MPG_TINY_ELEMENTS elements in all, and may run inline then */
+  MPG_OP_SPANS = 1 << 11, /* its arrays are on several devices, which params->from and params->to
+                             name (op/array/collective.h); it runs on its first input's */
+  MPG_OP_GRADIENT_ONLY = 1 << 12, /* an identity of values whose gradient is another one
+                                     (BlockGrad): no rewrite looks behind it */
+  MPG_OP_DETACHES = 1
+      << 13, /* its result is off the tape: nothing behind it is reached by a backward pass */
+  MPG_OP_STATISTICS = 1
+      << 14, /* in train mode, unless use_global_stats is set, it reads the states it writes only to
+                update them, as BatchNorm does its moving averages */
 } mpg_op_flags;
 
-typedef int (*mpg_arity_fn)(const mpg_op *op, const void *params, int given); /* -> number of inputs or outputs */
+typedef int (*mpg_arity_fn)(const mpg_op *op, const void *params,
+                            int given); /* -> number of inputs or outputs */
 
 struct mpg_op {
   mpg_op_id id;
   const char *name;    /* MXNet's canonical name */
   const char *aliases; /* other names, space-separated; "" for none */
-  /* "data, weight, bias": names in order. "?bias" may be left out (params say whether it is there: num_inputs).
-   * "!moving_mean": also written in place (auxiliary state). "*data": any number (>= 1); "*!data": all of them also written. "" for none. */
+  /* "data, weight, bias": names in order. "?bias" may be left out (params say whether it is there:
+   * num_inputs).
+   * "!moving_mean": also written in place (auxiliary state). "*data": any number (>= 1); "*!data":
+   * all of them also written. "" for none. */
   const char *inputs;
-  /* "output, ~mean, ~var": "~" marks outputs users do not see (always the last ones; a parameter output_mean_var shows
-   * them). "?mask" is there for some parameters only, and "*output" as many times as num_outputs says. */
+  /* "output, ~mean, ~var": "~" marks outputs users do not see (always the last ones; a parameter
+   * output_mean_var shows them). "?mask" is there for some parameters only, and "*output" as many
+   * times as num_outputs says. */
   const char *outputs;
   const mpg_param_table *params;
   mpg_infer_fn infer;
@@ -177,11 +221,13 @@ struct mpg_op {
   mpg_arity_fn num_outputs; /* NULL: as many as the names */
   uint32_t saves;
   uint32_t flags;
-  mpg_dtype_set dtypes; /* of the first input (or output without inputs); inference checks the rest */
+  mpg_dtype_set
+      dtypes; /* of the first input (or output without inputs); inference checks the rest */
   const char *doc;
 };
 
-/* Largest total of input and output elements of a TINY_INLINE op to run inline; kernels choose by the same number. */
+/* Largest total of input and output elements of a TINY_INLINE op to run inline; kernels choose by
+ * the same number. */
 enum { MPG_TINY_ELEMENTS = 2048 };
 
 enum { MPG_MAX_INPUTS = 4096, MPG_MAX_OUTPUTS = 512, MPG_MAX_NAMED = 16 };
@@ -193,25 +239,31 @@ const mpg_op *mpg_op_find(const char *name); /* by name or alias; NULL when ther
 int mpg_op_num_inputs(const mpg_op *op, const void *params, int given);
 int mpg_op_num_outputs(const mpg_op *op, const void *params, int num_inputs);
 int mpg_op_visible_outputs(const mpg_op *op, const void *params, int num_inputs);
-int mpg_op_num_input_names(const mpg_op *op);                     /* names in `inputs`; variadic counts one */
+int mpg_op_num_input_names(const mpg_op *op); /* names in `inputs`; variadic counts one */
 bool mpg_op_variadic(const mpg_op *op);
-const char *mpg_op_input_name(const mpg_op *op, int index, char *buffer, size_t size); /* "arg3" for variadic ones */
-bool mpg_op_input_mutable(const mpg_op *op, int index);           /* "!": an auxiliary state */
+const char *mpg_op_input_name(const mpg_op *op, int index, char *buffer,
+                              size_t size);             /* "arg3" for variadic ones */
+bool mpg_op_input_mutable(const mpg_op *op, int index); /* "!": an auxiliary state */
 bool mpg_op_input_optional(const mpg_op *op, int index);
-/* Whether a call reads the states that it writes only to update them, and no result depends on them. */
+/* Whether a call reads the states that it writes only to update them, and no result depends on
+ * them. */
 bool mpg_op_only_updates_states(const mpg_op *op, const void *params, bool train);
-/* Whether the parameters (use_<name> False) leave out that named input; and the place among the names of the index-th input there is. */
+/* Whether the parameters (use_<name> False) leave out that named input; and the place among the
+ * names of the index-th input there is. */
 bool mpg_op_input_left_out(const mpg_op *op, const void *params, int index);
 int mpg_op_input_place(const mpg_op *op, const void *params, int index);
 
 /* Runs inference with the common checks (number of inputs, dtype set) around the op's own. */
-mpg_status mpg_op_infer(const mpg_op *op, const void *params, bool train, mpg_desc *inputs, int num_inputs, mpg_desc *outputs,
-                        int num_outputs);
+mpg_status mpg_op_infer(const mpg_op *op, const void *params, bool train, mpg_desc *inputs,
+                        int num_inputs, mpg_desc *outputs, int num_outputs);
 /* The same with the inputs' contents at hand, for DYNAMIC ops. */
-mpg_status mpg_op_infer_values(const mpg_op *op, const void *params, bool train, mpg_desc *inputs, int num_inputs,
-                               const void *const *values, mpg_desc *outputs, int num_outputs);
-/* Completes inputs' shapes from outputs', where those say something for certain (infer_inputs.c). */
-mpg_status mpg_op_infer_inputs(const mpg_op *op, const void *params, mpg_desc *inputs, int num_inputs, const mpg_desc *outputs, int num_outputs);
+mpg_status mpg_op_infer_values(const mpg_op *op, const void *params, bool train, mpg_desc *inputs,
+                               int num_inputs, const void *const *values, mpg_desc *outputs,
+                               int num_outputs);
+/* Completes inputs' shapes from outputs', where those say something for certain (infer_inputs.c).
+ */
+mpg_status mpg_op_infer_inputs(const mpg_op *op, const void *params, mpg_desc *inputs,
+                               int num_inputs, const mpg_desc *outputs, int num_outputs);
 /* Runs the op's gradient; MPG_ERROR when it has none. */
 mpg_status mpg_op_gradient(mpg_gradient *g);
 

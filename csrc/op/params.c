@@ -10,7 +10,7 @@
 
 #include "base/memory.h"
 
-/* --- Tables from the declarations ---------------------------------------------------------------------------------- */
+/* --- Tables from the declarations ------------------------------------------------------------- */
 #define PARAM_ROW(structure, param_kind, field, default_value, range, documentation) \
   {.name = #field,                                                                   \
    .default_text = default_value,                                                    \
@@ -18,14 +18,17 @@
    .doc = documentation,                                                             \
    .kind = MPG_PARAM_##param_kind,                                                   \
    .offset = offsetof(mpg_##structure##_params, field)},
-#define PARAM_TABLE(structure)                                                                                           \
-  static const mpg_param structure##_rows[] = {MPG_PARAMS_##structure(PARAM_ROW)};                                       \
-  const mpg_param_table mpg_##structure##_table = {#structure, sizeof(mpg_##structure##_params),                         \
-                                                   sizeof structure##_rows / sizeof *structure##_rows, structure##_rows};
+#define PARAM_TABLE(structure)                                                     \
+  static const mpg_param structure##_rows[] = {MPG_PARAMS_##structure(PARAM_ROW)}; \
+  const mpg_param_table mpg_##structure##_table = {                                \
+      #structure, sizeof(mpg_##structure##_params),                                \
+      sizeof structure##_rows / sizeof *structure##_rows, structure##_rows};
 MPG_ALL_PARAMS(PARAM_TABLE)
 const mpg_param_table mpg_none_table = {"none", 0, 0, NULL};
 
-bool mpg_param_required(const mpg_param *param) { return strcmp(param->default_text, "required") == 0; }
+bool mpg_param_required(const mpg_param *param) {
+  return strcmp(param->default_text, "required") == 0;
+}
 
 int mpg_params_find(const mpg_param_table *table, const char *name) {
   for (int i = 0; i < table->count; i++)
@@ -33,13 +36,14 @@ int mpg_params_find(const mpg_param_table *table, const char *name) {
   return -1;
 }
 
-/* --- Interned text -------------------------------------------------------------------------------------------------- */
+/* --- Interned text ---------------------------------------------------------------------------- */
 typedef struct interned {
   struct interned *next;
   char text[];
 } interned;
 enum { INTERN_BUCKETS = 1024 };
-static interned *intern_table[INTERN_BUCKETS]; /* runtime: lives as long as the process; host lock */
+static interned
+    *intern_table[INTERN_BUCKETS]; /* runtime: lives as long as the process; host lock */
 
 const char *mpg_intern(const char *text) {
   uint32_t hash = 2166136261u;
@@ -56,7 +60,7 @@ const char *mpg_intern(const char *text) {
   return entry->text;
 }
 
-/* --- Parsing -------------------------------------------------------------------------------------------------------- */
+/* --- Parsing ---------------------------------------------------------------------------------- */
 static const char *skip_space(const char *text) {
   while (isspace((unsigned char)*text)) text++;
   return text;
@@ -77,7 +81,8 @@ static bool parse_bool(const char *text, bool *value) {
   return false;
 }
 
-/* One integer at *text, which moves behind it. Accepts "3", "3L" and "3.0" (Python 2 and NumPy wrote such). */
+/* One integer at *text, which moves behind it. Accepts "3", "3L" and "3.0" (Python 2 and NumPy
+ * wrote such). */
 static bool parse_int_at(const char **text, int64_t *value) {
   char *end;
   errno = 0;
@@ -114,7 +119,8 @@ static bool parse_float_at(const char **text, double *value) {
 }
 
 /* A sequence "(a, b)", "[a, b]" or a single element; one callback per element. */
-static bool parse_sequence(const char *text, bool (*element)(const char **text, void *into), void *into) {
+static bool parse_sequence(const char *text, bool (*element)(const char **text, void *into),
+                           void *into) {
   text = skip_space(text);
   char close = *text == '(' ? ')' : *text == '[' ? ']' : 0;
   if (!close) return element(&text, into) && *skip_space(text) == 0;
@@ -143,14 +149,18 @@ static bool tuple_element(const char **text, void *into) {
 
 static bool floats_element(const char **text, void *into) {
   mpg_floats *floats = into;
-  return floats->count < MPG_MAX_FLOATS && parse_float_at(text, &floats->values[floats->count]) && ++floats->count;
+  return floats->count < MPG_MAX_FLOATS && parse_float_at(text, &floats->values[floats->count]) &&
+         ++floats->count;
 }
 
 static bool parse_device(const char *text, mpg_device_id *id) {
   static const struct {
     const char *name;
     int type;
-  } types[] = {{"cpu_pinned", MPG_CPU_PINNED}, {"cpu_shared", MPG_CPU_SHARED}, {"cpu", MPG_CPU}, {"gpu", MPG_GPU}};
+  } types[] = {{"cpu_pinned", MPG_CPU_PINNED},
+               {"cpu_shared", MPG_CPU_SHARED},
+               {"cpu", MPG_CPU},
+               {"gpu", MPG_GPU}};
   for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
     size_t length = strlen(types[i].name);
     if (strncmp(text, types[i].name, length) != 0) continue;
@@ -194,7 +204,8 @@ const char *mpg_param_enum_word(const char *constraint, int position, size_t *le
 
 /* Whether None is among what the parameter takes. */
 static bool takes_none(const mpg_param *param) {
-  return param->kind == MPG_PARAM_OPT_INT || param->kind == MPG_PARAM_OPT_FLOAT || strcmp(param->default_text, "None") == 0;
+  return param->kind == MPG_PARAM_OPT_INT || param->kind == MPG_PARAM_OPT_FLOAT ||
+         strcmp(param->default_text, "None") == 0;
 }
 
 static bool parse_value(const mpg_param *param, void *field, const char *text) {
@@ -202,10 +213,18 @@ static bool parse_value(const mpg_param *param, void *field, const char *text) {
     switch (param->kind) {
       case MPG_PARAM_OPT_INT: *(mpg_opt_int *)field = (mpg_opt_int){0}; return true;
       case MPG_PARAM_OPT_FLOAT: *(mpg_opt_float *)field = (mpg_opt_float){0}; return true;
-      case MPG_PARAM_SHAPE: memset(field, 0, sizeof(mpg_tuple)); ((mpg_tuple *)field)->count = -1; return true;
-      case MPG_PARAM_FLOATS: memset(field, 0, sizeof(mpg_floats)); ((mpg_floats *)field)->count = -1; return true;
+      case MPG_PARAM_SHAPE:
+        memset(field, 0, sizeof(mpg_tuple));
+        ((mpg_tuple *)field)->count = -1;
+        return true;
+      case MPG_PARAM_FLOATS:
+        memset(field, 0, sizeof(mpg_floats));
+        ((mpg_floats *)field)->count = -1;
+        return true;
       case MPG_PARAM_DTYPE: *(int32_t *)field = MPG_DTYPE_NONE; return true;
-      case MPG_PARAM_ENUM: *(int32_t *)field = mpg_param_enum_find(param->constraint, "None", 4); return true;
+      case MPG_PARAM_ENUM:
+        *(int32_t *)field = mpg_param_enum_find(param->constraint, "None", 4);
+        return true;
       case MPG_PARAM_STRING: *(const char **)field = NULL; return true;
       case MPG_PARAM_DEVICE: *(mpg_device_id *)field = (mpg_device_id){0, 0}; return true;
       default: break;
@@ -270,19 +289,26 @@ void mpg_params_defaults(const mpg_param_table *table, void *params) {
 }
 
 static const char *const kind_texts[] = {
-    [MPG_PARAM_BOOL] = "a bool",         [MPG_PARAM_INT] = "an integer",
-    [MPG_PARAM_OPT_INT] = "an integer or None", [MPG_PARAM_FLOAT] = "a number",
-    [MPG_PARAM_OPT_FLOAT] = "a number or None", [MPG_PARAM_SHAPE] = "an integer or a tuple of integers",
-    [MPG_PARAM_FLOATS] = "a number or a tuple of numbers", [MPG_PARAM_DTYPE] = "a dtype",
-    [MPG_PARAM_ENUM] = "one of",         [MPG_PARAM_STRING] = "text",
+    [MPG_PARAM_BOOL] = "a bool",
+    [MPG_PARAM_INT] = "an integer",
+    [MPG_PARAM_OPT_INT] = "an integer or None",
+    [MPG_PARAM_FLOAT] = "a number",
+    [MPG_PARAM_OPT_FLOAT] = "a number or None",
+    [MPG_PARAM_SHAPE] = "an integer or a tuple of integers",
+    [MPG_PARAM_FLOATS] = "a number or a tuple of numbers",
+    [MPG_PARAM_DTYPE] = "a dtype",
+    [MPG_PARAM_ENUM] = "one of",
+    [MPG_PARAM_STRING] = "text",
     [MPG_PARAM_DEVICE] = "a device such as cpu(0)",
 };
 
-mpg_status mpg_params_set_text(const mpg_param_table *table, const char *op, void *params, int index, const char *text) {
+mpg_status mpg_params_set_text(const mpg_param_table *table, const char *op, void *params,
+                               int index, const char *text) {
   const mpg_param *param = &table->params[index];
   if (!parse_value(param, (char *)params + param->offset, text))
-    return mpg_fail(MPG_VALUE_ERROR, "%s: parameter %s takes %s%s%s, not '%.80s'", op, param->name, kind_texts[param->kind],
-                    param->kind == MPG_PARAM_ENUM ? " " : "", param->kind == MPG_PARAM_ENUM ? param->constraint : "", text);
+    return mpg_fail(MPG_VALUE_ERROR, "%s: parameter %s takes %s%s%s, not '%.80s'", op, param->name,
+                    kind_texts[param->kind], param->kind == MPG_PARAM_ENUM ? " " : "",
+                    param->kind == MPG_PARAM_ENUM ? param->constraint : "", text);
   return mpg_params_check(table, op, params, index);
 }
 
@@ -290,13 +316,16 @@ static mpg_status check_range(const mpg_param *param, const char *op, double val
   const char *dots = strstr(param->constraint, "..");
   if (!dots) return MPG_OK;
   bool has_low = dots != param->constraint, has_high = dots[2] != 0;
-  double low = has_low ? strtod(param->constraint, NULL) : 0, high = has_high ? strtod(dots + 2, NULL) : 0;
+  double low = has_low ? strtod(param->constraint, NULL) : 0,
+         high = has_high ? strtod(dots + 2, NULL) : 0;
   if ((has_low && !(value >= low)) || (has_high && !(value <= high)))
-    return mpg_fail(MPG_VALUE_ERROR, "%s: parameter %s = %g is outside its range %s", op, param->name, value, param->constraint);
+    return mpg_fail(MPG_VALUE_ERROR, "%s: parameter %s = %g is outside its range %s", op,
+                    param->name, value, param->constraint);
   return MPG_OK;
 }
 
-mpg_status mpg_params_check(const mpg_param_table *table, const char *op, const void *params, int index) {
+mpg_status mpg_params_check(const mpg_param_table *table, const char *op, const void *params,
+                            int index) {
   const mpg_param *param = &table->params[index];
   const void *field = (const char *)params + param->offset;
   switch (param->kind) {
@@ -314,7 +343,7 @@ mpg_status mpg_params_check(const mpg_param_table *table, const char *op, const 
   }
 }
 
-/* --- Printing ------------------------------------------------------------------------------------------------------- */
+/* --- Printing --------------------------------------------------------------------------------- */
 /* The shortest text that reads back as the same double. */
 static void append_float(mpg_text *text, double value) {
   char buffer[32];
@@ -325,7 +354,8 @@ static void append_float(mpg_text *text, double value) {
   mpg_text_append(text, "%s", buffer);
 }
 
-void mpg_params_get_text(const mpg_param_table *table, const void *params, int index, mpg_text *text) {
+void mpg_params_get_text(const mpg_param_table *table, const void *params, int index,
+                         mpg_text *text) {
   const mpg_param *param = &table->params[index];
   const void *field = (const char *)params + param->offset;
   switch (param->kind) {
@@ -381,13 +411,15 @@ void mpg_params_get_text(const mpg_param_table *table, const void *params, int i
     }
     case MPG_PARAM_DTYPE: {
       int32_t dtype = *(const int32_t *)field;
-      mpg_text_append(text, "%s", dtype == MPG_DTYPE_NONE ? "None" : mpg_dtype_name((mpg_dtype)dtype));
+      mpg_text_append(text, "%s",
+                      dtype == MPG_DTYPE_NONE ? "None" : mpg_dtype_name((mpg_dtype)dtype));
       return;
     }
     case MPG_PARAM_ENUM: {
       int32_t position = *(const int32_t *)field;
       size_t length = 0;
-      const char *word = position < 0 ? NULL : mpg_param_enum_word(param->constraint, position, &length);
+      const char *word =
+          position < 0 ? NULL : mpg_param_enum_word(param->constraint, position, &length);
       mpg_text_append_bytes(text, word ? word : "None", word ? length : 4);
       return;
     }
@@ -398,7 +430,10 @@ void mpg_params_get_text(const mpg_param_table *table, const void *params, int i
     }
     case MPG_PARAM_DEVICE: {
       const mpg_device_id *id = field;
-      const char *name = id->type == MPG_CPU ? "cpu" : id->type == MPG_GPU ? "gpu" : id->type == MPG_CPU_PINNED ? "cpu_pinned" : "cpu_shared";
+      const char *name = id->type == MPG_CPU          ? "cpu"
+                         : id->type == MPG_GPU        ? "gpu"
+                         : id->type == MPG_CPU_PINNED ? "cpu_pinned"
+                                                      : "cpu_shared";
       if (id->type)
         mpg_text_append(text, "%s(%d)", name, id->index);
       else

@@ -4,22 +4,23 @@
 
 #include "op/infer.h"
 
-#define MPG_OP(op_id, op_aliases, op_inputs, op_outputs, op_params, op_infer, op_cost, op_gradient, op_num_inputs, op_num_outputs, op_saves, \
-               op_flags, op_dtypes, op_kernel, op_doc)                                                                              \
-  {.id = MPG_OP_##op_id,                                                                                                            \
-   .name = #op_id,                                                                                                                  \
-   .aliases = op_aliases,                                                                                                           \
-   .inputs = op_inputs,                                                                                                             \
-   .outputs = op_outputs,                                                                                                           \
-   .params = &mpg_##op_params##_table,                                                                                              \
-   .infer = mpg_infer_##op_infer,                                                                                                   \
-   .cost = mpg_cost_##op_cost,                                                                                                      \
-   .gradient = mpg_gradient_##op_gradient,                                                                                          \
-   .num_inputs = mpg_arity_##op_num_inputs,                                                                                         \
-   .num_outputs = mpg_arity_##op_num_outputs,                                                                                       \
-   .saves = op_saves,                                                                                                               \
-   .flags = op_flags,                                                                                                               \
-   .dtypes = op_dtypes,                                                                                                             \
+#define MPG_OP(op_id, op_aliases, op_inputs, op_outputs, op_params, op_infer, op_cost,    \
+               op_gradient, op_num_inputs, op_num_outputs, op_saves, op_flags, op_dtypes, \
+               op_kernel, op_doc)                                                         \
+  {.id = MPG_OP_##op_id,                                                                  \
+   .name = #op_id,                                                                        \
+   .aliases = op_aliases,                                                                 \
+   .inputs = op_inputs,                                                                   \
+   .outputs = op_outputs,                                                                 \
+   .params = &mpg_##op_params##_table,                                                    \
+   .infer = mpg_infer_##op_infer,                                                         \
+   .cost = mpg_cost_##op_cost,                                                            \
+   .gradient = mpg_gradient_##op_gradient,                                                \
+   .num_inputs = mpg_arity_##op_num_inputs,                                               \
+   .num_outputs = mpg_arity_##op_num_outputs,                                             \
+   .saves = op_saves,                                                                     \
+   .flags = op_flags,                                                                     \
+   .dtypes = op_dtypes,                                                                   \
    .doc = op_doc},
 static const mpg_op ops[] = {
 #include "op/ops.def"
@@ -31,13 +32,15 @@ _Static_assert(sizeof ops / sizeof *ops == MPG_OP_COUNT, "one row an op");
 typedef struct signature {
   int num_inputs, num_outputs;
   bool variadic, variadic_outputs;
-  int num_hidden;     /* trailing outputs that users do not see */
-  size_t show_hidden; /* offset of the parameter output_mean_var, which shows them; 0: there is none */
+  int num_hidden; /* trailing outputs that users do not see */
+  size_t
+      show_hidden; /* offset of the parameter output_mean_var, which shows them; 0: there is none */
   uint32_t mutable_inputs, optional_inputs;
   struct {
     const char *text;
     int length;
-    int use; /* the BOOL parameter use_<name> that an optional input comes with; -1: there is none */
+    int use; /* the BOOL parameter use_<name> that an optional input comes with; -1: there is none
+              */
   } inputs[MPG_MAX_NAMED];
 } signature;
 
@@ -66,7 +69,8 @@ static mpg_status add_name(const char *text, size_t length, const mpg_op *op) {
       return MPG_OK;
     }
     if (names[bucket].length == length && memcmp(names[bucket].text, text, length) == 0)
-      return mpg_fail(MPG_ERROR, "two ops are called %.*s: %s and %s", (int)length, text, names[bucket].op->name, op->name);
+      return mpg_fail(MPG_ERROR, "two ops are called %.*s: %s and %s", (int)length, text,
+                      names[bucket].op->name, op->name);
   }
 }
 
@@ -75,7 +79,8 @@ const mpg_op *mpg_op_find(const char *name) {
   for (uint32_t i = hash_name(name, length);; i++) {
     uint32_t bucket = i % NAME_BUCKETS;
     if (!names[bucket].op) return NULL;
-    if (names[bucket].length == length && memcmp(names[bucket].text, name, length) == 0) return names[bucket].op;
+    if (names[bucket].length == length && memcmp(names[bucket].text, name, length) == 0)
+      return names[bucket].op;
   }
 }
 
@@ -100,7 +105,8 @@ mpg_status mpg_registry_init(void) {
     int length;
     const char *name, *text = op->inputs;
     while ((name = next_name(&text, &marker, &length))) {
-      if (s->num_inputs == MPG_MAX_NAMED) return mpg_fail(MPG_ERROR, "%s: more than %d input names", op->name, MPG_MAX_NAMED);
+      if (s->num_inputs == MPG_MAX_NAMED)
+        return mpg_fail(MPG_ERROR, "%s: more than %d input names", op->name, MPG_MAX_NAMED);
       if (marker == '*' && *name == '!') { /* all of them are written */
         s->mutable_inputs |= 1u << s->num_inputs;
         name++;
@@ -125,7 +131,8 @@ mpg_status mpg_registry_init(void) {
     int show = mpg_params_find(op->params, "output_mean_var");
     if (show >= 0) s->show_hidden = op->params->params[show].offset;
     MPG_TRY(add_name(op->name, strlen(op->name), op));
-    for (const char *alias = op->aliases + strspn(op->aliases, " "); *alias; alias += strspn(alias, " ")) {
+    for (const char *alias = op->aliases + strspn(op->aliases, " "); *alias;
+         alias += strspn(alias, " ")) {
       size_t alias_length = strcspn(alias, " ");
       MPG_TRY(add_name(alias, alias_length, op));
       alias += alias_length;
@@ -166,8 +173,8 @@ int mpg_op_input_place(const mpg_op *op, const void *params, int index) {
   const signature *s = &signatures[op->id];
   if (s->variadic) return index;
   int place = -1;
-  for (int i = 0; i <= index; i++)
-    do place++;
+  for (int i = 0; i <= index; i++) do
+      place++;
     while (place < s->num_inputs && mpg_op_input_left_out(op, params, place));
   return place;
 }
@@ -183,7 +190,8 @@ const char *mpg_op_input_name(const mpg_op *op, int index, char *buffer, size_t 
   return buffer;
 }
 
-/* For inputs: as many as are given, which mpg_op_infer then checks. For outputs: as many as there are names. */
+/* For inputs: as many as are given, which mpg_op_infer then checks. For outputs: as many as there
+ * are names. */
 int mpg_arity_names(const mpg_op *op, const void *params, int given) {
   (void)op;
   (void)params;
@@ -199,7 +207,8 @@ int mpg_op_num_inputs(const mpg_op *op, const void *params, int given) {
 }
 
 int mpg_op_num_outputs(const mpg_op *op, const void *params, int num_inputs) {
-  return op->num_outputs != mpg_arity_names ? op->num_outputs(op, params, num_inputs) : signatures[op->id].num_outputs;
+  return op->num_outputs != mpg_arity_names ? op->num_outputs(op, params, num_inputs)
+                                            : signatures[op->id].num_outputs;
 }
 
 int mpg_op_visible_outputs(const mpg_op *op, const void *params, int num_inputs) {
@@ -210,7 +219,7 @@ int mpg_op_visible_outputs(const mpg_op *op, const void *params, int num_inputs)
   return shown || count <= s->num_hidden ? count : count - s->num_hidden;
 }
 
-/* --- Inference with the checks every op shares ----------------------------------------------------------------------- */
+/* --- Inference with the checks every op shares ------------------------------------------------ */
 static void append_inputs(mpg_text *text, const mpg_infer *infer) {
   char name[64], shape[MPG_SHAPE_TEXT_SIZE];
   mpg_text_append(text, " (");
@@ -219,8 +228,10 @@ static void append_inputs(mpg_text *text, const mpg_infer *infer) {
       mpg_text_append(text, ", ... %d inputs", infer->num_inputs);
       break;
     }
-    mpg_text_append(text, "%s%s: %s %s", i ? ", " : "", mpg_op_input_name(infer->op, i, name, sizeof name),
-                    mpg_dtype_name(infer->inputs[i].dtype), mpg_shape_text(&infer->inputs[i].shape, shape, sizeof shape));
+    mpg_text_append(text, "%s%s: %s %s", i ? ", " : "",
+                    mpg_op_input_name(infer->op, i, name, sizeof name),
+                    mpg_dtype_name(infer->inputs[i].dtype),
+                    mpg_shape_text(&infer->inputs[i].shape, shape, sizeof shape));
   }
   mpg_text_append(text, ")");
 }
@@ -241,30 +252,36 @@ mpg_status mpg_infer_fail(const mpg_infer *infer, const char *format, ...) {
 static mpg_status fail_dtype(const mpg_infer *infer, mpg_dtype dtype) {
   mpg_text allowed = {0};
   for (int i = 0; i < MPG_DTYPE_LIMIT; i++)
-    if (infer->op->dtypes >> i & 1) mpg_text_append(&allowed, "%s%s", allowed.length ? ", " : "", mpg_dtype_name((mpg_dtype)i));
-  mpg_infer_fail(infer, "dtype %s is not supported; supported: %s", mpg_dtype_name(dtype), mpg_text_string(&allowed));
+    if (infer->op->dtypes >> i & 1)
+      mpg_text_append(&allowed, "%s%s", allowed.length ? ", " : "", mpg_dtype_name((mpg_dtype)i));
+  mpg_infer_fail(infer, "dtype %s is not supported; supported: %s", mpg_dtype_name(dtype),
+                 mpg_text_string(&allowed));
   mpg_text_free(&allowed);
   return MPG_ERROR;
 }
 
-mpg_status mpg_op_infer(const mpg_op *op, const void *params, bool train, mpg_desc *inputs, int num_inputs, mpg_desc *outputs,
-                        int num_outputs) {
+mpg_status mpg_op_infer(const mpg_op *op, const void *params, bool train, mpg_desc *inputs,
+                        int num_inputs, mpg_desc *outputs, int num_outputs) {
   return mpg_op_infer_values(op, params, train, inputs, num_inputs, NULL, outputs, num_outputs);
 }
 
-mpg_status mpg_op_infer_values(const mpg_op *op, const void *params, bool train, mpg_desc *inputs, int num_inputs,
-                               const void *const *values, mpg_desc *outputs, int num_outputs) {
+mpg_status mpg_op_infer_values(const mpg_op *op, const void *params, bool train, mpg_desc *inputs,
+                               int num_inputs, const void *const *values, mpg_desc *outputs,
+                               int num_outputs) {
   int expected = mpg_op_num_inputs(op, params, num_inputs);
   if (expected != num_inputs)
-    return mpg_fail(MPG_ERROR, "%s: takes %d input arrays (%s), %d given", op->name, expected, op->inputs, num_inputs);
+    return mpg_fail(MPG_ERROR, "%s: takes %d input arrays (%s), %d given", op->name, expected,
+                    op->inputs, num_inputs);
   mpg_infer infer = {op, params, num_inputs, num_outputs, inputs, outputs, train, values};
   for (int i = 0; i < num_outputs; i++) {
     outputs[i].shape.ndim = -1;
     outputs[i].dtype = MPG_DTYPE_NONE;
   }
-  if (num_inputs && inputs[0].dtype != MPG_DTYPE_NONE && !(op->dtypes >> inputs[0].dtype & 1)) return fail_dtype(&infer, inputs[0].dtype);
+  if (num_inputs && inputs[0].dtype != MPG_DTYPE_NONE && !(op->dtypes >> inputs[0].dtype & 1))
+    return fail_dtype(&infer, inputs[0].dtype);
   MPG_TRY(op->infer(&infer));
-  if (!num_inputs && num_outputs && outputs[0].dtype != MPG_DTYPE_NONE && !(op->dtypes >> outputs[0].dtype & 1))
+  if (!num_inputs && num_outputs && outputs[0].dtype != MPG_DTYPE_NONE &&
+      !(op->dtypes >> outputs[0].dtype & 1))
     return fail_dtype(&infer, outputs[0].dtype);
   return MPG_OK;
 }
@@ -278,22 +295,28 @@ mpg_status mpg_infer_expect_dtype(mpg_infer *infer, int input, mpg_dtype dtype) 
   mpg_op_input_name(infer->op, input, name, sizeof name);
   bool of_layer = strcmp(name, "weight") == 0 && strncmp(infer->op->inputs, "data,", 5) == 0;
   if (of_layer) /* it is more often the data that has to change */
-    return mpg_infer_fail(infer, "weight is %s, the data %s; convert the data with x.astype('%s'), "
-                          "or the network with net.cast('%s')", own, other, own, other);
-  return mpg_infer_fail(infer, "%s must be %s, as the other inputs are, not %s; convert it with astype", name, other, own);
+    return mpg_infer_fail(infer,
+                          "weight is %s, the data %s; convert the data with x.astype('%s'), "
+                          "or the network with net.cast('%s')",
+                          own, other, own, other);
+  return mpg_infer_fail(infer,
+                        "%s must be %s, as the other inputs are, not %s; convert it with astype",
+                        name, other, own);
 }
 
 mpg_status mpg_infer_expect_shape(mpg_infer *infer, int input, const mpg_shape *shape) {
   mpg_shape wanted = *shape;
   if (mpg_shape_merge(&infer->inputs[input].shape, &wanted)) return MPG_OK;
   char name[64], text[MPG_SHAPE_TEXT_SIZE];
-  return mpg_infer_fail(infer, "%s must have the shape %s", mpg_op_input_name(infer->op, input, name, sizeof name),
+  return mpg_infer_fail(infer, "%s must have the shape %s",
+                        mpg_op_input_name(infer->op, input, name, sizeof name),
                         mpg_shape_text(shape, text, sizeof text));
 }
 
 mpg_status mpg_infer_tuple_shape(mpg_infer *infer, const mpg_tuple *tuple, mpg_shape *shape) {
   if (tuple->count > MPG_MAX_NDIM || tuple->count < 0)
-    return mpg_infer_fail(infer, "a shape has 0 to %d dimensions, not %d", MPG_MAX_NDIM, tuple->count);
+    return mpg_infer_fail(infer, "a shape has 0 to %d dimensions, not %d", MPG_MAX_NDIM,
+                          tuple->count);
   *shape = (mpg_shape){.ndim = tuple->count};
   for (int i = 0; i < tuple->count; i++) shape->dims[i] = tuple->values[i];
   mpg_status status = mpg_shape_check(shape, MPG_FLOAT64, NULL);
@@ -305,11 +328,13 @@ mpg_status mpg_infer_same(mpg_infer *infer) {
   mpg_dtype dtype = MPG_DTYPE_NONE;
   for (int i = 0; i < infer->num_inputs; i++) {
     if (dtype == MPG_DTYPE_NONE) dtype = infer->inputs[i].dtype;
-    if (!mpg_shape_merge(&shape, &infer->inputs[i].shape)) return mpg_infer_fail(infer, "the inputs must have one shape");
+    if (!mpg_shape_merge(&shape, &infer->inputs[i].shape))
+      return mpg_infer_fail(infer, "the inputs must have one shape");
   }
   for (int i = 0; i < infer->num_inputs; i++) {
     MPG_TRY(mpg_infer_expect_dtype(infer, i, dtype));
-    if (!mpg_shape_merge(&infer->inputs[i].shape, &shape)) return mpg_infer_fail(infer, "the inputs must have one shape");
+    if (!mpg_shape_merge(&infer->inputs[i].shape, &shape))
+      return mpg_infer_fail(infer, "the inputs must have one shape");
   }
   for (int i = 0; i < infer->num_outputs; i++) mpg_infer_set(infer, i, &shape, dtype);
   return MPG_OK;

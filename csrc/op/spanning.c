@@ -1,5 +1,6 @@
-/* Running an op whose arrays are on several devices: it is queued on its first input's, and every other device that has an array of it
- * waits there for its end, so that all it writes is written by a tick of the device it is on. */
+/* Running an op whose arrays are on several devices: it is queued on its first input's, and every
+ * other device that has an array of it waits there for its end, so that all it writes is written by
+ * a tick of the device it is on. */
 #include <string.h>
 
 #include "base/host.h"
@@ -18,14 +19,23 @@ typedef struct spanning_task { /* followed by the views, then the parameters */
 } spanning_task;
 
 static size_t views_offset(void) { return mpg_align_up(sizeof(spanning_task), 16); }
-static size_t params_offset(int num_views) { return views_offset() + mpg_align_up((size_t)num_views * sizeof(mpg_view), 16); }
+static size_t params_offset(int num_views) {
+  return views_offset() + mpg_align_up((size_t)num_views * sizeof(mpg_view), 16);
+}
 
 static mpg_status spanning_work(mpg_run *run, void *payload) {
   const spanning_task *task = payload;
   const mpg_view *views = (const mpg_view *)((char *)payload + views_offset());
-  mpg_kernel_call call = {.op = task->op, .params = (char *)payload + params_offset(task->num_inputs + task->num_outputs), .device = run->device,
-                          .stream = run->stream, .num_threads = run->num_threads, .num_inputs = task->num_inputs, .num_outputs = task->num_outputs,
-                          .inputs = views, .outputs = views + task->num_inputs};
+  mpg_kernel_call call = {
+      .op = task->op,
+      .params = (char *)payload + params_offset(task->num_inputs + task->num_outputs),
+      .device = run->device,
+      .stream = run->stream,
+      .num_threads = run->num_threads,
+      .num_inputs = task->num_inputs,
+      .num_outputs = task->num_outputs,
+      .inputs = views,
+      .outputs = views + task->num_inputs};
   return mpg_kernel_run(task->kernel, &call, task->scope, task->backward, NULL);
 }
 
@@ -37,13 +47,15 @@ static mpg_status nothing(mpg_run *run, void *payload) {
 static mpg_status add_device(mpg_device **devices, int *count, mpg_device *device) {
   for (int i = 0; i < *count; i++)
     if (devices[i] == device) return MPG_OK;
-  if (*count == MAX_DEVICES) return mpg_fail(MPG_ERROR, "one collective can span up to %d devices", MAX_DEVICES);
+  if (*count == MAX_DEVICES)
+    return mpg_fail(MPG_ERROR, "one collective can span up to %d devices", MAX_DEVICES);
   devices[(*count)++] = device;
   return MPG_OK;
 }
 
 static bool overlaps(const mpg_tensor *a, const mpg_tensor *b) {
-  return a->storage == b->storage && a->offset < b->offset + mpg_tensor_bytes(b) && b->offset < a->offset + mpg_tensor_bytes(a);
+  return a->storage == b->storage && a->offset < b->offset + mpg_tensor_bytes(b) &&
+         b->offset < a->offset + mpg_tensor_bytes(a);
 }
 
 /* Such an op that is to be queued. */
@@ -79,14 +91,23 @@ static mpg_status prepare(void *state, mpg_submission *submissions, bool *done) 
       q->points[count++] = (mpg_point){.device = storage->device, .tick = last};
   }
   q->end = (mpg_point){.device = first, .tick = mpg_device_next_tick(first), .data = true};
-  submissions[0] = (mpg_submission){.name = inv->op->name, .work = spanning_work,
-                                    .payload = q->payload, .payload_size = q->size,
-                                    .points = q->points, .num_points = count,
-                                    .origin = q->origin, .scope = inv->scope, .steps = inv->steps};
+  submissions[0] = (mpg_submission){.name = inv->op->name,
+                                    .work = spanning_work,
+                                    .payload = q->payload,
+                                    .payload_size = q->size,
+                                    .points = q->points,
+                                    .num_points = count,
+                                    .origin = q->origin,
+                                    .scope = inv->scope,
+                                    .steps = inv->steps};
   for (int i = 1; i < q->num_devices; i++)
-    submissions[i] = (mpg_submission){.name = inv->op->name, .work = nothing, .points = &q->end,
-                                      .num_points = 1, .origin = q->origin,
-                                      .scope = inv->scope, .steps = inv->steps};
+    submissions[i] = (mpg_submission){.name = inv->op->name,
+                                      .work = nothing,
+                                      .points = &q->end,
+                                      .num_points = 1,
+                                      .origin = q->origin,
+                                      .scope = inv->scope,
+                                      .steps = inv->steps};
   return MPG_OK;
 }
 
@@ -107,17 +128,21 @@ static void note(void *state, const mpg_tick *ticks) {
   }
 }
 
-static mpg_status queue(const mpg_invocation *inv, mpg_kernel_fn kernel,
-                        mpg_device *const *devices, int num_devices, const mpg_view *views) {
+static mpg_status queue(const mpg_invocation *inv, mpg_kernel_fn kernel, mpg_device *const *devices,
+                        int num_devices, const mpg_view *views) {
   int num_views = inv->num_inputs + inv->num_outputs;
   size_t size = params_offset(num_views) + inv->op->params->size;
   char *payload = mpg_space_take(size);
   if (!payload) return mpg_out_of_host_memory(size);
-  *(spanning_task *)payload = (spanning_task){kernel, inv->op, inv->num_inputs, inv->num_outputs, inv->scope, inv->backward};
+  *(spanning_task *)payload = (spanning_task){kernel,           inv->op,    inv->num_inputs,
+                                              inv->num_outputs, inv->scope, inv->backward};
   memcpy(payload + views_offset(), views, (size_t)num_views * sizeof *views);
   memcpy(payload + params_offset(num_views), inv->params, inv->op->params->size);
-  queued_spanning q = {.inv = inv, .devices = devices, .num_devices = num_devices,
-                       .payload = payload, .size = size,
+  queued_spanning q = {.inv = inv,
+                       .devices = devices,
+                       .num_devices = num_devices,
+                       .payload = payload,
+                       .size = size,
                        .origin = inv->origin ? inv->origin : mpg_host_origin()};
   mpg_status status = mpg_device_queue(&(mpg_queuing){
       .devices = devices, .count = num_devices, .prepare = prepare, .note = note, .state = &q});
@@ -127,15 +152,18 @@ static mpg_status queue(const mpg_invocation *inv, mpg_kernel_fn kernel,
 }
 
 /* Where its arrays are to be, against where they are. */
-static mpg_status find_devices(const mpg_invocation *inv, mpg_device **outputs, mpg_device **devices, int *num_devices) {
+static mpg_status find_devices(const mpg_invocation *inv, mpg_device **outputs,
+                               mpg_device **devices, int *num_devices) {
   const mpg_collective_params *params = inv->params;
   mpg_device_id places[MPG_MAX_SPANNED];
   int named = mpg_collective_places(params->input_devices, places, MPG_MAX_SPANNED);
   for (int i = 0; i < inv->num_inputs; i++) {
-    mpg_device *device = mpg_tensor_device(&inv->inputs[i]), *wanted = mpg_tensor_device(&inv->inputs[0]);
+    mpg_device *device = mpg_tensor_device(&inv->inputs[i]),
+               *wanted = mpg_tensor_device(&inv->inputs[0]);
     if (named) MPG_TRY(mpg_device_get(places[i], &wanted));
     if (device != wanted)
-      return mpg_fail(MPG_ERROR, "%s: input %d is on %s, not on %s; move it with as_in_context", inv->op->name, i, mpg_device_text(device), mpg_device_text(wanted));
+      return mpg_fail(MPG_ERROR, "%s: input %d is on %s, not on %s; move it with as_in_context",
+                      inv->op->name, i, mpg_device_text(device), mpg_device_text(wanted));
     MPG_TRY(add_device(devices, num_devices, device));
   }
   named = mpg_collective_places(params->output_devices, places, MPG_MAX_SPANNED);
@@ -144,12 +172,15 @@ static mpg_status find_devices(const mpg_invocation *inv, mpg_device **outputs, 
     if (named) MPG_TRY(mpg_device_get(places[i], &outputs[i]));
     MPG_TRY(add_device(devices, num_devices, outputs[i]));
     if (inv->outputs[i].storage && mpg_tensor_device(&inv->outputs[i]) != outputs[i])
-      return mpg_fail(MPG_ERROR, "%s: out is on %s, but the result is on %s", inv->op->name, mpg_device_text(mpg_tensor_device(&inv->outputs[i])), mpg_device_text(outputs[i]));
+      return mpg_fail(MPG_ERROR, "%s: out is on %s, but the result is on %s", inv->op->name,
+                      mpg_device_text(mpg_tensor_device(&inv->outputs[i])),
+                      mpg_device_text(outputs[i]));
   }
   return MPG_OK;
 }
 
-static mpg_status invoke_with(mpg_invocation *inv, mpg_desc *descs, mpg_view *views, mpg_device **outputs, bool *made) {
+static mpg_status invoke_with(mpg_invocation *inv, mpg_desc *descs, mpg_view *views,
+                              mpg_device **outputs, bool *made) {
   mpg_device *devices[MAX_DEVICES];
   int num_devices = 0;
   mpg_desc *output_descs = descs + inv->num_inputs;
@@ -157,24 +188,30 @@ static mpg_status invoke_with(mpg_invocation *inv, mpg_desc *descs, mpg_view *vi
   mpg_kernel_fn kernel;
   for (int i = 0; i < inv->num_inputs; i++) descs[i] = inv->inputs[i].desc;
   for (int i = 0; i < inv->num_outputs; i++) made[i] = false;
-  MPG_TRY(mpg_op_infer(inv->op, inv->params, inv->train, descs, inv->num_inputs, output_descs, inv->num_outputs));
+  MPG_TRY(mpg_op_infer(inv->op, inv->params, inv->train, descs, inv->num_inputs, output_descs,
+                       inv->num_outputs));
   MPG_TRY(find_devices(inv, outputs, devices, &num_devices));
   MPG_TRY(mpg_kernel_find(devices[0], inv->op, &kernel));
   for (int i = 0; i < inv->num_outputs; i++) {
     mpg_tensor *output = &inv->outputs[i];
     if (!output->storage) continue;
-    if (!mpg_shape_equal(&output->desc.shape, &output_descs[i].shape) || output->desc.dtype != output_descs[i].dtype)
-      return mpg_fail(MPG_ERROR, "%s: out has another shape or dtype than the result", inv->op->name);
+    if (!mpg_shape_equal(&output->desc.shape, &output_descs[i].shape) ||
+        output->desc.dtype != output_descs[i].dtype)
+      return mpg_fail(MPG_ERROR, "%s: out has another shape or dtype than the result",
+                      inv->op->name);
     for (int k = 0; k < inv->num_inputs; k++)
-      if (overlaps(output, &inv->inputs[k])) return mpg_fail(MPG_ERROR, "%s: out overlaps an input", inv->op->name);
+      if (overlaps(output, &inv->inputs[k]))
+        return mpg_fail(MPG_ERROR, "%s: out overlaps an input", inv->op->name);
   }
   for (int i = 0; i < inv->num_outputs; i++) {
     if (inv->outputs[i].storage) continue;
     MPG_GOTO(mpg_tensor_create(outputs[i], &output_descs[i], &inv->outputs[i]));
     made[i] = true;
   }
-  for (int i = 0; i < inv->num_inputs; i++) views[i] = (mpg_view){mpg_tensor_data(&inv->inputs[i]), descs[i]};
-  for (int i = 0; i < inv->num_outputs; i++) views[inv->num_inputs + i] = (mpg_view){mpg_tensor_data(&inv->outputs[i]), output_descs[i]};
+  for (int i = 0; i < inv->num_inputs; i++)
+    views[i] = (mpg_view){mpg_tensor_data(&inv->inputs[i]), descs[i]};
+  for (int i = 0; i < inv->num_outputs; i++)
+    views[inv->num_inputs + i] = (mpg_view){mpg_tensor_data(&inv->outputs[i]), output_descs[i]};
   MPG_GOTO(queue(inv, kernel, devices, num_devices, views));
   return MPG_OK;
 fail:
@@ -187,7 +224,8 @@ mpg_status mpg_invoke_spanning(mpg_invocation *inv) {
   if (inv->num_inputs > MPG_MAX_SPANNED || inv->num_outputs > MPG_MAX_SPANNED)
     return mpg_fail(MPG_ERROR, "%s: at most %d arrays take part", inv->op->name, MPG_MAX_SPANNED);
   size_t count = (size_t)(inv->num_inputs + inv->num_outputs);
-  char *memory = mpg_space_take(count * (sizeof(mpg_view) + sizeof(mpg_desc) + sizeof(mpg_device *) + sizeof(bool)));
+  char *memory = mpg_space_take(
+      count * (sizeof(mpg_view) + sizeof(mpg_desc) + sizeof(mpg_device *) + sizeof(bool)));
   if (!memory) return mpg_out_of_host_memory(count * sizeof(mpg_view));
   mpg_view *views = (mpg_view *)memory;
   mpg_desc *descs = (mpg_desc *)(views + count);

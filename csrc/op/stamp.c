@@ -3,13 +3,16 @@
 #include "op/fused.h"
 
 static uint64_t mix(uint64_t hash, const void *bytes, size_t size) {
-  for (size_t i = 0; i < size; i++) hash = (hash ^ ((const unsigned char *)bytes)[i]) * UINT64_C(1099511628211);
+  for (size_t i = 0; i < size; i++)
+    hash = (hash ^ ((const unsigned char *)bytes)[i]) * UINT64_C(1099511628211);
   return hash;
 }
 
 uint64_t mpg_kernel_stamp(void) {
-  static const size_t sizes[] = {sizeof(mpg_kernel_call), sizeof(mpg_view), sizeof(mpg_fused), sizeof(mpg_fused_member), sizeof(mpg_fused_value),
-                                 sizeof(mpg_device), sizeof(mpg_gpu_library), MPG_OP_COUNT,
+  static const size_t sizes[] = {sizeof(mpg_kernel_call), sizeof(mpg_view),
+                                 sizeof(mpg_fused),       sizeof(mpg_fused_member),
+                                 sizeof(mpg_fused_value), sizeof(mpg_device),
+                                 sizeof(mpg_gpu_library), MPG_OP_COUNT,
 #define SIZE(structure) sizeof(mpg_##structure##_params),
                                  MPG_ALL_PARAMS(SIZE)
 #undef SIZE

@@ -1,13 +1,14 @@
-/* _core.Absent: a name that a class does not have, and that people look for; reading it raises the error that says what there is.
+/* _core.Absent: a name that a class does not have, and that people look for; reading it raises the
+ * error that says what there is.
  *
- * A class attribute, so that what the class does have is found as fast as ever, which __getattr__ would not leave so: Python then gives up
- * its shortcuts for all attributes. What an object keeps under the name comes first.
+ * A class attribute, so that what the class does have is found as fast as ever, which __getattr__
+ * would not leave so: Python then gives up its shortcuts for all attributes. What an object keeps
+ * under the name comes first.
  */
 #include "python/core.h"
 
 typedef struct absent {
-  PyObject_HEAD
-  PyObject *error, *name; /* NULL for error: the collector has cleared it */
+  PyObject_HEAD PyObject *error, *name; /* NULL for error: the collector has cleared it */
 } absent;
 
 static PyObject *absent_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
@@ -24,7 +25,8 @@ static PyObject *absent_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
 static PyObject *absent_get(PyObject *object, PyObject *instance, PyObject *owner) {
   absent *self = (absent *)object;
   if (self->error == NULL) return PyErr_Format(PyExc_AttributeError, "%U", self->name);
-  PyObject *error = PyObject_CallFunctionObjArgs(self->error, instance != NULL ? instance : owner, self->name, NULL);
+  PyObject *error = PyObject_CallFunctionObjArgs(self->error, instance != NULL ? instance : owner,
+                                                 self->name, NULL);
   if (error == NULL) return NULL;
   if (PyExceptionInstance_Check(error))
     PyErr_SetObject((PyObject *)Py_TYPE(error), error);
@@ -58,9 +60,13 @@ static PyType_Slot absent_slots[] = {
     {Py_tp_traverse, absent_traverse},
     {Py_tp_clear, absent_clear},
     {Py_tp_descr_get, absent_get},
-    {Py_tp_doc, "Absent(error, name)\n--\n\nA class attribute that is not there: reading it raises ``error(object, name)``, where `object` is the class for a class's own."},
+    {Py_tp_doc,
+     "Absent(error, name)\n--\n\nA class attribute that is not there: reading it raises "
+     "``error(object, name)``, where `object` is the class for a class's own."},
     {0, NULL}};
-static PyType_Spec absent_spec = {"mpgluon._core.Absent", sizeof(absent), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE, absent_slots};
+static PyType_Spec absent_spec = {
+    "mpgluon._core.Absent", sizeof(absent), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE, absent_slots};
 
 int mpg_py_absent_init(PyObject *module) {
   PyObject *type = PyType_FromModuleAndSpec(module, &absent_spec, NULL);

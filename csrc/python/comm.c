@@ -1,4 +1,5 @@
-/* _core.collective, _core.collective_plan and _core.sum_replicas. See comm/collective.h and comm/replicas.h. */
+/* _core.collective, _core.collective_plan and _core.sum_replicas. See comm/collective.h and
+ * comm/replicas.h. */
 #include "comm/collective.h"
 #include "comm/replicas.h"
 
@@ -28,7 +29,8 @@ static int take_devices(request *q, PyObject *object) {
   Py_ssize_t count = PyTuple_GET_SIZE(items);
   int result = 0;
   if (count > MPG_COMM_MAX_RANKS) {
-    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: at most %d devices take part, got %zd", mpg_collective_name(q->r.kind), MPG_COMM_MAX_RANKS, count);
+    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: at most %d devices take part, got %zd",
+                 mpg_collective_name(q->r.kind), MPG_COMM_MAX_RANKS, count);
     result = -1;
   } else if ((q->devices = PyMem_Calloc((size_t)count + 1, sizeof *q->devices)) == NULL) {
     PyErr_NoMemory();
@@ -67,7 +69,9 @@ static int request_take(request *q, PyObject *args) {
   const char *kind, *algorithm;
   PyObject *arrays, *devices, *root;
   *q = (request){0};
-  if (!PyArg_ParseTuple(args, "sOOiiOss", &kind, &arrays, &devices, &q->r.axis, &q->r.other_axis, &root, &algorithm, &q->transport)) return -1;
+  if (!PyArg_ParseTuple(args, "sOOiiOss", &kind, &arrays, &devices, &q->r.axis, &q->r.other_axis,
+                        &root, &algorithm, &q->transport))
+    return -1;
   q->r.kind = mpg_collective_find(kind);
   q->r.algorithm = mpg_comm_algorithm_find(algorithm);
   if (q->r.kind == MPG_COLLECTIVE_COUNT) {
@@ -75,20 +79,24 @@ static int request_take(request *q, PyObject *args) {
     return -1;
   }
   if (q->r.algorithm == MPG_COMM_ALGORITHM_COUNT) {
-    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: there is no algorithm '%s'; there are auto, one_shot and two_shot", kind, algorithm);
+    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR],
+                 "%s: there is no algorithm '%s'; there are auto, one_shot and two_shot", kind,
+                 algorithm);
     return -1;
   }
   if (take_arrays(q, arrays) < 0 || take_devices(q, devices) < 0) return -1;
   return root == Py_None ? 0 : mpg_py_device_id(root, &q->r.root);
 }
 
-/* Calls the ops of a plan one after the other; slots: num_slots empty arrays but for the inputs, which are there. */
+/* Calls the ops of a plan one after the other; slots: num_slots empty arrays but for the inputs,
+ * which are there. */
 static mpg_status run(const mpg_comm_plan *plan, mpg_array *slots) {
   mpg_array *inputs[MPG_COMM_MAX_RANKS];
   for (size_t i = 0; i < plan->num_steps; i++) {
     const mpg_comm_step *step = &plan->steps[i];
     for (uint32_t k = 0; k < step->num_inputs; k++) inputs[k] = &slots[step->inputs[k]];
-    MPG_TRY(mpg_call(step->op, step->params, inputs, (int)step->num_inputs, &slots[step->first_output], (int)step->num_outputs, NULL));
+    MPG_TRY(mpg_call(step->op, step->params, inputs, (int)step->num_inputs,
+                     &slots[step->first_output], (int)step->num_outputs, NULL));
   }
   return MPG_OK;
 }
@@ -147,7 +155,8 @@ static PyObject *collective_plan(PyObject *self, PyObject *args) {
     if (name == NULL) goto done;
     PyList_SET_ITEM(ops, (Py_ssize_t)i, name);
   }
-  result = Py_BuildValue("{s:O,s:n,s:n}", "ops", ops, "copies", (Py_ssize_t)plan.num_copies, "bytes", (Py_ssize_t)plan.bytes);
+  result = Py_BuildValue("{s:O,s:n,s:n}", "ops", ops, "copies", (Py_ssize_t)plan.num_copies,
+                         "bytes", (Py_ssize_t)plan.bytes);
 done:
   Py_XDECREF(ops);
   mpg_comm_plan_free(&plan);
@@ -177,8 +186,7 @@ static PyObject *sum_replicas(PyObject *self, PyObject *args) {
     goto out;
   }
   for (Py_ssize_t r = 0; r < count; r++) {
-    PyObject *list =
-        mpg_py_items(PyTuple_GET_ITEM(lists, r), "sum_replicas takes lists of arrays");
+    PyObject *list = mpg_py_items(PyTuple_GET_ITEM(lists, r), "sum_replicas takes lists of arrays");
     if (list == NULL) goto out;
     Py_ssize_t here = PyTuple_GET_SIZE(list);
     if (each >= 0 && here != each) {
@@ -187,7 +195,8 @@ static PyObject *sum_replicas(PyObject *self, PyObject *args) {
       goto out;
     }
     each = here;
-    if (arrays == NULL && (arrays = PyMem_Calloc((size_t)(count * each) + 1, sizeof *arrays)) == NULL) {
+    if (arrays == NULL &&
+        (arrays = PyMem_Calloc((size_t)(count * each) + 1, sizeof *arrays)) == NULL) {
       PyErr_NoMemory();
       Py_DECREF(list);
       goto out;
@@ -201,7 +210,11 @@ static PyObject *sum_replicas(PyObject *self, PyObject *args) {
     goto out;
   }
   for (Py_ssize_t i = 0; i < count * each; i++) tensors[i] = &arrays[i]->tensor;
-  mpg_replicas replicas = {.arrays = tensors, .num_arrays = (uint32_t)each, .num_replicas = (uint32_t)count, .home = (uint32_t)home, .everywhere = everywhere};
+  mpg_replicas replicas = {.arrays = tensors,
+                           .num_arrays = (uint32_t)each,
+                           .num_replicas = (uint32_t)count,
+                           .home = (uint32_t)home,
+                           .everywhere = everywhere};
   mpg_status status = mpg_comm_sum_replicas(&replicas, &done);
   if (status != MPG_OK)
     mpg_py_raise(status);
@@ -216,7 +229,8 @@ out:
   return result;
 }
 
-/* For tests: when the latest write of an array is done, and the last tick that its device was given. */
+/* For tests: when the latest write of an array is done, and the last tick that its device was
+ * given. */
 static PyObject *written_at(PyObject *self, PyObject *object) {
   (void)self;
   mpg_array *array;
@@ -225,7 +239,8 @@ static PyObject *written_at(PyObject *self, PyObject *object) {
   PyList_SET_ITEM(list, 0, Py_NewRef(object));
   if (mpg_py_array_list(list, &array, 1, &keep, "written_at") == 1) {
     const mpg_storage *storage = array->tensor.storage;
-    result = Py_BuildValue("(KK)", (unsigned long long)storage->block.uses.write, (unsigned long long)storage->device->submitted);
+    result = Py_BuildValue("(KK)", (unsigned long long)storage->block.uses.write,
+                           (unsigned long long)storage->device->submitted);
   }
   Py_XDECREF(keep);
   Py_DECREF(list);
@@ -234,12 +249,16 @@ static PyObject *written_at(PyObject *self, PyObject *object) {
 
 static PyMethodDef methods[] = {
     {"collective", collective, METH_VARARGS,
-     "collective(kind, arrays, devices, axis, other_axis, root, algorithm, transport) -> list of arrays; see mpgluon.parallel.collectives."},
+     "collective(kind, arrays, devices, axis, other_axis, root, algorithm, transport) -> list of "
+     "arrays; see mpgluon.parallel.collectives."},
     {"sum_replicas", sum_replicas, METH_VARARGS,
-     "sum_replicas(lists, home, everywhere) -> bool: sums arrays of replicas in place, beside what their devices do. False, and nothing happened, where a device can't."},
-    {"written_at", written_at, METH_O, "written_at(array) -> (tick of its latest write, tick of its device's latest work)."},
+     "sum_replicas(lists, home, everywhere) -> bool: sums arrays of replicas in place, beside what "
+     "their devices do. False, and nothing happened, where a device can't."},
+    {"written_at", written_at, METH_O,
+     "written_at(array) -> (tick of its latest write, tick of its device's latest work)."},
     {"collective_plan", collective_plan, METH_VARARGS,
-     "The same, but only what would run: {'ops': names, 'copies': between devices, 'bytes': copied}."},
+     "The same, but only what would run: {'ops': names, 'copies': between devices, 'bytes': "
+     "copied}."},
     {NULL, NULL, 0, NULL}};
 
 int mpg_py_comm_init(PyObject *module) { return PyModule_AddFunctions(module, methods); }

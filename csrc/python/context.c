@@ -2,8 +2,7 @@
 #include "python/core.h"
 
 typedef struct context {
-  PyObject_HEAD
-  mpg_device_id id;
+  PyObject_HEAD mpg_device_id id;
 } context;
 
 enum { CACHED = 32, MAX_DEPTH = 256 };
@@ -18,7 +17,10 @@ static _Thread_local struct {
 static const struct {
   const char *name;
   int32_t type;
-} types[] = {{"cpu", MPG_CPU}, {"gpu", MPG_GPU}, {"cpu_pinned", MPG_CPU_PINNED}, {"cpu_shared", MPG_CPU_SHARED}};
+} types[] = {{"cpu", MPG_CPU},
+             {"gpu", MPG_GPU},
+             {"cpu_pinned", MPG_CPU_PINNED},
+             {"cpu_shared", MPG_CPU_SHARED}};
 
 static const char *type_name(int32_t type) {
   for (size_t i = 0; i < sizeof types / sizeof types[0]; i++)
@@ -52,7 +54,8 @@ static int parse_text(const char *text, mpg_device_id *id) {
       return 0;
     }
     int end = 0, index = 0;
-    if (sscanf(text + length, "(%9d)%n", &index, &end) == 1 && end > 0 && text[length + (size_t)end] == 0 && index >= 0) {
+    if (sscanf(text + length, "(%9d)%n", &index, &end) == 1 && end > 0 &&
+        text[length + (size_t)end] == 0 && index >= 0) {
       *id = (mpg_device_id){types[i].type, index};
       return 0;
     }
@@ -75,7 +78,8 @@ int mpg_py_device_id(PyObject *object, mpg_device_id *id) {
     const char *text = PyUnicode_AsUTF8(object);
     return text ? parse_text(text, id) : -1;
   }
-  PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "expected a Context such as mx.cpu(0), got %s", Py_TYPE(object)->tp_name);
+  PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "expected a Context such as mx.cpu(0), got %s",
+               Py_TYPE(object)->tp_name);
   return -1;
 }
 
@@ -83,13 +87,16 @@ static PyObject *context_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
   static char *names[] = {"device_type", "device_id", NULL};
   PyObject *device_type;
   int index = 0;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|i:Context", names, &device_type, &index)) return NULL;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|i:Context", names, &device_type, &index))
+    return NULL;
   mpg_device_id id;
   if (PyLong_Check(device_type)) {
     long number = PyLong_AsLong(device_type);
     if (number == -1 && PyErr_Occurred()) return NULL;
     if (strcmp(type_name((int32_t)number), "unknown") == 0) {
-      PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "device type %ld: 1 (cpu), 2 (gpu), 3 (cpu_pinned) and 5 (cpu_shared) are known", number);
+      PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR],
+                   "device type %ld: 1 (cpu), 2 (gpu), 3 (cpu_pinned) and 5 (cpu_shared) are known",
+                   number);
       return NULL;
     }
     id = (mpg_device_id){(int32_t)number, index};
@@ -121,7 +128,8 @@ static Py_hash_t context_hash(PyObject *self) {
   return (Py_hash_t)id.type * 1000003 + id.index + 7;
 }
 static PyObject *context_compare(PyObject *a, PyObject *b, int operation) {
-  if ((operation != Py_EQ && operation != Py_NE) || !PyObject_TypeCheck(b, mpg_py->context_type)) Py_RETURN_NOTIMPLEMENTED;
+  if ((operation != Py_EQ && operation != Py_NE) || !PyObject_TypeCheck(b, mpg_py->context_type))
+    Py_RETURN_NOTIMPLEMENTED;
   mpg_device_id x = ((context *)a)->id, y = ((context *)b)->id;
   return PyBool_FromLong((x.type == y.type && x.index == y.index) == (operation == Py_EQ));
 }
@@ -176,16 +184,20 @@ static PyMethodDef context_methods[] = {
     {"__enter__", context_enter, METH_NOARGS, NULL},
     {"__exit__", context_exit, METH_VARARGS, NULL},
     {"__reduce__", context_reduce, METH_NOARGS, NULL},
-    {"empty_cache", context_empty_cache, METH_NOARGS, "Gives the device's cached memory back to the system; waits for work that still uses it."},
+    {"empty_cache", context_empty_cache, METH_NOARGS,
+     "Gives the device's cached memory back to the system; waits for work that still uses it."},
     {0}};
 static PyGetSetDef context_properties[] = {
     {"device_type", get_device_type, NULL, "'cpu', 'gpu', 'cpu_pinned' or 'cpu_shared'.", NULL},
-    {"device_typeid", get_device_typeid, NULL, "The number of the device type: 1 is cpu, 2 is gpu.", NULL},
+    {"device_typeid", get_device_typeid, NULL, "The number of the device type: 1 is cpu, 2 is gpu.",
+     NULL},
     {"device_id", get_device_id, NULL, "The number of the device among those of its type.", NULL},
     {0}};
 static PyType_Slot context_slots[] = {
-    {Py_tp_doc, "Context(device_type, device_id=0)\n--\n\nA device: where arrays live and ops run. In a with-statement it is the current one of the\n"
-                "thread: where arrays are made that name no other."},
+    {Py_tp_doc,
+     "Context(device_type, device_id=0)\n--\n\nA device: where arrays live and ops run. In a "
+     "with-statement it is the current one of the\n"
+     "thread: where arrays are made that name no other."},
     {Py_tp_new, context_new},
     {Py_tp_dealloc, context_dealloc},
     {Py_tp_repr, context_repr},
@@ -194,7 +206,8 @@ static PyType_Slot context_slots[] = {
     {Py_tp_methods, context_methods},
     {Py_tp_getset, context_properties},
     {0, NULL}};
-static PyType_Spec context_spec = {"mpgluon.context.Context", sizeof(context), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, context_slots};
+static PyType_Spec context_spec = {"mpgluon.context.Context", sizeof(context), 0,
+                                   Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, context_slots};
 
 static PyObject *make(int32_t type, PyObject *const *args, Py_ssize_t count, const char *name) {
   long index = 0;
@@ -203,23 +216,28 @@ static PyObject *make(int32_t type, PyObject *const *args, Py_ssize_t count, con
     index = PyLong_AsLong(args[0]);
     if (index == -1 && PyErr_Occurred()) return NULL;
   }
-  if (index < 0 || index > INT32_MAX) return PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: a device number is 0 or more, got %ld", name, index);
+  if (index < 0 || index > INT32_MAX)
+    return PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR],
+                        "%s: a device number is 0 or more, got %ld", name, index);
   return mpg_py_context((mpg_device_id){type, (int32_t)index});
 }
-static PyObject *make_named(int32_t type, PyObject *const *args, Py_ssize_t count, PyObject *names, const char *name) {
+static PyObject *make_named(int32_t type, PyObject *const *args, Py_ssize_t count, PyObject *names,
+                            const char *name) {
   PyObject *values[1];
   if (names != NULL && PyTuple_GET_SIZE(names) == 1 && count == 0 &&
       PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, 0), "device_id") == 0) {
     values[0] = args[0];
     return make(type, values, 1, name);
   }
-  if (names != NULL && PyTuple_GET_SIZE(names) > 0) return PyErr_Format(PyExc_TypeError, "%s() takes only device_id", name);
+  if (names != NULL && PyTuple_GET_SIZE(names) > 0)
+    return PyErr_Format(PyExc_TypeError, "%s() takes only device_id", name);
   return make(type, args, count, name);
 }
-#define MAKER(function, type)                                                                                         \
-  static PyObject *function(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names) {            \
-    (void)module;                                                                                                     \
-    return make_named(type, args, count, names, #function);                                                           \
+#define MAKER(function, type)                                                          \
+  static PyObject *function(PyObject *module, PyObject *const *args, Py_ssize_t count, \
+                            PyObject *names) {                                         \
+    (void)module;                                                                      \
+    return make_named(type, args, count, names, #function);                            \
   }
 MAKER(cpu, MPG_CPU)
 MAKER(gpu, MPG_GPU)
@@ -249,9 +267,11 @@ static PyObject *memory_stats(PyObject *module, PyObject *object) {
   if (device == NULL) return NULL;
   mpg_memory_stats stats;
   mpg_pool_stats(device->pool, &stats);
-  return Py_BuildValue("{s:n,s:n,s:n,s:n,s:n,s:K,s:K}", "in_use", (Py_ssize_t)stats.in_use, "peak_in_use", (Py_ssize_t)stats.peak_in_use,
-                       "held", (Py_ssize_t)stats.held, "peak_held", (Py_ssize_t)stats.peak_held, "limit", (Py_ssize_t)stats.limit,
-                       "allocations", (unsigned long long)stats.allocations, "system_allocations", (unsigned long long)stats.system_allocations);
+  return Py_BuildValue("{s:n,s:n,s:n,s:n,s:n,s:K,s:K}", "in_use", (Py_ssize_t)stats.in_use,
+                       "peak_in_use", (Py_ssize_t)stats.peak_in_use, "held", (Py_ssize_t)stats.held,
+                       "peak_held", (Py_ssize_t)stats.peak_held, "limit", (Py_ssize_t)stats.limit,
+                       "allocations", (unsigned long long)stats.allocations, "system_allocations",
+                       (unsigned long long)stats.system_allocations);
 }
 static PyObject *gpu_memory_info(PyObject *module, PyObject *object) {
   (void)module;
@@ -270,7 +290,8 @@ static PyObject *set_memory_limit(PyObject *module, PyObject *args) {
   if (device == NULL) return NULL;
   Py_ssize_t bytes = 0;
   if (limit != Py_None) {
-    bytes = PyIndex_Check(limit) ? PyNumber_AsSsize_t(limit, NULL) : -1; /* beyond the largest: the largest */
+    bytes = PyIndex_Check(limit) ? PyNumber_AsSsize_t(limit, NULL)
+                                 : -1; /* beyond the largest: the largest */
     if (bytes == -1 && PyErr_Occurred()) return NULL;
     if (bytes < 0)
       return PyErr_Format(
@@ -294,7 +315,8 @@ static PyObject *opened_devices(PyObject *module, PyObject *unused) {
   for (int i = 0; list != NULL && i < mpg_device_count(); i++) {
     mpg_device *device = mpg_device_at(i);
     if (device->id.type == MPG_CPU_SIDE) continue;
-    PyObject *item = Py_BuildValue("(Ni)", mpg_py_context(device->id), atomic_load(&device->num_threads));
+    PyObject *item =
+        Py_BuildValue("(Ni)", mpg_py_context(device->id), atomic_load(&device->num_threads));
     if (item == NULL || PyList_Append(list, item) < 0) Py_CLEAR(list);
     Py_XDECREF(item);
   }
@@ -305,23 +327,40 @@ static PyObject *set_threads(PyObject *module, PyObject *object) {
   long threads = object == Py_None ? 0 : PyLong_AsLong(object);
   if (threads == -1 && PyErr_Occurred()) return NULL;
   if (threads < 0 || threads > 4096)
-    return PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "threads per device: 1 or more, or 0 to share the machine's cores out; got %ld", threads);
+    return PyErr_Format(
+        mpg_py->errors[MPG_VALUE_ERROR],
+        "threads per device: 1 or more, or 0 to share the machine's cores out; got %ld", threads);
   MPG_PY_TRY(mpg_device_set_threads((int)threads));
   Py_RETURN_NONE;
 }
 
 PyMethodDef mpg_py_context_methods[] = {
-    {"cpu", (PyCFunction)(void (*)(void))cpu, METH_FASTCALL | METH_KEYWORDS, "cpu(device_id=0)\n--\n\nThe CPU device of that number: a worker thread with its own memory pool."},
-    {"gpu", (PyCFunction)(void (*)(void))gpu, METH_FASTCALL | METH_KEYWORDS, "gpu(device_id=0)\n--\n\nThe GPU of that number."},
-    {"cpu_pinned", (PyCFunction)(void (*)(void))cpu_pinned, METH_FASTCALL | METH_KEYWORDS, "cpu_pinned(device_id=0)\n--\n\nHost memory that GPUs copy from directly."},
-    {"current_context", current_context, METH_NOARGS, "current_context()\n--\n\nThe context that arrays are made on when none is named."},
-    {"num_gpus", num_gpus, METH_NOARGS, "num_gpus()\n--\n\nGPUs that can be used; 0 without a driver."},
-    {"memory_stats", memory_stats, METH_O, "memory_stats(ctx)\n--\n\nBytes of the device's memory: in_use, peak_in_use, held, peak_held, limit (0: none); and counts of allocations."},
-    {"set_memory_limit", set_memory_limit, METH_VARARGS, "set_memory_limit(ctx, bytes)\n--\n\nThe most memory the device may hold; 0 or None: no limit."},
-    {"gpu_memory_info", gpu_memory_info, METH_O, "gpu_memory_info(ctx)\n--\n\n(free, total) bytes of a GPU."},
-    {"reset_peak_memory", reset_peak_memory, METH_O, "reset_peak_memory(ctx)\n--\n\nStarts the peaks of memory_stats anew."},
-    {"set_threads", set_threads, METH_O, "set_threads(n)\n--\n\nThreads each CPU device computes with; 0 shares the machine's cores out."},
-    {"opened_devices", opened_devices, METH_NOARGS, "opened_devices()\n--\n\nThe devices used so far: (Context, threads) each."},
+    {"cpu", (PyCFunction)(void (*)(void))cpu, METH_FASTCALL | METH_KEYWORDS,
+     "cpu(device_id=0)\n--\n\nThe CPU device of that number: a worker thread with its own memory "
+     "pool."},
+    {"gpu", (PyCFunction)(void (*)(void))gpu, METH_FASTCALL | METH_KEYWORDS,
+     "gpu(device_id=0)\n--\n\nThe GPU of that number."},
+    {"cpu_pinned", (PyCFunction)(void (*)(void))cpu_pinned, METH_FASTCALL | METH_KEYWORDS,
+     "cpu_pinned(device_id=0)\n--\n\nHost memory that GPUs copy from directly."},
+    {"current_context", current_context, METH_NOARGS,
+     "current_context()\n--\n\nThe context that arrays are made on when none is named."},
+    {"num_gpus", num_gpus, METH_NOARGS,
+     "num_gpus()\n--\n\nGPUs that can be used; 0 without a driver."},
+    {"memory_stats", memory_stats, METH_O,
+     "memory_stats(ctx)\n--\n\nBytes of the device's memory: in_use, peak_in_use, held, peak_held, "
+     "limit (0: none); and counts of allocations."},
+    {"set_memory_limit", set_memory_limit, METH_VARARGS,
+     "set_memory_limit(ctx, bytes)\n--\n\nThe most memory the device may hold; 0 or None: no "
+     "limit."},
+    {"gpu_memory_info", gpu_memory_info, METH_O,
+     "gpu_memory_info(ctx)\n--\n\n(free, total) bytes of a GPU."},
+    {"reset_peak_memory", reset_peak_memory, METH_O,
+     "reset_peak_memory(ctx)\n--\n\nStarts the peaks of memory_stats anew."},
+    {"set_threads", set_threads, METH_O,
+     "set_threads(n)\n--\n\nThreads each CPU device computes with; 0 shares the machine's cores "
+     "out."},
+    {"opened_devices", opened_devices, METH_NOARGS,
+     "opened_devices()\n--\n\nThe devices used so far: (Context, threads) each."},
     {0}};
 
 int mpg_py_context_init(PyObject *module) {

@@ -1,4 +1,5 @@
-/* Statuses as Python exceptions. All derive from MXNetError; those with a fitting built-in derive from that too. */
+/* Statuses as Python exceptions. All derive from MXNetError; those with a fitting built-in derive
+ * from that too. */
 #include "python/core.h"
 
 static const struct {
@@ -9,11 +10,14 @@ static const struct {
     {MPG_VALUE_ERROR, "MXNetValueError", "A value out of its range.", &PyExc_ValueError},
     {MPG_TYPE_ERROR, "MXNetTypeError", "An argument of the wrong type.", &PyExc_TypeError},
     {MPG_INDEX_ERROR, "MXNetIndexError", "An index out of bounds.", &PyExc_IndexError},
-    {MPG_NOT_IMPLEMENTED, "NotSupportedError", "A part of a feature that does not exist.", &PyExc_NotImplementedError},
-    {MPG_DEVICE_OUT_OF_MEMORY, "DeviceMemoryError", "A device's memory is at its limit, or the machine refused more.",
+    {MPG_NOT_IMPLEMENTED, "NotSupportedError", "A part of a feature that does not exist.",
+     &PyExc_NotImplementedError},
+    {MPG_DEVICE_OUT_OF_MEMORY, "DeviceMemoryError",
+     "A device's memory is at its limit, or the machine refused more.", &PyExc_MemoryError},
+    {MPG_HOST_OUT_OF_MEMORY, "HostMemoryError", "The machine has no memory left.",
      &PyExc_MemoryError},
-    {MPG_HOST_OUT_OF_MEMORY, "HostMemoryError", "The machine has no memory left.", &PyExc_MemoryError},
-    {MPG_IO_ERROR, "MXNetIOError", "A file could not be read or written, or is damaged.", &PyExc_OSError},
+    {MPG_IO_ERROR, "MXNetIOError", "A file could not be read or written, or is damaged.",
+     &PyExc_OSError},
 };
 
 static PyObject *new_class(PyObject *module, const char *name, const char *doc, PyObject *bases) {
@@ -36,7 +40,9 @@ static PyObject *new_value_error(PyObject *module, const char *name, const char 
 }
 
 int mpg_py_errors_init(PyObject *module) {
-  PyObject *base = new_class(module, "MXNetError", "A mistake in how something is used; the base of all errors of mpgluon.", PyExc_RuntimeError);
+  PyObject *base = new_class(
+      module, "MXNetError",
+      "A mistake in how something is used; the base of all errors of mpgluon.", PyExc_RuntimeError);
   if (base == NULL) return -1;
   for (int i = 0; i < MPG_STATUS_COUNT; i++) mpg_py->errors[i] = Py_NewRef(base);
   Py_DECREF(base);
@@ -75,7 +81,8 @@ PyObject *mpg_py_raise(mpg_status status) {
     }
     return NULL;
   }
-  PyObject *text = PyUnicode_DecodeUTF8(mpg_error_text(), (Py_ssize_t)strlen(mpg_error_text()), "replace");
+  PyObject *text =
+      PyUnicode_DecodeUTF8(mpg_error_text(), (Py_ssize_t)strlen(mpg_error_text()), "replace");
   if (text != NULL) {
     PyErr_SetObject(mpg_py->errors[status], text);
     Py_DECREF(text);
@@ -91,7 +98,8 @@ mpg_status mpg_py_host_exception(void) {
   if (text == NULL) PyErr_Clear();
   const char *words = text ? PyUnicode_AsUTF8(text) : NULL;
   if (words == NULL) PyErr_Clear();
-  mpg_fail(MPG_HOST_EXCEPTION, "%s: %s", type ? ((PyTypeObject *)type)->tp_name : "exception", words ? words : "");
+  mpg_fail(MPG_HOST_EXCEPTION, "%s: %s", type ? ((PyTypeObject *)type)->tp_name : "exception",
+           words ? words : "");
   Py_XDECREF(text);
   PyErr_Restore(type, value, traceback);
   return MPG_HOST_EXCEPTION;

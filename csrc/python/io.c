@@ -26,7 +26,8 @@ static int gather(PyObject *arrays, PyObject *names, mpg_tensor_list *list) {
     if (name_items) {
       PyObject *item = PyTuple_GET_ITEM(name_items, i);
       if (!PyUnicode_Check(item)) {
-        PyErr_Format(PyExc_TypeError, "save: names are strings, got %.100s", Py_TYPE(item)->tp_name);
+        PyErr_Format(PyExc_TypeError, "save: names are strings, got %.100s",
+                     Py_TYPE(item)->tp_name);
         goto fail;
       }
       name = PyUnicode_AsUTF8AndSize(item, &length);
@@ -51,7 +52,8 @@ fail:
 /* (arrays, names or None) of a list, which is emptied. An array that the file left out is None. */
 static PyObject *scatter(mpg_source *source, mpg_tensor_list *list) {
   Py_ssize_t count = (Py_ssize_t)list->count;
-  PyObject *arrays = PyList_New(count), *names = list->named ? PyList_New(count) : Py_NewRef(Py_None);
+  PyObject *arrays = PyList_New(count),
+           *names = list->named ? PyList_New(count) : Py_NewRef(Py_None);
   if (!arrays || !names) goto fail;
   for (Py_ssize_t i = 0; i < count; i++) {
     mpg_named_tensor *item = &list->items[i];
@@ -70,7 +72,9 @@ static PyObject *scatter(mpg_source *source, mpg_tensor_list *list) {
     if (!name) {
       if (!PyErr_ExceptionMatches(PyExc_UnicodeDecodeError)) goto fail;
       PyErr_Clear();
-      mpg_py_raise(mpg_source_fail(source, source->size, "the name of array %zd is not valid UTF-8: the file is damaged", i));
+      mpg_py_raise(mpg_source_fail(source, source->size,
+                                   "the name of array %zd is not valid UTF-8: the file is damaged",
+                                   i));
       goto fail;
     }
     PyList_SET_ITEM(names, i, name);
@@ -117,7 +121,8 @@ static PyObject *load_arrays_from(PyObject *module, PyObject *bytes) {
 static PyObject *save_arrays(PyObject *module, PyObject *args) {
   (void)module;
   PyObject *encoded, *arrays, *names;
-  if (!PyArg_ParseTuple(args, "O&OO:save_arrays", PyUnicode_FSConverter, &encoded, &arrays, &names)) return NULL;
+  if (!PyArg_ParseTuple(args, "O&OO:save_arrays", PyUnicode_FSConverter, &encoded, &arrays, &names))
+    return NULL;
   mpg_tensor_list list;
   mpg_sink sink;
   mpg_status status;
@@ -158,7 +163,8 @@ static PyObject *write_file(PyObject *module, PyObject *args) {
   (void)module;
   PyObject *encoded;
   Py_buffer view;
-  if (!PyArg_ParseTuple(args, "O&y*:write_file", PyUnicode_FSConverter, &encoded, &view)) return NULL;
+  if (!PyArg_ParseTuple(args, "O&y*:write_file", PyUnicode_FSConverter, &encoded, &view))
+    return NULL;
   mpg_sink sink;
   mpg_status status = mpg_sink_open(&sink, PyBytes_AS_STRING(encoded));
   if (status == MPG_OK) {
@@ -173,11 +179,17 @@ static PyObject *write_file(PyObject *module, PyObject *args) {
 }
 
 static PyMethodDef methods[] = {
-    {"load_arrays", load_arrays, METH_O, "load_arrays(path): the arrays and names (None when it has none) of an array file."},
-    {"load_arrays_from_bytes", load_arrays_from, METH_O, "load_arrays_from_bytes(bytes): load_arrays of a file's contents."},
-    {"save_arrays", save_arrays, METH_VARARGS, "save_arrays(path, arrays, names): writes an array file; names may be None. The file is replaced whole or not at all."},
-    {"save_arrays_to_bytes", save_arrays_to, METH_VARARGS, "save_arrays_to_bytes(arrays, names): the contents of such a file."},
-    {"write_file", write_file, METH_VARARGS, "write_file(path, bytes): writes a file that is replaced whole or not at all."},
+    {"load_arrays", load_arrays, METH_O,
+     "load_arrays(path): the arrays and names (None when it has none) of an array file."},
+    {"load_arrays_from_bytes", load_arrays_from, METH_O,
+     "load_arrays_from_bytes(bytes): load_arrays of a file's contents."},
+    {"save_arrays", save_arrays, METH_VARARGS,
+     "save_arrays(path, arrays, names): writes an array file; names may be None. The file is "
+     "replaced whole or not at all."},
+    {"save_arrays_to_bytes", save_arrays_to, METH_VARARGS,
+     "save_arrays_to_bytes(arrays, names): the contents of such a file."},
+    {"write_file", write_file, METH_VARARGS,
+     "write_file(path, bytes): writes a file that is replaced whole or not at all."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -8,8 +8,10 @@ static mpg_py_state state; /* runtime state: one module a process */
 mpg_py_state *mpg_py;
 
 static int add_functions(PyObject *module) {
-  PyMethodDef *const tables[] = {mpg_py_host_methods,   mpg_py_context_methods,  mpg_py_exchange_methods, mpg_py_dlpack_methods, mpg_py_number_methods,
-                                 mpg_py_op_methods,     mpg_py_autograd_methods, mpg_py_runtime_methods,  mpg_py_profiler_methods};
+  PyMethodDef *const tables[] = {
+      mpg_py_host_methods,     mpg_py_context_methods, mpg_py_exchange_methods,
+      mpg_py_dlpack_methods,   mpg_py_number_methods,  mpg_py_op_methods,
+      mpg_py_autograd_methods, mpg_py_runtime_methods, mpg_py_profiler_methods};
   for (size_t i = 0; i < sizeof tables / sizeof tables[0]; i++)
     if (PyModule_AddFunctions(module, tables[i]) < 0) return -1;
   return 0;
@@ -31,41 +33,53 @@ static int fill_module(PyObject *module) {
     mpg_py_raise(status);
     return -1;
   }
-  /* Workers must have stopped before libraries that were opened later (oneDNN) take their state down, which exit does first. */
+  /* Workers must have stopped before libraries that were opened later (oneDNN) take their state
+   * down, which exit does first. */
   if (Py_AtExit(mpg_device_shutdown) < 0) {
-    PyErr_SetString(PyExc_RuntimeError, "no more functions can be registered to run when Python ends");
+    PyErr_SetString(PyExc_RuntimeError,
+                    "no more functions can be registered to run when Python ends");
     return -1;
   }
-  if (mpg_py_exchange_init(module) < 0 || mpg_py_context_init(module) < 0 || mpg_py_array_init(module) < 0 || mpg_py_op_init(module) < 0 ||
-      mpg_py_number_init() < 0 || mpg_py_autograd_init(module) < 0 || add_functions(module) < 0)
+  if (mpg_py_exchange_init(module) < 0 || mpg_py_context_init(module) < 0 ||
+      mpg_py_array_init(module) < 0 || mpg_py_op_init(module) < 0 || mpg_py_number_init() < 0 ||
+      mpg_py_autograd_init(module) < 0 || add_functions(module) < 0)
     return -1;
-  if (mpg_py_cached_op_init(module) < 0 || mpg_py_io_init(module) < 0 || mpg_py_gluon_init(module) < 0 ||
-      mpg_py_symbol_init(module) < 0 || mpg_py_pieces_init(module) < 0 || mpg_py_trace_init(module) < 0 || mpg_py_comm_init(module) < 0 ||
-      mpg_py_update_init(module) < 0 || mpg_py_routine_init(module) < 0 || mpg_py_scope_init(module) < 0 || mpg_py_absent_init(module) < 0)
+  if (mpg_py_cached_op_init(module) < 0 || mpg_py_io_init(module) < 0 ||
+      mpg_py_gluon_init(module) < 0 || mpg_py_symbol_init(module) < 0 ||
+      mpg_py_pieces_init(module) < 0 || mpg_py_trace_init(module) < 0 ||
+      mpg_py_comm_init(module) < 0 || mpg_py_update_init(module) < 0 ||
+      mpg_py_routine_init(module) < 0 || mpg_py_scope_init(module) < 0 ||
+      mpg_py_absent_init(module) < 0)
     return -1;
   return 0;
 }
 
-/* A free-threaded Python turns its lock on for this module, and says so, but for when it was told never to. */
+/* A free-threaded Python turns its lock on for this module, and says so, but for when it was told
+ * never to. */
 static int expect_lock(void) {
   PyObject *asks = PySys_GetObject("_is_gil_enabled"); /* borrowed; from Python 3.13 on */
   PyObject *answer = asks != NULL ? PyObject_CallNoArgs(asks) : Py_NewRef(Py_True);
   int enabled = answer != NULL ? PyObject_IsTrue(answer) : -1;
   Py_XDECREF(answer);
   if (enabled == 0)
-    PyErr_SetString(PyExc_ImportError, "mpgluon needs Python's global lock, which PYTHON_GIL=0 or -X gil=0 has turned off; leave these out, and Python turns it on");
+    PyErr_SetString(PyExc_ImportError,
+                    "mpgluon needs Python's global lock, which PYTHON_GIL=0 or -X gil=0 has turned "
+                    "off; leave these out, and Python turns it on");
   return enabled > 0 ? 0 : -1;
 }
 
 static int exec_module(PyObject *module) {
   if (expect_lock() < 0) return -1;
   if (mpg_py != NULL) {
-    PyErr_SetString(PyExc_ImportError, "mpgluon._core is loaded already; there is one per process, and none for subinterpreters");
+    PyErr_SetString(
+        PyExc_ImportError,
+        "mpgluon._core is loaded already; there is one per process, and none for subinterpreters");
     return -1;
   }
   mpg_py = &state;
   if (fill_module(module) == 0) return 0;
-  state = (mpg_py_state){0}; /* what failed, NumPy missing for one, may be there at the next import; what was made so far is not freed */
+  state = (mpg_py_state){0}; /* what failed, NumPy missing for one, may be there at the next import;
+                                what was made so far is not freed */
   mpg_py = NULL;
   return -1;
 }
@@ -76,7 +90,14 @@ static PyModuleDef_Slot slots[] = {
     {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
 #endif
     {0, NULL}};
-static PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "mpgluon._core", "The C core of mpgluon as Python sees it.", 0, NULL, slots, NULL, NULL, NULL};
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT,
+                                 "mpgluon._core",
+                                 "The C core of mpgluon as Python sees it.",
+                                 0,
+                                 NULL,
+                                 slots,
+                                 NULL,
+                                 NULL,
+                                 NULL};
 
 PyMODINIT_FUNC PyInit__core(void) { return PyModuleDef_Init(&definition); }

@@ -1,4 +1,5 @@
-/* The profiler's switch and events for Python; mpgluon/profiler.py makes tables and traces of them. */
+/* The profiler's switch and events for Python; mpgluon/profiler.py makes tables and traces of them.
+ */
 #include "device/profiler.h"
 #include "python/core.h"
 
@@ -23,15 +24,24 @@ static PyObject *resume(PyObject *module, PyObject *unused) {
   Py_RETURN_NONE;
 }
 
-/* (device, name, kind, scope, backward, program, peer or None, bytes, stage or None, micro_batch or None, begin_ns, end_ns) */
-static PyObject *number_or_none(uint32_t number) { return number ? PyLong_FromUnsignedLong(number - 1) : Py_NewRef(Py_None); }
+/* (device, name, kind, scope, backward, program, peer or None, bytes, stage or None, micro_batch or
+ * None, begin_ns, end_ns) */
+static PyObject *number_or_none(uint32_t number) {
+  return number ? PyLong_FromUnsignedLong(number - 1) : Py_NewRef(Py_None);
+}
 
 static PyObject *event_tuple(const mpg_device *device, const mpg_event *event) {
-  static const char *const kinds[] = {[MPG_EVENT_OP] = "op", [MPG_EVENT_COPY] = "copy", [MPG_EVENT_WAIT] = "wait", [MPG_EVENT_PROGRAM] = "program"};
+  static const char *const kinds[] = {[MPG_EVENT_OP] = "op",
+                                      [MPG_EVENT_COPY] = "copy",
+                                      [MPG_EVENT_WAIT] = "wait",
+                                      [MPG_EVENT_PROGRAM] = "program"};
   const char *peer = event->peer >= 0 ? mpg_device_text(mpg_device_at(event->peer)) : NULL;
-  return Py_BuildValue("(ssssNNzKNNLL)", mpg_device_text(device), event->name ? event->name : "", kinds[event->kind], mpg_scope_text(event->scope),
-                       PyBool_FromLong(event->backward), PyBool_FromLong(event->program), peer, (unsigned long long)event->bytes,
-                       number_or_none(event->stage), number_or_none(event->micro_batch), (long long)event->begin_ns, (long long)event->end_ns);
+  return Py_BuildValue("(ssssNNzKNNLL)", mpg_device_text(device), event->name ? event->name : "",
+                       kinds[event->kind], mpg_scope_text(event->scope),
+                       PyBool_FromLong(event->backward), PyBool_FromLong(event->program), peer,
+                       (unsigned long long)event->bytes, number_or_none(event->stage),
+                       number_or_none(event->micro_batch), (long long)event->begin_ns,
+                       (long long)event->end_ns);
 }
 
 static PyObject *events(PyObject *module, PyObject *unused) {
@@ -70,6 +80,7 @@ PyMethodDef mpg_py_profiler_methods[] = {
     {"profiler_stop", stop, METH_NOARGS, "Stops recording; what was recorded stays."},
     {"profiler_resume", resume, METH_NOARGS, "Goes on recording after a stop, keeping the events."},
     {"profiler_events", events, METH_NOARGS,
-     "Waits for all work; a list of (device, name, kind, scope, backward, program, peer, bytes, stage, micro_batch, begin_ns, end_ns)."},
+     "Waits for all work; a list of (device, name, kind, scope, backward, program, peer, bytes, "
+     "stage, micro_batch, begin_ns, end_ns)."},
     {"profiler_dropped", dropped, METH_NOARGS, "Events that found no memory."},
     {NULL, NULL, 0, NULL}};

@@ -1,4 +1,5 @@
-/* Settings and facts of the process: execution mode, random seed, waiting for all, build features. */
+/* Settings and facts of the process: execution mode, random seed, waiting for all, build features.
+ */
 #include "base/host.h"
 #include "base/library.h"
 #include "base/memory.h"
@@ -36,7 +37,8 @@ static PyObject *random_restore(PyObject *module, PyObject *state) {
   return former;
 }
 
-static const char *const modes[] = {[MPG_ENGINE_ASYNC] = "async", [MPG_ENGINE_SYNC] = "sync", [MPG_ENGINE_SHUFFLE] = "shuffle"};
+static const char *const modes[] = {
+    [MPG_ENGINE_ASYNC] = "async", [MPG_ENGINE_SYNC] = "sync", [MPG_ENGINE_SHUFFLE] = "shuffle"};
 
 static PyObject *set_engine_mode(PyObject *module, PyObject *args, PyObject *kwargs) {
   (void)module;
@@ -49,7 +51,8 @@ static PyObject *set_engine_mode(PyObject *module, PyObject *args, PyObject *kwa
       MPG_PY_TRY(mpg_engine_set_mode((mpg_engine_mode)i, seed));
       Py_RETURN_NONE;
     }
-  return PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "the engine's mode is 'async', 'sync' or 'shuffle', got '%s'", mode);
+  return PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR],
+                      "the engine's mode is 'async', 'sync' or 'shuffle', got '%s'", mode);
 }
 static PyObject *engine_mode(PyObject *module, PyObject *unused) {
   (void)module, (void)unused;
@@ -68,8 +71,9 @@ static PyObject *build_info(PyObject *module, PyObject *unused) {
 #else
   int debug = 0;
 #endif
-  return Py_BuildValue("{s:O,s:O,s:s,s:i,s:i}", "onednn_headers", onednn ? Py_True : Py_False, "debug", debug ? Py_True : Py_False, "isa", mpg_cpu_isa_name(),
-                       "cores", mpg_machine_cores(), "ops", (int)MPG_OP_COUNT);
+  return Py_BuildValue("{s:O,s:O,s:s,s:i,s:i}", "onednn_headers", onednn ? Py_True : Py_False,
+                       "debug", debug ? Py_True : Py_False, "isa", mpg_cpu_isa_name(), "cores",
+                       mpg_machine_cores(), "ops", (int)MPG_OP_COUNT);
 }
 
 static PyObject *set_library_folders(PyObject *module, PyObject *folders) {
@@ -94,8 +98,10 @@ static PyObject *libraries(PyObject *module, PyObject *unused) {
   PyObject *list = PyList_New(MPG_LIBRARY_COUNT);
   for (int i = 0; list != NULL && i < MPG_LIBRARY_COUNT; i++) {
     const mpg_library *library = mpg_library_get((mpg_library_id)i);
-    PyObject *item = Py_BuildValue("{s:s,s:O,s:s,s:s,s:s,s:s}", "name", library->name, "found", library->handle ? Py_True : Py_False, "version",
-                                   library->version, "path", library->path, "reason", library->reason, "setting", library->setting);
+    PyObject *item =
+        Py_BuildValue("{s:s,s:O,s:s,s:s,s:s,s:s}", "name", library->name, "found",
+                      library->handle ? Py_True : Py_False, "version", library->version, "path",
+                      library->path, "reason", library->reason, "setting", library->setting);
     if (item == NULL)
       Py_CLEAR(list);
     else
@@ -122,14 +128,17 @@ static PyObject *memory_until_failure(PyObject *module, PyObject *unused) {
   return PyLong_FromLongLong(mpg_memory_until_failure());
 }
 
-/* (name, line, block path, stage or None, micro-batch or None) of a submission; None when it is not known. */
+/* (name, line, block path, stage or None, micro-batch or None) of a submission; None when it is not
+ * known. */
 static PyObject *work_tuple(const mpg_submitted *work) {
   if (work == NULL) Py_RETURN_NONE;
   char line[512] = "";
   mpg_host_origin_text(work->origin, line, sizeof line);
   PyObject *stage = work->stage ? PyLong_FromUnsignedLong(work->stage - 1) : Py_NewRef(Py_None);
-  PyObject *micro_batch = work->stage ? PyLong_FromUnsignedLong(work->micro_batch - 1) : Py_NewRef(Py_None);
-  return Py_BuildValue("(sssNN)", work->name, line, mpg_scope_text(work->scope), stage, micro_batch);
+  PyObject *micro_batch =
+      work->stage ? PyLong_FromUnsignedLong(work->micro_batch - 1) : Py_NewRef(Py_None);
+  return Py_BuildValue("(sssNN)", work->name, line, mpg_scope_text(work->scope), stage,
+                       micro_batch);
 }
 
 static PyObject *engine_standing(PyObject *module, PyObject *unused) {
@@ -138,9 +147,11 @@ static PyObject *engine_standing(PyObject *module, PyObject *unused) {
   for (int i = 0; list != NULL && i < mpg_device_count(); i++) {
     const mpg_device *device = mpg_device_at(i);
     mpg_standing s = mpg_device_standing(device);
-    PyObject *item = Py_BuildValue("(sKKNzszKN)", mpg_device_text(device), (unsigned long long)s.completed, (unsigned long long)s.submitted,
-                                   work_tuple(s.work), s.op, mpg_scope_text(s.scope), s.peer ? mpg_device_text(s.peer) : NULL,
-                                   (unsigned long long)s.tick, work_tuple(s.peer_work));
+    PyObject *item =
+        Py_BuildValue("(sKKNzszKN)", mpg_device_text(device), (unsigned long long)s.completed,
+                      (unsigned long long)s.submitted, work_tuple(s.work), s.op,
+                      mpg_scope_text(s.scope), s.peer ? mpg_device_text(s.peer) : NULL,
+                      (unsigned long long)s.tick, work_tuple(s.peer_work));
     if (item == NULL || PyList_Append(list, item) < 0) Py_CLEAR(list);
     Py_XDECREF(item);
   }
@@ -153,7 +164,9 @@ static PyObject *stall(PyObject *module, PyObject *args) {
   double seconds;
   mpg_device_id id;
   int until = -1;
-  if (!PyArg_ParseTuple(args, "Od|i:_stall", &ctx, &seconds, &until) || mpg_py_device_id(ctx, &id) < 0) return NULL;
+  if (!PyArg_ParseTuple(args, "Od|i:_stall", &ctx, &seconds, &until) ||
+      mpg_py_device_id(ctx, &id) < 0)
+    return NULL;
   mpg_device *device;
   MPG_PY_TRY(mpg_device_get(id, &device));
   MPG_PY_TRY(mpg_device_stall(device, (int32_t)(seconds * 1e3), until));

@@ -6,16 +6,22 @@ static const struct {
   const char *name;
   size_t size;
 } dtypes[MPG_DTYPE_LIMIT] = {
-    [MPG_FLOAT32] = {"float32", 4}, [MPG_FLOAT64] = {"float64", 8}, [MPG_FLOAT16] = {"float16", 2},
-    [MPG_UINT8] = {"uint8", 1},     [MPG_INT32] = {"int32", 4},     [MPG_INT8] = {"int8", 1},
-    [MPG_INT64] = {"int64", 8},     [MPG_BOOL] = {"bool", 1},       [MPG_BFLOAT16] = {"bfloat16", 2},
+    [MPG_FLOAT32] = {"float32", 4},   [MPG_FLOAT64] = {"float64", 8},
+    [MPG_FLOAT16] = {"float16", 2},   [MPG_UINT8] = {"uint8", 1},
+    [MPG_INT32] = {"int32", 4},       [MPG_INT8] = {"int8", 1},
+    [MPG_INT64] = {"int64", 8},       [MPG_BOOL] = {"bool", 1},
+    [MPG_BFLOAT16] = {"bfloat16", 2},
 };
 
-bool mpg_dtype_valid(int dtype) { return dtype >= 0 && dtype < MPG_DTYPE_LIMIT && dtypes[dtype].size; }
+bool mpg_dtype_valid(int dtype) {
+  return dtype >= 0 && dtype < MPG_DTYPE_LIMIT && dtypes[dtype].size;
+}
 
 size_t mpg_dtype_size(mpg_dtype dtype) { return mpg_dtype_valid(dtype) ? dtypes[dtype].size : 0; }
 
-const char *mpg_dtype_name(mpg_dtype dtype) { return mpg_dtype_valid(dtype) ? dtypes[dtype].name : "unknown"; }
+const char *mpg_dtype_name(mpg_dtype dtype) {
+  return mpg_dtype_valid(dtype) ? dtypes[dtype].name : "unknown";
+}
 
 mpg_dtype mpg_dtype_from_name(const char *name) {
   for (int i = 0; i < MPG_DTYPE_LIMIT; i++)

@@ -1,4 +1,5 @@
-/* Element types. The numbers are those of MXNet's files and API (mshadow's type flags); never change them. */
+/* Element types. The numbers are those of MXNet's files and API (mshadow's type flags); never
+ * change them. */
 #ifndef MPG_TENSOR_DTYPE_H
 #define MPG_TENSOR_DTYPE_H
 
@@ -21,19 +22,25 @@ typedef enum mpg_dtype {
 /* Sets of dtypes, as in the rows of ops.def. */
 typedef uint32_t mpg_dtype_set;
 #define MPG_DTYPE_BIT(dtype) (1u << (dtype))
-#define MPG_DTYPES_FLOAT \
-  (MPG_DTYPE_BIT(MPG_FLOAT32) | MPG_DTYPE_BIT(MPG_FLOAT64) | MPG_DTYPE_BIT(MPG_FLOAT16) | MPG_DTYPE_BIT(MPG_BFLOAT16))
-#define MPG_DTYPES_INTEGER \
-  (MPG_DTYPE_BIT(MPG_UINT8) | MPG_DTYPE_BIT(MPG_INT8) | MPG_DTYPE_BIT(MPG_INT32) | MPG_DTYPE_BIT(MPG_INT64))
+#define MPG_DTYPES_FLOAT                                                                  \
+  (MPG_DTYPE_BIT(MPG_FLOAT32) | MPG_DTYPE_BIT(MPG_FLOAT64) | MPG_DTYPE_BIT(MPG_FLOAT16) | \
+   MPG_DTYPE_BIT(MPG_BFLOAT16))
+#define MPG_DTYPES_INTEGER                                                         \
+  (MPG_DTYPE_BIT(MPG_UINT8) | MPG_DTYPE_BIT(MPG_INT8) | MPG_DTYPE_BIT(MPG_INT32) | \
+   MPG_DTYPE_BIT(MPG_INT64))
 #define MPG_DTYPES_NUMERIC (MPG_DTYPES_FLOAT | MPG_DTYPES_INTEGER)
 #define MPG_DTYPES_ALL (MPG_DTYPES_NUMERIC | MPG_DTYPE_BIT(MPG_BOOL))
 
 bool mpg_dtype_valid(int dtype);
 size_t mpg_dtype_size(mpg_dtype dtype); /* bytes an element */
 const char *mpg_dtype_name(mpg_dtype dtype);
-mpg_dtype mpg_dtype_from_name(const char *name); /* MPG_DTYPE_NONE when there is none of that name */
-static inline bool mpg_dtype_is_float(mpg_dtype dtype) { return dtype >= 0 && (MPG_DTYPES_FLOAT >> dtype & 1); }
-/* Whether element i of an array is not 0; both zeros of floats are, and NaN is not. Numbers are little-endian. */
+mpg_dtype mpg_dtype_from_name(
+    const char *name); /* MPG_DTYPE_NONE when there is none of that name */
+static inline bool mpg_dtype_is_float(mpg_dtype dtype) {
+  return dtype >= 0 && (MPG_DTYPES_FLOAT >> dtype & 1);
+}
+/* Whether element i of an array is not 0; both zeros of floats are, and NaN is not. Numbers are
+ * little-endian. */
 static inline bool mpg_dtype_nonzero(mpg_dtype dtype, const void *values, int64_t i) {
   size_t size = mpg_dtype_size(dtype);
   const unsigned char *item = (const unsigned char *)values + (size_t)i * size;
@@ -41,6 +48,8 @@ static inline bool mpg_dtype_nonzero(mpg_dtype dtype, const void *values, int64_
   for (size_t k = 0; k + 1 < size; k++) bits |= item[k];
   return bits != 0;
 }
-static inline bool mpg_dtype_is_integer(mpg_dtype dtype) { return dtype >= 0 && (MPG_DTYPES_INTEGER >> dtype & 1); }
+static inline bool mpg_dtype_is_integer(mpg_dtype dtype) {
+  return dtype >= 0 && (MPG_DTYPES_INTEGER >> dtype & 1);
+}
 
 #endif

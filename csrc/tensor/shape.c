@@ -9,19 +9,24 @@
 mpg_status mpg_shape_check(const mpg_shape *shape, mpg_dtype dtype, size_t *bytes) {
   char text[MPG_SHAPE_TEXT_SIZE];
   if (shape->ndim < 0 || shape->ndim > MPG_MAX_NDIM)
-    return mpg_fail(MPG_VALUE_ERROR, "an array has 0 to %d dimensions, not %d", MPG_MAX_NDIM, shape->ndim);
-  if (!mpg_dtype_valid(dtype)) return mpg_fail(MPG_TYPE_ERROR, "unknown dtype number %d", (int)dtype);
+    return mpg_fail(MPG_VALUE_ERROR, "an array has 0 to %d dimensions, not %d", MPG_MAX_NDIM,
+                    shape->ndim);
+  if (!mpg_dtype_valid(dtype))
+    return mpg_fail(MPG_TYPE_ERROR, "unknown dtype number %d", (int)dtype);
   size_t size = mpg_dtype_size(dtype);
-  /* A zero-size array may still have absurd other dimensions; their product must fit all the same. */
+  /* A zero-size array may still have absurd other dimensions; their product must fit all the same.
+   */
   bool empty = false;
   for (int i = 0; i < shape->ndim; i++) {
     int64_t dim = shape->dims[i];
     if (dim < 0)
-      return mpg_fail(MPG_VALUE_ERROR, "negative dimension in shape %s", mpg_shape_text(shape, text, sizeof text));
+      return mpg_fail(MPG_VALUE_ERROR, "negative dimension in shape %s",
+                      mpg_shape_text(shape, text, sizeof text));
     if (dim == 0)
       empty = true;
     else if (!mpg_size_mul(size, (size_t)dim, &size) || size > INT64_MAX)
-      return mpg_fail(MPG_VALUE_ERROR, "shape %s is too large: its size in bytes does not fit in 63 bits",
+      return mpg_fail(MPG_VALUE_ERROR,
+                      "shape %s is too large: its size in bytes does not fit in 63 bits",
                       mpg_shape_text(shape, text, sizeof text));
   }
   if (bytes) *bytes = empty ? 0 : size;
@@ -36,8 +41,9 @@ char *mpg_shape_text(const mpg_shape *shape, char *buffer, size_t size) {
   size_t used = (size_t)snprintf(buffer, size, "(");
   for (int i = 0; i < shape->ndim && used < size; i++) {
     const char *separator = i == 0 ? "" : ", ";
-    int wrote = shape->dims[i] < 0 ? snprintf(buffer + used, size - used, "%s?", separator)
-                                   : snprintf(buffer + used, size - used, "%s%" PRId64, separator, shape->dims[i]);
+    int wrote = shape->dims[i] < 0
+                    ? snprintf(buffer + used, size - used, "%s?", separator)
+                    : snprintf(buffer + used, size - used, "%s%" PRId64, separator, shape->dims[i]);
     used += (size_t)wrote;
   }
   if (used < size) snprintf(buffer + used, size - used, shape->ndim == 1 ? ",)" : ")");
@@ -92,7 +98,9 @@ bool mpg_shape_merge(mpg_shape *a, mpg_shape *b) {
 
 mpg_status mpg_axis_normalize(int64_t axis, int ndim, const char *op, int *result) {
   if (axis < -ndim || axis >= ndim)
-    return mpg_fail(MPG_VALUE_ERROR, "%s: axis %" PRId64 " is out of range for an array of %d dimensions", op, axis, ndim);
+    return mpg_fail(MPG_VALUE_ERROR,
+                    "%s: axis %" PRId64 " is out of range for an array of %d dimensions", op, axis,
+                    ndim);
   *result = (int)(axis < 0 ? axis + ndim : axis);
   return MPG_OK;
 }

@@ -1,5 +1,5 @@
-/* Shapes: up to MPG_MAX_NDIM dimensions, by value. A dimension of -1 and an ndim of -1 mean "not known yet", which only
- * inference sees; zero-size dimensions are real. Any thread may call.
+/* Shapes: up to MPG_MAX_NDIM dimensions, by value. A dimension of -1 and an ndim of -1 mean "not
+ * known yet", which only inference sees; zero-size dimensions are real. Any thread may call.
  */
 #ifndef MPG_TENSOR_SHAPE_H
 #define MPG_TENSOR_SHAPE_H
@@ -10,7 +10,8 @@ enum { MPG_MAX_NDIM = 10 };
 
 typedef struct mpg_shape {
   int32_t ndim;
-  int64_t dims[MPG_MAX_NDIM]; /* beyond ndim: not read, but kept zero where shapes are hashed or compared as bytes */
+  int64_t dims[MPG_MAX_NDIM]; /* beyond ndim: not read, but kept zero where shapes are hashed or
+                                 compared as bytes */
 } mpg_shape;
 
 /* What inference works on and graphs store for a value. */
@@ -21,12 +22,14 @@ typedef struct mpg_desc {
 
 #define MPG_SHAPE_UNKNOWN ((mpg_shape){.ndim = -1})
 
-static inline int64_t mpg_shape_size(const mpg_shape *shape) { /* elements; the shape was checked when it was made */
+static inline int64_t mpg_shape_size(
+    const mpg_shape *shape) { /* elements; the shape was checked when it was made */
   int64_t size = 1;
   for (int i = 0; i < shape->ndim; i++) size *= shape->dims[i];
   return size;
 }
-static inline int64_t mpg_shape_product(const mpg_shape *shape, int begin, int end) { /* of dims [begin, end) */
+static inline int64_t mpg_shape_product(const mpg_shape *shape, int begin,
+                                        int end) { /* of dims [begin, end) */
   int64_t size = 1;
   for (int i = begin; i < end; i++) size *= shape->dims[i];
   return size;
@@ -47,14 +50,17 @@ static inline bool mpg_shape_known(const mpg_shape *shape) {
 /* Checks ndim and dims (>= 0), and that bytes and elements fit in int64; *bytes may be NULL. */
 mpg_status mpg_shape_check(const mpg_shape *shape, mpg_dtype dtype, size_t *bytes);
 
-/* Text as Python prints it, "(2, 3)", "(4,)", with "?" for what is not known. Truncated to `size`; returns `buffer`. */
+/* Text as Python prints it, "(2, 3)", "(4,)", with "?" for what is not known. Truncated to `size`;
+ * returns `buffer`. */
 enum { MPG_SHAPE_TEXT_SIZE = 256 };
 char *mpg_shape_text(const mpg_shape *shape, char *buffer, size_t size);
 
-/* The shape that `a` and `b` broadcast to (NumPy's rule; unknown dims stay unknown). False when they do not. */
+/* The shape that `a` and `b` broadcast to (NumPy's rule; unknown dims stay unknown). False when
+ * they do not. */
 bool mpg_shape_broadcast(const mpg_shape *a, const mpg_shape *b, mpg_shape *result);
 
-/* Makes both equal where one is unknown (ndim or single dims). False when they contradict each other. */
+/* Makes both equal where one is unknown (ndim or single dims). False when they contradict each
+ * other. */
 bool mpg_shape_merge(mpg_shape *a, mpg_shape *b);
 
 /* Brings a possibly negative axis into [0, ndim). */

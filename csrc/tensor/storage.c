@@ -7,7 +7,8 @@
 
 enum { MAX_FREE = 4096 };
 
-/* Runtime state, under the host lock: unused structs (linked by `owner`), and wrapped memory that queued work still uses. */
+/* Runtime state, under the host lock: unused structs (linked by `owner`), and wrapped memory that
+ * queued work still uses. */
 static mpg_storage *free_storages, *leaving;
 static int num_free;
 static uint64_t watched_writes, foreign_reads;
@@ -62,11 +63,13 @@ void mpg_storage_collect(void) {
   }
 }
 
-mpg_status mpg_storage_create(mpg_device *device, size_t size, bool host_access, mpg_storage **result) {
+mpg_status mpg_storage_create(mpg_device *device, size_t size, bool host_access,
+                              mpg_storage **result) {
   if (leaving) mpg_storage_collect();
   mpg_storage *storage = new_storage();
   if (!storage) return MPG_HOST_OUT_OF_MEMORY;
-  mpg_status status = mpg_pool_alloc(device->pool, size, host_access, &storage->block); /* the whole block; the rest is set below */
+  mpg_status status = mpg_pool_alloc(device->pool, size, host_access,
+                                     &storage->block); /* the whole block; the rest is set below */
   if (status != MPG_OK) {
     recycle(storage);
     return status;
@@ -80,7 +83,8 @@ mpg_status mpg_storage_create(mpg_device *device, size_t size, bool host_access,
   return MPG_OK;
 }
 
-mpg_status mpg_storage_wrap(mpg_device *device, void *memory, size_t size, void (*release)(void *), void *owner, mpg_storage **result) {
+mpg_status mpg_storage_wrap(mpg_device *device, void *memory, size_t size, void (*release)(void *),
+                            void *owner, mpg_storage **result) {
   if (leaving) mpg_storage_collect();
   mpg_storage *storage = new_storage();
   if (!storage) return MPG_HOST_OUT_OF_MEMORY;
@@ -118,22 +122,29 @@ void mpg_storage_expose(mpg_storage *storage) {
   if (storage->watched) watched_writes++;
 }
 
-void mpg_storage_read_points(const mpg_storage *storage, const mpg_device *device, mpg_point *points, int *count) {
+void mpg_storage_read_points(const mpg_storage *storage, const mpg_device *device,
+                             mpg_point *points, int *count) {
   (void)device; /* own device: reached when its turn comes, and then looked at for failures */
   mpg_tick tick = storage->block.uses.write;
-  if (tick) points[(*count)++] = (mpg_point){.device = storage->device, .tick = tick, .data = storage->version != 0};
+  if (tick)
+    points[(*count)++] =
+        (mpg_point){.device = storage->device, .tick = tick, .data = storage->version != 0};
 }
 
-void mpg_storage_write_points(const mpg_storage *storage, const mpg_device *device, mpg_point *points, int *count) {
+void mpg_storage_write_points(const mpg_storage *storage, const mpg_device *device,
+                              mpg_point *points, int *count) {
   MPG_ASSERT(device == storage->device);
   const mpg_uses *uses = &storage->block.uses;
   for (int i = 0; i < uses->num_foreign; i++)
     if (!mpg_tick_reached(uses->foreign[i].device, uses->foreign[i].tick))
-      points[(*count)++] = (mpg_point){.device = uses->foreign[i].device, .tick = uses->foreign[i].tick};
+      points[(*count)++] =
+          (mpg_point){.device = uses->foreign[i].device, .tick = uses->foreign[i].tick};
 }
 
-void mpg_tensor_write_points(const mpg_tensor *tensor, const mpg_device *device, mpg_point *points, int *count) {
-  if (mpg_tensor_bytes(tensor) != tensor->storage->size) mpg_storage_read_points(tensor->storage, device, points, count);
+void mpg_tensor_write_points(const mpg_tensor *tensor, const mpg_device *device, mpg_point *points,
+                             int *count) {
+  if (mpg_tensor_bytes(tensor) != tensor->storage->size)
+    mpg_storage_read_points(tensor->storage, device, points, count);
   mpg_storage_write_points(tensor->storage, device, points, count);
 }
 

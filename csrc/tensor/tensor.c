@@ -12,7 +12,8 @@ mpg_status mpg_tensor_create(mpg_device *device, const mpg_desc *desc, mpg_tenso
   return MPG_OK;
 }
 
-mpg_status mpg_tensor_wrap(mpg_device *device, void *memory, const mpg_desc *desc, void (*release)(void *), void *owner, mpg_tensor *tensor) {
+mpg_status mpg_tensor_wrap(mpg_device *device, void *memory, const mpg_desc *desc,
+                           void (*release)(void *), void *owner, mpg_tensor *tensor) {
   size_t bytes;
   mpg_storage *storage;
   MPG_TRY(mpg_shape_check(&desc->shape, desc->dtype, &bytes));
@@ -21,26 +22,33 @@ mpg_status mpg_tensor_wrap(mpg_device *device, void *memory, const mpg_desc *des
   return MPG_OK;
 }
 
-mpg_status mpg_tensor_reshape(const mpg_tensor *tensor, const mpg_shape *shape, mpg_tensor *result) {
+mpg_status mpg_tensor_reshape(const mpg_tensor *tensor, const mpg_shape *shape,
+                              mpg_tensor *result) {
   MPG_TRY(mpg_shape_check(shape, tensor->desc.dtype, NULL));
   if (mpg_shape_size(shape) != mpg_shape_size(&tensor->desc.shape)) {
     char from[MPG_SHAPE_TEXT_SIZE], to[MPG_SHAPE_TEXT_SIZE];
-    return mpg_fail(MPG_VALUE_ERROR, "an array of shape %s (%lld elements) cannot be reshaped to %s (%lld elements)",
-                    mpg_shape_text(&tensor->desc.shape, from, sizeof from), (long long)mpg_shape_size(&tensor->desc.shape),
+    return mpg_fail(MPG_VALUE_ERROR,
+                    "an array of shape %s (%lld elements) cannot be reshaped to %s (%lld elements)",
+                    mpg_shape_text(&tensor->desc.shape, from, sizeof from),
+                    (long long)mpg_shape_size(&tensor->desc.shape),
                     mpg_shape_text(shape, to, sizeof to), (long long)mpg_shape_size(shape));
   }
-  *result = (mpg_tensor){.storage = tensor->storage, .offset = tensor->offset, .desc = {*shape, tensor->desc.dtype}};
+  *result = (mpg_tensor){
+      .storage = tensor->storage, .offset = tensor->offset, .desc = {*shape, tensor->desc.dtype}};
   mpg_tensor_retain(result);
   return MPG_OK;
 }
 
-mpg_status mpg_tensor_slice(const mpg_tensor *tensor, int64_t begin, int64_t end, mpg_tensor *result) {
+mpg_status mpg_tensor_slice(const mpg_tensor *tensor, int64_t begin, int64_t end,
+                            mpg_tensor *result) {
   const mpg_shape *shape = &tensor->desc.shape;
-  if (shape->ndim == 0) return mpg_fail(MPG_INDEX_ERROR, "an array of no dimensions has no rows to slice");
+  if (shape->ndim == 0)
+    return mpg_fail(MPG_INDEX_ERROR, "an array of no dimensions has no rows to slice");
   if (begin < 0 || end < begin || end > shape->dims[0])
-    return mpg_fail(MPG_INDEX_ERROR, "rows %lld to %lld are not within the %lld rows of the array", (long long)begin, (long long)end,
-                    (long long)shape->dims[0]);
-  size_t row = (size_t)mpg_shape_product(shape, 1, shape->ndim) * mpg_dtype_size(tensor->desc.dtype);
+    return mpg_fail(MPG_INDEX_ERROR, "rows %lld to %lld are not within the %lld rows of the array",
+                    (long long)begin, (long long)end, (long long)shape->dims[0]);
+  size_t row =
+      (size_t)mpg_shape_product(shape, 1, shape->ndim) * mpg_dtype_size(tensor->desc.dtype);
   mpg_tensor part = *tensor; /* result may be tensor */
   part.offset += (size_t)begin * row;
   part.desc.shape.dims[0] = end - begin;
@@ -49,18 +57,27 @@ mpg_status mpg_tensor_slice(const mpg_tensor *tensor, int64_t begin, int64_t end
   return MPG_OK;
 }
 
-/* --- In and out ---------------------------------------------------------------------------------------------------- */
+/* --- In and out ------------------------------------------------------------------------------- */
 
 static mpg_status wait_for_write(const mpg_tensor *tensor, bool keep_lock) {
   const mpg_storage *storage = tensor->storage;
-  return mpg_point_wait((mpg_point){.device = storage->device, .tick = storage->block.uses.write, .data = storage->version != 0}, keep_lock);
+  return mpg_point_wait((mpg_point){.device = storage->device,
+                                    .tick = storage->block.uses.write,
+                                    .data = storage->version != 0},
+                        keep_lock);
 }
 
 mpg_status mpg_tensor_wait(const mpg_tensor *tensor) { return wait_for_write(tensor, false); }
 
-static bool readable(const mpg_tensor *tensor) { return mpg_tick_reached(tensor->storage->device, tensor->storage->block.uses.write); }
-static bool writable(const mpg_tensor *tensor) { return mpg_uses_finished(&tensor->storage->block.uses, tensor->storage->device); }
-static bool is_whole(const mpg_tensor *tensor) { return mpg_tensor_bytes(tensor) == tensor->storage->size; }
+static bool readable(const mpg_tensor *tensor) {
+  return mpg_tick_reached(tensor->storage->device, tensor->storage->block.uses.write);
+}
+static bool writable(const mpg_tensor *tensor) {
+  return mpg_uses_finished(&tensor->storage->block.uses, tensor->storage->device);
+}
+static bool is_whole(const mpg_tensor *tensor) {
+  return mpg_tensor_bytes(tensor) == tensor->storage->size;
+}
 
 /* Threads that queue more than they let finish would never let this one see the end of it. */
 enum { ROUNDS_WITHOUT_LOCK = 4 };
@@ -74,7 +91,9 @@ mpg_status mpg_tensor_wait_read(const mpg_tensor *tensor) {
 
 mpg_status mpg_tensor_wait_write(const mpg_tensor *tensor) {
   int round = 0;
-  do MPG_TRY(mpg_uses_wait(&tensor->storage->block.uses, tensor->storage->device, round++ >= ROUNDS_WITHOUT_LOCK));
+  do
+    MPG_TRY(mpg_uses_wait(&tensor->storage->block.uses, tensor->storage->device,
+                          round++ >= ROUNDS_WITHOUT_LOCK));
   while (!writable(tensor));
   return MPG_OK;
 }
@@ -107,8 +126,13 @@ static mpg_status prepare_copy(void *state, mpg_submission *submissions, bool *d
   mpg_storage_read_points(s->from->storage, device, s->points, &count);
   mpg_tensor_write_points(s->to, device, s->points, &count);
   s->task = (copy_task){mpg_tensor_data(s->from), mpg_tensor_data(s->to), mpg_tensor_bytes(s->to)};
-  submissions[0] = (mpg_submission){.name = "copy", .work = copy_work, .payload = &s->task, .payload_size = sizeof s->task,
-                                    .points = s->points, .num_points = count, .origin = s->origin};
+  submissions[0] = (mpg_submission){.name = "copy",
+                                    .work = copy_work,
+                                    .payload = &s->task,
+                                    .payload_size = sizeof s->task,
+                                    .points = s->points,
+                                    .num_points = count,
+                                    .origin = s->origin};
   return MPG_OK;
 }
 
@@ -121,7 +145,8 @@ static void note_copy(void *state, const mpg_tick *ticks) {
 static mpg_status queue_copy(const mpg_tensor *from, const mpg_tensor *to) {
   copy_state state = {.from = from, .to = to, .origin = mpg_host_origin()};
   mpg_device *device = mpg_tensor_device(to);
-  mpg_status status = mpg_device_queue(&(mpg_queuing){.devices = &device, .count = 1, .prepare = prepare_copy, .note = note_copy, .state = &state});
+  mpg_status status = mpg_device_queue(&(mpg_queuing){
+      .devices = &device, .count = 1, .prepare = prepare_copy, .note = note_copy, .state = &state});
   mpg_space_give(state.points);
   return status;
 }
@@ -129,7 +154,8 @@ static mpg_status queue_copy(const mpg_tensor *from, const mpg_tensor *to) {
 /* An array of the same kind that nobody else knows of. */
 static mpg_status make_like(const mpg_tensor *tensor, bool host_access, mpg_tensor *result) {
   mpg_storage *storage;
-  MPG_TRY(mpg_storage_create(mpg_tensor_device(tensor), mpg_tensor_bytes(tensor), host_access, &storage));
+  MPG_TRY(mpg_storage_create(mpg_tensor_device(tensor), mpg_tensor_bytes(tensor), host_access,
+                             &storage));
   *result = (mpg_tensor){.storage = storage, .desc = tensor->desc};
   return MPG_OK;
 }
@@ -146,12 +172,15 @@ mpg_status mpg_tensor_copy_to_host(const mpg_tensor *tensor, void *host) {
   if (!readable(tensor)) MPG_TRY(mpg_tensor_wait(tensor));
   if (readable(tensor)) {
     MPG_TRY(mpg_storage_failure(tensor->storage));
-    return device->backend->copy_to_host(device, host, mpg_tensor_data(tensor), mpg_tensor_bytes(tensor));
+    return device->backend->copy_to_host(device, host, mpg_tensor_data(tensor),
+                                         mpg_tensor_bytes(tensor));
   }
   mpg_tensor copy;
   MPG_TRY(mpg_tensor_snapshot(tensor, &copy));
   mpg_status status = mpg_tensor_wait(&copy);
-  if (status == MPG_OK) status = device->backend->copy_to_host(device, host, mpg_tensor_data(&copy), mpg_tensor_bytes(&copy));
+  if (status == MPG_OK)
+    status = device->backend->copy_to_host(device, host, mpg_tensor_data(&copy),
+                                           mpg_tensor_bytes(&copy));
   mpg_tensor_release(&copy);
   return status;
 }
@@ -162,7 +191,9 @@ static mpg_status write_in_order(mpg_tensor *tensor, const void *host) {
   mpg_tensor staged;
   MPG_TRY(make_like(tensor, true, &staged));
   mpg_status status = mpg_tensor_wait_write(&staged);
-  if (status == MPG_OK) status = device->backend->copy_from_host(device, mpg_tensor_data(&staged), host, mpg_tensor_bytes(&staged));
+  if (status == MPG_OK)
+    status = device->backend->copy_from_host(device, mpg_tensor_data(&staged), host,
+                                             mpg_tensor_bytes(&staged));
   if (status == MPG_OK) mpg_storage_add_write(staged.storage, 0);
   if (status == MPG_OK) status = queue_copy(&staged, tensor);
   mpg_tensor_release(&staged);
@@ -177,7 +208,8 @@ mpg_status mpg_tensor_copy_from_host(mpg_tensor *tensor, const void *host) {
   if (!writable(tensor)) MPG_TRY(mpg_uses_wait(&storage->block.uses, device, false));
   if (!writable(tensor)) return write_in_order(tensor, host);
   if (!is_whole(tensor)) MPG_TRY(mpg_storage_failure(storage));
-  MPG_TRY(device->backend->copy_from_host(device, mpg_tensor_data(tensor), host, mpg_tensor_bytes(tensor)));
+  MPG_TRY(device->backend->copy_from_host(device, mpg_tensor_data(tensor), host,
+                                          mpg_tensor_bytes(tensor)));
   mpg_storage_add_write(storage, 0);
   return MPG_OK;
 }

@@ -1,10 +1,11 @@
 /* Storages and tensors.
  *
- * A storage is memory on one device: reference-counted, with a version (number of writes) and the uses that queued work
- * makes of it. A tensor is a view of a storage: byte offset, shape, dtype; always contiguous. Tensors are values: copying
- * the struct borrows; mpg_tensor_retain / _release count.
- * Ownership: a storage lives while references are held; its memory goes back to the pool at once then, queued work being
- * protected by the uses that travel with the block. Threads: host lock; workers see only raw addresses.
+ * A storage is memory on one device: reference-counted, with a version (number of writes) and the
+ * uses that queued work makes of it. A tensor is a view of a storage: byte offset, shape, dtype;
+ * always contiguous. Tensors are values: copying the struct borrows; mpg_tensor_retain / _release
+ * count. Ownership: a storage lives while references are held; its memory goes back to the pool at
+ * once then, queued work being protected by the uses that travel with the block. Threads: host
+ * lock; workers see only raw addresses.
  */
 #ifndef MPG_TENSOR_TENSOR_H
 #define MPG_TENSOR_TENSOR_H
@@ -14,14 +15,17 @@
 
 typedef struct mpg_storage {
   int32_t references;
-  uint32_t version; /* 0: never written, so whatever work the block's uses tell of was not for this storage */
-  bool watched; /* somebody keeps what was made of its contents: writes are counted */
-  bool tracked; /* reads by other devices are counted */
-  bool exposed; /* others hold its address and may write without a word: memory from outside, or given out (DLPack) */
+  uint32_t version; /* 0: never written, so whatever work the block's uses tell of was not for this
+                       storage */
+  bool watched;     /* somebody keeps what was made of its contents: writes are counted */
+  bool tracked;     /* reads by other devices are counted */
+  bool exposed;     /* others hold its address and may write without a word: memory from outside, or
+                       given out (DLPack) */
   mpg_device *device;
-  size_t size; /* bytes asked for */
-  uint64_t born; /* number of storages made up to this one */
-  void (*release)(void *owner); /* memory from outside: called instead of freeing, when no queued work uses it */
+  size_t size;                  /* bytes asked for */
+  uint64_t born;                /* number of storages made up to this one */
+  void (*release)(void *owner); /* memory from outside: called instead of freeing, when no queued
+                                   work uses it */
   void *owner;
   mpg_block block;
 } mpg_storage;
@@ -32,22 +36,27 @@ typedef struct mpg_tensor {
   mpg_desc desc;
 } mpg_tensor;
 
-mpg_status mpg_storage_create(mpg_device *device, size_t size, bool host_access, mpg_storage **storage); /* new */
-/* Wraps memory that `owner` keeps alive; release(owner) is called when done (host lock held). On failure nothing is called. */
-mpg_status mpg_storage_wrap(mpg_device *device, void *memory, size_t size, void (*release)(void *), void *owner, mpg_storage **storage);
+mpg_status mpg_storage_create(mpg_device *device, size_t size, bool host_access,
+                              mpg_storage **storage); /* new */
+/* Wraps memory that `owner` keeps alive; release(owner) is called when done (host lock held). On
+ * failure nothing is called. */
+mpg_status mpg_storage_wrap(mpg_device *device, void *memory, size_t size, void (*release)(void *),
+                            void *owner, mpg_storage **storage);
 uint64_t mpg_storage_births(void); /* number of storages made so far */
 static inline void mpg_storage_retain(mpg_storage *storage) { storage->references++; }
 void mpg_storage_destroy(mpg_storage *storage);
-/* Releases the owners of outside memory that queued work still used when its storage went away; those whose work is done.
- * Creating, wrapping and destroying storages does it too. */
+/* Releases the owners of outside memory that queued work still used when its storage went away;
+ * those whose work is done. Creating, wrapping and destroying storages does it too. */
 void mpg_storage_collect(void);
 static inline void mpg_storage_release(mpg_storage *storage) {
   if (--storage->references == 0) mpg_storage_destroy(storage);
 }
 
 /* The same as a whole tensor; the desc is checked, its bytes are those of the memory. */
-mpg_status mpg_tensor_wrap(mpg_device *device, void *memory, const mpg_desc *desc, void (*release)(void *), void *owner, mpg_tensor *tensor);
-/* A new tensor in a new storage; the desc is checked (MPG_VALUE_ERROR for shapes that do not fit). Contents undefined. */
+mpg_status mpg_tensor_wrap(mpg_device *device, void *memory, const mpg_desc *desc,
+                           void (*release)(void *), void *owner, mpg_tensor *tensor);
+/* A new tensor in a new storage; the desc is checked (MPG_VALUE_ERROR for shapes that do not fit).
+ * Contents undefined. */
 mpg_status mpg_tensor_create(mpg_device *device, const mpg_desc *desc, mpg_tensor *tensor);
 static inline void mpg_tensor_retain(const mpg_tensor *tensor) {
   if (tensor->storage) mpg_storage_retain(tensor->storage);
@@ -59,49 +68,63 @@ static inline void mpg_tensor_release(mpg_tensor *tensor) {
 static inline void *mpg_tensor_data(const mpg_tensor *tensor) { /* an address on its device */
   return (char *)tensor->storage->block.memory + tensor->offset;
 }
-static inline mpg_device *mpg_tensor_device(const mpg_tensor *tensor) { return tensor->storage->device; }
+static inline mpg_device *mpg_tensor_device(const mpg_tensor *tensor) {
+  return tensor->storage->device;
+}
 static inline size_t mpg_tensor_bytes(const mpg_tensor *tensor) {
   return (size_t)mpg_shape_size(&tensor->desc.shape) * mpg_dtype_size(tensor->desc.dtype);
 }
 /* The same memory under another shape of the same size: retains. */
 mpg_status mpg_tensor_reshape(const mpg_tensor *tensor, const mpg_shape *shape, mpg_tensor *result);
 /* Rows [begin, end) of the first axis: shares memory, retains. */
-mpg_status mpg_tensor_slice(const mpg_tensor *tensor, int64_t begin, int64_t end, mpg_tensor *result);
+mpg_status mpg_tensor_slice(const mpg_tensor *tensor, int64_t begin, int64_t end,
+                            mpg_tensor *result);
 
-/* In what follows the host lock is given up while blocking, so the caller holds a reference to the storage.
- * Waits for the work that writes the tensor now, and reports its failure. Others may queue more meanwhile. */
+/* In what follows the host lock is given up while blocking, so the caller holds a reference to the
+ * storage. Waits for the work that writes the tensor now, and reports its failure. Others may queue
+ * more meanwhile. */
 mpg_status mpg_tensor_wait(const mpg_tensor *tensor);
-/* Waits until the tensor may be read (written) by the host at its address: looks again until nothing is left, and the lock has not
- * been given up since. Where others go on queueing more, it is kept in the end. Reading reports the failure of the work that
- * wrote it. */
+/* Waits until the tensor may be read (written) by the host at its address: looks again until
+ * nothing is left, and the lock has not been given up since. Where others go on queueing more, it
+ * is kept in the end. Reading reports the failure of the work that wrote it. */
 mpg_status mpg_tensor_wait_read(const mpg_tensor *tensor);
 mpg_status mpg_tensor_wait_write(const mpg_tensor *tensor);
-/* Blocking copies to and from host memory of exactly mpg_tensor_bytes, whole towards work that others queue meanwhile: they wait
- * once, and where others keep the array busy the device copies, in the order of its work. copy_from counts as a write (version). */
+/* Blocking copies to and from host memory of exactly mpg_tensor_bytes, whole towards work that
+ * others queue meanwhile: they wait once, and where others keep the array busy the device copies,
+ * in the order of its work. copy_from counts as a write (version). */
 mpg_status mpg_tensor_copy_to_host(const mpg_tensor *tensor, void *host);
 mpg_status mpg_tensor_copy_from_host(mpg_tensor *tensor, const void *host);
-/* A copy (new) on the same device of what the tensor holds at this place in the order of the device's work. */
+/* A copy (new) on the same device of what the tensor holds at this place in the order of the
+ * device's work. */
 mpg_status mpg_tensor_snapshot(const mpg_tensor *tensor, mpg_tensor *copy);
 
-/* The points queued work on `device` must wait for before it reads (writes) the storage: appended to points[*count]; at
- * most 1 (mpg_device_count()). Own-device order needs no waiting, but for a reader the last write is listed for failures. These
- * functions and those that note uses belong into mpg_device_queue's. */
-void mpg_storage_read_points(const mpg_storage *storage, const mpg_device *device, mpg_point *points, int *count);
-void mpg_storage_write_points(const mpg_storage *storage, const mpg_device *device, mpg_point *points, int *count);
-/* The same for a tensor to be written as a whole: where it is only part of its storage, what the rest holds is kept, so a
- * failure of the last write is inherited. At most 1 + mpg_device_count() points. */
-void mpg_tensor_write_points(const mpg_tensor *tensor, const mpg_device *device, mpg_point *points, int *count);
-/* The failure of the work that wrote the storage, when that is known already; MPG_OK for storages never written. */
+/* The points queued work on `device` must wait for before it reads (writes) the storage: appended
+ * to points[*count]; at most 1 (mpg_device_count()). Own-device order needs no waiting, but for a
+ * reader the last write is listed for failures. These functions and those that note uses belong
+ * into mpg_device_queue's. */
+void mpg_storage_read_points(const mpg_storage *storage, const mpg_device *device,
+                             mpg_point *points, int *count);
+void mpg_storage_write_points(const mpg_storage *storage, const mpg_device *device,
+                              mpg_point *points, int *count);
+/* The same for a tensor to be written as a whole: where it is only part of its storage, what the
+ * rest holds is kept, so a failure of the last write is inherited. At most 1 + mpg_device_count()
+ * points. */
+void mpg_tensor_write_points(const mpg_tensor *tensor, const mpg_device *device, mpg_point *points,
+                             int *count);
+/* The failure of the work that wrote the storage, when that is known already; MPG_OK for storages
+ * never written. */
 static inline mpg_status mpg_storage_failure(const mpg_storage *storage) {
-  if (!atomic_load_explicit(&storage->device->failed, memory_order_acquire) || !storage->version) return MPG_OK;
+  if (!atomic_load_explicit(&storage->device->failed, memory_order_acquire) || !storage->version)
+    return MPG_OK;
   return mpg_device_failure(storage->device, storage->block.uses.write);
 }
-/* Makes room for noting that work on `device` reads it (or, of another device, writes it). Before the work is queued. */
+/* Makes room for noting that work on `device` reads it (or, of another device, writes it). Before
+ * the work is queued. */
 static inline mpg_status mpg_storage_reserve_read(mpg_storage *storage, const mpg_device *device) {
   return device == storage->device ? MPG_OK : mpg_uses_reserve(&storage->block.uses);
 }
-/* Tells the storage that work at `tick` of `device` reads (writes) it. Only its own device writes. Tick 0: written at once, in
- * this thread. Reads were reserved. */
+/* Tells the storage that work at `tick` of `device` reads (writes) it. Only its own device writes.
+ * Tick 0: written at once, in this thread. Reads were reserved. */
 void mpg_storage_add_read(mpg_storage *storage, mpg_device *device, mpg_tick tick);
 void mpg_storage_note_watched(void);
 static inline void mpg_storage_add_write(mpg_storage *storage, mpg_tick tick) {
@@ -109,14 +132,17 @@ static inline void mpg_storage_add_write(mpg_storage *storage, mpg_tick tick) {
   storage->version++;
   if (storage->watched) mpg_storage_note_watched();
 }
-/* Writes to watched storages so far. While it stays the same, so do their contents; those of exposed ones may change at any time. */
+/* Writes to watched storages so far. While it stays the same, so do their contents; those of
+ * exposed ones may change at any time. */
 uint64_t mpg_storage_watched_writes(void);
 /* Reads of tracked storages by other devices that were queued so far. */
 uint64_t mpg_storage_foreign_reads(void);
 void mpg_storage_expose(mpg_storage *storage);
-/* True when work that runs now, in this thread, on the (idle) device of the storage may write it. */
+/* True when work that runs now, in this thread, on the (idle) device of the storage may write it.
+ */
 static inline bool mpg_storage_writable_now(const mpg_storage *storage) {
-  return storage->block.uses.num_foreign == 0 || mpg_uses_finished(&storage->block.uses, storage->device);
+  return storage->block.uses.num_foreign == 0 ||
+         mpg_uses_finished(&storage->block.uses, storage->device);
 }
 
 #endif

@@ -9,28 +9,29 @@
 #include "kernels/common/vector_math_mixed.h"
 
 /* The remainder has the sign of the divisor, as in Python; it is 0 for a divisor of 0. */
-#define REMAINDER(T, operation)                                      \
-  MPG_ANYWHERE T remainder_of_##T(T x, T y) {                       \
-    T r = y == 0 ? 0 : (T)(operation);                               \
-    return r != 0 && (r < 0) != (y < 0) ? r + y : r;                 \
+#define REMAINDER(T, operation)                      \
+  MPG_ANYWHERE T remainder_of_##T(T x, T y) {        \
+    T r = y == 0 ? 0 : (T)(operation);               \
+    return r != 0 && (r < 0) != (y < 0) ? r + y : r; \
   }
 REMAINDER(float, fmodf(x, y))
 REMAINDER(double, fmod(x, y))
 REMAINDER(int32_t, y == -1 ? 0 : x % y)
 REMAINDER(int64_t, y == -1 ? 0 : x % y)
 
-/* x to the power of a negative y is 0, but for 1, -1, and 0 (the smallest integer, as a conversion of infinity gives). */
-#define INTEGER_POWER(T, U, lowest)                                  \
-  MPG_ANYWHERE T power_of_##T(T x, T y) {                           \
-    if (y < 0) {                                                     \
-      if (x == 1) return 1;                                          \
-      if (x == -1) return y & 1 ? -1 : 1;                            \
-      return x == 0 ? lowest : 0;                                    \
-    }                                                                \
-    U result = 1, base = (U)x;                                       \
-    for (; y; y >>= 1, base *= base)                                 \
-      if (y & 1) result *= base;                                     \
-    return (T)result;                                                \
+/* x to the power of a negative y is 0, but for 1, -1, and 0 (the smallest integer, as a conversion
+ * of infinity gives). */
+#define INTEGER_POWER(T, U, lowest)       \
+  MPG_ANYWHERE T power_of_##T(T x, T y) { \
+    if (y < 0) {                          \
+      if (x == 1) return 1;               \
+      if (x == -1) return y & 1 ? -1 : 1; \
+      return x == 0 ? lowest : 0;         \
+    }                                     \
+    U result = 1, base = (U)x;            \
+    for (; y; y >>= 1, base *= base)      \
+      if (y & 1) result *= base;          \
+    return (T)result;                     \
   }
 INTEGER_POWER(int32_t, uint32_t, INT32_MIN)
 INTEGER_POWER(int64_t, uint64_t, INT64_MIN)

@@ -1,4 +1,5 @@
-/* What random draws are made of, for every backend; kernels/cpu/math/random.c documents the scheme. Define MPG_MATH_WITHOUT_FMA before. Stateless; any thread. */
+/* What random draws are made of, for every backend; kernels/cpu/math/random.c documents the scheme.
+ * Define MPG_MATH_WITHOUT_FMA before. Stateless; any thread. */
 #ifndef KERNELS_COMMON_DRAW_H
 #define KERNELS_COMMON_DRAW_H
 
@@ -10,7 +11,8 @@
 
 /* (0, 1): never 0, and 1 only where a word rounds up to 2^32. */
 MPG_ANYWHERE float mpg_open_uniform(uint32_t word) { return (float)word * 0x1p-32f + 0x1p-33f; }
-MPG_ANYWHERE float mpg_sine_of_turns(uint32_t word, uint32_t quarters) { /* sin(2 pi (word / 2^32 + quarters / 4)) */
+MPG_ANYWHERE float mpg_sine_of_turns(
+    uint32_t word, uint32_t quarters) {        /* sin(2 pi (word / 2^32 + quarters / 4)) */
   float turns = (float)(word >> 8) * 0x1p-22f; /* in quarters */
   float shifted = turns + MPG_ROUNDER;
   return mpg_sine_or_cosine((turns - (shifted - MPG_ROUNDER)) * 0x1.921fb6p+0f, 0.0f,
@@ -29,7 +31,14 @@ MPG_ANYWHERE float mpg_uniform_top(mpg_dtype dtype, float low, float high) {
 }
 
 typedef enum mpg_distribution {
-  MPG_DRAW_UNIFORM, MPG_DRAW_NORMAL, MPG_DRAW_GAMMA, MPG_DRAW_EXPONENTIAL, MPG_DRAW_POISSON, MPG_DRAW_NEGATIVE_BINOMIAL, MPG_DRAW_GENERALIZED, MPG_DRAW_INTEGERS
+  MPG_DRAW_UNIFORM,
+  MPG_DRAW_NORMAL,
+  MPG_DRAW_GAMMA,
+  MPG_DRAW_EXPONENTIAL,
+  MPG_DRAW_POISSON,
+  MPG_DRAW_NEGATIVE_BINOMIAL,
+  MPG_DRAW_GENERALIZED,
+  MPG_DRAW_INTEGERS
 } mpg_distribution;
 
 /* What is drawn from: a and b as mpg_draw takes them; integers of [low, low + span). */
@@ -44,16 +53,16 @@ typedef struct mpg_law {
 static inline mpg_law mpg_law_of(mpg_op_id id, const void *op_params) {
   mpg_law law = {MPG_DRAW_INTEGERS, 0, 0, 0, 0};
   switch (id) {
-#define LAW(name, kind_, first, second)                                                                  \
-  case MPG_OP__random_##name: {                                                                          \
-    const mpg_random_##name##_params *params = (const mpg_random_##name##_params *)op_params;            \
-    law.kind = kind_, law.a = (double)params->first, law.b = (double)params->second;                     \
-    break;                                                                                               \
-  }                                                                                                      \
-  case MPG_OP__random_##name##_like: {                                                                   \
-    const mpg_##name##_like_params *params = (const mpg_##name##_like_params *)op_params;                \
-    law.kind = kind_, law.a = (double)params->first, law.b = (double)params->second;                     \
-    break;                                                                                               \
+#define LAW(name, kind_, first, second)                                                       \
+  case MPG_OP__random_##name: {                                                               \
+    const mpg_random_##name##_params *params = (const mpg_random_##name##_params *)op_params; \
+    law.kind = kind_, law.a = (double)params->first, law.b = (double)params->second;          \
+    break;                                                                                    \
+  }                                                                                           \
+  case MPG_OP__random_##name##_like: {                                                        \
+    const mpg_##name##_like_params *params = (const mpg_##name##_like_params *)op_params;     \
+    law.kind = kind_, law.a = (double)params->first, law.b = (double)params->second;          \
+    break;                                                                                    \
   }
     LAW(uniform, MPG_DRAW_UNIFORM, low, high)
     LAW(normal, MPG_DRAW_NORMAL, loc, scale)
@@ -92,10 +101,13 @@ typedef struct mpg_tries {
   uint64_t position;
   uint64_t tries;
 } mpg_tries;
-MPG_ANYWHERE mpg_philox_block mpg_next_try(mpg_tries *s) { return mpg_philox(s->key.seed, s->key.call, s->position + (++s->tries << 40)); }
+MPG_ANYWHERE mpg_philox_block mpg_next_try(mpg_tries *s) {
+  return mpg_philox(s->key.seed, s->key.call, s->position + (++s->tries << 40));
+}
 MPG_ANYWHERE double mpg_unit_of(uint32_t word) { return ((double)word + 0.5) * 0x1p-32; }
 
-MPG_ANYWHERE double mpg_draw_gamma(mpg_tries *s, double alpha, double scale) { /* Marsaglia and Tsang */
+MPG_ANYWHERE double mpg_draw_gamma(mpg_tries *s, double alpha,
+                                   double scale) { /* Marsaglia and Tsang */
   if (!(alpha > 0) || !(scale > 0)) return alpha == 0 || scale == 0 ? 0 : (double)NAN;
   double a = alpha < 1 ? alpha + 1 : alpha, d = a - 1.0 / 3, c = 1 / sqrt(9 * d);
   for (;;) {
@@ -133,14 +145,18 @@ MPG_ANYWHERE double mpg_draw_poisson(mpg_tries *s, double mean) {
     }
   }
   /* Hörmann's transformed rejection (PTRS). */
-  double b = 0.931 + 2.53 * sqrt(mean), a = -0.059 + 0.02483 * b, inverse_alpha = 1.1239 + 1.1328 / (b - 3.4), v_r = 0.9277 - 3.6224 / (b - 2);
+  double b = 0.931 + 2.53 * sqrt(mean), a = -0.059 + 0.02483 * b,
+         inverse_alpha = 1.1239 + 1.1328 / (b - 3.4), v_r = 0.9277 - 3.6224 / (b - 2);
   for (;;) {
     mpg_philox_block words = mpg_next_try(s);
-    double u = mpg_unit_of(words.value[0]) - 0.5, v = mpg_unit_of(words.value[1]), us = 0.5 - fabs(u);
+    double u = mpg_unit_of(words.value[0]) - 0.5, v = mpg_unit_of(words.value[1]),
+           us = 0.5 - fabs(u);
     double k = floor((2 * a / us + b) * u + mean + 0.43);
     if (us >= 0.07 && v <= v_r) return k;
     if (k < 0 || (us < 0.013 && v > us)) continue;
-    if (log(v) + log(inverse_alpha) - log(a / (us * us) + b) <= -mean + k * log(mean) - mpg_log_factorial(k)) return k;
+    if (log(v) + log(inverse_alpha) - log(a / (us * us) + b) <=
+        -mean + k * log(mean) - mpg_log_factorial(k))
+      return k;
   }
 }
 

@@ -13,7 +13,9 @@ MPG_ANYWHERE int64_t mpg_whole(double value) {
   return value == value ? (int64_t)value : 0;
 }
 
-MPG_ANYWHERE int64_t mpg_index_clip(int64_t index, int64_t size) { return index < 0 ? 0 : index >= size ? size - 1 : index; }
+MPG_ANYWHERE int64_t mpg_index_clip(int64_t index, int64_t size) {
+  return index < 0 ? 0 : index >= size ? size - 1 : index;
+}
 MPG_ANYWHERE int64_t mpg_index_wrap(int64_t index, int64_t size) {
   int64_t rest = index % size;
   return rest < 0 ? rest + size : rest;

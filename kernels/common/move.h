@@ -1,8 +1,9 @@
-/* Moving elements between strided places: what transposes, slices, joins, tiles and diagonals come down to, on every backend.
+/* Moving elements between strided places: what transposes, slices, joins, tiles and diagonals come
+ * down to, on every backend.
  *
- * A move copies out[sum(i_k * out_k)] = in[sum(i_k * in_k)] for every index i of `dims`. Strides count elements, may be
- * negative, and an input stride may be 0 (repetition). The target places are distinct and do not overlap the source's.
- * Stateless; any thread.
+ * A move copies out[sum(i_k * out_k)] = in[sum(i_k * in_k)] for every index i of `dims`. Strides
+ * count elements, may be negative, and an input stride may be 0 (repetition). The target places are
+ * distinct and do not overlap the source's. Stateless; any thread.
  */
 #ifndef KERNELS_COMMON_MOVE_H
 #define KERNELS_COMMON_MOVE_H
@@ -16,7 +17,8 @@ typedef struct mpg_move {
   int64_t dims[MPG_MOVE_NDIM], in[MPG_MOVE_NDIM], out[MPG_MOVE_NDIM];
 } mpg_move;
 
-static inline void mpg_move_add(mpg_move *move, int64_t dim, int64_t in, int64_t out) { /* appends an inner dimension */
+static inline void mpg_move_add(mpg_move *move, int64_t dim, int64_t in,
+                                int64_t out) { /* appends an inner dimension */
   move->dims[move->ndim] = dim;
   move->in[move->ndim] = in;
   move->out[move->ndim++] = out;
@@ -31,8 +33,9 @@ static inline void mpg_dense_strides(const mpg_shape *shape, int64_t *strides) {
   }
 }
 
-/* Fewer dimensions for the same move, in units of bytes: dimensions of size 1 are left out, and neighbours that lie evenly in both are
- * merged. A run that is dense in both becomes one larger item (*item). False: nothing to move. */
+/* Fewer dimensions for the same move, in units of bytes: dimensions of size 1 are left out, and
+ * neighbours that lie evenly in both are merged. A run that is dense in both becomes one larger
+ * item (*item). False: nothing to move. */
 static inline bool mpg_move_merge(const mpg_move *move, int64_t *item, mpg_move *merged) {
   merged->ndim = 0;
   /* first: where there are no elements, strides may be of any size */
@@ -51,7 +54,8 @@ static inline bool mpg_move_merge(const mpg_move *move, int64_t *item, mpg_move 
     }
   }
   int last = merged->ndim - 1;
-  if (last >= 0 && merged->in[last] == *item && merged->out[last] == *item) *item *= merged->dims[--merged->ndim];
+  if (last >= 0 && merged->in[last] == *item && merged->out[last] == *item)
+    *item *= merged->dims[--merged->ndim];
   return true;
 }
 

@@ -1,12 +1,13 @@
-/* MPG_POLY(fma, x, c9, ..., c0): a polynomial of x by Horner's rule, of 2 to 20 coefficients, that of the highest power first. `fma` is the
- * function of the type for a * b + c. */
+/* MPG_POLY(fma, x, c9, ..., c0): a polynomial of x by Horner's rule, of 2 to 20 coefficients, that
+ * of the highest power first. `fma` is the function of the type for a * b + c. */
 #ifndef KERNELS_COMMON_POLYNOMIAL_H
 #define KERNELS_COMMON_POLYNOMIAL_H
 
-#define MPG_POLY(fma, x, ...)                                                                     \
+#define MPG_POLY(fma, x, ...)                                                                      \
   MPG_POLY_NAME(__VA_ARGS__, 20, 19, 18, 17, 16, 15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, ) \
   (fma, x, __VA_ARGS__)
-#define MPG_POLY_NAME(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, count, ...) MPG_POLY_##count
+#define MPG_POLY_NAME(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, count, ...) \
+  MPG_POLY_##count
 #define MPG_POLY_2(fma, x, a, b) fma(a, x, b)
 #define MPG_POLY_3(fma, x, a, b, ...) MPG_POLY_2(fma, x, fma(a, x, b), __VA_ARGS__)
 #define MPG_POLY_4(fma, x, a, b, ...) MPG_POLY_3(fma, x, fma(a, x, b), __VA_ARGS__)

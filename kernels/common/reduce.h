@@ -5,7 +5,13 @@
 #include "kernels/common/view.h"
 
 typedef enum mpg_combine { MPG_ADD, MPG_MULTIPLY, MPG_LARGEST, MPG_SMALLEST } mpg_combine;
-typedef enum mpg_prepare { MPG_PLAIN, MPG_MAGNITUDE, MPG_SQUARE, MPG_NAN_TO_0, MPG_NAN_TO_1 } mpg_prepare;
+typedef enum mpg_prepare {
+  MPG_PLAIN,
+  MPG_MAGNITUDE,
+  MPG_SQUARE,
+  MPG_NAN_TO_0,
+  MPG_NAN_TO_1
+} mpg_prepare;
 
 typedef struct mpg_reduction {
   mpg_combine how;
@@ -35,8 +41,10 @@ static inline mpg_reduction mpg_reduction_of(const mpg_op *op, const void *param
 
 /* Marks the axes that an op of these reduces; inference has checked them. */
 static inline void mpg_reduced_axes(const mpg_op *op, const void *params, int ndim, bool *reduced) {
-  bool norm = op->id == MPG_OP_norm, exclude = !norm && ((const mpg_reduce_params *)params)->exclude;
-  const mpg_tuple *axis = norm ? &((const mpg_reduce_norm_params *)params)->axis : &((const mpg_reduce_params *)params)->axis;
+  bool norm = op->id == MPG_OP_norm,
+       exclude = !norm && ((const mpg_reduce_params *)params)->exclude;
+  const mpg_tuple *axis = norm ? &((const mpg_reduce_norm_params *)params)->axis
+                               : &((const mpg_reduce_params *)params)->axis;
   bool all = axis->count <= 0;
   for (int i = 0; i < ndim; i++) reduced[i] = all || exclude;
   for (int k = 0; k < axis->count; k++) reduced[axis_of(axis->values[k], ndim)] = !exclude;
@@ -65,21 +73,24 @@ static inline mpg_runs mpg_runs_of(const mpg_shape *shape, const bool *reduced) 
       r.reduced[r.count++] = reduced[i];
     }
   }
-  if (!any) { /* nothing to combine; still one pass, for what becomes of each element and the accumulator's type */
+  if (!any) { /* nothing to combine; still one pass, for what becomes of each element and the
+                 accumulator's type */
     r.sizes[r.count] = 1;
     r.reduced[r.count++] = true;
   }
   return r;
 }
 
-/* What lies around run `run`, once those behind it have been reduced: the source is (outer, its size, inner). */
+/* What lies around run `run`, once those behind it have been reduced: the source is (outer, its
+ * size, inner). */
 static inline void mpg_runs_around(const mpg_runs *r, int run, int64_t *outer, int64_t *inner) {
   *outer = *inner = 1;
   for (int i = 0; i < run; i++) *outer *= r->sizes[i];
   for (int i = run + 1; i < r->count; i++) *inner *= r->reduced[i] ? 1 : r->sizes[i];
 }
 
-/* Broadcasting: runs of axes along which the source moves or stands still (stride 0), innermost first. */
+/* Broadcasting: runs of axes along which the source moves or stands still (stride 0), innermost
+ * first. */
 typedef struct mpg_broadcast {
   int ndim;
   int64_t dims[MPG_MAX_NDIM], strides[MPG_MAX_NDIM]; /* strides: in elements of the source */

@@ -15,8 +15,10 @@ MPG_ANYWHERE float unit_of_float(float x) { return x <= 0 ? 0 : x >= 1 ? 1 : x; 
 MPG_ANYWHERE double unit_of_double(double x) { return x <= 0 ? 0 : x >= 1 ? 1 : x; }
 
 /* The derivative of GELU. */
-#define GELU_SLOPE_F(x) (mpg_normal_cdff(x) + (x)*0.39894228040143267794f * mpg_exp_nonpositive(-0.5f * (x) * (x)))
-#define GELU_SLOPE_D(x) (0.5 * (1 + mpg_erf((x)*ROOT_HALF)) + (x)*0.39894228040143267794 * mpg_exp(-0.5 * (x) * (x)))
+#define GELU_SLOPE_F(x) \
+  (mpg_normal_cdff(x) + (x) * 0.39894228040143267794f * mpg_exp_nonpositive(-0.5f * (x) * (x)))
+#define GELU_SLOPE_D(x) \
+  (0.5 * (1 + mpg_erf((x) * ROOT_HALF)) + (x) * 0.39894228040143267794 * mpg_exp(-0.5 * (x) * (x)))
 
 /* The inverse of erf: Winitzki's approximation, then three steps of Halley's method in double. */
 MPG_ANYWHERE double inverse_erf(double y) {
@@ -24,7 +26,9 @@ MPG_ANYWHERE double inverse_erf(double y) {
   double w = -log1p(-y * y), b = 4.330746750799873 + 0.5 * -w;
   double x = copysign(sqrt(sqrt(b * b + w * 6.802721088435375) - b), y);
   for (int i = 0; i < 3; i++) {
-    double error = (fabs(y) < 0.5 ? erf(x) - y : ((1 - fabs(y)) - erfc(fabs(x))) * (y < 0 ? -1 : 1)) * 0.88622692545275801365 * exp(x * x);
+    double error =
+        (fabs(y) < 0.5 ? erf(x) - y : ((1 - fabs(y)) - erfc(fabs(x))) * (y < 0 ? -1 : 1)) *
+        0.88622692545275801365 * exp(x * x);
     x -= error / (1 + x * error);
   }
   return x;
@@ -50,7 +54,9 @@ MPG_ANYWHERE double digamma_of_positive(double x) {
   for (; x < 10; x += 1) shift -= 1 / x;
   double s = 1 / (x * x);
   return shift + log(x) - 0.5 / x -
-         s * (1.0 / 12 - s * (1.0 / 120 - s * (1.0 / 252 - s * (1.0 / 240 - s * (1.0 / 132 - s * (691.0 / 32760))))));
+         s * (1.0 / 12 -
+              s * (1.0 / 120 -
+                   s * (1.0 / 252 - s * (1.0 / 240 - s * (1.0 / 132 - s * (691.0 / 32760))))));
 }
 MPG_ANYWHERE double digamma(double x) {
   if (x <= 0 && x == floor(x)) return (double)INFINITY; /* at its poles, as in MXNet */
@@ -60,7 +66,8 @@ MPG_ANYWHERE double trigamma_of_positive(double x) {
   double shift = 0;
   for (; x < 10; x += 1) shift += 1 / (x * x);
   double s = 1 / (x * x);
-  return shift + 1 / x + s / 2 + s / x * (1.0 / 6 - s * (1.0 / 30 - s * (1.0 / 42 - s * (1.0 / 30 - s * (5.0 / 66)))));
+  return shift + 1 / x + s / 2 +
+         s / x * (1.0 / 6 - s * (1.0 / 30 - s * (1.0 / 42 - s * (1.0 / 30 - s * (5.0 / 66)))));
 }
 MPG_ANYWHERE double trigamma(double x) {
   if (x <= 0 && x == floor(x)) return (double)INFINITY;

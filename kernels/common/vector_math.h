@@ -1,9 +1,11 @@
-/* Functions of float, written without branches so that loops over them are vectorised, and with fused multiply-adds only
- * where the processor has them, so that an element's bits do not depend on its place in a loop. Largest errors in units of
- * the last place, with fused multiply-adds: exp, log, log1p, log2, log10, sinh, cosh, tanh and erf 1, sine and cosine 1.2 up to
- * MPG_TRIG_LIMIT, beyond which the caller uses the C library, expm1 1.5, sigmoid 2.5; zeros keep their sign. The coefficients
- * are minimax fits over the reduced ranges. Of float, computed in double: vector_math_mixed.h. Of double: vector_math_double.h.
- * MPG_MATH_WITHOUT_FMA, defined before: plain products and sums everywhere. Stateless; any thread.
+/* Functions of float, written without branches so that loops over them are vectorised, and with
+ * fused multiply-adds only where the processor has them, so that an element's bits do not depend on
+ * its place in a loop. Largest errors in units of the last place, with fused multiply-adds: exp,
+ * log, log1p, log2, log10, sinh, cosh, tanh and erf 1, sine and cosine 1.2 up to MPG_TRIG_LIMIT,
+ * beyond which the caller uses the C library, expm1 1.5, sigmoid 2.5; zeros keep their sign. The
+ * coefficients are minimax fits over the reduced ranges. Of float, computed in double:
+ * vector_math_mixed.h. Of double: vector_math_double.h. MPG_MATH_WITHOUT_FMA, defined before: plain
+ * products and sums everywhere. Stateless; any thread.
  */
 #ifndef KERNELS_COMMON_VECTOR_MATH_H
 #define KERNELS_COMMON_VECTOR_MATH_H
@@ -32,13 +34,17 @@ MPG_INLINE float mpg_fma(float a, float b, float c) {
 
 /* 2 to the power of n, a whole number of [-126, 127] held in a float. */
 #define MPG_ROUNDER 0x1.8p23f /* x + MPG_ROUNDER has round(x) in its low bits */
-MPG_INLINE float mpg_power_of_two(int32_t n) { return mpg_float_from_bits((uint32_t)(n + 127) << 23); }
+MPG_INLINE float mpg_power_of_two(int32_t n) {
+  return mpg_float_from_bits((uint32_t)(n + 127) << 23);
+}
 
 /* y, whose sign is that of x but for zeros: with it for those, too. */
-MPG_INLINE float mpg_with_sign(float y, float x) { return mpg_float_from_bits(mpg_float_bits(y) | (mpg_float_bits(x) & 0x80000000u)); }
+MPG_INLINE float mpg_with_sign(float y, float x) {
+  return mpg_float_from_bits(mpg_float_bits(y) | (mpg_float_bits(x) & 0x80000000u));
+}
 
 #define MPG_LOG2_E 0x1.715476p+0f
-#define MPG_LN2_HIGH 0x1.62ep-1f       /* 12 bits: its product with a whole number is exact */
+#define MPG_LN2_HIGH 0x1.62ep-1f /* 12 bits: its product with a whole number is exact */
 #define MPG_LN2_LOW 0x1.0bfbe8p-15f
 
 /* x = n ln 2 + r, |r| <= ln 2 / 2; returns exp(r) - 1. */
@@ -48,13 +54,14 @@ MPG_INLINE float mpg_exp_reduced(float x, int32_t *n) {
   float whole = shifted - MPG_ROUNDER;
   float r = mpg_fma(whole, -MPG_LN2_HIGH, x);
   r = mpg_fma(whole, -MPG_LN2_LOW, r);
-  float q = MPG_POLY(mpg_fma, r, 0x1.6b6ddep-10f, 0x1.123002p-7f, 0x1.55568ap-5f, 0x1.5554a2p-3f,
-      0.5f);
+  float q =
+      MPG_POLY(mpg_fma, r, 0x1.6b6ddep-10f, 0x1.123002p-7f, 0x1.55568ap-5f, 0x1.5554a2p-3f, 0.5f);
   return mpg_fma(q, r * r, r);
 }
 
 MPG_INLINE float mpg_expf(float x) {
-  float magnitude = fabsf(x); /* bounded by one comparison: compilers make branches of two. NaN stays */
+  float magnitude =
+      fabsf(x); /* bounded by one comparison: compilers make branches of two. NaN stays */
   float bounded = copysignf(magnitude > 105.0f ? 105.0f : magnitude, x);
   int32_t n;
   float y = 1.0f + mpg_exp_reduced(bounded, &n);
@@ -87,16 +94,17 @@ MPG_INLINE float mpg_log_parts(float x, float *exponent) {
   return mpg_float_from_bits((shifted & 0x007fffffu) + 0x3f3504f3u) - 1.0f;
 }
 MPG_INLINE float mpg_log_rest(float f, float tail) { /* log(1 + f) - f + tail */
-  float q = MPG_POLY(mpg_fma, f, 0x1.14573ep-4f, -0x1.de3bf8p-4f, 0x1.e6f08cp-4f, -0x1.fc220ep-4f,
-      0x1.233766p-3f, -0x1.555c4ep-3f, 0x1.99a4b6p-3f, -0x1.000006p-2f, 0x1.555548p-2f);
+  float q =
+      MPG_POLY(mpg_fma, f, 0x1.14573ep-4f, -0x1.de3bf8p-4f, 0x1.e6f08cp-4f, -0x1.fc220ep-4f,
+               0x1.233766p-3f, -0x1.555c4ep-3f, 0x1.99a4b6p-3f, -0x1.000006p-2f, 0x1.555548p-2f);
   float square = f * f;
   return mpg_fma(-0.5f, square, mpg_fma(q * f, square, tail));
 }
 /* y, which is log(x) but for the ends of the range, with these. */
-#define MPG_LOG_SPECIAL(name, T)             \
-  MPG_INLINE T name(T x, T y) {              \
-    y = x == 0 ? -(T)INFINITY : y;           \
-    y = x < 0 ? (T)NAN : y;                  \
+#define MPG_LOG_SPECIAL(name, T)               \
+  MPG_INLINE T name(T x, T y) {                \
+    y = x == 0 ? -(T)INFINITY : y;             \
+    y = x < 0 ? (T)NAN : y;                    \
     return x == (T)INFINITY || x != x ? x : y; \
   }
 MPG_LOG_SPECIAL(mpg_log_special, float)
@@ -117,8 +125,10 @@ MPG_INLINE float mpg_log1pf(float x) {
   return mpg_log_special(u, u == 1.0f ? x : y);
 }
 
-/* log(x) * factor, where factor * ln 2 is `two`; each comes in two parts, and `two` is short: its products are exact. */
-MPG_INLINE float mpg_log_of_base(float x, float factor, float factor_low, float two, float two_low) {
+/* log(x) * factor, where factor * ln 2 is `two`; each comes in two parts, and `two` is short: its
+ * products are exact. */
+MPG_INLINE float mpg_log_of_base(float x, float factor, float factor_low, float two,
+                                 float two_low) {
   int subnormal = x < 0x1p-126f;
   float scaled = x * (subnormal ? 0x1p23f : 1.0f), e;
   float f = mpg_log_parts(scaled, &e), rest = mpg_log_rest(f, 0.0f);
@@ -140,22 +150,22 @@ MPG_INLINE float mpg_log10f(float x) {
 
 MPG_INLINE float mpg_tanhf(float x) {
   float s = x * x, magnitude = fabsf(x);
-  float p = MPG_POLY(mpg_fma, s, -0x1.77ecc4p-12f, 0x1.2da716p-9f, -0x1.0460d8p-7f,
-      0x1.6009b6p-6f, -0x1.b9623ap-5f, 0x1.110be4p-3f, -0x1.55553cp-2f);
+  float p = MPG_POLY(mpg_fma, s, -0x1.77ecc4p-12f, 0x1.2da716p-9f, -0x1.0460d8p-7f, 0x1.6009b6p-6f,
+                     -0x1.b9623ap-5f, 0x1.110be4p-3f, -0x1.55553cp-2f);
   float near = mpg_fma(p * s, x, x);
   /* 1 - 2 / (exp(2|x|) + 1); of |x| >= 1, so that errors of the quotient count for a quarter */
   float bounded = magnitude > 10.0f ? 10.0f : magnitude;
   float shifted = mpg_fma(bounded, 2 * MPG_LOG2_E, MPG_ROUNDER), whole = shifted - MPG_ROUNDER;
   float scale = mpg_power_of_two((int32_t)(mpg_float_bits(shifted) - 0x4b400000u));
   float r = mpg_fma(whole, -0x1.62e43p-1f, bounded + bounded);
-  float q = MPG_POLY(mpg_fma, r, 0x1.6db3f4p-10f, 0x1.123b4ep-7f, 0x1.55545ep-5f, 0x1.55549p-3f,
-      0.5f);
+  float q =
+      MPG_POLY(mpg_fma, r, 0x1.6db3f4p-10f, 0x1.123b4ep-7f, 0x1.55545ep-5f, 0x1.55549p-3f, 0.5f);
   float far = 1.0f - 2.0f / mpg_fma(scale, mpg_fma(q, r * r, r), scale + 1.0f);
   return copysignf(magnitude < 1.0f ? near : x != x ? x : far, x);
 }
 
-/* (exp(|x|) +- exp(-|x|)) / 4 for sign = +-1, of |x| = n ln 2 + r, with what roundings of the larger exponential took. Less
- * precise for n = 0; there, *cosine is cosh(x) - 1. */
+/* (exp(|x|) +- exp(-|x|)) / 4 for sign = +-1, of |x| = n ln 2 + r, with what roundings of the
+ * larger exponential took. Less precise for n = 0; there, *cosine is cosh(x) - 1. */
 MPG_INLINE float mpg_half_hyperbolic(float x, float sign, int32_t *n, float *cosine) {
   float magnitude = fabsf(x), bounded = magnitude > 89.5f ? 89.5f : magnitude; /* NaN stays */
   float shifted = mpg_fma(bounded, MPG_LOG2_E, MPG_ROUNDER), whole = shifted - MPG_ROUNDER;
@@ -181,8 +191,8 @@ MPG_INLINE float mpg_coshf(float x) {
 }
 MPG_INLINE float mpg_sinhf(float x) {
   float s = x * x;
-  float near = MPG_POLY(mpg_fma, s, 0x1.75a6f4p-19f, 0x1.a02156p-13f, 0x1.1110e2p-7f,
-      0x1.555556p-3f);
+  float near =
+      MPG_POLY(mpg_fma, s, 0x1.75a6f4p-19f, 0x1.a02156p-13f, 0x1.1110e2p-7f, 0x1.555556p-3f);
   near = mpg_fma(near * s, x, x);
   int32_t n;
   float c, far = copysignf(mpg_half_hyperbolic(x, -1.0f, &n, &c) * 2.0f, x);
@@ -197,7 +207,8 @@ MPG_INLINE float mpg_sigmoidf(float x) { /* 0 where exp(-x) is not below 2^127.5
   return x < -88.3762f ? 0.0f : result;
 }
 
-/* log(1 + exp(x)) without overflow: of e = exp(-|x|), which is at most 1, with what rounding takes from 1 + e. */
+/* log(1 + exp(x)) without overflow: of e = exp(-|x|), which is at most 1, with what rounding takes
+ * from 1 + e. */
 MPG_INLINE float mpg_softreluf(float x) {
   float small = mpg_expf(-fabsf(x)), u = 1.0f + small, e;
   float f = mpg_log_parts(u, &e), lost = (small - (u - 1.0f)) / u;
@@ -207,48 +218,52 @@ MPG_INLINE float mpg_softreluf(float x) {
 
 MPG_INLINE float mpg_erff(float x) {
   float t = fabsf(x), s = x * x;
-  float p = MPG_POLY(mpg_fma, s, 0x1.603ab6p-14f, -0x1.ab48dcp-11f, 0x1.54e65p-8f,
-      -0x1.b811c2p-6f, 0x1.ce2e3p-4f, -0x1.812744p-2f, 0x1.06eba8p-3f);
+  float p = MPG_POLY(mpg_fma, s, 0x1.603ab6p-14f, -0x1.ab48dcp-11f, 0x1.54e65p-8f, -0x1.b811c2p-6f,
+                     0x1.ce2e3p-4f, -0x1.812744p-2f, 0x1.06eba8p-3f);
   float near = mpg_fma(p, x, x);
   float u = t > 4.0f ? 4.0f : t;
   /* 1 - erf(u) = exp(-(u + u r(u))) */
-  float r = MPG_POLY(mpg_fma, u, 0x1.7b4b1ep-17f, -0x1.533ebep-12f, 0x1.ddcf92p-9f,
-      -0x1.856b74p-6f, 0x1.b32d06p-4f, 0x1.4531fcp-1f, 0x1.07796cp-3f);
+  float r = MPG_POLY(mpg_fma, u, 0x1.7b4b1ep-17f, -0x1.533ebep-12f, 0x1.ddcf92p-9f, -0x1.856b74p-6f,
+                     0x1.b32d06p-4f, 0x1.4531fcp-1f, 0x1.07796cp-3f);
   int32_t n;
   float rest = mpg_exp_reduced(-mpg_fma(r, u, u), &n), scale = mpg_power_of_two(n);
   float far = copysignf(1.0f - mpg_fma(scale, rest, scale), x);
   return t < 0.921875f ? near : far;
 }
 
-/* The probability of a normal number below x. That of one above |x| is 2^-(x^2 / (2 ln 2) + r(|x|)); beyond 5, r hardly grows. */
+/* The probability of a normal number below x. That of one above |x| is 2^-(x^2 / (2 ln 2) +
+ * r(|x|)); beyond 5, r hardly grows. */
 MPG_INLINE float mpg_normal_cdff(float x) {
   float magnitude = fabsf(x), u = magnitude > 5.0f ? 5.0f : magnitude;
   float r = MPG_POLY(mpg_fma, u, -0x1.75bab8p-23f, 0x1.160b1ep-18f, -0x1.4aee1ap-15f,
-      0x1.51eecep-13f, 0x1.de04c4p-13f, -0x1.d818a6p-8f, 0x1.aee5d4p-5f, -0x1.0c7752p-2f,
-      0x1.26af1ap+0f, 0x1.fffffep-1f);
+                     0x1.51eecep-13f, 0x1.de04c4p-13f, -0x1.d818a6p-8f, 0x1.aee5d4p-5f,
+                     -0x1.0c7752p-2f, 0x1.26af1ap+0f, 0x1.fffffep-1f);
   float power = mpg_fma(-0x1.715476p-1f * x, x, -r), bounded = power < -126.0f ? -126.0f : power;
   float shifted = bounded + MPG_ROUNDER, rest = bounded - (shifted - MPG_ROUNDER);
-  float y = MPG_POLY(mpg_fma, rest, 0x1.44402p-13f, 0x1.5f48eep-10f, 0x1.3b2a1cp-7f,
-      0x1.c6aeccp-5f, 0x1.ebfbep-3f, 0x1.62e43p-1f, 1.0f);
+  float y = MPG_POLY(mpg_fma, rest, 0x1.44402p-13f, 0x1.5f48eep-10f, 0x1.3b2a1cp-7f, 0x1.c6aeccp-5f,
+                     0x1.ebfbep-3f, 0x1.62e43p-1f, 1.0f);
   y *= mpg_power_of_two((int32_t)(mpg_float_bits(shifted) - 0x4b400000u));
   float above = power < -126.0f ? 0.0f : y;
   return x > 0.0f ? 1.0f - above : above;
 }
 
-/* Sine and cosine, by quarter turns. Right up to this magnitude only: callers take larger arguments (and those that are
- * not finite) to the C library. */
+/* Sine and cosine, by quarter turns. Right up to this magnitude only: callers take larger arguments
+ * (and those that are not finite) to the C library. */
 #define MPG_TRIG_LIMIT 8192.0f
-/* x = quarter * pi / 2 + r - over, |r| <= pi / 4, and `over` about as small as what rounding adds to r. */
+/* x = quarter * pi / 2 + r - over, |r| <= pi / 4, and `over` about as small as what rounding adds
+ * to r. */
 MPG_INLINE float mpg_quarter_turns(float x, uint32_t *quarter, float *over) {
   float shifted = mpg_fma(x, 0x1.45f306p-1f, MPG_ROUNDER), whole = shifted - MPG_ROUNDER;
   *quarter = mpg_float_bits(shifted);
-  float high = mpg_fma(whole, -0x1.92p+0f, x); /* pi / 2 in four parts, of which three have 8 to 11 bits */
+  float high =
+      mpg_fma(whole, -0x1.92p+0f, x); /* pi / 2 in four parts, of which three have 8 to 11 bits */
   high = mpg_fma(whole, -0x1.fb4p-12f, high);
   float r = mpg_fma(whole, -0x1.444p-24f, high);
   *over = mpg_fma(whole, 0x1.68c234p-39f, mpg_fma(whole, 0x1.444p-24f, r - high));
   return r;
 }
-MPG_INLINE float mpg_sine_or_cosine(float r, float over, uint32_t quarter) { /* sin(r - over + quarter * pi / 2) */
+MPG_INLINE float mpg_sine_or_cosine(float r, float over,
+                                    uint32_t quarter) { /* sin(r - over + quarter * pi / 2) */
   float s = r * r;
   /* r - sin(r): so that zeros keep their sign */
   float sine = MPG_POLY(mpg_fma, s, 0x1.9955aep-13f, -0x1.11077cp-7f, 0x1.555546p-3f);

@@ -1,6 +1,7 @@
-/* Functions of double as vector_math.h has them of float: without branches, so that loops over them are vectorised, an element's
- * bits the same wherever it is. Largest errors in units of the last place: sine and cosine 0.9 up to MPG_DOUBLE_TRIG_LIMIT, exp,
- * log, log1p and erf 1, pow 1.2, log2, log10 and expm1 2, tan 2.3, tanh and sigmoid 3. GPUs use their own library. Stateless; any
+/* Functions of double as vector_math.h has them of float: without branches, so that loops over them
+ * are vectorised, an element's bits the same wherever it is. Largest errors in units of the last
+ * place: sine and cosine 0.9 up to MPG_DOUBLE_TRIG_LIMIT, exp, log, log1p and erf 1, pow 1.2, log2,
+ * log10 and expm1 2, tan 2.3, tanh and sigmoid 3. GPUs use their own library. Stateless; any
  * thread.
  */
 #ifndef KERNELS_COMMON_VECTOR_MATH_DOUBLE_H
@@ -9,14 +10,14 @@
 #include "kernels/common/vector_math.h"
 
 /* x to the power of y as C's pow has it, from |x| to the power of y. */
-#define MPG_POWER_ENDS(name, T, magnitude_of, truncated, with_sign_of)                                       \
-  MPG_INLINE T name(T x, T y, T result) {                                                                    \
-    T magnitude = magnitude_of(x), halved = (T)0.5 * y;                                                      \
-    int whole = truncated(y) == y, odd = whole & (truncated(halved) != halved);                              \
-    result = ((x < 0) & (magnitude != (T)INFINITY) & !whole) ? (T)NAN : result;                              \
-    result = with_sign_of(result, odd ? x : (T)1);                                                           \
-    int one = (x == 1) | (y == 0) | ((magnitude == 1) & (magnitude_of(y) == (T)INFINITY));                   \
-    return one ? (T)1 : result;                                                                              \
+#define MPG_POWER_ENDS(name, T, magnitude_of, truncated, with_sign_of)                     \
+  MPG_INLINE T name(T x, T y, T result) {                                                  \
+    T magnitude = magnitude_of(x), halved = (T)0.5 * y;                                    \
+    int whole = truncated(y) == y, odd = whole & (truncated(halved) != halved);            \
+    result = ((x < 0) & (magnitude != (T)INFINITY) & !whole) ? (T)NAN : result;            \
+    result = with_sign_of(result, odd ? x : (T)1);                                         \
+    int one = (x == 1) | (y == 0) | ((magnitude == 1) & (magnitude_of(y) == (T)INFINITY)); \
+    return one ? (T)1 : result;                                                            \
   }
 
 #ifdef __CUDACC__
@@ -58,7 +59,9 @@ MPG_INLINE double mpg_fma_double(double a, double b, double c) {
 #define MPG_DOUBLE_LN2_HIGH 0x1.62e42feep-1 /* 32 bits: its product with an exponent is exact */
 #define MPG_DOUBLE_LN2_LOW 0x1.a39ef35793c76p-33
 /* Exponents wrap, as those of NaN are any number. */
-MPG_INLINE double mpg_double_power_of_two(uint64_t n) { return mpg_double_from_bits((n + 1023) << 52); }
+MPG_INLINE double mpg_double_power_of_two(uint64_t n) {
+  return mpg_double_from_bits((n + 1023) << 52);
+}
 
 /* x = n ln 2 + r, |r| <= ln 2 / 2; returns r. */
 MPG_INLINE double mpg_double_exp_rest(double x, uint64_t *n) {
@@ -69,9 +72,9 @@ MPG_INLINE double mpg_double_exp_rest(double x, uint64_t *n) {
   return mpg_fma_double(whole, -MPG_DOUBLE_LN2_LOW, r);
 }
 MPG_INLINE double mpg_double_expm1_near(double r) { /* |r| <= ln 2 / 2 */
-  double q = MPG_POLY(mpg_fma_double, r, 1.0 / 6227020800, 1.0 / 479001600, 1.0 / 39916800,
-      1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040, 1.0 / 720, 1.0 / 120, 1.0 / 24,
-      1.0 / 6, 0.5);
+  double q =
+      MPG_POLY(mpg_fma_double, r, 1.0 / 6227020800, 1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800,
+               1.0 / 362880, 1.0 / 40320, 1.0 / 5040, 1.0 / 720, 1.0 / 120, 1.0 / 24, 1.0 / 6, 0.5);
   return mpg_fma_double(q, r * r, r);
 }
 /* y times 2^n, in two factors: the result may be subnormal, or overflow. */
@@ -107,8 +110,8 @@ MPG_INLINE double mpg_expm1(double x) {
 /* log(1 + f) + e ln 2. */
 MPG_INLINE double mpg_double_log_of_parts(double f, double e) {
   double s = f / (2.0 + f), z = s * s, half = 0.5 * f * f;
-  double q = MPG_POLY(mpg_fma_double, z, 2.0 / 23, 2.0 / 21, 2.0 / 19, 2.0 / 17, 2.0 / 15,
-      2.0 / 13, 2.0 / 11, 2.0 / 9, 2.0 / 7, 2.0 / 5, 2.0 / 3);
+  double q = MPG_POLY(mpg_fma_double, z, 2.0 / 23, 2.0 / 21, 2.0 / 19, 2.0 / 17, 2.0 / 15, 2.0 / 13,
+                      2.0 / 11, 2.0 / 9, 2.0 / 7, 2.0 / 5, 2.0 / 3);
   /* 2 s = f - half + s half */
   double small = mpg_fma_double(s, mpg_fma_double(q, z, half), e * MPG_DOUBLE_LN2_LOW);
   return mpg_fma_double(e, MPG_DOUBLE_LN2_HIGH, f - (half - small));
@@ -163,19 +166,21 @@ MPG_INLINE double mpg_tanh(double x) {
 MPG_INLINE double mpg_erf(double x) {
   double t = fabs(x), s = x * x;
   double p = MPG_POLY(mpg_fma_double, s, -0x1.acaea087ef4a3p-31, 0x1.d77462fec50a4p-27,
-      -0x1.5c14994c96684p-23, 0x1.b9821dc48d006p-20, -0x1.f4ca8b6439747p-17,
-      0x1.f9a2bedf14745p-14, -0x1.c02db06cefe20p-11, 0x1.565bccfa73ddap-8, -0x1.b82ce312050b7p-6,
-      0x1.ce2f21a040fd3p-4, -0x1.812746b0379c1p-2, 0x1.06eba8214db68p-3);
+                      -0x1.5c14994c96684p-23, 0x1.b9821dc48d006p-20, -0x1.f4ca8b6439747p-17,
+                      0x1.f9a2bedf14745p-14, -0x1.c02db06cefe20p-11, 0x1.565bccfa73ddap-8,
+                      -0x1.b82ce312050b7p-6, 0x1.ce2f21a040fd3p-4, -0x1.812746b0379c1p-2,
+                      0x1.06eba8214db68p-3);
   double near = mpg_fma_double(p, x, x);
   double u = t > 6.0 ? 6.0 : t;
-  double e = MPG_POLY(mpg_fma_double, u, 0x1.58150cbdd514ep-38, -0x1.bf3dddb816c3dp-33,
-      0x1.0d740986654c6p-28, -0x1.8e23862b00ba8p-25, 0x1.90ccba7510ee0p-22,
-      -0x1.1f013d7d13f2fp-19, 0x1.2396032f4873ep-17, -0x1.80bfa3cf6335dp-16,
-      0x1.5a3a2ca22cf61p-16, 0x1.194d3eae31e46p-13, -0x1.9324750a25770p-11, 0x1.f59d8fb07a83cp-10,
-      -0x1.abd3617147a6cp-12, -0x1.372b6c0da514ep-6, 0x1.a4ada556570cfp-4, 0x1.45f6170505c68p-1,
-      0x1.20dd21ce2829ap+0, 0x1.06e4c4c5289b0p-21);
+  double e = MPG_POLY(
+      mpg_fma_double, u, 0x1.58150cbdd514ep-38, -0x1.bf3dddb816c3dp-33, 0x1.0d740986654c6p-28,
+      -0x1.8e23862b00ba8p-25, 0x1.90ccba7510ee0p-22, -0x1.1f013d7d13f2fp-19, 0x1.2396032f4873ep-17,
+      -0x1.80bfa3cf6335dp-16, 0x1.5a3a2ca22cf61p-16, 0x1.194d3eae31e46p-13, -0x1.9324750a25770p-11,
+      0x1.f59d8fb07a83cp-10, -0x1.abd3617147a6cp-12, -0x1.372b6c0da514ep-6, 0x1.a4ada556570cfp-4,
+      0x1.45f6170505c68p-1, 0x1.20dd21ce2829ap+0, 0x1.06e4c4c5289b0p-21);
   uint64_t n;
-  double rest = mpg_double_expm1_near(mpg_double_exp_rest(-e, &n)), scale = mpg_double_power_of_two(n);
+  double rest = mpg_double_expm1_near(mpg_double_exp_rest(-e, &n)),
+         scale = mpg_double_power_of_two(n);
   double far = copysign(1.0 - mpg_fma_double(scale, rest, scale), x);
   return t < 1.0 ? near : far;
 }
@@ -190,23 +195,27 @@ MPG_INLINE double mpg_double_quarter_turns(double x, uint64_t *quarter, double *
   double high = mpg_fma_double(whole, -0x1.921fb5p+0, x);
   high = mpg_fma_double(whole, -0x1.110b46p-26, high);
   double r = mpg_fma_double(whole, -0x1.1a6262p-54, high);
-  *over = mpg_fma_double(whole, 0x1.3145c06e0e689p-78, mpg_fma_double(whole, 0x1.1a6262p-54, r - high));
+  *over =
+      mpg_fma_double(whole, 0x1.3145c06e0e689p-78, mpg_fma_double(whole, 0x1.1a6262p-54, r - high));
   return r;
 }
 MPG_INLINE double mpg_double_sine(double r, double over) { /* sin(r - over) */
   double s = r * r;
   double sine = MPG_POLY(mpg_fma_double, s, -0x1.5e1f8d3bfb3d5p-33, 0x1.ae6054aee77d6p-26,
-      -0x1.71de37f601b16p-19, 0x1.a01a019eee322p-13, -0x1.1111111110ea3p-7, 0x1.5555555555556p-3);
+                         -0x1.71de37f601b16p-19, 0x1.a01a019eee322p-13, -0x1.1111111110ea3p-7,
+                         0x1.5555555555556p-3);
   return r - mpg_fma_double(sine * s, r, over);
 }
 MPG_INLINE double mpg_double_cosine(double r, double over) { /* cos(r - over) */
   double s = r * r, half = 0.5 * s, one = 1.0 - half;
   double cosine = MPG_POLY(mpg_fma_double, s, -0x1.8c1cbd7a3d977p-37, 0x1.1ee2c7862a4c8p-29,
-      -0x1.27e4ed290b78bp-22, 0x1.a01a018d21863p-16, -0x1.6c16c16c0ad64p-10, 0x1.55555555554fep-5);
+                           -0x1.27e4ed290b78bp-22, 0x1.a01a018d21863p-16, -0x1.6c16c16c0ad64p-10,
+                           0x1.55555555554fep-5);
   return one + (mpg_fma_double(cosine * s, s, r * over) + ((1.0 - one) - half));
 }
 MPG_INLINE double mpg_double_sine_or_cosine(double r, double over, uint64_t quarter) {
-  double value = (int64_t)(quarter << 63) < 0 ? mpg_double_cosine(r, over) : mpg_double_sine(r, over);
+  double value =
+      (int64_t)(quarter << 63) < 0 ? mpg_double_cosine(r, over) : mpg_double_sine(r, over);
   return mpg_double_from_bits(mpg_double_bits(value) ^ (quarter & 2) << 62);
 }
 MPG_INLINE double mpg_sin_limited(double x) {
@@ -227,15 +236,17 @@ MPG_INLINE double mpg_tan_limited(double x) {
   return (odd ? cosine : sine) / (odd ? -sine : cosine);
 }
 
-/* The remainder of x / y with the sign of y, of finite numbers whose quotient is not too large: a product that is subtracted
- * exactly. */
+/* The remainder of x / y with the sign of y, of finite numbers whose quotient is not too large: a
+ * product that is subtracted exactly. */
 #ifdef MPG_MATH_FUSED
-#define MPG_DOUBLE_REMAINDER_NEAR(x, y) ((fabs(x) < fabs(y) * 0x1p50) & (fabs(y) < (double)INFINITY))
+#define MPG_DOUBLE_REMAINDER_NEAR(x, y) \
+  ((fabs(x) < fabs(y) * 0x1p50) & (fabs(y) < (double)INFINITY))
 #else
 #define MPG_DOUBLE_REMAINDER_NEAR(x, y) ((void)(x), (void)(y), 0)
 #endif
 MPG_INLINE double mpg_remainder_limited(double x, double y) {
-  double whole = (x / y + MPG_DOUBLE_ROUNDER) - MPG_DOUBLE_ROUNDER, r = mpg_fma_double(-whole, y, x);
+  double whole = (x / y + MPG_DOUBLE_ROUNDER) - MPG_DOUBLE_ROUNDER,
+         r = mpg_fma_double(-whole, y, x);
   r = r == 0.0 ? copysign(0.0, x) : r;
   return ((r != 0.0) & ((r < 0.0) != (y < 0.0))) ? r + y : r;
 }
@@ -254,8 +265,8 @@ MPG_INLINE double mpg_pow(double x, double y) {
   double s_low = fma(-s, f - (over - 2.0), fma(-s, over, f)) * inverse;
   double z = s * s, z_low = fma(s, s, -z) + 2.0 * s * s_low;
   double q = MPG_POLY(fma, z, 0x1.e045d596888b4p-4, 0x1.df7a764ec7daep-4, 0x1.1118d37850e76p-3,
-      0x1.3b139598f7ba6p-3, 0x1.745d177b267c2p-3, 0x1.c71c71c6e9f36p-3, 0x1.2492492492524p-2,
-      0x1.999999999999ap-2);
+                      0x1.3b139598f7ba6p-3, 0x1.745d177b267c2p-3, 0x1.c71c71c6e9f36p-3,
+                      0x1.2492492492524p-2, 0x1.999999999999ap-2);
   double t = fma(z, q, 0x1.5555555555555p-1);
   double t_low = fma(z, q, 0x1.5555555555555p-1 - t) + fma(z_low, q, 0x1.5555555555555p-55);
   double zt = z * t, zt_low = fma(z, t, -zt) + (z * t_low + z_low * t);

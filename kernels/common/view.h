@@ -4,9 +4,13 @@
 
 #include "op/kernel.h"
 
-static inline size_t item_of(const mpg_view *view) { return mpg_dtype_size(view->desc.dtype); } /* bytes of an element */
+static inline size_t item_of(const mpg_view *view) {
+  return mpg_dtype_size(view->desc.dtype);
+} /* bytes of an element */
 static inline int64_t count_of(const mpg_view *view) { return mpg_shape_size(&view->desc.shape); }
-static inline size_t bytes_of(const mpg_view *view) { return (size_t)count_of(view) * item_of(view); }
+static inline size_t bytes_of(const mpg_view *view) {
+  return (size_t)count_of(view) * item_of(view);
+}
 static inline int axis_of(int64_t axis, int ndim) { return (int)(axis < 0 ? axis + ndim : axis); }
 
 #endif

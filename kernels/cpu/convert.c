@@ -4,16 +4,18 @@
 #include "kernels/cpu/halves.h"
 
 /* In groups; their last elements one by one. */
-#define HALF_LOOPS(suffix, to_float, from_float)                                                                     \
-  static void load_##suffix(const uint16_t *restrict source, float *restrict target, int64_t count) {              \
-    int64_t i = 0;                                                                                                   \
-    for (; i + MPG_HALVES <= count; i += MPG_HALVES) mpg_load_##suffix(source + i, target + i);                      \
-    for (; i < count; i++) target[i] = to_float(source[i]);                                                          \
-  }                                                                                                                  \
-  static void store_##suffix(const float *restrict source, uint16_t *restrict target, int64_t count) {             \
-    int64_t i = 0;                                                                                                   \
-    for (; i + MPG_HALVES <= count; i += MPG_HALVES) mpg_store_##suffix(source + i, target + i);                     \
-    for (; i < count; i++) target[i] = from_float(source[i]);                                                        \
+#define HALF_LOOPS(suffix, to_float, from_float)                                                 \
+  static void load_##suffix(const uint16_t *restrict source, float *restrict target,             \
+                            int64_t count) {                                                     \
+    int64_t i = 0;                                                                               \
+    for (; i + MPG_HALVES <= count; i += MPG_HALVES) mpg_load_##suffix(source + i, target + i);  \
+    for (; i < count; i++) target[i] = to_float(source[i]);                                      \
+  }                                                                                              \
+  static void store_##suffix(const float *restrict source, uint16_t *restrict target,            \
+                             int64_t count) {                                                    \
+    int64_t i = 0;                                                                               \
+    for (; i + MPG_HALVES <= count; i += MPG_HALVES) mpg_store_##suffix(source + i, target + i); \
+    for (; i < count; i++) target[i] = from_float(source[i]);                                    \
   }
 HALF_LOOPS(f16, mpg_half_to_float, mpg_float_to_half)
 HALF_LOOPS(bf16, mpg_bfloat16_to_float, mpg_float_to_bfloat16)
@@ -27,26 +29,27 @@ HALF_LOOPS(bf16, mpg_bfloat16_to_float, mpg_float_to_bfloat16)
   } while (0)
 
 /* From a dtype's elements to a compute type. */
-#define LOADER(suffix, T)                                                                  \
+#define LOADER(suffix, T)                                                                 \
   static void load_##suffix(mpg_dtype dtype, const void *from, void *to, int64_t count) { \
-    switch (dtype) {                                                                       \
-      case MPG_FLOAT32: LOOP(float, T, (T)source[i]);                                      \
-      case MPG_FLOAT64: LOOP(double, T, (T)source[i]);                                     \
-      case MPG_BFLOAT16: LOOP(uint16_t, T, (T)mpg_bfloat16_to_float(source[i]));           \
-      case MPG_UINT8: LOOP(uint8_t, T, (T)source[i]);                                      \
-      case MPG_BOOL: LOOP(uint8_t, T, (T)(source[i] != 0));                                \
-      case MPG_INT8: LOOP(int8_t, T, (T)source[i]);                                        \
-      case MPG_INT32: LOOP(int32_t, T, (T)source[i]);                                      \
-      case MPG_INT64: LOOP(int64_t, T, (T)source[i]);                                      \
-      default: return;                                                                     \
-    }                                                                                      \
+    switch (dtype) {                                                                      \
+      case MPG_FLOAT32: LOOP(float, T, (T)source[i]);                                     \
+      case MPG_FLOAT64: LOOP(double, T, (T)source[i]);                                    \
+      case MPG_BFLOAT16: LOOP(uint16_t, T, (T)mpg_bfloat16_to_float(source[i]));          \
+      case MPG_UINT8: LOOP(uint8_t, T, (T)source[i]);                                     \
+      case MPG_BOOL: LOOP(uint8_t, T, (T)(source[i] != 0));                               \
+      case MPG_INT8: LOOP(int8_t, T, (T)source[i]);                                       \
+      case MPG_INT32: LOOP(int32_t, T, (T)source[i]);                                     \
+      case MPG_INT64: LOOP(int64_t, T, (T)source[i]);                                     \
+      default: return;                                                                    \
+    }                                                                                     \
   }
 LOADER(f32, float)
 LOADER(f64, double)
 LOADER(i32, int32_t)
 LOADER(i64, int64_t)
 
-/* And back. `W` is the integer that values pass through on their way to 8 bits, so that they wrap around. */
+/* And back. `W` is the integer that values pass through on their way to 8 bits, so that they wrap
+ * around. */
 #define STORER(suffix, T, W)                                                               \
   static void store_##suffix(mpg_dtype dtype, const void *from, void *to, int64_t count) { \
     switch (dtype) {                                                                       \
@@ -66,7 +69,8 @@ STORER(f64, double, int32_t)
 STORER(i32, int32_t, int32_t)
 STORER(i64, int64_t, int64_t)
 
-static void load_block(mpg_compute compute, mpg_dtype dtype, const void *from, void *to, int64_t count) {
+static void load_block(mpg_compute compute, mpg_dtype dtype, const void *from, void *to,
+                       int64_t count) {
   if (dtype == MPG_BFLOAT16 && compute == MPG_COMPUTE_F32) {
     load_bf16(from, to, count);
     return;
@@ -89,7 +93,8 @@ static void load_block(mpg_compute compute, mpg_dtype dtype, const void *from, v
   }
 }
 
-static void store_block(mpg_compute compute, mpg_dtype dtype, const void *from, void *to, int64_t count) {
+static void store_block(mpg_compute compute, mpg_dtype dtype, const void *from, void *to,
+                        int64_t count) {
   if (dtype == MPG_BFLOAT16 && compute == MPG_COMPUTE_F32) {
     store_bf16(from, to, count);
     return;
@@ -112,14 +117,16 @@ static void store_block(mpg_compute compute, mpg_dtype dtype, const void *from, 
   }
 }
 
-const void *mpg_cpu_load(mpg_compute compute, mpg_dtype dtype, const void *data, int64_t index, int64_t count, mpg_block_buffer *buffer) {
+const void *mpg_cpu_load(mpg_compute compute, mpg_dtype dtype, const void *data, int64_t index,
+                         int64_t count, mpg_block_buffer *buffer) {
   const char *from = (const char *)data + index * (int64_t)mpg_dtype_size(dtype);
   if (mpg_compute_direct(compute, dtype)) return from;
   load_block(compute, dtype, from, buffer, count);
   return buffer;
 }
 
-void mpg_cpu_load_all(mpg_compute compute, mpg_dtype dtype, const void *data, int64_t index, int64_t count, void *to) {
+void mpg_cpu_load_all(mpg_compute compute, mpg_dtype dtype, const void *data, int64_t index,
+                      int64_t count, void *to) {
   size_t size = mpg_dtype_size(dtype), wide = mpg_dtype_size(mpg_compute_dtype(compute));
   const char *from = (const char *)data + index * (int64_t)size;
   if (mpg_compute_direct(compute, dtype)) {
@@ -127,10 +134,12 @@ void mpg_cpu_load_all(mpg_compute compute, mpg_dtype dtype, const void *data, in
     return;
   }
   for (int64_t done = 0; done < count; done += MPG_CPU_BLOCK)
-    load_block(compute, dtype, from + done * (int64_t)size, (char *)to + done * (int64_t)wide, count - done < MPG_CPU_BLOCK ? count - done : MPG_CPU_BLOCK);
+    load_block(compute, dtype, from + done * (int64_t)size, (char *)to + done * (int64_t)wide,
+               count - done < MPG_CPU_BLOCK ? count - done : MPG_CPU_BLOCK);
 }
 
-void mpg_cpu_store(mpg_compute compute, mpg_dtype dtype, void *data, int64_t index, int64_t count, const void *values) {
+void mpg_cpu_store(mpg_compute compute, mpg_dtype dtype, void *data, int64_t index, int64_t count,
+                   const void *values) {
   size_t size = mpg_dtype_size(dtype);
   char *to = (char *)data + index * (int64_t)size;
   if (values == to) return;
@@ -138,9 +147,12 @@ void mpg_cpu_store(mpg_compute compute, mpg_dtype dtype, void *data, int64_t ind
     memmove(to, values, (size_t)count * size);
     return;
   }
-  for (int64_t done = 0; done < count; done += MPG_CPU_BLOCK) { /* any count: the sources need not be one block */
+  for (int64_t done = 0; done < count;
+       done += MPG_CPU_BLOCK) { /* any count: the sources need not be one block */
     int64_t n = count - done < MPG_CPU_BLOCK ? count - done : MPG_CPU_BLOCK;
-    store_block(compute, dtype, (const char *)values + done * (int64_t)mpg_dtype_size(mpg_compute_dtype(compute)), to + done * (int64_t)size, n);
+    store_block(compute, dtype,
+                (const char *)values + done * (int64_t)mpg_dtype_size(mpg_compute_dtype(compute)),
+                to + done * (int64_t)size, n);
   }
 }
 
@@ -149,9 +161,12 @@ void mpg_cpu_scalar(mpg_compute compute, mpg_dtype dtype, double value, void *re
     uint64_t element;
     store_block(MPG_COMPUTE_F64, dtype, &value, &element, 1);
     load_block(compute, dtype, &element, result, 1);
-  } else if (compute == MPG_COMPUTE_I32) { /* within the range of what is computed in, so that comparisons with large numbers hold */
+  } else if (compute == MPG_COMPUTE_I32) { /* within the range of what is computed in, so that
+                                              comparisons with large numbers hold */
     int64_t whole = mpg_whole(value);
-    *(int32_t *)result = whole > INT32_MAX ? INT32_MAX : whole < INT32_MIN ? INT32_MIN : (int32_t)whole;
+    *(int32_t *)result = whole > INT32_MAX   ? INT32_MAX
+                         : whole < INT32_MIN ? INT32_MIN
+                                             : (int32_t)whole;
   } else if (compute == MPG_COMPUTE_I64) {
     *(int64_t *)result = mpg_whole(value);
   } else {

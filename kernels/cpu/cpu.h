@@ -1,9 +1,9 @@
-/* What CPU kernels share. Each file here is compiled once per instruction set (MPG_ISA: base, v3, v4), so every symbol that
- * is not static carries the set's name: define kernels with MPG_CPU_KERNEL(name), other shared functions with
- * MPG_CPU_NAME(name).
+/* What CPU kernels share. Each file here is compiled once per instruction set (MPG_ISA: base, v3,
+ * v4), so every symbol that is not static carries the set's name: define kernels with
+ * MPG_CPU_KERNEL(name), other shared functions with MPG_CPU_NAME(name).
  *
- * Threads: a kernel runs on the worker of its device, or inline on the host with num_threads 1. Two devices run at the
- * same time, so kernels keep no state but in call->device.
+ * Threads: a kernel runs on the worker of its device, or inline on the host with num_threads 1. Two
+ * devices run at the same time, so kernels keep no state but in call->device.
  */
 #ifndef KERNELS_CPU_CPU_H
 #define KERNELS_CPU_CPU_H
@@ -15,7 +15,8 @@
 #define MPG_CPU_NAME(name) MPG_CONCAT(mpg_cpu, name, MPG_ISA)
 #define MPG_CPU_KERNEL(name) mpg_status MPG_CPU_NAME(name)(const mpg_kernel_call *call)
 
-#define MPG_OP(id, aliases, inputs, outputs, params, infer, cost, gradient, num_inputs, num_outputs, saves, flags, dtypes, kernel, doc) \
+#define MPG_OP(id, aliases, inputs, outputs, params, infer, cost, gradient, num_inputs, \
+               num_outputs, saves, flags, dtypes, kernel, doc)                          \
   mpg_status MPG_CPU_NAME(kernel)(const mpg_kernel_call *);
 #include "op/ops.def"
 #undef MPG_OP
@@ -41,11 +42,12 @@
 #define MPG_VECTOR_BYTES 16
 #endif
 
-/* Calls body(context, begin, end) on pieces of [0, count), each a multiple of `grain` long but the last, on up to
- * call->num_threads threads; in this thread alone when there is only one piece. The pieces' borders may depend on the
- * number of threads: what is summed over must not. */
+/* Calls body(context, begin, end) on pieces of [0, count), each a multiple of `grain` long but the
+ * last, on up to call->num_threads threads; in this thread alone when there is only one piece. The
+ * pieces' borders may depend on the number of threads: what is summed over must not. */
 typedef void (*mpg_range_fn)(void *context, int64_t begin, int64_t end);
 #define mpg_cpu_parallel_for MPG_CPU_NAME(parallel_for)
-void mpg_cpu_parallel_for(const mpg_kernel_call *call, int64_t count, int64_t grain, mpg_range_fn body, void *context);
+void mpg_cpu_parallel_for(const mpg_kernel_call *call, int64_t count, int64_t grain,
+                          mpg_range_fn body, void *context);
 
 #endif

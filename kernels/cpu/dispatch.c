@@ -11,15 +11,17 @@ mpg_status mpg_cpu_fused_base(const mpg_kernel_call *call);
 extern const mpg_kernel_fn mpg_cpu_table_v3[];
 mpg_status mpg_cpu_fused_v3(const mpg_kernel_call *call);
 static bool has_v3(void) {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+         __builtin_cpu_supports("bmi2");
 }
 #endif
 #ifdef MPG_ISA_V4
 extern const mpg_kernel_fn mpg_cpu_table_v4[];
 mpg_status mpg_cpu_fused_v4(const mpg_kernel_call *call);
 static bool has_v4(void) {
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512cd");
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512cd");
 }
 #endif
 
@@ -30,17 +32,17 @@ static const struct {
   const mpg_kernel_fn *table;
   mpg_kernel_fn fused;
   bool (*available)(void);
-} choices[] = { /* best first */
+} choices[] = {/* best first */
 #ifdef MPG_ISA_V4
-    {"v4", mpg_cpu_table_v4, mpg_cpu_fused_v4, has_v4},
+               {"v4", mpg_cpu_table_v4, mpg_cpu_fused_v4, has_v4},
 #endif
 #ifdef MPG_ISA_V3
-    {"v3", mpg_cpu_table_v3, mpg_cpu_fused_v3, has_v3},
+               {"v3", mpg_cpu_table_v3, mpg_cpu_fused_v3, has_v3},
 #endif
 #ifdef MPG_ISA_BASE
-    {"base", mpg_cpu_table_base, mpg_cpu_fused_base, always},
+               {"base", mpg_cpu_table_base, mpg_cpu_fused_base, always},
 #endif
-    {NULL, NULL, NULL, always}};
+               {NULL, NULL, NULL, always}};
 
 static size_t choice(void) {
   const char *wanted = getenv("MPGLUON_ISA_RUN");

@@ -22,17 +22,17 @@ typedef char mpg_expand_buffer[MPG_CPU_BLOCK * 8 + MPG_EXPAND_SLACK] __attribute
 /* `rows` rows, each one element, `n` times. */
 static inline void mpg_expand_elements(size_t size, const char *from, int64_t n, int64_t rows,
                                        char *out) {
-#define EXPAND(T)                                                                                    \
-  {                                                                                                  \
-    typedef T vector __attribute__((vector_size(64), aligned(sizeof(T)), may_alias));                \
-    enum { LANES = 64 / sizeof(T) };                                                                 \
-    const T *source = (const T *)(const void *)from;                                                 \
-    T *target = (T *)(void *)out;                                                                    \
-    for (int64_t r = 0; r < rows; r++, target += n) {                                                \
-      vector v = (vector){0} + source[r];                                                            \
-      for (int64_t i = 0; i < n; i += LANES) *(vector *)(void *)(target + i) = v;                    \
-    }                                                                                                \
-    return;                                                                                          \
+#define EXPAND(T)                                                                     \
+  {                                                                                   \
+    typedef T vector __attribute__((vector_size(64), aligned(sizeof(T)), may_alias)); \
+    enum { LANES = 64 / sizeof(T) };                                                  \
+    const T *source = (const T *)(const void *)from;                                  \
+    T *target = (T *)(void *)out;                                                     \
+    for (int64_t r = 0; r < rows; r++, target += n) {                                 \
+      vector v = (vector){0} + source[r];                                             \
+      for (int64_t i = 0; i < n; i += LANES) *(vector *)(void *)(target + i) = v;     \
+    }                                                                                 \
+    return;                                                                           \
   }
   switch (size) {
     case 1: EXPAND(uint8_t)

@@ -1,5 +1,6 @@
-/* Groups of 16 elements of float16 and bfloat16 as floats, which compilers keep in registers. By hand: GCC does not vectorise conversions of
- * float16, and takes longer to pack bfloat16. Vector and scalar forms give the same bits. Stateless; any thread.
+/* Groups of 16 elements of float16 and bfloat16 as floats, which compilers keep in registers. By
+ * hand: GCC does not vectorise conversions of float16, and takes longer to pack bfloat16. Vector
+ * and scalar forms give the same bits. Stateless; any thread.
  */
 #ifndef KERNELS_CPU_HALVES_H
 #define KERNELS_CPU_HALVES_H
@@ -16,14 +17,16 @@ MPG_HALVES_INLINE void mpg_load_f16(const uint16_t *source, float *target) {
 #if defined(__AVX512F__)
   _mm512_storeu_ps(target, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)source)));
 #elif defined(__F16C__)
-  for (int i = 0; i < MPG_HALVES; i += 8) _mm256_storeu_ps(target + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(source + i))));
+  for (int i = 0; i < MPG_HALVES; i += 8)
+    _mm256_storeu_ps(target + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(source + i))));
 #else
   for (int i = 0; i < MPG_HALVES; i++) target[i] = mpg_half_to_float(source[i]);
 #endif
 }
 MPG_HALVES_INLINE void mpg_store_f16(const float *source, uint16_t *target) {
 #if defined(__AVX512F__)
-  _mm256_storeu_si256((__m256i *)target, _mm512_cvtps_ph(_mm512_loadu_ps(source), _MM_FROUND_TO_NEAREST_INT));
+  _mm256_storeu_si256((__m256i *)target,
+                      _mm512_cvtps_ph(_mm512_loadu_ps(source), _MM_FROUND_TO_NEAREST_INT));
 #elif defined(__F16C__)
   __m128i low = _mm256_cvtps_ph(_mm256_loadu_ps(source), _MM_FROUND_TO_NEAREST_INT);
   __m128i high = _mm256_cvtps_ph(_mm256_loadu_ps(source + 8), _MM_FROUND_TO_NEAREST_INT);
@@ -56,8 +59,10 @@ MPG_HALVES_INLINE void mpg_store_bf16(const float *source, uint16_t *target) {
   up = _mm512_mask_or_epi32(up, nan, bits, _mm512_set1_epi32(0x400000));
   _mm256_storeu_si256((__m256i *)target, _mm512_cvtepi32_epi16(_mm512_srli_epi32(up, 16)));
 #elif defined(__AVX2__)
-  __m256i low = mpg_bfloat16_lanes(_mm256_loadu_ps(source)), high = mpg_bfloat16_lanes(_mm256_loadu_ps(source + 8));
-  _mm256_storeu_si256((__m256i *)target, _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xd8));
+  __m256i low = mpg_bfloat16_lanes(_mm256_loadu_ps(source)),
+          high = mpg_bfloat16_lanes(_mm256_loadu_ps(source + 8));
+  _mm256_storeu_si256((__m256i *)target,
+                      _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xd8));
 #else
   for (int i = 0; i < MPG_HALVES; i++) target[i] = mpg_float_to_bfloat16(source[i]);
 #endif

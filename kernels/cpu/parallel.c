@@ -1,7 +1,8 @@
 /* The one parallel region of elementwise work. */
 #include "kernels/cpu/cpu.h"
 
-void mpg_cpu_parallel_for(const mpg_kernel_call *call, int64_t count, int64_t grain, mpg_range_fn body, void *context) {
+void mpg_cpu_parallel_for(const mpg_kernel_call *call, int64_t count, int64_t grain,
+                          mpg_range_fn body, void *context) {
   if (count <= 0) return;
   if (grain < 1) grain = 1;
   int64_t grains = (count - 1) / grain + 1;

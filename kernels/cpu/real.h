@@ -1,4 +1,5 @@
-/* Elements of floating arrays as doubles, one at a time: exact for every dtype, and what is computed from them is rounded once. Stateless; any thread. */
+/* Elements of floating arrays as doubles, one at a time: exact for every dtype, and what is
+ * computed from them is rounded once. Stateless; any thread. */
 #ifndef KERNELS_CPU_REAL_H
 #define KERNELS_CPU_REAL_H
 

@@ -1,9 +1,11 @@
-/* The kernel column of the op table for this instruction set. A promised kernel that is missing does not link. */
+/* The kernel column of the op table for this instruction set. A promised kernel that is missing
+ * does not link. */
 #include "kernels/cpu/cpu.h"
 
 extern const mpg_kernel_fn MPG_CPU_NAME(table)[MPG_OP_COUNT];
 const mpg_kernel_fn MPG_CPU_NAME(table)[MPG_OP_COUNT] = {
-#define MPG_OP(id, aliases, inputs, outputs, params, infer, cost, gradient, num_inputs, num_outputs, saves, flags, dtypes, kernel, doc) \
+#define MPG_OP(id, aliases, inputs, outputs, params, infer, cost, gradient, num_inputs, \
+               num_outputs, saves, flags, dtypes, kernel, doc)                          \
   [MPG_OP_##id] = MPG_CPU_NAME(kernel),
 #include "op/ops.def"
 #undef MPG_OP

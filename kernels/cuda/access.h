@@ -1,5 +1,6 @@
-/* Arrays whose element type is known when a kernel is compiled (typed<T>) or only when it runs (untyped): kernels take either, so that the
- * common dtypes are fast and the others need no kernel of their own. Include in .cu files only.
+/* Arrays whose element type is known when a kernel is compiled (typed<T>) or only when it runs
+ * (untyped): kernels take either, so that the common dtypes are fast and the others need no kernel
+ * of their own. Include in .cu files only.
  */
 #ifndef KERNELS_CUDA_ACCESS_H
 #define KERNELS_CUDA_ACCESS_H
@@ -10,26 +11,49 @@
 template <class T>
 struct mpg_typed {
   T *data;
-  template <class C> MPG_MEMBER C load(int64_t i) const { return mpg_to<C>(data[i]); }
-  template <class C> MPG_MEMBER void store(int64_t i, C value) const { data[i] = mpg_to<T>(value); }
-  template <class C> MPG_MEMBER C round(C value) const { return mpg_to<C>(mpg_to<T>(value)); } /* as an element has it */
+  template <class C>
+  MPG_MEMBER C load(int64_t i) const {
+    return mpg_to<C>(data[i]);
+  }
+  template <class C>
+  MPG_MEMBER void store(int64_t i, C value) const {
+    data[i] = mpg_to<T>(value);
+  }
+  template <class C>
+  MPG_MEMBER C round(C value) const {
+    return mpg_to<C>(mpg_to<T>(value));
+  } /* as an element has it */
 };
 
 struct mpg_untyped {
   void *data;
   mpg_dtype dtype;
-  template <class C> MPG_MEMBER C load(int64_t i) const { return mpg_load_any<C>(dtype, data, i); }
-  template <class C> MPG_MEMBER void store(int64_t i, C value) const { mpg_store_any(dtype, data, i, value); }
+  template <class C>
+  MPG_MEMBER C load(int64_t i) const {
+    return mpg_load_any<C>(dtype, data, i);
+  }
+  template <class C>
+  MPG_MEMBER void store(int64_t i, C value) const {
+    mpg_store_any(dtype, data, i, value);
+  }
 };
 
 template <class T>
-static inline mpg_typed<T> mpg_typed_view(const mpg_view *view) { return {(T *)view->data}; }
-static inline mpg_untyped mpg_untyped_view(const mpg_view *view) { return {view->data, view->desc.dtype}; }
+static inline mpg_typed<T> mpg_typed_view(const mpg_view *view) {
+  return {(T *)view->data};
+}
+static inline mpg_untyped mpg_untyped_view(const mpg_view *view) {
+  return {view->data, view->desc.dtype};
+}
 
-/* An index of any numeric dtype, as kernels/cpu/index.h reads it: the whole part, beyond int64 its ends, of NaN 0. */
+/* An index of any numeric dtype, as kernels/cpu/index.h reads it: the whole part, beyond int64 its
+ * ends, of NaN 0. */
 MPG_ANYWHERE int64_t mpg_cuda_index_at(const mpg_untyped &indices, int64_t i) {
   switch (indices.dtype) {
-    case MPG_FLOAT32: case MPG_FLOAT64: case MPG_FLOAT16: case MPG_BFLOAT16: return mpg_whole(indices.load<double>(i));
+    case MPG_FLOAT32:
+    case MPG_FLOAT64:
+    case MPG_FLOAT16:
+    case MPG_BFLOAT16: return mpg_whole(indices.load<double>(i));
     default: return indices.load<int64_t>(i);
   }
 }

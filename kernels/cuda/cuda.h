@@ -1,9 +1,11 @@
-/* What GPU kernels (.cu files) share: the interface of a kernel, launching, element types, blocks and warps.
+/* What GPU kernels (.cu files) share: the interface of a kernel, launching, element types, blocks
+ * and warps.
  *
- * A kernel of the op table is a function of the host that launches kernels of the device on call->stream and returns. It does not
- * wait, and reads no array. See docs/cuda.md for how to write one.
- * Contraction is off (--fmad=false), so that an element's bits do not depend on what a formula is compiled into; write fmaf where it
- * is meant. Only what tests/hostcuda knows may be used; it is what CI runs.
+ * A kernel of the op table is a function of the host that launches kernels of the device on
+ * call->stream and returns. It does not wait, and reads no array. See docs/cuda.md for how to write
+ * one. Contraction is off (--fmad=false), so that an element's bits do not depend on what a formula
+ * is compiled into; write fmaf where it is meant. Only what tests/hostcuda knows may be used; it is
+ * what CI runs.
  */
 #ifndef KERNELS_CUDA_CUDA_H
 #define KERNELS_CUDA_CUDA_H
@@ -21,17 +23,23 @@ extern "C" {
 #include "kernels/cuda/elements.h"
 
 #define MPG_CUDA_KERNEL(name) extern "C" mpg_status mpg_cuda_##name(const mpg_kernel_call *call)
-#define MPG_OP(id, aliases, inputs, outputs, params, infer, cost, gradient, num_inputs, num_outputs, saves, flags, dtypes, kernel, doc) \
+#define MPG_OP(id, aliases, inputs, outputs, params, infer, cost, gradient, num_inputs, \
+               num_outputs, saves, flags, dtypes, kernel, doc)                          \
   extern "C" mpg_status mpg_cuda_##kernel(const mpg_kernel_call *);
 #include "op/ops.def"
 #undef MPG_OP
 
-/* --- Launching --------------------------------------------------------------------------------------------------------
- * mpg_cuda_launch(call, kernel<...>, blocks, threads, shared bytes, arguments...). No blocks: nothing to do. */
+/* --- Launching
+ * --------------------------------------------------------------------------------------------------------
+ * mpg_cuda_launch(call, kernel<...>, blocks, threads, shared bytes, arguments...). No blocks:
+ * nothing to do. */
 template <class... P, class... A>
-static mpg_status mpg_cuda_launch(const mpg_kernel_call *call, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, A... arguments) {
+static mpg_status mpg_cuda_launch(const mpg_kernel_call *call, void (*kernel)(P...), dim3 grid,
+                                  dim3 block, size_t shared, A... arguments) {
   if (!grid.x || !grid.y || !grid.z) return MPG_OK;
-  if (shared > 48 * 1024) MPG_CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
+  if (shared > 48 * 1024)
+    MPG_CUDA_TRY(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
   config.blockDim = block;
@@ -49,34 +57,47 @@ static inline unsigned mpg_cuda_blocks(int64_t count, int64_t per_block = MPG_CU
 #define MPG_CUDA_INDEX ((int64_t)blockIdx.x * blockDim.x + threadIdx.x)
 #define MPG_CUDA_STRIDE ((int64_t)gridDim.x * blockDim.x)
 
-/* --- Plain memory of the device, in stream order. No bytes: nothing to do --------------------------------------------------- */
+/* --- Plain memory of the device, in stream order. No bytes: nothing to do --------------------- */
 static inline mpg_status mpg_cuda_zero(const mpg_kernel_call *call, void *memory, size_t bytes) {
-  return bytes ? mpg_cuda_check(cudaMemsetAsync(memory, 0, bytes, (cudaStream_t)call->stream), "cudaMemsetAsync") : MPG_OK;
+  return bytes ? mpg_cuda_check(cudaMemsetAsync(memory, 0, bytes, (cudaStream_t)call->stream),
+                                "cudaMemsetAsync")
+               : MPG_OK;
 }
-static inline mpg_status mpg_cuda_zero(const mpg_kernel_call *call, const mpg_view *view) { return mpg_cuda_zero(call, view->data, bytes_of(view)); }
+static inline mpg_status mpg_cuda_zero(const mpg_kernel_call *call, const mpg_view *view) {
+  return mpg_cuda_zero(call, view->data, bytes_of(view));
+}
 /* The same memory: nothing to do, either. */
-static inline mpg_status mpg_cuda_copy(const mpg_kernel_call *call, const void *from, void *to, size_t bytes) {
+static inline mpg_status mpg_cuda_copy(const mpg_kernel_call *call, const void *from, void *to,
+                                       size_t bytes) {
   if (!bytes || from == to) return MPG_OK;
-  return mpg_cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, (cudaStream_t)call->stream), "cudaMemcpyAsync");
+  return mpg_cuda_check(
+      cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, (cudaStream_t)call->stream),
+      "cudaMemcpyAsync");
 }
 /* Of equal shape and dtype. */
-static inline mpg_status mpg_cuda_copy(const mpg_kernel_call *call, const mpg_view *from, const mpg_view *to) {
+static inline mpg_status mpg_cuda_copy(const mpg_kernel_call *call, const mpg_view *from,
+                                       const mpg_view *to) {
   return mpg_cuda_copy(call, from->data, to->data, bytes_of(from));
 }
 
-/* A call's random key as kernels take it. What a kernel launches may not depend on it, as captured work runs with other keys. */
+/* A call's random key as kernels take it. What a kernel launches may not depend on it, as captured
+ * work runs with other keys. */
 struct mpg_cuda_key {
   mpg_random_key given;
   const mpg_random_key *at; /* on the card instead; NULL: given */
   __device__ __forceinline__ mpg_random_key read() const { return at ? *at : given; }
 };
-static inline mpg_cuda_key mpg_cuda_key_of(const mpg_kernel_call *call) { return {call->random, call->random_at}; }
+static inline mpg_cuda_key mpg_cuda_key_of(const mpg_kernel_call *call) {
+  return {call->random, call->random_at};
+}
 
-/* The same, kept on the card for what draws the same again: seed, call, position, run, stride. In random_keys.cu. */
+/* The same, kept on the card for what draws the same again: seed, call, position, run, stride. In
+ * random_keys.cu. */
 mpg_status mpg_cuda_write_key(const mpg_kernel_call *call, uint64_t *out);
 __device__ __forceinline__ mpg_random_key mpg_cuda_read_key(const uint64_t *words) {
   mpg_random_key key = {};
-  key.seed = words[0], key.call = words[1], key.position = words[2], key.run = words[3], key.stride = words[4];
+  key.seed = words[0], key.call = words[1], key.position = words[2], key.run = words[3],
+  key.stride = words[4];
   return key;
 }
 
@@ -91,7 +112,7 @@ __device__ __forceinline__ T *mpg_cuda_shared() {
 #endif
 }
 
-/* --- Element types: elements.h, and of dtypes known at run time only --------------------------------------------------------- */
+/* --- Element types: elements.h, and of dtypes known at run time only -------------------------- */
 template <class C>
 MPG_ANYWHERE C mpg_load_any(mpg_dtype dtype, const void *data, int64_t i) {
   switch (dtype) {
@@ -121,47 +142,49 @@ MPG_ANYWHERE void mpg_store_any(mpg_dtype dtype, void *data, int64_t i, C value)
   }
 }
 
-/* A call with the element type of a dtype: MPG_CUDA_DTYPE(dtype, T, statement using T), for all dtypes or for floats only. */
+/* A call with the element type of a dtype: MPG_CUDA_DTYPE(dtype, T, statement using T), for all
+ * dtypes or for floats only. */
 #define MPG_CUDA_CASE_(number, type, T, ...) \
   case number: {                             \
     typedef type T;                          \
     __VA_ARGS__;                             \
     break;                                   \
   }
-#define MPG_CUDA_FLOATS_(T, ...)                              \
-  MPG_CUDA_CASE_(MPG_FLOAT32, float, T, __VA_ARGS__)          \
-  MPG_CUDA_CASE_(MPG_FLOAT64, double, T, __VA_ARGS__)         \
-  MPG_CUDA_CASE_(MPG_FLOAT16, mpg_half, T, __VA_ARGS__)       \
+#define MPG_CUDA_FLOATS_(T, ...)                        \
+  MPG_CUDA_CASE_(MPG_FLOAT32, float, T, __VA_ARGS__)    \
+  MPG_CUDA_CASE_(MPG_FLOAT64, double, T, __VA_ARGS__)   \
+  MPG_CUDA_CASE_(MPG_FLOAT16, mpg_half, T, __VA_ARGS__) \
   MPG_CUDA_CASE_(MPG_BFLOAT16, mpg_bfloat16, T, __VA_ARGS__)
-#define MPG_CUDA_FLOAT_DTYPE(dtype, T, ...)  \
-  switch (dtype) {                           \
-    MPG_CUDA_FLOATS_(T, __VA_ARGS__)         \
-    default: break;                          \
+#define MPG_CUDA_FLOAT_DTYPE(dtype, T, ...) \
+  switch (dtype) {                          \
+    MPG_CUDA_FLOATS_(T, __VA_ARGS__)        \
+    default: break;                         \
   }
-#define MPG_CUDA_DTYPE(dtype, T, ...)                       \
-  switch (dtype) {                                          \
-    MPG_CUDA_FLOATS_(T, __VA_ARGS__)                        \
-    MPG_CUDA_CASE_(MPG_UINT8, uint8_t, T, __VA_ARGS__)      \
-    MPG_CUDA_CASE_(MPG_INT8, int8_t, T, __VA_ARGS__)        \
-    MPG_CUDA_CASE_(MPG_INT32, int32_t, T, __VA_ARGS__)      \
-    MPG_CUDA_CASE_(MPG_INT64, int64_t, T, __VA_ARGS__)      \
-    MPG_CUDA_CASE_(MPG_BOOL, mpg_boolean, T, __VA_ARGS__)   \
-    default: break;                                         \
+#define MPG_CUDA_DTYPE(dtype, T, ...)                     \
+  switch (dtype) {                                        \
+    MPG_CUDA_FLOATS_(T, __VA_ARGS__)                      \
+    MPG_CUDA_CASE_(MPG_UINT8, uint8_t, T, __VA_ARGS__)    \
+    MPG_CUDA_CASE_(MPG_INT8, int8_t, T, __VA_ARGS__)      \
+    MPG_CUDA_CASE_(MPG_INT32, int32_t, T, __VA_ARGS__)    \
+    MPG_CUDA_CASE_(MPG_INT64, int64_t, T, __VA_ARGS__)    \
+    MPG_CUDA_CASE_(MPG_BOOL, mpg_boolean, T, __VA_ARGS__) \
+    default: break;                                       \
   }
-/* By the element's size: for kernels that only move elements. T: uint8_t, uint16_t, uint32_t or uint64_t. */
-#define MPG_CUDA_SIZE(size, T, ...)                 \
-  switch (size) {                                   \
-    MPG_CUDA_CASE_(1, uint8_t, T, __VA_ARGS__)      \
-    MPG_CUDA_CASE_(2, uint16_t, T, __VA_ARGS__)     \
-    MPG_CUDA_CASE_(4, uint32_t, T, __VA_ARGS__)     \
-    default: {                                      \
-      typedef uint64_t T;                           \
-      __VA_ARGS__;                                  \
-      break;                                        \
-    }                                               \
+/* By the element's size: for kernels that only move elements. T: uint8_t, uint16_t, uint32_t or
+ * uint64_t. */
+#define MPG_CUDA_SIZE(size, T, ...)             \
+  switch (size) {                               \
+    MPG_CUDA_CASE_(1, uint8_t, T, __VA_ARGS__)  \
+    MPG_CUDA_CASE_(2, uint16_t, T, __VA_ARGS__) \
+    MPG_CUDA_CASE_(4, uint32_t, T, __VA_ARGS__) \
+    default: {                                  \
+      typedef uint64_t T;                       \
+      __VA_ARGS__;                              \
+      break;                                    \
+    }                                           \
   }
 
-/* --- 16 bytes at a time ----------------------------------------------------------------------------------------------------- */
+/* --- 16 bytes at a time ----------------------------------------------------------------------- */
 template <class T>
 struct __align__(16) mpg_pack { /* what one thread loads or stores at once */
   enum { COUNT = 16 / sizeof(T) };
@@ -169,11 +192,14 @@ struct __align__(16) mpg_pack { /* what one thread loads or stores at once */
 };
 static inline bool mpg_cuda_aligned(const void *address) { return ((uintptr_t)address & 15) == 0; }
 
-/* --- Sums over warps and blocks ------------------------------------------------------------------------------------------------
- * In one fixed order, so that bits depend on the shape alone. All threads of the block take part and get the result. */
+/* --- Sums over warps and blocks
+ * ------------------------------------------------------------------------------------------------
+ * In one fixed order, so that bits depend on the shape alone. All threads of the block take part
+ * and get the result. */
 template <class T, class F>
 __device__ __forceinline__ T mpg_warp_reduce(T value, F combine) {
-  for (int lanes = 16; lanes; lanes >>= 1) value = combine(value, __shfl_xor_sync(0xffffffffu, value, lanes));
+  for (int lanes = 16; lanes; lanes >>= 1)
+    value = combine(value, __shfl_xor_sync(0xffffffffu, value, lanes));
   return value;
 }
 /* Up to 1024 threads, a multiple of 32. `neutral` changes nothing. */
@@ -189,13 +215,22 @@ __device__ T mpg_block_reduce(T value, T neutral, F combine) {
   return value;
 }
 struct mpg_plus {
-  template <class T> MPG_MEMBER T operator()(T a, T b) const { return a + b; }
+  template <class T>
+  MPG_MEMBER T operator()(T a, T b) const {
+    return a + b;
+  }
 };
 struct mpg_larger { /* NaN if one is */
-  template <class T> MPG_MEMBER T operator()(T a, T b) const { return a != a ? a : a > b ? a : b; }
+  template <class T>
+  MPG_MEMBER T operator()(T a, T b) const {
+    return a != a ? a : a > b ? a : b;
+  }
 };
 struct mpg_smaller {
-  template <class T> MPG_MEMBER T operator()(T a, T b) const { return a != a ? a : a < b ? a : b; }
+  template <class T>
+  MPG_MEMBER T operator()(T a, T b) const {
+    return a != a ? a : a < b ? a : b;
+  }
 };
 
 #endif

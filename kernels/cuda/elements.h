@@ -1,29 +1,66 @@
-/* Elements as they lie in a GPU's memory, and conversions between them; also for code that NVRTC compiles (generated.h). */
+/* Elements as they lie in a GPU's memory, and conversions between them; also for code that NVRTC
+ * compiles (generated.h). */
 #ifndef KERNELS_CUDA_ELEMENTS_H
 #define KERNELS_CUDA_ELEMENTS_H
 
 #include "kernels/common/half.h"
 
-#define MPG_MEMBER __host__ __device__ __forceinline__ /* of functions in structs; MPG_ANYWHERE is for those outside */
+#define MPG_MEMBER    \
+  __host__ __device__ \
+      __forceinline__ /* of functions in structs; MPG_ANYWHERE is for those outside */
 
-/* float, double, mpg_half, mpg_bfloat16, uint8_t, int8_t, int32_t, int64_t, mpg_boolean. Kernels compute in float, double, int32_t or int64_t;
- * mpg_to<T>(x) converts between any two, as kernels/cpu/convert.c does. */
-struct mpg_half { uint16_t bits; };
-struct mpg_bfloat16 { uint16_t bits; };
-struct mpg_boolean { uint8_t bits; };
-
-template <class T> struct mpg_element { typedef T compute; };
-template <> struct mpg_element<mpg_half> { typedef float compute; };
-template <> struct mpg_element<mpg_bfloat16> { typedef float compute; };
-template <> struct mpg_element<uint8_t> { typedef int32_t compute; };
-template <> struct mpg_element<int8_t> { typedef int32_t compute; };
-template <> struct mpg_element<mpg_boolean> { typedef int32_t compute; };
-template <class T> using mpg_compute_t = typename mpg_element<T>::compute; /* the narrowest that holds all its values */
-
-template <class T> struct mpg_convert { /* to T from float, double, int32_t or int64_t */
-  template <class C> static MPG_MEMBER T from(C value) { return (T)value; }
+/* float, double, mpg_half, mpg_bfloat16, uint8_t, int8_t, int32_t, int64_t, mpg_boolean. Kernels
+ * compute in float, double, int32_t or int64_t; mpg_to<T>(x) converts between any two, as
+ * kernels/cpu/convert.c does. */
+struct mpg_half {
+  uint16_t bits;
 };
-template <class T> MPG_ANYWHERE T mpg_widen(T value) { return value; }
+struct mpg_bfloat16 {
+  uint16_t bits;
+};
+struct mpg_boolean {
+  uint8_t bits;
+};
+
+template <class T>
+struct mpg_element {
+  typedef T compute;
+};
+template <>
+struct mpg_element<mpg_half> {
+  typedef float compute;
+};
+template <>
+struct mpg_element<mpg_bfloat16> {
+  typedef float compute;
+};
+template <>
+struct mpg_element<uint8_t> {
+  typedef int32_t compute;
+};
+template <>
+struct mpg_element<int8_t> {
+  typedef int32_t compute;
+};
+template <>
+struct mpg_element<mpg_boolean> {
+  typedef int32_t compute;
+};
+template <class T>
+using mpg_compute_t =
+    typename mpg_element<T>::compute; /* the narrowest that holds all its values */
+
+template <class T>
+struct mpg_convert { /* to T from float, double, int32_t or int64_t */
+  template <class C>
+  static MPG_MEMBER T from(C value) {
+    return (T)value;
+  }
+};
+template <class T>
+MPG_ANYWHERE T mpg_widen(T value) {
+  return value;
+}
 MPG_ANYWHERE float mpg_widen(mpg_half value) {
 #ifdef __CUDA_ARCH__
   float result;
@@ -35,7 +72,8 @@ MPG_ANYWHERE float mpg_widen(mpg_half value) {
 }
 MPG_ANYWHERE float mpg_widen(mpg_bfloat16 value) { return mpg_bfloat16_to_float(value.bits); }
 MPG_ANYWHERE int32_t mpg_widen(mpg_boolean value) { return value.bits != 0; }
-template <> struct mpg_convert<mpg_half> {
+template <>
+struct mpg_convert<mpg_half> {
   static MPG_MEMBER mpg_half of_float(float value) {
     mpg_half result;
 #ifdef __CUDA_ARCH__
@@ -45,33 +83,51 @@ template <> struct mpg_convert<mpg_half> {
 #endif
     return result;
   }
-  template <class C> static MPG_MEMBER mpg_half from(C value) { return of_float((float)value); }
+  template <class C>
+  static MPG_MEMBER mpg_half from(C value) {
+    return of_float((float)value);
+  }
 };
-template <> struct mpg_convert<mpg_bfloat16> {
-  template <class C> static MPG_MEMBER mpg_bfloat16 from(C value) {
+template <>
+struct mpg_convert<mpg_bfloat16> {
+  template <class C>
+  static MPG_MEMBER mpg_bfloat16 from(C value) {
     mpg_bfloat16 result;
     result.bits = mpg_float_to_bfloat16((float)value);
     return result;
   }
 };
-template <> struct mpg_convert<mpg_boolean> {
-  template <class C> static MPG_MEMBER mpg_boolean from(C value) {
+template <>
+struct mpg_convert<mpg_boolean> {
+  template <class C>
+  static MPG_MEMBER mpg_boolean from(C value) {
     mpg_boolean result;
     result.bits = value != 0;
     return result;
   }
 };
 /* Floats reach 8 bits by way of int32_t, so that they wrap around. */
-template <> struct mpg_convert<uint8_t> {
+template <>
+struct mpg_convert<uint8_t> {
   static MPG_MEMBER uint8_t from(float value) { return (uint8_t)(int32_t)value; }
   static MPG_MEMBER uint8_t from(double value) { return (uint8_t)(int32_t)value; }
-  template <class C> static MPG_MEMBER uint8_t from(C value) { return (uint8_t)value; }
+  template <class C>
+  static MPG_MEMBER uint8_t from(C value) {
+    return (uint8_t)value;
+  }
 };
-template <> struct mpg_convert<int8_t> {
+template <>
+struct mpg_convert<int8_t> {
   static MPG_MEMBER int8_t from(float value) { return (int8_t)(int32_t)value; }
   static MPG_MEMBER int8_t from(double value) { return (int8_t)(int32_t)value; }
-  template <class C> static MPG_MEMBER int8_t from(C value) { return (int8_t)value; }
+  template <class C>
+  static MPG_MEMBER int8_t from(C value) {
+    return (int8_t)value;
+  }
 };
-template <class T, class S> MPG_ANYWHERE T mpg_to(S value) { return mpg_convert<T>::from(mpg_widen(value)); }
+template <class T, class S>
+MPG_ANYWHERE T mpg_to(S value) {
+  return mpg_convert<T>::from(mpg_widen(value));
+}
 
 #endif

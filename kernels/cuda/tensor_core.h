@@ -1,9 +1,12 @@
-/* Products of small matrices by a warp's tensor cores, and how their operands are spread over the lanes: mma.m16n8k16 of halves with sums in float32, from
- * compute capability 8.0 on. Where there are none (the stand-in) plain sums give the same layout. Include in .cu files only.
+/* Products of small matrices by a warp's tensor cores, and how their operands are spread over the
+ * lanes: mma.m16n8k16 of halves with sums in float32, from compute capability 8.0 on. Where there
+ * are none (the stand-in) plain sums give the same layout. Include in .cu files only.
  *
- * Lane l has group l / 4 and pair l % 4. Of a (16, 16): rows group and group + 8, columns 2 pair and 2 pair + 1, then the same 8 columns on: a[0] is (group, 2 pair),
- * a[1] (group + 8, 2 pair), a[2] (group, 2 pair + 8), a[3] (group + 8, 2 pair + 8), two columns each. Of b (16, 8): column group, rows 2 pair and 2 pair + 1 in b[0], 8 rows on
- * in b[1]. Of c (16, 8): row group, columns 2 pair and 2 pair + 1 in c[0] and c[1], row group + 8 in c[2] and c[3].
+ * Lane l has group l / 4 and pair l % 4. Of a (16, 16): rows group and group + 8, columns 2 pair
+ * and 2 pair + 1, then the same 8 columns on: a[0] is (group, 2 pair), a[1] (group + 8, 2 pair),
+ * a[2] (group, 2 pair + 8), a[3] (group + 8, 2 pair + 8), two columns each. Of b (16, 8): column
+ * group, rows 2 pair and 2 pair + 1 in b[0], 8 rows on in b[1]. Of c (16, 8): row group, columns 2
+ * pair and 2 pair + 1 in c[0] and c[1], row group + 8 in c[2] and c[3].
  */
 #ifndef KERNELS_CUDA_TENSOR_CORE_H
 #define KERNELS_CUDA_TENSOR_CORE_H
@@ -52,13 +55,17 @@ template <class T>
 __device__ __forceinline__ void mpg_multiply_add(float *c, const uint32_t *a, const uint32_t *b) {
 #ifdef __CUDA_ARCH__
   if (mpg_is_bfloat16((const T *)NULL))
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+        "{%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
   else
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        "{%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 #else
   const uint32_t *as[4], *bs[8]; /* of the lanes that hold this one's rows and columns */
   uint32_t own_a[4] = {a[0], a[1], a[2], a[3]}, own_b[2] = {b[0], b[1]};
@@ -69,15 +76,17 @@ __device__ __forceinline__ void mpg_multiply_add(float *c, const uint32_t *a, co
     int row = i / 2, column = i % 2;
     float sum = c[i];
     for (int k = 0; k < 16; k++)
-      sum += mpg_half_of_pair<T>(as[k % 8 / 2][row + k / 8 * 2], k % 2) * mpg_half_of_pair<T>(bs[column * 4 + k % 8 / 2][k / 8], k % 2);
+      sum += mpg_half_of_pair<T>(as[k % 8 / 2][row + k / 8 * 2], k % 2) *
+             mpg_half_of_pair<T>(bs[column * 4 + k % 8 / 2][k / 8], k % 2);
     c[i] = sum;
   }
   __syncwarp();
 #endif
 }
 
-/* Four matrices (8, 8) of halves in shared memory: lane l names row l % 8 of matrix l / 8 (16 bytes, aligned). fragment[m] is, of matrix m, row group's columns 2 pair and
- * 2 pair + 1; transposed: column group's rows 2 pair and 2 pair + 1. */
+/* Four matrices (8, 8) of halves in shared memory: lane l names row l % 8 of matrix l / 8 (16
+ * bytes, aligned). fragment[m] is, of matrix m, row group's columns 2 pair and 2 pair + 1;
+ * transposed: column group's rows 2 pair and 2 pair + 1. */
 template <bool TRANSPOSED, class T>
 __device__ __forceinline__ void mpg_load_matrices(uint32_t *fragment, const T *row) {
 #ifdef __CUDA_ARCH__
@@ -95,8 +104,10 @@ __device__ __forceinline__ void mpg_load_matrices(uint32_t *fragment, const T *r
 #else
   int group = (int)(threadIdx.x & 31) / 4, pair = (int)(threadIdx.x & 31) % 4;
   for (int m = 0; m < 4; m++) {
-    const T *first = mpg_of_lane(row, m * 8 + (TRANSPOSED ? 2 * pair : group)), *second = TRANSPOSED ? mpg_of_lane(row, m * 8 + 2 * pair + 1) : first;
-    fragment[m] = (uint32_t)first[TRANSPOSED ? group : 2 * pair].bits | (uint32_t)second[TRANSPOSED ? group : 2 * pair + 1].bits << 16;
+    const T *first = mpg_of_lane(row, m * 8 + (TRANSPOSED ? 2 * pair : group)),
+            *second = TRANSPOSED ? mpg_of_lane(row, m * 8 + 2 * pair + 1) : first;
+    fragment[m] = (uint32_t)first[TRANSPOSED ? group : 2 * pair].bits |
+                  (uint32_t)second[TRANSPOSED ? group : 2 * pair + 1].bits << 16;
   }
   __syncwarp();
 #endif
@@ -108,7 +119,8 @@ __device__ __forceinline__ void mpg_load_a(uint32_t *a, const T *from, int pitch
   int lane = threadIdx.x & 31;
   mpg_load_matrices<false>(a, from + (lane & 15) * pitch + (lane >> 4) * 8);
 }
-/* Two operands b side by side, b[0..1] and b[2..3]: of the transpose of 16 rows with 16 columns (row r is column r of b). */
+/* Two operands b side by side, b[0..1] and b[2..3]: of the transpose of 16 rows with 16 columns
+ * (row r is column r of b). */
 template <class T>
 __device__ __forceinline__ void mpg_load_b_transposed(uint32_t *b, const T *from, int pitch) {
   int lane = threadIdx.x & 31;

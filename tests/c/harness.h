@@ -1,4 +1,5 @@
-/* A small harness: tests register by name; each runs in a process of its own (tests/device/test_c.py). The host lock is a mutex. */
+/* A small harness: tests register by name; each runs in a process of its own
+ * (tests/device/test_c.py). The host lock is a mutex. */
 #ifndef TESTS_C_HARNESS_H
 #define TESTS_C_HARNESS_H
 
@@ -18,12 +19,13 @@
 #include "device/profiler.h"
 #include "tensor/tensor.h"
 
-#define CHECK(condition)                                                                        \
-  do {                                                                                          \
-    if (!(condition)) {                                                                         \
-      fprintf(stderr, "%s:%d: failed: %s (last error: %s)\n", __FILE__, __LINE__, #condition, mpg_error_text()); \
-      _exit(1);                                                                                 \
-    }                                                                                           \
+#define CHECK(condition)                                                                      \
+  do {                                                                                        \
+    if (!(condition)) {                                                                       \
+      fprintf(stderr, "%s:%d: failed: %s (last error: %s)\n", __FILE__, __LINE__, #condition, \
+              mpg_error_text());                                                              \
+      _exit(1);                                                                               \
+    }                                                                                         \
   } while (0)
 #define CHECK_OK(call) CHECK((call) == MPG_OK)
 #define CHECK_TEXT(part) CHECK(strstr(mpg_error_text(), part) != NULL)
@@ -48,12 +50,16 @@ static mpg_status check_interrupt(void) {
   return atomic_exchange(&interrupted, false) ? mpg_fail(MPG_INTERRUPTED, "interrupted") : MPG_OK;
 }
 static uint32_t origin(void) { return 7; }
-static void origin_text(uint32_t number, char *buffer, size_t size) { snprintf(buffer, size, "script.py:%u in main", number); }
+static void origin_text(uint32_t number, char *buffer, size_t size) {
+  snprintf(buffer, size, "script.py:%u in main", number);
+}
 static void collect(void) {}
 static const mpg_host test_host = {release_lock, acquire_lock, check_interrupt,
                                    origin,       origin_text,  collect};
 
-static inline void sleep_ms(int ms) { nanosleep(&(struct timespec){ms / 1000, ms % 1000 * 1000000L}, NULL); }
+static inline void sleep_ms(int ms) {
+  nanosleep(&(struct timespec){ms / 1000, ms % 1000 * 1000000L}, NULL);
+}
 
 static inline int run_tests(const test *tests, size_t count, int argc, char **argv) {
   setvbuf(stdout, NULL, _IOLBF, 0);

@@ -1,4 +1,5 @@
-/* Devices: queues, timelines, failures, modes, fork, exit. Also run under ThreadSanitizer and AddressSanitizer. */
+/* Devices: queues, timelines, failures, modes, fork, exit. Also run under ThreadSanitizer and
+ * AddressSanitizer. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <sched.h>
@@ -28,7 +29,9 @@ typedef struct step {
 static mpg_status add_one(mpg_run *run, void *payload) {
   (void)run;
   step *s = payload;
-  if (*s->counter != s->expected) return mpg_fail(MPG_ERROR, "expected %lld, found %lld", (long long)s->expected, (long long)*s->counter);
+  if (*s->counter != s->expected)
+    return mpg_fail(MPG_ERROR, "expected %lld, found %lld", (long long)s->expected,
+                    (long long)*s->counter);
   ++*s->counter;
   return MPG_OK;
 }
@@ -53,16 +56,26 @@ static mpg_status wait_for_flag(mpg_run *run, void *payload) {
   return MPG_OK;
 }
 
-static mpg_tick submit(mpg_device *device, mpg_work_fn work, const void *payload, size_t size, const mpg_point *points, int num_points) {
+static mpg_tick submit(mpg_device *device, mpg_work_fn work, const void *payload, size_t size,
+                       const mpg_point *points, int num_points) {
   mpg_tick tick;
-  CHECK_OK(mpg_device_submit(device, &(mpg_submission){.name = "step", .work = work, .payload = payload, .payload_size = size,
-                                                       .points = points, .num_points = num_points, .discard = count_discard}, &tick));
+  CHECK_OK(mpg_device_submit(device,
+                             &(mpg_submission){.name = "step",
+                                               .work = work,
+                                               .payload = payload,
+                                               .payload_size = size,
+                                               .points = points,
+                                               .num_points = num_points,
+                                               .discard = count_discard},
+                             &tick));
   return tick;
 }
 
-static mpg_tick hold(mpg_device *device, _Atomic bool *flag) { return submit(device, wait_for_flag, &flag, sizeof flag, NULL, 0); }
+static mpg_tick hold(mpg_device *device, _Atomic bool *flag) {
+  return submit(device, wait_for_flag, &flag, sizeof flag, NULL, 0);
+}
 
-/* --- Queue ------------------------------------------------------------------------------------------------------------ */
+/* --- Queue ------------------------------------------------------------------------------------ */
 
 static void test_order(void) {
   int64_t counter = 0;
@@ -82,7 +95,8 @@ static mpg_status check_bytes(mpg_run *run, void *payload) {
   size_t size;
   memcpy(&size, payload, sizeof size);
   for (size_t i = sizeof size; i < size; i++)
-    if (((unsigned char *)payload)[i] != (unsigned char)(size * 31 + i)) return mpg_fail(MPG_ERROR, "byte %zu of %zu is damaged", i, size);
+    if (((unsigned char *)payload)[i] != (unsigned char)(size * 31 + i))
+      return mpg_fail(MPG_ERROR, "byte %zu of %zu is damaged", i, size);
   return (uintptr_t)payload % 16 ? mpg_fail(MPG_ERROR, "payload is not aligned") : MPG_OK;
 }
 
@@ -90,7 +104,8 @@ static void test_payload_sizes(void) {
   unsigned char *bytes = malloc(300000);
   mpg_point points[100];
   for (int i = 0; i < 100; i++) points[i] = (mpg_point){.device = cpu(1), .tick = 0};
-  for (size_t i = 0, size = 8; i < 3000; i++, size = (size * 7919 + 13) % (i % 50 ? 9000 : 290000) + 8) {
+  for (size_t i = 0, size = 8; i < 3000;
+       i++, size = (size * 7919 + 13) % (i % 50 ? 9000 : 290000) + 8) {
     memcpy(bytes, &size, sizeof size);
     for (size_t j = sizeof size; j < size; j++) bytes[j] = (unsigned char)(size * 31 + j);
     submit(cpu(0), check_bytes, bytes, size, points, (int)(i % 100));
@@ -122,7 +137,8 @@ static void test_backpressure(void) {
   CHECK_OK(mpg_wait_all());
 }
 
-static void test_inline_ownership(void) { /* whoever holds the lock and finds the device idle owns it: no points, no atomics */
+static void test_inline_ownership(
+    void) { /* whoever holds the lock and finds the device idle owns it: no points, no atomics */
   int64_t counter = 0;
   for (int64_t i = 0; i < 3000; i++) {
     if (mpg_device_runs_inline(cpu(0))) {
@@ -138,10 +154,12 @@ static void test_inline_ownership(void) { /* whoever holds the lock and finds th
   CHECK(counter == 3000);
 }
 
-static void test_wake_ups(void) { /* pauses around the length of a spin: no wake-up may get lost, in either direction */
+static void test_wake_ups(
+    void) { /* pauses around the length of a spin: no wake-up may get lost, in either direction */
   for (int i = 0; i < 2000; i++) {
     mpg_tick tick = submit(cpu(0), nothing, NULL, 0, NULL, 0);
-    mpg_tick other = submit(cpu(1), nothing, NULL, 0, &(mpg_point){.device = cpu(0), .tick = tick}, 1);
+    mpg_tick other =
+        submit(cpu(1), nothing, NULL, 0, &(mpg_point){.device = cpu(0), .tick = tick}, 1);
     for (int64_t end = mpg_clock_ns() + i % 50 * 1000; mpg_clock_ns() < end;) continue;
     int64_t begin = mpg_clock_ns();
     CHECK_OK(mpg_point_wait((mpg_point){cpu(1), other, true}, false));
@@ -168,15 +186,18 @@ static void test_waiters_are_woken(void) { /* rather than finding out when they 
   CHECK(shortest >= 10000000 && shortest < 19000000);
 }
 
-/* --- Several devices ------------------------------------------------------------------------------------------------------ */
+/* --- Several devices -------------------------------------------------------------------------- */
 
-static void test_points(void) { /* every step is on another device than the one before; only points order them */
+static void test_points(
+    void) { /* every step is on another device than the one before; only points order them */
   int64_t counter = 0;
   mpg_point previous = {.device = cpu(0), .tick = 0, .data = true};
   for (int64_t i = 0; i < 3000; i++) {
     step s = {&counter, i};
     mpg_device *device = cpu((int)(i % 3));
-    previous = (mpg_point){.device = device, .tick = submit(device, add_one, &s, sizeof s, &previous, 1), .data = true};
+    previous = (mpg_point){.device = device,
+                           .tick = submit(device, add_one, &s, sizeof s, &previous, 1),
+                           .data = true};
   }
   CHECK_OK(mpg_wait_all());
   CHECK(counter == 3000);
@@ -212,11 +233,14 @@ static mpg_status play(mpg_run *run, void *payload) {
   partner *p = payload;
   p->resumed++;
   for (; p->round < p->rounds; p->round++) {
-    /* The first one's round i follows the second one's round i - 1, whose round i follows the first one's. */
+    /* The first one's round i follows the second one's round i - 1, whose round i follows the first
+     * one's. */
     mpg_tick needed = p->other_first + (mpg_tick)p->round - (p->second ? 0 : 1);
     if (p->second || p->round)
       if (!mpg_run_wait(run, (mpg_point){.device = p->other, .tick = needed})) return MPG_OK;
-    if (*p->value != p->round * 2 + p->second) return mpg_fail(MPG_ERROR, "round %lld found %lld", (long long)p->round, (long long)*p->value);
+    if (*p->value != p->round * 2 + p->second)
+      return mpg_fail(MPG_ERROR, "round %lld found %lld", (long long)p->round,
+                      (long long)*p->value);
     ++*p->value;
     mpg_tick tick = run->first_tick + (mpg_tick)p->round;
     if (tick < run->last_tick) mpg_run_signal(run, tick);
@@ -230,10 +254,20 @@ static void submit_partners(mpg_device *a, mpg_device *b, int64_t *value, int ro
   CHECK_OK(mpg_device_make_room(a));
   CHECK_OK(mpg_device_make_room(b));
   first_a = mpg_device_next_tick(a), first_b = mpg_device_next_tick(b);
-  partner first = {value, b, first_b, 0, rounds, false, 0}, second = {value, a, first_a, 0, rounds, true, 0};
-  mpg_submission submissions[2] = {
-      {.name = "first", .work = play, .payload = &first, .payload_size = sizeof first, .ticks = (mpg_tick)rounds, .discard = count_discard},
-      {.name = "second", .work = play, .payload = &second, .payload_size = sizeof second, .ticks = (mpg_tick)rounds, .discard = count_discard}};
+  partner first = {value, b, first_b, 0, rounds, false, 0},
+          second = {value, a, first_a, 0, rounds, true, 0};
+  mpg_submission submissions[2] = {{.name = "first",
+                                    .work = play,
+                                    .payload = &first,
+                                    .payload_size = sizeof first,
+                                    .ticks = (mpg_tick)rounds,
+                                    .discard = count_discard},
+                                   {.name = "second",
+                                    .work = play,
+                                    .payload = &second,
+                                    .payload_size = sizeof second,
+                                    .ticks = (mpg_tick)rounds,
+                                    .discard = count_discard}};
   CHECK_OK(mpg_device_submit_together(devices, submissions, 2, ticks));
   CHECK(ticks[0] == first_a + (mpg_tick)rounds - 1 && ticks[1] == first_b + (mpg_tick)rounds - 1);
 }
@@ -250,7 +284,8 @@ static void *submit_in_thread(void *number) {
   static int64_t values[4][40];
   int n = (int)(intptr_t)number;
   for (int i = 0; i < 40; i++) {
-    /* Opposite orders in different threads: were the two submissions not together, programs would wait in a ring. */
+    /* Opposite orders in different threads: were the two submissions not together, programs would
+     * wait in a ring. */
     submit_partners(cpu(n % 2), cpu(1 - n % 2), &values[n][i], 5);
     release_lock();
     acquire_lock(NULL);
@@ -264,19 +299,25 @@ static void *submit_in_thread(void *number) {
 static void test_together_from_threads(void) {
   pthread_t threads[4];
   cpu(0), cpu(1);
-  for (intptr_t i = 0; i < 4; i++) CHECK(pthread_create(&threads[i], NULL, submit_in_thread, (void *)i) == 0);
+  for (intptr_t i = 0; i < 4; i++)
+    CHECK(pthread_create(&threads[i], NULL, submit_in_thread, (void *)i) == 0);
   release_lock();
   for (int i = 0; i < 4; i++) pthread_join(threads[i], NULL);
   acquire_lock(NULL);
   CHECK(discarded == 320);
 }
 
-/* --- Failures ----------------------------------------------------------------------------------------------------------------- */
+/* --- Failures --------------------------------------------------------------------------------- */
 
 static mpg_tick fail_on(mpg_device *device) {
   mpg_tick tick;
-  CHECK_OK(mpg_device_submit(device, &(mpg_submission){.name = "breaker", .work = break_down, .origin = 12, .discard = count_discard,
-                                                       .scope = mpg_scope_intern("net0.dense1")}, &tick));
+  CHECK_OK(mpg_device_submit(device,
+                             &(mpg_submission){.name = "breaker",
+                                               .work = break_down,
+                                               .origin = 12,
+                                               .discard = count_discard,
+                                               .scope = mpg_scope_intern("net0.dense1")},
+                             &tick));
   return tick;
 }
 
@@ -287,7 +328,8 @@ static void test_failures(void) {
   bad.tick = fail_on(cpu(0));
   order_only = bad;
   order_only.data = false;
-  mpg_point spread = {.device = cpu(1), .tick = submit(cpu(1), add_one, &s, sizeof s, &bad, 1), .data = true};
+  mpg_point spread = {
+      .device = cpu(1), .tick = submit(cpu(1), add_one, &s, sizeof s, &bad, 1), .data = true};
   mpg_tick further = submit(cpu(2), add_one, &s, sizeof s, &spread, 1);
   mpg_tick fine = submit(cpu(1), add_one, &t, sizeof t, &order_only, 1);
   CHECK(mpg_point_wait((mpg_point){cpu(2), further, true}, false) == MPG_VALUE_ERROR);
@@ -298,7 +340,7 @@ static void test_failures(void) {
   CHECK_OK(mpg_point_wait((mpg_point){cpu(2), further, false}, false));
   CHECK_OK(mpg_point_wait((mpg_point){cpu(1), fine, true}, false));
   CHECK(counter == 0 && other == 1 && discarded == 4);
-  CHECK_OK(mpg_wait_all()); /* reported already */
+  CHECK_OK(mpg_wait_all());                                          /* reported already */
   CHECK(mpg_device_failure(cpu(1), spread.tick) == MPG_VALUE_ERROR); /* but not forgotten */
   CHECK_OK(mpg_device_failure(cpu(1), fine));
 
@@ -316,7 +358,8 @@ static mpg_status signal_then_fail(mpg_run *run, void *payload) {
 
 static void test_failure_after_signal(void) {
   mpg_tick last;
-  CHECK_OK(mpg_device_submit(cpu(0), &(mpg_submission){.name = "half", .work = signal_then_fail, .ticks = 4}, &last));
+  CHECK_OK(mpg_device_submit(
+      cpu(0), &(mpg_submission){.name = "half", .work = signal_then_fail, .ticks = 4}, &last));
   CHECK(mpg_point_wait((mpg_point){cpu(0), last, true}, false) == MPG_ERROR);
   CHECK_OK(mpg_device_failure(cpu(0), last - 3));
   CHECK_OK(mpg_device_failure(cpu(0), last - 2));
@@ -339,9 +382,11 @@ static void test_failure_passed_on_by_work(void) { /* keeps telling where it cam
 
 static void test_many_failures(void) {
   mpg_tick ticks[2000];
-  for (int i = 0; i < 2000; i++) ticks[i] = i % 3 ? submit(cpu(0), nothing, NULL, 0, NULL, 0) : fail_on(cpu(0));
+  for (int i = 0; i < 2000; i++)
+    ticks[i] = i % 3 ? submit(cpu(0), nothing, NULL, 0, NULL, 0) : fail_on(cpu(0));
   CHECK(mpg_wait_all() == MPG_VALUE_ERROR);
-  for (int i = 0; i < 2000; i++) CHECK(mpg_device_failure(cpu(0), ticks[i]) == (i % 3 ? MPG_OK : MPG_VALUE_ERROR));
+  for (int i = 0; i < 2000; i++)
+    CHECK(mpg_device_failure(cpu(0), ticks[i]) == (i % 3 ? MPG_OK : MPG_VALUE_ERROR));
 }
 
 static mpg_status break_down_without_memory(mpg_run *run, void *payload) {
@@ -373,16 +418,18 @@ static void test_interrupt(void) {
   CHECK_OK(mpg_point_wait((mpg_point){cpu(0), tick, true}, false));
 }
 
-/* --- Fork, exit ----------------------------------------------------------------------------------------------------------------- */
+/* --- Fork, exit ------------------------------------------------------------------------------- */
 
 static void test_fork(void) {
   int64_t counter = 0;
-  for (int64_t i = 0; i < 100; i++) submit(cpu(i % 2), add_one, &(step){&counter, i}, sizeof(step),
-                                           &(mpg_point){.device = cpu((i + 1) % 2), .tick = (mpg_tick)(i + 1) / 2}, 1);
+  for (int64_t i = 0; i < 100; i++)
+    submit(cpu(i % 2), add_one, &(step){&counter, i}, sizeof(step),
+           &(mpg_point){.device = cpu((i + 1) % 2), .tick = (mpg_tick)(i + 1) / 2}, 1);
   pid_t child = fork();
   CHECK(child >= 0);
   CHECK(counter == 100); /* on both sides */
-  for (int64_t i = 100; i < 200; i++) submit(cpu(1), add_one, &(step){&counter, i}, sizeof(step), NULL, 0);
+  for (int64_t i = 100; i < 200; i++)
+    submit(cpu(1), add_one, &(step){&counter, i}, sizeof(step), NULL, 0);
   submit(cpu(5), nothing, NULL, 0, NULL, 0);
   CHECK_OK(mpg_wait_all());
   CHECK(counter == 200);
@@ -398,7 +445,8 @@ static void test_fork(void) {
 static void test_exit_with_work_queued(void) {
   mpg_point point = {.device = cpu(0)};
   for (int i = 0; i < 1000; i++) point.tick = submit(cpu(0), sleep_5ms, NULL, 0, NULL, 0);
-  for (int i = 0; i < 10; i++) submit(cpu(1), nothing, NULL, 0, &point, 1); /* a worker that waits */
+  for (int i = 0; i < 10; i++)
+    submit(cpu(1), nothing, NULL, 0, &point, 1); /* a worker that waits */
   exit(0);
 }
 
@@ -418,12 +466,14 @@ static void test_shutdown(void) {
   /* run before the stop was seen, or not at all */
   mpg_status status = mpg_point_wait((mpg_point){cpu(1), waiting, true}, false);
   CHECK(status == MPG_OK || status == MPG_ERROR);
-  CHECK(mpg_device_submit(cpu(0), &(mpg_submission){.name = "late", .work = nothing, .discard = count_discard}, NULL) == MPG_ERROR);
+  CHECK(mpg_device_submit(
+            cpu(0), &(mpg_submission){.name = "late", .work = nothing, .discard = count_discard},
+            NULL) == MPG_ERROR);
   CHECK_TEXT("shut down");
   CHECK(discarded == 103);
 }
 
-/* --- Modes ------------------------------------------------------------------------------------------------------------------------- */
+/* --- Modes ------------------------------------------------------------------------------------ */
 
 static void test_sync(void) {
   CHECK_OK(mpg_engine_set_mode(MPG_ENGINE_SYNC, 0));
@@ -431,7 +481,10 @@ static void test_sync(void) {
   submit(cpu(0), add_one, &(step){&counter, 0}, sizeof(step), NULL, 0);
   CHECK(counter == 1);
   mpg_tick tick;
-  CHECK(mpg_device_submit(cpu(0), &(mpg_submission){.name = "breaker", .work = break_down, .discard = count_discard}, &tick) == MPG_VALUE_ERROR);
+  CHECK(mpg_device_submit(
+            cpu(0),
+            &(mpg_submission){.name = "breaker", .work = break_down, .discard = count_discard},
+            &tick) == MPG_VALUE_ERROR);
   CHECK_TEXT("the broken thing");
   CHECK(discarded == 2);
   CHECK_OK(mpg_wait_all());
@@ -460,7 +513,8 @@ static void shuffled(uint64_t seed, int *log) {
   mpg_point previous = {0};
   for (int i = 0; i < NOTES; i++) { /* every tenth waits for the one before */
     mpg_device *device = cpu(i % 3);
-    previous.tick = submit(device, write_note, &(note){log, &length, i}, sizeof(note), &previous, i % 10 == 9);
+    previous.tick =
+        submit(device, write_note, &(note){log, &length, i}, sizeof(note), &previous, i % 10 == 9);
     previous.device = device;
   }
   CHECK(length == 0);
@@ -508,7 +562,7 @@ static void test_shuffle_exit(void) {
   test_exit_with_work_queued();
 }
 
-/* --- The rest ------------------------------------------------------------------------------------------------------------------------ */
+/* --- The rest --------------------------------------------------------------------------------- */
 
 static void test_table(void) {
   mpg_device *device;
@@ -546,7 +600,11 @@ static void test_scopes(void) {
 
 static mpg_status record(mpg_run *run, void *payload) {
   (void)payload;
-  mpg_profiler_record(run->device, &(mpg_event){.name = "op", .kind = MPG_EVENT_OP, .peer = -1, .begin_ns = mpg_clock_ns(), .end_ns = mpg_clock_ns()});
+  mpg_profiler_record(run->device, &(mpg_event){.name = "op",
+                                                .kind = MPG_EVENT_OP,
+                                                .peer = -1,
+                                                .begin_ns = mpg_clock_ns(),
+                                                .end_ns = mpg_clock_ns()});
   return MPG_OK;
 }
 
@@ -561,9 +619,11 @@ static void test_profiler(void) {
   atomic_store(&go, true);
   CHECK_OK(mpg_wait_all());
   mpg_profiler_stop();
-  CHECK(mpg_profiler_event_count(cpu(0)) == 1501 && mpg_profiler_event_count(cpu(1)) == 0 && mpg_profiler_dropped(cpu(0)) == 0);
+  CHECK(mpg_profiler_event_count(cpu(0)) == 1501 && mpg_profiler_event_count(cpu(1)) == 0 &&
+        mpg_profiler_dropped(cpu(0)) == 0);
   mpg_event first = mpg_profiler_event(cpu(0), 0), last = mpg_profiler_event(cpu(0), 1500);
-  CHECK(first.kind == MPG_EVENT_WAIT && first.peer == cpu(1)->ordinal && first.end_ns > first.begin_ns);
+  CHECK(first.kind == MPG_EVENT_WAIT && first.peer == cpu(1)->ordinal &&
+        first.end_ns > first.begin_ns);
   CHECK(last.kind == MPG_EVENT_OP && last.begin_ns >= first.end_ns);
   mpg_profiler_start();
   CHECK(mpg_profiler_event_count(cpu(0)) == 0);
@@ -578,8 +638,13 @@ static void test_allocation_failures(void) {
     mpg_device *devices[2] = {NULL, NULL};
     mpg_memory_fail_after(n, 1);
     mpg_status status = mpg_device_get((mpg_device_id){MPG_CPU, (int)n * 2}, &devices[0]);
-    if (status == MPG_OK) status = mpg_device_get((mpg_device_id){MPG_CPU, (int)n * 2 + 1}, &devices[1]);
-    mpg_submission one = {.name = "large", .work = nothing, .payload = large, .payload_size = sizeof large, .discard = count_discard};
+    if (status == MPG_OK)
+      status = mpg_device_get((mpg_device_id){MPG_CPU, (int)n * 2 + 1}, &devices[1]);
+    mpg_submission one = {.name = "large",
+                          .work = nothing,
+                          .payload = large,
+                          .payload_size = sizeof large,
+                          .discard = count_discard};
     mpg_submission bad = {.name = "bad", .work = break_down, .discard = count_discard};
     mpg_submission both[2] = {one, one};
     mpg_tensor tensor = {0};
@@ -587,12 +652,14 @@ static void test_allocation_failures(void) {
     if (status == MPG_OK) queued++, status = mpg_device_submit(devices[0], &one, NULL);
     if (status == MPG_OK) queued += 2, status = mpg_device_submit_together(devices, both, 2, NULL);
     if (status == MPG_OK) queued++, status = mpg_device_submit(devices[1], &bad, &bad_tick);
-    if (status == MPG_OK) status = mpg_tensor_create(devices[0], &(mpg_desc){{1, {1000}}, MPG_FLOAT32}, &tensor);
+    if (status == MPG_OK)
+      status = mpg_tensor_create(devices[0], &(mpg_desc){{1, {1000}}, MPG_FLOAT32}, &tensor);
     if (status == MPG_OK) mpg_tensor_release(&tensor);
     mpg_status waited = mpg_wait_all();
     failed = mpg_memory_fail_after(0, 0);
     CHECK((status != MPG_OK) <= failed);
-    if (status != MPG_OK) CHECK(status == MPG_HOST_OUT_OF_MEMORY || status == MPG_DEVICE_OUT_OF_MEMORY);
+    if (status != MPG_OK)
+      CHECK(status == MPG_HOST_OUT_OF_MEMORY || status == MPG_DEVICE_OUT_OF_MEMORY);
     CHECK((waited != MPG_OK) == (bad_tick != 0));
     if (bad_tick) CHECK(mpg_point_wait((mpg_point){devices[1], bad_tick, true}, false) != MPG_OK);
     CHECK(discarded == before + queued);
@@ -648,15 +715,18 @@ static void bench(void) {
   printf("hand-over between devices: %.0f ns\n", (double)(mpg_clock_ns() - begin) / 20000);
   mpg_block block;
   begin = mpg_clock_ns();
-  for (int i = 0; i < 1000000; i++) mpg_pool_alloc(device->pool, 64, false, &block), mpg_pool_free(device->pool, &block);
+  for (int i = 0; i < 1000000; i++)
+    mpg_pool_alloc(device->pool, 64, false, &block), mpg_pool_free(device->pool, &block);
   printf("pool alloc and free: %.1f ns\n", (double)(mpg_clock_ns() - begin) / 1e6);
   mpg_tensor tensor;
   begin = mpg_clock_ns();
-  for (int i = 0; i < 1000000; i++) mpg_tensor_create(device, &(mpg_desc){{2, {4, 4}}, MPG_FLOAT32}, &tensor), mpg_tensor_release(&tensor);
+  for (int i = 0; i < 1000000; i++)
+    mpg_tensor_create(device, &(mpg_desc){{2, {4, 4}}, MPG_FLOAT32}, &tensor),
+        mpg_tensor_release(&tensor);
   printf("tensor create and release: %.1f ns\n", (double)(mpg_clock_ns() - begin) / 1e6);
 }
 
-/* --- Teams that sleep where cores are crowded -------------------------------------------------------------------------- */
+/* --- Teams that sleep where cores are crowded ------------------------------------------------- */
 
 enum { MS = 1000000 };
 
@@ -675,7 +745,8 @@ static int windows_until_tried(mpg_crowding_state *s) {
 
 static void test_crowding(void) {
   mpg_crowding_state s = {0};
-  mpg_crowding_judge(&s, 5000 * (int64_t)MS, 70 * MS, 900 * MS); /* what was before the first look does not count */
+  mpg_crowding_judge(&s, 5000 * (int64_t)MS, 70 * MS,
+                     900 * MS); /* what was before the first look does not count */
   CHECK(!s.crowded);
   for (int i = 0; i < 100; i++) CHECK(!after_window(&s, 300));
   CHECK(after_window(&s, 400));
@@ -688,7 +759,8 @@ static void test_crowding(void) {
   mpg_crowding_judge(&s, s.looked_ns + 80 * MS, s.ran_ns + 40 * MS, s.waited_ns + 24 * MS);
   CHECK(s.crowded);
 
-  /* Crowded again soon afterwards: it lasts twice as long each time, up to half a minute; after long peace it is as at first. */
+  /* Crowded again soon afterwards: it lasts twice as long each time, up to half a minute; after
+   * long peace it is as at first. */
   CHECK(windows_until_tried(&s) == 4);
   CHECK(after_window(&s, 900));
   CHECK(windows_until_tried(&s) == 7);
@@ -720,7 +792,8 @@ static bool threads_become(int low, int high) {
   return false;
 }
 
-/* The setting brings a team that sleeps after the first task, in a forked child too; it ends with its worker. */
+/* The setting brings a team that sleeps after the first task, in a forked child too; it ends with
+ * its worker. */
 static void test_short_spins(void) {
   if (!getenv("MPGLUON_TEAM_SPIN")) { /* settings are read at the start */
     setenv("MPGLUON_TEAM_SPIN", "short", 1);
@@ -783,6 +856,7 @@ static const test tests[] = {
 };
 
 int main(int argc, char **argv) {
-  if (argc == 2 && strcmp(argv[1], "bench") == 0) return run_tests(&(test){"bench", bench}, 1, argc, argv);
+  if (argc == 2 && strcmp(argv[1], "bench") == 0)
+    return run_tests(&(test){"bench", bench}, 1, argc, argv);
   return run_tests(tests, sizeof tests / sizeof *tests, argc, argv);
 }

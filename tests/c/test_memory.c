@@ -27,15 +27,20 @@ static mpg_status fail(mpg_run *run, void *payload) {
 
 static mpg_tick submit(mpg_device *device, mpg_work_fn work, const void *payload, size_t size) {
   mpg_tick tick;
-  CHECK_OK(mpg_device_submit(device, &(mpg_submission){.name = "work", .work = work, .payload = payload, .payload_size = size}, &tick));
+  CHECK_OK(mpg_device_submit(
+      device,
+      &(mpg_submission){.name = "work", .work = work, .payload = payload, .payload_size = size},
+      &tick));
   return tick;
 }
 
-static mpg_tick hold(mpg_device *device, _Atomic bool *flag) { return submit(device, wait_for_flag, &flag, sizeof flag); }
+static mpg_tick hold(mpg_device *device, _Atomic bool *flag) {
+  return submit(device, wait_for_flag, &flag, sizeof flag);
+}
 
 static const mpg_desc floats = {{1, {1000}}, MPG_FLOAT32};
 
-/* --- Pool --------------------------------------------------------------------------------------------------------------- */
+/* --- Pool ------------------------------------------------------------------------------------- */
 
 static void test_sizes(void) {
   mpg_pool *pool = cpu(0)->pool;
@@ -44,7 +49,8 @@ static void test_sizes(void) {
     random = random * 6364136223846793005u + 1442695040888963407u;
     size_t size = (random >> 33) % ((size_t)1 << (1 + random % 22)) + 1;
     if (i < 1100) size = (size_t)i + 1;
-    if (i >= 1100 && i < 1150) size = ((size_t)1 << (i - 1100) / 2) + (i % 2); /* borders of classes */
+    if (i >= 1100 && i < 1150)
+      size = ((size_t)1 << (i - 1100) / 2) + (i % 2); /* borders of classes */
     mpg_block block;
     CHECK_OK(mpg_pool_alloc(pool, size, false, &block));
     CHECK((uintptr_t)block.memory % 64 == 0 && block.size >= size);
@@ -69,7 +75,8 @@ static void test_stats(void) {
   CHECK_OK(mpg_pool_alloc(pool, 640, false, &a));
   CHECK_OK(mpg_pool_alloc(pool, 64, false, &b));
   mpg_memory_stats stats = stats_of(cpu(0));
-  CHECK(stats.in_use == 704 && stats.held == 704 && stats.peak_in_use == 704 && stats.allocations == 2 && stats.system_allocations == 2);
+  CHECK(stats.in_use == 704 && stats.held == 704 && stats.peak_in_use == 704 &&
+        stats.allocations == 2 && stats.system_allocations == 2);
   void *memory = a.memory;
   mpg_pool_free(pool, &a);
   stats = stats_of(cpu(0));
@@ -100,8 +107,10 @@ static void test_uses_travel(void) {
   mpg_uses_add_read(&first.uses, device, reader, tick);
   CHECK(!mpg_uses_finished(&first.uses, device));
   mpg_pool_free(device->pool, &first);
-  CHECK_OK(mpg_pool_alloc(device->pool, 1000, false, &second)); /* program order: handed out with its reader */
-  CHECK(second.memory == first.memory && second.uses.num_foreign == 1 && second.uses.foreign[0].tick == tick);
+  CHECK_OK(mpg_pool_alloc(device->pool, 1000, false,
+                          &second)); /* program order: handed out with its reader */
+  CHECK(second.memory == first.memory && second.uses.num_foreign == 1 &&
+        second.uses.foreign[0].tick == tick);
   mpg_pool_free(device->pool, &second);
   CHECK_OK(mpg_pool_alloc(device->pool, 1000, true, &second)); /* the host gets another one */
   CHECK(second.memory != first.memory && mpg_uses_finished(&second.uses, device));
@@ -147,8 +156,10 @@ static void test_limit(void) {
   CHECK_OK(mpg_pool_alloc(pool, 4096, false, &a));
   CHECK_OK(mpg_pool_alloc(pool, 4096, false, &b));
   CHECK(mpg_pool_alloc(pool, 4096, false, &c) == MPG_DEVICE_OUT_OF_MEMORY);
-  CHECK_TEXT("cpu(1) is out of memory: asked for 4096 bytes (4.0 KiB); held 8192 bytes (8.0 KiB), of which in use 8192 bytes (8.0 KiB); "
-             "limit 10240 bytes (10.0 KiB)");
+  CHECK_TEXT(
+      "cpu(1) is out of memory: asked for 4096 bytes (4.0 KiB); held 8192 bytes (8.0 KiB), of "
+      "which in use 8192 bytes (8.0 KiB); "
+      "limit 10240 bytes (10.0 KiB)");
   mpg_pool_free(pool, &b);
   CHECK_OK(mpg_pool_alloc(pool, 6144, false, &c)); /* what is cached makes room */
   CHECK(stats_of(device).held == 10240 && stats_of(device).peak_held <= 10240);
@@ -186,7 +197,7 @@ static void test_large_blocks(void) {
   CHECK(stats_of(cpu(0)).held == 0);
 }
 
-/* --- Storages and tensors ---------------------------------------------------------------------------------------------------- */
+/* --- Storages and tensors --------------------------------------------------------------------- */
 
 static void test_recycled_memory_has_not_failed(void) {
   mpg_device *device = cpu(0);
@@ -215,7 +226,8 @@ static void test_recycled_memory_has_not_failed(void) {
   mpg_storage_add_write(fresh.storage, submit(device, fail, NULL, 0));
   mpg_tensor part;
   CHECK_OK(mpg_tensor_slice(&fresh, 0, 10, &part));
-  CHECK(mpg_tensor_copy_from_host(&part, values) == MPG_ERROR); /* the rest would still be what failed */
+  CHECK(mpg_tensor_copy_from_host(&part, values) ==
+        MPG_ERROR); /* the rest would still be what failed */
   count = 0;
   mpg_tensor_write_points(&part, device, points, &count);
   CHECK(count == 1 && points[0].data && points[0].device == device);
@@ -233,7 +245,8 @@ static void test_points_of_uses(void) {
   _Atomic bool go = false;
   mpg_tensor tensor;
   CHECK_OK(mpg_tensor_create(device, &floats, &tensor));
-  mpg_storage_add_write(tensor.storage, submit(device, wait_for_flag, &(_Atomic bool *){&go}, sizeof(void *)));
+  mpg_storage_add_write(tensor.storage,
+                        submit(device, wait_for_flag, &(_Atomic bool *){&go}, sizeof(void *)));
   mpg_point points[8];
   int count = 0;
   mpg_storage_read_points(tensor.storage, reader, points, &count);
@@ -262,7 +275,8 @@ static void test_views(void) {
   CHECK_TEXT("(6, 4)");
   CHECK(mpg_tensor_slice(&tensor, 3, 7, &part) == MPG_INDEX_ERROR);
   CHECK(mpg_tensor_slice(&tensor, -1, 2, &part) == MPG_INDEX_ERROR);
-  CHECK(mpg_tensor_create(cpu(0), &(mpg_desc){{2, {INT64_MAX, 8}}, MPG_FLOAT64}, &(mpg_tensor){0}) != MPG_OK);
+  CHECK(mpg_tensor_create(cpu(0), &(mpg_desc){{2, {INT64_MAX, 8}}, MPG_FLOAT64},
+                          &(mpg_tensor){0}) != MPG_OK);
   mpg_tensor_release(&part);
   mpg_tensor_release(&view);
   mpg_tensor_release(&tensor);
@@ -307,7 +321,8 @@ static void test_allocation_failures(void) {
     mpg_status status = MPG_OK;
     mpg_memory_fail_after(n, 1);
     for (int i = 0; i < 40 && status == MPG_OK; i++)
-      status = mpg_tensor_create(cpu(0), &(mpg_desc){{1, {100 + i / 4 * 100}}, MPG_FLOAT32}, &tensors[i]);
+      status = mpg_tensor_create(cpu(0), &(mpg_desc){{1, {100 + i / 4 * 100}}, MPG_FLOAT32},
+                                 &tensors[i]);
     for (int i = 0; i < 40; i++) mpg_tensor_release(&tensors[i]);
     failed = mpg_memory_fail_after(0, 0);
     CHECK(status == MPG_OK || status == MPG_HOST_OUT_OF_MEMORY);
@@ -332,4 +347,6 @@ static const test tests[] = {
     {"allocation_failures", test_allocation_failures},
 };
 
-int main(int argc, char **argv) { return run_tests(tests, sizeof tests / sizeof *tests, argc, argv); }
+int main(int argc, char **argv) {
+  return run_tests(tests, sizeof tests / sizeof *tests, argc, argv);
+}

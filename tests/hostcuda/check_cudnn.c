@@ -1,4 +1,5 @@
-/* Our declarations of cuDNN against NVIDIA's header; compiled by tests/gpu/test_gpu_libraries.py, never linked. */
+/* Our declarations of cuDNN against NVIDIA's header; compiled by tests/gpu/test_gpu_libraries.py,
+ * never linked. */
 #define MPG_CUDNN_REAL
 #include "kernels/cuda/vendor/cudnn.h"
 
@@ -9,4 +10,7 @@ MPG_CUDNN_CONSTANTS(SAME)
 MPG_CUDNN_FUNCTIONS(SIGNATURE)
 
 _Static_assert(CUDNN_MAJOR == 9, "the major version that kernels/cuda/vendor/library.c opens");
-_Static_assert(sizeof(cudnnStatus_t) == sizeof(int) && sizeof(cudnnBackendAttributeName_t) == sizeof(int) && sizeof(cudnnBackendDescriptor_t) == sizeof(void *), "");
+_Static_assert(sizeof(cudnnStatus_t) == sizeof(int) &&
+                   sizeof(cudnnBackendAttributeName_t) == sizeof(int) &&
+                   sizeof(cudnnBackendDescriptor_t) == sizeof(void *),
+               "");

@@ -1,6 +1,6 @@
-// Running a block: its threads are fibers of the host thread that runs the block. A fiber runs thread after thread until one must
-// wait (at a barrier, or for its warp); then the next fiber goes on with the threads that have not begun. So kernels without
-// barriers cost one switch a block.
+// Running a block: its threads are fibers of the host thread that runs the block. A fiber runs
+// thread after thread until one must wait (at a barrier, or for its warp); then the next fiber goes
+// on with the threads that have not begun. So kernels without barriers cost one switch a block.
 #include <cstdio>
 #include <cstdlib>
 #include <vector>
@@ -24,7 +24,8 @@ namespace {
 enum { STACK = 256 << 10, LANES = 32, MAX_SHARED = 232448 };
 
 [[noreturn]] void die(const char *text) {
-  fprintf(stderr, "hostcuda: %s (block %u,%u,%u; thread %u,%u,%u)\n", text, blockIdx.x, blockIdx.y, blockIdx.z, threadIdx.x, threadIdx.y, threadIdx.z);
+  fprintf(stderr, "hostcuda: %s (block %u,%u,%u; thread %u,%u,%u)\n", text, blockIdx.x, blockIdx.y,
+          blockIdx.z, threadIdx.x, threadIdx.y, threadIdx.z);
   abort();
 }
 
@@ -76,7 +77,8 @@ thread_local runner *run;
 #ifdef __x86_64__
 extern "C" void hostcuda_switch(void **from, void *to);
 __asm__(
-    ".text\n.globl hostcuda_switch\n.hidden hostcuda_switch\n.type hostcuda_switch,@function\nhostcuda_switch:\n"
+    ".text\n.globl hostcuda_switch\n.hidden hostcuda_switch\n.type "
+    "hostcuda_switch,@function\nhostcuda_switch:\n"
     "  pushq %rbp\n  pushq %rbx\n  pushq %r12\n  pushq %r13\n  pushq %r14\n  pushq %r15\n"
     "  movq %rsp, (%rdi)\n  movq %rsi, %rsp\n"
     "  popq %r15\n  popq %r14\n  popq %r13\n  popq %r12\n  popq %rbx\n  popq %rbp\n  ret\n"
@@ -173,13 +175,14 @@ fiber *new_fiber() {
     return f;
   }
   fiber *f = new fiber;
-  void *memory = mmap(nullptr, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void *memory = mmap(nullptr, STACK, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) die("no memory for a thread's stack");
   f->stack = (char *)memory;
 #ifdef __x86_64__
   void **top = (void **)(f->stack + STACK);
-  *--top = nullptr;              // alignment: at entry the stack is 8 off 16
-  *--top = (void *)fiber_main;   // returned to
+  *--top = nullptr;            // alignment: at entry the stack is 8 off 16
+  *--top = (void *)fiber_main; // returned to
   for (int i = 0; i < 6; i++) *--top = nullptr;
   f->stack_pointer = top;
 #else
@@ -218,7 +221,7 @@ void run_block(const std::function<void()> &body) {
   }
 }
 
-}  // namespace
+} // namespace
 
 void hostcuda_run(const cudaLaunchConfig_t &config, const std::function<void()> &body) {
   if (!run) run = new runner;

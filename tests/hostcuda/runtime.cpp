@@ -1,5 +1,6 @@
-// Devices, streams, events and memory. A stream is a thread with a queue; everything here lives as long as the process.
-// Settings: HOSTCUDA_DEVICES (cards, default 2), HOSTCUDA_MEMORY (bytes of each, default 4 GiB).
+// Devices, streams, events and memory. A stream is a thread with a queue; everything here lives as
+// long as the process. Settings: HOSTCUDA_DEVICES (cards, default 2), HOSTCUDA_MEMORY (bytes of
+// each, default 4 GiB).
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
@@ -38,9 +39,12 @@ cudaError_t note(cudaError_t error) {
   if (error != cudaSuccess && error != cudaErrorNotReady) last_error = error;
   return error;
 }
-cudaError_t state_of(int device) { return cards[device].broken ? cudaErrorIllegalAddress : cudaSuccess; }
+cudaError_t state_of(int device) {
+  return cards[device].broken ? cudaErrorIllegalAddress : cudaSuccess;
+}
 
-std::atomic<long> num_synchronized, num_captures, num_instantiated, num_updated, num_graphs, num_launched, num_specialised;
+std::atomic<long> num_synchronized, num_captures, num_instantiated, num_updated, num_graphs,
+    num_launched, num_specialised;
 
 struct moment { // of an event
   std::mutex lock;
@@ -159,7 +163,8 @@ struct CUmemPoolHandle_st {
   int device;
 };
 
-// What is queued on a broken card is not done, but events and waits go through, so that nobody hangs.
+// What is queued on a broken card is not done, but events and waits go through, so that nobody
+// hangs.
 static cudaError_t put_work(cudaStream_t stream, std::function<void()> work) {
   return note(stream->put([stream, work = std::move(work)] {
     if (state_of(stream->device) == cudaSuccess) work();
@@ -169,7 +174,8 @@ static cudaError_t put_work(cudaStream_t stream, std::function<void()> work) {
 extern "C" {
 
 cudaError_t cudaGetDeviceCount(int *count) {
-  if (setting("HOSTCUDA_DRIVER", CUDART_VERSION) < CUDART_VERSION / 1000 * 1000) return note(cudaErrorInsufficientDriver);
+  if (setting("HOSTCUDA_DRIVER", CUDART_VERSION) < CUDART_VERSION / 1000 * 1000)
+    return note(cudaErrorInsufficientDriver);
   *count = num_cards();
   return note(*count ? cudaSuccess : cudaErrorNoDevice);
 }
@@ -240,8 +246,10 @@ const char *cudaGetErrorString(cudaError_t error) {
     case cudaErrorNoDevice: return "no CUDA-capable device is detected";
     case cudaErrorInvalidConfiguration: return "invalid configuration argument";
     case cudaErrorIllegalAddress: return "an illegal memory access was encountered";
-    case cudaErrorInsufficientDriver: return "CUDA driver version is insufficient for CUDA runtime version";
-    case cudaErrorStreamCaptureUnsupported: return "operation not permitted when stream is capturing";
+    case cudaErrorInsufficientDriver:
+      return "CUDA driver version is insufficient for CUDA runtime version";
+    case cudaErrorStreamCaptureUnsupported:
+      return "operation not permitted when stream is capturing";
     default: return "invalid argument";
   }
 }
@@ -336,7 +344,8 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsig
   num_instantiated++;
   return cudaSuccess;
 }
-cudaError_t cudaGraphExecUpdate(cudaGraphExec_t exec, cudaGraph_t graph, cudaGraphExecUpdateResultInfo *) {
+cudaError_t cudaGraphExecUpdate(cudaGraphExec_t exec, cudaGraph_t graph,
+                                cudaGraphExecUpdateResultInfo *) {
   if (exec->tasks->size() != graph->tasks.size()) return note(cudaErrorGraphExecUpdateFailure);
   exec->tasks = std::make_shared<std::deque<std::function<void()>>>(graph->tasks);
   num_updated++;
@@ -357,10 +366,16 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
   return cudaSuccess;
 }
 
-cudaError_t cudaMalloc(void **memory, size_t size) { return note(take(memory, size, current_card)); }
+cudaError_t cudaMalloc(void **memory, size_t size) {
+  return note(take(memory, size, current_card));
+}
 cudaError_t cudaFree(void *memory) { return note(give(memory)); }
-cudaError_t cudaHostAlloc(void **memory, size_t size, unsigned) { return cudaMallocHost(memory, size); }
-cudaError_t cudaMallocHost(void **memory, size_t size) { return posix_memalign(memory, 4096, size) ? note(cudaErrorMemoryAllocation) : cudaSuccess; }
+cudaError_t cudaHostAlloc(void **memory, size_t size, unsigned) {
+  return cudaMallocHost(memory, size);
+}
+cudaError_t cudaMallocHost(void **memory, size_t size) {
+  return posix_memalign(memory, 4096, size) ? note(cudaErrorMemoryAllocation) : cudaSuccess;
+}
 cudaError_t cudaFreeHost(void *memory) {
   free(memory);
   return cudaSuccess;
@@ -380,16 +395,22 @@ cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool) {
   return cudaSuccess;
 }
 cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr, void *) { return cudaSuccess; }
-cudaError_t cudaMemPoolSetAccess(cudaMemPool_t, const cudaMemAccessDesc *, size_t) { return cudaSuccess; }
+cudaError_t cudaMemPoolSetAccess(cudaMemPool_t, const cudaMemAccessDesc *, size_t) {
+  return cudaSuccess;
+}
 cudaError_t cudaMemPoolTrimTo(cudaMemPool_t, size_t) { return cudaSuccess; }
-cudaError_t cudaMallocFromPoolAsync(void **memory, size_t size, cudaMemPool_t pool, cudaStream_t) { return note(take(memory, size, pool->device)); }
+cudaError_t cudaMallocFromPoolAsync(void **memory, size_t size, cudaMemPool_t pool, cudaStream_t) {
+  return note(take(memory, size, pool->device));
+}
 cudaError_t cudaFreeAsync(void *memory, cudaStream_t stream) {
   return note(stream->put([memory] { give(memory); }));
 }
-cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t size, cudaMemcpyKind, cudaStream_t stream) {
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t size, cudaMemcpyKind,
+                            cudaStream_t stream) {
   return put_work(stream, [=] { memmove(to, from, size); });
 }
-cudaError_t cudaMemcpyPeerAsync(void *to, int, const void *from, int, size_t size, cudaStream_t stream) {
+cudaError_t cudaMemcpyPeerAsync(void *to, int, const void *from, int, size_t size,
+                                cudaStream_t stream) {
   return put_work(stream, [=] { memmove(to, from, size); });
 }
 cudaError_t cudaMemsetAsync(void *memory, int value, size_t size, cudaStream_t stream) {
@@ -400,7 +421,9 @@ cudaError_t cudaFuncSetAttribute(const void *, enum cudaFuncAttribute, int) { re
 static int write_value(cudaStream_t stream, unsigned long long address, uint64_t value, unsigned) {
   return put_work(stream, [=] { __atomic_store_n((uint64_t *)address, value, __ATOMIC_RELEASE); });
 }
-cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned, unsigned long long, enum cudaDriverEntryPointQueryResult *result) {
+cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned,
+                                             unsigned long long,
+                                             enum cudaDriverEntryPointQueryResult *result) {
   if (strcmp(symbol, "cuStreamWriteValue64")) return note(cudaErrorNotSupported);
   *function = (void *)write_value;
   *result = cudaDriverEntryPointSuccess;
@@ -409,7 +432,8 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function
 
 void hostcuda_break(int device) { cards[device].broken = true; }
 void hostcuda_break_after(int device, long launches) { cards[device].launches_left = launches; }
-cudaError_t hostcuda_put(cudaStream_t stream, void (*function)(const void *data), const void *data, size_t size) {
+cudaError_t hostcuda_put(cudaStream_t stream, void (*function)(const void *data), const void *data,
+                         size_t size) {
   std::shared_ptr<void> copy(malloc(size), free);
   memcpy(copy.get(), data, size);
   return put_work(stream, [=] { function(copy.get()); });
@@ -426,8 +450,13 @@ long hostcuda_count(const char *what) {
   const struct {
     const char *name;
     std::atomic<long> *count;
-  } counts[] = {{"synchronize", &num_synchronized}, {"capture", &num_captures}, {"instantiate", &num_instantiated},
-                {"update", &num_updated}, {"graph", &num_graphs}, {"launch", &num_launched}, {"specialised", &num_specialised}};
+  } counts[] = {{"synchronize", &num_synchronized},
+                {"capture", &num_captures},
+                {"instantiate", &num_instantiated},
+                {"update", &num_updated},
+                {"graph", &num_graphs},
+                {"launch", &num_launched},
+                {"specialised", &num_specialised}};
   for (auto &one : counts)
     if (!strcmp(one.name, what)) return *one.count;
   return -1;
@@ -442,7 +471,8 @@ struct CUkern_st { // see kernels/cuda/fusion/specialise.cu
   void (*run)(const void *argument);
   size_t size;
 };
-cudaError_t cudaLibraryLoadData(cudaLibrary_t *library, const void *code, void *, void **, unsigned, void *, void **, unsigned) {
+cudaError_t cudaLibraryLoadData(cudaLibrary_t *library, const void *code, void *, void **, unsigned,
+                                void *, void **, unsigned) {
   const char *path = (const char *)code;
   void *handle = *path == '/' ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : nullptr;
   if (!handle) return note(cudaErrorInvalidValue); // real machine code
@@ -452,12 +482,14 @@ cudaError_t cudaLibraryLoadData(cudaLibrary_t *library, const void *code, void *
   return cudaSuccess;
 }
 cudaError_t cudaLibraryGetKernel(cudaKernel_t *kernel, cudaLibrary_t library, const char *name) {
-  void *run = dlsym(library->handle, (std::string(name) + "_run").c_str()), *size = dlsym(library->handle, (std::string(name) + "_size").c_str());
+  void *run = dlsym(library->handle, (std::string(name) + "_run").c_str()),
+       *size = dlsym(library->handle, (std::string(name) + "_size").c_str());
   if (!run || !size) return note(cudaErrorInvalidValue);
   *kernel = new CUkern_st{(void (*)(const void *))run, *(const size_t *)size};
   return cudaSuccess;
 }
-cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *which, void **arguments) {
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *which,
+                                void **arguments) {
   const CUkern_st *kernel = (const CUkern_st *)which;
   std::shared_ptr<void> copy(malloc(kernel->size), free);
   memcpy(copy.get(), arguments[0], kernel->size);
@@ -468,15 +500,17 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *wh
 cudaError_t hostcuda_launch(const cudaLaunchConfig_t *config, std::function<void()> thread) {
   const dim3 &grid = config->gridDim, &block = config->blockDim;
   uint64_t threads = (uint64_t)block.x * block.y * block.z;
-  if (!threads || threads > 1024 || block.z > 64 || !grid.x || !grid.y || !grid.z || grid.x > 0x7fffffff || grid.y > 65535 || grid.z > 65535 ||
-      config->dynamicSmemBytes > 232448)
+  if (!threads || threads > 1024 || block.z > 64 || !grid.x || !grid.y || !grid.z ||
+      grid.x > 0x7fffffff || grid.y > 65535 || grid.z > 65535 || config->dynamicSmemBytes > 232448)
     return note(cudaErrorInvalidConfiguration);
   num_launched++;
-  return put_work(config->stream, [config = *config, thread = std::move(thread), device = config->stream->device] {
-    if (cards[device].launches_left >= 0 && cards[device].launches_left-- == 0) { // this one's access was illegal
-      cards[device].broken = true;
-      return;
-    }
-    hostcuda_run(config, thread);
-  });
+  return put_work(config->stream,
+                  [config = *config, thread = std::move(thread), device = config->stream->device] {
+                    if (cards[device].launches_left >= 0 &&
+                        cards[device].launches_left-- == 0) { // this one's access was illegal
+                      cards[device].broken = true;
+                      return;
+                    }
+                    hostcuda_run(config, thread);
+                  });
 }

@@ -17,7 +17,9 @@ static bool only_updates_states(const mpg_node *node) {
   return node->op && mpg_op_only_updates_states(node->op, node->params, node->train);
 }
 
-static bool is_state(const mpg_node *node, uint32_t input) { return mpg_op_input_mutable(node->op, (int)input); }
+static bool is_state(const mpg_node *node, uint32_t input) {
+  return mpg_op_input_mutable(node->op, (int)input);
+}
 
 /* Per value: an effect writes it, or what it is a view of. */
 static mpg_status find_written(const mpg_graph *graph, size_t num_forward, bool **result) {
@@ -26,11 +28,13 @@ static mpg_status find_written(const mpg_graph *graph, size_t num_forward, bool 
   for (size_t n = 0; n < num_forward; n++) {
     const mpg_node *node = &graph->nodes[n];
     for (uint32_t i = 0; i < node->num_inputs && mpg_node_mutates(node); i++)
-      if (is_state(node, i)) written[mpg_value_index(graph, mpg_node_inputs(graph, node)[i])] = true;
+      if (is_state(node, i))
+        written[mpg_value_index(graph, mpg_node_inputs(graph, node)[i])] = true;
   }
   for (size_t n = 0; n < num_forward; n++) {
     const mpg_node *node = &graph->nodes[n];
-    if (mpg_node_is_view(node) && written[mpg_value_index(graph, mpg_node_inputs(graph, node)[0])]) written[node->values] = true;
+    if (mpg_node_is_view(node) && written[mpg_value_index(graph, mpg_node_inputs(graph, node)[0])])
+      written[node->values] = true;
   }
   *result = written;
   return MPG_OK;
@@ -38,7 +42,8 @@ static mpg_status find_written(const mpg_graph *graph, size_t num_forward, bool 
 
 static mpg_status begin(walker *w, const mpg_graph *graph, size_t num_forward) {
   *w = (walker){.graph = graph, .num_forward = num_forward};
-  bool *written = NULL, draws = false; /* the backward phase has random numbers of its own: those of the call are not at hand then */
+  bool *written = NULL, draws = false; /* the backward phase has random numbers of its own: those of
+                                          the call are not at hand then */
   MPG_TRY(find_written(graph, num_forward, &written));
   w->repeatable = mpg_calloc(num_forward + 1, sizeof *w->repeatable);
   w->kept = mpg_calloc(graph->num_values + 1, sizeof *w->kept);
@@ -48,13 +53,17 @@ static mpg_status begin(walker *w, const mpg_graph *graph, size_t num_forward) {
     mpg_free(written);
     return mpg_out_of_host_memory(graph->num_values);
   }
-  for (size_t n = num_forward; n < graph->num_nodes; n++) draws = draws || graph->nodes[n].random != MPG_NO_RANDOM;
+  for (size_t n = num_forward; n < graph->num_nodes; n++)
+    draws = draws || graph->nodes[n].random != MPG_NO_RANDOM;
   for (size_t n = 0; n < num_forward; n++) {
     const mpg_node *node = &graph->nodes[n];
     bool states = only_updates_states(node);
-    w->repeatable[n] = node->op && node->region && (states || !mpg_node_mutates(node)) && !(draws && node->random != MPG_NO_RANDOM);
+    w->repeatable[n] = node->op && node->region && (states || !mpg_node_mutates(node)) &&
+                       !(draws && node->random != MPG_NO_RANDOM);
     for (uint32_t i = 0; i < node->num_inputs && w->repeatable[n]; i++)
-      if (!(states && is_state(node, i)) && written[mpg_value_index(graph, mpg_node_inputs(graph, node)[i])]) w->repeatable[n] = false;
+      if (!(states && is_state(node, i)) &&
+          written[mpg_value_index(graph, mpg_node_inputs(graph, node)[i])])
+        w->repeatable[n] = false;
   }
   mpg_free(written);
   return MPG_OK;
@@ -74,7 +83,8 @@ static void visit_inputs(walker *w, const mpg_node *node, visitor *visit, bool *
   bool states = only_updates_states(node) && node->phase == MPG_PHASE_FORWARD;
   for (uint32_t i = 0; i < node->num_inputs; i++) {
     mpg_value input = mpg_node_inputs(w->graph, node)[i];
-    if (mpg_has_value(input) && input.node < w->num_forward && !(states && is_state(node, i))) visit(w, input, node->region, saved);
+    if (mpg_has_value(input) && input.node < w->num_forward && !(states && is_state(node, i)))
+      visit(w, input, node->region, saved);
   }
 }
 
@@ -89,19 +99,24 @@ static void find_border(walker *w, mpg_value value, uint32_t region, bool *saved
   (void)saved;
   uint32_t own = w->graph->nodes[value.node].region;
   bool kept = w->kept[mpg_value_index(w->graph, value)];
-  if (w->repeatable[value.node] && !kept && (own == region || own == MPG_REGION_ALL)) want(w, value.node);
-  else w->kept[mpg_value_index(w->graph, value)] = true;
+  if (w->repeatable[value.node] && !kept && (own == region || own == MPG_REGION_ALL))
+    want(w, value.node);
+  else
+    w->kept[mpg_value_index(w->graph, value)] = true;
 }
 
 /* What is read, given where regions end. */
 static void find_read(walker *w, mpg_value value, uint32_t region, bool *saved) {
   (void)region;
   uint32_t index = mpg_value_index(w->graph, value);
-  if (w->repeatable[value.node] && !w->kept[index]) want(w, value.node);
-  else saved[index] = true;
+  if (w->repeatable[value.node] && !w->kept[index])
+    want(w, value.node);
+  else
+    saved[index] = true;
 }
 
-static void walk(walker *w, const bool *live, const mpg_value *roots, size_t num_roots, visitor *visit, bool *saved) {
+static void walk(walker *w, const bool *live, const mpg_value *roots, size_t num_roots,
+                 visitor *visit, bool *saved) {
   memset(w->wanted, 0, w->num_forward);
   for (size_t i = 0; i < num_roots; i++) {
     if (!mpg_has_value(roots[i]) || roots[i].node >= w->num_forward) continue;
@@ -114,7 +129,8 @@ static void walk(walker *w, const bool *live, const mpg_value *roots, size_t num
 }
 
 /* Per node: roots need it. */
-static mpg_status find_live(const mpg_graph *graph, const mpg_value *roots, size_t num_roots, bool **result) {
+static mpg_status find_live(const mpg_graph *graph, const mpg_value *roots, size_t num_roots,
+                            bool **result) {
   bool *live = mpg_calloc(graph->num_nodes + 1, sizeof *live);
   if (!live) return mpg_out_of_host_memory(graph->num_nodes);
   for (size_t i = 0; i < num_roots; i++)
@@ -122,13 +138,15 @@ static mpg_status find_live(const mpg_graph *graph, const mpg_value *roots, size
   for (size_t n = graph->num_nodes; n-- > 0;) {
     const mpg_node *node = &graph->nodes[n];
     for (uint32_t i = 0; live[n] && i < node->num_inputs; i++)
-      if (mpg_has_value(mpg_node_inputs(graph, node)[i])) live[mpg_node_inputs(graph, node)[i].node] = true;
+      if (mpg_has_value(mpg_node_inputs(graph, node)[i]))
+        live[mpg_node_inputs(graph, node)[i].node] = true;
   }
   *result = live;
   return MPG_OK;
 }
 
-mpg_status mpg_recompute_find(const mpg_graph *joint, size_t num_forward, const mpg_value *roots, size_t num_roots, bool *saved) {
+mpg_status mpg_recompute_find(const mpg_graph *joint, size_t num_forward, const mpg_value *roots,
+                              size_t num_roots, bool *saved) {
   walker w;
   mpg_status status = MPG_OK;
   bool *live = NULL;
@@ -148,24 +166,27 @@ bool mpg_recompute_wanted(const mpg_graph *graph, size_t num_forward) {
   return false;
 }
 
-/* --- Repeating ---------------------------------------------------------------------------------------------------- */
+/* --- Repeating -------------------------------------------------------------------------------- */
 
 typedef struct repeater {
   walker walk;
   const bool *saved;
   mpg_graph *result;
-  uint32_t *places; /* per node of the joint graph: its number in the result (forward nodes: of the repetition); UINT32_MAX */
+  uint32_t *places; /* per node of the joint graph: its number in the result (forward nodes: of the
+                       repetition); UINT32_MAX */
   uint32_t *batch;  /* forward nodes to repeat now */
   mpg_value *inputs;
   size_t inputs_capacity;
 } repeater;
 
 static bool is_repeated(const repeater *r, mpg_value value) {
-  return value.node < r->walk.num_forward && r->walk.repeatable[value.node] && !r->saved[mpg_value_index(r->walk.graph, value)];
+  return value.node < r->walk.num_forward && r->walk.repeatable[value.node] &&
+         !r->saved[mpg_value_index(r->walk.graph, value)];
 }
 
 static mpg_value renamed(const repeater *r, mpg_value value) {
-  if (!mpg_has_value(value) || (value.node < r->walk.num_forward && !is_repeated(r, value))) return value;
+  if (!mpg_has_value(value) || (value.node < r->walk.num_forward && !is_repeated(r, value)))
+    return value;
   return (mpg_value){r->places[value.node], value.output};
 }
 
@@ -183,7 +204,8 @@ static mpg_status scratch(repeater *r, const mpg_node *node, mpg_value state, mp
   r->result->scope = node->scope;
   r->result->origin = node->origin;
   r->result->region = node->region;
-  MPG_TRY(mpg_graph_emit(r->result, mpg_op_get(MPG_OP__full_like), &params, &state, 1, state, result));
+  MPG_TRY(
+      mpg_graph_emit(r->result, mpg_op_get(MPG_OP__full_like), &params, &state, 1, state, result));
   r->result->nodes[result->node].repeats = true;
   return MPG_OK;
 }
@@ -192,12 +214,15 @@ static mpg_status append(repeater *r, uint32_t number, bool repeats) {
   const mpg_node *node = &r->walk.graph->nodes[number];
   const mpg_value *inputs = mpg_node_inputs(r->walk.graph, node);
   bool contents = !mpg_node_flag(node, MPG_OP_SHAPE_ONLY);
-  MPG_TRY(mpg_grow((void **)&r->inputs, &r->inputs_capacity, node->num_inputs + 1, sizeof *r->inputs));
+  MPG_TRY(
+      mpg_grow((void **)&r->inputs, &r->inputs_capacity, node->num_inputs + 1, sizeof *r->inputs));
   for (uint32_t i = 0; i < node->num_inputs; i++) {
     if (repeats && only_updates_states(node) && is_state(node, i)) {
       MPG_TRY(scratch(r, node, inputs[i], &r->inputs[i]));
     } else {
-      r->inputs[i] = contents || !mpg_has_value(inputs[i]) || inputs[i].node >= r->walk.num_forward ? renamed(r, inputs[i]) : inputs[i];
+      r->inputs[i] = contents || !mpg_has_value(inputs[i]) || inputs[i].node >= r->walk.num_forward
+                         ? renamed(r, inputs[i])
+                         : inputs[i];
     }
   }
   MPG_TRY(mpg_graph_append(r->result, r->walk.graph, number, r->inputs, &r->places[number]));
@@ -214,10 +239,12 @@ static mpg_status repeat_inputs(repeater *r, const mpg_node *node) {
   walker *w = &r->walk;
   size_t count = 0;
   for (;;) {
-    bool contents = !mpg_node_flag(node, MPG_OP_SHAPE_ONLY), states = only_updates_states(node) && node->phase == MPG_PHASE_FORWARD;
+    bool contents = !mpg_node_flag(node, MPG_OP_SHAPE_ONLY),
+         states = only_updates_states(node) && node->phase == MPG_PHASE_FORWARD;
     for (uint32_t i = 0; i < node->num_inputs && contents; i++) {
       mpg_value input = mpg_node_inputs(w->graph, node)[i];
-      if (mpg_has_value(input) && is_repeated(r, input) && !(states && is_state(node, i))) want(w, input.node);
+      if (mpg_has_value(input) && is_repeated(r, input) && !(states && is_state(node, i)))
+        want(w, input.node);
     }
     if (!w->depth) break;
     r->batch[count++] = w->stack[--w->depth];
@@ -228,8 +255,8 @@ static mpg_status repeat_inputs(repeater *r, const mpg_node *node) {
   return MPG_OK;
 }
 
-mpg_status mpg_recompute_apply(const mpg_graph *joint, size_t num_forward, const bool *saved, const mpg_value_list *lists, int num_lists,
-                               mpg_graph *result) {
+mpg_status mpg_recompute_apply(const mpg_graph *joint, size_t num_forward, const bool *saved,
+                               const mpg_value_list *lists, int num_lists, mpg_graph *result) {
   repeater r = {.saved = saved, .result = result};
   mpg_status status = MPG_OK;
   bool *live = NULL;
@@ -239,7 +266,8 @@ mpg_status mpg_recompute_apply(const mpg_graph *joint, size_t num_forward, const
   if (!r.places || !r.batch) MPG_GOTO(mpg_out_of_host_memory(joint->num_nodes * sizeof *r.places));
   for (size_t n = 0; n < num_forward; n++) {
     const mpg_node *node = &joint->nodes[n];
-    MPG_GOTO(mpg_graph_append(result, joint, (uint32_t)n, mpg_node_inputs(joint, node), &r.places[n]));
+    MPG_GOTO(
+        mpg_graph_append(result, joint, (uint32_t)n, mpg_node_inputs(joint, node), &r.places[n]));
   }
   MPG_GOTO(find_live(joint, lists[0].values, lists[0].count, &live));
   for (size_t n = num_forward; n < joint->num_nodes; n++) {

@@ -9,9 +9,13 @@ static mpg_cost cost_of(const mpg_graph *graph, const mpg_node *node, mpg_desc *
   for (uint32_t i = 0; i < node->num_inputs; i++) descs[i] = mpg_graph_at(graph, inputs[i])->desc;
   for (uint32_t i = 0; i < node->num_outputs; i++)
     descs[node->num_inputs + i] = graph->values[node->values + i].desc;
-  mpg_infer call = {.op = node->op, .params = node->params, .num_inputs = (int)node->num_inputs,
+  mpg_infer call = {.op = node->op,
+                    .params = node->params,
+                    .num_inputs = (int)node->num_inputs,
                     .num_outputs = (int)node->num_outputs,
-                    .inputs = descs, .outputs = descs + node->num_inputs, .train = node->train};
+                    .inputs = descs,
+                    .outputs = descs + node->num_inputs,
+                    .train = node->train};
   return node->op->cost(&call);
 }
 

@@ -11,7 +11,8 @@ static void dump_values(const mpg_graph *graph, const mpg_node *node, mpg_text *
   for (uint32_t i = 0; i < node->num_outputs; i++) {
     const mpg_graph_value *value = &graph->values[node->values + i];
     mpg_text_append(text, "%s%s %s %s(%d)", i ? "; " : "", mpg_dtype_name(value->desc.dtype),
-                    mpg_shape_text(&value->desc.shape, shape, sizeof shape), device_name(value->device.type), value->device.index);
+                    mpg_shape_text(&value->desc.shape, shape, sizeof shape),
+                    device_name(value->device.type), value->device.index);
   }
 }
 
@@ -32,7 +33,8 @@ static void dump_params(const mpg_node *node, mpg_text *text) {
     const char *default_text = node->op->params->params[i].default_text;
     text->failed |= value.failed;
     if (!(default_text && __builtin_strcmp(mpg_text_string(&value), default_text) == 0)) {
-      mpg_text_append(text, "%s%s=%s", first ? " {" : ", ", node->op->params->params[i].name, mpg_text_string(&value));
+      mpg_text_append(text, "%s%s=%s", first ? " {" : ", ", node->op->params->params[i].name,
+                      mpg_text_string(&value));
       first = false;
     }
     mpg_text_free(&value);
@@ -58,8 +60,11 @@ void mpg_graph_dump(const mpg_graph *graph, mpg_text *text) {
     }
     mpg_text_append(text, " : ");
     dump_values(graph, node, text);
-    if (node->phase == MPG_PHASE_BACKWARD) mpg_text_append(text, node->repeats ? " again" : " backward");
-    else if (node->region) mpg_text_append(text, node->region == MPG_REGION_ALL ? " region=*" : " region=%u", node->region);
+    if (node->phase == MPG_PHASE_BACKWARD)
+      mpg_text_append(text, node->repeats ? " again" : " backward");
+    else if (node->region)
+      mpg_text_append(text, node->region == MPG_REGION_ALL ? " region=*" : " region=%u",
+                      node->region);
     if (node->phase == MPG_PHASE_PROLOGUE) mpg_text_append(text, " prologue");
     if (node->random != MPG_NO_RANDOM) mpg_text_append(text, " random=%u", node->random);
     if (node->scope) mpg_text_append(text, " @%s", mpg_scope_text(node->scope));
@@ -81,15 +86,19 @@ static void dump_location(const mpg_plan *plan, uint32_t value, mpg_text *text) 
     mpg_text_append(text, "array %u", location.base);
   } else {
     uint32_t number = location.base - plan->num_externals;
-    mpg_text_append(text, "%s %u+%zu", plan->blocks[number].kind == MPG_BLOCK_LANE ? "lane" : "block", number, location.offset);
+    mpg_text_append(text, "%s %u+%zu",
+                    plan->blocks[number].kind == MPG_BLOCK_LANE ? "lane" : "block", number,
+                    location.offset);
   }
 }
 
-static void dump_plan(const mpg_graph *graph, const mpg_order *order, const mpg_plan *plan, mpg_text *text) {
+static void dump_plan(const mpg_graph *graph, const mpg_order *order, const mpg_plan *plan,
+                      mpg_text *text) {
   for (size_t k = 0; k < order->count; k++) {
     const mpg_node *node = &graph->nodes[order->nodes[k]];
     mpg_device_id device = mpg_node_runs_on(graph, node);
-    mpg_text_append(text, "%s(%d) %%%u %s:", device_name(device.type), device.index, order->nodes[k], node->op ? node->op->name : "call");
+    mpg_text_append(text, "%s(%d) %%%u %s:", device_name(device.type), device.index,
+                    order->nodes[k], node->op ? node->op->name : "call");
     for (uint32_t i = 0; i < node->num_outputs; i++) {
       mpg_text_append(text, i ? ", " : " ");
       dump_location(plan, node->values + i, text);
@@ -98,18 +107,22 @@ static void dump_plan(const mpg_graph *graph, const mpg_order *order, const mpg_
   }
   for (uint32_t i = 0; i < plan->num_blocks; i++) {
     mpg_device_id device = plan->devices[plan->blocks[i].device];
-    mpg_text_append(text, "%s %u: %zu bytes on %s(%d)\n", plan->blocks[i].kind == MPG_BLOCK_LANE ? "lane" : "block", i, plan->blocks[i].size,
-                    device_name(device.type), device.index);
+    mpg_text_append(text, "%s %u: %zu bytes on %s(%d)\n",
+                    plan->blocks[i].kind == MPG_BLOCK_LANE ? "lane" : "block", i,
+                    plan->blocks[i].size, device_name(device.type), device.index);
   }
 }
 
-void mpg_dump_pass(const char *pass, const mpg_graph *graph, const mpg_order *order, const mpg_plan *plan) {
+void mpg_dump_pass(const char *pass, const mpg_graph *graph, const mpg_order *order,
+                   const mpg_plan *plan) {
   const char *path = getenv("MPGLUON_DUMP");
   if (!path || !*path) return;
   mpg_text text = {0};
   mpg_text_append(&text, "== %s\n", pass);
-  if (plan) dump_plan(graph, order, plan, &text);
-  else mpg_graph_dump(graph, &text);
+  if (plan)
+    dump_plan(graph, order, plan, &text);
+  else
+    mpg_graph_dump(graph, &text);
   FILE *file = text.failed ? NULL : fopen(path, "a");
   if (file) {
     fputs(mpg_text_string(&text), file);

@@ -13,10 +13,12 @@ static mpg_status reserve_values(mpg_graph *graph, size_t needed) {
   if (needed <= graph->values_capacity) return MPG_OK;
   size_t capacity = graph->values_capacity ? graph->values_capacity : 64, bytes;
   while (capacity < needed) capacity *= 2;
-  if (!mpg_size_mul(capacity, sizeof(mpg_graph_value), &bytes)) return mpg_out_of_host_memory(SIZE_MAX);
+  if (!mpg_size_mul(capacity, sizeof(mpg_graph_value), &bytes))
+    return mpg_out_of_host_memory(SIZE_MAX);
   struct mpg_value_block *block = mpg_malloc(sizeof *block + bytes);
   if (!block) return mpg_out_of_host_memory(bytes);
-  if (graph->num_values) memcpy(block->values, graph->values, graph->num_values * sizeof *graph->values);
+  if (graph->num_values)
+    memcpy(block->values, graph->values, graph->num_values * sizeof *graph->values);
   block->older = graph->value_block;
   graph->value_block = block;
   graph->values = block->values;
@@ -32,8 +34,9 @@ static void free_value_blocks(struct mpg_value_block *block) {
   }
 }
 
-static mpg_status builder_emit(mpg_builder *builder, const mpg_op *op, const void *params, const mpg_value *inputs, int num_inputs,
-                               mpg_value like, mpg_value *outputs) {
+static mpg_status builder_emit(mpg_builder *builder, const mpg_op *op, const void *params,
+                               const mpg_value *inputs, int num_inputs, mpg_value like,
+                               mpg_value *outputs) {
   return mpg_graph_emit((mpg_graph *)builder, op, params, inputs, num_inputs, like, outputs);
 }
 
@@ -54,15 +57,20 @@ static mpg_status builder_differentiate(mpg_builder *builder, uint32_t first,
                                         int num_heads, const mpg_value *wanted, int num_wanted,
                                         mpg_value *gradients) {
   mpg_graph *graph = (mpg_graph *)builder;
-  mpg_differentiation request = {.heads = heads, .head_grads = head_grads,
-                                 .num_heads = (size_t)num_heads, .wanted = wanted,
-                                 .num_wanted = (size_t)num_wanted, .gradients = gradients,
-                                 .train = graph->train, .first = first};
+  mpg_differentiation request = {.heads = heads,
+                                 .head_grads = head_grads,
+                                 .num_heads = (size_t)num_heads,
+                                 .wanted = wanted,
+                                 .num_wanted = (size_t)num_wanted,
+                                 .gradients = gradients,
+                                 .train = graph->train,
+                                 .first = first};
   return mpg_graph_gradient(graph, &request);
 }
 
 void mpg_graph_init(mpg_graph *graph) {
-  *graph = (mpg_graph){.builder = {builder_emit, builder_desc, builder_device, builder_next, builder_differentiate}};
+  *graph = (mpg_graph){
+      .builder = {builder_emit, builder_desc, builder_device, builder_next, builder_differentiate}};
   mpg_arena_init(&graph->arena);
 }
 
@@ -89,12 +97,17 @@ void mpg_graph_clear(mpg_graph *graph) {
 }
 
 mpg_status mpg_graph_copy(mpg_graph *target, const mpg_graph *source) {
-  MPG_TRY(mpg_grow((void **)&target->nodes, &target->nodes_capacity, source->num_nodes, sizeof *target->nodes));
-  MPG_TRY(mpg_grow((void **)&target->inputs, &target->inputs_capacity, source->num_inputs, sizeof *target->inputs));
+  MPG_TRY(mpg_grow((void **)&target->nodes, &target->nodes_capacity, source->num_nodes,
+                   sizeof *target->nodes));
+  MPG_TRY(mpg_grow((void **)&target->inputs, &target->inputs_capacity, source->num_inputs,
+                   sizeof *target->inputs));
   MPG_TRY(reserve_values(target, source->num_values));
-  if (source->num_nodes) memcpy(target->nodes, source->nodes, source->num_nodes * sizeof *target->nodes);
-  if (source->num_inputs) memcpy(target->inputs, source->inputs, source->num_inputs * sizeof *target->inputs);
-  if (source->num_values) memcpy(target->values, source->values, source->num_values * sizeof *target->values);
+  if (source->num_nodes)
+    memcpy(target->nodes, source->nodes, source->num_nodes * sizeof *target->nodes);
+  if (source->num_inputs)
+    memcpy(target->inputs, source->inputs, source->num_inputs * sizeof *target->inputs);
+  if (source->num_values)
+    memcpy(target->values, source->values, source->num_values * sizeof *target->values);
   for (size_t i = 0; i < source->num_nodes; i++) {
     mpg_node *node = &target->nodes[i];
     if (!node->op || !node->params || node->op->params->size == 0) continue;
@@ -109,9 +122,12 @@ mpg_status mpg_graph_copy(mpg_graph *target, const mpg_graph *source) {
   return mpg_graph_set_outputs(target, source->outputs, source->num_outputs);
 }
 
-static mpg_status append(mpg_graph *graph, const mpg_node *fields, const mpg_value *inputs, uint32_t *number) {
-  MPG_TRY(mpg_grow((void **)&graph->nodes, &graph->nodes_capacity, graph->num_nodes + 1, sizeof *graph->nodes));
-  MPG_TRY(mpg_grow((void **)&graph->inputs, &graph->inputs_capacity, graph->num_inputs + fields->num_inputs, sizeof *graph->inputs));
+static mpg_status append(mpg_graph *graph, const mpg_node *fields, const mpg_value *inputs,
+                         uint32_t *number) {
+  MPG_TRY(mpg_grow((void **)&graph->nodes, &graph->nodes_capacity, graph->num_nodes + 1,
+                   sizeof *graph->nodes));
+  MPG_TRY(mpg_grow((void **)&graph->inputs, &graph->inputs_capacity,
+                   graph->num_inputs + fields->num_inputs, sizeof *graph->inputs));
   MPG_TRY(reserve_values(graph, graph->num_values + fields->num_outputs));
   if (graph->num_nodes >= UINT32_MAX - 1 || graph->num_inputs + fields->num_inputs >= UINT32_MAX ||
       graph->num_values + fields->num_outputs >= UINT32_MAX)
@@ -125,14 +141,16 @@ static mpg_status append(mpg_graph *graph, const mpg_node *fields, const mpg_val
   node->scope = graph->scope;
   node->origin = graph->origin;
   node->region = graph->region;
-  if (fields->num_inputs) memcpy(graph->inputs + graph->num_inputs, inputs, fields->num_inputs * sizeof *inputs);
+  if (fields->num_inputs)
+    memcpy(graph->inputs + graph->num_inputs, inputs, fields->num_inputs * sizeof *inputs);
   graph->num_inputs += fields->num_inputs;
   graph->num_values += fields->num_outputs;
   *number = (uint32_t)graph->num_nodes++;
   return MPG_OK;
 }
 
-mpg_status mpg_graph_input(mpg_graph *graph, const mpg_desc *desc, mpg_device_id device, mpg_value *value) {
+mpg_status mpg_graph_input(mpg_graph *graph, const mpg_desc *desc, mpg_device_id device,
+                           mpg_value *value) {
   mpg_node node = {.device = device, .num_outputs = 1, .random = MPG_NO_RANDOM};
   uint32_t number;
   MPG_TRY(append(graph, &node, NULL, &number));
@@ -141,36 +159,51 @@ mpg_status mpg_graph_input(mpg_graph *graph, const mpg_desc *desc, mpg_device_id
   return MPG_OK;
 }
 
-mpg_status mpg_graph_known(mpg_graph *graph, const mpg_op *op, void *opaque, const void *params, const mpg_value *inputs,
-                           uint32_t num_inputs, uint32_t num_outputs, mpg_device_id device, uint32_t *node) {
-  mpg_node fields = {.op = op, .opaque = opaque, .params = params, .device = device, .num_inputs = num_inputs,
-                     .num_outputs = num_outputs, .random = MPG_NO_RANDOM};
+mpg_status mpg_graph_known(mpg_graph *graph, const mpg_op *op, void *opaque, const void *params,
+                           const mpg_value *inputs, uint32_t num_inputs, uint32_t num_outputs,
+                           mpg_device_id device, uint32_t *node) {
+  mpg_node fields = {.op = op,
+                     .opaque = opaque,
+                     .params = params,
+                     .device = device,
+                     .num_inputs = num_inputs,
+                     .num_outputs = num_outputs,
+                     .random = MPG_NO_RANDOM};
   return append(graph, &fields, inputs, node);
 }
 
-mpg_status mpg_graph_emit(mpg_graph *graph, const mpg_op *op, const void *params, const mpg_value *inputs, int num_inputs,
-                          mpg_value like, mpg_value *outputs) {
+mpg_status mpg_graph_emit(mpg_graph *graph, const mpg_op *op, const void *params,
+                          const mpg_value *inputs, int num_inputs, mpg_value like,
+                          mpg_value *outputs) {
   mpg_device_id device;
   MPG_TRY(mpg_place(graph, op, params, inputs, num_inputs, like, &device));
   int num_outputs = mpg_op_num_outputs(op, params, num_inputs);
-  MPG_TRY(mpg_grow((void **)&graph->descs, &graph->descs_capacity, (size_t)(num_inputs + num_outputs), sizeof *graph->descs));
+  MPG_TRY(mpg_grow((void **)&graph->descs, &graph->descs_capacity,
+                   (size_t)(num_inputs + num_outputs), sizeof *graph->descs));
   mpg_desc *in = graph->descs, *out = in + num_inputs;
   for (int i = 0; i < num_inputs; i++) in[i] = mpg_graph_at(graph, inputs[i])->desc;
-  for (int i = 0; i < num_outputs; i++) out[i] = (mpg_desc){.shape = {.ndim = -1}, .dtype = MPG_DTYPE_NONE};
+  for (int i = 0; i < num_outputs; i++)
+    out[i] = (mpg_desc){.shape = {.ndim = -1}, .dtype = MPG_DTYPE_NONE};
   MPG_TRY(mpg_op_infer(op, params, graph->train, in, num_inputs, out, num_outputs));
   if (params && op->params->size && !graph->borrow_params) {
     params = mpg_arena_copy(&graph->arena, params, op->params->size);
     if (!params) return mpg_out_of_host_memory(op->params->size);
   }
-  mpg_node fields = {.op = op, .params = params, .device = device, .num_inputs = (uint32_t)num_inputs,
-                     .num_outputs = (uint32_t)num_outputs, .random = MPG_NO_RANDOM};
+  mpg_node fields = {.op = op,
+                     .params = params,
+                     .device = device,
+                     .num_inputs = (uint32_t)num_inputs,
+                     .num_outputs = (uint32_t)num_outputs,
+                     .random = MPG_NO_RANDOM};
   if (op->flags & MPG_OP_RANDOM) fields.random = graph->num_random;
   uint32_t number;
   MPG_TRY(append(graph, &fields, inputs, &number));
   if (op->flags & MPG_OP_RANDOM) graph->num_random++;
   mpg_graph_value *values = graph->values + graph->nodes[number].values;
   mpg_device_id places[MPG_MAX_SPANNED];
-  bool elsewhere = op->flags & MPG_OP_SPANS && mpg_collective_places(((const mpg_collective_params *)params)->output_devices, places, num_outputs) > 0;
+  bool elsewhere = op->flags & MPG_OP_SPANS &&
+                   mpg_collective_places(((const mpg_collective_params *)params)->output_devices,
+                                         places, num_outputs) > 0;
   for (int i = 0; i < num_outputs; i++) {
     values[i] = (mpg_graph_value){out[i], elsewhere ? places[i] : device};
     outputs[i] = (mpg_value){number, (uint32_t)i};
@@ -184,7 +217,8 @@ mpg_status mpg_graph_emit_copy(mpg_graph *graph, mpg_value value, mpg_value *cop
   return mpg_graph_emit(graph, mpg_op_get(MPG_OP__copyto), &params, &value, 1, MPG_NO_VALUE, copy);
 }
 
-mpg_status mpg_graph_append(mpg_graph *graph, const mpg_graph *from, uint32_t number, const mpg_value *inputs, uint32_t *result) {
+mpg_status mpg_graph_append(mpg_graph *graph, const mpg_graph *from, uint32_t number,
+                            const mpg_value *inputs, uint32_t *result) {
   mpg_node fields = from->nodes[number];
   if (fields.op && fields.params && fields.op->params->size) {
     fields.params = mpg_arena_copy(&graph->arena, fields.params, fields.op->params->size);
@@ -196,13 +230,16 @@ mpg_status mpg_graph_append(mpg_graph *graph, const mpg_graph *from, uint32_t nu
   uint32_t old = fields.values;
   fields.values = node->values;
   *node = fields;
-  for (uint32_t i = 0; i < node->num_outputs; i++) graph->values[node->values + i] = from->values[old + i];
-  if (node->random != MPG_NO_RANDOM && node->random >= graph->num_random) graph->num_random = node->random + 1;
+  for (uint32_t i = 0; i < node->num_outputs; i++)
+    graph->values[node->values + i] = from->values[old + i];
+  if (node->random != MPG_NO_RANDOM && node->random >= graph->num_random)
+    graph->num_random = node->random + 1;
   return MPG_OK;
 }
 
 mpg_status mpg_graph_set_outputs(mpg_graph *graph, const mpg_value *values, size_t count) {
-  MPG_TRY(mpg_grow((void **)&graph->outputs, &graph->outputs_capacity, count, sizeof *graph->outputs));
+  MPG_TRY(
+      mpg_grow((void **)&graph->outputs, &graph->outputs_capacity, count, sizeof *graph->outputs));
   if (count) memcpy(graph->outputs, values, count * sizeof *values);
   graph->num_outputs = count;
   return MPG_OK;
@@ -225,5 +262,6 @@ mpg_device_id mpg_params_device(const mpg_op *op, const void *params) {
 
 bool mpg_node_crosses(const mpg_graph *graph, const mpg_node *node) {
   return mpg_node_flag(node, MPG_OP_COPY) &&
-         !mpg_device_id_equal(mpg_graph_at(graph, mpg_node_inputs(graph, node)[0])->device, node->device);
+         !mpg_device_id_equal(mpg_graph_at(graph, mpg_node_inputs(graph, node)[0])->device,
+                              node->device);
 }

@@ -1,12 +1,14 @@
 /* Graphs: ops on values, in an order in which they may run.
  *
- * A graph is a list of nodes in creation order, which is topological. A node is an input (no op), an op, or an opaque call that
- * only its maker can run and differentiate (a Python function, a compiled call). A value is one output of a node; its shape,
- * dtype and device are known as soon as it exists: inference and placement happen when a node is emitted.
- * Node numbers never change: passes append nodes, rewire inputs, or say what is live, so a value keeps its name from the
- * trace to the programs.
+ * A graph is a list of nodes in creation order, which is topological. A node is an input (no op),
+ * an op, or an opaque call that only its maker can run and differentiate (a Python function, a
+ * compiled call). A value is one output of a node; its shape, dtype and device are known as soon as
+ * it exists: inference and placement happen when a node is emitted. Node numbers never change:
+ * passes append nodes, rewire inputs, or say what is live, so a value keeps its name from the trace
+ * to the programs.
  *
- * A node with a mutable input ("!": an auxiliary state) has an effect: it is kept, in its place among the users of that input.
+ * A node with a mutable input ("!": an auxiliary state) has an effect: it is kept, in its place
+ * among the users of that input.
  *
  * Ownership: a graph owns its memory, params included where it copied them. Threads: host lock.
  */
@@ -22,24 +24,25 @@ typedef enum mpg_phase { MPG_PHASE_FORWARD, MPG_PHASE_BACKWARD, MPG_PHASE_PROLOG
 #define MPG_NO_RANDOM UINT32_MAX
 
 typedef struct mpg_node {
-  const mpg_op *op;    /* NULL: an input or an opaque call */
-  void *opaque;        /* the maker's own, of an opaque call */
-  const void *params;  /* NULL for ops without */
+  const mpg_op *op;   /* NULL: an input or an opaque call */
+  void *opaque;       /* the maker's own, of an opaque call */
+  const void *params; /* NULL for ops without */
   mpg_device_id device;
-  uint32_t inputs;     /* first of its inputs in graph->inputs */
-  uint32_t values;     /* first of its outputs in graph->values */
+  uint32_t inputs; /* first of its inputs in graph->inputs */
+  uint32_t values; /* first of its outputs in graph->values */
   uint32_t num_inputs, num_outputs;
-  uint32_t scope;      /* block path */
-  uint32_t origin;     /* host line */
-  uint32_t region;     /* what is computed again in the backward phase as a piece (recompute.h); 0: nothing */
-  uint32_t twin;       /* the node that computes the same (simplify.c), plus 1; 0: none */
-  uint32_t random;     /* which random call of the graph this is, in program order; MPG_NO_RANDOM */
-  uint8_t phase;       /* mpg_phase */
+  uint32_t scope;  /* block path */
+  uint32_t origin; /* host line */
+  uint32_t region; /* what is computed again in the backward phase as a piece (recompute.h); 0:
+                      nothing */
+  uint32_t twin;   /* the node that computes the same (simplify.c), plus 1; 0: none */
+  uint32_t random; /* which random call of the graph this is, in program order; MPG_NO_RANDOM */
+  uint8_t phase;   /* mpg_phase */
   bool train;
   /* of a view: to users its result is an array of its own, as an op's is; an output of the graph
    * shares no memory by it */
   bool separate;
-  bool repeats;        /* computes again, in the backward phase, what a forward node computed */
+  bool repeats; /* computes again, in the backward phase, what a forward node computed */
 } mpg_node;
 
 typedef struct mpg_graph_value {
@@ -55,8 +58,9 @@ typedef struct mpg_graph {
   size_t num_inputs, inputs_capacity;
   mpg_graph_value *values;
   size_t num_values, values_capacity;
-  struct mpg_value_block *value_block; /* where they lie; older ones stay until the graph is cleared, because gradient
-                                          formulas hold pointers to descs while they emit */
+  struct mpg_value_block
+      *value_block; /* where they lie; older ones stay until the graph is cleared, because gradient
+                       formulas hold pointers to descs while they emit */
   mpg_value *outputs; /* of the graph */
   size_t num_outputs, outputs_capacity;
   mpg_desc *descs; /* work space of emission */
@@ -68,24 +72,30 @@ typedef struct mpg_graph {
   uint8_t phase;
   bool train;
   uint32_t num_regions; /* 1..num_regions were given out */
-  bool borrow_params; /* params outlive the graph: do not copy them */
+  bool borrow_params;   /* params outlive the graph: do not copy them */
 } mpg_graph;
 
 void mpg_graph_init(mpg_graph *graph);
 void mpg_graph_free(mpg_graph *graph);
 void mpg_graph_clear(mpg_graph *graph); /* empties it, keeping memory for the next use */
-mpg_status mpg_graph_copy(mpg_graph *target, const mpg_graph *source); /* target: initialised, empty; node numbers stay */
+mpg_status mpg_graph_copy(
+    mpg_graph *target, const mpg_graph *source); /* target: initialised, empty; node numbers stay */
 
-mpg_status mpg_graph_input(mpg_graph *graph, const mpg_desc *desc, mpg_device_id device, mpg_value *value);
-/* An op whose outputs are known already (it ran): nothing is inferred or copied. Outputs are filled in by the caller:
- * graph->values[nodes[*node].values + i]. */
-mpg_status mpg_graph_known(mpg_graph *graph, const mpg_op *op, void *opaque, const void *params, const mpg_value *inputs,
-                           uint32_t num_inputs, uint32_t num_outputs, mpg_device_id device, uint32_t *node);
+mpg_status mpg_graph_input(mpg_graph *graph, const mpg_desc *desc, mpg_device_id device,
+                           mpg_value *value);
+/* An op whose outputs are known already (it ran): nothing is inferred or copied. Outputs are filled
+ * in by the caller: graph->values[nodes[*node].values + i]. */
+mpg_status mpg_graph_known(mpg_graph *graph, const mpg_op *op, void *opaque, const void *params,
+                           const mpg_value *inputs, uint32_t num_inputs, uint32_t num_outputs,
+                           mpg_device_id device, uint32_t *node);
 /* Infers, places and appends; `like` may be MPG_NO_VALUE. outputs: num_outputs of the op. */
-mpg_status mpg_graph_emit(mpg_graph *graph, const mpg_op *op, const void *params, const mpg_value *inputs, int num_inputs,
-                          mpg_value like, mpg_value *outputs);
-/* Appends node `number` of another graph, on inputs of this one: everything else is as there, random numbers too. */
-mpg_status mpg_graph_append(mpg_graph *graph, const mpg_graph *from, uint32_t number, const mpg_value *inputs, uint32_t *node);
+mpg_status mpg_graph_emit(mpg_graph *graph, const mpg_op *op, const void *params,
+                          const mpg_value *inputs, int num_inputs, mpg_value like,
+                          mpg_value *outputs);
+/* Appends node `number` of another graph, on inputs of this one: everything else is as there,
+ * random numbers too. */
+mpg_status mpg_graph_append(mpg_graph *graph, const mpg_graph *from, uint32_t number,
+                            const mpg_value *inputs, uint32_t *node);
 mpg_status mpg_graph_set_outputs(mpg_graph *graph, const mpg_value *values, size_t count);
 
 static inline uint32_t mpg_value_index(const mpg_graph *graph, mpg_value value) {
@@ -94,12 +104,20 @@ static inline uint32_t mpg_value_index(const mpg_graph *graph, mpg_value value) 
 static inline mpg_graph_value *mpg_graph_at(const mpg_graph *graph, mpg_value value) {
   return &graph->values[mpg_value_index(graph, value)];
 }
-static inline const mpg_value *mpg_node_inputs(const mpg_graph *graph, const mpg_node *node) { return graph->inputs + node->inputs; }
+static inline const mpg_value *mpg_node_inputs(const mpg_graph *graph, const mpg_node *node) {
+  return graph->inputs + node->inputs;
+}
 static inline bool mpg_node_is_input(const mpg_node *node) { return !node->op && !node->opaque; }
-static inline bool mpg_node_flag(const mpg_node *node, uint32_t flag) { return node->op && (node->op->flags & flag); }
+static inline bool mpg_node_flag(const mpg_node *node, uint32_t flag) {
+  return node->op && (node->op->flags & flag);
+}
 /* Several devices take part in it at once (op/array/collective.h). */
-static inline bool mpg_node_spans(const mpg_node *node) { return mpg_node_flag(node, MPG_OP_SPANS); }
-static inline bool mpg_device_id_equal(mpg_device_id a, mpg_device_id b) { return a.type == b.type && a.index == b.index; }
+static inline bool mpg_node_spans(const mpg_node *node) {
+  return mpg_node_flag(node, MPG_OP_SPANS);
+}
+static inline bool mpg_device_id_equal(mpg_device_id a, mpg_device_id b) {
+  return a.type == b.type && a.index == b.index;
+}
 static inline size_t mpg_desc_bytes(const mpg_desc *desc) {
   return (size_t)mpg_shape_size(&desc->shape) * mpg_dtype_size(desc->dtype);
 }
@@ -108,7 +126,9 @@ bool mpg_node_mutates(const mpg_node *node);
 /* The device a COPY or CREATES op's parameters name; type 0: none named. */
 mpg_device_id mpg_params_device(const mpg_op *op, const void *params);
 /* True when the output 0 may share the memory of input 0, bytes being the same: VIEW ops. */
-static inline bool mpg_node_is_view(const mpg_node *node) { return mpg_node_flag(node, MPG_OP_VIEW) && node->num_outputs == 1; }
+static inline bool mpg_node_is_view(const mpg_node *node) {
+  return mpg_node_flag(node, MPG_OP_VIEW) && node->num_outputs == 1;
+}
 /* True for a view whose gradient is the view back: the same bytes for gradients of all orders,
  * too. */
 static inline bool mpg_node_is_reshape(const mpg_node *node) {
@@ -117,7 +137,8 @@ static inline bool mpg_node_is_reshape(const mpg_node *node) {
 /* True for a COPY node whose input is on another device. */
 bool mpg_node_crosses(const mpg_graph *graph, const mpg_node *node);
 
-/* Where the rows of a batch lie in what a random call draws: it is outer * rows * inner elements. outer 0: nobody knows. */
+/* Where the rows of a batch lie in what a random call draws: it is outer * rows * inner elements.
+ * outer 0: nobody knows. */
 typedef struct mpg_drawn {
   int64_t outer, inner;
 } mpg_drawn;
@@ -125,19 +146,22 @@ typedef struct mpg_drawn {
 /* Appends a copy of a value on its own device. */
 mpg_status mpg_graph_emit_copy(mpg_graph *graph, mpg_value value, mpg_value *copy);
 
-/* --- Passes -------------------------------------------------------------------------------------------------------- */
+/* --- Passes ----------------------------------------------------------------------------------- */
 
-/* place.c: where a node runs. Fails, naming op, block path and which input is where, when inputs are on different devices. */
-mpg_status mpg_place(const mpg_graph *graph, const mpg_op *op, const void *params, const mpg_value *inputs, int num_inputs,
-                     mpg_value like, mpg_device_id *device);
+/* place.c: where a node runs. Fails, naming op, block path and which input is where, when inputs
+ * are on different devices. */
+mpg_status mpg_place(const mpg_graph *graph, const mpg_op *op, const void *params,
+                     const mpg_value *inputs, int num_inputs, mpg_value like,
+                     mpg_device_id *device);
 
 /* cost.c: what each node costs, by its op's row; costs has an element per node. And its seconds,
  * of copies between devices, too. */
 mpg_status mpg_graph_costs(const mpg_graph *graph, mpg_cost *costs);
 double mpg_node_seconds(const mpg_graph *graph, const mpg_node *node, mpg_cost cost);
 
-/* gradient.c: appends the gradient of sum(heads[i] * head_grads[i]) with respect to `wanted`. gradients[i] is MPG_NO_VALUE where
- * it is zero. Contributions to one value are added in reverse order of their users, so the bits do not depend on placement. */
+/* gradient.c: appends the gradient of sum(heads[i] * head_grads[i]) with respect to `wanted`.
+ * gradients[i] is MPG_NO_VALUE where it is zero. Contributions to one value are added in reverse
+ * order of their users, so the bits do not depend on placement. */
 typedef struct mpg_differentiation {
   const mpg_value *heads, *head_grads;
   size_t num_heads;
@@ -149,22 +173,25 @@ typedef struct mpg_differentiation {
 } mpg_differentiation;
 mpg_status mpg_graph_gradient(mpg_graph *graph, const mpg_differentiation *request);
 
-/* simplify.c: rewires users of nodes that change nothing (algebraic_simplification.c), and of nodes that compute what an earlier one of the same
- * phase and region computes (common_subexpressions.c), and the graph's outputs. Bits stay, effects, draws and what is read before or after a write
- * too. Outputs that are arrays of their own stay apart from each other and from the user's inputs. */
+/* simplify.c: rewires users of nodes that change nothing (algebraic_simplification.c), and of nodes
+ * that compute what an earlier one of the same phase and region computes (common_subexpressions.c),
+ * and the graph's outputs. Bits stay, effects, draws and what is read before or after a write too.
+ * Outputs that are arrays of their own stay apart from each other and from the user's inputs. */
 mpg_status mpg_graph_simplify(mpg_graph *graph);
 
-/* invariant_hoisting.c: nodes that depend on `fixed` inputs (parameters) and constants alone go into the prologue phase, which runs when
- * one of these has been written, not with every call. kept: the values of it that other nodes read, at most num_values. Only for graphs that
- * are not differentiated. */
-mpg_status mpg_graph_hoist(mpg_graph *graph, const mpg_value *fixed, size_t num_fixed, mpg_value *kept, size_t *num_kept);
+/* invariant_hoisting.c: nodes that depend on `fixed` inputs (parameters) and constants alone go
+ * into the prologue phase, which runs when one of these has been written, not with every call.
+ * kept: the values of it that other nodes read, at most num_values. Only for graphs that are not
+ * differentiated. */
+mpg_status mpg_graph_hoist(mpg_graph *graph, const mpg_value *fixed, size_t num_fixed,
+                           mpg_value *kept, size_t *num_kept);
 
-/* order.c: the live nodes in the order in which they run: those of `phase` that `roots` (and effects, in the forward phase)
- * need. Copies to other devices go right behind what they copy. */
+/* order.c: the live nodes in the order in which they run: those of `phase` that `roots` (and
+ * effects, in the forward phase) need. Copies to other devices go right behind what they copy. */
 typedef struct mpg_segment { /* a run of one device's nodes, queued as one piece of work */
   mpg_device_id device;
-  uint32_t depth;  /* how often data has changed devices before it */
-  bool deferred;   /* nothing on other devices waits for it (weight gradients) */
+  uint32_t depth; /* how often data has changed devices before it */
+  bool deferred;  /* nothing on other devices waits for it (weight gradients) */
 } mpg_segment;
 typedef struct mpg_order {
   uint32_t *nodes; /* owned */
@@ -174,27 +201,34 @@ typedef struct mpg_order {
   uint32_t num_segments;
   struct mpg_fusion *fusion; /* owned; which neighbours run as one pass (fuse.h); NULL: none */
 } mpg_order;
-mpg_status mpg_graph_order(const mpg_graph *graph, mpg_phase phase, const mpg_value *roots, size_t num_roots, mpg_order *order);
-/* The same nodes, with those first that another device waits for: what no copy depends on runs after the copies, while the
- * other device works. Bits stay. It may keep arrays alive for longer, so the caller compares plans. `hurried` is filled only
- * where *changed. */
-mpg_status mpg_order_hurry(const mpg_graph *graph, const mpg_order *order, mpg_order *hurried, bool *changed);
-/* Nodes numbered from `first` on go right behind the last of what they need: sums of gradients, so that what is added is still in a cache and its
- * memory serves the next one. */
+mpg_status mpg_graph_order(const mpg_graph *graph, mpg_phase phase, const mpg_value *roots,
+                           size_t num_roots, mpg_order *order);
+/* The same nodes, with those first that another device waits for: what no copy depends on runs
+ * after the copies, while the other device works. Bits stay. It may keep arrays alive for longer,
+ * so the caller compares plans. `hurried` is filled only where *changed. */
+mpg_status mpg_order_hurry(const mpg_graph *graph, const mpg_order *order, mpg_order *hurried,
+                           bool *changed);
+/* Nodes numbered from `first` on go right behind the last of what they need: sums of gradients, so
+ * that what is added is still in a cache and its memory serves the next one. */
 mpg_status mpg_order_follow(const mpg_graph *graph, uint32_t first, mpg_order *order);
 void mpg_order_free(mpg_order *order);
-/* The device whose program holds a node: a copy to another device runs on the device it copies from. */
+/* The device whose program holds a node: a copy to another device runs on the device it copies
+ * from. */
 static inline mpg_device_id mpg_node_runs_on(const mpg_graph *graph, const mpg_node *node) {
-  return mpg_node_crosses(graph, node) ? mpg_graph_at(graph, mpg_node_inputs(graph, node)[0])->device : node->device;
+  return mpg_node_crosses(graph, node)
+             ? mpg_graph_at(graph, mpg_node_inputs(graph, node)[0])->device
+             : node->device;
 }
 
-/* stages.c: reorders the nodes by stage, and cuts them into segments that can be queued one by one (pipelines). A stage is what one device
- * does between two changes of device. With `defer`, what neither another device nor `urgent` needs comes last on each device, in
- * segments of its own. Bits stay: no node moves before one it depends on, nor past one that shares a state with it. */
-mpg_status mpg_graph_stages(const mpg_graph *graph, mpg_order *order, const mpg_value *urgent, size_t num_urgent, bool defer);
+/* stages.c: reorders the nodes by stage, and cuts them into segments that can be queued one by one
+ * (pipelines). A stage is what one device does between two changes of device. With `defer`, what
+ * neither another device nor `urgent` needs comes last on each device, in segments of its own. Bits
+ * stay: no node moves before one it depends on, nor past one that shares a state with it. */
+mpg_status mpg_graph_stages(const mpg_graph *graph, mpg_order *order, const mpg_value *urgent,
+                            size_t num_urgent, bool defer);
 
-/* dump.c: one line a node, stable text for tests. verify: MPG_ERROR naming the first broken rule; debug builds check
- * between passes. */
+/* dump.c: one line a node, stable text for tests. verify: MPG_ERROR naming the first broken rule;
+ * debug builds check between passes. */
 void mpg_graph_dump(const mpg_graph *graph, mpg_text *text);
 mpg_status mpg_graph_verify(const mpg_graph *graph);
 #ifdef MPG_DEBUG

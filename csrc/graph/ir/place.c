@@ -4,7 +4,10 @@
 #include "graph/ir/graph.h"
 
 static const char *device_text(mpg_device_id id, char *buffer, size_t size) {
-  const char *name = id.type == MPG_GPU ? "gpu" : id.type == MPG_CPU_PINNED ? "cpu_pinned" : id.type == MPG_CPU_SHARED ? "cpu_shared" : "cpu";
+  const char *name = id.type == MPG_GPU          ? "gpu"
+                     : id.type == MPG_CPU_PINNED ? "cpu_pinned"
+                     : id.type == MPG_CPU_SHARED ? "cpu_shared"
+                                                 : "cpu";
   snprintf(buffer, size, "%s(%d)", name, id.index);
   return buffer;
 }
@@ -18,16 +21,20 @@ static mpg_status place_fail(const mpg_op *op, int num_inputs, const mpg_device_
     if (!other && !mpg_device_id_equal(devices[i], devices[0])) other = i;
     if (used + 80 > sizeof where) continue;
     used += (size_t)snprintf(where + used, sizeof where - used, "%s%s on %s", i ? ", " : "",
-                             mpg_op_input_name(op, i, name, sizeof name), device_text(devices[i], device, sizeof device));
+                             mpg_op_input_name(op, i, name, sizeof name),
+                             device_text(devices[i], device, sizeof device));
   }
   device_text(devices[0], first, sizeof first);
-  return mpg_fail(MPG_ERROR, "%s: the inputs are on different devices: %s. Nothing is copied silently: move one first, e.g. with "
+  return mpg_fail(MPG_ERROR,
+                  "%s: the inputs are on different devices: %s. Nothing is copied silently: move "
+                  "one first, e.g. with "
                   "%s.as_in_context(mx.%s)",
                   op->name, where, mpg_op_input_name(op, other, name, sizeof name), first);
 }
 
-mpg_status mpg_place(const mpg_graph *graph, const mpg_op *op, const void *params, const mpg_value *inputs, int num_inputs,
-                     mpg_value like, mpg_device_id *device) {
+mpg_status mpg_place(const mpg_graph *graph, const mpg_op *op, const void *params,
+                     const mpg_value *inputs, int num_inputs, mpg_value like,
+                     mpg_device_id *device) {
   if (op->flags & MPG_OP_COPY) {
     *device = mpg_params_device(op, params);
     if (device->type == 0) *device = mpg_graph_at(graph, inputs[0])->device;
@@ -36,7 +43,8 @@ mpg_status mpg_place(const mpg_graph *graph, const mpg_op *op, const void *param
   if (num_inputs == 0) {
     *device = mpg_params_device(op, params);
     if (device->type == 0)
-      *device = mpg_has_value(like) ? mpg_graph_at(graph, like)->device : (mpg_device_id){MPG_CPU, 0};
+      *device =
+          mpg_has_value(like) ? mpg_graph_at(graph, like)->device : (mpg_device_id){MPG_CPU, 0};
     return MPG_OK;
   }
   *device = mpg_graph_at(graph, inputs[0])->device;

@@ -3,15 +3,15 @@
 #include <string.h>
 
 enum {
-  KEPT = 4,           /* captures of a piece */
-  SHORTEST = 3,       /* kernels that are worth a capture */
-  MISSES = 2 * KEPT,  /* in a row: its addresses keep changing */
-  REST = 64,          /* calls before it is tried again then */
+  KEPT = 4,          /* captures of a piece */
+  SHORTEST = 3,      /* kernels that are worth a capture */
+  MISSES = 2 * KEPT, /* in a row: its addresses keep changing */
+  REST = 64,         /* calls before it is tried again then */
 };
 
 typedef struct kept_capture {
-  void *capture; /* the backend's; NULL: none */
-  uint64_t used; /* the piece's call that used it last */
+  void *capture;    /* the backend's; NULL: none */
+  uint64_t used;    /* the piece's call that used it last */
   void **addresses; /* per base of the piece */
   struct {
     const void *memory;
@@ -23,7 +23,7 @@ struct mpg_replay_piece {
   mpg_replay_piece *next;
   uint32_t begin, end;
   uint32_t last_signal; /* UINT32_MAX: none */
-  uint32_t num_draws; /* <= MPG_CAPTURE_KEYS */
+  uint32_t num_draws;   /* <= MPG_CAPTURE_KEYS */
   uint32_t num_bases;
   uint32_t *bases;
   uint64_t calls;
@@ -34,25 +34,31 @@ struct mpg_replay_piece {
 
 struct mpg_replays {
   mpg_arena arena;
-  bool *alone; /* per instruction: never in a piece */
-  mpg_replay_piece **at; /* per instruction: the piece that begins there */
+  bool *alone;              /* per instruction: never in a piece */
+  mpg_replay_piece **at;    /* per instruction: the piece that begins there */
   mpg_replay_piece *pieces; /* also those that were cut anew: captures are freed with the program */
 };
 
 /* Whether an instruction is issued the same way whenever its addresses are. */
-static bool can_repeat(const mpg_program_set *set, const mpg_program *program, const mpg_instruction *instruction) {
-  if (instruction->kind == MPG_COPY) return set->programs[instruction->peer].device->backend == program->device->backend;
-  if (instruction->op && instruction->op->flags & MPG_OP_SPANS) return false; /* it involves other devices' streams */
+static bool can_repeat(const mpg_program_set *set, const mpg_program *program,
+                       const mpg_instruction *instruction) {
+  if (instruction->kind == MPG_COPY)
+    return set->programs[instruction->peer].device->backend == program->device->backend;
+  if (instruction->op && instruction->op->flags & MPG_OP_SPANS)
+    return false; /* it involves other devices' streams */
   return !(instruction->fused && instruction->fused->num_draws); /* whose keys are arguments */
 }
 
-static bool draws(const mpg_instruction *instruction) { return instruction->kind == MPG_RUN && instruction->random != MPG_NO_RANDOM; }
+static bool draws(const mpg_instruction *instruction) {
+  return instruction->kind == MPG_RUN && instruction->random != MPG_NO_RANDOM;
+}
 
 /* Marks what no piece may hold: waits, signals that the set waits for, what does not repeat. */
 static void mark_alone(const mpg_program_set *set, const mpg_program *program, bool *alone) {
   for (uint32_t i = 0; i < program->count; i++) {
     const mpg_instruction *instruction = &program->instructions[i];
-    alone[i] = instruction->kind == MPG_WAIT || (instruction->kind != MPG_SIGNAL && !can_repeat(set, program, instruction));
+    alone[i] = instruction->kind == MPG_WAIT ||
+               (instruction->kind != MPG_SIGNAL && !can_repeat(set, program, instruction));
   }
   for (uint32_t s = 0; s < set->num_segments; s++) {
     const mpg_program_segment *segment = &set->segments[s];
@@ -62,19 +68,23 @@ static void mark_alone(const mpg_program_set *set, const mpg_program *program, b
         const mpg_instruction *wait = &set->programs[p].instructions[i];
         if (wait->kind != MPG_WAIT || wait->segment != s) continue;
         for (uint32_t k = segment->begin; k < segment->end; k++)
-          if (program->instructions[k].kind == MPG_SIGNAL && program->instructions[k].tick == wait->tick) alone[k] = true;
+          if (program->instructions[k].kind == MPG_SIGNAL &&
+              program->instructions[k].tick == wait->tick)
+            alone[k] = true;
       }
   }
 }
 
-static mpg_status add_piece(const mpg_program *program, struct mpg_replays *replays, uint32_t begin, uint32_t end) {
+static mpg_status add_piece(const mpg_program *program, struct mpg_replays *replays, uint32_t begin,
+                            uint32_t end) {
   uint32_t kernels = 0, num_draws = 0, num_operands = 0, num_bases = 0, last_signal = UINT32_MAX;
   for (uint32_t i = begin; i < end; i++) {
     const mpg_instruction *instruction = &program->instructions[i];
     if (instruction->kind == MPG_SIGNAL) last_signal = instruction->tick;
     kernels += instruction->kind == MPG_RUN;
     num_draws += draws(instruction);
-    num_operands += instruction->kind == MPG_SIGNAL ? 0 : instruction->num_inputs + instruction->num_outputs;
+    num_operands +=
+        instruction->kind == MPG_SIGNAL ? 0 : instruction->num_inputs + instruction->num_outputs;
   }
   if (kernels < SHORTEST) return MPG_OK;
   mpg_replay_piece *piece = mpg_arena_alloc(&replays->arena, sizeof *piece);
@@ -107,7 +117,8 @@ static mpg_status add_piece(const mpg_program *program, struct mpg_replays *repl
 }
 
 /* The pieces of begin..end, part of one segment. */
-static mpg_status cut(const mpg_program *program, struct mpg_replays *replays, uint32_t begin, uint32_t end) {
+static mpg_status cut(const mpg_program *program, struct mpg_replays *replays, uint32_t begin,
+                      uint32_t end) {
   uint32_t from = begin, num_draws = 0;
   for (uint32_t i = begin; i <= end; i++) {
     bool alone = i == end || replays->alone[i], drawn = !alone && draws(&program->instructions[i]);
@@ -134,16 +145,20 @@ static mpg_status make(const mpg_program_set *set, mpg_program *program) {
   memset(replays->at, 0, program->count * sizeof *replays->at);
   mark_alone(set, program, replays->alone);
   for (uint32_t s = 0; s < set->num_segments; s++)
-    if (&set->programs[set->segments[s].slot] == program) MPG_TRY(cut(program, replays, set->segments[s].begin, set->segments[s].end));
+    if (&set->programs[set->segments[s].slot] == program)
+      MPG_TRY(cut(program, replays, set->segments[s].begin, set->segments[s].end));
   return MPG_OK;
 }
 
-mpg_replay_piece *mpg_replay_at(const mpg_call_frame *frame, mpg_program *program, uint32_t instruction) {
+mpg_replay_piece *mpg_replay_at(const mpg_call_frame *frame, mpg_program *program,
+                                uint32_t instruction) {
   if (!program->replays && make(frame->set, program) != MPG_OK && !program->replays) return NULL;
-  return program->replays->at ? program->replays->at[instruction] : NULL; /* without memory for it things go as ever */
+  return program->replays->at ? program->replays->at[instruction]
+                              : NULL; /* without memory for it things go as ever */
 }
 
-static bool fits(const kept_capture *kept, const mpg_replay_piece *piece, const mpg_call_frame *frame, const mpg_device *device) {
+static bool fits(const kept_capture *kept, const mpg_replay_piece *piece,
+                 const mpg_call_frame *frame, const mpg_device *device) {
   for (int i = 0; i < MPG_SCRATCH_SLOTS; i++)
     if (kept->scratch[i].memory != device->scratch[i].memory ||
         kept->scratch[i].size > device->scratch[i].size)
@@ -154,19 +169,22 @@ static bool fits(const kept_capture *kept, const mpg_replay_piece *piece, const 
 }
 
 /* The one that fits, or else the one to make anew. */
-static kept_capture *choose(mpg_replay_piece *piece, const mpg_call_frame *frame, const mpg_device *device, bool *found) {
+static kept_capture *choose(mpg_replay_piece *piece, const mpg_call_frame *frame,
+                            const mpg_device *device, bool *found) {
   kept_capture *oldest = &piece->kept[0];
   for (int i = 0; i < KEPT; i++) {
     kept_capture *kept = &piece->kept[i];
     *found = kept->capture && fits(kept, piece, frame, device);
     if (*found) return kept;
-    if (!kept->capture ? oldest->capture != NULL : oldest->capture && kept->used < oldest->used) oldest = kept;
+    if (!kept->capture ? oldest->capture != NULL : oldest->capture && kept->used < oldest->used)
+      oldest = kept;
   }
   return oldest;
 }
 
 /* MPG_OK with a capture, or not: then `failed` says where. */
-static mpg_status capture(mpg_run *run, const mpg_call_frame *frame, const mpg_program *program, mpg_replay_piece *piece, kept_capture *kept) {
+static mpg_status capture(mpg_run *run, const mpg_call_frame *frame, const mpg_program *program,
+                          mpg_replay_piece *piece, kept_capture *kept) {
   mpg_device *device = run->device;
   mpg_run into = *run;
   if (piece->num_draws && !device->keys) MPG_TRY(device->backend->capture_keys(device, NULL, 0));
@@ -176,7 +194,9 @@ static mpg_status capture(mpg_run *run, const mpg_call_frame *frame, const mpg_p
   uint32_t i = piece->begin, draw = 0;
   for (; i < piece->end && status == MPG_OK; i++) {
     const mpg_instruction *instruction = &program->instructions[i];
-    if (instruction->kind != MPG_SIGNAL) status = mpg_program_issue(&into, frame, program, instruction, draws(instruction) ? &device->keys[draw++] : NULL);
+    if (instruction->kind != MPG_SIGNAL)
+      status = mpg_program_issue(&into, frame, program, instruction,
+                                 draws(instruction) ? &device->keys[draw++] : NULL);
   }
   device->scratch_stays = false;
   mpg_status ended = device->backend->capture_end(device, status == MPG_OK, &kept->capture);
@@ -186,7 +206,8 @@ static mpg_status capture(mpg_run *run, const mpg_call_frame *frame, const mpg_p
     if (status != MPG_OK) piece->failed = i - 1;
     return status != MPG_OK ? status : ended;
   }
-  for (uint32_t k = 0; k < piece->num_bases; k++) kept->addresses[k] = frame->bases[piece->bases[k]];
+  for (uint32_t k = 0; k < piece->num_bases; k++)
+    kept->addresses[k] = frame->bases[piece->bases[k]];
   for (int k = 0; k < MPG_SCRATCH_SLOTS; k++) {
     kept->scratch[k].memory = device->scratch[k].memory;
     kept->scratch[k].size = device->scratch[k].size;
@@ -204,19 +225,23 @@ static void learn(const mpg_program *program, mpg_replay_piece *piece, uint32_t 
   }
   replays->alone[piece->failed] = true;
   replays->at[piece->begin] = NULL;
-  cut(program, replays, piece->begin, piece->end); /* without memory for it: pieces that are not there */
+  cut(program, replays, piece->begin,
+      piece->end); /* without memory for it: pieces that are not there */
 }
 
 /* The keys of this call, for the captured work that is issued next. */
-static mpg_status write_keys(mpg_device *device, const mpg_call_frame *frame, const mpg_program *program, const mpg_replay_piece *piece) {
+static mpg_status write_keys(mpg_device *device, const mpg_call_frame *frame,
+                             const mpg_program *program, const mpg_replay_piece *piece) {
   mpg_random_key keys[MPG_CAPTURE_KEYS];
   int count = 0;
   for (uint32_t i = piece->begin; i < piece->end; i++)
-    if (draws(&program->instructions[i])) keys[count++] = mpg_program_key(frame, program, &program->instructions[i]);
+    if (draws(&program->instructions[i]))
+      keys[count++] = mpg_program_key(frame, program, &program->instructions[i]);
   return device->backend->capture_keys(device, keys, count);
 }
 
-mpg_status mpg_replay_run(mpg_run *run, const mpg_call_frame *frame, mpg_program *program, mpg_replay_piece *piece, uint32_t *next) {
+mpg_status mpg_replay_run(mpg_run *run, const mpg_call_frame *frame, mpg_program *program,
+                          mpg_replay_piece *piece, uint32_t *next) {
   if (!piece->calls++) return MPG_OK;
   if (piece->rest) {
     piece->rest--;
@@ -252,7 +277,8 @@ void mpg_replays_free(mpg_program *program) {
   if (!program->replays) return;
   for (mpg_replay_piece *piece = program->replays->pieces; piece; piece = piece->next)
     for (int i = 0; i < KEPT; i++)
-      if (piece->kept[i].capture) program->device->backend->capture_free(program->device, piece->kept[i].capture);
+      if (piece->kept[i].capture)
+        program->device->backend->capture_free(program->device, piece->kept[i].capture);
   mpg_arena_free(&program->replays->arena);
   mpg_free(program->replays);
 }

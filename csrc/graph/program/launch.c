@@ -11,7 +11,9 @@ typedef struct point_list {
 } point_list;
 
 static void add_point(point_list *list, mpg_point point) { /* room was made */
-  if (mpg_tick_reached(point.device, point.tick) && !(point.data && atomic_load_explicit(&point.device->failed, memory_order_relaxed))) return;
+  if (mpg_tick_reached(point.device, point.tick) &&
+      !(point.data && atomic_load_explicit(&point.device->failed, memory_order_relaxed)))
+    return;
   mpg_point *points = list->set->points + list->begin;
   for (int i = list->count - 1, tries = 0; i >= 0 && tries < 32; i--, tries++) {
     mpg_point *known = &points[i];
@@ -24,7 +26,8 @@ static void add_point(point_list *list, mpg_point point) { /* room was made */
 }
 
 /* What the program of `device` must wait for before it touches one storage. */
-static mpg_status add_points(point_list *list, const mpg_access *access, const mpg_tensor *tensor, const mpg_device *device) {
+static mpg_status add_points(point_list *list, const mpg_access *access, const mpg_tensor *tensor,
+                             const mpg_device *device) {
   enum { FEW = 16 };
   mpg_program_set *set = list->set;
   mpg_storage *storage = tensor->storage;
@@ -45,7 +48,9 @@ static mpg_status add_points(point_list *list, const mpg_access *access, const m
     mpg_tick last = uses->write > uses->read ? uses->write : uses->read;
     if (last) found[count++] = (mpg_point){.device = storage->device, .tick = last};
     for (int i = 0; i < uses->num_foreign; i++)
-      if (uses->foreign[i].device != device) found[count++] = (mpg_point){.device = uses->foreign[i].device, .tick = uses->foreign[i].tick};
+      if (uses->foreign[i].device != device)
+        found[count++] =
+            (mpg_point){.device = uses->foreign[i].device, .tick = uses->foreign[i].tick};
   }
   for (int i = 0; i < count; i++) add_point(list, found[i]);
   if (found != few) mpg_space_give(found);
@@ -53,17 +58,21 @@ static mpg_status add_points(point_list *list, const mpg_access *access, const m
 }
 
 static mpg_storage *access_storage(const mpg_launching *call, const mpg_access *access) {
-  return access->part == MPG_MAX_PARTS ? call->blocks[access->index] : call->parts[access->part][access->index].storage;
+  return access->part == MPG_MAX_PARTS ? call->blocks[access->index]
+                                       : call->parts[access->part][access->index].storage;
 }
 
 static mpg_tensor access_tensor(const mpg_launching *call, const mpg_access *access) {
   if (access->part != MPG_MAX_PARTS) return call->parts[access->part][access->index];
   mpg_storage *storage = call->blocks[access->index];
-  return (mpg_tensor){.storage = storage, .desc = {.shape = {.ndim = 1, .dims = {(int64_t)storage->size}}, .dtype = MPG_UINT8}};
+  return (mpg_tensor){
+      .storage = storage,
+      .desc = {.shape = {.ndim = 1, .dims = {(int64_t)storage->size}}, .dtype = MPG_UINT8}};
 }
 
-/* What a segment must wait for. A fixed array that is only read, or only written while no other device reads it, needs no look, unless
- * work has failed there: what used it before ran on this device. */
+/* What a segment must wait for. A fixed array that is only read, or only written while no other
+ * device reads it, needs no look, unless work has failed there: what used it before ran on this
+ * device. */
 static mpg_status collect_points(const mpg_program_segment *segment, const mpg_launching *call,
                                  bool unread, point_list *list) {
   const mpg_device *device = list->set->programs[segment->slot].device;
@@ -83,12 +92,14 @@ static mpg_status allocate_blocks(mpg_program_set *set, mpg_storage **blocks) {
   /* A lane that nothing queued touches lets the pusher run ahead; not without bound. */
   bool ahead = atomic_load_explicit(&set->references, memory_order_relaxed) < 6;
   for (uint32_t i = set->first_block; i < set->num_blocks; i++)
-    MPG_TRY(mpg_storage_create(set->programs[set->block_devices[i]].device, set->block_sizes[i], set->block_lanes[i] && ahead, &blocks[i]));
+    MPG_TRY(mpg_storage_create(set->programs[set->block_devices[i]].device, set->block_sizes[i],
+                               set->block_lanes[i] && ahead, &blocks[i]));
   return MPG_OK;
 }
 
 static mpg_status take_frame(mpg_program_set *set, mpg_call_frame **result) {
-  if (!set->frames) set->frames = atomic_exchange_explicit(&set->returned, NULL, memory_order_acquire);
+  if (!set->frames)
+    set->frames = atomic_exchange_explicit(&set->returned, NULL, memory_order_acquire);
   mpg_call_frame *frame = set->frames;
   if (frame) {
     set->frames = frame->next;
@@ -103,16 +114,21 @@ static mpg_status take_frame(mpg_program_set *set, mpg_call_frame **result) {
   return MPG_OK;
 }
 
-static void *address_of(const mpg_tensor *tensor) { return tensor->storage ? mpg_tensor_data(tensor) : NULL; }
+static void *address_of(const mpg_tensor *tensor) {
+  return tensor->storage ? mpg_tensor_data(tensor) : NULL;
+}
 
-static mpg_status new_frame(mpg_program_set *set, const mpg_launching *call, int references, mpg_call_frame **result) {
+static mpg_status new_frame(mpg_program_set *set, const mpg_launching *call, int references,
+                            mpg_call_frame **result) {
   mpg_call_frame *frame = NULL;
   MPG_TRY(take_frame(set, &frame));
   /* then the addresses of what is bound are those of the last call */
   bool known = call->binding && frame->binding == call->binding;
-  *frame = (mpg_call_frame){
-      .references = references, .set = set, .random = call->random, .binding = call->binding,
-      .first_ticks = frame->first_ticks};
+  *frame = (mpg_call_frame){.references = references,
+                            .set = set,
+                            .random = call->random,
+                            .binding = call->binding,
+                            .first_ticks = frame->first_ticks};
   void **bases = frame->bases;
   uint32_t base = 0;
   for (uint32_t p = 0; p < set->parts.count; p++) {
@@ -122,8 +138,10 @@ static mpg_status new_frame(mpg_program_set *set, const mpg_launching *call, int
       for (uint32_t i = base; i < end; i++) bases[i] = address_of(&part[i - base]);
     base = end;
   }
-  for (uint32_t i = 0; i < set->num_blocks; i++) bases[set->num_externals + i] = call->blocks[i] ? call->blocks[i]->block.memory : NULL;
-  for (uint32_t i = 0; i < set->num_segments; i++) frame->first_ticks[i] = mpg_device_next_tick(set->programs[set->segments[i].slot].device);
+  for (uint32_t i = 0; i < set->num_blocks; i++)
+    bases[set->num_externals + i] = call->blocks[i] ? call->blocks[i]->block.memory : NULL;
+  for (uint32_t i = 0; i < set->num_segments; i++)
+    frame->first_ticks[i] = mpg_device_next_tick(set->programs[set->segments[i].slot].device);
   mpg_program_set_retain(set);
   *result = frame;
   return MPG_OK;
@@ -143,7 +161,8 @@ static void note_segment(const mpg_program_set *set, const mpg_program_segment *
     mpg_uses *uses = &storage->block.uses; /* another base may be the same storage */
     mpg_tick last = access->done ? tick - segment->num_signals + access->done - 1 : tick;
     if (access->reads && (last > uses->read || !tick)) uses->read = last;
-    if (access->writes) mpg_storage_add_write(storage, last > uses->write || !tick ? last : uses->write);
+    if (access->writes)
+      mpg_storage_add_write(storage, last > uses->write || !tick ? last : uses->write);
   }
 }
 
@@ -180,19 +199,23 @@ static mpg_status prepare_launch(void *state, mpg_submission *submissions, bool 
     MPG_TRY(collect_points(&set->segments[k], call, unread, &lists[k]));
     num_points += (size_t)lists[k].count;
   }
-  *done = set->small && num_points == 0 && mpg_device_runs_inline(set->programs[set->segments[0].slot].device);
+  *done = set->small && num_points == 0 &&
+          mpg_device_runs_inline(set->programs[set->segments[0].slot].device);
   if (*done) return run_here(set, call);
   MPG_TRY(new_frame(set, call, count, &frame));
   for (int k = 0; k < count; k++) {
     const mpg_program_segment *segment = &set->segments[k];
     l->payloads[k] = (mpg_program_payload){frame, (uint32_t)k, segment->begin};
-    submissions[k] = (mpg_submission){.name = set->name, .work = mpg_program_work,
+    submissions[k] = (mpg_submission){.name = set->name,
+                                      .work = mpg_program_work,
                                       .payload = &l->payloads[k],
                                       .payload_size = sizeof l->payloads[k],
                                       .points = set->points + lists[k].begin,
                                       .num_points = lists[k].count,
-                                      .ticks = segment->num_signals + 1, .origin = call->origin,
-                                      .scope = call->scope, .steps = call->steps,
+                                      .ticks = segment->num_signals + 1,
+                                      .origin = call->origin,
+                                      .scope = call->scope,
+                                      .steps = call->steps,
                                       .discard = mpg_program_discard};
   }
   return MPG_OK;
@@ -207,7 +230,7 @@ static void note_launch(void *state, const mpg_tick *ticks) {
 mpg_status mpg_launch(mpg_program_set *set, const mpg_launching *call) {
   mpg_device *devices[MPG_MAX_GRAPH_DEVICES];
   int count = (int)set->num_segments; /* one per device: sets of stages fly (mpg_flight) */
-  launch l; /* payloads are filled in for the devices there are */
+  launch l;                           /* payloads are filled in for the devices there are */
   l.set = set;
   l.call = call;
   for (int k = 0; k < count; k++) devices[k] = set->programs[set->segments[k].slot].device;
@@ -223,9 +246,10 @@ mpg_status mpg_launch(mpg_program_set *set, const mpg_launching *call) {
                                          .state = &l});
 }
 
-/* --- Flights -------------------------------------------------------------------------------------------------------- */
+/* --- Flights ---------------------------------------------------------------------------------- */
 
-mpg_status mpg_flight_begin(mpg_program_set *set, const mpg_launching *call, mpg_rows rows, bool timed, mpg_flight *flight) {
+mpg_status mpg_flight_begin(mpg_program_set *set, const mpg_launching *call, mpg_rows rows,
+                            bool timed, mpg_flight *flight) {
   mpg_call_frame *frame;
   MPG_ASSERT(!call->binding && set->parts.count == 1);
   *flight = (mpg_flight){.call = *call};
@@ -243,7 +267,8 @@ void mpg_flight_end(mpg_flight *flight) {
   flight->frame = NULL;
 }
 
-/* The bases that the segment touches get their addresses. Queued segments never look at one that is still missing. */
+/* The bases that the segment touches get their addresses. Queued segments never look at one that is
+ * still missing. */
 static mpg_status resolve_bases(mpg_flight *flight, const mpg_program_segment *segment) {
   mpg_program_set *set = flight->frame->set;
   for (uint32_t i = 0; i < segment->num_accesses; i++) {
@@ -255,7 +280,8 @@ static mpg_status resolve_bases(mpg_flight *flight, const mpg_program_segment *s
     }
     uint32_t block = base - set->num_externals;
     if (!flight->call.blocks[block])
-      MPG_TRY(mpg_storage_create(set->programs[set->block_devices[block]].device, set->block_sizes[block], false, &flight->call.blocks[block]));
+      MPG_TRY(mpg_storage_create(set->programs[set->block_devices[block]].device,
+                                 set->block_sizes[block], false, &flight->call.blocks[block]));
     flight->frame->bases[base] = flight->call.blocks[block]->block.memory;
   }
   return MPG_OK;
@@ -267,8 +293,9 @@ static mpg_status check_waits(const mpg_flight *flight, const mpg_program_segmen
   for (uint32_t i = segment->begin; i < segment->end; i++) {
     const mpg_instruction *instruction = &set->programs[segment->slot].instructions[i];
     if (instruction->kind == MPG_WAIT && !flight->frame->first_ticks[instruction->segment])
-      return mpg_fail(MPG_VALUE_ERROR, "segment %u was queued before segment %u, which it waits for", (uint32_t)(segment - set->segments),
-                      instruction->segment);
+      return mpg_fail(MPG_VALUE_ERROR,
+                      "segment %u was queued before segment %u, which it waits for",
+                      (uint32_t)(segment - set->segments), instruction->segment);
   }
   return MPG_OK;
 }
@@ -290,13 +317,19 @@ static mpg_status prepare_segment(void *state, mpg_submission *submissions, bool
   point_list list = {set, 0, 0};
   MPG_TRY(collect_points(segment, call, false, &list));
   s->payload = (mpg_program_payload){s->flight->frame, s->number, segment->begin};
-  submissions[0] = (mpg_submission){.name = set->name, .work = mpg_program_work,
-                                    .payload = &s->payload, .payload_size = sizeof s->payload,
-                                    .points = set->points, .num_points = list.count,
+  submissions[0] = (mpg_submission){.name = set->name,
+                                    .work = mpg_program_work,
+                                    .payload = &s->payload,
+                                    .payload_size = sizeof s->payload,
+                                    .points = set->points,
+                                    .num_points = list.count,
                                     .ticks = segment->num_signals + 1,
-                                    .origin = call->origin, .scope = call->scope,
-                                    .steps = call->steps, .stage = s->stage,
-                                    .micro_batch = s->micro_batch, .discard = mpg_program_discard};
+                                    .origin = call->origin,
+                                    .scope = call->scope,
+                                    .steps = call->steps,
+                                    .stage = s->stage,
+                                    .micro_batch = s->micro_batch,
+                                    .discard = mpg_program_discard};
   s->flight->frame->first_ticks[s->number] =
       mpg_device_next_tick(set->programs[segment->slot].device);
   atomic_fetch_add_explicit(&s->flight->frame->references, 1, memory_order_relaxed);
@@ -309,16 +342,19 @@ static void note_flight_segment(void *state, const mpg_tick *ticks) {
   note_segment(set, &set->segments[s->number], &s->flight->call, ticks[0]);
 }
 
-mpg_status mpg_flight_submit(mpg_flight *flight, uint32_t number, uint32_t stage, uint32_t micro_batch) {
+mpg_status mpg_flight_submit(mpg_flight *flight, uint32_t number, uint32_t stage,
+                             uint32_t micro_batch) {
   mpg_program_set *set = flight->frame->set;
   const mpg_program_segment *segment = &set->segments[number];
   mpg_device *device = set->programs[segment->slot].device;
-  flight_segment state = {.flight = flight, .number = number, .stage = stage,
-                          .micro_batch = micro_batch};
+  flight_segment state = {
+      .flight = flight, .number = number, .stage = stage, .micro_batch = micro_batch};
   MPG_TRY(resolve_bases(flight, segment));
-  mpg_status status = mpg_device_queue(
-      &(mpg_queuing){.devices = &device, .count = 1, .prepare = prepare_segment,
-                     .note = note_flight_segment, .state = &state});
+  mpg_status status = mpg_device_queue(&(mpg_queuing){.devices = &device,
+                                                      .count = 1,
+                                                      .prepare = prepare_segment,
+                                                      .note = note_flight_segment,
+                                                      .state = &state});
   /* Not queued: nobody may wait for it. */
   if (status != MPG_OK && flight->frame->first_ticks[number] > device->submitted)
     flight->frame->first_ticks[number] = 0;

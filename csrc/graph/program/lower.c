@@ -8,15 +8,16 @@ typedef struct lowering {
   const mpg_plan *plan;
   mpg_program_set *set;
   struct arrival {
-    uint32_t source; /* slot that pushes the value; UINT32_MAX: not pushed */
+    uint32_t source;        /* slot that pushes the value; UINT32_MAX: not pushed */
     uint32_t segment, tick; /* its signal */
-    uint32_t number; /* among the signals of its program */
-  } *arrivals;       /* per root value */
-  uint32_t *waited; /* [slot * devices + source]: signals waited for so far */
-  uint32_t *current; /* per slot: the segment that is being made; UINT32_MAX: none yet */
-  uint32_t *signals; /* per slot: signals of its program so far */
+    uint32_t number;        /* among the signals of its program */
+  } *arrivals;              /* per root value */
+  uint32_t *waited;         /* [slot * devices + source]: signals waited for so far */
+  uint32_t *current;        /* per slot: the segment that is being made; UINT32_MAX: none yet */
+  uint32_t *signals;        /* per slot: signals of its program so far */
   struct external {
-    uint32_t last, next; /* position in the order where it is touched last; the next external array of which that is so */
+    uint32_t last, next; /* position in the order where it is touched last; the next external array
+                            of which that is so */
     uint32_t slot;       /* that touches it; UINT32_MAX: several */
     size_t written;      /* bytes; 0: it is only read */
     uint32_t segment, done; /* see mpg_access */
@@ -32,13 +33,15 @@ enum { NONE = UINT32_MAX, SIGNAL_BYTES = 1 << 18 };
 
 static mpg_status add(lowering *l, uint32_t slot, const mpg_instruction *instruction) {
   mpg_program *program = &l->set->programs[slot];
-  MPG_TRY(mpg_grow((void **)&program->instructions, &program->capacity, program->count + 1, sizeof *program->instructions));
+  MPG_TRY(mpg_grow((void **)&program->instructions, &program->capacity, program->count + 1,
+                   sizeof *program->instructions));
   program->instructions[program->count++] = *instruction;
   l->set->segments[l->current[slot]].end = program->count;
   return MPG_OK;
 }
 
-/* Begins a segment of a program, unless it is the one that is being made. `kind` NULL: the program's only one. */
+/* Begins a segment of a program, unless it is the one that is being made. `kind` NULL: the
+ * program's only one. */
 static mpg_status enter_segment(lowering *l, uint32_t slot, const mpg_segment *kind) {
   static const mpg_segment whole;
   if (!kind) kind = &whole;
@@ -47,14 +50,17 @@ static mpg_status enter_segment(lowering *l, uint32_t slot, const mpg_segment *k
     mpg_program_segment *now = &set->segments[l->current[slot]];
     if (now->depth == kind->depth && now->deferred == kind->deferred) return MPG_OK;
   }
-  MPG_TRY(mpg_grow((void **)&set->segments, &set->segments_capacity, set->num_segments + 1, sizeof *set->segments));
+  MPG_TRY(mpg_grow((void **)&set->segments, &set->segments_capacity, set->num_segments + 1,
+                   sizeof *set->segments));
   uint32_t begin = set->programs[slot].count;
-  set->segments[set->num_segments] = (mpg_program_segment){.slot = slot, .begin = begin, .end = begin, .depth = kind->depth, .deferred = kind->deferred};
+  set->segments[set->num_segments] = (mpg_program_segment){
+      .slot = slot, .begin = begin, .end = begin, .depth = kind->depth, .deferred = kind->deferred};
   l->current[slot] = set->num_segments++;
   return MPG_OK;
 }
 
-static mpg_status note_access(lowering *l, uint32_t slot, uint32_t base, bool reads, bool writes, bool pushes) {
+static mpg_status note_access(lowering *l, uint32_t slot, uint32_t base, bool reads, bool writes,
+                              bool pushes) {
   mpg_program_segment *segment = &l->set->segments[l->current[slot]];
   if (base == MPG_NO_BASE) return MPG_OK;
   for (uint32_t i = 0; i < segment->num_accesses; i++) {
@@ -64,19 +70,25 @@ static mpg_status note_access(lowering *l, uint32_t slot, uint32_t base, bool re
     segment->accesses[i].pushes |= pushes;
     return MPG_OK;
   }
-  MPG_TRY(mpg_grow((void **)&segment->accesses, &segment->accesses_capacity, segment->num_accesses + 1, sizeof *segment->accesses));
-  segment->accesses[segment->num_accesses++] = (mpg_access){.base = base, .reads = reads, .writes = writes, .pushes = pushes};
+  MPG_TRY(mpg_grow((void **)&segment->accesses, &segment->accesses_capacity,
+                   segment->num_accesses + 1, sizeof *segment->accesses));
+  segment->accesses[segment->num_accesses++] =
+      (mpg_access){.base = base, .reads = reads, .writes = writes, .pushes = pushes};
   return MPG_OK;
 }
 
-static mpg_status add_operand(lowering *l, uint32_t slot, mpg_value value, bool contents, bool reads, bool writes) {
+static mpg_status add_operand(lowering *l, uint32_t slot, mpg_value value, bool contents,
+                              bool reads, bool writes) {
   mpg_program *program = &l->set->programs[slot];
-  MPG_TRY(mpg_grow((void **)&program->operands, &program->operands_capacity, program->num_operands + 1, sizeof *program->operands));
-  MPG_TRY(mpg_grow((void **)&program->views, &program->views_capacity, program->num_operands + 1, sizeof *program->views));
+  MPG_TRY(mpg_grow((void **)&program->operands, &program->operands_capacity,
+                   program->num_operands + 1, sizeof *program->operands));
+  MPG_TRY(mpg_grow((void **)&program->views, &program->views_capacity, program->num_operands + 1,
+                   sizeof *program->views));
   mpg_location location = l->plan->locations[mpg_value_index(l->graph, value)];
   if (!contents) location = (mpg_location){MPG_NO_BASE, 0};
   if (contents && location.base == MPG_NO_BASE)
-    return mpg_fail(MPG_ERROR, "internal: value %u.%u is read but was not saved", value.node, value.output);
+    return mpg_fail(MPG_ERROR, "internal: value %u.%u is read but was not saved", value.node,
+                    value.output);
   program->operands[program->num_operands] = location;
   program->views[program->num_operands] = (mpg_view){NULL, mpg_graph_at(l->graph, value)->desc};
   program->num_operands++;
@@ -87,12 +99,17 @@ static mpg_status add_operand(lowering *l, uint32_t slot, mpg_value value, bool 
 static mpg_status wait_for(lowering *l, uint32_t slot, mpg_value value) {
   const struct arrival *arrival = &l->arrivals[l->plan->roots[mpg_value_index(l->graph, value)]];
   if (arrival->source == UINT32_MAX || arrival->source == slot) return MPG_OK;
-  /* What is pushed into a device's memory counts as written by its own program too, which waits for it. */
-  MPG_TRY(note_access(l, slot, l->plan->locations[mpg_value_index(l->graph, value)].base, false, true, false));
+  /* What is pushed into a device's memory counts as written by its own program too, which waits for
+   * it. */
+  MPG_TRY(note_access(l, slot, l->plan->locations[mpg_value_index(l->graph, value)].base, false,
+                      true, false));
   uint32_t *waited = &l->waited[slot * l->plan->num_devices + arrival->source];
   if (*waited > arrival->number) return MPG_OK;
   *waited = arrival->number + 1;
-  mpg_instruction wait = {.kind = MPG_WAIT, .peer = arrival->source, .segment = arrival->segment, .tick = arrival->tick};
+  mpg_instruction wait = {.kind = MPG_WAIT,
+                          .peer = arrival->source,
+                          .segment = arrival->segment,
+                          .tick = arrival->tick};
   return add(l, slot, &wait);
 }
 
@@ -103,16 +120,20 @@ static mpg_status copy_params(lowering *l, const mpg_node *node, const void **pa
   return *params ? MPG_OK : mpg_out_of_host_memory(node->op->params->size);
 }
 
-/* An operand of an op that spans devices: it counts as touched by the program of the device it is on, which waits for the op. */
+/* An operand of an op that spans devices: it counts as touched by the program of the device it is
+ * on, which waits for the op. */
 static mpg_status add_spanned(lowering *l, uint32_t slot, mpg_value value, bool writes) {
-  uint32_t own = mpg_plan_slot(l->plan, mpg_graph_at(l->graph, value)->device), base = l->plan->locations[mpg_value_index(l->graph, value)].base;
+  uint32_t own = mpg_plan_slot(l->plan, mpg_graph_at(l->graph, value)->device),
+           base = l->plan->locations[mpg_value_index(l->graph, value)].base;
   MPG_TRY(add_operand(l, slot, value, true, false, false));
   return note_access(l, own, base, !writes, writes, false);
 }
 
 static mpg_status signal_to(lowering *l, uint32_t slot, mpg_instruction *wait, uint32_t *number) {
-  mpg_instruction signal = {.kind = MPG_SIGNAL, .tick = l->set->segments[l->current[slot]].num_signals++};
-  *wait = (mpg_instruction){.kind = MPG_WAIT, .peer = slot, .segment = l->current[slot], .tick = signal.tick};
+  mpg_instruction signal = {.kind = MPG_SIGNAL,
+                            .tick = l->set->segments[l->current[slot]].num_signals++};
+  *wait = (mpg_instruction){
+      .kind = MPG_WAIT, .peer = slot, .segment = l->current[slot], .tick = signal.tick};
   *number = ++l->signals[slot];
   return add(l, slot, &signal);
 }
@@ -126,10 +147,13 @@ static mpg_status join(lowering *l, uint32_t slot, uint32_t source) {
   return add(l, slot, &wait);
 }
 
-/* The programs of all devices that take part come together: one runs it when all are there, the others go on when it has run. */
-static mpg_status lower_spanning(lowering *l, const mpg_node *node, mpg_instruction *instruction, uint32_t slot) {
+/* The programs of all devices that take part come together: one runs it when all are there, the
+ * others go on when it has run. */
+static mpg_status lower_spanning(lowering *l, const mpg_node *node, mpg_instruction *instruction,
+                                 uint32_t slot) {
   const mpg_value *inputs = mpg_node_inputs(l->graph, node);
-  uint32_t number = (uint32_t)(node - l->graph->nodes), others[MPG_MAX_GRAPH_DEVICES], num_others = 0;
+  uint32_t number = (uint32_t)(node - l->graph->nodes), others[MPG_MAX_GRAPH_DEVICES],
+           num_others = 0;
   for (uint32_t i = 0; i < node->num_inputs + node->num_outputs; i++) {
     mpg_value value = i < node->num_inputs ? inputs[i] : (mpg_value){number, i - node->num_inputs};
     uint32_t other = mpg_plan_slot(l->plan, mpg_graph_at(l->graph, value)->device), known = 0;
@@ -141,7 +165,8 @@ static mpg_status lower_spanning(lowering *l, const mpg_node *node, mpg_instruct
   for (uint32_t k = 0; k < num_others; k++) MPG_TRY(join(l, slot, others[k]));
   instruction->operands = l->set->programs[slot].num_operands;
   for (uint32_t i = 0; i < node->num_inputs; i++) MPG_TRY(add_spanned(l, slot, inputs[i], false));
-  for (uint32_t i = 0; i < node->num_outputs; i++) MPG_TRY(add_spanned(l, slot, (mpg_value){number, i}, true));
+  for (uint32_t i = 0; i < node->num_outputs; i++)
+    MPG_TRY(add_spanned(l, slot, (mpg_value){number, i}, true));
   MPG_TRY(add(l, slot, instruction));
   for (uint32_t k = 0; k < num_others; k++) MPG_TRY(join(l, others[k], slot));
   return MPG_OK;
@@ -152,33 +177,51 @@ static mpg_status lower_node(lowering *l, const mpg_node *node, const mpg_segmen
   uint32_t number = (uint32_t)(node - l->graph->nodes), slot = mpg_plan_slot(l->plan, node->device);
   if (mpg_plan_aliased(l->plan, l->graph, node)) return MPG_OK;
   bool crosses = mpg_node_crosses(l->graph, node);
-  uint32_t runs_on = crosses ? mpg_plan_slot(l->plan, mpg_graph_at(l->graph, inputs[0])->device) : slot;
+  uint32_t runs_on =
+      crosses ? mpg_plan_slot(l->plan, mpg_graph_at(l->graph, inputs[0])->device) : slot;
   mpg_program *program = &l->set->programs[runs_on];
   mpg_kernel_fn kernel;
   MPG_TRY(mpg_kernel_find(program->device, node->op, &kernel));
   MPG_TRY(enter_segment(l, runs_on, segment));
   bool contents = !mpg_node_flag(node, MPG_OP_SHAPE_ONLY);
-  for (uint32_t i = 0; i < node->num_inputs && contents && !mpg_node_spans(node); i++) MPG_TRY(wait_for(l, runs_on, inputs[i]));
-  mpg_instruction instruction = {.kind = crosses ? MPG_COPY : MPG_RUN, .train = node->train, .backward = node->phase == MPG_PHASE_BACKWARD, .repeats = node->repeats,
-                                 .peer = slot, .op = node->op, .kernel = kernel,
-                                 .operands = program->num_operands, .num_inputs = node->num_inputs, .num_outputs = node->num_outputs,
-                                 .random = node->random, .scope = node->scope, .origin = node->origin,
-                                 .bytes = crosses ? mpg_desc_bytes(&l->graph->values[node->values].desc) : 0};
+  for (uint32_t i = 0; i < node->num_inputs && contents && !mpg_node_spans(node); i++)
+    MPG_TRY(wait_for(l, runs_on, inputs[i]));
+  mpg_instruction instruction = {
+      .kind = crosses ? MPG_COPY : MPG_RUN,
+      .train = node->train,
+      .backward = node->phase == MPG_PHASE_BACKWARD,
+      .repeats = node->repeats,
+      .peer = slot,
+      .op = node->op,
+      .kernel = kernel,
+      .operands = program->num_operands,
+      .num_inputs = node->num_inputs,
+      .num_outputs = node->num_outputs,
+      .random = node->random,
+      .scope = node->scope,
+      .origin = node->origin,
+      .bytes = crosses ? mpg_desc_bytes(&l->graph->values[node->values].desc) : 0};
   MPG_TRY(copy_params(l, node, &instruction.params));
   if (mpg_node_spans(node)) return lower_spanning(l, node, &instruction, runs_on);
   for (uint32_t i = 0; i < node->num_inputs; i++)
-    MPG_TRY(add_operand(l, runs_on, inputs[i], contents, contents, mpg_op_input_mutable(node->op, (int)i)));
-  for (uint32_t i = 0; i < node->num_outputs; i++) MPG_TRY(add_operand(l, runs_on, (mpg_value){number, i}, true, false, true));
-  if (node->random != MPG_NO_RANDOM && node->random >= l->set->num_random) l->set->num_random = node->random + 1;
+    MPG_TRY(add_operand(l, runs_on, inputs[i], contents, contents,
+                        mpg_op_input_mutable(node->op, (int)i)));
+  for (uint32_t i = 0; i < node->num_outputs; i++)
+    MPG_TRY(add_operand(l, runs_on, (mpg_value){number, i}, true, false, true));
+  if (node->random != MPG_NO_RANDOM && node->random >= l->set->num_random)
+    l->set->num_random = node->random + 1;
   MPG_TRY(add(l, runs_on, &instruction));
   if (!crosses) return MPG_OK;
-  mpg_instruction signal = {.kind = MPG_SIGNAL, .tick = l->set->segments[l->current[runs_on]].num_signals++};
-  l->arrivals[l->plan->roots[node->values]] = (struct arrival){runs_on, l->current[runs_on], signal.tick, l->signals[runs_on]++};
+  mpg_instruction signal = {.kind = MPG_SIGNAL,
+                            .tick = l->set->segments[l->current[runs_on]].num_signals++};
+  l->arrivals[l->plan->roots[node->values]] =
+      (struct arrival){runs_on, l->current[runs_on], signal.tick, l->signals[runs_on]++};
   return add(l, runs_on, &signal);
 }
 
 /* One instruction for a whole group. */
-static mpg_status lower_group(lowering *l, const mpg_order *order, const mpg_fusion_group *group, const mpg_segment *segment) {
+static mpg_status lower_group(lowering *l, const mpg_order *order, const mpg_fusion_group *group,
+                              const mpg_segment *segment) {
   uint32_t slot = mpg_plan_slot(l->plan, l->graph->nodes[order->nodes[group->first]].device);
   mpg_program *program = &l->set->programs[slot];
   mpg_fused_call call;
@@ -187,13 +230,22 @@ static mpg_status lower_group(lowering *l, const mpg_order *order, const mpg_fus
   MPG_TRY(enter_segment(l, slot, segment));
   for (uint32_t i = 0; i < call.num_inputs; i++) MPG_TRY(wait_for(l, slot, call.operands[i]));
   const mpg_node *node = &l->graph->nodes[call.first];
-  mpg_instruction instruction = {.kind = MPG_RUN, .backward = node->phase == MPG_PHASE_BACKWARD, .repeats = node->repeats, .peer = slot,
-                                 .fused = call.fused, .params = call.fused, .kernel = mpg_kernel_get_fused(program->device),
+  mpg_instruction instruction = {.kind = MPG_RUN,
+                                 .backward = node->phase == MPG_PHASE_BACKWARD,
+                                 .repeats = node->repeats,
+                                 .peer = slot,
+                                 .fused = call.fused,
+                                 .params = call.fused,
+                                 .kernel = mpg_kernel_get_fused(program->device),
                                  .operands = program->num_operands,
-                                 .num_inputs = call.num_inputs, .num_outputs = call.num_outputs, .random = MPG_NO_RANDOM,
-                                 .scope = node->scope, .origin = node->origin};
+                                 .num_inputs = call.num_inputs,
+                                 .num_outputs = call.num_outputs,
+                                 .random = MPG_NO_RANDOM,
+                                 .scope = node->scope,
+                                 .origin = node->origin};
   for (uint32_t i = 0; i < call.num_inputs + call.num_outputs; i++)
-    MPG_TRY(add_operand(l, slot, call.operands[i], true, i < call.num_inputs, i >= call.num_inputs));
+    MPG_TRY(
+        add_operand(l, slot, call.operands[i], true, i < call.num_inputs, i >= call.num_inputs));
   if (call.random > l->set->num_random) l->set->num_random = call.random;
   return add(l, slot, &instruction);
 }
@@ -208,22 +260,31 @@ static void touch(lowering *l, mpg_value value, uint32_t position, uint32_t slot
   if (writes) e->written = mpg_desc_bytes(&l->graph->values[index].desc);
 }
 
-/* Finds out where external arrays are touched last, by instructions (those of a group are one, at its first node). */
+/* Finds out where external arrays are touched last, by instructions (those of a group are one, at
+ * its first node). */
 static void find_final(lowering *l, const mpg_order *order) {
-  for (uint32_t i = 0; i < l->plan->num_externals; i++) l->externals[i] = (struct external){.last = NONE, .next = NONE, .slot = NONE};
+  for (uint32_t i = 0; i < l->plan->num_externals; i++)
+    l->externals[i] = (struct external){.last = NONE, .next = NONE, .slot = NONE};
   for (size_t k = 0; k < order->count; k++) {
     const mpg_node *node = &l->graph->nodes[order->nodes[k]];
     const mpg_value *inputs = mpg_node_inputs(l->graph, node);
     if (mpg_plan_aliased(l->plan, l->graph, node)) continue;
     const mpg_fusion_group *group = mpg_order_group(order, k);
     uint32_t at = (uint32_t)(group ? group->first : k), slot = mpg_plan_slot(l->plan, node->device);
-    uint32_t runs_on = mpg_node_crosses(l->graph, node) ? mpg_plan_slot(l->plan, mpg_graph_at(l->graph, inputs[0])->device) : slot;
+    uint32_t runs_on = mpg_node_crosses(l->graph, node)
+                           ? mpg_plan_slot(l->plan, mpg_graph_at(l->graph, inputs[0])->device)
+                           : slot;
     bool spans = mpg_node_spans(node); /* then each device touches what is on it */
     for (uint32_t i = 0; i < node->num_inputs; i++)
-      touch(l, inputs[i], at, spans ? mpg_plan_slot(l->plan, mpg_graph_at(l->graph, inputs[i])->device) : runs_on, mpg_op_input_mutable(node->op, (int)i));
+      touch(l, inputs[i], at,
+            spans ? mpg_plan_slot(l->plan, mpg_graph_at(l->graph, inputs[i])->device) : runs_on,
+            mpg_op_input_mutable(node->op, (int)i));
     for (uint32_t i = 0; i < node->num_outputs; i++) {
-      touch(l, (mpg_value){order->nodes[k], i}, at, spans ? mpg_plan_slot(l->plan, l->graph->values[node->values + i].device) : runs_on, true);
-      if (runs_on != slot) touch(l, (mpg_value){order->nodes[k], i}, at, slot, true); /* which waits for it */
+      touch(l, (mpg_value){order->nodes[k], i}, at,
+            spans ? mpg_plan_slot(l->plan, l->graph->values[node->values + i].device) : runs_on,
+            true);
+      if (runs_on != slot)
+        touch(l, (mpg_value){order->nodes[k], i}, at, slot, true); /* which waits for it */
     }
   }
   for (size_t k = 0; k < order->count; k++) l->final[k] = NONE;
@@ -243,14 +304,17 @@ static mpg_status signal_final(lowering *l, size_t position) {
     next = e->next;
     struct pending *pending = &l->pending[slot];
     if (l->current[slot] == NONE) continue;
-    if (pending->segment != l->current[slot]) *pending = (struct pending){.first = NONE, .segment = l->current[slot]};
+    if (pending->segment != l->current[slot])
+      *pending = (struct pending){.first = NONE, .segment = l->current[slot]};
     e->next = pending->first;
     e->segment = pending->segment;
     pending->first = i;
     pending->bytes += e->written;
     if (pending->bytes < SIGNAL_BYTES) continue;
-    mpg_instruction signal = {.kind = MPG_SIGNAL, .tick = l->set->segments[pending->segment].num_signals++};
-    for (uint32_t k = pending->first; k != NONE; k = l->externals[k].next) l->externals[k].done = signal.tick + 1;
+    mpg_instruction signal = {.kind = MPG_SIGNAL,
+                              .tick = l->set->segments[pending->segment].num_signals++};
+    for (uint32_t k = pending->first; k != NONE; k = l->externals[k].next)
+      l->externals[k].done = signal.tick + 1;
     *pending = (struct pending){.first = NONE, .segment = l->current[slot]};
     MPG_TRY(add(l, slot, &signal));
   }
@@ -262,7 +326,9 @@ static void note_final(lowering *l) {
     mpg_program_segment *segment = &l->set->segments[s];
     for (uint32_t i = 0; i < segment->num_accesses; i++) {
       uint32_t base = segment->accesses[i].base;
-      if (base < l->plan->num_externals && l->externals[base].done && l->externals[base].segment == s) segment->accesses[i].done = l->externals[base].done;
+      if (base < l->plan->num_externals && l->externals[base].done &&
+          l->externals[base].segment == s)
+        segment->accesses[i].done = l->externals[base].done;
     }
   }
 }
@@ -272,8 +338,10 @@ static mpg_status lower_all(lowering *l, const mpg_order *order) {
   for (size_t k = 0; k < order->count; k++) {
     const mpg_segment *segment = order->segment_of ? &order->segments[order->segment_of[k]] : NULL;
     const mpg_fusion_group *group = mpg_order_group(order, k);
-    if (!group) MPG_TRY(lower_node(l, &l->graph->nodes[order->nodes[k]], segment));
-    else if (group->first == k) MPG_TRY(lower_group(l, order, group, segment));
+    if (!group)
+      MPG_TRY(lower_node(l, &l->graph->nodes[order->nodes[k]], segment));
+    else if (group->first == k)
+      MPG_TRY(lower_group(l, order, group, segment));
     MPG_TRY(signal_final(l, k));
   }
   for (size_t k = 0; k < order->count; k++) { /* arrays that nobody read on their device: outputs */
@@ -281,7 +349,9 @@ static mpg_status lower_all(lowering *l, const mpg_order *order) {
     uint32_t slot = mpg_plan_slot(l->plan, node->device);
     if (!mpg_node_crosses(l->graph, node)) continue;
     const struct arrival *arrival = &l->arrivals[l->plan->roots[node->values]];
-    if (l->waited[slot * l->plan->num_devices + arrival->source] > arrival->number) { /* a later signal was waited for; whoever uses the array waits for that */
+    if (l->waited[slot * l->plan->num_devices + arrival->source] >
+        arrival
+            ->number) { /* a later signal was waited for; whoever uses the array waits for that */
       MPG_TRY(note_access(l, slot, l->plan->locations[node->values].base, false, true, false));
       continue;
     }
@@ -334,7 +404,8 @@ static mpg_status describe_blocks(mpg_program_set *set, const mpg_plan *plan) {
   set->block_devices = mpg_calloc(plan->num_blocks + 1, sizeof *set->block_devices);
   set->block_sizes = mpg_calloc(plan->num_blocks + 1, sizeof *set->block_sizes);
   set->block_lanes = mpg_calloc(plan->num_blocks + 1, sizeof *set->block_lanes);
-  if (!set->block_devices || !set->block_sizes || !set->block_lanes) return mpg_out_of_host_memory(plan->num_blocks);
+  if (!set->block_devices || !set->block_sizes || !set->block_lanes)
+    return mpg_out_of_host_memory(plan->num_blocks);
   for (uint32_t i = 0; i < plan->num_blocks; i++) {
     set->block_devices[i] = plan->blocks[i].device;
     set->block_sizes[i] = plan->blocks[i].size;
@@ -343,7 +414,8 @@ static mpg_status describe_blocks(mpg_program_set *set, const mpg_plan *plan) {
   return MPG_OK;
 }
 
-mpg_status mpg_lower(const mpg_graph *graph, const mpg_order *order, const mpg_plan *plan, const char *name, mpg_program_set **result) {
+mpg_status mpg_lower(const mpg_graph *graph, const mpg_order *order, const mpg_plan *plan,
+                     const char *name, mpg_program_set **result) {
   lowering l = {.graph = graph, .plan = plan};
   mpg_status status = MPG_OK;
   l.set = mpg_calloc(1, sizeof *l.set);
@@ -359,15 +431,19 @@ mpg_status mpg_lower(const mpg_graph *graph, const mpg_order *order, const mpg_p
   l.externals = mpg_malloc((plan->num_externals + 1) * sizeof *l.externals);
   l.final = mpg_malloc((order->count + 1) * sizeof *l.final);
   l.pending = mpg_malloc((plan->num_devices + 1) * sizeof *l.pending);
-  if (!l.set->programs || !l.arrivals || !l.waited || !l.current || !l.signals || !l.externals || !l.final || !l.pending) MPG_GOTO(mpg_out_of_host_memory(graph->num_values * sizeof *l.arrivals));
-  for (size_t v = 0; v < graph->num_values; v++) l.arrivals[v] = (struct arrival){.source = UINT32_MAX};
+  if (!l.set->programs || !l.arrivals || !l.waited || !l.current || !l.signals || !l.externals ||
+      !l.final || !l.pending)
+    MPG_GOTO(mpg_out_of_host_memory(graph->num_values * sizeof *l.arrivals));
+  for (size_t v = 0; v < graph->num_values; v++)
+    l.arrivals[v] = (struct arrival){.source = UINT32_MAX};
   for (uint32_t i = 0; i < plan->num_devices; i++) {
     l.current[i] = UINT32_MAX;
     l.pending[i] = (struct pending){.first = NONE, .segment = NONE};
   }
   find_final(&l, order);
   l.set->num_programs = plan->num_devices;
-  for (uint32_t i = 0; i < plan->num_devices; i++) MPG_GOTO(mpg_device_get(plan->devices[i], &l.set->programs[i].device));
+  for (uint32_t i = 0; i < plan->num_devices; i++)
+    MPG_GOTO(mpg_device_get(plan->devices[i], &l.set->programs[i].device));
   MPG_GOTO(describe_blocks(l.set, plan));
   MPG_GOTO(lower_all(&l, order));
   note_final(&l);

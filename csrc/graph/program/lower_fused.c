@@ -12,8 +12,8 @@ typedef struct maker {
   const mpg_device *device;
   mpg_arena *arena;
   const mpg_fused_use *uses;
-  uint32_t value_of[MPG_FUSED_MAX_VALUES];  /* per use: its value of the result; views share one */
-  mpg_value outside[MPG_FUSED_MAX_VALUES];  /* per value of the result: one that has memory */
+  uint32_t value_of[MPG_FUSED_MAX_VALUES]; /* per use: its value of the result; views share one */
+  mpg_value outside[MPG_FUSED_MAX_VALUES]; /* per value of the result: one that has memory */
   bool written[MPG_FUSED_MAX_VALUES], placed[MPG_FUSED_MAX_VALUES];
   uint32_t last_read[MPG_FUSED_MAX_VALUES]; /* per value: the last member that reads it */
   mpg_fused_value values[MPG_FUSED_MAX_VALUES];
@@ -43,14 +43,17 @@ static uint32_t find_use(const maker *m, uint32_t value) {
 static uint32_t value_at(maker *m, uint32_t use, mpg_value value) {
   if (m->value_of[use] != UINT32_MAX) return m->value_of[use];
   uint32_t number = m->num_values++, index = m->uses[use].value;
-  m->values[number] = (mpg_fused_value){.dtype = m->graph->values[index].desc.dtype, .moving = m->uses[use].moving, .operand = MPG_FUSED_LOCAL};
+  m->values[number] = (mpg_fused_value){.dtype = m->graph->values[index].desc.dtype,
+                                        .moving = m->uses[use].moving,
+                                        .operand = MPG_FUSED_LOCAL};
   mpg_fused_strides(m->group->ndim, m->group->dims, m->uses[use].moving, m->values[number].strides);
   m->outside[number] = m->order->fusion->internal[index] ? MPG_NO_VALUE : value;
   return m->value_of[use] = number;
 }
 
 /* Axes as the domain has them, counted from its end. */
-static mpg_status reduce_params(maker *m, const mpg_node *node, uint32_t from, uint32_t to, const void **params) {
+static mpg_status reduce_params(maker *m, const mpg_node *node, uint32_t from, uint32_t to,
+                                const void **params) {
   mpg_tuple axis;
   memset(&axis, 0, sizeof axis);
   for (int d = 0; d < m->group->ndim; d++)
@@ -77,15 +80,22 @@ static mpg_status add_member(maker *m, uint32_t n) {
   mpg_fused_member *member = &m->members[m->num_members];
   mpg_kernel_fn kernel;
   MPG_TRY(mpg_kernel_find(m->device, node->op, &kernel));
-  *member = (mpg_fused_member){.op = node->op, .kernel = kernel, .operands = m->num_operands,
-                               .num_inputs = node->num_inputs, .num_outputs = node->num_outputs, .draw = UINT32_MAX, .train = node->train};
+  *member = (mpg_fused_member){.op = node->op,
+                               .kernel = kernel,
+                               .operands = m->num_operands,
+                               .num_inputs = node->num_inputs,
+                               .num_outputs = node->num_outputs,
+                               .draw = UINT32_MAX,
+                               .train = node->train};
   for (uint32_t i = 0; i < node->num_inputs; i++) {
     mpg_value input = mpg_node_inputs(m->graph, node)[i];
     uint32_t *operand = &m->operands[m->num_operands++];
     *operand = MPG_FUSED_LOCAL;
     if (!contents) continue;
     uint32_t use = find_use(m, mpg_value_index(m->graph, input));
-    if (use == UINT32_MAX) return mpg_fail(MPG_ERROR, "internal: %s reads what its fused group does not know", node->op->name);
+    if (use == UINT32_MAX)
+      return mpg_fail(MPG_ERROR, "internal: %s reads what its fused group does not know",
+                      node->op->name);
     *operand = value_at(m, use, input);
     m->last_read[*operand] = m->num_members;
   }
@@ -101,7 +111,8 @@ static mpg_status add_member(maker *m, uint32_t n) {
     m->operands[m->num_operands++] = number;
   }
   if (mpg_fuse_kind_of(m->graph, node) == MPG_FUSE_REDUCE) {
-    const mpg_fused_value *in = &m->values[m->operands[member->operands]], *out = &m->values[m->operands[member->operands + 1]];
+    const mpg_fused_value *in = &m->values[m->operands[member->operands]],
+                          *out = &m->values[m->operands[member->operands + 1]];
     MPG_TRY(reduce_params(m, node, in->moving, out->moving, &member->params));
     member->folds = m->uses[find_use(m, node->values)].folded;
     m->num_folds += member->folds;
@@ -112,7 +123,9 @@ static mpg_status add_member(maker *m, uint32_t n) {
   }
   if (node->random != MPG_NO_RANDOM) {
     member->draw = m->num_draws;
-    m->draws[m->num_draws++] = (mpg_fused_draw){.call = node->random, .shape = m->graph->values[node->values + node->num_outputs - 1].desc.shape};
+    m->draws[m->num_draws++] = (mpg_fused_draw){
+        .call = node->random,
+        .shape = m->graph->values[node->values + node->num_outputs - 1].desc.shape};
   }
   m->num_members++;
   return MPG_OK;
@@ -120,10 +133,13 @@ static mpg_status add_member(maker *m, uint32_t n) {
 
 static mpg_status add_head(maker *m, uint32_t n) {
   const mpg_node *node = &m->graph->nodes[n];
-  m->head = (mpg_fused_head){.op = node->op, .num_inputs = node->num_inputs, .value = value_at(m, find_use(m, node->values), (mpg_value){n, 0})};
+  m->head = (mpg_fused_head){.op = node->op,
+                             .num_inputs = node->num_inputs,
+                             .value = value_at(m, find_use(m, node->values), (mpg_value){n, 0})};
   mpg_fuse_product(m->graph, node, &m->head.product);
   m->written[m->head.value] = true;
-  if (node->op->params->size && node->params && !(m->head.params = mpg_arena_copy(m->arena, node->params, node->op->params->size)))
+  if (node->op->params->size && node->params &&
+      !(m->head.params = mpg_arena_copy(m->arena, node->params, node->op->params->size)))
     return mpg_out_of_host_memory(node->op->params->size);
   return MPG_OK;
 }
@@ -137,7 +153,8 @@ static void add_view(maker *m, uint32_t n) {
   if (!m->order->fusion->internal[node->values]) m->outside[m->value_of[to]] = (mpg_value){n, 0};
 }
 
-/* Slots for the local values: a member writes over a local input that it reads last where its op allows. */
+/* Slots for the local values: a member writes over a local input that it reads last where its op
+ * allows. */
 static void give_slots(maker *m) {
   uint32_t free_slots[MPG_FUSED_MAX_VALUES], num_free = 0;
   bool freed[MPG_FUSED_MAX_VALUES] = {false};
@@ -150,7 +167,9 @@ static void give_slots(maker *m) {
       uint8_t bytes = (uint8_t)mpg_dtype_size(value->dtype);
       if (value->operand != MPG_FUSED_LOCAL) continue;
       value->slot = UINT32_MAX;
-      for (uint32_t i = 0; i < member->num_inputs && o == 0 && (member->op->flags & MPG_OP_INPLACE) && value->slot == UINT32_MAX; i++) {
+      for (uint32_t i = 0; i < member->num_inputs && o == 0 &&
+                           (member->op->flags & MPG_OP_INPLACE) && value->slot == UINT32_MAX;
+           i++) {
         if (inputs[i] == MPG_FUSED_LOCAL) continue;
         const mpg_fused_value *input = &m->values[inputs[i]];
         if (input->operand != MPG_FUSED_LOCAL || m->last_read[inputs[i]] != k || freed[inputs[i]] ||
@@ -159,13 +178,15 @@ static void give_slots(maker *m) {
         value->slot = input->slot;
         freed[inputs[i]] = true;
       }
-      if (value->slot == UINT32_MAX) value->slot = num_free ? free_slots[--num_free] : m->num_slots++;
+      if (value->slot == UINT32_MAX)
+        value->slot = num_free ? free_slots[--num_free] : m->num_slots++;
       if (m->slot_bytes[value->slot] < bytes) m->slot_bytes[value->slot] = bytes;
     }
     for (uint32_t i = 0; i < member->num_inputs + member->num_outputs; i++) {
       if (inputs[i] == MPG_FUSED_LOCAL) continue;
       const mpg_fused_value *value = &m->values[inputs[i]];
-      if (value->operand != MPG_FUSED_LOCAL || m->last_read[inputs[i]] != k || freed[inputs[i]]) continue;
+      if (value->operand != MPG_FUSED_LOCAL || m->last_read[inputs[i]] != k || freed[inputs[i]])
+        continue;
       freed[inputs[i]] = true;
       free_slots[num_free++] = value->slot;
     }
@@ -174,7 +195,8 @@ static void give_slots(maker *m) {
 
 /* Numbers the values outside: inputs first. */
 static mpg_status give_operands(maker *m, mpg_fused_call *call) {
-  call->operands = mpg_arena_alloc(m->arena, (m->num_values + m->head.num_inputs + 1) * sizeof *call->operands);
+  call->operands =
+      mpg_arena_alloc(m->arena, (m->num_values + m->head.num_inputs + 1) * sizeof *call->operands);
   if (!call->operands) return mpg_out_of_host_memory(m->num_values * sizeof *call->operands);
   uint32_t count = 0;
   for (int outputs = 0; outputs < 2; outputs++) {
@@ -185,11 +207,13 @@ static mpg_status give_operands(maker *m, mpg_fused_call *call) {
     }
     if (outputs) continue;
     m->head.first_input = count;
-    for (uint32_t i = 0; i < m->head.num_inputs; i++) call->operands[count++] = mpg_node_inputs(m->graph, &m->graph->nodes[m->group->head])[i];
+    for (uint32_t i = 0; i < m->head.num_inputs; i++)
+      call->operands[count++] = mpg_node_inputs(m->graph, &m->graph->nodes[m->group->head])[i];
     call->num_inputs = count;
   }
   call->num_outputs = count - call->num_inputs;
-  if (m->head.op && m->values[m->head.value].operand == MPG_FUSED_LOCAL) m->values[m->head.value].operand = MPG_FUSED_PANEL;
+  if (m->head.op && m->values[m->head.value].operand == MPG_FUSED_LOCAL)
+    m->values[m->head.value].operand = MPG_FUSED_PANEL;
   return MPG_OK;
 }
 
@@ -198,7 +222,8 @@ static mpg_desc domain_desc(const maker *m, uint32_t moving, mpg_dtype dtype) {
   memset(&desc, 0, sizeof desc);
   desc.dtype = dtype;
   desc.shape.ndim = m->group->ndim;
-  for (int d = 0; d < m->group->ndim; d++) desc.shape.dims[d] = moving >> d & 1 ? m->group->dims[d] : 1;
+  for (int d = 0; d < m->group->ndim; d++)
+    desc.shape.dims[d] = moving >> d & 1 ? m->group->dims[d] : 1;
   return desc;
 }
 
@@ -209,7 +234,9 @@ static mpg_status give_views(maker *m, mpg_fused *fused) {
     const mpg_fused_member *member = &m->members[k];
     for (uint32_t i = 0; i < member->num_inputs + member->num_outputs; i++) {
       uint32_t at = member->operands + i, v = m->operands[at];
-      if (v == MPG_FUSED_LOCAL) v = m->operands[member->operands + member->num_inputs]; /* without contents: as the result */
+      if (v == MPG_FUSED_LOCAL)
+        v = m->operands[member->operands +
+                        member->num_inputs]; /* without contents: as the result */
       fused->views[at] = (mpg_view){NULL, domain_desc(m, m->values[v].moving, m->values[v].dtype)};
     }
   }
@@ -219,9 +246,11 @@ static mpg_status give_views(maker *m, mpg_fused *fused) {
 static mpg_status give_name(maker *m, mpg_fused *fused) {
   mpg_text text = {0};
   if (m->head.op) mpg_text_append(&text, "%s", m->head.op->name);
-  for (uint32_t k = 0; k < m->num_members; k++) mpg_text_append(&text, k || m->head.op ? "+%s" : "%s", m->members[k].op->name);
+  for (uint32_t k = 0; k < m->num_members; k++)
+    mpg_text_append(&text, k || m->head.op ? "+%s" : "%s", m->members[k].op->name);
   mpg_status status = mpg_text_status(&text);
-  uint32_t interned = status == MPG_OK ? mpg_scope_intern(mpg_text_string(&text)) : 0; /* outlives the program, as the profiler wants */
+  uint32_t interned = status == MPG_OK ? mpg_scope_intern(mpg_text_string(&text))
+                                       : 0; /* outlives the program, as the profiler wants */
   fused->name = interned ? mpg_scope_text(interned) : "fused";
   mpg_text_free(&text);
   return status;
@@ -242,30 +271,41 @@ static mpg_status make(maker *m, mpg_fused_call *call) {
       continue;
     }
     MPG_TRY(add_member(m, n));
-    if (m->graph->nodes[n].random != MPG_NO_RANDOM && m->graph->nodes[n].random >= call->random) call->random = m->graph->nodes[n].random + 1;
+    if (m->graph->nodes[n].random != MPG_NO_RANDOM && m->graph->nodes[n].random >= call->random)
+      call->random = m->graph->nodes[n].random + 1;
   }
   if (!m->num_members) return MPG_OK;
   MPG_TRY(give_operands(m, call));
   give_slots(m);
   mpg_fused *fused = mpg_arena_alloc(m->arena, sizeof *fused);
   if (!fused) return mpg_out_of_host_memory(sizeof *fused);
-  *fused = (mpg_fused){.head = m->head, .ndim = group->ndim, .split = group->split, .num_members = m->num_members, .num_values = m->num_values,
-                       .num_operands = m->num_operands, .num_slots = m->num_slots, .num_draws = m->num_draws, .num_folds = m->num_folds, .reduces = m->reduces};
+  *fused = (mpg_fused){.head = m->head,
+                       .ndim = group->ndim,
+                       .split = group->split,
+                       .num_members = m->num_members,
+                       .num_values = m->num_values,
+                       .num_operands = m->num_operands,
+                       .num_slots = m->num_slots,
+                       .num_draws = m->num_draws,
+                       .num_folds = m->num_folds,
+                       .reduces = m->reduces};
   memcpy(fused->dims, group->dims, sizeof fused->dims);
   fused->members = mpg_arena_copy(m->arena, m->members, m->num_members * sizeof *m->members);
   fused->values = mpg_arena_copy(m->arena, m->values, m->num_values * sizeof *m->values);
   fused->operands = mpg_arena_copy(m->arena, m->operands, m->num_operands * sizeof *m->operands);
   fused->slot_bytes = mpg_arena_copy(m->arena, m->slot_bytes, m->num_slots + 1);
   fused->draws = mpg_arena_copy(m->arena, m->draws, m->num_draws * sizeof *m->draws + 1);
-  if (!fused->draws || !fused->members || !fused->values || !fused->operands || !fused->slot_bytes) return mpg_out_of_host_memory(sizeof *m);
+  if (!fused->draws || !fused->members || !fused->values || !fused->operands || !fused->slot_bytes)
+    return mpg_out_of_host_memory(sizeof *m);
   MPG_TRY(give_views(m, fused));
   MPG_TRY(give_name(m, fused));
   call->fused = fused;
   return MPG_OK;
 }
 
-mpg_status mpg_fused_make(const mpg_graph *graph, const mpg_order *order, const mpg_plan *plan, const mpg_fusion_group *group,
-                          const mpg_device *device, mpg_arena *arena, mpg_fused_call *call) {
+mpg_status mpg_fused_make(const mpg_graph *graph, const mpg_order *order, const mpg_plan *plan,
+                          const mpg_fusion_group *group, const mpg_device *device, mpg_arena *arena,
+                          mpg_fused_call *call) {
   *call = (mpg_fused_call){0};
   maker *m = mpg_calloc(1, sizeof *m);
   if (!m) return mpg_out_of_host_memory(sizeof *m);
@@ -287,16 +327,21 @@ static void dump_value(const mpg_fused *fused, uint32_t v, uint32_t num_inputs, 
     return;
   }
   const mpg_fused_value *value = &fused->values[v];
-  if (value->operand == MPG_FUSED_LOCAL) mpg_text_append(text, "slot%u", value->slot);
-  else if (value->operand == MPG_FUSED_PANEL) mpg_text_append(text, "panel");
-  else if (value->operand < num_inputs) mpg_text_append(text, "in%u", value->operand);
-  else mpg_text_append(text, "out%u", value->operand - num_inputs);
+  if (value->operand == MPG_FUSED_LOCAL)
+    mpg_text_append(text, "slot%u", value->slot);
+  else if (value->operand == MPG_FUSED_PANEL)
+    mpg_text_append(text, "panel");
+  else if (value->operand < num_inputs)
+    mpg_text_append(text, "in%u", value->operand);
+  else
+    mpg_text_append(text, "out%u", value->operand - num_inputs);
 }
 
 void mpg_fused_dump(const mpg_fused *fused, mpg_text *text) {
   uint32_t inputs = fused->head.num_inputs; /* operands that no member makes come first */
   for (uint32_t v = 0; v < fused->num_values; v++)
-    inputs += fused->values[v].operand < MPG_FUSED_PANEL && !(fused->head.op && fused->head.value == v);
+    inputs +=
+        fused->values[v].operand < MPG_FUSED_PANEL && !(fused->head.op && fused->head.value == v);
   for (uint32_t k = 0; k < fused->num_members; k++) {
     const mpg_fused_member *member = &fused->members[k];
     for (uint32_t i = 0; i < member->num_outputs; i++) {
@@ -305,13 +350,19 @@ void mpg_fused_dump(const mpg_fused *fused, mpg_text *text) {
     }
   }
   mpg_text_append(text, "(");
-  for (int d = 0; d < fused->ndim; d++) mpg_text_append(text, "%s%lld", d == fused->split + 1 ? d ? " | " : "| " : d ? ", " : "", (long long)fused->dims[d]);
+  for (int d = 0; d < fused->ndim; d++)
+    mpg_text_append(text, "%s%lld",
+                    d == fused->split + 1 ? d ? " | " : "| "
+                    : d                   ? ", "
+                                          : "",
+                    (long long)fused->dims[d]);
   mpg_text_append(text, ")\n");
   if (fused->head.op) {
     mpg_text_append(text, "  ");
     dump_value(fused, fused->head.value, inputs, text);
     mpg_text_append(text, " = %s(", fused->head.op->name);
-    for (uint32_t i = 0; i < fused->head.num_inputs; i++) mpg_text_append(text, i ? ", in%u" : "in%u", fused->head.first_input + i);
+    for (uint32_t i = 0; i < fused->head.num_inputs; i++)
+      mpg_text_append(text, i ? ", in%u" : "in%u", fused->head.first_input + i);
     mpg_text_append(text, ") in panels of %lld rows\n", (long long)fused->head.product.panel);
   }
   for (uint32_t k = 0; k < fused->num_members; k++) {
@@ -329,6 +380,7 @@ void mpg_fused_dump(const mpg_fused *fused, mpg_text *text) {
       dump_value(fused, operands[i], inputs, text);
     }
     const mpg_desc *desc = &fused->views[member->operands + member->num_inputs].desc;
-    mpg_text_append(text, ") : %s %s\n", mpg_dtype_name(desc->dtype), mpg_shape_text(&desc->shape, shape, sizeof shape));
+    mpg_text_append(text, ") : %s %s\n", mpg_dtype_name(desc->dtype),
+                    mpg_shape_text(&desc->shape, shape, sizeof shape));
   }
 }

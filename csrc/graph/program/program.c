@@ -4,7 +4,9 @@
 #include "device/profiler.h"
 #include "graph/program/capture.h"
 
-void mpg_program_set_retain(mpg_program_set *set) { atomic_fetch_add_explicit(&set->references, 1, memory_order_relaxed); }
+void mpg_program_set_retain(mpg_program_set *set) {
+  atomic_fetch_add_explicit(&set->references, 1, memory_order_relaxed);
+}
 
 static void free_frames(mpg_call_frame *frame) {
   while (frame) {
@@ -43,7 +45,8 @@ void mpg_program_discard(void *payload) {
   frame->times = NULL;
   mpg_call_frame *top = atomic_load_explicit(&set->returned, memory_order_relaxed);
   do frame->next = top; /* only whole lists are taken, so what is on top stays what it was */
-  while (!atomic_compare_exchange_weak_explicit(&set->returned, &top, frame, memory_order_release, memory_order_relaxed));
+  while (!atomic_compare_exchange_weak_explicit(&set->returned, &top, frame, memory_order_release,
+                                                memory_order_relaxed));
   mpg_program_set_release(set);
 }
 
@@ -59,12 +62,14 @@ static void find_part(const mpg_program_set *set, mpg_access *access) {
 enum { CHECKED, WRITTEN, READ };
 
 static int kind_of(const mpg_program_set *set, const mpg_access *access) {
-  if (access->part == MPG_MAX_PARTS || !set->parts.fixed[access->part] || access->pushes) return CHECKED;
+  if (access->part == MPG_MAX_PARTS || !set->parts.fixed[access->part] || access->pushes)
+    return CHECKED;
   return !access->writes ? READ : !access->reads ? WRITTEN : CHECKED;
 }
 
 /* Moves the accesses of one kind to the front of those from `begin` on; returns where they end. */
-static uint32_t gather_kind(const mpg_program_set *set, mpg_program_segment *segment, uint32_t begin, int kind) {
+static uint32_t gather_kind(const mpg_program_set *set, mpg_program_segment *segment,
+                            uint32_t begin, int kind) {
   for (uint32_t i = begin; i < segment->num_accesses; i++) {
     mpg_access access = segment->accesses[i];
     if (kind_of(set, &access) != kind) continue;
@@ -91,19 +96,23 @@ mpg_status mpg_program_set_draw(mpg_program_set *set, const mpg_drawn *drawn, ui
   return MPG_OK;
 }
 
-static void shift_rows(mpg_random_key *key, const mpg_rows *rows, int64_t outer, int64_t own, int64_t inner) {
+static void shift_rows(mpg_random_key *key, const mpg_rows *rows, int64_t outer, int64_t own,
+                       int64_t inner) {
   key->position += (uint64_t)(rows->begin * inner);
   if (outer == 1) return;
   key->run = (uint64_t)(own * inner);
   key->stride = (uint64_t)(rows->total * inner);
 }
 
-/* Where in the stream of a random op the elements of these rows lie, as if the whole batch were drawn. random: its number in the graph. */
-static void shift_random(mpg_random_key *key, const mpg_call_frame *frame, uint32_t random, const mpg_op *op, const mpg_shape *shape) {
+/* Where in the stream of a random op the elements of these rows lie, as if the whole batch were
+ * drawn. random: its number in the graph. */
+static void shift_random(mpg_random_key *key, const mpg_call_frame *frame, uint32_t random,
+                         const mpg_op *op, const mpg_shape *shape) {
   const mpg_rows *rows = &frame->rows;
   if (!rows->total) return;
   if (random < frame->set->num_drawn && frame->set->drawn[random].outer) {
-    shift_rows(key, rows, frame->set->drawn[random].outer, rows->count, frame->set->drawn[random].inner);
+    shift_rows(key, rows, frame->set->drawn[random].outer, rows->count,
+               frame->set->drawn[random].inner);
     return;
   }
   int64_t inner = 1, outer = 1;
@@ -116,22 +125,27 @@ static void shift_random(mpg_random_key *key, const mpg_call_frame *frame, uint3
     inner = rows->count ? own * inner / rows->count : 0;
     own = rows->count;
   }
-  bool runs = op->id == MPG_OP_Dropout || op->id == MPG_OP_LeakyReLU || op->id == MPG_OP__dropout_draw || op->id == MPG_OP_RNN || op->id == MPG_OP__rnn;
-  shift_rows(key, rows, runs ? outer : 1, own, runs ? inner : inner * outer); /* others draw what no other piece draws */
+  bool runs = op->id == MPG_OP_Dropout || op->id == MPG_OP_LeakyReLU ||
+              op->id == MPG_OP__dropout_draw || op->id == MPG_OP_RNN || op->id == MPG_OP__rnn;
+  shift_rows(key, rows, runs ? outer : 1, own,
+             runs ? inner : inner * outer); /* others draw what no other piece draws */
 }
 
-mpg_random_key mpg_program_key(const mpg_call_frame *frame, const mpg_program *program, const mpg_instruction *instruction) {
+mpg_random_key mpg_program_key(const mpg_call_frame *frame, const mpg_program *program,
+                               const mpg_instruction *instruction) {
   mpg_random_key key = frame->random;
   key.call += instruction->random;
   if (!frame->rows.total || !instruction->num_outputs) return key;
-  /* The last output is what is drawn: of Dropout the mask. Attention draws its scores, row after row. */
+  /* The last output is what is drawn: of Dropout the mask. Attention draws its scores, row after
+   * row. */
   const mpg_view *views = program->views + instruction->operands;
   mpg_shape drawn = views[instruction->num_inputs + instruction->num_outputs - 1].desc.shape;
   if (instruction->op->id == MPG_OP__dropout_attention) {
     const int64_t *sizes = ((const mpg_attention_params *)instruction->params)->sizes.values;
     drawn = (mpg_shape){.ndim = 1, .dims = {sizes[0] * sizes[1] * sizes[2] * sizes[3]}};
   }
-  if (instruction->op->id == MPG_OP__dropout_draw) { /* for the parts of an array like its input, but whole */
+  if (instruction->op->id ==
+      MPG_OP__dropout_draw) { /* for the parts of an array like its input, but whole */
     const mpg_dropout_draw_params *params = instruction->params;
     drawn = views[0].desc.shape;
     drawn.dims[params->axis < 0 ? params->axis + drawn.ndim : params->axis] = params->total;
@@ -140,40 +154,61 @@ mpg_random_key mpg_program_key(const mpg_call_frame *frame, const mpg_program *p
   return key;
 }
 
-mpg_status mpg_program_issue(mpg_run *run, const mpg_call_frame *frame, const mpg_program *program, const mpg_instruction *instruction,
-                             const mpg_random_key *random_at) {
+mpg_status mpg_program_issue(mpg_run *run, const mpg_call_frame *frame, const mpg_program *program,
+                             const mpg_instruction *instruction, const mpg_random_key *random_at) {
   uint32_t count = instruction->num_inputs + instruction->num_outputs;
   mpg_view *views = program->views + instruction->operands;
   const mpg_location *operands = program->operands + instruction->operands;
   for (uint32_t i = 0; i < count; i++)
-    views[i].data = operands[i].base == MPG_NO_BASE ? NULL : (char *)frame->bases[operands[i].base] + operands[i].offset;
-  mpg_kernel_call call = {.op = instruction->op, .params = instruction->params, .device = run->device, .stream = run->stream,
-                          .num_threads = run->num_threads, .num_inputs = (int)instruction->num_inputs,
-                          .num_outputs = (int)instruction->num_outputs, .inputs = views, .outputs = views + instruction->num_inputs,
-                          .random_at = random_at, .train = instruction->train};
+    views[i].data = operands[i].base == MPG_NO_BASE
+                        ? NULL
+                        : (char *)frame->bases[operands[i].base] + operands[i].offset;
+  mpg_kernel_call call = {.op = instruction->op,
+                          .params = instruction->params,
+                          .device = run->device,
+                          .stream = run->stream,
+                          .num_threads = run->num_threads,
+                          .num_inputs = (int)instruction->num_inputs,
+                          .num_outputs = (int)instruction->num_outputs,
+                          .inputs = views,
+                          .outputs = views + instruction->num_inputs,
+                          .random_at = random_at,
+                          .train = instruction->train};
   for (uint32_t i = 0; instruction->fused && i < instruction->fused->num_draws; i++) {
     mpg_fused_draw *draw = &instruction->fused->draws[i];
     draw->key = frame->random;
     draw->key.call += draw->call;
     shift_random(&draw->key, frame, draw->call, mpg_op_get(MPG_OP_Dropout), &draw->shape);
   }
-  if (instruction->random != MPG_NO_RANDOM && !random_at) call.random = mpg_program_key(frame, program, instruction);
-  mpg_device *peer = instruction->kind == MPG_COPY ? frame->set->programs[instruction->peer].device : NULL;
+  if (instruction->random != MPG_NO_RANDOM && !random_at)
+    call.random = mpg_program_key(frame, program, instruction);
+  mpg_device *peer =
+      instruction->kind == MPG_COPY ? frame->set->programs[instruction->peer].device : NULL;
   mpg_status status = peer && mpg_device_copies(peer, run->device)
-                          ? mpg_device_copy(run->device, peer, views[1].data, run->device, views[0].data, instruction->bytes)
+                          ? mpg_device_copy(run->device, peer, views[1].data, run->device,
+                                            views[0].data, instruction->bytes)
                           : instruction->kernel(&call);
   if (status == MPG_OK) return status;
-  return instruction->scope ? mpg_fail_prefix(status, "in %s", mpg_scope_text(instruction->scope)) : status;
+  return instruction->scope ? mpg_fail_prefix(status, "in %s", mpg_scope_text(instruction->scope))
+                            : status;
 }
 
-static void note_event(const mpg_run *run, const mpg_program_set *set, const mpg_instruction *instruction, int64_t begin) {
-  static const uint8_t kinds[] = {[MPG_RUN] = MPG_EVENT_OP, [MPG_COPY] = MPG_EVENT_COPY, [MPG_WAIT] = MPG_EVENT_WAIT};
+static void note_event(const mpg_run *run, const mpg_program_set *set,
+                       const mpg_instruction *instruction, int64_t begin) {
+  static const uint8_t kinds[] = {
+      [MPG_RUN] = MPG_EVENT_OP, [MPG_COPY] = MPG_EVENT_COPY, [MPG_WAIT] = MPG_EVENT_WAIT};
   bool peer = instruction->kind != MPG_RUN;
-  mpg_event event = {.name = mpg_instruction_name(instruction), .scope = instruction->scope,
-                     .kind = kinds[instruction->kind], .program = true, .backward = instruction->backward,
-                     .peer = peer ? set->programs[instruction->peer].device->ordinal : -1, .bytes = instruction->bytes,
-                     .stage = run->stage, .micro_batch = run->micro_batch,
-                     .begin_ns = begin, .end_ns = mpg_clock_ns()};
+  mpg_event event = {.name = mpg_instruction_name(instruction),
+                     .scope = instruction->scope,
+                     .kind = kinds[instruction->kind],
+                     .program = true,
+                     .backward = instruction->backward,
+                     .peer = peer ? set->programs[instruction->peer].device->ordinal : -1,
+                     .bytes = instruction->bytes,
+                     .stage = run->stage,
+                     .micro_batch = run->micro_batch,
+                     .begin_ns = begin,
+                     .end_ns = mpg_clock_ns()};
   mpg_profiler_record(run->device, &event);
 }
 
@@ -189,7 +224,8 @@ mpg_status mpg_program_work(mpg_run *run, void *payload) {
     if (piece) {
       uint32_t next = state->next;
       mpg_run_at(run, mpg_instruction_name(instruction), instruction->scope);
-      if (frame->times && !frame->times[state->segment].begin) frame->times[state->segment].begin = mpg_clock_ns();
+      if (frame->times && !frame->times[state->segment].begin)
+        frame->times[state->segment].begin = mpg_clock_ns();
       MPG_TRY(mpg_replay_run(run, frame, program, piece, &next));
       if (next != state->next) {
         state->next = next - 1;
@@ -204,12 +240,14 @@ mpg_status mpg_program_work(mpg_run *run, void *payload) {
     mpg_run_at(run, mpg_instruction_name(instruction), instruction->scope);
     if (instruction->kind == MPG_WAIT) {
       mpg_device *source = frame->set->programs[instruction->peer].device;
-      mpg_point point = {source, frame->first_ticks[instruction->segment] + instruction->tick, true};
+      mpg_point point = {source, frame->first_ticks[instruction->segment] + instruction->tick,
+                         true};
       if (!mpg_run_wait(run, point)) return MPG_OK;
       MPG_TRY(mpg_device_failure(source, point.tick));
       continue; /* the worker records waits, when there was something to wait for */
     }
-    if (frame->times && !frame->times[state->segment].begin) frame->times[state->segment].begin = mpg_clock_ns();
+    if (frame->times && !frame->times[state->segment].begin)
+      frame->times[state->segment].begin = mpg_clock_ns();
     MPG_TRY(mpg_program_issue(run, frame, program, instruction, NULL));
     if (profiling) note_event(run, frame->set, instruction, begin);
   }

@@ -1,21 +1,26 @@
-/* The rule that lets convolutions work with the channels last, the layout their primitives are fastest in.
+/* The rule that lets convolutions work with the channels last, the layout their primitives are
+ * fastest in.
  *
- * Every convolution of float32 data becomes a transpose, a channels-last convolution, and a transpose back; other ops follow where
- * their inputs came by such a transpose back: they are moved in front of it. A transpose that meets its inverse vanishes, and a
- * transpose back that nobody reads is left out, so transposes remain only where data comes in, goes out, or meets an op that does
- * not follow. Where all but the channels have size 1 a reshape does for a transpose. Weights keep their layout.
- * A BatchNorm whose one reader is relu, or an addition and then relu, becomes one op with them; that alone keeps all bits.
+ * Every convolution of float32 data becomes a transpose, a channels-last convolution, and a
+ * transpose back; other ops follow where their inputs came by such a transpose back: they are moved
+ * in front of it. A transpose that meets its inverse vanishes, and a transpose back that nobody
+ * reads is left out, so transposes remain only where data comes in, goes out, or meets an op that
+ * does not follow. Where all but the channels have size 1 a reshape does for a transpose. Weights
+ * keep their layout. A BatchNorm whose one reader is relu, or an addition and then relu, becomes
+ * one op with them; that alone keeps all bits.
  *
- * Which values have a channels-last form needs no records: it is the input of the transpose, in the target, that makes the value.
+ * Which values have a channels-last form needs no records: it is the input of the transpose, in the
+ * target, that makes the value.
  */
 #include <string.h>
 
 #include "graph/rewrite/rewrite.h"
 #include "op/layers/convolution.h"
 
-/* --- Transposes -------------------------------------------------------------------------------------------------------- */
+/* --- Transposes ------------------------------------------------------------------------------- */
 
-/* A shape of 3 to 5 dimensions moved to channels-last needs no kernel when there are no places or no channels to exchange. */
+/* A shape of 3 to 5 dimensions moved to channels-last needs no kernel when there are no places or
+ * no channels to exchange. */
 static bool reshape_does(const mpg_shape *first) {
   return first->dims[1] == 1 || mpg_shape_product(first, 2, first->ndim) == 1;
 }
@@ -23,7 +28,9 @@ static bool reshape_does(const mpg_shape *first) {
 static bool exchanges(const mpg_node *transpose, const mpg_shape *axes) {
   const mpg_tuple *given = &((const mpg_transpose_params *)transpose->params)->axes;
   bool same = given->count == axes->ndim;
-  for (int i = 0; same && i < axes->ndim; i++) same = (given->values[i] < 0 ? given->values[i] + axes->ndim : given->values[i]) == axes->dims[i];
+  for (int i = 0; same && i < axes->ndim; i++)
+    same =
+        (given->values[i] < 0 ? given->values[i] + axes->ndim : given->values[i]) == axes->dims[i];
   return same;
 }
 
@@ -35,7 +42,8 @@ static mpg_shape in_order(int ndim) {
 
 static mpg_value emit_transposed(mpg_rewrite *r, mpg_value value, bool back) {
   if (r->status != MPG_OK) return MPG_NO_VALUE;
-  mpg_shape shape = mpg_graph_at(&r->target, value)->desc.shape, other = back ? mpg_channels_first(&shape) : mpg_channels_last(&shape);
+  mpg_shape shape = mpg_graph_at(&r->target, value)->desc.shape,
+            other = back ? mpg_channels_first(&shape) : mpg_channels_last(&shape);
   if (reshape_does(back ? &other : &shape)) return mpg_rewrite_reshape(r, value, &other);
   mpg_transpose_params params;
   memset(&params, 0, sizeof params);
@@ -51,7 +59,8 @@ static bool made_from_last(const mpg_rewrite *r, mpg_value value, mpg_value *las
   const mpg_node *node = &r->target.nodes[value.node];
   if (r->status != MPG_OK || !node->op || node->num_inputs != 1) return false;
   mpg_value input = mpg_node_inputs(&r->target, node)[0];
-  const mpg_shape *from = &mpg_graph_at(&r->target, input)->desc.shape, *to = &mpg_graph_at(&r->target, value)->desc.shape;
+  const mpg_shape *from = &mpg_graph_at(&r->target, input)->desc.shape,
+                  *to = &mpg_graph_at(&r->target, value)->desc.shape;
   if (to->ndim < 3 || to->ndim > 5 || from->ndim != to->ndim) return false;
   if (node->op->id == MPG_OP__reshape_exact) {
     mpg_shape back = mpg_channels_first(from);
@@ -69,25 +78,31 @@ static bool made_from_last(const mpg_rewrite *r, mpg_value value, mpg_value *las
 /* An input of the shown node that has a channels-last form. */
 static bool has_last(const mpg_rewrite *r, uint32_t input, mpg_value *last) {
   mpg_operand operand = mpg_rewrite_input(r, mpg_rewrite_shown(r), input);
-  return r->started && mpg_has_value(operand.value) && made_from_last(r, r->map[mpg_value_index(r->graph, operand.value)], last);
+  return r->started && mpg_has_value(operand.value) &&
+         made_from_last(r, r->map[mpg_value_index(r->graph, operand.value)], last);
 }
 
 /* The channels-last form of an input, by a transpose where it has none. */
 static mpg_value take_last(mpg_rewrite *r, uint32_t input) {
   mpg_value last;
   if (has_last(r, input, &last)) return last;
-  return emit_transposed(r, mpg_rewrite_take(r, mpg_rewrite_input(r, mpg_rewrite_shown(r), input)), false);
+  return emit_transposed(r, mpg_rewrite_take(r, mpg_rewrite_input(r, mpg_rewrite_shown(r), input)),
+                         false);
 }
 
-static mpg_value take(mpg_rewrite *r, uint32_t input) { return mpg_rewrite_take(r, mpg_rewrite_input(r, mpg_rewrite_shown(r), input)); }
+static mpg_value take(mpg_rewrite *r, uint32_t input) {
+  return mpg_rewrite_take(r, mpg_rewrite_input(r, mpg_rewrite_shown(r), input));
+}
 
 static void replace_last(mpg_rewrite *r, uint32_t output, mpg_value last) {
   mpg_rewrite_replace(r, output, emit_transposed(r, last, true));
 }
 
-static const mpg_desc *shown_desc(const mpg_rewrite *r) { return mpg_rewrite_desc(r, mpg_rewrite_shown(r)); }
+static const mpg_desc *shown_desc(const mpg_rewrite *r) {
+  return mpg_rewrite_desc(r, mpg_rewrite_shown(r));
+}
 
-/* --- BatchNorm and what relu follows ------------------------------------------------------------------------------------ */
+/* --- BatchNorm and what relu follows ---------------------------------------------------------- */
 
 /* The one live node that reads a value; false when there are others, or the value is an output. */
 static bool only_reader(const mpg_rewrite *r, mpg_value value, uint32_t *reader) {
@@ -110,13 +125,15 @@ typedef struct relu_behind {
   uint32_t residual; /* which input of the addition it is */
 } relu_behind;
 
-/* Nothing but this node may write or read the moving statistics, for the node may run later than it did. */
+/* Nothing but this node may write or read the moving statistics, for the node may run later than it
+ * did. */
 static bool keeps_to_itself(const mpg_rewrite *r, uint32_t n) {
   const mpg_node *node = &r->graph->nodes[n];
   const mpg_value *inputs = mpg_node_inputs(r->graph, node);
   for (uint32_t i = 0; i < node->num_inputs; i++) {
     uint32_t value = mpg_value_index(r->graph, inputs[i]);
-    if (i >= 3 ? r->users[value] != 1 || r->written[value] != n : r->written[value] > n) return false;
+    if (i >= 3 ? r->users[value] != 1 || r->written[value] != n : r->written[value] > n)
+      return false;
   }
   return true;
 }
@@ -124,7 +141,8 @@ static bool keeps_to_itself(const mpg_rewrite *r, uint32_t n) {
 static bool find_relu(const mpg_rewrite *r, uint32_t norm, relu_behind *found) {
   const mpg_node *node = &r->graph->nodes[norm];
   uint32_t next;
-  if (r->users[node->values + 1] || r->users[node->values + 2] || !keeps_to_itself(r, norm)) return false;
+  if (r->users[node->values + 1] || r->users[node->values + 2] || !keeps_to_itself(r, norm))
+    return false;
   if (!only_reader(r, (mpg_value){norm, 0}, &next)) return false;
   *found = (relu_behind){.norm = norm, .relu = next};
   if (mpg_rewrite_is_addition(r, &r->graph->nodes[next])) {
@@ -142,7 +160,8 @@ static bool find_relu(const mpg_rewrite *r, uint32_t norm, relu_behind *found) {
   return mpg_rewrite_is_relu(&r->graph->nodes[found->relu]);
 }
 
-/* The same seen from the relu, or from the addition. Of two BatchNorms that are added, the later one takes the addition. */
+/* The same seen from the relu, or from the addition. Of two BatchNorms that are added, the later
+ * one takes the addition. */
 static bool find_norm(const mpg_rewrite *r, uint32_t n, relu_behind *found) {
   const mpg_node *node = &r->graph->nodes[n];
   uint32_t best = 0;
@@ -151,8 +170,10 @@ static bool find_norm(const mpg_rewrite *r, uint32_t n, relu_behind *found) {
     mpg_value input = mpg_node_inputs(r->graph, node)[i];
     const mpg_node *maker = &r->graph->nodes[input.node];
     relu_behind candidate;
-    bool is_norm = maker->op && maker->op->id == MPG_OP_BatchNorm && find_relu(r, input.node, &candidate);
-    if (!is_norm && mpg_rewrite_is_relu(node) && mpg_rewrite_is_addition(r, maker)) is_norm = find_norm(r, input.node, &candidate);
+    bool is_norm =
+        maker->op && maker->op->id == MPG_OP_BatchNorm && find_relu(r, input.node, &candidate);
+    if (!is_norm && mpg_rewrite_is_relu(node) && mpg_rewrite_is_addition(r, maker))
+      is_norm = find_norm(r, input.node, &candidate);
     if (!is_norm || candidate.norm < best) continue;
     best = candidate.norm;
     *found = candidate;
@@ -160,12 +181,14 @@ static bool find_norm(const mpg_rewrite *r, uint32_t n, relu_behind *found) {
   return best != 0 && (found->relu == n || found->addition == n);
 }
 
-/* Whether the BatchNorm's data has a channels-last form. Asked when it is shown, and again when relu is: the answer is the same. */
+/* Whether the BatchNorm's data has a channels-last form. Asked when it is shown, and again when
+ * relu is: the answer is the same. */
 static bool norm_follows(const mpg_rewrite *r, uint32_t norm, mpg_value *last) {
   const mpg_node *node = &r->graph->nodes[norm];
   mpg_value data = mpg_node_inputs(r->graph, node)[0];
   int64_t axis = ((const mpg_batch_norm_params *)node->params)->axis;
-  return r->started && axis == 1 && made_from_last(r, r->map[mpg_value_index(r->graph, data)], last);
+  return r->started && axis == 1 &&
+         made_from_last(r, r->map[mpg_value_index(r->graph, data)], last);
 }
 
 /* BatchNorm alone, its three outputs; inputs[0] is set. */
@@ -173,24 +196,31 @@ static void emit_norm(mpg_rewrite *r, const mpg_node *norm, mpg_value *inputs, m
   mpg_batch_norm_params params = *(const mpg_batch_norm_params *)norm->params;
   if (r->status != MPG_OK) return;
   params.axis = mpg_graph_at(&r->target, inputs[0])->desc.shape.ndim - 1;
-  for (uint32_t i = 1; i < 5; i++) inputs[i] = mpg_rewrite_take(r, (mpg_operand){mpg_node_inputs(r->graph, norm)[i], false});
+  for (uint32_t i = 1; i < 5; i++)
+    inputs[i] = mpg_rewrite_take(r, (mpg_operand){mpg_node_inputs(r->graph, norm)[i], false});
   mpg_rewrite_emit(r, MPG_OP_BatchNorm, &params, inputs, 5, outputs);
 }
 
 static bool fuse_relu(mpg_rewrite *r, const relu_behind *found) {
   mpg_value outputs[4], inputs[6], residual = MPG_NO_VALUE;
   if (!norm_follows(r, found->norm, &inputs[0])) return false;
-  const mpg_node *norm = &r->graph->nodes[found->norm], *addition = found->addition ? &r->graph->nodes[found->addition] : NULL;
-  if (addition) residual = mpg_rewrite_take(r, (mpg_operand){mpg_node_inputs(r->graph, addition)[found->residual], false});
+  const mpg_node *norm = &r->graph->nodes[found->norm],
+                 *addition = found->addition ? &r->graph->nodes[found->addition] : NULL;
+  if (addition)
+    residual = mpg_rewrite_take(
+        r, (mpg_operand){mpg_node_inputs(r->graph, addition)[found->residual], false});
   if (r->status != MPG_OK) return true;
   if (addition && !made_from_last(r, residual, &inputs[5])) {
-    /* Nothing follows an addition to what has no channels-last form: with a copy in between it would not, either. */
+    /* Nothing follows an addition to what has no channels-last form: with a copy in between it
+     * would not, either. */
     mpg_value terms[2], sum;
     emit_norm(r, norm, inputs, outputs);
     terms[!found->residual] = emit_transposed(r, outputs[0], true);
     terms[found->residual] = residual;
     mpg_rewrite_emit(r, addition->op->id, addition->params, terms, 2, &sum);
-    mpg_rewrite_replace(r, 0, mpg_rewrite_emit(r, r->graph->nodes[r->node].op->id, r->graph->nodes[r->node].params, &sum, 1, outputs));
+    mpg_rewrite_replace(r, 0,
+                        mpg_rewrite_emit(r, r->graph->nodes[r->node].op->id,
+                                         r->graph->nodes[r->node].params, &sum, 1, outputs));
     return true;
   }
   const mpg_batch_norm_params *p = norm->params;
@@ -201,24 +231,28 @@ static bool fuse_relu(mpg_rewrite *r, const relu_behind *found) {
   params.fix_gamma = p->fix_gamma;
   params.use_global_stats = p->use_global_stats;
   params.add = addition != NULL;
-  for (int i = 1; i < 5; i++) inputs[i] = mpg_rewrite_take(r, (mpg_operand){mpg_node_inputs(r->graph, norm)[i], false});
+  for (int i = 1; i < 5; i++)
+    inputs[i] = mpg_rewrite_take(r, (mpg_operand){mpg_node_inputs(r->graph, norm)[i], false});
   mpg_rewrite_emit(r, MPG_OP__batch_norm_relu, &params, inputs, params.add ? 6 : 5, outputs);
   replace_last(r, 0, outputs[0]);
   return true;
 }
 
-/* --- Ops ---------------------------------------------------------------------------------------------------------------- */
+/* --- Ops -------------------------------------------------------------------------------------- */
 
 static bool convolution(mpg_rewrite *r, const mpg_node *node) {
   const mpg_convolution_params *p = node->params;
   const mpg_desc *desc = shown_desc(r);
-  if (desc->dtype != MPG_FLOAT32 || mpg_layout_of(p->layout) != MPG_CHANNELS_FIRST || mpg_shape_size(&desc->shape) == 0) return false;
+  if (desc->dtype != MPG_FLOAT32 || mpg_layout_of(p->layout) != MPG_CHANNELS_FIRST ||
+      mpg_shape_size(&desc->shape) == 0)
+    return false;
   mpg_convolution_params params = *p;
   params.layout = -1;
   take(r, 0); /* starts the target, where a program's own transpose may be found */
   mpg_value inputs[3] = {take_last(r, 0)}, result;
   for (uint32_t i = 1; i < node->num_inputs; i++) inputs[i] = take(r, i);
-  mpg_rewrite_emit(r, MPG_OP__convolution_channels_last, &params, inputs, (int)node->num_inputs, &result);
+  mpg_rewrite_emit(r, MPG_OP__convolution_channels_last, &params, inputs, (int)node->num_inputs,
+                   &result);
   replace_last(r, 0, result);
   return true;
 }
@@ -227,7 +261,8 @@ static bool batch_norm(mpg_rewrite *r, const mpg_node *node) {
   mpg_value inputs[5], outputs[3];
   relu_behind found, last;
   if (!norm_follows(r, r->node, &inputs[0])) return false;
-  if (find_relu(r, r->node, &found) && find_norm(r, found.relu, &last) && last.norm == r->node) return true; /* made with relu */
+  if (find_relu(r, r->node, &found) && find_norm(r, found.relu, &last) && last.norm == r->node)
+    return true; /* made with relu */
   emit_norm(r, node, inputs, outputs);
   replace_last(r, 0, outputs[0]);
   for (uint32_t i = 1; i < 3; i++) mpg_rewrite_replace(r, i, outputs[i]);
@@ -242,9 +277,12 @@ static bool pooling(mpg_rewrite *r, const mpg_node *node) {
   params.layout = layouts[shown_desc(r)->shape.ndim - 3];
   mpg_window w;
   mpg_value outputs[2];
-  mpg_pooling_window(node->params, &mpg_rewrite_desc(r, mpg_rewrite_input(r, mpg_rewrite_shown(r), 0))->shape, &shown_desc(r)->shape, &w);
+  mpg_pooling_window(node->params,
+                     &mpg_rewrite_desc(r, mpg_rewrite_input(r, mpg_rewrite_shown(r), 0))->shape,
+                     &shown_desc(r)->shape, &w);
   /* In training the places of the largest are kept, a byte each, instead of data and result. */
-  if (node->train && params.pool_type == 2 /* max */ && mpg_window_product(w.kernel, w.ndim) <= MPG_POOLING_INDEX_NONE) {
+  if (node->train && params.pool_type == 2 /* max */ &&
+      mpg_window_product(w.kernel, w.ndim) <= MPG_POOLING_INDEX_NONE) {
     result = mpg_rewrite_emit(r, MPG_OP__max_pooling_channels_last, &params, &input, 1, outputs);
   } else {
     mpg_rewrite_emit(r, MPG_OP_Pooling, &params, &input, 1, &result);
@@ -274,21 +312,28 @@ static bool concat(mpg_rewrite *r, const mpg_node *node) {
   return true;
 }
 
-/* Element i needs only element i of inputs of one shape, or of inputs that are repeated along axes. */
+/* Element i needs only element i of inputs of one shape, or of inputs that are repeated along axes.
+ */
 static bool follows_elementwise(const mpg_rewrite *r, const mpg_node *node) {
   const mpg_op *op = node->op;
-  if (node->num_outputs != 1 || node->num_inputs == 0 || (op->flags & (MPG_OP_RANDOM | MPG_OP_TRAIN | MPG_OP_VIEW | MPG_OP_CREATES))) return false;
+  if (node->num_outputs != 1 || node->num_inputs == 0 ||
+      (op->flags & (MPG_OP_RANDOM | MPG_OP_TRAIN | MPG_OP_VIEW | MPG_OP_CREATES)))
+    return false;
   if (!(op->flags & (MPG_OP_INPLACE | MPG_OP_COPY)) || mpg_node_mutates(node)) return false;
   const mpg_shape *shape = &shown_desc(r)->shape;
   bool any = false;
   for (uint32_t i = 0; i < node->num_inputs; i++) {
-    const mpg_shape *input = &mpg_rewrite_desc(r, mpg_rewrite_input(r, mpg_rewrite_shown(r), i))->shape;
+    const mpg_shape *input =
+        &mpg_rewrite_desc(r, mpg_rewrite_input(r, mpg_rewrite_shown(r), i))->shape;
     mpg_value last;
     bool has = has_last(r, i, &last), equal = mpg_shape_equal(input, shape);
     any |= has && equal;
     if (has && equal) continue;
-    /* (batch or 1, channels or 1, 1...): a reshape brings the channels last, and the op must be one that repeats it. */
-    if (input->ndim != shape->ndim || equal || node->num_inputs != 2 || mpg_shape_product(input, 2, input->ndim) != 1) return false;
+    /* (batch or 1, channels or 1, 1...): a reshape brings the channels last, and the op must be one
+     * that repeats it. */
+    if (input->ndim != shape->ndim || equal || node->num_inputs != 2 ||
+        mpg_shape_product(input, 2, input->ndim) != 1)
+      return false;
   }
   return any;
 }
@@ -314,7 +359,9 @@ static bool leaky_relu(mpg_rewrite *r, const mpg_node *node) {
 
 /* What stands for a copy where a program moves an array to the device it is on. */
 static bool identity(mpg_rewrite *r) {
-  const mpg_shape *from = &mpg_rewrite_desc(r, mpg_rewrite_input(r, mpg_rewrite_shown(r), 0))->shape, *to = &shown_desc(r)->shape;
+  const mpg_shape *from =
+                      &mpg_rewrite_desc(r, mpg_rewrite_input(r, mpg_rewrite_shown(r), 0))->shape,
+                  *to = &shown_desc(r)->shape;
   mpg_value last;
   if (!mpg_shape_equal(from, to) || !has_last(r, 0, &last)) return false;
   mpg_exact_shape_params params;
@@ -357,4 +404,6 @@ static bool bring_channels_last(mpg_rewrite *r, uint32_t n) {
   return elementwise(r, node);
 }
 
-const mpg_rewrite_rule mpg_rule_channels_last = {.name = "channels last", .apply = bring_channels_last, .needs = 1 + MPG_OP__convolution_channels_last};
+const mpg_rewrite_rule mpg_rule_channels_last = {.name = "channels last",
+                                                 .apply = bring_channels_last,
+                                                 .needs = 1 + MPG_OP__convolution_channels_last};

@@ -3,12 +3,15 @@
 
 #include "graph/rewrite/rewrite.h"
 
-/* The product behind a BatchNorm's data whose results nobody else reads, normalised along its channels. */
-static bool product_before(const mpg_rewrite *r, mpg_operand data, int64_t axis, mpg_operand *product, bool *has_bias) {
+/* The product behind a BatchNorm's data whose results nobody else reads, normalised along its
+ * channels. */
+static bool product_before(const mpg_rewrite *r, mpg_operand data, int64_t axis,
+                           mpg_operand *product, bool *has_bias) {
   if (mpg_rewrite_match(r, data, MPG_OP_Convolution, MPG_PRIVATE, product)) {
     *has_bias = mpg_rewrite_node(r, *product)->num_inputs == 3;
     enum { LAYOUT_NDHWC = 3 }; /* the first of the layouts with channels last */
-    bool last = ((const mpg_convolution_params *)mpg_rewrite_params(r, *product))->layout >= LAYOUT_NDHWC;
+    bool last =
+        ((const mpg_convolution_params *)mpg_rewrite_params(r, *product))->layout >= LAYOUT_NDHWC;
     return axis == (last ? mpg_rewrite_desc(r, *product)->shape.ndim - 1 : 1);
   }
   if (mpg_rewrite_match(r, data, MPG_OP_FullyConnected, MPG_PRIVATE, product)) {
@@ -24,7 +27,8 @@ static mpg_value binary(mpg_rewrite *r, mpg_op_id op, mpg_value a, mpg_value b) 
 }
 
 /* gamma / sqrt(variance + eps), of shape (channels,). */
-static mpg_value scale_of(mpg_rewrite *r, const mpg_batch_norm_params *p, mpg_value gamma, mpg_value variance) {
+static mpg_value scale_of(mpg_rewrite *r, const mpg_batch_norm_params *p, mpg_value gamma,
+                          mpg_value variance) {
   mpg_scalar_params eps;
   memset(&eps, 0, sizeof eps);
   eps.scalar = p->eps;
@@ -34,9 +38,11 @@ static mpg_value scale_of(mpg_rewrite *r, const mpg_batch_norm_params *p, mpg_va
   return p->fix_gamma ? scale : binary(r, MPG_OP_elemwise_mul, scale, gamma);
 }
 
-static bool parameters(const mpg_rewrite *r, const mpg_operand *operands, uint32_t count, mpg_dtype dtype, uint32_t node) {
+static bool parameters(const mpg_rewrite *r, const mpg_operand *operands, uint32_t count,
+                       mpg_dtype dtype, uint32_t node) {
   for (uint32_t i = 0; i < count; i++)
-    if (!mpg_rewrite_is_parameter(r, operands[i]) || mpg_rewrite_desc(r, operands[i])->dtype != dtype ||
+    if (!mpg_rewrite_is_parameter(r, operands[i]) ||
+        mpg_rewrite_desc(r, operands[i])->dtype != dtype ||
         r->written[mpg_value_index(r->graph, mpg_rewrite_behind(r, operands[i]).value)] > node)
       return false;
   return true;
@@ -48,11 +54,15 @@ static bool fold_norm(mpg_rewrite *r, uint32_t n) {
   if (node->op->id != MPG_OP_BatchNorm) return false;
   const mpg_batch_norm_params *p = node->params;
   if (node->train && !p->use_global_stats) return false;
-  if (r->users[node->values + 1] || r->users[node->values + 2]) return false; /* mean and variance are read */
-  mpg_operand norm = mpg_rewrite_shown(r), data = mpg_rewrite_input(r, norm, 0), product, known[6]; /* gamma, beta, mean, variance, weight, bias */
+  if (r->users[node->values + 1] || r->users[node->values + 2])
+    return false; /* mean and variance are read */
+  mpg_operand norm = mpg_rewrite_shown(r), data = mpg_rewrite_input(r, norm, 0), product,
+              known[6]; /* gamma, beta, mean, variance, weight, bias */
   const mpg_desc *desc = mpg_rewrite_desc(r, norm);
   bool has_bias;
-  if (!product_before(r, data, p->axis < 0 ? p->axis + desc->shape.ndim : p->axis, &product, &has_bias)) return false;
+  if (!product_before(r, data, p->axis < 0 ? p->axis + desc->shape.ndim : p->axis, &product,
+                      &has_bias))
+    return false;
   for (uint32_t i = 0; i < 4; i++) known[i] = mpg_rewrite_input(r, norm, i + 1);
   for (uint32_t i = 4; i < (has_bias ? 6 : 5); i++) known[i] = mpg_rewrite_input(r, product, i - 3);
   if (!parameters(r, known, has_bias ? 6 : 5, desc->dtype, n)) return false;
@@ -64,8 +74,9 @@ static bool fold_norm(mpg_rewrite *r, uint32_t n) {
   for (uint32_t i = 0; i < (has_bias ? 6 : 5); i++) v[i] = mpg_rewrite_take(r, known[i]);
   mpg_value scale = scale_of(r, p, v[0], v[3]);
   mpg_value weight = binary(r, MPG_OP_broadcast_mul, v[4], mpg_rewrite_reshape(r, scale, &column));
-  mpg_value shift = has_bias ? binary(r, MPG_OP_elemwise_mul, binary(r, MPG_OP_elemwise_sub, v[5], v[2]), scale)
-                             : binary(r, MPG_OP_elemwise_mul, v[2], scale);
+  mpg_value shift =
+      has_bias ? binary(r, MPG_OP_elemwise_mul, binary(r, MPG_OP_elemwise_sub, v[5], v[2]), scale)
+               : binary(r, MPG_OP_elemwise_mul, v[2], scale);
   mpg_value bias = binary(r, has_bias ? MPG_OP_elemwise_add : MPG_OP_elemwise_sub, v[1], shift);
   mpg_value inputs[3] = {x, weight, bias}, result;
   if (op->id == MPG_OP_Convolution) {
@@ -73,7 +84,8 @@ static bool fold_norm(mpg_rewrite *r, uint32_t n) {
     params.no_bias = false;
     mpg_rewrite_emit(r, op->id, &params, inputs, 3, &result);
   } else {
-    mpg_fully_connected_params params = *(const mpg_fully_connected_params *)mpg_rewrite_params(r, product);
+    mpg_fully_connected_params params =
+        *(const mpg_fully_connected_params *)mpg_rewrite_params(r, product);
     params.no_bias = false;
     mpg_rewrite_emit(r, op->id, &params, inputs, 3, &result);
   }
@@ -81,4 +93,5 @@ static bool fold_norm(mpg_rewrite *r, uint32_t n) {
   return true;
 }
 
-const mpg_rewrite_rule mpg_rule_folded_norm = {.name = "folded normalisation", .apply = fold_norm, .prediction = true};
+const mpg_rewrite_rule mpg_rule_folded_norm = {
+    .name = "folded normalisation", .apply = fold_norm, .prediction = true};

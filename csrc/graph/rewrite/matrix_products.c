@@ -18,7 +18,8 @@ static bool exchanged(const mpg_rewrite *r, mpg_operand from, mpg_operand *x) {
     }
   } else if (mpg_rewrite_match(r, from, MPG_OP_SwapAxis, MPG_PRIVATE, &found)) {
     const mpg_swap_axis_params *p = mpg_rewrite_params(r, found);
-    int64_t a = p->dim1 < 0 ? p->dim1 + last + 1 : p->dim1, b = p->dim2 < 0 ? p->dim2 + last + 1 : p->dim2;
+    int64_t a = p->dim1 < 0 ? p->dim1 + last + 1 : p->dim1,
+            b = p->dim2 < 0 ? p->dim2 + last + 1 : p->dim2;
     if (a + b != 2 * last - 1 || (a != last && b != last)) return false;
   } else {
     return false;
@@ -55,4 +56,5 @@ static bool fold_transposes(mpg_rewrite *r, uint32_t n) {
   return true;
 }
 
-const mpg_rewrite_rule mpg_rule_transposed_product = {.name = "transposed products", .apply = fold_transposes};
+const mpg_rewrite_rule mpg_rule_transposed_product = {.name = "transposed products",
+                                                      .apply = fold_transposes};

@@ -1,4 +1,5 @@
-/* Rules for prediction: convolutions and dense layers read their weight packed once; convolutions do what follows them. */
+/* Rules for prediction: convolutions and dense layers read their weight packed once; convolutions
+ * do what follows them. */
 #include <string.h>
 
 #include "graph/rewrite/rewrite.h"
@@ -23,18 +24,23 @@ typedef struct found {
 } found;
 
 static bool match_convolution(const mpg_rewrite *r, mpg_operand from, mpg_match match, found *f) {
-  f->channels_last = mpg_rewrite_match(r, from, MPG_OP__convolution_channels_last, match, &f->convolution);
-  if (!f->channels_last && !mpg_rewrite_match(r, from, MPG_OP_Convolution, match, &f->convolution)) return false;
+  f->channels_last =
+      mpg_rewrite_match(r, from, MPG_OP__convolution_channels_last, match, &f->convolution);
+  if (!f->channels_last && !mpg_rewrite_match(r, from, MPG_OP_Convolution, match, &f->convolution))
+    return false;
   const mpg_convolution_params *p = mpg_rewrite_params(r, f->convolution);
   int budget = 48;
-  return mpg_rewrite_desc(r, f->convolution)->dtype == MPG_FLOAT32 && mpg_layout_of(p->layout) == MPG_CHANNELS_FIRST &&
-         mpg_shape_size(&mpg_rewrite_desc(r, f->convolution)->shape) > 0 && known_before(r, mpg_rewrite_input(r, f->convolution, 1), &budget);
+  return mpg_rewrite_desc(r, f->convolution)->dtype == MPG_FLOAT32 &&
+         mpg_layout_of(p->layout) == MPG_CHANNELS_FIRST &&
+         mpg_shape_size(&mpg_rewrite_desc(r, f->convolution)->shape) > 0 &&
+         known_before(r, mpg_rewrite_input(r, f->convolution, 1), &budget);
 }
 
 /* convolution + x, either way round. */
 static bool match_sum(const mpg_rewrite *r, mpg_operand from, found *f) {
   mpg_operand sum;
-  if (!mpg_rewrite_match(r, from, MPG_OP_elemwise_add, MPG_PRIVATE, &sum) && !mpg_rewrite_match(r, from, MPG_OP_broadcast_add, MPG_PRIVATE, &sum))
+  if (!mpg_rewrite_match(r, from, MPG_OP_elemwise_add, MPG_PRIVATE, &sum) &&
+      !mpg_rewrite_match(r, from, MPG_OP_broadcast_add, MPG_PRIVATE, &sum))
     return false;
   mpg_operand sides[2] = {mpg_rewrite_input(r, sum, 0), mpg_rewrite_input(r, sum, 1)};
   if (!mpg_rewrite_is_addition(r, mpg_rewrite_node(r, sum))) return false;
@@ -49,11 +55,13 @@ static bool match_sum(const mpg_rewrite *r, mpg_operand from, found *f) {
   return false;
 }
 
-/* The inputs of the op that a convolution becomes: data, packed weight (left out), bias, what is added. */
+/* The inputs of the op that a convolution becomes: data, packed weight (left out), bias, what is
+ * added. */
 static int take_inputs(mpg_rewrite *r, const found *f, mpg_value *inputs) {
   int count = 2;
   inputs[0] = mpg_rewrite_take(r, mpg_rewrite_input(r, f->convolution, 0));
-  if (mpg_rewrite_node(r, f->convolution)->num_inputs == 3) inputs[count++] = mpg_rewrite_take(r, mpg_rewrite_input(r, f->convolution, 2));
+  if (mpg_rewrite_node(r, f->convolution)->num_inputs == 3)
+    inputs[count++] = mpg_rewrite_take(r, mpg_rewrite_input(r, f->convolution, 2));
   if (f->add) inputs[count++] = mpg_rewrite_take(r, f->added);
   return count;
 }
@@ -65,7 +73,8 @@ static void replace_by_winograd(mpg_rewrite *r, const found *f) {
   params.no_bias = node->num_inputs == 2;
   params.add = f->add;
   params.relu = f->relu;
-  mpg_value inputs[4], result, weight = mpg_rewrite_take(r, mpg_rewrite_input(r, f->convolution, 1));
+  mpg_value inputs[4], result,
+      weight = mpg_rewrite_take(r, mpg_rewrite_input(r, f->convolution, 1));
   int count = take_inputs(r, f, inputs);
   mpg_pack_winograd_params pack = {0};
   mpg_rewrite_emit(r, MPG_OP__pack_winograd, &pack, &weight, 1, &inputs[1]);
@@ -88,7 +97,8 @@ static void replace(mpg_rewrite *r, const found *f) {
   const mpg_shape *data = &mpg_rewrite_desc(r, mpg_rewrite_input(r, f->convolution, 0))->shape;
   params.shape.count = data->ndim;
   for (int i = 0; i < data->ndim; i++) params.shape.values[i] = data->dims[i];
-  mpg_value inputs[4], result, weight = mpg_rewrite_take(r, mpg_rewrite_input(r, f->convolution, 1));
+  mpg_value inputs[4], result,
+      weight = mpg_rewrite_take(r, mpg_rewrite_input(r, f->convolution, 1));
   int count = take_inputs(r, f, inputs);
   mpg_rewrite_emit(r, MPG_OP__pack_convolution, &params, &weight, 1, &inputs[1]);
   mpg_rewrite_emit(r, MPG_OP__packed_convolution, &params, inputs, count, &result);
@@ -111,25 +121,35 @@ static bool pack_with_relu(mpg_rewrite *r, uint32_t n) {
 static bool pack(mpg_rewrite *r, uint32_t n) {
   const mpg_node *node = &r->graph->nodes[n];
   found f = {0};
-  if (node->op->id != MPG_OP_Convolution && node->op->id != MPG_OP__convolution_channels_last) return false;
+  if (node->op->id != MPG_OP_Convolution && node->op->id != MPG_OP__convolution_channels_last)
+    return false;
   if (!match_convolution(r, mpg_rewrite_shown(r), MPG_SHARED, &f)) return false;
   replace(r, &f);
   return true;
 }
 
-/* A dense layer. Small products are not worth it: they are done by a loop that packs nothing. Large ones come in panels, which what is behind follows;
- * packing for each call is little of their work. */
+/* A dense layer. Small products are not worth it: they are done by a loop that packs nothing. Large
+ * ones come in panels, which what is behind follows; packing for each call is little of their work.
+ */
 static bool pack_dense(mpg_rewrite *r, uint32_t n) {
   const mpg_node *node = &r->graph->nodes[n];
-  mpg_operand shown = mpg_rewrite_shown(r), data = mpg_rewrite_input(r, shown, 0), weight = mpg_rewrite_input(r, shown, 1);
+  mpg_operand shown = mpg_rewrite_shown(r), data = mpg_rewrite_input(r, shown, 0),
+              weight = mpg_rewrite_input(r, shown, 1);
   const mpg_desc *desc = mpg_rewrite_desc(r, shown);
   const int64_t least = MPG_PACKED_BLOCK * MPG_PACKED_BLOCK;
   int budget = 48;
-  if (node->op->id != MPG_OP_FullyConnected || desc->dtype != MPG_FLOAT32 || mpg_shape_size(&desc->shape) == 0) return false;
-  if (mpg_shape_size(&mpg_rewrite_desc(r, weight)->shape) < least || !known_before(r, weight, &budget)) return false;
+  if (node->op->id != MPG_OP_FullyConnected || desc->dtype != MPG_FLOAT32 ||
+      mpg_shape_size(&desc->shape) == 0)
+    return false;
+  if (mpg_shape_size(&mpg_rewrite_desc(r, weight)->shape) < least ||
+      !known_before(r, weight, &budget))
+    return false;
   const mpg_fully_connected_params *p = node->params;
   mpg_product product;
-  if (mpg_product_in_panels(node->op, p, (const mpg_desc *[]){mpg_rewrite_desc(r, data), mpg_rewrite_desc(r, weight)}, &product)) return false;
+  if (mpg_product_in_panels(
+          node->op, p, (const mpg_desc *[]){mpg_rewrite_desc(r, data), mpg_rewrite_desc(r, weight)},
+          &product))
+    return false;
   mpg_fully_connected_params params = *p;
   mpg_pack_fully_connected_params pack;
   memset(&pack, 0, sizeof pack);
@@ -139,11 +159,24 @@ static bool pack_dense(mpg_rewrite *r, uint32_t n) {
   mpg_value inputs[3] = {mpg_rewrite_take(r, data), mpg_rewrite_take(r, weight)}, result;
   if (!params.no_bias) inputs[2] = mpg_rewrite_take(r, mpg_rewrite_input(r, shown, 2));
   mpg_rewrite_emit(r, MPG_OP__pack_fully_connected, &pack, &inputs[1], 1, &inputs[1]);
-  mpg_rewrite_emit(r, MPG_OP__packed_fully_connected, &params, inputs, params.no_bias ? 2 : 3, &result);
+  mpg_rewrite_emit(r, MPG_OP__packed_fully_connected, &params, inputs, params.no_bias ? 2 : 3,
+                   &result);
   mpg_rewrite_replace(r, 0, result);
   return true;
 }
 
-const mpg_rewrite_rule mpg_rule_packed_dense = {.name = "packed dense layers", .apply = pack_dense, .prediction = true, .keeps = true, .needs = 1 + MPG_OP__packed_fully_connected};
-const mpg_rewrite_rule mpg_rule_packed_relu = {.name = "convolutions with relu", .apply = pack_with_relu, .prediction = true, .keeps = true, .needs = 1 + MPG_OP__packed_convolution};
-const mpg_rewrite_rule mpg_rule_packed = {.name = "packed convolutions", .apply = pack, .prediction = true, .keeps = true, .needs = 1 + MPG_OP__packed_convolution};
+const mpg_rewrite_rule mpg_rule_packed_dense = {.name = "packed dense layers",
+                                                .apply = pack_dense,
+                                                .prediction = true,
+                                                .keeps = true,
+                                                .needs = 1 + MPG_OP__packed_fully_connected};
+const mpg_rewrite_rule mpg_rule_packed_relu = {.name = "convolutions with relu",
+                                               .apply = pack_with_relu,
+                                               .prediction = true,
+                                               .keeps = true,
+                                               .needs = 1 + MPG_OP__packed_convolution};
+const mpg_rewrite_rule mpg_rule_packed = {.name = "packed convolutions",
+                                          .apply = pack,
+                                          .prediction = true,
+                                          .keeps = true,
+                                          .needs = 1 + MPG_OP__packed_convolution};

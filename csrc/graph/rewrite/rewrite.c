@@ -6,20 +6,16 @@
 
 /* In this order. */
 static const mpg_rewrite_rule *const rules[] = {
-    &mpg_rule_folded_norm,
-    &mpg_rule_transposed_product,
-    &mpg_rule_attention,
-    &mpg_rule_attention_result,
+    &mpg_rule_folded_norm,   &mpg_rule_transposed_product,
+    &mpg_rule_attention,     &mpg_rule_attention_result,
     &mpg_rule_channels_last, /* behind those that match convolutions as they are traced */
-    &mpg_rule_packed_relu,
-    &mpg_rule_packed,
-    &mpg_rule_packed_dense,
-    &mpg_rule_winograd, /* what is not packed */
+    &mpg_rule_packed_relu,   &mpg_rule_packed,
+    &mpg_rule_packed_dense,  &mpg_rule_winograd, /* what is not packed */
 };
 
 static const mpg_operand none = {{UINT32_MAX, 0}, false};
 
-/* --- Looking ---------------------------------------------------------------------------------------------------------- */
+/* --- Looking ---------------------------------------------------------------------------------- */
 
 mpg_operand mpg_rewrite_input(const mpg_rewrite *r, mpg_operand operand, uint32_t i) {
   const mpg_node *node = mpg_rewrite_node(r, operand);
@@ -53,13 +49,16 @@ mpg_operand mpg_rewrite_behind(const mpg_rewrite *r, mpg_operand operand) {
 static bool overwritten(const mpg_rewrite *r, uint32_t number) {
   const mpg_node *node = &r->graph->nodes[number];
   for (uint32_t i = 0; i < node->num_inputs; i++)
-    if (r->written[mpg_value_index(r->graph, mpg_node_inputs(r->graph, node)[i])] > number) return true;
+    if (r->written[mpg_value_index(r->graph, mpg_node_inputs(r->graph, node)[i])] > number)
+      return true;
   return false;
 }
 
-bool mpg_rewrite_match(const mpg_rewrite *r, mpg_operand from, mpg_op_id op, mpg_match match, mpg_operand *found) {
+bool mpg_rewrite_match(const mpg_rewrite *r, mpg_operand from, mpg_op_id op, mpg_match match,
+                       mpg_operand *found) {
   do {
-    if (!mpg_has_value(from.value) || (match == MPG_PRIVATE && mpg_rewrite_users(r, from) != 1)) return false;
+    if (!mpg_has_value(from.value) || (match == MPG_PRIVATE && mpg_rewrite_users(r, from) != 1))
+      return false;
     const mpg_node *node = mpg_rewrite_node(r, from);
     if (node->op && node->op->id == op) {
       *found = from;
@@ -75,26 +74,20 @@ bool mpg_rewrite_constant(const mpg_rewrite *r, mpg_operand operand, double *val
   const mpg_node *node = mpg_rewrite_node(r, operand);
   if (!node->op) return false;
   switch (node->op->id) {
-    case MPG_OP__full:
-      *value = ((const mpg_full_params *)node->params)->value;
-      return true;
+    case MPG_OP__full: *value = ((const mpg_full_params *)node->params)->value; return true;
     case MPG_OP__full_like:
       *value = ((const mpg_full_like_params *)node->params)->fill_value;
       return true;
     case MPG_OP__zeros:
-    case MPG_OP_zeros_like:
-      *value = 0;
-      return true;
+    case MPG_OP_zeros_like: *value = 0; return true;
     case MPG_OP__ones:
-    case MPG_OP_ones_like:
-      *value = 1;
-      return true;
-    default:
-      return false;
+    case MPG_OP_ones_like: *value = 1; return true;
+    default: return false;
   }
 }
 
-bool mpg_rewrite_scaled(const mpg_rewrite *r, mpg_operand from, mpg_match match, mpg_operand *x, double *factor) {
+bool mpg_rewrite_scaled(const mpg_rewrite *r, mpg_operand from, mpg_match match, mpg_operand *x,
+                        double *factor) {
   mpg_operand scaled;
   *x = from;
   *factor = 1;
@@ -123,16 +116,19 @@ bool mpg_rewrite_is_parameter(const mpg_rewrite *r, mpg_operand operand) {
 bool mpg_rewrite_is_relu(const mpg_node *node) {
   if (!node->op) return false;
   return node->op->id == MPG_OP_relu ||
-         (node->op->id == MPG_OP_Activation && ((const mpg_activation_params *)node->params)->act_type == 0 /* relu */);
+         (node->op->id == MPG_OP_Activation &&
+          ((const mpg_activation_params *)node->params)->act_type == 0 /* relu */);
 }
 
 bool mpg_rewrite_is_addition(const mpg_rewrite *r, const mpg_node *node) {
-  if (!node->op || (node->op->id != MPG_OP_elemwise_add && node->op->id != MPG_OP_broadcast_add)) return false;
+  if (!node->op || (node->op->id != MPG_OP_elemwise_add && node->op->id != MPG_OP_broadcast_add))
+    return false;
   const mpg_value *inputs = mpg_node_inputs(r->graph, node);
-  return mpg_shape_equal(&mpg_graph_at(r->graph, inputs[0])->desc.shape, &mpg_graph_at(r->graph, inputs[1])->desc.shape);
+  return mpg_shape_equal(&mpg_graph_at(r->graph, inputs[0])->desc.shape,
+                         &mpg_graph_at(r->graph, inputs[1])->desc.shape);
 }
 
-/* --- Building --------------------------------------------------------------------------------------------------------- */
+/* --- Building --------------------------------------------------------------------------------- */
 
 static void as_node(mpg_graph *target, const mpg_node *node) {
   target->scope = node->scope;
@@ -153,8 +149,8 @@ static mpg_status take_over(mpg_rewrite *r, uint32_t number) {
     if (!params) return mpg_out_of_host_memory(node->op->params->size);
   }
   as_node(target, node);
-  MPG_TRY(mpg_graph_known(target, node->op, node->opaque, params, mpg_node_inputs(source, node), node->num_inputs, node->num_outputs,
-                          node->device, &made));
+  MPG_TRY(mpg_graph_known(target, node->op, node->opaque, params, mpg_node_inputs(source, node),
+                          node->num_inputs, node->num_outputs, node->device, &made));
   target->nodes[made].random = node->random;
   for (uint32_t i = 0; i < node->num_inputs; i++) {
     mpg_value *input = &target->inputs[target->nodes[made].inputs + i];
@@ -186,28 +182,33 @@ mpg_value mpg_rewrite_take(mpg_rewrite *r, mpg_operand operand) {
   return mpg_rewrite_emit(r, MPG_OP__copyto, &params, &value, 1, &value);
 }
 
-mpg_value mpg_rewrite_emit(mpg_rewrite *r, mpg_op_id op, const void *params, const mpg_value *inputs, int num_inputs, mpg_value *outputs) {
+mpg_value mpg_rewrite_emit(mpg_rewrite *r, mpg_op_id op, const void *params,
+                           const mpg_value *inputs, int num_inputs, mpg_value *outputs) {
   start(r);
   if (r->status != MPG_OK) return MPG_NO_VALUE;
   as_node(&r->target, &r->graph->nodes[r->node]);
-  r->status = mpg_graph_emit(&r->target, mpg_op_get(op), params, inputs, num_inputs, MPG_NO_VALUE, outputs);
+  r->status =
+      mpg_graph_emit(&r->target, mpg_op_get(op), params, inputs, num_inputs, MPG_NO_VALUE, outputs);
   return r->status == MPG_OK ? outputs[0] : MPG_NO_VALUE;
 }
 
-mpg_value mpg_rewrite_emit_random(mpg_rewrite *r, mpg_operand like, mpg_op_id op, const void *params, const mpg_value *inputs,
-                                  int num_inputs, mpg_value *outputs) {
+mpg_value mpg_rewrite_emit_random(mpg_rewrite *r, mpg_operand like, mpg_op_id op,
+                                  const void *params, const mpg_value *inputs, int num_inputs,
+                                  mpg_value *outputs) {
   start(r);
   if (r->status != MPG_OK) return MPG_NO_VALUE;
   as_node(&r->target, &r->graph->nodes[r->node]);
   r->target.train = mpg_rewrite_node(r, like)->train;
-  r->status = mpg_graph_emit(&r->target, mpg_op_get(op), params, inputs, num_inputs, MPG_NO_VALUE, outputs);
+  r->status =
+      mpg_graph_emit(&r->target, mpg_op_get(op), params, inputs, num_inputs, MPG_NO_VALUE, outputs);
   if (r->status != MPG_OK) return MPG_NO_VALUE;
   r->target.nodes[outputs[0].node].random = mpg_rewrite_node(r, like)->random;
   return outputs[0];
 }
 
 mpg_value mpg_rewrite_reshape(mpg_rewrite *r, mpg_value value, const mpg_shape *shape) {
-  if (r->status != MPG_OK || mpg_shape_equal(&mpg_graph_at(&r->target, value)->desc.shape, shape)) return value;
+  if (r->status != MPG_OK || mpg_shape_equal(&mpg_graph_at(&r->target, value)->desc.shape, shape))
+    return value;
   mpg_exact_shape_params params;
   memset(&params, 0, sizeof params);
   params.shape.count = shape->ndim;
@@ -218,24 +219,28 @@ mpg_value mpg_rewrite_reshape(mpg_rewrite *r, mpg_value value, const mpg_shape *
 void mpg_rewrite_replace(mpg_rewrite *r, uint32_t output, mpg_value value) {
   if (r->status != MPG_OK) return;
   const mpg_node *node = &r->graph->nodes[r->node];
-  const mpg_graph_value *old = &r->graph->values[node->values + output], *new = mpg_graph_at(&r->target, value);
+  const mpg_graph_value *old = &r->graph->values[node->values + output],
+                        *new = mpg_graph_at(&r->target, value);
   if (!mpg_shape_equal(&old->desc.shape, &new->desc.shape) || old->desc.dtype != new->desc.dtype ||
       !mpg_device_id_equal(old->device, new->device)) {
-    r->status = mpg_fail(MPG_ERROR, "internal: %s was rewritten to another shape, dtype or device", node->op->name);
+    r->status = mpg_fail(MPG_ERROR, "internal: %s was rewritten to another shape, dtype or device",
+                         node->op->name);
     return;
   }
   r->map[node->values + output] = value;
 }
 
-/* --- Sweeps ----------------------------------------------------------------------------------------------------------- */
+/* --- Sweeps ----------------------------------------------------------------------------------- */
 
 /* Only the shape of input i is read. */
 static bool reads_shape_only(const mpg_node *node, uint32_t i) {
   if (!node->op || !i) return mpg_node_flag(node, MPG_OP_SHAPE_ONLY);
-  return node->op->id == MPG_OP_broadcast_like || node->op->id == MPG_OP_reshape_like || node->op->id == MPG_OP_slice_like;
+  return node->op->id == MPG_OP_broadcast_like || node->op->id == MPG_OP_reshape_like ||
+         node->op->id == MPG_OP_slice_like;
 }
 
-/* Marks what outputs and effects need, and all inputs; counts uses by those; and finds what is written. All are zero before. */
+/* Marks what outputs and effects need, and all inputs; counts uses by those; and finds what is
+ * written. All are zero before. */
 static void find_live(const mpg_graph *graph, bool *live, uint32_t *users, uint32_t *written) {
   for (size_t i = 0; i < graph->num_outputs; i++) {
     live[graph->outputs[i].node] = true;
@@ -264,8 +269,10 @@ static void find_wants(const mpg_rewrite_request *request, bool *wants) {
     const mpg_node *node = &graph->nodes[n];
     bool any = false;
     for (uint32_t i = 0; i < node->num_inputs && !any; i++)
-      any = mpg_has_value(mpg_node_inputs(graph, node)[i]) && wants[mpg_value_index(graph, mpg_node_inputs(graph, node)[i])];
-    if (any && !(node->op && node->op->gradient == mpg_gradient_none)) memset(wants + node->values, true, node->num_outputs);
+      any = mpg_has_value(mpg_node_inputs(graph, node)[i]) &&
+            wants[mpg_value_index(graph, mpg_node_inputs(graph, node)[i])];
+    if (any && !(node->op && node->op->gradient == mpg_gradient_none))
+      memset(wants + node->values, true, node->num_outputs);
   }
 }
 
@@ -273,21 +280,27 @@ static void find_wants(const mpg_rewrite_request *request, bool *wants) {
 static bool can_run(const mpg_rewrite_rule *rule, const mpg_node *node) {
   mpg_device *device;
   if (!rule->needs) return true;
-  return mpg_device_get(node->device, &device) == MPG_OK && mpg_kernel_get(device, mpg_op_get((mpg_op_id)(rule->needs - 1)));
+  return mpg_device_get(node->device, &device) == MPG_OK &&
+         mpg_kernel_get(device, mpg_op_get((mpg_op_id)(rule->needs - 1)));
 }
 
 /* rule NULL: only leaves out what is dead. */
-static mpg_status sweep(const mpg_rewrite_request *request, const mpg_rewrite_rule *rule, bool *changed) {
+static mpg_status sweep(const mpg_rewrite_request *request, const mpg_rewrite_rule *rule,
+                        bool *changed) {
   mpg_graph *source = request->graph;
   mpg_status status = MPG_OK;
   mpg_rewrite r = {.graph = source, .looked_at = MPG_NO_VALUE};
   mpg_graph_init(&r.target);
-  bool *parameter = mpg_calloc(source->num_nodes + 1, sizeof *parameter), *live = mpg_calloc(source->num_nodes + 1, sizeof *live);
+  bool *parameter = mpg_calloc(source->num_nodes + 1, sizeof *parameter),
+       *live = mpg_calloc(source->num_nodes + 1, sizeof *live);
   bool *wants = mpg_calloc(source->num_values + 1, sizeof *wants);
-  uint32_t *users = mpg_calloc(source->num_values + 1, sizeof *users), *written = mpg_calloc(source->num_values + 1, sizeof *written);
+  uint32_t *users = mpg_calloc(source->num_values + 1, sizeof *users),
+           *written = mpg_calloc(source->num_values + 1, sizeof *written);
   r.map = mpg_malloc((source->num_values + 1) * sizeof *r.map);
-  if (!parameter || !live || !wants || !users || !written || !r.map) MPG_GOTO(mpg_out_of_host_memory(source->num_values * sizeof *r.map));
-  for (size_t i = request->num_inputs - request->num_parameters; i < request->num_inputs; i++) parameter[request->inputs[i].node] = true;
+  if (!parameter || !live || !wants || !users || !written || !r.map)
+    MPG_GOTO(mpg_out_of_host_memory(source->num_values * sizeof *r.map));
+  for (size_t i = request->num_inputs - request->num_parameters; i < request->num_inputs; i++)
+    parameter[request->inputs[i].node] = true;
   for (size_t i = 0; i < source->num_values; i++) r.map[i] = MPG_NO_VALUE;
   find_live(source, live, users, written);
   find_wants(request, wants);
@@ -299,7 +312,8 @@ static mpg_status sweep(const mpg_rewrite_request *request, const mpg_rewrite_ru
   for (uint32_t n = 0; n < source->num_nodes; n++) {
     r.node = n;
     if (!live[n]) continue;
-    bool applied = rule && source->nodes[n].op && can_run(rule, &source->nodes[n]) && rule->apply(&r, n);
+    bool applied =
+        rule && source->nodes[n].op && can_run(rule, &source->nodes[n]) && rule->apply(&r, n);
     MPG_GOTO(r.status);
     if (!rule) start(&r);
     if (!applied && r.started) MPG_GOTO(take_over(&r, n));
@@ -308,8 +322,10 @@ static mpg_status sweep(const mpg_rewrite_request *request, const mpg_rewrite_ru
     r.target.num_random = source->num_random;
     r.target.num_regions = source->num_regions;
     MPG_GOTO(mpg_graph_set_outputs(&r.target, source->outputs, source->num_outputs));
-    for (size_t i = 0; i < source->num_outputs; i++) r.target.outputs[i] = r.map[mpg_value_index(source, source->outputs[i])];
-    for (size_t i = 0; i < request->num_inputs; i++) request->inputs[i] = r.map[mpg_value_index(source, request->inputs[i])];
+    for (size_t i = 0; i < source->num_outputs; i++)
+      r.target.outputs[i] = r.map[mpg_value_index(source, source->outputs[i])];
+    for (size_t i = 0; i < request->num_inputs; i++)
+      request->inputs[i] = r.map[mpg_value_index(source, request->inputs[i])];
     mpg_graph old = *source;
     *source = r.target;
     r.target = old;
@@ -330,9 +346,11 @@ fail:
 mpg_status mpg_graph_rewrite(const mpg_rewrite_request *request, bool *changed) {
   *changed = false;
   for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
-    if ((rules[i]->prediction && request->recording) || (rules[i]->keeps && !request->keeps)) continue;
+    if ((rules[i]->prediction && request->recording) || (rules[i]->keeps && !request->keeps))
+      continue;
     mpg_status status = sweep(request, rules[i], changed);
-    if (status != MPG_OK) return mpg_fail_prefix(status, "rewriting the graph (%s)", rules[i]->name);
+    if (status != MPG_OK)
+      return mpg_fail_prefix(status, "rewriting the graph (%s)", rules[i]->name);
   }
   return *changed ? sweep(request, NULL, changed) : MPG_OK;
 }

@@ -33,12 +33,18 @@ bool mpg_view_op(const mpg_node *node) {
   if (!node->op) return false;
   if (mpg_node_is_view(node)) return mpg_node_is_reshape(node);
   switch (node->op->id) {
-    case MPG_OP_transpose: case MPG_OP_SwapAxis: case MPG_OP_SliceChannel: case MPG_OP__split_v2: case MPG_OP_slice: case MPG_OP_slice_axis: return true;
+    case MPG_OP_transpose:
+    case MPG_OP_SwapAxis:
+    case MPG_OP_SliceChannel:
+    case MPG_OP__split_v2:
+    case MPG_OP_slice:
+    case MPG_OP_slice_axis: return true;
     default: return false;
   }
 }
 
-/* The same factors under another shape: each dimension takes from them, innermost first, as much as it needs. */
+/* The same factors under another shape: each dimension takes from them, innermost first, as much as
+ * it needs. */
 static bool regroup(mpg_view_layout *layout, const mpg_shape *shape) {
   mpg_factor taken[MPG_VIEW_FACTORS];
   int dims[MPG_VIEW_FACTORS], count = 0, from = layout->count - 1;
@@ -70,7 +76,9 @@ static bool permute(mpg_view_layout *layout, const int *axes) {
   *layout = (mpg_view_layout){.ndim = old.ndim, .offset = old.offset};
   for (int dim = 0; dim < old.ndim; dim++)
     for (int i = 0; i < old.count; i++)
-      if (old.dims[i] == axes[dim] && !mpg_view_push(layout, dim, old.factors[i].size, old.factors[i].stride)) return false;
+      if (old.dims[i] == axes[dim] &&
+          !mpg_view_push(layout, dim, old.factors[i].size, old.factors[i].stride))
+        return false;
   return true;
 }
 
@@ -100,7 +108,8 @@ static bool cut(mpg_view_layout *layout, int dim, int64_t size, int64_t begin, i
 
 static int axis_of(int64_t axis, int ndim) { return (int)(axis < 0 ? axis + ndim : axis); }
 
-bool mpg_view_apply(const mpg_graph *graph, const mpg_node *node, uint32_t output, mpg_view_layout *layout) {
+bool mpg_view_apply(const mpg_graph *graph, const mpg_node *node, uint32_t output,
+                    mpg_view_layout *layout) {
   const mpg_shape *from = &mpg_graph_at(graph, mpg_node_inputs(graph, node)[0])->desc.shape;
   const mpg_shape *to = &graph->values[node->values + output].desc.shape;
   int axes[MPG_MAX_NDIM];
@@ -108,7 +117,8 @@ bool mpg_view_apply(const mpg_graph *graph, const mpg_node *node, uint32_t outpu
   switch (node->op->id) {
     case MPG_OP_transpose: {
       const mpg_tuple *given = &((const mpg_transpose_params *)node->params)->axes;
-      for (int i = 0; i < from->ndim; i++) axes[i] = given->count > 0 ? axis_of(given->values[i], from->ndim) : from->ndim - 1 - i;
+      for (int i = 0; i < from->ndim; i++)
+        axes[i] = given->count > 0 ? axis_of(given->values[i], from->ndim) : from->ndim - 1 - i;
       return permute(layout, axes);
     }
     case MPG_OP_SwapAxis: {
@@ -135,13 +145,17 @@ bool mpg_view_apply(const mpg_graph *graph, const mpg_node *node, uint32_t outpu
       mpg_region region;
       if (node->op->id == MPG_OP_slice) {
         const mpg_slice_params *p = node->params;
-        if (mpg_region_make("slice", from, &p->begin, &p->end, &p->step, &region) != MPG_OK) return false;
+        if (mpg_region_make("slice", from, &p->begin, &p->end, &p->step, &region) != MPG_OK)
+          return false;
       } else {
         const mpg_slice_axis_params *p = node->params;
-        if (mpg_region_axis("slice_axis", from, p->axis, p->begin, &p->end, &region) != MPG_OK) return false;
+        if (mpg_region_axis("slice_axis", from, p->axis, p->begin, &p->end, &region) != MPG_OK)
+          return false;
       }
       for (int i = 0; i < from->ndim; i++)
-        if (region.step[i] != 1 || !cut(layout, i, from->dims[i], region.start[i], region.shape.dims[i])) return false;
+        if (region.step[i] != 1 ||
+            !cut(layout, i, from->dims[i], region.start[i], region.shape.dims[i]))
+          return false;
       return true;
     }
     default: return false;
@@ -178,6 +192,7 @@ bool mpg_lead_agree(mpg_lead *leads, int count) {
   }
   for (int i = 0; i < count; i++)
     if (leads[i].size[1] != heads)
-      leads[i] = (mpg_lead){{total / heads, heads}, {leads[i].stride[0] * heads, leads[i].stride[0]}};
+      leads[i] =
+          (mpg_lead){{total / heads, heads}, {leads[i].stride[0] * heads, leads[i].stride[0]}};
   return true;
 }

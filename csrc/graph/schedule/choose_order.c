@@ -6,19 +6,23 @@
 static size_t planned_bytes(const mpg_plan *plan, mpg_device_id device) {
   size_t bytes = 0;
   for (uint32_t i = 0; i < plan->num_blocks; i++)
-    if (mpg_device_id_equal(plan->devices[plan->blocks[i].device], device)) bytes += plan->blocks[i].size;
+    if (mpg_device_id_equal(plan->devices[plan->blocks[i].device], device))
+      bytes += plan->blocks[i].size;
   return bytes;
 }
 
-/* Takes the order `other` and its plan instead, unless that costs a device more than a fiftieth of its memory. */
-static mpg_status take_if_small(const mpg_plan_request *plain, mpg_order *other, mpg_order *order, mpg_plan *plan, bool *taken) {
+/* Takes the order `other` and its plan instead, unless that costs a device more than a fiftieth of
+ * its memory. */
+static mpg_status take_if_small(const mpg_plan_request *plain, mpg_order *other, mpg_order *order,
+                                mpg_plan *plan, bool *taken) {
   mpg_plan_request request = *plain;
   mpg_plan other_plan = {0};
   request.order = other;
   MPG_TRY(mpg_plan_make(&request, &other_plan));
   bool small = true;
   for (uint32_t i = 0; i < plan->num_devices; i++) {
-    size_t before = planned_bytes(plan, plan->devices[i]), after = planned_bytes(&other_plan, plan->devices[i]);
+    size_t before = planned_bytes(plan, plan->devices[i]),
+           after = planned_bytes(&other_plan, plan->devices[i]);
     small = small && after <= before + before / 50;
   }
   if (small) {
@@ -40,7 +44,8 @@ static mpg_status wait_less(const mpg_plan_request *request, mpg_order *order, m
   double seconds[1 + MPG_FASTER_ORDERS] = {0};
   bool crosses = false, taken = false;
   mpg_status status = MPG_OK;
-  for (size_t k = 0; k < order->count && !crosses; k++) crosses = mpg_node_crosses(request->graph, &request->graph->nodes[order->nodes[k]]);
+  for (size_t k = 0; k < order->count && !crosses; k++)
+    crosses = mpg_node_crosses(request->graph, &request->graph->nodes[order->nodes[k]]);
   if (!crosses) return MPG_OK;
   MPG_GOTO(mpg_order_for_time(request, faster, seconds));
   while (!taken) {
@@ -70,14 +75,16 @@ typedef struct trial {
   bool *apart;     /* per node */
   mpg_order order; /* the last one tried, and its plan */
   mpg_plan plan;
-  bool changed, small, over[MPG_MAX_GRAPH_DEVICES]; /* it has groups; within all limits; which ones it is over */
+  bool changed, small,
+      over[MPG_MAX_GRAPH_DEVICES]; /* it has groups; within all limits; which ones it is over */
 } trial;
 
 static mpg_status try_groups(trial *t) {
   mpg_plan_request request = *t->plain;
   mpg_order_free(&t->order);
   mpg_plan_free(&t->plan);
-  MPG_TRY(mpg_graph_fuse(request.graph, request.order, request.external, request.saved, t->apart, &t->order, &t->changed));
+  MPG_TRY(mpg_graph_fuse(request.graph, request.order, request.external, request.saved, t->apart,
+                         &t->order, &t->changed));
   t->small = t->changed;
   if (!t->changed) return MPG_OK;
   request.order = &t->order;
@@ -111,15 +118,19 @@ static mpg_status note_groups(const trial *t, grouping *g) {
     members *group = &g->groups[g->num_groups++];
     *group = (members){fusion->groups[i].first, fusion->groups[i].count, 0};
     mpg_device_id device = t->plain->graph->nodes[g->nodes[group->first]].device;
-    while (group->limit < t->limits.count && !mpg_device_id_equal(t->limits.devices[group->limit], device)) group->limit++;
+    while (group->limit < t->limits.count &&
+           !mpg_device_id_equal(t->limits.devices[group->limit], device))
+      group->limit++;
   }
   return MPG_OK;
 }
 
 /* Groups [first, first + count) of the one device: as groups, or apart. */
-static void set_apart(trial *t, const grouping *g, uint32_t limit, uint32_t first, uint32_t count, bool apart) {
+static void set_apart(trial *t, const grouping *g, uint32_t limit, uint32_t first, uint32_t count,
+                      bool apart) {
   for (uint32_t i = first; i < first + count; i++)
-    for (uint32_t k = 0; k < g->groups[i].count && g->groups[i].limit == limit; k++) t->apart[g->nodes[g->groups[i].first + k]] = apart;
+    for (uint32_t k = 0; k < g->groups[i].count && g->groups[i].limit == limit; k++)
+      t->apart[g->nodes[g->groups[i].first + k]] = apart;
 }
 
 static void take_trial(trial *t, mpg_order *order, mpg_plan *plan) {
@@ -131,10 +142,14 @@ static void take_trial(trial *t, mpg_order *order, mpg_plan *plan) {
   t->plan = (mpg_plan){0};
 }
 
-/* Halves that do not fit are halved again, until single groups are left out or the tries are used up. */
-static mpg_status add_groups(trial *t, const grouping *g, uint32_t limit, mpg_order *fused, mpg_plan *plan) {
+/* Halves that do not fit are halved again, until single groups are left out or the tries are used
+ * up. */
+static mpg_status add_groups(trial *t, const grouping *g, uint32_t limit, mpg_order *fused,
+                             mpg_plan *plan) {
   enum { TRIES = 12 };
-  struct { uint32_t first, count; } open[64];
+  struct {
+    uint32_t first, count;
+  } open[64];
   int num_open = 0;
   open[num_open].first = 0;
   open[num_open++].count = g->num_groups;
@@ -180,7 +195,8 @@ static mpg_status fuse(const mpg_plan_request *request, mpg_order *order, mpg_pl
   if (t.changed && !t.small) {
     bool over[MPG_MAX_GRAPH_DEVICES] = {false};
     MPG_GOTO(note_groups(&t, &groups));
-    for (uint32_t i = 0; i < t.limits.count && !t.small; i++) { /* first without any on the devices where they need too much */
+    for (uint32_t i = 0; i < t.limits.count && !t.small;
+         i++) { /* first without any on the devices where they need too much */
       if (!t.changed || !t.over[i]) continue;
       over[i] = true;
       set_apart(&t, &groups, i, 0, groups.num_groups, true);
@@ -211,7 +227,8 @@ fail:
   return status;
 }
 
-mpg_status mpg_schedule(const mpg_plan_request *request, mpg_order *order, bool free_order, mpg_plan *plan) {
+mpg_status mpg_schedule(const mpg_plan_request *request, mpg_order *order, bool free_order,
+                        mpg_plan *plan) {
   mpg_order other = {0};
   bool changed = false;
   mpg_status status = MPG_OK;

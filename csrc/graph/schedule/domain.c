@@ -81,9 +81,11 @@ static int select_dims(const mpg_domain *domain, uint32_t moving, int64_t *dims,
   return count;
 }
 
-/* `whole` with its dims `moving` cut into pieces; `mine` and `others` say of which dims these are. */
-static bool refine(const mpg_domain *whole, const int *mine, const int *others, const int *from_mine, const int *from_others, const pieces *p,
-                   uint32_t moving, mpg_domain *result, mpg_domain_map *map_mine, mpg_domain_map *map_others) {
+/* `whole` with its dims `moving` cut into pieces; `mine` and `others` say of which dims these are.
+ */
+static bool refine(const mpg_domain *whole, const int *mine, const int *others,
+                   const int *from_mine, const int *from_others, const pieces *p, uint32_t moving,
+                   mpg_domain *result, mpg_domain_map *map_mine, mpg_domain_map *map_others) {
   memset(map_mine, 0, sizeof *map_mine);
   memset(map_others, 0, sizeof *map_others);
   int count = 0, k = 0;
@@ -105,7 +107,8 @@ static bool refine(const mpg_domain *whole, const int *mine, const int *others, 
   return true;
 }
 
-bool mpg_domain_join(mpg_domain *domain, uint32_t moving, const mpg_domain *other, mpg_domain_map *old, mpg_domain_map *joined) {
+bool mpg_domain_join(mpg_domain *domain, uint32_t moving, const mpg_domain *other,
+                     mpg_domain_map *old, mpg_domain_map *joined) {
   int64_t dims[MPG_MAX_NDIM];
   int from[MPG_MAX_NDIM], same[MPG_MAX_NDIM];
   pieces p;
@@ -118,7 +121,8 @@ bool mpg_domain_join(mpg_domain *domain, uint32_t moving, const mpg_domain *othe
   return true;
 }
 
-bool mpg_domain_widen(mpg_domain *domain, const mpg_domain *other, uint32_t moving, mpg_domain_map *old, mpg_domain_map *joined) {
+bool mpg_domain_widen(mpg_domain *domain, const mpg_domain *other, uint32_t moving,
+                      mpg_domain_map *old, mpg_domain_map *joined) {
   int64_t dims[MPG_MAX_NDIM];
   int from[MPG_MAX_NDIM], same[MPG_MAX_NDIM];
   pieces p;

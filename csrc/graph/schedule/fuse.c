@@ -1,5 +1,6 @@
-/* Which neighbours in an order become one pass over memory. One walk along the order: a node joins the open groups that its inputs come
- * from, or closes them, because a group runs where its last member is and whoever uses its results comes after it. */
+/* Which neighbours in an order become one pass over memory. One walk along the order: a node joins
+ * the open groups that its inputs come from, or closes them, because a group runs where its last
+ * member is and whoever uses its results comes after it. */
 #include "graph/schedule/fuse.h"
 
 #include <string.h>
@@ -14,8 +15,9 @@ typedef struct open_group {
   uint32_t last;        /* position of its last kernel */
   uint32_t num_kernels; /* members that are no views */
   uint32_t num_members, num_uses, num_folds;
-  uint32_t head;          /* node; UINT32_MAX: none */
-  int64_t panel, least;   /* elements of the head's panels, and of the smallest that many threads may want */
+  uint32_t head; /* node; UINT32_MAX: none */
+  int64_t panel,
+      least; /* elements of the head's panels, and of the smallest that many threads may want */
   uint32_t members[MPG_FUSED_MAX_MEMBERS]; /* positions, ascending */
   mpg_fused_use uses[MPG_FUSED_MAX_VALUES];
 } open_group;
@@ -52,12 +54,21 @@ static bool is_map(const mpg_graph *graph, const mpg_node *node) {
   const mpg_op *op = node->op;
   if (op->flags & MPG_OP_COPY) return !mpg_node_crosses(graph, node);
   switch (op->id) {
-    case MPG_OP_Cast: case MPG_OP_amp_cast: return true;
-    case MPG_OP__full_like: case MPG_OP_zeros_like: case MPG_OP_ones_like: return true;
-    case MPG_OP_where: return mpg_shape_equal(shape_of_input(graph, node, 0), shape_of_input(graph, node, 1));
-    case MPG_OP_Dropout: return mpg_shape_equal(&graph->values[node->values].desc.shape, &graph->values[node->values + 1].desc.shape);
-    case MPG_OP__dropout_apply: return mpg_shape_equal(shape_of_input(graph, node, 0), shape_of_input(graph, node, 1));
-    case MPG_OP_broadcast_to: case MPG_OP_broadcast_axis: case MPG_OP__broadcast_exact: return true;
+    case MPG_OP_Cast:
+    case MPG_OP_amp_cast: return true;
+    case MPG_OP__full_like:
+    case MPG_OP_zeros_like:
+    case MPG_OP_ones_like: return true;
+    case MPG_OP_where:
+      return mpg_shape_equal(shape_of_input(graph, node, 0), shape_of_input(graph, node, 1));
+    case MPG_OP_Dropout:
+      return mpg_shape_equal(&graph->values[node->values].desc.shape,
+                             &graph->values[node->values + 1].desc.shape);
+    case MPG_OP__dropout_apply:
+      return mpg_shape_equal(shape_of_input(graph, node, 0), shape_of_input(graph, node, 1));
+    case MPG_OP_broadcast_to:
+    case MPG_OP_broadcast_axis:
+    case MPG_OP__broadcast_exact: return true;
     /* no slopes by channel or by chance */
     case MPG_OP_LeakyReLU: return node->num_inputs == 1 && node->num_outputs == 1;
     case MPG_OP__contrib_div_sqrt_dim: return false; /* the size of a certain axis matters */
@@ -72,7 +83,13 @@ mpg_fuse_kind mpg_fuse_kind_of(const mpg_graph *graph, const mpg_node *node) {
   if (!node->op || !has_elements(graph, node)) return MPG_FUSE_NOT;
   if (mpg_node_is_view(node)) return node->num_inputs == 1 ? MPG_FUSE_VIEW : MPG_FUSE_NOT;
   switch (node->op->id) {
-    case MPG_OP_sum: case MPG_OP_mean: case MPG_OP_prod: case MPG_OP_nansum: case MPG_OP_nanprod: case MPG_OP_max: case MPG_OP_min:
+    case MPG_OP_sum:
+    case MPG_OP_mean:
+    case MPG_OP_prod:
+    case MPG_OP_nansum:
+    case MPG_OP_nanprod:
+    case MPG_OP_max:
+    case MPG_OP_min:
     case MPG_OP_norm: return MPG_FUSE_REDUCE;
     default: break;
   }
@@ -84,7 +101,10 @@ mpg_fuse_kind mpg_fuse_kind_of(const mpg_graph *graph, const mpg_node *node) {
 bool mpg_fuse_product(const mpg_graph *graph, const mpg_node *node, mpg_product *product) {
   if (node->num_inputs < 2) return false;
   const mpg_value *inputs = mpg_node_inputs(graph, node);
-  return mpg_product_in_panels(node->op, node->params, (const mpg_desc *[]){&mpg_graph_at(graph, inputs[0])->desc, &mpg_graph_at(graph, inputs[1])->desc}, product);
+  return mpg_product_in_panels(node->op, node->params,
+                               (const mpg_desc *[]){&mpg_graph_at(graph, inputs[0])->desc,
+                                                    &mpg_graph_at(graph, inputs[1])->desc},
+                               product);
 }
 
 /* What a node does on its own domain: bits per input, then per output. */
@@ -97,10 +117,13 @@ typedef struct action {
 
 static uint32_t reduced_bits(const mpg_node *node, const mpg_shape *shape) {
   bool is_norm = node->op->id == MPG_OP_norm;
-  const mpg_tuple *axis = is_norm ? &((const mpg_reduce_norm_params *)node->params)->axis : &((const mpg_reduce_params *)node->params)->axis;
-  bool exclude = !is_norm && ((const mpg_reduce_params *)node->params)->exclude, named[MPG_MAX_NDIM] = {false};
+  const mpg_tuple *axis = is_norm ? &((const mpg_reduce_norm_params *)node->params)->axis
+                                  : &((const mpg_reduce_params *)node->params)->axis;
+  bool exclude = !is_norm && ((const mpg_reduce_params *)node->params)->exclude,
+       named[MPG_MAX_NDIM] = {false};
   uint32_t bits = 0;
-  for (int i = 0; i < axis->count; i++) named[axis->values[i] < 0 ? axis->values[i] + shape->ndim : axis->values[i]] = true;
+  for (int i = 0; i < axis->count; i++)
+    named[axis->values[i] < 0 ? axis->values[i] + shape->ndim : axis->values[i]] = true;
   for (int i = 0, bit = 0; i < shape->ndim; i++) {
     if (shape->dims[i] == 1) continue;
     if (axis->count <= 0 || named[i] != exclude) bits |= 1u << bit;
@@ -125,9 +148,12 @@ static bool describe(const mpg_graph *graph, const mpg_node *node, mpg_fuse_kind
   for (uint32_t i = 0; i < a->num_inputs; i++)
     if (!mpg_domain_bits(shape_of_input(graph, node, i), whole, &a->bits[i])) return false;
   a->num_outputs = node->num_outputs;
-  while (mpg_shape_size(&graph->values[node->values + a->num_outputs - 1].desc.shape) == 0) a->num_outputs--; /* masks that are not used */
+  while (mpg_shape_size(&graph->values[node->values + a->num_outputs - 1].desc.shape) == 0)
+    a->num_outputs--; /* masks that are not used */
   for (uint32_t i = 0; i < a->num_outputs; i++)
-    if (!mpg_domain_bits(&graph->values[node->values + i].desc.shape, whole, &a->bits[a->num_inputs + i])) return false;
+    if (!mpg_domain_bits(&graph->values[node->values + i].desc.shape, whole,
+                         &a->bits[a->num_inputs + i]))
+      return false;
   return true;
 }
 
@@ -150,7 +176,8 @@ static bool add_use(open_group *g, uint32_t value, uint32_t moving, bool made) {
 }
 
 static void map_uses(open_group *g, const mpg_domain_map *map) {
-  for (uint32_t i = 0; i < g->num_uses; i++) g->uses[i].moving = mpg_domain_apply(map, g->uses[i].moving);
+  for (uint32_t i = 0; i < g->num_uses; i++)
+    g->uses[i].moving = mpg_domain_apply(map, g->uses[i].moving);
 }
 
 static int find_split(const mpg_domain *domain, const mpg_fused_use *uses, size_t count) {
@@ -181,15 +208,19 @@ static int64_t common_divisor(int64_t a, int64_t b) {
 /* Tiles small enough for a cache, and enough of them for the threads. */
 static bool can_be_cut(const open_group *g) {
   int64_t all = mpg_domain_size(&g->domain, mpg_domain_all(&g->domain)), tile = 1;
-  for (int d = find_split(&g->domain, g->uses, g->num_uses) + 1; d < g->domain.ndim; d++) tile *= g->domain.dims[d];
+  for (int d = find_split(&g->domain, g->uses, g->num_uses) + 1; d < g->domain.ndim; d++)
+    tile *= g->domain.dims[d];
   if (tile > MPG_FUSED_MAX_TILE || (all > MPG_FUSED_MAX_TILE && all / tile < 8)) return false;
   if (g->head != UINT32_MAX && g->least % tile) return false;
   if (all <= MPG_FUSED_MAX_FEW) return true;
   for (uint32_t i = 0; i < g->num_uses; i++) { /* threads share whole chunks */
     if (!g->uses[i].folded) continue;
-    int64_t inner = mpg_domain_size(&g->domain, g->uses[i].moving), chunk = mpg_fold_chunk(all / inner, inner);
+    int64_t inner = mpg_domain_size(&g->domain, g->uses[i].moving),
+            chunk = mpg_fold_chunk(all / inner, inner);
     if ((all / inner + chunk - 1) / chunk < 8 || chunk * inner % tile) return false;
-    if (g->head != UINT32_MAX && all / 8 < g->panel / common_divisor(g->panel, chunk * inner) * chunk * inner) return false; /* and whole panels */
+    if (g->head != UINT32_MAX &&
+        all / 8 < g->panel / common_divisor(g->panel, chunk * inner) * chunk * inner)
+      return false; /* and whole panels */
   }
   return true;
 }
@@ -198,7 +229,9 @@ static bool can_be_cut(const open_group *g) {
 static bool fold(open_group *g, uint32_t in, uint32_t out) {
   enum { MAX_INNER = 4096 };
   uint32_t all = mpg_domain_all(&g->domain), reduced = all & ~find_use(g, out)->moving;
-  if (find_use(g, in)->moving != all || (reduced & (reduced + 1)) || g->num_folds == MPG_FUSED_MAX_FOLDS) return false;
+  if (find_use(g, in)->moving != all || (reduced & (reduced + 1)) ||
+      g->num_folds == MPG_FUSED_MAX_FOLDS)
+    return false;
   if (mpg_domain_size(&g->domain, all & ~reduced) > MAX_INNER) return false;
   find_use(g, out)->folded = true;
   g->num_folds++;
@@ -216,7 +249,8 @@ static bool add_member(open_group *g, uint32_t position, bool kernel) {
 }
 
 /* The node as a member of g. False leaves g in pieces: callers try on a copy. */
-static bool join(fuser *f, open_group *g, uint32_t position, const mpg_node *node, const action *a) {
+static bool join(fuser *f, open_group *g, uint32_t position, const mpg_node *node,
+                 const action *a) {
   const mpg_value *inputs = mpg_node_inputs(f->graph, node);
   mpg_domain_map old, joined;
   const mpg_fused_use *anchor = NULL;
@@ -234,16 +268,22 @@ static bool join(fuser *f, open_group *g, uint32_t position, const mpg_node *nod
       found = use && use->moving == mpg_domain_all(&g->domain);
       if (found) known = a->bits[i];
     }
-    if (!found || g->num_folds || g->head != UINT32_MAX || !mpg_domain_widen(&g->domain, &a->domain, known, &old, &joined)) return false;
+    if (!found || g->num_folds || g->head != UINT32_MAX ||
+        !mpg_domain_widen(&g->domain, &a->domain, known, &old, &joined))
+      return false;
   }
   map_uses(g, &old);
   for (uint32_t i = 0; i < a->num_inputs; i++)
-    if (!add_use(g, mpg_value_index(f->graph, inputs[i]), mpg_domain_apply(&joined, a->bits[i]), false)) return false;
+    if (!add_use(g, mpg_value_index(f->graph, inputs[i]), mpg_domain_apply(&joined, a->bits[i]),
+                 false))
+      return false;
   for (uint32_t i = 0; i < a->num_outputs; i++)
-    if (!add_use(g, node->values + i, mpg_domain_apply(&joined, a->bits[a->num_inputs + i]), true)) return false;
+    if (!add_use(g, node->values + i, mpg_domain_apply(&joined, a->bits[a->num_inputs + i]), true))
+      return false;
   if (!add_member(g, position, true)) return false;
   if (can_be_cut(g)) return true;
-  return mpg_fuse_kind_of(f->graph, node) == MPG_FUSE_REDUCE && fold(g, mpg_value_index(f->graph, inputs[0]), node->values);
+  return mpg_fuse_kind_of(f->graph, node) == MPG_FUSE_REDUCE &&
+         fold(g, mpg_value_index(f->graph, inputs[0]), node->values);
 }
 
 /* All of `other` into g, which reads `value` of it. */
@@ -251,14 +291,18 @@ static bool merge(open_group *g, const open_group *other, uint32_t value) {
   const mpg_fused_use *here = find_use(g, value), *there = find_use((open_group *)other, value);
   mpg_domain_map old, joined;
   if (!here || !there || there->moving != mpg_domain_all(&other->domain)) return false;
-  if ((other->num_folds || other->head != UINT32_MAX) && here->moving != mpg_domain_all(&g->domain)) return false;
+  if ((other->num_folds || other->head != UINT32_MAX) && here->moving != mpg_domain_all(&g->domain))
+    return false;
   if (g->head != UINT32_MAX && other->head != UINT32_MAX) return false;
-  if (other->head != UINT32_MAX) g->head = other->head, g->panel = other->panel, g->least = other->least;
+  if (other->head != UINT32_MAX)
+    g->head = other->head, g->panel = other->panel, g->least = other->least;
   if (g->num_folds + other->num_folds > MPG_FUSED_MAX_FOLDS) return false;
   if (!mpg_domain_join(&g->domain, here->moving, &other->domain, &old, &joined)) return false;
   map_uses(g, &old);
   for (uint32_t i = 0; i < other->num_uses; i++) {
-    if (!add_use(g, other->uses[i].value, mpg_domain_apply(&joined, other->uses[i].moving), other->uses[i].made)) return false;
+    if (!add_use(g, other->uses[i].value, mpg_domain_apply(&joined, other->uses[i].moving),
+                 other->uses[i].made))
+      return false;
     find_use(g, other->uses[i].value)->folded = other->uses[i].folded;
   }
   g->num_folds += other->num_folds;
@@ -269,22 +313,27 @@ static bool merge(open_group *g, const open_group *other, uint32_t value) {
   return can_be_cut(g);
 }
 
-/* Moving a group to a later place keeps what it reads alive until there, and what it makes out of memory until there. */
-static bool worth_moving(const fuser *f, const open_group *g, uint32_t position, const uint32_t *others, uint32_t num_others) {
+/* Moving a group to a later place keeps what it reads alive until there, and what it makes out of
+ * memory until there. */
+static bool worth_moving(const fuser *f, const open_group *g, uint32_t position,
+                         const uint32_t *others, uint32_t num_others) {
   enum { LOOK_BACK = 256 };
   const mpg_graph *graph = f->graph;
   bool gap = position - g->last > LOOK_BACK;
   for (uint32_t k = g->last + 1; k < position && !gap; k++) {
     const mpg_node *node = &graph->nodes[f->order->nodes[k]];
     bool moves_too = mpg_node_is_view(node);
-    for (uint32_t i = 0; i < num_others; i++) moves_too |= f->group_of[f->order->nodes[k]] == others[i];
+    for (uint32_t i = 0; i < num_others; i++)
+      moves_too |= f->group_of[f->order->nodes[k]] == others[i];
     gap = !moves_too && mpg_device_id_equal(mpg_node_runs_on(graph, node), g->device);
   }
   if (!gap) return true;
   size_t longer = 0, shorter = 0;
   for (uint32_t i = 0; g->head != UINT32_MAX && i < graph->nodes[g->head].num_inputs; i++) {
-    uint32_t root = f->root[mpg_value_index(graph, mpg_node_inputs(graph, &graph->nodes[g->head])[i])];
-    if (!f->kept[root] && f->last_use[root] < position) longer += mpg_desc_bytes(&graph->values[root].desc);
+    uint32_t root =
+        f->root[mpg_value_index(graph, mpg_node_inputs(graph, &graph->nodes[g->head])[i])];
+    if (!f->kept[root] && f->last_use[root] < position)
+      longer += mpg_desc_bytes(&graph->values[root].desc);
   }
   for (uint32_t i = 0; i < g->num_uses; i++) {
     uint32_t root = f->root[g->uses[i].value];
@@ -303,9 +352,12 @@ static bool worth_moving(const fuser *f, const open_group *g, uint32_t position,
 
 static void dissolve(fuser *f, uint32_t number) {
   open_group *g = f->groups[number];
-  for (uint32_t i = 0; i < g->num_members; i++) f->group_of[f->order->nodes[g->members[i]]] = UINT32_MAX;
-  if (!f->spare) f->spare = g;
-  else mpg_free(g);
+  for (uint32_t i = 0; i < g->num_members; i++)
+    f->group_of[f->order->nodes[g->members[i]]] = UINT32_MAX;
+  if (!f->spare)
+    f->spare = g;
+  else
+    mpg_free(g);
   f->groups[number] = NULL;
 }
 
@@ -315,10 +367,14 @@ static void close_group(fuser *f, uint32_t number) {
   if (g->num_kernels < 2) dissolve(f, number);
 }
 
-static bool is_open(const fuser *f, uint32_t number) { return number != UINT32_MAX && f->groups[number] && f->groups[number]->open; }
+static bool is_open(const fuser *f, uint32_t number) {
+  return number != UINT32_MAX && f->groups[number] && f->groups[number]->open;
+}
 
-/* The open groups that a node's inputs come from, on its device and in its segment; those of others are closed. */
-static uint32_t sources(fuser *f, const mpg_node *node, uint32_t segment, uint32_t *found, uint32_t limit) {
+/* The open groups that a node's inputs come from, on its device and in its segment; those of others
+ * are closed. */
+static uint32_t sources(fuser *f, const mpg_node *node, uint32_t segment, uint32_t *found,
+                        uint32_t limit) {
   uint32_t count = 0;
   if (mpg_node_flag(node, MPG_OP_SHAPE_ONLY)) return 0;
   for (uint32_t i = 0; i < node->num_inputs; i++) {
@@ -329,8 +385,11 @@ static uint32_t sources(fuser *f, const mpg_node *node, uint32_t segment, uint32
     bool known = false;
     for (uint32_t k = 0; k < count; k++) known |= found[k] == number;
     if (known) continue;
-    if (count < limit && g->segment == segment && mpg_device_id_equal(g->device, mpg_node_runs_on(f->graph, node))) found[count++] = number;
-    else close_group(f, number);
+    if (count < limit && g->segment == segment &&
+        mpg_device_id_equal(g->device, mpg_node_runs_on(f->graph, node)))
+      found[count++] = number;
+    else
+      close_group(f, number);
   }
   return count;
 }
@@ -343,24 +402,35 @@ static uint32_t value_from(const fuser *f, const mpg_node *node, uint32_t group)
   return UINT32_MAX;
 }
 
-static mpg_status start(fuser *f, uint32_t position, uint32_t segment, const mpg_node *node, const action *a, const mpg_product *head) {
+static mpg_status start(fuser *f, uint32_t position, uint32_t segment, const mpg_node *node,
+                        const action *a, const mpg_product *head) {
   mpg_device *device;
   MPG_TRY(mpg_device_get(node->device, &device));
   if (!mpg_kernel_get_fused(device)) return MPG_OK;
   open_group *g = f->spare ? f->spare : mpg_malloc(sizeof *g);
   if (!g) return mpg_out_of_host_memory(sizeof *g);
   f->spare = NULL;
-  *g = (open_group){.device = node->device, .segment = segment, .open = true, .domain = a->domain, .last = position, .head = UINT32_MAX};
+  *g = (open_group){.device = node->device,
+                    .segment = segment,
+                    .open = true,
+                    .domain = a->domain,
+                    .last = position,
+                    .head = UINT32_MAX};
   bool fits = true;
-  if (head) g->head = f->order->nodes[position], g->panel = head->panel * head->n, g->least = head->least * head->n;
+  if (head)
+    g->head = f->order->nodes[position], g->panel = head->panel * head->n,
+    g->least = head->least * head->n;
   for (uint32_t i = 0; i < a->num_inputs && fits && !head; i++)
-    fits = add_use(g, mpg_value_index(f->graph, mpg_node_inputs(f->graph, node)[i]), a->bits[i], false);
-  for (uint32_t i = 0; i < a->num_outputs && fits; i++) fits = add_use(g, node->values + i, a->bits[a->num_inputs + i], true);
+    fits = add_use(g, mpg_value_index(f->graph, mpg_node_inputs(f->graph, node)[i]), a->bits[i],
+                   false);
+  for (uint32_t i = 0; i < a->num_outputs && fits; i++)
+    fits = add_use(g, node->values + i, a->bits[a->num_inputs + i], true);
   if (!fits || !add_member(g, position, true) || !can_be_cut(g)) {
     f->spare = g;
     return MPG_OK;
   }
-  mpg_status status = mpg_grow((void **)&f->groups, &f->groups_capacity, f->num_groups + 1, sizeof *f->groups);
+  mpg_status status =
+      mpg_grow((void **)&f->groups, &f->groups_capacity, f->num_groups + 1, sizeof *f->groups);
   if (status != MPG_OK) {
     f->spare = g;
     return status;
@@ -379,8 +449,10 @@ static mpg_status is_taken(const fuser *f, const mpg_node *node, bool *taken) {
   uint32_t count = node->num_inputs + node->num_outputs;
   *taken = !fuses;
   if (!fuses || count > MPG_MAX_NAMED) return MPG_OK;
-  for (uint32_t i = 0; i < node->num_inputs; i++) dtypes[i] = mpg_graph_at(f->graph, mpg_node_inputs(f->graph, node)[i])->desc.dtype;
-  for (uint32_t i = 0; i < node->num_outputs; i++) dtypes[node->num_inputs + i] = f->graph->values[node->values + i].desc.dtype;
+  for (uint32_t i = 0; i < node->num_inputs; i++)
+    dtypes[i] = mpg_graph_at(f->graph, mpg_node_inputs(f->graph, node)[i])->desc.dtype;
+  for (uint32_t i = 0; i < node->num_outputs; i++)
+    dtypes[node->num_inputs + i] = f->graph->values[node->values + i].desc.dtype;
   *taken = fuses(node->op, node->params, dtypes, (int)count);
   return MPG_OK;
 }
@@ -389,12 +461,14 @@ static void take_over(fuser *f, uint32_t number) { /* the trial succeeded */
   open_group *g = f->groups[number];
   f->groups[number] = f->trial;
   f->trial = g;
-  for (uint32_t i = 0; i < f->groups[number]->num_members; i++) f->group_of[f->order->nodes[f->groups[number]->members[i]]] = number;
+  for (uint32_t i = 0; i < f->groups[number]->num_members; i++)
+    f->group_of[f->order->nodes[f->groups[number]->members[i]]] = number;
 }
 
 static mpg_status visit(fuser *f, uint32_t position) {
   enum { MAX_SOURCES = 8 };
-  uint32_t n = f->order->nodes[position], found[MAX_SOURCES], segment = f->order->segment_of ? f->order->segment_of[position] : 0;
+  uint32_t n = f->order->nodes[position], found[MAX_SOURCES],
+           segment = f->order->segment_of ? f->order->segment_of[position] : 0;
   const mpg_node *node = &f->graph->nodes[n];
   mpg_fuse_kind kind = f->apart[n] ? MPG_FUSE_NOT : mpg_fuse_kind_of(f->graph, node);
   if (mpg_node_mutates(node)) { /* nothing may move past it */
@@ -417,10 +491,12 @@ static mpg_status visit(fuser *f, uint32_t position) {
   }
   action a;
   mpg_product head;
-  bool fusible = (kind == MPG_FUSE_MAP || kind == MPG_FUSE_REDUCE) && describe(f->graph, node, kind, &a);
+  bool fusible =
+      (kind == MPG_FUSE_MAP || kind == MPG_FUSE_REDUCE) && describe(f->graph, node, kind, &a);
   if (fusible) MPG_TRY(is_taken(f, node, &fusible));
   uint32_t base = UINT32_MAX;
-  for (uint32_t tries = 0; fusible && base == UINT32_MAX && tries < count; tries++) { /* the largest first */
+  for (uint32_t tries = 0; fusible && base == UINT32_MAX && tries < count;
+       tries++) { /* the largest first */
     uint32_t best = UINT32_MAX;
     int64_t best_size = -1;
     for (uint32_t i = tries; i < count; i++) {
@@ -432,7 +508,9 @@ static mpg_status visit(fuser *f, uint32_t position) {
     found[best] = found[tries];
     found[tries] = number;
     *f->trial = *f->groups[number];
-    if (!worth_moving(f, f->trial, position, found, count) || !join(f, f->trial, position, node, &a)) continue;
+    if (!worth_moving(f, f->trial, position, found, count) ||
+        !join(f, f->trial, position, node, &a))
+      continue;
     take_over(f, base = number);
     f->group_of[n] = base;
   }
@@ -441,10 +519,13 @@ static mpg_status visit(fuser *f, uint32_t position) {
     if (base != UINT32_MAX) {
       open_group *other = f->groups[found[i]];
       *f->trial = *f->groups[base];
-      if (worth_moving(f, other, position, found, count) && merge(f->trial, other, value_from(f, node, found[i]))) {
+      if (worth_moving(f, other, position, found, count) &&
+          merge(f->trial, other, value_from(f, node, found[i]))) {
         take_over(f, base);
-        if (!f->spare) f->spare = other;
-        else mpg_free(other);
+        if (!f->spare)
+          f->spare = other;
+        else
+          mpg_free(other);
         f->groups[found[i]] = NULL;
         continue;
       }
@@ -469,7 +550,8 @@ static void look_ahead(fuser *f) {
   for (size_t n = 0; n < graph->num_nodes; n++) { /* creation order: inputs first */
     const mpg_node *node = &graph->nodes[n];
     f->group_of[n] = UINT32_MAX;
-    if (mpg_node_is_view(node)) f->root[node->values] = f->root[mpg_value_index(graph, mpg_node_inputs(graph, node)[0])];
+    if (mpg_node_is_view(node))
+      f->root[node->values] = f->root[mpg_value_index(graph, mpg_node_inputs(graph, node)[0])];
   }
   for (size_t v = 0; v < graph->num_values; v++)
     if (f->external[v] != UINT32_MAX) f->kept[f->root[v]] = true;
@@ -485,30 +567,36 @@ static void look_ahead(fuser *f) {
   }
 }
 
-/* --- What goes earlier ------------------------------------------------------------------------------------------------ */
+/* --- What goes earlier ------------------------------------------------------------------------ */
 
 /* A reduction along the outer dims of what a member of a group may make. */
 static bool may_fold(const fuser *f, uint32_t n) {
   const mpg_graph *graph = f->graph;
   const mpg_node *node = &graph->nodes[n];
   action a;
-  if (f->apart[n] || mpg_fuse_kind_of(graph, node) != MPG_FUSE_REDUCE || !describe(graph, node, MPG_FUSE_REDUCE, &a)) return false;
+  if (f->apart[n] || mpg_fuse_kind_of(graph, node) != MPG_FUSE_REDUCE ||
+      !describe(graph, node, MPG_FUSE_REDUCE, &a))
+    return false;
   uint32_t reduced = a.bits[0] & ~a.bits[1], maker = mpg_node_inputs(graph, node)[0].node;
-  while (mpg_node_is_view(&graph->nodes[maker])) maker = mpg_node_inputs(graph, &graph->nodes[maker])[0].node;
-  mpg_fuse_kind kind = f->apart[maker] ? MPG_FUSE_NOT : mpg_fuse_kind_of(graph, &graph->nodes[maker]);
+  while (mpg_node_is_view(&graph->nodes[maker]))
+    maker = mpg_node_inputs(graph, &graph->nodes[maker])[0].node;
+  mpg_fuse_kind kind =
+      f->apart[maker] ? MPG_FUSE_NOT : mpg_fuse_kind_of(graph, &graph->nodes[maker]);
   return !(reduced & (reduced + 1)) && (kind == MPG_FUSE_MAP || kind == MPG_FUSE_HEAD) &&
          mpg_device_id_equal(graph->nodes[maker].device, node->device);
 }
 
 typedef struct pulling {
-  uint32_t *place; /* per node: its position, or that of the node it is pulled behind; UINT32_MAX: not in the order */
+  uint32_t *place; /* per node: its position, or that of the node it is pulled behind; UINT32_MAX:
+                      not in the order */
   uint32_t *next;  /* per node: the one behind it */
   uint32_t *last;  /* per node: the last one pulled behind it, or itself */
   uint32_t *users; /* per node: inputs that read output 0 */
   bool *follows;   /* per node: it is a head, or is pulled behind one */
 } pulling;
 
-/* What a product may be followed by at once, because the rest of what it reads is there: no array lives longer for it. */
+/* What a product may be followed by at once, because the rest of what it reads is there: no array
+ * lives longer for it. */
 static bool may_follow(const fuser *f, const pulling *p, uint32_t n, uint32_t *source) {
   const mpg_graph *graph = f->graph;
   const mpg_node *node = &graph->nodes[n];
@@ -516,32 +604,41 @@ static bool may_follow(const fuser *f, const pulling *p, uint32_t n, uint32_t *s
   if (f->apart[n] || mpg_fuse_kind_of(graph, node) != MPG_FUSE_MAP) return false;
   *source = inputs[0].node;
   for (uint32_t i = 1; i < node->num_inputs; i++)
-    if (p->place[inputs[i].node] != UINT32_MAX && (p->place[*source] == UINT32_MAX || p->place[inputs[i].node] > p->place[*source])) *source = inputs[i].node;
+    if (p->place[inputs[i].node] != UINT32_MAX &&
+        (p->place[*source] == UINT32_MAX || p->place[inputs[i].node] > p->place[*source]))
+      *source = inputs[i].node;
   for (uint32_t i = 0; i < node->num_inputs; i++)
-    if (inputs[i].node != *source && p->place[inputs[i].node] != UINT32_MAX && p->place[inputs[i].node] >= p->place[*source]) return false;
+    if (inputs[i].node != *source && p->place[inputs[i].node] != UINT32_MAX &&
+        p->place[inputs[i].node] >= p->place[*source])
+      return false;
   const mpg_node *maker = &graph->nodes[*source];
-  return p->place[*source] != UINT32_MAX && p->follows[*source] && p->users[*source] == 1 && maker->num_outputs == 1 && node->num_outputs == 1 &&
+  return p->place[*source] != UINT32_MAX && p->follows[*source] && p->users[*source] == 1 &&
+         maker->num_outputs == 1 && node->num_outputs == 1 &&
          mpg_device_id_equal(maker->device, node->device) &&
-         mpg_desc_bytes(&graph->values[node->values].desc) <= mpg_desc_bytes(&graph->values[maker->values].desc);
+         mpg_desc_bytes(&graph->values[node->values].desc) <=
+             mpg_desc_bytes(&graph->values[maker->values].desc);
 }
 
-/* The order with such nodes right behind what they read, in the same segment, but not past a write. `pulled` is filled only where
- * it differs; its segments are borrowed. */
+/* The order with such nodes right behind what they read, in the same segment, but not past a write.
+ * `pulled` is filled only where it differs; its segments are borrowed. */
 static mpg_status pull(const fuser *f, mpg_order *pulled) {
   const mpg_order *order = f->order;
   const mpg_graph *graph = f->graph;
   mpg_status status = MPG_OK;
   size_t count = graph->num_nodes + 1;
-  pulling p = {mpg_malloc(count * sizeof *p.place), mpg_malloc(count * sizeof *p.next), mpg_malloc(count * sizeof *p.last),
-               mpg_calloc(count, sizeof *p.users), mpg_calloc(count, sizeof *p.follows)};
+  pulling p = {mpg_malloc(count * sizeof *p.place), mpg_malloc(count * sizeof *p.next),
+               mpg_malloc(count * sizeof *p.last), mpg_calloc(count, sizeof *p.users),
+               mpg_calloc(count, sizeof *p.follows)};
   uint32_t write = 0, tail = UINT32_MAX;
   bool any = false;
-  if (!p.place || !p.next || !p.last || !p.users || !p.follows) MPG_GOTO(mpg_out_of_host_memory(count * sizeof *p.place));
+  if (!p.place || !p.next || !p.last || !p.users || !p.follows)
+    MPG_GOTO(mpg_out_of_host_memory(count * sizeof *p.place));
   memset(p.place, 0xff, count * sizeof *p.place);
   for (uint32_t k = 0; k < order->count; k++) {
     const mpg_node *node = &graph->nodes[order->nodes[k]];
     for (uint32_t i = 0; i < node->num_inputs; i++)
-      if (mpg_has_value(mpg_node_inputs(graph, node)[i])) p.users[mpg_node_inputs(graph, node)[i].node]++;
+      if (mpg_has_value(mpg_node_inputs(graph, node)[i]))
+        p.users[mpg_node_inputs(graph, node)[i].node]++;
   }
   for (size_t i = 0; i < graph->num_outputs; i++) p.users[graph->outputs[i].node]++;
   for (uint32_t k = 0; k < order->count; k++) {
@@ -551,7 +648,8 @@ static mpg_status pull(const fuser *f, mpg_order *pulled) {
     if (folds) source = mpg_node_inputs(graph, &graph->nodes[n])[0].node;
     moves = moves && p.place[source] != UINT32_MAX && p.place[source] >= write &&
             !(order->segment_of && order->segment_of[p.place[source]] != order->segment_of[k]);
-    p.follows[n] = folds ? false : moves || mpg_fuse_kind_of(graph, &graph->nodes[n]) == MPG_FUSE_HEAD;
+    p.follows[n] =
+        folds ? false : moves || mpg_fuse_kind_of(graph, &graph->nodes[n]) == MPG_FUSE_HEAD;
     p.last[n] = n;
     p.place[n] = moves ? p.place[source] : k;
     uint32_t behind = moves ? p.last[source] : tail;
@@ -565,8 +663,10 @@ static mpg_status pull(const fuser *f, mpg_order *pulled) {
   pulled->segments = order->segments;
   pulled->num_segments = order->num_segments;
   pulled->nodes = mpg_malloc((order->count + 1) * sizeof *pulled->nodes);
-  pulled->segment_of = order->segment_of ? mpg_malloc((order->count + 1) * sizeof *pulled->segment_of) : NULL;
-  if (!pulled->nodes || (order->segment_of && !pulled->segment_of)) MPG_GOTO(mpg_out_of_host_memory(order->count * sizeof *pulled->nodes));
+  pulled->segment_of =
+      order->segment_of ? mpg_malloc((order->count + 1) * sizeof *pulled->segment_of) : NULL;
+  if (!pulled->nodes || (order->segment_of && !pulled->segment_of))
+    MPG_GOTO(mpg_out_of_host_memory(order->count * sizeof *pulled->nodes));
   for (uint32_t n = order->nodes[0]; n != UINT32_MAX; n = p.next[n]) {
     if (order->segment_of) pulled->segment_of[pulled->count] = order->segment_of[p.place[n]];
     pulled->nodes[pulled->count++] = n;
@@ -581,16 +681,18 @@ fail:
   return status;
 }
 
-/* --- The result --------------------------------------------------------------------------------------------------- */
+/* --- The result ------------------------------------------------------------------------------- */
 
 /* Neighbouring dims along which every value moves or stands alike become one. */
 static void collapse(open_group *g) {
   for (int d = g->domain.ndim - 1; d > 0; d--) {
     bool alike = true;
-    for (uint32_t i = 0; i < g->num_uses && alike; i++) alike = (g->uses[i].moving >> d & 1) == (g->uses[i].moving >> (d - 1) & 1);
+    for (uint32_t i = 0; i < g->num_uses && alike; i++)
+      alike = (g->uses[i].moving >> d & 1) == (g->uses[i].moving >> (d - 1) & 1);
     if (!alike) continue;
     g->domain.dims[d - 1] *= g->domain.dims[d];
-    memmove(g->domain.dims + d, g->domain.dims + d + 1, (size_t)(g->domain.ndim - d - 1) * sizeof *g->domain.dims);
+    memmove(g->domain.dims + d, g->domain.dims + d + 1,
+            (size_t)(g->domain.ndim - d - 1) * sizeof *g->domain.dims);
     g->domain.ndim--;
     for (uint32_t i = 0; i < g->num_uses; i++) {
       uint32_t low = g->uses[i].moving & ((1u << d) - 1);
@@ -602,11 +704,17 @@ static void collapse(open_group *g) {
 static mpg_status put_group(fuser *f, open_group *g, uint32_t number, mpg_order *fused) {
   mpg_fusion *fusion = fused->fusion;
   collapse(g);
-  MPG_TRY(mpg_grow((void **)&fusion->groups, &fusion->groups_capacity, fusion->num_groups + 1, sizeof *fusion->groups));
-  MPG_TRY(mpg_grow((void **)&fusion->uses, &fusion->uses_capacity, fusion->num_uses + g->num_uses, sizeof *fusion->uses));
+  MPG_TRY(mpg_grow((void **)&fusion->groups, &fusion->groups_capacity, fusion->num_groups + 1,
+                   sizeof *fusion->groups));
+  MPG_TRY(mpg_grow((void **)&fusion->uses, &fusion->uses_capacity, fusion->num_uses + g->num_uses,
+                   sizeof *fusion->uses));
   mpg_fusion_group *group = &fusion->groups[fusion->num_groups];
-  *group = (mpg_fusion_group){.first = (uint32_t)fused->count, .ndim = g->domain.ndim, .split = find_split(&g->domain, g->uses, g->num_uses),
-                              .uses = (uint32_t)fusion->num_uses, .num_uses = g->num_uses, .head = g->head};
+  *group = (mpg_fusion_group){.first = (uint32_t)fused->count,
+                              .ndim = g->domain.ndim,
+                              .split = find_split(&g->domain, g->uses, g->num_uses),
+                              .uses = (uint32_t)fusion->num_uses,
+                              .num_uses = g->num_uses,
+                              .head = g->head};
   memcpy(group->dims, g->domain.dims, sizeof group->dims);
   memcpy(fusion->uses + fusion->num_uses, g->uses, g->num_uses * sizeof *g->uses);
   fusion->num_uses += g->num_uses;
@@ -631,9 +739,11 @@ static void find_internal(const fuser *f, mpg_order *fused) {
   const mpg_graph *graph = f->graph;
   mpg_fusion *fusion = fused->fusion;
   bool *internal = fusion->internal;
-  /* Made by a member, and neither kept nor read by others. From the end, so that a view's users are seen before its source. */
+  /* Made by a member, and neither kept nor read by others. From the end, so that a view's users are
+   * seen before its source. */
   uint32_t *position = f->last_use;
-  memset(position, 0xff, (graph->num_values + 1) * sizeof *position); /* now: per value, the group that makes it */
+  memset(position, 0xff,
+         (graph->num_values + 1) * sizeof *position); /* now: per value, the group that makes it */
   for (size_t k = 0; k < fused->count; k++) {
     if (fusion->group_of[k] == UINT32_MAX) continue;
     const mpg_node *node = &graph->nodes[fused->nodes[k]];
@@ -643,7 +753,8 @@ static void find_internal(const fuser *f, mpg_order *fused) {
       internal[v] = f->external[v] == UINT32_MAX && !(f->saved && f->saved[v]);
     }
   }
-  for (size_t i = 0; i < graph->num_outputs; i++) internal[mpg_value_index(graph, graph->outputs[i])] = false;
+  for (size_t i = 0; i < graph->num_outputs; i++)
+    internal[mpg_value_index(graph, graph->outputs[i])] = false;
   for (size_t k = fused->count; k-- > 0;) {
     const mpg_node *node = &graph->nodes[fused->nodes[k]];
     bool elsewhere = mpg_node_is_view(node) && !internal[node->values];
@@ -661,14 +772,17 @@ static mpg_status put_together(fuser *f, mpg_order *fused) {
   const mpg_order *order = f->order;
   fused->nodes = mpg_malloc((order->count + 1) * sizeof *fused->nodes);
   fused->fusion = mpg_calloc(1, sizeof *fused->fusion);
-  if (!fused->nodes || !fused->fusion) return mpg_out_of_host_memory(order->count * sizeof *fused->nodes);
+  if (!fused->nodes || !fused->fusion)
+    return mpg_out_of_host_memory(order->count * sizeof *fused->nodes);
   fused->fusion->group_of = mpg_malloc((order->count + 1) * sizeof *fused->fusion->group_of);
   fused->fusion->internal = mpg_calloc(f->graph->num_values + 1, sizeof *fused->fusion->internal);
-  if (!fused->fusion->group_of || !fused->fusion->internal) return mpg_out_of_host_memory(order->count * sizeof *fused->nodes);
+  if (!fused->fusion->group_of || !fused->fusion->internal)
+    return mpg_out_of_host_memory(order->count * sizeof *fused->nodes);
   if (order->segment_of) {
     fused->segment_of = mpg_malloc((order->count + 1) * sizeof *fused->segment_of);
     fused->segments = mpg_malloc((order->num_segments + 1) * sizeof *fused->segments);
-    if (!fused->segment_of || !fused->segments) return mpg_out_of_host_memory(order->count * sizeof *fused->segment_of);
+    if (!fused->segment_of || !fused->segments)
+      return mpg_out_of_host_memory(order->count * sizeof *fused->segment_of);
     memcpy(fused->segments, order->segments, order->num_segments * sizeof *fused->segments);
     fused->num_segments = order->num_segments;
   }
@@ -687,8 +801,8 @@ static mpg_status put_together(fuser *f, mpg_order *fused) {
   return MPG_OK;
 }
 
-mpg_status mpg_graph_fuse(const mpg_graph *graph, const mpg_order *order, const uint32_t *external, const bool *saved, const bool *apart,
-                          mpg_order *fused, bool *changed) {
+mpg_status mpg_graph_fuse(const mpg_graph *graph, const mpg_order *order, const uint32_t *external,
+                          const bool *saved, const bool *apart, mpg_order *fused, bool *changed) {
   fuser f = {.graph = graph, .order = order, .external = external, .saved = saved, .apart = apart};
   mpg_status status = MPG_OK;
   uint32_t groups = 0;
@@ -701,7 +815,8 @@ mpg_status mpg_graph_fuse(const mpg_graph *graph, const mpg_order *order, const 
   f.last_use = mpg_calloc(graph->num_values + 1, sizeof *f.last_use);
   f.kept = mpg_calloc(graph->num_values + 1, sizeof *f.kept);
   f.trial = mpg_malloc(sizeof *f.trial);
-  if (!f.group_of || !f.root || !f.last_use || !f.kept || !f.trial) MPG_GOTO(mpg_out_of_host_memory(graph->num_values * sizeof *f.root));
+  if (!f.group_of || !f.root || !f.last_use || !f.kept || !f.trial)
+    MPG_GOTO(mpg_out_of_host_memory(graph->num_values * sizeof *f.root));
   look_ahead(&f);
   for (uint32_t k = 0; k < order->count; k++) MPG_GOTO(visit(&f, k));
   for (uint32_t i = 0; i < f.num_groups; i++) {

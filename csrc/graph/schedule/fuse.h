@@ -1,10 +1,12 @@
 /* Fusion: which nodes of an order run as one pass over memory.
  *
- * Nothing is rewritten: a fusion is an annotation of an order. A group is a run of neighbouring positions: elementwise ops,
- * broadcasts, reductions and views on one device, all of them moved to the place of the last. Values are described on the group's domain
- * (op/fused.h); what only the group reads gets no memory. Bits stay: members are computed by their own kernels' expressions,
- * on tiles that never cut what a reduction adds up. Where it adds up along the outer dims, it ends a group (a fold); then it follows what it reads
- * at once, so that nobody else who reads that ends the group before. A product that comes in panels of rows (op/math/product.h) may be the head of a
+ * Nothing is rewritten: a fusion is an annotation of an order. A group is a run of neighbouring
+ * positions: elementwise ops, broadcasts, reductions and views on one device, all of them moved to
+ * the place of the last. Values are described on the group's domain (op/fused.h); what only the
+ * group reads gets no memory. Bits stay: members are computed by their own kernels' expressions, on
+ * tiles that never cut what a reduction adds up. Where it adds up along the outer dims, it ends a
+ * group (a fold); then it follows what it reads at once, so that nobody else who reads that ends
+ * the group before. A product that comes in panels of rows (op/math/product.h) may be the head of a
  * group, which follows it panel by panel.
  *
  * Ownership: belongs to its order. Threads: host lock.
@@ -16,13 +18,16 @@
 #include "op/fused.h"
 
 /* Members do not cut what lies behind the dim they split; so much of it may be in one tile. */
-enum { MPG_FUSED_MAX_TILE = 16384, MPG_FUSED_MAX_FEW = 65536 }; /* FEW: elements that may as well be done by one thread */
+enum {
+  MPG_FUSED_MAX_TILE = 16384,
+  MPG_FUSED_MAX_FEW = 65536
+}; /* FEW: elements that may as well be done by one thread */
 
 typedef struct mpg_fused_use { /* a value as the members see it */
-  uint32_t value;  /* index in graph->values */
-  uint32_t moving; /* bit i: along dim i of the domain */
-  bool made;       /* by a member */
-  bool folded;     /* by a fold, or a view of what it made */
+  uint32_t value;              /* index in graph->values */
+  uint32_t moving;             /* bit i: along dim i of the domain */
+  bool made;                   /* by a member */
+  bool folded;                 /* by a fold, or a view of what it made */
 } mpg_fused_use;
 
 typedef struct mpg_fusion_group {
@@ -42,15 +47,17 @@ typedef struct mpg_fusion {
   size_t num_uses, groups_capacity, uses_capacity;
 } mpg_fusion;
 
-/* Annotates a copy of the order. external, saved: as for the plan. apart: per node, those that join no group. `fused` is filled only
- * where *changed. */
-mpg_status mpg_graph_fuse(const mpg_graph *graph, const mpg_order *order, const uint32_t *external, const bool *saved, const bool *apart,
-                          mpg_order *fused, bool *changed);
+/* Annotates a copy of the order. external, saved: as for the plan. apart: per node, those that join
+ * no group. `fused` is filled only where *changed. */
+mpg_status mpg_graph_fuse(const mpg_graph *graph, const mpg_order *order, const uint32_t *external,
+                          const bool *saved, const bool *apart, mpg_order *fused, bool *changed);
 void mpg_fusion_free(mpg_fusion *fusion); /* NULL is allowed */
 
 /* First and last position of the step a position belongs to. */
 static inline const mpg_fusion_group *mpg_order_group(const mpg_order *order, size_t position) {
-  return order->fusion && order->fusion->group_of[position] != UINT32_MAX ? &order->fusion->groups[order->fusion->group_of[position]] : NULL;
+  return order->fusion && order->fusion->group_of[position] != UINT32_MAX
+             ? &order->fusion->groups[order->fusion->group_of[position]]
+             : NULL;
 }
 static inline uint32_t mpg_order_first(const mpg_order *order, size_t position) {
   const mpg_fusion_group *group = mpg_order_group(order, position);
@@ -62,9 +69,16 @@ static inline uint32_t mpg_order_last(const mpg_order *order, size_t position) {
 }
 
 /* How a node acts on a domain; for the pass and for lowering. */
-typedef enum mpg_fuse_kind { MPG_FUSE_NOT, MPG_FUSE_MAP, MPG_FUSE_REDUCE, MPG_FUSE_VIEW, MPG_FUSE_HEAD } mpg_fuse_kind;
+typedef enum mpg_fuse_kind {
+  MPG_FUSE_NOT,
+  MPG_FUSE_MAP,
+  MPG_FUSE_REDUCE,
+  MPG_FUSE_VIEW,
+  MPG_FUSE_HEAD
+} mpg_fuse_kind;
 mpg_fuse_kind mpg_fuse_kind_of(const mpg_graph *graph, const mpg_node *node);
-bool mpg_fuse_product(const mpg_graph *graph, const mpg_node *node, mpg_product *product); /* of a HEAD */
+bool mpg_fuse_product(const mpg_graph *graph, const mpg_node *node,
+                      mpg_product *product); /* of a HEAD */
 void mpg_fused_strides(int ndim, const int64_t *dims, uint32_t moving, int64_t *strides);
 
 #endif

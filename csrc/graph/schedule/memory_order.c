@@ -11,21 +11,23 @@ typedef struct schedule {
   const mpg_graph *graph;
   const mpg_order *order;
   uint32_t count;
-  uint32_t *position;   /* per node of the graph; NOBODY */
+  uint32_t *position;     /* per node of the graph; NOBODY */
   uint32_t *first, *next; /* who comes after whom: first edge [count + 1], then targets */
-  uint32_t *waits;      /* how many come before */
-  uint32_t *root;       /* per value: whose memory it shares */
-  uint32_t *uses;       /* per root: readers */
-  size_t *bytes;        /* per root: in a planned block; 0: elsewhere */
-  bool *stays;          /* per root: never freed */
+  uint32_t *waits;        /* how many come before */
+  uint32_t *root;         /* per value: whose memory it shares */
+  uint32_t *uses;         /* per root: readers */
+  size_t *bytes;          /* per root: in a planned block; 0: elsewhere */
+  bool *stays;            /* per root: never freed */
   mpg_device_id devices[MPG_MAX_GRAPH_DEVICES];
   uint32_t num_devices;
-  double *seconds;      /* orders for time only */
-  uint32_t *left;       /* work space: copies of waits, uses */
+  double *seconds; /* orders for time only */
+  uint32_t *left;  /* work space: copies of waits, uses */
   uint32_t *left_uses;
 } schedule;
 
-static const mpg_node *node_at(const schedule *s, uint32_t k) { return &s->graph->nodes[s->order->nodes[k]]; }
+static const mpg_node *node_at(const schedule *s, uint32_t k) {
+  return &s->graph->nodes[s->order->nodes[k]];
+}
 
 static uint32_t slot_of(schedule *s, mpg_device_id device) {
   for (uint32_t i = 0; i < s->num_devices; i++)
@@ -44,7 +46,8 @@ typedef struct edge_list {
 } edge_list;
 
 static mpg_status add_edge(edge_list *list, uint32_t from, uint32_t to) {
-  MPG_TRY(mpg_grow((void **)&list->ends, &list->capacity, 2 * (list->count + 1), sizeof *list->ends));
+  MPG_TRY(
+      mpg_grow((void **)&list->ends, &list->capacity, 2 * (list->count + 1), sizeof *list->ends));
   list->ends[2 * list->count] = from;
   list->ends[2 * list->count + 1] = to;
   list->count++;
@@ -53,14 +56,17 @@ static mpg_status add_edge(edge_list *list, uint32_t from, uint32_t to) {
 
 static mpg_status find_edges(schedule *s, edge_list *edges) {
   const mpg_graph *graph = s->graph;
-  uint32_t *last_user = mpg_malloc((graph->num_values + 1) * sizeof *last_user); /* of what effects write */
+  uint32_t *last_user =
+      mpg_malloc((graph->num_values + 1) * sizeof *last_user); /* of what effects write */
   bool *written = mpg_calloc(graph->num_values + 1, sizeof *written);
   mpg_status status = MPG_OK;
-  if (!last_user || !written) MPG_GOTO(mpg_out_of_host_memory(graph->num_values * sizeof *last_user));
+  if (!last_user || !written)
+    MPG_GOTO(mpg_out_of_host_memory(graph->num_values * sizeof *last_user));
   for (uint32_t k = 0; k < s->count; k++) {
     const mpg_node *node = node_at(s, k);
     for (uint32_t i = 0; i < node->num_inputs && mpg_node_mutates(node); i++)
-      if (mpg_op_input_mutable(node->op, (int)i)) written[s->root[mpg_value_index(graph, mpg_node_inputs(graph, node)[i])]] = true;
+      if (mpg_op_input_mutable(node->op, (int)i))
+        written[s->root[mpg_value_index(graph, mpg_node_inputs(graph, node)[i])]] = true;
   }
   for (size_t v = 0; v < graph->num_values; v++) last_user[v] = NOBODY;
   for (uint32_t k = 0; k < s->count; k++) {
@@ -104,7 +110,8 @@ static void find_memory(schedule *s) {
   for (size_t v = 0; v < graph->num_values; v++) s->root[v] = (uint32_t)v;
   for (size_t n = 0; n < graph->num_nodes; n++) {
     const mpg_node *node = &graph->nodes[n];
-    if (mpg_node_is_view(node)) s->root[node->values] = s->root[mpg_value_index(graph, mpg_node_inputs(graph, node)[0])];
+    if (mpg_node_is_view(node))
+      s->root[node->values] = s->root[mpg_value_index(graph, mpg_node_inputs(graph, node)[0])];
     for (uint32_t i = 0; i < node->num_outputs; i++) {
       uint32_t value = node->values + i, root = s->root[value];
       bool made = s->position[n] != NOBODY; /* in this phase */
@@ -117,7 +124,8 @@ static void find_memory(schedule *s) {
   }
   for (uint32_t k = 0; k < s->count; k++) {
     const mpg_node *node = node_at(s, k);
-    for (uint32_t i = 0; i < node->num_inputs && reads(node); i++) s->uses[s->root[mpg_value_index(graph, mpg_node_inputs(graph, node)[i])]]++;
+    for (uint32_t i = 0; i < node->num_inputs && reads(node); i++)
+      s->uses[s->root[mpg_value_index(graph, mpg_node_inputs(graph, node)[i])]]++;
   }
 }
 
@@ -136,7 +144,10 @@ static void end(schedule *s) {
 }
 
 static mpg_status begin(schedule *s, const mpg_plan_request *request) {
-  *s = (schedule){.request = request, .graph = request->graph, .order = request->order, .count = (uint32_t)request->order->count};
+  *s = (schedule){.request = request,
+                  .graph = request->graph,
+                  .order = request->order,
+                  .count = (uint32_t)request->order->count};
   size_t nodes = s->graph->num_nodes, values = s->graph->num_values, count = s->count;
   s->position = mpg_malloc((nodes + 1) * sizeof *s->position);
   s->first = mpg_calloc(count + 2, sizeof *s->first);
@@ -147,7 +158,8 @@ static mpg_status begin(schedule *s, const mpg_plan_request *request) {
   s->left_uses = mpg_calloc(values + 1, sizeof *s->left_uses);
   s->bytes = mpg_calloc(values + 1, sizeof *s->bytes);
   s->stays = mpg_calloc(values + 1, sizeof *s->stays);
-  if (!s->position || !s->first || !s->waits || !s->left || !s->root || !s->uses || !s->left_uses || !s->bytes || !s->stays)
+  if (!s->position || !s->first || !s->waits || !s->left || !s->root || !s->uses || !s->left_uses ||
+      !s->bytes || !s->stays)
     return mpg_out_of_host_memory(values * sizeof *s->bytes);
   for (size_t n = 0; n < nodes; n++) s->position[n] = NOBODY;
   for (uint32_t k = 0; k < s->count; k++) s->position[s->order->nodes[k]] = k;
@@ -162,7 +174,7 @@ static mpg_status new_order(const schedule *s, mpg_order *order) {
   return order->nodes ? MPG_OK : mpg_out_of_host_memory(s->count * sizeof *order->nodes);
 }
 
-/* --- Bytes alive -------------------------------------------------------------------------------------------------- */
+/* --- Bytes alive ------------------------------------------------------------------------------ */
 
 /* True when the node's output may lie over an input that dies there. */
 static uint32_t dying_input(const schedule *s, const mpg_node *node) {
@@ -170,7 +182,9 @@ static uint32_t dying_input(const schedule *s, const mpg_node *node) {
   if (!mpg_node_flag(node, MPG_OP_INPLACE) || !reads(node)) return NOBODY;
   for (uint32_t i = 0; i < node->num_inputs; i++) {
     uint32_t root = s->root[mpg_value_index(graph, mpg_node_inputs(graph, node)[i])];
-    if (s->left_uses[root] == 1 && !s->stays[root] && s->bytes[root] && s->bytes[root] == s->bytes[node->values]) return root;
+    if (s->left_uses[root] == 1 && !s->stays[root] && s->bytes[root] &&
+        s->bytes[root] == s->bytes[node->values])
+      return root;
   }
   return NOBODY;
 }
@@ -184,7 +198,8 @@ static void alive_before(schedule *s, size_t *alive) {
     const mpg_node *node = &graph->nodes[n];
     if (s->position[n] != NOBODY) continue;
     for (uint32_t i = 0; i < node->num_outputs; i++)
-      if (s->uses[node->values + i] || s->stays[node->values + i]) alive[slot_of(s, graph->values[node->values + i].device)] += s->bytes[node->values + i];
+      if (s->uses[node->values + i] || s->stays[node->values + i])
+        alive[slot_of(s, graph->values[node->values + i].device)] += s->bytes[node->values + i];
   }
 }
 
@@ -206,11 +221,13 @@ static void run_node(schedule *s, const mpg_node *node, size_t *alive) {
   for (uint32_t i = 0; i < node->num_inputs && reads(node); i++) {
     mpg_value input = mpg_node_inputs(graph, node)[i];
     uint32_t root = s->root[mpg_value_index(graph, input)];
-    if (--s->left_uses[root] == 0 && !s->stays[root]) alive[slot_of(s, graph->values[root].device)] -= s->bytes[root];
+    if (--s->left_uses[root] == 0 && !s->stays[root])
+      alive[slot_of(s, graph->values[root].device)] -= s->bytes[root];
   }
   for (uint32_t i = 0; i < node->num_outputs; i++) { /* what nobody reads */
     uint32_t value = node->values + i;
-    if (s->root[value] == value && !s->uses[value] && !s->stays[value]) alive[slot] -= s->bytes[value];
+    if (s->root[value] == value && !s->uses[value] && !s->stays[value])
+      alive[slot] -= s->bytes[value];
   }
 }
 
@@ -235,7 +252,7 @@ static size_t peak_of(schedule *s, const mpg_order *order) {
   return peaks_of(s, order, peaks);
 }
 
-/* --- A heap of ready nodes ---------------------------------------------------------------------------------------- */
+/* --- A heap of ready nodes -------------------------------------------------------------------- */
 
 typedef struct entry {
   double rank; /* the greatest comes first, then the earliest position */
@@ -246,13 +263,17 @@ typedef struct heap {
   size_t count, capacity;
 } heap;
 
-static bool precedes(entry a, entry b) { return a.rank != b.rank ? a.rank > b.rank : a.node < b.node; }
+static bool precedes(entry a, entry b) {
+  return a.rank != b.rank ? a.rank > b.rank : a.node < b.node;
+}
 
 static mpg_status push(heap *heap, double rank, uint32_t node) {
-  MPG_TRY(mpg_grow((void **)&heap->entries, &heap->capacity, heap->count + 1, sizeof *heap->entries));
+  MPG_TRY(
+      mpg_grow((void **)&heap->entries, &heap->capacity, heap->count + 1, sizeof *heap->entries));
   size_t at = heap->count++;
   entry new = {rank, node};
-  for (; at > 0 && precedes(new, heap->entries[(at - 1) / 2]); at = (at - 1) / 2) heap->entries[at] = heap->entries[(at - 1) / 2];
+  for (; at > 0 && precedes(new, heap->entries[(at - 1) / 2]); at = (at - 1) / 2)
+    heap->entries[at] = heap->entries[(at - 1) / 2];
   heap->entries[at] = new;
   return MPG_OK;
 }
@@ -263,7 +284,8 @@ static entry pop(heap *heap) {
   for (;;) {
     size_t child = 2 * at + 1;
     if (child >= heap->count) break;
-    if (child + 1 < heap->count && precedes(heap->entries[child + 1], heap->entries[child])) child++;
+    if (child + 1 < heap->count && precedes(heap->entries[child + 1], heap->entries[child]))
+      child++;
     if (!precedes(heap->entries[child], last)) break;
     heap->entries[at] = heap->entries[child];
     at = child;
@@ -272,7 +294,7 @@ static entry pop(heap *heap) {
   return top;
 }
 
-/* --- Memory: what frees most comes first -------------------------------------------------------------------------- */
+/* --- Memory: what frees most comes first ------------------------------------------------------ */
 
 static double gain_of(const schedule *s, uint32_t k) {
   const mpg_graph *graph = s->graph;
@@ -288,8 +310,8 @@ static double gain_of(const schedule *s, uint32_t k) {
   return gain;
 }
 
-/* Nodes whose gain has grown since they were pushed are pushed again: `readers` has, per root, the sum of the positions of its readers to
- * come, so the last one's is known. */
+/* Nodes whose gain has grown since they were pushed are pushed again: `readers` has, per root, the
+ * sum of the positions of its readers to come, so the last one's is known. */
 static mpg_status greedy(schedule *s, mpg_order *order) {
   const mpg_graph *graph = s->graph;
   heap ready = {0};
@@ -329,30 +351,37 @@ fail:
   return status;
 }
 
-/* --- Memory: depth first ------------------------------------------------------------------------------------------ */
+/* --- Memory: depth first ---------------------------------------------------------------------- */
 
-/* needs: per position, the bytes that it takes to compute the node when what it depends on is a tree: what needs most goes first. */
+/* needs: per position, the bytes that it takes to compute the node when what it depends on is a
+ * tree: what needs most goes first. */
 static void sort_before(const double *needs, const double *keeps, uint32_t *before, size_t count) {
   for (size_t i = 1; i < count; i++) {
     uint32_t moved = before[i];
     double surplus = needs[moved] - keeps[moved];
     size_t at = i;
-    for (; at > 0 && needs[before[at - 1]] - keeps[before[at - 1]] < surplus; at--) before[at] = before[at - 1];
+    for (; at > 0 && needs[before[at - 1]] - keeps[before[at - 1]] < surplus; at--)
+      before[at] = before[at - 1];
     before[at] = moved;
   }
 }
 
 static mpg_status depth_first(schedule *s, mpg_order *order) {
-  uint32_t *first = mpg_calloc(s->count + 2, sizeof *first); /* who comes before whom: as `first` and `next`, turned round */
+  uint32_t *first = mpg_calloc(
+      s->count + 2, sizeof *first); /* who comes before whom: as `first` and `next`, turned round */
   uint32_t *before = mpg_malloc(((size_t)s->first[s->count] + 1) * sizeof *before);
-  uint32_t *stack = mpg_malloc((s->count + 1) * sizeof *stack), *seen = mpg_calloc(s->count + 1, sizeof *seen);
-  double *needs = mpg_calloc(s->count + 1, sizeof *needs), *keeps = mpg_calloc(s->count + 1, sizeof *keeps);
+  uint32_t *stack = mpg_malloc((s->count + 1) * sizeof *stack),
+           *seen = mpg_calloc(s->count + 1, sizeof *seen);
+  double *needs = mpg_calloc(s->count + 1, sizeof *needs),
+         *keeps = mpg_calloc(s->count + 1, sizeof *keeps);
   mpg_status status = MPG_OK;
-  if (!first || !before || !stack || !seen || !needs || !keeps) MPG_GOTO(mpg_out_of_host_memory(s->count * sizeof *needs));
+  if (!first || !before || !stack || !seen || !needs || !keeps)
+    MPG_GOTO(mpg_out_of_host_memory(s->count * sizeof *needs));
   for (uint32_t k = 0; k < s->count; k++) first[k + 1] = first[k] + s->waits[k];
   memset(s->left, 0, s->count * sizeof *s->left);
   for (uint32_t k = 0; k < s->count; k++)
-    for (uint32_t e = s->first[k]; e < s->first[k + 1]; e++) before[first[s->next[e]] + s->left[s->next[e]]++] = k;
+    for (uint32_t e = s->first[k]; e < s->first[k + 1]; e++)
+      before[first[s->next[e]] + s->left[s->next[e]]++] = k;
   for (uint32_t k = 0; k < s->count; k++) {
     const mpg_node *node = node_at(s, k);
     for (uint32_t i = 0; i < node->num_outputs; i++) keeps[k] += (double)s->bytes[node->values + i];
@@ -364,7 +393,8 @@ static mpg_status depth_first(schedule *s, mpg_order *order) {
     }
     if (held + keeps[k] > needs[k]) needs[k] = held + keeps[k];
   }
-  for (uint32_t k = 0; k < s->count; k++) { /* each node that nothing follows, and what it still needs */
+  for (uint32_t k = 0; k < s->count;
+       k++) { /* each node that nothing follows, and what it still needs */
     if (s->first[k] != s->first[k + 1]) continue;
     size_t depth = 0;
     stack[depth++] = k;
@@ -401,7 +431,8 @@ mpg_status mpg_order_for_memory(const mpg_plan_request *request, mpg_order *bett
   *changed = false;
   MPG_GOTO(begin(&s, request));
   size_t least = peak_of(&s, request->order);
-  least -= least / 20; /* the order of the program keeps neighbours together: it stays unless another one saves something */
+  least -= least / 20; /* the order of the program keeps neighbours together: it stays unless
+                          another one saves something */
   for (int i = 0; i < 2; i++) {
     MPG_GOTO(new_order(&s, &tried));
     MPG_GOTO(i ? depth_first(&s, &tried) : greedy(&s, &tried));
@@ -423,7 +454,7 @@ fail:
   return status;
 }
 
-/* --- Time: the longest way first ---------------------------------------------------------------------------------- */
+/* --- Time: the longest way first -------------------------------------------------------------- */
 
 static mpg_status find_seconds(schedule *s) {
   mpg_cost *costs = mpg_malloc((s->graph->num_nodes + 1) * sizeof *costs);
@@ -438,13 +469,16 @@ fail:
   return status;
 }
 
-static mpg_device_id runs_on(const schedule *s, uint32_t k) { return mpg_node_runs_on(s->graph, node_at(s, k)); }
+static mpg_device_id runs_on(const schedule *s, uint32_t k) {
+  return mpg_node_runs_on(s->graph, node_at(s, k));
+}
 
 static mpg_status run_in_order(schedule *s, const mpg_order *order, double *seconds) {
   double *done = mpg_calloc(s->count + 1, sizeof *done), free_at[MPG_MAX_GRAPH_DEVICES] = {0};
   if (!done) return mpg_out_of_host_memory(s->count * sizeof *done);
   *seconds = 0;
-  for (size_t i = 0; i < order->count; i++) { /* `done` holds, before its time, when the node may start */
+  for (size_t i = 0; i < order->count;
+       i++) { /* `done` holds, before its time, when the node may start */
     uint32_t k = s->position[order->nodes[i]], slot = slot_of(s, runs_on(s, k));
     double start = done[k] > free_at[slot] ? done[k] : free_at[slot];
     double end = start + s->seconds[k];
@@ -457,8 +491,10 @@ static mpg_status run_in_order(schedule *s, const mpg_order *order, double *seco
   return MPG_OK;
 }
 
-/* Takes the first of the ready nodes that leaves its device within `most`; where there is none, the one that the program has first. */
-static mpg_status pop_within(schedule *s, heap *ready, const size_t *alive, const size_t *most, uint32_t *taken) {
+/* Takes the first of the ready nodes that leaves its device within `most`; where there is none, the
+ * one that the program has first. */
+static mpg_status pop_within(schedule *s, heap *ready, const size_t *alive, const size_t *most,
+                             uint32_t *taken) {
   enum { TRIES = 32 };
   entry aside[TRIES];
   int count = 0, earliest = 0;
@@ -481,9 +517,11 @@ static mpg_status pop_within(schedule *s, heap *ready, const size_t *alive, cons
   return MPG_OK;
 }
 
-/* List scheduling: whichever device can start something first takes, of what is ready there by then, the node with the longest way. most: the
- * bytes that may be alive on each device, as far as that can be had; NULL: as many as it takes. */
-static mpg_status longest_way(schedule *s, const double *ways, const size_t *most, mpg_order *order) {
+/* List scheduling: whichever device can start something first takes, of what is ready there by
+ * then, the node with the longest way. most: the bytes that may be alive on each device, as far as
+ * that can be had; NULL: as many as it takes. */
+static mpg_status longest_way(schedule *s, const double *ways, const size_t *most,
+                              mpg_order *order) {
   heap ready[MPG_MAX_GRAPH_DEVICES] = {{0}}, coming[MPG_MAX_GRAPH_DEVICES] = {{0}};
   double free_at[MPG_MAX_GRAPH_DEVICES] = {0};
   size_t alive[MPG_MAX_GRAPH_DEVICES];
@@ -507,16 +545,20 @@ static mpg_status longest_way(schedule *s, const double *ways, const size_t *mos
       if (slot == NOBODY || possible < when) slot = i, when = possible;
     }
     if (slot == NOBODY) MPG_GOTO(mpg_fail(MPG_ERROR, "internal: the order of a graph has a cycle"));
-    if (!ready[slot].count) k = pop(&coming[slot]).node;
-    else if (most) MPG_GOTO(pop_within(s, &ready[slot], alive, most, &k));
-    else k = pop(&ready[slot]).node;
+    if (!ready[slot].count)
+      k = pop(&coming[slot]).node;
+    else if (most)
+      MPG_GOTO(pop_within(s, &ready[slot], alive, most, &k));
+    else
+      k = pop(&ready[slot]).node;
     order->nodes[order->count++] = s->order->nodes[k];
     run_node(s, node_at(s, k), alive);
     free_at[slot] = when + s->seconds[k];
     for (uint32_t e = s->first[k]; e < s->first[k + 1]; e++) {
       uint32_t then = s->next[e];
       if (free_at[slot] > starts[then]) starts[then] = free_at[slot];
-      if (--s->left[then] == 0) MPG_GOTO(push(&coming[slot_of(s, runs_on(s, then))], -starts[then], then));
+      if (--s->left[then] == 0)
+        MPG_GOTO(push(&coming[slot_of(s, runs_on(s, then))], -starts[then], then));
     }
   }
 fail:
@@ -528,7 +570,8 @@ fail:
   return status;
 }
 
-mpg_status mpg_order_for_time(const mpg_plan_request *request, mpg_order faster[MPG_FASTER_ORDERS], double seconds[1 + MPG_FASTER_ORDERS]) {
+mpg_status mpg_order_for_time(const mpg_plan_request *request, mpg_order faster[MPG_FASTER_ORDERS],
+                              double seconds[1 + MPG_FASTER_ORDERS]) {
   schedule s;
   double *ways = NULL;
   size_t most[MPG_MAX_GRAPH_DEVICES];

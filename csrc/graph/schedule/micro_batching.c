@@ -1,4 +1,5 @@
-/* The batching rules of a graph's nodes, one after the other: does it do on parts of a batch what it does on the whole? */
+/* The batching rules of a graph's nodes, one after the other: does it do on parts of a batch what
+ * it does on the whole? */
 #include "graph/schedule/micro_batching.h"
 
 #include <string.h>
@@ -21,7 +22,8 @@ static void mark_live(walk *w) {
     const mpg_node *node = &graph->nodes[n];
     if (mpg_node_mutates(node)) w->live[n] = true;
     for (uint32_t i = 0; w->live[n] && i < node->num_inputs; i++)
-      if (mpg_has_value(mpg_node_inputs(graph, node)[i])) w->live[mpg_node_inputs(graph, node)[i].node] = true;
+      if (mpg_has_value(mpg_node_inputs(graph, node)[i]))
+        w->live[mpg_node_inputs(graph, node)[i].node] = true;
   }
 }
 
@@ -35,18 +37,32 @@ static mpg_status run_rule(walk *w, uint32_t number, mpg_batch *out) {
     w->in[i] = w->values[mpg_value_index(graph, inputs[i])];
     w->descs[i] = mpg_graph_at(graph, inputs[i])->desc;
   }
-  for (uint32_t k = 0; k < node->num_outputs; k++) outputs[k] = graph->values[node->values + k].desc;
-  mpg_batching b = {.op = node->op, .params = node->params, .num_inputs = (int)node->num_inputs, .num_outputs = (int)node->num_outputs,
-                    .inputs = w->descs, .outputs = outputs, .in = w->in, .out = out, .rows = w->request->rows, .axis = w->request->axis,
-                    .train = node->train, .along_time = w->request->along_time, .scope = node->scope};
+  for (uint32_t k = 0; k < node->num_outputs; k++)
+    outputs[k] = graph->values[node->values + k].desc;
+  mpg_batching b = {.op = node->op,
+                    .params = node->params,
+                    .num_inputs = (int)node->num_inputs,
+                    .num_outputs = (int)node->num_outputs,
+                    .inputs = w->descs,
+                    .outputs = outputs,
+                    .in = w->in,
+                    .out = out,
+                    .rows = w->request->rows,
+                    .axis = w->request->axis,
+                    .train = node->train,
+                    .along_time = w->request->along_time,
+                    .scope = node->scope};
   return mpg_op_batching(&b);
 }
 
-/* The error for a value that a piece alone makes of its steps, where that can't be: the one of the op that did so. */
-static mpg_status fail_cause(walk *w, uint32_t cause) { return run_rule(w, cause, w->in + MPG_MAX_INPUTS); }
+/* The error for a value that a piece alone makes of its steps, where that can't be: the one of the
+ * op that did so. */
+static mpg_status fail_cause(walk *w, uint32_t cause) {
+  return run_rule(w, cause, w->in + MPG_MAX_INPUTS);
+}
 
-/* Along time: what was carried on may meet anything, since it was made for that; what a piece alone makes of its steps may become
- * state, and nothing else. */
+/* Along time: what was carried on may meet anything, since it was made for that; what a piece alone
+ * makes of its steps may become state, and nothing else. */
 static mpg_status along_time(walk *w, uint32_t number, mpg_batch *out, bool *done) {
   const mpg_node *node = &w->graph->nodes[number];
   const mpg_value *inputs = mpg_node_inputs(w->graph, node);
@@ -74,8 +90,11 @@ static mpg_status along_time(walk *w, uint32_t number, mpg_batch *out, bool *don
 static mpg_status check_statistics(const mpg_node *node) {
   const mpg_batch_norm_params *p = node->params;
   const char *path = mpg_scope_text(node->scope);
-  if (node->op->id != MPG_OP_BatchNorm || !node->train || p->use_global_stats || p->momentum == 1) return MPG_OK;
-  return mpg_fail(MPG_ERROR, "BatchNorm%s%s updates its moving averages for every micro-batch: statistics='batch' needs gluon.nn.BatchNorm, not the operator itself",
+  if (node->op->id != MPG_OP_BatchNorm || !node->train || p->use_global_stats || p->momentum == 1)
+    return MPG_OK;
+  return mpg_fail(MPG_ERROR,
+                  "BatchNorm%s%s updates its moving averages for every micro-batch: "
+                  "statistics='batch' needs gluon.nn.BatchNorm, not the operator itself",
                   *path ? " in block " : "", path);
 }
 
@@ -88,7 +107,8 @@ static mpg_status visit(walk *w, uint32_t number) {
   if (done) return MPG_OK;
   mpg_status status = run_rule(w, number, out);
   if (status == MPG_OK || !w->request->along_time) return status;
-  for (uint32_t k = 0; k < node->num_outputs; k++) out[k] = (mpg_batch){.kind = MPG_BATCH_PART, .cause = number};
+  for (uint32_t k = 0; k < node->num_outputs; k++)
+    out[k] = (mpg_batch){.kind = MPG_BATCH_PART, .cause = number};
   return MPG_OK;
 }
 
@@ -98,16 +118,26 @@ static mpg_status check_output(walk *w, size_t i) {
   const mpg_desc *desc = &mpg_graph_at(graph, graph->outputs[i])->desc;
   const char *piece = w->request->along_time ? "piece" : "micro-batch";
   char shape[MPG_SHAPE_TEXT_SIZE];
-  if (w->request->carried_outputs[i] || batch->kind == MPG_BATCH_STATE || batch->kind == MPG_BATCH_FREE) return MPG_OK;
+  if (w->request->carried_outputs[i] || batch->kind == MPG_BATCH_STATE ||
+      batch->kind == MPG_BATCH_FREE)
+    return MPG_OK;
   if (batch->kind == MPG_BATCH_PART) return fail_cause(w, batch->cause);
   mpg_shape_text(&desc->shape, shape, sizeof shape);
   if (batch->kind == MPG_BATCH_SAME)
-    return mpg_fail(MPG_ERROR, "result %zu of the pipelined block, of shape %s for one %s, does not depend on the divided inputs: it has no rows that could be "
-                    "put together. Return it from outside of the block; Pipeline(check=False) puts together what every %s gives", i, shape, piece, piece);
+    return mpg_fail(MPG_ERROR,
+                    "result %zu of the pipelined block, of shape %s for one %s, does not depend on "
+                    "the divided inputs: it has no rows that could be "
+                    "put together. Return it from outside of the block; Pipeline(check=False) puts "
+                    "together what every %s gives",
+                    i, shape, piece, piece);
   if (batch->axis || batch->outer != 1)
-    return mpg_fail(MPG_ERROR, "result %zu of the pipelined block, of shape %s for one %s, has the rows%s along axis %d (the divided axis in front), so the results can't be put "
-                    "together there. Return it with the axis that is divided where the inputs have it; Pipeline(check=False) joins along that axis anyway", i, shape, piece,
-                    batch->outer != 1 || batch->inner != 1 ? " among others" : "", batch->axis);
+    return mpg_fail(MPG_ERROR,
+                    "result %zu of the pipelined block, of shape %s for one %s, has the rows%s "
+                    "along axis %d (the divided axis in front), so the results can't be put "
+                    "together there. Return it with the axis that is divided where the inputs have "
+                    "it; Pipeline(check=False) joins along that axis anyway",
+                    i, shape, piece, batch->outer != 1 || batch->inner != 1 ? " among others" : "",
+                    batch->axis);
   return MPG_OK;
 }
 
@@ -117,8 +147,12 @@ static void note_drawn(const walk *w, const mpg_node *node) {
   mpg_batch batch = w->values[node->values];
   mpg_shape drawn = w->graph->values[node->values].desc.shape;
   switch (node->op->id) {
-    case MPG_OP_Dropout: drawn = w->graph->values[node->values + node->num_outputs - 1].desc.shape; break; /* axes= makes the mask smaller */
-    case MPG_OP_LeakyReLU: case MPG_OP_RNN: case MPG_OP__rnn: break;
+    case MPG_OP_Dropout:
+      drawn = w->graph->values[node->values + node->num_outputs - 1].desc.shape;
+      break; /* axes= makes the mask smaller */
+    case MPG_OP_LeakyReLU:
+    case MPG_OP_RNN:
+    case MPG_OP__rnn: break;
     case MPG_OP__dropout_draw: { /* for the parts of an array like its input, but whole */
       const mpg_dropout_draw_params *p = node->params;
       batch = w->values[mpg_value_index(w->graph, inputs[0])];
@@ -131,7 +165,8 @@ static void note_drawn(const walk *w, const mpg_node *node) {
   if (batch.kind != MPG_BATCH_DIVIDED) return;
   mpg_drawn *found = &w->request->drawn[node->random];
   *found = (mpg_drawn){batch.outer, batch.inner};
-  for (int d = 0; d < drawn.ndim; d++) *(d < batch.axis ? &found->outer : &found->inner) *= d == batch.axis ? 1 : drawn.dims[d];
+  for (int d = 0; d < drawn.ndim; d++)
+    *(d < batch.axis ? &found->outer : &found->inner) *= d == batch.axis ? 1 : drawn.dims[d];
 }
 
 static void end_walk(walk *w) {
@@ -148,15 +183,18 @@ static mpg_status run_walk(walk *w) {
   w->live = mpg_calloc(graph->num_nodes + 1, sizeof *w->live);
   w->in = mpg_calloc(MPG_MAX_INPUTS + MPG_MAX_OUTPUTS, sizeof *w->in);
   w->descs = mpg_calloc(MPG_MAX_INPUTS + MPG_MAX_OUTPUTS, sizeof *w->descs);
-  if (!w->values || !w->live || !w->in || !w->descs) return mpg_out_of_host_memory((MPG_MAX_INPUTS + MPG_MAX_OUTPUTS) * sizeof *w->descs);
+  if (!w->values || !w->live || !w->in || !w->descs)
+    return mpg_out_of_host_memory((MPG_MAX_INPUTS + MPG_MAX_OUTPUTS) * sizeof *w->descs);
   for (uint32_t i = 0; i < request->num_inputs; i++)
-    w->values[mpg_value_index(graph, request->inputs[i])] = (mpg_batch){.kind = request->input_kinds[i], .outer = 1, .inner = 1};
+    w->values[mpg_value_index(graph, request->inputs[i])] =
+        (mpg_batch){.kind = request->input_kinds[i], .outer = 1, .inner = 1};
   mark_live(w);
   for (uint32_t n = 0; n < graph->num_nodes; n++)
     if (w->live[n] && graph->nodes[n].op) MPG_TRY(visit(w, n));
   for (size_t i = 0; i < graph->num_outputs; i++) MPG_TRY(check_output(w, i));
   for (uint32_t n = 0; request->drawn && n < graph->num_nodes; n++)
-    if (w->live[n] && graph->nodes[n].op && graph->nodes[n].random != MPG_NO_RANDOM) note_drawn(w, &graph->nodes[n]);
+    if (w->live[n] && graph->nodes[n].op && graph->nodes[n].random != MPG_NO_RANDOM)
+      note_drawn(w, &graph->nodes[n]);
   return MPG_OK;
 }
 
@@ -167,7 +205,7 @@ mpg_status mpg_graph_check_batching(const mpg_graph *graph, const mpg_batching_r
   return status;
 }
 
-/* --- Two sizes ---------------------------------------------------------------------------------------------------------- */
+/* --- Two sizes -------------------------------------------------------------------------------- */
 
 /* A number among the parameters that is another for the other size; -1: there is none. */
 static int other_number(const mpg_node *a, const mpg_node *b, double *one, double *two) {
@@ -175,7 +213,8 @@ static int other_number(const mpg_node *a, const mpg_node *b, double *one, doubl
   for (int i = 0; i < table->count && a->params && b->params; i++) {
     const mpg_param *param = &table->params[i];
     if (param->kind != MPG_PARAM_FLOAT && param->kind != MPG_PARAM_OPT_FLOAT) continue;
-    memcpy(one, (const char *)a->params + param->offset, sizeof *one); /* an optional number begins with its value */
+    memcpy(one, (const char *)a->params + param->offset,
+           sizeof *one); /* an optional number begins with its value */
     memcpy(two, (const char *)b->params + param->offset, sizeof *two);
     if (memcmp(one, two, sizeof *one)) return i;
   }
@@ -188,23 +227,28 @@ static mpg_status compare_node(const walk *a, const walk *b, uint32_t n) {
   const mpg_node *node = &a->graph->nodes[n], *other = &b->graph->nodes[n];
   double one, two;
   char shapes[2][MPG_SHAPE_TEXT_SIZE];
-  const char *path = mpg_scope_text(node->scope), *in = *path ? " in block " : "", *piece = a->request->along_time ? "piece" : "micro-batch";
-  bool counts = node->op->id == MPG_OP__arange || node->op->id == MPG_OP__linspace; /* as far as it must: who uses it is asked */
+  const char *path = mpg_scope_text(node->scope), *in = *path ? " in block " : "",
+             *piece = a->request->along_time ? "piece" : "micro-batch";
+  bool counts = node->op->id == MPG_OP__arange ||
+                node->op->id == MPG_OP__linspace; /* as far as it must: who uses it is asked */
   for (uint32_t k = 0; k < node->num_outputs; k++) {
     const mpg_batch *x = &a->values[node->values + k], *y = &b->values[other->values + k];
-    if (x->kind == MPG_BATCH_STATE || x->kind == MPG_BATCH_PART) return MPG_OK; /* made to fit by who carries it on */
-    if (x->kind != MPG_BATCH_DIVIDED || y->kind != MPG_BATCH_DIVIDED || (x->axis == y->axis && x->outer == y->outer && x->inner == y->inner)) continue;
-    return mpg_fail(MPG_ERROR,
-                    "%s%s%s goes across the %s: a %s of %lld row%s gives %s, one of %lld %s, "
-                    "which are not as many for each row. Sizes must follow from the "
-                    "inputs' shapes; Pipeline(check=False) leaves this to you",
-                    node->op->name, in, path, a->request->along_time ? "sequence" : "batch", piece,
-                    (long long)a->request->rows, plural(a->request->rows),
-                    mpg_shape_text(&a->graph->values[node->values + k].desc.shape, shapes[0],
-                                   sizeof shapes[0]),
-                    (long long)b->request->rows,
-                    mpg_shape_text(&b->graph->values[other->values + k].desc.shape, shapes[1],
-                                   sizeof shapes[1]));
+    if (x->kind == MPG_BATCH_STATE || x->kind == MPG_BATCH_PART)
+      return MPG_OK; /* made to fit by who carries it on */
+    if (x->kind != MPG_BATCH_DIVIDED || y->kind != MPG_BATCH_DIVIDED ||
+        (x->axis == y->axis && x->outer == y->outer && x->inner == y->inner))
+      continue;
+    return mpg_fail(
+        MPG_ERROR,
+        "%s%s%s goes across the %s: a %s of %lld row%s gives %s, one of %lld %s, "
+        "which are not as many for each row. Sizes must follow from the "
+        "inputs' shapes; Pipeline(check=False) leaves this to you",
+        node->op->name, in, path, a->request->along_time ? "sequence" : "batch", piece,
+        (long long)a->request->rows, plural(a->request->rows),
+        mpg_shape_text(&a->graph->values[node->values + k].desc.shape, shapes[0], sizeof shapes[0]),
+        (long long)b->request->rows,
+        mpg_shape_text(&b->graph->values[other->values + k].desc.shape, shapes[1],
+                       sizeof shapes[1]));
   }
   int number = counts ? -1 : other_number(node, other, &one, &two);
   if (number < 0) return MPG_OK;
@@ -218,13 +262,14 @@ static mpg_status compare_node(const walk *a, const walk *b, uint32_t n) {
                   plural(a->request->rows), two, (long long)b->request->rows, piece);
 }
 
-mpg_status mpg_graph_compare_batching(const mpg_graph *first, const mpg_batching_request *request, const mpg_graph *second,
-                                      const mpg_batching_request *other) {
+mpg_status mpg_graph_compare_batching(const mpg_graph *first, const mpg_batching_request *request,
+                                      const mpg_graph *second, const mpg_batching_request *other) {
   walk a = {.graph = first, .request = request}, b = {.graph = second, .request = other};
   mpg_status status = MPG_OK;
   bool alike = first->num_nodes == second->num_nodes;
   for (size_t n = 0; n < first->num_nodes && alike; n++)
-    alike = first->nodes[n].op == second->nodes[n].op && first->nodes[n].num_outputs == second->nodes[n].num_outputs;
+    alike = first->nodes[n].op == second->nodes[n].op &&
+            first->nodes[n].num_outputs == second->nodes[n].num_outputs;
   MPG_GOTO(run_walk(&a));
   MPG_GOTO(run_walk(&b));
   for (uint32_t n = 0; n < first->num_nodes && alike; n++)

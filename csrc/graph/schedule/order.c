@@ -5,13 +5,16 @@
 enum { MPG_MAX_DEVICES_HURRIED = 64 };
 
 static bool moves_up(const mpg_graph *graph, const mpg_node *node) {
-  return mpg_node_crosses(graph, node) && !mpg_node_is_input(&graph->nodes[mpg_node_inputs(graph, node)[0].node]);
+  return mpg_node_crosses(graph, node) &&
+         !mpg_node_is_input(&graph->nodes[mpg_node_inputs(graph, node)[0].node]);
 }
 
-mpg_status mpg_graph_order(const mpg_graph *graph, mpg_phase phase, const mpg_value *roots, size_t num_roots, mpg_order *order) {
+mpg_status mpg_graph_order(const mpg_graph *graph, mpg_phase phase, const mpg_value *roots,
+                           size_t num_roots, mpg_order *order) {
   size_t count = graph->num_nodes;
   bool *live = mpg_calloc(count + 1, sizeof *live);
-  uint32_t *first = mpg_malloc((count + 1) * sizeof *first); /* per node: the copies that follow it, linked */
+  uint32_t *first =
+      mpg_malloc((count + 1) * sizeof *first); /* per node: the copies that follow it, linked */
   uint32_t *next = mpg_malloc((count + 1) * sizeof *next);
   order->nodes = mpg_malloc((count + 1) * sizeof *order->nodes);
   order->count = 0;
@@ -27,7 +30,8 @@ mpg_status mpg_graph_order(const mpg_graph *graph, mpg_phase phase, const mpg_va
   for (size_t n = count; n-- > 0;) {
     const mpg_node *node = &graph->nodes[n];
     first[n] = UINT32_MAX;
-    if (phase == MPG_PHASE_FORWARD && node->phase == phase && mpg_node_mutates(node)) live[n] = true;
+    if (phase == MPG_PHASE_FORWARD && node->phase == phase && mpg_node_mutates(node))
+      live[n] = true;
     if (!live[n]) continue;
     const mpg_value *inputs = mpg_node_inputs(graph, node);
     for (uint32_t i = 0; i < node->num_inputs; i++)
@@ -43,11 +47,13 @@ mpg_status mpg_graph_order(const mpg_graph *graph, mpg_phase phase, const mpg_va
   for (size_t n = 0; n < count; n++) {
     const mpg_node *node = &graph->nodes[n];
     if (!live[n] || node->phase != phase || mpg_node_is_input(node)) continue;
-    if (moves_up(graph, node) && graph->nodes[mpg_node_inputs(graph, node)[0].node].phase == phase) continue; /* listed already */
+    if (moves_up(graph, node) && graph->nodes[mpg_node_inputs(graph, node)[0].node].phase == phase)
+      continue; /* listed already */
     order->nodes[order->count++] = (uint32_t)n;
     /* A copy of a copy follows its source in turn. */
     for (size_t done = order->count - 1; done < order->count; done++)
-      for (uint32_t copy = first[order->nodes[done]]; copy != UINT32_MAX; copy = next[copy]) order->nodes[order->count++] = copy;
+      for (uint32_t copy = first[order->nodes[done]]; copy != UINT32_MAX; copy = next[copy])
+        order->nodes[order->count++] = copy;
   }
   mpg_free(live);
   mpg_free(first);
@@ -57,11 +63,13 @@ mpg_status mpg_graph_order(const mpg_graph *graph, mpg_phase phase, const mpg_va
 
 mpg_status mpg_order_follow(const mpg_graph *graph, uint32_t first, mpg_order *order) {
   size_t count = order->count;
-  uint32_t *leader = mpg_malloc((graph->num_nodes + 1) * sizeof *leader); /* per node: the position that it follows */
+  uint32_t *leader = mpg_malloc((graph->num_nodes + 1) *
+                                sizeof *leader); /* per node: the position that it follows */
   uint32_t *begin = mpg_calloc(count + 2, sizeof *begin);
   uint32_t *nodes = mpg_malloc((count + 1) * sizeof *nodes);
   mpg_status status = MPG_OK;
-  if (!leader || !begin || !nodes) MPG_GOTO(mpg_out_of_host_memory(graph->num_nodes * sizeof *leader));
+  if (!leader || !begin || !nodes)
+    MPG_GOTO(mpg_out_of_host_memory(graph->num_nodes * sizeof *leader));
   for (size_t n = 0; n < graph->num_nodes; n++) leader[n] = UINT32_MAX;
   for (size_t k = 0; k < count; k++) {
     uint32_t n = order->nodes[k], last = UINT32_MAX;
@@ -74,7 +82,8 @@ mpg_status mpg_order_follow(const mpg_graph *graph, uint32_t first, mpg_order *o
     begin[leader[n] + 1]++;
   }
   for (size_t k = 0; k < count; k++) begin[k + 1] += begin[k];
-  for (size_t k = 0; k < count; k++) nodes[begin[leader[order->nodes[k]]]++] = order->nodes[k]; /* who leads comes first */
+  for (size_t k = 0; k < count; k++)
+    nodes[begin[leader[order->nodes[k]]]++] = order->nodes[k]; /* who leads comes first */
   mpg_free(order->nodes);
   order->nodes = nodes;
   nodes = NULL;
@@ -105,7 +114,8 @@ static void release(lagging *device, const uint32_t *next, mpg_order *order) {
   device->first = device->last = UINT32_MAX;
 }
 
-mpg_status mpg_order_hurry(const mpg_graph *graph, const mpg_order *order, mpg_order *hurried, bool *changed) {
+mpg_status mpg_order_hurry(const mpg_graph *graph, const mpg_order *order, mpg_order *hurried,
+                           bool *changed) {
   *changed = false;
   bool crosses = false;
   for (size_t k = 0; k < order->count; k++) {
@@ -119,10 +129,12 @@ mpg_status mpg_order_hurry(const mpg_graph *graph, const mpg_order *order, mpg_o
   hurried->nodes = mpg_malloc((order->count + 1) * sizeof *hurried->nodes);
   hurried->count = 0;
   mpg_status status = MPG_OK;
-  if (!urgent || !next || !hurried->nodes) MPG_GOTO(mpg_out_of_host_memory(graph->num_nodes * sizeof *next));
+  if (!urgent || !next || !hurried->nodes)
+    MPG_GOTO(mpg_out_of_host_memory(graph->num_nodes * sizeof *next));
   for (size_t k = order->count; k-- > 0;) {
     const mpg_node *node = &graph->nodes[order->nodes[k]];
-    if (!urgent[order->nodes[k]] && !mpg_node_crosses(graph, node) && !mpg_node_spans(node)) continue;
+    if (!urgent[order->nodes[k]] && !mpg_node_crosses(graph, node) && !mpg_node_spans(node))
+      continue;
     urgent[order->nodes[k]] = true;
     for (uint32_t i = 0; i < node->num_inputs; i++) {
       mpg_value input = mpg_node_inputs(graph, node)[i];
@@ -144,12 +156,15 @@ mpg_status mpg_order_hurry(const mpg_graph *graph, const mpg_order *order, mpg_o
       device->ahead--;
       /* Copies of one value follow each other: what was put off comes after the last of them. */
       const mpg_node *after = k + 1 < order->count ? &graph->nodes[order->nodes[k + 1]] : node;
-      bool more = after != node && mpg_node_crosses(graph, after) && mpg_device_id_equal(mpg_node_runs_on(graph, after), device->device);
+      bool more = after != node && mpg_node_crosses(graph, after) &&
+                  mpg_device_id_equal(mpg_node_runs_on(graph, after), device->device);
       if (mpg_node_crosses(graph, node) && !more) release(device, next, hurried);
     } else if (device->ahead) {
       next[n] = UINT32_MAX;
-      if (device->first == UINT32_MAX) device->first = n;
-      else next[device->last] = n;
+      if (device->first == UINT32_MAX)
+        device->first = n;
+      else
+        next[device->last] = n;
       device->last = n;
       *changed = true;
     } else {

@@ -54,18 +54,22 @@ static uint32_t find(mpg_plan *plan, uint32_t value) {
 }
 
 bool mpg_plan_aliased(const mpg_plan *plan, const mpg_graph *graph, const mpg_node *node) {
-  return mpg_node_is_view(node) && plan->roots[node->values] == plan->roots[mpg_value_index(graph, mpg_node_inputs(graph, node)[0])];
+  return mpg_node_is_view(node) &&
+         plan->roots[node->values] ==
+             plan->roots[mpg_value_index(graph, mpg_node_inputs(graph, node)[0])];
 }
 
 static mpg_status add_device(mpg_plan *plan, mpg_device_id device) {
   if (mpg_plan_slot(plan, device) != UINT32_MAX) return MPG_OK;
   if (plan->num_devices == MPG_MAX_GRAPH_DEVICES)
-    return mpg_fail(MPG_ERROR, "one hybridized block can span up to %d devices", MPG_MAX_GRAPH_DEVICES);
+    return mpg_fail(MPG_ERROR, "one hybridized block can span up to %d devices",
+                    MPG_MAX_GRAPH_DEVICES);
   plan->devices[plan->num_devices++] = device;
   return MPG_OK;
 }
 
-static mpg_status add_block(mpg_plan *plan, mpg_block_kind kind, uint32_t device, uint32_t source, uint32_t *number) {
+static mpg_status add_block(mpg_plan *plan, mpg_block_kind kind, uint32_t device, uint32_t source,
+                            uint32_t *number) {
   for (uint32_t i = plan->first_block; i < plan->num_blocks; i++) {
     const mpg_plan_block *block = &plan->blocks[i];
     if (block->kind == kind && block->device == device && block->source == source) {
@@ -73,7 +77,8 @@ static mpg_status add_block(mpg_plan *plan, mpg_block_kind kind, uint32_t device
       return MPG_OK;
     }
   }
-  MPG_TRY(mpg_grow((void **)&plan->blocks, &plan->blocks_capacity, plan->num_blocks + 1, sizeof *plan->blocks));
+  MPG_TRY(mpg_grow((void **)&plan->blocks, &plan->blocks_capacity, plan->num_blocks + 1,
+                   sizeof *plan->blocks));
   plan->blocks[plan->num_blocks] = (mpg_plan_block){kind, device, source, 0};
   *number = plan->num_blocks++;
   return MPG_OK;
@@ -84,20 +89,26 @@ static size_t value_bytes(const planner *p, uint32_t value) {
   return bytes ? bytes : ALIGNMENT;
 }
 
-static bool has_place(const planner *p, uint32_t value) { return p->plan->locations[value].base != MPG_NO_BASE; }
+static bool has_place(const planner *p, uint32_t value) {
+  return p->plan->locations[value].base != MPG_NO_BASE;
+}
 
-/* Views share their input's memory, unless an effect writes it. External arrays are given to whole classes. */
+/* Views share their input's memory, unless an effect writes it. External arrays are given to whole
+ * classes. */
 static void share_views(planner *p) {
   const mpg_graph *graph = p->graph;
   mpg_plan *plan = p->plan;
   for (size_t k = 0; k < p->request->order->count; k++) {
     const mpg_node *node = &graph->nodes[p->request->order->nodes[k]];
     if (!mpg_node_is_view(node)) continue;
-    uint32_t input = mpg_value_index(graph, mpg_node_inputs(graph, node)[0]), root = find(plan, input);
+    uint32_t input = mpg_value_index(graph, mpg_node_inputs(graph, node)[0]),
+             root = find(plan, input);
     if (p->written[root] || p->written[input]) continue;
     uint32_t own = p->request->external[node->values], its = p->request->external[root];
-    bool located = has_place(p, root) || p->graph->nodes[mpg_node_inputs(graph, node)[0].node].phase != node->phase;
-    if (own != MPG_NO_BASE && own != its && (its != MPG_NO_BASE || located)) continue; /* it must be written elsewhere */
+    bool located = has_place(p, root) ||
+                   p->graph->nodes[mpg_node_inputs(graph, node)[0].node].phase != node->phase;
+    if (own != MPG_NO_BASE && own != its && (its != MPG_NO_BASE || located))
+      continue; /* it must be written elsewhere */
     plan->roots[node->values] = root;
   }
 }
@@ -107,7 +118,8 @@ static void find_written(planner *p) {
     const mpg_node *node = &p->graph->nodes[p->request->order->nodes[k]];
     if (!mpg_node_mutates(node)) continue;
     for (uint32_t i = 0; i < node->num_inputs; i++)
-      if (mpg_op_input_mutable(node->op, (int)i)) p->written[mpg_value_index(p->graph, mpg_node_inputs(p->graph, node)[i])] = true;
+      if (mpg_op_input_mutable(node->op, (int)i))
+        p->written[mpg_value_index(p->graph, mpg_node_inputs(p->graph, node)[i])] = true;
   }
 }
 
@@ -115,7 +127,8 @@ static void find_lifetimes(planner *p) {
   const mpg_graph *graph = p->graph;
   for (size_t k = 0; k < p->request->order->count; k++) {
     const mpg_node *node = &graph->nodes[p->request->order->nodes[k]];
-    uint32_t first = mpg_order_first(p->request->order, k), last = mpg_order_last(p->request->order, k); /* a group is one step */
+    uint32_t first = mpg_order_first(p->request->order, k),
+             last = mpg_order_last(p->request->order, k); /* a group is one step */
     for (uint32_t i = 0; i < node->num_outputs; i++) {
       uint32_t value = node->values + i, root = find(p->plan, value);
       if (root == value) p->lives[root] = (lifetime){first, last};
@@ -153,16 +166,21 @@ static mpg_status give_places(planner *p) {
       if (has_place(p, node->values)) continue;
       MPG_TRY(add_block(plan, MPG_BLOCK_LANE, slot, mpg_plan_slot(plan, from), &number));
       p->pushed[node->values] = true;
-      p->lives[node->values].begin = 0; /* it may arrive at any time: later than now, where nobody waits for it */
+      p->lives[node->values].begin =
+          0; /* it may arrive at any time: later than now, where nobody waits for it */
       if (p->lives[node->values].end == k) p->lives[node->values].end = FOREVER;
-      plan->locations[node->values] = (mpg_location){plan->num_externals + number, plan->blocks[number].size};
+      plan->locations[node->values] =
+          (mpg_location){plan->num_externals + number, plan->blocks[number].size};
       plan->blocks[number].size += value_bytes(p, node->values);
       continue;
     }
-    for (uint32_t i = 0; i < node->num_outputs && mpg_node_spans(node); i++) MPG_TRY(add_device(plan, graph->values[node->values + i].device));
-    for (uint32_t i = 0; i < node->num_inputs && mpg_node_spans(node); i++) MPG_TRY(add_device(plan, mpg_graph_at(graph, mpg_node_inputs(graph, node)[i])->device));
+    for (uint32_t i = 0; i < node->num_outputs && mpg_node_spans(node); i++)
+      MPG_TRY(add_device(plan, graph->values[node->values + i].device));
+    for (uint32_t i = 0; i < node->num_inputs && mpg_node_spans(node); i++)
+      MPG_TRY(add_device(plan, mpg_graph_at(graph, mpg_node_inputs(graph, node)[i])->device));
     for (uint32_t i = 0; i < node->num_outputs; i++)
-      if (find(plan, node->values + i) == node->values + i && !has_place(p, node->values + i) && !has_no_memory(p, node->values + i))
+      if (find(plan, node->values + i) == node->values + i && !has_place(p, node->values + i) &&
+          !has_no_memory(p, node->values + i))
         p->planned[node->values + i] = true;
   }
   return MPG_OK;
@@ -173,22 +191,30 @@ static bool may_lie_over(const planner *p, size_t k, uint32_t out, uint32_t inpu
   const mpg_graph *graph = p->graph;
   const mpg_order *order = p->request->order;
   const mpg_fusion_group *group = mpg_order_group(order, k);
-  if (!(p->planned[input] || p->pushed[input]) || p->lives[input].end != mpg_order_last(order, k)) return false;
-  if (mpg_desc_bytes(&graph->values[input].desc) != mpg_desc_bytes(&graph->values[out].desc)) return false;
+  if (!(p->planned[input] || p->pushed[input]) || p->lives[input].end != mpg_order_last(order, k))
+    return false;
+  if (mpg_desc_bytes(&graph->values[input].desc) != mpg_desc_bytes(&graph->values[out].desc))
+    return false;
   const mpg_node *node = &graph->nodes[order->nodes[k]];
-  bool overwrites = mpg_node_flag(node, MPG_OP_INPLACE) && !mpg_node_flag(node, MPG_OP_SHAPE_ONLY) && out == node->values;
+  bool overwrites = mpg_node_flag(node, MPG_OP_INPLACE) &&
+                    !mpg_node_flag(node, MPG_OP_SHAPE_ONLY) && out == node->values;
   if (!group) return overwrites;
-  /* A group works tile by tile: both must be whole along its domain, and nobody may read the input after it was overwritten. */
+  /* A group works tile by tile: both must be whole along its domain, and nobody may read the input
+   * after it was overwritten. */
   int64_t all = 1;
   for (int d = 0; d < group->ndim; d++) all *= group->dims[d];
   const mpg_node *head = group->head != UINT32_MAX ? &graph->nodes[group->head] : NULL;
   for (uint32_t i = 0; head && i < head->num_inputs; i++) /* which every panel reads again */
-    if (find(p->plan, mpg_value_index(graph, mpg_node_inputs(graph, head)[i])) == input) return false;
-  if (mpg_shape_size(&graph->values[input].desc.shape) != all || mpg_shape_size(&graph->values[out].desc.shape) != all) return false;
+    if (find(p->plan, mpg_value_index(graph, mpg_node_inputs(graph, head)[i])) == input)
+      return false;
+  if (mpg_shape_size(&graph->values[input].desc.shape) != all ||
+      mpg_shape_size(&graph->values[out].desc.shape) != all)
+    return false;
   for (size_t later = overwrites ? k + 1 : k; later < group->first + group->count; later++) {
     const mpg_node *reader = &graph->nodes[order->nodes[later]];
     for (uint32_t i = 0; i < reader->num_inputs; i++)
-      if (find(p->plan, mpg_value_index(graph, mpg_node_inputs(graph, reader)[i])) == input) return false;
+      if (find(p->plan, mpg_value_index(graph, mpg_node_inputs(graph, reader)[i])) == input)
+        return false;
   }
   return true;
 }
@@ -204,7 +230,8 @@ static void share_in_place(planner *p) {
     size_t first = group ? group->first : k, last = group ? group->first + group->count - 1 : k;
     for (uint32_t o = 0; o < (group ? node->num_outputs : 1); o++) {
       uint32_t out = node->values + o;
-      for (size_t at = first; at <= last && p->planned[out]; at++) { /* any array that the step reads */
+      for (size_t at = first; at <= last && p->planned[out];
+           at++) { /* any array that the step reads */
         const mpg_node *reader = &graph->nodes[order->nodes[at]];
         for (uint32_t i = 0; i < reader->num_inputs; i++) {
           uint32_t input = find(plan, mpg_value_index(graph, mpg_node_inputs(graph, reader)[i]));
@@ -255,12 +282,17 @@ static int compare(size_t a, size_t b, const item *x, const item *y) {
   return x->value < y->value ? -1 : x->value > y->value;
 }
 static size_t span(const item *x) { return (size_t)x->life.end - x->life.begin + 1; }
-static int largest_first(const void *a, const void *b) { return compare(((const item *)a)->size, ((const item *)b)->size, a, b); }
+static int largest_first(const void *a, const void *b) {
+  return compare(((const item *)a)->size, ((const item *)b)->size, a, b);
+}
 static int longest_first(const void *a, const void *b) { return compare(span(a), span(b), a, b); }
-static int latest_first(const void *a, const void *b) { return compare(((const item *)a)->life.begin, ((const item *)b)->life.begin, a, b); }
+static int latest_first(const void *a, const void *b) {
+  return compare(((const item *)a)->life.begin, ((const item *)b)->life.begin, a, b);
+}
 static int earliest_first(const void *a, const void *b) { return compare(0, 0, a, b); }
 typedef int comparison(const void *, const void *);
-static comparison *const ways[] = {largest_first, longest_first, earliest_first, latest_first}; /* one of them does well on most */
+static comparison *const ways[] = {largest_first, longest_first, earliest_first,
+                                   latest_first}; /* one of them does well on most */
 enum { NUM_WAYS = sizeof ways / sizeof *ways };
 
 /* A block in which other values have their places already. */
@@ -269,7 +301,8 @@ typedef struct space {
   item_list list;
 } space;
 
-/* What lies in a block: saved values of the forward phase, for as long as they are read; or what is pushed into a lane. */
+/* What lies in a block: saved values of the forward phase, for as long as they are read; or what is
+ * pushed into a lane. */
 static mpg_status occupy(planner *p, space *space) {
   mpg_plan *plan = p->plan;
   bool old = space->block < plan->first_block;
@@ -278,25 +311,32 @@ static mpg_status occupy(planner *p, space *space) {
     if (plan->locations[v].base != base || !(old ? p->request->saved[v] : p->pushed[v])) continue;
     lifetime life = {0, p->lives[find(plan, (uint32_t)v)].end};
     if (old && p->request->retain) life.end = FOREVER;
-    if (old && !p->request->retain && p->lives[find(plan, (uint32_t)v)].begin == FOREVER) continue; /* nobody reads it */
-    MPG_TRY(put(&space->list, &(item){plan->locations[v].offset, value_bytes(p, (uint32_t)v), life, (uint32_t)v, space->block}));
+    if (old && !p->request->retain && p->lives[find(plan, (uint32_t)v)].begin == FOREVER)
+      continue; /* nobody reads it */
+    MPG_TRY(put(&space->list, &(item){plan->locations[v].offset, value_bytes(p, (uint32_t)v), life,
+                                      (uint32_t)v, space->block}));
   }
   return MPG_OK;
 }
 
 /* Tries the blocks there are; false when the item fits into none. */
-static bool fit_into(const mpg_plan *plan, space *spaces, uint32_t count, item *wanted, space **chosen) {
+static bool fit_into(const mpg_plan *plan, space *spaces, uint32_t count, item *wanted,
+                     space **chosen) {
   for (uint32_t i = 0; i < count; i++) {
     size_t size = plan->blocks[spaces[i].block].size;
-    if (!best_fit(&spaces[i].list, wanted, size, &wanted->offset) || wanted->offset + wanted->size > size) continue;
+    if (!best_fit(&spaces[i].list, wanted, size, &wanted->offset) ||
+        wanted->offset + wanted->size > size)
+      continue;
     *chosen = &spaces[i];
     return true;
   }
   return false;
 }
 
-/* Gives the items places, in the blocks that the device has and in a new one; *size: of the new one. */
-static mpg_status pack(planner *p, uint32_t slot, item *items, size_t count, comparison *way, size_t *size) {
+/* Gives the items places, in the blocks that the device has and in a new one; *size: of the new
+ * one. */
+static mpg_status pack(planner *p, uint32_t slot, item *items, size_t count, comparison *way,
+                       size_t *size) {
   mpg_plan *plan = p->plan;
   mpg_status status = MPG_OK;
   uint32_t num_spaces = 0;
@@ -313,7 +353,8 @@ static mpg_status pack(planner *p, uint32_t slot, item *items, size_t count, com
     space *chosen = &fresh;
     if (!fit_into(plan, spaces, num_spaces, &items[i], &chosen)) {
       if (!best_fit(&fresh.list, &items[i], SIZE_MAX / 2, &items[i].offset))
-        MPG_GOTO(mpg_fail(MPG_DEVICE_OUT_OF_MEMORY, "the block's arrays do not fit into the address space"));
+        MPG_GOTO(mpg_fail(MPG_DEVICE_OUT_OF_MEMORY,
+                          "the block's arrays do not fit into the address space"));
       size_t end = items[i].offset + items[i].size;
       if (end > *size) *size = end;
     }
@@ -336,7 +377,8 @@ static mpg_status pack_well(planner *p, uint32_t slot, item *items, size_t count
   if (!best) return mpg_out_of_host_memory(count * sizeof *best);
   for (uint32_t i = 0; i < plan->num_blocks; i++)
     if (plan->blocks[i].device == slot) there += plan->blocks[i].size;
-  for (int way = 0; way < NUM_WAYS && (way == 0 || (least && there + least > plan->alive[slot])); way++) {
+  for (int way = 0; way < NUM_WAYS && (way == 0 || (least && there + least > plan->alive[slot]));
+       way++) {
     size_t size = 0;
     MPG_GOTO(pack(p, slot, items, count, ways[way], &size));
     if (size >= least) continue;
@@ -349,7 +391,9 @@ static mpg_status pack_well(planner *p, uint32_t slot, item *items, size_t count
     plan->blocks[fresh].size = least;
   }
   for (size_t i = 0; i < count; i++)
-    plan->locations[best[i].value] = (mpg_location){plan->num_externals + (best[i].block == UINT32_MAX ? fresh : best[i].block), best[i].offset};
+    plan->locations[best[i].value] =
+        (mpg_location){plan->num_externals + (best[i].block == UINT32_MAX ? fresh : best[i].block),
+                       best[i].offset};
 fail:
   mpg_free(best);
   return status;
@@ -364,7 +408,8 @@ static mpg_status pack_all(planner *p) {
     size_t count = 0;
     for (size_t v = 0; v < plan->num_values; v++)
       if (p->planned[v] && mpg_device_id_equal(p->graph->values[v].device, plan->devices[slot]))
-        items[count++] = (item){0, value_bytes(p, (uint32_t)v), p->lives[v], (uint32_t)v, UINT32_MAX};
+        items[count++] =
+            (item){0, value_bytes(p, (uint32_t)v), p->lives[v], (uint32_t)v, UINT32_MAX};
     if (count) MPG_GOTO(pack_well(p, slot, items, count));
   }
 fail:
@@ -377,14 +422,16 @@ static void count_alive(ptrdiff_t *steps, lifetime life, uint32_t count, size_t 
   steps[life.end < count ? life.end + 1 : count] -= (ptrdiff_t)bytes;
 }
 
-/* Bytes alive at once, per device. What was saved in the forward phase counts until it is read for the last time. */
+/* Bytes alive at once, per device. What was saved in the forward phase counts until it is read for
+ * the last time. */
 static mpg_status find_alive(planner *p) {
   mpg_plan *plan = p->plan;
   const mpg_plan *forward = p->request->forward;
   uint32_t count = (uint32_t)p->request->order->count;
   size_t stride = (size_t)count + 2;
   ptrdiff_t *steps = mpg_calloc(stride * (plan->num_devices + 1), sizeof *steps);
-  lifetime *saved = mpg_malloc((plan->num_values + 1) * sizeof *saved); /* per root of the forward plan */
+  lifetime *saved =
+      mpg_malloc((plan->num_values + 1) * sizeof *saved); /* per root of the forward plan */
   if (!steps || !saved) {
     mpg_free(steps);
     mpg_free(saved);
@@ -394,10 +441,13 @@ static mpg_status find_alive(planner *p) {
   for (size_t v = 0; v < plan->num_values; v++) {
     uint32_t root = find(plan, (uint32_t)v), slot = mpg_plan_slot(plan, p->graph->values[v].device);
     if (slot == UINT32_MAX) continue;
-    if (root == v && (p->planned[v] || p->pushed[v])) count_alive(steps + slot * stride, p->lives[v], count, value_bytes(p, (uint32_t)v));
+    if (root == v && (p->planned[v] || p->pushed[v]))
+      count_alive(steps + slot * stride, p->lives[v], count, value_bytes(p, (uint32_t)v));
     if (!forward || v >= forward->num_values || !p->request->saved[v]) continue;
     uint32_t base = forward->locations[v].base;
-    if (base == MPG_NO_BASE || base < forward->num_externals || (p->lives[root].begin == FOREVER && !p->request->retain)) continue;
+    if (base == MPG_NO_BASE || base < forward->num_externals ||
+        (p->lives[root].begin == FOREVER && !p->request->retain))
+      continue;
     lifetime *life = &saved[forward->roots[v]];
     life->begin = 0;
     if (p->request->retain) life->end = FOREVER;
@@ -405,11 +455,13 @@ static mpg_status find_alive(planner *p) {
   }
   for (size_t v = 0; v < plan->num_values; v++)
     if (saved[v].begin == 0)
-      count_alive(steps + mpg_plan_slot(plan, p->graph->values[v].device) * stride, saved[v], count, value_bytes(p, (uint32_t)v));
+      count_alive(steps + mpg_plan_slot(plan, p->graph->values[v].device) * stride, saved[v], count,
+                  value_bytes(p, (uint32_t)v));
   for (uint32_t slot = 0; slot < plan->num_devices; slot++) {
     ptrdiff_t alive = 0;
     for (uint32_t k = 0; k <= count; k++)
-      if ((size_t)(alive += steps[slot * stride + k]) > plan->alive[slot]) plan->alive[slot] = (size_t)alive;
+      if ((size_t)(alive += steps[slot * stride + k]) > plan->alive[slot])
+        plan->alive[slot] = (size_t)alive;
   }
   mpg_free(steps);
   mpg_free(saved);
@@ -437,13 +489,16 @@ static mpg_status prepare(planner *p) {
   if (!forward) return MPG_OK;
   memcpy(plan->devices, forward->devices, sizeof plan->devices);
   plan->num_devices = forward->num_devices;
-  MPG_TRY(mpg_grow((void **)&plan->blocks, &plan->blocks_capacity, forward->num_blocks, sizeof *plan->blocks));
-  if (forward->num_blocks) memcpy(plan->blocks, forward->blocks, forward->num_blocks * sizeof *plan->blocks);
+  MPG_TRY(mpg_grow((void **)&plan->blocks, &plan->blocks_capacity, forward->num_blocks,
+                   sizeof *plan->blocks));
+  if (forward->num_blocks)
+    memcpy(plan->blocks, forward->blocks, forward->num_blocks * sizeof *plan->blocks);
   plan->num_blocks = plan->first_block = forward->num_blocks;
   for (size_t v = 0; v < forward->num_values; v++) {
     mpg_location location = forward->locations[v];
     if (location.base == MPG_NO_BASE) continue;
-    if (location.base >= forward->num_externals) location.base += plan->num_externals - forward->num_externals;
+    if (location.base >= forward->num_externals)
+      location.base += plan->num_externals - forward->num_externals;
     plan->locations[v] = location;
   }
   return MPG_OK;

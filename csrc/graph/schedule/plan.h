@@ -1,14 +1,15 @@
 /* Plans: where every value of one phase lies.
  *
- * A value lies in an external array (an input, an output, a gradient: one "base" each), or at an offset in a block that is
- * planned per device: the main block, for values whose lifetimes are known in the device's own order, or a lane, the block of
- * one pair of devices into which the first pushes arrays for the second. A pushed array has its part of the lane from the
- * start of the phase to its last use, so that a push waits for nothing that the receiving device does; after that the part serves
- * other values.
- * Values share memory by lifetime (best fit, largest first); an op whose elements allow it writes over an input that dies there; a
- * view lies where its input lies.
- * The backward plan starts from the forward plan: what was saved lies there, and the blocks' gaps, and (unless
- * the graph is retained) the saved values' memory after their last use, are filled before more is asked for.
+ * A value lies in an external array (an input, an output, a gradient: one "base" each), or at an
+ * offset in a block that is planned per device: the main block, for values whose lifetimes are
+ * known in the device's own order, or a lane, the block of one pair of devices into which the first
+ * pushes arrays for the second. A pushed array has its part of the lane from the start of the phase
+ * to its last use, so that a push waits for nothing that the receiving device does; after that the
+ * part serves other values. Values share memory by lifetime (best fit, largest first); an op whose
+ * elements allow it writes over an input that dies there; a view lies where its input lies. The
+ * backward plan starts from the forward plan: what was saved lies there, and the blocks' gaps, and
+ * (unless the graph is retained) the saved values' memory after their last use, are filled before
+ * more is asked for.
  *
  * Ownership: a plan owns its memory and borrows nothing. Threads: host lock.
  */
@@ -20,7 +21,8 @@
 #define MPG_NO_BASE UINT32_MAX
 
 typedef struct mpg_location {
-  uint32_t base; /* number of an external array, or num_externals + number of a block; MPG_NO_BASE: nowhere */
+  uint32_t base; /* number of an external array, or num_externals + number of a block; MPG_NO_BASE:
+                    nowhere */
   size_t offset;
 } mpg_location;
 
@@ -39,51 +41,61 @@ typedef struct mpg_plan {
   mpg_device_id devices[MPG_MAX_GRAPH_DEVICES]; /* slots */
   uint32_t num_devices;
   uint32_t num_externals;
-  mpg_plan_block *blocks; /* a backward plan begins with the forward's */
+  mpg_plan_block *blocks;           /* a backward plan begins with the forward's */
   uint32_t num_blocks, first_block; /* blocks before first_block were there already */
   size_t blocks_capacity;
   mpg_location *locations; /* per value */
   uint32_t *roots;         /* per value: the value whose memory it shares */
   size_t num_values;
-  size_t alive[MPG_MAX_GRAPH_DEVICES]; /* per slot: the most bytes of planned arrays alive at once in this phase: no plan of this
-                                          order can be smaller */
+  size_t alive[MPG_MAX_GRAPH_DEVICES]; /* per slot: the most bytes of planned arrays alive at once
+                                          in this phase: no plan of this order can be smaller */
 } mpg_plan;
 
 typedef struct mpg_plan_request {
   const mpg_graph *graph;
   const mpg_order *order;
   uint32_t num_externals;
-  const uint32_t *external; /* per value: the external array it is or must be written into; MPG_NO_BASE */
-  const bool *saved;        /* per value: lives on after the phase */
-  const mpg_plan *forward;  /* NULL in the forward phase */
-  bool apart;               /* mpg_schedule: nothing is fused */
-  bool retain;              /* saved values of the forward plan must stay */
+  const uint32_t
+      *external;     /* per value: the external array it is or must be written into; MPG_NO_BASE */
+  const bool *saved; /* per value: lives on after the phase */
+  const mpg_plan *forward; /* NULL in the forward phase */
+  bool apart;              /* mpg_schedule: nothing is fused */
+  bool retain;             /* saved values of the forward plan must stay */
 } mpg_plan_request;
 
 mpg_status mpg_plan_make(const mpg_plan_request *request, mpg_plan *plan); /* plan: zeroed */
-/* choose_order.c: the order in which request's nodes run, and its plan. With `free_order`: that of least memory, then one in which devices wait
- * less for each other, taken if no device's plan grows by over a fiftieth; then fused, but for groups that would make a device's plan larger.
- * *order, which is request->order, is replaced. */
-mpg_status mpg_schedule(const mpg_plan_request *request, mpg_order *order, bool free_order, mpg_plan *plan);
+/* choose_order.c: the order in which request's nodes run, and its plan. With `free_order`: that of
+ * least memory, then one in which devices wait less for each other, taken if no device's plan grows
+ * by over a fiftieth; then fused, but for groups that would make a device's plan larger. *order,
+ * which is request->order, is replaced. */
+mpg_status mpg_schedule(const mpg_plan_request *request, mpg_order *order, bool free_order,
+                        mpg_plan *plan);
 void mpg_plan_free(mpg_plan *plan);
-uint32_t mpg_plan_slot(const mpg_plan *plan, mpg_device_id device); /* UINT32_MAX when there is none */
+uint32_t mpg_plan_slot(const mpg_plan *plan,
+                       mpg_device_id device); /* UINT32_MAX when there is none */
 /* True for a node that needs no kernel: its output lies where its input does. */
 bool mpg_plan_aliased(const mpg_plan *plan, const mpg_graph *graph, const mpg_node *node);
 
-/* memory_order.c. Bits never depend on the order: random numbers and sums are fixed before, and whoever uses what an effect writes keeps its place
- * among these users. Copies to other devices go right behind what they copy.
+/* memory_order.c. Bits never depend on the order: random numbers and sums are fixed before, and
+ * whoever uses what an effect writes keeps its place among these users. Copies to other devices go
+ * right behind what they copy.
  *
- * Memory: of an order that takes next what frees most, and one that goes depth first, inputs that need most memory first, the one with
- * fewer bytes alive at once (their sum over devices), if that is a twentieth less than in the given order: *changed, and `better` is filled. */
+ * Memory: of an order that takes next what frees most, and one that goes depth first, inputs that
+ * need most memory first, the one with fewer bytes alive at once (their sum over devices), if that
+ * is a twentieth less than in the given order: *changed, and `better` is filled. */
 mpg_status mpg_order_for_memory(const mpg_plan_request *request, mpg_order *better, bool *changed);
-/* Time: orders in which devices wait less for each other. faster[0]: every device takes, of what is ready, the node with the longest way to the
- * end; faster[1]: mpg_order_hurry's; faster[2]: as faster[0], but nodes with which more bytes would be alive than ever are in the given order
- * are put off. seconds: of the given order, then of these (0: there is none), estimated from bytes and multiplications. The caller frees all. */
+/* Time: orders in which devices wait less for each other. faster[0]: every device takes, of what is
+ * ready, the node with the longest way to the end; faster[1]: mpg_order_hurry's; faster[2]: as
+ * faster[0], but nodes with which more bytes would be alive than ever are in the given order are
+ * put off. seconds: of the given order, then of these (0: there is none), estimated from bytes and
+ * multiplications. The caller frees all. */
 enum { MPG_FASTER_ORDERS = 3 };
-mpg_status mpg_order_for_time(const mpg_plan_request *request, mpg_order faster[MPG_FASTER_ORDERS], double seconds[1 + MPG_FASTER_ORDERS]);
+mpg_status mpg_order_for_time(const mpg_plan_request *request, mpg_order faster[MPG_FASTER_ORDERS],
+                              double seconds[1 + MPG_FASTER_ORDERS]);
 
-/* dump.c: appends a pass's graph, or with a plan the nodes in the order in which they run and where their values lie, to the file that
- * the environment's MPGLUON_DUMP names; nothing without. */
-void mpg_dump_pass(const char *pass, const mpg_graph *graph, const mpg_order *order, const mpg_plan *plan);
+/* dump.c: appends a pass's graph, or with a plan the nodes in the order in which they run and where
+ * their values lie, to the file that the environment's MPGLUON_DUMP names; nothing without. */
+void mpg_dump_pass(const char *pass, const mpg_graph *graph, const mpg_order *order,
+                   const mpg_plan *plan);
 
 #endif

@@ -1,4 +1,5 @@
-/* Stages: what one device does between two changes of device, as segments that are queued one by one. */
+/* Stages: what one device does between two changes of device, as segments that are queued one by
+ * one. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,19 +16,23 @@ typedef struct staging {
 } staging;
 
 /* True when the node's results depend on the contents of that input. */
-static bool reads(const mpg_node *node, mpg_value input) { return mpg_has_value(input) && !mpg_node_flag(node, MPG_OP_SHAPE_ONLY); }
+static bool reads(const mpg_node *node, mpg_value input) {
+  return mpg_has_value(input) && !mpg_node_flag(node, MPG_OP_SHAPE_ONLY);
+}
 
 static void find_depths(staging *s) {
   const mpg_graph *graph = s->graph;
   bool states = false;
-  for (size_t k = 0; k < s->order->count && !states; k++) states = mpg_node_mutates(&graph->nodes[s->order->nodes[k]]);
+  for (size_t k = 0; k < s->order->count && !states; k++)
+    states = mpg_node_mutates(&graph->nodes[s->order->nodes[k]]);
   for (size_t k = 0; k < s->order->count; k++) {
     const mpg_node *node = &graph->nodes[s->order->nodes[k]];
     const mpg_value *inputs = mpg_node_inputs(graph, node);
     uint32_t depth = 0;
     for (uint32_t i = 0; i < node->num_inputs; i++) {
       if (!reads(node, inputs[i])) continue;
-      uint32_t at = s->position[inputs[i].node], floor = states ? s->floor[mpg_value_index(graph, inputs[i])] : 0;
+      uint32_t at = s->position[inputs[i].node],
+               floor = states ? s->floor[mpg_value_index(graph, inputs[i])] : 0;
       if (floor > depth + 1) depth = floor - 1;
       if (at == UINT32_MAX) continue;
       uint32_t after = s->depth[at] + mpg_node_crosses(graph, &graph->nodes[inputs[i].node]);
@@ -44,14 +49,16 @@ static void find_late(staging *s, const mpg_value *urgent, size_t num_urgent) {
   const mpg_graph *graph = s->graph;
   for (size_t k = 0; k < s->order->count; k++) s->late[k] = true;
   for (size_t i = 0; i < num_urgent; i++)
-    if (mpg_has_value(urgent[i]) && s->position[urgent[i].node] != UINT32_MAX) s->late[s->position[urgent[i].node]] = false;
+    if (mpg_has_value(urgent[i]) && s->position[urgent[i].node] != UINT32_MAX)
+      s->late[s->position[urgent[i].node]] = false;
   for (size_t k = s->order->count; k-- > 0;) {
     const mpg_node *node = &graph->nodes[s->order->nodes[k]];
     if (s->late[k] && !mpg_node_crosses(graph, node) && !mpg_node_mutates(node)) continue;
     s->late[k] = false;
     for (uint32_t i = 0; i < node->num_inputs; i++) {
       mpg_value input = mpg_node_inputs(graph, node)[i];
-      if (mpg_has_value(input) && s->position[input.node] != UINT32_MAX) s->late[s->position[input.node]] = false;
+      if (mpg_has_value(input) && s->position[input.node] != UINT32_MAX)
+        s->late[s->position[input.node]] = false;
     }
   }
 }
@@ -64,7 +71,8 @@ static uint32_t device_number(mpg_device_id *devices, uint32_t *count, mpg_devic
 }
 
 /* What no other device waits for is done with what the device does next. */
-static void merge_depths(staging *s, const uint32_t *device_of, uint32_t num_devices, uint32_t *next) {
+static void merge_depths(staging *s, const uint32_t *device_of, uint32_t num_devices,
+                         uint32_t *next) {
   size_t row = (size_t)s->max_depth + 1;
   bool *present = (bool *)(next + num_devices * row), *sends = present + num_devices * row;
   for (size_t k = 0; k < s->order->count; k++) {
@@ -84,8 +92,10 @@ static void merge_depths(staging *s, const uint32_t *device_of, uint32_t num_dev
   for (size_t k = 0; k < s->order->count; k++) s->depth[k] = next[device_of[k] * row + s->depth[k]];
 }
 
-/* Sorts the positions by segment: first by deferral, then depth, then device; within a segment the order stays. */
-static mpg_status cut(staging *s, const uint32_t *device_of, const mpg_device_id *devices, uint32_t num_devices, mpg_order *result) {
+/* Sorts the positions by segment: first by deferral, then depth, then device; within a segment the
+ * order stays. */
+static mpg_status cut(staging *s, const uint32_t *device_of, const mpg_device_id *devices,
+                      uint32_t num_devices, mpg_order *result) {
   size_t row = (size_t)s->max_depth + 1, cells = 2 * row * num_devices, count = s->order->count;
   size_t *begin = mpg_calloc(cells + 1, sizeof *begin);
   uint32_t *number = mpg_malloc((cells + 1) * sizeof *number);
@@ -98,7 +108,8 @@ static mpg_status cut(staging *s, const uint32_t *device_of, const mpg_device_id
     begin[c + 1] += begin[c];
   }
   result->segments = mpg_calloc(result->num_segments + 1, sizeof *result->segments);
-  if (!result->segments) MPG_GOTO(mpg_out_of_host_memory(result->num_segments * sizeof *result->segments));
+  if (!result->segments)
+    MPG_GOTO(mpg_out_of_host_memory(result->num_segments * sizeof *result->segments));
   for (size_t k = 0; k < count; k++) {
     uint32_t segment = number[CELL(k)];
     size_t at = begin[CELL(k)]++;
@@ -113,7 +124,8 @@ fail:
   return status;
 }
 
-mpg_status mpg_graph_stages(const mpg_graph *graph, mpg_order *order, const mpg_value *urgent, size_t num_urgent, bool defer) {
+mpg_status mpg_graph_stages(const mpg_graph *graph, mpg_order *order, const mpg_value *urgent,
+                            size_t num_urgent, bool defer) {
   size_t count = order->count;
   staging s = {.graph = graph, .order = order};
   mpg_order result = {.count = count};
@@ -126,16 +138,21 @@ mpg_status mpg_graph_stages(const mpg_graph *graph, mpg_order *order, const mpg_
   s.floor = mpg_calloc(graph->num_values + 1, sizeof *s.floor);
   result.nodes = mpg_malloc((count + 1) * sizeof *result.nodes);
   result.segment_of = mpg_malloc((count + 1) * sizeof *result.segment_of);
-  if (!devices || !device_of || !s.position || !s.depth || !s.late || !s.floor || !result.nodes || !result.segment_of)
+  if (!devices || !device_of || !s.position || !s.depth || !s.late || !s.floor || !result.nodes ||
+      !result.segment_of)
     MPG_GOTO(mpg_out_of_host_memory(graph->num_nodes * sizeof *s.position));
   for (size_t k = 0; k < count; k++)
     if (mpg_node_spans(&graph->nodes[order->nodes[k]]))
-      MPG_GOTO(mpg_fail(MPG_NOT_IMPLEMENTED, "a pipeline cannot hold collectives of transport='nccl': use transport='local' (or 'auto', which does)"));
+      MPG_GOTO(mpg_fail(MPG_NOT_IMPLEMENTED,
+                        "a pipeline cannot hold collectives of transport='nccl': use "
+                        "transport='local' (or 'auto', which does)"));
   for (size_t n = 0; n < graph->num_nodes; n++) s.position[n] = UINT32_MAX;
   for (size_t k = 0; k < count; k++) s.position[order->nodes[k]] = (uint32_t)k;
   find_depths(&s);
   if (defer) find_late(&s, urgent, num_urgent);
-  for (size_t k = 0; k < count; k++) device_of[k] = device_number(devices, &num_devices, mpg_node_runs_on(graph, &graph->nodes[order->nodes[k]]));
+  for (size_t k = 0; k < count; k++)
+    device_of[k] = device_number(devices, &num_devices,
+                                 mpg_node_runs_on(graph, &graph->nodes[order->nodes[k]]));
   next = mpg_calloc(((size_t)s.max_depth + 1) * num_devices + 1, sizeof *next + 2 * sizeof(bool));
   if (!next) MPG_GOTO(mpg_out_of_host_memory(s.max_depth));
   merge_depths(&s, device_of, num_devices, next);

@@ -1,22 +1,31 @@
-/* Nodes whose result is a value that is there already, bit for bit: what that takes of numbers like -0.0 and NaN, of dtypes and
- * of kernels' rounding is said where each is. */
+/* Nodes whose result is a value that is there already, bit for bit: what that takes of numbers like
+ * -0.0 and NaN, of dtypes and of kernels' rounding is said where each is. */
 #include <math.h>
 #include <string.h>
 
 #include "graph/simplify/simplify.h"
 
-static const mpg_node *source_of(const mpg_graph *graph, mpg_value value) { return &graph->nodes[value.node]; }
+static const mpg_node *source_of(const mpg_graph *graph, mpg_value value) {
+  return &graph->nodes[value.node];
+}
 
-static const mpg_desc *desc_of(const mpg_graph *graph, mpg_value value) { return &mpg_graph_at(graph, value)->desc; }
+static const mpg_desc *desc_of(const mpg_graph *graph, mpg_value value) {
+  return &mpg_graph_at(graph, value)->desc;
+}
 
 static bool same_array(const mpg_graph *graph, mpg_value value, const mpg_node *node) {
   const mpg_graph_value *from = mpg_graph_at(graph, value), *to = &graph->values[node->values];
-  return from->desc.dtype == to->desc.dtype && mpg_shape_equal(&from->desc.shape, &to->desc.shape) && mpg_device_id_equal(from->device, to->device);
+  return from->desc.dtype == to->desc.dtype &&
+         mpg_shape_equal(&from->desc.shape, &to->desc.shape) &&
+         mpg_device_id_equal(from->device, to->device);
 }
 
-static bool same_value(mpg_value a, mpg_value b) { return a.node == b.node && a.output == b.output; }
+static bool same_value(mpg_value a, mpg_value b) {
+  return a.node == b.node && a.output == b.output;
+}
 
-/* x + 0.0 is not among them: it makes 0.0 of -0.0, as does 0.0 - -x. Of integers, only what is computed in integers. */
+/* x + 0.0 is not among them: it makes 0.0 of -0.0, as does 0.0 - -x. Of integers, only what is
+ * computed in integers. */
 static bool neutral(const mpg_op *op, double scalar, mpg_dtype dtype) {
   bool real = mpg_dtype_is_float(dtype);
   switch (op->id) {
@@ -32,12 +41,15 @@ static bool neutral(const mpg_op *op, double scalar, mpg_dtype dtype) {
 /* Of everything, -0.0 too. */
 static bool turns_sign(const mpg_graph *graph, const mpg_node *node) {
   if (!node->op || !mpg_dtype_is_float(graph->values[node->values].desc.dtype)) return false;
-  return node->op->id == MPG_OP_negative || (node->op->id == MPG_OP__mul_scalar && ((const mpg_scalar_params *)node->params)->scalar == -1);
+  return node->op->id == MPG_OP_negative ||
+         (node->op->id == MPG_OP__mul_scalar &&
+          ((const mpg_scalar_params *)node->params)->scalar == -1);
 }
 
 /* Where each dimension of the result comes from; false when the op does not only permute. */
 static bool permutation(const mpg_graph *graph, const mpg_node *node, int *from) {
-  if (!node->op || (node->op->id != MPG_OP_transpose && node->op->id != MPG_OP_SwapAxis)) return false;
+  if (!node->op || (node->op->id != MPG_OP_transpose && node->op->id != MPG_OP_SwapAxis))
+    return false;
   int ndim = desc_of(graph, mpg_node_inputs(graph, node)[0])->shape.ndim;
   for (int i = 0; i < ndim; i++) from[i] = i;
   if (node->op->id == MPG_OP_transpose) {
@@ -48,7 +60,8 @@ static bool permutation(const mpg_graph *graph, const mpg_node *node, int *from)
     }
   } else {
     const mpg_swap_axis_params *p = node->params;
-    int a = (int)(p->dim1 < 0 ? p->dim1 + ndim : p->dim1), b = (int)(p->dim2 < 0 ? p->dim2 + ndim : p->dim2);
+    int a = (int)(p->dim1 < 0 ? p->dim1 + ndim : p->dim1),
+        b = (int)(p->dim2 < 0 ? p->dim2 + ndim : p->dim2);
     from[a] = b;
     from[b] = a;
   }
@@ -60,7 +73,8 @@ static mpg_value undone_permutation(const mpg_graph *graph, const mpg_node *node
   if (!permutation(graph, node, outer)) return MPG_NO_VALUE;
   mpg_value input = mpg_node_inputs(graph, node)[0];
   int ndim = desc_of(graph, input)->shape.ndim;
-  bool twice = permutation(graph, source_of(graph, input), inner), once_same = true, twice_same = twice;
+  bool twice = permutation(graph, source_of(graph, input), inner), once_same = true,
+       twice_same = twice;
   for (int i = 0; i < ndim; i++) {
     once_same &= outer[i] == i;
     if (twice) twice_same &= inner[outer[i]] == i;
@@ -94,7 +108,8 @@ static bool clips_nothing(const mpg_graph *graph, const mpg_node *node) {
   const mpg_node *source = source_of(graph, input);
   if (!source->op || source->op->id != MPG_OP_clip) return false;
   const mpg_clip_params *q = source->params;
-  return p->a_min <= fmin(q->a_min, q->a_max) && p->a_max >= fmax(q->a_min, q->a_max) && !isnan(q->a_min) && !isnan(q->a_max);
+  return p->a_min <= fmin(q->a_min, q->a_max) && p->a_max >= fmax(q->a_min, q->a_max) &&
+         !isnan(q->a_min) && !isnan(q->a_max);
 }
 
 static bool forward_steps(const mpg_tuple *step) {
@@ -111,13 +126,16 @@ static bool holds_all(mpg_dtype from, mpg_dtype to) {
     case MPG_BFLOAT16: return to == MPG_FLOAT32 || to == MPG_FLOAT64;
     case MPG_FLOAT32: return to == MPG_FLOAT64;
     case MPG_INT8:
-    case MPG_UINT8: return to == MPG_INT32 || to == MPG_INT64 || to == MPG_FLOAT32 || to == MPG_FLOAT64;
+    case MPG_UINT8:
+      return to == MPG_INT32 || to == MPG_INT64 || to == MPG_FLOAT32 || to == MPG_FLOAT64;
     case MPG_INT32: return to == MPG_INT64 || to == MPG_FLOAT64;
     default: return false;
   }
 }
 
-static bool is_cast(const mpg_node *node) { return node->op && (node->op->id == MPG_OP_Cast || node->op->id == MPG_OP_amp_cast); }
+static bool is_cast(const mpg_node *node) {
+  return node->op && (node->op->id == MPG_OP_Cast || node->op->id == MPG_OP_amp_cast);
+}
 
 mpg_value mpg_graph_behind_cast(const mpg_graph *graph, const mpg_node *node) {
   if (!is_cast(node)) return MPG_NO_VALUE;
@@ -125,9 +143,12 @@ mpg_value mpg_graph_behind_cast(const mpg_graph *graph, const mpg_node *node) {
   const mpg_node *source = source_of(graph, input);
   if (!is_cast(source)) return MPG_NO_VALUE;
   mpg_value origin = mpg_node_inputs(graph, source)[0];
-  mpg_dtype from = desc_of(graph, origin)->dtype, through = desc_of(graph, input)->dtype, to = graph->values[node->values].desc.dtype;
-  /* Integers out of range are not converted alike from integers and from floats; and amp_cast keeps some dtypes as they are. */
-  bool alike = from == to || (node->op->id == MPG_OP_Cast && mpg_dtype_is_float(from) && mpg_dtype_is_float(to));
+  mpg_dtype from = desc_of(graph, origin)->dtype, through = desc_of(graph, input)->dtype,
+            to = graph->values[node->values].desc.dtype;
+  /* Integers out of range are not converted alike from integers and from floats; and amp_cast keeps
+   * some dtypes as they are. */
+  bool alike = from == to ||
+               (node->op->id == MPG_OP_Cast && mpg_dtype_is_float(from) && mpg_dtype_is_float(to));
   return holds_all(from, through) && alike ? origin : MPG_NO_VALUE;
 }
 
@@ -142,7 +163,9 @@ static mpg_value behind_views(const mpg_graph *graph, const mpg_node *node) {
 }
 
 mpg_value mpg_graph_same_as(const mpg_graph *graph, const mpg_node *node) {
-  if (!node->op || node->num_outputs != 1 || node->num_inputs == 0 || mpg_node_flag(node, MPG_OP_SHAPE_ONLY | MPG_OP_RANDOM)) return MPG_NO_VALUE;
+  if (!node->op || node->num_outputs != 1 || node->num_inputs == 0 ||
+      mpg_node_flag(node, MPG_OP_SHAPE_ONLY | MPG_OP_RANDOM))
+    return MPG_NO_VALUE;
   const mpg_value *inputs = mpg_node_inputs(graph, node);
   mpg_value input = inputs[0];
   if (mpg_node_is_view(node)) return behind_views(graph, node);
@@ -152,7 +175,9 @@ mpg_value mpg_graph_same_as(const mpg_graph *graph, const mpg_node *node) {
   }
   mpg_value undone = undone_permutation(graph, node);
   if (mpg_has_value(undone)) return undone;
-  if (node->op->id == MPG_OP_where) return same_value(inputs[1], inputs[2]) && same_array(graph, inputs[1], node) ? inputs[1] : MPG_NO_VALUE;
+  if (node->op->id == MPG_OP_where)
+    return same_value(inputs[1], inputs[2]) && same_array(graph, inputs[1], node) ? inputs[1]
+                                                                                  : MPG_NO_VALUE;
   if (!same_array(graph, input, node)) return MPG_NO_VALUE;
   if (mpg_node_flag(node, MPG_OP_COPY)) return input;
   const mpg_node *source = source_of(graph, input);
@@ -169,19 +194,27 @@ mpg_value mpg_graph_same_as(const mpg_graph *graph, const mpg_node *node) {
     case MPG_OP_slice_like:
     case MPG_OP_tile:
     case MPG_OP_repeat: return input; /* of the same shape */
-    case MPG_OP_slice: return forward_steps(&((const mpg_slice_params *)node->params)->step) ? input : MPG_NO_VALUE;
+    case MPG_OP_slice:
+      return forward_steps(&((const mpg_slice_params *)node->params)->step) ? input : MPG_NO_VALUE;
     case MPG_OP_Concat:
     case MPG_OP_add_n: return node->num_inputs == 1 ? input : MPG_NO_VALUE;
     case MPG_OP_clip: return clips_nothing(graph, node) ? input : MPG_NO_VALUE;
-    case MPG_OP_negative: return turns_sign(graph, node) && turns_sign(graph, source) ? mpg_node_inputs(graph, source)[0] : MPG_NO_VALUE;
+    case MPG_OP_negative:
+      return turns_sign(graph, node) && turns_sign(graph, source)
+                 ? mpg_node_inputs(graph, source)[0]
+                 : MPG_NO_VALUE;
     case MPG_OP__mul_scalar:
-      if (turns_sign(graph, node) && turns_sign(graph, source)) return mpg_node_inputs(graph, source)[0];
+      if (turns_sign(graph, node) && turns_sign(graph, source))
+        return mpg_node_inputs(graph, source)[0];
       /* fall through */
     case MPG_OP__plus_scalar:
     case MPG_OP__minus_scalar:
     case MPG_OP__div_scalar:
     case MPG_OP__power_scalar:
-      return neutral(node->op, ((const mpg_scalar_params *)node->params)->scalar, desc_of(graph, input)->dtype) ? input : MPG_NO_VALUE;
+      return neutral(node->op, ((const mpg_scalar_params *)node->params)->scalar,
+                     desc_of(graph, input)->dtype)
+                 ? input
+                 : MPG_NO_VALUE;
     default: return MPG_NO_VALUE;
   }
 }

@@ -17,11 +17,14 @@ mpg_status mpg_twins_init(mpg_twins *twins, size_t num_nodes) {
 void mpg_twins_free(mpg_twins *twins) { mpg_free(twins->slots); }
 
 static bool may_have_twin(const mpg_graph *graph, const mpg_node *node) {
-  if (!node->op || (node->op->flags & (MPG_OP_RANDOM | MPG_OP_DYNAMIC)) || node->repeats || mpg_node_mutates(node)) return false;
+  if (!node->op || (node->op->flags & (MPG_OP_RANDOM | MPG_OP_DYNAMIC)) || node->repeats ||
+      mpg_node_mutates(node))
+    return false;
   size_t from = 0, to = 0;
   for (uint32_t i = 0; i < node->num_inputs && !mpg_node_flag(node, MPG_OP_SHAPE_ONLY); i++)
     from += mpg_desc_bytes(&mpg_graph_at(graph, mpg_node_inputs(graph, node)[i])->desc);
-  for (uint32_t i = 0; i < node->num_outputs; i++) to += mpg_desc_bytes(&graph->values[node->values + i].desc);
+  for (uint32_t i = 0; i < node->num_outputs; i++)
+    to += mpg_desc_bytes(&graph->values[node->values + i].desc);
   return (node->op->flags & MPG_OP_HEAVY) || to <= 2 * from + CHEAP_BYTES;
 }
 
@@ -31,7 +34,8 @@ static uint64_t mix(uint64_t hash, uint64_t word) {
 }
 
 static uint64_t hash_of(const mpg_graph *graph, const mpg_node *node) {
-  uint64_t hash = mix(node->op->id, (uint64_t)node->device.type << 32 | (uint32_t)node->device.index);
+  uint64_t hash =
+      mix(node->op->id, (uint64_t)node->device.type << 32 | (uint32_t)node->device.index);
   size_t size = node->op->params->size, at = 0;
   for (; at + sizeof hash <= size; at += sizeof hash) {
     uint64_t word;
@@ -39,30 +43,36 @@ static uint64_t hash_of(const mpg_graph *graph, const mpg_node *node) {
     if (word) hash = mix(hash, word ^ at << 32);
   }
   for (uint32_t i = 0; i < node->num_inputs && !mpg_node_flag(node, MPG_OP_SHAPE_ONLY); i++)
-    hash = mix(hash, (uint64_t)graph->inputs[node->inputs + i].node << 32 | graph->inputs[node->inputs + i].output);
+    hash = mix(hash, (uint64_t)graph->inputs[node->inputs + i].node << 32 |
+                         graph->inputs[node->inputs + i].output);
   return hash ^ hash >> 32;
 }
 
-static bool same_desc(const mpg_desc *a, const mpg_desc *b) { return a->dtype == b->dtype && mpg_shape_equal(&a->shape, &b->shape); }
+static bool same_desc(const mpg_desc *a, const mpg_desc *b) {
+  return a->dtype == b->dtype && mpg_shape_equal(&a->shape, &b->shape);
+}
 
-/* One phase and one region: a value of another would have to be kept until this one reads it, as what the prologue makes is. What was one node when regions
- * were given out (recompute_budget.c) stays one. */
+/* One phase and one region: a value of another would have to be kept until this one reads it, as
+ * what the prologue makes is. What was one node when regions were given out (recompute_budget.c)
+ * stays one. */
 static bool same_node(const mpg_graph *graph, uint32_t number_a, uint32_t number_b) {
   const mpg_node *a = &graph->nodes[number_a], *b = &graph->nodes[number_b];
-  if (a->op != b->op || a->num_inputs != b->num_inputs || a->num_outputs != b->num_outputs || a->train != b->train ||
-      (a->phase != b->phase && a->phase != MPG_PHASE_PROLOGUE) ||
+  if (a->op != b->op || a->num_inputs != b->num_inputs || a->num_outputs != b->num_outputs ||
+      a->train != b->train || (a->phase != b->phase && a->phase != MPG_PHASE_PROLOGUE) ||
       !mpg_device_id_equal(a->device, b->device))
     return false;
   if (a->region != b->region && b->twin != number_a + 1) return false;
   if (a->op->params->size && memcmp(a->params, b->params, a->op->params->size)) return false;
   const mpg_value *x = mpg_node_inputs(graph, a), *y = mpg_node_inputs(graph, b);
   for (uint32_t i = 0; i < a->num_inputs; i++) {
-    bool same = mpg_node_flag(a, MPG_OP_SHAPE_ONLY) ? same_desc(&mpg_graph_at(graph, x[i])->desc, &mpg_graph_at(graph, y[i])->desc)
-                                                     : x[i].node == y[i].node && x[i].output == y[i].output;
+    bool same = mpg_node_flag(a, MPG_OP_SHAPE_ONLY)
+                    ? same_desc(&mpg_graph_at(graph, x[i])->desc, &mpg_graph_at(graph, y[i])->desc)
+                    : x[i].node == y[i].node && x[i].output == y[i].output;
     if (!same) return false;
   }
   for (uint32_t i = 0; i < a->num_outputs; i++)
-    if (!same_desc(&graph->values[a->values + i].desc, &graph->values[b->values + i].desc)) return false;
+    if (!same_desc(&graph->values[a->values + i].desc, &graph->values[b->values + i].desc))
+      return false;
   return true;
 }
 

@@ -2,24 +2,31 @@
 
 #include "graph/ir/graph.h"
 
-/* What a call's inputs make of a value. VIEW: a view of a fixed input, which lies where that does, whoever reads it. */
+/* What a call's inputs make of a value. VIEW: a view of a fixed input, which lies where that does,
+ * whoever reads it. */
 typedef enum state { VARIES, FIXED, VIEW, HOISTED } state;
 
 enum { CHEAP_BYTES = 1 << 16 };
 
-/* Keeping a value must not cost much more memory than what it is made of: a row of ones broadcast over a batch is better made anew.
- * Packed weights have room for blocks that small ones do not fill. */
+/* Keeping a value must not cost much more memory than what it is made of: a row of ones broadcast
+ * over a batch is better made anew. Packed weights have room for blocks that small ones do not
+ * fill. */
 static bool worth_keeping(const mpg_graph *graph, const mpg_node *node) {
   size_t from = 0, to = 0;
   bool contents = !mpg_node_flag(node, MPG_OP_SHAPE_ONLY);
-  for (uint32_t i = 0; i < node->num_inputs && contents; i++) from += mpg_desc_bytes(&mpg_graph_at(graph, mpg_node_inputs(graph, node)[i])->desc);
-  for (uint32_t i = 0; i < node->num_outputs; i++) to += mpg_desc_bytes(&graph->values[node->values + i].desc);
+  for (uint32_t i = 0; i < node->num_inputs && contents; i++)
+    from += mpg_desc_bytes(&mpg_graph_at(graph, mpg_node_inputs(graph, node)[i])->desc);
+  for (uint32_t i = 0; i < node->num_outputs; i++)
+    to += mpg_desc_bytes(&graph->values[node->values + i].desc);
   return to <= 2 * from + CHEAP_BYTES || node->op->id == MPG_OP__pack_convolution ||
          node->op->id == MPG_OP__pack_fully_connected;
 }
 
-static state state_of(const mpg_graph *graph, const mpg_node *node, const uint8_t *states, const bool *varies) {
-  if (!node->op || (node->op->flags & MPG_OP_RANDOM) || mpg_node_mutates(node) || varies[node - graph->nodes]) return VARIES;
+static state state_of(const mpg_graph *graph, const mpg_node *node, const uint8_t *states,
+                      const bool *varies) {
+  if (!node->op || (node->op->flags & MPG_OP_RANDOM) || mpg_node_mutates(node) ||
+      varies[node - graph->nodes])
+    return VARIES;
   const mpg_value *inputs = mpg_node_inputs(graph, node);
   bool contents = !mpg_node_flag(node, MPG_OP_SHAPE_ONLY);
   for (uint32_t i = 0; i < node->num_inputs && contents; i++)
@@ -40,9 +47,11 @@ static void find_varying(const mpg_graph *graph, bool *varies) {
   }
 }
 
-mpg_status mpg_graph_hoist(mpg_graph *graph, const mpg_value *fixed, size_t num_fixed, mpg_value *kept, size_t *num_kept) {
+mpg_status mpg_graph_hoist(mpg_graph *graph, const mpg_value *fixed, size_t num_fixed,
+                           mpg_value *kept, size_t *num_kept) {
   uint8_t *states = mpg_calloc(graph->num_nodes + 1, 1);
-  bool *varies = mpg_calloc(graph->num_nodes + 1, 1), *listed = mpg_calloc(graph->num_values + 1, 1);
+  bool *varies = mpg_calloc(graph->num_nodes + 1, 1),
+       *listed = mpg_calloc(graph->num_values + 1, 1);
   mpg_status status = MPG_OK;
   *num_kept = 0;
   if (!states || !varies || !listed) MPG_GOTO(mpg_out_of_host_memory(graph->num_values));
@@ -50,12 +59,15 @@ mpg_status mpg_graph_hoist(mpg_graph *graph, const mpg_value *fixed, size_t num_
   for (size_t i = 0; i < num_fixed; i++)
     if (!varies[fixed[i].node]) states[fixed[i].node] = FIXED;
   for (size_t n = 0; n < graph->num_nodes; n++)
-    if (!mpg_node_is_input(&graph->nodes[n])) states[n] = (uint8_t)state_of(graph, &graph->nodes[n], states, varies);
-  for (size_t n = graph->num_nodes; n-- > 0;) { /* views of parameters that what is hoisted reads come along */
+    if (!mpg_node_is_input(&graph->nodes[n]))
+      states[n] = (uint8_t)state_of(graph, &graph->nodes[n], states, varies);
+  for (size_t n = graph->num_nodes;
+       n-- > 0;) { /* views of parameters that what is hoisted reads come along */
     const mpg_node *node = &graph->nodes[n];
     if (states[n] != HOISTED) continue;
     for (uint32_t i = 0; i < node->num_inputs; i++)
-      if (states[mpg_node_inputs(graph, node)[i].node] == VIEW) states[mpg_node_inputs(graph, node)[i].node] = HOISTED;
+      if (states[mpg_node_inputs(graph, node)[i].node] == VIEW)
+        states[mpg_node_inputs(graph, node)[i].node] = HOISTED;
   }
   for (size_t n = 0; n < graph->num_nodes; n++) {
     mpg_node *node = &graph->nodes[n];
@@ -63,7 +75,9 @@ mpg_status mpg_graph_hoist(mpg_graph *graph, const mpg_value *fixed, size_t num_
     if (states[n] == HOISTED || mpg_node_flag(node, MPG_OP_SHAPE_ONLY)) continue;
     for (uint32_t i = 0; i < node->num_inputs; i++) {
       mpg_value input = mpg_node_inputs(graph, node)[i];
-      if (!mpg_has_value(input) || states[input.node] != HOISTED || listed[mpg_value_index(graph, input)]) continue;
+      if (!mpg_has_value(input) || states[input.node] != HOISTED ||
+          listed[mpg_value_index(graph, input)])
+        continue;
       listed[mpg_value_index(graph, input)] = true;
       kept[(*num_kept)++] = input;
     }

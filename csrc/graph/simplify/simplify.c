@@ -9,11 +9,14 @@ typedef struct state {
   bool *result;          /* per root: it is the memory of an output of the graph */
 } state;
 
-static bool replaced(const state *s, mpg_value value) { return mpg_has_value(value) && mpg_has_value(s->stands_for[value.node]); }
+static bool replaced(const state *s, mpg_value value) {
+  return mpg_has_value(value) && mpg_has_value(s->stands_for[value.node]);
+}
 
 static mpg_value now(const state *s, mpg_value value) {
   mpg_value stand = s->stands_for[value.node];
-  return s->graph->nodes[value.node].num_outputs > 1 ? (mpg_value){stand.node, value.output} : stand;
+  return s->graph->nodes[value.node].num_outputs > 1 ? (mpg_value){stand.node, value.output}
+                                                     : stand;
 }
 
 /* Memory that is written, and that of outputs, as views see it in the graph as it came. */
@@ -23,7 +26,8 @@ static void find_memory(state *s) {
     const mpg_node *node = &graph->nodes[n];
     s->root[n] = mpg_node_is_view(node) ? s->root[mpg_node_inputs(graph, node)[0].node] : n;
     for (uint32_t i = 0; mpg_node_mutates(node) && i < node->num_inputs; i++)
-      if (mpg_op_input_mutable(node->op, (int)i)) s->written[s->root[mpg_node_inputs(graph, node)[i].node]] = true;
+      if (mpg_op_input_mutable(node->op, (int)i))
+        s->written[s->root[mpg_node_inputs(graph, node)[i].node]] = true;
   }
   for (size_t i = 0; i < graph->num_outputs; i++) s->result[s->root[graph->outputs[i].node]] = true;
 }
@@ -36,10 +40,12 @@ static bool reads_written(const state *s, const mpg_node *node) {
   return false;
 }
 
-/* What is written is not what it was before. Outputs that are arrays of their own stay apart from each other and from inputs. */
+/* What is written is not what it was before. Outputs that are arrays of their own stay apart from
+ * each other and from inputs. */
 static bool may_replace(state *s, uint32_t n, mpg_value by) {
   uint32_t root = s->root[by.node];
-  if (s->written[s->root[n]] || s->written[root] || reads_written(s, &s->graph->nodes[n])) return false;
+  if (s->written[s->root[n]] || s->written[root] || reads_written(s, &s->graph->nodes[n]))
+    return false;
   if (s->root[n] != n || !s->result[n]) return true; /* a view is the same memory anyway */
   if (s->result[root] || mpg_node_is_input(&s->graph->nodes[root])) return false;
   s->result[root] = true;
@@ -51,7 +57,8 @@ static void simplify_node(state *s, uint32_t n) {
   mpg_node *node = &graph->nodes[n];
   s->stands_for[n] = MPG_NO_VALUE;
   for (uint32_t i = 0; i < node->num_inputs; i++)
-    if (replaced(s, graph->inputs[node->inputs + i])) graph->inputs[node->inputs + i] = now(s, graph->inputs[node->inputs + i]);
+    if (replaced(s, graph->inputs[node->inputs + i]))
+      graph->inputs[node->inputs + i] = now(s, graph->inputs[node->inputs + i]);
   s->root[n] = mpg_node_is_view(node) ? s->root[mpg_node_inputs(graph, node)[0].node] : n;
   mpg_value same = mpg_graph_same_as(graph, node);
   if (mpg_has_value(same)) {
@@ -59,7 +66,8 @@ static void simplify_node(state *s, uint32_t n) {
     return;
   }
   mpg_value origin = mpg_graph_behind_cast(graph, node);
-  if (mpg_has_value(origin) && !s->written[s->root[origin.node]]) graph->inputs[node->inputs] = origin;
+  if (mpg_has_value(origin) && !s->written[s->root[origin.node]])
+    graph->inputs[node->inputs] = origin;
   if (reads_written(s, node)) return;
   uint32_t twin = mpg_twins_find(&s->twins, graph, n);
   if (twin == n || !may_replace(s, n, (mpg_value){twin, 0})) return;
@@ -69,10 +77,14 @@ static void simplify_node(state *s, uint32_t n) {
 
 mpg_status mpg_graph_simplify(mpg_graph *graph) {
   size_t count = graph->num_nodes + 1;
-  state s = {.graph = graph, .stands_for = mpg_malloc(count * sizeof *s.stands_for), .root = mpg_malloc(count * sizeof *s.root),
-             .written = mpg_calloc(count, sizeof *s.written), .result = mpg_calloc(count, sizeof *s.result)};
+  state s = {.graph = graph,
+             .stands_for = mpg_malloc(count * sizeof *s.stands_for),
+             .root = mpg_malloc(count * sizeof *s.root),
+             .written = mpg_calloc(count, sizeof *s.written),
+             .result = mpg_calloc(count, sizeof *s.result)};
   mpg_status status = MPG_OK;
-  if (!s.stands_for || !s.root || !s.written || !s.result) MPG_GOTO(mpg_out_of_host_memory(count * sizeof *s.stands_for));
+  if (!s.stands_for || !s.root || !s.written || !s.result)
+    MPG_GOTO(mpg_out_of_host_memory(count * sizeof *s.stands_for));
   MPG_GOTO(mpg_twins_init(&s.twins, graph->num_nodes));
   find_memory(&s);
   for (uint32_t n = 0; n < graph->num_nodes; n++) simplify_node(&s, n);

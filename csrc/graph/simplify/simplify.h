@@ -1,22 +1,26 @@
-/* Parts of the pass simplify.c. Nothing here changes the graph but mpg_twins_find's bookkeeping. Threads: host lock. */
+/* Parts of the pass simplify.c. Nothing here changes the graph but mpg_twins_find's bookkeeping.
+ * Threads: host lock. */
 #ifndef MPG_GRAPH_SIMPLIFY_SIMPLIFY_H
 #define MPG_GRAPH_SIMPLIFY_SIMPLIFY_H
 
 #include "graph/ir/graph.h"
 
-/* algebraic_simplification.c: the value that a node's only output equals bit for bit; MPG_NO_VALUE. */
+/* algebraic_simplification.c: the value that a node's only output equals bit for bit; MPG_NO_VALUE.
+ */
 mpg_value mpg_graph_same_as(const mpg_graph *graph, const mpg_node *node);
 /* Of a cast of a cast: what may be cast at once, with the same bits; MPG_NO_VALUE. */
 mpg_value mpg_graph_behind_cast(const mpg_graph *graph, const mpg_node *node);
 
-/* common_subexpressions.c: a table of nodes, to find those that compute the same. Owned by the caller; zeroed, then mpg_twins_init. */
+/* common_subexpressions.c: a table of nodes, to find those that compute the same. Owned by the
+ * caller; zeroed, then mpg_twins_init. */
 typedef struct mpg_twins {
   uint32_t *slots; /* node number + 1; 0: free */
   size_t mask;
 } mpg_twins;
 mpg_status mpg_twins_init(mpg_twins *twins, size_t num_nodes);
 void mpg_twins_free(mpg_twins *twins);
-/* The earlier node that computes the same as node n, or n, which is then in the table. Says nothing of inputs that are written. */
+/* The earlier node that computes the same as node n, or n, which is then in the table. Says nothing
+ * of inputs that are written. */
 uint32_t mpg_twins_find(mpg_twins *twins, const mpg_graph *graph, uint32_t n);
 
 #endif

@@ -11,7 +11,8 @@ const char *mpg_collective_text(const mpg_device_id *places, int count) {
   size_t used = 0;
   if (!text) return NULL;
   for (int i = 0; i < count; i++)
-    used += (size_t)snprintf(text + used, LONGEST, "%s%s(%d)", i ? "," : "", places[i].type == MPG_GPU ? "gpu" : "cpu", (int)places[i].index);
+    used += (size_t)snprintf(text + used, LONGEST, "%s%s(%d)", i ? "," : "",
+                             places[i].type == MPG_GPU ? "gpu" : "cpu", (int)places[i].index);
   const char *interned = mpg_intern(text);
   mpg_free(text);
   return interned;
@@ -32,8 +33,11 @@ static mpg_status set_outputs(mpg_infer *infer, int times, int parts) {
   for (int i = 0; i < infer->num_outputs; i++) {
     mpg_desc desc = infer->inputs[i < infer->num_inputs ? i : 0];
     if (times != 1 || parts != 1) {
-      if (desc.shape.ndim < 1) return mpg_infer_fail(infer, "the arrays have no axis to cut or join along");
-      if (desc.shape.dims[0] % parts) return mpg_infer_fail(infer, "%lld rows can't be cut into %d equal parts", (long long)desc.shape.dims[0], parts);
+      if (desc.shape.ndim < 1)
+        return mpg_infer_fail(infer, "the arrays have no axis to cut or join along");
+      if (desc.shape.dims[0] % parts)
+        return mpg_infer_fail(infer, "%lld rows can't be cut into %d equal parts",
+                              (long long)desc.shape.dims[0], parts);
       desc.shape.dims[0] = desc.shape.dims[0] / parts * times;
     }
     mpg_infer_set(infer, i, &desc.shape, desc.dtype);
@@ -45,20 +49,30 @@ mpg_status mpg_infer_collective(mpg_infer *infer) {
   const mpg_collective_params *params = infer->params;
   mpg_device_id places[MPG_MAX_SPANNED];
   int n = infer->num_inputs;
-  if (n > MPG_MAX_SPANNED || infer->num_outputs > MPG_MAX_SPANNED) return mpg_infer_fail(infer, "at most %d arrays take part", MPG_MAX_SPANNED);
-  if (params->input_devices && mpg_collective_places(params->input_devices, places, MPG_MAX_SPANNED) != n)
-    return mpg_infer_fail(infer, "input_devices='%s' does not name one device for each input", params->input_devices);
-  if (params->output_devices && mpg_collective_places(params->output_devices, places, MPG_MAX_SPANNED) != infer->num_outputs)
-    return mpg_infer_fail(infer, "output_devices='%s' does not name one device for each output", params->output_devices);
-  if (params->kind == MPG_ONE_TO_ALL && n != 1) return mpg_infer_fail(infer, "a broadcast has one input");
+  if (n > MPG_MAX_SPANNED || infer->num_outputs > MPG_MAX_SPANNED)
+    return mpg_infer_fail(infer, "at most %d arrays take part", MPG_MAX_SPANNED);
+  if (params->input_devices &&
+      mpg_collective_places(params->input_devices, places, MPG_MAX_SPANNED) != n)
+    return mpg_infer_fail(infer, "input_devices='%s' does not name one device for each input",
+                          params->input_devices);
+  if (params->output_devices &&
+      mpg_collective_places(params->output_devices, places, MPG_MAX_SPANNED) != infer->num_outputs)
+    return mpg_infer_fail(infer, "output_devices='%s' does not name one device for each output",
+                          params->output_devices);
+  if (params->kind == MPG_ONE_TO_ALL && n != 1)
+    return mpg_infer_fail(infer, "a broadcast has one input");
   for (int i = 0; i < n; i++) {
-    if (!mpg_shape_known(&infer->inputs[i].shape)) return mpg_infer_fail(infer, "the shape of input %d is not known", i);
+    if (!mpg_shape_known(&infer->inputs[i].shape))
+      return mpg_infer_fail(infer, "the shape of input %d is not known", i);
     bool alike = infer->inputs[i].dtype == infer->inputs[0].dtype &&
-                 (params->kind == MPG_EXCHANGE || mpg_shape_equal(&infer->inputs[i].shape, &infer->inputs[0].shape));
+                 (params->kind == MPG_EXCHANGE ||
+                  mpg_shape_equal(&infer->inputs[i].shape, &infer->inputs[0].shape));
     if (!alike) return mpg_infer_fail(infer, "the arrays differ");
   }
-  bool sums = params->kind == MPG_SUM_TO_ALL || params->kind == MPG_SUM_TO_ONE || params->kind == MPG_SUM_TO_PARTS;
-  if (sums && infer->inputs[0].dtype == MPG_BOOL) return mpg_infer_fail(infer, "there are no sums of bool");
+  bool sums = params->kind == MPG_SUM_TO_ALL || params->kind == MPG_SUM_TO_ONE ||
+              params->kind == MPG_SUM_TO_PARTS;
+  if (sums && infer->inputs[0].dtype == MPG_BOOL)
+    return mpg_infer_fail(infer, "there are no sums of bool");
   switch ((mpg_collective_kind)params->kind) {
     case MPG_SUM_TO_PARTS: return set_outputs(infer, 1, n);
     case MPG_JOIN_TO_ALL: return set_outputs(infer, n, 1);
@@ -68,17 +82,23 @@ mpg_status mpg_infer_collective(mpg_infer *infer) {
 
 /* The conjugate one. Where no gradient arrives there are zeros: all devices take part, or none. */
 void mpg_gradient_collective(mpg_gradient *g) {
-  static const int32_t conjugate[] = {[MPG_SUM_TO_ALL] = MPG_SUM_TO_ALL,     [MPG_SUM_TO_ONE] = MPG_ONE_TO_ALL,  [MPG_ONE_TO_ALL] = MPG_SUM_TO_ONE,
-                                      [MPG_SUM_TO_PARTS] = MPG_JOIN_TO_ALL, [MPG_JOIN_TO_ALL] = MPG_SUM_TO_PARTS, [MPG_EXCHANGE] = MPG_EXCHANGE};
+  static const int32_t conjugate[] = {
+      [MPG_SUM_TO_ALL] = MPG_SUM_TO_ALL,    [MPG_SUM_TO_ONE] = MPG_ONE_TO_ALL,
+      [MPG_ONE_TO_ALL] = MPG_SUM_TO_ONE,    [MPG_SUM_TO_PARTS] = MPG_JOIN_TO_ALL,
+      [MPG_JOIN_TO_ALL] = MPG_SUM_TO_PARTS, [MPG_EXCHANGE] = MPG_EXCHANGE};
   const mpg_collective_params *params = g->params;
-  mpg_collective_params back = {.kind = conjugate[params->kind], .input_devices = params->output_devices, .output_devices = params->input_devices};
+  mpg_collective_params back = {.kind = conjugate[params->kind],
+                                .input_devices = params->output_devices,
+                                .output_devices = params->input_devices};
   mpg_value *grads = mpg_malloc((size_t)(g->num_outputs + 1) * sizeof *grads);
   if (!grads) {
     g->status = mpg_out_of_host_memory((size_t)g->num_outputs * sizeof *grads);
     return;
   }
   for (int i = 0; i < g->num_outputs; i++)
-    grads[i] = mpg_has_value(g->out_grads[i]) ? g->out_grads[i] : mpg_emit_full_like(g, g->outputs[i], 0);
-  if (g->status == MPG_OK) mpg_emit_all(g, MPG_OP__collective, &back, g->num_outputs, grads, g->in_grads);
+    grads[i] =
+        mpg_has_value(g->out_grads[i]) ? g->out_grads[i] : mpg_emit_full_like(g, g->outputs[i], 0);
+  if (g->status == MPG_OK)
+    mpg_emit_all(g, MPG_OP__collective, &back, g->num_outputs, grads, g->in_grads);
   mpg_free(grads);
 }

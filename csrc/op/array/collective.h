@@ -1,7 +1,9 @@
-/* Collectives as single ops: one op with arrays on several devices, which all devices' programs run to and go on from together.
+/* Collectives as single ops: one op with arrays on several devices, which all devices' programs run
+ * to and go on from together.
  *
- * It runs on the device of its first input (issues the transfers of all), when everything before it on every device that takes part is done; what comes
- * behind it on any of them waits for its end. What a backend makes of it is its kernel `collective`; that finds the devices in the parameters.
+ * It runs on the device of its first input (issues the transfers of all), when everything before it
+ * on every device that takes part is done; what comes behind it on any of them waits for its end.
+ * What a backend makes of it is its kernel `collective`; that finds the devices in the parameters.
  * Threads: any.
  */
 #ifndef MPG_OP_ARRAY_COLLECTIVE_H
@@ -21,7 +23,8 @@ typedef enum mpg_collective_kind {
 
 enum { MPG_MAX_SPANNED = 512 }; /* arrays on either side */
 
-/* The devices that a parameter names, at most `max`; 0 where it names none, or other than devices. */
+/* The devices that a parameter names, at most `max`; 0 where it names none, or other than devices.
+ */
 int mpg_collective_places(const char *text, mpg_device_id *places, int max);
 /* The parameter's text for these devices, interned. NULL: out of memory. */
 const char *mpg_collective_text(const mpg_device_id *places, int count);

@@ -17,12 +17,15 @@ mpg_status mpg_infer_full(mpg_infer *infer) {
 
 mpg_status mpg_infer_zeros(mpg_infer *infer) {
   const mpg_zeros_params *params = infer->params;
-  return created(infer, &params->shape, params->dtype == MPG_DTYPE_NONE ? MPG_FLOAT32 : params->dtype);
+  return created(infer, &params->shape,
+                 params->dtype == MPG_DTYPE_NONE ? MPG_FLOAT32 : params->dtype);
 }
 
 mpg_status mpg_infer_full_like(mpg_infer *infer) {
   const mpg_full_like_params *params = infer->params;
-  mpg_infer_set(infer, 0, &infer->inputs[0].shape, params->dtype == MPG_DTYPE_NONE ? infer->inputs[0].dtype : (mpg_dtype)params->dtype);
+  mpg_infer_set(
+      infer, 0, &infer->inputs[0].shape,
+      params->dtype == MPG_DTYPE_NONE ? infer->inputs[0].dtype : (mpg_dtype)params->dtype);
   return MPG_OK;
 }
 
@@ -37,7 +40,8 @@ mpg_status mpg_infer_eye(mpg_infer *infer) {
 static mpg_status set_range(mpg_infer *infer, double count, int64_t repeat, mpg_dtype dtype) {
   int64_t size;
   if (!(count >= 0)) count = 0;
-  if (count > 0x1p62 || __builtin_mul_overflow((int64_t)count, repeat, &size)) return mpg_infer_fail(infer, "too many values");
+  if (count > 0x1p62 || __builtin_mul_overflow((int64_t)count, repeat, &size))
+    return mpg_infer_fail(infer, "too many values");
   mpg_shape shape = {.ndim = 1, .dims = {size}};
   mpg_infer_set(infer, 0, &shape, dtype);
   return MPG_OK;
@@ -45,10 +49,13 @@ static mpg_status set_range(mpg_infer *infer, double count, int64_t repeat, mpg_
 
 mpg_status mpg_infer_arange(mpg_infer *infer) {
   const mpg_arange_params *params = infer->params;
-  double start = params->stop.present ? params->start : 0, stop = params->stop.present ? params->stop.value : params->start;
-  if (params->step == 0 || isnan(params->step)) return mpg_infer_fail(infer, "step must not be %g", params->step);
+  double start = params->stop.present ? params->start : 0,
+         stop = params->stop.present ? params->stop.value : params->start;
+  if (params->step == 0 || isnan(params->step))
+    return mpg_infer_fail(infer, "step must not be %g", params->step);
   if (isnan(start) || isnan(stop)) return mpg_infer_fail(infer, "start and stop must be numbers");
-  return set_range(infer, ceil((stop - start) / params->step), params->repeat, (mpg_dtype)params->dtype);
+  return set_range(infer, ceil((stop - start) / params->step), params->repeat,
+                   (mpg_dtype)params->dtype);
 }
 
 mpg_status mpg_infer_linspace(mpg_infer *infer) {
@@ -77,7 +84,8 @@ mpg_status mpg_infer_cast(mpg_infer *infer) {
 mpg_status mpg_infer_amp_cast(mpg_infer *infer) {
   const mpg_cast_params *params = infer->params;
   mpg_dtype dtype = infer->inputs[0].dtype;
-  if (dtype == MPG_DTYPE_NONE || mpg_dtype_is_float(dtype)) dtype = dtype == MPG_DTYPE_NONE ? dtype : (mpg_dtype)params->dtype;
+  if (dtype == MPG_DTYPE_NONE || mpg_dtype_is_float(dtype))
+    dtype = dtype == MPG_DTYPE_NONE ? dtype : (mpg_dtype)params->dtype;
   mpg_infer_set(infer, 0, &infer->inputs[0].shape, dtype);
   return MPG_OK;
 }
@@ -87,17 +95,22 @@ int mpg_arity_amp_multicast(const mpg_op *op, const void *params, int given) {
   return given;
 }
 
-static int width(mpg_dtype dtype) { return dtype == MPG_FLOAT64 ? 3 : dtype == MPG_FLOAT32 ? 2 : dtype == MPG_BFLOAT16 ? 1 : 0; }
+static int width(mpg_dtype dtype) {
+  return dtype == MPG_FLOAT64 ? 3 : dtype == MPG_FLOAT32 ? 2 : dtype == MPG_BFLOAT16 ? 1 : 0;
+}
 
 mpg_status mpg_infer_amp_multicast(mpg_infer *infer) {
   const mpg_amp_multicast_params *params = infer->params;
   if (params->num_outputs != infer->num_inputs)
-    return mpg_infer_fail(infer, "num_outputs is %lld, but there are %d inputs", (long long)params->num_outputs, infer->num_inputs);
+    return mpg_infer_fail(infer, "num_outputs is %lld, but there are %d inputs",
+                          (long long)params->num_outputs, infer->num_inputs);
   mpg_dtype target = MPG_DTYPE_NONE;
   for (int i = 0; i < infer->num_inputs; i++) {
     mpg_dtype dtype = infer->inputs[i].dtype;
     if (!mpg_dtype_is_float(dtype)) continue;
-    if (target == MPG_DTYPE_NONE || (params->cast_narrow ? width(dtype) < width(target) : width(dtype) > width(target))) target = dtype;
+    if (target == MPG_DTYPE_NONE ||
+        (params->cast_narrow ? width(dtype) < width(target) : width(dtype) > width(target)))
+      target = dtype;
   }
   for (int i = 0; i < infer->num_inputs; i++) {
     mpg_dtype dtype = infer->inputs[i].dtype;
@@ -106,20 +119,24 @@ mpg_status mpg_infer_amp_multicast(mpg_infer *infer) {
   return MPG_OK;
 }
 
-/* --- Gradients: back to the input's dtype, or device ---------------------------------------------------------------- */
+/* --- Gradients: back to the input's dtype, or device ------------------------------------------ */
 
 static mpg_value cast_like(mpg_gradient *g, mpg_value grad, mpg_value input) {
   if (g->status != MPG_OK || !mpg_has_value(grad)) return MPG_NO_VALUE;
   mpg_cast_params params = {.dtype = mpg_value_desc(g, input)->dtype};
-  if (!mpg_dtype_is_float((mpg_dtype)params.dtype)) return MPG_NO_VALUE; /* integers have no gradient */
+  if (!mpg_dtype_is_float((mpg_dtype)params.dtype))
+    return MPG_NO_VALUE; /* integers have no gradient */
   if (mpg_value_desc(g, grad)->dtype == (mpg_dtype)params.dtype) return grad;
   return mpg_emit1(g, MPG_OP_Cast, &params, grad);
 }
 
-void mpg_gradient_cast(mpg_gradient *g) { g->in_grads[0] = cast_like(g, g->out_grads[0], g->inputs[0]); }
+void mpg_gradient_cast(mpg_gradient *g) {
+  g->in_grads[0] = cast_like(g, g->out_grads[0], g->inputs[0]);
+}
 
 void mpg_gradient_amp_multicast(mpg_gradient *g) {
-  for (int i = 0; i < g->num_inputs; i++) g->in_grads[i] = cast_like(g, g->out_grads[i], g->inputs[i]);
+  for (int i = 0; i < g->num_inputs; i++)
+    g->in_grads[i] = cast_like(g, g->out_grads[i], g->inputs[i]);
 }
 
 void mpg_gradient_copyto(mpg_gradient *g) {

@@ -13,7 +13,8 @@ static bool begin(mpg_infer *infer) {
 
 static mpg_status expect_numeric(mpg_infer *infer, int input) {
   mpg_dtype dtype = infer->inputs[input].dtype;
-  if (dtype != MPG_DTYPE_NONE && !(MPG_DTYPES_NUMERIC >> dtype & 1)) return mpg_infer_fail(infer, "indices and lengths are numbers");
+  if (dtype != MPG_DTYPE_NONE && !(MPG_DTYPES_NUMERIC >> dtype & 1))
+    return mpg_infer_fail(infer, "indices and lengths are numbers");
   return MPG_OK;
 }
 
@@ -22,11 +23,13 @@ static void shape_to_tuple(const mpg_shape *shape, mpg_tuple *tuple) {
   for (int i = 0; i < shape->ndim; i++) tuple->values[i] = shape->dims[i];
 }
 
-/* --- take, Embedding -------------------------------------------------------------------------------------------------- */
+/* --- take, Embedding -------------------------------------------------------------------------- */
 
 /* `a` with dimension `axis` replaced by the dimensions of `indices`. */
-static mpg_status taken_shape(mpg_infer *infer, const mpg_shape *a, int axis, const mpg_shape *indices, mpg_shape *shape) {
-  if (a->ndim - 1 + indices->ndim > MPG_MAX_NDIM) return mpg_infer_fail(infer, "the result has more than %d dimensions", MPG_MAX_NDIM);
+static mpg_status taken_shape(mpg_infer *infer, const mpg_shape *a, int axis,
+                              const mpg_shape *indices, mpg_shape *shape) {
+  if (a->ndim - 1 + indices->ndim > MPG_MAX_NDIM)
+    return mpg_infer_fail(infer, "the result has more than %d dimensions", MPG_MAX_NDIM);
   *shape = (mpg_shape){0};
   for (int i = 0; i < axis; i++) shape->dims[shape->ndim++] = a->dims[i];
   for (int i = 0; i < indices->ndim; i++) shape->dims[shape->ndim++] = indices->dims[i];
@@ -46,7 +49,8 @@ mpg_status mpg_infer_take(mpg_infer *infer) {
   return taken_shape(infer, &infer->inputs[0].shape, axis, indices, &infer->outputs[0].shape);
 }
 
-static mpg_value take_back(mpg_gradient *g, int64_t axis, int mode, const mpg_shape *shape, mpg_value grad, mpg_value indices) {
+static mpg_value take_back(mpg_gradient *g, int64_t axis, int mode, const mpg_shape *shape,
+                           mpg_value grad, mpg_value indices) {
   mpg_take_back_params params;
   memset(&params, 0, sizeof params);
   params.axis = axis;
@@ -58,7 +62,9 @@ static mpg_value take_back(mpg_gradient *g, int64_t axis, int mode, const mpg_sh
 void mpg_gradient_take(mpg_gradient *g) {
   GRADIENT_PARAMS(take, params);
   if (g->needed[0])
-    g->in_grads[0] = take_back(g, params->axis, params->mode, &mpg_value_desc(g, g->inputs[0])->shape, g->out_grads[0], g->inputs[1]);
+    g->in_grads[0] =
+        take_back(g, params->axis, params->mode, &mpg_value_desc(g, g->inputs[0])->shape,
+                  g->out_grads[0], g->inputs[1]);
 }
 
 mpg_status mpg_infer_take_back(mpg_infer *infer) {
@@ -82,7 +88,8 @@ mpg_status mpg_infer_take_back(mpg_infer *infer) {
 void mpg_gradient_take_back(mpg_gradient *g) {
   GRADIENT_PARAMS(take_back, params);
   mpg_take_params forward = {.axis = params->axis, .mode = params->mode};
-  if (g->needed[0]) g->in_grads[0] = mpg_emit2(g, MPG_OP_take, &forward, g->out_grads[0], g->inputs[1]);
+  if (g->needed[0])
+    g->in_grads[0] = mpg_emit2(g, MPG_OP_take, &forward, g->out_grads[0], g->inputs[1]);
 }
 
 mpg_status mpg_infer_embedding(mpg_infer *infer) {
@@ -93,7 +100,8 @@ mpg_status mpg_infer_embedding(mpg_infer *infer) {
   infer->outputs[0].dtype = infer->inputs[1].dtype;
   const mpg_shape *data = &infer->inputs[0].shape;
   if (data->ndim < 0) return MPG_OK;
-  if (data->ndim >= MPG_MAX_NDIM) return mpg_infer_fail(infer, "the result has more than %d dimensions", MPG_MAX_NDIM);
+  if (data->ndim >= MPG_MAX_NDIM)
+    return mpg_infer_fail(infer, "the result has more than %d dimensions", MPG_MAX_NDIM);
   mpg_shape shape = *data;
   shape.dims[shape.ndim++] = params->output_dim;
   infer->outputs[0].shape = shape;
@@ -106,7 +114,7 @@ void mpg_gradient_embedding(mpg_gradient *g) {
   if (g->needed[1]) g->in_grads[1] = take_back(g, 0, 0, &weight, g->out_grads[0], g->inputs[0]);
 }
 
-/* --- pick -------------------------------------------------------------------------------------------------------------- */
+/* --- pick ------------------------------------------------------------------------------------- */
 
 /* Checks that `index` has the positions of `data` without `axis`, or with it as 1. */
 static mpg_status expect_positions(mpg_infer *infer, int input, const mpg_shape *data, int axis) {
@@ -116,7 +124,8 @@ static mpg_status expect_positions(mpg_infer *infer, int input, const mpg_shape 
     if (i != axis) without.dims[without.ndim++] = data->dims[i];
   const mpg_shape *index = &infer->inputs[input].shape;
   if (index->ndim == data->ndim) return mpg_infer_expect_shape(infer, input, &with);
-  if (without.ndim == 0 && index->ndim == 1) without = with; /* one position, as an array of one element */
+  if (without.ndim == 0 && index->ndim == 1)
+    without = with; /* one position, as an array of one element */
   return mpg_infer_expect_shape(infer, input, &without);
 }
 
@@ -132,7 +141,8 @@ mpg_status mpg_infer_pick(mpg_infer *infer) {
   MPG_TRY(expect_positions(infer, 1, data, axis));
   mpg_shape shape = *data;
   shape.dims[axis] = 1;
-  if (data->dims[axis] == 0 && mpg_shape_known(&shape) && mpg_shape_size(&shape) > 0) return mpg_infer_fail(infer, "dimension %d has size 0: there is nothing to pick", axis);
+  if (data->dims[axis] == 0 && mpg_shape_known(&shape) && mpg_shape_size(&shape) > 0)
+    return mpg_infer_fail(infer, "dimension %d has size 0: there is nothing to pick", axis);
   if (!params->keepdims && shape.ndim > 1) {
     for (int i = axis; i + 1 < shape.ndim; i++) shape.dims[i] = shape.dims[i + 1];
     shape.dims[--shape.ndim] = 0;
@@ -141,7 +151,8 @@ mpg_status mpg_infer_pick(mpg_infer *infer) {
   return MPG_OK;
 }
 
-static mpg_value pick_back(mpg_gradient *g, int64_t axis, int mode, const mpg_shape *shape, mpg_value grad, mpg_value index) {
+static mpg_value pick_back(mpg_gradient *g, int64_t axis, int mode, const mpg_shape *shape,
+                           mpg_value grad, mpg_value index) {
   mpg_pick_back_params params;
   memset(&params, 0, sizeof params);
   params.axis = axis;
@@ -153,7 +164,9 @@ static mpg_value pick_back(mpg_gradient *g, int64_t axis, int mode, const mpg_sh
 void mpg_gradient_pick(mpg_gradient *g) {
   GRADIENT_PARAMS(pick, params);
   if (g->needed[0])
-    g->in_grads[0] = pick_back(g, params->axis.value, params->mode, &mpg_value_desc(g, g->inputs[0])->shape, g->out_grads[0], g->inputs[1]);
+    g->in_grads[0] =
+        pick_back(g, params->axis.value, params->mode, &mpg_value_desc(g, g->inputs[0])->shape,
+                  g->out_grads[0], g->inputs[1]);
 }
 
 mpg_status mpg_infer_pick_back(mpg_infer *infer) {
@@ -177,8 +190,9 @@ void mpg_gradient_pick_back(mpg_gradient *g) {
   memset(&forward, 0, sizeof forward);
   forward.axis = (mpg_opt_int){.value = params->axis, .present = 1};
   forward.mode = params->mode;
-  g->in_grads[0] = mpg_emit_reshape(g, mpg_emit2(g, MPG_OP_pick, &forward, g->out_grads[0], g->inputs[1]),
-                                    &mpg_value_desc(g, g->inputs[0])->shape);
+  g->in_grads[0] =
+      mpg_emit_reshape(g, mpg_emit2(g, MPG_OP_pick, &forward, g->out_grads[0], g->inputs[1]),
+                       &mpg_value_desc(g, g->inputs[0])->shape);
 }
 
 mpg_status mpg_infer_batch_take(mpg_infer *infer) {
@@ -186,7 +200,8 @@ mpg_status mpg_infer_batch_take(mpg_infer *infer) {
   if (!begin(infer)) return MPG_OK;
   const mpg_shape *a = &infer->inputs[0].shape;
   if (a->ndim != 2) return mpg_infer_fail(infer, "a is a matrix");
-  if (a->dims[1] == 0 && a->dims[0] > 0) return mpg_infer_fail(infer, "the rows have size 0: there is nothing to take");
+  if (a->dims[1] == 0 && a->dims[0] > 0)
+    return mpg_infer_fail(infer, "the rows have size 0: there is nothing to take");
   mpg_shape rows = {.ndim = 1, .dims = {a->dims[0]}};
   MPG_TRY(mpg_infer_expect_shape(infer, 1, &rows));
   infer->outputs[0].shape = rows;
@@ -195,11 +210,13 @@ mpg_status mpg_infer_batch_take(mpg_infer *infer) {
 
 mpg_status mpg_infer_fill_element(mpg_infer *infer) {
   MPG_TRY(expect_numeric(infer, 2));
-  if (infer->inputs[0].dtype != MPG_DTYPE_NONE) MPG_TRY(mpg_infer_expect_dtype(infer, 1, infer->inputs[0].dtype));
+  if (infer->inputs[0].dtype != MPG_DTYPE_NONE)
+    MPG_TRY(mpg_infer_expect_dtype(infer, 1, infer->inputs[0].dtype));
   if (!begin(infer)) return MPG_OK;
   const mpg_shape *lhs = &infer->inputs[0].shape;
   if (lhs->ndim != 2) return mpg_infer_fail(infer, "lhs is a matrix");
-  if (lhs->dims[1] == 0 && lhs->dims[0] > 0) return mpg_infer_fail(infer, "the rows have size 0: there is nothing to fill");
+  if (lhs->dims[1] == 0 && lhs->dims[0] > 0)
+    return mpg_infer_fail(infer, "the rows have size 0: there is nothing to fill");
   mpg_shape rows = {.ndim = 1, .dims = {lhs->dims[0]}};
   MPG_TRY(mpg_infer_expect_shape(infer, 1, &rows));
   MPG_TRY(mpg_infer_expect_shape(infer, 2, &rows));
@@ -210,7 +227,8 @@ mpg_status mpg_infer_fill_element(mpg_infer *infer) {
 void mpg_gradient_fill_element(mpg_gradient *g) {
   if (g->needed[0]) {
     mpg_value zeros = mpg_emit_full_like(g, g->inputs[1], 0);
-    g->in_grads[0] = mpg_emit3(g, MPG_OP_fill_element_0index, NULL, g->out_grads[0], zeros, g->inputs[2]);
+    g->in_grads[0] =
+        mpg_emit3(g, MPG_OP_fill_element_0index, NULL, g->out_grads[0], zeros, g->inputs[2]);
   }
   if (g->needed[1]) { /* pick, not batch_take: that one has no gradient */
     mpg_pick_params params;
@@ -225,13 +243,14 @@ mpg_status mpg_infer_one_hot(mpg_infer *infer) {
   infer->outputs[0].dtype = params->dtype;
   if (!mpg_shape_known(&infer->inputs[0].shape)) return MPG_OK;
   mpg_shape shape = infer->inputs[0].shape;
-  if (shape.ndim >= MPG_MAX_NDIM) return mpg_infer_fail(infer, "the result has more than %d dimensions", MPG_MAX_NDIM);
+  if (shape.ndim >= MPG_MAX_NDIM)
+    return mpg_infer_fail(infer, "the result has more than %d dimensions", MPG_MAX_NDIM);
   shape.dims[shape.ndim++] = params->depth;
   infer->outputs[0].shape = shape;
   return MPG_OK;
 }
 
-/* --- where -------------------------------------------------------------------------------------------------------------- */
+/* --- where ------------------------------------------------------------------------------------ */
 
 mpg_status mpg_infer_where(mpg_infer *infer) {
   mpg_desc *x = &infer->inputs[1], *y = &infer->inputs[2];
@@ -239,9 +258,12 @@ mpg_status mpg_infer_where(mpg_infer *infer) {
   if (x->dtype != MPG_DTYPE_NONE) MPG_TRY(mpg_infer_expect_dtype(infer, 2, x->dtype));
   if (y->dtype != MPG_DTYPE_NONE) MPG_TRY(mpg_infer_expect_dtype(infer, 1, y->dtype));
   infer->outputs[0].dtype = x->dtype;
-  if (!mpg_shape_merge(&x->shape, &y->shape)) return mpg_infer_fail(infer, "x and y have the same shape");
-  if (!mpg_shape_known(&x->shape) || (condition->ndim >= 0 && !mpg_shape_known(condition))) return MPG_OK;
-  bool rows = condition->ndim == 1 && x->shape.ndim > 0 && (condition->dims[0] == x->shape.dims[0] || condition->dims[0] < 0);
+  if (!mpg_shape_merge(&x->shape, &y->shape))
+    return mpg_infer_fail(infer, "x and y have the same shape");
+  if (!mpg_shape_known(&x->shape) || (condition->ndim >= 0 && !mpg_shape_known(condition)))
+    return MPG_OK;
+  bool rows = condition->ndim == 1 && x->shape.ndim > 0 &&
+              (condition->dims[0] == x->shape.dims[0] || condition->dims[0] < 0);
   if (rows) {
     mpg_shape shape = {.ndim = 1, .dims = {x->shape.dims[0]}};
     MPG_TRY(mpg_infer_expect_shape(infer, 0, &shape));
@@ -254,18 +276,23 @@ mpg_status mpg_infer_where(mpg_infer *infer) {
 
 void mpg_gradient_where(mpg_gradient *g) {
   mpg_value zeros = mpg_emit_full_like(g, g->out_grads[0], 0);
-  if (g->needed[1]) g->in_grads[1] = mpg_emit3(g, MPG_OP_where, NULL, g->inputs[0], g->out_grads[0], zeros);
-  if (g->needed[2]) g->in_grads[2] = mpg_emit3(g, MPG_OP_where, NULL, g->inputs[0], zeros, g->out_grads[0]);
+  if (g->needed[1])
+    g->in_grads[1] = mpg_emit3(g, MPG_OP_where, NULL, g->inputs[0], g->out_grads[0], zeros);
+  if (g->needed[2])
+    g->in_grads[2] = mpg_emit3(g, MPG_OP_where, NULL, g->inputs[0], zeros, g->out_grads[0]);
 }
 
-/* --- gather_nd and its like ---------------------------------------------------------------------------------------------- */
+/* --- gather_nd and its like ------------------------------------------------------------------- */
 
 /* The shape of the elements of an array of `shape` at the columns of `indices`. */
-static mpg_status gathered_shape(mpg_infer *infer, const mpg_shape *shape, const mpg_shape *indices, mpg_shape *result) {
+static mpg_status gathered_shape(mpg_infer *infer, const mpg_shape *shape, const mpg_shape *indices,
+                                 mpg_shape *result) {
   if (indices->ndim < 1) return mpg_infer_fail(infer, "indices have at least one dimension");
   int64_t depth = indices->dims[0];
   if (depth < 1 || depth > shape->ndim)
-    return mpg_infer_fail(infer, "the first dimension of indices, %lld, is the number of indexed dimensions, 1 to %d", (long long)depth, shape->ndim);
+    return mpg_infer_fail(
+        infer, "the first dimension of indices, %lld, is the number of indexed dimensions, 1 to %d",
+        (long long)depth, shape->ndim);
   if (indices->ndim - 1 + shape->ndim - depth > MPG_MAX_NDIM)
     return mpg_infer_fail(infer, "the result has more than %d dimensions", MPG_MAX_NDIM);
   *result = (mpg_shape){0};
@@ -278,7 +305,8 @@ static mpg_status gathered_shape(mpg_infer *infer, const mpg_shape *shape, const
 mpg_status mpg_infer_gather_nd(mpg_infer *infer) {
   MPG_TRY(expect_numeric(infer, 1));
   if (!begin(infer) || !mpg_shape_known(&infer->inputs[1].shape)) return MPG_OK;
-  return gathered_shape(infer, &infer->inputs[0].shape, &infer->inputs[1].shape, &infer->outputs[0].shape);
+  return gathered_shape(infer, &infer->inputs[0].shape, &infer->inputs[1].shape,
+                        &infer->outputs[0].shape);
 }
 
 void mpg_gradient_gather_nd(mpg_gradient *g) {
@@ -303,15 +331,17 @@ mpg_status mpg_infer_scatter_nd(mpg_infer *infer) {
   return MPG_OK;
 }
 
-/* Of both scatter_nd and _backward_gather_nd. Where scatter_nd drops all but the last of equal indices, this counts each of
- * them, as MXNet's does. */
+/* Of both scatter_nd and _backward_gather_nd. Where scatter_nd drops all but the last of equal
+ * indices, this counts each of them, as MXNet's does. */
 void mpg_gradient_scatter_nd(mpg_gradient *g) {
-  if (g->needed[0]) g->in_grads[0] = mpg_emit2(g, MPG_OP_gather_nd, NULL, g->out_grads[0], g->inputs[1]);
+  if (g->needed[0])
+    g->in_grads[0] = mpg_emit2(g, MPG_OP_gather_nd, NULL, g->out_grads[0], g->inputs[1]);
 }
 
 mpg_status mpg_infer_scatter_set_nd(mpg_infer *infer) {
   MPG_TRY(expect_numeric(infer, 2));
-  if (infer->inputs[0].dtype != MPG_DTYPE_NONE) MPG_TRY(mpg_infer_expect_dtype(infer, 1, infer->inputs[0].dtype));
+  if (infer->inputs[0].dtype != MPG_DTYPE_NONE)
+    MPG_TRY(mpg_infer_expect_dtype(infer, 1, infer->inputs[0].dtype));
   if (!begin(infer)) return MPG_OK;
   infer->outputs[0].shape = infer->inputs[0].shape;
   if (!mpg_shape_known(&infer->inputs[2].shape)) return MPG_OK;
@@ -323,14 +353,17 @@ mpg_status mpg_infer_scatter_set_nd(mpg_infer *infer) {
 void mpg_gradient_scatter_set_nd(mpg_gradient *g) {
   if (g->needed[0]) {
     mpg_value zeros = mpg_emit_full_like(g, g->inputs[1], 0);
-    g->in_grads[0] = mpg_emit3(g, MPG_OP__scatter_set_nd, g->params, g->out_grads[0], zeros, g->inputs[2]);
+    g->in_grads[0] =
+        mpg_emit3(g, MPG_OP__scatter_set_nd, g->params, g->out_grads[0], zeros, g->inputs[2]);
   }
-  if (g->needed[1]) g->in_grads[1] = mpg_emit2(g, MPG_OP_gather_nd, NULL, g->out_grads[0], g->inputs[2]);
+  if (g->needed[1])
+    g->in_grads[1] = mpg_emit2(g, MPG_OP_gather_nd, NULL, g->out_grads[0], g->inputs[2]);
 }
 
 /* The indexed shape; its first dimension may be -1 (not needed). */
 static mpg_status indexed_shape(mpg_infer *infer, const mpg_tuple *tuple) {
-  if (tuple->count < 1 || tuple->count > MPG_MAX_NDIM) return mpg_infer_fail(infer, "shape has 1 to %d dimensions", MPG_MAX_NDIM);
+  if (tuple->count < 1 || tuple->count > MPG_MAX_NDIM)
+    return mpg_infer_fail(infer, "shape has 1 to %d dimensions", MPG_MAX_NDIM);
   int64_t size = 1;
   for (int i = 0; i < tuple->count; i++) {
     if (i == 0 && tuple->values[i] == -1) continue;
@@ -346,7 +379,9 @@ mpg_status mpg_infer_ravel(mpg_infer *infer) {
   if (!begin(infer)) return MPG_OK;
   const mpg_shape *in = &infer->inputs[0].shape;
   if (in->ndim < 1 || in->dims[0] != params->shape.count)
-    return mpg_infer_fail(infer, "the first dimension of data is the number of dimensions in shape, %d", params->shape.count);
+    return mpg_infer_fail(infer,
+                          "the first dimension of data is the number of dimensions in shape, %d",
+                          params->shape.count);
   mpg_shape shape = {.ndim = in->ndim - 1};
   for (int i = 0; i < shape.ndim; i++) shape.dims[i] = in->dims[i + 1];
   if (shape.ndim == 0) shape = (mpg_shape){.ndim = 1, .dims = {1}};
@@ -359,14 +394,15 @@ mpg_status mpg_infer_unravel(mpg_infer *infer) {
   MPG_TRY(indexed_shape(infer, &params->shape));
   if (!begin(infer)) return MPG_OK;
   const mpg_shape *in = &infer->inputs[0].shape;
-  if (in->ndim >= MPG_MAX_NDIM) return mpg_infer_fail(infer, "the result has more than %d dimensions", MPG_MAX_NDIM);
+  if (in->ndim >= MPG_MAX_NDIM)
+    return mpg_infer_fail(infer, "the result has more than %d dimensions", MPG_MAX_NDIM);
   mpg_shape shape = {.ndim = in->ndim + 1, .dims = {params->shape.count}};
   for (int i = 0; i < in->ndim; i++) shape.dims[i + 1] = in->dims[i];
   infer->outputs[0].shape = shape;
   return MPG_OK;
 }
 
-/* --- Sequences ------------------------------------------------------------------------------------------------------------ */
+/* --- Sequences -------------------------------------------------------------------------------- */
 
 int mpg_arity_sequence(const mpg_op *op, const void *params, int given) {
   (void)op, (void)given;
@@ -382,7 +418,8 @@ int mpg_arity_sequence_last_back(const mpg_op *op, const void *params, int given
 }
 
 static mpg_status expect_lengths(mpg_infer *infer, const mpg_shape *data, int64_t time_axis) {
-  if (data->ndim < 2) return mpg_infer_fail(infer, "the array has at least 2 dimensions (time and batch)");
+  if (data->ndim < 2)
+    return mpg_infer_fail(infer, "the array has at least 2 dimensions (time and batch)");
   if (infer->num_inputs < 2) return MPG_OK;
   MPG_TRY(expect_numeric(infer, 1));
   mpg_shape batch = {.ndim = 1, .dims = {data->dims[time_axis == 0 ? 1 : 0]}};
@@ -402,7 +439,9 @@ void mpg_gradient_sequence_mask(mpg_gradient *g) {
   memcpy(&params, g->params, sizeof params);
   params.value = 0;
   if (g->needed[0])
-    g->in_grads[0] = g->num_inputs < 2 ? g->out_grads[0] : mpg_emit2(g, MPG_OP_SequenceMask, &params, g->out_grads[0], g->inputs[1]);
+    g->in_grads[0] = g->num_inputs < 2 ? g->out_grads[0]
+                                       : mpg_emit2(g, MPG_OP_SequenceMask, &params, g->out_grads[0],
+                                                   g->inputs[1]);
 }
 
 mpg_status mpg_infer_sequence_reverse(mpg_infer *infer) {
@@ -416,7 +455,8 @@ mpg_status mpg_infer_sequence_reverse(mpg_infer *infer) {
 
 void mpg_gradient_sequence_reverse(mpg_gradient *g) {
   mpg_value inputs[2] = {g->out_grads[0], g->num_inputs > 1 ? g->inputs[1] : MPG_NO_VALUE};
-  if (g->needed[0]) g->in_grads[0] = mpg_emit(g, MPG_OP_SequenceReverse, g->params, g->num_inputs, inputs);
+  if (g->needed[0])
+    g->in_grads[0] = mpg_emit(g, MPG_OP_SequenceReverse, g->params, g->num_inputs, inputs);
 }
 
 static void last_shape(const mpg_shape *data, int64_t time_axis, mpg_shape *shape) {
@@ -471,17 +511,19 @@ void mpg_gradient_sequence_last_back(mpg_gradient *g) {
   g->in_grads[0] = mpg_emit(g, MPG_OP_SequenceLast, &forward, g->num_inputs, inputs);
 }
 
-/* --- contrib ---------------------------------------------------------------------------------------------------------------- */
+/* --- contrib ---------------------------------------------------------------------------------- */
 
 mpg_status mpg_infer_index_copy(mpg_infer *infer) {
   MPG_TRY(expect_numeric(infer, 1));
-  if (infer->inputs[0].dtype != MPG_DTYPE_NONE) MPG_TRY(mpg_infer_expect_dtype(infer, 2, infer->inputs[0].dtype));
+  if (infer->inputs[0].dtype != MPG_DTYPE_NONE)
+    MPG_TRY(mpg_infer_expect_dtype(infer, 2, infer->inputs[0].dtype));
   if (!begin(infer)) return MPG_OK;
   mpg_shape rows = infer->inputs[0].shape;
   infer->outputs[0].shape = rows;
   if (rows.ndim < 1) return mpg_infer_fail(infer, "old_tensor has at least one dimension");
   if (!mpg_shape_known(&infer->inputs[1].shape)) return MPG_OK;
-  if (infer->inputs[1].shape.ndim != 1) return mpg_infer_fail(infer, "index_vector has one dimension");
+  if (infer->inputs[1].shape.ndim != 1)
+    return mpg_infer_fail(infer, "index_vector has one dimension");
   rows.dims[0] = infer->inputs[1].shape.dims[0];
   return mpg_infer_expect_shape(infer, 2, &rows);
 }
@@ -490,9 +532,11 @@ void mpg_gradient_index_copy(mpg_gradient *g) {
   mpg_take_params take = {.axis = 0, .mode = 1};
   if (g->needed[0]) {
     mpg_value zeros = mpg_emit_full_like(g, g->inputs[2], 0);
-    g->in_grads[0] = mpg_emit3(g, MPG_OP__contrib_index_copy, NULL, g->out_grads[0], g->inputs[1], zeros);
+    g->in_grads[0] =
+        mpg_emit3(g, MPG_OP__contrib_index_copy, NULL, g->out_grads[0], g->inputs[1], zeros);
   }
-  if (g->needed[2]) g->in_grads[2] = mpg_emit2(g, MPG_OP_take, &take, g->out_grads[0], g->inputs[1]);
+  if (g->needed[2])
+    g->in_grads[2] = mpg_emit2(g, MPG_OP_take, &take, g->out_grads[0], g->inputs[1]);
 }
 
 mpg_status mpg_infer_index_array(mpg_infer *infer) {
@@ -505,23 +549,27 @@ mpg_status mpg_infer_index_array(mpg_infer *infer) {
     int axis;
     MPG_TRY(mpg_axis_normalize(params->axes.values[i], shape.ndim, infer->op->name, &axis));
   }
-  if (shape.ndim >= MPG_MAX_NDIM) return mpg_infer_fail(infer, "the result has more than %d dimensions", MPG_MAX_NDIM);
+  if (shape.ndim >= MPG_MAX_NDIM)
+    return mpg_infer_fail(infer, "the result has more than %d dimensions", MPG_MAX_NDIM);
   shape.dims[shape.ndim++] = count;
   infer->outputs[0].shape = shape;
   return MPG_OK;
 }
 
-/* --- Masks ------------------------------------------------------------------------------------------------------------------ */
+/* --- Masks ------------------------------------------------------------------------------------ */
 
 static mpg_status expect_vector(mpg_infer *infer) {
   const mpg_shape *index = &infer->inputs[1].shape;
-  if (mpg_shape_known(index) && index->ndim != 1) return mpg_infer_fail(infer, "index has one dimension");
+  if (mpg_shape_known(index) && index->ndim != 1)
+    return mpg_infer_fail(infer, "index has one dimension");
   return MPG_OK;
 }
 
 mpg_status mpg_infer_boolean_mask(mpg_infer *infer) {
   PARAMS(boolean_mask, params);
-  if (params->axis != 0) return mpg_infer_fail(infer, "only axis 0 is supported; move the axis to the front with swapaxes first");
+  if (params->axis != 0)
+    return mpg_infer_fail(
+        infer, "only axis 0 is supported; move the axis to the front with swapaxes first");
   MPG_TRY(expect_vector(infer));
   if (!begin(infer)) return MPG_OK;
   mpg_shape rows = infer->inputs[0].shape;
@@ -531,7 +579,8 @@ mpg_status mpg_infer_boolean_mask(mpg_infer *infer) {
   rows.dims[0] = -1;
   if (infer->values && (infer->values[1] || !length.dims[0])) {
     int64_t count = 0;
-    for (int64_t i = 0; i < length.dims[0]; i++) count += mpg_dtype_nonzero(infer->inputs[1].dtype, infer->values[1], i);
+    for (int64_t i = 0; i < length.dims[0]; i++)
+      count += mpg_dtype_nonzero(infer->inputs[1].dtype, infer->values[1], i);
     rows.dims[0] = count;
   }
   infer->outputs[0].shape = rows;
@@ -543,7 +592,8 @@ mpg_status mpg_infer_boolean_mask_known(mpg_infer *infer) {
   MPG_TRY(expect_vector(infer));
   if (!begin(infer)) return MPG_OK;
   infer->outputs[0].shape = infer->inputs[0].shape;
-  if (infer->outputs[0].shape.ndim < 1) return mpg_infer_fail(infer, "data has at least one dimension");
+  if (infer->outputs[0].shape.ndim < 1)
+    return mpg_infer_fail(infer, "data has at least one dimension");
   mpg_shape length = {.ndim = 1, .dims = {infer->outputs[0].shape.dims[0]}};
   infer->outputs[0].shape.dims[0] = params->count;
   return mpg_infer_expect_shape(infer, 1, &length);
@@ -553,16 +603,21 @@ mpg_status mpg_infer_boolean_mask_back(mpg_infer *infer) {
   MPG_TRY(expect_vector(infer));
   if (!begin(infer) || !mpg_shape_known(&infer->inputs[1].shape)) return MPG_OK;
   infer->outputs[0].shape = infer->inputs[0].shape;
-  if (infer->outputs[0].shape.ndim < 1) return mpg_infer_fail(infer, "ograd has at least one dimension");
+  if (infer->outputs[0].shape.ndim < 1)
+    return mpg_infer_fail(infer, "ograd has at least one dimension");
   infer->outputs[0].shape.dims[0] = infer->inputs[1].shape.dims[0];
   return MPG_OK;
 }
 
 void mpg_gradient_boolean_mask(mpg_gradient *g) {
-  if (g->needed[0]) g->in_grads[0] = mpg_emit2(g, MPG_OP__backward_contrib_boolean_mask, NULL, g->out_grads[0], g->inputs[1]);
+  if (g->needed[0])
+    g->in_grads[0] =
+        mpg_emit2(g, MPG_OP__backward_contrib_boolean_mask, NULL, g->out_grads[0], g->inputs[1]);
 }
 
 void mpg_gradient_boolean_mask_back(mpg_gradient *g) {
   mpg_boolean_mask_known_params params = {.count = mpg_value_desc(g, g->inputs[0])->shape.dims[0]};
-  if (g->needed[0]) g->in_grads[0] = mpg_emit2(g, MPG_OP__boolean_mask_known, &params, g->out_grads[0], g->inputs[1]);
+  if (g->needed[0])
+    g->in_grads[0] =
+        mpg_emit2(g, MPG_OP__boolean_mask_known, &params, g->out_grads[0], g->inputs[1]);
 }

@@ -1,27 +1,34 @@
-/* The geometry of slices, splits and pads, shared by inference and kernels so that they cannot disagree. Plain functions of
- * shapes and parameters: no ownership, any thread.
+/* The geometry of slices, splits and pads, shared by inference and kernels so that they cannot
+ * disagree. Plain functions of shapes and parameters: no ownership, any thread.
  */
 #ifndef MPG_OP_ARRAY_REGION_H
 #define MPG_OP_ARRAY_REGION_H
 
 #include "op/params.h"
 
-/* A region of an array: in each dimension `count` elements from `start` on, `step` apart. All within the array. */
+/* A region of an array: in each dimension `count` elements from `start` on, `step` apart. All
+ * within the array. */
 typedef struct mpg_region {
   int64_t start[MPG_MAX_NDIM], step[MPG_MAX_NDIM];
   mpg_shape shape; /* the counts */
 } mpg_region;
 
-/* Python's slice of a known shape; begin, end and step may name fewer dimensions than there are. Out-of-range bounds are cut
- * to the array. Fails with the op's name on a zero step or on tuples of different lengths. */
-static inline mpg_status mpg_region_make(const char *op, const mpg_shape *shape, const mpg_tuple *begin, const mpg_tuple *end,
+/* Python's slice of a known shape; begin, end and step may name fewer dimensions than there are.
+ * Out-of-range bounds are cut to the array. Fails with the op's name on a zero step or on tuples of
+ * different lengths. */
+static inline mpg_status mpg_region_make(const char *op, const mpg_shape *shape,
+                                         const mpg_tuple *begin, const mpg_tuple *end,
                                          const mpg_tuple *step, mpg_region *region) {
   region->shape = *shape;
-  if (begin->count < 0 || begin->count != end->count || (step->count > 0 && step->count != begin->count))
-    return mpg_fail(MPG_VALUE_ERROR, "%s: begin, end and step (where given) name the same number of dimensions, not %d, %d and %d", op,
-                    begin->count, end->count, step->count);
+  if (begin->count < 0 || begin->count != end->count ||
+      (step->count > 0 && step->count != begin->count))
+    return mpg_fail(MPG_VALUE_ERROR,
+                    "%s: begin, end and step (where given) name the same number of dimensions, not "
+                    "%d, %d and %d",
+                    op, begin->count, end->count, step->count);
   if (begin->count > shape->ndim)
-    return mpg_fail(MPG_VALUE_ERROR, "%s: begin names %d dimensions, the array has %d", op, begin->count, shape->ndim);
+    return mpg_fail(MPG_VALUE_ERROR, "%s: begin names %d dimensions, the array has %d", op,
+                    begin->count, shape->ndim);
   for (int i = 0; i < shape->ndim; i++) {
     int64_t size = shape->dims[i], s = 1;
     if (i < step->count && step->values[i] != MPG_TUPLE_NONE) s = step->values[i];
@@ -47,16 +54,19 @@ static inline mpg_status mpg_region_make(const char *op, const mpg_shape *shape,
   return MPG_OK;
 }
 
-/* One dimension [begin, end) of a known shape, as slice_axis has it: the bounds must lie in the array. */
-static inline mpg_status mpg_region_axis(const char *op, const mpg_shape *shape, int64_t axis_param, int64_t begin, const mpg_opt_int *end,
+/* One dimension [begin, end) of a known shape, as slice_axis has it: the bounds must lie in the
+ * array. */
+static inline mpg_status mpg_region_axis(const char *op, const mpg_shape *shape, int64_t axis_param,
+                                         int64_t begin, const mpg_opt_int *end,
                                          mpg_region *region) {
   int axis;
   MPG_TRY(mpg_axis_normalize(axis_param, shape->ndim, op, &axis));
   int64_t size = shape->dims[axis], b = begin < 0 ? begin + size : begin, e = size;
   if (end->present) e = end->value < 0 ? end->value + size : end->value;
   if (b < 0 || b > size || e < 0 || e > size || b > e)
-    return mpg_fail(MPG_VALUE_ERROR, "%s: [%lld, %lld) is not a part of dimension %d, which has size %lld", op, (long long)b, (long long)e,
-                    axis, (long long)size);
+    return mpg_fail(MPG_VALUE_ERROR,
+                    "%s: [%lld, %lld) is not a part of dimension %d, which has size %lld", op,
+                    (long long)b, (long long)e, axis, (long long)size);
   region->shape = *shape;
   for (int i = 0; i < shape->ndim; i++) {
     region->start[i] = i == axis ? b : 0;
@@ -66,8 +76,10 @@ static inline mpg_status mpg_region_axis(const char *op, const mpg_shape *shape,
   return MPG_OK;
 }
 
-/* The leading part of a known shape that has the size of `like` in `axes` (all of them when axes is empty). */
-static inline mpg_status mpg_region_like(const char *op, const mpg_shape *shape, const mpg_shape *like, const mpg_tuple *axes,
+/* The leading part of a known shape that has the size of `like` in `axes` (all of them when axes is
+ * empty). */
+static inline mpg_status mpg_region_like(const char *op, const mpg_shape *shape,
+                                         const mpg_shape *like, const mpg_tuple *axes,
                                          mpg_region *region) {
   region->shape = *shape;
   for (int i = 0; i < shape->ndim; i++) {
@@ -76,8 +88,10 @@ static inline mpg_status mpg_region_like(const char *op, const mpg_shape *shape,
   }
   int count = axes->count > 0 ? axes->count : shape->ndim;
   if (axes->count <= 0 && like->ndim != shape->ndim)
-    return mpg_fail(MPG_VALUE_ERROR, "%s: without axes both arrays have the same number of dimensions, not %d and %d", op, shape->ndim,
-                    like->ndim);
+    return mpg_fail(
+        MPG_VALUE_ERROR,
+        "%s: without axes both arrays have the same number of dimensions, not %d and %d", op,
+        shape->ndim, like->ndim);
   for (int j = 0; j < count; j++) {
     int axis = j, axis_like = j;
     if (axes->count > 0) {
@@ -85,17 +99,20 @@ static inline mpg_status mpg_region_like(const char *op, const mpg_shape *shape,
       MPG_TRY(mpg_axis_normalize(axes->values[j], like->ndim, op, &axis_like));
     }
     if (like->dims[axis_like] > shape->dims[axis])
-      return mpg_fail(MPG_VALUE_ERROR, "%s: dimension %d has size %lld, less than the %lld it is to be cut to", op, axis,
-                      (long long)shape->dims[axis], (long long)like->dims[axis_like]);
+      return mpg_fail(MPG_VALUE_ERROR,
+                      "%s: dimension %d has size %lld, less than the %lld it is to be cut to", op,
+                      axis, (long long)shape->dims[axis], (long long)like->dims[axis_like]);
     region->shape.dims[axis] = like->dims[axis_like];
   }
   return MPG_OK;
 }
 
 /* Crop's rows and columns of a (n, c, h, w) shape; `like` NULL: params->h_w. */
-static inline mpg_status mpg_region_crop(const char *op, const mpg_shape *shape, const mpg_shape *like, const mpg_crop_params *params,
+static inline mpg_status mpg_region_crop(const char *op, const mpg_shape *shape,
+                                         const mpg_shape *like, const mpg_crop_params *params,
                                          mpg_region *region) {
-  if (shape->ndim != 4 || (like && like->ndim != 4)) return mpg_fail(MPG_VALUE_ERROR, "%s: the arrays have 4 dimensions", op);
+  if (shape->ndim != 4 || (like && like->ndim != 4))
+    return mpg_fail(MPG_VALUE_ERROR, "%s: the arrays have 4 dimensions", op);
   if (params->offset.count != 2 || params->h_w.count != 2)
     return mpg_fail(MPG_VALUE_ERROR, "%s: offset and h_w are two numbers each", op);
   region->shape = *shape;
@@ -106,8 +123,10 @@ static inline mpg_status mpg_region_crop(const char *op, const mpg_shape *shape,
     int64_t size = shape->dims[i], want = like ? like->dims[i] : params->h_w.values[i - 2];
     int64_t start = params->center_crop ? (size - want) / 2 : params->offset.values[i - 2];
     if (want < (like ? 0 : 1) || want > size || start < 0 || start > size - want)
-      return mpg_fail(MPG_VALUE_ERROR, "%s: %lld elements from %lld on are not a part of dimension %d, which has size %lld", op,
-                      (long long)want, (long long)start, i, (long long)size);
+      return mpg_fail(
+          MPG_VALUE_ERROR,
+          "%s: %lld elements from %lld on are not a part of dimension %d, which has size %lld", op,
+          (long long)want, (long long)start, i, (long long)size);
     region->start[i] = start;
     region->shape.dims[i] = want;
   }
@@ -115,11 +134,13 @@ static inline mpg_status mpg_region_crop(const char *op, const mpg_shape *shape,
 }
 
 /* Part `part` of _split_v2 along a dimension of `size`: [*begin, *end). */
-static inline mpg_status mpg_split_part(const mpg_split_v2_params *params, int64_t size, int part, int64_t *begin, int64_t *end) {
+static inline mpg_status mpg_split_part(const mpg_split_v2_params *params, int64_t size, int part,
+                                        int64_t *begin, int64_t *end) {
   if (params->sections > 0) {
     if (size % params->sections)
-      return mpg_fail(MPG_VALUE_ERROR, "_split_v2: a dimension of size %lld does not divide into %lld equal parts", (long long)size,
-                      (long long)params->sections);
+      return mpg_fail(MPG_VALUE_ERROR,
+                      "_split_v2: a dimension of size %lld does not divide into %lld equal parts",
+                      (long long)size, (long long)params->sections);
     *begin = size / params->sections * part;
     *end = *begin + size / params->sections;
     return MPG_OK;

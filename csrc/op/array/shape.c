@@ -12,27 +12,32 @@ static bool begin(mpg_infer *infer) {
 }
 
 static mpg_status multiply(mpg_infer *infer, int64_t a, int64_t b, int64_t *result) {
-  if (__builtin_mul_overflow(a, b, result)) return mpg_infer_fail(infer, "the result's shape is too large");
+  if (__builtin_mul_overflow(a, b, result))
+    return mpg_infer_fail(infer, "the result's shape is too large");
   return MPG_OK;
 }
 
-/* --- Views --------------------------------------------------------------------------------------------------------- */
+/* --- Views ------------------------------------------------------------------------------------ */
 
-/* Reads MXNet's codes from left to right; both lists were reversed before when the params say so. */
-static mpg_status reshape_codes(mpg_infer *infer, const int64_t *in, int in_count, const int64_t *codes, int code_count, int64_t *out,
+/* Reads MXNet's codes from left to right; both lists were reversed before when the params say so.
+ */
+static mpg_status reshape_codes(mpg_infer *infer, const int64_t *in, int in_count,
+                                const int64_t *codes, int code_count, int64_t *out,
                                 int *out_count) {
   int source = 0, count = 0, inferred = -1;
   int64_t total = 1, rest = 1;
   for (int i = 0; i < in_count; i++) total *= in[i];
-#define PUT(dim)                                                                                             \
-  do {                                                                                                       \
-    if (count >= MPG_MAX_NDIM) return mpg_infer_fail(infer, "shape has more than %d dimensions", MPG_MAX_NDIM); \
-    out[count++] = (dim);                                                                                    \
+#define PUT(dim)                                                                       \
+  do {                                                                                 \
+    if (count >= MPG_MAX_NDIM)                                                         \
+      return mpg_infer_fail(infer, "shape has more than %d dimensions", MPG_MAX_NDIM); \
+    out[count++] = (dim);                                                              \
   } while (0)
   for (int i = 0; i < code_count; i++) {
     int64_t code = codes[i];
     if (code == 0) {
-      if (source >= in_count) return mpg_infer_fail(infer, "0 in shape keeps a dimension that the array does not have");
+      if (source >= in_count)
+        return mpg_infer_fail(infer, "0 in shape keeps a dimension that the array does not have");
       PUT(in[source++]);
     } else if (code == -1) {
       if (inferred >= 0) return mpg_infer_fail(infer, "shape has more than one -1");
@@ -42,23 +47,30 @@ static mpg_status reshape_codes(mpg_infer *infer, const int64_t *in, int in_coun
     } else if (code == -2) {
       while (source < in_count) PUT(in[source++]);
     } else if (code == -3) {
-      if (source + 1 >= in_count) return mpg_infer_fail(infer, "-3 in shape merges two dimensions that the array does not have");
+      if (source + 1 >= in_count)
+        return mpg_infer_fail(infer,
+                              "-3 in shape merges two dimensions that the array does not have");
       PUT(in[source] * in[source + 1]);
       source += 2;
     } else if (code == -4) {
-      if (i + 2 >= code_count) return mpg_infer_fail(infer, "-4 in shape is followed by two numbers");
-      if (source >= in_count) return mpg_infer_fail(infer, "-4 in shape splits a dimension that the array does not have");
+      if (i + 2 >= code_count)
+        return mpg_infer_fail(infer, "-4 in shape is followed by two numbers");
+      if (source >= in_count)
+        return mpg_infer_fail(infer, "-4 in shape splits a dimension that the array does not have");
       int64_t dim = in[source++], left = codes[++i], right = codes[++i], product;
-      if (left == -1 && right == -1) return mpg_infer_fail(infer, "only one of the two numbers after -4 may be -1");
+      if (left == -1 && right == -1)
+        return mpg_infer_fail(infer, "only one of the two numbers after -4 may be -1");
       if (left == -1) left = right > 0 ? dim / right : 0;
       if (right == -1) right = left > 0 ? dim / left : 0;
       if (left < 0 || right < 0 || __builtin_mul_overflow(left, right, &product) || product != dim)
-        return mpg_infer_fail(infer, "a dimension of size %lld does not split into %lld times %lld", (long long)dim, (long long)left,
-                              (long long)right);
+        return mpg_infer_fail(infer, "a dimension of size %lld does not split into %lld times %lld",
+                              (long long)dim, (long long)left, (long long)right);
       PUT(left);
       PUT(right);
     } else if (code < 0) {
-      return mpg_infer_fail(infer, "%lld in shape has no meaning; the special numbers are 0, -1, -2, -3 and -4", (long long)code);
+      return mpg_infer_fail(
+          infer, "%lld in shape has no meaning; the special numbers are 0, -1, -2, -3 and -4",
+          (long long)code);
     } else {
       PUT(code);
       source++;
@@ -69,7 +81,8 @@ static mpg_status reshape_codes(mpg_infer *infer, const int64_t *in, int in_coun
     if (i != inferred) MPG_TRY(multiply(infer, rest, out[i], &rest));
   if (inferred >= 0) {
     if (rest == 0 ? total != 0 : total % rest != 0)
-      return mpg_infer_fail(infer, "%lld elements do not divide into %lld", (long long)total, (long long)rest);
+      return mpg_infer_fail(infer, "%lld elements do not divide into %lld", (long long)total,
+                            (long long)rest);
     out[inferred] = rest ? total / rest : 0;
   }
   *out_count = count;
@@ -89,7 +102,8 @@ static mpg_status same_size(mpg_infer *infer, const mpg_shape *shape) {
   for (int i = 0; i < shape->ndim; i++) MPG_TRY(multiply(infer, size, shape->dims[i], &size));
   if (size != mpg_shape_size(&infer->inputs[0].shape)) {
     char text[MPG_SHAPE_TEXT_SIZE];
-    return mpg_infer_fail(infer, "the elements do not fit into shape %s", mpg_shape_text(shape, text, sizeof text));
+    return mpg_infer_fail(infer, "the elements do not fit into shape %s",
+                          mpg_shape_text(shape, text, sizeof text));
   }
   infer->outputs[0].shape = *shape;
   return MPG_OK;
@@ -132,7 +146,9 @@ mpg_status mpg_infer_reshape(mpg_infer *infer) {
     int64_t rest = 1, total = mpg_shape_size(in);
     shape.ndim = params->target_shape.count;
     for (int i = 0; i < shape.ndim; i++) {
-      shape.dims[i] = i == 0 && params->keep_highest && in->ndim > 0 ? in->dims[0] : params->target_shape.values[i];
+      shape.dims[i] = i == 0 && params->keep_highest && in->ndim > 0
+                          ? in->dims[0]
+                          : params->target_shape.values[i];
       if (shape.dims[i] < 0) return mpg_infer_fail(infer, "target_shape has a negative dimension");
       if (shape.dims[i] == 0 && !(i == 0 && params->keep_highest)) {
         if (inferred >= 0) return mpg_infer_fail(infer, "target_shape has more than one 0");
@@ -154,13 +170,17 @@ mpg_status mpg_infer_reshape_like(mpg_infer *infer) {
   if (!begin(infer) || !mpg_shape_known(rhs)) return MPG_OK;
   const mpg_shape *lhs = &infer->inputs[0].shape;
   int64_t bounds[4] = {0, lhs->ndim, 0, rhs->ndim};
-  const mpg_opt_int *given[4] = {&params->lhs_begin, &params->lhs_end, &params->rhs_begin, &params->rhs_end};
+  const mpg_opt_int *given[4] = {&params->lhs_begin, &params->lhs_end, &params->rhs_begin,
+                                 &params->rhs_end};
   for (int i = 0; i < 4; i++) {
     int ndim = i < 2 ? lhs->ndim : rhs->ndim;
-    if (given[i]->present) bounds[i] = given[i]->value < 0 ? given[i]->value + ndim : given[i]->value;
-    if (bounds[i] < 0 || bounds[i] > ndim) return mpg_infer_fail(infer, "%lld is not a dimension", (long long)given[i]->value);
+    if (given[i]->present)
+      bounds[i] = given[i]->value < 0 ? given[i]->value + ndim : given[i]->value;
+    if (bounds[i] < 0 || bounds[i] > ndim)
+      return mpg_infer_fail(infer, "%lld is not a dimension", (long long)given[i]->value);
   }
-  if (bounds[0] > bounds[1] || bounds[2] > bounds[3]) return mpg_infer_fail(infer, "a range of dimensions ends before it begins");
+  if (bounds[0] > bounds[1] || bounds[2] > bounds[3])
+    return mpg_infer_fail(infer, "a range of dimensions ends before it begins");
   if (lhs->ndim - (bounds[1] - bounds[0]) + (bounds[3] - bounds[2]) > MPG_MAX_NDIM)
     return mpg_infer_fail(infer, "the result has more than %d dimensions", MPG_MAX_NDIM);
   mpg_shape shape = {0};
@@ -184,11 +204,13 @@ mpg_status mpg_infer_expand_dims(mpg_infer *infer) {
   PARAMS(expand_dims, params);
   if (!begin(infer)) return MPG_OK;
   const mpg_shape *in = &infer->inputs[0].shape;
-  if (in->ndim >= MPG_MAX_NDIM) return mpg_infer_fail(infer, "an array has at most %d dimensions", MPG_MAX_NDIM);
+  if (in->ndim >= MPG_MAX_NDIM)
+    return mpg_infer_fail(infer, "an array has at most %d dimensions", MPG_MAX_NDIM);
   int axis;
   MPG_TRY(mpg_axis_normalize(params->axis, in->ndim + 1, infer->op->name, &axis));
   mpg_shape shape = {.ndim = in->ndim + 1};
-  for (int i = 0; i < shape.ndim; i++) shape.dims[i] = i < axis ? in->dims[i] : i == axis ? 1 : in->dims[i - 1];
+  for (int i = 0; i < shape.ndim; i++)
+    shape.dims[i] = i < axis ? in->dims[i] : i == axis ? 1 : in->dims[i - 1];
   infer->outputs[0].shape = shape;
   return MPG_OK;
 }
@@ -201,23 +223,27 @@ mpg_status mpg_infer_squeeze(mpg_infer *infer) {
   for (int j = 0; j < params->axis.count; j++) {
     int axis;
     MPG_TRY(mpg_axis_normalize(params->axis.values[j], in->ndim, infer->op->name, &axis));
-    if (in->dims[axis] != 1) return mpg_infer_fail(infer, "dimension %d has size %lld, not 1", axis, (long long)in->dims[axis]);
+    if (in->dims[axis] != 1)
+      return mpg_infer_fail(infer, "dimension %d has size %lld, not 1", axis,
+                            (long long)in->dims[axis]);
     if (drop[axis]) return mpg_infer_fail(infer, "dimension %d is named twice", axis);
     drop[axis] = true;
   }
   mpg_shape shape = {0};
   for (int i = 0; i < in->ndim; i++)
-    if (params->axis.count < 0 ? in->dims[i] != 1 : !drop[i]) shape.dims[shape.ndim++] = in->dims[i];
+    if (params->axis.count < 0 ? in->dims[i] != 1 : !drop[i])
+      shape.dims[shape.ndim++] = in->dims[i];
   if (shape.ndim == 0) shape.dims[shape.ndim++] = 1;
   infer->outputs[0].shape = shape;
   return MPG_OK;
 }
 
 void mpg_gradient_reshape(mpg_gradient *g) {
-  if (g->needed[0]) g->in_grads[0] = mpg_emit_reshape(g, g->out_grads[0], &mpg_value_desc(g, g->inputs[0])->shape);
+  if (g->needed[0])
+    g->in_grads[0] = mpg_emit_reshape(g, g->out_grads[0], &mpg_value_desc(g, g->inputs[0])->shape);
 }
 
-/* --- Orders of dimensions ------------------------------------------------------------------------------------------- */
+/* --- Orders of dimensions --------------------------------------------------------------------- */
 
 mpg_status mpg_infer_transpose(mpg_infer *infer) {
   PARAMS(transpose, params);
@@ -226,11 +252,13 @@ mpg_status mpg_infer_transpose(mpg_infer *infer) {
   if (in->ndim < 0) return MPG_OK;
   mpg_shape shape = {.ndim = in->ndim};
   if (params->axes.count > 0 && params->axes.count != in->ndim)
-    return mpg_infer_fail(infer, "axes names %d dimensions, the array has %d", params->axes.count, in->ndim);
+    return mpg_infer_fail(infer, "axes names %d dimensions, the array has %d", params->axes.count,
+                          in->ndim);
   uint32_t seen = 0;
   for (int i = 0; i < in->ndim; i++) {
     int axis = in->ndim - 1 - i;
-    if (params->axes.count > 0) MPG_TRY(mpg_axis_normalize(params->axes.values[i], in->ndim, infer->op->name, &axis));
+    if (params->axes.count > 0)
+      MPG_TRY(mpg_axis_normalize(params->axes.values[i], in->ndim, infer->op->name, &axis));
     if (seen >> axis & 1) return mpg_infer_fail(infer, "axes names dimension %d twice", axis);
     seen |= 1u << axis;
     shape.dims[i] = in->dims[axis];
@@ -264,7 +292,9 @@ mpg_status mpg_infer_swap_axis(mpg_infer *infer) {
   return MPG_OK;
 }
 
-void mpg_gradient_swap_axis(mpg_gradient *g) { g->in_grads[0] = mpg_emit1(g, MPG_OP_SwapAxis, g->params, g->out_grads[0]); }
+void mpg_gradient_swap_axis(mpg_gradient *g) {
+  g->in_grads[0] = mpg_emit1(g, MPG_OP_SwapAxis, g->params, g->out_grads[0]);
+}
 
 mpg_status mpg_infer_reverse(mpg_infer *infer) {
   PARAMS(reverse, params);
@@ -274,23 +304,27 @@ mpg_status mpg_infer_reverse(mpg_infer *infer) {
   if (params->axis.count < 1) return mpg_infer_fail(infer, "axis names no dimension");
   for (int i = 0; i < params->axis.count; i++) {
     int axis;
-    MPG_TRY(mpg_axis_normalize(params->axis.values[i], infer->inputs[0].shape.ndim, infer->op->name, &axis));
+    MPG_TRY(mpg_axis_normalize(params->axis.values[i], infer->inputs[0].shape.ndim, infer->op->name,
+                               &axis));
     if (seen >> axis & 1) return mpg_infer_fail(infer, "axis names dimension %d twice", axis);
     seen |= 1u << axis;
   }
   return MPG_OK;
 }
 
-void mpg_gradient_reverse(mpg_gradient *g) { g->in_grads[0] = mpg_emit1(g, MPG_OP_reverse, g->params, g->out_grads[0]); }
+void mpg_gradient_reverse(mpg_gradient *g) {
+  g->in_grads[0] = mpg_emit1(g, MPG_OP_reverse, g->params, g->out_grads[0]);
+}
 
-/* --- Repetition ----------------------------------------------------------------------------------------------------- */
+/* --- Repetition ------------------------------------------------------------------------------- */
 
 mpg_status mpg_infer_tile(mpg_infer *infer) {
   PARAMS(tile, params);
   if (!begin(infer)) return MPG_OK;
   const mpg_shape *in = &infer->inputs[0].shape;
   int reps = params->reps.count;
-  if (reps < 0 || reps > MPG_MAX_NDIM) return mpg_infer_fail(infer, "reps names 0 to %d dimensions", MPG_MAX_NDIM);
+  if (reps < 0 || reps > MPG_MAX_NDIM)
+    return mpg_infer_fail(infer, "reps names 0 to %d dimensions", MPG_MAX_NDIM);
   mpg_shape shape = {.ndim = in->ndim > reps ? in->ndim : reps};
   for (int i = 0; i < shape.ndim; i++) {
     int from = i - (shape.ndim - in->ndim), rep = i - (shape.ndim - reps);
@@ -303,21 +337,25 @@ mpg_status mpg_infer_tile(mpg_infer *infer) {
 }
 
 /* Sums `value`, read as (before, times, after), over the middle: (before, 1, after). */
-static mpg_value sum_middle(mpg_gradient *g, mpg_value value, int64_t before, int64_t times, int64_t after) {
-  mpg_shape wide = {.ndim = 3, .dims = {before, times, after}}, narrow = {.ndim = 3, .dims = {before, 1, after}};
+static mpg_value sum_middle(mpg_gradient *g, mpg_value value, int64_t before, int64_t times,
+                            int64_t after) {
+  mpg_shape wide = {.ndim = 3, .dims = {before, times, after}},
+            narrow = {.ndim = 3, .dims = {before, 1, after}};
   return mpg_emit_sum_to(g, mpg_emit_reshape(g, value, &wide), &narrow);
 }
 
 void mpg_gradient_tile(mpg_gradient *g) {
   GRADIENT_PARAMS(tile, params);
-  mpg_shape in = mpg_value_desc(g, g->inputs[0])->shape, shape = mpg_value_desc(g, g->outputs[0])->shape;
+  mpg_shape in = mpg_value_desc(g, g->inputs[0])->shape,
+            shape = mpg_value_desc(g, g->outputs[0])->shape;
   mpg_value grad = g->out_grads[0];
   for (int i = 0; i < shape.ndim; i++) {
     int from = i - (shape.ndim - in.ndim), rep = i - (shape.ndim - params->reps.count);
     int64_t times = rep < 0 ? 1 : params->reps.values[rep];
     if (times == 1) continue;
     int64_t dim = from < 0 ? 1 : in.dims[from];
-    grad = sum_middle(g, grad, mpg_shape_product(&shape, 0, i), times, dim * mpg_shape_product(&shape, i + 1, shape.ndim));
+    grad = sum_middle(g, grad, mpg_shape_product(&shape, 0, i), times,
+                      dim * mpg_shape_product(&shape, i + 1, shape.ndim));
     shape.dims[i] = dim;
   }
   g->in_grads[0] = mpg_emit_reshape(g, grad, &in);
@@ -342,23 +380,26 @@ void mpg_gradient_repeat(mpg_gradient *g) {
   GRADIENT_PARAMS(repeat, params);
   mpg_shape in = mpg_value_desc(g, g->inputs[0])->shape;
   int axis = in.ndim - 1;
-  if (params->axis.present) axis = (int)(params->axis.value < 0 ? params->axis.value + in.ndim : params->axis.value);
-  mpg_value grad = sum_middle(g, g->out_grads[0], mpg_shape_product(&in, 0, axis + 1), params->repeats,
-                              mpg_shape_product(&in, axis + 1, in.ndim));
+  if (params->axis.present)
+    axis = (int)(params->axis.value < 0 ? params->axis.value + in.ndim : params->axis.value);
+  mpg_value grad = sum_middle(g, g->out_grads[0], mpg_shape_product(&in, 0, axis + 1),
+                              params->repeats, mpg_shape_product(&in, axis + 1, in.ndim));
   g->in_grads[0] = mpg_emit_reshape(g, grad, &in);
 }
 
-/* --- Blocks --------------------------------------------------------------------------------------------------------- */
+/* --- Blocks ----------------------------------------------------------------------------------- */
 
 mpg_status mpg_infer_depth_to_space(mpg_infer *infer) {
   PARAMS(block, params);
   if (!begin(infer)) return MPG_OK;
   mpg_shape shape = infer->inputs[0].shape;
   int64_t b = params->block_size, square;
-  if (shape.ndim != 4) return mpg_infer_fail(infer, "the array has 4 dimensions (batch, channel, height, width)");
+  if (shape.ndim != 4)
+    return mpg_infer_fail(infer, "the array has 4 dimensions (batch, channel, height, width)");
   MPG_TRY(multiply(infer, b, b, &square));
   if (shape.dims[1] % square)
-    return mpg_infer_fail(infer, "%lld channels do not divide by block_size * block_size = %lld", (long long)shape.dims[1], (long long)square);
+    return mpg_infer_fail(infer, "%lld channels do not divide by block_size * block_size = %lld",
+                          (long long)shape.dims[1], (long long)square);
   shape.dims[1] /= square;
   MPG_TRY(multiply(infer, shape.dims[2], b, &shape.dims[2]));
   MPG_TRY(multiply(infer, shape.dims[3], b, &shape.dims[3]));
@@ -371,7 +412,8 @@ mpg_status mpg_infer_space_to_depth(mpg_infer *infer) {
   if (!begin(infer)) return MPG_OK;
   mpg_shape shape = infer->inputs[0].shape;
   int64_t b = params->block_size, square;
-  if (shape.ndim != 4) return mpg_infer_fail(infer, "the array has 4 dimensions (batch, channel, height, width)");
+  if (shape.ndim != 4)
+    return mpg_infer_fail(infer, "the array has 4 dimensions (batch, channel, height, width)");
   MPG_TRY(multiply(infer, b, b, &square));
   if (shape.dims[2] % b || shape.dims[3] % b)
     return mpg_infer_fail(infer, "height and width do not divide by block_size %lld", (long long)b);
@@ -382,13 +424,18 @@ mpg_status mpg_infer_space_to_depth(mpg_infer *infer) {
   return MPG_OK;
 }
 
-void mpg_gradient_depth_to_space(mpg_gradient *g) { g->in_grads[0] = mpg_emit1(g, MPG_OP_space_to_depth, g->params, g->out_grads[0]); }
-void mpg_gradient_space_to_depth(mpg_gradient *g) { g->in_grads[0] = mpg_emit1(g, MPG_OP_depth_to_space, g->params, g->out_grads[0]); }
+void mpg_gradient_depth_to_space(mpg_gradient *g) {
+  g->in_grads[0] = mpg_emit1(g, MPG_OP_space_to_depth, g->params, g->out_grads[0]);
+}
+void mpg_gradient_space_to_depth(mpg_gradient *g) {
+  g->in_grads[0] = mpg_emit1(g, MPG_OP_depth_to_space, g->params, g->out_grads[0]);
+}
 
-/* --- Diagonals ------------------------------------------------------------------------------------------------------- */
+/* --- Diagonals -------------------------------------------------------------------------------- */
 
 /* The shape of the diagonals of `in` (ndim >= 2). */
-static mpg_status diagonal_shape(mpg_infer *infer, const mpg_shape *in, int64_t k, int64_t axis1, int64_t axis2, mpg_shape *shape) {
+static mpg_status diagonal_shape(mpg_infer *infer, const mpg_shape *in, int64_t k, int64_t axis1,
+                                 int64_t axis2, mpg_shape *shape) {
   int a, b;
   MPG_TRY(mpg_axis_normalize(axis1, in->ndim, infer->op->name, &a));
   MPG_TRY(mpg_axis_normalize(axis2, in->ndim, infer->op->name, &b));
@@ -408,9 +455,12 @@ mpg_status mpg_infer_diag(mpg_infer *infer) {
   if (!begin(infer)) return MPG_OK;
   const mpg_shape *in = &infer->inputs[0].shape;
   if (in->ndim == 0) return mpg_infer_fail(infer, "the array has no dimensions");
-  if (in->ndim > 1) return diagonal_shape(infer, in, params->k, params->axis1, params->axis2, &infer->outputs[0].shape);
+  if (in->ndim > 1)
+    return diagonal_shape(infer, in, params->k, params->axis1, params->axis2,
+                          &infer->outputs[0].shape);
   int64_t side;
-  if (params->k == INT64_MIN || __builtin_add_overflow(in->dims[0], params->k < 0 ? -params->k : params->k, &side))
+  if (params->k == INT64_MIN ||
+      __builtin_add_overflow(in->dims[0], params->k < 0 ? -params->k : params->k, &side))
     return mpg_infer_fail(infer, "the result's shape is too large");
   infer->outputs[0].shape = (mpg_shape){.ndim = 2, .dims = {side, side}};
   return MPG_OK;
@@ -424,7 +474,8 @@ void mpg_gradient_diag(mpg_gradient *g) {
     g->in_grads[0] = mpg_emit1(g, MPG_OP_diag, &back, g->out_grads[0]);
     return;
   }
-  mpg_diag_back_params back = {.k = params->k, .axis1 = params->axis1, .axis2 = params->axis2, .shape = {.count = in->ndim}};
+  mpg_diag_back_params back = {
+      .k = params->k, .axis1 = params->axis1, .axis2 = params->axis2, .shape = {.count = in->ndim}};
   for (int i = 0; i < in->ndim; i++) back.shape.values[i] = in->dims[i];
   g->in_grads[0] = mpg_emit1(g, MPG_OP__backward_diag, &back, g->out_grads[0]);
 }
@@ -447,11 +498,12 @@ void mpg_gradient_diag_back(mpg_gradient *g) {
   g->in_grads[0] = mpg_emit1(g, MPG_OP_diag, &forward, g->out_grads[0]);
 }
 
-/* --- Shapes as arrays ------------------------------------------------------------------------------------------------ */
+/* --- Shapes as arrays ------------------------------------------------------------------------- */
 
 mpg_status mpg_infer_shape_array(mpg_infer *infer) {
   infer->outputs[0].dtype = MPG_INT64;
-  if (infer->inputs[0].shape.ndim >= 0) infer->outputs[0].shape = (mpg_shape){.ndim = 1, .dims = {infer->inputs[0].shape.ndim}};
+  if (infer->inputs[0].shape.ndim >= 0)
+    infer->outputs[0].shape = (mpg_shape){.ndim = 1, .dims = {infer->inputs[0].shape.ndim}};
   return MPG_OK;
 }
 

@@ -17,20 +17,26 @@ static void shape_to_tuple(const mpg_shape *shape, mpg_tuple *tuple) {
   for (int i = 0; i < shape->ndim; i++) tuple->values[i] = shape->dims[i];
 }
 
-/* The region as parameters of slice: begin, end (None where a negative step runs off the start) and step. */
-static void region_to_tuples(const mpg_region *region, mpg_tuple *begin_, mpg_tuple *end, mpg_tuple *step) {
+/* The region as parameters of slice: begin, end (None where a negative step runs off the start) and
+ * step. */
+static void region_to_tuples(const mpg_region *region, mpg_tuple *begin_, mpg_tuple *end,
+                             mpg_tuple *step) {
   int ndim = region->shape.ndim;
   begin_->count = end->count = step->count = ndim;
   for (int i = 0; i < ndim; i++) {
     int64_t last = region->start[i] + region->step[i] * (region->shape.dims[i] - 1);
     begin_->values[i] = region->start[i];
     step->values[i] = region->step[i];
-    end->values[i] = region->shape.dims[i] == 0 ? region->start[i] : region->step[i] > 0 ? last + 1 : last > 0 ? last - 1 : MPG_TUPLE_NONE;
+    end->values[i] = region->shape.dims[i] == 0 ? region->start[i]
+                     : region->step[i] > 0      ? last + 1
+                     : last > 0                 ? last - 1
+                                                : MPG_TUPLE_NONE;
   }
 }
 
 /* The gradient of taking `region` out of an array of `shape`. */
-static mpg_value pad_region(mpg_gradient *g, const mpg_region *region, const mpg_shape *shape, mpg_value grad) {
+static mpg_value pad_region(mpg_gradient *g, const mpg_region *region, const mpg_shape *shape,
+                            mpg_value grad) {
   mpg_slice_pad_params params;
   memset(&params, 0, sizeof params);
   region_to_tuples(region, &params.begin, &params.end, &params.step);
@@ -48,12 +54,14 @@ static mpg_value part_of(mpg_gradient *g, mpg_value value, int axis, int64_t fro
   return mpg_emit1(g, MPG_OP_slice_axis, &params, value);
 }
 
-/* --- Joining ---------------------------------------------------------------------------------------------------------- */
+/* --- Joining ---------------------------------------------------------------------------------- */
 
 static mpg_status same_dtypes(mpg_infer *infer) {
   mpg_dtype dtype = MPG_DTYPE_NONE;
-  for (int i = 0; i < infer->num_inputs && dtype == MPG_DTYPE_NONE; i++) dtype = infer->inputs[i].dtype;
-  for (int i = 0; i < infer->num_inputs && dtype != MPG_DTYPE_NONE; i++) MPG_TRY(mpg_infer_expect_dtype(infer, i, dtype));
+  for (int i = 0; i < infer->num_inputs && dtype == MPG_DTYPE_NONE; i++)
+    dtype = infer->inputs[i].dtype;
+  for (int i = 0; i < infer->num_inputs && dtype != MPG_DTYPE_NONE; i++)
+    MPG_TRY(mpg_infer_expect_dtype(infer, i, dtype));
   infer->outputs[0].dtype = dtype;
   return MPG_OK;
 }
@@ -72,7 +80,8 @@ mpg_status mpg_infer_concat(mpg_infer *infer) {
     for (int i = 0; i < infer->num_inputs; i++) {
       mpg_shape *shape = &infer->inputs[i].shape;
       int64_t own = shape->ndim == common.ndim ? shape->dims[axis] : -1;
-      if (shape->ndim >= 0) shape->dims[axis < shape->ndim ? axis : 0] = axis < shape->ndim ? -1 : shape->dims[0];
+      if (shape->ndim >= 0)
+        shape->dims[axis < shape->ndim ? axis : 0] = axis < shape->ndim ? -1 : shape->dims[0];
       bool fits = mpg_shape_merge(shape, &common);
       if (shape->ndim == common.ndim) shape->dims[axis] = own;
       if (!fits) return mpg_infer_fail(infer, "the arrays agree in all dimensions but %d", axis);
@@ -94,7 +103,9 @@ void mpg_gradient_concat(mpg_gradient *g) {
   int64_t at = 0;
   for (int i = 0; i < g->num_inputs; i++) {
     int64_t size = mpg_value_desc(g, g->inputs[i])->shape.dims[axis];
-    if (g->needed[i]) g->in_grads[i] = g->num_inputs == 1 ? g->out_grads[0] : part_of(g, g->out_grads[0], axis, at, at + size);
+    if (g->needed[i])
+      g->in_grads[i] =
+          g->num_inputs == 1 ? g->out_grads[0] : part_of(g, g->out_grads[0], axis, at, at + size);
     at += size;
   }
 }
@@ -105,13 +116,16 @@ mpg_status mpg_infer_stack(mpg_infer *infer) {
   mpg_shape common = infer->inputs[0].shape;
   for (int pass = 0; pass < 2; pass++)
     for (int i = 0; i < infer->num_inputs; i++)
-      if (!mpg_shape_merge(&common, &infer->inputs[i].shape)) return mpg_infer_fail(infer, "the arrays have the same shape");
+      if (!mpg_shape_merge(&common, &infer->inputs[i].shape))
+        return mpg_infer_fail(infer, "the arrays have the same shape");
   if (common.ndim < 0) return MPG_OK;
-  if (common.ndim >= MPG_MAX_NDIM) return mpg_infer_fail(infer, "an array has at most %d dimensions", MPG_MAX_NDIM);
+  if (common.ndim >= MPG_MAX_NDIM)
+    return mpg_infer_fail(infer, "an array has at most %d dimensions", MPG_MAX_NDIM);
   int axis;
   MPG_TRY(mpg_axis_normalize(params->axis, common.ndim + 1, infer->op->name, &axis));
   mpg_shape shape = {.ndim = common.ndim + 1};
-  for (int i = 0; i < shape.ndim; i++) shape.dims[i] = i < axis ? common.dims[i] : i == axis ? infer->num_inputs : common.dims[i - 1];
+  for (int i = 0; i < shape.ndim; i++)
+    shape.dims[i] = i < axis ? common.dims[i] : i == axis ? infer->num_inputs : common.dims[i - 1];
   infer->outputs[0].shape = shape;
   return MPG_OK;
 }
@@ -121,10 +135,11 @@ void mpg_gradient_stack(mpg_gradient *g) {
   mpg_shape in = mpg_value_desc(g, g->inputs[0])->shape;
   int axis = (int)(params->axis < 0 ? params->axis + in.ndim + 1 : params->axis);
   for (int i = 0; i < g->num_inputs; i++)
-    if (g->needed[i]) g->in_grads[i] = mpg_emit_reshape(g, part_of(g, g->out_grads[0], axis, i, i + 1), &in);
+    if (g->needed[i])
+      g->in_grads[i] = mpg_emit_reshape(g, part_of(g, g->out_grads[0], axis, i, i + 1), &in);
 }
 
-/* --- Splitting -------------------------------------------------------------------------------------------------------- */
+/* --- Splitting -------------------------------------------------------------------------------- */
 
 int mpg_arity_split(const mpg_op *op, const void *params, int given) {
   (void)op, (void)given;
@@ -138,11 +153,14 @@ int mpg_arity_split_v2(const mpg_op *op, const void *params_, int given) {
   return count < 1 ? 1 : count;
 }
 
-/* Shapes of the parts: `sizes(part)` along the axis, which goes away when `squeeze` (then every size must be 1). */
+/* Shapes of the parts: `sizes(part)` along the axis, which goes away when `squeeze` (then every
+ * size must be 1). */
 static mpg_status set_part(mpg_infer *infer, int part, int axis, int64_t size, bool squeeze) {
   mpg_shape shape = infer->inputs[0].shape;
   if (squeeze) {
-    if (size != 1) return mpg_infer_fail(infer, "squeeze_axis: part %d has size %lld along dimension %d, not 1", part, (long long)size, axis);
+    if (size != 1)
+      return mpg_infer_fail(infer, "squeeze_axis: part %d has size %lld along dimension %d, not 1",
+                            part, (long long)size, axis);
     for (int i = axis; i + 1 < shape.ndim; i++) shape.dims[i] = shape.dims[i + 1];
     shape.dims[--shape.ndim] = 0;
   } else {
@@ -160,10 +178,11 @@ mpg_status mpg_infer_split(mpg_infer *infer) {
   int axis;
   MPG_TRY(mpg_axis_normalize(params->axis, in->ndim, infer->op->name, &axis));
   if (in->dims[axis] % params->num_outputs)
-    return mpg_infer_fail(infer, "dimension %d of size %lld does not divide into %lld equal parts", axis, (long long)in->dims[axis],
-                          (long long)params->num_outputs);
+    return mpg_infer_fail(infer, "dimension %d of size %lld does not divide into %lld equal parts",
+                          axis, (long long)in->dims[axis], (long long)params->num_outputs);
   int64_t size = in->dims[axis] / params->num_outputs;
-  for (int i = 0; i < infer->num_outputs; i++) MPG_TRY(set_part(infer, i, axis, size, params->squeeze_axis));
+  for (int i = 0; i < infer->num_outputs; i++)
+    MPG_TRY(set_part(infer, i, axis, size, params->squeeze_axis));
   return MPG_OK;
 }
 
@@ -182,12 +201,14 @@ mpg_status mpg_infer_split_v2(mpg_infer *infer) {
   return MPG_OK;
 }
 
-/* Joins the gradients of the parts; a part without one counts as zeros. With `gaps`, each part also has its place. */
+/* Joins the gradients of the parts; a part without one counts as zeros. With `gaps`, each part also
+ * has its place. */
 static void join_parts(mpg_gradient *g, int axis, bool squeeze) {
   mpg_value parts[MPG_MAX_OUTPUTS];
   mpg_shape in = mpg_value_desc(g, g->inputs[0])->shape;
   for (int i = 0; i < g->num_outputs; i++) {
-    parts[i] = mpg_has_value(g->out_grads[i]) ? g->out_grads[i] : mpg_emit_full_like(g, g->outputs[i], 0);
+    parts[i] =
+        mpg_has_value(g->out_grads[i]) ? g->out_grads[i] : mpg_emit_full_like(g, g->outputs[i], 0);
     if (squeeze) {
       mpg_shape whole = in;
       whole.dims[axis] = 1;
@@ -195,7 +216,8 @@ static void join_parts(mpg_gradient *g, int axis, bool squeeze) {
     }
   }
   mpg_concat_params params = {.num_args = g->num_outputs, .dim = axis};
-  g->in_grads[0] = g->num_outputs == 1 ? parts[0] : mpg_emit(g, MPG_OP_Concat, &params, g->num_outputs, parts);
+  g->in_grads[0] =
+      g->num_outputs == 1 ? parts[0] : mpg_emit(g, MPG_OP_Concat, &params, g->num_outputs, parts);
 }
 
 void mpg_gradient_split(mpg_gradient *g) {
@@ -211,7 +233,8 @@ void mpg_gradient_split_v2(mpg_gradient *g) {
   int64_t from = 0, to = 0, at = 0;
   bool tiles = true; /* the parts cover the array once, in order */
   for (int i = 0; i < g->num_outputs; i++) {
-    if (mpg_split_part(params, in.dims[axis], i, &from, &to) != MPG_OK) return mpg_gradient_fail(g, "%s", mpg_error_text());
+    if (mpg_split_part(params, in.dims[axis], i, &from, &to) != MPG_OK)
+      return mpg_gradient_fail(g, "%s", mpg_error_text());
     tiles = tiles && from == at;
     at = to;
   }
@@ -226,12 +249,15 @@ void mpg_gradient_split_v2(mpg_gradient *g) {
     for (int k = 0; k < in.ndim; k++) region.step[k] = 1;
     region.start[axis] = from;
     region.shape.dims[axis] = to - from;
-    mpg_value part = pad_region(g, &region, &in, mpg_emit_reshape(g, g->out_grads[i], &region.shape));
-    g->in_grads[0] = mpg_has_value(g->in_grads[0]) ? mpg_emit2(g, MPG_OP_elemwise_add, NULL, g->in_grads[0], part) : part;
+    mpg_value part =
+        pad_region(g, &region, &in, mpg_emit_reshape(g, g->out_grads[i], &region.shape));
+    g->in_grads[0] = mpg_has_value(g->in_grads[0])
+                         ? mpg_emit2(g, MPG_OP_elemwise_add, NULL, g->in_grads[0], part)
+                         : part;
   }
 }
 
-/* --- Slicing ---------------------------------------------------------------------------------------------------------- */
+/* --- Slicing ---------------------------------------------------------------------------------- */
 
 mpg_status mpg_infer_slice(mpg_infer *infer) {
   PARAMS(slice, params);
@@ -240,7 +266,8 @@ mpg_status mpg_infer_slice(mpg_infer *infer) {
   infer->outputs[0].dtype = infer->inputs[0].dtype;
   if (in.ndim < 0) return MPG_OK;
   for (int i = 0; i < in.ndim; i++) in.dims[i] = in.dims[i] < 0 ? 0 : in.dims[i];
-  MPG_TRY(mpg_region_make(infer->op->name, &in, &params->begin, &params->end, &params->step, &region));
+  MPG_TRY(
+      mpg_region_make(infer->op->name, &in, &params->begin, &params->end, &params->step, &region));
   for (int i = 0; i < in.ndim; i++)
     if (infer->inputs[0].shape.dims[i] < 0) region.shape.dims[i] = -1;
   infer->outputs[0].shape = region.shape;
@@ -264,7 +291,8 @@ mpg_status mpg_infer_slice_pad(mpg_infer *infer) {
   mpg_region region;
   infer->outputs[0].dtype = infer->inputs[0].dtype;
   MPG_TRY(mpg_infer_tuple_shape(infer, &params->shape, &shape));
-  MPG_TRY(mpg_region_make(infer->op->name, &shape, &params->begin, &params->end, &params->step, &region));
+  MPG_TRY(mpg_region_make(infer->op->name, &shape, &params->begin, &params->end, &params->step,
+                          &region));
   MPG_TRY(mpg_infer_expect_shape(infer, 0, &region.shape));
   infer->outputs[0].shape = shape;
   return MPG_OK;
@@ -285,13 +313,15 @@ mpg_status mpg_infer_slice_assign(mpg_infer *infer) {
   MPG_TRY(same_dtypes(infer));
   if (!mpg_shape_known(&infer->inputs[0].shape)) return MPG_OK;
   mpg_region region;
-  MPG_TRY(mpg_region_make(infer->op->name, &infer->inputs[0].shape, &params->begin, &params->end, &params->step, &region));
+  MPG_TRY(mpg_region_make(infer->op->name, &infer->inputs[0].shape, &params->begin, &params->end,
+                          &params->step, &region));
   MPG_TRY(mpg_infer_expect_shape(infer, 1, &region.shape));
   infer->outputs[0].shape = infer->inputs[0].shape;
   return MPG_OK;
 }
 
-static mpg_value clear_region(mpg_gradient *g, const mpg_tuple *begin_, const mpg_tuple *end, const mpg_tuple *step) {
+static mpg_value clear_region(mpg_gradient *g, const mpg_tuple *begin_, const mpg_tuple *end,
+                              const mpg_tuple *step) {
   mpg_slice_scalar_params params;
   memset(&params, 0, sizeof params);
   params.begin = *begin_;
@@ -310,7 +340,8 @@ mpg_status mpg_infer_slice_assign_scalar(mpg_infer *infer) {
   PARAMS(slice_scalar, params);
   if (!begin(infer)) return MPG_OK;
   mpg_region region;
-  MPG_TRY(mpg_region_make(infer->op->name, &infer->inputs[0].shape, &params->begin, &params->end, &params->step, &region));
+  MPG_TRY(mpg_region_make(infer->op->name, &infer->inputs[0].shape, &params->begin, &params->end,
+                          &params->step, &region));
   infer->outputs[0].shape = infer->inputs[0].shape;
   return MPG_OK;
 }
@@ -328,10 +359,12 @@ mpg_status mpg_infer_slice_axis(mpg_infer *infer) {
   if (infer->inputs[0].shape.ndim < 0) return MPG_OK;
   MPG_TRY(mpg_axis_normalize(params->axis, infer->inputs[0].shape.ndim, infer->op->name, &axis));
   if (infer->inputs[0].shape.dims[axis] < 0) {
-    infer->outputs[0].shape = infer->inputs[0].shape; /* begin and end may count from the unknown end */
+    infer->outputs[0].shape =
+        infer->inputs[0].shape; /* begin and end may count from the unknown end */
     return MPG_OK;
   }
-  MPG_TRY(mpg_region_axis(infer->op->name, &infer->inputs[0].shape, params->axis, params->begin, &params->end, &region));
+  MPG_TRY(mpg_region_axis(infer->op->name, &infer->inputs[0].shape, params->axis, params->begin,
+                          &params->end, &region));
   infer->outputs[0].shape = region.shape;
   return MPG_OK;
 }
@@ -340,7 +373,8 @@ void mpg_gradient_slice_axis(mpg_gradient *g) {
   GRADIENT_PARAMS(slice_axis, params);
   mpg_shape in = mpg_value_desc(g, g->inputs[0])->shape;
   mpg_region region;
-  if (mpg_region_axis(g->op->name, &in, params->axis, params->begin, &params->end, &region) != MPG_OK)
+  if (mpg_region_axis(g->op->name, &in, params->axis, params->begin, &params->end, &region) !=
+      MPG_OK)
     return mpg_gradient_fail(g, "%s", mpg_error_text());
   g->in_grads[0] = pad_region(g, &region, &in, g->out_grads[0]);
 }
@@ -349,53 +383,68 @@ mpg_status mpg_infer_slice_like(mpg_infer *infer) {
   PARAMS(slice_like, params);
   if (!begin(infer) || !mpg_shape_known(&infer->inputs[1].shape)) return MPG_OK;
   mpg_region region;
-  MPG_TRY(mpg_region_like(infer->op->name, &infer->inputs[0].shape, &infer->inputs[1].shape, &params->axes, &region));
+  MPG_TRY(mpg_region_like(infer->op->name, &infer->inputs[0].shape, &infer->inputs[1].shape,
+                          &params->axes, &region));
   infer->outputs[0].shape = region.shape;
   return MPG_OK;
 }
 
 void mpg_gradient_slice_like(mpg_gradient *g) {
   GRADIENT_PARAMS(slice_like, params);
-  mpg_shape in = mpg_value_desc(g, g->inputs[0])->shape, like = mpg_value_desc(g, g->inputs[1])->shape;
+  mpg_shape in = mpg_value_desc(g, g->inputs[0])->shape,
+            like = mpg_value_desc(g, g->inputs[1])->shape;
   mpg_region region;
   if (!g->needed[0]) return;
-  if (mpg_region_like(g->op->name, &in, &like, &params->axes, &region) != MPG_OK) return mpg_gradient_fail(g, "%s", mpg_error_text());
+  if (mpg_region_like(g->op->name, &in, &like, &params->axes, &region) != MPG_OK)
+    return mpg_gradient_fail(g, "%s", mpg_error_text());
   g->in_grads[0] = pad_region(g, &region, &in, g->out_grads[0]);
 }
 
 mpg_status mpg_infer_crop(mpg_infer *infer) {
   PARAMS(crop, params);
-  if (infer->num_inputs > 2) return mpg_infer_fail(infer, "one or two arrays, not %d", infer->num_inputs);
-  if (!begin(infer) || (infer->num_inputs == 2 && !mpg_shape_known(&infer->inputs[1].shape))) return MPG_OK;
+  if (infer->num_inputs > 2)
+    return mpg_infer_fail(infer, "one or two arrays, not %d", infer->num_inputs);
+  if (!begin(infer) || (infer->num_inputs == 2 && !mpg_shape_known(&infer->inputs[1].shape)))
+    return MPG_OK;
   mpg_region region;
-  MPG_TRY(mpg_region_crop(infer->op->name, &infer->inputs[0].shape, infer->num_inputs == 2 ? &infer->inputs[1].shape : NULL, params, &region));
+  MPG_TRY(mpg_region_crop(infer->op->name, &infer->inputs[0].shape,
+                          infer->num_inputs == 2 ? &infer->inputs[1].shape : NULL, params,
+                          &region));
   infer->outputs[0].shape = region.shape;
   return MPG_OK;
 }
 
 void mpg_gradient_crop(mpg_gradient *g) {
   GRADIENT_PARAMS(crop, params);
-  mpg_shape in = mpg_value_desc(g, g->inputs[0])->shape, like = mpg_value_desc(g, g->outputs[0])->shape;
+  mpg_shape in = mpg_value_desc(g, g->inputs[0])->shape,
+            like = mpg_value_desc(g, g->outputs[0])->shape;
   mpg_region region;
   if (!g->needed[0]) return;
-  if (mpg_region_crop(g->op->name, &in, &like, params, &region) != MPG_OK) return mpg_gradient_fail(g, "%s", mpg_error_text());
+  if (mpg_region_crop(g->op->name, &in, &like, params, &region) != MPG_OK)
+    return mpg_gradient_fail(g, "%s", mpg_error_text());
   g->in_grads[0] = pad_region(g, &region, &in, g->out_grads[0]);
 }
 
-/* --- Padding ---------------------------------------------------------------------------------------------------------- */
+/* --- Padding ---------------------------------------------------------------------------------- */
 
-static mpg_status padded_shape(mpg_infer *infer, int mode, const mpg_tuple *width, const mpg_shape *in, mpg_shape *shape) {
+static mpg_status padded_shape(mpg_infer *infer, int mode, const mpg_tuple *width,
+                               const mpg_shape *in, mpg_shape *shape) {
   *shape = *in;
   if (width->count != 2 * in->ndim)
-    return mpg_infer_fail(infer, "pad_width has two numbers for each of the %d dimensions, not %d", in->ndim, width->count);
+    return mpg_infer_fail(infer, "pad_width has two numbers for each of the %d dimensions, not %d",
+                          in->ndim, width->count);
   for (int i = 0; i < in->ndim; i++) {
     int64_t before = width->values[2 * i], after = width->values[2 * i + 1], dim = in->dims[i];
-    if (before < 0 || after < 0) return mpg_infer_fail(infer, "pad_width contains a negative number or None");
-    if (__builtin_add_overflow(dim, before, &shape->dims[i]) || __builtin_add_overflow(shape->dims[i], after, &shape->dims[i]))
+    if (before < 0 || after < 0)
+      return mpg_infer_fail(infer, "pad_width contains a negative number or None");
+    if (__builtin_add_overflow(dim, before, &shape->dims[i]) ||
+        __builtin_add_overflow(shape->dims[i], after, &shape->dims[i]))
       return mpg_infer_fail(infer, "the result's shape is too large");
-    if ((mode == 1 && before + after > 0 && dim < 1) || (mode == 2 && (before > dim - 1 || after > dim - 1) && before + after > 0))
-      return mpg_infer_fail(infer, "dimension %d of size %lld is too short for its padding (%lld, %lld) in mode %s", i, (long long)dim,
-                            (long long)before, (long long)after, mode == 1 ? "edge" : "reflect");
+    if ((mode == 1 && before + after > 0 && dim < 1) ||
+        (mode == 2 && (before > dim - 1 || after > dim - 1) && before + after > 0))
+      return mpg_infer_fail(
+          infer, "dimension %d of size %lld is too short for its padding (%lld, %lld) in mode %s",
+          i, (long long)dim, (long long)before, (long long)after, mode == 1 ? "edge" : "reflect");
   }
   return MPG_OK;
 }
@@ -403,7 +452,8 @@ static mpg_status padded_shape(mpg_infer *infer, int mode, const mpg_tuple *widt
 mpg_status mpg_infer_pad(mpg_infer *infer) {
   PARAMS(pad, params);
   if (!begin(infer)) return MPG_OK;
-  return padded_shape(infer, params->mode, &params->pad_width, &infer->inputs[0].shape, &infer->outputs[0].shape);
+  return padded_shape(infer, params->mode, &params->pad_width, &infer->inputs[0].shape,
+                      &infer->outputs[0].shape);
 }
 
 /* The original array's shape, from the padded one's. */
@@ -412,7 +462,8 @@ mpg_status mpg_infer_pad_back(mpg_infer *infer) {
   if (!begin(infer)) return MPG_OK;
   mpg_shape shape = infer->inputs[0].shape, padded;
   if (params->pad_width.count != 2 * shape.ndim)
-    return mpg_infer_fail(infer, "pad_width has two numbers for each of the %d dimensions, not %d", shape.ndim, params->pad_width.count);
+    return mpg_infer_fail(infer, "pad_width has two numbers for each of the %d dimensions, not %d",
+                          shape.ndim, params->pad_width.count);
   for (int i = 0; i < shape.ndim; i++) {
     int64_t before = params->pad_width.values[2 * i], after = params->pad_width.values[2 * i + 1];
     if (before < 0 || after < 0 || before > shape.dims[i] || after > shape.dims[i] - before)

@@ -7,16 +7,19 @@
 #define GRADIENT_PARAMS(structure, name) const mpg_##structure##_params *name = g->params
 
 /* The shape that is ordered and the axis: the flattened array's when the axis is None. */
-static mpg_status ordered_shape(mpg_infer *infer, const mpg_opt_int *axis_param, mpg_shape *shape, int *axis) {
+static mpg_status ordered_shape(mpg_infer *infer, const mpg_opt_int *axis_param, mpg_shape *shape,
+                                int *axis) {
   *shape = infer->inputs[0].shape;
   *axis = 0;
-  if (axis_param->present) return mpg_axis_normalize(axis_param->value, shape->ndim, infer->op->name, axis);
+  if (axis_param->present)
+    return mpg_axis_normalize(axis_param->value, shape->ndim, infer->op->name, axis);
   *shape = (mpg_shape){.ndim = 1, .dims = {mpg_shape_size(shape)}};
   return MPG_OK;
 }
 
 static mpg_status expect_index_dtype(mpg_infer *infer, int dtype) {
-  if (dtype < 0 || !(MPG_DTYPES_NUMERIC >> dtype & 1)) return mpg_infer_fail(infer, "dtype is a numeric type");
+  if (dtype < 0 || !(MPG_DTYPES_NUMERIC >> dtype & 1))
+    return mpg_infer_fail(infer, "dtype is a numeric type");
   return MPG_OK;
 }
 
@@ -55,7 +58,8 @@ mpg_status mpg_infer_topk(mpg_infer *infer) {
   int axis;
   MPG_TRY(ordered_shape(infer, &params->axis, &shape, &axis));
   if (params->k > shape.dims[axis])
-    return mpg_infer_fail(infer, "k is %lld, but there are only %lld elements", (long long)params->k, (long long)shape.dims[axis]);
+    return mpg_infer_fail(infer, "k is %lld, but there are only %lld elements",
+                          (long long)params->k, (long long)shape.dims[axis]);
   if (params->k > 0) shape.dims[axis] = params->k;
   infer->outputs[0].shape = params->ret_typ == TOPK_MASK ? infer->inputs[0].shape : shape;
   if (params->ret_typ == TOPK_BOTH) infer->outputs[1].shape = shape;
@@ -67,7 +71,9 @@ static mpg_value put_back(mpg_gradient *g, const mpg_opt_int *axis_param, mpg_va
   const mpg_shape in = mpg_value_desc(g, g->inputs[0])->shape;
   mpg_along_params params;
   memset(&params, 0, sizeof params);
-  params.axis = axis_param->present ? (axis_param->value < 0 ? axis_param->value + in.ndim : axis_param->value) : 0;
+  params.axis = axis_param->present
+                    ? (axis_param->value < 0 ? axis_param->value + in.ndim : axis_param->value)
+                    : 0;
   params.size = axis_param->present ? in.dims[params.axis] : mpg_shape_size(&in);
   mpg_value grad = mpg_emit2(g, MPG_OP__scatter_along, &params, g->out_grads[0], indices);
   return axis_param->present ? grad : mpg_emit_reshape(g, grad, &in);
@@ -85,7 +91,9 @@ void mpg_gradient_sort(mpg_gradient *g) {
 
 void mpg_gradient_topk(mpg_gradient *g) {
   GRADIENT_PARAMS(topk, params);
-  if ((params->ret_typ != TOPK_BOTH && params->ret_typ != TOPK_VALUE) || !mpg_has_value(g->out_grads[0])) return;
+  if ((params->ret_typ != TOPK_BOTH && params->ret_typ != TOPK_VALUE) ||
+      !mpg_has_value(g->out_grads[0]))
+    return;
   mpg_topk_params order;
   memcpy(&order, params, sizeof order);
   order.ret_typ = TOPK_INDICES;
@@ -95,7 +103,9 @@ void mpg_gradient_topk(mpg_gradient *g) {
 
 /* Indices in the dtype of the data, but for types that are too small for them. */
 static mpg_dtype index_dtype(mpg_dtype dtype) {
-  return dtype == MPG_INT8 || dtype == MPG_UINT8 || dtype == MPG_BOOL || dtype == MPG_BFLOAT16 ? MPG_FLOAT32 : dtype;
+  return dtype == MPG_INT8 || dtype == MPG_UINT8 || dtype == MPG_BOOL || dtype == MPG_BFLOAT16
+             ? MPG_FLOAT32
+             : dtype;
 }
 
 mpg_status mpg_infer_argmax(mpg_infer *infer) {
@@ -115,7 +125,8 @@ mpg_status mpg_infer_argmax(mpg_infer *infer) {
     for (int i = axis; i + 1 < shape.ndim; i++) shape.dims[i] = shape.dims[i + 1];
     shape.dims[--shape.ndim] = 0;
   }
-  if (searched == 0 && mpg_shape_size(&shape) > 0) return mpg_infer_fail(infer, "there are no elements to search");
+  if (searched == 0 && mpg_shape_size(&shape) > 0)
+    return mpg_infer_fail(infer, "there are no elements to search");
   infer->outputs[0].shape = shape;
   return MPG_OK;
 }
@@ -128,22 +139,25 @@ mpg_status mpg_infer_argmax_channel(mpg_infer *infer) {
   mpg_shape shape = {0};
   for (int i = 0; i < in->ndim; i++)
     if (i != 1) shape.dims[shape.ndim++] = in->dims[i];
-  if (in->dims[1] == 0 && mpg_shape_size(&shape) > 0) return mpg_infer_fail(infer, "there are no elements to search");
+  if (in->dims[1] == 0 && mpg_shape_size(&shape) > 0)
+    return mpg_infer_fail(infer, "there are no elements to search");
   infer->outputs[0].shape = shape;
   return MPG_OK;
 }
 
-/* --- Gathering and scattering along a dimension ------------------------------------------------------------------------- */
+/* --- Gathering and scattering along a dimension ----------------------------------------------- */
 
 /* data and indices agree in all dimensions but `axis`. */
 static mpg_status expect_along(mpg_infer *infer, int *axis) {
   PARAMS(along, params);
   const mpg_shape *data = &infer->inputs[0].shape;
   mpg_dtype dtype = infer->inputs[1].dtype;
-  if (dtype != MPG_DTYPE_NONE && !mpg_dtype_is_integer(dtype)) return mpg_infer_fail(infer, "indices are integers");
+  if (dtype != MPG_DTYPE_NONE && !mpg_dtype_is_integer(dtype))
+    return mpg_infer_fail(infer, "indices are integers");
   MPG_TRY(mpg_axis_normalize(params->axis, data->ndim, infer->op->name, axis));
   mpg_shape shape = *data;
-  if (infer->inputs[1].shape.ndim == data->ndim) shape.dims[*axis] = infer->inputs[1].shape.dims[*axis];
+  if (infer->inputs[1].shape.ndim == data->ndim)
+    shape.dims[*axis] = infer->inputs[1].shape.dims[*axis];
   return mpg_infer_expect_shape(infer, 1, &shape);
 }
 
@@ -152,7 +166,8 @@ mpg_status mpg_infer_gather_along(mpg_infer *infer) {
   infer->outputs[0].dtype = infer->inputs[0].dtype;
   if (!mpg_shape_known(&infer->inputs[0].shape)) return MPG_OK;
   MPG_TRY(expect_along(infer, &axis));
-  if (infer->inputs[0].shape.dims[axis] == 0 && mpg_shape_size(&infer->inputs[1].shape) > 0) return mpg_infer_fail(infer, "there is nothing to gather");
+  if (infer->inputs[0].shape.dims[axis] == 0 && mpg_shape_size(&infer->inputs[1].shape) > 0)
+    return mpg_infer_fail(infer, "there is nothing to gather");
   infer->outputs[0].shape = infer->inputs[1].shape;
   return MPG_OK;
 }
@@ -163,8 +178,10 @@ mpg_status mpg_infer_scatter_along(mpg_infer *infer) {
   infer->outputs[0].dtype = infer->inputs[0].dtype;
   if (!mpg_shape_known(&infer->inputs[0].shape)) return MPG_OK;
   MPG_TRY(expect_along(infer, &axis));
-  if (!mpg_shape_equal(&infer->inputs[0].shape, &infer->inputs[1].shape)) return mpg_infer_fail(infer, "data and indices have the same shape");
-  if (params->size == 0 && mpg_shape_size(&infer->inputs[0].shape) > 0) return mpg_infer_fail(infer, "there is no place to scatter to");
+  if (!mpg_shape_equal(&infer->inputs[0].shape, &infer->inputs[1].shape))
+    return mpg_infer_fail(infer, "data and indices have the same shape");
+  if (params->size == 0 && mpg_shape_size(&infer->inputs[0].shape) > 0)
+    return mpg_infer_fail(infer, "there is no place to scatter to");
   infer->outputs[0].shape = infer->inputs[0].shape;
   infer->outputs[0].shape.dims[axis] = params->size;
   return MPG_OK;
@@ -174,15 +191,18 @@ void mpg_gradient_gather_along(mpg_gradient *g) {
   GRADIENT_PARAMS(along, params);
   if (!g->needed[0]) return;
   const mpg_shape *in = &mpg_value_desc(g, g->inputs[0])->shape;
-  mpg_along_params back = {.axis = params->axis, .size = in->dims[params->axis < 0 ? params->axis + in->ndim : params->axis]};
+  mpg_along_params back = {
+      .axis = params->axis,
+      .size = in->dims[params->axis < 0 ? params->axis + in->ndim : params->axis]};
   g->in_grads[0] = mpg_emit2(g, MPG_OP__scatter_along, &back, g->out_grads[0], g->inputs[1]);
 }
 
 void mpg_gradient_scatter_along(mpg_gradient *g) {
-  if (g->needed[0]) g->in_grads[0] = mpg_emit2(g, MPG_OP__gather_along, g->params, g->out_grads[0], g->inputs[1]);
+  if (g->needed[0])
+    g->in_grads[0] = mpg_emit2(g, MPG_OP__gather_along, g->params, g->out_grads[0], g->inputs[1]);
 }
 
-/* --- Costs ------------------------------------------------------------------------------------------------------------- */
+/* --- Costs ------------------------------------------------------------------------------------ */
 mpg_cost mpg_cost_sort(const mpg_infer *call) {
   double size = (double)mpg_shape_size(&call->inputs[0].shape), rounds = 1;
   for (double n = 2; n < size; n *= 2) rounds++;

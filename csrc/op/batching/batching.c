@@ -20,7 +20,8 @@ static const mpg_batching_row rows[MPG_OP_COUNT] = {
 };
 
 static bool elementwise(const mpg_op *op) {
-  return (op->infer == mpg_infer_same || op->infer == mpg_infer_broadcast) && op->flags & MPG_OP_INPLACE && !(op->flags & MPG_OP_HIDDEN);
+  return (op->infer == mpg_infer_same || op->infer == mpg_infer_broadcast) &&
+         op->flags & MPG_OP_INPLACE && !(op->flags & MPG_OP_HIDDEN);
 }
 
 static mpg_batching_row row_of(const mpg_op *op) {
@@ -30,7 +31,7 @@ static mpg_batching_row row_of(const mpg_op *op) {
 
 bool mpg_op_carries(const mpg_op *op) { return op->id == MPG_OP_RNN || op->id == MPG_OP__rnn; }
 
-/* --- Errors ----------------------------------------------------------------------------------------------------------- */
+/* --- Errors ----------------------------------------------------------------------------------- */
 
 mpg_status mpg_batching_fail(const mpg_batching *b, int input, const char *format, ...) {
   char reason[256], name[64], shape[MPG_SHAPE_TEXT_SIZE];
@@ -39,10 +40,15 @@ mpg_status mpg_batching_fail(const mpg_batching *b, int input, const char *forma
   vsnprintf(reason, sizeof reason, format, arguments);
   va_end(arguments);
   const char *path = mpg_scope_text(b->scope);
-  return mpg_fail(MPG_ERROR, "%s%s%s goes across the %s: %s, and the pipeline divides axis %d of its %s %s. Do this outside of the pipelined block, "
-                  "on the whole result, or use one micro-batch; Pipeline(check=False) lets it work on every %s by itself",
-                  b->op->name, *path ? " in block " : "", path, b->along_time ? "sequence" : "batch", reason, b->in[input].axis,
-                  mpg_op_input_name(b->op, input, name, sizeof name), mpg_shape_text(&b->inputs[input].shape, shape, sizeof shape),
+  return mpg_fail(MPG_ERROR,
+                  "%s%s%s goes across the %s: %s, and the pipeline divides axis %d of its %s %s. "
+                  "Do this outside of the pipelined block, "
+                  "on the whole result, or use one micro-batch; Pipeline(check=False) lets it work "
+                  "on every %s by itself",
+                  b->op->name, *path ? " in block " : "", path,
+                  b->along_time ? "sequence" : "batch", reason, b->in[input].axis,
+                  mpg_op_input_name(b->op, input, name, sizeof name),
+                  mpg_shape_text(&b->inputs[input].shape, shape, sizeof shape),
                   b->along_time ? "piece" : "micro-batch");
 }
 
@@ -53,11 +59,13 @@ mpg_status mpg_batching_fail_along(const mpg_batching *b, int input) {
 /* Input `other` is not divided, but has rows to meet those of `input`. */
 static mpg_status fail_whole(const mpg_batching *b, int input, int other) {
   char name[64], shape[MPG_SHAPE_TEXT_SIZE];
-  return mpg_batching_fail(b, input, "its %s %s is the same for every %s", mpg_op_input_name(b->op, other, name, sizeof name),
-                           mpg_shape_text(&b->inputs[other].shape, shape, sizeof shape), b->along_time ? "piece" : "micro-batch");
+  return mpg_batching_fail(b, input, "its %s %s is the same for every %s",
+                           mpg_op_input_name(b->op, other, name, sizeof name),
+                           mpg_shape_text(&b->inputs[other].shape, shape, sizeof shape),
+                           b->along_time ? "piece" : "micro-batch");
 }
 
-/* --- What rules share --------------------------------------------------------------------------------------------------- */
+/* --- What rules share ------------------------------------------------------------------------- */
 
 mpg_status mpg_batching_one(const mpg_batching *b, int *input) {
   int found = -1;
@@ -76,12 +84,14 @@ mpg_status mpg_batching_all_along(const mpg_batching *b, int count, int axis) {
     if (b->in[i].kind == MPG_BATCH_DIVIDED) first = i;
   for (int i = 0; i < b->num_inputs; i++) {
     const mpg_batch *in = &b->in[i];
-    if (i >= count && in->kind == MPG_BATCH_DIVIDED) return mpg_batching_fail(b, i, "all rows share this input");
+    if (i >= count && in->kind == MPG_BATCH_DIVIDED)
+      return mpg_batching_fail(b, i, "all rows share this input");
     if (i >= count || first < 0) continue;
     if (in->kind == MPG_BATCH_SAME) return fail_whole(b, first, i);
     if (in->kind != MPG_BATCH_DIVIDED) continue;
     if (in->axis != axis) return mpg_batching_fail_along(b, i);
-    if (in->outer != b->in[first].outer || in->inner != b->in[first].inner) return mpg_batching_fail(b, i, "the rows of its inputs are in different orders");
+    if (in->outer != b->in[first].outer || in->inner != b->in[first].inner)
+      return mpg_batching_fail(b, i, "the rows of its inputs are in different orders");
   }
   return MPG_OK;
 }
@@ -97,16 +107,22 @@ mpg_status mpg_op_batching(mpg_batching *b) {
   int divided = -1, free = -1, same = -1;
   for (int k = 0; k < b->num_outputs; k++) b->out[k] = (mpg_batch){.kind = MPG_BATCH_SAME};
   for (int i = b->num_inputs; i-- > 0;) {
-    if (b->in[i].kind == MPG_BATCH_DIVIDED) divided = i;
-    else if (b->in[i].kind == MPG_BATCH_FREE) free = i;
-    else same = i;
+    if (b->in[i].kind == MPG_BATCH_DIVIDED)
+      divided = i;
+    else if (b->in[i].kind == MPG_BATCH_FREE)
+      free = i;
+    else
+      same = i;
   }
-  if (divided >= 0) return row.rule ? row.rule(b) : mpg_batching_fail(b, divided, "nothing is known of how it treats rows");
+  if (divided >= 0)
+    return row.rule ? row.rule(b)
+                    : mpg_batching_fail(b, divided, "nothing is known of how it treats rows");
   if (same < 0 && row.free) { /* of free inputs, or of none */
     for (int k = 0; k < b->num_outputs; k++) b->out[k] = (mpg_batch){.kind = MPG_BATCH_FREE};
     return MPG_OK;
   }
-  /* A free array of as many rows as the micro-batch has is one of rows, where the op allows it: the first state of a recurrent network. */
+  /* A free array of as many rows as the micro-batch has is one of rows, where the op allows it: the
+   * first state of a recurrent network. */
   if (free >= 0 && row.rule) {
     const mpg_batch was = b->in[free];
     const mpg_shape *shape = &b->inputs[free].shape;
@@ -123,18 +139,22 @@ mpg_status mpg_op_batching(mpg_batching *b) {
   return MPG_OK;
 }
 
-/* --- Elementwise ------------------------------------------------------------------------------------------------------ */
+/* --- Elementwise ------------------------------------------------------------------------------ */
 
 /* Inputs aligned at the last axis, as broadcasting does. */
 mpg_status mpg_batching_pointwise(mpg_batching *b) {
-  int first = mpg_batching_first(b), ndim = b->outputs[0].shape.ndim, axis = b->in[first].axis + ndim - mpg_batching_ndim(b, first);
+  int first = mpg_batching_first(b), ndim = b->outputs[0].shape.ndim,
+      axis = b->in[first].axis + ndim - mpg_batching_ndim(b, first);
   for (int i = 0; i < b->num_inputs; i++) {
     const mpg_batch *in = &b->in[i];
     int own = axis - ndim + mpg_batching_ndim(b, i);
-    if (in->kind == MPG_BATCH_SAME && own >= 0 && b->inputs[i].shape.dims[own] != 1) return fail_whole(b, first, i);
+    if (in->kind == MPG_BATCH_SAME && own >= 0 && b->inputs[i].shape.dims[own] != 1)
+      return fail_whole(b, first, i);
     if (in->kind != MPG_BATCH_DIVIDED) continue;
-    if (in->axis != own) return mpg_batching_fail(b, i, "the rows of one input meet all rows of another");
-    if (in->outer != b->in[first].outer || in->inner != b->in[first].inner) return mpg_batching_fail(b, i, "the rows of its inputs are in different orders");
+    if (in->axis != own)
+      return mpg_batching_fail(b, i, "the rows of one input meet all rows of another");
+    if (in->outer != b->in[first].outer || in->inner != b->in[first].inner)
+      return mpg_batching_fail(b, i, "the rows of its inputs are in different orders");
   }
   mpg_batching_set(b, 0, axis, first);
   return MPG_OK;
@@ -142,7 +162,8 @@ mpg_status mpg_batching_pointwise(mpg_batching *b) {
 
 /* Divided by the root of the last axis' size. */
 mpg_status mpg_batching_div_sqrt_dim(mpg_batching *b) {
-  if (b->in[0].axis == mpg_batching_ndim(b, 0) - 1) return mpg_batching_fail(b, 0, "it divides by the number of rows");
+  if (b->in[0].axis == mpg_batching_ndim(b, 0) - 1)
+    return mpg_batching_fail(b, 0, "it divides by the number of rows");
   return mpg_batching_pointwise(b);
 }
 
@@ -158,7 +179,8 @@ mpg_status mpg_batching_data(mpg_batching *b) {
 mpg_status mpg_batching_leaky_relu(mpg_batching *b) {
   MPG_TRY(mpg_batching_data(b));
   int channels = mpg_batching_ndim(b, 0) > 1 ? 1 : 0;
-  if (b->num_inputs > 1 && b->in[0].axis == channels && mpg_shape_size(&b->inputs[1].shape) != 1) return fail_whole(b, 0, 1);
+  if (b->num_inputs > 1 && b->in[0].axis == channels && mpg_shape_size(&b->inputs[1].shape) != 1)
+    return fail_whole(b, 0, 1);
   return MPG_OK;
 }
 
@@ -166,7 +188,8 @@ enum { NORMALIZATION_NULL = 1 };
 
 mpg_status mpg_batching_make_loss(mpg_batching *b) {
   PARAMS(make_loss_layer);
-  if (p->normalization != NORMALIZATION_NULL) return mpg_batching_fail(b, 0, "its gradient is divided by a number of rows");
+  if (p->normalization != NORMALIZATION_NULL)
+    return mpg_batching_fail(b, 0, "its gradient is divided by a number of rows");
   return mpg_batching_pointwise(b);
 }
 
@@ -182,13 +205,14 @@ mpg_status mpg_batching_where(mpg_batching *b) {
   if (b->in[first].axis == 0) MPG_TRY(mpg_batching_all_along(b, 3, 0));
   for (int i = 1; i < 3; i++) {
     if (b->in[i].kind == MPG_BATCH_SAME) return fail_whole(b, first, i);
-    if (mpg_batching_divided(b, i) && b->in[i].axis != b->in[first].axis) return mpg_batching_fail_along(b, i);
+    if (mpg_batching_divided(b, i) && b->in[i].axis != b->in[first].axis)
+      return mpg_batching_fail_along(b, i);
   }
   mpg_batching_set(b, 0, b->in[first].axis, first);
   return MPG_OK;
 }
 
-/* --- Creation and random numbers -------------------------------------------------------------------------------------- */
+/* --- Creation and random numbers -------------------------------------------------------------- */
 
 /* zeros, noise: of no inputs. */
 mpg_status mpg_batching_made(mpg_batching *b) {
@@ -198,13 +222,16 @@ mpg_status mpg_batching_made(mpg_batching *b) {
 
 mpg_status mpg_batching_arange_like(mpg_batching *b) {
   PARAMS(arange_like);
-  if (!p->axis.present || mpg_batching_axis(p->axis.value, mpg_batching_ndim(b, 0)) == b->in[0].axis)
-    return mpg_batching_fail(b, 0, "it counts from the start of every %s", b->along_time ? "piece" : "micro-batch");
+  if (!p->axis.present ||
+      mpg_batching_axis(p->axis.value, mpg_batching_ndim(b, 0)) == b->in[0].axis)
+    return mpg_batching_fail(b, 0, "it counts from the start of every %s",
+                             b->along_time ? "piece" : "micro-batch");
   return MPG_OK;
 }
 
 mpg_status mpg_batching_shape_array(mpg_batching *b) {
-  return mpg_batching_fail(b, 0, "it tells the size of a %s", b->along_time ? "piece" : "micro-batch");
+  return mpg_batching_fail(b, 0, "it tells the size of a %s",
+                           b->along_time ? "piece" : "micro-batch");
 }
 
 mpg_status mpg_batching_sample(mpg_batching *b) {
@@ -250,7 +277,7 @@ mpg_status mpg_batching_all_first(mpg_batching *b) {
   return MPG_OK;
 }
 
-/* --- Reductions and ordering -------------------------------------------------------------------------------------------- */
+/* --- Reductions and ordering ------------------------------------------------------------------ */
 
 /* Whether an axis is among those of a reduction; none named: all are. */
 static bool reduced(const mpg_tuple *axes, bool exclude, int ndim, int axis) {
@@ -281,7 +308,8 @@ mpg_status mpg_batching_reduce_norm(mpg_batching *b) {
 mpg_status mpg_batching_broadcast_to(mpg_batching *b) {
   int axis = b->in[0].axis, added = b->outputs[0].shape.ndim - mpg_batching_ndim(b, 0);
   MPG_TRY(mpg_batching_data(b));
-  if (b->outputs[0].shape.dims[axis + added] != b->inputs[0].shape.dims[axis]) return mpg_batching_fail_along(b, 0);
+  if (b->outputs[0].shape.dims[axis + added] != b->inputs[0].shape.dims[axis])
+    return mpg_batching_fail_along(b, 0);
   mpg_batching_set(b, 0, axis + added, 0);
   return MPG_OK;
 }
@@ -290,20 +318,23 @@ mpg_status mpg_batching_broadcast_like(mpg_batching *b) {
   PARAMS(broadcast_like);
   const mpg_shape *lhs = &b->inputs[0].shape;
   if (mpg_batching_divided(b, 0)) {
-    if (b->outputs[0].shape.dims[b->in[0].axis] != lhs->dims[b->in[0].axis]) return mpg_batching_fail_along(b, 0);
+    if (b->outputs[0].shape.dims[b->in[0].axis] != lhs->dims[b->in[0].axis])
+      return mpg_batching_fail_along(b, 0);
     mpg_batching_set(b, 0, b->in[0].axis, 0);
     return MPG_OK;
   }
   int axis = p->lhs_axes.count < 0 ? b->in[1].axis : -1;
   for (int i = 0; i < p->rhs_axes.count && i < p->lhs_axes.count; i++)
-    if (mpg_batching_axis(p->rhs_axes.values[i], mpg_batching_ndim(b, 1)) == b->in[1].axis) axis = mpg_batching_axis(p->lhs_axes.values[i], lhs->ndim);
+    if (mpg_batching_axis(p->rhs_axes.values[i], mpg_batching_ndim(b, 1)) == b->in[1].axis)
+      axis = mpg_batching_axis(p->lhs_axes.values[i], lhs->ndim);
   if (axis >= 0 && lhs->dims[axis] == 1) mpg_batching_set(b, 0, axis, 1);
   return MPG_OK;
 }
 
 /* One axis, or the flattened array. */
 static mpg_status along(mpg_batching *b, const mpg_opt_int *axis, bool removed) {
-  int own = b->in[0].axis, at = axis->present ? mpg_batching_axis(axis->value, mpg_batching_ndim(b, 0)) : own;
+  int own = b->in[0].axis,
+      at = axis->present ? mpg_batching_axis(axis->value, mpg_batching_ndim(b, 0)) : own;
   if (at == own) return mpg_batching_fail_along(b, 0);
   for (int k = 0; k < b->num_outputs; k++) mpg_batching_set(b, k, own - (removed && at < own), 0);
   return MPG_OK;
@@ -329,4 +360,6 @@ mpg_status mpg_batching_argmax(mpg_batching *b) {
   PARAMS(argmax);
   return along(b, &p->axis, !p->keepdims);
 }
-mpg_status mpg_batching_argmax_channel(mpg_batching *b) { return along(b, &(mpg_opt_int){.value = 1, .present = 1}, true); }
+mpg_status mpg_batching_argmax_channel(mpg_batching *b) {
+  return along(b, &(mpg_opt_int){.value = 1, .present = 1}, true);
+}

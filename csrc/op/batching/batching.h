@@ -1,12 +1,14 @@
 /* Batching rules: how micro-batches go through an op.
  *
- * A pipeline runs a block on parts of a batch. That gives what the block gives on the whole batch where every op works on each row by
- * itself. A rule says so of one op: given which axis of its inputs is the batch's, it tells which axis of its outputs is, or fails where
- * rows of different micro-batches would have to meet. Rules read descs and parameters only; nothing runs.
+ * A pipeline runs a block on parts of a batch. That gives what the block gives on the whole batch
+ * where every op works on each row by itself. A rule says so of one op: given which axis of its
+ * inputs is the batch's, it tells which axis of its outputs is, or fails where rows of different
+ * micro-batches would have to meet. Rules read descs and parameters only; nothing runs.
  *
- * Along an axis of outer * rows * inner elements the batch is the middle digit: reshapes merge it with its neighbours and split it
- * off again. Ops whose elements depend on nothing but the same elements of their inputs need no entry in batching.def; other ops without
- * one can't take a divided input.
+ * Along an axis of outer * rows * inner elements the batch is the middle digit: reshapes merge it
+ * with its neighbours and split it off again. Ops whose elements depend on nothing but the same
+ * elements of their inputs need no entry in batching.def; other ops without one can't take a
+ * divided input.
  *
  * The rules of a family are in one file, batching_<family>.c. Any thread may call.
  */
@@ -25,9 +27,9 @@ typedef enum mpg_batch_kind {
 
 typedef struct mpg_batch {
   mpg_batch_kind kind;
-  int axis;             /* DIVIDED: size outer * rows * inner */
+  int axis; /* DIVIDED: size outer * rows * inner */
   int64_t outer, inner;
-  uint32_t cause;       /* PART: the node that made it so */
+  uint32_t cause; /* PART: the node that made it so */
 } mpg_batch;
 
 typedef struct mpg_batching {
@@ -35,28 +37,31 @@ typedef struct mpg_batching {
   const void *params;
   int num_inputs, num_outputs;
   const mpg_desc *inputs, *outputs; /* of one micro-batch */
-  mpg_batch *in; /* tried otherwise for a while, where inputs are FREE */
+  mpg_batch *in;                    /* tried otherwise for a while, where inputs are FREE */
   mpg_batch *out;
   int64_t rows; /* of the micro-batch */
-  int axis;     /* of arrays that are made inside: along which they have rows for each micro-batch */
+  int axis; /* of arrays that are made inside: along which they have rows for each micro-batch */
   bool train, along_time;
   uint32_t scope;
 } mpg_batching;
 
-/* Fills out[]; fails, naming op, block and reason, where the op goes across the batch. PART and STATE are the caller's business. */
+/* Fills out[]; fails, naming op, block and reason, where the op goes across the batch. PART and
+ * STATE are the caller's business. */
 mpg_status mpg_op_batching(mpg_batching *b);
 /* An RNN-like op, whose state may carry what steps of other pieces left. */
 bool mpg_op_carries(const mpg_op *op);
 
-/* --- For rules ---------------------------------------------------------------------------------------------------- */
-typedef mpg_status (*mpg_batching_fn)(mpg_batching *b); /* at least one input is DIVIDED, the others SAME or FREE */
+/* --- For rules -------------------------------------------------------------------------------- */
+typedef mpg_status (*mpg_batching_fn)(
+    mpg_batching *b); /* at least one input is DIVIDED, the others SAME or FREE */
 
 #define MPG_BATCHING(op, rule, free) mpg_status mpg_batching_##rule(mpg_batching *b);
 #include "op/batching/batching.def"
 #undef MPG_BATCHING
 
 /* The error. input: the divided one. */
-mpg_status mpg_batching_fail(const mpg_batching *b, int input, const char *format, ...) __attribute__((format(printf, 3, 4), cold));
+mpg_status mpg_batching_fail(const mpg_batching *b, int input, const char *format, ...)
+    __attribute__((format(printf, 3, 4), cold));
 mpg_status mpg_batching_fail_along(const mpg_batching *b, int input);
 /* The only divided input, in *input; fails where there are several. */
 mpg_status mpg_batching_one(const mpg_batching *b, int *input);
@@ -68,10 +73,19 @@ int mpg_batching_first(const mpg_batching *b); /* the first input that is divide
 mpg_status mpg_batching_all_along(const mpg_batching *b, int count, int axis);
 /* Output k: divided at `axis`, as input i is at its own. */
 static inline void mpg_batching_set(mpg_batching *b, int output, int axis, int input) {
-  b->out[output] = (mpg_batch){.kind = MPG_BATCH_DIVIDED, .axis = axis, .outer = b->in[input].outer, .inner = b->in[input].inner};
+  b->out[output] = (mpg_batch){.kind = MPG_BATCH_DIVIDED,
+                               .axis = axis,
+                               .outer = b->in[input].outer,
+                               .inner = b->in[input].inner};
 }
-static inline int mpg_batching_ndim(const mpg_batching *b, int input) { return b->inputs[input].shape.ndim; }
-static inline int mpg_batching_axis(int64_t axis, int ndim) { return (int)(axis < 0 ? axis + ndim : axis); }
-static inline bool mpg_batching_whole(const mpg_batch *batch) { return batch->outer == 1 && batch->inner == 1; }
+static inline int mpg_batching_ndim(const mpg_batching *b, int input) {
+  return b->inputs[input].shape.ndim;
+}
+static inline int mpg_batching_axis(int64_t axis, int ndim) {
+  return (int)(axis < 0 ? axis + ndim : axis);
+}
+static inline bool mpg_batching_whole(const mpg_batch *batch) {
+  return batch->outer == 1 && batch->inner == 1;
+}
 
 #endif

@@ -3,7 +3,7 @@
 
 #define PARAMS(structure) const mpg_##structure##_params *p = b->params
 
-/* --- Products --------------------------------------------------------------------------------------------------------- */
+/* --- Products --------------------------------------------------------------------------------- */
 
 mpg_status mpg_batching_dot(mpg_batching *b) {
   PARAMS(dot);
@@ -16,8 +16,10 @@ mpg_status mpg_batching_dot(mpg_batching *b) {
   return MPG_OK;
 }
 
-/* Of stacks of matrices whose rows and columns are these axes; every other axis must have the batch in both. */
-static mpg_status product(mpg_batching *b, int row, int column, bool transpose_a, bool transpose_b) {
+/* Of stacks of matrices whose rows and columns are these axes; every other axis must have the batch
+ * in both. */
+static mpg_status product(mpg_batching *b, int row, int column, bool transpose_a,
+                          bool transpose_b) {
   int first = mpg_batching_first(b), own = b->in[first].axis;
   if (own != row && own != column) {
     MPG_TRY(mpg_batching_all_along(b, 2, own));
@@ -41,13 +43,16 @@ mpg_status mpg_batching_fully_connected(mpg_batching *b) {
   PARAMS(fully_connected);
   MPG_TRY(mpg_batching_data(b));
   int own = b->in[0].axis, ndim = mpg_batching_ndim(b, 0);
-  return own == 0 && (p->flatten || ndim > 1) ? MPG_OK : p->flatten || own == ndim - 1 ? mpg_batching_fail_along(b, 0) : MPG_OK;
+  return own == 0 && (p->flatten || ndim > 1) ? MPG_OK
+         : p->flatten || own == ndim - 1      ? mpg_batching_fail_along(b, 0)
+                                              : MPG_OK;
 }
 
 /* All inputs are stacks of matrices, of which the last `used` axes belong to a matrix. */
 static mpg_status stacks(mpg_batching *b, int used, int extra) {
   int first = mpg_batching_first(b), own = b->in[first].axis;
-  if (own >= mpg_batching_ndim(b, first) - used || own == extra) return mpg_batching_fail_along(b, first);
+  if (own >= mpg_batching_ndim(b, first) - used || own == extra)
+    return mpg_batching_fail_along(b, first);
   MPG_TRY(mpg_batching_all_along(b, b->num_inputs, own));
   for (int k = 0; k < b->num_outputs; k++) mpg_batching_set(b, k, own, first);
   return MPG_OK;
@@ -65,13 +70,14 @@ mpg_status mpg_batching_linalg_gemm2(mpg_batching *b) {
   return product(b, mpg_batching_axis(p->axis, ndim), ndim - 1, p->transpose_a, p->transpose_b);
 }
 
-/* --- Layers ----------------------------------------------------------------------------------------------------------- */
+/* --- Layers ----------------------------------------------------------------------------------- */
 
 /* data with the rows first; weights for all. */
 mpg_status mpg_batching_weighted(mpg_batching *b) { return mpg_batching_first_axis(b); }
 
 mpg_status mpg_batching_upsampling(mpg_batching *b) {
-  return b->in[mpg_batching_first(b)].axis ? mpg_batching_fail_along(b, mpg_batching_first(b)) : mpg_batching_all_first(b);
+  return b->in[mpg_batching_first(b)].axis ? mpg_batching_fail_along(b, mpg_batching_first(b))
+                                           : mpg_batching_all_first(b);
 }
 
 static mpg_status but(mpg_batching *b, int axis) {
@@ -111,8 +117,11 @@ mpg_status mpg_batching_softmax(mpg_batching *b) {
   own = mpg_batching_divided(b, 0) ? b->in[0].axis : b->in[1].axis + (axis <= b->in[1].axis);
   if (own == axis) return mpg_batching_fail_along(b, 0);
   for (int i = 0; i < 2; i++)
-    if (b->in[i].kind == MPG_BATCH_SAME) return mpg_batching_fail(b, mpg_batching_first(b), "its other input is the same for every micro-batch");
-  if (mpg_batching_divided(b, 1) && b->in[1].axis != own - (axis < own)) return mpg_batching_fail_along(b, 1);
+    if (b->in[i].kind == MPG_BATCH_SAME)
+      return mpg_batching_fail(b, mpg_batching_first(b),
+                               "its other input is the same for every micro-batch");
+  if (mpg_batching_divided(b, 1) && b->in[1].axis != own - (axis < own))
+    return mpg_batching_fail_along(b, 1);
   mpg_batching_set(b, 0, own, mpg_batching_first(b));
   return MPG_OK;
 }
@@ -140,7 +149,9 @@ mpg_status mpg_batching_softmax_ce(mpg_batching *b) {
 mpg_status mpg_batching_softmax_output(mpg_batching *b) {
   PARAMS(softmax_output);
   enum { BATCH, NONE, VALID };
-  if (p->normalization != NONE) return mpg_batching_fail(b, mpg_batching_first(b), "its gradient is divided by a number of rows");
+  if (p->normalization != NONE)
+    return mpg_batching_fail(b, mpg_batching_first(b),
+                             "its gradient is divided by a number of rows");
   return mpg_batching_all_first(b);
 }
 
@@ -148,8 +159,10 @@ mpg_status mpg_batching_softmax_output(mpg_batching *b) {
 mpg_status mpg_batching_ctc_loss(mpg_batching *b) {
   int first = mpg_batching_first(b);
   for (int i = 0; i < b->num_inputs; i++) {
-    if (b->in[i].kind == MPG_BATCH_SAME) return mpg_batching_fail(b, first, "its other input is the same for every micro-batch");
-    if (mpg_batching_divided(b, i) && b->in[i].axis != (i == 0)) return mpg_batching_fail_along(b, i);
+    if (b->in[i].kind == MPG_BATCH_SAME)
+      return mpg_batching_fail(b, first, "its other input is the same for every micro-batch");
+    if (mpg_batching_divided(b, i) && b->in[i].axis != (i == 0))
+      return mpg_batching_fail_along(b, i);
   }
   mpg_batching_set(b, 0, 0, first);
   return MPG_OK;
@@ -162,7 +175,9 @@ static mpg_status recurrent(mpg_batching *b, int first_state, bool bidirectional
     if (bidirectional) return mpg_batching_fail(b, 0, "it runs from the end of the sequence, too");
     for (int i = 0; i < num_states; i++)
       if (b->in[first_state + i].kind != MPG_BATCH_STATE)
-        return mpg_batching_fail(b, 0, "its state does not come from the piece before (pass states as an argument that is carried, and return the new ones)");
+        return mpg_batching_fail(b, 0,
+                                 "its state does not come from the piece before (pass states as an "
+                                 "argument that is carried, and return the new ones)");
     mpg_batching_set(b, 0, 0, 0);
     for (int k = 1; k < b->num_outputs; k++) b->out[k] = (mpg_batch){.kind = MPG_BATCH_STATE};
     return MPG_OK;
@@ -170,10 +185,15 @@ static mpg_status recurrent(mpg_batching *b, int first_state, bool bidirectional
   int source = mpg_batching_first(b);
   for (int i = 0; i < b->num_inputs; i++) {
     bool rows = i == 0 || (i >= first_state && i < first_state + num_states);
-    if (!rows && mpg_batching_divided(b, i)) return mpg_batching_fail(b, i, "all rows share this input");
-    if (rows && mpg_batching_divided(b, i) && (b->in[i].axis != 1 || b->in[i].outer != b->in[source].outer || b->in[i].inner != b->in[source].inner))
+    if (!rows && mpg_batching_divided(b, i))
+      return mpg_batching_fail(b, i, "all rows share this input");
+    if (rows && mpg_batching_divided(b, i) &&
+        (b->in[i].axis != 1 || b->in[i].outer != b->in[source].outer ||
+         b->in[i].inner != b->in[source].inner))
       return mpg_batching_fail_along(b, i);
-    if (rows && b->in[i].kind == MPG_BATCH_SAME) return mpg_batching_fail(b, source, "its %s is the same for every micro-batch", i ? "state" : "data");
+    if (rows && b->in[i].kind == MPG_BATCH_SAME)
+      return mpg_batching_fail(b, source, "its %s is the same for every micro-batch",
+                               i ? "state" : "data");
   }
   for (int k = 0; k < b->num_outputs; k++) mpg_batching_set(b, k, 1, source);
   return MPG_OK;
@@ -190,18 +210,22 @@ mpg_status mpg_batching_rnn_separate(mpg_batching *b) {
   return recurrent(b, 1, p->bidirectional, p->mode == LSTM ? 2 : 1);
 }
 
-/* --- Boxes ------------------------------------------------------------------------------------------------------------ */
+/* --- Boxes ------------------------------------------------------------------------------------ */
 
 /* Anchors are the same for every sample. */
-mpg_status mpg_batching_multibox_prior(mpg_batching *b) { return b->in[0].axis > 1 ? mpg_batching_fail_along(b, 0) : MPG_OK; }
+mpg_status mpg_batching_multibox_prior(mpg_batching *b) {
+  return b->in[0].axis > 1 ? mpg_batching_fail_along(b, 0) : MPG_OK;
+}
 
 /* All but the anchors, input `anchor`, have the samples first. */
 static mpg_status samples(mpg_batching *b, int anchor) {
   int first = mpg_batching_first(b);
   for (int i = 0; i < b->num_inputs; i++) {
-    if (i == anchor && mpg_batching_divided(b, i)) return mpg_batching_fail(b, i, "all samples share the anchors");
+    if (i == anchor && mpg_batching_divided(b, i))
+      return mpg_batching_fail(b, i, "all samples share the anchors");
     if (i == anchor) continue;
-    if (b->in[i].kind == MPG_BATCH_SAME) return mpg_batching_fail(b, first, "its other input is the same for every micro-batch");
+    if (b->in[i].kind == MPG_BATCH_SAME)
+      return mpg_batching_fail(b, first, "its other input is the same for every micro-batch");
     if (mpg_batching_divided(b, i) && b->in[i].axis != 0) return mpg_batching_fail_along(b, i);
   }
   for (int k = 0; k < b->num_outputs; k++) mpg_batching_set(b, k, 0, first);
@@ -215,7 +239,8 @@ mpg_status mpg_batching_multibox_detection(mpg_batching *b) { return samples(b, 
 mpg_status mpg_batching_box_iou(mpg_batching *b) {
   int input;
   MPG_TRY(mpg_batching_one(b, &input));
-  if (b->in[input].axis == mpg_batching_ndim(b, input) - 1) return mpg_batching_fail_along(b, input);
+  if (b->in[input].axis == mpg_batching_ndim(b, input) - 1)
+    return mpg_batching_fail_along(b, input);
   mpg_batching_set(b, 0, b->in[input].axis + (input ? mpg_batching_ndim(b, 0) - 1 : 0), input);
   return MPG_OK;
 }

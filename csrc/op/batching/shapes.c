@@ -4,12 +4,15 @@
 
 #define PARAMS(structure) const mpg_##structure##_params *p = b->params
 
-/* [begin, begin + count) of axis `axis` of input 0, in output k at its axis `at`: all of it, or some of the blocks that hold all rows. */
+/* [begin, begin + count) of axis `axis` of input 0, in output k at its axis `at`: all of it, or
+ * some of the blocks that hold all rows. */
 static mpg_status cut(mpg_batching *b, int k, int at, int64_t begin, int64_t count, int64_t step) {
   const mpg_batch *in = &b->in[0];
   int64_t block = b->rows * in->inner;
-  if (step != 1 || !block || begin % block || count % block || !count) return mpg_batching_fail(b, 0, "it takes some of the rows");
-  b->out[k] = (mpg_batch){.kind = MPG_BATCH_DIVIDED, .axis = at, .outer = count / block, .inner = in->inner};
+  if (step != 1 || !block || begin % block || count % block || !count)
+    return mpg_batching_fail(b, 0, "it takes some of the rows");
+  b->out[k] = (mpg_batch){
+      .kind = MPG_BATCH_DIVIDED, .axis = at, .outer = count / block, .inner = in->inner};
   return MPG_OK;
 }
 
@@ -17,7 +20,8 @@ mpg_status mpg_batching_reshape(mpg_batching *b) {
   if (!mpg_batching_divided(b, 0)) return MPG_OK; /* shaped like something that is divided */
   const mpg_batch *in = &b->in[0];
   const mpg_shape *from = &b->inputs[0].shape, *to = &b->outputs[0].shape;
-  int64_t outer = mpg_shape_product(from, 0, in->axis) * in->outer, inner = mpg_shape_product(from, in->axis + 1, from->ndim) * in->inner;
+  int64_t outer = mpg_shape_product(from, 0, in->axis) * in->outer,
+          inner = mpg_shape_product(from, in->axis + 1, from->ndim) * in->inner;
   int best = -1;
   for (int axis = 0; axis < to->ndim; axis++) {
     int64_t before = mpg_shape_product(to, 0, axis), size = to->dims[axis];
@@ -26,7 +30,10 @@ mpg_status mpg_batching_reshape(mpg_batching *b) {
       continue;
     }
     if (!before || outer % before || size % (outer / before * b->rows)) continue;
-    mpg_batch found = {.kind = MPG_BATCH_DIVIDED, .axis = axis, .outer = outer / before, .inner = size / (outer / before * b->rows)};
+    mpg_batch found = {.kind = MPG_BATCH_DIVIDED,
+                       .axis = axis,
+                       .outer = outer / before,
+                       .inner = size / (outer / before * b->rows)};
     /* With one row there may be several: an axis of its own is taken first. */
     if (best >= 0 && (mpg_batching_whole(&b->out[0]) || !mpg_batching_whole(&found))) continue;
     b->out[0] = found;
@@ -48,8 +55,10 @@ mpg_status mpg_batching_squeeze(mpg_batching *b) {
   bool gone[MPG_MAX_NDIM] = {false};
   int before = 0;
   for (int i = 0; i < shape->ndim && p->axis.count < 0; i++) gone[i] = shape->dims[i] == 1;
-  for (int i = 0; i < p->axis.count; i++) gone[mpg_batching_axis(p->axis.values[i], shape->ndim)] = true;
-  if (gone[b->in[0].axis]) return mpg_batching_fail(b, 0, "it takes this axis away where there is one row");
+  for (int i = 0; i < p->axis.count; i++)
+    gone[mpg_batching_axis(p->axis.values[i], shape->ndim)] = true;
+  if (gone[b->in[0].axis])
+    return mpg_batching_fail(b, 0, "it takes this axis away where there is one row");
   for (int i = 0; i < b->in[0].axis; i++) before += gone[i];
   mpg_batching_set(b, 0, b->in[0].axis - before, 0);
   return MPG_OK;
@@ -59,13 +68,16 @@ mpg_status mpg_batching_transpose(mpg_batching *b) {
   PARAMS(transpose);
   int ndim = mpg_batching_ndim(b, 0);
   for (int i = 0; i < ndim; i++)
-    if ((p->axes.count > 0 ? mpg_batching_axis(p->axes.values[i], ndim) : ndim - 1 - i) == b->in[0].axis) mpg_batching_set(b, 0, i, 0);
+    if ((p->axes.count > 0 ? mpg_batching_axis(p->axes.values[i], ndim) : ndim - 1 - i) ==
+        b->in[0].axis)
+      mpg_batching_set(b, 0, i, 0);
   return MPG_OK;
 }
 
 mpg_status mpg_batching_swap_axis(mpg_batching *b) {
   PARAMS(swap_axis);
-  int one = mpg_batching_axis(p->dim1, mpg_batching_ndim(b, 0)), two = mpg_batching_axis(p->dim2, mpg_batching_ndim(b, 0)), axis = b->in[0].axis;
+  int one = mpg_batching_axis(p->dim1, mpg_batching_ndim(b, 0)),
+      two = mpg_batching_axis(p->dim2, mpg_batching_ndim(b, 0)), axis = b->in[0].axis;
   mpg_batching_set(b, 0, axis == one ? two : axis == two ? one : axis, 0);
   return MPG_OK;
 }
@@ -77,7 +89,9 @@ static mpg_status join_rows(mpg_batching *b, int axis) {
   for (int i = 0; i < b->num_inputs; i++) {
     const mpg_batch *in = &b->in[i];
     int64_t size = b->inputs[i].shape.dims[axis];
-    bool fits = in->kind == MPG_BATCH_FREE ? size % (b->rows * inner) == 0 : in->kind == MPG_BATCH_DIVIDED && in->axis == axis && in->inner == inner;
+    bool fits = in->kind == MPG_BATCH_FREE
+                    ? size % (b->rows * inner) == 0
+                    : in->kind == MPG_BATCH_DIVIDED && in->axis == axis && in->inner == inner;
     if (!fits) return mpg_batching_fail(b, first, "it puts other rows behind or before these");
     outer += size / (b->rows * inner);
   }
@@ -150,8 +164,11 @@ mpg_status mpg_batching_slice_like(mpg_batching *b) {
   if (!mpg_batching_divided(b, 0)) return MPG_OK;
   int own = b->in[0].axis;
   bool cuts = p->axes.count <= 0;
-  for (int i = 0; i < p->axes.count; i++) cuts |= mpg_batching_axis(p->axes.values[i], mpg_batching_ndim(b, 0)) == own;
-  if (cuts && b->in[1].kind != MPG_BATCH_FREE && !(mpg_batching_divided(b, 1) && b->in[1].axis == own)) return mpg_batching_fail(b, 0, "it takes some of the rows");
+  for (int i = 0; i < p->axes.count; i++)
+    cuts |= mpg_batching_axis(p->axes.values[i], mpg_batching_ndim(b, 0)) == own;
+  if (cuts && b->in[1].kind != MPG_BATCH_FREE &&
+      !(mpg_batching_divided(b, 1) && b->in[1].axis == own))
+    return mpg_batching_fail(b, 0, "it takes some of the rows");
   return cut(b, 0, own, 0, b->outputs[0].shape.dims[own], 1);
 }
 
@@ -162,7 +179,8 @@ mpg_status mpg_batching_slice_assign(mpg_batching *b) {
   int first = mpg_batching_first(b), axis = b->in[first].axis;
   MPG_TRY(mpg_batching_all_along(b, 2, axis));
   MPG_TRY(mpg_region_make(b->op->name, &b->inputs[0].shape, &p->begin, &p->end, &p->step, &region));
-  if (region.shape.dims[axis] != b->inputs[0].shape.dims[axis] || region.step[axis] != 1) return mpg_batching_fail(b, first, "it writes some of the rows");
+  if (region.shape.dims[axis] != b->inputs[0].shape.dims[axis] || region.step[axis] != 1)
+    return mpg_batching_fail(b, first, "it writes some of the rows");
   mpg_batching_set(b, 0, axis, first);
   return MPG_OK;
 }
@@ -172,7 +190,8 @@ mpg_status mpg_batching_slice_assign_scalar(mpg_batching *b) {
   mpg_region region;
   int axis = b->in[0].axis;
   MPG_TRY(mpg_region_make(b->op->name, &b->inputs[0].shape, &p->begin, &p->end, &p->step, &region));
-  if (region.shape.dims[axis] != b->inputs[0].shape.dims[axis]) return mpg_batching_fail(b, 0, "it writes some of the rows");
+  if (region.shape.dims[axis] != b->inputs[0].shape.dims[axis])
+    return mpg_batching_fail(b, 0, "it writes some of the rows");
   mpg_batching_set(b, 0, axis, 0);
   return MPG_OK;
 }
@@ -188,7 +207,8 @@ mpg_status mpg_batching_leading_two(mpg_batching *b) {
 mpg_status mpg_batching_reverse(mpg_batching *b) {
   PARAMS(reverse);
   for (int i = 0; i < p->axis.count; i++)
-    if (mpg_batching_axis(p->axis.values[i], mpg_batching_ndim(b, 0)) == b->in[0].axis) return mpg_batching_fail_along(b, 0);
+    if (mpg_batching_axis(p->axis.values[i], mpg_batching_ndim(b, 0)) == b->in[0].axis)
+      return mpg_batching_fail_along(b, 0);
   mpg_batching_set(b, 0, b->in[0].axis, 0);
   return MPG_OK;
 }
@@ -211,27 +231,31 @@ mpg_status mpg_batching_repeat(mpg_batching *b) {
     b->out[0].outer *= mpg_shape_product(shape, 0, own);
     b->out[0].inner *= mpg_shape_product(shape, own + 1, shape->ndim);
   }
-  if (!p->axis.present || mpg_batching_axis(p->axis.value, shape->ndim) == own) b->out[0].inner *= p->repeats;
+  if (!p->axis.present || mpg_batching_axis(p->axis.value, shape->ndim) == own)
+    b->out[0].inner *= p->repeats;
   return MPG_OK;
 }
 
 mpg_status mpg_batching_pad(mpg_batching *b) {
   PARAMS(pad);
   int axis = b->in[0].axis;
-  if (2 * axis + 1 < p->pad_width.count && (p->pad_width.values[2 * axis] || p->pad_width.values[2 * axis + 1])) return mpg_batching_fail_along(b, 0);
+  if (2 * axis + 1 < p->pad_width.count &&
+      (p->pad_width.values[2 * axis] || p->pad_width.values[2 * axis + 1]))
+    return mpg_batching_fail_along(b, 0);
   mpg_batching_set(b, 0, axis, 0);
   return MPG_OK;
 }
 
 mpg_status mpg_batching_diag(mpg_batching *b) {
   PARAMS(diag);
-  int ndim = mpg_batching_ndim(b, 0), own = b->in[0].axis, one = mpg_batching_axis(p->axis1, ndim), two = mpg_batching_axis(p->axis2, ndim);
+  int ndim = mpg_batching_ndim(b, 0), own = b->in[0].axis, one = mpg_batching_axis(p->axis1, ndim),
+      two = mpg_batching_axis(p->axis2, ndim);
   if (ndim < 2 || own == one || own == two) return mpg_batching_fail_along(b, 0);
   mpg_batching_set(b, 0, own - (one < own) - (two < own), 0);
   return MPG_OK;
 }
 
-/* --- Indexing --------------------------------------------------------------------------------------------------------- */
+/* --- Indexing --------------------------------------------------------------------------------- */
 
 mpg_status mpg_batching_take(mpg_batching *b) {
   PARAMS(take);
@@ -239,7 +263,11 @@ mpg_status mpg_batching_take(mpg_batching *b) {
   MPG_TRY(mpg_batching_one(b, &input));
   int own = b->in[input].axis;
   if (input == 0 && own == axis) return mpg_batching_fail(b, 0, "it takes some of the rows");
-  mpg_batching_set(b, 0, input ? axis + own : own < axis ? own : own - 1 + mpg_batching_ndim(b, 1), input);
+  mpg_batching_set(b, 0,
+                   input        ? axis + own
+                   : own < axis ? own
+                                : own - 1 + mpg_batching_ndim(b, 1),
+                   input);
   return MPG_OK;
 }
 
@@ -248,12 +276,14 @@ mpg_status mpg_batching_one_hot(mpg_batching *b) { return mpg_batching_data(b); 
 
 mpg_status mpg_batching_pick(mpg_batching *b) {
   PARAMS(pick);
-  int ndim = mpg_batching_ndim(b, 0), at = p->axis.present ? mpg_batching_axis(p->axis.value, ndim) : 0;
+  int ndim = mpg_batching_ndim(b, 0),
+      at = p->axis.present ? mpg_batching_axis(p->axis.value, ndim) : 0;
   bool kept = mpg_batching_ndim(b, 1) == ndim; /* index has the axis, with size 1 */
   int own = b->in[0].axis;
   if (!mpg_batching_divided(b, 0)) { /* by an index that is */
     own = b->in[1].axis + (!kept && at <= b->in[1].axis);
-    if (b->in[0].kind == MPG_BATCH_SAME) return mpg_batching_fail(b, 1, "its data is the same for every micro-batch");
+    if (b->in[0].kind == MPG_BATCH_SAME)
+      return mpg_batching_fail(b, 1, "its data is the same for every micro-batch");
   } else if (p->axis.present && own == at) {
     return mpg_batching_fail_along(b, 0);
   } else if (b->in[1].kind == MPG_BATCH_SAME) {
@@ -295,13 +325,16 @@ mpg_status mpg_batching_unravel(mpg_batching *b) {
   return MPG_OK;
 }
 
-/* data with time along `time` (0 or 1) and the batch along the other; sequence_length has an element for each of the batch. */
+/* data with time along `time` (0 or 1) and the batch along the other; sequence_length has an
+ * element for each of the batch. */
 static mpg_status sequences(mpg_batching *b, int time, bool removed) {
   int batch = 1 - time, own = mpg_batching_divided(b, 0) ? b->in[0].axis : batch;
   if (own == time) return mpg_batching_fail_along(b, 0);
   if (own == batch) {
     for (int i = 0; i < b->num_inputs; i++)
-      if (b->in[i].kind == MPG_BATCH_SAME) return mpg_batching_fail(b, mpg_batching_first(b), "its other input is the same for every micro-batch");
+      if (b->in[i].kind == MPG_BATCH_SAME)
+        return mpg_batching_fail(b, mpg_batching_first(b),
+                                 "its other input is the same for every micro-batch");
   } else if (mpg_batching_divided(b, 1)) {
     return mpg_batching_fail_along(b, 1);
   }
@@ -310,7 +343,11 @@ static mpg_status sequences(mpg_batching *b, int time, bool removed) {
 }
 
 mpg_status mpg_batching_sequence(mpg_batching *b) {
-  return sequences(b, b->op->id == MPG_OP_SequenceMask ? (int)((const mpg_sequence_mask_params *)b->params)->axis : 0, false);
+  return sequences(b,
+                   b->op->id == MPG_OP_SequenceMask
+                       ? (int)((const mpg_sequence_mask_params *)b->params)->axis
+                       : 0,
+                   false);
 }
 
 mpg_status mpg_batching_sequence_last(mpg_batching *b) {

@@ -1,5 +1,5 @@
-/* Attention: inference and gradient. Arrays are addressed by offsets and distances of their batches, heads and rows, so that the
- * layouts that projections give are read in place. */
+/* Attention: inference and gradient. Arrays are addressed by offsets and distances of their
+ * batches, heads and rows, so that the layouts that projections give are read in place. */
 #include "op/infer.h"
 
 enum { BATCH, HEADS, ROWS, KEYS, WIDTH, VALUE_WIDTH, SIZES };
@@ -25,39 +25,57 @@ int mpg_arity_attention_backward_outputs(const mpg_op *op, const void *params, i
 }
 
 /* All elements of the place lie in an array of `size` elements. */
-static mpg_status expect_inside(const mpg_infer *infer, const char *what, const mpg_tuple *place, const int64_t *counts, int64_t width,
-                                int64_t size) {
-  if (place->count != PLACES) return mpg_infer_fail(infer, "%s is an offset and three distances", what);
+static mpg_status expect_inside(const mpg_infer *infer, const char *what, const mpg_tuple *place,
+                                const int64_t *counts, int64_t width, int64_t size) {
+  if (place->count != PLACES)
+    return mpg_infer_fail(infer, "%s is an offset and three distances", what);
   int64_t last = place->values[OFFSET], along;
   bool good = last >= 0 && !__builtin_add_overflow(last, width - 1, &last);
   for (int i = 0; i < 3 && good; i++)
-    good = place->values[BY_BATCH + i] >= 0 && !__builtin_mul_overflow(counts[i] - 1, place->values[BY_BATCH + i], &along) &&
+    good = place->values[BY_BATCH + i] >= 0 &&
+           !__builtin_mul_overflow(counts[i] - 1, place->values[BY_BATCH + i], &along) &&
            !__builtin_add_overflow(last, along, &last);
   return good && last < size ? MPG_OK : mpg_infer_fail(infer, "%s reaches beyond its array", what);
 }
 
-static mpg_status check(mpg_infer *infer, const mpg_desc *query, const mpg_desc *key, const mpg_desc *value, const mpg_desc *mask, mpg_shape *shape) {
+static mpg_status check(mpg_infer *infer, const mpg_desc *query, const mpg_desc *key,
+                        const mpg_desc *value, const mpg_desc *mask, mpg_shape *shape) {
   const mpg_attention_params *p = infer->params;
   const int64_t *sizes = p->sizes.values;
   if (p->sizes.count != SIZES) return mpg_infer_fail(infer, "sizes are six numbers");
   for (int i = 0; i < SIZES; i++)
     if (sizes[i] < 1) return mpg_infer_fail(infer, "sizes are positive");
-  if (p->causal && sizes[ROWS] != sizes[KEYS]) return mpg_infer_fail(infer, "causal attention has as many rows as keys");
-  int64_t queries[3] = {sizes[BATCH], sizes[HEADS], sizes[ROWS]}, keys[3] = {sizes[BATCH], sizes[HEADS], sizes[KEYS]};
+  if (p->causal && sizes[ROWS] != sizes[KEYS])
+    return mpg_infer_fail(infer, "causal attention has as many rows as keys");
+  int64_t queries[3] = {sizes[BATCH], sizes[HEADS], sizes[ROWS]},
+          keys[3] = {sizes[BATCH], sizes[HEADS], sizes[KEYS]};
   MPG_TRY(mpg_infer_tuple_shape(infer, &p->shape, shape));
-  MPG_TRY(expect_inside(infer, "result", &p->result_at, queries, sizes[VALUE_WIDTH], mpg_shape_size(shape)));
-  if (mpg_shape_known(&query->shape)) MPG_TRY(expect_inside(infer, "query", &p->query_at, queries, sizes[WIDTH], mpg_shape_size(&query->shape)));
-  if (mpg_shape_known(&key->shape)) MPG_TRY(expect_inside(infer, "key", &p->key_at, keys, sizes[WIDTH], mpg_shape_size(&key->shape)));
-  if (mpg_shape_known(&value->shape)) MPG_TRY(expect_inside(infer, "value", &p->value_at, keys, sizes[VALUE_WIDTH], mpg_shape_size(&value->shape)));
+  MPG_TRY(expect_inside(infer, "result", &p->result_at, queries, sizes[VALUE_WIDTH],
+                        mpg_shape_size(shape)));
+  if (mpg_shape_known(&query->shape))
+    MPG_TRY(expect_inside(infer, "query", &p->query_at, queries, sizes[WIDTH],
+                          mpg_shape_size(&query->shape)));
+  if (mpg_shape_known(&key->shape))
+    MPG_TRY(
+        expect_inside(infer, "key", &p->key_at, keys, sizes[WIDTH], mpg_shape_size(&key->shape)));
+  if (mpg_shape_known(&value->shape))
+    MPG_TRY(expect_inside(infer, "value", &p->value_at, keys, sizes[VALUE_WIDTH],
+                          mpg_shape_size(&value->shape)));
   if (!masked(p)) return MPG_OK;
   if (p->mask_at.count != 4) return mpg_infer_fail(infer, "mask is four distances");
-  if (p->mask_at.values[3] != 0 && p->mask_at.values[3] != 1) return mpg_infer_fail(infer, "a mask's keys lie side by side");
-  mpg_tuple place = {.count = PLACES, .values = {0, p->mask_at.values[0], p->mask_at.values[1], p->mask_at.values[2]}};
+  if (p->mask_at.values[3] != 0 && p->mask_at.values[3] != 1)
+    return mpg_infer_fail(infer, "a mask's keys lie side by side");
+  mpg_tuple place = {
+      .count = PLACES,
+      .values = {0, p->mask_at.values[0], p->mask_at.values[1], p->mask_at.values[2]}};
   if (!mpg_shape_known(&mask->shape)) return MPG_OK;
-  return expect_inside(infer, "mask", &place, queries, p->mask_at.values[3] ? sizes[KEYS] : 1, mpg_shape_size(&mask->shape));
+  return expect_inside(infer, "mask", &place, queries, p->mask_at.values[3] ? sizes[KEYS] : 1,
+                       mpg_shape_size(&mask->shape));
 }
 
-static mpg_dtype sums_dtype(mpg_dtype dtype) { return dtype == MPG_FLOAT16 || dtype == MPG_BFLOAT16 ? MPG_FLOAT32 : dtype; }
+static mpg_dtype sums_dtype(mpg_dtype dtype) {
+  return dtype == MPG_FLOAT16 || dtype == MPG_BFLOAT16 ? MPG_FLOAT32 : dtype;
+}
 
 /* But for the inputs from `from` to before `to`. */
 static mpg_status same_dtypes(mpg_infer *infer, int from, int to) {
@@ -70,11 +88,15 @@ mpg_status mpg_infer_attention(mpg_infer *infer) {
   const mpg_attention_params *p = infer->params;
   mpg_shape shape;
   MPG_TRY(same_dtypes(infer, 0, 0));
-  MPG_TRY(check(infer, &infer->inputs[0], &infer->inputs[1], &infer->inputs[2], masked(p) ? &infer->inputs[3] : NULL, &shape));
-  mpg_shape rows = {.ndim = 4, .dims = {p->sizes.values[BATCH], p->sizes.values[HEADS], 2, p->sizes.values[ROWS]}};
+  MPG_TRY(check(infer, &infer->inputs[0], &infer->inputs[1], &infer->inputs[2],
+                masked(p) ? &infer->inputs[3] : NULL, &shape));
+  mpg_shape rows = {
+      .ndim = 4,
+      .dims = {p->sizes.values[BATCH], p->sizes.values[HEADS], 2, p->sizes.values[ROWS]}};
   mpg_infer_set(infer, 0, &shape, infer->inputs[0].dtype);
   mpg_infer_set(infer, 1, &rows, sums_dtype(infer->inputs[0].dtype));
-  if (infer->num_outputs > 2) mpg_infer_set(infer, 2, &(mpg_shape){.ndim = 1, .dims = {DRAW_WORDS}}, MPG_INT64);
+  if (infer->num_outputs > 2)
+    mpg_infer_set(infer, 2, &(mpg_shape){.ndim = 1, .dims = {DRAW_WORDS}}, MPG_INT64);
   return MPG_OK;
 }
 
@@ -83,16 +105,20 @@ mpg_status mpg_infer_attention_backward(mpg_infer *infer) {
   mpg_shape shape;
   MPG_TRY(same_dtypes(infer, 5, 6 + drops(p)));
   MPG_TRY(mpg_infer_expect_dtype(infer, 5, sums_dtype(infer->inputs[0].dtype)));
-  MPG_TRY(check(infer, &infer->inputs[1], &infer->inputs[2], &infer->inputs[3], masked(p) ? &infer->inputs[6 + drops(p)] : NULL, &shape));
+  MPG_TRY(check(infer, &infer->inputs[1], &infer->inputs[2], &infer->inputs[3],
+                masked(p) ? &infer->inputs[6 + drops(p)] : NULL, &shape));
   MPG_TRY(mpg_infer_expect_shape(infer, 0, &shape));
   MPG_TRY(mpg_infer_expect_shape(infer, 4, &shape));
-  mpg_shape rows = {.ndim = 4, .dims = {p->sizes.values[BATCH], p->sizes.values[HEADS], 2, p->sizes.values[ROWS]}};
+  mpg_shape rows = {
+      .ndim = 4,
+      .dims = {p->sizes.values[BATCH], p->sizes.values[HEADS], 2, p->sizes.values[ROWS]}};
   MPG_TRY(mpg_infer_expect_shape(infer, 5, &rows));
   if (drops(p)) {
     MPG_TRY(mpg_infer_expect_dtype(infer, 6, MPG_INT64));
     MPG_TRY(mpg_infer_expect_shape(infer, 6, &(mpg_shape){.ndim = 1, .dims = {DRAW_WORDS}}));
   }
-  for (int i = 0; i < infer->num_outputs; i++) mpg_infer_set(infer, i, &infer->inputs[1 + i].shape, infer->inputs[1 + i].dtype);
+  for (int i = 0; i < infer->num_outputs; i++)
+    mpg_infer_set(infer, i, &infer->inputs[1 + i].shape, infer->inputs[1 + i].dtype);
   return MPG_OK;
 }
 
@@ -100,7 +126,9 @@ void mpg_gradient_attention(mpg_gradient *g) {
   const mpg_attention_params *p = g->params;
   if (masked(p) && g->needed[3]) mpg_gradient_fail(g, "internal: a mask that wants a gradient");
   if (!mpg_has_value(g->out_grads[0]) || !(g->needed[0] || g->needed[1] || g->needed[2])) return;
-  mpg_value inputs[8] = {g->out_grads[0], g->inputs[0], g->inputs[1], g->inputs[2], g->outputs[0], g->outputs[1]}, grads[3];
+  mpg_value inputs[8] = {g->out_grads[0], g->inputs[0],  g->inputs[1],
+                         g->inputs[2],    g->outputs[0], g->outputs[1]},
+            grads[3];
   int count = 6;
   if (drops(p)) inputs[count++] = g->outputs[2];
   if (masked(p)) inputs[count++] = g->inputs[3];

@@ -1,5 +1,6 @@
-/* Convolution: geometry, inference and gradients. The data and weight gradients of a convolution are ops whose own gradients are
- * convolutions again, so any order of differentiation works. Deconvolution is the data gradient by another name. */
+/* Convolution: geometry, inference and gradients. The data and weight gradients of a convolution
+ * are ops whose own gradients are convolutions again, so any order of differentiation works.
+ * Deconvolution is the data gradient by another name. */
 #include "op/layers/convolution.h"
 
 #include "op/infer.h"
@@ -7,23 +8,35 @@
 /* Larger sizes of windows, strides or pads are mistakes, and would overflow. */
 #define LARGEST ((int64_t)1 << 31)
 
-enum { LAYOUT_NCDHW, LAYOUT_NCHW, LAYOUT_NCW, LAYOUT_NDHWC, LAYOUT_NHWC, LAYOUT_NWC }; /* the words of `layout` */
+enum {
+  LAYOUT_NCDHW,
+  LAYOUT_NCHW,
+  LAYOUT_NCW,
+  LAYOUT_NDHWC,
+  LAYOUT_NHWC,
+  LAYOUT_NWC
+}; /* the words of `layout` */
 
 /* Checks one tuple of a window: none, or one element per spatial axis, each in [low, LARGEST]. */
-static mpg_status check_tuple(const mpg_infer *infer, const char *name, const mpg_tuple *tuple, int ndim, int64_t low) {
+static mpg_status check_tuple(const mpg_infer *infer, const char *name, const mpg_tuple *tuple,
+                              int ndim, int64_t low) {
   if (tuple->count <= 0) return MPG_OK;
-  if (tuple->count != ndim) return mpg_infer_fail(infer, "%s has %d elements; kernel has %d", name, tuple->count, ndim);
+  if (tuple->count != ndim)
+    return mpg_infer_fail(infer, "%s has %d elements; kernel has %d", name, tuple->count, ndim);
   for (int i = 0; i < ndim; i++)
     if (tuple->values[i] < low || tuple->values[i] > LARGEST)
-      return mpg_infer_fail(infer, "%s has the element %lld; it must be at least %lld and at most %lld", name, (long long)tuple->values[i],
-                            (long long)low, (long long)LARGEST);
+      return mpg_infer_fail(infer,
+                            "%s has the element %lld; it must be at least %lld and at most %lld",
+                            name, (long long)tuple->values[i], (long long)low, (long long)LARGEST);
   return MPG_OK;
 }
 
-static mpg_status check_window(const mpg_infer *infer, const mpg_tuple *kernel, const mpg_tuple *stride, const mpg_tuple *dilate,
+static mpg_status check_window(const mpg_infer *infer, const mpg_tuple *kernel,
+                               const mpg_tuple *stride, const mpg_tuple *dilate,
                                const mpg_tuple *pad) {
   int ndim = kernel->count;
-  if (ndim < 1 || ndim > MPG_MAX_SPATIAL) return mpg_infer_fail(infer, "kernel must have 1 to 3 elements, not %d", ndim < 0 ? 0 : ndim);
+  if (ndim < 1 || ndim > MPG_MAX_SPATIAL)
+    return mpg_infer_fail(infer, "kernel must have 1 to 3 elements, not %d", ndim < 0 ? 0 : ndim);
   MPG_TRY(check_tuple(infer, "kernel", kernel, ndim, 1));
   MPG_TRY(check_tuple(infer, "stride", stride, ndim, 1));
   if (dilate) MPG_TRY(check_tuple(infer, "dilate", dilate, ndim, 1));
@@ -35,8 +48,10 @@ static mpg_status check_layout(const mpg_infer *infer, int layout, int ndim) {
   static const char *const words[] = {"NCDHW", "NCHW", "NCW", "NDHWC", "NHWC", "NWC"};
   static const int axes[] = {3, 2, 1, 3, 2, 1};
   if (layout < 0 || axes[layout] == ndim) return MPG_OK;
-  return mpg_infer_fail(infer, "layout %s is for a kernel of %d elements, not of %d; leave layout out or choose %s or %s", words[layout], axes[layout],
-                        ndim, words[3 - ndim], words[6 - ndim]);
+  return mpg_infer_fail(
+      infer,
+      "layout %s is for a kernel of %d elements, not of %d; leave layout out or choose %s or %s",
+      words[layout], axes[layout], ndim, words[3 - ndim], words[6 - ndim]);
 }
 
 static int64_t places(int64_t in, int64_t kernel, int64_t stride, int64_t dilate, int64_t pad) {
@@ -46,13 +61,14 @@ static int64_t places(int64_t in, int64_t kernel, int64_t stride, int64_t dilate
 
 static mpg_status common_dtype(mpg_infer *infer, mpg_dtype *dtype) {
   *dtype = MPG_DTYPE_NONE;
-  for (int i = 0; i < infer->num_inputs && *dtype == MPG_DTYPE_NONE; i++) *dtype = infer->inputs[i].dtype;
+  for (int i = 0; i < infer->num_inputs && *dtype == MPG_DTYPE_NONE; i++)
+    *dtype = infer->inputs[i].dtype;
   for (int i = 0; i < infer->num_inputs; i++) MPG_TRY(mpg_infer_expect_dtype(infer, i, *dtype));
   infer->outputs[0].dtype = *dtype;
   return MPG_OK;
 }
 
-/* --- Convolution ------------------------------------------------------------------------------------------------------ */
+/* --- Convolution ------------------------------------------------------------------------------ */
 int mpg_arity_convolution(const mpg_op *op, const void *params, int given) {
   (void)op;
   (void)given;
@@ -68,20 +84,29 @@ mpg_status mpg_infer_convolution(mpg_infer *infer) {
   MPG_TRY(check_window(infer, &p->kernel, &p->stride, &p->dilate, &p->pad));
   int ndim = p->kernel.count;
   MPG_TRY(check_layout(infer, p->layout, ndim));
-  if (p->num_filter % p->num_group) return mpg_infer_fail(infer, "num_filter must be a multiple of num_group");
-  if (infer->num_inputs == 3) MPG_TRY(mpg_infer_expect_shape(infer, 2, &(mpg_shape){.ndim = 1, .dims = {p->num_filter}}));
+  if (p->num_filter % p->num_group)
+    return mpg_infer_fail(infer, "num_filter must be a multiple of num_group");
+  if (infer->num_inputs == 3)
+    MPG_TRY(mpg_infer_expect_shape(infer, 2, &(mpg_shape){.ndim = 1, .dims = {p->num_filter}}));
   if (data->ndim < 0) return MPG_OK;
-  if (data->ndim != ndim + 2) return mpg_infer_fail(infer, "data must have %d axes for a kernel of %d elements", ndim + 2, ndim);
-  if (data->dims[1] >= 0 && data->dims[1] % p->num_group) return mpg_infer_fail(infer, "the channels must be a multiple of num_group");
-  mpg_shape weight = {.ndim = ndim + 2, .dims = {p->num_filter, data->dims[1] < 0 ? -1 : data->dims[1] / p->num_group}};
+  if (data->ndim != ndim + 2)
+    return mpg_infer_fail(infer, "data must have %d axes for a kernel of %d elements", ndim + 2,
+                          ndim);
+  if (data->dims[1] >= 0 && data->dims[1] % p->num_group)
+    return mpg_infer_fail(infer, "the channels must be a multiple of num_group");
+  mpg_shape weight = {
+      .ndim = ndim + 2,
+      .dims = {p->num_filter, data->dims[1] < 0 ? -1 : data->dims[1] / p->num_group}};
   mpg_shape out = {.ndim = ndim + 2, .dims = {data->dims[0], p->num_filter}};
   for (int i = 0; i < ndim; i++) {
     weight.dims[i + 2] = p->kernel.values[i];
     out.dims[i + 2] = data->dims[i + 2];
     if (data->dims[i + 2] < 0) continue;
-    out.dims[i + 2] = places(data->dims[i + 2], p->kernel.values[i], mpg_tuple_at(&p->stride, i, 1), mpg_tuple_at(&p->dilate, i, 1),
-                             mpg_tuple_at(&p->pad, i, 0));
-    if (out.dims[i + 2] < 0) return mpg_infer_fail(infer, "the kernel is larger than the padded data along axis %d", i + 2);
+    out.dims[i + 2] = places(data->dims[i + 2], p->kernel.values[i], mpg_tuple_at(&p->stride, i, 1),
+                             mpg_tuple_at(&p->dilate, i, 1), mpg_tuple_at(&p->pad, i, 0));
+    if (out.dims[i + 2] < 0)
+      return mpg_infer_fail(infer, "the kernel is larger than the padded data along axis %d",
+                            i + 2);
   }
   weight = mpg_weight_laid(&weight, layout);
   out = mpg_data_laid(&out, layout);
@@ -90,27 +115,44 @@ mpg_status mpg_infer_convolution(mpg_infer *infer) {
   return MPG_OK;
 }
 
-static mpg_convolution_backward_params backward_params(mpg_layout layout, const mpg_tuple *stride, const mpg_tuple *dilate,
+static mpg_convolution_backward_params backward_params(mpg_layout layout, const mpg_tuple *stride,
+                                                       const mpg_tuple *dilate,
                                                        const mpg_tuple *pad, int64_t groups) {
-  return (mpg_convolution_backward_params){.stride = *stride, .dilate = *dilate, .pad = *pad, .num_group = groups, .layout = (int)layout};
+  return (mpg_convolution_backward_params){.stride = *stride,
+                                           .dilate = *dilate,
+                                           .pad = *pad,
+                                           .num_group = groups,
+                                           .layout = (int)layout};
 }
 
-static mpg_value emit_backward(mpg_gradient *g, mpg_op_id op, mpg_convolution_backward_params params, mpg_value out_grad, mpg_value other,
-                               const mpg_shape *shape) {
+static mpg_value emit_backward(mpg_gradient *g, mpg_op_id op,
+                               mpg_convolution_backward_params params, mpg_value out_grad,
+                               mpg_value other, const mpg_shape *shape) {
   params.shape = (mpg_tuple){.count = shape->ndim};
   for (int i = 0; i < shape->ndim; i++) params.shape.values[i] = shape->dims[i];
   return mpg_emit2(g, op, &params, out_grad, other);
 }
 
-static mpg_value emit_convolution(mpg_gradient *g, mpg_convolution_backward_params params, mpg_value data, mpg_value weight) {
+static mpg_value emit_convolution(mpg_gradient *g, mpg_convolution_backward_params params,
+                                  mpg_value data, mpg_value weight) {
   mpg_layout layout = (mpg_layout)params.layout;
   mpg_shape shape = mpg_weight_first(&mpg_value_desc(g, weight)->shape, layout);
-  mpg_convolution_params forward = {.kernel = {.count = shape.ndim - 2}, .stride = params.stride, .dilate = params.dilate,
-                                    .pad = params.pad, .num_filter = shape.dims[0], .num_group = params.num_group, .workspace = 1024,
-                                    .no_bias = true, .cudnn_tune = -1, .layout = -1};
-  if (layout == MPG_CHANNELS_LAST) forward.layout = shape.ndim == 3 ? LAYOUT_NWC : shape.ndim == 4 ? LAYOUT_NHWC : LAYOUT_NDHWC;
+  mpg_convolution_params forward = {.kernel = {.count = shape.ndim - 2},
+                                    .stride = params.stride,
+                                    .dilate = params.dilate,
+                                    .pad = params.pad,
+                                    .num_filter = shape.dims[0],
+                                    .num_group = params.num_group,
+                                    .workspace = 1024,
+                                    .no_bias = true,
+                                    .cudnn_tune = -1,
+                                    .layout = -1};
+  if (layout == MPG_CHANNELS_LAST)
+    forward.layout = shape.ndim == 3 ? LAYOUT_NWC : shape.ndim == 4 ? LAYOUT_NHWC : LAYOUT_NDHWC;
   for (int i = 2; i < shape.ndim; i++) forward.kernel.values[i - 2] = shape.dims[i];
-  return mpg_emit2(g, layout == MPG_CHANNELS_LAST_DATA ? MPG_OP__convolution_channels_last : MPG_OP_Convolution, &forward, data, weight);
+  return mpg_emit2(
+      g, layout == MPG_CHANNELS_LAST_DATA ? MPG_OP__convolution_channels_last : MPG_OP_Convolution,
+      &forward, data, weight);
 }
 
 mpg_value mpg_emit_channel_sum(mpg_gradient *g, mpg_value grad, mpg_layout layout) {
@@ -124,14 +166,22 @@ mpg_value mpg_emit_channel_sum(mpg_gradient *g, mpg_value grad, mpg_layout layou
 
 void mpg_gradient_convolution(mpg_gradient *g) {
   const mpg_convolution_params *p = g->params;
-  mpg_shape data = mpg_value_desc(g, g->inputs[0])->shape, weight = mpg_value_desc(g, g->inputs[1])->shape;
-  mpg_convolution_backward_params params = backward_params(mpg_convolution_layout(g->op, p), &p->stride, &p->dilate, &p->pad, p->num_group);
-  if (g->needed[0]) g->in_grads[0] = emit_backward(g, MPG_OP__backward_convolution_data, params, g->out_grads[0], g->inputs[1], &data);
-  if (g->needed[1]) g->in_grads[1] = emit_backward(g, MPG_OP__backward_convolution_weight, params, g->out_grads[0], g->inputs[0], &weight);
-  if (g->num_inputs == 3 && g->needed[2]) g->in_grads[2] = mpg_emit_channel_sum(g, g->out_grads[0], (mpg_layout)params.layout);
+  mpg_shape data = mpg_value_desc(g, g->inputs[0])->shape,
+            weight = mpg_value_desc(g, g->inputs[1])->shape;
+  mpg_convolution_backward_params params = backward_params(
+      mpg_convolution_layout(g->op, p), &p->stride, &p->dilate, &p->pad, p->num_group);
+  if (g->needed[0])
+    g->in_grads[0] = emit_backward(g, MPG_OP__backward_convolution_data, params, g->out_grads[0],
+                                   g->inputs[1], &data);
+  if (g->needed[1])
+    g->in_grads[1] = emit_backward(g, MPG_OP__backward_convolution_weight, params, g->out_grads[0],
+                                   g->inputs[0], &weight);
+  if (g->num_inputs == 3 && g->needed[2])
+    g->in_grads[2] = mpg_emit_channel_sum(g, g->out_grads[0], (mpg_layout)params.layout);
 }
 
-/* The result's shape is a parameter; the other shape is input 1's, and out_grad must be what the two make. */
+/* The result's shape is a parameter; the other shape is input 1's, and out_grad must be what the
+ * two make. */
 static mpg_status infer_backward(mpg_infer *infer, bool of_data) {
   const mpg_convolution_backward_params *p = infer->params;
   mpg_dtype dtype;
@@ -141,32 +191,45 @@ static mpg_status infer_backward(mpg_infer *infer, bool of_data) {
   mpg_infer_set(infer, 0, &shape, dtype);
   const mpg_shape *other = &infer->inputs[1].shape;
   if (!mpg_shape_known(other)) return MPG_OK;
-  if (shape.ndim < 3 || shape.ndim > 5 || other->ndim != shape.ndim) return mpg_infer_fail(infer, "data and weight have 3 to 5 axes, both as many");
+  if (shape.ndim < 3 || shape.ndim > 5 || other->ndim != shape.ndim)
+    return mpg_infer_fail(infer, "data and weight have 3 to 5 axes, both as many");
   mpg_layout layout = (mpg_layout)p->layout;
-  mpg_shape data = mpg_data_first(of_data ? &shape : other, layout), weight = mpg_weight_first(of_data ? other : &shape, layout);
+  mpg_shape data = mpg_data_first(of_data ? &shape : other, layout),
+            weight = mpg_weight_first(of_data ? other : &shape, layout);
   mpg_shape out = {.ndim = data.ndim, .dims = {data.dims[0], weight.dims[0]}};
   mpg_tuple kernel = {.count = weight.ndim - 2};
   for (int i = 0; i < kernel.count; i++) kernel.values[i] = weight.dims[i + 2];
   MPG_TRY(check_window(infer, &kernel, &p->stride, &p->dilate, &p->pad));
   int64_t groups = p->num_group, channels;
-  if (groups < 1 || weight.dims[0] % groups || __builtin_mul_overflow(weight.dims[1], groups, &channels) || channels != data.dims[1])
-    return mpg_infer_fail(infer, "the channels of data and weight do not fit %lld groups", (long long)groups);
+  if (groups < 1 || weight.dims[0] % groups ||
+      __builtin_mul_overflow(weight.dims[1], groups, &channels) || channels != data.dims[1])
+    return mpg_infer_fail(infer, "the channels of data and weight do not fit %lld groups",
+                          (long long)groups);
   for (int i = 2; i < data.ndim; i++) {
-    out.dims[i] = places(data.dims[i], weight.dims[i], mpg_tuple_at(&p->stride, i - 2, 1), mpg_tuple_at(&p->dilate, i - 2, 1), mpg_tuple_at(&p->pad, i - 2, 0));
-    if (out.dims[i] < 0) return mpg_infer_fail(infer, "the kernel is larger than the padded data along axis %d", i);
+    out.dims[i] = places(data.dims[i], weight.dims[i], mpg_tuple_at(&p->stride, i - 2, 1),
+                         mpg_tuple_at(&p->dilate, i - 2, 1), mpg_tuple_at(&p->pad, i - 2, 0));
+    if (out.dims[i] < 0)
+      return mpg_infer_fail(infer, "the kernel is larger than the padded data along axis %d", i);
   }
   out = mpg_data_laid(&out, layout);
   return mpg_infer_expect_shape(infer, 0, &out);
 }
-mpg_status mpg_infer_convolution_backward_data(mpg_infer *infer) { return infer_backward(infer, true); }
-mpg_status mpg_infer_convolution_backward_weight(mpg_infer *infer) { return infer_backward(infer, false); }
+mpg_status mpg_infer_convolution_backward_data(mpg_infer *infer) {
+  return infer_backward(infer, true);
+}
+mpg_status mpg_infer_convolution_backward_weight(mpg_infer *infer) {
+  return infer_backward(infer, false);
+}
 
-/* dx = D(dy, w) is linear in both: its gradient in dy is the convolution, in w the weight gradient with dy. */
+/* dx = D(dy, w) is linear in both: its gradient in dy is the convolution, in w the weight gradient
+ * with dy. */
 void mpg_gradient_convolution_backward_data(mpg_gradient *g) {
   const mpg_convolution_backward_params *p = g->params;
   mpg_shape weight = mpg_value_desc(g, g->inputs[1])->shape;
   if (g->needed[0]) g->in_grads[0] = emit_convolution(g, *p, g->out_grads[0], g->inputs[1]);
-  if (g->needed[1]) g->in_grads[1] = emit_backward(g, MPG_OP__backward_convolution_weight, *p, g->inputs[0], g->out_grads[0], &weight);
+  if (g->needed[1])
+    g->in_grads[1] = emit_backward(g, MPG_OP__backward_convolution_weight, *p, g->inputs[0],
+                                   g->out_grads[0], &weight);
 }
 
 /* dw = W(dy, x) likewise. */
@@ -174,10 +237,12 @@ void mpg_gradient_convolution_backward_weight(mpg_gradient *g) {
   const mpg_convolution_backward_params *p = g->params;
   mpg_shape data = mpg_value_desc(g, g->inputs[1])->shape;
   if (g->needed[0]) g->in_grads[0] = emit_convolution(g, *p, g->inputs[1], g->out_grads[0]);
-  if (g->needed[1]) g->in_grads[1] = emit_backward(g, MPG_OP__backward_convolution_data, *p, g->inputs[0], g->out_grads[0], &data);
+  if (g->needed[1])
+    g->in_grads[1] = emit_backward(g, MPG_OP__backward_convolution_data, *p, g->inputs[0],
+                                   g->out_grads[0], &data);
 }
 
-/* --- Deconvolution ----------------------------------------------------------------------------------------------------- */
+/* --- Deconvolution ---------------------------------------------------------------------------- */
 int mpg_arity_deconvolution(const mpg_op *op, const void *params, int given) {
   (void)op;
   (void)given;
@@ -185,23 +250,25 @@ int mpg_arity_deconvolution(const mpg_op *op, const void *params, int given) {
 }
 
 /* pad and adj along spatial axis i: as given, or such that the result has the target's size. */
-static mpg_status deconvolution_pad(const mpg_infer *infer, const mpg_deconvolution_params *p, int i, int64_t full, int64_t *pad,
-                                    int64_t *adj) {
+static mpg_status deconvolution_pad(const mpg_infer *infer, const mpg_deconvolution_params *p,
+                                    int i, int64_t full, int64_t *pad, int64_t *adj) {
   bool target = false;
   for (int k = 0; k < p->target_shape.count; k++) target |= p->target_shape.values[k] != 0;
   *pad = mpg_tuple_at(&p->pad, i, 0);
   *adj = mpg_tuple_at(&p->adj, i, 0);
   if (!target) return MPG_OK;
   int64_t cut = full - p->target_shape.values[i];
-  if (cut < 0) return mpg_infer_fail(infer, "target_shape is too large along axis %d: at most %lld", i + 2, (long long)full);
+  if (cut < 0)
+    return mpg_infer_fail(infer, "target_shape is too large along axis %d: at most %lld", i + 2,
+                          (long long)full);
   *adj = cut % 2;
   *pad = (cut + 1) / 2;
   return MPG_OK;
 }
 
 /* Also completes `pads`, which the gradients and kernels use. */
-static mpg_status deconvolution_shape(const mpg_infer *infer, const mpg_deconvolution_params *p, const mpg_shape *data, mpg_shape *out,
-                                      mpg_tuple *pads) {
+static mpg_status deconvolution_shape(const mpg_infer *infer, const mpg_deconvolution_params *p,
+                                      const mpg_shape *data, mpg_shape *out, mpg_tuple *pads) {
   int ndim = p->kernel.count;
   *out = (mpg_shape){.ndim = ndim + 2, .dims = {data->dims[0], p->num_filter}};
   *pads = (mpg_tuple){.count = ndim};
@@ -214,10 +281,12 @@ static mpg_status deconvolution_shape(const mpg_infer *infer, const mpg_deconvol
     if (__builtin_mul_overflow(stride, in - 1, &full) || __builtin_add_overflow(full, span, &full))
       return mpg_infer_fail(infer, "the result is too large");
     MPG_TRY(deconvolution_pad(infer, p, i, full, &pad, &adj));
-    if (adj >= stride) return mpg_infer_fail(infer, "adj must be less than stride along axis %d", i + 2);
+    if (adj >= stride)
+      return mpg_infer_fail(infer, "adj must be less than stride along axis %d", i + 2);
     pads->values[i] = pad;
     out->dims[i + 2] = full - 2 * pad + adj;
-    if (out->dims[i + 2] < 0) return mpg_infer_fail(infer, "pad cuts off more than there is along axis %d", i + 2);
+    if (out->dims[i + 2] < 0)
+      return mpg_infer_fail(infer, "pad cuts off more than there is along axis %d", i + 2);
   }
   return MPG_OK;
 }
@@ -233,11 +302,16 @@ mpg_status mpg_infer_deconvolution(mpg_infer *infer) {
   MPG_TRY(check_tuple(infer, "adj", &p->adj, ndim, 0));
   MPG_TRY(check_tuple(infer, "target_shape", &p->target_shape, ndim, 0));
   MPG_TRY(check_layout(infer, p->layout, ndim));
-  if (p->num_filter % p->num_group) return mpg_infer_fail(infer, "num_filter must be a multiple of num_group");
-  if (infer->num_inputs == 3) MPG_TRY(mpg_infer_expect_shape(infer, 2, &(mpg_shape){.ndim = 1, .dims = {p->num_filter}}));
+  if (p->num_filter % p->num_group)
+    return mpg_infer_fail(infer, "num_filter must be a multiple of num_group");
+  if (infer->num_inputs == 3)
+    MPG_TRY(mpg_infer_expect_shape(infer, 2, &(mpg_shape){.ndim = 1, .dims = {p->num_filter}}));
   if (data->ndim < 0) return MPG_OK;
-  if (data->ndim != ndim + 2) return mpg_infer_fail(infer, "data must have %d axes for a kernel of %d elements", ndim + 2, ndim);
-  if (data->dims[1] >= 0 && data->dims[1] % p->num_group) return mpg_infer_fail(infer, "the channels must be a multiple of num_group");
+  if (data->ndim != ndim + 2)
+    return mpg_infer_fail(infer, "data must have %d axes for a kernel of %d elements", ndim + 2,
+                          ndim);
+  if (data->dims[1] >= 0 && data->dims[1] % p->num_group)
+    return mpg_infer_fail(infer, "the channels must be a multiple of num_group");
   mpg_shape weight = {.ndim = ndim + 2, .dims = {data->dims[1], p->num_filter / p->num_group}}, out;
   for (int i = 0; i < ndim; i++) weight.dims[i + 2] = p->kernel.values[i];
   weight = mpg_weight_laid(&weight, layout);
@@ -252,17 +326,22 @@ mpg_status mpg_infer_deconvolution(mpg_infer *infer) {
 void mpg_gradient_deconvolution(mpg_gradient *g) {
   const mpg_deconvolution_params *p = g->params;
   mpg_layout layout = mpg_layout_of(p->layout);
-  mpg_shape data = mpg_data_first(&mpg_value_desc(g, g->inputs[0])->shape, layout), weight = mpg_value_desc(g, g->inputs[1])->shape;
+  mpg_shape data = mpg_data_first(&mpg_value_desc(g, g->inputs[0])->shape, layout),
+            weight = mpg_value_desc(g, g->inputs[1])->shape;
   mpg_shape out = mpg_data_first(&mpg_value_desc(g, g->out_grads[0])->shape, layout);
   mpg_tuple pads;
   mpg_deconvolution_pads(p, &data, &out, &pads);
-  mpg_convolution_backward_params params = backward_params(layout, &p->stride, &p->dilate, &pads, p->num_group);
+  mpg_convolution_backward_params params =
+      backward_params(layout, &p->stride, &p->dilate, &pads, p->num_group);
   if (g->needed[0]) g->in_grads[0] = emit_convolution(g, params, g->out_grads[0], g->inputs[1]);
-  if (g->needed[1]) g->in_grads[1] = emit_backward(g, MPG_OP__backward_convolution_weight, params, g->inputs[0], g->out_grads[0], &weight);
-  if (g->num_inputs == 3 && g->needed[2]) g->in_grads[2] = mpg_emit_channel_sum(g, g->out_grads[0], (mpg_layout)params.layout);
+  if (g->needed[1])
+    g->in_grads[1] = emit_backward(g, MPG_OP__backward_convolution_weight, params, g->inputs[0],
+                                   g->out_grads[0], &weight);
+  if (g->num_inputs == 3 && g->needed[2])
+    g->in_grads[2] = mpg_emit_channel_sum(g, g->out_grads[0], (mpg_layout)params.layout);
 }
 
-/* --- im2col, col2im ---------------------------------------------------------------------------------------------------- */
+/* --- im2col, col2im --------------------------------------------------------------------------- */
 mpg_status mpg_infer_im2col(mpg_infer *infer) {
   const mpg_im2col_params *p = infer->params;
   const mpg_shape *data = &infer->inputs[0].shape;
@@ -271,13 +350,18 @@ mpg_status mpg_infer_im2col(mpg_infer *infer) {
   MPG_TRY(check_window(infer, &p->kernel, &p->stride, &p->dilate, &p->pad));
   if (!mpg_shape_known(data)) return MPG_OK;
   int ndim = p->kernel.count;
-  if (data->ndim != ndim + 2) return mpg_infer_fail(infer, "data must have %d axes for a kernel of %d elements", ndim + 2, ndim);
+  if (data->ndim != ndim + 2)
+    return mpg_infer_fail(infer, "data must have %d axes for a kernel of %d elements", ndim + 2,
+                          ndim);
   mpg_shape out = {.ndim = 3, .dims = {data->dims[0], data->dims[1], 1}};
   for (int i = 0; i < ndim; i++) {
-    int64_t n = places(data->dims[i + 2], p->kernel.values[i], mpg_tuple_at(&p->stride, i, 1), mpg_tuple_at(&p->dilate, i, 1),
-                       mpg_tuple_at(&p->pad, i, 0));
-    if (n < 0) return mpg_infer_fail(infer, "the kernel is larger than the padded data along axis %d", i + 2);
-    if (__builtin_mul_overflow(out.dims[1], p->kernel.values[i], &out.dims[1]) || __builtin_mul_overflow(out.dims[2], n, &out.dims[2]))
+    int64_t n = places(data->dims[i + 2], p->kernel.values[i], mpg_tuple_at(&p->stride, i, 1),
+                       mpg_tuple_at(&p->dilate, i, 1), mpg_tuple_at(&p->pad, i, 0));
+    if (n < 0)
+      return mpg_infer_fail(infer, "the kernel is larger than the padded data along axis %d",
+                            i + 2);
+    if (__builtin_mul_overflow(out.dims[1], p->kernel.values[i], &out.dims[1]) ||
+        __builtin_mul_overflow(out.dims[2], n, &out.dims[2]))
       return mpg_infer_fail(infer, "the result is too large");
   }
   mpg_infer_set(infer, 0, &out, dtype);
@@ -291,23 +375,30 @@ mpg_status mpg_infer_col2im(mpg_infer *infer) {
   MPG_TRY(common_dtype(infer, &dtype));
   MPG_TRY(check_window(infer, &p->kernel, &p->stride, &p->dilate, &p->pad));
   int ndim = p->kernel.count;
-  if (p->output_size.count != ndim) return mpg_infer_fail(infer, "output_size must have as many elements as kernel");
+  if (p->output_size.count != ndim)
+    return mpg_infer_fail(infer, "output_size must have as many elements as kernel");
   MPG_TRY(check_tuple(infer, "output_size", &p->output_size, ndim, 0));
   if (!mpg_shape_known(data)) return MPG_OK;
-  if (data->ndim != 3) return mpg_infer_fail(infer, "data must have 3 axes: (batch, channels * window, places)");
+  if (data->ndim != 3)
+    return mpg_infer_fail(infer, "data must have 3 axes: (batch, channels * window, places)");
   int64_t window = 1, columns = 1;
   mpg_shape out = {.ndim = ndim + 2, .dims = {data->dims[0]}};
   for (int i = 0; i < ndim; i++) {
     out.dims[i + 2] = p->output_size.values[i];
-    int64_t n = places(out.dims[i + 2], p->kernel.values[i], mpg_tuple_at(&p->stride, i, 1), mpg_tuple_at(&p->dilate, i, 1),
-                       mpg_tuple_at(&p->pad, i, 0));
-    if (n < 0) return mpg_infer_fail(infer, "the kernel is larger than the padded output along axis %d", i + 2);
-    if (__builtin_mul_overflow(window, p->kernel.values[i], &window) || __builtin_mul_overflow(columns, n, &columns))
+    int64_t n = places(out.dims[i + 2], p->kernel.values[i], mpg_tuple_at(&p->stride, i, 1),
+                       mpg_tuple_at(&p->dilate, i, 1), mpg_tuple_at(&p->pad, i, 0));
+    if (n < 0)
+      return mpg_infer_fail(infer, "the kernel is larger than the padded output along axis %d",
+                            i + 2);
+    if (__builtin_mul_overflow(window, p->kernel.values[i], &window) ||
+        __builtin_mul_overflow(columns, n, &columns))
       return mpg_infer_fail(infer, "the result is too large");
   }
   if (data->dims[1] % window || data->dims[2] != columns)
-    return mpg_infer_fail(infer, "axis 1 must be a multiple of the window's %lld elements, and axis 2 must be its %lld places", (long long)window,
-                          (long long)columns);
+    return mpg_infer_fail(infer,
+                          "axis 1 must be a multiple of the window's %lld elements, and axis 2 "
+                          "must be its %lld places",
+                          (long long)window, (long long)columns);
   out.dims[1] = data->dims[1] / window;
   mpg_infer_set(infer, 0, &out, dtype);
   return MPG_OK;
@@ -316,7 +407,10 @@ mpg_status mpg_infer_col2im(mpg_infer *infer) {
 void mpg_gradient_im2col(mpg_gradient *g) {
   const mpg_im2col_params *p = g->params;
   const mpg_shape *data = &mpg_value_desc(g, g->inputs[0])->shape;
-  mpg_col2im_params params = {.output_size = {.count = data->ndim - 2}, .kernel = p->kernel, .stride = p->stride, .dilate = p->dilate,
+  mpg_col2im_params params = {.output_size = {.count = data->ndim - 2},
+                              .kernel = p->kernel,
+                              .stride = p->stride,
+                              .dilate = p->dilate,
                               .pad = p->pad};
   for (int i = 2; i < data->ndim; i++) params.output_size.values[i - 2] = data->dims[i];
   g->in_grads[0] = mpg_emit1(g, MPG_OP_col2im, &params, g->out_grads[0]);
@@ -324,11 +418,12 @@ void mpg_gradient_im2col(mpg_gradient *g) {
 
 void mpg_gradient_col2im(mpg_gradient *g) {
   const mpg_col2im_params *p = g->params;
-  mpg_im2col_params params = {.kernel = p->kernel, .stride = p->stride, .dilate = p->dilate, .pad = p->pad};
+  mpg_im2col_params params = {
+      .kernel = p->kernel, .stride = p->stride, .dilate = p->dilate, .pad = p->pad};
   g->in_grads[0] = mpg_emit1(g, MPG_OP_im2col, &params, g->out_grads[0]);
 }
 
-/* --- Pooling ------------------------------------------------------------------------------------------------------------ */
+/* --- Pooling ---------------------------------------------------------------------------------- */
 enum { CONVENTION_FULL, CONVENTION_SAME, CONVENTION_VALID };
 
 /* The shape of what pooling makes of `data`; unknown as that is. */
@@ -340,8 +435,11 @@ static mpg_status pooled_shape(mpg_infer *infer, const mpg_desc *data, mpg_shape
   if (!p->global_pool) MPG_TRY(check_window(infer, &p->kernel, &p->stride, NULL, &p->pad));
   if (data->shape.ndim < 0) return MPG_OK;
   int ndim = p->global_pool ? data->shape.ndim - 2 : p->kernel.count;
-  if (data->shape.ndim < 3 || data->shape.ndim > 5) return mpg_infer_fail(infer, "data must have 3 to 5 axes");
-  if (data->shape.ndim != ndim + 2) return mpg_infer_fail(infer, "data must have %d axes for a kernel of %d elements", ndim + 2, ndim);
+  if (data->shape.ndim < 3 || data->shape.ndim > 5)
+    return mpg_infer_fail(infer, "data must have 3 to 5 axes");
+  if (data->shape.ndim != ndim + 2)
+    return mpg_infer_fail(infer, "data must have %d axes for a kernel of %d elements", ndim + 2,
+                          ndim);
   MPG_TRY(check_layout(infer, p->layout, ndim));
   mpg_layout layout = mpg_layout_of(p->layout);
   mpg_shape out = mpg_data_first(&data->shape, layout);
@@ -353,14 +451,19 @@ static mpg_status pooled_shape(mpg_infer *infer, const mpg_desc *data, mpg_shape
       continue;
     }
     if (in < 0) continue;
-    int64_t kernel = p->kernel.values[i], stride = mpg_tuple_at(&p->stride, i, 1), pad = mpg_tuple_at(&p->pad, i, 0);
-    if (in + 2 * pad < kernel) return mpg_infer_fail(infer, "the window is larger than the padded data along axis %d", i + 2);
+    int64_t kernel = p->kernel.values[i], stride = mpg_tuple_at(&p->stride, i, 1),
+            pad = mpg_tuple_at(&p->pad, i, 0);
+    if (in + 2 * pad < kernel)
+      return mpg_infer_fail(infer, "the window is larger than the padded data along axis %d",
+                            i + 2);
     if (p->pooling_convention == CONVENTION_SAME) {
       if (pad) return mpg_infer_fail(infer, "pooling_convention='same' goes without pad");
       out.dims[i + 2] = (in + stride - 1) / stride;
     } else {
       int64_t steps = in + 2 * pad - kernel;
-      out.dims[i + 2] = 1 + (p->pooling_convention == CONVENTION_FULL ? (steps + stride - 1) / stride : steps / stride);
+      out.dims[i + 2] =
+          1 + (p->pooling_convention == CONVENTION_FULL ? (steps + stride - 1) / stride
+                                                        : steps / stride);
     }
   }
   *result = mpg_data_laid(&out, layout);
@@ -375,7 +478,8 @@ mpg_status mpg_infer_pooling(mpg_infer *infer) {
 }
 
 void mpg_gradient_pooling(mpg_gradient *g) {
-  g->in_grads[0] = mpg_emit3(g, MPG_OP__backward_Pooling, g->params, g->out_grads[0], g->inputs[0], g->outputs[0]);
+  g->in_grads[0] = mpg_emit3(g, MPG_OP__backward_Pooling, g->params, g->out_grads[0], g->inputs[0],
+                             g->outputs[0]);
 }
 
 mpg_status mpg_infer_pooling_backward(mpg_infer *infer) {
@@ -419,12 +523,16 @@ void mpg_gradient_pooling_backward(mpg_gradient *g) {
 mpg_status mpg_infer_pooling_at_max(mpg_infer *infer) {
   mpg_dtype dtype;
   MPG_TRY(common_dtype(infer, &dtype));
-  if (mpg_shape_known(&infer->inputs[0].shape)) MPG_TRY(mpg_infer_expect_shape(infer, 1, &infer->inputs[0].shape));
+  if (mpg_shape_known(&infer->inputs[0].shape))
+    MPG_TRY(mpg_infer_expect_shape(infer, 1, &infer->inputs[0].shape));
   return mpg_infer_pooling(infer);
 }
 
-void mpg_gradient_pooling_at_max(mpg_gradient *g) { /* the third input is not read for the largest */
-  if (g->needed[0]) g->in_grads[0] = mpg_emit3(g, MPG_OP__backward_Pooling, g->params, g->out_grads[0], g->inputs[1], g->out_grads[0]);
+void mpg_gradient_pooling_at_max(
+    mpg_gradient *g) { /* the third input is not read for the largest */
+  if (g->needed[0])
+    g->in_grads[0] = mpg_emit3(g, MPG_OP__backward_Pooling, g->params, g->out_grads[0],
+                               g->inputs[1], g->out_grads[0]);
 }
 
 mpg_status mpg_infer_max_pooling(mpg_infer *infer) {
@@ -436,7 +544,8 @@ mpg_status mpg_infer_max_pooling(mpg_infer *infer) {
   mpg_pooling_window(p, &infer->inputs[0].shape, &infer->outputs[0].shape, &w);
   if (p->pool_type != MPG_POOL_MAX || mpg_layout_of(p->layout) != MPG_CHANNELS_LAST ||
       mpg_window_product(w.kernel, w.ndim) > MPG_POOLING_INDEX_NONE)
-    return mpg_infer_fail(infer, "takes the largest of at most %d elements, with the channels last", MPG_POOLING_INDEX_NONE);
+    return mpg_infer_fail(infer, "takes the largest of at most %d elements, with the channels last",
+                          MPG_POOLING_INDEX_NONE);
   mpg_infer_set(infer, 1, &infer->outputs[0].shape, MPG_UINT8);
   return MPG_OK;
 }
@@ -445,7 +554,9 @@ void mpg_gradient_max_pooling(mpg_gradient *g) {
   const mpg_shape *shape = &mpg_value_desc(g, g->inputs[0])->shape;
   mpg_window w;
   mpg_pooling_window(g->params, shape, &mpg_value_desc(g, g->outputs[0])->shape, &w);
-  mpg_pooling_index_params params = {.kernel = {.count = w.ndim}, .stride = {.count = w.ndim}, .pad = {.count = w.ndim},
+  mpg_pooling_index_params params = {.kernel = {.count = w.ndim},
+                                     .stride = {.count = w.ndim},
+                                     .pad = {.count = w.ndim},
                                      .shape = {.count = shape->ndim}};
   for (int i = 0; i < w.ndim; i++) {
     params.kernel.values[i] = w.kernel[i];
@@ -453,7 +564,8 @@ void mpg_gradient_max_pooling(mpg_gradient *g) {
     params.pad.values[i] = w.pad[i];
   }
   for (int i = 0; i < shape->ndim; i++) params.shape.values[i] = shape->dims[i];
-  g->in_grads[0] = mpg_emit2(g, MPG_OP__backward_max_pooling_channels_last, &params, g->out_grads[0], g->outputs[1]);
+  g->in_grads[0] = mpg_emit2(g, MPG_OP__backward_max_pooling_channels_last, &params,
+                             g->out_grads[0], g->outputs[1]);
 }
 
 mpg_status mpg_infer_max_pooling_backward(mpg_infer *infer) {
@@ -462,26 +574,32 @@ mpg_status mpg_infer_max_pooling_backward(mpg_infer *infer) {
   MPG_TRY(mpg_infer_tuple_shape(infer, &p->shape, &shape));
   MPG_TRY(mpg_infer_expect_dtype(infer, 1, MPG_UINT8));
   MPG_TRY(check_window(infer, &p->kernel, &p->stride, NULL, &p->pad));
-  if (p->stride.count != p->kernel.count || p->pad.count != p->kernel.count || shape.ndim != p->kernel.count + 2)
-    return mpg_infer_fail(infer, "kernel, stride and pad must have one element for each of shape's axes but two");
+  if (p->stride.count != p->kernel.count || p->pad.count != p->kernel.count ||
+      shape.ndim != p->kernel.count + 2)
+    return mpg_infer_fail(
+        infer, "kernel, stride and pad must have one element for each of shape's axes but two");
   const mpg_shape *grad = &infer->inputs[0].shape;
   if (mpg_shape_known(grad)) {
     MPG_TRY(mpg_infer_expect_shape(infer, 1, grad));
-    if (grad->ndim != shape.ndim || grad->dims[0] != shape.dims[0] || grad->dims[grad->ndim - 1] != shape.dims[shape.ndim - 1])
+    if (grad->ndim != shape.ndim || grad->dims[0] != shape.dims[0] ||
+        grad->dims[grad->ndim - 1] != shape.dims[shape.ndim - 1])
       return mpg_infer_fail(infer, "out_grad and shape must have the same batch and channels");
   }
   mpg_infer_set(infer, 0, &shape, infer->inputs[0].dtype);
   return MPG_OK;
 }
 
-/* --- UpSampling ----------------------------------------------------------------------------------------------------------- */
+/* --- UpSampling ------------------------------------------------------------------------------- */
 enum { MODE_CONCAT, MODE_SUM };
 enum { SAMPLE_BILINEAR, SAMPLE_NEAREST };
 
 int mpg_arity_upsampling(const mpg_op *op, const void *params, int given) {
   (void)op;
   const mpg_upsampling_params *p = params;
-  return given > 0 ? given : p->sample_type == SAMPLE_BILINEAR ? 2 : (int)(p->num_args < MPG_MAX_INPUTS ? p->num_args : MPG_MAX_INPUTS);
+  return given > 0 ? given
+         : p->sample_type == SAMPLE_BILINEAR
+             ? 2
+             : (int)(p->num_args < MPG_MAX_INPUTS ? p->num_args : MPG_MAX_INPUTS);
 }
 
 mpg_status mpg_infer_upsampling(mpg_infer *infer) {
@@ -489,22 +607,30 @@ mpg_status mpg_infer_upsampling(mpg_infer *infer) {
   mpg_dtype dtype;
   MPG_TRY(common_dtype(infer, &dtype));
   if (p->sample_type == SAMPLE_BILINEAR)
-    return mpg_infer_fail(infer, "sample_type='bilinear' is a Deconvolution: nd.UpSampling and sym.UpSampling call that");
+    return mpg_infer_fail(
+        infer,
+        "sample_type='bilinear' is a Deconvolution: nd.UpSampling and sym.UpSampling call that");
   mpg_shape out = infer->inputs[0].shape;
   for (int i = 0; i < infer->num_inputs; i++) {
     const mpg_shape *shape = &infer->inputs[i].shape;
     if (!mpg_shape_known(shape)) return MPG_OK;
-    if (shape->ndim != 4) return mpg_infer_fail(infer, "takes arrays with 4 axes: (batch, channels, height, width)");
+    if (shape->ndim != 4)
+      return mpg_infer_fail(infer, "takes arrays with 4 axes: (batch, channels, height, width)");
     if (i == 0) {
-      if (__builtin_mul_overflow(out.dims[2], p->scale, &out.dims[2]) || __builtin_mul_overflow(out.dims[3], p->scale, &out.dims[3]))
+      if (__builtin_mul_overflow(out.dims[2], p->scale, &out.dims[2]) ||
+          __builtin_mul_overflow(out.dims[3], p->scale, &out.dims[3]))
         return mpg_infer_fail(infer, "the result is too large");
       continue;
     }
     int64_t h = shape->dims[2], w = shape->dims[3];
     if (shape->dims[0] != out.dims[0]) return mpg_infer_fail(infer, "the batches must be equal");
-    if (h == 0 || w == 0 || out.dims[2] % h || out.dims[3] % w || out.dims[2] / h != out.dims[3] / w)
-      return mpg_infer_fail(infer, "height and width of every input must fit into the first one's new size the same whole number of times");
-    if (p->multi_input_mode == MODE_SUM && shape->dims[1] != out.dims[1]) return mpg_infer_fail(infer, "the channels must be equal to be added");
+    if (h == 0 || w == 0 || out.dims[2] % h || out.dims[3] % w ||
+        out.dims[2] / h != out.dims[3] / w)
+      return mpg_infer_fail(infer,
+                            "height and width of every input must fit into the first one's new "
+                            "size the same whole number of times");
+    if (p->multi_input_mode == MODE_SUM && shape->dims[1] != out.dims[1])
+      return mpg_infer_fail(infer, "the channels must be equal to be added");
     if (p->multi_input_mode == MODE_CONCAT) out.dims[1] += shape->dims[1];
   }
   mpg_infer_set(infer, 0, &out, dtype);
@@ -518,25 +644,30 @@ void mpg_gradient_upsampling(mpg_gradient *g) {
   int64_t channel = 0;
   for (int i = 0; i < g->num_inputs; i++) {
     const mpg_shape *shape = &mpg_value_desc(g, g->inputs[i])->shape;
-    int64_t begin = channel, scale = shape->dims[2] ? out.dims[2] / shape->dims[2] : 1, channels = shape->dims[1];
+    int64_t begin = channel, scale = shape->dims[2] ? out.dims[2] / shape->dims[2] : 1,
+            channels = shape->dims[1];
     if (p->multi_input_mode == MODE_CONCAT) channel += channels;
     if (!g->needed[i]) continue;
     mpg_value grad = g->out_grads[0];
     if (p->multi_input_mode == MODE_CONCAT && g->num_inputs > 1) {
-      mpg_slice_axis_params slice = {.axis = 1, .begin = begin, .end = {.value = begin + channels, .present = 1}};
+      mpg_slice_axis_params slice = {
+          .axis = 1, .begin = begin, .end = {.value = begin + channels, .present = 1}};
       grad = mpg_emit1(g, MPG_OP_slice_axis, &slice, grad);
     }
     if (scale > 1) {
-      mpg_pooling_params pool = {.kernel = {2, {scale, scale}}, .pool_type = MPG_POOL_SUM,
+      mpg_pooling_params pool = {.kernel = {2, {scale, scale}},
+                                 .pool_type = MPG_POOL_SUM,
                                  .pooling_convention = CONVENTION_VALID,
-                                 .stride = {2, {scale, scale}}, .count_include_pad = true, .layout = -1};
+                                 .stride = {2, {scale, scale}},
+                                 .count_include_pad = true,
+                                 .layout = -1};
       grad = mpg_emit1(g, MPG_OP_Pooling, &pool, grad);
     }
     g->in_grads[i] = grad;
   }
 }
 
-/* --- Costs ------------------------------------------------------------------------------------------------------------- */
+/* --- Costs ------------------------------------------------------------------------------------ */
 
 /* Every place of the side with the filters takes the whole weight once: 2 * batch * places *
  * |weight|. */

@@ -1,9 +1,12 @@
-/* The geometry of convolutions and poolings: plain functions, of which the libraries of other backends have copies. */
+/* The geometry of convolutions and poolings: plain functions, of which the libraries of other
+ * backends have copies. */
 #include "op/layers/convolution.h"
 
 enum { FIRST_CHANNELS_LAST = 3 }; /* NDHWC, of the words of `layout` */
 
-mpg_layout mpg_layout_of(int param) { return param >= FIRST_CHANNELS_LAST ? MPG_CHANNELS_LAST : MPG_CHANNELS_FIRST; }
+mpg_layout mpg_layout_of(int param) {
+  return param >= FIRST_CHANNELS_LAST ? MPG_CHANNELS_LAST : MPG_CHANNELS_FIRST;
+}
 
 mpg_shape mpg_channels_first(const mpg_shape *shape) {
   mpg_shape first = *shape;
@@ -22,17 +25,25 @@ mpg_shape mpg_channels_last(const mpg_shape *shape) {
 mpg_layout mpg_convolution_layout(const mpg_op *op, const void *params) {
   switch (op->id) {
     case MPG_OP_Convolution: return mpg_layout_of(((const mpg_convolution_params *)params)->layout);
-    case MPG_OP_Deconvolution: return mpg_layout_of(((const mpg_deconvolution_params *)params)->layout);
+    case MPG_OP_Deconvolution:
+      return mpg_layout_of(((const mpg_deconvolution_params *)params)->layout);
     case MPG_OP__convolution_channels_last: return MPG_CHANNELS_LAST_DATA;
     default: return (mpg_layout)((const mpg_convolution_backward_params *)params)->layout;
   }
 }
 
-void mpg_convolution_set(mpg_convolution *c, mpg_layout layout, const mpg_shape *data_shape, const mpg_shape *weight_shape,
-                         const mpg_shape *out_shape, const mpg_tuple *stride, const mpg_tuple *dilate, const mpg_tuple *pad,
+void mpg_convolution_set(mpg_convolution *c, mpg_layout layout, const mpg_shape *data_shape,
+                         const mpg_shape *weight_shape, const mpg_shape *out_shape,
+                         const mpg_tuple *stride, const mpg_tuple *dilate, const mpg_tuple *pad,
                          int64_t groups) {
-  mpg_shape data = mpg_data_first(data_shape, layout), weight = mpg_weight_first(weight_shape, layout), out = mpg_data_first(out_shape, layout);
-  *c = (mpg_convolution){.batch = data.dims[0], .channels = data.dims[1], .filters = out.dims[1], .groups = groups, .layout = layout};
+  mpg_shape data = mpg_data_first(data_shape, layout),
+            weight = mpg_weight_first(weight_shape, layout),
+            out = mpg_data_first(out_shape, layout);
+  *c = (mpg_convolution){.batch = data.dims[0],
+                         .channels = data.dims[1],
+                         .filters = out.dims[1],
+                         .groups = groups,
+                         .layout = layout};
   mpg_window *w = &c->window;
   w->ndim = data.ndim - 2;
   for (int i = 0; i < w->ndim; i++) {
@@ -45,19 +56,24 @@ void mpg_convolution_set(mpg_convolution *c, mpg_layout layout, const mpg_shape 
   }
 }
 
-void mpg_deconvolution_pads(const mpg_deconvolution_params *p, const mpg_shape *data, const mpg_shape *out, mpg_tuple *pads) {
-  /* out = stride * (in - 1) + span - 2 * pad + adj with 0 <= adj < stride and, from target_shape, adj = 0 or 1. */
+void mpg_deconvolution_pads(const mpg_deconvolution_params *p, const mpg_shape *data,
+                            const mpg_shape *out, mpg_tuple *pads) {
+  /* out = stride * (in - 1) + span - 2 * pad + adj with 0 <= adj < stride and, from target_shape,
+   * adj = 0 or 1. */
   bool target = false;
   for (int k = 0; k < p->target_shape.count; k++) target |= p->target_shape.values[k] != 0;
   *pads = (mpg_tuple){.count = p->kernel.count};
   for (int i = 0; i < p->kernel.count; i++) {
-    int64_t full = mpg_tuple_at(&p->stride, i, 1) * (data->dims[i + 2] - 1) + mpg_tuple_at(&p->dilate, i, 1) * (p->kernel.values[i] - 1) + 1;
+    int64_t full = mpg_tuple_at(&p->stride, i, 1) * (data->dims[i + 2] - 1) +
+                   mpg_tuple_at(&p->dilate, i, 1) * (p->kernel.values[i] - 1) + 1;
     pads->values[i] = target ? (full - out->dims[i + 2] + 1) / 2 : mpg_tuple_at(&p->pad, i, 0);
   }
 }
 
-void mpg_pooling_window(const mpg_pooling_params *p, const mpg_shape *data_shape, const mpg_shape *out_shape, mpg_window *window) {
-  mpg_shape data_first = mpg_data_first(data_shape, mpg_layout_of(p->layout)), out_first = mpg_data_first(out_shape, mpg_layout_of(p->layout));
+void mpg_pooling_window(const mpg_pooling_params *p, const mpg_shape *data_shape,
+                        const mpg_shape *out_shape, mpg_window *window) {
+  mpg_shape data_first = mpg_data_first(data_shape, mpg_layout_of(p->layout)),
+            out_first = mpg_data_first(out_shape, mpg_layout_of(p->layout));
   const mpg_shape *data = &data_first, *out = &out_first;
   *window = (mpg_window){.ndim = data->ndim - 2};
   for (int i = 0; i < window->ndim; i++) {

@@ -1,4 +1,5 @@
-/* Connectionist temporal classification: data (time, batch, classes), labels (batch, length). Inference and gradient. */
+/* Connectionist temporal classification: data (time, batch, classes), labels (batch, length).
+ * Inference and gradient. */
 #include "op/infer.h"
 
 enum { DATA, LABEL, LENGTHS };
@@ -6,10 +7,12 @@ enum { DATA, LABEL, LENGTHS };
 int mpg_arity_ctc_loss(const mpg_op *op, const void *params, int given) {
   const mpg_ctc_loss_params *p = params;
   (void)given;
-  return 2 + (int)p->use_data_lengths + (int)p->use_label_lengths + (op->id == MPG_OP__backward_CTCLoss);
+  return 2 + (int)p->use_data_lengths + (int)p->use_label_lengths +
+         (op->id == MPG_OP__backward_CTCLoss);
 }
 
-/* data and what follows it, from input `first` on; *batch: how many samples, -1 when that is not known. */
+/* data and what follows it, from input `first` on; *batch: how many samples, -1 when that is not
+ * known. */
 static mpg_status expect_inputs(mpg_infer *infer, int first, int64_t *batch) {
   const mpg_desc *data = &infer->inputs[first + DATA];
   const mpg_shape *label = &infer->inputs[first + LABEL].shape;
@@ -17,16 +20,21 @@ static mpg_status expect_inputs(mpg_infer *infer, int first, int64_t *batch) {
   for (int i = first + LABEL; i < infer->num_inputs; i++) {
     mpg_dtype *dtype = &infer->inputs[i].dtype;
     if (*dtype == MPG_DTYPE_NONE) *dtype = data->dtype;
-    if (*dtype != MPG_DTYPE_NONE && !(MPG_DTYPES_NUMERIC >> *dtype & 1)) return mpg_infer_fail(infer, "labels and lengths are numbers");
+    if (*dtype != MPG_DTYPE_NONE && !(MPG_DTYPES_NUMERIC >> *dtype & 1))
+      return mpg_infer_fail(infer, "labels and lengths are numbers");
   }
   if (!mpg_shape_known(&data->shape)) return MPG_OK;
-  if (data->shape.ndim != 3) return mpg_infer_fail(infer, "data has three dimensions: time, batch, classes");
-  if (data->shape.dims[2] < 1) return mpg_infer_fail(infer, "there is at least one class, the blank");
+  if (data->shape.ndim != 3)
+    return mpg_infer_fail(infer, "data has three dimensions: time, batch, classes");
+  if (data->shape.dims[2] < 1)
+    return mpg_infer_fail(infer, "there is at least one class, the blank");
   *batch = data->shape.dims[1];
   mpg_shape samples = {.ndim = 1, .dims = {*batch}};
-  for (int i = first + LENGTHS; i < infer->num_inputs; i++) MPG_TRY(mpg_infer_expect_shape(infer, i, &samples));
+  for (int i = first + LENGTHS; i < infer->num_inputs; i++)
+    MPG_TRY(mpg_infer_expect_shape(infer, i, &samples));
   if (mpg_shape_known(label) && (label->ndim != 2 || label->dims[0] != *batch))
-    return mpg_infer_fail(infer, "label has two dimensions: batch (as data's second, %lld), length", (long long)*batch);
+    return mpg_infer_fail(infer, "label has two dimensions: batch (as data's second, %lld), length",
+                          (long long)*batch);
   return MPG_OK;
 }
 
@@ -42,7 +50,8 @@ mpg_status mpg_infer_ctc_loss_back(mpg_infer *infer) {
   mpg_shape samples = {.ndim = 1};
   MPG_TRY(expect_inputs(infer, 1, &samples.dims[0]));
   infer->outputs[0] = infer->inputs[1 + DATA];
-  if (infer->inputs[1].dtype != MPG_DTYPE_NONE) MPG_TRY(mpg_infer_expect_dtype(infer, 0, infer->inputs[1].dtype));
+  if (infer->inputs[1].dtype != MPG_DTYPE_NONE)
+    MPG_TRY(mpg_infer_expect_dtype(infer, 0, infer->inputs[1].dtype));
   return samples.dims[0] >= 0 ? mpg_infer_expect_shape(infer, 0, &samples) : MPG_OK;
 }
 
@@ -57,8 +66,7 @@ void mpg_gradient_ctc_loss(mpg_gradient *g) {
  * the labels, there and back. */
 mpg_cost mpg_cost_ctc_loss(const mpg_infer *call) {
   bool backward = call->op->id == MPG_OP__backward_CTCLoss;
-  const mpg_shape *data = &call->inputs[backward].shape,
-                  *label = &call->inputs[backward + 1].shape;
+  const mpg_shape *data = &call->inputs[backward].shape, *label = &call->inputs[backward + 1].shape;
   double steps = (double)data->dims[0] * (double)data->dims[1],
          places = 2 * (double)label->dims[1] + 1;
   return mpg_cost_of(

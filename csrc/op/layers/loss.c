@@ -17,33 +17,43 @@ mpg_status mpg_infer_softmax_output(mpg_infer *infer) {
   const mpg_shape *data = &infer->inputs[0].shape;
   mpg_shape *label = &infer->inputs[1].shape;
   if (!mpg_shape_known(data)) return MPG_OK;
-  if (data->ndim < (params->multi_output ? 2 : 1)) return mpg_infer_fail(infer, "data has too few dimensions");
-  if (label->ndim >= 0 && mpg_shape_known(label) && mpg_shape_equal(label, data)) return MPG_OK; /* probabilities */
+  if (data->ndim < (params->multi_output ? 2 : 1))
+    return mpg_infer_fail(infer, "data has too few dimensions");
+  if (label->ndim >= 0 && mpg_shape_known(label) && mpg_shape_equal(label, data))
+    return MPG_OK; /* probabilities */
   if (params->multi_output) {
-    mpg_shape flat = {.ndim = 2, .dims = {data->dims[0], mpg_shape_product(data, 2, data->ndim)}}, without = {0}, kept = *data;
+    mpg_shape flat = {.ndim = 2, .dims = {data->dims[0], mpg_shape_product(data, 2, data->ndim)}},
+              without = {0}, kept = *data;
     for (int i = 0; i < data->ndim; i++)
       if (i != 1) without.dims[without.ndim++] = data->dims[i];
     kept.dims[1] = 1;
-    if (mpg_shape_known(label) && (mpg_shape_equal(label, &without) || mpg_shape_equal(label, &kept))) return MPG_OK;
+    if (mpg_shape_known(label) &&
+        (mpg_shape_equal(label, &without) || mpg_shape_equal(label, &kept)))
+      return MPG_OK;
     return mpg_infer_expect_shape(infer, 1, label->ndim == without.ndim ? &without : &flat);
   }
   mpg_shape rows = *data;
   rows.dims[--rows.ndim] = 0;
-  if (!params->preserve_shape && data->ndim != 2 && label->ndim == 1 && label->dims[0] == data->dims[0]) return MPG_OK;
+  if (!params->preserve_shape && data->ndim != 2 && label->ndim == 1 &&
+      label->dims[0] == data->dims[0])
+    return MPG_OK;
   return mpg_infer_expect_shape(infer, 1, &rows);
 }
 
 mpg_status mpg_infer_softmax_output_back(mpg_infer *infer) {
   MPG_TRY(mpg_infer_softmax_output(infer));
   if (infer->num_inputs < 3) return MPG_OK;
-  if (infer->inputs[0].dtype != MPG_DTYPE_NONE) MPG_TRY(mpg_infer_expect_dtype(infer, 2, infer->inputs[0].dtype));
+  if (infer->inputs[0].dtype != MPG_DTYPE_NONE)
+    MPG_TRY(mpg_infer_expect_dtype(infer, 2, infer->inputs[0].dtype));
   return mpg_infer_expect_shape(infer, 2, &infer->inputs[0].shape);
 }
 
 void mpg_gradient_softmax_output(mpg_gradient *g) {
   GRADIENT_PARAMS(softmax_output, params);
   mpg_value inputs[3] = {g->outputs[0], g->inputs[1], g->out_grads[0]};
-  if (g->needed[0]) g->in_grads[0] = mpg_emit(g, MPG_OP__backward_SoftmaxOutput, params, params->out_grad ? 3 : 2, inputs);
+  if (g->needed[0])
+    g->in_grads[0] =
+        mpg_emit(g, MPG_OP__backward_SoftmaxOutput, params, params->out_grad ? 3 : 2, inputs);
 }
 
 mpg_status mpg_infer_regression_output(mpg_infer *infer) {
@@ -53,16 +63,19 @@ mpg_status mpg_infer_regression_output(mpg_infer *infer) {
   if (mpg_shape_known(label)) {
     bool rows = label->ndim > 0 && data->ndim > 0 && label->dims[0] == data->dims[0];
     if (!(rows || mpg_shape_equal(label, data)) || mpg_shape_size(label) != mpg_shape_size(data))
-      return mpg_infer_fail(infer, "label has as many elements as data, and the same first dimension");
+      return mpg_infer_fail(infer,
+                            "label has as many elements as data, and the same first dimension");
     return MPG_OK;
   }
   mpg_shape column = {.ndim = 1, .dims = {data->dims[0]}};
-  return mpg_infer_expect_shape(infer, 1, data->ndim == 2 && data->dims[1] == 1 && label->ndim < 0 ? &column : data);
+  return mpg_infer_expect_shape(
+      infer, 1, data->ndim == 2 && data->dims[1] == 1 && label->ndim < 0 ? &column : data);
 }
 
 /* output - label, in the shape of the output. */
 static mpg_value residual(mpg_gradient *g) {
-  return mpg_emit2(g, MPG_OP_elemwise_sub, NULL, g->outputs[0], mpg_emit_reshape(g, g->inputs[1], &mpg_value_desc(g, g->outputs[0])->shape));
+  return mpg_emit2(g, MPG_OP_elemwise_sub, NULL, g->outputs[0],
+                   mpg_emit_reshape(g, g->inputs[1], &mpg_value_desc(g, g->outputs[0])->shape));
 }
 
 static double per_row(mpg_gradient *g) {
@@ -93,9 +106,12 @@ mpg_status mpg_infer_svm_output(mpg_infer *infer) {
 }
 
 void mpg_gradient_svm_output(mpg_gradient *g) {
-  if (g->needed[0]) g->in_grads[0] = mpg_emit2(g, MPG_OP__backward_SVMOutput, g->params, g->outputs[0], g->inputs[1]);
+  if (g->needed[0])
+    g->in_grads[0] =
+        mpg_emit2(g, MPG_OP__backward_SVMOutput, g->params, g->outputs[0], g->inputs[1]);
 }
 
 void mpg_gradient_make_loss_layer(mpg_gradient *g) {
-  if (g->needed[0]) g->in_grads[0] = mpg_emit1(g, MPG_OP__backward_MakeLoss, g->params, g->inputs[0]);
+  if (g->needed[0])
+    g->in_grads[0] = mpg_emit1(g, MPG_OP__backward_MakeLoss, g->params, g->inputs[0]);
 }

@@ -14,7 +14,7 @@ static mpg_status expect_vectors(mpg_infer *infer, int first, int last, int64_t 
   return MPG_OK;
 }
 
-/* --- BatchNorm ------------------------------------------------------------------------------------------------------ */
+/* --- BatchNorm -------------------------------------------------------------------------------- */
 static mpg_dtype statistics_dtype(mpg_dtype dtype) {
   return dtype == MPG_FLOAT16 || dtype == MPG_BFLOAT16 ? MPG_FLOAT32 : dtype;
 }
@@ -37,7 +37,8 @@ mpg_status mpg_infer_batch_norm(mpg_infer *infer) {
   return MPG_OK;
 }
 
-/* The shared shape of all backward ops here: gradients have the descs of data, gamma and beta (which is as gamma is). */
+/* The shared shape of all backward ops here: gradients have the descs of data, gamma and beta
+ * (which is as gamma is). */
 static mpg_status infer_backward(mpg_infer *infer) {
   if (infer->inputs[1].shape.ndim < 0 || infer->inputs[2].shape.ndim < 0) return MPG_OK;
   MPG_TRY(mpg_infer_expect_dtype(infer, 0, infer->inputs[1].dtype));
@@ -76,17 +77,19 @@ mpg_status mpg_infer_group_norm_backward(mpg_infer *infer) {
   MPG_TRY(infer_backward(infer));
   if (!mpg_shape_known(data) || !mpg_shape_known(gamma)) return MPG_OK;
   if (data->ndim < 2 || gamma->ndim != 1 || gamma->dims[0] == 0 || data->dims[1] % gamma->dims[0])
-    return mpg_infer_fail(infer, "gamma has an element for each group, which axis 1 of data divides into");
+    return mpg_infer_fail(infer,
+                          "gamma has an element for each group, which axis 1 of data divides into");
   mpg_shape moments = {.ndim = 2, .dims = {data->dims[0], gamma->dims[0]}};
   MPG_TRY(mpg_infer_expect_shape(infer, 3, &moments));
   return mpg_infer_expect_shape(infer, 4, &moments);
 }
 
-/* Emits a backward op on (out_grad, data, gamma, mean, deviation); gradients that flow into the statistics are not followed, as in
- * MXNet. */
+/* Emits a backward op on (out_grad, data, gamma, mean, deviation); gradients that flow into the
+ * statistics are not followed, as in MXNet. */
 static void emit_backward(mpg_gradient *g, mpg_op_id op, const void *params) {
   if (!mpg_has_value(g->out_grads[0])) return;
-  mpg_value inputs[5] = {g->out_grads[0], g->inputs[0], g->inputs[1], g->outputs[1], g->outputs[2]}, grads[3];
+  mpg_value inputs[5] = {g->out_grads[0], g->inputs[0], g->inputs[1], g->outputs[1], g->outputs[2]},
+            grads[3];
   mpg_emit_all(g, op, params, 5, inputs, grads);
   for (int i = 0; i < 3; i++)
     if (g->needed[i]) g->in_grads[i] = grads[i];
@@ -94,13 +97,14 @@ static void emit_backward(mpg_gradient *g, mpg_op_id op, const void *params) {
 
 void mpg_gradient_batch_norm(mpg_gradient *g) {
   const mpg_batch_norm_params *p = g->params;
-  mpg_batch_norm_backward_params params = {.axis = p->axis, .eps = p->eps,
+  mpg_batch_norm_backward_params params = {.axis = p->axis,
+                                           .eps = p->eps,
                                            .fix_gamma = p->fix_gamma,
                                            .batch_stats = g->train && !p->use_global_stats};
   emit_backward(g, MPG_OP__backward_BatchNorm, &params);
 }
 
-/* --- BatchNorm, addition and relu ------------------------------------------------------------------------------------ */
+/* --- BatchNorm, addition and relu ------------------------------------------------------------- */
 int mpg_arity_batch_norm_relu(const mpg_op *op, const void *params, int given) {
   (void)op;
   (void)given;
@@ -112,10 +116,13 @@ int mpg_arity_batch_norm_relu_backward(const mpg_op *op, const void *params, int
   return ((const mpg_batch_norm_relu_backward_params *)params)->add ? 4 : 3;
 }
 
-/* A row: a bit a channel, whether it was above 0; a bit a channel, whether it was NaN; a byte, whether any was NaN. */
+/* A row: a bit a channel, whether it was above 0; a bit a channel, whether it was NaN; a byte,
+ * whether any was NaN. */
 static mpg_shape mask_shape(const mpg_shape *data) {
   int64_t channels = data->dims[data->ndim - 1];
-  return (mpg_shape){.ndim = 2, .dims = {mpg_shape_product(data, 0, data->ndim - 1), 2 * ((channels + 7) / 8) + 1}};
+  return (mpg_shape){
+      .ndim = 2,
+      .dims = {mpg_shape_product(data, 0, data->ndim - 1), 2 * ((channels + 7) / 8) + 1}};
 }
 
 mpg_status mpg_infer_batch_norm_relu(mpg_infer *infer) {
@@ -129,7 +136,8 @@ mpg_status mpg_infer_batch_norm_relu(mpg_infer *infer) {
   if (!mpg_shape_known(&data->shape)) return MPG_OK;
   int axis;
   MPG_TRY(channels_axis(infer, -1, &axis));
-  mpg_shape channels = {.ndim = 1, .dims = {data->shape.dims[axis]}}, mask = mask_shape(&data->shape);
+  mpg_shape channels = {.ndim = 1, .dims = {data->shape.dims[axis]}},
+            mask = mask_shape(&data->shape);
   MPG_TRY(expect_vectors(infer, 1, 4, channels.dims[0]));
   if (infer->num_inputs == 6) MPG_TRY(mpg_infer_expect_shape(infer, 5, &data->shape));
   mpg_infer_set(infer, 0, &data->shape, data->dtype);
@@ -156,19 +164,23 @@ mpg_status mpg_infer_batch_norm_relu_backward(mpg_infer *infer) {
 void mpg_gradient_batch_norm_relu(mpg_gradient *g) {
   const mpg_batch_norm_relu_params *p = g->params;
   if (!mpg_has_value(g->out_grads[0])) return;
-  mpg_batch_norm_relu_backward_params params = {.fix_gamma = p->fix_gamma, .batch_stats = g->train && !p->use_global_stats,
+  mpg_batch_norm_relu_backward_params params = {.fix_gamma = p->fix_gamma,
+                                                .batch_stats = g->train && !p->use_global_stats,
                                                 .add = p->add && g->needed[5]};
-  mpg_value inputs[6] = {g->out_grads[0], g->inputs[0], g->inputs[1], g->outputs[1], g->outputs[2], g->outputs[3]}, grads[4];
+  mpg_value inputs[6] = {g->out_grads[0], g->inputs[0],  g->inputs[1],
+                         g->outputs[1],   g->outputs[2], g->outputs[3]},
+            grads[4];
   mpg_emit_all(g, MPG_OP__backward_batch_norm_relu, &params, 6, inputs, grads);
   for (int i = 0; i < 3; i++)
     if (g->needed[i]) g->in_grads[i] = grads[i];
   if (params.add) g->in_grads[5] = grads[3];
 }
 
-/* --- LayerNorm, GroupNorm, InstanceNorm ------------------------------------------------------------------------------ */
+/* --- LayerNorm, GroupNorm, InstanceNorm ------------------------------------------------------- */
 static mpg_status same_dtypes(mpg_infer *infer) {
   mpg_dtype dtype = MPG_DTYPE_NONE;
-  for (int i = 0; i < infer->num_inputs && dtype == MPG_DTYPE_NONE; i++) dtype = infer->inputs[i].dtype;
+  for (int i = 0; i < infer->num_inputs && dtype == MPG_DTYPE_NONE; i++)
+    dtype = infer->inputs[i].dtype;
   for (int i = 0; i < infer->num_inputs; i++) MPG_TRY(mpg_infer_expect_dtype(infer, i, dtype));
   for (int i = 0; i < infer->num_outputs; i++) infer->outputs[i].dtype = dtype;
   return MPG_OK;
@@ -200,11 +212,13 @@ static mpg_status infer_groups(mpg_infer *infer, int64_t num_groups) { /* 0: as 
   MPG_TRY(same_dtypes(infer));
   const mpg_desc *data = &infer->inputs[0];
   if (data->shape.ndim < 0) return MPG_OK;
-  if (data->shape.ndim < 3) return mpg_infer_fail(infer, "data must have at least 3 axes: (batch, channels, ...)");
+  if (data->shape.ndim < 3)
+    return mpg_infer_fail(infer, "data must have at least 3 axes: (batch, channels, ...)");
   int64_t channels = data->shape.dims[1];
   if (!num_groups) num_groups = channels;
   if (num_groups > 0 && channels >= 0 && channels % num_groups)
-    return mpg_infer_fail(infer, "%lld channels cannot be split into %lld groups of one size", (long long)channels, (long long)num_groups);
+    return mpg_infer_fail(infer, "%lld channels cannot be split into %lld groups of one size",
+                          (long long)channels, (long long)num_groups);
   MPG_TRY(expect_vectors(infer, 1, 2, num_groups));
   mpg_shape moments = {.ndim = 2, .dims = {data->shape.dims[0], num_groups}};
   mpg_infer_set(infer, 0, &data->shape, data->dtype);
@@ -231,7 +245,7 @@ void mpg_gradient_instance_norm(mpg_gradient *g) {
   emit_backward(g, MPG_OP__backward_GroupNorm, &params);
 }
 
-/* --- L2Normalization ------------------------------------------------------------------------------------------------- */
+/* --- L2Normalization -------------------------------------------------------------------------- */
 mpg_status mpg_infer_l2_normalization(mpg_infer *infer) {
   const mpg_l2_normalization_params *p = infer->params;
   const mpg_desc *data = &infer->inputs[0];
@@ -240,9 +254,12 @@ mpg_status mpg_infer_l2_normalization(mpg_infer *infer) {
   enum { INSTANCE, CHANNEL, SPATIAL };
   if (data->shape.ndim < (p->mode == INSTANCE ? 1 : p->mode == CHANNEL ? 2 : 3))
     return mpg_infer_fail(infer, "data has too few axes for mode='%s'",
-                          p->mode == INSTANCE ? "instance" : p->mode == CHANNEL ? "channel" : "spatial");
+                          p->mode == INSTANCE  ? "instance"
+                          : p->mode == CHANNEL ? "channel"
+                                               : "spatial");
   mpg_shape norm = data->shape;
-  for (int i = p->mode == SPATIAL ? 2 : 1; i < (p->mode == CHANNEL ? 2 : norm.ndim); i++) norm.dims[i] = 1;
+  for (int i = p->mode == SPATIAL ? 2 : 1; i < (p->mode == CHANNEL ? 2 : norm.ndim); i++)
+    norm.dims[i] = 1;
   mpg_infer_set(infer, 0, &data->shape, data->dtype);
   mpg_infer_set(infer, 1, &norm, data->dtype);
   return MPG_OK;
@@ -254,9 +271,11 @@ void mpg_gradient_l2_normalization(mpg_gradient *g) {
   mpg_shape norm_shape = mpg_value_desc(g, norm)->shape;
   if (mpg_has_value(g->out_grads[0])) {
     mpg_value dy = g->out_grads[0];
-    mpg_value dotted = mpg_emit_sum_to(g, mpg_emit2(g, MPG_OP_elemwise_mul, NULL, y, dy), &norm_shape);
+    mpg_value dotted =
+        mpg_emit_sum_to(g, mpg_emit2(g, MPG_OP_elemwise_mul, NULL, y, dy), &norm_shape);
     mpg_value along = mpg_emit2(g, MPG_OP_broadcast_mul, NULL, y, dotted);
-    grad = mpg_emit2(g, MPG_OP_broadcast_div, NULL, mpg_emit2(g, MPG_OP_elemwise_sub, NULL, dy, along), norm);
+    grad = mpg_emit2(g, MPG_OP_broadcast_div, NULL,
+                     mpg_emit2(g, MPG_OP_elemwise_sub, NULL, dy, along), norm);
   }
   if (mpg_has_value(g->out_grads[1])) {
     mpg_value more = mpg_emit2(g, MPG_OP_broadcast_mul, NULL, y, g->out_grads[1]);
@@ -265,12 +284,14 @@ void mpg_gradient_l2_normalization(mpg_gradient *g) {
   g->in_grads[0] = grad;
 }
 
-/* --- LRN ------------------------------------------------------------------------------------------------------------ */
+/* --- LRN -------------------------------------------------------------------------------------- */
 mpg_status mpg_infer_lrn(mpg_infer *infer) {
   const mpg_lrn_params *p = infer->params;
   const mpg_shape *data = &infer->inputs[0].shape;
-  if (data->ndim >= 0 && data->ndim != 4) return mpg_infer_fail(infer, "data must have 4 axes: (batch, channels, height, width)");
-  if (p->nsize % 2 == 0) return mpg_infer_fail(infer, "nsize must be odd, not %lld", (long long)p->nsize);
+  if (data->ndim >= 0 && data->ndim != 4)
+    return mpg_infer_fail(infer, "data must have 4 axes: (batch, channels, height, width)");
+  if (p->nsize % 2 == 0)
+    return mpg_infer_fail(infer, "nsize must be odd, not %lld", (long long)p->nsize);
   return mpg_infer_same(infer);
 }
 
@@ -278,7 +299,8 @@ mpg_status mpg_infer_lrn_backward(mpg_infer *infer) { return mpg_infer_same(infe
 
 void mpg_gradient_lrn(mpg_gradient *g) {
   if (!mpg_has_value(g->out_grads[0])) return;
-  g->in_grads[0] = mpg_emit3(g, MPG_OP__backward_LRN, g->params, g->out_grads[0], g->inputs[0], g->outputs[1]);
+  g->in_grads[0] =
+      mpg_emit3(g, MPG_OP__backward_LRN, g->params, g->out_grads[0], g->inputs[0], g->outputs[1]);
 }
 
 mpg_cost mpg_cost_lrn(const mpg_infer *call) {

@@ -3,7 +3,7 @@
 #include "op/layers/convolution.h"
 #include "op/infer.h"
 
-/* --- (data - mean) / deviation * gamma + beta ------------------------------------------------------------------------ */
+/* --- (data - mean) / deviation * gamma + beta ------------------------------------------------- */
 typedef struct standardised {
   /* seen with three axes: batch or outer axes, channels or groups, the rest */
   mpg_shape data, moments, gamma;
@@ -81,7 +81,7 @@ void mpg_gradient_standardised_back(mpg_gradient *g) {
   mpg_gradient_written_out(g, &(mpg_written_out){3, 1, inputs, out_grads, emit_standardised});
 }
 
-/* --- LRN ------------------------------------------------------------------------------------------------------------- */
+/* --- LRN -------------------------------------------------------------------------------------- */
 
 /* data * (knorm + alpha / nsize * sum of squares of neighbouring channels) ^ -beta. */
 static void emit_lrn(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {

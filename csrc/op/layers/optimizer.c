@@ -18,13 +18,15 @@ mpg_status mpg_infer_update(mpg_infer *infer) {
 mpg_status mpg_infer_update_mixed(mpg_infer *infer) {
   for (int i = 1; i < infer->num_inputs; i++) MPG_TRY(like_weight(infer, 0, i, i > 1));
   bool direction = infer->op->id == MPG_OP_mp_lamb_update_phase1;
-  mpg_infer_set(infer, 0, &infer->inputs[0].shape, direction ? MPG_FLOAT32 : infer->inputs[0].dtype);
+  mpg_infer_set(infer, 0, &infer->inputs[0].shape,
+                direction ? MPG_FLOAT32 : infer->inputs[0].dtype);
   return MPG_OK;
 }
 
 static mpg_status one_value(mpg_infer *infer, int i) {
   const mpg_shape *shape = &infer->inputs[i].shape;
-  if (mpg_shape_known(shape) && mpg_shape_size(shape) != 1) return mpg_infer_fail(infer, "input %d must have one value", i);
+  if (mpg_shape_known(shape) && mpg_shape_size(shape) != 1)
+    return mpg_infer_fail(infer, "input %d must have one value", i);
   return MPG_OK;
 }
 
@@ -63,7 +65,7 @@ mpg_status mpg_infer_lamb_phase2_mixed(mpg_infer *infer) {
   return MPG_OK;
 }
 
-/* --- Several weights ---------------------------------------------------------------------------------------------- */
+/* --- Several weights -------------------------------------------------------------------------- */
 
 static int64_t num_weights(const mpg_op *op, const void *params) {
   int index = mpg_params_find(op->params, "num_weights");
@@ -83,58 +85,83 @@ mpg_status mpg_infer_multi_update(mpg_infer *infer) {
   switch (infer->op->id) {
     case MPG_OP_multi_sgd_update: per_weight = 2; break;
     case MPG_OP_multi_mp_sgd_update: mixed = true; break;
-    case MPG_OP_multi_mp_sgd_mom_update: per_weight = 4; mixed = true; break;
-    case MPG_OP_preloaded_multi_sgd_update: per_weight = 2; extra = 2; break;
+    case MPG_OP_multi_mp_sgd_mom_update:
+      per_weight = 4;
+      mixed = true;
+      break;
+    case MPG_OP_preloaded_multi_sgd_update:
+      per_weight = 2;
+      extra = 2;
+      break;
     case MPG_OP_preloaded_multi_sgd_mom_update: extra = 2; break;
-    case MPG_OP_preloaded_multi_mp_sgd_update: extra = 2; mixed = true; break;
-    case MPG_OP_preloaded_multi_mp_sgd_mom_update: per_weight = 4; extra = 2; mixed = true; break;
+    case MPG_OP_preloaded_multi_mp_sgd_update:
+      extra = 2;
+      mixed = true;
+      break;
+    case MPG_OP_preloaded_multi_mp_sgd_mom_update:
+      per_weight = 4;
+      extra = 2;
+      mixed = true;
+      break;
     case MPG_OP__multi_adam_update: per_weight = 4; break;
     default: break;
   }
   if (infer->num_outputs != weights)
     return mpg_infer_fail(infer, "num_weights must be at most %d", MPG_MAX_OUTPUTS);
   if (infer->num_inputs != weights * per_weight + extra)
-    return mpg_infer_fail(infer, "%lld weights take %lld arrays, %d each%s; %d are given", (long long)weights,
-                          (long long)(weights * per_weight + extra), per_weight, extra ? " and 2 for all" : "", infer->num_inputs);
+    return mpg_infer_fail(infer, "%lld weights take %lld arrays, %d each%s; %d are given",
+                          (long long)weights, (long long)(weights * per_weight + extra), per_weight,
+                          extra ? " and 2 for all" : "", infer->num_inputs);
   for (int k = 0; k < weights; k++) {
     int first = k * per_weight;
-    for (int j = 1; j < per_weight; j++) MPG_TRY(like_weight(infer, first, first + j, mixed && j > 1));
+    for (int j = 1; j < per_weight; j++)
+      MPG_TRY(like_weight(infer, first, first + j, mixed && j > 1));
     mpg_infer_set(infer, k, &infer->inputs[first].shape, infer->inputs[first].dtype);
   }
   if (extra) {
     for (int j = 0; j < 2; j++) {
       int i = (int)weights * per_weight + j;
       MPG_TRY(mpg_infer_expect_dtype(infer, i, MPG_FLOAT32));
-      if (mpg_shape_known(&infer->inputs[i].shape) && mpg_shape_size(&infer->inputs[i].shape) != weights)
-        return mpg_infer_fail(infer, "the arrays of learning rates and weight decays must have %lld values", (long long)weights);
+      if (mpg_shape_known(&infer->inputs[i].shape) &&
+          mpg_shape_size(&infer->inputs[i].shape) != weights)
+        return mpg_infer_fail(
+            infer, "the arrays of learning rates and weight decays must have %lld values",
+            (long long)weights);
     }
     return MPG_OK;
   }
   for (int j = 0; j < 2; j++) { /* lrs and wds are the first parameters of all these structs */
-    const mpg_floats *values = (const mpg_floats *)((const char *)infer->params + infer->op->params->params[j].offset);
-    if (values->count != weights) return mpg_infer_fail(infer, "%s must have %lld values, not %d", infer->op->params->params[j].name, (long long)weights, values->count);
+    const mpg_floats *values =
+        (const mpg_floats *)((const char *)infer->params + infer->op->params->params[j].offset);
+    if (values->count != weights)
+      return mpg_infer_fail(infer, "%s must have %lld values, not %d",
+                            infer->op->params->params[j].name, (long long)weights, values->count);
   }
   return MPG_OK;
 }
 
-/* --- Checks and sums ---------------------------------------------------------------------------------------------- */
+/* --- Checks and sums -------------------------------------------------------------------------- */
 
 static mpg_status expect_count(mpg_infer *infer, int64_t count) {
   if (count == infer->num_inputs) return MPG_OK;
-  return mpg_infer_fail(infer, "num_arrays is %lld, but %d arrays are given", (long long)count, infer->num_inputs);
+  return mpg_infer_fail(infer, "num_arrays is %lld, but %d arrays are given", (long long)count,
+                        infer->num_inputs);
 }
 
 mpg_status mpg_infer_multi_sum_sq(mpg_infer *infer) {
   MPG_TRY(expect_count(infer, ((const mpg_num_arrays_params *)infer->params)->num_arrays));
-  for (int i = 1; i < infer->num_inputs; i++) MPG_TRY(mpg_infer_expect_dtype(infer, i, infer->inputs[0].dtype));
+  for (int i = 1; i < infer->num_inputs; i++)
+    MPG_TRY(mpg_infer_expect_dtype(infer, i, infer->inputs[0].dtype));
   mpg_shape shape = {.ndim = 1, .dims = {infer->num_inputs}};
   mpg_infer_set(infer, 0, &shape, MPG_FLOAT32);
   return MPG_OK;
 }
 
 mpg_status mpg_infer_all_finite(mpg_infer *infer) {
-  if (infer->op->id == MPG_OP_multi_all_finite) MPG_TRY(expect_count(infer, ((const mpg_multi_all_finite_params *)infer->params)->num_arrays));
-  for (int i = 1; i < infer->num_inputs; i++) MPG_TRY(mpg_infer_expect_dtype(infer, i, infer->inputs[0].dtype));
+  if (infer->op->id == MPG_OP_multi_all_finite)
+    MPG_TRY(expect_count(infer, ((const mpg_multi_all_finite_params *)infer->params)->num_arrays));
+  for (int i = 1; i < infer->num_inputs; i++)
+    MPG_TRY(mpg_infer_expect_dtype(infer, i, infer->inputs[0].dtype));
   mpg_shape shape = {.ndim = 1, .dims = {1}};
   mpg_infer_set(infer, 0, &shape, MPG_FLOAT32);
   return MPG_OK;

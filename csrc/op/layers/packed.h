@@ -1,5 +1,6 @@
-/* Weights in the layout that a kernel wants: an array of floats, of which the first MPG_PACKED_HEADER say what the rest is. It has room for the
- * weight as it is, and for layouts in blocks. Plain values; any thread. */
+/* Weights in the layout that a kernel wants: an array of floats, of which the first
+ * MPG_PACKED_HEADER say what the rest is. It has room for the weight as it is, and for layouts in
+ * blocks. Plain values; any thread. */
 #ifndef MPG_OP_LAYERS_PACKED_H
 #define MPG_OP_LAYERS_PACKED_H
 

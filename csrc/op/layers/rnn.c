@@ -8,8 +8,10 @@
 static bool flat_elements(const mpg_rnn_size *s, int64_t *elements) {
   int64_t total = 0, rows = s->gates * s->hidden, weights;
   for (int layer = 0; layer < s->layers; layer++) {
-    int64_t columns = mpg_rnn_layer_input(s, layer) + s->hidden + 2; /* both weights and both biases */
-    if (__builtin_mul_overflow(rows, columns, &weights) || __builtin_mul_overflow(weights, (int64_t)s->directions, &weights) ||
+    int64_t columns =
+        mpg_rnn_layer_input(s, layer) + s->hidden + 2; /* both weights and both biases */
+    if (__builtin_mul_overflow(rows, columns, &weights) ||
+        __builtin_mul_overflow(weights, (int64_t)s->directions, &weights) ||
         __builtin_add_overflow(total, weights, &total))
       return false;
   }
@@ -18,30 +20,38 @@ static bool flat_elements(const mpg_rnn_size *s, int64_t *elements) {
 }
 
 static mpg_status check_params(mpg_infer *infer, const mpg_rnn_params *params) {
-  if (params->projection_size.present) return mpg_infer_fail(infer, "projection_size is not available; it must be None");
-  if (params->use_sequence_length) return mpg_infer_fail(infer, "use_sequence_length is not available; mask the outputs with SequenceMask");
+  if (params->projection_size.present)
+    return mpg_infer_fail(infer, "projection_size is not available; it must be None");
+  if (params->use_sequence_length)
+    return mpg_infer_fail(
+        infer, "use_sequence_length is not available; mask the outputs with SequenceMask");
   if (params->state_size > INT32_MAX) return mpg_infer_fail(infer, "state_size is too large");
   return MPG_OK;
 }
 
-/* Everything but the weights. `states` is the position of the first state among the inputs. While the data's shape is not known,
- * dtypes alone are settled, and size->layers is 0. */
+/* Everything but the weights. `states` is the position of the first state among the inputs. While
+ * the data's shape is not known, dtypes alone are settled, and size->layers is 0. */
 static mpg_status infer_common(mpg_infer *infer, int states, mpg_rnn_size *size) {
   const mpg_rnn_params *params = infer->params;
   MPG_TRY(check_params(infer, params));
   mpg_desc *data = &infer->inputs[0];
   if (!mpg_shape_known(&data->shape)) {
     *size = (mpg_rnn_size){0};
-    for (int i = 1; i < infer->num_inputs; i++) MPG_TRY(mpg_infer_expect_dtype(infer, i, data->dtype));
+    for (int i = 1; i < infer->num_inputs; i++)
+      MPG_TRY(mpg_infer_expect_dtype(infer, i, data->dtype));
     for (int i = 0; i < infer->num_outputs; i++) infer->outputs[i].dtype = data->dtype;
     return MPG_OK;
   }
-  if (data->shape.ndim != 3) return mpg_infer_fail(infer, "data must have 3 dimensions (time, batch, features)");
+  if (data->shape.ndim != 3)
+    return mpg_infer_fail(infer, "data must have 3 dimensions (time, batch, features)");
   *size = mpg_rnn_size_of(params, data->shape.dims[0], data->shape.dims[1], data->shape.dims[2]);
-  mpg_shape state = {.ndim = 3, .dims = {(int64_t)size->layers * size->directions, size->batch, size->hidden}};
-  for (int i = 1; i < infer->num_inputs; i++) MPG_TRY(mpg_infer_expect_dtype(infer, i, data->dtype));
+  mpg_shape state = {.ndim = 3,
+                     .dims = {(int64_t)size->layers * size->directions, size->batch, size->hidden}};
+  for (int i = 1; i < infer->num_inputs; i++)
+    MPG_TRY(mpg_infer_expect_dtype(infer, i, data->dtype));
   for (int i = 0; i < size->states; i++) MPG_TRY(mpg_infer_expect_shape(infer, states + i, &state));
-  mpg_shape output = {.ndim = 3, .dims = {size->time, size->batch, size->hidden * size->directions}};
+  mpg_shape output = {.ndim = 3,
+                      .dims = {size->time, size->batch, size->hidden * size->directions}};
   int count = 0;
   mpg_infer_set(infer, count++, &output, data->dtype);
   if (params->state_outputs)
@@ -63,7 +73,8 @@ int mpg_arity_rnn_separate(const mpg_op *op, const void *params, int given) {
   (void)op;
   (void)given;
   const mpg_rnn_params *rnn = params;
-  return 1 + (rnn->mode == MPG_RNN_LSTM ? 2 : 1) + 4 * (int)rnn->num_layers * (rnn->bidirectional ? 2 : 1);
+  return 1 + (rnn->mode == MPG_RNN_LSTM ? 2 : 1) +
+         4 * (int)rnn->num_layers * (rnn->bidirectional ? 2 : 1);
 }
 
 int mpg_arity_rnn_outputs(const mpg_op *op, const void *params, int given) {
@@ -78,7 +89,8 @@ mpg_status mpg_infer_rnn(mpg_infer *infer) {
   MPG_TRY(infer_common(infer, 2, &size));
   if (!size.layers) return MPG_OK;
   mpg_shape flat = {.ndim = 1};
-  if (!flat_elements(&size, &flat.dims[0])) return mpg_infer_fail(infer, "the shapes are too large");
+  if (!flat_elements(&size, &flat.dims[0]))
+    return mpg_infer_fail(infer, "the shapes are too large");
   return mpg_infer_expect_shape(infer, 1, &flat);
 }
 
@@ -102,7 +114,8 @@ mpg_status mpg_infer_rnn_separate(mpg_infer *infer) {
 
 enum { MPG_RNN_RESULTS = 4 }; /* output, up to two states, reserve */
 
-/* Inputs of _rnn_backward: the forward inputs, output, reserve, then the gradients of output and (state_outputs) states. */
+/* Inputs of _rnn_backward: the forward inputs, output, reserve, then the gradients of output and
+ * (state_outputs) states. */
 static int backward_forward_inputs(const mpg_rnn_backward_params *params) {
   const mpg_rnn_params *rnn = (const mpg_rnn_params *)params;
   return params->flat ? mpg_arity_rnn(NULL, rnn, 0) : mpg_arity_rnn_separate(NULL, rnn, 0);
@@ -121,7 +134,8 @@ mpg_status mpg_infer_rnn_backward(mpg_infer *infer) {
   if (infer->num_inputs != expected) return mpg_infer_fail(infer, "takes %d arrays", expected);
   /* The forward op's rules tell all shapes. */
   mpg_desc results[MPG_RNN_RESULTS];
-  for (int i = 0; i < MPG_RNN_RESULTS; i++) results[i] = (mpg_desc){MPG_SHAPE_UNKNOWN, MPG_DTYPE_NONE};
+  for (int i = 0; i < MPG_RNN_RESULTS; i++)
+    results[i] = (mpg_desc){MPG_SHAPE_UNKNOWN, MPG_DTYPE_NONE};
   const mpg_rnn_backward_params *params = infer->params;
   mpg_infer forward = *infer;
   forward.num_inputs = count;
@@ -130,10 +144,12 @@ mpg_status mpg_infer_rnn_backward(mpg_infer *infer) {
   forward.train = params->dropped;
   MPG_TRY(params->flat ? mpg_infer_rnn(&forward) : mpg_infer_rnn_separate(&forward));
   int visible = forward.num_outputs - 1;
-  for (int i = 0; i < forward.num_outputs + 1; i++) { /* output, reserve, gradients of what is visible */
+  for (int i = 0; i < forward.num_outputs + 1;
+       i++) { /* output, reserve, gradients of what is visible */
     const mpg_desc *desc = &results[i == 0 ? 0 : i == 1 ? visible : i - 2];
     MPG_TRY(mpg_infer_expect_dtype(infer, count + i, desc->dtype));
-    if (mpg_shape_known(&desc->shape)) MPG_TRY(mpg_infer_expect_shape(infer, count + i, &desc->shape));
+    if (mpg_shape_known(&desc->shape))
+      MPG_TRY(mpg_infer_expect_shape(infer, count + i, &desc->shape));
   }
   for (int i = 0; i < count; i++) infer->outputs[i] = infer->inputs[i];
   return MPG_OK;
@@ -143,8 +159,10 @@ static void gradient(mpg_gradient *g, bool flat) {
   const mpg_rnn_params *rnn = g->params;
   mpg_rnn_backward_params params;
   memset(&params, 0, sizeof params);
-  _Static_assert(sizeof(mpg_rnn_params) <= sizeof(mpg_rnn_backward_params), "the common parameters come first");
-  memcpy(&params, rnn, offsetof(mpg_rnn_params, use_sequence_length) + sizeof rnn->use_sequence_length);
+  _Static_assert(sizeof(mpg_rnn_params) <= sizeof(mpg_rnn_backward_params),
+                 "the common parameters come first");
+  memcpy(&params, rnn,
+         offsetof(mpg_rnn_params, use_sequence_length) + sizeof rnn->use_sequence_length);
   params.flat = flat;
   params.dropped = g->train && rnn->p > 0;
   mpg_value inputs[MPG_RNN_MAX_INPUTS + 5], outputs[MPG_MAX_OUTPUTS];
@@ -153,7 +171,8 @@ static void gradient(mpg_gradient *g, bool flat) {
   inputs[count++] = g->outputs[0];
   inputs[count++] = g->outputs[last];
   for (int i = 0; i < last; i++)
-    inputs[count++] = mpg_has_value(g->out_grads[i]) ? g->out_grads[i] : mpg_emit_full_like(g, g->outputs[i], 0);
+    inputs[count++] =
+        mpg_has_value(g->out_grads[i]) ? g->out_grads[i] : mpg_emit_full_like(g, g->outputs[i], 0);
   mpg_emit_all(g, MPG_OP__rnn_backward, &params, count, inputs, outputs);
   for (int i = 0; i < g->num_inputs; i++) g->in_grads[i] = outputs[i];
 }

@@ -1,10 +1,16 @@
-/* The sizes of a recurrent op, shared by its inference and its kernels on every backend. Any thread. */
+/* The sizes of a recurrent op, shared by its inference and its kernels on every backend. Any
+ * thread. */
 #ifndef MPG_OP_LAYERS_RNN_H
 #define MPG_OP_LAYERS_RNN_H
 
 #include "op/op.h"
 
-typedef enum mpg_rnn_mode { MPG_RNN_RELU, MPG_RNN_TANH, MPG_RNN_LSTM, MPG_RNN_GRU } mpg_rnn_mode; /* as the parameter's words */
+typedef enum mpg_rnn_mode {
+  MPG_RNN_RELU,
+  MPG_RNN_TANH,
+  MPG_RNN_LSTM,
+  MPG_RNN_GRU
+} mpg_rnn_mode; /* as the parameter's words */
 
 typedef struct mpg_rnn_size {
   mpg_rnn_mode mode;
@@ -16,12 +22,14 @@ typedef struct mpg_rnn_size {
 
 enum { MPG_RNN_MAX_INPUTS = 3 + 4 * 64 * 2 };
 
-mpg_rnn_size mpg_rnn_size_of(const mpg_rnn_params *params, int64_t time, int64_t batch, int64_t input);
+mpg_rnn_size mpg_rnn_size_of(const mpg_rnn_params *params, int64_t time, int64_t batch,
+                             int64_t input);
 int64_t mpg_rnn_layer_input(const mpg_rnn_size *size, int layer); /* features of a layer's input */
 
-/* The reserve keeps what backward reads, and is the forward pass's work space. In this order, each of time * batch * hidden
- * elements times a factor: per layer and direction the gates (x gates) [time, batch, gates * hidden], the cell states (LSTM) or
- * the hidden part of n (GRU) (x 1); then per layer but the last its output (x directions), and with dropout its output as the next layer
+/* The reserve keeps what backward reads, and is the forward pass's work space. In this order, each
+ * of time * batch * hidden elements times a factor: per layer and direction the gates (x gates)
+ * [time, batch, gates * hidden], the cell states (LSTM) or the hidden part of n (GRU) (x 1); then
+ * per layer but the last its output (x directions), and with dropout its output as the next layer
  * sees it (x directions). False when the count overflows. */
 bool mpg_rnn_reserve_elements(const mpg_rnn_size *size, bool dropout, int64_t *elements);
 

@@ -192,7 +192,8 @@ static void emit_rnn(mpg_gradient *g, const mpg_value *inputs, mpg_value *output
   } else {
     split(g, mpg_emit_cast(g, inputs[state], dtype), count, 0, true, a->h);
     if (s.is_lstm) split(g, mpg_emit_cast(g, inputs[state + 1], dtype), count, 0, true, a->c);
-    if (p->flat) cut_weights(g, &s, mpg_emit_cast(g, inputs[1], dtype), a->weights);
+    if (p->flat)
+      cut_weights(g, &s, mpg_emit_cast(g, inputs[1], dtype), a->weights);
     else
       for (int i = 0; i < 4 * count; i++)
         a->weights[i] = mpg_emit_cast(g, inputs[1 + s.states + i], dtype);

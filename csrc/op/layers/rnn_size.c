@@ -1,10 +1,18 @@
-/* The sizes of recurrent ops: plain functions, of which the libraries of other backends have copies. */
+/* The sizes of recurrent ops: plain functions, of which the libraries of other backends have
+ * copies. */
 #include "op/layers/rnn.h"
 
-mpg_rnn_size mpg_rnn_size_of(const mpg_rnn_params *params, int64_t time, int64_t batch, int64_t input) {
-  static const int gates[] = {[MPG_RNN_RELU] = 1, [MPG_RNN_TANH] = 1, [MPG_RNN_LSTM] = 4, [MPG_RNN_GRU] = 3};
-  mpg_rnn_size s = {.mode = (mpg_rnn_mode)params->mode, .time = time, .batch = batch, .input = input, .hidden = params->state_size,
-                    .layers = (int)params->num_layers, .directions = params->bidirectional ? 2 : 1};
+mpg_rnn_size mpg_rnn_size_of(const mpg_rnn_params *params, int64_t time, int64_t batch,
+                             int64_t input) {
+  static const int gates[] = {
+      [MPG_RNN_RELU] = 1, [MPG_RNN_TANH] = 1, [MPG_RNN_LSTM] = 4, [MPG_RNN_GRU] = 3};
+  mpg_rnn_size s = {.mode = (mpg_rnn_mode)params->mode,
+                    .time = time,
+                    .batch = batch,
+                    .input = input,
+                    .hidden = params->state_size,
+                    .layers = (int)params->num_layers,
+                    .directions = params->bidirectional ? 2 : 1};
   s.gates = gates[s.mode];
   s.is_lstm = s.mode == MPG_RNN_LSTM;
   s.states = s.is_lstm ? 2 : 1;
@@ -13,12 +21,16 @@ mpg_rnn_size mpg_rnn_size_of(const mpg_rnn_params *params, int64_t time, int64_t
 
 bool mpg_rnn_reserve_elements(const mpg_rnn_size *s, bool dropout, int64_t *elements) {
   int64_t per_row = 0, rows, block;
-  /* Per layer and direction: gates; LSTM: cell states; GRU: the hidden part of n. Per layer but the last: its output; with
-   * dropout also the output as the next layer sees it. */
+  /* Per layer and direction: gates; LSTM: cell states; GRU: the hidden part of n. Per layer but the
+   * last: its output; with dropout also the output as the next layer sees it. */
   int64_t inner = s->gates + (s->is_lstm ? 1 : 0) + (s->mode == MPG_RNN_GRU ? 1 : 0);
-  per_row = inner * s->layers * s->directions + (int64_t)(s->layers - 1) * s->directions * (dropout ? 2 : 1);
-  return !__builtin_mul_overflow(s->time, s->batch, &rows) && !__builtin_mul_overflow(rows, s->hidden, &block) &&
+  per_row = inner * s->layers * s->directions +
+            (int64_t)(s->layers - 1) * s->directions * (dropout ? 2 : 1);
+  return !__builtin_mul_overflow(s->time, s->batch, &rows) &&
+         !__builtin_mul_overflow(rows, s->hidden, &block) &&
          !__builtin_mul_overflow(block, per_row, elements);
 }
 
-int64_t mpg_rnn_layer_input(const mpg_rnn_size *s, int layer) { return layer == 0 ? s->input : s->hidden * s->directions; }
+int64_t mpg_rnn_layer_input(const mpg_rnn_size *s, int layer) {
+  return layer == 0 ? s->input : s->hidden * s->directions;
+}

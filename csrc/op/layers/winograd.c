@@ -1,4 +1,5 @@
-/* Convolutions by Winograd's algorithm, for the graph: _pack_winograd, _winograd_convolution, _winograd_backward_weight. */
+/* Convolutions by Winograd's algorithm, for the graph: _pack_winograd, _winograd_convolution,
+ * _winograd_backward_weight. */
 #include <string.h>
 
 #include "op/layers/convolution.h"
@@ -6,9 +7,15 @@
 
 enum { KERNEL = 3, MOST_PAD = 2, POINTS = 16 };
 
-void mpg_winograd_set(mpg_winograd *w, const mpg_shape *data, int64_t filters, const mpg_tuple *pad) {
-  *w = (mpg_winograd){.batch = data->dims[0], .in_h = data->dims[1], .in_w = data->dims[2], .channels = data->dims[3], .filters = filters,
-                      .pad_h = mpg_tuple_at(pad, 0, 0), .pad_w = mpg_tuple_at(pad, 1, 0)};
+void mpg_winograd_set(mpg_winograd *w, const mpg_shape *data, int64_t filters,
+                      const mpg_tuple *pad) {
+  *w = (mpg_winograd){.batch = data->dims[0],
+                      .in_h = data->dims[1],
+                      .in_w = data->dims[2],
+                      .channels = data->dims[3],
+                      .filters = filters,
+                      .pad_h = mpg_tuple_at(pad, 0, 0),
+                      .pad_w = mpg_tuple_at(pad, 1, 0)};
   w->out_h = w->in_h + 2 * w->pad_h - KERNEL + 1;
   w->out_w = w->in_w + 2 * w->pad_w - KERNEL + 1;
   w->tiles_h = (w->out_h + 1) / 2;
@@ -26,10 +33,14 @@ void mpg_winograd_params_from(mpg_winograd_params *to, const mpg_convolution_par
 bool mpg_winograd_pays(const mpg_convolution *c, bool packed) {
   const mpg_window *w = &c->window;
   if (c->layout != MPG_CHANNELS_LAST_DATA || w->ndim != 2 || c->groups != 1) return false;
-  if (c->channels % MPG_WINOGRAD_GROUP || c->filters % MPG_WINOGRAD_GROUP || c->channels < 32 || c->filters < 32) return false;
+  if (c->channels % MPG_WINOGRAD_GROUP || c->filters % MPG_WINOGRAD_GROUP || c->channels < 32 ||
+      c->filters < 32)
+    return false;
   for (int i = 0; i < 2; i++)
-    if (w->kernel[i] != KERNEL || w->stride[i] != 1 || w->dilate[i] != 1 || w->pad[i] > MOST_PAD) return false;
-  int64_t tiles = (w->out[0] + 1) / 2 * ((w->out[1] + 1) / 2), products = w->out[0] * w->out[1] * KERNEL * KERNEL;
+    if (w->kernel[i] != KERNEL || w->stride[i] != 1 || w->dilate[i] != 1 || w->pad[i] > MOST_PAD)
+      return false;
+  int64_t tiles = (w->out[0] + 1) / 2 * ((w->out[1] + 1) / 2),
+          products = w->out[0] * w->out[1] * KERNEL * KERNEL;
   return 2 * products >= 3 * POINTS * tiles && tiles * c->batch >= (packed ? 16 : 128);
 }
 
@@ -41,16 +52,22 @@ int mpg_arity_winograd(const mpg_op *op, const void *params, int given) {
 }
 
 /* Only the graph makes these ops: here are the checks that keep a call by hand from harm. */
-static mpg_status check(const mpg_infer *infer, const mpg_shape *data, int64_t filters, const mpg_tuple *pad, mpg_winograd *w) {
-  if (data->ndim != 4) return mpg_infer_fail(infer, "data must be (batch, height, width, channels)");
+static mpg_status check(const mpg_infer *infer, const mpg_shape *data, int64_t filters,
+                        const mpg_tuple *pad, mpg_winograd *w) {
+  if (data->ndim != 4)
+    return mpg_infer_fail(infer, "data must be (batch, height, width, channels)");
   if (pad->count && pad->count != 2) return mpg_infer_fail(infer, "pad has 2 elements");
   for (int i = 0; i < 2; i++)
-    if (mpg_tuple_at(pad, i, 0) < 0 || mpg_tuple_at(pad, i, 0) > MOST_PAD) return mpg_infer_fail(infer, "pad must be from 0 to %d", MOST_PAD);
+    if (mpg_tuple_at(pad, i, 0) < 0 || mpg_tuple_at(pad, i, 0) > MOST_PAD)
+      return mpg_infer_fail(infer, "pad must be from 0 to %d", MOST_PAD);
   mpg_winograd_set(w, data, filters, pad);
   if (w->channels % MPG_WINOGRAD_GROUP || filters % MPG_WINOGRAD_GROUP || !w->channels || !filters)
-    return mpg_infer_fail(infer, "channels and filters must be multiples of %d", MPG_WINOGRAD_GROUP);
-  MPG_TRY(mpg_shape_check(&(mpg_shape){.ndim = 3, .dims = {POINTS, w->channels, filters}}, MPG_FLOAT32, NULL)); /* the packed weight's size */
-  if (w->out_h < 1 || w->out_w < 1) return mpg_infer_fail(infer, "the kernel is larger than the padded data");
+    return mpg_infer_fail(infer, "channels and filters must be multiples of %d",
+                          MPG_WINOGRAD_GROUP);
+  MPG_TRY(mpg_shape_check(&(mpg_shape){.ndim = 3, .dims = {POINTS, w->channels, filters}},
+                          MPG_FLOAT32, NULL)); /* the packed weight's size */
+  if (w->out_h < 1 || w->out_w < 1)
+    return mpg_infer_fail(infer, "the kernel is larger than the padded data");
   return MPG_OK;
 }
 
@@ -59,9 +76,12 @@ mpg_status mpg_infer_pack_winograd(mpg_infer *infer) {
   MPG_TRY(mpg_infer_expect_dtype(infer, 0, MPG_FLOAT32));
   infer->outputs[0].dtype = MPG_FLOAT32;
   if (!mpg_shape_known(weight)) return MPG_OK;
-  if (weight->ndim != 4 || weight->dims[2] != KERNEL || weight->dims[3] != KERNEL || weight->dims[0] % MPG_WINOGRAD_GROUP ||
-      weight->dims[1] % MPG_WINOGRAD_GROUP)
-    return mpg_infer_fail(infer, "the weight must be (filters, channels, 3, 3), with multiples of %d filters and channels", MPG_WINOGRAD_GROUP);
+  if (weight->ndim != 4 || weight->dims[2] != KERNEL || weight->dims[3] != KERNEL ||
+      weight->dims[0] % MPG_WINOGRAD_GROUP || weight->dims[1] % MPG_WINOGRAD_GROUP)
+    return mpg_infer_fail(
+        infer,
+        "the weight must be (filters, channels, 3, 3), with multiples of %d filters and channels",
+        MPG_WINOGRAD_GROUP);
   mpg_shape packed = {.ndim = 1, .dims = {POINTS * weight->dims[0] * weight->dims[1]}};
   MPG_TRY(mpg_shape_check(&packed, MPG_FLOAT32, NULL));
   mpg_infer_set(infer, 0, &packed, MPG_FLOAT32);
@@ -71,14 +91,20 @@ mpg_status mpg_infer_pack_winograd(mpg_infer *infer) {
 mpg_status mpg_infer_winograd(mpg_infer *infer) {
   const mpg_winograd_params *p = infer->params;
   mpg_winograd w;
-  for (int i = 0; i < infer->num_inputs; i++) MPG_TRY(mpg_infer_expect_dtype(infer, i, MPG_FLOAT32));
+  for (int i = 0; i < infer->num_inputs; i++)
+    MPG_TRY(mpg_infer_expect_dtype(infer, i, MPG_FLOAT32));
   infer->outputs[0].dtype = MPG_FLOAT32;
   if (!mpg_shape_known(&infer->inputs[0].shape)) return MPG_OK;
   MPG_TRY(check(infer, &infer->inputs[0].shape, p->num_filter, &p->pad, &w));
-  mpg_shape packed = {.ndim = 1, .dims = {POINTS * w.channels * w.filters}}, out = {.ndim = 4, .dims = {w.batch, w.out_h, w.out_w, w.filters}};
+  mpg_shape packed = {.ndim = 1, .dims = {POINTS * w.channels * w.filters}},
+            out = {.ndim = 4, .dims = {w.batch, w.out_h, w.out_w, w.filters}};
   MPG_TRY(mpg_infer_expect_shape(infer, 1, &packed));
-  if (p->trains) MPG_TRY(mpg_infer_expect_shape(infer, 2, &(mpg_shape){.ndim = 4, .dims = {w.filters, w.channels, KERNEL, KERNEL}}));
-  if (!p->no_bias) MPG_TRY(mpg_infer_expect_shape(infer, 2 + p->trains, &(mpg_shape){.ndim = 1, .dims = {w.filters}}));
+  if (p->trains)
+    MPG_TRY(mpg_infer_expect_shape(
+        infer, 2, &(mpg_shape){.ndim = 4, .dims = {w.filters, w.channels, KERNEL, KERNEL}}));
+  if (!p->no_bias)
+    MPG_TRY(
+        mpg_infer_expect_shape(infer, 2 + p->trains, &(mpg_shape){.ndim = 1, .dims = {w.filters}}));
   if (p->add) MPG_TRY(mpg_infer_expect_shape(infer, infer->num_inputs - 1, &out));
   mpg_infer_set(infer, 0, &out, MPG_FLOAT32);
   return MPG_OK;
@@ -91,17 +117,21 @@ mpg_status mpg_infer_winograd_backward(mpg_infer *infer) {
   for (int i = 0; i < 2; i++) MPG_TRY(mpg_infer_expect_dtype(infer, i, MPG_FLOAT32));
   infer->outputs[0].dtype = MPG_FLOAT32;
   if (!mpg_shape_known(out) || !mpg_shape_known(data)) return MPG_OK;
-  if (out->ndim != 4) return mpg_infer_fail(infer, "out_grad must be (batch, height, width, filters)");
+  if (out->ndim != 4)
+    return mpg_infer_fail(infer, "out_grad must be (batch, height, width, filters)");
   MPG_TRY(check(infer, data, out->dims[3], &p->pad, &w));
-  MPG_TRY(mpg_infer_expect_shape(infer, 0, &(mpg_shape){.ndim = 4, .dims = {w.batch, w.out_h, w.out_w, w.filters}}));
-  mpg_infer_set(infer, 0, &(mpg_shape){.ndim = 4, .dims = {w.filters, w.channels, KERNEL, KERNEL}}, MPG_FLOAT32);
+  MPG_TRY(mpg_infer_expect_shape(
+      infer, 0, &(mpg_shape){.ndim = 4, .dims = {w.batch, w.out_h, w.out_w, w.filters}}));
+  mpg_infer_set(infer, 0, &(mpg_shape){.ndim = 4, .dims = {w.filters, w.channels, KERNEL, KERNEL}},
+                MPG_FLOAT32);
   return MPG_OK;
 }
 
 void mpg_gradient_winograd(mpg_gradient *g) {
   const mpg_winograd_params *p = g->params;
   if (!p->trains || p->add || p->relu) {
-    mpg_gradient_fail(g, "_winograd_convolution has a gradient only with trains=True, add=False and relu=False");
+    mpg_gradient_fail(
+        g, "_winograd_convolution has a gradient only with trains=True, add=False and relu=False");
     return;
   }
   if (g->needed[0]) { /* a convolution with the weight turned, channels and filters exchanged */
@@ -113,15 +143,18 @@ void mpg_gradient_winograd(mpg_gradient *g) {
     turned.num_filter = mpg_value_desc(g, g->inputs[0])->shape.dims[3];
     turned.pad.count = 2;
     for (int i = 0; i < 2; i++) turned.pad.values[i] = KERNEL - 1 - mpg_tuple_at(&p->pad, i, 0);
-    g->in_grads[0] = mpg_emit2(g, MPG_OP__winograd_convolution, &turned, g->out_grads[0], mpg_emit1(g, MPG_OP__pack_winograd, &pack, g->inputs[2]));
+    g->in_grads[0] = mpg_emit2(g, MPG_OP__winograd_convolution, &turned, g->out_grads[0],
+                               mpg_emit1(g, MPG_OP__pack_winograd, &pack, g->inputs[2]));
   }
   if (g->needed[2]) {
     mpg_winograd_backward_params params;
     memset(&params, 0, sizeof params);
     params.pad = p->pad;
-    g->in_grads[2] = mpg_emit2(g, MPG_OP__winograd_backward_weight, &params, g->out_grads[0], g->inputs[0]);
+    g->in_grads[2] =
+        mpg_emit2(g, MPG_OP__winograd_backward_weight, &params, g->out_grads[0], g->inputs[0]);
   }
-  if (!p->no_bias && g->needed[3]) g->in_grads[3] = mpg_emit_channel_sum(g, g->out_grads[0], MPG_CHANNELS_LAST);
+  if (!p->no_bias && g->needed[3])
+    g->in_grads[3] = mpg_emit_channel_sum(g, g->out_grads[0], MPG_CHANNELS_LAST);
 }
 
 /* A tile of 2x2 places takes POINTS products instead of 36; transforming data and results adds

@@ -20,11 +20,13 @@ mpg_status mpg_infer_cumsum(mpg_infer *infer) {
   return MPG_OK;
 }
 
-/* Element i counts in the sums from i on, so its gradient is the sum of theirs: the same op the other way round. */
+/* Element i counts in the sums from i on, so its gradient is the sum of theirs: the same op the
+ * other way round. */
 void mpg_gradient_cumsum(mpg_gradient *g) {
   const mpg_desc *a = mpg_value_desc(g, g->inputs[0]);
   mpg_cumsum_params params = *(const mpg_cumsum_params *)g->params;
   params.reverse = !params.reverse;
   params.dtype = a->dtype;
-  g->in_grads[0] = mpg_emit_reshape(g, mpg_emit1(g, MPG_OP__np_cumsum, &params, g->out_grads[0]), &a->shape);
+  g->in_grads[0] =
+      mpg_emit_reshape(g, mpg_emit1(g, MPG_OP__np_cumsum, &params, g->out_grads[0]), &a->shape);
 }

@@ -4,33 +4,53 @@
 #include "op/infer.h"
 
 mpg_status mpg_infer_broadcast(mpg_infer *infer) {
-  mpg_dtype dtype = infer->inputs[0].dtype != MPG_DTYPE_NONE ? infer->inputs[0].dtype : infer->inputs[1].dtype;
+  mpg_dtype dtype =
+      infer->inputs[0].dtype != MPG_DTYPE_NONE ? infer->inputs[0].dtype : infer->inputs[1].dtype;
   MPG_TRY(mpg_infer_expect_dtype(infer, 0, dtype));
   MPG_TRY(mpg_infer_expect_dtype(infer, 1, dtype));
   mpg_shape shape = MPG_SHAPE_UNKNOWN;
   if (infer->inputs[0].shape.ndim >= 0 && infer->inputs[1].shape.ndim >= 0 &&
       !mpg_shape_broadcast(&infer->inputs[0].shape, &infer->inputs[1].shape, &shape))
-    return mpg_infer_fail(infer, "the shapes do not broadcast: from the right, sizes must be equal or one of them 1");
+    return mpg_infer_fail(
+        infer, "the shapes do not broadcast: from the right, sizes must be equal or one of them 1");
   mpg_infer_set(infer, 0, &shape, dtype);
   return MPG_OK;
 }
 
-/* --- What formulas below are made of ------------------------------------------------------------------------------ */
+/* --- What formulas below are made of ---------------------------------------------------------- */
 
-static mpg_value scalar(mpg_gradient *g, mpg_op_id op, mpg_value a, double number) { return mpg_emit_scalar(g, op, a, number); }
-static mpg_value unary(mpg_gradient *g, mpg_op_id op, mpg_value a) { return mpg_emit1(g, op, NULL, a); }
-/* The broadcasting form only where shapes differ: the other says more to whoever reads the graph. */
-static mpg_value binary(mpg_gradient *g, mpg_op_id same, mpg_op_id broadcasting, mpg_value a, mpg_value b) {
+static mpg_value scalar(mpg_gradient *g, mpg_op_id op, mpg_value a, double number) {
+  return mpg_emit_scalar(g, op, a, number);
+}
+static mpg_value unary(mpg_gradient *g, mpg_op_id op, mpg_value a) {
+  return mpg_emit1(g, op, NULL, a);
+}
+/* The broadcasting form only where shapes differ: the other says more to whoever reads the graph.
+ */
+static mpg_value binary(mpg_gradient *g, mpg_op_id same, mpg_op_id broadcasting, mpg_value a,
+                        mpg_value b) {
   if (g->status != MPG_OK) return MPG_NO_VALUE;
   bool equal = mpg_shape_equal(&mpg_value_desc(g, a)->shape, &mpg_value_desc(g, b)->shape);
   return mpg_emit2(g, equal ? same : broadcasting, NULL, a, b);
 }
-static mpg_value add(mpg_gradient *g, mpg_value a, mpg_value b) { return binary(g, MPG_OP_elemwise_add, MPG_OP_broadcast_add, a, b); }
-static mpg_value mul(mpg_gradient *g, mpg_value a, mpg_value b) { return binary(g, MPG_OP_elemwise_mul, MPG_OP_broadcast_mul, a, b); }
-static mpg_value divide(mpg_gradient *g, mpg_value a, mpg_value b) { return binary(g, MPG_OP_elemwise_div, MPG_OP_broadcast_div, a, b); }
-static mpg_value times(mpg_gradient *g, mpg_value a, double number) { return scalar(g, MPG_OP__mul_scalar, a, number); }
-static mpg_value plus(mpg_gradient *g, mpg_value a, double number) { return scalar(g, MPG_OP__plus_scalar, a, number); }
-static mpg_value minus_from(mpg_gradient *g, double number, mpg_value a) { return scalar(g, MPG_OP__rminus_scalar, a, number); }
+static mpg_value add(mpg_gradient *g, mpg_value a, mpg_value b) {
+  return binary(g, MPG_OP_elemwise_add, MPG_OP_broadcast_add, a, b);
+}
+static mpg_value mul(mpg_gradient *g, mpg_value a, mpg_value b) {
+  return binary(g, MPG_OP_elemwise_mul, MPG_OP_broadcast_mul, a, b);
+}
+static mpg_value divide(mpg_gradient *g, mpg_value a, mpg_value b) {
+  return binary(g, MPG_OP_elemwise_div, MPG_OP_broadcast_div, a, b);
+}
+static mpg_value times(mpg_gradient *g, mpg_value a, double number) {
+  return scalar(g, MPG_OP__mul_scalar, a, number);
+}
+static mpg_value plus(mpg_gradient *g, mpg_value a, double number) {
+  return scalar(g, MPG_OP__plus_scalar, a, number);
+}
+static mpg_value minus_from(mpg_gradient *g, double number, mpg_value a) {
+  return scalar(g, MPG_OP__rminus_scalar, a, number);
+}
 static mpg_value square(mpg_gradient *g, mpg_value a) { return unary(g, MPG_OP_square, a); }
 static mpg_value negative(mpg_gradient *g, mpg_value a) { return unary(g, MPG_OP_negative, a); }
 
@@ -48,7 +68,7 @@ static void give(mpg_gradient *g, int i, mpg_value value) {
 #define UNARY_GRADIENT(name, expression) \
   GRADIENT(name) { g->in_grads[0] = (expression); }
 
-/* --- Two arrays --------------------------------------------------------------------------------------------------- */
+/* --- Two arrays ------------------------------------------------------------------------------- */
 
 GRADIENT(add) {
   for (int i = 0; i < 2; i++)
@@ -69,7 +89,9 @@ GRADIENT(div) {
 }
 GRADIENT(mod) {
   if (g->needed[0]) give(g, 0, G);
-  if (g->needed[1]) give(g, 1, negative(g, mul(g, G, unary(g, MPG_OP_floor, divide(g, g->inputs[0], g->inputs[1])))));
+  if (g->needed[1])
+    give(g, 1,
+         negative(g, mul(g, G, unary(g, MPG_OP_floor, divide(g, g->inputs[0], g->inputs[1])))));
 }
 GRADIENT(power) {
   mpg_value base = g->inputs[0], exponent = g->inputs[1];
@@ -81,13 +103,24 @@ GRADIENT(power) {
 }
 GRADIENT(maximum) {
   if (g->needed[0])
-    give(g, 0, mul(g, G, binary(g, MPG_OP__greater_equal, MPG_OP_broadcast_greater_equal, g->inputs[0], g->inputs[1])));
-  if (g->needed[1]) give(g, 1, mul(g, G, binary(g, MPG_OP__lesser, MPG_OP_broadcast_lesser, g->inputs[0], g->inputs[1])));
+    give(g, 0,
+         mul(g, G,
+             binary(g, MPG_OP__greater_equal, MPG_OP_broadcast_greater_equal, g->inputs[0],
+                    g->inputs[1])));
+  if (g->needed[1])
+    give(g, 1,
+         mul(g, G, binary(g, MPG_OP__lesser, MPG_OP_broadcast_lesser, g->inputs[0], g->inputs[1])));
 }
 GRADIENT(minimum) {
   if (g->needed[0])
-    give(g, 0, mul(g, G, binary(g, MPG_OP__lesser_equal, MPG_OP_broadcast_lesser_equal, g->inputs[0], g->inputs[1])));
-  if (g->needed[1]) give(g, 1, mul(g, G, binary(g, MPG_OP__greater, MPG_OP_broadcast_greater, g->inputs[0], g->inputs[1])));
+    give(g, 0,
+         mul(g, G,
+             binary(g, MPG_OP__lesser_equal, MPG_OP_broadcast_lesser_equal, g->inputs[0],
+                    g->inputs[1])));
+  if (g->needed[1])
+    give(g, 1,
+         mul(g, G,
+             binary(g, MPG_OP__greater, MPG_OP_broadcast_greater, g->inputs[0], g->inputs[1])));
 }
 GRADIENT(hypot) {
   mpg_value quotient = divide(g, G, Y);
@@ -113,7 +146,7 @@ GRADIENT(backward_tanh) { /* grad * (1 - y * y) */
   if (g->needed[1]) g->in_grads[1] = mul(g, mul(g, G, X), times(g, y, -2));
 }
 
-/* --- One array ---------------------------------------------------------------------------------------------------- */
+/* --- One array -------------------------------------------------------------------------------- */
 
 UNARY_GRADIENT(identity, G)
 UNARY_GRADIENT(make_loss, mpg_emit_full_like(g, X, 1))
@@ -136,7 +169,8 @@ UNARY_GRADIENT(sin, mul(g, G, unary(g, MPG_OP_cos, X)))
 UNARY_GRADIENT(cos, negative(g, mul(g, G, unary(g, MPG_OP_sin, X))))
 UNARY_GRADIENT(tan, mul(g, G, plus(g, square(g, Y), 1)))
 UNARY_GRADIENT(arcsin, mul(g, G, unary(g, MPG_OP_rsqrt, minus_from(g, 1, square(g, X)))))
-UNARY_GRADIENT(arccos, negative(g, mul(g, G, unary(g, MPG_OP_rsqrt, minus_from(g, 1, square(g, X))))))
+UNARY_GRADIENT(arccos,
+               negative(g, mul(g, G, unary(g, MPG_OP_rsqrt, minus_from(g, 1, square(g, X))))))
 UNARY_GRADIENT(arctan, divide(g, G, plus(g, square(g, X), 1)))
 UNARY_GRADIENT(sinh, mul(g, G, unary(g, MPG_OP_cosh, X)))
 UNARY_GRADIENT(cosh, mul(g, G, unary(g, MPG_OP_sinh, X)))
@@ -146,7 +180,8 @@ UNARY_GRADIENT(arccosh, mul(g, G, unary(g, MPG_OP_rsqrt, plus(g, square(g, X), -
 UNARY_GRADIENT(arctanh, divide(g, G, minus_from(g, 1, square(g, X))))
 UNARY_GRADIENT(degrees, times(g, G, 180 / M_PI))
 UNARY_GRADIENT(radians, times(g, G, M_PI / 180))
-UNARY_GRADIENT(erf, times(g, mul(g, G, unary(g, MPG_OP_exp, negative(g, square(g, X)))), M_2_SQRTPI))
+UNARY_GRADIENT(erf,
+               times(g, mul(g, G, unary(g, MPG_OP_exp, negative(g, square(g, X)))), M_2_SQRTPI))
 UNARY_GRADIENT(erfinv, times(g, mul(g, G, unary(g, MPG_OP_exp, square(g, Y))), 1 / M_2_SQRTPI))
 UNARY_GRADIENT(gamma, mul(g, G, mul(g, Y, unary(g, MPG_OP__digamma, X))))
 UNARY_GRADIENT(gammaln, mul(g, G, unary(g, MPG_OP__digamma, X)))
@@ -164,12 +199,14 @@ GRADIENT(mish) { /* x * t, t = tanh(softrelu(x)): t + x * (1 - t * t) * sigmoid(
 }
 GRADIENT(hard_sigmoid) { /* alpha where the result is neither 0 nor 1 */
   const mpg_hard_sigmoid_params *params = g->params;
-  mpg_value inside = mul(g, scalar(g, MPG_OP__greater_scalar, Y, 0), scalar(g, MPG_OP__lesser_scalar, Y, 1));
+  mpg_value inside =
+      mul(g, scalar(g, MPG_OP__greater_scalar, Y, 0), scalar(g, MPG_OP__lesser_scalar, Y, 1));
   g->in_grads[0] = mul(g, times(g, G, params->alpha), inside);
 }
 GRADIENT(clip) {
   const mpg_clip_params *params = g->params;
-  mpg_value inside = mul(g, scalar(g, MPG_OP__greater_equal_scalar, X, params->a_min), scalar(g, MPG_OP__lesser_equal_scalar, X, params->a_max));
+  mpg_value inside = mul(g, scalar(g, MPG_OP__greater_equal_scalar, X, params->a_min),
+                         scalar(g, MPG_OP__lesser_equal_scalar, X, params->a_max));
   g->in_grads[0] = mul(g, G, inside);
 }
 GRADIENT(quadratic) {
@@ -196,7 +233,7 @@ GRADIENT(activation) { /* from the result alone, so that the input need not be k
   }
 }
 
-/* --- LeakyReLU ---------------------------------------------------------------------------------------------------- */
+/* --- LeakyReLU -------------------------------------------------------------------------------- */
 
 /* Positions of the words of leaky_relu's act_type. */
 enum { ELU, GELU, LEAKY, PRELU, RRELU, SELU };
@@ -227,15 +264,19 @@ mpg_status mpg_infer_leaky_relu(mpg_infer *infer) {
   if (params->act_type == PRELU) {
     mpg_desc *gamma = &infer->inputs[1];
     MPG_TRY(mpg_infer_expect_dtype(infer, 1, data->dtype));
-    if (data->shape.ndim == 0) return mpg_infer_fail(infer, "prelu needs data of at least one dimension");
+    if (data->shape.ndim == 0)
+      return mpg_infer_fail(infer, "prelu needs data of at least one dimension");
     int64_t channels = data->shape.ndim < 0 ? -1 : data->shape.dims[data->shape.ndim > 1 ? 1 : 0];
     if (gamma->shape.ndim < 0 && channels >= 0) {
       gamma->shape = (mpg_shape){.ndim = 1, .dims = {channels}};
     } else if (gamma->shape.ndim == 1 && gamma->shape.dims[0] < 0) {
       gamma->shape.dims[0] = channels;
     }
-    if (channels >= 0 && (gamma->shape.ndim != 1 || (gamma->shape.dims[0] != channels && gamma->shape.dims[0] != 1)))
-      return mpg_infer_fail(infer, "gamma must have one value, or one for each of the %lld channels", (long long)channels);
+    if (channels >= 0 &&
+        (gamma->shape.ndim != 1 || (gamma->shape.dims[0] != channels && gamma->shape.dims[0] != 1)))
+      return mpg_infer_fail(infer,
+                            "gamma must have one value, or one for each of the %lld channels",
+                            (long long)channels);
   }
   for (int i = 0; i < infer->num_outputs; i++) mpg_infer_set(infer, i, &data->shape, data->dtype);
   return MPG_OK;
@@ -256,23 +297,30 @@ GRADIENT(leaky_relu) {
   mpg_shape shape = gamma_shape(&mpg_value_desc(g, X)->shape, gamma), original = *gamma;
   if (g->needed[0]) {
     mpg_value slope = mpg_emit_reshape(g, g->inputs[1], &shape);
-    g->in_grads[0] = add(g, mul(g, G, scalar(g, MPG_OP__greater_scalar, X, 0)), mul(g, below, slope));
+    g->in_grads[0] =
+        add(g, mul(g, G, scalar(g, MPG_OP__greater_scalar, X, 0)), mul(g, below, slope));
   }
-  if (g->needed[1]) g->in_grads[1] = mpg_emit_reshape(g, mpg_emit_sum_to(g, mul(g, below, X), &shape), &original);
+  if (g->needed[1])
+    g->in_grads[1] = mpg_emit_reshape(g, mpg_emit_sum_to(g, mul(g, below, X), &shape), &original);
 }
 
-GRADIENT(backward_leaky_relu) { /* grad * f(x): f' is 0, or exp(x) times a constant below zero, or the normal density times (2 - x * x) */
+GRADIENT(backward_leaky_relu) { /* grad * f(x): f' is 0, or exp(x) times a constant below zero, or
+                                   the normal density times (2 - x * x) */
   const mpg_leaky_relu_params *params = g->params;
   mpg_value x = g->inputs[1];
   if (g->needed[0]) g->in_grads[0] = mpg_emit2(g, MPG_OP__backward_LeakyReLU, params, G, x);
   if (!g->needed[1] || params->act_type == LEAKY) return;
   mpg_value both = mul(g, G, X);
   if (params->act_type == GELU) {
-    mpg_value density = times(g, unary(g, MPG_OP_exp, times(g, square(g, x), -0.5)), 0.39894228040143267794);
+    mpg_value density =
+        times(g, unary(g, MPG_OP_exp, times(g, square(g, x), -0.5)), 0.39894228040143267794);
     g->in_grads[1] = mul(g, both, mul(g, density, minus_from(g, 2, square(g, x))));
     return;
   }
-  double scale = params->act_type == ELU ? params->slope : 1.0507009873554804934193349852946 * 1.6732632423543772848170429916717;
-  mpg_value below = mul(g, scalar(g, MPG_OP__lesser_equal_scalar, x, 0), unary(g, MPG_OP_exp, scalar(g, MPG_OP__minimum_scalar, x, 0)));
+  double scale = params->act_type == ELU
+                     ? params->slope
+                     : 1.0507009873554804934193349852946 * 1.6732632423543772848170429916717;
+  mpg_value below = mul(g, scalar(g, MPG_OP__lesser_equal_scalar, x, 0),
+                        unary(g, MPG_OP_exp, scalar(g, MPG_OP__minimum_scalar, x, 0)));
   g->in_grads[1] = times(g, mul(g, both, below), scale);
 }

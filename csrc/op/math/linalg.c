@@ -1,20 +1,24 @@
-/* Linear algebra: inference and gradients. A triangle is cut out of a matrix by extracting it and making a matrix of it again. */
+/* Linear algebra: inference and gradients. A triangle is cut out of a matrix by extracting it and
+ * making a matrix of it again. */
 #include <math.h>
 #include <string.h>
 
 #include "op/infer.h"
 
-/* --- Inference -------------------------------------------------------------------------------------------------------- */
+/* --- Inference -------------------------------------------------------------------------------- */
 
-/* *known: whether there is a shape to go on with: that of arrays of matrices, square ones if asked. */
+/* *known: whether there is a shape to go on with: that of arrays of matrices, square ones if asked.
+ */
 static mpg_status matrices(mpg_infer *infer, bool square, bool *known) {
   const mpg_shape *a = &infer->inputs[0].shape;
   for (int i = 0; i < infer->num_outputs; i++) infer->outputs[i].dtype = infer->inputs[0].dtype;
   *known = mpg_shape_known(a);
   if (a->ndim < 0) return MPG_OK;
-  if (a->ndim < 2) return mpg_infer_fail(infer, "A must have at least two axes: its matrices lie in the last two");
+  if (a->ndim < 2)
+    return mpg_infer_fail(infer, "A must have at least two axes: its matrices lie in the last two");
   int64_t rows = a->dims[a->ndim - 2], columns = a->dims[a->ndim - 1];
-  if (square && rows >= 0 && columns >= 0 && rows != columns) return mpg_infer_fail(infer, "the matrices must be square");
+  if (square && rows >= 0 && columns >= 0 && rows != columns)
+    return mpg_infer_fail(infer, "the matrices must be square");
   return MPG_OK;
 }
 
@@ -36,16 +40,20 @@ mpg_status mpg_infer_linalg_square(mpg_infer *infer) {
 mpg_status mpg_infer_linalg_triangular(mpg_infer *infer) {
   const mpg_linalg_triangular_params *p = infer->params;
   const mpg_shape *a = &infer->inputs[0].shape, *b = &infer->inputs[1].shape;
-  mpg_dtype dtype = infer->inputs[0].dtype == MPG_DTYPE_NONE ? infer->inputs[1].dtype : infer->inputs[0].dtype;
+  mpg_dtype dtype =
+      infer->inputs[0].dtype == MPG_DTYPE_NONE ? infer->inputs[1].dtype : infer->inputs[0].dtype;
   bool known;
   MPG_TRY(mpg_infer_expect_dtype(infer, 0, dtype));
   MPG_TRY(mpg_infer_expect_dtype(infer, 1, dtype));
   MPG_TRY(matrices(infer, true, &known));
   if (!known || !mpg_shape_known(b)) return MPG_OK;
-  bool fit = a->ndim == b->ndim && b->dims[b->ndim - (p->rightside ? 1 : 2)] == a->dims[a->ndim - 1];
+  bool fit =
+      a->ndim == b->ndim && b->dims[b->ndim - (p->rightside ? 1 : 2)] == a->dims[a->ndim - 1];
   for (int i = 0; fit && i < a->ndim - 2; i++) fit = a->dims[i] == b->dims[i];
   if (!fit)
-    return mpg_infer_fail(infer, "B must have as many %s as the triangular matrices A have rows (rightside=%s), and all axes before must be equal",
+    return mpg_infer_fail(infer,
+                          "B must have as many %s as the triangular matrices A have rows "
+                          "(rightside=%s), and all axes before must be equal",
                           p->rightside ? "columns" : "rows", p->rightside ? "True" : "False");
   infer->outputs[0].shape = *b;
   return MPG_OK;
@@ -57,7 +65,8 @@ mpg_status mpg_infer_linalg_syrk(mpg_infer *infer) {
   MPG_TRY(matrices(infer, false, &known));
   if (!known) return MPG_OK;
   mpg_shape out = infer->inputs[0].shape;
-  out.dims[out.ndim - 1] = out.dims[out.ndim - 2] = out.dims[p->transpose ? out.ndim - 1 : out.ndim - 2];
+  out.dims[out.ndim - 1] = out.dims[out.ndim - 2] =
+      out.dims[p->transpose ? out.ndim - 1 : out.ndim - 2];
   infer->outputs[0].shape = out;
   return MPG_OK;
 }
@@ -72,7 +81,8 @@ mpg_status mpg_infer_linalg_sumlogdiag(mpg_infer *infer) {
 mpg_status mpg_infer_linalg_det(mpg_infer *infer) {
   bool known;
   MPG_TRY(matrices(infer, true, &known));
-  for (int i = 0; known && i < infer->num_outputs; i++) infer->outputs[i].shape = one_per_matrix(&infer->inputs[0].shape);
+  for (int i = 0; known && i < infer->num_outputs; i++)
+    infer->outputs[i].shape = one_per_matrix(&infer->inputs[0].shape);
   return MPG_OK;
 }
 
@@ -80,7 +90,9 @@ mpg_status mpg_infer_linalg_det(mpg_infer *infer) {
 static mpg_status left_by_offset(mpg_infer *infer, int64_t offset, int64_t *side) {
   const mpg_shape *a = &infer->inputs[0].shape;
   int64_t n = a->dims[a->ndim - 1];
-  if (offset > n || offset < -n) return mpg_infer_fail(infer, "there is no diagonal %lld in a matrix of size %lld", (long long)offset, (long long)n);
+  if (offset > n || offset < -n)
+    return mpg_infer_fail(infer, "there is no diagonal %lld in a matrix of size %lld",
+                          (long long)offset, (long long)n);
   *side = n - (offset < 0 ? -offset : offset);
   return MPG_OK;
 }
@@ -103,16 +115,21 @@ static mpg_status infer_make(mpg_infer *infer, int64_t offset, bool triangle) {
   infer->outputs[0].dtype = infer->inputs[0].dtype;
   if (!mpg_shape_known(a)) return MPG_OK;
   if (a->ndim < 1) return mpg_infer_fail(infer, "A must have at least one axis");
-  if (a->ndim == MPG_MAX_NDIM) return mpg_infer_fail(infer, "the result would have more than %d axes", MPG_MAX_NDIM);
+  if (a->ndim == MPG_MAX_NDIM)
+    return mpg_infer_fail(infer, "the result would have more than %d axes", MPG_MAX_NDIM);
   mpg_shape out = *a;
   int64_t side = a->dims[a->ndim - 1], limit = INT32_MAX;
   if (triangle) {
     int64_t count = side;
     side = (int64_t)floor((sqrt(8.0 * (double)count + 1.0) - 1.0) / 2.0 + 0.5);
     if (side * (side + 1) / 2 != count)
-      return mpg_infer_fail(infer, "the last axis has %lld elements, and no triangle does: those have n * (n + 1) / 2", (long long)count);
+      return mpg_infer_fail(
+          infer,
+          "the last axis has %lld elements, and no triangle does: those have n * (n + 1) / 2",
+          (long long)count);
   }
-  if (offset > limit || offset < -limit || side > limit) return mpg_infer_fail(infer, "the matrices would be too large");
+  if (offset > limit || offset < -limit || side > limit)
+    return mpg_infer_fail(infer, "the matrices would be too large");
   side += offset < 0 ? -offset : offset;
   out.ndim++;
   out.dims[out.ndim - 1] = out.dims[out.ndim - 2] = side;
@@ -138,7 +155,8 @@ mpg_status mpg_infer_linalg_gelqf(mpg_infer *infer) {
   MPG_TRY(matrices(infer, false, &known));
   if (!known) return MPG_OK;
   mpg_shape l = infer->inputs[0].shape;
-  if (l.dims[l.ndim - 2] > l.dims[l.ndim - 1]) return mpg_infer_fail(infer, "the matrices must not have more rows than columns");
+  if (l.dims[l.ndim - 2] > l.dims[l.ndim - 1])
+    return mpg_infer_fail(infer, "the matrices must not have more rows than columns");
   infer->outputs[0].shape = l;
   l.dims[l.ndim - 1] = l.dims[l.ndim - 2];
   infer->outputs[1].shape = l;
@@ -156,16 +174,19 @@ mpg_status mpg_infer_linalg_syevd(mpg_infer *infer) {
   return MPG_OK;
 }
 
-/* --- Gradients -------------------------------------------------------------------------------------------------------- */
+/* --- Gradients -------------------------------------------------------------------------------- */
 
 #define G (g->out_grads[0])
 
-static mpg_value product(mpg_gradient *g, mpg_value a, bool ta, mpg_value b, bool tb, double alpha) {
-  mpg_linalg_gemm2_params params = {.transpose_a = ta, .transpose_b = tb, .alpha = alpha, .axis = -2};
+static mpg_value product(mpg_gradient *g, mpg_value a, bool ta, mpg_value b, bool tb,
+                         double alpha) {
+  mpg_linalg_gemm2_params params = {
+      .transpose_a = ta, .transpose_b = tb, .alpha = alpha, .axis = -2};
   return mpg_emit2(g, MPG_OP__linalg_gemm2, &params, a, b);
 }
 
-static mpg_value triangular(mpg_gradient *g, mpg_op_id op, mpg_value a, mpg_value b, bool transpose, bool rightside, bool lower, double alpha) {
+static mpg_value triangular(mpg_gradient *g, mpg_op_id op, mpg_value a, mpg_value b, bool transpose,
+                            bool rightside, bool lower, double alpha) {
   mpg_linalg_triangular_params params;
   memset(&params, 0, sizeof params);
   params.transpose = transpose;
@@ -185,8 +206,12 @@ static mpg_value swapped(mpg_gradient *g, mpg_value a) {
   return mpg_emit1(g, MPG_OP_SwapAxis, &params, a);
 }
 
-static mpg_value add(mpg_gradient *g, mpg_value a, mpg_value b) { return mpg_emit2(g, MPG_OP_elemwise_add, NULL, a, b); }
-static mpg_value subtract(mpg_gradient *g, mpg_value a, mpg_value b) { return mpg_emit2(g, MPG_OP_elemwise_sub, NULL, a, b); }
+static mpg_value add(mpg_gradient *g, mpg_value a, mpg_value b) {
+  return mpg_emit2(g, MPG_OP_elemwise_add, NULL, a, b);
+}
+static mpg_value subtract(mpg_gradient *g, mpg_value a, mpg_value b) {
+  return mpg_emit2(g, MPG_OP_elemwise_sub, NULL, a, b);
+}
 
 static mpg_value diagonal(mpg_gradient *g, mpg_op_id op, mpg_value a) {
   mpg_linalg_diagonal_params params;
@@ -199,12 +224,14 @@ static mpg_value triangle(mpg_gradient *g, mpg_value a, bool lower) {
   mpg_linalg_triangle_params params;
   memset(&params, 0, sizeof params);
   params.lower = lower;
-  return mpg_emit1(g, MPG_OP__linalg_maketrian, &params, mpg_emit1(g, MPG_OP__linalg_extracttrian, &params, a));
+  return mpg_emit1(g, MPG_OP__linalg_maketrian, &params,
+                   mpg_emit1(g, MPG_OP__linalg_extracttrian, &params, a));
 }
 
 /* The symmetric matrix of one triangle. */
 static mpg_value mirrored(mpg_gradient *g, mpg_value a, bool lower) {
-  mpg_value half = triangle(g, a, lower), main = diagonal(g, MPG_OP__linalg_makediag, diagonal(g, MPG_OP__linalg_extractdiag, a));
+  mpg_value half = triangle(g, a, lower),
+            main = diagonal(g, MPG_OP__linalg_makediag, diagonal(g, MPG_OP__linalg_extractdiag, a));
   return subtract(g, add(g, half, swapped(g, half)), main);
 }
 
@@ -213,11 +240,14 @@ static mpg_value arrived(mpg_gradient *g, int i) {
   return mpg_has_value(g->out_grads[i]) ? g->out_grads[i] : mpg_emit_full_like(g, g->outputs[i], 0);
 }
 
-/* A = L L^T: with P = the mirrored triangle of L^T dL, dA = L^-T P L^-1 / 2. Upper factors are the transposed of that. */
+/* A = L L^T: with P = the mirrored triangle of L^T dL, dA = L^-T P L^-1 / 2. Upper factors are the
+ * transposed of that. */
 void mpg_gradient_linalg_potrf(mpg_gradient *g) {
   bool lower = ((const mpg_linalg_cholesky_params *)g->params)->lower;
   mpg_value l = g->outputs[0];
-  mpg_value p = mirrored(g, triangular(g, MPG_OP__linalg_trmm, l, triangle(g, G, lower), true, !lower, lower, 1), lower);
+  mpg_value p = mirrored(
+      g, triangular(g, MPG_OP__linalg_trmm, l, triangle(g, G, lower), true, !lower, lower, 1),
+      lower);
   p = triangular(g, MPG_OP__linalg_trsm, l, p, lower, false, lower, 0.5);
   g->in_grads[0] = triangular(g, MPG_OP__linalg_trsm, l, p, !lower, true, lower, 1);
 }
@@ -227,7 +257,8 @@ void mpg_gradient_linalg_potri(mpg_gradient *g) {
   bool lower = ((const mpg_linalg_cholesky_params *)g->params)->lower;
   mpg_value b = g->outputs[0], sum = add(g, G, swapped(g, G));
   mpg_value p = lower ? product(g, b, false, sum, false, -1) : product(g, sum, false, b, false, -1);
-  g->in_grads[0] = triangle(g, triangular(g, MPG_OP__linalg_trsm, g->inputs[0], p, true, lower, lower, 1), lower);
+  g->in_grads[0] = triangle(
+      g, triangular(g, MPG_OP__linalg_trsm, g->inputs[0], p, true, lower, lower, 1), lower);
 }
 
 void mpg_gradient_linalg_trmm(mpg_gradient *g) {
@@ -235,71 +266,100 @@ void mpg_gradient_linalg_trmm(mpg_gradient *g) {
   mpg_value a = g->inputs[0], b = g->inputs[1];
   if (g->needed[0]) {
     mpg_value full;
-    if (p->rightside) full = p->transpose ? product(g, G, true, b, false, p->alpha) : product(g, b, true, G, false, p->alpha);
-    else full = p->transpose ? product(g, b, false, G, true, p->alpha) : product(g, G, false, b, true, p->alpha);
+    if (p->rightside)
+      full = p->transpose ? product(g, G, true, b, false, p->alpha)
+                          : product(g, b, true, G, false, p->alpha);
+    else
+      full = p->transpose ? product(g, b, false, G, true, p->alpha)
+                          : product(g, G, false, b, true, p->alpha);
     g->in_grads[0] = triangle(g, full, p->lower);
   }
-  if (g->needed[1]) g->in_grads[1] = triangular(g, MPG_OP__linalg_trmm, a, G, !p->transpose, p->rightside, p->lower, p->alpha);
+  if (g->needed[1])
+    g->in_grads[1] =
+        triangular(g, MPG_OP__linalg_trmm, a, G, !p->transpose, p->rightside, p->lower, p->alpha);
 }
 
 /* With X the solution for alpha: dB = alpha A^-T G, dA = -A^-T G X^T. */
 void mpg_gradient_linalg_trsm(mpg_gradient *g) {
   const mpg_linalg_triangular_params *p = g->params;
-  mpg_value x = g->outputs[0], y = triangular(g, MPG_OP__linalg_trsm, g->inputs[0], G, !p->transpose, p->rightside, p->lower, 1);
+  mpg_value x = g->outputs[0], y = triangular(g, MPG_OP__linalg_trsm, g->inputs[0], G,
+                                              !p->transpose, p->rightside, p->lower, 1);
   if (g->needed[0]) {
     mpg_value full;
-    if (p->rightside) full = p->transpose ? product(g, y, true, x, false, -1) : product(g, x, true, y, false, -1);
-    else full = p->transpose ? product(g, x, false, y, true, -1) : product(g, y, false, x, true, -1);
+    if (p->rightside)
+      full = p->transpose ? product(g, y, true, x, false, -1) : product(g, x, true, y, false, -1);
+    else
+      full = p->transpose ? product(g, x, false, y, true, -1) : product(g, y, false, x, true, -1);
     g->in_grads[0] = triangle(g, full, p->lower);
   }
-  if (g->needed[1]) g->in_grads[1] = p->alpha == 1 ? y : mpg_emit_scalar(g, MPG_OP__mul_scalar, y, p->alpha);
+  if (g->needed[1])
+    g->in_grads[1] = p->alpha == 1 ? y : mpg_emit_scalar(g, MPG_OP__mul_scalar, y, p->alpha);
 }
 
 void mpg_gradient_linalg_syrk(mpg_gradient *g) {
   const mpg_linalg_syrk_params *p = g->params;
   mpg_value sum = add(g, G, swapped(g, G));
-  g->in_grads[0] = p->transpose ? product(g, g->inputs[0], false, sum, false, p->alpha) : product(g, sum, false, g->inputs[0], false, p->alpha);
+  g->in_grads[0] = p->transpose ? product(g, g->inputs[0], false, sum, false, p->alpha)
+                                : product(g, sum, false, g->inputs[0], false, p->alpha);
 }
 
 /* A value for each matrix, to be broadcast over vectors (axes 1) or matrices (2). */
 static mpg_value spread(mpg_gradient *g, mpg_value value, int axes) {
   mpg_shape shape = mpg_value_desc(g, g->inputs[0])->shape;
   for (int i = 1; i <= axes; i++) shape.dims[shape.ndim - 3 + i] = 1;
-  if (axes == 1) shape.ndim--;
-  else shape.dims[shape.ndim - 1] = 1;
+  if (axes == 1)
+    shape.ndim--;
+  else
+    shape.dims[shape.ndim - 1] = 1;
   return mpg_emit_reshape(g, value, &shape);
 }
 
 void mpg_gradient_linalg_sumlogdiag(mpg_gradient *g) {
   mpg_value main = diagonal(g, MPG_OP__linalg_extractdiag, g->inputs[0]);
-  g->in_grads[0] = diagonal(g, MPG_OP__linalg_makediag, mpg_emit2(g, MPG_OP_broadcast_div, NULL, spread(g, G, 1), main));
+  g->in_grads[0] = diagonal(g, MPG_OP__linalg_makediag,
+                            mpg_emit2(g, MPG_OP_broadcast_div, NULL, spread(g, G, 1), main));
 }
 
-void mpg_gradient_linalg_extractdiag(mpg_gradient *g) { g->in_grads[0] = mpg_emit1(g, MPG_OP__linalg_makediag, g->params, G); }
-void mpg_gradient_linalg_makediag(mpg_gradient *g) { g->in_grads[0] = mpg_emit1(g, MPG_OP__linalg_extractdiag, g->params, G); }
-void mpg_gradient_linalg_extracttrian(mpg_gradient *g) { g->in_grads[0] = mpg_emit1(g, MPG_OP__linalg_maketrian, g->params, G); }
-void mpg_gradient_linalg_maketrian(mpg_gradient *g) { g->in_grads[0] = mpg_emit1(g, MPG_OP__linalg_extracttrian, g->params, G); }
+void mpg_gradient_linalg_extractdiag(mpg_gradient *g) {
+  g->in_grads[0] = mpg_emit1(g, MPG_OP__linalg_makediag, g->params, G);
+}
+void mpg_gradient_linalg_makediag(mpg_gradient *g) {
+  g->in_grads[0] = mpg_emit1(g, MPG_OP__linalg_extractdiag, g->params, G);
+}
+void mpg_gradient_linalg_extracttrian(mpg_gradient *g) {
+  g->in_grads[0] = mpg_emit1(g, MPG_OP__linalg_maketrian, g->params, G);
+}
+void mpg_gradient_linalg_maketrian(mpg_gradient *g) {
+  g->in_grads[0] = mpg_emit1(g, MPG_OP__linalg_extracttrian, g->params, G);
+}
 
 /* dA = L^-T (dQ + P Q), where P is the mirrored lower triangle of L^T dL - dQ Q^T. */
 void mpg_gradient_linalg_gelqf(mpg_gradient *g) {
   mpg_value q = g->outputs[0], l = g->outputs[1], dq = arrived(g, 0), dl = arrived(g, 1);
-  mpg_value m = subtract(g, triangular(g, MPG_OP__linalg_trmm, l, dl, true, false, true, 1), product(g, dq, false, q, true, 1));
+  mpg_value m = subtract(g, triangular(g, MPG_OP__linalg_trmm, l, dl, true, false, true, 1),
+                         product(g, dq, false, q, true, 1));
   mpg_value sum = add(g, dq, product(g, mirrored(g, m, true), false, q, false, 1));
   g->in_grads[0] = triangular(g, MPG_OP__linalg_trsm, l, sum, true, false, true, 1);
 }
 
-/* dA = U^T S U, where S has dL on its diagonal, and beside it (T - T^T)_ij / (2 (L_i - L_j)) of T = dU U^T for i > j, mirrored. */
+/* dA = U^T S U, where S has dL on its diagonal, and beside it (T - T^T)_ij / (2 (L_i - L_j)) of T =
+ * dU U^T for i > j, mirrored. */
 void mpg_gradient_linalg_syevd(mpg_gradient *g) {
   mpg_value u = g->outputs[0], l = g->outputs[1];
   mpg_shape rows = mpg_value_desc(g, u)->shape, columns = rows;
-  double least = mpg_value_desc(g, u)->dtype == MPG_FLOAT32 ? 1e-30 : 1e-100; /* as in MXNet, for equal eigenvalues */
+  double least = mpg_value_desc(g, u)->dtype == MPG_FLOAT32
+                     ? 1e-30
+                     : 1e-100; /* as in MXNet, for equal eigenvalues */
   mpg_value inner = diagonal(g, MPG_OP__linalg_makediag, arrived(g, 1));
   if (mpg_has_value(g->out_grads[0])) {
     rows.dims[rows.ndim - 1] = columns.dims[columns.ndim - 2] = 1;
-    mpg_value distance = mpg_emit2(g, MPG_OP_broadcast_sub, NULL, mpg_emit_reshape(g, l, &rows), mpg_emit_reshape(g, l, &columns));
-    distance = mpg_emit_scalar(g, MPG_OP__mul_scalar, mpg_emit_scalar(g, MPG_OP__maximum_scalar, distance, least), 2);
+    mpg_value distance = mpg_emit2(g, MPG_OP_broadcast_sub, NULL, mpg_emit_reshape(g, l, &rows),
+                                   mpg_emit_reshape(g, l, &columns));
+    distance = mpg_emit_scalar(g, MPG_OP__mul_scalar,
+                               mpg_emit_scalar(g, MPG_OP__maximum_scalar, distance, least), 2);
     mpg_value t = product(g, G, false, u, true, 1);
-    t = triangle(g, mpg_emit2(g, MPG_OP_elemwise_div, NULL, subtract(g, t, swapped(g, t)), distance), true);
+    t = triangle(
+        g, mpg_emit2(g, MPG_OP_elemwise_div, NULL, subtract(g, t, swapped(g, t)), distance), true);
     inner = add(g, inner, add(g, t, swapped(g, t))); /* t's diagonal is 0 */
   }
   g->in_grads[0] = product(g, product(g, u, true, inner, false, 1), false, u, false, 1);
@@ -323,7 +383,7 @@ void mpg_gradient_linalg_slogdet(mpg_gradient *g) {
   if (mpg_has_value(g->out_grads[1])) g->in_grads[0] = scaled_inverse(g, g->out_grads[1]);
 }
 
-/* --- Costs ---------------------------------------------------------------------------------------------------------------- */
+/* --- Costs ------------------------------------------------------------------------------------ */
 
 /* Factors and inverses: each element meets each row about twice; eigenvectors take some rounds of
  * that. */
@@ -335,6 +395,6 @@ mpg_cost mpg_cost_linalg_square(const mpg_infer *call) {
 
 mpg_cost mpg_cost_linalg_triangular(const mpg_infer *call) {
   const mpg_shape *a = &call->inputs[0].shape;
-  return mpg_cost_of(
-      call, (double)mpg_shape_size(&call->inputs[1].shape) * (double)a->dims[a->ndim - 1]);
+  return mpg_cost_of(call,
+                     (double)mpg_shape_size(&call->inputs[1].shape) * (double)a->dims[a->ndim - 1]);
 }

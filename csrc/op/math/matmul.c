@@ -16,7 +16,8 @@ static bool disagree(int64_t a, int64_t b) { return a >= 0 && b >= 0 && a != b; 
 
 static mpg_status common_dtype(mpg_infer *infer, mpg_dtype *dtype) {
   *dtype = MPG_DTYPE_NONE;
-  for (int i = 0; i < infer->num_inputs && *dtype == MPG_DTYPE_NONE; i++) *dtype = infer->inputs[i].dtype;
+  for (int i = 0; i < infer->num_inputs && *dtype == MPG_DTYPE_NONE; i++)
+    *dtype = infer->inputs[i].dtype;
   for (int i = 0; i < infer->num_inputs; i++) MPG_TRY(mpg_infer_expect_dtype(infer, i, *dtype));
   return MPG_OK;
 }
@@ -26,12 +27,14 @@ static mpg_value as_matrix(mpg_gradient *g, mpg_value value, int64_t rows, int64
   return mpg_emit_reshape(g, value, &(mpg_shape){.ndim = 2, .dims = {rows, columns}});
 }
 
-static mpg_value emit_dot(mpg_gradient *g, mpg_value a, mpg_value b, bool transpose_a, bool transpose_b) {
-  mpg_dot_params params = {.transpose_a = transpose_a, .transpose_b = transpose_b, .forward_stype = -1};
+static mpg_value emit_dot(mpg_gradient *g, mpg_value a, mpg_value b, bool transpose_a,
+                          bool transpose_b) {
+  mpg_dot_params params = {
+      .transpose_a = transpose_a, .transpose_b = transpose_b, .forward_stype = -1};
   return mpg_emit2(g, MPG_OP_dot, &params, a, b);
 }
 
-/* --- dot ------------------------------------------------------------------------------------------------------------ */
+/* --- dot -------------------------------------------------------------------------------------- */
 mpg_status mpg_infer_dot(mpg_infer *infer) {
   const mpg_dot_params *p = infer->params;
   const mpg_shape *a = &infer->inputs[0].shape, *b = &infer->inputs[1].shape;
@@ -39,21 +42,30 @@ mpg_status mpg_infer_dot(mpg_infer *infer) {
   MPG_TRY(common_dtype(infer, &dtype));
   infer->outputs[0].dtype = dtype;
   if (a->ndim < 0 || b->ndim < 0) return MPG_OK;
-  if (a->ndim == 0 || b->ndim == 0) return mpg_infer_fail(infer, "takes arrays with at least one axis");
-  if (a->ndim == 1 && b->ndim == 1 && (p->transpose_a || p->transpose_b)) return mpg_infer_fail(infer, "two vectors cannot be transposed");
-  int64_t ka = a->dims[p->transpose_a ? 0 : a->ndim - 1], kb = b->dims[p->transpose_b ? b->ndim - 1 : 0];
+  if (a->ndim == 0 || b->ndim == 0)
+    return mpg_infer_fail(infer, "takes arrays with at least one axis");
+  if (a->ndim == 1 && b->ndim == 1 && (p->transpose_a || p->transpose_b))
+    return mpg_infer_fail(infer, "two vectors cannot be transposed");
+  int64_t ka = a->dims[p->transpose_a ? 0 : a->ndim - 1],
+          kb = b->dims[p->transpose_b ? b->ndim - 1 : 0];
   if (disagree(ka, kb))
-    return mpg_infer_fail(infer, "%s axis of lhs (%lld) and %s axis of rhs (%lld), which are summed over, must be equal",
-                          p->transpose_a ? "the first" : "the last", (long long)ka, p->transpose_b ? "the last" : "the first",
-                          (long long)kb);
+    return mpg_infer_fail(
+        infer,
+        "%s axis of lhs (%lld) and %s axis of rhs (%lld), which are summed over, must be equal",
+        p->transpose_a ? "the first" : "the last", (long long)ka,
+        p->transpose_b ? "the last" : "the first", (long long)kb);
   mpg_shape out = {0};
   if (a->ndim == 1 && b->ndim == 1) {
     out = (mpg_shape){.ndim = 1, .dims = {1}};
   } else {
     int ndim = (a->ndim - 1) + (b->ndim - 1);
-    if (ndim > MPG_MAX_NDIM) return mpg_infer_fail(infer, "the result would have %d axes; at most %d are possible", ndim, MPG_MAX_NDIM);
-    for (int i = 0; i < a->ndim - 1; i++) out.dims[out.ndim++] = a->dims[p->transpose_a ? i + 1 : i];
-    for (int i = 0; i < b->ndim - 1; i++) out.dims[out.ndim++] = b->dims[p->transpose_b ? i : i + 1];
+    if (ndim > MPG_MAX_NDIM)
+      return mpg_infer_fail(infer, "the result would have %d axes; at most %d are possible", ndim,
+                            MPG_MAX_NDIM);
+    for (int i = 0; i < a->ndim - 1; i++)
+      out.dims[out.ndim++] = a->dims[p->transpose_a ? i + 1 : i];
+    for (int i = 0; i < b->ndim - 1; i++)
+      out.dims[out.ndim++] = b->dims[p->transpose_b ? i : i + 1];
   }
   mpg_infer_set(infer, 0, &out, dtype);
   return MPG_OK;
@@ -61,11 +73,14 @@ mpg_status mpg_infer_dot(mpg_infer *infer) {
 
 void mpg_gradient_dot(mpg_gradient *g) {
   const mpg_dot_params *p = g->params;
-  mpg_shape a_shape = mpg_value_desc(g, g->inputs[0])->shape, b_shape = mpg_value_desc(g, g->inputs[1])->shape;
+  mpg_shape a_shape = mpg_value_desc(g, g->inputs[0])->shape,
+            b_shape = mpg_value_desc(g, g->inputs[1])->shape;
   bool ta = p->transpose_a && a_shape.ndim > 1, tb = p->transpose_b && b_shape.ndim > 1;
   int64_t k = a_shape.dims[ta ? 0 : a_shape.ndim - 1];
-  int64_t m = ta ? mpg_shape_product(&a_shape, 1, a_shape.ndim) : mpg_shape_product(&a_shape, 0, a_shape.ndim - 1);
-  int64_t n = tb ? mpg_shape_product(&b_shape, 0, b_shape.ndim - 1) : mpg_shape_product(&b_shape, 1, b_shape.ndim);
+  int64_t m = ta ? mpg_shape_product(&a_shape, 1, a_shape.ndim)
+                 : mpg_shape_product(&a_shape, 0, a_shape.ndim - 1);
+  int64_t n = tb ? mpg_shape_product(&b_shape, 0, b_shape.ndim - 1)
+                 : mpg_shape_product(&b_shape, 1, b_shape.ndim);
   mpg_value grad = as_matrix(g, g->out_grads[0], m, n);
   if (g->needed[0]) {
     mpg_value b = tb ? as_matrix(g, g->inputs[1], n, k) : as_matrix(g, g->inputs[1], k, n);
@@ -79,7 +94,7 @@ void mpg_gradient_dot(mpg_gradient *g) {
   }
 }
 
-/* --- batch_dot ------------------------------------------------------------------------------------------------------ */
+/* --- batch_dot -------------------------------------------------------------------------------- */
 mpg_status mpg_infer_batch_dot(mpg_infer *infer) {
   const mpg_batch_dot_params *p = infer->params;
   const mpg_shape *a = &infer->inputs[0].shape, *b = &infer->inputs[1].shape;
@@ -88,24 +103,31 @@ mpg_status mpg_infer_batch_dot(mpg_infer *infer) {
   infer->outputs[0].dtype = dtype;
   if (a->ndim < 0 || b->ndim < 0) return MPG_OK;
   int ndim = a->ndim;
-  if (ndim < 3 || b->ndim != ndim) return mpg_infer_fail(infer, "takes two arrays with the same number of axes, at least 3");
+  if (ndim < 3 || b->ndim != ndim)
+    return mpg_infer_fail(infer, "takes two arrays with the same number of axes, at least 3");
   mpg_shape out = *a;
   for (int i = 0; i < ndim - 2; i++) {
-    if (disagree(a->dims[i], b->dims[i])) return mpg_infer_fail(infer, "the axes before the last two must be equal");
+    if (disagree(a->dims[i], b->dims[i]))
+      return mpg_infer_fail(infer, "the axes before the last two must be equal");
     if (out.dims[i] < 0) out.dims[i] = b->dims[i];
   }
-  if (disagree(a->dims[p->transpose_a ? ndim - 2 : ndim - 1], b->dims[p->transpose_b ? ndim - 1 : ndim - 2]))
-    return mpg_infer_fail(infer, "the matrices do not fit (transpose_a=%s, transpose_b=%s)", p->transpose_a ? "True" : "False",
-                          p->transpose_b ? "True" : "False");
-  if (a->dims[p->transpose_a ? ndim - 2 : ndim - 1] < 0 || b->dims[p->transpose_b ? ndim - 1 : ndim - 2] < 0) return MPG_OK;
+  if (disagree(a->dims[p->transpose_a ? ndim - 2 : ndim - 1],
+               b->dims[p->transpose_b ? ndim - 1 : ndim - 2]))
+    return mpg_infer_fail(infer, "the matrices do not fit (transpose_a=%s, transpose_b=%s)",
+                          p->transpose_a ? "True" : "False", p->transpose_b ? "True" : "False");
+  if (a->dims[p->transpose_a ? ndim - 2 : ndim - 1] < 0 ||
+      b->dims[p->transpose_b ? ndim - 1 : ndim - 2] < 0)
+    return MPG_OK;
   out.dims[ndim - 2] = a->dims[p->transpose_a ? ndim - 1 : ndim - 2];
   out.dims[ndim - 1] = b->dims[p->transpose_b ? ndim - 2 : ndim - 1];
   mpg_infer_set(infer, 0, &out, dtype);
   return MPG_OK;
 }
 
-static mpg_value emit_batch_dot(mpg_gradient *g, mpg_value a, mpg_value b, bool transpose_a, bool transpose_b) {
-  mpg_batch_dot_params params = {.transpose_a = transpose_a, .transpose_b = transpose_b, .forward_stype = -1};
+static mpg_value emit_batch_dot(mpg_gradient *g, mpg_value a, mpg_value b, bool transpose_a,
+                                bool transpose_b) {
+  mpg_batch_dot_params params = {
+      .transpose_a = transpose_a, .transpose_b = transpose_b, .forward_stype = -1};
   return mpg_emit2(g, MPG_OP_batch_dot, &params, a, b);
 }
 
@@ -114,12 +136,14 @@ void mpg_gradient_batch_dot(mpg_gradient *g) {
   bool ta = p->transpose_a, tb = p->transpose_b;
   mpg_value grad = g->out_grads[0];
   if (g->needed[0])
-    g->in_grads[0] = ta ? emit_batch_dot(g, g->inputs[1], grad, tb, true) : emit_batch_dot(g, grad, g->inputs[1], false, !tb);
+    g->in_grads[0] = ta ? emit_batch_dot(g, g->inputs[1], grad, tb, true)
+                        : emit_batch_dot(g, grad, g->inputs[1], false, !tb);
   if (g->needed[1])
-    g->in_grads[1] = tb ? emit_batch_dot(g, grad, g->inputs[0], true, ta) : emit_batch_dot(g, g->inputs[0], grad, !ta, false);
+    g->in_grads[1] = tb ? emit_batch_dot(g, grad, g->inputs[0], true, ta)
+                        : emit_batch_dot(g, g->inputs[0], grad, !ta, false);
 }
 
-/* --- FullyConnected ------------------------------------------------------------------------------------------------- */
+/* --- FullyConnected --------------------------------------------------------------------------- */
 int mpg_arity_fully_connected(const mpg_op *op, const void *params, int given) {
   (void)op;
   (void)given;
@@ -139,11 +163,15 @@ mpg_status mpg_infer_fully_connected(mpg_infer *infer) {
   if (data->ndim < 0) return MPG_OK;
   if (data->ndim == 0) return mpg_infer_fail(infer, "data must have at least one axis");
   int last = data->ndim - 1;
-  mpg_shape weight = {.ndim = 2, .dims = {p->num_hidden, p->flatten ? known_product(data, 1, data->ndim) : data->dims[last]}};
+  mpg_shape weight = {
+      .ndim = 2,
+      .dims = {p->num_hidden, p->flatten ? known_product(data, 1, data->ndim) : data->dims[last]}};
   mpg_shape given = infer->inputs[1].shape;
   if (!mpg_shape_merge(&given, &weight))
-    return mpg_infer_fail(infer, "weight must have the shape (num_hidden=%lld, %lld): data has %lld features%s", (long long)p->num_hidden,
-                          (long long)weight.dims[1], (long long)weight.dims[1], p->flatten ? " (flatten=True: all axes but the first)" : "");
+    return mpg_infer_fail(
+        infer, "weight must have the shape (num_hidden=%lld, %lld): data has %lld features%s",
+        (long long)p->num_hidden, (long long)weight.dims[1], (long long)weight.dims[1],
+        p->flatten ? " (flatten=True: all axes but the first)" : "");
   infer->inputs[1].shape = given;
   mpg_shape out = {.ndim = 2, .dims = {data->dims[0], p->num_hidden}};
   if (!p->flatten) {
@@ -158,15 +186,21 @@ void mpg_gradient_fully_connected(mpg_gradient *g) {
   const mpg_fully_connected_params *p = g->params;
   mpg_shape data_shape = mpg_value_desc(g, g->inputs[0])->shape;
   int64_t hidden = p->num_hidden;
-  int64_t rows = p->flatten ? data_shape.dims[0] : mpg_shape_product(&data_shape, 0, data_shape.ndim - 1);
-  int64_t features = p->flatten ? mpg_shape_product(&data_shape, 1, data_shape.ndim) : data_shape.dims[data_shape.ndim - 1];
+  int64_t rows =
+      p->flatten ? data_shape.dims[0] : mpg_shape_product(&data_shape, 0, data_shape.ndim - 1);
+  int64_t features = p->flatten ? mpg_shape_product(&data_shape, 1, data_shape.ndim)
+                                : data_shape.dims[data_shape.ndim - 1];
   mpg_value grad = as_matrix(g, g->out_grads[0], rows, hidden);
-  if (g->needed[0]) g->in_grads[0] = mpg_emit_reshape(g, emit_dot(g, grad, g->inputs[1], false, false), &data_shape);
-  if (g->needed[1]) g->in_grads[1] = emit_dot(g, grad, as_matrix(g, g->inputs[0], rows, features), true, false);
-  if (g->num_inputs == 3 && g->needed[2]) g->in_grads[2] = mpg_emit_sum_to(g, grad, &(mpg_shape){.ndim = 1, .dims = {hidden}});
+  if (g->needed[0])
+    g->in_grads[0] =
+        mpg_emit_reshape(g, emit_dot(g, grad, g->inputs[1], false, false), &data_shape);
+  if (g->needed[1])
+    g->in_grads[1] = emit_dot(g, grad, as_matrix(g, g->inputs[0], rows, features), true, false);
+  if (g->num_inputs == 3 && g->needed[2])
+    g->in_grads[2] = mpg_emit_sum_to(g, grad, &(mpg_shape){.ndim = 1, .dims = {hidden}});
 }
 
-/* --- FullyConnected with its weight packed ------------------------------------------------------------------------------ */
+/* --- FullyConnected with its weight packed ---------------------------------------------------- */
 static int64_t in_blocks(int64_t size) {
   return (size / MPG_PACKED_BLOCK + (size % MPG_PACKED_BLOCK != 0)) * MPG_PACKED_BLOCK;
 }
@@ -201,40 +235,48 @@ mpg_status mpg_infer_pack_fully_connected(mpg_infer *infer) {
 mpg_status mpg_infer_packed_fully_connected(mpg_infer *infer) {
   const mpg_fully_connected_params *p = infer->params;
   mpg_shape data = infer->inputs[0].shape;
-  for (int i = 0; i < infer->num_inputs; i++) MPG_TRY(mpg_infer_expect_dtype(infer, i, MPG_FLOAT32));
+  for (int i = 0; i < infer->num_inputs; i++)
+    MPG_TRY(mpg_infer_expect_dtype(infer, i, MPG_FLOAT32));
   infer->outputs[0].dtype = MPG_FLOAT32;
   if (!mpg_shape_known(&data)) return MPG_OK;
   if (data.ndim == 0) return mpg_infer_fail(infer, "data must have at least one axis");
   int last = p->flatten ? 1 : data.ndim - 1;
   int64_t features = mpg_shape_product(&data, last, data.ndim);
   mpg_shape packed;
-  MPG_TRY(mpg_shape_check(&(mpg_shape){.ndim = 2, .dims = {p->num_hidden, features}}, MPG_FLOAT32, NULL));
+  MPG_TRY(mpg_shape_check(&(mpg_shape){.ndim = 2, .dims = {p->num_hidden, features}}, MPG_FLOAT32,
+                          NULL));
   MPG_TRY(packed_shape(infer, p->num_hidden, features, &packed));
   MPG_TRY(mpg_infer_expect_shape(infer, 1, &packed));
-  if (!p->no_bias) MPG_TRY(mpg_infer_expect_shape(infer, 2, &(mpg_shape){.ndim = 1, .dims = {p->num_hidden}}));
+  if (!p->no_bias)
+    MPG_TRY(mpg_infer_expect_shape(infer, 2, &(mpg_shape){.ndim = 1, .dims = {p->num_hidden}}));
   data.ndim = last + 1;
   data.dims[last] = p->num_hidden;
   mpg_infer_set(infer, 0, &data, MPG_FLOAT32);
   return MPG_OK;
 }
 
-/* --- linalg --------------------------------------------------------------------------------------------------------- */
+/* --- linalg ----------------------------------------------------------------------------------- */
 /* The result of op(A) x op(B), matrices with rows along `axis` and columns along the last axis. */
-static mpg_status infer_linalg(mpg_infer *infer, bool ta, bool tb, int64_t axis_param, mpg_shape *out) {
+static mpg_status infer_linalg(mpg_infer *infer, bool ta, bool tb, int64_t axis_param,
+                               mpg_shape *out) {
   const mpg_shape *a = &infer->inputs[0].shape, *b = &infer->inputs[1].shape;
   *out = MPG_SHAPE_UNKNOWN;
   if (a->ndim < 0 || b->ndim < 0) return MPG_OK;
   int ndim = a->ndim, axis;
-  if (ndim < 2 || b->ndim != ndim) return mpg_infer_fail(infer, "A and B must have the same number of axes, at least 2");
+  if (ndim < 2 || b->ndim != ndim)
+    return mpg_infer_fail(infer, "A and B must have the same number of axes, at least 2");
   MPG_TRY(mpg_axis_normalize(axis_param, ndim, infer->op->name, &axis));
-  if (axis == ndim - 1) return mpg_infer_fail(infer, "axis (the rows) must not be the last one (the columns)");
+  if (axis == ndim - 1)
+    return mpg_infer_fail(infer, "axis (the rows) must not be the last one (the columns)");
   *out = *a;
   for (int i = 0; i < ndim - 1; i++) {
     if (i == axis) continue;
-    if (disagree(a->dims[i], b->dims[i])) return mpg_infer_fail(infer, "A and B must have equal axes but for rows and columns");
+    if (disagree(a->dims[i], b->dims[i]))
+      return mpg_infer_fail(infer, "A and B must have equal axes but for rows and columns");
     if (out->dims[i] < 0) out->dims[i] = b->dims[i];
   }
-  if (disagree(a->dims[ta ? axis : ndim - 1], b->dims[tb ? ndim - 1 : axis])) return mpg_infer_fail(infer, "the matrices do not fit");
+  if (disagree(a->dims[ta ? axis : ndim - 1], b->dims[tb ? ndim - 1 : axis]))
+    return mpg_infer_fail(infer, "the matrices do not fit");
   out->dims[axis] = a->dims[ta ? ndim - 1 : axis];
   out->dims[ndim - 1] = b->dims[tb ? axis : ndim - 1];
   return MPG_OK;
@@ -263,8 +305,11 @@ mpg_status mpg_infer_linalg_gemm2(mpg_infer *infer) {
 
 static void linalg_product_gradient(mpg_gradient *g, bool ta, bool tb, double alpha, int64_t axis) {
   mpg_value a = g->inputs[0], b = g->inputs[1], grad = g->out_grads[0];
-#define PRODUCT(x, y, tx, ty) \
-  mpg_emit2(g, MPG_OP__linalg_gemm2, &(mpg_linalg_gemm2_params){.transpose_a = tx, .transpose_b = ty, .alpha = alpha, .axis = axis}, x, y)
+#define PRODUCT(x, y, tx, ty)                                                        \
+  mpg_emit2(g, MPG_OP__linalg_gemm2,                                                 \
+            &(mpg_linalg_gemm2_params){                                              \
+                .transpose_a = tx, .transpose_b = ty, .alpha = alpha, .axis = axis}, \
+            x, y)
   if (g->needed[0]) g->in_grads[0] = ta ? PRODUCT(b, grad, tb, true) : PRODUCT(grad, b, false, !tb);
   if (g->needed[1]) g->in_grads[1] = tb ? PRODUCT(grad, a, true, ta) : PRODUCT(a, grad, !ta, false);
 #undef PRODUCT
@@ -273,7 +318,8 @@ static void linalg_product_gradient(mpg_gradient *g, bool ta, bool tb, double al
 void mpg_gradient_linalg_gemm(mpg_gradient *g) {
   const mpg_linalg_gemm_params *p = g->params;
   linalg_product_gradient(g, p->transpose_a, p->transpose_b, p->alpha, p->axis);
-  if (g->needed[2]) g->in_grads[2] = mpg_emit_scalar(g, MPG_OP__mul_scalar, g->out_grads[0], p->beta);
+  if (g->needed[2])
+    g->in_grads[2] = mpg_emit_scalar(g, MPG_OP__mul_scalar, g->out_grads[0], p->beta);
 }
 
 void mpg_gradient_linalg_gemm2(mpg_gradient *g) {
@@ -292,16 +338,19 @@ mpg_status mpg_infer_khatri_rao(mpg_infer *infer) {
       continue;
     }
     if (shape->ndim != 2) return mpg_infer_fail(infer, "takes matrices");
-    if (disagree(out.dims[1], shape->dims[1])) return mpg_infer_fail(infer, "all matrices must have the same number of columns");
+    if (disagree(out.dims[1], shape->dims[1]))
+      return mpg_infer_fail(infer, "all matrices must have the same number of columns");
     if (shape->dims[1] >= 0) out.dims[1] = shape->dims[1];
-    if (out.dims[0] < 0 || shape->dims[0] < 0) out.dims[0] = -1;
-    else if (__builtin_mul_overflow(out.dims[0], shape->dims[0], &out.dims[0])) return mpg_infer_fail(infer, "the result is too large");
+    if (out.dims[0] < 0 || shape->dims[0] < 0)
+      out.dims[0] = -1;
+    else if (__builtin_mul_overflow(out.dims[0], shape->dims[0], &out.dims[0]))
+      return mpg_infer_fail(infer, "the result is too large");
   }
   mpg_infer_set(infer, 0, &out, dtype);
   return MPG_OK;
 }
 
-/* --- Costs ---------------------------------------------------------------------------------------------------------- */
+/* --- Costs ------------------------------------------------------------------------------------ */
 static double elements(const mpg_desc *desc) { return (double)mpg_shape_size(&desc->shape); }
 
 /* A multiplication and an addition for every element of the result and of the axis that is summed

@@ -9,14 +9,16 @@ bool mpg_product_cut(mpg_product *p) {
   return p->k >= LEAST && p->n >= LEAST && p->n <= MOST && p->m >= ROWS && p->m * p->n >= ELEMENTS;
 }
 
-static bool dense(const mpg_op *op, const void *params, const mpg_shape *a, const mpg_shape *b, mpg_product *p) {
+static bool dense(const mpg_op *op, const void *params, const mpg_shape *a, const mpg_shape *b,
+                  mpg_product *p) {
   if (a->ndim < 2 || b->ndim < 2) return false;
   if (op->id == MPG_OP_dot) {
     const mpg_dot_params *dot = params;
     if (dot->transpose_a) return false;
     p->transposed = dot->transpose_b;
     p->k = a->dims[a->ndim - 1];
-    p->n = dot->transpose_b ? mpg_shape_product(b, 0, b->ndim - 1) : mpg_shape_product(b, 1, b->ndim);
+    p->n =
+        dot->transpose_b ? mpg_shape_product(b, 0, b->ndim - 1) : mpg_shape_product(b, 1, b->ndim);
   } else {
     p->transposed = true;
     p->n = b->dims[0];
@@ -27,8 +29,10 @@ static bool dense(const mpg_op *op, const void *params, const mpg_shape *a, cons
   return mpg_product_cut(p);
 }
 
-/* Whole rows of an image, so many at a step, or whole images: the number of places next to `wanted`, if it is not half or twice as many. */
-static bool cut_images(mpg_product *p, int64_t batch, int64_t height, int64_t width, int64_t step, int64_t wanted) {
+/* Whole rows of an image, so many at a step, or whole images: the number of places next to
+ * `wanted`, if it is not half or twice as many. */
+static bool cut_images(mpg_product *p, int64_t batch, int64_t height, int64_t width, int64_t step,
+                       int64_t wanted) {
   enum { PANELS = 8 };
   int64_t image = height * width, images = image < wanted ? (wanted + image / 2) / image : 1;
   p->m = batch * image;
@@ -36,7 +40,10 @@ static bool cut_images(mpg_product *p, int64_t batch, int64_t height, int64_t wi
   p->least = image;
   for (int64_t rows = step; rows < height; rows += step) {
     int64_t places = rows * width, other = p->panel;
-    if (height % rows || (places > wanted ? places : wanted) * (other < wanted ? other : wanted) >= (other > wanted ? other : wanted) * (places < wanted ? places : wanted)) continue;
+    if (height % rows ||
+        (places > wanted ? places : wanted) * (other < wanted ? other : wanted) >=
+            (other > wanted ? other : wanted) * (places < wanted ? places : wanted))
+      continue;
     p->panel = places;
     p->least = step * width;
   }
@@ -54,11 +61,14 @@ static bool winograd(const mpg_winograd_params *params, const mpg_shape *data, m
   return cut_images(p, w.batch, w.out_h, w.out_w, w.out_h % 2 ? w.out_h : 2, PLACES);
 }
 
-bool mpg_product_in_panels(const mpg_op *op, const void *params, const mpg_desc *const *inputs, mpg_product *p) {
+bool mpg_product_in_panels(const mpg_op *op, const void *params, const mpg_desc *const *inputs,
+                           mpg_product *p) {
   *p = (mpg_product){0};
   switch (op->id) {
-    case MPG_OP_FullyConnected: case MPG_OP_dot:
-      return inputs[0]->dtype == MPG_FLOAT32 && inputs[1]->dtype == MPG_FLOAT32 && dense(op, params, &inputs[0]->shape, &inputs[1]->shape, p);
+    case MPG_OP_FullyConnected:
+    case MPG_OP_dot:
+      return inputs[0]->dtype == MPG_FLOAT32 && inputs[1]->dtype == MPG_FLOAT32 &&
+             dense(op, params, &inputs[0]->shape, &inputs[1]->shape, p);
     case MPG_OP__winograd_convolution: return winograd(params, &inputs[0]->shape, p);
     default: return false;
   }

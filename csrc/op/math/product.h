@@ -1,5 +1,6 @@
-/* Products that come in panels of rows: dense ones and convolutions with the channels last, whose results are larger than caches. A panel's bits
- * depend on the product's shapes, the number of threads and the panel alone, so that a fused group may go on with each while it is in a cache
+/* Products that come in panels of rows: dense ones and convolutions with the channels last, whose
+ * results are larger than caches. A panel's bits depend on the product's shapes, the number of
+ * threads and the panel alone, so that a fused group may go on with each while it is in a cache
  * (op/fused.h), with the bits of the op by itself.
  * Plain values; any thread.
  */
@@ -8,7 +9,8 @@
 
 #include "op/op.h"
 
-typedef struct mpg_product { /* the result is (m, n); of a dense one, (m, k) by (k, n), the second maybe stored as (n, k) */
+typedef struct mpg_product { /* the result is (m, n); of a dense one, (m, k) by (k, n), the second
+                                maybe stored as (n, k) */
   int64_t m, n, k;
   bool transposed;
   int64_t panel; /* rows */
@@ -22,8 +24,10 @@ static inline int64_t mpg_product_panel(const mpg_product *p, int threads) {
   return rows;
 }
 
-/* False: another op, or a product that is made as a whole. inputs: their shapes and dtypes; the first two are read. */
-bool mpg_product_in_panels(const mpg_op *op, const void *params, const mpg_desc *const *inputs, mpg_product *p);
+/* False: another op, or a product that is made as a whole. inputs: their shapes and dtypes; the
+ * first two are read. */
+bool mpg_product_in_panels(const mpg_op *op, const void *params, const mpg_desc *const *inputs,
+                           mpg_product *p);
 /* Of a dense product: the decision by sizes alone. */
 bool mpg_product_cut(mpg_product *p);
 

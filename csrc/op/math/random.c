@@ -13,17 +13,22 @@ static mpg_status created(mpg_infer *infer, mpg_dtype fallback, mpg_dtype_set al
   mpg_shape shape = {.ndim = 1, .dims = {1}};
   if (tuple->count >= 0) MPG_TRY(mpg_infer_tuple_shape(infer, tuple, &shape));
   if (dtype == MPG_DTYPE_NONE) dtype = fallback;
-  if (!(allowed & MPG_DTYPE_BIT(dtype))) return mpg_infer_fail(infer, "cannot draw numbers of dtype %s", mpg_dtype_name((mpg_dtype)dtype));
+  if (!(allowed & MPG_DTYPE_BIT(dtype)))
+    return mpg_infer_fail(infer, "cannot draw numbers of dtype %s",
+                          mpg_dtype_name((mpg_dtype)dtype));
   mpg_infer_set(infer, 0, &shape, (mpg_dtype)dtype);
   return MPG_OK;
 }
 
-mpg_status mpg_infer_random(mpg_infer *infer) { return created(infer, MPG_FLOAT32, MPG_DTYPES_FLOAT); }
+mpg_status mpg_infer_random(mpg_infer *infer) {
+  return created(infer, MPG_FLOAT32, MPG_DTYPES_FLOAT);
+}
 
 mpg_status mpg_infer_randint(mpg_infer *infer) {
   const mpg_randint_params *params = infer->params;
   if (params->low >= params->high)
-    return mpg_infer_fail(infer, "low must be below high; they are %lld and %lld", (long long)params->low, (long long)params->high);
+    return mpg_infer_fail(infer, "low must be below high; they are %lld and %lld",
+                          (long long)params->low, (long long)params->high);
   return created(infer, MPG_INT32, MPG_DTYPES_INTEGER);
 }
 
@@ -32,7 +37,8 @@ static mpg_status extend(mpg_infer *infer, mpg_shape *shape, const mpg_tuple *tu
   if (shape->ndim < 0 || tuple->count <= 0) return MPG_OK;
   mpg_shape more;
   MPG_TRY(mpg_infer_tuple_shape(infer, tuple, &more));
-  if (shape->ndim + more.ndim > MPG_MAX_NDIM) return mpg_infer_fail(infer, "the result would have more than %d dimensions", MPG_MAX_NDIM);
+  if (shape->ndim + more.ndim > MPG_MAX_NDIM)
+    return mpg_infer_fail(infer, "the result would have more than %d dimensions", MPG_MAX_NDIM);
   for (int i = 0; i < more.ndim; i++) shape->dims[shape->ndim++] = more.dims[i];
   return mpg_shape_known(shape) ? mpg_shape_check(shape, MPG_FLOAT64, NULL) : MPG_OK;
 }
@@ -41,12 +47,15 @@ mpg_status mpg_infer_sample(mpg_infer *infer) {
   const mpg_sample_params *params = infer->params;
   mpg_shape shape = infer->inputs[0].shape;
   if (infer->num_inputs == 2) {
-    if (!mpg_shape_merge(&shape, &infer->inputs[1].shape)) return mpg_infer_fail(infer, "the parameters must have one shape");
+    if (!mpg_shape_merge(&shape, &infer->inputs[1].shape))
+      return mpg_infer_fail(infer, "the parameters must have one shape");
     MPG_TRY(mpg_infer_expect_dtype(infer, 1, infer->inputs[0].dtype));
   }
   MPG_TRY(extend(infer, &shape, &params->shape));
-  mpg_dtype dtype = params->dtype == MPG_DTYPE_NONE ? infer->inputs[0].dtype : (mpg_dtype)params->dtype;
-  if (dtype != MPG_DTYPE_NONE && !mpg_dtype_is_float(dtype)) return mpg_infer_fail(infer, "cannot draw numbers of dtype %s", mpg_dtype_name(dtype));
+  mpg_dtype dtype =
+      params->dtype == MPG_DTYPE_NONE ? infer->inputs[0].dtype : (mpg_dtype)params->dtype;
+  if (dtype != MPG_DTYPE_NONE && !mpg_dtype_is_float(dtype))
+    return mpg_infer_fail(infer, "cannot draw numbers of dtype %s", mpg_dtype_name(dtype));
   mpg_infer_set(infer, 0, &shape, dtype);
   return MPG_OK;
 }
@@ -59,13 +68,15 @@ int mpg_arity_sample_multinomial(const mpg_op *op, const void *params, int given
 mpg_status mpg_infer_sample_multinomial(mpg_infer *infer) {
   const mpg_sample_multinomial_params *params = infer->params;
   mpg_shape shape = infer->inputs[0].shape;
-  if (shape.ndim == 0) return mpg_infer_fail(infer, "the probabilities must have at least one dimension");
+  if (shape.ndim == 0)
+    return mpg_infer_fail(infer, "the probabilities must have at least one dimension");
   if (shape.ndim > 0) {
     int64_t outcomes = shape.dims[--shape.ndim];
     shape.dims[shape.ndim] = 0;
     MPG_TRY(extend(infer, &shape, &params->shape));
     if (shape.ndim == 0) shape = (mpg_shape){.ndim = 1, .dims = {1}};
-    if (outcomes == 0 && mpg_shape_size(&shape) > 0) return mpg_infer_fail(infer, "there is no outcome to draw");
+    if (outcomes == 0 && mpg_shape_size(&shape) > 0)
+      return mpg_infer_fail(infer, "there is no outcome to draw");
   }
   mpg_infer_set(infer, 0, &shape, (mpg_dtype)params->dtype);
   if (infer->num_outputs == 2) mpg_infer_set(infer, 1, &shape, infer->inputs[0].dtype);
@@ -78,7 +89,8 @@ mpg_status mpg_infer_backward_sample_multinomial(mpg_infer *infer) {
     if (data->ndim < 1) return mpg_infer_fail(infer, "data must have at least one axis");
     MPG_TRY(mpg_infer_expect_shape(infer, 2, grad));
     int64_t rows = mpg_shape_product(data, 0, data->ndim - 1), count = mpg_shape_size(grad);
-    if (rows ? count % rows : count) return mpg_infer_fail(infer, "grad has as many elements for each row of data");
+    if (rows ? count % rows : count)
+      return mpg_infer_fail(infer, "grad has as many elements for each row of data");
   }
   mpg_infer_set(infer, 0, &infer->inputs[1].shape, infer->inputs[1].dtype);
   return MPG_OK;
@@ -86,7 +98,8 @@ mpg_status mpg_infer_backward_sample_multinomial(mpg_infer *infer) {
 
 void mpg_gradient_sample_multinomial(mpg_gradient *g) {
   if (g->num_outputs < 2 || !mpg_has_value(g->out_grads[1])) return;
-  g->in_grads[0] = mpg_emit3(g, MPG_OP__backward_sample_multinomial, NULL, g->out_grads[1], g->inputs[0], g->outputs[0]);
+  g->in_grads[0] = mpg_emit3(g, MPG_OP__backward_sample_multinomial, NULL, g->out_grads[1],
+                             g->inputs[0], g->outputs[0]);
 }
 
 /* The logarithms of the probabilities that were drawn. */
@@ -110,7 +123,7 @@ void mpg_gradient_sample_multinomial_back(mpg_gradient *g) {
   mpg_gradient_written_out(g, &(mpg_written_out){1, 1, inputs, out_grads, emit_log_probability});
 }
 
-/* --- Dropout ------------------------------------------------------------------------------------------------------ */
+/* --- Dropout ---------------------------------------------------------------------------------- */
 
 static bool drops(const mpg_dropout_params *params, bool train) {
   enum { TRAINING, ALWAYS };
@@ -122,7 +135,8 @@ mpg_status mpg_infer_dropout(mpg_infer *infer) {
   const mpg_dropout_params *params = infer->params;
   const mpg_desc *data = &infer->inputs[0];
   mpg_shape mask = data->shape;
-  if (!drops(params, infer->train)) mask = (mpg_shape){.ndim = 1, .dims = {0}};
+  if (!drops(params, infer->train))
+    mask = (mpg_shape){.ndim = 1, .dims = {0}};
   else if (mask.ndim >= 0) {
     for (int k = 0; k < params->axes.count; k++) {
       int axis;
@@ -141,7 +155,8 @@ mpg_status mpg_infer_dropout_draw(mpg_infer *infer) {
   const mpg_dropout_draw_params *params = infer->params;
   const mpg_shape *data = &infer->inputs[0].shape;
   int axis;
-  if (data->ndim >= 0) MPG_TRY(mpg_axis_normalize(params->axis, data->ndim, infer->op->name, &axis));
+  if (data->ndim >= 0)
+    MPG_TRY(mpg_axis_normalize(params->axis, data->ndim, infer->op->name, &axis));
   mpg_infer_set(infer, 0, &(mpg_shape){.ndim = 1, .dims = {DRAW_WORDS}}, MPG_INT64);
   return MPG_OK;
 }
@@ -152,13 +167,16 @@ mpg_status mpg_infer_dropout_part(mpg_infer *infer) {
   mpg_shape mask = data->shape;
   MPG_TRY(mpg_infer_expect_dtype(infer, 1, MPG_INT64));
   const mpg_shape *draw = &infer->inputs[1].shape;
-  if (mpg_shape_known(draw) && (draw->ndim != 1 || draw->dims[0] != DRAW_WORDS)) return mpg_infer_fail(infer, "draw is the result of _dropout_draw");
+  if (mpg_shape_known(draw) && (draw->ndim != 1 || draw->dims[0] != DRAW_WORDS))
+    return mpg_infer_fail(infer, "draw is the result of _dropout_draw");
   int axis;
   if (data->shape.ndim >= 0) {
     MPG_TRY(mpg_axis_normalize(params->axis, data->shape.ndim, infer->op->name, &axis));
-    if (data->shape.dims[axis] >= 0 && (params->begin > params->total || data->shape.dims[axis] > params->total - params->begin))
-      return mpg_infer_fail(infer, "%lld elements along axis %d from %lld on are no part of %lld", (long long)data->shape.dims[axis], axis,
-                            (long long)params->begin, (long long)params->total);
+    if (data->shape.dims[axis] >= 0 &&
+        (params->begin > params->total || data->shape.dims[axis] > params->total - params->begin))
+      return mpg_infer_fail(infer, "%lld elements along axis %d from %lld on are no part of %lld",
+                            (long long)data->shape.dims[axis], axis, (long long)params->begin,
+                            (long long)params->total);
   }
   if (!infer->train || !(params->p > 0)) mask = (mpg_shape){.ndim = 1, .dims = {0}};
   mpg_infer_set(infer, 0, &data->shape, data->dtype);
@@ -170,7 +188,9 @@ void mpg_gradient_dropout_part(mpg_gradient *g) {
   const mpg_dropout_part_params *params = g->params;
   mpg_dropout_params whole = {.p = params->p};
   if (!g->needed[0]) return;
-  g->in_grads[0] = g->train && params->p > 0 ? mpg_emit2(g, MPG_OP__dropout_apply, &whole, g->out_grads[0], g->outputs[1]) : g->out_grads[0];
+  g->in_grads[0] = g->train && params->p > 0
+                       ? mpg_emit2(g, MPG_OP__dropout_apply, &whole, g->out_grads[0], g->outputs[1])
+                       : g->out_grads[0];
 }
 
 mpg_status mpg_infer_dropout_apply(mpg_infer *infer) {
@@ -178,8 +198,11 @@ mpg_status mpg_infer_dropout_apply(mpg_infer *infer) {
   MPG_TRY(mpg_infer_expect_dtype(infer, 1, MPG_UINT8));
   if (mpg_shape_known(data) && mpg_shape_known(mask)) {
     bool fits = mask->ndim == data->ndim;
-    for (int i = 0; fits && i < data->ndim; i++) fits = mask->dims[i] == data->dims[i] || mask->dims[i] == 1;
-    if (!fits) return mpg_infer_fail(infer, "the mask has the shape of data, or size 1 along some of its axes");
+    for (int i = 0; fits && i < data->ndim; i++)
+      fits = mask->dims[i] == data->dims[i] || mask->dims[i] == 1;
+    if (!fits)
+      return mpg_infer_fail(infer,
+                            "the mask has the shape of data, or size 1 along some of its axes");
   }
   mpg_infer_set(infer, 0, data, infer->inputs[0].dtype);
   return MPG_OK;
@@ -187,9 +210,12 @@ mpg_status mpg_infer_dropout_apply(mpg_infer *infer) {
 
 void mpg_gradient_dropout(mpg_gradient *g) {
   const mpg_dropout_params *params = g->params;
-  g->in_grads[0] = drops(params, g->train) ? mpg_emit2(g, MPG_OP__dropout_apply, params, g->out_grads[0], g->outputs[1]) : g->out_grads[0];
+  g->in_grads[0] = drops(params, g->train)
+                       ? mpg_emit2(g, MPG_OP__dropout_apply, params, g->out_grads[0], g->outputs[1])
+                       : g->out_grads[0];
 }
 
 void mpg_gradient_dropout_apply(mpg_gradient *g) {
-  if (g->needed[0]) g->in_grads[0] = mpg_emit2(g, MPG_OP__dropout_apply, g->params, g->out_grads[0], g->inputs[1]);
+  if (g->needed[0])
+    g->in_grads[0] = mpg_emit2(g, MPG_OP__dropout_apply, g->params, g->out_grads[0], g->inputs[1]);
 }

@@ -2,7 +2,8 @@
 #include "op/infer.h"
 
 /* Which axes a reduction goes over. Each of `axis` is checked; naming one twice is an error. */
-static mpg_status reduced_axes(const mpg_infer *infer, const mpg_tuple *axis, bool exclude, int ndim, bool *reduced) {
+static mpg_status reduced_axes(const mpg_infer *infer, const mpg_tuple *axis, bool exclude,
+                               int ndim, bool *reduced) {
   bool all = axis->count <= 0;
   for (int i = 0; i < ndim; i++) reduced[i] = all;
   for (int k = 0; k < axis->count; k++) {
@@ -16,7 +17,8 @@ static mpg_status reduced_axes(const mpg_infer *infer, const mpg_tuple *axis, bo
   return MPG_OK;
 }
 
-static mpg_status infer_reduced(mpg_infer *infer, const mpg_tuple *axis, bool keepdims, bool exclude, mpg_dtype dtype, bool needs_element) {
+static mpg_status infer_reduced(mpg_infer *infer, const mpg_tuple *axis, bool keepdims,
+                                bool exclude, mpg_dtype dtype, bool needs_element) {
   const mpg_shape *in = &infer->inputs[0].shape;
   mpg_shape out = MPG_SHAPE_UNKNOWN;
   if (in->ndim >= 0) {
@@ -28,7 +30,8 @@ static mpg_status infer_reduced(mpg_infer *infer, const mpg_tuple *axis, bool ke
       if (reduced[i]) count *= in->dims[i];
       if (!reduced[i] || keepdims) out.dims[out.ndim++] = reduced[i] ? 1 : in->dims[i];
     }
-    if (out.ndim == 0 && !keepdims) out = (mpg_shape){.ndim = 1, .dims = {1}}; /* as in MXNet, whose arrays have a dimension */
+    if (out.ndim == 0 && !keepdims)
+      out = (mpg_shape){.ndim = 1, .dims = {1}}; /* as in MXNet, whose arrays have a dimension */
     if (needs_element && count == 0 && mpg_shape_known(&out) && mpg_shape_size(&out) > 0)
       return mpg_infer_fail(infer, "there is no element to choose from");
   }
@@ -39,27 +42,31 @@ static mpg_status infer_reduced(mpg_infer *infer, const mpg_tuple *axis, bool ke
 mpg_status mpg_infer_reduce(mpg_infer *infer) {
   const mpg_reduce_params *params = infer->params;
   bool needs_element = infer->op->id == MPG_OP_max || infer->op->id == MPG_OP_min;
-  return infer_reduced(infer, &params->axis, params->keepdims, params->exclude, infer->inputs[0].dtype, needs_element);
+  return infer_reduced(infer, &params->axis, params->keepdims, params->exclude,
+                       infer->inputs[0].dtype, needs_element);
 }
 
 mpg_status mpg_infer_reduce_norm(mpg_infer *infer) {
   const mpg_reduce_norm_params *params = infer->params;
-  mpg_dtype dtype = params->out_dtype == MPG_DTYPE_NONE ? infer->inputs[0].dtype : (mpg_dtype)params->out_dtype;
+  mpg_dtype dtype =
+      params->out_dtype == MPG_DTYPE_NONE ? infer->inputs[0].dtype : (mpg_dtype)params->out_dtype;
   return infer_reduced(infer, &params->axis, params->keepdims, false, dtype, false);
 }
 
-/* --- Gradients ---------------------------------------------------------------------------------------------------- */
+/* --- Gradients -------------------------------------------------------------------------------- */
 
 #define G (g->out_grads[0])
 #define X (g->inputs[0])
 #define Y (g->outputs[0])
 
-/* The input's shape with reduced axes of size 1, and the number of elements that one result stands for. */
+/* The input's shape with reduced axes of size 1, and the number of elements that one result stands
+ * for. */
 static mpg_shape kept_shape(mpg_gradient *g, const mpg_tuple *axis, bool exclude, int64_t *count) {
   mpg_shape shape = mpg_value_desc(g, X)->shape;
   bool reduced[MPG_MAX_NDIM], all = axis->count <= 0;
   for (int i = 0; i < shape.ndim; i++) reduced[i] = all || exclude;
-  for (int k = 0; k < axis->count; k++) reduced[axis->values[k] < 0 ? axis->values[k] + shape.ndim : axis->values[k]] = !exclude;
+  for (int k = 0; k < axis->count; k++)
+    reduced[axis->values[k] < 0 ? axis->values[k] + shape.ndim : axis->values[k]] = !exclude;
   *count = 1;
   for (int i = 0; i < shape.ndim; i++) {
     if (!reduced[i]) continue;
@@ -69,8 +76,12 @@ static mpg_shape kept_shape(mpg_gradient *g, const mpg_tuple *axis, bool exclude
   return shape;
 }
 
-static mpg_value mul(mpg_gradient *g, mpg_value a, mpg_value b) { return mpg_emit2(g, MPG_OP_broadcast_mul, NULL, a, b); }
-static mpg_value divide(mpg_gradient *g, mpg_value a, mpg_value b) { return mpg_emit2(g, MPG_OP_broadcast_div, NULL, a, b); }
+static mpg_value mul(mpg_gradient *g, mpg_value a, mpg_value b) {
+  return mpg_emit2(g, MPG_OP_broadcast_mul, NULL, a, b);
+}
+static mpg_value divide(mpg_gradient *g, mpg_value a, mpg_value b) {
+  return mpg_emit2(g, MPG_OP_broadcast_div, NULL, a, b);
+}
 
 /* `value`, which has the output's shape, with its reduced axes back (of size 1). */
 static mpg_value kept(mpg_gradient *g, mpg_value value) {
@@ -119,7 +130,8 @@ void mpg_gradient_prod(mpg_gradient *g) { g->in_grads[0] = product_gradient(g, X
 
 void mpg_gradient_nansum(mpg_gradient *g) { g->in_grads[0] = mul(g, kept(g, G), is_number(g)); }
 
-void mpg_gradient_nanprod(mpg_gradient *g) { /* as of prod, but 0 (chosen, not multiplied) where x is NaN */
+void mpg_gradient_nanprod(
+    mpg_gradient *g) { /* as of prod, but 0 (chosen, not multiplied) where x is NaN */
   mpg_value numbers = where(g, is_number(g), X, mpg_emit_full_like(g, X, 1));
   g->in_grads[0] = mul(g, product_gradient(g, numbers), is_number(g));
 }
@@ -150,16 +162,19 @@ void mpg_gradient_norm(mpg_gradient *g) { /* 1: sign(x); 2: x / y, and 0 where t
   g->in_grads[0] = mul(g, divide(g, grad, mpg_emit2(g, MPG_OP_elemwise_add, NULL, norm, zero)), X);
 }
 
-/* --- Broadcasting to a shape -------------------------------------------------------------------------------------- */
+/* --- Broadcasting to a shape ------------------------------------------------------------------ */
 
 static mpg_status check_broadcast(mpg_infer *infer, const mpg_shape *to) {
   const mpg_shape *from = &infer->inputs[0].shape;
   mpg_shape result;
   if (mpg_shape_known(from) && mpg_shape_known(to)) {
     char text[MPG_SHAPE_TEXT_SIZE];
-    if (from->ndim > to->ndim || !mpg_shape_broadcast(from, to, &result) || !mpg_shape_equal(&result, to))
-      return mpg_infer_fail(infer, "cannot be repeated to shape %s: only axes of size 1 are", mpg_shape_text(to, text, sizeof text));
-    MPG_TRY(mpg_shape_check(to, infer->inputs[0].dtype == MPG_DTYPE_NONE ? MPG_FLOAT64 : infer->inputs[0].dtype, NULL));
+    if (from->ndim > to->ndim || !mpg_shape_broadcast(from, to, &result) ||
+        !mpg_shape_equal(&result, to))
+      return mpg_infer_fail(infer, "cannot be repeated to shape %s: only axes of size 1 are",
+                            mpg_shape_text(to, text, sizeof text));
+    MPG_TRY(mpg_shape_check(
+        to, infer->inputs[0].dtype == MPG_DTYPE_NONE ? MPG_FLOAT64 : infer->inputs[0].dtype, NULL));
   }
   mpg_infer_set(infer, 0, to, infer->inputs[0].dtype);
   return MPG_OK;
@@ -169,8 +184,10 @@ mpg_status mpg_infer_broadcast_to(mpg_infer *infer) {
   const mpg_broadcast_to_params *params = infer->params;
   const mpg_shape *from = &infer->inputs[0].shape;
   mpg_shape to = {.ndim = params->shape.count};
-  if (to.ndim < 0 || to.ndim > MPG_MAX_NDIM) return mpg_infer_fail(infer, "shape must have 1 to %d dimensions", MPG_MAX_NDIM);
-  if (from->ndim > to.ndim) return mpg_infer_fail(infer, "the result would have fewer dimensions than the input");
+  if (to.ndim < 0 || to.ndim > MPG_MAX_NDIM)
+    return mpg_infer_fail(infer, "shape must have 1 to %d dimensions", MPG_MAX_NDIM);
+  if (from->ndim > to.ndim)
+    return mpg_infer_fail(infer, "the result would have fewer dimensions than the input");
   for (int i = 0; i < to.ndim; i++) {
     int64_t size = params->shape.values[i];
     int k = from->ndim < 0 ? -1 : i - (to.ndim - from->ndim);
@@ -187,11 +204,13 @@ mpg_status mpg_infer_broadcast_to(mpg_infer *infer) {
 mpg_status mpg_infer_broadcast_axis(mpg_infer *infer) {
   const mpg_broadcast_axis_params *params = infer->params;
   mpg_shape to = infer->inputs[0].shape;
-  if (params->axis.count != params->size.count) return mpg_infer_fail(infer, "axis and size must have as many values");
+  if (params->axis.count != params->size.count)
+    return mpg_infer_fail(infer, "axis and size must have as many values");
   for (int k = 0; to.ndim >= 0 && k < params->axis.count; k++) {
     int a;
     MPG_TRY(mpg_axis_normalize(params->axis.values[k], to.ndim, infer->op->name, &a));
-    if (to.dims[a] > 1 && to.dims[a] != params->size.values[k]) return mpg_infer_fail(infer, "axis %d has size %lld, not 1", a, (long long)to.dims[a]);
+    if (to.dims[a] > 1 && to.dims[a] != params->size.values[k])
+      return mpg_infer_fail(infer, "axis %d has size %lld, not 1", a, (long long)to.dims[a]);
     if (params->size.values[k] < 0) return mpg_infer_fail(infer, "a size is negative");
     to.dims[a] = params->size.values[k];
   }

@@ -11,9 +11,12 @@ int mpg_arity_softmax(const mpg_op *op, const void *params, int given) {
   return ((const mpg_softmax_params *)params)->use_length ? 2 : 1;
 }
 
-static mpg_status softmax_output(mpg_infer *infer, int64_t axis_param, mpg_dtype dtype, const mpg_opt_float *temperature) {
-  if (dtype != MPG_DTYPE_NONE && !mpg_dtype_is_float(dtype)) return mpg_infer_fail(infer, "dtype is a float type, not %s", mpg_dtype_name(dtype));
-  if (temperature->present && !(temperature->value != 0)) return mpg_infer_fail(infer, "temperature is a number other than 0");
+static mpg_status softmax_output(mpg_infer *infer, int64_t axis_param, mpg_dtype dtype,
+                                 const mpg_opt_float *temperature) {
+  if (dtype != MPG_DTYPE_NONE && !mpg_dtype_is_float(dtype))
+    return mpg_infer_fail(infer, "dtype is a float type, not %s", mpg_dtype_name(dtype));
+  if (temperature->present && !(temperature->value != 0))
+    return mpg_infer_fail(infer, "temperature is a number other than 0");
   infer->outputs[0].dtype = dtype != MPG_DTYPE_NONE ? dtype : infer->inputs[0].dtype;
   infer->outputs[0].shape = infer->inputs[0].shape;
   if (infer->inputs[0].shape.ndim < 0) return MPG_OK;
@@ -26,7 +29,8 @@ mpg_status mpg_infer_softmax(mpg_infer *infer) {
   MPG_TRY(softmax_output(infer, params->axis, params->dtype, &params->temperature));
   if (infer->num_inputs < 2 || infer->inputs[0].shape.ndim < 0) return MPG_OK;
   mpg_dtype dtype = infer->inputs[1].dtype;
-  if (dtype != MPG_DTYPE_NONE && !mpg_dtype_is_integer(dtype)) return mpg_infer_fail(infer, "length is an array of integers, not %s", mpg_dtype_name(dtype));
+  if (dtype != MPG_DTYPE_NONE && !mpg_dtype_is_integer(dtype))
+    return mpg_infer_fail(infer, "length is an array of integers, not %s", mpg_dtype_name(dtype));
   const mpg_shape *in = &infer->inputs[0].shape;
   int axis;
   MPG_TRY(mpg_axis_normalize(params->axis, in->ndim, infer->op->name, &axis));
@@ -39,7 +43,8 @@ mpg_status mpg_infer_softmax(mpg_infer *infer) {
 
 mpg_status mpg_infer_log_softmax(mpg_infer *infer) {
   PARAMS(log_softmax, params);
-  if (params->use_length) return mpg_infer_fail(infer, "use_length is a parameter of softmax; here it must be False");
+  if (params->use_length)
+    return mpg_infer_fail(infer, "use_length is a parameter of softmax; here it must be False");
   return softmax_output(infer, params->axis, params->dtype, &params->temperature);
 }
 
@@ -62,10 +67,14 @@ static void softmax_gradient(mpg_gradient *g, mpg_op_id op, int64_t axis, double
   params.scale = scale;
   mpg_value grad = mpg_emit2(g, op, &params, g->out_grads[0], g->outputs[0]);
   mpg_cast_params cast = {.dtype = mpg_value_desc(g, g->inputs[0])->dtype};
-  g->in_grads[0] = (mpg_dtype)cast.dtype == mpg_value_desc(g, g->outputs[0])->dtype ? grad : mpg_emit1(g, MPG_OP_Cast, &cast, grad);
+  g->in_grads[0] = (mpg_dtype)cast.dtype == mpg_value_desc(g, g->outputs[0])->dtype
+                       ? grad
+                       : mpg_emit1(g, MPG_OP_Cast, &cast, grad);
 }
 
-static double inverse_of(const mpg_opt_float *temperature) { return temperature->present ? 1 / temperature->value : 1; }
+static double inverse_of(const mpg_opt_float *temperature) {
+  return temperature->present ? 1 / temperature->value : 1;
+}
 
 void mpg_gradient_softmax(mpg_gradient *g) {
   GRADIENT_PARAMS(softmax, params);
@@ -86,40 +95,51 @@ static mpg_value sum_along(mpg_gradient *g, mpg_value value, int64_t axis) {
   shape.dims[axis < 0 ? axis + shape.ndim : axis] = 1;
   return mpg_emit_sum_to(g, value, &shape);
 }
-static mpg_value mul(mpg_gradient *g, mpg_value a, mpg_value b) { return mpg_emit2(g, MPG_OP_elemwise_mul, NULL, a, b); }
+static mpg_value mul(mpg_gradient *g, mpg_value a, mpg_value b) {
+  return mpg_emit2(g, MPG_OP_elemwise_mul, NULL, a, b);
+}
 static mpg_value scaled(mpg_gradient *g, mpg_value a, double scale) {
   return scale == 1 ? a : mpg_emit_scalar(g, MPG_OP__mul_scalar, a, scale);
 }
 
-/* f(d, y) = y (d - s) c with s = sum(d y). Along v: for d again f(v, y); for y (v (d - s) - d sum(v y)) c. */
+/* f(d, y) = y (d - s) c with s = sum(d y). Along v: for d again f(v, y); for y (v (d - s) - d sum(v
+ * y)) c. */
 void mpg_gradient_softmax_back(mpg_gradient *g) {
   GRADIENT_PARAMS(softmax_back, params);
   mpg_value d = g->inputs[0], y = g->inputs[1], v = g->out_grads[0];
   if (g->needed[0]) g->in_grads[0] = mpg_emit2(g, MPG_OP__softmax_backward, params, v, y);
   if (g->needed[1]) {
-    mpg_value s = sum_along(g, mul(g, d, y), params->axis), t = sum_along(g, mul(g, v, y), params->axis);
+    mpg_value s = sum_along(g, mul(g, d, y), params->axis),
+              t = sum_along(g, mul(g, v, y), params->axis);
     mpg_value first = mul(g, v, mpg_emit2(g, MPG_OP_broadcast_sub, NULL, d, s));
     mpg_value second = mpg_emit2(g, MPG_OP_broadcast_mul, NULL, d, t);
-    g->in_grads[1] = scaled(g, mpg_emit2(g, MPG_OP_elemwise_sub, NULL, first, second), params->scale);
+    g->in_grads[1] =
+        scaled(g, mpg_emit2(g, MPG_OP_elemwise_sub, NULL, first, second), params->scale);
   }
 }
 
-/* f(d, y) = (d - exp(y) sum(d)) c. Along v: for d (v - sum(v exp(y))) c; for y -v exp(y) sum(d) c. */
+/* f(d, y) = (d - exp(y) sum(d)) c. Along v: for d (v - sum(v exp(y))) c; for y -v exp(y) sum(d) c.
+ */
 void mpg_gradient_log_softmax_back(mpg_gradient *g) {
   GRADIENT_PARAMS(softmax_back, params);
   mpg_value d = g->inputs[0], v = g->out_grads[0];
   mpg_value weighted = mul(g, v, mpg_emit1(g, MPG_OP_exp, NULL, g->inputs[1]));
   if (g->needed[0])
-    g->in_grads[0] = scaled(g, mpg_emit2(g, MPG_OP_broadcast_sub, NULL, v, sum_along(g, weighted, params->axis)), params->scale);
+    g->in_grads[0] =
+        scaled(g, mpg_emit2(g, MPG_OP_broadcast_sub, NULL, v, sum_along(g, weighted, params->axis)),
+               params->scale);
   if (g->needed[1])
-    g->in_grads[1] = scaled(g, mpg_emit2(g, MPG_OP_broadcast_mul, NULL, weighted, sum_along(g, d, params->axis)), -params->scale);
+    g->in_grads[1] =
+        scaled(g, mpg_emit2(g, MPG_OP_broadcast_mul, NULL, weighted, sum_along(g, d, params->axis)),
+               -params->scale);
 }
 
-/* --- SoftmaxActivation ------------------------------------------------------------------------------------------------ */
+/* --- SoftmaxActivation ------------------------------------------------------------------------ */
 
 mpg_status mpg_infer_softmax_activation(mpg_infer *infer) {
   MPG_TRY(mpg_infer_same(infer));
-  if (infer->inputs[0].shape.ndim >= 0 && infer->inputs[0].shape.ndim < 2) return mpg_infer_fail(infer, "the array has at least 2 dimensions");
+  if (infer->inputs[0].shape.ndim >= 0 && infer->inputs[0].shape.ndim < 2)
+    return mpg_infer_fail(infer, "the array has at least 2 dimensions");
   return MPG_OK;
 }
 
@@ -128,7 +148,7 @@ void mpg_gradient_softmax_activation(mpg_gradient *g) {
   softmax_gradient(g, MPG_OP__softmax_backward, params->mode == 0 ? 1 : -1, 1);
 }
 
-/* --- Cross-entropy ------------------------------------------------------------------------------------------------------ */
+/* --- Cross-entropy ---------------------------------------------------------------------------- */
 
 /* label: data without its last dimension, or with it as 1. */
 static mpg_status expect_labels(mpg_infer *infer, int data, int label, mpg_shape *rows) {
@@ -136,12 +156,16 @@ static mpg_status expect_labels(mpg_infer *infer, int data, int label, mpg_shape
   if (rows->ndim < 1) return mpg_infer_fail(infer, "data has at least one dimension");
   mpg_shape kept = *rows;
   kept.dims[kept.ndim - 1] = 1;
-  if (rows->dims[rows->ndim - 1] == 0 && mpg_shape_product(rows, 0, rows->ndim - 1) > 0) return mpg_infer_fail(infer, "there are no classes");
+  if (rows->dims[rows->ndim - 1] == 0 && mpg_shape_product(rows, 0, rows->ndim - 1) > 0)
+    return mpg_infer_fail(infer, "there are no classes");
   rows->dims[--rows->ndim] = 0;
   if (rows->ndim == 0) *rows = (mpg_shape){.ndim = 1, .dims = {1}};
   mpg_dtype dtype = infer->inputs[label].dtype;
-  if (dtype != MPG_DTYPE_NONE && !(MPG_DTYPES_NUMERIC >> dtype & 1)) return mpg_infer_fail(infer, "labels are numbers");
-  if (infer->inputs[label].shape.ndim == kept.ndim && mpg_shape_equal(&infer->inputs[label].shape, &kept)) return MPG_OK;
+  if (dtype != MPG_DTYPE_NONE && !(MPG_DTYPES_NUMERIC >> dtype & 1))
+    return mpg_infer_fail(infer, "labels are numbers");
+  if (infer->inputs[label].shape.ndim == kept.ndim &&
+      mpg_shape_equal(&infer->inputs[label].shape, &kept))
+    return MPG_OK;
   return mpg_infer_expect_shape(infer, label, rows);
 }
 
@@ -149,7 +173,8 @@ mpg_status mpg_infer_softmax_cross_entropy(mpg_infer *infer) {
   mpg_shape one = {.ndim = 1, .dims = {1}}, rows;
   mpg_infer_set(infer, 0, &one, infer->inputs[0].dtype);
   if (!mpg_shape_known(&infer->inputs[0].shape)) return MPG_OK;
-  if (infer->inputs[0].shape.ndim != 2) return mpg_infer_fail(infer, "data has 2 dimensions (batch, classes)");
+  if (infer->inputs[0].shape.ndim != 2)
+    return mpg_infer_fail(infer, "data has 2 dimensions (batch, classes)");
   return expect_labels(infer, 0, 1, &rows);
 }
 
@@ -160,12 +185,15 @@ void mpg_gradient_softmax_cross_entropy(mpg_gradient *g) {
   mpg_emit_all(g, MPG_OP__softmax_ce, NULL, 2, inputs, outputs);
   if (g->status != MPG_OK) return;
   mpg_shape rows = mpg_value_desc(g, outputs[0])->shape;
-  mpg_value back[5] = {mpg_emit_broadcast_to(g, g->out_grads[0], &rows), g->inputs[0], g->inputs[1], outputs[1], outputs[2]};
+  mpg_value back[5] = {mpg_emit_broadcast_to(g, g->out_grads[0], &rows), g->inputs[0], g->inputs[1],
+                       outputs[1], outputs[2]};
   g->in_grads[0] = mpg_emit(g, MPG_OP__softmax_ce_backward, NULL, 5, back);
 }
 
 /* Half precision would lose what the backward pass needs. */
-static mpg_dtype statistics_dtype(mpg_dtype dtype) { return dtype == MPG_FLOAT16 || dtype == MPG_BFLOAT16 ? MPG_FLOAT32 : dtype; }
+static mpg_dtype statistics_dtype(mpg_dtype dtype) {
+  return dtype == MPG_FLOAT16 || dtype == MPG_BFLOAT16 ? MPG_FLOAT32 : dtype;
+}
 
 mpg_status mpg_infer_softmax_ce(mpg_infer *infer) {
   mpg_dtype dtype = infer->inputs[0].dtype;
@@ -180,7 +208,8 @@ mpg_status mpg_infer_softmax_ce(mpg_infer *infer) {
 
 void mpg_gradient_softmax_ce(mpg_gradient *g) {
   if (!g->needed[0]) return;
-  mpg_value grad = mpg_has_value(g->out_grads[0]) ? g->out_grads[0] : mpg_emit_full_like(g, g->outputs[0], 0);
+  mpg_value grad =
+      mpg_has_value(g->out_grads[0]) ? g->out_grads[0] : mpg_emit_full_like(g, g->outputs[0], 0);
   mpg_value inputs[5] = {grad, g->inputs[0], g->inputs[1], g->outputs[1], g->outputs[2]};
   g->in_grads[0] = mpg_emit(g, MPG_OP__softmax_ce_backward, NULL, 5, inputs);
 }
@@ -190,7 +219,8 @@ mpg_status mpg_infer_softmax_ce_back(mpg_infer *infer) {
   if (infer->inputs[1].dtype != MPG_DTYPE_NONE)
     for (int i = 0; i < 5; i++)
       if (i != 2)
-        MPG_TRY(mpg_infer_expect_dtype(infer, i, i < 2 ? infer->inputs[1].dtype : statistics_dtype(infer->inputs[1].dtype)));
+        MPG_TRY(mpg_infer_expect_dtype(
+            infer, i, i < 2 ? infer->inputs[1].dtype : statistics_dtype(infer->inputs[1].dtype)));
   if (!mpg_shape_known(&infer->inputs[1].shape)) return MPG_OK;
   mpg_shape rows;
   MPG_TRY(expect_labels(infer, 1, 2, &rows));
@@ -199,8 +229,8 @@ mpg_status mpg_infer_softmax_ce_back(mpg_infer *infer) {
   return mpg_infer_expect_shape(infer, 4, &rows);
 }
 
-/* f(d, x) = (p - onehot) d with p = softmax(x), its statistics counted as functions of x. Along v: for d the sum of v p minus
- * v at the label; for x the softmax gradient of v d. */
+/* f(d, x) = (p - onehot) d with p = softmax(x), its statistics counted as functions of x. Along v:
+ * for d the sum of v p minus v at the label; for x the softmax gradient of v d. */
 void mpg_gradient_softmax_ce_back(mpg_gradient *g) {
   mpg_value d = g->inputs[0], label = g->inputs[2], v = g->out_grads[0];
   const mpg_shape data = mpg_value_desc(g, g->inputs[1])->shape, rows = mpg_value_desc(g, d)->shape;

@@ -1,8 +1,8 @@
-/* The NDArray type: life and death, and the calls other files build on. Its operators are in number.c, its methods in
- * method.c, its indexing in index.c.
+/* The NDArray type: life and death, and the calls other files build on. Its operators are in
+ * number.c, its methods in method.c, its indexing in index.c.
  *
- * Objects of the exact type come from a list of dead ones: an eager op costs no malloc. They hold no Python objects, so the
- * cyclic collector need not know them.
+ * Objects of the exact type come from a list of dead ones: an eager op costs no malloc. They hold
+ * no Python objects, so the cyclic collector need not know them.
  */
 #include "python/core.h"
 
@@ -68,7 +68,8 @@ PyObject *mpg_py_array_take_all(mpg_array *arrays, Py_ssize_t count) {
 
 mpg_array *mpg_py_expect_array(PyObject *object, const char *what) {
   if (mpg_py_is_array(object)) return mpg_py_array_of(object);
-  PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "%s: expected an NDArray, got %s", what, Py_TYPE(object)->tp_name);
+  PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "%s: expected an NDArray, got %s", what,
+               Py_TYPE(object)->tp_name);
   return NULL;
 }
 
@@ -77,17 +78,30 @@ static const char *other_way(const char *what) {
   static const struct {
     const char *what, *way;
   } ways[] = {
-      {"bool()", "F.where(condition, a, b) chooses between elements, F.contrib.cond between computations; F.contrib.while_loop repeats while a condition holds; "
-                 "F.contrib.boolean_mask picks rows"},
-      {"float()", "Keep it as an array of one element and compute with F (F.broadcast_mul, F.where, ...)"},
-      {"asscalar()", "Keep it as an array of one element and compute with F (F.broadcast_mul, F.where, F.take, ...)"},
-      {"item()", "Keep it as an array of one element and compute with F (F.broadcast_mul, F.where, F.take, ...)"},
-      {"int()", "Keep it as an array of one element and compute with F: F.take and F.pick choose by index, F.where by a condition, F.contrib.foreach and while_loop repeat; what "
-                "is a size has to follow from shapes"},
-      {"an index", "F.take and F.pick choose by index, F.contrib.foreach and while_loop repeat, and what is a size has to follow from shapes"},
-      {"x[...] = value", "Make a new array with F.where, F.concat, F.scatter_nd or F.contrib.index_copy"},
+      {"bool()",
+       "F.where(condition, a, b) chooses between elements, F.contrib.cond between computations; "
+       "F.contrib.while_loop repeats while a condition holds; "
+       "F.contrib.boolean_mask picks rows"},
+      {"float()",
+       "Keep it as an array of one element and compute with F (F.broadcast_mul, F.where, ...)"},
+      {"asscalar()",
+       "Keep it as an array of one element and compute with F (F.broadcast_mul, F.where, F.take, "
+       "...)"},
+      {"item()",
+       "Keep it as an array of one element and compute with F (F.broadcast_mul, F.where, F.take, "
+       "...)"},
+      {"int()",
+       "Keep it as an array of one element and compute with F: F.take and F.pick choose by index, "
+       "F.where by a condition, F.contrib.foreach and while_loop repeat; what "
+       "is a size has to follow from shapes"},
+      {"an index",
+       "F.take and F.pick choose by index, F.contrib.foreach and while_loop repeat, and what is a "
+       "size has to follow from shapes"},
+      {"x[...] = value",
+       "Make a new array with F.where, F.concat, F.scatter_nd or F.contrib.index_copy"},
       {"indexing by this array together with others, or in an assignment",
-       "F.contrib.boolean_mask picks rows by a mask, F.take and F.gather_nd by indices, F.where chooses between elements"},
+       "F.contrib.boolean_mask picks rows by a mask, F.take and F.gather_nd by indices, F.where "
+       "chooses between elements"},
   };
   for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++)
     if (strcmp(what, ways[i].what) == 0) return ways[i].way;
@@ -145,7 +159,8 @@ PyObject *mpg_py_items(PyObject *object, const char *what) {
   return items;
 }
 
-int mpg_py_array_list(PyObject *object, mpg_array **arrays, int capacity, PyObject **keep, const char *what) {
+int mpg_py_array_list(PyObject *object, mpg_array **arrays, int capacity, PyObject **keep,
+                      const char *what) {
   *keep = NULL;
   if (mpg_py_is_array(object)) {
     *keep = Py_NewRef(object);
@@ -154,12 +169,15 @@ int mpg_py_array_list(PyObject *object, mpg_array **arrays, int capacity, PyObje
   }
   PyObject *items = PySequence_Tuple(object);
   if (items == NULL) {
-    PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "%s: expected an NDArray or a list of them, got %s", what, Py_TYPE(object)->tp_name);
+    PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR],
+                 "%s: expected an NDArray or a list of them, got %s", what,
+                 Py_TYPE(object)->tp_name);
     return -1;
   }
   Py_ssize_t count = PyTuple_GET_SIZE(items);
   if (count > capacity) {
-    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: at most %d arrays, got %zd", what, capacity, count);
+    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: at most %d arrays, got %zd", what, capacity,
+                 count);
     Py_DECREF(items);
     return -1;
   }
@@ -195,7 +213,8 @@ PyObject *mpg_py_call_op(const mpg_op *op, const void *params, mpg_array *const 
   return call_as(op, params, inputs, num_inputs, true);
 }
 
-int mpg_py_call_out(const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs, mpg_array *out) {
+int mpg_py_call_out(const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs,
+                    mpg_array *out) {
   MPG_PY_TRY_INT(mpg_call(op, params, inputs, num_inputs, NULL, 1, &out));
   return 0;
 }
@@ -221,16 +240,19 @@ static size_t value_size(mpg_param_kind kind) {
     case MPG_PARAM_OPT_FLOAT: return sizeof(mpg_opt_float);
     case MPG_PARAM_SHAPE: return sizeof(mpg_tuple);
     case MPG_PARAM_FLOATS: return sizeof(mpg_floats);
-    case MPG_PARAM_DTYPE: case MPG_PARAM_ENUM: return sizeof(int32_t);
+    case MPG_PARAM_DTYPE:
+    case MPG_PARAM_ENUM: return sizeof(int32_t);
     case MPG_PARAM_STRING: return sizeof(const char *);
     case MPG_PARAM_DEVICE: return sizeof(mpg_device_id);
   }
   return 0;
 }
 
-PyObject *mpg_py_call_named(const char *name, mpg_array *const *inputs, int num_inputs, mpg_array *out, ...) {
+PyObject *mpg_py_call_named(const char *name, mpg_array *const *inputs, int num_inputs,
+                            mpg_array *out, ...) {
   const mpg_op *op = mpg_op_find(name);
-  if (op == NULL) return PyErr_Format(mpg_py->errors[MPG_NOT_IMPLEMENTED], "this build has no op %s", name);
+  if (op == NULL)
+    return PyErr_Format(mpg_py->errors[MPG_NOT_IMPLEMENTED], "this build has no op %s", name);
   _Alignas(16) char params[MPG_PY_MAX_PARAMS];
   MPG_ASSERT(op->params->size <= sizeof params);
   if (op->params->size > 0) mpg_params_defaults(op->params, params);
@@ -282,8 +304,9 @@ PyObject *mpg_py_to_device(PyObject *self, mpg_device_id id, bool copy) {
   mpg_device_id own = mpg_array_device_id(array);
   if (!copy && own.type == id.type && own.index == id.index) {
     if (!mpg_py_tracked(array)) return Py_NewRef(self);
-    /* A view: gradients that arrive through it are summed before they join the others, as they are where it is a copy. So the
-     * order of sums, and with it their bits, is the same on one device and on many. */
+    /* A view: gradients that arrive through it are summed before they join the others, as they are
+     * where it is a copy. So the order of sums, and with it their bits, is the same on one device
+     * and on many. */
     mpg_tuple same = mpg_py_tuple(&array->tensor.desc.shape);
     return mpg_py_call_named("_reshape_exact", &array, 1, NULL, "shape", &same, NULL);
   }
@@ -327,7 +350,8 @@ PyObject *mpg_py_broadcast(PyObject *self, const mpg_shape *shape) {
 
 static PyObject *array_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
   (void)type, (void)args, (void)kwargs;
-  PyErr_SetString(mpg_py->errors[MPG_TYPE_ERROR], "NDArray is not called; make arrays with nd.array, nd.zeros, nd.empty, ...");
+  PyErr_SetString(mpg_py->errors[MPG_TYPE_ERROR],
+                  "NDArray is not called; make arrays with nd.array, nd.zeros, nd.empty, ...");
   return NULL;
 }
 
@@ -346,28 +370,36 @@ static PyObject *array_repr(PyObject *self) {
   char dims[MPG_MAX_NDIM * 21 + 1] = "";
   size_t used = 0;
   for (int i = 0; i < desc->shape.ndim; i++)
-    used += (size_t)snprintf(dims + used, sizeof dims - used, "%s%lld", i ? "x" : "", (long long)desc->shape.dims[i]);
-  if (!mpg_array_traced(array) && array->tensor.storage == NULL) return PyUnicode_FromString("<NDArray empty>");
+    used += (size_t)snprintf(dims + used, sizeof dims - used, "%s%lld", i ? "x" : "",
+                             (long long)desc->shape.dims[i]);
+  if (!mpg_array_traced(array) && array->tensor.storage == NULL)
+    return PyUnicode_FromString("<NDArray empty>");
   PyObject *context = mpg_py_context(mpg_array_device_id(array)), *result = NULL;
   if (context == NULL) return NULL;
   if (mpg_array_traced(array)) {
-    result = PyUnicode_FromFormat("<NDArray %s %s @%R, traced by hybridize()>", dims, mpg_dtype_name(desc->dtype), context);
+    result = PyUnicode_FromFormat("<NDArray %s %s @%R, traced by hybridize()>", dims,
+                                  mpg_dtype_name(desc->dtype), context);
   } else {
     PyObject *values = mpg_py_to_numpy(array);
-    if (values != NULL) result = PyUnicode_FromFormat("\n%S\n<NDArray %s @%R>", values, dims, context);
+    if (values != NULL)
+      result = PyUnicode_FromFormat("\n%S\n<NDArray %s @%R>", values, dims, context);
     Py_XDECREF(values);
   }
   Py_DECREF(context);
   return result;
 }
 
-static PyMemberDef members[] = {{"__weaklistoffset__", T_PYSSIZET, offsetof(mpg_py_array, weak_references), READONLY, NULL}, {0}};
+static PyMemberDef members[] = {
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(mpg_py_array, weak_references), READONLY, NULL},
+    {0}};
 
 int mpg_py_array_init(PyObject *module) {
   PyType_Slot slots[64] = {
-      {Py_tp_doc, "An array on a device, with the operators of Python and the methods of MXNet's NDArray.\n\n"
-                  "Ops on it are queued; what reads its values (asnumpy, printing, float(), ...) waits for them. Arrays are contiguous:\n"
-                  "reshape and x[begin:end] share memory, other indexing copies."},
+      {Py_tp_doc,
+       "An array on a device, with the operators of Python and the methods of MXNet's NDArray.\n\n"
+       "Ops on it are queued; what reads its values (asnumpy, printing, float(), ...) waits for "
+       "them. Arrays are contiguous:\n"
+       "reshape and x[begin:end] share memory, other indexing copies."},
       {Py_tp_new, array_new},
       {Py_tp_dealloc, array_dealloc},
       {Py_tp_repr, array_repr},
@@ -384,8 +416,10 @@ int mpg_py_array_init(PyObject *module) {
       {Py_bf_releasebuffer, mpg_py_releasebuffer}};
   size_t count = 0, limit = sizeof slots / sizeof slots[0];
   while (slots[count].slot != 0) count++;
-  for (const PyType_Slot *more = mpg_py_number_slots; more->slot != 0 && count + 1 < limit; more++) slots[count++] = *more;
-  PyType_Spec spec = {"mpgluon.ndarray.NDArray", sizeof(mpg_py_array), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, slots};
+  for (const PyType_Slot *more = mpg_py_number_slots; more->slot != 0 && count + 1 < limit; more++)
+    slots[count++] = *more;
+  PyType_Spec spec = {"mpgluon.ndarray.NDArray", sizeof(mpg_py_array), 0,
+                      Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, slots};
   mpg_py->array_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &spec, NULL);
   if (mpg_py->array_type == NULL) return -1;
   return PyModule_AddType(module, mpg_py->array_type);

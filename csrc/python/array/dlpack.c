@@ -1,8 +1,14 @@
-/* DLPack: arrays shared with other libraries without copying. The structs are those of the DLPack specification 1.0. */
+/* DLPack: arrays shared with other libraries without copying. The structs are those of the DLPack
+ * specification 1.0. */
 #include "python/core.h"
 
-typedef struct dl_device { int32_t type, id; } dl_device;
-typedef struct dl_dtype { uint8_t code, bits; uint16_t lanes; } dl_dtype;
+typedef struct dl_device {
+  int32_t type, id;
+} dl_device;
+typedef struct dl_dtype {
+  uint8_t code, bits;
+  uint16_t lanes;
+} dl_dtype;
 typedef struct dl_tensor {
   void *data;
   dl_device device;
@@ -40,10 +46,12 @@ static const char plain_name[] = "dltensor", versioned_name[] = "dltensor_versio
 static const struct {
   mpg_dtype dtype;
   uint8_t code, bits;
-} dtypes[] = {{MPG_FLOAT32, DL_FLOAT, 32}, {MPG_FLOAT64, DL_FLOAT, 64}, {MPG_FLOAT16, DL_FLOAT, 16}, {MPG_BFLOAT16, DL_BFLOAT, 16}, {MPG_UINT8, DL_UINT, 8},
-              {MPG_INT8, DL_INT, 8},       {MPG_INT32, DL_INT, 32},     {MPG_INT64, DL_INT, 64},     {MPG_BOOL, DL_BOOL, 8}};
+} dtypes[] = {
+    {MPG_FLOAT32, DL_FLOAT, 32},   {MPG_FLOAT64, DL_FLOAT, 64}, {MPG_FLOAT16, DL_FLOAT, 16},
+    {MPG_BFLOAT16, DL_BFLOAT, 16}, {MPG_UINT8, DL_UINT, 8},     {MPG_INT8, DL_INT, 8},
+    {MPG_INT32, DL_INT, 32},       {MPG_INT64, DL_INT, 64},     {MPG_BOOL, DL_BOOL, 8}};
 
-/* --- Out ---------------------------------------------------------------------------------------------------------- */
+/* --- Out -------------------------------------------------------------------------------------- */
 typedef struct exported {
   union {
     dl_managed plain;
@@ -106,7 +114,8 @@ static PyObject *export(PyObject *self, bool write, bool versioned) {
                       .shape = out->shape,
                       .strides = out->strides};
   for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0]; i++)
-    if (dtypes[i].dtype == desc->dtype) tensor.dtype = (dl_dtype){dtypes[i].code, dtypes[i].bits, 1};
+    if (dtypes[i].dtype == desc->dtype)
+      tensor.dtype = (dl_dtype){dtypes[i].code, dtypes[i].bits, 1};
   int64_t stride = 1;
   for (int i = desc->shape.ndim - 1; i >= 0; i--) {
     out->shape[i] = desc->shape.dims[i];
@@ -115,7 +124,8 @@ static PyObject *export(PyObject *self, bool write, bool versioned) {
   }
   PyObject *capsule;
   if (versioned) {
-    out->versioned = (dl_versioned){.major = 1, .minor = 0, .context = out, .deleter = delete_versioned, .tensor = tensor};
+    out->versioned = (dl_versioned){
+        .major = 1, .minor = 0, .context = out, .deleter = delete_versioned, .tensor = tensor};
     capsule = PyCapsule_New(&out->versioned, versioned_name, capsule_versioned);
   } else {
     out->plain = (dl_managed){.tensor = tensor, .context = out, .deleter = delete_plain};
@@ -133,10 +143,13 @@ static PyObject *export(PyObject *self, bool write, bool versioned) {
 PyObject *mpg_py_dlpack(PyObject *self, PyObject *args, PyObject *kwargs) {
   static char *names[] = {"stream", "max_version", "dl_device", "copy", NULL};
   PyObject *stream = Py_None, *version = Py_None, *device = Py_None, *copy = Py_None;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOO:__dlpack__", names, &stream, &version, &device, &copy)) return NULL;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOO:__dlpack__", names, &stream, &version,
+                                   &device, &copy))
+    return NULL;
   long major = 0;
   if (version != Py_None) {
-    if (!PyTuple_Check(version) || PyTuple_GET_SIZE(version) != 2) return PyErr_Format(PyExc_TypeError, "max_version is a tuple (major, minor)");
+    if (!PyTuple_Check(version) || PyTuple_GET_SIZE(version) != 2)
+      return PyErr_Format(PyExc_TypeError, "max_version is a tuple (major, minor)");
     major = PyLong_AsLong(PyTuple_GET_ITEM(version, 0));
     if (major == -1 && PyErr_Occurred()) return NULL;
   }
@@ -148,7 +161,8 @@ PyObject *mpg_py_dlpack(PyObject *self, PyObject *args, PyObject *kwargs) {
     if (!PyArg_ParseTuple(device, "ii;dl_device is a tuple (device type, device id)", &type, &id))
       return NULL;
     if (type != own.type || id != own.id) {
-      PyErr_SetString(PyExc_BufferError, "DLPack: the array is on another device; move it with as_in_context first");
+      PyErr_SetString(PyExc_BufferError,
+                      "DLPack: the array is on another device; move it with as_in_context first");
       return NULL;
     }
   }
@@ -176,7 +190,7 @@ static PyObject *for_write(PyObject *module, PyObject *object) {
   return mpg_py_expect_array(object, "to_dlpack_for_write") ? export(object, true, false) : NULL;
 }
 
-/* --- In ----------------------------------------------------------------------------------------------------------- */
+/* --- In --------------------------------------------------------------------------------------- */
 static void release_plain(void *owner) {
   dl_managed *managed = owner;
   if (managed->deleter != NULL) managed->deleter(managed);
@@ -200,10 +214,13 @@ static int import(const dl_tensor *source, void (*release_owner)(void *), void *
     id = (mpg_device_id){MPG_GPU, source->device.id};
   else if (source->device.type != DL_CPU && source->device.type != DL_CUDA_HOST)
     return refuse("the tensor is on a device of an unknown kind");
-  if (source->ndim < 0 || source->ndim > MPG_MAX_NDIM) return refuse("the tensor has too many dimensions");
+  if (source->ndim < 0 || source->ndim > MPG_MAX_NDIM)
+    return refuse("the tensor has too many dimensions");
   mpg_desc desc = {.shape.ndim = source->ndim, .dtype = MPG_DTYPE_NONE};
   for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0]; i++)
-    if (dtypes[i].code == source->dtype.code && dtypes[i].bits == source->dtype.bits && source->dtype.lanes == 1) desc.dtype = dtypes[i].dtype;
+    if (dtypes[i].code == source->dtype.code && dtypes[i].bits == source->dtype.bits &&
+        source->dtype.lanes == 1)
+      desc.dtype = dtypes[i].dtype;
   if (desc.dtype == MPG_DTYPE_NONE) return refuse("arrays of the tensor's dtype do not exist here");
   for (int i = 0; i < source->ndim; i++) desc.shape.dims[i] = source->shape[i];
   size_t bytes;
@@ -215,7 +232,8 @@ static int import(const dl_tensor *source, void (*release_owner)(void *), void *
     stride *= source->shape[i];
   }
   char *data = bytes > 0 ? (char *)source->data + source->byte_offset : NULL;
-  if (bytes > 0 && (uintptr_t)data % mpg_dtype_size(desc.dtype) != 0) return refuse("the tensor's memory is not aligned to its elements");
+  if (bytes > 0 && (uintptr_t)data % mpg_dtype_size(desc.dtype) != 0)
+    return refuse("the tensor's memory is not aligned to its elements");
   mpg_device *device;
   MPG_PY_TRY_INT(mpg_device_get(id, &device));
   MPG_PY_TRY_INT(mpg_tensor_wrap(device, data, &desc, release_owner, owner, tensor));
@@ -274,12 +292,14 @@ static PyObject *from_dlpack(PyObject *module, PyObject *object) {
   if (PyCapsule_CheckExact(object)) return from_capsule(object);
   PyObject *method = PyObject_GetAttrString(object, "__dlpack__");
   if (method == NULL) {
-    PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "from_dlpack: %s has no __dlpack__", Py_TYPE(object)->tp_name);
+    PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "from_dlpack: %s has no __dlpack__",
+                 Py_TYPE(object)->tp_name);
     return NULL;
   }
   PyObject *version = Py_BuildValue("{s:(ii)}", "max_version", 1, 0), *none = PyTuple_New(0);
   PyObject *capsule = version && none ? PyObject_Call(method, none, version) : NULL;
-  if (capsule == NULL && PyErr_ExceptionMatches(PyExc_TypeError)) { /* a producer from before versions */
+  if (capsule == NULL &&
+      PyErr_ExceptionMatches(PyExc_TypeError)) { /* a producer from before versions */
     PyErr_Clear();
     capsule = PyObject_CallNoArgs(method);
   }

@@ -1,14 +1,16 @@
 /* Values in and out: NumPy arrays and scalars, dtypes, the buffer protocol.
  *
- * bfloat16 has no NumPy type: reading gives float32 (exact), writing rounds to nearest even; DLPack gives its bits.
+ * bfloat16 has no NumPy type: reading gives float32 (exact), writing rounds to nearest even; DLPack
+ * gives its bits.
  */
 #define MPG_NUMPY_OWNER
 #include "python/core.h"
 #include "python/array/numpy.h"
 
 static const int numpy_types[MPG_DTYPE_LIMIT] = {
-    [MPG_FLOAT32] = NPY_FLOAT32, [MPG_FLOAT64] = NPY_FLOAT64, [MPG_FLOAT16] = NPY_FLOAT16, [MPG_UINT8] = NPY_UINT8, [MPG_INT32] = NPY_INT32,
-    [MPG_INT8] = NPY_INT8,       [MPG_INT64] = NPY_INT64,     [MPG_BOOL] = NPY_BOOL};
+    [MPG_FLOAT32] = NPY_FLOAT32, [MPG_FLOAT64] = NPY_FLOAT64, [MPG_FLOAT16] = NPY_FLOAT16,
+    [MPG_UINT8] = NPY_UINT8,     [MPG_INT32] = NPY_INT32,     [MPG_INT8] = NPY_INT8,
+    [MPG_INT64] = NPY_INT64,     [MPG_BOOL] = NPY_BOOL};
 
 mpg_dtype mpg_py_from_numpy_type(int type) {
   switch (type) {
@@ -27,15 +29,17 @@ mpg_dtype mpg_py_from_numpy_type(int type) {
 
 bool mpg_py_is_numpy(PyObject *object) { return PyArray_Check(object); }
 bool mpg_py_is_scalar(PyObject *object) {
-  return PyFloat_Check(object) || PyLong_Check(object) || PyArray_IsScalar(object, Number) || PyArray_IsScalar(object, Bool) ||
-         (PyArray_IsZeroDim(object) && (PyArray_ISNUMBER((PyArrayObject *)object) || PyArray_ISBOOL((PyArrayObject *)object)));
+  return PyFloat_Check(object) || PyLong_Check(object) || PyArray_IsScalar(object, Number) ||
+         PyArray_IsScalar(object, Bool) ||
+         (PyArray_IsZeroDim(object) &&
+          (PyArray_ISNUMBER((PyArrayObject *)object) || PyArray_ISBOOL((PyArrayObject *)object)));
 }
 int mpg_py_scalar(PyObject *object, double *value) {
   *value = PyFloat_AsDouble(object);
   return *value == -1.0 && PyErr_Occurred() ? -1 : 0;
 }
 
-/* --- dtypes ------------------------------------------------------------------------------------------------------- */
+/* --- dtypes ----------------------------------------------------------------------------------- */
 mpg_dtype mpg_py_dtype(PyObject *object) {
   for (int i = 0; i < MPG_DTYPE_LIMIT; i++)
     if (object == mpg_py->dtypes[i] && object != NULL) return (mpg_dtype)i;
@@ -54,7 +58,9 @@ mpg_dtype mpg_py_dtype(PyObject *object) {
   PyErr_Clear();
   if (dtype == MPG_DTYPE_NONE)
     PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR],
-                 "%R is no dtype of arrays: float16, bfloat16, float32, float64, uint8, int8, int32, int64 and bool are", object);
+                 "%R is no dtype of arrays: float16, bfloat16, float32, float64, uint8, int8, "
+                 "int32, int64 and bool are",
+                 object);
   return dtype;
 }
 
@@ -63,11 +69,16 @@ static int dtypes_init(PyObject *module) {
     if (!mpg_dtype_valid(i)) continue;
     if (i == MPG_BFLOAT16) {
       /* A class named as NumPy's scalar types are, since there is none to use. */
-      PyObject *space = Py_BuildValue("{s:s,s:i,s:s,s:s}", "__module__", "mpgluon", "itemsize", 2, "name", "bfloat16", "__doc__",
-                                      "The dtype bfloat16: float32 with a significand of 8 bits. NumPy has none: asnumpy() gives float32.");
+      PyObject *space = Py_BuildValue("{s:s,s:i,s:s,s:s}", "__module__", "mpgluon", "itemsize", 2,
+                                      "name", "bfloat16", "__doc__",
+                                      "The dtype bfloat16: float32 with a significand of 8 bits. "
+                                      "NumPy has none: asnumpy() gives float32.");
       if (space == NULL) return -1;
-      mpg_py->dtypes[i] = PyObject_CallFunction((PyObject *)&PyType_Type, "s()N", "bfloat16", space);
-      if (mpg_py->dtypes[i] == NULL || PyModule_AddObjectRef(module, "bfloat16", mpg_py->dtypes[i]) < 0) return -1;
+      mpg_py->dtypes[i] =
+          PyObject_CallFunction((PyObject *)&PyType_Type, "s()N", "bfloat16", space);
+      if (mpg_py->dtypes[i] == NULL ||
+          PyModule_AddObjectRef(module, "bfloat16", mpg_py->dtypes[i]) < 0)
+        return -1;
       continue;
     }
     PyObject *type = PyArray_TypeObjectFromType(numpy_types[i]);
@@ -77,7 +88,7 @@ static int dtypes_init(PyObject *module) {
   return 0;
 }
 
-/* --- bfloat16 ----------------------------------------------------------------------------------------------------- */
+/* --- bfloat16 --------------------------------------------------------------------------------- */
 static void widen(const uint16_t *source, float *target, size_t count) {
   for (size_t i = 0; i < count; i++) {
     uint32_t bits = (uint32_t)source[i] << 16;
@@ -89,11 +100,12 @@ static void narrow(const float *source, uint16_t *target, size_t count) {
     uint32_t bits;
     memcpy(&bits, &source[i], sizeof bits);
     bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
-    target[i] = nan ? (uint16_t)(bits >> 16 | 0x40u) : (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+    target[i] = nan ? (uint16_t)(bits >> 16 | 0x40u)
+                    : (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
   }
 }
 
-/* --- Out ---------------------------------------------------------------------------------------------------------- */
+/* --- Out -------------------------------------------------------------------------------------- */
 PyObject *mpg_py_to_numpy(const mpg_array *array) {
   /* kept: the array may be given another one while this waits */
   mpg_tensor tensor = array->tensor;
@@ -121,18 +133,21 @@ PyObject *mpg_py_to_numpy(const mpg_array *array) {
   return result;
 }
 
-/* --- In ----------------------------------------------------------------------------------------------------------- */
+/* --- In --------------------------------------------------------------------------------------- */
 PyArrayObject *mpg_py_as_ndarray(PyObject *object, mpg_dtype dtype) {
   int type = dtype == MPG_BFLOAT16 ? NPY_FLOAT32 : numpy_types[dtype];
   PyArray_Descr *descr = PyArray_DescrFromType(type);
   if (descr == NULL) return NULL;
-  PyObject *result = PyArray_FromAny(object, descr, 0, 0, NPY_ARRAY_CARRAY_RO | NPY_ARRAY_FORCECAST | NPY_ARRAY_NOTSWAPPED, NULL);
+  PyObject *result = PyArray_FromAny(
+      object, descr, 0, 0, NPY_ARRAY_CARRAY_RO | NPY_ARRAY_FORCECAST | NPY_ARRAY_NOTSWAPPED, NULL);
   return (PyArrayObject *)result;
 }
 
 PyObject *mpg_py_from_ndarray(PyArrayObject *source, mpg_dtype dtype, mpg_device_id id) {
   if (PyArray_NDIM(source) > MPG_MAX_NDIM)
-    return PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "an array has at most %d dimensions, the source has %d", MPG_MAX_NDIM, PyArray_NDIM(source));
+    return PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR],
+                        "an array has at most %d dimensions, the source has %d", MPG_MAX_NDIM,
+                        PyArray_NDIM(source));
   mpg_desc desc = {.shape.ndim = PyArray_NDIM(source), .dtype = dtype};
   for (int i = 0; i < desc.shape.ndim; i++) desc.shape.dims[i] = PyArray_DIM(source, i);
   mpg_device *device;
@@ -164,12 +179,14 @@ PyObject *mpg_py_from_ndarray(PyArrayObject *source, mpg_dtype dtype, mpg_device
 static PyObject *not_array_like(PyObject *object) {
   PyObject *type, *value, *traceback;
   PyErr_Fetch(&type, &value, &traceback);
-  if (type != NULL && (PyErr_GivenExceptionMatches(type, PyExc_MemoryError) || !PyErr_GivenExceptionMatches(type, PyExc_Exception) ||
+  if (type != NULL && (PyErr_GivenExceptionMatches(type, PyExc_MemoryError) ||
+                       !PyErr_GivenExceptionMatches(type, PyExc_Exception) ||
                        PyErr_GivenExceptionMatches(type, mpg_py->errors[MPG_ERROR]))) {
     PyErr_Restore(type, value, traceback);
     return NULL;
   }
-  PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "source_array must be array like, got %s: %S", Py_TYPE(object)->tp_name, value ? value : Py_None);
+  PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "source_array must be array like, got %s: %S",
+               Py_TYPE(object)->tp_name, value ? value : Py_None);
   Py_XDECREF(type);
   Py_XDECREF(value);
   Py_XDECREF(traceback);
@@ -226,8 +243,9 @@ int mpg_py_write_object(mpg_array *array, PyObject *value) {
     char text[MPG_SHAPE_TEXT_SIZE];
     PyErr_Clear();
     PyObject *shape = PyObject_GetAttrString((PyObject *)source, "shape");
-    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "can't assign a value of shape %S to an array of shape %s", shape ? shape : Py_None,
-                 mpg_shape_text(&desc->shape, text, sizeof text));
+    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR],
+                 "can't assign a value of shape %S to an array of shape %s",
+                 shape ? shape : Py_None, mpg_shape_text(&desc->shape, text, sizeof text));
     Py_XDECREF(shape);
     goto done;
   }
@@ -255,7 +273,8 @@ PyObject *mpg_py_operand(PyObject *object, const mpg_array *like, const char *wh
   mpg_device_id device = like ? mpg_array_device_id(like) : mpg_py_current_device();
   mpg_dtype wanted = like ? like->tensor.desc.dtype : MPG_FLOAT32;
   if (mpg_py_is_scalar(object)) {
-    if (like && mpg_dtype_is_integer(wanted) && !PyLong_Check(object) && !PyArray_IsScalar(object, Integer) &&
+    if (like && mpg_dtype_is_integer(wanted) && !PyLong_Check(object) &&
+        !PyArray_IsScalar(object, Integer) &&
         !(PyArray_Check(object) && PyArray_ISINTEGER((PyArrayObject *)object)))
       wanted = MPG_FLOAT32;
     PyArrayObject *scalar = mpg_py_as_ndarray(object, wanted);
@@ -270,12 +289,16 @@ PyObject *mpg_py_operand(PyObject *object, const mpg_array *like, const char *wh
     return result;
   }
   if (!PyArray_Check(object)) {
-    PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "%s: expected an NDArray, a NumPy array or a number, got %s", what, Py_TYPE(object)->tp_name);
+    PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR],
+                 "%s: expected an NDArray, a NumPy array or a number, got %s", what,
+                 Py_TYPE(object)->tp_name);
     return NULL;
   }
   mpg_dtype own = mpg_py_from_numpy_type(PyArray_TYPE((PyArrayObject *)object));
   if (own == MPG_DTYPE_NONE || own == MPG_FLOAT64) own = MPG_FLOAT32;
-  if (like && ((mpg_dtype_is_float(own) && mpg_dtype_is_float(wanted)) || (mpg_dtype_is_integer(own) && mpg_dtype_is_integer(wanted)))) own = wanted;
+  if (like && ((mpg_dtype_is_float(own) && mpg_dtype_is_float(wanted)) ||
+               (mpg_dtype_is_integer(own) && mpg_dtype_is_integer(wanted))))
+    own = wanted;
   return mpg_py_from_object(object, own, device);
 }
 
@@ -283,11 +306,13 @@ static PyObject *py_array(PyObject *module, PyObject *args, PyObject *kwargs) {
   (void)module;
   static char *names[] = {"source_array", "ctx", "dtype", NULL};
   PyObject *source, *ctx = NULL, *dtype_object = Py_None;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|OO:array", names, &source, &ctx, &dtype_object)) return NULL;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|OO:array", names, &source, &ctx, &dtype_object))
+    return NULL;
   mpg_device_id id;
   if (mpg_py_device_id(ctx, &id) < 0) return NULL;
   mpg_dtype dtype = MPG_DTYPE_NONE;
-  if (dtype_object != Py_None && (dtype = mpg_py_dtype(dtype_object)) == MPG_DTYPE_NONE) return NULL;
+  if (dtype_object != Py_None && (dtype = mpg_py_dtype(dtype_object)) == MPG_DTYPE_NONE)
+    return NULL;
   if (mpg_py_is_array(source)) {
     PyObject *cast = dtype == MPG_DTYPE_NONE ? Py_NewRef(source) : mpg_py_cast(source, dtype);
     if (cast == NULL) return NULL;
@@ -300,11 +325,13 @@ static PyObject *py_array(PyObject *module, PyObject *args, PyObject *kwargs) {
 
 static PyObject *py_empty(PyObject *module, PyObject *const *args, Py_ssize_t count) {
   (void)module;
-  if (count != 3) return PyErr_Format(PyExc_TypeError, "empty takes a shape, a context and a dtype");
+  if (count != 3)
+    return PyErr_Format(PyExc_TypeError, "empty takes a shape, a context and a dtype");
   mpg_desc desc = {0};
   mpg_device_id id;
   mpg_device *device;
-  if (mpg_py_shape_from(args[0], &desc.shape, "empty") < 0 || mpg_py_device_id(args[1], &id) < 0) return NULL;
+  if (mpg_py_shape_from(args[0], &desc.shape, "empty") < 0 || mpg_py_device_id(args[1], &id) < 0)
+    return NULL;
   if ((desc.dtype = mpg_py_dtype(args[2])) == MPG_DTYPE_NONE) return NULL;
   MPG_PY_TRY(mpg_device_get(id, &device));
   PyObject *result = mpg_py_array_new();
@@ -315,9 +342,11 @@ static PyObject *py_empty(PyObject *module, PyObject *const *args, Py_ssize_t co
   return mpg_py_raise(status);
 }
 
-/* --- Buffer protocol ---------------------------------------------------------------------------------------------- */
-static const char *const formats[MPG_DTYPE_LIMIT] = {[MPG_FLOAT32] = "f", [MPG_FLOAT64] = "d", [MPG_FLOAT16] = "e", [MPG_UINT8] = "B", [MPG_INT32] = "i",
-                                                     [MPG_INT8] = "b",    [MPG_INT64] = "q",   [MPG_BOOL] = "?",    [MPG_BFLOAT16] = "H"};
+/* --- Buffer protocol -------------------------------------------------------------------------- */
+static const char *const formats[MPG_DTYPE_LIMIT] = {
+    [MPG_FLOAT32] = "f", [MPG_FLOAT64] = "d", [MPG_FLOAT16] = "e",
+    [MPG_UINT8] = "B",   [MPG_INT32] = "i",   [MPG_INT8] = "b",
+    [MPG_INT64] = "q",   [MPG_BOOL] = "?",    [MPG_BFLOAT16] = "H"};
 
 typedef struct buffer {
   mpg_tensor tensor; /* owned reference: the array may be given another one meanwhile */
@@ -329,15 +358,19 @@ int mpg_py_getbuffer(PyObject *self, Py_buffer *view, int flags) {
   view->obj = NULL;
   if (mpg_py_expect_readable(array, "the buffer protocol") < 0) return -1;
   if (flags & PyBUF_WRITABLE) {
-    PyErr_SetString(PyExc_BufferError, "the buffer of an NDArray is read-only; assign with x[:] = ...");
+    PyErr_SetString(PyExc_BufferError,
+                    "the buffer of an NDArray is read-only; assign with x[:] = ...");
     return -1;
   }
   if (!mpg_tensor_device(&array->tensor)->backend->host_accessible) {
-    PyErr_Format(PyExc_BufferError, "the array is on %s; take x.as_in_context(mx.cpu()) or x.asnumpy()", mpg_device_text(mpg_tensor_device(&array->tensor)));
+    PyErr_Format(PyExc_BufferError,
+                 "the array is on %s; take x.as_in_context(mx.cpu()) or x.asnumpy()",
+                 mpg_device_text(mpg_tensor_device(&array->tensor)));
     return -1;
   }
   if (array->tensor.desc.dtype == MPG_BFLOAT16) {
-    PyErr_SetString(PyExc_BufferError, "bfloat16 has no buffer format; take x.asnumpy(), which gives float32");
+    PyErr_SetString(PyExc_BufferError,
+                    "bfloat16 has no buffer format; take x.asnumpy(), which gives float32");
     return -1;
   }
   buffer *kept = PyMem_Malloc(sizeof *kept);
@@ -383,10 +416,13 @@ void mpg_py_releasebuffer(PyObject *self, Py_buffer *view) {
 
 PyMethodDef mpg_py_exchange_methods[] = {
     {"array", (PyCFunction)(void (*)(void))py_array, METH_VARARGS | METH_KEYWORDS,
-     "array(source_array, ctx=None, dtype=None)\n--\n\nA new NDArray with the values of an NDArray, a NumPy array, a number or nested sequences.\n\n"
-     "dtype: None means the source's for an NDArray and float32 for all else. ctx: None means the current context.\n"
+     "array(source_array, ctx=None, dtype=None)\n--\n\nA new NDArray with the values of an "
+     "NDArray, a NumPy array, a number or nested sequences.\n\n"
+     "dtype: None means the source's for an NDArray and float32 for all else. ctx: None means the "
+     "current context.\n"
      "TypeError when the source is not array-like."},
-    {"empty", (PyCFunction)(void (*)(void))py_empty, METH_FASTCALL, "empty(shape, ctx, dtype)\n--\n\nA new NDArray whose contents are not defined."},
+    {"empty", (PyCFunction)(void (*)(void))py_empty, METH_FASTCALL,
+     "empty(shape, ctx, dtype)\n--\n\nA new NDArray whose contents are not defined."},
     {0}};
 
 static int import_numpy(void) {

@@ -1,8 +1,9 @@
 /* The host hooks: the GIL, signals, and where in the user's program work was queued.
  *
- * Origins. A line is asked for each time work is queued, and shown only when that work fails. So asking interns the pair
- * (code object, offset of the instruction) in a hash table and gives its number; text is made from the number when needed.
- * The table keeps its code objects alive, else another could take a dead one's address; it stops growing at MAX_ORIGINS.
+ * Origins. A line is asked for each time work is queued, and shown only when that work fails. So
+ * asking interns the pair (code object, offset of the instruction) in a hash table and gives its
+ * number; text is made from the number when needed. The table keeps its code objects alive, else
+ * another could take a dead one's address; it stops growing at MAX_ORIGINS.
  */
 #include "base/host.h"
 #include "python/core.h"
@@ -17,8 +18,8 @@ typedef struct origin {
 enum { MAX_ORIGINS = 1 << 15, TABLE_SIZE = 1 << 16 };
 
 static struct {
-  origin *origins;   /* number n is origins[n - 1] */
-  uint32_t *table;   /* open addressing over numbers; 0: free */
+  origin *origins; /* number n is origins[n - 1] */
+  uint32_t *table; /* open addressing over numbers; 0: free */
   uint32_t count;
   char package[1024]; /* folder of the mpgluon package with a slash at its end; "": not known */
   size_t package_length;
@@ -47,11 +48,13 @@ static bool in_package(PyCodeObject *code) {
     PyErr_Clear();
     return false;
   }
-  return (size_t)length > lines.package_length && memcmp(name, lines.package, lines.package_length) == 0;
+  return (size_t)length > lines.package_length &&
+         memcmp(name, lines.package, lines.package_length) == 0;
 }
 
 static uint32_t intern(PyCodeObject *code, int offset) {
-  size_t slot = (((uintptr_t)code >> 4) * 0x9E3779B97F4A7C15u + (size_t)offset * 0xBF58476D1CE4E5B9u) >> 48;
+  size_t slot =
+      (((uintptr_t)code >> 4) * 0x9E3779B97F4A7C15u + (size_t)offset * 0xBF58476D1CE4E5B9u) >> 48;
   for (;; slot = (slot + 1) % TABLE_SIZE) {
     uint32_t number = lines.table[slot];
     if (number == 0) break;
@@ -116,7 +119,8 @@ static PyObject *set_package_folder(PyObject *module, PyObject *folder) {
   Py_ssize_t length;
   const char *text = PyUnicode_AsUTF8AndSize(folder, &length);
   if (text == NULL) return NULL;
-  if ((size_t)length + 2 > sizeof lines.package) Py_RETURN_NONE; /* then lines inside the package are named too */
+  if ((size_t)length + 2 > sizeof lines.package)
+    Py_RETURN_NONE; /* then lines inside the package are named too */
   memcpy(lines.package, text, (size_t)length);
   lines.package[length] = '/';
   lines.package_length = (size_t)length + 1;
@@ -155,8 +159,8 @@ static void collect_garbage(void) {
   PyErr_Restore(type, value, traceback);
 }
 
-static const mpg_host python_host = {release_lock, acquire_lock, check_interrupt,
-                                     current_origin, origin_text, collect_garbage};
+static const mpg_host python_host = {release_lock,   acquire_lock, check_interrupt,
+                                     current_origin, origin_text,  collect_garbage};
 
 /* Tests: what runs wherever others may. */
 static PyObject *intruder; /* owned */

@@ -1,27 +1,29 @@
 /* x[key] and x[key] = value.
  *
- * Basic keys (integers, slices, ..., None) become begin, end and step of each dimension. What lies in one piece of memory
- * is a view of it; the rest goes through the op `slice`. Under record() and hybridize() both go through ops.
- * A key with arrays is resolved on the host: NumPy applies it to index arrays that are broadcast views, one per dimension up
- * to the last that the key touches, which gives the flat positions with NumPy's own rules and bounds checks at the cost of
- * the result's size. Then it is one `take` (or scatter) of the rows that remain.
+ * Basic keys (integers, slices, ..., None) become begin, end and step of each dimension. What lies
+ * in one piece of memory is a view of it; the rest goes through the op `slice`. Under record() and
+ * hybridize() both go through ops. A key with arrays is resolved on the host: NumPy applies it to
+ * index arrays that are broadcast views, one per dimension up to the last that the key touches,
+ * which gives the flat positions with NumPy's own rules and bounds checks at the cost of the
+ * result's size. Then it is one `take` (or scatter) of the rows that remain.
  */
 #include "autograd/trace.h"
 #include "python/core.h"
 #include "python/array/numpy.h"
 
 typedef struct basic_key {
-  int count;                 /* dimensions of the array */
+  int count; /* dimensions of the array */
   int64_t begin[MPG_MAX_NDIM], step[MPG_MAX_NDIM], length[MPG_MAX_NDIM];
   bool dropped[MPG_MAX_NDIM]; /* an integer: the dimension goes away */
-  mpg_shape sliced;          /* lengths of all dimensions */
-  mpg_shape result;          /* after dropping and with new axes */
-  bool scalar;               /* all dimensions are dropped: the result has shape (1,), as in MXNet */
+  mpg_shape sliced;           /* lengths of all dimensions */
+  mpg_shape result;           /* after dropping and with new axes */
+  bool scalar; /* all dimensions are dropped: the result has shape (1,), as in MXNet */
 } basic_key;
 
 static int too_many(PyObject *key, const mpg_shape *shape) {
   char text[MPG_SHAPE_TEXT_SIZE];
-  PyErr_Format(mpg_py->errors[MPG_INDEX_ERROR], "too many indices in %R for an array of shape %s", key, mpg_shape_text(shape, text, sizeof text));
+  PyErr_Format(mpg_py->errors[MPG_INDEX_ERROR], "too many indices in %R for an array of shape %s",
+               key, mpg_shape_text(shape, text, sizeof text));
   return -1;
 }
 
@@ -29,7 +31,9 @@ static int too_many(PyObject *key, const mpg_shape *shape) {
 static bool is_integer(PyObject *object) {
   return PyLong_Check(object) || PyArray_IsScalar(object, Integer);
 }
-static bool is_basic(PyObject *object) { return object == Py_None || object == Py_Ellipsis || PySlice_Check(object) || is_integer(object); }
+static bool is_basic(PyObject *object) {
+  return object == Py_None || object == Py_Ellipsis || PySlice_Check(object) || is_integer(object);
+}
 
 static int add_dimension(basic_key *basic, const mpg_shape *shape, PyObject *entry) {
   int axis = basic->count;
@@ -46,7 +50,9 @@ static int add_dimension(basic_key *basic, const mpg_shape *shape, PyObject *ent
     Py_ssize_t index = PyNumber_AsSsize_t(entry, PyExc_IndexError);
     if (index == -1 && PyErr_Occurred()) return -1;
     if (index < -size || index >= size) {
-      PyErr_Format(mpg_py->errors[MPG_INDEX_ERROR], "index %zd is out of bounds for axis %d with size %lld", index, axis, (long long)size);
+      PyErr_Format(mpg_py->errors[MPG_INDEX_ERROR],
+                   "index %zd is out of bounds for axis %d with size %lld", index, axis,
+                   (long long)size);
       return -1;
     }
     basic->begin[axis] = index < 0 ? index + size : index;
@@ -78,11 +84,13 @@ static int parse_basic(PyObject *key, const mpg_shape *shape, basic_key *basic) 
   }
   if (consumed > shape->ndim) return too_many(key, shape);
   if (shape->ndim + added > MPG_MAX_NDIM) {
-    PyErr_Format(mpg_py->errors[MPG_INDEX_ERROR], "an array has at most %d dimensions", MPG_MAX_NDIM);
+    PyErr_Format(mpg_py->errors[MPG_INDEX_ERROR], "an array has at most %d dimensions",
+                 MPG_MAX_NDIM);
     return -1;
   }
-  int whole = shape->ndim - consumed; /* dimensions the ellipsis, or the end of the key, stands for */
-  static PyObject *all; /* slice(None), made once */
+  int whole =
+      shape->ndim - consumed; /* dimensions the ellipsis, or the end of the key, stands for */
+  static PyObject *all;       /* slice(None), made once */
   if (all == NULL && (all = PySlice_New(NULL, NULL, NULL)) == NULL) return -1;
   for (Py_ssize_t i = 0; i <= count; i++) {
     if (i == count ? ellipses == 0 : entries[i] == Py_Ellipsis) {
@@ -105,7 +113,8 @@ static int parse_basic(PyObject *key, const mpg_shape *shape, basic_key *basic) 
 /* True when the selected elements lie in one piece: *first is the place of the first. */
 static bool contiguous(const basic_key *basic, const mpg_shape *shape, int64_t *first) {
   int64_t stride = 1, offset = 0;
-  bool partial = false; /* a dimension further right is not whole: those to its left must have one entry */
+  bool partial =
+      false; /* a dimension further right is not whole: those to its left must have one entry */
   for (int i = basic->count - 1; i >= 0; i--) {
     if (basic->length[i] > 1 && (basic->step[i] != 1 || partial)) return false;
     if (basic->length[i] != shape->dims[i]) partial = true;
@@ -123,12 +132,14 @@ static PyObject *view(const mpg_array *array, int64_t first, const mpg_shape *sh
   *tensor = array->tensor;
   mpg_tensor_retain(tensor);
   tensor->desc.shape = *shape;
-  if (mpg_shape_size(shape) > 0) tensor->offset += (size_t)first * mpg_dtype_size(tensor->desc.dtype);
+  if (mpg_shape_size(shape) > 0)
+    tensor->offset += (size_t)first * mpg_dtype_size(tensor->desc.dtype);
   return result;
 }
 
 /* begin, end, step as the op `slice` takes them. */
-static void slice_params(const basic_key *basic, mpg_tuple *begin, mpg_tuple *end, mpg_tuple *step) {
+static void slice_params(const basic_key *basic, mpg_tuple *begin, mpg_tuple *end,
+                         mpg_tuple *step) {
   memset(begin, 0, sizeof *begin);
   memset(end, 0, sizeof *end);
   memset(step, 0, sizeof *step);
@@ -166,36 +177,40 @@ static PyObject *get_basic(PyObject *self, PyObject *key) {
   PyObject *sliced;
   if (mpg_shape_equal(&basic.sliced, shape)) {
     bool plain = true;
-    for (int i = 0; i < basic.count; i++) plain = plain && (basic.step[i] == 1 || basic.length[i] <= 1);
-    if (plain) return mpg_shape_equal(&basic.result, shape) ? Py_NewRef(self) : mpg_py_reshape(self, &basic.result);
+    for (int i = 0; i < basic.count; i++)
+      plain = plain && (basic.step[i] == 1 || basic.length[i] <= 1);
+    if (plain)
+      return mpg_shape_equal(&basic.result, shape) ? Py_NewRef(self)
+                                                   : mpg_py_reshape(self, &basic.result);
   }
   mpg_tuple begin, end, step;
   slice_params(&basic, &begin, &end, &step);
-  sliced = mpg_py_call_named("slice", &array, 1, NULL, "begin", &begin, "end", &end, "step", &step, NULL);
+  sliced = mpg_py_call_named("slice", &array, 1, NULL, "begin", &begin, "end", &end, "step", &step,
+                             NULL);
   if (sliced == NULL || mpg_shape_equal(&basic.sliced, &basic.result)) return sliced;
   PyObject *result = mpg_py_reshape(sliced, &basic.result);
   Py_DECREF(sliced);
   return result;
 }
 
-/* --- Keys with arrays --------------------------------------------------------------------------------------------- */
+/* --- Keys with arrays ------------------------------------------------------------------------- */
 static PyObject *no_index(PyObject *entry) {
   return PyErr_Format(
       mpg_py->errors[MPG_VALUE_ERROR],
-      "%R can't be an index: integers, slices, ..., None and integer or boolean arrays can",
-      entry);
+      "%R can't be an index: integers, slices, ..., None and integer or boolean arrays can", entry);
 }
 
-/* An entry as NumPy understands it: NDArrays by value, floats as integers (MXNet allows them as indices). New. */
+/* An entry as NumPy understands it: NDArrays by value, floats as integers (MXNet allows them as
+ * indices). New. */
 static PyObject *numpy_entry(PyObject *entry) {
   if (PyBool_Check(entry)) return PyLong_FromLong(entry == Py_True);
   if (is_basic(entry)) return Py_NewRef(entry);
   PyObject *values;
   if (PyFloat_Check(entry) || PyArray_IsScalar(entry, Floating)) return no_index(entry);
   if (mpg_py_is_array(entry)) {
-    if (mpg_py_expect_readable(
-            mpg_py_array_of(entry),
-            "indexing by this array together with others, or in an assignment") < 0)
+    if (mpg_py_expect_readable(mpg_py_array_of(entry),
+                               "indexing by this array together with others, or in an assignment") <
+        0)
       return NULL;
     values = mpg_py_to_numpy(mpg_py_array_of(entry));
   } else {
@@ -221,7 +236,8 @@ typedef struct gather {
 /* Dimensions an entry uses up. */
 static int dimensions_of(PyObject *entry) {
   if (entry == Py_None || entry == Py_Ellipsis) return 0;
-  if (PyArray_Check(entry) && PyArray_ISBOOL((PyArrayObject *)entry)) return PyArray_NDIM((PyArrayObject *)entry);
+  if (PyArray_Check(entry) && PyArray_ISBOOL((PyArrayObject *)entry))
+    return PyArray_NDIM((PyArrayObject *)entry);
   return 1;
 }
 
@@ -237,7 +253,8 @@ static PyObject *index_error(void) {
   return NULL;
 }
 
-/* The index array of one dimension, seen in the shape of the leading ones: no memory but `size` numbers. */
+/* The index array of one dimension, seen in the shape of the leading ones: no memory but `size`
+ * numbers. */
 static PyObject *axis_positions(const mpg_shape *shape, int leading, int axis, int64_t stride) {
   npy_intp length = (npy_intp)shape->dims[axis];
   PyObject *line = PyArray_Arange(0.0, (double)length, 1.0, NPY_INT64);
@@ -247,8 +264,10 @@ static PyObject *axis_positions(const mpg_shape *shape, int leading, int axis, i
   npy_intp dims[MPG_MAX_NDIM], strides[MPG_MAX_NDIM] = {0};
   for (int i = 0; i < leading; i++) dims[i] = (npy_intp)shape->dims[i];
   strides[axis] = sizeof(int64_t);
-  PyObject *spread = PyArray_New(&PyArray_Type, leading, dims, NPY_INT64, strides, values, 0, NPY_ARRAY_ALIGNED, NULL);
-  if (spread == NULL || PyArray_SetBaseObject((PyArrayObject *)spread, line) < 0) { /* takes over `line` */
+  PyObject *spread = PyArray_New(&PyArray_Type, leading, dims, NPY_INT64, strides, values, 0,
+                                 NPY_ARRAY_ALIGNED, NULL);
+  if (spread == NULL ||
+      PyArray_SetBaseObject((PyArrayObject *)spread, line) < 0) { /* takes over `line` */
     if (spread == NULL) Py_DECREF(line);
     Py_XDECREF(spread);
     return NULL;
@@ -256,14 +275,19 @@ static PyObject *axis_positions(const mpg_shape *shape, int leading, int axis, i
   return spread;
 }
 
-/* Rows by one array of integers, the commonest key: positions are the indices themselves, made positive. */
+/* Rows by one array of integers, the commonest key: positions are the indices themselves, made
+ * positive. */
 static PyArrayObject *row_positions(PyObject *entry, int64_t size) {
-  PyArrayObject *flat = (PyArrayObject *)PyArray_FromAny(entry, PyArray_DescrFromType(NPY_INT64), 0, 0, NPY_ARRAY_CARRAY | NPY_ARRAY_ENSURECOPY | NPY_ARRAY_FORCECAST, NULL);
+  PyArrayObject *flat = (PyArrayObject *)PyArray_FromAny(
+      entry, PyArray_DescrFromType(NPY_INT64), 0, 0,
+      NPY_ARRAY_CARRAY | NPY_ARRAY_ENSURECOPY | NPY_ARRAY_FORCECAST, NULL);
   if (flat == NULL) return NULL;
   int64_t *values = PyArray_DATA(flat);
   for (npy_intp i = 0, count = PyArray_SIZE(flat); i < count; i++) {
     if (values[i] < -size || values[i] >= size) {
-      PyErr_Format(mpg_py->errors[MPG_INDEX_ERROR], "index %lld is out of bounds for axis 0 with size %lld", (long long)values[i], (long long)size);
+      PyErr_Format(mpg_py->errors[MPG_INDEX_ERROR],
+                   "index %lld is out of bounds for axis 0 with size %lld", (long long)values[i],
+                   (long long)size);
       Py_DECREF(flat);
       return NULL;
     }
@@ -274,7 +298,8 @@ static PyArrayObject *row_positions(PyObject *entry, int64_t size) {
 
 static int resolve(const mpg_shape *shape, PyObject *key, gather *result) {
   int status = -1;
-  PyObject *sum = NULL, *entries = PyTuple_Check(key) ? Py_NewRef(key) : PyTuple_Pack(1, key), *clean = NULL;
+  PyObject *sum = NULL, *entries = PyTuple_Check(key) ? Py_NewRef(key) : PyTuple_Pack(1, key),
+           *clean = NULL;
   if (entries == NULL) return -1;
   Py_ssize_t count = PyTuple_GET_SIZE(entries);
   clean = PyTuple_New(count);
@@ -298,10 +323,12 @@ static int resolve(const mpg_shape *shape, PyObject *key, gather *result) {
   result->rows.dims[0] = mpg_shape_product(shape, 0, leading);
   for (int i = leading; i < shape->ndim; i++) result->rows.dims[1 + i - leading] = shape->dims[i];
   if (leading == 0) {
-    PyErr_SetString(mpg_py->errors[MPG_INDEX_ERROR], "True and False are no indices; use 1 and 0, None, or a boolean array");
+    PyErr_SetString(mpg_py->errors[MPG_INDEX_ERROR],
+                    "True and False are no indices; use 1 and 0, None, or a boolean array");
     goto done;
   }
-  if (count == 1 && leading == 1 && PyArray_Check(PyTuple_GET_ITEM(clean, 0)) && PyArray_ISINTEGER((PyArrayObject *)PyTuple_GET_ITEM(clean, 0))) {
+  if (count == 1 && leading == 1 && PyArray_Check(PyTuple_GET_ITEM(clean, 0)) &&
+      PyArray_ISINTEGER((PyArrayObject *)PyTuple_GET_ITEM(clean, 0))) {
     result->flat = row_positions(PyTuple_GET_ITEM(clean, 0), shape->dims[0]);
     status = result->flat ? 0 : -1;
     goto done;
@@ -324,7 +351,8 @@ static int resolve(const mpg_shape *shape, PyObject *key, gather *result) {
     Py_DECREF(picked);
     if (sum == NULL) goto done;
   }
-  result->flat = (PyArrayObject *)PyArray_FromAny(sum, PyArray_DescrFromType(NPY_INT64), 0, 0, NPY_ARRAY_CARRAY_RO, NULL);
+  result->flat = (PyArrayObject *)PyArray_FromAny(sum, PyArray_DescrFromType(NPY_INT64), 0, 0,
+                                                  NPY_ARRAY_CARRAY_RO, NULL);
   status = result->flat ? 0 : -1;
 done:
   Py_XDECREF(sum);
@@ -335,14 +363,18 @@ done:
 
 static mpg_shape gathered_shape(const gather *g) {
   mpg_shape shape = {.ndim = PyArray_NDIM(g->flat) + g->rows.ndim - 1};
-  for (int i = 0; i < PyArray_NDIM(g->flat) && i < MPG_MAX_NDIM; i++) shape.dims[i] = PyArray_DIM(g->flat, i);
-  for (int i = 1; i < g->rows.ndim && PyArray_NDIM(g->flat) + i - 1 < MPG_MAX_NDIM; i++) shape.dims[PyArray_NDIM(g->flat) + i - 1] = g->rows.dims[i];
+  for (int i = 0; i < PyArray_NDIM(g->flat) && i < MPG_MAX_NDIM; i++)
+    shape.dims[i] = PyArray_DIM(g->flat, i);
+  for (int i = 1; i < g->rows.ndim && PyArray_NDIM(g->flat) + i - 1 < MPG_MAX_NDIM; i++)
+    shape.dims[PyArray_NDIM(g->flat) + i - 1] = g->rows.dims[i];
   return shape;
 }
 
 static int check_ndim(const mpg_shape *shape) {
   if (shape->ndim <= MPG_MAX_NDIM) return 0;
-  PyErr_Format(mpg_py->errors[MPG_INDEX_ERROR], "the result would have %d dimensions; an array has at most %d", shape->ndim, MPG_MAX_NDIM);
+  PyErr_Format(mpg_py->errors[MPG_INDEX_ERROR],
+               "the result would have %d dimensions; an array has at most %d", shape->ndim,
+               MPG_MAX_NDIM);
   return -1;
 }
 
@@ -407,7 +439,8 @@ static PyObject *get_advanced(PyObject *self, PyObject *key) {
   positions = rows ? positions_array(&g, mpg_array_device_id(array)) : NULL;
   if (positions == NULL) goto done;
   result = take(mpg_py_array_of(rows), mpg_py_array_of(positions));
-  if (result != NULL && !mpg_shape_equal(&mpg_py_array_of(result)->tensor.desc.shape, &wanted)) Py_SETREF(result, mpg_py_reshape(result, &wanted));
+  if (result != NULL && !mpg_shape_equal(&mpg_py_array_of(result)->tensor.desc.shape, &wanted))
+    Py_SETREF(result, mpg_py_reshape(result, &wanted));
 done:
   Py_XDECREF(rows);
   Py_XDECREF(positions);
@@ -430,7 +463,9 @@ PyObject *mpg_py_item(PyObject *self, Py_ssize_t index) {
     return NULL;
   }
   if (index < 0 || index >= shape->dims[0])
-    return PyErr_Format(mpg_py->errors[MPG_INDEX_ERROR], "index %zd is out of bounds for axis 0 with size %lld", index, (long long)shape->dims[0]);
+    return PyErr_Format(mpg_py->errors[MPG_INDEX_ERROR],
+                        "index %zd is out of bounds for axis 0 with size %lld", index,
+                        (long long)shape->dims[0]);
   PyObject *key = PyLong_FromSsize_t(index);
   if (key == NULL) return NULL;
   PyObject *result = get_basic(self, key);
@@ -453,8 +488,9 @@ PyObject *mpg_py_subscript(PyObject *self, PyObject *key) {
   return basic_only(key) ? get_basic(self, key) : get_advanced(self, key);
 }
 
-/* --- Assignment --------------------------------------------------------------------------------------------------- */
-/* The value as an NDArray of the target's dtype and device in the wanted shape; new. Autograd's recording is left alone. */
+/* --- Assignment ------------------------------------------------------------------------------- */
+/* The value as an NDArray of the target's dtype and device in the wanted shape; new. Autograd's
+ * recording is left alone. */
 static PyObject *prepare(const mpg_array *target, PyObject *value, const mpg_shape *shape) {
   mpg_device_id device = mpg_array_device_id(target);
   PyObject *step;
@@ -489,7 +525,8 @@ static int assign_all(mpg_array *array, PyObject *value) {
   }
   if (!mpg_py_is_array(value)) return mpg_py_write_object(array, value);
   mpg_array *source = mpg_py_array_of(value);
-  if (source->tensor.storage == array->tensor.storage && source->tensor.offset == array->tensor.offset && !mpg_array_traced(source) &&
+  if (source->tensor.storage == array->tensor.storage &&
+      source->tensor.offset == array->tensor.offset && !mpg_array_traced(source) &&
       source->tensor.storage != NULL && mpg_shape_equal(&source->tensor.desc.shape, &desc->shape))
     return 0; /* itself */
   PyObject *prepared = prepare(array, value, &desc->shape);
@@ -503,10 +540,13 @@ static int assign_all(mpg_array *array, PyObject *value) {
 
 #define RECORDING "this assignment can't be made while autograd records: "
 
-/* A part of an array can't take over a recorded value: its other elements come from elsewhere. As in MXNet. */
+/* A part of an array can't take over a recorded value: its other elements come from elsewhere. As
+ * in MXNet. */
 static int refuse_recorded(PyObject *value) {
   if (!mpg_py_is_array(value) || !mpg_py_tracked(mpg_py_array_of(value))) return 0;
-  PyErr_SetString(mpg_py->errors[MPG_ERROR], RECORDING "a recorded value is assigned to a part of an array; use nd.concat, nd.where or nd.scatter_nd");
+  PyErr_SetString(mpg_py->errors[MPG_ERROR], RECORDING
+                  "a recorded value is assigned to a part of an array; use nd.concat, nd.where or "
+                  "nd.scatter_nd");
   return -1;
 }
 
@@ -517,7 +557,8 @@ static int assign_basic(PyObject *self, PyObject *key, PyObject *value) {
   if (parse_basic(key, shape, &basic) < 0) return -1;
   if (mpg_shape_size(&basic.sliced) == 0) return assign_nothing(array, value, &basic.result);
   int64_t first;
-  if (mpg_shape_equal(&basic.result, shape) && contiguous(&basic, shape, &first)) return assign_all(array, value);
+  if (mpg_shape_equal(&basic.result, shape) && contiguous(&basic, shape, &first))
+    return assign_all(array, value);
   if (refuse_recorded(value) < 0) return -1;
   if (contiguous(&basic, shape, &first)) {
     /* The value is matched to the result's shape, in which integers have no dimension. */
@@ -530,17 +571,20 @@ static int assign_basic(PyObject *self, PyObject *key, PyObject *value) {
   }
   mpg_tuple begin, end, step;
   slice_params(&basic, &begin, &end, &step);
-  if (mpg_py_is_scalar(value) && !(array->tensor.desc.dtype == MPG_INT64 && !PyFloat_Check(value))) {
+  if (mpg_py_is_scalar(value) &&
+      !(array->tensor.desc.dtype == MPG_INT64 && !PyFloat_Check(value))) {
     double number;
     if (mpg_py_scalar(value, &number) < 0) return -1;
     mpg_array *input = array;
-    return done_of(mpg_py_call_named("_slice_assign_scalar", &input, 1, array, "scalar", &number, "begin", &begin, "end", &end, "step", &step, NULL));
+    return done_of(mpg_py_call_named("_slice_assign_scalar", &input, 1, array, "scalar", &number,
+                                     "begin", &begin, "end", &end, "step", &step, NULL));
   }
   PyObject *prepared = prepare(array, value, &basic.result);
   if (prepared != NULL) Py_SETREF(prepared, mpg_py_reshape(prepared, &basic.sliced));
   if (prepared == NULL) return -1;
   mpg_array *inputs[2] = {array, mpg_py_array_of(prepared)};
-  int result = done_of(mpg_py_call_named("_slice_assign", inputs, 2, array, "begin", &begin, "end", &end, "step", &step, NULL));
+  int result = done_of(mpg_py_call_named("_slice_assign", inputs, 2, array, "begin", &begin, "end",
+                                         &end, "step", &step, NULL));
   Py_DECREF(prepared);
   return result;
 }
@@ -570,8 +614,10 @@ static int assign_advanced(PyObject *self, PyObject *key, PyObject *value) {
   if (positions != NULL) Py_SETREF(positions, mpg_py_reshape(positions, &line));
   if (positions == NULL) goto done;
   mpg_tuple shape = mpg_py_tuple(&g.rows);
-  mpg_array *inputs[3] = {mpg_py_array_of(rows), mpg_py_array_of(prepared), mpg_py_array_of(positions)};
-  result = done_of(mpg_py_call_named("_scatter_set_nd", inputs, 3, mpg_py_array_of(rows), "shape", &shape, NULL));
+  mpg_array *inputs[3] = {mpg_py_array_of(rows), mpg_py_array_of(prepared),
+                          mpg_py_array_of(positions)};
+  result = done_of(mpg_py_call_named("_scatter_set_nd", inputs, 3, mpg_py_array_of(rows), "shape",
+                                     &shape, NULL));
 done:
   Py_XDECREF(rows);
   Py_XDECREF(positions);
@@ -601,12 +647,14 @@ int mpg_py_assign_subscript(PyObject *self, PyObject *key, PyObject *value) {
   if (mpg_py_expect_value(array, "x[...] = value") < 0) return -1;
   MPG_PY_TRY_INT(mpg_trace_check_write(array, "x[...] = value"));
   if (array->node != NULL && mpg_autograd_recording()) {
-    PyErr_SetString(mpg_py->errors[MPG_ERROR],
-                    RECORDING "the array belongs to what is recorded, and backward needs its values; "
-                    "compute a new array (nd.where, x * mask, ...), or assign under autograd.pause() or before recording");
+    PyErr_SetString(mpg_py->errors[MPG_ERROR], RECORDING
+                    "the array belongs to what is recorded, and backward needs its values; "
+                    "compute a new array (nd.where, x * mask, ...), or assign under "
+                    "autograd.pause() or before recording");
     return -1;
   }
-  if ((PyTuple_Check(key) && PyTuple_GET_SIZE(key) == 0) || (array->tensor.desc.shape.ndim == 0 && (PySlice_Check(key) || key == Py_Ellipsis)))
+  if ((PyTuple_Check(key) && PyTuple_GET_SIZE(key) == 0) ||
+      (array->tensor.desc.shape.ndim == 0 && (PySlice_Check(key) || key == Py_Ellipsis)))
     return assign_all(array, value);
   return basic_only(key) ? assign_basic(self, key, value) : assign_advanced(self, key, value);
 }

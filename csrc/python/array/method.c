@@ -3,7 +3,7 @@
 #include "python/core.h"
 #include "python/array/numpy.h"
 
-/* --- Properties --------------------------------------------------------------------------------------------------- */
+/* --- Properties ------------------------------------------------------------------------------- */
 static PyObject *get_shape(PyObject *self, void *unused) {
   (void)unused;
   return mpg_py_shape_tuple(&mpg_py_array_of(self)->tensor.desc.shape);
@@ -55,7 +55,9 @@ static PyObject *get_grad_req(PyObject *self, void *unused) {
   mpg_grad_req request;
   if (!mpg_autograd_gradient(mpg_py_array_of(self), &gradient, &request)) Py_RETURN_NONE;
   mpg_tensor_release(&gradient);
-  return PyUnicode_FromString(request == MPG_GRAD_ADD ? "add" : request == MPG_GRAD_WRITE ? "write" : "null");
+  return PyUnicode_FromString(request == MPG_GRAD_ADD     ? "add"
+                              : request == MPG_GRAD_WRITE ? "write"
+                                                          : "null");
 }
 static PyObject *get_fresh(PyObject *self, void *unused) {
   (void)unused;
@@ -113,8 +115,8 @@ PyGetSetDef mpg_py_array_properties[] = {
     {"_fresh_grad", get_fresh, set_fresh,
      "Whether backward has written the gradient since this was last set to False.", NULL},
     {"writable", get_writable, NULL, "Whether the array may be written to.", NULL},
-    {"_traced", get_traced, NULL,
-     "Whether hybridize() is tracing the array: then it has no value.", NULL},
+    {"_traced", get_traced, NULL, "Whether hybridize() is tracing the array: then it has no value.",
+     NULL},
     {"_in_trace", get_in_trace, NULL,
      "Whether ops on the array belong to a trace: it is traced, or older than the one that is "
      "active.",
@@ -128,7 +130,7 @@ PyGetSetDef mpg_py_array_properties[] = {
     {"_version", get_version, NULL, "How often the array's memory has been written.", NULL},
     {0}};
 
-/* --- Values ------------------------------------------------------------------------------------------------------- */
+/* --- Values ----------------------------------------------------------------------------------- */
 static PyObject *asnumpy(PyObject *self, PyObject *unused) {
   (void)unused;
   mpg_array *array = mpg_py_array_of(self);
@@ -139,7 +141,8 @@ static PyObject *one_element(PyObject *self, const char *what) {
   if (mpg_py_expect_readable(array, what) < 0) return NULL;
   if (mpg_shape_size(&array->tensor.desc.shape) != 1) {
     char text[MPG_SHAPE_TEXT_SIZE];
-    return PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: the array is not a scalar but of shape %s", what,
+    return PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR],
+                        "%s: the array is not a scalar but of shape %s", what,
                         mpg_shape_text(&array->tensor.desc.shape, text, sizeof text));
   }
   return mpg_py_to_numpy(array);
@@ -148,7 +151,8 @@ static PyObject *asscalar(PyObject *self, PyObject *unused) {
   (void)unused;
   PyObject *values = one_element(self, "asscalar()");
   if (values == NULL) return NULL;
-  PyObject *result = PyArray_ToScalar(PyArray_DATA((PyArrayObject *)values), (PyArrayObject *)values);
+  PyObject *result =
+      PyArray_ToScalar(PyArray_DATA((PyArrayObject *)values), (PyArrayObject *)values);
   Py_DECREF(values);
   return result;
 }
@@ -190,13 +194,15 @@ static PyObject *wait_to_write(PyObject *self, PyObject *unused) {
 static PyObject *to_array(PyObject *self, PyObject *args, PyObject *kwargs) {
   static char *names[] = {"dtype", "copy", NULL};
   PyObject *dtype = Py_None, *copy = Py_None;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OO:__array__", names, &dtype, &copy)) return NULL;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OO:__array__", names, &dtype, &copy))
+    return NULL;
   mpg_array *array = mpg_py_array_of(self);
   if (mpg_py_expect_readable(array, "__array__()") < 0) return NULL;
   PyObject *values;
   if (copy == Py_False) {
     if (array->tensor.desc.dtype == MPG_BFLOAT16)
-      return PyErr_Format(PyExc_ValueError, "NumPy has no bfloat16: the values can't be had without a copy");
+      return PyErr_Format(PyExc_ValueError,
+                          "NumPy has no bfloat16: the values can't be had without a copy");
     PyObject *view = PyMemoryView_FromObject(self);
     values = view ? PyArray_FromAny(view, NULL, 0, 0, 0, NULL) : NULL;
     Py_XDECREF(view);
@@ -219,7 +225,7 @@ static PyObject *to_array(PyObject *self, PyObject *args, PyObject *kwargs) {
   return result;
 }
 
-/* --- Copies ------------------------------------------------------------------------------------------------------- */
+/* --- Copies ----------------------------------------------------------------------------------- */
 static PyObject *copy(PyObject *self, PyObject *unused) {
   (void)unused;
   return mpg_py_to_device(self, mpg_array_device_id(mpg_py_array_of(self)), true);
@@ -232,13 +238,17 @@ static PyObject *as_in_context(PyObject *self, PyObject *context) {
 static PyObject *copyto(PyObject *self, PyObject *other) {
   if (!mpg_py_is_array(other)) {
     mpg_device_id id;
-    if (other == Py_None || (!PyObject_TypeCheck(other, mpg_py->context_type) && !PyUnicode_Check(other)))
-      return PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "copyto: expected an NDArray or a Context, got %s", Py_TYPE(other)->tp_name);
+    if (other == Py_None ||
+        (!PyObject_TypeCheck(other, mpg_py->context_type) && !PyUnicode_Check(other)))
+      return PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR],
+                          "copyto: expected an NDArray or a Context, got %s",
+                          Py_TYPE(other)->tp_name);
     if (mpg_py_device_id(other, &id) < 0) return NULL;
     return mpg_py_to_device(self, id, true);
   }
   if (other == self) {
-    if (PyErr_WarnEx(PyExc_RuntimeWarning, "copyto: the array is copied to itself", 1) < 0) return NULL;
+    if (PyErr_WarnEx(PyExc_RuntimeWarning, "copyto: the array is copied to itself", 1) < 0)
+      return NULL;
     Py_RETURN_FALSE;
   }
   mpg_array *target = mpg_py_array_of(other);
@@ -256,19 +266,21 @@ static PyObject *astype(PyObject *self, PyObject *args, PyObject *kwargs) {
   static char *names[] = {"dtype", "copy", NULL};
   PyObject *wanted;
   int always = 1;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|p:astype", names, &wanted, &always)) return NULL;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|p:astype", names, &wanted, &always))
+    return NULL;
   mpg_dtype dtype = mpg_py_dtype(wanted);
   if (dtype == MPG_DTYPE_NONE) return NULL;
   if (mpg_py_array_of(self)->tensor.desc.dtype != dtype) return mpg_py_cast(self, dtype);
   return always ? copy(self, NULL) : Py_NewRef(self);
 }
 
-/* --- Autograd ----------------------------------------------------------------------------------------------------- */
+/* --- Autograd --------------------------------------------------------------------------------- */
 static PyObject *attach_grad(PyObject *self, PyObject *args, PyObject *kwargs) {
   static char *names[] = {"grad_req", "stype", NULL};
   const char *request = "write";
   PyObject *stype = Py_None;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|sO:attach_grad", names, &request, &stype)) return NULL;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|sO:attach_grad", names, &request, &stype))
+    return NULL;
   mpg_grad_req number;
   if (strcmp(request, "write") == 0)
     number = MPG_GRAD_WRITE;
@@ -279,8 +291,10 @@ static PyObject *attach_grad(PyObject *self, PyObject *args, PyObject *kwargs) {
   else
     return PyErr_Format(mpg_py->errors[MPG_KEY_ERROR],
                         "attach_grad: grad_req is 'write', 'add' or 'null', got '%s'", request);
-  if (stype != Py_None && !(PyUnicode_Check(stype) && PyUnicode_CompareWithASCIIString(stype, "default") == 0))
-    return PyErr_Format(mpg_py->errors[MPG_NOT_IMPLEMENTED], "attach_grad: gradients are dense; stype %R is not supported", stype);
+  if (stype != Py_None &&
+      !(PyUnicode_Check(stype) && PyUnicode_CompareWithASCIIString(stype, "default") == 0))
+    return PyErr_Format(mpg_py->errors[MPG_NOT_IMPLEMENTED],
+                        "attach_grad: gradients are dense; stype %R is not supported", stype);
   mpg_array *array = mpg_py_array_of(self);
   if (mpg_py_expect_value(array, "attach_grad()") < 0) return NULL;
   bool recording = mpg_autograd_set_recording(false);
@@ -305,17 +319,22 @@ static PyObject *backward(PyObject *self, PyObject *args, PyObject *kwargs) {
   static char *names[] = {"out_grad", "retain_graph", "train_mode", NULL};
   PyObject *out_grad = Py_None;
   int retain = 0, train = 1;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|Opp:backward", names, &out_grad, &retain, &train)) return NULL;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|Opp:backward", names, &out_grad, &retain,
+                                   &train))
+    return NULL;
   mpg_array *head = mpg_py_array_of(self), *gradient = NULL;
-  if (out_grad != Py_None && (gradient = mpg_py_expect_array(out_grad, "backward: out_grad")) == NULL) return NULL;
+  if (out_grad != Py_None &&
+      (gradient = mpg_py_expect_array(out_grad, "backward: out_grad")) == NULL)
+    return NULL;
   MPG_PY_TRY(mpg_autograd_backward(&head, gradient ? &gradient : NULL, 1, retain, train));
   Py_RETURN_NONE;
 }
 
-/* --- Shape -------------------------------------------------------------------------------------------------------- */
+/* --- Shape ------------------------------------------------------------------------------------ */
 static PyObject *reshape(PyObject *self, PyObject *args, PyObject *kwargs) {
   PyObject *wanted = PyTuple_GET_SIZE(args) > 0 ? args : NULL;
-  if (PyTuple_GET_SIZE(args) == 1 && !PyLong_Check(PyTuple_GET_ITEM(args, 0))) wanted = PyTuple_GET_ITEM(args, 0);
+  if (PyTuple_GET_SIZE(args) == 1 && !PyLong_Check(PyTuple_GET_ITEM(args, 0)))
+    wanted = PyTuple_GET_ITEM(args, 0);
   bool reverse = false;
   if (kwargs != NULL) {
     Py_ssize_t position = 0;
@@ -328,26 +347,32 @@ static PyObject *reshape(PyObject *self, PyObject *args, PyObject *kwargs) {
         if (truth < 0) return NULL;
         reverse = truth;
       } else {
-        return PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "reshape has no parameter '%U'; it takes: shape, reverse", key);
+        return PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR],
+                            "reshape has no parameter '%U'; it takes: shape, reverse", key);
       }
     }
   }
-  if (wanted == NULL) return PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "reshape: the shape is missing");
+  if (wanted == NULL)
+    return PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "reshape: the shape is missing");
   const mpg_op *op = mpg_op_find("Reshape");
   _Alignas(16) char params[MPG_PY_MAX_PARAMS];
   mpg_params_defaults(op->params, params);
-  if (mpg_py_param_set(op->params, "reshape", params, mpg_params_find(op->params, "shape"), wanted) < 0) return NULL;
+  if (mpg_py_param_set(op->params, "reshape", params, mpg_params_find(op->params, "shape"),
+                       wanted) < 0)
+    return NULL;
   *(bool *)(params + op->params->params[mpg_params_find(op->params, "reverse")].offset) = reverse;
   mpg_array *array = mpg_py_array_of(self);
   const mpg_shape *own = &array->tensor.desc.shape;
-  mpg_tuple *tuple = (mpg_tuple *)(params + op->params->params[mpg_params_find(op->params, "shape")].offset);
+  mpg_tuple *tuple =
+      (mpg_tuple *)(params + op->params->params[mpg_params_find(op->params, "shape")].offset);
   mpg_shape shape;
   if (tuple->count == 0) { /* () as a code means "not given"; as a shape it is that of a scalar */
     shape = (mpg_shape){0};
     if (mpg_shape_size(own) != 1) goto wrong_size;
     return mpg_py_reshape(self, &shape);
   }
-  mpg_desc input = *mpg_array_desc(array), output = {.shape = MPG_SHAPE_UNKNOWN, .dtype = MPG_DTYPE_NONE};
+  mpg_desc input = *mpg_array_desc(array),
+           output = {.shape = MPG_SHAPE_UNKNOWN, .dtype = MPG_DTYPE_NONE};
   mpg_status status = mpg_op_infer(op, params, false, &input, 1, &output, 1);
   if (status != MPG_OK) return mpg_py_raise(status == MPG_ERROR ? MPG_VALUE_ERROR : status);
   if (mpg_py_tracked(array)) return mpg_py_call(op, params, &array, 1);
@@ -355,14 +380,17 @@ static PyObject *reshape(PyObject *self, PyObject *args, PyObject *kwargs) {
   if (mpg_shape_size(&shape) == mpg_shape_size(own)) return mpg_py_reshape(self, &shape);
 wrong_size:;
   char text[MPG_SHAPE_TEXT_SIZE];
-  return PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "reshape: an array of shape %s can't be given the shape %R", mpg_shape_text(own, text, sizeof text), wanted);
+  return PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR],
+                      "reshape: an array of shape %s can't be given the shape %R",
+                      mpg_shape_text(own, text, sizeof text), wanted);
 }
 
 static PyObject *reduce(PyObject *self, PyObject *unused) {
   (void)unused;
   PyObject *values = asnumpy(self, NULL);
   if (values == NULL) return NULL;
-  PyObject *module = PyImport_ImportModule("mpgluon._core"), *rebuild = module ? PyObject_GetAttrString(module, "array") : NULL;
+  PyObject *module = PyImport_ImportModule("mpgluon._core"),
+           *rebuild = module ? PyObject_GetAttrString(module, "array") : NULL;
   Py_XDECREF(module);
   mpg_array *array = mpg_py_array_of(self);
   PyObject *context = mpg_py_context(mpg_array_device_id(array));
@@ -372,7 +400,8 @@ static PyObject *reduce(PyObject *self, PyObject *unused) {
     Py_DECREF(values);
     return NULL;
   }
-  return Py_BuildValue("N(NNs)", rebuild, values, context, mpg_dtype_name(array->tensor.desc.dtype));
+  return Py_BuildValue("N(NNs)", rebuild, values, context,
+                       mpg_dtype_name(array->tensor.desc.dtype));
 }
 static PyObject *deepcopy(PyObject *self, PyObject *memo) {
   (void)memo;
@@ -380,30 +409,49 @@ static PyObject *deepcopy(PyObject *self, PyObject *memo) {
 }
 
 PyMethodDef mpg_py_array_methods[] = {
-    {"asnumpy", asnumpy, METH_NOARGS, "asnumpy()\n--\n\nA NumPy array with a copy of the values; float32 for bfloat16. Waits for them."},
-    {"asscalar", asscalar, METH_NOARGS, "asscalar()\n--\n\nThe one element as a NumPy scalar. ValueError when there are more."},
+    {"asnumpy", asnumpy, METH_NOARGS,
+     "asnumpy()\n--\n\nA NumPy array with a copy of the values; float32 for bfloat16. Waits for "
+     "them."},
+    {"asscalar", asscalar, METH_NOARGS,
+     "asscalar()\n--\n\nThe one element as a NumPy scalar. ValueError when there are more."},
     {"item", item, METH_VARARGS, "item(*index)\n--\n\nOne element as a Python number."},
-    {"wait_to_read", wait_to_read, METH_NOARGS, "wait_to_read()\n--\n\nWaits for what was queued to write the array; raises its failure."},
-    {"wait_to_write", wait_to_write, METH_NOARGS, "wait_to_write()\n--\n\nWaits for what was queued to read or write the array."},
-    {"__array__", (PyCFunction)(void (*)(void))to_array, METH_VARARGS | METH_KEYWORDS, "__array__(dtype=None, copy=None)\n--\n\nThe values as NumPy asks for them."},
+    {"wait_to_read", wait_to_read, METH_NOARGS,
+     "wait_to_read()\n--\n\nWaits for what was queued to write the array; raises its failure."},
+    {"wait_to_write", wait_to_write, METH_NOARGS,
+     "wait_to_write()\n--\n\nWaits for what was queued to read or write the array."},
+    {"__array__", (PyCFunction)(void (*)(void))to_array, METH_VARARGS | METH_KEYWORDS,
+     "__array__(dtype=None, copy=None)\n--\n\nThe values as NumPy asks for them."},
     {"copy", copy, METH_NOARGS, "copy()\n--\n\nA copy on the same device."},
     {"__copy__", copy, METH_NOARGS, NULL},
     {"__deepcopy__", deepcopy, METH_O, NULL},
     {"__reduce__", reduce, METH_NOARGS, NULL},
-    {"as_in_context", as_in_context, METH_O, "as_in_context(context)\n--\n\nThe array on that device: itself (on the tape a view of it) when it is there, else a copy. Differentiable,\nand traced as an op."},
+    {"as_in_context", as_in_context, METH_O,
+     "as_in_context(context)\n--\n\nThe array on that device: itself (on the tape a view of it) "
+     "when it is there, else a copy. Differentiable,\nand traced as an op."},
     {"as_in_ctx", as_in_context, METH_O, "as_in_ctx(context)\n--\n\nThe same as as_in_context."},
-    {"copyto", copyto, METH_O, "copyto(other)\n--\n\nCopies to an array of the same shape, cast to its dtype, or to a new one on a Context. Returns the target."},
+    {"copyto", copyto, METH_O,
+     "copyto(other)\n--\n\nCopies to an array of the same shape, cast to its dtype, or to a new "
+     "one on a Context. Returns the target."},
     {"astype", (PyCFunction)(void (*)(void))astype, METH_VARARGS | METH_KEYWORDS,
-     "astype(dtype, copy=True)\n--\n\nThe array cast to a dtype. copy=False gives the array itself when it has the dtype."},
+     "astype(dtype, copy=True)\n--\n\nThe array cast to a dtype. copy=False gives the array itself "
+     "when it has the dtype."},
     {"attach_grad", (PyCFunction)(void (*)(void))attach_grad, METH_VARARGS | METH_KEYWORDS,
-     "attach_grad(grad_req='write', stype=None)\n--\n\nMakes the array a variable with a gradient of zeros that backward writes, or adds to ('add')."},
-    {"detach", detach, METH_NOARGS, "detach()\n--\n\nThe same values, cut off from what they were computed from."},
+     "attach_grad(grad_req='write', stype=None)\n--\n\nMakes the array a variable with a gradient "
+     "of zeros that backward writes, or adds to ('add')."},
+    {"detach", detach, METH_NOARGS,
+     "detach()\n--\n\nThe same values, cut off from what they were computed from."},
     {"backward", (PyCFunction)(void (*)(void))backward, METH_VARARGS | METH_KEYWORDS,
-     "backward(out_grad=None, retain_graph=False, train_mode=True)\n--\n\nComputes the gradients of the variables this array was computed from; out_grad None means ones."},
+     "backward(out_grad=None, retain_graph=False, train_mode=True)\n--\n\nComputes the gradients "
+     "of the variables this array was computed from; out_grad None means ones."},
     {"reshape", (PyCFunction)(void (*)(void))reshape, METH_VARARGS | METH_KEYWORDS,
-     "reshape(*shape, reverse=False)\n--\n\nThe array in another shape of the same size; shares memory outside of autograd.record().\n\n"
-     "Codes: 0 keeps a dimension, -1 is worked out, -2 takes over all that are left, -3 joins two, -4 splits one into the two numbers after it.\n"
+     "reshape(*shape, reverse=False)\n--\n\nThe array in another shape of the same size; shares "
+     "memory outside of autograd.record().\n\n"
+     "Codes: 0 keeps a dimension, -1 is worked out, -2 takes over all that are left, -3 joins two, "
+     "-4 splits one into the two numbers after it.\n"
      "reverse=True applies them from the right. ValueError when the sizes differ."},
-    {"__dlpack__", (PyCFunction)(void (*)(void))mpg_py_dlpack, METH_VARARGS | METH_KEYWORDS, "__dlpack__(*, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\nA DLPack capsule that shares the memory."},
-    {"__dlpack_device__", mpg_py_dlpack_device, METH_NOARGS, "__dlpack_device__()\n--\n\nThe device as DLPack numbers it: (type, id)."},
+    {"__dlpack__", (PyCFunction)(void (*)(void))mpg_py_dlpack, METH_VARARGS | METH_KEYWORDS,
+     "__dlpack__(*, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\nA DLPack "
+     "capsule that shares the memory."},
+    {"__dlpack_device__", mpg_py_dlpack_device, METH_NOARGS,
+     "__dlpack_device__()\n--\n\nThe device as DLPack numbers it: (type, id)."},
     {0}};

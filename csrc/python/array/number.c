@@ -1,6 +1,8 @@
-/* Operators of NDArray: each is an op of two arrays, of array and scalar, or of scalar and array, as in MXNet.
+/* Operators of NDArray: each is an op of two arrays, of array and scalar, or of scalar and array,
+ * as in MXNet.
  *
- * This is the path that an eager program spends its time on: no tuples, no dictionaries, parameters on the stack.
+ * This is the path that an eager program spends its time on: no tuples, no dictionaries, parameters
+ * on the stack.
  */
 #include "python/core.h"
 
@@ -41,17 +43,21 @@ static struct {
 int mpg_py_number_init(void) {
   const mpg_param_table *table = NULL;
   for (int i = 0; i < MPG_PY_BINARY_COUNT; i++) {
-    mpg_py->binary[i] = (mpg_py_operator){find(names[i].array), find(names[i].scalar), find(names[i].reflected)};
+    mpg_py->binary[i] =
+        (mpg_py_operator){find(names[i].array), find(names[i].scalar), find(names[i].reflected)};
     const mpg_py_operator *operator = &mpg_py->binary[i];
     if (table == NULL && operator->scalar != NULL) table = operator->scalar->params;
-    if ((operator->scalar && operator->scalar->params != table) || (operator->reflected && operator->reflected->params != table)) {
-      PyErr_Format(PyExc_ImportError, "op %s has other parameters than the scalar ops before it", names[i].scalar);
+    if ((operator->scalar && operator->scalar->params != table) ||
+        (operator->reflected && operator->reflected->params != table)) {
+      PyErr_Format(PyExc_ImportError, "op %s has other parameters than the scalar ops before it",
+                   names[i].scalar);
       return -1;
     }
   }
   if (table == NULL) return 0;
   int index = mpg_params_find(table, "scalar");
-  if (index < 0 || table->params[index].kind != MPG_PARAM_FLOAT || table->size > MAX_SCALAR_PARAMS) {
+  if (index < 0 || table->params[index].kind != MPG_PARAM_FLOAT ||
+      table->size > MAX_SCALAR_PARAMS) {
     PyErr_SetString(PyExc_ImportError, "the scalar ops have no parameter 'scalar' of kind FLOAT");
     return -1;
   }
@@ -67,7 +73,8 @@ static PyObject *missing(const char *name) {
 
 static PyObject *bool_with_scalar(const mpg_op *op, PyObject *self, double scalar, mpg_array *out);
 
-static inline PyObject *with_scalar(const mpg_op *op, PyObject *self, double scalar, mpg_array *out) {
+static inline PyObject *with_scalar(const mpg_op *op, PyObject *self, double scalar,
+                                    mpg_array *out) {
   if (mpg_py_array_of(self)->tensor.desc.dtype == MPG_BOOL)
     return bool_with_scalar(op, self, scalar, out);
   _Alignas(16) char params[MAX_SCALAR_PARAMS];
@@ -79,16 +86,17 @@ static inline PyObject *with_scalar(const mpg_op *op, PyObject *self, double sca
 }
 
 /* Truth values count as int64 with a number, as in MXNet. */
-static PyObject *bool_with_scalar(const mpg_op *op, PyObject *self, double scalar,
-                                  mpg_array *out) {
+static PyObject *bool_with_scalar(const mpg_op *op, PyObject *self, double scalar, mpg_array *out) {
   PyObject *numbers = mpg_py_cast(self, MPG_INT64);
   PyObject *result = numbers ? with_scalar(op, numbers, scalar, out) : NULL;
   Py_XDECREF(numbers);
   return result;
 }
 
-/* An operand that is no NDArray: Python and NumPy numbers, NumPy arrays. `reflected`: it stands on the left. */
-static PyObject *with_other(mpg_py_binary kind, PyObject *self, PyObject *other, bool reflected, mpg_array *out) {
+/* An operand that is no NDArray: Python and NumPy numbers, NumPy arrays. `reflected`: it stands on
+ * the left. */
+static PyObject *with_other(mpg_py_binary kind, PyObject *self, PyObject *other, bool reflected,
+                            mpg_array *out) {
   const mpg_py_operator *operator = &mpg_py->binary[kind];
   if (mpg_py_is_scalar(other)) {
     const mpg_op *op = reflected ? operator->reflected : operator->scalar;
@@ -134,9 +142,11 @@ static PyObject *in_place(mpg_py_binary kind, PyObject *self, PyObject *other) {
   return mpg_py_call_out(op, NULL, inputs, 2, out) < 0 ? NULL : Py_NewRef(self);
 }
 
-#define OPERATOR(function, kind)                                                                 \
-  static PyObject *number_##function(PyObject *a, PyObject *b) { return binary(kind, a, b); }    \
-  static PyObject *number_in_place_##function(PyObject *a, PyObject *b) { return in_place(kind, a, b); }
+#define OPERATOR(function, kind)                                                              \
+  static PyObject *number_##function(PyObject *a, PyObject *b) { return binary(kind, a, b); } \
+  static PyObject *number_in_place_##function(PyObject *a, PyObject *b) {                     \
+    return in_place(kind, a, b);                                                              \
+  }
 OPERATOR(add, MPG_PY_ADD)
 OPERATOR(subtract, MPG_PY_SUB)
 OPERATOR(multiply, MPG_PY_MUL)
@@ -184,7 +194,8 @@ static int number_bool(PyObject *self) {
   int64_t size = mpg_shape_size(shape);
   if (size == 0 && !mpg_array_traced(mpg_py_array_of(self))) return 0;
   if (size > 1 && !mpg_array_traced(mpg_py_array_of(self))) {
-    PyErr_SetString(mpg_py->errors[MPG_VALUE_ERROR], "the truth value of an array with several elements is ambiguous");
+    PyErr_SetString(mpg_py->errors[MPG_VALUE_ERROR],
+                    "the truth value of an array with several elements is ambiguous");
     return -1;
   }
   PyObject *item = scalar_of(self, "bool()");
@@ -214,46 +225,68 @@ static PyObject *number_index(PyObject *self) {
     return NULL;
   }
   /* TypeError for what is no index: callers such as bytes() go on to the buffer protocol then. */
-  if (!mpg_dtype_is_integer(dtype) || mpg_shape_size(&mpg_py_array_of(self)->tensor.desc.shape) != 1)
-    return PyErr_Format(PyExc_TypeError, "only an integer array of one element can be an index, not one of %s", mpg_dtype_name(dtype));
+  if (!mpg_dtype_is_integer(dtype) ||
+      mpg_shape_size(&mpg_py_array_of(self)->tensor.desc.shape) != 1)
+    return PyErr_Format(PyExc_TypeError,
+                        "only an integer array of one element can be an index, not one of %s",
+                        mpg_dtype_name(dtype));
   return scalar_of(self, "an index");
 }
 
 static PyObject *compare(PyObject *a, PyObject *b, int operation) {
-  static const mpg_py_binary kinds[] = {[Py_LT] = MPG_PY_LT, [Py_LE] = MPG_PY_LE, [Py_EQ] = MPG_PY_EQ,
-                                        [Py_NE] = MPG_PY_NE, [Py_GT] = MPG_PY_GT, [Py_GE] = MPG_PY_GE};
+  static const mpg_py_binary kinds[] = {[Py_LT] = MPG_PY_LT, [Py_LE] = MPG_PY_LE,
+                                        [Py_EQ] = MPG_PY_EQ, [Py_NE] = MPG_PY_NE,
+                                        [Py_GT] = MPG_PY_GT, [Py_GE] = MPG_PY_GE};
   return binary(kinds[operation], a, b);
 }
 
 PyType_Slot mpg_py_number_slots[] = {
-    {Py_nb_add, number_add}, {Py_nb_inplace_add, number_in_place_add},
-    {Py_nb_subtract, number_subtract}, {Py_nb_inplace_subtract, number_in_place_subtract},
-    {Py_nb_multiply, number_multiply}, {Py_nb_inplace_multiply, number_in_place_multiply},
-    {Py_nb_true_divide, number_divide}, {Py_nb_inplace_true_divide, number_in_place_divide},
-    {Py_nb_remainder, number_remainder}, {Py_nb_inplace_remainder, number_in_place_remainder},
+    {Py_nb_add, number_add},
+    {Py_nb_inplace_add, number_in_place_add},
+    {Py_nb_subtract, number_subtract},
+    {Py_nb_inplace_subtract, number_in_place_subtract},
+    {Py_nb_multiply, number_multiply},
+    {Py_nb_inplace_multiply, number_in_place_multiply},
+    {Py_nb_true_divide, number_divide},
+    {Py_nb_inplace_true_divide, number_in_place_divide},
+    {Py_nb_remainder, number_remainder},
+    {Py_nb_inplace_remainder, number_in_place_remainder},
     {Py_nb_power, number_power}, /* **= makes a new array, as in MXNet */
     {Py_nb_matrix_multiply, number_matmul},
-    {Py_nb_negative, number_negative}, {Py_nb_positive, number_positive}, {Py_nb_absolute, number_absolute},
-    {Py_nb_bool, number_bool}, {Py_nb_float, number_float}, {Py_nb_int, number_int}, {Py_nb_index, number_index},
+    {Py_nb_negative, number_negative},
+    {Py_nb_positive, number_positive},
+    {Py_nb_absolute, number_absolute},
+    {Py_nb_bool, number_bool},
+    {Py_nb_float, number_float},
+    {Py_nb_int, number_int},
+    {Py_nb_index, number_index},
     {Py_tp_richcompare, compare},
     {0, NULL}};
 
-/* _binary(kind, a, b): nd.add, nd.maximum, ...: operands may be arrays or numbers on either side. */
+/* _binary(kind, a, b): nd.add, nd.maximum, ...: operands may be arrays or numbers on either side.
+ */
 static PyObject *py_binary(PyObject *module, PyObject *const *args, Py_ssize_t count) {
   (void)module;
   if (count != 3) return PyErr_Format(PyExc_TypeError, "expected two operands");
   long kind = PyLong_AsLong(args[0]);
   if (kind == -1 && PyErr_Occurred()) return NULL;
-  if (kind < 0 || kind >= MPG_PY_BINARY_COUNT) return PyErr_Format(PyExc_ValueError, "no such operator");
+  if (kind < 0 || kind >= MPG_PY_BINARY_COUNT)
+    return PyErr_Format(PyExc_ValueError, "no such operator");
   if (!mpg_py_is_array(args[1]) && !mpg_py_is_array(args[2]))
-    return PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "%s: one operand has to be an NDArray, got %s and %s", names[kind].array,
+    return PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR],
+                        "%s: one operand has to be an NDArray, got %s and %s", names[kind].array,
                         Py_TYPE(args[1])->tp_name, Py_TYPE(args[2])->tp_name);
   PyObject *result = binary((mpg_py_binary)kind, args[1], args[2]);
   if (result != Py_NotImplemented) return result;
   Py_DECREF(result);
   PyObject *odd = mpg_py_is_array(args[1]) ? args[2] : args[1];
-  return PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "%s: an operand of type %s is not supported; NDArrays, NumPy arrays and numbers are",
-                      names[kind].array, Py_TYPE(odd)->tp_name);
+  return PyErr_Format(
+      mpg_py->errors[MPG_TYPE_ERROR],
+      "%s: an operand of type %s is not supported; NDArrays, NumPy arrays and numbers are",
+      names[kind].array, Py_TYPE(odd)->tp_name);
 }
 
-PyMethodDef mpg_py_number_methods[] = {{"_binary", (PyCFunction)(void (*)(void))py_binary, METH_FASTCALL, "_binary(kind, a, b)\n--\n\nThe operator of that number."}, {0}};
+PyMethodDef mpg_py_number_methods[] = {
+    {"_binary", (PyCFunction)(void (*)(void))py_binary, METH_FASTCALL,
+     "_binary(kind, a, b)\n--\n\nThe operator of that number."},
+    {0}};

@@ -11,9 +11,11 @@
 
 /* The dtype of a type number of NumPy; MPG_DTYPE_NONE for those we do not have. */
 mpg_dtype mpg_py_from_numpy_type(int type);
-/* A C-contiguous ndarray of that dtype from any object (float32 for bfloat16); new, or NULL with TypeError. */
+/* A C-contiguous ndarray of that dtype from any object (float32 for bfloat16); new, or NULL with
+ * TypeError. */
 PyArrayObject *mpg_py_as_ndarray(PyObject *object, mpg_dtype dtype);
-/* A new array on `device` with the contents of a C-contiguous ndarray made by mpg_py_as_ndarray for `dtype`. */
+/* A new array on `device` with the contents of a C-contiguous ndarray made by mpg_py_as_ndarray for
+ * `dtype`. */
 PyObject *mpg_py_from_ndarray(PyArrayObject *source, mpg_dtype dtype, mpg_device_id device);
 
 #endif

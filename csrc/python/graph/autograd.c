@@ -1,11 +1,11 @@
-/* mpgluon.autograd on csrc/autograd: recording scopes, variables, backward, differentiable Python functions. */
+/* mpgluon.autograd on csrc/autograd: recording scopes, variables, backward, differentiable Python
+ * functions. */
 #include "python/core.h"
 
-/* --- Scopes: record(), pause(), train_mode(), predict_mode() ------------------------------------------------------ */
+/* --- Scopes: record(), pause(), train_mode(), predict_mode() ---------------------------------- */
 typedef struct scope {
-  PyObject_HEAD
-  signed char record, train;         /* 1, 0, or -1: left as it is */
-  signed char old_record, old_train; /* what it was before */
+  PyObject_HEAD signed char record, train; /* 1, 0, or -1: left as it is */
+  signed char old_record, old_train;       /* what it was before */
 } scope;
 
 static PyObject *scope_enter(PyObject *object, PyObject *unused) {
@@ -28,12 +28,18 @@ static void scope_dealloc(PyObject *object) {
   Py_DECREF(type);
 }
 static PyMethodDef scope_methods[] = {
-    {"__enter__", scope_enter, METH_NOARGS, NULL}, {"__exit__", (PyCFunction)(void (*)(void))scope_exit, METH_FASTCALL, NULL}, {0}};
-static PyType_Slot scope_slots[] = {{Py_tp_dealloc, scope_dealloc},
-                                    {Py_tp_methods, scope_methods},
-                                    {Py_tp_doc, "A with-statement's change of autograd's recording and training flags; undone at its end."},
-                                    {0, NULL}};
-static PyType_Spec scope_spec = {"mpgluon.autograd._Scope", sizeof(scope), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, scope_slots};
+    {"__enter__", scope_enter, METH_NOARGS, NULL},
+    {"__exit__", (PyCFunction)(void (*)(void))scope_exit, METH_FASTCALL, NULL},
+    {0}};
+static PyType_Slot scope_slots[] = {
+    {Py_tp_dealloc, scope_dealloc},
+    {Py_tp_methods, scope_methods},
+    {Py_tp_doc,
+     "A with-statement's change of autograd's recording and training flags; undone at its end."},
+    {0, NULL}};
+static PyType_Spec scope_spec = {"mpgluon.autograd._Scope", sizeof(scope), 0,
+                                 Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+                                 scope_slots};
 
 static PyObject *scope_new(int record, int train) {
   scope *self = PyObject_New(scope, mpg_py->scope_type);
@@ -44,12 +50,15 @@ static PyObject *scope_new(int record, int train) {
   return (PyObject *)self;
 }
 
-static PyObject *scope_with_mode(PyObject *const *args, Py_ssize_t count, PyObject *keywords, int record, int train, const char *name) {
+static PyObject *scope_with_mode(PyObject *const *args, Py_ssize_t count, PyObject *keywords,
+                                 int record, int train, const char *name) {
   Py_ssize_t total = count + (keywords ? PyTuple_GET_SIZE(keywords) : 0);
   if (total > 1) return PyErr_Format(PyExc_TypeError, "%s() takes one argument, train_mode", name);
   if (total == 1) {
-    if (count == 0 && PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(keywords, 0), "train_mode") != 0)
-      return PyErr_Format(PyExc_TypeError, "%s() has no parameter '%U'; it takes train_mode", name, PyTuple_GET_ITEM(keywords, 0));
+    if (count == 0 &&
+        PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(keywords, 0), "train_mode") != 0)
+      return PyErr_Format(PyExc_TypeError, "%s() has no parameter '%U'; it takes train_mode", name,
+                          PyTuple_GET_ITEM(keywords, 0));
     if (args[0] == Py_None)
       train = -1;
     else if ((train = PyObject_IsTrue(args[0])) < 0)
@@ -57,11 +66,13 @@ static PyObject *scope_with_mode(PyObject *const *args, Py_ssize_t count, PyObje
   }
   return scope_new(record, train);
 }
-static PyObject *record(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *keywords) {
+static PyObject *record(PyObject *module, PyObject *const *args, Py_ssize_t count,
+                        PyObject *keywords) {
   (void)module;
   return scope_with_mode(args, count, keywords, 1, 1, "record");
 }
-static PyObject *pause_(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *keywords) {
+static PyObject *pause_(PyObject *module, PyObject *const *args, Py_ssize_t count,
+                        PyObject *keywords) {
   (void)module;
   return scope_with_mode(args, count, keywords, 0, 0, "pause");
 }
@@ -93,7 +104,7 @@ static PyObject *set_training(PyObject *module, PyObject *value) {
   return on < 0 ? NULL : PyBool_FromLong(mpg_autograd_set_training(on));
 }
 
-/* --- Lists of arrays ---------------------------------------------------------------------------------------------- */
+/* --- Lists of arrays -------------------------------------------------------------------------- */
 typedef struct arrays {
   PyObject *keep;
   mpg_array **items; /* small or owned */
@@ -119,7 +130,9 @@ static int arrays_from(arrays *a, PyObject *object, bool nones, const char *what
   a->keep = PySequence_Tuple(object);
   if (a->keep == NULL) {
     if (!PyErr_ExceptionMatches(PyExc_TypeError)) return -1;
-    PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "%s: expected an NDArray or a list of them, got %s", what, Py_TYPE(object)->tp_name);
+    PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR],
+                 "%s: expected an NDArray or a list of them, got %s", what,
+                 Py_TYPE(object)->tp_name);
     return -1;
   }
   Py_ssize_t count = PyTuple_GET_SIZE(a->keep);
@@ -146,7 +159,8 @@ fail:
   return -1;
 }
 
-static int heads_from(arrays *heads, arrays *gradients, PyObject *head_object, PyObject *gradient_object, const char *what) {
+static int heads_from(arrays *heads, arrays *gradients, PyObject *head_object,
+                      PyObject *gradient_object, const char *what) {
   if (arrays_from(heads, head_object, false, what) < 0) return -1;
   *gradients = (arrays){.items = gradients->small};
   if (gradient_object == Py_None) return 0;
@@ -167,14 +181,17 @@ static PyObject *backward(PyObject *module, PyObject *args, PyObject *kwargs) {
   static char *names[] = {"heads", "head_grads", "retain_graph", "train_mode", NULL};
   PyObject *head_object, *gradient_object = Py_None;
   int retain = 0, train = 1;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|Opp:backward", names, &head_object, &gradient_object, &retain, &train)) return NULL;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|Opp:backward", names, &head_object,
+                                   &gradient_object, &retain, &train))
+    return NULL;
   arrays heads, gradients;
   if (heads_from(&heads, &gradients, head_object, gradient_object, "backward") < 0) return NULL;
   mpg_status status = MPG_OK;
   if (heads.count == 0)
     status = mpg_fail(MPG_VALUE_ERROR, "backward: no heads are given");
   else
-    status = mpg_autograd_backward(heads.items, gradient_object == Py_None ? NULL : gradients.items, heads.count, retain, train);
+    status = mpg_autograd_backward(heads.items, gradient_object == Py_None ? NULL : gradients.items,
+                                   heads.count, retain, train);
   arrays_free(&heads);
   arrays_free(&gradients);
   if (status != MPG_OK) return mpg_py_raise(status);
@@ -183,10 +200,13 @@ static PyObject *backward(PyObject *module, PyObject *args, PyObject *kwargs) {
 
 static PyObject *grad(PyObject *module, PyObject *args, PyObject *kwargs) {
   (void)module;
-  static char *names[] = {"heads", "variables", "head_grads", "retain_graph", "create_graph", "train_mode", NULL};
+  static char *names[] = {"heads",        "variables",  "head_grads", "retain_graph",
+                          "create_graph", "train_mode", NULL};
   PyObject *head_object, *variable_object, *gradient_object = Py_None, *retain_object = Py_None;
   int create = 0, train = 1;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|OOpp:grad", names, &head_object, &variable_object, &gradient_object, &retain_object, &create, &train))
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|OOpp:grad", names, &head_object,
+                                   &variable_object, &gradient_object, &retain_object, &create,
+                                   &train))
     return NULL;
   int retain = retain_object == Py_None ? create : PyObject_IsTrue(retain_object);
   if (retain < 0) return NULL;
@@ -207,8 +227,9 @@ static PyObject *grad(PyObject *module, PyObject *args, PyObject *kwargs) {
     PyErr_NoMemory();
     goto done;
   }
-  mpg_status status = mpg_autograd_grad(heads.items, gradient_object == Py_None ? NULL : gradients.items, heads.count, variables.items, variables.count, retain,
-                                        create, train, found);
+  mpg_status status = mpg_autograd_grad(
+      heads.items, gradient_object == Py_None ? NULL : gradients.items, heads.count,
+      variables.items, variables.count, retain, create, train, found);
   if (status != MPG_OK) {
     mpg_py_raise(status);
     goto done;
@@ -226,7 +247,10 @@ static int request_of(PyObject *object, mpg_grad_req *request) {
   static const struct {
     const char *name;
     mpg_grad_req request;
-  } known[] = {{"null", MPG_GRAD_NULL}, {"write", MPG_GRAD_WRITE}, {"add", MPG_GRAD_ADD}, {"inplace", MPG_GRAD_WRITE}};
+  } known[] = {{"null", MPG_GRAD_NULL},
+               {"write", MPG_GRAD_WRITE},
+               {"add", MPG_GRAD_ADD},
+               {"inplace", MPG_GRAD_WRITE}};
   for (size_t i = 0; PyUnicode_Check(object) && i < sizeof known / sizeof known[0]; i++)
     if (PyUnicode_CompareWithASCIIString(object, known[i].name) == 0) {
       *request = known[i].request;
@@ -241,19 +265,25 @@ static PyObject *mark_variables(PyObject *module, PyObject *args, PyObject *kwar
   (void)module;
   static char *names[] = {"variables", "gradients", "grad_reqs", NULL};
   PyObject *variable_object, *gradient_object, *request_object = NULL;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|O:mark_variables", names, &variable_object, &gradient_object, &request_object)) return NULL;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|O:mark_variables", names, &variable_object,
+                                   &gradient_object, &request_object))
+    return NULL;
   arrays variables, gradients;
   PyObject *requests = NULL, *result = NULL;
-  if (heads_from(&variables, &gradients, variable_object, gradient_object, "mark_variables") < 0) return NULL;
+  if (heads_from(&variables, &gradients, variable_object, gradient_object, "mark_variables") < 0)
+    return NULL;
   if (gradients.count != variables.count) {
-    PyErr_SetString(mpg_py->errors[MPG_VALUE_ERROR], "mark_variables: a gradient array for each variable is needed");
+    PyErr_SetString(mpg_py->errors[MPG_VALUE_ERROR],
+                    "mark_variables: a gradient array for each variable is needed");
     goto done;
   }
   if (request_object != NULL && !PyUnicode_Check(request_object)) {
     requests = PySequence_Tuple(request_object);
     if (requests == NULL) goto done;
     if (PyTuple_GET_SIZE(requests) != variables.count) {
-      PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "mark_variables: %d variables but %zd grad_reqs", variables.count, PyTuple_GET_SIZE(requests));
+      PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR],
+                   "mark_variables: %d variables but %zd grad_reqs", variables.count,
+                   PyTuple_GET_SIZE(requests));
       goto done;
     }
   }
@@ -262,8 +292,10 @@ static PyObject *mark_variables(PyObject *module, PyObject *args, PyObject *kwar
     PyObject *one = requests ? PyTuple_GET_ITEM(requests, i) : request_object;
     if (one != NULL && request_of(one, &request) < 0) goto done;
     mpg_array *variable = variables.items[i], *gradient = gradients.items[i];
-    if (gradient == NULL || mpg_py_expect_value(variable, "mark_variables") < 0 || mpg_py_expect_value(gradient, "mark_variables") < 0) {
-      if (!PyErr_Occurred()) PyErr_SetString(mpg_py->errors[MPG_TYPE_ERROR], "mark_variables: None is no gradient");
+    if (gradient == NULL || mpg_py_expect_value(variable, "mark_variables") < 0 ||
+        mpg_py_expect_value(gradient, "mark_variables") < 0) {
+      if (!PyErr_Occurred())
+        PyErr_SetString(mpg_py->errors[MPG_TYPE_ERROR], "mark_variables: None is no gradient");
       goto done;
     }
     mpg_status status = mpg_autograd_mark_variable(variable, request, &gradient->tensor);
@@ -280,7 +312,7 @@ done:
   return result;
 }
 
-/* --- autograd.Function -------------------------------------------------------------------------------------------- */
+/* --- autograd.Function ------------------------------------------------------------------------ */
 typedef struct function_state {
   PyObject *function; /* owned: called with the output gradients, returns those of the inputs */
   int num_outputs;
@@ -301,10 +333,12 @@ static PyObject *zeros_for(const function_state *state, int output) {
   int32_t dtype = state->outputs[output].desc.dtype;
   double value = 0;
   mpg_device_id device = state->outputs[output].device;
-  return mpg_py_call_named("_full", NULL, 0, NULL, "shape", &shape, "dtype", &dtype, "value", &value, "ctx", &device, NULL);
+  return mpg_py_call_named("_full", NULL, 0, NULL, "shape", &shape, "dtype", &dtype, "value",
+                           &value, "ctx", &device, NULL);
 }
 
-static mpg_status function_backward(void *pointer, mpg_array *const *out_grads, int num_outputs, mpg_array *in_grads, int num_inputs) {
+static mpg_status function_backward(void *pointer, mpg_array *const *out_grads, int num_outputs,
+                                    mpg_array *in_grads, int num_inputs) {
   const function_state *state = pointer;
   PyObject *args = PyTuple_New(num_outputs), *result = NULL, *items = NULL;
   mpg_status status = MPG_HOST_EXCEPTION;
@@ -328,10 +362,14 @@ static mpg_status function_backward(void *pointer, mpg_array *const *out_grads, 
   else if (PyList_Check(result) || PyTuple_Check(result))
     items = PySequence_Tuple(result);
   else
-    PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "backward has to return an NDArray or a list of them, got %s", Py_TYPE(result)->tp_name);
+    PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR],
+                 "backward has to return an NDArray or a list of them, got %s",
+                 Py_TYPE(result)->tp_name);
   if (items == NULL) goto done;
   if (PyTuple_GET_SIZE(items) != num_inputs) {
-    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "backward has to return one gradient per input of forward: %d, got %zd", num_inputs, PyTuple_GET_SIZE(items));
+    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR],
+                 "backward has to return one gradient per input of forward: %d, got %zd",
+                 num_inputs, PyTuple_GET_SIZE(items));
     goto done;
   }
   for (int i = 0; i < num_inputs; i++) {
@@ -359,14 +397,16 @@ static PyObject *record_function(PyObject *module, PyObject *args) {
   (void)module;
   static const mpg_callback callback = {"Function", function_backward, function_release};
   PyObject *function, *input_object, *output_object;
-  if (!PyArg_ParseTuple(args, "OOO:record_function", &function, &input_object, &output_object)) return NULL;
+  if (!PyArg_ParseTuple(args, "OOO:record_function", &function, &input_object, &output_object))
+    return NULL;
   arrays inputs, outputs;
   if (arrays_from(&inputs, input_object, false, "Function: inputs") < 0) return NULL;
   if (arrays_from(&outputs, output_object, false, "Function: outputs") < 0) {
     arrays_free(&inputs);
     return NULL;
   }
-  function_state *state = PyMem_RawMalloc(sizeof *state + sizeof state->outputs[0] * (size_t)outputs.count);
+  function_state *state =
+      PyMem_RawMalloc(sizeof *state + sizeof state->outputs[0] * (size_t)outputs.count);
   PyObject *results = PyList_New(outputs.count);
   mpg_status status = MPG_OK;
   for (int i = 0; results != NULL && i < outputs.count && status == MPG_OK; i++) {
@@ -387,7 +427,8 @@ static PyObject *record_function(PyObject *module, PyObject *args) {
       state->outputs[i].device = mpg_array_device_id(outputs.items[i]);
       outputs.items[i] = mpg_py_array_of(PyList_GET_ITEM(results, i));
     }
-    status = mpg_autograd_record_callback(&callback, state, inputs.items, inputs.count, outputs.items, outputs.count);
+    status = mpg_autograd_record_callback(&callback, state, inputs.items, inputs.count,
+                                          outputs.items, outputs.count);
     if (status != MPG_OK) Py_DECREF(function);
   }
   if (status != MPG_OK) {
@@ -400,7 +441,7 @@ static PyObject *record_function(PyObject *module, PyObject *args) {
   return results;
 }
 
-/* --- Block paths -------------------------------------------------------------------------------------------------- */
+/* --- Block paths ------------------------------------------------------------------------------ */
 static PyObject *intern_scope(PyObject *module, PyObject *path) {
   (void)module;
   const char *text = PyUnicode_AsUTF8(path);
@@ -430,7 +471,9 @@ static PyObject *current_scope(PyObject *module, PyObject *unused) {
 /* Flags of the variables in a list of arrays, which whoever calls keeps from changing. */
 static PyObject *gradients_fresh(PyObject *module, PyObject *arrays) {
   (void)module;
-  if (!PyList_Check(arrays)) return PyErr_Format(PyExc_TypeError, "gradients_fresh takes a list of arrays, not %s", Py_TYPE(arrays)->tp_name);
+  if (!PyList_Check(arrays))
+    return PyErr_Format(PyExc_TypeError, "gradients_fresh takes a list of arrays, not %s",
+                        Py_TYPE(arrays)->tp_name);
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(arrays); i++) {
     const mpg_array *array = mpg_py_expect_array(PyList_GET_ITEM(arrays, i), "gradients_fresh");
     if (array == NULL) return NULL;
@@ -440,7 +483,9 @@ static PyObject *gradients_fresh(PyObject *module, PyObject *arrays) {
 }
 static PyObject *gradients_used(PyObject *module, PyObject *arrays) {
   (void)module;
-  if (!PyList_Check(arrays)) return PyErr_Format(PyExc_TypeError, "gradients_used takes a list of arrays, not %s", Py_TYPE(arrays)->tp_name);
+  if (!PyList_Check(arrays))
+    return PyErr_Format(PyExc_TypeError, "gradients_used takes a list of arrays, not %s",
+                        Py_TYPE(arrays)->tp_name);
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(arrays); i++) {
     mpg_array *array = mpg_py_expect_array(PyList_GET_ITEM(arrays, i), "gradients_used");
     if (array == NULL) return NULL;
@@ -449,7 +494,7 @@ static PyObject *gradients_used(PyObject *module, PyObject *arrays) {
   Py_RETURN_NONE;
 }
 
-#define KEYWORDS(function) (PyCFunction)(void (*)(void))function
+#define KEYWORDS(function) (PyCFunction)(void (*)(void)) function
 PyMethodDef mpg_py_autograd_methods[] = {
     {"record", KEYWORDS(record), METH_FASTCALL | METH_KEYWORDS,
      "record(train_mode=True)\n--\n\nA scope for a with-statement in which ops are recorded for "
@@ -503,8 +548,7 @@ PyMethodDef mpg_py_autograd_methods[] = {
      "+ that of the innermost loop, above it (<< 32) that of the one\n"
      "around it; 0: none. Returns the former number."},
     {"get_steps", get_steps, METH_NOARGS, "get_steps()\n--\n\nWhat set_steps has set."},
-    {"current_scope", current_scope, METH_NOARGS,
-     "current_scope()\n--\n\nThe present block path."},
+    {"current_scope", current_scope, METH_NOARGS, "current_scope()\n--\n\nThe present block path."},
     {0}};
 
 int mpg_py_autograd_init(PyObject *module) {

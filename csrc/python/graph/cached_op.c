@@ -4,23 +4,22 @@
 #include "python/core.h"
 
 typedef struct cached_op {
-  PyObject_HEAD
-  PyObject *trace; /* the function; NULL only while the object dies */
+  PyObject_HEAD PyObject *trace; /* the function; NULL only while the object dies */
   bool exact, apart;
   mpg_memory_budget budget; /* owned limits */
-  unsigned parameters; /* how many of the last arguments are parameters */
+  unsigned parameters;      /* how many of the last arguments are parameters */
   mpg_cache *cache;
-  PyObject *bound;  /* tuple of arrays that every call gets behind its own; NULL: none */
+  PyObject *bound;    /* tuple of arrays that every call gets behind its own; NULL: none */
   PyObject *pointers; /* bytes: the mpg_array pointers of these */
-  uint64_t binding; /* number of what is bound now; 0: compare the arrays at each call */
-  uint64_t bindings; /* the latest number */
-  bool unbound;      /* calls that count on a binding return None until there is another */
-  uint64_t changes; /* mpg_array_changes when that was last looked at */
+  uint64_t binding;   /* number of what is bound now; 0: compare the arrays at each call */
+  uint64_t bindings;  /* the latest number */
+  bool unbound;       /* calls that count on a binding return None until there is another */
+  uint64_t changes;   /* mpg_array_changes when that was last looked at */
   bool bound_wanted;
   mpg_leaves *leaves; /* what is bound, once a call was recorded; owned */
 } cached_op;
 
-/* --- Tracing ------------------------------------------------------------------------------------------------------ */
+/* --- Tracing ---------------------------------------------------------------------------------- */
 
 /* The arrays a trace function returned, as a tuple; new reference. */
 static PyObject *expect_arrays(PyObject *result) {
@@ -30,14 +29,17 @@ static PyObject *expect_arrays(PyObject *result) {
     Py_DECREF(result);
     return one;
   }
-  PyObject *arrays = mpg_py_items(result, "CachedOp: the traced function must return an array or a list of arrays");
+  PyObject *arrays = mpg_py_items(
+      result, "CachedOp: the traced function must return an array or a list of arrays");
   Py_DECREF(result);
   if (arrays == NULL) return NULL;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(arrays); i++) {
     PyObject *item = PyTuple_GET_ITEM(arrays, i);
     if (mpg_py_is_array(item)) continue;
-    PyErr_Format(PyExc_TypeError, "CachedOp: the traced function must return a list of arrays, but result %zd is of type %s", i,
-                 Py_TYPE(item)->tp_name);
+    PyErr_Format(
+        PyExc_TypeError,
+        "CachedOp: the traced function must return a list of arrays, but result %zd is of type %s",
+        i, Py_TYPE(item)->tp_name);
     Py_DECREF(arrays);
     return NULL;
   }
@@ -50,7 +52,8 @@ static PyObject *traced_inputs(mpg_trace *trace, const mpg_inputs *inputs) {
   for (uint32_t i = 0; args != NULL && i < count; i++) {
     const mpg_array *input = mpg_inputs_at(inputs, i);
     mpg_array array = {0};
-    mpg_status status = mpg_trace_input(trace, &input->tensor.desc, mpg_array_device_id(input), &array);
+    mpg_status status =
+        mpg_trace_input(trace, &input->tensor.desc, mpg_array_device_id(input), &array);
     PyObject *item = status == MPG_OK ? mpg_py_array_take(&array) : mpg_py_raise(status);
     if (item == NULL)
       Py_CLEAR(args);
@@ -61,7 +64,8 @@ static PyObject *traced_inputs(mpg_trace *trace, const mpg_inputs *inputs) {
 }
 
 /* options->wanted NULL: what autograd says of the inputs. */
-static mpg_compiled *compile_outputs(mpg_trace *trace, PyObject *args, PyObject *results, const mpg_inputs *call, const mpg_compile_options *given) {
+static mpg_compiled *compile_outputs(mpg_trace *trace, PyObject *args, PyObject *results,
+                                     const mpg_inputs *call, const mpg_compile_options *given) {
   Py_ssize_t num_inputs = PyTuple_GET_SIZE(args), num_outputs = PyTuple_GET_SIZE(results);
   mpg_compiled *compiled = NULL;
   mpg_array *inputs = PyMem_Calloc((size_t)num_inputs + 1, sizeof *inputs);
@@ -70,12 +74,16 @@ static mpg_compiled *compile_outputs(mpg_trace *trace, PyObject *args, PyObject 
   if (inputs == NULL || outputs == NULL || wanted == NULL) {
     PyErr_NoMemory();
   } else {
-    for (uint32_t i = 0; i < num_inputs; i++) wanted[i] = given->recording && mpg_cache_wants(mpg_inputs_at(call, i));
-    for (Py_ssize_t i = 0; i < num_inputs; i++) inputs[i] = *mpg_py_array_of(PyTuple_GET_ITEM(args, i)); /* borrowed */
-    for (Py_ssize_t i = 0; i < num_outputs; i++) outputs[i] = mpg_py_array_of(PyTuple_GET_ITEM(results, i));
+    for (uint32_t i = 0; i < num_inputs; i++)
+      wanted[i] = given->recording && mpg_cache_wants(mpg_inputs_at(call, i));
+    for (Py_ssize_t i = 0; i < num_inputs; i++)
+      inputs[i] = *mpg_py_array_of(PyTuple_GET_ITEM(args, i)); /* borrowed */
+    for (Py_ssize_t i = 0; i < num_outputs; i++)
+      outputs[i] = mpg_py_array_of(PyTuple_GET_ITEM(results, i));
     mpg_compile_options options = *given;
     if (options.wanted == NULL) options.wanted = wanted;
-    mpg_status status = mpg_compile(trace, inputs, (uint32_t)num_inputs, outputs, (uint32_t)num_outputs, &options, &compiled);
+    mpg_status status = mpg_compile(trace, inputs, (uint32_t)num_inputs, outputs,
+                                    (uint32_t)num_outputs, &options, &compiled);
     if (status != MPG_OK) {
       mpg_py_raise(status);
       compiled = NULL;
@@ -87,7 +95,8 @@ static mpg_compiled *compile_outputs(mpg_trace *trace, PyObject *args, PyObject 
   return compiled;
 }
 
-mpg_compiled *mpg_py_trace_and_compile(PyObject *traced, const mpg_inputs *inputs, const mpg_compile_options *options) {
+mpg_compiled *mpg_py_trace_and_compile(PyObject *traced, const mpg_inputs *inputs,
+                                       const mpg_compile_options *options) {
   mpg_trace *trace;
   mpg_compiled *compiled = NULL;
   mpg_status status = mpg_trace_begin(&trace);
@@ -99,7 +108,8 @@ mpg_compiled *mpg_py_trace_and_compile(PyObject *traced, const mpg_inputs *input
   trace->recording = options->recording;
   PyObject *args = traced_inputs(trace, inputs), *results = NULL;
   if (args != NULL) {
-    PyObject *function = Py_NewRef(traced); /* the call may do anything, also to who holds the function */
+    PyObject *function =
+        Py_NewRef(traced); /* the call may do anything, also to who holds the function */
     results = expect_arrays(PyObject_CallObject(function, args));
     Py_DECREF(function);
   }
@@ -113,24 +123,31 @@ mpg_compiled *mpg_py_trace_and_compile(PyObject *traced, const mpg_inputs *input
 }
 
 static bool alive(const cached_op *self) {
-  if (self->trace == NULL) PyErr_SetString(PyExc_RuntimeError, "CachedOp: it was garbage, and has been given up");
+  if (self->trace == NULL)
+    PyErr_SetString(PyExc_RuntimeError, "CachedOp: it was garbage, and has been given up");
   return self->trace != NULL;
 }
 
 static mpg_compiled *trace_and_compile(cached_op *self, const mpg_inputs *inputs, bool recording) {
   uint32_t count = mpg_inputs_count(inputs);
-  mpg_compile_options options = {.recording = recording, .exact = self->exact, .apart = self->apart, .num_parameters = self->parameters < count ? self->parameters : count,
-                                 .num_bound = inputs->num_bound, .budget = &self->budget};
+  mpg_compile_options options = {
+      .recording = recording,
+      .exact = self->exact,
+      .apart = self->apart,
+      .num_parameters = self->parameters < count ? self->parameters : count,
+      .num_bound = inputs->num_bound,
+      .budget = &self->budget};
   return alive(self) ? mpg_py_trace_and_compile(self->trace, inputs, &options) : NULL;
 }
 
-/* --- Calling ------------------------------------------------------------------------------------------------------ */
+/* --- Calling ---------------------------------------------------------------------------------- */
 
 static PyObject *call_compiled(mpg_compiled *compiled, const mpg_inputs *inputs) {
   enum { FEW_OUTPUTS = 8 };
   uint32_t num_outputs = compiled->num_outputs;
   mpg_array few[FEW_OUTPUTS], *outputs = few;
-  if (num_outputs > FEW_OUTPUTS && (outputs = PyMem_Malloc(num_outputs * sizeof *outputs)) == NULL) return PyErr_NoMemory();
+  if (num_outputs > FEW_OUTPUTS && (outputs = PyMem_Malloc(num_outputs * sizeof *outputs)) == NULL)
+    return PyErr_NoMemory();
   memset(outputs, 0, num_outputs * sizeof *outputs);
   PyObject *result = NULL;
   mpg_status status = mpg_compiled_call(compiled, inputs, outputs);
@@ -171,7 +188,8 @@ static PyObject *call_with(cached_op *self, const mpg_inputs *inputs) {
   return result;
 }
 
-/* Looks at what is bound: a new number for it, or none where one of the arrays is the result of a recorded computation. */
+/* Looks at what is bound: a new number for it, or none where one of the arrays is the result of a
+ * recorded computation. */
 static void note_binding(cached_op *self) {
   Py_ssize_t count = self->bound != NULL ? PyTuple_GET_SIZE(self->bound) : 0;
   self->changes = mpg_array_changes();
@@ -187,21 +205,25 @@ static void note_binding(cached_op *self) {
   }
 }
 
-mpg_status mpg_py_call_compiled(void *op, mpg_array *const *inputs, uint32_t num_inputs, mpg_array *outputs, uint32_t num_outputs) {
+mpg_status mpg_py_call_compiled(void *op, mpg_array *const *inputs, uint32_t num_inputs,
+                                mpg_array *outputs, uint32_t num_outputs) {
   cached_op *self = op;
   if (!self->binding || self->changes != mpg_array_changes()) note_binding(self);
   mpg_inputs given = {.given = inputs, .num_given = num_inputs, .binding = self->binding};
   mpg_compiled *compiled = find_compiled(self, &given);
   if (compiled == NULL) return mpg_py_host_exception();
-  mpg_status status = compiled->num_outputs == num_outputs ? mpg_compiled_call(compiled, &given, outputs)
-                                                           : mpg_fail(MPG_VALUE_ERROR, "the function returns %u arrays, not %u", compiled->num_outputs, num_outputs);
+  mpg_status status = compiled->num_outputs == num_outputs
+                          ? mpg_compiled_call(compiled, &given, outputs)
+                          : mpg_fail(MPG_VALUE_ERROR, "the function returns %u arrays, not %u",
+                                     compiled->num_outputs, num_outputs);
   mpg_compiled_release(compiled);
   return status;
 }
 
 /* Inside another trace: the function's ops become part of that. */
 static PyObject *call_traced(cached_op *self, PyObject *args) {
-  PyObject *all = self->bound != NULL ? PySequence_Concat(args, self->bound) : Py_NewRef(args), *result = NULL;
+  PyObject *all = self->bound != NULL ? PySequence_Concat(args, self->bound) : Py_NewRef(args),
+           *result = NULL;
   if (all == NULL) return NULL;
   PyObject *function = Py_NewRef(self->trace);
   PyObject *arrays = expect_arrays(PyObject_CallObject(function, all));
@@ -244,15 +266,21 @@ static PyObject *cached_op_call(PyObject *object, PyObject *args, PyObject *kwar
     if (!self->binding || self->changes != mpg_array_changes()) note_binding(self);
     mpg_leaves *leaves = NULL;
     if (self->binding && self->bound_wanted && mpg_autograd_recording()) {
-      mpg_status status = self->leaves != NULL ? MPG_OK : mpg_leaves_make((mpg_array **)PyBytes_AS_STRING(pointers), (uint32_t)PyTuple_GET_SIZE(bound), &self->leaves);
+      mpg_status status = self->leaves != NULL
+                              ? MPG_OK
+                              : mpg_leaves_make((mpg_array **)PyBytes_AS_STRING(pointers),
+                                                (uint32_t)PyTuple_GET_SIZE(bound), &self->leaves);
       if (status != MPG_OK) {
         mpg_py_raise(status);
         goto done;
       }
       leaves = mpg_leaves_retain(self->leaves);
     }
-    mpg_inputs inputs = {.given = given, .num_given = (uint32_t)count, .bound = bound != NULL ? (mpg_array **)PyBytes_AS_STRING(pointers) : NULL,
-                         .num_bound = bound != NULL ? (uint32_t)PyTuple_GET_SIZE(bound) : 0, .binding = self->binding,
+    mpg_inputs inputs = {.given = given,
+                         .num_given = (uint32_t)count,
+                         .bound = bound != NULL ? (mpg_array **)PyBytes_AS_STRING(pointers) : NULL,
+                         .num_bound = bound != NULL ? (uint32_t)PyTuple_GET_SIZE(bound) : 0,
+                         .binding = self->binding,
                          .leaves = leaves};
     result = call_with(self, &inputs);
     mpg_leaves_release(leaves);
@@ -280,7 +308,8 @@ static PyObject *bind_arrays(cached_op *self, PyObject *arrays, bool unbound) {
     Py_DECREF(bound);
     return NULL;
   }
-  for (uint32_t i = 0; i < self->cache->count; i++) mpg_compiled_unbind(self->cache->entries[i].compiled);
+  for (uint32_t i = 0; i < self->cache->count; i++)
+    mpg_compiled_unbind(self->cache->entries[i].compiled);
   PyObject *former = self->bound, *former_pointers = self->pointers;
   self->bound = bound;
   self->pointers = pointers;
@@ -295,7 +324,8 @@ static PyObject *bind_arrays(cached_op *self, PyObject *arrays, bool unbound) {
 static bool recapture(cached_op *self, const mpg_captured *captured, size_t count, bool change) {
   for (uint32_t i = 0; i < self->cache->count; i++) {
     const mpg_cache_entry *entry = &self->cache->entries[i];
-    if (!mpg_compiled_recapture(entry->compiled, captured, count, entry->recording, change)) return false;
+    if (!mpg_compiled_recapture(entry->compiled, captured, count, entry->recording, change))
+      return false;
   }
   return true;
 }
@@ -303,9 +333,12 @@ static bool recapture(cached_op *self, const mpg_captured *captured, size_t coun
 static int captured_from(PyObject *pair, mpg_captured *captured) {
   PyObject *storage, *node, *item;
   Py_ssize_t offset;
-  if (!PyTuple_Check(pair)) return PyErr_SetString(PyExc_TypeError, "recapture: pairs of a place and an array are needed"), -1;
+  if (!PyTuple_Check(pair))
+    return PyErr_SetString(PyExc_TypeError, "recapture: pairs of a place and an array are needed"),
+           -1;
   if (!PyArg_ParseTuple(pair, "(OnO)O:recapture", &storage, &offset, &node, &item)) return -1;
-  *captured = (mpg_captured){PyLong_AsVoidPtr(storage), (size_t)offset, PyLong_AsVoidPtr(node), NULL};
+  *captured =
+      (mpg_captured){PyLong_AsVoidPtr(storage), (size_t)offset, PyLong_AsVoidPtr(node), NULL};
   captured->array = PyErr_Occurred() ? NULL : mpg_py_expect_array(item, "recapture");
   return captured->array == NULL || mpg_py_expect_value(captured->array, "recapture") < 0 ? -1 : 0;
 }
@@ -337,9 +370,11 @@ done:
   return result;
 }
 
-/* --- Looking inside ----------------------------------------------------------------------------------------------- */
+/* --- Looking inside --------------------------------------------------------------------------- */
 
-static PyObject *device_text(mpg_device_id id) { return PyUnicode_FromFormat("%s(%d)", id.type == MPG_GPU ? "gpu" : "cpu", id.index); }
+static PyObject *device_text(mpg_device_id id) {
+  return PyUnicode_FromFormat("%s(%d)", id.type == MPG_GPU ? "gpu" : "cpu", id.index);
+}
 
 /* Adds `value` (a new reference, or NULL) under `key`. */
 static int put(PyObject *dict, const char *key, PyObject *value) {
@@ -353,20 +388,28 @@ static PyObject *describe_members(const mpg_fused *fused) {
   uint32_t head = fused->head.op != NULL;
   PyObject *list = PyList_New(head + fused->num_members);
   for (uint32_t i = 0; list != NULL && i < head + fused->num_members; i++) {
-    PyObject *name = PyUnicode_FromString(i < head ? fused->head.op->name : fused->members[i - head].op->name);
-    if (name == NULL) Py_CLEAR(list);
-    else PyList_SET_ITEM(list, i, name);
+    PyObject *name =
+        PyUnicode_FromString(i < head ? fused->head.op->name : fused->members[i - head].op->name);
+    if (name == NULL)
+      Py_CLEAR(list);
+    else
+      PyList_SET_ITEM(list, i, name);
   }
   return list;
 }
 
-static PyObject *describe_instruction(const mpg_program_set *set, const mpg_program *program, const mpg_instruction *instruction) {
-  static const char *const kinds[] = {[MPG_RUN] = "run", [MPG_COPY] = "copy", [MPG_SIGNAL] = "signal", [MPG_WAIT] = "wait"};
+static PyObject *describe_instruction(const mpg_program_set *set, const mpg_program *program,
+                                      const mpg_instruction *instruction) {
+  static const char *const kinds[] = {
+      [MPG_RUN] = "run", [MPG_COPY] = "copy", [MPG_SIGNAL] = "signal", [MPG_WAIT] = "wait"};
   PyObject *dict = PyDict_New();
-  if (dict == NULL || put(dict, "kind", PyUnicode_FromString(kinds[instruction->kind])) < 0) goto fail;
+  if (dict == NULL || put(dict, "kind", PyUnicode_FromString(kinds[instruction->kind])) < 0)
+    goto fail;
   if (instruction->kind == MPG_WAIT || instruction->kind == MPG_SIGNAL) {
     if (put(dict, "signal", PyLong_FromUnsignedLong(instruction->tick)) < 0) goto fail;
-    if (instruction->kind == MPG_WAIT && put(dict, "from", device_text(set->programs[instruction->peer].device->id)) < 0) goto fail;
+    if (instruction->kind == MPG_WAIT &&
+        put(dict, "from", device_text(set->programs[instruction->peer].device->id)) < 0)
+      goto fail;
     return dict;
   }
   if (put(dict, "op", PyUnicode_FromString(mpg_instruction_name(instruction))) < 0 ||
@@ -376,13 +419,15 @@ static PyObject *describe_instruction(const mpg_program_set *set, const mpg_prog
   if (instruction->fused && put(dict, "fused", describe_members(instruction->fused)) < 0) goto fail;
   PyObject *shapes = PyList_New(0);
   for (uint32_t i = 0; shapes != NULL && i < instruction->num_outputs; i++) {
-    PyObject *shape = mpg_py_shape_tuple(&program->views[instruction->operands + instruction->num_inputs + i].desc.shape);
+    PyObject *shape = mpg_py_shape_tuple(
+        &program->views[instruction->operands + instruction->num_inputs + i].desc.shape);
     if (shape == NULL || PyList_Append(shapes, shape) < 0) Py_CLEAR(shapes);
     Py_XDECREF(shape);
   }
   if (put(dict, "shapes", shapes) < 0) goto fail;
-  if (instruction->kind == MPG_COPY && (put(dict, "to", device_text(set->programs[instruction->peer].device->id)) < 0 ||
-                                        put(dict, "bytes", PyLong_FromSize_t(instruction->bytes)) < 0))
+  if (instruction->kind == MPG_COPY &&
+      (put(dict, "to", device_text(set->programs[instruction->peer].device->id)) < 0 ||
+       put(dict, "bytes", PyLong_FromSize_t(instruction->bytes)) < 0))
     goto fail;
   return dict;
 fail:
@@ -409,10 +454,13 @@ static int describe_copies(const mpg_program_set *set, const char *phase, PyObje
       const mpg_instruction *instruction = &program->instructions[i];
       if (instruction->kind != MPG_COPY) continue;
       PyObject *dict = PyDict_New();
-      bool done = dict != NULL && put(dict, "from", device_text(program->device->id)) == 0 &&
-                  put(dict, "to", device_text(set->programs[instruction->peer].device->id)) == 0 &&
-                  put(dict, "bytes", PyLong_FromSize_t(instruction->bytes)) == 0 && put(dict, "phase", PyUnicode_FromString(phase)) == 0 &&
-                  put(dict, "scope", PyUnicode_FromString(mpg_scope_text(instruction->scope))) == 0 && PyList_Append(list, dict) == 0;
+      bool done =
+          dict != NULL && put(dict, "from", device_text(program->device->id)) == 0 &&
+          put(dict, "to", device_text(set->programs[instruction->peer].device->id)) == 0 &&
+          put(dict, "bytes", PyLong_FromSize_t(instruction->bytes)) == 0 &&
+          put(dict, "phase", PyUnicode_FromString(phase)) == 0 &&
+          put(dict, "scope", PyUnicode_FromString(mpg_scope_text(instruction->scope))) == 0 &&
+          PyList_Append(list, dict) == 0;
       Py_XDECREF(dict);
       if (!done) return -1;
     }
@@ -428,13 +476,16 @@ static size_t planned(const mpg_program_set *set, uint32_t slot, bool lanes) {
   return bytes;
 }
 
-/* Bytes of the forward values that backward reads, where they lie in the main block; values that share memory count once. */
+/* Bytes of the forward values that backward reads, where they lie in the main block; values that
+ * share memory count once. */
 static size_t saved_bytes(const mpg_compiled *c, uint32_t slot) {
   bool *counted = c->saved != NULL ? PyMem_Calloc(c->graph.num_values + 1, sizeof *counted) : NULL;
   size_t bytes = 0;
   for (size_t v = 0; counted != NULL && v < c->graph.num_values; v++) {
     mpg_location location = c->plan.locations[v];
-    if (!c->saved[v] || counted[c->plan.roots[v]] || location.base == MPG_NO_BASE || location.base < c->plan.num_externals) continue;
+    if (!c->saved[v] || counted[c->plan.roots[v]] || location.base == MPG_NO_BASE ||
+        location.base < c->plan.num_externals)
+      continue;
     const mpg_plan_block *block = &c->plan.blocks[location.base - c->plan.num_externals];
     if (block->kind != MPG_BLOCK_MAIN || block->device != slot) continue;
     counted[c->plan.roots[v]] = true;
@@ -445,7 +496,9 @@ static size_t saved_bytes(const mpg_compiled *c, uint32_t slot) {
 }
 
 /* The backward that was made last, or NULL. */
-static const mpg_program_set *backward_set(const mpg_compiled *c) { return c->backwards ? c->backwards->programs : NULL; }
+static const mpg_program_set *backward_set(const mpg_compiled *c) {
+  return c->backwards ? c->backwards->programs : NULL;
+}
 
 /* Bytes of what the prologue keeps on a device. */
 static size_t kept_bytes(const mpg_compiled *c, mpg_device_id id) {
@@ -464,27 +517,37 @@ static PyObject *describe_device(const mpg_compiled *c, mpg_device_id id) {
   const mpg_program_set *backward = backward_set(c);
   uint32_t back_slot = backward ? mpg_plan_slot(&c->backwards->plan, id) : UINT32_MAX;
   uint32_t prologue_slot = c->prologue ? mpg_plan_slot(&c->prologue_plan, id) : UINT32_MAX;
-  bool here = slot != UINT32_MAX, there = back_slot != UINT32_MAX, before = prologue_slot != UINT32_MAX;
+  bool here = slot != UINT32_MAX, there = back_slot != UINT32_MAX,
+       before = prologue_slot != UINT32_MAX;
   size_t kept = kept_bytes(c, id);
-  size_t forward_bytes = here ? planned(c->programs, slot, false) : 0, forward_lanes = here ? planned(c->programs, slot, true) : 0;
-  size_t backward_bytes = there ? planned(backward, back_slot, false) : 0, backward_lanes = there ? planned(backward, back_slot, true) : 0;
+  size_t forward_bytes = here ? planned(c->programs, slot, false) : 0,
+         forward_lanes = here ? planned(c->programs, slot, true) : 0;
+  size_t backward_bytes = there ? planned(backward, back_slot, false) : 0,
+         backward_lanes = there ? planned(backward, back_slot, true) : 0;
   size_t alive = here ? c->plan.alive[slot] : 0; /* the most of both phases */
-  if (there && c->backwards->plan.alive[back_slot] > alive) alive = c->backwards->plan.alive[back_slot];
+  if (there && c->backwards->plan.alive[back_slot] > alive)
+    alive = c->backwards->plan.alive[back_slot];
   PyObject *planned_dict = PyDict_New();
-  bool done = planned_dict != NULL && put(planned_dict, "forward", PyLong_FromSize_t(forward_bytes)) == 0 &&
+  bool done = planned_dict != NULL &&
+              put(planned_dict, "forward", PyLong_FromSize_t(forward_bytes)) == 0 &&
               put(planned_dict, "saved", PyLong_FromSize_t(here ? saved_bytes(c, slot) : 0)) == 0 &&
               put(planned_dict, "backward", PyLong_FromSize_t(backward_bytes)) == 0 &&
               put(planned_dict, "lanes", PyLong_FromSize_t(forward_lanes + backward_lanes)) == 0 &&
-              put(planned_dict, "alive", PyLong_FromSize_t(alive)) == 0 && put(planned_dict, "kept", PyLong_FromSize_t(kept)) == 0 &&
-              put(planned_dict, "total", PyLong_FromSize_t(forward_bytes + forward_lanes + backward_bytes + backward_lanes + kept)) == 0;
+              put(planned_dict, "alive", PyLong_FromSize_t(alive)) == 0 &&
+              put(planned_dict, "kept", PyLong_FromSize_t(kept)) == 0 &&
+              put(planned_dict, "total",
+                  PyLong_FromSize_t(forward_bytes + forward_lanes + backward_bytes +
+                                    backward_lanes + kept)) == 0;
   if (!done) {
     Py_XDECREF(planned_dict);
     Py_DECREF(dict);
     return NULL;
   }
-  if (put(dict, "planned", planned_dict) < 0 || put(dict, "forward", here ? describe_program(c->programs, slot) : PyList_New(0)) < 0 ||
+  if (put(dict, "planned", planned_dict) < 0 ||
+      put(dict, "forward", here ? describe_program(c->programs, slot) : PyList_New(0)) < 0 ||
       put(dict, "backward", there ? describe_program(backward, back_slot) : PyList_New(0)) < 0 ||
-      put(dict, "prologue", before ? describe_program(c->prologue, prologue_slot) : PyList_New(0)) < 0)
+      put(dict, "prologue", before ? describe_program(c->prologue, prologue_slot) : PyList_New(0)) <
+          0)
     Py_CLEAR(dict);
   return dict;
 }
@@ -493,8 +556,9 @@ static PyObject *describe_inputs(const mpg_cache_entry *entry) {
   PyObject *list = PyList_New(0);
   for (uint32_t i = 0; list != NULL && i < entry->num_inputs; i++) {
     const mpg_signature_input *input = &entry->inputs[i];
-    PyObject *item = Py_BuildValue("NsNO", mpg_py_shape_tuple(&input->desc.shape), mpg_dtype_name(input->desc.dtype),
-                                   device_text(input->device->id), input->wanted ? Py_True : Py_False);
+    PyObject *item = Py_BuildValue(
+        "NsNO", mpg_py_shape_tuple(&input->desc.shape), mpg_dtype_name(input->desc.dtype),
+        device_text(input->device->id), input->wanted ? Py_True : Py_False);
     if (item == NULL || PyList_Append(list, item) < 0) Py_CLEAR(list);
     Py_XDECREF(item);
   }
@@ -510,12 +574,14 @@ static size_t count_ops(const mpg_graph *graph) {
 
 static PyObject *describe_entry(const mpg_cache_entry *entry) {
   const mpg_compiled *c = entry->compiled;
-  const mpg_plan *plan = c->backwards ? &c->backwards->plan : &c->plan; /* the backward's knows all devices */
+  const mpg_plan *plan =
+      c->backwards ? &c->backwards->plan : &c->plan; /* the backward's knows all devices */
   PyObject *dict = PyDict_New(), *devices = PyDict_New(), *copies = PyList_New(0);
   if (dict == NULL || devices == NULL || copies == NULL) goto fail;
   for (uint32_t s = 0; s < plan->num_devices + c->prologue_plan.num_devices; s++) {
     bool of_prologue = s >= plan->num_devices;
-    mpg_device_id id = of_prologue ? c->prologue_plan.devices[s - plan->num_devices] : plan->devices[s];
+    mpg_device_id id =
+        of_prologue ? c->prologue_plan.devices[s - plan->num_devices] : plan->devices[s];
     if (of_prologue && mpg_plan_slot(plan, id) != UINT32_MAX) continue;
     PyObject *name = device_text(id), *device = describe_device(c, id);
     int result = name != NULL && device != NULL ? PyDict_SetItem(devices, name, device) : -1;
@@ -523,18 +589,26 @@ static PyObject *describe_entry(const mpg_cache_entry *entry) {
     Py_XDECREF(device);
     if (result < 0) goto fail;
   }
-  if (describe_copies(c->programs, "forward", copies) < 0 || (backward_set(c) && describe_copies(backward_set(c), "backward", copies) < 0))
+  if (describe_copies(c->programs, "forward", copies) < 0 ||
+      (backward_set(c) && describe_copies(backward_set(c), "backward", copies) < 0))
     goto fail;
   uint32_t backwards = 0;
   for (const mpg_compiled_backward *b = c->backwards; b; b = b->next) backwards++;
-  if (put(dict, "inputs", describe_inputs(entry)) < 0 || put(dict, "train", PyBool_FromLong(entry->train)) < 0 ||
-      put(dict, "recording", PyBool_FromLong(c->recording)) < 0 || put(dict, "exact", PyBool_FromLong(c->exact)) < 0 ||
-      put(dict, "ops", PyLong_FromSize_t(count_ops(&c->graph))) < 0 || put(dict, "outputs", PyLong_FromUnsignedLong(c->num_outputs)) < 0 ||
-      put(dict, "constants", PyLong_FromUnsignedLong(c->num_constants)) < 0 || put(dict, "calls", PyLong_FromUnsignedLongLong(c->calls)) < 0 ||
-      put(dict, "backwards", PyLong_FromUnsignedLong(backwards)) < 0 || put(dict, "frames", PyLong_FromUnsignedLong(c->frames)) < 0 ||
+  if (put(dict, "inputs", describe_inputs(entry)) < 0 ||
+      put(dict, "train", PyBool_FromLong(entry->train)) < 0 ||
+      put(dict, "recording", PyBool_FromLong(c->recording)) < 0 ||
+      put(dict, "exact", PyBool_FromLong(c->exact)) < 0 ||
+      put(dict, "ops", PyLong_FromSize_t(count_ops(&c->graph))) < 0 ||
+      put(dict, "outputs", PyLong_FromUnsignedLong(c->num_outputs)) < 0 ||
+      put(dict, "constants", PyLong_FromUnsignedLong(c->num_constants)) < 0 ||
+      put(dict, "calls", PyLong_FromUnsignedLongLong(c->calls)) < 0 ||
+      put(dict, "backwards", PyLong_FromUnsignedLong(backwards)) < 0 ||
+      put(dict, "frames", PyLong_FromUnsignedLong(c->frames)) < 0 ||
       put(dict, "bytes_held", PyLong_FromSize_t(c->held)) < 0)
     goto fail;
-  if (PyDict_SetItemString(dict, "devices", devices) < 0 || PyDict_SetItemString(dict, "copies", copies) < 0) goto fail;
+  if (PyDict_SetItemString(dict, "devices", devices) < 0 ||
+      PyDict_SetItemString(dict, "copies", copies) < 0)
+    goto fail;
   Py_DECREF(devices);
   Py_DECREF(copies);
   return dict;
@@ -566,7 +640,8 @@ static PyObject *cached_op_dump(PyObject *object, PyObject *unused) {
     mpg_graph_dump(&self->cache->entries[i].compiled->graph, &text);
   }
   mpg_status status = mpg_text_status(&text);
-  PyObject *result = status == MPG_OK ? PyUnicode_FromString(mpg_text_string(&text)) : mpg_py_raise(status);
+  PyObject *result =
+      status == MPG_OK ? PyUnicode_FromString(mpg_text_string(&text)) : mpg_py_raise(status);
   mpg_text_free(&text);
   return result;
 }
@@ -592,7 +667,8 @@ static PyObject *cached_op_groups(PyObject *object, PyObject *unused) {
     dump_groups(backward_set(c), "backward", &text);
   }
   mpg_status status = mpg_text_status(&text);
-  PyObject *result = status == MPG_OK ? PyUnicode_FromString(mpg_text_string(&text)) : mpg_py_raise(status);
+  PyObject *result =
+      status == MPG_OK ? PyUnicode_FromString(mpg_text_string(&text)) : mpg_py_raise(status);
   mpg_text_free(&text);
   return result;
 }
@@ -603,7 +679,7 @@ static PyObject *cached_op_clear(PyObject *object, PyObject *unused) {
   Py_RETURN_NONE;
 }
 
-/* --- The type ----------------------------------------------------------------------------------------------------- */
+/* --- The type --------------------------------------------------------------------------------- */
 
 /* From a list of (Context or None, bytes). */
 static int set_budget(cached_op *self, PyObject *list) {
@@ -625,7 +701,9 @@ static int set_budget(cached_op *self, PyObject *list) {
       PyErr_SetString(PyExc_TypeError, form);
       goto done;
     }
-    if (!PyArg_ParseTuple(pair, "On;CachedOp: 'budget' is a list of (Context or None, bytes)", &device, &bytes)) goto done;
+    if (!PyArg_ParseTuple(pair, "On;CachedOp: 'budget' is a list of (Context or None, bytes)",
+                          &device, &bytes))
+      goto done;
     if (device != Py_None && mpg_py_device_id(device, &limit->device) < 0) goto done;
     limit->bytes = bytes < 0 ? 0 : (size_t)bytes;
     self->budget.count++;
@@ -636,11 +714,14 @@ done:
   return result;
 }
 
-static PyObject *cached_op_bind(PyObject *object, PyObject *arrays) { return bind_arrays((cached_op *)object, arrays, false); }
+static PyObject *cached_op_bind(PyObject *object, PyObject *arrays) {
+  return bind_arrays((cached_op *)object, arrays, false);
+}
 
 static PyObject *cached_op_unbind(PyObject *object, PyObject *unused) {
   (void)unused;
-  PyObject *nothing = PyTuple_New(0), *result = nothing != NULL ? bind_arrays((cached_op *)object, nothing, true) : NULL;
+  PyObject *nothing = PyTuple_New(0),
+           *result = nothing != NULL ? bind_arrays((cached_op *)object, nothing, true) : NULL;
   Py_XDECREF(nothing);
   return result;
 }
@@ -648,9 +729,12 @@ static PyObject *cached_op_unbind(PyObject *object, PyObject *unused) {
 static PyObject *cached_op_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
   static char *names[] = {"trace", "flags", NULL};
   PyObject *trace, *flags = NULL;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O!:CachedOp", names, &trace, &PyDict_Type, &flags)) return NULL;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O!:CachedOp", names, &trace, &PyDict_Type,
+                                   &flags))
+    return NULL;
   if (!PyCallable_Check(trace)) {
-    PyErr_Format(PyExc_TypeError, "CachedOp: the function to trace must be callable, got %s", Py_TYPE(trace)->tp_name);
+    PyErr_Format(PyExc_TypeError, "CachedOp: the function to trace must be callable, got %s",
+                 Py_TYPE(trace)->tp_name);
     return NULL;
   }
   int exact = 0, fuse = 1;
@@ -660,7 +744,9 @@ static PyObject *cached_op_new(PyTypeObject *type, PyObject *args, PyObject *kwa
   if (flag != NULL && (fuse = PyObject_IsTrue(flag)) < 0) return NULL;
   unsigned long parameters = 0;
   flag = flags != NULL ? PyDict_GetItemString(flags, "parameters") : NULL;
-  if (flag != NULL && (parameters = PyLong_AsUnsignedLong(flag)) == (unsigned long)-1 && PyErr_Occurred()) return NULL;
+  if (flag != NULL && (parameters = PyLong_AsUnsignedLong(flag)) == (unsigned long)-1 &&
+      PyErr_Occurred())
+    return NULL;
   cached_op *self = (cached_op *)type->tp_alloc(type, 0);
   if (self == NULL) return NULL;
   self->trace = Py_NewRef(trace);
@@ -687,7 +773,8 @@ static int cached_op_traverse(PyObject *object, visitproc visit, void *arg) {
   return 0;
 }
 
-/* Gives back all that it holds: the function, arrays, and what was compiled with memory kept for them. Calls are errors from then on. */
+/* Gives back all that it holds: the function, arrays, and what was compiled with memory kept for
+ * them. Calls are errors from then on. */
 static int cached_op_break(PyObject *object) {
   cached_op *self = (cached_op *)object;
   PyObject *trace = self->trace, *bound = self->bound, *pointers = self->pointers;
@@ -719,30 +806,49 @@ static PyObject *cached_op_dropped(PyObject *object, void *unused) {
   return PyLong_FromUnsignedLongLong(((cached_op *)object)->cache->dropped);
 }
 
-static PyGetSetDef cached_op_properties[] = {
-    {"dropped", cached_op_dropped, NULL, "How many signatures made room for others: the least recently used of more than CachedOp.LIMIT go.", NULL},
-    {0}};
+static PyGetSetDef cached_op_properties[] = {{"dropped", cached_op_dropped, NULL,
+                                              "How many signatures made room for others: the least "
+                                              "recently used of more than CachedOp.LIMIT go.",
+                                              NULL},
+                                             {0}};
 
 static PyMethodDef cached_op_methods[] = {
     {"compiled", cached_op_compiled, METH_NOARGS,
-     "compiled()\n--\n\nWhat is compiled: a list with one dict for each signature. 'devices' maps a device's name to its 'forward' and\n"
-     "'backward' programs (lists of instructions: kind 'run' with op, scope, shapes, fused (the ops of a group), and again where it recomputes; 'copy' with to and bytes; 'signal'; 'wait'\n"
-     "with from) and to 'planned', the bytes planned there: forward, saved (of these), backward (beyond forward's), lanes (arrays\n"
-     "that other devices push), kept (values made from parameters alone, by the 'prologue' programs, which run after these were\n"
-     "written), total, and alive (what no plan of forward and backward in this order can do without). 'copies' lists what moves\n"
+     "compiled()\n--\n\nWhat is compiled: a list with one dict for each signature. 'devices' maps "
+     "a device's name to its 'forward' and\n"
+     "'backward' programs (lists of instructions: kind 'run' with op, scope, shapes, fused (the "
+     "ops of a group), and again where it recomputes; 'copy' with to and bytes; 'signal'; 'wait'\n"
+     "with from) and to 'planned', the bytes planned there: forward, saved (of these), backward "
+     "(beyond forward's), lanes (arrays\n"
+     "that other devices push), kept (values made from parameters alone, by the 'prologue' "
+     "programs, which run after these were\n"
+     "written), total, and alive (what no plan of forward and backward in this order can do "
+     "without). 'copies' lists what moves\n"
      "between devices. 'calls', 'frames' and 'bytes_held' say how often\n"
-     "it ran, and what waits for its backward now. 'ops': how many ops the graph has. 'inputs': (shape, dtype, device, needs a gradient)."},
+     "it ran, and what waits for its backward now. 'ops': how many ops the graph has. 'inputs': "
+     "(shape, dtype, device, needs a gradient)."},
     {"bind", cached_op_bind, METH_O,
-     "bind(arrays)\n--\n\nMakes `arrays`, a list, the last inputs of every call from now on: calls pass the rest only, and do not look at these\n"
-     "arrays again while they stay the same objects. [] binds nothing. The inputs of `trace` are still all of them."},
-    {"unbind", cached_op_unbind, METH_NOARGS, "unbind()\n--\n\nGives up what is bound; calls do nothing and return None until `bind` binds anew."},
+     "bind(arrays)\n--\n\nMakes `arrays`, a list, the last inputs of every call from now on: calls "
+     "pass the rest only, and do not look at these\n"
+     "arrays again while they stay the same objects. [] binds nothing. The inputs of `trace` are "
+     "still all of them."},
+    {"unbind", cached_op_unbind, METH_NOARGS,
+     "unbind()\n--\n\nGives up what is bound; calls do nothing and return None until `bind` binds "
+     "anew."},
     {"recapture", cached_op_recapture, METH_VARARGS,
-     "recapture(pairs, holder, former, following)\n--\n\nFrom now on calls read, for each pair `(place, array)`, `array` for the captured one whose `_place`\n"
-     "was `place`, and for views of it, and `holder.captured`, which was `former`, is `following`. None, and nothing has changed: it was `former` no longer.\n"
-     "False, and nothing has changed: it takes another trace, as a shape, dtype or device is another one, or a gradient is wanted that was not."},
-    {"dump", cached_op_dump, METH_NOARGS, "dump()\n--\n\nThe graphs as text, one line a node, most recently used signature first."},
-    {"groups", cached_op_groups, METH_NOARGS, "groups()\n--\n\nThe fused groups of all programs as text: domains, members, and which values have memory."},
-    {"clear", cached_op_clear, METH_NOARGS, "clear()\n--\n\nForgets everything compiled; the next call traces anew."},
+     "recapture(pairs, holder, former, following)\n--\n\nFrom now on calls read, for each pair "
+     "`(place, array)`, `array` for the captured one whose `_place`\n"
+     "was `place`, and for views of it, and `holder.captured`, which was `former`, is `following`. "
+     "None, and nothing has changed: it was `former` no longer.\n"
+     "False, and nothing has changed: it takes another trace, as a shape, dtype or device is "
+     "another one, or a gradient is wanted that was not."},
+    {"dump", cached_op_dump, METH_NOARGS,
+     "dump()\n--\n\nThe graphs as text, one line a node, most recently used signature first."},
+    {"groups", cached_op_groups, METH_NOARGS,
+     "groups()\n--\n\nThe fused groups of all programs as text: domains, members, and which values "
+     "have memory."},
+    {"clear", cached_op_clear, METH_NOARGS,
+     "clear()\n--\n\nForgets everything compiled; the next call traces anew."},
     {0}};
 
 static PyType_Slot cached_op_slots[] = {
@@ -754,13 +860,19 @@ static PyType_Slot cached_op_slots[] = {
     {Py_tp_methods, cached_op_methods},
     {Py_tp_getset, cached_op_properties},
     {Py_tp_doc,
-     "CachedOp(trace, flags={})\n--\n\nA function on arrays, compiled for each signature it is called with (shapes, dtypes, devices, mode).\n\n"
-     "trace(*arrays) runs once per signature on arrays that have a shape, dtype and context but no values, on any mix of\n"
-     "devices, and returns a list of arrays. Calling the object with arrays runs the compiled programs, one per device, and\n"
-     "returns the list; while recording it is one call on the tape. Arrays with values that the function uses besides its\n"
-     "arguments become constants. flags: {'exact': True} leaves out rewrites that change bits, {'fuse': False} runs every op by itself;\n"
+     "CachedOp(trace, flags={})\n--\n\nA function on arrays, compiled for each signature it is "
+     "called with (shapes, dtypes, devices, mode).\n\n"
+     "trace(*arrays) runs once per signature on arrays that have a shape, dtype and context but no "
+     "values, on any mix of\n"
+     "devices, and returns a list of arrays. Calling the object with arrays runs the compiled "
+     "programs, one per device, and\n"
+     "returns the list; while recording it is one call on the tape. Arrays with values that the "
+     "function uses besides its\n"
+     "arguments become constants. flags: {'exact': True} leaves out rewrites that change bits, "
+     "{'fuse': False} runs every op by itself;\n"
      "{'parameters': n} says that the last n arguments are the same arrays in call after call.\n\n"
-     "Raises TypeError for arguments that are no arrays, MXNetError for what cannot be traced, and what `trace` raises."},
+     "Raises TypeError for arguments that are no arrays, MXNetError for what cannot be traced, and "
+     "what `trace` raises."},
     {0, NULL}};
 
 static PyType_Spec cached_op_spec = {

@@ -1,19 +1,18 @@
-/* _core.StagedCall and _core.PieceRun: functions compiled in stages, and their runs on the pieces of a batch. See core.h. */
+/* _core.StagedCall and _core.PieceRun: functions compiled in stages, and their runs on the pieces
+ * of a batch. See core.h. */
 #include "compile/pipeline_run.h"
 #include "python/core.h"
 
 typedef struct staged_call {
-  PyObject_HEAD
-  mpg_compiled *compiled;
+  PyObject_HEAD mpg_compiled *compiled;
 } staged_call;
 
 typedef struct piece_run {
-  PyObject_HEAD
-  mpg_pieces *run;
+  PyObject_HEAD mpg_pieces *run;
   bool watches; /* `run` is kept for its times only */
 } piece_run;
 
-/* --- Descriptions ------------------------------------------------------------------------------------------------- */
+/* --- Descriptions ----------------------------------------------------------------------------- */
 
 static PyObject *context_of(mpg_device_id id) { return mpg_py_context(id); }
 
@@ -29,7 +28,8 @@ static PyObject *describe_segment(const mpg_program_set *set, const mpg_program_
     if (instruction->kind == MPG_SIGNAL) continue;
     bool waiting = instruction->kind == MPG_WAIT;
     PyObject *item = waiting ? PyLong_FromUnsignedLong(instruction->segment)
-                             : PyUnicode_FromFormat("%s/%s", mpg_scope_text(instruction->scope), mpg_instruction_name(instruction));
+                             : PyUnicode_FromFormat("%s/%s", mpg_scope_text(instruction->scope),
+                                                    mpg_instruction_name(instruction));
     int added = item != NULL ? PyList_Append(waiting ? waits : ops, item) : -1;
     Py_XDECREF(item);
     if (added < 0) goto done;
@@ -69,26 +69,31 @@ static PyObject *describe_set(const mpg_program_set *set, const mpg_compiled *ke
     Py_XDECREF(item);
   }
   for (uint32_t i = 0; blocks != NULL && i < set->num_blocks; i++) {
-    PyObject *item = Py_BuildValue("NnO", context_of(set->programs[set->block_devices[i]].device->id), (Py_ssize_t)mpg_pool_block_size(set->block_sizes[i]),
-                                   set->block_lanes[i] ? Py_True : Py_False);
+    PyObject *item =
+        Py_BuildValue("NnO", context_of(set->programs[set->block_devices[i]].device->id),
+                      (Py_ssize_t)mpg_pool_block_size(set->block_sizes[i]),
+                      set->block_lanes[i] ? Py_True : Py_False);
     if (item == NULL || PyList_Append(blocks, item) < 0) Py_CLEAR(blocks);
     Py_XDECREF(item);
   }
   for (uint32_t i = 0; kept != NULL && kept_by != NULL && i < kept_by->num_kept; i++) {
     const mpg_graph_value *value = mpg_graph_at(&kept_by->graph, kept_by->kept[i]);
-    PyObject *item = Py_BuildValue("Nn", context_of(value->device), (Py_ssize_t)mpg_pool_block_size(mpg_desc_bytes(&value->desc)));
+    PyObject *item = Py_BuildValue("Nn", context_of(value->device),
+                                   (Py_ssize_t)mpg_pool_block_size(mpg_desc_bytes(&value->desc)));
     if (item == NULL || PyList_Append(kept, item) < 0) Py_CLEAR(kept);
     Py_XDECREF(item);
   }
-  PyObject *result = segments != NULL && blocks != NULL && kept != NULL
-                         ? Py_BuildValue("{s:O,s:O,s:O}", "segments", segments, "blocks", blocks, "kept", kept) : NULL;
+  PyObject *result =
+      segments != NULL && blocks != NULL && kept != NULL
+          ? Py_BuildValue("{s:O,s:O,s:O}", "segments", segments, "blocks", blocks, "kept", kept)
+          : NULL;
   Py_XDECREF(kept);
   Py_XDECREF(segments);
   Py_XDECREF(blocks);
   return result;
 }
 
-/* --- StagedCall --------------------------------------------------------------------------------------------------- */
+/* --- StagedCall ------------------------------------------------------------------------------- */
 
 enum { MOST = 4096 };
 
@@ -113,11 +118,14 @@ static bool *flags_from(PyObject *object, Py_ssize_t count, const char *what) {
 }
 
 static PyObject *staged_call_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-  static char *names[] = {"trace", "inputs", "wanted", "carried", "recording", "exact", "defer", "shared", NULL};
-  PyObject *trace, *inputs_object, *wanted_object, *carried_object, *shared_object = Py_None, *keep = NULL;
+  static char *names[] = {"trace", "inputs", "wanted", "carried", "recording",
+                          "exact", "defer",  "shared", NULL};
+  PyObject *trace, *inputs_object, *wanted_object, *carried_object, *shared_object = Py_None,
+                                                                    *keep = NULL;
   int recording = 1, exact = 0, defer = 0;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO|pppO:StagedCall", names, &trace, &inputs_object, &wanted_object, &carried_object,
-                                   &recording, &exact, &defer, &shared_object))
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO|pppO:StagedCall", names, &trace,
+                                   &inputs_object, &wanted_object, &carried_object, &recording,
+                                   &exact, &defer, &shared_object))
     return NULL;
   staged_call *self = NULL;
   bool *wanted = NULL, *carried = NULL, *shared = NULL;
@@ -127,8 +135,15 @@ static PyObject *staged_call_new(PyTypeObject *type, PyObject *args, PyObject *k
   if (count < 0) goto done;
   wanted = flags_from(wanted_object, count, "StagedCall: wanted");
   carried = wanted != NULL ? flags_from(carried_object, count, "StagedCall: carried") : NULL;
-  if (carried == NULL || (shared_object != Py_None && (shared = flags_from(shared_object, count, "StagedCall: shared")) == NULL)) goto done;
-  mpg_compile_options options = {.recording = recording, .exact = exact, .wanted = wanted, .carried = carried, .shared = shared,
+  if (carried == NULL ||
+      (shared_object != Py_None &&
+       (shared = flags_from(shared_object, count, "StagedCall: shared")) == NULL))
+    goto done;
+  mpg_compile_options options = {.recording = recording,
+                                 .exact = exact,
+                                 .wanted = wanted,
+                                 .carried = carried,
+                                 .shared = shared,
                                  .stages = defer ? MPG_STAGES_DEFERRED : MPG_STAGES_WHOLE};
   mpg_inputs given = {.given = inputs, .num_given = (uint32_t)count};
   mpg_compiled *compiled = mpg_py_trace_and_compile(trace, &given, &options);
@@ -162,7 +177,8 @@ static PyObject *staged_call_outputs(PyObject *object, void *unused) {
     const mpg_compiled_output *output = &c->outputs[i];
     bool own = output->external >= c->num_inputs;
     for (uint32_t k = 0; k < i; k++) own = own && c->outputs[k].external != output->external;
-    PyObject *item = Py_BuildValue("NsO", mpg_py_shape_tuple(&output->desc.shape), mpg_dtype_name(output->desc.dtype), own ? Py_True : Py_False);
+    PyObject *item = Py_BuildValue("NsO", mpg_py_shape_tuple(&output->desc.shape),
+                                   mpg_dtype_name(output->desc.dtype), own ? Py_True : Py_False);
     if (item == NULL || PyList_Append(list, item) < 0) Py_CLEAR(list);
     Py_XDECREF(item);
   }
@@ -175,7 +191,8 @@ static PyObject *staged_call_forward(PyObject *object, PyObject *unused) {
   return describe_set(c->programs, c);
 }
 
-static int numbers_from(PyObject *object, Py_ssize_t count, uint32_t limit, uint32_t *numbers, const char *what) {
+static int numbers_from(PyObject *object, Py_ssize_t count, uint32_t limit, uint32_t *numbers,
+                        const char *what) {
   PyObject *items = mpg_py_items(object, what);
   if (items == NULL) return -1;
   if (PyTuple_GET_SIZE(items) != count)
@@ -183,7 +200,8 @@ static int numbers_from(PyObject *object, Py_ssize_t count, uint32_t limit, uint
                  PyTuple_GET_SIZE(items));
   for (Py_ssize_t i = 0; i < count && !PyErr_Occurred(); i++) {
     unsigned long number = PyLong_AsUnsignedLong(PyTuple_GET_ITEM(items, i));
-    if (!PyErr_Occurred() && number >= limit) PyErr_Format(PyExc_ValueError, "%s: %lu is out of range", what, number);
+    if (!PyErr_Occurred() && number >= limit)
+      PyErr_Format(PyExc_ValueError, "%s: %lu is out of range", what, number);
     numbers[i] = (uint32_t)number;
   }
   Py_DECREF(items);
@@ -191,15 +209,19 @@ static int numbers_from(PyObject *object, Py_ssize_t count, uint32_t limit, uint
 }
 
 static PyObject *staged_call_check(PyObject *object, PyObject *args, PyObject *kwargs) {
-  static char *names[] = {"input_kinds", "output_kinds", "rows", "axis", "along_time", "other", "other_rows", "whole_statistics", NULL};
+  static char *names[] = {"input_kinds", "output_kinds",     "rows", "axis", "along_time", "other",
+                          "other_rows",  "whole_statistics", NULL};
   mpg_compiled *c = ((staged_call *)object)->compiled;
   PyObject *inputs, *outputs, *other = NULL;
   long long rows, other_rows = 1;
   int axis, along_time, whole_statistics = 0;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOLip|O!Lp:check", names, &inputs, &outputs, &rows, &axis, &along_time, Py_TYPE(object), &other, &other_rows,
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOLip|O!Lp:check", names, &inputs, &outputs,
+                                   &rows, &axis, &along_time, Py_TYPE(object), &other, &other_rows,
                                    &whole_statistics))
     return NULL;
-  if (rows < 1 || other_rows < 1 || axis < 0) return PyErr_Format(PyExc_ValueError, "StagedCall.check: rows must be 1 or more, axis 0 or more");
+  if (rows < 1 || other_rows < 1 || axis < 0)
+    return PyErr_Format(PyExc_ValueError,
+                        "StagedCall.check: rows must be 1 or more, axis 0 or more");
   size_t count = (size_t)c->num_given + c->num_outputs;
   uint32_t *numbers = PyMem_Calloc(count + 1, sizeof *numbers);
   uint8_t *kinds = PyMem_Calloc(count + 1, 1);
@@ -207,10 +229,16 @@ static PyObject *staged_call_check(PyObject *object, PyObject *args, PyObject *k
   if (numbers == NULL || kinds == NULL) {
     PyErr_NoMemory();
   } else if (numbers_from(inputs, c->num_given, 3, numbers, "StagedCall.check: input_kinds") == 0 &&
-             numbers_from(outputs, c->num_outputs, 3, numbers + c->num_given, "StagedCall.check: output_kinds") == 0) {
+             numbers_from(outputs, c->num_outputs, 3, numbers + c->num_given,
+                          "StagedCall.check: output_kinds") == 0) {
     for (size_t i = 0; i < count; i++) kinds[i] = (uint8_t)numbers[i];
-    mpg_piece_check check = {.input_kinds = kinds, .output_kinds = kinds + c->num_given, .rows = rows, .axis = axis, .along_time = along_time,
-                             .other = other != NULL ? ((staged_call *)other)->compiled : NULL, .other_rows = other_rows,
+    mpg_piece_check check = {.input_kinds = kinds,
+                             .output_kinds = kinds + c->num_given,
+                             .rows = rows,
+                             .axis = axis,
+                             .along_time = along_time,
+                             .other = other != NULL ? ((staged_call *)other)->compiled : NULL,
+                             .other_rows = other_rows,
                              .whole_statistics = whole_statistics};
     mpg_status status = mpg_pieces_check(c, &check);
     result = status == MPG_OK ? Py_NewRef(Py_None) : mpg_py_raise(status);
@@ -236,16 +264,23 @@ static PyMethodDef staged_call_methods[] = {
      "whole_statistics: no BatchNorm may update its moving averages."},
     {0}};
 static PyGetSetDef staged_call_properties[] = {
-    {"outputs", staged_call_outputs, NULL, "(shape, dtype, whether it has memory of its own) of each result.", NULL}, {0}};
+    {"outputs", staged_call_outputs, NULL,
+     "(shape, dtype, whether it has memory of its own) of each result.", NULL},
+    {0}};
 static PyType_Slot staged_call_slots[] = {
-    {Py_tp_new, staged_call_new}, {Py_tp_dealloc, staged_call_dealloc}, {Py_tp_methods, staged_call_methods},
+    {Py_tp_new, staged_call_new},
+    {Py_tp_dealloc, staged_call_dealloc},
+    {Py_tp_methods, staged_call_methods},
     {Py_tp_getset, staged_call_properties},
-    {Py_tp_doc, "StagedCall(trace, inputs, wanted, carried, recording=True, exact=False, defer=False)\n--\n\n"
-     "trace(*inputs), compiled into segments by stage: what one device does between two changes of device. It runs in a PieceRun."},
+    {Py_tp_doc,
+     "StagedCall(trace, inputs, wanted, carried, recording=True, exact=False, defer=False)\n--\n\n"
+     "trace(*inputs), compiled into segments by stage: what one device does between two changes of "
+     "device. It runs in a PieceRun."},
     {0, NULL}};
-static PyType_Spec staged_call_spec = {"mpgluon._core.StagedCall", sizeof(staged_call), 0, Py_TPFLAGS_DEFAULT, staged_call_slots};
+static PyType_Spec staged_call_spec = {"mpgluon._core.StagedCall", sizeof(staged_call), 0,
+                                       Py_TPFLAGS_DEFAULT, staged_call_slots};
 
-/* --- PieceRun ----------------------------------------------------------------------------------------------------- */
+/* --- PieceRun --------------------------------------------------------------------------------- */
 
 static int rows_from(PyObject *object, mpg_rows *rows) {
   long long begin, count, total;
@@ -260,10 +295,13 @@ static int rows_from(PyObject *object, mpg_rows *rows) {
 }
 
 static PyObject *piece_run_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-  static char *names[] = {"calls", "rows", "input_kinds", "output_kinds", "carried_from", "inputs", NULL};
-  PyObject *calls_object, *rows_object, *input_kinds, *output_kinds, *carried_from, *inputs_object, *keep = NULL;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!OOOO:PieceRun", names, &PyTuple_Type, &calls_object, &PyTuple_Type, &rows_object,
-                                   &input_kinds, &output_kinds, &carried_from, &inputs_object))
+  static char *names[] = {"calls",        "rows",   "input_kinds", "output_kinds",
+                          "carried_from", "inputs", NULL};
+  PyObject *calls_object, *rows_object, *input_kinds, *output_kinds, *carried_from, *inputs_object,
+      *keep = NULL;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!OOOO:PieceRun", names, &PyTuple_Type,
+                                   &calls_object, &PyTuple_Type, &rows_object, &input_kinds,
+                                   &output_kinds, &carried_from, &inputs_object))
     return NULL;
   Py_ssize_t count = PyTuple_GET_SIZE(calls_object);
   if (count != PyTuple_GET_SIZE(rows_object) || count == 0 || count > MOST) {
@@ -271,7 +309,8 @@ static PyObject *piece_run_new(PyTypeObject *type, PyObject *args, PyObject *kwa
     return NULL;
   }
   piece_run *self = NULL;
-  uint32_t *numbers = PyMem_Calloc(3 * (size_t)MOST, sizeof *numbers), *kinds_in = numbers, *kinds_out = NULL, *from = NULL;
+  uint32_t *numbers = PyMem_Calloc(3 * (size_t)MOST, sizeof *numbers), *kinds_in = numbers,
+           *kinds_out = NULL, *from = NULL;
   uint8_t *kinds = PyMem_Calloc(2 * (size_t)MOST, 1);
   mpg_array **inputs = PyMem_Calloc(MOST, sizeof *inputs);
   mpg_compiled **compiled = PyMem_Calloc((size_t)count, sizeof *compiled);
@@ -287,22 +326,30 @@ static PyObject *piece_run_new(PyTypeObject *type, PyObject *args, PyObject *kwa
   for (Py_ssize_t k = 0; k < count; k++) {
     PyObject *call = PyTuple_GET_ITEM(calls_object, k);
     if (Py_TYPE(call)->tp_dealloc != staged_call_dealloc) { /* the type can't be subclassed */
-      PyErr_Format(PyExc_TypeError, "PieceRun: pieces must be StagedCalls, got %s", Py_TYPE(call)->tp_name);
+      PyErr_Format(PyExc_TypeError, "PieceRun: pieces must be StagedCalls, got %s",
+                   Py_TYPE(call)->tp_name);
       goto done;
     }
     compiled[k] = ((staged_call *)call)->compiled;
     if (rows_from(PyTuple_GET_ITEM(rows_object, k), &rows[k]) < 0) goto done;
   }
   uint32_t num_outputs = compiled[0]->num_outputs;
-  if (num_outputs > MOST || numbers_from(input_kinds, num_inputs, 3, kinds_in, "PieceRun: input_kinds") < 0 ||
+  if (num_outputs > MOST ||
+      numbers_from(input_kinds, num_inputs, 3, kinds_in, "PieceRun: input_kinds") < 0 ||
       numbers_from(output_kinds, num_outputs, 3, kinds_out, "PieceRun: output_kinds") < 0 ||
       numbers_from(carried_from, num_inputs, MOST, from, "PieceRun: carried_from") < 0)
     goto done;
   for (int i = 0; i < num_inputs; i++) kinds[i] = (uint8_t)kinds_in[i];
   for (uint32_t i = 0; i < num_outputs; i++) kinds[MOST + i] = (uint8_t)kinds_out[i];
-  mpg_pieces_request request = {.num_pieces = (uint32_t)count, .num_inputs = (uint32_t)num_inputs, .num_outputs = num_outputs,
-                                .compiled = compiled, .rows = rows, .input_kinds = kinds, .output_kinds = kinds + MOST,
-                                .carried_from = from, .inputs = inputs};
+  mpg_pieces_request request = {.num_pieces = (uint32_t)count,
+                                .num_inputs = (uint32_t)num_inputs,
+                                .num_outputs = num_outputs,
+                                .compiled = compiled,
+                                .rows = rows,
+                                .input_kinds = kinds,
+                                .output_kinds = kinds + MOST,
+                                .carried_from = from,
+                                .inputs = inputs};
   mpg_pieces *run;
   mpg_status status = mpg_pieces_new(&request, &run);
   if (status != MPG_OK) {
@@ -327,8 +374,10 @@ done:
 static void piece_run_dealloc(PyObject *object) {
   PyTypeObject *type = Py_TYPE(object);
   piece_run *self = (piece_run *)object;
-  if (self->watches) mpg_pieces_unwatch(self->run);
-  else mpg_pieces_release(self->run);
+  if (self->watches)
+    mpg_pieces_unwatch(self->run);
+  else
+    mpg_pieces_release(self->run);
   type->tp_free(object);
   Py_DECREF(type);
 }
@@ -346,8 +395,10 @@ static PyObject *piece_run_outputs(PyObject *object, PyObject *unused) {
     }
     mpg_tensor_retain(&array.tensor);
     PyObject *item = mpg_py_array_take(&array);
-    if (item == NULL) Py_CLEAR(list);
-    else PyList_SET_ITEM(list, i, item);
+    if (item == NULL)
+      Py_CLEAR(list);
+    else
+      PyList_SET_ITEM(list, i, item);
   }
   return list;
 }
@@ -363,13 +414,17 @@ static PyObject *piece_run_submit(PyObject *object, PyObject *items) {
   if (list == NULL) {
     PyErr_NoMemory();
   } else if ((size_t)view.len != count * 4 * sizeof *numbers) {
-    PyErr_SetString(PyExc_ValueError, "PieceRun.submit takes an array of (phase, piece, segment, stage) as 32-bit numbers");
+    PyErr_SetString(
+        PyExc_ValueError,
+        "PieceRun.submit takes an array of (phase, piece, segment, stage) as 32-bit numbers");
   } else {
     mpg_status status = MPG_OK;
     for (size_t i = 0; i < count; i++) {
       const uint32_t *item = numbers + 4 * i;
-      if (item[0] > 1) status = mpg_fail(MPG_VALUE_ERROR, "PieceRun.submit: there is no phase %u", item[0]);
-      list[i] = (mpg_piece_item){item[1], item[2], item[3], item[0] ? MPG_PHASE_BACKWARD : MPG_PHASE_FORWARD};
+      if (item[0] > 1)
+        status = mpg_fail(MPG_VALUE_ERROR, "PieceRun.submit: there is no phase %u", item[0]);
+      list[i] = (mpg_piece_item){item[1], item[2], item[3],
+                                 item[0] ? MPG_PHASE_BACKWARD : MPG_PHASE_FORWARD};
     }
     if (status == MPG_OK) status = mpg_pieces_submit(run, list, count);
     result = status == MPG_OK ? Py_NewRef(Py_None) : mpg_py_raise(status);
@@ -425,8 +480,10 @@ static const mpg_pieces_schedule python_schedule = {drive_backward, release_driv
 
 static PyObject *piece_run_record(PyObject *object, PyObject *driver) {
   mpg_pieces *run = ((piece_run *)object)->run;
-  if (run->finished || run->driver != NULL) return PyErr_Format(PyExc_ValueError, "PieceRun.record: it is recorded already");
-  PyObject *arrays = piece_run_outputs(object, NULL), *pair = arrays != NULL ? PyTuple_Pack(2, driver, (PyObject *)Py_TYPE(object)) : NULL;
+  if (run->finished || run->driver != NULL)
+    return PyErr_Format(PyExc_ValueError, "PieceRun.record: it is recorded already");
+  PyObject *arrays = piece_run_outputs(object, NULL),
+           *pair = arrays != NULL ? PyTuple_Pack(2, driver, (PyObject *)Py_TYPE(object)) : NULL;
   mpg_array *outputs = PyMem_Calloc(run->num_outputs + 1, sizeof *outputs);
   if (pair == NULL || outputs == NULL) {
     if (!PyErr_Occurred()) PyErr_NoMemory();
@@ -453,7 +510,8 @@ static const mpg_piece *piece_at(PyObject *object, PyObject *args, int *phase) {
   const mpg_pieces *run = ((piece_run *)object)->run;
   unsigned int piece;
   if (!PyArg_ParseTuple(args, "Ii", &piece, phase)) return NULL;
-  if (piece >= run->num_pieces || *phase < 0 || *phase > 1 || (*phase == 1 && run->pieces[piece].backward == NULL)) {
+  if (piece >= run->num_pieces || *phase < 0 || *phase > 1 ||
+      (*phase == 1 && run->pieces[piece].backward == NULL)) {
     PyErr_SetString(PyExc_ValueError, "PieceRun: there is no such piece or phase");
     return NULL;
   }
@@ -465,7 +523,8 @@ static PyObject *piece_run_describe(PyObject *object, PyObject *args) {
   const mpg_piece *piece = piece_at(object, args, &phase);
   if (piece == NULL) return NULL;
   const mpg_pieces *run = ((piece_run *)object)->run;
-  bool keeps = !phase && mpg_piece_first_alike(run, (uint32_t)(piece - run->pieces)) == (uint32_t)(piece - run->pieces);
+  bool keeps = !phase && mpg_piece_first_alike(run, (uint32_t)(piece - run->pieces)) ==
+                             (uint32_t)(piece - run->pieces);
   const mpg_program_set *set = phase ? piece->backward->programs : piece->compiled->programs;
   PyObject *arrays = PyList_New(0), *result = describe_set(set, keeps ? piece->compiled : NULL);
   for (uint32_t i = 0; arrays != NULL && i < set->num_externals; i++) {
@@ -487,7 +546,8 @@ static PyObject *piece_run_program(PyObject *object, PyObject *args) {
   int phase;
   const mpg_piece *piece = piece_at(object, args, &phase);
   if (piece == NULL) return NULL;
-  return PyLong_FromVoidPtr(phase ? (void *)piece->backward->programs : (void *)piece->compiled->programs);
+  return PyLong_FromVoidPtr(phase ? (void *)piece->backward->programs
+                                  : (void *)piece->compiled->programs);
 }
 
 static PyObject *piece_run_times(PyObject *object, PyObject *args) {
@@ -496,12 +556,14 @@ static PyObject *piece_run_times(PyObject *object, PyObject *args) {
   if (piece == NULL) return NULL;
   const mpg_call_frame *frame = piece->flights[phase].frame;
   PyObject *list = PyList_New(0);
-  for (uint32_t s = 0; list != NULL && frame != NULL && frame->times != NULL && s < frame->set->num_segments; s++) {
+  for (uint32_t s = 0;
+       list != NULL && frame != NULL && frame->times != NULL && s < frame->set->num_segments; s++) {
     const mpg_device *device = frame->set->programs[frame->set->segments[s].slot].device;
     /* Read what the worker wrote only when it has signalled that the segment is done. */
     mpg_tick last = frame->first_ticks[s] + frame->set->segments[s].num_signals;
     bool done = frame->first_ticks[s] && mpg_tick_reached(device, last);
-    PyObject *item = Py_BuildValue("LL", done ? (long long)frame->times[s].begin : 0LL, done ? (long long)frame->times[s].end : 0LL);
+    PyObject *item = Py_BuildValue("LL", done ? (long long)frame->times[s].begin : 0LL,
+                                   done ? (long long)frame->times[s].end : 0LL);
     if (item == NULL || PyList_Append(list, item) < 0) Py_CLEAR(list);
     Py_XDECREF(item);
   }
@@ -570,7 +632,8 @@ static PyType_Slot piece_run_slots[] = {
      "carried_from[i] of the piece before. rows: (axis, begin, count, total) of each piece, by "
      "which random numbers are drawn."},
     {0, NULL}};
-static PyType_Spec piece_run_spec = {"mpgluon._core.PieceRun", sizeof(piece_run), 0, Py_TPFLAGS_DEFAULT, piece_run_slots};
+static PyType_Spec piece_run_spec = {"mpgluon._core.PieceRun", sizeof(piece_run), 0,
+                                     Py_TPFLAGS_DEFAULT, piece_run_slots};
 
 int mpg_py_pieces_init(PyObject *module) {
   PyType_Spec *specs[] = {&staged_call_spec, &piece_run_spec};

@@ -1,25 +1,29 @@
-/* _core.Routine: compiled functions put together by loops, branches and sequences. See compile/routine.h and core.h. */
+/* _core.Routine: compiled functions put together by loops, branches and sequences. See
+ * compile/routine.h and core.h. */
 #include "compile/routine.h"
 #include "base/memory.h"
 #include "python/core.h"
 
 typedef struct py_routine {
-  PyObject_HEAD
-  mpg_routine routine;
+  PyObject_HEAD mpg_routine routine;
   PyObject *called; /* list of what it calls; owned */
 } py_routine;
 
-/* --- What is called ------------------------------------------------------------------------------------------------ */
+/* --- What is called --------------------------------------------------------------------------- */
 
-/* Code of the host between compiled functions: a function from a list of arrays to a list of arrays. */
-static mpg_status call_host(void *function, mpg_array *const *inputs, uint32_t num_inputs, mpg_array *outputs, uint32_t num_outputs) {
+/* Code of the host between compiled functions: a function from a list of arrays to a list of
+ * arrays. */
+static mpg_status call_host(void *function, mpg_array *const *inputs, uint32_t num_inputs,
+                            mpg_array *outputs, uint32_t num_outputs) {
   PyObject *list = PyList_New(num_inputs), *results = NULL, *items = NULL;
   for (uint32_t i = 0; list != NULL && i < num_inputs; i++) {
     mpg_array array = {0};
     mpg_array_copy(&array, inputs[i]);
     PyObject *item = mpg_py_array_take(&array);
-    if (item == NULL) Py_CLEAR(list);
-    else PyList_SET_ITEM(list, i, item);
+    if (item == NULL)
+      Py_CLEAR(list);
+    else
+      PyList_SET_ITEM(list, i, item);
   }
   if (list != NULL) results = PyObject_CallOneArg(function, list);
   if (results != NULL)
@@ -47,7 +51,8 @@ static int is_routine(PyObject *object);
 /* Something that may be called; `self` keeps it. */
 static int callee_from(py_routine *self, PyObject *object, mpg_callee *callee) {
   if (!PyCallable_Check(object)) {
-    PyErr_Format(PyExc_TypeError, "Routine: expected a CachedOp, a Routine or a function, got %s", Py_TYPE(object)->tp_name);
+    PyErr_Format(PyExc_TypeError, "Routine: expected a CachedOp, a Routine or a function, got %s",
+                 Py_TYPE(object)->tp_name);
     return -1;
   }
   if (is_routine(object))
@@ -59,7 +64,7 @@ static int callee_from(py_routine *self, PyObject *object, mpg_callee *callee) {
   return PyList_Append(self->called, object);
 }
 
-/* --- Making -------------------------------------------------------------------------------------------------------- */
+/* --- Making ----------------------------------------------------------------------------------- */
 
 static PyObject *allocate(mpg_routine_kind kind);
 
@@ -73,7 +78,9 @@ static int slots_from(PyObject *object, uint32_t limit, uint32_t **slots, uint32
   for (uint32_t i = 0; *slots != NULL && i < *count; i++) {
     long slot = PyLong_AsLong(PyTuple_GET_ITEM(items, i));
     if (slot < 0 || slot >= (long)limit) {
-      if (!PyErr_Occurred()) PyErr_Format(PyExc_ValueError, "Routine: slot %ld is not within [0, %u)", slot, (unsigned)limit);
+      if (!PyErr_Occurred())
+        PyErr_Format(PyExc_ValueError, "Routine: slot %ld is not within [0, %u)", slot,
+                     (unsigned)limit);
       break;
     }
     (*slots)[i] = (uint32_t)slot;
@@ -86,7 +93,8 @@ static int slots_from(PyObject *object, uint32_t limit, uint32_t **slots, uint32
 static int sequence_call_from(py_routine *self, PyObject *item, mpg_sequence_call *call) {
   mpg_sequence *sequence = &self->routine.sequence;
   PyObject *function, *scope, *inputs;
-  if (!PyTuple_Check(item) || !PyArg_ParseTuple(item, "OOOI:Routine.sequence", &function, &scope, &inputs, &call->num_outputs)) {
+  if (!PyTuple_Check(item) || !PyArg_ParseTuple(item, "OOOI:Routine.sequence", &function, &scope,
+                                                &inputs, &call->num_outputs)) {
     if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "Routine.sequence: a call is a tuple");
     return -1;
   }
@@ -117,11 +125,13 @@ static PyObject *make_sequence(PyObject *type, PyObject *args) {
     goto fail;
   }
   for (; sequence->num_calls < PyTuple_GET_SIZE(items); sequence->num_calls++)
-    if (sequence_call_from(self, PyTuple_GET_ITEM(items, sequence->num_calls), &sequence->calls[sequence->num_calls]) < 0) {
+    if (sequence_call_from(self, PyTuple_GET_ITEM(items, sequence->num_calls),
+                           &sequence->calls[sequence->num_calls]) < 0) {
       sequence->num_calls++; /* it may own something */
       goto fail;
     }
-  if (slots_from(results, sequence->num_slots, &sequence->results, &sequence->num_results) < 0) goto fail;
+  if (slots_from(results, sequence->num_slots, &sequence->results, &sequence->num_results) < 0)
+    goto fail;
   mpg_status status = mpg_sequence_finish(sequence);
   if (status != MPG_OK) {
     mpg_py_raise(status);
@@ -141,7 +151,9 @@ static PyObject *make_branch(PyObject *type, PyObject *args) {
   (void)type;
   unsigned num_first, num_second, num_outputs;
   PyObject *first, *second;
-  if (!PyArg_ParseTuple(args, "OIOII:Routine.branch", &first, &num_first, &second, &num_second, &num_outputs)) return NULL;
+  if (!PyArg_ParseTuple(args, "OIOII:Routine.branch", &first, &num_first, &second, &num_second,
+                        &num_outputs))
+    return NULL;
   py_routine *self = (py_routine *)allocate(MPG_BRANCH);
   if (self == NULL) return NULL;
   mpg_branch *branch = &self->routine.branch;
@@ -149,7 +161,9 @@ static PyObject *make_branch(PyObject *type, PyObject *args) {
   branch->num_second = num_second;
   self->routine.num_inputs = 1 + num_first + num_second;
   self->routine.num_outputs = num_outputs;
-  if (callee_from(self, first, &branch->first) < 0 || callee_from(self, second, &branch->second) < 0) Py_CLEAR(self);
+  if (callee_from(self, first, &branch->first) < 0 ||
+      callee_from(self, second, &branch->second) < 0)
+    Py_CLEAR(self);
   return (PyObject *)self;
 }
 
@@ -157,10 +171,13 @@ static PyObject *make_branch(PyObject *type, PyObject *args) {
 static int loop_output_from(PyObject *item, mpg_loop_output *output) {
   PyObject *shape, *dtype, *ctx;
   if (!PyTuple_Check(item) || !PyArg_ParseTuple(item, "OOO:Routine.loop", &shape, &dtype, &ctx)) {
-    if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "Routine.loop: an output is described by a tuple");
+    if (!PyErr_Occurred())
+      PyErr_SetString(PyExc_TypeError, "Routine.loop: an output is described by a tuple");
     return -1;
   }
-  if (mpg_py_shape_from(shape, &output->desc.shape, "Routine.loop") < 0 || mpg_py_device_id(ctx, &output->device) < 0) return -1;
+  if (mpg_py_shape_from(shape, &output->desc.shape, "Routine.loop") < 0 ||
+      mpg_py_device_id(ctx, &output->device) < 0)
+    return -1;
   return (output->desc.dtype = mpg_py_dtype(dtype)) == MPG_DTYPE_NONE ? -1 : 0;
 }
 
@@ -170,9 +187,13 @@ static PyObject *make_loop(PyObject *type, PyObject *args) {
   long long limit;
   unsigned num_data, num_states, step_captures, condition_captures;
   PyObject *step, *condition, *outputs, *items = NULL;
-  if (!PyArg_ParseTuple(args, "sLIIOIOIO:Routine.loop", &name, &limit, &num_data, &num_states, &step, &step_captures, &condition, &condition_captures, &outputs)) return NULL;
+  if (!PyArg_ParseTuple(args, "sLIIOIOIO:Routine.loop", &name, &limit, &num_data, &num_states,
+                        &step, &step_captures, &condition, &condition_captures, &outputs))
+    return NULL;
   if (limit < 0 || (condition != Py_None && num_data)) {
-    PyErr_SetString(PyExc_ValueError, "Routine.loop: the number of steps is not negative, and a loop with a condition has no data");
+    PyErr_SetString(PyExc_ValueError,
+                    "Routine.loop: the number of steps is not negative, and a loop with a "
+                    "condition has no data");
     return NULL;
   }
   py_routine *self = (py_routine *)allocate(MPG_LOOP);
@@ -183,7 +204,9 @@ static PyObject *make_loop(PyObject *type, PyObject *args) {
   loop->num_step_captures = step_captures;
   loop->num_condition_captures = condition_captures;
   loop->limit = limit;
-  if (callee_from(self, step, &loop->step) < 0 || (condition != Py_None && callee_from(self, condition, &loop->condition) < 0)) goto fail;
+  if (callee_from(self, step, &loop->step) < 0 ||
+      (condition != Py_None && callee_from(self, condition, &loop->condition) < 0))
+    goto fail;
   if ((items = PySequence_Tuple(outputs)) == NULL) goto fail;
   loop->num_outputs = (uint32_t)PyTuple_GET_SIZE(items);
   loop->outputs = mpg_calloc((size_t)loop->num_outputs + 1, sizeof *loop->outputs);
@@ -204,7 +227,7 @@ fail:
   return NULL;
 }
 
-/* --- The type ------------------------------------------------------------------------------------------------------ */
+/* --- The type --------------------------------------------------------------------------------- */
 
 static PyObject *routine_call(PyObject *object, PyObject *args, PyObject *kwargs) {
   mpg_routine *routine = &((py_routine *)object)->routine;
@@ -213,7 +236,8 @@ static PyObject *routine_call(PyObject *object, PyObject *args, PyObject *kwargs
     PyErr_SetString(PyExc_TypeError, "Routine takes a list of arrays, without keywords");
     return NULL;
   }
-  if (!PyArg_ParseTuple(args, "O:Routine", &given) || (items = PySequence_Tuple(given)) == NULL) return NULL;
+  if (!PyArg_ParseTuple(args, "O:Routine", &given) || (items = PySequence_Tuple(given)) == NULL)
+    return NULL;
   uint32_t num_inputs = (uint32_t)PyTuple_GET_SIZE(items), num_outputs = routine->num_outputs;
   mpg_array **inputs = PyMem_Calloc((size_t)num_inputs + 1, sizeof *inputs);
   mpg_array *outputs = PyMem_Calloc((size_t)num_outputs + 1, sizeof *outputs);
@@ -243,7 +267,8 @@ static int routine_traverse(PyObject *object, visitproc visit, void *arg) {
   return 0;
 }
 
-/* What is called goes with the routine only, so this breaks cycles by making the routine refuse calls. */
+/* What is called goes with the routine only, so this breaks cycles by making the routine refuse
+ * calls. */
 static int routine_break(PyObject *object) {
   py_routine *self = (py_routine *)object;
   mpg_routine_clear(&self->routine);
@@ -263,14 +288,22 @@ static void routine_dealloc(PyObject *object) {
 
 static PyMethodDef routine_methods[] = {
     {"sequence", make_sequence, METH_VARARGS | METH_STATIC,
-     "sequence(num_inputs, calls, results)\n--\n\nCalls one behind the other. A call is (function, scope, inputs, num_outputs); scope: the number of a block path, or None.\n"
-     "Inputs and results are slots: the inputs of the sequence, then what its calls return, in their order."},
+     "sequence(num_inputs, calls, results)\n--\n\nCalls one behind the other. A call is (function, "
+     "scope, inputs, num_outputs); scope: the number of a block path, or None.\n"
+     "Inputs and results are slots: the inputs of the sequence, then what its calls return, in "
+     "their order."},
     {"branch", make_branch, METH_VARARGS | METH_STATIC,
-     "branch(first, num_first, second, num_second, num_outputs)\n--\n\nTakes an array of one number, the inputs of `first`, the inputs of `second`; calls `first` where the number is not 0."},
+     "branch(first, num_first, second, num_second, num_outputs)\n--\n\nTakes an array of one "
+     "number, the inputs of `first`, the inputs of `second`; calls `first` where the number is not "
+     "0."},
     {"loop", make_loop, METH_VARARGS | METH_STATIC,
-     "loop(name, limit, num_data, num_states, step, step_captures, condition, condition_captures, outputs)\n--\n\nTakes data, states, and the two numbers of captures. Calls "
-     "step(*rows, *states, *captures) for each of `limit` rows of\nthe data, or while condition(*states, *captures) (None: always) is not 0, at most `limit` times; a step returns outputs and the next\n"
-     "states. outputs: (shape, dtype, ctx) of a step's. Returns the outputs of all steps along a new first axis, zeros behind the last step,\nthen the last states."},
+     "loop(name, limit, num_data, num_states, step, step_captures, condition, condition_captures, "
+     "outputs)\n--\n\nTakes data, states, and the two numbers of captures. Calls "
+     "step(*rows, *states, *captures) for each of `limit` rows of\nthe data, or while "
+     "condition(*states, *captures) (None: always) is not 0, at most `limit` times; a step returns "
+     "outputs and the next\n"
+     "states. outputs: (shape, dtype, ctx) of a step's. Returns the outputs of all steps along a "
+     "new first axis, zeros behind the last step,\nthen the last states."},
     {0}};
 static PyType_Slot routine_slots[] = {
     {Py_tp_dealloc, routine_dealloc},
@@ -279,13 +312,16 @@ static PyType_Slot routine_slots[] = {
     {Py_tp_call, routine_call},
     {Py_tp_methods, routine_methods},
     {Py_tp_doc,
-     "CachedOps, other Routines, and functions from a list of arrays to one, put together; called with a list of arrays it returns one. All of it runs in\n"
-     "the core, and on the tape what is called stands by itself. Made by `sequence`, `branch` and `loop`."},
+     "CachedOps, other Routines, and functions from a list of arrays to one, put together; called "
+     "with a list of arrays it returns one. All of it runs in\n"
+     "the core, and on the tape what is called stands by itself. Made by `sequence`, `branch` and "
+     "`loop`."},
     {0, NULL}};
-static PyType_Spec routine_spec = {.name = "mpgluon._core.Routine",
-                                   .basicsize = sizeof(py_routine),
-                                   .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-                                   .slots = routine_slots};
+static PyType_Spec routine_spec = {
+    .name = "mpgluon._core.Routine",
+    .basicsize = sizeof(py_routine),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = routine_slots};
 
 static int is_routine(PyObject *object) { return Py_TYPE(object) == mpg_py->routine_type; }
 

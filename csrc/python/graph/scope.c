@@ -1,14 +1,15 @@
 /* _core.Scope: a with-statement that changes state and puts it back.
  *
- * Python code can be interrupted between any two of its instructions (Ctrl-C), so a state that Python code puts back, in an `__exit__` or a
- * `finally`, may stay as it was. Here all changes are made in one C call and undone in another, so a scope was entered or it was not, and
- * whoever entered it leaves it. `at_once` makes changes that stay, likewise in one call. */
+ * Python code can be interrupted between any two of its instructions (Ctrl-C), so a state that
+ * Python code puts back, in an `__exit__` or a `finally`, may stay as it was. Here all changes are
+ * made in one C call and undone in another, so a scope was entered or it was not, and whoever
+ * entered it leaves it. `at_once` makes changes that stay, likewise in one call. */
 #include "python/core.h"
 
 typedef struct scope {
-  PyObject_HEAD
-  PyObject *changes; /* owned: a tuple; what `_changes` gives */
-  PyObject *entered; /* owned: a list; for each time it is entered, a list of what undoes the changes made, or NULL */
+  PyObject_HEAD PyObject *changes; /* owned: a tuple; what `_changes` gives */
+  PyObject *entered; /* owned: a list; for each time it is entered, a list of what undoes the
+                        changes made, or NULL */
 } scope;
 
 static PyObject *former_item(PyObject *change) {
@@ -18,9 +19,13 @@ static PyObject *former_item(PyObject *change) {
   return former != NULL ? PyTuple_Pack(3, dict, key, former) : PyTuple_Pack(2, dict, key);
 }
 
-static bool is_item(PyObject *change) { return PyTuple_CheckExact(change) && (PyTuple_GET_SIZE(change) | 1) == 3 && PyDict_Check(PyTuple_GET_ITEM(change, 0)); }
+static bool is_item(PyObject *change) {
+  return PyTuple_CheckExact(change) && (PyTuple_GET_SIZE(change) | 1) == 3 &&
+         PyDict_Check(PyTuple_GET_ITEM(change, 0));
+}
 static bool is_setting(PyObject *change) {
-  return PyTuple_CheckExact(change) && PyTuple_GET_SIZE(change) == 2 && PyCFunction_Check(PyTuple_GET_ITEM(change, 0));
+  return PyTuple_CheckExact(change) && PyTuple_GET_SIZE(change) == 2 &&
+         PyCFunction_Check(PyTuple_GET_ITEM(change, 0));
 }
 
 /* Makes one change; *undo gets what undoes it. Whatever can fail comes before the change. */
@@ -28,7 +33,8 @@ static int apply(PyObject *change, PyObject **undo) {
   *undo = NULL;
   if (is_item(change) && PyTuple_GET_SIZE(change) == 3) {
     if ((*undo = former_item(change)) == NULL) return -1;
-    return PyDict_SetItem(PyTuple_GET_ITEM(change, 0), PyTuple_GET_ITEM(change, 1), PyTuple_GET_ITEM(change, 2));
+    return PyDict_SetItem(PyTuple_GET_ITEM(change, 0), PyTuple_GET_ITEM(change, 1),
+                          PyTuple_GET_ITEM(change, 2));
   }
   if (is_item(change)) { /* the item is there, and goes at the end */
     *undo = Py_NewRef(change);
@@ -37,7 +43,8 @@ static int apply(PyObject *change, PyObject **undo) {
   if (is_setting(change)) {
     if ((*undo = PyTuple_New(2)) == NULL) return -1;
     PyTuple_SET_ITEM(*undo, 0, Py_NewRef(PyTuple_GET_ITEM(change, 0)));
-    PyObject *former = PyObject_CallOneArg(PyTuple_GET_ITEM(change, 0), PyTuple_GET_ITEM(change, 1));
+    PyObject *former =
+        PyObject_CallOneArg(PyTuple_GET_ITEM(change, 0), PyTuple_GET_ITEM(change, 1));
     if (former == NULL) return -1;
     PyTuple_SET_ITEM(*undo, 1, former);
     return 0;
@@ -56,13 +63,15 @@ static int revert(PyObject *undo) {
     int found = PyDict_Contains(dict, key);
     return found > 0 ? PyDict_DelItem(dict, key) : found;
   }
-  PyObject *result = is_setting(undo) ? PyObject_CallOneArg(PyTuple_GET_ITEM(undo, 0), PyTuple_GET_ITEM(undo, 1))
-                                      : PyObject_CallMethod(undo, "__exit__", "OOO", Py_None, Py_None, Py_None);
+  PyObject *result = is_setting(undo)
+                         ? PyObject_CallOneArg(PyTuple_GET_ITEM(undo, 0), PyTuple_GET_ITEM(undo, 1))
+                         : PyObject_CallMethod(undo, "__exit__", "OOO", Py_None, Py_None, Py_None);
   Py_XDECREF(result);
   return result != NULL ? 0 : -1;
 }
 
-/* Undoes the changes, last one first, all of them whatever fails. A pending exception stays; else that of the first failure is set. */
+/* Undoes the changes, last one first, all of them whatever fails. A pending exception stays; else
+ * that of the first failure is set. */
 static int revert_all(PyObject *undos) {
   PyObject *type, *value, *traceback;
   PyErr_Fetch(&type, &value, &traceback);
@@ -147,7 +156,8 @@ static PyObject *scope_exit(PyObject *object, PyObject *const *args, Py_ssize_t 
   Py_RETURN_NONE;
 }
 
-static PyObject *scope_run(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords) {
+static PyObject *scope_run(PyObject *object, PyObject *const *args, Py_ssize_t count,
+                           PyObject *keywords) {
   if (count < 1) {
     PyErr_SetString(PyExc_TypeError, "run() takes a function and its arguments");
     return NULL;
@@ -209,27 +219,37 @@ static void scope_dealloc(PyObject *object) {
 /* Copies of what Python's subclasses hold; nobody has entered them. */
 static PyObject *scope_getstate(PyObject *object, PyObject *unused) {
   (void)unused;
-  if (Py_TYPE(object) == mpg_py->change_type) return PyErr_Format(PyExc_TypeError, "cannot pickle '%s' object", Py_TYPE(object)->tp_name);
-  PyObject *attributes = PyObject_GetAttrString(object, "__dict__"), *copy = attributes != NULL ? PyDict_Copy(attributes) : NULL;
+  if (Py_TYPE(object) == mpg_py->change_type)
+    return PyErr_Format(PyExc_TypeError, "cannot pickle '%s' object", Py_TYPE(object)->tp_name);
+  PyObject *attributes = PyObject_GetAttrString(object, "__dict__"),
+           *copy = attributes != NULL ? PyDict_Copy(attributes) : NULL;
   Py_XDECREF(attributes);
   return copy;
 }
 
-/* --- Changes that stay ---------------------------------------------------------------------------------------------- */
+/* --- Changes that stay ------------------------------------------------------------------------ */
 
-static bool is_call(PyObject *change) { return PyTuple_CheckExact(change) && PyTuple_GET_SIZE(change) >= 1 && PyCallable_Check(PyTuple_GET_ITEM(change, 0)); }
+static bool is_call(PyObject *change) {
+  return PyTuple_CheckExact(change) && PyTuple_GET_SIZE(change) >= 1 &&
+         PyCallable_Check(PyTuple_GET_ITEM(change, 0));
+}
 
 static PyObject *at_once(PyObject *module, PyObject *const *changes, Py_ssize_t count) {
   (void)module;
   for (Py_ssize_t i = 0; i < count; i++) /* before any of them is made */
-    if (!is_call(changes[i]) && !(is_item(changes[i]) && PyTuple_GET_SIZE(changes[i]) == 3)) return PyErr_Format(PyExc_TypeError, "at_once(): %R is no change", changes[i]);
+    if (!is_call(changes[i]) && !(is_item(changes[i]) && PyTuple_GET_SIZE(changes[i]) == 3))
+      return PyErr_Format(PyExc_TypeError, "at_once(): %R is no change", changes[i]);
   for (Py_ssize_t i = 0; i < count; i++) {
     PyObject *change = changes[i];
     if (!is_call(change)) {
-      if (PyDict_SetItem(PyTuple_GET_ITEM(change, 0), PyTuple_GET_ITEM(change, 1), PyTuple_GET_ITEM(change, 2)) < 0) return NULL;
+      if (PyDict_SetItem(PyTuple_GET_ITEM(change, 0), PyTuple_GET_ITEM(change, 1),
+                         PyTuple_GET_ITEM(change, 2)) < 0)
+        return NULL;
       continue;
     }
-    PyObject *result = PyObject_Vectorcall(PyTuple_GET_ITEM(change, 0), &PyTuple_GET_ITEM(change, 1), (size_t)(PyTuple_GET_SIZE(change) - 1), NULL);
+    PyObject *result =
+        PyObject_Vectorcall(PyTuple_GET_ITEM(change, 0), &PyTuple_GET_ITEM(change, 1),
+                            (size_t)(PyTuple_GET_SIZE(change) - 1), NULL);
     if (result == NULL) return NULL;
     Py_DECREF(result);
   }
@@ -239,7 +259,8 @@ static PyObject *at_once(PyObject *module, PyObject *const *changes, Py_ssize_t 
 static PyObject *set_attributes(PyObject *module, PyObject *const *args, Py_ssize_t count) {
   (void)module;
   if (count % 2 == 0) {
-    PyErr_SetString(PyExc_TypeError, "set_attributes takes an object, and for each attribute a name and a value");
+    PyErr_SetString(PyExc_TypeError,
+                    "set_attributes takes an object, and for each attribute a name and a value");
     return NULL;
   }
   for (Py_ssize_t i = 1; i < count; i += 2)
@@ -249,11 +270,15 @@ static PyObject *set_attributes(PyObject *module, PyObject *const *args, Py_ssiz
 
 static PyMethodDef methods[] = {
     {"set_attributes", (PyCFunction)(void (*)(void))set_attributes, METH_FASTCALL,
-     "set_attributes(object, *names_and_values)\n--\n\nSets attributes, each a name and a value, in one call, as object.__setattr__ does: without the object's own __setattr__, and without asking for its\n"
+     "set_attributes(object, *names_and_values)\n--\n\nSets attributes, each a name and a value, "
+     "in one call, as object.__setattr__ does: without the object's own __setattr__, and without "
+     "asking for its\n"
      "__dict__, which would make its methods slower to find from then on."},
     {"at_once", (PyCFunction)(void (*)(void))at_once, METH_FASTCALL,
-     "at_once(*changes)\n--\n\nMakes changes that stay, one after the other: an interrupt finds none of them, or all.\n\n"
-     "A change is ``(dict, key, value)``, an item that gets a value (as of ``vars(object)``), or ``(function, *args)``, a call of what is written in C.\n"
+     "at_once(*changes)\n--\n\nMakes changes that stay, one after the other: an interrupt finds "
+     "none of them, or all.\n\n"
+     "A change is ``(dict, key, value)``, an item that gets a value (as of ``vars(object)``), or "
+     "``(function, *args)``, a call of what is written in C.\n"
      "One that fails raises, and those behind it are not made: what may fail comes first."},
     {0}};
 
@@ -270,16 +295,25 @@ static PyType_Slot scope_slots[] = {
     {Py_tp_traverse, scope_traverse},
     {Py_tp_clear, scope_clear},
     {Py_tp_methods, scope_methods},
-    {Py_tp_doc, "Scope(*changes)\n--\n\nA with-statement that changes state: all of it, or nothing, and an interrupt can't leave it changed.\n\n"
-                "A change is ``(dict, key, value)``, an item that gets a value (as of ``vars(object)``, where ``object`` may be a threading.local);\n"
-                "``(dict, key)``, an item that is there and goes at the end; "
-                "``(set, value)``, with a function of this module that sets something and returns what it was; or another such scope.\n"
-                "Subclasses define ``_changes()``, which is called each time one is entered and returns a list of them; it changes nothing itself."},
+    {Py_tp_doc,
+     "Scope(*changes)\n--\n\nA with-statement that changes state: all of it, or nothing, and an "
+     "interrupt can't leave it changed.\n\n"
+     "A change is ``(dict, key, value)``, an item that gets a value (as of ``vars(object)``, where "
+     "``object`` may be a threading.local);\n"
+     "``(dict, key)``, an item that is there and goes at the end; "
+     "``(set, value)``, with a function of this module that sets something and returns what it "
+     "was; or another such scope.\n"
+     "Subclasses define ``_changes()``, which is called each time one is entered and returns a "
+     "list of them; it changes nothing itself."},
     {0, NULL}};
-static PyType_Spec scope_spec = {"mpgluon._core.Scope", sizeof(scope), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, scope_slots};
+static PyType_Spec scope_spec = {"mpgluon._core.Scope", sizeof(scope), 0,
+                                 Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+                                 scope_slots};
 
 int mpg_py_scope_init(PyObject *module) {
   mpg_py->change_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &scope_spec, NULL);
-  if (mpg_py->change_type == NULL || PyModule_AddObjectRef(module, "Scope", (PyObject *)mpg_py->change_type) < 0) return -1;
+  if (mpg_py->change_type == NULL ||
+      PyModule_AddObjectRef(module, "Scope", (PyObject *)mpg_py->change_type) < 0)
+    return -1;
   return PyModule_AddFunctions(module, methods);
 }

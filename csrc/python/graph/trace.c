@@ -1,22 +1,21 @@
-/* _core.Trace and _core.Function: traces that Python code takes apart. A block that has to look at values on the way is traced as one
- * Trace and cut into Functions; bodies of loops and branches are Functions of traces of their own. See compile/function.h.
+/* _core.Trace and _core.Function: traces that Python code takes apart. A block that has to look at
+ * values on the way is traced as one Trace and cut into Functions; bodies of loops and branches are
+ * Functions of traces of their own. See compile/function.h.
  */
 #include "compile/function.h"
 #include "autograd/tape.h"
 #include "python/core.h"
 
 typedef struct py_trace {
-  PyObject_HEAD
-  mpg_trace *trace; /* owned reference; NULL: cleared */
-  bool begun;       /* active in this thread, and to be ended */
+  PyObject_HEAD mpg_trace *trace; /* owned reference; NULL: cleared */
+  bool begun;                     /* active in this thread, and to be ended */
 } py_trace;
 
 typedef struct py_function {
-  PyObject_HEAD
-  mpg_function *function; /* owned */
+  PyObject_HEAD mpg_function *function; /* owned */
 } py_function;
 
-/* --- Function ----------------------------------------------------------------------------------------------------- */
+/* --- Function --------------------------------------------------------------------------------- */
 static PyObject *function_call(PyObject *object, PyObject *args, PyObject *kwargs) {
   const mpg_function *function = ((py_function *)object)->function;
   mpg_trace *trace = mpg_trace_active();
@@ -25,11 +24,14 @@ static PyObject *function_call(PyObject *object, PyObject *args, PyObject *kwarg
     return NULL;
   }
   if (trace == NULL) {
-    PyErr_SetString(mpg_py->errors[MPG_ERROR], "a Function is traced, by CachedOp or within a trace; it doesn't run by itself");
+    PyErr_SetString(
+        mpg_py->errors[MPG_ERROR],
+        "a Function is traced, by CachedOp or within a trace; it doesn't run by itself");
     return NULL;
   }
   if (PyTuple_GET_SIZE(args) != (Py_ssize_t)function->num_inputs) {
-    PyErr_Format(PyExc_TypeError, "Function: takes %u arrays, %zd given", (unsigned)function->num_inputs, PyTuple_GET_SIZE(args));
+    PyErr_Format(PyExc_TypeError, "Function: takes %u arrays, %zd given",
+                 (unsigned)function->num_inputs, PyTuple_GET_SIZE(args));
     return NULL;
   }
   PyObject *list = NULL;
@@ -93,18 +95,21 @@ static PyGetSetDef function_properties[] = {
     {"outputs", function_outputs, NULL, "The ids of the values it computes.", NULL},
     {"nodes", function_nodes, NULL, "How many ops it has.", NULL},
     {0}};
-static PyType_Slot function_slots[] = {{Py_tp_call, function_call},
-                                       {Py_tp_dealloc, function_dealloc},
-                                       {Py_tp_getset, function_properties},
-                                       {Py_tp_doc, "A stretch of a Trace as a function of its own, made by `Trace.cut`. Calling it with arrays emits its ops\n"
-                                                   "into the active trace; ``CachedOp(function, flags)`` compiles it."},
-                                       {0, NULL}};
+static PyType_Slot function_slots[] = {
+    {Py_tp_call, function_call},
+    {Py_tp_dealloc, function_dealloc},
+    {Py_tp_getset, function_properties},
+    {Py_tp_doc,
+     "A stretch of a Trace as a function of its own, made by `Trace.cut`. Calling it with arrays "
+     "emits its ops\n"
+     "into the active trace; ``CachedOp(function, flags)`` compiles it."},
+    {0, NULL}};
 static PyType_Spec function_spec = {.name = "mpgluon._core.Function",
                                     .basicsize = sizeof(py_function),
                                     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
                                     .slots = function_slots};
 
-/* --- Trace -------------------------------------------------------------------------------------------------------- */
+/* --- Trace ------------------------------------------------------------------------------------ */
 static mpg_trace *open_trace(PyObject *object) {
   mpg_trace *trace = ((py_trace *)object)->trace;
   if (trace != NULL && !trace->closed) return trace;
@@ -165,7 +170,8 @@ static PyObject *trace_new_input(PyObject *object, PyObject *args) {
   mpg_desc desc;
   mpg_device_id device;
   if (trace == NULL || !PyArg_ParseTuple(args, "OOO:new_input", &shape, &dtype, &ctx)) return NULL;
-  if (mpg_py_shape_from(shape, &desc.shape, "new_input") < 0 || mpg_py_device_id(ctx, &device) < 0) return NULL;
+  if (mpg_py_shape_from(shape, &desc.shape, "new_input") < 0 || mpg_py_device_id(ctx, &device) < 0)
+    return NULL;
   if ((desc.dtype = mpg_py_dtype(dtype)) == MPG_DTYPE_NONE) return NULL;
   return new_input(trace, &desc, device);
 }
@@ -189,12 +195,15 @@ static PyObject *trace_constants(PyObject *object, PyObject *from) {
   mpg_trace *trace = open_trace(object);
   Py_ssize_t begin = trace ? PyLong_AsSsize_t(from) : -1;
   if (begin < 0) {
-    if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "Trace.constants: a number of constants is not negative");
+    if (!PyErr_Occurred())
+      PyErr_SetString(PyExc_ValueError, "Trace.constants: a number of constants is not negative");
     return NULL;
   }
   PyObject *list = PyList_New(0);
   for (size_t i = (size_t)begin; list != NULL && i < trace->num_constants; i++) {
-    PyObject *item = Py_BuildValue("kN", (unsigned long)mpg_value_index(&trace->graph, trace->constants[i].value), constant_array(&trace->constants[i].array));
+    PyObject *item = Py_BuildValue(
+        "kN", (unsigned long)mpg_value_index(&trace->graph, trace->constants[i].value),
+        constant_array(&trace->constants[i].array));
     if (item == NULL || PyList_Append(list, item) < 0) Py_CLEAR(list);
     Py_XDECREF(item);
   }
@@ -233,7 +242,8 @@ static PyObject *trace_cut(PyObject *object, PyObject *args) {
     if (values == NULL) PyErr_NoMemory();
     for (Py_ssize_t i = 0; values != NULL && i < count; i++) {
       mpg_array *array = mpg_py_expect_array(PyTuple_GET_ITEM(items, i), "Trace.cut");
-      mpg_status status = array ? mpg_trace_value(trace, array, "the block's result", &values[i]) : MPG_OK;
+      mpg_status status =
+          array ? mpg_trace_value(trace, array, "the block's result", &values[i]) : MPG_OK;
       if (status != MPG_OK) mpg_py_raise(status);
       if (array != NULL && status == MPG_OK) continue;
       PyMem_Free(values);
@@ -256,7 +266,8 @@ static PyObject *trace_cut(PyObject *object, PyObject *args) {
   return (PyObject *)made;
 }
 
-/* Copies between groups that a part made are not passed over the cut: they aren't arrays of anybody's. */
+/* Copies between groups that a part made are not passed over the cut: they aren't arrays of
+ * anybody's. */
 static PyObject *trace_forget_moves(PyObject *object, PyObject *unused) {
   (void)unused;
   mpg_trace *trace = open_trace(object);
@@ -289,14 +300,22 @@ static void trace_dealloc(PyObject *object) {
 static PyMethodDef trace_methods[] = {
     {"__enter__", trace_enter, METH_NOARGS, NULL},
     {"__exit__", (PyCFunction)(void (*)(void))trace_exit, METH_FASTCALL, NULL},
-    {"input", trace_input, METH_O, "input(like)\n--\n\nA new traced array with the shape, dtype and device of an array."},
-    {"new_input", trace_new_input, METH_VARARGS, "new_input(shape, dtype, ctx)\n--\n\nA new traced array."},
-    {"value", trace_value, METH_O, "value(array)\n--\n\nThe id of the array's value; it becomes a constant where it is none of this trace."},
-    {"constants", trace_constants, METH_O, "constants(begin)\n--\n\nThe constants from that number on, as (id, array)."},
-    {"live", trace_live, METH_NOARGS, "live()\n--\n\nThe ids of the values that some array stands for."},
-    {"forget_moves", trace_forget_moves, METH_NOARGS, "forget_moves()\n--\n\nArrays that were moved between groups are moved anew from now on."},
+    {"input", trace_input, METH_O,
+     "input(like)\n--\n\nA new traced array with the shape, dtype and device of an array."},
+    {"new_input", trace_new_input, METH_VARARGS,
+     "new_input(shape, dtype, ctx)\n--\n\nA new traced array."},
+    {"value", trace_value, METH_O,
+     "value(array)\n--\n\nThe id of the array's value; it becomes a constant where it is none of "
+     "this trace."},
+    {"constants", trace_constants, METH_O,
+     "constants(begin)\n--\n\nThe constants from that number on, as (id, array)."},
+    {"live", trace_live, METH_NOARGS,
+     "live()\n--\n\nThe ids of the values that some array stands for."},
+    {"forget_moves", trace_forget_moves, METH_NOARGS,
+     "forget_moves()\n--\n\nArrays that were moved between groups are moved anew from now on."},
     {"cut", trace_cut, METH_VARARGS,
-     "cut(begin, results=None)\n--\n\nThe ops from node number `begin` on as a Function, or None where there are none. Its outputs are the live values among\n"
+     "cut(begin, results=None)\n--\n\nThe ops from node number `begin` on as a Function, or None "
+     "where there are none. Its outputs are the live values among\n"
      "theirs, or those that are among the results."},
     {0}};
 static PyGetSetDef trace_properties[] = {
@@ -312,15 +331,18 @@ static PyType_Slot trace_slots[] = {{Py_tp_new, trace_new},
                                      "Trace()\n--\n\nA with-statement that is traced: in this "
                                      "thread, inside the active trace if there is one."},
                                     {0, NULL}};
-static PyType_Spec trace_spec = {
-    .name = "mpgluon._core.Trace", .basicsize = sizeof(py_trace), .flags = Py_TPFLAGS_DEFAULT, .slots = trace_slots};
+static PyType_Spec trace_spec = {.name = "mpgluon._core.Trace",
+                                 .basicsize = sizeof(py_trace),
+                                 .flags = Py_TPFLAGS_DEFAULT,
+                                 .slots = trace_slots};
 
 static PyObject *swap_trace(PyObject *module, PyObject *item) {
   (void)module;
   mpg_trace *trace = NULL;
   if (item != Py_None) {
     if (!PyObject_TypeCheck(item, mpg_py->trace_type)) {
-      PyErr_Format(PyExc_TypeError, "swap_trace: expected a Trace or None, got %s", Py_TYPE(item)->tp_name);
+      PyErr_Format(PyExc_TypeError, "swap_trace: expected a Trace or None, got %s",
+                   Py_TYPE(item)->tp_name);
       return NULL;
     }
     trace = ((py_trace *)item)->trace;
@@ -396,7 +418,8 @@ static PyMethodDef methods[] = {
 int mpg_py_trace_init(PyObject *module) {
   mpg_py->trace_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &trace_spec, NULL);
   mpg_py->function_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &function_spec, NULL);
-  if (mpg_py->trace_type == NULL || mpg_py->function_type == NULL || PyModule_AddObjectRef(module, "Trace", (PyObject *)mpg_py->trace_type) < 0 ||
+  if (mpg_py->trace_type == NULL || mpg_py->function_type == NULL ||
+      PyModule_AddObjectRef(module, "Trace", (PyObject *)mpg_py->trace_type) < 0 ||
       PyModule_AddObjectRef(module, "Function", (PyObject *)mpg_py->function_type) < 0)
     return -1;
   return PyModule_AddFunctions(module, methods) < 0 ? -1 : watch_collector(module);

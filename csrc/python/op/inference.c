@@ -1,13 +1,16 @@
-/* What mpgluon.gluon needs of the core: inference on partly known shapes, the scope under which work is queued, names
- * of dtypes. See core.h. */
+/* What mpgluon.gluon needs of the core: inference on partly known shapes, the scope under which
+ * work is queued, names of dtypes. See core.h. */
 #include "autograd/groups.h"
 #include "python/core.h"
 
-/* --- Inference ---------------------------------------------------------------------------------------------------- */
+/* --- Inference -------------------------------------------------------------------------------- */
 int mpg_py_desc_from(PyObject *pair, mpg_desc *desc) {
   PyObject *shape, *dtype;
-  if (!PyTuple_Check(pair) || !PyArg_ParseTuple(pair, "OO;infer_shape: an input is a (shape, dtype) pair", &shape, &dtype)) {
-    if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "infer_shape: an input is a (shape, dtype) pair");
+  if (!PyTuple_Check(pair) ||
+      !PyArg_ParseTuple(pair, "OO;infer_shape: an input is a (shape, dtype) pair", &shape,
+                        &dtype)) {
+    if (!PyErr_Occurred())
+      PyErr_SetString(PyExc_TypeError, "infer_shape: an input is a (shape, dtype) pair");
     return -1;
   }
   desc->shape = MPG_SHAPE_UNKNOWN;
@@ -19,7 +22,8 @@ int mpg_py_desc_from(PyObject *pair, mpg_desc *desc) {
   Py_ssize_t count = PyTuple_GET_SIZE(items);
   int result = 0;
   if (count > MPG_MAX_NDIM) {
-    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "an array has at most %d dimensions, not %zd", MPG_MAX_NDIM, count);
+    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "an array has at most %d dimensions, not %zd",
+                 MPG_MAX_NDIM, count);
     result = -1;
   }
   memset(&desc->shape, 0, sizeof desc->shape);
@@ -39,7 +43,9 @@ int mpg_py_desc_from(PyObject *pair, mpg_desc *desc) {
 
 /* (shape, dtype name): 0 for unknown sizes, None for what is wholly unknown. New reference. */
 static PyObject *desc_to(const mpg_desc *desc) {
-  PyObject *shape = NULL, *dtype = desc->dtype == MPG_DTYPE_NONE ? Py_NewRef(Py_None) : PyUnicode_FromString(mpg_dtype_name(desc->dtype));
+  PyObject *shape = NULL, *dtype = desc->dtype == MPG_DTYPE_NONE
+                                       ? Py_NewRef(Py_None)
+                                       : PyUnicode_FromString(mpg_dtype_name(desc->dtype));
   if (desc->shape.ndim < 0) {
     shape = Py_NewRef(Py_None);
   } else if ((shape = PyTuple_New(desc->shape.ndim)) != NULL) {
@@ -77,7 +83,8 @@ static int set_params(const mpg_op *op, void *params, PyObject *given, int num_i
   if (table->size == 0) return 0;
   if (mpg_py_params_set(op, params, given, NULL) < 0) return -1;
   int count = mpg_params_find(table, "num_args");
-  if (count >= 0 && mpg_op_variadic(op)) *(int64_t *)((char *)params + table->params[count].offset) = num_inputs;
+  if (count >= 0 && mpg_op_variadic(op))
+    *(int64_t *)((char *)params + table->params[count].offset) = num_inputs;
   return 0;
 }
 
@@ -105,7 +112,8 @@ static int infer_call(PyObject *args, inferred_call *call) {
   if (call->pairs == NULL) return -1;
   Py_ssize_t num_inputs = PyTuple_GET_SIZE(call->pairs);
   if (num_inputs > MPG_MAX_INPUTS) {
-    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: at most %d arrays, got %zd", name, MPG_MAX_INPUTS, num_inputs);
+    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: at most %d arrays, got %zd", name,
+                 MPG_MAX_INPUTS, num_inputs);
     return -1;
   }
   if (set_params(op, call->params, given, (int)num_inputs) < 0) return -1;
@@ -116,9 +124,13 @@ static int infer_call(PyObject *args, inferred_call *call) {
     PyErr_NoMemory();
     return -1;
   }
-  call->infer = (mpg_infer){.op = op, .params = values, .num_inputs = (int)num_inputs,
-                            .num_outputs = num_outputs, .inputs = call->descs,
-                            .outputs = call->descs + num_inputs, .train = mpg_autograd_training()};
+  call->infer = (mpg_infer){.op = op,
+                            .params = values,
+                            .num_inputs = (int)num_inputs,
+                            .num_outputs = num_outputs,
+                            .inputs = call->descs,
+                            .outputs = call->descs + num_inputs,
+                            .train = mpg_autograd_training()};
   for (Py_ssize_t i = 0; i < num_inputs; i++)
     if (mpg_py_desc_from(PyTuple_GET_ITEM(call->pairs, i), &call->descs[i]) < 0) return -1;
   mpg_status status = mpg_op_infer(op, values, call->infer.train, call->infer.inputs,
@@ -167,12 +179,13 @@ static PyObject *op_cost(PyObject *module, PyObject *args) {
   return result;
 }
 
-/* --- Scopes, dtypes ----------------------------------------------------------------------------------------------- */
+/* --- Scopes, dtypes --------------------------------------------------------------------------- */
 static PyObject *intern_scope(PyObject *module, PyObject *path) {
   (void)module;
   const char *text = PyUnicode_Check(path) ? PyUnicode_AsUTF8(path) : NULL;
   if (text == NULL) {
-    if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "intern_scope: the path must be a string");
+    if (!PyErr_Occurred())
+      PyErr_SetString(PyExc_TypeError, "intern_scope: the path must be a string");
     return NULL;
   }
   return PyLong_FromUnsignedLong(mpg_scope_intern(text));
@@ -215,8 +228,12 @@ static PyObject *move_to(PyObject *module, PyObject *args) {
   (void)module;
   PyObject *array, *context;
   mpg_device_id device;
-  if (!PyArg_ParseTuple(args, "O!O:move_to", mpg_py->array_type, &array, &context) || mpg_py_device_id(context, &device) < 0) return NULL;
-  if (!mpg_py_tracked(mpg_py_array_of(array)) && mpg_device_id_equal(mpg_array_device_id(mpg_py_array_of(array)), device)) return Py_NewRef(array);
+  if (!PyArg_ParseTuple(args, "O!O:move_to", mpg_py->array_type, &array, &context) ||
+      mpg_py_device_id(context, &device) < 0)
+    return NULL;
+  if (!mpg_py_tracked(mpg_py_array_of(array)) &&
+      mpg_device_id_equal(mpg_array_device_id(mpg_py_array_of(array)), device))
+    return Py_NewRef(array);
   PyObject *result = mpg_py_array_new();
   if (result == NULL) return NULL;
   mpg_status status = mpg_group_move(mpg_py_array_of(array), device, mpg_py_array_of(result));
@@ -236,7 +253,8 @@ static PyObject *trace_on(PyObject *module, PyObject *ctx) {
   mpg_trace *trace = mpg_trace_active();
   mpg_device_id id;
   if (mpg_py_device_id(ctx, &id) < 0) return NULL;
-  if (trace == NULL) return PyErr_Format(mpg_py->errors[MPG_ERROR], "trace_on: nothing is being traced");
+  if (trace == NULL)
+    return PyErr_Format(mpg_py->errors[MPG_ERROR], "trace_on: nothing is being traced");
   trace->only = id;
   Py_RETURN_NONE;
 }
@@ -252,8 +270,7 @@ static PyMethodDef methods[] = {
      "dtype) pairs, 0 standing for sizes and None\n"
      "for shapes and dtypes that are not known; params: a dict. Returns the lists of completed "
      "inputs and of outputs, likewise."},
-    {"intern_scope", intern_scope, METH_O,
-     "intern_scope(path)\n--\n\nThe number of a block path."},
+    {"intern_scope", intern_scope, METH_O, "intern_scope(path)\n--\n\nThe number of a block path."},
     {"set_scope", set_scope, METH_O,
      "set_scope(number)\n--\n\nFrom now on this thread queues work under that block path. Returns "
      "the former number."},

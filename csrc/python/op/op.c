@@ -1,37 +1,38 @@
-/* _core.Op: an op as a Python function. Arrays come first, then parameters in the order they are declared, as in MXNet's
- * generated functions; `out` writes into given arrays; `name` is for symbols and has no effect here.
+/* _core.Op: an op as a Python function. Arrays come first, then parameters in the order they are
+ * declared, as in MXNet's generated functions; `out` writes into given arrays; `name` is for
+ * symbols and has no effect here.
  *
- * Names are interned, so a keyword is found by comparing pointers, and its spelling is looked at only where that fails.
+ * Names are interned, so a keyword is found by comparing pointers, and its spelling is looked at
+ * only where that fails.
  */
 #include "python/core.h"
 
 typedef struct op_object {
-  PyObject_HEAD
-  vectorcallfunc call;
+  PyObject_HEAD vectorcallfunc call;
   const mpg_op *op;
-  PyObject *name;     /* the name it was made under */
-  PyObject *names;    /* tuple of interned names: inputs, then parameters */
-  int num_inputs;     /* names among inputs; a variadic one counts */
-  int min_inputs;     /* inputs that are never left out */
+  PyObject *name;  /* the name it was made under */
+  PyObject *names; /* tuple of interned names: inputs, then parameters */
+  int num_inputs;  /* names among inputs; a variadic one counts */
+  int min_inputs;  /* inputs that are never left out */
   bool variadic;
-  bool creates;       /* `ctx` None means the current context */
-  int ctx;            /* index of that parameter, or -1 */
-  int count_param;    /* "num_args" of variadic ops: filled from the number of arrays; -1: none */
-  void *defaults;     /* the parameter struct filled with defaults; owned */
-  uint64_t required;  /* bits: parameters that have to be given */
+  bool creates;      /* `ctx` None means the current context */
+  int ctx;           /* index of that parameter, or -1 */
+  int count_param;   /* "num_args" of variadic ops: filled from the number of arrays; -1: none */
+  void *defaults;    /* the parameter struct filled with defaults; owned */
+  uint64_t required; /* bits: parameters that have to be given */
 } op_object;
 
 enum { MAX_PARAMS = 64 };
 
-/* --- Calls -------------------------------------------------------------------------------------------------------- */
+/* --- Calls ------------------------------------------------------------------------------------ */
 typedef struct call {
   op_object *self;
   PyObject **arrays; /* owned references: converted inputs, NULL where not given */
   int num_arrays;    /* one past the last place used */
   int capacity;
   PyObject *small[MPG_PY_SMALL];
-  PyObject *out;     /* borrowed */
-  uint64_t given;    /* parameters given */
+  PyObject *out;      /* borrowed */
+  uint64_t given;     /* parameters given */
   const void *values; /* params; NULL for ops without */
   _Alignas(16) char params[MPG_PY_MAX_PARAMS];
 } call;
@@ -39,7 +40,8 @@ typedef struct call {
 static int call_grow(call *c, int needed) {
   if (needed <= c->capacity) return 0;
   if (needed > MPG_MAX_INPUTS) {
-    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: at most %d arrays, got %d", c->self->op->name, MPG_MAX_INPUTS, needed);
+    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: at most %d arrays, got %d",
+                 c->self->op->name, MPG_MAX_INPUTS, needed);
     return -1;
   }
   PyObject **arrays = PyMem_Calloc((size_t)needed, sizeof *arrays);
@@ -58,7 +60,8 @@ static int add_array(call *c, int place, PyObject *object) {
   if (call_grow(c, place + 1) < 0) return -1;
   if (c->arrays[place] != NULL) {
     char name[64];
-    PyErr_Format(PyExc_TypeError, "%s: %s is given twice", c->self->op->name, mpg_op_input_name(c->self->op, place, name, sizeof name));
+    PyErr_Format(PyExc_TypeError, "%s: %s is given twice", c->self->op->name,
+                 mpg_op_input_name(c->self->op, place, name, sizeof name));
     return -1;
   }
   while (c->num_arrays <= place) c->arrays[c->num_arrays++] = NULL;
@@ -79,7 +82,8 @@ static int add_arrays_of(call *c, PyObject *sequence) {
 
 static int add_param(call *c, int index, PyObject *value) {
   if (c->given >> index & 1) {
-    PyErr_Format(PyExc_TypeError, "%s: %s is given twice", c->self->op->name, c->self->op->params->params[index].name);
+    PyErr_Format(PyExc_TypeError, "%s: %s is given twice", c->self->op->name,
+                 c->self->op->params->params[index].name);
     return -1;
   }
   c->given |= (uint64_t)1 << index;
@@ -89,10 +93,14 @@ static int add_param(call *c, int index, PyObject *value) {
 /* Ops without parameters take any in MXNet, and so do programs written for it. */
 static int unknown_keyword(const op_object *self, PyObject *keyword) {
   if (self->op->params->size == 0)
-    return PyErr_WarnFormat(PyExc_UserWarning, 1, "%s has no parameters; '%U' is ignored, as in MXNet", self->op->name, keyword);
-  PyObject *comma = PyUnicode_FromString(", "), *list = comma ? PyUnicode_Join(comma, self->names) : NULL;
+    return PyErr_WarnFormat(PyExc_UserWarning, 1,
+                            "%s has no parameters; '%U' is ignored, as in MXNet", self->op->name,
+                            keyword);
+  PyObject *comma = PyUnicode_FromString(", "),
+           *list = comma ? PyUnicode_Join(comma, self->names) : NULL;
   if (list != NULL)
-    PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "%s has no parameter '%U'; it takes: %U%sout, name", self->op->name, keyword, list,
+    PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR],
+                 "%s has no parameter '%U'; it takes: %U%sout, name", self->op->name, keyword, list,
                  PyTuple_GET_SIZE(self->names) ? ", " : "");
   Py_XDECREF(comma);
   Py_XDECREF(list);
@@ -112,12 +120,14 @@ static Py_ssize_t find_name(PyObject *names, PyObject *keyword) {
 static int variadic_place(const op_object *self, PyObject *keyword) {
   const char *text = PyUnicode_AsUTF8(keyword);
   if (text == NULL) return -1;
-  const char *prefixes[] = {"arg", PyUnicode_AsUTF8(PyTuple_GET_ITEM(self->names, self->num_inputs - 1))};
+  const char *prefixes[] = {"arg",
+                            PyUnicode_AsUTF8(PyTuple_GET_ITEM(self->names, self->num_inputs - 1))};
   for (int i = 0; i < 2; i++) {
     size_t length = prefixes[i] ? strlen(prefixes[i]) : 0;
     int place, end = 0;
-    if (length && strncmp(text, prefixes[i], length) == 0 && text[length] >= '0' && text[length] <= '9' &&
-        sscanf(text + length, "%6d%n", &place, &end) == 1 && text[length + (size_t)end] == 0)
+    if (length && strncmp(text, prefixes[i], length) == 0 && text[length] >= '0' &&
+        text[length] <= '9' && sscanf(text + length, "%6d%n", &place, &end) == 1 &&
+        text[length + (size_t)end] == 0)
       return self->num_inputs - 1 + place;
   }
   return -1;
@@ -137,14 +147,17 @@ static int add_keyword(call *c, PyObject *keyword, PyObject *value) {
   if (keyword == mpg_py->name_out) return set_out(c, value);
   Py_ssize_t place = find_name(self->names, keyword);
   if (place < 0) {
-    if (keyword == mpg_py->name_name || PyUnicode_CompareWithASCIIString(keyword, "name") == 0) return 0;
+    if (keyword == mpg_py->name_name || PyUnicode_CompareWithASCIIString(keyword, "name") == 0)
+      return 0;
     if (PyUnicode_CompareWithASCIIString(keyword, "out") == 0) return set_out(c, value);
     int numbered = self->variadic ? variadic_place(self, keyword) : -1;
     if (numbered >= 0) return add_array(c, numbered, value);
     return unknown_keyword(self, keyword);
   }
   if (place >= self->num_inputs) return add_param(c, (int)place - self->num_inputs, value);
-  if (self->variadic && place == self->num_inputs - 1 && (PyList_Check(value) || PyTuple_Check(value))) return add_arrays_of(c, value);
+  if (self->variadic && place == self->num_inputs - 1 &&
+      (PyList_Check(value) || PyTuple_Check(value)))
+    return add_arrays_of(c, value);
   return add_array(c, (int)place, value);
 }
 
@@ -153,19 +166,23 @@ static void close_gaps(call *c) {
   int kept = 0;
   for (int i = 0; i < c->num_arrays; i++) {
     PyObject *array = c->arrays[i];
-    if (array == NULL && i < c->self->num_inputs && mpg_op_input_left_out(c->self->op, c->values, i)) continue;
+    if (array == NULL && i < c->self->num_inputs &&
+        mpg_op_input_left_out(c->self->op, c->values, i))
+      continue;
     c->arrays[i] = NULL;
     c->arrays[kept++] = array;
   }
   c->num_arrays = kept;
 }
 
-/* Numbers and NumPy arrays become arrays on the device of the first NDArray; left-out inputs at the end are cut off. */
+/* Numbers and NumPy arrays become arrays on the device of the first NDArray; left-out inputs at the
+ * end are cut off. */
 static int convert_arrays(call *c) {
   const mpg_op *op = c->self->op;
   while (c->num_arrays > 0 && c->arrays[c->num_arrays - 1] == NULL) c->num_arrays--;
   if (c->num_arrays < c->self->min_inputs) {
-    PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "%s: the array %U is missing", op->name, PyTuple_GET_ITEM(c->self->names, c->num_arrays));
+    PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "%s: the array %U is missing", op->name,
+                 PyTuple_GET_ITEM(c->self->names, c->num_arrays));
     return -1;
   }
   const mpg_array *like = NULL;
@@ -174,7 +191,8 @@ static int convert_arrays(call *c) {
     if (c->arrays[i] == NULL) close_gaps(c);
     if (c->arrays[i] == NULL) {
       char name[64];
-      PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "%s: the array %s is missing", op->name, mpg_op_input_name(op, i, name, sizeof name));
+      PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "%s: the array %s is missing", op->name,
+                   mpg_op_input_name(op, i, name, sizeof name));
       return -1;
     }
     if (!mpg_py_is_array(c->arrays[i]))
@@ -199,7 +217,8 @@ static int check_required(const call *c) {
   if (missing == 0) return 0;
   for (int i = 0; i < table->count; i++)
     if (missing >> i & 1) {
-      PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "%s: the parameter %s is missing", c->self->op->name, table->params[i].name);
+      PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "%s: the parameter %s is missing",
+                   c->self->op->name, table->params[i].name);
       break;
     }
   return -1;
@@ -208,14 +227,17 @@ static int check_required(const call *c) {
 static PyObject *run_out(call *c, mpg_array *const *inputs, int visible) {
   mpg_array *out[MPG_PY_SMALL], **outputs = out;
   PyObject *keep = NULL, *result = NULL;
-  if (visible > MPG_PY_SMALL && (outputs = PyMem_Malloc(sizeof *outputs * (size_t)visible)) == NULL) return PyErr_NoMemory();
+  if (visible > MPG_PY_SMALL && (outputs = PyMem_Malloc(sizeof *outputs * (size_t)visible)) == NULL)
+    return PyErr_NoMemory();
   int count = mpg_py_array_list(c->out, outputs, visible, &keep, "out");
   if (count < 0) goto done;
   if (count != visible) {
-    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s has %d outputs, out has %d arrays", c->self->op->name, visible, count);
+    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s has %d outputs, out has %d arrays",
+                 c->self->op->name, visible, count);
     goto done;
   }
-  mpg_status status = mpg_call(c->self->op, c->values, inputs, c->num_arrays, NULL, visible, outputs);
+  mpg_status status =
+      mpg_call(c->self->op, c->values, inputs, c->num_arrays, NULL, visible, outputs);
   if (status == MPG_OK)
     result = Py_NewRef(c->out);
   else
@@ -230,7 +252,8 @@ static PyObject *run_several(call *c, mpg_array *const *inputs, int visible) {
   mpg_array *outputs = PyMem_Calloc((size_t)visible + 1, sizeof *outputs);
   if (outputs == NULL) return PyErr_NoMemory();
   PyObject *list = NULL;
-  mpg_status status = mpg_call(c->self->op, c->values, inputs, c->num_arrays, outputs, visible, NULL);
+  mpg_status status =
+      mpg_call(c->self->op, c->values, inputs, c->num_arrays, outputs, visible, NULL);
   if (status != MPG_OK)
     mpg_py_raise(status);
   else
@@ -246,7 +269,9 @@ static PyObject *run(call *c) {
     if (id->type == 0) *id = mpg_py_current_device();
   }
   mpg_array *small[MPG_PY_SMALL], **inputs = small;
-  if (c->num_arrays > MPG_PY_SMALL && (inputs = PyMem_Malloc(sizeof *inputs * (size_t)c->num_arrays)) == NULL) return PyErr_NoMemory();
+  if (c->num_arrays > MPG_PY_SMALL &&
+      (inputs = PyMem_Malloc(sizeof *inputs * (size_t)c->num_arrays)) == NULL)
+    return PyErr_NoMemory();
   for (int i = 0; i < c->num_arrays; i++) inputs[i] = mpg_py_array_of(c->arrays[i]);
   int visible = mpg_call_outputs(op, c->values, c->num_arrays);
   PyObject *result;
@@ -260,7 +285,8 @@ static PyObject *run(call *c) {
   return result;
 }
 
-static __attribute__((noinline)) PyObject *call_any(op_object *self, PyObject *const *args, Py_ssize_t count, PyObject *keywords) {
+static __attribute__((noinline)) PyObject *call_any(op_object *self, PyObject *const *args,
+                                                    Py_ssize_t count, PyObject *keywords) {
   const mpg_param_table *table = self->op->params;
   call c;
   c.self = self;
@@ -276,7 +302,8 @@ static __attribute__((noinline)) PyObject *call_any(op_object *self, PyObject *c
   Py_ssize_t positional = self->num_inputs + (table->size > 0 ? table->count : 0);
 
   if (!self->variadic && count > positional + 2)
-    return PyErr_Format(PyExc_TypeError, "%s takes at most %zd arguments, got %zd", self->op->name, positional + 2, count);
+    return PyErr_Format(PyExc_TypeError, "%s takes at most %zd arguments, got %zd", self->op->name,
+                        positional + 2, count);
   for (Py_ssize_t i = 0; i < count; i++) {
     if (self->variadic && i >= self->num_inputs - 1) {
       bool list = PyList_Check(args[i]) || PyTuple_Check(args[i]);
@@ -302,32 +329,40 @@ done:
   return result;
 }
 
-/* Whether a call passes arrays alone, by position: nothing is converted, and all parameters have their defaults. The caller keeps the arrays. */
-static inline bool is_plain(const op_object *self, PyObject *const *args, Py_ssize_t count, PyObject *keywords) {
-  if (self->variadic || self->required || count == 0 || count < self->min_inputs || count > self->num_inputs || count > MPG_PY_SMALL) return false;
+/* Whether a call passes arrays alone, by position: nothing is converted, and all parameters have
+ * their defaults. The caller keeps the arrays. */
+static inline bool is_plain(const op_object *self, PyObject *const *args, Py_ssize_t count,
+                            PyObject *keywords) {
+  if (self->variadic || self->required || count == 0 || count < self->min_inputs ||
+      count > self->num_inputs || count > MPG_PY_SMALL)
+    return false;
   if (keywords != NULL && PyTuple_GET_SIZE(keywords) > 0) return false;
   for (Py_ssize_t i = 0; i < count; i++)
     if (!Py_IS_TYPE(args[i], mpg_py->array_type)) return false;
   return true;
 }
 
-static PyObject *op_call(PyObject *callable, PyObject *const *args, size_t flags, PyObject *keywords) {
+static PyObject *op_call(PyObject *callable, PyObject *const *args, size_t flags,
+                         PyObject *keywords) {
   op_object *self = (op_object *)callable;
   Py_ssize_t count = PyVectorcall_NARGS(flags);
   if (!is_plain(self, args, count, keywords)) return call_any(self, args, count, keywords);
   const void *values = self->op->params->size > 0 ? self->defaults : NULL;
   mpg_array *inputs[MPG_PY_SMALL];
   for (Py_ssize_t i = 0; i < count; i++) inputs[i] = mpg_py_array_of(args[i]);
-  if (mpg_call_outputs(self->op, values, (int)count) != 1) return call_any(self, args, count, keywords);
+  if (mpg_call_outputs(self->op, values, (int)count) != 1)
+    return call_any(self, args, count, keywords);
   return mpg_py_call_op(self->op, values, inputs, (int)count);
 }
 
-/* --- The type ----------------------------------------------------------------------------------------------------- */
+/* --- The type --------------------------------------------------------------------------------- */
 static PyObject *op_get(PyObject *self, PyObject *object, PyObject *type) {
   (void)type;
   return object == NULL || object == Py_None ? Py_NewRef(self) : PyMethod_New(self, object);
 }
-static PyObject *op_repr(PyObject *self) { return PyUnicode_FromFormat("<mxnet operator %U>", ((op_object *)self)->name); }
+static PyObject *op_repr(PyObject *self) {
+  return PyUnicode_FromFormat("<mxnet operator %U>", ((op_object *)self)->name);
+}
 static void op_dealloc(PyObject *object) {
   op_object *self = (op_object *)object;
   PyTypeObject *type = Py_TYPE(object);
@@ -339,7 +374,8 @@ static void op_dealloc(PyObject *object) {
 }
 static PyObject *op_reduce(PyObject *self, PyObject *unused) {
   (void)unused;
-  PyObject *module = PyImport_ImportModule("mpgluon._core"), *get = module ? PyObject_GetAttrString(module, "get_op") : NULL;
+  PyObject *module = PyImport_ImportModule("mpgluon._core"),
+           *get = module ? PyObject_GetAttrString(module, "get_op") : NULL;
   Py_XDECREF(module);
   return get ? Py_BuildValue("N(O)", get, ((op_object *)self)->name) : NULL;
 }
@@ -347,10 +383,15 @@ static PyObject *op_reduce(PyObject *self, PyObject *unused) {
 static void append_default(mpg_text *text, const mpg_param *param) {
   if (mpg_param_required(param))
     mpg_text_append(text, "=...");
-  else if (param->kind == MPG_PARAM_STRING || param->kind == MPG_PARAM_ENUM || param->kind == MPG_PARAM_DTYPE)
-    mpg_text_append(text, strcmp(param->default_text, "None") == 0 ? "=None" : "='%s'", param->default_text);
+  else if (param->kind == MPG_PARAM_STRING || param->kind == MPG_PARAM_ENUM ||
+           param->kind == MPG_PARAM_DTYPE)
+    mpg_text_append(text, strcmp(param->default_text, "None") == 0 ? "=None" : "='%s'",
+                    param->default_text);
   else if (param->kind == MPG_PARAM_BOOL)
-    mpg_text_append(text, param->default_text[0] == 'T' || param->default_text[0] == '1' || param->default_text[0] == 't' ? "=True" : "=False");
+    mpg_text_append(text, param->default_text[0] == 'T' || param->default_text[0] == '1' ||
+                                  param->default_text[0] == 't'
+                              ? "=True"
+                              : "=False");
   else
     mpg_text_append(text, "=%s", param->default_text);
 }
@@ -361,14 +402,16 @@ static void append_signature(mpg_text *text, const op_object *self) {
   for (int i = 0; i < self->num_inputs; i++) {
     const char *name = PyUnicode_AsUTF8(PyTuple_GET_ITEM(self->names, i));
     bool star = self->variadic && i == self->num_inputs - 1;
-    mpg_text_append(text, "%s%s%s%s", i ? ", " : "", star ? "*" : "", name ? name : "?", !star && mpg_op_input_optional(op, i) ? "=None" : "");
+    mpg_text_append(text, "%s%s%s%s", i ? ", " : "", star ? "*" : "", name ? name : "?",
+                    !star && mpg_op_input_optional(op, i) ? "=None" : "");
   }
   for (int i = 0; op->params->size > 0 && i < op->params->count; i++) {
     const mpg_param *param = &op->params->params[i];
     mpg_text_append(text, "%s%s", i || self->num_inputs ? ", " : "", param->name);
     append_default(text, param);
   }
-  mpg_text_append(text, "%sout=None, name=None)", self->num_inputs || op->params->size > 0 ? ", " : "");
+  mpg_text_append(text, "%sout=None, name=None)",
+                  self->num_inputs || op->params->size > 0 ? ", " : "");
 }
 
 static PyObject *take_text(mpg_text *text) {
@@ -396,8 +439,10 @@ static PyObject *get_signature_object(PyObject *self, void *unused) {
   return result;
 }
 
-static const char *const kind_names[] = {"boolean", "integer", "integer or None", "number", "number or None", "tuple of integers", "tuple of numbers",
-                                         "dtype", "one of", "string", "Context"};
+static const char *const kind_names[] = {"boolean",          "integer",        "integer or None",
+                                         "number",           "number or None", "tuple of integers",
+                                         "tuple of numbers", "dtype",          "one of",
+                                         "string",           "Context"};
 
 static PyObject *get_doc(PyObject *object, void *unused) {
   (void)unused;
@@ -408,7 +453,8 @@ static PyObject *get_doc(PyObject *object, void *unused) {
   for (int i = 0; i < self->num_inputs; i++) {
     const char *name = PyUnicode_AsUTF8(PyTuple_GET_ITEM(self->names, i));
     bool star = self->variadic && i == self->num_inputs - 1;
-    mpg_text_append(&text, "%s%s : NDArray%s%s\n", star ? "*" : "", name ? name : "?", mpg_op_input_optional(op, i) ? ", optional" : "",
+    mpg_text_append(&text, "%s%s : NDArray%s%s\n", star ? "*" : "", name ? name : "?",
+                    mpg_op_input_optional(op, i) ? ", optional" : "",
                     mpg_op_input_mutable(op, i) ? ", also written" : "");
   }
   for (int i = 0; op->params->size > 0 && i < op->params->count; i++) {
@@ -420,7 +466,10 @@ static PyObject *get_doc(PyObject *object, void *unused) {
     else
       mpg_text_append(&text, ", default %s\n    %s\n", param->default_text, param->doc);
   }
-  mpg_text_append(&text, "out : NDArray or list of them, optional\n    Arrays the results are written into.\n\nReturns\n-------\n%s\n\nDtypes: ", op->outputs);
+  mpg_text_append(&text,
+                  "out : NDArray or list of them, optional\n    Arrays the results are written "
+                  "into.\n\nReturns\n-------\n%s\n\nDtypes: ",
+                  op->outputs);
   bool first = true;
   for (int i = 0; i < MPG_DTYPE_LIMIT; i++)
     if (op->dtypes >> i & 1) {
@@ -445,8 +494,10 @@ static PyObject *describe_params(const op_object *self) {
   PyObject *list = PyList_New(count);
   for (int i = 0; list != NULL && i < count; i++) {
     const mpg_param *param = &table->params[i];
-    PyObject *item = Py_BuildValue("{s:s,s:s,s:s,s:s,s:s,s:O}", "name", param->name, "kind", kind_names[param->kind], "default", param->default_text,
-                                   "constraint", param->constraint, "doc", param->doc, "required", mpg_param_required(param) ? Py_True : Py_False);
+    PyObject *item = Py_BuildValue("{s:s,s:s,s:s,s:s,s:s,s:O}", "name", param->name, "kind",
+                                   kind_names[param->kind], "default", param->default_text,
+                                   "constraint", param->constraint, "doc", param->doc, "required",
+                                   mpg_param_required(param) ? Py_True : Py_False);
     if (item == NULL)
       Py_CLEAR(list);
     else
@@ -462,15 +513,28 @@ static PyObject *op_describe(PyObject *object, PyObject *unused) {
   static const struct {
     uint32_t flag;
     const char *name;
-  } flags[] = {{MPG_OP_INPLACE, "inplace"}, {MPG_OP_HEAVY, "heavy"},   {MPG_OP_RANDOM, "random"}, {MPG_OP_COPY, "copy"},       {MPG_OP_CREATES, "creates"},
-               {MPG_OP_TRAIN, "train"},     {MPG_OP_VIEW, "view"},     {MPG_OP_HIDDEN, "hidden"}, {MPG_OP_DYNAMIC, "dynamic"}, {MPG_OP_SHAPE_ONLY, "shape_only"},
-               {MPG_OP_GRADIENT_ONLY, "gradient_only"}, {MPG_OP_DETACHES, "detaches"}, {MPG_OP_STATISTICS, "statistics"}};
-  PyObject *inputs = PyList_New(0), *dtypes = PyList_New(0), *set = PyList_New(0), *params = describe_params(self), *result = NULL;
+  } flags[] = {{MPG_OP_INPLACE, "inplace"},
+               {MPG_OP_HEAVY, "heavy"},
+               {MPG_OP_RANDOM, "random"},
+               {MPG_OP_COPY, "copy"},
+               {MPG_OP_CREATES, "creates"},
+               {MPG_OP_TRAIN, "train"},
+               {MPG_OP_VIEW, "view"},
+               {MPG_OP_HIDDEN, "hidden"},
+               {MPG_OP_DYNAMIC, "dynamic"},
+               {MPG_OP_SHAPE_ONLY, "shape_only"},
+               {MPG_OP_GRADIENT_ONLY, "gradient_only"},
+               {MPG_OP_DETACHES, "detaches"},
+               {MPG_OP_STATISTICS, "statistics"}};
+  PyObject *inputs = PyList_New(0), *dtypes = PyList_New(0), *set = PyList_New(0),
+           *params = describe_params(self), *result = NULL;
   if (inputs == NULL || dtypes == NULL || set == NULL || params == NULL) goto done;
   for (int i = 0; i < self->num_inputs; i++) {
     bool star = self->variadic && i == self->num_inputs - 1;
-    PyObject *item = Py_BuildValue("{s:O,s:O,s:O,s:O}", "name", PyTuple_GET_ITEM(self->names, i), "optional", mpg_op_input_optional(op, i) ? Py_True : Py_False,
-                                   "mutable", mpg_op_input_mutable(op, i) ? Py_True : Py_False, "variadic", star ? Py_True : Py_False);
+    PyObject *item = Py_BuildValue("{s:O,s:O,s:O,s:O}", "name", PyTuple_GET_ITEM(self->names, i),
+                                   "optional", mpg_op_input_optional(op, i) ? Py_True : Py_False,
+                                   "mutable", mpg_op_input_mutable(op, i) ? Py_True : Py_False,
+                                   "variadic", star ? Py_True : Py_False);
     if (item == NULL || PyList_Append(inputs, item) < 0) {
       Py_XDECREF(item);
       goto done;
@@ -495,8 +559,10 @@ static PyObject *op_describe(PyObject *object, PyObject *unused) {
     }
     Py_DECREF(item);
   }
-  result = Py_BuildValue("{s:s,s:s,s:s,s:O,s:s,s:O,s:O,s:O,s:s,s:O}", "name", op->name, "aliases", op->aliases, "doc", op->doc, "inputs", inputs, "outputs",
-                         op->outputs, "params", params, "dtypes", dtypes, "flags", set, "params_struct", op->params->name, "differentiable",
+  result = Py_BuildValue("{s:s,s:s,s:s,s:O,s:s,s:O,s:O,s:O,s:s,s:O}", "name", op->name, "aliases",
+                         op->aliases, "doc", op->doc, "inputs", inputs, "outputs", op->outputs,
+                         "params", params, "dtypes", dtypes, "flags", set, "params_struct",
+                         op->params->name, "differentiable",
                          op->gradient && op->gradient != mpg_gradient_none ? Py_True : Py_False);
 done:
   Py_XDECREF(inputs);
@@ -506,10 +572,13 @@ done:
   return result;
 }
 
-static PyMemberDef op_members[] = {{"__vectorcalloffset__", T_PYSSIZET, offsetof(op_object, call), READONLY, NULL}, {0}};
+static PyMemberDef op_members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(op_object, call), READONLY, NULL}, {0}};
 static PyMethodDef op_methods[] = {
     {"__reduce__", op_reduce, METH_NOARGS, NULL},
-    {"describe", op_describe, METH_NOARGS, "describe()\n--\n\nAll that is known of the op, as a dict: inputs, parameters with defaults and constraints, outputs, dtypes, flags."},
+    {"describe", op_describe, METH_NOARGS,
+     "describe()\n--\n\nAll that is known of the op, as a dict: inputs, parameters with defaults "
+     "and constraints, outputs, dtypes, flags."},
     {0}};
 static PyGetSetDef op_properties[] = {{"__doc__", get_doc, NULL, NULL, NULL},
                                       {"__text_signature__", get_signature, NULL, NULL, NULL},
@@ -518,10 +587,14 @@ static PyGetSetDef op_properties[] = {{"__doc__", get_doc, NULL, NULL, NULL},
                                       {"__qualname__", get_name, NULL, NULL, NULL},
                                       {"__module__", get_module, NULL, NULL, NULL},
                                       {0}};
-static PyType_Slot op_slots[] = {{Py_tp_dealloc, op_dealloc}, {Py_tp_repr, op_repr},       {Py_tp_call, PyVectorcall_Call}, {Py_tp_descr_get, op_get},
-                                 {Py_tp_members, op_members}, {Py_tp_methods, op_methods}, {Py_tp_getset, op_properties},   {0, NULL}};
+static PyType_Slot op_slots[] = {{Py_tp_dealloc, op_dealloc},     {Py_tp_repr, op_repr},
+                                 {Py_tp_call, PyVectorcall_Call}, {Py_tp_descr_get, op_get},
+                                 {Py_tp_members, op_members},     {Py_tp_methods, op_methods},
+                                 {Py_tp_getset, op_properties},   {0, NULL}};
 static PyType_Spec op_spec = {"mpgluon._core.Op", sizeof(op_object), 0,
-                              Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR | Py_TPFLAGS_DISALLOW_INSTANTIATION, op_slots};
+                              Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL |
+                                  Py_TPFLAGS_METHOD_DESCRIPTOR | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+                              op_slots};
 
 static PyObject *intern_name(const char *text) { return PyUnicode_InternFromString(text); }
 
@@ -534,7 +607,8 @@ static PyObject *op_new(const mpg_op *op, const char *name) {
   self->num_inputs = mpg_op_num_input_names(op);
   self->variadic = mpg_op_variadic(op);
   self->min_inputs = self->num_inputs;
-  while (self->min_inputs > 0 && mpg_op_input_optional(op, self->min_inputs - 1)) self->min_inputs--;
+  while (self->min_inputs > 0 && mpg_op_input_optional(op, self->min_inputs - 1))
+    self->min_inputs--;
   self->creates = (op->flags & MPG_OP_CREATES) != 0;
   self->ctx = mpg_params_find(op->params, "ctx");
   self->count_param = self->variadic ? mpg_params_find(op->params, "num_args") : -1;
@@ -553,9 +627,11 @@ static PyObject *op_new(const mpg_op *op, const char *name) {
     const char *text = mpg_op_input_name(op, i, buffer, sizeof buffer);
     char clean[64];
     snprintf(clean, sizeof clean, "%s", text);
-    if (self->variadic && i == self->num_inputs - 1) { /* named "data0" there: the name without the number */
+    if (self->variadic &&
+        i == self->num_inputs - 1) { /* named "data0" there: the name without the number */
       size_t length = strlen(clean);
-      while (length > 1 && clean[length - 1] >= '0' && clean[length - 1] <= '9') clean[--length] = 0;
+      while (length > 1 && clean[length - 1] >= '0' && clean[length - 1] <= '9')
+        clean[--length] = 0;
     }
     PyObject *word = intern_name(clean);
     if (word == NULL) goto fail;
@@ -592,7 +668,8 @@ static PyObject *has_kernel(PyObject *module, PyObject *args) {
   mpg_device_id id;
   mpg_device *device;
   (void)module;
-  if (!PyArg_ParseTuple(args, "sO:has_kernel", &name, &ctx) || mpg_py_device_id(ctx, &id) < 0) return NULL;
+  if (!PyArg_ParseTuple(args, "sO:has_kernel", &name, &ctx) || mpg_py_device_id(ctx, &id) < 0)
+    return NULL;
   const mpg_op *op = mpg_op_find(name);
   if (!op) return PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "there is no op '%s'", name);
   MPG_PY_TRY(mpg_device_get(id, &device));
@@ -612,9 +689,13 @@ static PyObject *ops(PyObject *module, PyObject *unused) {
 }
 
 PyMethodDef mpg_py_op_methods[] = {
-    {"list_ops", list_ops, METH_NOARGS, "list_ops()\n--\n\nThe names of all ops, hidden ones too, in the order of the registry."},
-    {"get_op", get_op, METH_O, "get_op(name)\n--\n\nThe op of that name or alias; MXNetError (a ValueError) when there is none."},
-    {"has_kernel", has_kernel, METH_VARARGS, "has_kernel(name, ctx)\n--\n\nWhether the op can run on that device."},
+    {"list_ops", list_ops, METH_NOARGS,
+     "list_ops()\n--\n\nThe names of all ops, hidden ones too, in the order of the registry."},
+    {"get_op", get_op, METH_O,
+     "get_op(name)\n--\n\nThe op of that name or alias; MXNetError (a ValueError) when there is "
+     "none."},
+    {"has_kernel", has_kernel, METH_VARARGS,
+     "has_kernel(name, ctx)\n--\n\nWhether the op can run on that device."},
     {"ops", ops, METH_NOARGS, "ops()\n--\n\nA dict of all names and aliases with their ops."},
     {0}};
 
@@ -623,17 +704,22 @@ int mpg_py_op_init(PyObject *module) {
   mpg_py->name_name = intern_name("name");
   mpg_py->op_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &op_spec, NULL);
   mpg_py->ops_by_name = PyDict_New();
-  if (mpg_py->op_type == NULL || mpg_py->ops_by_name == NULL || PyModule_AddType(module, mpg_py->op_type) < 0) return -1;
+  if (mpg_py->op_type == NULL || mpg_py->ops_by_name == NULL ||
+      PyModule_AddType(module, mpg_py->op_type) < 0)
+    return -1;
   for (int i = 0; i < MPG_OP_COUNT; i++) {
     const mpg_op *op = mpg_op_get((mpg_op_id)i);
     mpg_py->ops[i] = op_new(op, op->name);
-    if (mpg_py->ops[i] == NULL || PyDict_SetItemString(mpg_py->ops_by_name, op->name, mpg_py->ops[i]) < 0) return -1;
+    if (mpg_py->ops[i] == NULL ||
+        PyDict_SetItemString(mpg_py->ops_by_name, op->name, mpg_py->ops[i]) < 0)
+      return -1;
     for (const char *alias = op->aliases; *alias;) {
       size_t length = strcspn(alias, " ");
       char name[128];
       snprintf(name, sizeof name, "%.*s", (int)length, alias);
       PyObject *object = length ? op_new(op, name) : NULL;
-      if (length && (object == NULL || PyDict_SetItemString(mpg_py->ops_by_name, name, object) < 0)) {
+      if (length &&
+          (object == NULL || PyDict_SetItemString(mpg_py->ops_by_name, name, object) < 0)) {
         Py_XDECREF(object);
         return -1;
       }

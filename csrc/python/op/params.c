@@ -3,9 +3,12 @@
 #include "python/array/numpy.h"
 
 static int wrong(const mpg_param *param, const char *op, PyObject *value, const char *expected) {
-  if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_TypeError) && !PyErr_ExceptionMatches(PyExc_OverflowError)) return -1;
+  if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_TypeError) &&
+      !PyErr_ExceptionMatches(PyExc_OverflowError))
+    return -1;
   PyErr_Clear();
-  PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "%s: %s has to be %s, got %R", op, param->name, expected, value);
+  PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "%s: %s has to be %s, got %R", op, param->name,
+               expected, value);
   return -1;
 }
 
@@ -19,7 +22,9 @@ static int as_int(PyObject *object, int64_t *value) {
       /* 3.0 stands for 3, as MXNet's text form did. */
       if (!PyErr_ExceptionMatches(PyExc_TypeError) || !PyFloat_Check(object)) return -1;
       number = PyFloat_AsDouble(object);
-      if (!(number >= -9007199254740992.0 && number <= 9007199254740992.0) || number != (double)(int64_t)number) return -1;
+      if (!(number >= -9007199254740992.0 && number <= 9007199254740992.0) ||
+          number != (double)(int64_t)number)
+        return -1;
       PyErr_Clear();
       *value = (int64_t)number;
       return 0;
@@ -35,7 +40,9 @@ static int as_int(PyObject *object, int64_t *value) {
 static PyObject *items_of(PyObject *value) {
   if (PyTuple_Check(value) || PyList_Check(value)) return mpg_py_items(value, "");
   if (PyFloat_Check(value) || PyLong_Check(value)) return NULL;
-  if (PyArray_Check(value) ? PyArray_NDIM((PyArrayObject *)value) == 0 : (!PySequence_Check(value) || PyUnicode_Check(value))) return NULL;
+  if (PyArray_Check(value) ? PyArray_NDIM((PyArrayObject *)value) == 0
+                           : (!PySequence_Check(value) || PyUnicode_Check(value)))
+    return NULL;
   return mpg_py_items(value, "");
 }
 
@@ -54,7 +61,8 @@ static int set_tuple(const mpg_param *param, const char *op, mpg_tuple *tuple, P
   }
   Py_ssize_t count = PyTuple_GET_SIZE(items);
   if (count > MPG_MAX_TUPLE) {
-    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: %s has %zd entries; at most %d can be given", op, param->name, count, MPG_MAX_TUPLE);
+    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: %s has %zd entries; at most %d can be given",
+                 op, param->name, count, MPG_MAX_TUPLE);
     Py_DECREF(items);
     return -1;
   }
@@ -83,7 +91,8 @@ static int set_floats(const mpg_param *param, const char *op, mpg_floats *floats
   }
   Py_ssize_t count = PyTuple_GET_SIZE(items);
   if (count > MPG_MAX_FLOATS) {
-    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: %s has %zd entries; at most %d can be given", op, param->name, count, MPG_MAX_FLOATS);
+    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: %s has %zd entries; at most %d can be given",
+                 op, param->name, count, MPG_MAX_FLOATS);
     Py_DECREF(items);
     return -1;
   }
@@ -111,17 +120,21 @@ static int set_enum(const mpg_param *param, const char *op, int32_t *field, PyOb
   }
   *field = mpg_param_enum_find(param->constraint, word, (size_t)length);
   if (*field < 0 && value == Py_None && !mpg_param_required(param)) /* None: not given */
-    *field = mpg_param_enum_find(param->constraint, param->default_text, strlen(param->default_text));
-  if (*field < 0) PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: %s is one of %s, got %R", op, param->name, param->constraint, value);
+    *field =
+        mpg_param_enum_find(param->constraint, param->default_text, strlen(param->default_text));
+  if (*field < 0)
+    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: %s is one of %s, got %R", op, param->name,
+                 param->constraint, value);
   Py_XDECREF(text);
   return *field < 0 ? -1 : 0;
 }
 
-int mpg_py_param_set(const mpg_param_table *table, const char *op, void *params, int index, PyObject *value) {
+int mpg_py_param_set(const mpg_param_table *table, const char *op, void *params, int index,
+                     PyObject *value) {
   const mpg_param *param = &table->params[index];
   char *field = (char *)params + param->offset;
-  if (PyUnicode_Check(value) && param->kind != MPG_PARAM_STRING && param->kind != MPG_PARAM_ENUM && param->kind != MPG_PARAM_DTYPE &&
-      param->kind != MPG_PARAM_DEVICE) {
+  if (PyUnicode_Check(value) && param->kind != MPG_PARAM_STRING && param->kind != MPG_PARAM_ENUM &&
+      param->kind != MPG_PARAM_DTYPE && param->kind != MPG_PARAM_DEVICE) {
     /* The text form, as -symbol.json has it: some programs pass attributes they read there. */
     const char *text = PyUnicode_AsUTF8(value);
     if (text == NULL) return -1;
@@ -136,7 +149,8 @@ int mpg_py_param_set(const mpg_param_table *table, const char *op, void *params,
         *(bool *)field = value == Py_True;
         return 0;
       }
-      if (!PyArray_IsScalar(value, Bool) && as_int(value, &integer) < 0) return wrong(param, op, value, "True or False");
+      if (!PyArray_IsScalar(value, Bool) && as_int(value, &integer) < 0)
+        return wrong(param, op, value, "True or False");
       int truth = PyObject_IsTrue(value);
       if (truth < 0) return -1;
       *(bool *)field = truth;
@@ -169,7 +183,8 @@ int mpg_py_param_set(const mpg_param_table *table, const char *op, void *params,
     case MPG_PARAM_SHAPE:
       if (set_tuple(param, op, (mpg_tuple *)field, value) < 0) return -1;
       if (((mpg_tuple *)field)->count < 0 && strcmp(param->default_text, "None") != 0) {
-        if (mpg_param_required(param)) return wrong(param, op, value, "an integer or a tuple of integers");
+        if (mpg_param_required(param))
+          return wrong(param, op, value, "an integer or a tuple of integers");
         ((mpg_tuple *)field)->count = 0; /* None where MXNet's default is (): not given */
         MPG_PY_TRY_INT(mpg_params_set_text(table, op, params, index, param->default_text));
         return 0;
@@ -179,7 +194,8 @@ int mpg_py_param_set(const mpg_param_table *table, const char *op, void *params,
       if (set_floats(param, op, (mpg_floats *)field, value) < 0) return -1;
       break;
     case MPG_PARAM_DTYPE:
-      if (value == Py_None && strcmp(param->default_text, "None") != 0 && !mpg_param_required(param)) {
+      if (value == Py_None && strcmp(param->default_text, "None") != 0 &&
+          !mpg_param_required(param)) {
         MPG_PY_TRY_INT(mpg_params_set_text(table, op, params, index, param->default_text));
         return 0;
       }
@@ -190,8 +206,7 @@ int mpg_py_param_set(const mpg_param_table *table, const char *op, void *params,
       *(int32_t *)field = mpg_py_dtype(value);
       if (*(int32_t *)field == MPG_DTYPE_NONE) return -1;
       break;
-    case MPG_PARAM_ENUM:
-      return set_enum(param, op, (int32_t *)field, value);
+    case MPG_PARAM_ENUM: return set_enum(param, op, (int32_t *)field, value);
     case MPG_PARAM_STRING: {
       if (value == Py_None) {
         *(const char **)field = NULL;
@@ -242,7 +257,11 @@ int mpg_py_params_set(const mpg_op *op, void *params, PyObject *given, uint64_t 
 }
 
 int mpg_py_shape_from(PyObject *object, mpg_shape *shape, const char *what) {
-  static const mpg_param param = {.name = "shape", .default_text = "required", .constraint = "", .doc = "", .kind = MPG_PARAM_SHAPE};
+  static const mpg_param param = {.name = "shape",
+                                  .default_text = "required",
+                                  .constraint = "",
+                                  .doc = "",
+                                  .kind = MPG_PARAM_SHAPE};
   mpg_tuple tuple;
   if (object == Py_None) {
     wrong(&param, what, object, "an integer or a tuple of integers");
@@ -250,12 +269,14 @@ int mpg_py_shape_from(PyObject *object, mpg_shape *shape, const char *what) {
   }
   if (set_tuple(&param, what, &tuple, object) < 0) return -1;
   if (tuple.count > MPG_MAX_NDIM) {
-    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: an array has at most %d dimensions, got %d", what, MPG_MAX_NDIM, tuple.count);
+    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: an array has at most %d dimensions, got %d",
+                 what, MPG_MAX_NDIM, tuple.count);
     return -1;
   }
   *shape = (mpg_shape){.ndim = tuple.count};
   for (int i = 0; i < tuple.count; i++) {
-    if (tuple.values[i] == MPG_TUPLE_NONE) return wrong(&param, what, object, "a tuple of integers");
+    if (tuple.values[i] == MPG_TUPLE_NONE)
+      return wrong(&param, what, object, "a tuple of integers");
     shape->dims[i] = tuple.values[i];
   }
   return 0;

@@ -1,13 +1,13 @@
-/* _core.OpCall: an op with its parameters, without its arrays. It is what the node of a symbol holds: parameters are parsed and
- * checked once, when the node is made, by the op's own table; arity, inference and execution (or tracing) are then the op's own too.
- * Immutable after it is made. See core.h.
+/* _core.OpCall: an op with its parameters, without its arrays. It is what the node of a symbol
+ * holds: parameters are parsed and checked once, when the node is made, by the op's own table;
+ * arity, inference and execution (or tracing) are then the op's own too. Immutable after it is
+ * made. See core.h.
  */
 #include "op/infer.h"
 #include "python/core.h"
 
 typedef struct op_call {
-  PyObject_VAR_HEAD
-  const mpg_op *op;
+  PyObject_VAR_HEAD const mpg_op *op;
   int count_param; /* "num_args" of variadic ops: follows the number of arrays; -1: none */
   int ctx_param;   /* "ctx" of ops that create arrays; -1: none */
   _Alignas(16) char params[];
@@ -17,7 +17,8 @@ typedef struct op_call {
 static const void *params_for(const op_call *self, int num_inputs, char *space) {
   if (self->op->params->size == 0) return NULL;
   memcpy(space, self->params, self->op->params->size);
-  if (self->count_param >= 0) *(int64_t *)(space + self->op->params->params[self->count_param].offset) = num_inputs;
+  if (self->count_param >= 0)
+    *(int64_t *)(space + self->op->params->params[self->count_param].offset) = num_inputs;
   return space;
 }
 
@@ -26,22 +27,26 @@ static int count_from(const op_call *self, PyObject *object) {
   long count = PyLong_AsLong(object);
   if (count == -1 && PyErr_Occurred()) return -1;
   if (count < 0 || count > MPG_MAX_INPUTS) {
-    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: takes 0 to %d arrays, not %ld", self->op->name, MPG_MAX_INPUTS, count);
+    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: takes 0 to %d arrays, not %ld",
+                 self->op->name, MPG_MAX_INPUTS, count);
     return -1;
   }
   return (int)count;
 }
 
-/* --- Arity and names ---------------------------------------------------------------------------------------------- */
+/* --- Arity and names -------------------------------------------------------------------------- */
 static PyObject *call_num_inputs(PyObject *object, PyObject *given) {
   const op_call *self = (op_call *)object;
   _Alignas(16) char space[MPG_PY_MAX_PARAMS];
   int count = count_from(self, given);
   if (count < 0) return NULL;
-  if (self->count_param < 0) return PyLong_FromLong(mpg_op_num_inputs(self->op, params_for(self, count, space), count));
-  int64_t told = *(const int64_t *)(self->params + self->op->params->params[self->count_param].offset);
+  if (self->count_param < 0)
+    return PyLong_FromLong(mpg_op_num_inputs(self->op, params_for(self, count, space), count));
+  int64_t told =
+      *(const int64_t *)(self->params + self->op->params->params[self->count_param].offset);
   int64_t known = told > count && told <= MPG_MAX_INPUTS ? told : count;
-  return PyLong_FromLong(mpg_op_num_inputs(self->op, params_for(self, (int)known, space), (int)known));
+  return PyLong_FromLong(
+      mpg_op_num_inputs(self->op, params_for(self, (int)known, space), (int)known));
 }
 
 static PyObject *call_input_names(PyObject *object, PyObject *argument) {
@@ -65,11 +70,13 @@ static PyObject *call_states(PyObject *object, PyObject *argument) {
   const op_call *self = (op_call *)object;
   int count = count_from(self, argument);
   PyObject *flags = count < 0 ? NULL : PyTuple_New(count);
-  for (int i = 0; flags != NULL && i < count; i++) PyTuple_SET_ITEM(flags, i, PyBool_FromLong(mpg_op_input_mutable(self->op, i)));
+  for (int i = 0; flags != NULL && i < count; i++)
+    PyTuple_SET_ITEM(flags, i, PyBool_FromLong(mpg_op_input_mutable(self->op, i)));
   return flags;
 }
 
-/* Output i as the row of ops.def names it, without marks; `buffer` gets "" where the row has fewer names. */
+/* Output i as the row of ops.def names it, without marks; `buffer` gets "" where the row has fewer
+ * names. */
 static void output_name(const mpg_op *op, int index, char *buffer, size_t size) {
   const char *text = op->outputs;
   buffer[0] = 0;
@@ -95,7 +102,8 @@ static PyObject *call_output_names(PyObject *object, PyObject *argument) {
     char buffer[64];
     output_name(self->op, i, buffer, sizeof buffer);
     bool numbered = visible > 1 && (!named || !buffer[0]);
-    PyObject *name = numbered ? PyUnicode_FromFormat("output%d", i) : PyUnicode_FromString(buffer[0] ? buffer : "output");
+    PyObject *name = numbered ? PyUnicode_FromFormat("output%d", i)
+                              : PyUnicode_FromString(buffer[0] ? buffer : "output");
     if (name == NULL)
       Py_CLEAR(names);
     else
@@ -109,18 +117,20 @@ static PyObject *call_text(PyObject *object, PyObject *name) {
   const char *text = PyUnicode_Check(name) ? PyUnicode_AsUTF8(name) : NULL;
   int index = text ? mpg_params_find(self->op->params, text) : -1;
   if (index < 0) {
-    if (!PyErr_Occurred()) PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "%s has no parameter %R", self->op->name, name);
+    if (!PyErr_Occurred())
+      PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "%s has no parameter %R", self->op->name, name);
     return NULL;
   }
   mpg_text buffer = {0};
   mpg_params_get_text(self->op->params, self->params, index, &buffer);
   mpg_status status = mpg_text_status(&buffer);
-  PyObject *result = status == MPG_OK ? PyUnicode_FromString(mpg_text_string(&buffer)) : mpg_py_raise(status);
+  PyObject *result =
+      status == MPG_OK ? PyUnicode_FromString(mpg_text_string(&buffer)) : mpg_py_raise(status);
   mpg_text_free(&buffer);
   return result;
 }
 
-/* --- Inference ---------------------------------------------------------------------------------------------------- */
+/* --- Inference -------------------------------------------------------------------------------- */
 static PyObject *call_infer(PyObject *object, PyObject *args) {
   const op_call *self = (op_call *)object;
   PyObject *inputs_list, *known_list, *inputs = NULL, *known = NULL, *result = NULL;
@@ -134,7 +144,8 @@ static PyObject *call_infer(PyObject *object, PyObject *args) {
       (known = PyList_AsTuple(known_list)) == NULL)
     goto done;
   if (PyTuple_GET_SIZE(inputs) > MPG_MAX_INPUTS || PyTuple_GET_SIZE(known) > MPG_MAX_OUTPUTS) {
-    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: at most %d arrays", self->op->name, MPG_MAX_INPUTS);
+    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: at most %d arrays", self->op->name,
+                 MPG_MAX_INPUTS);
     goto done;
   }
   int num_inputs = (int)PyTuple_GET_SIZE(inputs);
@@ -152,13 +163,17 @@ static PyObject *call_infer(PyObject *object, PyObject *args) {
   int num_known = (int)PyTuple_GET_SIZE(known) < visible ? (int)PyTuple_GET_SIZE(known) : visible;
   for (int i = 0; i < num_known; i++)
     if (mpg_py_desc_from(PyTuple_GET_ITEM(known, i), &descs[num_inputs + i]) < 0) goto done;
-  mpg_status status = mpg_op_infer_inputs(self->op, params, descs, num_inputs, descs + num_inputs, num_known);
-  if (status == MPG_OK) status = mpg_op_infer(self->op, params, train, descs, num_inputs, descs + num_inputs, num_outputs);
+  mpg_status status =
+      mpg_op_infer_inputs(self->op, params, descs, num_inputs, descs + num_inputs, num_known);
+  if (status == MPG_OK)
+    status =
+        mpg_op_infer(self->op, params, train, descs, num_inputs, descs + num_inputs, num_outputs);
   if (status != MPG_OK) {
     mpg_py_raise(status);
     goto done;
   }
-  PyObject *completed = mpg_py_descs_to(descs, num_inputs), *outputs = mpg_py_descs_to(descs + num_inputs, visible);
+  PyObject *completed = mpg_py_descs_to(descs, num_inputs),
+           *outputs = mpg_py_descs_to(descs + num_inputs, visible);
   if (completed != NULL && outputs != NULL) result = PyTuple_Pack(2, completed, outputs);
   Py_XDECREF(completed);
   Py_XDECREF(outputs);
@@ -169,7 +184,7 @@ done:
   return result;
 }
 
-/* --- Running ------------------------------------------------------------------------------------------------------ */
+/* --- Running ---------------------------------------------------------------------------------- */
 static PyObject *call_run(PyObject *object, PyObject *args) {
   const op_call *self = (op_call *)object;
   PyObject *list, *device = Py_None;
@@ -182,7 +197,8 @@ static PyObject *call_run(PyObject *object, PyObject *args) {
   int visible = 0;
   Py_ssize_t num_inputs = PyTuple_GET_SIZE(arrays);
   if (num_inputs > MPG_MAX_INPUTS) {
-    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: at most %d arrays", self->op->name, MPG_MAX_INPUTS);
+    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: at most %d arrays", self->op->name,
+                 MPG_MAX_INPUTS);
     goto done;
   }
   params_for(self, (int)num_inputs, space);
@@ -215,12 +231,13 @@ done:
   return result;
 }
 
-/* --- The type ----------------------------------------------------------------------------------------------------- */
+/* --- The type --------------------------------------------------------------------------------- */
 static PyObject *call_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
   static char *names[] = {"name", "params", NULL};
   const char *name;
   PyObject *given;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sO!:OpCall", names, &name, &PyDict_Type, &given)) return NULL;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sO!:OpCall", names, &name, &PyDict_Type, &given))
+    return NULL;
   const mpg_op *op = mpg_op_find(name);
   if (op == NULL) {
     PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "there is no op '%s'", name);
@@ -236,7 +253,8 @@ static PyObject *call_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
   if (mpg_py_params_set(op, self->params, given, &present) < 0) goto fail;
   for (int i = 0; table->size && i < table->count; i++)
     if (mpg_param_required(&table->params[i]) && !(present >> i & 1) && i != self->count_param) {
-      PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "%s: the parameter %s is missing", op->name, table->params[i].name);
+      PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "%s: the parameter %s is missing", op->name,
+                   table->params[i].name);
       goto fail;
     }
   return (PyObject *)self;
@@ -255,66 +273,96 @@ static PyObject *call_name(PyObject *self, void *unused) {
   (void)unused;
   return PyUnicode_InternFromString(((op_call *)self)->op->name);
 }
-static PyObject *call_flag(PyObject *self, void *flag) { return PyBool_FromLong((((op_call *)self)->op->flags & (uint32_t)(uintptr_t)flag) != 0); }
+static PyObject *call_flag(PyObject *self, void *flag) {
+  return PyBool_FromLong((((op_call *)self)->op->flags & (uint32_t)(uintptr_t)flag) != 0);
+}
 static PyObject *call_context(PyObject *object, void *unused) {
   (void)unused;
   const op_call *self = (op_call *)object;
   mpg_device_id id = {0};
-  int index = self->op->flags & (MPG_OP_CREATES | MPG_OP_COPY) && self->op->params->size ? mpg_params_find(self->op->params, "ctx") : -1;
-  if (index >= 0) id = *(const mpg_device_id *)(self->params + self->op->params->params[index].offset);
+  int index = self->op->flags & (MPG_OP_CREATES | MPG_OP_COPY) && self->op->params->size
+                  ? mpg_params_find(self->op->params, "ctx")
+                  : -1;
+  if (index >= 0)
+    id = *(const mpg_device_id *)(self->params + self->op->params->params[index].offset);
   return id.type ? mpg_py_context(id) : Py_NewRef(Py_None);
 }
 static PyObject *call_differentiable(PyObject *self, void *unused) {
   (void)unused;
   mpg_gradient_fn gradient = ((op_call *)self)->op->gradient;
-  return PyBool_FromLong(gradient != NULL && gradient != mpg_gradient_none && gradient != mpg_gradient_missing);
+  return PyBool_FromLong(gradient != NULL && gradient != mpg_gradient_none &&
+                         gradient != mpg_gradient_missing);
 }
 static PyObject *call_gradient_missing(PyObject *self, void *unused) {
   (void)unused;
   return PyBool_FromLong(((op_call *)self)->op->gradient == mpg_gradient_missing);
 }
-static PyObject *call_repr(PyObject *self) { return PyUnicode_FromFormat("<OpCall %s>", ((op_call *)self)->op->name); }
+static PyObject *call_repr(PyObject *self) {
+  return PyUnicode_FromFormat("<OpCall %s>", ((op_call *)self)->op->name);
+}
 
 static PyMethodDef call_methods[] = {
-    {"num_inputs", call_num_inputs, METH_O, "num_inputs(given)\n--\n\nHow many arrays the op takes with these parameters when `given` are given."},
-    {"input_names", call_input_names, METH_O, "input_names(count)\n--\n\nThe names of the first `count` inputs."},
-    {"states", call_states, METH_O, "states(count)\n--\n\nFor each of the first `count` inputs: whether it is written, too (an auxiliary state)."},
-    {"output_names", call_output_names, METH_O, "output_names(count)\n--\n\nThe names of the outputs that users see, for a call of `count` arrays."},
+    {"num_inputs", call_num_inputs, METH_O,
+     "num_inputs(given)\n--\n\nHow many arrays the op takes with these parameters when `given` are "
+     "given."},
+    {"input_names", call_input_names, METH_O,
+     "input_names(count)\n--\n\nThe names of the first `count` inputs."},
+    {"states", call_states, METH_O,
+     "states(count)\n--\n\nFor each of the first `count` inputs: whether it is written, too (an "
+     "auxiliary state)."},
+    {"output_names", call_output_names, METH_O,
+     "output_names(count)\n--\n\nThe names of the outputs that users see, for a call of `count` "
+     "arrays."},
     {"text", call_text, METH_O, "text(name)\n--\n\nThe text form of a parameter."},
     {"infer", call_infer, METH_VARARGS,
-     "infer(inputs, outputs, train)\n--\n\nRuns the op's inference. inputs: a list of (shape, dtype) pairs, 0 standing for sizes and None for shapes and dtypes\n"
-     "that are not known; outputs: likewise, what is known of the first of them. Returns the lists of completed inputs and of visible outputs, likewise. MXNetError when they do not fit."},
+     "infer(inputs, outputs, train)\n--\n\nRuns the op's inference. inputs: a list of (shape, "
+     "dtype) pairs, 0 standing for sizes and None for shapes and dtypes\n"
+     "that are not known; outputs: likewise, what is known of the first of them. Returns the lists "
+     "of completed inputs and of visible outputs, likewise. MXNetError when they do not fit."},
     {"run", call_run, METH_VARARGS,
-     "run(arrays, ctx=None)\n--\n\nCalls the op (traces it, where the arrays are traced); a list of the visible outputs. ctx: where an op that creates\n"
+     "run(arrays, ctx=None)\n--\n\nCalls the op (traces it, where the arrays are traced); a list "
+     "of the visible outputs. ctx: where an op that creates\n"
      "arrays puts them. MXNetError when shapes, dtypes or devices do not fit."},
     {0}};
-static PyGetSetDef call_properties[] = {{"name", call_name, NULL, "The op's canonical name.", NULL},
-                                        {"creates", call_flag, NULL, "Whether it makes arrays from nothing.", (void *)(uintptr_t)MPG_OP_CREATES},
-                                        {"copies", call_flag, NULL, "Whether it moves an array to a device.", (void *)(uintptr_t)MPG_OP_COPY},
-                                        {"dynamic", call_flag, NULL, "Whether the shape of its result depends on values.", (void *)(uintptr_t)MPG_OP_DYNAMIC},
-                                        {"differentiable", call_differentiable, NULL, "Whether gradients flow through it.", NULL},
-                                        {"gradient_missing", call_gradient_missing, NULL, "Whether differentiating it is an error.", NULL},
-                                        {"context", call_context, NULL, "The device its parameters name, or None.", NULL},
-                                        {0}};
-static PyType_Slot call_slots[] = {{Py_tp_new, call_new},
-                                   {Py_tp_dealloc, call_dealloc},
-                                   {Py_tp_repr, call_repr},
-                                   {Py_tp_methods, call_methods},
-                                   {Py_tp_getset, call_properties},
-                                   {Py_tp_doc,
-                                    "OpCall(name, params)\n--\n\nAn op with its parameters (a dict of values or of their texts), to be called or asked about later.\n\n"
-                                    "ValueError for an unknown op or a value out of range, TypeError for unknown, missing or mistyped parameters."},
-                                   {0, NULL}};
-static PyType_Spec call_spec = {
-    .name = "mpgluon._core.OpCall", .basicsize = offsetof(op_call, params), .itemsize = 1, .flags = Py_TPFLAGS_DEFAULT, .slots = call_slots};
+static PyGetSetDef call_properties[] = {
+    {"name", call_name, NULL, "The op's canonical name.", NULL},
+    {"creates", call_flag, NULL, "Whether it makes arrays from nothing.",
+     (void *)(uintptr_t)MPG_OP_CREATES},
+    {"copies", call_flag, NULL, "Whether it moves an array to a device.",
+     (void *)(uintptr_t)MPG_OP_COPY},
+    {"dynamic", call_flag, NULL, "Whether the shape of its result depends on values.",
+     (void *)(uintptr_t)MPG_OP_DYNAMIC},
+    {"differentiable", call_differentiable, NULL, "Whether gradients flow through it.", NULL},
+    {"gradient_missing", call_gradient_missing, NULL, "Whether differentiating it is an error.",
+     NULL},
+    {"context", call_context, NULL, "The device its parameters name, or None.", NULL},
+    {0}};
+static PyType_Slot call_slots[] = {
+    {Py_tp_new, call_new},
+    {Py_tp_dealloc, call_dealloc},
+    {Py_tp_repr, call_repr},
+    {Py_tp_methods, call_methods},
+    {Py_tp_getset, call_properties},
+    {Py_tp_doc,
+     "OpCall(name, params)\n--\n\nAn op with its parameters (a dict of values or of their texts), "
+     "to be called or asked about later.\n\n"
+     "ValueError for an unknown op or a value out of range, TypeError for unknown, missing or "
+     "mistyped parameters."},
+    {0, NULL}};
+static PyType_Spec call_spec = {.name = "mpgluon._core.OpCall",
+                                .basicsize = offsetof(op_call, params),
+                                .itemsize = 1,
+                                .flags = Py_TPFLAGS_DEFAULT,
+                                .slots = call_slots};
 
-/* Makes the object of `target` stand for the array of `source`: the same memory, off the tape. Executors keep their outputs'
- * identities this way from one forward to the next. */
+/* Makes the object of `target` stand for the array of `source`: the same memory, off the tape.
+ * Executors keep their outputs' identities this way from one forward to the next. */
 static PyObject *replace_array(PyObject *module, PyObject *args) {
   (void)module;
   PyObject *to, *from;
   if (!PyArg_ParseTuple(args, "OO:replace_array", &to, &from)) return NULL;
-  mpg_array *target = mpg_py_expect_array(to, "replace_array"), *source = target ? mpg_py_expect_array(from, "replace_array") : NULL;
+  mpg_array *target = mpg_py_expect_array(to, "replace_array"),
+            *source = target ? mpg_py_expect_array(from, "replace_array") : NULL;
   if (source == NULL) return NULL;
   mpg_array fresh = {0};
   mpg_status status = mpg_array_detach(&fresh, source);
@@ -331,9 +379,13 @@ static PyObject *on_tape(PyObject *module, PyObject *object) {
   return array == NULL ? NULL : PyBool_FromLong(array->node != NULL);
 }
 
-static PyMethodDef methods[] = {
-    {"on_tape", on_tape, METH_O, "on_tape(array)\n--\n\nWhether the array is a variable of autograd, or was computed from one while recording."},
-    {"replace_array", replace_array, METH_VARARGS, "replace_array(target, source)\n--\n\nMakes `target` stand for the memory of `source`, off the tape."}, {0}};
+static PyMethodDef methods[] = {{"on_tape", on_tape, METH_O,
+                                 "on_tape(array)\n--\n\nWhether the array is a variable of "
+                                 "autograd, or was computed from one while recording."},
+                                {"replace_array", replace_array, METH_VARARGS,
+                                 "replace_array(target, source)\n--\n\nMakes `target` stand for "
+                                 "the memory of `source`, off the tape."},
+                                {0}};
 
 int mpg_py_symbol_init(PyObject *module) {
   PyObject *type = PyType_FromModuleAndSpec(module, &call_spec, NULL);

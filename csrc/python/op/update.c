@@ -1,14 +1,14 @@
-/* _core.MultiUpdate: an update op on many weights of one device, prepared once (op/multi_update.h). */
+/* _core.MultiUpdate: an update op on many weights of one device, prepared once (op/multi_update.h).
+ */
 #include "op/multi_update.h"
 #include "python/core.h"
 
 typedef struct multi_update {
-  PyObject_HEAD
-  vectorcallfunc call;
+  PyObject_HEAD vectorcallfunc call;
   PyObject *arrays;         /* tuple */
   mpg_multi_update *update; /* owned */
   const mpg_op *op;
-  uint64_t changes;         /* mpg_array_changes when the arrays were last looked at */
+  uint64_t changes; /* mpg_array_changes when the arrays were last looked at */
   _Alignas(16) char defaults[MPG_PY_MAX_PARAMS];
 } multi_update;
 
@@ -26,14 +26,16 @@ static bool ready(multi_update *self) {
   return true;
 }
 
-static PyObject *update_call(PyObject *object, PyObject *const *args, size_t flags, PyObject *keywords) {
+static PyObject *update_call(PyObject *object, PyObject *const *args, size_t flags,
+                             PyObject *keywords) {
   multi_update *self = (multi_update *)object;
   const mpg_param_table *table = self->op->params;
   _Alignas(16) char params[MPG_PY_MAX_PARAMS];
   double numbers[3];
   Py_ssize_t count = PyVectorcall_NARGS(flags);
   if (count < 3 || count > 4 || keywords != NULL || (count == 4 && !PyDict_Check(args[3])))
-    return PyErr_Format(PyExc_TypeError, "MultiUpdate takes lr, correction and wd, and a dict of options");
+    return PyErr_Format(PyExc_TypeError,
+                        "MultiUpdate takes lr, correction and wd, and a dict of options");
   for (int i = 0; i < 3; i++) {
     numbers[i] = PyFloat_AsDouble(args[i]);
     if (numbers[i] == -1 && PyErr_Occurred()) return NULL;
@@ -43,14 +45,21 @@ static PyObject *update_call(PyObject *object, PyObject *const *args, size_t fla
   for (Py_ssize_t position = 0; count == 4 && PyDict_Next(args[3], &position, &key, &value);) {
     const char *name = PyUnicode_AsUTF8(key);
     int index = name != NULL ? mpg_params_find(table, name) : -1;
-    if (index < 0) return name == NULL ? NULL : PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "%s has no parameter '%s'", self->op->name, name);
+    if (index < 0)
+      return name == NULL ? NULL
+                          : PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "%s has no parameter '%s'",
+                                         self->op->name, name);
     Py_INCREF(value); /* it may run Python code, which may take it out of the dict */
     int status = mpg_py_param_set(table, self->op->name, params, index, value);
     Py_DECREF(value);
     if (status < 0) return NULL;
   }
-  if (!ready(self)) return PyErr_Format(mpg_py->errors[MPG_ERROR], "%s: prepared arrays have other memory now, or a block is being traced", self->op->name);
-  MPG_PY_TRY(mpg_multi_update_call(self->update, params, numbers[0], numbers[1], numbers[2], mpg_autograd_scope()));
+  if (!ready(self))
+    return PyErr_Format(mpg_py->errors[MPG_ERROR],
+                        "%s: prepared arrays have other memory now, or a block is being traced",
+                        self->op->name);
+  MPG_PY_TRY(mpg_multi_update_call(self->update, params, numbers[0], numbers[1], numbers[2],
+                                   mpg_autograd_scope()));
   Py_RETURN_NONE;
 }
 
@@ -59,7 +68,7 @@ static PyObject *update_ready(PyObject *self, PyObject *unused) {
   return PyBool_FromLong(ready((multi_update *)self));
 }
 
-/* --- Making --------------------------------------------------------------------------------------------------------- */
+/* --- Making ----------------------------------------------------------------------------------- */
 
 /* The arrays' tensors, borrowed; for PyMem_Free. */
 static mpg_tensor *tensors_of(PyObject *arrays) {
@@ -101,7 +110,8 @@ static double *numbers_of(PyObject *list, Py_ssize_t expected) {
 static int prepare(multi_update *self, Py_ssize_t per_weight, PyObject *list) {
   Py_ssize_t count = PyTuple_GET_SIZE(self->arrays);
   if (per_weight < 1 || count == 0 || count > INT32_MAX || count % per_weight) {
-    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "MultiUpdate: %zd arrays are given, %zd for each weight", count, per_weight);
+    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR],
+                 "MultiUpdate: %zd arrays are given, %zd for each weight", count, per_weight);
     return -1;
   }
   /* may run Python code, so before looking at the arrays */
@@ -109,7 +119,8 @@ static int prepare(multi_update *self, Py_ssize_t per_weight, PyObject *list) {
   mpg_tensor *tensors = factors != NULL ? tensors_of(self->arrays) : NULL;
   int result = -1;
   if (tensors != NULL) {
-    mpg_status status = mpg_multi_update_make(self->op, tensors, (uint32_t)(count / per_weight), (uint32_t)per_weight, factors, &self->update);
+    mpg_status status = mpg_multi_update_make(self->op, tensors, (uint32_t)(count / per_weight),
+                                              (uint32_t)per_weight, factors, &self->update);
     if (status == MPG_OK)
       result = 0;
     else
@@ -118,7 +129,8 @@ static int prepare(multi_update *self, Py_ssize_t per_weight, PyObject *list) {
   PyMem_Free(tensors);
   PyMem_Free(factors);
   if (result < 0) return -1;
-  for (Py_ssize_t i = 0; i < count; i++) mpg_py_array_of(PyTuple_GET_ITEM(self->arrays, i))->bound = true;
+  for (Py_ssize_t i = 0; i < count; i++)
+    mpg_py_array_of(PyTuple_GET_ITEM(self->arrays, i))->bound = true;
   self->changes = mpg_array_changes();
   return 0;
 }
@@ -128,9 +140,13 @@ static PyObject *update_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
   const char *name;
   PyObject *arrays, *factors;
   Py_ssize_t per_weight;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sOnO:MultiUpdate", names, &name, &arrays, &per_weight, &factors)) return NULL;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sOnO:MultiUpdate", names, &name, &arrays,
+                                   &per_weight, &factors))
+    return NULL;
   const mpg_op *op = mpg_op_find(name);
-  if (op == NULL || op->params->size > MPG_PY_MAX_PARAMS) return PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "MultiUpdate: there is no update op '%s'", name);
+  if (op == NULL || op->params->size > MPG_PY_MAX_PARAMS)
+    return PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "MultiUpdate: there is no update op '%s'",
+                        name);
   multi_update *self = (multi_update *)type->tp_alloc(type, 0);
   if (self == NULL) return NULL;
   self->call = update_call;
@@ -161,9 +177,12 @@ static void update_dealloc(PyObject *object) {
 }
 
 static PyMethodDef update_methods[] = {
-    {"ready", update_ready, METH_NOARGS, "ready()\n--\n\nWhether the arrays have the memory that they had when this was prepared, and nothing is being traced."},
+    {"ready", update_ready, METH_NOARGS,
+     "ready()\n--\n\nWhether the arrays have the memory that they had when this was prepared, and "
+     "nothing is being traced."},
     {0}};
-static PyMemberDef update_members[] = {{"__vectorcalloffset__", T_PYSSIZET, offsetof(multi_update, call), READONLY, NULL}, {0}};
+static PyMemberDef update_members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(multi_update, call), READONLY, NULL}, {0}};
 static PyType_Slot update_slots[] = {
     {Py_tp_new, update_new},
     {Py_tp_dealloc, update_dealloc},
@@ -172,9 +191,13 @@ static PyType_Slot update_slots[] = {
     {Py_tp_members, update_members},
     {Py_tp_methods, update_methods},
     {Py_tp_doc,
-     "MultiUpdate(op, arrays, per_weight, factors)\n--\n\nAn update op for several weights, such as 'multi_sgd_update', prepared for any number of weights of one device.\n\n"
-     "arrays: for each weight itself, its gradient and its states, `per_weight` in all; factors: for each weight those of learning rate and weight decay. Calling the\n"
-     "object as (lr, correction, wd, options={}) updates the weights with rates lr * factor * correction and decays wd * factor.\n\nRaises MXNetError where arrays do not fit, are on several devices, or share memory, and when it is\n"
+     "MultiUpdate(op, arrays, per_weight, factors)\n--\n\nAn update op for several weights, such "
+     "as 'multi_sgd_update', prepared for any number of weights of one device.\n\n"
+     "arrays: for each weight itself, its gradient and its states, `per_weight` in all; factors: "
+     "for each weight those of learning rate and weight decay. Calling the\n"
+     "object as (lr, correction, wd, options={}) updates the weights with rates lr * factor * "
+     "correction and decays wd * factor.\n\nRaises MXNetError where arrays do not fit, are on "
+     "several devices, or share memory, and when it is\n"
      "called though not `ready`."},
     {0, NULL}};
 static PyType_Spec update_spec = {
@@ -184,21 +207,25 @@ static PyType_Spec update_spec = {
     .slots = update_slots,
 };
 
-/* --- What a step looks at ------------------------------------------------------------------------------------------- */
+/* --- What a step looks at --------------------------------------------------------------------- */
 
 static PyObject *holds(PyObject *module, PyObject *args) {
   (void)module;
   PyObject *dict, *keys, *values;
-  if (!PyArg_ParseTuple(args, "O!O!O!:holds", &PyDict_Type, &dict, &PyList_Type, &keys, &PyList_Type, &values)) return NULL;
+  if (!PyArg_ParseTuple(args, "O!O!O!:holds", &PyDict_Type, &dict, &PyList_Type, &keys,
+                        &PyList_Type, &values))
+    return NULL;
   if (PyList_GET_SIZE(keys) != PyList_GET_SIZE(values))
     return PyErr_Format(PyExc_ValueError, "holds: %zd keys, %zd values", PyList_GET_SIZE(keys),
                         PyList_GET_SIZE(values));
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(keys) && i < PyList_GET_SIZE(values); i++) { /* comparing keys may run anything */
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(keys) && i < PyList_GET_SIZE(values);
+       i++) { /* comparing keys may run anything */
     PyObject *key = Py_NewRef(PyList_GET_ITEM(keys, i));
     PyObject *item = PyDict_GetItemWithError(dict, key);
     Py_DECREF(key);
     if (item == NULL && PyErr_Occurred()) return NULL;
-    if (item == NULL || i >= PyList_GET_SIZE(values) || item != PyList_GET_ITEM(values, i)) Py_RETURN_FALSE;
+    if (item == NULL || i >= PyList_GET_SIZE(values) || item != PyList_GET_ITEM(values, i))
+      Py_RETURN_FALSE;
   }
   Py_RETURN_TRUE;
 }

@@ -1,4 +1,5 @@
-/* Collectives as single ops, on devices whose memory the host can read: everything by the device that runs it. Sums are add_n's, in the order of the ranks. */
+/* Collectives as single ops, on devices whose memory the host can read: everything by the device
+ * that runs it. Sums are add_n's, in the order of the ranks. */
 #include <string.h>
 
 #include "kernels/cpu/cpu.h"
@@ -6,13 +7,16 @@
 
 mpg_status MPG_CPU_NAME(add_n)(const mpg_kernel_call *call);
 
-static size_t bytes_of(const mpg_view *view) { return (size_t)mpg_shape_size(&view->desc.shape) * mpg_dtype_size(view->desc.dtype); }
+static size_t bytes_of(const mpg_view *view) {
+  return (size_t)mpg_shape_size(&view->desc.shape) * mpg_dtype_size(view->desc.dtype);
+}
 
 /* The sum of the inputs' elements from `skipped` bytes on, as many as the output has. */
 static mpg_status sum(const mpg_kernel_call *call, size_t skipped, const mpg_view *output) {
   mpg_view parts[MPG_MAX_SPANNED];
   mpg_kernel_call adding = *call;
-  for (int i = 0; i < call->num_inputs; i++) parts[i] = (mpg_view){(char *)call->inputs[i].data + skipped, output->desc};
+  for (int i = 0; i < call->num_inputs; i++)
+    parts[i] = (mpg_view){(char *)call->inputs[i].data + skipped, output->desc};
   adding.inputs = parts;
   adding.outputs = output;
   adding.num_outputs = 1;
@@ -20,14 +24,17 @@ static mpg_status sum(const mpg_kernel_call *call, size_t skipped, const mpg_vie
 }
 
 MPG_CPU_KERNEL(collective) {
-  mpg_collective_kind kind = (mpg_collective_kind)((const mpg_collective_params *)call->params)->kind;
+  mpg_collective_kind kind =
+      (mpg_collective_kind)((const mpg_collective_params *)call->params)->kind;
   size_t skipped = 0;
   for (int i = 0; i < call->num_outputs; i++) {
     const mpg_view *output = &call->outputs[i];
     switch (kind) {
       case MPG_SUM_TO_ALL:
-        if (i) memcpy(output->data, call->outputs[0].data, bytes_of(output));
-        else MPG_TRY(sum(call, 0, output));
+        if (i)
+          memcpy(output->data, call->outputs[0].data, bytes_of(output));
+        else
+          MPG_TRY(sum(call, 0, output));
         break;
       case MPG_SUM_TO_ONE: MPG_TRY(sum(call, 0, output)); break;
       case MPG_ONE_TO_ALL: memcpy(output->data, call->inputs[0].data, bytes_of(output)); break;
@@ -37,7 +44,8 @@ MPG_CPU_KERNEL(collective) {
         break;
       case MPG_JOIN_TO_ALL: {
         char *to = output->data;
-        for (int k = 0; k < call->num_inputs; to += bytes_of(&call->inputs[k++])) memcpy(to, call->inputs[k].data, bytes_of(&call->inputs[k]));
+        for (int k = 0; k < call->num_inputs; to += bytes_of(&call->inputs[k++]))
+          memcpy(to, call->inputs[k].data, bytes_of(&call->inputs[k]));
         break;
       }
       case MPG_EXCHANGE: memcpy(output->data, call->inputs[i].data, bytes_of(output)); break;

@@ -15,9 +15,15 @@ static void run_fill(void *context, int64_t begin, int64_t end) {
   switch (p->element ? p->size : 0) {
     case 0: memset(out, 0, (size_t)n * p->size); break;
     case 1: memset(out, (int)(p->element & 0xff), (size_t)n); break;
-    case 2: for (int64_t i = 0; i < n; i++) ((uint16_t *)out)[i] = (uint16_t)p->element; break;
-    case 4: for (int64_t i = 0; i < n; i++) ((uint32_t *)out)[i] = (uint32_t)p->element; break;
-    default: for (int64_t i = 0; i < n; i++) ((uint64_t *)out)[i] = p->element; break;
+    case 2:
+      for (int64_t i = 0; i < n; i++) ((uint16_t *)out)[i] = (uint16_t)p->element;
+      break;
+    case 4:
+      for (int64_t i = 0; i < n; i++) ((uint32_t *)out)[i] = (uint32_t)p->element;
+      break;
+    default:
+      for (int64_t i = 0; i < n; i++) ((uint64_t *)out)[i] = p->element;
+      break;
   }
 }
 
@@ -31,8 +37,11 @@ static void fill(const mpg_kernel_call *call, double value) {
 MPG_CPU_KERNEL(full) {
   switch (call->op->id) {
     case MPG_OP__full: fill(call, ((const mpg_full_params *)call->params)->value); break;
-    case MPG_OP__full_like: fill(call, ((const mpg_full_like_params *)call->params)->fill_value); break;
-    case MPG_OP__ones: case MPG_OP_ones_like: fill(call, 1); break;
+    case MPG_OP__full_like:
+      fill(call, ((const mpg_full_like_params *)call->params)->fill_value);
+      break;
+    case MPG_OP__ones:
+    case MPG_OP_ones_like: fill(call, 1); break;
     default: fill(call, 0); break;
   }
   return MPG_OK;
@@ -52,7 +61,8 @@ MPG_CPU_KERNEL(eye) {
   return MPG_OK;
 }
 
-/* value = start + (i / repeat) * step, computed in double, or in int64_t where the dtype is an integer and so are both. */
+/* value = start + (i / repeat) * step, computed in double, or in int64_t where the dtype is an
+ * integer and so are both. */
 typedef struct range_plan {
   mpg_dtype dtype;
   void *out;
@@ -63,13 +73,15 @@ typedef struct range_plan {
 static void run_range(void *context, int64_t begin, int64_t end) {
   const range_plan *p = context;
   mpg_block_buffer values;
-  bool whole = !mpg_dtype_is_float(p->dtype) && p->start == (double)(int64_t)p->start && p->step == (double)(int64_t)p->step;
+  bool whole = !mpg_dtype_is_float(p->dtype) && p->start == (double)(int64_t)p->start &&
+               p->step == (double)(int64_t)p->step;
   for (int64_t i = begin; i < end; i += MPG_CPU_BLOCK) {
     int64_t n = end - i < MPG_CPU_BLOCK ? end - i : MPG_CPU_BLOCK;
     for (int64_t j = 0; j < n; j++) {
       int64_t k = (i + j) % p->period / p->repeat;
       if (whole)
-        values.i64[j] = (int64_t)((uint64_t)(int64_t)p->start + (uint64_t)k * (uint64_t)(int64_t)p->step);
+        values.i64[j] =
+            (int64_t)((uint64_t)(int64_t)p->start + (uint64_t)k * (uint64_t)(int64_t)p->step);
       else
         values.f64[j] = p->start + (double)k * p->step;
     }
@@ -92,7 +104,8 @@ MPG_CPU_KERNEL(arange) {
     p.step = params->step;
     p.repeat = params->repeat;
   }
-  if (mpg_dtype_is_integer(p.dtype)) { /* as in MXNet and NumPy: the numbers are converted first, then counted with */
+  if (mpg_dtype_is_integer(p.dtype)) { /* as in MXNet and NumPy: the numbers are converted first,
+                                          then counted with */
     p.start = trunc(p.start);
     p.step = trunc(p.step);
   }
@@ -104,7 +117,11 @@ MPG_CPU_KERNEL(linspace) {
   const mpg_linspace_params *params = call->params;
   const mpg_view *out = &call->outputs[0];
   int64_t count = mpg_shape_size(&out->desc.shape), gaps = params->endpoint ? count - 1 : count;
-  range_plan p = {out->desc.dtype, out->data, params->start, gaps > 0 ? (params->stop - params->start) / (double)gaps : 0, 1,
+  range_plan p = {out->desc.dtype,
+                  out->data,
+                  params->start,
+                  gaps > 0 ? (params->stop - params->start) / (double)gaps : 0,
+                  1,
                   count > 0 ? count : 1};
   mpg_cpu_parallel_for(call, count, 16384, run_range, &p);
   if (params->endpoint && count > 1) /* exactly, whatever the steps rounded to */
@@ -123,7 +140,8 @@ static void run_cast(void *context, int64_t begin, int64_t end) {
   mpg_compute compute = mpg_compute_of(p->from), result = mpg_compute_of(p->to);
   mpg_block_buffer buffer;
   if (mpg_compute_direct(result, p->to)) {
-    mpg_cpu_load_all(result, p->from, p->in, begin, end - begin, (char *)p->out + begin * (int64_t)mpg_dtype_size(p->to));
+    mpg_cpu_load_all(result, p->from, p->in, begin, end - begin,
+                     (char *)p->out + begin * (int64_t)mpg_dtype_size(p->to));
     return;
   }
   for (int64_t i = begin; i < end; i += MPG_CPU_BLOCK) {
@@ -136,14 +154,16 @@ static void run_cast(void *context, int64_t begin, int64_t end) {
 static void run_copy(void *context, int64_t begin, int64_t end) {
   const cast_plan *p = context;
   int64_t size = (int64_t)mpg_dtype_size(p->from);
-  memmove((char *)p->out + begin * size, (const char *)p->in + begin * size, (size_t)((end - begin) * size));
+  memmove((char *)p->out + begin * size, (const char *)p->in + begin * size,
+          (size_t)((end - begin) * size));
 }
 
 static void cast(const mpg_kernel_call *call, const mpg_view *in, const mpg_view *out) {
   cast_plan p = {in->desc.dtype, out->desc.dtype, in->data, out->data};
   bool same = p.from == p.to;
   if (same && p.in == p.out) return;
-  mpg_cpu_parallel_for(call, mpg_shape_size(&in->desc.shape), 65536, same ? run_copy : run_cast, &p);
+  mpg_cpu_parallel_for(call, mpg_shape_size(&in->desc.shape), 65536, same ? run_copy : run_cast,
+                       &p);
 }
 
 MPG_CPU_KERNEL(cast) {

@@ -1,6 +1,6 @@
-/* Gathering and scattering. Indices are first made safe positions (in scratch memory), then whole slices are moved as bytes;
- * only what adds looks at the dtype. Sums are taken in the order of the indices: threads share out rows or columns of the
- * result, never the indices. */
+/* Gathering and scattering. Indices are first made safe positions (in scratch memory), then whole
+ * slices are moved as bytes; only what adds looks at the dtype. Sums are taken in the order of the
+ * indices: threads share out rows or columns of the result, never the indices. */
 #include <string.h>
 
 #include "kernels/common/view.h"
@@ -11,7 +11,9 @@
 enum { GRAIN_BYTES = 32768 };
 enum { MODE_CLIP, MODE_RAISE, MODE_WRAP }; /* take's words; pick has clip and wrap */
 
-static int64_t grain_of(int64_t bytes) { return bytes >= GRAIN_BYTES ? 1 : GRAIN_BYTES / (bytes > 0 ? bytes : 1); }
+static int64_t grain_of(int64_t bytes) {
+  return bytes >= GRAIN_BYTES ? 1 : GRAIN_BYTES / (bytes > 0 ? bytes : 1);
+}
 static void zero(const mpg_kernel_call *call, const mpg_view *view) {
   uint64_t nothing = 0;
   mpg_cpu_fill(call, view->data, count_of(view), item_of(view), &nothing);
@@ -33,13 +35,16 @@ static inline void copy_item(char *to, const char *from, size_t bytes) {
 }
 
 static mpg_status bad_index(const mpg_kernel_call *call, int64_t index, int64_t size, int64_t low) {
-  return mpg_fail(MPG_INDEX_ERROR, "%s: index %lld is out of range for a dimension of size %lld (%lld to %lld are valid)", call->op->name,
-                  (long long)index, (long long)size, (long long)low, (long long)size - 1);
+  return mpg_fail(
+      MPG_INDEX_ERROR,
+      "%s: index %lld is out of range for a dimension of size %lld (%lld to %lld are valid)",
+      call->op->name, (long long)index, (long long)size, (long long)low, (long long)size - 1);
 }
 
-/* All indices as positions in [0, size), in scratch memory (`extra` more bytes follow, at *more, 64-byte aligned). */
-static mpg_status resolve(const mpg_kernel_call *call, const mpg_view *indices, int64_t size, int mode, size_t extra, int64_t **positions,
-                          void **more) {
+/* All indices as positions in [0, size), in scratch memory (`extra` more bytes follow, at *more,
+ * 64-byte aligned). */
+static mpg_status resolve(const mpg_kernel_call *call, const mpg_view *indices, int64_t size,
+                          int mode, size_t extra, int64_t **positions, void **more) {
   int64_t count = count_of(indices);
   size_t bytes = ((size_t)count * sizeof(int64_t) + 63) & ~(size_t)63;
   char *scratch = mpg_device_scratch(call->device, bytes + extra + 1);
@@ -54,7 +59,7 @@ static mpg_status resolve(const mpg_kernel_call *call, const mpg_view *indices, 
   return MPG_OK;
 }
 
-/* --- Rows at positions ------------------------------------------------------------------------------------------------- */
+/* --- Rows at positions ------------------------------------------------------------------------ */
 
 typedef struct rows {
   const char *in;
@@ -68,7 +73,8 @@ static void gather_rows(void *context, int64_t begin, int64_t end) {
   const rows *r = context;
   int64_t outer = begin / r->count, n = begin % r->count;
   for (int64_t i = begin; i < end; i++) {
-    copy_item(r->out + (size_t)i * r->bytes, r->in + (size_t)(outer * r->length + r->positions[n]) * r->bytes, r->bytes);
+    copy_item(r->out + (size_t)i * r->bytes,
+              r->in + (size_t)(outer * r->length + r->positions[n]) * r->bytes, r->bytes);
     if (++n == r->count) {
       n = 0;
       outer++;
@@ -76,15 +82,19 @@ static void gather_rows(void *context, int64_t begin, int64_t end) {
   }
 }
 
-static mpg_status gather(const mpg_kernel_call *call, const mpg_view *a, const mpg_view *indices, int64_t axis_param, int mode) {
+static mpg_status gather(const mpg_kernel_call *call, const mpg_view *a, const mpg_view *indices,
+                         int64_t axis_param, int mode) {
   const mpg_view *out = &call->outputs[0];
   const mpg_shape *shape = &a->desc.shape;
   int axis = axis_of(axis_param, shape->ndim);
-  int64_t before = mpg_shape_product(shape, 0, axis), after = mpg_shape_product(shape, axis + 1, shape->ndim), *positions;
+  int64_t before = mpg_shape_product(shape, 0, axis),
+          after = mpg_shape_product(shape, axis + 1, shape->ndim), *positions;
   if (count_of(indices) == 0) return MPG_OK;
   MPG_TRY(resolve(call, indices, shape->dims[axis], mode, 0, &positions, NULL));
-  rows r = {a->data, out->data, positions, count_of(indices), shape->dims[axis], (size_t)after * item_of(a)};
-  if (count_of(out) > 0) mpg_cpu_parallel_for(call, before * r.count, grain_of((int64_t)r.bytes), gather_rows, &r);
+  rows r = {a->data,           out->data,         positions,
+            count_of(indices), shape->dims[axis], (size_t)after * item_of(a)};
+  if (count_of(out) > 0)
+    mpg_cpu_parallel_for(call, before * r.count, grain_of((int64_t)r.bytes), gather_rows, &r);
   return MPG_OK;
 }
 
@@ -95,7 +105,7 @@ MPG_CPU_KERNEL(take) {
 
 MPG_CPU_KERNEL(embedding) { return gather(call, &call->inputs[1], &call->inputs[0], 0, MODE_CLIP); }
 
-/* --- Adding rows at positions ------------------------------------------------------------------------------------------- */
+/* --- Adding rows at positions ----------------------------------------------------------------- */
 
 typedef struct sums {
   const void *in;
@@ -106,18 +116,18 @@ typedef struct sums {
 } sums;
 
 /* Adds columns [first, last) of every row whose position lies in [low, high). */
-#define ADD_ROWS(name, type, sum_type, load)                                                                        \
-  static void add_##name(const sums *s, int64_t first, int64_t last, int64_t low, int64_t high) {                  \
-    for (int64_t b = first / s->after; b * s->after < last; b++) {                                                 \
-      int64_t from = first > b * s->after ? first - b * s->after : 0;                                              \
-      int64_t to = last < (b + 1) * s->after ? last - b * s->after : s->after;                                     \
-      for (int64_t n = 0; n < s->count; n++) {                                                                     \
-        if (s->positions[n] < low || s->positions[n] >= high) continue;                                            \
-        const type *source = (const type *)s->in + (b * s->count + n) * s->after;                                  \
-        sum_type *target = (sum_type *)s->out + (b * s->length + s->positions[n]) * s->after;                      \
-        for (int64_t c = from; c < to; c++) target[c] += load(source[c]);                                          \
-      }                                                                                                            \
-    }                                                                                                              \
+#define ADD_ROWS(name, type, sum_type, load)                                                      \
+  static void add_##name(const sums *s, int64_t first, int64_t last, int64_t low, int64_t high) { \
+    for (int64_t b = first / s->after; b * s->after < last; b++) {                                \
+      int64_t from = first > b * s->after ? first - b * s->after : 0;                             \
+      int64_t to = last < (b + 1) * s->after ? last - b * s->after : s->after;                    \
+      for (int64_t n = 0; n < s->count; n++) {                                                    \
+        if (s->positions[n] < low || s->positions[n] >= high) continue;                           \
+        const type *source = (const type *)s->in + (b * s->count + n) * s->after;                 \
+        sum_type *target = (sum_type *)s->out + (b * s->length + s->positions[n]) * s->after;     \
+        for (int64_t c = from; c < to; c++) target[c] += load(source[c]);                         \
+      }                                                                                           \
+    }                                                                                             \
   }
 ADD_ROWS(f32, float, float, )
 ADD_ROWS(f64, double, double, )
@@ -148,8 +158,8 @@ static void add_positions(void *context, int64_t begin, int64_t end) {
   add_rows(s, 0, s->before * s->after, begin, end);
 }
 
-/* out (before, length, after) = sum of the rows of in (before, count, after) at their positions. `wide`: float memory of the
- * size of out, for half-precision dtypes. */
+/* out (before, length, after) = sum of the rows of in (before, count, after) at their positions.
+ * `wide`: float memory of the size of out, for half-precision dtypes. */
 static void scatter_add(const mpg_kernel_call *call, sums *s, const mpg_view *out, void *wide) {
   int64_t total = count_of(out), columns = s->before * s->after;
   if (total == 0) return;
@@ -166,7 +176,8 @@ static void scatter_add(const mpg_kernel_call *call, sums *s, const mpg_view *ou
     mpg_cpu_parallel_for(call, s->length, 1, add_positions, s);
   if (half)
     for (int64_t i = 0; i < total; i += MPG_CPU_BLOCK)
-      mpg_cpu_store(MPG_COMPUTE_F32, out->desc.dtype, out->data, i, total - i < MPG_CPU_BLOCK ? total - i : MPG_CPU_BLOCK, (float *)wide + i);
+      mpg_cpu_store(MPG_COMPUTE_F32, out->desc.dtype, out->data, i,
+                    total - i < MPG_CPU_BLOCK ? total - i : MPG_CPU_BLOCK, (float *)wide + i);
 }
 
 static size_t wide_bytes(const mpg_view *out) {
@@ -178,8 +189,12 @@ MPG_CPU_KERNEL(take_back) {
   const mpg_view *grad = &call->inputs[0], *indices = &call->inputs[1], *out = &call->outputs[0];
   const mpg_shape *shape = &out->desc.shape;
   int axis = axis_of(params->axis, shape->ndim);
-  sums s = {.in = grad->data, .count = count_of(indices), .before = mpg_shape_product(shape, 0, axis), .length = shape->dims[axis],
-            .after = mpg_shape_product(shape, axis + 1, shape->ndim), .dtype = grad->desc.dtype};
+  sums s = {.in = grad->data,
+            .count = count_of(indices),
+            .before = mpg_shape_product(shape, 0, axis),
+            .length = shape->dims[axis],
+            .after = mpg_shape_product(shape, axis + 1, shape->ndim),
+            .dtype = grad->desc.dtype};
   int64_t *positions;
   void *wide;
   MPG_TRY(resolve(call, indices, s.length, params->mode, wide_bytes(out), &positions, &wide));
@@ -188,7 +203,7 @@ MPG_CPU_KERNEL(take_back) {
   return MPG_OK;
 }
 
-/* --- One element a position ------------------------------------------------------------------------------------------------ */
+/* --- One element a position ------------------------------------------------------------------- */
 
 typedef struct picks {
   char *many, *one; /* the array (before, length, after) and the elements (before, after) */
@@ -203,31 +218,41 @@ static void pick_range(void *context, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; i++) {
     int64_t index = mpg_index_at(p->index, i);
     index = p->wrap ? mpg_index_wrap(index, p->length) : mpg_index_clip(index, p->length);
-    int64_t row = p->after == 1 ? i : i / p->after, column = p->after == 1 ? 0 : i % p->after; /* divisions are slow */
+    int64_t row = p->after == 1 ? i : i / p->after,
+            column = p->after == 1 ? 0 : i % p->after; /* divisions are slow */
     char *element = p->many + (size_t)((row * p->length + index) * p->after + column) * p->item;
     char *value = p->one + (size_t)i * p->item;
     copy_item(p->put ? element : value, p->put ? value : element, p->item);
   }
 }
 
-static void run_picks(const mpg_kernel_call *call, const mpg_view *many, const mpg_view *one, const mpg_view *index, int64_t axis_param,
-                      bool wrap, bool put) {
+static void run_picks(const mpg_kernel_call *call, const mpg_view *many, const mpg_view *one,
+                      const mpg_view *index, int64_t axis_param, bool wrap, bool put) {
   const mpg_shape *shape = &many->desc.shape;
   int axis = axis_of(axis_param, shape->ndim);
-  picks p = {many->data, one->data, index, shape->dims[axis], mpg_shape_product(shape, axis + 1, shape->ndim), item_of(many), wrap, put};
+  picks p = {many->data,
+             one->data,
+             index,
+             shape->dims[axis],
+             mpg_shape_product(shape, axis + 1, shape->ndim),
+             item_of(many),
+             wrap,
+             put};
   if (p.length > 0) mpg_cpu_parallel_for(call, count_of(index), 2048, pick_range, &p);
 }
 
 MPG_CPU_KERNEL(pick) {
   const mpg_pick_params *params = call->params;
-  run_picks(call, &call->inputs[0], &call->outputs[0], &call->inputs[1], params->axis.value, params->mode == 1, false);
+  run_picks(call, &call->inputs[0], &call->outputs[0], &call->inputs[1], params->axis.value,
+            params->mode == 1, false);
   return MPG_OK;
 }
 
 MPG_CPU_KERNEL(pick_back) {
   const mpg_pick_back_params *params = call->params;
   zero(call, &call->outputs[0]);
-  run_picks(call, &call->outputs[0], &call->inputs[0], &call->inputs[1], params->axis, params->mode == 1, true);
+  run_picks(call, &call->outputs[0], &call->inputs[0], &call->inputs[1], params->axis,
+            params->mode == 1, true);
   return MPG_OK;
 }
 
@@ -255,16 +280,19 @@ MPG_CPU_KERNEL(one_hot) {
   const mpg_one_hot_params *params = call->params;
   const mpg_view *indices = &call->inputs[0], *out = &call->outputs[0];
   int64_t count = count_of(indices), depth = params->depth;
-  uint64_t on = element_bits(out->desc.dtype, params->on_value), off = element_bits(out->desc.dtype, params->off_value);
+  uint64_t on = element_bits(out->desc.dtype, params->on_value),
+           off = element_bits(out->desc.dtype, params->off_value);
   mpg_cpu_fill(call, out->data, count_of(out), item_of(out), &off);
   for (int64_t i = 0; i < count; i++) {
     int64_t index = mpg_index_at(indices, i);
-    if (index >= 0 && index < depth) copy_item((char *)out->data + (size_t)(i * depth + index) * item_of(out), (const char *)&on, item_of(out));
+    if (index >= 0 && index < depth)
+      copy_item((char *)out->data + (size_t)(i * depth + index) * item_of(out), (const char *)&on,
+                item_of(out));
   }
   return MPG_OK;
 }
 
-/* --- where ------------------------------------------------------------------------------------------------------------------ */
+/* --- where ------------------------------------------------------------------------------------ */
 
 typedef struct choice {
   const mpg_view *condition;
@@ -276,9 +304,9 @@ typedef struct choice {
 enum { MASK_BLOCK = 1024 };
 
 static void make_mask(const mpg_view *view, int64_t index, int64_t count, uint8_t *mask) {
-#define MASK(type, test)                                       \
-  {                                                            \
-    const type *values = (const type *)view->data + index;     \
+#define MASK(type, test)                                          \
+  {                                                               \
+    const type *values = (const type *)view->data + index;        \
     for (int64_t i = 0; i < count; i++) mask[i] = values[i] test; \
   }
   switch (view->desc.dtype) {
@@ -299,11 +327,12 @@ static void choose_elements(void *context, int64_t begin, int64_t end) {
   for (int64_t at = begin; at < end; at += MASK_BLOCK) {
     int64_t count = end - at < MASK_BLOCK ? end - at : MASK_BLOCK;
     make_mask(c->condition, at, count, mask);
-#define CHOOSE(type)                                                                                        \
-  {                                                                                                         \
-    const type *x = (const type *)(const void *)c->x + at, *y = (const type *)(const void *)c->y + at;      \
-    type *out = (type *)(void *)c->out + at;                                                                \
-    for (int64_t i = 0; i < count; i++) out[i] = mask[i] ? x[i] : y[i];                                     \
+#define CHOOSE(type)                                                    \
+  {                                                                     \
+    const type *x = (const type *)(const void *)c->x + at,              \
+               *y = (const type *)(const void *)c->y + at;              \
+    type *out = (type *)(void *)c->out + at;                            \
+    for (int64_t i = 0; i < count; i++) out[i] = mask[i] ? x[i] : y[i]; \
   }
     switch (c->item) {
       case 1: CHOOSE(uint8_t) break;
@@ -338,10 +367,11 @@ MPG_CPU_KERNEL(where) {
   return MPG_OK;
 }
 
-/* --- gather_nd and its like --------------------------------------------------------------------------------------------------- */
+/* --- gather_nd and its like ------------------------------------------------------------------- */
 
 /* Columns of indices into an array of `shape` as row numbers; *inner: elements a row. */
-static mpg_status resolve_nd(const mpg_kernel_call *call, const mpg_view *indices, const mpg_shape *shape, size_t extra, int64_t **positions,
+static mpg_status resolve_nd(const mpg_kernel_call *call, const mpg_view *indices,
+                             const mpg_shape *shape, size_t extra, int64_t **positions,
                              int64_t *count, int64_t *inner, void **more) {
   int depth = (int)indices->desc.shape.dims[0];
   *count = mpg_shape_product(&indices->desc.shape, 1, indices->desc.shape.ndim);
@@ -366,20 +396,24 @@ static mpg_status resolve_nd(const mpg_kernel_call *call, const mpg_view *indice
 MPG_CPU_KERNEL(gather_nd) {
   const mpg_view *data = &call->inputs[0], *out = &call->outputs[0];
   int64_t *positions, count, inner;
-  MPG_TRY(resolve_nd(call, &call->inputs[1], &data->desc.shape, 0, &positions, &count, &inner, NULL));
+  MPG_TRY(
+      resolve_nd(call, &call->inputs[1], &data->desc.shape, 0, &positions, &count, &inner, NULL));
   rows r = {data->data, out->data, positions, count, 0, (size_t)inner * item_of(data)};
-  if (count_of(out) > 0) mpg_cpu_parallel_for(call, count, grain_of((int64_t)r.bytes), gather_rows, &r);
+  if (count_of(out) > 0)
+    mpg_cpu_parallel_for(call, count, grain_of((int64_t)r.bytes), gather_rows, &r);
   return MPG_OK;
 }
 
 /* In the order of the indices, so that the last of equal ones stays. */
-static mpg_status scatter_rows(const mpg_kernel_call *call, const mpg_view *values, const mpg_view *indices) {
+static mpg_status scatter_rows(const mpg_kernel_call *call, const mpg_view *values,
+                               const mpg_view *indices) {
   const mpg_view *out = &call->outputs[0];
   int64_t *positions, count, inner;
   MPG_TRY(resolve_nd(call, indices, &out->desc.shape, 0, &positions, &count, &inner, NULL));
   size_t bytes = (size_t)inner * item_of(out);
   for (int64_t i = 0; i < count; i++)
-    copy_item((char *)out->data + (size_t)positions[i] * bytes, (const char *)values->data + (size_t)i * bytes, bytes);
+    copy_item((char *)out->data + (size_t)positions[i] * bytes,
+              (const char *)values->data + (size_t)i * bytes, bytes);
   return MPG_OK;
 }
 
@@ -397,9 +431,15 @@ MPG_CPU_KERNEL(scatter_add_nd) {
   const mpg_view *values = &call->inputs[0], *out = &call->outputs[0];
   int64_t *positions, count, inner;
   void *wide;
-  MPG_TRY(resolve_nd(call, &call->inputs[1], &out->desc.shape, wide_bytes(out), &positions, &count, &inner, &wide));
-  sums s = {.in = values->data, .positions = positions, .count = count, .before = 1, .length = inner > 0 ? count_of(out) / inner : 0,
-            .after = inner, .dtype = values->desc.dtype};
+  MPG_TRY(resolve_nd(call, &call->inputs[1], &out->desc.shape, wide_bytes(out), &positions, &count,
+                     &inner, &wide));
+  sums s = {.in = values->data,
+            .positions = positions,
+            .count = count,
+            .before = 1,
+            .length = inner > 0 ? count_of(out) / inner : 0,
+            .after = inner,
+            .dtype = values->desc.dtype};
   scatter_add(call, &s, out, wide);
   return MPG_OK;
 }
@@ -409,8 +449,10 @@ MPG_CPU_KERNEL(ravel) {
   const mpg_view *in = &call->inputs[0], *out = &call->outputs[0];
   int64_t count = count_of(out);
   for (int64_t i = 0; i < count; i++) {
-    uint64_t position = 0; /* wraps around instead of overflowing, for indices that lie outside the shape */
-    for (int d = 0; d < shape->count; d++) position = position * (uint64_t)shape->values[d] + (uint64_t)mpg_index_at(in, d * count + i);
+    uint64_t position =
+        0; /* wraps around instead of overflowing, for indices that lie outside the shape */
+    for (int d = 0; d < shape->count; d++)
+      position = position * (uint64_t)shape->values[d] + (uint64_t)mpg_index_at(in, d * count + i);
     mpg_index_store(out, i, (int64_t)position);
   }
   return MPG_OK;
@@ -431,7 +473,7 @@ MPG_CPU_KERNEL(unravel) {
   return MPG_OK;
 }
 
-/* --- Sequences ------------------------------------------------------------------------------------------------------------------ */
+/* --- Sequences -------------------------------------------------------------------------------- */
 
 typedef struct sequences {
   const char *in;
@@ -446,9 +488,14 @@ typedef struct sequences {
 
 static sequences sequences_of(const mpg_kernel_call *call, const mpg_view *data, int64_t axis) {
   const mpg_shape *shape = &data->desc.shape;
-  return (sequences){.in = call->inputs[0].data, .out = call->outputs[0].data, .lengths = call->num_inputs > 1 ? &call->inputs[1] : NULL,
-                     .times = shape->dims[axis], .batch = shape->dims[1 - axis], .time_first = axis == 0,
-                     .bytes = (size_t)mpg_shape_product(shape, 2, shape->ndim) * item_of(data), .item = item_of(data)};
+  return (sequences){.in = call->inputs[0].data,
+                     .out = call->outputs[0].data,
+                     .lengths = call->num_inputs > 1 ? &call->inputs[1] : NULL,
+                     .times = shape->dims[axis],
+                     .batch = shape->dims[1 - axis],
+                     .time_first = axis == 0,
+                     .bytes = (size_t)mpg_shape_product(shape, 2, shape->ndim) * item_of(data),
+                     .item = item_of(data)};
 }
 static int64_t length_of(const sequences *s, int64_t b) {
   int64_t length = s->lengths ? mpg_index_at(s->lengths, b) : s->times;
@@ -461,12 +508,14 @@ static size_t step_at(const sequences *s, int64_t t, int64_t b) {
 static void mask_steps(void *context, int64_t begin, int64_t end) {
   const sequences *s = context;
   for (int64_t i = begin; i < end; i++) {
-    int64_t t = s->time_first ? i / s->batch : i % s->times, b = s->time_first ? i % s->batch : i / s->times;
+    int64_t t = s->time_first ? i / s->batch : i % s->times,
+            b = s->time_first ? i % s->batch : i / s->times;
     char *out = s->out + (size_t)i * s->bytes;
     if (t < length_of(s, b))
       memcpy(out, s->in + (size_t)i * s->bytes, s->bytes);
     else
-      for (size_t at = 0; at < s->bytes; at += s->item) copy_item(out + at, (const char *)&s->value, s->item);
+      for (size_t at = 0; at < s->bytes; at += s->item)
+        copy_item(out + at, (const char *)&s->value, s->item);
   }
 }
 
@@ -484,7 +533,8 @@ static void reverse_steps(void *context, int64_t begin, int64_t end) {
   const sequences *s = context;
   for (int64_t i = begin; i < end; i++) {
     int64_t t = i / s->batch, b = i % s->batch, length = length_of(s, b);
-    copy_item(s->out + (size_t)i * s->bytes, s->in + step_at(s, t < length ? length - 1 - t : t, b), s->bytes);
+    copy_item(s->out + (size_t)i * s->bytes, s->in + step_at(s, t < length ? length - 1 - t : t, b),
+              s->bytes);
   }
 }
 
@@ -506,7 +556,8 @@ MPG_CPU_KERNEL(sequence_last) {
   const mpg_sequence_params *params = call->params;
   if (count_of(&call->outputs[0]) == 0) return MPG_OK;
   sequences s = sequences_of(call, &call->inputs[0], params->axis);
-  for (int64_t b = 0; b < s.batch; b++) copy_item(s.out + (size_t)b * s.bytes, s.in + last_step(&s, b), s.bytes);
+  for (int64_t b = 0; b < s.batch; b++)
+    copy_item(s.out + (size_t)b * s.bytes, s.in + last_step(&s, b), s.bytes);
   return MPG_OK;
 }
 
@@ -515,21 +566,24 @@ MPG_CPU_KERNEL(sequence_last_back) {
   zero(call, &call->outputs[0]);
   if (count_of(&call->outputs[0]) == 0) return MPG_OK;
   sequences s = sequences_of(call, &call->outputs[0], params->axis);
-  for (int64_t b = 0; b < s.batch; b++) copy_item(s.out + last_step(&s, b), s.in + (size_t)b * s.bytes, s.bytes);
+  for (int64_t b = 0; b < s.batch; b++)
+    copy_item(s.out + last_step(&s, b), s.in + (size_t)b * s.bytes, s.bytes);
   return MPG_OK;
 }
 
-/* --- contrib ---------------------------------------------------------------------------------------------------------------------- */
+/* --- contrib ---------------------------------------------------------------------------------- */
 
 MPG_CPU_KERNEL(index_copy) {
-  const mpg_view *old = &call->inputs[0], *indices = &call->inputs[1], *values = &call->inputs[2], *out = &call->outputs[0];
+  const mpg_view *old = &call->inputs[0], *indices = &call->inputs[1], *values = &call->inputs[2],
+                 *out = &call->outputs[0];
   const mpg_shape *shape = &old->desc.shape;
   int64_t *positions, count = count_of(indices);
   MPG_TRY(resolve(call, indices, shape->dims[0], MODE_RAISE, 0, &positions, NULL));
   copy_all(call, old, out);
   size_t bytes = (size_t)mpg_shape_product(shape, 1, shape->ndim) * item_of(old);
   for (int64_t i = 0; i < count; i++)
-    memcpy((char *)out->data + (size_t)positions[i] * bytes, (const char *)values->data + (size_t)i * bytes, bytes);
+    memcpy((char *)out->data + (size_t)positions[i] * bytes,
+           (const char *)values->data + (size_t)i * bytes, bytes);
   return MPG_OK;
 }
 
@@ -547,22 +601,27 @@ MPG_CPU_KERNEL(index_array) {
   return MPG_OK;
 }
 
-/* --- Masks ------------------------------------------------------------------------------------------------------------------------ */
+/* --- Masks ------------------------------------------------------------------------------------ */
 
 MPG_CPU_KERNEL(boolean_mask) {
   const mpg_view *data = &call->inputs[0], *index = &call->inputs[1], *out = &call->outputs[0];
-  size_t bytes = (size_t)mpg_shape_product(&data->desc.shape, 1, data->desc.shape.ndim) * item_of(data);
+  size_t bytes =
+      (size_t)mpg_shape_product(&data->desc.shape, 1, data->desc.shape.ndim) * item_of(data);
   int64_t length = count_of(index), count = out->desc.shape.dims[0], found = 0;
   if (!bytes) return MPG_OK;
   for (int64_t i = 0; i < length && found < count; i++)
-    if (mpg_dtype_nonzero(index->desc.dtype, index->data, i)) memcpy((char *)out->data + (size_t)found++ * bytes, (const char *)data->data + (size_t)i * bytes, bytes);
-  if (found < count) memset((char *)out->data + (size_t)found * bytes, 0, (size_t)(count - found) * bytes);
+    if (mpg_dtype_nonzero(index->desc.dtype, index->data, i))
+      memcpy((char *)out->data + (size_t)found++ * bytes,
+             (const char *)data->data + (size_t)i * bytes, bytes);
+  if (found < count)
+    memset((char *)out->data + (size_t)found * bytes, 0, (size_t)(count - found) * bytes);
   return MPG_OK;
 }
 
 MPG_CPU_KERNEL(boolean_mask_back) {
   const mpg_view *grad = &call->inputs[0], *index = &call->inputs[1], *out = &call->outputs[0];
-  size_t bytes = (size_t)mpg_shape_product(&grad->desc.shape, 1, grad->desc.shape.ndim) * item_of(grad);
+  size_t bytes =
+      (size_t)mpg_shape_product(&grad->desc.shape, 1, grad->desc.shape.ndim) * item_of(grad);
   int64_t length = count_of(index), count = grad->desc.shape.dims[0], found = 0;
   if (!bytes) return MPG_OK;
   for (int64_t i = 0; i < length; i++) {

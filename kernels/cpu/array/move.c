@@ -4,7 +4,8 @@
 
 enum { GRAIN_BYTES = 32768, TILE = 16 };
 
-/* Items as they are moved: several adjoining ones can move as one, which is then aligned only as they are. */
+/* Items as they are moved: several adjoining ones can move as one, which is then aligned only as
+ * they are. */
 typedef uint8_t item1;
 typedef uint16_t item2 __attribute__((aligned(1), may_alias));
 typedef uint32_t item4 __attribute__((aligned(1), may_alias));
@@ -13,60 +14,69 @@ typedef struct item16 {
   item8 words[2];
 } item16;
 
-/* What is left of a move: outer dimensions, and an inner row (or a plane to transpose) that one call handles. Bytes throughout. */
+/* What is left of a move: outer dimensions, and an inner row (or a plane to transpose) that one
+ * call handles. Bytes throughout. */
 typedef struct plan {
   int ndim; /* outer dimensions */
   int64_t dims[MPG_MOVE_NDIM], in_strides[MPG_MOVE_NDIM], out_strides[MPG_MOVE_NDIM];
   int64_t count, in_step, out_step; /* the row */
   int64_t item;
-  int64_t rows, row_in, row_out; /* transposes: `rows` rows side by side in the input (row_in == item) */
-  int64_t spread;                /* not 0: so many neighbours, each `count` times one after the other */
+  int64_t rows, row_in,
+      row_out;    /* transposes: `rows` rows side by side in the input (row_in == item) */
+  int64_t spread; /* not 0: so many neighbours, each `count` times one after the other */
   const char *in;
   char *out;
 } plan;
 
-#define ROW(type)                                                                                   \
-  static void row_##type(const char *in, char *out, int64_t count, int64_t in_step, int64_t out_step) { \
-    if (out_step == (int64_t)sizeof(type)) {                                                        \
-      type *target = (type *)(void *)out;                                                           \
-      if (in_step == 0) {                                                                           \
-        type value = *(const type *)(const void *)in;                                               \
-        for (int64_t i = 0; i < count; i++) target[i] = value;                                      \
-      } else if (in_step == -(int64_t)sizeof(type)) {                                               \
-        const type *source = (const type *)(const void *)in;                                        \
-        for (int64_t i = 0; i < count; i++) target[i] = source[-i];                                 \
-      } else {                                                                                      \
-        for (int64_t i = 0; i < count; i++) target[i] = *(const type *)(const void *)(in + i * in_step); \
-      }                                                                                             \
-    } else {                                                                                        \
-      for (int64_t i = 0; i < count; i++) *(type *)(void *)(out + i * out_step) = *(const type *)(const void *)(in + i * in_step); \
-    }                                                                                               \
-  }                                                                                                 \
-  __attribute__((always_inline)) static inline void spread_##type##_of(const type *in, type *out, int64_t n, int64_t times) {       \
-    for (int64_t i = 0; i < n; i++)                                                                 \
-      for (int64_t k = 0; k < times; k++) out[i * times + k] = in[i];                               \
-  }                                                                                                 \
-  static void spread_##type(const char *in, char *out, int64_t n, int64_t times) {                  \
-    const type *source = (const type *)(const void *)in;                                            \
-    type *target = (type *)(void *)out;                                                             \
-    switch (times) {                                                                                \
-      case 2: spread_##type##_of(source, target, n, 2); return;                                     \
-      case 3: spread_##type##_of(source, target, n, 3); return;                                     \
-      case 4: spread_##type##_of(source, target, n, 4); return;                                     \
-      default: spread_##type##_of(source, target, n, times); return;                                \
-    }                                                                                               \
-  }                                                                                                 \
-  /* A tile of a transpose: `rows` rows of `count`; the input's rows lie side by side. */             \
-  static void tile_##type(const char *in, char *out, int64_t rows, int64_t count, int64_t in_step, int64_t row_out) { \
-    if (rows == TILE && count == TILE) {                                                            \
-      for (int r = 0; r < TILE; r++)                                                                \
-        for (int c = 0; c < TILE; c++)                                                              \
-          ((type *)(void *)(out + r * row_out))[c] = ((const type *)(const void *)(in + c * in_step))[r]; \
-      return;                                                                                       \
-    }                                                                                               \
-    for (int64_t r = 0; r < rows; r++)                                                              \
-      for (int64_t c = 0; c < count; c++)                                                           \
-        ((type *)(void *)(out + r * row_out))[c] = ((const type *)(const void *)(in + c * in_step))[r]; \
+#define ROW(type)                                                                                  \
+  static void row_##type(const char *in, char *out, int64_t count, int64_t in_step,                \
+                         int64_t out_step) {                                                       \
+    if (out_step == (int64_t)sizeof(type)) {                                                       \
+      type *target = (type *)(void *)out;                                                          \
+      if (in_step == 0) {                                                                          \
+        type value = *(const type *)(const void *)in;                                              \
+        for (int64_t i = 0; i < count; i++) target[i] = value;                                     \
+      } else if (in_step == -(int64_t)sizeof(type)) {                                              \
+        const type *source = (const type *)(const void *)in;                                       \
+        for (int64_t i = 0; i < count; i++) target[i] = source[-i];                                \
+      } else {                                                                                     \
+        for (int64_t i = 0; i < count; i++)                                                        \
+          target[i] = *(const type *)(const void *)(in + i * in_step);                             \
+      }                                                                                            \
+    } else {                                                                                       \
+      for (int64_t i = 0; i < count; i++)                                                          \
+        *(type *)(void *)(out + i * out_step) = *(const type *)(const void *)(in + i * in_step);   \
+    }                                                                                              \
+  }                                                                                                \
+  __attribute__((always_inline)) static inline void spread_##type##_of(const type *in, type *out,  \
+                                                                       int64_t n, int64_t times) { \
+    for (int64_t i = 0; i < n; i++)                                                                \
+      for (int64_t k = 0; k < times; k++) out[i * times + k] = in[i];                              \
+  }                                                                                                \
+  static void spread_##type(const char *in, char *out, int64_t n, int64_t times) {                 \
+    const type *source = (const type *)(const void *)in;                                           \
+    type *target = (type *)(void *)out;                                                            \
+    switch (times) {                                                                               \
+      case 2: spread_##type##_of(source, target, n, 2); return;                                    \
+      case 3: spread_##type##_of(source, target, n, 3); return;                                    \
+      case 4: spread_##type##_of(source, target, n, 4); return;                                    \
+      default: spread_##type##_of(source, target, n, times); return;                               \
+    }                                                                                              \
+  }                                                                                                \
+  /* A tile of a transpose: `rows` rows of `count`; the input's rows lie side by side. */          \
+  static void tile_##type(const char *in, char *out, int64_t rows, int64_t count, int64_t in_step, \
+                          int64_t row_out) {                                                       \
+    if (rows == TILE && count == TILE) {                                                           \
+      for (int r = 0; r < TILE; r++)                                                               \
+        for (int c = 0; c < TILE; c++)                                                             \
+          ((type *)(void *)(out + r * row_out))[c] =                                               \
+              ((const type *)(const void *)(in + c * in_step))[r];                                 \
+      return;                                                                                      \
+    }                                                                                              \
+    for (int64_t r = 0; r < rows; r++)                                                             \
+      for (int64_t c = 0; c < count; c++)                                                          \
+        ((type *)(void *)(out + r * row_out))[c] =                                                 \
+            ((const type *)(const void *)(in + c * in_step))[r];                                   \
   }
 ROW(item1)
 ROW(item2)
@@ -75,7 +85,8 @@ ROW(item8)
 ROW(item16)
 #undef ROW
 
-static void move_row(int64_t item, const char *in, char *out, int64_t count, int64_t in_step, int64_t out_step) {
+static void move_row(int64_t item, const char *in, char *out, int64_t count, int64_t in_step,
+                     int64_t out_step) {
   switch (item) {
     case 1: row_item1(in, out, count, in_step, out_step); return;
     case 2: row_item2(in, out, count, in_step, out_step); return;
@@ -83,11 +94,13 @@ static void move_row(int64_t item, const char *in, char *out, int64_t count, int
     case 8: row_item8(in, out, count, in_step, out_step); return;
     case 16: row_item16(in, out, count, in_step, out_step); return;
     default:
-      for (int64_t i = 0; i < count; i++) memcpy(out + i * out_step, in + i * in_step, (size_t)item);
+      for (int64_t i = 0; i < count; i++)
+        memcpy(out + i * out_step, in + i * in_step, (size_t)item);
   }
 }
 
-static void move_tile(int64_t item, const char *in, char *out, int64_t rows, int64_t count, int64_t in_step, int64_t row_out) {
+static void move_tile(int64_t item, const char *in, char *out, int64_t rows, int64_t count,
+                      int64_t in_step, int64_t row_out) {
   switch (item) {
     case 1: tile_item1(in, out, rows, count, in_step, row_out); return;
     case 2: tile_item2(in, out, rows, count, in_step, row_out); return;
@@ -127,8 +140,9 @@ static void run_plan(void *context, int64_t begin, int64_t end) {
     } else {
       for (int64_t c = 0; c < p->count; c += TILE)
         for (int64_t r = 0; r < p->rows; r += TILE)
-          move_tile(p->item, in + c * p->in_step + r * p->row_in, out + c * p->out_step + r * p->row_out,
-                    p->rows - r < TILE ? p->rows - r : TILE, p->count - c < TILE ? p->count - c : TILE, p->in_step, p->row_out);
+          move_tile(p->item, in + c * p->in_step + r * p->row_in,
+                    out + c * p->out_step + r * p->row_out, p->rows - r < TILE ? p->rows - r : TILE,
+                    p->count - c < TILE ? p->count - c : TILE, p->in_step, p->row_out);
     }
     for (int i = p->ndim - 1; i >= 0; i--) {
       in += p->in_strides[i];
@@ -141,7 +155,8 @@ static void run_plan(void *context, int64_t begin, int64_t end) {
   }
 }
 
-/* Cuts `dim` into pieces of `piece` (which divides it) by an outer dimension, so that threads can share it. */
+/* Cuts `dim` into pieces of `piece` (which divides it) by an outer dimension, so that threads can
+ * share it. */
 static void split_dim(plan *p, int64_t *size, int64_t in_step, int64_t out_step, int64_t piece) {
   if (piece >= *size || *size % piece != 0 || p->ndim >= MPG_MOVE_NDIM) return;
   p->dims[p->ndim] = *size / piece;
@@ -159,7 +174,8 @@ static void copy_bytes(void *context, int64_t begin, int64_t end) {
   memcpy(copy->out + begin, copy->in + begin, (size_t)(end - begin));
 }
 
-void mpg_cpu_move(const mpg_kernel_call *call, const mpg_move *move, const void *in, void *out, size_t item_) {
+void mpg_cpu_move(const mpg_kernel_call *call, const mpg_move *move, const void *in, void *out,
+                  size_t item_) {
   int64_t item = (int64_t)item_;
   plan p = {.in = in, .out = out};
   mpg_move merged = {0};
@@ -179,7 +195,8 @@ void mpg_cpu_move(const mpg_kernel_call *call, const mpg_move *move, const void 
   p.in_step = p.in_strides[p.ndim];
   p.out_step = p.out_strides[p.ndim];
   int plane = -1, inner = p.ndim - 1;
-  if (element && p.in_step == 0 && p.out_step == item && p.count <= TILE && inner >= 0 && p.in_strides[inner] == item && p.out_strides[inner] == p.count * item) {
+  if (element && p.in_step == 0 && p.out_step == item && p.count <= TILE && inner >= 0 &&
+      p.in_strides[inner] == item && p.out_strides[inner] == p.count * item) {
     p.spread = p.dims[inner];
     p.ndim--;
   } else if (element && p.out_step == item && p.in_step != 0)
@@ -195,20 +212,26 @@ void mpg_cpu_move(const mpg_kernel_call *call, const mpg_move *move, const void 
       p.in_strides[i] = p.in_strides[i + 1];
       p.out_strides[i] = p.out_strides[i + 1];
     }
-    if (p.rows % TILE == 0) split_dim(&p, &p.rows, p.row_in, p.row_out, 2 * TILE <= p.rows && p.rows % (2 * TILE) == 0 ? 2 * TILE : TILE);
-    else if (p.count % TILE == 0) split_dim(&p, &p.count, p.in_step, p.out_step, TILE);
+    if (p.rows % TILE == 0)
+      split_dim(&p, &p.rows, p.row_in, p.row_out,
+                2 * TILE <= p.rows && p.rows % (2 * TILE) == 0 ? 2 * TILE : TILE);
+    else if (p.count % TILE == 0)
+      split_dim(&p, &p.count, p.in_step, p.out_step, TILE);
   } else {
     bool spreads = p.spread > 0;
     int64_t *length = spreads ? &p.spread : &p.count;
     for (int64_t piece = 4096; piece >= 64 && *length > 4096; piece /= 2)
       if (*length % piece == 0) {
-        split_dim(&p, length, spreads ? item : p.in_step, spreads ? p.count * item : p.out_step, piece);
+        split_dim(&p, length, spreads ? item : p.in_step, spreads ? p.count * item : p.out_step,
+                  piece);
         break;
       }
   }
   int64_t units = 1, unit_bytes = p.count * item * (p.rows ? p.rows : p.spread ? p.spread : 1);
   for (int i = 0; i < p.ndim; i++) units *= p.dims[i];
-  mpg_cpu_parallel_for(call, units, GRAIN_BYTES / (unit_bytes < GRAIN_BYTES ? unit_bytes : GRAIN_BYTES), run_plan, &p);
+  mpg_cpu_parallel_for(call, units,
+                       GRAIN_BYTES / (unit_bytes < GRAIN_BYTES ? unit_bytes : GRAIN_BYTES),
+                       run_plan, &p);
 }
 
 typedef struct fill_context {
@@ -222,7 +245,8 @@ static void fill_range(void *context, int64_t begin, int64_t end) {
   move_row((int64_t)fill->item, fill->value, out, end - begin, 0, (int64_t)fill->item);
 }
 
-void mpg_cpu_fill(const mpg_kernel_call *call, void *out, int64_t count, size_t item, const void *value) {
+void mpg_cpu_fill(const mpg_kernel_call *call, void *out, int64_t count, size_t item,
+                  const void *value) {
   fill_context fill = {out, item, value};
   mpg_cpu_parallel_for(call, count, GRAIN_BYTES / (int64_t)item, fill_range, &fill);
 }

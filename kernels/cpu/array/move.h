@@ -8,8 +8,10 @@
 #define mpg_cpu_move MPG_CPU_NAME(move)
 #define mpg_cpu_fill MPG_CPU_NAME(fill)
 /* `item`: bytes an element. */
-void mpg_cpu_move(const mpg_kernel_call *call, const mpg_move *move, const void *in, void *out, size_t item);
+void mpg_cpu_move(const mpg_kernel_call *call, const mpg_move *move, const void *in, void *out,
+                  size_t item);
 /* Writes `count` elements of `item` bytes (1, 2, 4 or 8), each a copy of *value. */
-void mpg_cpu_fill(const mpg_kernel_call *call, void *out, int64_t count, size_t item, const void *value);
+void mpg_cpu_fill(const mpg_kernel_call *call, void *out, int64_t count, size_t item,
+                  const void *value);
 
 #endif

@@ -6,16 +6,19 @@
 
 #define MPG_KERNEL(name) MPG_CPU_KERNEL(name)
 
-static mpg_status run_move(const mpg_kernel_call *call, const mpg_move *move, const void *in, void *out, size_t item) {
+static mpg_status run_move(const mpg_kernel_call *call, const mpg_move *move, const void *in,
+                           void *out, size_t item) {
   mpg_cpu_move(call, move, in, out, item);
   return MPG_OK;
 }
 
-static mpg_status spread(const mpg_kernel_call *call, const mpg_move *move, const void *element, void *out, size_t item) {
+static mpg_status spread(const mpg_kernel_call *call, const mpg_move *move, const void *element,
+                         void *out, size_t item) {
   return run_move(call, move, element, out, item);
 }
 
-static mpg_status fill(const mpg_kernel_call *call, void *out, int64_t count, size_t item, const void *element) {
+static mpg_status fill(const mpg_kernel_call *call, void *out, int64_t count, size_t item,
+                       const void *element) {
   mpg_cpu_fill(call, out, count, item, element);
   return MPG_OK;
 }
@@ -29,7 +32,7 @@ static uint64_t element_of(mpg_dtype dtype, double value) {
 
 #include "kernels/common/shape.inc"
 
-/* --- Shapes as arrays ------------------------------------------------------------------------------------------------ */
+/* --- Shapes as arrays ------------------------------------------------------------------------- */
 
 MPG_CPU_KERNEL(shape_array) {
   const mpg_shape *shape = &call->inputs[0].desc.shape;

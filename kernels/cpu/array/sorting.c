@@ -1,8 +1,9 @@
 /* Sorting, top-k, arg-reductions.
  *
- * An element becomes an unsigned key whose order is the element's (descending: inverted). Keys of up to 32 bits are packed
- * with their index into one 64-bit number, so that sorting numbers is stable by itself; longer keys travel with their index
- * as pairs. Few out of many are found with a heap, all others by radix sort. */
+ * An element becomes an unsigned key whose order is the element's (descending: inverted). Keys of
+ * up to 32 bits are packed with their index into one 64-bit number, so that sorting numbers is
+ * stable by itself; longer keys travel with their index as pairs. Few out of many are found with a
+ * heap, all others by radix sort. */
 #include <omp.h>
 #include <string.h>
 
@@ -16,9 +17,10 @@ typedef struct pair {
   uint64_t key, index;
 } pair;
 
-/* --- Keys ------------------------------------------------------------------------------------------------------------------ */
+/* --- Keys ------------------------------------------------------------------------------------- */
 
-static inline uint32_t key_of_float(float value) { /* without branches, for loops to be vectorised */
+static inline uint32_t key_of_float(
+    float value) {                              /* without branches, for loops to be vectorised */
   uint32_t bits = mpg_float_bits(value + 0.0f); /* -0 becomes 0 */
   uint32_t key = bits ^ ((uint32_t)((int32_t)bits >> 31) | 0x80000000u);
   return (bits & 0x7fffffffu) > 0x7f800000u ? UINT32_MAX : key;
@@ -34,7 +36,8 @@ static inline uint32_t narrow_key(const mpg_view *view, int64_t i) {
   switch (view->desc.dtype) {
     case MPG_FLOAT32: return key_of_float(((const float *)view->data)[i]);
     case MPG_FLOAT16: return key_of_float(mpg_half_to_float(((const uint16_t *)view->data)[i]));
-    case MPG_BFLOAT16: return key_of_float(mpg_bfloat16_to_float(((const uint16_t *)view->data)[i]));
+    case MPG_BFLOAT16:
+      return key_of_float(mpg_bfloat16_to_float(((const uint16_t *)view->data)[i]));
     case MPG_INT32: return (uint32_t)((const int32_t *)view->data)[i] ^ 0x80000000u;
     case MPG_INT8: return (uint32_t)(((const int8_t *)view->data)[i] + 128);
     default: return ((const uint8_t *)view->data)[i];
@@ -42,72 +45,73 @@ static inline uint32_t narrow_key(const mpg_view *view, int64_t i) {
 }
 static inline uint64_t wide_key(const mpg_view *view, int64_t i) {
   if (view->desc.dtype == MPG_FLOAT64) return key_of_double(((const double *)view->data)[i]);
-  if (view->desc.dtype == MPG_INT64) return (uint64_t)((const int64_t *)view->data)[i] ^ (uint64_t)1 << 63;
+  if (view->desc.dtype == MPG_INT64)
+    return (uint64_t)((const int64_t *)view->data)[i] ^ (uint64_t)1 << 63;
   return narrow_key(view, i);
 }
 
-/* --- Sorting ----------------------------------------------------------------------------------------------------------------- */
+/* --- Sorting ---------------------------------------------------------------------------------- */
 
 /* The two forms differ in what is compared and how digits are read. */
-#define SORTING(type, name, less, key_bits, digit)                                                             \
-  static void insertion_##name(type *items, int64_t n) {                                                       \
-    for (int64_t i = 1; i < n; i++) {                                                                          \
-      type item = items[i];                                                                                    \
-      int64_t j = i;                                                                                           \
-      for (; j > 0 && less(item, items[j - 1]); j--) items[j] = items[j - 1];                                  \
-      items[j] = item;                                                                                         \
-    }                                                                                                          \
-  }                                                                                                            \
-  /* Returns where the sorted items are: in `items` or in `other`. */                                           \
-  static type *sort_##name(type *items, type *other, int64_t n) {                                              \
-    if (n <= SMALL) {                                                                                          \
-      insertion_##name(items, n);                                                                              \
-      return items;                                                                                            \
-    }                                                                                                          \
-    for (int shift = 0; shift < key_bits; shift += 8) {                                                        \
-      int64_t count[256] = {0}, sum = 0;                                                                       \
-      for (int64_t i = 0; i < n; i++) count[digit(items[i], shift)]++;                                         \
-      if (count[digit(items[0], shift)] == n) continue;                                                        \
-      for (int d = 0; d < 256; d++) {                                                                          \
-        int64_t own = count[d];                                                                                \
-        count[d] = sum;                                                                                        \
-        sum += own;                                                                                            \
-      }                                                                                                        \
-      for (int64_t i = 0; i < n; i++) other[count[digit(items[i], shift)]++] = items[i];                       \
-      type *swap = items;                                                                                      \
-      items = other;                                                                                           \
-      other = swap;                                                                                            \
-    }                                                                                                          \
-    return items;                                                                                              \
-  }                                                                                                            \
-  static void sift_##name(type *heap, int64_t size, int64_t at) { /* the largest is at the root */             \
-    type item = heap[at];                                                                                      \
-    for (;;) {                                                                                                 \
-      int64_t child = 2 * at + 1;                                                                              \
-      if (child >= size) break;                                                                                \
-      if (child + 1 < size && less(heap[child], heap[child + 1])) child++;                                     \
-      if (!less(item, heap[child])) break;                                                                     \
-      heap[at] = heap[child];                                                                                  \
-      at = child;                                                                                              \
-    }                                                                                                          \
-    heap[at] = item;                                                                                           \
-  }                                                                                                            \
-  /* The k smallest of n items, in order. */                                                                    \
-  static type *first_##name(type *items, type *other, int64_t n, int64_t k) {                                  \
-    if (n <= SMALL || k > n / 8) return sort_##name(items, other, n);                                          \
-    for (int64_t i = k / 2 - 1; i >= 0; i--) sift_##name(items, k, i);                                         \
-    for (int64_t i = k; i < n; i++)                                                                            \
-      if (less(items[i], items[0])) {                                                                          \
-        items[0] = items[i];                                                                                   \
-        sift_##name(items, k, 0);                                                                              \
-      }                                                                                                        \
-    for (int64_t size = k - 1; size > 0; size--) {                                                             \
-      type largest = items[0];                                                                                 \
-      items[0] = items[size];                                                                                  \
-      items[size] = largest;                                                                                   \
-      sift_##name(items, size, 0);                                                                             \
-    }                                                                                                          \
-    return items;                                                                                              \
+#define SORTING(type, name, less, key_bits, digit)                                                 \
+  static void insertion_##name(type *items, int64_t n) {                                           \
+    for (int64_t i = 1; i < n; i++) {                                                              \
+      type item = items[i];                                                                        \
+      int64_t j = i;                                                                               \
+      for (; j > 0 && less(item, items[j - 1]); j--) items[j] = items[j - 1];                      \
+      items[j] = item;                                                                             \
+    }                                                                                              \
+  }                                                                                                \
+  /* Returns where the sorted items are: in `items` or in `other`. */                              \
+  static type *sort_##name(type *items, type *other, int64_t n) {                                  \
+    if (n <= SMALL) {                                                                              \
+      insertion_##name(items, n);                                                                  \
+      return items;                                                                                \
+    }                                                                                              \
+    for (int shift = 0; shift < key_bits; shift += 8) {                                            \
+      int64_t count[256] = {0}, sum = 0;                                                           \
+      for (int64_t i = 0; i < n; i++) count[digit(items[i], shift)]++;                             \
+      if (count[digit(items[0], shift)] == n) continue;                                            \
+      for (int d = 0; d < 256; d++) {                                                              \
+        int64_t own = count[d];                                                                    \
+        count[d] = sum;                                                                            \
+        sum += own;                                                                                \
+      }                                                                                            \
+      for (int64_t i = 0; i < n; i++) other[count[digit(items[i], shift)]++] = items[i];           \
+      type *swap = items;                                                                          \
+      items = other;                                                                               \
+      other = swap;                                                                                \
+    }                                                                                              \
+    return items;                                                                                  \
+  }                                                                                                \
+  static void sift_##name(type *heap, int64_t size, int64_t at) { /* the largest is at the root */ \
+    type item = heap[at];                                                                          \
+    for (;;) {                                                                                     \
+      int64_t child = 2 * at + 1;                                                                  \
+      if (child >= size) break;                                                                    \
+      if (child + 1 < size && less(heap[child], heap[child + 1])) child++;                         \
+      if (!less(item, heap[child])) break;                                                         \
+      heap[at] = heap[child];                                                                      \
+      at = child;                                                                                  \
+    }                                                                                              \
+    heap[at] = item;                                                                               \
+  }                                                                                                \
+  /* The k smallest of n items, in order. */                                                       \
+  static type *first_##name(type *items, type *other, int64_t n, int64_t k) {                      \
+    if (n <= SMALL || k > n / 8) return sort_##name(items, other, n);                              \
+    for (int64_t i = k / 2 - 1; i >= 0; i--) sift_##name(items, k, i);                             \
+    for (int64_t i = k; i < n; i++)                                                                \
+      if (less(items[i], items[0])) {                                                              \
+        items[0] = items[i];                                                                       \
+        sift_##name(items, k, 0);                                                                  \
+      }                                                                                            \
+    for (int64_t size = k - 1; size > 0; size--) {                                                 \
+      type largest = items[0];                                                                     \
+      items[0] = items[size];                                                                      \
+      items[size] = largest;                                                                       \
+      sift_##name(items, size, 0);                                                                 \
+    }                                                                                              \
+    return items;                                                                                  \
   }
 #define PACKED_LESS(a, b) ((a) < (b))
 #define PACKED_DIGIT(a, shift) ((a) >> (32 + (shift)) & 255)
@@ -117,7 +121,7 @@ SORTING(uint64_t, packed, PACKED_LESS, 32, PACKED_DIGIT)
 SORTING(pair, pairs, PAIR_LESS, 64, PAIR_DIGIT)
 #undef SORTING
 
-/* --- Rows ----------------------------------------------------------------------------------------------------------------------- */
+/* --- Rows ------------------------------------------------------------------------------------- */
 
 typedef struct ordering {
   const mpg_view *data, *values, *indices, *mask; /* results: NULL when not wanted */
@@ -142,7 +146,8 @@ static void order_rows(void *context, int64_t begin, int64_t end) {
   char *buffer = p->buffers + (size_t)omp_get_thread_num() * p->buffer_bytes;
   size_t item = item_of(p->data);
   for (int64_t row = begin; row < end; row++) {
-    int64_t outer = row / p->after, column = row % p->after, start = outer * p->n * p->after + column;
+    int64_t outer = row / p->after, column = row % p->after,
+            start = outer * p->n * p->after + column;
     const uint64_t *numbers = NULL;
     const pair *pairs = NULL;
     if (p->packed) {
@@ -150,10 +155,12 @@ static void order_rows(void *context, int64_t begin, int64_t end) {
       uint32_t flip = p->ascending ? 0 : UINT32_MAX;
       if (p->data->desc.dtype == MPG_FLOAT32 && p->after == 1) {
         const float *x = (const float *)p->data->data + start;
-        for (int64_t i = 0; i < p->n; i++) items[i] = (uint64_t)(key_of_float(x[i]) ^ flip) << 32 | (uint64_t)i;
+        for (int64_t i = 0; i < p->n; i++)
+          items[i] = (uint64_t)(key_of_float(x[i]) ^ flip) << 32 | (uint64_t)i;
       } else {
         for (int64_t i = 0; i < p->n; i++)
-          items[i] = (uint64_t)(narrow_key(p->data, start + i * p->after) ^ flip) << 32 | (uint64_t)i;
+          items[i] =
+              (uint64_t)(narrow_key(p->data, start + i * p->after) ^ flip) << 32 | (uint64_t)i;
       }
       numbers = first_packed(items, items + p->n, p->n, p->k);
     } else {
@@ -166,15 +173,20 @@ static void order_rows(void *context, int64_t begin, int64_t end) {
     }
     int64_t target = outer * p->k * p->after + column;
     for (int64_t i = 0; i < p->k; i++, target += p->after) {
-      int64_t index = (int64_t)(p->packed ? numbers[i] & UINT32_MAX : pairs[i].index), source = start + index * p->after;
-      if (p->values) copy_item((char *)p->values->data + (size_t)target * item, (const char *)p->data->data + (size_t)source * item, item);
+      int64_t index = (int64_t)(p->packed ? numbers[i] & UINT32_MAX : pairs[i].index),
+              source = start + index * p->after;
+      if (p->values)
+        copy_item((char *)p->values->data + (size_t)target * item,
+                  (const char *)p->data->data + (size_t)source * item, item);
       if (p->indices) mpg_index_store(p->indices, target, index);
-      if (p->mask) copy_item((char *)p->mask->data + (size_t)source * item, (const char *)&p->one, item);
+      if (p->mask)
+        copy_item((char *)p->mask->data + (size_t)source * item, (const char *)&p->one, item);
     }
   }
 }
 
-static void set_axis(const mpg_shape *shape, const mpg_opt_int *axis_param, int64_t *before, int64_t *n, int64_t *after) {
+static void set_axis(const mpg_shape *shape, const mpg_opt_int *axis_param, int64_t *before,
+                     int64_t *n, int64_t *after) {
   if (!axis_param->present) {
     *before = *after = 1;
     *n = mpg_shape_size(shape);
@@ -186,12 +198,14 @@ static void set_axis(const mpg_shape *shape, const mpg_opt_int *axis_param, int6
   *after = mpg_shape_product(shape, axis + 1, shape->ndim);
 }
 
-static mpg_status run_ordering(const mpg_kernel_call *call, ordering *p, const mpg_opt_int *axis, int64_t k) {
+static mpg_status run_ordering(const mpg_kernel_call *call, ordering *p, const mpg_opt_int *axis,
+                               int64_t k) {
   p->data = &call->inputs[0];
   set_axis(&p->data->desc.shape, axis, &p->before, &p->n, &p->after);
   p->k = k > 0 ? k : p->n;
   if (p->n == 0 || p->before == 0 || p->after == 0) return MPG_OK;
-  p->packed = p->data->desc.dtype != MPG_FLOAT64 && p->data->desc.dtype != MPG_INT64 && p->n <= UINT32_MAX;
+  p->packed =
+      p->data->desc.dtype != MPG_FLOAT64 && p->data->desc.dtype != MPG_INT64 && p->n <= UINT32_MAX;
   p->buffer_bytes = 2 * (size_t)p->n * (p->packed ? sizeof(uint64_t) : sizeof(pair));
   p->buffers = mpg_device_scratch(call->device, p->buffer_bytes * (size_t)call->num_threads);
   if (!p->buffers) return MPG_DEVICE_OUT_OF_MEMORY;
@@ -229,7 +243,7 @@ MPG_CPU_KERNEL(topk) {
   return run_ordering(call, &p, &params->axis, params->k);
 }
 
-/* --- Arg-reductions ----------------------------------------------------------------------------------------------------------------- */
+/* --- Arg-reductions --------------------------------------------------------------------------- */
 
 typedef struct search {
   const mpg_view *data, *out;
@@ -237,44 +251,48 @@ typedef struct search {
   bool smallest;
 } search;
 
-/* Rows one after another: `type` as stored, `value_type` as compared. NaN (which differs from itself) beats every number. Blocks of neighbours
- * are gone through for an element that is better only where their best one is. */
+/* Rows one after another: `type` as stored, `value_type` as compared. NaN (which differs from
+ * itself) beats every number. Blocks of neighbours are gone through for an element that is better
+ * only where their best one is. */
 enum { SEARCH_LANES = 32, SEARCH_BLOCK = 256 };
-#define SEARCH(name, type, value_type, convert)                                                             \
-  __attribute__((always_inline)) static inline bool block_##name(const type *x, value_type best, bool smallest) { \
-    value_type lane[SEARCH_LANES];                                                                          \
-    int any = 0;                                                                                            \
-    for (int l = 0; l < SEARCH_LANES; l++) lane[l] = best;                                                  \
-    for (int i = 0; i < SEARCH_BLOCK; i += SEARCH_LANES)                                                    \
-      for (int l = 0; l < SEARCH_LANES; l++) {                                                              \
-        value_type value = (value_type)convert(x[i + l]);                                                   \
-        bool better = smallest ? value < lane[l] : value > lane[l];                                         \
-        lane[l] = (better | (value != value)) ? value : lane[l];                                            \
-      }                                                                                                     \
-    for (int l = 0; l < SEARCH_LANES; l++) any |= lane[l] != best;                                          \
-    return any;                                                                                             \
-  }                                                                                                         \
-  static void search_##name(const search *s, int64_t row) {                                                 \
-    const bool rows = s->after == 1;                                                                        \
-    const type *x = (const type *)s->data->data + (rows ? row * s->n : row / s->after * s->n * s->after + row % s->after); \
-    value_type best = (value_type)convert(x[0]);                                                            \
-    int64_t index = 0;                                                                                      \
-    for (int64_t i = 1; i < s->n && best == best;) {                                                        \
-      int64_t end = s->n;                                                                                   \
-      if (rows && s->n - i >= SEARCH_BLOCK) {                                                               \
-        end = i + SEARCH_BLOCK;                                                                             \
-        if (!(s->smallest ? block_##name(x + i, best, true) : block_##name(x + i, best, false))) i = end;   \
-      }                                                                                                     \
-      for (; i < end && best == best; i++) {                                                                \
-        value_type value = (value_type)convert(x[i * s->after]);                                            \
-        bool better = s->smallest ? value < best : value > best;                                            \
-        if (better || value != value) {                                                                     \
-          best = value;                                                                                     \
-          index = i;                                                                                        \
-        }                                                                                                   \
-      }                                                                                                     \
-    }                                                                                                       \
-    mpg_index_store(s->out, row, index);                                                                    \
+#define SEARCH(name, type, value_type, convert)                                                  \
+  __attribute__((always_inline)) static inline bool block_##name(const type *x, value_type best, \
+                                                                 bool smallest) {                \
+    value_type lane[SEARCH_LANES];                                                               \
+    int any = 0;                                                                                 \
+    for (int l = 0; l < SEARCH_LANES; l++) lane[l] = best;                                       \
+    for (int i = 0; i < SEARCH_BLOCK; i += SEARCH_LANES)                                         \
+      for (int l = 0; l < SEARCH_LANES; l++) {                                                   \
+        value_type value = (value_type)convert(x[i + l]);                                        \
+        bool better = smallest ? value < lane[l] : value > lane[l];                              \
+        lane[l] = (better | (value != value)) ? value : lane[l];                                 \
+      }                                                                                          \
+    for (int l = 0; l < SEARCH_LANES; l++) any |= lane[l] != best;                               \
+    return any;                                                                                  \
+  }                                                                                              \
+  static void search_##name(const search *s, int64_t row) {                                      \
+    const bool rows = s->after == 1;                                                             \
+    const type *x = (const type *)s->data->data +                                                \
+                    (rows ? row * s->n : row / s->after * s->n * s->after + row % s->after);     \
+    value_type best = (value_type)convert(x[0]);                                                 \
+    int64_t index = 0;                                                                           \
+    for (int64_t i = 1; i < s->n && best == best;) {                                             \
+      int64_t end = s->n;                                                                        \
+      if (rows && s->n - i >= SEARCH_BLOCK) {                                                    \
+        end = i + SEARCH_BLOCK;                                                                  \
+        if (!(s->smallest ? block_##name(x + i, best, true) : block_##name(x + i, best, false))) \
+          i = end;                                                                               \
+      }                                                                                          \
+      for (; i < end && best == best; i++) {                                                     \
+        value_type value = (value_type)convert(x[i * s->after]);                                 \
+        bool better = s->smallest ? value < best : value > best;                                 \
+        if (better || value != value) {                                                          \
+          best = value;                                                                          \
+          index = i;                                                                             \
+        }                                                                                        \
+      }                                                                                          \
+    }                                                                                            \
+    mpg_index_store(s->out, row, index);                                                         \
   }
 SEARCH(f32, float, float, )
 SEARCH(f64, double, double, )
@@ -323,25 +341,30 @@ MPG_CPU_KERNEL(argmax_channel) {
   return run_search(call, &axis, false);
 }
 
-/* --- Along a dimension ---------------------------------------------------------------------------------------------------------------- */
+/* --- Along a dimension ------------------------------------------------------------------------ */
 
-static mpg_status move_along(const mpg_kernel_call *call, const mpg_view *dense, const mpg_view *indexed, bool put) {
+static mpg_status move_along(const mpg_kernel_call *call, const mpg_view *dense,
+                             const mpg_view *indexed, bool put) {
   const mpg_view *indices = &call->inputs[1];
   const mpg_shape *shape = &indices->desc.shape, *large = &indexed->desc.shape;
   const mpg_along_params *params = call->params;
   int axis = (int)(params->axis < 0 ? params->axis + shape->ndim : params->axis);
-  int64_t after = mpg_shape_product(shape, axis + 1, shape->ndim), n = shape->dims[axis], size = large->dims[axis], total = count_of(indices);
+  int64_t after = mpg_shape_product(shape, axis + 1, shape->ndim), n = shape->dims[axis],
+          size = large->dims[axis], total = count_of(indices);
   size_t item = item_of(dense);
   for (int64_t i = 0; i < total; i++) {
     int64_t index = mpg_index_clip(mpg_index_at(indices, i), size);
-    char *far = (char *)indexed->data + (size_t)((i / (n * after) * size + index) * after + i % after) * item;
+    char *far = (char *)indexed->data +
+                (size_t)((i / (n * after) * size + index) * after + i % after) * item;
     char *near = (char *)dense->data + (size_t)i * item;
     copy_item(put ? far : near, put ? near : far, item);
   }
   return MPG_OK;
 }
 
-MPG_CPU_KERNEL(gather_along) { return move_along(call, &call->outputs[0], &call->inputs[0], false); }
+MPG_CPU_KERNEL(gather_along) {
+  return move_along(call, &call->outputs[0], &call->inputs[0], false);
+}
 
 MPG_CPU_KERNEL(scatter_along) {
   const mpg_view *out = &call->outputs[0];

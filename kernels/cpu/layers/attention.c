@@ -1,7 +1,9 @@
-/* Attention without the matrix of scores: blocks of query rows against blocks of keys, with the sums of the softmax kept up to
- * date from block to block; backward, blocks of weights are worked out again from those sums.
+/* Attention without the matrix of scores: blocks of query rows against blocks of keys, with the
+ * sums of the softmax kept up to date from block to block; backward, blocks of weights are worked
+ * out again from those sums.
  *
- * Every element is summed over keys (or rows) in ascending order, block by block, whichever threads share the work. */
+ * Every element is summed over keys (or rows) in ascending order, block by block, whichever threads
+ * share the work. */
 #include <math.h>
 #include <omp.h>
 #include <string.h>
@@ -19,7 +21,8 @@ enum { TILE = 6 };
 enum { TILE = 4 };
 #endif
 
-/* Rows of the query and keys in a block: multiples of every tile's size, so that tiles never reach beyond a block. */
+/* Rows of the query and keys in a block: multiples of every tile's size, so that tiles never reach
+ * beyond a block. */
 enum { BLOCK_ROWS = 48, BLOCK_KEYS = 96 };
 
 typedef struct place { /* elements of type T from `data` on */
@@ -39,7 +42,8 @@ typedef struct attention {
   mpg_random_key draw;
   uint32_t threshold; /* kept when the upper 24 bits of the word are below */
   double kept_scale;
-  bool all_at_once; /* backward: one unit does all of a head; else rows and keys are units of their own */
+  bool all_at_once; /* backward: one unit does all of a head; else rows and keys are units of their
+                       own */
   bool for_keys;    /* of those: this time keys */
   char *scratch;
   size_t scratch_bytes; /* of a thread */
@@ -69,15 +73,27 @@ static int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; 
 #undef LANES_OF_DOUBLE
 
 static place place_of(const mpg_view *view, const mpg_tuple *at) {
-  return (place){(char *)view->data + (size_t)at->values[0] * mpg_dtype_size(view->desc.dtype), at->values[1], at->values[2], at->values[3]};
+  return (place){(char *)view->data + (size_t)at->values[0] * mpg_dtype_size(view->desc.dtype),
+                 at->values[1], at->values[2], at->values[3]};
 }
 
-static attention attention_of(const mpg_kernel_call *call, const mpg_view *inputs, const mpg_view *mask) {
+static attention attention_of(const mpg_kernel_call *call, const mpg_view *inputs,
+                              const mpg_view *mask) {
   const mpg_attention_params *p = call->params;
   const int64_t *s = p->sizes.values, *m = p->mask_at.values;
-  attention a = {.call = call, .batch = s[0], .heads = s[1], .rows = s[2], .keys = s[3], .width = s[4], .value_width = s[5],
-                 .query = place_of(&inputs[0], &p->query_at), .key = place_of(&inputs[1], &p->key_at), .value = place_of(&inputs[2], &p->value_at),
-                 .scale = p->scale, .causal = p->causal, .drops = p->p > 0};
+  attention a = {.call = call,
+                 .batch = s[0],
+                 .heads = s[1],
+                 .rows = s[2],
+                 .keys = s[3],
+                 .width = s[4],
+                 .value_width = s[5],
+                 .query = place_of(&inputs[0], &p->query_at),
+                 .key = place_of(&inputs[1], &p->key_at),
+                 .value = place_of(&inputs[2], &p->value_at),
+                 .scale = p->scale,
+                 .causal = p->causal,
+                 .drops = p->p > 0};
   if (p->mask_at.count == 4) {
     a.mask = mask->data;
     a.mask_batch = m[0], a.mask_head = m[1], a.mask_row = m[2], a.mask_key = m[3];
@@ -103,10 +119,12 @@ static mpg_status forward(const mpg_kernel_call *call) {
   if (call->num_outputs > 2) {
     uint64_t *draw = call->outputs[2].data;
     a.draw = call->random;
-    draw[0] = a.draw.seed, draw[1] = a.draw.call, draw[2] = a.draw.position, draw[3] = a.draw.run, draw[4] = a.draw.stride;
+    draw[0] = a.draw.seed, draw[1] = a.draw.call, draw[2] = a.draw.position, draw[3] = a.draw.run,
+    draw[4] = a.draw.stride;
   }
   MPG_TRY(get_scratch(&a, wide ? double_forward_bytes(&a) : single_forward_bytes(&a)));
-  mpg_cpu_parallel_for(call, a.batch * a.heads * blocks_of(a.rows, BLOCK_ROWS), 1, wide ? double_forward : single_forward, &a);
+  mpg_cpu_parallel_for(call, a.batch * a.heads * blocks_of(a.rows, BLOCK_ROWS), 1,
+                       wide ? double_forward : single_forward, &a);
   return MPG_OK;
 }
 
@@ -122,7 +140,8 @@ static mpg_status backward(const mpg_kernel_call *call) {
   a.value_grad = place_of(&call->outputs[p->packed ? 0 : 2], &p->value_at);
   if (drops) {
     const uint64_t *draw = call->inputs[6].data;
-    a.draw = (mpg_random_key){.seed = draw[0], .call = draw[1], .position = draw[2], .run = draw[3], .stride = draw[4]};
+    a.draw = (mpg_random_key){
+        .seed = draw[0], .call = draw[1], .position = draw[2], .run = draw[3], .stride = draw[4]};
   }
   MPG_TRY(get_scratch(&a, wide ? double_backward_bytes(&a) : single_backward_bytes(&a)));
   mpg_range_fn backward = wide ? double_backward : single_backward;
@@ -139,7 +158,7 @@ static mpg_status backward(const mpg_kernel_call *call) {
   return MPG_OK;
 }
 
-/* --- Halves: widened on the way in, computed in float32, narrowed again -------------------------------------------------------- */
+/* --- Halves: widened on the way in, computed in float32, narrowed again ----------------------- */
 typedef struct conversion {
   mpg_dtype dtype; /* of `half` */
   void *half;
@@ -152,14 +171,18 @@ static void convert_range(void *context, int64_t begin, int64_t end) {
   mpg_block_buffer buffer;
   for (int64_t i = begin; i < end; i += MPG_CPU_BLOCK) {
     int64_t count = end - i < MPG_CPU_BLOCK ? end - i : MPG_CPU_BLOCK;
-    if (c->narrows) mpg_cpu_store(MPG_COMPUTE_F32, c->dtype, c->half, i, count, c->wide + i);
-    else memcpy(c->wide + i, mpg_cpu_load(MPG_COMPUTE_F32, c->dtype, c->half, i, count, &buffer), (size_t)count * sizeof(float));
+    if (c->narrows)
+      mpg_cpu_store(MPG_COMPUTE_F32, c->dtype, c->half, i, count, c->wide + i);
+    else
+      memcpy(c->wide + i, mpg_cpu_load(MPG_COMPUTE_F32, c->dtype, c->half, i, count, &buffer),
+             (size_t)count * sizeof(float));
   }
 }
 
 enum { MOST_INPUTS = 8, MOST_OUTPUTS = 3 };
 
-static mpg_status run_wide(const mpg_kernel_call *call, mpg_status (*run)(const mpg_kernel_call *)) {
+static mpg_status run_wide(const mpg_kernel_call *call,
+                           mpg_status (*run)(const mpg_kernel_call *)) {
   mpg_dtype dtype = call->inputs[0].desc.dtype;
   if (dtype == MPG_FLOAT32 || dtype == MPG_FLOAT64) return run(call);
   mpg_view inputs[MOST_INPUTS], outputs[MOST_OUTPUTS];
@@ -174,7 +197,8 @@ static mpg_status run_wide(const mpg_kernel_call *call, mpg_status (*run)(const 
         const mpg_view *view = &views[side][i];
         wide[side][i] = *view;
         if (view->desc.dtype != dtype) continue;
-        bool again = side == 0 && i > 0 && view->data == views[0][i - 1].data; /* parts of one array */
+        bool again =
+            side == 0 && i > 0 && view->data == views[0][i - 1].data; /* parts of one array */
         int64_t count = mpg_shape_size(&view->desc.shape);
         wide[side][i].desc.dtype = MPG_FLOAT32;
         if (pass) wide[side][i].data = again ? wide[side][i - 1].data : next;
@@ -184,7 +208,8 @@ static mpg_status run_wide(const mpg_kernel_call *call, mpg_status (*run)(const 
         conversion c = {dtype, view->data, wide[side][i].data, false};
         if (pass && side == 0) mpg_cpu_parallel_for(call, count, 16384, convert_range, &c);
       }
-    if (pass == 0 && !(next = mpg_device_scratch_slot(call->device, MPG_SCRATCH_WIDENED, total))) return MPG_DEVICE_OUT_OF_MEMORY;
+    if (pass == 0 && !(next = mpg_device_scratch_slot(call->device, MPG_SCRATCH_WIDENED, total)))
+      return MPG_DEVICE_OUT_OF_MEMORY;
   }
   mpg_kernel_call widened = *call;
   widened.inputs = inputs;
@@ -192,7 +217,9 @@ static mpg_status run_wide(const mpg_kernel_call *call, mpg_status (*run)(const 
   MPG_TRY(run(&widened));
   for (int i = 0; i < call->num_outputs; i++) {
     conversion c = {dtype, call->outputs[i].data, outputs[i].data, true};
-    if (call->outputs[i].desc.dtype == dtype) mpg_cpu_parallel_for(call, mpg_shape_size(&call->outputs[i].desc.shape), 16384, convert_range, &c);
+    if (call->outputs[i].desc.dtype == dtype)
+      mpg_cpu_parallel_for(call, mpg_shape_size(&call->outputs[i].desc.shape), 16384, convert_range,
+                           &c);
   }
   return MPG_OK;
 }

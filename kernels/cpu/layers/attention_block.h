@@ -2,8 +2,8 @@
  *   T, BITS    computing type, and an integer of its size; EXP: its function
  *   NAME(x)    names of this instance
  *   V, LANES and their operations (lanes.h)
- * Everything is packed first: keys and values transposed into panels of NR columns, rows padded to whole vectors. What lies in the
- * padding is finite or never read.
+ * Everything is packed first: keys and values transposed into panels of NR columns, rows padded to
+ * whole vectors. What lies in the padding is finite or never read.
  */
 enum { NAME(NR) = 2 * LANES };
 
@@ -15,8 +15,10 @@ static inline T *NAME(at)(const place *p, int64_t batch, int64_t head) {
 }
 
 /* c[rows x NR] (+)= a x b; element (r, p) of a lies at r * by_row + p * by_step. */
-static inline __attribute__((always_inline)) void NAME(tile)(int rows, int64_t k, const T *a, int64_t by_row, int64_t by_step, const T *b,
-                                                             int64_t ldb, T *c, int64_t ldc, bool add) {
+static inline __attribute__((always_inline)) void NAME(tile)(int rows, int64_t k, const T *a,
+                                                             int64_t by_row, int64_t by_step,
+                                                             const T *b, int64_t ldb, T *c,
+                                                             int64_t ldc, bool add) {
   V sum[TILE][2];
   MPG_UNROLL(16)
   for (int r = 0; r < rows; r++) {
@@ -42,23 +44,35 @@ static inline __attribute__((always_inline)) void NAME(tile)(int rows, int64_t k
 }
 
 /* Rows of the next tile when `left` are left. */
-static inline int NAME(tile_rows)(int64_t left) { return left > 8 || TILE < 8 ? (left > 4 ? TILE : 4) : left > 4 ? 8 : 4; }
-
-/* The same for one tile of any height, a's rows being far apart (step 1) or side by side (row 1). */
-static void NAME(tile_by_rows)(int rows, int64_t k, const T *a, int64_t lda, const T *b, int64_t ldb, T *c, int64_t ldc, bool add) {
-  if (rows == TILE) NAME(tile)(TILE, k, a, lda, 1, b, ldb, c, ldc, add);
-  else if (rows == 8) NAME(tile)(TILE < 8 ? 4 : 8, k, a, lda, 1, b, ldb, c, ldc, add);
-  else NAME(tile)(4, k, a, lda, 1, b, ldb, c, ldc, add);
-}
-static void NAME(tile_by_columns)(int rows, int64_t k, const T *a, int64_t lda, const T *b, int64_t ldb, T *c, int64_t ldc, bool add) {
-  if (rows == TILE) NAME(tile)(TILE, k, a, 1, lda, b, ldb, c, ldc, add);
-  else if (rows == 8) NAME(tile)(TILE < 8 ? 4 : 8, k, a, 1, lda, b, ldb, c, ldc, add);
-  else NAME(tile)(4, k, a, 1, lda, b, ldb, c, ldc, add);
+static inline int NAME(tile_rows)(int64_t left) {
+  return left > 8 || TILE < 8 ? (left > 4 ? TILE : 4) : left > 4 ? 8 : 4;
 }
 
-/* --- Packing -------------------------------------------------------------------------------------------------------------- */
+/* The same for one tile of any height, a's rows being far apart (step 1) or side by side (row 1).
+ */
+static void NAME(tile_by_rows)(int rows, int64_t k, const T *a, int64_t lda, const T *b,
+                               int64_t ldb, T *c, int64_t ldc, bool add) {
+  if (rows == TILE)
+    NAME(tile)(TILE, k, a, lda, 1, b, ldb, c, ldc, add);
+  else if (rows == 8)
+    NAME(tile)(TILE < 8 ? 4 : 8, k, a, lda, 1, b, ldb, c, ldc, add);
+  else
+    NAME(tile)(4, k, a, lda, 1, b, ldb, c, ldc, add);
+}
+static void NAME(tile_by_columns)(int rows, int64_t k, const T *a, int64_t lda, const T *b,
+                                  int64_t ldb, T *c, int64_t ldc, bool add) {
+  if (rows == TILE)
+    NAME(tile)(TILE, k, a, 1, lda, b, ldb, c, ldc, add);
+  else if (rows == 8)
+    NAME(tile)(TILE < 8 ? 4 : 8, k, a, 1, lda, b, ldb, c, ldc, add);
+  else
+    NAME(tile)(4, k, a, 1, lda, b, ldb, c, ldc, add);
+}
 
-/* n rows of `width` elements into panels of NR rows, transposed: element (row j, column e) at (j / NR * width + e) * NR + j % NR. */
+/* --- Packing ---------------------------------------------------------------------------------- */
+
+/* n rows of `width` elements into panels of NR rows, transposed: element (row j, column e) at (j /
+ * NR * width + e) * NR + j % NR. */
 static void NAME(pack_transposed)(const T *from, int64_t by_row, int64_t n, int64_t width, T *to) {
   for (int64_t j = 0; j < n; j += NAME(NR), to += width * NAME(NR)) {
     int64_t count = n - j < NAME(NR) ? n - j : NAME(NR);
@@ -72,8 +86,10 @@ static void NAME(pack_transposed)(const T *from, int64_t by_row, int64_t n, int6
   }
 }
 
-/* n rows of `width` elements, times a factor, into rows of `padded` elements, with zeros up to `rows` rows. */
-static void NAME(pack_rows)(const T *from, int64_t by_row, int64_t n, int64_t width, T factor, T *to, int64_t padded, int64_t rows) {
+/* n rows of `width` elements, times a factor, into rows of `padded` elements, with zeros up to
+ * `rows` rows. */
+static void NAME(pack_rows)(const T *from, int64_t by_row, int64_t n, int64_t width, T factor,
+                            T *to, int64_t padded, int64_t rows) {
   for (int64_t i = 0; i < n; i++) {
     for (int64_t e = 0; e < width; e++) to[i * padded + e] = from[i * by_row + e] * factor;
     for (int64_t e = width; e < padded; e++) to[i * padded + e] = 0;
@@ -81,34 +97,42 @@ static void NAME(pack_rows)(const T *from, int64_t by_row, int64_t n, int64_t wi
   if (rows > n) memset(to + n * padded, 0, (size_t)((rows - n) * padded) * sizeof(T));
 }
 
-static void NAME(unpack_rows)(const T *from, int64_t padded, int64_t n, int64_t width, T factor, T *to, int64_t by_row) {
+static void NAME(unpack_rows)(const T *from, int64_t padded, int64_t n, int64_t width, T factor,
+                              T *to, int64_t by_row) {
   for (int64_t i = 0; i < n; i++)
     for (int64_t e = 0; e < width; e++) to[i * by_row + e] = from[i * padded + e] * factor;
 }
 
-/* --- Scores --------------------------------------------------------------------------------------------------------------- */
+/* --- Scores ----------------------------------------------------------------------------------- */
 
-/* Keys of the block at `key` that rows up to `row` (of the whole) see, at most those there are; 0 when it is none. */
+/* Keys of the block at `key` that rows up to `row` (of the whole) see, at most those there are; 0
+ * when it is none. */
 static inline int64_t NAME(seen)(const attention *p, int64_t row, int64_t key) {
   int64_t end = p->causal && row + 1 < p->keys ? row + 1 : p->keys;
   end -= key;
   return end < 0 ? 0 : end < BLOCK_KEYS ? end : BLOCK_KEYS;
 }
 
-/* out[BLOCK_ROWS x BLOCK_KEYS] = a[rows x width, row distance lda] x panels of keys (or values) from `key` on, as far as each tile's rows see. */
-static void NAME(scores)(const attention *p, const T *a, int64_t lda, int64_t width, const T *panels, int64_t row, int64_t rows, int64_t key, T *out) {
+/* out[BLOCK_ROWS x BLOCK_KEYS] = a[rows x width, row distance lda] x panels of keys (or values)
+ * from `key` on, as far as each tile's rows see. */
+static void NAME(scores)(const attention *p, const T *a, int64_t lda, int64_t width,
+                         const T *panels, int64_t row, int64_t rows, int64_t key, T *out) {
   for (int64_t i = 0, height; i < rows; i += height) {
     height = NAME(tile_rows)(rows - i);
     int64_t last = i + height < rows ? i + height : rows, n = NAME(seen)(p, row + last - 1, key);
     for (int64_t j = 0; j < n; j += NAME(NR))
-      NAME(tile_by_rows)((int)height, width, a + i * lda, lda, panels + (key + j) * width, NAME(NR), out + i * BLOCK_KEYS + j, BLOCK_KEYS, false);
+      NAME(tile_by_rows)((int)height, width, a + i * lda, lda, panels + (key + j) * width, NAME(NR),
+                         out + i * BLOCK_KEYS + j, BLOCK_KEYS, false);
   }
 }
 
-/* Adds the mask to one row of scores; what lies behind its n elements, up to a whole group, becomes -inf. Returns the groups' end. */
-static int64_t NAME(mask_row)(const attention *p, int64_t batch, int64_t head, int64_t row, int64_t key, T *s, int64_t n) {
+/* Adds the mask to one row of scores; what lies behind its n elements, up to a whole group, becomes
+ * -inf. Returns the groups' end. */
+static int64_t NAME(mask_row)(const attention *p, int64_t batch, int64_t head, int64_t row,
+                              int64_t key, T *s, int64_t n) {
   if (p->mask) {
-    const T *m = (const T *)(const void *)p->mask + batch * p->mask_batch + head * p->mask_head + row * p->mask_row;
+    const T *m = (const T *)(const void *)p->mask + batch * p->mask_batch + head * p->mask_head +
+                 row * p->mask_row;
     if (p->mask_key)
       for (int64_t j = 0; j < n; j++) s[j] += m[key + j];
     else
@@ -120,9 +144,12 @@ static int64_t NAME(mask_row)(const attention *p, int64_t batch, int64_t head, i
 }
 
 /* Draws which of the weights of one row stay. */
-static void NAME(drop_row)(const attention *p, int64_t batch, int64_t head, int64_t row, int64_t key, const T *from, T *to, int64_t n) {
+static void NAME(drop_row)(const attention *p, int64_t batch, int64_t head, int64_t row,
+                           int64_t key, const T *from, T *to, int64_t n) {
   uint32_t buffer[BLOCK_KEYS + 8];
-  uint64_t first = mpg_random_position(&p->draw, (uint64_t)(((batch * p->heads + head) * p->rows + row) * p->keys + key)); /* runs are whole rows */
+  uint64_t first = mpg_random_position(
+      &p->draw, (uint64_t)(((batch * p->heads + head) * p->rows + row) * p->keys +
+                           key)); /* runs are whole rows */
   const uint32_t *words = mpg_philox_words(p->draw, first, n, buffer);
   T scale = (T)p->kept_scale;
   for (int64_t j = 0; j < n; j++) to[j] = (words[j] >> 8) < p->threshold ? from[j] * scale : 0;
@@ -149,39 +176,48 @@ static T NAME(sum)(const T *s, int64_t n) {
   return part[0];
 }
 
-/* --- Forward -------------------------------------------------------------------------------------------------------------- */
+/* --- Forward ---------------------------------------------------------------------------------- */
 
 static size_t NAME(forward_bytes)(const attention *p) {
   int64_t keys = round_up(p->keys, BLOCK_KEYS), padded = round_up(p->value_width, NAME(NR));
-  return (size_t)(keys * (p->width + padded) + BLOCK_ROWS * (p->width + BLOCK_KEYS + padded)) * sizeof(T);
+  return (size_t)(keys * (p->width + padded) + BLOCK_ROWS * (p->width + BLOCK_KEYS + padded)) *
+         sizeof(T);
 }
 
 /* Units are blocks of rows, head by head. */
 static void NAME(forward)(void *context, int64_t begin, int64_t end) {
   const attention *p = context;
-  int64_t keys = round_up(p->keys, BLOCK_KEYS), padded = round_up(p->value_width, NAME(NR)), packed = -1;
-  T *key_panels = (T *)(void *)(p->scratch + (size_t)omp_get_thread_num() * p->scratch_bytes), *values = key_panels + keys * p->width;
-  T *query = values + keys * padded, *s = query + BLOCK_ROWS * p->width, *sums = s + BLOCK_ROWS * BLOCK_KEYS;
+  int64_t keys = round_up(p->keys, BLOCK_KEYS), padded = round_up(p->value_width, NAME(NR)),
+          packed = -1;
+  T *key_panels = (T *)(void *)(p->scratch + (size_t)omp_get_thread_num() * p->scratch_bytes),
+    *values = key_panels + keys * p->width;
+  T *query = values + keys * padded, *s = query + BLOCK_ROWS * p->width,
+    *sums = s + BLOCK_ROWS * BLOCK_KEYS;
   int64_t blocks = blocks_of(p->rows, BLOCK_ROWS);
   for (int64_t unit = begin; unit < end; unit++) {
-    int64_t index = unit / blocks, batch = index / p->heads, head = index % p->heads, row = unit % blocks * BLOCK_ROWS;
+    int64_t index = unit / blocks, batch = index / p->heads, head = index % p->heads,
+            row = unit % blocks * BLOCK_ROWS;
     int64_t rows = p->rows - row < BLOCK_ROWS ? p->rows - row : BLOCK_ROWS;
     if (packed != index) {
-      NAME(pack_transposed)(NAME(at)(&p->key, batch, head), p->key.by_row, p->keys, p->width, key_panels);
-      NAME(pack_rows)(NAME(at)(&p->value, batch, head), p->value.by_row, p->keys, p->value_width, 1, values, padded, p->keys);
+      NAME(pack_transposed)(NAME(at)(&p->key, batch, head), p->key.by_row, p->keys, p->width,
+                            key_panels);
+      NAME(pack_rows)(NAME(at)(&p->value, batch, head), p->value.by_row, p->keys, p->value_width, 1,
+                      values, padded, p->keys);
       packed = index;
     }
-    NAME(pack_rows)(NAME(at)(&p->query, batch, head) + row * p->query.by_row, p->query.by_row, rows, p->width, (T)p->scale, query, p->width,
-                    BLOCK_ROWS);
+    NAME(pack_rows)(NAME(at)(&p->query, batch, head) + row * p->query.by_row, p->query.by_row, rows,
+                    p->width, (T)p->scale, query, p->width, BLOCK_ROWS);
     T max[BLOCK_ROWS], total[BLOCK_ROWS];
     for (int64_t i = 0; i < rows; i++) max[i] = -(T)INFINITY, total[i] = 0;
     for (int64_t key = 0; NAME(seen)(p, row + rows - 1, key) > 0; key += BLOCK_KEYS) {
       NAME(scores)(p, query, p->width, p->width, key_panels, row, rows, key, s);
       for (int64_t i = 0; i < rows; i++) {
         T *w = s + i * BLOCK_KEYS;
-        int64_t n = NAME(seen)(p, row + i, key), groups = NAME(mask_row)(p, batch, head, row + i, key, w, n);
+        int64_t n = NAME(seen)(p, row + i, key),
+                groups = NAME(mask_row)(p, batch, head, row + i, key, w, n);
         if (n > 0) {
-          T new_max = NAME(largest)(w, groups, max[i]), shift = new_max == -(T)INFINITY ? 0 : new_max;
+          T new_max = NAME(largest)(w, groups, max[i]),
+            shift = new_max == -(T)INFINITY ? 0 : new_max;
           T shrink = EXP(max[i] - shift);
           for (int64_t j = 0; j < groups; j++) w[j] = EXP(w[j] - shift);
           total[i] = total[i] * shrink + NAME(sum)(w, groups);
@@ -194,38 +230,46 @@ static void NAME(forward)(void *context, int64_t begin, int64_t end) {
       }
       for (int64_t i = 0, height; i < rows; i += height) {
         height = NAME(tile_rows)(rows - i);
-        int64_t last = i + height < rows ? i + height : rows, n = NAME(seen)(p, row + last - 1, key);
+        int64_t last = i + height < rows ? i + height : rows,
+                n = NAME(seen)(p, row + last - 1, key);
         for (int64_t e = 0; e < padded; e += NAME(NR))
-          NAME(tile_by_rows)((int)height, n, s + i * BLOCK_KEYS, BLOCK_KEYS, values + key * padded + e, padded, sums + i * padded + e, padded, key > 0);
+          NAME(tile_by_rows)((int)height, n, s + i * BLOCK_KEYS, BLOCK_KEYS,
+                             values + key * padded + e, padded, sums + i * padded + e, padded,
+                             key > 0);
       }
     }
-    T *result = NAME(at)(&p->result, batch, head) + row * p->result.by_row, *kept = (T *)p->sums + 2 * index * p->rows + row;
+    T *result = NAME(at)(&p->result, batch, head) + row * p->result.by_row,
+      *kept = (T *)p->sums + 2 * index * p->rows + row;
     for (int64_t i = 0; i < rows; i++) {
-      NAME(unpack_rows)(sums + i * padded, padded, 1, p->value_width, 1 / total[i], result + i * p->result.by_row, p->result.by_row);
+      NAME(unpack_rows)(sums + i * padded, padded, 1, p->value_width, 1 / total[i],
+                        result + i * p->result.by_row, p->result.by_row);
       kept[i] = max[i];
       kept[p->rows + i] = total[i];
     }
   }
 }
 
-/* --- Backward ------------------------------------------------------------------------------------------------------------- */
+/* --- Backward --------------------------------------------------------------------------------- */
 
 typedef struct NAME(work) {
-  int64_t padded, value_padded;                /* widths of packed rows */
-  T *key_panels, *value_panels;                /* transposed */
-  T *keys, *key_grads, *value_grads;           /* rows */
-  T *query, *query_grads, *grads, *inner;      /* rows of the query (scaled), its gradient, the result's gradient; <grad, output> of a row */
-  T *weights, *score_grads;                    /* a block */
+  int64_t padded, value_padded;           /* widths of packed rows */
+  T *key_panels, *value_panels;           /* transposed */
+  T *keys, *key_grads, *value_grads;      /* rows */
+  T *query, *query_grads, *grads, *inner; /* rows of the query (scaled), its gradient, the result's
+                                             gradient; <grad, output> of a row */
+  T *weights, *score_grads;               /* a block */
 } NAME(work);
 
 static size_t NAME(divide)(const attention *p, char *scratch, NAME(work) * w) {
   int64_t keys = round_up(p->keys, BLOCK_KEYS), rows = round_up(p->rows, BLOCK_ROWS);
   w->padded = round_up(p->width, NAME(NR)), w->value_padded = round_up(p->value_width, NAME(NR));
-  int64_t counts[] = {keys * p->width,       keys * p->value_width,   keys * w->padded, keys * w->padded,       keys * w->value_padded,
-                      rows * w->padded,      rows * w->padded,        rows * w->value_padded, rows,
+  int64_t counts[] = {keys * p->width,         keys * p->value_width,  keys * w->padded,
+                      keys * w->padded,        keys * w->value_padded, rows * w->padded,
+                      rows * w->padded,        rows * w->value_padded, rows,
                       BLOCK_ROWS * BLOCK_KEYS, BLOCK_ROWS * BLOCK_KEYS};
-  T **parts[] = {&w->key_panels, &w->value_panels, &w->keys, &w->key_grads, &w->value_grads, &w->query, &w->query_grads, &w->grads, &w->inner,
-                 &w->weights, &w->score_grads};
+  T **parts[] = {&w->key_panels,  &w->value_panels, &w->keys,        &w->key_grads,
+                 &w->value_grads, &w->query,        &w->query_grads, &w->grads,
+                 &w->inner,       &w->weights,      &w->score_grads};
   size_t bytes = 0;
   for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
     if (scratch) *parts[i] = (T *)(void *)(scratch + bytes);
@@ -240,14 +284,20 @@ static size_t NAME(backward_bytes)(const attention *p) {
 }
 
 /* The weights of a block once more, and the gradients of its scores. */
-static void NAME(weights_again)(const attention *p, const NAME(work) * w, int64_t index, int64_t row, int64_t rows, int64_t key) {
+static void NAME(weights_again)(const attention *p, const NAME(work) * w, int64_t index,
+                                int64_t row, int64_t rows, int64_t key) {
   int64_t batch = index / p->heads, head = index % p->heads;
-  const T *max = (const T *)p->sums + 2 * index * p->rows + row, *total = max + p->rows, *inner = w->inner + row;
-  NAME(scores)(p, w->query + row * w->padded, w->padded, p->width, w->key_panels, row, rows, key, w->weights);
-  NAME(scores)(p, w->grads + row * w->value_padded, w->value_padded, p->value_width, w->value_panels, row, rows, key, w->score_grads);
+  const T *max = (const T *)p->sums + 2 * index * p->rows + row, *total = max + p->rows,
+          *inner = w->inner + row;
+  NAME(scores)(p, w->query + row * w->padded, w->padded, p->width, w->key_panels, row, rows, key,
+               w->weights);
+  NAME(scores)(p, w->grads + row * w->value_padded, w->value_padded, p->value_width,
+               w->value_panels, row, rows, key, w->score_grads);
   for (int64_t i = 0; i < rows; i++) {
-    T *restrict s = w->weights + i * BLOCK_KEYS, *restrict d = w->score_grads + i * BLOCK_KEYS, kept[BLOCK_KEYS];
-    int64_t n = NAME(seen)(p, row + i, key), groups = NAME(mask_row)(p, batch, head, row + i, key, s, n);
+    T *restrict s = w->weights + i * BLOCK_KEYS, *restrict d = w->score_grads + i * BLOCK_KEYS,
+                kept[BLOCK_KEYS];
+    int64_t n = NAME(seen)(p, row + i, key),
+            groups = NAME(mask_row)(p, batch, head, row + i, key, s, n);
     T shift = max[i], factor = 1 / total[i], less = inner[i];
     for (int64_t j = 0; j < groups; j++) s[j] = EXP(s[j] - shift) * factor;
     if (p->drops) {
@@ -264,41 +314,52 @@ static void NAME(weights_again)(const attention *p, const NAME(work) * w, int64_
 /* What a head's blocks read. */
 static void NAME(prepare)(const attention *p, NAME(work) * w, int64_t index) {
   int64_t batch = index / p->heads, head = index % p->heads;
-  const T *key = NAME(at)(&p->key, batch, head), *value = NAME(at)(&p->value, batch, head), *grad = NAME(at)(&p->grad, batch, head);
+  const T *key = NAME(at)(&p->key, batch, head), *value = NAME(at)(&p->value, batch, head),
+          *grad = NAME(at)(&p->grad, batch, head);
   const T *output = NAME(at)(&p->output, batch, head);
   int64_t rows = round_up(p->rows, BLOCK_ROWS);
   NAME(pack_transposed)(key, p->key.by_row, p->keys, p->width, w->key_panels);
   NAME(pack_transposed)(value, p->value.by_row, p->keys, p->value_width, w->value_panels);
   NAME(pack_rows)(key, p->key.by_row, p->keys, p->width, 1, w->keys, w->padded, p->keys);
-  NAME(pack_rows)(NAME(at)(&p->query, batch, head), p->query.by_row, p->rows, p->width, (T)p->scale, w->query, w->padded, rows);
-  NAME(pack_rows)(grad, p->grad.by_row, p->rows, p->value_width, 1, w->grads, w->value_padded, rows);
+  NAME(pack_rows)(NAME(at)(&p->query, batch, head), p->query.by_row, p->rows, p->width, (T)p->scale,
+                  w->query, w->padded, rows);
+  NAME(pack_rows)(grad, p->grad.by_row, p->rows, p->value_width, 1, w->grads, w->value_padded,
+                  rows);
   for (int64_t i = 0; i < p->rows; i++) {
     T sum = 0;
-    for (int64_t e = 0; e < p->value_width; e++) sum += grad[i * p->grad.by_row + e] * output[i * p->output.by_row + e];
+    for (int64_t e = 0; e < p->value_width; e++)
+      sum += grad[i * p->grad.by_row + e] * output[i * p->output.by_row + e];
     w->inner[i] = sum;
   }
 }
 
 /* Adds what the block at (row, key) gives to the gradients of rows, of keys and values, or both. */
-static void NAME(backward_block)(const attention *p, const NAME(work) * w, int64_t index, int64_t row, int64_t key, bool for_rows, bool for_keys) {
-  int64_t rows = p->rows - row < BLOCK_ROWS ? p->rows - row : BLOCK_ROWS, n = NAME(seen)(p, row + rows - 1, key);
+static void NAME(backward_block)(const attention *p, const NAME(work) * w, int64_t index,
+                                 int64_t row, int64_t key, bool for_rows, bool for_keys) {
+  int64_t rows = p->rows - row < BLOCK_ROWS ? p->rows - row : BLOCK_ROWS,
+          n = NAME(seen)(p, row + rows - 1, key);
   if (n == 0) return;
   NAME(weights_again)(p, w, index, row, rows, key);
   for (int64_t j = 0, height; for_keys && j < n; j += height) {
     height = NAME(tile_rows)(n - j);
-    int64_t first = p->causal && key + j > row ? key + j - row : 0, at = first * BLOCK_KEYS + j; /* the first row that sees these keys */
+    int64_t first = p->causal && key + j > row ? key + j - row : 0,
+            at = first * BLOCK_KEYS + j; /* the first row that sees these keys */
     for (int64_t e = 0; e < w->value_padded; e += NAME(NR))
-      NAME(tile_by_columns)((int)height, rows - first, w->weights + at, BLOCK_KEYS, w->grads + (row + first) * w->value_padded + e,
-                            w->value_padded, w->value_grads + (key + j) * w->value_padded + e, w->value_padded, true);
+      NAME(tile_by_columns)((int)height, rows - first, w->weights + at, BLOCK_KEYS,
+                            w->grads + (row + first) * w->value_padded + e, w->value_padded,
+                            w->value_grads + (key + j) * w->value_padded + e, w->value_padded,
+                            true);
     for (int64_t e = 0; e < w->padded; e += NAME(NR))
-      NAME(tile_by_columns)((int)height, rows - first, w->score_grads + at, BLOCK_KEYS, w->query + (row + first) * w->padded + e, w->padded,
+      NAME(tile_by_columns)((int)height, rows - first, w->score_grads + at, BLOCK_KEYS,
+                            w->query + (row + first) * w->padded + e, w->padded,
                             w->key_grads + (key + j) * w->padded + e, w->padded, true);
   }
   for (int64_t i = 0, height; for_rows && i < rows; i += height) {
     height = NAME(tile_rows)(rows - i);
     int64_t last = i + height < rows ? i + height : rows, seen = NAME(seen)(p, row + last - 1, key);
     for (int64_t e = 0; e < w->padded; e += NAME(NR))
-      NAME(tile_by_rows)((int)height, seen, w->score_grads + i * BLOCK_KEYS, BLOCK_KEYS, w->keys + key * w->padded + e, w->padded,
+      NAME(tile_by_rows)((int)height, seen, w->score_grads + i * BLOCK_KEYS, BLOCK_KEYS,
+                         w->keys + key * w->padded + e, w->padded,
                          w->query_grads + (row + i) * w->padded + e, w->padded, true);
   }
 }
@@ -308,7 +369,10 @@ static void NAME(backward)(void *context, int64_t begin, int64_t end) {
   NAME(work) w;
   NAME(divide)(p, p->scratch + (size_t)omp_get_thread_num() * p->scratch_bytes, &w);
   bool for_rows = p->all_at_once || !p->for_keys, for_keys = p->all_at_once || p->for_keys;
-  int64_t blocks = p->all_at_once ? 1 : p->for_keys ? blocks_of(p->keys, BLOCK_KEYS) : blocks_of(p->rows, BLOCK_ROWS), prepared = -1;
+  int64_t blocks = p->all_at_once ? 1
+                   : p->for_keys  ? blocks_of(p->keys, BLOCK_KEYS)
+                                  : blocks_of(p->rows, BLOCK_ROWS),
+          prepared = -1;
   for (int64_t unit = begin; unit < end; unit++) {
     int64_t index = unit / blocks, batch = index / p->heads, head = index % p->heads;
     int64_t row = 0, row_end = p->rows, key = 0, key_end = p->keys;
@@ -321,20 +385,28 @@ static void NAME(backward)(void *context, int64_t begin, int64_t end) {
     }
     if (prepared != index) NAME(prepare)(p, &w, index);
     prepared = index;
-    if (for_rows) memset(w.query_grads + row * w.padded, 0, (size_t)(round_up(row_end - row, BLOCK_ROWS) * w.padded) * sizeof(T));
+    if (for_rows)
+      memset(w.query_grads + row * w.padded, 0,
+             (size_t)(round_up(row_end - row, BLOCK_ROWS) * w.padded) * sizeof(T));
     if (for_keys) {
-      memset(w.key_grads + key * w.padded, 0, (size_t)(round_up(key_end - key, BLOCK_KEYS) * w.padded) * sizeof(T));
-      memset(w.value_grads + key * w.value_padded, 0, (size_t)(round_up(key_end - key, BLOCK_KEYS) * w.value_padded) * sizeof(T));
+      memset(w.key_grads + key * w.padded, 0,
+             (size_t)(round_up(key_end - key, BLOCK_KEYS) * w.padded) * sizeof(T));
+      memset(w.value_grads + key * w.value_padded, 0,
+             (size_t)(round_up(key_end - key, BLOCK_KEYS) * w.value_padded) * sizeof(T));
     }
     for (int64_t j = key; j < key_end; j += BLOCK_KEYS)
-      for (int64_t i = row; i < row_end; i += BLOCK_ROWS) NAME(backward_block)(p, &w, index, i, j, for_rows, for_keys);
+      for (int64_t i = row; i < row_end; i += BLOCK_ROWS)
+        NAME(backward_block)(p, &w, index, i, j, for_rows, for_keys);
     if (for_rows)
-      NAME(unpack_rows)(w.query_grads + row * w.padded, w.padded, row_end - row, p->width, (T)p->scale,
-                        NAME(at)(&p->query_grad, batch, head) + row * p->query_grad.by_row, p->query_grad.by_row);
+      NAME(unpack_rows)(
+          w.query_grads + row * w.padded, w.padded, row_end - row, p->width, (T)p->scale,
+          NAME(at)(&p->query_grad, batch, head) + row * p->query_grad.by_row, p->query_grad.by_row);
     if (!for_keys) continue;
     NAME(unpack_rows)(w.key_grads + key * w.padded, w.padded, key_end - key, p->width, 1,
-                      NAME(at)(&p->key_grad, batch, head) + key * p->key_grad.by_row, p->key_grad.by_row);
-    NAME(unpack_rows)(w.value_grads + key * w.value_padded, w.value_padded, key_end - key, p->value_width, 1,
-                      NAME(at)(&p->value_grad, batch, head) + key * p->value_grad.by_row, p->value_grad.by_row);
+                      NAME(at)(&p->key_grad, batch, head) + key * p->key_grad.by_row,
+                      p->key_grad.by_row);
+    NAME(unpack_rows)(
+        w.value_grads + key * w.value_padded, w.value_padded, key_end - key, p->value_width, 1,
+        NAME(at)(&p->value_grad, batch, head) + key * p->value_grad.by_row, p->value_grad.by_row);
   }
 }

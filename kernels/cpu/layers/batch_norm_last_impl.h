@@ -1,6 +1,8 @@
-/* BatchNorm kernels for one storage type with the channels last, maybe with an addition and relu behind. Included by norm_impl.h, with its
- * macros. Statistics take one pass: sums of distances from the mean of the first ROWS rows, and of their squares, in A over FEW rows, of
- * those over ROWS rows, in double beyond. Rows are cut into pieces by shapes alone, and the pieces' sums added in order.
+/* BatchNorm kernels for one storage type with the channels last, maybe with an addition and relu
+ * behind. Included by norm_impl.h, with its macros. Statistics take one pass: sums of distances
+ * from the mean of the first ROWS rows, and of their squares, in A over FEW rows, of those over
+ * ROWS rows, in double beyond. Rows are cut into pieces by shapes alone, and the pieces' sums added
+ * in order.
  */
 
 typedef A NAME(line) __attribute__((vector_size(64)));
@@ -8,17 +10,19 @@ typedef __typeof__((NAME(line)){0} < (NAME(line)){0}) NAME(lanes);
 enum { NAME(LINE) = 64 / sizeof(A) };
 enum { NAME(LINES) = NAME(COLUMNS) / NAME(LINE), NAME(FEW) = 16 };
 
-#define GATHER(v, p) /* v = the next LINE elements of p, as A */                    \
-  do {                                                                              \
-    if (sizeof(S) == sizeof(A)) memcpy(&(v), (p), sizeof(v));                       \
-    else                                                                            \
-      for (int l_ = 0; l_ < NAME(LINE); l_++) (v)[l_] = (A)LOAD((p)[l_]);           \
+#define GATHER(v, p) /* v = the next LINE elements of p, as A */          \
+  do {                                                                    \
+    if (sizeof(S) == sizeof(A))                                           \
+      memcpy(&(v), (p), sizeof(v));                                       \
+    else                                                                  \
+      for (int l_ = 0; l_ < NAME(LINE); l_++) (v)[l_] = (A)LOAD((p)[l_]); \
   } while (0)
-#define SCATTER(p, v) /* the next LANES elements of p = v */                        \
-  do {                                                                              \
-    if (sizeof(S) == sizeof(A)) memcpy((p), &(v), sizeof(v));                       \
-    else                                                                            \
-      for (int l_ = 0; l_ < NAME(LINE); l_++) (p)[l_] = STORE((v)[l_]);            \
+#define SCATTER(p, v) /* the next LANES elements of p = v */            \
+  do {                                                                  \
+    if (sizeof(S) == sizeof(A))                                         \
+      memcpy((p), &(v), sizeof(v));                                     \
+    else                                                                \
+      for (int l_ = 0; l_ < NAME(LINE); l_++) (p)[l_] = STORE((v)[l_]); \
   } while (0)
 
 /* Bit l: whether lane l is set. */
@@ -44,7 +48,8 @@ static inline NAME(line) NAME(where)(uint32_t bits, NAME(line) v) {
 #endif
 }
 
-static inline uint32_t NAME(mask_at)(const uint8_t *row, int64_t c) { /* LANES bits, c a multiple of 8 */
+static inline uint32_t NAME(mask_at)(const uint8_t *row,
+                                     int64_t c) { /* LANES bits, c a multiple of 8 */
   return sizeof(A) == 4 ? (uint32_t)row[c / 8] | (uint32_t)row[c / 8 + 1] << 8 : row[c / 8];
 }
 
@@ -60,35 +65,48 @@ static __attribute__((noinline)) NAME(line) NAME(poisoned)(uint32_t bits, NAME(l
 }
 
 /* The gradient before relu: 0 where it cut off, NaN where it was given NaN. */
-static inline NAME(line) NAME(through)(const batch_norm *t, const uint8_t *mask, int64_t c, NAME(line) v) {
+static inline NAME(line)
+    NAME(through)(const batch_norm *t, const uint8_t *mask, int64_t c, NAME(line) v) {
   v = NAME(where)(NAME(mask_at)(mask, c), v);
-  return __builtin_expect(mask[2 * t->mask_bytes], 0) ? NAME(poisoned)(NAME(mask_at)(mask + t->mask_bytes, c), v) : v;
+  return __builtin_expect(mask[2 * t->mask_bytes], 0)
+             ? NAME(poisoned)(NAME(mask_at)(mask + t->mask_bytes, c), v)
+             : v;
 }
 static inline A NAME(through_one)(const batch_norm *t, const uint8_t *mask, int64_t c, A v) {
   if (!(mask[c / 8] >> c % 8 & 1)) v = 0;
-  return __builtin_expect(mask[2 * t->mask_bytes], 0) && mask[t->mask_bytes + c / 8] >> c % 8 & 1 ? (A)NAN : v;
+  return __builtin_expect(mask[2 * t->mask_bytes], 0) && mask[t->mask_bytes + c / 8] >> c % 8 & 1
+             ? (A)NAN
+             : v;
 }
 
-/* Sums over a piece of rows, of u = (x - center) and u * u, or with dy: of dy, dy * u and u, dy being 0 where relu cut off. */
+/* Sums over a piece of rows, of u = (x - center) and u * u, or with dy: of dy, dy * u and u, dy
+ * being 0 where relu cut off. */
 static void NAME(last_sums)(void *context, int64_t begin, int64_t end) {
   const batch_norm *t = context;
   const int64_t channels = t->channels, mask_stride = 2 * t->mask_bytes + 1;
   const A *center = t->dy ? t->mean : t->center;
   for (int64_t piece = begin; piece < end; piece++) {
-    int64_t first = piece * t->piece_rows, last = t->outer - first < t->piece_rows ? t->outer : first + t->piece_rows;
+    int64_t first = piece * t->piece_rows,
+            last = t->outer - first < t->piece_rows ? t->outer : first + t->piece_rows;
     for (int64_t c = 0; c < channels; c += NAME(COLUMNS)) {
-      int width = channels - c < NAME(COLUMNS) ? (int)(channels - c) : NAME(COLUMNS), vectors = width / NAME(LINE);
-      double *sum = t->partial + piece * SUMS * channels + c, *product = sum + channels, *away = product + channels;
+      int width = channels - c < NAME(COLUMNS) ? (int)(channels - c) : NAME(COLUMNS),
+          vectors = width / NAME(LINE);
+      double *sum = t->partial + piece * SUMS * channels + c, *product = sum + channels,
+             *away = product + channels;
       for (int j = 0; j < width; j++) sum[j] = product[j] = away[j] = 0;
       for (int64_t r0 = first; r0 < last; r0 += NAME(ROWS)) {
         int64_t r1 = last - r0 < NAME(ROWS) ? last : r0 + NAME(ROWS);
         if (vectors == NAME(LINES)) {
-          NAME(line) as[NAME(LINES)] = {{0}}, bs[NAME(LINES)] = {{0}}, us[NAME(LINES)] = {{0}}, middle[NAME(LINES)];
-          for (int k = 0; k < NAME(LINES); k++) memcpy(&middle[k], center + c + k * NAME(LINE), sizeof middle[k]);
+          NAME(line)
+          as[NAME(LINES)] = {{0}}, bs[NAME(LINES)] = {{0}}, us[NAME(LINES)] = {{0}},
+          middle[NAME(LINES)];
+          for (int k = 0; k < NAME(LINES); k++)
+            memcpy(&middle[k], center + c + k * NAME(LINE), sizeof middle[k]);
           for (int64_t rf = r0; rf < r1; rf += NAME(FEW)) {
             NAME(line) a[NAME(LINES)] = {{0}}, b[NAME(LINES)] = {{0}}, d[NAME(LINES)] = {{0}};
             for (int64_t r = rf; r < (r1 - rf < NAME(FEW) ? r1 : rf + NAME(FEW)); r++) {
-              const S *x = (const S *)t->x + r * channels + c, *dy = t->dy ? (const S *)t->dy + r * channels + c : NULL;
+              const S *x = (const S *)t->x + r * channels + c,
+                      *dy = t->dy ? (const S *)t->dy + r * channels + c : NULL;
               const uint8_t *mask = t->mask ? t->mask + r * mask_stride : NULL;
               for (int k = 0; k < NAME(LINES); k++) {
                 NAME(line) u, v;
@@ -118,7 +136,8 @@ static void NAME(last_sums)(void *context, int64_t begin, int64_t end) {
           for (int64_t rf = r0; rf < r1; rf += NAME(FEW)) {
             A a[NAME(COLUMNS)] = {0}, b[NAME(COLUMNS)] = {0}, d[NAME(COLUMNS)] = {0};
             for (int64_t r = rf; r < (r1 - rf < NAME(FEW) ? r1 : rf + NAME(FEW)); r++) {
-              const S *x = (const S *)t->x + r * channels + c, *dy = t->dy ? (const S *)t->dy + r * channels + c : NULL;
+              const S *x = (const S *)t->x + r * channels + c,
+                      *dy = t->dy ? (const S *)t->dy + r * channels + c : NULL;
               const uint8_t *mask = t->mask ? t->mask + r * mask_stride : NULL;
               for (int j = 0; j < width; j++) {
                 A u = (A)LOAD(x[j]) - center[c + j], v = dy ? (A)LOAD(dy[j]) : u;
@@ -130,7 +149,8 @@ static void NAME(last_sums)(void *context, int64_t begin, int64_t end) {
             }
             for (int j = 0; j < width; j++) as[j] += a[j], bs[j] += b[j], us[j] += d[j];
           }
-          for (int j = 0; j < width; j++) sum[j] += (double)as[j], product[j] += (double)bs[j], away[j] += (double)us[j];
+          for (int j = 0; j < width; j++)
+            sum[j] += (double)as[j], product[j] += (double)bs[j], away[j] += (double)us[j];
         }
       }
     }
@@ -144,7 +164,8 @@ static void NAME(last_total)(void *context, int64_t begin, int64_t end) {
   for (int64_t piece = 1; piece < pieces; piece++) {
     const double *from = t->partial + piece * SUMS * t->channels;
     for (int k = 0; k < SUMS; k++)
-      for (int64_t c = begin; c < end; c++) t->partial[k * t->channels + c] += from[k * t->channels + c];
+      for (int64_t c = begin; c < end; c++)
+        t->partial[k * t->channels + c] += from[k * t->channels + c];
   }
 }
 
@@ -154,18 +175,21 @@ static void NAME(last_center)(const batch_norm *t) {
   A *center = t->center;
   for (int64_t c = 0; c < t->channels; c++) center[c] = 0;
   for (int64_t r = 0; r < rows; r++)
-    for (int64_t c = 0; c < t->channels; c++) center[c] += (A)LOAD(((const S *)t->x)[r * t->channels + c]);
+    for (int64_t c = 0; c < t->channels; c++)
+      center[c] += (A)LOAD(((const S *)t->x)[r * t->channels + c]);
   for (int64_t c = 0; c < t->channels; c++) center[c] /= (A)rows;
 }
 
 /* From the sums, or the moving statistics, to y = (x - center) * scale + shift. */
 static void NAME(last_statistics)(const batch_norm *t) {
-  A *center = t->center, *scale = t->scale, *shift = t->shift, *mean = t->mean, *inverse = t->inverse;
+  A *center = t->center, *scale = t->scale, *shift = t->shift, *mean = t->mean,
+    *inverse = t->inverse;
   double count = (double)t->outer;
   for (int64_t c = 0; c < t->channels; c++) {
     double rest = 0;
     if (t->batch_stats) {
-      double variance = NAME(moments)(count, t->partial[c], t->partial[t->channels + c], &center[c], &rest);
+      double variance =
+          NAME(moments)(count, t->partial[c], t->partial[t->channels + c], &center[c], &rest);
       NAME(batch_norm_finish)(t, c, center[c], variance);
     } else {
       mean[c] = ((const A *)t->moving_mean)[c];
@@ -182,7 +206,8 @@ static void NAME(last_apply)(void *context, int64_t begin, int64_t end) { /* row
   const int64_t channels = t->channels, mask_stride = 2 * t->mask_bytes + 1;
   const A *center = t->center, *scale = t->scale, *shift = t->shift;
   for (int64_t r = begin; r < end; r++) {
-    const S *x = (const S *)t->x + r * channels, *residual = t->residual ? (const S *)t->residual + r * channels : NULL;
+    const S *x = (const S *)t->x + r * channels,
+            *residual = t->residual ? (const S *)t->residual + r * channels : NULL;
     S *y = (S *)t->y + r * channels;
     uint8_t *mask = t->mask ? t->mask + r * mask_stride : NULL;
     if (mask) memset(mask + t->mask_bytes, 0, (size_t)t->mask_bytes + 1);
@@ -255,7 +280,8 @@ static void NAME(last_backward_apply)(void *context, int64_t begin, int64_t end)
   const A *slope = t->center, *scale = t->scale, *shift = t->shift, *mean = t->kept_mean;
   for (int64_t r = begin; r < end; r++) {
     const S *x = (const S *)t->x + r * channels, *dy = (const S *)t->dy + r * channels;
-    S *dx = (S *)t->y + r * channels, *dresidual = t->dresidual ? (S *)t->dresidual + r * channels : NULL;
+    S *dx = (S *)t->y + r * channels,
+      *dresidual = t->dresidual ? (S *)t->dresidual + r * channels : NULL;
     const uint8_t *mask = t->mask ? t->mask + r * mask_stride : NULL;
     int64_t c = 0;
     for (; c + NAME(LINE) <= channels; c += NAME(LINE)) {

@@ -1,8 +1,10 @@
 /* Connectionist temporal classification, in the logarithm and in double.
  *
- * The states of a sample with L labels are blank, label 0, blank, label 1, ..., blank: S = 2 L + 1. alpha[s] is the logarithm of the probability of
- * all ways to be in state s after the frames so far, beta[s] that of all ways to go on from s to the end. A sample is computed by one thread, in order
- * of time; samples are dealt out to as many groups as there are threads, so bits do not depend on these.
+ * The states of a sample with L labels are blank, label 0, blank, label 1, ..., blank: S = 2 L + 1.
+ * alpha[s] is the logarithm of the probability of all ways to be in state s after the frames so
+ * far, beta[s] that of all ways to go on from s to the end. A sample is computed by one thread, in
+ * order of time; samples are dealt out to as many groups as there are threads, so bits do not
+ * depend on these.
  */
 #include <math.h>
 #include <string.h>
@@ -14,15 +16,18 @@
 #include "kernels/cpu/real.h"
 
 typedef struct ctc {
-  const mpg_view *data, *label, *frames, *labels; /* frames, labels: lengths; NULL: all frames, labels up to the first padding */
-  const mpg_view *grad, *out;                     /* grad NULL: the loss itself */
+  const mpg_view *data, *label, *frames,
+      *labels; /* frames, labels: lengths; NULL: all frames, labels up to the first padding */
+  const mpg_view *grad, *out; /* grad NULL: the loss itself */
   int64_t time, batch, classes, length, blank, padding;
   int64_t groups;
   char *scratch;
   size_t scratch_each;
 } ctc;
 
-static int64_t frames_of(const ctc *t, int64_t n) { return t->frames ? mpg_index_at(t->frames, n) : t->time; }
+static int64_t frames_of(const ctc *t, int64_t n) {
+  return t->frames ? mpg_index_at(t->frames, n) : t->time;
+}
 
 static int64_t labels_of(const ctc *t, int64_t n) {
   if (t->labels) return mpg_index_at(t->labels, n);
@@ -51,18 +56,24 @@ static double log_total(const ctc *t, int64_t at) {
   return most + log(sum);
 }
 
-static inline int64_t class_of(const ctc *t, const int64_t *labels, int64_t s) { return s & 1 ? labels[s / 2] : t->blank; }
+static inline int64_t class_of(const ctc *t, const int64_t *labels, int64_t s) {
+  return s & 1 ? labels[s / 2] : t->blank;
+}
 /* Whether a label may follow the one before without a blank in between. */
-static inline bool skips(const int64_t *labels, int64_t s) { return (s & 1) && s >= 3 && labels[s / 2] != labels[s / 2 - 1]; }
+static inline bool skips(const int64_t *labels, int64_t s) {
+  return (s & 1) && s >= 3 && labels[s / 2] != labels[s / 2 - 1];
+}
 
 /* alpha of one more frame. `before` NULL: the first one. */
-static void advance(const ctc *t, const int64_t *labels, int64_t states, int64_t at, double total, const double *before, double *alpha) {
+static void advance(const ctc *t, const int64_t *labels, int64_t states, int64_t at, double total,
+                    const double *before, double *alpha) {
   for (int64_t s = 0; s < states; s++) {
     double here = mpg_real_at(t->data, at + class_of(t, labels, s)) - total;
     if (!before)
       alpha[s] = s < 2 ? here : -INFINITY;
     else
-      alpha[s] = here + log_sum(before[s], s > 0 ? before[s - 1] : -INFINITY, skips(labels, s) ? before[s - 2] : -INFINITY);
+      alpha[s] = here + log_sum(before[s], s > 0 ? before[s - 1] : -INFINITY,
+                                skips(labels, s) ? before[s - 2] : -INFINITY);
   }
 }
 
@@ -73,7 +84,9 @@ static int64_t needed(const int64_t *labels, int64_t count) {
   return frames;
 }
 
-static inline double ended(const double *alpha, int64_t states) { return log_sum(alpha[states - 1], states > 1 ? alpha[states - 2] : -INFINITY, -INFINITY); }
+static inline double ended(const double *alpha, int64_t states) {
+  return log_sum(alpha[states - 1], states > 1 ? alpha[states - 2] : -INFINITY, -INFINITY);
+}
 
 static void sample_loss(const ctc *t, int64_t n, double *scratch) {
   int64_t frames = frames_of(t, n), count = labels_of(t, n), states = 2 * count + 1;
@@ -94,10 +107,13 @@ static void sample_loss(const ctc *t, int64_t n, double *scratch) {
   mpg_real_store(t->out, n, -ended(before, states));
 }
 
-/* The gradient of the scores: softmax, less the probability that the frame is in a state of the class, given the labels. */
+/* The gradient of the scores: softmax, less the probability that the frame is in a state of the
+ * class, given the labels. */
 static void sample_back(const ctc *t, int64_t n, double *scratch) {
-  int64_t frames = frames_of(t, n), count = labels_of(t, n), states = 2 * count + 1, row = 2 * t->length + 1;
-  double *alpha = scratch, *beta = alpha + t->time * row, *after = beta + row, *totals = after + row, *shares = totals + t->time;
+  int64_t frames = frames_of(t, n), count = labels_of(t, n), states = 2 * count + 1,
+          row = 2 * t->length + 1;
+  double *alpha = scratch, *beta = alpha + t->time * row, *after = beta + row,
+         *totals = after + row, *shares = totals + t->time;
   int64_t *labels = (int64_t *)(void *)(shares + t->classes);
   double head = mpg_real_at(t->grad, n), likelihood = 0;
   for (int64_t i = 0; i < count; i++) labels[i] = mpg_index_at(t->label, n * t->length + i);
@@ -120,12 +136,16 @@ static void sample_back(const ctc *t, int64_t n, double *scratch) {
       if (f == frames - 1) {
         beta[s] = s >= states - 2 ? 0 : -INFINITY;
       } else { /* `after` holds the next frame's beta with its own scores */
-        beta[s] = log_sum(after[s], s + 1 < states ? after[s + 1] : -INFINITY, s + 2 < states && skips(labels, s + 2) ? after[s + 2] : -INFINITY);
+        beta[s] = log_sum(after[s], s + 1 < states ? after[s + 1] : -INFINITY,
+                          s + 2 < states && skips(labels, s + 2) ? after[s + 2] : -INFINITY);
       }
       shares[class_of(t, labels, s)] += exp(alpha[f * row + s] + beta[s] - likelihood);
     }
-    for (int64_t s = 0; s < states; s++) after[s] = beta[s] + mpg_real_at(t->data, at + class_of(t, labels, s)) - totals[f];
-    for (int64_t k = 0; k < t->classes; k++) mpg_real_store(t->out, at + k, head * (exp(mpg_real_at(t->data, at + k) - totals[f]) - shares[k]));
+    for (int64_t s = 0; s < states; s++)
+      after[s] = beta[s] + mpg_real_at(t->data, at + class_of(t, labels, s)) - totals[f];
+    for (int64_t k = 0; k < t->classes; k++)
+      mpg_real_store(t->out, at + k,
+                     head * (exp(mpg_real_at(t->data, at + k) - totals[f]) - shares[k]));
   }
 }
 
@@ -145,14 +165,19 @@ static mpg_status check(const mpg_kernel_call *call, const ctc *t) {
   for (int64_t n = 0; n < t->batch; n++) {
     int64_t frames = frames_of(t, n), count = labels_of(t, n);
     if (frames < 0 || frames > t->time)
-      return mpg_fail(MPG_VALUE_ERROR, "%s: data_lengths[%lld] is %lld, and data has %lld steps", call->op->name, (long long)n, (long long)frames, (long long)t->time);
+      return mpg_fail(MPG_VALUE_ERROR, "%s: data_lengths[%lld] is %lld, and data has %lld steps",
+                      call->op->name, (long long)n, (long long)frames, (long long)t->time);
     if (count < 0 || count > t->length)
-      return mpg_fail(MPG_VALUE_ERROR, "%s: label_lengths[%lld] is %lld, and there are %lld labels", call->op->name, (long long)n, (long long)count, (long long)t->length);
+      return mpg_fail(MPG_VALUE_ERROR, "%s: label_lengths[%lld] is %lld, and there are %lld labels",
+                      call->op->name, (long long)n, (long long)count, (long long)t->length);
     for (int64_t i = 0; i < count; i++) {
       int64_t label = mpg_index_at(t->label, n * t->length + i);
       if (label < 0 || label >= t->classes) /* the blank's own class is taken, as in MXNet */
-        return mpg_fail(MPG_VALUE_ERROR, "%s: label[%lld, %lld] is %lld, and data has %lld classes, of which %lld is the blank", call->op->name, (long long)n, (long long)i,
-                        (long long)label, (long long)t->classes, (long long)t->blank);
+        return mpg_fail(
+            MPG_VALUE_ERROR,
+            "%s: label[%lld, %lld] is %lld, and data has %lld classes, of which %lld is the blank",
+            call->op->name, (long long)n, (long long)i, (long long)label, (long long)t->classes,
+            (long long)t->blank);
     }
   }
   return MPG_OK;
@@ -163,18 +188,27 @@ static mpg_status run(const mpg_kernel_call *call, int first) {
   const mpg_ctc_loss_params *p = call->params;
   const mpg_view *inputs = call->inputs + first;
   const mpg_shape *shape = &inputs[0].desc.shape;
-  ctc t = {.data = &inputs[0], .label = &inputs[1], .frames = p->use_data_lengths ? &inputs[2] : NULL,
-           .labels = p->use_label_lengths ? &inputs[2 + p->use_data_lengths] : NULL, .grad = first ? &call->inputs[0] : NULL,
-           .out = &call->outputs[0], .time = shape->dims[0], .batch = shape->dims[1], .classes = shape->dims[2],
+  ctc t = {.data = &inputs[0],
+           .label = &inputs[1],
+           .frames = p->use_data_lengths ? &inputs[2] : NULL,
+           .labels = p->use_label_lengths ? &inputs[2 + p->use_data_lengths] : NULL,
+           .grad = first ? &call->inputs[0] : NULL,
+           .out = &call->outputs[0],
+           .time = shape->dims[0],
+           .batch = shape->dims[1],
+           .classes = shape->dims[2],
            .length = inputs[1].desc.shape.dims[1]};
   t.blank = p->blank_label == FIRST ? 0 : t.classes - 1;
   t.padding = p->blank_label == FIRST ? 0 : -1;
   if (t.batch == 0) return MPG_OK;
   MPG_TRY(check(call, &t));
   t.groups = t.batch < call->num_threads ? t.batch : call->num_threads;
-  size_t row, size, rows = first ? (size_t)t.time + 2 : 2, more = (size_t)t.length + (first ? (size_t)t.time + (size_t)t.classes : 0);
-  if (!mpg_size_mul((size_t)t.length, 2, &row) || !mpg_size_mul(row + 1, rows, &size) || !mpg_size_add(size, more + 8, &size) ||
-      !mpg_size_mul(size, sizeof(double), &t.scratch_each) || !mpg_size_mul(t.scratch_each = mpg_align_up(t.scratch_each, 64), (size_t)t.groups, &size))
+  size_t row, size, rows = first ? (size_t)t.time + 2 : 2,
+                    more = (size_t)t.length + (first ? (size_t)t.time + (size_t)t.classes : 0);
+  if (!mpg_size_mul((size_t)t.length, 2, &row) || !mpg_size_mul(row + 1, rows, &size) ||
+      !mpg_size_add(size, more + 8, &size) ||
+      !mpg_size_mul(size, sizeof(double), &t.scratch_each) ||
+      !mpg_size_mul(t.scratch_each = mpg_align_up(t.scratch_each, 64), (size_t)t.groups, &size))
     return mpg_fail(MPG_VALUE_ERROR, "%s: the labels and steps are too many", call->op->name);
   t.scratch = mpg_device_scratch(call->device, size);
   if (!t.scratch) return MPG_DEVICE_OUT_OF_MEMORY;

@@ -11,7 +11,7 @@
 enum { GRAIN = 4096 };
 enum { NORMALIZE_BATCH, NORMALIZE_NULL, NORMALIZE_VALID };
 
-/* --- Forward ------------------------------------------------------------------------------------------------------------- */
+/* --- Forward ---------------------------------------------------------------------------------- */
 
 typedef struct pass {
   const mpg_view *in, *out;
@@ -29,7 +29,8 @@ static void pass_range(void *context, int64_t begin, int64_t end) {
     if (compute == MPG_COMPUTE_F32) {
       for (int64_t i = 0; i < count; i++) ((float *)to)[i] = mpg_sigmoidf(((const float *)from)[i]);
     } else {
-      for (int64_t i = 0; i < count; i++) ((double *)to)[i] = 1 / (1 + exp(-((const double *)from)[i]));
+      for (int64_t i = 0; i < count; i++)
+        ((double *)to)[i] = 1 / (1 + exp(-((const double *)from)[i]));
     }
     mpg_cpu_store(compute, dtype, p->out->data, at, count, to);
   }
@@ -43,11 +44,12 @@ MPG_CPU_KERNEL(regression_sigmoid) {
 
 MPG_CPU_KERNEL(regression_identity) {
   const mpg_view *in = &call->inputs[0], *out = &call->outputs[0];
-  if (in->data != out->data && count_of(in) > 0) memcpy(out->data, in->data, (size_t)count_of(in) * mpg_dtype_size(in->desc.dtype));
+  if (in->data != out->data && count_of(in) > 0)
+    memcpy(out->data, in->data, (size_t)count_of(in) * mpg_dtype_size(in->desc.dtype));
   return MPG_OK;
 }
 
-/* --- SoftmaxOutput --------------------------------------------------------------------------------------------------------- */
+/* --- SoftmaxOutput ---------------------------------------------------------------------------- */
 
 typedef struct softmax_back {
   const mpg_softmax_output_params *params;
@@ -85,8 +87,13 @@ static void probability_back_range(void *context, int64_t begin, int64_t end) {
 
 MPG_CPU_KERNEL(softmax_output_back) {
   const mpg_softmax_output_params *params = call->params;
-  softmax_back p = {.params = params, .output = &call->inputs[0], .label = &call->inputs[1],
-                    .grad = call->num_inputs > 2 ? &call->inputs[2] : NULL, .out = &call->outputs[0], .after = 1, .scale = params->grad_scale};
+  softmax_back p = {.params = params,
+                    .output = &call->inputs[0],
+                    .label = &call->inputs[1],
+                    .grad = call->num_inputs > 2 ? &call->inputs[2] : NULL,
+                    .out = &call->outputs[0],
+                    .after = 1,
+                    .scale = params->grad_scale};
   const mpg_shape *shape = &p.output->desc.shape;
   if (count_of(p.output) == 0) return MPG_OK;
   if (mpg_shape_equal(&p.label->desc.shape, shape)) {
@@ -110,7 +117,7 @@ MPG_CPU_KERNEL(softmax_output_back) {
   return MPG_OK;
 }
 
-/* --- SVMOutput --------------------------------------------------------------------------------------------------------------- */
+/* --- SVMOutput -------------------------------------------------------------------------------- */
 
 typedef struct svm_back {
   const mpg_svm_output_params *params;
@@ -124,7 +131,8 @@ static void svm_back_range(void *context, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; row++) {
     int64_t label = mpg_index_at(p->label, row);
     for (int64_t k = 0; k < p->classes; k++) {
-      double sign = k == label ? 1 : -1, score = sign * mpg_real_at(p->output, row * p->classes + k);
+      double sign = k == label ? 1 : -1,
+             score = sign * mpg_real_at(p->output, row * p->classes + k);
       double slope = score < margin ? (p->params->use_linear ? 1 : 2 * (margin - score)) : 0;
       mpg_real_store(p->out, row * p->classes + k, -sign * slope * weight);
     }
@@ -132,7 +140,10 @@ static void svm_back_range(void *context, int64_t begin, int64_t end) {
 }
 
 MPG_CPU_KERNEL(svm_output_back) {
-  svm_back p = {.params = call->params, .output = &call->inputs[0], .label = &call->inputs[1], .out = &call->outputs[0]};
+  svm_back p = {.params = call->params,
+                .output = &call->inputs[0],
+                .label = &call->inputs[1],
+                .out = &call->outputs[0]};
   int64_t rows = count_of(p.label);
   if (count_of(p.output) == 0) return MPG_OK;
   p.classes = count_of(p.output) / rows;
@@ -140,7 +151,7 @@ MPG_CPU_KERNEL(svm_output_back) {
   return MPG_OK;
 }
 
-/* --- MakeLoss ---------------------------------------------------------------------------------------------------------------- */
+/* --- MakeLoss --------------------------------------------------------------------------------- */
 
 MPG_CPU_KERNEL(make_loss_back) {
   const mpg_make_loss_layer_params *params = call->params;

@@ -9,7 +9,8 @@
 #include "kernels/common/view.h"
 #include "kernels/cpu/convert.h"
 
-/* Data seen as (outer, channels, inner). The rest of what is below `partial` is used where inner is 1. */
+/* Data seen as (outer, channels, inner). The rest of what is below `partial` is used where inner
+ * is 1. */
 typedef struct batch_norm {
   int64_t outer, channels, inner;
   double eps, momentum;
@@ -17,10 +18,11 @@ typedef struct batch_norm {
   const void *x, *dy, *gamma, *beta; /* gamma NULL: taken as 1 */
   void *y;                           /* output, or dx */
   void *moving_mean, *moving_var, *mean, *inverse, *dgamma, *dbeta;
-  double *partial;      /* per piece of rows, SUMS sums per channel */
+  double *partial; /* per piece of rows, SUMS sums per channel */
   int64_t piece_rows;
-  void *center, *scale, *shift, *kept_mean; /* per channel, apart from inputs that may be written over */
-  const void *residual;                     /* added before relu; NULL: none */
+  void *center, *scale, *shift,
+      *kept_mean;       /* per channel, apart from inputs that may be written over */
+  const void *residual; /* added before relu; NULL: none */
   void *dresidual;
   uint8_t *mask; /* of op/layers/norm.c; NULL: no relu */
   int64_t mask_bytes;
@@ -28,25 +30,31 @@ typedef struct batch_norm {
 
 enum { SUMS = 3 };
 
-/* The sum of dy * (x - mean) about the mean itself, from that about the mean as it was rounded: away is the sum of distances from the
- * latter. Where dy hardly varies it is all that is left. */
-static double about_mean(double product, double sum, double away, double count) { return count > 0 ? product - away / count * sum : product; }
+/* The sum of dy * (x - mean) about the mean itself, from that about the mean as it was rounded:
+ * away is the sum of distances from the latter. Where dy hardly varies it is all that is left. */
+static double about_mean(double product, double sum, double away, double count) {
+  return count > 0 ? product - away / count * sum : product;
+}
 
-/* LayerNorm and L2Normalization: data as (outer, n, inner), normalised along n. GroupNorm: outer rows of n, inner groups. */
+/* LayerNorm and L2Normalization: data as (outer, n, inner), normalised along n. GroupNorm: outer
+ * rows of n, inner groups. */
 typedef struct layer_norm {
   int64_t outer, n, inner;
   double eps;
   const void *x, *dy, *gamma, *beta;
   void *y, *mean, *deviation, *dgamma, *dbeta;
   double *partial; /* GroupNorm backward: per row its share of dgamma and dbeta */
-  /* LayerNorm along the last axis, in the computing type: rows of each thread; backward sums for dgamma and dbeta of pieces of rows. */
+  /* LayerNorm along the last axis, in the computing type: rows of each thread; backward sums for
+   * dgamma and dbeta of pieces of rows. */
   char *rows;
   size_t row_bytes;
   void *sums;
   int64_t piece_rows;
 } layer_norm;
 
-static void *layer_norm_rows_of(const layer_norm *t) { return t->rows + (size_t)omp_get_thread_num() * t->row_bytes; }
+static void *layer_norm_rows_of(const layer_norm *t) {
+  return t->rows + (size_t)omp_get_thread_num() * t->row_bytes;
+}
 
 typedef struct lrn {
   int64_t channels, inner, nsize;
@@ -90,24 +98,27 @@ typedef struct lrn {
 #include "kernels/cpu/layers/norm_impl.h"
 
 /* The instance of a function for the dtype. */
-#define INSTANCE(dtype, function)                  \
-  ((dtype) == MPG_FLOAT32   ? float32_##function   \
-   : (dtype) == MPG_FLOAT64 ? float64_##function   \
-   : (dtype) == MPG_FLOAT16 ? float16_##function   \
+#define INSTANCE(dtype, function)                \
+  ((dtype) == MPG_FLOAT32   ? float32_##function \
+   : (dtype) == MPG_FLOAT64 ? float64_##function \
+   : (dtype) == MPG_FLOAT16 ? float16_##function \
                             : bfloat16_##function)
 
 enum { BLOCK = 64 }; /* columns handled together: norm_impl.h's COLUMNS */
 static int64_t blocks(int64_t columns) { return (columns + BLOCK - 1) / BLOCK; }
 /* Pieces that together are worth a thread. */
-static int64_t grain(int64_t elements_each) { return elements_each >= 16384 ? 1 : 16384 / (elements_each + 1) + 1; }
+static int64_t grain(int64_t elements_each) {
+  return elements_each >= 16384 ? 1 : 16384 / (elements_each + 1) + 1;
+}
 
-static void split_axis(const mpg_shape *shape, int axis, int64_t *outer, int64_t *n, int64_t *inner) {
+static void split_axis(const mpg_shape *shape, int axis, int64_t *outer, int64_t *n,
+                       int64_t *inner) {
   *outer = mpg_shape_product(shape, 0, axis);
   *n = shape->dims[axis];
   *inner = mpg_shape_product(shape, axis + 1, shape->ndim);
 }
 
-/* --- BatchNorm ------------------------------------------------------------------------------------------------------- */
+/* --- BatchNorm -------------------------------------------------------------------------------- */
 /* Where the channels are the last axis: statistics by pieces of rows, then all rows. */
 static mpg_status last_setup(const mpg_kernel_call *call, batch_norm *t, int64_t *pieces) {
   enum { ELEMENTS = 32768, ROWS = 128 };
@@ -147,7 +158,8 @@ static mpg_status last_backward(const mpg_kernel_call *call, batch_norm *t, mpg_
   if (t->channels == 0) return MPG_OK;
   MPG_TRY(last_setup(call, t, &pieces));
   mpg_cpu_parallel_for(call, pieces, 1, INSTANCE(dtype, last_sums), t);
-  if (pieces) mpg_cpu_parallel_for(call, t->channels, grain(SUMS * pieces), INSTANCE(dtype, last_total), t);
+  if (pieces)
+    mpg_cpu_parallel_for(call, t->channels, grain(SUMS * pieces), INSTANCE(dtype, last_total), t);
   INSTANCE(dtype, last_backward_statistics)(t);
   mpg_cpu_parallel_for(call, t->outer, grain(t->channels), INSTANCE(dtype, last_backward_apply), t);
   return MPG_OK;
@@ -156,36 +168,60 @@ static mpg_status last_backward(const mpg_kernel_call *call, batch_norm *t, mpg_
 MPG_CPU_KERNEL(batch_norm) {
   const mpg_batch_norm_params *p = call->params;
   const mpg_view *x = &call->inputs[0];
-  batch_norm t = {.eps = p->eps, .momentum = p->momentum, .x = x->data, .gamma = p->fix_gamma ? NULL : call->inputs[1].data,
-                  .beta = call->inputs[2].data, .moving_mean = call->inputs[3].data, .moving_var = call->inputs[4].data,
-                  .y = call->outputs[0].data, .mean = call->outputs[1].data, .inverse = call->outputs[2].data};
+  batch_norm t = {.eps = p->eps,
+                  .momentum = p->momentum,
+                  .x = x->data,
+                  .gamma = p->fix_gamma ? NULL : call->inputs[1].data,
+                  .beta = call->inputs[2].data,
+                  .moving_mean = call->inputs[3].data,
+                  .moving_var = call->inputs[4].data,
+                  .y = call->outputs[0].data,
+                  .mean = call->outputs[1].data,
+                  .inverse = call->outputs[2].data};
   split_axis(&x->desc.shape, axis_of(p->axis, x->desc.shape.ndim), &t.outer, &t.channels, &t.inner);
   /* An empty batch has no statistics. */
   t.batch_stats = call->train && !p->use_global_stats && t.outer * t.inner > 0;
   if (t.inner == 1) return last_forward(call, &t, x->desc.dtype);
-  mpg_cpu_parallel_for(call, t.channels, grain(t.outer * t.inner), INSTANCE(x->desc.dtype, batch_norm_channels), &t);
+  mpg_cpu_parallel_for(call, t.channels, grain(t.outer * t.inner),
+                       INSTANCE(x->desc.dtype, batch_norm_channels), &t);
   return MPG_OK;
 }
 
 MPG_CPU_KERNEL(batch_norm_backward) {
   const mpg_batch_norm_backward_params *p = call->params;
   const mpg_view *x = &call->inputs[1];
-  batch_norm t = {.x = x->data, .dy = call->inputs[0].data, .gamma = p->fix_gamma ? NULL : call->inputs[2].data,
-                  .mean = call->inputs[3].data, .inverse = call->inputs[4].data, .y = call->outputs[0].data,
-                  .dgamma = call->outputs[1].data, .dbeta = call->outputs[2].data, .batch_stats = p->batch_stats};
+  batch_norm t = {.x = x->data,
+                  .dy = call->inputs[0].data,
+                  .gamma = p->fix_gamma ? NULL : call->inputs[2].data,
+                  .mean = call->inputs[3].data,
+                  .inverse = call->inputs[4].data,
+                  .y = call->outputs[0].data,
+                  .dgamma = call->outputs[1].data,
+                  .dbeta = call->outputs[2].data,
+                  .batch_stats = p->batch_stats};
   split_axis(&x->desc.shape, axis_of(p->axis, x->desc.shape.ndim), &t.outer, &t.channels, &t.inner);
   if (t.inner == 1) return last_backward(call, &t, x->desc.dtype);
-  mpg_cpu_parallel_for(call, t.channels, grain(t.outer * t.inner), INSTANCE(x->desc.dtype, batch_norm_backward_channels), &t);
+  mpg_cpu_parallel_for(call, t.channels, grain(t.outer * t.inner),
+                       INSTANCE(x->desc.dtype, batch_norm_backward_channels), &t);
   return MPG_OK;
 }
 
 MPG_CPU_KERNEL(batch_norm_relu) {
   const mpg_batch_norm_relu_params *p = call->params;
   const mpg_view *x = &call->inputs[0];
-  batch_norm t = {.inner = 1, .eps = p->eps, .momentum = p->momentum, .x = x->data, .gamma = p->fix_gamma ? NULL : call->inputs[1].data,
-                  .beta = call->inputs[2].data, .moving_mean = call->inputs[3].data, .moving_var = call->inputs[4].data,
-                  .y = call->outputs[0].data, .mean = call->outputs[1].data, .inverse = call->outputs[2].data,
-                  .residual = p->add ? call->inputs[5].data : NULL, .mask = call->outputs[3].data};
+  batch_norm t = {.inner = 1,
+                  .eps = p->eps,
+                  .momentum = p->momentum,
+                  .x = x->data,
+                  .gamma = p->fix_gamma ? NULL : call->inputs[1].data,
+                  .beta = call->inputs[2].data,
+                  .moving_mean = call->inputs[3].data,
+                  .moving_var = call->inputs[4].data,
+                  .y = call->outputs[0].data,
+                  .mean = call->outputs[1].data,
+                  .inverse = call->outputs[2].data,
+                  .residual = p->add ? call->inputs[5].data : NULL,
+                  .mask = call->outputs[3].data};
   split_axis(&x->desc.shape, x->desc.shape.ndim - 1, &t.outer, &t.channels, &t.inner);
   t.mask_bytes = (t.channels + 7) / 8;
   t.batch_stats = call->train && !p->use_global_stats && t.outer > 0;
@@ -195,22 +231,31 @@ MPG_CPU_KERNEL(batch_norm_relu) {
 MPG_CPU_KERNEL(batch_norm_relu_backward) {
   const mpg_batch_norm_relu_backward_params *p = call->params;
   const mpg_view *x = &call->inputs[1];
-  batch_norm t = {.x = x->data, .dy = call->inputs[0].data, .gamma = p->fix_gamma ? NULL : call->inputs[2].data,
-                  .mean = call->inputs[3].data, .inverse = call->inputs[4].data, .mask = call->inputs[5].data, .y = call->outputs[0].data,
-                  .dgamma = call->outputs[1].data, .dbeta = call->outputs[2].data, .batch_stats = p->batch_stats,
+  batch_norm t = {.x = x->data,
+                  .dy = call->inputs[0].data,
+                  .gamma = p->fix_gamma ? NULL : call->inputs[2].data,
+                  .mean = call->inputs[3].data,
+                  .inverse = call->inputs[4].data,
+                  .mask = call->inputs[5].data,
+                  .y = call->outputs[0].data,
+                  .dgamma = call->outputs[1].data,
+                  .dbeta = call->outputs[2].data,
+                  .batch_stats = p->batch_stats,
                   .dresidual = p->add ? call->outputs[3].data : NULL};
   split_axis(&x->desc.shape, x->desc.shape.ndim - 1, &t.outer, &t.channels, &t.inner);
   t.mask_bytes = (t.channels + 7) / 8;
   return last_backward(call, &t, x->desc.dtype);
 }
 
-/* --- LayerNorm ------------------------------------------------------------------------------------------------------- */
-/* Memory of LayerNorm along the last axis: `rows` rows for each thread, gamma and beta (unless NULL) where they are converted, `pieces`
- * pieces' sums. */
-static mpg_status layer_norm_setup(const mpg_kernel_call *call, layer_norm *t, mpg_dtype dtype, int rows, int64_t pieces) {
+/* --- LayerNorm -------------------------------------------------------------------------------- */
+/* Memory of LayerNorm along the last axis: `rows` rows for each thread, gamma and beta (unless
+ * NULL) where they are converted, `pieces` pieces' sums. */
+static mpg_status layer_norm_setup(const mpg_kernel_call *call, layer_norm *t, mpg_dtype dtype,
+                                   int rows, int64_t pieces) {
   mpg_compute compute = mpg_compute_of(dtype);
   bool direct = mpg_compute_direct(compute, dtype);
-  size_t row = (size_t)t->n * mpg_dtype_size(mpg_compute_dtype(compute)), affine = direct ? 0 : 2 * row;
+  size_t row = (size_t)t->n * mpg_dtype_size(mpg_compute_dtype(compute)),
+         affine = direct ? 0 : 2 * row;
   t->row_bytes = mpg_align_up((size_t)rows * row, 64);
   size_t bytes = t->row_bytes * (size_t)call->num_threads + affine + 2 * row * (size_t)pieces;
   if (bytes == 0) return MPG_OK;
@@ -230,15 +275,22 @@ static mpg_status layer_norm_setup(const mpg_kernel_call *call, layer_norm *t, m
 MPG_CPU_KERNEL(layer_norm) {
   const mpg_layer_norm_params *p = call->params;
   const mpg_view *x = &call->inputs[0];
-  layer_norm t = {.eps = p->eps, .x = x->data, .gamma = call->inputs[1].data, .beta = call->inputs[2].data,
-                  .y = call->outputs[0].data, .mean = call->outputs[1].data, .deviation = call->outputs[2].data};
+  layer_norm t = {.eps = p->eps,
+                  .x = x->data,
+                  .gamma = call->inputs[1].data,
+                  .beta = call->inputs[2].data,
+                  .y = call->outputs[0].data,
+                  .mean = call->outputs[1].data,
+                  .deviation = call->outputs[2].data};
   split_axis(&x->desc.shape, axis_of(p->axis, x->desc.shape.ndim), &t.outer, &t.n, &t.inner);
   mpg_dtype dtype = x->desc.dtype;
   if (t.inner != 1) {
-    mpg_cpu_parallel_for(call, t.outer * blocks(t.inner), grain(t.n * BLOCK), INSTANCE(dtype, layer_norm_inner), &t);
+    mpg_cpu_parallel_for(call, t.outer * blocks(t.inner), grain(t.n * BLOCK),
+                         INSTANCE(dtype, layer_norm_inner), &t);
     return MPG_OK;
   }
-  MPG_TRY(layer_norm_setup(call, &t, dtype, mpg_compute_direct(mpg_compute_of(dtype), dtype) ? 0 : 1, 0));
+  MPG_TRY(layer_norm_setup(call, &t, dtype,
+                           mpg_compute_direct(mpg_compute_of(dtype), dtype) ? 0 : 1, 0));
   mpg_cpu_parallel_for(call, t.outer, grain(t.n), INSTANCE(dtype, layer_norm_rows), &t);
   return MPG_OK;
 }
@@ -247,14 +299,21 @@ MPG_CPU_KERNEL(layer_norm_backward) {
   enum { ELEMENTS = 32768, ROWS = 128, PIECES = 16 };
   const mpg_layer_norm_backward_params *p = call->params;
   const mpg_view *x = &call->inputs[1];
-  layer_norm t = {.x = x->data, .dy = call->inputs[0].data, .gamma = call->inputs[2].data, .mean = call->inputs[3].data,
-                  .deviation = call->inputs[4].data, .y = call->outputs[0].data, .dgamma = call->outputs[1].data,
+  layer_norm t = {.x = x->data,
+                  .dy = call->inputs[0].data,
+                  .gamma = call->inputs[2].data,
+                  .mean = call->inputs[3].data,
+                  .deviation = call->inputs[4].data,
+                  .y = call->outputs[0].data,
+                  .dgamma = call->outputs[1].data,
                   .dbeta = call->outputs[2].data};
   split_axis(&x->desc.shape, axis_of(p->axis, x->desc.shape.ndim), &t.outer, &t.n, &t.inner);
   mpg_dtype dtype = x->desc.dtype;
   if (t.inner != 1) {
-    mpg_cpu_parallel_for(call, t.outer * blocks(t.inner), grain(t.n * BLOCK), INSTANCE(dtype, layer_norm_backward_inner), &t);
-    mpg_cpu_parallel_for(call, t.n, grain(t.outer * t.inner), INSTANCE(dtype, layer_norm_backward_affine), &t);
+    mpg_cpu_parallel_for(call, t.outer * blocks(t.inner), grain(t.n * BLOCK),
+                         INSTANCE(dtype, layer_norm_backward_inner), &t);
+    mpg_cpu_parallel_for(call, t.n, grain(t.outer * t.inner),
+                         INSTANCE(dtype, layer_norm_backward_affine), &t);
     return MPG_OK;
   }
   /* Pieces of some size, but not many of long rows: each has sums as long as two rows. */
@@ -262,18 +321,26 @@ MPG_CPU_KERNEL(layer_norm_backward) {
   if (t.piece_rows < t.outer / PIECES) t.piece_rows = t.outer / PIECES;
   t.piece_rows = t.piece_rows < 1 ? 1 : t.piece_rows > ROWS ? ROWS : t.piece_rows;
   int64_t pieces = (t.outer + t.piece_rows - 1) / t.piece_rows;
-  MPG_TRY(layer_norm_setup(call, &t, dtype, mpg_compute_direct(mpg_compute_of(dtype), dtype) ? 1 : 3, pieces));
-  mpg_cpu_parallel_for(call, pieces, grain(t.piece_rows * t.n), INSTANCE(dtype, layer_norm_backward_pieces), &t);
-  mpg_cpu_parallel_for(call, t.n, (grain(pieces) + BLOCK - 1) / BLOCK * BLOCK, INSTANCE(dtype, layer_norm_backward_columns), &t);
+  MPG_TRY(layer_norm_setup(call, &t, dtype,
+                           mpg_compute_direct(mpg_compute_of(dtype), dtype) ? 1 : 3, pieces));
+  mpg_cpu_parallel_for(call, pieces, grain(t.piece_rows * t.n),
+                       INSTANCE(dtype, layer_norm_backward_pieces), &t);
+  mpg_cpu_parallel_for(call, t.n, (grain(pieces) + BLOCK - 1) / BLOCK * BLOCK,
+                       INSTANCE(dtype, layer_norm_backward_columns), &t);
   return MPG_OK;
 }
 
-/* --- GroupNorm and InstanceNorm --------------------------------------------------------------------------------------- */
+/* --- GroupNorm and InstanceNorm --------------------------------------------------------------- */
 MPG_CPU_KERNEL(group_norm) {
   const mpg_view *x = &call->inputs[0];
   const mpg_shape *moments = &call->outputs[1].desc.shape;
-  layer_norm t = {.outer = mpg_shape_size(moments), .inner = moments->dims[1], .x = x->data, .gamma = call->inputs[1].data,
-                  .beta = call->inputs[2].data, .y = call->outputs[0].data, .mean = call->outputs[1].data,
+  layer_norm t = {.outer = mpg_shape_size(moments),
+                  .inner = moments->dims[1],
+                  .x = x->data,
+                  .gamma = call->inputs[1].data,
+                  .beta = call->inputs[2].data,
+                  .y = call->outputs[0].data,
+                  .mean = call->outputs[1].data,
                   .deviation = call->outputs[2].data};
   t.eps = call->op->id == MPG_OP_GroupNorm ? ((const mpg_group_norm_params *)call->params)->eps
                                            : ((const mpg_instance_norm_params *)call->params)->eps;
@@ -286,51 +353,70 @@ MPG_CPU_KERNEL(group_norm) {
 MPG_CPU_KERNEL(group_norm_backward) {
   const mpg_view *x = &call->inputs[1];
   const mpg_shape *moments = &call->inputs[3].desc.shape;
-  layer_norm t = {.outer = mpg_shape_size(moments), .inner = moments->dims[1], .x = x->data, .dy = call->inputs[0].data,
-                  .gamma = call->inputs[2].data, .mean = call->inputs[3].data, .deviation = call->inputs[4].data,
-                  .y = call->outputs[0].data, .dgamma = call->outputs[1].data, .dbeta = call->outputs[2].data};
+  layer_norm t = {.outer = mpg_shape_size(moments),
+                  .inner = moments->dims[1],
+                  .x = x->data,
+                  .dy = call->inputs[0].data,
+                  .gamma = call->inputs[2].data,
+                  .mean = call->inputs[3].data,
+                  .deviation = call->inputs[4].data,
+                  .y = call->outputs[0].data,
+                  .dgamma = call->outputs[1].data,
+                  .dbeta = call->outputs[2].data};
   if (t.outer) {
     t.n = mpg_shape_size(&x->desc.shape) / t.outer;
     t.partial = mpg_device_scratch(call->device, (size_t)t.outer * 2 * sizeof(double));
     if (!t.partial) return MPG_DEVICE_OUT_OF_MEMORY;
-    mpg_cpu_parallel_for(call, t.outer, grain(t.n), INSTANCE(x->desc.dtype, group_norm_backward_rows), &t);
+    mpg_cpu_parallel_for(call, t.outer, grain(t.n),
+                         INSTANCE(x->desc.dtype, group_norm_backward_rows), &t);
   }
   INSTANCE(x->desc.dtype, group_norm_affine)(&t);
   return MPG_OK;
 }
 
-/* --- L2Normalization, LRN --------------------------------------------------------------------------------------------- */
+/* --- L2Normalization, LRN --------------------------------------------------------------------- */
 MPG_CPU_KERNEL(l2_normalization) {
   const mpg_view *x = &call->inputs[0];
   const mpg_shape *shape = &x->desc.shape, *norm = &call->outputs[1].desc.shape;
-  layer_norm t = {.eps = ((const mpg_l2_normalization_params *)call->params)->eps, .x = x->data, .y = call->outputs[0].data,
+  layer_norm t = {.eps = ((const mpg_l2_normalization_params *)call->params)->eps,
+                  .x = x->data,
+                  .y = call->outputs[0].data,
                   .deviation = call->outputs[1].data};
   /* The normalised axes are those where the norm has size 1: [first, last). */
-  int mode = ((const mpg_l2_normalization_params *)call->params)->mode, first = mode == 2 ? 2 : 1, last = mode == 1 ? 2 : shape->ndim;
+  int mode = ((const mpg_l2_normalization_params *)call->params)->mode, first = mode == 2 ? 2 : 1,
+      last = mode == 1 ? 2 : shape->ndim;
   t.outer = mpg_shape_product(shape, 0, first), t.n = mpg_shape_product(shape, first, last);
   t.inner = mpg_shape_product(norm, last, norm->ndim);
-  mpg_cpu_parallel_for(call, t.outer * blocks(t.inner), grain(t.n * (t.inner < BLOCK ? t.inner : BLOCK)),
+  mpg_cpu_parallel_for(call, t.outer * blocks(t.inner),
+                       grain(t.n * (t.inner < BLOCK ? t.inner : BLOCK)),
                        INSTANCE(x->desc.dtype, l2_normalization), &t);
   return MPG_OK;
 }
 
 static lrn lrn_task(const mpg_lrn_params *p, const mpg_shape *shape) {
-  return (lrn){.channels = shape->dims[1], .inner = mpg_shape_product(shape, 2, shape->ndim), .nsize = p->nsize, .alpha = p->alpha,
-               .beta = p->beta, .knorm = p->knorm};
+  return (lrn){.channels = shape->dims[1],
+               .inner = mpg_shape_product(shape, 2, shape->ndim),
+               .nsize = p->nsize,
+               .alpha = p->alpha,
+               .beta = p->beta,
+               .knorm = p->knorm};
 }
 
 MPG_CPU_KERNEL(lrn) {
   const mpg_view *x = &call->inputs[0];
   lrn t = lrn_task(call->params, &x->desc.shape);
   t.x = x->data, t.y = call->outputs[0].data, t.norm = call->outputs[1].data;
-  mpg_cpu_parallel_for(call, x->desc.shape.dims[0] * t.channels, grain(t.inner * 16), INSTANCE(x->desc.dtype, lrn), &t);
+  mpg_cpu_parallel_for(call, x->desc.shape.dims[0] * t.channels, grain(t.inner * 16),
+                       INSTANCE(x->desc.dtype, lrn), &t);
   return MPG_OK;
 }
 
 MPG_CPU_KERNEL(lrn_backward) {
   const mpg_view *x = &call->inputs[1];
   lrn t = lrn_task(call->params, &x->desc.shape);
-  t.dy = call->inputs[0].data, t.x = x->data, t.norm = call->inputs[2].data, t.y = call->outputs[0].data;
-  mpg_cpu_parallel_for(call, x->desc.shape.dims[0] * t.channels, grain(t.inner * 64), INSTANCE(x->desc.dtype, lrn_backward), &t);
+  t.dy = call->inputs[0].data, t.x = x->data, t.norm = call->inputs[2].data,
+  t.y = call->outputs[0].data;
+  mpg_cpu_parallel_for(call, x->desc.shape.dims[0] * t.channels, grain(t.inner * 64),
+                       INSTANCE(x->desc.dtype, lrn_backward), &t);
   return MPG_OK;
 }

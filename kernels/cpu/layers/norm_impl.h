@@ -2,40 +2,52 @@
  *   S           storage type          A         computing type (float or double)
  *   LOAD(x)     S to A                STORE(x)  A to S              NAME(x)  names of this instance
  *   DTYPE       of S                  COMPUTE   of A (convert.h)
- * Sums run in chunks whose borders depend on shapes alone, in A within a chunk and in double across chunks, so the bits do not
- * depend on threads.
+ * Sums run in chunks whose borders depend on shapes alone, in A within a chunk and in double across
+ * chunks, so the bits do not depend on threads.
  */
 
 enum { NAME(COLUMNS) = 64, NAME(ROWS) = 128 };
 
-/* --- Sums of neighbours ------------------------------------------------------------------------------------------------ */
+/* --- Sums of neighbours ----------------------------------------------------------------------- */
 /* Element i goes in lane i % WIDE on every instruction set, and the lanes are folded in halves. */
-enum { NAME(CHUNK) = 4096, NAME(LANES) = MPG_VECTOR_BYTES / sizeof(A), NAME(VECTORS) = 128 / MPG_VECTOR_BYTES, NAME(WIDE) = 128 / sizeof(A) };
-typedef A NAME(vector) __attribute__((vector_size(MPG_VECTOR_BYTES), aligned(sizeof(A)), may_alias));
+enum {
+  NAME(CHUNK) = 4096,
+  NAME(LANES) = MPG_VECTOR_BYTES / sizeof(A),
+  NAME(VECTORS) = 128 / MPG_VECTOR_BYTES,
+  NAME(WIDE) = 128 / sizeof(A)
+};
+typedef A NAME(vector)
+    __attribute__((vector_size(MPG_VECTOR_BYTES), aligned(sizeof(A)), may_alias));
 #define UNROLLED MPG_UNROLL(8) /* keeps arrays of vectors in registers */
 #define EACH_VECTOR UNROLLED for (int k = 0; k < NAME(VECTORS); k++)
 #define VECTOR_AT(p) (*(const NAME(vector) *)(const void *)(p))
 
-/* *v = n elements and `pad` behind them. By address: as results vectors would depend on the instruction set. */
+/* *v = n elements and `pad` behind them. By address: as results vectors would depend on the
+ * instruction set. */
 static void NAME(padded)(const A *p, int64_t n, A pad, NAME(vector) * v) {
   A lanes[NAME(LANES)];
   for (int l = 0; l < NAME(LANES); l++) lanes[l] = l < n ? p[l] : pad;
   memcpy(v, lanes, sizeof *v);
 }
-/* Does ADD(v) for the vectors v of [i, n), fewer than WIDE elements of p; `pad`: what adds nothing. */
-#define EACH_OF_REST(p, i, n, pad, ADD)                                                            \
-  EACH_VECTOR if ((i) + k * NAME(LANES) < (n)) {                                                     \
-    NAME(vector) v;                                                                                \
-    if ((i) + (k + 1) * NAME(LANES) <= (n)) v = VECTOR_AT((p) + (i) + k * NAME(LANES));              \
-    else NAME(padded)((p) + (i) + k * NAME(LANES), (n) - (i) - k * NAME(LANES), pad, &v);            \
-    ADD                                                                                            \
+/* Does ADD(v) for the vectors v of [i, n), fewer than WIDE elements of p; `pad`: what adds nothing.
+ */
+#define EACH_OF_REST(p, i, n, pad, ADD)                                                \
+  EACH_VECTOR if ((i) + k * NAME(LANES) < (n)) {                                       \
+    NAME(vector) v;                                                                    \
+    if ((i) + (k + 1) * NAME(LANES) <= (n))                                            \
+      v = VECTOR_AT((p) + (i) + k * NAME(LANES));                                      \
+    else                                                                               \
+      NAME(padded)((p) + (i) + k * NAME(LANES), (n) - (i) - k * NAME(LANES), pad, &v); \
+    ADD                                                                                \
   }
 
 static inline __attribute__((always_inline)) double NAME(fold)(NAME(vector) * v) {
   A lanes[NAME(LANES)];
-  UNROLLED for (int half = NAME(VECTORS) / 2; half; half /= 2) UNROLLED for (int k = 0; k < half; k++) v[k] += v[k + half];
+  UNROLLED for (int half = NAME(VECTORS) / 2; half; half /= 2)
+      UNROLLED for (int k = 0; k < half; k++) v[k] += v[k + half];
   memcpy(lanes, v, sizeof lanes);
-  UNROLLED for (int half = NAME(LANES) / 2; half; half /= 2) UNROLLED for (int l = 0; l < half; l++) lanes[l] += lanes[l + half];
+  UNROLLED for (int half = NAME(LANES) / 2; half; half /= 2) UNROLLED for (int l = 0; l < half; l++)
+      lanes[l] += lanes[l + half];
   return (double)lanes[0];
 }
 
@@ -59,14 +71,16 @@ static double NAME(row_sum)(const A *x, int64_t count) {
   return result;
 }
 
-/* Adds to *away the distances of the elements from `center`, with their signs, and to *squares their squares. */
-static void NAME(row_distances)(const A *x, int64_t count, A center, double *away, double *squares) {
+/* Adds to *away the distances of the elements from `center`, with their signs, and to *squares
+ * their squares. */
+static void NAME(row_distances)(const A *x, int64_t count, A center, double *away,
+                                double *squares) {
   for (int64_t i = 0, n; i < count; i = n) {
     n = count - i < NAME(CHUNK) ? count : i + NAME(CHUNK);
     NAME(vector) sums[NAME(VECTORS)] = {{0}}, products[NAME(VECTORS)] = {{0}};
-#define ADD          \
-  v -= center;       \
-  sums[k] += v;      \
+#define ADD     \
+  v -= center;  \
+  sums[k] += v; \
   products[k] += v * v;
     for (; i + NAME(WIDE) <= n; i += NAME(WIDE)) EACH_VECTOR {
         NAME(vector) v = VECTOR_AT(x + i + k * NAME(LANES));
@@ -79,13 +93,18 @@ static void NAME(row_distances)(const A *x, int64_t count, A center, double *awa
 }
 
 /* Adds up y, the distances of x from `center` (unless away is NULL), and their products with y. */
-static inline __attribute__((always_inline)) void NAME(row_products)(const A *x, const A *y, int64_t count, A center, double *sum, double *away, double *product) {
+static inline __attribute__((always_inline)) void NAME(row_products)(const A *x, const A *y,
+                                                                     int64_t count, A center,
+                                                                     double *sum, double *away,
+                                                                     double *product) {
   for (int64_t i = 0, n; i < count; i = n) {
     n = count - i < NAME(CHUNK) ? count : i + NAME(CHUNK);
-    NAME(vector) sums[NAME(VECTORS)] = {{0}}, distances[NAME(VECTORS)] = {{0}}, products[NAME(VECTORS)] = {{0}}, w;
-#define ADD             \
-  v -= center;          \
-  sums[k] += w;         \
+    NAME(vector)
+    sums[NAME(VECTORS)] = {{0}}, distances[NAME(VECTORS)] = {{0}}, products[NAME(VECTORS)] = {{0}},
+    w;
+#define ADD                    \
+  v -= center;                 \
+  sums[k] += w;                \
   if (away) distances[k] += v; \
   products[k] += v * w;
     for (; i + NAME(WIDE) <= n; i += NAME(WIDE)) EACH_VECTOR {
@@ -93,7 +112,8 @@ static inline __attribute__((always_inline)) void NAME(row_products)(const A *x,
         w = VECTOR_AT(y + i + k * NAME(LANES));
         ADD
       }
-    EACH_OF_REST(x, i, n, center, if (i + (k + 1) * NAME(LANES) <= n) w = VECTOR_AT(y + i + k * NAME(LANES));
+    EACH_OF_REST(x, i, n, center,
+                 if (i + (k + 1) * NAME(LANES) <= n) w = VECTOR_AT(y + i + k * NAME(LANES));
                  else NAME(padded)(y + i + k * NAME(LANES), n - i - k * NAME(LANES), 0, &w); ADD)
 #undef ADD
     *sum += NAME(fold)(sums), *product += NAME(fold)(products);
@@ -107,9 +127,12 @@ static inline __attribute__((always_inline)) void NAME(row_products)(const A *x,
 
 /* The same of elements as stored: pieces of them are A in memory, where they lie or converted. */
 enum { NAME(PIECE) = sizeof(S) == sizeof(A) ? NAME(CHUNK) : MPG_CPU_BLOCK };
-#define EACH_PIECE for (int64_t at = 0, length; at < n && (length = n - at < NAME(PIECE) ? n - at : NAME(PIECE)); at += NAME(PIECE))
+#define EACH_PIECE                                                                               \
+  for (int64_t at = 0, length; at < n && (length = n - at < NAME(PIECE) ? n - at : NAME(PIECE)); \
+       at += NAME(PIECE))
 static const A *NAME(read)(const S *x, int64_t n, mpg_block_buffer *buffer) {
-  return sizeof(S) == sizeof(A) ? (const A *)(const void *)x : mpg_cpu_load(COMPUTE, DTYPE, x, 0, n, buffer);
+  return sizeof(S) == sizeof(A) ? (const A *)(const void *)x
+                                : mpg_cpu_load(COMPUTE, DTYPE, x, 0, n, buffer);
 }
 
 static double NAME(sum)(const S *x, int64_t n) {
@@ -121,19 +144,25 @@ static double NAME(sum)(const S *x, int64_t n) {
 
 static void NAME(add_distances)(const S *x, int64_t n, A center, double *away, double *squares) {
   mpg_block_buffer buffer;
-  EACH_PIECE NAME(row_distances)(NAME(read)(x + at, length, &buffer), length, center, away, squares);
+  EACH_PIECE NAME(row_distances)(NAME(read)(x + at, length, &buffer), length, center, away,
+                                 squares);
 }
 
-static void NAME(add_products)(const S *x, const S *y, int64_t n, A center, double *sum, double *away, double *product) {
+static void NAME(add_products)(const S *x, const S *y, int64_t n, A center, double *sum,
+                               double *away, double *product) {
   mpg_block_buffer x_buffer, y_buffer;
-  EACH_PIECE NAME(row_products)(NAME(read)(x + at, length, &x_buffer), NAME(read)(y + at, length, &y_buffer), length, center, sum, away, product);
+  EACH_PIECE NAME(row_products)(NAME(read)(x + at, length, &x_buffer),
+                                NAME(read)(y + at, length, &y_buffer), length, center, sum, away,
+                                product);
 }
 
-/* The variance of what the distances were summed of. *center becomes the mean; *rest is what rounding takes from it. Normalised are
- * distances from the mean as it is: near a large mean they are smaller than what rounding it would take from them. */
+/* The variance of what the distances were summed of. *center becomes the mean; *rest is what
+ * rounding takes from it. Normalised are distances from the mean as it is: near a large mean they
+ * are smaller than what rounding it would take from them. */
 static double NAME(moments)(double count, double away, double squares, A *center, double *rest) {
   if (count == 0) return *rest = 0;
-  double shift = away / count, mean = (double)*center + shift, variance = squares / count - shift * shift;
+  double shift = away / count, mean = (double)*center + shift,
+         variance = squares / count - shift * shift;
   *center = (A)mean;
   *rest = mean - (double)*center;
   return variance > 0 ? variance : variance == variance ? 0 : variance;
@@ -151,20 +180,25 @@ static void NAME(normalise)(const S *x, S *y, int64_t n, A center, A scale, A sh
 }
 
 /* dx = (dy - offset - (x - center) * slope) * scale. */
-static void NAME(normalise_back)(const S *x, const S *dy, S *dx, int64_t n, A center, A offset, A slope, A scale) {
+static void NAME(normalise_back)(const S *x, const S *dy, S *dx, int64_t n, A center, A offset,
+                                 A slope, A scale) {
   mpg_block_buffer x_buffer, dy_buffer, stored;
   EACH_PIECE {
-    const A *c = NAME(read)(x + at, length, &x_buffer), *d = NAME(read)(dy + at, length, &dy_buffer);
+    const A *c = NAME(read)(x + at, length, &x_buffer),
+            *d = NAME(read)(dy + at, length, &dy_buffer);
     A *to = mpg_cpu_place(COMPUTE, DTYPE, dx, at, &stored);
-    MPG_INDEPENDENT for (int64_t i = 0; i < length; i++) to[i] = (d[i] - offset - (c[i] - center) * slope) * scale;
+    MPG_INDEPENDENT for (int64_t i = 0; i < length; i++) to[i] =
+        (d[i] - offset - (c[i] - center) * slope) * scale;
     mpg_cpu_store(COMPUTE, DTYPE, dx, at, length, to);
   }
 }
 #undef EACH_PIECE
 
-/* --- Columns: sums down the rows of a matrix, COLUMNS at a time ------------------------------------------------------ */
-/* sums[j] of x, of squared distances from mean (when mean is given), or of (x - mean) * y (when y is given too). */
-static void NAME(column_sums)(const S *x, const S *y, const A *mean, int64_t rows, int64_t stride, int width, double *sums) {
+/* --- Columns: sums down the rows of a matrix, COLUMNS at a time ------------------------------- */
+/* sums[j] of x, of squared distances from mean (when mean is given), or of (x - mean) * y (when y
+ * is given too). */
+static void NAME(column_sums)(const S *x, const S *y, const A *mean, int64_t rows, int64_t stride,
+                              int width, double *sums) {
   A partial[NAME(COLUMNS)];
   for (int j = 0; j < width; j++) sums[j] = 0;
   for (int64_t begin = 0; begin < rows; begin += NAME(ROWS)) {
@@ -173,9 +207,11 @@ static void NAME(column_sums)(const S *x, const S *y, const A *mean, int64_t row
     for (int64_t r = begin; r < end; r++) {
       const S *row = x + r * stride;
       if (y)
-        for (int j = 0; j < width; j++) partial[j] += ((A)LOAD(row[j]) - mean[j]) * (A)LOAD(y[r * stride + j]);
+        for (int j = 0; j < width; j++)
+          partial[j] += ((A)LOAD(row[j]) - mean[j]) * (A)LOAD(y[r * stride + j]);
       else if (mean)
-        for (int j = 0; j < width; j++) partial[j] += ((A)LOAD(row[j]) - mean[j]) * ((A)LOAD(row[j]) - mean[j]);
+        for (int j = 0; j < width; j++)
+          partial[j] += ((A)LOAD(row[j]) - mean[j]) * ((A)LOAD(row[j]) - mean[j]);
       else
         for (int j = 0; j < width; j++) partial[j] += (A)LOAD(row[j]);
     }
@@ -183,7 +219,7 @@ static void NAME(column_sums)(const S *x, const S *y, const A *mean, int64_t row
   }
 }
 
-/* --- BatchNorm ------------------------------------------------------------------------------------------------------ */
+/* --- BatchNorm -------------------------------------------------------------------------------- */
 static A NAME(inverse_deviation)(double variance, double eps) {
   return variance == 0 && eps == 0 ? 0 : (A)1 / (A)sqrt((A)variance + (A)eps);
 }
@@ -208,9 +244,12 @@ static void NAME(batch_norm_channels)(void *context, int64_t begin, int64_t end)
     double rest = 0;
     if (t->batch_stats) {
       double sum = 0, away = 0, squares = 0;
-      for (int64_t o = 0; o < t->outer; o++) sum += NAME(sum)(x + (o * t->channels + c) * t->inner, t->inner);
+      for (int64_t o = 0; o < t->outer; o++)
+        sum += NAME(sum)(x + (o * t->channels + c) * t->inner, t->inner);
       A center = (A)(sum / count);
-      for (int64_t o = 0; o < t->outer; o++) NAME(add_distances)(x + (o * t->channels + c) * t->inner, t->inner, center, &away, &squares);
+      for (int64_t o = 0; o < t->outer; o++)
+        NAME(add_distances)(x + (o * t->channels + c) * t->inner, t->inner, center, &away,
+                            &squares);
       double variance = NAME(moments)(count, away, squares, &center, &rest);
       NAME(batch_norm_finish)(t, c, center, variance);
     } else {
@@ -227,7 +266,8 @@ static void NAME(batch_norm_channels)(void *context, int64_t begin, int64_t end)
   }
 }
 
-/* dx = (dy - mean(dy) - (x - mean) * inverse^2 * mean(dy * (x - mean))) * inverse * gamma, the means only with batch statistics. */
+/* dx = (dy - mean(dy) - (x - mean) * inverse^2 * mean(dy * (x - mean))) * inverse * gamma, the
+ * means only with batch statistics. */
 static void NAME(batch_norm_backward_channels)(void *context, int64_t begin, int64_t end) {
   const batch_norm *t = context;
   const S *x = t->x, *dy = t->dy;
@@ -255,7 +295,8 @@ static void NAME(batch_norm_backward_channels)(void *context, int64_t begin, int
 
 #include "kernels/cpu/layers/batch_norm_last_impl.h"
 
-/* --- LayerNorm along the last axis: gamma, beta and rows are A in memory, where they lie or converted ------------------ */
+/* --- LayerNorm along the last axis: gamma, beta and rows are A in memory, where they lie or
+ * converted --- */
 static void NAME(layer_norm_rows)(void *context, int64_t begin, int64_t end) {
   const layer_norm *t = context;
   const A *gamma = t->gamma, *beta = t->beta;
@@ -269,8 +310,10 @@ static void NAME(layer_norm_rows)(void *context, int64_t begin, int64_t end) {
     A mean = (A)(NAME(row_sum)(x, n) / (double)n);
     double away = 0, squares = 0, rest;
     NAME(row_distances)(x, n, mean, &away, &squares);
-    A deviation = (A)sqrt((A)NAME(moments)((double)n, away, squares, &mean, &rest) + (A)t->eps), inverse = 1 / deviation;
-    MPG_INDEPENDENT for (int64_t i = 0; i < n; i++) y[i] = (x[i] - mean) * inverse * gamma[i] + beta[i];
+    A deviation = (A)sqrt((A)NAME(moments)((double)n, away, squares, &mean, &rest) + (A)t->eps),
+      inverse = 1 / deviation;
+    MPG_INDEPENDENT for (int64_t i = 0; i < n; i++) y[i] =
+        (x[i] - mean) * inverse * gamma[i] + beta[i];
     if (!direct) mpg_cpu_store(COMPUTE, DTYPE, t->y, r * n, n, y);
     ((S *)t->mean)[r] = STORE(mean);
     ((S *)t->deviation)[r] = STORE(deviation);
@@ -286,12 +329,15 @@ static void NAME(layer_norm_backward_pieces)(void *context, int64_t begin, int64
   A *scaled = layer_norm_rows_of(t), *x_row = scaled + n, *dy_row = x_row + n;
   for (int64_t piece = begin; piece < end; piece++) {
     A *dgamma = (A *)t->sums + piece * 2 * n, *dbeta = dgamma + n;
-    int64_t first = piece * t->piece_rows, last = t->outer - first < t->piece_rows ? t->outer : first + t->piece_rows;
+    int64_t first = piece * t->piece_rows,
+            last = t->outer - first < t->piece_rows ? t->outer : first + t->piece_rows;
     memset(dgamma, 0, (size_t)(2 * n) * sizeof(A));
     for (int64_t r = first; r < last; r++) {
-      const A *x = direct ? (const A *)t->x + r * n : x_row, *dy = direct ? (const A *)t->dy + r * n : dy_row;
+      const A *x = direct ? (const A *)t->x + r * n : x_row,
+              *dy = direct ? (const A *)t->dy + r * n : dy_row;
       A *dx = direct ? (A *)t->y + r * n : scaled;
-      A mean = (A)LOAD(((const S *)t->mean)[r]), inverse = 1 / (A)LOAD(((const S *)t->deviation)[r]);
+      A mean = (A)LOAD(((const S *)t->mean)[r]),
+        inverse = 1 / (A)LOAD(((const S *)t->deviation)[r]);
       if (!direct) {
         mpg_cpu_load_all(COMPUTE, DTYPE, t->x, r * n, n, x_row);
         mpg_cpu_load_all(COMPUTE, DTYPE, t->dy, r * n, n, dy_row);
@@ -304,7 +350,8 @@ static void NAME(layer_norm_backward_pieces)(void *context, int64_t begin, int64
       double sum = 0, product = 0;
       NAME(row_products)(x, scaled, n, mean, &sum, NULL, &product);
       A offset = (A)(sum / (double)n), slope = (A)(product / (double)n * inverse * inverse);
-      MPG_INDEPENDENT for (int64_t i = 0; i < n; i++) dx[i] = (scaled[i] - offset - (x[i] - mean) * slope) * inverse;
+      MPG_INDEPENDENT for (int64_t i = 0; i < n; i++) dx[i] =
+          (scaled[i] - offset - (x[i] - mean) * slope) * inverse;
       if (!direct) mpg_cpu_store(COMPUTE, DTYPE, t->y, r * n, n, dx);
     }
   }
@@ -328,7 +375,8 @@ static void NAME(layer_norm_backward_columns)(void *context, int64_t begin, int6
   }
 }
 
-/* --- LayerNorm along another axis: data is (outer, n, inner); begin and end count (outer, block of inner) ------------- */
+/* --- LayerNorm along another axis: data is (outer, n, inner); begin and end count (outer, block of
+ * inner) --- */
 static void NAME(layer_norm_inner)(void *context, int64_t begin, int64_t end) {
   const layer_norm *t = context;
   int64_t n = t->n, inner = t->inner, blocks = (inner + NAME(COLUMNS) - 1) / NAME(COLUMNS);
@@ -350,7 +398,8 @@ static void NAME(layer_norm_inner)(void *context, int64_t begin, int64_t end) {
     }
     for (int64_t k = 0; k < n; k++) {
       A gamma = (A)LOAD(((const S *)t->gamma)[k]), beta = (A)LOAD(((const S *)t->beta)[k]);
-      for (int j = 0; j < width; j++) y[k * inner + j] = STORE(((A)LOAD(x[k * inner + j]) - mean[j]) * inverse[j] * gamma + beta);
+      for (int j = 0; j < width; j++)
+        y[k * inner + j] = STORE(((A)LOAD(x[k * inner + j]) - mean[j]) * inverse[j] * gamma + beta);
     }
   }
 }
@@ -380,9 +429,11 @@ static void NAME(layer_norm_backward_inner)(void *context, int64_t begin, int64_
     for (int64_t k = 0; k < n; k++) {
       A gamma = (A)LOAD(((const S *)t->gamma)[k]);
       for (int j = 0; j < width; j++) {
-        A offset = (A)(sum[j] / (double)n), slope = (A)(product[j] / (double)n * inverse[j] * inverse[j]);
-        dx[k * inner + j] =
-            STORE(((A)LOAD(dy[k * inner + j]) * gamma - offset - ((A)LOAD(x[k * inner + j]) - mean[j]) * slope) * inverse[j]);
+        A offset = (A)(sum[j] / (double)n),
+          slope = (A)(product[j] / (double)n * inverse[j] * inverse[j]);
+        dx[k * inner + j] = STORE(((A)LOAD(dy[k * inner + j]) * gamma - offset -
+                                   ((A)LOAD(x[k * inner + j]) - mean[j]) * slope) *
+                                  inverse[j]);
       }
     }
   }
@@ -394,10 +445,13 @@ static void NAME(layer_norm_backward_affine)(void *context, int64_t begin, int64
   for (int64_t k = begin; k < end; k++) {
     double dgamma = 0, dbeta = 0;
     for (int64_t o = 0; o < t->outer; o++) {
-      const S *x = (const S *)t->x + (o * t->n + k) * t->inner, *dy = (const S *)t->dy + (o * t->n + k) * t->inner;
-      const S *mean = (const S *)t->mean + o * t->inner, *deviation = (const S *)t->deviation + o * t->inner;
+      const S *x = (const S *)t->x + (o * t->n + k) * t->inner,
+              *dy = (const S *)t->dy + (o * t->n + k) * t->inner;
+      const S *mean = (const S *)t->mean + o * t->inner,
+              *deviation = (const S *)t->deviation + o * t->inner;
       A g = 0;
-      for (int64_t i = 0; i < t->inner; i++) g += (A)LOAD(dy[i]) * (((A)LOAD(x[i]) - (A)LOAD(mean[i])) / (A)LOAD(deviation[i]));
+      for (int64_t i = 0; i < t->inner; i++)
+        g += (A)LOAD(dy[i]) * (((A)LOAD(x[i]) - (A)LOAD(mean[i])) / (A)LOAD(deviation[i]));
       dgamma += (double)g;
       dbeta += NAME(sum)(dy, t->inner);
     }
@@ -406,18 +460,20 @@ static void NAME(layer_norm_backward_affine)(void *context, int64_t begin, int64
   }
 }
 
-/* --- GroupNorm: rows of n elements, row r belonging to group r % groups ----------------------------------------------- */
+/* --- GroupNorm: rows of n elements, row r belonging to group r % groups ----------------------- */
 static void NAME(group_norm_rows)(void *context, int64_t begin, int64_t end) {
   const layer_norm *t = context;
   int64_t n = t->n;
   for (int64_t r = begin; r < end; r++) {
     const S *x = (const S *)t->x + r * n;
     S *y = (S *)t->y + r * n;
-    A gamma = (A)LOAD(((const S *)t->gamma)[r % t->inner]), beta = (A)LOAD(((const S *)t->beta)[r % t->inner]);
+    A gamma = (A)LOAD(((const S *)t->gamma)[r % t->inner]),
+      beta = (A)LOAD(((const S *)t->beta)[r % t->inner]);
     A mean = n ? (A)(NAME(sum)(x, n) / (double)n) : 0;
     double away = 0, squares = 0, rest;
     NAME(add_distances)(x, n, mean, &away, &squares);
-    A deviation = (A)sqrt((A)NAME(moments)((double)n, away, squares, &mean, &rest) + (A)t->eps), scale = gamma / deviation;
+    A deviation = (A)sqrt((A)NAME(moments)((double)n, away, squares, &mean, &rest) + (A)t->eps),
+      scale = gamma / deviation;
     A shift = (A)((double)beta - rest * (double)scale);
     NAME(normalise)(x, y, n, mean, scale, shift);
     ((S *)t->mean)[r] = STORE(mean);
@@ -438,7 +494,8 @@ static void NAME(group_norm_backward_rows)(void *context, int64_t begin, int64_t
     product = about_mean(product, sum, away, (double)n);
     t->partial[2 * r] = product * inverse;
     t->partial[2 * r + 1] = sum;
-    A offset = (A)(sum / (double)n), slope = (A)(product / (double)n * inverse * inverse), scale = gamma * inverse;
+    A offset = (A)(sum / (double)n), slope = (A)(product / (double)n * inverse * inverse),
+      scale = gamma * inverse;
     NAME(normalise_back)(x, dy, dx, n, mean, offset, slope, scale);
   }
 }
@@ -446,13 +503,15 @@ static void NAME(group_norm_backward_rows)(void *context, int64_t begin, int64_t
 static void NAME(group_norm_affine)(const layer_norm *t) {
   for (int64_t g = 0; g < t->inner; g++) {
     double dgamma = 0, dbeta = 0;
-    for (int64_t r = g; r < t->outer; r += t->inner) dgamma += t->partial[2 * r], dbeta += t->partial[2 * r + 1];
+    for (int64_t r = g; r < t->outer; r += t->inner)
+      dgamma += t->partial[2 * r], dbeta += t->partial[2 * r + 1];
     ((S *)t->dgamma)[g] = STORE((A)dgamma);
     ((S *)t->dbeta)[g] = STORE((A)dbeta);
   }
 }
 
-/* --- L2Normalization: data is (outer, n, inner); begin and end count (outer, block of inner) --------------------------- */
+/* --- L2Normalization: data is (outer, n, inner); begin and end count (outer, block of inner) ---
+ */
 static void NAME(l2_normalization)(void *context, int64_t begin, int64_t end) {
   const layer_norm *t = context;
   int64_t n = t->n, inner = t->inner, blocks = (inner + NAME(COLUMNS) - 1) / NAME(COLUMNS);
@@ -465,8 +524,10 @@ static void NAME(l2_normalization)(void *context, int64_t begin, int64_t end) {
     double sums[NAME(COLUMNS)];
     double away = 0;
     sums[0] = 0;
-    if (inner == 1) NAME(add_distances)(x, n, 0, &away, &sums[0]);
-    else NAME(column_sums)(x, NULL, zero, n, inner, width, sums);
+    if (inner == 1)
+      NAME(add_distances)(x, n, 0, &away, &sums[0]);
+    else
+      NAME(column_sums)(x, NULL, zero, n, inner, width, sums);
     for (int j = 0; j < width; j++) {
       norm[j] = (A)sqrt(sums[j] + t->eps);
       ((S *)t->deviation)[o * inner + at + j] = STORE(norm[j]);
@@ -475,11 +536,12 @@ static void NAME(l2_normalization)(void *context, int64_t begin, int64_t end) {
       for (int64_t k = 0; k < n; k++) y[k] = STORE((A)LOAD(x[k]) / norm[0]);
     else
       for (int64_t k = 0; k < n; k++)
-        for (int j = 0; j < width; j++) y[k * inner + j] = STORE((A)LOAD(x[k * inner + j]) / norm[j]);
+        for (int j = 0; j < width; j++)
+          y[k * inner + j] = STORE((A)LOAD(x[k * inner + j]) / norm[j]);
   }
 }
 
-/* --- LRN: begin and end count (sample, channel) ------------------------------------------------------------------------ */
+/* --- LRN: begin and end count (sample, channel) ----------------------------------------------- */
 static void NAME(lrn)(void *context, int64_t begin, int64_t end) {
   const lrn *t = context;
   const S *x = t->x;
@@ -489,10 +551,12 @@ static void NAME(lrn)(void *context, int64_t begin, int64_t end) {
     int64_t high = c + half >= t->channels ? t->channels - 1 : c + half;
     for (int64_t i = 0; i < t->inner; i++) {
       A sum = 0;
-      for (int64_t d = low; d <= high; d++) sum += (A)LOAD(x[(sample + d) * t->inner + i]) * (A)LOAD(x[(sample + d) * t->inner + i]);
+      for (int64_t d = low; d <= high; d++)
+        sum += (A)LOAD(x[(sample + d) * t->inner + i]) * (A)LOAD(x[(sample + d) * t->inner + i]);
       A norm = (A)t->knorm + (A)(t->alpha / (double)t->nsize) * sum;
       ((S *)t->norm)[row * t->inner + i] = STORE(norm);
-      ((S *)t->y)[row * t->inner + i] = STORE((A)LOAD(x[row * t->inner + i]) * (A)pow(norm, -t->beta));
+      ((S *)t->y)[row * t->inner + i] =
+          STORE((A)LOAD(x[row * t->inner + i]) * (A)pow(norm, -t->beta));
     }
   }
 }
@@ -511,8 +575,9 @@ static void NAME(lrn_backward)(void *context, int64_t begin, int64_t end) {
         sum += (A)LOAD(dy[at]) * (A)LOAD(x[at]) * (A)pow((A)LOAD(norm[at]), -t->beta - 1);
       }
       int64_t at = row * t->inner + i;
-      ((S *)t->y)[at] = STORE((A)LOAD(dy[at]) * (A)pow((A)LOAD(norm[at]), -t->beta) -
-                              (A)(2 * t->alpha * t->beta / (double)t->nsize) * (A)LOAD(x[at]) * sum);
+      ((S *)t->y)[at] =
+          STORE((A)LOAD(dy[at]) * (A)pow((A)LOAD(norm[at]), -t->beta) -
+                (A)(2 * t->alpha * t->beta / (double)t->nsize) * (A)LOAD(x[at]) * sum);
     }
   }
 }

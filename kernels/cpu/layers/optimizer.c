@@ -1,6 +1,7 @@
-/* Parameter updates. One loop per optimizer and type; a call lists the weights it updates as segments, and the threads
- * share out all elements of all segments. Element i of every result depends on element i of the inputs alone, so weights
- * may be written in place. Halves are computed in float; mixed precision reads and writes a float32 copy of the weight.
+/* Parameter updates. One loop per optimizer and type; a call lists the weights it updates as
+ * segments, and the threads share out all elements of all segments. Element i of every result
+ * depends on element i of the inputs alone, so weights may be written in place. Halves are computed
+ * in float; mixed precision reads and writes a float32 copy of the weight.
  */
 #include <math.h>
 
@@ -17,43 +18,47 @@ typedef struct segment {
   const void *grad;
   void *states[MAX_STATES];
   void *out;
-  void *master;       /* mixed precision: also written with the new weight; else NULL */
-  int64_t begin;      /* index of its first element over all segments */
+  void *master;  /* mixed precision: also written with the new weight; else NULL */
+  int64_t begin; /* index of its first element over all segments */
   int64_t count;
   double lr, wd;
   mpg_dtype weight_dtype, grad_dtype, out_dtype;
 } segment;
 
-typedef void (*step_fn)(const constants *c, double lr, double wd, const void *weight, const void *grad, void *const *states, void *out,
-                        int64_t count);
+typedef void (*step_fn)(const constants *c, double lr, double wd, const void *weight,
+                        const void *grad, void *const *states, void *out, int64_t count);
 
 /* Names in a body: w, g (rescaled by the body), s0 s1 s2, lr, wd, and `result`. */
-#define STEP_OF(name, suffix, T, prologue, ...)                                                                              \
-  static void name##_##suffix(const constants *c, double lr_, double wd_, const void *weight, const void *grad, void *const *states, \
-                              void *out, int64_t count) {                                                                     \
-    const T lr = (T)lr_, wd = (T)wd_, rescale = (T)c->rescale, bound = c->clip >= 0 ? (T)c->clip : (T)INFINITY;               \
-    const T *ws = weight, *gs = grad;                                                                                         \
-    T *s0 = states[0], *s1 = states[1], *s2 = states[2], *os = out;                                                           \
-    (void)lr, (void)wd, (void)rescale, (void)bound, (void)s0, (void)s1, (void)s2;                                             \
-    prologue;                                                                                                                 \
-    MPG_INDEPENDENT for (int64_t i = 0; i < count; i++) {                                                                               \
-      const T w = ws[i];                                                                                                      \
-      T g = gs[i], result;                                                                                                    \
-      __VA_ARGS__;                                                                                                            \
-      os[i] = result;                                                                                                         \
-    }                                                                                                                         \
+#define STEP_OF(name, suffix, T, prologue, ...)                                                  \
+  static void name##_##suffix(const constants *c, double lr_, double wd_, const void *weight,    \
+                              const void *grad, void *const *states, void *out, int64_t count) { \
+    const T lr = (T)lr_, wd = (T)wd_, rescale = (T)c->rescale,                                   \
+            bound = c->clip >= 0 ? (T)c->clip : (T)INFINITY;                                     \
+    const T *ws = weight, *gs = grad;                                                            \
+    T *s0 = states[0], *s1 = states[1], *s2 = states[2], *os = out;                              \
+    (void)lr, (void)wd, (void)rescale, (void)bound, (void)s0, (void)s1, (void)s2;                \
+    prologue;                                                                                    \
+    MPG_INDEPENDENT for (int64_t i = 0; i < count; i++) {                                        \
+      const T w = ws[i];                                                                         \
+      T g = gs[i], result;                                                                       \
+      __VA_ARGS__;                                                                               \
+      os[i] = result;                                                                            \
+    }                                                                                            \
   }
 #define LIMIT(value, limit) ((value) > (limit) ? (limit) : (value) < -(limit) ? -(limit) : (value))
 #define CLIPPED(value) LIMIT(value, bound)
-#define STEP(name, prologue, ...)                \
+#define STEP(name, prologue, ...)                  \
   STEP_OF(name, f32, float, prologue, __VA_ARGS__) \
   STEP_OF(name, f64, double, prologue, __VA_ARGS__)
 #define ROOT(x) _Generic((x), float: sqrtf, default: sqrt)(x)
 #define CONSTANT(name) const __typeof__(*ws) name = (__typeof__(*ws))c->name
-#define DECAY(name) CONSTANT(name); const __typeof__(*ws) rest_##name = (__typeof__(*ws))(1 - c->name)
+#define DECAY(name) \
+  CONSTANT(name);   \
+  const __typeof__(*ws) rest_##name = (__typeof__(*ws))(1 - c->name)
 #define SIGN(x) ((__typeof__(x))(((x) > 0) - ((x) < 0)))
 
-#define LIMIT_CONSTANT(name, number) const __typeof__(*ws) name = (__typeof__(*ws))(c->number >= 0 ? c->number : (double)INFINITY)
+#define LIMIT_CONSTANT(name, number) \
+  const __typeof__(*ws) name = (__typeof__(*ws))(c->number >= 0 ? c->number : (double)INFINITY)
 #define S0 s0[i]
 #define S1 s1[i]
 #define S2 s2[i]
@@ -88,12 +93,14 @@ static void run_segment(const update_plan *p, const segment *s, int64_t begin, i
       const void *loaded = mpg_cpu_load(compute, state_dtype, s->states[k], i, n, &buffers[k]);
       states[k] = loaded == &buffers[k] ? (void *)&buffers[k] : (char *)s->states[k] + i * size;
     }
-    const void *weight = mpg_cpu_load(compute, s->weight_dtype, s->weight, i, n, &w), *grad = mpg_cpu_load(compute, s->grad_dtype, s->grad, i, n, &g);
+    const void *weight = mpg_cpu_load(compute, s->weight_dtype, s->weight, i, n, &w),
+               *grad = mpg_cpu_load(compute, s->grad_dtype, s->grad, i, n, &g);
     void *out = mpg_cpu_place(compute, s->out_dtype, s->out, i, &o);
     step(&p->c, s->lr, s->wd, weight, grad, states, out, n);
     if (s->master) mpg_cpu_store(compute, MPG_FLOAT32, s->master, i, n, out);
     mpg_cpu_store(compute, s->out_dtype, s->out, i, n, out);
-    for (int k = 0; k < p->num_states; k++) mpg_cpu_store(compute, state_dtype, s->states[k], i, n, states[k]);
+    for (int k = 0; k < p->num_states; k++)
+      mpg_cpu_store(compute, state_dtype, s->states[k], i, n, states[k]);
   }
 }
 
@@ -102,12 +109,15 @@ static void run_update(void *context, int64_t begin, int64_t end) {
   int low = 0, high = p->num_segments - 1; /* the last segment that begins at or before `begin` */
   while (low < high) {
     int middle = (low + high + 1) / 2;
-    if (p->segments[middle].begin <= begin) low = middle;
-    else high = middle - 1;
+    if (p->segments[middle].begin <= begin)
+      low = middle;
+    else
+      high = middle - 1;
   }
   for (int k = low; k < p->num_segments && p->segments[k].begin < end; k++) {
     const segment *s = &p->segments[k];
-    int64_t from = begin > s->begin ? begin - s->begin : 0, to = end - s->begin < s->count ? end - s->begin : s->count;
+    int64_t from = begin > s->begin ? begin - s->begin : 0,
+            to = end - s->begin < s->count ? end - s->begin : s->count;
     if (from < to) run_segment(p, s, from, to);
   }
 }
@@ -124,10 +134,18 @@ static void update(const mpg_kernel_call *call, update_plan *p, segment *segment
 }
 
 /* A segment from inputs [weight, grad, states..., copy of the weight if `mixed`]. */
-static segment segment_of(const mpg_view *inputs, const mpg_view *out, int num_states, bool mixed, double lr, double wd) {
+static segment segment_of(const mpg_view *inputs, const mpg_view *out, int num_states, bool mixed,
+                          double lr, double wd) {
   const mpg_view *weight = mixed ? &inputs[2 + num_states] : &inputs[0];
-  segment s = {.weight = weight->data, .grad = inputs[1].data, .out = out->data, .count = mpg_shape_size(&inputs[0].desc.shape),
-               .lr = lr, .wd = wd, .weight_dtype = weight->desc.dtype, .grad_dtype = inputs[1].desc.dtype, .out_dtype = out->desc.dtype};
+  segment s = {.weight = weight->data,
+               .grad = inputs[1].data,
+               .out = out->data,
+               .count = mpg_shape_size(&inputs[0].desc.shape),
+               .lr = lr,
+               .wd = wd,
+               .weight_dtype = weight->desc.dtype,
+               .grad_dtype = inputs[1].desc.dtype,
+               .out_dtype = out->desc.dtype};
   for (int k = 0; k < num_states; k++) s.states[k] = inputs[2 + k].data;
   if (mixed) s.master = weight->data;
   return s;
@@ -138,11 +156,14 @@ MPG_CPU_KERNEL(update) {
   update_plan plan = {u.rule, u.c, u.num_states, 0, NULL};
   if (u.rescale) {
     mpg_block_buffer buffer;
-    plan.c.rescale = *(const double *)mpg_cpu_load(MPG_COMPUTE_F64, u.rescale->desc.dtype, u.rescale->data, 0, 1, &buffer);
-    if (!isfinite(plan.c.rescale) || plan.c.rescale == 0) { /* an overflow of mixed precision: the weight stays */
+    plan.c.rescale = *(const double *)mpg_cpu_load(MPG_COMPUTE_F64, u.rescale->desc.dtype,
+                                                   u.rescale->data, 0, 1, &buffer);
+    if (!isfinite(plan.c.rescale) ||
+        plan.c.rescale == 0) { /* an overflow of mixed precision: the weight stays */
       const mpg_view *weight = &call->inputs[0];
       if (call->outputs[0].data != weight->data)
-        memcpy(call->outputs[0].data, weight->data, (size_t)mpg_shape_size(&weight->desc.shape) * mpg_dtype_size(weight->desc.dtype));
+        memcpy(call->outputs[0].data, weight->data,
+               (size_t)mpg_shape_size(&weight->desc.shape) * mpg_dtype_size(weight->desc.dtype));
       return MPG_OK;
     }
   }
@@ -157,7 +178,8 @@ MPG_CPU_KERNEL(lamb_phase2) {
   mpg_block_buffer buffer;
   double norms[2], lr = params->lr;
   for (int k = 0; k < 2; k++)
-    norms[k] = *(const double *)mpg_cpu_load(MPG_COMPUTE_F64, call->inputs[2 + k].desc.dtype, call->inputs[2 + k].data, 0, 1, &buffer);
+    norms[k] = *(const double *)mpg_cpu_load(MPG_COMPUTE_F64, call->inputs[2 + k].desc.dtype,
+                                             call->inputs[2 + k].data, 0, 1, &buffer);
   if (params->lower_bound >= 0 && norms[0] < params->lower_bound) norms[0] = params->lower_bound;
   if (params->upper_bound >= 0 && norms[0] > params->upper_bound) norms[0] = params->upper_bound;
   if (norms[0] != 0 && norms[1] != 0) lr = lr * norms[0] / norms[1];
@@ -185,20 +207,25 @@ MPG_CPU_KERNEL(multi_update) {
   const float *preloaded_lrs = u.lrs ? NULL : call->inputs[count * per_weight].data;
   const float *preloaded_wds = u.lrs ? NULL : call->inputs[count * per_weight + 1].data;
   for (int k = 0; k < count; k++)
-    segments[k] = segment_of(&call->inputs[k * per_weight], &call->outputs[k], plan.num_states, u.mixed,
-                             u.lrs ? u.lrs->values[k] : (double)preloaded_lrs[k], u.lrs ? u.wds->values[k] : (double)preloaded_wds[k]);
+    segments[k] = segment_of(&call->inputs[k * per_weight], &call->outputs[k], plan.num_states,
+                             u.mixed, u.lrs ? u.lrs->values[k] : (double)preloaded_lrs[k],
+                             u.lrs ? u.wds->values[k] : (double)preloaded_wds[k]);
   update(call, &plan, segments, count);
   return MPG_OK;
 }
 
 MPG_CPU_KERNEL(multi_lars) {
   const mpg_multi_lars_params *params = call->params;
-  const float *lrs = call->inputs[0].data, *weights = call->inputs[1].data, *grads = call->inputs[2].data, *wds = call->inputs[3].data;
-  float *out = call->outputs[0].data, eta = (float)params->eta, eps = (float)params->eps, rescale = (float)params->rescale_grad;
+  const float *lrs = call->inputs[0].data, *weights = call->inputs[1].data,
+              *grads = call->inputs[2].data, *wds = call->inputs[3].data;
+  float *out = call->outputs[0].data, eta = (float)params->eta, eps = (float)params->eps,
+        rescale = (float)params->rescale_grad;
   int64_t count = mpg_shape_size(&call->outputs[0].desc.shape);
   for (int64_t i = 0; i < count; i++) {
     float norm = sqrtf(weights[i]);
-    out[i] = norm > 0 && grads[i] > 0 ? lrs[i] * eta * norm / (sqrtf(grads[i]) * rescale + wds[i] * norm + eps) : lrs[i];
+    out[i] = norm > 0 && grads[i] > 0
+                 ? lrs[i] * eta * norm / (sqrtf(grads[i]) * rescale + wds[i] * norm + eps)
+                 : lrs[i];
   }
   return MPG_OK;
 }
@@ -206,7 +233,9 @@ MPG_CPU_KERNEL(multi_lars) {
 MPG_CPU_KERNEL(reset_arrays) {
   for (int i = 0; i < call->num_inputs; i++) {
     const mpg_view *array = &call->inputs[i];
-    if (array->data) memset(array->data, 0, (size_t)mpg_shape_size(&array->desc.shape) * mpg_dtype_size(array->desc.dtype));
+    if (array->data)
+      memset(array->data, 0,
+             (size_t)mpg_shape_size(&array->desc.shape) * mpg_dtype_size(array->desc.dtype));
   }
   return MPG_OK;
 }
@@ -236,8 +265,9 @@ static void run_finite(void *context, int64_t begin, int64_t end) {
 }
 
 MPG_CPU_KERNEL(all_finite) {
-  bool fresh = call->op->id == MPG_OP_all_finite ? ((const mpg_all_finite_params *)call->params)->init_output
-                                                 : ((const mpg_multi_all_finite_params *)call->params)->init_output;
+  bool fresh = call->op->id == MPG_OP_all_finite
+                   ? ((const mpg_all_finite_params *)call->params)->init_output
+                   : ((const mpg_multi_all_finite_params *)call->params)->init_output;
   float *out = call->outputs[0].data;
   bool finite = true;
   for (int i = 0; i < call->num_inputs && finite; i++) {
@@ -258,11 +288,11 @@ typedef struct scaling {
 static void scale_range(void *context, int64_t begin, int64_t end) {
   const scaling *p = context;
   float factor = p->factor;
-#define SCALE(T, FROM, TO)                                                                  \
-  {                                                                                         \
-    T *restrict data = p->data;                                                             \
-    for (int64_t i = begin; i < end; i++) data[i] = TO(FROM(data[i]) * factor);             \
-    return;                                                                                 \
+#define SCALE(T, FROM, TO)                                                      \
+  {                                                                             \
+    T *restrict data = p->data;                                                 \
+    for (int64_t i = begin; i < end; i++) data[i] = TO(FROM(data[i]) * factor); \
+    return;                                                                     \
   }
   switch (p->dtype) {
     case MPG_FLOAT32: SCALE(float, , )

@@ -63,19 +63,24 @@ typedef struct upsampling {
 #define LOWEST (-0x1.fep127f)
 #include "kernels/cpu/layers/pooling_impl.h"
 
-#define INSTANCE(dtype, function)                  \
-  ((dtype) == MPG_FLOAT32   ? float32_##function   \
-   : (dtype) == MPG_FLOAT64 ? float64_##function   \
-   : (dtype) == MPG_FLOAT16 ? float16_##function   \
+#define INSTANCE(dtype, function)                \
+  ((dtype) == MPG_FLOAT32   ? float32_##function \
+   : (dtype) == MPG_FLOAT64 ? float64_##function \
+   : (dtype) == MPG_FLOAT16 ? float16_##function \
                             : bfloat16_##function)
 
 enum { BLOCK = 64 }; /* CHANNELS of pooling_last_impl.h */
 
-/* Sets t up for planes of `data` pooled to `out`; the number of planes, or of blocks of channels where those are last. */
-static int64_t setup(pooling *t, const mpg_pooling_params *p, const mpg_shape *data, const mpg_shape *out) {
+/* Sets t up for planes of `data` pooled to `out`; the number of planes, or of blocks of channels
+ * where those are last. */
+static int64_t setup(pooling *t, const mpg_pooling_params *p, const mpg_shape *data,
+                     const mpg_shape *out) {
   mpg_window w;
   mpg_pooling_window(p, data, out, &w);
-  *t = (pooling){.type = p->pool_type, .p = (int)p->p_value.value, .count_pad = p->count_include_pad, .window = mpg_window_with_axes(&w, 3)};
+  *t = (pooling){.type = p->pool_type,
+                 .p = (int)p->p_value.value,
+                 .count_pad = p->count_include_pad,
+                 .window = mpg_window_with_axes(&w, 3)};
   t->last = mpg_layout_of(p->layout) != MPG_CHANNELS_FIRST;
   t->channels = data->dims[t->last ? data->ndim - 1 : 1];
   return data->dims[0] * (t->last ? (t->channels + BLOCK - 1) / BLOCK : t->channels);
@@ -90,7 +95,8 @@ static int64_t grain(const pooling *t) {
 /* One window, which is the whole plane; the channels second. */
 static bool one_window(const pooling *t) {
   for (int k = 0; k < 3; k++)
-    if (t->window.out[k] != 1 || t->window.pad[k] || t->window.kernel[k] != t->window.in[k]) return false;
+    if (t->window.out[k] != 1 || t->window.pad[k] || t->window.kernel[k] != t->window.in[k])
+      return false;
   return !t->last;
 }
 
@@ -101,10 +107,14 @@ MPG_CPU_KERNEL(pooling) {
   if (planes == 0) return MPG_OK;
   t.data = data->data, t.out = out->data;
   if (one_window(&t) && !(t.type == POOL_LP && t.p > 1)) {
-    mpg_reduction f = {.how = t.type == POOL_MAX ? MPG_LARGEST : MPG_ADD, .prepare = MPG_PLAIN, .mean = t.type == POOL_AVG};
+    mpg_reduction f = {.how = t.type == POOL_MAX ? MPG_LARGEST : MPG_ADD,
+                       .prepare = MPG_PLAIN,
+                       .mean = t.type == POOL_AVG};
     return mpg_cpu_reduce_lines(call, data, planes, out, f);
   }
-  mpg_cpu_parallel_for(call, planes, grain(&t), t.last ? INSTANCE(data->desc.dtype, forward_last) : INSTANCE(data->desc.dtype, forward), &t);
+  mpg_cpu_parallel_for(
+      call, planes, grain(&t),
+      t.last ? INSTANCE(data->desc.dtype, forward_last) : INSTANCE(data->desc.dtype, forward), &t);
   return MPG_OK;
 }
 
@@ -113,8 +123,12 @@ MPG_CPU_KERNEL(pooling_backward) {
   pooling t;
   int64_t planes = setup(&t, call->params, &data->desc.shape, &grad->desc.shape);
   if (planes == 0) return MPG_OK;
-  t.data = data->data, t.grad = grad->data, t.result = call->inputs[2].data, t.out = call->outputs[0].data;
-  mpg_cpu_parallel_for(call, planes, grain(&t), t.last ? INSTANCE(data->desc.dtype, backward_last) : INSTANCE(data->desc.dtype, backward), &t);
+  t.data = data->data, t.grad = grad->data, t.result = call->inputs[2].data,
+  t.out = call->outputs[0].data;
+  mpg_cpu_parallel_for(
+      call, planes, grain(&t),
+      t.last ? INSTANCE(data->desc.dtype, backward_last) : INSTANCE(data->desc.dtype, backward),
+      &t);
   return MPG_OK;
 }
 
@@ -124,7 +138,9 @@ MPG_CPU_KERNEL(pooling_at_max) {
   int64_t planes = setup(&t, call->params, &data->desc.shape, &out->desc.shape);
   if (planes == 0) return MPG_OK;
   t.data = data->data, t.grad = call->inputs[0].data, t.out = out->data;
-  mpg_cpu_parallel_for(call, planes, grain(&t), t.last ? INSTANCE(data->desc.dtype, at_max_last) : INSTANCE(data->desc.dtype, at_max), &t);
+  mpg_cpu_parallel_for(
+      call, planes, grain(&t),
+      t.last ? INSTANCE(data->desc.dtype, at_max_last) : INSTANCE(data->desc.dtype, at_max), &t);
   return MPG_OK;
 }
 
@@ -141,7 +157,11 @@ MPG_CPU_KERNEL(max_pooling) {
 MPG_CPU_KERNEL(max_pooling_backward) {
   const mpg_pooling_index_params *p = call->params;
   const mpg_view *grad = &call->inputs[0], *data = &call->outputs[0];
-  mpg_pooling_params params = {.kernel = p->kernel, .pool_type = POOL_MAX, .stride = p->stride, .pad = p->pad, .layout = 5 /* NWC, or alike */};
+  mpg_pooling_params params = {.kernel = p->kernel,
+                               .pool_type = POOL_MAX,
+                               .stride = p->stride,
+                               .pad = p->pad,
+                               .layout = 5 /* NWC, or alike */};
   pooling t;
   int64_t pieces = setup(&t, &params, &data->desc.shape, &grad->desc.shape);
   if (pieces == 0) return MPG_OK;
@@ -157,12 +177,19 @@ MPG_CPU_KERNEL(upsampling) {
   if (mpg_shape_size(&out->desc.shape) == 0) return MPG_OK;
   for (int i = 0; i < call->num_inputs; i++) {
     const mpg_shape *shape = &call->inputs[i].desc.shape;
-    upsampling t = {.channels = shape->dims[1], .height = shape->dims[2], .width = shape->dims[3],
-                    .scale = out->desc.shape.dims[2] / shape->dims[2], .out_channels = out->desc.shape.dims[1], .first_channel = channel,
-                    .add = p->multi_input_mode == 1 && i > 0, .data = call->inputs[i].data, .out = out->data};
+    upsampling t = {.channels = shape->dims[1],
+                    .height = shape->dims[2],
+                    .width = shape->dims[3],
+                    .scale = out->desc.shape.dims[2] / shape->dims[2],
+                    .out_channels = out->desc.shape.dims[1],
+                    .first_channel = channel,
+                    .add = p->multi_input_mode == 1 && i > 0,
+                    .data = call->inputs[i].data,
+                    .out = out->data};
     if (p->multi_input_mode == 0) channel += t.channels;
     int64_t plane = t.height * t.width * t.scale * t.scale;
-    mpg_cpu_parallel_for(call, shape->dims[0] * t.channels, 1 + 16384 / plane, INSTANCE(out->desc.dtype, upsample), &t);
+    mpg_cpu_parallel_for(call, shape->dims[0] * t.channels, 1 + 16384 / plane,
+                         INSTANCE(out->desc.dtype, upsample), &t);
   }
   return MPG_OK;
 }

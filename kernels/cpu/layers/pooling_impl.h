@@ -1,33 +1,38 @@
-/* Pooling kernels for one storage type. Included by pooling.c with S, A, LOAD, STORE, NAME as in norm_impl.h, and LOWEST, the least
- * finite value of S. begin and end count (sample, channel): planes of their own. The largest element is the first of equal ones, and
- * NaN where there is one (the last); a window without elements has LOWEST.
+/* Pooling kernels for one storage type. Included by pooling.c with S, A, LOAD, STORE, NAME as in
+ * norm_impl.h, and LOWEST, the least finite value of S. begin and end count (sample, channel):
+ * planes of their own. The largest element is the first of equal ones, and NaN where there is one
+ * (the last); a window without elements has LOWEST.
  */
 
-/* For each place of the window: its clipped borders, its first element (-1: none), how many elements an average counts, and where it
- * lies in the output. */
-#define EACH_PLACE(...)                                                                                                       \
-  for (int64_t z = 0, place = 0; z < w->out[0]; z++) {                                                                         \
-    int64_t z0 = z * w->stride[0] - w->pad[0], z1 = MIN(z0 + w->kernel[0], w->in[0] + w->pad[0]), span_z = z1 - z0;            \
-    z0 = MAX(z0, 0), z1 = MIN(z1, w->in[0]);                                                                                   \
-    for (int64_t y = 0; y < w->out[1]; y++) {                                                                                  \
-      int64_t y0 = y * w->stride[1] - w->pad[1], y1 = MIN(y0 + w->kernel[1], w->in[1] + w->pad[1]), span_y = y1 - y0;          \
-      y0 = MAX(y0, 0), y1 = MIN(y1, w->in[1]);                                                                                 \
-      for (int64_t x = 0; x < w->out[2]; x++, place++) {                                                                       \
-        int64_t x0 = x * w->stride[2] - w->pad[2], x1 = MIN(x0 + w->kernel[2], w->in[2] + w->pad[2]), span_x = x1 - x0;        \
-        x0 = MAX(x0, 0), x1 = MIN(x1, w->in[2]);                                                                               \
-        int64_t counted __attribute__((unused)) =                                                                              \
-            t->count_pad ? span_z * span_y * span_x : (z1 - z0) * (y1 - y0) * (x1 - x0);                                       \
-        int64_t front __attribute__((unused)) =                                                                                \
-            z0 < z1 && y0 < y1 && x0 < x1 ? (z0 * w->in[1] + y0) * w->in[2] + x0 : -1;                                         \
-        __VA_ARGS__                                                                                                                   \
-      }                                                                                                                        \
-    }                                                                                                                          \
+/* For each place of the window: its clipped borders, its first element (-1: none), how many
+ * elements an average counts, and where it lies in the output. */
+#define EACH_PLACE(...)                                                                           \
+  for (int64_t z = 0, place = 0; z < w->out[0]; z++) {                                            \
+    int64_t z0 = z * w->stride[0] - w->pad[0], z1 = MIN(z0 + w->kernel[0], w->in[0] + w->pad[0]), \
+            span_z = z1 - z0;                                                                     \
+    z0 = MAX(z0, 0), z1 = MIN(z1, w->in[0]);                                                      \
+    for (int64_t y = 0; y < w->out[1]; y++) {                                                     \
+      int64_t y0 = y * w->stride[1] - w->pad[1],                                                  \
+              y1 = MIN(y0 + w->kernel[1], w->in[1] + w->pad[1]), span_y = y1 - y0;                \
+      y0 = MAX(y0, 0), y1 = MIN(y1, w->in[1]);                                                    \
+      for (int64_t x = 0; x < w->out[2]; x++, place++) {                                          \
+        int64_t x0 = x * w->stride[2] - w->pad[2],                                                \
+                x1 = MIN(x0 + w->kernel[2], w->in[2] + w->pad[2]), span_x = x1 - x0;              \
+        x0 = MAX(x0, 0), x1 = MIN(x1, w->in[2]);                                                  \
+        int64_t counted __attribute__((unused)) =                                                 \
+            t->count_pad ? span_z * span_y * span_x : (z1 - z0) * (y1 - y0) * (x1 - x0);          \
+        int64_t front __attribute__((unused)) =                                                   \
+            z0 < z1 && y0 < y1 && x0 < x1 ? (z0 * w->in[1] + y0) * w->in[2] + x0 : -1;            \
+        __VA_ARGS__                                                                               \
+      }                                                                                           \
+    }                                                                                             \
   }
 /* The elements under the window; `i` is their position in the plane. */
-#define EACH_ELEMENT(...)                            \
-  for (int64_t a = z0; a < z1; a++)                   \
-    for (int64_t b = y0; b < y1; b++)                 \
-      for (int64_t i = (a * w->in[1] + b) * w->in[2] + x0, end_ = i + x1 - x0; i < end_; i++) __VA_ARGS__
+#define EACH_ELEMENT(...)                                                                     \
+  for (int64_t a = z0; a < z1; a++)                                                           \
+    for (int64_t b = y0; b < y1; b++)                                                         \
+      for (int64_t i = (a * w->in[1] + b) * w->in[2] + x0, end_ = i + x1 - x0; i < end_; i++) \
+  __VA_ARGS__
 
 #define LEAST (front < 0 ? LOWEST : -(A)INFINITY)
 #define LARGER(value, best) (((value) > (best)) | ((value) != (value))) /* no branches */
@@ -47,50 +52,66 @@ static A NAME(run_sum)(const S *x, int64_t n) {
 enum { NAME(RUN) = 256 }; /* windows side by side that are made at once */
 
 /* Windows side by side, `step` apart: `width` elements of each. */
-static inline __attribute__((always_inline)) void NAME(take)(const pooling *t, const S *in, int64_t step, int width, int64_t count, A *value) {
-#define EACH_WINDOW(...)                     \
-  {                                          \
-    for (int64_t x = 0; x < count; x++) {    \
-      A v = value[x];                        \
-      for (int d = 0; d < width; d++) {      \
-        A a = (A)LOAD(in[x * step + d]);     \
-        __VA_ARGS__;                         \
-      }                                      \
-      value[x] = v;                          \
-    }                                        \
+static inline __attribute__((always_inline)) void NAME(take)(const pooling *t, const S *in,
+                                                             int64_t step, int width, int64_t count,
+                                                             A *value) {
+#define EACH_WINDOW(...)                  \
+  {                                       \
+    for (int64_t x = 0; x < count; x++) { \
+      A v = value[x];                     \
+      for (int d = 0; d < width; d++) {   \
+        A a = (A)LOAD(in[x * step + d]);  \
+        __VA_ARGS__;                      \
+      }                                   \
+      value[x] = v;                       \
+    }                                     \
   }
-  if (t->type == POOL_MAX) EACH_WINDOW(v = LARGER(a, v) ? a : v)
-  else if (t->type == POOL_LP && t->p == 2) EACH_WINDOW(v += a * a)
-  else if (t->type == POOL_LP && t->p == 3) EACH_WINDOW(v += a * a * a)
-  else EACH_WINDOW(v += a)
+  if (t->type == POOL_MAX)
+    EACH_WINDOW(v = LARGER(a, v) ? a : v)
+  else if (t->type == POOL_LP && t->p == 2)
+    EACH_WINDOW(v += a * a)
+  else if (t->type == POOL_LP && t->p == 3)
+    EACH_WINDOW(v += a * a * a)
+  else
+    EACH_WINDOW(v += a)
 #undef EACH_WINDOW
 }
 
-/* Windows [first, first + count) of a row of the output that reach over no border along the last axis; the elements of a window come in their order. */
-static void NAME(side_by_side)(const pooling *t, const S *in, const int64_t *low, const int64_t *high, int64_t first, int64_t count, A divisor, S *out) {
+/* Windows [first, first + count) of a row of the output that reach over no border along the last
+ * axis; the elements of a window come in their order. */
+static void NAME(side_by_side)(const pooling *t, const S *in, const int64_t *low,
+                               const int64_t *high, int64_t first, int64_t count, A divisor,
+                               S *out) {
   const mpg_window *w = &t->window;
   A apart[NAME(RUN)], *value = sizeof(S) == sizeof(A) ? (A *)(void *)out : apart;
   for (int64_t x = 0; x < count; x++) value[x] = t->type == POOL_MAX ? -(A)INFINITY : 0;
-#define TAKE(width)                                                          \
-  {                                                                          \
-    if (step == 1) NAME(take)(t, from, 1, width, count, value);              \
-    else if (step == 2) NAME(take)(t, from, 2, width, count, value);         \
-    else NAME(take)(t, from, step, width, count, value);                     \
+#define TAKE(width)                                   \
+  {                                                   \
+    if (step == 1)                                    \
+      NAME(take)(t, from, 1, width, count, value);    \
+    else if (step == 2)                               \
+      NAME(take)(t, from, 2, width, count, value);    \
+    else                                              \
+      NAME(take)(t, from, step, width, count, value); \
   }
   for (int64_t a = low[0]; a < high[0]; a++)
     for (int64_t b = low[1]; b < high[1]; b++) {
       const S *from = in + (a * w->in[1] + b) * w->in[2] + first * w->stride[2] - w->pad[2];
       int64_t left = w->kernel[2], step = w->stride[2];
       for (; left >= 3; left -= 3, from += 3) TAKE(3)
-      if (left == 2) TAKE(2)
-      else if (left == 1) TAKE(1)
+      if (left == 2)
+        TAKE(2)
+      else if (left == 1)
+        TAKE(1)
     }
 #undef TAKE
   if (t->type == POOL_MAX && value != apart) return;
   for (int64_t x = 0; x < count; x++) {
     A y = value[x];
-    if (t->type == POOL_LP && t->p > 1) y = t->p == 2 ? (A)sqrt(y) : (A)cbrt(y);
-    else if (t->type != POOL_MAX) y /= divisor;
+    if (t->type == POOL_LP && t->p > 1)
+      y = t->p == 2 ? (A)sqrt(y) : (A)cbrt(y);
+    else if (t->type != POOL_MAX)
+      y /= divisor;
     out[x] = STORE(y);
   }
 }
@@ -100,7 +121,8 @@ static void NAME(forward)(void *context, int64_t begin, int64_t end) {
   const mpg_window *w = &t->window;
   int64_t plane = w->in[0] * w->in[1] * w->in[2], places = w->out[0] * w->out[1] * w->out[2];
   /* Of each row the windows from `inner` to `behind` lie inside. */
-  int64_t inner = MIN((w->pad[2] + w->stride[2] - 1) / w->stride[2], w->out[2]), reach = w->in[2] + w->pad[2] - w->kernel[2];
+  int64_t inner = MIN((w->pad[2] + w->stride[2] - 1) / w->stride[2], w->out[2]),
+          reach = w->in[2] + w->pad[2] - w->kernel[2];
   int64_t behind = reach < 0 ? inner : MAX(MIN(reach / w->stride[2] + 1, w->out[2]), inner);
   bool rows = behind - inner >= 4 && (t->type == POOL_MAX || w->kernel[2] < 16);
   for (int64_t r = begin; r < end; r++) {
@@ -111,11 +133,11 @@ static void NAME(forward)(void *context, int64_t begin, int64_t end) {
           int64_t low[2] = {z0, y0}, high[2] = {z1, y1};
           A divisor = t->type == POOL_AVG && counted > 0 ? (A)counted : 1;
           for (int64_t done = inner; done < behind; done += NAME(RUN))
-            NAME(side_by_side)(t, in, low, high, done, MIN(behind - done, NAME(RUN)), divisor, out + place + done - inner);
+            NAME(side_by_side)(t, in, low, high, done, MIN(behind - done, NAME(RUN)), divisor,
+                               out + place + done - inner);
           place += behind - inner - 1, x = behind - 1;
           continue;
-        }
-        if (t->type == POOL_MAX) {
+        } if (t->type == POOL_MAX) {
           A best = LEAST, nan = 0;
           EACH_ELEMENT({
             A value = (A)LOAD(in[i]);
@@ -134,9 +156,11 @@ static void NAME(forward)(void *context, int64_t begin, int64_t end) {
           A sum = 0;
           if (!rows && w->kernel[2] >= 16) {
             for (int64_t a = z0; a < z1; a++)
-              if (x1 - x0 == w->in[2]) sum += NAME(run_sum)(in + (a * w->in[1] + y0) * w->in[2], (y1 - y0) * w->in[2]);
+              if (x1 - x0 == w->in[2])
+                sum += NAME(run_sum)(in + (a * w->in[1] + y0) * w->in[2], (y1 - y0) * w->in[2]);
               else
-                for (int64_t b = y0; b < y1; b++) sum += NAME(run_sum)(in + (a * w->in[1] + b) * w->in[2] + x0, x1 - x0);
+                for (int64_t b = y0; b < y1; b++)
+                  sum += NAME(run_sum)(in + (a * w->in[1] + b) * w->in[2] + x0, x1 - x0);
           } else {
             EACH_ELEMENT(sum += (A)LOAD(in[i]);)
           }
@@ -150,22 +174,28 @@ static void NAME(backward)(void *context, int64_t begin, int64_t end) {
   const mpg_window *w = &t->window;
   int64_t plane = w->in[0] * w->in[1] * w->in[2], places = w->out[0] * w->out[1] * w->out[2];
   for (int64_t r = begin; r < end; r++) {
-    const S *in = (const S *)t->data + r * plane, *grad = (const S *)t->grad + r * places, *result = (const S *)t->result + r * places;
+    const S *in = (const S *)t->data + r * plane, *grad = (const S *)t->grad + r * places,
+            *result = (const S *)t->result + r * places;
     S *out = (S *)t->out + r * plane;
     memset(out, 0, (size_t)plane * sizeof(S));
     if (t->type == POOL_MAX) {
-      EACH_PLACE(A best = LEAST; int64_t at = front; EACH_ELEMENT({
+      EACH_PLACE(A best = LEAST; int64_t at = front;
+                 EACH_ELEMENT({
                    A value = (A)LOAD(in[i]);
                    if (LARGER(value, best)) best = value, at = i;
                  }) if (at >= 0) out[at] = STORE((A)LOAD(out[at]) + (A)LOAD(grad[place]));)
     } else if (t->type == POOL_LP && t->p > 1) {
-      EACH_PLACE(A y = (A)LOAD(result[place]), g = (A)LOAD(grad[place]); A scale = y == 0 ? 0 : t->p == 2 ? g / y : g / (y * y);
+      EACH_PLACE(A y = (A)LOAD(result[place]), g = (A)LOAD(grad[place]);
+                 A scale = y == 0      ? 0
+                           : t->p == 2 ? g / y
+                                       : g / (y * y);
                  EACH_ELEMENT({
                    A value = (A)LOAD(in[i]);
                    out[i] = STORE((A)LOAD(out[i]) + scale * (t->p == 2 ? value : value * value));
                  }))
     } else {
-      EACH_PLACE(A share = (A)LOAD(grad[place]); if (t->type == POOL_AVG && counted > 0) share /= (A)counted;
+      EACH_PLACE(A share = (A)LOAD(grad[place]);
+                 if (t->type == POOL_AVG && counted > 0) share /= (A)counted;
                  EACH_ELEMENT(out[i] = STORE((A)LOAD(out[i]) + share);))
     }
   }
@@ -179,7 +209,8 @@ static void NAME(at_max)(void *context, int64_t begin, int64_t end) {
   for (int64_t r = begin; r < end; r++) {
     const S *in = (const S *)t->data + r * plane, *values = (const S *)t->grad + r * plane;
     S *out = (S *)t->out + r * places;
-    EACH_PLACE(A best = LEAST; int64_t at = front; EACH_ELEMENT({
+    EACH_PLACE(A best = LEAST; int64_t at = front;
+               EACH_ELEMENT({
                  A value = (A)LOAD(in[i]);
                  if (LARGER(value, best)) best = value, at = i;
                }) out[place] = at >= 0 ? values[at] : STORE((A)0);)
@@ -192,7 +223,8 @@ static void NAME(upsample)(void *context, int64_t begin, int64_t end) {
   int64_t wide = t->width * t->scale, high = t->height * t->scale;
   for (int64_t r = begin; r < end; r++) {
     const S *in = (const S *)t->data + r * t->height * t->width;
-    S *out = (S *)t->out + (r / t->channels * t->out_channels + t->first_channel + r % t->channels) * high * wide;
+    S *out = (S *)t->out +
+             (r / t->channels * t->out_channels + t->first_channel + r % t->channels) * high * wide;
     for (int64_t y = 0; y < high; y++)
       for (int64_t x = 0; x < t->width; x++)
         for (int64_t k = 0; k < t->scale; k++) {

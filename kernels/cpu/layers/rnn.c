@@ -39,7 +39,8 @@ static inline double sigmoid_double(double x) { return 1 / (1 + exp(-x)); }
 
 enum { MAX_WEIGHTS = 64 * 2 };
 
-/* Addresses of the weights per layer and direction: separate arrays, or parts of one flat vector. */
+/* Addresses of the weights per layer and direction: separate arrays, or parts of one flat vector.
+ */
 typedef struct weight_set {
   void *wi[MAX_WEIGHTS], *wh[MAX_WEIGHTS], *bi[MAX_WEIGHTS], *bh[MAX_WEIGHTS];
 } weight_set;
@@ -79,14 +80,26 @@ typedef struct rnn_call {
   bool flat, dropped;
 } rnn_call;
 
-#define FILL(KIND, TYPE)                                                                                              \
-  KIND##_rnn r = {.call = c->call, .s = c->size, .dropped = c->dropped, .keep = 1 - c->params->p, .data = inputs[0].data, \
-                  .wi = (const TYPE **)set.wi, .wh = (const TYPE **)set.wh, .bi = (const TYPE **)set.bi,              \
-                  .bh = (const TYPE **)set.bh, .clip_nan = c->params->lstm_state_clip_nan,                            \
-                  .clip = c->params->lstm_state_clip_min.present || c->params->lstm_state_clip_max.present,           \
-                  .clip_min = c->params->lstm_state_clip_min.present ? (TYPE)c->params->lstm_state_clip_min.value : (TYPE)-INFINITY, \
-                  .clip_max = c->params->lstm_state_clip_max.present ? (TYPE)c->params->lstm_state_clip_max.value : (TYPE)INFINITY}; \
-  r.h0 = inputs[states].data;                                                                                         \
+#define FILL(KIND, TYPE)                                                                        \
+  KIND##_rnn r = {                                                                              \
+      .call = c->call,                                                                          \
+      .s = c->size,                                                                             \
+      .dropped = c->dropped,                                                                    \
+      .keep = 1 - c->params->p,                                                                 \
+      .data = inputs[0].data,                                                                   \
+      .wi = (const TYPE **)set.wi,                                                              \
+      .wh = (const TYPE **)set.wh,                                                              \
+      .bi = (const TYPE **)set.bi,                                                              \
+      .bh = (const TYPE **)set.bh,                                                              \
+      .clip_nan = c->params->lstm_state_clip_nan,                                               \
+      .clip = c->params->lstm_state_clip_min.present || c->params->lstm_state_clip_max.present, \
+      .clip_min = c->params->lstm_state_clip_min.present                                        \
+                      ? (TYPE)c->params->lstm_state_clip_min.value                              \
+                      : (TYPE) - INFINITY,                                                      \
+      .clip_max = c->params->lstm_state_clip_max.present                                        \
+                      ? (TYPE)c->params->lstm_state_clip_max.value                              \
+                      : (TYPE)INFINITY};                                                        \
+  r.h0 = inputs[states].data;                                                                   \
   r.c0 = r.s.is_lstm ? inputs[states + 1].data : NULL
 
 static void read_weights(const rnn_call *c, const mpg_view *inputs, weight_set *set) {
@@ -119,20 +132,26 @@ static mpg_status forward_in(const rnn_call *c, const mpg_view *inputs, const mp
 
 static mpg_status backward_in(const rnn_call *c, const mpg_view *inputs, const mpg_view *outputs) {
   weight_set set, gradients;
-  int states = c->flat ? 2 : 1, forward = c->call->num_outputs; /* as many gradients as forward inputs */
+  int states = c->flat ? 2 : 1,
+      forward = c->call->num_outputs; /* as many gradients as forward inputs */
   bool with_states = c->params->state_outputs;
   read_weights(c, inputs, &set);
   read_weights(c, outputs, &gradients);
   const mpg_view *d_out = inputs + forward + 2;
-#define BACKWARD(KIND, TYPE)                                                                                                      \
-  FILL(KIND, TYPE);                                                                                                               \
-  r.output = inputs[forward].data;                                                                                                \
-  r.reserve = inputs[forward + 1].data;                                                                                           \
-  KIND##_rnn_gradients d = {.d_output = d_out[0].data, .d_hn = with_states ? d_out[1].data : NULL,                                \
-                            .d_cn = with_states && r.s.is_lstm ? d_out[2].data : NULL, .d_data = outputs[0].data,                 \
-                            .d_h0 = outputs[states].data, .d_c0 = r.s.is_lstm ? outputs[states + 1].data : NULL,                  \
-                            .d_wi = (TYPE **)gradients.wi, .d_wh = (TYPE **)gradients.wh, .d_bi = (TYPE **)gradients.bi,          \
-                            .d_bh = (TYPE **)gradients.bh};                                                                       \
+#define BACKWARD(KIND, TYPE)                                                           \
+  FILL(KIND, TYPE);                                                                    \
+  r.output = inputs[forward].data;                                                     \
+  r.reserve = inputs[forward + 1].data;                                                \
+  KIND##_rnn_gradients d = {.d_output = d_out[0].data,                                 \
+                            .d_hn = with_states ? d_out[1].data : NULL,                \
+                            .d_cn = with_states && r.s.is_lstm ? d_out[2].data : NULL, \
+                            .d_data = outputs[0].data,                                 \
+                            .d_h0 = outputs[states].data,                              \
+                            .d_c0 = r.s.is_lstm ? outputs[states + 1].data : NULL,     \
+                            .d_wi = (TYPE **)gradients.wi,                             \
+                            .d_wh = (TYPE **)gradients.wh,                             \
+                            .d_bi = (TYPE **)gradients.bi,                             \
+                            .d_bh = (TYPE **)gradients.bh};                            \
   return KIND##_backward(&r, &d)
   if (inputs[0].desc.dtype == MPG_FLOAT64) {
     BACKWARD(double, double);
@@ -162,8 +181,10 @@ static mpg_status run_widened(const rnn_call *c, run_fn run) {
   const mpg_kernel_call *call = c->call;
   mpg_view inputs[MPG_RNN_MAX_INPUTS + 5], outputs[MPG_RNN_MAX_INPUTS];
   size_t total = 0;
-  for (int i = 0; i < call->num_inputs; i++) total += mpg_align_up((size_t)mpg_shape_size(&call->inputs[i].desc.shape) * sizeof(float), 64);
-  for (int i = 0; i < call->num_outputs; i++) total += mpg_align_up((size_t)mpg_shape_size(&call->outputs[i].desc.shape) * sizeof(float), 64);
+  for (int i = 0; i < call->num_inputs; i++)
+    total += mpg_align_up((size_t)mpg_shape_size(&call->inputs[i].desc.shape) * sizeof(float), 64);
+  for (int i = 0; i < call->num_outputs; i++)
+    total += mpg_align_up((size_t)mpg_shape_size(&call->outputs[i].desc.shape) * sizeof(float), 64);
   char *next = mpg_device_scratch_slot(call->device, MPG_SCRATCH_WIDENED, total);
   if (!next) return MPG_DEVICE_OUT_OF_MEMORY;
   mpg_dtype dtype = call->inputs[0].desc.dtype;
@@ -181,19 +202,22 @@ static mpg_status run_widened(const rnn_call *c, run_fn run) {
   }
   MPG_TRY(run(c, inputs, outputs));
   for (int i = 0; i < call->num_outputs; i++)
-    narrow(dtype, outputs[i].data, call->outputs[i].data, mpg_shape_size(&call->outputs[i].desc.shape));
+    narrow(dtype, outputs[i].data, call->outputs[i].data,
+           mpg_shape_size(&call->outputs[i].desc.shape));
   return MPG_OK;
 }
 
 static mpg_status run_any(const rnn_call *c, run_fn run) {
   mpg_dtype dtype = c->call->inputs[0].desc.dtype;
-  return dtype == MPG_FLOAT32 || dtype == MPG_FLOAT64 ? run(c, c->call->inputs, c->call->outputs) : run_widened(c, run);
+  return dtype == MPG_FLOAT32 || dtype == MPG_FLOAT64 ? run(c, c->call->inputs, c->call->outputs)
+                                                      : run_widened(c, run);
 }
 
 static rnn_call describe(const mpg_kernel_call *call, bool flat, bool dropped) {
   const int64_t *dims = call->inputs[0].desc.shape.dims;
   const mpg_rnn_params *params = call->params;
-  return (rnn_call){call, params, mpg_rnn_size_of(params, dims[0], dims[1], dims[2]), flat, dropped};
+  return (rnn_call){call, params, mpg_rnn_size_of(params, dims[0], dims[1], dims[2]), flat,
+                    dropped};
 }
 
 MPG_CPU_KERNEL(rnn) {

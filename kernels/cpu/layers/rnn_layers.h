@@ -1,9 +1,11 @@
-/* Stacked recurrent layers for one element type T (float or double); included by rnn.c with T, DTYPE, SIGMOID, TANH and
- * NAME(x) defined. Shapes stand beside the pointers: L layers, D directions, G gates, H hidden, N batch, S time steps ("time").
+/* Stacked recurrent layers for one element type T (float or double); included by rnn.c with T,
+ * DTYPE, SIGMOID, TANH and NAME(x) defined. Shapes stand beside the pointers: L layers, D
+ * directions, G gates, H hidden, N batch, S time steps ("time").
  *
- * Input products of a layer are one product over all steps, weight gradients likewise; only the recurrent products and
- * the cell itself go step by step. The weights of the recurrent products are packed once for all steps (packed_steps.h),
- * and each thread goes on with the cell for the columns that it has just made: one parallel region a step.
+ * Input products of a layer are one product over all steps, weight gradients likewise; only the
+ * recurrent products and the cell itself go step by step. The weights of the recurrent products are
+ * packed once for all steps (packed_steps.h), and each thread goes on with the cell for the columns
+ * that it has just made: one parallel region a step.
  */
 
 #include "kernels/cpu/products/packed_steps.h"
@@ -12,39 +14,44 @@ typedef struct NAME(rnn) {
   const mpg_kernel_call *call;
   mpg_rnn_size s;
   bool dropped;
-  double keep;                 /* 1 - p */
-  const T *data;               /* [S, N, I] */
-  const T *h0, *c0;            /* [L * D, N, H] */
-  const T **wi, **wh, **bi, **bh; /* per layer and direction: [G * H, in], [G * H, H], [G * H], [G * H] */
-  T *output;                   /* [S, N, D * H] */
-  T *hn, *cn;                  /* [L * D, N, H], or NULL */
+  double keep;      /* 1 - p */
+  const T *data;    /* [S, N, I] */
+  const T *h0, *c0; /* [L * D, N, H] */
+  const T **wi, **wh, **bi,
+      **bh;   /* per layer and direction: [G * H, in], [G * H, H], [G * H], [G * H] */
+  T *output;  /* [S, N, D * H] */
+  T *hn, *cn; /* [L * D, N, H], or NULL */
   T *reserve;
   bool clip, clip_nan;
   T clip_min, clip_max;
 } NAME(rnn);
 
-/* --- The reserve ------------------------------------------------------------------------------------------------------ */
+/* --- The reserve ------------------------------------------------------------------------------ */
 static T *NAME(gates)(const NAME(rnn) * r, int index) { /* [S, N, G * H] */
   int64_t block = r->s.time * r->s.batch * r->s.hidden;
   int inner = r->s.gates + (r->s.is_lstm || r->s.mode == MPG_RNN_GRU ? 1 : 0);
   return r->reserve + block * inner * index;
 }
-static T *NAME(extra)(const NAME(rnn) * r, int index) { /* cell states, or n's hidden part: [S, N, H] */
+static T *NAME(extra)(const NAME(rnn) * r,
+                      int index) { /* cell states, or n's hidden part: [S, N, H] */
   return NAME(gates)(r, index) + r->s.time * r->s.batch * r->s.hidden * r->s.gates;
 }
 static T *NAME(layer_output)(const NAME(rnn) * r, int layer) { /* [S, N, D * H] */
   if (layer == r->s.layers - 1) return r->output;
   int64_t block = r->s.time * r->s.batch * r->s.hidden;
-  return NAME(gates)(r, r->s.layers * r->s.directions) + block * r->s.directions * layer * (r->dropped ? 2 : 1);
+  return NAME(gates)(r, r->s.layers * r->s.directions) +
+         block * r->s.directions * layer * (r->dropped ? 2 : 1);
 }
-static const T *NAME(layer_input)(const NAME(rnn) * r, int layer) { /* as the layer sees it: after dropout */
+static const T *NAME(layer_input)(const NAME(rnn) * r,
+                                  int layer) { /* as the layer sees it: after dropout */
   if (layer == 0) return r->data;
   T *below = NAME(layer_output)(r, layer - 1);
   return r->dropped ? below + r->s.time * r->s.batch * r->s.hidden * r->s.directions : below;
 }
 
 /* The hidden state before step t: [N, H] with row stride *ld. */
-static const T *NAME(previous)(const NAME(rnn) * r, int layer, int direction, int64_t t, int64_t *ld) {
+static const T *NAME(previous)(const NAME(rnn) * r, int layer, int direction, int64_t t,
+                               int64_t *ld) {
   const mpg_rnn_size *s = &r->s;
   bool first = direction == 0 ? t == 0 : t == s->time - 1;
   if (first) {
@@ -56,27 +63,33 @@ static const T *NAME(previous)(const NAME(rnn) * r, int layer, int direction, in
   return NAME(layer_output)(r, layer) + before * s->batch * *ld + direction * s->hidden;
 }
 
-/* --- Cells: rows [from, to) of a step, columns [begin, end) of the hidden state ----------------------------------------------------------------------------------------------------- */
+/* --- Cells: rows [from, to) of a step, columns [begin, end) of the hidden state --------------- */
 typedef struct NAME(step) {
   const NAME(rnn) * r;
-  T *gates;                /* [N, G * H] of this step: products in, activated gates out */
-  const T *hidden_gates;   /* GRU: products with the hidden state [N, G * H] */
-  const T *bias, *bias_h;  /* [G * H]; bias is the sum of both but for GRU */
-  T *extra;                /* [N, H] */
-  const T *extra_before;   /* LSTM: [N, H] */
-  const T *h_before;       /* [N, H], stride ld_before */
+  T *gates;               /* [N, G * H] of this step: products in, activated gates out */
+  const T *hidden_gates;  /* GRU: products with the hidden state [N, G * H] */
+  const T *bias, *bias_h; /* [G * H]; bias is the sum of both but for GRU */
+  T *extra;               /* [N, H] */
+  const T *extra_before;  /* LSTM: [N, H] */
+  const T *h_before;      /* [N, H], stride ld_before */
   int64_t ld_before;
-  T *h;                    /* [N, H], stride ld */
+  T *h; /* [N, H], stride ld */
   int64_t ld;
 } NAME(step);
-typedef void (*NAME(cell_fn))(const void *step, int64_t from, int64_t to, int64_t begin, int64_t end);
+typedef void (*NAME(cell_fn))(const void *step, int64_t from, int64_t to, int64_t begin,
+                              int64_t end);
 
-/* The four gates are apart for the compiler's sake: it makes vectors of loops over arrays that it knows not to overlap. */
-static __attribute__((noinline)) void NAME(lstm_row)(int64_t count, T *restrict gi, T *restrict gf, T *restrict gz, T *restrict go, const T *restrict bi,
-                                                     const T *restrict bf, const T *restrict bz, const T *restrict bo, const T *restrict c_before,
-                                                     T *restrict c, T *restrict h) {
+/* The four gates are apart for the compiler's sake: it makes vectors of loops over arrays that it
+ * knows not to overlap. */
+static __attribute__((noinline)) void NAME(lstm_row)(int64_t count, T *restrict gi, T *restrict gf,
+                                                     T *restrict gz, T *restrict go,
+                                                     const T *restrict bi, const T *restrict bf,
+                                                     const T *restrict bz, const T *restrict bo,
+                                                     const T *restrict c_before, T *restrict c,
+                                                     T *restrict h) {
   for (int64_t j = 0; j < count; j++) {
-    T i = SIGMOID(gi[j] + bi[j]), f = SIGMOID(gf[j] + bf[j]), z = TANH(gz[j] + bz[j]), o = SIGMOID(go[j] + bo[j]);
+    T i = SIGMOID(gi[j] + bi[j]), f = SIGMOID(gf[j] + bf[j]), z = TANH(gz[j] + bz[j]),
+      o = SIGMOID(go[j] + bo[j]);
     T cell = f * c_before[j] + i * z;
     gi[j] = i;
     gf[j] = f;
@@ -87,29 +100,35 @@ static __attribute__((noinline)) void NAME(lstm_row)(int64_t count, T *restrict 
   }
 }
 
-static void NAME(lstm_cell)(const void *step, int64_t from, int64_t to, int64_t begin, int64_t end) {
+static void NAME(lstm_cell)(const void *step, int64_t from, int64_t to, int64_t begin,
+                            int64_t end) {
   const NAME(step) *p = step;
   const int64_t H = p->r->s.hidden;
   for (int64_t n = from; n < to; n++) {
     T *g = p->gates + n * 4 * H + begin, *c = p->extra + n * H, *h = p->h + n * p->ld;
     const T *b = p->bias + begin;
-    NAME(lstm_row)(end - begin, g, g + H, g + 2 * H, g + 3 * H, b, b + H, b + 2 * H, b + 3 * H, p->extra_before + n * H + begin, c + begin, h + begin);
+    NAME(lstm_row)(end - begin, g, g + H, g + 2 * H, g + 3 * H, b, b + H, b + 2 * H, b + 3 * H,
+                   p->extra_before + n * H + begin, c + begin, h + begin);
     if (p->r->clip)
       for (int64_t j = begin; j < end; j++) {
         T cell = c[j];
         if (p->r->clip_nan && cell != cell) cell = 0;
-        cell = cell < p->r->clip_min ? p->r->clip_min : cell > p->r->clip_max ? p->r->clip_max : cell;
+        cell = cell < p->r->clip_min   ? p->r->clip_min
+               : cell > p->r->clip_max ? p->r->clip_max
+                                       : cell;
         c[j] = cell;
         h[j] = g[3 * H + j - begin] * TANH(cell);
       }
   }
 }
 
-static __attribute__((noinline)) void NAME(gru_row)(int64_t count, T *restrict gr, T *restrict gz, T *restrict gn, const T *restrict hr,
-                                                    const T *restrict hz, const T *restrict hn, const T *restrict bias, const T *restrict bias_h,
-                                                    int64_t H, const T *restrict h_before, T *restrict m, T *restrict h) {
+static __attribute__((noinline)) void NAME(gru_row)(
+    int64_t count, T *restrict gr, T *restrict gz, T *restrict gn, const T *restrict hr,
+    const T *restrict hz, const T *restrict hn, const T *restrict bias, const T *restrict bias_h,
+    int64_t H, const T *restrict h_before, T *restrict m, T *restrict h) {
   for (int64_t j = 0; j < count; j++) {
-    T r = SIGMOID(gr[j] + bias[j] + hr[j] + bias_h[j]), z = SIGMOID(gz[j] + bias[H + j] + hz[j] + bias_h[H + j]);
+    T r = SIGMOID(gr[j] + bias[j] + hr[j] + bias_h[j]),
+      z = SIGMOID(gz[j] + bias[H + j] + hz[j] + bias_h[H + j]);
     T hidden = hn[j] + bias_h[2 * H + j];
     T fresh = TANH(gn[j] + bias[2 * H + j] + r * hidden);
     gr[j] = r;
@@ -126,12 +145,14 @@ static void NAME(gru_cell)(const void *step, int64_t from, int64_t to, int64_t b
   for (int64_t n = from; n < to; n++) {
     T *g = p->gates + n * 3 * H + begin;
     const T *gh = p->hidden_gates + n * 3 * H + begin;
-    NAME(gru_row)(end - begin, g, g + H, g + 2 * H, gh, gh + H, gh + 2 * H, p->bias + begin, p->bias_h + begin, H,
-                  p->h_before + n * p->ld_before + begin, p->extra + n * H + begin, p->h + n * p->ld + begin);
+    NAME(gru_row)(end - begin, g, g + H, g + 2 * H, gh, gh + H, gh + 2 * H, p->bias + begin,
+                  p->bias_h + begin, H, p->h_before + n * p->ld_before + begin,
+                  p->extra + n * H + begin, p->h + n * p->ld + begin);
   }
 }
 
-static void NAME(tanh_cell)(const void *step, int64_t from, int64_t to, int64_t begin, int64_t end) {
+static void NAME(tanh_cell)(const void *step, int64_t from, int64_t to, int64_t begin,
+                            int64_t end) {
   const NAME(step) *p = step;
   const int64_t H = p->r->s.hidden;
   for (int64_t n = from; n < to; n++) {
@@ -141,7 +162,8 @@ static void NAME(tanh_cell)(const void *step, int64_t from, int64_t to, int64_t 
   }
 }
 
-static void NAME(relu_cell)(const void *step, int64_t from, int64_t to, int64_t begin, int64_t end) {
+static void NAME(relu_cell)(const void *step, int64_t from, int64_t to, int64_t begin,
+                            int64_t end) {
   const NAME(step) *p = step;
   const int64_t H = p->r->s.hidden;
   for (int64_t n = from; n < to; n++) {
@@ -155,22 +177,25 @@ static void NAME(relu_cell)(const void *step, int64_t from, int64_t to, int64_t 
 }
 
 static NAME(cell_fn) NAME(forward_cell)(mpg_rnn_mode mode) {
-  return mode == MPG_RNN_LSTM ? NAME(lstm_cell) : mode == MPG_RNN_GRU ? NAME(gru_cell) : mode == MPG_RNN_TANH ? NAME(tanh_cell) : NAME(relu_cell);
+  return mode == MPG_RNN_LSTM   ? NAME(lstm_cell)
+         : mode == MPG_RNN_GRU  ? NAME(gru_cell)
+         : mode == MPG_RNN_TANH ? NAME(tanh_cell)
+                                : NAME(relu_cell);
 }
 
-/* --- One step: the recurrent product, then the cell --------------------------------------------------------------------- */
+/* --- One step: the recurrent product, then the cell ------------------------------------------- */
 typedef struct NAME(stepping) {
   const mpg_rnn_size *s;
-  NAME(packed) weights;    /* of the recurrent product */
-  bool packed;             /* it pays; else `weights` has only its shape, and the product goes the common way */
-  bool transposed;         /* the product is with the transpose of `source` */
-  const T *source;         /* [G * H, H] */
+  NAME(packed) weights; /* of the recurrent product */
+  bool packed; /* it pays; else `weights` has only its shape, and the product goes the common way */
+  bool transposed; /* the product is with the transpose of `source` */
+  const T *source; /* [G * H, H] */
   /* This step's. */
-  NAME(cell_fn) cell;      /* NULL: only the product */
-  const void *step;        /* what the cell takes */
-  const T *a;              /* [N, weights.k], row stride lda; NULL: no product */
+  NAME(cell_fn) cell; /* NULL: only the product */
+  const void *step;   /* what the cell takes */
+  const T *a;         /* [N, weights.k], row stride lda; NULL: no product */
   int64_t lda;
-  T *c;                    /* [N, groups * width] */
+  T *c; /* [N, groups * width] */
   bool add;
 } NAME(stepping);
 
@@ -180,7 +205,8 @@ static void NAME(step_panels)(void *context, int64_t from, int64_t to) {
     int64_t begin, end;
     NAME(panel_columns)(&p->weights, panel, &begin, &end);
     if (p->a)
-      NAME(panel_product)(&p->weights, panel, p->s->batch, p->a, p->lda, p->c, p->weights.width * p->weights.groups, p->add);
+      NAME(panel_product)(&p->weights, panel, p->s->batch, p->a, p->lda, p->c,
+                          p->weights.width * p->weights.groups, p->add);
     if (p->cell) p->cell(p->step, 0, p->s->batch, begin, end);
   }
 }
@@ -196,9 +222,14 @@ static int64_t NAME(grain)(int64_t work) { return work < 2048 ? 2048 / (work > 0
 /* Where packing pays depends on sizes alone: bits differ between the two ways. */
 static NAME(stepping) NAME(stepping_of)(const NAME(rnn) * r, const T *source, bool transposed) {
   const mpg_rnn_size *s = &r->s;
-  NAME(stepping) p = {.s = s, .source = source, .transposed = transposed, .packed = s->time >= 4 && s->time * s->batch >= 32};
-  p.weights = transposed ? NAME(packed_shape)(s->hidden, s->hidden, s->gates, r->call->num_threads)
-                         : NAME(packed_shape)(s->gates * s->hidden, s->hidden, 1, r->call->num_threads);
+  NAME(stepping)
+  p = {.s = s,
+       .source = source,
+       .transposed = transposed,
+       .packed = s->time >= 4 && s->time * s->batch >= 32};
+  p.weights = transposed
+                  ? NAME(packed_shape)(s->hidden, s->hidden, s->gates, r->call->num_threads)
+                  : NAME(packed_shape)(s->gates * s->hidden, s->hidden, 1, r->call->num_threads);
   return p;
 }
 
@@ -206,23 +237,26 @@ static mpg_status NAME(step_run)(const mpg_kernel_call *call, NAME(stepping) * p
   const mpg_rnn_size *s = p->s;
   const NAME(packed) *w = &p->weights;
   if (p->packed) {
-    mpg_cpu_parallel_for(call, w->panels, NAME(grain)(s->batch * (p->a ? w->k : LANES)), NAME(step_panels), p);
+    mpg_cpu_parallel_for(call, w->panels, NAME(grain)(s->batch * (p->a ? w->k : LANES)),
+                         NAME(step_panels), p);
     return MPG_OK;
   }
   int64_t n = w->width * w->groups;
   if (p->a)
-    MPG_TRY(mpg_cpu_gemm_any(call, DTYPE, false, p->transposed, s->batch, n, w->k, 1, p->a, p->lda, p->source, p->transposed ? w->k : n,
-                             p->add ? 1 : 0, p->c, n));
+    MPG_TRY(mpg_cpu_gemm_any(call, DTYPE, false, p->transposed, s->batch, n, w->k, 1, p->a, p->lda,
+                             p->source, p->transposed ? w->k : n, p->add ? 1 : 0, p->c, n));
   if (p->cell) mpg_cpu_parallel_for(call, s->batch, NAME(grain)(s->hidden), NAME(step_rows), p);
   return MPG_OK;
 }
 
-static mpg_status NAME(gemm)(const mpg_kernel_call *call, bool ta, bool tb, int64_t m, int64_t n, int64_t k, const T *a, int64_t lda,
-                             const T *b, int64_t ldb, double beta, T *c, int64_t ldc) {
+static mpg_status NAME(gemm)(const mpg_kernel_call *call, bool ta, bool tb, int64_t m, int64_t n,
+                             int64_t k, const T *a, int64_t lda, const T *b, int64_t ldb,
+                             double beta, T *c, int64_t ldc) {
   return mpg_cpu_gemm_any(call, DTYPE, ta, tb, m, n, k, 1, a, lda, b, ldb, beta, c, ldc);
 }
 
-/* Bytes of scratch that one direction takes forward, and the part of it that is aligned for packed weights. */
+/* Bytes of scratch that one direction takes forward, and the part of it that is aligned for packed
+ * weights. */
 static size_t NAME(forward_bytes)(const NAME(rnn) * r, size_t *packed_at) {
   int64_t GH = r->s.gates * r->s.hidden;
   NAME(stepping) p = NAME(stepping_of)(r, NULL, true);
@@ -230,7 +264,8 @@ static size_t NAME(forward_bytes)(const NAME(rnn) * r, size_t *packed_at) {
   return *packed_at + (p.packed ? NAME(packed_bytes)(&p.weights) : 0);
 }
 
-static mpg_status NAME(forward_direction)(const NAME(rnn) * r, int layer, int direction, T *scratch, T *packed) {
+static mpg_status NAME(forward_direction)(const NAME(rnn) * r, int layer, int direction, T *scratch,
+                                          T *packed) {
   const mpg_rnn_size *s = &r->s;
   const int64_t H = s->hidden, N = s->batch, GH = s->gates * H, in = mpg_rnn_layer_input(s, layer);
   const int index = layer * s->directions + direction;
@@ -238,9 +273,16 @@ static mpg_status NAME(forward_direction)(const NAME(rnn) * r, int layer, int di
   T *gates = NAME(gates)(r, index), *extra = s->is_lstm || gru ? NAME(extra)(r, index) : NULL;
   T *output = NAME(layer_output)(r, layer) + direction * H;
   T *bias = scratch, *hidden_gates = scratch + GH;
-  for (int64_t j = 0; j < GH; j++) bias[j] = gru ? r->bi[index][j] : r->bi[index][j] + r->bh[index][j];
-  MPG_TRY(NAME(gemm)(r->call, false, true, s->time * N, GH, in, NAME(layer_input)(r, layer), in, r->wi[index], in, 0, gates, GH));
-  NAME(step) p = {.r = r, .bias = bias, .bias_h = r->bh[index], .hidden_gates = hidden_gates, .ld = H * s->directions};
+  for (int64_t j = 0; j < GH; j++)
+    bias[j] = gru ? r->bi[index][j] : r->bi[index][j] + r->bh[index][j];
+  MPG_TRY(NAME(gemm)(r->call, false, true, s->time * N, GH, in, NAME(layer_input)(r, layer), in,
+                     r->wi[index], in, 0, gates, GH));
+  NAME(step)
+  p = {.r = r,
+       .bias = bias,
+       .bias_h = r->bh[index],
+       .hidden_gates = hidden_gates,
+       .ld = H * s->directions};
   p.extra_before = s->is_lstm ? r->c0 + (int64_t)index * N * H : NULL;
   NAME(stepping) stepping = NAME(stepping_of)(r, r->wh[index], true);
   stepping.cell = NAME(forward_cell)(s->mode);
@@ -262,12 +304,18 @@ static mpg_status NAME(forward_direction)(const NAME(rnn) * r, int layer, int di
   int64_t last = direction == 0 ? s->time - 1 : 0;
   const T *source = s->time ? output + last * N * p.ld : r->h0 + (int64_t)index * N * H;
   if (r->hn)
-    for (int64_t n = 0; n < N; n++) memcpy(r->hn + ((int64_t)index * N + n) * H, source + n * (s->time ? p.ld : H), (size_t)H * sizeof(T));
-  if (r->cn) memcpy(r->cn + (int64_t)index * N * H, s->time ? extra + last * N * H : r->c0 + (int64_t)index * N * H, (size_t)(N * H) * sizeof(T));
+    for (int64_t n = 0; n < N; n++)
+      memcpy(r->hn + ((int64_t)index * N + n) * H, source + n * (s->time ? p.ld : H),
+             (size_t)H * sizeof(T));
+  if (r->cn)
+    memcpy(r->cn + (int64_t)index * N * H,
+           s->time ? extra + last * N * H : r->c0 + (int64_t)index * N * H,
+           (size_t)(N * H) * sizeof(T));
   return MPG_OK;
 }
 
-/* Dropout between layers: element e of layer l's output is kept when word e of the stream (call, l) says so. */
+/* Dropout between layers: element e of layer l's output is kept when word e of the stream (call, l)
+ * says so. */
 typedef struct NAME(drop) {
   const T *from;
   T *to;
@@ -281,7 +329,8 @@ static void NAME(drop_range)(void *context, int64_t begin, int64_t end) {
   for (int64_t e = begin; e < end; e++) {
     uint64_t position = mpg_random_position(&d->key, (uint64_t)e);
     uint32_t word = mpg_philox(d->key.seed, d->key.call, position >> 2).value[position & 3];
-    /* A dropped element becomes -0 and a kept zero +0, so that the values themselves carry the mask to backward. */
+    /* A dropped element becomes -0 and a kept zero +0, so that the values themselves carry the mask
+     * to backward. */
     d->to[e] = mpg_philox_uniform(word) < (float)d->keep ? d->from[e] * scale + (T)0 : -(T)0;
   }
 }
@@ -292,10 +341,14 @@ static mpg_status NAME(forward)(NAME(rnn) * r) {
   T *scratch = mpg_device_scratch_slot(r->call->device, MPG_SCRATCH_KERNEL, size);
   if (!scratch) return MPG_DEVICE_OUT_OF_MEMORY;
   for (int layer = 0; layer < s->layers; layer++) {
-    for (int direction = 0; direction < s->directions; direction++) MPG_TRY(NAME(forward_direction)(r, layer, direction, scratch, scratch + packed_at / sizeof(T)));
+    for (int direction = 0; direction < s->directions; direction++)
+      MPG_TRY(
+          NAME(forward_direction)(r, layer, direction, scratch, scratch + packed_at / sizeof(T)));
     if (r->dropped && layer < s->layers - 1) {
       int64_t count = s->time * s->batch * s->hidden * s->directions;
-      NAME(drop) drop = {NAME(layer_output)(r, layer), NAME(layer_output)(r, layer) + count, r->call->random, r->keep};
+      NAME(drop)
+      drop = {NAME(layer_output)(r, layer), NAME(layer_output)(r, layer) + count, r->call->random,
+              r->keep};
       drop.key.position += (uint64_t)layer << 48;
       mpg_cpu_parallel_for(r->call, count, 4096, NAME(drop_range), &drop);
     }
@@ -303,7 +356,7 @@ static mpg_status NAME(forward)(NAME(rnn) * r) {
   return MPG_OK;
 }
 
-/* --- Backward ---------------------------------------------------------------------------------------------------------- */
+/* --- Backward --------------------------------------------------------------------------------- */
 typedef struct NAME(rnn_gradients) {
   const T *d_output;       /* [S, N, D * H] */
   const T *d_hn, *d_cn;    /* [L * D, N, H], or NULL */
@@ -313,23 +366,24 @@ typedef struct NAME(rnn_gradients) {
 
 typedef struct NAME(back_step) {
   const NAME(rnn) * r;
-  const T *gates, *extra;      /* of this step, activated: [N, G * H], [N, H] */
-  const T *extra_before;       /* LSTM: cell states before: [N, H] */
-  const T *h_before;           /* GRU: [N, H], stride ld_before */
+  const T *gates, *extra; /* of this step, activated: [N, G * H], [N, H] */
+  const T *extra_before;  /* LSTM: cell states before: [N, H] */
+  const T *h_before;      /* GRU: [N, H], stride ld_before */
   int64_t ld_before;
-  const T *h;                  /* LSTM clipping and vanilla: outputs, stride ld */
-  const T *d_output;           /* [N, H], stride ld; NULL: none */
+  const T *h;        /* LSTM clipping and vanilla: outputs, stride ld */
+  const T *d_output; /* [N, H], stride ld; NULL: none */
   int64_t ld;
-  T *d_h, *d_c;                /* [N, H]: in, gradient from the step after; d_c out, for the step before */
-  T *d_gates;                  /* [N, G * H] */
-  T *d_hidden;                 /* GRU: gradients of the hidden products [N, 3 * H] */
+  T *d_h, *d_c; /* [N, H]: in, gradient from the step after; d_c out, for the step before */
+  T *d_gates;   /* [N, G * H] */
+  T *d_hidden;  /* GRU: gradients of the hidden products [N, 3 * H] */
 } NAME(back_step);
 
 /* What the cell reads of a step, and what it makes. */
-static __attribute__((noinline)) void NAME(lstm_back_row)(int64_t count, const T *restrict gi, const T *restrict gf, const T *restrict gz,
-                                                          const T *restrict go, const T *restrict c, const T *restrict c_before, const T *restrict dy,
-                                                          const T *restrict d_h, T *restrict d_c, T *restrict di, T *restrict df, T *restrict dz,
-                                                          T *restrict d_o, bool clip, T clip_min, T clip_max) {
+static __attribute__((noinline)) void NAME(lstm_back_row)(
+    int64_t count, const T *restrict gi, const T *restrict gf, const T *restrict gz,
+    const T *restrict go, const T *restrict c, const T *restrict c_before, const T *restrict dy,
+    const T *restrict d_h, T *restrict d_c, T *restrict di, T *restrict df, T *restrict dz,
+    T *restrict d_o, bool clip, T clip_min, T clip_max) {
   for (int64_t j = 0; j < count; j++) {
     T i = gi[j], f = gf[j], z = gz[j], o = go[j], tanh_c = TANH(c[j]);
     T dh = dy[j] + d_h[j];
@@ -343,21 +397,26 @@ static __attribute__((noinline)) void NAME(lstm_back_row)(int64_t count, const T
   }
 }
 
-static void NAME(lstm_back_cell)(const void *step, int64_t from, int64_t to, int64_t begin, int64_t end) {
+static void NAME(lstm_back_cell)(const void *step, int64_t from, int64_t to, int64_t begin,
+                                 int64_t end) {
   const NAME(back_step) *p = step;
   const int64_t H = p->r->s.hidden;
   for (int64_t n = from; n < to; n++) {
     const T *g = p->gates + n * 4 * H + begin;
     T *d = p->d_gates + n * 4 * H + begin;
     int64_t at = n * H + begin;
-    NAME(lstm_back_row)(end - begin, g, g + H, g + 2 * H, g + 3 * H, p->extra + at, p->extra_before + at, p->d_output + n * p->ld + begin,
-                        p->d_h + at, p->d_c + at, d, d + H, d + 2 * H, d + 3 * H, p->r->clip, p->r->clip_min, p->r->clip_max);
+    NAME(lstm_back_row)(end - begin, g, g + H, g + 2 * H, g + 3 * H, p->extra + at,
+                        p->extra_before + at, p->d_output + n * p->ld + begin, p->d_h + at,
+                        p->d_c + at, d, d + H, d + 2 * H, d + 3 * H, p->r->clip, p->r->clip_min,
+                        p->r->clip_max);
   }
 }
 
-static __attribute__((noinline)) void NAME(gru_back_row)(int64_t count, const T *restrict gr, const T *restrict gz, const T *restrict gn,
-                                                         const T *restrict m, const T *restrict h_before, const T *restrict dy, T *restrict d_h,
-                                                         T *restrict dr, T *restrict dz, T *restrict dn, T *restrict hr, T *restrict hz, T *restrict hn) {
+static __attribute__((noinline)) void NAME(gru_back_row)(
+    int64_t count, const T *restrict gr, const T *restrict gz, const T *restrict gn,
+    const T *restrict m, const T *restrict h_before, const T *restrict dy, T *restrict d_h,
+    T *restrict dr, T *restrict dz, T *restrict dn, T *restrict hr, T *restrict hz,
+    T *restrict hn) {
   for (int64_t j = 0; j < count; j++) {
     T r = gr[j], z = gz[j], fresh = gn[j];
     T dh = dy[j] + d_h[j];
@@ -372,18 +431,21 @@ static __attribute__((noinline)) void NAME(gru_back_row)(int64_t count, const T 
   }
 }
 
-static void NAME(gru_back_cell)(const void *step, int64_t from, int64_t to, int64_t begin, int64_t end) {
+static void NAME(gru_back_cell)(const void *step, int64_t from, int64_t to, int64_t begin,
+                                int64_t end) {
   const NAME(back_step) *p = step;
   const int64_t H = p->r->s.hidden;
   for (int64_t n = from; n < to; n++) {
     const T *g = p->gates + n * 3 * H + begin;
     T *d = p->d_gates + n * 3 * H + begin, *dg = p->d_hidden + n * 3 * H + begin;
-    NAME(gru_back_row)(end - begin, g, g + H, g + 2 * H, p->extra + n * H + begin, p->h_before + n * p->ld_before + begin,
-                       p->d_output + n * p->ld + begin, p->d_h + n * H + begin, d, d + H, d + 2 * H, dg, dg + H, dg + 2 * H);
+    NAME(gru_back_row)(end - begin, g, g + H, g + 2 * H, p->extra + n * H + begin,
+                       p->h_before + n * p->ld_before + begin, p->d_output + n * p->ld + begin,
+                       p->d_h + n * H + begin, d, d + H, d + 2 * H, dg, dg + H, dg + 2 * H);
   }
 }
 
-static void NAME(vanilla_back_cell)(const void *step, int64_t from, int64_t to, int64_t begin, int64_t end) {
+static void NAME(vanilla_back_cell)(const void *step, int64_t from, int64_t to, int64_t begin,
+                                    int64_t end) {
   const NAME(back_step) *p = step;
   const int64_t H = p->r->s.hidden;
   const bool relu = p->r->s.mode == MPG_RNN_RELU;
@@ -426,17 +488,20 @@ static void NAME(column_range)(void *context, int64_t begin, int64_t end) {
   if (p->copy) memcpy(p->copy + begin, p->sums + begin, (size_t)(end - begin) * sizeof(T));
 }
 
-static void NAME(sum_columns)(const mpg_kernel_call *call, const T *matrix, int64_t rows, int64_t columns, T *sums, T *copy) {
+static void NAME(sum_columns)(const mpg_kernel_call *call, const T *matrix, int64_t rows,
+                              int64_t columns, T *sums, T *copy) {
   NAME(columns) p = {matrix, sums, copy, rows, columns};
   mpg_cpu_parallel_for(call, columns, 256, NAME(column_range), &p);
 }
 
-/* One layer in one direction. d_output [S, N, D * H] of the layer; d_input [S, N, in] is set or (add) added to; d_gates and
- * d_hidden are scratch of S * N * G * H (d_hidden for GRU). */
-static mpg_status NAME(backward_direction)(const NAME(rnn) * r, const NAME(rnn_gradients) * d, int layer, int direction, const T *d_output,
-                                           T *d_input, bool add, T *d_gates, T *d_hidden, T *packed) {
+/* One layer in one direction. d_output [S, N, D * H] of the layer; d_input [S, N, in] is set or
+ * (add) added to; d_gates and d_hidden are scratch of S * N * G * H (d_hidden for GRU). */
+static mpg_status NAME(backward_direction)(const NAME(rnn) * r, const NAME(rnn_gradients) * d,
+                                           int layer, int direction, const T *d_output, T *d_input,
+                                           bool add, T *d_gates, T *d_hidden, T *packed) {
   const mpg_rnn_size *s = &r->s;
-  const int64_t H = s->hidden, N = s->batch, S = s->time, GH = s->gates * H, in = mpg_rnn_layer_input(s, layer), NH = N * H;
+  const int64_t H = s->hidden, N = s->batch, S = s->time, GH = s->gates * H,
+                in = mpg_rnn_layer_input(s, layer), NH = N * H;
   const int index = layer * s->directions + direction;
   const bool gru = s->mode == MPG_RNN_GRU;
   const T *gates = NAME(gates)(r, index), *extra = s->is_lstm || gru ? NAME(extra)(r, index) : NULL;
@@ -450,7 +515,8 @@ static mpg_status NAME(backward_direction)(const NAME(rnn) * r, const NAME(rnn_g
   else if (NH && d_c)
     memset(d_c, 0, (size_t)NH * sizeof(T));
   NAME(back_step) p = {.r = r, .d_h = d_h, .d_c = d_c, .ld = H * s->directions};
-  const T *d_products = gru ? d_hidden : d_gates; /* gradients of the products with the hidden state */
+  const T *d_products =
+      gru ? d_hidden : d_gates; /* gradients of the products with the hidden state */
   NAME(stepping) stepping = NAME(stepping_of)(r, r->wh[index], false);
   stepping.step = &p;
   stepping.lda = GH;
@@ -458,15 +524,22 @@ static mpg_status NAME(backward_direction)(const NAME(rnn) * r, const NAME(rnn_g
   stepping.add = gru;
   stepping.weights.data = packed;
   if (stepping.packed) NAME(pack)(r->call, &stepping.weights, stepping.source, false);
-  /* The product of a step goes together with the cell of the step before it: step -1 has only a product, the last only a cell. */
+  /* The product of a step goes together with the cell of the step before it: step -1 has only a
+   * product, the last only a cell. */
   for (int64_t step = S - 1; step >= -1 && S > 0; step--) {
-    int64_t t = direction == 0 ? step : S - 1 - step, before = direction == 0 ? t - 1 : t + 1, after = direction == 0 ? t + 1 : t - 1;
+    int64_t t = direction == 0 ? step : S - 1 - step, before = direction == 0 ? t - 1 : t + 1,
+            after = direction == 0 ? t + 1 : t - 1;
     stepping.a = step == S - 1 ? NULL : d_products + after * N * GH;
-    stepping.cell = step < 0 ? NULL : s->is_lstm ? NAME(lstm_back_cell) : gru ? NAME(gru_back_cell) : NAME(vanilla_back_cell);
+    stepping.cell = step < 0     ? NULL
+                    : s->is_lstm ? NAME(lstm_back_cell)
+                    : gru        ? NAME(gru_back_cell)
+                                 : NAME(vanilla_back_cell);
     if (step >= 0) {
       p.gates = gates + t * N * GH;
       p.extra = extra ? extra + t * NH : NULL;
-      p.extra_before = !s->is_lstm ? NULL : step == 0 ? r->c0 + (int64_t)index * NH : extra + before * NH;
+      p.extra_before = !s->is_lstm ? NULL
+                       : step == 0 ? r->c0 + (int64_t)index * NH
+                                   : extra + before * NH;
       p.h_before = NAME(previous)(r, layer, direction, t, &p.ld_before);
       p.d_output = d_output + t * N * p.ld + direction * H;
       p.d_gates = d_gates + t * N * GH;
@@ -474,24 +547,33 @@ static mpg_status NAME(backward_direction)(const NAME(rnn) * r, const NAME(rnn_g
     }
     MPG_TRY(NAME(step_run)(r->call, &stepping));
   }
-  /* Weights: single products over all steps; the first step's hidden state lies apart from the rest. */
+  /* Weights: single products over all steps; the first step's hidden state lies apart from the
+   * rest. */
   int64_t first = direction == 0 ? 0 : S - 1, ld = H * s->directions;
   const T *outputs = NAME(layer_output)(r, layer) + direction * H;
-  const T *later = direction == 0 ? d_products + N * GH : d_products; /* the steps after the first, in memory order */
-  const T *earlier = direction == 0 ? outputs : outputs + N * ld;     /* the hidden states they start from */
+  const T *later = direction == 0 ? d_products + N * GH
+                                  : d_products; /* the steps after the first, in memory order */
+  const T *earlier =
+      direction == 0 ? outputs : outputs + N * ld; /* the hidden states they start from */
   if (S > 0) {
-    MPG_TRY(NAME(gemm)(r->call, true, false, GH, H, N, d_products + first * N * GH, GH, r->h0 + (int64_t)index * NH, H, 0, d->d_wh[index], H));
-    if (S > 1) MPG_TRY(NAME(gemm)(r->call, true, false, GH, H, (S - 1) * N, later, GH, earlier, ld, 1, d->d_wh[index], H));
+    MPG_TRY(NAME(gemm)(r->call, true, false, GH, H, N, d_products + first * N * GH, GH,
+                       r->h0 + (int64_t)index * NH, H, 0, d->d_wh[index], H));
+    if (S > 1)
+      MPG_TRY(NAME(gemm)(r->call, true, false, GH, H, (S - 1) * N, later, GH, earlier, ld, 1,
+                         d->d_wh[index], H));
   } else {
     memset(d->d_wh[index], 0, (size_t)(GH * H) * sizeof(T));
   }
-  MPG_TRY(NAME(gemm)(r->call, true, false, GH, in, S * N, d_gates, GH, NAME(layer_input)(r, layer), in, 0, d->d_wi[index], in));
+  MPG_TRY(NAME(gemm)(r->call, true, false, GH, in, S * N, d_gates, GH, NAME(layer_input)(r, layer),
+                     in, 0, d->d_wi[index], in));
   NAME(sum_columns)(r->call, d_gates, S * N, GH, d->d_bi[index], gru ? NULL : d->d_bh[index]);
   if (gru) NAME(sum_columns)(r->call, d_hidden, S * N, GH, d->d_bh[index], NULL);
-  return NAME(gemm)(r->call, false, false, S * N, in, GH, d_gates, GH, r->wi[index], in, add ? 1 : 0, d_input, in);
+  return NAME(gemm)(r->call, false, false, S * N, in, GH, d_gates, GH, r->wi[index], in,
+                    add ? 1 : 0, d_input, in);
 }
 
-/* Through dropout: what was dropped (a negative zero, see drop_range) gets no gradient, the rest is scaled as it was. */
+/* Through dropout: what was dropped (a negative zero, see drop_range) gets no gradient, the rest is
+ * scaled as it was. */
 typedef struct NAME(undrop) {
   const T *after;
   T *gradient;
@@ -500,12 +582,14 @@ typedef struct NAME(undrop) {
 
 static void NAME(undrop_range)(void *context, int64_t begin, int64_t end) {
   const NAME(undrop) *p = context;
-  for (int64_t e = begin; e < end; e++) p->gradient[e] = p->after[e] == 0 && signbit(p->after[e]) ? 0 : p->gradient[e] * p->scale;
+  for (int64_t e = begin; e < end; e++)
+    p->gradient[e] = p->after[e] == 0 && signbit(p->after[e]) ? 0 : p->gradient[e] * p->scale;
 }
 
 static mpg_status NAME(backward)(NAME(rnn) * r, const NAME(rnn_gradients) * d) {
   const mpg_rnn_size *s = &r->s;
-  int64_t rows = s->time * s->batch, wide = s->hidden * s->directions, gates = rows * s->gates * s->hidden;
+  int64_t rows = s->time * s->batch, wide = s->hidden * s->directions,
+          gates = rows * s->gates * s->hidden;
   int64_t widest = wide > s->input ? wide : s->input;
   bool gru = s->mode == MPG_RNN_GRU;
   int64_t spare = s->layers > 1 || s->directions == 2 ? rows * widest : 0;
@@ -519,18 +603,19 @@ static mpg_status NAME(backward)(NAME(rnn) * r, const NAME(rnn_gradients) * d) {
   between[1] = between[0] + spare;
   const T *d_output = d->d_output;
   for (int layer = s->layers - 1; layer >= 0; layer--) {
-    /* d_data may lie where data or the gradient of the output does. One direction writes it when it has read both; of two the
-     * second reads them after the first has written. */
+    /* d_data may lie where data or the gradient of the output does. One direction writes it when it
+     * has read both; of two the second reads them after the first has written. */
     T *d_input = layer == 0 && s->directions == 1 ? d->d_data : between[layer & 1];
     for (int direction = 0; direction < s->directions; direction++)
-      MPG_TRY(NAME(backward_direction)(r, d, layer, direction, d_output, d_input, direction > 0, d_gates, d_hidden,
-                                         scratch + packed_at / sizeof(T)));
+      MPG_TRY(NAME(backward_direction)(r, d, layer, direction, d_output, d_input, direction > 0,
+                                       d_gates, d_hidden, scratch + packed_at / sizeof(T)));
     if (layer > 0 && r->dropped) {
       NAME(undrop) undrop = {NAME(layer_input)(r, layer), d_input, (T)(1 / r->keep)};
       mpg_cpu_parallel_for(r->call, rows * wide, 4096, NAME(undrop_range), &undrop);
     }
     d_output = d_input;
   }
-  if (s->directions == 2 && s->layers > 0) memcpy(d->d_data, between[0], (size_t)(rows * s->input) * sizeof(T));
+  if (s->directions == 2 && s->layers > 0)
+    memcpy(d->d_data, between[0], (size_t)(rows * s->input) * sizeof(T));
   return MPG_OK;
 }

@@ -1,10 +1,13 @@
-/* Convolutions of 3x3 by Winograd's minimal filtering F(2x2, 3x3), with the channels last: a tile of 2x2 results from 4x4 inputs d and
- * a filter g is A'[(G g G') * (B'd B)]A, 16 multiplications instead of 36. Over tiles and channels these are 16 matrix products, one
- * for each point of the 4x4. As everything is linear, the gradient of the weight is G'[(B'd B) * (A y A')]G, summed over tiles.
+/* Convolutions of 3x3 by Winograd's minimal filtering F(2x2, 3x3), with the channels last: a tile
+ * of 2x2 results from 4x4 inputs d and a filter g is A'[(G g G') * (B'd B)]A, 16 multiplications
+ * instead of 36. Over tiles and channels these are 16 matrix products, one for each point of the
+ * 4x4. As everything is linear, the gradient of the weight is G'[(B'd B) * (A y A')]G, summed over
+ * tiles.
  *
- * Packed weights (G g G'): [panel][16 points][channels][PANEL filters], the last panel as wide as filters are left. Products keep a tile
- * of ROWS x PANEL in registers and sum over the channels in ascending order, so neither threads nor blocks nor the other samples of a
- * batch change bits. The weight gradient sums DEPTH tiles at a time.
+ * Packed weights (G g G'): [panel][16 points][channels][PANEL filters], the last panel as wide as
+ * filters are left. Products keep a tile of ROWS x PANEL in registers and sum over the channels in
+ * ascending order, so neither threads nor blocks nor the other samples of a batch change bits. The
+ * weight gradient sums DEPTH tiles at a time.
  */
 #include <string.h>
 
@@ -22,7 +25,15 @@ enum { ROWS = 6, VECTORS = 2 };
 #else
 enum { ROWS = 4, VECTORS = 2 };
 #endif
-enum { PANEL = VECTORS * LANES, POINTS = 16, TAPS = 9, BLOCK = 96, DEPTH = 128, LINE = 16 /* floats */, GROUP = MPG_WINOGRAD_GROUP };
+enum {
+  PANEL = VECTORS * LANES,
+  POINTS = 16,
+  TAPS = 9,
+  BLOCK = 96,
+  DEPTH = 128,
+  LINE = 16 /* floats */,
+  GROUP = MPG_WINOGRAD_GROUP
+};
 static const int64_t gradient_room = 1 << 20; /* floats of transformed arrays at a time */
 
 typedef mpg_winograd geometry;
@@ -33,15 +44,17 @@ static int vectors_of(int64_t filters, int64_t panel) {
   return left < VECTORS ? (int)left : VECTORS;
 }
 
-/* --- Products --------------------------------------------------------------------------------------------------------- */
-/* `rows` rows of A with a panel `width` vectors wide. Row r and step p of A: a[r * row + p * step]. add: to what c holds. */
-static inline __attribute__((always_inline)) void multiply(const int rows, const int width, int64_t k, const float *a, int64_t row, int64_t step,
-                                                           const float *b, float *c, bool add) {
+/* --- Products --------------------------------------------------------------------------------- */
+/* `rows` rows of A with a panel `width` vectors wide. Row r and step p of A: a[r * row + p * step].
+ * add: to what c holds. */
+static inline __attribute__((always_inline)) void multiply(const int rows, const int width,
+                                                           int64_t k, const float *a, int64_t row,
+                                                           int64_t step, const float *b, float *c,
+                                                           bool add) {
   V sum[ROWS][VECTORS];
   MPG_UNROLL(8)
-  for (int r = 0; r < rows; r++)
-    MPG_UNROLL(8)
-    for (int v = 0; v < width; v++) sum[r][v] = V_SET(0);
+  for (int r = 0; r < rows; r++) MPG_UNROLL(8)
+  for (int v = 0; v < width; v++) sum[r][v] = V_SET(0);
   for (int64_t p = 0; p < k; p++) {
     V x[VECTORS];
     MPG_UNROLL(8)
@@ -55,20 +68,23 @@ static inline __attribute__((always_inline)) void multiply(const int rows, const
     }
   }
   MPG_UNROLL(8)
-  for (int r = 0; r < rows; r++)
-    MPG_UNROLL(8)
-    for (int v = 0; v < width; v++) {
-      float *to = c + (r * width + v) * LANES;
-      if (add) sum[r][v] = sum[r][v] + V_LOAD(to);
-      V_STORE(to, sum[r][v]);
-    }
+  for (int r = 0; r < rows; r++) MPG_UNROLL(8)
+  for (int v = 0; v < width; v++) {
+    float *to = c + (r * width + v) * LANES;
+    if (add) sum[r][v] = sum[r][v] + V_LOAD(to);
+    V_STORE(to, sum[r][v]);
+  }
 }
 
 /* A by rows of k, and A by columns: the elements of one step side by side, steps GROUP apart. */
-#define FORWARD(R, W) \
-  static void rows_##R##x##W(int64_t k, const float *a, const float *b, float *c) { multiply(R, W, k, a, k, 1, b, c, false); }
-#define GRADIENT(R, W) \
-  static void columns_##R##x##W(int64_t k, const float *a, const float *b, float *c, bool add) { multiply(R, W, k, a, 1, GROUP, b, c, add); }
+#define FORWARD(R, W)                                                               \
+  static void rows_##R##x##W(int64_t k, const float *a, const float *b, float *c) { \
+    multiply(R, W, k, a, k, 1, b, c, false);                                        \
+  }
+#define GRADIENT(R, W)                                                                           \
+  static void columns_##R##x##W(int64_t k, const float *a, const float *b, float *c, bool add) { \
+    multiply(R, W, k, a, 1, GROUP, b, c, add);                                                   \
+  }
 #if defined(__AVX512F__)
 #define WIDTHS(KIND, R) KIND(R, 1) KIND(R, 2) KIND(R, 3) KIND(R, 4)
 #define NAMES(KIND, R) {KIND##_##R##x1, KIND##_##R##x2, KIND##_##R##x3, KIND##_##R##x4}
@@ -88,18 +104,24 @@ WIDTHS(FORWARD, 5)
 WIDTHS(FORWARD, 6)
 WIDTHS(GRADIENT, 5)
 WIDTHS(GRADIENT, 6)
-static const rows_fn row_products[ROWS][VECTORS] = {NAMES(rows, 1), NAMES(rows, 2), NAMES(rows, 3), NAMES(rows, 4), NAMES(rows, 5), NAMES(rows, 6)};
-static const columns_fn column_products[ROWS - 3][VECTORS] = {NAMES(columns, 4), NAMES(columns, 5), NAMES(columns, 6)};
+static const rows_fn row_products[ROWS][VECTORS] = {NAMES(rows, 1), NAMES(rows, 2), NAMES(rows, 3),
+                                                    NAMES(rows, 4), NAMES(rows, 5), NAMES(rows, 6)};
+static const columns_fn column_products[ROWS - 3][VECTORS] = {NAMES(columns, 4), NAMES(columns, 5),
+                                                              NAMES(columns, 6)};
 #else
-static const rows_fn row_products[ROWS][VECTORS] = {NAMES(rows, 1), NAMES(rows, 2), NAMES(rows, 3), NAMES(rows, 4)};
+static const rows_fn row_products[ROWS][VECTORS] = {NAMES(rows, 1), NAMES(rows, 2), NAMES(rows, 3),
+                                                    NAMES(rows, 4)};
 static const columns_fn column_products[ROWS - 3][VECTORS] = {NAMES(columns, 4)};
 #endif
 
-/* --- Transforms ------------------------------------------------------------------------------------------------------- */
-/* Where the `size` x `size` elements of tile t begin in an array (batch, height, width, channels); NULL: outside. True: none is. */
-static inline bool places(const geometry *g, const float *base, int64_t height, int64_t width, int64_t channels, int64_t pad_h, int64_t pad_w,
-                          int64_t t, int size, const float **at) {
-  int64_t n = t / (g->tiles_h * g->tiles_w), y = t / g->tiles_w % g->tiles_h * 2 - pad_h, x = t % g->tiles_w * 2 - pad_w;
+/* --- Transforms ------------------------------------------------------------------------------- */
+/* Where the `size` x `size` elements of tile t begin in an array (batch, height, width, channels);
+ * NULL: outside. True: none is. */
+static inline bool places(const geometry *g, const float *base, int64_t height, int64_t width,
+                          int64_t channels, int64_t pad_h, int64_t pad_w, int64_t t, int size,
+                          const float **at) {
+  int64_t n = t / (g->tiles_h * g->tiles_w), y = t / g->tiles_w % g->tiles_h * 2 - pad_h,
+          x = t % g->tiles_w * 2 - pad_w;
   bool inside = true;
   for (int i = 0; i < size; i++)
     for (int j = 0; j < size; j++) {
@@ -110,13 +132,18 @@ static inline bool places(const geometry *g, const float *base, int64_t height, 
   return inside;
 }
 
-static inline V load_or_zero(const float *at, int64_t channel) { return at ? V_LOAD(at + channel) : V_SET(0); }
+static inline V load_or_zero(const float *at, int64_t channel) {
+  return at ? V_LOAD(at + channel) : V_SET(0);
+}
 
 /* B'd B of one vector of channels; point p goes to `to + p * stride`. */
-static inline __attribute__((always_inline)) void transform_input(const float *const *at, bool inside, int64_t channel, float *to, int64_t stride) {
+static inline __attribute__((always_inline)) void transform_input(const float *const *at,
+                                                                  bool inside, int64_t channel,
+                                                                  float *to, int64_t stride) {
   V d[POINTS], e[POINTS];
   MPG_UNROLL(16)
-  for (int i = 0; i < POINTS; i++) d[i] = inside ? V_LOAD(at[i] + channel) : load_or_zero(at[i], channel);
+  for (int i = 0; i < POINTS; i++)
+    d[i] = inside ? V_LOAD(at[i] + channel) : load_or_zero(at[i], channel);
   MPG_UNROLL(4)
   for (int j = 0; j < 4; j++) {
     e[j] = d[j] - d[8 + j];
@@ -134,7 +161,9 @@ static inline __attribute__((always_inline)) void transform_input(const float *c
 }
 
 /* A y A' of one vector of filters. */
-static inline __attribute__((always_inline)) void transform_gradient(const float *const *at, int64_t filter, float *to, int64_t stride) {
+static inline __attribute__((always_inline)) void transform_gradient(const float *const *at,
+                                                                     int64_t filter, float *to,
+                                                                     int64_t stride) {
   V y[4], e[8];
   MPG_UNROLL(4)
   for (int i = 0; i < 4; i++) y[i] = load_or_zero(at[i], filter);
@@ -161,10 +190,11 @@ static inline V relu_of(V y) { /* keeps NaN and -0, as relu does */
 
 static inline V relu_gradient(V y, V result) { /* NaN where relu's result was */
   V zero = V_SET(0);
-  return (V)(((__typeof__(y < zero))y & (result > zero)) | ((__typeof__(y < zero))result & (result != result)));
+  return (V)(((__typeof__(y < zero))y & (result > zero)) |
+             ((__typeof__(y < zero))result & (result != result)));
 }
 
-/* --- Forward ---------------------------------------------------------------------------------------------------------- */
+/* --- Forward ---------------------------------------------------------------------------------- */
 typedef struct forward {
   geometry g;
   const float *data, *packed, *bias, *added, *gate;
@@ -175,22 +205,26 @@ typedef struct forward {
   float *scratch;
   int64_t slot;  /* floats of scratch for each piece */
   int64_t panel; /* tiles of one */
-  float *inputs;  /* shared transformed inputs, where there are few */
+  float *inputs; /* shared transformed inputs, where there are few */
 } forward;
 
-/* Between the points of so many tiles; not a multiple of the distance at which lines fall into the same places of a cache. */
+/* Between the points of so many tiles; not a multiple of the distance at which lines fall into the
+ * same places of a cache. */
 static int64_t input_stride(const geometry *g, int64_t tiles) { return tiles * g->channels + LINE; }
 static int64_t result_stride(int64_t tiles) { return tiles * PANEL + LINE; }
 
-static void transform_inputs(const forward *f, int64_t begin, int64_t end, int64_t first, int64_t stride, float *to) {
+static void transform_inputs(const forward *f, int64_t begin, int64_t end, int64_t first,
+                             int64_t stride, float *to) {
   const geometry *g = &f->g;
   const float *at[POINTS];
   for (int64_t t = begin; t < end; t++) {
     float *tile = to + (t - first) * g->channels;
     if (places(g, f->data, g->in_h, g->in_w, g->channels, g->pad_h, g->pad_w, t, 4, at))
-      for (int64_t c = 0; c < g->channels; c += LANES) transform_input(at, true, c, tile + c, stride);
+      for (int64_t c = 0; c < g->channels; c += LANES)
+        transform_input(at, true, c, tile + c, stride);
     else
-      for (int64_t c = 0; c < g->channels; c += LANES) transform_input(at, false, c, tile + c, stride);
+      for (int64_t c = 0; c < g->channels; c += LANES)
+        transform_input(at, false, c, tile + c, stride);
   }
 }
 
@@ -202,11 +236,13 @@ static inline void finish(const forward *f, V y, int64_t offset, int64_t filter)
   V_STORE(f->out + (offset - f->shift), f->relu ? relu_of(y) : y);
 }
 
-static void transform_results(const forward *f, int64_t begin, int64_t end, int64_t panel, const float *from, int64_t stride) {
+static void transform_results(const forward *f, int64_t begin, int64_t end, int64_t panel,
+                              const float *from, int64_t stride) {
   const geometry *g = &f->g;
   const int width = vectors_of(g->filters, panel);
   for (int64_t t = begin; t < end; t++, from += width * LANES) {
-    int64_t n = t / (g->tiles_h * g->tiles_w), y = t / g->tiles_w % g->tiles_h * 2, x = t % g->tiles_w * 2;
+    int64_t n = t / (g->tiles_h * g->tiles_w), y = t / g->tiles_w % g->tiles_h * 2,
+            x = t % g->tiles_w * 2;
     int64_t corner = ((n * g->out_h + y) * g->out_w + x) * g->filters + panel * PANEL;
     bool right = x + 1 < g->out_w, below = y + 1 < g->out_h;
     for (int v = 0; v < width; v++, corner += LANES) {
@@ -222,22 +258,24 @@ static void transform_results(const forward *f, int64_t begin, int64_t end, int6
       finish(f, e[0] + e[1] + e[2], corner, filter);
       if (right) finish(f, e[1] - e[2] - e[3], corner + g->filters, filter);
       if (below) finish(f, e[4] + e[5] + e[6], corner + g->out_w * g->filters, filter);
-      if (right && below) finish(f, e[5] - e[6] - e[7], corner + (g->out_w + 1) * g->filters, filter);
+      if (right && below)
+        finish(f, e[5] - e[6] - e[7], corner + (g->out_w + 1) * g->filters, filter);
     }
   }
 }
 
 /* A panel of filters for tiles [begin, end), which are `from` in what begins at `inputs`. */
-static void panel_results(const forward *f, int64_t begin, int64_t end, int64_t from, const float *inputs, int64_t stride, int64_t panel,
-                          float *results) {
-  const int64_t channels = f->g.channels, count = end - begin, blocks = (count + ROWS - 1) / ROWS, to_stride = result_stride(count);
+static void panel_results(const forward *f, int64_t begin, int64_t end, int64_t from,
+                          const float *inputs, int64_t stride, int64_t panel, float *results) {
+  const int64_t channels = f->g.channels, count = end - begin, blocks = (count + ROWS - 1) / ROWS,
+                to_stride = result_stride(count);
   const int width = vectors_of(f->g.filters, panel);
   const float *weights = f->packed + panel * PANEL * POINTS * channels;
   for (int p = 0; p < POINTS; p++, weights += channels * width * LANES)
     for (int64_t i = 0; i < blocks; i++) {
       int64_t row = i * count / blocks, rows = (i + 1) * count / blocks - row;
-      row_products[rows - 1][width - 1](channels, inputs + p * stride + (from + row) * channels, weights,
-                                        results + p * to_stride + row * width * LANES);
+      row_products[rows - 1][width - 1](channels, inputs + p * stride + (from + row) * channels,
+                                        weights, results + p * to_stride + row * width * LANES);
     }
   transform_results(f, begin, end, panel, results, to_stride);
 }
@@ -253,7 +291,8 @@ static void run_blocks(void *context, int64_t first, int64_t last) {
   const forward *f = context;
   for (int64_t piece = first; piece < last; piece++)
     for (int64_t b = f->blocks * piece / f->pieces; b < f->blocks * (piece + 1) / f->pieces; b++)
-      run_block(f, f->g.tiles * b / f->blocks, f->g.tiles * (b + 1) / f->blocks, f->scratch + piece * f->slot);
+      run_block(f, f->g.tiles * b / f->blocks, f->g.tiles * (b + 1) / f->blocks,
+                f->scratch + piece * f->slot);
 }
 
 static void share_inputs(void *context, int64_t begin, int64_t end) {
@@ -267,8 +306,10 @@ static void run_panels(void *context, int64_t first, int64_t last) {
   int64_t count = f->blocks * panels_of(f->g.filters);
   for (int64_t piece = first; piece < last; piece++)
     for (int64_t i = count * piece / f->pieces; i < count * (piece + 1) / f->pieces; i++) {
-      int64_t begin = f->g.tiles * (i % f->blocks) / f->blocks, end = f->g.tiles * (i % f->blocks + 1) / f->blocks;
-      panel_results(f, begin, end, begin, f->inputs, input_stride(&f->g, f->g.tiles), i / f->blocks, f->scratch + piece * f->slot);
+      int64_t begin = f->g.tiles * (i % f->blocks) / f->blocks,
+              end = f->g.tiles * (i % f->blocks + 1) / f->blocks;
+      panel_results(f, begin, end, begin, f->inputs, input_stride(&f->g, f->g.tiles), i / f->blocks,
+                    f->scratch + piece * f->slot);
     }
 }
 
@@ -297,19 +338,22 @@ MPG_CPU_KERNEL(winograd_convolution) {
   } else {
     f.blocks = up_to_multiple((f.g.tiles + BLOCK - 1) / BLOCK, f.pieces);
     if (f.blocks > f.g.tiles) f.blocks = f.g.tiles;
-    f.slot = POINTS * (input_stride(&f.g, f.g.tiles / f.blocks + 1) + result_stride(f.g.tiles / f.blocks + 1));
+    f.slot = POINTS * (input_stride(&f.g, f.g.tiles / f.blocks + 1) +
+                       result_stride(f.g.tiles / f.blocks + 1));
   }
   int64_t shared = share ? POINTS * input_stride(&f.g, f.g.tiles) : 0;
   f.inputs = mpg_device_scratch(call->device, (size_t)(f.slot * f.pieces + shared) * sizeof(float));
   if (!f.inputs) return MPG_DEVICE_OUT_OF_MEMORY;
   f.scratch = f.inputs + shared;
-  if (share) mpg_cpu_parallel_for(call, f.g.tiles, 1 + 65536 / (POINTS * f.g.channels), share_inputs, &f);
+  if (share)
+    mpg_cpu_parallel_for(call, f.g.tiles, 1 + 65536 / (POINTS * f.g.channels), share_inputs, &f);
   mpg_cpu_parallel_for(call, f.pieces, 1, share ? run_panels : run_blocks, &f);
   return MPG_OK;
 }
 
 /* The whole of a result's rows and images (op/math/product.h) is the whole of so many tiles. */
-mpg_status mpg_cpu_winograd_begin(const mpg_kernel_call *call, const mpg_panel_tail *tail, int threads, mpg_panels *panels) {
+mpg_status mpg_cpu_winograd_begin(const mpg_kernel_call *call, const mpg_panel_tail *tail,
+                                  int threads, mpg_panels *panels) {
   forward f = forward_of(call->params, call->inputs);
   if (tail) {
     f.added = tail->added;
@@ -318,8 +362,10 @@ mpg_status mpg_cpu_winograd_begin(const mpg_kernel_call *call, const mpg_panel_t
   }
   f.panel = f.g.tiles * panels->product.panel / panels->product.m;
   f.blocks = (f.panel + 4 * BLOCK / 3 - 1) / (4 * BLOCK / 3);
-  f.slot = POINTS * (input_stride(&f.g, f.panel / f.blocks + 1) + result_stride(f.panel / f.blocks + 1));
-  forward *own = mpg_device_scratch(call->device, mpg_align_up(sizeof f, 64) + (size_t)(f.slot * threads) * sizeof(float));
+  f.slot =
+      POINTS * (input_stride(&f.g, f.panel / f.blocks + 1) + result_stride(f.panel / f.blocks + 1));
+  forward *own = mpg_device_scratch(
+      call->device, mpg_align_up(sizeof f, 64) + (size_t)(f.slot * threads) * sizeof(float));
   if (!own) return MPG_DEVICE_OUT_OF_MEMORY;
   f.scratch = (float *)(void *)((char *)own + mpg_align_up(sizeof f, 64));
   *own = f;
@@ -329,22 +375,26 @@ mpg_status mpg_cpu_winograd_begin(const mpg_kernel_call *call, const mpg_panel_t
 
 void mpg_cpu_winograd_panel(const mpg_panels *panels, int thread, int64_t panel, float *out) {
   forward f = *(const forward *)panels->own;
-  int64_t begin = f.panel * panel, count = f.g.tiles - begin < f.panel ? f.g.tiles - begin : f.panel;
+  int64_t begin = f.panel * panel,
+          count = f.g.tiles - begin < f.panel ? f.g.tiles - begin : f.panel;
   f.out = out;
   f.shift = panels->product.panel * panel * f.g.filters;
   for (int64_t b = 0; b < f.blocks; b++)
-    run_block(&f, begin + count * b / f.blocks, begin + count * (b + 1) / f.blocks, f.scratch + thread * f.slot);
+    run_block(&f, begin + count * b / f.blocks, begin + count * (b + 1) / f.blocks,
+              f.scratch + thread * f.slot);
 }
 
-/* --- Weights ---------------------------------------------------------------------------------------------------------- */
+/* --- Weights ---------------------------------------------------------------------------------- */
 /* A square of GROUP channels by one panel of filters, through taps[channel][tap][filter]. */
 typedef struct packing {
   int64_t channels, filters; /* of the convolution that the packed weight is for */
-  bool backward;             /* the weight is (channels, filters, 3, 3) then, and turned by 180 degrees */
-  float *weight, *packed;    /* of the gradient: the weight's and, as the products leave it, the packed one's */
+  bool backward; /* the weight is (channels, filters, 3, 3) then, and turned by 180 degrees */
+  float *weight,
+      *packed; /* of the gradient: the weight's and, as the products leave it, the packed one's */
 } packing;
 
-static void read_taps(const packing *w, int64_t channel, int64_t panel, int width, float taps[GROUP][TAPS][PANEL]) {
+static void read_taps(const packing *w, int64_t channel, int64_t panel, int width,
+                      float taps[GROUP][TAPS][PANEL]) {
   if (w->backward) {
     for (int c = 0; c < GROUP; c++) {
       const float *from = w->weight + ((channel + c) * w->filters + panel * PANEL) * TAPS;
@@ -360,7 +410,8 @@ static void read_taps(const packing *w, int64_t channel, int64_t panel, int widt
   }
 }
 
-static void write_taps(const packing *w, int64_t channel, int64_t panel, int width, float taps[GROUP][TAPS][PANEL]) {
+static void write_taps(const packing *w, int64_t channel, int64_t panel, int width,
+                       float taps[GROUP][TAPS][PANEL]) {
   for (int f = 0; f < width * LANES; f++) {
     float *to = w->weight + ((panel * PANEL + f) * w->channels + channel) * TAPS;
     for (int c = 0; c < GROUP; c++, to += TAPS)
@@ -385,7 +436,8 @@ static void pack_squares(void *context, int64_t begin, int64_t end) {
         V g[12];
         MPG_UNROLL(3)
         for (int j = 0; j < 3; j++) {
-          V a = V_LOAD(taps[c][j] + v * LANES), b = V_LOAD(taps[c][3 + j] + v * LANES), d = V_LOAD(taps[c][6 + j] + v * LANES);
+          V a = V_LOAD(taps[c][j] + v * LANES), b = V_LOAD(taps[c][3 + j] + v * LANES),
+            d = V_LOAD(taps[c][6 + j] + v * LANES);
           g[j] = a;
           g[3 + j] = (a + d + b) * half;
           g[6 + j] = (a + d - b) * half;
@@ -406,37 +458,45 @@ static void pack_squares(void *context, int64_t begin, int64_t end) {
 MPG_CPU_KERNEL(pack_winograd) {
   const mpg_pack_winograd_params *p = call->params;
   const int64_t *dims = call->inputs[0].desc.shape.dims;
-  packing w = {dims[p->backward ? 0 : 1], dims[p->backward ? 1 : 0], p->backward, call->inputs[0].data, call->outputs[0].data};
+  packing w = {dims[p->backward ? 0 : 1], dims[p->backward ? 1 : 0], p->backward,
+               call->inputs[0].data, call->outputs[0].data};
   mpg_cpu_parallel_for(call, w.channels / GROUP * panels_of(w.filters), 1, pack_squares, &w);
   return MPG_OK;
 }
 
-/* --- The gradient of the weight --------------------------------------------------------------------------------------- */
+/* --- The gradient of the weight --------------------------------------------------------------- */
 typedef struct gradient {
   geometry g;
   const float *data, *out_grad;
-  int64_t first, tiles, room; /* of this turn; floats between points are room * channels or filters */
-  float *inputs;    /* [16][groups of channels][tiles][GROUP] */
-  float *grads;     /* [16][panels][tiles][PANEL] */
-  float *sums;      /* [16][groups of channels][panels][GROUP][PANEL] */
+  int64_t first, tiles,
+      room;      /* of this turn; floats between points are room * channels or filters */
+  float *inputs; /* [16][groups of channels][tiles][GROUP] */
+  float *grads;  /* [16][panels][tiles][PANEL] */
+  float *sums;   /* [16][groups of channels][panels][GROUP][PANEL] */
 } gradient;
 
-static int64_t point_stride(const gradient *t, int64_t channels) { return t->room * channels + LINE; }
+static int64_t point_stride(const gradient *t, int64_t channels) {
+  return t->room * channels + LINE;
+}
 
 static void transform_both(void *context, int64_t begin, int64_t end) {
   const gradient *t = context;
   const geometry *g = &t->g;
   const float *at[POINTS];
   for (int64_t i = begin; i < end; i++) {
-    bool inside = places(g, t->data, g->in_h, g->in_w, g->channels, g->pad_h, g->pad_w, t->first + i, 4, at);
+    bool inside =
+        places(g, t->data, g->in_h, g->in_w, g->channels, g->pad_h, g->pad_w, t->first + i, 4, at);
     for (int64_t c = 0; c < g->channels; c += LANES)
-      transform_input(at, inside, c, t->inputs + c / GROUP * GROUP * t->tiles + i * GROUP + c % GROUP, point_stride(t, g->channels));
+      transform_input(at, inside, c,
+                      t->inputs + c / GROUP * GROUP * t->tiles + i * GROUP + c % GROUP,
+                      point_stride(t, g->channels));
     places(g, t->out_grad, g->out_h, g->out_w, g->filters, 0, 0, t->first + i, 2, at);
     for (int64_t panel = 0; panel < panels_of(g->filters); panel++) {
       int width = vectors_of(g->filters, panel);
       float *to = t->grads + panel * PANEL * t->tiles + i * width * LANES;
       for (int v = 0; v < width; v++)
-        transform_gradient(at, panel * PANEL + v * LANES, to + v * LANES, point_stride(t, g->filters));
+        transform_gradient(at, panel * PANEL + v * LANES, to + v * LANES,
+                           point_stride(t, g->filters));
     }
   }
 }
@@ -452,12 +512,14 @@ static void sum_products(void *context, int64_t begin, int64_t end) {
     for (int64_t panel = 0; panel < panels_of(g->filters); panel++) {
       int width = vectors_of(g->filters, panel);
       const float *b = t->grads + point * point_stride(t, g->filters) + panel * PANEL * t->tiles;
-      float *to = t->sums + point * g->channels * g->filters + group * GROUP * g->filters + panel * PANEL * GROUP;
+      float *to = t->sums + point * g->channels * g->filters + group * GROUP * g->filters +
+                  panel * PANEL * GROUP;
       for (int64_t from = 0; from < t->tiles; from += DEPTH) {
         int64_t depth = t->tiles - from < DEPTH ? t->tiles - from : DEPTH;
         for (int part = 0; part < PARTS; part++) {
           int row = GROUP * part / PARTS, rows = GROUP * (part + 1) / PARTS - row;
-          column_products[rows - 4][width - 1](depth, a + from * GROUP + row, b + from * width * LANES, to + row * width * LANES,
+          column_products[rows - 4][width - 1](depth, a + from * GROUP + row,
+                                               b + from * width * LANES, to + row * width * LANES,
                                                t->first + from > 0);
         }
       }
@@ -480,7 +542,8 @@ static void unpack_squares(void *context, int64_t begin, int64_t end) {
         V u[12];
         MPG_UNROLL(4)
         for (int j = 0; j < 4; j++) {
-          V a = V_LOAD(from + j * stride), b = V_LOAD(from + (4 + j) * stride), d = V_LOAD(from + (8 + j) * stride), e = V_LOAD(from + (12 + j) * stride);
+          V a = V_LOAD(from + j * stride), b = V_LOAD(from + (4 + j) * stride),
+            d = V_LOAD(from + (8 + j) * stride), e = V_LOAD(from + (12 + j) * stride);
           u[j] = a + (b + d) * half;
           u[4 + j] = (b - d) * half;
           u[8 + j] = (b + d) * half + e;
@@ -510,8 +573,10 @@ MPG_CPU_KERNEL(winograd_backward_weight) {
   int64_t depths = gradient_room / (POINTS * DEPTH * (g->channels + g->filters));
   t.room = (depths > 1 ? depths : 1) * DEPTH;
   if (t.room > g->tiles) t.room = g->tiles;
-  int64_t inputs = POINTS * point_stride(&t, g->channels), grads = POINTS * point_stride(&t, g->filters);
-  t.inputs = mpg_device_scratch(call->device, (size_t)(inputs + grads + POINTS * g->channels * g->filters) * sizeof(float));
+  int64_t inputs = POINTS * point_stride(&t, g->channels),
+          grads = POINTS * point_stride(&t, g->filters);
+  t.inputs = mpg_device_scratch(
+      call->device, (size_t)(inputs + grads + POINTS * g->channels * g->filters) * sizeof(float));
   if (!t.inputs) return MPG_DEVICE_OUT_OF_MEMORY;
   t.grads = t.inputs + inputs;
   t.sums = t.grads + grads;

@@ -1,10 +1,12 @@
 /* Ops of two arrays, with broadcasting, and of an array and a number.
  *
- * A row function computes one run of elements; each operand advances or stands still (bit 0 and bit 1 of `moving`). An
- * op has one per compute type (convert.h); where it has none for an integer type, it is computed in double. Ops whose 8-bit results
- * are the low bits of those in int32_t, or comparisons, have rows of bytes, too. Shapes are collapsed to the fewest dimensions along which both
- * operands keep moving or standing, so a run is as long as can be; where runs are short, an operand that stands still is written out (expand.h).
- * Results may be written over an operand: element i is read before it is written, and only by itself.
+ * A row function computes one run of elements; each operand advances or stands still (bit 0 and bit
+ * 1 of `moving`). An op has one per compute type (convert.h); where it has none for an integer
+ * type, it is computed in double. Ops whose 8-bit results are the low bits of those in int32_t, or
+ * comparisons, have rows of bytes, too. Shapes are collapsed to the fewest dimensions along which
+ * both operands keep moving or standing, so a run is as long as can be; where runs are short, an
+ * operand that stands still is written out (expand.h). Results may be written over an operand:
+ * element i is read before it is written, and only by itself.
  */
 #include <math.h>
 
@@ -16,82 +18,90 @@
 
 typedef void (*row_fn)(const void *a, const void *b, void *out, int64_t count, int moving);
 
-#define ROW(name, suffix, T, expression)                                                                         \
-  static void name##_##suffix(const void *pa, const void *pb, void *po, int64_t n, int moving) {                  \
-    const T *a = pa, *b = pb;                                                                                    \
-    T *out = po;                                                                                                 \
-    if (moving == 3) {                                                                                           \
-      MPG_INDEPENDENT for (int64_t i = 0; i < n; i++) {                                                                    \
-        T x = a[i], y = b[i];                                                                                    \
-        out[i] = (expression);                                                                                   \
-      }                                                                                                          \
-    } else if (moving == 1) {                                                                                    \
-      const T y = *b;                                                                                            \
-      MPG_INDEPENDENT for (int64_t i = 0; i < n; i++) {                                                                    \
-        T x = a[i];                                                                                              \
-        out[i] = (expression);                                                                                   \
-      }                                                                                                          \
-    } else {                                                                                                     \
-      const T x = *a;                                                                                            \
-      MPG_INDEPENDENT for (int64_t i = 0; i < n; i++) {                                                                    \
-        T y = b[moving ? i : 0];                                                                                 \
-        out[i] = (expression);                                                                                   \
-      }                                                                                                          \
-    }                                                                                                            \
+#define ROW(name, suffix, T, expression)                                                         \
+  static void name##_##suffix(const void *pa, const void *pb, void *po, int64_t n, int moving) { \
+    const T *a = pa, *b = pb;                                                                    \
+    T *out = po;                                                                                 \
+    if (moving == 3) {                                                                           \
+      MPG_INDEPENDENT for (int64_t i = 0; i < n; i++) {                                          \
+        T x = a[i], y = b[i];                                                                    \
+        out[i] = (expression);                                                                   \
+      }                                                                                          \
+    } else if (moving == 1) {                                                                    \
+      const T y = *b;                                                                            \
+      MPG_INDEPENDENT for (int64_t i = 0; i < n; i++) {                                          \
+        T x = a[i];                                                                              \
+        out[i] = (expression);                                                                   \
+      }                                                                                          \
+    } else {                                                                                     \
+      const T x = *a;                                                                            \
+      MPG_INDEPENDENT for (int64_t i = 0; i < n; i++) {                                          \
+        T y = b[moving ? i : 0];                                                                 \
+        out[i] = (expression);                                                                   \
+      }                                                                                          \
+    }                                                                                            \
   }
-/* Of halves, without a buffer between: for formulas that take less time than that. An operand that stands still is a group of the same
- * element; the last elements are groups with zeros behind. */
-#define HALF_ROW(name, suffix, expression)                                                                               \
-  MPG_HALVES_INLINE void name##_group_##suffix(const uint16_t *a, const uint16_t *b, uint16_t *out) {                    \
-    float left[MPG_HALVES], right[MPG_HALVES], results[MPG_HALVES];                                                      \
-    mpg_load_##suffix(a, left);                                                                                          \
-    mpg_load_##suffix(b, right);                                                                                         \
-    for (int k = 0; k < MPG_HALVES; k++) {                                                                               \
-      float x = left[k], y = right[k];                                                                                   \
-      results[k] = (expression);                                                                                         \
-    }                                                                                                                    \
-    mpg_store_##suffix(results, out);                                                                                    \
-  }                                                                                                                      \
-  __attribute__((unused)) static void name##_##suffix(const void *pa, const void *pb, void *po, int64_t n, int moving) { \
-    uint16_t still_a[MPG_HALVES] = {0}, still_b[MPG_HALVES] = {0}, rest[MPG_HALVES];                                         \
-    int64_t step_a = moving & 1 ? MPG_HALVES : 0, step_b = moving & 2 ? MPG_HALVES : 0;                                  \
-    const uint16_t *a = step_a ? pa : same_halves(pa, still_a), *b = step_b ? pb : same_halves(pb, still_b);             \
-    uint16_t *out = po;                                                                                                  \
-    for (; n >= MPG_HALVES; n -= MPG_HALVES, a += step_a, b += step_b, out += MPG_HALVES) name##_group_##suffix(a, b, out); \
-    if (!n) return;                                                                                                      \
-    if (step_a) a = memcpy(still_a, a, (size_t)n * sizeof *a);                                                           \
-    if (step_b) b = memcpy(still_b, b, (size_t)n * sizeof *b);                                                           \
-    name##_group_##suffix(a, b, rest);                                                                                   \
-    memcpy(out, rest, (size_t)n * sizeof *rest);                                                                         \
+/* Of halves, without a buffer between: for formulas that take less time than that. An operand that
+ * stands still is a group of the same element; the last elements are groups with zeros behind. */
+#define HALF_ROW(name, suffix, expression)                                                      \
+  MPG_HALVES_INLINE void name##_group_##suffix(const uint16_t *a, const uint16_t *b,            \
+                                               uint16_t *out) {                                 \
+    float left[MPG_HALVES], right[MPG_HALVES], results[MPG_HALVES];                             \
+    mpg_load_##suffix(a, left);                                                                 \
+    mpg_load_##suffix(b, right);                                                                \
+    for (int k = 0; k < MPG_HALVES; k++) {                                                      \
+      float x = left[k], y = right[k];                                                          \
+      results[k] = (expression);                                                                \
+    }                                                                                           \
+    mpg_store_##suffix(results, out);                                                           \
+  }                                                                                             \
+  __attribute__((unused)) static void name##_##suffix(const void *pa, const void *pb, void *po, \
+                                                      int64_t n, int moving) {                  \
+    uint16_t still_a[MPG_HALVES] = {0}, still_b[MPG_HALVES] = {0}, rest[MPG_HALVES];            \
+    int64_t step_a = moving & 1 ? MPG_HALVES : 0, step_b = moving & 2 ? MPG_HALVES : 0;         \
+    const uint16_t *a = step_a ? pa : same_halves(pa, still_a),                                 \
+                   *b = step_b ? pb : same_halves(pb, still_b);                                 \
+    uint16_t *out = po;                                                                         \
+    for (; n >= MPG_HALVES; n -= MPG_HALVES, a += step_a, b += step_b, out += MPG_HALVES)       \
+      name##_group_##suffix(a, b, out);                                                         \
+    if (!n) return;                                                                             \
+    if (step_a) a = memcpy(still_a, a, (size_t)n * sizeof *a);                                  \
+    if (step_b) b = memcpy(still_b, b, (size_t)n * sizeof *b);                                  \
+    name##_group_##suffix(a, b, rest);                                                          \
+    memcpy(out, rest, (size_t)n * sizeof *rest);                                                \
   }
 static const uint16_t *same_halves(const uint16_t *element, uint16_t *group) {
   for (int k = 0; k < MPG_HALVES; k++) group[k] = *element;
   return group;
 }
 #define FLOAT_ROWS(name, expression_f, expression_d) \
-  ROW(name, f32, float, expression_f) ROW(name, f64, double, expression_d) HALF_ROW(name, f16, expression_f) HALF_ROW(name, bf16, expression_f)
+  ROW(name, f32, float, expression_f)                \
+  ROW(name, f64, double, expression_d)               \
+  HALF_ROW(name, f16, expression_f) HALF_ROW(name, bf16, expression_f)
 #define INT32_ROW(name, expression) ROW(name, i32, int32_t, expression)
 #define INT64_ROW(name, expression) ROW(name, i64, int64_t, expression)
-/* Two formulas that give the same bits, the first right in a part of the range only: the second for blocks with an element beyond it. */
-#define LIMITED_ROW(name, suffix, T, right, near, far)                                              \
-  ROW(name##_near, suffix, T, near)                                                                 \
-  ROW(name##_far, suffix, T, far)                                                                   \
-  static void name##_##suffix(const void *pa, const void *pb, void *po, int64_t n, int moving) {    \
-    const T *a = pa, *b = pb;                                                                       \
-    T *out = po;                                                                                    \
-    int64_t step_a = moving & 1, step_b = moving >> 1 & 1, count;                                   \
-    for (; n > 0; n -= count, a += step_a * count, b += step_b * count, out += count) {             \
-      count = n < MPG_CPU_BLOCK ? n : MPG_CPU_BLOCK;                                                \
-      int outside = 0;                                                                              \
-      for (int64_t i = 0; i < count; i++) {                                                         \
-        T x = a[step_a * i], y = b[step_b * i];                                                     \
-        outside |= !(right);                                                                        \
-      }                                                                                             \
-      (outside ? name##_far_##suffix : name##_near_##suffix)(a, b, out, count, moving);             \
-    }                                                                                               \
+/* Two formulas that give the same bits, the first right in a part of the range only: the second for
+ * blocks with an element beyond it. */
+#define LIMITED_ROW(name, suffix, T, right, near, far)                                           \
+  ROW(name##_near, suffix, T, near)                                                              \
+  ROW(name##_far, suffix, T, far)                                                                \
+  static void name##_##suffix(const void *pa, const void *pb, void *po, int64_t n, int moving) { \
+    const T *a = pa, *b = pb;                                                                    \
+    T *out = po;                                                                                 \
+    int64_t step_a = moving & 1, step_b = moving >> 1 & 1, count;                                \
+    for (; n > 0; n -= count, a += step_a * count, b += step_b * count, out += count) {          \
+      count = n < MPG_CPU_BLOCK ? n : MPG_CPU_BLOCK;                                             \
+      int outside = 0;                                                                           \
+      for (int64_t i = 0; i < count; i++) {                                                      \
+        T x = a[step_a * i], y = b[step_b * i];                                                  \
+        outside |= !(right);                                                                     \
+      }                                                                                          \
+      (outside ? name##_far_##suffix : name##_near_##suffix)(a, b, out, count, moving);          \
+    }                                                                                            \
   }
 #define LIMITED_ROWS(name, right_f, near_f, far_f, right_d, near_d, far_d) \
-  LIMITED_ROW(name, f32, float, right_f, near_f, far_f) LIMITED_ROW(name, f64, double, right_d, near_d, far_d)
+  LIMITED_ROW(name, f32, float, right_f, near_f, far_f)                    \
+  LIMITED_ROW(name, f64, double, right_d, near_d, far_d)
 #include "kernels/common/binary.def"
 #define LEAK x > 0 ? x : x * y
 ROW(leak, f32, float, LEAK)
@@ -99,7 +109,8 @@ ROW(leak, f64, double, LEAK)
 HALF_ROW(leak, f16, LEAK)
 HALF_ROW(leak, bf16, LEAK)
 
-#define BYTE_ROWS(name, expression) ROW(name, u8, uint8_t, expression) ROW(name, i8, int8_t, expression)
+#define BYTE_ROWS(name, expression) \
+  ROW(name, u8, uint8_t, expression) ROW(name, i8, int8_t, expression)
 BYTE_ROWS(add, x + y)
 BYTE_ROWS(sub, x - y)
 BYTE_ROWS(mul, x *y)
@@ -114,9 +125,12 @@ BYTE_ROWS(lesser_equal, x <= y)
 
 /* The row of bytes of the op whose row of int32_t this is; NULL: it has none. */
 static row_fn byte_row(row_fn of_int32, mpg_dtype dtype) {
-#define BYTES(name) {name##_i32, name##_u8, name##_i8}
-  static const row_fn rows[][3] = {BYTES(add),       BYTES(sub),     BYTES(mul),           BYTES(maximum), BYTES(minimum),    BYTES(equal),
-                                   BYTES(not_equal), BYTES(greater), BYTES(greater_equal), BYTES(lesser),  BYTES(lesser_equal)};
+#define BYTES(name) \
+  { name##_i32, name##_u8, name##_i8 }
+  static const row_fn rows[][3] = {BYTES(add),       BYTES(sub),         BYTES(mul),
+                                   BYTES(maximum),   BYTES(minimum),     BYTES(equal),
+                                   BYTES(not_equal), BYTES(greater),     BYTES(greater_equal),
+                                   BYTES(lesser),    BYTES(lesser_equal)};
   if (dtype != MPG_UINT8 && dtype != MPG_INT8) return NULL;
   for (size_t k = 0; k < sizeof rows / sizeof rows[0]; k++)
     if (rows[k][0] == of_int32) return rows[k][dtype == MPG_UINT8 ? 1 : 2];
@@ -126,8 +140,8 @@ static row_fn byte_row(row_fn of_int32, mpg_dtype dtype) {
 typedef struct binary_op {
   row_fn rows[MPG_COMPUTE_COUNT];
   row_fn f16, bf16; /* NULL: as float, block by block */
-  bool swap;  /* scalar ops: the number is the left operand */
-  bool dear;  /* worth a thread for fewer elements */
+  bool swap;        /* scalar ops: the number is the left operand */
+  bool dear;        /* worth a thread for fewer elements */
 } binary_op;
 
 #define HALVES_false(name) name##_f16, name##_bf16 /* of ops that are not dear */
@@ -137,13 +151,15 @@ typedef struct binary_op {
 
 static const binary_op *find(mpg_op_id id) {
   static const binary_op ops[MPG_OP_COUNT] = {
-#define BINARY(op, row, kind, swap, dear) [MPG_OP_##op] = {kind(row), HALVES_##dear(row), swap, dear},
+#define BINARY(op, row, kind, swap, dear) \
+  [MPG_OP_##op] = {kind(row), HALVES_##dear(row), swap, dear},
 #include "kernels/common/binary.def"
   };
   return &ops[id];
 }
 
-/* Shapes collapsed: dims[0] is the innermost. Strides are in elements, 0 where the operand stands still. */
+/* Shapes collapsed: dims[0] is the innermost. Strides are in elements, 0 where the operand stands
+ * still. */
 typedef struct plan {
   row_fn row;
   mpg_compute compute;
@@ -164,7 +180,8 @@ static int64_t collapse(plan *p, const mpg_shape *a, const mpg_shape *b, const m
     int64_t n = out->dims[out->ndim - i];
     total *= n;
     if (n == 1) continue;
-    int64_t na = i <= a->ndim ? a->dims[a->ndim - i] : 1, nb = i <= b->ndim ? b->dims[b->ndim - i] : 1;
+    int64_t na = i <= a->ndim ? a->dims[a->ndim - i] : 1,
+            nb = i <= b->ndim ? b->dims[b->ndim - i] : 1;
     int moving = (na != 1) | (nb != 1) << 1;
     if (moving == moving_before) {
       p->dims[p->ndim - 1] *= n;
@@ -184,7 +201,8 @@ static int64_t collapse(plan *p, const mpg_shape *a, const mpg_shape *b, const m
 /* One run: operands at element offsets ia and ib. */
 static void run(const plan *p, int64_t ia, int64_t ib, int64_t io, int64_t count, int moving) {
   if (p->direct) {
-    p->row(p->a + ia * (int64_t)p->size, p->b + ib * (int64_t)p->size, p->out + io * (int64_t)p->size, count, moving);
+    p->row(p->a + ia * (int64_t)p->size, p->b + ib * (int64_t)p->size,
+           p->out + io * (int64_t)p->size, count, moving);
     return;
   }
   mpg_block_buffer ba, bb, bo;
@@ -257,15 +275,26 @@ static void run_short(void *context, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; row += most) {
     int64_t rows = end - row < most ? end - row : most;
     for (int k = 0; k < 2; k++) {
-      if (moves[k]) from[k] = data[k] + row * n * size;
-      else if (!same[k] || row == begin) mpg_expand(data[k], p->size, p->ndim, p->dims, strides[k], row, rows, buffers[k]);
+      if (moves[k])
+        from[k] = data[k] + row * n * size;
+      else if (!same[k] || row == begin)
+        mpg_expand(data[k], p->size, p->ndim, p->dims, strides[k], row, rows, buffers[k]);
     }
-    plan block = {.row = p->row, .compute = p->compute, .dtype = p->dtype, .direct = p->direct, .a = from[0], .b = from[1], .out = p->out + row * n * size, .size = p->size};
+    plan block = {.row = p->row,
+                  .compute = p->compute,
+                  .dtype = p->dtype,
+                  .direct = p->direct,
+                  .a = from[0],
+                  .b = from[1],
+                  .out = p->out + row * n * size,
+                  .size = p->size};
     run(&block, 0, 0, 0, rows * n, 3);
   }
 }
 
-static int64_t grain_of(const binary_op *op, mpg_dtype dtype) { return op->dear ? 4096 : mpg_dtype_size(dtype) > 4 ? 16384 : 32768; }
+static int64_t grain_of(const binary_op *op, mpg_dtype dtype) {
+  return op->dear ? 4096 : mpg_dtype_size(dtype) > 4 ? 16384 : 32768;
+}
 
 static void prepare(plan *p, const binary_op *op, mpg_dtype dtype) {
   p->dtype = dtype;
@@ -277,7 +306,8 @@ static void prepare(plan *p, const binary_op *op, mpg_dtype dtype) {
   p->direct = half || mpg_compute_direct(p->compute, dtype);
 }
 
-static void run_plan(const mpg_kernel_call *call, plan *p, const mpg_view *a, const mpg_view *b, const mpg_view *out, int64_t grain) {
+static void run_plan(const mpg_kernel_call *call, plan *p, const mpg_view *a, const mpg_view *b,
+                     const mpg_view *out, int64_t grain) {
   p->a = a->data;
   p->b = b->data;
   p->out = out->data;
@@ -308,7 +338,8 @@ MPG_CPU_KERNEL(binary) {
   return MPG_OK;
 }
 
-void mpg_cpu_leak(const mpg_kernel_call *call, const mpg_view *a, const mpg_view *b, const mpg_view *out) {
+void mpg_cpu_leak(const mpg_kernel_call *call, const mpg_view *a, const mpg_view *b,
+                  const mpg_view *out) {
   static const binary_op op = {FLOATS(leak), HALVES_false(leak), false, false};
   plan p;
   prepare(&p, &op, a->desc.dtype);
@@ -338,7 +369,8 @@ static void run_scalar(void *context, int64_t begin, int64_t end) {
   int64_t step = p->direct ? end - begin : MPG_CPU_BLOCK, size = (int64_t)mpg_dtype_size(p->dtype);
   for (int64_t i = begin; i < end; i += step) {
     int64_t n = end - i < step ? end - i : step;
-    const void *values = p->direct ? (const char *)p->data + i * size : mpg_cpu_load(p->compute, p->dtype, p->data, i, n, &in);
+    const void *values = p->direct ? (const char *)p->data + i * size
+                                   : mpg_cpu_load(p->compute, p->dtype, p->data, i, n, &in);
     void *place = p->direct ? (void *)((char *)p->out + i * size) : &result;
     if (p->swap)
       p->row(&p->number, values, place, n, 2);
@@ -348,12 +380,15 @@ static void run_scalar(void *context, int64_t begin, int64_t end) {
   }
 }
 
-/* The number in a block of its own: with it in a register, the tests on it keep compilers from vectors. */
+/* The number in a block of its own: with it in a register, the tests on it keep compilers from
+ * vectors. */
 static void run_filled(void *context, int64_t begin, int64_t end) {
   const scalar_plan *p = context;
   mpg_block_buffer in, result, numbers;
-  for (int k = 0; k < MPG_CPU_BLOCK && p->compute == MPG_COMPUTE_F32; k++) numbers.f32[k] = p->number.f32;
-  for (int k = 0; k < MPG_CPU_BLOCK && p->compute == MPG_COMPUTE_F64; k++) numbers.f64[k] = p->number.f64;
+  for (int k = 0; k < MPG_CPU_BLOCK && p->compute == MPG_COMPUTE_F32; k++)
+    numbers.f32[k] = p->number.f32;
+  for (int k = 0; k < MPG_CPU_BLOCK && p->compute == MPG_COMPUTE_F64; k++)
+    numbers.f64[k] = p->number.f64;
   for (int64_t i = begin; i < end; i += MPG_CPU_BLOCK) {
     int64_t n = end - i < MPG_CPU_BLOCK ? end - i : MPG_CPU_BLOCK;
     const void *values = mpg_cpu_load(p->compute, p->dtype, p->data, i, n, &in);
@@ -364,17 +399,18 @@ static void run_filled(void *context, int64_t begin, int64_t end) {
 }
 
 /* Powers by these numbers, rounded once from double, as powf's are. */
-#define POWER_ROW(name, expression)                                                                        \
-  static void name(const void *pa, const void *exponent, void *po, int64_t n, int moving) {                \
-    const float *a = pa;                                                                                   \
-    float *out = po;                                                                                       \
-    (void)exponent, (void)moving;                                                                          \
-    MPG_INDEPENDENT for (int64_t i = 0; i < n; i++) {                                                                \
-      float x = a[i];                                                                                      \
-      out[i] = (expression);                                                                               \
-    }                                                                                                      \
+#define POWER_ROW(name, expression)                                                         \
+  static void name(const void *pa, const void *exponent, void *po, int64_t n, int moving) { \
+    const float *a = pa;                                                                    \
+    float *out = po;                                                                        \
+    (void)exponent, (void)moving;                                                           \
+    MPG_INDEPENDENT for (int64_t i = 0; i < n; i++) {                                       \
+      float x = a[i];                                                                       \
+      out[i] = (expression);                                                                \
+    }                                                                                       \
   }
-static inline float cube_of(float x) { /* the square in two parts; beyond 2^43 the result is infinite */
+static inline float cube_of(
+    float x) { /* the square in two parts; beyond 2^43 the result is infinite */
 #ifdef MPG_MATH_FUSED
   float square = x * x, low = fmaf(x, x, -square);
   return fabsf(x) < 0x1p43f ? fmaf(square, x, low * x) : square * x;
@@ -389,7 +425,12 @@ POWER_ROW(inverse, 1 / x)
 POWER_ROW(inverse_square, (float)(1 / ((double)x * x)))
 
 static row_fn power_row(double exponent) {
-  return exponent == 3 ? cube : exponent == 4 ? fourth : exponent == 0.5 ? root : exponent == -1 ? inverse : exponent == -2 ? inverse_square : NULL;
+  return exponent == 3     ? cube
+         : exponent == 4   ? fourth
+         : exponent == 0.5 ? root
+         : exponent == -1  ? inverse
+         : exponent == -2  ? inverse_square
+                           : NULL;
 }
 
 MPG_CPU_KERNEL(scalar) {
@@ -399,16 +440,25 @@ MPG_CPU_KERNEL(scalar) {
   mpg_dtype dtype = call->inputs[0].desc.dtype;
   prepare(&base, op, dtype);
   bool dear = op->dear;
-  if (op->rows[MPG_COMPUTE_F32] == power_f32 && !op->swap && params->scalar == 2) { /* x * x, and the same bits */
+  if (op->rows[MPG_COMPUTE_F32] == power_f32 && !op->swap &&
+      params->scalar == 2) { /* x * x, and the same bits */
     binary_op square = {ALL(mul), HALVES_false(mul), false, false};
     mpg_view inputs[2] = {call->inputs[0], call->inputs[0]};
     prepare(&base, &square, dtype);
     base.a = base.b = inputs[0].data;
     base.out = call->outputs[0].data;
-    mpg_cpu_parallel_for(call, mpg_shape_size(&call->outputs[0].desc.shape), grain_of(&square, dtype), run_equal, &base);
+    mpg_cpu_parallel_for(call, mpg_shape_size(&call->outputs[0].desc.shape),
+                         grain_of(&square, dtype), run_equal, &base);
     return MPG_OK;
   }
-  scalar_plan p = {base.row, base.compute, dtype, base.direct, op->swap, call->inputs[0].data, call->outputs[0].data, {0}};
+  scalar_plan p = {base.row,
+                   base.compute,
+                   dtype,
+                   base.direct,
+                   op->swap,
+                   call->inputs[0].data,
+                   call->outputs[0].data,
+                   {0}};
   if (base.compute == MPG_COMPUTE_F64 && !mpg_dtype_is_float(dtype))
     p.number.f64 = params->scalar;
   else
@@ -420,11 +470,13 @@ MPG_CPU_KERNEL(scalar) {
   row_fn power = base.row == power_f32 && !op->swap ? power_row(params->scalar) : NULL;
   if (power) p.row = power;
   row_fn bytes = byte_row(base.row, dtype);
-  if (bytes && (dtype == MPG_UINT8 ? p.number.i32 == (uint8_t)p.number.i32 : p.number.i32 == (int8_t)p.number.i32)) {
+  if (bytes && (dtype == MPG_UINT8 ? p.number.i32 == (uint8_t)p.number.i32
+                                   : p.number.i32 == (int8_t)p.number.i32)) {
     p.row = bytes, p.direct = true;
     p.number.u8 = (uint8_t)p.number.i32;
   }
-  mpg_cpu_parallel_for(call, mpg_shape_size(&call->outputs[0].desc.shape), dear && !power ? 4096 : grain_of(op, dtype),
+  mpg_cpu_parallel_for(call, mpg_shape_size(&call->outputs[0].desc.shape),
+                       dear && !power ? 4096 : grain_of(op, dtype),
                        p.row == power_f32 || p.row == power_f64 ? run_filled : run_scalar, &p);
   return MPG_OK;
 }

@@ -1,6 +1,7 @@
-/* Cumulative sums. The input is [outer, length, inner]; rows of `inner` elements are added up one after the other, so the
- * order of additions, and with it every bit, is that of the definition. Floats are summed in double. Threads share the outer index. An addition waits
- * for the one before it, so where `inner` is small, rows of several outer indices go along together.
+/* Cumulative sums. The input is [outer, length, inner]; rows of `inner` elements are added up one
+ * after the other, so the order of additions, and with it every bit, is that of the definition.
+ * Floats are summed in double. Threads share the outer index. An addition waits for the one before
+ * it, so where `inner` is small, rows of several outer indices go along together.
  */
 #include "kernels/cpu/convert.h"
 
@@ -11,13 +12,15 @@ typedef struct cumsum {
   bool reverse;
 } cumsum;
 
-/* One row of sums: `sums` += row, then stored; in pieces of MPG_CPU_BLOCK elements. `S`: what is added, in which integers wrap. */
-#define ADD_ROW(T, S, field)                                                                                       \
-  do {                                                                                                             \
-    const T *row = mpg_cpu_load(p->compute, in->desc.dtype, in->data, at + i, count, &loaded);                     \
-    T *place = mpg_cpu_place(p->compute, out->desc.dtype, out->data, at + i, &stored);                             \
-    for (int64_t k = 0; k < count; k++) place[k] = (T)(sums.field[k] = (S)sums.field[k] + (S)row[k]);              \
-    mpg_cpu_store(p->compute, out->desc.dtype, out->data, at + i, count, place);                                   \
+/* One row of sums: `sums` += row, then stored; in pieces of MPG_CPU_BLOCK elements. `S`: what is
+ * added, in which integers wrap. */
+#define ADD_ROW(T, S, field)                                                                   \
+  do {                                                                                         \
+    const T *row = mpg_cpu_load(p->compute, in->desc.dtype, in->data, at + i, count, &loaded); \
+    T *place = mpg_cpu_place(p->compute, out->desc.dtype, out->data, at + i, &stored);         \
+    for (int64_t k = 0; k < count; k++)                                                        \
+      place[k] = (T)(sums.field[k] = (S)sums.field[k] + (S)row[k]);                            \
+    mpg_cpu_store(p->compute, out->desc.dtype, out->data, at + i, count, place);               \
   } while (0)
 
 static void cumsum_range(void *context, int64_t begin, int64_t end) {
@@ -43,47 +46,50 @@ static void cumsum_range(void *context, int64_t begin, int64_t end) {
 enum { NARROW = 16, TOGETHER = 8, SHORT = 32 };
 
 /* `steps` steps of rows of `inner`, of `lines` outer indices. */
-#define CHAINS(name, T, S)                                                                                                                \
-  __attribute__((always_inline)) static inline void name##_of(const T *from, T *to, S *sums, int64_t inner, int64_t steps, bool reverse) { \
-    S s[NARROW];                                                                                                                          \
-    for (int64_t i = 0; i < inner; i++) s[i] = sums[i];                                                                                   \
-    for (int64_t k = 0; k < steps; k++) {                                                                                                 \
-      int64_t at = (reverse ? steps - 1 - k : k) * inner;                                                                                 \
-      for (int64_t i = 0; i < inner; i++) to[at + i] = (T)(s[i] = s[i] + (S)from[at + i]);                                                \
-    }                                                                                                                                     \
-    for (int64_t i = 0; i < inner; i++) sums[i] = s[i];                                                                                   \
-  }                                                                                                                                       \
-  static void name(const T *const *from, T *const *to, S *sums, int lines, int64_t inner, int64_t steps, bool reverse) {                  \
-    if (lines == TOGETHER && inner == 1) {                                                                                                \
-      S s[TOGETHER];                                                                                                                      \
-      for (int r = 0; r < TOGETHER; r++) s[r] = sums[r];                                                                                  \
-      for (int64_t k = 0; k < steps; k++) {                                                                                               \
-        int64_t at = reverse ? steps - 1 - k : k;                                                                                         \
-        for (int r = 0; r < TOGETHER; r++) to[r][at] = (T)(s[r] = s[r] + (S)from[r][at]);                                                 \
-      }                                                                                                                                   \
-      for (int r = 0; r < TOGETHER; r++) sums[r] = s[r];                                                                                  \
-      return;                                                                                                                             \
-    }                                                                                                                                     \
-    for (int r = 0; r < lines; r++, sums += inner) switch (inner) {                                                                       \
-        case 1: name##_of(from[r], to[r], sums, 1, steps, reverse); break;                                                                \
-        case 2: name##_of(from[r], to[r], sums, 2, steps, reverse); break;                                                                \
-        case 3: name##_of(from[r], to[r], sums, 3, steps, reverse); break;                                                                \
-        case 4: name##_of(from[r], to[r], sums, 4, steps, reverse); break;                                                                \
-        default: name##_of(from[r], to[r], sums, inner, steps, reverse); break;                                                           \
-      }                                                                                                                                   \
+#define CHAINS(name, T, S)                                                                 \
+  __attribute__((always_inline)) static inline void name##_of(                             \
+      const T *from, T *to, S *sums, int64_t inner, int64_t steps, bool reverse) {         \
+    S s[NARROW];                                                                           \
+    for (int64_t i = 0; i < inner; i++) s[i] = sums[i];                                    \
+    for (int64_t k = 0; k < steps; k++) {                                                  \
+      int64_t at = (reverse ? steps - 1 - k : k) * inner;                                  \
+      for (int64_t i = 0; i < inner; i++) to[at + i] = (T)(s[i] = s[i] + (S)from[at + i]); \
+    }                                                                                      \
+    for (int64_t i = 0; i < inner; i++) sums[i] = s[i];                                    \
+  }                                                                                        \
+  static void name(const T *const *from, T *const *to, S *sums, int lines, int64_t inner,  \
+                   int64_t steps, bool reverse) {                                          \
+    if (lines == TOGETHER && inner == 1) {                                                 \
+      S s[TOGETHER];                                                                       \
+      for (int r = 0; r < TOGETHER; r++) s[r] = sums[r];                                   \
+      for (int64_t k = 0; k < steps; k++) {                                                \
+        int64_t at = reverse ? steps - 1 - k : k;                                          \
+        for (int r = 0; r < TOGETHER; r++) to[r][at] = (T)(s[r] = s[r] + (S)from[r][at]);  \
+      }                                                                                    \
+      for (int r = 0; r < TOGETHER; r++) sums[r] = s[r];                                   \
+      return;                                                                              \
+    }                                                                                      \
+    for (int r = 0; r < lines; r++, sums += inner) switch (inner) {                        \
+        case 1: name##_of(from[r], to[r], sums, 1, steps, reverse); break;                 \
+        case 2: name##_of(from[r], to[r], sums, 2, steps, reverse); break;                 \
+        case 3: name##_of(from[r], to[r], sums, 3, steps, reverse); break;                 \
+        case 4: name##_of(from[r], to[r], sums, 4, steps, reverse); break;                 \
+        default: name##_of(from[r], to[r], sums, inner, steps, reverse); break;            \
+      }                                                                                    \
   }
-/* Lines of neighbours, `length` elements each: short ones, of which the processor has many under way. */
-#define LINES(name, T, S)                                                                                        \
-  static void name(const void *in, void *out, int64_t lines, int64_t length, bool reverse) {                    \
-    const T *from = in;                                                                                          \
-    T *to = out;                                                                                                 \
-    for (int64_t r = 0; r < lines; r++, from += length, to += length) {                                          \
-      S sum = 0;                                                                                                 \
-      if (reverse)                                                                                               \
-        for (int64_t k = length - 1; k >= 0; k--) to[k] = (T)(sum = sum + (S)from[k]);                           \
-      else                                                                                                       \
-        for (int64_t k = 0; k < length; k++) to[k] = (T)(sum = sum + (S)from[k]);                                \
-    }                                                                                                            \
+/* Lines of neighbours, `length` elements each: short ones, of which the processor has many under
+ * way. */
+#define LINES(name, T, S)                                                                    \
+  static void name(const void *in, void *out, int64_t lines, int64_t length, bool reverse) { \
+    const T *from = in;                                                                      \
+    T *to = out;                                                                             \
+    for (int64_t r = 0; r < lines; r++, from += length, to += length) {                      \
+      S sum = 0;                                                                             \
+      if (reverse)                                                                           \
+        for (int64_t k = length - 1; k >= 0; k--) to[k] = (T)(sum = sum + (S)from[k]);       \
+      else                                                                                   \
+        for (int64_t k = 0; k < length; k++) to[k] = (T)(sum = sum + (S)from[k]);            \
+    }                                                                                        \
   }
 LINES(lines_f32, float, double)
 LINES(lines_f64, double, double)
@@ -96,7 +102,8 @@ static void short_range(void *context, int64_t begin, int64_t end) {
   mpg_block_buffer loaded, stored;
   int64_t most = MPG_CPU_BLOCK / p->length;
   for (int64_t outer = begin; outer < end; outer += most) {
-    int64_t lines = end - outer < most ? end - outer : most, at = outer * p->length, count = lines * p->length;
+    int64_t lines = end - outer < most ? end - outer : most, at = outer * p->length,
+            count = lines * p->length;
     const void *from = mpg_cpu_load(p->compute, in->desc.dtype, in->data, at, count, &loaded);
     void *to = mpg_cpu_place(p->compute, out->desc.dtype, out->data, at, &stored);
     switch (p->compute) {
@@ -121,7 +128,8 @@ static void narrow_range(void *context, int64_t begin, int64_t end) {
     mpg_block_buffer loaded, stored;
     char apart[192]; /* lines a page from each other share few places in a cache */
   } buffers[TOGETHER];
-  bool direct = mpg_compute_direct(p->compute, in->desc.dtype) && mpg_compute_direct(p->compute, out->desc.dtype);
+  bool direct = mpg_compute_direct(p->compute, in->desc.dtype) &&
+                mpg_compute_direct(p->compute, out->desc.dtype);
   int64_t most = direct ? p->length : MPG_CPU_BLOCK / p->inner;
   for (int64_t outer = begin; outer < end; outer += TOGETHER) {
     int lines = (int)(end - outer < TOGETHER ? end - outer : TOGETHER);
@@ -138,17 +146,32 @@ static void narrow_range(void *context, int64_t begin, int64_t end) {
       int64_t first = p->reverse ? p->length - done - steps : done;
       for (int r = 0; r < lines; r++) {
         int64_t at = ((outer + r) * p->length + first) * p->inner;
-        from[r] = mpg_cpu_load(p->compute, in->desc.dtype, in->data, at, steps * p->inner, &buffers[r].loaded);
-        to[r] = direct ? mpg_cpu_place(p->compute, out->desc.dtype, out->data, at, NULL) : &buffers[r].stored;
+        from[r] = mpg_cpu_load(p->compute, in->desc.dtype, in->data, at, steps * p->inner,
+                               &buffers[r].loaded);
+        to[r] = direct ? mpg_cpu_place(p->compute, out->desc.dtype, out->data, at, NULL)
+                       : &buffers[r].stored;
       }
       switch (p->compute) {
-        case MPG_COMPUTE_F32: chains_f32((const float *const *)from, (float *const *)to, sums.f64, lines, p->inner, steps, p->reverse); break;
-        case MPG_COMPUTE_F64: chains_f64((const double *const *)from, (double *const *)to, sums.f64, lines, p->inner, steps, p->reverse); break;
-        case MPG_COMPUTE_I32: chains_i32((const int32_t *const *)from, (int32_t *const *)to, sums.i32, lines, p->inner, steps, p->reverse); break;
-        default: chains_i64((const int64_t *const *)from, (int64_t *const *)to, sums.i64, lines, p->inner, steps, p->reverse); break;
+        case MPG_COMPUTE_F32:
+          chains_f32((const float *const *)from, (float *const *)to, sums.f64, lines, p->inner,
+                     steps, p->reverse);
+          break;
+        case MPG_COMPUTE_F64:
+          chains_f64((const double *const *)from, (double *const *)to, sums.f64, lines, p->inner,
+                     steps, p->reverse);
+          break;
+        case MPG_COMPUTE_I32:
+          chains_i32((const int32_t *const *)from, (int32_t *const *)to, sums.i32, lines, p->inner,
+                     steps, p->reverse);
+          break;
+        default:
+          chains_i64((const int64_t *const *)from, (int64_t *const *)to, sums.i64, lines, p->inner,
+                     steps, p->reverse);
+          break;
       }
       for (int r = 0; r < lines && !direct; r++)
-        mpg_cpu_store(p->compute, out->desc.dtype, out->data, ((outer + r) * p->length + first) * p->inner, steps * p->inner, to[r]);
+        mpg_cpu_store(p->compute, out->desc.dtype, out->data,
+                      ((outer + r) * p->length + first) * p->inner, steps * p->inner, to[r]);
     }
   }
 }
@@ -157,15 +180,24 @@ MPG_CPU_KERNEL(cumsum) {
   const mpg_cumsum_params *params = call->params;
   const mpg_shape *shape = &call->inputs[0].desc.shape;
   /* The result's dtype decides how is summed. */
-  cumsum p = {.call = call, .compute = mpg_compute_of(call->outputs[0].desc.dtype), .length = mpg_shape_size(shape), .inner = 1,
+  cumsum p = {.call = call,
+              .compute = mpg_compute_of(call->outputs[0].desc.dtype),
+              .length = mpg_shape_size(shape),
+              .inner = 1,
               .reverse = params->reverse};
   int64_t outer = 1;
   if (params->axis.present) {
-    int axis = (int)(params->axis.value < 0 ? params->axis.value + shape->ndim : params->axis.value);
+    int axis =
+        (int)(params->axis.value < 0 ? params->axis.value + shape->ndim : params->axis.value);
     outer = mpg_shape_product(shape, 0, axis);
     p.length = shape->dims[axis];
     p.inner = mpg_shape_product(shape, axis + 1, shape->ndim);
   }
-  if (mpg_shape_size(shape)) mpg_cpu_parallel_for(call, outer, 1 + 16384 / (p.length * p.inner), p.inner == 1 && p.length <= SHORT ? short_range : p.inner < NARROW ? narrow_range : cumsum_range, &p);
+  if (mpg_shape_size(shape))
+    mpg_cpu_parallel_for(call, outer, 1 + 16384 / (p.length * p.inner),
+                         p.inner == 1 && p.length <= SHORT ? short_range
+                         : p.inner < NARROW                ? narrow_range
+                                                           : cumsum_range,
+                         &p);
   return MPG_OK;
 }

@@ -1,5 +1,6 @@
-/* Ops of one array: a row function computes a run of elements, one per compute type (convert.h). Integers are computed
- * in int64_t where the function is one of whole numbers, else in double. Results may be written over the input.
+/* Ops of one array: a row function computes a run of elements, one per compute type (convert.h).
+ * Integers are computed in int64_t where the function is one of whole numbers, else in double.
+ * Results may be written over the input.
  */
 #include <math.h>
 
@@ -10,71 +11,81 @@
 
 typedef void (*row_fn)(const void *in, void *out, int64_t count, const double *constants);
 
-#define ROW(name, suffix, T, expression)                                                              \
-  static void name##_##suffix(const void *in, void *out, int64_t count, const double *numbers) {     \
-    const double constants[3] = {numbers[0], numbers[1], numbers[2]}; /* read here: no branch then */ \
-    (void)constants;                                                                                  \
-    const T *source = in;                                                                             \
-    T *target = out;                                                                                  \
-    MPG_INDEPENDENT for (int64_t i = 0; i < count; i++) {                                                       \
-      T x = source[i];                                                                                \
-      target[i] = (expression);                                                                       \
-    }                                                                                                 \
+#define ROW(name, suffix, T, expression)                                                         \
+  static void name##_##suffix(const void *in, void *out, int64_t count, const double *numbers) { \
+    const double constants[3] = {numbers[0], numbers[1],                                         \
+                                 numbers[2]}; /* read here: no branch then */                    \
+    (void)constants;                                                                             \
+    const T *source = in;                                                                        \
+    T *target = out;                                                                             \
+    MPG_INDEPENDENT for (int64_t i = 0; i < count; i++) {                                        \
+      T x = source[i];                                                                           \
+      target[i] = (expression);                                                                  \
+    }                                                                                            \
   }
-/* Of halves, without a buffer between: for formulas that take less time than that. The last elements are a group with zeros behind. */
-#define HALF_ROW(name, suffix, expression)                                                                              \
-  MPG_HALVES_INLINE void name##_group_##suffix(const uint16_t *source, uint16_t *target, const double *constants) {     \
-    (void)constants;                                                                                                    \
-    float values[MPG_HALVES], results[MPG_HALVES];                                                                      \
-    mpg_load_##suffix(source, values);                                                                                  \
-    for (int k = 0; k < MPG_HALVES; k++) {                                                                              \
-      float x = values[k];                                                                                              \
-      results[k] = (expression);                                                                                        \
-    }                                                                                                                   \
-    mpg_store_##suffix(results, target);                                                                                \
-  }                                                                                                                     \
-  __attribute__((unused)) static void name##_##suffix(const void *in, void *out, int64_t count, const double *numbers) { \
-    const double constants[3] = {numbers[0], numbers[1], numbers[2]};                                                   \
-    const uint16_t *source = in;                                                                                        \
-    uint16_t *target = out, rest[MPG_HALVES] = {0};                                                                     \
-    int64_t i = 0;                                                                                                      \
-    for (; i + MPG_HALVES <= count; i += MPG_HALVES) name##_group_##suffix(source + i, target + i, constants);          \
-    if (i == count) return;                                                                                             \
-    memcpy(rest, source + i, (size_t)(count - i) * sizeof *rest);                                                       \
-    name##_group_##suffix(rest, rest, constants);                                                                       \
-    memcpy(target + i, rest, (size_t)(count - i) * sizeof *rest);                                                       \
+/* Of halves, without a buffer between: for formulas that take less time than that. The last
+ * elements are a group with zeros behind. */
+#define HALF_ROW(name, suffix, expression)                                                      \
+  MPG_HALVES_INLINE void name##_group_##suffix(const uint16_t *source, uint16_t *target,        \
+                                               const double *constants) {                       \
+    (void)constants;                                                                            \
+    float values[MPG_HALVES], results[MPG_HALVES];                                              \
+    mpg_load_##suffix(source, values);                                                          \
+    for (int k = 0; k < MPG_HALVES; k++) {                                                      \
+      float x = values[k];                                                                      \
+      results[k] = (expression);                                                                \
+    }                                                                                           \
+    mpg_store_##suffix(results, target);                                                        \
+  }                                                                                             \
+  __attribute__((unused)) static void name##_##suffix(const void *in, void *out, int64_t count, \
+                                                      const double *numbers) {                  \
+    const double constants[3] = {numbers[0], numbers[1], numbers[2]};                           \
+    const uint16_t *source = in;                                                                \
+    uint16_t *target = out, rest[MPG_HALVES] = {0};                                             \
+    int64_t i = 0;                                                                              \
+    for (; i + MPG_HALVES <= count; i += MPG_HALVES)                                            \
+      name##_group_##suffix(source + i, target + i, constants);                                 \
+    if (i == count) return;                                                                     \
+    memcpy(rest, source + i, (size_t)(count - i) * sizeof *rest);                               \
+    name##_group_##suffix(rest, rest, constants);                                               \
+    memcpy(target + i, rest, (size_t)(count - i) * sizeof *rest);                               \
   }
 #define FLOAT_ROWS(name, expression_f, expression_d) \
-  ROW(name, f32, float, expression_f) ROW(name, f64, double, expression_d) HALF_ROW(name, f16, expression_f) HALF_ROW(name, bf16, expression_f)
+  ROW(name, f32, float, expression_f)                \
+  ROW(name, f64, double, expression_d)               \
+  HALF_ROW(name, f16, expression_f) HALF_ROW(name, bf16, expression_f)
 #define WHOLE_ROW(name, expression) ROW(name, i64, int64_t, expression)
-/* Two formulas, of which the first is right in a part of the range only; by element, whatever its neighbours are. */
-#define LIMITED_ROW(name, suffix, T, right, near, far)                                              \
-  static void name##_##suffix(const void *in, void *out, int64_t count, const double *constants) {  \
-    (void)constants;                                                                                \
-    const T *source = in;                                                                           \
-    T *target = out, kept[MPG_CPU_BLOCK];                                                           \
-    for (int64_t done = 0; done < count; done += MPG_CPU_BLOCK, source += MPG_CPU_BLOCK, target += MPG_CPU_BLOCK) { \
-      int64_t n = count - done < MPG_CPU_BLOCK ? count - done : MPG_CPU_BLOCK;                      \
-      int outside = 0;                                                                              \
-      for (int64_t i = 0; i < n; i++) {                                                             \
-        T x = source[i];                                                                            \
-        outside |= !(right);                                                                        \
-      }                                                                                             \
-      if (outside) memcpy(kept, source, (size_t)n * sizeof *kept);                                  \
-      MPG_INDEPENDENT for (int64_t i = 0; i < n; i++) {                                             \
-        T x = source[i];                                                                            \
-        target[i] = near;                                                                           \
-      }                                                                                             \
-      for (int64_t i = 0; outside && i < n; i++) {                                                  \
-        T x = kept[i];                                                                              \
-        if (!(right)) target[i] = far;                                                              \
-      }                                                                                             \
-    }                                                                                               \
+/* Two formulas, of which the first is right in a part of the range only; by element, whatever its
+ * neighbours are. */
+#define LIMITED_ROW(name, suffix, T, right, near, far)                                             \
+  static void name##_##suffix(const void *in, void *out, int64_t count, const double *constants) { \
+    (void)constants;                                                                               \
+    const T *source = in;                                                                          \
+    T *target = out, kept[MPG_CPU_BLOCK];                                                          \
+    for (int64_t done = 0; done < count;                                                           \
+         done += MPG_CPU_BLOCK, source += MPG_CPU_BLOCK, target += MPG_CPU_BLOCK) {                \
+      int64_t n = count - done < MPG_CPU_BLOCK ? count - done : MPG_CPU_BLOCK;                     \
+      int outside = 0;                                                                             \
+      for (int64_t i = 0; i < n; i++) {                                                            \
+        T x = source[i];                                                                           \
+        outside |= !(right);                                                                       \
+      }                                                                                            \
+      if (outside) memcpy(kept, source, (size_t)n * sizeof *kept);                                 \
+      MPG_INDEPENDENT for (int64_t i = 0; i < n; i++) {                                            \
+        T x = source[i];                                                                           \
+        target[i] = near;                                                                          \
+      }                                                                                            \
+      for (int64_t i = 0; outside && i < n; i++) {                                                 \
+        T x = kept[i];                                                                             \
+        if (!(right)) target[i] = far;                                                             \
+      }                                                                                            \
+    }                                                                                              \
   }
 #define LIMITED_FLOAT_ROWS(name, right_f, near_f, far_f, expression_d) \
   LIMITED_ROW(name, f32, float, right_f, near_f, far_f) ROW(name, f64, double, expression_d)
 #define LIMITED_ROWS(name, right_f, near_f, far_f, right_d, near_d, far_d) \
-  LIMITED_ROW(name, f32, float, right_f, near_f, far_f) LIMITED_ROW(name, f64, double, right_d, near_d, far_d)
+  LIMITED_ROW(name, f32, float, right_f, near_f, far_f)                    \
+  LIMITED_ROW(name, f64, double, right_d, near_d, far_d)
 #include "kernels/common/unary.def"
 
 typedef struct unary_op {
@@ -111,7 +122,8 @@ static void run_unary(void *context, int64_t begin, int64_t end) {
   const unary_plan *p = context;
   if (p->direct) {
     int64_t size = (int64_t)mpg_dtype_size(p->dtype);
-    p->row((const char *)p->in + begin * size, (char *)p->out + begin * size, end - begin, p->constants);
+    p->row((const char *)p->in + begin * size, (char *)p->out + begin * size, end - begin,
+           p->constants);
     return;
   }
   mpg_block_buffer in, result;
@@ -123,9 +135,12 @@ static void run_unary(void *context, int64_t begin, int64_t end) {
   }
 }
 
-static mpg_status unary(const mpg_kernel_call *call, const unary_op *op, double c0, double c1, double c2) {
+static mpg_status unary(const mpg_kernel_call *call, const unary_op *op, double c0, double c1,
+                        double c2) {
   mpg_dtype dtype = call->inputs[0].desc.dtype;
-  unary_plan p = {op->f32, MPG_COMPUTE_F32, dtype, false, call->inputs[0].data, call->outputs[0].data, {c0, c1, c2}};
+  unary_plan p = {op->f32,     MPG_COMPUTE_F32,      dtype,
+                  false,       call->inputs[0].data, call->outputs[0].data,
+                  {c0, c1, c2}};
   if (dtype == MPG_FLOAT64 || (!mpg_dtype_is_float(dtype) && !op->i64)) {
     p.row = op->f64;
     p.compute = MPG_COMPUTE_F64;
@@ -136,7 +151,8 @@ static mpg_status unary(const mpg_kernel_call *call, const unary_op *op, double 
   row_fn half = dtype == MPG_FLOAT16 ? op->f16 : dtype == MPG_BFLOAT16 ? op->bf16 : NULL;
   if (half) p.row = half;
   p.direct = half || mpg_compute_direct(p.compute, dtype);
-  mpg_cpu_parallel_for(call, mpg_shape_size(&call->outputs[0].desc.shape), op->cheap ? 32768 : 4096, run_unary, &p);
+  mpg_cpu_parallel_for(call, mpg_shape_size(&call->outputs[0].desc.shape), op->cheap ? 32768 : 4096,
+                       run_unary, &p);
   return MPG_OK;
 }
 
@@ -168,7 +184,8 @@ MPG_CPU_KERNEL(unary) {
       break;
     }
     case MPG_OP_Activation: {
-      static const unary_op functions[] = {WHOLE(relu), DEAR(sigmoid), DEAR(hyperbolic_tangent), DEAR(softrelu), CHEAP(softsign)};
+      static const unary_op functions[] = {WHOLE(relu), DEAR(sigmoid), DEAR(hyperbolic_tangent),
+                                           DEAR(softrelu), CHEAP(softsign)};
       const mpg_activation_params *p = call->params;
       return unary(call, &functions[p->act_type], 0, 0, 0);
     }
@@ -190,12 +207,12 @@ typedef struct rrelu_plan {
   bool random;
 } rrelu_plan;
 
-#define RRELU_LOOP(T)                                                                         \
-  do {                                                                                        \
-    const T *x = values;                                                                      \
-    T *y = place;                                                                             \
-    for (int64_t j = 0; j < n; j++) mask.f64[j] = x[j] > 0 ? 1 : slopes[j];                   \
-    for (int64_t j = 0; j < n; j++) y[j] = x[j] > 0 ? x[j] : x[j] * (T)slopes[j];             \
+#define RRELU_LOOP(T)                                                             \
+  do {                                                                            \
+    const T *x = values;                                                          \
+    T *y = place;                                                                 \
+    for (int64_t j = 0; j < n; j++) mask.f64[j] = x[j] > 0 ? 1 : slopes[j];       \
+    for (int64_t j = 0; j < n; j++) y[j] = x[j] > 0 ? x[j] : x[j] * (T)slopes[j]; \
   } while (0)
 
 static void run_rrelu(void *context, int64_t begin, int64_t end) {
@@ -225,9 +242,11 @@ static void run_rrelu(void *context, int64_t begin, int64_t end) {
 }
 
 MPG_CPU_KERNEL(leaky_relu) {
-  static const unary_op functions[] = {[ELU] = DEAR(elu), [GELU] = DEAR(gelu), [LEAKY] = CHEAP(leaky), [SELU] = DEAR(selu)};
+  static const unary_op functions[] = {
+      [ELU] = DEAR(elu), [GELU] = DEAR(gelu), [LEAKY] = CHEAP(leaky), [SELU] = DEAR(selu)};
   const mpg_leaky_relu_params *params = call->params;
-  if (params->act_type != PRELU && params->act_type != RRELU) return unary(call, &functions[params->act_type], params->slope, 0, 0);
+  if (params->act_type != PRELU && params->act_type != RRELU)
+    return unary(call, &functions[params->act_type], params->slope, 0, 0);
   const mpg_desc *desc = &call->inputs[0].desc;
   if (params->act_type == PRELU) {
     mpg_view gamma = call->inputs[1]; /* as it is broadcast: along axis 1 */
@@ -238,8 +257,15 @@ MPG_CPU_KERNEL(leaky_relu) {
     mpg_cpu_leak(call, &call->inputs[0], &gamma, &call->outputs[0]);
     return MPG_OK;
   }
-  rrelu_plan p = {.compute = mpg_compute_of(desc->dtype), .dtype = desc->dtype, .in = call->inputs[0].data, .out = call->outputs[0].data, .mask = call->outputs[1].data,
-                  .key = call->random, .lower = params->lower_bound, .upper = params->upper_bound, .random = call->train};
+  rrelu_plan p = {.compute = mpg_compute_of(desc->dtype),
+                  .dtype = desc->dtype,
+                  .in = call->inputs[0].data,
+                  .out = call->outputs[0].data,
+                  .mask = call->outputs[1].data,
+                  .key = call->random,
+                  .lower = params->lower_bound,
+                  .upper = params->upper_bound,
+                  .random = call->train};
   mpg_cpu_parallel_for(call, mpg_shape_size(&desc->shape), 4096, run_rrelu, &p);
   return MPG_OK;
 }
@@ -253,20 +279,21 @@ typedef struct backward_plan {
   double slope;
 } backward_plan;
 
-#define BACKWARD_LOOPS(T, exp_function, gelu_slope)                                                                   \
-  do {                                                                                                                \
-    const T *g = grads, *d = values, s = (T)p->slope;                                                                 \
-    T *y = place;                                                                                                     \
-    if (p->act_type == LEAKY) {                                                                                       \
-      MPG_INDEPENDENT for (int64_t j = 0; j < n; j++) y[j] = d[j] > 0 ? g[j] : g[j] * s;                                        \
-    } else if (p->act_type == ELU) {                                                                                  \
-      MPG_INDEPENDENT for (int64_t j = 0; j < n; j++) y[j] = d[j] > 0 ? g[j] : g[j] * (s * exp_function(d[j]));                 \
-    } else if (p->act_type == SELU) {                                                                                 \
-      MPG_INDEPENDENT for (int64_t j = 0; j < n; j++)                                                                           \
-        y[j] = g[j] * (T)SELU_SCALE * (d[j] > 0 ? 1 : (T)SELU_ALPHA * exp_function(d[j]));                            \
-    } else {                                                                                                          \
-      MPG_INDEPENDENT for (int64_t j = 0; j < n; j++) y[j] = g[j] * gelu_slope(d[j]);                                           \
-    }                                                                                                                 \
+#define BACKWARD_LOOPS(T, exp_function, gelu_slope)                                      \
+  do {                                                                                   \
+    const T *g = grads, *d = values, s = (T)p->slope;                                    \
+    T *y = place;                                                                        \
+    if (p->act_type == LEAKY) {                                                          \
+      MPG_INDEPENDENT for (int64_t j = 0; j < n; j++) y[j] = d[j] > 0 ? g[j] : g[j] * s; \
+    } else if (p->act_type == ELU) {                                                     \
+      MPG_INDEPENDENT for (int64_t j = 0; j < n; j++) y[j] =                             \
+          d[j] > 0 ? g[j] : g[j] * (s * exp_function(d[j]));                             \
+    } else if (p->act_type == SELU) {                                                    \
+      MPG_INDEPENDENT for (int64_t j = 0; j < n; j++) y[j] =                             \
+          g[j] * (T)SELU_SCALE * (d[j] > 0 ? 1 : (T)SELU_ALPHA * exp_function(d[j]));    \
+    } else {                                                                             \
+      MPG_INDEPENDENT for (int64_t j = 0; j < n; j++) y[j] = g[j] * gelu_slope(d[j]);    \
+    }                                                                                    \
   } while (0)
 
 static void run_backward(void *context, int64_t begin, int64_t end) {
@@ -276,7 +303,8 @@ static void run_backward(void *context, int64_t begin, int64_t end) {
   int64_t step = mpg_compute_direct(compute, p->dtype) ? end - begin : MPG_CPU_BLOCK;
   for (int64_t i = begin; i < end; i += step) {
     int64_t n = end - i < step ? end - i : step;
-    const void *grads = mpg_cpu_load(compute, p->dtype, p->grad, i, n, &a), *values = mpg_cpu_load(compute, p->dtype, p->data, i, n, &b);
+    const void *grads = mpg_cpu_load(compute, p->dtype, p->grad, i, n, &a),
+               *values = mpg_cpu_load(compute, p->dtype, p->data, i, n, &b);
     void *place = mpg_cpu_place(compute, p->dtype, p->out, i, &result);
     if (compute == MPG_COMPUTE_F64)
       BACKWARD_LOOPS(double, mpg_exp, GELU_SLOPE_D);
@@ -288,8 +316,10 @@ static void run_backward(void *context, int64_t begin, int64_t end) {
 
 MPG_CPU_KERNEL(backward_leaky_relu) {
   const mpg_leaky_relu_params *params = call->params;
-  backward_plan p = {call->inputs[0].data, call->inputs[1].data, call->outputs[0].data, call->inputs[0].desc.dtype, params->act_type, params->slope};
-  mpg_cpu_parallel_for(call, mpg_shape_size(&call->outputs[0].desc.shape), params->act_type == LEAKY ? 32768 : 4096, run_backward, &p);
+  backward_plan p = {call->inputs[0].data,       call->inputs[1].data, call->outputs[0].data,
+                     call->inputs[0].desc.dtype, params->act_type,     params->slope};
+  mpg_cpu_parallel_for(call, mpg_shape_size(&call->outputs[0].desc.shape),
+                       params->act_type == LEAKY ? 32768 : 4096, run_backward, &p);
   return MPG_OK;
 }
 
@@ -300,10 +330,10 @@ typedef struct sum_plan {
   mpg_dtype dtype;
 } sum_plan;
 
-#define ACCUMULATE(T, field)                                              \
-  do {                                                                    \
-    const T *values = source;                                             \
-    for (int64_t j = 0; j < n; j++) sum.field[j] += values[j];            \
+#define ACCUMULATE(T, field)                                   \
+  do {                                                         \
+    const T *values = source;                                  \
+    for (int64_t j = 0; j < n; j++) sum.field[j] += values[j]; \
   } while (0)
 
 static void run_add_n(void *context, int64_t begin, int64_t end) {
@@ -313,7 +343,8 @@ static void run_add_n(void *context, int64_t begin, int64_t end) {
   size_t size = mpg_dtype_size(mpg_compute_dtype(p->compute));
   for (int64_t i = begin; i < end; i += MPG_CPU_BLOCK) {
     int64_t n = end - i < MPG_CPU_BLOCK ? end - i : MPG_CPU_BLOCK;
-    memcpy(&sum, mpg_cpu_load(p->compute, p->dtype, call->inputs[0].data, i, n, &buffer), (size_t)n * size);
+    memcpy(&sum, mpg_cpu_load(p->compute, p->dtype, call->inputs[0].data, i, n, &buffer),
+           (size_t)n * size);
     for (int k = 1; k < call->num_inputs; k++) {
       const void *source = mpg_cpu_load(p->compute, p->dtype, call->inputs[k].data, i, n, &buffer);
       switch (p->compute) {

@@ -1,8 +1,10 @@
-/* Fused groups (op/fused.h): the members' kernels, one after the other, on tiles that stay in a core's cache.
+/* Fused groups (op/fused.h): the members' kernels, one after the other, on tiles that stay in a
+ * core's cache.
  *
- * A tile is a box of the domain that lies in one piece in every value; kernels see the values' parts of it as small arrays. What only
- * the group reads is in the thread's scratch, in slots that are written again and again. Threads share the tiles, in runs that end where
- * the chunks of folds do. With a head, a thread makes a panel of the product, then the tiles of its rows.
+ * A tile is a box of the domain that lies in one piece in every value; kernels see the values'
+ * parts of it as small arrays. What only the group reads is in the thread's scratch, in slots that
+ * are written again and again. Threads share the tiles, in runs that end where the chunks of folds
+ * do. With a head, a thread makes a panel of the product, then the tiles of its rows.
  */
 #include <string.h>
 
@@ -12,22 +14,27 @@
 #include "kernels/cpu/math/reduce.h"
 #include "op/fused.h"
 
-enum { TILE = 4096, WORK = 65536 }; /* elements of a tile; elements times members that are worth a thread */
+enum {
+  TILE = 4096,
+  WORK = 65536
+}; /* elements of a tile; elements times members that are worth a thread */
 
 typedef struct run {
   const mpg_kernel_call *call;
   const mpg_fused *fused;
-  int split;                      /* tiles fix dims before it, and take `step` of it */
-  int64_t inner, step, blocks;    /* elements behind it; tiles along it */
-  int64_t tiles, pieces;          /* in all; shares of threads */
-  int64_t rows, grain;            /* blocks of `inner` elements in all; so many are a chunk of every fold and a panel, 0: there are none */
-  int64_t panel, panel_elements;  /* blocks of the head's panels; 0: there is no head */
-  uint32_t first, made;           /* members before `first` are done by the head, which makes this value: its own, or that of the last of them */
+  int split;                   /* tiles fix dims before it, and take `step` of it */
+  int64_t inner, step, blocks; /* elements behind it; tiles along it */
+  int64_t tiles, pieces;       /* in all; shares of threads */
+  int64_t rows, grain; /* blocks of `inner` elements in all; so many are a chunk of every fold and a
+                          panel, 0: there are none */
+  int64_t panel, panel_elements; /* blocks of the head's panels; 0: there is no head */
+  uint32_t first, made; /* members before `first` are done by the head, which makes this value: its
+                           own, or that of the last of them */
   mpg_panel_tail tail;
   mpg_panels panels;
   mpg_kernel_call head; /* the head's, but for its output */
   char *scratch;
-  size_t stride;                  /* a thread's part of it */
+  size_t stride;                                      /* a thread's part of it */
   size_t addresses, views, slots, product, reduction; /* what lies where in that part */
   size_t slot_at[MPG_FUSED_MAX_VALUES];
   mpg_fold folds[MPG_FUSED_MAX_FOLDS];
@@ -42,15 +49,20 @@ static void *outside(const run *r, uint32_t operand) {
 }
 
 /* row, rows: of the domain, in blocks of `inner` elements. */
-static mpg_status run_members(const run *r, mpg_view *views, const int64_t *offsets, int64_t row, int64_t rows, char *scratch) {
+static mpg_status run_members(const run *r, mpg_view *views, const int64_t *offsets, int64_t row,
+                              int64_t rows, char *scratch) {
   const mpg_fused *fused = r->fused;
   uint32_t folds = 0;
-  mpg_kernel_call call = {.device = r->call->device, .num_threads = 1, .scratch = scratch + r->reduction, .scratch_size = r->stride - r->reduction};
+  mpg_kernel_call call = {.device = r->call->device,
+                          .num_threads = 1,
+                          .scratch = scratch + r->reduction,
+                          .scratch_size = r->stride - r->reduction};
   for (uint32_t k = r->first; k < fused->num_members; k++) {
     const mpg_fused_member *member = &fused->members[k];
     if (member->folds && offsets) {
       const mpg_fold *fold = &r->folds[folds];
-      mpg_cpu_fold_feed(fold, scratch + r->state_at[folds], r->partials[folds], views[member->operands].data, row * r->inner / fold->inner,
+      mpg_cpu_fold_feed(fold, scratch + r->state_at[folds], r->partials[folds],
+                        views[member->operands].data, row * r->inner / fold->inner,
                         rows * r->inner / fold->inner);
       folds++;
       continue;
@@ -64,7 +76,9 @@ static mpg_status run_members(const run *r, mpg_view *views, const int64_t *offs
     call.train = member->train;
     if (member->draw != UINT32_MAX) {
       call.random = fused->draws[member->draw].key;
-      if (offsets) call.random.first = (uint64_t)offsets[fused->operands[member->operands + member->num_inputs]];
+      if (offsets)
+        call.random.first =
+            (uint64_t)offsets[fused->operands[member->operands + member->num_inputs]];
     }
     MPG_TRY(member->kernel(&call));
   }
@@ -77,9 +91,12 @@ static mpg_status run_whole(run *r) {
   void **addresses = (void **)(void *)(r->scratch + r->addresses);
   for (uint32_t v = 0; v < fused->num_values; v++) {
     const mpg_fused_value *value = &fused->values[v];
-    addresses[v] = value->operand == MPG_FUSED_LOCAL ? r->scratch + r->slot_at[value->slot] : outside(r, value->operand);
+    addresses[v] = value->operand == MPG_FUSED_LOCAL ? r->scratch + r->slot_at[value->slot]
+                                                     : outside(r, value->operand);
   }
-  for (uint32_t i = 0; i < fused->num_operands; i++) fused->views[i].data = fused->operands[i] == MPG_FUSED_LOCAL ? NULL : addresses[fused->operands[i]];
+  for (uint32_t i = 0; i < fused->num_operands; i++)
+    fused->views[i].data =
+        fused->operands[i] == MPG_FUSED_LOCAL ? NULL : addresses[fused->operands[i]];
   return run_members(r, fused->views, NULL, 0, 0, r->scratch);
 }
 
@@ -106,11 +123,13 @@ static mpg_status run_tiles(const run *r, int64_t begin, int64_t end, char *scra
     count = fused->dims[r->split] - at < r->step ? fused->dims[r->split] - at : r->step;
     if (count > end - row) count = end - row;
     if (count != shown) cut_views(r, shown = count, views);
-    for (uint32_t v = 0; v < fused->num_values; v++) offsets[v] = at * fused->values[v].strides[r->split];
+    for (uint32_t v = 0; v < fused->num_values; v++)
+      offsets[v] = at * fused->values[v].strides[r->split];
     for (int d = r->split - 1; d >= 0; d--) {
       int64_t index = rest % fused->dims[d];
       rest /= fused->dims[d];
-      for (uint32_t v = 0; v < fused->num_values; v++) offsets[v] += index * fused->values[v].strides[d];
+      for (uint32_t v = 0; v < fused->num_values; v++)
+        offsets[v] += index * fused->values[v].strides[d];
     }
     for (uint32_t i = 0; i < fused->num_operands; i++) {
       uint32_t v = fused->operands[i];
@@ -120,9 +139,12 @@ static mpg_status run_tiles(const run *r, int64_t begin, int64_t end, char *scra
       }
       const mpg_fused_value *value = &fused->values[v];
       int64_t size = (int64_t)mpg_dtype_size(value->dtype);
-      if (value->operand >= MPG_FUSED_PANEL && r->panel && v == r->made) views[i].data = scratch + r->product + (offsets[v] - begin * r->inner) * size;
-      else if (value->operand >= MPG_FUSED_PANEL) views[i].data = scratch + r->slot_at[value->slot];
-      else views[i].data = (char *)outside(r, value->operand) + offsets[v] * size;
+      if (value->operand >= MPG_FUSED_PANEL && r->panel && v == r->made)
+        views[i].data = scratch + r->product + (offsets[v] - begin * r->inner) * size;
+      else if (value->operand >= MPG_FUSED_PANEL)
+        views[i].data = scratch + r->slot_at[value->slot];
+      else
+        views[i].data = (char *)outside(r, value->operand) + offsets[v] * size;
     }
     MPG_TRY(run_members(r, views, offsets, row, count, scratch));
   }
@@ -133,16 +155,20 @@ static mpg_status run_tiles(const run *r, int64_t begin, int64_t end, char *scra
 static mpg_status run_panels(const run *r, int64_t begin, int64_t end, int thread, char *scratch) {
   const mpg_fused_value *value = &r->fused->values[r->made];
   for (int64_t row = begin; row < end; row += r->panel) {
-    float *out = value->operand >= MPG_FUSED_PANEL ? (float *)(void *)(scratch + r->product) : (float *)outside(r, value->operand) + row * r->inner;
+    float *out = value->operand >= MPG_FUSED_PANEL
+                     ? (float *)(void *)(scratch + r->product)
+                     : (float *)outside(r, value->operand) + row * r->inner;
     MPG_TRY(mpg_cpu_panel(&r->head, &r->panels, thread, row / r->panel, out));
-    if (r->first < r->fused->num_members) MPG_TRY(run_tiles(r, row, end - row < r->panel ? end : row + r->panel, scratch));
+    if (r->first < r->fused->num_members)
+      MPG_TRY(run_tiles(r, row, end - row < r->panel ? end : row + r->panel, scratch));
   }
   return MPG_OK;
 }
 
 /* The row at which a piece begins: that of a tile, or of a chunk. */
 static int64_t begin_of(const run *r, int64_t piece) {
-  if (r->grain) return piece == r->pieces ? r->rows : r->rows / r->grain * piece / r->pieces * r->grain;
+  if (r->grain)
+    return piece == r->pieces ? r->rows : r->rows / r->grain * piece / r->pieces * r->grain;
   int64_t tile = r->tiles * piece / r->pieces;
   return tile / r->blocks * r->fused->dims[r->split] + tile % r->blocks * r->step;
 }
@@ -153,7 +179,8 @@ static void run_pieces(void *context, int64_t begin, int64_t end) {
     int64_t first = begin_of(r, piece), last = begin_of(r, piece + 1);
     char *scratch = r->scratch + (size_t)piece * r->stride;
     for (uint32_t i = 0; i < r->fused->num_folds; i++) mpg_cpu_fold_begin(scratch + r->state_at[i]);
-    mpg_status status = r->panel ? run_panels(r, first, last, (int)piece, scratch) : run_tiles(r, first, last, scratch);
+    mpg_status status = r->panel ? run_panels(r, first, last, (int)piece, scratch)
+                                 : run_tiles(r, first, last, scratch);
     if (status != MPG_OK) __atomic_store_n(&r->status, status, __ATOMIC_RELAXED);
   }
 }
@@ -164,9 +191,11 @@ static void find_folds(run *r) {
   for (uint32_t k = 0; k < fused->num_members && count < fused->num_folds; k++) {
     const mpg_fused_member *member = &fused->members[k];
     if (!member->folds) continue;
-    const mpg_fused_value *in = &fused->values[fused->operands[member->operands]], *out = &fused->values[fused->operands[member->operands + 1]];
+    const mpg_fused_value *in = &fused->values[fused->operands[member->operands]],
+                          *out = &fused->values[fused->operands[member->operands + 1]];
     int64_t rows = 1, inner = 1;
-    for (int d = 0; d < fused->ndim; d++) *(out->moving >> d & 1 ? &inner : &rows) *= fused->dims[d];
+    for (int d = 0; d < fused->ndim; d++)
+      *(out->moving >> d & 1 ? &inner : &rows) *= fused->dims[d];
     r->folds[count++] = mpg_cpu_fold_of(member->op, member->params, in->dtype, rows, inner);
   }
 }
@@ -205,9 +234,13 @@ static void cut(run *r) {
   r->inner = r->step = r->blocks = r->tiles = r->rows = 1;
   if (all > TILE && fused->split >= 0) {
     find_folds(r);
-    if (fused->head.op) r->panel_elements = mpg_product_panel(&fused->head.product, r->call->num_threads) * fused->head.product.n;
+    if (fused->head.op)
+      r->panel_elements =
+          mpg_product_panel(&fused->head.product, r->call->num_threads) * fused->head.product.n;
     r->split = fused->ndim - 1;
-    while (r->split > 0 && (r->split > fused->split || (r->inner * fused->dims[r->split] <= TILE && chunks_of(r, r->inner * fused->dims[r->split]))))
+    while (r->split > 0 &&
+           (r->split > fused->split || (r->inner * fused->dims[r->split] <= TILE &&
+                                        chunks_of(r, r->inner * fused->dims[r->split]))))
       r->inner *= fused->dims[r->split--];
     int64_t dim = fused->dims[r->split], most = TILE / r->inner < 1 ? 1 : TILE / r->inner;
     r->blocks = (dim + most - 1) / most;
@@ -221,7 +254,8 @@ static void cut(run *r) {
   } else {
     r->inner = all;
   }
-  int64_t threads = all * fused->num_members / WORK, most = r->grain ? r->rows / r->grain : r->tiles;
+  int64_t threads = all * fused->num_members / WORK,
+          most = r->grain ? r->rows / r->grain : r->tiles;
   r->pieces = threads < 1 ? 1 : threads < r->call->num_threads ? threads : r->call->num_threads;
   if (r->panel) r->pieces = mpg_panel_threads(r->call, &fused->head.product);
   if (r->pieces > most) r->pieces = most;
@@ -234,7 +268,8 @@ static bool read_later(const mpg_fused *fused, uint32_t value, uint32_t from) {
   return false;
 }
 
-/* Leaves to the head what it does itself of the first members: an addition of an array of its size, then relu or its gradient. */
+/* Leaves to the head what it does itself of the first members: an addition of an array of its size,
+ * then relu or its gradient. */
 static void give_tail(run *r) {
   const mpg_fused *fused = r->fused;
   const mpg_fused_head *head = &fused->head;
@@ -243,11 +278,17 @@ static void give_tail(run *r) {
   for (bool last = false; !last && r->first < fused->num_members; r->first++) {
     const mpg_fused_member *member = &fused->members[r->first];
     const uint32_t *inputs = fused->operands + member->operands;
-    if (fused->values[r->made].operand < MPG_FUSED_PANEL || read_later(fused, r->made, r->first + 1)) return;
+    if (fused->values[r->made].operand < MPG_FUSED_PANEL ||
+        read_later(fused, r->made, r->first + 1))
+      return;
     uint32_t other = member->num_inputs == 2 ? inputs[inputs[0] == r->made] : MPG_FUSED_LOCAL;
-    const mpg_fused_value *value = other == MPG_FUSED_LOCAL || other == r->made ? NULL : &fused->values[other];
-    const float *array = value && value->operand < (uint32_t)r->call->num_inputs && value->dtype == MPG_FLOAT32 &&
-                         value->moving == fused->values[r->made].moving ? outside(r, value->operand) : NULL;
+    const mpg_fused_value *value =
+        other == MPG_FUSED_LOCAL || other == r->made ? NULL : &fused->values[other];
+    const float *array = value && value->operand < (uint32_t)r->call->num_inputs &&
+                                 value->dtype == MPG_FLOAT32 &&
+                                 value->moving == fused->values[r->made].moving
+                             ? outside(r, value->operand)
+                             : NULL;
     switch (member->op->id) {
       case MPG_OP_Activation:
         if (((const mpg_activation_params *)member->params)->act_type != 0 /* relu */) return;
@@ -258,7 +299,9 @@ static void give_tail(run *r) {
         r->tail.gate = array;
         last = true;
         break;
-      case MPG_OP_elemwise_add: case MPG_OP_broadcast_add: case MPG_OP__grad_add:
+      case MPG_OP_elemwise_add:
+      case MPG_OP_broadcast_add:
+      case MPG_OP__grad_add:
         if (!array || r->tail.added) return;
         r->tail.added = array;
         break;
@@ -284,7 +327,8 @@ static void lay_out(run *r) {
     at += r->folds[i].state_bytes;
   }
   r->product = at;
-  if (r->panel && fused->values[r->made].operand >= MPG_FUSED_PANEL) at += mpg_align_up((size_t)(r->panel * r->inner) * sizeof(float), 64);
+  if (r->panel && fused->values[r->made].operand >= MPG_FUSED_PANEL)
+    at += mpg_align_up((size_t)(r->panel * r->inner) * sizeof(float), 64);
   r->reduction = at;
   if (fused->reduces) at += 2 * mpg_align_up(elements * sizeof(double), 64);
   r->stride = mpg_align_up(at, 4096); /* threads write to pages of their own */
@@ -301,22 +345,26 @@ mpg_status MPG_CPU_NAME(fused)(const mpg_kernel_call *call) {
   r.scratch = mpg_device_scratch_slot(call->device, MPG_SCRATCH_KERNEL, threads + partials);
   if (!r.scratch) return MPG_DEVICE_OUT_OF_MEMORY;
   if (r.split < 0) return run_whole(&r);
-  for (uint32_t i = 0; i < folds; i++) r.partials[i] = i ? r.partials[i - 1] + r.folds[i - 1].partial_bytes : r.scratch + threads;
+  for (uint32_t i = 0; i < folds; i++)
+    r.partials[i] = i ? r.partials[i - 1] + r.folds[i - 1].partial_bytes : r.scratch + threads;
   if (r.panel) {
     r.head = *call;
     r.head.op = r.fused->head.op;
     r.head.params = r.fused->head.params;
     r.head.inputs = call->inputs + r.fused->head.first_input;
     r.head.num_inputs = (int)r.fused->head.num_inputs;
-    MPG_TRY(mpg_cpu_panels_begin(&r.head, &r.fused->head.product, &r.tail, (int)r.pieces, &r.panels));
+    MPG_TRY(
+        mpg_cpu_panels_begin(&r.head, &r.fused->head.product, &r.tail, (int)r.pieces, &r.panels));
   }
   mpg_cpu_parallel_for(call, r.pieces, 1, run_pieces, &r);
-  if (r.status != MPG_OK) return mpg_fail(r.status, "%s: a member of the fused group failed", r.fused->name);
+  if (r.status != MPG_OK)
+    return mpg_fail(r.status, "%s: a member of the fused group failed", r.fused->name);
   for (uint32_t k = 0, i = 0; i < folds; k++) {
     const mpg_fused_member *member = &r.fused->members[k];
     if (!member->folds) continue;
     const mpg_fused_value *out = &r.fused->values[r.fused->operands[member->operands + 1]];
-    MPG_TRY(mpg_cpu_fold_end(call, &r.folds[i], r.partials[i], out->dtype, outside(&r, out->operand)));
+    MPG_TRY(
+        mpg_cpu_fold_end(call, &r.folds[i], r.partials[i], out->dtype, outside(&r, out->operand)));
     i++;
   }
   return MPG_OK;

@@ -1,5 +1,5 @@
-/* Linear algebra on many matrices: LAPACK's functions one matrix at a time, the matrices shared out among threads. What is
- * computed for a matrix does not depend on the others, or on threads. */
+/* Linear algebra on many matrices: LAPACK's functions one matrix at a time, the matrices shared out
+ * among threads. What is computed for a matrix does not depend on the others, or on threads. */
 #include <limits.h>
 #include <math.h>
 #include <stdatomic.h>
@@ -23,7 +23,7 @@ struct matrices {
   matrix_fn one;
   int64_t lanes;
   char *scratch;
-  size_t scratch_size; /* of a lane */
+  size_t scratch_size;    /* of a lane */
   _Atomic int64_t failed; /* the first matrix that failed; count: none */
 };
 
@@ -57,31 +57,46 @@ static void run_lanes(void *context, int64_t begin, int64_t end) {
 /* Describes the matrices in the last two axes of `view`. */
 static matrices matrices_of(const mpg_kernel_call *call, const mpg_view *view) {
   const mpg_shape *shape = &view->desc.shape;
-  return (matrices){.call = call, .count = mpg_shape_product(shape, 0, shape->ndim - 2), .rows = shape->dims[shape->ndim - 2],
-                    .columns = shape->dims[shape->ndim - 1], .n = shape->dims[shape->ndim - 1]};
+  return (matrices){.call = call,
+                    .count = mpg_shape_product(shape, 0, shape->ndim - 2),
+                    .rows = shape->dims[shape->ndim - 2],
+                    .columns = shape->dims[shape->ndim - 1],
+                    .n = shape->dims[shape->ndim - 1]};
 }
 
-/* Runs `one` on all matrices; `elements` and `integers` of scratch for each. `wrong` says of a matrix why it has no result. */
-static mpg_status run(matrices *t, matrix_fn one, int64_t elements, int64_t integers, const char *wrong) {
-  double work = (double)t->count * (double)t->rows * (double)t->columns * (double)(t->rows + t->columns);
-  size_t bytes = (size_t)elements * mpg_dtype_size(t->call->inputs[0].desc.dtype) + (size_t)integers * sizeof(int);
+/* Runs `one` on all matrices; `elements` and `integers` of scratch for each. `wrong` says of a
+ * matrix why it has no result. */
+static mpg_status run(matrices *t, matrix_fn one, int64_t elements, int64_t integers,
+                      const char *wrong) {
+  double work =
+      (double)t->count * (double)t->rows * (double)t->columns * (double)(t->rows + t->columns);
+  size_t bytes = (size_t)elements * mpg_dtype_size(t->call->inputs[0].desc.dtype) +
+                 (size_t)integers * sizeof(int);
   if (t->count == 0) return MPG_OK;
   t->one = one;
   t->lanes = work < 65536 ? 1 : t->count < t->call->num_threads ? t->count : t->call->num_threads;
   t->scratch_size = (bytes + 63) / 64 * 64;
-  if (bytes && !(t->scratch = mpg_device_scratch(t->call->device, (size_t)t->lanes * t->scratch_size))) return MPG_DEVICE_OUT_OF_MEMORY;
+  if (bytes &&
+      !(t->scratch = mpg_device_scratch(t->call->device, (size_t)t->lanes * t->scratch_size)))
+    return MPG_DEVICE_OUT_OF_MEMORY;
   atomic_init(&t->failed, t->count);
   mpg_cpu_parallel_for(t->call, t->lanes, 1, run_lanes, t);
   int64_t failed = atomic_load(&t->failed);
-  return failed == t->count ? MPG_OK : mpg_fail(MPG_ERROR, "%s: matrix %lld %s", t->call->op->name, (long long)failed, wrong);
+  return failed == t->count ? MPG_OK
+                            : mpg_fail(MPG_ERROR, "%s: matrix %lld %s", t->call->op->name,
+                                       (long long)failed, wrong);
 }
 
 /* OpenBLAS, for matrices it can count: sides and work space in 32 bits. */
 static mpg_status need_blas(matrices *t, int64_t work) {
   if (!(t->blas = mpg_cpu_openblas()))
-    return mpg_fail(MPG_ERROR, "%s needs OpenBLAS, which is not there or turned off (MPGLUON_OPENBLAS): install scipy-openblas32", t->call->op->name);
+    return mpg_fail(MPG_ERROR,
+                    "%s needs OpenBLAS, which is not there or turned off (MPGLUON_OPENBLAS): "
+                    "install scipy-openblas32",
+                    t->call->op->name);
   if (t->rows > INT_MAX / LAPACK_BLOCK || t->columns > INT_MAX / LAPACK_BLOCK || work > INT_MAX)
-    return mpg_fail(MPG_ERROR, "%s: matrices of %lld x %lld are too large", t->call->op->name, (long long)t->rows, (long long)t->columns);
+    return mpg_fail(MPG_ERROR, "%s: matrices of %lld x %lld are too large", t->call->op->name,
+                    (long long)t->rows, (long long)t->columns);
   if (t->rows == 0 || t->columns == 0) t->count = 0;
   return MPG_OK;
 }
@@ -110,14 +125,18 @@ MPG_CPU_KERNEL(linalg_syrk) {
   const mpg_view *out = &call->outputs[0];
   t.n = out->desc.shape.dims[out->desc.shape.ndim - 1];
   MPG_TRY(need_blas(&t, 0));
-  if (t.count == 0 && mpg_shape_size(&out->desc.shape)) memset(out->data, 0, (size_t)mpg_shape_size(&out->desc.shape) * mpg_dtype_size(out->desc.dtype)); /* sums of nothing */
+  if (t.count == 0 && mpg_shape_size(&out->desc.shape))
+    memset(out->data, 0,
+           (size_t)mpg_shape_size(&out->desc.shape) *
+               mpg_dtype_size(out->desc.dtype)); /* sums of nothing */
   return run(&t, INSTANCE(syrk, call->inputs[0].desc.dtype), 0, 0, "");
 }
 
 MPG_CPU_KERNEL(linalg_gelqf) {
   matrices t = matrices_of(call, &call->inputs[0]);
   MPG_TRY(need_blas(&t, 0));
-  return run(&t, INSTANCE(gelqf, call->inputs[0].desc.dtype), (LAPACK_BLOCK + 1) * t.rows, 0, "has no LQ factors");
+  return run(&t, INSTANCE(gelqf, call->inputs[0].desc.dtype), (LAPACK_BLOCK + 1) * t.rows, 0,
+             "has no LQ factors");
 }
 
 MPG_CPU_KERNEL(linalg_syevd) {
@@ -125,13 +144,15 @@ MPG_CPU_KERNEL(linalg_syevd) {
   int64_t elements;
   if (__builtin_mul_overflow(2 * t.n + 6, t.n, &elements)) elements = INT64_MAX - 1;
   MPG_TRY(need_blas(&t, elements + 1));
-  return run(&t, INSTANCE(syevd, call->inputs[0].desc.dtype), elements + 1, 3 + 5 * t.n, "has eigenvalues that were not found (is it finite?)");
+  return run(&t, INSTANCE(syevd, call->inputs[0].desc.dtype), elements + 1, 3 + 5 * t.n,
+             "has eigenvalues that were not found (is it finite?)");
 }
 
 MPG_CPU_KERNEL(linalg_inverse) {
   matrices t = matrices_of(call, &call->inputs[0]);
   MPG_TRY(need_blas(&t, 0));
-  return run(&t, INSTANCE(inverse, call->inputs[0].desc.dtype), LAPACK_BLOCK * t.n, t.n, "is singular");
+  return run(&t, INSTANCE(inverse, call->inputs[0].desc.dtype), LAPACK_BLOCK * t.n, t.n,
+             "is singular");
 }
 
 MPG_CPU_KERNEL(linalg_det) {
@@ -147,14 +168,19 @@ MPG_CPU_KERNEL(linalg_sumlogdiag) {
   return run(&t, INSTANCE(sumlogdiag, call->inputs[0].desc.dtype), 0, 0, "");
 }
 
-static mpg_status part(const mpg_kernel_call *call, bool extract, bool triangle, int64_t offset, bool lower) {
+static mpg_status part(const mpg_kernel_call *call, bool extract, bool triangle, int64_t offset,
+                       bool lower) {
   matrices t = matrices_of(call, extract ? &call->inputs[0] : &call->outputs[0]);
   t.extract = extract, t.triangle = triangle, t.offset = offset, t.lower = lower;
   return run(&t, INSTANCE(part, call->inputs[0].desc.dtype), 0, 0, "");
 }
 
-MPG_CPU_KERNEL(linalg_extractdiag) { return part(call, true, false, ((const mpg_linalg_diagonal_params *)call->params)->offset, true); }
-MPG_CPU_KERNEL(linalg_makediag) { return part(call, false, false, ((const mpg_linalg_diagonal_params *)call->params)->offset, true); }
+MPG_CPU_KERNEL(linalg_extractdiag) {
+  return part(call, true, false, ((const mpg_linalg_diagonal_params *)call->params)->offset, true);
+}
+MPG_CPU_KERNEL(linalg_makediag) {
+  return part(call, false, false, ((const mpg_linalg_diagonal_params *)call->params)->offset, true);
+}
 MPG_CPU_KERNEL(linalg_extracttrian) {
   const mpg_linalg_triangle_params *p = call->params;
   return part(call, true, true, p->offset, p->lower);

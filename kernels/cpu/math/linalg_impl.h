@@ -1,7 +1,7 @@
 /* Linear algebra of one dtype. Included by linalg.c with
  *   T   the dtype      B   its functions in mpg_openblas      NAME(x)   names of this instance
- * LAPACK takes matrices by columns, so it sees those here transposed: their lower triangles are its upper ones.
- * Functions on one matrix return 0, or what LAPACK says is wrong with it.
+ * LAPACK takes matrices by columns, so it sees those here transposed: their lower triangles are its
+ * upper ones. Functions on one matrix return 0, or what LAPACK says is wrong with it.
  */
 
 static int NAME(potrf)(const matrices *t, int64_t i, void *scratch) {
@@ -9,7 +9,8 @@ static int NAME(potrf)(const matrices *t, int64_t i, void *scratch) {
   bool lower = ((const mpg_linalg_cholesky_params *)t->call->params)->lower;
   T *out = (T *)t->call->outputs[0].data + i * t->n * t->n;
   int n = (int)t->n, info = 0;
-  memcpy(out, (const T *)t->call->inputs[0].data + i * t->n * t->n, (size_t)(t->n * t->n) * sizeof(T));
+  memcpy(out, (const T *)t->call->inputs[0].data + i * t->n * t->n,
+         (size_t)(t->n * t->n) * sizeof(T));
   t->blas->B.potrf(lower ? "U" : "L", &n, out, &n, &info, 1);
   for (int64_t r = 0; r < t->n; r++)
     for (int64_t c = lower ? r + 1 : 0; c < (lower ? t->n : r); c++) out[r * t->n + c] = 0;
@@ -20,8 +21,10 @@ static int NAME(potrf)(const matrices *t, int64_t i, void *scratch) {
 static void NAME(mirror)(T *a, int64_t n, bool lower) {
   for (int64_t r = 0; r < n; r++)
     for (int64_t c = 0; c < r; c++) {
-      if (lower) a[c * n + r] = a[r * n + c];
-      else a[r * n + c] = a[c * n + r];
+      if (lower)
+        a[c * n + r] = a[r * n + c];
+      else
+        a[r * n + c] = a[c * n + r];
     }
 }
 
@@ -30,7 +33,8 @@ static int NAME(potri)(const matrices *t, int64_t i, void *scratch) {
   bool lower = ((const mpg_linalg_cholesky_params *)t->call->params)->lower;
   T *out = (T *)t->call->outputs[0].data + i * t->n * t->n;
   int n = (int)t->n, info = 0;
-  memcpy(out, (const T *)t->call->inputs[0].data + i * t->n * t->n, (size_t)(t->n * t->n) * sizeof(T));
+  memcpy(out, (const T *)t->call->inputs[0].data + i * t->n * t->n,
+         (size_t)(t->n * t->n) * sizeof(T));
   t->blas->B.potri(lower ? "U" : "L", &n, out, &n, &info, 1);
   NAME(mirror)(out, t->n, lower);
   return info;
@@ -41,11 +45,13 @@ static int NAME(triangular)(const matrices *t, int64_t i, void *scratch) {
   const mpg_linalg_triangular_params *p = t->call->params;
   const T *a = (const T *)t->call->inputs[0].data + i * t->n * t->n;
   T *out = (T *)t->call->outputs[0].data + i * t->rows * t->columns;
-  memcpy(out, (const T *)t->call->inputs[1].data + i * t->rows * t->columns, (size_t)(t->rows * t->columns) * sizeof(T));
+  memcpy(out, (const T *)t->call->inputs[1].data + i * t->rows * t->columns,
+         (size_t)(t->rows * t->columns) * sizeof(T));
   (t->call->op->id == MPG_OP__linalg_trmm ? t->blas->B.trmm : t->blas->B.trsm)(
-      MPG_BLAS_ROWS, p->rightside ? MPG_BLAS_RIGHT : MPG_BLAS_LEFT, p->lower ? MPG_BLAS_LOWER : MPG_BLAS_UPPER,
-      p->transpose ? MPG_BLAS_TRANSPOSED : MPG_BLAS_PLAIN, MPG_BLAS_ANY_DIAGONAL, (int)t->rows, (int)t->columns, (T)p->alpha, a, (int)t->n,
-      out, (int)t->columns);
+      MPG_BLAS_ROWS, p->rightside ? MPG_BLAS_RIGHT : MPG_BLAS_LEFT,
+      p->lower ? MPG_BLAS_LOWER : MPG_BLAS_UPPER,
+      p->transpose ? MPG_BLAS_TRANSPOSED : MPG_BLAS_PLAIN, MPG_BLAS_ANY_DIAGONAL, (int)t->rows,
+      (int)t->columns, (T)p->alpha, a, (int)t->n, out, (int)t->columns);
   return 0;
 }
 
@@ -53,34 +59,42 @@ static int NAME(syrk)(const matrices *t, int64_t i, void *scratch) {
   (void)scratch;
   const mpg_linalg_syrk_params *p = t->call->params;
   T *out = (T *)t->call->outputs[0].data + i * t->n * t->n;
-  t->blas->B.syrk(MPG_BLAS_ROWS, MPG_BLAS_LOWER, p->transpose ? MPG_BLAS_TRANSPOSED : MPG_BLAS_PLAIN, (int)t->n,
-                  (int)(p->transpose ? t->rows : t->columns), (T)p->alpha, (const T *)t->call->inputs[0].data + i * t->rows * t->columns,
-                  (int)t->columns, 0, out, (int)t->n);
+  t->blas->B.syrk(MPG_BLAS_ROWS, MPG_BLAS_LOWER,
+                  p->transpose ? MPG_BLAS_TRANSPOSED : MPG_BLAS_PLAIN, (int)t->n,
+                  (int)(p->transpose ? t->rows : t->columns), (T)p->alpha,
+                  (const T *)t->call->inputs[0].data + i * t->rows * t->columns, (int)t->columns, 0,
+                  out, (int)t->n);
   NAME(mirror)(out, t->n, true);
   return 0;
 }
 
 /* The factors of A are those of A^T = Q^T L^T, which is how LAPACK sees A. */
 static int NAME(gelqf)(const matrices *t, int64_t i, void *scratch) {
-  T *q = (T *)t->call->outputs[0].data + i * t->rows * t->columns, *l = (T *)t->call->outputs[1].data + i * t->rows * t->rows;
+  T *q = (T *)t->call->outputs[0].data + i * t->rows * t->columns,
+    *l = (T *)t->call->outputs[1].data + i * t->rows * t->rows;
   T *tau = scratch, *work = tau + t->rows;
-  int rows = (int)t->columns, columns = (int)t->rows, work_size = (int)(LAPACK_BLOCK * t->rows), info = 0;
-  memcpy(q, (const T *)t->call->inputs[0].data + i * t->rows * t->columns, (size_t)(t->rows * t->columns) * sizeof(T));
+  int rows = (int)t->columns, columns = (int)t->rows, work_size = (int)(LAPACK_BLOCK * t->rows),
+      info = 0;
+  memcpy(q, (const T *)t->call->inputs[0].data + i * t->rows * t->columns,
+         (size_t)(t->rows * t->columns) * sizeof(T));
   t->blas->B.geqrf(&rows, &columns, q, &rows, tau, work, &work_size, &info);
   for (int64_t r = 0; r < t->rows; r++)
     for (int64_t c = 0; c < t->rows; c++) l[r * t->rows + c] = c <= r ? q[r * t->columns + c] : 0;
-  if (info == 0) t->blas->B.orgqr(&rows, &columns, &columns, q, &rows, tau, work, &work_size, &info);
+  if (info == 0)
+    t->blas->B.orgqr(&rows, &columns, &columns, q, &rows, tau, work, &work_size, &info);
   return info;
 }
 
 static int NAME(syevd)(const matrices *t, int64_t i, void *scratch) {
   int64_t n = t->n;
   T *u = (T *)t->call->outputs[0].data + i * n * n, *work = scratch;
-  int size = (int)n, work_size = (int)(1 + 6 * n + 2 * n * n), places_size = (int)(3 + 5 * n), info = 0;
+  int size = (int)n, work_size = (int)(1 + 6 * n + 2 * n * n), places_size = (int)(3 + 5 * n),
+      info = 0;
   memcpy(u, (const T *)t->call->inputs[0].data + i * n * n, (size_t)(n * n) * sizeof(T));
-  t->blas->B.syevd("V", "U", &size, u, &size, (T *)t->call->outputs[1].data + i * n, work, &work_size, (int *)(work + work_size), &places_size,
-                   &info, 1, 1);
-  for (int64_t r = 0; r < n; r++) { /* a row's largest element (the first of equal ones) becomes positive */
+  t->blas->B.syevd("V", "U", &size, u, &size, (T *)t->call->outputs[1].data + i * n, work,
+                   &work_size, (int *)(work + work_size), &places_size, &info, 1, 1);
+  for (int64_t r = 0; r < n;
+       r++) { /* a row's largest element (the first of equal ones) becomes positive */
     T *row = u + r * n, largest = 0;
     for (int64_t c = 0; c < n; c++)
       if ((row[c] < 0 ? -row[c] : row[c]) > (largest < 0 ? -largest : largest)) largest = row[c];
@@ -91,7 +105,8 @@ static int NAME(syevd)(const matrices *t, int64_t i, void *scratch) {
 
 static int NAME(inverse)(const matrices *t, int64_t i, void *scratch) {
   T *out = (T *)t->call->outputs[0].data + i * t->n * t->n, *work = scratch;
-  int n = (int)t->n, work_size = (int)(LAPACK_BLOCK * t->n), *pivots = (int *)(work + work_size), info = 0;
+  int n = (int)t->n, work_size = (int)(LAPACK_BLOCK * t->n), *pivots = (int *)(work + work_size),
+      info = 0;
   size_t bytes = (size_t)(t->n * t->n) * sizeof(T);
   memcpy(out, (const T *)t->call->inputs[0].data + i * t->n * t->n, bytes);
   t->blas->B.getrf(&n, &n, out, &n, pivots, &info);
@@ -105,7 +120,9 @@ static int NAME(inverse)(const matrices *t, int64_t i, void *scratch) {
 static int NAME(det)(const matrices *t, int64_t i, void *scratch) {
   T *lu = scratch, swaps = 1, sign = 1, logarithm = 0, product = 1;
   int n = (int)t->n, *pivots = (int *)(lu + t->n * t->n), info = 0;
-  if (n) memcpy(lu, (const T *)t->call->inputs[0].data + i * t->n * t->n, (size_t)(t->n * t->n) * sizeof(T));
+  if (n)
+    memcpy(lu, (const T *)t->call->inputs[0].data + i * t->n * t->n,
+           (size_t)(t->n * t->n) * sizeof(T));
   if (n) t->blas->B.getrf(&n, &n, lu, &n, pivots, &info);
   for (int64_t k = 0; k < t->n; k++) {
     T element = lu[k * (t->n + 1)];
@@ -144,8 +161,10 @@ static int NAME(part)(const matrices *t, int64_t i, void *scratch) {
   for (int64_t r = 0; r < side; r++)
     for (int64_t c = t->triangle ? 0 : r; c <= r; c++, at++) {
       int64_t place = upper ? c * n + r + away : (r + away) * n + c;
-      if (extract) out[at] = in[place];
-      else out[place] = in[at];
+      if (extract)
+        out[at] = in[place];
+      else
+        out[place] = in[at];
     }
   return 0;
 }

@@ -3,25 +3,19 @@
  * The scheme, which every backend repeats. Philox (base/philox.h) under a call's key (seed, call)
  * gives a stream of 32-bit words: word w is value[w % 4] of block w / 4. An element's position is
  * P = its index + key.position. What it takes:
- *   uniform, dropout   float32 and halves: word P, its upper 24 bits; halves that would be rounded up
- *                      to the end are the one below it
- *                      float64: words 2P (high) and 2P + 1, 53 bits
- *   normal             pairs q = P / 2 by Box and Muller. float32 and halves: a = word 2q,
- *                      b = word 2q + 1, radius sqrt(-2 ln((a + 0.5) / 2^32)), angle b / 2^32 turns
- *                      (24 bits); P even: cosine, odd: sine.
- *                      float64: a and b are the 53-bit numbers of words 4q, 4q + 1 and 4q + 2, 4q + 3
- *   exponential        -ln(u) / lam, u = (word P + 0.5) / 2^32; float64: u = 1 - the 53-bit number
- *                      of words 2P, 2P + 1
- *   randint            the upper 64 bits of (64-bit word 2P, 2P + 1) * (high - low), added to low
- *   multinomial        the 53-bit number of words 2P, 2P + 1, looked up in the running sums
- *   shuffle            row r has the 64-bit key of words 2r, 2r + 1; rows are sorted by key, equal
- *                      keys by row
- *   gamma, poisson, negative binomials
- *                      try k of element P uses the four words of block P + (k + 1) * 2^40: as many
- *                      tries as it needs, and none of another element's
- * Floats are computed by the functions of vector_math.h without fused multiply-adds, so that all
- * instruction sets give the same bits. The samplers of the last line decide in double with the C
- * library's functions.
+ *   uniform, dropout   float32 and halves: word P, its upper 24 bits; halves that would be rounded
+ * up to the end are the one below it float64: words 2P (high) and 2P + 1, 53 bits normal pairs q =
+ * P / 2 by Box and Muller. float32 and halves: a = word 2q, b = word 2q + 1, radius sqrt(-2 ln((a +
+ * 0.5) / 2^32)), angle b / 2^32 turns (24 bits); P even: cosine, odd: sine. float64: a and b are
+ * the 53-bit numbers of words 4q, 4q + 1 and 4q + 2, 4q + 3 exponential        -ln(u) / lam, u =
+ * (word P + 0.5) / 2^32; float64: u = 1 - the 53-bit number of words 2P, 2P + 1 randint the upper
+ * 64 bits of (64-bit word 2P, 2P + 1) * (high - low), added to low multinomial        the 53-bit
+ * number of words 2P, 2P + 1, looked up in the running sums shuffle            row r has the 64-bit
+ * key of words 2r, 2r + 1; rows are sorted by key, equal keys by row gamma, poisson, negative
+ * binomials try k of element P uses the four words of block P + (k + 1) * 2^40: as many tries as it
+ * needs, and none of another element's Floats are computed by the functions of vector_math.h
+ * without fused multiply-adds, so that all instruction sets give the same bits. The samplers of the
+ * last line decide in double with the C library's functions.
  */
 #include <math.h>
 
@@ -59,7 +53,8 @@ static void uniform_run(mpg_random_key key, uint64_t position, int64_t n, mpg_dt
   }
 }
 
-static void normal_run(mpg_random_key key, uint64_t position, int64_t n, bool wide, double mean, double deviation, void *out) {
+static void normal_run(mpg_random_key key, uint64_t position, int64_t n, bool wide, double mean,
+                       double deviation, void *out) {
   uint32_t buffer[WORD_BUFFER];
   if (wide) {
     double *to = out;
@@ -91,11 +86,13 @@ static void normal_run(mpg_random_key key, uint64_t position, int64_t n, bool wi
   for (int64_t i = 0; i < n; i++) to[i] = m + d * from[i];
 }
 
-static void exponential_run(mpg_random_key key, uint64_t position, int64_t n, bool wide, double rate, void *out) {
+static void exponential_run(mpg_random_key key, uint64_t position, int64_t n, bool wide,
+                            double rate, void *out) {
   uint32_t buffer[WORD_BUFFER];
   if (wide) {
     const uint32_t *w = mpg_philox_words(key, 2 * position, 2 * n, buffer);
-    for (int64_t i = 0; i < n; i++) ((double *)out)[i] = -log(1 - mpg_philox_uniform_double(w[2 * i], w[2 * i + 1])) / rate;
+    for (int64_t i = 0; i < n; i++)
+      ((double *)out)[i] = -log(1 - mpg_philox_uniform_double(w[2 * i], w[2 * i + 1])) / rate;
     return;
   }
   const uint32_t *w = mpg_philox_words(key, position, n, buffer);
@@ -132,7 +129,8 @@ static void draw_run(const draw_plan *p, int64_t begin, int64_t n, double a, dou
       const uint32_t *w = mpg_philox_words(p->key, 2 * position, 2 * n, buffer);
       for (int64_t i = 0; i < n; i++) {
         uint64_t word = (uint64_t)w[2 * i] << 32 | w[2 * i + 1];
-        result.i64[i] = (int64_t)((uint64_t)p->law.low + (uint64_t)((unsigned __int128)word * p->law.span >> 64));
+        result.i64[i] = (int64_t)((uint64_t)p->law.low +
+                                  (uint64_t)((unsigned __int128)word * p->law.span >> 64));
       }
       compute = MPG_COMPUTE_I64;
       break;
@@ -157,18 +155,26 @@ static void run_draw(void *context, int64_t begin, int64_t end) {
       mpg_block_buffer buffer;
       if (n > left) n = left;
       a = *(const double *)mpg_cpu_load(MPG_COMPUTE_F64, p->param_dtype, p->as, k, 1, &buffer);
-      if (p->bs) b = *(const double *)mpg_cpu_load(MPG_COMPUTE_F64, p->param_dtype, p->bs, k, 1, &buffer);
+      if (p->bs)
+        b = *(const double *)mpg_cpu_load(MPG_COMPUTE_F64, p->param_dtype, p->bs, k, 1, &buffer);
     }
     draw_run(p, begin, n, a, b);
     begin += n;
   }
 }
 
-static int64_t grain_of(mpg_distribution kind) { return kind == MPG_DRAW_UNIFORM || kind == MPG_DRAW_INTEGERS ? 16384 : kind == MPG_DRAW_NORMAL || kind == MPG_DRAW_EXPONENTIAL ? 4096 : 512; }
+static int64_t grain_of(mpg_distribution kind) {
+  return kind == MPG_DRAW_UNIFORM || kind == MPG_DRAW_INTEGERS     ? 16384
+         : kind == MPG_DRAW_NORMAL || kind == MPG_DRAW_EXPONENTIAL ? 4096
+                                                                   : 512;
+}
 
 MPG_CPU_KERNEL(random) {
   const mpg_view *out = &call->outputs[0];
-  draw_plan p = {.law = mpg_law_of(call->op->id, call->params), .key = call->random, .dtype = out->desc.dtype, .out = out->data};
+  draw_plan p = {.law = mpg_law_of(call->op->id, call->params),
+                 .key = call->random,
+                 .dtype = out->desc.dtype,
+                 .out = out->data};
   mpg_cpu_parallel_for(call, mpg_shape_size(&out->desc.shape), grain_of(p.law.kind), run_draw, &p);
   return MPG_OK;
 }
@@ -176,13 +182,19 @@ MPG_CPU_KERNEL(random) {
 MPG_CPU_KERNEL(sample) {
   const mpg_view *out = &call->outputs[0], *first = &call->inputs[0];
   int64_t count = mpg_shape_size(&out->desc.shape), params = mpg_shape_size(&first->desc.shape);
-  draw_plan p = {.law = mpg_law_of_sample(call->op->id), .key = call->random, .dtype = out->desc.dtype, .out = out->data,
-                 .as = first->data, .param_dtype = first->desc.dtype, .bs = call->num_inputs > 1 ? call->inputs[1].data : NULL, .each = params ? count / params : 1};
+  draw_plan p = {.law = mpg_law_of_sample(call->op->id),
+                 .key = call->random,
+                 .dtype = out->desc.dtype,
+                 .out = out->data,
+                 .as = first->data,
+                 .param_dtype = first->desc.dtype,
+                 .bs = call->num_inputs > 1 ? call->inputs[1].data : NULL,
+                 .each = params ? count / params : 1};
   mpg_cpu_parallel_for(call, count, grain_of(p.law.kind), run_draw, &p);
   return MPG_OK;
 }
 
-/* --- Multinomial -------------------------------------------------------------------------------------------------- */
+/* --- Multinomial ------------------------------------------------------------------------------ */
 
 typedef struct choice_plan {
   const mpg_kernel_call *call;
@@ -198,7 +210,8 @@ static void run_sums(void *context, int64_t begin, int64_t end) {
     double sum = 0, *sums = p->sums + row * p->outcomes;
     for (int64_t done = 0; done < p->outcomes; done += MPG_CPU_BLOCK) {
       int64_t n = p->outcomes - done < MPG_CPU_BLOCK ? p->outcomes - done : MPG_CPU_BLOCK;
-      const double *values = mpg_cpu_load(MPG_COMPUTE_F64, data->desc.dtype, data->data, row * p->outcomes + done, n, &buffer);
+      const double *values = mpg_cpu_load(MPG_COMPUTE_F64, data->desc.dtype, data->data,
+                                          row * p->outcomes + done, n, &buffer);
       for (int64_t j = 0; j < n; j++) sums[done + j] = sum += values[j] > 0 ? values[j] : 0;
     }
   }
@@ -212,24 +225,31 @@ static void run_choices(void *context, int64_t begin, int64_t end) {
     uint64_t position = (uint64_t)i + call->random.position;
     mpg_philox_block b = mpg_philox(call->random.seed, call->random.call, position >> 1);
     const double *sums = p->sums + i / p->each * p->outcomes;
-    double target = mpg_philox_uniform_double(b.value[2 * (position & 1)], b.value[2 * (position & 1) + 1]) * sums[p->outcomes - 1];
+    double target =
+        mpg_philox_uniform_double(b.value[2 * (position & 1)], b.value[2 * (position & 1) + 1]) *
+        sums[p->outcomes - 1];
     int64_t low = 0, high = p->outcomes - 1; /* the first sum above the target */
     while (low < high) {
       int64_t middle = (low + high) / 2;
-      if (sums[middle] > target) high = middle;
-      else low = middle + 1;
+      if (sums[middle] > target)
+        high = middle;
+      else
+        low = middle + 1;
     }
     mpg_cpu_store(MPG_COMPUTE_I64, call->outputs[0].desc.dtype, call->outputs[0].data, i, 1, &low);
     if (call->num_outputs < 2) continue;
     const mpg_view *data = &call->inputs[0];
-    double chance = log(*(const double *)mpg_cpu_load(MPG_COMPUTE_F64, data->desc.dtype, data->data, i / p->each * p->outcomes + low, 1, &buffer));
-    mpg_cpu_store(MPG_COMPUTE_F64, call->outputs[1].desc.dtype, call->outputs[1].data, i, 1, &chance);
+    double chance = log(*(const double *)mpg_cpu_load(MPG_COMPUTE_F64, data->desc.dtype, data->data,
+                                                      i / p->each * p->outcomes + low, 1, &buffer));
+    mpg_cpu_store(MPG_COMPUTE_F64, call->outputs[1].desc.dtype, call->outputs[1].data, i, 1,
+                  &chance);
   }
 }
 
 MPG_CPU_KERNEL(sample_multinomial) {
   const mpg_shape *shape = &call->inputs[0].desc.shape;
-  int64_t rows = mpg_shape_product(shape, 0, shape->ndim - 1), count = mpg_shape_size(&call->outputs[0].desc.shape);
+  int64_t rows = mpg_shape_product(shape, 0, shape->ndim - 1),
+          count = mpg_shape_size(&call->outputs[0].desc.shape);
   if (count == 0) return MPG_OK;
   choice_plan p = {call, NULL, shape->dims[shape->ndim - 1], count / rows};
   p.sums = mpg_device_scratch(call->device, (size_t)(rows * p.outcomes) * sizeof(double));
@@ -239,32 +259,42 @@ MPG_CPU_KERNEL(sample_multinomial) {
   return MPG_OK;
 }
 
-MPG_CPU_KERNEL(backward_sample_multinomial) { /* grad / data at each drawn index, summed over the draws of a row */
-  const mpg_view *grad = &call->inputs[0], *data = &call->inputs[1], *index = &call->inputs[2], *out = &call->outputs[0];
+MPG_CPU_KERNEL(backward_sample_multinomial) { /* grad / data at each drawn index, summed over the
+                                                 draws of a row */
+  const mpg_view *grad = &call->inputs[0], *data = &call->inputs[1], *index = &call->inputs[2],
+                 *out = &call->outputs[0];
   const mpg_shape *shape = &data->desc.shape;
-  int64_t outcomes = shape->dims[shape->ndim - 1], rows = mpg_shape_product(shape, 0, shape->ndim - 1), count = mpg_shape_size(&grad->desc.shape);
+  int64_t outcomes = shape->dims[shape->ndim - 1],
+          rows = mpg_shape_product(shape, 0, shape->ndim - 1),
+          count = mpg_shape_size(&grad->desc.shape);
   memset(out->data, 0, (size_t)mpg_shape_size(shape) * mpg_dtype_size(out->desc.dtype));
   mpg_block_buffer buffer;
   for (int64_t i = 0; i < count; i++) {
-    int64_t choice = *(const int64_t *)mpg_cpu_load(MPG_COMPUTE_I64, index->desc.dtype, index->data, i, 1, &buffer);
+    int64_t choice = *(const int64_t *)mpg_cpu_load(MPG_COMPUTE_I64, index->desc.dtype, index->data,
+                                                    i, 1, &buffer);
     if (choice < 0 || choice >= outcomes) continue;
     int64_t at = i / (count / rows) * outcomes + choice;
-    double g = *(const double *)mpg_cpu_load(MPG_COMPUTE_F64, grad->desc.dtype, grad->data, i, 1, &buffer);
-    double chance = *(const double *)mpg_cpu_load(MPG_COMPUTE_F64, data->desc.dtype, data->data, at, 1, &buffer);
-    double sum = *(const double *)mpg_cpu_load(MPG_COMPUTE_F64, out->desc.dtype, out->data, at, 1, &buffer) + g / chance;
+    double g =
+        *(const double *)mpg_cpu_load(MPG_COMPUTE_F64, grad->desc.dtype, grad->data, i, 1, &buffer);
+    double chance = *(const double *)mpg_cpu_load(MPG_COMPUTE_F64, data->desc.dtype, data->data, at,
+                                                  1, &buffer);
+    double sum =
+        *(const double *)mpg_cpu_load(MPG_COMPUTE_F64, out->desc.dtype, out->data, at, 1, &buffer) +
+        g / chance;
     mpg_cpu_store(MPG_COMPUTE_F64, out->desc.dtype, out->data, at, 1, &sum);
   }
   return MPG_OK;
 }
 
-/* --- Shuffle ------------------------------------------------------------------------------------------------------ */
+/* --- Shuffle ---------------------------------------------------------------------------------- */
 
 typedef struct keyed_row {
   uint64_t key;
   int64_t row;
 } keyed_row;
 
-/* By the bytes of the key, lowest first; each pass keeps the order of equal bytes. Eight passes: the result is in `rows`. */
+/* By the bytes of the key, lowest first; each pass keeps the order of equal bytes. Eight passes:
+ * the result is in `rows`. */
 static void sort_rows(keyed_row *rows, keyed_row *other, int64_t count) {
   for (int shift = 0; shift < 64; shift += 8) {
     int64_t starts[256] = {0}, total = 0;
@@ -290,7 +320,8 @@ typedef struct gather_plan {
 
 static void run_gather(void *context, int64_t begin, int64_t end) {
   const gather_plan *p = context;
-  for (int64_t i = begin; i < end; i++) memcpy(p->out + i * p->bytes, p->in + p->rows[i].row * p->bytes, (size_t)p->bytes);
+  for (int64_t i = begin; i < end; i++)
+    memcpy(p->out + i * p->bytes, p->in + p->rows[i].row * p->bytes, (size_t)p->bytes);
 }
 
 MPG_CPU_KERNEL(shuffle) {
@@ -302,15 +333,17 @@ MPG_CPU_KERNEL(shuffle) {
   for (int64_t r = 0; r < rows; r++) {
     uint64_t position = (uint64_t)r + call->random.position;
     mpg_philox_block b = mpg_philox(call->random.seed, call->random.call, position >> 1);
-    keyed[r] = (keyed_row){(uint64_t)b.value[2 * (position & 1)] << 32 | b.value[2 * (position & 1) + 1], r};
+    keyed[r] = (keyed_row){
+        (uint64_t)b.value[2 * (position & 1)] << 32 | b.value[2 * (position & 1) + 1], r};
   }
   sort_rows(keyed, keyed + rows, rows);
-  gather_plan p = {keyed, call->inputs[0].data, call->outputs[0].data, size / rows * (int64_t)mpg_dtype_size(desc->dtype)};
+  gather_plan p = {keyed, call->inputs[0].data, call->outputs[0].data,
+                   size / rows * (int64_t)mpg_dtype_size(desc->dtype)};
   mpg_cpu_parallel_for(call, rows, 65536 / p.bytes + 1, run_gather, &p);
   return MPG_OK;
 }
 
-/* --- Dropout ------------------------------------------------------------------------------------------------------ */
+/* --- Dropout ---------------------------------------------------------------------------------- */
 
 typedef struct dropout_plan {
   mpg_random_key key;
@@ -323,7 +356,8 @@ typedef struct dropout_plan {
   bool drawn;         /* whether the mask is made here, element by element */
   int ndim;           /* 0: the mask has the data's shape; else as of run_apply */
   int64_t dims[MPG_MAX_NDIM], strides[MPG_MAX_NDIM];
-  int64_t part, whole, begin; /* of a part of an array: `part` elements together, of `whole` of the array, from `begin` on; part 0: all of it */
+  int64_t part, whole, begin; /* of a part of an array: `part` elements together, of `whole` of the
+                                 array, from `begin` on; part 0: all of it */
 } dropout_plan;
 
 static void draw_mask(const dropout_plan *p, int64_t begin, int64_t n) {
@@ -334,9 +368,11 @@ static void draw_mask(const dropout_plan *p, int64_t begin, int64_t n) {
       at = begin / p->part * p->whole + p->begin + begin % p->part;
       if (together > p->part - begin % p->part) together = p->part - begin % p->part;
     }
-    int64_t left = p->key.run ? (int64_t)(p->key.run - ((uint64_t)at + p->key.first) % p->key.run) : n;
+    int64_t left =
+        p->key.run ? (int64_t)(p->key.run - ((uint64_t)at + p->key.first) % p->key.run) : n;
     if (together > left) together = left;
-    const uint32_t *w = mpg_philox_words(p->key, mpg_random_position(&p->key, (uint64_t)at), together, buffer);
+    const uint32_t *w =
+        mpg_philox_words(p->key, mpg_random_position(&p->key, (uint64_t)at), together, buffer);
     uint8_t *mask = p->mask + begin;
     for (int64_t i = 0; i < together; i++) mask[i] = (w[i] >> 8) < p->threshold;
     begin += together;
@@ -345,10 +381,12 @@ static void draw_mask(const dropout_plan *p, int64_t begin, int64_t n) {
 }
 
 static void run_mask(void *context, int64_t begin, int64_t end) {
-  for (int64_t i = begin; i < end; i += MPG_CPU_BLOCK) draw_mask(context, i, end - i < MPG_CPU_BLOCK ? end - i : MPG_CPU_BLOCK);
+  for (int64_t i = begin; i < end; i += MPG_CPU_BLOCK)
+    draw_mask(context, i, end - i < MPG_CPU_BLOCK ? end - i : MPG_CPU_BLOCK);
 }
 
-/* The mask's elements for data elements [begin, begin + n), spread out along the axes that share one. */
+/* The mask's elements for data elements [begin, begin + n), spread out along the axes that share
+ * one. */
 static const uint8_t *mask_of(const dropout_plan *p, int64_t begin, int64_t n, uint8_t *buffer) {
   if (!p->ndim) return p->mask + begin;
   for (int64_t i = 0; i < n; i++) {
@@ -373,10 +411,12 @@ static void run_dropout(void *context, int64_t begin, int64_t end) {
     const uint8_t *mask = mask_of(p, i, n, spread);
     const void *values = mpg_cpu_load(compute, p->dtype, p->in, i, n, &in);
     if (compute == MPG_COMPUTE_F64) {
-      for (int64_t j = 0; j < n; j++) result.f64[j] = mask[j] ? ((const double *)values)[j] * p->scale : 0;
+      for (int64_t j = 0; j < n; j++)
+        result.f64[j] = mask[j] ? ((const double *)values)[j] * p->scale : 0;
     } else {
       float scale = (float)p->scale;
-      for (int64_t j = 0; j < n; j++) result.f32[j] = mask[j] ? ((const float *)values)[j] * scale : 0;
+      for (int64_t j = 0; j < n; j++)
+        result.f32[j] = mask[j] ? ((const float *)values)[j] * scale : 0;
     }
     mpg_cpu_store(compute, p->dtype, p->out, i, n, &result);
   }
@@ -399,12 +439,18 @@ MPG_CPU_KERNEL(dropout) {
   const mpg_view *data = &call->inputs[0], *out = &call->outputs[0], *mask = &call->outputs[1];
   int64_t count = mpg_shape_size(&data->desc.shape);
   if (!(call->train || params->mode == ALWAYS) || !(params->p > 0)) {
-    if (count && out->data != data->data) memcpy(out->data, data->data, (size_t)count * mpg_dtype_size(data->desc.dtype));
+    if (count && out->data != data->data)
+      memcpy(out->data, data->data, (size_t)count * mpg_dtype_size(data->desc.dtype));
     return MPG_OK;
   }
   double keep = 1 - params->p;
-  dropout_plan p = {.key = call->random, .dtype = data->desc.dtype, .in = data->data, .out = out->data, .mask = mask->data,
-                    .scale = keep > 0 ? 1 / keep : 0, .threshold = (uint32_t)(keep * 0x1p24 + 0.5)};
+  dropout_plan p = {.key = call->random,
+                    .dtype = data->desc.dtype,
+                    .in = data->data,
+                    .out = out->data,
+                    .mask = mask->data,
+                    .scale = keep > 0 ? 1 / keep : 0,
+                    .threshold = (uint32_t)(keep * 0x1p24 + 0.5)};
   align_mask(&p, &data->desc.shape, &mask->desc.shape);
   p.drawn = p.ndim == 0;
   if (!p.drawn) mpg_cpu_parallel_for(call, mpg_shape_size(&mask->desc.shape), 16384, run_mask, &p);
@@ -415,7 +461,8 @@ MPG_CPU_KERNEL(dropout) {
 MPG_CPU_KERNEL(dropout_draw) {
   uint64_t *draw = call->outputs[0].data;
   const mpg_random_key *key = &call->random;
-  draw[0] = key->seed, draw[1] = key->call, draw[2] = key->position, draw[3] = key->run, draw[4] = key->stride;
+  draw[0] = key->seed, draw[1] = key->call, draw[2] = key->position, draw[3] = key->run,
+  draw[4] = key->stride;
   return MPG_OK;
 }
 
@@ -425,16 +472,28 @@ MPG_CPU_KERNEL(dropout_part) {
   const uint64_t *draw = call->inputs[1].data;
   int64_t count = mpg_shape_size(&data->desc.shape);
   if (!call->train || !(params->p > 0)) {
-    if (out->data != data->data) memcpy(out->data, data->data, (size_t)count * mpg_dtype_size(data->desc.dtype));
+    if (out->data != data->data)
+      memcpy(out->data, data->data, (size_t)count * mpg_dtype_size(data->desc.dtype));
     return MPG_OK;
   }
   const mpg_shape *shape = &data->desc.shape;
   int axis = (int)(params->axis < 0 ? params->axis + shape->ndim : params->axis);
   int64_t inner = mpg_shape_product(shape, axis + 1, shape->ndim);
   double keep = 1 - params->p;
-  dropout_plan p = {.key = {.seed = draw[0], .call = draw[1], .position = draw[2], .run = draw[3], .stride = draw[4]}, .dtype = data->desc.dtype,
-                    .in = data->data, .out = out->data, .mask = call->outputs[1].data, .scale = keep > 0 ? 1 / keep : 0,
-                    .threshold = (uint32_t)(keep * 0x1p24 + 0.5), .drawn = true, .part = shape->dims[axis] * inner, .whole = params->total * inner,
+  dropout_plan p = {.key = {.seed = draw[0],
+                            .call = draw[1],
+                            .position = draw[2],
+                            .run = draw[3],
+                            .stride = draw[4]},
+                    .dtype = data->desc.dtype,
+                    .in = data->data,
+                    .out = out->data,
+                    .mask = call->outputs[1].data,
+                    .scale = keep > 0 ? 1 / keep : 0,
+                    .threshold = (uint32_t)(keep * 0x1p24 + 0.5),
+                    .drawn = true,
+                    .part = shape->dims[axis] * inner,
+                    .whole = params->total * inner,
                     .begin = params->begin * inner};
   mpg_cpu_parallel_for(call, count, 16384, run_dropout, &p);
   return MPG_OK;
@@ -444,7 +503,11 @@ MPG_CPU_KERNEL(dropout_apply) {
   const mpg_dropout_params *params = call->params;
   const mpg_view *data = &call->inputs[0], *mask = &call->inputs[1];
   double keep = 1 - params->p;
-  dropout_plan p = {.dtype = data->desc.dtype, .in = data->data, .out = call->outputs[0].data, .mask = mask->data, .scale = keep > 0 ? 1 / keep : 0};
+  dropout_plan p = {.dtype = data->desc.dtype,
+                    .in = data->data,
+                    .out = call->outputs[0].data,
+                    .mask = mask->data,
+                    .scale = keep > 0 ? 1 / keep : 0};
   align_mask(&p, &data->desc.shape, &mask->desc.shape);
   mpg_cpu_parallel_for(call, mpg_shape_size(&data->desc.shape), 16384, run_dropout, &p);
   return MPG_OK;

@@ -1,11 +1,14 @@
 /* Reductions, and broadcasting to a shape.
  *
- * Runs of reduced axes are reduced one after another, innermost first. Each pass sees its source as (outer, count, inner)
- * and makes (outer, inner). `count` is cut into chunks whose length depends on shapes alone; the chunks' results are
- * combined by another pass over them. Within a chunk: rows shorter than MPG_WIDE elements are taken in groups, as one wide row (neighbours, with
- * inner 1, as MPG_WIDE of them); MPG_ROWS rows are added up one after the other, and such pieces pairwise; last, what is left over is added to a wide row and
- * its halves to each other. So rounding errors grow with the logarithm of the count, and bits depend on neither threads nor instruction set.
- * Halves and floats accumulate in float, doubles in double, integers in int64_t, or in int32_t where that makes no difference. Between passes the accumulator's type is kept.
+ * Runs of reduced axes are reduced one after another, innermost first. Each pass sees its source as
+ * (outer, count, inner) and makes (outer, inner). `count` is cut into chunks whose length depends
+ * on shapes alone; the chunks' results are combined by another pass over them. Within a chunk: rows
+ * shorter than MPG_WIDE elements are taken in groups, as one wide row (neighbours, with inner 1, as
+ * MPG_WIDE of them); MPG_ROWS rows are added up one after the other, and such pieces pairwise;
+ * last, what is left over is added to a wide row and its halves to each other. So rounding errors
+ * grow with the logarithm of the count, and bits depend on neither threads nor instruction set.
+ * Halves and floats accumulate in float, doubles in double, integers in int64_t, or in int32_t
+ * where that makes no difference. Between passes the accumulator's type is kept.
  */
 #include "kernels/cpu/math/reduce.h"
 
@@ -37,7 +40,9 @@ static int64_t tile_of(int64_t inner, int64_t *tiles) {
 }
 
 /* What holds sums of any length. */
-static mpg_compute accumulator_of(mpg_dtype dtype) { return mpg_dtype_is_float(dtype) ? mpg_compute_of(dtype) : MPG_COMPUTE_I64; }
+static mpg_compute accumulator_of(mpg_dtype dtype) {
+  return mpg_dtype_is_float(dtype) ? mpg_compute_of(dtype) : MPG_COMPUTE_I64;
+}
 
 /* What a vector is loaded from. */
 typedef enum source_kind { SOURCE_T, SOURCE_NARROW, SOURCE_NARROW_TOO } source_kind;
@@ -53,7 +58,8 @@ typedef struct pass {
   void *target; /* (outer, chunks, inner) in the compute type */
 } pass;
 
-/* In front of a thread's state of a fold; then the rows of the piece that is being added up, room for a wide row, and the levels. */
+/* In front of a thread's state of a fold; then the rows of the piece that is being added up, room
+ * for a wide row, and the levels. */
 typedef struct fold_state {
   int64_t held;    /* rows in the piece */
   uint64_t pieces; /* of the chunk, before it */
@@ -62,44 +68,62 @@ typedef struct fold_state {
 #define INLINE __attribute__((always_inline)) static inline
 static inline int32_t magnitude_i32(int32_t x) { return x < 0 ? (int32_t)(0u - (uint32_t)x) : x; }
 static inline int64_t magnitude_i64(int64_t x) { return x < 0 ? (int64_t)(0u - (uint64_t)x) : x; }
-/* Vectors: the larger (smaller) of two numbers, the first where it is NaN; a vector of narrower numbers. Of floats the processor's maximum is
- * the second number where one is NaN. */
-#define AS_CHOSEN(result, x, y, keep)       \
-  do {                                      \
-    NAME(mask) keep_ = (NAME(mask))(keep);  \
-    result = y;                             \
-    NAME(choose)(&keep_, &(x), &result);    \
+/* Vectors: the larger (smaller) of two numbers, the first where it is NaN; a vector of narrower
+ * numbers. Of floats the processor's maximum is the second number where one is NaN. */
+#define AS_CHOSEN(result, x, y, keep)      \
+  do {                                     \
+    NAME(mask) keep_ = (NAME(mask))(keep); \
+    result = y;                            \
+    NAME(choose)(&keep_, &(x), &result);   \
   } while (0)
 #if defined(__AVX512F__)
-#define EXTREME(T, M, result, x, y, name) \
-  result = (__typeof__(result))_mm512_mask_mov_##T(_mm512_##name##_##T((M)(x), (M)(y)), _mm512_cmp_##T##_mask((M)(x), (M)(x), _CMP_UNORD_Q), (M)(x))
+#define EXTREME(T, M, result, x, y, name)                                                       \
+  result = (__typeof__(result))_mm512_mask_mov_##T(                                             \
+      _mm512_##name##_##T((M)(x), (M)(y)), _mm512_cmp_##T##_mask((M)(x), (M)(x), _CMP_UNORD_Q), \
+      (M)(x))
 #define EXTREME_F32(result, x, y, name, compare) EXTREME(ps, __m512, result, x, y, name)
 #define EXTREME_F64(result, x, y, name, compare) EXTREME(pd, __m512d, result, x, y, name)
-#define EXTREME_I32(result, x, y, name, compare) result = (__typeof__(result))_mm512_##name##_epi32((__m512i)(x), (__m512i)(y))
-#define EXTREME_I64(result, x, y, name, compare) result = (__typeof__(result))_mm512_##name##_epi64((__m512i)(x), (__m512i)(y))
-#define FLOATS_OF_HALVES(v, from) v = (__typeof__(v))_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)(from)))
-#define FLOATS_OF_BFLOAT16(v, from) \
-  v = (__typeof__(v))_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)(from))), 16)
-#define INTS_OF_INT8(v, from) v = (__typeof__(v))_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)(from)))
-#define INTS_OF_UINT8(v, from) v = (__typeof__(v))_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)(from)))
+#define EXTREME_I32(result, x, y, name, compare) \
+  result = (__typeof__(result))_mm512_##name##_epi32((__m512i)(x), (__m512i)(y))
+#define EXTREME_I64(result, x, y, name, compare) \
+  result = (__typeof__(result))_mm512_##name##_epi64((__m512i)(x), (__m512i)(y))
+#define FLOATS_OF_HALVES(v, from) \
+  v = (__typeof__(v))_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)(from)))
+#define FLOATS_OF_BFLOAT16(v, from)     \
+  v = (__typeof__(v))_mm512_slli_epi32( \
+      _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)(from))), 16)
+#define INTS_OF_INT8(v, from) \
+  v = (__typeof__(v))_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)(from)))
+#define INTS_OF_UINT8(v, from) \
+  v = (__typeof__(v))_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)(from)))
 #elif defined(__AVX2__)
-#define EXTREME(T, M, result, x, y, name) \
-  result = (__typeof__(result))_mm256_blendv_##T(_mm256_##name##_##T((M)(x), (M)(y)), (M)(x), _mm256_cmp_##T((M)(x), (M)(x), _CMP_UNORD_Q))
+#define EXTREME(T, M, result, x, y, name)                                                     \
+  result = (__typeof__(result))_mm256_blendv_##T(_mm256_##name##_##T((M)(x), (M)(y)), (M)(x), \
+                                                 _mm256_cmp_##T((M)(x), (M)(x), _CMP_UNORD_Q))
 #define EXTREME_F32(result, x, y, name, compare) EXTREME(ps, __m256, result, x, y, name)
 #define EXTREME_F64(result, x, y, name, compare) EXTREME(pd, __m256d, result, x, y, name)
-#define EXTREME_I32(result, x, y, name, compare) result = (__typeof__(result))_mm256_##name##_epi32((__m256i)(x), (__m256i)(y))
-#define EXTREME_I64(result, x, y, name, compare) result = (__typeof__(result))_mm256_blendv_epi8((__m256i)(y), (__m256i)(x), (__m256i)((x)compare(y)))
-#define FLOATS_OF_HALVES(v, from) v = (__typeof__(v))_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(from)))
-#define FLOATS_OF_BFLOAT16(v, from) \
-  v = (__typeof__(v))_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)(from))), 16)
-#define INTS_OF_INT8(v, from) v = (__typeof__(v))_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)(from)))
-#define INTS_OF_UINT8(v, from) v = (__typeof__(v))_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)(from)))
+#define EXTREME_I32(result, x, y, name, compare) \
+  result = (__typeof__(result))_mm256_##name##_epi32((__m256i)(x), (__m256i)(y))
+#define EXTREME_I64(result, x, y, name, compare) \
+  result =                                       \
+      (__typeof__(result))_mm256_blendv_epi8((__m256i)(y), (__m256i)(x), (__m256i)((x)compare(y)))
+#define FLOATS_OF_HALVES(v, from) \
+  v = (__typeof__(v))_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(from)))
+#define FLOATS_OF_BFLOAT16(v, from)     \
+  v = (__typeof__(v))_mm256_slli_epi32( \
+      _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)(from))), 16)
+#define INTS_OF_INT8(v, from) \
+  v = (__typeof__(v))_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)(from)))
+#define INTS_OF_UINT8(v, from) \
+  v = (__typeof__(v))_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)(from)))
 #else
-#define EXTREME_F32(result, x, y, name, compare) AS_CHOSEN(result, x, y, ((x) != (x)) | ((x)compare(y)))
+#define EXTREME_F32(result, x, y, name, compare) \
+  AS_CHOSEN(result, x, y, ((x) != (x)) | ((x)compare(y)))
 #define EXTREME_F64 EXTREME_F32
 #define EXTREME_I32(result, x, y, name, compare) AS_CHOSEN(result, x, y, (x)compare(y))
 #define EXTREME_I64 EXTREME_I32
-#define EACH_OF(v, value) for (int l_ = 0; l_ < (int)(sizeof(v) / sizeof((v)[0])); l_++) (v)[l_] = value
+#define EACH_OF(v, value) \
+  for (int l_ = 0; l_ < (int)(sizeof(v) / sizeof((v)[0])); l_++) (v)[l_] = value
 #define FLOATS_OF_HALVES(v, from) EACH_OF(v, mpg_half_to_float((from)[l_]))
 #define FLOATS_OF_BFLOAT16(v, from) EACH_OF(v, mpg_bfloat16_to_float((from)[l_]))
 #define INTS_OF_INT8(v, from) EACH_OF(v, (from)[l_])
@@ -180,11 +204,14 @@ static void run_items(void *context, int64_t begin, int64_t end) {
 }
 
 static void run_pass(const mpg_kernel_call *call, pass *p) {
-  int64_t tiles, width = tile_of(p->inner, &tiles), cost = (p->chunk < p->count ? p->chunk : p->count) * width;
-  mpg_cpu_parallel_for(call, p->outer * p->chunks * tiles, cost > 0 ? 32768 / cost + 1 : 32768, run_items, p);
+  int64_t tiles, width = tile_of(p->inner, &tiles),
+                 cost = (p->chunk < p->count ? p->chunk : p->count) * width;
+  mpg_cpu_parallel_for(call, p->outer * p->chunks * tiles, cost > 0 ? 32768 / cost + 1 : 32768,
+                       run_items, p);
 }
 
-/* What follows the last pass: division by the count, the square root, and conversion to the result's dtype. */
+/* What follows the last pass: division by the count, the square root, and conversion to the
+ * result's dtype. */
 typedef struct finish_plan {
   mpg_compute compute;
   mpg_dtype dtype;
@@ -193,14 +220,14 @@ typedef struct finish_plan {
   bool root;
 } finish_plan;
 
-#define FINISH(T, root_function)                                                              \
-  {                                                                                           \
-    T *v = (T *)p->values + begin, divisor = (T)p->count;                                     \
-    if (p->count)                                                                             \
-      for (int64_t i = 0; i < n; i++) v[i] = v[i] / divisor;                                  \
-    if (p->root)                                                                              \
-      for (int64_t i = 0; i < n; i++) v[i] = (T)root_function(v[i]);                          \
-    break;                                                                                    \
+#define FINISH(T, root_function)                                     \
+  {                                                                  \
+    T *v = (T *)p->values + begin, divisor = (T)p->count;            \
+    if (p->count)                                                    \
+      for (int64_t i = 0; i < n; i++) v[i] = v[i] / divisor;         \
+    if (p->root)                                                     \
+      for (int64_t i = 0; i < n; i++) v[i] = (T)root_function(v[i]); \
+    break;                                                           \
   }
 #define ROOT_OF_WHOLE(x) sqrt((double)(x))
 
@@ -213,11 +240,15 @@ static void run_finish(void *context, int64_t begin, int64_t end) {
     case MPG_COMPUTE_I32: break;
     default: FINISH(int64_t, ROOT_OF_WHOLE)
   }
-  mpg_cpu_store(p->compute, p->dtype, p->out, begin, n, (const char *)p->values + begin * (int64_t)mpg_dtype_size(mpg_compute_dtype(p->compute)));
+  mpg_cpu_store(
+      p->compute, p->dtype, p->out, begin, n,
+      (const char *)p->values + begin * (int64_t)mpg_dtype_size(mpg_compute_dtype(p->compute)));
 }
 
-/* Passes over the source's `count` until one result is left, which the last of them leaves in its target: `end`, or a buffer. */
-static void run_passes(const mpg_kernel_call *call, pass *p, char *const *buffers, int *flip, void *end) {
+/* Passes over the source's `count` until one result is left, which the last of them leaves in its
+ * target: `end`, or a buffer. */
+static void run_passes(const mpg_kernel_call *call, pass *p, char *const *buffers, int *flip,
+                       void *end) {
   for (;;) {
     p->chunk = mpg_fold_chunk(p->count, p->inner);
     p->chunks = p->count ? (p->count + p->chunk - 1) / p->chunk : 1;
@@ -233,16 +264,22 @@ static void run_passes(const mpg_kernel_call *call, pass *p, char *const *buffer
 }
 
 /* Reduces `in` over the axes marked in `reduced`. */
-static mpg_status reduce(const mpg_kernel_call *call, const mpg_view *in, const mpg_view *out, const bool *reduced, mpg_reduction f) {
+static mpg_status reduce(const mpg_kernel_call *call, const mpg_view *in, const mpg_view *out,
+                         const bool *reduced, mpg_reduction f) {
   mpg_dtype dtype = in->desc.dtype;
   mpg_compute compute = accumulator_of(dtype);
-  /* Whole numbers of 32 bits are enough for one of the elements, and for what wraps around to the result's dtype. */
-  bool one = f.how == MPG_LARGEST || f.how == MPG_SMALLEST, wraps = !f.mean && !f.root && mpg_compute_of(out->desc.dtype) == MPG_COMPUTE_I32;
-  if (mpg_compute_of(dtype) == MPG_COMPUTE_I32 && (one || wraps) && out->desc.dtype != MPG_BOOL) compute = MPG_COMPUTE_I32;
-  int64_t item_size = (int64_t)mpg_dtype_size(mpg_compute_dtype(compute)), results = mpg_shape_size(&out->desc.shape);
+  /* Whole numbers of 32 bits are enough for one of the elements, and for what wraps around to the
+   * result's dtype. */
+  bool one = f.how == MPG_LARGEST || f.how == MPG_SMALLEST,
+       wraps = !f.mean && !f.root && mpg_compute_of(out->desc.dtype) == MPG_COMPUTE_I32;
+  if (mpg_compute_of(dtype) == MPG_COMPUTE_I32 && (one || wraps) && out->desc.dtype != MPG_BOOL)
+    compute = MPG_COMPUTE_I32;
+  int64_t item_size = (int64_t)mpg_dtype_size(mpg_compute_dtype(compute)),
+          results = mpg_shape_size(&out->desc.shape);
   if (results == 0) return MPG_OK;
   mpg_runs runs = mpg_runs_of(&in->desc.shape, reduced);
-  /* Scratch: the largest intermediate result, twice, as passes go to and fro; the last pass ends in `out` itself where its dtype is the accumulator's. */
+  /* Scratch: the largest intermediate result, twice, as passes go to and fro; the last pass ends in
+   * `out` itself where its dtype is the accumulator's. */
   int64_t largest = results;
   int last = 0;
   while (!runs.reduced[last]) last++;
@@ -250,27 +287,37 @@ static mpg_status reduce(const mpg_kernel_call *call, const mpg_view *in, const 
     if (!runs.reduced[run]) continue;
     int64_t outer, inner, count = runs.sizes[run];
     mpg_runs_around(&runs, run, &outer, &inner);
-    int64_t length = mpg_fold_chunk(count, inner), chunks = count ? (count + length - 1) / length : 1;
+    int64_t length = mpg_fold_chunk(count, inner),
+            chunks = count ? (count + length - 1) / length : 1;
     if (outer * chunks * inner > largest) largest = outer * chunks * inner;
   }
   size_t scratch_size = 2 * (size_t)mpg_align_up((size_t)(largest * item_size), 64);
-  char *scratch = scratch_size <= call->scratch_size ? call->scratch : mpg_device_scratch(call->device, scratch_size);
+  char *scratch = scratch_size <= call->scratch_size
+                      ? call->scratch
+                      : mpg_device_scratch(call->device, scratch_size);
   if (!scratch) return MPG_DEVICE_OUT_OF_MEMORY;
   char *buffers[2] = {scratch, scratch + mpg_align_up((size_t)(largest * item_size), 64)};
-  pass p = {.compute = compute, .how = f.how, .prepare = f.prepare, .dtype = dtype, .source = in->data};
+  pass p = {
+      .compute = compute, .how = f.how, .prepare = f.prepare, .dtype = dtype, .source = in->data};
   int flip = 0;
   for (int run = runs.count - 1; run >= 0; run--) {
     if (!runs.reduced[run]) continue;
     mpg_runs_around(&runs, run, &p.outer, &p.inner);
     p.count = runs.sizes[run];
-    run_passes(call, &p, buffers, &flip, run == last && mpg_compute_direct(compute, out->desc.dtype) && in->data != out->data ? out->data : NULL);
+    run_passes(call, &p, buffers, &flip,
+               run == last && mpg_compute_direct(compute, out->desc.dtype) && in->data != out->data
+                   ? out->data
+                   : NULL);
   }
-  finish_plan finish = {compute, out->desc.dtype, (void *)p.source, out->data, f.mean ? runs.total : 0, f.root};
+  finish_plan finish = {compute,   out->desc.dtype,         (void *)p.source,
+                        out->data, f.mean ? runs.total : 0, f.root};
   if (f.mean && runs.total == 0 && compute != MPG_COMPUTE_I64) { /* 0 / 0 */
     finish.count = 0;
     for (int64_t i = 0; i < results; i++) {
-      if (compute == MPG_COMPUTE_F32) ((float *)finish.values)[i] = NAN;
-      else ((double *)finish.values)[i] = (double)NAN;
+      if (compute == MPG_COMPUTE_F32)
+        ((float *)finish.values)[i] = NAN;
+      else
+        ((double *)finish.values)[i] = (double)NAN;
     }
   }
   mpg_cpu_parallel_for(call, results, 16384, run_finish, &finish);
@@ -284,13 +331,20 @@ MPG_CPU_KERNEL(reduce) {
   return reduce(call, in, out, reduced, mpg_reduction_of(call->op, call->params));
 }
 
-/* --- Folds: the first pass given its rows bit by bit (reduce.h) ------------------------------------------------------ */
+/* --- Folds: the first pass given its rows bit by bit (reduce.h) ------------------------------- */
 
-mpg_fold mpg_cpu_fold_of(const mpg_op *op, const void *params, mpg_dtype dtype, int64_t count, int64_t inner) {
-  mpg_fold fold = {.op = op, .params = params, .dtype = dtype, .count = count, .inner = inner, .chunk = mpg_fold_chunk(count, inner)};
+mpg_fold mpg_cpu_fold_of(const mpg_op *op, const void *params, mpg_dtype dtype, int64_t count,
+                         int64_t inner) {
+  mpg_fold fold = {.op = op,
+                   .params = params,
+                   .dtype = dtype,
+                   .count = count,
+                   .inner = inner,
+                   .chunk = mpg_fold_chunk(count, inner)};
   fold.chunks = (count + fold.chunk - 1) / fold.chunk;
   size_t item = mpg_dtype_size(mpg_compute_dtype(accumulator_of(dtype)));
-  int64_t group = group_of(inner, fold.chunk < count ? fold.chunk : count), pieces = (fold.chunk + MPG_ROWS * group - 1) / (MPG_ROWS * group);
+  int64_t group = group_of(inner, fold.chunk < count ? fold.chunk : count),
+          pieces = (fold.chunk + MPG_ROWS * group - 1) / (MPG_ROWS * group);
   int levels = 0;
   while (pieces >> levels) levels++;
   fold.wide = group * inner;
@@ -303,7 +357,8 @@ mpg_fold mpg_cpu_fold_of(const mpg_op *op, const void *params, mpg_dtype dtype, 
 
 void mpg_cpu_fold_begin(void *state) { *(fold_state *)state = (fold_state){0}; }
 
-void mpg_cpu_fold_feed(const mpg_fold *fold, void *state, void *partials, const void *values, int64_t row, int64_t rows) {
+void mpg_cpu_fold_feed(const mpg_fold *fold, void *state, void *partials, const void *values,
+                       int64_t row, int64_t rows) {
   switch (accumulator_of(fold->dtype)) {
     case MPG_COMPUTE_F32: feed_f32(fold, state, partials, values, row, rows); break;
     case MPG_COMPUTE_F64: feed_f64(fold, state, partials, values, row, rows); break;
@@ -311,11 +366,18 @@ void mpg_cpu_fold_feed(const mpg_fold *fold, void *state, void *partials, const 
   }
 }
 
-mpg_status mpg_cpu_fold_end(const mpg_kernel_call *call, const mpg_fold *fold, void *partials, mpg_dtype dtype, void *out) {
+mpg_status mpg_cpu_fold_end(const mpg_kernel_call *call, const mpg_fold *fold, void *partials,
+                            mpg_dtype dtype, void *out) {
   mpg_reduction f = mpg_reduction_of(fold->op, fold->params);
   mpg_compute compute = accumulator_of(fold->dtype);
-  pass p = {.compute = compute, .how = f.how, .prepare = MPG_PLAIN, .dtype = mpg_compute_dtype(compute), .source = partials,
-            .outer = 1, .count = fold->chunks, .inner = fold->inner};
+  pass p = {.compute = compute,
+            .how = f.how,
+            .prepare = MPG_PLAIN,
+            .dtype = mpg_compute_dtype(compute),
+            .source = partials,
+            .outer = 1,
+            .count = fold->chunks,
+            .inner = fold->inner};
   if (fold->chunks > 1) {
     size_t half = fold->partial_bytes;
     char *scratch = mpg_device_scratch(call->device, 2 * half);
@@ -330,19 +392,19 @@ mpg_status mpg_cpu_fold_end(const mpg_kernel_call *call, const mpg_fold *fold, v
 typedef struct broadcast_plan {
   const char *in;
   char *out;
-  int64_t size; /* bytes an element */
+  int64_t size;       /* bytes an element */
   mpg_broadcast runs; /* one at least */
 } broadcast_plan;
 
 static void repeat(char *out, const char *element, int64_t size, int64_t n) {
   switch (size) {
     case 1: memset(out, *element, (size_t)n); break;
-#define REPEAT(T)                                                 \
-  {                                                               \
-    T value;                                                      \
-    memcpy(&value, element, sizeof value);                        \
-    for (int64_t i = 0; i < n; i++) ((T *)out)[i] = value;        \
-    break;                                                        \
+#define REPEAT(T)                                          \
+  {                                                        \
+    T value;                                               \
+    memcpy(&value, element, sizeof value);                 \
+    for (int64_t i = 0; i < n; i++) ((T *)out)[i] = value; \
+    break;                                                 \
   }
     case 2: REPEAT(uint16_t)
     case 4: REPEAT(uint32_t)
@@ -378,22 +440,26 @@ static void run_broadcast(void *context, int64_t begin, int64_t end) {
   }
 }
 
-/* Rows of the innermost dimension, as many at a time as fit into a buffer, which the vectors of expand.h may overrun. */
+/* Rows of the innermost dimension, as many at a time as fit into a buffer, which the vectors of
+ * expand.h may overrun. */
 static void run_short(void *context, int64_t begin, int64_t end) {
   const broadcast_plan *p = context;
   const mpg_broadcast *b = &p->runs;
   mpg_expand_buffer buffer;
-  int64_t row_bytes = b->dims[0] * p->size, most = (int64_t)(sizeof buffer - MPG_EXPAND_SLACK) / row_bytes;
+  int64_t row_bytes = b->dims[0] * p->size,
+          most = (int64_t)(sizeof buffer - MPG_EXPAND_SLACK) / row_bytes;
   for (int64_t row = begin; row < end; row += most) {
     int64_t rows = end - row < most ? end - row : most;
-    if (row == begin || b->ndim > 2 || b->strides[1]) mpg_expand(p->in, (size_t)p->size, b->ndim, b->dims, b->strides, row, rows, buffer);
+    if (row == begin || b->ndim > 2 || b->strides[1])
+      mpg_expand(p->in, (size_t)p->size, b->ndim, b->dims, b->strides, row, rows, buffer);
     memcpy(p->out + row * row_bytes, buffer, (size_t)(rows * row_bytes));
   }
 }
 
 MPG_CPU_KERNEL(broadcast) {
   const mpg_view *in = &call->inputs[0], *out = &call->outputs[0];
-  broadcast_plan p = {in->data, out->data, (int64_t)item_of(in), mpg_broadcast_of(&in->desc.shape, &out->desc.shape)};
+  broadcast_plan p = {in->data, out->data, (int64_t)item_of(in),
+                      mpg_broadcast_of(&in->desc.shape, &out->desc.shape)};
   if (p.runs.ndim == 0) p.runs = (mpg_broadcast){.ndim = 1, .dims = {1}, .strides = {1}};
   int64_t row = p.runs.dims[0], count = count_of(out);
   if (p.runs.ndim > 1 && row <= MPG_EXPAND_ROW && count > 0)
@@ -403,7 +469,8 @@ MPG_CPU_KERNEL(broadcast) {
   return MPG_OK;
 }
 
-mpg_status mpg_cpu_reduce_lines(const mpg_kernel_call *call, const mpg_view *in, int64_t lines, const mpg_view *out, mpg_reduction f) {
+mpg_status mpg_cpu_reduce_lines(const mpg_kernel_call *call, const mpg_view *in, int64_t lines,
+                                const mpg_view *out, mpg_reduction f) {
   mpg_view source = *in, result = *out;
   source.desc.shape = (mpg_shape){.ndim = 2, .dims = {lines, count_of(in) / lines}};
   result.desc.shape = (mpg_shape){.ndim = 1, .dims = {lines}};
@@ -415,7 +482,8 @@ MPG_CPU_KERNEL(multi_sum_sq) {
   for (int k = 0; k < MPG_MAX_NDIM; k++) reduced[k] = true;
   for (int i = 0; i < call->num_inputs; i++) {
     mpg_view out = {(float *)call->outputs[0].data + i, {{.ndim = 1, .dims = {1}}, MPG_FLOAT32}};
-    MPG_TRY(reduce(call, &call->inputs[i], &out, reduced, (mpg_reduction){MPG_ADD, MPG_SQUARE, false, false}));
+    MPG_TRY(reduce(call, &call->inputs[i], &out, reduced,
+                   (mpg_reduction){MPG_ADD, MPG_SQUARE, false, false}));
   }
   return MPG_OK;
 }

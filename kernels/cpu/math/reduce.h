@@ -1,9 +1,9 @@
-/* A reduction of leading axes that is given its rows bit by bit, with the bits of its op's own kernel: the chunks and pieces in which
- * reduce.c adds up depend on shapes alone.
+/* A reduction of leading axes that is given its rows bit by bit, with the bits of its op's own
+ * kernel: the chunks and pieces in which reduce.c adds up depend on shapes alone.
  *
- * The source is (count, inner), reduced to (inner). Whole chunks (op/fused.h) may go to different threads, each with a state of its own; a
- * thread feeds a chunk's rows in order. When all are fed, one call makes the result of the chunks' partial results.
- * A plain value; memory is the caller's.
+ * The source is (count, inner), reduced to (inner). Whole chunks (op/fused.h) may go to different
+ * threads, each with a state of its own; a thread feeds a chunk's rows in order. When all are fed,
+ * one call makes the result of the chunks' partial results. A plain value; memory is the caller's.
  */
 #ifndef KERNELS_CPU_MATH_REDUCE_H
 #define KERNELS_CPU_MATH_REDUCE_H
@@ -12,16 +12,18 @@
 #include "kernels/cpu/cpu.h"
 
 #define mpg_cpu_reduce_lines MPG_CPU_NAME(reduce_lines)
-/* Each of the `lines` equal parts that `in` is cut into reduced to an element of `out`, as reduce.c does with neighbours. Floats. */
-mpg_status mpg_cpu_reduce_lines(const mpg_kernel_call *call, const mpg_view *in, int64_t lines, const mpg_view *out, mpg_reduction f);
+/* Each of the `lines` equal parts that `in` is cut into reduced to an element of `out`, as reduce.c
+ * does with neighbours. Floats. */
+mpg_status mpg_cpu_reduce_lines(const mpg_kernel_call *call, const mpg_view *in, int64_t lines,
+                                const mpg_view *out, mpg_reduction f);
 
 typedef struct mpg_fold {
   const mpg_op *op;
   const void *params;
   mpg_dtype dtype; /* of the source */
   int64_t count, inner, chunk, chunks;
-  int64_t wide; /* elements of a wide row (reduce.c) */
-  size_t acc_at, levels_at; /* in a thread's state */
+  int64_t wide;                      /* elements of a wide row (reduce.c) */
+  size_t acc_at, levels_at;          /* in a thread's state */
   size_t state_bytes, partial_bytes; /* of a thread; of all chunks: multiples of 64 */
 } mpg_fold;
 
@@ -29,10 +31,13 @@ typedef struct mpg_fold {
 #define mpg_cpu_fold_begin MPG_CPU_NAME(fold_begin)
 #define mpg_cpu_fold_feed MPG_CPU_NAME(fold_feed)
 #define mpg_cpu_fold_end MPG_CPU_NAME(fold_end)
-mpg_fold mpg_cpu_fold_of(const mpg_op *op, const void *params, mpg_dtype dtype, int64_t count, int64_t inner);
+mpg_fold mpg_cpu_fold_of(const mpg_op *op, const void *params, mpg_dtype dtype, int64_t count,
+                         int64_t inner);
 void mpg_cpu_fold_begin(void *state); /* before the first row of a chunk */
 /* values: the source's rows from `row` on. */
-void mpg_cpu_fold_feed(const mpg_fold *fold, void *state, void *partials, const void *values, int64_t row, int64_t rows);
-mpg_status mpg_cpu_fold_end(const mpg_kernel_call *call, const mpg_fold *fold, void *partials, mpg_dtype dtype, void *out);
+void mpg_cpu_fold_feed(const mpg_fold *fold, void *state, void *partials, const void *values,
+                       int64_t row, int64_t rows);
+mpg_status mpg_cpu_fold_end(const mpg_kernel_call *call, const mpg_fold *fold, void *partials,
+                            mpg_dtype dtype, void *out);
 
 #endif

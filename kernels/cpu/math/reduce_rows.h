@@ -1,19 +1,26 @@
 /* The arithmetic of reductions for one accumulator. Included by reduce.c with
- *   T, U (the type it adds and multiplies in), INT (a signed integer of its size), NAME(x), LOWEST, HIGHEST, MAGNITUDE(x), IS_NAN(x)
- *   LARGEST(result, x, y) and SMALLEST: of vectors, x where it is NaN, else the larger (smaller), y when they are alike
- *   NARROW, NARROW_DTYPE, OF_NARROW(x), LOAD_NARROW(v, from), the same with NARROW_TOO: two types that sums take from where they lie;
+ *   T, U (the type it adds and multiplies in), INT (a signed integer of its size), NAME(x), LOWEST,
+ * HIGHEST, MAGNITUDE(x), IS_NAN(x) LARGEST(result, x, y) and SMALLEST: of vectors, x where it is
+ * NaN, else the larger (smaller), y when they are alike NARROW, NARROW_DTYPE, OF_NARROW(x),
+ * LOAD_NARROW(v, from), the same with NARROW_TOO: two types that sums take from where they lie;
  *   NARROW_EXTREMES: the largest and smallest do, too; none of these: they are converted first
  *   NO_FOLDS: where no fold accumulates in T
  *
- * Rows of numbers are combined element by element, in order, in registers. Vectors are those of the instruction set (wider ones
- * compilers take apart, comparisons element by element); what is combined with what does not depend on them.
+ * Rows of numbers are combined element by element, in order, in registers. Vectors are those of the
+ * instruction set (wider ones compilers take apart, comparisons element by element); what is
+ * combined with what does not depend on them.
  */
 enum { NAME(LANES) = MPG_VECTOR_BYTES / sizeof(T), NAME(VECTORS) = MPG_WIDE / NAME(LANES) };
-typedef T NAME(vector) __attribute__((vector_size(MPG_VECTOR_BYTES), aligned(sizeof(T)), may_alias));
-typedef U NAME(unsigned_vector) __attribute__((vector_size(MPG_VECTOR_BYTES), aligned(sizeof(T)), may_alias));
-typedef INT NAME(mask) __attribute__((vector_size(MPG_VECTOR_BYTES), aligned(sizeof(T)), may_alias));
+typedef T NAME(vector)
+    __attribute__((vector_size(MPG_VECTOR_BYTES), aligned(sizeof(T)), may_alias));
+typedef U NAME(unsigned_vector)
+    __attribute__((vector_size(MPG_VECTOR_BYTES), aligned(sizeof(T)), may_alias));
+typedef INT NAME(mask)
+    __attribute__((vector_size(MPG_VECTOR_BYTES), aligned(sizeof(T)), may_alias));
 
-static T NAME(identity)(mpg_combine how) { return how == MPG_ADD ? 0 : how == MPG_MULTIPLY ? 1 : how == MPG_LARGEST ? LOWEST : HIGHEST; }
+static T NAME(identity)(mpg_combine how) {
+  return how == MPG_ADD ? 0 : how == MPG_MULTIPLY ? 1 : how == MPG_LARGEST ? LOWEST : HIGHEST;
+}
 
 INLINE T NAME(combine)(mpg_combine how, T x, T y) {
   switch (how) {
@@ -34,29 +41,36 @@ INLINE T NAME(prepare)(mpg_prepare how, T x) {
 }
 
 /* The same of vectors; by address, as arguments they would depend on the instruction set. */
-INLINE void NAME(choose)(const NAME(mask) *where, const NAME(vector) *x, NAME(vector) *y) { *y = (NAME(vector))((*where & (NAME(mask))*x) | (~*where & (NAME(mask))*y)); }
-INLINE void NAME(combine_vector)(mpg_combine how, NAME(vector) *x, const NAME(vector) *y) {
+INLINE void NAME(choose)(const NAME(mask) * where, const NAME(vector) * x, NAME(vector) * y) {
+  *y = (NAME(vector))((*where & (NAME(mask)) * x) | (~*where & (NAME(mask)) * y));
+}
+INLINE void NAME(combine_vector)(mpg_combine how, NAME(vector) * x, const NAME(vector) * y) {
   if (how == MPG_ADD) {
-    *x = (NAME(vector))((NAME(unsigned_vector))*x + (NAME(unsigned_vector))*y);
+    *x = (NAME(vector))((NAME(unsigned_vector)) * x + (NAME(unsigned_vector)) * y);
   } else if (how == MPG_MULTIPLY) {
-    *x = (NAME(vector))((NAME(unsigned_vector))*x * (NAME(unsigned_vector))*y);
+    *x = (NAME(vector))((NAME(unsigned_vector)) * x * (NAME(unsigned_vector)) * y);
   } else {
     NAME(vector) result;
-    if (how == MPG_LARGEST) LARGEST(result, *x, *y);
-    else SMALLEST(result, *x, *y);
+    if (how == MPG_LARGEST)
+      LARGEST(result, *x, *y);
+    else
+      SMALLEST(result, *x, *y);
     *x = result;
   }
 }
 /* The vector at element i of `from`, which are T, or as SOURCE says. */
-INLINE void NAME(load)(mpg_prepare how, source_kind source, const void *from, int64_t i, NAME(vector) *v) {
+INLINE void NAME(load)(mpg_prepare how, source_kind source, const void *from, int64_t i,
+                       NAME(vector) * v) {
   NAME(vector) x;
   (void)source;
 #ifdef NARROW
-  if (source == SOURCE_NARROW) LOAD_NARROW(x, (const NARROW *)from + i);
-  else if (source == SOURCE_NARROW_TOO) LOAD_NARROW_TOO(x, (const NARROW_TOO *)from + i);
+  if (source == SOURCE_NARROW)
+    LOAD_NARROW(x, (const NARROW *)from + i);
+  else if (source == SOURCE_NARROW_TOO)
+    LOAD_NARROW_TOO(x, (const NARROW_TOO *)from + i);
   else
 #endif
-  x = *(const NAME(vector) *)(const void *)((const T *)from + i);
+    x = *(const NAME(vector) *)(const void *)((const T *)from + i);
   if (how == MPG_SQUARE) {
     x = (NAME(vector))((NAME(unsigned_vector))x * (NAME(unsigned_vector))x);
   } else if (how == MPG_MAGNITUDE) {
@@ -77,13 +91,16 @@ INLINE T NAME(load_one)(mpg_prepare how, source_kind source, const void *from, i
   (void)source;
 #ifdef NARROW
   if (source == SOURCE_NARROW) return NAME(prepare)(how, (T)OF_NARROW(((const NARROW *)from)[i]));
-  if (source == SOURCE_NARROW_TOO) return NAME(prepare)(how, (T)OF_NARROW_TOO(((const NARROW_TOO *)from)[i]));
+  if (source == SOURCE_NARROW_TOO)
+    return NAME(prepare)(how, (T)OF_NARROW_TOO(((const NARROW_TOO *)from)[i]));
 #endif
   return NAME(prepare)(how, ((const T *)from)[i]);
 }
 
-/* acc = ((acc + row) + row) + ...; `first`: without what is in acc. The last columns are in two vectors where they don't fill one: both come to the same. */
-INLINE void NAME(rows_as)(mpg_combine how, mpg_prepare prepare, source_kind source, const void *rows, int64_t stride, int64_t n, T *acc, int64_t width,
+/* acc = ((acc + row) + row) + ...; `first`: without what is in acc. The last columns are in two
+ * vectors where they don't fill one: both come to the same. */
+INLINE void NAME(rows_as)(mpg_combine how, mpg_prepare prepare, source_kind source,
+                          const void *rows, int64_t stride, int64_t n, T *acc, int64_t width,
                           bool first) {
   enum { LANES = NAME(LANES) };
   NAME(vector) v[4], row;
@@ -91,7 +108,8 @@ INLINE void NAME(rows_as)(mpg_combine how, mpg_prepare prepare, source_kind sour
   if (width < LANES) {
     for (; i < width; i++) {
       T x = first ? NAME(load_one)(prepare, source, rows, i) : acc[i];
-      for (int64_t r = first; r < n; r++) x = NAME(combine)(how, x, NAME(load_one)(prepare, source, rows, r * stride + i));
+      for (int64_t r = first; r < n; r++)
+        x = NAME(combine)(how, x, NAME(load_one)(prepare, source, rows, r * stride + i));
       acc[i] = x;
     }
     return;
@@ -100,8 +118,10 @@ INLINE void NAME(rows_as)(mpg_combine how, mpg_prepare prepare, source_kind sour
   bool ragged = width % LANES;
   if (ragged) {
     int64_t at = width - LANES;
-    if (first) NAME(load)(prepare, source, rows, at, &last);
-    else NAME(load)(MPG_PLAIN, SOURCE_T, acc, at, &last);
+    if (first)
+      NAME(load)(prepare, source, rows, at, &last);
+    else
+      NAME(load)(MPG_PLAIN, SOURCE_T, acc, at, &last);
     for (int64_t r = first; r < n; r++) {
       NAME(load)(prepare, source, rows, at + r * stride, &row);
       NAME(combine_vector)(how, &last, &row);
@@ -109,8 +129,10 @@ INLINE void NAME(rows_as)(mpg_combine how, mpg_prepare prepare, source_kind sour
   }
   for (; i + 4 * LANES <= width; i += 4 * LANES) {
     for (int k = 0; k < 4; k++) {
-      if (first) NAME(load)(prepare, source, rows, i + k * LANES, &v[k]);
-      else NAME(load)(MPG_PLAIN, SOURCE_T, acc, i + k * LANES, &v[k]);
+      if (first)
+        NAME(load)(prepare, source, rows, i + k * LANES, &v[k]);
+      else
+        NAME(load)(MPG_PLAIN, SOURCE_T, acc, i + k * LANES, &v[k]);
     }
     for (int64_t r = first; r < n; r++)
       for (int k = 0; k < 4; k++) {
@@ -120,8 +142,10 @@ INLINE void NAME(rows_as)(mpg_combine how, mpg_prepare prepare, source_kind sour
     for (int k = 0; k < 4; k++) *(NAME(vector) *)(void *)(acc + i + k * LANES) = v[k];
   }
   for (; i + LANES <= width; i += LANES) {
-    if (first) NAME(load)(prepare, source, rows, i, &v[0]);
-    else NAME(load)(MPG_PLAIN, SOURCE_T, acc, i, &v[0]);
+    if (first)
+      NAME(load)(prepare, source, rows, i, &v[0]);
+    else
+      NAME(load)(MPG_PLAIN, SOURCE_T, acc, i, &v[0]);
     for (int64_t r = first; r < n; r++) {
       NAME(load)(prepare, source, rows, r * stride + i, &row);
       NAME(combine_vector)(how, &v[0], &row);
@@ -132,7 +156,7 @@ INLINE void NAME(rows_as)(mpg_combine how, mpg_prepare prepare, source_kind sour
 }
 
 /* The lanes of a line folded in halves, in `v` itself. */
-INLINE T NAME(halve)(mpg_combine how, NAME(vector) *v, int vectors) {
+INLINE T NAME(halve)(mpg_combine how, NAME(vector) * v, int vectors) {
   NAME(mask) iota;
   for (int j = 0; j < NAME(LANES); j++) iota[j] = j;
   for (int half = vectors / 2; half; half /= 2)
@@ -151,7 +175,8 @@ INLINE T NAME(halve)(mpg_combine how, NAME(vector) *v, int vectors) {
 }
 
 /* v combined with the `rest` elements behind, lane by lane. */
-INLINE void NAME(add_rest)(mpg_combine how, mpg_prepare prepare, const T *behind, int64_t rest, int vectors, const NAME(mask) *inside, NAME(vector) *v) {
+INLINE void NAME(add_rest)(mpg_combine how, mpg_prepare prepare, const T *behind, int64_t rest,
+                           int vectors, const NAME(mask) * inside, NAME(vector) * v) {
   MPG_UNROLL(8)
   for (int k = 0; k < NAME(VECTORS); k++)
     if (k < vectors && k * NAME(LANES) < rest) {
@@ -162,9 +187,12 @@ INLINE void NAME(add_rest)(mpg_combine how, mpg_prepare prepare, const T *behind
     }
 }
 
-/* Lines of `count` neighbours from element `at` on, each to one number: MPG_WIDE interleaved lanes, or half as many where it has fewer elements (16 at
- * least). `line`: where they lie in the accumulator's type, followed by memory that may be read up to `limit`; NULL: nowhere. */
-INLINE void NAME(lines_as)(mpg_combine how, mpg_prepare prepare, source_kind source, const pass *p, int64_t at, const T *line, int64_t count, int64_t lines, const T *limit, T *out) {
+/* Lines of `count` neighbours from element `at` on, each to one number: MPG_WIDE interleaved lanes,
+ * or half as many where it has fewer elements (16 at least). `line`: where they lie in the
+ * accumulator's type, followed by memory that may be read up to `limit`; NULL: nowhere. */
+INLINE void NAME(lines_as)(mpg_combine how, mpg_prepare prepare, source_kind source, const pass *p,
+                           int64_t at, const T *line, int64_t count, int64_t lines, const T *limit,
+                           T *out) {
   enum { LANES = NAME(LANES), VECTORS = NAME(VECTORS), PIECE = MPG_ROWS * MPG_WIDE };
   NAME(mask) iota[VECTORS], inside[VECTORS];
   for (int k = 0; k < VECTORS; k++)
@@ -187,9 +215,11 @@ INLINE void NAME(lines_as)(mpg_combine how, mpg_prepare prepare, source_kind sou
     uint64_t pieces = 0;
     for (int64_t done = 0;;) {
       int64_t n = whole - done < PIECE ? whole - done : PIECE;
-      const void *piece = source != SOURCE_T ? (const char *)p->source + (at + done) * (int64_t)mpg_dtype_size(p->dtype)
-                          : line             ? line + done
-                                             : mpg_cpu_load(p->compute, p->dtype, p->source, at + done, n, &buffer);
+      const void *piece =
+          source != SOURCE_T
+              ? (const char *)p->source + (at + done) * (int64_t)mpg_dtype_size(p->dtype)
+          : line ? line + done
+                 : mpg_cpu_load(p->compute, p->dtype, p->source, at + done, n, &buffer);
       if (vectors == VECTORS) {
         for (int k = 0; k < VECTORS; k++) NAME(load)(prepare, source, piece, k * LANES, &v[k]);
         for (int64_t i = MPG_WIDE; i < n; i += MPG_WIDE)
@@ -211,7 +241,8 @@ INLINE void NAME(lines_as)(mpg_combine how, mpg_prepare prepare, source_kind sou
       for (int k = 0; k < VECTORS; k++) levels[level][k] = v[k];
       pieces++;
     }
-    for (int level = 0; pieces >> level; level++) { /* the last piece lies in v, as if it were level 0's */
+    for (int level = 0; pieces >> level;
+         level++) { /* the last piece lies in v, as if it were level 0's */
       if (!(pieces >> level & 1)) continue;
       for (int k = 0; k < VECTORS; k++) {
         NAME(combine_vector)(how, &levels[level][k], &v[k]);
@@ -219,7 +250,9 @@ INLINE void NAME(lines_as)(mpg_combine how, mpg_prepare prepare, source_kind sou
       }
     }
     if (rest) {
-      const T *behind = line ? line + whole : (const T *)mpg_cpu_load(p->compute, p->dtype, p->source, at + whole, rest, &buffer);
+      const T *behind = line ? line + whole
+                             : (const T *)mpg_cpu_load(p->compute, p->dtype, p->source, at + whole,
+                                                       rest, &buffer);
       if (line && behind + wide > limit) behind = memcpy(&buffer, behind, (size_t)rest * sizeof(T));
       NAME(add_rest)(how, prepare, behind, rest, vectors, inside, v);
     }
@@ -229,15 +262,18 @@ INLINE void NAME(lines_as)(mpg_combine how, mpg_prepare prepare, source_kind sou
 
 typedef struct NAME(arithmetic) {
   void (*rows)(const void *rows, int64_t stride, int64_t n, T *acc, int64_t width, bool first);
-  void (*lines)(const pass *p, int64_t at, const T *line, int64_t count, int64_t lines, const T *limit, T *out);
+  void (*lines)(const pass *p, int64_t at, const T *line, int64_t count, int64_t lines,
+                const T *limit, T *out);
 } NAME(arithmetic);
 
-#define ARITHMETIC(name, how, prepare, source)                                                                                      \
-  static void NAME(name##_rows)(const void *rows, int64_t stride, int64_t n, T *acc, int64_t width, bool first) {                   \
-    NAME(rows_as)(how, prepare, source, rows, stride, n, acc, width, first);                                                        \
-  }                                                                                                                                 \
-  static void NAME(name##_lines)(const pass *p, int64_t at, const T *line, int64_t count, int64_t lines, const T *limit, T *out) {  \
-    NAME(lines_as)(how, prepare, source, p, at, line, count, lines, limit, out);                                                    \
+#define ARITHMETIC(name, how, prepare, source)                                            \
+  static void NAME(name##_rows)(const void *rows, int64_t stride, int64_t n, T *acc,      \
+                                int64_t width, bool first) {                              \
+    NAME(rows_as)(how, prepare, source, rows, stride, n, acc, width, first);              \
+  }                                                                                       \
+  static void NAME(name##_lines)(const pass *p, int64_t at, const T *line, int64_t count, \
+                                 int64_t lines, const T *limit, T *out) {                 \
+    NAME(lines_as)(how, prepare, source, p, at, line, count, lines, limit, out);          \
   }
 ARITHMETIC(sum, MPG_ADD, MPG_PLAIN, SOURCE_T)
 ARITHMETIC(magnitudes, MPG_ADD, MPG_MAGNITUDE, SOURCE_T)
@@ -263,14 +299,19 @@ static NAME(arithmetic) NAME(arithmetic_of)(mpg_combine how, mpg_prepare prepare
   if (how == MPG_LARGEST) return CHOICE(largest);
   if (how == MPG_SMALLEST) return CHOICE(smallest);
   if (how == MPG_MULTIPLY) return prepare == MPG_NAN_TO_1 ? CHOICE(nanproduct) : CHOICE(product);
-  return prepare == MPG_MAGNITUDE ? CHOICE(magnitudes) : prepare == MPG_SQUARE ? CHOICE(squares) : prepare == MPG_NAN_TO_0 ? CHOICE(nansum) : CHOICE(sum);
+  return prepare == MPG_MAGNITUDE  ? CHOICE(magnitudes)
+         : prepare == MPG_SQUARE   ? CHOICE(squares)
+         : prepare == MPG_NAN_TO_0 ? CHOICE(nansum)
+                                   : CHOICE(sum);
 }
 /* The same of elements as the source has them; NULL where they are converted first. */
 static NAME(arithmetic) NAME(source_arithmetic)(const pass *p) {
   if (mpg_compute_direct(p->compute, p->dtype)) return NAME(arithmetic_of)(p->how, p->prepare);
 #ifdef NARROW
-  if (p->how == MPG_ADD && p->prepare == MPG_PLAIN && p->dtype == NARROW_DTYPE) return CHOICE(sum_narrow);
-  if (p->how == MPG_ADD && p->prepare == MPG_PLAIN && p->dtype == NARROW_TOO_DTYPE) return CHOICE(sum_narrow_too);
+  if (p->how == MPG_ADD && p->prepare == MPG_PLAIN && p->dtype == NARROW_DTYPE)
+    return CHOICE(sum_narrow);
+  if (p->how == MPG_ADD && p->prepare == MPG_PLAIN && p->dtype == NARROW_TOO_DTYPE)
+    return CHOICE(sum_narrow_too);
 #endif
 #ifdef NARROW_EXTREMES
   if (p->how == MPG_LARGEST && p->dtype == NARROW_DTYPE) return CHOICE(largest_narrow);
@@ -281,10 +322,12 @@ static NAME(arithmetic) NAME(source_arithmetic)(const pass *p) {
   return (NAME(arithmetic)){NULL, NULL};
 }
 
-/* --- Pieces, pairwise ---------------------------------------------------------------------------------------------------------- */
+/* --- Pieces, pairwise ------------------------------------------------------------------------- */
 
-/* Pieces combined pairwise as a binary counter counts: level k, `width` wide, holds the result of 2^k pieces. `acc` is the next one; overwritten. */
-static void NAME(push)(const NAME(arithmetic) *plain, T *levels, int64_t level_stride, uint64_t pieces, T *acc, int64_t width) {
+/* Pieces combined pairwise as a binary counter counts: level k, `width` wide, holds the result of
+ * 2^k pieces. `acc` is the next one; overwritten. */
+static void NAME(push)(const NAME(arithmetic) * plain, T *levels, int64_t level_stride,
+                       uint64_t pieces, T *acc, int64_t width) {
   int level = 0;
   for (; pieces >> level & 1; level++) {
     T *held = levels + level * level_stride;
@@ -293,7 +336,8 @@ static void NAME(push)(const NAME(arithmetic) *plain, T *levels, int64_t level_s
   }
   memcpy(levels + level * level_stride, acc, (size_t)width * sizeof(T));
 }
-static void NAME(collect)(const NAME(arithmetic) *plain, T *levels, int64_t level_stride, uint64_t pieces, T *result, int64_t width) {
+static void NAME(collect)(const NAME(arithmetic) * plain, T *levels, int64_t level_stride,
+                          uint64_t pieces, T *result, int64_t width) {
   bool first = true;
   for (int level = 0; pieces >> level; level++) {
     if (!(pieces >> level & 1)) continue;
@@ -305,32 +349,41 @@ static void NAME(collect)(const NAME(arithmetic) *plain, T *levels, int64_t leve
 }
 
 /* A wide row's rows of `inner` to one, with the `rest` rows behind it; in `wide` itself. */
-static void NAME(narrow)(const NAME(arithmetic) *f, const NAME(arithmetic) *plain, T *wide, int64_t group, int64_t inner, const T *behind, int64_t rest) {
+static void NAME(narrow)(const NAME(arithmetic) * f, const NAME(arithmetic) * plain, T *wide,
+                         int64_t group, int64_t inner, const T *behind, int64_t rest) {
   if (rest) f->rows(behind, 0, 1, wide, rest * inner, false);
-  for (int64_t half = group / 2; half; half /= 2) plain->rows(wide + half * inner, 0, 1, wide, half * inner, false);
+  for (int64_t half = group / 2; half; half /= 2)
+    plain->rows(wide + half * inner, 0, 1, wide, half * inner, false);
 }
 
-/* --- A pass -------------------------------------------------------------------------------------------------------------------- */
+/* --- A pass ----------------------------------------------------------------------------------- */
 
 /* `n` rows of `width` of the source, in the accumulator's type, combined into acc. */
-static void NAME(source_rows)(const pass *p, const NAME(arithmetic) *f, int64_t at, int64_t stride, int64_t n, T *acc, int64_t width) {
+static void NAME(source_rows)(const pass *p, const NAME(arithmetic) * f, int64_t at, int64_t stride,
+                              int64_t n, T *acc, int64_t width) {
   NAME(arithmetic) direct = NAME(source_arithmetic)(p);
   if (direct.rows) {
-    direct.rows((const char *)p->source + at * (int64_t)mpg_dtype_size(p->dtype), stride, n, acc, width, true);
+    direct.rows((const char *)p->source + at * (int64_t)mpg_dtype_size(p->dtype), stride, n, acc,
+                width, true);
     return;
   }
   mpg_block_buffer buffer;
   int64_t most = stride == width ? MPG_CPU_BLOCK / width : 1;
   for (int64_t done = 0; done < n; done += most) {
     int64_t rows = n - done < most ? n - done : most;
-    f->rows(mpg_cpu_load(p->compute, p->dtype, p->source, at + done * stride, rows * width, &buffer), width, rows, acc, width, done == 0);
+    f->rows(
+        mpg_cpu_load(p->compute, p->dtype, p->source, at + done * stride, rows * width, &buffer),
+        width, rows, acc, width, done == 0);
   }
 }
 
-/* Columns [column, column + width) of rows [row, row + count) of one outer index; in groups of rows that lie together, or one by one. */
-static void NAME(columns)(const pass *p, const NAME(arithmetic) *f, const NAME(arithmetic) *plain, int64_t at, int64_t count, int64_t width, T *result) {
+/* Columns [column, column + width) of rows [row, row + count) of one outer index; in groups of rows
+ * that lie together, or one by one. */
+static void NAME(columns)(const pass *p, const NAME(arithmetic) * f, const NAME(arithmetic) * plain,
+                          int64_t at, int64_t count, int64_t width, T *result) {
   T levels[LEVELS * MPG_COLUMNS], acc[MPG_COLUMNS];
-  int64_t group = group_of(p->inner, count), rows = count / group, wide = group * width, stride = group * p->inner;
+  int64_t group = group_of(p->inner, count), rows = count / group, wide = group * width,
+          stride = group * p->inner;
   uint64_t pieces = 0;
   if (count == 0) {
     for (int64_t i = 0; i < width; i++) result[i] = NAME(identity)(p->how);
@@ -341,27 +394,30 @@ static void NAME(columns)(const pass *p, const NAME(arithmetic) *f, const NAME(a
     return;
   }
   for (int64_t done = 0; done < rows; done += MPG_ROWS) {
-    NAME(source_rows)(p, f, at + done * stride, stride, rows - done < MPG_ROWS ? rows - done : MPG_ROWS, acc, wide);
+    NAME(source_rows)(p, f, at + done * stride, stride,
+                      rows - done < MPG_ROWS ? rows - done : MPG_ROWS, acc, wide);
     NAME(push)(plain, levels, MPG_COLUMNS, pieces++, acc, wide);
   }
   NAME(collect)(plain, levels, MPG_COLUMNS, pieces, acc, wide);
   if (group > 1) {
     mpg_block_buffer buffer;
-    const T *behind = mpg_cpu_load(p->compute, p->dtype, p->source, at + rows * stride, count % group * width, &buffer);
+    const T *behind = mpg_cpu_load(p->compute, p->dtype, p->source, at + rows * stride,
+                                   count % group * width, &buffer);
     NAME(narrow)(f, plain, acc, group, width, behind, count % group);
   }
   memcpy(result, acc, (size_t)width * sizeof(T));
 }
 
 /* Lines shorter than those of lines_as: turned, so that they are columns. */
-static void NAME(short_lines)(const NAME(arithmetic) *f, const T *line, int64_t count, int64_t lines, T *out) {
+static void NAME(short_lines)(const NAME(arithmetic) * f, const T *line, int64_t count,
+                              int64_t lines, T *out) {
   enum { TILE = 64 };
   T turned[TILE * (MPG_WIDE / 2)];
   for (int64_t done = 0; done < lines; done += TILE) {
     int64_t n = lines - done < TILE ? lines - done : TILE;
-#define TURN(length)                                                                   \
-  for (int64_t r = 0; r < n; r++, line += length)                                      \
-    for (int64_t k = 0; k < length; k++) turned[k * TILE + r] = line[k];               \
+#define TURN(length)                                                     \
+  for (int64_t r = 0; r < n; r++, line += length)                        \
+    for (int64_t k = 0; k < length; k++) turned[k * TILE + r] = line[k]; \
   break;
     switch (count) {
       case 2: TURN(2)
@@ -375,7 +431,8 @@ static void NAME(short_lines)(const NAME(arithmetic) *f, const T *line, int64_t 
 }
 
 /* Lines of `count` from element `at` on, as many at a time as fit into a block. */
-static void NAME(run_lines)(const pass *p, const NAME(arithmetic) *f, int64_t at, int64_t count, int64_t lines, T *out) {
+static void NAME(run_lines)(const pass *p, const NAME(arithmetic) * f, int64_t at, int64_t count,
+                            int64_t lines, T *out) {
   mpg_block_buffer buffer;
   bool direct = mpg_compute_direct(p->compute, p->dtype);
   int64_t most = direct ? lines : MPG_CPU_BLOCK / count;
@@ -388,34 +445,40 @@ static void NAME(run_lines)(const pass *p, const NAME(arithmetic) *f, int64_t at
     int64_t n = lines - done < most ? lines - done : most, from = at + done * count;
     const T *values = mpg_cpu_load(p->compute, p->dtype, p->source, from, n * count, &buffer);
     const T *limit = direct ? (const T *)p->source + p->outer * p->count : values + n * count;
-    if (count < MPG_WIDE / 2) NAME(short_lines)(f, values, count, n, out + done);
-    else f->lines(p, from, values, count, n, limit, out + done);
+    if (count < MPG_WIDE / 2)
+      NAME(short_lines)(f, values, count, n, out + done);
+    else
+      f->lines(p, from, values, count, n, limit, out + done);
   }
 }
 
 static void NAME(run_items)(const pass *p, int64_t begin, int64_t end) {
-  NAME(arithmetic) f = NAME(arithmetic_of)(p->how, p->prepare), plain = NAME(arithmetic_of)(p->how, MPG_PLAIN);
+  NAME(arithmetic)
+  f = NAME(arithmetic_of)(p->how, p->prepare), plain = NAME(arithmetic_of)(p->how, MPG_PLAIN);
   if (p->inner == 1 && p->count > 0 && p->chunks == 1) {
     NAME(run_lines)(p, &f, begin * p->count, p->count, end - begin, (T *)p->target + begin);
     return;
   }
   int64_t tiles, width = tile_of(p->inner, &tiles);
   for (int64_t item = begin; item < end; item++) {
-    int64_t column = item % tiles * width, chunk = item / tiles % p->chunks, outer = item / tiles / p->chunks, first = chunk * p->chunk;
+    int64_t column = item % tiles * width, chunk = item / tiles % p->chunks,
+            outer = item / tiles / p->chunks, first = chunk * p->chunk;
     int64_t n = p->count - first < p->chunk ? p->count - first : p->chunk;
     if (p->inner == 1 && n > 0)
       NAME(run_lines)(p, &f, outer * p->count + first, n, 1, (T *)p->target + item);
     else
-      NAME(columns)(p, &f, &plain, (outer * p->count + first) * p->inner + column, n, p->inner - column < width ? p->inner - column : width,
+      NAME(columns)(p, &f, &plain, (outer * p->count + first) * p->inner + column, n,
+                    p->inner - column < width ? p->inner - column : width,
                     (T *)p->target + (outer * p->chunks + chunk) * p->inner + column);
   }
 }
 
-/* --- Folds: rows as they come -------------------------------------------------------------------------------------------------- */
+/* --- Folds: rows as they come ----------------------------------------------------------------- */
 
 #ifndef NO_FOLDS
-static void NAME(end_chunk)(const mpg_fold *fold, const NAME(arithmetic) *f, const NAME(arithmetic) *plain, fold_state *state, int64_t group, T *piece, T *acc,
-                            T *levels, T *result) {
+static void NAME(end_chunk)(const mpg_fold *fold, const NAME(arithmetic) * f,
+                            const NAME(arithmetic) * plain, fold_state *state, int64_t group,
+                            T *piece, T *acc, T *levels, T *result) {
   int64_t inner = fold->inner, wide = group * inner, rows = state->held / group;
   if (group == 1 && state->held) {
     NAME(push)(plain, levels, fold->wide, state->pieces++, piece, inner);
@@ -424,23 +487,30 @@ static void NAME(end_chunk)(const mpg_fold *fold, const NAME(arithmetic) *f, con
     NAME(push)(plain, levels, fold->wide, state->pieces++, acc, wide);
   }
   NAME(collect)(plain, levels, fold->wide, state->pieces, acc, wide);
-  if (group > 1) NAME(narrow)(f, plain, acc, group, inner, piece + rows * wide, state->held % group);
+  if (group > 1)
+    NAME(narrow)(f, plain, acc, group, inner, piece + rows * wide, state->held % group);
   memcpy(result, acc, (size_t)inner * sizeof(T));
   state->pieces = 0;
   state->held = 0;
 }
 
-static void NAME(feed)(const mpg_fold *fold, char *memory, T *partials, const void *values, int64_t row, int64_t rows) {
+static void NAME(feed)(const mpg_fold *fold, char *memory, T *partials, const void *values,
+                       int64_t row, int64_t rows) {
   mpg_reduction reduction = mpg_reduction_of(fold->op, fold->params);
-  NAME(arithmetic) f = NAME(arithmetic_of)(reduction.how, reduction.prepare), plain = NAME(arithmetic_of)(reduction.how, MPG_PLAIN);
+  NAME(arithmetic)
+  f = NAME(arithmetic_of)(reduction.how, reduction.prepare),
+  plain = NAME(arithmetic_of)(reduction.how, MPG_PLAIN);
   mpg_compute compute = accumulator_of(fold->dtype);
   bool direct = mpg_compute_direct(compute, fold->dtype);
   fold_state *state = (fold_state *)(void *)memory;
   int64_t inner = fold->inner;
-  T *piece = (T *)(void *)(memory + 64), *acc = (T *)(void *)(memory + fold->acc_at), *levels = (T *)(void *)(memory + fold->levels_at);
+  T *piece = (T *)(void *)(memory + 64), *acc = (T *)(void *)(memory + fold->acc_at),
+    *levels = (T *)(void *)(memory + fold->levels_at);
   for (int64_t done = 0; done < rows;) {
-    int64_t at = row + done, chunk = at / fold->chunk, first = chunk * fold->chunk, end = first + fold->chunk < fold->count ? first + fold->chunk : fold->count;
-    int64_t group = group_of(inner, end - first), wide = group * inner, full = MPG_ROWS * group, n = full - state->held; /* rows that go into the piece */
+    int64_t at = row + done, chunk = at / fold->chunk, first = chunk * fold->chunk,
+            end = first + fold->chunk < fold->count ? first + fold->chunk : fold->count;
+    int64_t group = group_of(inner, end - first), wide = group * inner, full = MPG_ROWS * group,
+            n = full - state->held; /* rows that go into the piece */
     if (n > end - at) n = end - at;
     if (n > rows - done) n = rows - done;
     if (group > 1 && direct && n == full) { /* as it lies */
@@ -450,7 +520,9 @@ static void NAME(feed)(const mpg_fold *fold, char *memory, T *partials, const vo
       mpg_block_buffer loaded;
       for (int64_t i = 0; i < n * inner; i += MPG_CPU_BLOCK) {
         int64_t some = n * inner - i < MPG_CPU_BLOCK ? n * inner - i : MPG_CPU_BLOCK;
-        memcpy(piece + state->held * inner + i, mpg_cpu_load(compute, fold->dtype, values, done * inner + i, some, &loaded), (size_t)some * sizeof(T));
+        memcpy(piece + state->held * inner + i,
+               mpg_cpu_load(compute, fold->dtype, values, done * inner + i, some, &loaded),
+               (size_t)some * sizeof(T));
       }
       state->held += n;
       if (state->held == full) {
@@ -460,11 +532,14 @@ static void NAME(feed)(const mpg_fold *fold, char *memory, T *partials, const vo
       }
     } else {
       mpg_block_buffer loaded;
-      if (direct) f.rows((const T *)values + done * inner, inner, n, piece, inner, state->held == 0);
+      if (direct)
+        f.rows((const T *)values + done * inner, inner, n, piece, inner, state->held == 0);
       for (int64_t r = 0; r < n && !direct; r++)
         for (int64_t column = 0; column < inner; column += MPG_CPU_BLOCK) {
           int64_t width = inner - column < MPG_CPU_BLOCK ? inner - column : MPG_CPU_BLOCK;
-          f.rows(mpg_cpu_load(compute, fold->dtype, values, (done + r) * inner + column, width, &loaded), width, 1, piece + column, width, state->held + r == 0);
+          f.rows(mpg_cpu_load(compute, fold->dtype, values, (done + r) * inner + column, width,
+                              &loaded),
+                 width, 1, piece + column, width, state->held + r == 0);
         }
       state->held += n;
       if (state->held == full) {
@@ -473,7 +548,8 @@ static void NAME(feed)(const mpg_fold *fold, char *memory, T *partials, const vo
       }
     }
     done += n;
-    if (at + n == end) NAME(end_chunk)(fold, &f, &plain, state, group, piece, acc, levels, partials + chunk * inner);
+    if (at + n == end)
+      NAME(end_chunk)(fold, &f, &plain, state, group, piece, acc, levels, partials + chunk * inner);
   }
 }
 #endif

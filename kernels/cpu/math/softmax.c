@@ -1,5 +1,6 @@
-/* Softmax, its logarithm, cross-entropy, and their gradients. A row (all elements along the axis) is brought into contiguous
- * float or double memory, unless it lies there already, and worked on there: softmax_rows.h. */
+/* Softmax, its logarithm, cross-entropy, and their gradients. A row (all elements along the axis)
+ * is brought into contiguous float or double memory, unless it lies there already, and worked on
+ * there: softmax_rows.h. */
 #include <math.h>
 #include <omp.h>
 #include <string.h>
@@ -30,7 +31,8 @@ typedef struct job { /* arrays seen as (before, n, after) */
 } job;
 
 typedef struct ce {
-  const mpg_view *data, *label, *loss, *max, *log_sum, *out; /* loss: the losses, or their gradient */
+  const mpg_view *data, *label, *loss, *max, *log_sum,
+      *out; /* loss: the losses, or their gradient */
   int64_t n;
   void *losses; /* where they go instead, as numbers of the type computed in */
   bool direct;
@@ -90,12 +92,16 @@ static mpg_status run_job(const mpg_kernel_call *call, job *p) {
     all_direct = all_direct && p->direct_in[k];
   }
   if (!all_direct) {
-    p->buffer_bytes = ((size_t)(inputs + 1) * (size_t)p->tile * (size_t)p->n * (wide ? sizeof(double) : sizeof(float)) + 63) & ~(size_t)63;
+    p->buffer_bytes = ((size_t)(inputs + 1) * (size_t)p->tile * (size_t)p->n *
+                           (wide ? sizeof(double) : sizeof(float)) +
+                       63) &
+                      ~(size_t)63;
     p->buffers = mpg_device_scratch(call->device, p->buffer_bytes * (size_t)call->num_threads);
     if (!p->buffers) return MPG_DEVICE_OUT_OF_MEMORY;
   }
   int64_t units = p->before * ((p->after + p->tile - 1) / p->tile);
-  mpg_cpu_parallel_for(call, units, 1 + GRAIN / (p->n * p->tile), wide ? run_units_f64 : run_units_f32, p);
+  mpg_cpu_parallel_for(call, units, 1 + GRAIN / (p->n * p->tile),
+                       wide ? run_units_f64 : run_units_f32, p);
   return MPG_OK;
 }
 
@@ -106,11 +112,16 @@ static void set_axis(job *p, const mpg_shape *shape, int64_t axis_param) {
   p->after = mpg_shape_product(shape, axis + 1, shape->ndim);
 }
 
-static double scale_of(const mpg_opt_float *temperature) { return temperature->present ? 1 / temperature->value : 1; }
+static double scale_of(const mpg_opt_float *temperature) {
+  return temperature->present ? 1 / temperature->value : 1;
+}
 
 static mpg_status softmax_with(const mpg_kernel_call *call, double sign) {
   const mpg_softmax_params *params = call->params;
-  job p = {.kind = KIND_SOFTMAX, .in = {&call->inputs[0]}, .out = &call->outputs[0], .length = call->num_inputs > 1 ? &call->inputs[1] : NULL,
+  job p = {.kind = KIND_SOFTMAX,
+           .in = {&call->inputs[0]},
+           .out = &call->outputs[0],
+           .length = call->num_inputs > 1 ? &call->inputs[1] : NULL,
            .scale = sign * scale_of(&params->temperature)};
   set_axis(&p, &call->inputs[0].desc.shape, params->axis);
   return run_job(call, &p);
@@ -121,14 +132,20 @@ MPG_CPU_KERNEL(softmin) { return softmax_with(call, -1); }
 
 MPG_CPU_KERNEL(log_softmax) {
   const mpg_log_softmax_params *params = call->params;
-  job p = {.kind = KIND_LOG_SOFTMAX, .in = {&call->inputs[0]}, .out = &call->outputs[0], .scale = scale_of(&params->temperature)};
+  job p = {.kind = KIND_LOG_SOFTMAX,
+           .in = {&call->inputs[0]},
+           .out = &call->outputs[0],
+           .scale = scale_of(&params->temperature)};
   set_axis(&p, &call->inputs[0].desc.shape, params->axis);
   return run_job(call, &p);
 }
 
 static mpg_status back_with(const mpg_kernel_call *call, int kind) {
   const mpg_softmax_back_params *params = call->params;
-  job p = {.kind = kind, .in = {&call->inputs[0], &call->inputs[1]}, .out = &call->outputs[0], .scale = params->scale};
+  job p = {.kind = kind,
+           .in = {&call->inputs[0], &call->inputs[1]},
+           .out = &call->outputs[0],
+           .scale = params->scale};
   set_axis(&p, &call->inputs[0].desc.shape, params->axis);
   return run_job(call, &p);
 }
@@ -144,12 +161,17 @@ MPG_CPU_KERNEL(softmax_activation) {
   return run_job(call, &p);
 }
 
-/* SoftmaxOutput's forward pass: along dimension 1 (multi_output), the last (preserve_shape), or all but the first. */
+/* SoftmaxOutput's forward pass: along dimension 1 (multi_output), the last (preserve_shape), or all
+ * but the first. */
 MPG_CPU_KERNEL(softmax_output) {
   const mpg_softmax_output_params *params = call->params;
   const mpg_shape *shape = &call->inputs[0].desc.shape;
   job p = {.kind = KIND_SOFTMAX, .in = {&call->inputs[0]}, .out = &call->outputs[0], .scale = 1};
-  set_axis(&p, shape, params->multi_output ? 1 : params->preserve_shape ? -1 : shape->ndim > 1 ? 1 : 0);
+  set_axis(&p, shape,
+           params->multi_output     ? 1
+           : params->preserve_shape ? -1
+           : shape->ndim > 1        ? 1
+                                    : 0);
   if (!params->multi_output && !params->preserve_shape) {
     p.n *= p.after;
     p.after = 1;
@@ -157,9 +179,10 @@ MPG_CPU_KERNEL(softmax_output) {
   return run_job(call, &p);
 }
 
-/* --- Cross-entropy ---------------------------------------------------------------------------------------------------------- */
+/* --- Cross-entropy ---------------------------------------------------------------------------- */
 
-static mpg_status run_ce(const mpg_kernel_call *call, ce *p, bool sum, mpg_range_fn narrow_body, mpg_range_fn wide_body) {
+static mpg_status run_ce(const mpg_kernel_call *call, ce *p, bool sum, mpg_range_fn narrow_body,
+                         mpg_range_fn wide_body) {
   const mpg_shape *shape = &p->data->desc.shape;
   int64_t rows = mpg_shape_product(shape, 0, shape->ndim - 1);
   bool wide = p->data->desc.dtype == MPG_FLOAT64;
@@ -175,7 +198,8 @@ static mpg_status run_ce(const mpg_kernel_call *call, ce *p, bool sum, mpg_range
     p->losses = sum ? scratch : NULL;
     p->buffers = scratch + losses;
   }
-  if (rows > 0 && p->n > 0) mpg_cpu_parallel_for(call, rows, 1 + GRAIN / p->n, wide ? wide_body : narrow_body, p);
+  if (rows > 0 && p->n > 0)
+    mpg_cpu_parallel_for(call, rows, 1 + GRAIN / p->n, wide ? wide_body : narrow_body, p);
   if (sum && wide) store_one_f64(p->loss, 0, rows > 0 ? row_sum_f64(p->losses, rows) : 0);
   if (sum && !wide) store_one_f32(p->loss, 0, rows > 0 ? row_sum_f32(p->losses, rows) : 0);
   return MPG_OK;
@@ -187,12 +211,20 @@ MPG_CPU_KERNEL(softmax_cross_entropy) {
 }
 
 MPG_CPU_KERNEL(softmax_ce) {
-  ce p = {.data = &call->inputs[0], .label = &call->inputs[1], .loss = &call->outputs[0], .max = &call->outputs[1], .log_sum = &call->outputs[2]};
+  ce p = {.data = &call->inputs[0],
+          .label = &call->inputs[1],
+          .loss = &call->outputs[0],
+          .max = &call->outputs[1],
+          .log_sum = &call->outputs[2]};
   return run_ce(call, &p, false, ce_rows_f32, ce_rows_f64);
 }
 
 MPG_CPU_KERNEL(softmax_ce_back) {
-  ce p = {.data = &call->inputs[1], .label = &call->inputs[2], .loss = &call->inputs[0], .max = &call->inputs[3],
-          .log_sum = &call->inputs[4], .out = &call->outputs[0]};
+  ce p = {.data = &call->inputs[1],
+          .label = &call->inputs[2],
+          .loss = &call->inputs[0],
+          .max = &call->inputs[3],
+          .log_sum = &call->inputs[4],
+          .out = &call->outputs[0]};
   return run_ce(call, &p, false, ce_back_rows_f32, ce_back_rows_f64);
 }

@@ -1,11 +1,15 @@
 /* Softmax's arithmetic on one contiguous row, for one type. Included by softmax.c with
- *   T (float or double), COMPUTE (its mpg_compute), NAME(x) (names for that type), EXP, EXP_NONPOSITIVE (for numbers up to 0), LOG
- * Sums are taken in 16 lanes, element i in lane i % 16, and the lanes folded pairwise: the order is the same on every instruction set
- * and does not depend on threads.
+ *   T (float or double), COMPUTE (its mpg_compute), NAME(x) (names for that type), EXP,
+ * EXP_NONPOSITIVE (for numbers up to 0), LOG Sums are taken in 16 lanes, element i in lane i % 16,
+ * and the lanes folded pairwise: the order is the same on every instruction set and does not depend
+ * on threads.
  */
 enum { NAME(LANES) = MPG_VECTOR_BYTES / sizeof(T), NAME(VECTORS) = 16 / NAME(LANES) };
-typedef T NAME(vector) __attribute__((vector_size(MPG_VECTOR_BYTES), aligned(sizeof(T)), may_alias));
-#define EACH_VECTOR MPG_UNROLL(8) for (int k = 0; k < NAME(VECTORS); k++) /* unrolled: this keeps arrays of them in registers */
+typedef T NAME(vector)
+    __attribute__((vector_size(MPG_VECTOR_BYTES), aligned(sizeof(T)), may_alias));
+#define EACH_VECTOR \
+  MPG_UNROLL(8)     \
+  for (int k = 0; k < NAME(VECTORS); k++) /* unrolled: this keeps arrays of them in registers */
 #define VECTOR_AT(p) (*(const NAME(vector) *)(const void *)((p) + k * NAME(LANES)))
 
 static T NAME(fold_sum)(const T *lane) {
@@ -45,8 +49,9 @@ static T NAME(row_sum)(const T *x, int64_t n) {
   return NAME(fold_sum)(lane);
 }
 
-/* The sum of exp(x - max); the exponentials are stored in y where that is not NULL (it may be x). Additions, and fetching the next row, go on
- * beside the exponentials of the next STRIP elements. */
+/* The sum of exp(x - max); the exponentials are stored in y where that is not NULL (it may be x).
+ * Additions, and fetching the next row, go on beside the exponentials of the next STRIP elements.
+ */
 static T NAME(row_exp)(const T *x, T *y, int64_t n, T max) {
   T lane[16], buffer[STRIP];
   NAME(vector) sum[NAME(VECTORS)] = {{0}};
@@ -89,21 +94,23 @@ static void NAME(softmax_back_row)(const T *grad, const T *y, T *out, int64_t n,
 
 static void NAME(log_softmax_back_row)(const T *grad, const T *y, T *out, int64_t n, T scale) {
   T sum = NAME(row_sum)(grad, n);
-  MPG_INDEPENDENT for (int64_t i = 0; i < n; i++) out[i] = (grad[i] - EXP_NONPOSITIVE(y[i]) * sum) * scale;
+  MPG_INDEPENDENT for (int64_t i = 0; i < n; i++) out[i] =
+      (grad[i] - EXP_NONPOSITIVE(y[i]) * sum) * scale;
 }
 
-/* --- Any dtype and stride to contiguous rows of T, and back -------------------------------------------------------------- */
+/* --- Any dtype and stride to contiguous rows of T, and back ----------------------------------- */
 
 /* rows[j * n + i] = element (start + i * stride + j), j < columns. */
-static void NAME(gather)(const mpg_view *view, int64_t start, int64_t n, int64_t stride, int64_t columns, T *rows) {
+static void NAME(gather)(const mpg_view *view, int64_t start, int64_t n, int64_t stride,
+                         int64_t columns, T *rows) {
   if (stride == 1 && columns == 1) {
     mpg_cpu_load_all(COMPUTE, view->desc.dtype, view->data, start, n, rows);
     return;
   }
-#define GATHER(type, convert)                                                        \
-  {                                                                                  \
-    const type *from = (const type *)view->data + start;                             \
-    for (int64_t i = 0; i < n; i++)                                                  \
+#define GATHER(type, convert)                                                                   \
+  {                                                                                             \
+    const type *from = (const type *)view->data + start;                                        \
+    for (int64_t i = 0; i < n; i++)                                                             \
       for (int64_t j = 0; j < columns; j++) rows[j * n + i] = (T)convert(from[i * stride + j]); \
   }
   switch (view->desc.dtype) {
@@ -115,15 +122,16 @@ static void NAME(gather)(const mpg_view *view, int64_t start, int64_t n, int64_t
 #undef GATHER
 }
 
-static void NAME(scatter)(const mpg_view *view, int64_t start, int64_t n, int64_t stride, int64_t columns, const T *rows) {
+static void NAME(scatter)(const mpg_view *view, int64_t start, int64_t n, int64_t stride,
+                          int64_t columns, const T *rows) {
   if (stride == 1 && columns == 1) {
     mpg_cpu_store(COMPUTE, view->desc.dtype, view->data, start, n, rows);
     return;
   }
-#define SCATTER(type, convert)                                                       \
-  {                                                                                  \
-    type *to = (type *)view->data + start;                                           \
-    for (int64_t i = 0; i < n; i++)                                                  \
+#define SCATTER(type, convert)                                                             \
+  {                                                                                        \
+    type *to = (type *)view->data + start;                                                 \
+    for (int64_t i = 0; i < n; i++)                                                        \
       for (int64_t j = 0; j < columns; j++) to[i * stride + j] = convert(rows[j * n + i]); \
   }
   switch (view->desc.dtype) {
@@ -135,7 +143,7 @@ static void NAME(scatter)(const mpg_view *view, int64_t start, int64_t n, int64_
 #undef SCATTER
 }
 
-/* --- Rows of an array ------------------------------------------------------------------------------------------------------- */
+/* --- Rows of an array ------------------------------------------------------------------------- */
 
 static void NAME(run_row)(const job *p, const T *const *in, T *out, int64_t length) {
   int64_t n = p->n;
@@ -165,13 +173,15 @@ static void NAME(run_units)(void *context, int64_t begin, int64_t end) {
   int64_t tiles = (p->after + p->tile - 1) / p->tile;
   T *buffer = (T *)(void *)(p->buffers + (size_t)omp_get_thread_num() * p->buffer_bytes);
   for (int64_t unit = begin; unit < end; unit++) {
-    int64_t outer = unit / tiles, column = unit % tiles * p->tile, start = outer * p->n * p->after + column;
+    int64_t outer = unit / tiles, column = unit % tiles * p->tile,
+            start = outer * p->n * p->after + column;
     int64_t columns = p->after - column < p->tile ? p->after - column : p->tile;
     const T *source[2] = {NULL, NULL};
     T *target = p->direct_out ? (T *)p->out->data + start : buffer + inputs * p->tile * p->n;
     for (int k = 0; k < inputs; k++) {
       source[k] = p->direct_in[k] ? (const T *)p->in[k]->data + start : buffer + k * p->tile * p->n;
-      if (!p->direct_in[k]) NAME(gather)(p->in[k], start, p->n, p->after, columns, buffer + k * p->tile * p->n);
+      if (!p->direct_in[k])
+        NAME(gather)(p->in[k], start, p->n, p->after, columns, buffer + k * p->tile * p->n);
     }
     for (int64_t j = 0; j < columns; j++) {
       const T *in[2] = {source[0] + j * p->n, inputs > 1 ? source[1] + j * p->n : NULL};
@@ -186,18 +196,22 @@ static void NAME(run_units)(void *context, int64_t begin, int64_t end) {
   }
 }
 
-/* --- Many short or strided rows: columns of a tile ------------------------------------------------------------------------ */
+/* --- Many short or strided rows: columns of a tile -------------------------------------------- */
 
-/* Row i of the tile has element i of `columns` rows of the array, from the `first` on; it is `width` wide, zeros behind. */
-static void NAME(take_columns)(const job *p, const mpg_view *view, int64_t first, int64_t columns, int64_t width, T *tile) {
+/* Row i of the tile has element i of `columns` rows of the array, from the `first` on; it is
+ * `width` wide, zeros behind. */
+static void NAME(take_columns)(const job *p, const mpg_view *view, int64_t first, int64_t columns,
+                               int64_t width, T *tile) {
   mpg_block_buffer buffer;
   if (columns < width)
-    for (int64_t i = 0; i < p->n; i++) memset(tile + i * width + columns, 0, (size_t)(width - columns) * sizeof(T));
+    for (int64_t i = 0; i < p->n; i++)
+      memset(tile + i * width + columns, 0, (size_t)(width - columns) * sizeof(T));
   if (p->after == 1) {
     int64_t most = MPG_CPU_BLOCK / p->n;
     for (int64_t done = 0; done < columns; done += most) {
       int64_t count = columns - done < most ? columns - done : most;
-      const T *from = mpg_cpu_load(COMPUTE, view->desc.dtype, view->data, (first + done) * p->n, count * p->n, &buffer);
+      const T *from = mpg_cpu_load(COMPUTE, view->desc.dtype, view->data, (first + done) * p->n,
+                                   count * p->n, &buffer);
       for (int64_t j = 0; j < count; j++)
         for (int64_t i = 0; i < p->n; i++) tile[i * width + done + j] = from[j * p->n + i];
     }
@@ -207,12 +221,15 @@ static void NAME(take_columns)(const job *p, const mpg_view *view, int64_t first
     int64_t outer = (first + done) / p->after, column = (first + done) % p->after;
     count = p->after - column < columns - done ? p->after - column : columns - done;
     for (int64_t i = 0; i < p->n; i++)
-      memcpy(tile + i * width + done, mpg_cpu_load(COMPUTE, view->desc.dtype, view->data, (outer * p->n + i) * p->after + column, count, &buffer),
+      memcpy(tile + i * width + done,
+             mpg_cpu_load(COMPUTE, view->desc.dtype, view->data,
+                          (outer * p->n + i) * p->after + column, count, &buffer),
              (size_t)count * sizeof(T));
   }
 }
 
-static void NAME(put_columns)(const job *p, int64_t first, int64_t columns, int64_t width, const T *tile) {
+static void NAME(put_columns)(const job *p, int64_t first, int64_t columns, int64_t width,
+                              const T *tile) {
   const mpg_view *view = p->out;
   if (p->after == 1) {
     T rows[MPG_CPU_BLOCK];
@@ -221,7 +238,8 @@ static void NAME(put_columns)(const job *p, int64_t first, int64_t columns, int6
       int64_t count = columns - done < most ? columns - done : most;
       for (int64_t j = 0; j < count; j++)
         for (int64_t i = 0; i < p->n; i++) rows[j * p->n + i] = tile[i * width + done + j];
-      mpg_cpu_store(COMPUTE, view->desc.dtype, view->data, (first + done) * p->n, count * p->n, rows);
+      mpg_cpu_store(COMPUTE, view->desc.dtype, view->data, (first + done) * p->n, count * p->n,
+                    rows);
     }
     return;
   }
@@ -229,11 +247,13 @@ static void NAME(put_columns)(const job *p, int64_t first, int64_t columns, int6
     int64_t outer = (first + done) / p->after, column = (first + done) % p->after;
     count = p->after - column < columns - done ? p->after - column : columns - done;
     for (int64_t i = 0; i < p->n; i++)
-      mpg_cpu_store(COMPUTE, view->desc.dtype, view->data, (outer * p->n + i) * p->after + column, count, tile + i * width + done);
+      mpg_cpu_store(COMPUTE, view->desc.dtype, view->data, (outer * p->n + i) * p->after + column,
+                    count, tile + i * width + done);
   }
 }
 
-/* What fold_sum makes of each column: element i in lane i % 16. Lanes without elements are left out. */
+/* What fold_sum makes of each column: element i in lane i % 16. Lanes without elements are left
+ * out. */
 static void NAME(sum_columns)(const T *tile, int64_t n, int64_t width, T *sums) {
   enum { COLUMNS = 64 };
   T lane[16][COLUMNS];
@@ -244,7 +264,8 @@ static void NAME(sum_columns)(const T *tile, int64_t n, int64_t width, T *sums) 
       const T *row = tile + i * width + c;
       T *sum = lane[i % 16];
       if (i < 16)
-        for (int64_t j = 0; j < count; j++) sum[j] = row[j] + 0; /* -0 becomes 0, as in a sum with it */
+        for (int64_t j = 0; j < count; j++)
+          sum[j] = row[j] + 0; /* -0 becomes 0, as in a sum with it */
       else
         for (int64_t j = 0; j < count; j++) sum[j] += row[j];
     }
@@ -278,35 +299,43 @@ static void NAME(forward_columns)(const job *p, T *tile, int64_t n, int64_t widt
   }
   T *exps = tile + n * width;
   for (int64_t i = 0; i < n; i++)
-    MPG_INDEPENDENT for (int64_t j = 0; j < width; j++) exps[i * width + j] = EXP_NONPOSITIVE(tile[i * width + j] - max[j]);
+    MPG_INDEPENDENT for (int64_t j = 0; j < width; j++) exps[i * width + j] =
+        EXP_NONPOSITIVE(tile[i * width + j] - max[j]);
   NAME(sum_columns)(exps, n, width, sums);
   for (int64_t j = 0; j < width; j++) sums[j] = LOG(sums[j]);
   for (int64_t i = 0; i < n; i++)
-    for (int64_t j = 0; j < width; j++) tile[i * width + j] = (tile[i * width + j] - max[j]) - sums[j];
+    for (int64_t j = 0; j < width; j++)
+      tile[i * width + j] = (tile[i * width + j] - max[j]) - sums[j];
 }
 
 /* grad: where the result goes, too; products: memory. */
-static void NAME(backward_columns)(const job *p, T *grad, const T *y, T *products, int64_t n, int64_t width) {
+static void NAME(backward_columns)(const job *p, T *grad, const T *y, T *products, int64_t n,
+                                   int64_t width) {
   T sums[MPG_SOFTMAX_TILE], scale = (T)p->scale;
   if (p->kind == KIND_SOFTMAX_BACK) {
     for (int64_t i = 0; i < n * width; i++) products[i] = grad[i] * y[i];
     NAME(sum_columns)(products, n, width, sums);
     for (int64_t i = 0; i < n; i++)
-      for (int64_t j = 0; j < width; j++) grad[i * width + j] = y[i * width + j] * (grad[i * width + j] - sums[j]) * scale;
+      for (int64_t j = 0; j < width; j++)
+        grad[i * width + j] = y[i * width + j] * (grad[i * width + j] - sums[j]) * scale;
     return;
   }
   NAME(sum_columns)(grad, n, width, sums);
   for (int64_t i = 0; i < n; i++)
-    for (int64_t j = 0; j < width; j++) grad[i * width + j] = (grad[i * width + j] - EXP_NONPOSITIVE(y[i * width + j]) * sums[j]) * scale;
+    for (int64_t j = 0; j < width; j++)
+      grad[i * width + j] =
+          (grad[i * width + j] - EXP_NONPOSITIVE(y[i * width + j]) * sums[j]) * scale;
 }
 
 /* Units are tiles of up to p->tile columns, of all that the array has. */
 static void NAME(run_columns)(void *context, int64_t begin, int64_t end) {
   const job *p = context;
   int64_t all = p->before * p->after;
-  T *tile = (T *)(void *)(p->buffers + (size_t)omp_get_thread_num() * p->buffer_bytes), *second = tile + p->n * p->tile, *third = second + p->n * p->tile;
+  T *tile = (T *)(void *)(p->buffers + (size_t)omp_get_thread_num() * p->buffer_bytes),
+    *second = tile + p->n * p->tile, *third = second + p->n * p->tile;
   for (int64_t unit = begin; unit < end; unit++) {
-    int64_t first = unit * p->tile, columns = all - first < p->tile ? all - first : p->tile, width = (columns + 15) / 16 * 16;
+    int64_t first = unit * p->tile, columns = all - first < p->tile ? all - first : p->tile,
+            width = (columns + 15) / 16 * 16;
     NAME(take_columns)(p, p->in[0], first, columns, width, tile);
     if (p->kind < KIND_SOFTMAX_BACK) {
       NAME(forward_columns)(p, tile, p->n, width);
@@ -318,9 +347,11 @@ static void NAME(run_columns)(void *context, int64_t begin, int64_t end) {
   }
 }
 
-/* --- Cross-entropy ---------------------------------------------------------------------------------------------------------- */
+/* --- Cross-entropy ---------------------------------------------------------------------------- */
 
-static void NAME(store_one)(const mpg_view *view, int64_t i, T value) { NAME(scatter)(view, i, 1, 1, 1, &value); }
+static void NAME(store_one)(const mpg_view *view, int64_t i, T value) {
+  NAME(scatter)(view, i, 1, 1, 1, &value);
+}
 static T NAME(load_one)(const mpg_view *view, int64_t i) {
   T value;
   NAME(gather)(view, i, 1, 1, 1, &value);
@@ -352,7 +383,8 @@ static void NAME(ce_back_rows)(void *context, int64_t begin, int64_t end) {
     const T *x = p->direct ? (const T *)p->data->data + row * p->n : buffer;
     T *out = p->direct ? (T *)p->out->data + row * p->n : buffer;
     if (!p->direct) NAME(gather)(p->data, row * p->n, p->n, 1, 1, buffer);
-    T max = NAME(load_one)(p->max, row), log_sum = NAME(load_one)(p->log_sum, row), grad = NAME(load_one)(p->loss, row);
+    T max = NAME(load_one)(p->max, row), log_sum = NAME(load_one)(p->log_sum, row),
+      grad = NAME(load_one)(p->loss, row);
     int64_t label = mpg_index_clip(mpg_index_at(p->label, row), p->n);
     if (p->direct) {
       for (int64_t i = 0; i < p->n; i++) out[i] = EXP((x[i] - max) - log_sum) * grad;

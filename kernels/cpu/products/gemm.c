@@ -16,7 +16,7 @@ typedef struct mpg_gemm {
   void *c;
 } mpg_gemm;
 
-/* --- The blocked product, for float (and half precision) and for double -------------------------------------------- */
+/* --- The blocked product, for float (and half precision) and for double ----------------------- */
 #if defined(__AVX512F__)
 #define MPG_GEMM_MR 12
 #elif defined(__AVX__)
@@ -26,7 +26,10 @@ typedef struct mpg_gemm {
 #endif
 
 enum { MPG_GEMM_NARROW = 32 }; /* most rows of A for the kernel that packs nothing */
-enum { MPG_GEMM_FEW = 512, MPG_GEMM_SMALL = 65536 }; /* most multiplications of a product by rows, with fewer columns than a vector or more */
+enum {
+  MPG_GEMM_FEW = 512,
+  MPG_GEMM_SMALL = 65536
+}; /* most multiplications of a product by rows, with fewer columns than a vector or more */
 
 #if defined(__FMA__)
 #define FUSED(suffix, a, b, c) __builtin_fma##suffix(a, b, c)
@@ -35,20 +38,14 @@ enum { MPG_GEMM_FEW = 512, MPG_GEMM_SMALL = 65536 }; /* most multiplications of 
 #endif
 
 #define AS_IS(x) (x)
-#define MPG_GEMM_SOURCES(PACK) \
-  case MPG_FLOAT32:            \
-    PACK(float, AS_IS)         \
-  case MPG_FLOAT16:            \
-    PACK(uint16_t, mpg_half_to_float)    \
-  case MPG_BFLOAT16:           \
-    PACK(uint16_t, mpg_bfloat16_to_float)
-#define MPG_GEMM_TARGETS(FINISH)                 \
-  case MPG_FLOAT32:                              \
-    FINISH(float, AS_IS, AS_IS)                  \
-  case MPG_FLOAT16:                              \
-    FINISH(uint16_t, mpg_half_to_float, mpg_float_to_half) \
-  case MPG_BFLOAT16:                             \
-    FINISH(uint16_t, mpg_bfloat16_to_float, mpg_float_to_bfloat16)
+#define MPG_GEMM_SOURCES(PACK)                        \
+  case MPG_FLOAT32: PACK(float, AS_IS)                \
+  case MPG_FLOAT16: PACK(uint16_t, mpg_half_to_float) \
+  case MPG_BFLOAT16: PACK(uint16_t, mpg_bfloat16_to_float)
+#define MPG_GEMM_TARGETS(FINISH)                                           \
+  case MPG_FLOAT32: FINISH(float, AS_IS, AS_IS)                            \
+  case MPG_FLOAT16: FINISH(uint16_t, mpg_half_to_float, mpg_float_to_half) \
+  case MPG_BFLOAT16: FINISH(uint16_t, mpg_bfloat16_to_float, mpg_float_to_bfloat16)
 #define T float
 #define NAME(x) single_##x
 #define FMA(a, b, c) FUSED(f, a, b, c)
@@ -58,11 +55,9 @@ enum { MPG_GEMM_FEW = 512, MPG_GEMM_SMALL = 65536 }; /* most multiplications of 
 #undef MPG_GEMM_TARGETS
 
 #define MPG_GEMM_SOURCES(PACK) \
-  case MPG_FLOAT64:            \
-    PACK(double, AS_IS)
+  case MPG_FLOAT64: PACK(double, AS_IS)
 #define MPG_GEMM_TARGETS(FINISH) \
-  case MPG_FLOAT64:              \
-    FINISH(double, AS_IS, AS_IS)
+  case MPG_FLOAT64: FINISH(double, AS_IS, AS_IS)
 #define T double
 #define NAME(x) double_##x
 #undef FMA
@@ -74,7 +69,8 @@ enum { MPG_GEMM_FEW = 512, MPG_GEMM_SMALL = 65536 }; /* most multiplications of 
 
 static void blocked(const mpg_kernel_call *call, mpg_gemm *g) {
   int64_t lanes = MPG_VECTOR_BYTES / (int64_t)mpg_dtype_size(g->dtype);
-  bool by_rows = !g->transpose_a && !g->transpose_b && g->alpha == 1 && g->beta == 0 && mpg_gemm_tiny(g->m, g->n, g->k) &&
+  bool by_rows = !g->transpose_a && !g->transpose_b && g->alpha == 1 && g->beta == 0 &&
+                 mpg_gemm_tiny(g->m, g->n, g->k) &&
                  g->m * g->n * g->k <= (g->n < lanes ? MPG_GEMM_FEW : MPG_GEMM_SMALL);
   if (by_rows && g->dtype == MPG_FLOAT32) {
     single_small(g);
@@ -84,13 +80,15 @@ static void blocked(const mpg_kernel_call *call, mpg_gemm *g) {
     double_small(g);
     return;
   }
-  if (g->dtype == MPG_FLOAT64) double_product(call, g);
-  else single_product(call, g);
+  if (g->dtype == MPG_FLOAT64)
+    double_product(call, g);
+  else
+    single_product(call, g);
 }
 
-/* --- The product of two vectors ------------------------------------------------------------------------------------- */
-/* Sums of a few products in the type of the vectors, all else in double: one chain of additions would lose digits with the length. The
- * pieces that threads share depend on the length alone. */
+/* --- The product of two vectors --------------------------------------------------------------- */
+/* Sums of a few products in the type of the vectors, all else in double: one chain of additions
+ * would lose digits with the length. The pieces that threads share depend on the length alone. */
 enum { MPG_DOT_PIECES = 256, MPG_DOT_LANES = 32, MPG_DOT_CHAIN = 8 };
 
 typedef struct vectors {
@@ -99,18 +97,18 @@ typedef struct vectors {
   double sums[MPG_DOT_PIECES];
 } vectors;
 
-#define ADD_PRODUCTS(T)                                                                                            \
-  do {                                                                                                             \
-    const T *x = a, *y = b;                                                                                        \
-    int64_t i = 0;                                                                                                 \
-    for (; i + MPG_DOT_LANES * MPG_DOT_CHAIN <= n; i += MPG_DOT_LANES * MPG_DOT_CHAIN) {                           \
-      T chain[MPG_DOT_LANES] = {0};                                                                                \
-      for (int step = 0; step < MPG_DOT_CHAIN; step++)                                                             \
-        for (int l = 0; l < MPG_DOT_LANES; l++)                                                                    \
-          chain[l] += x[i + step * MPG_DOT_LANES + l] * y[i + step * MPG_DOT_LANES + l];                           \
-      for (int l = 0; l < MPG_DOT_LANES; l++) lanes[l] += (double)chain[l];                                        \
-    }                                                                                                              \
-    for (; i < n; i++) lanes[i % MPG_DOT_LANES] += (double)x[i] * (double)y[i];                                    \
+#define ADD_PRODUCTS(T)                                                                  \
+  do {                                                                                   \
+    const T *x = a, *y = b;                                                              \
+    int64_t i = 0;                                                                       \
+    for (; i + MPG_DOT_LANES * MPG_DOT_CHAIN <= n; i += MPG_DOT_LANES * MPG_DOT_CHAIN) { \
+      T chain[MPG_DOT_LANES] = {0};                                                      \
+      for (int step = 0; step < MPG_DOT_CHAIN; step++)                                   \
+        for (int l = 0; l < MPG_DOT_LANES; l++)                                          \
+          chain[l] += x[i + step * MPG_DOT_LANES + l] * y[i + step * MPG_DOT_LANES + l]; \
+      for (int l = 0; l < MPG_DOT_LANES; l++) lanes[l] += (double)chain[l];              \
+    }                                                                                    \
+    for (; i < n; i++) lanes[i % MPG_DOT_LANES] += (double)x[i] * (double)y[i];          \
   } while (0)
 
 static void dot_pieces(void *context, int64_t begin, int64_t end) {
@@ -120,13 +118,17 @@ static void dot_pieces(void *context, int64_t begin, int64_t end) {
   bool direct = mpg_compute_direct(compute, g->dtype);
   mpg_block_buffer left, right;
   for (int64_t p = begin; p < end; p++) {
-    int64_t from = p * t->piece, to = g->k - from < t->piece ? g->k : from + t->piece, step = direct ? t->piece : MPG_CPU_BLOCK;
+    int64_t from = p * t->piece, to = g->k - from < t->piece ? g->k : from + t->piece,
+            step = direct ? t->piece : MPG_CPU_BLOCK;
     double lanes[MPG_DOT_LANES] = {0};
     for (int64_t at = from; at < to; at += step) {
       int64_t n = to - at < step ? to - at : step;
-      const void *a = mpg_cpu_load(compute, g->dtype, g->a, at, n, &left), *b = mpg_cpu_load(compute, g->dtype, g->b, at, n, &right);
-      if (compute == MPG_COMPUTE_F64) ADD_PRODUCTS(double);
-      else ADD_PRODUCTS(float);
+      const void *a = mpg_cpu_load(compute, g->dtype, g->a, at, n, &left),
+                 *b = mpg_cpu_load(compute, g->dtype, g->b, at, n, &right);
+      if (compute == MPG_COMPUTE_F64)
+        ADD_PRODUCTS(double);
+      else
+        ADD_PRODUCTS(float);
     }
     t->sums[p] = 0;
     for (int l = 0; l < MPG_DOT_LANES; l++) t->sums[p] += lanes[l];
@@ -143,12 +145,14 @@ static void vector_product(const mpg_kernel_call *call, const mpg_gemm *g) {
   mpg_cpu_parallel_for(call, pieces, 1, dot_pieces, &t);
   for (int64_t p = 0; p < pieces; p++) sum += t.sums[p];
   sum *= g->alpha;
-  if (g->beta != 0) sum += g->beta * *(const double *)mpg_cpu_load(MPG_COMPUTE_F64, g->dtype, g->c, 0, 1, &buffer);
+  if (g->beta != 0)
+    sum += g->beta * *(const double *)mpg_cpu_load(MPG_COMPUTE_F64, g->dtype, g->c, 0, 1, &buffer);
   mpg_cpu_store(MPG_COMPUTE_F64, g->dtype, g->c, 0, 1, &sum);
 }
 
-/* --- Libraries ------------------------------------------------------------------------------------------------------ */
-/* C in blocks whose borders depend on sizes alone, one call of the one-threaded OpenBLAS each. Few rows: more blocks across. */
+/* --- Libraries -------------------------------------------------------------------------------- */
+/* C in blocks whose borders depend on sizes alone, one call of the one-threaded OpenBLAS each. Few
+ * rows: more blocks across. */
 enum { OPENBLAS_ROWS = 256, OPENBLAS_COLUMNS = 512 };
 static void openblas_blocks(void *context, int64_t begin, int64_t end) {
   const mpg_gemm *g = context;
@@ -157,22 +161,27 @@ static void openblas_blocks(void *context, int64_t begin, int64_t end) {
   size_t size = mpg_dtype_size(g->dtype);
   int64_t across = (g->n + OPENBLAS_COLUMNS - 1) / OPENBLAS_COLUMNS;
   for (int64_t block = begin; block < end; block++) {
-    int64_t i = block / across * OPENBLAS_ROWS, rows = g->m - i < OPENBLAS_ROWS ? g->m - i : OPENBLAS_ROWS;
-    int64_t j = block % across * OPENBLAS_COLUMNS, columns = g->n - j < OPENBLAS_COLUMNS ? g->n - j : OPENBLAS_COLUMNS;
+    int64_t i = block / across * OPENBLAS_ROWS,
+            rows = g->m - i < OPENBLAS_ROWS ? g->m - i : OPENBLAS_ROWS;
+    int64_t j = block % across * OPENBLAS_COLUMNS,
+            columns = g->n - j < OPENBLAS_COLUMNS ? g->n - j : OPENBLAS_COLUMNS;
     const char *a = (const char *)g->a + (size_t)(g->transpose_a ? i : i * g->lda) * size;
     const char *b = (const char *)g->b + (size_t)(g->transpose_b ? j * g->ldb : j) * size;
     char *c = (char *)g->c + (size_t)(i * g->ldc + j) * size;
     if (g->dtype == MPG_FLOAT64)
-      blas->f64.gemm(MPG_BLAS_ROWS, ta, tb, (int)rows, (int)columns, (int)g->k, g->alpha, (const double *)a, (int)g->lda, (const double *)b,
-                  (int)g->ldb, g->beta, (double *)c, (int)g->ldc);
+      blas->f64.gemm(MPG_BLAS_ROWS, ta, tb, (int)rows, (int)columns, (int)g->k, g->alpha,
+                     (const double *)a, (int)g->lda, (const double *)b, (int)g->ldb, g->beta,
+                     (double *)c, (int)g->ldc);
     else
-      blas->f32.gemm(MPG_BLAS_ROWS, ta, tb, (int)rows, (int)columns, (int)g->k, (float)g->alpha, (const float *)a, (int)g->lda, (const float *)b,
-                  (int)g->ldb, (float)g->beta, (float *)c, (int)g->ldc);
+      blas->f32.gemm(MPG_BLAS_ROWS, ta, tb, (int)rows, (int)columns, (int)g->k, (float)g->alpha,
+                     (const float *)a, (int)g->lda, (const float *)b, (int)g->ldb, (float)g->beta,
+                     (float *)c, (int)g->ldc);
   }
 }
 
 static bool fits_int(const mpg_gemm *g) {
-  return g->m <= INT_MAX && g->n <= INT_MAX && g->k <= INT_MAX && g->lda <= INT_MAX && g->ldb <= INT_MAX && g->ldc <= INT_MAX;
+  return g->m <= INT_MAX && g->n <= INT_MAX && g->k <= INT_MAX && g->lda <= INT_MAX &&
+         g->ldb <= INT_MAX && g->ldc <= INT_MAX;
 }
 
 static mpg_status product(const mpg_kernel_call *call, mpg_gemm *g) {
@@ -181,11 +190,13 @@ static mpg_status product(const mpg_kernel_call *call, mpg_gemm *g) {
   int64_t a_columns = g->transpose_a ? g->m : g->k, b_columns = g->transpose_b ? g->k : g->n;
   if (g->lda < a_columns) g->lda = a_columns > 0 ? a_columns : 1;
   if (g->ldb < b_columns) g->ldb = b_columns > 0 ? b_columns : 1;
-  if (g->m == 1 && g->n == 1 && (!g->transpose_a || g->lda == 1) && (g->transpose_b || g->ldb == 1)) {
+  if (g->m == 1 && g->n == 1 && (!g->transpose_a || g->lda == 1) &&
+      (g->transpose_b || g->ldb == 1)) {
     vector_product(call, g);
     return MPG_OK;
   }
-  /* Products this small may run inline with one thread or queued with many: one kernel for both, so the bits agree. */
+  /* Products this small may run inline with one thread or queued with many: one kernel for both, so
+   * the bits agree. */
   if (g->k == 0 || mpg_gemm_tiny(g->m, g->n, g->k)) {
     blocked(call, g);
     return MPG_OK;
@@ -194,22 +205,30 @@ static mpg_status product(const mpg_kernel_call *call, mpg_gemm *g) {
   const mpg_onednn *dnnl = g->dtype == MPG_FLOAT32 ? mpg_cpu_onednn() : NULL;
   if (dnnl) {
     int before = mpg_onednn_threads_begin(call);
-    dnnl_status_t status = dnnl->sgemm(g->transpose_a ? 'T' : 'N', g->transpose_b ? 'T' : 'N', g->m, g->n, g->k, (float)g->alpha, g->a,
-                                       g->lda, g->b, g->ldb, (float)g->beta, g->c, g->ldc);
+    dnnl_status_t status =
+        dnnl->sgemm(g->transpose_a ? 'T' : 'N', g->transpose_b ? 'T' : 'N', g->m, g->n, g->k,
+                    (float)g->alpha, g->a, g->lda, g->b, g->ldb, (float)g->beta, g->c, g->ldc);
     mpg_onednn_threads_end(call, before);
     if (status == dnnl_success) return MPG_OK;
-    if (status == dnnl_out_of_memory) return mpg_fail(MPG_HOST_OUT_OF_MEMORY, "%s: out of memory in a matrix product", call->op->name);
+    if (status == dnnl_out_of_memory)
+      return mpg_fail(MPG_HOST_OUT_OF_MEMORY, "%s: out of memory in a matrix product",
+                      call->op->name);
   }
 #endif
-  bool narrow = !g->transpose_a && g->transpose_b && g->m <= MPG_GEMM_NARROW && g->n % 4 == 0 && g->k >= 64;
+  bool narrow =
+      !g->transpose_a && g->transpose_b && g->m <= MPG_GEMM_NARROW && g->n % 4 == 0 && g->k >= 64;
   if (narrow && (g->dtype == MPG_FLOAT32 || g->dtype == MPG_FLOAT64)) {
-    mpg_cpu_parallel_for(call, g->n / 4, 1 + 65536 / (g->m * g->k), g->dtype == MPG_FLOAT32 ? single_narrow : double_narrow, g);
+    mpg_cpu_parallel_for(call, g->n / 4, 1 + 65536 / (g->m * g->k),
+                         g->dtype == MPG_FLOAT32 ? single_narrow : double_narrow, g);
     return MPG_OK;
   }
   if ((g->dtype == MPG_FLOAT32 || g->dtype == MPG_FLOAT64) && fits_int(g) && mpg_cpu_openblas())
-    mpg_cpu_parallel_for(call, (g->m + OPENBLAS_ROWS - 1) / OPENBLAS_ROWS * ((g->n + OPENBLAS_COLUMNS - 1) / OPENBLAS_COLUMNS), 1,
-                         openblas_blocks, g);
-  else blocked(call, g);
+    mpg_cpu_parallel_for(call,
+                         (g->m + OPENBLAS_ROWS - 1) / OPENBLAS_ROWS *
+                             ((g->n + OPENBLAS_COLUMNS - 1) / OPENBLAS_COLUMNS),
+                         1, openblas_blocks, g);
+  else
+    blocked(call, g);
   return MPG_OK;
 }
 
@@ -223,29 +242,37 @@ static void row_groups(void *context, int64_t begin, int64_t end) {
   int64_t size = (int64_t)mpg_dtype_size(t->first.dtype);
   for (int64_t i = begin / t->groups; i * t->groups < end; i++) {
     mpg_gemm g = t->first;
-    g.a = (const char *)g.a + i * g.k * size, g.b = (const char *)g.b + i * g.n * g.k * size, g.c = (char *)g.c + i * g.n * size;
-    int64_t from = i * t->groups < begin ? begin - i * t->groups : 0, to = (i + 1) * t->groups > end ? end - i * t->groups : t->groups;
-    if (g.dtype == MPG_FLOAT32) single_narrow(&g, from, to);
-    else double_narrow(&g, from, to);
+    g.a = (const char *)g.a + i * g.k * size, g.b = (const char *)g.b + i * g.n * g.k * size,
+    g.c = (char *)g.c + i * g.n * size;
+    int64_t from = i * t->groups < begin ? begin - i * t->groups : 0,
+            to = (i + 1) * t->groups > end ? end - i * t->groups : t->groups;
+    if (g.dtype == MPG_FLOAT32)
+      single_narrow(&g, from, to);
+    else
+      double_narrow(&g, from, to);
   }
 }
 
-bool mpg_cpu_row_products(const mpg_kernel_call *call, mpg_dtype dtype, int64_t count, int64_t n, int64_t k, const void *a, const void *b, void *c) {
+bool mpg_cpu_row_products(const mpg_kernel_call *call, mpg_dtype dtype, int64_t count, int64_t n,
+                          int64_t k, const void *a, const void *b, void *c) {
   if (n % 4 != 0 || k < 32 || (dtype != MPG_FLOAT32 && dtype != MPG_FLOAT64)) return false;
   row_products t = {{dtype, false, true, 1, n, k, k, k, n, 1, 0, a, b, c}, n / 4};
   mpg_cpu_parallel_for(call, count * t.groups, 1 + 8192 / k, row_groups, &t);
   return true;
 }
 
-mpg_status mpg_cpu_sgemm(const mpg_kernel_call *call, bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, float alpha,
-                         const float *a, int64_t lda, const float *b, int64_t ldb, float beta, float *c, int64_t ldc) {
-  mpg_gemm g = {MPG_FLOAT32, transpose_a, transpose_b, m, n, k, lda, ldb, ldc, alpha, beta, a, b, c};
+mpg_status mpg_cpu_sgemm(const mpg_kernel_call *call, bool transpose_a, bool transpose_b, int64_t m,
+                         int64_t n, int64_t k, float alpha, const float *a, int64_t lda,
+                         const float *b, int64_t ldb, float beta, float *c, int64_t ldc) {
+  mpg_gemm g = {MPG_FLOAT32, transpose_a, transpose_b, m,    n, k, lda,
+                ldb,         ldc,         alpha,       beta, a, b, c};
   return product(call, &g);
 }
 
-mpg_status mpg_cpu_gemm_any(const mpg_kernel_call *call, mpg_dtype dtype, bool transpose_a, bool transpose_b, int64_t m, int64_t n,
-                            int64_t k, double alpha, const void *a, int64_t lda, const void *b, int64_t ldb, double beta, void *c,
-                            int64_t ldc) {
+mpg_status mpg_cpu_gemm_any(const mpg_kernel_call *call, mpg_dtype dtype, bool transpose_a,
+                            bool transpose_b, int64_t m, int64_t n, int64_t k, double alpha,
+                            const void *a, int64_t lda, const void *b, int64_t ldb, double beta,
+                            void *c, int64_t ldc) {
   mpg_gemm g = {dtype, transpose_a, transpose_b, m, n, k, lda, ldb, ldc, alpha, beta, a, b, c};
   return product(call, &g);
 }

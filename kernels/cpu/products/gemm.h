@@ -1,29 +1,37 @@
-/* Matrix products for other kernels: row-major C[m x n] = alpha * op(A)[m x k] * op(B)[k x n] + beta * C, where op
- * transposes when asked. lda, ldb, ldc are row strides of A, B, C as stored. With beta 0, C is not read. Chosen by sizes
- * alone: a blocked loop in C for tiny products, oneDNN for large ones, OpenBLAS or the blocked loop where there is no oneDNN.
- * float32 by mpg_cpu_sgemm; all float dtypes by mpg_cpu_gemm_any (float64 by OpenBLAS, half precision summed in float32).
- * Neither touches the device's scratch buffer, so callers may hold it. Sizes are the caller's: they must be those of real arrays.
+/* Matrix products for other kernels: row-major C[m x n] = alpha * op(A)[m x k] * op(B)[k x n] +
+ * beta * C, where op transposes when asked. lda, ldb, ldc are row strides of A, B, C as stored.
+ * With beta 0, C is not read. Chosen by sizes alone: a blocked loop in C for tiny products, oneDNN
+ * for large ones, OpenBLAS or the blocked loop where there is no oneDNN. float32 by mpg_cpu_sgemm;
+ * all float dtypes by mpg_cpu_gemm_any (float64 by OpenBLAS, half precision summed in float32).
+ * Neither touches the device's scratch buffer, so callers may hold it. Sizes are the caller's: they
+ * must be those of real arrays.
  */
 #ifndef KERNELS_CPU_PRODUCTS_GEMM_H
 #define KERNELS_CPU_PRODUCTS_GEMM_H
 
 #include "kernels/cpu/cpu.h"
 
-/* A product whose three matrices have this few elements together gives the same bits with any number of threads: op/invoke.c
- * runs nothing larger inline. */
+/* A product whose three matrices have this few elements together gives the same bits with any
+ * number of threads: op/invoke.c runs nothing larger inline. */
 enum { MPG_GEMM_TINY = 8192 };
-static inline bool mpg_gemm_tiny(int64_t m, int64_t n, int64_t k) { return m * k + k * n + m * n <= MPG_GEMM_TINY; }
+static inline bool mpg_gemm_tiny(int64_t m, int64_t n, int64_t k) {
+  return m * k + k * n + m * n <= MPG_GEMM_TINY;
+}
 
 #define mpg_cpu_sgemm MPG_CPU_NAME(sgemm)
 #define mpg_cpu_gemm_any MPG_CPU_NAME(gemm_any)
-mpg_status mpg_cpu_sgemm(const mpg_kernel_call *call, bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, float alpha,
-                         const float *a, int64_t lda, const float *b, int64_t ldb, float beta, float *c, int64_t ldc);
-mpg_status mpg_cpu_gemm_any(const mpg_kernel_call *call, mpg_dtype dtype, bool transpose_a, bool transpose_b, int64_t m, int64_t n,
-                            int64_t k, double alpha, const void *a, int64_t lda, const void *b, int64_t ldb, double beta, void *c,
-                            int64_t ldc);
+mpg_status mpg_cpu_sgemm(const mpg_kernel_call *call, bool transpose_a, bool transpose_b, int64_t m,
+                         int64_t n, int64_t k, float alpha, const float *a, int64_t lda,
+                         const float *b, int64_t ldb, float beta, float *c, int64_t ldc);
+mpg_status mpg_cpu_gemm_any(const mpg_kernel_call *call, mpg_dtype dtype, bool transpose_a,
+                            bool transpose_b, int64_t m, int64_t n, int64_t k, double alpha,
+                            const void *a, int64_t lda, const void *b, int64_t ldb, double beta,
+                            void *c, int64_t ldc);
 
-/* `count` rows of k, each times a transposed matrix (n, k) of its own: float32 or float64, n a multiple of 4. True when it was done. */
+/* `count` rows of k, each times a transposed matrix (n, k) of its own: float32 or float64, n a
+ * multiple of 4. True when it was done. */
 #define mpg_cpu_row_products MPG_CPU_NAME(row_products)
-bool mpg_cpu_row_products(const mpg_kernel_call *call, mpg_dtype dtype, int64_t count, int64_t n, int64_t k, const void *a, const void *b, void *c);
+bool mpg_cpu_row_products(const mpg_kernel_call *call, mpg_dtype dtype, int64_t count, int64_t n,
+                          int64_t k, const void *a, const void *b, void *c);
 
 #endif

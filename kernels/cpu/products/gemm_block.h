@@ -2,15 +2,16 @@
  *   T          computing type                  V, LANES   vector of T and its length
  *   NAME(x)    names of this instance
  *   V_LOAD, V_STORE, V_SET, V_FMA(a, b, c) = a * b + c; FMA, the same of T
- * Elements are converted to T while they are packed, so storage types of half precision go through the same code. Every
- * element of C is summed over k in ascending order, in steps of one fma, whatever the tile it falls in: its bits
- * depend on k alone.
+ * Elements are converted to T while they are packed, so storage types of half precision go through
+ * the same code. Every element of C is summed over k in ascending order, in steps of one fma,
+ * whatever the tile it falls in: its bits depend on k alone.
  */
 
 enum { NAME(NR) = 2 * LANES, NAME(ROWS) = 96, NAME(COLUMNS) = 4 * NAME(NR) };
 
 /* rows x NR block of packed products: a holds k groups of `rows`, b k groups of NR. */
-static inline __attribute__((always_inline)) void NAME(micro)(int rows, int64_t k, const T *a, const T *b, T *tile, int64_t stride,
+static inline __attribute__((always_inline)) void NAME(micro)(int rows, int64_t k, const T *a,
+                                                              const T *b, T *tile, int64_t stride,
                                                               bool first) {
   V sum[MPG_GEMM_MR][2];
   MPG_UNROLL(16)
@@ -36,26 +37,27 @@ static inline __attribute__((always_inline)) void NAME(micro)(int rows, int64_t 
   }
 }
 
-/* Packs `width` rows (of which `valid` exist) and k columns of a matrix whose element (i, p) lies at i * row + p * step. */
-static void NAME(pack)(mpg_dtype dtype, const void *source, int64_t row, int64_t step, int valid, int width, int64_t k, T *packed) {
-#define PACK(S, CONVERT)                                                                     \
-  {                                                                                          \
-    const S *s = source;                                                                     \
-    if (row == 1 && valid == width)                                                          \
-      for (int64_t p = 0; p < k; p++)                                                        \
-        for (int i = 0; i < width; i++) packed[p * width + i] = CONVERT(s[p * step + i]);    \
-    else                                                                                     \
-      for (int i = 0; i < width; i++)                                                        \
-        if (i < valid)                                                                       \
+/* Packs `width` rows (of which `valid` exist) and k columns of a matrix whose element (i, p) lies
+ * at i * row + p * step. */
+static void NAME(pack)(mpg_dtype dtype, const void *source, int64_t row, int64_t step, int valid,
+                       int width, int64_t k, T *packed) {
+#define PACK(S, CONVERT)                                                                          \
+  {                                                                                               \
+    const S *s = source;                                                                          \
+    if (row == 1 && valid == width)                                                               \
+      for (int64_t p = 0; p < k; p++)                                                             \
+        for (int i = 0; i < width; i++) packed[p * width + i] = CONVERT(s[p * step + i]);         \
+    else                                                                                          \
+      for (int i = 0; i < width; i++)                                                             \
+        if (i < valid)                                                                            \
           for (int64_t p = 0; p < k; p++) packed[p * width + i] = CONVERT(s[i * row + p * step]); \
-        else                                                                                 \
-          for (int64_t p = 0; p < k; p++) packed[p * width + i] = 0;                         \
-    break;                                                                                   \
+        else                                                                                      \
+          for (int64_t p = 0; p < k; p++) packed[p * width + i] = 0;                              \
+    break;                                                                                        \
   }
   switch (dtype) {
     MPG_GEMM_SOURCES(PACK)
-    default:
-      MPG_ASSERT(!"gemm: dtype");
+    default: MPG_ASSERT(!"gemm: dtype");
   }
 #undef PACK
 }
@@ -68,7 +70,8 @@ static void NAME(block)(const mpg_gemm *g, int64_t i0, int64_t i1, int64_t j0, i
   T tile[NAME(ROWS) * NAME(COLUMNS)] __attribute__((aligned(64)));
   size_t size = mpg_dtype_size(g->dtype);
   int64_t a_row = g->transpose_a ? 1 : g->lda, a_step = g->transpose_a ? g->lda : 1;
-  int64_t b_row = g->transpose_b ? g->ldb : 1, b_step = g->transpose_b ? 1 : g->ldb; /* "row": of B's transpose */
+  int64_t b_row = g->transpose_b ? g->ldb : 1,
+          b_step = g->transpose_b ? 1 : g->ldb; /* "row": of B's transpose */
   int64_t stride = (j1 - j0 + NR - 1) / NR * NR;
   int rows = (int)(i1 - i0);
   for (int64_t p0 = 0; p0 < g->k || p0 == 0; p0 += KC) {
@@ -76,42 +79,45 @@ static void NAME(block)(const mpg_gemm *g, int64_t i0, int64_t i1, int64_t j0, i
     for (int i = 0; i < rows;) {
       int left = rows - i, width = left > 8 ? MPG_GEMM_MR : left > 4 ? 8 : 4;
       if (width > MPG_GEMM_MR) width = MPG_GEMM_MR;
-      NAME(pack)(g->dtype, (const char *)g->a + (size_t)((i0 + i) * a_row + p0 * a_step) * size, a_row, a_step, left < width ? left : width,
-                 width, kc, packed_a + i * KC);
+      NAME(pack)(g->dtype, (const char *)g->a + (size_t)((i0 + i) * a_row + p0 * a_step) * size,
+                 a_row, a_step, left < width ? left : width, width, kc, packed_a + i * KC);
       i += width;
     }
     for (int64_t j = j0; j < j1; j += NR) {
       int valid = j1 - j < NR ? (int)(j1 - j) : NR;
-      NAME(pack)(g->dtype, (const char *)g->b + (size_t)(j * b_row + p0 * b_step) * size, b_row, b_step, valid, NR, kc, packed_b);
+      NAME(pack)(g->dtype, (const char *)g->b + (size_t)(j * b_row + p0 * b_step) * size, b_row,
+                 b_step, valid, NR, kc, packed_b);
       for (int i = 0; i < rows;) {
         int left = rows - i, width = left > 8 ? MPG_GEMM_MR : left > 4 ? 8 : 4;
         if (width > MPG_GEMM_MR) width = MPG_GEMM_MR;
         const T *a = packed_a + i * KC;
         T *t = tile + i * stride + (j - j0);
-        if (width == MPG_GEMM_MR) NAME(micro)(MPG_GEMM_MR, kc, a, packed_b, t, stride, p0 == 0);
-        else if (width == 8) NAME(micro)(8 < MPG_GEMM_MR ? 8 : MPG_GEMM_MR, kc, a, packed_b, t, stride, p0 == 0);
-        else NAME(micro)(4, kc, a, packed_b, t, stride, p0 == 0);
+        if (width == MPG_GEMM_MR)
+          NAME(micro)(MPG_GEMM_MR, kc, a, packed_b, t, stride, p0 == 0);
+        else if (width == 8)
+          NAME(micro)(8 < MPG_GEMM_MR ? 8 : MPG_GEMM_MR, kc, a, packed_b, t, stride, p0 == 0);
+        else
+          NAME(micro)(4, kc, a, packed_b, t, stride, p0 == 0);
         i += width;
       }
     }
   }
   T alpha = (T)g->alpha, beta = (T)g->beta;
-#define FINISH(S, FROM, TO)                                                                            \
-  {                                                                                                    \
-    for (int i = 0; i < rows; i++) {                                                                   \
-      S *c = (S *)g->c + (i0 + i) * g->ldc + j0;                                                       \
-      const T *t = tile + i * stride;                                                                  \
-      if (beta == 0)                                                                                   \
-        for (int64_t j = 0; j < j1 - j0; j++) c[j] = TO(alpha * t[j]);                                 \
-      else                                                                                             \
-        for (int64_t j = 0; j < j1 - j0; j++) c[j] = TO(alpha * t[j] + beta * FROM(c[j]));             \
-    }                                                                                                  \
-    break;                                                                                             \
+#define FINISH(S, FROM, TO)                                                                \
+  {                                                                                        \
+    for (int i = 0; i < rows; i++) {                                                       \
+      S *c = (S *)g->c + (i0 + i) * g->ldc + j0;                                           \
+      const T *t = tile + i * stride;                                                      \
+      if (beta == 0)                                                                       \
+        for (int64_t j = 0; j < j1 - j0; j++) c[j] = TO(alpha * t[j]);                     \
+      else                                                                                 \
+        for (int64_t j = 0; j < j1 - j0; j++) c[j] = TO(alpha * t[j] + beta * FROM(c[j])); \
+    }                                                                                      \
+    break;                                                                                 \
   }
   switch (g->dtype) {
     MPG_GEMM_TARGETS(FINISH)
-    default:
-      MPG_ASSERT(!"gemm: dtype");
+    default: MPG_ASSERT(!"gemm: dtype");
   }
 #undef FINISH
 }
@@ -122,18 +128,23 @@ static void NAME(blocks)(void *context, int64_t begin, int64_t end) {
   int64_t across = (g->n + NAME(COLUMNS) - 1) / NAME(COLUMNS);
   for (int64_t block = begin; block < end; block++) {
     int64_t i0 = block / across * NAME(ROWS), j0 = block % across * NAME(COLUMNS);
-    int64_t i1 = g->m - i0 < NAME(ROWS) ? g->m : i0 + NAME(ROWS), j1 = g->n - j0 < NAME(COLUMNS) ? g->n : j0 + NAME(COLUMNS);
+    int64_t i1 = g->m - i0 < NAME(ROWS) ? g->m : i0 + NAME(ROWS),
+            j1 = g->n - j0 < NAME(COLUMNS) ? g->n : j0 + NAME(COLUMNS);
     NAME(block)(g, i0, i1, j0, j1);
   }
 }
 
 static void NAME(product)(const mpg_kernel_call *call, mpg_gemm *g) {
-  int64_t down = (g->m + NAME(ROWS) - 1) / NAME(ROWS), across = (g->n + NAME(COLUMNS) - 1) / NAME(COLUMNS);
-  if (down * across == 1) NAME(blocks)(g, 0, 1);
-  else mpg_cpu_parallel_for(call, down * across, 1, NAME(blocks), g);
+  int64_t down = (g->m + NAME(ROWS) - 1) / NAME(ROWS),
+          across = (g->n + NAME(COLUMNS) - 1) / NAME(COLUMNS);
+  if (down * across == 1)
+    NAME(blocks)(g, 0, 1);
+  else
+    mpg_cpu_parallel_for(call, down * across, 1, NAME(blocks), g);
 }
 
-/* Products of so few elements that packing would cost more: rows of C at a time, in the same steps. Nothing transposed, alpha 1, beta 0. */
+/* Products of so few elements that packing would cost more: rows of C at a time, in the same steps.
+ * Nothing transposed, alpha 1, beta 0. */
 static inline __attribute__((always_inline)) void NAME(small_of)(const mpg_gemm *g, int64_t n) {
   for (int64_t i = 0; i < g->m; i++) {
     const T *a = (const T *)g->a + i * g->lda, *b = g->b;
@@ -146,7 +157,9 @@ static inline __attribute__((always_inline)) void NAME(small_of)(const mpg_gemm 
 }
 
 /* Rows from i on, at most two vectors of columns, from j0 and j1 on. */
-static inline __attribute__((always_inline)) void NAME(small_tile)(int rows, int vectors, const mpg_gemm *g, int64_t i, int64_t j0, int64_t j1) {
+static inline __attribute__((always_inline)) void NAME(small_tile)(int rows, int vectors,
+                                                                   const mpg_gemm *g, int64_t i,
+                                                                   int64_t j0, int64_t j1) {
   const T *a = (const T *)g->a + i * g->lda, *b = g->b;
   T *c = (T *)g->c + i * g->ldc;
   V sum[4][2];
@@ -176,33 +189,42 @@ static void NAME(small)(const mpg_gemm *g) {
     case 8: NAME(small_of)(g, 8); return;
     default: NAME(small_of)(g, g->n); return;
   }
-  int64_t last = g->n - LANES; /* the last vector may begin in the one before it: both come to the same */
+  int64_t last =
+      g->n - LANES; /* the last vector may begin in the one before it: both come to the same */
   for (int64_t j = 0; j < g->n; j += 2 * LANES) {
     int64_t j0 = j < last ? j : last, j1 = j + LANES < last ? j + LANES : last, i = 0;
     bool both = j + LANES < g->n;
     for (; i + 4 <= g->m; i += 4)
-      if (both) NAME(small_tile)(4, 2, g, i, j0, j1);
-      else NAME(small_tile)(4, 1, g, i, j0, j1);
+      if (both)
+        NAME(small_tile)(4, 2, g, i, j0, j1);
+      else
+        NAME(small_tile)(4, 1, g, i, j0, j1);
     for (; i < g->m; i++)
-      if (both) NAME(small_tile)(1, 2, g, i, j0, j1);
-      else NAME(small_tile)(1, 1, g, i, j0, j1);
+      if (both)
+        NAME(small_tile)(1, 2, g, i, j0, j1);
+      else
+        NAME(small_tile)(1, 1, g, i, j0, j1);
   }
 }
 
-/* --- Few rows times a transposed matrix: C = A x B^T with A of at most NARROW rows ------------------------------------------------
- * B is read once, row by row, and nothing is packed: the product of a recurrent step, or of a layer with a small batch.
- * Every element of C is one sum over k in LANES parts, so its bits depend on k alone. begin and end count groups of 4 rows of B. */
-static inline __attribute__((always_inline)) void NAME(narrow_tile)(int rows, const mpg_gemm *g, int64_t i, int64_t j,
-                                                                    const T *a_tails, const T *b_tails) {
+/* --- Few rows times a transposed matrix: C = A x B^T with A of at most NARROW rows
+ * ------------------------------------------------ B is read once, row by row, and nothing is
+ * packed: the product of a recurrent step, or of a layer with a small batch. Every element of C is
+ * one sum over k in LANES parts, so its bits depend on k alone. begin and end count groups of 4
+ * rows of B. */
+static inline __attribute__((always_inline)) void NAME(narrow_tile)(int rows, const mpg_gemm *g,
+                                                                    int64_t i, int64_t j,
+                                                                    const T *a_tails,
+                                                                    const T *b_tails) {
   const T *a = (const T *)g->a + i * g->lda, *b = (const T *)g->b + j * g->ldb;
   int64_t whole = g->k / LANES * LANES;
   V sum[5][4];
   MPG_UNROLL(8)
-  for (int r = 0; r < rows; r++)
-    MPG_UNROLL(4)
-    for (int q = 0; q < 4; q++) sum[r][q] = V_SET(0);
+  for (int r = 0; r < rows; r++) MPG_UNROLL(4)
+  for (int q = 0; q < 4; q++) sum[r][q] = V_SET(0);
   for (int64_t p = 0; p < whole; p += LANES) {
-    V b0 = V_LOAD(b + p), b1 = V_LOAD(b + g->ldb + p), b2 = V_LOAD(b + 2 * g->ldb + p), b3 = V_LOAD(b + 3 * g->ldb + p);
+    V b0 = V_LOAD(b + p), b1 = V_LOAD(b + g->ldb + p), b2 = V_LOAD(b + 2 * g->ldb + p),
+      b3 = V_LOAD(b + 3 * g->ldb + p);
     MPG_UNROLL(8)
     for (int r = 0; r < rows; r++) {
       V x = V_LOAD(a + r * g->lda + p);
@@ -222,20 +244,25 @@ static inline __attribute__((always_inline)) void NAME(narrow_tile)(int rows, co
     for (int width = LANES / 2; width; width /= 2)
       for (int q = 0; q < 4; q++)
         for (int l = 0; l < width; l++) lanes[q][l] += lanes[q][l + width];
-    for (int q = 0; q < 4; q++) c[r * g->ldc + q] = beta == 0 ? alpha * lanes[q][0] : alpha * lanes[q][0] + beta * c[r * g->ldc + q];
+    for (int q = 0; q < 4; q++)
+      c[r * g->ldc + q] =
+          beta == 0 ? alpha * lanes[q][0] : alpha * lanes[q][0] + beta * c[r * g->ldc + q];
   }
 }
 
 static void NAME(narrow)(void *context, int64_t begin, int64_t end) {
   const mpg_gemm *g = context;
-  T a_tails[MPG_GEMM_NARROW * LANES] __attribute__((aligned(64))) = {0}, b_tails[4 * LANES] __attribute__((aligned(64))) = {0};
+  T a_tails[MPG_GEMM_NARROW * LANES] __attribute__((aligned(64))) = {0},
+                                     b_tails[4 * LANES] __attribute__((aligned(64))) = {0};
   int64_t whole = g->k / LANES * LANES;
   for (int64_t i = 0; i < g->m; i++)
-    for (int64_t p = whole; p < g->k; p++) a_tails[i * LANES + p - whole] = ((const T *)g->a)[i * g->lda + p];
+    for (int64_t p = whole; p < g->k; p++)
+      a_tails[i * LANES + p - whole] = ((const T *)g->a)[i * g->lda + p];
   for (int64_t group = begin; group < end; group++) {
     int64_t j = group * 4;
     for (int q = 0; q < 4; q++)
-      for (int64_t p = whole; p < g->k; p++) b_tails[q * LANES + p - whole] = ((const T *)g->b)[(j + q) * g->ldb + p];
+      for (int64_t p = whole; p < g->k; p++)
+        b_tails[q * LANES + p - whole] = ((const T *)g->b)[(j + q) * g->ldb + p];
     int64_t i = 0;
     for (; i + 5 <= g->m; i += 5) NAME(narrow_tile)(5, g, i, j, a_tails, b_tails);
     switch (g->m - i) {

@@ -1,6 +1,7 @@
-/* Vectors as the templates of matrix products take them, for the instruction set being compiled: V, a vector of LANES
- * elements; V_LOAD, V_STORE (unaligned); V_SET, all lanes alike; V_FMA(a, b, c) = a * b + c, fused where the processor can.
- * Of float, or of double with LANES_OF_DOUBLE defined. Included again for each type: no include guard. */
+/* Vectors as the templates of matrix products take them, for the instruction set being compiled: V,
+ * a vector of LANES elements; V_LOAD, V_STORE (unaligned); V_SET, all lanes alike; V_FMA(a, b, c) =
+ * a * b + c, fused where the processor can. Of float, or of double with LANES_OF_DOUBLE defined.
+ * Included again for each type: no include guard. */
 #if defined(__AVX__) || defined(__AVX512F__)
 #include <immintrin.h>
 #endif

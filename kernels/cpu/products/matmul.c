@@ -9,23 +9,26 @@ MPG_CPU_KERNEL(dot) {
   const mpg_view *a = &call->inputs[0], *b = &call->inputs[1];
   const mpg_shape *as = &a->desc.shape, *bs = &b->desc.shape;
   mpg_product product;
-  if (mpg_product_in_panels(call->op, p, (const mpg_desc *[]){&a->desc, &b->desc}, &product)) return mpg_cpu_panels(call, &product);
+  if (mpg_product_in_panels(call->op, p, (const mpg_desc *[]){&a->desc, &b->desc}, &product))
+    return mpg_cpu_panels(call, &product);
   bool ta = p->transpose_a && as->ndim > 1, tb = p->transpose_b && bs->ndim > 1;
   int64_t k = as->dims[ta ? 0 : as->ndim - 1];
   int64_t m = ta ? mpg_shape_product(as, 1, as->ndim) : mpg_shape_product(as, 0, as->ndim - 1);
   int64_t n = tb ? mpg_shape_product(bs, 0, bs->ndim - 1) : mpg_shape_product(bs, 1, bs->ndim);
-  return mpg_cpu_gemm_any(call, a->desc.dtype, ta, tb, m, n, k, 1, a->data, ta ? m : k, b->data, tb ? k : n, 0, call->outputs[0].data, n);
+  return mpg_cpu_gemm_any(call, a->desc.dtype, ta, tb, m, n, k, 1, a->data, ta ? m : k, b->data,
+                          tb ? k : n, 0, call->outputs[0].data, n);
 }
 
-/* --- Many products --------------------------------------------------------------------------------------------------- */
+/* --- Many products ---------------------------------------------------------------------------- */
 typedef struct batch {
   const mpg_kernel_call *call;
   mpg_dtype dtype;
   bool ta, tb;
-  int64_t inner;                /* products that lie side by side between rows (linalg's axis); else 1 */
+  int64_t inner; /* products that lie side by side between rows (linalg's axis); else 1 */
   int64_t m, n, k;
   int64_t lda, ldb, ldc;
-  int64_t a_outer, b_outer, c_outer; /* distance in elements of the next group of `inner` products */
+  int64_t a_outer, b_outer,
+      c_outer; /* distance in elements of the next group of `inner` products */
   int64_t a_inner, b_inner, c_inner; /* distance of the next product in a group */
   double alpha, beta;
   const char *a, *b;
@@ -35,8 +38,9 @@ typedef struct batch {
 
 static mpg_status one_product(const mpg_kernel_call *call, const batch *t, int64_t i) {
   int64_t outer = i / t->inner, inner = i % t->inner, size = (int64_t)mpg_dtype_size(t->dtype);
-  return mpg_cpu_gemm_any(call, t->dtype, t->ta, t->tb, t->m, t->n, t->k, t->alpha, t->a + (outer * t->a_outer + inner * t->a_inner) * size,
-                          t->lda, t->b + (outer * t->b_outer + inner * t->b_inner) * size, t->ldb, t->beta,
+  return mpg_cpu_gemm_any(call, t->dtype, t->ta, t->tb, t->m, t->n, t->k, t->alpha,
+                          t->a + (outer * t->a_outer + inner * t->a_inner) * size, t->lda,
+                          t->b + (outer * t->b_outer + inner * t->b_inner) * size, t->ldb, t->beta,
                           t->c + (outer * t->c_outer + inner * t->c_inner) * size, t->ldc);
 }
 
@@ -52,7 +56,8 @@ static mpg_status many_products(const mpg_kernel_call *call, batch *t, int64_t c
   t->call = call;
   if (mpg_gemm_tiny(t->m, t->n, t->k)) {
     int64_t work = t->m * t->n * t->k;
-    mpg_cpu_parallel_for(call, count, work > 16384 ? 1 : 1 + 16384 / (work + 64), small_products, t);
+    mpg_cpu_parallel_for(call, count, work > 16384 ? 1 : 1 + 16384 / (work + 64), small_products,
+                         t);
     return MPG_OK;
   }
   for (int64_t i = 0; i < count; i++) MPG_TRY(one_product(call, t, i));
@@ -68,21 +73,34 @@ typedef struct matmul_shape {
 static bool build_matmul(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared, void *context) {
   const matmul_shape *s = context;
   int first = s->batch > 1 ? 0 : 1, ndim = 3 - first;
-  dnnl_dims_t a_dims = {s->batch, s->m, s->k}, b_dims = {s->batch, s->k, s->n}, c_dims = {s->batch, s->m, s->n}, bias_dims = {1, 1, s->n};
-  dnnl_dims_t a_strides = {s->m * s->k, s->ta ? 1 : s->k, s->ta ? s->m : 1}, b_strides = {s->k * s->n, s->tb ? 1 : s->n, s->tb ? s->k : 1};
+  dnnl_dims_t a_dims = {s->batch, s->m, s->k}, b_dims = {s->batch, s->k, s->n},
+              c_dims = {s->batch, s->m, s->n}, bias_dims = {1, 1, s->n};
+  dnnl_dims_t a_strides = {s->m * s->k, s->ta ? 1 : s->k, s->ta ? s->m : 1},
+              b_strides = {s->k * s->n, s->tb ? 1 : s->n, s->tb ? s->k : 1};
   dnnl_dims_t c_strides = {s->m * s->n, s->n, 1}, bias_strides = {s->n, s->n, 1};
   dnnl_memory_desc_t a = NULL, b = NULL, c = NULL, bias = NULL;
   dnnl_primitive_desc_t desc;
   int slots[4];
-  bool good = dnnl->memory_desc_create_with_strides(&a, ndim, a_dims + first, dnnl_f32, a_strides + first) == dnnl_success &&
-              dnnl->memory_desc_create_with_strides(&b, ndim, b_dims + first, dnnl_f32, b_strides + first) == dnnl_success &&
-              dnnl->memory_desc_create_with_strides(&c, ndim, c_dims + first, dnnl_f32, c_strides + first) == dnnl_success &&
-              (!s->bias || dnnl->memory_desc_create_with_strides(&bias, ndim, bias_dims + first, dnnl_f32, bias_strides + first) == dnnl_success);
-  good = good && mpg_cpu_onednn_outer(dnnl, prepared, a, &slots[0]) && mpg_cpu_onednn_outer(dnnl, prepared, b, &slots[1]) &&
-         mpg_cpu_onednn_outer(dnnl, prepared, c, &slots[2]) && (!s->bias || mpg_cpu_onednn_outer(dnnl, prepared, bias, &slots[3])) &&
-         dnnl->matmul_primitive_desc_create(&desc, dnnl->engine, a, b, bias, c, mpg_cpu_onednn_attributes(dnnl)) == dnnl_success &&
+  bool good =
+      dnnl->memory_desc_create_with_strides(&a, ndim, a_dims + first, dnnl_f32,
+                                            a_strides + first) == dnnl_success &&
+      dnnl->memory_desc_create_with_strides(&b, ndim, b_dims + first, dnnl_f32,
+                                            b_strides + first) == dnnl_success &&
+      dnnl->memory_desc_create_with_strides(&c, ndim, c_dims + first, dnnl_f32,
+                                            c_strides + first) == dnnl_success &&
+      (!s->bias || dnnl->memory_desc_create_with_strides(&bias, ndim, bias_dims + first, dnnl_f32,
+                                                         bias_strides + first) == dnnl_success);
+  good = good && mpg_cpu_onednn_outer(dnnl, prepared, a, &slots[0]) &&
+         mpg_cpu_onednn_outer(dnnl, prepared, b, &slots[1]) &&
+         mpg_cpu_onednn_outer(dnnl, prepared, c, &slots[2]) &&
+         (!s->bias || mpg_cpu_onednn_outer(dnnl, prepared, bias, &slots[3])) &&
+         dnnl->matmul_primitive_desc_create(&desc, dnnl->engine, a, b, bias, c,
+                                            mpg_cpu_onednn_attributes(dnnl)) == dnnl_success &&
          mpg_cpu_onednn_step(dnnl, prepared, desc, s->bias ? 4 : 3,
-                             (const int[][2]){{DNNL_ARG_SRC, slots[0]}, {DNNL_ARG_WEIGHTS, slots[1]}, {DNNL_ARG_DST, slots[2]}, {DNNL_ARG_BIAS, slots[3]}});
+                             (const int[][2]){{DNNL_ARG_SRC, slots[0]},
+                                              {DNNL_ARG_WEIGHTS, slots[1]},
+                                              {DNNL_ARG_DST, slots[2]},
+                                              {DNNL_ARG_BIAS, slots[3]}});
   if (a) dnnl->memory_desc_destroy(a);
   if (b) dnnl->memory_desc_destroy(b);
   if (c) dnnl->memory_desc_destroy(c);
@@ -91,14 +109,19 @@ static bool build_matmul(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared, 
 }
 
 /* True when oneDNN has taken it; *status is its result. */
-static bool onednn_matmul(const mpg_kernel_call *call, const matmul_shape *s, const void *a, const void *b, const void *bias, void *c,
-                          mpg_status *status) {
-  mpg_onednn_key key = {.kind = MPG_ONEDNN_MATMUL, .count = 5, .values = {s->batch, s->m, s->n, s->k, s->ta | s->tb << 1 | s->bias << 2}};
+static bool onednn_matmul(const mpg_kernel_call *call, const matmul_shape *s, const void *a,
+                          const void *b, const void *bias, void *c, mpg_status *status) {
+  mpg_onednn_key key = {.kind = MPG_ONEDNN_MATMUL,
+                        .count = 5,
+                        .values = {s->batch, s->m, s->n, s->k, s->ta | s->tb << 1 | s->bias << 2}};
   const mpg_onednn_prepared *prepared = mpg_cpu_onednn_find(call, &key, build_matmul, (void *)s);
   if (!prepared) return false;
   void *scratch = NULL;
-  if (prepared->scratch && !(scratch = mpg_device_scratch(call->device, prepared->scratch))) *status = MPG_DEVICE_OUT_OF_MEMORY;
-  else *status = mpg_cpu_onednn_run(call, prepared, (void *const[]){(void *)a, (void *)b, c, (void *)bias}, scratch);
+  if (prepared->scratch && !(scratch = mpg_device_scratch(call->device, prepared->scratch)))
+    *status = MPG_DEVICE_OUT_OF_MEMORY;
+  else
+    *status = mpg_cpu_onednn_run(call, prepared,
+                                 (void *const[]){(void *)a, (void *)b, c, (void *)bias}, scratch);
   return true;
 }
 #endif
@@ -112,7 +135,8 @@ MPG_CPU_KERNEL(batch_dot) {
   int64_t k = a->desc.shape.dims[p->transpose_a ? ndim - 2 : ndim - 1];
   if (count * m * n == 0) return MPG_OK;
   bool rows = m == 1 && !p->transpose_a && p->transpose_b && !mpg_gemm_tiny(m, n, k);
-  if (rows && mpg_cpu_row_products(call, a->desc.dtype, count, n, k, a->data, b->data, c->data)) return MPG_OK;
+  if (rows && mpg_cpu_row_products(call, a->desc.dtype, count, n, k, a->data, b->data, c->data))
+    return MPG_OK;
 #ifdef MPG_WITH_ONEDNN
   if (a->desc.dtype == MPG_FLOAT32 && !mpg_gemm_tiny(m, n, k) && k > 0) {
     matmul_shape s = {count, m, n, k, p->transpose_a, p->transpose_b, false};
@@ -120,9 +144,24 @@ MPG_CPU_KERNEL(batch_dot) {
     if (onednn_matmul(call, &s, a->data, b->data, NULL, c->data, &status)) return status;
   }
 #endif
-  batch t = {.dtype = a->desc.dtype, .ta = p->transpose_a, .tb = p->transpose_b, .inner = 1, .m = m, .n = n, .k = k,
-             .lda = p->transpose_a ? m : k, .ldb = p->transpose_b ? k : n, .ldc = n, .a_outer = m * k, .b_outer = k * n, .c_outer = m * n,
-             .alpha = 1, .beta = 0, .a = a->data, .b = b->data, .c = c->data};
+  batch t = {.dtype = a->desc.dtype,
+             .ta = p->transpose_a,
+             .tb = p->transpose_b,
+             .inner = 1,
+             .m = m,
+             .n = n,
+             .k = k,
+             .lda = p->transpose_a ? m : k,
+             .ldb = p->transpose_b ? k : n,
+             .ldc = n,
+             .a_outer = m * k,
+             .b_outer = k * n,
+             .c_outer = m * n,
+             .alpha = 1,
+             .beta = 0,
+             .a = a->data,
+             .b = b->data,
+             .c = c->data};
   return many_products(call, &t, count);
 }
 
@@ -133,7 +172,8 @@ MPG_CPU_KERNEL(linalg_gemm) {
   int64_t axis_param;
   if (with_c) {
     const mpg_linalg_gemm_params *p = call->params;
-    ta = p->transpose_a, tb = p->transpose_b, alpha = p->alpha, beta = p->beta, axis_param = p->axis;
+    ta = p->transpose_a, tb = p->transpose_b, alpha = p->alpha, beta = p->beta,
+    axis_param = p->axis;
   } else {
     const mpg_linalg_gemm2_params *p = call->params;
     ta = p->transpose_a, tb = p->transpose_b, alpha = p->alpha, axis_param = p->axis;
@@ -144,16 +184,30 @@ MPG_CPU_KERNEL(linalg_gemm) {
   int64_t outer = mpg_shape_product(cs, 0, axis), inner = mpg_shape_product(cs, axis + 1, ndim - 1);
   int64_t m = cs->dims[axis], n = cs->dims[ndim - 1], k = as->dims[ta ? axis : ndim - 1];
   if (outer * inner * m * n == 0) return MPG_OK;
-  if (with_c) memcpy(c->data, call->inputs[2].data, (size_t)mpg_shape_size(cs) * mpg_dtype_size(c->desc.dtype));
-  batch t = {.dtype = a->desc.dtype, .ta = ta, .tb = tb, .inner = inner, .m = m, .n = n, .k = k, .alpha = alpha, .beta = beta,
-             .a = a->data, .b = b->data, .c = c->data,
-             .a_inner = as->dims[ndim - 1], .b_inner = bs->dims[ndim - 1], .c_inner = n};
+  if (with_c)
+    memcpy(c->data, call->inputs[2].data,
+           (size_t)mpg_shape_size(cs) * mpg_dtype_size(c->desc.dtype));
+  batch t = {.dtype = a->desc.dtype,
+             .ta = ta,
+             .tb = tb,
+             .inner = inner,
+             .m = m,
+             .n = n,
+             .k = k,
+             .alpha = alpha,
+             .beta = beta,
+             .a = a->data,
+             .b = b->data,
+             .c = c->data,
+             .a_inner = as->dims[ndim - 1],
+             .b_inner = bs->dims[ndim - 1],
+             .c_inner = n};
   t.lda = inner * t.a_inner, t.ldb = inner * t.b_inner, t.ldc = inner * n;
   t.a_outer = as->dims[axis] * t.lda, t.b_outer = bs->dims[axis] * t.ldb, t.c_outer = m * t.ldc;
   return many_products(call, &t, outer * inner);
 }
 
-/* --- FullyConnected -------------------------------------------------------------------------------------------------- */
+/* --- FullyConnected --------------------------------------------------------------------------- */
 typedef struct bias_rows {
   mpg_dtype dtype;
   int64_t columns;
@@ -173,10 +227,13 @@ MPG_CPU_KERNEL(fully_connected) {
   const mpg_view *data = &call->inputs[0], *weight = &call->inputs[1], *out = &call->outputs[0];
   const void *bias = call->num_inputs == 3 ? call->inputs[2].data : NULL;
   int64_t n = p->num_hidden, k = weight->desc.shape.dims[1];
-  int64_t m = p->flatten ? data->desc.shape.dims[0] : mpg_shape_product(&data->desc.shape, 0, data->desc.shape.ndim - 1);
+  int64_t m = p->flatten ? data->desc.shape.dims[0]
+                         : mpg_shape_product(&data->desc.shape, 0, data->desc.shape.ndim - 1);
   if (m == 0) return MPG_OK;
   mpg_product product;
-  if (mpg_product_in_panels(call->op, p, (const mpg_desc *[]){&data->desc, &weight->desc}, &product)) return mpg_cpu_panels(call, &product);
+  if (mpg_product_in_panels(call->op, p, (const mpg_desc *[]){&data->desc, &weight->desc},
+                            &product))
+    return mpg_cpu_panels(call, &product);
 #ifdef MPG_WITH_ONEDNN
   if (bias && data->desc.dtype == MPG_FLOAT32 && !mpg_gemm_tiny(m, n, k) && k > 0) {
     matmul_shape s = {1, m, n, k, false, true, true};
@@ -188,26 +245,28 @@ MPG_CPU_KERNEL(fully_connected) {
     bias_rows t = {out->desc.dtype, n, bias, out->data};
     mpg_cpu_parallel_for(call, m, 1 + 65536 / n, fill_bias, &t);
   }
-  return mpg_cpu_gemm_any(call, data->desc.dtype, false, true, m, n, k, 1, data->data, k, weight->data, k, bias ? 1 : 0, out->data, n);
+  return mpg_cpu_gemm_any(call, data->desc.dtype, false, true, m, n, k, 1, data->data, k,
+                          weight->data, k, bias ? 1 : 0, out->data, n);
 }
 
-/* --- khatri_rao ------------------------------------------------------------------------------------------------------ */
-#define KHATRI_RAO(T, P)                                                          \
-  {                                                                               \
-    T *out = call->outputs[0].data;                                               \
-    for (int64_t r = 0; r < rows; r++) {                                          \
-      int64_t rest = r;                                                           \
-      for (int i = call->num_inputs - 1; i >= 0; i--) {                           \
-        int64_t height = call->inputs[i].desc.shape.dims[0];                      \
-        const T *in = (const T *)call->inputs[i].data + rest % height * columns;  \
-        rest /= height;                                                           \
-        if (i == call->num_inputs - 1)                                            \
-          for (int64_t j = 0; j < columns; j++) out[r * columns + j] = in[j];     \
-        else                                                                      \
-          for (int64_t j = 0; j < columns; j++) out[r * columns + j] = (T)((P)out[r * columns + j] * (P)in[j]); \
-      }                                                                           \
-    }                                                                             \
-    return MPG_OK;                                                                \
+/* --- khatri_rao ------------------------------------------------------------------------------- */
+#define KHATRI_RAO(T, P)                                                         \
+  {                                                                              \
+    T *out = call->outputs[0].data;                                              \
+    for (int64_t r = 0; r < rows; r++) {                                         \
+      int64_t rest = r;                                                          \
+      for (int i = call->num_inputs - 1; i >= 0; i--) {                          \
+        int64_t height = call->inputs[i].desc.shape.dims[0];                     \
+        const T *in = (const T *)call->inputs[i].data + rest % height * columns; \
+        rest /= height;                                                          \
+        if (i == call->num_inputs - 1)                                           \
+          for (int64_t j = 0; j < columns; j++) out[r * columns + j] = in[j];    \
+        else                                                                     \
+          for (int64_t j = 0; j < columns; j++)                                  \
+            out[r * columns + j] = (T)((P)out[r * columns + j] * (P)in[j]);      \
+      }                                                                          \
+    }                                                                            \
+    return MPG_OK;                                                               \
   }
 
 MPG_CPU_KERNEL(khatri_rao) {
@@ -219,6 +278,8 @@ MPG_CPU_KERNEL(khatri_rao) {
     case MPG_UINT8: KHATRI_RAO(uint8_t, int)
     case MPG_INT32: KHATRI_RAO(int32_t, uint32_t)
     case MPG_INT64: KHATRI_RAO(int64_t, uint64_t)
-    default: return mpg_fail(MPG_TYPE_ERROR, "khatri_rao: dtype %s is not supported", mpg_dtype_name(call->outputs[0].desc.dtype));
+    default:
+      return mpg_fail(MPG_TYPE_ERROR, "khatri_rao: dtype %s is not supported",
+                      mpg_dtype_name(call->outputs[0].desc.dtype));
   }
 }

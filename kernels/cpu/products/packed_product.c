@@ -1,4 +1,5 @@
-/* Dense layers for prediction: the weight comes in the layout that oneDNN's matmul wants. Without oneDNN, the weight as it was. */
+/* Dense layers for prediction: the weight comes in the layout that oneDNN's matmul wants. Without
+ * oneDNN, the weight as it was. */
 #include <string.h>
 
 #include "kernels/cpu/products/gemm.h"
@@ -11,17 +12,23 @@ typedef struct building {
 } building;
 
 #ifdef MPG_WITH_ONEDNN
-static bool plain(const mpg_onednn *dnnl, dnnl_memory_desc_t *desc, int64_t rows, int64_t columns, dnnl_format_tag_t tag) {
-  return dnnl->memory_desc_create_with_tag(desc, 2, (dnnl_dims_t){rows, columns}, dnnl_f32, tag) == dnnl_success;
+static bool plain(const mpg_onednn *dnnl, dnnl_memory_desc_t *desc, int64_t rows, int64_t columns,
+                  dnnl_format_tag_t tag) {
+  return dnnl->memory_desc_create_with_tag(desc, 2, (dnnl_dims_t){rows, columns}, dnnl_f32, tag) ==
+         dnnl_success;
 }
 
-static dnnl_primitive_desc_t choose(const mpg_onednn *dnnl, const mpg_packing *packing, dnnl_memory_desc_t *weight) {
+static dnnl_primitive_desc_t choose(const mpg_onednn *dnnl, const mpg_packing *packing,
+                                    dnnl_memory_desc_t *weight) {
   const building *b = (const building *)packing;
   dnnl_primitive_desc_t desc = NULL;
   dnnl_memory_desc_t data = NULL, any = NULL, out = NULL, bias = NULL;
-  bool good = plain(dnnl, &data, b->m, b->k, dnnl_ab) && plain(dnnl, weight, b->k, b->n, dnnl_ba) && plain(dnnl, &any, b->k, b->n, dnnl_format_tag_any) &&
-              plain(dnnl, &out, b->m, b->n, dnnl_ab) && (!b->bias || plain(dnnl, &bias, 1, b->n, dnnl_ab)) &&
-              dnnl->matmul_primitive_desc_create(&desc, dnnl->engine, data, any, bias, out, mpg_cpu_onednn_attributes(dnnl)) == dnnl_success;
+  bool good = plain(dnnl, &data, b->m, b->k, dnnl_ab) && plain(dnnl, weight, b->k, b->n, dnnl_ba) &&
+              plain(dnnl, &any, b->k, b->n, dnnl_format_tag_any) &&
+              plain(dnnl, &out, b->m, b->n, dnnl_ab) &&
+              (!b->bias || plain(dnnl, &bias, 1, b->n, dnnl_ab)) &&
+              dnnl->matmul_primitive_desc_create(&desc, dnnl->engine, data, any, bias, out,
+                                                 mpg_cpu_onednn_attributes(dnnl)) == dnnl_success;
   dnnl_memory_desc_t all[] = {data, any, out, bias};
   for (int i = 0; i < 4; i++)
     if (all[i]) dnnl->memory_desc_destroy(all[i]);
@@ -31,27 +38,35 @@ static dnnl_primitive_desc_t choose(const mpg_onednn *dnnl, const mpg_packing *p
 /* Slots: data, packed weight, out, bias. */
 static bool build_product(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared, void *context) {
   const building *b = context;
-  static const dnnl_query_t queries[4] = {dnnl_query_src_md, dnnl_query_weights_md, dnnl_query_dst_md, dnnl_query_weights_md};
+  static const dnnl_query_t queries[4] = {dnnl_query_src_md, dnnl_query_weights_md,
+                                          dnnl_query_dst_md, dnnl_query_weights_md};
   dnnl_memory_desc_t weight = NULL;
   dnnl_primitive_desc_t desc = choose(dnnl, &b->packing, &weight);
   int slots[4], count = b->bias ? 4 : 3;
   if (weight) dnnl->memory_desc_destroy(weight);
   if (!desc) return false;
   for (int i = 0; i < count; i++)
-    if (!mpg_cpu_onednn_outer(dnnl, prepared, dnnl->primitive_desc_query_md(desc, queries[i], i == 3), &slots[i])) {
+    if (!mpg_cpu_onednn_outer(dnnl, prepared,
+                              dnnl->primitive_desc_query_md(desc, queries[i], i == 3), &slots[i])) {
       dnnl->primitive_desc_destroy(desc);
       return false;
     }
   return mpg_cpu_onednn_step(dnnl, prepared, desc, count, /* takes desc over */
-                             (const int[][2]){{DNNL_ARG_SRC, slots[0]}, {DNNL_ARG_WEIGHTS, slots[1]}, {DNNL_ARG_DST, slots[2]}, {DNNL_ARG_BIAS, slots[count - 1]}});
+                             (const int[][2]){{DNNL_ARG_SRC, slots[0]},
+                                              {DNNL_ARG_WEIGHTS, slots[1]},
+                                              {DNNL_ARG_DST, slots[2]},
+                                              {DNNL_ARG_BIAS, slots[count - 1]}});
 }
 #endif
 
 static building building_of(int64_t m, int64_t n, int64_t k, bool bias) {
   building b = {.m = m, .n = n, .k = k, .bias = bias};
 #ifdef MPG_WITH_ONEDNN
-  b.packing = (mpg_packing){.key = {.count = 4, .values = {m, n, k, bias}}, .pack = MPG_ONEDNN_PACK_MATMUL, .run = MPG_ONEDNN_PACKED_MATMUL,
-                            .choose = choose, .build = build_product};
+  b.packing = (mpg_packing){.key = {.count = 4, .values = {m, n, k, bias}},
+                            .pack = MPG_ONEDNN_PACK_MATMUL,
+                            .run = MPG_ONEDNN_PACKED_MATMUL,
+                            .choose = choose,
+                            .build = build_product};
 #endif
   return b;
 }
@@ -71,7 +86,9 @@ MPG_CPU_KERNEL(packed_fully_connected) {
   if (m == 0) return MPG_OK;
   int64_t k = mpg_shape_size(&data->desc.shape) / m;
   if (!head->packed) { /* by the kernel of the plain op */
-    mpg_view inputs[3] = {*data, {mpg_packed_contents(call->inputs[1].data), {{.ndim = 2, .dims = {n, k}}, MPG_FLOAT32}}};
+    mpg_view inputs[3] = {
+        *data,
+        {mpg_packed_contents(call->inputs[1].data), {{.ndim = 2, .dims = {n, k}}, MPG_FLOAT32}}};
     if (!p->no_bias) inputs[2] = call->inputs[2];
     mpg_kernel_call plain = *call;
     plain.op = mpg_op_get(MPG_OP_FullyConnected);
@@ -79,5 +96,7 @@ MPG_CPU_KERNEL(packed_fully_connected) {
     return mpg_kernel_get(call->device, plain.op)(&plain);
   }
   building b = building_of(m, n, k, !p->no_bias);
-  return mpg_cpu_packed_run(call, &b.packing, (void *[]){data->data, NULL, out->data, b.bias ? call->inputs[2].data : NULL});
+  return mpg_cpu_packed_run(
+      call, &b.packing,
+      (void *[]){data->data, NULL, out->data, b.bias ? call->inputs[2].data : NULL});
 }

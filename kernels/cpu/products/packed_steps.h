@@ -1,10 +1,13 @@
-/* Products of a few rows with one matrix that stays the same over many steps: C[m x n] (+)= A[m x k] * B[k x n], with B packed
- * once into panels. Included by rnn_layers.h with T, NAME(x) and the vectors of lanes.h defined.
+/* Products of a few rows with one matrix that stays the same over many steps: C[m x n] (+)= A[m x
+ * k] * B[k x n], with B packed once into panels. Included by rnn_layers.h with T, NAME(x) and the
+ * vectors of lanes.h defined.
  *
- * B's columns are taken in vectors of LANES. They may form G groups of `width` columns (the gates of a recurrent layer): then vector
- * v holds columns of group v % G, so that one panel has all that a cell needs, and the cell can follow at once while
- * the panel's part of C is in the cache. A panel is at most PANEL vectors wide and packed as [k][vectors of the panel][LANES].
- * Every element of C is summed over k in ascending order, one fused step each: its bits do not depend on panels or threads.
+ * B's columns are taken in vectors of LANES. They may form G groups of `width` columns (the gates
+ * of a recurrent layer): then vector v holds columns of group v % G, so that one panel has all that
+ * a cell needs, and the cell can follow at once while the panel's part of C is in the cache. A
+ * panel is at most PANEL vectors wide and packed as [k][vectors of the panel][LANES]. Every element
+ * of C is summed over k in ascending order, one fused step each: its bits do not depend on panels
+ * or threads.
  */
 
 #ifdef __AVX512F__
@@ -12,10 +15,13 @@ enum { NAME(STEP_ROWS) = 6 };
 #else
 enum { NAME(STEP_ROWS) = 2 };
 #endif
-enum { NAME(PANEL) = 4, NAME(STEP_DEPTH) = 96 }; /* 96 rows of a panel and of A fit the smallest first-level caches */
+enum {
+  NAME(PANEL) = 4,
+  NAME(STEP_DEPTH) = 96
+}; /* 96 rows of a panel and of A fit the smallest first-level caches */
 
 typedef struct NAME(packed) {
-  int64_t k, width;         /* rows; columns of a group */
+  int64_t k, width; /* rows; columns of a group */
   int groups;
   int64_t vectors, panels;
   T *data;
@@ -35,11 +41,16 @@ static NAME(packed) NAME(packed_shape)(int64_t k, int64_t width, int groups, int
   return b;
 }
 
-static size_t NAME(packed_bytes)(const NAME(packed) * b) { return (size_t)(b->k * b->vectors * LANES) * sizeof(T); }
+static size_t NAME(packed_bytes)(const NAME(packed) * b) {
+  return (size_t)(b->k * b->vectors * LANES) * sizeof(T);
+}
 
-static int64_t NAME(first_vector)(const NAME(packed) * b, int64_t panel) { return panel * b->vectors / b->panels; }
+static int64_t NAME(first_vector)(const NAME(packed) * b, int64_t panel) {
+  return panel * b->vectors / b->panels;
+}
 /* The columns of a group that a panel has: [*begin, *end). */
-static void NAME(panel_columns)(const NAME(packed) * b, int64_t panel, int64_t *begin, int64_t *end) {
+static void NAME(panel_columns)(const NAME(packed) * b, int64_t panel, int64_t *begin,
+                                int64_t *end) {
   *begin = NAME(first_vector)(b, panel) / b->groups * LANES;
   *end = NAME(first_vector)(b, panel + 1) / b->groups * LANES;
   if (*end > b->width) *end = b->width;
@@ -63,7 +74,8 @@ static void NAME(pack_panels)(void *context, int64_t begin, int64_t end) {
   const NAME(packed) *b = p->b;
   const int64_t k = b->k, n = b->width * b->groups;
   for (int64_t panel = begin; panel < end; panel++) {
-    int64_t from = NAME(first_vector)(b, panel), to = NAME(first_vector)(b, panel + 1), stride = (to - from) * LANES;
+    int64_t from = NAME(first_vector)(b, panel), to = NAME(first_vector)(b, panel + 1),
+            stride = (to - from) * LANES;
     T *data = b->data + from * LANES * k;
     for (int64_t v = from; v < to; v++, data += LANES) {
       int valid;
@@ -95,31 +107,31 @@ static void NAME(pack_panels)(void *context, int64_t begin, int64_t end) {
   }
 }
 
-static void NAME(pack)(const mpg_kernel_call *call, const NAME(packed) * b, const T *source, bool transposed) {
+static void NAME(pack)(const mpg_kernel_call *call, const NAME(packed) * b, const T *source,
+                       bool transposed) {
   NAME(packing) p = {b, source, transposed};
   mpg_cpu_parallel_for(call, b->panels, 1 + 16384 / (b->k * LANES), NAME(pack_panels), &p);
 }
 
 /* `rows` rows of C with a panel `width` vectors wide, over k rows of it. */
-static inline __attribute__((always_inline)) void NAME(step_tile)(const int rows, const int width, int64_t k, const T *a, int64_t lda,
-                                                                  const T *b, const T *ahead, T *const *c, int64_t ldc, const int *valid,
-                                                                  bool first) {
+static inline __attribute__((always_inline)) void NAME(step_tile)(
+    const int rows, const int width, int64_t k, const T *a, int64_t lda, const T *b, const T *ahead,
+    T *const *c, int64_t ldc, const int *valid, bool first) {
   V sum[NAME(STEP_ROWS)][NAME(PANEL)];
   MPG_UNROLL(8)
-  for (int r = 0; r < rows; r++)
-    MPG_UNROLL(8)
-    for (int v = 0; v < width; v++) {
-      const T *from = c[v] + r * ldc;
-      if (first) {
-        sum[r][v] = V_SET(0);
-      } else if (__builtin_expect(valid[v] == LANES, 1)) {
-        sum[r][v] = V_LOAD(from);
-      } else {
-        T part[LANES] = {0};
-        memcpy(part, from, (size_t)valid[v] * sizeof(T));
-        sum[r][v] = V_LOAD(part);
-      }
+  for (int r = 0; r < rows; r++) MPG_UNROLL(8)
+  for (int v = 0; v < width; v++) {
+    const T *from = c[v] + r * ldc;
+    if (first) {
+      sum[r][v] = V_SET(0);
+    } else if (__builtin_expect(valid[v] == LANES, 1)) {
+      sum[r][v] = V_LOAD(from);
+    } else {
+      T part[LANES] = {0};
+      memcpy(part, from, (size_t)valid[v] * sizeof(T));
+      sum[r][v] = V_LOAD(part);
     }
+  }
   for (int64_t p = 0; p < k; p++) {
     V row[NAME(PANEL)];
     MPG_UNROLL(8)
@@ -135,24 +147,24 @@ static inline __attribute__((always_inline)) void NAME(step_tile)(const int rows
     }
   }
   MPG_UNROLL(8)
-  for (int r = 0; r < rows; r++)
-    MPG_UNROLL(8)
-    for (int v = 0; v < width; v++) {
-      T *to = c[v] + r * ldc;
-      if (__builtin_expect(valid[v] == LANES, 1)) {
-        V_STORE(to, sum[r][v]);
-      } else {
-        T part[LANES];
-        V_STORE(part, sum[r][v]);
-        memcpy(to, part, (size_t)valid[v] * sizeof(T));
-      }
+  for (int r = 0; r < rows; r++) MPG_UNROLL(8)
+  for (int v = 0; v < width; v++) {
+    T *to = c[v] + r * ldc;
+    if (__builtin_expect(valid[v] == LANES, 1)) {
+      V_STORE(to, sum[r][v]);
+    } else {
+      T part[LANES];
+      V_STORE(part, sum[r][v]);
+      memcpy(to, part, (size_t)valid[v] * sizeof(T));
     }
+  }
 }
 
-#define STEP_TILE(ROWS, WIDTH) \
-  static void NAME(step_##ROWS##x##WIDTH)(int64_t k, const T *a, int64_t lda, const T *b, const T *ahead, T *const *c, int64_t ldc, \
-                                          const int *valid, bool first) {                                            \
-    NAME(step_tile)(ROWS, WIDTH, k, a, lda, b, ahead, c, ldc, valid, first);                                                \
+#define STEP_TILE(ROWS, WIDTH)                                                            \
+  static void NAME(step_##ROWS##x##WIDTH)(int64_t k, const T *a, int64_t lda, const T *b, \
+                                          const T *ahead, T *const *c, int64_t ldc,       \
+                                          const int *valid, bool first) {                 \
+    NAME(step_tile)(ROWS, WIDTH, k, a, lda, b, ahead, c, ldc, valid, first);              \
   }
 #define STEP_TILES(ROWS) STEP_TILE(ROWS, 1) STEP_TILE(ROWS, 2) STEP_TILE(ROWS, 3) STEP_TILE(ROWS, 4)
 STEP_TILES(1)
@@ -166,9 +178,10 @@ STEP_TILES(6)
 #undef STEP_TILES
 #undef STEP_TILE
 
-typedef void (*NAME(step_fn))(int64_t k, const T *a, int64_t lda, const T *b, const T *ahead, T *const *c, int64_t ldc, const int *valid,
-                              bool first);
-#define STEP_ROW(ROWS) {NAME(step_##ROWS##x1), NAME(step_##ROWS##x2), NAME(step_##ROWS##x3), NAME(step_##ROWS##x4)}
+typedef void (*NAME(step_fn))(int64_t k, const T *a, int64_t lda, const T *b, const T *ahead,
+                              T *const *c, int64_t ldc, const int *valid, bool first);
+#define STEP_ROW(ROWS) \
+  {NAME(step_##ROWS##x1), NAME(step_##ROWS##x2), NAME(step_##ROWS##x3), NAME(step_##ROWS##x4)}
 static const NAME(step_fn) NAME(step_fns)[NAME(STEP_ROWS)][NAME(PANEL)] = {
     STEP_ROW(1), STEP_ROW(2),
 #ifdef __AVX512F__
@@ -178,7 +191,8 @@ static const NAME(step_fn) NAME(step_fns)[NAME(STEP_ROWS)][NAME(PANEL)] = {
 #undef STEP_ROW
 
 /* C's columns of one panel; C is [m x groups * width] with row stride ldc. add: C is added to. */
-static void NAME(panel_product)(const NAME(packed) * b, int64_t panel, int64_t m, const T *a, int64_t lda, T *c, int64_t ldc, bool add) {
+static void NAME(panel_product)(const NAME(packed) * b, int64_t panel, int64_t m, const T *a,
+                                int64_t lda, T *c, int64_t ldc, bool add) {
   int64_t from = NAME(first_vector)(b, panel), to = NAME(first_vector)(b, panel + 1);
   int width = (int)(to - from), valid[NAME(PANEL)];
   int64_t column[NAME(PANEL)];
@@ -192,7 +206,9 @@ static void NAME(panel_product)(const NAME(packed) * b, int64_t panel, int64_t m
       int64_t row = i * m / blocks, count = (i + 1) * m / blocks - row;
       T *target[NAME(PANEL)];
       for (int v = 0; v < width; v++) target[v] = c + row * ldc + column[v];
-      NAME(step_fns)[count - 1][width - 1](depth, a + row * lda + p, lda, rows, ahead + i * depth * line, target, ldc, valid, p == 0 && !add);
+      NAME(step_fns)
+      [count - 1][width - 1](depth, a + row *lda + p, lda, rows, ahead + i *depth *line, target,
+                             ldc, valid, p == 0 &&!add);
     }
   }
 }

@@ -13,9 +13,12 @@ bool mpg_cpu_build_pack(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared, v
   dnnl_memory_desc_t plain = NULL;
   int from, to;
   dnnl_primitive_desc_t desc = packing->choose(dnnl, packing, &plain);
-  const_dnnl_memory_desc_t theirs = desc ? dnnl->primitive_desc_query_md(desc, dnnl_query_weights_md, 0) : NULL;
-  bool good = theirs && dnnl->memory_desc_get_size(theirs) <= packing->room && mpg_cpu_onednn_outer(dnnl, prepared, plain, &from) &&
-              mpg_cpu_onednn_outer(dnnl, prepared, theirs, &to) && mpg_cpu_onednn_reorder(dnnl, prepared, plain, from, theirs, to);
+  const_dnnl_memory_desc_t theirs =
+      desc ? dnnl->primitive_desc_query_md(desc, dnnl_query_weights_md, 0) : NULL;
+  bool good = theirs && dnnl->memory_desc_get_size(theirs) <= packing->room &&
+              mpg_cpu_onednn_outer(dnnl, prepared, plain, &from) &&
+              mpg_cpu_onednn_outer(dnnl, prepared, theirs, &to) &&
+              mpg_cpu_onednn_reorder(dnnl, prepared, plain, from, theirs, to);
   if (good) prepared->offset[1] = mpg_align_up(dnnl->memory_desc_get_size(theirs), 64);
   if (desc) dnnl->primitive_desc_destroy(desc);
   if (plain) dnnl->memory_desc_destroy(plain);
@@ -36,9 +39,11 @@ static bool build_run(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared, voi
   return fits && packing->build(dnnl, prepared, context);
 }
 
-static mpg_status run(const mpg_kernel_call *call, const mpg_onednn_prepared *prepared, void *const *outer) {
+static mpg_status run(const mpg_kernel_call *call, const mpg_onednn_prepared *prepared,
+                      void *const *outer) {
   void *scratch = NULL;
-  if (prepared->scratch && !(scratch = mpg_device_scratch(call->device, prepared->scratch))) return MPG_DEVICE_OUT_OF_MEMORY;
+  if (prepared->scratch && !(scratch = mpg_device_scratch(call->device, prepared->scratch)))
+    return MPG_DEVICE_OUT_OF_MEMORY;
   return mpg_cpu_onednn_run(call, prepared, outer, scratch);
 }
 #endif
@@ -54,7 +59,8 @@ mpg_status mpg_cpu_pack(const mpg_kernel_call *call, mpg_packing *packing) {
   if (packing) {
     packing->room = size - MPG_PACKED_HEADER * sizeof(float);
     packing->key.kind = packing->pack;
-    const mpg_onednn_prepared *prepared = mpg_cpu_onednn_find(call, &packing->key, mpg_cpu_build_pack, packing);
+    const mpg_onednn_prepared *prepared =
+        mpg_cpu_onednn_find(call, &packing->key, mpg_cpu_build_pack, packing);
     if (prepared) {
       head->packed = 1;
       return run(call, prepared, (void *const[]){weight->data, contents});

@@ -8,7 +8,7 @@
 #include "base/library.h"
 #include "base/memory.h"
 
-/* --- The library ---------------------------------------------------------------------------------------------------- */
+/* --- The library ------------------------------------------------------------------------------ */
 static mpg_onednn onednn_functions;
 static dnnl_primitive_attr_t onednn_attributes;
 static bool onednn_available;
@@ -17,14 +17,15 @@ static pthread_once_t onednn_loaded = PTHREAD_ONCE_INIT;
 static void load(void) {
   const mpg_library *library = mpg_library_get(MPG_LIBRARY_ONEDNN);
   if (!library->handle) return;
-#define LOAD(name)                                                                     \
-  *(void **)&onednn_functions.name = mpg_library_symbol(library, "dnnl_" #name);              \
+#define LOAD(name)                                                               \
+  *(void **)&onednn_functions.name = mpg_library_symbol(library, "dnnl_" #name); \
   if (!onednn_functions.name) return;
   MPG_ONEDNN_FUNCTIONS(LOAD)
 #undef LOAD
   if (onednn_functions.engine_create(&onednn_functions.engine, dnnl_cpu, 0) != dnnl_success) return;
   if (onednn_functions.primitive_attr_create(&onednn_attributes) != dnnl_success) return;
-  onednn_available = onednn_functions.primitive_attr_set_scratchpad_mode(onednn_attributes, dnnl_scratchpad_mode_user) == dnnl_success;
+  onednn_available = onednn_functions.primitive_attr_set_scratchpad_mode(
+                         onednn_attributes, dnnl_scratchpad_mode_user) == dnnl_success;
 }
 
 const mpg_onednn *mpg_cpu_onednn(void) {
@@ -37,7 +38,7 @@ const_dnnl_primitive_attr_t mpg_cpu_onednn_attributes(const mpg_onednn *dnnl) {
   return onednn_attributes;
 }
 
-/* --- The cache of a device ------------------------------------------------------------------------------------------ */
+/* --- The cache of a device -------------------------------------------------------------------- */
 enum { CACHE_SIZE = 256, TABLE_SIZE = 512 };
 typedef struct cache {
   dnnl_stream_t stream;
@@ -61,8 +62,10 @@ static bool same_key(const mpg_onednn_key *a, const mpg_onednn_key *b) {
 }
 
 static void destroy_prepared(mpg_onednn_prepared *prepared) {
-  for (int i = 0; i < prepared->num_steps; i++) onednn_functions.primitive_destroy(prepared->steps[i].primitive);
-  for (int i = 0; i < prepared->num_slots; i++) onednn_functions.memory_destroy(prepared->memory[i]);
+  for (int i = 0; i < prepared->num_steps; i++)
+    onednn_functions.primitive_destroy(prepared->steps[i].primitive);
+  for (int i = 0; i < prepared->num_slots; i++)
+    onednn_functions.memory_destroy(prepared->memory[i]);
   mpg_free(prepared);
 }
 
@@ -78,17 +81,23 @@ static void free_cache(void *opaque) {
 }
 
 static void unlink_use(cache *c, mpg_onednn_prepared *p) {
-  if (p->newer) p->newer->older = p->older;
-  else c->newest = p->older;
-  if (p->older) p->older->newer = p->newer;
-  else c->oldest = p->newer;
+  if (p->newer)
+    p->newer->older = p->older;
+  else
+    c->newest = p->older;
+  if (p->older)
+    p->older->newer = p->newer;
+  else
+    c->oldest = p->newer;
 }
 
 static void make_newest(cache *c, mpg_onednn_prepared *p) {
   p->newer = NULL;
   p->older = c->newest;
-  if (c->newest) c->newest->newer = p;
-  else c->oldest = p;
+  if (c->newest)
+    c->newest->newer = p;
+  else
+    c->oldest = p;
   c->newest = p;
 }
 
@@ -114,7 +123,8 @@ static cache *device_cache(const mpg_onednn *dnnl, mpg_device *device) {
   return c;
 }
 
-const mpg_onednn_prepared *mpg_cpu_onednn_find(const mpg_kernel_call *call, mpg_onednn_key *key, mpg_onednn_build build, void *context) {
+const mpg_onednn_prepared *mpg_cpu_onednn_find(const mpg_kernel_call *call, mpg_onednn_key *key,
+                                               mpg_onednn_build build, void *context) {
   const mpg_onednn *dnnl = mpg_cpu_onednn();
   cache *c = dnnl ? device_cache(dnnl, call->device) : NULL;
   if (!c) return NULL;
@@ -149,70 +159,87 @@ const mpg_onednn_prepared *mpg_cpu_onednn_find(const mpg_kernel_call *call, mpg_
   return built ? p : NULL;
 }
 
-mpg_status mpg_cpu_onednn_run(const mpg_kernel_call *call, const mpg_onednn_prepared *prepared, void *const *outer, void *scratch) {
+mpg_status mpg_cpu_onednn_run(const mpg_kernel_call *call, const mpg_onednn_prepared *prepared,
+                              void *const *outer, void *scratch) {
   const mpg_onednn *dnnl = mpg_cpu_onednn();
   cache *c = call->device->kernel_cache;
   dnnl_status_t status = dnnl_success;
   for (int i = 0; i < prepared->num_slots && status == dnnl_success; i++)
-    status = dnnl->memory_set_data_handle(prepared->memory[i],
-                                          i < prepared->num_outer ? outer[i] : (char *)scratch + prepared->offset[i]);
+    status = dnnl->memory_set_data_handle(
+        prepared->memory[i],
+        i < prepared->num_outer ? outer[i] : (char *)scratch + prepared->offset[i]);
   int before = mpg_onednn_threads_begin(call);
   for (int i = 0; i < prepared->num_steps && status == dnnl_success; i++)
-    status = dnnl->primitive_execute(prepared->steps[i].primitive, c->stream, prepared->steps[i].num_args, prepared->steps[i].args);
+    status = dnnl->primitive_execute(prepared->steps[i].primitive, c->stream,
+                                     prepared->steps[i].num_args, prepared->steps[i].args);
   mpg_onednn_threads_end(call, before);
   if (status == dnnl_success) return MPG_OK;
-  if (status == dnnl_out_of_memory) return mpg_fail(MPG_HOST_OUT_OF_MEMORY, "%s: out of memory in oneDNN", call->op->name);
+  if (status == dnnl_out_of_memory)
+    return mpg_fail(MPG_HOST_OUT_OF_MEMORY, "%s: out of memory in oneDNN", call->op->name);
   return mpg_fail(MPG_ERROR, "%s: oneDNN failed with status %d", call->op->name, (int)status);
 }
 
-/* --- Building ------------------------------------------------------------------------------------------------------- */
-static bool add_slot(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared, const_dnnl_memory_desc_t desc, int *slot) {
+/* --- Building --------------------------------------------------------------------------------- */
+static bool add_slot(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared,
+                     const_dnnl_memory_desc_t desc, int *slot) {
   MPG_ASSERT(prepared->num_slots < MPG_ONEDNN_SLOTS);
-  if (dnnl->memory_create(&prepared->memory[prepared->num_slots], desc, dnnl->engine, DNNL_MEMORY_NONE) != dnnl_success) return false;
+  if (dnnl->memory_create(&prepared->memory[prepared->num_slots], desc, dnnl->engine,
+                          DNNL_MEMORY_NONE) != dnnl_success)
+    return false;
   *slot = prepared->num_slots++;
   return true;
 }
 
-bool mpg_cpu_onednn_outer(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared, const_dnnl_memory_desc_t desc, int *slot) {
+bool mpg_cpu_onednn_outer(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared,
+                          const_dnnl_memory_desc_t desc, int *slot) {
   MPG_ASSERT(prepared->num_outer == prepared->num_slots);
   if (!add_slot(dnnl, prepared, desc, slot)) return false;
   prepared->num_outer++;
   return true;
 }
 
-bool mpg_cpu_onednn_inner(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared, const_dnnl_memory_desc_t desc, int *slot) {
+bool mpg_cpu_onednn_inner(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared,
+                          const_dnnl_memory_desc_t desc, int *slot) {
   if (!add_slot(dnnl, prepared, desc, slot)) return false;
   prepared->offset[*slot] = prepared->scratch;
   prepared->scratch += mpg_align_up(dnnl->memory_desc_get_size(desc), 64);
   return true;
 }
 
-bool mpg_cpu_onednn_step(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared, dnnl_primitive_desc_t desc, int num_args,
-                         const int (*args)[2]) {
+bool mpg_cpu_onednn_step(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared,
+                         dnnl_primitive_desc_t desc, int num_args, const int (*args)[2]) {
   MPG_ASSERT(prepared->num_steps < MPG_ONEDNN_STEPS && num_args < MPG_ONEDNN_ARGS);
   mpg_onednn_step *step = &prepared->steps[prepared->num_steps];
   bool good = dnnl->primitive_create(&step->primitive, desc) == dnnl_success;
   if (good) prepared->num_steps++;
-  for (int i = 0; i < num_args; i++) step->args[i] = (dnnl_exec_arg_t){args[i][0], prepared->memory[args[i][1]]};
+  for (int i = 0; i < num_args; i++)
+    step->args[i] = (dnnl_exec_arg_t){args[i][0], prepared->memory[args[i][1]]};
   step->num_args = num_args;
-  const_dnnl_memory_desc_t scratch = dnnl->primitive_desc_query_md(desc, dnnl_query_scratchpad_md, 0);
+  const_dnnl_memory_desc_t scratch =
+      dnnl->primitive_desc_query_md(desc, dnnl_query_scratchpad_md, 0);
   if (good && scratch && dnnl->memory_desc_get_size(scratch)) {
     int slot;
     good = mpg_cpu_onednn_inner(dnnl, prepared, scratch, &slot);
-    if (good) step->args[step->num_args++] = (dnnl_exec_arg_t){DNNL_ARG_SCRATCHPAD, prepared->memory[slot]};
+    if (good)
+      step->args[step->num_args++] = (dnnl_exec_arg_t){DNNL_ARG_SCRATCHPAD, prepared->memory[slot]};
   }
   dnnl->primitive_desc_destroy(desc);
   return good;
 }
 
-bool mpg_cpu_onednn_reorder(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared, const_dnnl_memory_desc_t from, int from_slot,
+bool mpg_cpu_onednn_reorder(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared,
+                            const_dnnl_memory_desc_t from, int from_slot,
                             const_dnnl_memory_desc_t to, int to_slot) {
   dnnl_primitive_desc_t desc;
-  if (dnnl->reorder_primitive_desc_create(&desc, from, dnnl->engine, to, dnnl->engine, onednn_attributes) != dnnl_success) return false;
-  return mpg_cpu_onednn_step(dnnl, prepared, desc, 2, (const int[][2]){{DNNL_ARG_FROM, from_slot}, {DNNL_ARG_TO, to_slot}});
+  if (dnnl->reorder_primitive_desc_create(&desc, from, dnnl->engine, to, dnnl->engine,
+                                          onednn_attributes) != dnnl_success)
+    return false;
+  return mpg_cpu_onednn_step(dnnl, prepared, desc, 2,
+                             (const int[][2]){{DNNL_ARG_FROM, from_slot}, {DNNL_ARG_TO, to_slot}});
 }
 
-/* The worker's OpenMP setting is right already; this is for work run inline, which must leave the host's setting alone. */
+/* The worker's OpenMP setting is right already; this is for work run inline, which must leave the
+ * host's setting alone. */
 int mpg_onednn_threads_begin(const mpg_kernel_call *call) {
   int before = omp_get_max_threads();
   if (before != call->num_threads) omp_set_num_threads(call->num_threads);

@@ -12,11 +12,14 @@ static pthread_once_t openblas_loaded = PTHREAD_ONCE_INIT;
 
 /* The functions of one dtype, in the order of their struct; false when one is missing. */
 static bool load_functions(const mpg_library *library, char letter, void *functions) {
-  static const char *const formats[] = {"scipy_cblas_%cgemm", "scipy_cblas_%ctrmm", "scipy_cblas_%ctrsm", "scipy_cblas_%csyrk",
-                                        "scipy_%cpotrf_",     "scipy_%cpotri_",     "scipy_%cgeqrf_",     "scipy_%corgqr_",
-                                        "scipy_%csyevd_",     "scipy_%cgetrf_",     "scipy_%cgetri_"};
-  _Static_assert(sizeof formats / sizeof *formats * sizeof(void *) == sizeof(mpg_openblas_f32), "one name for each function");
-  _Static_assert(sizeof(mpg_openblas_f32) == sizeof(mpg_openblas_f64), "the same functions for both dtypes");
+  static const char *const formats[] = {
+      "scipy_cblas_%cgemm", "scipy_cblas_%ctrmm", "scipy_cblas_%ctrsm", "scipy_cblas_%csyrk",
+      "scipy_%cpotrf_",     "scipy_%cpotri_",     "scipy_%cgeqrf_",     "scipy_%corgqr_",
+      "scipy_%csyevd_",     "scipy_%cgetrf_",     "scipy_%cgetri_"};
+  _Static_assert(sizeof formats / sizeof *formats * sizeof(void *) == sizeof(mpg_openblas_f32),
+                 "one name for each function");
+  _Static_assert(sizeof(mpg_openblas_f32) == sizeof(mpg_openblas_f64),
+                 "the same functions for both dtypes");
   for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
     char name[32];
     snprintf(name, sizeof name, formats[i], letter);
@@ -30,7 +33,8 @@ static bool load_functions(const mpg_library *library, char letter, void *functi
 static void load(void) {
   const mpg_library *library = mpg_library_get(MPG_LIBRARY_OPENBLAS);
   if (!library->handle) return;
-  void (*set_num_threads)(int) = (void (*)(int))mpg_library_symbol(library, "scipy_openblas_set_num_threads");
+  void (*set_num_threads)(int) =
+      (void (*)(int))mpg_library_symbol(library, "scipy_openblas_set_num_threads");
   if (!set_num_threads || !load_functions(library, 's', &openblas_functions.f32) ||
       !load_functions(library, 'd', &openblas_functions.f64))
     return;

@@ -7,27 +7,40 @@
 #include "kernels/cpu/cpu.h"
 
 /* CBLAS with 32-bit integers. */
-enum { MPG_BLAS_ROWS = 101, MPG_BLAS_PLAIN = 111, MPG_BLAS_TRANSPOSED = 112, MPG_BLAS_UPPER = 121, MPG_BLAS_LOWER = 122,
-       MPG_BLAS_ANY_DIAGONAL = 131, MPG_BLAS_LEFT = 141, MPG_BLAS_RIGHT = 142 };
+enum {
+  MPG_BLAS_ROWS = 101,
+  MPG_BLAS_PLAIN = 111,
+  MPG_BLAS_TRANSPOSED = 112,
+  MPG_BLAS_UPPER = 121,
+  MPG_BLAS_LOWER = 122,
+  MPG_BLAS_ANY_DIAGONAL = 131,
+  MPG_BLAS_LEFT = 141,
+  MPG_BLAS_RIGHT = 142
+};
 
-/* What there is for one dtype. LAPACK's functions are Fortran's: column-major, by reference, and the lengths of texts behind
- * all else. */
-#define MPG_OPENBLAS_OF(T)                                                                                                               \
-  void (*gemm)(int order, int transpose_a, int transpose_b, int m, int n, int k, T alpha, const T *a, int lda, const T *b, int ldb,      \
-               T beta, T *c, int ldc);                                                                                                   \
-  void (*trmm)(int order, int side, int triangle, int transpose, int diagonal, int m, int n, T alpha, const T *a, int lda, T *b,         \
-               int ldb);                                                                                                                 \
-  void (*trsm)(int order, int side, int triangle, int transpose, int diagonal, int m, int n, T alpha, const T *a, int lda, T *b,         \
-               int ldb);                                                                                                                 \
-  void (*syrk)(int order, int triangle, int transpose, int n, int k, T alpha, const T *a, int lda, T beta, T *c, int ldc);               \
-  void (*potrf)(const char *triangle, const int *n, T *a, const int *lda, int *info, size_t);                                            \
-  void (*potri)(const char *triangle, const int *n, T *a, const int *lda, int *info, size_t);                                            \
-  void (*geqrf)(const int *m, const int *n, T *a, const int *lda, T *tau, T *work, const int *work_size, int *info);                     \
-  void (*orgqr)(const int *m, const int *n, const int *k, T *a, const int *lda, const T *tau, T *work, const int *work_size, int *info); \
-  void (*syevd)(const char *vectors, const char *triangle, const int *n, T *a, const int *lda, T *values, T *work,                       \
-                const int *work_size, int *places, const int *places_size, int *info, size_t, size_t);                                   \
-  void (*getrf)(const int *m, const int *n, T *a, const int *lda, int *pivots, int *info);                                               \
-  void (*getri)(const int *n, T *a, const int *lda, const int *pivots, T *work, const int *work_size, int *info);
+/* What there is for one dtype. LAPACK's functions are Fortran's: column-major, by reference, and
+ * the lengths of texts behind all else. */
+#define MPG_OPENBLAS_OF(T)                                                                         \
+  void (*gemm)(int order, int transpose_a, int transpose_b, int m, int n, int k, T alpha,          \
+               const T *a, int lda, const T *b, int ldb, T beta, T *c, int ldc);                   \
+  void (*trmm)(int order, int side, int triangle, int transpose, int diagonal, int m, int n,       \
+               T alpha, const T *a, int lda, T *b, int ldb);                                       \
+  void (*trsm)(int order, int side, int triangle, int transpose, int diagonal, int m, int n,       \
+               T alpha, const T *a, int lda, T *b, int ldb);                                       \
+  void (*syrk)(int order, int triangle, int transpose, int n, int k, T alpha, const T *a, int lda, \
+               T beta, T *c, int ldc);                                                             \
+  void (*potrf)(const char *triangle, const int *n, T *a, const int *lda, int *info, size_t);      \
+  void (*potri)(const char *triangle, const int *n, T *a, const int *lda, int *info, size_t);      \
+  void (*geqrf)(const int *m, const int *n, T *a, const int *lda, T *tau, T *work,                 \
+                const int *work_size, int *info);                                                  \
+  void (*orgqr)(const int *m, const int *n, const int *k, T *a, const int *lda, const T *tau,      \
+                T *work, const int *work_size, int *info);                                         \
+  void (*syevd)(const char *vectors, const char *triangle, const int *n, T *a, const int *lda,     \
+                T *values, T *work, const int *work_size, int *places, const int *places_size,     \
+                int *info, size_t, size_t);                                                        \
+  void (*getrf)(const int *m, const int *n, T *a, const int *lda, int *pivots, int *info);         \
+  void (*getri)(const int *n, T *a, const int *lda, const int *pivots, T *work,                    \
+                const int *work_size, int *info);
 
 typedef struct mpg_openblas_f32 {
   MPG_OPENBLAS_OF(float)
@@ -43,6 +56,7 @@ typedef struct mpg_openblas {
 } mpg_openblas;
 
 #define mpg_cpu_openblas MPG_CPU_NAME(openblas)
-const mpg_openblas *mpg_cpu_openblas(void); /* NULL: not there, or turned off by MPGLUON_OPENBLAS=0 */
+const mpg_openblas *mpg_cpu_openblas(
+    void); /* NULL: not there, or turned off by MPGLUON_OPENBLAS=0 */
 
 #endif

@@ -16,7 +16,10 @@ mpg_status fill(const mpg_kernel_call *call, double value) {
   if (!count) return MPG_OK;
   mpg_store_any(out->desc.dtype, &element, 0, value);
   if (!element) return mpg_cuda_zero(call, out);
-  MPG_CUDA_SIZE(size, T, return mpg_cuda_launch(call, fill_kernel<T>, mpg_cuda_blocks(count, 4 * MPG_CUDA_THREADS), MPG_CUDA_THREADS, 0, (T *)out->data, (T)element, count));
+  MPG_CUDA_SIZE(
+      size, T,
+      return mpg_cuda_launch(call, fill_kernel<T>, mpg_cuda_blocks(count, 4 * MPG_CUDA_THREADS),
+                             MPG_CUDA_THREADS, 0, (T *)out->data, (T)element, count));
   return MPG_OK;
 }
 
@@ -27,7 +30,8 @@ __global__ void eye_kernel(mpg_dtype dtype, void *out, int64_t rows, int64_t col
   if (j >= 0 && j < columns) mpg_store_any(dtype, out, i * columns + j, 1.0);
 }
 
-/* value = start + (i / repeat) * step, computed in double, or in int64_t where the dtype is an integer and so are both. */
+/* value = start + (i / repeat) * step, computed in double, or in int64_t where the dtype is an
+ * integer and so are both. */
 struct range {
   mpg_dtype dtype;
   double start, step;
@@ -43,15 +47,18 @@ __global__ void range_kernel(range r, void *out, int64_t count) {
   if (r.exact && i == count - 1)
     mpg_store_any(r.dtype, out, i, r.last);
   else if (r.whole)
-    mpg_store_any(r.dtype, out, i, (int64_t)((uint64_t)(int64_t)r.start + (uint64_t)k * (uint64_t)(int64_t)r.step));
+    mpg_store_any(r.dtype, out, i,
+                  (int64_t)((uint64_t)(int64_t)r.start + (uint64_t)k * (uint64_t)(int64_t)r.step));
   else
     mpg_store_any(r.dtype, out, i, r.start + (double)k * r.step);
 }
 
 mpg_status launch_range(const mpg_kernel_call *call, range r) {
   int64_t count = count_of(&call->outputs[0]);
-  r.whole = !mpg_dtype_is_float(r.dtype) && r.start == (double)(int64_t)r.start && r.step == (double)(int64_t)r.step;
-  return mpg_cuda_launch(call, range_kernel, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0, r, call->outputs[0].data, count);
+  r.whole = !mpg_dtype_is_float(r.dtype) && r.start == (double)(int64_t)r.start &&
+            r.step == (double)(int64_t)r.step;
+  return mpg_cuda_launch(call, range_kernel, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0, r,
+                         call->outputs[0].data, count);
 }
 
 template <class T, class S>
@@ -59,7 +66,8 @@ __global__ void cast_kernel(const S *in, T *out, int64_t count) {
   for (int64_t i = MPG_CUDA_INDEX; i < count; i += MPG_CUDA_STRIDE) out[i] = mpg_to<T>(in[i]);
 }
 
-__global__ void cast_any_kernel(mpg_dtype from, const void *in, mpg_dtype to, void *out, int64_t count) {
+__global__ void cast_any_kernel(mpg_dtype from, const void *in, mpg_dtype to, void *out,
+                                int64_t count) {
   int64_t i = MPG_CUDA_INDEX;
   if (i >= count) return;
   if (from == MPG_FLOAT64)
@@ -73,19 +81,26 @@ __global__ void cast_any_kernel(mpg_dtype from, const void *in, mpg_dtype to, vo
 }
 
 template <class T, class S>
-mpg_status launch_cast(const mpg_kernel_call *call, const mpg_view *in, const mpg_view *out, int64_t count) {
-  return mpg_cuda_launch(call, cast_kernel<T, S>, mpg_cuda_blocks(count, 4 * MPG_CUDA_THREADS), MPG_CUDA_THREADS, 0, (const S *)in->data, (T *)out->data, count);
+mpg_status launch_cast(const mpg_kernel_call *call, const mpg_view *in, const mpg_view *out,
+                       int64_t count) {
+  return mpg_cuda_launch(call, cast_kernel<T, S>, mpg_cuda_blocks(count, 4 * MPG_CUDA_THREADS),
+                         MPG_CUDA_THREADS, 0, (const S *)in->data, (T *)out->data, count);
 }
 
 mpg_status cast(const mpg_kernel_call *call, const mpg_view *in, const mpg_view *out) {
   mpg_dtype from = in->desc.dtype, to = out->desc.dtype;
   int64_t count = count_of(in);
   if (from == to) return mpg_cuda_copy(call, in, out);
-  if (from == MPG_FLOAT32 && to == MPG_FLOAT16) return launch_cast<mpg_half, float>(call, in, out, count);
-  if (from == MPG_FLOAT32 && to == MPG_BFLOAT16) return launch_cast<mpg_bfloat16, float>(call, in, out, count);
-  if (from == MPG_FLOAT16 && to == MPG_FLOAT32) return launch_cast<float, mpg_half>(call, in, out, count);
-  if (from == MPG_BFLOAT16 && to == MPG_FLOAT32) return launch_cast<float, mpg_bfloat16>(call, in, out, count);
-  return mpg_cuda_launch(call, cast_any_kernel, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0, from, (const void *)in->data, to, out->data, count);
+  if (from == MPG_FLOAT32 && to == MPG_FLOAT16)
+    return launch_cast<mpg_half, float>(call, in, out, count);
+  if (from == MPG_FLOAT32 && to == MPG_BFLOAT16)
+    return launch_cast<mpg_bfloat16, float>(call, in, out, count);
+  if (from == MPG_FLOAT16 && to == MPG_FLOAT32)
+    return launch_cast<float, mpg_half>(call, in, out, count);
+  if (from == MPG_BFLOAT16 && to == MPG_FLOAT32)
+    return launch_cast<float, mpg_bfloat16>(call, in, out, count);
+  return mpg_cuda_launch(call, cast_any_kernel, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0, from,
+                         (const void *)in->data, to, out->data, count);
 }
 
 } // namespace
@@ -93,8 +108,10 @@ mpg_status cast(const mpg_kernel_call *call, const mpg_view *in, const mpg_view 
 MPG_CUDA_KERNEL(full) {
   switch (call->op->id) {
     case MPG_OP__full: return fill(call, ((const mpg_full_params *)call->params)->value);
-    case MPG_OP__full_like: return fill(call, ((const mpg_full_like_params *)call->params)->fill_value);
-    case MPG_OP__ones: case MPG_OP_ones_like: return fill(call, 1);
+    case MPG_OP__full_like:
+      return fill(call, ((const mpg_full_like_params *)call->params)->fill_value);
+    case MPG_OP__ones:
+    case MPG_OP_ones_like: return fill(call, 1);
     default: return fill(call, 0);
   }
 }
@@ -105,7 +122,8 @@ MPG_CUDA_KERNEL(eye) {
   int64_t rows = desc->shape.dims[0], columns = desc->shape.dims[1];
   MPG_TRY(fill(call, 0));
   if (params->k <= -rows || params->k >= columns) return MPG_OK;
-  return mpg_cuda_launch(call, eye_kernel, mpg_cuda_blocks(rows), MPG_CUDA_THREADS, 0, desc->dtype, call->outputs[0].data, rows, columns, params->k);
+  return mpg_cuda_launch(call, eye_kernel, mpg_cuda_blocks(rows), MPG_CUDA_THREADS, 0, desc->dtype,
+                         call->outputs[0].data, rows, columns, params->k);
 }
 
 MPG_CUDA_KERNEL(arange) {
@@ -123,7 +141,8 @@ MPG_CUDA_KERNEL(arange) {
     r.step = params->step;
     r.repeat = params->repeat;
   }
-  if (mpg_dtype_is_integer(r.dtype)) { /* as in MXNet and NumPy: the numbers are converted first, then counted with */
+  if (mpg_dtype_is_integer(r.dtype)) { /* as in MXNet and NumPy: the numbers are converted first,
+                                          then counted with */
     r.start = trunc(r.start);
     r.step = trunc(r.step);
   }
@@ -134,8 +153,14 @@ MPG_CUDA_KERNEL(linspace) {
   const mpg_linspace_params *params = (const mpg_linspace_params *)call->params;
   const mpg_view *out = &call->outputs[0];
   int64_t count = count_of(out), gaps = params->endpoint ? count - 1 : count;
-  range r = {out->desc.dtype, params->start, gaps > 0 ? (params->stop - params->start) / (double)gaps : 0, 1, count > 0 ? count : 1,
-             params->stop, params->endpoint && count > 1, false};
+  range r = {out->desc.dtype,
+             params->start,
+             gaps > 0 ? (params->stop - params->start) / (double)gaps : 0,
+             1,
+             count > 0 ? count : 1,
+             params->stop,
+             params->endpoint && count > 1,
+             false};
   return launch_range(call, r);
 }
 
@@ -144,6 +169,7 @@ MPG_CUDA_KERNEL(cast) { return cast(call, &call->inputs[0], &call->outputs[0]); 
 MPG_CUDA_KERNEL(identity) { return cast(call, &call->inputs[0], &call->outputs[0]); }
 
 MPG_CUDA_KERNEL(amp_multicast) {
-  for (int i = 0; i < call->num_outputs; i++) MPG_TRY(cast(call, &call->inputs[i], &call->outputs[i]));
+  for (int i = 0; i < call->num_outputs; i++)
+    MPG_TRY(cast(call, &call->inputs[i], &call->outputs[i]));
   return MPG_OK;
 }

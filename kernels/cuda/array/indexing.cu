@@ -1,7 +1,9 @@
-/* Gathering and scattering. Indices are first made safe positions (in scratch memory); then items are moved, as wide as alignment allows.
+/* Gathering and scattering. Indices are first made safe positions (in scratch memory); then items
+ * are moved, as wide as alignment allows.
  *
- * Sums are taken in the order of the indices: positions are sorted (stably), and a thread adds up the rows of one position. Of equal
- * positions that are written, the last one counts. An index that is refused raises an alarm, and counts as one at the end of its dimension.
+ * Sums are taken in the order of the indices: positions are sorted (stably), and a thread adds up
+ * the rows of one position. Of equal positions that are written, the last one counts. An index that
+ * is refused raises an alarm, and counts as one at the end of its dimension.
  */
 #include <string.h>
 
@@ -14,9 +16,10 @@ namespace {
 
 enum { MODE_CLIP, MODE_RAISE, MODE_WRAP }; /* take's words; pick has clip and wrap */
 
-/* --- Safe positions ------------------------------------------------------------------------------------------------------------ */
+/* --- Safe positions --------------------------------------------------------------------------- */
 
-__global__ void positions_kernel(mpg_untyped indices, int64_t count, int64_t size, int mode, int64_t *positions, unsigned long long *bad) {
+__global__ void positions_kernel(mpg_untyped indices, int64_t count, int64_t size, int mode,
+                                 int64_t *positions, unsigned long long *bad) {
   int64_t i = MPG_CUDA_INDEX;
   if (i >= count) return;
   int64_t index = mpg_cuda_index_at(indices, i);
@@ -29,7 +32,8 @@ struct dims {
   int count;
 };
 
-__global__ void positions_nd_kernel(mpg_untyped indices, int64_t count, dims shape, int64_t *positions, unsigned long long *bad) {
+__global__ void positions_nd_kernel(mpg_untyped indices, int64_t count, dims shape,
+                                    int64_t *positions, unsigned long long *bad) {
   int64_t i = MPG_CUDA_INDEX, position = 0;
   if (i >= count) return;
   for (int d = 0; d < shape.count; d++) {
@@ -42,25 +46,35 @@ __global__ void positions_nd_kernel(mpg_untyped indices, int64_t count, dims sha
 }
 
 /* `sizes`: of the dimension that each `per` indices are for. */
-__global__ void refuse_kernel(mpg_cuda_alarm alarm, const unsigned long long *bad, mpg_untyped indices, dims sizes, int64_t per, bool negative) {
+__global__ void refuse_kernel(mpg_cuda_alarm alarm, const unsigned long long *bad,
+                              mpg_untyped indices, dims sizes, int64_t per, bool negative) {
   if (*bad == MPG_CUDA_NONE) return;
   int64_t size = sizes.values[(int64_t)*bad / per];
   alarm.raise(mpg_cuda_index_at(indices, (int64_t)*bad), size, negative ? -size : 0, size - 1);
 }
 
-/* A dimension of no elements: there is nothing that could be read instead, so it is refused at once. */
+/* A dimension of no elements: there is nothing that could be read instead, so it is refused at
+ * once. */
 mpg_status refuse_empty(const mpg_kernel_call *call) {
-  return mpg_fail(MPG_INDEX_ERROR, "%s: every index is out of range for a dimension of size 0", call->op->name);
+  return mpg_fail(MPG_INDEX_ERROR, "%s: every index is out of range for a dimension of size 0",
+                  call->op->name);
 }
 
-mpg_status refuse(const mpg_kernel_call *call, const unsigned long long *bad, const mpg_view *indices, const dims &sizes, int64_t per, bool negative) {
+mpg_status refuse(const mpg_kernel_call *call, const unsigned long long *bad,
+                  const mpg_view *indices, const dims &sizes, int64_t per, bool negative) {
   mpg_cuda_alarm alarm;
-  MPG_TRY(mpg_cuda_alarm_make(call, MPG_INDEX_ERROR, "%s: index %lld is out of range for a dimension of size %lld (%lld to %lld are valid)", &alarm));
-  return mpg_cuda_launch(call, refuse_kernel, 1, 1, 0, alarm, bad, mpg_untyped_view(indices), sizes, per, negative);
+  MPG_TRY(mpg_cuda_alarm_make(
+      call, MPG_INDEX_ERROR,
+      "%s: index %lld is out of range for a dimension of size %lld (%lld to %lld are valid)",
+      &alarm));
+  return mpg_cuda_launch(call, refuse_kernel, 1, 1, 0, alarm, bad, mpg_untyped_view(indices), sizes,
+                         per, negative);
 }
 
-/* All indices as positions in [0, size), in scratch memory (`extra` more bytes follow, at *more, 64-byte aligned). */
-mpg_status resolve(const mpg_kernel_call *call, const mpg_view *indices, int64_t size, int mode, size_t extra, int64_t **positions, char **more) {
+/* All indices as positions in [0, size), in scratch memory (`extra` more bytes follow, at *more,
+ * 64-byte aligned). */
+mpg_status resolve(const mpg_kernel_call *call, const mpg_view *indices, int64_t size, int mode,
+                   size_t extra, int64_t **positions, char **more) {
   int64_t count = count_of(indices);
   size_t bytes = mpg_align_up((size_t)count * sizeof(int64_t), 64);
   char *scratch = (char *)mpg_device_scratch(call->device, 64 + bytes + extra);
@@ -71,14 +85,16 @@ mpg_status resolve(const mpg_kernel_call *call, const mpg_view *indices, int64_t
   if (!count) return MPG_OK;
   if (mode == MODE_RAISE && size == 0) return refuse_empty(call);
   if (mode == MODE_RAISE) MPG_TRY(mpg_cuda_nothing_wrong(call, bad));
-  MPG_TRY(mpg_cuda_launch(call, positions_kernel, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0, mpg_untyped_view(indices), count, size, mode, *positions, bad));
+  MPG_TRY(mpg_cuda_launch(call, positions_kernel, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0,
+                          mpg_untyped_view(indices), count, size, mode, *positions, bad));
   dims sizes = {{size}, 1};
   return mode == MODE_RAISE ? refuse(call, bad, indices, sizes, count, false) : MPG_OK;
 }
 
 /* Columns of indices into an array of `shape` as row numbers; *inner: elements a row. */
-mpg_status resolve_nd(const mpg_kernel_call *call, const mpg_view *indices, const mpg_shape *shape, size_t extra, int64_t **positions, int64_t *count,
-                      int64_t *inner, char **more) {
+mpg_status resolve_nd(const mpg_kernel_call *call, const mpg_view *indices, const mpg_shape *shape,
+                      size_t extra, int64_t **positions, int64_t *count, int64_t *inner,
+                      char **more) {
   dims sizes = {};
   sizes.count = (int)indices->desc.shape.dims[0];
   for (int d = 0; d < sizes.count; d++) sizes.values[d] = shape->dims[d];
@@ -94,45 +110,54 @@ mpg_status resolve_nd(const mpg_kernel_call *call, const mpg_view *indices, cons
   for (int d = 0; d < sizes.count; d++)
     if (sizes.values[d] == 0) return refuse_empty(call);
   MPG_TRY(mpg_cuda_nothing_wrong(call, bad));
-  MPG_TRY(mpg_cuda_launch(call, positions_nd_kernel, mpg_cuda_blocks(*count), MPG_CUDA_THREADS, 0, mpg_untyped_view(indices), *count, sizes, *positions, bad));
+  MPG_TRY(mpg_cuda_launch(call, positions_nd_kernel, mpg_cuda_blocks(*count), MPG_CUDA_THREADS, 0,
+                          mpg_untyped_view(indices), *count, sizes, *positions, bad));
   return refuse(call, bad, indices, sizes, *count, true);
 }
 
-/* --- Rows at positions ------------------------------------------------------------------------------------------------------- */
+/* --- Rows at positions ------------------------------------------------------------------------ */
 
-struct alignas(16) item16 { uint64_t words[2]; };
+struct alignas(16) item16 {
+  uint64_t words[2];
+};
 
 /* The widest item (up to 16 bytes) that divides both addresses and the bytes of a row. */
 size_t widest(const void *a, const void *b, size_t bytes) {
   uint64_t bits = (uint64_t)(uintptr_t)a | (uint64_t)(uintptr_t)b | bytes | 16;
   return (size_t)(bits & -bits);
 }
-#define BY_WIDTH(width, T, ...)                  \
-  if ((width) == 16) {                           \
-    typedef item16 T;                            \
-    __VA_ARGS__;                                 \
-  } else                                         \
+#define BY_WIDTH(width, T, ...) \
+  if ((width) == 16) {          \
+    typedef item16 T;           \
+    __VA_ARGS__;                \
+  } else                        \
     MPG_CUDA_SIZE(width, T, __VA_ARGS__)
 
 /* out (before, count, items) = in (before, length, items) at positions[count]. */
 template <class T>
-__global__ void gather_kernel(const T *in, T *out, const int64_t *positions, int64_t before, int64_t count, int64_t length, int64_t items) {
+__global__ void gather_kernel(const T *in, T *out, const int64_t *positions, int64_t before,
+                              int64_t count, int64_t length, int64_t items) {
   for (int64_t i = MPG_CUDA_INDEX; i < before * count * items; i += MPG_CUDA_STRIDE) {
     int64_t row = i / items;
     out[i] = in[(row / count * length + positions[row % count]) * items + i % items];
   }
 }
 
-mpg_status gather_rows(const mpg_kernel_call *call, const void *in, void *out, const int64_t *positions, int64_t before, int64_t count, int64_t length, size_t bytes) {
+mpg_status gather_rows(const mpg_kernel_call *call, const void *in, void *out,
+                       const int64_t *positions, int64_t before, int64_t count, int64_t length,
+                       size_t bytes) {
   if (!bytes) return MPG_OK;
   size_t width = widest(in, out, bytes);
   int64_t items = (int64_t)(bytes / width);
-  BY_WIDTH(width, T, return mpg_cuda_launch(call, gather_kernel<T>, mpg_cuda_blocks(before * count * items), MPG_CUDA_THREADS, 0, (const T *)in, (T *)out, positions,
-                                            before, count, length, items));
+  BY_WIDTH(width, T,
+           return mpg_cuda_launch(call, gather_kernel<T>, mpg_cuda_blocks(before * count * items),
+                                  MPG_CUDA_THREADS, 0, (const T *)in, (T *)out, positions, before,
+                                  count, length, items));
   return MPG_OK;
 }
 
-mpg_status gather(const mpg_kernel_call *call, const mpg_view *a, const mpg_view *indices, int64_t axis_param, int mode) {
+mpg_status gather(const mpg_kernel_call *call, const mpg_view *a, const mpg_view *indices,
+                  int64_t axis_param, int mode) {
   const mpg_view *out = &call->outputs[0];
   const mpg_shape *shape = &a->desc.shape;
   int axis = axis_of(axis_param, shape->ndim);
@@ -140,23 +165,28 @@ mpg_status gather(const mpg_kernel_call *call, const mpg_view *a, const mpg_view
   if (count_of(indices) == 0) return MPG_OK;
   MPG_TRY(resolve(call, indices, shape->dims[axis], mode, 0, &positions, NULL));
   if (count_of(out) == 0) return MPG_OK;
-  return gather_rows(call, a->data, out->data, positions, mpg_shape_product(shape, 0, axis), count_of(indices), shape->dims[axis],
+  return gather_rows(call, a->data, out->data, positions, mpg_shape_product(shape, 0, axis),
+                     count_of(indices), shape->dims[axis],
                      (size_t)mpg_shape_product(shape, axis + 1, shape->ndim) * item_of(a));
 }
 
-/* --- Adding rows at positions --------------------------------------------------------------------------------------------------- */
+/* --- Adding rows at positions ----------------------------------------------------------------- */
 
-__global__ void keys_kernel(const int64_t *positions, int64_t count, uint64_t *keys, int32_t *order) {
+__global__ void keys_kernel(const int64_t *positions, int64_t count, uint64_t *keys,
+                            int32_t *order) {
   int64_t i = MPG_CUDA_INDEX;
   if (i >= count) return;
   keys[i] = (uint64_t)positions[i];
   order[i] = (int32_t)i;
 }
 
-/* Sorted place i begins a run of equal keys: its threads (along x) add up the run's rows, in order. A block has one row of threads a place. */
+/* Sorted place i begins a run of equal keys: its threads (along x) add up the run's rows, in order.
+ * A block has one row of threads a place. */
 template <class T, class C>
-__global__ void add_runs_kernel(const T *in, T *out, const uint64_t *keys, const int32_t *order, int64_t before, int64_t count, int64_t length, int64_t after) {
-  for (int64_t place = (int64_t)blockIdx.x * blockDim.y + threadIdx.y; place < count; place += (int64_t)gridDim.x * blockDim.y) {
+__global__ void add_runs_kernel(const T *in, T *out, const uint64_t *keys, const int32_t *order,
+                                int64_t before, int64_t count, int64_t length, int64_t after) {
+  for (int64_t place = (int64_t)blockIdx.x * blockDim.y + threadIdx.y; place < count;
+       place += (int64_t)gridDim.x * blockDim.y) {
     uint64_t key = keys[place];
     if (place > 0 && keys[place - 1] == key) continue;
     int64_t end = place + 1;
@@ -164,14 +194,16 @@ __global__ void add_runs_kernel(const T *in, T *out, const uint64_t *keys, const
     for (int64_t column = threadIdx.x; column < before * after; column += blockDim.x) {
       int64_t b = column / after, c = column % after;
       C sum = 0;
-      for (int64_t k = place; k < end; k++) sum += mpg_to<C>(in[(b * count + order[k]) * after + c]);
+      for (int64_t k = place; k < end; k++)
+        sum += mpg_to<C>(in[(b * count + order[k]) * after + c]);
       out[(b * length + (int64_t)key) * after + c] = mpg_to<T>(sum);
     }
   }
 }
 
 /* Rows by their random keys (kernels/cpu/math/random.c). */
-__global__ void shuffle_keys_kernel(mpg_cuda_key given, int64_t count, uint64_t *keys, int32_t *order) {
+__global__ void shuffle_keys_kernel(mpg_cuda_key given, int64_t count, uint64_t *keys,
+                                    int32_t *order) {
   int64_t i = MPG_CUDA_INDEX;
   if (i >= count) return;
   mpg_random_key key = given.read();
@@ -186,26 +218,37 @@ __global__ void order_kernel(const int32_t *order, int64_t count, int64_t *posit
   if (i < count) positions[i] = order[i];
 }
 
-size_t add_bytes(int64_t count) { return mpg_align_up((size_t)count * sizeof(uint64_t), 64) * 2 + mpg_align_up((size_t)count * sizeof(int32_t), 64) * 2 + mpg_cuda_sort_bytes(count); }
+size_t add_bytes(int64_t count) {
+  return mpg_align_up((size_t)count * sizeof(uint64_t), 64) * 2 +
+         mpg_align_up((size_t)count * sizeof(int32_t), 64) * 2 + mpg_cuda_sort_bytes(count);
+}
 
-/* out (before, length, after) = sum of the rows of in (before, count, after) at their positions. memory: add_bytes(count). */
-mpg_status scatter_add(const mpg_kernel_call *call, const mpg_view *in, const mpg_view *out, const int64_t *positions, int64_t before, int64_t count, int64_t length,
+/* out (before, length, after) = sum of the rows of in (before, count, after) at their positions.
+ * memory: add_bytes(count). */
+mpg_status scatter_add(const mpg_kernel_call *call, const mpg_view *in, const mpg_view *out,
+                       const int64_t *positions, int64_t before, int64_t count, int64_t length,
                        int64_t after, char *memory) {
   MPG_TRY(mpg_cuda_zero(call, out));
   if (count_of(out) == 0 || count == 0 || after == 0) return MPG_OK;
-  if (count > INT32_MAX) return mpg_fail(MPG_NOT_IMPLEMENTED, "%s: more than 2^31 indices on a GPU", call->op->name);
-  size_t key_bytes = mpg_align_up((size_t)count * sizeof(uint64_t), 64), order_bytes = mpg_align_up((size_t)count * sizeof(int32_t), 64);
+  if (count > INT32_MAX)
+    return mpg_fail(MPG_NOT_IMPLEMENTED, "%s: more than 2^31 indices on a GPU", call->op->name);
+  size_t key_bytes = mpg_align_up((size_t)count * sizeof(uint64_t), 64),
+         order_bytes = mpg_align_up((size_t)count * sizeof(int32_t), 64);
   uint64_t *keys[2] = {(uint64_t *)memory, (uint64_t *)(memory + key_bytes)};
-  int32_t *order[2] = {(int32_t *)(memory + 2 * key_bytes), (int32_t *)(memory + 2 * key_bytes + order_bytes)};
+  int32_t *order[2] = {(int32_t *)(memory + 2 * key_bytes),
+                       (int32_t *)(memory + 2 * key_bytes + order_bytes)};
   int bits = 0, side;
   while (bits < 62 && length > (int64_t)1 << bits) bits++;
-  MPG_TRY(mpg_cuda_launch(call, keys_kernel, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0, positions, count, keys[0], order[0]));
-  MPG_TRY(mpg_cuda_sort(call, keys, order, count, bits, memory + 2 * key_bytes + 2 * order_bytes, &side));
+  MPG_TRY(mpg_cuda_launch(call, keys_kernel, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0, positions,
+                          count, keys[0], order[0]));
+  MPG_TRY(mpg_cuda_sort(call, keys, order, count, bits, memory + 2 * key_bytes + 2 * order_bytes,
+                        &side));
   unsigned width = before * after >= 128 ? 128 : before * after >= 32 ? 32 : 8;
   dim3 block(width, MPG_CUDA_THREADS / width);
   unsigned blocks = mpg_cuda_blocks(count, block.y);
-#define ADD(T, C)                                                                                                                                   \
-  return mpg_cuda_launch(call, add_runs_kernel<T, C>, blocks, block, 0, (const T *)in->data, (T *)out->data, (const uint64_t *)keys[side], \
+#define ADD(T, C)                                                                            \
+  return mpg_cuda_launch(call, add_runs_kernel<T, C>, blocks, block, 0, (const T *)in->data, \
+                         (T *)out->data, (const uint64_t *)keys[side],                       \
                          (const int32_t *)order[side], before, count, length, after)
   switch (in->desc.dtype) {
     case MPG_FLOAT32: ADD(float, float);
@@ -219,83 +262,110 @@ mpg_status scatter_add(const mpg_kernel_call *call, const mpg_view *in, const mp
 #undef ADD
 }
 
-/* --- Writing rows at positions: the last of equal ones stays ------------------------------------------------------------------------ */
+/* --- Writing rows at positions: the last of equal ones stays ---------------------------------- */
 
-__global__ void winners_kernel(const int64_t *positions, int64_t count, unsigned long long *winners) {
+__global__ void winners_kernel(const int64_t *positions, int64_t count,
+                               unsigned long long *winners) {
   int64_t i = MPG_CUDA_INDEX;
   if (i < count) atomicMax(&winners[positions[i]], (unsigned long long)i + 1);
 }
 
 template <class T>
-__global__ void put_kernel(const T *values, T *out, const int64_t *positions, const unsigned long long *winners, int64_t count, int64_t items) {
+__global__ void put_kernel(const T *values, T *out, const int64_t *positions,
+                           const unsigned long long *winners, int64_t count, int64_t items) {
   for (int64_t i = MPG_CUDA_INDEX; i < count * items; i += MPG_CUDA_STRIDE) {
     int64_t row = i / items;
-    if (winners[positions[row]] == (unsigned long long)row + 1) out[positions[row] * items + i % items] = values[i];
+    if (winners[positions[row]] == (unsigned long long)row + 1)
+      out[positions[row] * items + i % items] = values[i];
   }
 }
 
 /* `rows` of out may be written; memory: put_bytes(rows). */
-size_t put_bytes(int64_t rows) { return mpg_align_up((size_t)rows * sizeof(unsigned long long), 64); }
-mpg_status put_rows(const mpg_kernel_call *call, const void *values, void *out, const int64_t *positions, int64_t count, int64_t rows, size_t bytes, char *memory) {
+size_t put_bytes(int64_t rows) {
+  return mpg_align_up((size_t)rows * sizeof(unsigned long long), 64);
+}
+mpg_status put_rows(const mpg_kernel_call *call, const void *values, void *out,
+                    const int64_t *positions, int64_t count, int64_t rows, size_t bytes,
+                    char *memory) {
   if (!count || !bytes) return MPG_OK;
   unsigned long long *winners = (unsigned long long *)memory;
   MPG_TRY(mpg_cuda_zero(call, winners, (size_t)rows * sizeof *winners));
-  MPG_TRY(mpg_cuda_launch(call, winners_kernel, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0, positions, count, winners));
+  MPG_TRY(mpg_cuda_launch(call, winners_kernel, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0,
+                          positions, count, winners));
   size_t width = widest(values, out, bytes);
   int64_t items = (int64_t)(bytes / width);
-  BY_WIDTH(width, T, return mpg_cuda_launch(call, put_kernel<T>, mpg_cuda_blocks(count * items), MPG_CUDA_THREADS, 0, (const T *)values, (T *)out, positions,
-                                            (const unsigned long long *)winners, count, items));
+  BY_WIDTH(width, T,
+           return mpg_cuda_launch(call, put_kernel<T>, mpg_cuda_blocks(count * items),
+                                  MPG_CUDA_THREADS, 0, (const T *)values, (T *)out, positions,
+                                  (const unsigned long long *)winners, count, items));
   return MPG_OK;
 }
 
 /* In the order of the indices. */
-mpg_status scatter_rows(const mpg_kernel_call *call, const mpg_view *values, const mpg_view *indices) {
+mpg_status scatter_rows(const mpg_kernel_call *call, const mpg_view *values,
+                        const mpg_view *indices) {
   const mpg_view *out = &call->outputs[0];
   int depth = (int)indices->desc.shape.dims[0];
   int64_t *positions, count, inner, rows = mpg_shape_product(&out->desc.shape, 0, depth);
   char *memory;
-  MPG_TRY(resolve_nd(call, indices, &out->desc.shape, put_bytes(rows), &positions, &count, &inner, &memory));
-  return put_rows(call, values->data, out->data, positions, count, rows, (size_t)inner * item_of(out), memory);
+  MPG_TRY(resolve_nd(call, indices, &out->desc.shape, put_bytes(rows), &positions, &count, &inner,
+                     &memory));
+  return put_rows(call, values->data, out->data, positions, count, rows,
+                  (size_t)inner * item_of(out), memory);
 }
 
-/* --- One element a position --------------------------------------------------------------------------------------------------------- */
+/* --- One element a position ------------------------------------------------------------------- */
 
 template <class T>
-__global__ void pick_kernel(T *many, T *one, mpg_untyped index, int64_t count, int64_t length, int64_t after, bool wrap, bool put) {
+__global__ void pick_kernel(T *many, T *one, mpg_untyped index, int64_t count, int64_t length,
+                            int64_t after, bool wrap, bool put) {
   int64_t i = MPG_CUDA_INDEX;
   if (i >= count) return;
   int64_t k = mpg_cuda_index_at(index, i);
   k = wrap ? mpg_index_wrap(k, length) : mpg_index_clip(k, length);
   T *element = many + (i / after * length + k) * after + i % after;
-  if (put) *element = one[i];
-  else one[i] = *element;
+  if (put)
+    *element = one[i];
+  else
+    one[i] = *element;
 }
 
-mpg_status picks(const mpg_kernel_call *call, const mpg_view *many, const mpg_view *one, const mpg_view *index, int64_t axis_param, bool wrap, bool put) {
+mpg_status picks(const mpg_kernel_call *call, const mpg_view *many, const mpg_view *one,
+                 const mpg_view *index, int64_t axis_param, bool wrap, bool put) {
   const mpg_shape *shape = &many->desc.shape;
   int axis = axis_of(axis_param, shape->ndim);
-  int64_t length = shape->dims[axis], after = mpg_shape_product(shape, axis + 1, shape->ndim), count = length > 0 ? count_of(index) : 0;
-  MPG_CUDA_SIZE(item_of(many), T, return mpg_cuda_launch(call, pick_kernel<T>, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0, (T *)many->data, (T *)one->data,
-                                                         mpg_untyped_view(index), count, length, after, wrap, put));
+  int64_t length = shape->dims[axis], after = mpg_shape_product(shape, axis + 1, shape->ndim),
+          count = length > 0 ? count_of(index) : 0;
+  MPG_CUDA_SIZE(item_of(many), T,
+                return mpg_cuda_launch(call, pick_kernel<T>, mpg_cuda_blocks(count),
+                                       MPG_CUDA_THREADS, 0, (T *)many->data, (T *)one->data,
+                                       mpg_untyped_view(index), count, length, after, wrap, put));
   return MPG_OK;
 }
 
 template <class T>
-__global__ void one_hot_kernel(mpg_untyped indices, T *out, int64_t count, int64_t depth, T on, T off) {
-  for (int64_t i = MPG_CUDA_INDEX; i < count * depth; i += MPG_CUDA_STRIDE) out[i] = mpg_cuda_index_at(indices, i / depth) == i % depth ? on : off;
+__global__ void one_hot_kernel(mpg_untyped indices, T *out, int64_t count, int64_t depth, T on,
+                               T off) {
+  for (int64_t i = MPG_CUDA_INDEX; i < count * depth; i += MPG_CUDA_STRIDE)
+    out[i] = mpg_cuda_index_at(indices, i / depth) == i % depth ? on : off;
 }
 
 /* `items` to a condition. */
 template <class T>
-__global__ void where_kernel(mpg_untyped condition, const T *x, const T *y, T *out, int64_t count, int64_t items) {
-  for (int64_t i = MPG_CUDA_INDEX; i < count; i += MPG_CUDA_STRIDE) out[i] = condition.load<double>(i / items) != 0 ? x[i] : y[i];
+__global__ void where_kernel(mpg_untyped condition, const T *x, const T *y, T *out, int64_t count,
+                             int64_t items) {
+  for (int64_t i = MPG_CUDA_INDEX; i < count; i += MPG_CUDA_STRIDE)
+    out[i] = condition.load<double>(i / items) != 0 ? x[i] : y[i];
 }
 
 __global__ void ravel_kernel(mpg_untyped in, mpg_untyped out, int64_t count, dims shape) {
   int64_t i = MPG_CUDA_INDEX;
   if (i >= count) return;
-  uint64_t position = 0; /* wraps around instead of overflowing, for indices that lie outside the shape */
-  for (int d = 0; d < shape.count; d++) position = position * (uint64_t)shape.values[d] + (uint64_t)mpg_cuda_index_at(in, d * count + i);
+  uint64_t position =
+      0; /* wraps around instead of overflowing, for indices that lie outside the shape */
+  for (int d = 0; d < shape.count; d++)
+    position =
+        position * (uint64_t)shape.values[d] + (uint64_t)mpg_cuda_index_at(in, d * count + i);
   out.store(i, (int64_t)position);
 }
 
@@ -320,14 +390,17 @@ dims dims_of(const mpg_tuple *shape) {
 __global__ void index_array_kernel(int64_t *out, int64_t total, dims sizes, dims strides) {
   int64_t i = MPG_CUDA_INDEX;
   if (i >= total) return;
-  for (int j = 0; j < sizes.count; j++) out[i * sizes.count + j] = i / strides.values[j] % sizes.values[j];
+  for (int j = 0; j < sizes.count; j++)
+    out[i * sizes.count + j] = i / strides.values[j] % sizes.values[j];
 }
 
-/* --- Masks ----------------------------------------------------------------------------------------------------------------------------- */
+/* --- Masks ------------------------------------------------------------------------------------ */
 
-/* positions[k] = the k-th place where the mask is not 0, for k < count; -1 beyond. backward: positions[i] = the number of such places before i, or
- * -1 where the mask is 0 or that number reaches `count`. One block. */
-__global__ void mask_places_kernel(mpg_untyped mask, int64_t length, int64_t count, bool backward, int64_t *positions) {
+/* positions[k] = the k-th place where the mask is not 0, for k < count; -1 beyond. backward:
+ * positions[i] = the number of such places before i, or -1 where the mask is 0 or that number
+ * reaches `count`. One block. */
+__global__ void mask_places_kernel(mpg_untyped mask, int64_t length, int64_t count, bool backward,
+                                   int64_t *positions) {
   __shared__ int64_t sums[2][MPG_CUDA_THREADS];
   int64_t before = 0;
   for (int64_t begin = 0; begin < length; begin += MPG_CUDA_THREADS) {
@@ -338,7 +411,8 @@ __global__ void mask_places_kernel(mpg_untyped mask, int64_t length, int64_t cou
     __syncthreads();
     for (int reach = 1; reach < MPG_CUDA_THREADS; reach *= 2) {
       int64_t value = sums[side][threadIdx.x];
-      sums[1 - side][threadIdx.x] = (int)threadIdx.x >= reach ? value + sums[side][threadIdx.x - reach] : value;
+      sums[1 - side][threadIdx.x] =
+          (int)threadIdx.x >= reach ? value + sums[side][threadIdx.x - reach] : value;
       side = 1 - side;
       __syncthreads();
     }
@@ -354,7 +428,8 @@ __global__ void mask_places_kernel(mpg_untyped mask, int64_t length, int64_t cou
 
 /* out[i] = in[positions[i]], zeros where that is -1. */
 template <class T>
-__global__ void gather_or_zero_kernel(const T *in, T *out, const int64_t *positions, int64_t count, int64_t items) {
+__global__ void gather_or_zero_kernel(const T *in, T *out, const int64_t *positions, int64_t count,
+                                      int64_t items) {
   for (int64_t i = MPG_CUDA_INDEX; i < count * items; i += MPG_CUDA_STRIDE) {
     int64_t from = positions[i / items];
     T nothing = {};
@@ -364,16 +439,21 @@ __global__ void gather_or_zero_kernel(const T *in, T *out, const int64_t *positi
 
 mpg_status masked(const mpg_kernel_call *call, bool backward) {
   const mpg_view *in = &call->inputs[0], *mask = &call->inputs[1], *out = &call->outputs[0];
-  int64_t length = count_of(mask), known = backward ? in->desc.shape.dims[0] : out->desc.shape.dims[0], rows = backward ? length : known;
+  int64_t length = count_of(mask),
+          known = backward ? in->desc.shape.dims[0] : out->desc.shape.dims[0],
+          rows = backward ? length : known;
   size_t bytes = (size_t)mpg_shape_product(&in->desc.shape, 1, in->desc.shape.ndim) * item_of(in);
   if (!rows || !bytes) return MPG_OK;
   int64_t *positions = (int64_t *)mpg_device_scratch(call->device, (size_t)rows * sizeof(int64_t));
   if (!positions) return MPG_DEVICE_OUT_OF_MEMORY;
-  MPG_TRY(mpg_cuda_launch(call, mask_places_kernel, 1, MPG_CUDA_THREADS, 0, mpg_untyped_view(mask), length, known, backward, positions));
+  MPG_TRY(mpg_cuda_launch(call, mask_places_kernel, 1, MPG_CUDA_THREADS, 0, mpg_untyped_view(mask),
+                          length, known, backward, positions));
   size_t width = widest(in->data, out->data, bytes);
   int64_t items = (int64_t)(bytes / width);
-  BY_WIDTH(width, T, return mpg_cuda_launch(call, gather_or_zero_kernel<T>, mpg_cuda_blocks(rows * items), MPG_CUDA_THREADS, 0, (const T *)in->data, (T *)out->data,
-                                            (const int64_t *)positions, rows, items));
+  BY_WIDTH(width, T,
+           return mpg_cuda_launch(call, gather_or_zero_kernel<T>, mpg_cuda_blocks(rows * items),
+                                  MPG_CUDA_THREADS, 0, (const T *)in->data, (T *)out->data,
+                                  (const int64_t *)positions, rows, items));
   return MPG_OK;
 }
 
@@ -384,7 +464,9 @@ MPG_CUDA_KERNEL(take) {
   return gather(call, &call->inputs[0], &call->inputs[1], params->axis, params->mode);
 }
 
-MPG_CUDA_KERNEL(embedding) { return gather(call, &call->inputs[1], &call->inputs[0], 0, MODE_CLIP); }
+MPG_CUDA_KERNEL(embedding) {
+  return gather(call, &call->inputs[1], &call->inputs[0], 0, MODE_CLIP);
+}
 
 MPG_CUDA_KERNEL(take_back) {
   const mpg_take_back_params *params = (const mpg_take_back_params *)call->params;
@@ -393,22 +475,28 @@ MPG_CUDA_KERNEL(take_back) {
   int axis = axis_of(params->axis, shape->ndim);
   int64_t *positions, count = count_of(indices);
   char *memory;
-  MPG_TRY(resolve(call, indices, shape->dims[axis], params->mode, add_bytes(count), &positions, &memory));
-  return scatter_add(call, grad, out, positions, mpg_shape_product(shape, 0, axis), count, shape->dims[axis], mpg_shape_product(shape, axis + 1, shape->ndim), memory);
+  MPG_TRY(resolve(call, indices, shape->dims[axis], params->mode, add_bytes(count), &positions,
+                  &memory));
+  return scatter_add(call, grad, out, positions, mpg_shape_product(shape, 0, axis), count,
+                     shape->dims[axis], mpg_shape_product(shape, axis + 1, shape->ndim), memory);
 }
 
 MPG_CUDA_KERNEL(pick) {
   const mpg_pick_params *params = (const mpg_pick_params *)call->params;
-  return picks(call, &call->inputs[0], &call->outputs[0], &call->inputs[1], params->axis.value, params->mode == 1, false);
+  return picks(call, &call->inputs[0], &call->outputs[0], &call->inputs[1], params->axis.value,
+               params->mode == 1, false);
 }
 
 MPG_CUDA_KERNEL(pick_back) {
   const mpg_pick_back_params *params = (const mpg_pick_back_params *)call->params;
   MPG_TRY(mpg_cuda_zero(call, &call->outputs[0]));
-  return picks(call, &call->outputs[0], &call->inputs[0], &call->inputs[1], params->axis, params->mode == 1, true);
+  return picks(call, &call->outputs[0], &call->inputs[0], &call->inputs[1], params->axis,
+               params->mode == 1, true);
 }
 
-MPG_CUDA_KERNEL(batch_take) { return picks(call, &call->inputs[0], &call->outputs[0], &call->inputs[1], 1, false, false); }
+MPG_CUDA_KERNEL(batch_take) {
+  return picks(call, &call->inputs[0], &call->outputs[0], &call->inputs[1], 1, false, false);
+}
 
 MPG_CUDA_KERNEL(fill_element) {
   MPG_TRY(mpg_cuda_copy(call, &call->inputs[0], &call->outputs[0]));
@@ -419,9 +507,12 @@ MPG_CUDA_KERNEL(one_hot) {
   const mpg_one_hot_params *params = (const mpg_one_hot_params *)call->params;
   const mpg_view *indices = &call->inputs[0], *out = &call->outputs[0];
   int64_t count = count_of(indices), depth = params->depth;
-  uint64_t on = mpg_cuda_element(out->desc.dtype, params->on_value), off = mpg_cuda_element(out->desc.dtype, params->off_value);
-  MPG_CUDA_SIZE(item_of(out), T, return mpg_cuda_launch(call, one_hot_kernel<T>, mpg_cuda_blocks(count * depth), MPG_CUDA_THREADS, 0, mpg_untyped_view(indices),
-                                                        (T *)out->data, count, depth, (T)on, (T)off));
+  uint64_t on = mpg_cuda_element(out->desc.dtype, params->on_value),
+           off = mpg_cuda_element(out->desc.dtype, params->off_value);
+  MPG_CUDA_SIZE(item_of(out), T,
+                return mpg_cuda_launch(call, one_hot_kernel<T>, mpg_cuda_blocks(count * depth),
+                                       MPG_CUDA_THREADS, 0, mpg_untyped_view(indices),
+                                       (T *)out->data, count, depth, (T)on, (T)off));
   return MPG_OK;
 }
 
@@ -429,17 +520,23 @@ MPG_CUDA_KERNEL(where) {
   const mpg_view *condition = &call->inputs[0], *x = &call->inputs[1], *out = &call->outputs[0];
   int64_t total = count_of(x);
   if (!total) return MPG_OK;
-  MPG_CUDA_SIZE(item_of(x), T, return mpg_cuda_launch(call, where_kernel<T>, mpg_cuda_blocks(total, 4 * MPG_CUDA_THREADS), MPG_CUDA_THREADS, 0,
-                                                      mpg_untyped_view(condition), (const T *)x->data, (const T *)call->inputs[2].data, (T *)out->data, total,
-                                                      total / count_of(condition)));
+  MPG_CUDA_SIZE(
+      item_of(x), T,
+      return mpg_cuda_launch(call, where_kernel<T>, mpg_cuda_blocks(total, 4 * MPG_CUDA_THREADS),
+                             MPG_CUDA_THREADS, 0, mpg_untyped_view(condition), (const T *)x->data,
+                             (const T *)call->inputs[2].data, (T *)out->data, total,
+                             total / count_of(condition)));
   return MPG_OK;
 }
 
 MPG_CUDA_KERNEL(gather_nd) {
   const mpg_view *data = &call->inputs[0], *out = &call->outputs[0];
   int64_t *positions, count, inner;
-  MPG_TRY(resolve_nd(call, &call->inputs[1], &data->desc.shape, 0, &positions, &count, &inner, NULL));
-  return count_of(out) > 0 ? gather_rows(call, data->data, out->data, positions, 1, count, 0, (size_t)inner * item_of(data)) : MPG_OK;
+  MPG_TRY(
+      resolve_nd(call, &call->inputs[1], &data->desc.shape, 0, &positions, &count, &inner, NULL));
+  return count_of(out) > 0 ? gather_rows(call, data->data, out->data, positions, 1, count, 0,
+                                         (size_t)inner * item_of(data))
+                           : MPG_OK;
 }
 
 MPG_CUDA_KERNEL(scatter_nd) {
@@ -454,34 +551,42 @@ MPG_CUDA_KERNEL(scatter_set_nd) {
 
 MPG_CUDA_KERNEL(scatter_add_nd) {
   const mpg_view *values = &call->inputs[0], *indices = &call->inputs[1], *out = &call->outputs[0];
-  int64_t *positions, count, inner, rows = mpg_shape_product(&indices->desc.shape, 1, indices->desc.shape.ndim);
+  int64_t *positions, count, inner,
+      rows = mpg_shape_product(&indices->desc.shape, 1, indices->desc.shape.ndim);
   char *memory;
-  MPG_TRY(resolve_nd(call, indices, &out->desc.shape, add_bytes(rows), &positions, &count, &inner, &memory));
-  return scatter_add(call, values, out, positions, 1, count, inner > 0 ? count_of(out) / inner : 0, inner, memory);
+  MPG_TRY(resolve_nd(call, indices, &out->desc.shape, add_bytes(rows), &positions, &count, &inner,
+                     &memory));
+  return scatter_add(call, values, out, positions, 1, count, inner > 0 ? count_of(out) / inner : 0,
+                     inner, memory);
 }
 
 MPG_CUDA_KERNEL(ravel) {
   const mpg_view *in = &call->inputs[0], *out = &call->outputs[0];
   int64_t count = count_of(out);
-  return mpg_cuda_launch(call, ravel_kernel, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0, mpg_untyped_view(in), mpg_untyped_view(out), count,
+  return mpg_cuda_launch(call, ravel_kernel, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0,
+                         mpg_untyped_view(in), mpg_untyped_view(out), count,
                          dims_of(&((const mpg_index_shape_params *)call->params)->shape));
 }
 
 MPG_CUDA_KERNEL(unravel) {
   const mpg_view *in = &call->inputs[0], *out = &call->outputs[0];
   int64_t count = count_of(in);
-  return mpg_cuda_launch(call, unravel_kernel, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0, mpg_untyped_view(in), mpg_untyped_view(out), count,
+  return mpg_cuda_launch(call, unravel_kernel, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0,
+                         mpg_untyped_view(in), mpg_untyped_view(out), count,
                          dims_of(&((const mpg_index_shape_params *)call->params)->shape));
 }
 
 MPG_CUDA_KERNEL(index_copy) {
-  const mpg_view *old = &call->inputs[0], *indices = &call->inputs[1], *values = &call->inputs[2], *out = &call->outputs[0];
+  const mpg_view *old = &call->inputs[0], *indices = &call->inputs[1], *values = &call->inputs[2],
+                 *out = &call->outputs[0];
   const mpg_shape *shape = &old->desc.shape;
   int64_t *positions;
   char *memory;
-  MPG_TRY(resolve(call, indices, shape->dims[0], MODE_RAISE, put_bytes(shape->dims[0]), &positions, &memory));
+  MPG_TRY(resolve(call, indices, shape->dims[0], MODE_RAISE, put_bytes(shape->dims[0]), &positions,
+                  &memory));
   MPG_TRY(mpg_cuda_copy(call, old, out));
-  return put_rows(call, values->data, out->data, positions, count_of(indices), shape->dims[0], (size_t)mpg_shape_product(shape, 1, shape->ndim) * item_of(old), memory);
+  return put_rows(call, values->data, out->data, positions, count_of(indices), shape->dims[0],
+                  (size_t)mpg_shape_product(shape, 1, shape->ndim) * item_of(old), memory);
 }
 
 MPG_CUDA_KERNEL(index_array) {
@@ -496,7 +601,8 @@ MPG_CUDA_KERNEL(index_array) {
     sizes.values[j] = shape->dims[axis];
     strides.values[j] = dense[axis];
   }
-  return mpg_cuda_launch(call, index_array_kernel, mpg_cuda_blocks(total), MPG_CUDA_THREADS, 0, (int64_t *)call->outputs[0].data, total, sizes, strides);
+  return mpg_cuda_launch(call, index_array_kernel, mpg_cuda_blocks(total), MPG_CUDA_THREADS, 0,
+                         (int64_t *)call->outputs[0].data, total, sizes, strides);
 }
 
 MPG_CUDA_KERNEL(boolean_mask) { return masked(call, false); }
@@ -506,16 +612,23 @@ MPG_CUDA_KERNEL(shuffle) {
   const mpg_view *in = &call->inputs[0], *out = &call->outputs[0];
   int64_t rows = in->desc.shape.ndim ? in->desc.shape.dims[0] : 1;
   if (count_of(in) == 0) return MPG_OK;
-  if (rows > INT32_MAX) return mpg_fail(MPG_NOT_IMPLEMENTED, "%s: more than 2^31 rows on a GPU", call->op->name);
-  size_t key_bytes = mpg_align_up((size_t)rows * sizeof(uint64_t), 64), order_bytes = mpg_align_up((size_t)rows * sizeof(int32_t), 64);
+  if (rows > INT32_MAX)
+    return mpg_fail(MPG_NOT_IMPLEMENTED, "%s: more than 2^31 rows on a GPU", call->op->name);
+  size_t key_bytes = mpg_align_up((size_t)rows * sizeof(uint64_t), 64),
+         order_bytes = mpg_align_up((size_t)rows * sizeof(int32_t), 64);
   char *memory = (char *)mpg_device_scratch(call->device, add_bytes(rows) + key_bytes);
   if (!memory) return MPG_DEVICE_OUT_OF_MEMORY;
   uint64_t *keys[2] = {(uint64_t *)memory, (uint64_t *)(memory + key_bytes)};
-  int32_t *order[2] = {(int32_t *)(memory + 2 * key_bytes), (int32_t *)(memory + 2 * key_bytes + order_bytes)};
+  int32_t *order[2] = {(int32_t *)(memory + 2 * key_bytes),
+                       (int32_t *)(memory + 2 * key_bytes + order_bytes)};
   int64_t *positions = (int64_t *)(memory + add_bytes(rows));
   int side;
-  MPG_TRY(mpg_cuda_launch(call, shuffle_keys_kernel, mpg_cuda_blocks(rows), MPG_CUDA_THREADS, 0, mpg_cuda_key_of(call), rows, keys[0], order[0]));
-  MPG_TRY(mpg_cuda_sort(call, keys, order, rows, 64, memory + 2 * key_bytes + 2 * order_bytes, &side));
-  MPG_TRY(mpg_cuda_launch(call, order_kernel, mpg_cuda_blocks(rows), MPG_CUDA_THREADS, 0, (const int32_t *)order[side], rows, positions));
-  return gather_rows(call, in->data, out->data, positions, 1, rows, rows, (size_t)(count_of(in) / rows) * item_of(in));
+  MPG_TRY(mpg_cuda_launch(call, shuffle_keys_kernel, mpg_cuda_blocks(rows), MPG_CUDA_THREADS, 0,
+                          mpg_cuda_key_of(call), rows, keys[0], order[0]));
+  MPG_TRY(
+      mpg_cuda_sort(call, keys, order, rows, 64, memory + 2 * key_bytes + 2 * order_bytes, &side));
+  MPG_TRY(mpg_cuda_launch(call, order_kernel, mpg_cuda_blocks(rows), MPG_CUDA_THREADS, 0,
+                          (const int32_t *)order[side], rows, positions));
+  return gather_rows(call, in->data, out->data, positions, 1, rows, rows,
+                     (size_t)(count_of(in) / rows) * item_of(in));
 }

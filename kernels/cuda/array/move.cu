@@ -1,4 +1,5 @@
-/* A move as one launch: a thread an item, the widest that alignment allows; planes that are transposed go through tiles in shared memory.
+/* A move as one launch: a thread an item, the widest that alignment allows; planes that are
+ * transposed go through tiles in shared memory.
  */
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/array/move.h"
@@ -9,9 +10,12 @@ namespace {
 
 enum { TILE = 32, TILE_ROWS = 8 };
 
-struct alignas(16) item16 { uint64_t words[2]; };
+struct alignas(16) item16 {
+  uint64_t words[2];
+};
 
-/* What is left of a move: strides in items, the innermost dimension last. Indices are divided in 32 bits where they fit. */
+/* What is left of a move: strides in items, the innermost dimension last. Indices are divided in 32
+ * bits where they fit. */
 struct plan {
   int ndim;
   int64_t dims[MPG_MOVE_NDIM], in[MPG_MOVE_NDIM], out[MPG_MOVE_NDIM];
@@ -51,19 +55,25 @@ __global__ void spread_kernel(plan p, T element, T *out) {
   }
 }
 
-/* Planes: `rows` lie side by side in the input, `columns` in the output. One tile a block; p counts the planes. */
+/* Planes: `rows` lie side by side in the input, `columns` in the output. One tile a block; p counts
+ * the planes. */
 template <class T>
-__global__ void transpose_kernel(plan p, int64_t rows, int64_t columns, int64_t in_step, int64_t out_step, const T *in, T *out) {
+__global__ void transpose_kernel(plan p, int64_t rows, int64_t columns, int64_t in_step,
+                                 int64_t out_step, const T *in, T *out) {
   __shared__ T tile[TILE][TILE + 1];
   int64_t tiles_across = (columns + TILE - 1) / TILE, tiles_down = (rows + TILE - 1) / TILE;
-  for (int64_t block = blockIdx.x; block < p.count * tiles_across * tiles_down; block += gridDim.x) {
-    int64_t column = block % tiles_across * TILE, row = block / tiles_across % tiles_down * TILE, from, to;
+  for (int64_t block = blockIdx.x; block < p.count * tiles_across * tiles_down;
+       block += gridDim.x) {
+    int64_t column = block % tiles_across * TILE, row = block / tiles_across % tiles_down * TILE,
+            from, to;
     places<int64_t>(p, block / (tiles_across * tiles_down), &from, &to);
     for (int j = threadIdx.y; j < TILE; j += TILE_ROWS)
-      if (row + threadIdx.x < rows && column + j < columns) tile[j][threadIdx.x] = in[from + (column + j) * in_step + row + threadIdx.x];
+      if (row + threadIdx.x < rows && column + j < columns)
+        tile[j][threadIdx.x] = in[from + (column + j) * in_step + row + threadIdx.x];
     __syncthreads();
     for (int j = threadIdx.y; j < TILE; j += TILE_ROWS)
-      if (column + threadIdx.x < columns && row + j < rows) out[to + (row + j) * out_step + column + threadIdx.x] = tile[threadIdx.x][j];
+      if (column + threadIdx.x < columns && row + j < rows)
+        out[to + (row + j) * out_step + column + threadIdx.x] = tile[threadIdx.x][j];
     __syncthreads();
   }
 }
@@ -71,8 +81,11 @@ __global__ void transpose_kernel(plan p, int64_t rows, int64_t columns, int64_t 
 template <class T>
 mpg_status launch_move(const mpg_kernel_call *call, const plan &p, const void *in, void *out) {
   unsigned blocks = mpg_cuda_blocks(p.count, 4 * MPG_CUDA_THREADS);
-  if (p.count <= INT32_MAX) return mpg_cuda_launch(call, move_kernel<T, uint32_t>, blocks, MPG_CUDA_THREADS, 0, p, (const T *)in, (T *)out);
-  return mpg_cuda_launch(call, move_kernel<T, int64_t>, blocks, MPG_CUDA_THREADS, 0, p, (const T *)in, (T *)out);
+  if (p.count <= INT32_MAX)
+    return mpg_cuda_launch(call, move_kernel<T, uint32_t>, blocks, MPG_CUDA_THREADS, 0, p,
+                           (const T *)in, (T *)out);
+  return mpg_cuda_launch(call, move_kernel<T, int64_t>, blocks, MPG_CUDA_THREADS, 0, p,
+                         (const T *)in, (T *)out);
 }
 
 /* The largest power of two, at most 16, that divides all of a move's offsets in bytes. */
@@ -95,7 +108,8 @@ plan plan_of(const mpg_move &m, int64_t width) {
   return p;
 }
 
-/* The dimension along which the input is dense, where the innermost one is dense in the output only: a transpose. -1: there is none. */
+/* The dimension along which the input is dense, where the innermost one is dense in the output
+ * only: a transpose. -1: there is none. */
 int plane_of(const mpg_move &m, int64_t item) {
   int last = m.ndim - 1;
   if (last < 1 || m.out[last] != item || m.in[last] == 0 || m.dims[last] < 8) return -1;
@@ -105,9 +119,11 @@ int plane_of(const mpg_move &m, int64_t item) {
 }
 
 template <class T>
-mpg_status launch_transpose(const mpg_kernel_call *call, mpg_move m, int plane, const void *in, void *out) {
+mpg_status launch_transpose(const mpg_kernel_call *call, mpg_move m, int plane, const void *in,
+                            void *out) {
   int last = m.ndim - 1;
-  int64_t item = (int64_t)sizeof(T), rows = m.dims[plane], columns = m.dims[last], in_step = m.in[last] / item, out_step = m.out[plane] / item;
+  int64_t item = (int64_t)sizeof(T), rows = m.dims[plane], columns = m.dims[last],
+          in_step = m.in[last] / item, out_step = m.out[plane] / item;
   m.ndim--;
   for (int k = plane; k + 1 < last; k++) {
     m.dims[k] = m.dims[k + 1];
@@ -117,13 +133,15 @@ mpg_status launch_transpose(const mpg_kernel_call *call, mpg_move m, int plane, 
   m.ndim--;
   plan p = plan_of(m, item);
   int64_t tiles = p.count * ((rows + TILE - 1) / TILE) * ((columns + TILE - 1) / TILE);
-  return mpg_cuda_launch(call, transpose_kernel<T>, mpg_cuda_blocks(tiles, 1), dim3(TILE, TILE_ROWS), 0, p, rows, columns, in_step, out_step, (const T *)in,
-                         (T *)out);
+  return mpg_cuda_launch(call, transpose_kernel<T>, mpg_cuda_blocks(tiles, 1),
+                         dim3(TILE, TILE_ROWS), 0, p, rows, columns, in_step, out_step,
+                         (const T *)in, (T *)out);
 }
 
 } // namespace
 
-mpg_status mpg_cuda_move(const mpg_kernel_call *call, const mpg_move *move, const void *in, void *out, size_t item) {
+mpg_status mpg_cuda_move(const mpg_kernel_call *call, const mpg_move *move, const void *in,
+                         void *out, size_t item) {
   mpg_move m = {};
   int64_t run = (int64_t)item;
   if (!mpg_move_merge(move, &run, &m)) return MPG_OK;
@@ -138,7 +156,8 @@ mpg_status mpg_cuda_move(const mpg_kernel_call *call, const mpg_move *move, cons
   return MPG_OK;
 }
 
-mpg_status mpg_cuda_spread(const mpg_kernel_call *call, const mpg_move *move, const void *element, void *out, size_t item) {
+mpg_status mpg_cuda_spread(const mpg_kernel_call *call, const mpg_move *move, const void *element,
+                           void *out, size_t item) {
   uint64_t bits = 0;
   memcpy(&bits, element, item);
   mpg_move all = *move;
@@ -147,7 +166,10 @@ mpg_status mpg_cuda_spread(const mpg_kernel_call *call, const mpg_move *move, co
   for (int k = 0; k < all.ndim; k++) all.in[k] = 0;
   if (!mpg_move_merge(&all, &run, &m)) return MPG_OK;
   plan p = plan_of(m, 1);
-  MPG_CUDA_SIZE(item, T, return mpg_cuda_launch(call, spread_kernel<T>, mpg_cuda_blocks(p.count, 4 * MPG_CUDA_THREADS), MPG_CUDA_THREADS, 0, p, (T)bits, (T *)out));
+  MPG_CUDA_SIZE(
+      item, T,
+      return mpg_cuda_launch(call, spread_kernel<T>, mpg_cuda_blocks(p.count, 4 * MPG_CUDA_THREADS),
+                             MPG_CUDA_THREADS, 0, p, (T)bits, (T *)out));
   return MPG_OK;
 }
 
@@ -157,7 +179,8 @@ uint64_t mpg_cuda_element(mpg_dtype dtype, double value) {
   return element;
 }
 
-mpg_status mpg_cuda_fill(const mpg_kernel_call *call, void *out, int64_t count, size_t item, const void *element) {
+mpg_status mpg_cuda_fill(const mpg_kernel_call *call, void *out, int64_t count, size_t item,
+                         const void *element) {
   mpg_move all = {};
   mpg_move_add(&all, count, 0, 1);
   return mpg_cuda_spread(call, &all, element, out, item);
@@ -172,7 +195,8 @@ __global__ void write_kernel(few numbers, int count, int64_t *out) {
 }
 } // namespace
 
-mpg_status mpg_cuda_write(const mpg_kernel_call *call, const int64_t *values, int count, int64_t *out) {
+mpg_status mpg_cuda_write(const mpg_kernel_call *call, const int64_t *values, int count,
+                          int64_t *out) {
   few numbers = {};
   memcpy(numbers.values, values, (size_t)count * sizeof *values);
   return mpg_cuda_launch(call, write_kernel, count > 0, 32, 0, numbers, count, out);

@@ -10,7 +10,8 @@ struct geometry {
   int64_t from[MPG_MAX_NDIM], to[MPG_MAX_NDIM], before[MPG_MAX_NDIM];
 };
 
-geometry geometry_of(const mpg_shape *from, const mpg_shape *to, const mpg_tuple *pad_width, int mode) {
+geometry geometry_of(const mpg_shape *from, const mpg_shape *to, const mpg_tuple *pad_width,
+                     int mode) {
   geometry g = {};
   g.ndim = to->ndim;
   g.mode = mode;
@@ -32,9 +33,12 @@ __global__ void pad_kernel(geometry g, const T *in, T *out, T value, int64_t cou
       int64_t at = rest % g.to[d] - g.before[d], n = g.from[d];
       rest /= g.to[d];
       if (at < 0 || at >= n) {
-        if (g.mode == 0) inside = false;
-        else if (g.mode == 1) at = at < 0 ? 0 : n - 1;
-        else at = at < 0 ? -at : 2 * n - 2 - at;
+        if (g.mode == 0)
+          inside = false;
+        else if (g.mode == 1)
+          at = at < 0 ? 0 : n - 1;
+        else
+          at = at < 0 ? -at : 2 * n - 2 - at;
       }
       source += at * stride;
       stride *= n;
@@ -43,10 +47,11 @@ __global__ void pad_kernel(geometry g, const T *in, T *out, T value, int64_t cou
   }
 }
 
-/* One dimension of the transpose: lines (outer, length, inner) in working memory; the gradients of both ends are added to the elements they were
- * copied from, in the order of their places. */
+/* One dimension of the transpose: lines (outer, length, inner) in working memory; the gradients of
+ * both ends are added to the elements they were copied from, in the order of their places. */
 template <class C>
-__global__ void fold_kernel(C *work, int64_t lines, int64_t length, int64_t inner, int64_t before, int64_t after, int64_t n, int mode) {
+__global__ void fold_kernel(C *work, int64_t lines, int64_t length, int64_t inner, int64_t before,
+                            int64_t after, int64_t n, int mode) {
   int64_t line = MPG_CUDA_INDEX;
   if (line >= lines * inner) return;
   C *element = work + line / inner * length * inner + line % inner;
@@ -54,8 +59,10 @@ __global__ void fold_kernel(C *work, int64_t lines, int64_t length, int64_t inne
     int64_t count = side ? after : before;
     for (int64_t j = 0; j < count; j++) {
       int64_t place = side ? before + n + j : j, source;
-      if (mode == 1) source = side ? before + n - 1 : before;
-      else source = side ? before + n - 2 - j : 2 * before - j;
+      if (mode == 1)
+        source = side ? before + n - 1 : before;
+      else
+        source = side ? before + n - 2 - j : 2 * before - j;
       element[source * inner] += element[place * inner];
     }
   }
@@ -90,13 +97,18 @@ mpg_status fold_back(const mpg_kernel_call *call) {
   geometry g = geometry_of(own, padded, &params->pad_width, params->mode);
   C *work = (C *)mpg_device_scratch(call->device, (size_t)total * sizeof(C));
   if (!work) return MPG_DEVICE_OUT_OF_MEMORY;
-  MPG_TRY(mpg_cuda_launch(call, load_kernel<C>, mpg_cuda_blocks(total), MPG_CUDA_THREADS, 0, mpg_untyped_view(in), work, total));
+  MPG_TRY(mpg_cuda_launch(call, load_kernel<C>, mpg_cuda_blocks(total), MPG_CUDA_THREADS, 0,
+                          mpg_untyped_view(in), work, total));
   for (int d = 0; d < g.ndim && g.mode != 0; d++) {
-    int64_t before = g.before[d], after = params->pad_width.values[2 * d + 1], lines = mpg_shape_product(padded, 0, d), inner = mpg_shape_product(padded, d + 1, g.ndim);
+    int64_t before = g.before[d], after = params->pad_width.values[2 * d + 1],
+            lines = mpg_shape_product(padded, 0, d),
+            inner = mpg_shape_product(padded, d + 1, g.ndim);
     if (before + after == 0) continue;
-    MPG_TRY(mpg_cuda_launch(call, fold_kernel<C>, mpg_cuda_blocks(lines * inner), MPG_CUDA_THREADS, 0, work, lines, g.to[d], inner, before, after, g.from[d], g.mode));
+    MPG_TRY(mpg_cuda_launch(call, fold_kernel<C>, mpg_cuda_blocks(lines * inner), MPG_CUDA_THREADS,
+                            0, work, lines, g.to[d], inner, before, after, g.from[d], g.mode));
   }
-  return mpg_cuda_launch(call, middle_kernel<C>, mpg_cuda_blocks(result), MPG_CUDA_THREADS, 0, g, (const C *)work, mpg_untyped_view(out), result);
+  return mpg_cuda_launch(call, middle_kernel<C>, mpg_cuda_blocks(result), MPG_CUDA_THREADS, 0, g,
+                         (const C *)work, mpg_untyped_view(out), result);
 }
 
 } // namespace
@@ -106,11 +118,17 @@ MPG_CUDA_KERNEL(pad) {
   const mpg_view *in = &call->inputs[0], *out = &call->outputs[0];
   geometry g = geometry_of(&in->desc.shape, &out->desc.shape, &params->pad_width, params->mode);
   if (count_of(in) == 0) g.mode = 0; /* there is nothing to copy from */
-  uint64_t value = params->mode == 0 ? mpg_cuda_element(out->desc.dtype, params->constant_value) : 0;
+  uint64_t value =
+      params->mode == 0 ? mpg_cuda_element(out->desc.dtype, params->constant_value) : 0;
   int64_t count = count_of(out);
-  MPG_CUDA_SIZE(item_of(in), T, return mpg_cuda_launch(call, pad_kernel<T>, mpg_cuda_blocks(count, 4 * MPG_CUDA_THREADS), MPG_CUDA_THREADS, 0, g, (const T *)in->data,
-                                                       (T *)out->data, (T)value, count));
+  MPG_CUDA_SIZE(item_of(in), T,
+                return mpg_cuda_launch(
+                    call, pad_kernel<T>, mpg_cuda_blocks(count, 4 * MPG_CUDA_THREADS),
+                    MPG_CUDA_THREADS, 0, g, (const T *)in->data, (T *)out->data, (T)value, count));
   return MPG_OK;
 }
 
-MPG_CUDA_KERNEL(pad_back) { return call->inputs[0].desc.dtype == MPG_FLOAT64 ? fold_back<double>(call) : fold_back<float>(call); }
+MPG_CUDA_KERNEL(pad_back) {
+  return call->inputs[0].desc.dtype == MPG_FLOAT64 ? fold_back<double>(call)
+                                                   : fold_back<float>(call);
+}

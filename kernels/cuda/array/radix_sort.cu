@@ -1,4 +1,5 @@
-/* A pass sorts by four bits: every block counts the digits of its tile, one block turns the counts into places, and every block moves its tile. */
+/* A pass sorts by four bits: every block counts the digits of its tile, one block turns the counts
+ * into places, and every block moves its tile. */
 #include "kernels/cuda/array/radix_sort.h"
 
 namespace {
@@ -17,7 +18,8 @@ __global__ void count_kernel(const uint64_t *keys, int64_t count, int shift, uin
     if (i < count) atomicAdd(&total[keys[i] >> shift & (DIGITS - 1)], 1u);
   }
   __syncthreads();
-  if (threadIdx.x < DIGITS) counts[(int64_t)threadIdx.x * gridDim.x + blockIdx.x] = total[threadIdx.x];
+  if (threadIdx.x < DIGITS)
+    counts[(int64_t)threadIdx.x * gridDim.x + blockIdx.x] = total[threadIdx.x];
 }
 
 /* Exclusive sums, in place, by one block. */
@@ -32,7 +34,8 @@ __global__ void places_kernel(uint32_t *counts, int64_t count) {
     __syncthreads();
     for (int reach = 1; reach < THREADS; reach *= 2) {
       uint32_t value = sums[side][threadIdx.x];
-      sums[1 - side][threadIdx.x] = (int)threadIdx.x >= reach ? value + sums[side][threadIdx.x - reach] : value;
+      sums[1 - side][threadIdx.x] =
+          (int)threadIdx.x >= reach ? value + sums[side][threadIdx.x - reach] : value;
       side = 1 - side;
       __syncthreads();
     }
@@ -42,12 +45,15 @@ __global__ void places_kernel(uint32_t *counts, int64_t count) {
   }
 }
 
-/* A thread has ITEMS neighbours; how many of each digit come before them in the tile is summed up over the threads. */
-__global__ void move_kernel(const uint64_t *keys, const int32_t *values, int64_t count, int shift, const uint32_t *places, uint64_t *keys_out, int32_t *values_out) {
+/* A thread has ITEMS neighbours; how many of each digit come before them in the tile is summed up
+ * over the threads. */
+__global__ void move_kernel(const uint64_t *keys, const int32_t *values, int64_t count, int shift,
+                            const uint32_t *places, uint64_t *keys_out, int32_t *values_out) {
   __shared__ uint16_t before[DIGITS][THREADS];
   int64_t begin = (int64_t)blockIdx.x * TILE + (int64_t)threadIdx.x * ITEMS;
   for (int d = 0; d < DIGITS; d++) before[d][threadIdx.x] = 0;
-  for (int k = 0; k < ITEMS && begin + k < count; k++) before[keys[begin + k] >> shift & (DIGITS - 1)][threadIdx.x]++;
+  for (int k = 0; k < ITEMS && begin + k < count; k++)
+    before[keys[begin + k] >> shift & (DIGITS - 1)][threadIdx.x]++;
   __syncthreads();
   /* Exclusive sums along the threads: 16 threads to a digit, each with 16 neighbours. */
   int digit = threadIdx.x / 16, part = threadIdx.x % 16;
@@ -76,18 +82,24 @@ __global__ void move_kernel(const uint64_t *keys, const int32_t *values, int64_t
 
 } // namespace
 
-size_t mpg_cuda_sort_bytes(int64_t count) { return mpg_align_up((size_t)(tiles_of(count) * DIGITS) * sizeof(uint32_t), 64); }
+size_t mpg_cuda_sort_bytes(int64_t count) {
+  return mpg_align_up((size_t)(tiles_of(count) * DIGITS) * sizeof(uint32_t), 64);
+}
 
-mpg_status mpg_cuda_sort(const mpg_kernel_call *call, uint64_t *const keys[2], int32_t *const values[2], int64_t count, int bits, void *scratch, int *side) {
+mpg_status mpg_cuda_sort(const mpg_kernel_call *call, uint64_t *const keys[2],
+                         int32_t *const values[2], int64_t count, int bits, void *scratch,
+                         int *side) {
   int64_t tiles = tiles_of(count);
   uint32_t *counts = (uint32_t *)scratch;
   *side = 0;
   if (count < 2) return MPG_OK;
   for (int shift = 0; shift < bits; shift += 4) {
     const uint64_t *from = keys[*side];
-    MPG_TRY(mpg_cuda_launch(call, count_kernel, (unsigned)tiles, THREADS, 0, from, count, shift, counts));
+    MPG_TRY(mpg_cuda_launch(call, count_kernel, (unsigned)tiles, THREADS, 0, from, count, shift,
+                            counts));
     MPG_TRY(mpg_cuda_launch(call, places_kernel, 1, THREADS, 0, counts, tiles * DIGITS));
-    MPG_TRY(mpg_cuda_launch(call, move_kernel, (unsigned)tiles, THREADS, 0, from, (const int32_t *)values[*side], count, shift, (const uint32_t *)counts,
+    MPG_TRY(mpg_cuda_launch(call, move_kernel, (unsigned)tiles, THREADS, 0, from,
+                            (const int32_t *)values[*side], count, shift, (const uint32_t *)counts,
                             keys[1 - *side], values[1 - *side]));
     *side = 1 - *side;
   }

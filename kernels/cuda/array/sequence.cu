@@ -12,7 +12,9 @@ struct sequences {
     int64_t n = masked ? mpg_cuda_index_at(lengths, b) : times;
     return n < 0 ? 0 : n > times ? times : n;
   }
-  __device__ __forceinline__ int64_t step(int64_t t, int64_t b) const { return (time_first ? t * batch + b : b * times + t) * inner; }
+  __device__ __forceinline__ int64_t step(int64_t t, int64_t b) const {
+    return (time_first ? t * batch + b : b * times + t) * inner;
+  }
 };
 
 sequences sequences_of(const mpg_kernel_call *call, const mpg_view *data, int64_t axis) {
@@ -30,7 +32,8 @@ sequences sequences_of(const mpg_kernel_call *call, const mpg_view *data, int64_
 template <class T>
 __global__ void mask_kernel(sequences s, const T *in, T *out, T value) {
   for (int64_t i = MPG_CUDA_INDEX; i < s.times * s.batch * s.inner; i += MPG_CUDA_STRIDE) {
-    int64_t row = i / s.inner, t = s.time_first ? row / s.batch : row % s.times, b = s.time_first ? row % s.batch : row / s.times;
+    int64_t row = i / s.inner, t = s.time_first ? row / s.batch : row % s.times,
+            b = s.time_first ? row % s.batch : row / s.times;
     out[i] = t < s.length(b) ? in[i] : value;
   }
 }
@@ -49,16 +52,21 @@ __global__ void last_kernel(sequences s, T *steps, T *last, bool put) {
   for (int64_t i = MPG_CUDA_INDEX; i < s.batch * s.inner; i += MPG_CUDA_STRIDE) {
     int64_t b = i / s.inner, length = s.length(b);
     T *element = steps + s.step(length > 0 ? length - 1 : 0, b) + i % s.inner;
-    if (put) *element = last[i];
-    else last[i] = *element;
+    if (put)
+      *element = last[i];
+    else
+      last[i] = *element;
   }
 }
 
-mpg_status last_step(const mpg_kernel_call *call, const mpg_view *steps, const mpg_view *last, int64_t axis, bool put) {
+mpg_status last_step(const mpg_kernel_call *call, const mpg_view *steps, const mpg_view *last,
+                     int64_t axis, bool put) {
   sequences s = sequences_of(call, steps, axis);
   if (count_of(steps) == 0) return MPG_OK;
-  MPG_CUDA_SIZE(item_of(steps), T, return mpg_cuda_launch(call, last_kernel<T>, mpg_cuda_blocks(s.batch * s.inner), MPG_CUDA_THREADS, 0, s, (T *)steps->data,
-                                                          (T *)last->data, put));
+  MPG_CUDA_SIZE(
+      item_of(steps), T,
+      return mpg_cuda_launch(call, last_kernel<T>, mpg_cuda_blocks(s.batch * s.inner),
+                             MPG_CUDA_THREADS, 0, s, (T *)steps->data, (T *)last->data, put));
   return MPG_OK;
 }
 
@@ -70,7 +78,10 @@ MPG_CUDA_KERNEL(sequence_mask) {
   sequences s = sequences_of(call, data, params->axis);
   uint64_t value = mpg_cuda_element(data->desc.dtype, params->value);
   unsigned blocks = mpg_cuda_blocks(count_of(data));
-  MPG_CUDA_SIZE(item_of(data), T, return mpg_cuda_launch(call, mask_kernel<T>, blocks, MPG_CUDA_THREADS, 0, s, (const T *)data->data, (T *)call->outputs[0].data, (T)value));
+  MPG_CUDA_SIZE(
+      item_of(data), T,
+      return mpg_cuda_launch(call, mask_kernel<T>, blocks, MPG_CUDA_THREADS, 0, s,
+                             (const T *)data->data, (T *)call->outputs[0].data, (T)value));
   return MPG_OK;
 }
 
@@ -78,16 +89,20 @@ MPG_CUDA_KERNEL(sequence_reverse) {
   const mpg_view *data = &call->inputs[0];
   sequences s = sequences_of(call, data, 0);
   unsigned blocks = mpg_cuda_blocks(count_of(data));
-  MPG_CUDA_SIZE(item_of(data), T, return mpg_cuda_launch(call, reverse_kernel<T>, blocks, MPG_CUDA_THREADS, 0, s, (const T *)data->data, (T *)call->outputs[0].data));
+  MPG_CUDA_SIZE(item_of(data), T,
+                return mpg_cuda_launch(call, reverse_kernel<T>, blocks, MPG_CUDA_THREADS, 0, s,
+                                       (const T *)data->data, (T *)call->outputs[0].data));
   return MPG_OK;
 }
 
 MPG_CUDA_KERNEL(sequence_last) {
-  return last_step(call, &call->inputs[0], &call->outputs[0], ((const mpg_sequence_params *)call->params)->axis, false);
+  return last_step(call, &call->inputs[0], &call->outputs[0],
+                   ((const mpg_sequence_params *)call->params)->axis, false);
 }
 
 MPG_CUDA_KERNEL(sequence_last_back) {
   const mpg_view *out = &call->outputs[0];
   MPG_TRY(mpg_cuda_zero(call, out));
-  return last_step(call, out, &call->inputs[0], ((const mpg_sequence_last_back_params *)call->params)->axis, true);
+  return last_step(call, out, &call->inputs[0],
+                   ((const mpg_sequence_last_back_params *)call->params)->axis, true);
 }

@@ -1,8 +1,8 @@
 /* Ops that rearrange elements, on GPUs: kernels/common/shape.inc. */
 #include "kernels/cuda/array/move.h"
 
-#define MPG_KERNEL(name)                                        \
-  mpg_status mpg_cuda_##name(const mpg_kernel_call *call);      \
+#define MPG_KERNEL(name)                                   \
+  mpg_status mpg_cuda_##name(const mpg_kernel_call *call); \
   mpg_status mpg_cuda_##name(const mpg_kernel_call *call)
 #define run_move mpg_cuda_move
 #define spread mpg_cuda_spread

@@ -1,7 +1,8 @@
 /* Sorting, top-k, arg-reductions.
  *
- * An element becomes an unsigned key whose order is the element's (descending: inverted). All rows are sorted together, stably, by (row, key): the row is put above
- * keys of up to 32 bits; longer keys are sorted first, and then by row.
+ * An element becomes an unsigned key whose order is the element's (descending: inverted). All rows
+ * are sorted together, stably, by (row, key): the row is put above keys of up to 32 bits; longer
+ * keys are sorted first, and then by row.
  */
 #include "kernels/cuda/access.h"
 #include "kernels/cuda/array/move.h"
@@ -18,7 +19,9 @@ __device__ __forceinline__ uint64_t key_of(const mpg_untyped &data, int64_t i) {
       return value != value ? UINT64_MAX : bits >> 63 ? ~bits : bits | (uint64_t)1 << 63;
     }
     case MPG_INT64: return (uint64_t)((const int64_t *)data.data)[i] ^ (uint64_t)1 << 63;
-    case MPG_FLOAT32: case MPG_FLOAT16: case MPG_BFLOAT16: {
+    case MPG_FLOAT32:
+    case MPG_FLOAT16:
+    case MPG_BFLOAT16: {
       float value = data.load<float>(i) + 0.0f;
       uint32_t bits = __float_as_uint(value);
       return value != value ? UINT32_MAX : bits >> 31 ? ~bits : bits | 0x80000000u;
@@ -36,13 +39,17 @@ struct extent {
 extent extent_of(const mpg_shape *shape, const mpg_opt_int *axis_param) {
   if (!axis_param->present) return {1, mpg_shape_size(shape), 1};
   int axis = axis_of(axis_param->value, shape->ndim);
-  return {mpg_shape_product(shape, 0, axis), shape->dims[axis], mpg_shape_product(shape, axis + 1, shape->ndim)};
+  return {mpg_shape_product(shape, 0, axis), shape->dims[axis],
+          mpg_shape_product(shape, axis + 1, shape->ndim)};
 }
 
 /* Item (row, i): where its element is. */
-__device__ __forceinline__ int64_t place_of(const extent &e, int64_t row, int64_t i) { return (row / e.after * e.n + i) * e.after + row % e.after; }
+__device__ __forceinline__ int64_t place_of(const extent &e, int64_t row, int64_t i) {
+  return (row / e.after * e.n + i) * e.after + row % e.after;
+}
 
-__global__ void keys_kernel(mpg_untyped data, extent e, int64_t count, bool ascending, bool with_row, uint64_t *keys, int32_t *order) {
+__global__ void keys_kernel(mpg_untyped data, extent e, int64_t count, bool ascending,
+                            bool with_row, uint64_t *keys, int32_t *order) {
   int64_t at = MPG_CUDA_INDEX;
   if (at >= count) return;
   uint64_t key = key_of(data, place_of(e, at / e.n, at % e.n));
@@ -63,60 +70,75 @@ struct results { /* data NULL: not wanted */
 };
 
 template <class T>
-__global__ void results_kernel(const T *data, extent e, int64_t k, int64_t count, const int32_t *order, results r) {
+__global__ void results_kernel(const T *data, extent e, int64_t k, int64_t count,
+                               const int32_t *order, results r) {
   int64_t at = MPG_CUDA_INDEX; /* (row, rank) */
   if (at >= count) return;
-  int64_t row = at / k, rank = at % k, index = order[row * e.n + rank] - row * e.n, source = place_of(e, row, index);
+  int64_t row = at / k, rank = at % k, index = order[row * e.n + rank] - row * e.n,
+          source = place_of(e, row, index);
   int64_t target = (row / e.after * k + rank) * e.after + row % e.after;
   if (r.values) ((T *)r.values)[target] = data[source];
   if (r.indices.data) r.indices.store(target, index);
   if (r.mask) ((T *)r.mask)[source] = (T)r.one;
 }
 
-mpg_status order(const mpg_kernel_call *call, const results &r, const mpg_opt_int *axis, bool ascending, int64_t k) {
+mpg_status order(const mpg_kernel_call *call, const results &r, const mpg_opt_int *axis,
+                 bool ascending, int64_t k) {
   const mpg_view *data = &call->inputs[0];
   extent e = extent_of(&data->desc.shape, axis);
   int64_t rows = e.before * e.after, count = rows * e.n;
   if (count == 0) return MPG_OK;
-  if (count > INT32_MAX) return mpg_fail(MPG_NOT_IMPLEMENTED, "%s: more than 2^31 elements on a GPU", call->op->name);
+  if (count > INT32_MAX)
+    return mpg_fail(MPG_NOT_IMPLEMENTED, "%s: more than 2^31 elements on a GPU", call->op->name);
   if (k <= 0) k = e.n;
-  size_t key_bytes = mpg_align_up((size_t)count * sizeof(uint64_t), 64), order_bytes = mpg_align_up((size_t)count * sizeof(int32_t), 64);
-  char *scratch = (char *)mpg_device_scratch(call->device, 2 * key_bytes + 2 * order_bytes + mpg_cuda_sort_bytes(count));
+  size_t key_bytes = mpg_align_up((size_t)count * sizeof(uint64_t), 64),
+         order_bytes = mpg_align_up((size_t)count * sizeof(int32_t), 64);
+  char *scratch = (char *)mpg_device_scratch(
+      call->device, 2 * key_bytes + 2 * order_bytes + mpg_cuda_sort_bytes(count));
   if (!scratch) return MPG_DEVICE_OUT_OF_MEMORY;
   uint64_t *keys[2] = {(uint64_t *)scratch, (uint64_t *)(scratch + key_bytes)};
-  int32_t *places[2] = {(int32_t *)(scratch + 2 * key_bytes), (int32_t *)(scratch + 2 * key_bytes + order_bytes)};
+  int32_t *places[2] = {(int32_t *)(scratch + 2 * key_bytes),
+                        (int32_t *)(scratch + 2 * key_bytes + order_bytes)};
   void *memory = scratch + 2 * key_bytes + 2 * order_bytes;
   bool long_keys = wide(data->desc.dtype);
   int row_bits = 0, side;
   while (rows > (int64_t)1 << row_bits) row_bits++;
-  MPG_TRY(mpg_cuda_launch(call, keys_kernel, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0, mpg_untyped_view(data), e, count, ascending, !long_keys, keys[0], places[0]));
+  MPG_TRY(mpg_cuda_launch(call, keys_kernel, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0,
+                          mpg_untyped_view(data), e, count, ascending, !long_keys, keys[0],
+                          places[0]));
   MPG_TRY(mpg_cuda_sort(call, keys, places, count, long_keys ? 64 : 32 + row_bits, memory, &side));
   if (long_keys && rows > 1) {
     uint64_t *row_keys[2] = {keys[0], keys[1]};
     int32_t *sorted[2] = {places[side], places[1 - side]};
     int again;
-    MPG_TRY(mpg_cuda_launch(call, rows_kernel, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0, (const int32_t *)sorted[0], e.n, count, row_keys[0]));
+    MPG_TRY(mpg_cuda_launch(call, rows_kernel, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0,
+                            (const int32_t *)sorted[0], e.n, count, row_keys[0]));
     MPG_TRY(mpg_cuda_sort(call, row_keys, sorted, count, row_bits, memory, &again));
     side ^= again;
   }
-  MPG_CUDA_SIZE(item_of(data), T, return mpg_cuda_launch(call, results_kernel<T>, mpg_cuda_blocks(rows * k), MPG_CUDA_THREADS, 0, (const T *)data->data, e, k, rows * k,
-                                                         (const int32_t *)places[side], r));
+  MPG_CUDA_SIZE(item_of(data), T,
+                return mpg_cuda_launch(call, results_kernel<T>, mpg_cuda_blocks(rows * k),
+                                       MPG_CUDA_THREADS, 0, (const T *)data->data, e, k, rows * k,
+                                       (const int32_t *)places[side], r));
   return MPG_OK;
 }
 
-/* --- Arg-reductions ----------------------------------------------------------------------------------------------------------------- */
+/* --- Arg-reductions --------------------------------------------------------------------------- */
 
 struct found {
   uint64_t key;
   int64_t index;
 };
 
-__device__ __forceinline__ bool better(const found &a, const found &b) { return a.key > b.key || (a.key == b.key && a.index < b.index); }
+__device__ __forceinline__ bool better(const found &a, const found &b) {
+  return a.key > b.key || (a.key == b.key && a.index < b.index);
+}
 
 /* NaN beats every number, whichever is looked for. */
 __device__ __forceinline__ uint64_t search_key(const mpg_untyped &data, int64_t i, bool smallest) {
   uint64_t key = key_of(data, i);
-  bool floating = data.dtype == MPG_FLOAT32 || data.dtype == MPG_FLOAT16 || data.dtype == MPG_BFLOAT16;
+  bool floating =
+      data.dtype == MPG_FLOAT32 || data.dtype == MPG_FLOAT16 || data.dtype == MPG_BFLOAT16;
   if (!smallest) return key;
   if (data.dtype == MPG_FLOAT64) return key == UINT64_MAX ? key : ~key;
   return floating && key == UINT32_MAX ? UINT64_MAX : ~key;
@@ -137,7 +159,8 @@ __global__ void search_kernel(mpg_untyped data, mpg_untyped out, extent e, bool 
     __syncthreads();
     for (int reach = blockDim.x / 2; reach; reach /= 2) {
       if ((int)threadIdx.x < reach) {
-        found mine = {keys[threadIdx.x], indices[threadIdx.x]}, other = {keys[threadIdx.x + reach], indices[threadIdx.x + reach]};
+        found mine = {keys[threadIdx.x], indices[threadIdx.x]},
+              other = {keys[threadIdx.x + reach], indices[threadIdx.x + reach]};
         if (better(other, mine)) {
           keys[threadIdx.x] = other.key;
           indices[threadIdx.x] = other.index;
@@ -152,29 +175,39 @@ __global__ void search_kernel(mpg_untyped data, mpg_untyped out, extent e, bool 
 
 mpg_status search(const mpg_kernel_call *call, const extent &e, bool smallest) {
   int64_t rows = e.n ? e.before * e.after : 0;
-  return mpg_cuda_launch(call, search_kernel, mpg_cuda_blocks(rows, 1), e.n <= 64 ? 32 : MPG_CUDA_THREADS, 0, mpg_untyped_view(&call->inputs[0]),
+  return mpg_cuda_launch(call, search_kernel, mpg_cuda_blocks(rows, 1),
+                         e.n <= 64 ? 32 : MPG_CUDA_THREADS, 0, mpg_untyped_view(&call->inputs[0]),
                          mpg_untyped_view(&call->outputs[0]), e, smallest);
 }
 
-/* --- Elements along a dimension ----------------------------------------------------------------------------------------------------- */
+/* --- Elements along a dimension --------------------------------------------------------------- */
 
 template <class T>
-__global__ void along_kernel(T *dense, T *indexed, mpg_untyped indices, int64_t count, int64_t n, int64_t size, int64_t after, bool put) {
+__global__ void along_kernel(T *dense, T *indexed, mpg_untyped indices, int64_t count, int64_t n,
+                             int64_t size, int64_t after, bool put) {
   int64_t i = MPG_CUDA_INDEX;
   if (i >= count) return;
-  T *far = indexed + (i / (n * after) * size + mpg_index_clip(mpg_cuda_index_at(indices, i), size)) * after + i % after;
-  if (put) *far = dense[i];
-  else dense[i] = *far;
+  T *far = indexed +
+           (i / (n * after) * size + mpg_index_clip(mpg_cuda_index_at(indices, i), size)) * after +
+           i % after;
+  if (put)
+    *far = dense[i];
+  else
+    dense[i] = *far;
 }
 
-mpg_status move_along(const mpg_kernel_call *call, const mpg_view *dense, const mpg_view *indexed, bool put) {
+mpg_status move_along(const mpg_kernel_call *call, const mpg_view *dense, const mpg_view *indexed,
+                      bool put) {
   const mpg_view *indices = &call->inputs[1];
   const mpg_shape *shape = &indices->desc.shape, *large = &indexed->desc.shape;
   const mpg_along_params *params = (const mpg_along_params *)call->params;
   int axis = axis_of(params->axis, shape->ndim);
-  int64_t after = mpg_shape_product(shape, axis + 1, shape->ndim), n = shape->dims[axis], size = large->dims[axis], total = count_of(indices);
-  MPG_CUDA_SIZE(item_of(dense), T, return mpg_cuda_launch(call, along_kernel<T>, mpg_cuda_blocks(total), MPG_CUDA_THREADS, 0, (T *)dense->data, (T *)indexed->data,
-                                                          mpg_untyped_view(indices), total, n, size, after, put));
+  int64_t after = mpg_shape_product(shape, axis + 1, shape->ndim), n = shape->dims[axis],
+          size = large->dims[axis], total = count_of(indices);
+  MPG_CUDA_SIZE(item_of(dense), T,
+                return mpg_cuda_launch(call, along_kernel<T>, mpg_cuda_blocks(total),
+                                       MPG_CUDA_THREADS, 0, (T *)dense->data, (T *)indexed->data,
+                                       mpg_untyped_view(indices), total, n, size, after, put));
   return MPG_OK;
 }
 
@@ -222,10 +255,13 @@ MPG_CUDA_KERNEL(argmin) {
 
 MPG_CUDA_KERNEL(argmax_channel) {
   const mpg_shape *shape = &call->inputs[0].desc.shape;
-  return search(call, {shape->dims[0], shape->dims[1], mpg_shape_product(shape, 2, shape->ndim)}, false);
+  return search(call, {shape->dims[0], shape->dims[1], mpg_shape_product(shape, 2, shape->ndim)},
+                false);
 }
 
-MPG_CUDA_KERNEL(gather_along) { return move_along(call, &call->outputs[0], &call->inputs[0], false); }
+MPG_CUDA_KERNEL(gather_along) {
+  return move_along(call, &call->outputs[0], &call->inputs[0], false);
+}
 
 MPG_CUDA_KERNEL(scatter_along) {
   MPG_TRY(mpg_cuda_zero(call, &call->outputs[0]));

@@ -1,10 +1,14 @@
-/* Fused groups (op/fused.h) in one pass: a small program, made of the group when it is called, that every thread runs on ELEMENTS neighbouring elements.
+/* Fused groups (op/fused.h) in one pass: a small program, made of the group when it is called, that
+ * every thread runs on ELEMENTS neighbouring elements.
  *
- * Values are floats in a thread's own registers (an array, as the program names them by number), rounded to their dtype after each member,
- * so that an element's bits are those of the members' own kernels. What is read is loaded where it is first needed, what is wanted outside stored where
- * it is made. A value that stands still along some dims is computed by everyone who needs it and stored by one.
- * `fuses` says which ops may be in a group: those of one and two arrays whose formulas are in kernels/common, casts, copies and broadcasts, of float32,
- * float16 and bfloat16. Others run by themselves. With NVRTC the program becomes a kernel of its own (specialise.h); else the one here interprets it.
+ * Values are floats in a thread's own registers (an array, as the program names them by number),
+ * rounded to their dtype after each member, so that an element's bits are those of the members' own
+ * kernels. What is read is loaded where it is first needed, what is wanted outside stored where it
+ * is made. A value that stands still along some dims is computed by everyone who needs it and
+ * stored by one. `fuses` says which ops may be in a group: those of one and two arrays whose
+ * formulas are in kernels/common, casts, copies and broadcasts, of float32, float16 and bfloat16.
+ * Others run by themselves. With NVRTC the program becomes a kernel of its own (specialise.h); else
+ * the one here interprets it.
  */
 #include "kernels/cuda/fusion/generated.h"
 
@@ -21,7 +25,12 @@ typedef mpg_step_operand operand;
 
 template <int STEPS, int OPERANDS, int CONSTANTS, int REGISTERS>
 struct program {
-  enum { MAX_STEPS = STEPS, MAX_OPERANDS = OPERANDS, MAX_CONSTANTS = CONSTANTS, MAX_REGISTERS = REGISTERS };
+  enum {
+    MAX_STEPS = STEPS,
+    MAX_OPERANDS = OPERANDS,
+    MAX_CONSTANTS = CONSTANTS,
+    MAX_REGISTERS = REGISTERS
+  };
   int num_steps, num_operands, num_constants, num_registers, ndim;
   int64_t dims[MPG_MAX_NDIM], count;
   step steps[STEPS];
@@ -29,9 +38,11 @@ struct program {
   float constants[CONSTANTS];
 };
 typedef program<64, 16, 24, 16> small_program;
-typedef program<MPG_FUSED_MAX_MEMBERS + 2 * MPG_FUSED_MAX_VALUES, MPG_FUSED_MAX_VALUES, 3 * MPG_FUSED_MAX_MEMBERS, MPG_FUSED_MAX_VALUES> large_program;
+typedef program<MPG_FUSED_MAX_MEMBERS + 2 * MPG_FUSED_MAX_VALUES, MPG_FUSED_MAX_VALUES,
+                3 * MPG_FUSED_MAX_MEMBERS, MPG_FUSED_MAX_VALUES>
+    large_program;
 
-/* --- What members compute ------------------------------------------------------------------------------------------------- */
+/* --- What members compute --------------------------------------------------------------------- */
 namespace unary {
 enum number : uint8_t {
 #define FLOAT_ROWS(name, expression_f, expression_d) number_##name,
@@ -47,27 +58,30 @@ enum number : uint8_t {
 
 __device__ void run_unary(int row, const float *x, const float *constants, float *y) {
   switch (row) {
-#define FLOAT_ROWS(name, expression_f, expression_d)                                        \
-  case unary::number_##name:                                                                \
-    _Pragma("unroll 1") for (int k = 0; k < ELEMENTS; k++) y[k] = mpg_unary::name::at(x[k], constants); \
+#define FLOAT_ROWS(name, expression_f, expression_d)              \
+  case unary::number_##name:                                      \
+    _Pragma("unroll 1") for (int k = 0; k < ELEMENTS; k++) y[k] = \
+        mpg_unary::name::at(x[k], constants);                     \
     break;
 #include "kernels/common/unary.def"
   }
 }
 __device__ void run_binary(int row, const float *x, const float *y, float *z) {
   switch (row) {
-#define FLOAT_ROWS(name, expression_f, expression_d)                              \
-  case binary::number_##name:                                                     \
+#define FLOAT_ROWS(name, expression_f, expression_d)                                              \
+  case binary::number_##name:                                                                     \
     _Pragma("unroll") for (int k = 0; k < ELEMENTS; k++) z[k] = mpg_binary::name::at(x[k], y[k]); \
     break;
 #include "kernels/common/binary.def"
   }
 }
 
-/* --- The kernel ------------------------------------------------------------------------------------------------------------ */
-/* Where element i of the domain is in an operand; false: where it moves it is another element's to store. */
+/* --- The kernel ------------------------------------------------------------------------------- */
+/* Where element i of the domain is in an operand; false: where it moves it is another element's to
+ * store. */
 template <class U>
-__device__ bool find_place(int ndim, const int64_t *dims, uint32_t moving, int64_t i, int64_t *place) {
+__device__ bool find_place(int ndim, const int64_t *dims, uint32_t moving, int64_t i,
+                           int64_t *place) {
   U rest = (U)i;
   int64_t at = 0, distance = 1;
   bool first = true;
@@ -88,7 +102,8 @@ template <class P>
 __device__ bool place_of(const P &p, const operand &o, int64_t i, int64_t *place) {
   *place = i;
   if (o.whole) return true;
-  return p.count <= 0x7fffffff ? find_place<uint32_t>(p.ndim, p.dims, o.moving, i, place) : find_place<uint64_t>(p.ndim, p.dims, o.moving, i, place);
+  return p.count <= 0x7fffffff ? find_place<uint32_t>(p.ndim, p.dims, o.moving, i, place)
+                               : find_place<uint64_t>(p.ndim, p.dims, o.moving, i, place);
 }
 
 template <class T, class P>
@@ -121,15 +136,15 @@ __device__ void store(const P &p, const operand &o, int64_t begin, int count, co
     if (place_of(p, o, begin + k, &place)) data[place] = mpg_to<T>(from[k]);
 }
 
-#define BY_DTYPE(dtype, T, ...)                              \
-  switch (dtype) {                                           \
-    MPG_CUDA_CASE_(MPG_FLOAT16, mpg_half, T, __VA_ARGS__)    \
+#define BY_DTYPE(dtype, T, ...)                                \
+  switch (dtype) {                                             \
+    MPG_CUDA_CASE_(MPG_FLOAT16, mpg_half, T, __VA_ARGS__)      \
     MPG_CUDA_CASE_(MPG_BFLOAT16, mpg_bfloat16, T, __VA_ARGS__) \
-    default: {                                               \
-      typedef float T;                                       \
-      __VA_ARGS__;                                           \
-      break;                                                 \
-    }                                                        \
+    default: {                                                 \
+      typedef float T;                                         \
+      __VA_ARGS__;                                             \
+      break;                                                   \
+    }                                                          \
   }
 
 template <class P>
@@ -142,22 +157,30 @@ __global__ void fused_kernel(P p) {
     const step now = p.steps[s];
     float *to = registers[now.to];
     switch (now.kind) {
-      case MPG_STEP_LOAD: BY_DTYPE(now.dtype, T, load<T>(p, p.operands[now.a], begin, count, to)); continue;
-      case MPG_STEP_STORE: BY_DTYPE(now.dtype, T, store<T>(p, p.operands[now.b], begin, count, registers[now.a])); continue;
-      case MPG_STEP_UNARY: run_unary(now.row, registers[now.a], p.constants + now.constant, to); break;
+      case MPG_STEP_LOAD:
+        BY_DTYPE(now.dtype, T, load<T>(p, p.operands[now.a], begin, count, to));
+        continue;
+      case MPG_STEP_STORE:
+        BY_DTYPE(now.dtype, T, store<T>(p, p.operands[now.b], begin, count, registers[now.a]));
+        continue;
+      case MPG_STEP_UNARY:
+        run_unary(now.row, registers[now.a], p.constants + now.constant, to);
+        break;
       case MPG_STEP_BINARY:
         for (int k = 0; k < ELEMENTS; k++) fixed[k] = now.fixed ? p.constants[now.constant] : 0.0f;
-        run_binary(now.row, now.fixed == MPG_STEP_FIXED_A ? fixed : registers[now.a], now.fixed == MPG_STEP_FIXED_B ? fixed : registers[now.b], to);
+        run_binary(now.row, now.fixed == MPG_STEP_FIXED_A ? fixed : registers[now.a],
+                   now.fixed == MPG_STEP_FIXED_B ? fixed : registers[now.b], to);
         break;
       default:
         for (int k = 0; k < ELEMENTS; k++) to[k] = registers[now.a][k];
         break;
     }
-    BY_DTYPE(now.dtype, T, for (int k = 0; k < ELEMENTS; k++) to[k] = mpg_to<float>(mpg_to<T>(to[k])));
+    BY_DTYPE(now.dtype, T,
+             for (int k = 0; k < ELEMENTS; k++) to[k] = mpg_to<float>(mpg_to<T>(to[k])));
   }
 }
 
-/* --- Programs -------------------------------------------------------------------------------------------------------------- */
+/* --- Programs --------------------------------------------------------------------------------- */
 struct meaning { /* of an op, with its parameters */
   uint8_t kind;
   uint8_t row, fixed;
@@ -168,9 +191,12 @@ struct meaning { /* of an op, with its parameters */
 bool meaning_of(const mpg_op *op, const void *params, int num_inputs, meaning *m) {
   *m = meaning{};
   switch (op->id) {
-    case MPG_OP_Cast: case MPG_OP_amp_cast: case MPG_OP__copyto: case MPG_OP_broadcast_to: case MPG_OP_broadcast_axis: case MPG_OP__broadcast_exact:
-      m->kind = MPG_STEP_ROUND;
-      return true;
+    case MPG_OP_Cast:
+    case MPG_OP_amp_cast:
+    case MPG_OP__copyto:
+    case MPG_OP_broadcast_to:
+    case MPG_OP_broadcast_axis:
+    case MPG_OP__broadcast_exact: m->kind = MPG_STEP_ROUND; return true;
     case MPG_OP_hard_sigmoid: {
       const mpg_hard_sigmoid_params *p = (const mpg_hard_sigmoid_params *)params;
       *m = {MPG_STEP_UNARY, unary::number_hard_sigmoid, 0, 2, {p->alpha, p->beta, 0}};
@@ -188,7 +214,9 @@ bool meaning_of(const mpg_op *op, const void *params, int num_inputs, meaning *m
     }
     case MPG_OP__contrib_div_sqrt_dim: return false; /* its factor is the shape's */
     case MPG_OP_Activation: {
-      static const uint8_t rows[] = {unary::number_relu, unary::number_sigmoid, unary::number_hyperbolic_tangent, unary::number_softrelu, unary::number_softsign};
+      static const uint8_t rows[] = {unary::number_relu, unary::number_sigmoid,
+                                     unary::number_hyperbolic_tangent, unary::number_softrelu,
+                                     unary::number_softsign};
       m->kind = MPG_STEP_UNARY;
       m->row = rows[((const mpg_activation_params *)params)->act_type];
       return true;
@@ -202,14 +230,16 @@ bool meaning_of(const mpg_op *op, const void *params, int num_inputs, meaning *m
     default: break;
   }
   switch (op->id) {
-#define UNARY(op, name, kind)                               \
-  case MPG_OP_##op:                                         \
-    *m = {MPG_STEP_UNARY, unary::number_##name, 0, 0, {}};       \
-    return true;
+#define UNARY(op, name, kind) \
+  case MPG_OP_##op: *m = {MPG_STEP_UNARY, unary::number_##name, 0, 0, {}}; return true;
 #include "kernels/common/unary.def"
-#define BINARY(op, name, kind_, swap, dear)                                       \
-  case MPG_OP_##op:                                                               \
-    *m = {MPG_STEP_BINARY, binary::number_##name, swap ? MPG_STEP_FIXED_A : MPG_STEP_FIXED_B, 0, {}};    \
+#define BINARY(op, name, kind_, swap, dear)           \
+  case MPG_OP_##op:                                   \
+    *m = {MPG_STEP_BINARY,                            \
+          binary::number_##name,                      \
+          swap ? MPG_STEP_FIXED_A : MPG_STEP_FIXED_B, \
+          0,                                          \
+          {}};                                        \
     break;
 #include "kernels/common/binary.def"
     default: return false;
@@ -223,7 +253,9 @@ bool meaning_of(const mpg_op *op, const void *params, int num_inputs, meaning *m
   return true;
 }
 
-bool is_computed(mpg_dtype dtype) { return dtype == MPG_FLOAT32 || dtype == MPG_FLOAT16 || dtype == MPG_BFLOAT16; }
+bool is_computed(mpg_dtype dtype) {
+  return dtype == MPG_FLOAT32 || dtype == MPG_FLOAT16 || dtype == MPG_BFLOAT16;
+}
 
 template <class P>
 struct builder {
@@ -260,7 +292,8 @@ struct builder {
     if (!fits) return 0;
     operand *o = &p.operands[p.num_operands];
     uint32_t inputs = (uint32_t)call->num_inputs;
-    o->data = value.operand < inputs ? call->inputs[value.operand].data : call->outputs[value.operand - inputs].data;
+    o->data = value.operand < inputs ? call->inputs[value.operand].data
+                                     : call->outputs[value.operand - inputs].data;
     o->moving = value.moving;
     o->dtype = (uint8_t)value.dtype;
     o->whole = value.moving == (1u << fused->ndim) - 1;
@@ -289,7 +322,8 @@ struct builder {
     for (int d = 0; d < fused->ndim; d++) p.count *= p.dims[d] = fused->dims[d];
     memset(last_read, 255, sizeof last_read);
     for (uint32_t k = 0; k < fused->num_members; k++)
-      for (uint32_t i = 0; i < fused->members[k].num_inputs; i++) last_read[fused->operands[fused->members[k].operands + i]] = (uint8_t)k;
+      for (uint32_t i = 0; i < fused->members[k].num_inputs; i++)
+        last_read[fused->operands[fused->members[k].operands + i]] = (uint8_t)k;
     fits = true;
     for (uint32_t k = 0; k < fused->num_members && fits; k++) {
       const mpg_fused_member &member = fused->members[k];
@@ -299,7 +333,8 @@ struct builder {
       if (!meaning_of(member.op, member.params, (int)member.num_inputs, &m)) return false;
       uint8_t a = read(inputs[0]), b = member.num_inputs == 2 ? read(inputs[1]) : 0;
       fits &= p.num_constants + m.num_constants <= P::MAX_CONSTANTS;
-      release_read(inputs, member.num_inputs, k); /* the result may take its place: element by element */
+      release_read(inputs, member.num_inputs,
+                   k); /* the result may take its place: element by element */
       step *s = add(m.kind, dtype);
       if (!fits) break;
       s->row = m.row;
@@ -309,7 +344,9 @@ struct builder {
       s->constant = (uint8_t)p.num_constants;
       for (int i = 0; i < m.num_constants; i++) {
         float value = (float)m.constants[i];
-        if (m.kind == MPG_STEP_BINARY) BY_DTYPE(dtype, T, value = mpg_to<float>(mpg_to<T>(m.constants[i]))); /* as an element has it */
+        if (m.kind == MPG_STEP_BINARY)
+          BY_DTYPE(dtype, T,
+                   value = mpg_to<float>(mpg_to<T>(m.constants[i]))); /* as an element has it */
         p.constants[p.num_constants++] = value;
       }
       s->to = register_of[out] = take();
@@ -326,8 +363,10 @@ struct builder {
   }
 };
 
-/* What is written while others still read it, as it stands still along some dims, is read from a copy. */
-mpg_status separate(const mpg_kernel_call *call, operand *operands, const step *steps, int num_steps, const int64_t *dims, int ndim) {
+/* What is written while others still read it, as it stands still along some dims, is read from a
+ * copy. */
+mpg_status separate(const mpg_kernel_call *call, operand *operands, const step *steps,
+                    int num_steps, const int64_t *dims, int ndim) {
   for (int pass = 0; pass < 2; pass++) {
     size_t total = 0;
     char *scratch = NULL;
@@ -335,13 +374,15 @@ mpg_status separate(const mpg_kernel_call *call, operand *operands, const step *
       if (steps[i].kind != MPG_STEP_LOAD || operands[steps[i].a].whole) continue;
       operand *in = &operands[steps[i].a];
       bool written = false;
-      for (int k = 0; k < num_steps; k++) written |= steps[k].kind == MPG_STEP_STORE && operands[steps[k].b].data == in->data;
+      for (int k = 0; k < num_steps; k++)
+        written |= steps[k].kind == MPG_STEP_STORE && operands[steps[k].b].data == in->data;
       if (!written) continue;
       size_t bytes = mpg_dtype_size((mpg_dtype)in->dtype);
       for (int d = 0; d < ndim; d++)
         if (in->moving >> d & 1) bytes *= (size_t)dims[d];
       if (pass) {
-        if (!scratch && !(scratch = (char *)mpg_device_scratch(call->device, 0))) return MPG_DEVICE_OUT_OF_MEMORY;
+        if (!scratch && !(scratch = (char *)mpg_device_scratch(call->device, 0)))
+          return MPG_DEVICE_OUT_OF_MEMORY;
         MPG_TRY(mpg_cuda_copy(call, in->data, scratch + total, bytes));
         in->data = scratch + total;
       }
@@ -360,11 +401,15 @@ bool run(const mpg_kernel_call *call, mpg_status *status) {
   b.fused = (const mpg_fused *)call->params;
   if (!b.build()) return false;
   *status = separate(call, b.p.operands, b.p.steps, b.p.num_steps, b.p.dims, b.p.ndim);
-  mpg_step_program same = {b.p.num_steps, b.p.num_operands, b.p.num_constants, b.p.num_registers, b.p.ndim, b.p.count, b.p.dims, b.p.steps, b.p.operands, b.p.constants};
+  mpg_step_program same = {b.p.num_steps, b.p.num_operands, b.p.num_constants, b.p.num_registers,
+                           b.p.ndim,      b.p.count,        b.p.dims,          b.p.steps,
+                           b.p.operands,  b.p.constants};
   bool done = false;
   if (*status == MPG_OK) *status = mpg_cuda_run_specialised(call, &same, &done);
   if (*status == MPG_OK && !done)
-    *status = mpg_cuda_launch(call, fused_kernel<P>, mpg_cuda_blocks(b.p.count, MPG_CUDA_THREADS * ELEMENTS), MPG_CUDA_THREADS, 0, b.p);
+    *status = mpg_cuda_launch(call, fused_kernel<P>,
+                              mpg_cuda_blocks(b.p.count, MPG_CUDA_THREADS * ELEMENTS),
+                              MPG_CUDA_THREADS, 0, b.p);
   return true;
 }
 
@@ -373,13 +418,16 @@ bool run(const mpg_kernel_call *call, mpg_status *status) {
 extern "C" mpg_status mpg_cuda_fused(const mpg_kernel_call *call) {
   mpg_status status = MPG_OK;
   if (run<small_program>(call, &status) || run<large_program>(call, &status)) return status;
-  return mpg_fail(MPG_ERROR, "internal: the fused group %s has members that GPUs do not fuse", ((const mpg_fused *)call->params)->name);
+  return mpg_fail(MPG_ERROR, "internal: the fused group %s has members that GPUs do not fuse",
+                  ((const mpg_fused *)call->params)->name);
 }
 
-extern "C" bool mpg_cuda_fuses(const mpg_op *op, const void *params, const mpg_dtype *dtypes, int count) {
+extern "C" bool mpg_cuda_fuses(const mpg_op *op, const void *params, const mpg_dtype *dtypes,
+                               int count) {
   meaning m;
   if (count < 2 || count > 3 || !meaning_of(op, params, count - 1, &m)) return false;
   for (int i = 0; i < count; i++)
-    if (!is_computed(dtypes[i]) || (m.kind != MPG_STEP_ROUND && dtypes[i] != dtypes[0])) return false;
+    if (!is_computed(dtypes[i]) || (m.kind != MPG_STEP_ROUND && dtypes[i] != dtypes[0]))
+      return false;
   return true;
 }

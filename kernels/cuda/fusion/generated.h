@@ -1,5 +1,6 @@
-/* What the source of a specialised group begins with: formulas, rounding, loads and stores. Also the interpreter's, so that both compute the same.
- * Everything here and all that it includes is compiled by NVRTC, which has no headers of its own but those it is given (specialise.cu). */
+/* What the source of a specialised group begins with: formulas, rounding, loads and stores. Also
+ * the interpreter's, so that both compute the same. Everything here and all that it includes is
+ * compiled by NVRTC, which has no headers of its own but those it is given (specialise.cu). */
 #ifndef KERNELS_CUDA_FUSION_GENERATED_H
 #define KERNELS_CUDA_FUSION_GENERATED_H
 
@@ -27,34 +28,38 @@ typedef unsigned long long uint64_t;
 
 enum { MPG_GROUP_ELEMENTS = 4 }; /* of a thread */
 
-/* --- Formulas: mpg_unary::NAME::at(x, constants), mpg_binary::NAME::at(x, y) --------------------------------------------------- */
+/* --- Formulas: mpg_unary::NAME::at(x, constants), mpg_binary::NAME::at(x, y) ------------------ */
 namespace mpg_unary {
-#define FLOAT_ROWS(name, expression_f, expression_d)      \
-  struct name {                                           \
+#define FLOAT_ROWS(name, expression_f, expression_d)              \
+  struct name {                                                   \
     static MPG_MEMBER float at(float x, const float *constants) { \
-      (void)constants;                                    \
-      return (float)(expression_f);                       \
-    }                                                     \
+      (void)constants;                                            \
+      return (float)(expression_f);                               \
+    }                                                             \
   };
 #include "kernels/common/unary.def"
 } // namespace mpg_unary
 namespace mpg_binary {
-#define FLOAT_ROWS(name, expression_f, expression_d)                                       \
-  struct name {                                                                            \
-    static MPG_MEMBER float at(float x, float y) { return (float)(expression_f); }         \
+#define FLOAT_ROWS(name, expression_f, expression_d)                               \
+  struct name {                                                                    \
+    static MPG_MEMBER float at(float x, float y) { return (float)(expression_f); } \
   };
 #include "kernels/common/binary.def"
 } // namespace mpg_binary
 
-template <class T> MPG_ANYWHERE float mpg_rounded(float x) { return mpg_to<float>(mpg_to<T>(x)); }
+template <class T>
+MPG_ANYWHERE float mpg_rounded(float x) {
+  return mpg_to<float>(mpg_to<T>(x));
+}
 
-/* --- Memory ------------------------------------------------------------------------------------------------------------------- */
+/* --- Memory ----------------------------------------------------------------------------------- */
 template <class T>
 struct __align__(MPG_GROUP_ELEMENTS * sizeof(T)) mpg_few {
   T values[MPG_GROUP_ELEMENTS];
 };
 
-/* `place(i, &where)` finds element i of the domain in an operand; false: where it moves it is another element's to store. */
+/* `place(i, &where)` finds element i of the domain in an operand; false: where it moves it is
+ * another element's to store. */
 struct mpg_everywhere {
   static __device__ __forceinline__ bool at(int64_t i, int64_t *place) {
     *place = i;
@@ -62,7 +67,8 @@ struct mpg_everywhere {
   }
 };
 template <class T, class P>
-__device__ __forceinline__ void mpg_load_few(const void *memory, bool packed, int64_t begin, int count, float *to) {
+__device__ __forceinline__ void mpg_load_few(const void *memory, bool packed, int64_t begin,
+                                             int count, float *to) {
   const T *data = (const T *)memory;
   if (packed && count == MPG_GROUP_ELEMENTS) {
     mpg_few<T> all = ((const mpg_few<T> *)data)[begin / MPG_GROUP_ELEMENTS];
@@ -78,7 +84,8 @@ __device__ __forceinline__ void mpg_load_few(const void *memory, bool packed, in
   }
 }
 template <class T, class P>
-__device__ __forceinline__ void mpg_store_few(void *memory, bool packed, int64_t begin, int count, const float *from) {
+__device__ __forceinline__ void mpg_store_few(void *memory, bool packed, int64_t begin, int count,
+                                              const float *from) {
   T *data = (T *)memory;
   if (packed && count == MPG_GROUP_ELEMENTS) {
     mpg_few<T> all;

@@ -15,7 +15,7 @@ extern "C" {
 
 namespace {
 
-/* --- Text ------------------------------------------------------------------------------------------------------------------------ */
+/* --- Text ------------------------------------------------------------------------------------- */
 struct text {
   char *data;
   size_t length, capacity;
@@ -27,7 +27,8 @@ struct text {
     va_copy(again, arguments);
     int more = vsnprintf(NULL, 0, format, arguments);
     va_end(arguments);
-    if (more < 0 || mpg_grow((void **)&data, &capacity, length + (size_t)more + 1, 1) != MPG_OK) failed = true;
+    if (more < 0 || mpg_grow((void **)&data, &capacity, length + (size_t)more + 1, 1) != MPG_OK)
+      failed = true;
     if (!failed) length += (size_t)vsnprintf(data + length, (size_t)more + 1, format, again);
     va_end(again);
   }
@@ -42,18 +43,24 @@ const char *const binary_names[] = {
 #include "kernels/common/binary.def"
 };
 
-const char *type_of(int dtype) { return dtype == MPG_FLOAT16 ? "mpg_half" : dtype == MPG_BFLOAT16 ? "mpg_bfloat16" : "float"; }
+const char *type_of(int dtype) {
+  return dtype == MPG_FLOAT16 ? "mpg_half" : dtype == MPG_BFLOAT16 ? "mpg_bfloat16" : "float";
+}
 
 /* Where an operand that stands still along some dims has element i. */
 void add_place(text *t, const mpg_step_program *p, int number) {
   const mpg_step_operand *o = &p->operands[number];
   const char *type = p->count <= 0x7fffffff ? "uint32_t" : "uint64_t";
-  t->add("struct place_%d {\n  static __device__ __forceinline__ bool at(int64_t i, int64_t *place) {\n    %s rest = (%s)i, next, index;\n    int64_t where = 0;\n    bool first = true;\n",
-         number, type, type);
+  t->add(
+      "struct place_%d {\n  static __device__ __forceinline__ bool at(int64_t i, int64_t *place) "
+      "{\n    %s rest = (%s)i, next, index;\n    int64_t where = 0;\n    bool first = true;\n",
+      number, type, type);
   long long distance = 1;
   for (int d = p->ndim - 1; d >= 0; d--) {
-    if (d) t->add("    next = rest / %lluu;\n", (unsigned long long)p->dims[d]);
-    else t->add("    next = 0;\n");
+    if (d)
+      t->add("    next = rest / %lluu;\n", (unsigned long long)p->dims[d]);
+    else
+      t->add("    next = 0;\n");
     t->add("    index = rest - next * %lluu;\n    rest = next;\n", (unsigned long long)p->dims[d]);
     if (o->moving >> d & 1) {
       t->add("    where += (int64_t)index * %lldLL;\n", distance);
@@ -65,23 +72,31 @@ void add_place(text *t, const mpg_step_program *p, int number) {
   t->add("    (void)rest;\n    *place = where;\n    return first;\n  }\n};\n");
 }
 
-void add_operand(text *t, const mpg_step_program *p, int number, const char *function, int dtype, int reg) {
+void add_operand(text *t, const mpg_step_program *p, int number, const char *function, int dtype,
+                 int reg) {
   t->add("  mpg_%s_few<%s, ", function, type_of(dtype));
-  if (p->operands[number].whole) t->add("mpg_everywhere");
-  else t->add("place_%d", number);
-  t->add(">(p.data[%d], p.packed[%d] >> %d & 1, begin, count, r%d);\n", number, number / 32, number % 32, reg);
+  if (p->operands[number].whole)
+    t->add("mpg_everywhere");
+  else
+    t->add("place_%d", number);
+  t->add(">(p.data[%d], p.packed[%d] >> %d & 1, begin, count, r%d);\n", number, number / 32,
+         number % 32, reg);
 }
 
 /* Of an operand of a BINARY, at k. */
 void add_side(text *t, const mpg_step *s, bool fixed, int reg) {
-  if (fixed) t->add("p.constants[%d]", s->constant);
-  else t->add("r%d[k]", reg);
+  if (fixed)
+    t->add("p.constants[%d]", s->constant);
+  else
+    t->add("r%d[k]", reg);
 }
 
 /* Everything behind the includes. */
 void generate(text *t, const mpg_step_program *p, const char *name) {
-  t->add("namespace of_%s {\nstruct arguments {\n  void *data[%d];\n  int64_t count;\n  uint32_t packed[4];\n  float constants[%d];\n};\n", name, p->num_operands,
-         p->num_constants ? p->num_constants : 1);
+  t->add(
+      "namespace of_%s {\nstruct arguments {\n  void *data[%d];\n  int64_t count;\n  uint32_t "
+      "packed[4];\n  float constants[%d];\n};\n",
+      name, p->num_operands, p->num_constants ? p->num_constants : 1);
   for (int i = 0; i < p->num_operands; i++)
     if (!p->operands[i].whole) add_place(t, p, i);
   t->add("__device__ __forceinline__ void run(const arguments &p, int64_t begin, int count) {\n");
@@ -93,9 +108,13 @@ void generate(text *t, const mpg_step_program *p, const char *name) {
     } else if (s->kind == MPG_STEP_STORE) {
       add_operand(t, p, s->b, "store", s->dtype, s->a);
     } else {
-      t->add("#pragma unroll\n  for (int k = 0; k < MPG_GROUP_ELEMENTS; k++) r%d[k] = mpg_rounded<%s>(", s->to, type_of(s->dtype));
+      t->add(
+          "#pragma unroll\n  for (int k = 0; k < MPG_GROUP_ELEMENTS; k++) r%d[k] = "
+          "mpg_rounded<%s>(",
+          s->to, type_of(s->dtype));
       if (s->kind == MPG_STEP_UNARY) {
-        t->add("mpg_unary::%s::at(r%d[k], p.constants + %d)", unary_names[s->row], s->a, s->constant);
+        t->add("mpg_unary::%s::at(r%d[k], p.constants + %d)", unary_names[s->row], s->a,
+               s->constant);
       } else if (s->kind == MPG_STEP_BINARY) {
         t->add("mpg_binary::%s::at(", binary_names[s->row]);
         add_side(t, s, s->fixed == MPG_STEP_FIXED_A, s->a);
@@ -109,16 +128,23 @@ void generate(text *t, const mpg_step_program *p, const char *name) {
     }
   }
   t->add("}\n} // namespace of_%s\n", name);
-  t->add("extern \"C\" __global__ void __launch_bounds__(%d) %s(const __grid_constant__ of_%s::arguments p) {\n"
-         "  int64_t begin = ((int64_t)blockIdx.x * %d + threadIdx.x) * MPG_GROUP_ELEMENTS;\n"
-         "  if (begin >= p.count) return;\n"
-         "  of_%s::run(p, begin, p.count - begin < MPG_GROUP_ELEMENTS ? (int)(p.count - begin) : (int)MPG_GROUP_ELEMENTS);\n}\n",
-         MPG_CUDA_THREADS, name, name, MPG_CUDA_THREADS, name);
-  t->add("#ifdef HOSTCUDA\nextern \"C\" __attribute__((visibility(\"default\"))) void %s_run(const void *p) { %s(*(const of_%s::arguments *)p); }\n"
-         "extern \"C\" __attribute__((visibility(\"default\"))) const size_t %s_size = sizeof(of_%s::arguments);\n#endif\n", name, name, name, name, name);
+  t->add(
+      "extern \"C\" __global__ void __launch_bounds__(%d) %s(const __grid_constant__ "
+      "of_%s::arguments p) {\n"
+      "  int64_t begin = ((int64_t)blockIdx.x * %d + threadIdx.x) * MPG_GROUP_ELEMENTS;\n"
+      "  if (begin >= p.count) return;\n"
+      "  of_%s::run(p, begin, p.count - begin < MPG_GROUP_ELEMENTS ? (int)(p.count - begin) : "
+      "(int)MPG_GROUP_ELEMENTS);\n}\n",
+      MPG_CUDA_THREADS, name, name, MPG_CUDA_THREADS, name);
+  t->add(
+      "#ifdef HOSTCUDA\nextern \"C\" __attribute__((visibility(\"default\"))) void %s_run(const "
+      "void *p) { %s(*(const of_%s::arguments *)p); }\n"
+      "extern \"C\" __attribute__((visibility(\"default\"))) const size_t %s_size = "
+      "sizeof(of_%s::arguments);\n#endif\n",
+      name, name, name, name, name);
 }
 
-/* --- What was made ---------------------------------------------------------------------------------------------------------------- */
+/* --- What was made ---------------------------------------------------------------------------- */
 struct made { /* one text */
   made *next;
   uint64_t hash;
@@ -153,13 +179,17 @@ size_t write_key(const mpg_step_program *p, unsigned char *key) {
   add(counts, sizeof counts);
   add(p->steps, (size_t)p->num_steps * sizeof *p->steps);
   for (int i = 0; i < p->num_operands; i++) {
-    uint32_t lies[] = {p->operands[i].whole ? 0 : p->operands[i].moving, p->operands[i].dtype, p->operands[i].whole};
+    uint32_t lies[] = {p->operands[i].whole ? 0 : p->operands[i].moving, p->operands[i].dtype,
+                       p->operands[i].whole};
     add(lies, sizeof lies);
   }
   if (!whole) add(p->dims, (size_t)p->ndim * sizeof *p->dims);
   return size;
 }
-enum { MOST_STEPS = MPG_FUSED_MAX_MEMBERS + 2 * MPG_FUSED_MAX_VALUES, MOST_KEY = 64 + MOST_STEPS * sizeof(mpg_step) + MPG_FUSED_MAX_VALUES * 12 + MPG_MAX_NDIM * 8 };
+enum {
+  MOST_STEPS = MPG_FUSED_MAX_MEMBERS + 2 * MPG_FUSED_MAX_VALUES,
+  MOST_KEY = 64 + MOST_STEPS * sizeof(mpg_step) + MPG_FUSED_MAX_VALUES * 12 + MPG_MAX_NDIM * 8
+};
 
 uint64_t hash_of(const unsigned char *key, size_t size) {
   uint64_t hash = 0xcbf29ce484222325u;
@@ -168,7 +198,11 @@ uint64_t hash_of(const unsigned char *key, size_t size) {
 }
 
 void warn(const char *name, const char *why) {
-  if (!specialised.warned) fprintf(stderr, "mpgluon: the fused group %s could not be compiled by NVRTC, so it is interpreted, slower, as others may be: %.600s\n", name, why);
+  if (!specialised.warned)
+    fprintf(stderr,
+            "mpgluon: the fused group %s could not be compiled by NVRTC, so it is interpreted, "
+            "slower, as others may be: %.600s\n",
+            name, why);
   specialised.warned = true;
 }
 
@@ -178,7 +212,9 @@ void look_for_nvrtc() {
   specialised.dumps = folder && *folder;
   if (setting && !strcmp(setting, "0")) return;
   static const char *const names[] = {MPG_NVRTC_FUNCTIONS(MPG_CUDA_FUNCTION_NAME)};
-  if (mpg_cuda_library_functions(MPG_CUDA_NVRTC, names, sizeof names / sizeof *names, &specialised.nvrtc) != MPG_OK) return;
+  if (mpg_cuda_library_functions(MPG_CUDA_NVRTC, names, sizeof names / sizeof *names,
+                                 &specialised.nvrtc) != MPG_OK)
+    return;
   specialised.state = 1;
 }
 
@@ -205,17 +241,24 @@ const void *compile(const text *t, const char *name) {
   char architecture[40];
   snprintf(architecture, sizeof architecture, "--gpu-architecture=sm_%d%d", major, minor);
   const char *options[] = {architecture, "--fmad=false", "--std=c++17", "-default-device"};
-  mpg_nvrtc_result result = nvrtc->nvrtcCreateProgram(&program, t->data, name, headers, mpg_cuda_source_texts, mpg_cuda_source_names);
-  if (result == 0) result = nvrtc->nvrtcCompileProgram(program, sizeof options / sizeof *options, options);
+  mpg_nvrtc_result result = nvrtc->nvrtcCreateProgram(&program, t->data, name, headers,
+                                                      mpg_cuda_source_texts, mpg_cuda_source_names);
+  if (result == 0)
+    result = nvrtc->nvrtcCompileProgram(program, sizeof options / sizeof *options, options);
   size_t size = 0;
   char *code = NULL;
   if (result == 0) result = nvrtc->nvrtcGetCUBINSize(program, &size);
-  if (result == 0 && (code = (char *)mpg_malloc(size))) result = nvrtc->nvrtcGetCUBIN(program, code);
+  if (result == 0 && (code = (char *)mpg_malloc(size)))
+    result = nvrtc->nvrtcGetCUBIN(program, code);
   if (result != 0) {
     size_t length = 0;
-    char *log = program && nvrtc->nvrtcGetProgramLogSize(program, &length) == 0 ? (char *)mpg_malloc(length + 1) : NULL;
-    if (log && nvrtc->nvrtcGetProgramLog(program, log) == 0) warn(name, log);
-    else warn(name, nvrtc->nvrtcGetErrorString(result));
+    char *log = program && nvrtc->nvrtcGetProgramLogSize(program, &length) == 0
+                    ? (char *)mpg_malloc(length + 1)
+                    : NULL;
+    if (log && nvrtc->nvrtcGetProgramLog(program, log) == 0)
+      warn(name, log);
+    else
+      warn(name, nvrtc->nvrtcGetErrorString(result));
     mpg_free(log);
   }
   if (program) nvrtc->nvrtcDestroyProgram(&program);
@@ -226,8 +269,10 @@ const void *compile(const text *t, const char *name) {
     cudaKernel_t found;
     cudaError_t error = cudaLibraryLoadData(&library, code, NULL, NULL, 0, NULL, NULL, 0);
     if (error == cudaSuccess) error = cudaLibraryGetKernel(&found, library, name);
-    if (error == cudaSuccess) kernel = (const void *)found;
-    else warn(name, cudaGetErrorString(error));
+    if (error == cudaSuccess)
+      kernel = (const void *)found;
+    else
+      warn(name, cudaGetErrorString(error));
     cudaGetLastError();
   }
 #endif
@@ -268,7 +313,8 @@ made *find(const mpg_step_program *p, const unsigned char *key, size_t size) {
 
 } // namespace
 
-extern "C" mpg_status mpg_cuda_run_specialised(const mpg_kernel_call *call, const mpg_step_program *p, bool *done) {
+extern "C" mpg_status mpg_cuda_run_specialised(const mpg_kernel_call *call,
+                                               const mpg_step_program *p, bool *done) {
   unsigned char key[MOST_KEY];
   union {
     uint64_t aligned;
@@ -278,7 +324,8 @@ extern "C" mpg_status mpg_cuda_run_specialised(const mpg_kernel_call *call, cons
   if (!p->count) return MPG_OK;
   pthread_mutex_lock(&specialised.mutex);
   if (!specialised.state) look_for_nvrtc();
-  const made *m = specialised.state > 0 || specialised.dumps ? find(p, key, write_key(p, key)) : NULL;
+  const made *m =
+      specialised.state > 0 || specialised.dumps ? find(p, key, write_key(p, key)) : NULL;
   pthread_mutex_unlock(&specialised.mutex);
   if (!m || !m->kernel) return MPG_OK;
   unsigned char *to = arguments.bytes;

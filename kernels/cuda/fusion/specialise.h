@@ -1,8 +1,11 @@
-/* Fused groups as kernels of their own: C++ made of the group's program (fused.cu), compiled by NVRTC once for each text and remembered by the process.
+/* Fused groups as kernels of their own: C++ made of the group's program (fused.cu), compiled by
+ * NVRTC once for each text and remembered by the process.
  *
- * The text depends on the steps, the operands' dtypes and how they lie in the domain; addresses, constants, alignment and, where all operands are whole, the
- * domain's size are arguments. Where NVRTC is missing or fails (said once on stderr), or MPGLUON_CUDA_NVRTC=0, groups are interpreted, with the same bits.
- * MPGLUON_CUDA_GROUPS names a folder that gets the text of every group made, for reading and to be compiled by nvcc.
+ * The text depends on the steps, the operands' dtypes and how they lie in the domain; addresses,
+ * constants, alignment and, where all operands are whole, the domain's size are arguments. Where
+ * NVRTC is missing or fails (said once on stderr), or MPGLUON_CUDA_NVRTC=0, groups are interpreted,
+ * with the same bits. MPGLUON_CUDA_GROUPS names a folder that gets the text of every group made,
+ * for reading and to be compiled by nvcc.
  *
  * Ownership: what is compiled lives as long as the process. Threads: any.
  */
@@ -11,8 +14,18 @@
 
 #include "op/fused.h"
 
-enum mpg_step_kind { MPG_STEP_LOAD, MPG_STEP_STORE, MPG_STEP_ROUND, MPG_STEP_UNARY, MPG_STEP_BINARY };
-enum { MPG_STEP_NOT_FIXED, MPG_STEP_FIXED_A, MPG_STEP_FIXED_B }; /* an operand of a BINARY that is a constant */
+enum mpg_step_kind {
+  MPG_STEP_LOAD,
+  MPG_STEP_STORE,
+  MPG_STEP_ROUND,
+  MPG_STEP_UNARY,
+  MPG_STEP_BINARY
+};
+enum {
+  MPG_STEP_NOT_FIXED,
+  MPG_STEP_FIXED_A,
+  MPG_STEP_FIXED_B
+}; /* an operand of a BINARY that is a constant */
 
 typedef struct mpg_step {
   uint8_t kind, row;
@@ -38,9 +51,11 @@ typedef struct mpg_step_program {
 } mpg_step_program;
 
 /* Launches the program as a kernel of its own; *done: false where it is to be interpreted. */
-mpg_status mpg_cuda_run_specialised(const mpg_kernel_call *call, const mpg_step_program *program, bool *done);
+mpg_status mpg_cuda_run_specialised(const mpg_kernel_call *call, const mpg_step_program *program,
+                                    bool *done);
 
-/* The files that generated code includes, by the names it does; ends with NULL. Made by the build (tools/native_build.py). */
+/* The files that generated code includes, by the names it does; ends with NULL. Made by the build
+ * (tools/native_build.py). */
 extern const char *const mpg_cuda_source_names[], *const mpg_cuda_source_texts[];
 
 #endif

@@ -1,8 +1,11 @@
-/* Attention without the matrix of scores: tiles of query rows against tiles of keys, with the sums of the softmax kept up to date from tile to tile; backward,
- * tiles of weights are worked out again from those sums. cuDNN's is not used: it has no float32, and its dropout draws other numbers than the CPU's.
+/* Attention without the matrix of scores: tiles of query rows against tiles of keys, with the sums
+ * of the softmax kept up to date from tile to tile; backward, tiles of weights are worked out again
+ * from those sums. cuDNN's is not used: it has no float32, and its dropout draws other numbers than
+ * the CPU's.
  *
- * Every element is summed over keys (or rows) in ascending order by one block, without atomics: the same bits each time. A block has 16 x 16 threads, each with
- * EACH x EACH neighbours of a tile. Of wide heads each block makes a tile's width of the result's columns. */
+ * Every element is summed over keys (or rows) in ascending order by one block, without atomics: the
+ * same bits each time. A block has 16 x 16 threads, each with EACH x EACH neighbours of a tile. Of
+ * wide heads each block makes a tile's width of the result's columns. */
 #include "kernels/common/vector_math.h"
 #include "kernels/cuda/layers/attention.h"
 
@@ -11,8 +14,14 @@ namespace {
 enum { SIDE = 16, THREADS = SIDE * SIDE, CHUNK = 32 /* features at a time in a product */ };
 
 /* Neighbours of a thread along either side of a tile: what shared memory has room for. */
-template <class C> struct tiling { enum { EACH = 4, TILE = EACH * SIDE, LINE = TILE + 4 }; };
-template <> struct tiling<double> { enum { EACH = 2, TILE = EACH * SIDE, LINE = TILE + 2 }; };
+template <class C>
+struct tiling {
+  enum { EACH = 4, TILE = EACH * SIDE, LINE = TILE + 4 };
+};
+template <>
+struct tiling<double> {
+  enum { EACH = 2, TILE = EACH * SIDE, LINE = TILE + 2 };
+};
 
 MPG_ANYWHERE float exponential(float x) { return mpg_expf(x); }
 MPG_ANYWHERE double exponential(double x) { return exp(x); }
@@ -28,7 +37,8 @@ struct unit {
   C *chunk_a, *chunk_b;              /* shared: CHUNK lines each */
 };
 template <class T>
-__device__ __forceinline__ unit<mpg_compute_t<T>> unit_of(const mpg_attention<T> &p, int64_t extent, bool last_first) {
+__device__ __forceinline__ unit<mpg_compute_t<T>> unit_of(const mpg_attention<T> &p, int64_t extent,
+                                                          bool last_first) {
   typedef mpg_compute_t<T> C;
   typedef tiling<C> t;
   unit<C> u;
@@ -36,7 +46,8 @@ __device__ __forceinline__ unit<mpg_compute_t<T>> unit_of(const mpg_attention<T>
   u.tx = threadIdx.x % SIDE, u.ty = threadIdx.x / SIDE;
   u.index = blockIdx.x / tiles;
   u.batch = u.index / p.heads, u.head = u.index % p.heads;
-  u.first = (last_first ? tiles - 1 - tile : tile) * t::TILE; /* where later rows see more, they start first */
+  u.first = (last_first ? tiles - 1 - tile : tile) *
+            t::TILE; /* where later rows see more, they start first */
   u.tile_a = mpg_cuda_shared<C>();
   u.tile_b = u.tile_a + t::TILE * t::LINE;
   u.chunk_a = u.tile_b + t::TILE * t::LINE;
@@ -49,9 +60,12 @@ size_t shared_bytes() {
   return (size_t)(2 * t::TILE + 2 * CHUNK) * t::LINE * sizeof(C);
 }
 
-/* Rows [first, first + TILE) of features [from, from + CHUNK), transposed, times a factor; zeros beyond. */
+/* Rows [first, first + TILE) of features [from, from + CHUNK), transposed, times a factor; zeros
+ * beyond. */
 template <class T, class C>
-__device__ __forceinline__ void load_transposed(const T *rows, int64_t by_row, int64_t first, int64_t count, int64_t from, int64_t width, C factor, C *to) {
+__device__ __forceinline__ void load_transposed(const T *rows, int64_t by_row, int64_t first,
+                                                int64_t count, int64_t from, int64_t width,
+                                                C factor, C *to) {
   typedef tiling<C> t;
   for (int i = threadIdx.x; i < t::TILE * CHUNK; i += THREADS) {
     int e = i % CHUNK, r = i / CHUNK;
@@ -61,7 +75,9 @@ __device__ __forceinline__ void load_transposed(const T *rows, int64_t by_row, i
 }
 /* Rows of TILE features from `from` on, as they lie. */
 template <class T, class C>
-__device__ __forceinline__ void load_rows(const T *rows, int64_t by_row, int64_t first, int64_t count, int64_t from, int64_t width, C factor, C *to) {
+__device__ __forceinline__ void load_rows(const T *rows, int64_t by_row, int64_t first,
+                                          int64_t count, int64_t from, int64_t width, C factor,
+                                          C *to) {
   typedef tiling<C> t;
   for (int i = threadIdx.x; i < t::TILE * t::TILE; i += THREADS) {
     int e = i % t::TILE, r = i / t::TILE;
@@ -72,8 +88,11 @@ __device__ __forceinline__ void load_rows(const T *rows, int64_t by_row, int64_t
 
 /* s[r][k] = <a's row a_first + ty * EACH + r, b's row b_first + tx * EACH + k> */
 template <class T, class C>
-__device__ __forceinline__ void multiply_rows(const unit<C> &u, const T *a, int64_t a_by, int64_t a_first, int64_t a_count, C factor, const T *b, int64_t b_by, int64_t b_first,
-                                              int64_t b_count, int64_t width, C (*s)[tiling<C>::EACH]) {
+__device__ __forceinline__ void multiply_rows(const unit<C> &u, const T *a, int64_t a_by,
+                                              int64_t a_first, int64_t a_count, C factor,
+                                              const T *b, int64_t b_by, int64_t b_first,
+                                              int64_t b_count, int64_t width,
+                                              C (*s)[tiling<C>::EACH]) {
   typedef tiling<C> t;
   for (int r = 0; r < t::EACH; r++)
     for (int k = 0; k < t::EACH; k++) s[r][k] = 0;
@@ -84,7 +103,8 @@ __device__ __forceinline__ void multiply_rows(const unit<C> &u, const T *a, int6
     __syncthreads();
     int n = width - from < CHUNK ? (int)(width - from) : CHUNK;
     for (int e = 0; e < n; e++) {
-      const C *x = u.chunk_a + e * t::LINE + u.ty * t::EACH, *y = u.chunk_b + e * t::LINE + u.tx * t::EACH;
+      const C *x = u.chunk_a + e * t::LINE + u.ty * t::EACH,
+              *y = u.chunk_b + e * t::LINE + u.tx * t::EACH;
 #pragma unroll
       for (int r = 0; r < t::EACH; r++)
 #pragma unroll
@@ -93,9 +113,11 @@ __device__ __forceinline__ void multiply_rows(const unit<C> &u, const T *a, int6
   }
 }
 
-/* sums[r][k] += sum over lines l < n of a[l][ty * EACH + r] * b[l][tx * EACH + k]; both in shared memory */
+/* sums[r][k] += sum over lines l < n of a[l][ty * EACH + r] * b[l][tx * EACH + k]; both in shared
+ * memory */
 template <class C>
-__device__ __forceinline__ void add_products(const unit<C> &u, const C *a, const C *b, int n, C (*sums)[tiling<C>::EACH]) {
+__device__ __forceinline__ void add_products(const unit<C> &u, const C *a, const C *b, int n,
+                                             C (*sums)[tiling<C>::EACH]) {
   typedef tiling<C> t;
   for (int l = 0; l < n; l++) {
     const C *x = a + l * t::LINE + u.ty * t::EACH, *y = b + l * t::LINE + u.tx * t::EACH;
@@ -108,31 +130,38 @@ __device__ __forceinline__ void add_products(const unit<C> &u, const C *a, const
 
 /* Adds the mask; what is not seen becomes -inf. */
 template <class T, class C>
-__device__ __forceinline__ void hide(const mpg_attention<T> &p, const unit<C> &u, int64_t row, int64_t key, C (*s)[tiling<C>::EACH]) {
+__device__ __forceinline__ void hide(const mpg_attention<T> &p, const unit<C> &u, int64_t row,
+                                     int64_t key, C (*s)[tiling<C>::EACH]) {
   typedef tiling<C> t;
   const T *mask = p.mask ? p.mask + u.batch * p.mask_batch + u.head * p.mask_head : NULL;
   for (int r = 0; r < t::EACH; r++)
     for (int k = 0; k < t::EACH; k++) {
-      if (!mpg_sees(p, row + r, key + k)) s[r][k] = -(C)INFINITY;
-      else if (mask) s[r][k] += mpg_to<C>(mask[(row + r) * p.mask_row + (key + k) * p.mask_key]);
+      if (!mpg_sees(p, row + r, key + k))
+        s[r][k] = -(C)INFINITY;
+      else if (mask)
+        s[r][k] += mpg_to<C>(mask[(row + r) * p.mask_row + (key + k) * p.mask_key]);
     }
 }
 
 /* Which of a thread's weights stay: bit r * EACH + k. */
 template <class T, class C>
-__device__ __forceinline__ uint32_t kept_of(const mpg_attention<T> &p, const unit<C> &u, int64_t row, int64_t key) {
+__device__ __forceinline__ uint32_t kept_of(const mpg_attention<T> &p, const unit<C> &u,
+                                            int64_t row, int64_t key) {
   typedef tiling<C> t;
   uint32_t kept = 0;
   mpg_random_key drawn = mpg_key_of(p);
   for (int r = 0; r < t::EACH; r++) {
-    uint64_t first = mpg_random_position(&drawn, (uint64_t)((u.index * p.rows + row + r) * p.keys + key)), block = ~(uint64_t)0;
+    uint64_t first = mpg_random_position(&drawn,
+                                         (uint64_t)((u.index * p.rows + row + r) * p.keys + key)),
+             block = ~(uint64_t)0;
     mpg_philox_block words = {{0, 0, 0, 0}};
     for (int k = 0; k < t::EACH; k++) {
       if ((first + (uint64_t)k) >> 2 != block) {
         block = (first + (uint64_t)k) >> 2;
         words = mpg_philox(drawn.seed, drawn.call, block);
       }
-      if ((words.value[(first + (uint64_t)k) & 3] >> 8) < p.threshold) kept |= 1u << (r * t::EACH + k);
+      if ((words.value[(first + (uint64_t)k) & 3] >> 8) < p.threshold)
+        kept |= 1u << (r * t::EACH + k);
     }
   }
   return kept;
@@ -141,11 +170,15 @@ __device__ __forceinline__ uint32_t kept_of(const mpg_attention<T> &p, const uni
 /* Over the 16 threads that share rows. */
 template <class C, class F>
 __device__ __forceinline__ C across_row(C value, F combine) {
-  for (int lanes = SIDE / 2; lanes; lanes >>= 1) value = combine(value, __shfl_xor_sync(0xffffffffu, value, lanes));
+  for (int lanes = SIDE / 2; lanes; lanes >>= 1)
+    value = combine(value, __shfl_xor_sync(0xffffffffu, value, lanes));
   return value;
 }
 struct more { /* NaN is left out */
-  template <class C> MPG_MEMBER C operator()(C a, C b) const { return b > a ? b : a; }
+  template <class C>
+  MPG_MEMBER C operator()(C a, C b) const {
+    return b > a ? b : a;
+  }
 };
 
 template <class T>
@@ -153,8 +186,10 @@ __global__ void __launch_bounds__(THREADS) forward_kernel(mpg_attention<T> p) {
   typedef mpg_compute_t<T> C;
   typedef tiling<C> t;
   unit<C> u = unit_of(p, p.rows, p.causal);
-  int64_t row = u.first + u.ty * t::EACH, column = (int64_t)blockIdx.y * t::TILE, end = p.causal && u.first + t::TILE < p.keys ? u.first + t::TILE : p.keys;
-  const T *query = mpg_at(p.query, u.batch, u.head), *keys = mpg_at(p.key, u.batch, u.head), *values = mpg_at(p.value, u.batch, u.head);
+  int64_t row = u.first + u.ty * t::EACH, column = (int64_t)blockIdx.y * t::TILE,
+          end = p.causal && u.first + t::TILE < p.keys ? u.first + t::TILE : p.keys;
+  const T *query = mpg_at(p.query, u.batch, u.head), *keys = mpg_at(p.key, u.batch, u.head),
+          *values = mpg_at(p.value, u.batch, u.head);
   C max[t::EACH], total[t::EACH], out[t::EACH][t::EACH], s[t::EACH][t::EACH];
   for (int r = 0; r < t::EACH; r++) {
     max[r] = -(C)INFINITY, total[r] = 0;
@@ -162,9 +197,11 @@ __global__ void __launch_bounds__(THREADS) forward_kernel(mpg_attention<T> p) {
   }
   for (int64_t first = 0; first < end; first += t::TILE) {
     int64_t key = first + u.tx * t::EACH;
-    multiply_rows(u, query, p.query.by_row, u.first, p.rows, p.scale, keys, p.key.by_row, first, p.keys, p.width, s);
+    multiply_rows(u, query, p.query.by_row, u.first, p.rows, p.scale, keys, p.key.by_row, first,
+                  p.keys, p.width, s);
     hide(p, u, row, key, s);
-    load_rows(values, p.value.by_row, first, p.keys, column, p.value_width, (C)1, u.tile_b); /* its readers have met in multiply_rows */
+    load_rows(values, p.value.by_row, first, p.keys, column, p.value_width, (C)1,
+              u.tile_b); /* its readers have met in multiply_rows */
     uint32_t kept = p.drops ? kept_of(p, u, row, key) : 0;
     for (int r = 0; r < t::EACH; r++) {
       C most = s[r][0], sum = 0;
@@ -184,7 +221,8 @@ __global__ void __launch_bounds__(THREADS) forward_kernel(mpg_attention<T> p) {
       }
     }
     __syncthreads();
-    add_products(u, u.tile_a, u.tile_b, end - first < t::TILE ? (int)(end - first) : (int)t::TILE, out);
+    add_products(u, u.tile_a, u.tile_b, end - first < t::TILE ? (int)(end - first) : (int)t::TILE,
+                 out);
   }
   T *result = mpg_at(p.result, u.batch, u.head);
   C *sums = p.sums + 2 * u.index * p.rows;
@@ -192,7 +230,8 @@ __global__ void __launch_bounds__(THREADS) forward_kernel(mpg_attention<T> p) {
     C factor = 1 / total[r];
     for (int k = 0; k < t::EACH; k++) {
       int64_t c = column + u.tx * t::EACH + k;
-      if (c < p.value_width) result[(row + r) * p.result.by_row + c] = mpg_to<T>(out[r][k] * factor);
+      if (c < p.value_width)
+        result[(row + r) * p.result.by_row + c] = mpg_to<T>(out[r][k] * factor);
     }
     if (u.tx == 0 && blockIdx.y == 0) sums[row + r] = max[r], sums[p.rows + row + r] = total[r];
   }
@@ -204,28 +243,38 @@ __global__ void inner_kernel(mpg_attention<T> p, int64_t count) {
   typedef mpg_compute_t<T> C;
   int64_t i = MPG_CUDA_INDEX / 32, index = i / p.rows, row = i % p.rows;
   if (i >= count) return;
-  const T *grad = mpg_at(p.grad, index / p.heads, index % p.heads) + row * p.grad.by_row, *output = mpg_at(p.output, index / p.heads, index % p.heads) + row * p.output.by_row;
+  const T *grad = mpg_at(p.grad, index / p.heads, index % p.heads) + row * p.grad.by_row,
+          *output = mpg_at(p.output, index / p.heads, index % p.heads) + row * p.output.by_row;
   C sum = 0;
-  for (int64_t e = threadIdx.x & 31; e < p.value_width; e += 32) sum = sum_of(mpg_to<C>(grad[e]), mpg_to<C>(output[e]), sum);
+  for (int64_t e = threadIdx.x & 31; e < p.value_width; e += 32)
+    sum = sum_of(mpg_to<C>(grad[e]), mpg_to<C>(output[e]), sum);
   sum = mpg_warp_reduce(sum, mpg_plus());
   if ((threadIdx.x & 31) == 0) p.inner[i] = sum;
 }
 
 /* The weights of a tile once more (as they were dropped), and the gradients of its scores. */
 template <class T, class C>
-__device__ __forceinline__ void weights_again(const mpg_attention<T> &p, const unit<C> &u, int64_t rows, int64_t keys, C (*s)[tiling<C>::EACH], C (*d)[tiling<C>::EACH]) {
+__device__ __forceinline__ void weights_again(const mpg_attention<T> &p, const unit<C> &u,
+                                              int64_t rows, int64_t keys, C (*s)[tiling<C>::EACH],
+                                              C (*d)[tiling<C>::EACH]) {
   typedef tiling<C> t;
   int64_t row = rows + u.ty * t::EACH, key = keys + u.tx * t::EACH;
-  multiply_rows(u, (const T *)mpg_at(p.query, u.batch, u.head), p.query.by_row, rows, p.rows, p.scale, (const T *)mpg_at(p.key, u.batch, u.head), p.key.by_row, keys, p.keys, p.width, s);
+  multiply_rows(u, (const T *)mpg_at(p.query, u.batch, u.head), p.query.by_row, rows, p.rows,
+                p.scale, (const T *)mpg_at(p.key, u.batch, u.head), p.key.by_row, keys, p.keys,
+                p.width, s);
   hide(p, u, row, key, s);
-  multiply_rows(u, (const T *)mpg_at(p.grad, u.batch, u.head), p.grad.by_row, rows, p.rows, (C)1, (const T *)mpg_at(p.value, u.batch, u.head), p.value.by_row, keys, p.keys, p.value_width, d);
+  multiply_rows(u, (const T *)mpg_at(p.grad, u.batch, u.head), p.grad.by_row, rows, p.rows, (C)1,
+                (const T *)mpg_at(p.value, u.batch, u.head), p.value.by_row, keys, p.keys,
+                p.value_width, d);
   uint32_t kept = p.drops ? kept_of(p, u, row, key) : 0;
   const C *sums = p.sums + 2 * u.index * p.rows, *inner = p.inner + u.index * p.rows;
   for (int r = 0; r < t::EACH; r++) {
     bool there = row + r < p.rows;
-    C shift = there ? sums[row + r] : (C)0, factor = there ? 1 / sums[p.rows + row + r] : (C)0, less = there ? inner[row + r] : (C)0;
+    C shift = there ? sums[row + r] : (C)0, factor = there ? 1 / sums[p.rows + row + r] : (C)0,
+      less = there ? inner[row + r] : (C)0;
     for (int k = 0; k < t::EACH; k++) {
-      bool seen = mpg_sees(p, row + r, key + k), stays = !p.drops || (kept >> (r * t::EACH + k) & 1);
+      bool seen = mpg_sees(p, row + r, key + k),
+           stays = !p.drops || (kept >> (r * t::EACH + k) & 1);
       C weight = seen ? exponential(s[r][k] - shift) * factor : (C)0;
       s[r][k] = !p.drops ? weight : stays ? weight * p.kept_scale : (C)0;
       if (p.drops) d[r][k] = stays ? d[r][k] * p.kept_scale : (C)0;
@@ -239,7 +288,8 @@ template <class C>
 __device__ __forceinline__ void store_tile(const unit<C> &u, const C (*s)[tiling<C>::EACH]) {
   typedef tiling<C> t;
   for (int r = 0; r < t::EACH; r++)
-    for (int k = 0; k < t::EACH; k++) u.tile_a[(u.ty * t::EACH + r) * t::LINE + u.tx * t::EACH + k] = s[r][k];
+    for (int k = 0; k < t::EACH; k++)
+      u.tile_a[(u.ty * t::EACH + r) * t::LINE + u.tx * t::EACH + k] = s[r][k];
 }
 
 /* The gradients of a tile of keys and values: rows in ascending order. */
@@ -250,7 +300,8 @@ __global__ void __launch_bounds__(THREADS) keys_kernel(mpg_attention<T> p) {
   unit<C> u = unit_of(p, p.keys, false);
   int64_t column = (int64_t)blockIdx.y * t::TILE;
   const T *query = mpg_at(p.query, u.batch, u.head), *grad = mpg_at(p.grad, u.batch, u.head);
-  C key_grads[t::EACH][t::EACH], value_grads[t::EACH][t::EACH], s[t::EACH][t::EACH], d[t::EACH][t::EACH];
+  C key_grads[t::EACH][t::EACH], value_grads[t::EACH][t::EACH], s[t::EACH][t::EACH],
+      d[t::EACH][t::EACH];
   for (int r = 0; r < t::EACH; r++)
     for (int k = 0; k < t::EACH; k++) key_grads[r][k] = value_grads[r][k] = 0;
   for (int64_t first = p.causal ? u.first : 0; first < p.rows; first += t::TILE) {
@@ -266,12 +317,15 @@ __global__ void __launch_bounds__(THREADS) keys_kernel(mpg_attention<T> p) {
     __syncthreads();
     add_products(u, u.tile_a, u.tile_b, n, key_grads);
   }
-  T *key_grad = mpg_at(p.key_grad, u.batch, u.head), *value_grad = mpg_at(p.value_grad, u.batch, u.head);
+  T *key_grad = mpg_at(p.key_grad, u.batch, u.head),
+    *value_grad = mpg_at(p.value_grad, u.batch, u.head);
   for (int r = 0; r < t::EACH; r++)
     for (int k = 0; k < t::EACH; k++) {
       int64_t key = u.first + u.ty * t::EACH + r, c = column + u.tx * t::EACH + k;
-      if (key < p.keys && c < p.width) key_grad[key * p.key_grad.by_row + c] = mpg_to<T>(key_grads[r][k]);
-      if (key < p.keys && c < p.value_width) value_grad[key * p.value_grad.by_row + c] = mpg_to<T>(value_grads[r][k]);
+      if (key < p.keys && c < p.width)
+        key_grad[key * p.key_grad.by_row + c] = mpg_to<T>(key_grads[r][k]);
+      if (key < p.keys && c < p.value_width)
+        value_grad[key * p.value_grad.by_row + c] = mpg_to<T>(value_grads[r][k]);
     }
 }
 
@@ -281,7 +335,8 @@ __global__ void __launch_bounds__(THREADS) rows_kernel(mpg_attention<T> p) {
   typedef mpg_compute_t<T> C;
   typedef tiling<C> t;
   unit<C> u = unit_of(p, p.rows, p.causal);
-  int64_t column = (int64_t)blockIdx.y * t::TILE, end = p.causal && u.first + t::TILE < p.keys ? u.first + t::TILE : p.keys;
+  int64_t column = (int64_t)blockIdx.y * t::TILE,
+          end = p.causal && u.first + t::TILE < p.keys ? u.first + t::TILE : p.keys;
   const T *keys = mpg_at(p.key, u.batch, u.head);
   C grads[t::EACH][t::EACH], s[t::EACH][t::EACH], d[t::EACH][t::EACH];
   for (int r = 0; r < t::EACH; r++)
@@ -290,20 +345,23 @@ __global__ void __launch_bounds__(THREADS) rows_kernel(mpg_attention<T> p) {
     weights_again(p, u, u.first, first, s, d);
     __syncthreads();
     for (int r = 0; r < t::EACH; r++)
-      for (int k = 0; k < t::EACH; k++) u.tile_a[(u.tx * t::EACH + k) * t::LINE + u.ty * t::EACH + r] = d[r][k];
+      for (int k = 0; k < t::EACH; k++)
+        u.tile_a[(u.tx * t::EACH + k) * t::LINE + u.ty * t::EACH + r] = d[r][k];
     load_rows(keys, p.key.by_row, first, p.keys, column, p.width, (C)1, u.tile_b);
     __syncthreads();
-    add_products(u, u.tile_a, u.tile_b, end - first < t::TILE ? (int)(end - first) : (int)t::TILE, grads);
+    add_products(u, u.tile_a, u.tile_b, end - first < t::TILE ? (int)(end - first) : (int)t::TILE,
+                 grads);
   }
   T *query_grad = mpg_at(p.query_grad, u.batch, u.head);
   for (int r = 0; r < t::EACH; r++)
     for (int k = 0; k < t::EACH; k++) {
       int64_t row = u.first + u.ty * t::EACH + r, c = column + u.tx * t::EACH + k;
-      if (row < p.rows && c < p.width) query_grad[row * p.query_grad.by_row + c] = mpg_to<T>(grads[r][k] * p.scale);
+      if (row < p.rows && c < p.width)
+        query_grad[row * p.query_grad.by_row + c] = mpg_to<T>(grads[r][k] * p.scale);
     }
 }
 
-/* --- Arguments -------------------------------------------------------------------------------------------------------------------------- */
+/* --- Arguments -------------------------------------------------------------------------------- */
 template <class T>
 mpg_place<T> place_of(const mpg_view *view, const mpg_tuple *where) {
   const int64_t *v = where->values;
@@ -311,7 +369,8 @@ mpg_place<T> place_of(const mpg_view *view, const mpg_tuple *where) {
 }
 
 template <class T>
-mpg_attention<T> attention_of(const mpg_kernel_call *call, const mpg_view *inputs, const mpg_view *mask) {
+mpg_attention<T> attention_of(const mpg_kernel_call *call, const mpg_view *inputs,
+                              const mpg_view *mask) {
   typedef mpg_compute_t<T> C;
   const mpg_attention_params *params = (const mpg_attention_params *)call->params;
   const int64_t *s = params->sizes.values, *m = params->mask_at.values;
@@ -337,23 +396,36 @@ template <class T>
 dim3 grid_of(const mpg_kernel_call *call, int64_t extent, int64_t columns) {
   typedef tiling<mpg_compute_t<T>> t;
   const int64_t *s = ((const mpg_attention_params *)call->params)->sizes.values;
-  return dim3((unsigned)(s[0] * s[1] * ((extent + t::TILE - 1) / t::TILE)), (unsigned)((columns + t::TILE - 1) / t::TILE));
+  return dim3((unsigned)(s[0] * s[1] * ((extent + t::TILE - 1) / t::TILE)),
+              (unsigned)((columns + t::TILE - 1) / t::TILE));
 }
 
-/* Halves of the sizes that tensor cores are programmed for (attention_tensor.cu); *done: they were. */
+/* Halves of the sizes that tensor cores are programmed for (attention_tensor.cu); *done: they were.
+ */
 template <class T>
 mpg_status forward_by_tensor(const mpg_kernel_call *call, const mpg_attention<T> &p, bool *done) {
   *done = mpg_attention_has_tensor(p.width, p.value_width);
-  return *done ? mpg_attention_tensor_forward(call, p, ((const mpg_attention_params *)call->params)->sizes.values[0]) : MPG_OK;
+  return *done ? mpg_attention_tensor_forward(
+                     call, p, ((const mpg_attention_params *)call->params)->sizes.values[0])
+               : MPG_OK;
 }
 template <class T>
 mpg_status backward_by_tensor(const mpg_kernel_call *call, const mpg_attention<T> &p, bool *done) {
   *done = mpg_attention_has_tensor(p.width, p.value_width);
-  return *done ? mpg_attention_tensor_backward(call, p, ((const mpg_attention_params *)call->params)->sizes.values[0]) : MPG_OK;
+  return *done ? mpg_attention_tensor_backward(
+                     call, p, ((const mpg_attention_params *)call->params)->sizes.values[0])
+               : MPG_OK;
 }
-#define NOT_BY_TENSOR(T)                                                                                                                       \
-  template <> mpg_status forward_by_tensor<T>(const mpg_kernel_call *, const mpg_attention<T> &, bool *done) { return *done = false, MPG_OK; } \
-  template <> mpg_status backward_by_tensor<T>(const mpg_kernel_call *, const mpg_attention<T> &, bool *done) { return *done = false, MPG_OK; }
+#define NOT_BY_TENSOR(T)                                                                           \
+  template <>                                                                                      \
+  mpg_status forward_by_tensor<T>(const mpg_kernel_call *, const mpg_attention<T> &, bool *done) { \
+    return *done = false, MPG_OK;                                                                  \
+  }                                                                                                \
+  template <>                                                                                      \
+  mpg_status backward_by_tensor<T>(const mpg_kernel_call *, const mpg_attention<T> &,              \
+                                   bool *done) {                                                   \
+    return *done = false, MPG_OK;                                                                  \
+  }
 NOT_BY_TENSOR(float)
 NOT_BY_TENSOR(double)
 
@@ -361,14 +433,16 @@ template <class T>
 mpg_status forward(const mpg_kernel_call *call) {
   typedef mpg_compute_t<T> C;
   mpg_attention<T> p = attention_of<T>(call, call->inputs, &call->inputs[3]);
-  p.result = place_of<T>(&call->outputs[0], &((const mpg_attention_params *)call->params)->result_at);
+  p.result =
+      place_of<T>(&call->outputs[0], &((const mpg_attention_params *)call->params)->result_at);
   p.sums = (C *)call->outputs[1].data;
   p.draw = mpg_cuda_key_of(call);
   if (call->num_outputs > 2) MPG_TRY(mpg_cuda_write_key(call, (uint64_t *)call->outputs[2].data));
   bool done;
   MPG_TRY(forward_by_tensor(call, p, &done));
   if (done) return MPG_OK;
-  return mpg_cuda_launch(call, forward_kernel<T>, grid_of<T>(call, p.rows, p.value_width), THREADS, shared_bytes<C>(), p);
+  return mpg_cuda_launch(call, forward_kernel<T>, grid_of<T>(call, p.rows, p.value_width), THREADS,
+                         shared_bytes<C>(), p);
 }
 
 template <class T>
@@ -385,14 +459,18 @@ mpg_status backward(const mpg_kernel_call *call) {
   p.query_grad = place_of<T>(&call->outputs[0], &params->query_at);
   p.key_grad = place_of<T>(&call->outputs[params->packed ? 0 : 1], &params->key_at);
   p.value_grad = place_of<T>(&call->outputs[params->packed ? 0 : 2], &params->value_at);
-  if (!(p.inner = (C *)mpg_device_scratch(call->device, (size_t)count * sizeof(C)))) return MPG_DEVICE_OUT_OF_MEMORY;
-  MPG_TRY(mpg_cuda_launch(call, inner_kernel<T>, mpg_cuda_blocks(count, MPG_CUDA_THREADS / 32), MPG_CUDA_THREADS, 0, p, count));
+  if (!(p.inner = (C *)mpg_device_scratch(call->device, (size_t)count * sizeof(C))))
+    return MPG_DEVICE_OUT_OF_MEMORY;
+  MPG_TRY(mpg_cuda_launch(call, inner_kernel<T>, mpg_cuda_blocks(count, MPG_CUDA_THREADS / 32),
+                          MPG_CUDA_THREADS, 0, p, count));
   bool done;
   MPG_TRY(backward_by_tensor(call, p, &done));
   if (done) return MPG_OK;
   int64_t widest = p.width > p.value_width ? p.width : p.value_width;
-  MPG_TRY(mpg_cuda_launch(call, keys_kernel<T>, grid_of<T>(call, p.keys, widest), THREADS, shared_bytes<C>(), p));
-  return mpg_cuda_launch(call, rows_kernel<T>, grid_of<T>(call, p.rows, p.width), THREADS, shared_bytes<C>(), p);
+  MPG_TRY(mpg_cuda_launch(call, keys_kernel<T>, grid_of<T>(call, p.keys, widest), THREADS,
+                          shared_bytes<C>(), p));
+  return mpg_cuda_launch(call, rows_kernel<T>, grid_of<T>(call, p.rows, p.width), THREADS,
+                         shared_bytes<C>(), p);
 }
 
 } // namespace

@@ -1,4 +1,5 @@
-/* What the kernels of attention share: attention.cu's for every dtype, attention_tensor.cu's for halves. Include in .cu files only. */
+/* What the kernels of attention share: attention.cu's for every dtype, attention_tensor.cu's for
+ * halves. Include in .cu files only. */
 #ifndef KERNELS_CUDA_LAYERS_ATTENTION_H
 #define KERNELS_CUDA_LAYERS_ATTENTION_H
 
@@ -16,7 +17,8 @@ struct mpg_attention {
   mpg_place<T> query, key, value, result, query_grad, key_grad, value_grad, grad, output;
   const T *mask; /* NULL: none */
   int64_t mask_batch, mask_head, mask_row, mask_key;
-  mpg_compute_t<T> *sums;  /* of each head: the largest score of each row, then the sum of exponentials */
+  mpg_compute_t<T>
+      *sums; /* of each head: the largest score of each row, then the sum of exponentials */
   mpg_compute_t<T> *inner; /* backward: <grad, output> of each row */
   mpg_compute_t<T> scale, kept_scale;
   bool causal, drops;
@@ -26,21 +28,33 @@ struct mpg_attention {
 };
 
 template <class T>
-__device__ __forceinline__ T *mpg_at(const mpg_place<T> &p, int64_t batch, int64_t head) { return p.data + batch * p.by_batch + head * p.by_head; }
+__device__ __forceinline__ T *mpg_at(const mpg_place<T> &p, int64_t batch, int64_t head) {
+  return p.data + batch * p.by_batch + head * p.by_head;
+}
 
 template <class T>
-__device__ __forceinline__ bool mpg_sees(const mpg_attention<T> &p, int64_t row, int64_t key) { return row < p.rows && key < p.keys && (!p.causal || key <= row); }
+__device__ __forceinline__ bool mpg_sees(const mpg_attention<T> &p, int64_t row, int64_t key) {
+  return row < p.rows && key < p.keys && (!p.causal || key <= row);
+}
 
 /* What the weights' words are drawn with. A row of weights is in one run of the whole. */
 template <class T>
-__device__ __forceinline__ mpg_random_key mpg_key_of(const mpg_attention<T> &p) { return p.drawn ? mpg_cuda_read_key(p.drawn) : p.draw.read(); }
+__device__ __forceinline__ mpg_random_key mpg_key_of(const mpg_attention<T> &p) {
+  return p.drawn ? mpg_cuda_read_key(p.drawn) : p.draw.read();
+}
 
 /* Whether attention_tensor.cu has the sizes of a call. Depends on sizes alone. */
-static inline bool mpg_attention_has_tensor(int64_t width, int64_t value_width) { return width <= 128 && value_width <= 128; }
+static inline bool mpg_attention_has_tensor(int64_t width, int64_t value_width) {
+  return width <= 128 && value_width <= 128;
+}
 /* backward: p.inner is filled. */
-mpg_status mpg_attention_tensor_forward(const mpg_kernel_call *call, const mpg_attention<mpg_half> &p, int64_t batch);
-mpg_status mpg_attention_tensor_forward(const mpg_kernel_call *call, const mpg_attention<mpg_bfloat16> &p, int64_t batch);
-mpg_status mpg_attention_tensor_backward(const mpg_kernel_call *call, const mpg_attention<mpg_half> &p, int64_t batch);
-mpg_status mpg_attention_tensor_backward(const mpg_kernel_call *call, const mpg_attention<mpg_bfloat16> &p, int64_t batch);
+mpg_status mpg_attention_tensor_forward(const mpg_kernel_call *call,
+                                        const mpg_attention<mpg_half> &p, int64_t batch);
+mpg_status mpg_attention_tensor_forward(const mpg_kernel_call *call,
+                                        const mpg_attention<mpg_bfloat16> &p, int64_t batch);
+mpg_status mpg_attention_tensor_backward(const mpg_kernel_call *call,
+                                         const mpg_attention<mpg_half> &p, int64_t batch);
+mpg_status mpg_attention_tensor_backward(const mpg_kernel_call *call,
+                                         const mpg_attention<mpg_bfloat16> &p, int64_t batch);
 
 #endif

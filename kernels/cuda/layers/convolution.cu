@@ -1,5 +1,6 @@
-/* Convolution, its gradients and deconvolution: by cuDNN (cudnn.cu), which takes everything with the channels second or everything with the channels last, and
- * where it has no way, by plain sums. Arrays that are not aligned are copied, so that alignment does not choose the algorithm. */
+/* Convolution, its gradients and deconvolution: by cuDNN (cudnn.cu), which takes everything with
+ * the channels second or everything with the channels last, and where it has no way, by plain sums.
+ * Arrays that are not aligned are copied, so that alignment does not choose the algorithm. */
 #include "kernels/cuda/cuda.h"
 extern "C" {
 #include "kernels/cuda/array/move.h"
@@ -11,12 +12,14 @@ namespace {
 
 enum { DATA, WEIGHT, OUT, BIAS, ARRAYS };
 
-/* --- Plain sums: one thread for an element of the result, or one block for one of the weight ------------------------------------------ */
-struct plain : mpg_window { /* of three axes */
+/* --- Plain sums: one thread for an element of the result, or one block for one of the weight ---
+ */
+struct plain : mpg_window {  /* of three axes */
   int64_t channels, filters; /* of a group */
   int64_t groups, batch;
   int64_t plane, places, window;
-  int64_t data_channel, data_space, weight_channel, weight_space, out_channel, out_space; /* distances of neighbours */
+  int64_t data_channel, data_space, weight_channel, weight_space, out_channel,
+      out_space; /* distances of neighbours */
 };
 
 __device__ __forceinline__ void split(int64_t i, const int64_t *sizes, int64_t *at) {
@@ -42,25 +45,31 @@ __global__ void forward_kernel(plain t, const T *data, const T *weight, T *out, 
   typedef mpg_compute_t<T> C;
   int64_t i = MPG_CUDA_INDEX;
   if (i >= count) return;
-  int64_t place = i % t.places, f = i / t.places % (t.filters * t.groups), n = i / t.places / (t.filters * t.groups), g = f / t.filters, p[3];
+  int64_t place = i % t.places, f = i / t.places % (t.filters * t.groups),
+          n = i / t.places / (t.filters * t.groups), g = f / t.filters, p[3];
   split(place, t.out, p);
-  const T *from = data + n * t.channels * t.groups * t.plane + g * t.channels * t.data_channel, *w = weight + f * t.channels * t.window;
+  const T *from = data + n * t.channels * t.groups * t.plane + g * t.channels * t.data_channel,
+          *w = weight + f * t.channels * t.window;
   C sum = 0;
   for (int64_t k = 0; k < t.window; k++) {
     int64_t at = data_of(t, p, k);
     if (at < 0) continue;
     for (int64_t c = 0; c < t.channels; c++)
-      sum += mpg_to<C>(from[c * t.data_channel + at * t.data_space]) * mpg_to<C>(w[c * t.weight_channel + k * t.weight_space]);
+      sum += mpg_to<C>(from[c * t.data_channel + at * t.data_space]) *
+             mpg_to<C>(w[c * t.weight_channel + k * t.weight_space]);
   }
-  out[n * t.filters * t.groups * t.places + f * t.out_channel + place * t.out_space] = mpg_to<T>(sum);
+  out[n * t.filters * t.groups * t.places + f * t.out_channel + place * t.out_space] =
+      mpg_to<T>(sum);
 }
 
 template <class T>
-__global__ void backward_data_kernel(plain t, T *data, const T *weight, const T *out, int64_t count) {
+__global__ void backward_data_kernel(plain t, T *data, const T *weight, const T *out,
+                                     int64_t count) {
   typedef mpg_compute_t<T> C;
   int64_t i = MPG_CUDA_INDEX;
   if (i >= count) return;
-  int64_t place = i % t.plane, c = i / t.plane % (t.channels * t.groups), n = i / t.plane / (t.channels * t.groups), g = c / t.channels, at[3];
+  int64_t place = i % t.plane, c = i / t.plane % (t.channels * t.groups),
+          n = i / t.plane / (t.channels * t.groups), g = c / t.channels, at[3];
   split(place, t.in, at);
   const T *from = out + n * t.filters * t.groups * t.places + g * t.filters * t.out_channel;
   const T *w = weight + g * t.filters * t.channels * t.window + c % t.channels * t.weight_channel;
@@ -75,34 +84,43 @@ __global__ void backward_data_kernel(plain t, T *data, const T *weight, const T 
       p = p * t.out[a] + x / t.stride[a];
     }
     for (int64_t f = 0; inside && f < t.filters; f++)
-      sum += mpg_to<C>(from[f * t.out_channel + p * t.out_space]) * mpg_to<C>(w[f * t.channels * t.window + k * t.weight_space]);
+      sum += mpg_to<C>(from[f * t.out_channel + p * t.out_space]) *
+             mpg_to<C>(w[f * t.channels * t.window + k * t.weight_space]);
   }
-  data[n * t.channels * t.groups * t.plane + c * t.data_channel + place * t.data_space] = mpg_to<T>(sum);
+  data[n * t.channels * t.groups * t.plane + c * t.data_channel + place * t.data_space] =
+      mpg_to<T>(sum);
 }
 
 template <class T>
 __global__ void backward_weight_kernel(plain t, const T *data, T *weight, const T *out) {
   typedef mpg_compute_t<T> C;
   for (int64_t i = blockIdx.x; i < t.filters * t.groups * t.channels * t.window; i += gridDim.x) {
-    int64_t k = i % t.window, c = i / t.window % t.channels, f = i / t.window / t.channels, g = f / t.filters;
+    int64_t k = i % t.window, c = i / t.window % t.channels, f = i / t.window / t.channels,
+            g = f / t.filters;
     C sum = 0;
     for (int64_t j = threadIdx.x; j < t.batch * t.places; j += blockDim.x) {
       int64_t n = j / t.places, place = j % t.places, p[3];
       split(place, t.out, p);
       int64_t at = data_of(t, p, k);
       if (at >= 0)
-        sum += mpg_to<C>(data[n * t.channels * t.groups * t.plane + (g * t.channels + c) * t.data_channel + at * t.data_space]) *
-               mpg_to<C>(out[n * t.filters * t.groups * t.places + f * t.out_channel + place * t.out_space]);
+        sum +=
+            mpg_to<C>(data[n * t.channels * t.groups * t.plane +
+                           (g * t.channels + c) * t.data_channel + at * t.data_space]) *
+            mpg_to<C>(
+                out[n * t.filters * t.groups * t.places + f * t.out_channel + place * t.out_space]);
     }
     sum = mpg_block_reduce(sum, (C)0, mpg_plus());
-    if (threadIdx.x == 0) weight[f * t.channels * t.window + c * t.weight_channel + k * t.weight_space] = mpg_to<T>(sum);
+    if (threadIdx.x == 0)
+      weight[f * t.channels * t.window + c * t.weight_channel + k * t.weight_space] =
+          mpg_to<T>(sum);
   }
 }
 
 plain plain_of(const mpg_convolution *c) {
   plain t = {};
   (mpg_window &)t = mpg_window_with_axes(&c->window, 3);
-  t.batch = c->batch, t.groups = c->groups, t.channels = c->channels / c->groups, t.filters = c->filters / c->groups;
+  t.batch = c->batch, t.groups = c->groups, t.channels = c->channels / c->groups,
+  t.filters = c->filters / c->groups;
   t.plane = t.in[0] * t.in[1] * t.in[2];
   t.places = t.out[0] * t.out[1] * t.out[2];
   t.window = t.kernel[0] * t.kernel[1] * t.kernel[2];
@@ -116,22 +134,27 @@ plain plain_of(const mpg_convolution *c) {
   return t;
 }
 
-mpg_status sum_plainly(const mpg_kernel_call *call, const mpg_convolution *c, mpg_cuda_direction direction, mpg_dtype dtype, void *const *arrays) {
+mpg_status sum_plainly(const mpg_kernel_call *call, const mpg_convolution *c,
+                       mpg_cuda_direction direction, mpg_dtype dtype, void *const *arrays) {
   plain t = plain_of(c);
   MPG_CUDA_FLOAT_DTYPE(dtype, T, {
     T *data = (T *)arrays[DATA], *weight = (T *)arrays[WEIGHT], *out = (T *)arrays[OUT];
     int64_t outs = c->batch * c->filters * t.places, datas = c->batch * c->channels * t.plane;
     if (direction == MPG_CUDA_FORWARD)
-      return mpg_cuda_launch(call, forward_kernel<T>, mpg_cuda_blocks(outs), MPG_CUDA_THREADS, 0, t, (const T *)data, (const T *)weight, out, outs);
+      return mpg_cuda_launch(call, forward_kernel<T>, mpg_cuda_blocks(outs), MPG_CUDA_THREADS, 0, t,
+                             (const T *)data, (const T *)weight, out, outs);
     if (direction == MPG_CUDA_BACKWARD_DATA)
-      return mpg_cuda_launch(call, backward_data_kernel<T>, mpg_cuda_blocks(datas), MPG_CUDA_THREADS, 0, t, data, (const T *)weight, (const T *)out, datas);
-    return mpg_cuda_launch(call, backward_weight_kernel<T>, mpg_cuda_blocks(c->filters * t.channels * t.window, 1), MPG_CUDA_THREADS, 0, t, (const T *)data, weight,
-                           (const T *)out);
+      return mpg_cuda_launch(call, backward_data_kernel<T>, mpg_cuda_blocks(datas),
+                             MPG_CUDA_THREADS, 0, t, data, (const T *)weight, (const T *)out,
+                             datas);
+    return mpg_cuda_launch(call, backward_weight_kernel<T>,
+                           mpg_cuda_blocks(c->filters * t.channels * t.window, 1), MPG_CUDA_THREADS,
+                           0, t, (const T *)data, weight, (const T *)out);
   });
   return MPG_OK;
 }
 
-/* --- The bias ------------------------------------------------------------------------------------------------------------------------------ */
+/* --- The bias --------------------------------------------------------------------------------- */
 template <class T>
 __global__ void bias_kernel(const T *bias, T *out, int64_t channels, int64_t space, int64_t count) {
   typedef mpg_compute_t<T> C;
@@ -139,18 +162,23 @@ __global__ void bias_kernel(const T *bias, T *out, int64_t channels, int64_t spa
   if (i < count) out[i] = mpg_to<T>(mpg_to<C>(out[i]) + mpg_to<C>(bias[i / space % channels]));
 }
 
-mpg_status add_bias(const mpg_kernel_call *call, const void *bias, int64_t channels, bool last, const mpg_view *out) {
-  int64_t count = count_of(out), space = last ? 1 : mpg_shape_product(&out->desc.shape, 2, out->desc.shape.ndim);
-  MPG_CUDA_FLOAT_DTYPE(out->desc.dtype, T,
-                       return mpg_cuda_launch(call, bias_kernel<T>, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0, (const T *)bias, (T *)out->data, channels, space, count));
+mpg_status add_bias(const mpg_kernel_call *call, const void *bias, int64_t channels, bool last,
+                    const mpg_view *out) {
+  int64_t count = count_of(out),
+          space = last ? 1 : mpg_shape_product(&out->desc.shape, 2, out->desc.shape.ndim);
+  MPG_CUDA_FLOAT_DTYPE(
+      out->desc.dtype, T,
+      return mpg_cuda_launch(call, bias_kernel<T>, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0,
+                             (const T *)bias, (T *)out->data, channels, space, count));
   return MPG_OK;
 }
 
-/* --- cuDNN ------------------------------------------------------------------------------------------------------------------------------ */
+/* --- cuDNN ------------------------------------------------------------------------------------ */
 size_t padded(size_t bytes) { return (bytes + 255) & ~(size_t)255; }
 
 /* (filters, channels, window) to (filters, window, channels). */
-mpg_status exchange(const mpg_kernel_call *call, int64_t outer, int64_t a, int64_t b, const void *in, void *out, size_t item) {
+mpg_status exchange(const mpg_kernel_call *call, int64_t outer, int64_t a, int64_t b,
+                    const void *in, void *out, size_t item) {
   mpg_move move = {};
   mpg_move_add(&move, outer, a * b, a * b);
   mpg_move_add(&move, b, 1, a);
@@ -158,16 +186,22 @@ mpg_status exchange(const mpg_kernel_call *call, int64_t outer, int64_t a, int64
   return mpg_cuda_move(call, &move, in, out, item);
 }
 
-/* *done: false where cuDNN has no way. *added: the bias (arrays[BIAS], or NULL) is in the result. */
-mpg_status by_library(const mpg_kernel_call *call, mpg_convolution c, mpg_cuda_direction direction, mpg_dtype dtype, void *const *arrays, const int64_t *sizes, bool *done,
+/* *done: false where cuDNN has no way. *added: the bias (arrays[BIAS], or NULL) is in the result.
+ */
+mpg_status by_library(const mpg_kernel_call *call, mpg_convolution c, mpg_cuda_direction direction,
+                      mpg_dtype dtype, void *const *arrays, const int64_t *sizes, bool *done,
                       bool *added) {
   size_t item = mpg_dtype_size(dtype), workspace, total;
-  int64_t channels = c.channels / c.groups, window = mpg_window_product(c.window.kernel, c.window.ndim);
-  int result = direction == MPG_CUDA_FORWARD ? OUT : direction == MPG_CUDA_BACKWARD_DATA ? DATA : WEIGHT;
+  int64_t channels = c.channels / c.groups,
+          window = mpg_window_product(c.window.kernel, c.window.ndim);
+  int result = direction == MPG_CUDA_FORWARD         ? OUT
+               : direction == MPG_CUDA_BACKWARD_DATA ? DATA
+                                                     : WEIGHT;
   mpg_cudnn_plan *plan = NULL;
   bool exchanges = c.layout == MPG_CHANNELS_LAST_DATA && channels > 1 && window > 1;
   if (c.layout == MPG_CHANNELS_LAST_DATA) c.layout = MPG_CHANNELS_LAST;
-  if (arrays[BIAS] && direction == MPG_CUDA_FORWARD) MPG_TRY(mpg_cudnn_find(call, &c, direction, dtype, true, &plan, &workspace));
+  if (arrays[BIAS] && direction == MPG_CUDA_FORWARD)
+    MPG_TRY(mpg_cudnn_find(call, &c, direction, dtype, true, &plan, &workspace));
   *added = plan != NULL;
   if (!plan) MPG_TRY(mpg_cudnn_find(call, &c, direction, dtype, false, &plan, &workspace));
   *done = plan != NULL;
@@ -181,31 +215,37 @@ mpg_status by_library(const mpg_kernel_call *call, mpg_convolution c, mpg_cuda_d
     if (moved[i]) total += padded((size_t)sizes[i] * item);
   }
   char *scratch = NULL;
-  if (total && !(scratch = (char *)mpg_device_scratch(call->device, total))) return MPG_DEVICE_OUT_OF_MEMORY;
+  if (total && !(scratch = (char *)mpg_device_scratch(call->device, total)))
+    return MPG_DEVICE_OUT_OF_MEMORY;
   char *next = scratch + padded(workspace);
   for (int i = 0; i < count; i++) {
     used[i] = moved[i] ? next : arrays[i];
     if (!moved[i]) continue;
     next += padded((size_t)sizes[i] * item);
     if (i == result) continue;
-    if (i == WEIGHT && exchanges) MPG_TRY(exchange(call, c.filters, channels, window, arrays[i], used[i], item));
-    else MPG_TRY(mpg_cuda_copy(call, arrays[i], used[i], (size_t)sizes[i] * item));
+    if (i == WEIGHT && exchanges)
+      MPG_TRY(exchange(call, c.filters, channels, window, arrays[i], used[i], item));
+    else
+      MPG_TRY(mpg_cuda_copy(call, arrays[i], used[i], (size_t)sizes[i] * item));
   }
   MPG_TRY(mpg_cudnn_run(call, plan, used, workspace ? scratch : NULL));
   if (!moved[result]) return MPG_OK;
-  if (result == WEIGHT && exchanges) return exchange(call, c.filters, window, channels, used[result], arrays[result], item);
+  if (result == WEIGHT && exchanges)
+    return exchange(call, c.filters, window, channels, used[result], arrays[result], item);
   return mpg_cuda_copy(call, used[result], arrays[result], (size_t)sizes[result] * item);
 }
 
 /* arrays[BIAS]: of the result's channels, or NULL. */
-mpg_status run(const mpg_kernel_call *call, const mpg_convolution *c, mpg_cuda_direction direction, void *const *arrays) {
+mpg_status run(const mpg_kernel_call *call, const mpg_convolution *c, mpg_cuda_direction direction,
+               void *const *arrays) {
   const mpg_view *out = &call->outputs[0];
   mpg_dtype dtype = out->desc.dtype;
   int64_t channels = direction == MPG_CUDA_FORWARD ? c->filters : c->channels;
   bool added = false;
-  int64_t sizes[ARRAYS] = {c->batch * c->channels * mpg_window_product(c->window.in, c->window.ndim),
-                           c->filters * (c->channels / c->groups) * mpg_window_product(c->window.kernel, c->window.ndim),
-                           c->batch * c->filters * mpg_window_product(c->window.out, c->window.ndim), channels};
+  int64_t sizes[ARRAYS] = {
+      c->batch * c->channels * mpg_window_product(c->window.in, c->window.ndim),
+      c->filters * (c->channels / c->groups) * mpg_window_product(c->window.kernel, c->window.ndim),
+      c->batch * c->filters * mpg_window_product(c->window.out, c->window.ndim), channels};
   if (count_of(out) == 0) return MPG_OK;
   if (sizes[DATA] == 0 || sizes[WEIGHT] == 0 || sizes[OUT] == 0) {
     MPG_TRY(mpg_cuda_zero(call, out)); /* a sum over nothing */
@@ -214,7 +254,9 @@ mpg_status run(const mpg_kernel_call *call, const mpg_convolution *c, mpg_cuda_d
     MPG_TRY(by_library(call, *c, direction, dtype, arrays, sizes, &done, &added));
     if (!done) MPG_TRY(sum_plainly(call, c, direction, dtype, arrays));
   }
-  return arrays[BIAS] && !added ? add_bias(call, arrays[BIAS], channels, c->layout != MPG_CHANNELS_FIRST, out) : MPG_OK;
+  return arrays[BIAS] && !added
+             ? add_bias(call, arrays[BIAS], channels, c->layout != MPG_CHANNELS_FIRST, out)
+             : MPG_OK;
 }
 
 } // namespace
@@ -223,36 +265,47 @@ MPG_CUDA_KERNEL(convolution) {
   const mpg_convolution_params *p = (const mpg_convolution_params *)call->params;
   const mpg_view *data = &call->inputs[0], *weight = &call->inputs[1], *out = &call->outputs[0];
   mpg_convolution c;
-  mpg_convolution_set(&c, mpg_convolution_layout(call->op, p), &data->desc.shape, &weight->desc.shape, &out->desc.shape, &p->stride, &p->dilate, &p->pad, p->num_group);
-  void *arrays[ARRAYS] = {data->data, weight->data, out->data, call->num_inputs == 3 ? call->inputs[2].data : NULL};
+  mpg_convolution_set(&c, mpg_convolution_layout(call->op, p), &data->desc.shape,
+                      &weight->desc.shape, &out->desc.shape, &p->stride, &p->dilate, &p->pad,
+                      p->num_group);
+  void *arrays[ARRAYS] = {data->data, weight->data, out->data,
+                          call->num_inputs == 3 ? call->inputs[2].data : NULL};
   return run(call, &c, MPG_CUDA_FORWARD, arrays);
 }
 
 /* Also Deconvolution, whose data is what a convolution puts out. */
 MPG_CUDA_KERNEL(convolution_backward_data) {
-  const mpg_view *out_grad = &call->inputs[0], *weight = &call->inputs[1], *data = &call->outputs[0];
+  const mpg_view *out_grad = &call->inputs[0], *weight = &call->inputs[1],
+                 *data = &call->outputs[0];
   mpg_convolution c;
   void *arrays[ARRAYS] = {data->data, weight->data, out_grad->data};
   mpg_layout layout = mpg_convolution_layout(call->op, call->params);
   if (call->op->id == MPG_OP_Deconvolution) {
     const mpg_deconvolution_params *p = (const mpg_deconvolution_params *)call->params;
     mpg_tuple pads;
-    mpg_shape in = mpg_data_first(&out_grad->desc.shape, layout), out = mpg_data_first(&data->desc.shape, layout);
+    mpg_shape in = mpg_data_first(&out_grad->desc.shape, layout),
+              out = mpg_data_first(&data->desc.shape, layout);
     mpg_deconvolution_pads(p, &in, &out, &pads);
-    mpg_convolution_set(&c, layout, &data->desc.shape, &weight->desc.shape, &out_grad->desc.shape, &p->stride, &p->dilate, &pads, p->num_group);
+    mpg_convolution_set(&c, layout, &data->desc.shape, &weight->desc.shape, &out_grad->desc.shape,
+                        &p->stride, &p->dilate, &pads, p->num_group);
     if (call->num_inputs == 3) arrays[BIAS] = call->inputs[2].data;
   } else {
-    const mpg_convolution_backward_params *p = (const mpg_convolution_backward_params *)call->params;
-    mpg_convolution_set(&c, layout, &data->desc.shape, &weight->desc.shape, &out_grad->desc.shape, &p->stride, &p->dilate, &p->pad, p->num_group);
+    const mpg_convolution_backward_params *p =
+        (const mpg_convolution_backward_params *)call->params;
+    mpg_convolution_set(&c, layout, &data->desc.shape, &weight->desc.shape, &out_grad->desc.shape,
+                        &p->stride, &p->dilate, &p->pad, p->num_group);
   }
   return run(call, &c, MPG_CUDA_BACKWARD_DATA, arrays);
 }
 
 MPG_CUDA_KERNEL(convolution_backward_weight) {
   const mpg_convolution_backward_params *p = (const mpg_convolution_backward_params *)call->params;
-  const mpg_view *out_grad = &call->inputs[0], *data = &call->inputs[1], *weight = &call->outputs[0];
+  const mpg_view *out_grad = &call->inputs[0], *data = &call->inputs[1],
+                 *weight = &call->outputs[0];
   mpg_convolution c;
-  mpg_convolution_set(&c, mpg_convolution_layout(call->op, p), &data->desc.shape, &weight->desc.shape, &out_grad->desc.shape, &p->stride, &p->dilate, &p->pad, p->num_group);
+  mpg_convolution_set(&c, mpg_convolution_layout(call->op, p), &data->desc.shape,
+                      &weight->desc.shape, &out_grad->desc.shape, &p->stride, &p->dilate, &p->pad,
+                      p->num_group);
   void *arrays[ARRAYS] = {data->data, weight->data, out_grad->data};
   return run(call, &c, MPG_CUDA_BACKWARD_WEIGHT, arrays);
 }

@@ -1,27 +1,35 @@
-/* Connectionist temporal classification; kernels/cpu/layers/ctc.c says what is computed. A warp finds the total of a frame, a block takes a sample: its threads are the
- * states, and frames follow each other. In double. A length or label out of range raises an alarm, and counts as the nearest one that is valid. */
+/* Connectionist temporal classification; kernels/cpu/layers/ctc.c says what is computed. A warp
+ * finds the total of a frame, a block takes a sample: its threads are the states, and frames follow
+ * each other. In double. A length or label out of range raises an alarm, and counts as the nearest
+ * one that is valid. */
 #include "kernels/cuda/access.h"
 #include "kernels/cuda/runtime/device_assert.h"
 
 namespace {
 
 struct ctc {
-  mpg_untyped data, label, frames, labels, grad, out; /* frames, labels: lengths; data NULL: all frames, labels up to the first padding */
+  mpg_untyped data, label, frames, labels, grad,
+      out; /* frames, labels: lengths; data NULL: all frames, labels up to the first padding */
   int64_t time, batch, classes, length, blank, padding;
   double *totals, *scratch; /* scratch: `each` doubles a sample */
   int64_t each;
 };
 
-__device__ int64_t frames_of(const ctc &t, int64_t n) { return t.frames.data ? mpg_cuda_index_at(t.frames, n) : t.time; }
+__device__ int64_t frames_of(const ctc &t, int64_t n) {
+  return t.frames.data ? mpg_cuda_index_at(t.frames, n) : t.time;
+}
 __device__ int64_t labels_of(const ctc &t, int64_t n) {
   if (t.labels.data) return mpg_cuda_index_at(t.labels, n);
   int64_t count = 0;
   while (count < t.length && mpg_cuda_index_at(t.label, n * t.length + count) != t.padding) count++;
   return count;
 }
-__device__ int64_t within(int64_t value, int64_t most) { return value < 0 ? 0 : value > most ? most : value; }
+__device__ int64_t within(int64_t value, int64_t most) {
+  return value < 0 ? 0 : value > most ? most : value;
+}
 
-__device__ double log_sum(double a, double b, double c) { /* log(exp(a) + exp(b) + exp(c)); NaN where one is */
+__device__ double log_sum(double a, double b,
+                          double c) { /* log(exp(a) + exp(b) + exp(c)); NaN where one is */
   double most = a > b ? a : b;
   most = most > c ? most : c;
   if (most == -INFINITY || most != most) return a + b + c;
@@ -34,9 +42,11 @@ __global__ void totals_kernel(ctc t) {
   int lane = threadIdx.x & 31;
   if (frame >= t.time * t.batch) return; /* whole warps */
   double most = -INFINITY, sum = 0;
-  for (int64_t k = lane; k < t.classes; k += 32) most = mpg_larger()(most, t.data.load<double>(frame * t.classes + k));
+  for (int64_t k = lane; k < t.classes; k += 32)
+    most = mpg_larger()(most, t.data.load<double>(frame * t.classes + k));
   most = mpg_warp_reduce(most, mpg_larger());
-  for (int64_t k = lane; k < t.classes && most != -INFINITY; k += 32) sum += exp(t.data.load<double>(frame * t.classes + k) - most);
+  for (int64_t k = lane; k < t.classes && most != -INFINITY; k += 32)
+    sum += exp(t.data.load<double>(frame * t.classes + k) - most);
   sum = mpg_warp_reduce(sum, mpg_plus());
   if (lane == 0) t.totals[frame] = most == -INFINITY ? most : most + log(sum);
 }
@@ -54,7 +64,8 @@ __global__ void check_kernel(ctc t, unsigned long long *bad) {
   if (wrong) atomicMin(bad, (unsigned long long)n);
 }
 
-__global__ void refuse_kernel(ctc t, const unsigned long long *bad, mpg_cuda_alarm of_frames, mpg_cuda_alarm of_labels, mpg_cuda_alarm of_label) {
+__global__ void refuse_kernel(ctc t, const unsigned long long *bad, mpg_cuda_alarm of_frames,
+                              mpg_cuda_alarm of_labels, mpg_cuda_alarm of_label) {
   if (*bad == MPG_CUDA_NONE) return;
   int64_t n = (int64_t)*bad, frames = frames_of(t, n), count = labels_of(t, n);
   if (frames < 0 || frames > t.time) return of_frames.raise(n, frames, t.time);
@@ -69,7 +80,8 @@ __global__ void refuse_kernel(ctc t, const unsigned long long *bad, mpg_cuda_ala
 struct sample {
   int64_t n, frames, count, states, row;
   double *alpha, *beta, *after, *shares;
-  int64_t *classes, *next; /* of each state; next: the next state of the same class, -1: none; -3 less that where an earlier one is of it, too */
+  int64_t *classes, *next; /* of each state; next: the next state of the same class, -1: none; -3
+                              less that where an earlier one is of it, too */
 };
 
 __device__ sample sample_of(const ctc &t, bool back) {
@@ -84,7 +96,8 @@ __device__ sample sample_of(const ctc &t, bool back) {
   s.classes = (int64_t *)(s.shares + s.row);
   s.next = s.classes + s.row;
   for (int64_t i = threadIdx.x; i < s.states; i += blockDim.x)
-    s.classes[i] = i & 1 ? within(mpg_cuda_index_at(t.label, s.n * t.length + i / 2), t.classes - 1) : t.blank;
+    s.classes[i] =
+        i & 1 ? within(mpg_cuda_index_at(t.label, s.n * t.length + i / 2), t.classes - 1) : t.blank;
   __syncthreads();
   int64_t needed = s.count; /* one frame a label, and one between two that are equal */
   for (int64_t i = 1; i < s.count; i++) needed += s.classes[2 * i + 1] == s.classes[2 * i - 1];
@@ -92,30 +105,44 @@ __device__ sample sample_of(const ctc &t, bool back) {
   return s;
 }
 /* Whether a label may follow the one before without a blank in between. */
-__device__ bool skips(const sample &x, int64_t s) { return (s & 1) && s >= 3 && x.classes[s] != x.classes[s - 2]; }
+__device__ bool skips(const sample &x, int64_t s) {
+  return (s & 1) && s >= 3 && x.classes[s] != x.classes[s - 2];
+}
 
-__device__ void advance(const ctc &t, const sample &x, int64_t f, const double *before, double *alpha) {
+__device__ void advance(const ctc &t, const sample &x, int64_t f, const double *before,
+                        double *alpha) {
   int64_t frame = f * t.batch + x.n;
   for (int64_t s = threadIdx.x; s < x.states; s += blockDim.x) {
     double here = t.data.load<double>(frame * t.classes + x.classes[s]) - t.totals[frame];
-    if (f == 0) alpha[s] = s < 2 ? here : -INFINITY;
-    else alpha[s] = here + log_sum(before[s], s > 0 ? before[s - 1] : -INFINITY, skips(x, s) ? before[s - 2] : -INFINITY);
+    if (f == 0)
+      alpha[s] = s < 2 ? here : -INFINITY;
+    else
+      alpha[s] = here + log_sum(before[s], s > 0 ? before[s - 1] : -INFINITY,
+                                skips(x, s) ? before[s - 2] : -INFINITY);
   }
   __syncthreads();
 }
-__device__ double ended(const double *alpha, int64_t states) { return log_sum(alpha[states - 1], states > 1 ? alpha[states - 2] : -INFINITY, -INFINITY); }
+__device__ double ended(const double *alpha, int64_t states) {
+  return log_sum(alpha[states - 1], states > 1 ? alpha[states - 2] : -INFINITY, -INFINITY);
+}
 
 __global__ void loss_kernel(ctc t) {
   sample x = sample_of(t, false);
-  for (int64_t f = 0; f < x.frames; f++) advance(t, x, f, x.alpha + (f + 1) % 2 * x.row, x.alpha + f % 2 * x.row);
-  if (threadIdx.x == 0) t.out.store(x.n, x.frames ? -ended(x.alpha + (x.frames - 1) % 2 * x.row, x.states) : 0.0);
+  for (int64_t f = 0; f < x.frames; f++)
+    advance(t, x, f, x.alpha + (f + 1) % 2 * x.row, x.alpha + f % 2 * x.row);
+  if (threadIdx.x == 0)
+    t.out.store(x.n, x.frames ? -ended(x.alpha + (x.frames - 1) % 2 * x.row, x.states) : 0.0);
 }
 
-/* The gradient of the scores: softmax, less the probability that the frame is in a state of the class, given the labels. */
+/* The gradient of the scores: softmax, less the probability that the frame is in a state of the
+ * class, given the labels. */
 __global__ void back_kernel(ctc t) {
   sample x = sample_of(t, true);
   double head = t.grad.load<double>(x.n), likelihood = 0;
-  for (int64_t s = threadIdx.x; s < x.states; s += blockDim.x) { /* states of a class are added up in their order, by the thread of the first one */
+  for (int64_t s = threadIdx.x; s < x.states;
+       s +=
+       blockDim
+           .x) { /* states of a class are added up in their order, by the thread of the first one */
     int64_t next = -1;
     for (int64_t k = x.states - 1; k > s; k--)
       if (x.classes[k] == x.classes[s]) next = k;
@@ -126,7 +153,8 @@ __global__ void back_kernel(ctc t) {
       }
     x.next[s] = next;
   }
-  for (int64_t f = 0; f < x.frames; f++) advance(t, x, f, x.alpha + (f - 1) * x.row, x.alpha + f * x.row);
+  for (int64_t f = 0; f < x.frames; f++)
+    advance(t, x, f, x.alpha + (f - 1) * x.row, x.alpha + f * x.row);
   __syncthreads();
   if (x.frames) likelihood = ended(x.alpha + (x.frames - 1) * x.row, x.states);
   int64_t frames = likelihood == -INFINITY ? 0 : x.frames; /* no way at all: nothing changes that */
@@ -136,20 +164,28 @@ __global__ void back_kernel(ctc t) {
       for (int64_t k = threadIdx.x; k < t.classes; k += blockDim.x) t.out.store(at + k, 0.0);
       continue;
     }
-    for (int64_t s = threadIdx.x; s < x.states; s += blockDim.x) { /* `after` holds the next frame's beta with its own scores */
-      if (f == frames - 1) x.beta[s] = s >= x.states - 2 ? 0 : -INFINITY;
-      else x.beta[s] = log_sum(x.after[s], s + 1 < x.states ? x.after[s + 1] : -INFINITY, s + 2 < x.states && skips(x, s + 2) ? x.after[s + 2] : -INFINITY);
+    for (int64_t s = threadIdx.x; s < x.states;
+         s += blockDim.x) { /* `after` holds the next frame's beta with its own scores */
+      if (f == frames - 1)
+        x.beta[s] = s >= x.states - 2 ? 0 : -INFINITY;
+      else
+        x.beta[s] = log_sum(x.after[s], s + 1 < x.states ? x.after[s + 1] : -INFINITY,
+                            s + 2 < x.states && skips(x, s + 2) ? x.after[s + 2] : -INFINITY);
       x.shares[s] = exp(x.alpha[f * x.row + s] + x.beta[s] - likelihood);
     }
     __syncthreads();
-    for (int64_t s = threadIdx.x; s < x.states; s += blockDim.x) x.after[s] = x.beta[s] + t.data.load<double>(at + x.classes[s]) - t.totals[frame];
-    for (int64_t k = threadIdx.x; k < t.classes; k += blockDim.x) t.out.store(at + k, head * exp(t.data.load<double>(at + k) - t.totals[frame]));
+    for (int64_t s = threadIdx.x; s < x.states; s += blockDim.x)
+      x.after[s] = x.beta[s] + t.data.load<double>(at + x.classes[s]) - t.totals[frame];
+    for (int64_t k = threadIdx.x; k < t.classes; k += blockDim.x)
+      t.out.store(at + k, head * exp(t.data.load<double>(at + k) - t.totals[frame]));
     __syncthreads();
     for (int64_t s = threadIdx.x; s < x.states; s += blockDim.x) {
       if (x.next[s] < -1) continue;
       double share = 0;
-      for (int64_t k = s; k >= 0; k = x.next[k] < -1 ? -3 - x.next[k] : x.next[k]) share += x.shares[k];
-      t.out.store(at + x.classes[s], head * (exp(t.data.load<double>(at + x.classes[s]) - t.totals[frame]) - share));
+      for (int64_t k = s; k >= 0; k = x.next[k] < -1 ? -3 - x.next[k] : x.next[k])
+        share += x.shares[k];
+      t.out.store(at + x.classes[s],
+                  head * (exp(t.data.load<double>(at + x.classes[s]) - t.totals[frame]) - share));
     }
     __syncthreads();
   }
@@ -161,16 +197,19 @@ mpg_status run(const mpg_kernel_call *call, int first) {
   const mpg_view *inputs = call->inputs + first;
   const mpg_shape *shape = &inputs[0].desc.shape;
   ctc t = {};
-  t.data = mpg_untyped_view(&inputs[0]), t.label = mpg_untyped_view(&inputs[1]), t.out = mpg_untyped_view(&call->outputs[0]);
+  t.data = mpg_untyped_view(&inputs[0]), t.label = mpg_untyped_view(&inputs[1]),
+  t.out = mpg_untyped_view(&call->outputs[0]);
   if (p->use_data_lengths) t.frames = mpg_untyped_view(&inputs[2]);
   if (p->use_label_lengths) t.labels = mpg_untyped_view(&inputs[2 + p->use_data_lengths]);
   if (first) t.grad = mpg_untyped_view(&call->inputs[0]);
-  t.time = shape->dims[0], t.batch = shape->dims[1], t.classes = shape->dims[2], t.length = inputs[1].desc.shape.dims[1];
+  t.time = shape->dims[0], t.batch = shape->dims[1], t.classes = shape->dims[2],
+  t.length = inputs[1].desc.shape.dims[1];
   t.blank = p->blank_label == FIRST ? 0 : t.classes - 1;
   t.padding = p->blank_label == FIRST ? 0 : -1;
   if (t.batch == 0) return MPG_OK;
   size_t row = 2 * (size_t)t.length + 1, each, bytes, frames = (size_t)t.time * (size_t)t.batch;
-  if (!mpg_size_mul(row, (first ? (size_t)t.time : 2) + 5, &each) || !mpg_size_mul(each, (size_t)t.batch * sizeof(double), &bytes) ||
+  if (!mpg_size_mul(row, (first ? (size_t)t.time : 2) + 5, &each) ||
+      !mpg_size_mul(each, (size_t)t.batch * sizeof(double), &bytes) ||
       !mpg_size_add(bytes, frames * sizeof(double) + 64, &bytes))
     return mpg_fail(MPG_VALUE_ERROR, "%s: the labels and steps are too many", call->op->name);
   char *memory = (char *)mpg_device_scratch(call->device, bytes);
@@ -180,16 +219,27 @@ mpg_status run(const mpg_kernel_call *call, int first) {
   t.scratch = t.totals + frames;
   t.each = (int64_t)each;
   mpg_cuda_alarm of_frames, of_labels, of_label;
-  MPG_TRY(mpg_cuda_alarm_make(call, MPG_VALUE_ERROR, "%s: data_lengths[%lld] is %lld, and data has %lld steps", &of_frames));
-  MPG_TRY(mpg_cuda_alarm_make(call, MPG_VALUE_ERROR, "%s: label_lengths[%lld] is %lld, and there are %lld labels", &of_labels));
   MPG_TRY(mpg_cuda_alarm_make(call, MPG_VALUE_ERROR,
-                              p->blank_label == FIRST ? "%s: label[%lld, %lld] is %lld, and data has %lld classes, of which 0 is the blank"
-                                                      : "%s: label[%lld, %lld] is %lld, and data has %lld classes, of which the last is the blank",
-                              &of_label));
+                              "%s: data_lengths[%lld] is %lld, and data has %lld steps",
+                              &of_frames));
+  MPG_TRY(mpg_cuda_alarm_make(call, MPG_VALUE_ERROR,
+                              "%s: label_lengths[%lld] is %lld, and there are %lld labels",
+                              &of_labels));
+  MPG_TRY(mpg_cuda_alarm_make(
+      call, MPG_VALUE_ERROR,
+      p->blank_label == FIRST
+          ? "%s: label[%lld, %lld] is %lld, and data has %lld classes, of which 0 is the blank"
+          : "%s: label[%lld, %lld] is %lld, and data has %lld classes, of which the last is the "
+            "blank",
+      &of_label));
   MPG_TRY(mpg_cuda_nothing_wrong(call, bad));
-  MPG_TRY(mpg_cuda_launch(call, check_kernel, mpg_cuda_blocks(t.batch), MPG_CUDA_THREADS, 0, t, bad));
-  MPG_TRY(mpg_cuda_launch(call, refuse_kernel, 1, 1, 0, t, (const unsigned long long *)bad, of_frames, of_labels, of_label));
-  MPG_TRY(mpg_cuda_launch(call, totals_kernel, mpg_cuda_blocks((int64_t)frames, MPG_CUDA_THREADS / 32), MPG_CUDA_THREADS, 0, t));
+  MPG_TRY(
+      mpg_cuda_launch(call, check_kernel, mpg_cuda_blocks(t.batch), MPG_CUDA_THREADS, 0, t, bad));
+  MPG_TRY(mpg_cuda_launch(call, refuse_kernel, 1, 1, 0, t, (const unsigned long long *)bad,
+                          of_frames, of_labels, of_label));
+  MPG_TRY(mpg_cuda_launch(call, totals_kernel,
+                          mpg_cuda_blocks((int64_t)frames, MPG_CUDA_THREADS / 32), MPG_CUDA_THREADS,
+                          0, t));
   if (first) return mpg_cuda_launch(call, back_kernel, mpg_cuda_blocks(t.batch, 1), 128, 0, t);
   return mpg_cuda_launch(call, loss_kernel, mpg_cuda_blocks(t.batch, 1), 128, 0, t);
 }

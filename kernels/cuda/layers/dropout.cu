@@ -1,4 +1,5 @@
-/* Dropout: the masks of kernels/cpu/math/random.c, number for number. A thread has four neighbours, which mostly take their words from one Philox block. */
+/* Dropout: the masks of kernels/cpu/math/random.c, number for number. A thread has four neighbours,
+ * which mostly take their words from one Philox block. */
 #include "kernels/cuda/access.h"
 
 namespace {
@@ -9,14 +10,16 @@ struct plan {
   mpg_cuda_key key;
   const uint64_t *draw; /* what mpg_cuda_write_key has kept of another one instead; NULL: nothing */
   double scale;
-  uint32_t threshold;   /* kept when the upper 24 bits of the word are below */
-  int64_t part, whole, begin; /* of a part of an array: `part` elements together, of `whole` of the array, from `begin` on; part 0: all of it */
-  int ndim;                   /* of a mask that is shared along axes; 0: the mask has the data's shape */
+  uint32_t threshold;         /* kept when the upper 24 bits of the word are below */
+  int64_t part, whole, begin; /* of a part of an array: `part` elements together, of `whole` of the
+                                 array, from `begin` on; part 0: all of it */
+  int ndim; /* of a mask that is shared along axes; 0: the mask has the data's shape */
   int64_t dims[MPG_MAX_NDIM], strides[MPG_MAX_NDIM];
 };
 
 /* Draws the mask's elements [first, first + count), count <= EACH. */
-__device__ __forceinline__ void draw(const plan &p, mpg_random_key key, int64_t first, int count, uint8_t *kept) {
+__device__ __forceinline__ void draw(const plan &p, mpg_random_key key, int64_t first, int count,
+                                     uint8_t *kept) {
   mpg_philox_block words = {{0, 0, 0, 0}};
   uint64_t block = 0;
   bool have = false;
@@ -33,7 +36,9 @@ __device__ __forceinline__ void draw(const plan &p, mpg_random_key key, int64_t 
   }
 }
 
-__device__ __forceinline__ mpg_random_key key_of(const plan &p) { return p.draw ? mpg_cuda_read_key(p.draw) : p.key.read(); }
+__device__ __forceinline__ mpg_random_key key_of(const plan &p) {
+  return p.draw ? mpg_cuda_read_key(p.draw) : p.key.read();
+}
 
 __global__ void mask_kernel(plan p, uint8_t *mask, int64_t count) {
   mpg_random_key key = key_of(p);
@@ -79,27 +84,30 @@ __global__ void apply_kernel(plan p, const T *in, T *out, const uint8_t *mask, i
   }
 }
 
-#define BY_DTYPE(dtype, LAUNCH)                        \
-  switch (dtype) {                                     \
-    case MPG_FLOAT32: return LAUNCH(float, float);     \
-    case MPG_FLOAT64: return LAUNCH(double, double);   \
-    case MPG_FLOAT16: return LAUNCH(mpg_half, float);  \
-    default: return LAUNCH(mpg_bfloat16, float);       \
+#define BY_DTYPE(dtype, LAUNCH)                       \
+  switch (dtype) {                                    \
+    case MPG_FLOAT32: return LAUNCH(float, float);    \
+    case MPG_FLOAT64: return LAUNCH(double, double);  \
+    case MPG_FLOAT16: return LAUNCH(mpg_half, float); \
+    default: return LAUNCH(mpg_bfloat16, float);      \
   }
 
-mpg_status apply(const mpg_kernel_call *call, const plan &p, const mpg_view *data, const uint8_t *mask) {
+mpg_status apply(const mpg_kernel_call *call, const plan &p, const mpg_view *data,
+                 const uint8_t *mask) {
   int64_t count = count_of(data);
-#define APPLY(T, C)                                                                                                                             \
-  mpg_cuda_launch(call, apply_kernel<T, C>, mpg_cuda_blocks(count, 4 * MPG_CUDA_THREADS), MPG_CUDA_THREADS, 0, p, (const T *)data->data, \
-                  (T *)call->outputs[0].data, mask, count)
+#define APPLY(T, C)                                                                                \
+  mpg_cuda_launch(call, apply_kernel<T, C>, mpg_cuda_blocks(count, 4 * MPG_CUDA_THREADS),          \
+                  MPG_CUDA_THREADS, 0, p, (const T *)data->data, (T *)call->outputs[0].data, mask, \
+                  count)
   BY_DTYPE(data->desc.dtype, APPLY)
 }
 
 mpg_status draw_and_apply(const mpg_kernel_call *call, const plan &p, const mpg_view *data) {
   int64_t count = count_of(data);
-#define DROPOUT(T, C)                                                                                                                                \
-  mpg_cuda_launch(call, dropout_kernel<T, C>, mpg_cuda_blocks(count, EACH * MPG_CUDA_THREADS), MPG_CUDA_THREADS, 0, p, (const T *)data->data, \
-                  (T *)call->outputs[0].data, (uint8_t *)call->outputs[1].data, count)
+#define DROPOUT(T, C)                                                                         \
+  mpg_cuda_launch(call, dropout_kernel<T, C>, mpg_cuda_blocks(count, EACH *MPG_CUDA_THREADS), \
+                  MPG_CUDA_THREADS, 0, p, (const T *)data->data, (T *)call->outputs[0].data,  \
+                  (uint8_t *)call->outputs[1].data, count)
   BY_DTYPE(data->desc.dtype, DROPOUT)
 }
 
@@ -128,23 +136,28 @@ MPG_CUDA_KERNEL(dropout) {
   enum { TRAINING, ALWAYS };
   const mpg_dropout_params *params = (const mpg_dropout_params *)call->params;
   const mpg_view *data = &call->inputs[0], *mask = &call->outputs[1];
-  if (!(call->train || params->mode == ALWAYS) || !(params->p > 0)) return mpg_cuda_copy(call, &call->inputs[0], &call->outputs[0]);
+  if (!(call->train || params->mode == ALWAYS) || !(params->p > 0))
+    return mpg_cuda_copy(call, &call->inputs[0], &call->outputs[0]);
   plan p = plan_of(params->p);
   p.key = mpg_cuda_key_of(call);
   align_mask(&p, &data->desc.shape, &mask->desc.shape);
   if (!p.ndim) return draw_and_apply(call, p, data);
   int64_t drawn = count_of(mask);
-  MPG_TRY(mpg_cuda_launch(call, mask_kernel, mpg_cuda_blocks(drawn, EACH * MPG_CUDA_THREADS), MPG_CUDA_THREADS, 0, p, (uint8_t *)mask->data, drawn));
+  MPG_TRY(mpg_cuda_launch(call, mask_kernel, mpg_cuda_blocks(drawn, EACH * MPG_CUDA_THREADS),
+                          MPG_CUDA_THREADS, 0, p, (uint8_t *)mask->data, drawn));
   return apply(call, p, data, (const uint8_t *)mask->data);
 }
 
-MPG_CUDA_KERNEL(dropout_draw) { return mpg_cuda_write_key(call, (uint64_t *)call->outputs[0].data); }
+MPG_CUDA_KERNEL(dropout_draw) {
+  return mpg_cuda_write_key(call, (uint64_t *)call->outputs[0].data);
+}
 
 MPG_CUDA_KERNEL(dropout_part) {
   const mpg_dropout_part_params *params = (const mpg_dropout_part_params *)call->params;
   const mpg_view *data = &call->inputs[0];
   const mpg_shape *shape = &data->desc.shape;
-  if (!call->train || !(params->p > 0)) return mpg_cuda_copy(call, &call->inputs[0], &call->outputs[0]);
+  if (!call->train || !(params->p > 0))
+    return mpg_cuda_copy(call, &call->inputs[0], &call->outputs[0]);
   int axis = axis_of(params->axis, shape->ndim);
   int64_t inner = mpg_shape_product(shape, axis + 1, shape->ndim);
   plan p = plan_of(params->p);

@@ -18,7 +18,11 @@ __global__ void upsample_kernel(const T *in, T *out, upsampling t, int64_t count
   if (i >= count) return;
   int64_t x = i % wide, y = i / wide % high, plane = i / wide / high;
   T value = in[(plane * t.height + y / t.scale) * t.width + x / t.scale];
-  T *to = out + ((plane / t.channels * t.out_channels + t.first_channel + plane % t.channels) * high + y) * wide + x;
+  T *to =
+      out +
+      ((plane / t.channels * t.out_channels + t.first_channel + plane % t.channels) * high + y) *
+          wide +
+      x;
   *to = t.add ? mpg_to<T>(mpg_to<mpg_compute_t<T>>(*to) + mpg_to<mpg_compute_t<T>>(value)) : value;
 }
 
@@ -32,7 +36,8 @@ template <class T>
 __global__ void im2col_kernel(const T *image, T *column, columns w, int64_t count) {
   int64_t i = MPG_CUDA_INDEX;
   if (i >= count) return;
-  int64_t place = i % w.places, row = i / w.places, k = row % w.window, plane = row / w.window, at = 0;
+  int64_t place = i % w.places, row = i / w.places, k = row % w.window, plane = row / w.window,
+          at = 0;
   bool inside = true;
   int64_t k3[3] = {k / w.kernel[2] / w.kernel[1], k / w.kernel[2] % w.kernel[1], k % w.kernel[2]};
   int64_t p3[3] = {place / w.out[2] / w.out[1], place / w.out[2] % w.out[1], place % w.out[2]};
@@ -54,7 +59,8 @@ __global__ void col2im_kernel(const T *column, T *image, columns w, int64_t coun
   int64_t x3[3] = {at / w.in[2] / w.in[1], at / w.in[2] % w.in[1], at % w.in[2]};
   C sum = 0;
   for (int64_t k = 0; k < w.window; k++) {
-    int64_t k3[3] = {k / w.kernel[2] / w.kernel[1], k / w.kernel[2] % w.kernel[1], k % w.kernel[2]}, place = 0;
+    int64_t k3[3] = {k / w.kernel[2] / w.kernel[1], k / w.kernel[2] % w.kernel[1], k % w.kernel[2]},
+            place = 0;
     bool met = true;
     for (int d = 0; d < 3; d++) {
       int64_t from = x3[d] + w.pad[d] - k3[d] * w.dilate[d], p = from / w.stride[d];
@@ -66,7 +72,8 @@ __global__ void col2im_kernel(const T *column, T *image, columns w, int64_t coun
   image[i] = mpg_to<T>(sum);
 }
 
-columns columns_of(const mpg_shape *shape, const mpg_tuple *kernel, const mpg_tuple *stride, const mpg_tuple *dilate, const mpg_tuple *pad) {
+columns columns_of(const mpg_shape *shape, const mpg_tuple *kernel, const mpg_tuple *stride,
+                   const mpg_tuple *dilate, const mpg_tuple *pad) {
   columns w = {};
   int axes = shape->ndim - 2;
   w.window = w.places = w.plane = 1;
@@ -93,12 +100,19 @@ MPG_CUDA_KERNEL(upsampling) {
   if (count_of(out) == 0) return MPG_OK;
   for (int i = 0; i < call->num_inputs; i++) {
     const mpg_shape *shape = &call->inputs[i].desc.shape;
-    upsampling t = {shape->dims[1], shape->dims[2], shape->dims[3], out->desc.shape.dims[2] / shape->dims[2], out->desc.shape.dims[1], channel,
+    upsampling t = {shape->dims[1],
+                    shape->dims[2],
+                    shape->dims[3],
+                    out->desc.shape.dims[2] / shape->dims[2],
+                    out->desc.shape.dims[1],
+                    channel,
                     p->multi_input_mode == 1 && i > 0};
     if (p->multi_input_mode == 0) channel += t.channels;
     int64_t count = count_of(&call->inputs[i]) * t.scale * t.scale;
-    MPG_CUDA_FLOAT_DTYPE(out->desc.dtype, T, MPG_TRY(mpg_cuda_launch(call, upsample_kernel<T>, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0,
-                                                                     (const T *)call->inputs[i].data, (T *)out->data, t, count)));
+    MPG_CUDA_FLOAT_DTYPE(
+        out->desc.dtype, T,
+        MPG_TRY(mpg_cuda_launch(call, upsample_kernel<T>, mpg_cuda_blocks(count), MPG_CUDA_THREADS,
+                                0, (const T *)call->inputs[i].data, (T *)out->data, t, count)));
   }
   return MPG_OK;
 }
@@ -107,8 +121,10 @@ MPG_CUDA_KERNEL(im2col) {
   const mpg_im2col_params *p = (const mpg_im2col_params *)call->params;
   columns w = columns_of(&call->inputs[0].desc.shape, &p->kernel, &p->stride, &p->dilate, &p->pad);
   int64_t count = count_of(&call->outputs[0]);
-  MPG_CUDA_FLOAT_DTYPE(call->inputs[0].desc.dtype, T, return mpg_cuda_launch(call, im2col_kernel<T>, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0,
-                                                                             (const T *)call->inputs[0].data, (T *)call->outputs[0].data, w, count));
+  MPG_CUDA_FLOAT_DTYPE(call->inputs[0].desc.dtype, T,
+                       return mpg_cuda_launch(call, im2col_kernel<T>, mpg_cuda_blocks(count),
+                                              MPG_CUDA_THREADS, 0, (const T *)call->inputs[0].data,
+                                              (T *)call->outputs[0].data, w, count));
   return MPG_OK;
 }
 
@@ -116,7 +132,9 @@ MPG_CUDA_KERNEL(col2im) {
   const mpg_col2im_params *p = (const mpg_col2im_params *)call->params;
   columns w = columns_of(&call->outputs[0].desc.shape, &p->kernel, &p->stride, &p->dilate, &p->pad);
   int64_t count = count_of(&call->outputs[0]);
-  MPG_CUDA_FLOAT_DTYPE(call->inputs[0].desc.dtype, T, return mpg_cuda_launch(call, col2im_kernel<T>, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0,
-                                                                             (const T *)call->inputs[0].data, (T *)call->outputs[0].data, w, count));
+  MPG_CUDA_FLOAT_DTYPE(call->inputs[0].desc.dtype, T,
+                       return mpg_cuda_launch(call, col2im_kernel<T>, mpg_cuda_blocks(count),
+                                              MPG_CUDA_THREADS, 0, (const T *)call->inputs[0].data,
+                                              (T *)call->outputs[0].data, w, count));
   return MPG_OK;
 }

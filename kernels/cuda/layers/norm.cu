@@ -1,7 +1,8 @@
 /* LayerNorm, GroupNorm and InstanceNorm, L2Normalization, LRN.
  *
- * Rows that lie together go to a block each; along other axes a thread goes along each row, and neighbouring threads along neighbouring rows. Sums are in float
- * (double for float64). Sums over rows (gradients of gamma and beta) go by chunks of ROW_CHUNK, whose sums are added in order.
+ * Rows that lie together go to a block each; along other axes a thread goes along each row, and
+ * neighbouring threads along neighbouring rows. Sums are in float (double for float64). Sums over
+ * rows (gradients of gamma and beta) go by chunks of ROW_CHUNK, whose sums are added in order.
  */
 #include "kernels/cuda/access.h"
 
@@ -29,13 +30,20 @@ template <bool whole>
 struct row_threads {
   static __device__ __forceinline__ int first() { return whole ? threadIdx.x : 0; }
   static __device__ __forceinline__ int step() { return whole ? blockDim.x : 1; }
-  template <class C> static __device__ __forceinline__ C sum(C value) { return whole ? mpg_block_reduce(value, (C)0, mpg_plus()) : value; }
+  template <class C>
+  static __device__ __forceinline__ C sum(C value) {
+    return whole ? mpg_block_reduce(value, (C)0, mpg_plus()) : value;
+  }
 };
 /* Rows of the block, or of the thread. */
 template <bool whole>
-__device__ __forceinline__ int64_t first_row() { return whole ? (int64_t)blockIdx.x : MPG_CUDA_INDEX; }
+__device__ __forceinline__ int64_t first_row() {
+  return whole ? (int64_t)blockIdx.x : MPG_CUDA_INDEX;
+}
 template <bool whole>
-__device__ __forceinline__ int64_t row_stride() { return whole ? (int64_t)gridDim.x : MPG_CUDA_STRIDE; }
+__device__ __forceinline__ int64_t row_stride() {
+  return whole ? (int64_t)gridDim.x : MPG_CUDA_STRIDE;
+}
 
 template <class T, class C, bool whole>
 __global__ void layer_norm_kernel(layer_norm<T> t) {
@@ -52,7 +60,9 @@ __global__ void layer_norm_kernel(layer_norm<T> t) {
     }
     C deviation = (C)sqrt(G::sum(squares) / (C)t.n + (C)t.eps), inverse = 1 / deviation;
     for (int64_t i = G::first(); i < t.n; i += G::step())
-      y[i * t.inner] = mpg_to<T>((mpg_to<C>(x[i * t.inner]) - mean) * inverse * mpg_to<C>(t.gamma[i]) + mpg_to<C>(t.beta[i]));
+      y[i * t.inner] =
+          mpg_to<T>((mpg_to<C>(x[i * t.inner]) - mean) * inverse * mpg_to<C>(t.gamma[i]) +
+                    mpg_to<C>(t.beta[i]));
     if (G::first() == 0) {
       t.mean[row] = mpg_to<T>(mean);
       t.deviation[row] = mpg_to<T>(deviation);
@@ -67,7 +77,8 @@ __global__ void layer_norm_back_kernel(layer_norm<T> t) {
     int64_t start = row / t.inner * t.n * t.inner + row % t.inner;
     const T *x = t.x + start, *dy = t.dy + start;
     T *dx = t.y + start;
-    C mean = mpg_to<C>(t.mean[row]), inverse = 1 / mpg_to<C>(t.deviation[row]), sum = 0, product = 0;
+    C mean = mpg_to<C>(t.mean[row]), inverse = 1 / mpg_to<C>(t.deviation[row]), sum = 0,
+      product = 0;
     for (int64_t i = G::first(); i < t.n; i += G::step()) {
       C g = mpg_to<C>(dy[i * t.inner]) * mpg_to<C>(t.gamma[i]);
       sum += g;
@@ -76,22 +87,26 @@ __global__ void layer_norm_back_kernel(layer_norm<T> t) {
     C offset = G::sum(sum) / (C)t.n, slope = G::sum(product) / (C)t.n * inverse * inverse;
     for (int64_t i = G::first(); i < t.n; i += G::step()) {
       C g = mpg_to<C>(dy[i * t.inner]) * mpg_to<C>(t.gamma[i]);
-      dx[i * t.inner] = mpg_to<T>((g - offset - (mpg_to<C>(x[i * t.inner]) - mean) * slope) * inverse);
+      dx[i * t.inner] =
+          mpg_to<T>((g - offset - (mpg_to<C>(x[i * t.inner]) - mean) * slope) * inverse);
     }
   }
 }
 
-/* Shares of dgamma and dbeta: rows that lie together, 32 columns of a chunk of rows a block. partial: [chunk][2][n]. */
+/* Shares of dgamma and dbeta: rows that lie together, 32 columns of a chunk of rows a block.
+ * partial: [chunk][2][n]. */
 template <class T, class C>
 __global__ void layer_norm_columns_kernel(layer_norm<T> t, C *partial) {
   __shared__ C parts[2][ROWS][WARP];
-  int64_t tiles = (t.n + WARP - 1) / WARP, column = blockIdx.x % tiles * WARP + threadIdx.x, chunk = blockIdx.x / tiles;
+  int64_t tiles = (t.n + WARP - 1) / WARP, column = blockIdx.x % tiles * WARP + threadIdx.x,
+          chunk = blockIdx.x / tiles;
   int64_t end = (chunk + 1) * ROW_CHUNK < t.outer ? (chunk + 1) * ROW_CHUNK : t.outer;
   C gamma = 0, beta = 0;
   if (column < t.n)
     for (int64_t row = chunk * ROW_CHUNK + threadIdx.y; row < end; row += ROWS) {
       C g = mpg_to<C>(t.dy[row * t.n + column]);
-      gamma += g * ((mpg_to<C>(t.x[row * t.n + column]) - mpg_to<C>(t.mean[row])) / mpg_to<C>(t.deviation[row]));
+      gamma += g * ((mpg_to<C>(t.x[row * t.n + column]) - mpg_to<C>(t.mean[row])) /
+                    mpg_to<C>(t.deviation[row]));
       beta += g;
     }
   parts[0][threadIdx.y][threadIdx.x] = gamma;
@@ -126,7 +141,8 @@ __global__ void layer_norm_affine_kernel(layer_norm<T> t, C *partial) {
 
 /* The shares added up, in order: of every chunk, entries k, k + n, k + 2 n, ... below `width`. */
 template <class T, class C>
-__global__ void totals_kernel(const C *partial, int64_t chunks, int64_t width, int64_t n, T *dgamma, T *dbeta) {
+__global__ void totals_kernel(const C *partial, int64_t chunks, int64_t width, int64_t n, T *dgamma,
+                              T *dbeta) {
   int64_t k = MPG_CUDA_INDEX;
   if (k >= n) return;
   double gamma = 0, beta = 0;
@@ -139,7 +155,8 @@ __global__ void totals_kernel(const C *partial, int64_t chunks, int64_t width, i
   dbeta[k] = mpg_to<T>((C)beta);
 }
 
-void split_axis(const mpg_shape *shape, int64_t axis_param, int64_t *outer, int64_t *n, int64_t *inner) {
+void split_axis(const mpg_shape *shape, int64_t axis_param, int64_t *outer, int64_t *n,
+                int64_t *inner) {
   int axis = axis_of(axis_param, shape->ndim);
   *outer = mpg_shape_product(shape, 0, axis);
   *n = shape->dims[axis];
@@ -174,9 +191,11 @@ layer_norm<T> backward_of(const mpg_kernel_call *call) {
 
 /* A block a row where rows lie together, else a thread. */
 template <class T>
-mpg_status launch_rows(const mpg_kernel_call *call, void (*block)(layer_norm<T>), void (*thread)(layer_norm<T>), const layer_norm<T> &t) {
+mpg_status launch_rows(const mpg_kernel_call *call, void (*block)(layer_norm<T>),
+                       void (*thread)(layer_norm<T>), const layer_norm<T> &t) {
   int64_t rows = t.outer * t.inner;
-  if (t.inner == 1) return mpg_cuda_launch(call, block, mpg_cuda_blocks(rows, 1), threads_of(t.n), 0, t);
+  if (t.inner == 1)
+    return mpg_cuda_launch(call, block, mpg_cuda_blocks(rows, 1), threads_of(t.n), 0, t);
   return mpg_cuda_launch(call, thread, mpg_cuda_blocks(rows), MPG_CUDA_THREADS, 0, t);
 }
 
@@ -197,16 +216,21 @@ mpg_status layer_norm_backward(const mpg_kernel_call *call) {
   int64_t chunks = t.inner == 1 ? (t.outer + ROW_CHUNK - 1) / ROW_CHUNK : 1;
   C *partial = (C *)mpg_device_scratch(call->device, (size_t)(chunks * 2 * t.n + 1) * sizeof(C));
   if (!partial) return MPG_DEVICE_OUT_OF_MEMORY;
-  MPG_TRY(launch_rows(call, layer_norm_back_kernel<T, C, true>, layer_norm_back_kernel<T, C, false>, t));
+  MPG_TRY(launch_rows(call, layer_norm_back_kernel<T, C, true>, layer_norm_back_kernel<T, C, false>,
+                      t));
   if (t.inner == 1) {
-    MPG_TRY(mpg_cuda_launch(call, layer_norm_columns_kernel<T, C>, mpg_cuda_blocks(chunks * ((t.n + WARP - 1) / WARP), 1), dim3(WARP, ROWS), 0, t, partial));
+    MPG_TRY(mpg_cuda_launch(call, layer_norm_columns_kernel<T, C>,
+                            mpg_cuda_blocks(chunks * ((t.n + WARP - 1) / WARP), 1),
+                            dim3(WARP, ROWS), 0, t, partial));
   } else {
-    MPG_TRY(mpg_cuda_launch(call, layer_norm_affine_kernel<T, C>, mpg_cuda_blocks(t.n, 1), MPG_CUDA_THREADS, 0, t, partial));
+    MPG_TRY(mpg_cuda_launch(call, layer_norm_affine_kernel<T, C>, mpg_cuda_blocks(t.n, 1),
+                            MPG_CUDA_THREADS, 0, t, partial));
   }
-  return mpg_cuda_launch(call, totals_kernel<T, C>, mpg_cuda_blocks(t.n), MPG_CUDA_THREADS, 0, (const C *)partial, chunks, t.n, t.n, t.dgamma, t.dbeta);
+  return mpg_cuda_launch(call, totals_kernel<T, C>, mpg_cuda_blocks(t.n), MPG_CUDA_THREADS, 0,
+                         (const C *)partial, chunks, t.n, t.n, t.dgamma, t.dbeta);
 }
 
-/* --- GroupNorm and InstanceNorm: rows of n elements, row r belonging to group r % inner ----------------------------------- */
+/* --- GroupNorm and InstanceNorm: rows of n elements, row r belonging to group r % inner ------- */
 
 template <class T, class C>
 __global__ void group_norm_kernel(layer_norm<T> t) {
@@ -221,12 +245,17 @@ __global__ void group_norm_kernel(layer_norm<T> t) {
       squares += d * d;
     }
     /* Normalised are distances from the mean as it is, not as rounding left it. */
-    double moved = (double)mpg_block_reduce(away, (C)0, mpg_plus()) / (double)n, exact = (double)mean + moved;
-    double variance = (double)mpg_block_reduce(squares, (C)0, mpg_plus()) / (double)n - moved * moved;
+    double moved = (double)mpg_block_reduce(away, (C)0, mpg_plus()) / (double)n,
+           exact = (double)mean + moved;
+    double variance =
+        (double)mpg_block_reduce(squares, (C)0, mpg_plus()) / (double)n - moved * moved;
     mean = (C)exact;
-    C deviation = (C)sqrt((C)(variance < 0 ? 0 : variance) + (C)t.eps), scale = mpg_to<C>(t.gamma[row % t.inner]) / deviation;
-    C shift = (C)((double)mpg_to<C>(t.beta[row % t.inner]) - (exact - (double)mean) * (double)scale);
-    for (int64_t i = threadIdx.x; i < t.n; i += blockDim.x) t.y[row * t.n + i] = mpg_to<T>((mpg_to<C>(x[i]) - mean) * scale + shift);
+    C deviation = (C)sqrt((C)(variance < 0 ? 0 : variance) + (C)t.eps),
+      scale = mpg_to<C>(t.gamma[row % t.inner]) / deviation;
+    C shift =
+        (C)((double)mpg_to<C>(t.beta[row % t.inner]) - (exact - (double)mean) * (double)scale);
+    for (int64_t i = threadIdx.x; i < t.n; i += blockDim.x)
+      t.y[row * t.n + i] = mpg_to<T>((mpg_to<C>(x[i]) - mean) * scale + shift);
     if (threadIdx.x == 0) {
       t.mean[row] = mpg_to<T>(mean);
       t.deviation[row] = mpg_to<T>(deviation);
@@ -238,7 +267,8 @@ template <class T, class C>
 __global__ void group_norm_back_kernel(layer_norm<T> t, C *partial) {
   for (int64_t row = blockIdx.x; row < t.outer; row += gridDim.x) {
     const T *x = t.x + row * t.n, *dy = t.dy + row * t.n;
-    C mean = mpg_to<C>(t.mean[row]), inverse = 1 / mpg_to<C>(t.deviation[row]), sum = 0, product = 0, away = 0, n = t.n ? (C)t.n : (C)1;
+    C mean = mpg_to<C>(t.mean[row]), inverse = 1 / mpg_to<C>(t.deviation[row]), sum = 0,
+      product = 0, away = 0, n = t.n ? (C)t.n : (C)1;
     for (int64_t i = threadIdx.x; i < t.n; i += blockDim.x) {
       C g = mpg_to<C>(dy[i]), d = mpg_to<C>(x[i]) - mean;
       sum += g;
@@ -247,13 +277,17 @@ __global__ void group_norm_back_kernel(layer_norm<T> t, C *partial) {
     }
     sum = mpg_block_reduce(sum, (C)0, mpg_plus());
     product = mpg_block_reduce(product, (C)0, mpg_plus());
-    product = (C)((double)product - (double)mpg_block_reduce(away, (C)0, mpg_plus()) / (double)n * (double)sum); /* about the mean itself */
+    product = (C)((double)product - (double)mpg_block_reduce(away, (C)0, mpg_plus()) / (double)n *
+                                        (double)sum); /* about the mean itself */
     if (threadIdx.x == 0) {
       partial[row] = product * inverse;
       partial[t.outer + row] = sum;
     }
-    C offset = sum / n, slope = product / n * inverse * inverse, scale = mpg_to<C>(t.gamma[row % t.inner]) * inverse;
-    for (int64_t i = threadIdx.x; i < t.n; i += blockDim.x) t.y[row * t.n + i] = mpg_to<T>((mpg_to<C>(dy[i]) - offset - (mpg_to<C>(x[i]) - mean) * slope) * scale);
+    C offset = sum / n, slope = product / n * inverse * inverse,
+      scale = mpg_to<C>(t.gamma[row % t.inner]) * inverse;
+    for (int64_t i = threadIdx.x; i < t.n; i += blockDim.x)
+      t.y[row * t.n + i] =
+          mpg_to<T>((mpg_to<C>(dy[i]) - offset - (mpg_to<C>(x[i]) - mean) * slope) * scale);
   }
 }
 
@@ -264,10 +298,12 @@ mpg_status group_norm_forward(const mpg_kernel_call *call) {
   layer_norm<T> t = forward_of<T>(call);
   t.outer = mpg_shape_size(moments);
   t.inner = moments->dims[1];
-  t.eps = call->op->id == MPG_OP_GroupNorm ? ((const mpg_group_norm_params *)call->params)->eps : ((const mpg_instance_norm_params *)call->params)->eps;
+  t.eps = call->op->id == MPG_OP_GroupNorm ? ((const mpg_group_norm_params *)call->params)->eps
+                                           : ((const mpg_instance_norm_params *)call->params)->eps;
   if (t.outer == 0) return MPG_OK;
   t.n = count_of(x) / t.outer;
-  return mpg_cuda_launch(call, group_norm_kernel<T, C>, mpg_cuda_blocks(t.outer, 1), threads_of(t.n), 0, t);
+  return mpg_cuda_launch(call, group_norm_kernel<T, C>, mpg_cuda_blocks(t.outer, 1),
+                         threads_of(t.n), 0, t);
 }
 
 template <class T, class C>
@@ -281,12 +317,14 @@ mpg_status group_norm_backward(const mpg_kernel_call *call) {
   if (!partial) return MPG_DEVICE_OUT_OF_MEMORY;
   if (t.outer) {
     t.n = count_of(x) / t.outer;
-    MPG_TRY(mpg_cuda_launch(call, group_norm_back_kernel<T, C>, mpg_cuda_blocks(t.outer, 1), threads_of(t.n), 0, t, partial));
+    MPG_TRY(mpg_cuda_launch(call, group_norm_back_kernel<T, C>, mpg_cuda_blocks(t.outer, 1),
+                            threads_of(t.n), 0, t, partial));
   }
-  return mpg_cuda_launch(call, totals_kernel<T, C>, mpg_cuda_blocks(t.inner), MPG_CUDA_THREADS, 0, (const C *)partial, (int64_t)1, t.outer, t.inner, t.dgamma, t.dbeta);
+  return mpg_cuda_launch(call, totals_kernel<T, C>, mpg_cuda_blocks(t.inner), MPG_CUDA_THREADS, 0,
+                         (const C *)partial, (int64_t)1, t.outer, t.inner, t.dgamma, t.dbeta);
 }
 
-/* --- L2Normalization ------------------------------------------------------------------------------------------------------- */
+/* --- L2Normalization -------------------------------------------------------------------------- */
 
 template <class T, class C, bool whole>
 __global__ void l2_kernel(layer_norm<T> t) {
@@ -299,7 +337,8 @@ __global__ void l2_kernel(layer_norm<T> t) {
       squares += x * x;
     }
     C norm = (C)sqrt(G::sum(squares) + (C)t.eps);
-    for (int64_t i = G::first(); i < t.n; i += G::step()) t.y[start + i * t.inner] = mpg_to<T>(mpg_to<C>(t.x[start + i * t.inner]) / norm);
+    for (int64_t i = G::first(); i < t.n; i += G::step())
+      t.y[start + i * t.inner] = mpg_to<T>(mpg_to<C>(t.x[start + i * t.inner]) / norm);
     if (G::first() == 0) t.deviation[row] = mpg_to<T>(norm);
   }
 }
@@ -321,7 +360,7 @@ mpg_status l2_forward(const mpg_kernel_call *call) {
   return launch_rows(call, l2_kernel<T, C, true>, l2_kernel<T, C, false>, t);
 }
 
-/* --- LRN: a thread an element ------------------------------------------------------------------------------------------------ */
+/* --- LRN: a thread an element ----------------------------------------------------------------- */
 
 template <class T>
 struct lrn {
@@ -363,7 +402,8 @@ __global__ void lrn_back_kernel(lrn<T> t) {
   neighbours<T> around(t, i);
   C sum = 0;
   for (int64_t d = around.first; d <= around.last; d += t.inner)
-    sum += mpg_to<C>(t.dy[i + d]) * mpg_to<C>(t.x[i + d]) * power(mpg_to<C>(t.norm_in[i + d]), -t.beta - 1);
+    sum += mpg_to<C>(t.dy[i + d]) * mpg_to<C>(t.x[i + d]) *
+           power(mpg_to<C>(t.norm_in[i + d]), -t.beta - 1);
   t.y[i] = mpg_to<T>(mpg_to<C>(t.dy[i]) * power(mpg_to<C>(t.norm_in[i]), -t.beta) -
                      (C)(2 * t.alpha * t.beta / (double)t.nsize) * mpg_to<C>(t.x[i]) * sum);
 }
@@ -397,23 +437,26 @@ mpg_status lrn_back(const mpg_kernel_call *call) {
   lrn<T> t = lrn_of<T>(call, &call->inputs[1]);
   t.dy = (const T *)call->inputs[0].data;
   t.norm_in = (const T *)call->inputs[2].data;
-  return mpg_cuda_launch(call, lrn_back_kernel<T, C>, mpg_cuda_blocks(t.count), MPG_CUDA_THREADS, 0, t);
+  return mpg_cuda_launch(call, lrn_back_kernel<T, C>, mpg_cuda_blocks(t.count), MPG_CUDA_THREADS, 0,
+                         t);
 }
 
-#define RUN(dtype, function)                                       \
-  switch (dtype) {                                                 \
-    case MPG_FLOAT32: return function<float, float>(call);         \
-    case MPG_FLOAT64: return function<double, double>(call);       \
-    case MPG_FLOAT16: return function<mpg_half, float>(call);      \
-    default: return function<mpg_bfloat16, float>(call);           \
+#define RUN(dtype, function)                                  \
+  switch (dtype) {                                            \
+    case MPG_FLOAT32: return function<float, float>(call);    \
+    case MPG_FLOAT64: return function<double, double>(call);  \
+    case MPG_FLOAT16: return function<mpg_half, float>(call); \
+    default: return function<mpg_bfloat16, float>(call);      \
   }
 
 } // namespace
 
-MPG_CUDA_KERNEL(layer_norm) { RUN(call->inputs[0].desc.dtype, layer_norm_forward) }
-MPG_CUDA_KERNEL(layer_norm_backward) { RUN(call->inputs[1].desc.dtype, layer_norm_backward) }
-MPG_CUDA_KERNEL(group_norm) { RUN(call->inputs[0].desc.dtype, group_norm_forward) }
-MPG_CUDA_KERNEL(group_norm_backward) { RUN(call->inputs[1].desc.dtype, group_norm_backward) }
-MPG_CUDA_KERNEL(l2_normalization) { RUN(call->inputs[0].desc.dtype, l2_forward) }
-MPG_CUDA_KERNEL(lrn) { RUN(call->inputs[0].desc.dtype, lrn_forward) }
-MPG_CUDA_KERNEL(lrn_backward) { RUN(call->inputs[1].desc.dtype, lrn_back) }
+MPG_CUDA_KERNEL(layer_norm){
+    RUN(call->inputs[0].desc.dtype, layer_norm_forward)} MPG_CUDA_KERNEL(layer_norm_backward){
+    RUN(call->inputs[1].desc.dtype, layer_norm_backward)} MPG_CUDA_KERNEL(group_norm){
+    RUN(call->inputs[0].desc.dtype, group_norm_forward)} MPG_CUDA_KERNEL(group_norm_backward){
+    RUN(call->inputs[1].desc.dtype, group_norm_backward)} MPG_CUDA_KERNEL(l2_normalization){
+    RUN(call->inputs[0].desc.dtype, l2_forward)} MPG_CUDA_KERNEL(lrn){
+    RUN(call->inputs[0].desc.dtype, lrn_forward)} MPG_CUDA_KERNEL(lrn_backward) {
+  RUN(call->inputs[1].desc.dtype, lrn_back)
+}

@@ -1,5 +1,7 @@
-/* Pooling. cuDNN's differs from MXNet's (windows beyond the padding, sums, Lp norms, which of equal elements is the largest), so it is written here.
- * Windows are gathered, forward and backward, so that sums have one order: that of the elements of a window, and of the windows that an element lies in. */
+/* Pooling. cuDNN's differs from MXNet's (windows beyond the padding, sums, Lp norms, which of equal
+ * elements is the largest), so it is written here. Windows are gathered, forward and backward, so
+ * that sums have one order: that of the elements of a window, and of the windows that an element
+ * lies in. */
 #include <float.h>
 
 #include "kernels/cuda/cuda.h"
@@ -11,7 +13,10 @@ namespace {
 
 enum { POOL_AVG, POOL_LP, POOL_MAX, POOL_SUM }; /* pool_type */
 enum kind { MAX, SUM, SQUARES, CUBES };
-enum { WARP_WINDOW = 64 }; /* elements of a window that a warp shares; only where neighbours in it are neighbours in memory */
+enum {
+  WARP_WINDOW = 64
+}; /* elements of a window that a warp shares; only where neighbours in it are neighbours in memory
+    */
 
 struct pooling : mpg_window { /* of three axes */
   int64_t channels, plane, places;
@@ -31,7 +36,8 @@ MPG_ANYWHERE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 __device__ __forceinline__ void set_window(const pooling &t, place &p) {
   int64_t span = 1, inside = 1;
   for (int k = 0; k < 3; k++) {
-    int64_t from = p.at[k] * t.stride[k] - t.pad[k], to = smaller(from + t.kernel[k], t.in[k] + t.pad[k]);
+    int64_t from = p.at[k] * t.stride[k] - t.pad[k],
+            to = smaller(from + t.kernel[k], t.in[k] + t.pad[k]);
     span *= to - from;
     p.from[k] = from < 0 ? 0 : from;
     p.to[k] = smaller(to, t.in[k]);
@@ -87,18 +93,21 @@ __device__ __forceinline__ void add(found<C> &f, C x, int64_t at) {
 }
 
 template <class T, kind K>
-__device__ __forceinline__ found<mpg_compute_t<T>> search(const pooling &t, const place &p, const T *in) {
+__device__ __forceinline__ found<mpg_compute_t<T>> search(const pooling &t, const place &p,
+                                                          const T *in) {
   typedef mpg_compute_t<T> C;
   found<C> f = {K == MAX ? lowest((const T *)NULL) : (C)0, -1};
   for (int64_t a = p.from[0]; a < p.to[0]; a++)
     for (int64_t b = p.from[1]; b < p.to[1]; b++) {
       int64_t line = (a * t.in[1] + b) * t.in[2];
-      for (int64_t c = p.from[2]; c < p.to[2]; c++) add<C, K>(f, mpg_to<C>(in[p.base + (line + c) * p.step]), line + c);
+      for (int64_t c = p.from[2]; c < p.to[2]; c++)
+        add<C, K>(f, mpg_to<C>(in[p.base + (line + c) * p.step]), line + c);
     }
   return f;
 }
 
-/* Whether the lane that found `theirs` is the one to follow: what `add` makes of their elements in the order of the window. */
+/* Whether the lane that found `theirs` is the one to follow: what `add` makes of their elements in
+ * the order of the window. */
 template <class C>
 __device__ __forceinline__ bool better(const found<C> &theirs, const found<C> &mine) {
   if (theirs.at < 0 || mine.at < 0) return mine.at < 0;
@@ -109,19 +118,27 @@ __device__ __forceinline__ bool better(const found<C> &theirs, const found<C> &m
 
 /* The same by the lanes of a warp. */
 template <class T, kind K>
-__device__ __forceinline__ found<mpg_compute_t<T>> search_by_warp(const pooling &t, const place &p, const T *in) {
+__device__ __forceinline__ found<mpg_compute_t<T>> search_by_warp(const pooling &t, const place &p,
+                                                                  const T *in) {
   typedef mpg_compute_t<T> C;
   found<C> f = {K == MAX ? lowest((const T *)NULL) : (C)0, -1};
   uint32_t width = (uint32_t)(p.to[2] - p.from[2]), height = (uint32_t)(p.to[1] - p.from[1]);
-  uint32_t count = p.to[0] > p.from[0] && p.to[1] > p.from[1] && p.to[2] > p.from[2] ? (uint32_t)(p.to[0] - p.from[0]) * height * width : 0;
+  uint32_t count = p.to[0] > p.from[0] && p.to[1] > p.from[1] && p.to[2] > p.from[2]
+                       ? (uint32_t)(p.to[0] - p.from[0]) * height * width
+                       : 0;
   for (uint32_t e = threadIdx.x & 31; e < count; e += 32) {
-    int64_t at = ((p.from[0] + e / width / height) * t.in[1] + p.from[1] + e / width % height) * t.in[2] + p.from[2] + e % width;
+    int64_t at =
+        ((p.from[0] + e / width / height) * t.in[1] + p.from[1] + e / width % height) * t.in[2] +
+        p.from[2] + e % width;
     add<C, K>(f, mpg_to<C>(in[p.base + at * p.step]), at);
   }
   for (int lanes = 16; lanes; lanes >>= 1) {
-    found<C> other = {__shfl_xor_sync(0xffffffffu, f.value, lanes), __shfl_xor_sync(0xffffffffu, f.at, lanes)};
-    if (K != MAX) f.value += other.value;
-    else if (better(other, f)) f = other;
+    found<C> other = {__shfl_xor_sync(0xffffffffu, f.value, lanes),
+                      __shfl_xor_sync(0xffffffffu, f.at, lanes)};
+    if (K != MAX)
+      f.value += other.value;
+    else if (better(other, f))
+      f = other;
   }
   return f;
 }
@@ -143,19 +160,24 @@ __global__ void pool_kernel(pooling t, const T *in, results r, int64_t count) {
   if (WARP && (threadIdx.x & 31)) return;
   if (K == SQUARES || K == CUBES) f.value = root(f.value, K);
   if (K == SUM && t.average && p.counted > 0) f.value = f.value / (C)p.counted;
-  if (r.values) ((T *)r.out)[i] = f.at >= 0 ? ((const T *)r.values)[p.base + f.at * p.step] : mpg_to<T>((C)0);
-  else if (r.out) ((T *)r.out)[i] = mpg_to<T>(f.value);
+  if (r.values)
+    ((T *)r.out)[i] = f.at >= 0 ? ((const T *)r.values)[p.base + f.at * p.step] : mpg_to<T>((C)0);
+  else if (r.out)
+    ((T *)r.out)[i] = mpg_to<T>(f.value);
   if (r.at) r.at[i] = f.at;
   if (r.index) {
     int64_t a = f.at / t.in[2] / t.in[1], b = f.at / t.in[2] % t.in[1], c = f.at % t.in[2];
-    int64_t inside = ((a - p.at[0] * t.stride[0] + t.pad[0]) * t.kernel[1] + b - p.at[1] * t.stride[1] + t.pad[1]) * t.kernel[2] + c - p.at[2] * t.stride[2] + t.pad[2];
+    int64_t inside = ((a - p.at[0] * t.stride[0] + t.pad[0]) * t.kernel[1] + b -
+                      p.at[1] * t.stride[1] + t.pad[1]) *
+                         t.kernel[2] +
+                     c - p.at[2] * t.stride[2] + t.pad[2];
     r.index[i] = (uint8_t)(f.at >= 0 ? inside : (int64_t)MPG_POOLING_INDEX_NONE);
   }
 }
 
 struct gradients {
   const void *grad, *result;
-  const int64_t *at;    /* MAX: one of these two */
+  const int64_t *at; /* MAX: one of these two */
   const uint8_t *index;
 };
 
@@ -165,7 +187,8 @@ __global__ void back_kernel(pooling t, gradients g, const T *in, T *out, int64_t
   typedef mpg_compute_t<T> C;
   int64_t i = MPG_CUDA_INDEX;
   if (i >= count) return;
-  int64_t channel = t.last ? i % t.channels : 0, rest = t.last ? i / t.channels : i, e = rest % t.plane, plane = rest / t.plane;
+  int64_t channel = t.last ? i % t.channels : 0, rest = t.last ? i / t.channels : i,
+          e = rest % t.plane, plane = rest / t.plane;
   int64_t at[3] = {e / t.in[2] / t.in[1], e / t.in[2] % t.in[1], e % t.in[2]}, low[3], high[3];
   for (int k = 0; k < 3; k++) {
     int64_t first = at[k] + t.pad[k] - t.kernel[k] + 1;
@@ -183,7 +206,10 @@ __global__ void back_kernel(pooling t, gradients g, const T *in, T *out, int64_t
         if (K == MAX && g.at) {
           if (g.at[window] == e) sum += slope;
         } else if (K == MAX) {
-          int64_t inside = ((at[0] - p.at[0] * t.stride[0] + t.pad[0]) * t.kernel[1] + at[1] - p.at[1] * t.stride[1] + t.pad[1]) * t.kernel[2] + at[2] - p.at[2] * t.stride[2] + t.pad[2];
+          int64_t inside = ((at[0] - p.at[0] * t.stride[0] + t.pad[0]) * t.kernel[1] + at[1] -
+                            p.at[1] * t.stride[1] + t.pad[1]) *
+                               t.kernel[2] +
+                           at[2] - p.at[2] * t.stride[2] + t.pad[2];
           if (g.index[window] == inside) sum += slope;
         } else if (K == SUM) {
           set_window(t, p);
@@ -212,38 +238,50 @@ pooling pooling_of(const mpg_pooling_params *p, const mpg_shape *data, const mpg
 
 kind kind_of(const mpg_pooling_params *p) {
   if (p->pool_type == POOL_MAX) return MAX;
-  return p->pool_type != POOL_LP || p->p_value.value == 1 ? SUM : p->p_value.value == 2 ? SQUARES : CUBES;
+  return p->pool_type != POOL_LP || p->p_value.value == 1 ? SUM
+         : p->p_value.value == 2                          ? SQUARES
+                                                          : CUBES;
 }
 
 template <class T, kind K>
-mpg_status pool(const mpg_kernel_call *call, const pooling &t, const void *in, const results &r, int64_t count) {
+mpg_status pool(const mpg_kernel_call *call, const pooling &t, const void *in, const results &r,
+                int64_t count) {
   int64_t window = 1; /* at most */
   for (int k = 0; k < 3; k++) window *= t.kernel[k] < t.in[k] ? t.kernel[k] : t.in[k];
   if (!t.last && window >= WARP_WINDOW && window < (int64_t)1 << 31)
-    return mpg_cuda_launch(call, pool_kernel<T, K, true>, mpg_cuda_blocks(count, MPG_CUDA_THREADS / 32), MPG_CUDA_THREADS, 0, t, (const T *)in, r, count);
-  return mpg_cuda_launch(call, pool_kernel<T, K, false>, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0, t, (const T *)in, r, count);
+    return mpg_cuda_launch(call, pool_kernel<T, K, true>,
+                           mpg_cuda_blocks(count, MPG_CUDA_THREADS / 32), MPG_CUDA_THREADS, 0, t,
+                           (const T *)in, r, count);
+  return mpg_cuda_launch(call, pool_kernel<T, K, false>, mpg_cuda_blocks(count), MPG_CUDA_THREADS,
+                         0, t, (const T *)in, r, count);
 }
 
-mpg_status pool_any(const mpg_kernel_call *call, const pooling &t, kind k, const mpg_view *data, const results &r, const mpg_shape *out) {
+mpg_status pool_any(const mpg_kernel_call *call, const pooling &t, kind k, const mpg_view *data,
+                    const results &r, const mpg_shape *out) {
   int64_t count = mpg_shape_size(out);
-  MPG_CUDA_FLOAT_DTYPE(data->desc.dtype, T, switch (k) {
-    case MAX: return pool<T, MAX>(call, t, data->data, r, count);
-    case SUM: return pool<T, SUM>(call, t, data->data, r, count);
-    case SQUARES: return pool<T, SQUARES>(call, t, data->data, r, count);
-    default: return pool<T, CUBES>(call, t, data->data, r, count);
-  });
+  MPG_CUDA_FLOAT_DTYPE(
+      data->desc.dtype, T, switch (k) {
+        case MAX: return pool<T, MAX>(call, t, data->data, r, count);
+        case SUM: return pool<T, SUM>(call, t, data->data, r, count);
+        case SQUARES: return pool<T, SQUARES>(call, t, data->data, r, count);
+        default: return pool<T, CUBES>(call, t, data->data, r, count);
+      });
   return MPG_OK;
 }
 
-mpg_status back_any(const mpg_kernel_call *call, const pooling &t, kind k, const gradients &g, const void *in, const mpg_view *out) {
+mpg_status back_any(const mpg_kernel_call *call, const pooling &t, kind k, const gradients &g,
+                    const void *in, const mpg_view *out) {
   int64_t count = count_of(out);
-#define BACK(K) mpg_cuda_launch(call, back_kernel<T, K>, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0, t, g, (const T *)in, (T *)out->data, count)
-  MPG_CUDA_FLOAT_DTYPE(out->desc.dtype, T, switch (k) {
-    case MAX: return BACK(MAX);
-    case SUM: return BACK(SUM);
-    case SQUARES: return BACK(SQUARES);
-    default: return BACK(CUBES);
-  });
+#define BACK(K)                                                                               \
+  mpg_cuda_launch(call, back_kernel<T, K>, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0, t, g, \
+                  (const T *)in, (T *)out->data, count)
+  MPG_CUDA_FLOAT_DTYPE(
+      out->desc.dtype, T, switch (k) {
+        case MAX: return BACK(MAX);
+        case SUM: return BACK(SUM);
+        case SQUARES: return BACK(SQUARES);
+        default: return BACK(CUBES);
+      });
   return MPG_OK;
 }
 
@@ -253,7 +291,8 @@ MPG_CUDA_KERNEL(pooling) {
   const mpg_pooling_params *p = (const mpg_pooling_params *)call->params;
   const mpg_view *data = &call->inputs[0], *out = &call->outputs[0];
   results r = {out->data, NULL, NULL, NULL};
-  return pool_any(call, pooling_of(p, &data->desc.shape, &out->desc.shape), kind_of(p), data, r, &out->desc.shape);
+  return pool_any(call, pooling_of(p, &data->desc.shape, &out->desc.shape), kind_of(p), data, r,
+                  &out->desc.shape);
 }
 
 MPG_CUDA_KERNEL(pooling_backward) {
@@ -275,13 +314,19 @@ MPG_CUDA_KERNEL(pooling_backward) {
 MPG_CUDA_KERNEL(pooling_at_max) {
   const mpg_view *data = &call->inputs[1], *out = &call->outputs[0];
   results r = {out->data, NULL, NULL, call->inputs[0].data};
-  return pool_any(call, pooling_of((const mpg_pooling_params *)call->params, &data->desc.shape, &out->desc.shape), MAX, data, r, &out->desc.shape);
+  return pool_any(
+      call,
+      pooling_of((const mpg_pooling_params *)call->params, &data->desc.shape, &out->desc.shape),
+      MAX, data, r, &out->desc.shape);
 }
 
 MPG_CUDA_KERNEL(max_pooling) {
   const mpg_view *data = &call->inputs[0], *out = &call->outputs[0];
   results r = {out->data, (uint8_t *)call->outputs[1].data, NULL, NULL};
-  return pool_any(call, pooling_of((const mpg_pooling_params *)call->params, &data->desc.shape, &out->desc.shape), MAX, data, r, &out->desc.shape);
+  return pool_any(
+      call,
+      pooling_of((const mpg_pooling_params *)call->params, &data->desc.shape, &out->desc.shape),
+      MAX, data, r, &out->desc.shape);
 }
 
 MPG_CUDA_KERNEL(max_pooling_backward) {
@@ -294,5 +339,6 @@ MPG_CUDA_KERNEL(max_pooling_backward) {
   params.pad = p->pad;
   params.layout = 5; /* NWC, or alike */
   gradients g = {grad->data, NULL, NULL, (const uint8_t *)call->inputs[1].data};
-  return back_any(call, pooling_of(&params, &data->desc.shape, &grad->desc.shape), MAX, g, NULL, data);
+  return back_any(call, pooling_of(&params, &data->desc.shape, &grad->desc.shape), MAX, g, NULL,
+                  data);
 }

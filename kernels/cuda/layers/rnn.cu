@@ -1,9 +1,11 @@
-/* Recurrent layers: products by cuBLASLt, cells here. cuDNN's are not used: its reserve has no size that inference could know, its dropout draws other numbers than
- * the CPU's, and its products on several streams do not always have the same bits.
+/* Recurrent layers: products by cuBLASLt, cells here. cuDNN's are not used: its reserve has no size
+ * that inference could know, its dropout draws other numbers than the CPU's, and its products on
+ * several streams do not always have the same bits.
  *
- * As in kernels/cpu/layers/rnn_layers.h, whose reserve, dropout and order of sums these are: input products of a layer are one product over all steps, weight
- * gradients likewise; only the recurrent products and the cell itself go step by step. Halves: products and cells sum in float32, what they
- * leave is rounded, and the cell state goes from step to step in float32. */
+ * As in kernels/cpu/layers/rnn_layers.h, whose reserve, dropout and order of sums these are: input
+ * products of a layer are one product over all steps, weight gradients likewise; only the recurrent
+ * products and the cell itself go step by step. Halves: products and cells sum in float32, what
+ * they leave is rounded, and the cell state goes from step to step in float32. */
 #include "kernels/cuda/cuda.h"
 extern "C" {
 #include "kernels/cuda/array/move.h"
@@ -18,7 +20,8 @@ enum { MAX_WEIGHTS = 64 * 2 };
 
 template <class T>
 struct weights {
-  T *wi[MAX_WEIGHTS], *wh[MAX_WEIGHTS], *bi[MAX_WEIGHTS], *bh[MAX_WEIGHTS]; /* per layer and direction: [G * H, in], [G * H, H], [G * H], [G * H] */
+  T *wi[MAX_WEIGHTS], *wh[MAX_WEIGHTS], *bi[MAX_WEIGHTS],
+      *bh[MAX_WEIGHTS]; /* per layer and direction: [G * H, in], [G * H, H], [G * H], [G * H] */
 };
 
 template <class T>
@@ -35,9 +38,13 @@ struct rnn {
   int64_t block() const { return s.time * s.batch * s.hidden; }
   int inner() const { return s.gates + (s.is_lstm || s.mode == MPG_RNN_GRU ? 1 : 0); }
   T *gates(int index) const { return reserve + block() * inner() * index; } /* [S, N, G * H] */
-  T *extra(int index) const { return gates(index) + block() * s.gates; }    /* cell states, or n's hidden part: [S, N, H] */
-  T *layer_output(int layer) const {                                         /* [S, N, D * H] */
-    return layer == s.layers - 1 ? output : gates(s.layers * s.directions) + block() * s.directions * layer * (dropped ? 2 : 1);
+  T *extra(int index) const {
+    return gates(index) + block() * s.gates;
+  } /* cell states, or n's hidden part: [S, N, H] */
+  T *layer_output(int layer) const { /* [S, N, D * H] */
+    return layer == s.layers - 1 ? output
+                                 : gates(s.layers * s.directions) +
+                                       block() * s.directions * layer * (dropped ? 2 : 1);
   }
   const T *layer_input(int layer) const { /* as the layer sees it: after dropout */
     if (layer == 0) return data;
@@ -48,11 +55,12 @@ struct rnn {
     bool first = direction == 0 ? t == 0 : t == s.time - 1;
     *ld = first ? s.hidden : s.hidden * s.directions;
     if (first) return h0 + ((int64_t)layer * s.directions + direction) * s.batch * s.hidden;
-    return layer_output(layer) + (direction == 0 ? t - 1 : t + 1) * s.batch * *ld + direction * s.hidden;
+    return layer_output(layer) + (direction == 0 ? t - 1 : t + 1) * s.batch * *ld +
+           direction * s.hidden;
   }
 };
 
-/* --- Cells: one thread for one element of the hidden state in one step --------------------------------------------------------------- */
+/* --- Cells: one thread for one element of the hidden state in one step ------------------------ */
 MPG_ANYWHERE float sigmoid(float x) { return mpg_sigmoidf(x); }
 MPG_ANYWHERE double sigmoid(double x) { return 1 / (1 + exp(-x)); }
 MPG_ANYWHERE float squash(float x) { return mpg_tanhf(x); }
@@ -68,7 +76,7 @@ struct step {
   const T *h_before;      /* GRU: stride ld_before */
   const T *c0;            /* LSTM's first step; NULL: the state is in `carried` */
   mpg_compute_t<T> *carried;
-  T *h;                   /* stride ld */
+  T *h; /* stride ld */
   bool clip, clip_nan;
   mpg_compute_t<T> clip_min, clip_max;
 };
@@ -83,7 +91,8 @@ __global__ void cell_kernel(step<T> p) {
   C h;
   if (MODE == MPG_RNN_LSTM) {
     C in[4];
-    for (int k = 0; k < 4; k++) in[k] = mpg_to<C>(g[k * H]) + (mpg_to<C>(p.bias[k * H + j]) + mpg_to<C>(p.bias_h[k * H + j]));
+    for (int k = 0; k < 4; k++)
+      in[k] = mpg_to<C>(g[k * H]) + (mpg_to<C>(p.bias[k * H + j]) + mpg_to<C>(p.bias_h[k * H + j]));
     C a = sigmoid(in[0]), f = sigmoid(in[1]), z = squash(in[2]), o = sigmoid(in[3]);
     C cell = f * (p.c0 ? mpg_to<C>(p.c0[i]) : p.carried[i]) + a * z;
     if (p.clip) {
@@ -104,7 +113,8 @@ __global__ void cell_kernel(step<T> p) {
       in[k] = mpg_to<C>(g[k * H]) + mpg_to<C>(p.bias[k * H + j]);
       hidden[k] = mpg_to<C>(gh[k * H]);
     }
-    C r = sigmoid(in[0] + hidden[0] + mpg_to<C>(p.bias_h[j])), z = sigmoid(in[1] + hidden[1] + mpg_to<C>(p.bias_h[H + j]));
+    C r = sigmoid(in[0] + hidden[0] + mpg_to<C>(p.bias_h[j])),
+      z = sigmoid(in[1] + hidden[1] + mpg_to<C>(p.bias_h[H + j]));
     C m = hidden[2] + mpg_to<C>(p.bias_h[2 * H + j]), fresh = squash(in[2] + r * m);
     g[0] = mpg_to<T>(r);
     g[H] = mpg_to<T>(z);
@@ -122,16 +132,16 @@ __global__ void cell_kernel(step<T> p) {
 template <class T>
 struct back_step {
   int64_t hidden, count, ld, ld_before;
-  const T *gates, *extra;  /* of this step, activated: [N, G * H], [N, H] */
-  const T *extra_before;   /* LSTM: cell states before: [N, H] */
-  const T *h_before;       /* GRU: stride ld_before */
-  const T *d_output;       /* stride ld */
-  T *d_h;                  /* in: from the step after; GRU out: what goes past the products */
-  const T *d_cn;           /* LSTM's last step, or NULL for nothing; else the gradient is in `carried` */
+  const T *gates, *extra; /* of this step, activated: [N, G * H], [N, H] */
+  const T *extra_before;  /* LSTM: cell states before: [N, H] */
+  const T *h_before;      /* GRU: stride ld_before */
+  const T *d_output;      /* stride ld */
+  T *d_h;                 /* in: from the step after; GRU out: what goes past the products */
+  const T *d_cn; /* LSTM's last step, or NULL for nothing; else the gradient is in `carried` */
   bool last;
-  T *d_c0;                 /* LSTM's first step: for the result; else NULL */
+  T *d_c0; /* LSTM's first step: for the result; else NULL */
   mpg_compute_t<T> *carried;
-  T *d_gates, *d_hidden;   /* [N, G * H]; d_hidden: GRU's, of the hidden products */
+  T *d_gates, *d_hidden; /* [N, G * H]; d_hidden: GRU's, of the hidden products */
   bool clip;
   mpg_compute_t<T> clip_min, clip_max;
 };
@@ -146,8 +156,10 @@ __global__ void back_cell_kernel(back_step<T> p) {
   T *d = p.d_gates + n * gates * H + j;
   C dh = mpg_to<C>(p.d_output[n * p.ld + j]) + mpg_to<C>(p.d_h[i]);
   if (MODE == MPG_RNN_LSTM) {
-    C a = mpg_to<C>(g[0]), f = mpg_to<C>(g[H]), z = mpg_to<C>(g[2 * H]), o = mpg_to<C>(g[3 * H]), c = mpg_to<C>(p.extra[i]), tanh_c = squash(c);
-    C dc = (p.last ? p.d_cn ? mpg_to<C>(p.d_cn[i]) : (C)0 : p.carried[i]) + dh * o * (1 - tanh_c * tanh_c);
+    C a = mpg_to<C>(g[0]), f = mpg_to<C>(g[H]), z = mpg_to<C>(g[2 * H]), o = mpg_to<C>(g[3 * H]),
+      c = mpg_to<C>(p.extra[i]), tanh_c = squash(c);
+    C dc = (p.last ? p.d_cn ? mpg_to<C>(p.d_cn[i]) : (C)0 : p.carried[i]) +
+           dh * o * (1 - tanh_c * tanh_c);
     if (p.clip && (c == p.clip_min || c == p.clip_max)) dc = 0;
     d[0] = mpg_to<T>(dc * z * a * (1 - a));
     d[H] = mpg_to<T>(dc * mpg_to<C>(p.extra_before[i]) * f * (1 - f));
@@ -172,8 +184,8 @@ __global__ void back_cell_kernel(back_step<T> p) {
   }
 }
 
-#define BY_MODE(mode, LAUNCH)                    \
-  switch (mode) {                                \
+#define BY_MODE(mode, LAUNCH)                       \
+  switch (mode) {                                   \
     case MPG_RNN_LSTM: return LAUNCH(MPG_RNN_LSTM); \
     case MPG_RNN_GRU: return LAUNCH(MPG_RNN_GRU);   \
     case MPG_RNN_TANH: return LAUNCH(MPG_RNN_TANH); \
@@ -182,25 +194,41 @@ __global__ void back_cell_kernel(back_step<T> p) {
 
 template <class T>
 mpg_status run_cell(const mpg_kernel_call *call, mpg_rnn_mode mode, const step<T> &p) {
-#define CELL(MODE) mpg_cuda_launch(call, cell_kernel<T, MODE>, mpg_cuda_blocks(p.count), MPG_CUDA_THREADS, 0, p)
+#define CELL(MODE) \
+  mpg_cuda_launch(call, cell_kernel<T, MODE>, mpg_cuda_blocks(p.count), MPG_CUDA_THREADS, 0, p)
   BY_MODE(mode, CELL)
 }
 template <class T>
 mpg_status run_back_cell(const mpg_kernel_call *call, mpg_rnn_mode mode, const back_step<T> &p) {
-#define BACK_CELL(MODE) mpg_cuda_launch(call, back_cell_kernel<T, MODE>, mpg_cuda_blocks(p.count), MPG_CUDA_THREADS, 0, p)
+#define BACK_CELL(MODE) \
+  mpg_cuda_launch(call, back_cell_kernel<T, MODE>, mpg_cuda_blocks(p.count), MPG_CUDA_THREADS, 0, p)
   BY_MODE(mode, BACK_CELL)
 }
 
-/* --- What lies around the cells ---------------------------------------------------------------------------------------------------------- */
-template <class T> struct dtype_of;
-template <> struct dtype_of<float> { static const mpg_dtype value = MPG_FLOAT32; };
-template <> struct dtype_of<double> { static const mpg_dtype value = MPG_FLOAT64; };
-template <> struct dtype_of<mpg_half> { static const mpg_dtype value = MPG_FLOAT16; };
-template <> struct dtype_of<mpg_bfloat16> { static const mpg_dtype value = MPG_BFLOAT16; };
+/* --- What lies around the cells --------------------------------------------------------------- */
+template <class T>
+struct dtype_of;
+template <>
+struct dtype_of<float> {
+  static const mpg_dtype value = MPG_FLOAT32;
+};
+template <>
+struct dtype_of<double> {
+  static const mpg_dtype value = MPG_FLOAT64;
+};
+template <>
+struct dtype_of<mpg_half> {
+  static const mpg_dtype value = MPG_FLOAT16;
+};
+template <>
+struct dtype_of<mpg_bfloat16> {
+  static const mpg_dtype value = MPG_BFLOAT16;
+};
 
 /* c (m, n) = op(a) op(b) + beta c */
 template <class T>
-mpg_status multiply(const mpg_kernel_call *call, bool ta, bool tb, int64_t m, int64_t n, int64_t k, const T *a, int64_t lda, const T *b, int64_t ldb, double beta, T *c) {
+mpg_status multiply(const mpg_kernel_call *call, bool ta, bool tb, int64_t m, int64_t n, int64_t k,
+                    const T *a, int64_t lda, const T *b, int64_t ldb, double beta, T *c) {
   mpg_cuda_product p = {};
   p.dtype = dtype_of<T>::value;
   p.transpose_a = ta, p.transpose_b = tb;
@@ -212,16 +240,19 @@ mpg_status multiply(const mpg_kernel_call *call, bool ta, bool tb, int64_t m, in
   return mpg_cuda_multiply(call, &p);
 }
 
-/* Dropout between layers: element e of layer l's output is kept when word e of the stream (call, l) says so. A dropped element becomes -0 and a kept zero +0, so
- * that the values themselves carry the mask to backward. */
+/* Dropout between layers: element e of layer l's output is kept when word e of the stream (call, l)
+ * says so. A dropped element becomes -0 and a kept zero +0, so that the values themselves carry the
+ * mask to backward. */
 template <class T>
-__global__ void drop_kernel(const T *from, T *to, mpg_cuda_key given, uint64_t first, float keep, mpg_compute_t<T> scale, int64_t count) {
+__global__ void drop_kernel(const T *from, T *to, mpg_cuda_key given, uint64_t first, float keep,
+                            mpg_compute_t<T> scale, int64_t count) {
   typedef mpg_compute_t<T> C;
   int64_t i = MPG_CUDA_INDEX;
   if (i >= count) return;
   mpg_random_key key = given.read();
   uint64_t position = first + mpg_random_position(&key, (uint64_t)i);
-  bool kept = mpg_philox_uniform(mpg_philox(key.seed, key.call, position >> 2).value[position & 3]) < keep;
+  bool kept =
+      mpg_philox_uniform(mpg_philox(key.seed, key.call, position >> 2).value[position & 3]) < keep;
   T value = mpg_to<T>(kept ? mpg_to<C>(from[i]) * scale : -(C)0);
   to[i] = kept && mpg_to<C>(value) == 0 ? mpg_to<T>((C)0) : value;
 }
@@ -237,13 +268,15 @@ __global__ void undrop_kernel(const T *after, T *gradient, mpg_compute_t<T> scal
 /* Sums of columns: a block has 32 of them, its warps every eighth row each. */
 enum { SUM_COLUMNS = 32, SUM_WARPS = 8 };
 template <class T>
-__global__ void column_sums_kernel(const T *matrix, int64_t rows, int64_t columns, T *sums, T *copy) {
+__global__ void column_sums_kernel(const T *matrix, int64_t rows, int64_t columns, T *sums,
+                                   T *copy) {
   typedef mpg_compute_t<T> C;
   __shared__ C parts[SUM_WARPS][SUM_COLUMNS];
   int lane = threadIdx.x % SUM_COLUMNS, warp = threadIdx.x / SUM_COLUMNS;
   int64_t column = (int64_t)blockIdx.x * SUM_COLUMNS + lane;
   C sum = 0;
-  for (int64_t row = warp; row < rows && column < columns; row += SUM_WARPS) sum += mpg_to<C>(matrix[row * columns + column]);
+  for (int64_t row = warp; row < rows && column < columns; row += SUM_WARPS)
+    sum += mpg_to<C>(matrix[row * columns + column]);
   parts[warp][lane] = sum;
   __syncthreads();
   if (warp || column >= columns) return;
@@ -252,13 +285,16 @@ __global__ void column_sums_kernel(const T *matrix, int64_t rows, int64_t column
   if (copy) copy[column] = mpg_to<T>(sum);
 }
 template <class T>
-mpg_status sum_columns(const mpg_kernel_call *call, const T *matrix, int64_t rows, int64_t columns, T *sums, T *copy) {
-  return mpg_cuda_launch(call, column_sums_kernel<T>, mpg_cuda_blocks(columns, SUM_COLUMNS), SUM_COLUMNS * SUM_WARPS, 0, matrix, rows, columns, sums, copy);
+mpg_status sum_columns(const mpg_kernel_call *call, const T *matrix, int64_t rows, int64_t columns,
+                       T *sums, T *copy) {
+  return mpg_cuda_launch(call, column_sums_kernel<T>, mpg_cuda_blocks(columns, SUM_COLUMNS),
+                         SUM_COLUMNS * SUM_WARPS, 0, matrix, rows, columns, sums, copy);
 }
 
 /* Rows of `width` that lie `ld` apart, side by side. */
 template <class T>
-mpg_status gather_rows(const mpg_kernel_call *call, int64_t rows, int64_t width, const T *from, int64_t ld, T *to) {
+mpg_status gather_rows(const mpg_kernel_call *call, int64_t rows, int64_t width, const T *from,
+                       int64_t ld, T *to) {
   mpg_move move = {};
   mpg_move_add(&move, rows, ld, width);
   mpg_move_add(&move, width, 1, 1);
@@ -273,23 +309,28 @@ struct bounds {
 template <class T>
 bounds<T> bounds_of(const mpg_rnn_params *p) {
   typedef mpg_compute_t<T> C;
-  bounds<T> b = {p->lstm_state_clip_min.present || p->lstm_state_clip_max.present, p->lstm_state_clip_nan != 0, -(C)INFINITY, (C)INFINITY};
-  if (p->lstm_state_clip_min.present) b.min = mpg_to<C>(mpg_to<T>(p->lstm_state_clip_min.value)); /* as the state is kept */
+  bounds<T> b = {p->lstm_state_clip_min.present || p->lstm_state_clip_max.present,
+                 p->lstm_state_clip_nan != 0, -(C)INFINITY, (C)INFINITY};
+  if (p->lstm_state_clip_min.present)
+    b.min = mpg_to<C>(mpg_to<T>(p->lstm_state_clip_min.value)); /* as the state is kept */
   if (p->lstm_state_clip_max.present) b.max = mpg_to<C>(mpg_to<T>(p->lstm_state_clip_max.value));
   return b;
 }
 
 size_t padded(size_t bytes) { return (bytes + 255) & ~(size_t)255; }
 
-/* --- Forward -------------------------------------------------------------------------------------------------------------------------------- */
+/* --- Forward ---------------------------------------------------------------------------------- */
 /* scratch: GRU's products with the hidden state [N, G * H], or the LSTM's cell state [N, H]. */
 template <class T>
 mpg_status forward_direction(const rnn<T> &r, int layer, int direction, void *scratch) {
   const mpg_rnn_size *s = &r.s;
-  const int64_t H = s->hidden, N = s->batch, GH = s->gates * H, in = mpg_rnn_layer_input(s, layer), index = layer * s->directions + direction;
+  const int64_t H = s->hidden, N = s->batch, GH = s->gates * H, in = mpg_rnn_layer_input(s, layer),
+                index = layer * s->directions + direction;
   const bool gru = s->mode == MPG_RNN_GRU, keeps = s->is_lstm || gru;
-  T *gates = r.gates((int)index), *extra = keeps ? r.extra((int)index) : NULL, *output = r.layer_output(layer) + direction * H;
-  MPG_TRY(multiply(r.call, false, true, s->time * N, GH, in, r.layer_input(layer), in, (const T *)r.w.wi[index], in, 0, gates));
+  T *gates = r.gates((int)index), *extra = keeps ? r.extra((int)index) : NULL,
+    *output = r.layer_output(layer) + direction * H;
+  MPG_TRY(multiply(r.call, false, true, s->time * N, GH, in, r.layer_input(layer), in,
+                   (const T *)r.w.wi[index], in, 0, gates));
   bounds<T> b = bounds_of<T>(r.params);
   step<T> p = {};
   p.hidden = H, p.count = N * H, p.ld = H * s->directions;
@@ -304,7 +345,8 @@ mpg_status forward_direction(const rnn<T> &r, int layer, int direction, void *sc
     p.h = output + t * N * p.ld;
     p.h_before = r.previous(layer, direction, t, &p.ld_before);
     p.c0 = s->is_lstm && at == 0 ? r.c0 + index * N * H : NULL;
-    MPG_TRY(multiply(r.call, false, true, N, GH, H, p.h_before, p.ld_before, (const T *)r.w.wh[index], H, gru ? 0 : 1, gru ? (T *)scratch : p.gates));
+    MPG_TRY(multiply(r.call, false, true, N, GH, H, p.h_before, p.ld_before,
+                     (const T *)r.w.wh[index], H, gru ? 0 : 1, gru ? (T *)scratch : p.gates));
     MPG_TRY(run_cell(r.call, s->mode, p));
   }
   int64_t last = direction == 0 ? s->time - 1 : 0;
@@ -312,7 +354,9 @@ mpg_status forward_direction(const rnn<T> &r, int layer, int direction, void *sc
     const T *from = s->time ? output + last * N * p.ld : r.h0 + index * N * H;
     MPG_TRY(gather_rows(r.call, N, H, from, s->time ? p.ld : H, r.hn + index * N * H));
   }
-  if (r.cn) MPG_TRY(mpg_cuda_copy(r.call, s->time ? extra + last * N * H : r.c0 + index * N * H, r.cn + index * N * H, (size_t)(N * H) * sizeof(T)));
+  if (r.cn)
+    MPG_TRY(mpg_cuda_copy(r.call, s->time ? extra + last * N * H : r.c0 + index * N * H,
+                          r.cn + index * N * H, (size_t)(N * H) * sizeof(T)));
   return MPG_OK;
 }
 
@@ -321,21 +365,26 @@ mpg_status forward(const rnn<T> &r) {
   typedef mpg_compute_t<T> C;
   const mpg_rnn_size *s = &r.s;
   int64_t rows = s->batch * s->hidden;
-  size_t size = s->mode == MPG_RNN_GRU ? (size_t)(rows * s->gates) * sizeof(T) : s->is_lstm ? (size_t)rows * sizeof(C) : 0;
+  size_t size = s->mode == MPG_RNN_GRU ? (size_t)(rows * s->gates) * sizeof(T)
+                : s->is_lstm           ? (size_t)rows * sizeof(C)
+                                       : 0;
   void *scratch = size ? mpg_device_scratch_slot(r.call->device, MPG_SCRATCH_KERNEL, size) : NULL;
   if (size && !scratch) return MPG_DEVICE_OUT_OF_MEMORY;
   double keep = 1 - r.params->p;
   for (int layer = 0; layer < s->layers; layer++) {
-    for (int direction = 0; direction < s->directions; direction++) MPG_TRY(forward_direction(r, layer, direction, scratch));
+    for (int direction = 0; direction < s->directions; direction++)
+      MPG_TRY(forward_direction(r, layer, direction, scratch));
     if (!r.dropped || layer == s->layers - 1) continue;
     int64_t count = r.block() * s->directions;
-    MPG_TRY(mpg_cuda_launch(r.call, drop_kernel<T>, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0, (const T *)r.layer_output(layer), r.layer_output(layer) + count,
-                            mpg_cuda_key_of(r.call), (uint64_t)layer << 48, (float)keep, (C)(1 / keep), count));
+    MPG_TRY(mpg_cuda_launch(r.call, drop_kernel<T>, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0,
+                            (const T *)r.layer_output(layer), r.layer_output(layer) + count,
+                            mpg_cuda_key_of(r.call), (uint64_t)layer << 48, (float)keep,
+                            (C)(1 / keep), count));
   }
   return MPG_OK;
 }
 
-/* --- Backward ------------------------------------------------------------------------------------------------------------------------------- */
+/* --- Backward --------------------------------------------------------------------------------- */
 template <class T>
 struct rnn_gradients {
   const T *d_output, *d_hn, *d_cn; /* [S, N, D * H]; [L * D, N, H], or NULL */
@@ -350,19 +399,26 @@ struct work {
 
 /* d_output [S, N, D * H] of the layer; d_input [S, N, in] is set or (add) added to. */
 template <class T>
-mpg_status backward_direction(const rnn<T> &r, const rnn_gradients<T> &d, int layer, int direction, const T *d_output, T *d_input, bool add, const work<T> &w) {
+mpg_status backward_direction(const rnn<T> &r, const rnn_gradients<T> &d, int layer, int direction,
+                              const T *d_output, T *d_input, bool add, const work<T> &w) {
   const mpg_rnn_size *s = &r.s;
-  const int64_t H = s->hidden, N = s->batch, S = s->time, GH = s->gates * H, in = mpg_rnn_layer_input(s, layer), NH = N * H, index = layer * s->directions + direction;
+  const int64_t H = s->hidden, N = s->batch, S = s->time, GH = s->gates * H,
+                in = mpg_rnn_layer_input(s, layer), NH = N * H,
+                index = layer * s->directions + direction;
   const bool gru = s->mode == MPG_RNN_GRU, keeps = s->is_lstm || gru;
   const mpg_kernel_call *call = r.call;
-  const T *gates = r.gates((int)index), *extra = keeps ? r.extra((int)index) : NULL, *wh = r.w.wh[index];
+  const T *gates = r.gates((int)index), *extra = keeps ? r.extra((int)index) : NULL,
+          *wh = r.w.wh[index];
   T *d_h = d.d_h0 + index * NH, *d_c0 = s->is_lstm ? d.d_c0 + index * NH : NULL;
   size_t state = (size_t)NH * sizeof(T);
-  if (d.d_hn) MPG_TRY(mpg_cuda_copy(call, d.d_hn + index * NH, d_h, state));
-  else MPG_TRY(mpg_cuda_zero(call, d_h, state));
+  if (d.d_hn)
+    MPG_TRY(mpg_cuda_copy(call, d.d_hn + index * NH, d_h, state));
+  else
+    MPG_TRY(mpg_cuda_zero(call, d_h, state));
   if (S == 0 && d_c0 && d.d_cn) MPG_TRY(mpg_cuda_copy(call, d.d_cn + index * NH, d_c0, state));
   if (S == 0 && d_c0 && !d.d_cn) MPG_TRY(mpg_cuda_zero(call, d_c0, state));
-  const T *d_products = gru ? w.d_hidden : w.d_gates; /* gradients of the products with the hidden state */
+  const T *d_products =
+      gru ? w.d_hidden : w.d_gates; /* gradients of the products with the hidden state */
   bounds<T> b = bounds_of<T>(r.params);
   back_step<T> p = {};
   p.hidden = H, p.count = NH, p.ld = H * s->directions;
@@ -381,57 +437,75 @@ mpg_status backward_direction(const rnn<T> &r, const rnn_gradients<T> &d, int la
     p.d_gates = w.d_gates + t * N * GH;
     p.d_hidden = gru ? w.d_hidden + t * N * GH : NULL;
     MPG_TRY(run_back_cell(call, s->mode, p));
-    MPG_TRY(multiply(call, false, false, N, H, GH, d_products + t * N * GH, GH, wh, H, gru ? 1 : 0, d_h));
+    MPG_TRY(multiply(call, false, false, N, H, GH, d_products + t * N * GH, GH, wh, H, gru ? 1 : 0,
+                     d_h));
   }
-  /* Weights: single products over all steps; the first step's hidden state lies apart from the rest. */
+  /* Weights: single products over all steps; the first step's hidden state lies apart from the
+   * rest. */
   int64_t first = direction == 0 ? 0 : S - 1, ld = H * s->directions;
   const T *outputs = r.layer_output(layer) + direction * H;
-  const T *later = direction == 0 ? d_products + N * GH : d_products; /* the steps after the first, in memory order */
-  const T *earlier = direction == 0 ? outputs : outputs + N * ld;     /* the hidden states they start from */
+  const T *later = direction == 0 ? d_products + N * GH
+                                  : d_products; /* the steps after the first, in memory order */
+  const T *earlier =
+      direction == 0 ? outputs : outputs + N * ld; /* the hidden states they start from */
   if (S > 0) {
-    MPG_TRY(multiply(call, true, false, GH, H, N, d_products + first * N * GH, GH, r.h0 + index * NH, H, 0, d.w.wh[index]));
-    if (S > 1) MPG_TRY(multiply(call, true, false, GH, H, (S - 1) * N, later, GH, earlier, ld, 1, d.w.wh[index]));
+    MPG_TRY(multiply(call, true, false, GH, H, N, d_products + first * N * GH, GH,
+                     r.h0 + index * NH, H, 0, d.w.wh[index]));
+    if (S > 1)
+      MPG_TRY(multiply(call, true, false, GH, H, (S - 1) * N, later, GH, earlier, ld, 1,
+                       d.w.wh[index]));
   } else {
     MPG_TRY(mpg_cuda_zero(call, d.w.wh[index], (size_t)(GH * H) * sizeof(T)));
   }
-  MPG_TRY(multiply(call, true, false, GH, in, S * N, (const T *)w.d_gates, GH, r.layer_input(layer), in, 0, d.w.wi[index]));
-  MPG_TRY(sum_columns(call, (const T *)w.d_gates, S * N, GH, d.w.bi[index], gru ? (T *)NULL : d.w.bh[index]));
+  MPG_TRY(multiply(call, true, false, GH, in, S * N, (const T *)w.d_gates, GH, r.layer_input(layer),
+                   in, 0, d.w.wi[index]));
+  MPG_TRY(sum_columns(call, (const T *)w.d_gates, S * N, GH, d.w.bi[index],
+                      gru ? (T *)NULL : d.w.bh[index]));
   if (gru) MPG_TRY(sum_columns(call, (const T *)w.d_hidden, S * N, GH, d.w.bh[index], (T *)NULL));
-  return multiply(call, false, false, S * N, in, GH, (const T *)w.d_gates, GH, (const T *)r.w.wi[index], in, add ? 1 : 0, d_input);
+  return multiply(call, false, false, S * N, in, GH, (const T *)w.d_gates, GH,
+                  (const T *)r.w.wi[index], in, add ? 1 : 0, d_input);
 }
 
 template <class T>
 mpg_status backward(const rnn<T> &r, const rnn_gradients<T> &d) {
   typedef mpg_compute_t<T> C;
   const mpg_rnn_size *s = &r.s;
-  int64_t rows = s->time * s->batch, wide = s->hidden * s->directions, gates = rows * s->gates * s->hidden, widest = wide > s->input ? wide : s->input;
+  int64_t rows = s->time * s->batch, wide = s->hidden * s->directions,
+          gates = rows * s->gates * s->hidden, widest = wide > s->input ? wide : s->input;
   int64_t spare = s->layers > 1 || s->directions == 2 ? rows * widest : 0;
-  size_t sizes[] = {(size_t)gates * sizeof(T), s->mode == MPG_RNN_GRU ? (size_t)gates * sizeof(T) : 0, s->is_lstm ? (size_t)(s->batch * s->hidden) * sizeof(C) : 0,
+  size_t sizes[] = {(size_t)gates * sizeof(T),
+                    s->mode == MPG_RNN_GRU ? (size_t)gates * sizeof(T) : 0,
+                    s->is_lstm ? (size_t)(s->batch * s->hidden) * sizeof(C) : 0,
                     (size_t)spare * sizeof(T), (size_t)spare * sizeof(T)};
   size_t total = 0, at[5];
   for (int i = 0; i < 5; i++) {
     at[i] = total;
     total += padded(sizes[i]);
   }
-  char *scratch = (char *)mpg_device_scratch_slot(r.call->device, MPG_SCRATCH_KERNEL, total ? total : 1);
+  char *scratch =
+      (char *)mpg_device_scratch_slot(r.call->device, MPG_SCRATCH_KERNEL, total ? total : 1);
   if (!scratch) return MPG_DEVICE_OUT_OF_MEMORY;
   work<T> w = {(T *)(scratch + at[0]), (T *)(scratch + at[1]), (C *)(scratch + at[2])};
   T *between[2] = {(T *)(scratch + at[3]), (T *)(scratch + at[4])};
   const T *d_output = d.d_output;
   for (int layer = s->layers - 1; layer >= 0; layer--) {
-    /* d_data may lie where data or the gradient of the output does. One direction writes it when it has read both; of two the second reads them
-     * after the first has written. */
+    /* d_data may lie where data or the gradient of the output does. One direction writes it when it
+     * has read both; of two the second reads them after the first has written. */
     T *d_input = layer == 0 && s->directions == 1 ? d.d_data : between[layer & 1];
-    for (int direction = 0; direction < s->directions; direction++) MPG_TRY(backward_direction(r, d, layer, direction, d_output, d_input, direction > 0, w));
+    for (int direction = 0; direction < s->directions; direction++)
+      MPG_TRY(backward_direction(r, d, layer, direction, d_output, d_input, direction > 0, w));
     if (layer > 0 && r.dropped)
-      MPG_TRY(mpg_cuda_launch(r.call, undrop_kernel<T>, mpg_cuda_blocks(rows * wide), MPG_CUDA_THREADS, 0, r.layer_input(layer), d_input, (C)(1 / (1 - r.params->p)),
-                              rows * wide));
+      MPG_TRY(mpg_cuda_launch(r.call, undrop_kernel<T>, mpg_cuda_blocks(rows * wide),
+                              MPG_CUDA_THREADS, 0, r.layer_input(layer), d_input,
+                              (C)(1 / (1 - r.params->p)), rows * wide));
     d_output = d_input;
   }
-  return s->directions == 2 ? mpg_cuda_copy(r.call, between[0], d.d_data, (size_t)(rows * s->input) * sizeof(T)) : MPG_OK;
+  return s->directions == 2
+             ? mpg_cuda_copy(r.call, between[0], d.d_data, (size_t)(rows * s->input) * sizeof(T))
+             : MPG_OK;
 }
 
-/* --- Arguments -------------------------------------------------------------------------------------------------------------------------------- */
+/* --- Arguments -------------------------------------------------------------------------------- */
 /* The weights as arrays of their own after data and states, or as one vector after the data. */
 template <class T>
 void read_weights(const mpg_rnn_size *s, bool flat, const mpg_view *views, weights<T> *w) {

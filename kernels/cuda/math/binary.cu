@@ -1,8 +1,10 @@
-/* Ops of two arrays, with broadcasting, and of an array and a number; the formulas are those of kernels/common/binary.def.
+/* Ops of two arrays, with broadcasting, and of an array and a number; the formulas are those of
+ * kernels/common/binary.def.
  *
- * Shapes are collapsed to the fewest dimensions along which both operands keep moving or standing. Where both move, or one is a
- * single number, elements go 16 bytes at a time; else each thread finds where its element's operands lie. float32, float16 and bfloat16
- * have kernels for each formula, other dtypes share one that chooses by number. Results may be written over an operand.
+ * Shapes are collapsed to the fewest dimensions along which both operands keep moving or standing.
+ * Where both move, or one is a single number, elements go 16 bytes at a time; else each thread
+ * finds where its element's operands lie. float32, float16 and bfloat16 have kernels for each
+ * formula, other dtypes share one that chooses by number. Results may be written over an operand.
  */
 #include "kernels/common/binary.h"
 #include "kernels/common/index.h"
@@ -10,9 +12,9 @@
 
 namespace {
 
-#define FLOAT_ROWS(name, expression_f, expression_d)                                       \
-  struct name {                                                                            \
-    static MPG_MEMBER float at(float x, float y) { return (float)(expression_f); }         \
+#define FLOAT_ROWS(name, expression_f, expression_d)                               \
+  struct name {                                                                    \
+    static MPG_MEMBER float at(float x, float y) { return (float)(expression_f); } \
   };
 namespace row {
 #include "kernels/common/binary.def"
@@ -22,12 +24,12 @@ enum row_number {
 #include "kernels/common/binary.def"
 };
 
-#define BY_NUMBER(T, suffix)                                        \
-  __device__ T row_of_##suffix(int row, T x, T y) {                 \
+#define BY_NUMBER(T, suffix)                        \
+  __device__ T row_of_##suffix(int row, T x, T y) { \
     switch (row) {
 #define END_BY_NUMBER \
-    }                 \
-    return x;         \
+  }                   \
+  return x;           \
   }
 BY_NUMBER(double, double)
 #define FLOAT_ROWS(name, expression_f, expression_d) \
@@ -76,7 +78,8 @@ MPG_ANYWHERE void find_places(const places &p, int64_t index, int64_t *a, int64_
 }
 
 template <class F, class T>
-__global__ void linear_kernel(const T *a, const T *b, T *out, int64_t count, int how, float value, bool aligned) {
+__global__ void linear_kernel(const T *a, const T *b, T *out, int64_t count, int how, float value,
+                              bool aligned) {
   enum { N = mpg_pack<T>::COUNT };
   int64_t begin = MPG_CUDA_INDEX * N;
   if (begin >= count) return;
@@ -89,12 +92,14 @@ __global__ void linear_kernel(const T *a, const T *b, T *out, int64_t count, int
     mpg_pack<T> result;
 #pragma unroll
     for (int k = 0; k < N; k++)
-      result.values[k] = mpg_to<T>(F::at(how & MOVING_A ? mpg_to<float>(pa.values[k]) : fixed_a, how & MOVING_B ? mpg_to<float>(pb.values[k]) : fixed_b));
+      result.values[k] = mpg_to<T>(F::at(how & MOVING_A ? mpg_to<float>(pa.values[k]) : fixed_a,
+                                         how & MOVING_B ? mpg_to<float>(pb.values[k]) : fixed_b));
     ((mpg_pack<T> *)out)[begin / N] = result;
     return;
   }
   for (int64_t i = begin; i < begin + N && i < count; i++)
-    out[i] = mpg_to<T>(F::at(how & MOVING_A ? mpg_to<float>(a[i]) : fixed_a, how & MOVING_B ? mpg_to<float>(b[i]) : fixed_b));
+    out[i] = mpg_to<T>(F::at(how & MOVING_A ? mpg_to<float>(a[i]) : fixed_a,
+                             how & MOVING_B ? mpg_to<float>(b[i]) : fixed_b));
 }
 
 template <class F, class T>
@@ -109,13 +114,14 @@ __global__ void broadcast_kernel(const T *a, const T *b, T *out, int64_t count, 
 }
 
 /* Any dtype and formula, computed in `compute`: 'd', 'i' (int32_t) or 'l' (int64_t). */
-__global__ void any_kernel(int row, char compute, mpg_dtype dtype, const void *a, const void *b, void *out, int64_t count, int how, number value, places p) {
+__global__ void any_kernel(int row, char compute, mpg_dtype dtype, const void *a, const void *b,
+                           void *out, int64_t count, int how, number value, places p) {
   int64_t i = MPG_CUDA_INDEX, ia, ib;
   if (i >= count) return;
   find_places<uint64_t>(p, i, &ia, &ib);
-#define COMPUTE(T, field, function)                                              \
-  T x = how & NUMBER_A ? value.field : mpg_load_any<T>(dtype, a, ia);            \
-  T y = how & NUMBER_B ? value.field : mpg_load_any<T>(dtype, b, ib);            \
+#define COMPUTE(T, field, function)                                   \
+  T x = how & NUMBER_A ? value.field : mpg_load_any<T>(dtype, a, ia); \
+  T y = how & NUMBER_B ? value.field : mpg_load_any<T>(dtype, b, ib); \
   mpg_store_any(dtype, out, i, function(row, x, y))
   if (compute == 'd') {
     COMPUTE(double, f64, row_of_double);
@@ -141,11 +147,15 @@ template <class F, class T>
 mpg_status launch_fast(const mpg_kernel_call *call, const operands &o) {
   const T *a = (const T *)o.a, *b = (const T *)o.b;
   T *out = (T *)o.out;
-  if (!o.linear) return mpg_cuda_launch(call, broadcast_kernel<F, T>, mpg_cuda_blocks(o.count), MPG_CUDA_THREADS, 0, a, b, out, o.count, o.at);
-  bool aligned = mpg_cuda_aligned(out) && (!(o.how & MOVING_A) || mpg_cuda_aligned(a)) && (!(o.how & MOVING_B) || mpg_cuda_aligned(b));
+  if (!o.linear)
+    return mpg_cuda_launch(call, broadcast_kernel<F, T>, mpg_cuda_blocks(o.count), MPG_CUDA_THREADS,
+                           0, a, b, out, o.count, o.at);
+  bool aligned = mpg_cuda_aligned(out) && (!(o.how & MOVING_A) || mpg_cuda_aligned(a)) &&
+                 (!(o.how & MOVING_B) || mpg_cuda_aligned(b));
   float value = mpg_to<float>(mpg_to<T>(o.scalar)); /* as an element of the dtype has it */
-  return mpg_cuda_launch(call, linear_kernel<F, T>, mpg_cuda_blocks(o.count, MPG_CUDA_THREADS * mpg_pack<T>::COUNT), MPG_CUDA_THREADS, 0, a, b, out, o.count,
-                         o.how, value, aligned);
+  return mpg_cuda_launch(call, linear_kernel<F, T>,
+                         mpg_cuda_blocks(o.count, MPG_CUDA_THREADS * mpg_pack<T>::COUNT),
+                         MPG_CUDA_THREADS, 0, a, b, out, o.count, o.how, value, aligned);
 }
 
 enum row_kind { ALL, FLOATS };
@@ -160,24 +170,27 @@ mpg_status launch_row(const mpg_kernel_call *call, int row, row_kind kind, const
   }
   char compute = o.dtype == MPG_FLOAT64 || kind == FLOATS ? 'd' : o.dtype == MPG_INT64 ? 'l' : 'i';
   number value;
-  if (compute == 'd') value.f64 = o.scalar;
-  else if (compute == 'l') value.i64 = mpg_whole(o.scalar);
+  if (compute == 'd')
+    value.f64 = o.scalar;
+  else if (compute == 'l')
+    value.i64 = mpg_whole(o.scalar);
   else { /* within the range of what is computed in, so that comparisons with large numbers hold */
     int64_t whole = mpg_whole(o.scalar);
     value.i32 = whole > INT32_MAX ? INT32_MAX : whole < INT32_MIN ? INT32_MIN : (int32_t)whole;
   }
-  return mpg_cuda_launch(call, any_kernel, mpg_cuda_blocks(o.count), MPG_CUDA_THREADS, 0, row, compute, o.dtype, o.a, o.b, o.out, o.count, o.how, value, o.at);
+  return mpg_cuda_launch(call, any_kernel, mpg_cuda_blocks(o.count), MPG_CUDA_THREADS, 0, row,
+                         compute, o.dtype, o.a, o.b, o.out, o.count, o.how, value, o.at);
 }
 
 /* The op of a row in the table, and whether its number is the left operand. */
 mpg_status launch_binary(const mpg_kernel_call *call, operands &o, bool scalar) {
   switch (call->op->id) {
-#define BINARY(op, name, kind, swap, dear)                                          \
-  case MPG_OP_##op:                                                                 \
-    if (scalar) {                                                                   \
-      o.how = swap ? MOVING_B | NUMBER_A : MOVING_A | NUMBER_B;                     \
-      if (swap) o.b = o.a;                                                          \
-    }                                                                               \
+#define BINARY(op, name, kind, swap, dear)                      \
+  case MPG_OP_##op:                                             \
+    if (scalar) {                                               \
+      o.how = swap ? MOVING_B | NUMBER_A : MOVING_A | NUMBER_B; \
+      if (swap) o.b = o.a;                                      \
+    }                                                           \
     return launch_row<row::name>(call, number_##name, kind, o);
 #include "kernels/common/binary.def"
     default: return mpg_fail(MPG_NOT_IMPLEMENTED, "%s has no formula for GPUs", call->op->name);
@@ -192,7 +205,8 @@ void collapse(operands *o, const mpg_shape *a, const mpg_shape *b, const mpg_sha
   for (int i = 1; i <= out->ndim; i++) {
     int64_t n = out->dims[out->ndim - i];
     if (n == 1) continue;
-    int64_t na = i <= a->ndim ? a->dims[a->ndim - i] : 1, nb = i <= b->ndim ? b->dims[b->ndim - i] : 1;
+    int64_t na = i <= a->ndim ? a->dims[a->ndim - i] : 1,
+            nb = i <= b->ndim ? b->dims[b->ndim - i] : 1;
     int moving = (na != 1 ? MOVING_A : 0) | (nb != 1 ? MOVING_B : 0);
     if (moving == before) {
       p->dims[p->ndim - 1] *= n;

@@ -1,23 +1,27 @@
-/* Cumulative sums: a block takes a line along the axis, tile by tile of its width; a tile is summed up in shared memory, by doubling, and added to what came
- * before. The order of additions depends on the line's length alone. Floats are summed in double. */
+/* Cumulative sums: a block takes a line along the axis, tile by tile of its width; a tile is summed
+ * up in shared memory, by doubling, and added to what came before. The order of additions depends
+ * on the line's length alone. Floats are summed in double. */
 #include "kernels/cuda/access.h"
 
 namespace {
 
 template <class C> /* integers wrap around, so they are added up without sign */
-__global__ void cumsum_kernel(mpg_untyped in, mpg_untyped out, int64_t lines, int64_t length, int64_t inner, bool reverse) {
+__global__ void cumsum_kernel(mpg_untyped in, mpg_untyped out, int64_t lines, int64_t length,
+                              int64_t inner, bool reverse) {
   __shared__ C sums[2][MPG_CUDA_THREADS];
   for (int64_t line = blockIdx.x; line < lines; line += gridDim.x) {
     int64_t first = line / inner * length * inner + line % inner;
     C before = 0;
     for (int64_t begin = 0; begin < length; begin += MPG_CUDA_THREADS) {
-      int64_t step = begin + threadIdx.x, place = first + (reverse ? length - 1 - step : step) * inner;
+      int64_t step = begin + threadIdx.x,
+              place = first + (reverse ? length - 1 - step : step) * inner;
       int side = 0;
       sums[0][threadIdx.x] = step < length ? in.load<C>(place) : (C)0;
       __syncthreads();
       for (int reach = 1; reach < MPG_CUDA_THREADS; reach *= 2) {
         C value = sums[side][threadIdx.x];
-        sums[1 - side][threadIdx.x] = (int)threadIdx.x >= reach ? sums[side][threadIdx.x - reach] + value : value;
+        sums[1 - side][threadIdx.x] =
+            (int)threadIdx.x >= reach ? sums[side][threadIdx.x - reach] + value : value;
         side = 1 - side;
         __syncthreads();
       }
@@ -43,9 +47,14 @@ MPG_CUDA_KERNEL(cumsum) {
   }
   mpg_untyped in = mpg_untyped_view(&call->inputs[0]), out = mpg_untyped_view(&call->outputs[0]);
   unsigned blocks = mpg_cuda_blocks(outer * inner, 1);
-#define SUM(C) return mpg_cuda_launch(call, cumsum_kernel<C>, blocks, MPG_CUDA_THREADS, 0, in, out, outer * inner, length, inner, params->reverse)
+#define SUM(C)                                                                         \
+  return mpg_cuda_launch(call, cumsum_kernel<C>, blocks, MPG_CUDA_THREADS, 0, in, out, \
+                         outer * inner, length, inner, params->reverse)
   switch (out.dtype) { /* the result's dtype decides how is summed */
-    case MPG_FLOAT32: case MPG_FLOAT16: case MPG_BFLOAT16: case MPG_FLOAT64: SUM(double);
+    case MPG_FLOAT32:
+    case MPG_FLOAT16:
+    case MPG_BFLOAT16:
+    case MPG_FLOAT64: SUM(double);
     default: SUM(int64_t); /* narrower ones wrap around when they are stored */
   }
 #undef SUM

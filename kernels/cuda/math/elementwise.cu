@@ -1,5 +1,6 @@
-/* Ops of one array; the formulas are those of kernels/common/unary.def. float32, float16 and bfloat16 have a kernel for each formula, 16
- * bytes a load; other dtypes share one kernel that chooses by number. Results may be written over the input.
+/* Ops of one array; the formulas are those of kernels/common/unary.def. float32, float16 and
+ * bfloat16 have a kernel for each formula, 16 bytes a load; other dtypes share one kernel that
+ * chooses by number. Results may be written over the input.
  */
 #include "kernels/common/unary.h"
 #include "kernels/cuda/cuda.h"
@@ -10,12 +11,12 @@ struct numbers {
   double values[3];
 };
 
-#define FLOAT_ROWS(name, expression_f, expression_d) \
-  struct name {                                      \
+#define FLOAT_ROWS(name, expression_f, expression_d)               \
+  struct name {                                                    \
     static MPG_MEMBER float at(float x, const double *constants) { \
-      (void)constants;                               \
-      return (float)(expression_f);                  \
-    }                                                \
+      (void)constants;                                             \
+      return (float)(expression_f);                                \
+    }                                                              \
   };
 namespace row {
 #include "kernels/common/unary.def"
@@ -51,20 +52,24 @@ __global__ void unary_kernel(const T *in, T *out, int64_t count, bool aligned, n
   if (aligned && begin + N <= count) {
     mpg_pack<T> pack = ((const mpg_pack<T> *)in)[begin / N];
 #pragma unroll
-    for (int k = 0; k < N; k++) pack.values[k] = mpg_to<T>(F::at(mpg_to<float>(pack.values[k]), constants.values));
+    for (int k = 0; k < N; k++)
+      pack.values[k] = mpg_to<T>(F::at(mpg_to<float>(pack.values[k]), constants.values));
     ((mpg_pack<T> *)out)[begin / N] = pack;
     return;
   }
-  for (int64_t i = begin; i < begin + N && i < count; i++) out[i] = mpg_to<T>(F::at(mpg_to<float>(in[i]), constants.values));
+  for (int64_t i = begin; i < begin + N && i < count; i++)
+    out[i] = mpg_to<T>(F::at(mpg_to<float>(in[i]), constants.values));
 }
 
-__global__ void unary_any_kernel(int row, bool whole, mpg_dtype dtype, const void *in, void *out, int64_t count, numbers constants) {
+__global__ void unary_any_kernel(int row, bool whole, mpg_dtype dtype, const void *in, void *out,
+                                 int64_t count, numbers constants) {
   int64_t i = MPG_CUDA_INDEX;
   if (i >= count) return;
   if (whole)
     mpg_store_any(dtype, out, i, row_of_whole(row, mpg_load_any<int64_t>(dtype, in, i)));
   else
-    mpg_store_any(dtype, out, i, row_of_double(row, mpg_load_any<double>(dtype, in, i), constants.values));
+    mpg_store_any(dtype, out, i,
+                  row_of_double(row, mpg_load_any<double>(dtype, in, i), constants.values));
 }
 
 enum unary_kind { CHEAP, DEAR, WHOLE, ROUNDING };
@@ -74,7 +79,9 @@ mpg_status launch_fast(const mpg_kernel_call *call, const numbers &constants) {
   const T *in = (const T *)call->inputs[0].data;
   T *out = (T *)call->outputs[0].data;
   int64_t count = count_of(&call->outputs[0]);
-  return mpg_cuda_launch(call, unary_kernel<F, T>, mpg_cuda_blocks(count, MPG_CUDA_THREADS * mpg_pack<T>::COUNT), MPG_CUDA_THREADS, 0, in, out, count,
+  return mpg_cuda_launch(call, unary_kernel<F, T>,
+                         mpg_cuda_blocks(count, MPG_CUDA_THREADS * mpg_pack<T>::COUNT),
+                         MPG_CUDA_THREADS, 0, in, out, count,
                          mpg_cuda_aligned(in) && mpg_cuda_aligned(out), constants);
 }
 
@@ -89,8 +96,10 @@ mpg_status launch_unary(const mpg_kernel_call *call, int row, unary_kind kind, n
   }
   bool whole = dtype != MPG_FLOAT64 && (kind == WHOLE || kind == ROUNDING);
   int64_t count = count_of(&call->outputs[0]);
-  return mpg_cuda_launch(call, unary_any_kernel, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0, kind == ROUNDING && whole ? (int)number_whole : row, whole, dtype,
-                         (const void *)call->inputs[0].data, call->outputs[0].data, count, constants);
+  return mpg_cuda_launch(call, unary_any_kernel, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0,
+                         kind == ROUNDING && whole ? (int)number_whole : row, whole, dtype,
+                         (const void *)call->inputs[0].data, call->outputs[0].data, count,
+                         constants);
 }
 #define LAUNCH(name, kind) launch_unary<row::name>(call, number_##name, kind, constants)
 
@@ -137,14 +146,14 @@ MPG_CUDA_KERNEL(unary) {
   }
 }
 
-/* --- LeakyReLU ------------------------------------------------------------------------------------------------------------- */
+/* --- LeakyReLU -------------------------------------------------------------------------------- */
 namespace {
 
 /* Positions of the words of leaky_relu's act_type. */
 enum { ELU, GELU, LEAKY, PRELU, RRELU, SELU };
 
-struct slopes { /* of PRELU and RRELU */
-  const void *gamma; /* NULL: random, or the middle */
+struct slopes {            /* of PRELU and RRELU */
+  const void *gamma;       /* NULL: random, or the middle */
   int64_t channels, inner; /* gamma's index: i / inner % channels */
   mpg_cuda_key key;
   double lower, upper;
@@ -152,7 +161,8 @@ struct slopes { /* of PRELU and RRELU */
 };
 
 template <class C>
-__global__ void prelu_kernel(mpg_dtype dtype, const void *in, void *out, void *mask, int64_t count, slopes s) {
+__global__ void prelu_kernel(mpg_dtype dtype, const void *in, void *out, void *mask, int64_t count,
+                             slopes s) {
   int64_t i = MPG_CUDA_INDEX;
   if (i >= count) return;
   double slope = (s.lower + s.upper) / 2;
@@ -169,23 +179,25 @@ __global__ void prelu_kernel(mpg_dtype dtype, const void *in, void *out, void *m
   mpg_store_any(dtype, out, i, x > 0 ? x : x * (C)slope);
 }
 
-#define SLOPES(T, exponential, gelu_slope)                                                                         \
-  MPG_ANYWHERE T leaky_slope(int type, T g, T d, T s) {                                                            \
-    switch (type) {                                                                                                \
-      case LEAKY: return d > 0 ? g : g * s;                                                                        \
-      case ELU: return d > 0 ? g : g * (s * exponential(d));                                                       \
-      case SELU: return g * (T)SELU_SCALE * (d > 0 ? (T)1 : (T)SELU_ALPHA * exponential(d));                       \
-      default: return g * gelu_slope(d);                                                                           \
-    }                                                                                                              \
+#define SLOPES(T, exponential, gelu_slope)                                                   \
+  MPG_ANYWHERE T leaky_slope(int type, T g, T d, T s) {                                      \
+    switch (type) {                                                                          \
+      case LEAKY: return d > 0 ? g : g * s;                                                  \
+      case ELU: return d > 0 ? g : g * (s * exponential(d));                                 \
+      case SELU: return g * (T)SELU_SCALE * (d > 0 ? (T)1 : (T)SELU_ALPHA * exponential(d)); \
+      default: return g * gelu_slope(d);                                                     \
+    }                                                                                        \
   }
 SLOPES(float, mpg_expf, GELU_SLOPE_F)
 SLOPES(double, exp, GELU_SLOPE_D)
 
 template <class T>
-__global__ void backward_leaky_kernel(const T *grad, const T *data, T *out, int64_t count, int type, double slope) {
+__global__ void backward_leaky_kernel(const T *grad, const T *data, T *out, int64_t count, int type,
+                                      double slope) {
   typedef mpg_compute_t<T> C;
   int64_t i = MPG_CUDA_INDEX;
-  if (i < count) out[i] = mpg_to<T>(leaky_slope(type, mpg_to<C>(grad[i]), mpg_to<C>(data[i]), (C)slope));
+  if (i < count)
+    out[i] = mpg_to<T>(leaky_slope(type, mpg_to<C>(grad[i]), mpg_to<C>(data[i]), (C)slope));
 }
 
 } // namespace
@@ -202,29 +214,37 @@ MPG_CUDA_KERNEL(leaky_relu) {
   }
   const mpg_desc *desc = &call->inputs[0].desc;
   int64_t count = mpg_shape_size(&desc->shape);
-  slopes s = {NULL, 1, 1, mpg_cuda_key_of(call), params->lower_bound, params->upper_bound, call->train};
+  slopes s = {NULL,       1, 1, mpg_cuda_key_of(call), params->lower_bound, params->upper_bound,
+              call->train};
   void *mask = NULL;
   if (params->act_type == PRELU) {
     s.gamma = call->inputs[1].data;
     s.channels = count_of(&call->inputs[1]);
-    s.inner = desc->shape.ndim == 1 ? 1 : mpg_shape_product(&desc->shape, desc->shape.ndim > 1 ? 2 : 1, desc->shape.ndim);
+    s.inner = desc->shape.ndim == 1
+                  ? 1
+                  : mpg_shape_product(&desc->shape, desc->shape.ndim > 1 ? 2 : 1, desc->shape.ndim);
   } else {
     mask = call->outputs[1].data;
   }
-  return mpg_cuda_launch(call, desc->dtype == MPG_FLOAT64 ? prelu_kernel<double> : prelu_kernel<float>, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0, desc->dtype,
+  return mpg_cuda_launch(call,
+                         desc->dtype == MPG_FLOAT64 ? prelu_kernel<double> : prelu_kernel<float>,
+                         mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0, desc->dtype,
                          (const void *)call->inputs[0].data, call->outputs[0].data, mask, count, s);
 }
 
 MPG_CUDA_KERNEL(backward_leaky_relu) {
   const mpg_leaky_relu_params *params = (const mpg_leaky_relu_params *)call->params;
   int64_t count = count_of(&call->outputs[0]);
-  MPG_CUDA_FLOAT_DTYPE(call->inputs[0].desc.dtype, T,
-                       return mpg_cuda_launch(call, backward_leaky_kernel<T>, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0, (const T *)call->inputs[0].data,
-                                              (const T *)call->inputs[1].data, (T *)call->outputs[0].data, count, (int)params->act_type, params->slope));
+  MPG_CUDA_FLOAT_DTYPE(
+      call->inputs[0].desc.dtype, T,
+      return mpg_cuda_launch(call, backward_leaky_kernel<T>, mpg_cuda_blocks(count),
+                             MPG_CUDA_THREADS, 0, (const T *)call->inputs[0].data,
+                             (const T *)call->inputs[1].data, (T *)call->outputs[0].data, count,
+                             (int)params->act_type, params->slope));
   return MPG_OK;
 }
 
-/* --- add_n: in the order of the arrays ---------------------------------------------------------------------------------------- */
+/* --- add_n: in the order of the arrays -------------------------------------------------------- */
 namespace {
 
 enum { TERMS = 32 }; /* of one launch; more go in several, by way of the sum so far */
@@ -253,11 +273,26 @@ __global__ void add_more_kernel(terms t, C *sums, T *out, int64_t count, bool fi
   if (out) out[i] = mpg_to<T>(sum);
 }
 
-template <class T> struct sum_type { typedef uint64_t type; }; /* sums of integers wrap around */
-template <> struct sum_type<float> { typedef float type; };
-template <> struct sum_type<mpg_half> { typedef float type; };
-template <> struct sum_type<mpg_bfloat16> { typedef float type; };
-template <> struct sum_type<double> { typedef double type; };
+template <class T>
+struct sum_type {
+  typedef uint64_t type;
+}; /* sums of integers wrap around */
+template <>
+struct sum_type<float> {
+  typedef float type;
+};
+template <>
+struct sum_type<mpg_half> {
+  typedef float type;
+};
+template <>
+struct sum_type<mpg_bfloat16> {
+  typedef float type;
+};
+template <>
+struct sum_type<double> {
+  typedef double type;
+};
 
 template <class T>
 mpg_status launch_add_n(const mpg_kernel_call *call) {
@@ -266,14 +301,20 @@ mpg_status launch_add_n(const mpg_kernel_call *call) {
   T *out = (T *)call->outputs[0].data;
   if (!count) return MPG_OK;
   C *sums = NULL;
-  if (call->num_inputs > TERMS && !(sums = (C *)mpg_device_scratch(call->device, (size_t)count * sizeof(C)))) return MPG_DEVICE_OUT_OF_MEMORY;
+  if (call->num_inputs > TERMS &&
+      !(sums = (C *)mpg_device_scratch(call->device, (size_t)count * sizeof(C))))
+    return MPG_DEVICE_OUT_OF_MEMORY;
   for (int done = 0; done < call->num_inputs;) {
     terms t;
-    for (t.count = 0; t.count < TERMS && done + t.count < call->num_inputs; t.count++) t.data[t.count] = call->inputs[done + t.count].data;
-    if (!sums) return mpg_cuda_launch(call, add_n_kernel<T, C>, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0, t, out, count);
+    for (t.count = 0; t.count < TERMS && done + t.count < call->num_inputs; t.count++)
+      t.data[t.count] = call->inputs[done + t.count].data;
+    if (!sums)
+      return mpg_cuda_launch(call, add_n_kernel<T, C>, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0,
+                             t, out, count);
     bool first = done == 0;
     done += t.count;
-    MPG_TRY(mpg_cuda_launch(call, add_more_kernel<T, C>, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0, t, sums, done == call->num_inputs ? out : (T *)NULL, count, first));
+    MPG_TRY(mpg_cuda_launch(call, add_more_kernel<T, C>, mpg_cuda_blocks(count), MPG_CUDA_THREADS,
+                            0, t, sums, done == call->num_inputs ? out : (T *)NULL, count, first));
   }
   return MPG_OK;
 }

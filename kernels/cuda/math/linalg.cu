@@ -1,8 +1,11 @@
-/* Linear algebra on many matrices, by kernels of our own: a block takes a matrix at a time where the steps of a factorisation depend on each other, a
- * thread takes a row or a column where these do not. That suits batches of matrices of up to a few hundred rows; one large matrix keeps one multiprocessor busy.
+/* Linear algebra on many matrices, by kernels of our own: a block takes a matrix at a time where
+ * the steps of a factorisation depend on each other, a thread takes a row or a column where these
+ * do not. That suits batches of matrices of up to a few hundred rows; one large matrix keeps one
+ * multiprocessor busy.
  *
- * All is computed in double, whatever the dtype, without atomics: a matrix's bits depend on it alone. What has no result (a matrix that is singular, or not positive
- * definite) raises an alarm. Blocks that need work space share GRID pieces of it: block b does matrices b, b + GRID, ...
+ * All is computed in double, whatever the dtype, without atomics: a matrix's bits depend on it
+ * alone. What has no result (a matrix that is singular, or not positive definite) raises an alarm.
+ * Blocks that need work space share GRID pieces of it: block b does matrices b, b + GRID, ...
  */
 #include "kernels/cuda/access.h"
 #include "kernels/cuda/runtime/device_assert.h"
@@ -27,9 +30,11 @@ unsigned threads_of(int64_t side) { return side <= 16 ? 64 : side <= 64 ? 128 : 
 unsigned blocks_of(int64_t count) { return (unsigned)(count < GRID ? count : (int64_t)GRID); }
 
 /* A word for the first matrix without a result, and `each` doubles for each block. */
-mpg_status work_space(const mpg_kernel_call *call, int64_t count, int64_t each, unsigned long long **bad, double **work) {
+mpg_status work_space(const mpg_kernel_call *call, int64_t count, int64_t each,
+                      unsigned long long **bad, double **work) {
   size_t bytes;
-  if (!mpg_size_mul((size_t)each, sizeof(double) * blocks_of(count), &bytes) || !mpg_size_add(bytes, 64, &bytes))
+  if (!mpg_size_mul((size_t)each, sizeof(double) * blocks_of(count), &bytes) ||
+      !mpg_size_add(bytes, 64, &bytes))
     return mpg_fail(MPG_VALUE_ERROR, "%s: the matrices are too large", call->op->name);
   char *memory = (char *)mpg_device_scratch(call->device, bytes);
   if (!memory) return MPG_DEVICE_OUT_OF_MEMORY;
@@ -48,18 +53,21 @@ mpg_status refuse(const mpg_kernel_call *call, const unsigned long long *bad, co
   return mpg_cuda_launch(call, refuse_kernel, 1, 1, 0, alarm, bad);
 }
 
-/* --- Cholesky ------------------------------------------------------------------------------------------------------------------------- */
+/* --- Cholesky --------------------------------------------------------------------------------- */
 
-/* Column by column: a warp takes a row, and subtracts the product of what is known of it and of the column's row. `lower` or its mirror image. */
+/* Column by column: a warp takes a row, and subtracts the product of what is known of it and of the
+ * column's row. `lower` or its mirror image. */
 template <class T>
-__global__ void potrf_kernel(const T *in, T *out, matrices t, bool lower, double *work, unsigned long long *bad) {
+__global__ void potrf_kernel(const T *in, T *out, matrices t, bool lower, double *work,
+                             unsigned long long *bad) {
   __shared__ bool failed;
   int64_t n = t.n;
   int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
   double *l = work + blockIdx.x * n * n;
   for (int64_t matrix = blockIdx.x; matrix < t.count; matrix += gridDim.x) {
     const T *a = in + matrix * n * n;
-    for (int64_t i = threadIdx.x; i < n * n; i += blockDim.x) l[i] = (double)a[lower ? i : i % n * n + i / n];
+    for (int64_t i = threadIdx.x; i < n * n; i += blockDim.x)
+      l[i] = (double)a[lower ? i : i % n * n + i / n];
     if (threadIdx.x == 0) failed = false;
     __syncthreads();
     for (int64_t k = 0; k < n; k++) {
@@ -72,7 +80,8 @@ __global__ void potrf_kernel(const T *in, T *out, matrices t, bool lower, double
       __syncthreads();
       double pivot = l[k * n + k], root = pivot > 0 ? sqrt(pivot) : 1;
       __syncthreads();
-      for (int64_t r = k + threadIdx.x; r < n; r += blockDim.x) l[r * n + k] = r == k ? root : l[r * n + k] / root;
+      for (int64_t r = k + threadIdx.x; r < n; r += blockDim.x)
+        l[r * n + k] = r == k ? root : l[r * n + k] / root;
       if (threadIdx.x == 0 && !(pivot > 0)) failed = true;
       __syncthreads();
     }
@@ -88,7 +97,8 @@ __global__ void potrf_kernel(const T *in, T *out, matrices t, bool lower, double
 
 /* The inverse of L L^T: X = L^-1, a thread a column, then X^T X. */
 template <class T>
-__global__ void potri_kernel(const T *in, T *out, matrices t, bool lower, double *work, unsigned long long *bad) {
+__global__ void potri_kernel(const T *in, T *out, matrices t, bool lower, double *work,
+                             unsigned long long *bad) {
   int64_t n = t.n;
   double *x = work + blockIdx.x * n * n;
   for (int64_t matrix = blockIdx.x; matrix < t.count; matrix += gridDim.x) {
@@ -114,7 +124,7 @@ __global__ void potri_kernel(const T *in, T *out, matrices t, bool lower, double
   }
 }
 
-/* --- Triangular products and solutions ---------------------------------------------------------------------------------------------------- */
+/* --- Triangular products and solutions -------------------------------------------------------- */
 
 struct triangular {
   bool transpose, right, lower; /* `lower`: of op(A) */
@@ -126,7 +136,9 @@ struct factor { /* op(A) */
   const T *a;
   int64_t n;
   bool transpose;
-  __device__ __forceinline__ double at(int64_t r, int64_t c) const { return (double)a[transpose ? c * n + r : r * n + c]; }
+  __device__ __forceinline__ double at(int64_t r, int64_t c) const {
+    return (double)a[transpose ? c * n + r : r * n + c];
+  }
 };
 
 /* A thread an element. */
@@ -134,18 +146,21 @@ template <class T>
 __global__ void trmm_kernel(const T *a, const T *b, T *out, matrices t, triangular p) {
   int64_t i = MPG_CUDA_INDEX;
   if (i >= t.count * t.rows * t.columns) return;
-  int64_t matrix = i / (t.rows * t.columns), r = i / t.columns % t.rows, c = i % t.columns, k = p.right ? c : r;
+  int64_t matrix = i / (t.rows * t.columns), r = i / t.columns % t.rows, c = i % t.columns,
+          k = p.right ? c : r;
   factor<T> m = {a + matrix * t.n * t.n, t.n, p.transpose};
   const T *own = b + matrix * t.rows * t.columns;
   /* op(A) times column c of B, or row r of B times op(A): where its row, or column, k is not 0. */
   bool from_start = p.lower != p.right;
   double sum = 0;
   for (int64_t j = from_start ? 0 : k; j < (from_start ? k + 1 : t.n); j++)
-    sum += p.right ? (double)own[r * t.columns + j] * m.at(j, c) : m.at(r, j) * (double)own[j * t.columns + c];
+    sum += p.right ? (double)own[r * t.columns + j] * m.at(j, c)
+                   : m.at(r, j) * (double)own[j * t.columns + c];
   out[i] = (T)(p.alpha * sum);
 }
 
-/* A thread a column of X, or with `right` a row: its elements one after the other, from the end where op(A) has one element. */
+/* A thread a column of X, or with `right` a row: its elements one after the other, from the end
+ * where op(A) has one element. */
 template <class T>
 __global__ void trsm_kernel(const T *a, const T *b, T *out, matrices t, triangular p) {
   int64_t vectors = p.right ? t.rows : t.columns, i = MPG_CUDA_INDEX;
@@ -157,14 +172,16 @@ __global__ void trsm_kernel(const T *a, const T *b, T *out, matrices t, triangul
   for (int64_t k = 0; k < t.n; k++) {
     int64_t at = forward ? k : t.n - 1 - k;
     double sum = p.alpha * (double)b[first + at * step];
-    for (int64_t j = forward ? 0 : at + 1; j < (forward ? at : t.n); j++) sum -= (p.right ? m.at(j, at) : m.at(at, j)) * (double)out[first + j * step];
+    for (int64_t j = forward ? 0 : at + 1; j < (forward ? at : t.n); j++)
+      sum -= (p.right ? m.at(j, at) : m.at(at, j)) * (double)out[first + j * step];
     out[first + at * step] = (T)(sum / m.at(at, at));
   }
 }
 
-/* --- LQ --------------------------------------------------------------------------------------------------------------------------------------- */
+/* --- LQ --------------------------------------------------------------------------------------- */
 
-/* Householder's reflections from the right, as LAPACK chooses their signs; work: the vectors, and a factor for each. A warp takes a row. */
+/* Householder's reflections from the right, as LAPACK chooses their signs; work: the vectors, and a
+ * factor for each. A warp takes a row. */
 template <class T>
 __global__ void gelqf_kernel(const T *in, T *q, T *l, matrices t, double *work) {
   __shared__ double norms[32];
@@ -179,11 +196,13 @@ __global__ void gelqf_kernel(const T *in, T *q, T *l, matrices t, double *work) 
     __syncthreads();
     for (int64_t k = 0; k < m; k++) {
       double sum = 0, head = a[k * n + k];
-      for (int64_t j = k + 1 + threadIdx.x; j < n; j += blockDim.x) sum += a[k * n + j] * a[k * n + j];
+      for (int64_t j = k + 1 + threadIdx.x; j < n; j += blockDim.x)
+        sum += a[k * n + j] * a[k * n + j];
       sum = mpg_block_reduce(sum, 0.0, mpg_plus());
       double size = sqrt(head * head + sum), beta = sum == 0 ? head : head < 0 ? size : -size;
       double part = sum == 0 ? 0 : (beta - head) / beta;
-      for (int64_t j = k + 1 + threadIdx.x; j < n; j += blockDim.x) a[k * n + j] = sum == 0 ? 0 : a[k * n + j] / (head - beta);
+      for (int64_t j = k + 1 + threadIdx.x; j < n; j += blockDim.x)
+        a[k * n + j] = sum == 0 ? 0 : a[k * n + j] / (head - beta);
       if (threadIdx.x == 0) factors[k] = part, norms[0] = beta;
       __syncthreads();
       for (int64_t r = k + 1 + warp; r < m; r += warps) { /* row r less part (row . v) v */
@@ -207,14 +226,16 @@ __global__ void gelqf_kernel(const T *in, T *q, T *l, matrices t, double *work) 
       __syncthreads();
     }
     for (int64_t i = threadIdx.x; i < m * n; i += blockDim.x) q[matrix * m * n + i] = (T)made[i];
-    for (int64_t i = threadIdx.x; i < m * m; i += blockDim.x) l[matrix * m * m + i] = (T)(i % m <= i / m ? a[i / m * n + i % m] : 0);
+    for (int64_t i = threadIdx.x; i < m * m; i += blockDim.x)
+      l[matrix * m * m + i] = (T)(i % m <= i / m ? a[i / m * n + i % m] : 0);
     __syncthreads();
   }
 }
 
-/* --- Eigenvectors --------------------------------------------------------------------------------------------------------------------------------- */
+/* --- Eigenvectors ----------------------------------------------------------------------------- */
 
-/* Jacobi's rotations, for all pairs of a round at once: round r of a sweep pairs the players of a tournament. A is kept whole. */
+/* Jacobi's rotations, for all pairs of a round at once: round r of a sweep pairs the players of a
+ * tournament. A is kept whole. */
 struct pairing {
   int64_t players; /* even; the last one may be none */
   __device__ __forceinline__ void of(int64_t round, int64_t k, int64_t *p, int64_t *q) const {
@@ -225,9 +246,11 @@ struct pairing {
 };
 
 template <class T>
-__global__ void syevd_kernel(const T *in, T *u, T *values, matrices t, double *work, unsigned long long *bad) {
+__global__ void syevd_kernel(const T *in, T *u, T *values, matrices t, double *work,
+                             unsigned long long *bad) {
   int64_t n = t.n, half = (n + 1) / 2;
-  double *a = work + blockIdx.x * (2 * n * n + 2 * half), *v = a + n * n, *cosines = v + n * n, *sines = cosines + half;
+  double *a = work + blockIdx.x * (2 * n * n + 2 * half), *v = a + n * n, *cosines = v + n * n,
+         *sines = cosines + half;
   pairing pairs = {2 * half};
   for (int64_t matrix = blockIdx.x; matrix < t.count; matrix += gridDim.x) {
     for (int64_t i = threadIdx.x; i < n * n; i += blockDim.x) {
@@ -275,13 +298,15 @@ __global__ void syevd_kernel(const T *in, T *u, T *values, matrices t, double *w
           pairs.of(round, k, &p, &q);
           if (q >= n) continue;
           double c = cosines[k], s = sines[k], x = a[row * n + p], y = a[row * n + q];
-          a[row * n + p] = q == row ? 0 : c * x - s * y, a[row * n + q] = p == row ? 0 : s * x + c * y;
+          a[row * n + p] = q == row ? 0 : c * x - s * y,
+                      a[row * n + q] = p == row ? 0 : s * x + c * y;
         }
         __syncthreads();
       }
     }
     if (threadIdx.x == 0 && !found) atomicMin(bad, (unsigned long long)matrix);
-    /* Ascending; a thread a vector, whose largest element (the first of equal ones) becomes positive. */
+    /* Ascending; a thread a vector, whose largest element (the first of equal ones) becomes
+     * positive. */
     for (int64_t k = threadIdx.x; k < n; k += blockDim.x) {
       double own = a[k * (n + 1)], largest = 0;
       int64_t rank = 0;
@@ -291,15 +316,17 @@ __global__ void syevd_kernel(const T *in, T *u, T *values, matrices t, double *w
         if (fabs(v[k * n + j]) > fabs(largest)) largest = v[k * n + j];
       }
       values[matrix * n + rank] = (T)own;
-      for (int64_t j = 0; j < n; j++) u[(matrix * n + rank) * n + j] = (T)(largest < 0 ? -v[k * n + j] : v[k * n + j]);
+      for (int64_t j = 0; j < n; j++)
+        u[(matrix * n + rank) * n + j] = (T)(largest < 0 ? -v[k * n + j] : v[k * n + j]);
     }
     __syncthreads();
   }
 }
 
-/* --- LU ----------------------------------------------------------------------------------------------------------------------------------------------- */
+/* --- LU --------------------------------------------------------------------------------------- */
 
-/* In place, with rows exchanged for the largest pivot; source[r]: where row r came from. The whole block. False: a pivot is 0. */
+/* In place, with rows exchanged for the largest pivot; source[r]: where row r came from. The whole
+ * block. False: a pivot is 0. */
 __device__ bool factorise(double *a, int64_t n, double *source, int *swaps) {
   __shared__ double best[16];
   __shared__ int64_t place[16];
@@ -336,7 +363,8 @@ __device__ bool factorise(double *a, int64_t n, double *source, int *swaps) {
     }
     __syncthreads();
     double pivot = a[k * n + k];
-    for (int64_t r = k + 1 + threadIdx.x; r < n && pivot != 0; r += blockDim.x) a[r * n + k] /= pivot;
+    for (int64_t r = k + 1 + threadIdx.x; r < n && pivot != 0; r += blockDim.x)
+      a[r * n + k] /= pivot;
     __syncthreads();
     int64_t side = n - k - 1;
     for (int64_t i = threadIdx.x; i < side * side && pivot != 0; i += blockDim.x) {
@@ -349,7 +377,8 @@ __device__ bool factorise(double *a, int64_t n, double *source, int *swaps) {
 }
 
 template <class T>
-__global__ void inverse_kernel(const T *in, T *out, matrices t, double *work, unsigned long long *bad) {
+__global__ void inverse_kernel(const T *in, T *out, matrices t, double *work,
+                               unsigned long long *bad) {
   int64_t n = t.n;
   int swaps;
   double *a = work + blockIdx.x * (2 * n * n + n), *x = a + n * n, *source = x + n * n;
@@ -401,7 +430,7 @@ __global__ void det_kernel(const T *in, T *out, T *logarithms, matrices t, doubl
   }
 }
 
-/* --- Diagonals and triangles ------------------------------------------------------------------------------------------------------------------------------- */
+/* --- Diagonals and triangles ------------------------------------------------------------------ */
 
 /* A warp a matrix. */
 template <class T>
@@ -409,7 +438,8 @@ __global__ void sumlogdiag_kernel(const T *in, T *out, matrices t) {
   int64_t matrix = MPG_CUDA_INDEX >> 5;
   double sum = 0;
   if (matrix < t.count)
-    for (int64_t k = threadIdx.x & 31; k < t.n; k += 32) sum += log((double)in[(matrix * t.n + k) * t.n + k]);
+    for (int64_t k = threadIdx.x & 31; k < t.n; k += 32)
+      sum += log((double)in[(matrix * t.n + k) * t.n + k]);
   sum = mpg_warp_reduce(sum, mpg_plus());
   if (matrix < t.count && (threadIdx.x & 31) == 0) out[matrix] = (T)sum;
 }
@@ -432,61 +462,82 @@ __global__ void part_kernel(const T *in, T *out, part p, int64_t count) {
     c = at - r * (r + 1) / 2;
   }
   int64_t place = matrix * p.n * p.n + (p.upper ? c * p.n + r + p.away : (r + p.away) * p.n + c);
-  if (p.extract) out[i] = in[place];
-  else out[place] = in[i];
+  if (p.extract)
+    out[i] = in[place];
+  else
+    out[place] = in[i];
 }
 
-mpg_status parts(const mpg_kernel_call *call, bool extract, bool triangle, int64_t offset, bool lower) {
+mpg_status parts(const mpg_kernel_call *call, bool extract, bool triangle, int64_t offset,
+                 bool lower) {
   const mpg_view *in = &call->inputs[0], *out = &call->outputs[0];
-  int64_t n = matrices_of(extract ? in : out).n, away = offset < 0 ? -offset : offset, side = n - away;
-  part p = {n, away, triangle ? side * (side + 1) / 2 : side, triangle, offset > 0 || (offset == 0 && !lower), extract};
+  int64_t n = matrices_of(extract ? in : out).n, away = offset < 0 ? -offset : offset,
+          side = n - away;
+  part p = {n,
+            away,
+            triangle ? side * (side + 1) / 2 : side,
+            triangle,
+            offset > 0 || (offset == 0 && !lower),
+            extract};
   int64_t count = count_of(extract ? out : in);
   if (!extract) MPG_TRY(mpg_cuda_zero(call, out));
-  MPG_CUDA_SIZE(item_of(in), T,
-                return mpg_cuda_launch(call, part_kernel<T>, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0, (const T *)in->data, (T *)out->data, p, count));
+  MPG_CUDA_SIZE(
+      item_of(in), T,
+      return mpg_cuda_launch(call, part_kernel<T>, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0,
+                             (const T *)in->data, (T *)out->data, p, count));
   return MPG_OK;
 }
 
 } // namespace
 
 /* With T: float or double. */
-#define BY_DTYPE(...)                                  \
-  if (call->inputs[0].desc.dtype == MPG_FLOAT64) {     \
-    typedef double T;                                  \
-    __VA_ARGS__;                                       \
-  } else {                                             \
-    typedef float T;                                   \
-    __VA_ARGS__;                                       \
+#define BY_DTYPE(...)                              \
+  if (call->inputs[0].desc.dtype == MPG_FLOAT64) { \
+    typedef double T;                              \
+    __VA_ARGS__;                                   \
+  } else {                                         \
+    typedef float T;                               \
+    __VA_ARGS__;                                   \
   }
 #define IN(i) ((const T *)call->inputs[i].data)
 #define OUT(i) ((T *)call->outputs[i].data)
 
 template <class T>
-static mpg_status cholesky(const mpg_kernel_call *call, void (*kernel)(const T *, T *, matrices, bool, double *, unsigned long long *), const char *refusal) {
+static mpg_status cholesky(const mpg_kernel_call *call,
+                           void (*kernel)(const T *, T *, matrices, bool, double *,
+                                          unsigned long long *),
+                           const char *refusal) {
   matrices t = matrices_of(&call->inputs[0]);
   bool lower = ((const mpg_linalg_cholesky_params *)call->params)->lower;
   if (count_of(&call->inputs[0]) == 0) return MPG_OK;
   unsigned long long *bad = NULL;
   double *work = NULL;
   MPG_TRY(work_space(call, t.count, t.n * t.n, &bad, &work));
-  MPG_TRY(mpg_cuda_launch(call, kernel, blocks_of(t.count), threads_of(t.n), 0, IN(0), OUT(0), t, lower, work, bad));
+  MPG_TRY(mpg_cuda_launch(call, kernel, blocks_of(t.count), threads_of(t.n), 0, IN(0), OUT(0), t,
+                          lower, work, bad));
   return refuse(call, bad, refusal);
 }
 
-MPG_CUDA_KERNEL(linalg_potrf) { BY_DTYPE(return cholesky<T>(call, potrf_kernel<T>, "%s: matrix %lld is not positive definite")) }
-MPG_CUDA_KERNEL(linalg_potri) { BY_DTYPE(return cholesky<T>(call, potri_kernel<T>, "%s: matrix %lld has a zero on its diagonal")) }
+MPG_CUDA_KERNEL(linalg_potrf){BY_DTYPE(
+    return cholesky<T>(call, potrf_kernel<T>,
+                       "%s: matrix %lld is not positive definite"))} MPG_CUDA_KERNEL(linalg_potri){
+    BY_DTYPE(return cholesky<T>(call, potri_kernel<T>,
+                                "%s: matrix %lld has a zero on its diagonal"))}
 
 MPG_CUDA_KERNEL(linalg_triangular) {
   const mpg_linalg_triangular_params *params = (const mpg_linalg_triangular_params *)call->params;
   matrices t = matrices_of(&call->outputs[0]);
   t.n = params->rightside ? t.columns : t.rows;
-  triangular p = {params->transpose, params->rightside, params->lower != params->transpose, params->alpha};
+  triangular p = {params->transpose, params->rightside, params->lower != params->transpose,
+                  params->alpha};
   int64_t count = count_of(&call->outputs[0]);
   if (count == 0) return MPG_OK;
   if (call->op->id == MPG_OP__linalg_trmm)
-    BY_DTYPE(return mpg_cuda_launch(call, trmm_kernel<T>, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0, IN(0), IN(1), OUT(0), t, p))
+    BY_DTYPE(return mpg_cuda_launch(call, trmm_kernel<T>, mpg_cuda_blocks(count), MPG_CUDA_THREADS,
+                                    0, IN(0), IN(1), OUT(0), t, p))
   else
-    BY_DTYPE(return mpg_cuda_launch(call, trsm_kernel<T>, mpg_cuda_blocks(count / t.n, 64), 64, 0, IN(0), IN(1), OUT(0), t, p))
+    BY_DTYPE(return mpg_cuda_launch(call, trsm_kernel<T>, mpg_cuda_blocks(count / t.n, 64), 64, 0,
+                                    IN(0), IN(1), OUT(0), t, p))
 }
 
 MPG_CUDA_KERNEL(linalg_gelqf) {
@@ -495,7 +546,8 @@ MPG_CUDA_KERNEL(linalg_gelqf) {
   unsigned long long *bad = NULL;
   double *work = NULL;
   MPG_TRY(work_space(call, t.count, (2 * t.columns + 1) * t.rows, &bad, &work));
-  BY_DTYPE(return mpg_cuda_launch(call, gelqf_kernel<T>, blocks_of(t.count), threads_of(t.columns), 0, IN(0), OUT(0), OUT(1), t, work))
+  BY_DTYPE(return mpg_cuda_launch(call, gelqf_kernel<T>, blocks_of(t.count), threads_of(t.columns),
+                                  0, IN(0), OUT(0), OUT(1), t, work))
 }
 
 MPG_CUDA_KERNEL(linalg_syevd) {
@@ -504,7 +556,8 @@ MPG_CUDA_KERNEL(linalg_syevd) {
   unsigned long long *bad = NULL;
   double *work = NULL;
   MPG_TRY(work_space(call, t.count, 2 * t.n * t.n + t.n + 1, &bad, &work));
-  BY_DTYPE(MPG_TRY(mpg_cuda_launch(call, syevd_kernel<T>, blocks_of(t.count), threads_of(t.n), 0, IN(0), OUT(0), OUT(1), t, work, bad)));
+  BY_DTYPE(MPG_TRY(mpg_cuda_launch(call, syevd_kernel<T>, blocks_of(t.count), threads_of(t.n), 0,
+                                   IN(0), OUT(0), OUT(1), t, work, bad)));
   return refuse(call, bad, "%s: matrix %lld has eigenvalues that were not found (is it finite?)");
 }
 
@@ -514,8 +567,10 @@ MPG_CUDA_KERNEL(linalg_inverse) {
   unsigned long long *bad = NULL;
   double *work = NULL;
   MPG_TRY(work_space(call, t.count, (2 * t.n + 1) * t.n, &bad, &work));
-  BY_DTYPE(MPG_TRY(mpg_cuda_launch(call, inverse_kernel<T>, blocks_of(t.count), threads_of(t.n), 0, IN(0), OUT(0), t, work, bad)));
-  return call->op->id == MPG_OP__linalg_inverse ? refuse(call, bad, "%s: matrix %lld is singular") : MPG_OK;
+  BY_DTYPE(MPG_TRY(mpg_cuda_launch(call, inverse_kernel<T>, blocks_of(t.count), threads_of(t.n), 0,
+                                   IN(0), OUT(0), t, work, bad)));
+  return call->op->id == MPG_OP__linalg_inverse ? refuse(call, bad, "%s: matrix %lld is singular")
+                                                : MPG_OK;
 }
 
 MPG_CUDA_KERNEL(linalg_det) {
@@ -524,16 +579,25 @@ MPG_CUDA_KERNEL(linalg_det) {
   unsigned long long *bad = NULL;
   double *work = NULL;
   MPG_TRY(work_space(call, t.count, (t.n + 1) * t.n, &bad, &work));
-  BY_DTYPE(return mpg_cuda_launch(call, det_kernel<T>, blocks_of(t.count), threads_of(t.n), 0, IN(0), OUT(0), call->num_outputs > 1 ? OUT(1) : (T *)NULL, t, work))
+  BY_DTYPE(return mpg_cuda_launch(call, det_kernel<T>, blocks_of(t.count), threads_of(t.n), 0,
+                                  IN(0), OUT(0), call->num_outputs > 1 ? OUT(1) : (T *)NULL, t,
+                                  work))
 }
 
 MPG_CUDA_KERNEL(linalg_sumlogdiag) {
   matrices t = matrices_of(&call->inputs[0]);
-  BY_DTYPE(return mpg_cuda_launch(call, sumlogdiag_kernel<T>, mpg_cuda_blocks(t.count, MPG_CUDA_THREADS / 32), MPG_CUDA_THREADS, 0, IN(0), OUT(0), t))
+  BY_DTYPE(return mpg_cuda_launch(call, sumlogdiag_kernel<T>,
+                                  mpg_cuda_blocks(t.count, MPG_CUDA_THREADS / 32), MPG_CUDA_THREADS,
+                                  0, IN(0), OUT(0), t))
 }
 
-MPG_CUDA_KERNEL(linalg_extractdiag) { return parts(call, true, false, ((const mpg_linalg_diagonal_params *)call->params)->offset, true); }
-MPG_CUDA_KERNEL(linalg_makediag) { return parts(call, false, false, ((const mpg_linalg_diagonal_params *)call->params)->offset, true); }
+MPG_CUDA_KERNEL(linalg_extractdiag) {
+  return parts(call, true, false, ((const mpg_linalg_diagonal_params *)call->params)->offset, true);
+}
+MPG_CUDA_KERNEL(linalg_makediag) {
+  return parts(call, false, false, ((const mpg_linalg_diagonal_params *)call->params)->offset,
+               true);
+}
 MPG_CUDA_KERNEL(linalg_extracttrian) {
   const mpg_linalg_triangle_params *p = (const mpg_linalg_triangle_params *)call->params;
   return parts(call, true, true, p->offset, p->lower);

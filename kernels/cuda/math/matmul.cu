@@ -14,7 +14,7 @@ __global__ void mirror_kernel(T *out, int64_t n, int64_t count) {
 enum { MAX_FACTORS = 32 };
 struct factors {
   int count;
-  bool adds; /* to a product of factors before these */
+  bool adds;               /* to a product of factors before these */
   int64_t columns, before; /* before: rows that the later factors make up */
   const void *data[MAX_FACTORS];
   int64_t heights[MAX_FACTORS];
@@ -51,7 +51,8 @@ mpg_status khatri_rao(const mpg_kernel_call *call) {
       f.data[k] = in->data;
       rows *= f.heights[k] = in->desc.shape.dims[0];
     }
-    MPG_TRY(mpg_cuda_launch(call, khatri_rao_kernel<T, C>, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0, f, (T *)out->data, count));
+    MPG_TRY(mpg_cuda_launch(call, khatri_rao_kernel<T, C>, mpg_cuda_blocks(count), MPG_CUDA_THREADS,
+                            0, f, (T *)out->data, count));
     f.before *= rows;
     f.adds = true;
   }
@@ -107,23 +108,27 @@ MPG_CUDA_KERNEL(batch_dot) {
   return mpg_cuda_multiply(call, &p);
 }
 
-/* Matrices whose rows are along `axis`: products lie side by side between the rows, `inner` of them, and `outer` such groups one after the other. Of
- * groups and neighbours, the more numerous go into one call. */
+/* Matrices whose rows are along `axis`: products lie side by side between the rows, `inner` of
+ * them, and `outer` such groups one after the other. Of groups and neighbours, the more numerous go
+ * into one call. */
 MPG_CUDA_KERNEL(linalg_gemm) {
   mpg_cuda_product p = {};
   int64_t axis_param;
   bool with_c = call->op->id == MPG_OP__linalg_gemm;
   if (with_c) {
     const mpg_linalg_gemm_params *params = (const mpg_linalg_gemm_params *)call->params;
-    p.transpose_a = params->transpose_a, p.transpose_b = params->transpose_b, p.alpha = params->alpha, p.beta = params->beta, axis_param = params->axis;
+    p.transpose_a = params->transpose_a, p.transpose_b = params->transpose_b,
+    p.alpha = params->alpha, p.beta = params->beta, axis_param = params->axis;
   } else {
     const mpg_linalg_gemm2_params *params = (const mpg_linalg_gemm2_params *)call->params;
-    p.transpose_a = params->transpose_a, p.transpose_b = params->transpose_b, p.alpha = params->alpha, axis_param = params->axis;
+    p.transpose_a = params->transpose_a, p.transpose_b = params->transpose_b,
+    p.alpha = params->alpha, axis_param = params->axis;
   }
   const mpg_view *a = &call->inputs[0], *b = &call->inputs[1], *c = &call->outputs[0];
   const mpg_shape *as = &a->desc.shape, *bs = &b->desc.shape, *cs = &c->desc.shape;
   int ndim = as->ndim, axis = axis_of(axis_param, ndim);
-  int64_t outer = mpg_shape_product(cs, 0, axis), inner = mpg_shape_product(cs, axis + 1, ndim - 1), size = (int64_t)mpg_dtype_size(c->desc.dtype);
+  int64_t outer = mpg_shape_product(cs, 0, axis), inner = mpg_shape_product(cs, axis + 1, ndim - 1),
+          size = (int64_t)mpg_dtype_size(c->desc.dtype);
   p.dtype = a->desc.dtype;
   p.m = cs->dims[axis];
   p.n = cs->dims[ndim - 1];
@@ -152,7 +157,8 @@ MPG_CUDA_KERNEL(linalg_syrk) {
   const mpg_linalg_syrk_params *params = (const mpg_linalg_syrk_params *)call->params;
   const mpg_view *a = &call->inputs[0], *out = &call->outputs[0];
   const mpg_shape *shape = &a->desc.shape;
-  int64_t rows = shape->dims[shape->ndim - 2], columns = shape->dims[shape->ndim - 1], total = mpg_shape_size(&out->desc.shape);
+  int64_t rows = shape->dims[shape->ndim - 2], columns = shape->dims[shape->ndim - 1],
+          total = mpg_shape_size(&out->desc.shape);
   mpg_cuda_product p = {};
   p.dtype = a->desc.dtype;
   p.transpose_a = params->transpose;
@@ -169,7 +175,9 @@ MPG_CUDA_KERNEL(linalg_syrk) {
   p.c = out->data;
   if (total == 0) return MPG_OK;
   MPG_TRY(mpg_cuda_multiply(call, &p));
-  MPG_CUDA_FLOAT_DTYPE(p.dtype, T, return mpg_cuda_launch(call, mirror_kernel<T>, mpg_cuda_blocks(total), MPG_CUDA_THREADS, 0, (T *)out->data, p.n, total));
+  MPG_CUDA_FLOAT_DTYPE(p.dtype, T,
+                       return mpg_cuda_launch(call, mirror_kernel<T>, mpg_cuda_blocks(total),
+                                              MPG_CUDA_THREADS, 0, (T *)out->data, p.n, total));
   return MPG_OK;
 }
 
@@ -181,7 +189,8 @@ MPG_CUDA_KERNEL(fully_connected) {
   p.transpose_b = true;
   p.n = params->num_hidden;
   p.k = weight->desc.shape.dims[1];
-  p.m = params->flatten ? data->desc.shape.dims[0] : mpg_shape_product(&data->desc.shape, 0, data->desc.shape.ndim - 1);
+  p.m = params->flatten ? data->desc.shape.dims[0]
+                        : mpg_shape_product(&data->desc.shape, 0, data->desc.shape.ndim - 1);
   p.lda = p.ldb = p.k;
   p.ldc = p.n;
   p.count = 1;
@@ -201,6 +210,8 @@ MPG_CUDA_KERNEL(khatri_rao) {
     case MPG_UINT8: return khatri_rao<uint8_t, uint32_t>(call);
     case MPG_INT32: return khatri_rao<int32_t, uint32_t>(call);
     case MPG_INT64: return khatri_rao<int64_t, uint64_t>(call);
-    default: return mpg_fail(MPG_TYPE_ERROR, "khatri_rao: dtype %s is not supported", mpg_dtype_name(call->outputs[0].desc.dtype));
+    default:
+      return mpg_fail(MPG_TYPE_ERROR, "khatri_rao: dtype %s is not supported",
+                      mpg_dtype_name(call->outputs[0].desc.dtype));
   }
 }

@@ -1,8 +1,10 @@
-/* A row-major product is the column-major one of the transposes, b first: op(b)^T is (n, k), op(a)^T (k, m), and the result (n, m). The bias lies along
- * cuBLASLt's rows then, where its epilogue adds it.
+/* A row-major product is the column-major one of the transposes, b first: op(b)^T is (n, k),
+ * op(a)^T (k, m), and the result (n, m). The bias lies along cuBLASLt's rows then, where its
+ * epilogue adds it.
  *
- * What a product is, but for its addresses and factors, is its signature. Descriptors and algorithm are made once per signature (plans.h). A call finds
- * its plan, fills in the bias' address, and queues.
+ * What a product is, but for its addresses and factors, is its signature. Descriptors and algorithm
+ * are made once per signature (plans.h). A call finds its plan, fills in the bias' address, and
+ * queues.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -20,7 +22,7 @@ extern "C" {
 namespace {
 
 enum { ALIGNMENT = 16 };
-enum { MAX_BATCH = 32768 }; /* matrices of a call */
+enum { MAX_BATCH = 32768 };                /* matrices of a call */
 const size_t WORKSPACE = (size_t)32 << 20; /* at most */
 
 struct functions {
@@ -36,7 +38,7 @@ struct signature { /* no padding: compared as bytes */
 struct plan {
   signature key;
   plan *next, *newer, *older;
-  bool bias_apart;     /* bias_apart: cuBLASLt adds none for this; it is put into c before */
+  bool bias_apart; /* bias_apart: cuBLASLt adds none for this; it is put into c before */
   cublasLtMatmulDesc_t desc;
   cublasLtMatrixLayout_t a, b, c; /* as here: row-major names */
   cublasLtMatmulAlgo_t algo;
@@ -50,8 +52,10 @@ struct products { /* of a device */
   mpg_plans<plan> plans;
 };
 
-mpg_status failed(const mpg_kernel_call *call, const functions *lt, const char *what, cublasStatus_t status) {
-  return mpg_fail(status == MPG_CUBLAS_STATUS_ALLOC_FAILED ? MPG_DEVICE_OUT_OF_MEMORY : MPG_ERROR, "%s: %s failed: %s", call->op ? call->op->name : "product", what,
+mpg_status failed(const mpg_kernel_call *call, const functions *lt, const char *what,
+                  cublasStatus_t status) {
+  return mpg_fail(status == MPG_CUBLAS_STATUS_ALLOC_FAILED ? MPG_DEVICE_OUT_OF_MEMORY : MPG_ERROR,
+                  "%s: %s failed: %s", call->op ? call->op->name : "product", what,
                   lt->cublasLtGetStatusName(status));
 }
 
@@ -80,11 +84,14 @@ mpg_status make_products(void **contents) {
   static const char *const names[] = {MPG_CUBLASLT_FUNCTIONS(MPG_CUDA_FUNCTION_NAME)};
   products *all = (products *)mpg_calloc(1, sizeof *all);
   if (!all) return mpg_out_of_host_memory(sizeof *all);
-  mpg_status status = mpg_cuda_library_functions(MPG_CUDA_CUBLASLT, names, sizeof names / sizeof *names, &all->lt);
+  mpg_status status =
+      mpg_cuda_library_functions(MPG_CUDA_CUBLASLT, names, sizeof names / sizeof *names, &all->lt);
   if (status == MPG_OK) status = mpg_cuda_tf32(&all->tf32);
   if (status == MPG_OK) {
     cublasStatus_t result = all->lt.cublasLtCreate(&all->handle);
-    if (result != MPG_CUBLAS_STATUS_SUCCESS) status = mpg_fail(MPG_ERROR, "cublasLtCreate failed: %s", all->lt.cublasLtGetStatusName(result));
+    if (result != MPG_CUBLAS_STATUS_SUCCESS)
+      status =
+          mpg_fail(MPG_ERROR, "cublasLtCreate failed: %s", all->lt.cublasLtGetStatusName(result));
   }
   if (status != MPG_OK) {
     mpg_free(all);
@@ -94,19 +101,27 @@ mpg_status make_products(void **contents) {
   return MPG_OK;
 }
 
-/* --- Plans ------------------------------------------------------------------------------------------------------------- */
+/* --- Plans ------------------------------------------------------------------------------------ */
 mpg_cublaslt_type type_of(int32_t dtype) {
-  return dtype == MPG_FLOAT64 ? MPG_CUDA_R_64F : dtype == MPG_FLOAT16 ? MPG_CUDA_R_16F : dtype == MPG_BFLOAT16 ? MPG_CUDA_R_16BF : MPG_CUDA_R_32F;
+  return dtype == MPG_FLOAT64    ? MPG_CUDA_R_64F
+         : dtype == MPG_FLOAT16  ? MPG_CUDA_R_16F
+         : dtype == MPG_BFLOAT16 ? MPG_CUDA_R_16BF
+                                 : MPG_CUDA_R_32F;
 }
 
 /* A row-major matrix: cuBLASLt's of `columns` rows. */
-cublasStatus_t make_layout(const functions *lt, cublasLtMatrixLayout_t *layout, const signature &key, int64_t rows, int64_t columns, int64_t ld, int64_t step) {
-  cublasStatus_t status = lt->cublasLtMatrixLayoutCreate(layout, type_of(key.dtype), (uint64_t)columns, (uint64_t)rows, ld);
+cublasStatus_t make_layout(const functions *lt, cublasLtMatrixLayout_t *layout,
+                           const signature &key, int64_t rows, int64_t columns, int64_t ld,
+                           int64_t step) {
+  cublasStatus_t status = lt->cublasLtMatrixLayoutCreate(layout, type_of(key.dtype),
+                                                         (uint64_t)columns, (uint64_t)rows, ld);
   if (status != MPG_CUBLAS_STATUS_SUCCESS || key.count == 1) return status;
   int32_t count = (int32_t)key.count;
-  status = lt->cublasLtMatrixLayoutSetAttribute(*layout, MPG_CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count);
+  status = lt->cublasLtMatrixLayoutSetAttribute(*layout, MPG_CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT,
+                                                &count, sizeof count);
   if (status == MPG_CUBLAS_STATUS_SUCCESS)
-    status = lt->cublasLtMatrixLayoutSetAttribute(*layout, MPG_CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &step, sizeof step);
+    status = lt->cublasLtMatrixLayoutSetAttribute(
+        *layout, MPG_CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &step, sizeof step);
   return status;
 }
 
@@ -114,28 +129,47 @@ cublasStatus_t make_descriptors(const products *all, plan *p) {
   const functions *lt = &all->lt;
   const signature &key = p->key;
   bool wide = key.dtype == MPG_FLOAT64;
-  cublasComputeType_t compute = wide ? MPG_CUBLAS_COMPUTE_64F : key.dtype == MPG_FLOAT32 && all->tf32 ? MPG_CUBLAS_COMPUTE_32F_FAST_TF32 : MPG_CUBLAS_COMPUTE_32F;
-  int32_t first = key.transpose_b ? MPG_CUBLAS_OP_T : MPG_CUBLAS_OP_N, second = key.transpose_a ? MPG_CUBLAS_OP_T : MPG_CUBLAS_OP_N;
-  cublasStatus_t status = lt->cublasLtMatmulDescCreate(&p->desc, compute, wide ? MPG_CUDA_R_64F : MPG_CUDA_R_32F);
-  if (status == MPG_CUBLAS_STATUS_SUCCESS) status = lt->cublasLtMatmulDescSetAttribute(p->desc, MPG_CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first);
-  if (status == MPG_CUBLAS_STATUS_SUCCESS) status = lt->cublasLtMatmulDescSetAttribute(p->desc, MPG_CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second);
+  cublasComputeType_t compute = wide ? MPG_CUBLAS_COMPUTE_64F
+                                : key.dtype == MPG_FLOAT32 && all->tf32
+                                    ? MPG_CUBLAS_COMPUTE_32F_FAST_TF32
+                                    : MPG_CUBLAS_COMPUTE_32F;
+  int32_t first = key.transpose_b ? MPG_CUBLAS_OP_T : MPG_CUBLAS_OP_N,
+          second = key.transpose_a ? MPG_CUBLAS_OP_T : MPG_CUBLAS_OP_N;
+  cublasStatus_t status =
+      lt->cublasLtMatmulDescCreate(&p->desc, compute, wide ? MPG_CUDA_R_64F : MPG_CUDA_R_32F);
   if (status == MPG_CUBLAS_STATUS_SUCCESS)
-    status = key.transpose_a ? make_layout(lt, &p->a, key, key.k, key.m, key.lda, key.a_step) : make_layout(lt, &p->a, key, key.m, key.k, key.lda, key.a_step);
+    status = lt->cublasLtMatmulDescSetAttribute(p->desc, MPG_CUBLASLT_MATMUL_DESC_TRANSA, &first,
+                                                sizeof first);
   if (status == MPG_CUBLAS_STATUS_SUCCESS)
-    status = key.transpose_b ? make_layout(lt, &p->b, key, key.n, key.k, key.ldb, key.b_step) : make_layout(lt, &p->b, key, key.k, key.n, key.ldb, key.b_step);
-  if (status == MPG_CUBLAS_STATUS_SUCCESS) status = make_layout(lt, &p->c, key, key.m, key.n, key.ldc, key.c_step);
+    status = lt->cublasLtMatmulDescSetAttribute(p->desc, MPG_CUBLASLT_MATMUL_DESC_TRANSB, &second,
+                                                sizeof second);
+  if (status == MPG_CUBLAS_STATUS_SUCCESS)
+    status = key.transpose_a ? make_layout(lt, &p->a, key, key.k, key.m, key.lda, key.a_step)
+                             : make_layout(lt, &p->a, key, key.m, key.k, key.lda, key.a_step);
+  if (status == MPG_CUBLAS_STATUS_SUCCESS)
+    status = key.transpose_b ? make_layout(lt, &p->b, key, key.n, key.k, key.ldb, key.b_step)
+                             : make_layout(lt, &p->b, key, key.k, key.n, key.ldb, key.b_step);
+  if (status == MPG_CUBLAS_STATUS_SUCCESS)
+    status = make_layout(lt, &p->c, key, key.m, key.n, key.ldc, key.c_step);
   return status;
 }
 
 cublasStatus_t set_epilogue(const functions *lt, plan *p, uint32_t epilogue, const void *bias) {
-  cublasStatus_t status = lt->cublasLtMatmulDescSetAttribute(p->desc, MPG_CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
-  return status == MPG_CUBLAS_STATUS_SUCCESS ? lt->cublasLtMatmulDescSetAttribute(p->desc, MPG_CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias) : status;
+  cublasStatus_t status = lt->cublasLtMatmulDescSetAttribute(
+      p->desc, MPG_CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
+  return status == MPG_CUBLAS_STATUS_SUCCESS
+             ? lt->cublasLtMatmulDescSetAttribute(p->desc, MPG_CUBLASLT_MATMUL_DESC_BIAS_POINTER,
+                                                  &bias, sizeof bias)
+             : status;
 }
 
-/* The best algorithm by cuBLASLt's heuristics, which know sizes and card. Partial sums are kept in the type of the sum. */
+/* The best algorithm by cuBLASLt's heuristics, which know sizes and card. Partial sums are kept in
+ * the type of the sum. */
 cublasStatus_t choose(const products *all, plan *p) {
-  static const int alignments[] = {MPG_CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, MPG_CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-                                   MPG_CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, MPG_CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
+  static const int alignments[] = {MPG_CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+                                   MPG_CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+                                   MPG_CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+                                   MPG_CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
   const functions *lt = &all->lt;
   cublasLtMatmulPreference_t preference;
   cublasLtMatmulHeuristicResult_t result;
@@ -144,14 +178,19 @@ cublasStatus_t choose(const products *all, plan *p) {
   uint32_t schemes = MPG_CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, alignment = ALIGNMENT;
   cublasStatus_t status = lt->cublasLtMatmulPreferenceCreate(&preference);
   if (status != MPG_CUBLAS_STATUS_SUCCESS) return status;
-  status = lt->cublasLtMatmulPreferenceSetAttribute(preference, MPG_CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace);
+  status = lt->cublasLtMatmulPreferenceSetAttribute(
+      preference, MPG_CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace);
   if (status == MPG_CUBLAS_STATUS_SUCCESS)
-    status = lt->cublasLtMatmulPreferenceSetAttribute(preference, MPG_CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes, sizeof schemes);
+    status = lt->cublasLtMatmulPreferenceSetAttribute(
+        preference, MPG_CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes, sizeof schemes);
   for (int i = 0; i < 4 && status == MPG_CUBLAS_STATUS_SUCCESS; i++)
-    status = lt->cublasLtMatmulPreferenceSetAttribute(preference, alignments[i], &alignment, sizeof alignment);
+    status = lt->cublasLtMatmulPreferenceSetAttribute(preference, alignments[i], &alignment,
+                                                      sizeof alignment);
   if (status == MPG_CUBLAS_STATUS_SUCCESS)
-    status = lt->cublasLtMatmulAlgoGetHeuristic(all->handle, p->desc, p->b, p->a, p->c, p->c, preference, 1, &result, &found);
-  if (status == MPG_CUBLAS_STATUS_SUCCESS && (!found || result.state != MPG_CUBLAS_STATUS_SUCCESS)) status = MPG_CUBLAS_STATUS_NOT_SUPPORTED;
+    status = lt->cublasLtMatmulAlgoGetHeuristic(all->handle, p->desc, p->b, p->a, p->c, p->c,
+                                                preference, 1, &result, &found);
+  if (status == MPG_CUBLAS_STATUS_SUCCESS && (!found || result.state != MPG_CUBLAS_STATUS_SUCCESS))
+    status = MPG_CUBLAS_STATUS_NOT_SUPPORTED;
   if (status == MPG_CUBLAS_STATUS_SUCCESS) {
     p->algo = result.algo;
     p->workspace = result.workspaceSize;
@@ -160,7 +199,9 @@ cublasStatus_t choose(const products *all, plan *p) {
   return status;
 }
 
-bool unsupported(cublasStatus_t status) { return status == MPG_CUBLAS_STATUS_NOT_SUPPORTED || status == MPG_CUBLAS_STATUS_INVALID_VALUE; }
+bool unsupported(cublasStatus_t status) {
+  return status == MPG_CUBLAS_STATUS_NOT_SUPPORTED || status == MPG_CUBLAS_STATUS_INVALID_VALUE;
+}
 
 mpg_status build(const mpg_kernel_call *call, const products *all, plan *p) {
   static const char some_bias[ALIGNMENT] = {}; /* for the heuristics to see that there is one */
@@ -177,15 +218,18 @@ mpg_status build(const mpg_kernel_call *call, const products *all, plan *p) {
   } else if (status == MPG_CUBLAS_STATUS_SUCCESS) {
     status = choose(all, p);
   }
-  return status == MPG_CUBLAS_STATUS_SUCCESS ? MPG_OK : failed(call, &all->lt, "cuBLASLt's choice of an algorithm", status);
+  return status == MPG_CUBLAS_STATUS_SUCCESS
+             ? MPG_OK
+             : failed(call, &all->lt, "cuBLASLt's choice of an algorithm", status);
 }
 
 mpg_status find(const mpg_kernel_call *call, products *all, const signature &key, plan **found) {
   return mpg_plans_find(
-      &all->plans, key, [=](plan *p) { return build(call, all, p); }, [=](plan *p) { destroy_plan(&all->lt, p); }, found);
+      &all->plans, key, [=](plan *p) { return build(call, all, p); },
+      [=](plan *p) { destroy_plan(&all->lt, p); }, found);
 }
 
-/* --- Running ------------------------------------------------------------------------------------------------------------- */
+/* --- Running ---------------------------------------------------------------------------------- */
 template <class T>
 __global__ void rows_kernel(const T *row, T *out, int64_t n, int64_t ld, int64_t count) {
   int64_t i = MPG_CUDA_INDEX;
@@ -193,24 +237,30 @@ __global__ void rows_kernel(const T *row, T *out, int64_t n, int64_t ld, int64_t
 }
 /* `row` in every row of c. */
 mpg_status fill_rows(const mpg_kernel_call *call, const mpg_cuda_product *p) {
-  MPG_CUDA_SIZE(mpg_dtype_size(p->dtype), T,
-                return mpg_cuda_launch(call, rows_kernel<T>, mpg_cuda_blocks(p->m * p->n), MPG_CUDA_THREADS, 0, (const T *)p->bias, (T *)p->c, p->n, p->ldc, p->m * p->n));
+  MPG_CUDA_SIZE(
+      mpg_dtype_size(p->dtype), T,
+      return mpg_cuda_launch(call, rows_kernel<T>, mpg_cuda_blocks(p->m * p->n), MPG_CUDA_THREADS,
+                             0, (const T *)p->bias, (T *)p->c, p->n, p->ldc, p->m * p->n));
   return MPG_OK;
 }
 
 template <class T>
-__global__ void scale_kernel(const T *in, T *out, mpg_compute_t<T> factor, int64_t m, int64_t n, int64_t ld, int64_t step, int64_t count) {
+__global__ void scale_kernel(const T *in, T *out, mpg_compute_t<T> factor, int64_t m, int64_t n,
+                             int64_t ld, int64_t step, int64_t count) {
   int64_t i = MPG_CUDA_INDEX;
   if (i >= count) return;
   int64_t at = i / (m * n) * step + i / n % m * ld + i % n;
-  out[at] = mpg_to<T>(factor == 0 ? (mpg_compute_t<T>)0 : factor * mpg_to<mpg_compute_t<T>>(in[at]));
+  out[at] =
+      mpg_to<T>(factor == 0 ? (mpg_compute_t<T>)0 : factor * mpg_to<mpg_compute_t<T>>(in[at]));
 }
 /* c = beta c0: products of nothing. */
 mpg_status scale(const mpg_kernel_call *call, const mpg_cuda_product *p) {
   int64_t count = p->count * p->m * p->n;
-  MPG_CUDA_FLOAT_DTYPE(p->dtype, T,
-                       return mpg_cuda_launch(call, scale_kernel<T>, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0, (const T *)(p->c0 ? p->c0 : p->c), (T *)p->c,
-                                              (mpg_compute_t<T>)p->beta, p->m, p->n, p->ldc, p->c_step, count));
+  MPG_CUDA_FLOAT_DTYPE(
+      p->dtype, T,
+      return mpg_cuda_launch(call, scale_kernel<T>, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0,
+                             (const T *)(p->c0 ? p->c0 : p->c), (T *)p->c,
+                             (mpg_compute_t<T>)p->beta, p->m, p->n, p->ldc, p->c_step, count));
   return MPG_OK;
 }
 
@@ -221,7 +271,9 @@ size_t extent(const mpg_cuda_product *p, int64_t rows, int64_t columns, int64_t 
 size_t padded(size_t bytes) { return (bytes + 255) & ~(size_t)255; }
 
 mpg_status copy(const mpg_kernel_call *call, void *to, const void *from, size_t bytes) {
-  return mpg_cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, (cudaStream_t)call->stream), "cudaMemcpyAsync");
+  return mpg_cuda_check(
+      cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, (cudaStream_t)call->stream),
+      "cudaMemcpyAsync");
 }
 
 mpg_status queue(const mpg_kernel_call *call, products *all, const mpg_cuda_product *product) {
@@ -232,20 +284,28 @@ mpg_status queue(const mpg_kernel_call *call, products *all, const mpg_cuda_prod
   if (p.ldb < b_columns) p.ldb = b_columns;
   if (p.ldc < p.n) p.ldc = p.n;
   if (p.count == 1) p.a_step = p.b_step = p.c_step = 0;
-  signature key = {p.m, p.n, p.k, p.lda, p.ldb, p.ldc, p.count, p.a_step, p.b_step, p.c_step, p.dtype, p.transpose_a, p.transpose_b, p.bias != NULL, 0};
+  signature key = {p.m,     p.n,           p.k,           p.lda,          p.ldb,
+                   p.ldc,   p.count,       p.a_step,      p.b_step,       p.c_step,
+                   p.dtype, p.transpose_a, p.transpose_b, p.bias != NULL, 0};
   plan *found = NULL;
   MPG_TRY(find(call, all, key, &found));
 
   /* Scratch: cuBLASLt's own, then copies of what is not aligned. */
-  size_t a_bytes = extent(&p, p.transpose_a ? p.k : p.m, a_columns, p.lda, p.a_step), b_bytes = extent(&p, p.transpose_b ? p.n : p.k, b_columns, p.ldb, p.b_step);
-  size_t c_bytes = extent(&p, p.m, p.n, p.ldc, p.c_step), bias_bytes = (size_t)p.n * mpg_dtype_size(p.dtype);
+  size_t a_bytes = extent(&p, p.transpose_a ? p.k : p.m, a_columns, p.lda, p.a_step),
+         b_bytes = extent(&p, p.transpose_b ? p.n : p.k, b_columns, p.ldb, p.b_step);
+  size_t c_bytes = extent(&p, p.m, p.n, p.ldc, p.c_step),
+         bias_bytes = (size_t)p.n * mpg_dtype_size(p.dtype);
   if (p.beta == 0) p.c0 = NULL;
-  bool move_a = !mpg_cuda_aligned(p.a), move_b = !mpg_cuda_aligned(p.b), move_c = !mpg_cuda_aligned(p.c), move_c0 = p.c0 && p.c0 != p.c && !mpg_cuda_aligned(p.c0);
+  bool move_a = !mpg_cuda_aligned(p.a), move_b = !mpg_cuda_aligned(p.b),
+       move_c = !mpg_cuda_aligned(p.c), move_c0 = p.c0 && p.c0 != p.c && !mpg_cuda_aligned(p.c0);
   bool move_bias = p.bias && !found->bias_apart && !mpg_cuda_aligned(p.bias);
-  size_t sizes[] = {found->workspace, move_a ? a_bytes : 0, move_b ? b_bytes : 0, move_c ? c_bytes : 0, move_c0 ? c_bytes : 0, move_bias ? bias_bytes : 0}, total = 0;
+  size_t sizes[] = {found->workspace,     move_a ? a_bytes : 0,  move_b ? b_bytes : 0,
+                    move_c ? c_bytes : 0, move_c0 ? c_bytes : 0, move_bias ? bias_bytes : 0},
+         total = 0;
   for (size_t size : sizes) total += padded(size);
   char *scratch = NULL, *next;
-  if (total && !(scratch = (char *)mpg_device_scratch(call->device, total))) return MPG_DEVICE_OUT_OF_MEMORY;
+  if (total && !(scratch = (char *)mpg_device_scratch(call->device, total)))
+    return MPG_DEVICE_OUT_OF_MEMORY;
   next = scratch + padded(found->workspace);
   auto staged = [&](const void **operand, size_t bytes) {
     MPG_TRY(copy(call, next, *operand, bytes));
@@ -268,14 +328,17 @@ mpg_status queue(const mpg_kernel_call *call, products *all, const mpg_cuda_prod
     MPG_TRY(fill_rows(call, &p));
     p.beta = 1;
   } else if (p.bias) {
-    cublasStatus_t set = all->lt.cublasLtMatmulDescSetAttribute(found->desc, MPG_CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p.bias, sizeof p.bias);
-    if (set != MPG_CUBLAS_STATUS_SUCCESS) return failed(call, &all->lt, "cublasLtMatmulDescSetAttribute", set);
+    cublasStatus_t set = all->lt.cublasLtMatmulDescSetAttribute(
+        found->desc, MPG_CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p.bias, sizeof p.bias);
+    if (set != MPG_CUBLAS_STATUS_SUCCESS)
+      return failed(call, &all->lt, "cublasLtMatmulDescSetAttribute", set);
   }
   float alpha = (float)p.alpha, beta = (float)p.beta;
   bool wide = p.dtype == MPG_FLOAT64;
-  cublasStatus_t status = all->lt.cublasLtMatmul(all->handle, found->desc, wide ? (const void *)&p.alpha : &alpha, p.b, found->b, p.a, found->a,
-                                                 wide ? (const void *)&p.beta : &beta, p.c0, found->c, p.c, found->c, &found->algo, scratch, found->workspace,
-                                                 (cudaStream_t)call->stream);
+  cublasStatus_t status = all->lt.cublasLtMatmul(
+      all->handle, found->desc, wide ? (const void *)&p.alpha : &alpha, p.b, found->b, p.a,
+      found->a, wide ? (const void *)&p.beta : &beta, p.c0, found->c, p.c, found->c, &found->algo,
+      scratch, found->workspace, (cudaStream_t)call->stream);
   if (status != MPG_CUBLAS_STATUS_SUCCESS) return failed(call, &all->lt, "cublasLtMatmul", status);
   return move_c ? copy(call, out, p.c, c_bytes) : MPG_OK;
 }
@@ -284,16 +347,19 @@ mpg_status queue(const mpg_kernel_call *call, products *all, const mpg_cuda_prod
 
 extern "C" mpg_status mpg_cuda_tf32(bool *allowed) {
   const char *setting = getenv("MPGLUON_CUDA_TF32");
-  if (setting && *setting && strcmp(setting, "0") && strcmp(setting, "1")) return mpg_fail(MPG_VALUE_ERROR, "MPGLUON_CUDA_TF32 is '%s'; it may be 0 or 1", setting);
+  if (setting && *setting && strcmp(setting, "0") && strcmp(setting, "1"))
+    return mpg_fail(MPG_VALUE_ERROR, "MPGLUON_CUDA_TF32 is '%s'; it may be 0 or 1", setting);
   *allowed = setting && *setting == '1';
   return MPG_OK;
 }
 
-extern "C" mpg_status mpg_cuda_multiply(const mpg_kernel_call *call, const mpg_cuda_product *product) {
+extern "C" mpg_status mpg_cuda_multiply(const mpg_kernel_call *call,
+                                        const mpg_cuda_product *product) {
   if (product->m <= 0 || product->n <= 0 || product->count <= 0) return MPG_OK;
   if (product->k <= 0) return product->bias ? fill_rows(call, product) : scale(call, product);
   void *contents;
-  MPG_TRY(mpg_cuda_cached(call->device, MPG_CUDA_SLOT_PRODUCTS, make_products, release_products, &contents));
+  MPG_TRY(mpg_cuda_cached(call->device, MPG_CUDA_SLOT_PRODUCTS, make_products, release_products,
+                          &contents));
   products *all = (products *)contents;
   if (product->count <= MAX_BATCH) return queue(call, all, product);
   mpg_cuda_product part = *product;

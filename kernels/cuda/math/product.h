@@ -8,20 +8,22 @@
 extern "C" {
 #endif
 
-/* c[i] = alpha op(a[i]) op(b[i]) + beta c0[i] + bias, for i < count. Row-major: op(a) is (m, k), op(b) (k, n), c and c0 (m, n), bias (n), given to
- * every row. ld: elements from row to row; step: from matrix to matrix. Sizes of 0 are valid. */
+/* c[i] = alpha op(a[i]) op(b[i]) + beta c0[i] + bias, for i < count. Row-major: op(a) is (m, k),
+ * op(b) (k, n), c and c0 (m, n), bias (n), given to every row. ld: elements from row to row; step:
+ * from matrix to matrix. Sizes of 0 are valid. */
 typedef struct mpg_cuda_product {
   mpg_dtype dtype; /* of all of it; a float */
   bool transpose_a, transpose_b;
   int64_t m, n, k, lda, ldb, ldc;
   int64_t count, a_step, b_step, c_step;
   double alpha, beta;
-  const void *a, *b, *c0, *bias; /* c0: NULL where beta is 0; as c lies, and may be c. bias: NULL, or beta is 0 and count 1 */
+  const void *a, *b, *c0, *bias; /* c0: NULL where beta is 0; as c lies, and may be c. bias: NULL,
+                                    or beta is 0 and count 1 */
   void *c;
 } mpg_cuda_product;
 
-/* Uses scratch of MPG_SCRATCH_LIBRARY. Halves are summed in float. The algorithm depends on sizes, dtype and card alone: not on how arrays are
- * aligned, as those that are not are copied. */
+/* Uses scratch of MPG_SCRATCH_LIBRARY. Halves are summed in float. The algorithm depends on sizes,
+ * dtype and card alone: not on how arrays are aligned, as those that are not are copied. */
 mpg_status mpg_cuda_multiply(const mpg_kernel_call *call, const mpg_cuda_product *product);
 /* Whether float32 products may round their factors to TF32 (MPGLUON_CUDA_TF32=1). */
 mpg_status mpg_cuda_tf32(bool *allowed);

@@ -1,4 +1,5 @@
-/* Random numbers, by the scheme at the head of kernels/cpu/math/random.c: a thread an element. Multinomial draws sum up a row's probabilities first. */
+/* Random numbers, by the scheme at the head of kernels/cpu/math/random.c: a thread an element.
+ * Multinomial draws sum up a row's probabilities first. */
 #include "kernels/cuda/access.h"
 #define MPG_MATH_WITHOUT_FMA
 #include "kernels/common/draw.h"
@@ -13,15 +14,20 @@ struct plan {
   int64_t each;
 };
 
-__device__ __forceinline__ uint32_t word(const mpg_random_key &key, uint64_t w) { return mpg_philox(key.seed, key.call, w >> 2).value[w & 3]; }
-__device__ __forceinline__ double unit53(const mpg_random_key &key, uint64_t w) { /* of words w and w + 1 */
+__device__ __forceinline__ uint32_t word(const mpg_random_key &key, uint64_t w) {
+  return mpg_philox(key.seed, key.call, w >> 2).value[w & 3];
+}
+__device__ __forceinline__ double unit53(const mpg_random_key &key,
+                                         uint64_t w) { /* of words w and w + 1 */
   return mpg_philox_uniform_double(word(key, w), word(key, w + 1));
 }
 
-__device__ float draw_float(const plan &p, const mpg_random_key &key, uint64_t position, float a, float b) {
+__device__ float draw_float(const plan &p, const mpg_random_key &key, uint64_t position, float a,
+                            float b) {
   switch (p.law.kind) {
     case MPG_DRAW_UNIFORM: {
-      float value = a + (b - a) * mpg_philox_uniform(word(key, position)), top = mpg_uniform_top(p.out.dtype, a, b);
+      float value = a + (b - a) * mpg_philox_uniform(word(key, position)),
+            top = mpg_uniform_top(p.out.dtype, a, b);
       value = value < b ? value : a;
       return value < top ? value : top;
     }
@@ -37,7 +43,8 @@ __device__ float draw_float(const plan &p, const mpg_random_key &key, uint64_t p
   }
 }
 
-__device__ double draw_double(const plan &p, const mpg_random_key &key, uint64_t position, double a, double b) {
+__device__ double draw_double(const plan &p, const mpg_random_key &key, uint64_t position, double a,
+                              double b) {
   switch (p.law.kind) {
     case MPG_DRAW_UNIFORM: {
       double value = a + (b - a) * unit53(key, 2 * position);
@@ -45,7 +52,8 @@ __device__ double draw_double(const plan &p, const mpg_random_key &key, uint64_t
     }
     case MPG_DRAW_NORMAL: {
       uint64_t first = 2 * (position & ~(uint64_t)1);
-      double radius = sqrt(-2 * log(1 - unit53(key, first))), angle = 2 * M_PI * unit53(key, first + 2);
+      double radius = sqrt(-2 * log(1 - unit53(key, first))),
+             angle = 2 * M_PI * unit53(key, first + 2);
       return a + b * (radius * (position & 1 ? sin(angle) : cos(angle)));
     }
     default: return -log(1 - unit53(key, 2 * position)) / a;
@@ -73,7 +81,8 @@ __global__ void draw_kernel(plan p, int64_t count) {
     if (p.law.kind == MPG_DRAW_INTEGERS) {
       uint64_t bits = (uint64_t)word(key, 2 * position) << 32 | word(key, 2 * position + 1);
       p.out.store(i, (int64_t)((uint64_t)p.law.low + upper(bits, p.law.span)));
-    } else if (p.law.kind != MPG_DRAW_UNIFORM && p.law.kind != MPG_DRAW_NORMAL && p.law.kind != MPG_DRAW_EXPONENTIAL) {
+    } else if (p.law.kind != MPG_DRAW_UNIFORM && p.law.kind != MPG_DRAW_NORMAL &&
+               p.law.kind != MPG_DRAW_EXPONENTIAL) {
       mpg_tries tries = {key, position, 0};
       p.out.store(i, mpg_draw(p.law.kind, &tries, a, b));
     } else if (p.out.dtype == MPG_FLOAT64) {
@@ -86,7 +95,8 @@ __global__ void draw_kernel(plan p, int64_t count) {
 
 mpg_status launch(const mpg_kernel_call *call, const plan &p) {
   int64_t count = count_of(&call->outputs[0]);
-  return mpg_cuda_launch(call, draw_kernel, mpg_cuda_blocks(count, 4 * MPG_CUDA_THREADS), MPG_CUDA_THREADS, 0, p, count);
+  return mpg_cuda_launch(call, draw_kernel, mpg_cuda_blocks(count, 4 * MPG_CUDA_THREADS),
+                         MPG_CUDA_THREADS, 0, p, count);
 }
 
 plan plan_of(const mpg_kernel_call *call, const mpg_law &law) {
@@ -113,7 +123,7 @@ MPG_CUDA_KERNEL(sample) {
   return launch(call, p);
 }
 
-/* --- Multinomial ----------------------------------------------------------------------------------------------------------- */
+/* --- Multinomial ------------------------------------------------------------------------------ */
 namespace {
 
 /* A thread a row: running sums, in order. */
@@ -127,7 +137,9 @@ __global__ void sums_kernel(mpg_untyped data, double *sums, int64_t rows, int64_
   }
 }
 
-__global__ void choices_kernel(mpg_cuda_key given, mpg_untyped data, const double *sums, int64_t outcomes, int64_t each, mpg_untyped choice, mpg_untyped chance, int64_t count) {
+__global__ void choices_kernel(mpg_cuda_key given, mpg_untyped data, const double *sums,
+                               int64_t outcomes, int64_t each, mpg_untyped choice,
+                               mpg_untyped chance, int64_t count) {
   int64_t i = MPG_CUDA_INDEX;
   if (i >= count) return;
   const double *own = sums + i / each * outcomes;
@@ -136,21 +148,25 @@ __global__ void choices_kernel(mpg_cuda_key given, mpg_untyped data, const doubl
   int64_t low = 0, high = outcomes - 1; /* the first sum above the target */
   while (low < high) {
     int64_t middle = (low + high) / 2;
-    if (own[middle] > target) high = middle;
-    else low = middle + 1;
+    if (own[middle] > target)
+      high = middle;
+    else
+      low = middle + 1;
   }
   choice.store(i, low);
   if (chance.data) chance.store(i, log(data.load<double>(i / each * outcomes + low)));
 }
 
 /* A thread a row of data: grad / data at each drawn index, summed over the row's draws in order. */
-__global__ void choices_back_kernel(mpg_untyped grad, mpg_untyped data, mpg_untyped index, mpg_untyped out, int64_t rows, int64_t outcomes, int64_t each) {
+__global__ void choices_back_kernel(mpg_untyped grad, mpg_untyped data, mpg_untyped index,
+                                    mpg_untyped out, int64_t rows, int64_t outcomes, int64_t each) {
   int64_t row = MPG_CUDA_INDEX;
   if (row >= rows) return;
   for (int64_t k = 0; k < outcomes; k++) out.store(row * outcomes + k, 0.0);
   for (int64_t i = row * each; i < (row + 1) * each; i++) {
     int64_t choice = mpg_cuda_index_at(index, i), at = row * outcomes + choice;
-    if (choice >= 0 && choice < outcomes) out.store(at, out.load<double>(at) + grad.load<double>(i) / data.load<double>(at));
+    if (choice >= 0 && choice < outcomes)
+      out.store(at, out.load<double>(at) + grad.load<double>(i) / data.load<double>(at));
   }
 }
 
@@ -159,21 +175,30 @@ __global__ void choices_back_kernel(mpg_untyped grad, mpg_untyped data, mpg_unty
 MPG_CUDA_KERNEL(sample_multinomial) {
   const mpg_view *data = &call->inputs[0];
   const mpg_shape *shape = &data->desc.shape;
-  int64_t rows = mpg_shape_product(shape, 0, shape->ndim - 1), outcomes = shape->dims[shape->ndim - 1], count = count_of(&call->outputs[0]);
+  int64_t rows = mpg_shape_product(shape, 0, shape->ndim - 1),
+          outcomes = shape->dims[shape->ndim - 1], count = count_of(&call->outputs[0]);
   if (count == 0) return MPG_OK;
-  double *sums = (double *)mpg_device_scratch(call->device, (size_t)(rows * outcomes) * sizeof(double));
+  double *sums =
+      (double *)mpg_device_scratch(call->device, (size_t)(rows * outcomes) * sizeof(double));
   if (!sums) return MPG_DEVICE_OUT_OF_MEMORY;
   mpg_untyped chance = {NULL, MPG_FLOAT32};
   if (call->num_outputs > 1) chance = mpg_untyped_view(&call->outputs[1]);
-  MPG_TRY(mpg_cuda_launch(call, sums_kernel, mpg_cuda_blocks(rows), MPG_CUDA_THREADS, 0, mpg_untyped_view(data), sums, rows, outcomes));
-  return mpg_cuda_launch(call, choices_kernel, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0, mpg_cuda_key_of(call), mpg_untyped_view(data), (const double *)sums, outcomes,
-                         count / rows, mpg_untyped_view(&call->outputs[0]), chance, count);
+  MPG_TRY(mpg_cuda_launch(call, sums_kernel, mpg_cuda_blocks(rows), MPG_CUDA_THREADS, 0,
+                          mpg_untyped_view(data), sums, rows, outcomes));
+  return mpg_cuda_launch(call, choices_kernel, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0,
+                         mpg_cuda_key_of(call), mpg_untyped_view(data), (const double *)sums,
+                         outcomes, count / rows, mpg_untyped_view(&call->outputs[0]), chance,
+                         count);
 }
 
 MPG_CUDA_KERNEL(backward_sample_multinomial) {
   const mpg_view *data = &call->inputs[1];
   const mpg_shape *shape = &data->desc.shape;
-  int64_t rows = mpg_shape_product(shape, 0, shape->ndim - 1), outcomes = shape->dims[shape->ndim - 1], count = count_of(&call->inputs[0]);
-  return mpg_cuda_launch(call, choices_back_kernel, mpg_cuda_blocks(outcomes ? rows : 0), MPG_CUDA_THREADS, 0, mpg_untyped_view(&call->inputs[0]), mpg_untyped_view(data),
-                         mpg_untyped_view(&call->inputs[2]), mpg_untyped_view(&call->outputs[0]), rows, outcomes, rows ? count / rows : 0);
+  int64_t rows = mpg_shape_product(shape, 0, shape->ndim - 1),
+          outcomes = shape->dims[shape->ndim - 1], count = count_of(&call->inputs[0]);
+  return mpg_cuda_launch(call, choices_back_kernel, mpg_cuda_blocks(outcomes ? rows : 0),
+                         MPG_CUDA_THREADS, 0, mpg_untyped_view(&call->inputs[0]),
+                         mpg_untyped_view(data), mpg_untyped_view(&call->inputs[2]),
+                         mpg_untyped_view(&call->outputs[0]), rows, outcomes,
+                         rows ? count / rows : 0);
 }

@@ -1,10 +1,12 @@
 /* Reductions, and broadcasting to a shape.
  *
- * Runs of reduced axes are reduced one after another, innermost first. Each pass sees its source as (outer, count, inner) and makes
- * (outer, chunks, inner); `count` is cut into chunks whose length depends on shapes alone, and as long as there are several another pass goes over
- * their results. Of neighbours (inner 1) a warp or a block takes a chunk; otherwise a block takes COLUMNS columns, each of its ROWS rows
- * of threads every ROWS-th row. A thread adds up at most 64 or so, threads are combined in a tree, so rounding errors stay small.
- * Halves and floats accumulate in float, doubles in double, integers in int64_t; the last pass divides, takes the root and converts.
+ * Runs of reduced axes are reduced one after another, innermost first. Each pass sees its source as
+ * (outer, count, inner) and makes (outer, chunks, inner); `count` is cut into chunks whose length
+ * depends on shapes alone, and as long as there are several another pass goes over their results.
+ * Of neighbours (inner 1) a warp or a block takes a chunk; otherwise a block takes COLUMNS columns,
+ * each of its ROWS rows of threads every ROWS-th row. A thread adds up at most 64 or so, threads
+ * are combined in a tree, so rounding errors stay small. Halves and floats accumulate in float,
+ * doubles in double, integers in int64_t; the last pass divides, takes the root and converts.
  */
 #include "kernels/cuda/cuda.h"
 extern "C" {
@@ -16,14 +18,22 @@ namespace {
 enum { CHUNK = 16384, WARP_COUNT = 512, COLUMNS = 32, ROWS = 8, ROW_CHUNK = 512 };
 
 struct anything; /* a source whose dtype is known at run time only */
-template <class T> struct source_of {
+template <class T>
+struct source_of {
   const T *data;
-  template <class C> __device__ __forceinline__ C at(int64_t i) const { return mpg_to<C>(data[i]); }
+  template <class C>
+  __device__ __forceinline__ C at(int64_t i) const {
+    return mpg_to<C>(data[i]);
+  }
 };
-template <> struct source_of<anything> {
+template <>
+struct source_of<anything> {
   const void *data;
   mpg_dtype dtype;
-  template <class C> __device__ __forceinline__ C at(int64_t i) const { return mpg_load_any<C>(dtype, data, i); }
+  template <class C>
+  __device__ __forceinline__ C at(int64_t i) const {
+    return mpg_load_any<C>(dtype, data, i);
+  }
 };
 
 /* What happens to a sum at the end. */
@@ -34,10 +44,14 @@ struct ending {
   bool root, nan;
 };
 
-template <class C> struct ring { /* the type that wraps around */
+template <class C>
+struct ring { /* the type that wraps around */
   typedef C type;
 };
-template <> struct ring<int64_t> { typedef uint64_t type; };
+template <>
+struct ring<int64_t> {
+  typedef uint64_t type;
+};
 
 template <class C>
 struct combiner {
@@ -80,7 +94,10 @@ MPG_ANYWHERE double highest(double) { return (double)INFINITY; }
 MPG_ANYWHERE int64_t highest(int64_t) { return INT64_MAX; }
 template <class C>
 __device__ __forceinline__ C neutral(int how) {
-  return how == MPG_ADD ? (C)0 : how == MPG_MULTIPLY ? (C)1 : how == MPG_LARGEST ? lowest((C)0) : highest((C)0);
+  return how == MPG_ADD        ? (C)0
+         : how == MPG_MULTIPLY ? (C)1
+         : how == MPG_LARGEST  ? lowest((C)0)
+                               : highest((C)0);
 }
 
 template <class C>
@@ -108,7 +125,8 @@ __global__ void warp_rows_kernel(source_of<T> source, pass p, void *target, endi
   if (row >= p.outer) return; /* the whole warp */
   combiner<C> combine = {p.how};
   C sum = neutral<C>(p.how);
-  for (int64_t i = lane; i < p.count; i += 32) sum = combine(sum, prepared(p.prepare, source.template at<C>(row * p.count + i)));
+  for (int64_t i = lane; i < p.count; i += 32)
+    sum = combine(sum, prepared(p.prepare, source.template at<C>(row * p.count + i)));
   sum = mpg_warp_reduce(sum, combine);
   if (lane == 0) finish(end, target, row, sum);
 }
@@ -121,7 +139,8 @@ __global__ void block_rows_kernel(source_of<T> source, pass p, void *target, end
   combiner<C> combine = {p.how};
   C sum = neutral<C>(p.how);
 #pragma unroll 4
-  for (int64_t i = begin + threadIdx.x; i < stop; i += blockDim.x) sum = combine(sum, prepared(p.prepare, source.template at<C>(row * p.count + i)));
+  for (int64_t i = begin + threadIdx.x; i < stop; i += blockDim.x)
+    sum = combine(sum, prepared(p.prepare, source.template at<C>(row * p.count + i)));
   sum = mpg_block_reduce(sum, neutral<C>(p.how), combine);
   if (threadIdx.x == 0) finish(end, target, item, sum);
 }
@@ -131,39 +150,54 @@ template <class T, class C>
 __global__ void columns_kernel(source_of<T> source, pass p, void *target, ending end) {
   __shared__ C parts[ROWS][COLUMNS];
   int64_t tiles = (p.inner + COLUMNS - 1) / COLUMNS, item = blockIdx.x;
-  int64_t column = item % tiles * COLUMNS + threadIdx.x, chunk = item / tiles % p.chunks, outer = item / tiles / p.chunks;
+  int64_t column = item % tiles * COLUMNS + threadIdx.x, chunk = item / tiles % p.chunks,
+          outer = item / tiles / p.chunks;
   int64_t begin = chunk * p.chunk, stop = begin + p.chunk < p.count ? begin + p.chunk : p.count;
   combiner<C> combine = {p.how};
   C sum = neutral<C>(p.how);
   if (column < p.inner) {
 #pragma unroll 4
     for (int64_t r = begin + threadIdx.y; r < stop; r += ROWS)
-      sum = combine(sum, prepared(p.prepare, source.template at<C>((outer * p.count + r) * p.inner + column)));
+      sum = combine(sum, prepared(p.prepare,
+                                  source.template at<C>((outer * p.count + r) * p.inner + column)));
   }
   parts[threadIdx.y][threadIdx.x] = sum;
   for (int rows = ROWS / 2; rows; rows /= 2) {
     __syncthreads();
-    if ((int)threadIdx.y < rows) parts[threadIdx.y][threadIdx.x] = combine(parts[threadIdx.y][threadIdx.x], parts[threadIdx.y + rows][threadIdx.x]);
+    if ((int)threadIdx.y < rows)
+      parts[threadIdx.y][threadIdx.x] =
+          combine(parts[threadIdx.y][threadIdx.x], parts[threadIdx.y + rows][threadIdx.x]);
   }
-  if (threadIdx.y == 0 && column < p.inner) finish(end, target, (outer * p.chunks + chunk) * p.inner + column, parts[0][threadIdx.x]);
+  if (threadIdx.y == 0 && column < p.inner)
+    finish(end, target, (outer * p.chunks + chunk) * p.inner + column, parts[0][threadIdx.x]);
 }
 
 template <class T, class C>
-mpg_status launch_pass(const mpg_kernel_call *call, source_of<T> source, const pass &p, void *target, const ending &end) {
+mpg_status launch_pass(const mpg_kernel_call *call, source_of<T> source, const pass &p,
+                       void *target, const ending &end) {
   if (p.inner == 1 && p.chunks == 1 && p.count <= WARP_COUNT)
-    return mpg_cuda_launch(call, warp_rows_kernel<T, C>, mpg_cuda_blocks(p.outer, MPG_CUDA_THREADS / 32), MPG_CUDA_THREADS, 0, source, p, target, end);
+    return mpg_cuda_launch(call, warp_rows_kernel<T, C>,
+                           mpg_cuda_blocks(p.outer, MPG_CUDA_THREADS / 32), MPG_CUDA_THREADS, 0,
+                           source, p, target, end);
   if (p.inner == 1)
-    return mpg_cuda_launch(call, block_rows_kernel<T, C>, mpg_cuda_blocks(p.outer * p.chunks, 1), MPG_CUDA_THREADS, 0, source, p, target, end);
+    return mpg_cuda_launch(call, block_rows_kernel<T, C>, mpg_cuda_blocks(p.outer * p.chunks, 1),
+                           MPG_CUDA_THREADS, 0, source, p, target, end);
   int64_t tiles = (p.inner + COLUMNS - 1) / COLUMNS;
-  return mpg_cuda_launch(call, columns_kernel<T, C>, mpg_cuda_blocks(p.outer * p.chunks * tiles, 1), dim3(COLUMNS, ROWS), 0, source, p, target, end);
+  return mpg_cuda_launch(call, columns_kernel<T, C>, mpg_cuda_blocks(p.outer * p.chunks * tiles, 1),
+                         dim3(COLUMNS, ROWS), 0, source, p, target, end);
 }
 
-mpg_status run_pass(const mpg_kernel_call *call, mpg_dtype dtype, const void *source, const pass &p, void *target, const ending &end) {
+mpg_status run_pass(const mpg_kernel_call *call, mpg_dtype dtype, const void *source, const pass &p,
+                    void *target, const ending &end) {
   switch (dtype) {
-    case MPG_FLOAT32: return launch_pass<float, float>(call, {(const float *)source}, p, target, end);
-    case MPG_FLOAT16: return launch_pass<mpg_half, float>(call, {(const mpg_half *)source}, p, target, end);
-    case MPG_BFLOAT16: return launch_pass<mpg_bfloat16, float>(call, {(const mpg_bfloat16 *)source}, p, target, end);
-    case MPG_FLOAT64: return launch_pass<double, double>(call, {(const double *)source}, p, target, end);
+    case MPG_FLOAT32:
+      return launch_pass<float, float>(call, {(const float *)source}, p, target, end);
+    case MPG_FLOAT16:
+      return launch_pass<mpg_half, float>(call, {(const mpg_half *)source}, p, target, end);
+    case MPG_BFLOAT16:
+      return launch_pass<mpg_bfloat16, float>(call, {(const mpg_bfloat16 *)source}, p, target, end);
+    case MPG_FLOAT64:
+      return launch_pass<double, double>(call, {(const double *)source}, p, target, end);
     default: return launch_pass<anything, int64_t>(call, {source, dtype}, p, target, end);
   }
 }
@@ -183,8 +217,11 @@ pass pass_of(const mpg_runs &r, int run) {
   return p;
 }
 
-mpg_status reduce(const mpg_kernel_call *call, const mpg_view *in, const mpg_view *out, const bool *reduced, const mpg_reduction &f) {
-  mpg_dtype dtype = in->desc.dtype, kept = dtype == MPG_FLOAT64 ? MPG_FLOAT64 : mpg_dtype_is_float(dtype) ? MPG_FLOAT32 : MPG_INT64;
+mpg_status reduce(const mpg_kernel_call *call, const mpg_view *in, const mpg_view *out,
+                  const bool *reduced, const mpg_reduction &f) {
+  mpg_dtype dtype = in->desc.dtype, kept = dtype == MPG_FLOAT64        ? MPG_FLOAT64
+                                           : mpg_dtype_is_float(dtype) ? MPG_FLOAT32
+                                                                       : MPG_INT64;
   if (count_of(out) == 0) return MPG_OK;
   mpg_runs r = mpg_runs_of(&in->desc.shape, reduced);
   /* Scratch for what passes hand on, twice, as they go to and fro. */
@@ -208,7 +245,8 @@ mpg_status reduce(const mpg_kernel_call *call, const mpg_view *in, const mpg_vie
     if (!buffers[0]) return MPG_DEVICE_OUT_OF_MEMORY;
     buffers[1] = buffers[0] + size;
   }
-  ending store = {}, end = {true, out->desc.dtype, f.mean ? r.total : 0, f.root, f.mean && r.total == 0 && kept != MPG_INT64};
+  ending store = {}, end = {true, out->desc.dtype, f.mean ? r.total : 0, f.root,
+                            f.mean && r.total == 0 && kept != MPG_INT64};
   const void *source = in->data;
   mpg_prepare prepare = f.prepare;
   int flip = 0;
@@ -219,7 +257,8 @@ mpg_status reduce(const mpg_kernel_call *call, const mpg_view *in, const mpg_vie
     for (;;) {
       bool final = --passes == 0;
       p.prepare = prepare;
-      MPG_TRY(run_pass(call, dtype, source, p, final ? out->data : buffers[flip], final ? end : store));
+      MPG_TRY(
+          run_pass(call, dtype, source, p, final ? out->data : buffers[flip], final ? end : store));
       source = buffers[flip];
       dtype = kept;
       prepare = MPG_PLAIN;
@@ -269,8 +308,10 @@ MPG_CUDA_KERNEL(broadcast) {
   const mpg_view *in = &call->inputs[0], *out = &call->outputs[0];
   mpg_broadcast p = mpg_broadcast_of(&in->desc.shape, &out->desc.shape);
   int64_t count = count_of(out);
-  MPG_CUDA_SIZE(item_of(in), T,
-                return mpg_cuda_launch(call, broadcast_kernel<T>, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0, (const T *)in->data, (T *)out->data, count, p));
+  MPG_CUDA_SIZE(
+      item_of(in), T,
+      return mpg_cuda_launch(call, broadcast_kernel<T>, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0,
+                             (const T *)in->data, (T *)out->data, count, p));
   return MPG_OK;
 }
 

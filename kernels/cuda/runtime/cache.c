@@ -14,7 +14,9 @@ static void free_cache(void *opaque) {
   mpg_free(c);
 }
 
-mpg_status mpg_cuda_cached(mpg_device *device, mpg_cuda_slot slot, mpg_status (*make)(void **contents), void (*release)(void *contents), void **contents) {
+mpg_status mpg_cuda_cached(mpg_device *device, mpg_cuda_slot slot,
+                           mpg_status (*make)(void **contents), void (*release)(void *contents),
+                           void **contents) {
   cache *c = device->kernel_cache;
   if (!c) {
     if (!(c = mpg_calloc(1, sizeof *c))) return mpg_out_of_host_memory(sizeof *c);

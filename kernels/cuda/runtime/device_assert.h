@@ -1,8 +1,9 @@
-/* What a kernel finds wrong with its inputs when it runs: an error of the call, told to whoever waits for the results (device/gpu.h). The work goes on
- * meanwhile, so a kernel that raises an alarm makes results of some kind nevertheless, and touches nothing it must not.
+/* What a kernel finds wrong with its inputs when it runs: an error of the call, told to whoever
+ * waits for the results (device/gpu.h). The work goes on meanwhile, so a kernel that raises an
+ * alarm makes results of some kind nevertheless, and touches nothing it must not.
  *
- * One kernel of one thread decides and raises. It comes behind those that look: they leave the smallest number of what is wrong in a word that
- * begins as MPG_CUDA_NONE.
+ * One kernel of one thread decides and raises. It comes behind those that look: they leave the
+ * smallest number of what is wrong in a word that begins as MPG_CUDA_NONE.
  */
 #ifndef KERNELS_CUDA_RUNTIME_DEVICE_ASSERT_H
 #define KERNELS_CUDA_RUNTIME_DEVICE_ASSERT_H
@@ -30,7 +31,8 @@ struct mpg_cuda_alarm {
 };
 
 /* `format`: a constant, as of mpg_fail, for the op's name (%s) and up to four numbers (%lld). */
-static inline mpg_status mpg_cuda_alarm_make(const mpg_kernel_call *call, mpg_status status, const char *format, mpg_cuda_alarm *alarm) {
+static inline mpg_status mpg_cuda_alarm_make(const mpg_kernel_call *call, mpg_status status,
+                                             const char *format, mpg_cuda_alarm *alarm) {
   _Atomic(uint32_t) *raised;
   MPG_TRY(mpg_cuda_services->check(call->device, &alarm->report, &raised));
   alarm->raised = (volatile uint32_t *)raised;
@@ -40,8 +42,10 @@ static inline mpg_status mpg_cuda_alarm_make(const mpg_kernel_call *call, mpg_st
 }
 
 /* `word`: where kernels will say what is wrong. */
-static inline mpg_status mpg_cuda_nothing_wrong(const mpg_kernel_call *call, unsigned long long *word) {
-  return mpg_cuda_check(cudaMemsetAsync(word, 0xff, sizeof *word, (cudaStream_t)call->stream), "cudaMemsetAsync");
+static inline mpg_status mpg_cuda_nothing_wrong(const mpg_kernel_call *call,
+                                                unsigned long long *word) {
+  return mpg_cuda_check(cudaMemsetAsync(word, 0xff, sizeof *word, (cudaStream_t)call->stream),
+                        "cudaMemsetAsync");
 }
 
 #endif

@@ -1,7 +1,7 @@
 /* The driver of GPUs (device/gpu.h) over the CUDA runtime.
  *
- * A device is a card, or a share of one: with MPGLUON_GPU_LOGICAL=n there are n devices, device i on card i mod cards, each with streams
- * and a memory pool of its own.
+ * A device is a card, or a share of one: with MPGLUON_GPU_LOGICAL=n there are n devices, device i
+ * on card i mod cards, each with streams and a memory pool of its own.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,11 +18,11 @@ struct mpg_gpu {
   cudaStream_t capturing; /* never runs: what is put onto it becomes a graph */
   bool captures;          /* it is doing so; by whoever issues */
   mpg_staging *staging;
-  cudaEvent_t arrived;    /* behind the latest copy from the host */
+  cudaEvent_t arrived;              /* behind the latest copy from the host */
   cudaStream_t allocating, freeing; /* memory comes and goes beside the work */
   cudaMemPool_t pool;
   cudaEvent_t events[MPG_GPU_EVENTS];
-  cudaEvent_t issued; /* scratch for ordering frees; by whoever issues */
+  cudaEvent_t issued;           /* scratch for ordering frees; by whoever issues */
   unsigned long long completed; /* where the card sees `completed` */
   mpg_gpu_reports *reports;
   mpg_random_key *keys; /* NULL: not asked for yet; by whoever issues */
@@ -30,7 +30,8 @@ struct mpg_gpu {
 };
 
 /* cuStreamWriteValue64, of the driver itself. */
-typedef int (*write_value_fn)(cudaStream_t stream, unsigned long long address, uint64_t value, unsigned flags);
+typedef int (*write_value_fn)(cudaStream_t stream, unsigned long long address, uint64_t value,
+                              unsigned flags);
 
 static struct { /* constant once counted; host lock before */
   int cards, devices;
@@ -48,25 +49,33 @@ static void look_for_cards(void) {
     cudaDriverGetVersion(&version);
     cudaGetLastError();
     if (!version)
-      snprintf(cuda_state.reason, sizeof cuda_state.reason, "there is no NVIDIA driver (libcuda.so.1)");
+      snprintf(cuda_state.reason, sizeof cuda_state.reason,
+               "there is no NVIDIA driver (libcuda.so.1)");
     else if (error == cudaErrorInsufficientDriver)
-      snprintf(cuda_state.reason, sizeof cuda_state.reason, "the NVIDIA driver is for CUDA %d.%d, older than CUDA %d.%d that mpgluon was built with: update it",
-               version / 1000, version % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
+      snprintf(cuda_state.reason, sizeof cuda_state.reason,
+               "the NVIDIA driver is for CUDA %d.%d, older than CUDA %d.%d that mpgluon was built "
+               "with: update it",
+               version / 1000, version % 1000 / 10, CUDART_VERSION / 1000,
+               CUDART_VERSION % 1000 / 10);
     else
-      snprintf(cuda_state.reason, sizeof cuda_state.reason, "the NVIDIA driver finds no GPU (%s)", cudaGetErrorString(error));
+      snprintf(cuda_state.reason, sizeof cuda_state.reason, "the NVIDIA driver finds no GPU (%s)",
+               cudaGetErrorString(error));
     return;
   }
   void *function = NULL;
   enum cudaDriverEntryPointQueryResult result;
 #if CUDART_VERSION >= 12050
-  error = cudaGetDriverEntryPointByVersion("cuStreamWriteValue64", &function, 12000, cudaEnableDefault, &result);
+  error = cudaGetDriverEntryPointByVersion("cuStreamWriteValue64", &function, 12000,
+                                           cudaEnableDefault, &result);
 #else
   error = cudaGetDriverEntryPoint("cuStreamWriteValue64", &function, cudaEnableDefault, &result);
 #endif
   cuda_state.write_value = (write_value_fn)(uintptr_t)function;
   if (error != cudaSuccess || !function) {
     cudaGetLastError();
-    snprintf(cuda_state.reason, sizeof cuda_state.reason, "the NVIDIA driver has no stream memory operations (CUDA 12 or newer has them): update it");
+    snprintf(
+        cuda_state.reason, sizeof cuda_state.reason,
+        "the NVIDIA driver has no stream memory operations (CUDA 12 or newer has them): update it");
     return;
   }
   const char *logical = getenv("MPGLUON_GPU_LOGICAL");
@@ -82,15 +91,19 @@ static int driver_count(const char **reason) {
 }
 
 static mpg_status make_streams(mpg_gpu *gpu) {
-  cudaStream_t *const streams[] = {&gpu->compute, &gpu->to_host, &gpu->from_host, &gpu->allocating, &gpu->freeing, &gpu->capturing};
-  for (size_t i = 0; i < sizeof streams / sizeof *streams; i++) MPG_CUDA_TRY(cudaStreamCreateWithFlags(streams[i], cudaStreamNonBlocking));
-  for (int i = 0; i < MPG_GPU_EVENTS; i++) MPG_CUDA_TRY(cudaEventCreateWithFlags(&gpu->events[i], cudaEventDisableTiming));
+  cudaStream_t *const streams[] = {&gpu->compute,    &gpu->to_host, &gpu->from_host,
+                                   &gpu->allocating, &gpu->freeing, &gpu->capturing};
+  for (size_t i = 0; i < sizeof streams / sizeof *streams; i++)
+    MPG_CUDA_TRY(cudaStreamCreateWithFlags(streams[i], cudaStreamNonBlocking));
+  for (int i = 0; i < MPG_GPU_EVENTS; i++)
+    MPG_CUDA_TRY(cudaEventCreateWithFlags(&gpu->events[i], cudaEventDisableTiming));
   MPG_CUDA_TRY(cudaEventCreateWithFlags(&gpu->issued, cudaEventDisableTiming));
   MPG_CUDA_TRY(cudaEventCreateWithFlags(&gpu->arrived, cudaEventDisableTiming));
   return mpg_staging_open(&gpu->staging);
 }
 
-/* A pool that keeps what it has, and that the other cards may read and write where the hardware can. */
+/* A pool that keeps what it has, and that the other cards may read and write where the hardware
+ * can. */
 static mpg_status make_pool(mpg_gpu *gpu) {
   struct cudaMemPoolProps properties;
   memset(&properties, 0, sizeof properties);
@@ -102,8 +115,10 @@ static mpg_status make_pool(mpg_gpu *gpu) {
   MPG_CUDA_TRY(cudaMemPoolSetAttribute(gpu->pool, cudaMemPoolAttrReleaseThreshold, &keep));
   for (int peer = 0; peer < cuda_state.cards; peer++) {
     int can = 0;
-    if (peer == gpu->card || cudaDeviceCanAccessPeer(&can, peer, gpu->card) != cudaSuccess || !can) continue;
-    struct cudaMemAccessDesc access = {.location = {.type = cudaMemLocationTypeDevice}, .flags = cudaMemAccessFlagsProtReadWrite};
+    if (peer == gpu->card || cudaDeviceCanAccessPeer(&can, peer, gpu->card) != cudaSuccess || !can)
+      continue;
+    struct cudaMemAccessDesc access = {.location = {.type = cudaMemLocationTypeDevice},
+                                       .flags = cudaMemAccessFlagsProtReadWrite};
     access.location.id = peer; /* within a union from CUDA 13.1 on */
     MPG_CUDA_TRY(cudaMemPoolSetAccess(gpu->pool, &access, 1));
   }
@@ -119,13 +134,19 @@ static mpg_status driver_open(int index, _Atomic(mpg_tick) *completed, mpg_gpu *
   void *mapped, *page = (void *)((uintptr_t)completed & ~(uintptr_t)4095);
   bool registered = false;
   MPG_GOTO(mpg_cuda_check(cudaSetDevice(gpu->card), "cudaSetDevice"));
-  MPG_GOTO(mpg_cuda_check(cudaGetDeviceProperties(&properties, gpu->card), "cudaGetDeviceProperties"));
-  snprintf(gpu->description, sizeof gpu->description, "%s (compute capability %d.%d)", properties.name, properties.major, properties.minor);
-  MPG_GOTO(mpg_cuda_check(cudaHostRegister(page, 4096, cudaHostRegisterMapped | cudaHostRegisterPortable), "cudaHostRegister"));
+  MPG_GOTO(
+      mpg_cuda_check(cudaGetDeviceProperties(&properties, gpu->card), "cudaGetDeviceProperties"));
+  snprintf(gpu->description, sizeof gpu->description, "%s (compute capability %d.%d)",
+           properties.name, properties.major, properties.minor);
+  MPG_GOTO(mpg_cuda_check(
+      cudaHostRegister(page, 4096, cudaHostRegisterMapped | cudaHostRegisterPortable),
+      "cudaHostRegister"));
   registered = true;
   MPG_GOTO(mpg_cuda_check(cudaHostGetDevicePointer(&mapped, page, 0), "cudaHostGetDevicePointer"));
   gpu->completed = (unsigned long long)(uintptr_t)mapped + ((uintptr_t)completed & 4095);
-  MPG_GOTO(mpg_cuda_check(cudaHostAlloc((void **)&gpu->reports, sizeof *gpu->reports, cudaHostAllocMapped | cudaHostAllocPortable), "cudaHostAlloc"));
+  MPG_GOTO(mpg_cuda_check(cudaHostAlloc((void **)&gpu->reports, sizeof *gpu->reports,
+                                        cudaHostAllocMapped | cudaHostAllocPortable),
+                          "cudaHostAlloc"));
   memset(gpu->reports, 0, sizeof *gpu->reports);
   MPG_GOTO(make_streams(gpu));
   MPG_GOTO(make_pool(gpu));
@@ -133,7 +154,9 @@ static mpg_status driver_open(int index, _Atomic(mpg_tick) *completed, mpg_gpu *
   *result = gpu;
   return MPG_OK;
 fail:
-  if (registered) cudaHostUnregister(page); /* its memory may serve the next try; streams and the like go with the process */
+  if (registered)
+    cudaHostUnregister(
+        page); /* its memory may serve the next try; streams and the like go with the process */
   mpg_free(gpu);
   return status;
 }
@@ -151,7 +174,10 @@ static mpg_status driver_collectives(const int *indices, int count) {
   for (int i = 0; i < count; i++)
     for (int k = 0; k < i; k++)
       if (indices[i] % cards == indices[k] % cards)
-        return mpg_fail(MPG_NOT_IMPLEMENTED, "gpu(%d) and gpu(%d) are on one card; NCCL takes part with each card once. transport='local' has no such limit", indices[k], indices[i]);
+        return mpg_fail(MPG_NOT_IMPLEMENTED,
+                        "gpu(%d) and gpu(%d) are on one card; NCCL takes part with each card once. "
+                        "transport='local' has no such limit",
+                        indices[k], indices[i]);
   return mpg_nccl_find();
 }
 
@@ -191,27 +217,32 @@ static mpg_status driver_allocate(mpg_gpu *gpu, size_t size, void **memory) {
 }
 
 static void driver_free(mpg_gpu *gpu, void *memory, bool after) {
-  if (after && cudaEventRecord(gpu->issued, gpu->compute) == cudaSuccess) cudaStreamWaitEvent(gpu->freeing, gpu->issued, 0);
+  if (after && cudaEventRecord(gpu->issued, gpu->compute) == cudaSuccess)
+    cudaStreamWaitEvent(gpu->freeing, gpu->issued, 0);
   cudaFreeAsync(memory, gpu->freeing);
   cudaGetLastError(); /* of a lost device; others have been told */
 }
 
 static mpg_status driver_publish(mpg_gpu *gpu, mpg_tick tick) {
   int error = cuda_state.write_value(gpu->compute, gpu->completed, tick, 0);
-  return error ? mpg_fail(MPG_ERROR, "cuStreamWriteValue64 failed: %s", cudaGetErrorString((cudaError_t)error)) : MPG_OK;
+  return error ? mpg_fail(MPG_ERROR, "cuStreamWriteValue64 failed: %s",
+                          cudaGetErrorString((cudaError_t)error))
+               : MPG_OK;
 }
 
 static mpg_status driver_record(mpg_gpu *gpu, int event) {
   int card;
   MPG_CUDA_TRY(cudaGetDevice(&card));
   if (card != gpu->card) MPG_CUDA_TRY(cudaSetDevice(gpu->card));
-  mpg_status status = mpg_cuda_check(cudaEventRecord(gpu->events[event], gpu->compute), "cudaEventRecord");
+  mpg_status status =
+      mpg_cuda_check(cudaEventRecord(gpu->events[event], gpu->compute), "cudaEventRecord");
   if (card != gpu->card) cudaSetDevice(card);
   return status;
 }
 
 static mpg_status driver_wait(mpg_gpu *waiting, mpg_gpu *gpu, int event) {
-  return mpg_cuda_check(cudaStreamWaitEvent(waiting->compute, gpu->events[event], 0), "cudaStreamWaitEvent");
+  return mpg_cuda_check(cudaStreamWaitEvent(waiting->compute, gpu->events[event], 0),
+                        "cudaStreamWaitEvent");
 }
 
 static mpg_status driver_check(mpg_gpu *gpu) {
@@ -238,13 +269,17 @@ static mpg_status driver_copy_from_host(mpg_gpu *gpu, void *memory, const void *
   return mpg_cuda_check(cudaStreamWaitEvent(gpu->compute, gpu->arrived, 0), "cudaStreamWaitEvent");
 }
 
-static mpg_status driver_copy(mpg_gpu *gpu, mpg_gpu *to, void *target, mpg_gpu *from, const void *source, size_t size) {
+static mpg_status driver_copy(mpg_gpu *gpu, mpg_gpu *to, void *target, mpg_gpu *from,
+                              const void *source, size_t size) {
   cudaStream_t stream = gpu->captures ? gpu->capturing : gpu->compute;
   if (!to) return mpg_staging_push(gpu->staging, stream, target, source, size);
   if (!from) return mpg_staging_pull(gpu->staging, stream, target, source, size);
   if (from != gpu && !gpu->captures) MPG_CUDA_TRY(cudaStreamWaitEvent(stream, from->arrived, 0));
-  if (to->card != from->card) return mpg_cuda_check(cudaMemcpyPeerAsync(target, to->card, source, from->card, size, stream), "a copy between devices");
-  return mpg_cuda_check(cudaMemcpyAsync(target, source, size, cudaMemcpyDeviceToDevice, stream), "a copy between devices");
+  if (to->card != from->card)
+    return mpg_cuda_check(cudaMemcpyPeerAsync(target, to->card, source, from->card, size, stream),
+                          "a copy between devices");
+  return mpg_cuda_check(cudaMemcpyAsync(target, source, size, cudaMemcpyDeviceToDevice, stream),
+                        "a copy between devices");
 }
 
 static mpg_status driver_memory(mpg_gpu *gpu, size_t *free_bytes, size_t *total) {
@@ -252,7 +287,7 @@ static mpg_status driver_memory(mpg_gpu *gpu, size_t *free_bytes, size_t *total)
   return mpg_cuda_check(cudaMemGetInfo(free_bytes, total), "cudaMemGetInfo");
 }
 
-/* --- Captures ---------------------------------------------------------------------------------------------------------------- */
+/* --- Captures --------------------------------------------------------------------------------- */
 
 static mpg_status driver_capture_begin(mpg_gpu *gpu, void **stream) {
   MPG_CUDA_TRY(cudaStreamBeginCapture(gpu->capturing, cudaStreamCaptureModeRelaxed));
@@ -272,12 +307,14 @@ static mpg_status driver_capture_end(mpg_gpu *gpu, bool keep, void **capture) {
   }
   cudaGraphExec_t exec = *capture;
   cudaGraphExecUpdateResultInfo info;
-  if (exec && cudaGraphExecUpdate(exec, graph, &info) != cudaSuccess) { /* not the same kernels: made anew */
+  if (exec && cudaGraphExecUpdate(exec, graph, &info) !=
+                  cudaSuccess) { /* not the same kernels: made anew */
     cudaGetLastError();
     cudaGraphExecDestroy(exec);
     *capture = exec = NULL;
   }
-  mpg_status status = exec ? MPG_OK : mpg_cuda_check(cudaGraphInstantiate(&exec, graph, 0), "cudaGraphInstantiate");
+  mpg_status status =
+      exec ? MPG_OK : mpg_cuda_check(cudaGraphInstantiate(&exec, graph, 0), "cudaGraphInstantiate");
   cudaGraphDestroy(graph);
   if (status == MPG_OK) *capture = exec;
   return status;
@@ -293,11 +330,14 @@ static void driver_capture_free(void *capture) {
 }
 
 static mpg_status driver_keys(mpg_gpu *gpu, mpg_random_key **keys) {
-  if (!gpu->keys) MPG_TRY(driver_allocate(gpu, MPG_CAPTURE_KEYS * sizeof *gpu->keys, (void **)&gpu->keys));
+  if (!gpu->keys)
+    MPG_TRY(driver_allocate(gpu, MPG_CAPTURE_KEYS * sizeof *gpu->keys, (void **)&gpu->keys));
   *keys = gpu->keys;
   return MPG_OK;
 }
-static mpg_status driver_write_keys(mpg_gpu *gpu, const mpg_random_key *keys, int count) { return mpg_cuda_write_keys(gpu->compute, keys, count, gpu->keys); }
+static mpg_status driver_write_keys(mpg_gpu *gpu, const mpg_random_key *keys, int count) {
+  return mpg_cuda_write_keys(gpu->compute, keys, count, gpu->keys);
+}
 
 static const char *driver_describe(mpg_gpu *gpu) { return gpu->description; }
 

@@ -1,7 +1,8 @@
-/* Plans by signature: what a kernel prepares once for a kind of call (descriptors, an algorithm) and keeps, the MPG_PLANS used last. Belongs to
- * what it lies in; by the device's worker.
+/* Plans by signature: what a kernel prepares once for a kind of call (descriptors, an algorithm)
+ * and keeps, the MPG_PLANS used last. Belongs to what it lies in; by the device's worker.
  *
- * A Plan has a signature `key`, compared as bytes (no padding, a multiple of 8), and three links: next, newer, older. It is made by mpg_calloc.
+ * A Plan has a signature `key`, compared as bytes (no padding, a multiple of 8), and three links:
+ * next, newer, older. It is made by mpg_calloc.
  */
 #ifndef KERNELS_CUDA_RUNTIME_PLANS_H
 #define KERNELS_CUDA_RUNTIME_PLANS_H
@@ -57,9 +58,11 @@ static void mpg_plans_clear(mpg_plans<Plan> *all, Destroy destroy) {
   }
 }
 
-/* *found: the plan of `key`. build(plan) fills a new one, whose key is set; where that fails it is destroyed. */
+/* *found: the plan of `key`. build(plan) fills a new one, whose key is set; where that fails it is
+ * destroyed. */
 template <class Plan, class Key, class Build, class Destroy>
-static mpg_status mpg_plans_find(mpg_plans<Plan> *all, const Key &key, Build build, Destroy destroy, Plan **found) {
+static mpg_status mpg_plans_find(mpg_plans<Plan> *all, const Key &key, Build build, Destroy destroy,
+                                 Plan **found) {
   Plan **place = &all->table[mpg_plan_hash(key) % MPG_PLAN_PLACES], *p;
   for (p = *place; p; p = p->next)
     if (!memcmp(&p->key, &key, sizeof key)) break;

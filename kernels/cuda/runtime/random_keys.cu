@@ -1,5 +1,7 @@
-/* Random keys in the card's memory: of ops that draw the same again backward, and of captured work, whose arguments are those of the capture while its keys are new in
- * each call. They come as arguments of a kernel, which are copied at the launch: no pinned memory to be kept until the card has read it, and no waiting. */
+/* Random keys in the card's memory: of ops that draw the same again backward, and of captured work,
+ * whose arguments are those of the capture while its keys are new in each call. They come as
+ * arguments of a kernel, which are copied at the launch: no pinned memory to be kept until the card
+ * has read it, and no waiting. */
 #include "kernels/cuda/cuda.h"
 
 namespace {
@@ -14,12 +16,14 @@ __global__ void write_keys_kernel(some_keys keys, int count, mpg_random_key *to)
 __global__ void write_key_kernel(mpg_cuda_key from, uint64_t *out) {
   mpg_random_key key = from.read();
   if (threadIdx.x) return;
-  out[0] = key.seed, out[1] = key.call, out[2] = key.position, out[3] = key.run, out[4] = key.stride;
+  out[0] = key.seed, out[1] = key.call, out[2] = key.position, out[3] = key.run,
+  out[4] = key.stride;
 }
 
 } // namespace
 
-extern "C" mpg_status mpg_cuda_write_keys(cudaStream_t stream, const mpg_random_key *keys, int count, mpg_random_key *to) {
+extern "C" mpg_status mpg_cuda_write_keys(cudaStream_t stream, const mpg_random_key *keys,
+                                          int count, mpg_random_key *to) {
   some_keys all = {};
   for (int i = 0; i < count; i++) all.list[i] = keys[i];
   mpg_kernel_call call = {};
@@ -27,4 +31,6 @@ extern "C" mpg_status mpg_cuda_write_keys(cudaStream_t stream, const mpg_random_
   return mpg_cuda_launch(&call, write_keys_kernel, 1, MPG_CAPTURE_KEYS, 0, all, count, to);
 }
 
-mpg_status mpg_cuda_write_key(const mpg_kernel_call *call, uint64_t *out) { return mpg_cuda_launch(call, write_key_kernel, 1, 32, 0, mpg_cuda_key_of(call), out); }
+mpg_status mpg_cuda_write_key(const mpg_kernel_call *call, uint64_t *out) {
+  return mpg_cuda_launch(call, write_key_kernel, 1, 32, 0, mpg_cuda_key_of(call), out);
+}

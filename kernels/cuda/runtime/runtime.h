@@ -11,8 +11,10 @@ extern const mpg_gpu_driver mpg_cuda_driver;
 
 /* The card of an open device; and the event behind the latest copy from the host to it. */
 mpg_status mpg_cuda_device_card(int index, int *card, cudaEvent_t *arrived);
-/* Behind what was issued to `stream`, the first `count` of `to`, in a device's memory, become `keys`, at most MPG_CAPTURE_KEYS. In random_keys.cu. */
-mpg_status mpg_cuda_write_keys(cudaStream_t stream, const mpg_random_key *keys, int count, mpg_random_key *to);
+/* Behind what was issued to `stream`, the first `count` of `to`, in a device's memory, become
+ * `keys`, at most MPG_CAPTURE_KEYS. In random_keys.cu. */
+mpg_status mpg_cuda_write_keys(cudaStream_t stream, const mpg_random_key *keys, int count,
+                               mpg_random_key *to);
 /* MPG_OK, or MPG_ERROR with "<what> failed: <CUDA's text>". */
 mpg_status mpg_cuda_check(cudaError_t error, const char *what);
 #define MPG_CUDA_TRY(call) MPG_TRY(mpg_cuda_check((call), #call))

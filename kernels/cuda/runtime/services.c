@@ -1,4 +1,5 @@
-/* The functions of the core that this library calls, by the services it was given; and what it exports. */
+/* The functions of the core that this library calls, by the services it was given; and what it
+ * exports. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,23 +24,29 @@ void mpg_assert_failed(const char *condition, const char *file, int line) {
   abort();
 }
 
-void *mpg_device_scratch_slot(mpg_device *device, mpg_scratch_slot slot, size_t size) { return mpg_cuda_services->scratch(device, slot, size); }
+void *mpg_device_scratch_slot(mpg_device *device, mpg_scratch_slot slot, size_t size) {
+  return mpg_cuda_services->scratch(device, slot, size);
+}
 
 mpg_status mpg_cuda_check(cudaError_t error, const char *what) {
   if (error == cudaSuccess) return MPG_OK;
   cudaGetLastError(); /* said here, and by nobody later */
-  return mpg_fail(error == cudaErrorMemoryAllocation ? MPG_DEVICE_OUT_OF_MEMORY : MPG_ERROR, "%.*s failed: %s", (int)strcspn(what, "("), what,
-                  cudaGetErrorString(error));
+  return mpg_fail(error == cudaErrorMemoryAllocation ? MPG_DEVICE_OUT_OF_MEMORY : MPG_ERROR,
+                  "%.*s failed: %s", (int)strcspn(what, "("), what, cudaGetErrorString(error));
 }
 
 extern const mpg_kernel_fn mpg_cuda_table[MPG_OP_COUNT];
 mpg_status mpg_cuda_fused(const mpg_kernel_call *call); /* fused.cu */
 bool mpg_cuda_fuses(const mpg_op *op, const void *params, const mpg_dtype *dtypes, int count);
 
-__attribute__((visibility("default"))) const mpg_gpu_library *mpg_gpu_library_open(const mpg_gpu_services *services) {
+__attribute__((visibility("default"))) const mpg_gpu_library *mpg_gpu_library_open(
+    const mpg_gpu_services *services) {
   static mpg_gpu_library library;
   mpg_cuda_services = services;
-  library = (mpg_gpu_library){.stamp = mpg_kernel_stamp(), .driver = &mpg_cuda_driver, .kernels = mpg_cuda_table,
-                              .fused = (void (*)(void))mpg_cuda_fused, .fuses = (void (*)(void))mpg_cuda_fuses};
+  library = (mpg_gpu_library){.stamp = mpg_kernel_stamp(),
+                              .driver = &mpg_cuda_driver,
+                              .kernels = mpg_cuda_table,
+                              .fused = (void (*)(void))mpg_cuda_fused,
+                              .fuses = (void (*)(void))mpg_cuda_fuses};
   return &library;
 }

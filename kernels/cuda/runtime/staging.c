@@ -31,7 +31,8 @@ mpg_status mpg_staging_open(mpg_staging **result) {
   mpg_staging *staging = mpg_calloc(1, sizeof *staging);
   if (!staging) return mpg_out_of_host_memory(sizeof *staging);
   ring *const rings[] = {&staging->reads, &staging->writes, &staging->pushes, &staging->pulls};
-  for (size_t i = 0; i < sizeof rings / sizeof *rings; i++) pthread_mutex_init(&rings[i]->mutex, NULL);
+  for (size_t i = 0; i < sizeof rings / sizeof *rings; i++)
+    pthread_mutex_init(&rings[i]->mutex, NULL);
   *result = staging;
   return MPG_OK;
 }
@@ -46,7 +47,8 @@ static bool ready(ring *r) {
     return false;
   }
   for (int i = 0; i < SLOTS; i++) {
-    if (cudaEventCreateWithFlags(&r->slots[i].used, cudaEventDisableTiming) == cudaSuccess) continue;
+    if (cudaEventCreateWithFlags(&r->slots[i].used, cudaEventDisableTiming) == cudaSuccess)
+      continue;
     cudaGetLastError();
     while (i--) cudaEventDestroy(r->slots[i].used);
     cudaFreeHost(pinned);
@@ -56,7 +58,9 @@ static bool ready(ring *r) {
   return true;
 }
 
-static size_t chunk_at(size_t offset, size_t size) { return size - offset < CHUNK ? size - offset : CHUNK; }
+static size_t chunk_at(size_t offset, size_t size) {
+  return size - offset < CHUNK ? size - offset : CHUNK;
+}
 
 /* The next slot, once it is free. */
 static mpg_status take(ring *r, slot **taken, char **pinned) {
@@ -66,7 +70,8 @@ static mpg_status take(ring *r, slot **taken, char **pinned) {
   return mpg_cuda_check(cudaEventSynchronize(r->slots[i].used), "a copy between device and host");
 }
 
-static mpg_status read_chunks(ring *r, cudaStream_t stream, char *host, const char *memory, size_t size) {
+static mpg_status read_chunks(ring *r, cudaStream_t stream, char *host, const char *memory,
+                              size_t size) {
   size_t asked = 0, got = 0;
   while (got < size) {
     while (asked < size && asked - got <= (size_t)CHUNK * (SLOTS - 1)) {
@@ -74,7 +79,9 @@ static mpg_status read_chunks(ring *r, cudaStream_t stream, char *host, const ch
       char *pinned;
       size_t chunk = chunk_at(asked, size);
       MPG_TRY(take(r, &s, &pinned));
-      MPG_TRY(mpg_cuda_check(cudaMemcpyAsync(pinned, memory + asked, chunk, cudaMemcpyDeviceToHost, stream), "a copy to the host"));
+      MPG_TRY(mpg_cuda_check(
+          cudaMemcpyAsync(pinned, memory + asked, chunk, cudaMemcpyDeviceToHost, stream),
+          "a copy to the host"));
       MPG_TRY(mpg_cuda_check(cudaEventRecord(s->used, stream), "a copy to the host"));
       asked += chunk;
     }
@@ -88,45 +95,58 @@ static mpg_status read_chunks(ring *r, cudaStream_t stream, char *host, const ch
   return MPG_OK;
 }
 
-mpg_status mpg_staging_read(mpg_staging *staging, cudaStream_t stream, void *host, const void *memory, size_t size) {
+mpg_status mpg_staging_read(mpg_staging *staging, cudaStream_t stream, void *host,
+                            const void *memory, size_t size) {
   ring *r = &staging->reads;
   pthread_mutex_lock(&r->mutex);
   bool staged = ready(r);
-  mpg_status status = staged ? read_chunks(r, stream, host, memory, size)
-                             : mpg_cuda_check(cudaMemcpyAsync(host, memory, size, cudaMemcpyDeviceToHost, stream), "a copy to the host");
+  mpg_status status =
+      staged ? read_chunks(r, stream, host, memory, size)
+             : mpg_cuda_check(cudaMemcpyAsync(host, memory, size, cudaMemcpyDeviceToHost, stream),
+                              "a copy to the host");
   pthread_mutex_unlock(&r->mutex);
-  if (status == MPG_OK && !staged) status = mpg_cuda_check(cudaStreamSynchronize(stream), "a copy to the host");
+  if (status == MPG_OK && !staged)
+    status = mpg_cuda_check(cudaStreamSynchronize(stream), "a copy to the host");
   return status;
 }
 
-static mpg_status write_chunks(ring *r, cudaStream_t stream, char *memory, const char *host, size_t size) {
+static mpg_status write_chunks(ring *r, cudaStream_t stream, char *memory, const char *host,
+                               size_t size) {
   for (size_t at = 0; at < size; at += CHUNK) {
     slot *s;
     char *pinned;
     size_t chunk = chunk_at(at, size);
     MPG_TRY(take(r, &s, &pinned));
     memcpy(pinned, host + at, chunk);
-    MPG_TRY(mpg_cuda_check(cudaMemcpyAsync(memory + at, pinned, chunk, cudaMemcpyHostToDevice, stream), "a copy from the host"));
+    MPG_TRY(
+        mpg_cuda_check(cudaMemcpyAsync(memory + at, pinned, chunk, cudaMemcpyHostToDevice, stream),
+                       "a copy from the host"));
     MPG_TRY(mpg_cuda_check(cudaEventRecord(s->used, stream), "a copy from the host"));
   }
   return MPG_OK;
 }
 
-static mpg_status write_through(ring *r, cudaStream_t stream, void *memory, const void *host, size_t size) {
+static mpg_status write_through(ring *r, cudaStream_t stream, void *memory, const void *host,
+                                size_t size) {
   pthread_mutex_lock(&r->mutex);
   bool staged = ready(r);
-  mpg_status status = staged ? write_chunks(r, stream, memory, host, size)
-                             : mpg_cuda_check(cudaMemcpyAsync(memory, host, size, cudaMemcpyHostToDevice, stream), "a copy from the host");
+  mpg_status status =
+      staged ? write_chunks(r, stream, memory, host, size)
+             : mpg_cuda_check(cudaMemcpyAsync(memory, host, size, cudaMemcpyHostToDevice, stream),
+                              "a copy from the host");
   pthread_mutex_unlock(&r->mutex);
-  if (status == MPG_OK && !staged) status = mpg_cuda_check(cudaStreamSynchronize(stream), "a copy from the host");
+  if (status == MPG_OK && !staged)
+    status = mpg_cuda_check(cudaStreamSynchronize(stream), "a copy from the host");
   return status;
 }
 
-mpg_status mpg_staging_write(mpg_staging *staging, cudaStream_t stream, void *memory, const void *host, size_t size) {
+mpg_status mpg_staging_write(mpg_staging *staging, cudaStream_t stream, void *memory,
+                             const void *host, size_t size) {
   return write_through(&staging->writes, stream, memory, host, size);
 }
 
-mpg_status mpg_staging_pull(mpg_staging *staging, cudaStream_t stream, void *memory, const void *host, size_t size) {
+mpg_status mpg_staging_pull(mpg_staging *staging, cudaStream_t stream, void *memory,
+                            const void *host, size_t size) {
   return write_through(&staging->pulls, stream, memory, host, size);
 }
 
@@ -135,9 +155,12 @@ static void put_in_place(void *data) {
   memcpy(s->to, s->from, s->size);
 }
 
-mpg_status mpg_staging_push(mpg_staging *staging, cudaStream_t stream, void *host, const void *memory, size_t size) {
+mpg_status mpg_staging_push(mpg_staging *staging, cudaStream_t stream, void *host,
+                            const void *memory, size_t size) {
   ring *r = &staging->pushes;
-  if (!ready(r)) return mpg_cuda_check(cudaMemcpyAsync(host, memory, size, cudaMemcpyDeviceToHost, stream), "a copy to the host");
+  if (!ready(r))
+    return mpg_cuda_check(cudaMemcpyAsync(host, memory, size, cudaMemcpyDeviceToHost, stream),
+                          "a copy to the host");
   for (size_t at = 0; at < size; at += CHUNK) {
     slot *s;
     char *pinned;
@@ -145,7 +168,9 @@ mpg_status mpg_staging_push(mpg_staging *staging, cudaStream_t stream, void *hos
     s->to = (char *)host + at;
     s->from = pinned;
     s->size = chunk_at(at, size);
-    MPG_TRY(mpg_cuda_check(cudaMemcpyAsync(pinned, (const char *)memory + at, s->size, cudaMemcpyDeviceToHost, stream), "a copy to the host"));
+    MPG_TRY(mpg_cuda_check(
+        cudaMemcpyAsync(pinned, (const char *)memory + at, s->size, cudaMemcpyDeviceToHost, stream),
+        "a copy to the host"));
     MPG_TRY(mpg_cuda_check(cudaLaunchHostFunc(stream, put_in_place, s), "a copy to the host"));
     MPG_TRY(mpg_cuda_check(cudaEventRecord(s->used, stream), "a copy to the host"));
   }

@@ -1,8 +1,9 @@
-/* What is called of cuDNN 9: its types, constants and functions, as its stable interface has them. Convolutions go through the graph interface:
- * descriptors of tensors, operations, a plan.
+/* What is called of cuDNN 9: its types, constants and functions, as its stable interface has them.
+ * Convolutions go through the graph interface: descriptors of tensors, operations, a plan.
  *
- * Nothing here is linked; kernels/cuda/vendor/library.h opens the library. With MPG_CUDNN_REAL NVIDIA's own header takes the place of the types:
- * tests/hostcuda/check_cudnn.c compiles the rest against it.
+ * Nothing here is linked; kernels/cuda/vendor/library.h opens the library. With MPG_CUDNN_REAL
+ * NVIDIA's own header takes the place of the types: tests/hostcuda/check_cudnn.c compiles the rest
+ * against it.
  */
 #ifndef KERNELS_CUDA_VENDOR_CUDNN_H
 #define KERNELS_CUDA_VENDOR_CUDNN_H
@@ -16,10 +17,12 @@
 #include <cuda_runtime_api.h>
 typedef struct cudnnContext *cudnnHandle_t;
 typedef void *cudnnBackendDescriptor_t;
-typedef int cudnnStatus_t, cudnnBackendDescriptorType_t, cudnnBackendAttributeName_t, cudnnBackendAttributeType_t;
+typedef int cudnnStatus_t, cudnnBackendDescriptorType_t, cudnnBackendAttributeName_t,
+    cudnnBackendAttributeType_t;
 #endif
 
-/* Statuses come in thousands: 2,000 bad parameters, 3,000 not supported, 4,000 internal, 5,000 failed when run. */
+/* Statuses come in thousands: 2,000 bad parameters, 3,000 not supported, 4,000 internal, 5,000
+ * failed when run. */
 #define MPG_CUDNN_CONSTANTS(X)                                          \
   X(CUDNN_STATUS_SUCCESS, 0)                                            \
   X(CUDNN_STATUS_BAD_PARAM, 2000)                                       \
@@ -123,19 +126,23 @@ typedef int cudnnStatus_t, cudnnBackendDescriptorType_t, cudnnBackendAttributeNa
 enum { MPG_CUDNN_CONSTANTS(MPG_CUDNN_CONSTANT_) };
 
 /* X(result, name, parameters) */
-#define MPG_CUDNN_FUNCTIONS(X)                                                                                                        \
-  X(cudnnStatus_t, cudnnCreate, (cudnnHandle_t *))                                                                                    \
-  X(cudnnStatus_t, cudnnDestroy, (cudnnHandle_t))                                                                                     \
-  X(cudnnStatus_t, cudnnSetStream, (cudnnHandle_t, cudaStream_t))                                                                     \
-  X(const char *, cudnnGetErrorString, (cudnnStatus_t))                                                                               \
-  X(void, cudnnGetLastErrorString, (char *, size_t))                                                                                  \
-  X(cudnnStatus_t, cudnnBackendCreateDescriptor, (cudnnBackendDescriptorType_t, cudnnBackendDescriptor_t *))                          \
-  X(cudnnStatus_t, cudnnBackendDestroyDescriptor, (cudnnBackendDescriptor_t))                                                         \
-  X(cudnnStatus_t, cudnnBackendFinalize, (cudnnBackendDescriptor_t))                                                                  \
-  X(cudnnStatus_t, cudnnBackendSetAttribute,                                                                                          \
-    (cudnnBackendDescriptor_t, cudnnBackendAttributeName_t, cudnnBackendAttributeType_t, int64_t, const void *))                      \
-  X(cudnnStatus_t, cudnnBackendGetAttribute,                                                                                          \
-    (cudnnBackendDescriptor_t, cudnnBackendAttributeName_t, cudnnBackendAttributeType_t, int64_t, int64_t *, void *))                 \
-  X(cudnnStatus_t, cudnnBackendExecute, (cudnnHandle_t, cudnnBackendDescriptor_t, cudnnBackendDescriptor_t))
+#define MPG_CUDNN_FUNCTIONS(X)                                                                    \
+  X(cudnnStatus_t, cudnnCreate, (cudnnHandle_t *))                                                \
+  X(cudnnStatus_t, cudnnDestroy, (cudnnHandle_t))                                                 \
+  X(cudnnStatus_t, cudnnSetStream, (cudnnHandle_t, cudaStream_t))                                 \
+  X(const char *, cudnnGetErrorString, (cudnnStatus_t))                                           \
+  X(void, cudnnGetLastErrorString, (char *, size_t))                                              \
+  X(cudnnStatus_t, cudnnBackendCreateDescriptor,                                                  \
+    (cudnnBackendDescriptorType_t, cudnnBackendDescriptor_t *))                                   \
+  X(cudnnStatus_t, cudnnBackendDestroyDescriptor, (cudnnBackendDescriptor_t))                     \
+  X(cudnnStatus_t, cudnnBackendFinalize, (cudnnBackendDescriptor_t))                              \
+  X(cudnnStatus_t, cudnnBackendSetAttribute,                                                      \
+    (cudnnBackendDescriptor_t, cudnnBackendAttributeName_t, cudnnBackendAttributeType_t, int64_t, \
+     const void *))                                                                               \
+  X(cudnnStatus_t, cudnnBackendGetAttribute,                                                      \
+    (cudnnBackendDescriptor_t, cudnnBackendAttributeName_t, cudnnBackendAttributeType_t, int64_t, \
+     int64_t *, void *))                                                                          \
+  X(cudnnStatus_t, cudnnBackendExecute,                                                           \
+    (cudnnHandle_t, cudnnBackendDescriptor_t, cudnnBackendDescriptor_t))
 
 #endif

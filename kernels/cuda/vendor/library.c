@@ -12,15 +12,25 @@
 enum { MAJOR = CUDART_VERSION / 1000, FILES = 2 };
 
 static const struct {
-  const char *name, *setting, *package, *folder; /* folder: of the wheels for CUDA 12, below nvidia/ */
-  const char *files[FILES];                      /* the fitting one first */
+  const char *name, *setting, *package,
+      *folder;              /* folder: of the wheels for CUDA 12, below nvidia/ */
+  const char *files[FILES]; /* the fitting one first */
 } known[MPG_CUDA_LIBRARIES] = {
-    [MPG_CUDA_CUBLASLT] = {"cuBLAS", "MPGLUON_CUBLAS", "nvidia-cublas", "cublas",
-                           {MAJOR >= 13 ? "libcublasLt.so.13" : "libcublasLt.so.12", MAJOR >= 13 ? "libcublasLt.so.12" : "libcublasLt.so.13"}},
-    [MPG_CUDA_CUDNN] = {"cuDNN", "MPGLUON_CUDNN", "nvidia-cudnn-cu13", "cudnn", {"libcudnn.so.9", NULL}},
+    [MPG_CUDA_CUBLASLT] = {"cuBLAS",
+                           "MPGLUON_CUBLAS",
+                           "nvidia-cublas",
+                           "cublas",
+                           {MAJOR >= 13 ? "libcublasLt.so.13" : "libcublasLt.so.12",
+                            MAJOR >= 13 ? "libcublasLt.so.12" : "libcublasLt.so.13"}},
+    [MPG_CUDA_CUDNN] =
+        {"cuDNN", "MPGLUON_CUDNN", "nvidia-cudnn-cu13", "cudnn", {"libcudnn.so.9", NULL}},
     [MPG_CUDA_NCCL] = {"NCCL", "MPGLUON_NCCL", "nvidia-nccl-cu13", "nccl", {"libnccl.so.2", NULL}},
-    [MPG_CUDA_NVRTC] = {"NVRTC", "MPGLUON_NVRTC", "nvidia-cuda-nvrtc", "cuda_nvrtc",
-                        {MAJOR >= 13 ? "libnvrtc.so.13" : "libnvrtc.so.12", MAJOR >= 13 ? "libnvrtc.so.12" : "libnvrtc.so.13"}},
+    [MPG_CUDA_NVRTC] = {"NVRTC",
+                        "MPGLUON_NVRTC",
+                        "nvidia-cuda-nvrtc",
+                        "cuda_nvrtc",
+                        {MAJOR >= 13 ? "libnvrtc.so.13" : "libnvrtc.so.12",
+                         MAJOR >= 13 ? "libnvrtc.so.12" : "libnvrtc.so.13"}},
 };
 
 static struct {
@@ -30,14 +40,16 @@ static struct {
 } opened[MPG_CUDA_LIBRARIES];
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
 
-static bool try_open(mpg_cuda_library_id id, const char *folder, const char *between, const char *file) {
+static bool try_open(mpg_cuda_library_id id, const char *folder, const char *between,
+                     const char *file) {
   char path[sizeof opened[id].path];
   int length = snprintf(path, sizeof path, "%s%s%s%s", folder, between, *folder ? "/" : "", file);
   if (length < 0 || (size_t)length >= sizeof path) return false;
   opened[id].handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (!opened[id].handle) {
     const char *why = dlerror();
-    if (!strstr(why ? why : "", "No such file")) snprintf(opened[id].reason, sizeof opened[id].reason, "%s", why);
+    if (!strstr(why ? why : "", "No such file"))
+      snprintf(opened[id].reason, sizeof opened[id].reason, "%s", why);
     return false;
   }
   snprintf(opened[id].path, sizeof opened[id].path, "%s", path);
@@ -47,34 +59,45 @@ static bool try_open(mpg_cuda_library_id id, const char *folder, const char *bet
 static bool look_for(mpg_cuda_library_id id, const char *file) {
   Dl_info own;
   char beside[400];
-  if (dladdr((void *)(uintptr_t)mpg_cuda_library_path, &own) && own.dli_fname && strrchr(own.dli_fname, '/')) {
-    snprintf(beside, sizeof beside, "%.*s", (int)(strrchr(own.dli_fname, '/') - own.dli_fname), own.dli_fname);
+  if (dladdr((void *)(uintptr_t)mpg_cuda_library_path, &own) && own.dli_fname &&
+      strrchr(own.dli_fname, '/')) {
+    snprintf(beside, sizeof beside, "%.*s", (int)(strrchr(own.dli_fname, '/') - own.dli_fname),
+             own.dli_fname);
     if (try_open(id, beside, "", file)) return true;
   }
   const char *setting = getenv(known[id].setting);
-  if (setting && *setting) return try_open(id, setting, "", file) || try_open(id, setting, "/lib", file);
+  if (setting && *setting)
+    return try_open(id, setting, "", file) || try_open(id, setting, "/lib", file);
   const char *const *folders;
   int count = mpg_cuda_services->folders(&folders);
   for (int i = 0; i < count; i++) {
     char between[64];
     snprintf(between, sizeof between, "/nvidia/%s/lib", known[id].folder);
-    if (try_open(id, folders[i], "/nvidia/cu13/lib", file) || try_open(id, folders[i], between, file)) return true;
+    if (try_open(id, folders[i], "/nvidia/cu13/lib", file) ||
+        try_open(id, folders[i], between, file))
+      return true;
   }
   return try_open(id, "", "", file);
 }
 
-mpg_status mpg_cuda_library_functions(mpg_cuda_library_id id, const char *const *names, int count, void *functions) {
+mpg_status mpg_cuda_library_functions(mpg_cuda_library_id id, const char *const *names, int count,
+                                      void *functions) {
   pthread_mutex_lock(&opening);
-  for (int i = 0; !opened[id].tried && i < FILES && !opened[id].handle && known[id].files[i]; i++) look_for(id, known[id].files[i]);
+  for (int i = 0; !opened[id].tried && i < FILES && !opened[id].handle && known[id].files[i]; i++)
+    look_for(id, known[id].files[i]);
   opened[id].tried = true;
   pthread_mutex_unlock(&opening);
   if (!opened[id].handle)
-    return mpg_fail(MPG_ERROR, "%s (%s) is needed for this on a GPU and was not found%s%s: pip install %s, or name its folder with %s", known[id].name,
-                    known[id].files[0], opened[id].reason[0] ? "; " : "", opened[id].reason, known[id].package, known[id].setting);
+    return mpg_fail(MPG_ERROR,
+                    "%s (%s) is needed for this on a GPU and was not found%s%s: pip install %s, or "
+                    "name its folder with %s",
+                    known[id].name, known[id].files[0], opened[id].reason[0] ? "; " : "",
+                    opened[id].reason, known[id].package, known[id].setting);
   for (int i = 0; i < count; i++) {
     void *address = dlsym(opened[id].handle, names[i]);
     if (!address)
-      return mpg_fail(MPG_ERROR, "%s at %s is too old: it has no %s; pip install -U %s", known[id].name, opened[id].path, names[i], known[id].package);
+      return mpg_fail(MPG_ERROR, "%s at %s is too old: it has no %s; pip install -U %s",
+                      known[id].name, opened[id].path, names[i], known[id].package);
     memcpy((char *)functions + (size_t)i * sizeof address, &address, sizeof address);
   }
   return MPG_OK;

@@ -15,9 +15,7 @@ typedef struct communicator {
   char broken[256]; /* what went wrong */
 } communicator;
 
-static const char *const names[] = {
-    MPG_NCCL_FUNCTIONS(MPG_CUDA_FUNCTION_NAME)
-};
+static const char *const names[] = {MPG_NCCL_FUNCTIONS(MPG_CUDA_FUNCTION_NAME)};
 
 static struct { /* what one process has of each card */
   mpg_nccl_functions functions;
@@ -34,7 +32,8 @@ static _Atomic(int) made; /* communicators so far */
 static mpg_status find(void) {
   if (nccl.found) return MPG_OK;
   _Static_assert(sizeof nccl.functions == sizeof names, "one name for each function");
-  MPG_TRY(mpg_cuda_library_functions(MPG_CUDA_NCCL, names, (int)(sizeof names / sizeof *names), &nccl.functions));
+  MPG_TRY(mpg_cuda_library_functions(MPG_CUDA_NCCL, names, (int)(sizeof names / sizeof *names),
+                                     &nccl.functions));
   nccl.found = true;
   return MPG_OK;
 }
@@ -46,9 +45,11 @@ mpg_status mpg_nccl_find(void) {
   return status;
 }
 
-mpg_status mpg_nccl_failed(const mpg_nccl_functions *functions, const char *what, ncclResult_t result) {
+mpg_status mpg_nccl_failed(const mpg_nccl_functions *functions, const char *what,
+                           ncclResult_t result) {
   const char *more = functions->ncclGetLastError(NULL);
-  return mpg_fail(MPG_ERROR, "%s failed: %s%s%s", what, functions->ncclGetErrorString(result), more && *more ? ": " : "", more ? more : "");
+  return mpg_fail(MPG_ERROR, "%s failed: %s%s%s", what, functions->ncclGetErrorString(result),
+                  more && *more ? ": " : "", more ? more : "");
 }
 
 static bool has(const mpg_nccl_clique *clique, int card) {
@@ -60,9 +61,12 @@ static bool has(const mpg_nccl_clique *clique, int card) {
 static mpg_status open_card(int card) {
   if (nccl.cards[card].stream) return MPG_OK;
   MPG_CUDA_TRY(cudaSetDevice(card));
-  if (!nccl.cards[card].begins) MPG_CUDA_TRY(cudaEventCreateWithFlags(&nccl.cards[card].begins, cudaEventDisableTiming));
-  if (!nccl.cards[card].ended) MPG_CUDA_TRY(cudaEventCreateWithFlags(&nccl.cards[card].ended, cudaEventDisableTiming));
-  return mpg_cuda_check(cudaStreamCreateWithFlags(&nccl.cards[card].stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+  if (!nccl.cards[card].begins)
+    MPG_CUDA_TRY(cudaEventCreateWithFlags(&nccl.cards[card].begins, cudaEventDisableTiming));
+  if (!nccl.cards[card].ended)
+    MPG_CUDA_TRY(cudaEventCreateWithFlags(&nccl.cards[card].ended, cudaEventDisableTiming));
+  return mpg_cuda_check(cudaStreamCreateWithFlags(&nccl.cards[card].stream, cudaStreamNonBlocking),
+                        "cudaStreamCreateWithFlags");
 }
 
 static mpg_status make(const int *cards, int count, communicator **result) {
@@ -76,7 +80,8 @@ static mpg_status make(const int *cards, int count, communicator **result) {
     c->clique.streams[i] = nccl.cards[cards[i]].stream;
   }
   ncclResult_t made_it = nccl.functions.ncclCommInitAll(c->clique.comms, count, cards);
-  if (made_it != MPG_ncclSuccess) MPG_GOTO(mpg_nccl_failed(&nccl.functions, "ncclCommInitAll", made_it));
+  if (made_it != MPG_ncclSuccess)
+    MPG_GOTO(mpg_nccl_failed(&nccl.functions, "ncclCommInitAll", made_it));
   c->next = nccl.communicators;
   nccl.communicators = *result = c;
   atomic_fetch_add(&made, 1);
@@ -87,31 +92,39 @@ fail:
   return status;
 }
 
-/* Looks for errors of what has been issued. What hangs on them stays until the process ends: were it aborted, it would look done before its devices are known as lost. */
+/* Looks for errors of what has been issued. What hangs on them stays until the process ends: were
+ * it aborted, it would look done before its devices are known as lost. */
 static mpg_status check(communicator *c) {
   for (int i = 0; i < c->clique.count && !*c->broken; i++) {
-    ncclResult_t error = MPG_ncclSuccess, asked = nccl.functions.ncclCommGetAsyncError(c->clique.comms[i], &error);
+    ncclResult_t error = MPG_ncclSuccess,
+                 asked = nccl.functions.ncclCommGetAsyncError(c->clique.comms[i], &error);
     if (asked != MPG_ncclSuccess) error = asked;
     if (error == MPG_ncclSuccess || error == MPG_ncclInProgress) continue;
     const char *more = nccl.functions.ncclGetLastError(c->clique.comms[i]);
-    snprintf(c->broken, sizeof c->broken, "a collective of NCCL failed: %s%s%s", nccl.functions.ncclGetErrorString(error), more && *more ? ": " : "", more ? more : "");
+    snprintf(c->broken, sizeof c->broken, "a collective of NCCL failed: %s%s%s",
+             nccl.functions.ncclGetErrorString(error), more && *more ? ": " : "", more ? more : "");
   }
   return *c->broken ? mpg_fail(MPG_ERROR, "%s", c->broken) : MPG_OK;
 }
 
-mpg_status mpg_nccl_begin(const int *cards, int count, int home, cudaStream_t stream, const mpg_nccl_functions **functions, mpg_nccl_clique **clique) {
+mpg_status mpg_nccl_begin(const int *cards, int count, int home, cudaStream_t stream,
+                          const mpg_nccl_functions **functions, mpg_nccl_clique **clique) {
   communicator *c;
   mpg_status status;
   pthread_mutex_lock(&issuing);
   MPG_GOTO(find());
   for (c = nccl.communicators; c; c = c->next)
-    if (c->clique.count == count && memcmp(c->clique.cards, cards, (size_t)count * sizeof *cards) == 0) break;
+    if (c->clique.count == count &&
+        memcmp(c->clique.cards, cards, (size_t)count * sizeof *cards) == 0)
+      break;
   if (!c) MPG_GOTO(make(cards, count, &c));
   MPG_GOTO(check(c));
   MPG_GOTO(open_card(home));
   MPG_GOTO(mpg_cuda_check(cudaSetDevice(home), "cudaSetDevice"));
   MPG_GOTO(mpg_cuda_check(cudaEventRecord(nccl.cards[home].begins, stream), "cudaEventRecord"));
-  for (int i = 0; i < count; i++) MPG_GOTO(mpg_cuda_check(cudaStreamWaitEvent(c->clique.streams[i], nccl.cards[home].begins, 0), "cudaStreamWaitEvent"));
+  for (int i = 0; i < count; i++)
+    MPG_GOTO(mpg_cuda_check(cudaStreamWaitEvent(c->clique.streams[i], nccl.cards[home].begins, 0),
+                            "cudaStreamWaitEvent"));
   *functions = &nccl.functions;
   *clique = &c->clique;
   return MPG_OK;
@@ -136,7 +149,8 @@ fail:
 
 mpg_status mpg_nccl_check(int card) {
   if (!atomic_load(&made)) return MPG_OK;
-  if (pthread_mutex_trylock(&issuing)) return MPG_OK; /* who holds it looks, too; or the next call does */
+  if (pthread_mutex_trylock(&issuing))
+    return MPG_OK; /* who holds it looks, too; or the next call does */
   mpg_status status = MPG_OK;
   for (communicator *c = nccl.communicators; c && status == MPG_OK; c = c->next)
     if (has(&c->clique, card)) status = check(c);
@@ -156,10 +170,12 @@ void mpg_nccl_close(int card) {
     *at = c->next;
     bool good = check(c) == MPG_OK;
     for (int i = 0; i < c->clique.count && good; i++) {
-      good = cudaSetDevice(c->clique.cards[i]) == cudaSuccess && cudaStreamSynchronize(c->clique.streams[i]) == cudaSuccess;
+      good = cudaSetDevice(c->clique.cards[i]) == cudaSuccess &&
+             cudaStreamSynchronize(c->clique.streams[i]) == cudaSuccess;
       cudaGetLastError();
     }
-    for (int i = 0; i < c->clique.count; i++) (good ? nccl.functions.ncclCommDestroy : nccl.functions.ncclCommAbort)(c->clique.comms[i]);
+    for (int i = 0; i < c->clique.count; i++)
+      (good ? nccl.functions.ncclCommDestroy : nccl.functions.ncclCommAbort)(c->clique.comms[i]);
     mpg_free(c);
   }
   pthread_mutex_unlock(&issuing);

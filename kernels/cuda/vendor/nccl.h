@@ -1,11 +1,14 @@
-/* What is called of NCCL 2: its types, constants and functions; and the communicators of this process.
+/* What is called of NCCL 2: its types, constants and functions; and the communicators of this
+ * process.
  *
- * Nothing here is linked; kernels/cuda/vendor/library.h opens the library. With MPG_NCCL_REAL NVIDIA's own header takes the place of the types:
- * tests/hostcuda/check_nccl.c compiles the rest against it.
+ * Nothing here is linked; kernels/cuda/vendor/library.h opens the library. With MPG_NCCL_REAL
+ * NVIDIA's own header takes the place of the types: tests/hostcuda/check_nccl.c compiles the rest
+ * against it.
  *
- * A communicator joins cards, in an order; it is made for the first collective between them and kept until the process ends. Each card has one
- * stream for collectives, whatever the communicator, and one mutex orders their issue: so all cards have them in the same order, and none
- * can wait for another in a circle.
+ * A communicator joins cards, in an order; it is made for the first collective between them and
+ * kept until the process ends. Each card has one stream for collectives, whatever the communicator,
+ * and one mutex orders their issue: so all cards have them in the same order, and none can wait for
+ * another in a circle.
  */
 #ifndef KERNELS_CUDA_VENDOR_NCCL_H
 #define KERNELS_CUDA_VENDOR_NCCL_H
@@ -20,43 +23,48 @@ typedef struct ncclComm *ncclComm_t;
 typedef int ncclResult_t, ncclDataType_t, ncclRedOp_t;
 #endif
 
-#define MPG_NCCL_CONSTANTS(X) \
-  X(ncclSuccess, 0)           \
+#define MPG_NCCL_CONSTANTS(X)  \
+  X(ncclSuccess, 0)            \
   X(ncclUnhandledCudaError, 1) \
-  X(ncclSystemError, 2)       \
-  X(ncclInternalError, 3)     \
-  X(ncclInvalidArgument, 4)   \
-  X(ncclInvalidUsage, 5)      \
-  X(ncclRemoteError, 6)       \
-  X(ncclInProgress, 7)        \
-  X(ncclInt8, 0)              \
-  X(ncclUint8, 1)             \
-  X(ncclInt32, 2)             \
-  X(ncclInt64, 4)             \
-  X(ncclFloat16, 6)           \
-  X(ncclFloat32, 7)           \
-  X(ncclFloat64, 8)           \
-  X(ncclBfloat16, 9)          \
+  X(ncclSystemError, 2)        \
+  X(ncclInternalError, 3)      \
+  X(ncclInvalidArgument, 4)    \
+  X(ncclInvalidUsage, 5)       \
+  X(ncclRemoteError, 6)        \
+  X(ncclInProgress, 7)         \
+  X(ncclInt8, 0)               \
+  X(ncclUint8, 1)              \
+  X(ncclInt32, 2)              \
+  X(ncclInt64, 4)              \
+  X(ncclFloat16, 6)            \
+  X(ncclFloat32, 7)            \
+  X(ncclFloat64, 8)            \
+  X(ncclBfloat16, 9)           \
   X(ncclSum, 0)
 #define MPG_NCCL_CONSTANT_(name, value) MPG_##name = value,
 enum { MPG_NCCL_CONSTANTS(MPG_NCCL_CONSTANT_) };
 
 /* X(result, name, parameters) */
-#define MPG_NCCL_FUNCTIONS(X)                                                                                                          \
-  X(ncclResult_t, ncclCommInitAll, (ncclComm_t *, int, const int *))                                                                   \
-  X(ncclResult_t, ncclCommDestroy, (ncclComm_t))                                                                                       \
-  X(ncclResult_t, ncclCommAbort, (ncclComm_t))                                                                                         \
-  X(ncclResult_t, ncclCommGetAsyncError, (ncclComm_t, ncclResult_t *))                                                                 \
-  X(const char *, ncclGetErrorString, (ncclResult_t))                                                                                  \
-  X(const char *, ncclGetLastError, (ncclComm_t))                                                                                      \
-  X(ncclResult_t, ncclGroupStart, (void))                                                                                              \
-  X(ncclResult_t, ncclGroupEnd, (void))                                                                                                \
-  X(ncclResult_t, ncclAllReduce, (const void *, void *, size_t, ncclDataType_t, ncclRedOp_t, ncclComm_t, cudaStream_t))                \
-  X(ncclResult_t, ncclReduce, (const void *, void *, size_t, ncclDataType_t, ncclRedOp_t, int, ncclComm_t, cudaStream_t))              \
-  X(ncclResult_t, ncclBroadcast, (const void *, void *, size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t))                        \
-  X(ncclResult_t, ncclReduceScatter, (const void *, void *, size_t, ncclDataType_t, ncclRedOp_t, ncclComm_t, cudaStream_t))            \
-  X(ncclResult_t, ncclAllGather, (const void *, void *, size_t, ncclDataType_t, ncclComm_t, cudaStream_t))                             \
-  X(ncclResult_t, ncclSend, (const void *, size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t))                                     \
+#define MPG_NCCL_FUNCTIONS(X)                                                                      \
+  X(ncclResult_t, ncclCommInitAll, (ncclComm_t *, int, const int *))                               \
+  X(ncclResult_t, ncclCommDestroy, (ncclComm_t))                                                   \
+  X(ncclResult_t, ncclCommAbort, (ncclComm_t))                                                     \
+  X(ncclResult_t, ncclCommGetAsyncError, (ncclComm_t, ncclResult_t *))                             \
+  X(const char *, ncclGetErrorString, (ncclResult_t))                                              \
+  X(const char *, ncclGetLastError, (ncclComm_t))                                                  \
+  X(ncclResult_t, ncclGroupStart, (void))                                                          \
+  X(ncclResult_t, ncclGroupEnd, (void))                                                            \
+  X(ncclResult_t, ncclAllReduce,                                                                   \
+    (const void *, void *, size_t, ncclDataType_t, ncclRedOp_t, ncclComm_t, cudaStream_t))         \
+  X(ncclResult_t, ncclReduce,                                                                      \
+    (const void *, void *, size_t, ncclDataType_t, ncclRedOp_t, int, ncclComm_t, cudaStream_t))    \
+  X(ncclResult_t, ncclBroadcast,                                                                   \
+    (const void *, void *, size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t))                 \
+  X(ncclResult_t, ncclReduceScatter,                                                               \
+    (const void *, void *, size_t, ncclDataType_t, ncclRedOp_t, ncclComm_t, cudaStream_t))         \
+  X(ncclResult_t, ncclAllGather,                                                                   \
+    (const void *, void *, size_t, ncclDataType_t, ncclComm_t, cudaStream_t))                      \
+  X(ncclResult_t, ncclSend, (const void *, size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t)) \
   X(ncclResult_t, ncclRecv, (void *, size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t))
 
 #ifndef MPG_NCCL_REAL
@@ -76,12 +84,16 @@ typedef struct mpg_nccl_clique { /* the ranks of a communicator */
 
 /* Whether there is a library. Any thread. */
 mpg_status mpg_nccl_find(void);
-/* Begins a collective of these cards, in the order of the work of `stream`, which is of card `home`: what is put onto the clique's streams, between the two calls and in one
- * group, comes behind what `stream` has so far and before what it gets afterwards. `end` must follow if `begin` succeeded, `status` being how it went. By
- * the thread that issues the work of `stream`; others wait in between. */
-mpg_status mpg_nccl_begin(const int *cards, int count, int home, cudaStream_t stream, const mpg_nccl_functions **functions, mpg_nccl_clique **clique);
+/* Begins a collective of these cards, in the order of the work of `stream`, which is of card
+ * `home`: what is put onto the clique's streams, between the two calls and in one group, comes
+ * behind what `stream` has so far and before what it gets afterwards. `end` must follow if `begin`
+ * succeeded, `status` being how it went. By the thread that issues the work of `stream`; others
+ * wait in between. */
+mpg_status mpg_nccl_begin(const int *cards, int count, int home, cudaStream_t stream,
+                          const mpg_nccl_functions **functions, mpg_nccl_clique **clique);
 mpg_status mpg_nccl_end(mpg_nccl_clique *clique, int home, cudaStream_t stream, mpg_status status);
-mpg_status mpg_nccl_failed(const mpg_nccl_functions *functions, const char *what, ncclResult_t result);
+mpg_status mpg_nccl_failed(const mpg_nccl_functions *functions, const char *what,
+                           ncclResult_t result);
 /* MPG_OK, or what went wrong with a collective that this card takes part in. Any thread. */
 mpg_status mpg_nccl_check(int card);
 /* Ends the communicators of a card, when what has been put onto them is done, or aborts them. */

@@ -1,7 +1,8 @@
 /* Test-only: CUDA C++ on the host. See cuda_runtime_api.h.
  *
- * Kernels are compiled by the host's compiler. What belongs to a block's thread (threadIdx, barriers, shuffles) is in the fiber that
- * runs it; `__shared__` variables belong to the host thread that runs the block, whose blocks come one after the other.
+ * Kernels are compiled by the host's compiler. What belongs to a block's thread (threadIdx,
+ * barriers, shuffles) is in the fiber that runs it; `__shared__` variables belong to the host
+ * thread that runs the block, whose blocks come one after the other.
  */
 #ifndef HOSTCUDA_RUNTIME_H
 #define HOSTCUDA_RUNTIME_H
@@ -26,20 +27,38 @@
 #define __align__(n) alignas(n)
 #define __grid_constant__
 
-struct uint3 { unsigned x, y, z; };
+struct uint3 {
+  unsigned x, y, z;
+};
 struct dim3 {
   unsigned x, y, z;
   constexpr dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
 };
-struct alignas(8) int2 { int x, y; };
-struct alignas(16) int4 { int x, y, z, w; };
-struct alignas(8) uint2 { unsigned x, y; };
-struct alignas(16) uint4 { unsigned x, y, z, w; };
-struct alignas(8) float2 { float x, y; };
-struct alignas(16) float4 { float x, y, z, w; };
-struct alignas(16) double2 { double x, y; };
+struct alignas(8) int2 {
+  int x, y;
+};
+struct alignas(16) int4 {
+  int x, y, z, w;
+};
+struct alignas(8) uint2 {
+  unsigned x, y;
+};
+struct alignas(16) uint4 {
+  unsigned x, y, z, w;
+};
+struct alignas(8) float2 {
+  float x, y;
+};
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
+struct alignas(16) double2 {
+  double x, y;
+};
 static inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
-static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) {
+  return {x, y, z, w};
+}
 static inline float2 make_float2(float x, float y) { return {x, y}; }
 static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
@@ -47,8 +66,10 @@ extern HOSTCUDA_SHARED thread_local uint3 threadIdx, blockIdx;
 extern HOSTCUDA_SHARED thread_local dim3 blockDim, gridDim;
 enum { warpSize = 32 };
 
-/* --- Launching ------------------------------------------------------------------------------------------------------ */
-typedef struct cudaLaunchAttribute { int id; } cudaLaunchAttribute;
+/* --- Launching -------------------------------------------------------------------------------- */
+typedef struct cudaLaunchAttribute {
+  int id;
+} cudaLaunchAttribute;
 typedef struct cudaLaunchConfig_t {
   dim3 gridDim, blockDim;
   size_t dynamicSmemBytes;
@@ -58,9 +79,11 @@ typedef struct cudaLaunchConfig_t {
 } cudaLaunchConfig_t;
 
 cudaError_t hostcuda_launch(const cudaLaunchConfig_t *config, std::function<void()> thread);
-cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *kernel, void **arguments); /* of a cudaKernel_t with one argument */
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *kernel,
+                                void **arguments); /* of a cudaKernel_t with one argument */
 template <class... P, class... A>
-cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, void (*kernel)(P...), A &&...arguments) {
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, void (*kernel)(P...),
+                               A &&...arguments) {
   std::tuple<std::decay_t<P>...> values(std::forward<A>(arguments)...);
   return hostcuda_launch(config, [kernel, values] { std::apply(kernel, values); });
 }
@@ -69,7 +92,7 @@ cudaError_t cudaFuncSetAttribute(T *function, enum cudaFuncAttribute attribute, 
   return cudaFuncSetAttribute((const void *)function, attribute, value);
 }
 
-/* --- What a block's threads do together ----------------------------------------------------------------------------- */
+/* --- What a block's threads do together ------------------------------------------------------- */
 void *hostcuda_shared(void); /* the block's dynamic shared memory */
 void __syncthreads(void);
 int __syncthreads_or(int predicate);
@@ -78,9 +101,15 @@ int __syncthreads_count(int predicate);
 unsigned hostcuda_lane(void);
 unsigned hostcuda_ballot(unsigned mask, int predicate);
 static inline void __syncwarp(unsigned mask = 0xffffffffu) { hostcuda_ballot(mask, 0); }
-static inline unsigned __ballot_sync(unsigned mask, int predicate) { return hostcuda_ballot(mask, predicate); }
-static inline int __any_sync(unsigned mask, int predicate) { return hostcuda_ballot(mask, predicate) != 0; }
-static inline int __all_sync(unsigned mask, int predicate) { return hostcuda_ballot(mask, !predicate) == 0; }
+static inline unsigned __ballot_sync(unsigned mask, int predicate) {
+  return hostcuda_ballot(mask, predicate);
+}
+static inline int __any_sync(unsigned mask, int predicate) {
+  return hostcuda_ballot(mask, predicate) != 0;
+}
+static inline int __all_sync(unsigned mask, int predicate) {
+  return hostcuda_ballot(mask, !predicate) == 0;
+}
 uint64_t hostcuda_shuffle(unsigned mask, uint64_t bits, unsigned source);
 template <class T>
 static inline T hostcuda_shuffle_value(unsigned mask, T value, unsigned source) {
@@ -94,17 +123,21 @@ static inline T hostcuda_shuffle_value(unsigned mask, T value, unsigned source) 
 template <class T>
 static inline T __shfl_sync(unsigned mask, T value, int lane, int width = 32) {
   unsigned own = hostcuda_lane();
-  return hostcuda_shuffle_value(mask, value, (own & ~(unsigned)(width - 1)) | ((unsigned)lane & (unsigned)(width - 1)));
+  return hostcuda_shuffle_value(
+      mask, value, (own & ~(unsigned)(width - 1)) | ((unsigned)lane & (unsigned)(width - 1)));
 }
 template <class T>
 static inline T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = 32) {
   unsigned own = hostcuda_lane(), other = own ^ (unsigned)lanes;
-  return hostcuda_shuffle_value(mask, value, (other & ~(unsigned)(width - 1)) == (own & ~(unsigned)(width - 1)) ? other : own);
+  return hostcuda_shuffle_value(
+      mask, value,
+      (other & ~(unsigned)(width - 1)) == (own & ~(unsigned)(width - 1)) ? other : own);
 }
 template <class T>
 static inline T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32) {
   unsigned own = hostcuda_lane(), other = own + delta;
-  return hostcuda_shuffle_value(mask, value, other / (unsigned)width == own / (unsigned)width ? other : own);
+  return hostcuda_shuffle_value(mask, value,
+                                other / (unsigned)width == own / (unsigned)width ? other : own);
 }
 template <class T>
 static inline T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32) {
@@ -112,8 +145,11 @@ static inline T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width
   return hostcuda_shuffle_value(mask, value, own % (unsigned)width >= delta ? own - delta : own);
 }
 
-/* --- Memory ------------------------------------------------------------------------------------------------------------ */
-template <class T> static inline T __ldg(const T *address) { return *address; }
+/* --- Memory ----------------------------------------------------------------------------------- */
+template <class T>
+static inline T __ldg(const T *address) {
+  return *address;
+}
 static inline void __threadfence(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 static inline void __threadfence_block(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 static inline void __threadfence_system(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
@@ -122,29 +158,76 @@ static inline T hostcuda_update(T *address, F change) {
   T old, next;
   __atomic_load(address, &old, __ATOMIC_RELAXED);
   do next = change(old);
-  while (!__atomic_compare_exchange(address, &old, &next, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+  while (
+      !__atomic_compare_exchange(address, &old, &next, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
   return old;
 }
-template <class T> static inline T atomicAdd(T *address, std::common_type_t<T> value) { return hostcuda_update(address, [=](T old) { return (T)(old + value); }); }
-template <class T> static inline T atomicSub(T *address, std::common_type_t<T> value) { return hostcuda_update(address, [=](T old) { return (T)(old - value); }); }
-template <class T> static inline T atomicMax(T *address, std::common_type_t<T> value) { return hostcuda_update(address, [=](T old) { return old > value ? old : value; }); }
-template <class T> static inline T atomicMin(T *address, std::common_type_t<T> value) { return hostcuda_update(address, [=](T old) { return old < value ? old : value; }); }
-template <class T> static inline T atomicOr(T *address, std::common_type_t<T> value) { return hostcuda_update(address, [=](T old) { return (T)(old | value); }); }
-template <class T> static inline T atomicAnd(T *address, std::common_type_t<T> value) { return hostcuda_update(address, [=](T old) { return (T)(old & value); }); }
-template <class T> static inline T atomicExch(T *address, std::common_type_t<T> value) { return hostcuda_update(address, [=](T) { return value; }); }
-template <class T> static inline T atomicCAS(T *address, std::common_type_t<T> compare, std::common_type_t<T> value) {
+template <class T>
+static inline T atomicAdd(T *address, std::common_type_t<T> value) {
+  return hostcuda_update(address, [=](T old) { return (T)(old + value); });
+}
+template <class T>
+static inline T atomicSub(T *address, std::common_type_t<T> value) {
+  return hostcuda_update(address, [=](T old) { return (T)(old - value); });
+}
+template <class T>
+static inline T atomicMax(T *address, std::common_type_t<T> value) {
+  return hostcuda_update(address, [=](T old) { return old > value ? old : value; });
+}
+template <class T>
+static inline T atomicMin(T *address, std::common_type_t<T> value) {
+  return hostcuda_update(address, [=](T old) { return old < value ? old : value; });
+}
+template <class T>
+static inline T atomicOr(T *address, std::common_type_t<T> value) {
+  return hostcuda_update(address, [=](T old) { return (T)(old | value); });
+}
+template <class T>
+static inline T atomicAnd(T *address, std::common_type_t<T> value) {
+  return hostcuda_update(address, [=](T old) { return (T)(old & value); });
+}
+template <class T>
+static inline T atomicExch(T *address, std::common_type_t<T> value) {
+  return hostcuda_update(address, [=](T) { return value; });
+}
+template <class T>
+static inline T atomicCAS(T *address, std::common_type_t<T> compare, std::common_type_t<T> value) {
   return hostcuda_update(address, [=](T old) { return old == compare ? value : old; });
 }
 
-/* --- Numbers ------------------------------------------------------------------------------------------------------------ */
+/* --- Numbers ---------------------------------------------------------------------------------- */
 static inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 static inline double rsqrt(double x) { return 1.0 / sqrt(x); }
-static inline int __float_as_int(float x) { int bits; memcpy(&bits, &x, 4); return bits; }
-static inline unsigned __float_as_uint(float x) { unsigned bits; memcpy(&bits, &x, 4); return bits; }
-static inline float __int_as_float(int bits) { float x; memcpy(&x, &bits, 4); return x; }
-static inline float __uint_as_float(unsigned bits) { float x; memcpy(&x, &bits, 4); return x; }
-static inline long long __double_as_longlong(double x) { long long bits; memcpy(&bits, &x, 8); return bits; }
-static inline double __longlong_as_double(long long bits) { double x; memcpy(&x, &bits, 8); return x; }
+static inline int __float_as_int(float x) {
+  int bits;
+  memcpy(&bits, &x, 4);
+  return bits;
+}
+static inline unsigned __float_as_uint(float x) {
+  unsigned bits;
+  memcpy(&bits, &x, 4);
+  return bits;
+}
+static inline float __int_as_float(int bits) {
+  float x;
+  memcpy(&x, &bits, 4);
+  return x;
+}
+static inline float __uint_as_float(unsigned bits) {
+  float x;
+  memcpy(&x, &bits, 4);
+  return x;
+}
+static inline long long __double_as_longlong(double x) {
+  long long bits;
+  memcpy(&bits, &x, 8);
+  return bits;
+}
+static inline double __longlong_as_double(long long bits) {
+  double x;
+  memcpy(&x, &bits, 8);
+  return x;
+}
 static inline int __popc(unsigned x) { return __builtin_popcount(x); }
 static inline int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
 static inline int __clzll(long long x) { return x ? __builtin_clzll((unsigned long long)x) : 64; }
@@ -154,9 +237,17 @@ static inline unsigned __brev(unsigned x) {
   for (int i = 0; i < 32; i++) result |= (x >> i & 1) << (31 - i);
   return result;
 }
-static inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)(((uint64_t)a * b) >> 32); }
-template <class A, class B> static inline std::common_type_t<A, B> min(A a, B b) { return b < a ? b : a; }
-template <class A, class B> static inline std::common_type_t<A, B> max(A a, B b) { return a < b ? b : a; }
+static inline unsigned __umulhi(unsigned a, unsigned b) {
+  return (unsigned)(((uint64_t)a * b) >> 32);
+}
+template <class A, class B>
+static inline std::common_type_t<A, B> min(A a, B b) {
+  return b < a ? b : a;
+}
+template <class A, class B>
+static inline std::common_type_t<A, B> max(A a, B b) {
+  return a < b ? b : a;
+}
 #endif
 
 #endif

@@ -1,7 +1,9 @@
-/* Test-only: the part of the CUDA runtime that mpgluon uses, on the host. See tests/hostcuda/README.md.
+/* Test-only: the part of the CUDA runtime that mpgluon uses, on the host. See
+ * tests/hostcuda/README.md.
  *
- * A device is a number; its memory is the host's. A stream is a thread that does things in order. Kernels are ordinary functions,
- * run block by block, thread by thread (fibers.h). Constants have CUDA's values where product code may see them.
+ * A device is a number; its memory is the host's. A stream is a thread that does things in order.
+ * Kernels are ordinary functions, run block by block, thread by thread (fibers.h). Constants have
+ * CUDA's values where product code may see them.
  */
 #ifndef HOSTCUDA_RUNTIME_API_H
 #define HOSTCUDA_RUNTIME_API_H
@@ -11,7 +13,8 @@
 
 #define CUDART_VERSION 13000
 #define HOSTCUDA 1
-#define HOSTCUDA_SHARED __attribute__((visibility("default"))) /* with the stand-ins of other libraries */
+#define HOSTCUDA_SHARED \
+  __attribute__((visibility("default"))) /* with the stand-ins of other libraries */
 
 #ifdef __cplusplus
 extern "C" {
@@ -48,7 +51,13 @@ enum { cudaStreamNonBlocking = 1 };
 enum { cudaEventDefault = 0, cudaEventBlockingSync = 1, cudaEventDisableTiming = 2 };
 enum { cudaHostRegisterDefault = 0, cudaHostRegisterPortable = 1, cudaHostRegisterMapped = 2 };
 enum { cudaHostAllocDefault = 0, cudaHostAllocPortable = 1, cudaHostAllocMapped = 2 };
-typedef enum cudaMemcpyKind { cudaMemcpyHostToHost, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice, cudaMemcpyDefault } cudaMemcpyKind;
+typedef enum cudaMemcpyKind {
+  cudaMemcpyHostToHost,
+  cudaMemcpyHostToDevice,
+  cudaMemcpyDeviceToHost,
+  cudaMemcpyDeviceToDevice,
+  cudaMemcpyDefault
+} cudaMemcpyKind;
 enum cudaDeviceAttr {
   cudaDevAttrMultiProcessorCount = 16,
   cudaDevAttrMaxSharedMemoryPerBlockOptin = 97,
@@ -105,7 +114,8 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 cudaError_t cudaStreamQuery(cudaStream_t stream);
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags);
 typedef void (*cudaHostFn_t)(void *data);
-HOSTCUDA_SHARED cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void *data);
+HOSTCUDA_SHARED cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function,
+                                               void *data);
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags);
 cudaError_t cudaEventDestroy(cudaEvent_t event);
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
@@ -113,15 +123,24 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event);
 cudaError_t cudaEventQuery(cudaEvent_t event);
 
 /* Of code that the stand-in of NVRTC has made. */
-cudaError_t cudaLibraryLoadData(cudaLibrary_t *library, const void *code, void *, void **, unsigned, void *, void **, unsigned);
+cudaError_t cudaLibraryLoadData(cudaLibrary_t *library, const void *code, void *, void **, unsigned,
+                                void *, void **, unsigned);
 cudaError_t cudaLibraryGetKernel(cudaKernel_t *kernel, cudaLibrary_t library, const char *name);
 
-enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeRelaxed };
-typedef struct cudaGraphExecUpdateResultInfo { int result; } cudaGraphExecUpdateResultInfo;
+enum cudaStreamCaptureMode {
+  cudaStreamCaptureModeGlobal,
+  cudaStreamCaptureModeThreadLocal,
+  cudaStreamCaptureModeRelaxed
+};
+typedef struct cudaGraphExecUpdateResultInfo {
+  int result;
+} cudaGraphExecUpdateResultInfo;
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode);
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph);
-cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long flags);
-cudaError_t cudaGraphExecUpdate(cudaGraphExec_t exec, cudaGraph_t graph, cudaGraphExecUpdateResultInfo *info);
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph,
+                                 unsigned long long flags);
+cudaError_t cudaGraphExecUpdate(cudaGraphExec_t exec, cudaGraph_t graph,
+                                cudaGraphExecUpdateResultInfo *info);
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream);
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec);
 cudaError_t cudaGraphDestroy(cudaGraph_t graph);
@@ -139,26 +158,35 @@ cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool);
 cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, cudaMemPoolAttr attribute, void *value);
 cudaError_t cudaMemPoolSetAccess(cudaMemPool_t pool, const cudaMemAccessDesc *list, size_t count);
 cudaError_t cudaMemPoolTrimTo(cudaMemPool_t pool, size_t keep);
-cudaError_t cudaMallocFromPoolAsync(void **memory, size_t size, cudaMemPool_t pool, cudaStream_t stream);
+cudaError_t cudaMallocFromPoolAsync(void **memory, size_t size, cudaMemPool_t pool,
+                                    cudaStream_t stream);
 cudaError_t cudaFreeAsync(void *memory, cudaStream_t stream);
 cudaError_t cudaMemcpy(void *to, const void *from, size_t size, cudaMemcpyKind kind);
-HOSTCUDA_SHARED cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t size, cudaMemcpyKind kind, cudaStream_t stream);
-cudaError_t cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device, size_t size, cudaStream_t stream);
+HOSTCUDA_SHARED cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t size,
+                                            cudaMemcpyKind kind, cudaStream_t stream);
+cudaError_t cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device,
+                                size_t size, cudaStream_t stream);
 cudaError_t cudaMemsetAsync(void *memory, int value, size_t size, cudaStream_t stream);
 cudaError_t cudaFuncSetAttribute(const void *function, enum cudaFuncAttribute attribute, int value);
-cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned version, unsigned long long flags,
+cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned version,
+                                             unsigned long long flags,
                                              enum cudaDriverEntryPointQueryResult *result);
 
-/* The stand-in's own, for tests: from now on everything on that card fails, as after an illegal access; or from the launch of a kernel on that so many
- * others come before. And how often things were called: "synchronize" (waits of the host for the card), "capture", "instantiate", "update", "graph"
- * (launches of one), "launch" (kernels, by themselves or into a graph), "specialised" (those of these that NVRTC's stand-in made). */
+/* The stand-in's own, for tests: from now on everything on that card fails, as after an illegal
+ * access; or from the launch of a kernel on that so many others come before. And how often things
+ * were called: "synchronize" (waits of the host for the card), "capture", "instantiate", "update",
+ * "graph" (launches of one), "launch" (kernels, by themselves or into a graph), "specialised"
+ * (those of these that NVRTC's stand-in made). */
 HOSTCUDA_SHARED void hostcuda_break(int device);
 HOSTCUDA_SHARED void hostcuda_break_after(int device, long launches);
 HOSTCUDA_SHARED long hostcuda_count(const char *what);
-HOSTCUDA_SHARED int hostcuda_memory_card(const void *memory, size_t bytes); // of which it is; -1: of none
+HOSTCUDA_SHARED int hostcuda_memory_card(const void *memory,
+                                         size_t bytes); // of which it is; -1: of none
 HOSTCUDA_SHARED int hostcuda_stream_card(cudaStream_t stream);
-/* Work of a stand-in library, in the stream's order: function(a copy of the data), every time that it runs, as it may be captured. */
-HOSTCUDA_SHARED cudaError_t hostcuda_put(cudaStream_t stream, void (*function)(const void *data), const void *data, size_t size);
+/* Work of a stand-in library, in the stream's order: function(a copy of the data), every time that
+ * it runs, as it may be captured. */
+HOSTCUDA_SHARED cudaError_t hostcuda_put(cudaStream_t stream, void (*function)(const void *data),
+                                         const void *data, size_t size);
 
 #ifdef __cplusplus
 }

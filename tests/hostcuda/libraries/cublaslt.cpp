@@ -1,5 +1,6 @@
-// libcublasLt on the host: what kernels/cuda/vendor/cublaslt.h declares, with plain loops, in the order of the stream. It refuses what cuBLASLt refuses
-// (no bias for doubles; addresses, sizes and workspaces that were not as promised abort), and uses all of the workspace it asks for.
+// libcublasLt on the host: what kernels/cuda/vendor/cublaslt.h declares, with plain loops, in the
+// order of the stream. It refuses what cuBLASLt refuses (no bias for doubles; addresses, sizes and
+// workspaces that were not as promised abort), and uses all of the workspace it asks for.
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -87,19 +88,23 @@ struct work {
 void multiply(const void *opaque) {
   const work *w = (const work *)opaque;
   if (w->workspace_bytes) memset(w->workspace, 0xdd, w->workspace_bytes);
-  bool ta = w->desc.op_a == MPG_CUBLAS_OP_T, tb = w->desc.op_b == MPG_CUBLAS_OP_T, rounds = w->desc.compute == MPG_CUBLAS_COMPUTE_32F_FAST_TF32;
-  int64_t m = (int64_t)w->c.rows, n = (int64_t)w->c.columns, k = (int64_t)(ta ? w->a.rows : w->a.columns);
+  bool ta = w->desc.op_a == MPG_CUBLAS_OP_T, tb = w->desc.op_b == MPG_CUBLAS_OP_T,
+       rounds = w->desc.compute == MPG_CUBLAS_COMPUTE_32F_FAST_TF32;
+  int64_t m = (int64_t)w->c.rows, n = (int64_t)w->c.columns,
+          k = (int64_t)(ta ? w->a.rows : w->a.columns);
   std::vector<double> left((size_t)(m * k)), sums((size_t)m);
   for (int64_t batch = 0; batch < w->c.count; batch++) {
     for (int64_t l = 0; l < k; l++)
       for (int64_t i = 0; i < m; i++) {
-        double x = load(w->a.type, w->left, batch * w->a.step + (ta ? i * w->a.ld + l : l * w->a.ld + i));
+        double x =
+            load(w->a.type, w->left, batch * w->a.step + (ta ? i * w->a.ld + l : l * w->a.ld + i));
         left[(size_t)(l * m + i)] = rounds ? tf32((float)x) : x;
       }
     for (int64_t j = 0; j < n; j++) {
       std::fill(sums.begin(), sums.end(), 0.0);
       for (int64_t l = 0; l < k; l++) {
-        double y = load(w->b.type, w->right, batch * w->b.step + (tb ? l * w->b.ld + j : j * w->b.ld + l));
+        double y =
+            load(w->b.type, w->right, batch * w->b.step + (tb ? l * w->b.ld + j : j * w->b.ld + l));
         if (rounds) y = tf32((float)y);
         const double *x = &left[(size_t)(l * m)];
         for (int64_t i = 0; i < m; i++) sums[(size_t)i] += x[i] * y;
@@ -108,19 +113,25 @@ void multiply(const void *opaque) {
         int64_t at = batch * w->c.step + j * w->c.ld + i;
         double value = w->alpha * sums[(size_t)i];
         if (w->beta != 0) value += w->beta * load(w->c.type, w->before, at);
-        if (w->desc.epilogue == MPG_CUBLASLT_EPILOGUE_BIAS) value += load(w->c.type, w->desc.bias, i);
+        if (w->desc.epilogue == MPG_CUBLASLT_EPILOGUE_BIAS)
+          value += load(w->c.type, w->desc.bias, i);
         store(w->c.type, w->out, at, value);
       }
     }
   }
 }
 
-bool fits(const mpg_cublaslt_layout *layout, bool transposed, uint64_t rows, uint64_t columns, int32_t count) {
-  return (transposed ? layout->columns == rows && layout->rows == columns : layout->rows == rows && layout->columns == columns) && layout->count == count &&
-         layout->ld >= (int64_t)layout->rows && layout->rows > 0 && layout->columns > 0;
+bool fits(const mpg_cublaslt_layout *layout, bool transposed, uint64_t rows, uint64_t columns,
+          int32_t count) {
+  return (transposed ? layout->columns == rows && layout->rows == columns
+                     : layout->rows == rows && layout->columns == columns) &&
+         layout->count == count && layout->ld >= (int64_t)layout->rows && layout->rows > 0 &&
+         layout->columns > 0;
 }
 
-bool aligned(const void *address, uint64_t alignment) { return (uintptr_t)address % alignment == 0; }
+bool aligned(const void *address, uint64_t alignment) {
+  return (uintptr_t)address % alignment == 0;
+}
 
 } // namespace
 
@@ -145,7 +156,9 @@ EXPORT const char *cublasLtGetStatusName(cublasStatus_t status) {
   }
 }
 
-EXPORT cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *desc, cublasComputeType_t compute, mpg_cublaslt_type scale) {
+EXPORT cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *desc,
+                                               cublasComputeType_t compute,
+                                               mpg_cublaslt_type scale) {
   *desc = new mpg_cublaslt_desc;
   alive++;
   (*desc)->compute = compute;
@@ -157,12 +170,14 @@ EXPORT cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t desc) {
   alive--;
   return MPG_CUBLAS_STATUS_SUCCESS;
 }
-#define SET(attribute, field)                                              \
-  case attribute:                                                          \
-    if (size != sizeof field) return MPG_CUBLAS_STATUS_INVALID_VALUE;      \
-    memcpy(&field, value, size);                                           \
+#define SET(attribute, field)                                         \
+  case attribute:                                                     \
+    if (size != sizeof field) return MPG_CUBLAS_STATUS_INVALID_VALUE; \
+    memcpy(&field, value, size);                                      \
     return MPG_CUBLAS_STATUS_SUCCESS;
-EXPORT cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t attribute, const void *value, size_t size) {
+EXPORT cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
+                                                     cublasLtMatmulDescAttributes_t attribute,
+                                                     const void *value, size_t size) {
   switch (attribute) {
     SET(MPG_CUBLASLT_MATMUL_DESC_TRANSA, desc->op_a)
     SET(MPG_CUBLASLT_MATMUL_DESC_TRANSB, desc->op_b)
@@ -172,7 +187,9 @@ EXPORT cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, 
   return MPG_CUBLAS_STATUS_INVALID_VALUE;
 }
 
-EXPORT cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, mpg_cublaslt_type type, uint64_t rows, uint64_t columns, int64_t ld) {
+EXPORT cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout,
+                                                 mpg_cublaslt_type type, uint64_t rows,
+                                                 uint64_t columns, int64_t ld) {
   *layout = new mpg_cublaslt_layout;
   alive++;
   (*layout)->type = type;
@@ -186,7 +203,9 @@ EXPORT cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout)
   alive--;
   return MPG_CUBLAS_STATUS_SUCCESS;
 }
-EXPORT cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout, cublasLtMatrixLayoutAttribute_t attribute, const void *value, size_t size) {
+EXPORT cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
+                                                       cublasLtMatrixLayoutAttribute_t attribute,
+                                                       const void *value, size_t size) {
   switch (attribute) {
     SET(MPG_CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, layout->count)
     SET(MPG_CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, layout->step)
@@ -204,8 +223,9 @@ EXPORT cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t
   alive--;
   return MPG_CUBLAS_STATUS_SUCCESS;
 }
-EXPORT cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t attribute, const void *value,
-                                                           size_t size) {
+EXPORT cublasStatus_t cublasLtMatmulPreferenceSetAttribute(
+    cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t attribute,
+    const void *value, size_t size) {
   switch (attribute) {
     SET(MPG_CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, preference->workspace)
     SET(MPG_CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, preference->schemes)
@@ -217,44 +237,64 @@ EXPORT cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPrefere
   return MPG_CUBLAS_STATUS_INVALID_VALUE;
 }
 
-EXPORT cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
-                                                     cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t preference, int wanted,
-                                                     cublasLtMatmulHeuristicResult_t *results, int *found) {
+EXPORT cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
+    cublasLtHandle_t, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+    cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t preference,
+    int wanted, cublasLtMatmulHeuristicResult_t *results, int *found) {
   *found = 0;
-  bool ta = desc->op_a == MPG_CUBLAS_OP_T, wide = c->type == MPG_CUDA_R_64F, biased = desc->epilogue == MPG_CUBLASLT_EPILOGUE_BIAS;
+  bool ta = desc->op_a == MPG_CUBLAS_OP_T, wide = c->type == MPG_CUDA_R_64F,
+       biased = desc->epilogue == MPG_CUBLASLT_EPILOGUE_BIAS;
   uint64_t k = ta ? a->rows : a->columns;
-  bool types = a->type == c->type && b->type == c->type && d->type == c->type && desc->scale == (wide ? MPG_CUDA_R_64F : MPG_CUDA_R_32F) &&
-               (wide ? desc->compute == MPG_CUBLAS_COMPUTE_64F
-                     : desc->compute == MPG_CUBLAS_COMPUTE_32F || (desc->compute == MPG_CUBLAS_COMPUTE_32F_FAST_TF32 && c->type == MPG_CUDA_R_32F));
-  if (wanted < 1 || !types || !fits(a, ta, c->rows, k, c->count) || !fits(b, desc->op_b == MPG_CUBLAS_OP_T, k, c->columns, c->count) ||
-      !fits(d, false, c->rows, c->columns, c->count) || !fits(c, false, c->rows, c->columns, c->count) || (biased && !desc->bias))
+  bool types =
+      a->type == c->type && b->type == c->type && d->type == c->type &&
+      desc->scale == (wide ? MPG_CUDA_R_64F : MPG_CUDA_R_32F) &&
+      (wide ? desc->compute == MPG_CUBLAS_COMPUTE_64F
+            : desc->compute == MPG_CUBLAS_COMPUTE_32F ||
+                  (desc->compute == MPG_CUBLAS_COMPUTE_32F_FAST_TF32 && c->type == MPG_CUDA_R_32F));
+  if (wanted < 1 || !types || !fits(a, ta, c->rows, k, c->count) ||
+      !fits(b, desc->op_b == MPG_CUBLAS_OP_T, k, c->columns, c->count) ||
+      !fits(d, false, c->rows, c->columns, c->count) ||
+      !fits(c, false, c->rows, c->columns, c->count) || (biased && !desc->bias))
     return MPG_CUBLAS_STATUS_INVALID_VALUE;
   if (biased && wide) return MPG_CUBLAS_STATUS_NOT_SUPPORTED;
   memset(results, 0, sizeof *results);
   uint64_t workspace = k >= 64 ? 4 * c->rows * c->columns : 0; // as if the sum were split
-  choice chosen = {MAGIC, workspace <= preference->workspace ? workspace : 0, preference->alignment[0], {}};
+  choice chosen = {
+      MAGIC, workspace <= preference->workspace ? workspace : 0, preference->alignment[0], {}};
   memcpy(&results->algo, &chosen, sizeof chosen);
   results->workspaceSize = chosen.workspace;
   *found = 1;
   return MPG_CUBLAS_STATUS_SUCCESS;
 }
 
-EXPORT cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void *alpha, const void *a, cublasLtMatrixLayout_t a_layout,
-                                     const void *b, cublasLtMatrixLayout_t b_layout, const void *beta, const void *c, cublasLtMatrixLayout_t c_layout, void *d,
-                                     cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t *algo, void *workspace, size_t workspace_bytes, cudaStream_t stream) {
+EXPORT cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
+                                     const void *alpha, const void *a,
+                                     cublasLtMatrixLayout_t a_layout, const void *b,
+                                     cublasLtMatrixLayout_t b_layout, const void *beta,
+                                     const void *c, cublasLtMatrixLayout_t c_layout, void *d,
+                                     cublasLtMatrixLayout_t d_layout,
+                                     const cublasLtMatmulAlgo_t *algo, void *workspace,
+                                     size_t workspace_bytes, cudaStream_t stream) {
   choice chosen;
   memcpy(&chosen, algo, sizeof chosen);
   int device;
   cudaGetDevice(&device);
   if (chosen.magic != MAGIC) wrong("this algorithm was not chosen by the heuristics");
   if (device != handle->device) wrong("the handle is another card's");
-  if (!aligned(a, chosen.alignment) || !aligned(b, chosen.alignment) || !aligned(c, chosen.alignment) || !aligned(d, chosen.alignment))
+  if (!aligned(a, chosen.alignment) || !aligned(b, chosen.alignment) ||
+      !aligned(c, chosen.alignment) || !aligned(d, chosen.alignment))
     wrong("an operand is not aligned as the heuristics were told");
-  if (desc->epilogue == MPG_CUBLASLT_EPILOGUE_BIAS && !aligned(desc->bias, chosen.alignment)) wrong("the bias is not aligned");
-  if (workspace_bytes < chosen.workspace || (chosen.workspace && !aligned(workspace, 256))) wrong("the workspace is too small or not aligned to 256 bytes");
+  if (desc->epilogue == MPG_CUBLASLT_EPILOGUE_BIAS && !aligned(desc->bias, chosen.alignment))
+    wrong("the bias is not aligned");
+  if (workspace_bytes < chosen.workspace || (chosen.workspace && !aligned(workspace, 256)))
+    wrong("the workspace is too small or not aligned to 256 bytes");
   bool wide = desc->scale == MPG_CUDA_R_64F;
-  double first = wide ? *(const double *)alpha : *(const float *)alpha, second = wide ? *(const double *)beta : *(const float *)beta;
-  if (d_layout->ld != c_layout->ld || d_layout->step != c_layout->step) return MPG_CUBLAS_STATUS_NOT_SUPPORTED;
-  work w = {*desc, *a_layout, *b_layout, *c_layout, first, second, a, b, c, d, workspace, (size_t)chosen.workspace};
-  return hostcuda_put(stream, multiply, &w, sizeof w) == cudaSuccess ? MPG_CUBLAS_STATUS_SUCCESS : 13;
+  double first = wide ? *(const double *)alpha : *(const float *)alpha,
+         second = wide ? *(const double *)beta : *(const float *)beta;
+  if (d_layout->ld != c_layout->ld || d_layout->step != c_layout->step)
+    return MPG_CUBLAS_STATUS_NOT_SUPPORTED;
+  work w = {*desc, *a_layout, *b_layout, *c_layout, first,     second,
+            a,     b,         c,         d,         workspace, (size_t)chosen.workspace};
+  return hostcuda_put(stream, multiply, &w, sizeof w) == cudaSuccess ? MPG_CUBLAS_STATUS_SUCCESS
+                                                                     : 13;
 }

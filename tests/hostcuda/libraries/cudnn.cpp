@@ -1,7 +1,9 @@
-// libcudnn on the host: what kernels/cuda/vendor/cudnn.h declares, with plain loops, in the order of the stream. It knows graphs of one convolution, and of
-// one to whose sums, kept as they are summed, a bias is added (without groups, and with two axes of space). Attributes
-// of a wrong type or count are refused as cuDNN refuses them; arrays, workspaces, or descriptors that are not as promised abort. Of its proposals some are
-// traps: the first is not deterministic, others round, need too much workspace or cannot be finalized; running one of those aborts, or shows.
+// libcudnn on the host: what kernels/cuda/vendor/cudnn.h declares, with plain loops, in the order
+// of the stream. It knows graphs of one convolution, and of one to whose sums, kept as they are
+// summed, a bias is added (without groups, and with two axes of space). Attributes of a wrong type
+// or count are refused as cuDNN refuses them; arrays, workspaces, or descriptors that are not as
+// promised abort. Of its proposals some are traps: the first is not deterministic, others round,
+// need too much workspace or cannot be finalized; running one of those aborts, or shows.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -48,7 +50,7 @@ struct descriptor {
   const descriptor *child(int name) const { return *(descriptor *const *)at(name); }
 };
 
-std::mutex lock; // of what follows
+std::mutex lock;              // of what follows
 std::set<const void *> alive; // descriptors and handles
 struct report {
   ~report() { // at the process' end
@@ -80,36 +82,64 @@ struct rule {
   bool optional = false;
 };
 const rule rules[] = {
-    {MPG_CUDNN_BACKEND_TENSOR_DESCRIPTOR, MPG_CUDNN_ATTR_TENSOR_DATA_TYPE, MPG_CUDNN_TYPE_DATA_TYPE, 1},
-    {MPG_CUDNN_BACKEND_TENSOR_DESCRIPTOR, MPG_CUDNN_ATTR_TENSOR_DIMENSIONS, MPG_CUDNN_TYPE_INT64, 0},
+    {MPG_CUDNN_BACKEND_TENSOR_DESCRIPTOR, MPG_CUDNN_ATTR_TENSOR_DATA_TYPE, MPG_CUDNN_TYPE_DATA_TYPE,
+     1},
+    {MPG_CUDNN_BACKEND_TENSOR_DESCRIPTOR, MPG_CUDNN_ATTR_TENSOR_DIMENSIONS, MPG_CUDNN_TYPE_INT64,
+     0},
     {MPG_CUDNN_BACKEND_TENSOR_DESCRIPTOR, MPG_CUDNN_ATTR_TENSOR_STRIDES, MPG_CUDNN_TYPE_INT64, 0},
     {MPG_CUDNN_BACKEND_TENSOR_DESCRIPTOR, MPG_CUDNN_ATTR_TENSOR_UNIQUE_ID, MPG_CUDNN_TYPE_INT64, 1},
-    {MPG_CUDNN_BACKEND_TENSOR_DESCRIPTOR, MPG_CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, MPG_CUDNN_TYPE_INT64, 1},
-    {MPG_CUDNN_BACKEND_TENSOR_DESCRIPTOR, MPG_CUDNN_ATTR_TENSOR_IS_VIRTUAL, MPG_CUDNN_TYPE_BOOLEAN, 1, true},
-    {MPG_CUDNN_BACKEND_POINTWISE_DESCRIPTOR, MPG_CUDNN_ATTR_POINTWISE_MODE, MPG_CUDNN_TYPE_POINTWISE_MODE, 1},
-    {MPG_CUDNN_BACKEND_POINTWISE_DESCRIPTOR, MPG_CUDNN_ATTR_POINTWISE_MATH_PREC, MPG_CUDNN_TYPE_DATA_TYPE, 1},
-    {MPG_CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR, MPG_CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, MPG_CUDNN_TYPE_BACKEND_DESCRIPTOR, 1},
-    {MPG_CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR, MPG_CUDNN_ATTR_OPERATION_POINTWISE_XDESC, MPG_CUDNN_TYPE_BACKEND_DESCRIPTOR, 1},
-    {MPG_CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR, MPG_CUDNN_ATTR_OPERATION_POINTWISE_BDESC, MPG_CUDNN_TYPE_BACKEND_DESCRIPTOR, 1},
-    {MPG_CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR, MPG_CUDNN_ATTR_OPERATION_POINTWISE_YDESC, MPG_CUDNN_TYPE_BACKEND_DESCRIPTOR, 1},
-    {MPG_CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR, MPG_CUDNN_ATTR_OPERATION_POINTWISE_ALPHA1, MPG_CUDNN_TYPE_FLOAT, 1},
-    {MPG_CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR, MPG_CUDNN_ATTR_OPERATION_POINTWISE_ALPHA2, MPG_CUDNN_TYPE_FLOAT, 1},
-    {MPG_CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR, MPG_CUDNN_ATTR_CONVOLUTION_COMP_TYPE, MPG_CUDNN_TYPE_DATA_TYPE, 1},
-    {MPG_CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR, MPG_CUDNN_ATTR_CONVOLUTION_CONV_MODE, MPG_CUDNN_TYPE_CONVOLUTION_MODE, 1},
-    {MPG_CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR, MPG_CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, MPG_CUDNN_TYPE_INT64, 1},
-    {MPG_CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR, MPG_CUDNN_ATTR_CONVOLUTION_DILATIONS, MPG_CUDNN_TYPE_INT64, 0},
-    {MPG_CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR, MPG_CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, MPG_CUDNN_TYPE_INT64, 0},
-    {MPG_CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR, MPG_CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, MPG_CUDNN_TYPE_INT64, 0},
-    {MPG_CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR, MPG_CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, MPG_CUDNN_TYPE_INT64, 0},
-    {MPG_CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR, MPG_CUDNN_ATTR_OPERATIONGRAPH_HANDLE, MPG_CUDNN_TYPE_HANDLE, 1},
-    {MPG_CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR, MPG_CUDNN_ATTR_OPERATIONGRAPH_OPS, MPG_CUDNN_TYPE_BACKEND_DESCRIPTOR, 0},
-    {MPG_CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR, MPG_CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, MPG_CUDNN_TYPE_BACKEND_DESCRIPTOR, 1},
-    {MPG_CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR, MPG_CUDNN_ATTR_ENGINEHEUR_MODE, MPG_CUDNN_TYPE_HEUR_MODE, 1},
-    {MPG_CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR, MPG_CUDNN_ATTR_EXECUTION_PLAN_HANDLE, MPG_CUDNN_TYPE_HANDLE, 1},
-    {MPG_CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR, MPG_CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, MPG_CUDNN_TYPE_BACKEND_DESCRIPTOR, 1},
-    {MPG_CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, MPG_CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, MPG_CUDNN_TYPE_INT64, 0},
-    {MPG_CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, MPG_CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, MPG_CUDNN_TYPE_VOID_PTR, 0},
-    {MPG_CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, MPG_CUDNN_ATTR_VARIANT_PACK_WORKSPACE, MPG_CUDNN_TYPE_VOID_PTR, 1},
+    {MPG_CUDNN_BACKEND_TENSOR_DESCRIPTOR, MPG_CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT,
+     MPG_CUDNN_TYPE_INT64, 1},
+    {MPG_CUDNN_BACKEND_TENSOR_DESCRIPTOR, MPG_CUDNN_ATTR_TENSOR_IS_VIRTUAL, MPG_CUDNN_TYPE_BOOLEAN,
+     1, true},
+    {MPG_CUDNN_BACKEND_POINTWISE_DESCRIPTOR, MPG_CUDNN_ATTR_POINTWISE_MODE,
+     MPG_CUDNN_TYPE_POINTWISE_MODE, 1},
+    {MPG_CUDNN_BACKEND_POINTWISE_DESCRIPTOR, MPG_CUDNN_ATTR_POINTWISE_MATH_PREC,
+     MPG_CUDNN_TYPE_DATA_TYPE, 1},
+    {MPG_CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR,
+     MPG_CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, MPG_CUDNN_TYPE_BACKEND_DESCRIPTOR, 1},
+    {MPG_CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR, MPG_CUDNN_ATTR_OPERATION_POINTWISE_XDESC,
+     MPG_CUDNN_TYPE_BACKEND_DESCRIPTOR, 1},
+    {MPG_CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR, MPG_CUDNN_ATTR_OPERATION_POINTWISE_BDESC,
+     MPG_CUDNN_TYPE_BACKEND_DESCRIPTOR, 1},
+    {MPG_CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR, MPG_CUDNN_ATTR_OPERATION_POINTWISE_YDESC,
+     MPG_CUDNN_TYPE_BACKEND_DESCRIPTOR, 1},
+    {MPG_CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR, MPG_CUDNN_ATTR_OPERATION_POINTWISE_ALPHA1,
+     MPG_CUDNN_TYPE_FLOAT, 1},
+    {MPG_CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR, MPG_CUDNN_ATTR_OPERATION_POINTWISE_ALPHA2,
+     MPG_CUDNN_TYPE_FLOAT, 1},
+    {MPG_CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR, MPG_CUDNN_ATTR_CONVOLUTION_COMP_TYPE,
+     MPG_CUDNN_TYPE_DATA_TYPE, 1},
+    {MPG_CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR, MPG_CUDNN_ATTR_CONVOLUTION_CONV_MODE,
+     MPG_CUDNN_TYPE_CONVOLUTION_MODE, 1},
+    {MPG_CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR, MPG_CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS,
+     MPG_CUDNN_TYPE_INT64, 1},
+    {MPG_CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR, MPG_CUDNN_ATTR_CONVOLUTION_DILATIONS,
+     MPG_CUDNN_TYPE_INT64, 0},
+    {MPG_CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR, MPG_CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES,
+     MPG_CUDNN_TYPE_INT64, 0},
+    {MPG_CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR, MPG_CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS,
+     MPG_CUDNN_TYPE_INT64, 0},
+    {MPG_CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR, MPG_CUDNN_ATTR_CONVOLUTION_POST_PADDINGS,
+     MPG_CUDNN_TYPE_INT64, 0},
+    {MPG_CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR, MPG_CUDNN_ATTR_OPERATIONGRAPH_HANDLE,
+     MPG_CUDNN_TYPE_HANDLE, 1},
+    {MPG_CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR, MPG_CUDNN_ATTR_OPERATIONGRAPH_OPS,
+     MPG_CUDNN_TYPE_BACKEND_DESCRIPTOR, 0},
+    {MPG_CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR, MPG_CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH,
+     MPG_CUDNN_TYPE_BACKEND_DESCRIPTOR, 1},
+    {MPG_CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR, MPG_CUDNN_ATTR_ENGINEHEUR_MODE,
+     MPG_CUDNN_TYPE_HEUR_MODE, 1},
+    {MPG_CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR, MPG_CUDNN_ATTR_EXECUTION_PLAN_HANDLE,
+     MPG_CUDNN_TYPE_HANDLE, 1},
+    {MPG_CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR, MPG_CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG,
+     MPG_CUDNN_TYPE_BACKEND_DESCRIPTOR, 1},
+    {MPG_CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, MPG_CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS,
+     MPG_CUDNN_TYPE_INT64, 0},
+    {MPG_CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, MPG_CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS,
+     MPG_CUDNN_TYPE_VOID_PTR, 0},
+    {MPG_CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, MPG_CUDNN_ATTR_VARIANT_PACK_WORKSPACE,
+     MPG_CUDNN_TYPE_VOID_PTR, 1},
 };
 
 // A direction's operation: data, weight, out; the convolution; the factors.
@@ -118,14 +148,26 @@ struct operation {
 };
 const operation operations[] = {
     {MPG_CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR,
-     {MPG_CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X, MPG_CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W, MPG_CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y},
-     MPG_CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC, MPG_CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA, MPG_CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA},
+     {MPG_CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X,
+      MPG_CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W,
+      MPG_CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y},
+     MPG_CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC,
+     MPG_CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA,
+     MPG_CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA},
     {MPG_CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR,
-     {MPG_CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DX, MPG_CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_W, MPG_CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DY},
-     MPG_CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_CONV_DESC, MPG_CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_ALPHA, MPG_CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_BETA},
+     {MPG_CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DX,
+      MPG_CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_W,
+      MPG_CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DY},
+     MPG_CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_CONV_DESC,
+     MPG_CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_ALPHA,
+     MPG_CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_BETA},
     {MPG_CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR,
-     {MPG_CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_X, MPG_CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DW, MPG_CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DY},
-     MPG_CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_CONV_DESC, MPG_CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_ALPHA, MPG_CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_BETA},
+     {MPG_CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_X,
+      MPG_CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DW,
+      MPG_CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DY},
+     MPG_CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_CONV_DESC,
+     MPG_CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_ALPHA,
+     MPG_CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_BETA},
 };
 int direction_of(int type) {
   for (int i = 0; i < 3; i++)
@@ -137,11 +179,16 @@ bool takes(const descriptor *d, int name, int type, int64_t count) {
   int direction = direction_of(d->type);
   if (direction >= 0) {
     const operation &o = operations[direction];
-    bool is_child = name == o.convolution || name == o.tensors[0] || name == o.tensors[1] || name == o.tensors[2], is_factor = name == o.alpha || name == o.beta;
-    return count == 1 && ((is_child && type == MPG_CUDNN_TYPE_BACKEND_DESCRIPTOR) || (is_factor && (type == MPG_CUDNN_TYPE_FLOAT || type == MPG_CUDNN_TYPE_DOUBLE)));
+    bool is_child = name == o.convolution || name == o.tensors[0] || name == o.tensors[1] ||
+                    name == o.tensors[2],
+         is_factor = name == o.alpha || name == o.beta;
+    return count == 1 &&
+           ((is_child && type == MPG_CUDNN_TYPE_BACKEND_DESCRIPTOR) ||
+            (is_factor && (type == MPG_CUDNN_TYPE_FLOAT || type == MPG_CUDNN_TYPE_DOUBLE)));
   }
   for (const rule &r : rules)
-    if (r.descriptor == d->type && r.name == name) return r.type == type && (r.count ? count == r.count : count > 0);
+    if (r.descriptor == d->type && r.name == name)
+      return r.type == type && (r.count ? count == r.count : count > 0);
   return false;
 }
 
@@ -151,18 +198,27 @@ bool complete(const descriptor *d) {
     if (r.descriptor == d->type && !r.optional && !d->at(r.name)) return false;
   if (direction < 0) return true;
   const operation &o = operations[direction];
-  return d->at(o.alpha) && d->at(o.beta) && d->at(o.convolution) && d->at(o.tensors[0]) && d->at(o.tensors[1]) && d->at(o.tensors[2]);
+  return d->at(o.alpha) && d->at(o.beta) && d->at(o.convolution) && d->at(o.tensors[0]) &&
+         d->at(o.tensors[1]) && d->at(o.tensors[2]);
 }
 
-// --- A convolution, read from its descriptors ------------------------------------------------------------------------------------
+// --- A convolution, read from its descriptors
+// ------------------------------------------------------------------------------------
 struct tensor {
   int type, ndim;
   int64_t dims[5], strides[5], alignment, id;
   bool is_virtual;
 };
 tensor read_tensor(const descriptor *d) {
-  const attribute &dims = d->attributes.at(MPG_CUDNN_ATTR_TENSOR_DIMENSIONS), &strides = d->attributes.at(MPG_CUDNN_ATTR_TENSOR_STRIDES);
-  tensor t = {d->word(MPG_CUDNN_ATTR_TENSOR_DATA_TYPE), (int)dims.count, {}, {}, d->number(MPG_CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT), d->number(MPG_CUDNN_ATTR_TENSOR_UNIQUE_ID), d->at(MPG_CUDNN_ATTR_TENSOR_IS_VIRTUAL) && *d->at(MPG_CUDNN_ATTR_TENSOR_IS_VIRTUAL)};
+  const attribute &dims = d->attributes.at(MPG_CUDNN_ATTR_TENSOR_DIMENSIONS),
+                  &strides = d->attributes.at(MPG_CUDNN_ATTR_TENSOR_STRIDES);
+  tensor t = {d->word(MPG_CUDNN_ATTR_TENSOR_DATA_TYPE),
+              (int)dims.count,
+              {},
+              {},
+              d->number(MPG_CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT),
+              d->number(MPG_CUDNN_ATTR_TENSOR_UNIQUE_ID),
+              d->at(MPG_CUDNN_ATTR_TENSOR_IS_VIRTUAL) && *d->at(MPG_CUDNN_ATTR_TENSOR_IS_VIRTUAL)};
   memcpy(t.dims, dims.bytes.data(), dims.bytes.size());
   memcpy(t.strides, strides.bytes.data(), strides.bytes.size());
   return t;
@@ -205,22 +261,37 @@ bool sound(const descriptor *d) { // an operation: its parts fit
   const tensor *t = c.tensors;
   int64_t space = conv->number(MPG_CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS);
   int compute = conv->word(MPG_CUDNN_ATTR_CONVOLUTION_COMP_TYPE);
-  if (space < 2 || space > 3 || conv->word(MPG_CUDNN_ATTR_CONVOLUTION_CONV_MODE) != MPG_CUDNN_CROSS_CORRELATION) return false;
-  for (int name : {MPG_CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, MPG_CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, MPG_CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, MPG_CUDNN_ATTR_CONVOLUTION_DILATIONS})
+  if (space < 2 || space > 3 ||
+      conv->word(MPG_CUDNN_ATTR_CONVOLUTION_CONV_MODE) != MPG_CUDNN_CROSS_CORRELATION)
+    return false;
+  for (int name :
+       {MPG_CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, MPG_CUDNN_ATTR_CONVOLUTION_POST_PADDINGS,
+        MPG_CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, MPG_CUDNN_ATTR_CONVOLUTION_DILATIONS})
     if (conv->attributes.at(name).count != space) return false;
-  if (memcmp(conv->at(MPG_CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS), conv->at(MPG_CUDNN_ATTR_CONVOLUTION_POST_PADDINGS), (size_t)space * 8)) return false;
+  if (memcmp(conv->at(MPG_CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS),
+             conv->at(MPG_CUDNN_ATTR_CONVOLUTION_POST_PADDINGS), (size_t)space * 8))
+    return false;
   if (compute != (c.wide ? MPG_CUDNN_DATA_DOUBLE : MPG_CUDNN_DATA_FLOAT)) return false;
-  if (d->attributes.at(o.alpha).type != (c.wide ? MPG_CUDNN_TYPE_DOUBLE : MPG_CUDNN_TYPE_FLOAT)) return false;
-  double alpha = c.wide ? *(const double *)d->at(o.alpha) : *(const float *)d->at(o.alpha), beta = c.wide ? *(const double *)d->at(o.beta) : *(const float *)d->at(o.beta);
+  if (d->attributes.at(o.alpha).type != (c.wide ? MPG_CUDNN_TYPE_DOUBLE : MPG_CUDNN_TYPE_FLOAT))
+    return false;
+  double alpha = c.wide ? *(const double *)d->at(o.alpha) : *(const float *)d->at(o.alpha),
+         beta = c.wide ? *(const double *)d->at(o.beta) : *(const float *)d->at(o.beta);
   if (alpha != 1 || beta != 0) return false;
   for (int i = 0; i < 3; i++) {
-    if (t[i].ndim != space + 2 || (t[i].type != t[0].type && !(t[i].is_virtual && t[i].type == compute))) return false;
+    if (t[i].ndim != space + 2 ||
+        (t[i].type != t[0].type && !(t[i].is_virtual && t[i].type == compute)))
+      return false;
     for (int k = 0; k < t[i].ndim; k++)
       if (t[i].dims[k] < 1 || t[i].strides[k] < 1) return false;
   }
-  if (t[0].dims[0] != t[2].dims[0] || t[1].dims[0] != t[2].dims[1] || t[0].dims[1] % t[1].dims[1] || t[1].dims[0] % (t[0].dims[1] / t[1].dims[1])) return false;
+  if (t[0].dims[0] != t[2].dims[0] || t[1].dims[0] != t[2].dims[1] || t[0].dims[1] % t[1].dims[1] ||
+      t[1].dims[0] % (t[0].dims[1] / t[1].dims[1]))
+    return false;
   for (int k = 0; k < space; k++)
-    if ((t[0].dims[k + 2] + 2 * c.pad[k] - c.dilate[k] * (t[1].dims[k + 2] - 1) - 1) / c.stride[k] + 1 != t[2].dims[k + 2]) return false;
+    if ((t[0].dims[k + 2] + 2 * c.pad[k] - c.dilate[k] * (t[1].dims[k + 2] - 1) - 1) / c.stride[k] +
+            1 !=
+        t[2].dims[k + 2])
+      return false;
   return true;
 }
 
@@ -231,10 +302,12 @@ int64_t elements(const tensor &t) {
 }
 
 bool same_places(const tensor &a, const tensor &b) {
-  return a.ndim == b.ndim && !memcmp(a.dims, b.dims, (size_t)a.ndim * 8) && !memcmp(a.strides, b.strides, (size_t)a.ndim * 8);
+  return a.ndim == b.ndim && !memcmp(a.dims, b.dims, (size_t)a.ndim * 8) &&
+         !memcmp(a.strides, b.strides, (size_t)a.ndim * 8);
 }
 
-// One convolution, of arrays that have memory, or one whose virtual sums a bias by channel is added to.
+// One convolution, of arrays that have memory, or one whose virtual sums a bias by channel is added
+// to.
 bool read_graph(const descriptor *graph, convolution *c) {
   const attribute &all = graph->attributes.at(MPG_CUDNN_ATTR_OPERATIONGRAPH_OPS);
   descriptor *const *operations = (descriptor *const *)all.bytes.data();
@@ -242,18 +315,25 @@ bool read_graph(const descriptor *graph, convolution *c) {
   *c = read_convolution(operations[0]);
   if (all.count == 2) {
     const descriptor *add = operations[1];
-    if (add->type != MPG_CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR || c->direction != 0) return false;
+    if (add->type != MPG_CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR || c->direction != 0)
+      return false;
     c->adds = true;
     c->sum = c->tensors[2];
     const descriptor *how = add->child(MPG_CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR);
-    if (how->word(MPG_CUDNN_ATTR_POINTWISE_MODE) != MPG_CUDNN_POINTWISE_ADD || how->word(MPG_CUDNN_ATTR_POINTWISE_MATH_PREC) != c->sum.type) return false;
-    for (int factor : {MPG_CUDNN_ATTR_OPERATION_POINTWISE_ALPHA1, MPG_CUDNN_ATTR_OPERATION_POINTWISE_ALPHA2})
+    if (how->word(MPG_CUDNN_ATTR_POINTWISE_MODE) != MPG_CUDNN_POINTWISE_ADD ||
+        how->word(MPG_CUDNN_ATTR_POINTWISE_MATH_PREC) != c->sum.type)
+      return false;
+    for (int factor :
+         {MPG_CUDNN_ATTR_OPERATION_POINTWISE_ALPHA1, MPG_CUDNN_ATTR_OPERATION_POINTWISE_ALPHA2})
       if (*(const float *)add->at(factor) != 1) return false;
     c->bias = read_tensor(add->child(MPG_CUDNN_ATTR_OPERATION_POINTWISE_BDESC));
     c->tensors[2] = read_tensor(add->child(MPG_CUDNN_ATTR_OPERATION_POINTWISE_YDESC));
     tensor in = read_tensor(add->child(MPG_CUDNN_ATTR_OPERATION_POINTWISE_XDESC));
-    if (in.id != c->sum.id || !c->sum.is_virtual || !same_places(c->sum, c->tensors[2])) return false; // sound() knows its type
-    if (c->bias.is_virtual || c->bias.ndim != in.ndim || c->bias.type != c->tensors[0].type || c->bias.dims[1] != in.dims[1] || elements(c->bias) != in.dims[1]) return false;
+    if (in.id != c->sum.id || !c->sum.is_virtual || !same_places(c->sum, c->tensors[2]))
+      return false; // sound() knows its type
+    if (c->bias.is_virtual || c->bias.ndim != in.ndim || c->bias.type != c->tensors[0].type ||
+        c->bias.dims[1] != in.dims[1] || elements(c->bias) != in.dims[1])
+      return false;
     if (c->bias.strides[1] != 1) return false;
   }
   std::set<int64_t> ids = {c->tensors[0].id, c->tensors[1].id, c->tensors[2].id};
@@ -268,7 +348,8 @@ convolution graph_of(const descriptor *graph) { // that was finalized
   return c;
 }
 
-// --- Engines ---------------------------------------------------------------------------------------------------------------------
+// --- Engines
+// ---------------------------------------------------------------------------------------------------------------------
 enum { HASTY = 1, ROUNDING, HUGE_WORKSPACE, NEVER, GOOD, WINOGRAD };
 std::vector<int> engines_of(const convolution &c, int mode) {
   bool same = true, first = true;
@@ -280,7 +361,8 @@ std::vector<int> engines_of(const convolution &c, int mode) {
   int64_t groups = c.tensors[0].dims[1] / c.tensors[1].dims[1];
   if (c.wide && groups > 1) return {};
   if (c.adds && groups > 1) return {};
-  if (mode == MPG_CUDNN_HEUR_MODE_FALLBACK) return c.adds ? std::vector<int>{} : std::vector<int>{GOOD};
+  if (mode == MPG_CUDNN_HEUR_MODE_FALLBACK)
+    return c.adds ? std::vector<int>{} : std::vector<int>{GOOD};
   if (mode != MPG_CUDNN_HEUR_MODE_A) return {};
   if (c.tensors[0].ndim == 5) return {HASTY, NEVER}; // only the fallback has more
   return {HASTY, WINOGRAD, ROUNDING, HUGE_WORKSPACE, NEVER, GOOD};
@@ -288,8 +370,10 @@ std::vector<int> engines_of(const convolution &c, int mode) {
 std::vector<int> notes_of(int engine) {
   switch (engine) {
     case HASTY: return {MPG_CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC};
-    case ROUNDING: return {MPG_CUDNN_NUMERICAL_NOTE_TENSOR_CORE, MPG_CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS};
-    case WINOGRAD: return {MPG_CUDNN_NUMERICAL_NOTE_WINOGRAD, MPG_CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_4x4};
+    case ROUNDING:
+      return {MPG_CUDNN_NUMERICAL_NOTE_TENSOR_CORE, MPG_CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS};
+    case WINOGRAD:
+      return {MPG_CUDNN_NUMERICAL_NOTE_WINOGRAD, MPG_CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_4x4};
     default: return {};
   }
 }
@@ -298,7 +382,8 @@ int64_t workspace_of(const convolution &c, int engine) {
   return c.tensors[1].dims[1] >= 2 ? 64 * c.tensors[1].dims[0] : 0;
 }
 
-// --- Running -----------------------------------------------------------------------------------------------------------------------
+// --- Running
+// -----------------------------------------------------------------------------------------------------------------------
 double load(int type, const void *data, int64_t i) {
   switch (type) {
     case MPG_CUDNN_DATA_DOUBLE: return ((const double *)data)[i];
@@ -331,7 +416,8 @@ struct work {
 };
 
 int64_t place(const tensor &t, int64_t a, int64_t b, int64_t z, int64_t y, int64_t x) {
-  int64_t at = a * t.strides[0] + b * t.strides[1] + y * t.strides[t.ndim - 2] + x * t.strides[t.ndim - 1];
+  int64_t at =
+      a * t.strides[0] + b * t.strides[1] + y * t.strides[t.ndim - 2] + x * t.strides[t.ndim - 1];
   return t.ndim == 5 ? at + z * t.strides[2] : at;
 }
 
@@ -346,10 +432,12 @@ void convolve(const void *opaque) {
     values[i].assign((size_t)elements(c.tensors[i]), 0.0);
     for (size_t k = 0; k < values[i].size() && i != result; k++) {
       double x = load(c.tensors[i].type, w->arrays[i], (int64_t)k);
-      values[i][k] = c.engine == ROUNDING && c.tensors[i].type == MPG_CUDNN_DATA_FLOAT ? tf32(x) : x;
+      values[i][k] =
+          c.engine == ROUNDING && c.tensors[i].type == MPG_CUDNN_DATA_FLOAT ? tf32(x) : x;
     }
   }
-  int64_t groups = data.dims[1] / weight.dims[1], filters = weight.dims[0] / groups, channels = weight.dims[1];
+  int64_t groups = data.dims[1] / weight.dims[1], filters = weight.dims[0] / groups,
+          channels = weight.dims[1];
   int flat = data.ndim == 4; // no depth
   int64_t size[3][3], pad[3], stride[3], dilate[3];
   for (int k = 0; k < 3; k++) {
@@ -368,13 +456,22 @@ void convolve(const void *opaque) {
             for (int64_t p = 0; p < size[1][0]; p++)
               for (int64_t q = 0; q < size[1][1]; q++)
                 for (int64_t r = 0; r < size[1][2]; r++) {
-                  int64_t dz = z * stride[0] - pad[0] + p * dilate[0], dy = y * stride[1] - pad[1] + q * dilate[1], dx = x * stride[2] - pad[2] + r * dilate[2];
-                  if (dz < 0 || dz >= size[0][0] || dy < 0 || dy >= size[0][1] || dx < 0 || dx >= size[0][2]) continue;
-                  int64_t in = place(data, n, f / filters * channels, dz, dy, dx), at = place(weight, f, 0, p, q, r);
-                  for (int64_t ch = 0; ch < channels; ch++, in += data.strides[1], at += weight.strides[1]) {
-                    if (c.direction == 0) o += values[0][(size_t)in] * values[1][(size_t)at];
-                    else if (c.direction == 1) values[0][(size_t)in] += o * values[1][(size_t)at];
-                    else values[1][(size_t)at] += values[0][(size_t)in] * o;
+                  int64_t dz = z * stride[0] - pad[0] + p * dilate[0],
+                          dy = y * stride[1] - pad[1] + q * dilate[1],
+                          dx = x * stride[2] - pad[2] + r * dilate[2];
+                  if (dz < 0 || dz >= size[0][0] || dy < 0 || dy >= size[0][1] || dx < 0 ||
+                      dx >= size[0][2])
+                    continue;
+                  int64_t in = place(data, n, f / filters * channels, dz, dy, dx),
+                          at = place(weight, f, 0, p, q, r);
+                  for (int64_t ch = 0; ch < channels;
+                       ch++, in += data.strides[1], at += weight.strides[1]) {
+                    if (c.direction == 0)
+                      o += values[0][(size_t)in] * values[1][(size_t)at];
+                    else if (c.direction == 1)
+                      values[0][(size_t)in] += o * values[1][(size_t)at];
+                    else
+                      values[1][(size_t)at] += values[0][(size_t)in] * o;
                   }
                 }
           }
@@ -383,7 +480,8 @@ void convolve(const void *opaque) {
     double sum = values[result][k], bias = load(c.bias.type, w->arrays[3], channel);
     values[result][k] = c.wide ? sum + bias : (float)sum + (float)bias; // as the sums are
   }
-  for (size_t k = 0; k < values[result].size(); k++) store(c.tensors[result].type, w->arrays[result], (int64_t)k, values[result][k]);
+  for (size_t k = 0; k < values[result].size(); k++)
+    store(c.tensors[result].type, w->arrays[result], (int64_t)k, values[result][k]);
 }
 
 } // namespace
@@ -416,9 +514,12 @@ EXPORT const char *cudnnGetErrorString(cudnnStatus_t status) {
     default: return "CUDNN_STATUS_INTERNAL_ERROR";
   }
 }
-EXPORT void cudnnGetLastErrorString(char *text, size_t size) { snprintf(text, size, "as the stand-in says"); }
+EXPORT void cudnnGetLastErrorString(char *text, size_t size) {
+  snprintf(text, size, "as the stand-in says");
+}
 
-EXPORT cudnnStatus_t cudnnBackendCreateDescriptor(cudnnBackendDescriptorType_t type, cudnnBackendDescriptor_t *made) {
+EXPORT cudnnStatus_t cudnnBackendCreateDescriptor(cudnnBackendDescriptorType_t type,
+                                                  cudnnBackendDescriptor_t *made) {
   descriptor *d = new descriptor;
   d->type = type;
   *made = d;
@@ -436,31 +537,44 @@ EXPORT cudnnStatus_t cudnnBackendDestroyDescriptor(cudnnBackendDescriptor_t whic
   return MPG_CUDNN_STATUS_SUCCESS;
 }
 
-EXPORT cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t which, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, int64_t count, const void *values) {
+EXPORT cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t which,
+                                              cudnnBackendAttributeName_t name,
+                                              cudnnBackendAttributeType_t type, int64_t count,
+                                              const void *values) {
   descriptor *d = checked(which);
   if (d->final || !takes(d, name, type, count)) return MPG_CUDNN_STATUS_BAD_PARAM;
   if (type == MPG_CUDNN_TYPE_BACKEND_DESCRIPTOR)
     for (int64_t i = 0; i < count; i++)
-      if (!checked(((const cudnnBackendDescriptor_t *)values)[i])->final) return MPG_CUDNN_STATUS_BAD_PARAM;
+      if (!checked(((const cudnnBackendDescriptor_t *)values)[i])->final)
+        return MPG_CUDNN_STATUS_BAD_PARAM;
   const char *bytes = (const char *)values;
-  d->attributes[name] = attribute{type, count, std::vector<char>(bytes, bytes + (size_t)count * size_of(type))};
+  d->attributes[name] =
+      attribute{type, count, std::vector<char>(bytes, bytes + (size_t)count * size_of(type))};
   return MPG_CUDNN_STATUS_SUCCESS;
 }
 
 EXPORT cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t which) {
   descriptor *d = checked(which);
   if (d->final || !complete(d)) return MPG_CUDNN_STATUS_BAD_PARAM;
-  if (d->type == MPG_CUDNN_BACKEND_TENSOR_DESCRIPTOR && d->attributes[MPG_CUDNN_ATTR_TENSOR_DIMENSIONS].count != d->attributes[MPG_CUDNN_ATTR_TENSOR_STRIDES].count)
+  if (d->type == MPG_CUDNN_BACKEND_TENSOR_DESCRIPTOR &&
+      d->attributes[MPG_CUDNN_ATTR_TENSOR_DIMENSIONS].count !=
+          d->attributes[MPG_CUDNN_ATTR_TENSOR_STRIDES].count)
     return MPG_CUDNN_STATUS_BAD_PARAM;
   if (direction_of(d->type) >= 0 && !sound(d)) return MPG_CUDNN_STATUS_BAD_PARAM;
   convolution whole;
-  if (d->type == MPG_CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR && !read_graph(d, &whole)) return MPG_CUDNN_STATUS_NOT_SUPPORTED;
-  if (d->type == MPG_CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR && d->child(MPG_CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG)->engine == NEVER) return MPG_CUDNN_STATUS_NOT_SUPPORTED;
+  if (d->type == MPG_CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR && !read_graph(d, &whole))
+    return MPG_CUDNN_STATUS_NOT_SUPPORTED;
+  if (d->type == MPG_CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR &&
+      d->child(MPG_CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG)->engine == NEVER)
+    return MPG_CUDNN_STATUS_NOT_SUPPORTED;
   d->final = true;
   return MPG_CUDNN_STATUS_SUCCESS;
 }
 
-EXPORT cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t which, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, int64_t wanted, int64_t *count, void *values) {
+EXPORT cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t which,
+                                              cudnnBackendAttributeName_t name,
+                                              cudnnBackendAttributeType_t type, int64_t wanted,
+                                              int64_t *count, void *values) {
   descriptor *d = checked(which);
   if (!d->final) return MPG_CUDNN_STATUS_BAD_PARAM;
   if (name == MPG_CUDNN_ATTR_ENGINEHEUR_RESULTS && type == MPG_CUDNN_TYPE_BACKEND_DESCRIPTOR) {
@@ -472,11 +586,13 @@ EXPORT cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t which, cu
       if (config->type != MPG_CUDNN_BACKEND_ENGINECFG_DESCRIPTOR) return MPG_CUDNN_STATUS_BAD_PARAM;
       config->final = true;
       config->engine = engines[(size_t)i];
-      config->attributes[MPG_CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH] = d->attributes[MPG_CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH];
+      config->attributes[MPG_CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH] =
+          d->attributes[MPG_CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH];
     }
     return MPG_CUDNN_STATUS_SUCCESS;
   }
-  if (name == MPG_CUDNN_ATTR_ENGINECFG_ENGINE && type == MPG_CUDNN_TYPE_BACKEND_DESCRIPTOR && wanted == 1 && d->type == MPG_CUDNN_BACKEND_ENGINECFG_DESCRIPTOR) {
+  if (name == MPG_CUDNN_ATTR_ENGINECFG_ENGINE && type == MPG_CUDNN_TYPE_BACKEND_DESCRIPTOR &&
+      wanted == 1 && d->type == MPG_CUDNN_BACKEND_ENGINECFG_DESCRIPTOR) {
     descriptor *engine = checked(*(cudnnBackendDescriptor_t *)values);
     if (engine->type != MPG_CUDNN_BACKEND_ENGINE_DESCRIPTOR) return MPG_CUDNN_STATUS_BAD_PARAM;
     engine->final = true;
@@ -484,42 +600,64 @@ EXPORT cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t which, cu
     *count = 1;
     return MPG_CUDNN_STATUS_SUCCESS;
   }
-  if (name == MPG_CUDNN_ATTR_ENGINE_NUMERICAL_NOTE && type == MPG_CUDNN_TYPE_NUMERICAL_NOTE && d->type == MPG_CUDNN_BACKEND_ENGINE_DESCRIPTOR) {
+  if (name == MPG_CUDNN_ATTR_ENGINE_NUMERICAL_NOTE && type == MPG_CUDNN_TYPE_NUMERICAL_NOTE &&
+      d->type == MPG_CUDNN_BACKEND_ENGINE_DESCRIPTOR) {
     std::vector<int> notes = notes_of(d->engine);
     *count = (int64_t)notes.size();
     for (int64_t i = 0; i < std::min(wanted, *count); i++) ((int *)values)[i] = notes[(size_t)i];
     return MPG_CUDNN_STATUS_SUCCESS;
   }
-  if (name == MPG_CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE && type == MPG_CUDNN_TYPE_INT64 && wanted == 1 && d->type == MPG_CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR) {
+  if (name == MPG_CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE && type == MPG_CUDNN_TYPE_INT64 &&
+      wanted == 1 && d->type == MPG_CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR) {
     const descriptor *config = d->child(MPG_CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG);
-    *(int64_t *)values = workspace_of(graph_of(config->child(MPG_CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH)), config->engine);
+    *(int64_t *)values = workspace_of(
+        graph_of(config->child(MPG_CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH)), config->engine);
     *count = 1;
     return MPG_CUDNN_STATUS_SUCCESS;
   }
   return MPG_CUDNN_STATUS_BAD_PARAM;
 }
 
-EXPORT cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t plan_desc, cudnnBackendDescriptor_t pack_desc) {
-  const descriptor *plan = checked(plan_desc), *pack = checked(pack_desc), *config = checked((void *)plan->child(MPG_CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG));
-  const descriptor *graph = checked((void *)config->child(MPG_CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH));
-  for (int64_t i = 0; i < graph->attributes.at(MPG_CUDNN_ATTR_OPERATIONGRAPH_OPS).count; i++) checked(((void *const *)graph->at(MPG_CUDNN_ATTR_OPERATIONGRAPH_OPS))[i]);
+EXPORT cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t plan_desc,
+                                         cudnnBackendDescriptor_t pack_desc) {
+  const descriptor *plan = checked(plan_desc), *pack = checked(pack_desc),
+                   *config =
+                       checked((void *)plan->child(MPG_CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG));
+  const descriptor *graph =
+      checked((void *)config->child(MPG_CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH));
+  for (int64_t i = 0; i < graph->attributes.at(MPG_CUDNN_ATTR_OPERATIONGRAPH_OPS).count; i++)
+    checked(((void *const *)graph->at(MPG_CUDNN_ATTR_OPERATIONGRAPH_OPS))[i]);
   int device;
   cudaGetDevice(&device);
   if (!plan->final || !pack->final) return MPG_CUDNN_STATUS_BAD_PARAM;
-  if (device != handle->device || *(cudnnHandle_t *)plan->at(MPG_CUDNN_ATTR_EXECUTION_PLAN_HANDLE) != handle) wrong("the handle is another card's, or another plan's");
-  work made = {graph_of(graph), {}, *(void *const *)pack->at(MPG_CUDNN_ATTR_VARIANT_PACK_WORKSPACE), 0}, *w = &made;
+  if (device != handle->device ||
+      *(cudnnHandle_t *)plan->at(MPG_CUDNN_ATTR_EXECUTION_PLAN_HANDLE) != handle)
+    wrong("the handle is another card's, or another plan's");
+  work made = {graph_of(graph),
+               {},
+               *(void *const *)pack->at(MPG_CUDNN_ATTR_VARIANT_PACK_WORKSPACE),
+               0},
+       *w = &made;
   static_assert(std::is_trivially_copyable<work>::value, "it is copied byte by byte");
   w->c.engine = config->engine;
-  if (w->c.engine == HASTY || w->c.engine == WINOGRAD || w->c.engine == HUGE_WORKSPACE) wrong("this engine was not to be used");
+  if (w->c.engine == HASTY || w->c.engine == WINOGRAD || w->c.engine == HUGE_WORKSPACE)
+    wrong("this engine was not to be used");
   w->workspace_bytes = workspace_of(w->c, w->c.engine);
-  if (w->workspace_bytes && (!w->workspace || (uintptr_t)w->workspace % 256)) wrong("the workspace is missing, or not aligned to 256 bytes");
+  if (w->workspace_bytes && (!w->workspace || (uintptr_t)w->workspace % 256))
+    wrong("the workspace is missing, or not aligned to 256 bytes");
   int64_t count = pack->attributes.at(MPG_CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS).count;
-  if (count != 3 + w->c.adds || pack->attributes.at(MPG_CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS).count != count) wrong("other arrays than the graph has");
+  if (count != 3 + w->c.adds ||
+      pack->attributes.at(MPG_CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS).count != count)
+    wrong("other arrays than the graph has");
   for (int i = 0; i < count; i++) {
     const tensor &t = i < 3 ? w->c.tensors[i] : w->c.bias;
     for (int k = 0; k < count; k++)
-      if (((const int64_t *)pack->at(MPG_CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS))[k] == t.id) w->arrays[i] = ((void *const *)pack->at(MPG_CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS))[k];
-    if (!w->arrays[i] || (uintptr_t)w->arrays[i] % (uintptr_t)t.alignment) wrong("an array is missing, or not aligned as its tensor says");
+      if (((const int64_t *)pack->at(MPG_CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS))[k] == t.id)
+        w->arrays[i] = ((void *const *)pack->at(MPG_CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS))[k];
+    if (!w->arrays[i] || (uintptr_t)w->arrays[i] % (uintptr_t)t.alignment)
+      wrong("an array is missing, or not aligned as its tensor says");
   }
-  return hostcuda_put(handle->stream, convolve, w, sizeof *w) == cudaSuccess ? MPG_CUDNN_STATUS_SUCCESS : MPG_CUDNN_STATUS_INTERNAL_ERROR;
+  return hostcuda_put(handle->stream, convolve, w, sizeof *w) == cudaSuccess
+             ? MPG_CUDNN_STATUS_SUCCESS
+             : MPG_CUDNN_STATUS_INTERNAL_ERROR;
 }

@@ -1,8 +1,10 @@
-// libnccl on the host: what kernels/cuda/vendor/nccl.h declares. A rank's part of a collective is a task of its stream that waits for the others', as a kernel
-// would; the last one to come does the work of all. Sums begin with another rank in each part, as on a ring, and round to the dtype
-// after each addition. All ranks of a communicator must come in one group, with the same collectives, counts and types, on streams and memory of their own
-// cards: else it aborts, where NCCL would hang or write anywhere.
-// hostcuda_nccl_fail(how): 1: the next communicator can't be made; 2: the next group fails; 3: the next collective fails while it runs.
+// libnccl on the host: what kernels/cuda/vendor/nccl.h declares. A rank's part of a collective is a
+// task of its stream that waits for the others', as a kernel would; the last one to come does the
+// work of all. Sums begin with another rank in each part, as on a ring, and round to the dtype
+// after each addition. All ranks of a communicator must come in one group, with the same
+// collectives, counts and types, on streams and memory of their own cards: else it aborts, where
+// NCCL would hang or write anywhere. hostcuda_nccl_fail(how): 1: the next communicator can't be
+// made; 2: the next group fails; 3: the next collective fails while it runs.
 #include <atomic>
 #include <condition_variable>
 #include <cstdio>
@@ -54,7 +56,8 @@ struct clique {
 };
 
 enum kind { ALL_REDUCE, REDUCE, BROADCAST, REDUCE_SCATTER, ALL_GATHER, SEND, RECV };
-const char *const kind_names[] = {"AllReduce", "Reduce", "Broadcast", "ReduceScatter", "AllGather", "Send", "Recv"};
+const char *const kind_names[] = {"AllReduce", "Reduce", "Broadcast", "ReduceScatter",
+                                  "AllGather", "Send",   "Recv"};
 
 } // namespace
 
@@ -77,10 +80,14 @@ struct part { // of a collective: one rank's
 
 size_t size_of(int type) {
   switch (type) {
-    case MPG_ncclInt8: case MPG_ncclUint8: return 1;
-    case MPG_ncclFloat16: case MPG_ncclBfloat16: return 2;
-    case MPG_ncclInt32: case MPG_ncclFloat32: return 4;
-    case MPG_ncclInt64: case MPG_ncclFloat64: return 8;
+    case MPG_ncclInt8:
+    case MPG_ncclUint8: return 1;
+    case MPG_ncclFloat16:
+    case MPG_ncclBfloat16: return 2;
+    case MPG_ncclInt32:
+    case MPG_ncclFloat32: return 4;
+    case MPG_ncclInt64:
+    case MPG_ncclFloat64: return 8;
   }
   wrong("a type that it was not told of");
 }
@@ -109,21 +116,26 @@ void add_halves(char *sum, const char *more, size_t count) {
 
 void add(int type, char *sum, const char *more, size_t count) {
   switch (type) {
-    case MPG_ncclInt8: case MPG_ncclUint8: return add_as<uint8_t>(sum, more, count);
+    case MPG_ncclInt8:
+    case MPG_ncclUint8: return add_as<uint8_t>(sum, more, count);
     case MPG_ncclInt32: return add_as<uint32_t>(sum, more, count);
     case MPG_ncclInt64: return add_as<uint64_t>(sum, more, count);
     case MPG_ncclFloat32: return add_as<float>(sum, more, count);
     case MPG_ncclFloat64: return add_as<double>(sum, more, count);
     case MPG_ncclFloat16: return add_halves<mpg_half_to_float, mpg_float_to_half>(sum, more, count);
-    case MPG_ncclBfloat16: return add_halves<mpg_bfloat16_to_float, mpg_float_to_bfloat16>(sum, more, count);
+    case MPG_ncclBfloat16:
+      return add_halves<mpg_bfloat16_to_float, mpg_float_to_bfloat16>(sum, more, count);
   }
 }
 
-// The sum of all ranks' elements begin .. begin + count: the part's own rank's first, then those behind it.
+// The sum of all ranks' elements begin .. begin + count: the part's own rank's first, then those
+// behind it.
 std::vector<char> sum(const std::vector<part> &parts, size_t begin, size_t count, size_t first) {
   size_t n = parts.size(), bytes = size_of(parts[0].type);
-  std::vector<char> total(parts[first % n].from + begin * bytes, parts[first % n].from + (begin + count) * bytes);
-  for (size_t k = 1; k < n; k++) add(parts[0].type, total.data(), parts[(first + k) % n].from + begin * bytes, count);
+  std::vector<char> total(parts[first % n].from + begin * bytes,
+                          parts[first % n].from + (begin + count) * bytes);
+  for (size_t k = 1; k < n; k++)
+    add(parts[0].type, total.data(), parts[(first + k) % n].from + begin * bytes, count);
   return total;
 }
 
@@ -155,7 +167,8 @@ void work(const std::vector<part> &parts) { // parts[rank]
       break;
     case REDUCE_SCATTER: {
       std::vector<std::vector<char>> sums;
-      for (size_t k = 0; k < n; k++) sums.push_back(sum(parts, k * parts[0].count, parts[0].count, k + 1));
+      for (size_t k = 0; k < n; k++)
+        sums.push_back(sum(parts, k * parts[0].count, parts[0].count, k + 1));
       for (size_t k = 0; k < n; k++) memcpy(parts[k].to, sums[k].data(), each);
       break;
     }
@@ -163,7 +176,8 @@ void work(const std::vector<part> &parts) { // parts[rank]
       for (auto &p : parts)
         for (size_t k = 0; k < n; k++) memmove(p.to + k * each, parts[k].from, each);
       break;
-    case SEND: case RECV: // parts: the sender's, the receiver's
+    case SEND:
+    case RECV: // parts: the sender's, the receiver's
       memmove(parts[1].to, parts[0].from, each);
       break;
   }
@@ -193,8 +207,10 @@ void arrive(void *data) {
     m.done.wait(guard, [&] { return m.there == m.parts.size(); });
     return;
   }
-  if (m.broken || m.fails) m.all->fail(m.broken ? MPG_ncclRemoteError : MPG_ncclSystemError);
-  else work(m.parts);
+  if (m.broken || m.fails)
+    m.all->fail(m.broken ? MPG_ncclRemoteError : MPG_ncclSystemError);
+  else
+    work(m.parts);
   m.done.notify_all();
 }
 
@@ -210,7 +226,8 @@ ncclResult_t meet(std::vector<part> parts, bool fails) {
   for (auto &p : at->parts) {
     cudaError_t error = cudaLaunchHostFunc(p.stream, arrive, new arrival{at, p.comm->card});
     if (error == cudaSuccess) continue;
-    std::lock_guard<std::mutex> guard(at->lock); // a broken card: it will not come, and the others are not to wait
+    std::lock_guard<std::mutex> guard(
+        at->lock); // a broken card: it will not come, and the others are not to wait
     at->broken = true;
     if (++at->there == at->parts.size()) {
       at->all->error = MPG_ncclRemoteError;
@@ -222,20 +239,29 @@ ncclResult_t meet(std::vector<part> parts, bool fails) {
 }
 
 void check_memory(const part &p, const void *memory, size_t bytes, const char *which) {
-  if (bytes && hostcuda_memory_card(memory, bytes) != p.comm->card) wrong(std::string(kind_names[p.what]) + ": " + which + " is not memory of the rank's card");
+  if (bytes && hostcuda_memory_card(memory, bytes) != p.comm->card)
+    wrong(std::string(kind_names[p.what]) + ": " + which + " is not memory of the rank's card");
 }
 
 ncclResult_t call(part p) {
-  if (!depth) wrong(std::string(kind_names[p.what]) + " outside a group: one thread has all ranks, and would wait for itself");
-  if (hostcuda_stream_card(p.stream) != p.comm->card) wrong(std::string(kind_names[p.what]) + ": the stream is another card's");
-  if (p.what != SEND && p.what != RECV && (p.other < 0 || p.other >= p.comm->all->count)) return MPG_ncclInvalidArgument;
+  if (!depth)
+    wrong(std::string(kind_names[p.what]) +
+          " outside a group: one thread has all ranks, and would wait for itself");
+  if (hostcuda_stream_card(p.stream) != p.comm->card)
+    wrong(std::string(kind_names[p.what]) + ": the stream is another card's");
+  if (p.what != SEND && p.what != RECV && (p.other < 0 || p.other >= p.comm->all->count))
+    return MPG_ncclInvalidArgument;
   size_t bytes = p.count * size_of(p.type), n = p.comm->all->count;
   bool root = p.other == p.comm->rank;
-  if (p.what == SEND) check_memory(p, p.from, bytes, "what is sent");
-  else if (p.what == RECV) check_memory(p, p.to, bytes, "what is received");
+  if (p.what == SEND)
+    check_memory(p, p.from, bytes, "what is sent");
+  else if (p.what == RECV)
+    check_memory(p, p.to, bytes, "what is received");
   else {
-    if (p.what != BROADCAST || root) check_memory(p, p.from, bytes * (p.what == REDUCE_SCATTER ? n : 1), "what is sent");
-    if (p.what != REDUCE || root) check_memory(p, p.to, bytes * (p.what == ALL_GATHER ? n : 1), "what is received");
+    if (p.what != BROADCAST || root)
+      check_memory(p, p.from, bytes * (p.what == REDUCE_SCATTER ? n : 1), "what is sent");
+    if (p.what != REDUCE || root)
+      check_memory(p, p.to, bytes * (p.what == ALL_GATHER ? n : 1), "what is received");
   }
   if (!group) group = new std::vector<part>;
   group->push_back(p);
@@ -290,25 +316,32 @@ EXPORT const char *ncclGetErrorString(ncclResult_t result) {
 }
 EXPORT const char *ncclGetLastError(ncclComm_t) { return "the stand-in's own"; }
 
-EXPORT ncclResult_t ncclAllReduce(const void *from, void *to, size_t count, ncclDataType_t type, ncclRedOp_t, ncclComm_t comm, cudaStream_t stream) {
+EXPORT ncclResult_t ncclAllReduce(const void *from, void *to, size_t count, ncclDataType_t type,
+                                  ncclRedOp_t, ncclComm_t comm, cudaStream_t stream) {
   return call({ALL_REDUCE, (const char *)from, (char *)to, count, (int)type, 0, comm, stream});
 }
-EXPORT ncclResult_t ncclReduce(const void *from, void *to, size_t count, ncclDataType_t type, ncclRedOp_t, int root, ncclComm_t comm, cudaStream_t stream) {
+EXPORT ncclResult_t ncclReduce(const void *from, void *to, size_t count, ncclDataType_t type,
+                               ncclRedOp_t, int root, ncclComm_t comm, cudaStream_t stream) {
   return call({REDUCE, (const char *)from, (char *)to, count, (int)type, root, comm, stream});
 }
-EXPORT ncclResult_t ncclBroadcast(const void *from, void *to, size_t count, ncclDataType_t type, int root, ncclComm_t comm, cudaStream_t stream) {
+EXPORT ncclResult_t ncclBroadcast(const void *from, void *to, size_t count, ncclDataType_t type,
+                                  int root, ncclComm_t comm, cudaStream_t stream) {
   return call({BROADCAST, (const char *)from, (char *)to, count, (int)type, root, comm, stream});
 }
-EXPORT ncclResult_t ncclReduceScatter(const void *from, void *to, size_t count, ncclDataType_t type, ncclRedOp_t, ncclComm_t comm, cudaStream_t stream) {
+EXPORT ncclResult_t ncclReduceScatter(const void *from, void *to, size_t count, ncclDataType_t type,
+                                      ncclRedOp_t, ncclComm_t comm, cudaStream_t stream) {
   return call({REDUCE_SCATTER, (const char *)from, (char *)to, count, (int)type, 0, comm, stream});
 }
-EXPORT ncclResult_t ncclAllGather(const void *from, void *to, size_t count, ncclDataType_t type, ncclComm_t comm, cudaStream_t stream) {
+EXPORT ncclResult_t ncclAllGather(const void *from, void *to, size_t count, ncclDataType_t type,
+                                  ncclComm_t comm, cudaStream_t stream) {
   return call({ALL_GATHER, (const char *)from, (char *)to, count, (int)type, 0, comm, stream});
 }
-EXPORT ncclResult_t ncclSend(const void *from, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream) {
+EXPORT ncclResult_t ncclSend(const void *from, size_t count, ncclDataType_t type, int peer,
+                             ncclComm_t comm, cudaStream_t stream) {
   return call({SEND, (const char *)from, nullptr, count, (int)type, peer, comm, stream});
 }
-EXPORT ncclResult_t ncclRecv(void *to, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream) {
+EXPORT ncclResult_t ncclRecv(void *to, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                             cudaStream_t stream) {
   return call({RECV, nullptr, (char *)to, count, (int)type, peer, comm, stream});
 }
 
@@ -331,16 +364,21 @@ EXPORT ncclResult_t ncclGroupEnd(void) {
   collectives++;
   // Per communicator and rank, what it calls, in order; sends and receives by pair.
   std::map<clique *, std::map<int, std::vector<part>>> ranks;
-  std::map<std::pair<clique *, std::pair<int, int>>, std::pair<std::deque<part>, std::deque<part>>> pairs;
+  std::map<std::pair<clique *, std::pair<int, int>>, std::pair<std::deque<part>, std::deque<part>>>
+      pairs;
   for (auto &p : *parts) {
     clique *all = p.comm->all.get();
-    if (p.what == SEND) pairs[{all, {p.comm->rank, p.other}}].first.push_back(p);
-    else if (p.what == RECV) pairs[{all, {p.other, p.comm->rank}}].second.push_back(p);
-    else ranks[all][p.comm->rank].push_back(p);
+    if (p.what == SEND)
+      pairs[{all, {p.comm->rank, p.other}}].first.push_back(p);
+    else if (p.what == RECV)
+      pairs[{all, {p.other, p.comm->rank}}].second.push_back(p);
+    else
+      ranks[all][p.comm->rank].push_back(p);
   }
   ncclResult_t result = MPG_ncclSuccess;
   for (auto &[all, calls] : ranks) {
-    if ((int)calls.size() != all->count) wrong("a rank does not take part, and the others would wait for it");
+    if ((int)calls.size() != all->count)
+      wrong("a rank does not take part, and the others would wait for it");
     size_t many = calls.begin()->second.size();
     for (auto &[rank, own] : calls)
       if (own.size() != many) wrong("the ranks call different numbers of collectives");
@@ -348,8 +386,10 @@ EXPORT ncclResult_t ncclGroupEnd(void) {
       std::vector<part> meets;
       for (auto &[rank, own] : calls) {
         const part &p = own[k], &first = calls.begin()->second[k];
-        if (p.what != first.what || p.count != first.count || p.type != first.type || p.other != first.other)
-          wrong(std::string("rank ") + std::to_string(rank) + " calls " + kind_names[p.what] + " of " + std::to_string(p.count) + ", rank 0 " + kind_names[first.what] + " of " +
+        if (p.what != first.what || p.count != first.count || p.type != first.type ||
+            p.other != first.other)
+          wrong(std::string("rank ") + std::to_string(rank) + " calls " + kind_names[p.what] +
+                " of " + std::to_string(p.count) + ", rank 0 " + kind_names[first.what] + " of " +
                 std::to_string(first.count) + ", or the type or root is another");
         meets.push_back(p);
       }
@@ -359,11 +399,14 @@ EXPORT ncclResult_t ncclGroupEnd(void) {
   }
   for (auto &[which, both] : pairs) {
     auto &[sends, receives] = both;
-    if (sends.size() != receives.size()) wrong("a send without its receive, or the other way round");
+    if (sends.size() != receives.size())
+      wrong("a send without its receive, or the other way round");
     for (size_t k = 0; k < sends.size(); k++) {
-      if (sends[k].count * size_of(sends[k].type) != receives[k].count * size_of(receives[k].type)) wrong("a send and its receive differ in size");
+      if (sends[k].count * size_of(sends[k].type) != receives[k].count * size_of(receives[k].type))
+        wrong("a send and its receive differ in size");
       if (sends[k].comm == receives[k].comm) { // to itself: one task
-        cudaMemcpyAsync(receives[k].to, sends[k].from, sends[k].count * size_of(sends[k].type), cudaMemcpyDeviceToDevice, sends[k].stream);
+        cudaMemcpyAsync(receives[k].to, sends[k].from, sends[k].count * size_of(sends[k].type),
+                        cudaMemcpyDeviceToDevice, sends[k].stream);
         continue;
       }
       ncclResult_t one = meet({sends[k], receives[k]}, fails);
