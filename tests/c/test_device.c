@@ -1,11 +1,8 @@
 /* Devices: queues, timelines, failures, modes, fork, exit. Also run under ThreadSanitizer and
  * AddressSanitizer. */
 #define _GNU_SOURCE
-#include <dirent.h>
-#include <sched.h>
 #include <sys/wait.h>
 
-#include "device/oversubscription.h"
 #include "harness.h"
 
 static mpg_device *cpu(int index) {
@@ -726,102 +723,6 @@ static void bench(void) {
   printf("tensor create and release: %.1f ns\n", (double)(mpg_clock_ns() - begin) / 1e6);
 }
 
-/* --- Teams that sleep where cores are crowded ------------------------------------------------- */
-
-enum { MS = 1000000 };
-
-/* 60 ms later, `share` thousandths of them spent waiting for a core. */
-static bool after_window(mpg_crowding_state *s, int share) {
-  mpg_crowding_judge(s, s->looked_ns + 60 * MS, s->ran_ns + (uint64_t)(60 * MS - 60000 * share),
-                     s->waited_ns + (uint64_t)(60000 * share));
-  return s->crowded;
-}
-
-static int windows_until_tried(mpg_crowding_state *s) {
-  int windows = 1;
-  while (after_window(s, 900)) windows++;
-  return windows;
-}
-
-static void test_crowding(void) {
-  mpg_crowding_state s = {0};
-  mpg_crowding_judge(&s, 5000 * (int64_t)MS, 70 * MS,
-                     900 * MS); /* what was before the first look does not count */
-  CHECK(!s.crowded);
-  for (int i = 0; i < 100; i++) CHECK(!after_window(&s, 300));
-  CHECK(after_window(&s, 400));
-  CHECK(windows_until_tried(&s) == 4);
-  for (int i = 0; i < 100; i++) CHECK(!after_window(&s, 0));
-
-  /* Too little time to judge by: looked at again with more. */
-  mpg_crowding_judge(&s, s.looked_ns + 40 * MS, s.ran_ns + 20 * MS, s.waited_ns + 12 * MS);
-  CHECK(!s.crowded);
-  mpg_crowding_judge(&s, s.looked_ns + 80 * MS, s.ran_ns + 40 * MS, s.waited_ns + 24 * MS);
-  CHECK(s.crowded);
-
-  /* Crowded again soon afterwards: it lasts twice as long each time, up to half a minute; after
-   * long peace it is as at first. */
-  CHECK(windows_until_tried(&s) == 4);
-  CHECK(after_window(&s, 900));
-  CHECK(windows_until_tried(&s) == 7);
-  for (int i = 0; i < 12; i++) {
-    CHECK(after_window(&s, 900));
-    windows_until_tried(&s);
-  }
-  CHECK(after_window(&s, 900));
-  CHECK(windows_until_tried(&s) == 500);
-  for (int i = 0; i < 2000; i++) CHECK(!after_window(&s, 0));
-  CHECK(after_window(&s, 900));
-  CHECK(windows_until_tried(&s) == 4);
-}
-
-static int threads_of_process(void) {
-  DIR *folder = opendir("/proc/self/task");
-  if (!folder) return -1;
-  int count = 0;
-  for (struct dirent *entry; (entry = readdir(folder));) count += entry->d_name[0] != '.';
-  closedir(folder);
-  return count;
-}
-
-static bool threads_become(int low, int high) {
-  for (int i = 0; i < 2000; i++, sleep_ms(5)) {
-    int count = threads_of_process();
-    if (count >= low && count <= high) return true;
-  }
-  return false;
-}
-
-/* The setting brings a team that sleeps after the first task, in a forked child too; it ends with
- * its worker. */
-static void test_short_spins(void) {
-  if (!getenv("MPGLUON_TEAM_SPIN")) { /* settings are read at the start */
-    setenv("MPGLUON_TEAM_SPIN", "short", 1);
-    setenv("MPGLUON_CPU_THREADS", "2", 1);
-    CHECK(sched_setaffinity(0, sizeof(cpu_set_t), &(cpu_set_t){.__bits = {1}}) == 0);
-    execl("/proc/self/exe", "test_device", "short_spins", (char *)NULL);
-    CHECK(!"executed");
-  }
-  int before = threads_of_process();
-  submit(cpu(0), nothing, NULL, 0, NULL, 0);
-  CHECK(threads_become(before + 3, before + 3)); /* the worker, and a team of two */
-  submit(cpu(0), nothing, NULL, 0, NULL, 0);
-  CHECK_OK(mpg_wait_all());
-  pid_t child = fork();
-  CHECK(child >= 0);
-  if (child == 0) {
-    int alone = threads_of_process();
-    submit(cpu(0), nothing, NULL, 0, NULL, 0);
-    CHECK(threads_become(alone + 3, alone + 3));
-    exit(42);
-  }
-  int status;
-  CHECK(waitpid(child, &status, 0) == child);
-  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 42);
-  mpg_device_shutdown();
-  CHECK(threads_become(before, before));
-}
-
 static const test tests[] = {
     {"order", test_order},
     {"payload_sizes", test_payload_sizes},
@@ -850,8 +751,6 @@ static const test tests[] = {
     {"table", test_table},
     {"scopes", test_scopes},
     {"profiler", test_profiler},
-    {"crowding", test_crowding},
-    {"short_spins", test_short_spins},
     {"allocation_failures", test_allocation_failures},
 };
 

@@ -13,7 +13,7 @@ import pytest
 from support.paths import ROOT
 
 COMPILER = shlex.split(os.environ.get("CC", "cc"))
-PROGRAMS = ["test_device", "test_memory"]
+PROGRAMS = ["test_device", "test_memory", "test_oversubscription"]
 VARIANTS = {
     "plain": ["-O2"],
     "thread": ["-O1", "-fsanitize=thread"],

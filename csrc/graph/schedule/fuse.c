@@ -5,8 +5,6 @@
 
 #include <string.h>
 
-#include "graph/schedule/domain.h"
-
 typedef struct open_group {
   mpg_device_id device;
   uint32_t segment;
@@ -37,125 +35,6 @@ typedef struct fuser {
   bool *kept;          /* per root: it, or a view of it, lives on or lies in an external array */
   open_group *trial, *spare;
 } fuser;
-
-static const mpg_shape *shape_of_input(const mpg_graph *graph, const mpg_node *node, uint32_t i) {
-  return &mpg_graph_at(graph, mpg_node_inputs(graph, node)[i])->desc.shape;
-}
-
-static bool has_elements(const mpg_graph *graph, const mpg_node *node) {
-  if (!node->num_outputs) return false;
-  for (uint32_t i = 0; i < node->num_inputs; i++)
-    if (mpg_shape_size(shape_of_input(graph, node, i)) == 0) return false;
-  return mpg_shape_size(&graph->values[node->values].desc.shape) != 0;
-}
-
-/* Ops that need only element i of each operand for element i, by the rows of their families. */
-static bool is_map(const mpg_graph *graph, const mpg_node *node) {
-  const mpg_op *op = node->op;
-  if (op->flags & MPG_OP_COPY) return !mpg_node_crosses(graph, node);
-  switch (op->id) {
-    case MPG_OP_Cast:
-    case MPG_OP_amp_cast: return true;
-    case MPG_OP__full_like:
-    case MPG_OP_zeros_like:
-    case MPG_OP_ones_like: return true;
-    case MPG_OP_where:
-      return mpg_shape_equal(shape_of_input(graph, node, 0), shape_of_input(graph, node, 1));
-    case MPG_OP_Dropout:
-      return mpg_shape_equal(&graph->values[node->values].desc.shape,
-                             &graph->values[node->values + 1].desc.shape);
-    case MPG_OP__dropout_apply:
-      return mpg_shape_equal(shape_of_input(graph, node, 0), shape_of_input(graph, node, 1));
-    case MPG_OP_broadcast_to:
-    case MPG_OP_broadcast_axis:
-    case MPG_OP__broadcast_exact: return true;
-    /* no slopes by channel or by chance */
-    case MPG_OP_LeakyReLU: return node->num_inputs == 1 && node->num_outputs == 1;
-    case MPG_OP__contrib_div_sqrt_dim: return false; /* the size of a certain axis matters */
-    default: break;
-  }
-  if (!(op->flags & MPG_OP_INPLACE) || (op->flags & (MPG_OP_HEAVY | MPG_OP_RANDOM))) return false;
-  return (op->id >= MPG_OP_elemwise_add && op->id <= MPG_OP__backward_LeakyReLU) ||
-         (op->id >= MPG_OP__plus_scalar && op->id <= MPG_OP__contrib_gradientmultiplier);
-}
-
-mpg_fuse_kind mpg_fuse_kind_of(const mpg_graph *graph, const mpg_node *node) {
-  if (!node->op || !has_elements(graph, node)) return MPG_FUSE_NOT;
-  if (mpg_node_is_view(node)) return node->num_inputs == 1 ? MPG_FUSE_VIEW : MPG_FUSE_NOT;
-  switch (node->op->id) {
-    case MPG_OP_sum:
-    case MPG_OP_mean:
-    case MPG_OP_prod:
-    case MPG_OP_nansum:
-    case MPG_OP_nanprod:
-    case MPG_OP_max:
-    case MPG_OP_min:
-    case MPG_OP_norm: return MPG_FUSE_REDUCE;
-    default: break;
-  }
-  mpg_product product;
-  if (mpg_fuse_product(graph, node, &product)) return MPG_FUSE_HEAD;
-  return is_map(graph, node) ? MPG_FUSE_MAP : MPG_FUSE_NOT;
-}
-
-bool mpg_fuse_product(const mpg_graph *graph, const mpg_node *node, mpg_product *product) {
-  if (node->num_inputs < 2) return false;
-  const mpg_value *inputs = mpg_node_inputs(graph, node);
-  return mpg_product_in_panels(node->op, node->params,
-                               (const mpg_desc *[]){&mpg_graph_at(graph, inputs[0])->desc,
-                                                    &mpg_graph_at(graph, inputs[1])->desc},
-                               product);
-}
-
-/* What a node does on its own domain: bits per input, then per output. */
-typedef struct action {
-  mpg_domain domain;
-  uint32_t num_inputs;  /* whose contents are read */
-  uint32_t num_outputs; /* that have elements */
-  uint32_t bits[MPG_MAX_NAMED];
-} action;
-
-static uint32_t reduced_bits(const mpg_node *node, const mpg_shape *shape) {
-  bool is_norm = node->op->id == MPG_OP_norm;
-  const mpg_tuple *axis = is_norm ? &((const mpg_reduce_norm_params *)node->params)->axis
-                                  : &((const mpg_reduce_params *)node->params)->axis;
-  bool exclude = !is_norm && ((const mpg_reduce_params *)node->params)->exclude,
-       named[MPG_MAX_NDIM] = {false};
-  uint32_t bits = 0;
-  for (int i = 0; i < axis->count; i++)
-    named[axis->values[i] < 0 ? axis->values[i] + shape->ndim : axis->values[i]] = true;
-  for (int i = 0, bit = 0; i < shape->ndim; i++) {
-    if (shape->dims[i] == 1) continue;
-    if (axis->count <= 0 || named[i] != exclude) bits |= 1u << bit;
-    bit++;
-  }
-  return bits;
-}
-
-static bool describe(const mpg_graph *graph, const mpg_node *node, mpg_fuse_kind kind, action *a) {
-  const mpg_shape *whole = &graph->values[node->values].desc.shape;
-  a->num_inputs = mpg_node_flag(node, MPG_OP_SHAPE_ONLY) ? 0 : node->num_inputs;
-  if (node->num_inputs + node->num_outputs > MPG_MAX_NAMED) return false;
-  if (kind == MPG_FUSE_REDUCE) {
-    whole = shape_of_input(graph, node, 0);
-    a->num_outputs = 1;
-    mpg_domain_of(whole, &a->domain);
-    a->bits[0] = mpg_domain_all(&a->domain);
-    a->bits[1] = a->bits[0] & ~reduced_bits(node, whole);
-    return a->bits[0] != a->bits[1];
-  }
-  mpg_domain_of(whole, &a->domain);
-  for (uint32_t i = 0; i < a->num_inputs; i++)
-    if (!mpg_domain_bits(shape_of_input(graph, node, i), whole, &a->bits[i])) return false;
-  a->num_outputs = node->num_outputs;
-  while (mpg_shape_size(&graph->values[node->values + a->num_outputs - 1].desc.shape) == 0)
-    a->num_outputs--; /* masks that are not used */
-  for (uint32_t i = 0; i < a->num_outputs; i++)
-    if (!mpg_domain_bits(&graph->values[node->values + i].desc.shape, whole,
-                         &a->bits[a->num_inputs + i]))
-      return false;
-  return true;
-}
 
 static mpg_fused_use *find_use(open_group *g, uint32_t value) {
   for (uint32_t i = 0; i < g->num_uses; i++)
@@ -250,7 +129,7 @@ static bool add_member(open_group *g, uint32_t position, bool kernel) {
 
 /* The node as a member of g. False leaves g in pieces: callers try on a copy. */
 static bool join(fuser *f, open_group *g, uint32_t position, const mpg_node *node,
-                 const action *a) {
+                 const mpg_fuse_action *a) {
   const mpg_value *inputs = mpg_node_inputs(f->graph, node);
   mpg_domain_map old, joined;
   const mpg_fused_use *anchor = NULL;
@@ -403,7 +282,7 @@ static uint32_t value_from(const fuser *f, const mpg_node *node, uint32_t group)
 }
 
 static mpg_status start(fuser *f, uint32_t position, uint32_t segment, const mpg_node *node,
-                        const action *a, const mpg_product *head) {
+                        const mpg_fuse_action *a, const mpg_product *head) {
   mpg_device *device;
   MPG_TRY(mpg_device_get(node->device, &device));
   if (!mpg_kernel_get_fused(device)) return MPG_OK;
@@ -489,10 +368,10 @@ static mpg_status visit(fuser *f, uint32_t position) {
     }
     return MPG_OK;
   }
-  action a;
+  mpg_fuse_action a;
   mpg_product head;
-  bool fusible =
-      (kind == MPG_FUSE_MAP || kind == MPG_FUSE_REDUCE) && describe(f->graph, node, kind, &a);
+  bool fusible = (kind == MPG_FUSE_MAP || kind == MPG_FUSE_REDUCE) &&
+                 mpg_fuse_describe(f->graph, node, kind, &a);
   if (fusible) MPG_TRY(is_taken(f, node, &fusible));
   uint32_t base = UINT32_MAX;
   for (uint32_t tries = 0; fusible && base == UINT32_MAX && tries < count;
@@ -573,9 +452,9 @@ static void look_ahead(fuser *f) {
 static bool may_fold(const fuser *f, uint32_t n) {
   const mpg_graph *graph = f->graph;
   const mpg_node *node = &graph->nodes[n];
-  action a;
+  mpg_fuse_action a;
   if (f->apart[n] || mpg_fuse_kind_of(graph, node) != MPG_FUSE_REDUCE ||
-      !describe(graph, node, MPG_FUSE_REDUCE, &a))
+      !mpg_fuse_describe(graph, node, MPG_FUSE_REDUCE, &a))
     return false;
   uint32_t reduced = a.bits[0] & ~a.bits[1], maker = mpg_node_inputs(graph, node)[0].node;
   while (mpg_node_is_view(&graph->nodes[maker]))

@@ -15,6 +15,7 @@
 #define MPG_GRAPH_SCHEDULE_FUSE_H
 
 #include "graph/ir/graph.h"
+#include "graph/schedule/domain.h"
 #include "op/fused.h"
 
 /* Members do not cut what lies behind the dim they split; so much of it may be in one tile. */
@@ -79,6 +80,17 @@ typedef enum mpg_fuse_kind {
 mpg_fuse_kind mpg_fuse_kind_of(const mpg_graph *graph, const mpg_node *node);
 bool mpg_fuse_product(const mpg_graph *graph, const mpg_node *node,
                       mpg_product *product); /* of a HEAD */
+
+/* What a node does on its own domain: bits per input, then per output. */
+typedef struct mpg_fuse_action {
+  mpg_domain domain;
+  uint32_t num_inputs;  /* whose contents are read */
+  uint32_t num_outputs; /* that have elements */
+  uint32_t bits[MPG_MAX_NAMED];
+} mpg_fuse_action;
+/* False where a MAP or REDUCE does not act on one domain. */
+bool mpg_fuse_describe(const mpg_graph *graph, const mpg_node *node, mpg_fuse_kind kind,
+                       mpg_fuse_action *action);
 void mpg_fused_strides(int ndim, const int64_t *dims, uint32_t moving, int64_t *strides);
 
 #endif
