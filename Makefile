@@ -8,13 +8,24 @@ SOURCES = $(shell find csrc kernels/cpu mpgluon -name '*.[ch]' -o -name '*.def' 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 test_files = $(patsubst %,tests/$(1)/test_%.py,$(2))  # a folder's, by their subjects
 
-.PHONY: demo test slow-test bench asan tsan check-sanitized fuzz stateful stateful-asan wheel-check compiler-check hostcuda hostcuda-test hostcuda-asan cuda-build gpu-check clean
+.PHONY: demo test lint format slow-test bench asan tsan check-sanitized fuzz stateful stateful-asan wheel-check compiler-check hostcuda hostcuda-test hostcuda-asan cuda-build gpu-check clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/model_parallel_lm.py $(ARGS)
 
 test: $(VENV)/.test
 	cd tests && $(abspath $(BIN))/pytest . -m "not slow"
+
+# How sources look: the formatter's choice, and no other.
+C_SOURCES = $(shell git ls-files csrc kernels tests/c tests/hostcuda | grep -E '\.(c|h|cu|cpp|inc)$$')
+lint: $(VENV)/.lint
+	@$(BIN)/clang-format --dry-run -Werror $(C_SOURCES)
+format: $(VENV)/.lint
+	@$(BIN)/clang-format -i $(C_SOURCES)
+$(VENV)/.lint:
+	[ -d $(VENV) ] || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q clang-format==23.1.5
+	touch $@
 
 slow-test: $(VENV)/.test
 	cd tests && $(abspath $(BIN))/pytest . -m slow

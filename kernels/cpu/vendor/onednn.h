@@ -14,24 +14,41 @@
 #ifdef MPG_WITH_ONEDNN
 #include <oneapi/dnnl/dnnl.h>
 
-#define MPG_ONEDNN_FUNCTIONS(X)                                                                 \
-  X(sgemm)                                                                                      \
-  X(engine_create)                                                                              \
-  X(stream_create)                                                                              \
-  X(stream_destroy) X(primitive_create) X(primitive_execute) X(primitive_destroy)               \
-      X(primitive_desc_destroy) X(primitive_desc_query) X(primitive_desc_query_md)              \
-          X(memory_create) X(memory_destroy) X(memory_set_data_handle)                          \
-              X(memory_desc_create_with_strides) X(memory_desc_create_with_tag)                 \
-                  X(memory_desc_clone) X(memory_desc_destroy) X(memory_desc_get_size)           \
-                      X(memory_desc_equal) X(primitive_attr_create) X(primitive_attr_destroy)   \
-                          X(primitive_attr_set_scratchpad_mode) X(matmul_primitive_desc_create) \
-                              X(convolution_forward_primitive_desc_create)                      \
-                                  X(convolution_backward_data_primitive_desc_create)            \
-                                      X(convolution_backward_weights_primitive_desc_create)     \
-                                          X(reorder_primitive_desc_create) X(post_ops_create)   \
-                                              X(post_ops_destroy) X(post_ops_append_eltwise)    \
-                                                  X(post_ops_append_binary)                     \
-                                                      X(primitive_attr_set_post_ops)
+/* clang-format off */
+#define MPG_ONEDNN_FUNCTIONS(X)                                                                   \
+  X(sgemm)                                                                                         \
+  X(engine_create)                                                                                 \
+  X(stream_create)                                                                                 \
+  X(stream_destroy)                                                                                \
+  X(primitive_create)                                                                              \
+  X(primitive_execute)                                                                             \
+  X(primitive_destroy)                                                                             \
+  X(primitive_desc_destroy)                                                                        \
+  X(primitive_desc_query)                                                                          \
+  X(primitive_desc_query_md)                                                                       \
+  X(memory_create)                                                                                 \
+  X(memory_destroy)                                                                                \
+  X(memory_set_data_handle)                                                                        \
+  X(memory_desc_create_with_strides)                                                               \
+  X(memory_desc_create_with_tag)                                                                   \
+  X(memory_desc_clone)                                                                             \
+  X(memory_desc_destroy)                                                                           \
+  X(memory_desc_get_size)                                                                          \
+  X(memory_desc_equal)                                                                             \
+  X(primitive_attr_create)                                                                         \
+  X(primitive_attr_destroy)                                                                        \
+  X(primitive_attr_set_scratchpad_mode)                                                            \
+  X(matmul_primitive_desc_create)                                                                  \
+  X(convolution_forward_primitive_desc_create)                                                     \
+  X(convolution_backward_data_primitive_desc_create)                                               \
+  X(convolution_backward_weights_primitive_desc_create)                                            \
+  X(reorder_primitive_desc_create)                                                                 \
+  X(post_ops_create)                                                                               \
+  X(post_ops_destroy)                                                                              \
+  X(post_ops_append_eltwise)                                                                       \
+  X(post_ops_append_binary)                                                                        \
+  X(primitive_attr_set_post_ops)
+/* clang-format on */
 
 typedef struct mpg_onednn {
 #define MPG_ONEDNN_FIELD(name) __typeof__(&dnnl_##name) name;
