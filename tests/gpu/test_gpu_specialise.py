@@ -85,13 +85,13 @@ def test_what_cannot_be_compiled_is_interpreted_and_said_once(interpreted, tmp_p
 
 def test_generated_code_names_the_files_it_includes(tmp_path):
     """NVRTC gets these and no others: what they include is among them."""
-    sys.path.insert(0, os.path.join(ROOT, "kernels"))
+    sys.path.insert(0, os.path.join(ROOT, "tools"))
     try:
-        import build
+        import native_build
     finally:
         sys.path.pop(0)
-    given = {name.removeprefix("csrc/") for name in build.GENERATED}
-    for name in build.GENERATED:
+    given = {name.removeprefix("csrc/") for name in native_build.GENERATED}
+    for name in native_build.GENERATED:
         with open(os.path.join(ROOT, name)) as f:
             included = set(re.findall(r'#include "(.*)"', f.read()))
         assert included <= given, name
