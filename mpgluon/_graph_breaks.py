@@ -82,7 +82,7 @@ class Part:
 
     def get_late(self, env):
         for i, param, ctx in self.late:
-            env[i] = param._data[ctx]
+            env[i] = param.arrays[ctx]
 
     def compute(self, env):
         env.update(self.constants)
@@ -251,10 +251,10 @@ class _Live(Tracer):
 
     def parameter(self, param, ctx):
         """A traced array for the copy of a parameter."""
-        if param._data is None:
+        if param.arrays is None:
             with _running(*self.mode):
-                param._finish_deferred_init()
-        traced = self.trace.input(param._data[ctx])
+                param.finish_deferred_init()
+        traced = self.trace.input(param.arrays[ctx])
         self.late.append((self.trace.value(traced), param, ctx))
         return traced
 

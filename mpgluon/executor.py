@@ -13,7 +13,7 @@ from . import ndarray as nd
 from .base import MXNetError
 from .context import Context
 from .ndarray._control import dynamic
-from .symbol._graph import made_at, placement, states, topological
+from .symbol._graph import entries_of, made_at, placement, states, topological
 from .symbol._infer import Inference, known, parse_shape
 from .symbol._monitored_run import WatchedRun, deliver
 
@@ -159,7 +159,7 @@ class Executor:
         self._flows = None  # per output: whether a gradient of it reaches an argument that wants one
 
     def _make_program(self, parameters):
-        order = topological(self._symbol._entries)
+        order = topological(entries_of(self._symbol))
         written = states(order)
         variables = [node for node in order if node.call is None]
         arguments = [node for node in variables if node not in written]
@@ -169,7 +169,9 @@ class Executor:
             for node, array in zip((*arguments, *auxiliary), (*self.arg_arrays, *self.aux_arrays)):
                 there[node] = array.context
         devices = placement(order, self._group2ctx, there)
-        return Program(self._symbol._entries, order, devices, self._ctx, bool(self._group2ctx), parameters)
+        return Program(
+            entries_of(self._symbol), order, devices, self._ctx, bool(self._group2ctx), parameters
+        )
 
     def _check_devices(self):
         for node, grad, array in zip(self._program.arguments, self.grad_arrays, self.arg_arrays):
@@ -427,7 +429,7 @@ class Executor:
         for name in shapes:
             if name not in names:
                 raise MXNetError(f"reshape: the symbol has no argument {name!r}")
-        inference = Inference(self._symbol._entries, shapes, {})
+        inference = Inference(entries_of(self._symbol), shapes, {})
         arrays = []
         for nodes, old, gradients in ((program.arguments, self.arg_arrays, False), (program.arguments, self.grad_arrays, True), (program.auxiliary, self.aux_arrays, False)):
             new = []
@@ -571,7 +573,9 @@ def bind(symbol, ctx, args, args_grad, grad_req, aux_states, group2ctx, shared_e
     gradients = [None] * len(names) if args_grad is None else _arrays("args_grad", args_grad, names, True)
     auxiliary = _arrays("aux_states", aux_states, symbol.list_auxiliary_states(), False)
     if not group2ctx:
-        moves = any(node.call is not None and node.call.copies for node in topological(symbol._entries))
+        moves = any(
+            node.call is not None and node.call.copies for node in topological(entries_of(symbol))
+        )
         for name, array in zip((*names, *symbol.list_auxiliary_states()), (*args, *auxiliary)):
             if array.context != ctx and not moves:
                 raise MXNetError(f"bind: the array of {name} is on {array.context}, the executor on {ctx}; name devices by group2ctx, or move the array")
@@ -588,7 +592,7 @@ def simple_bind(symbol, ctx, grad_req, type_dict, stype_dict, group2ctx, shared_
     if shared_buffer is not None and not isinstance(shared_buffer, dict):
         raise ValueError("shared_buffer in simple_bind must be dict or None")
     symbol = symbol.__copy__()
-    order = topological(symbol._entries)
+    order = topological(entries_of(symbol))
     written = states(order)
     variables = [node for node in order if node.call is None]
     arguments = [node for node in variables if node not in written]
@@ -602,7 +606,7 @@ def simple_bind(symbol, ctx, grad_req, type_dict, stype_dict, group2ctx, shared_
     else:
         types = {name: _core.dtype_name(dtype) for name, dtype in type_dict.items()}
     try:
-        inference = Inference(symbol._entries, shapes, types)
+        inference = Inference(entries_of(symbol), shapes, types)
         inference.assume("float32")
     except MemoryError:
         raise

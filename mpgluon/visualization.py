@@ -9,7 +9,7 @@ from . import _core
 from .gluon import HybridBlock
 from .gluon._symbol_block import symbol_of
 from .symbol import Symbol
-from .symbol._graph import placement, states, topological
+from .symbol._graph import entries_of, placement, states, topological
 from .symbol._infer import Inference, known
 
 __all__ = ["plot_network", "print_summary"]
@@ -68,9 +68,13 @@ def print_summary(symbol, shape=None, line_length=120, positions=(0.44, 0.64, 0.
         raise TypeError(f"print_summary: symbol must be a Symbol, not {type(symbol).__name__}")
     if shape is not None and symbol.infer_shape_partial(**shape)[1] and symbol.infer_shape(**shape)[1] is None:
         raise ValueError("Input shape is incomplete")
-    order = topological(symbol._entries)
-    users, inference, given = _users(order), Inference(symbol._entries, dict(shape or {}), {}), shape or {}
-    heads = {node for node, _ in symbol._entries}
+    order = topological(entries_of(symbol))
+    users, inference, given = (
+        _users(order),
+        Inference(entries_of(symbol), dict(shape or {}), {}),
+        shape or {},
+    )
+    heads = {node for node, _ in entries_of(symbol)}
     ends = [int(line_length * part) for part in positions] if positions[-1] <= 1 else list(positions)
 
     def row(*fields):
@@ -164,7 +168,7 @@ def plot_network(symbol, title="plot", save_format="pdf", shape=None, dtype=None
         symbol = symbol_of(symbol)
     if not isinstance(symbol, Symbol):
         raise TypeError(f"plot_network: symbol must be a Symbol or a HybridBlock, not {type(symbol).__name__}")
-    order = topological(symbol._entries)
+    order = topological(entries_of(symbol))
     names = [node.name for node in order]
     repeated = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
     if repeated:
@@ -173,7 +177,7 @@ def plot_network(symbol, title="plot", save_format="pdf", shape=None, dtype=None
             RuntimeWarning, stacklevel=2,
         )  # fmt: skip
     types = {name: _core.dtype_name(one) for name, one in (dtype or {}).items()}
-    inference = Inference(symbol._entries, dict(shape or {}), types)
+    inference = Inference(entries_of(symbol), dict(shape or {}), types)
     users = _users(order)
     places, colours = _places(order, group2ctx, parameters)
     hidden = {node for node in order if hide_weights and _is_parameter(node, users, shape or {})}

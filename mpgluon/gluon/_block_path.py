@@ -4,6 +4,7 @@ import os
 import sys
 
 from . import _tracing
+from ._tree import children
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _call_code = None  # of `Block.__call__`
@@ -32,7 +33,7 @@ def block_path():
     path = type(blocks[0]).__name__
     for parent, child in zip(blocks, blocks[1:]):
         name = next(
-            (name for name, block in parent._children.items() if block is child), child.name
+            (name for name, block in children(parent).items() if block is child), child.name
         )
         path += "." + name
     return path

@@ -53,11 +53,11 @@ class Signature:
         if not self.splits:
             self.used = discovery.used
         for param, ctx in discovery.settled.items():
-            param._floating = False
+            param.floating = False
             param.reset_ctx(ctx)
         for param in self.block.collect_params().values():
-            if param._deferred_init and shape_is_known(param.shape):
-                param._finish_deferred_init()
+            if param.deferred_init and shape_is_known(param.shape):
+                param.finish_deferred_init()
 
     def _note_captured(self):
         """Finds out where the arrays are kept that the active trace has captured."""
@@ -77,8 +77,8 @@ class Signature:
         while True:  # until nothing has changed meanwhile, in another thread
             seen = self.unbound
             for param, _ in self.used:
-                param._bound_by(self)
-            self.op.bind([param._data[ctx] for param, ctx in self.used])
+                param.bound_by(self)
+            self.op.bind([param.arrays[ctx] for param, ctx in self.used])
             self.bound = True
             if self.unbound == seen:
                 return

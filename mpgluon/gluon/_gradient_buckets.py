@@ -24,8 +24,8 @@ class Bucket:
             ends.append(ends[-1] + math.prod(param.shape))
         self._begins = tuple(ends[:-1])
         # The arrays on each device, seen as flat ones where they travel together.
-        self._grads, self._weights = self._flat("_grad"), self._flat("_data")
-        self._lists = [[param._grad[ctx] for param in params] for ctx in contexts]
+        self._grads, self._weights = self._flat("gradients"), self._flat("arrays")
+        self._lists = [[param.gradients[ctx] for param in params] for ctx in contexts]
 
     def _flat(self, which):
         arrays = {ctx: [getattr(param, which)[ctx] for param in self.params] for ctx in self.contexts}
@@ -75,7 +75,7 @@ def make_buckets(params):
     """The buckets of replicated parameters, the last ones first: backward begins with these. Each replica sums about as many bytes."""
     open_, buckets = {}, []
     for param in reversed(params):
-        contexts = tuple(param._data)
+        contexts = tuple(param.arrays)
         key = contexts, dtype_name(param.dtype)
         if _bytes_of(param) >= _BUCKET:
             buckets.append(Bucket(contexts, [param]))
@@ -93,5 +93,5 @@ def make_buckets(params):
 
 
 def _bytes_of(param):
-    array = next(iter(param._data.values()))
+    array = next(iter(param.arrays.values()))
     return array.size * (2 if dtype_name(array.dtype) in ("float16", "bfloat16") else 8 if dtype_name(array.dtype) in ("float64", "int64") else 4)

@@ -11,6 +11,7 @@ from ..context import current_context
 from ..initializer import Uniform, create
 from . import _tracing
 from ._nested import first_context
+from ._tree import children, devices_of_groups, group_of, set_devices_of_groups
 
 
 def initialize(block, init, ctx, verbose, force_reinit, group2ctx):
@@ -22,45 +23,47 @@ def initialize(block, init, ctx, verbose, force_reinit, group2ctx):
     homes = {}
 
     def visit(one, group, path):
-        group = group if one._ctx_group is None else one._ctx_group
+        group = group if group_of(one) is None else group_of(one)
         device = None if group is None else _device_groups.lookup(group, devices, path)
         for param in one.params.values():
             homes.setdefault(param, device)
-        for name, child in one._children.items():
+        for name, child in children(one).items():
             visit(child, group, f"{path}.{name}")
 
     visit(block, None, type(block).__name__)
-    block._group2ctx = devices
+    set_devices_of_groups(block, devices)
     init = Uniform() if init is None else create(init)
     if verbose:
         init.set_verbosity(verbose=verbose)
     for param in block.collect_params().values():  # in this order, whatever the groups: it decides on initial values
         home = homes.get(param)
         param.initialize(None, ctx if home is None else home, init, force_reinit=force_reinit)
-        param._floating = home is None
+        param.floating = home is None
 
 
 def initialize_replicas(block, init, ctx, verbose, force_reinit):
     """`Block.initialize` of a block that is placed on a mesh."""
     if ctx is not None:
-        raise ValueError(f"initialize: '{block.name}' is placed on {block._group2ctx.mesh}, where its parameters belong; leave ctx out")
+        raise ValueError(
+            f"initialize: '{block.name}' is placed on {devices_of_groups(block).mesh}, where its parameters belong; leave ctx out"
+        )
     init = Uniform() if init is None else create(init)
     if verbose:
         init.set_verbosity(verbose=verbose)
-    homes = block._group2ctx.homes(block)
+    homes = devices_of_groups(block).homes(block)
     for param in block.collect_params().values():
         param.initialize(None, homes[param], init, force_reinit=force_reinit)
 
 
 def replicated(block):
     """Whether the block is placed on a mesh."""
-    return block._group2ctx is not None and not isinstance(block._group2ctx, dict)
+    return devices_of_groups(block) is not None and not isinstance(devices_of_groups(block), dict)
 
 
 def replica(block, args, symbolic):
     """A scope in which the block's dict of groups to devices is the running one: of several
     replicas, that of the device of `args`."""
-    devices = block._group2ctx
+    devices = devices_of_groups(block)
     if devices is None or symbolic:
         return _core.Scope()
     return _device_groups.mapped(
@@ -70,9 +73,9 @@ def replica(block, args, symbolic):
 
 def group(block, symbolic):
     """A scope in which ops belong to the block's group."""
-    if block._ctx_group is None or not (symbolic or _device_groups.running()):
+    if group_of(block) is None or not (symbolic or _device_groups.running()):
         return _core.Scope()
-    return AttrScope(ctx_group=block._ctx_group)
+    return AttrScope(ctx_group=group_of(block))
 
 
 def moved(block, args, symbolic):
@@ -91,12 +94,12 @@ def near(contexts):
 
 def settled(param, ctx):
     """Moves a floating parameter to the device of the running group, `ctx`; False if it stays where it is."""
-    if not param._floating or _device_groups.device() != ctx:
+    if not param.floating or _device_groups.device() != ctx:
         return False
     tracing = _tracing.current()
     if tracing is not None:
         return tracing.settle(param, ctx)
-    param._floating = False
+    param.floating = False
     with autograd.pause():
         param.reset_ctx(ctx)
     return True

@@ -95,7 +95,9 @@ class Update:
         with autograd.pause():
             for numbers, op in zip(self._rounds, self._ops):
                 keys = [(param, ctx) for k in numbers for *params, ctx in (self._targets[k],) for param in params]
-                current = [newest.get(key, key[0]._data[key[1]]) for key in keys]
+                current = [newest.get(key, key[0].arrays[key[1]]) for key in keys]
                 inputs = [a for i, k in enumerate(numbers) for a in (*outputs[2 * k : 2 * k + 2], *current[2 * i : 2 * i + 2])]
                 newest.update(zip(keys, op(*inputs)))
-            _core.at_once(*[(value.copyto, param._data[ctx]) for (param, ctx), value in newest.items()])
+            _core.at_once(
+                *[(value.copyto, param.arrays[ctx]) for (param, ctx), value in newest.items()]
+            )

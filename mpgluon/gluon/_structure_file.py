@@ -7,6 +7,7 @@ the names under which it holds its children, and their entries.
 import json
 
 from .._core import at_once, write_file
+from ._tree import can_be_hybridized, children, is_hybridized
 
 
 def save_structure(block, path):
@@ -21,10 +22,10 @@ def _key(block, counter):
 
 def _entry(block, counter):
     key, entry, inner = _key(block, counter), {"orig_name": block.name}, []
-    if hasattr(block, "_active"):
-        entry["hybridized"] = block._active
-    entry["children"] = {child.name: name for name, child in block._children.items()}
-    for child in block._children.values():
+    if can_be_hybridized(block):
+        entry["hybridized"] = is_hybridized(block)
+    entry["children"] = {child.name: name for name, child in children(block).items()}
+    for child in children(block).values():
         counter[0] += 1
         inner.append(_entry(child, counter))
     return key, {**entry, **dict(inner)}
@@ -40,7 +41,10 @@ def load_structure(block, path):
             raise ValueError(f"{path} is no description of a model: {error}") from None
     steps = []
     _match(block, [0], tree, path, steps)
-    changes = [(vars(one), "_children", dict(zip(names, one._children.values()))) for one, _, names in steps]
+    changes = [
+        (vars(one), "_children", dict(zip(names, children(one).values())))
+        for one, _, names in steps
+    ]
     at_once(*changes, *[(vars(one), "_active", True) for one, entry, _ in steps if entry.get("hybridized")])
 
 
@@ -51,9 +55,11 @@ def _match(block, counter, tree, path, steps):
         there = ", ".join(name for name, one in tree.items() if isinstance(one, dict) and name != "children") if isinstance(tree, dict) else ""
         raise ValueError(f"{path} describes another model: at {block.name} it should have {key}, and has {there or 'nothing'}. The blocks are the same, made in the same order")
     names = list(entry["children"].values()) if isinstance(entry.get("children"), dict) else []
-    if len(names) != len(block._children):
-        raise ValueError(f"{path} describes another model: {key} has {len(names)} children there, {block.name} has {len(block._children)}")
+    if len(names) != len(children(block)):
+        raise ValueError(
+            f"{path} describes another model: {key} has {len(names)} children there, {block.name} has {len(children(block))}"
+        )
     steps.append((block, entry, names))
-    for child in block._children.values():
+    for child in children(block).values():
         counter[0] += 1
         _match(child, counter, entry, path, steps)

@@ -3,6 +3,7 @@
 from .. import _core
 from .. import ndarray as nd
 from .utils import shape_is_known
+from ._tree import forward_hooks, is_hybridized
 
 
 def _shapes(value):
@@ -39,13 +40,13 @@ def print_summary(net, inputs):
         rows.append((f"{type(block).__name__}-{len(rows)}", _shapes(outputs), size))
 
     def watch(block):
-        if isinstance(block, HybridBlock) and block._active:
+        if isinstance(block, HybridBlock) and is_hybridized(block):
             raise AssertionError(f'"{block.name}" must not be hybridized to print summary.')
         if not isinstance(block, (Sequential, HybridSequential)):
             watched.append(block)
 
     net.apply(watch)
-    with _core.Scope(*[(block._forward_hooks, object(), count) for block in watched]):
+    with _core.Scope(*[(forward_hooks(block), object(), count) for block in watched]):
         net(*inputs)
     line = "{:>20}  {:>42} {:>15}"
     print("-" * 80)

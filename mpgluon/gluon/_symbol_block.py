@@ -56,7 +56,7 @@ class SymbolBlock(HybridBlock):
     def __init__(self, outputs, inputs, params=None):
         from ..executor import Program
         from ..symbol import Group
-        from ..symbol._graph import placement, topological
+        from ..symbol._graph import entries_of, placement, topological
 
         super().__init__(prefix=None, params=None)
         self._prefix = ""
@@ -67,12 +67,14 @@ class SymbolBlock(HybridBlock):
         if not given or not found:
             raise ValueError("a SymbolBlock has at least one input and one output")
         for symbol in given:
-            if symbol._entries[0][0].call is not None:
+            if entries_of(symbol)[0][0].call is not None:
                 raise AssertionError(f"Input symbols must be variable, but {symbol} is an output of operators")
         self._input_names = [symbol.name for symbol in given]
         self._symbol = found[0] if len(found) == 1 else Group(found)
-        order = topological(self._symbol._entries)
-        self._program = Program(self._symbol._entries, order, placement(order, None, {}), None, False)
+        order = topological(entries_of(self._symbol))
+        self._program = Program(
+            entries_of(self._symbol), order, placement(order, None, {}), None, False
+        )
         self._declare(given)
         self._active = True
 
@@ -147,13 +149,19 @@ class SymbolBlock(HybridBlock):
 
     def _find_shapes(self, args):
         """Completes parameters' shapes from the inputs'."""
-        if all(param._data is not None or shape_is_known(param.shape) for param in self._params.values()):
+        if all(
+            param.arrays is not None or shape_is_known(param.shape)
+            for param in self._params.values()
+        ):
             return
+        from ..symbol._graph import entries_of
         from ..symbol._infer import Inference
 
         shapes = {name: array.shape for name, array in self._named(args).items()}
         nodes = [*self._program.arguments, *self._program.auxiliary]
-        for node, (shape, _) in zip(nodes, Inference(self._symbol._entries, shapes, {}).of(nodes)):
+        for node, (shape, _) in zip(
+            nodes, Inference(entries_of(self._symbol), shapes, {}).of(nodes)
+        ):
             if node.name in self._keys and shape is not None:
                 self._params[node.name].shape = shape
 
@@ -219,9 +227,9 @@ def export_block(block, path, epoch, remove_amp_cast):
     arrays = {}
     for name, param in block.collect_params().items():
         if name in arguments:
-            arrays[f"arg:{name}"] = param._reduce()
+            arrays[f"arg:{name}"] = param.reduced()
         elif name in states:
-            arrays[f"aux:{name}"] = param._reduce()
+            arrays[f"aux:{name}"] = param.reduced()
     symbol.save(symbol_file, remove_amp_cast=remove_amp_cast)
     nd.save(param_file, arrays)
     return symbol_file, param_file

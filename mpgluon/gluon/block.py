@@ -292,7 +292,10 @@ class Block:
             names = {param: name for name, param in params.items()}
             params = {name: param for param, name in names.items()}
         values = {}  # a shared parameter is read once
-        nd.save(filename, {name: values.setdefault(param, param._reduce()) for name, param in params.items()})
+        nd.save(
+            filename,
+            {name: values.setdefault(param, param.reduced()) for name, param in params.items()},
+        )
 
     def load_parameters(
         self, filename, ctx=None, allow_missing=False, ignore_extra=False, cast_dtype=False, dtype_source="current"
@@ -607,18 +610,18 @@ class HybridBlock(Block):
         strays = unknown = None
         tracing = _tracing.current()
         for name, param in self._reg_params.items():
-            data = param._data
+            data = param.arrays
             if data is None:
-                if not param._deferred_init:
-                    raise param._missing()
+                if not param.deferred_init:
+                    raise param.missing_error()
                 if not shape_is_known(param._shape):
                     device, stray = self._place(param, ctx)
                     arrays[name] = unknown = _tracing.Unknown(param, _resolver(param, device), block_path)
                     strays = strays or stray
                     continue
                 if tracing is None:
-                    param._finish_deferred_init()
-                    data = param._data
+                    param.finish_deferred_init()
+                    data = param.arrays
             if tracing is None:
                 array = data.get(ctx)
                 if array is not None:
@@ -626,7 +629,9 @@ class HybridBlock(Block):
                     continue
             device, stray = self._place(param, ctx)
             strays = strays or stray
-            arrays[name] = param._data[device] if tracing is None else tracing.parameter(param, device)
+            arrays[name] = (
+                param.arrays[device] if tracing is None else tracing.parameter(param, device)
+            )
         ops = nd if unknown is None else _tracing.InferringOps()
         try:
             return self.hybrid_forward(ops, x, *args, **arrays)
@@ -741,8 +746,8 @@ def _resolver(param, device):
         tracing = _tracing.current()
         if tracing is not None:
             return tracing.parameter(param, device)
-        param._finish_deferred_init()
-        return param._data[device]
+        param.finish_deferred_init()
+        return param.arrays[device]
 
     return resolve
 

@@ -34,7 +34,7 @@ class DeferredInitializationError(MXNetError):
     """A parameter's value was asked for before the first forward pass told its shape."""
 
 
-def _context_list(ctx):
+def context_list(ctx):
     if ctx is None:
         return [current_context()]
     if isinstance(ctx, Context):
@@ -53,7 +53,7 @@ def _same_dtype(a, b):
 
 # How often a parameter got other arrays, or factors for its rates: while the number is the same, so are those of all parameters.
 changes = [0]
-_COUNTED = frozenset(("_data", "_grad", "lr_mult", "wd_mult"))
+_COUNTED = frozenset(("arrays", "gradients", "lr_mult", "wd_mult"))
 
 
 class Parameter:
@@ -78,6 +78,12 @@ class Parameter:
         Whether the shape may still be unknown when `initialize` is called.
     differentiable : bool, default True
         False keeps `grad_req` at ``'null'``.
+
+    Notes
+    -----
+    For the package's other modules, and not to be changed by users: `arrays` and `gradients`
+    (device -> array, None where there are none), `deferred_init` (what an initialization that waits
+    for the shape was given; empty where none does), `floating`, `replaced`.
     """
 
     def __init__(
@@ -99,12 +105,12 @@ class Parameter:
                 raise ValueError(f"Parameter '{name}': {kind} must be 'default' (sparse storage is not available), not {value!r}")
         self._var = None
         self._calls = None  # weak references to compiled calls that hold the arrays
-        self._data = None  # device -> array, in the order the devices were given
-        self._grad = None  # likewise; None without gradients
-        self._deferred_init = ()  # (init, devices, default initializer, value or None, random key)
+        self.arrays = None  # in the order the devices were given
+        self.gradients = None
+        self.deferred_init = ()  # (init, devices, default initializer, value or None, random key)
         self._trainer = None
-        self._replaced = None  # who took the layer out of the network, and why
-        self._floating = False  # moves to the device of the group in which it is first used
+        self.replaced = None  # who took the layer out of the network, and why
+        self.floating = False  # moves to the device of the group in which it is first used
         self._differentiable = differentiable
         self._allow_deferred_init = allow_deferred_init
         self._grad_req = None
@@ -123,13 +129,13 @@ class Parameter:
 
     def __setattr__(self, name, value):
         object.__setattr__(self, name, value)
-        if name == "_data":
+        if name == "arrays":
             self._unbind()
         if name in _COUNTED:
             changes[0] += 1
 
     def _hold(self, *before, **values):
-        """Sets `_data` and what goes with it all at once: an interrupt finds what was, or what is.
+        """Sets `arrays` and what goes with it all at once: an interrupt finds what was, or what is.
         before: changes (`_core.at_once`) that belong to it."""
         self._unbind()  # an interrupt right behind the change can't keep this from being done
         changes[0] += 1
@@ -137,7 +143,7 @@ class Parameter:
         self._unbind()
         changes[0] += 1
 
-    def _bound_by(self, call):
+    def bound_by(self, call):
         """Notes that a compiled call holds the arrays: call.unbind() is due when there are others."""
         while True:
             calls = self._calls
@@ -167,13 +173,13 @@ class Parameter:
             req = "null"
         if self._grad_req == req:
             return
-        if self._data is None:
+        if self.arrays is None:
             self._grad_req = req
         elif req == "null":
-            self._hold(_data={ctx: array.detach() for ctx, array in self._data.items()},
-                       _grad=None, _grad_req=req)
+            self._hold(arrays={ctx: array.detach() for ctx, array in self.arrays.items()},
+                       gradients=None, _grad_req=req)
         else:
-            self._hold_data(self._data, req)
+            self._hold_data(self.arrays, req)
 
     @property
     def dtype(self):
@@ -204,26 +210,29 @@ class Parameter:
 
     def __setstate__(self, state):
         self.__dict__.update(state)
-        if self._grad is not None:
-            autograd.mark_variables(list(self._data.values()), list(self._grad.values()), self._grad_req)
+        if self.gradients is not None:
+            autograd.mark_variables(
+                list(self.arrays.values()), list(self.gradients.values()), self._grad_req
+            )
 
-    def _set_trainer(self, trainer):
+    def set_trainer(self, trainer):
+        """Notes the trainer that updates the parameter."""
         self._trainer = trainer
 
-    def _gone(self):
+    def replaced_error(self):
         """The error that says that the parameter belongs to no layer of the network any more."""
         return MXNetError(
-            f"Parameter '{self.name}' is not part of the network any more: {self._replaced}. Collect the parameters and make the "
+            f"Parameter '{self.name}' is not part of the network any more: {self.replaced}. Collect the parameters and make the "
             "Trainer afterwards: gluon.Trainer(net.collect_params(), ...)"
         )
 
     # Values
 
-    def _missing(self):
+    def missing_error(self):
         """The error that says why there are no arrays yet."""
-        if self._replaced:
-            return self._gone()
-        if self._deferred_init:
+        if self.replaced:
+            return self.replaced_error()
+        if self.deferred_init:
             return DeferredInitializationError(
                 f"Parameter '{self.name}' has not been initialized yet: its shape {self._shape} is not known before the first "
                 "forward pass. Run one batch through the network first, or give in_units, in_channels, input_size, ... when "
@@ -256,47 +265,47 @@ class Parameter:
         """
         tracing = _tracing.current()
         if tracing is not None:
-            if self._data is None and not shape_is_known(self._shape):
-                raise self._missing()
+            if self.arrays is None and not shape_is_known(self._shape):
+                raise self.missing_error()
             return tracing.parameter(self, self._choose(ctx))
-        if self._data is None:
-            raise self._missing()
-        array = self._data.get(ctx)
-        return array if array is not None else self._data[self._choose(ctx)]
+        if self.arrays is None:
+            raise self.missing_error()
+        array = self.arrays.get(ctx)
+        return array if array is not None else self.arrays[self._choose(ctx)]
 
     def list_data(self):
         """The arrays on all devices, in the order the devices were given."""
-        if self._data is None:
-            raise self._missing()
-        return list(self._data.values())
+        if self.arrays is None:
+            raise self.missing_error()
+        return list(self.arrays.values())
 
     def _check_grad(self):
-        if self._data is None:
-            raise self._missing()
-        if self._grad is None:
+        if self.arrays is None:
+            raise self.missing_error()
+        if self.gradients is None:
             raise MXNetError(f"Parameter '{self.name}' has no gradient because its grad_req is 'null'")
 
     def grad(self, ctx=None):
         """The gradient array on device `ctx`; may be left out when there is only one."""
         self._check_grad()
-        return self._grad[self._choose(ctx)]
+        return self.gradients[self._choose(ctx)]
 
     def list_grad(self):
         """The gradient arrays on all devices, in the order of `list_data`."""
         self._check_grad()
-        return list(self._grad.values())
+        return list(self.gradients.values())
 
     def list_ctx(self):
         """The devices the parameter is initialized on, or will be."""
-        if self._data is not None:
-            return list(self._data)
-        if self._deferred_init:
-            return self._deferred_init[1]
-        raise self._missing()
+        if self.arrays is not None:
+            return list(self.arrays)
+        if self.deferred_init:
+            return self.deferred_init[1]
+        raise self.missing_error()
 
     def zero_grad(self):
         """Sets the gradients on all devices to zero; does nothing where there are none."""
-        for array in (self._grad or {}).values():
+        for array in (self.gradients or {}).values():
             array[:] = 0
 
     def set_data(self, data):
@@ -310,11 +319,11 @@ class Parameter:
         if not isinstance(data, nd.NDArray):
             data = nd.array(data, dtype=self.dtype)
         self.shape = data.shape
-        if self._data is None:
-            if not self._deferred_init:
-                raise self._missing()
-            init, contexts, default_init, _, key = self._deferred_init
-            self._deferred_init = (init, contexts, default_init, data, key)
+        if self.arrays is None:
+            if not self.deferred_init:
+                raise self.missing_error()
+            init, contexts, default_init, _, key = self.deferred_init
+            self.deferred_init = (init, contexts, default_init, data, key)
             return
         with autograd.pause():
             at_once(*self._copies(data))
@@ -323,9 +332,9 @@ class Parameter:
         """The changes (`_core.at_once`) that copy an array of the parameter's shape to all
         devices."""
         data = data.astype(self.dtype, copy=False)
-        return [(data.copyto, array) for array in self._data.values() if array is not data]
+        return [(data.copyto, array) for array in self.arrays.values() if array is not data]
 
-    def _reduce(self):
+    def reduced(self):
         """One array for all copies: their mean, which of equal copies is exactly that value."""
         with autograd.pause():
             first, *others = self.list_data()
@@ -359,28 +368,29 @@ class Parameter:
         force_reinit : bool, default False
             Whether to initialize again what is initialized already; otherwise that is left alone, with a warning.
         """
-        if self._data is not None and not force_reinit:
+        if self.arrays is not None and not force_reinit:
             warnings.warn(
                 f"Parameter '{self.name}' is already initialized, ignoring. Set force_reinit=True to re-initialize.", stacklevel=2
             )
             return
         if default_init is None:
             default_init = initializer.Uniform()
-        contexts = _context_list(ctx)
+        contexts = context_list(ctx)
         if init is None:
             init = default_init if self.init is None else self.init
         if not shape_is_known(self._shape) and not self._allow_deferred_init:
             raise ValueError(f"Cannot initialize Parameter '{self.name}' because it has invalid shape: {self._shape}.")
         key = _reserve_random_calls()
-        self._hold(_data=None, _grad=None, _deferred_init=(init, contexts, default_init, None,
+        self._hold(arrays=None, gradients=None, deferred_init=(init, contexts, default_init, None,
                                                            key))
         if shape_is_known(self._shape):
-            self._finish_deferred_init()
+            self.finish_deferred_init()
 
-    def _finish_deferred_init(self):
-        if not self._deferred_init:
+    def finish_deferred_init(self):
+        """Does the initialization that waited for the shape, if there is one."""
+        if not self.deferred_init:
             return
-        init, contexts, default_init, value, key = self._deferred_init
+        init, contexts, default_init, value, key = self.deferred_init
         if not shape_is_known(self._shape):
             raise MXNetError(
                 f"Cannot initialize Parameter '{self.name}' because it has invalid shape: {self._shape}. "
@@ -409,7 +419,7 @@ class Parameter:
         if req != "null":
             grad = {ctx: nd.zeros(array.shape, ctx=ctx, dtype=array.dtype) for ctx, array in data.items()}
             marks = [(autograd.mark_variables, list(data.values()), list(grad.values()), req)]
-        self._hold(*marks, _data=data, _grad=grad, _grad_req=req, _deferred_init=())
+        self._hold(*marks, arrays=data, gradients=grad, _grad_req=req, deferred_init=())
 
     def _check_load(self, data, ctx, cast_dtype, dtype_source, source="saved params"):
         """Raises when `data` is no value for this parameter, before anything is changed. `source`: where it is from, in words."""
@@ -428,10 +438,10 @@ class Parameter:
                 f"{failed}: dtype incompatible expected {dtype_name(self.dtype)} vs saved {dtype_name(data.dtype)}. "
                 "Set cast_dtype=True to cast the dtype of saved params."
             )
-        initialized = self._data is not None or self._deferred_init
-        if ctx is not None and initialized and set(_context_list(ctx)) != set(self.list_ctx()):
+        initialized = self.arrays is not None or self.deferred_init
+        if ctx is not None and initialized and set(context_list(ctx)) != set(self.list_ctx()):
             raise AssertionError(
-                f"Failed to load Parameter '{self.name}' on {_context_list(ctx)} because it was previously initialized on "
+                f"Failed to load Parameter '{self.name}' on {context_list(ctx)} because it was previously initialized on "
                 f"{self.list_ctx()}; leave ctx out to keep it there, or use reset_ctx to move it"
             )
 
@@ -441,34 +451,34 @@ class Parameter:
         self._shape = tuple(data.shape)
         if cast_dtype and dtype_source == "saved" and not _same_dtype(self.dtype, data.dtype):
             self.cast(data.dtype)
-        if self._data is not None:
+        if self.arrays is not None:
             return self._copies(data)
-        self._init_impl(data, self.list_ctx() if self._deferred_init else _context_list(ctx))
+        self._init_impl(data, self.list_ctx() if self.deferred_init else context_list(ctx))
         return []
 
     def reset_ctx(self, ctx):
         """Moves the parameter to device `ctx`, or replicates it on a list of devices. Gradients start at zero there."""
-        contexts = _context_list(ctx)
-        if self._data is not None:
+        contexts = context_list(ctx)
+        if self.arrays is not None:
             with autograd.pause():
-                self._init_impl(self._reduce(), contexts)
-        elif self._deferred_init:
-            init, _, default_init, value, key = self._deferred_init
-            self._deferred_init = (init, contexts, default_init, value, key)
+                self._init_impl(self.reduced(), contexts)
+        elif self.deferred_init:
+            init, _, default_init, value, key = self.deferred_init
+            self.deferred_init = (init, contexts, default_init, value, key)
         else:
             raise ValueError(f"Cannot reset context for Parameter '{self.name}' because it has not been initialized.")
 
     def cast(self, dtype):
         """Turns value and gradient into another dtype."""
-        if self._data is None:
+        if self.arrays is None:
             self._dtype = dtype
             return
         with autograd.pause():
-            data, grad = {ctx: array.astype(dtype) for ctx, array in self._data.items()}, None
-            if self._grad is not None:
-                grad = {ctx: array.astype(dtype) for ctx, array in self._grad.items()}
+            data, grad = {ctx: array.astype(dtype) for ctx, array in self.arrays.items()}, None
+            if self.gradients is not None:
+                grad = {ctx: array.astype(dtype) for ctx, array in self.gradients.items()}
                 autograd.mark_variables(list(data.values()), list(grad.values()), self._grad_req)
-            self._hold(_dtype=dtype, _data=data, _grad=grad)
+            self._hold(_dtype=dtype, arrays=data, gradients=grad)
 
 
 class _Value(initializer.Initializer):
@@ -681,7 +691,7 @@ class ParameterDict:
                     f"Prefix '{strip_prefix}' is to be stripped before saving, but the name of Parameter '{param.name}' does not "
                     "start with it. The block may share parameters of other blocks, or make children outside name_scope()"
                 )
-            arrays[param.name[len(strip_prefix) :]] = param._reduce()
+            arrays[param.name[len(strip_prefix) :]] = param.reduced()
         nd.save(filename, arrays)
 
     def load(

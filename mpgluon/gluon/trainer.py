@@ -64,8 +64,8 @@ class Trainer:
         for param in params:
             if not isinstance(param, Parameter):
                 raise ValueError(f"First argument must be a list or dict of Parameters, got list of {type(param)}.")
-            if param._replaced:
-                raise param._gone()
+            if param.replaced:
+                raise param.replaced_error()
         self._params = list(params)
         self._param2idx = {}
         for i, param in enumerate(self._params):
@@ -87,7 +87,7 @@ class Trainer:
         self._unequal = False  # a step has begun, and replicas may have got other updates than each other
         for param in self._params:
             param.list_ctx()  # raises for those that were never initialized
-            param._set_trainer(self)
+            param.set_trainer(self)
             if accumulate > 1 and param.grad_req == "write":
                 param.grad_req = "add"
         self._scale = self._optimizer.rescale_grad
@@ -109,6 +109,11 @@ class Trainer:
     def __repr__(self):
         devices = dict.fromkeys(str(ctx) for param in self._params for ctx in param.list_ctx())
         return f"Trainer({self._optimizer!r}, parameters: {len(self._params)}, on {', '.join(devices)})"
+
+    @property
+    def parameters(self):
+        """The parameters, in the order of the numbers that the optimizer knows them by."""
+        return self._params
 
     @property
     def optimizer(self):
@@ -179,7 +184,7 @@ class Trainer:
             if plan.changes == now:
                 return plan
             for param, data, grad in plan.seen:
-                if param._data is not data or param._grad is not grad:
+                if param.arrays is not data or param.gradients is not grad:
                     break
             else:
                 plan.changes = now
@@ -262,7 +267,12 @@ class Trainer:
         if self._shard_updates:
             changes += [change for bucket in plan.buckets for change in bucket.spread()] + [(_core.gradients_used, plan.weights)]
         if self._accumulate > 1:
-            changes += [(grad.__setitem__, slice(None), 0) for param in self._params if param.grad_req == "add" for grad in param._grad.values()]
+            changes += [
+                (grad.__setitem__, slice(None), 0)
+                for param in self._params
+                if param.grad_req == "add"
+                for grad in param.gradients.values()
+            ]
         return [*changes, (vars(self).update, {"_waiting": (0, 0), "_unequal": False})]
 
     def _equalize(self, plan):
@@ -272,7 +282,7 @@ class Trainer:
             return
         counts = self._optimizer._all_index_update_counts
         for index in plan.owners:
-            (first, weight), *others = self._params[index]._data.items()
+            (first, weight), *others = self._params[index].arrays.items()
             known, count = self._updater(first).states, counts.get(first.device_id, {}).get(index)
             for ctx, other in others:
                 weight.copyto(other)
@@ -287,8 +297,8 @@ class Trainer:
     def _check_stale(self, plan, ignore_stale_grad):
         """Raises for gradients that backward has not written, unless they are to be left alone."""
         for param in self._params:
-            if param._replaced:
-                raise param._gone()
+            if param.replaced:
+                raise param.replaced_error()
         if ignore_stale_grad:
             return
         param, ctx = next((param, ctx) for param, data, _ in plan.seen for ctx, weight in data.items() if param.grad_req != "null" and not weight._fresh_grad)
@@ -313,7 +323,7 @@ class Trainer:
                 state = updater.states[index]
                 if index in counts.get(device.device_id, ()):
                     counts.setdefault(ctx.device_id, {})[index] = counts[device.device_id][index]
-            if device not in self._params[index]._data:
+            if device not in self._params[index].arrays:
                 updater.states.pop(index, None)
         if state is not _NO_STATE:
             updater = self._updater(ctx)
@@ -355,7 +365,7 @@ class Trainer:
         }
 
     def _state_of(self, index, param):
-        for ctx in param._data or ():
+        for ctx in param.arrays or ():
             updater = self._updaters.get(ctx)
             if updater is not None and index in updater.states:
                 return updater.states[index]
@@ -396,7 +406,7 @@ class Trainer:
         loaded = {}
         for name, shape in states.items():
             index = self._param2idx[name]
-            loaded[index] = _put_together(shape, name, arrays, fname)
+            loaded[index] = put_together(shape, name, arrays, fname)
             _check_state(loaded[index], self._params[index], fname)
         self._take_over(header, loaded, {self._param2idx[name]: count for name, count in header["counts"].items() if name in self._param2idx})
 
@@ -471,27 +481,35 @@ class _Plan:
 
     def __init__(self, params, sharded):
         self.changes = changes[0]
-        self.seen = [(param, param._data, param._grad) for param in params]
+        self.seen = [(param, param.arrays, param.gradients) for param in params]
         self.owners = {}  # index -> device whose copy stands for all
         self.weights = []
         self.dtypes = {}  # by index
         groups = {}
-        self.buckets = make_buckets([param for param in params if param.grad_req != "null" and param._data is not None and len(param._data) > 1])
+        self.buckets = make_buckets(
+            [
+                param
+                for param in params
+                if param.grad_req != "null" and param.arrays is not None and len(param.arrays) > 1
+            ]
+        )
         homes = {param: bucket.home for bucket in self.buckets for param in bucket.params}
         for index, param in enumerate(params):
             if param.grad_req == "null":
                 continue
-            if param._data is None:
-                raise param._missing()
-            self.owners[index] = homes[param] if sharded and param in homes else next(iter(param._data))
-            self.weights += param._data.values()
+            if param.arrays is None:
+                raise param.missing_error()
+            self.owners[index] = (
+                homes[param] if sharded and param in homes else next(iter(param.arrays))
+            )
+            self.weights += param.arrays.values()
             self.dtypes[index] = dtype_name(self.weights[-1].dtype)
-            for ctx, weight in param._data.items():
+            for ctx, weight in param.arrays.items():
                 if sharded and ctx != self.owners[index]:
                     continue
                 if ctx not in groups:
                     groups[ctx] = _Group(ctx)
-                groups[ctx].add(index, param._grad[ctx], weight)
+                groups[ctx].add(index, param.gradients[ctx], weight)
         self.work = list(groups.values())
 
 
@@ -529,13 +547,15 @@ def _take_apart(state, name, arrays):
     raise MXNetError(f"Trainer.save_states: the state of parameter '{name}' holds a {type(state).__name__}, which can't be saved")
 
 
-def _put_together(shape, name, arrays, fname):
+def put_together(shape, name, arrays, fname):
     if shape == "array":
         if name not in arrays:
             raise MXNetError(f"'{fname}' is damaged: the array '{name}' is missing")
         return arrays[name]
     if isinstance(shape, list):
-        return tuple(_put_together(part, f"{name}:{i}", arrays, fname) for i, part in enumerate(shape))
+        return tuple(
+            put_together(part, f"{name}:{i}", arrays, fname) for i, part in enumerate(shape)
+        )
     if isinstance(shape, dict) and "value" in shape:
         return shape["value"]
     raise MXNetError(f"'{fname}' is damaged: the state of '{name}' has no structure")

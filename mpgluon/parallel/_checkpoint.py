@@ -17,7 +17,7 @@ from .. import autograd, random
 from .. import ndarray as nd
 from .._core import dtype_name
 from ..base import MXNetError, itemsize
-from ..gluon.trainer import _put_together
+from ..gluon.trainer import put_together
 from ..gluon.utils import brief
 from . import _safetensors
 
@@ -81,7 +81,7 @@ def _global_name(name, param):
 
 def _data_of(param):
     """One array for all replicas. Only what the trainer doesn't keep equal (moving statistics) takes a mean."""
-    return param._reduce() if param.grad_req == "null" else param.list_data()[0].detach()
+    return param.reduced() if param.grad_req == "null" else param.list_data()[0].detach()
 
 
 class Saving:
@@ -195,13 +195,13 @@ def _describe(net, trainer):
     if trainer is None:
         return parts, index
     numbered = {}
-    for i, param in enumerate(trainer._params):
+    for i, param in enumerate(trainer.parameters):
         name, where = names.setdefault(param, (param.name, None))
         numbered[i] = name if where is None else f"{name}:{where.ranges[0][0]}"
     arrays = {}
     header = trainer._describe_states(arrays, numbered)
     states = {"states": {}, "counts": {}}
-    for i, param in enumerate(trainer._params):
+    for i, param in enumerate(trainer.parameters):
         name, where = names[param]
         for kind in states:
             if numbered[i] in header[kind]:
@@ -374,14 +374,20 @@ def load(directory, net, trainer=None, progress=None):
     with autograd.pause():
         for name, pieces in wanted.items():
             for param, where in pieces:
-                if param._data is None:
-                    param._finish_deferred_init()
+                if param.arrays is None:
+                    param.finish_deferred_init()
                 for target in param.list_data():
                     reader.read(name, where, target)
     if trainer is not None:
         counts = index["trainer"]["counts"]
         trainer._take_over(
-            index["trainer"], states, {i: counts[names[param][0]] for i, param in enumerate(trainer._params) if names[param][0] in counts}
+            index["trainer"],
+            states,
+            {
+                i: counts[names[param][0]]
+                for i, param in enumerate(trainer.parameters)
+                if names[param][0] in counts
+            },
         )
     random.set_state(tuple(index["random"]))
     return {key: index[key] for key in ("step", "position", "loss_scale", "extra")}
@@ -440,13 +446,21 @@ def _check_trainer(index, trainer, names, directory):
     kind = type(trainer.optimizer).__name__
     if header["optimizer"] != kind:
         raise MXNetError(f"the checkpoint '{directory}' holds states of optimizer {header['optimizer']}, but this trainer has {kind}. Nothing was changed")
-    for param in trainer._params:
+    for param in trainer.parameters:
         names.setdefault(param, (param.name, None))
-    own = {names[param][0] for param in trainer._params}
+    own = {names[param][0] for param in trainer.parameters}
     strange = [name for name in header["states"] if name not in own]
     if strange:
         raise MXNetError(f"the checkpoint '{directory}' holds states of parameters that this trainer does not have: {brief(strange)}")
-    missing = [names[param][0] for param in trainer._params if param.grad_req != "null" and names[param][0] not in header["states"]] if header["states"] else []
+    missing = (
+        [
+            names[param][0]
+            for param in trainer.parameters
+            if param.grad_req != "null" and names[param][0] not in header["states"]
+        ]
+        if header["states"]
+        else []
+    )
     if missing:
         raise MXNetError(f"the checkpoint '{directory}' has no optimizer states of the parameters {brief(missing)}")
 
@@ -517,7 +531,7 @@ def _overlap(axis, there, wanted, here):
 def _read_states(reader, index, trainer, names):
     """The states of a trainer's parameters: index -> nested state, each on its parameter's first device."""
     loaded = {}
-    for i, param in enumerate(trainer._params):
+    for i, param in enumerate(trainer.parameters):
         name, where = names[param]
         structure = index["trainer"]["states"].get(name)
         if structure is None:
@@ -530,5 +544,5 @@ def _read_states(reader, index, trainer, names):
             shape = param.shape if split else entry["shape"]
             arrays[key] = nd.empty(tuple(shape), ctx=param.list_ctx()[0], dtype=entry["dtype"])
             reader.read(_STATE + key, where if split else None, arrays[key])
-        loaded[i] = _put_together(structure, name, arrays, "the checkpoint")
+        loaded[i] = put_together(structure, name, arrays, "the checkpoint")
     return loaded

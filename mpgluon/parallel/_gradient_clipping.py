@@ -28,16 +28,19 @@ def clip_global_norm(params, max_norm):
     """
     if isinstance(params, Trainer):
         plan = params._current_plan()
-        once = [params._params[index]._grad[ctx] for index, ctx in plan.owners.items()]
-        params = params._params
+        once = [params.parameters[index].gradients[ctx] for index, ctx in plan.owners.items()]
+        params = params.parameters
     else:
         params = list(params.values() if hasattr(params, "values") else params)
-        once = [next(iter(param._grad.values())) for param in params if param._grad]
+        once = [next(iter(param.gradients.values())) for param in params if param.gradients]
     if not once:
         raise ValueError("clip_global_norm: none of the parameters has a gradient")
     if not max_norm > 0:
         raise ValueError(f"clip_global_norm: max_norm must be positive, not {max_norm!r}")
     with autograd.pause():
         norm = global_norm(once)
-        scale_arrays([grad for param in params for grad in (param._grad or {}).values()], nd.minimum(max_norm / (norm + 1e-8), 1.0))
+        scale_arrays(
+            [grad for param in params for grad in (param.gradients or {}).values()],
+            nd.minimum(max_norm / (norm + 1e-8), 1.0),
+        )
     return norm

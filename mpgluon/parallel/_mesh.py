@@ -7,10 +7,19 @@ from .. import autograd
 from .. import ndarray as nd
 from ..base import MXNetError
 from ..context import Context, cpu, gpu, num_gpus
+from ..gluon._tree import (
+    children,
+    devices_of_groups,
+    forget_compiled,
+    group_of,
+    own_parameters,
+    set_devices_of_groups,
+    set_group,
+)
 from ..gluon.block import Block
 from ..gluon.nn import HybridSequential, Sequential
 from ..gluon.utils import brief, shape_is_known, split_data
-from ._tensor_parallel.layers import _SplitLayer
+from ._tensor_parallel.layers import SplitLayer
 from ._tensor_parallel.parameters import HomeParameter
 from ._tensor_parallel.splitting import every_layer, matches, split_layers, walk
 
@@ -139,27 +148,31 @@ class Mesh:
             raise TypeError(f"Mesh.place: expected a Block, not {type(net).__name__}")
         assigned = self._assign(net, stages)
         for block in assigned:
-            if block._ctx_group is not None and not block._ctx_group.startswith(_GROUP):
-                raise MXNetError(f"Mesh.place: block '{block.name}' belongs to ctx_group {block._ctx_group!r} already; place networks without groups")
+            if group_of(block) is not None and not group_of(block).startswith(_GROUP):
+                raise MXNetError(
+                    f"Mesh.place: block '{block.name}' belongs to ctx_group {group_of(block)!r} already; place networks without groups"
+                )
         count, stage_of = self.size("model"), _stages(net, assigned)
         for block in stage_of:
-            if isinstance(block, _SplitLayer) and len(block.ctx) != count:
+            if isinstance(block, SplitLayer) and len(block.ctx) != count:
                 raise MXNetError(f"Mesh.place: layer '{block.name}' is split over {len(block.ctx)} devices, but the mesh has {count} along 'model'")
         work = {} if count == 1 else every_layer(net, count) if split is None else matches(net, split, "Mesh.place")
         made = split_layers(net, work, lambda layer: self.line("model", stage=stage_of[layer]), "Mesh.place")
         assigned = {made.get(block, block): stage for block, stage in assigned.items()}
         net.apply(_forget)
         for block, stage in assigned.items():
-            block._ctx_group = f"{_GROUP}{stage}"
+            set_group(block, f"{_GROUP}{stage}")
         for block, stage in _stages(net, assigned).items():
-            if isinstance(block, _SplitLayer):
+            if isinstance(block, SplitLayer):
                 block._lie_on([self.line("model", data=replica, stage=stage) for replica in range(self.size("data"))])
-        net._group2ctx = Replicas([self._groups(replica) for replica in range(self.size("data"))], self)
-        homes = net._group2ctx.homes(net)
+        set_devices_of_groups(
+            net, Replicas([self._groups(replica) for replica in range(self.size("data"))], self)
+        )
+        homes = devices_of_groups(net).homes(net)
         with autograd.pause():
             for param in net.collect_params().values():
-                param._floating = False
-                if param._data is not None or param._deferred_init:
+                param.floating = False
+                if param.arrays is not None or param.deferred_init:
                     if param.list_ctx() != homes[param]:
                         param.reset_ctx(homes[param])
         return net
@@ -236,10 +249,10 @@ class Replicas:
         first = next(iter(self.dicts[0]))
 
         def visit(block, group):
-            group = block._ctx_group or group
-            for param in block._reg_params.values():
+            group = group_of(block) or group
+            for param in own_parameters(block).values():
                 homes.setdefault(param, param.homes if isinstance(param, HomeParameter) else [groups[group or first] for groups in self.dicts])
-            for child in block._children.values():
+            for child in children(block).values():
                 visit(child, group)
 
         visit(net, None)
@@ -250,18 +263,17 @@ class Replicas:
 
 def placement(block):
     """The `Replicas` a block was placed on, or None."""
-    groups = getattr(block, "_group2ctx", None)
+    groups = devices_of_groups(block)
     return groups if isinstance(groups, Replicas) else None
 
 
 def _forget(block):
     """Takes back an earlier placement."""
-    if block._ctx_group is not None and block._ctx_group.startswith(_GROUP):
-        block._ctx_group = None
+    if group_of(block) is not None and group_of(block).startswith(_GROUP):
+        set_group(block, None)
     if placement(block) is not None:
-        block._group2ctx = None
-    if hasattr(block, "_clear_compiled"):
-        block._clear_compiled()
+        set_devices_of_groups(block, None)
+    forget_compiled(block)
 
 
 def _stages(net, assigned):
@@ -271,7 +283,7 @@ def _stages(net, assigned):
     def visit(block, stage):
         stage = assigned.get(block, stage)
         stages.setdefault(block, stage)
-        for child in block._children.values():
+        for child in children(block).values():
             visit(child, stage)
 
     visit(net, 0)
@@ -281,7 +293,7 @@ def _stages(net, assigned):
 def _chain(block):
     """The parts of a network that run one after the other."""
     parts = []
-    for child in block._children.values():
+    for child in children(block).values():
         parts += _chain(child) if type(child) in (HybridSequential, Sequential) else [child]
     return parts
 

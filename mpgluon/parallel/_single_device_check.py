@@ -80,7 +80,7 @@ def _run(signature, flat, ctx, train, exact):
     arrays = [a.copyto(ctx or a.context) for a in flat]
     params = []
     for param, place in signature.used:
-        copy = param._data[place].copyto(ctx or place)
+        copy = param.arrays[place].copyto(ctx or place)
         if param.grad_req != "null":
             copy.attach_grad()
         params.append(copy)

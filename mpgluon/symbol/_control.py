@@ -10,7 +10,7 @@ from ..attribute import AttrScope
 from ..base import MXNetError
 from ..name import NameManager
 from ._functions import attributes
-from ._graph import Node, placement, states, topological
+from ._graph import Node, entries_of, placement, states, topological
 from ._infer import Inference
 
 # Graphs within graphs within graphs: more is no network but a bomb.
@@ -264,7 +264,7 @@ def _flat(value, what):
     from .symbol import Symbol
 
     if isinstance(value, Symbol):
-        parts = [Symbol([entry]) for entry in value._entries]
+        parts = [Symbol([entry]) for entry in entries_of(value)]
         return parts, (lambda items: items[0]) if len(parts) == 1 else list
     if not isinstance(value, (list, tuple)):
         raise TypeError(f"{what}: expected a Symbol or nested lists of them, got {type(value).__name__}")
@@ -292,7 +292,7 @@ def _placeholders(symbols):
 
     names, made = set(), []
     for symbol in symbols:
-        (node, index), number = symbol._entries[0], 0
+        (node, index), number = entries_of(symbol)[0], 0
         name = f"{node.name}-{index}"
         while name in names:
             number += 1
@@ -305,7 +305,7 @@ def _placeholders(symbols):
 def _cut(results, mark, own):
     """The graph of what a body returned: entries over copied nodes; own variables and what comes from outside as variables. Returns the entries, and for each
     variable in their order the entry outside that it stands for (None for own ones)."""
-    own_nodes = {symbol._entries[0][0] for symbol in own}
+    own_nodes = {entries_of(symbol)[0][0] for symbol in own}
     names = {node.name for node in own_nodes}
     copies, outside = {}, {}
 
@@ -325,7 +325,7 @@ def _cut(results, mark, own):
     def inside(node):
         return node.call is not None and node.attrs.get(_MARK) == mark
 
-    stack = [(node, False) for node, _ in reversed([symbol._entries[0] for symbol in results])]
+    stack = [(node, False) for node, _ in reversed([entries_of(symbol)[0] for symbol in results])]
     while stack:
         node, done = stack.pop()
         if not inside(node) or node in copies:
@@ -339,7 +339,7 @@ def _cut(results, mark, own):
         copies[node].origin = node.origin
     entries = []
     for symbol in results:
-        node, index = symbol._entries[0]
+        node, index = entries_of(symbol)[0]
         if inside(node) and (copies[node], index) not in entries:
             entries.append((copies[node], index))
         else:  # graphs' results are results of their ops, each its own
@@ -385,7 +385,7 @@ def foreach(body, data, init_states, name="foreach"):
         locs.append(place[symbol.name])
     rest = [(i, outer) for i, (_, outer) in enumerate(variables) if outer is not None]
     results = _node(
-        Foreach, [entries], [*[symbol._entries[0] for symbol in (*arrays, *first)], *[outer for _, outer in rest]],
+        Foreach, [entries], [*[entries_of(symbol)[0] for symbol in (*arrays, *first)], *[outer for _, outer in rest]],
         {"num_outputs": len(entries), "num_out_data": len(outputs), "in_data_locs": locs[: len(arrays)], "in_state_locs": locs[len(arrays) :], "remain_locs": [i for i, _ in rest]},
         None,
     )  # fmt: skip
@@ -396,7 +396,7 @@ def _join(graphs, own, outer):
     """The inputs of a node for several graphs, and which of them each graph's variables are."""
     inputs, places, locs = [], {}, []
     for variables, symbols in zip(graphs, own):
-        known = {symbol.name: entry._entries[0] for symbol, entry in zip(symbols, outer)}
+        known = {symbol.name: entries_of(entry)[0] for symbol, entry in zip(symbols, outer)}
         found = []
         for node, entry in variables:
             # A loop variable is an input of its own, also where another one, or the body, uses the same symbol.

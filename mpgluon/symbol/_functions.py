@@ -9,7 +9,7 @@ from ..attribute import AttrScope
 from ..base import MXNetError
 from ..name import NameManager
 from ..ndarray._signatures import signature
-from ._graph import HIDDEN, hidden_key, make
+from ._graph import HIDDEN, entries_of, hidden_key, make
 
 _SIMPLE = (bool, int, float, str, type(None))
 
@@ -25,9 +25,11 @@ def texts_of(call, params):
 
 def single(symbol, what):
     """The one entry of a symbol that is used as an input."""
-    if len(symbol._entries) != 1:
-        raise MXNetError(f"{what} has {len(symbol._entries)} outputs ({', '.join(symbol.list_outputs()[:4])}, ...); an input is a single one")
-    return symbol._entries[0]
+    if len(entries_of(symbol)) != 1:
+        raise MXNetError(
+            f"{what} has {len(entries_of(symbol))} outputs ({', '.join(symbol.list_outputs()[:4])}, ...); an input is a single one"
+        )
+    return entries_of(symbol)[0]
 
 
 def attributes(attr, extra=None):

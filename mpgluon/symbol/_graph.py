@@ -175,3 +175,8 @@ def placement(order, group2ctx, variables):
             for source, _ in node.inputs:
                 devices.setdefault(source, device)
     return devices
+
+
+def entries_of(symbol):
+    """What a symbol stands for: a list of (node, number of its output)."""
+    return symbol._entries

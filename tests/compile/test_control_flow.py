@@ -50,7 +50,12 @@ def run(f, rows, calls=3, hybrid=False, ctx=None, exact=True, arrays=2):
             loss = sum((r.as_in_context(on(0)) ** 2).sum() for r in results)
         loss.backward()
         found += [r.asnumpy() for r in results] + [a.grad.asnumpy() for a in inputs]
-        found += [p.grad(c).asnumpy() for p in net.collect_params().values() if p._data is not None for c in p.list_ctx()]
+        found += [
+            p.grad(c).asnumpy()
+            for p in net.collect_params().values()
+            if p.arrays is not None
+            for c in p.list_ctx()
+        ]
         found += [r.asnumpy() for r in net(*inputs)]
     return found, net
 

@@ -147,7 +147,7 @@ def test_parameters_get_other_arrays_meanwhile():
     net(x).wait_to_read()
     def change():
         for k in range(30):
-            net.weight._data = {mx.cpu(0): nd.full((3, 4), 1 + k % 2)}
+            net.weight.arrays = {mx.cpu(0): nd.full((3, 4), 1 + k % 2)}
 
     results = while_predicting(net, x, change)
     assert all((y == 4).all() or (y == 8).all() for y in results)

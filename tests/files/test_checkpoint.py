@@ -58,7 +58,9 @@ def run(net, mesh, trainer, steps=3, seed=0):
 
 
 def values(net):
-    return {name: param._reduce().asnumpy() for name, param in net._collect_params_with_prefix().items()}
+    return {
+        name: param.reduced().asnumpy() for name, param in net._collect_params_with_prefix().items()
+    }
 
 
 def close(one, other):

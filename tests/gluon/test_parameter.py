@@ -89,12 +89,12 @@ def test_deferred():
     with pytest.raises(AssertionError):
         p.shape = (4, 2)
     p.shape = (3, 2)
-    p._finish_deferred_init()
+    p.finish_deferred_init()
     assert p.data().shape == (3, 2)
     q = gluon.Parameter("weight", shape=(3, 0), allow_deferred_init=True)
     q.initialize()
     q.set_data(mx.nd.ones((3, 4)))
-    q._finish_deferred_init()
+    q.finish_deferred_init()
     assert q.data().asnumpy().min() == 1
 
 

@@ -338,7 +338,9 @@ def test_sums_do_not_wait_for_the_end_of_backward(stages):
     x, y = nd.random.normal(shape=(1024, 800)), nd.zeros(1024)
     train(net, mesh, trainer, [(x, y)], loop="all backward together")
     nd.waitall()
-    first, last = [list(net[layer].weight._grad.values())[1] for layer in (0, 3)]  # some megabytes each; backward makes the last layer's first
+    first, last = [
+        list(net[layer].weight.gradients.values())[1] for layer in (0, 3)
+    ]  # some megabytes each; backward makes the last layer's first
     overlapped = False
     for attempt in range(100):  # a loaded machine may keep the side queue's thread from it for long
         if overlapped:

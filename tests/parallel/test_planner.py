@@ -180,7 +180,7 @@ def test_a_small_network(tmp_path):
 
 def test_the_choice_was_run_and_is_predicted_as_measured():
     made = small_plan(layered())
-    key = made._candidate.placement, made.micro_batches, made.schedule
+    key = made.candidate.placement, made.micro_batches, made.schedule
     seconds, sizes, times, _ = made.profile.trials[key]
     assert len(made.profile.trials) <= 6 and made.seconds == seconds
     assert made.pipeline()._expected.times == times
@@ -188,7 +188,11 @@ def test_the_choice_was_run_and_is_predicted_as_measured():
     net.place(made)
     pipeline = made.pipeline()
     train(net, pipeline, 2)
-    assert [size for _, size in made._candidate.memory] == sizes == [pipeline.report().planned_bytes.get(ctx, 0) for ctx in CPU[:2]]
+    assert (
+        [size for _, size in made.candidate.memory]
+        == sizes
+        == [pipeline.report().planned_bytes.get(ctx, 0) for ctx in CPU[:2]]
+    )
     assert all(measured == expected for expected, measured in made.compare(pipeline.report()).memory.values())
     assert made.compare(pipeline.report()).predicted == made.profile.trials[key].span > 0
     assert not small_plan(layered(), trials=0).profile.trials
@@ -298,7 +302,7 @@ def test_bytes_of_plans_that_were_not_run():
             pipeline = made.pipeline()
             TrainStep(other, square, gluon.Trainer(other.collect_params(), "sgd"), pipeline)(x, [])
             compiled = pipeline.report().planned_bytes
-            for ctx, (_, moving) in zip(CPU, made._candidate.memory):
+            for ctx, (_, moving) in zip(CPU, made.candidate.memory):
                 assert moving == pytest.approx(compiled[ctx], rel=0.15)
 
 

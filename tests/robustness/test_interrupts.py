@@ -373,7 +373,7 @@ def by_parameter(thing):
     found, every = {}, trainer.optimizer._all_index_update_counts
     for index, param in enumerate(trainer._params):
         found[param.name] = copies = set()
-        for ctx, array in param._data.items():
+        for ctx, array in param.arrays.items():
             count = every.get(ctx.device_id, {}).get(index, 0)
             copies.add((bits(array), bits(trainer._updater(ctx).states.get(index)) if count else None, count))  # a state that was not used yet is none
     found["waiting"] = trainer._waiting

@@ -627,8 +627,8 @@ static PyType_Slot piece_run_slots[] = {
     {Py_tp_getset, piece_run_properties},
     {Py_tp_doc,
      "PieceRun(calls, rows, input_kinds, output_kinds, carried_from, inputs)\n--\n\n"
-     "StagedCalls on the pieces of a batch, one each. Kinds: 0 shared by all pieces, 1 split "
-     "along the first axis, 2 carried from result\n"
+     "StagedCalls on the pieces of a batch, one each. Kinds: PIECE_SHARED by all pieces, "
+     "PIECE_SPLIT along the first axis, PIECE_CARRIED from result\n"
      "carried_from[i] of the piece before. rows: (axis, begin, count, total) of each piece, by "
      "which random numbers are drawn."},
     {0, NULL}};
@@ -645,5 +645,11 @@ int mpg_py_pieces_init(PyObject *module) {
     Py_DECREF(type);
     if (result < 0) return -1;
   }
+  const struct {
+    const char *name;
+    long value;
+  } kinds[] = {{"PIECE_SHARED", MPG_SHARED}, {"PIECE_SPLIT", MPG_SPLIT}, {"PIECE_CARRIED", MPG_CARRIED}};
+  for (int i = 0; i < 3; i++)
+    if (PyModule_AddIntConstant(module, kinds[i].name, kinds[i].value) < 0) return -1;
   return 0;
 }

@@ -31,7 +31,7 @@ __all__ = [
 _LAYOUTS = {1: ("NCW", "NWC"), 2: ("NCHW", "NHWC"), 3: ("NCDHW", "NDHWC")}
 
 
-def _per_axis(value, ndim, what):
+def per_axis(value, ndim, what):
     """`value`, or `ndim` times the one integer it is."""
     if isinstance(value, int):
         return (value,) * ndim
@@ -41,7 +41,7 @@ def _per_axis(value, ndim, what):
     return value
 
 
-def _check_layout(layout, ndim):
+def check_layout(layout, ndim):
     if layout is None:
         return _LAYOUTS[ndim][0]
     if layout not in _LAYOUTS[ndim]:
@@ -94,15 +94,15 @@ class _Conv(HybridBlock):
     ):
         super().__init__(prefix=prefix, params=params)
         ndim = self._ndim
-        layout = _check_layout(layout, ndim)
-        kernel = _per_axis(kernel_size, ndim, "kernel_size")
+        layout = check_layout(layout, ndim)
+        kernel = per_axis(kernel_size, ndim, "kernel_size")
         self._channels = channels
         self._in_channels = in_channels
         self._kwargs = {
             "kernel": kernel,
-            "stride": _per_axis(strides, ndim, "strides"),
-            "dilate": _per_axis(dilation, ndim, "dilation"),
-            "pad": _per_axis(padding, ndim, "padding"),
+            "stride": per_axis(strides, ndim, "strides"),
+            "dilate": per_axis(dilation, ndim, "dilation"),
+            "pad": per_axis(padding, ndim, "padding"),
             "num_filter": channels,
             "num_group": groups,
             "no_bias": not use_bias,
@@ -208,7 +208,7 @@ class _ConvTranspose(_Conv):
             prefix,
             params,
         )
-        self.outpad = self._kwargs["adj"] = _per_axis(output_padding, self._ndim, "output_padding")
+        self.outpad = self._kwargs["adj"] = per_axis(output_padding, self._ndim, "output_padding")
 
     def _weight_channels(self, in_channels, groups):
         return in_channels, self._channels // groups
@@ -252,12 +252,12 @@ class _Pooling(HybridBlock):
 
     def __init__(self, pool_size, strides, padding, layout, ceil_mode, count_include_pad=None, prefix=None, params=None):
         super().__init__(prefix=prefix, params=params)
-        layout = _check_layout(layout, self._ndim)
-        kernel = _per_axis(pool_size, self._ndim, "pool_size")
+        layout = check_layout(layout, self._ndim)
+        kernel = per_axis(pool_size, self._ndim, "pool_size")
         self._kwargs = {
             "kernel": kernel,
-            "stride": kernel if strides is None else _per_axis(strides, self._ndim, "strides"),
-            "pad": _per_axis(padding, self._ndim, "padding"),
+            "stride": kernel if strides is None else per_axis(strides, self._ndim, "strides"),
+            "pad": per_axis(padding, self._ndim, "padding"),
             "global_pool": self._global_pool,
             "pool_type": self._pool_type,
             "layout": layout,

@@ -29,7 +29,11 @@ __all__ = [
 def state_options(block, options):
     """`options` for making a state; without ``ctx``, the device is that of the block's parameters where they live on one."""
     if options.get("ctx") is None:
-        params = [param for param in block.params.values() if param._data is not None or param._deferred_init]
+        params = [
+            param
+            for param in block.params.values()
+            if param.arrays is not None or param.deferred_init
+        ]
         contexts = {ctx for param in params for ctx in param.list_ctx()}
         if len(contexts) == 1:
             options = {**options, "ctx": contexts.pop()}

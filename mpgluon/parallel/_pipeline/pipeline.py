@@ -6,6 +6,7 @@ import gc
 
 from ... import _core, _device_groups, autograd
 from ... import ndarray as nd
+from ..._core import PIECE_CARRIED as CARRIED, PIECE_SHARED as SHARED, PIECE_SPLIT as SPLIT
 from ...base import MXNetError, counted, is_floating
 from ...context import memory_stats
 from ...gluon import _compiled, _nested, _recompute, _running_statistics
@@ -16,7 +17,6 @@ from .stages import Stages
 
 __all__ = ["Pipeline"]
 
-SHARED, SPLIT, CARRIED = 0, 1, 2
 AUTO = "auto"  # as a schedule: one that is chosen by what the first steps took
 _NONE = contextlib.nullcontext()
 
@@ -101,7 +101,7 @@ class Pipeline:
         self.carry = ({1: 1} if carry is None else dict(carry)) if along == "time" else {}
         self.check = bool(check)
         self._last, self._memory = None, ()
-        self._expected = None  # by a plan: `Expected`
+        self.expected = None  # by a plan: `Expected`
 
     def __repr__(self):
         schedule = repr(self.schedule) if isinstance(self.schedule, str) else "a table of its own"
@@ -124,6 +124,10 @@ class Pipeline:
         if self._last is None:
             raise MXNetError("Pipeline.report: nothing has run in this pipeline yet")
         return Report(*self._last, self._memory)
+
+    def last_run(self):
+        """What was queued last: (its times, stages, table, phases, number of micro-batches)."""
+        return self._last
 
     def plot(self, path=None):
         """The planned and the measured timeline of the last step, as one picture; see `Report.plot`."""
@@ -361,7 +365,7 @@ class PipelinedCall:
 
     def __call__(self, args):
         run, entry, update = self.begin(args, autograd.is_recording())
-        driver = _Driver(entry, self._pipeline)
+        driver = Driver(entry, self._pipeline)
         driver.forward(run, autograd.is_recording())
         if autograd.is_recording():
             outputs = run.record(driver)
@@ -411,7 +415,7 @@ class PipelinedCall:
                     "block; or do without pipeline=, with a loop over micro-batches and grad_req='add'"
                 )
             entry = self._entries[key] = _Entry(signature, kinds, pipeline)
-        params = [param._data[ctx] for param, ctx in entry.signature.used]
+        params = [param.arrays[ctx] for param, ctx in entry.signature.used]
         wanted = None
         if recording:
             carries = [kind == CARRIED and is_floating(a.dtype) for a, kind in zip(fronts, kinds)]
@@ -512,7 +516,7 @@ def _check_memory(peaks, advice):
 ALL_AT_ONCE = "In the ordinary loop all micro-batches are under way at once: TrainStep with schedule='1f1b', or recompute, takes less"
 
 
-class _Driver:
+class Driver:
     """Queues the passes of a run by the pipeline's schedule."""
 
     def __init__(self, entry, pipeline):
@@ -525,12 +529,12 @@ class _Driver:
             schedule = self.entry.chosen or schedules.DEFAULT
         schedule = schedule or pipeline.schedule
         programs = tuple(run.program(k, phase) for k in range(pieces) for phase, name in enumerate("FB") if name in phases)
-        key = (programs, phases, str(schedule), pipeline._expected)
+        key = (programs, phases, str(schedule), pipeline.expected)
         prepared = self.entry.tables.get(key)
         if prepared is None:
             described = Stages([run.describe(k, 0) for k in range(pieces)], [run.describe(k, 1) for k in range(pieces)] if "B" in phases else None, bool(pipeline.carry))
-            if pipeline._expected and described.placement() == pipeline._expected.contexts:
-                described.weights = described.costs(pipeline._expected.times)
+            if pipeline.expected and described.placement() == pipeline.expected.contexts:
+                described.weights = described.costs(pipeline.expected.times)
             table = described.table(schedule, pieces, phases, pipeline.micro_batches)
             items = array.array("I", described.items(table, pieces, phases))
             prepared = self.entry.tables[key] = (described, table, items)

@@ -6,7 +6,7 @@ from ...base import MXNetError, counted
 from ...gluon._compiled_programs import CompiledPrograms
 from ...gluon.block import HybridBlock
 from .._mesh import placement
-from .pipeline import Pipeline, PipelinedCall, _Driver
+from .pipeline import Driver, Pipeline, PipelinedCall
 
 __all__ = ["TrainStep"]
 
@@ -135,7 +135,7 @@ class TrainStep:
         with autograd.train_mode():
             run, entry, _ = call.begin((*data, *labels), True)
             run.train(self._heads(entry, run.outputs()))
-            return _Driver(entry, self._pipeline).peaks(run)
+            return Driver(entry, self._pipeline).peaks(run)
 
     @staticmethod
     def _heads(entry, outputs):
@@ -161,7 +161,7 @@ class TrainStep:
             run, entry, update = call.begin(args, True)
             outputs = run.outputs()
             run.train(self._heads(entry, outputs))
-            _Driver(entry, self._pipeline).train(run)
+            Driver(entry, self._pipeline).train(run)
             if update is not None:
                 update(outputs[-update.count :])
         run.finish()

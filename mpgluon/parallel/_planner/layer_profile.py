@@ -18,6 +18,7 @@ from ...base import MXNetError, counted, is_floating, itemsize
 from ...context import Context
 from ...gluon import _compiled, _nested
 from ...gluon._compiled_programs import aligned
+from ...gluon._tree import children, forget_hooks, forward_hooks, set_devices_of_groups, set_group
 from ...gluon.block import HybridBlock
 from ...gluon.contrib.nn import HybridConcurrent
 from ...gluon.nn import Dense, HybridSequential
@@ -256,9 +257,12 @@ class _Call:
 def _leaves(block, path=""):
     """The layers below a block: (block, path)."""
     found = []
-    for name, child in block._children.items():
+    for name, child in children(block).items():
         where = f"{path}.{name}" if path else name
-        opened = type(child).hybrid_forward in (HybridSequential.hybrid_forward, HybridConcurrent.hybrid_forward) and child._children
+        opened = type(child).hybrid_forward in (
+            HybridSequential.hybrid_forward,
+            HybridConcurrent.hybrid_forward,
+        ) and children(child)
         found += _leaves(child, where) if opened else [(child, where)]
     return found
 
@@ -273,7 +277,7 @@ def _trace(net, sample):
         return lambda block, args, out: calls.append(_Call(block, path, args, out))
 
     own = _Fed(net)
-    with _core.Scope(*[(block._forward_hooks, object(), hook(path)) for block, path in leaves]):
+    with _core.Scope(*[(forward_hooks(block), object(), hook(path)) for block, path in leaves]):
         _compiled.CompiledCall(own, {}).discover(sample)
     for call in calls:
         call.given = {i for i, array in enumerate(call.inputs) if any(array is one for one in own.arrays)}
@@ -363,15 +367,16 @@ class _Probe(HybridBlock):
         return tuple([out.reshape((1, *out.shape)) for out in outputs])
 
 
-def _alone(block):
+def detached_copy(block):
     """A copy of a layer that knows nothing of the network's trainer and groups."""
     if not isinstance(block, HybridBlock):
         return block
     made = copy.deepcopy(block)
 
     def forget(one):
-        one._ctx_group = one._group2ctx = None
-        one._forward_hooks, one._forward_pre_hooks = {}, {}
+        set_group(one, None)
+        set_devices_of_groups(one, None)
+        forget_hooks(one)
 
     made.apply(forget)
     return made
@@ -383,7 +388,7 @@ class _Bench:
     def __init__(self, call, ctx, trained=True):
         from .._pipeline.pipeline import Pipeline, PipelinedCall
 
-        layer = _alone(call.block)
+        layer = detached_copy(call.block)
         if isinstance(layer, HybridBlock):
             layer.collect_params().reset_ctx(ctx)
             if not trained:
@@ -415,7 +420,7 @@ class _Bench:
 
     def spans(self, kind):
         """Seconds of the passes of the last step, for each piece."""
-        run, stages, _, phases, _ = self.pipeline._last
+        run, stages, _, phases, _ = self.pipeline.last_run()
         if kind not in "F" + phases:
             return [0.0] * PIECES
         found = []
@@ -427,7 +432,7 @@ class _Bench:
 
     def memory(self):
         """(kept for backward, used while running, the same for the first) of one micro-batch, by plan: blocks of both passes, and those of one."""
-        stages, saved, working = self.pipeline._last[1], 0, []
+        stages, saved, working = self.pipeline.last_run()[1], 0, []
         for piece, forward in enumerate(stages.forward):
             one, two = ({b for segment in programs["segments"] for b in segment["blocks"]} for programs in (forward, stages.backward[piece] if stages.backward else forward))
             sizes = [size for _, size, _ in (stages.backward or stages.forward)[piece]["blocks"]]
@@ -437,7 +442,7 @@ class _Bench:
 
     def same_as(self):
         """What a layer of the same cost has in common."""
-        _, stages, _, phases, _ = self.pipeline._last
+        _, stages, _, phases, _ = self.pipeline.last_run()
         described = (stages.forward[0], *(stages.backward[:1] if stages.backward else []))
         ops = [tuple(op.rsplit("/", 1)[-1] for s in f["segments"] for op in s["ops"]) for f in described]
         blocks = tuple(size for _, size, _ in described[-1]["blocks"])
@@ -487,7 +492,7 @@ def _measure_update(call, devices, optimizer, optimizer_params):
 
     seconds, factor = {}, 0.0
     for ctx in devices:
-        layer = _alone(call.block)
+        layer = detached_copy(call.block)
         layer.collect_params().reset_ctx(ctx)
         weights = [p.data(ctx) for p in layer.collect_params().values() if p.grad_req != "null"]
         grads = [nd.zeros_like(w) for w in weights]
@@ -544,11 +549,11 @@ class _Relay(HybridBlock):
         super().__init__(prefix="")
         self.contexts, self.parts = contexts, HybridSequential(prefix="")
         self.parts.add(*[Dense(192, in_units=192) for _ in contexts])
-        for part, ctx in zip(self.parts._children.values(), contexts):
+        for part, ctx in zip(children(self.parts).values(), contexts):
             part.initialize(ctx=ctx)
 
     def forward(self, x):
-        for part, ctx in zip(self.parts._children.values(), self.contexts):
+        for part, ctx in zip(children(self.parts).values(), self.contexts):
             x = part(x.as_in_context(ctx))
         return x
 

@@ -37,10 +37,13 @@ class Scale:
         if self._copy is not None:
             return True
         params = list(self._net.collect_params().values())
-        if any(p._data is None and not p._deferred_init for p in params):
+        if any(p.arrays is None and not p.deferred_init for p in params):
             return False
         needed = 2.2 * sum(layer.param_bytes for layer in self.profile.layers)
-        devices = {*self.profile.devices, *(ctx for p in params if p._data is not None for ctx in p.list_ctx())}
+        devices = {
+            *self.profile.devices,
+            *(ctx for p in params if p.arrays is not None for ctx in p.list_ctx()),
+        }
         return all(not stats["limit"] or stats["in_use"] + needed <= stats["limit"] for stats in map(memory_stats, devices))
 
     def weigh(self, candidate):
@@ -49,7 +52,7 @@ class Scale:
         from .._pipeline.train_step import TrainStep, first_of
 
         if self._copy is None:
-            self._copy = layer_profile._alone(self._net)
+            self._copy = layer_profile.detached_copy(self._net)
         self._copy.place(self._plan_of(candidate))
         pipeline = Pipeline(candidate.micro_batches, candidate.schedule, check=False)  # whoever runs it gets told; here it would be traced again on the whole batch
         with random.calls_at(random.get_state()):
@@ -87,7 +90,10 @@ def _weigh_leanest(search, scale):
     profile, least = search.profile, None
     for candidate in search.lean()[:LEANEST]:
         key = key_of(candidate)
-        if least is not None and search._over(*zip(*candidate.memory), search.slack)[0] > search.over(least)[0]:
+        if (
+            least is not None
+            and search.over_by(*zip(*candidate.memory), search.slack)[0] > search.over(least)[0]
+        ):
             continue
         if key not in profile.weights:
             scale.weigh(candidate)

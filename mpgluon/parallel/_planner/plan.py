@@ -6,6 +6,7 @@ from ...base import MXNetError, counted
 from ...context import Context
 from ...gluon import _recompute
 from ...gluon._compiled_programs import aligned
+from ...gluon._tree import forget_compiled, group_of, set_devices_of_groups, set_group
 from ...gluon.block import HybridBlock
 from ...ndarray import NDArray
 from .._pipeline.report import Report, draw_spans, new_figure
@@ -90,7 +91,11 @@ def plan(
         return Plan(profile, limits, candidate)
 
     if profile is None:
-        uninitialized = [p.name for p in net.collect_params().values() if p._data is None and not p._deferred_init]
+        uninitialized = [
+            p.name
+            for p in net.collect_params().values()
+            if p.arrays is None and not p.deferred_init
+        ]
         if uninitialized:
             raise MXNetError(f"plan: parameter '{uninitialized[0]}' is not initialized; call net.initialize() before")
         profile = layer_profile.measure(net, sample, devices, counts, loss, labels, optimizer, optimizer_params, repeats, progress)
@@ -192,7 +197,7 @@ class Plan(layer_profile.SavedAsJson):
         self._take(candidate)
 
     def _take(self, candidate):
-        self._candidate = candidate
+        self.candidate = candidate
         self.micro_batches, self.schedule, self.seconds, self.simulation = candidate.micro_batches, candidate.schedule, candidate.seconds, candidate.simulation
         self.bubble = candidate.simulation.bubble
         self.memory = {ctx: sum(candidate.memory[d]) for d, ctx in enumerate(self.devices)}
@@ -203,13 +208,16 @@ class Plan(layer_profile.SavedAsJson):
     @property
     def placement(self):
         """The device of each layer, by its path."""
-        whole = self._search().whole(self._candidate.placement)
+        whole = self._search().whole(self.candidate.placement)
         return {layer.path: self.devices[d] for layer, d in zip(self.profile.layers, whole) if layer.path}
 
     @property
     def stages(self):
         """For each stage, its device and its layers' names."""
-        return [(self.devices[d], [self.profile.layers[i].name for i in stage]) for d, stage in zip(self._candidate.where, self._candidate.stages)]
+        return [
+            (self.devices[d], [self.profile.layers[i].name for i in stage])
+            for d, stage in zip(self.candidate.where, self.candidate.stages)
+        ]
 
     def move(self, layer, device):
         """Puts a layer, named by its path, onto another device, and predicts anew. Returns the plan."""
@@ -219,7 +227,7 @@ class Plan(layer_profile.SavedAsJson):
         places = [self.profile.layers[i].path for i in search.free]
         if layer not in places:
             raise ValueError(f"Plan.move: there is no layer {layer!r}; there are {', '.join(places)}")
-        placement = list(self._candidate.placement)
+        placement = list(self.candidate.placement)
         placement[places.index(layer)] = self.devices.index(device)
         return self._anew(tuple(placement), self.micro_batches, self.schedule)
 
@@ -229,7 +237,9 @@ class Plan(layer_profile.SavedAsJson):
             named(schedule, "Plan.change: ")
         if micro_batches is not None:
             _numbers(micro_batches, self.profile.rows, 1)
-        return self._anew(self._candidate.placement, micro_batches or self.micro_batches, schedule or self.schedule)
+        return self._anew(
+            self.candidate.placement, micro_batches or self.micro_batches, schedule or self.schedule
+        )
 
     def _anew(self, placement, micro_batches, schedule):
         self._take(self._search().evaluate(placement, micro_batches, schedule))
@@ -237,7 +247,7 @@ class Plan(layer_profile.SavedAsJson):
 
     def fits(self):
         """Whether every device has room."""
-        return not self._search().excess(self._candidate)[0]
+        return not self._search().excess(self.candidate)[0]
 
     # Using it
 
@@ -246,8 +256,10 @@ class Plan(layer_profile.SavedAsJson):
         from .._pipeline.pipeline import Expected, Pipeline
 
         pipeline = Pipeline(self.micro_batches, self.schedule)
-        if self._candidate.order is not None:
-            pipeline._expected = Expected([self.devices[d] for d in self._candidate.where], self._candidate.order)
+        if self.candidate.order is not None:
+            pipeline.expected = Expected(
+                [self.devices[d] for d in self.candidate.where], self.candidate.order
+            )
         return pipeline
 
     def place(self, net):
@@ -265,26 +277,35 @@ class Plan(layer_profile.SavedAsJson):
             if block is None or type(block).__name__ != layer.kind:
                 there = "none" if block is None else f"a {type(block).__name__}"
                 raise MXNetError(f"Plan.place: the plan is for another network: it has a {layer.kind} at {layer.path!r}, and here is {there}")
-            missing = [p.name for p in block.collect_params().values() if p._data is None and not p._deferred_init]
+            missing = [
+                p.name
+                for p in block.collect_params().values()
+                if p.arrays is None and not p.deferred_init
+            ]
             if missing:
                 raise MXNetError(f"Plan.place: parameter '{missing[0]}' is not initialized; call net.initialize() before")
-        other = [path for path, block in found.items() if block._ctx_group is not None and not block._ctx_group.startswith(GROUP)]
+        other = [
+            path
+            for path, block in found.items()
+            if group_of(block) is not None and not group_of(block).startswith(GROUP)
+        ]
         if other:
-            raise MXNetError(f"Plan.place: block {other[0]!r} belongs to the group {found[other[0]]._ctx_group!r} already")
+            raise MXNetError(
+                f"Plan.place: block {other[0]!r} belongs to the group {group_of(found[other[0]])!r} already"
+            )
         moved = set()
         for block in found.values():
-            block._ctx_group = None
+            set_group(block, None)
         for path, ctx in placement.items():
-            found[path]._ctx_group = f"{GROUP}{ctx}"
+            set_group(found[path], f"{GROUP}{ctx}")
             for param in found[path].collect_params().values():
                 if param not in moved:  # one that layers share goes to the first
                     moved.add(param)
                     if param.list_ctx() != [ctx]:
                         param.reset_ctx(ctx)
-        net._group2ctx = {f"{GROUP}{ctx}": ctx for ctx in self.devices}
+        set_devices_of_groups(net, {f"{GROUP}{ctx}": ctx for ctx in self.devices})
         for block in (net, *found.values()):
-            if isinstance(block, HybridBlock):
-                block._clear_compiled()
+            forget_compiled(block)
         _recompute.changes += 1  # what contains the network is compiled anew, too
         return net
 
@@ -327,19 +348,25 @@ class Plan(layer_profile.SavedAsJson):
     # Showing it
 
     def __repr__(self):
-        times, spans = self._candidate.times, self.simulation.spans
+        times, spans = self.candidate.times, self.simulation.spans
         rows = [("stage", "device", "forward ms", "backward ms", "deferred ms", "idle", "parameter bytes", "layers")]
         busy = dict.fromkeys(self.devices, 0.0)
         for s, (ctx, _) in enumerate(self.stages):
             busy[ctx] += sum(end - begin for a, (begin, end) in spans.items() if a.stage == s)
         for s, (ctx, names) in enumerate(self.stages):
             ms = [f"{times[k, s] * 1e3:.3f}" if (k, s) in times else "" for k in "FBW"]
-            size = sum(self.profile.layers[i].param_bytes for i in self._candidate.stages[s])
+            size = sum(self.profile.layers[i].param_bytes for i in self.candidate.stages[s])
             rows.append((str(s), str(ctx), *ms, f"{1 - busy[ctx] / max(self.simulation.length, 1e-30):.1%}", f"{size:,}", _span(names)))
         memory = [("device", "bytes of parameters and states", "bytes of micro-batches", "limit")]
         for d, ctx in enumerate(self.devices):
             limit = self.limits.get(ctx)
-            memory.append((str(ctx), *[f"{size:,}" for size in self._candidate.memory[d]], f"{limit:,}" if limit is not None else ""))
+            memory.append(
+                (
+                    str(ctx),
+                    *[f"{size:,}" for size in self.candidate.memory[d]],
+                    f"{limit:,}" if limit is not None else "",
+                )
+            )
         first = f"{len(self.stages)} stages, {self.micro_batches} micro-batches, {self.schedule}: {_ms(self.seconds)} ms a step predicted, bubble {self.bubble:.1%}"
         return "\n".join([first, *aligned(rows), *aligned(memory)])
 
@@ -358,7 +385,7 @@ class Plan(layer_profile.SavedAsJson):
         time.set_xlabel("ms")
         time.set_yticks(range(len(self.devices)), [str(ctx) for ctx in self.devices])
         for row, ctx in enumerate(self.devices):
-            fixed, moving = self._candidate.memory[row]
+            fixed, moving = self.candidate.memory[row]
             memory.barh(row, fixed / 2**20, height=0.6, color="#a9a9a9", label="parameters and states" if not row else None)
             memory.barh(row, moving / 2**20, left=fixed / 2**20, height=0.6, color="#d8c36a", label="micro-batches" if not row else None)
             if self.limits.get(ctx) is not None:
@@ -393,11 +420,11 @@ class Comparison:
     """
 
     def __init__(self, plan, report):
-        trial = plan.profile.trial(plan._candidate)
+        trial = plan.profile.trial(plan.candidate)
         self.predicted, self.measured = trial.span if trial and trial.span else plan.simulation.length, report.seconds
         self.error = self.predicted / self.measured - 1 if self.measured else 0.0
         self.bubbles = plan.bubble, report.bubble
-        times = plan._candidate.times
+        times = plan.candidate.times
         graph, contexts = report.stages.graph, report.stages.contexts
         planned, measured = {}, {}
         for s, (ctx, _) in enumerate(plan.stages):
@@ -412,7 +439,11 @@ class Comparison:
         if report.micro_batches != plan.micro_batches:
             raise MXNetError(f"Plan.compare: the report is of {report.micro_batches} micro-batches, the plan has {plan.micro_batches}")
         self.stages = [(ctx, {k: (one[k], two[k]) for k in "FBW"}) for ctx, rows in planned.items() for one, two in zip(rows, measured[ctx])]
-        self.memory = {ctx: (plan._candidate.memory[plan.devices.index(ctx)][1], size) for ctx, size in report.planned_bytes.items() if ctx in plan.devices}
+        self.memory = {
+            ctx: (plan.candidate.memory[plan.devices.index(ctx)][1], size)
+            for ctx, size in report.planned_bytes.items()
+            if ctx in plan.devices
+        }
 
     def __repr__(self):
         rows = [("device", "forward ms", "measured", "backward ms", "measured", "deferred ms", "measured")]

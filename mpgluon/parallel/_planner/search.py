@@ -95,7 +95,10 @@ class Search:
         key = (tuple(placement), micro_batches, schedule)
         if key not in self._seen:
             trial, weight = self.profile.trials.get(key), self.profile.weights.get(key)
-            if None not in (trial, weight) and self._over(self.fixed_memory(self.whole(key[0])), trial.memory)[0] > 0:
+            if (
+                None not in (trial, weight)
+                and self.over_by(self.fixed_memory(self.whole(key[0])), trial.memory)[0] > 0
+            ):
                 trial = None  # there is a leaner table
             if trial is not None and trial.times:
                 candidate = self.simulated(*key, trial.times)
@@ -236,14 +239,16 @@ class Search:
                     now -= held[s] + (0 if whole[s] else inner + gradients[s])
         return [(round(fixed), round(moving)) for fixed, moving in zip(self.fixed_memory(devices), pieces)]
 
-    def _over(self, fixed, moving, slack=0.0):
+    def over_by(self, fixed, moving, slack=0.0):
         """(bytes over the limit, or below it: negative, device, bytes needed) of the device that is the worst off."""
         over = [(a + round(b * (1 - slack)) - limit, d, a + b) for d, (a, b, limit) in enumerate(zip(fixed, moving, self.limits)) if limit is not None]
         return max(over, default=(0, None, 0))
 
     def over(self, candidate):
         """How far a candidate is over the limits, or below them: (bytes, device, bytes needed) of the device that is the worst off."""
-        return self._over(*zip(*candidate.memory), 0.0 if self.profile.is_weighed(candidate) else self.slack)
+        return self.over_by(
+            *zip(*candidate.memory), 0.0 if self.profile.is_weighed(candidate) else self.slack
+        )
 
     def excess(self, candidate):
         """(bytes over the limit, device, bytes needed): the worst of the devices; 0 bytes where all have room."""
@@ -384,7 +389,7 @@ class Search:
             if (best is not None and (bound >= best.seconds or looked >= SIMULATED)) or looked >= 10 * SIMULATED:
                 complete = complete and best is not None and bound >= best.seconds
                 break
-            if self._over(self.fixed_memory(self.whole(placement)), [0] * self.count)[0] <= 0:
+            if self.over_by(self.fixed_memory(self.whole(placement)), [0] * self.count)[0] <= 0:
                 best = self._better(best, self.evaluate(placement, m, schedule))
                 looked += 1
         if best is not None and (not complete or (self.branching() and self.count ** len(self.free) > LISTED // 4)):
@@ -440,7 +445,16 @@ class Search:
                 found[key] = self.even(*key)
 
         def ranked():
-            return sorted(found.values(), key=lambda c: (self._over(*zip(*c.memory))[0], sum(map(sum, c.memory)), c.placement, c.micro_batches, c.schedule))
+            return sorted(
+                found.values(),
+                key=lambda c: (
+                    self.over_by(*zip(*c.memory))[0],
+                    sum(map(sum, c.memory)),
+                    c.placement,
+                    c.micro_batches,
+                    c.schedule,
+                ),
+            )
 
         for m, schedule, listed in self._forms():
             if listed is None:
@@ -469,7 +483,7 @@ class Search:
         held = [0.0] * self.count
         for i, d in enumerate(devices):
             held[d] += costs[d][i].saved
-        return self._over(self.fixed_memory(devices), held)[0]
+        return self.over_by(self.fixed_memory(devices), held)[0]
 
     def _even_split(self, order, micro_batches):
         """By dynamic programming over cut points: the split whose fullest stage is the least full."""

@@ -111,8 +111,8 @@ class _Trial:
         from ...gluon import Trainer
         from .._pipeline.train_step import TrainStep, first_of
 
-        self.candidate, self.devices = plan._candidate, plan.devices
-        own = layer_profile._alone(net)
+        self.candidate, self.devices = plan.candidate, plan.devices
+        own = layer_profile.detached_copy(net)
         own.place(plan)
         if not isinstance(optimizer, str):  # with counts of its own
             optimizer = copy.copy(optimizer)
@@ -138,7 +138,7 @@ class _Trial:
         if self.report.stages.placement() == contexts:
             times = {**self.candidate.times, **self._means()}
             if fits(self.report.stages.bytes_of(self.candidate.schedule, self.candidate.micro_batches, times)):
-                self.times, self.pipeline._expected = times, Expected(contexts, times)
+                self.times, self.pipeline.expected = times, Expected(contexts, times)
         self._step()  # with memory of its own
         self._start()
 

@@ -3,7 +3,7 @@
 from ... import ndarray as nd
 from ...base import MXNetError
 from .. import collectives
-from .layers import ColumnParallelDense, RowParallelDense, _SplitLayer
+from .layers import ColumnParallelDense, RowParallelDense, SplitLayer
 from .parameters import home_parameter
 
 __all__ = ["ParallelSelfAttention", "SequenceParallelDropout", "SequenceParallelLayerNorm"]
@@ -20,7 +20,7 @@ def _drop(F, parts, rate, axis):
     ]
 
 
-class SequenceParallelDropout(_SplitLayer):
+class SequenceParallelDropout(SplitLayer):
     """`Dropout` of sequences that are divided over devices, with the mask of the undivided sequence.
 
     Parameters
@@ -46,7 +46,7 @@ class SequenceParallelDropout(_SplitLayer):
         return collectives.gather(outs, x.context, self._axis) if isinstance(x, nd.NDArray) else outs
 
 
-class SequenceParallelLayerNorm(_SplitLayer):
+class SequenceParallelLayerNorm(SplitLayer):
     """`LayerNorm` along the last axis, of sequences that are divided over devices.
 
     Parameters
@@ -85,7 +85,7 @@ class SequenceParallelLayerNorm(_SplitLayer):
         return collectives.gather(outs, x.context, self._axis) if isinstance(x, nd.NDArray) else outs
 
 
-class ParallelSelfAttention(_SplitLayer):
+class ParallelSelfAttention(SplitLayer):
     """Self-attention with many heads, which are split over devices.
 
     Parameters

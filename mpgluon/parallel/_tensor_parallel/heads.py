@@ -14,9 +14,10 @@ from ... import autograd, random
 from ... import ndarray as nd
 from ...base import MXNetError
 from ...gluon import nn
+from ...gluon._tree import children, own_parameters
 from ...gluon.block import Block
 from .. import collectives
-from .layers import _SplitLayer
+from .layers import SplitLayer
 
 __all__ = ["ParallelHeads"]
 
@@ -29,7 +30,7 @@ class _Reached(Exception):
     """A device's run has come to the product of the output, whose input this is."""
 
 
-class ParallelHeads(_SplitLayer):
+class ParallelHeads(SplitLayer):
     """A block with attention whose heads are split; `shard` makes it, by 'heads'.
 
     Parameters
@@ -49,7 +50,7 @@ class ParallelHeads(_SplitLayer):
     def __init__(self, block, ctx, inputs, output, heads, choices):
         super().__init__(ctx, prefix=block.prefix)
         self.__dict__["_block"] = block  # whose parameters are this block's, not known twice
-        self._children = block._children
+        self._children = children(block)
         self._inputs, self._output, self._heads, self._choices = inputs, output, heads, choices
         self._checked, self._dropouts = False, []
 
@@ -104,7 +105,10 @@ class _Run:
     def block(self, rank):
         """The block for a device's run."""
         so_far = {"parts": 0, "shared": 0, "draws": 0, "ended": False}  # what the run has had of each
-        stand_ins = {name: self.child(name, child, rank, so_far) for name, child in self.layer._children.items()}
+        stand_ins = {
+            name: self.child(name, child, rank, so_far)
+            for name, child in children(self.layer).items()
+        }
         return self.layer._variant(stand_ins, self.layer._counts(rank, self.layer._choices[0]), lambda ops: _Ops(ops, self, rank, so_far))
 
     def child(self, name, child, rank, so_far):
@@ -269,7 +273,7 @@ class _Check:
 
     def _reached(self, attributes, rank, args):
         stand_ins = {}
-        for name, child in self.layer._children.items():
+        for name, child in children(self.layer).items():
             if name in self.layer._inputs:
                 stand_ins[name] = lambda x, name=name, child=child: self._project(x, name, child, rank)
             elif name == self.layer._output:
@@ -322,14 +326,16 @@ class _WithoutDropout:
 def find(block, options):
     """The parts of an attention that is to be split: names of the inputs and of the output, number of heads, choices of attributes, blocks."""
     options = dict(options)
-    dense = {name: child for name, child in block._children.items() if isinstance(child, nn.Dense)}
+    dense = {name: child for name, child in children(block).items() if isinstance(child, nn.Dense)}
     there = f"its Dense children are {', '.join(dense) or 'none'}"
     inputs, output, attributes = options.pop("inputs", None), options.pop("output", None), options.pop("attributes", None)
     blocks = options.pop("blocks", 3)
     if options:
         raise ValueError(f"'heads' has no option {', '.join(map(repr, options))}; there are inputs, output, attributes and blocks")
-    if block._reg_params:
-        raise NotImplementedError(f"the block has parameters of its own ({', '.join(block._reg_params)}), which can't be split by 'heads'")
+    if own_parameters(block):
+        raise NotImplementedError(
+            f"the block has parameters of its own ({', '.join(own_parameters(block))}), which can't be split by 'heads'"
+        )
     if inputs is None:
         inputs = next((names for names in _INPUTS if all(name in dense for name in names)), None)
         if inputs is None:

@@ -11,14 +11,14 @@ from ...base import MXNetError
 from ...gluon.block import HybridBlock, is_symbolic
 from ...gluon.loss import Loss
 from ...gluon.nn import Activation
-from ...gluon.nn.conv_layers import _check_layout, _per_axis
+from ...gluon.nn.conv_layers import check_layout, per_axis
 from .. import collectives
 from .parameters import home_parameter, split_parameter
 
 __all__ = ["ColumnParallelDense", "RowParallelDense", "VocabParallelEmbedding", "VocabParallelSoftmaxCELoss", "ParallelConv2D"]
 
 
-class _SplitLayer(HybridBlock):
+class SplitLayer(HybridBlock):
     """What layers that are split over devices have in common.
 
     Parameters
@@ -104,7 +104,7 @@ def _features(x, flatten):
     return size
 
 
-class _ParallelDense(_SplitLayer):
+class _ParallelDense(SplitLayer):
     def _describe(self):
         units, in_units = self._weight.shape
         return f"{in_units or None} -> {units}, {self.act or 'linear'}"
@@ -231,7 +231,7 @@ class RowParallelDense(_ParallelDense):
         return self.act(out) if isinstance(out, nd.NDArray) else [self.act(part) for part in out]
 
 
-class VocabParallelEmbedding(_SplitLayer):
+class VocabParallelEmbedding(SplitLayer):
     """An `Embedding` whose rows are split: every device looks up the indices it has, and the vectors are summed up.
 
     Parameters
@@ -299,7 +299,7 @@ class VocabParallelSoftmaxCELoss(Loss):
         return self._mean(F, loss, sample_weight)
 
 
-class ParallelConv2D(_SplitLayer):
+class ParallelConv2D(SplitLayer):
     """A `Conv2D` whose output channels are split: every device computes some of them.
 
     Parameters
@@ -318,14 +318,14 @@ class ParallelConv2D(_SplitLayer):
         weight_initializer=None, bias_initializer="zeros", in_channels=0, gather_output=True, dtype="float32", **kwargs,
     ):  # fmt: skip
         super().__init__(ctx, **kwargs)
-        layout = _check_layout(layout, 2)
-        kernel = _per_axis(kernel_size, 2, "kernel_size")
+        layout = check_layout(layout, 2)
+        kernel = per_axis(kernel_size, 2, "kernel_size")
         if channels % groups or in_channels % groups:
             raise ValueError(f"ParallelConv2D: {in_channels} and {channels} channels can't be divided into {groups} groups")
         self._channels, self._groups, self._gather_output, self._axis = channels, groups, gather_output, layout.index("C")
         self._kwargs = {
-            "kernel": kernel, "stride": _per_axis(strides, 2, "strides"), "dilate": _per_axis(dilation, 2, "dilation"),
-            "pad": _per_axis(padding, 2, "padding"), "no_bias": not use_bias, "layout": layout,
+            "kernel": kernel, "stride": per_axis(strides, 2, "strides"), "dilate": per_axis(dilation, 2, "dilation"),
+            "pad": per_axis(padding, 2, "padding"), "no_bias": not use_bias, "layout": layout,
         }  # fmt: skip
         shape = (channels, in_channels // groups, *kernel) if self._axis == 1 else (channels, *kernel, in_channels // groups)
         unit = channels // groups if groups > 1 else 1

@@ -3,7 +3,7 @@
 from ... import _core, _device_groups, autograd, initializer, random
 from ... import ndarray as nd
 from ...base import MXNetError
-from ...gluon.parameter import Parameter, _context_list
+from ...gluon.parameter import Parameter, context_list
 from ...gluon.utils import shape_is_known
 from ..collectives import divide
 
@@ -38,7 +38,7 @@ class HomeParameter(Parameter):
         super()._check_load(data, None, *options)
 
     def reset_ctx(self, ctx):
-        if _context_list(ctx) != self.homes:
+        if context_list(ctx) != self.homes:
             where = self.home if len(self.homes) == 1 else self.homes
             raise MXNetError(
                 f"Parameter '{self.name}' belongs to a layer that is split over devices, and stays on {where}; to have the layer elsewhere, make "
@@ -144,17 +144,21 @@ class ShardedParameter(HomeParameter):
         return self._family.ranges(self.index)
 
     def initialize(self, init=None, ctx=None, default_init=None, force_reinit=False):
-        if self._data is not None and not force_reinit:
+        if self.arrays is not None and not force_reinit:
             super().initialize(init, ctx, default_init, force_reinit)  # which warns
             return
         with self._family.calls(self.index):
             super().initialize(init, ctx, default_init, force_reinit)
 
-    def _finish_deferred_init(self):
-        if not self._deferred_init or self._deferred_init[3] is not None or not shape_is_known(self._shape):
-            super()._finish_deferred_init()
+    def finish_deferred_init(self):
+        if (
+            not self.deferred_init
+            or self.deferred_init[3] is not None
+            or not shape_is_known(self._shape)
+        ):
+            super().finish_deferred_init()
             return
-        init, contexts, default_init, _, key = self._deferred_init
+        init, contexts, default_init, _, key = self.deferred_init
         with autograd.pause():
             whole = nd.zeros(self.global_shape, ctx=contexts[0], dtype=self.dtype)
             with random.calls_at(key):
@@ -183,7 +187,8 @@ def split_parameter(block, name, shape, axis, ctx, blocks=1, unit=1, **kwargs):
         full = f"{block.params.prefix}shard{index}_{name}"
         if block.params._find(full) is not None:
             raise MXNetError(f"Parameter '{full}' exists already; layers that are split over devices can't share parameters (params=)")
-        block.params._params[full] = param = ShardedParameter(full, family, index, home, **kwargs)
+        param = ShardedParameter(full, family, index, home, **kwargs)
+        block.params.update({full: param})
         setattr(block, f"shard{index}_{name}", param)
     return family
 
@@ -191,6 +196,7 @@ def split_parameter(block, name, shape, axis, ctx, blocks=1, unit=1, **kwargs):
 def home_parameter(block, name, shape, home, **kwargs):
     """Makes a parameter of a block that stays on a device."""
     full = block.params.prefix + name
-    block.params._params[full] = param = HomeParameter(full, home, shape=shape, allow_deferred_init=True, **kwargs)
+    param = HomeParameter(full, home, shape=shape, allow_deferred_init=True, **kwargs)
+    block.params.update({full: param})
     setattr(block, name, param)
     return param

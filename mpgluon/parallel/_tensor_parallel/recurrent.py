@@ -5,13 +5,13 @@ import re
 from ... import ndarray as nd
 from ...base import MXNetError
 from .. import collectives
-from .layers import _SplitLayer
+from .layers import SplitLayer
 from .parameters import split_parameter
 
 __all__ = ["ParallelLSTM"]
 
 
-class ParallelLSTM(_SplitLayer):
+class ParallelLSTM(SplitLayer):
     """An `LSTM` whose cells, with all their gates, are split over devices; after every time step the outputs are exchanged.
 
     Parameters

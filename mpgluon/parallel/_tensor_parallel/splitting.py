@@ -5,6 +5,7 @@ import re
 from ... import initializer, random
 from ...base import MXNetError
 from ...gluon import nn, rnn
+from ...gluon._tree import children, forget_compiled, own_parameters
 from ...gluon.block import Block, HybridBlock
 from .. import collectives
 from . import heads
@@ -95,7 +96,7 @@ _EVERY = {nn.Dense: "column", nn.Conv2D: "column", nn.Embedding: "vocab", rnn.LS
 
 def walk(block, path=""):
     """The blocks below one: (parent, its name for the block, path, block)."""
-    for name, child in list(block._children.items()):
+    for name, child in list(children(block).items()):
         place = f"{path}.{name}" if path else name
         yield block, name, place, child
         yield from walk(child, place)
@@ -103,26 +104,30 @@ def walk(block, path=""):
 
 def _take_over(old, new):
     """What the old layer's parameters were set to, and their values where they have some."""
-    for name, param in old._reg_params.items():
-        parts = [p for key, p in new._reg_params.items() if key == name or re.fullmatch(rf"shard\d+_{re.escape(name)}", key)]
+    for name, param in own_parameters(old).items():
+        parts = [
+            p
+            for key, p in own_parameters(new).items()
+            if key == name or re.fullmatch(rf"shard\d+_{re.escape(name)}", key)
+        ]
         for part in parts:
             part.cast(param.dtype)
             part.lr_mult, part.wd_mult = param.lr_mult, param.wd_mult
             part.grad_req = param.grad_req
-        if param._data is not None:
-            value = param._reduce()
+        if param.arrays is not None:
+            value = param.reduced()
             for part in parts:
                 whole = getattr(part, "global_shape", None)
                 part.initialize(initializer.Zero())
                 part.set_data(value if whole is None or whole == part.shape else part._family.take(value, part.index))
-        elif param._deferred_init:
-            init, _, default_init, value, key = param._deferred_init
+        elif param.deferred_init:
+            init, _, default_init, value, key = param.deferred_init
             if value is not None:
                 raise MXNetError(f"parameter '{param.name}' was given a value before its shape was known; run a batch through the network first")
             for part in parts:
-                part._deferred_init = (init, part.homes, default_init, None, key)
+                part.deferred_init = (init, part.homes, default_init, None, key)
                 if all(size > 0 for size in part.shape):
-                    part._finish_deferred_init()
+                    part.finish_deferred_init()
 
 
 def shard(net, plan, ctx):
@@ -178,7 +183,13 @@ def matches(net, plan, who):
                 break
     for number, (pattern, kind, _) in enumerate(rules):
         if number not in used:
-            known = ", ".join(f"{path} ({layer.name})" for _, _, path, layer in places if layer._reg_params or not layer._children and not isinstance(layer, nn.Activation))
+            known = ", ".join(
+                f"{path} ({layer.name})"
+                for _, _, path, layer in places
+                if own_parameters(layer)
+                or not children(layer)
+                and not isinstance(layer, nn.Activation)
+            )
             raise ValueError(
                 f"{who}: '{pattern.pattern}' matches the whole path or name of no layer, or only of such that an earlier pattern matches; there are {known or 'no layers'}"
             )
@@ -194,11 +205,22 @@ def _divide_heads(block, path, options, work, who):
         inputs, output, count, choices, blocks = heads.find(block, options)
     except (ValueError, NotImplementedError) as error:
         raise type(error)(f"{who}: '{path}' ({type(block).__name__}): {error}") from error
-    parts = [(name, "column", {"blocks": blocks, "unit": block._children[name].weight.shape[0] // (blocks * count), "gather_output": False}) for name in inputs]
+    parts = [
+        (
+            name,
+            "column",
+            {
+                "blocks": blocks,
+                "unit": children(block)[name].weight.shape[0] // (blocks * count),
+                "gather_output": False,
+            },
+        )
+        for name in inputs
+    ]
     unit = parts[-1][2]["unit"] // (3 if len(inputs) == blocks == 1 else 1)  # of a head's result
     parts.append((output, "row", {"input_is_parallel": True, "unit": unit}))
     for name, kind, given in parts:
-        work[block._children[name]] = f"{path}.{name}", kind, given
+        work[children(block)[name]] = f"{path}.{name}", kind, given
     del work[block]  # the block itself comes behind its parts
     work[block] = path, "heads", {"inputs": inputs, "output": output, "heads": count, "choices": choices}
 
@@ -210,7 +232,7 @@ def every_layer(net, count):
         kind = _EVERY.get(type(layer))
         if kind is None or layer in shared or layer in work:
             continue
-        weight = next(iter(layer._reg_params.values()))
+        weight = next(iter(own_parameters(layer).values()))
         if weight.shape[0] // (4 if kind == "gates" else 1) >= count and not (kind == "gates" and unfit_lstm(layer)):
             work[layer] = path, kind, {}
     return work
@@ -220,7 +242,7 @@ def _shared(net):
     """The layers that have parameters together with others."""
     owners = {}
     for _, _, _, layer in walk(net):
-        for param in layer._reg_params.values():
+        for param in own_parameters(layer).values():
             if owners.setdefault(param, layer) is not layer:
                 yield layer
                 yield owners[param]
@@ -259,14 +281,14 @@ def split_layers(net, work, ctx_of, who):
             _take_over(layer, new)
     for parent, name, _, layer in places:
         if layer in made:
-            parent._children[name] = made[layer]
+            children(parent)[name] = made[layer]
             for key, value in parent.__dict__.items():
                 if value is layer:
                     parent.__dict__[key] = made[layer]
     for layer in made:
-        for param in layer._reg_params.values():
-            param._replaced = f"{who} has split its layer '{work[layer][0]}' over devices"
+        for param in own_parameters(layer).values():
+            param.replaced = f"{who} has split its layer '{work[layer][0]}' over devices"
     for block in [net, *[layer for _, _, _, layer in places]]:
         if isinstance(block, HybridBlock):
-            block._clear_compiled()
+            forget_compiled(block)
     return made

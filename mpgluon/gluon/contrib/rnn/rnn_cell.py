@@ -2,6 +2,7 @@
 
 from ... import _tracing
 from ...rnn.rnn_cell import BidirectionalCell, HybridRecurrentCell, ModifierCell, SequentialRNNCell, _format, _functions, _mask, _merge
+from ..._tree import children
 
 __all__ = ["LSTMPCell", "VariationalDropoutCell", "dynamic_unroll"]
 
@@ -20,7 +21,9 @@ class VariationalDropoutCell(ModifierCell):
     """
 
     def __init__(self, base_cell, drop_inputs=0.0, drop_states=0.0, drop_outputs=0.0):
-        both = isinstance(base_cell, SequentialRNNCell) and any(isinstance(cell, BidirectionalCell) for cell in base_cell._children.values())
+        both = isinstance(base_cell, SequentialRNNCell) and any(
+            isinstance(cell, BidirectionalCell) for cell in children(base_cell).values()
+        )
         if drop_states and (both or isinstance(base_cell, BidirectionalCell)):
             raise AssertionError("drop_states acts step by step, which a BidirectionalCell does not: put VariationalDropoutCell around the cells inside it")
         super().__init__(base_cell)
