@@ -24,7 +24,7 @@ class _Watchdog:
     def _watch(self):
         before, since, told = None, time.monotonic(), False
         while not self._ended.wait(min(self.seconds / 4, 1.0)):
-            standing = [entry for entry in _core.engine_standing() if entry[1] < entry[2]]
+            standing = [entry for entry in _core.engine_queue_status() if entry[1] < entry[2]]
             now = [(device, completed) for device, completed, *_ in standing]
             if now != before:
                 before, since, told = now, time.monotonic(), False

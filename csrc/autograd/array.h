@@ -10,9 +10,9 @@
 #include "op/op.h"
 #include "tensor/tensor.h"
 
-typedef struct mpg_tape_node mpg_tape_node; /* autograd/tape.h */
-typedef struct mpg_trace mpg_trace;         /* a graph being traced */
-typedef struct mpg_leaves mpg_leaves;       /* autograd/parameter_set.h */
+typedef struct mpg_tape_node mpg_tape_node;         /* autograd/tape.h */
+typedef struct mpg_trace mpg_trace;                 /* a graph being traced */
+typedef struct mpg_parameter_set mpg_parameter_set; /* autograd/parameter_set.h */
 
 typedef enum mpg_grad_req {
   MPG_GRAD_NULL = 0,

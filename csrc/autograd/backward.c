@@ -4,29 +4,29 @@
 #include "autograd/trace.h"
 #include "autograd/backward_pass.h"
 
-static mpg_walk *kept_walks; /* runtime state: walks for reuse */
+static mpg_backward_pass *kept_passes; /* runtime state: passes for reuse */
 
-static mpg_status walk_begin(mpg_walk **result) {
-  mpg_walk *walk = kept_walks;
-  if (walk) {
-    kept_walks = walk->next;
+static mpg_status pass_begin(mpg_backward_pass **result) {
+  mpg_backward_pass *pass = kept_passes;
+  if (pass) {
+    kept_passes = pass->next;
   } else {
-    walk = mpg_calloc(1, sizeof *walk);
-    if (!walk) return mpg_out_of_host_memory(sizeof *walk);
-    mpg_graph_init(&walk->graph);
+    pass = mpg_calloc(1, sizeof *pass);
+    if (!pass) return mpg_out_of_host_memory(sizeof *pass);
+    mpg_graph_init(&pass->graph);
   }
-  walk->num_nodes = walk->num_variables = 0;
-  walk->taken = false;
-  *result = walk;
+  pass->num_nodes = pass->num_variables = 0;
+  pass->taken = false;
+  *result = pass;
   return MPG_OK;
 }
 
-static void walk_end(mpg_walk *walk) {
-  for (size_t i = 0; i < walk->num_nodes; i++) mpg_tape_release(walk->nodes[i]);
-  walk->num_nodes = 0;
-  mpg_graph_clear(&walk->graph);
-  walk->next = kept_walks;
-  kept_walks = walk;
+static void pass_end(mpg_backward_pass *pass) {
+  for (size_t i = 0; i < pass->num_nodes; i++) mpg_tape_release(pass->nodes[i]);
+  pass->num_nodes = 0;
+  mpg_graph_clear(&pass->graph);
+  pass->next = kept_passes;
+  kept_passes = pass;
 }
 
 /* Whether the head was joined along the first axis and the gradient only has more rows: as in MXNet
@@ -43,9 +43,9 @@ static bool has_more_rows(const mpg_graph *graph, mpg_value head, const mpg_shap
 
 /* The gradient of a head: ones, or the array given, seen in the head's shape when it has another
  * one of as many elements. */
-static mpg_status head_gradient(mpg_walk *walk, const mpg_array *head, const mpg_array *gradient,
-                                mpg_value value, mpg_value *result) {
-  mpg_graph *graph = &walk->graph;
+static mpg_status head_gradient(mpg_backward_pass *pass, const mpg_array *head,
+                                const mpg_array *gradient, mpg_value value, mpg_value *result) {
+  mpg_graph *graph = &pass->graph;
   if (!gradient) {
     mpg_full_like_params params;
     memset(&params, 0, sizeof params);
@@ -108,23 +108,23 @@ static bool same_kind(const mpg_graph_value *a, const mpg_graph_value *b) {
          mpg_shape_equal(&a->desc.shape, &b->desc.shape);
 }
 
-static mpg_status differentiate(mpg_walk *walk, head_list *list, const mpg_value *wanted,
+static mpg_status differentiate(mpg_backward_pass *pass, head_list *list, const mpg_value *wanted,
                                 size_t num_wanted, mpg_value *gradients, bool train) {
-  walk->graph.phase = MPG_PHASE_BACKWARD;
-  walk->graph.train = train;
+  pass->graph.phase = MPG_PHASE_BACKWARD;
+  pass->graph.train = train;
   int ones =
       -1; /* the last head whose gradient is ones: they serve heads of the same kind as well */
   for (int i = 0; i < list->count; i++) {
-    list->values[i] = mpg_walk_value(walk, list->heads[i]);
+    list->values[i] = mpg_backward_pass_value(pass, list->heads[i]);
     const mpg_array *gradient = list->gradients ? list->gradients[i] : NULL;
     if (!gradient && ones >= 0 &&
-        same_kind(mpg_graph_at(&walk->graph, list->values[i]),
-                  mpg_graph_at(&walk->graph, list->values[ones]))) {
+        same_kind(mpg_graph_at(&pass->graph, list->values[i]),
+                  mpg_graph_at(&pass->graph, list->values[ones]))) {
       list->gradient_values[i] = list->gradient_values[ones];
       continue;
     }
     MPG_TRY(
-        head_gradient(walk, list->heads[i], gradient, list->values[i], &list->gradient_values[i]));
+        head_gradient(pass, list->heads[i], gradient, list->values[i], &list->gradient_values[i]));
     if (!gradient) ones = i;
   }
   mpg_differentiation request = {.heads = list->values,
@@ -134,8 +134,8 @@ static mpg_status differentiate(mpg_walk *walk, head_list *list, const mpg_value
                                  .num_wanted = num_wanted,
                                  .gradients = gradients,
                                  .train = train};
-  MPG_TRY(mpg_graph_gradient(&walk->graph, &request));
-  MPG_VERIFY(&walk->graph);
+  MPG_TRY(mpg_graph_gradient(&pass->graph, &request));
+  MPG_VERIFY(&pass->graph);
   return MPG_OK;
 }
 
@@ -147,21 +147,21 @@ static mpg_status zeros(mpg_graph *graph, mpg_value like, mpg_value *result) {
 }
 
 /* Space for `count` more values of execution; new ones are empty. */
-static mpg_status grow_arrays(mpg_walk *walk) {
-  size_t count = walk->graph.num_values;
-  MPG_TRY(mpg_grow((void **)&walk->arrays, &walk->arrays_capacity, count, sizeof *walk->arrays));
-  MPG_TRY(mpg_grow((void **)&walk->uses, &walk->uses_capacity, count, sizeof *walk->uses));
-  MPG_TRY(mpg_grow((void **)&walk->targets, &walk->targets_capacity, count, sizeof *walk->targets));
-  memset(walk->arrays, 0, count * sizeof *walk->arrays);
-  memset(walk->uses, 0, count * sizeof *walk->uses);
-  memset(walk->targets, 0, count * sizeof *walk->targets);
+static mpg_status grow_arrays(mpg_backward_pass *pass) {
+  size_t count = pass->graph.num_values;
+  MPG_TRY(mpg_grow((void **)&pass->arrays, &pass->arrays_capacity, count, sizeof *pass->arrays));
+  MPG_TRY(mpg_grow((void **)&pass->uses, &pass->uses_capacity, count, sizeof *pass->uses));
+  MPG_TRY(mpg_grow((void **)&pass->targets, &pass->targets_capacity, count, sizeof *pass->targets));
+  memset(pass->arrays, 0, count * sizeof *pass->arrays);
+  memset(pass->uses, 0, count * sizeof *pass->uses);
+  memset(pass->targets, 0, count * sizeof *pass->targets);
   return MPG_OK;
 }
 
 /* A variable's gradient `result` as the value that is computed straight into its gradient array. */
-static mpg_status store(mpg_walk *walk, const mpg_tape_node *variable, mpg_value result,
+static mpg_status store(mpg_backward_pass *pass, const mpg_tape_node *variable, mpg_value result,
                         const bool *taken, mpg_value *stored, mpg_value *old) {
-  mpg_graph *graph = &walk->graph;
+  mpg_graph *graph = &pass->graph;
   mpg_value self = {variable->graph_node, 0};
   *old = MPG_NO_VALUE;
   if (!mpg_has_value(result)) {
@@ -209,8 +209,8 @@ static void leave(mode former) {
   mpg_trace_swap(former.trace);
 }
 
-static void consume(mpg_walk *walk) {
-  for (size_t i = 0; i < walk->num_nodes; i++) mpg_tape_consume(walk->nodes[i]);
+static void consume(mpg_backward_pass *pass) {
+  for (size_t i = 0; i < pass->num_nodes; i++) mpg_tape_consume(pass->nodes[i]);
 }
 
 /* The input behind a head gradient, which may be a reshape or a part of it. */
@@ -220,18 +220,18 @@ static mpg_value given(const mpg_graph *graph, mpg_value value) {
 }
 
 /* The head gradients' contents, once the arrays exist. */
-static void bind_heads(mpg_walk *walk, const head_list *list) {
+static void bind_heads(mpg_backward_pass *pass, const head_list *list) {
   for (int i = 0; i < list->count; i++)
     if (list->gradients && list->gradients[i])
-      mpg_array_copy(&walk->arrays[mpg_value_index(&walk->graph,
-                                                   given(&walk->graph, list->gradient_values[i]))],
+      mpg_array_copy(&pass->arrays[mpg_value_index(&pass->graph,
+                                                   given(&pass->graph, list->gradient_values[i]))],
                      list->gradients[i]);
 }
 
 /* Whether one of the calls whose leaves were taken as one does not lead to all of them. */
-static mpg_status find_missed(mpg_walk *walk, bool *missed) {
-  mpg_graph *graph = &walk->graph;
-  for (size_t n = 0; walk->num_leaves && n < graph->num_nodes && !*missed; n++) {
+static mpg_status find_missed(mpg_backward_pass *pass, bool *missed) {
+  mpg_graph *graph = &pass->graph;
+  for (size_t n = 0; pass->num_leaves && n < graph->num_nodes && !*missed; n++) {
     const mpg_node *node = &graph->nodes[n];
     mpg_tape_node *owner = node->phase == MPG_PHASE_BACKWARD ? node->opaque : NULL;
     if (!owner || !owner->leaves || !owner->call->reaches) continue;
@@ -247,29 +247,30 @@ static mpg_status find_missed(mpg_walk *walk, bool *missed) {
 
 /* again: where no gradient arrives at leaves that were taken as one, or only at some of them, all
  * begins anew, taking them one by one. */
-static mpg_status backward(mpg_walk *walk, head_list *list, bool retain, bool train, bool *again) {
-  mpg_graph *graph = &walk->graph;
-  size_t num_wanted = 0, num_variables = walk->num_variables + walk->num_leaves;
+static mpg_status backward(mpg_backward_pass *pass, head_list *list, bool retain, bool train,
+                           bool *again) {
+  mpg_graph *graph = &pass->graph;
+  size_t num_wanted = 0, num_variables = pass->num_variables + pass->num_leaves;
   mpg_value *wanted = list->gradient_values + list->count, *results = wanted + num_variables,
             *stored = results + num_variables, *old = stored + num_variables;
-  for (size_t i = 0; i < walk->num_variables; i++) {
-    mpg_tape_node *variable = walk->variables[i];
+  for (size_t i = 0; i < pass->num_variables; i++) {
+    mpg_tape_node *variable = pass->variables[i];
     if (variable->request == MPG_GRAD_NULL) continue;
-    walk->variables[num_wanted] = variable;
+    pass->variables[num_wanted] = variable;
     wanted[num_wanted++] = (mpg_value){variable->graph_node, 0};
   }
-  if (num_wanted + walk->num_leaves == 0)
+  if (num_wanted + pass->num_leaves == 0)
     return mpg_fail(MPG_ERROR,
                     "backward: nothing that the heads were computed from wants a gradient: "
                     "grad_req is 'null' everywhere");
-  for (size_t k = 0; k < walk->num_leaves; k++)
-    wanted[num_wanted + k] = (mpg_value){walk->leaves[k].graph_node, 0};
-  MPG_TRY(differentiate(walk, list, wanted, num_wanted + walk->num_leaves, results, train));
-  for (size_t k = 0; k < walk->num_leaves; k++) {
+  for (size_t k = 0; k < pass->num_leaves; k++)
+    wanted[num_wanted + k] = (mpg_value){pass->leaves[k].graph_node, 0};
+  MPG_TRY(differentiate(pass, list, wanted, num_wanted + pass->num_leaves, results, train));
+  for (size_t k = 0; k < pass->num_leaves; k++) {
     stored[num_wanted + k] = results[num_wanted + k];
     *again |= !mpg_has_value(results[num_wanted + k]);
   }
-  if (!*again) MPG_TRY(find_missed(walk, again));
+  if (!*again) MPG_TRY(find_missed(pass, again));
   if (*again) return MPG_OK;
   bool *taken = mpg_arena_alloc(&graph->arena, graph->num_values + 1);
   if (!taken) return mpg_out_of_host_memory(graph->num_values);
@@ -277,45 +278,45 @@ static mpg_status backward(mpg_walk *walk, head_list *list, bool retain, bool tr
   size_t num_known = graph->num_values;
   mpg_status status = MPG_OK;
   for (size_t i = 0; i < num_wanted && status == MPG_OK; i++) {
-    status = store(walk, walk->variables[i], results[i], taken, &stored[i], &old[i]);
+    status = store(pass, pass->variables[i], results[i], taken, &stored[i], &old[i]);
     if (status == MPG_OK && mpg_has_value(stored[i]) &&
         mpg_value_index(graph, stored[i]) < num_known)
       taken[mpg_value_index(graph, stored[i])] = true;
   }
   MPG_TRY(status);
-  MPG_TRY(mpg_grow((void **)&walk->target_list, &walk->target_list_capacity, num_wanted,
-                   sizeof *walk->target_list));
-  MPG_TRY(grow_arrays(walk));
-  bind_heads(walk, list);
+  MPG_TRY(mpg_grow((void **)&pass->target_list, &pass->target_list_capacity, num_wanted,
+                   sizeof *pass->target_list));
+  MPG_TRY(grow_arrays(pass));
+  bind_heads(pass, list);
   for (size_t i = 0; i < num_wanted; i++) {
-    mpg_tape_node *variable = walk->variables[i];
-    walk->target_list[i] = (mpg_target){variable->gradient, variable->request, false, false};
+    mpg_tape_node *variable = pass->variables[i];
+    pass->target_list[i] = (mpg_target){variable->gradient, variable->request, false, false};
     if (mpg_has_value(stored[i]))
-      walk->targets[mpg_value_index(graph, stored[i])] = &walk->target_list[i];
+      pass->targets[mpg_value_index(graph, stored[i])] = &pass->target_list[i];
     if (mpg_has_value(old[i])) {
-      mpg_array *array = &walk->arrays[mpg_value_index(graph, old[i])];
+      mpg_array *array = &pass->arrays[mpg_value_index(graph, old[i])];
       array->tensor = variable->gradient;
       mpg_tensor_retain(&array->tensor);
     }
   }
-  MPG_TRY(mpg_walk_run(walk, stored, num_wanted + walk->num_leaves, retain, false, train));
+  MPG_TRY(mpg_backward_pass_run(pass, stored, num_wanted + pass->num_leaves, retain, false, train));
   for (size_t i = 0; i < num_wanted; i++)
-    if (!walk->target_list[i].missed) walk->variables[i]->fresh = true;
-  for (size_t k = 0; k < walk->num_leaves; k++) mpg_leaves_set_fresh(walk->leaves[k].leaves);
+    if (!pass->target_list[i].missed) pass->variables[i]->fresh = true;
+  for (size_t k = 0; k < pass->num_leaves; k++) mpg_parameter_set_set_fresh(pass->leaves[k].leaves);
   return MPG_OK;
 }
 
-static void clear_arrays(mpg_walk *walk, size_t count) {
-  for (size_t i = 0; i < count; i++) mpg_array_clear(&walk->arrays[i]);
+static void clear_arrays(mpg_backward_pass *pass, size_t count) {
+  for (size_t i = 0; i < count; i++) mpg_array_clear(&pass->arrays[i]);
 }
 
-static mpg_status reserve_lists(mpg_walk *walk, int num_heads, size_t per_variable,
+static mpg_status reserve_lists(mpg_backward_pass *pass, int num_heads, size_t per_variable,
                                 size_t num_variables, head_list *list) {
-  MPG_TRY(mpg_grow((void **)&walk->work, &walk->work_capacity,
-                   2 * (size_t)num_heads + per_variable * num_variables, sizeof *walk->work));
+  MPG_TRY(mpg_grow((void **)&pass->work, &pass->work_capacity,
+                   2 * (size_t)num_heads + per_variable * num_variables, sizeof *pass->work));
   list->count = num_heads;
-  list->values = walk->work;
-  list->gradient_values = walk->work + num_heads;
+  list->values = pass->work;
+  list->gradient_values = pass->work + num_heads;
   return MPG_OK;
 }
 
@@ -332,18 +333,18 @@ static mpg_status check_heads(mpg_array *const *heads, int num_heads, const char
 
 static mpg_status try_backward(head_list *list, bool retain, bool train, bool together,
                                bool *again) {
-  mpg_walk *walk;
-  MPG_TRY(walk_begin(&walk));
+  mpg_backward_pass *pass;
+  MPG_TRY(pass_begin(&pass));
   mode former = enter(false, train);
-  mpg_status status = mpg_walk_collect(walk, list->heads, list->count, false, together);
+  mpg_status status = mpg_backward_pass_collect(pass, list->heads, list->count, false, together);
   if (status == MPG_OK)
-    status = reserve_lists(walk, list->count, 4, walk->num_variables + walk->num_leaves, list);
+    status = reserve_lists(pass, list->count, 4, pass->num_variables + pass->num_leaves, list);
   if (status == MPG_OK) {
-    status = backward(walk, list, retain, train, again);
-    if (!*again && !retain && (status == MPG_OK || walk->taken)) consume(walk);
+    status = backward(pass, list, retain, train, again);
+    if (!*again && !retain && (status == MPG_OK || pass->taken)) consume(pass);
   }
   leave(former);
-  walk_end(walk);
+  pass_end(pass);
   return status;
 }
 
@@ -356,12 +357,12 @@ mpg_status mpg_autograd_backward(mpg_array *const *heads, mpg_array *const *head
   return again ? try_backward(&list, retain_graph, train, false, &unused) : status;
 }
 
-static mpg_status grad(mpg_walk *walk, head_list *list, mpg_array *const *variables,
+static mpg_status grad(mpg_backward_pass *pass, head_list *list, mpg_array *const *variables,
                        int num_variables, bool retain, bool create_graph, bool train,
                        mpg_array *gradients) {
   mpg_value *wanted = list->gradient_values + list->count, *results = wanted + num_variables;
   for (int i = 0; i < num_variables; i++) {
-    wanted[i] = variables[i]->node ? mpg_walk_value(walk, variables[i]) : MPG_NO_VALUE;
+    wanted[i] = variables[i]->node ? mpg_backward_pass_value(pass, variables[i]) : MPG_NO_VALUE;
     if (!mpg_has_value(wanted[i]))
       return mpg_fail(MPG_VALUE_ERROR,
                       variables[i]->node ? "grad: the heads were not computed from variable %d"
@@ -369,37 +370,37 @@ static mpg_status grad(mpg_walk *walk, head_list *list, mpg_array *const *variab
                                            "attach_grad on it before recording",
                       i);
   }
-  MPG_TRY(differentiate(walk, list, wanted, (size_t)num_variables, results, train));
+  MPG_TRY(differentiate(pass, list, wanted, (size_t)num_variables, results, train));
   for (int i = 0; i < num_variables; i++)
     if (!mpg_has_value(results[i])) {
-      walk->graph.phase = MPG_PHASE_BACKWARD;
-      MPG_TRY(zeros(&walk->graph, wanted[i], &results[i]));
+      pass->graph.phase = MPG_PHASE_BACKWARD;
+      MPG_TRY(zeros(&pass->graph, wanted[i], &results[i]));
     }
-  MPG_TRY(grow_arrays(walk));
-  bind_heads(walk, list);
-  MPG_TRY(mpg_walk_run(walk, results, (size_t)num_variables, retain, create_graph, train));
+  MPG_TRY(grow_arrays(pass));
+  bind_heads(pass, list);
+  MPG_TRY(mpg_backward_pass_run(pass, results, (size_t)num_variables, retain, create_graph, train));
   for (int i = 0; i < num_variables; i++)
-    mpg_array_copy(&gradients[i], &walk->arrays[mpg_value_index(&walk->graph, results[i])]);
-  clear_arrays(walk, walk->graph.num_values);
+    mpg_array_copy(&gradients[i], &pass->arrays[mpg_value_index(&pass->graph, results[i])]);
+  clear_arrays(pass, pass->graph.num_values);
   return MPG_OK;
 }
 
 mpg_status mpg_autograd_grad(mpg_array *const *heads, mpg_array *const *head_grads, int num_heads,
                              mpg_array *const *variables, int num_variables, bool retain_graph,
                              bool create_graph, bool train, mpg_array *gradients) {
-  mpg_walk *walk;
+  mpg_backward_pass *pass;
   head_list list = {.heads = heads, .gradients = head_grads};
   MPG_TRY(check_heads(heads, num_heads, "autograd.grad"));
-  MPG_TRY(walk_begin(&walk));
+  MPG_TRY(pass_begin(&pass));
   mode former = enter(create_graph, train);
-  mpg_status status = mpg_walk_collect(walk, heads, num_heads, create_graph, false);
-  if (status == MPG_OK) status = reserve_lists(walk, num_heads, 2, (size_t)num_variables, &list);
+  mpg_status status = mpg_backward_pass_collect(pass, heads, num_heads, create_graph, false);
+  if (status == MPG_OK) status = reserve_lists(pass, num_heads, 2, (size_t)num_variables, &list);
   if (status == MPG_OK) {
     bool retain = retain_graph || create_graph;
-    status = grad(walk, &list, variables, num_variables, retain, create_graph, train, gradients);
-    if (!retain && (status == MPG_OK || walk->taken)) consume(walk);
+    status = grad(pass, &list, variables, num_variables, retain, create_graph, train, gradients);
+    if (!retain && (status == MPG_OK || pass->taken)) consume(pass);
   }
   leave(former);
-  walk_end(walk);
+  pass_end(pass);
   return status;
 }

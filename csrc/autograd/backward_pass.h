@@ -1,4 +1,4 @@
-/* A walk: one backward over the tape. The reached part of the tape as a graph, the gradient
+/* A pass: one backward over the tape. The reached part of the tape as a graph, the gradient
  * appended to it, and the arrays the values of that graph stand for. Walks are kept for reuse, so
  * that a backward allocates nothing in steady state. Internal to csrc/autograd. Threads: host lock.
  */
@@ -12,11 +12,11 @@ typedef struct mpg_binding { /* where the contents of a forward value are kept *
   uint32_t slot;
 } mpg_binding;
 
-typedef struct mpg_walk {
+typedef struct mpg_backward_pass {
   mpg_graph graph;
   mpg_tape_node **nodes; /* reached, in topological order; owned references */
   size_t num_nodes, nodes_capacity;
-  struct mpg_walk_frame {
+  struct mpg_backward_pass_frame {
     mpg_tape_node *node;
     uint32_t next;
   } *stack;
@@ -41,8 +41,8 @@ typedef struct mpg_walk {
   size_t num_variables, variables_capacity;
   /* Calls with leaves. `together`: each call's leaves are one value, which is possible where no
    * variable is reached twice. */
-  struct mpg_walk_leaves {
-    mpg_leaves *leaves; /* borrowed from nodes */
+  struct mpg_backward_pass_leaves {
+    mpg_parameter_set *leaves; /* borrowed from nodes */
     uint32_t graph_node;
   } *leaves;
   size_t num_leaves, leaves_capacity;
@@ -50,17 +50,17 @@ typedef struct mpg_walk {
   size_t num_distinct, distinct_capacity;
   bool together, clash;
   bool taken; /* saved contents were taken from the tape */
-  struct mpg_walk *next;
-} mpg_walk;
+  struct mpg_backward_pass *next;
+} mpg_backward_pass;
 
 /* Collects what the heads were computed from and builds its graph. create_graph: calls are expanded
  * to ops. together: leaves are taken as one where that is possible. */
-mpg_status mpg_walk_collect(mpg_walk *walk, mpg_array *const *heads, int num_heads,
-                            bool create_graph, bool together);
+mpg_status mpg_backward_pass_collect(mpg_backward_pass *pass, mpg_array *const *heads,
+                                     int num_heads, bool create_graph, bool together);
 /* The value of the graph an array of the tape stands for. */
-mpg_value mpg_walk_value(const mpg_walk *walk, const mpg_array *array);
+mpg_value mpg_backward_pass_value(const mpg_backward_pass *pass, const mpg_array *array);
 /* Runs the live nodes of the backward phase. `kept`: values not to release, their number. */
-mpg_status mpg_walk_run(mpg_walk *walk, const mpg_value *kept, size_t num_kept, bool retain,
-                        bool create_graph, bool train);
+mpg_status mpg_backward_pass_run(mpg_backward_pass *pass, const mpg_value *kept, size_t num_kept,
+                                 bool retain, bool create_graph, bool train);
 
 #endif

@@ -4,13 +4,13 @@
 
 #include "autograd/backward_pass.h"
 
-static uint64_t walks; /* runtime state: number of walks so far, the mark of the present one */
+static uint64_t passes; /* runtime state: number of passes so far, the mark of the present one */
 
-static mpg_status push(mpg_walk *walk, size_t depth, mpg_tape_node *node) {
-  MPG_TRY(mpg_grow((void **)&walk->stack, &walk->stack_capacity, depth + 1, sizeof *walk->stack));
-  walk->stack[depth].node = node;
-  walk->stack[depth].next = 0;
-  node->visit = walk->visit;
+static mpg_status push(mpg_backward_pass *pass, size_t depth, mpg_tape_node *node) {
+  MPG_TRY(mpg_grow((void **)&pass->stack, &pass->stack_capacity, depth + 1, sizeof *pass->stack));
+  pass->stack[depth].node = node;
+  pass->stack[depth].next = 0;
+  node->visit = pass->visit;
   return MPG_OK;
 }
 
@@ -34,16 +34,16 @@ static mpg_tape_node *resolve(mpg_tape_node *node, uint32_t *output) {
   return node;
 }
 
-static mpg_status append(mpg_walk *walk, mpg_tape_node *node) {
-  MPG_TRY(mpg_grow((void **)&walk->nodes, &walk->nodes_capacity, walk->num_nodes + 1,
-                   sizeof *walk->nodes));
-  walk->nodes[walk->num_nodes++] = mpg_tape_retain(node);
+static mpg_status append(mpg_backward_pass *pass, mpg_tape_node *node) {
+  MPG_TRY(mpg_grow((void **)&pass->nodes, &pass->nodes_capacity, pass->num_nodes + 1,
+                   sizeof *pass->nodes));
+  pass->nodes[pass->num_nodes++] = mpg_tape_retain(node);
   return MPG_OK;
 }
 
 /* How many inputs a call has behind its own. */
-static uint32_t num_leaves(const mpg_walk *walk, const mpg_tape_node *node) {
-  return node->leaves && !walk->together ? node->leaves->count : 0;
+static uint32_t num_leaves(const mpg_backward_pass *pass, const mpg_tape_node *node) {
+  return node->leaves && !pass->together ? node->leaves->count : 0;
 }
 
 static mpg_tape_edge edge_at(const mpg_tape_node *node, uint32_t i) {
@@ -52,56 +52,57 @@ static mpg_tape_edge edge_at(const mpg_tape_node *node, uint32_t i) {
 }
 
 /* Whether what is reached here is reached in another way too. */
-static mpg_status note_leaves(mpg_walk *walk, mpg_tape_node *node) {
-  mpg_leaves *leaves = node->leaves;
-  if (!walk->together) return MPG_OK;
-  if (node->kind == MPG_TAPE_VARIABLE && node->leaves_number) walk->clash = true;
+static mpg_status note_leaves(mpg_backward_pass *pass, mpg_tape_node *node) {
+  mpg_parameter_set *leaves = node->leaves;
+  if (!pass->together) return MPG_OK;
+  if (node->kind == MPG_TAPE_VARIABLE && node->leaves_number) pass->clash = true;
   if (!leaves) return MPG_OK;
-  if (!leaves->distinct || leaves->visit == walk->visit) walk->clash = true;
-  leaves->visit = walk->visit;
-  MPG_TRY(mpg_grow((void **)&walk->leaves, &walk->leaves_capacity, walk->num_leaves + 1,
-                   sizeof *walk->leaves));
-  walk->leaves[walk->num_leaves++] = (struct mpg_walk_leaves){leaves, 0};
+  if (!leaves->distinct || leaves->visit == pass->visit) pass->clash = true;
+  leaves->visit = pass->visit;
+  MPG_TRY(mpg_grow((void **)&pass->leaves, &pass->leaves_capacity, pass->num_leaves + 1,
+                   sizeof *pass->leaves));
+  pass->leaves[pass->num_leaves++] = (struct mpg_backward_pass_leaves){leaves, 0};
   return MPG_OK;
 }
 
 /* Whether several leaves have a variable in common; the answer for the same ones is kept. */
-static mpg_status compare_leaves(mpg_walk *walk) {
-  bool known = walk->num_distinct == walk->num_leaves;
-  for (size_t i = 0; known && i < walk->num_leaves; i++)
-    known = walk->distinct[i] == walk->leaves[i].leaves->number;
+static mpg_status compare_leaves(mpg_backward_pass *pass) {
+  bool known = pass->num_distinct == pass->num_leaves;
+  for (size_t i = 0; known && i < pass->num_leaves; i++)
+    known = pass->distinct[i] == pass->leaves[i].leaves->number;
   if (known) return MPG_OK;
-  for (size_t k = 0; k < walk->num_leaves; k++)
-    for (uint32_t i = 0; i < walk->leaves[k].leaves->count; i++) {
-      mpg_tape_node *variable = walk->leaves[k].leaves->variables[i];
-      if (variable && variable->visit == walk->visit) walk->clash = true;
-      if (variable) variable->visit = walk->visit;
+  for (size_t k = 0; k < pass->num_leaves; k++)
+    for (uint32_t i = 0; i < pass->leaves[k].leaves->count; i++) {
+      mpg_tape_node *variable = pass->leaves[k].leaves->variables[i];
+      if (variable && variable->visit == pass->visit) pass->clash = true;
+      if (variable) variable->visit = pass->visit;
     }
-  if (walk->clash) return MPG_OK;
-  walk->num_distinct = 0;
-  MPG_TRY(mpg_grow((void **)&walk->distinct, &walk->distinct_capacity, walk->num_leaves,
-                   sizeof *walk->distinct));
-  for (size_t i = 0; i < walk->num_leaves; i++)
-    walk->distinct[walk->num_distinct++] = walk->leaves[i].leaves->number;
+  if (pass->clash) return MPG_OK;
+  pass->num_distinct = 0;
+  MPG_TRY(mpg_grow((void **)&pass->distinct, &pass->distinct_capacity, pass->num_leaves,
+                   sizeof *pass->distinct));
+  for (size_t i = 0; i < pass->num_leaves; i++)
+    pass->distinct[pass->num_distinct++] = pass->leaves[i].leaves->number;
   return MPG_OK;
 }
 
 /* Depth first, without recursion; nodes are listed after what they depend on. */
-static mpg_status visit(mpg_walk *walk, mpg_tape_node *start, uint32_t output, bool create_graph) {
+static mpg_status visit(mpg_backward_pass *pass, mpg_tape_node *start, uint32_t output,
+                        bool create_graph) {
   start = resolve(start, &output);
-  if (!start || start->visit == walk->visit) return MPG_OK;
+  if (!start || start->visit == pass->visit) return MPG_OK;
   size_t depth = 0;
-  MPG_TRY(push(walk, depth++, start));
-  while (depth && !walk->clash) {
-    struct mpg_walk_frame *top = &walk->stack[depth - 1];
+  MPG_TRY(push(pass, depth++, start));
+  while (depth && !pass->clash) {
+    struct mpg_backward_pass_frame *top = &pass->stack[depth - 1];
     mpg_tape_node *node = top->node;
     if (top->next == 0) MPG_TRY(check_differentiable(node));
-    if (top->next == 0) MPG_TRY(note_leaves(walk, node));
+    if (top->next == 0) MPG_TRY(note_leaves(pass, node));
     if (top->next == 0 && create_graph && node->call && node->call->expand)
       MPG_TRY(mpg_tape_expand(node));
     mpg_tape_node *child = NULL;
     uint32_t num_children =
-        node->expansion ? node->num_outputs : node->num_inputs + num_leaves(walk, node);
+        node->expansion ? node->num_outputs : node->num_inputs + num_leaves(pass, node);
     while (!child && top->next < num_children) {
       uint32_t i = top->next++, end;
       if (node->expansion) {
@@ -112,13 +113,13 @@ static mpg_status visit(mpg_walk *walk, mpg_tape_node *start, uint32_t output, b
         end = edge.output;
         child = resolve(edge.node, &end);
       }
-      if (child && child->visit == walk->visit) child = NULL;
+      if (child && child->visit == pass->visit) child = NULL;
     }
     if (child) {
-      MPG_TRY(push(walk, depth++, child));
+      MPG_TRY(push(pass, depth++, child));
     } else {
       depth--;
-      if (!node->expansion) MPG_TRY(append(walk, node));
+      if (!node->expansion) MPG_TRY(append(pass, node));
     }
   }
   return MPG_OK;
@@ -130,80 +131,81 @@ static int by_sequence(const void *a, const void *b) {
 }
 
 /* Recorded order, which is the order of a trace, so that gradients are summed alike. */
-static void sort(mpg_walk *walk) {
-  for (size_t i = 1; i < walk->num_nodes; i++) {
-    if (walk->nodes[i - 1]->sequence < walk->nodes[i]->sequence) continue;
-    qsort(walk->nodes, walk->num_nodes, sizeof *walk->nodes, by_sequence);
+static void sort(mpg_backward_pass *pass) {
+  for (size_t i = 1; i < pass->num_nodes; i++) {
+    if (pass->nodes[i - 1]->sequence < pass->nodes[i]->sequence) continue;
+    qsort(pass->nodes, pass->num_nodes, sizeof *pass->nodes, by_sequence);
     return;
   }
 }
 
-static mpg_status own(mpg_walk *walk, uint32_t graph_node, mpg_tape_node *owner) {
-  MPG_TRY(mpg_grow((void **)&walk->owners, &walk->owners_capacity, graph_node + 1,
-                   sizeof *walk->owners));
-  walk->owners[graph_node] = owner;
+static mpg_status own(mpg_backward_pass *pass, uint32_t graph_node, mpg_tape_node *owner) {
+  MPG_TRY(mpg_grow((void **)&pass->owners, &pass->owners_capacity, graph_node + 1,
+                   sizeof *pass->owners));
+  pass->owners[graph_node] = owner;
   return MPG_OK;
 }
 
-static mpg_status bind(mpg_walk *walk, uint32_t value, mpg_tape_node *node, uint32_t slot) {
-  walk->bindings[value] = (mpg_binding){node, slot};
+static mpg_status bind(mpg_backward_pass *pass, uint32_t value, mpg_tape_node *node,
+                       uint32_t slot) {
+  pass->bindings[value] = (mpg_binding){node, slot};
   return MPG_OK;
 }
 
-static mpg_status add_variable(mpg_walk *walk, mpg_tape_node *node) {
+static mpg_status add_variable(mpg_backward_pass *pass, mpg_tape_node *node) {
   mpg_value value;
-  MPG_TRY(mpg_graph_input(&walk->graph, &node->descs[0], node->devices[0]->id, &value));
-  MPG_TRY(mpg_grow((void **)&walk->bindings, &walk->bindings_capacity, walk->graph.num_values,
-                   sizeof *walk->bindings));
-  walk->bindings[walk->graph.num_values - 1] = (mpg_binding){NULL, 0};
-  MPG_TRY(mpg_grow((void **)&walk->variables, &walk->variables_capacity, walk->num_variables + 1,
-                   sizeof *walk->variables));
-  walk->variables[walk->num_variables++] = node;
+  MPG_TRY(mpg_graph_input(&pass->graph, &node->descs[0], node->devices[0]->id, &value));
+  MPG_TRY(mpg_grow((void **)&pass->bindings, &pass->bindings_capacity, pass->graph.num_values,
+                   sizeof *pass->bindings));
+  pass->bindings[pass->graph.num_values - 1] = (mpg_binding){NULL, 0};
+  MPG_TRY(mpg_grow((void **)&pass->variables, &pass->variables_capacity, pass->num_variables + 1,
+                   sizeof *pass->variables));
+  pass->variables[pass->num_variables++] = node;
   node->graph_node = value.node;
-  return own(walk, value.node, node);
+  return own(pass, value.node, node);
 }
 
 /* All leaves of a call as one value. */
-static mpg_status add_leaves(mpg_walk *walk, const mpg_tape_node *node, mpg_value *value) {
+static mpg_status add_leaves(mpg_backward_pass *pass, const mpg_tape_node *node, mpg_value *value) {
   size_t k = 0;
-  while (walk->leaves[k].leaves != node->leaves) k++;
+  while (pass->leaves[k].leaves != node->leaves) k++;
   mpg_desc desc = {.shape = {.ndim = 1}, .dtype = node->leaves->tensors[0].desc.dtype};
-  MPG_TRY(mpg_graph_input(&walk->graph, &desc, mpg_tensor_device(&node->leaves->tensors[0])->id,
+  MPG_TRY(mpg_graph_input(&pass->graph, &desc, mpg_tensor_device(&node->leaves->tensors[0])->id,
                           value));
-  walk->leaves[k].graph_node = value->node;
-  return own(walk, value->node, NULL);
+  pass->leaves[k].graph_node = value->node;
+  return own(pass, value->node, NULL);
 }
 
-static mpg_status add_op(mpg_walk *walk, mpg_tape_node *node) {
-  mpg_graph *graph = &walk->graph;
-  bool together = node->leaves && walk->together;
-  uint32_t num_inputs = node->num_inputs + num_leaves(walk, node) + together;
-  MPG_TRY(mpg_grow((void **)&walk->edges, &walk->edges_capacity, num_inputs, sizeof *walk->edges));
+static mpg_status add_op(mpg_backward_pass *pass, mpg_tape_node *node) {
+  mpg_graph *graph = &pass->graph;
+  bool together = node->leaves && pass->together;
+  uint32_t num_inputs = node->num_inputs + num_leaves(pass, node) + together;
+  MPG_TRY(mpg_grow((void **)&pass->edges, &pass->edges_capacity, num_inputs, sizeof *pass->edges));
   size_t most = graph->num_values + num_inputs + node->num_outputs;
   MPG_TRY(
-      mpg_grow((void **)&walk->bindings, &walk->bindings_capacity, most, sizeof *walk->bindings));
-  for (size_t i = graph->num_values; i < most; i++) walk->bindings[i] = (mpg_binding){NULL, 0};
+      mpg_grow((void **)&pass->bindings, &pass->bindings_capacity, most, sizeof *pass->bindings));
+  for (size_t i = graph->num_values; i < most; i++) pass->bindings[i] = (mpg_binding){NULL, 0};
   bool saves = node->kind == MPG_TAPE_OP;
-  if (together) MPG_TRY(add_leaves(walk, node, &walk->edges[--num_inputs]));
+  if (together) MPG_TRY(add_leaves(pass, node, &pass->edges[--num_inputs]));
   for (uint32_t i = 0; i < num_inputs; i++) {
     mpg_tape_edge edge = edge_at(node, i);
     mpg_tape_node *source = resolve(edge.node, &edge.output);
     if (source) {
-      walk->edges[i] = (mpg_value){source->graph_node, edge.output};
+      pass->edges[i] = (mpg_value){source->graph_node, edge.output};
     } else {
       const mpg_tensor *leaf =
           i < node->num_inputs ? NULL : &node->leaves->tensors[i - node->num_inputs];
       MPG_TRY(mpg_graph_input(graph, leaf ? &leaf->desc : &node->descs[i],
                               leaf ? mpg_tensor_device(leaf)->id : node->devices[i]->id,
-                              &walk->edges[i]));
-      MPG_TRY(own(walk, walk->edges[i].node, NULL));
+                              &pass->edges[i]));
+      MPG_TRY(own(pass, pass->edges[i].node, NULL));
     }
     if (saves && node->saved[i].storage)
-      MPG_TRY(bind(walk, mpg_value_index(graph, walk->edges[i]), node, i));
+      MPG_TRY(bind(pass, mpg_value_index(graph, pass->edges[i]), node, i));
   }
   uint32_t number;
   MPG_TRY(mpg_graph_known(
-      graph, node->op, node->op ? NULL : node, node->params, walk->edges, num_inputs + together,
+      graph, node->op, node->op ? NULL : node, node->params, pass->edges, num_inputs + together,
       node->num_outputs,
       node->devices[node->op && node->op->flags & MPG_OP_SPANS ? 0 : node->num_inputs]->id,
       &number));
@@ -215,25 +217,25 @@ static mpg_status add_op(mpg_walk *walk, mpg_tape_node *node) {
     uint32_t slot = node->num_inputs + i;
     graph->values[graph_node->values + i] =
         (mpg_graph_value){node->descs[slot], node->devices[slot]->id};
-    if (saves && node->saved[slot].storage) MPG_TRY(bind(walk, graph_node->values + i, node, slot));
+    if (saves && node->saved[slot].storage) MPG_TRY(bind(pass, graph_node->values + i, node, slot));
   }
   node->graph_node = number;
-  return own(walk, number, node);
+  return own(pass, number, node);
 }
 
-static void forget_nodes(mpg_walk *walk) {
-  while (walk->num_nodes) mpg_tape_release(walk->nodes[--walk->num_nodes]);
+static void forget_nodes(mpg_backward_pass *pass) {
+  while (pass->num_nodes) mpg_tape_release(pass->nodes[--pass->num_nodes]);
 }
 
-static mpg_status visit_heads(mpg_walk *walk, mpg_array *const *heads, int num_heads,
+static mpg_status visit_heads(mpg_backward_pass *pass, mpg_array *const *heads, int num_heads,
                               bool create_graph, bool together) {
-  walk->visit = ++walks;
-  walk->together = together;
-  walk->clash = false;
-  walk->num_leaves = 0;
-  for (int i = 0; i < num_heads && !walk->clash; i++) {
+  pass->visit = ++passes;
+  pass->together = together;
+  pass->clash = false;
+  pass->num_leaves = 0;
+  for (int i = 0; i < num_heads && !pass->clash; i++) {
     uint32_t output = heads[i]->output;
-    if (heads[i]->node) MPG_TRY(visit(walk, heads[i]->node, output, create_graph));
+    if (heads[i]->node) MPG_TRY(visit(pass, heads[i]->node, output, create_graph));
     if (!resolve(heads[i]->node, &output))
       return mpg_fail(MPG_ERROR,
                       "cannot differentiate array %d of the heads: it was not computed from "
@@ -241,28 +243,28 @@ static mpg_status visit_heads(mpg_walk *walk, mpg_array *const *heads, int num_h
                       "(autograd.record), so it is not part of a recorded computation",
                       i);
   }
-  if (walk->num_leaves > 1 && !walk->clash) MPG_TRY(compare_leaves(walk));
+  if (pass->num_leaves > 1 && !pass->clash) MPG_TRY(compare_leaves(pass));
   return MPG_OK;
 }
 
-mpg_status mpg_walk_collect(mpg_walk *walk, mpg_array *const *heads, int num_heads,
-                            bool create_graph, bool together) {
-  MPG_TRY(visit_heads(walk, heads, num_heads, create_graph, together));
-  if (walk->clash) {
-    forget_nodes(walk);
-    MPG_TRY(visit_heads(walk, heads, num_heads, create_graph, false));
+mpg_status mpg_backward_pass_collect(mpg_backward_pass *pass, mpg_array *const *heads,
+                                     int num_heads, bool create_graph, bool together) {
+  MPG_TRY(visit_heads(pass, heads, num_heads, create_graph, together));
+  if (pass->clash) {
+    forget_nodes(pass);
+    MPG_TRY(visit_heads(pass, heads, num_heads, create_graph, false));
   }
-  sort(walk);
-  for (size_t i = 0; i < walk->num_nodes; i++) {
-    mpg_tape_node *node = walk->nodes[i];
+  sort(pass);
+  for (size_t i = 0; i < pass->num_nodes; i++) {
+    mpg_tape_node *node = pass->nodes[i];
     if (node->expansion) continue;
-    MPG_TRY(node->kind == MPG_TAPE_VARIABLE ? add_variable(walk, node) : add_op(walk, node));
+    MPG_TRY(node->kind == MPG_TAPE_VARIABLE ? add_variable(pass, node) : add_op(pass, node));
   }
   return MPG_OK;
 }
 
-mpg_value mpg_walk_value(const mpg_walk *walk, const mpg_array *array) {
+mpg_value mpg_backward_pass_value(const mpg_backward_pass *pass, const mpg_array *array) {
   uint32_t output = array->output;
   mpg_tape_node *node = resolve(array->node, &output);
-  return node && node->visit == walk->visit ? (mpg_value){node->graph_node, output} : MPG_NO_VALUE;
+  return node && node->visit == pass->visit ? (mpg_value){node->graph_node, output} : MPG_NO_VALUE;
 }

@@ -4,7 +4,7 @@
 
 static uint64_t numbers; /* runtime state: leaves made so far */
 
-void mpg_leaves_release(mpg_leaves *leaves) {
+void mpg_parameter_set_release(mpg_parameter_set *leaves) {
   if (!leaves || --leaves->references) return;
   for (uint32_t i = 0; i < leaves->count; i++) {
     mpg_tensor_release(&leaves->tensors[i]);
@@ -14,11 +14,13 @@ void mpg_leaves_release(mpg_leaves *leaves) {
   mpg_free(leaves);
 }
 
-mpg_status mpg_leaves_make(mpg_array *const *arrays, uint32_t count, mpg_leaves **result) {
-  size_t size = sizeof(mpg_leaves) + count * (2 * sizeof(mpg_tensor) + sizeof(mpg_tape_node *));
-  mpg_leaves *leaves = mpg_malloc(size);
+mpg_status mpg_parameter_set_make(mpg_array *const *arrays, uint32_t count,
+                                  mpg_parameter_set **result) {
+  size_t size =
+      sizeof(mpg_parameter_set) + count * (2 * sizeof(mpg_tensor) + sizeof(mpg_tape_node *));
+  mpg_parameter_set *leaves = mpg_malloc(size);
   if (!leaves) return mpg_out_of_host_memory(size);
-  *leaves = (mpg_leaves){
+  *leaves = (mpg_parameter_set){
       .references = 1, .count = count, .number = ++numbers, .distinct = true, .quiet = UINT64_MAX};
   leaves->gradients = leaves->tensors + count;
   leaves->variables = (mpg_tape_node **)(leaves->gradients + count);
@@ -41,7 +43,7 @@ mpg_status mpg_leaves_make(mpg_array *const *arrays, uint32_t count, mpg_leaves 
   return MPG_OK;
 }
 
-mpg_status mpg_leaves_versions(mpg_leaves *leaves, mpg_leaf_versions **result) {
+mpg_status mpg_parameter_set_versions(mpg_parameter_set *leaves, mpg_leaf_versions **result) {
   uint64_t watched = mpg_storage_watched_writes();
   mpg_leaf_versions *versions = leaves->latest;
   if (!versions || versions->watched != watched) {
@@ -66,7 +68,7 @@ void mpg_leaf_versions_release(mpg_leaf_versions *versions) {
   if (versions && --versions->references == 0) mpg_free(versions);
 }
 
-bool mpg_leaves_unread(mpg_leaves *leaves) {
+bool mpg_parameter_set_unread(mpg_parameter_set *leaves) {
   uint64_t reads = mpg_storage_foreign_reads();
   if (leaves->quiet == reads) return true;
   for (uint32_t i = 0; i < leaves->count; i++) {
@@ -80,7 +82,7 @@ bool mpg_leaves_unread(mpg_leaves *leaves) {
   return true;
 }
 
-void mpg_leaves_set_fresh(mpg_leaves *leaves) {
+void mpg_parameter_set_set_fresh(mpg_parameter_set *leaves) {
   for (uint32_t i = 0; i < leaves->count; i++)
     if (leaves->variables[i]) leaves->variables[i]->fresh = true;
 }

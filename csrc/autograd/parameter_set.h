@@ -1,7 +1,7 @@
 /* The variables among the arrays that are bound to compiled calls (a block's parameters), as one.
  *
  * While they stay the same arrays, a recorded call holds one reference to all of them, and a
- * backward that reaches them through one call only takes them as one value: it neither walks over
+ * backward that reaches them through one call only takes them as one value: it neither passes over
  * them nor looks at them before its work is queued. A backward that reaches one of them in another
  * way too, or another call of the same ones, takes them one by one (collect.c).
  *
@@ -19,11 +19,11 @@ typedef struct mpg_leaf_versions {
   uint32_t versions[];
 } mpg_leaf_versions;
 
-struct mpg_leaves {
+struct mpg_parameter_set {
   int32_t references;
   uint32_t count;
   uint64_t number; /* never used twice */
-  uint64_t visit;  /* backward's mark: reached in that walk */
+  uint64_t visit;  /* backward's mark: reached in that pass */
   bool distinct;   /* no variable is there twice */
   uint64_t quiet;  /* mpg_storage_foreign_reads when no other device was reading a gradient;
                       UINT64_MAX: not known */
@@ -33,18 +33,19 @@ struct mpg_leaves {
   mpg_tensor tensors[];
 };
 
-mpg_status mpg_leaves_make(mpg_array *const *arrays, uint32_t count, mpg_leaves **leaves); /* new */
-static inline mpg_leaves *mpg_leaves_retain(mpg_leaves *leaves) {
+mpg_status mpg_parameter_set_make(mpg_array *const *arrays, uint32_t count,
+                                  mpg_parameter_set **leaves); /* new */
+static inline mpg_parameter_set *mpg_parameter_set_retain(mpg_parameter_set *leaves) {
   if (leaves) leaves->references++;
   return leaves;
 }
 
 /* What the contents are now, with a reference. Allocates only where an older one is still held. */
-mpg_status mpg_leaves_versions(mpg_leaves *leaves, mpg_leaf_versions **versions);
+mpg_status mpg_parameter_set_versions(mpg_parameter_set *leaves, mpg_leaf_versions **versions);
 void mpg_leaf_versions_release(mpg_leaf_versions *versions); /* NULL is allowed */
 /* True when no other device may still be reading a gradient. */
-bool mpg_leaves_unread(mpg_leaves *leaves);
+bool mpg_parameter_set_unread(mpg_parameter_set *leaves);
 /* Backward has written the gradients. */
-void mpg_leaves_set_fresh(mpg_leaves *leaves);
+void mpg_parameter_set_set_fresh(mpg_parameter_set *leaves);
 
 #endif

@@ -1,4 +1,4 @@
-/* Running the backward part of a walk node by node; contents are released after their last use. */
+/* Running the backward part of a pass node by node; contents are released after their last use. */
 #include <string.h>
 
 #include "autograd/trace.h"
@@ -6,42 +6,42 @@
 
 /* Counts, from the kept values back, how often each value is read; a node none of whose outputs is
  * read does not run. */
-static void count_uses(mpg_walk *walk, const mpg_value *kept, size_t num_kept) {
-  mpg_graph *graph = &walk->graph;
+static void count_uses(mpg_backward_pass *pass, const mpg_value *kept, size_t num_kept) {
+  mpg_graph *graph = &pass->graph;
   for (size_t i = 0; i < num_kept; i++)
-    if (mpg_has_value(kept[i])) walk->uses[mpg_value_index(graph, kept[i])]++;
+    if (mpg_has_value(kept[i])) pass->uses[mpg_value_index(graph, kept[i])]++;
   for (size_t n = graph->num_nodes; n-- > 0;) {
     const mpg_node *node = &graph->nodes[n];
     if (node->phase != MPG_PHASE_BACKWARD || mpg_node_is_input(node)) continue;
     bool live = false;
     for (uint32_t i = 0; i < node->num_outputs && !live; i++)
-      live = walk->uses[node->values + i] > 0;
+      live = pass->uses[node->values + i] > 0;
     if (!live) continue;
     const mpg_value *inputs = mpg_node_inputs(graph, node);
     for (uint32_t i = 0; i < node->num_inputs; i++)
-      if (mpg_has_value(inputs[i])) walk->uses[mpg_value_index(graph, inputs[i])]++;
+      if (mpg_has_value(inputs[i])) pass->uses[mpg_value_index(graph, inputs[i])]++;
   }
 }
 
 /* Gives the forward values that are read their saved contents. */
-static mpg_status bind_values(mpg_walk *walk, bool retain, bool create_graph) {
-  mpg_graph *graph = &walk->graph;
+static mpg_status bind_values(mpg_backward_pass *pass, bool retain, bool create_graph) {
+  mpg_graph *graph = &pass->graph;
   for (int take = 0; take < 2; take++) { /* checks all before it takes any */
-    walk->taken = take && !retain;
+    pass->taken = take && !retain;
     for (size_t n = 0; n < graph->num_nodes; n++) {
       const mpg_node *node = &graph->nodes[n];
       if (node->phase != MPG_PHASE_FORWARD) continue;
       for (uint32_t i = 0; i < node->num_outputs; i++) {
         uint32_t value = node->values + i;
-        mpg_binding binding = walk->bindings[value];
-        if (!walk->uses[value] || !binding.node) continue;
+        mpg_binding binding = pass->bindings[value];
+        if (!pass->uses[value] || !binding.node) continue;
         mpg_tensor tensor;
         if (!take) {
           MPG_TRY(mpg_tape_saved(binding.node, binding.slot, &tensor));
           continue;
         }
         mpg_saved *saved = &binding.node->saved[binding.slot];
-        walk->arrays[value].tensor =
+        pass->arrays[value].tensor =
             (mpg_tensor){saved->storage, saved->offset, binding.node->descs[binding.slot]};
         if (retain || create_graph)
           mpg_storage_retain(saved->storage);
@@ -49,9 +49,9 @@ static mpg_status bind_values(mpg_walk *walk, bool retain, bool create_graph) {
           saved->storage =
               NULL; /* the tape's reference moves here, so that the last use frees it */
         if (create_graph) {
-          mpg_tape_node *owner = walk->owners[n];
-          walk->arrays[value].node = mpg_tape_retain(owner);
-          walk->arrays[value].output = i;
+          mpg_tape_node *owner = pass->owners[n];
+          pass->arrays[value].node = mpg_tape_retain(owner);
+          pass->arrays[value].output = i;
         }
       }
     }
@@ -60,22 +60,22 @@ static mpg_status bind_values(mpg_walk *walk, bool retain, bool create_graph) {
 }
 
 /* An array for an input whose contents nobody reads. */
-static mpg_status stand_in(mpg_walk *walk, uint32_t value) {
-  mpg_graph_value *wanted = &walk->graph.values[value];
+static mpg_status stand_in(mpg_backward_pass *pass, uint32_t value) {
+  mpg_graph_value *wanted = &pass->graph.values[value];
   mpg_device *device;
   MPG_TRY(mpg_device_get(wanted->device, &device));
   mpg_storage *storage;
   MPG_TRY(mpg_storage_create(device, 0, false, &storage));
-  walk->arrays[value].tensor = (mpg_tensor){.storage = storage, .desc = wanted->desc};
+  pass->arrays[value].tensor = (mpg_tensor){.storage = storage, .desc = wanted->desc};
   return MPG_OK;
 }
 
-static void release_inputs(mpg_walk *walk, const mpg_node *node) {
-  const mpg_value *inputs = mpg_node_inputs(&walk->graph, node);
+static void release_inputs(mpg_backward_pass *pass, const mpg_node *node) {
+  const mpg_value *inputs = mpg_node_inputs(&pass->graph, node);
   for (uint32_t i = 0; i < node->num_inputs; i++) {
     if (!mpg_has_value(inputs[i])) continue;
-    uint32_t value = mpg_value_index(&walk->graph, inputs[i]);
-    if (--walk->uses[value] == 0) mpg_array_clear(&walk->arrays[value]);
+    uint32_t value = mpg_value_index(&pass->graph, inputs[i]);
+    if (--pass->uses[value] == 0) mpg_array_clear(&pass->arrays[value]);
   }
 }
 
@@ -148,8 +148,8 @@ static mpg_status add_sum(mpg_array *sum, mpg_array *result) {
   return MPG_OK;
 }
 
-static mpg_status run_call(mpg_walk *walk, const mpg_node *node, bool retain, bool train) {
-  mpg_graph *graph = &walk->graph;
+static mpg_status run_call(mpg_backward_pass *pass, const mpg_node *node, bool retain, bool train) {
+  mpg_graph *graph = &pass->graph;
   mpg_tape_node *owner = node->opaque;
   const mpg_value *inputs = mpg_node_inputs(graph, node);
   uint32_t num_grads = node->num_inputs,
@@ -165,41 +165,41 @@ static mpg_status run_call(mpg_walk *walk, const mpg_node *node, bool retain, bo
   bool *needed = (bool *)(out_grads + num_grads);
   for (uint32_t i = 0; i < num_grads; i++)
     out_grads[i] =
-        mpg_has_value(inputs[i]) ? &walk->arrays[mpg_value_index(graph, inputs[i])] : &empty;
+        mpg_has_value(inputs[i]) ? &pass->arrays[mpg_value_index(graph, inputs[i])] : &empty;
   for (uint32_t i = 0; i < num_results; i++) {
     uint32_t value = node->values + i;
-    needed[i] = walk->uses[value] > 0;
+    needed[i] = pass->uses[value] > 0;
     /* A result that others read too must come back as an array of its own when it is added to what
      * is there. */
-    if (walk->targets[value] &&
-        (walk->uses[value] == 1 || walk->targets[value]->request == MPG_GRAD_WRITE))
-      targets[i] = *walk->targets[value];
+    if (pass->targets[value] &&
+        (pass->uses[value] == 1 || pass->targets[value]->request == MPG_GRAD_WRITE))
+      targets[i] = *pass->targets[value];
   }
   mpg_array *const *sums = out_grads + owner->num_outputs;
   mpg_status status = owner->call->backward(owner, out_grads, sums, needed, targets, results,
-                                            retain, train, walk->together);
+                                            retain, train, pass->together);
   for (uint32_t i = 0; i < num_results && status == MPG_OK; i++) {
     uint32_t value = node->values + i;
     if (!needed[i]) continue;
     if (targets[i].done) {
-      if (walk->uses[value] > 1 && !results[i].tensor.storage) {
+      if (pass->uses[value] > 1 && !results[i].tensor.storage) {
         results[i].tensor = targets[i].tensor;
         mpg_tensor_retain(&results[i].tensor);
       }
     } else {
-      bool read_on = walk->uses[value] > (walk->targets[value] ? 1u : 0u);
-      bool writes = walk->targets[value] && walk->targets[value]->request == MPG_GRAD_WRITE &&
+      bool read_on = pass->uses[value] > (pass->targets[value] ? 1u : 0u);
+      bool writes = pass->targets[value] && pass->targets[value]->request == MPG_GRAD_WRITE &&
                     !targets[i].missed;
       MPG_GOTO(check_result(owner, &graph->values[value], &results[i], i));
       if (!owner->call->adds_sums) MPG_GOTO(add_sum(sums[i], &results[i]));
       if (!results[i].tensor.storage && (read_on || writes))
         MPG_GOTO(fill_zero(&graph->values[value], &results[i].tensor));
-      if (walk->targets[value] && results[i].tensor.storage)
-        MPG_GOTO(deliver(&results[i], walk->targets[value]));
+      if (pass->targets[value] && results[i].tensor.storage)
+        MPG_GOTO(deliver(&results[i], pass->targets[value]));
       else if (targets[i].missed)
-        walk->targets[value]->missed = true;
+        pass->targets[value]->missed = true;
     }
-    walk->arrays[value] = results[i];
+    pass->arrays[value] = results[i];
     results[i] = (mpg_array){0};
   }
 fail:
@@ -209,16 +209,16 @@ fail:
 
 enum { STACK_ARRAYS = 16 };
 
-static mpg_status run_op(mpg_walk *walk, const mpg_node *node, mpg_tensor *tensors) {
-  mpg_graph *graph = &walk->graph;
+static mpg_status run_op(mpg_backward_pass *pass, const mpg_node *node, mpg_tensor *tensors) {
+  mpg_graph *graph = &pass->graph;
   const mpg_value *inputs = mpg_node_inputs(graph, node);
   mpg_tensor *outputs = tensors + node->num_inputs;
   for (uint32_t i = 0; i < node->num_inputs; i++)
-    tensors[i] = walk->arrays[mpg_value_index(graph, inputs[i])].tensor;
+    tensors[i] = pass->arrays[mpg_value_index(graph, inputs[i])].tensor;
   for (uint32_t i = 0; i < node->num_outputs; i++) {
     outputs[i].storage = NULL;
-    if (walk->targets[node->values + i]) {
-      outputs[i] = walk->targets[node->values + i]->tensor;
+    if (pass->targets[node->values + i]) {
+      outputs[i] = pass->targets[node->values + i]->tensor;
       mpg_tensor_retain(&outputs[i]);
     }
   }
@@ -226,7 +226,7 @@ static mpg_status run_op(mpg_walk *walk, const mpg_node *node, mpg_tensor *tenso
       !(node->op->flags & (MPG_OP_SHAPE_ONLY | MPG_OP_VIEW)) && node->num_inputs) {
     /* The first input is ours alone and dies here: its memory serves again. */
     const mpg_desc *wanted = &graph->values[node->values].desc;
-    if (tensors[0].storage->references == 1 && walk->uses[mpg_value_index(graph, inputs[0])] == 1 &&
+    if (tensors[0].storage->references == 1 && pass->uses[mpg_value_index(graph, inputs[0])] == 1 &&
         tensors[0].desc.dtype == wanted->dtype &&
         graph->nodes[inputs[0].node].phase == MPG_PHASE_BACKWARD &&
         mpg_shape_equal(&tensors[0].desc.shape, &wanted->shape) && tensors[0].offset == 0) {
@@ -249,8 +249,8 @@ static mpg_status run_op(mpg_walk *walk, const mpg_node *node, mpg_tensor *tenso
                          .device = device};
   mpg_status status = mpg_invoke(&call);
   for (uint32_t i = 0; i < node->num_outputs; i++) {
-    if (status == MPG_OK && walk->uses[node->values + i])
-      walk->arrays[node->values + i].tensor = outputs[i];
+    if (status == MPG_OK && pass->uses[node->values + i])
+      pass->arrays[node->values + i].tensor = outputs[i];
     else
       mpg_tensor_release(&outputs[i]);
   }
@@ -258,8 +258,8 @@ static mpg_status run_op(mpg_walk *walk, const mpg_node *node, mpg_tensor *tenso
 }
 
 /* The same, putting it on the tape. */
-static mpg_status run_recorded(mpg_walk *walk, const mpg_node *node) {
-  mpg_graph *graph = &walk->graph;
+static mpg_status run_recorded(mpg_backward_pass *pass, const mpg_node *node) {
+  mpg_graph *graph = &pass->graph;
   const mpg_value *inputs = mpg_node_inputs(graph, node);
   size_t size = node->num_inputs * sizeof(mpg_array *) + node->num_outputs * sizeof(mpg_array);
   mpg_array *results = mpg_calloc(1, size + 1),
@@ -268,25 +268,25 @@ static mpg_status run_recorded(mpg_walk *walk, const mpg_node *node) {
   mpg_device *device = NULL;
   if (!results) return mpg_out_of_host_memory(size);
   for (uint32_t i = 0; i < node->num_inputs; i++)
-    arguments[i] = &walk->arrays[mpg_value_index(graph, inputs[i])];
+    arguments[i] = &pass->arrays[mpg_value_index(graph, inputs[i])];
   if (node->num_inputs == 0 || (node->op->flags & MPG_OP_COPY))
     MPG_GOTO(mpg_device_get(node->device, &device));
   MPG_GOTO(mpg_record_call(node->op, node->params, arguments, (int)node->num_inputs, results,
                            (int)node->num_outputs, NULL, node->train, device, node->scope));
-  memcpy(walk->arrays + node->values, results, node->num_outputs * sizeof *results);
+  memcpy(pass->arrays + node->values, results, node->num_outputs * sizeof *results);
 fail:
   mpg_free(results);
   return status;
 }
 
-static mpg_status run_node(mpg_walk *walk, const mpg_node *node, bool retain, bool create_graph,
-                           bool train) {
-  mpg_graph *graph = &walk->graph;
+static mpg_status run_node(mpg_backward_pass *pass, const mpg_node *node, bool retain,
+                           bool create_graph, bool train) {
+  mpg_graph *graph = &pass->graph;
   const mpg_value *inputs = mpg_node_inputs(graph, node);
   for (uint32_t i = 0; i < node->num_inputs; i++) {
     if (!mpg_has_value(inputs[i])) continue;
     uint32_t value = mpg_value_index(graph, inputs[i]);
-    if (walk->arrays[value].tensor.storage) continue;
+    if (pass->arrays[value].tensor.storage) continue;
     if (!mpg_node_flag(node, MPG_OP_SHAPE_ONLY))
       return mpg_fail(
           MPG_ERROR,
@@ -294,44 +294,44 @@ static mpg_status run_node(mpg_walk *walk, const mpg_node *node, bool retain, bo
           node->op ? node->op->name : "a call",
           mpg_node_is_input(&graph->nodes[inputs[i].node]) ? "input" : "output", inputs[i].output,
           graph->nodes[inputs[i].node].op ? graph->nodes[inputs[i].node].op->name : "an input");
-    MPG_TRY(stand_in(walk, value));
+    MPG_TRY(stand_in(pass, value));
   }
-  if (node->opaque) return run_call(walk, node, retain, train);
-  if (create_graph) return run_recorded(walk, node);
+  if (node->opaque) return run_call(pass, node, retain, train);
+  if (create_graph) return run_recorded(pass, node);
   mpg_tensor stack[STACK_ARRAYS], *tensors = stack;
   size_t total = node->num_inputs + node->num_outputs;
   if (total > STACK_ARRAYS && !(tensors = mpg_malloc(total * sizeof *tensors)))
     return mpg_out_of_host_memory(total * sizeof *tensors);
-  mpg_status status = run_op(walk, node, tensors);
+  mpg_status status = run_op(pass, node, tensors);
   if (tensors != stack) mpg_free(tensors);
   return status;
 }
 
-mpg_status mpg_walk_run(mpg_walk *walk, const mpg_value *kept, size_t num_kept, bool retain,
-                        bool create_graph, bool train) {
-  mpg_graph *graph = &walk->graph;
+mpg_status mpg_backward_pass_run(mpg_backward_pass *pass, const mpg_value *kept, size_t num_kept,
+                                 bool retain, bool create_graph, bool train) {
+  mpg_graph *graph = &pass->graph;
   mpg_status status = MPG_OK;
-  count_uses(walk, kept, num_kept);
-  MPG_GOTO(bind_values(walk, retain, create_graph));
+  count_uses(pass, kept, num_kept);
+  MPG_GOTO(bind_values(pass, retain, create_graph));
   for (size_t n = 0; n < graph->num_nodes; n++) {
     const mpg_node *node = &graph->nodes[n];
     if (node->phase != MPG_PHASE_BACKWARD || mpg_node_is_input(node)) continue;
     bool live = false;
     for (uint32_t i = 0; i < node->num_outputs && !live; i++)
-      live = walk->uses[node->values + i] > 0;
+      live = pass->uses[node->values + i] > 0;
     if (!live) continue;
-    status = run_node(walk, node, retain, create_graph, train);
+    status = run_node(pass, node, retain, create_graph, train);
     if (status != MPG_OK) {
       if (node->op) mpg_fail_prefix(status, "backward");
       goto fail;
     }
-    release_inputs(walk, node);
+    release_inputs(pass, node);
   }
   /* What was kept stays; the rest (head gradients nobody read, unused outputs) goes. */
   for (size_t i = 0; i < graph->num_values; i++)
-    if (!walk->uses[i] || walk->targets[i]) mpg_array_clear(&walk->arrays[i]);
+    if (!pass->uses[i] || pass->targets[i]) mpg_array_clear(&pass->arrays[i]);
   return MPG_OK;
 fail:
-  for (size_t i = 0; i < graph->num_values; i++) mpg_array_clear(&walk->arrays[i]);
+  for (size_t i = 0; i < graph->num_values; i++) mpg_array_clear(&pass->arrays[i]);
   return status;
 }

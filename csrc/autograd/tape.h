@@ -70,7 +70,7 @@ struct mpg_tape_node {
   uint32_t scope, origin;
   uint32_t num_inputs, num_outputs;
   uint64_t sequence;   /* creation order */
-  uint64_t visit;      /* backward's mark: reached in that walk */
+  uint64_t visit;      /* backward's mark: reached in that pass */
   uint32_t graph_node; /* and where it is in that graph */
   mpg_tape_node *next; /* in the list of those being freed */
   const mpg_op *op;
@@ -84,10 +84,10 @@ struct mpg_tape_node {
   mpg_tape_edge *expansion; /* of a call that was expanded: per output, what stands for it from then
                                on; owned, as are the nodes */
   mpg_tensor gradient;      /* of a variable: owned */
-  mpg_leaves *leaves; /* of a call: inputs behind those above (parameter_set.h); owned reference;
-                         NULL: none */
+  mpg_parameter_set *leaves; /* of a call: inputs behind those above (parameter_set.h); owned
+                         reference; NULL: none */
 };
-void mpg_leaves_release(mpg_leaves *leaves); /* NULL is allowed */
+void mpg_parameter_set_release(mpg_parameter_set *leaves); /* NULL is allowed */
 
 mpg_status mpg_tape_new(mpg_tape_kind kind, uint32_t num_inputs, uint32_t num_outputs,
                         size_t params_size, mpg_tape_node **node); /* new */

@@ -40,9 +40,9 @@ void mpg_compiled_release(mpg_compiled *c) {
   mpg_free(c->saved);
   mpg_free(c->saved_external);
   if (c->programs) mpg_program_set_release(c->programs);
-  if (c->prologue) mpg_program_set_release(c->prologue);
-  mpg_plan_free(&c->prologue_plan);
-  mpg_free(c->prologue_threads);
+  if (c->invariants) mpg_program_set_release(c->invariants);
+  mpg_plan_free(&c->invariant_plan);
+  mpg_free(c->invariant_threads);
   mpg_free(c->kept);
   mpg_free(c->sources);
   mpg_plan_free(&c->plan);
@@ -397,8 +397,8 @@ mpg_status mpg_compile(mpg_trace *trace, const mpg_array *inputs, uint32_t num_i
     memcpy(c->traced + c->graph.num_inputs, c->graph.outputs, num_outputs * sizeof *c->traced);
   MPG_GOTO(mpg_graph_simplify(&c->graph));
   mpg_dump_pass("simplified", &c->graph, NULL, NULL);
-  if (!c->recording && c->stages == MPG_STAGES_NONE) MPG_GOTO(mpg_compiled_make_prologue(c));
-  if (options->shared) MPG_GOTO(mpg_compiled_make_shared_prologue(c));
+  if (!c->recording && c->stages == MPG_STAGES_NONE) MPG_GOTO(mpg_compiled_make_invariants(c));
+  if (options->shared) MPG_GOTO(mpg_compiled_make_shared_invariants(c));
   MPG_GOTO(take_outputs(c, c->graph.outputs));
   MPG_GOTO(make_all(c, options->budget));
   *compiled = c;

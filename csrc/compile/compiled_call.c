@@ -8,7 +8,7 @@
 typedef struct mpg_recorded_call {
   struct mpg_recorded_call *next; /* in the list of spare ones */
   mpg_compiled *compiled;         /* owned */
-  mpg_leaves *leaves;             /* owned; NULL: bound inputs are among the others */
+  mpg_parameter_set *leaves;      /* owned; NULL: bound inputs are among the others */
   mpg_leaf_versions *versions;    /* of these, when it was called; owned */
   mpg_array *inputs; /* owned, all others, as on the tape: gradients of gradients replay the call */
   mpg_saved *saved;  /* per forward external array but leaves: what the backward reads, with its
@@ -50,7 +50,7 @@ static uint32_t place_on_tape(const mpg_compiled *c, uint32_t input) {
 }
 
 /* How many inputs of a call are on the tape by themselves. */
-static uint32_t num_single(const mpg_compiled *c, const mpg_leaves *leaves) {
+static uint32_t num_single(const mpg_compiled *c, const mpg_parameter_set *leaves) {
   return leaves ? c->num_inputs - c->num_bound : c->num_inputs;
 }
 
@@ -81,7 +81,7 @@ static void recorded_release(void *state) {
     release_saved(call->saved, call->leaves ? own + c->num_bound : own,
                   mpg_compiled_forward_externals(c));
   }
-  mpg_leaves_release(call->leaves);
+  mpg_parameter_set_release(call->leaves);
   mpg_leaf_versions_release(call->versions);
   mpg_poison(call, recorded_size(c));
   call->next = c->spare;
@@ -135,7 +135,7 @@ typedef struct backward_space {
 static mpg_launching launching_of(const recorded_call *call, const backward_space *space,
                                   bool together) {
   const mpg_compiled *c = call->compiled;
-  const mpg_leaves *leaves = call->leaves;
+  const mpg_parameter_set *leaves = call->leaves;
   uint32_t own = mpg_compiled_first_fixed(c);
   const mpg_tensor *in_grads = space->externals + mpg_compiled_in_grad(c, 0),
                    *sums = space->externals + mpg_compiled_sum(c, 0);
@@ -170,7 +170,7 @@ static mpg_status check_saved(const recorded_call *call, uint32_t begin, uint32_
 
 static mpg_status check_leaves(const recorded_call *call) {
   const mpg_compiled *c = call->compiled;
-  const mpg_leaves *leaves = call->leaves;
+  const mpg_parameter_set *leaves = call->leaves;
   uint32_t own = mpg_compiled_first_fixed(c);
   if (call->versions->watched == mpg_storage_watched_writes()) return MPG_OK;
   for (uint32_t i = 0; i < leaves->count; i++)
@@ -195,7 +195,7 @@ static mpg_status look(const void *looking, bool *unread) {
   MPG_TRY(check_saved(call, call->leaves ? own + c->num_bound : own,
                       mpg_compiled_forward_externals(c)));
   if (call->leaves) MPG_TRY(check_leaves(call));
-  *unread = last->together && mpg_leaves_unread(call->leaves);
+  *unread = last->together && mpg_parameter_set_unread(call->leaves);
   return MPG_OK;
 }
 
@@ -233,15 +233,15 @@ static mpg_status gather(const recorded_call *call, const backward_space *space,
 }
 
 /* Which backward a call needs. Flags per input on the tape. */
-typedef struct mixture {
+typedef struct backward_signature {
   bool *arrives, *summed;
   uint8_t *places;
   bool retain, train;
-} mixture;
+} backward_signature;
 
 /* The one that was used before with these leaves, together. */
-static mpg_compiled_backward *find_known(const mpg_compiled *c, const mpg_leaves *leaves,
-                                         const mixture *m) {
+static mpg_compiled_backward *find_known(const mpg_compiled *c, const mpg_parameter_set *leaves,
+                                         const backward_signature *m) {
   for (mpg_compiled_backward *b = c->backwards; b; b = b->next) {
     if (b->leaves != leaves->number || b->retain != m->retain || b->train != m->train) continue;
     bool fits = !memcmp(b->arrives, m->arrives, c->num_outputs * sizeof *m->arrives);
@@ -252,8 +252,8 @@ static mpg_compiled_backward *find_known(const mpg_compiled *c, const mpg_leaves
   return NULL;
 }
 
-static mpg_status find_backward(mpg_compiled *c, const mpg_leaves *together, const mixture *m,
-                                mpg_compiled_backward **b) {
+static mpg_status find_backward(mpg_compiled *c, const mpg_parameter_set *together,
+                                const backward_signature *m, mpg_compiled_backward **b) {
   if (together && (*b = find_known(c, together, m)) != NULL) return MPG_OK;
   size_t size = 2 * (size_t)c->num_inputs + 1;
   uint8_t *places = mpg_space_take(size);
@@ -293,8 +293,8 @@ static mpg_status recorded_backward(mpg_tape_node *node, mpg_array *const *out_g
   mpg_status status = MPG_OK;
   if (flags_size > FEW_FLAGS && !(arrives = mpg_malloc(flags_size)))
     return mpg_out_of_host_memory(flags_size);
-  mixture m = {arrives, arrives + c->num_outputs, (uint8_t *)(arrives + c->num_outputs + count),
-               retain, train};
+  backward_signature m = {arrives, arrives + c->num_outputs,
+                          (uint8_t *)(arrives + c->num_outputs + count), retain, train};
   for (uint32_t i = 0; i < c->num_outputs; i++) m.arrives[i] = out_grads[i]->tensor.storage != NULL;
   for (uint32_t k = 0; k < count; k++) {
     m.places[k] = c->wanted[input_of(c, k)] ? place_of(&targets[k], needed[k]) : MPG_PLACE_NONE;
@@ -336,7 +336,8 @@ fail:
   return status;
 }
 
-static bool misses_a_leaf(const mpg_compiled *c, const mpg_leaves *leaves, const bool *reached) {
+static bool misses_a_leaf(const mpg_compiled *c, const mpg_parameter_set *leaves,
+                          const bool *reached) {
   for (uint32_t i = 0; i < leaves->count; i++)
     if (leaves->variables[i] && !reached[mpg_compiled_first_fixed(c) + i]) return true;
   return false;
@@ -361,7 +362,7 @@ static mpg_status recorded_reaches(mpg_tape_node *node, const bool *arrives, boo
 static mpg_status recorded_expand(mpg_tape_node *node, mpg_array *outputs) {
   recorded_call *call = node->state;
   const mpg_compiled *c = call->compiled;
-  const mpg_leaves *leaves = call->leaves;
+  const mpg_parameter_set *leaves = call->leaves;
   size_t size = c->num_inputs * (sizeof(mpg_array) + sizeof(uint32_t));
   mpg_array *inputs = mpg_calloc(1, size + 1); /* borrowed */
   uint32_t *versions = (uint32_t *)(inputs + c->num_inputs), own = mpg_compiled_first_fixed(c);
@@ -445,11 +446,11 @@ static mpg_status begin_record(const call_space *space, const mpg_inputs *inputs
   MPG_GOTO(new_recorded(c, &call));
   call->compiled = c;
   c->references++;
-  call->leaves = mpg_leaves_retain(inputs->leaves);
+  call->leaves = mpg_parameter_set_retain(inputs->leaves);
   call->steps = mpg_autograd_steps();
   node->call = &recorded_calls;
   node->state = call;
-  node->leaves = mpg_leaves_retain(inputs->leaves);
+  node->leaves = mpg_parameter_set_retain(inputs->leaves);
   node->train = mpg_autograd_training();
   node->scope = mpg_autograd_scope();
   node->origin = space->origin;
@@ -480,7 +481,7 @@ static mpg_status end_record(const call_space *space, const mpg_inputs *inputs,
   mpg_compiled *c = space->c;
   recorded_call *call = node->state;
   uint32_t num_inputs = node->num_inputs, own = mpg_compiled_first_fixed(c);
-  if (call->leaves) MPG_TRY(mpg_leaves_versions(call->leaves, &call->versions));
+  if (call->leaves) MPG_TRY(mpg_parameter_set_versions(call->leaves, &call->versions));
   call->random = random;
   for (uint32_t i = 0; i < c->plan.num_blocks; i++) { /* the frame moves here */
     call->blocks[i] = space->blocks[i];
@@ -541,7 +542,7 @@ mpg_status mpg_compiled_call(mpg_compiled *c, const mpg_inputs *inputs, mpg_arra
   }
   mpg_random_key random =
       c->graph.num_random ? mpg_random_next(c->graph.num_random) : (mpg_random_key){0};
-  if (c->prologue) MPG_GOTO(mpg_compiled_refresh(c, space.binding, space.externals));
+  if (c->invariants) MPG_GOTO(mpg_compiled_refresh(c, space.binding, space.externals));
   MPG_GOTO(mpg_launch(c->programs,
                       &(mpg_launching){.parts = {space.externals, space.binding->tensors, results},
                                        .binding = space.binding->launched,

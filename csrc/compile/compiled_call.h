@@ -3,9 +3,9 @@
  *
  * The forward programs come in two kinds: for prediction (nothing is kept), and for recording,
  * which keep exactly the values that the gradient reads. Backward programs are made when a backward
- * first needs them, one set for each mixture of: which outputs got a gradient, where each input's
- * gradient goes (nowhere, a new array, written or added to the user's), and whether the graph is
- * retained.
+ * first needs them, one set for each backward_signature of: which outputs got a gradient, where
+ * each input's gradient goes (nowhere, a new array, written or added to the user's), and whether
+ * the graph is retained.
  *
  * A call's memory is its frame: the planned blocks of each device. They come from the devices'
  * pools and go back as soon as the work is queued, or, when recorded, after the backward. So calls
@@ -22,9 +22,10 @@
  * parameters). A binding has a number; where a call comes with the number that the compiled call
  * knows, nobody looks at these arrays before the work is queued. What is made of bound inputs and
  * constants alone is kept with the binding when no gradient is recorded (weights packed or folded):
- * a prologue makes it at the first call, and again when one of these arrays has been written since
- * (invariants.c). It follows the inputs among the external arrays. Of calls in pieces, the prologue
- * packs weights once for all pieces of a run, for both phases, where packing for each costs time.
+ * a invariants makes it at the first call, and again when one of these arrays has been written
+ * since (invariants.c). It follows the inputs among the external arrays. Of calls in pieces, the
+ * invariants packs weights once for all pieces of a run, for both phases, where packing for each
+ * costs time.
  *
  * Ownership: a compiled call is counted; tapes of recorded calls hold references. Threads: host
  * lock.
@@ -46,10 +47,10 @@ typedef enum mpg_gradient_place {
 typedef struct mpg_inputs {
   mpg_array *const *given, *const *bound; /* borrowed; the arrays stay alive during the call */
   uint32_t num_given, num_bound;
-  uint64_t binding;   /* the same number, the same bound arrays with the same tensors and nodes; 0:
-                         look at them */
-  mpg_leaves *leaves; /* the bound ones, where they are variables; NULL: to be recorded one by one.
-                         Borrowed */
+  uint64_t binding; /* the same number, the same bound arrays with the same tensors and nodes; 0:
+                       look at them */
+  mpg_parameter_set *leaves; /* the bound ones, where they are variables; NULL: to be recorded one
+                         by one. Borrowed */
 } mpg_inputs;
 static inline uint32_t mpg_inputs_count(const mpg_inputs *inputs) {
   return inputs->num_given + inputs->num_bound;
@@ -65,9 +66,9 @@ typedef struct mpg_binding {
   uint64_t number;
   uint64_t launched; /* its own number among those of the compiled call, which frames know addresses
                         by; 0 where number is 0 */
-  bool made;         /* the prologue has run, for the contents told by `versions` */
+  bool made;         /* the invariants has run, for the contents told by `versions` */
   uint64_t watched;  /* mpg_storage_watched_writes when these were last compared */
-  uint32_t *versions; /* per source of the prologue */
+  uint32_t *versions; /* per source of the invariants */
   uint32_t num_fixed, num_kept;
   mpg_tensor tensors[];
 } mpg_binding;
@@ -130,13 +131,13 @@ typedef struct mpg_compiled {
                            prediction */
   mpg_plan plan;
   mpg_program_set *programs;
-  mpg_value *kept; /* what the prologue makes and the programs read */
+  mpg_value *kept; /* what the invariants makes and the programs read */
   uint32_t num_kept;
-  uint32_t *sources; /* what the prologue reads: numbers of fixed arrays */
+  uint32_t *sources; /* what the invariants reads: numbers of fixed arrays */
   uint32_t num_sources;
-  mpg_program_set *prologue; /* NULL: nothing is kept */
-  mpg_plan prologue_plan;
-  int *prologue_threads; /* per slot of that plan: of the device when it ran; layouts may depend on
+  mpg_program_set *invariants; /* NULL: nothing is kept */
+  mpg_plan invariant_plan;
+  int *invariant_threads; /* per slot of that plan: of the device when it ran; layouts may depend on
                             it */
   mpg_compiled_backward *backwards;
   mpg_binding *binding;            /* of the latest call; owned reference */
@@ -204,7 +205,8 @@ void mpg_compiled_free_spare(mpg_compiled *compiled);
 /* Calls it: inputs as given at the trace (same shapes, dtypes, devices); outputs: empty structs. */
 mpg_status mpg_compiled_call(mpg_compiled *compiled, const mpg_inputs *inputs, mpg_array *outputs);
 
-/* Backward programs for a mixture, made when there are none yet (compile.c). Borrowed. */
+/* Backward programs for a backward_signature, made when there are none yet (compile.c). Borrowed.
+ */
 mpg_status mpg_compiled_get_backward(mpg_compiled *compiled, const bool *arrives,
                                      const bool *summed, const uint8_t *places, bool retain,
                                      bool train, mpg_compiled_backward **backward);
@@ -220,18 +222,18 @@ mpg_status mpg_compiled_replay(mpg_compiled *compiled, const mpg_array *inputs,
 mpg_status mpg_compiled_find_reached(const mpg_compiled *compiled, const bool *arrives,
                                      bool *reached);
 
-/* invariants.c. Makes the prologue of a simplified graph, where there is something to keep. */
-mpg_status mpg_compiled_make_prologue(mpg_compiled *compiled);
-/* For calls in pieces. Puts the packing of shared weights, forward and backward, into the prologue
- * phase of the rewritten graph; then, when that is simplified, makes the prologue. */
+/* invariants.c. Makes the invariants of a simplified graph, where there is something to keep. */
+mpg_status mpg_compiled_make_invariants(mpg_compiled *compiled);
+/* For calls in pieces. Puts the packing of shared weights, forward and backward, into the
+ * invariants phase of the rewritten graph; then, when that is simplified, makes the invariants. */
 mpg_status mpg_compiled_share_packs(mpg_compiled *compiled, const bool *shared);
-mpg_status mpg_compiled_make_shared_prologue(mpg_compiled *compiled);
+mpg_status mpg_compiled_make_shared_invariants(mpg_compiled *compiled);
 /* The binding of a call, with a reference; made where the compiled call has another. */
 mpg_status mpg_compiled_bind(mpg_compiled *compiled, const mpg_inputs *inputs,
                              mpg_binding **binding);
 void mpg_binding_release(mpg_binding *binding); /* NULL is allowed */
-/* Runs the prologue unless what is kept is up to date. given: the inputs that are not bound, which
- * it does not read. */
+/* Runs the invariants unless what is kept is up to date. given: the inputs that are not bound,
+ * which it does not read. */
 mpg_status mpg_compiled_refresh(mpg_compiled *compiled, mpg_binding *binding,
                                 const mpg_tensor *given);
 /* Input i of a call: given, or a constant. */

@@ -7,9 +7,9 @@
 
 /* --- Compiling -------------------------------------------------------------------------------- */
 
-/* Which fixed arrays the prologue reads. */
+/* Which fixed arrays the invariants reads. */
 static mpg_status find_sources(mpg_compiled *c) {
-  const mpg_program_set *set = c->prologue;
+  const mpg_program_set *set = c->invariants;
   uint32_t first = mpg_compiled_first_fixed(c), num_borrowed = c->num_bound + c->num_constants;
   bool *seen = mpg_calloc(num_borrowed + 1, sizeof *seen);
   c->sources = mpg_malloc((num_borrowed + 1) * sizeof *c->sources);
@@ -28,7 +28,7 @@ static mpg_status find_sources(mpg_compiled *c) {
   return MPG_OK;
 }
 
-static mpg_status plan_prologue(mpg_compiled *c) {
+static mpg_status plan_invariants(mpg_compiled *c) {
   mpg_order order = {0};
   mpg_status status = MPG_OK;
   uint32_t *external = mpg_malloc((c->graph.num_values + 1) * sizeof *external);
@@ -38,35 +38,35 @@ static mpg_status plan_prologue(mpg_compiled *c) {
     external[mpg_value_index(&c->graph, c->inputs[i])] = i;
   for (uint32_t i = 0; i < c->num_kept; i++)
     external[mpg_value_index(&c->graph, c->kept[i])] = mpg_compiled_kept(c, i);
-  MPG_GOTO(mpg_graph_order(&c->graph, MPG_PHASE_PROLOGUE, c->kept, c->num_kept, &order));
+  MPG_GOTO(mpg_graph_order(&c->graph, MPG_PHASE_INVARIANT, c->kept, c->num_kept, &order));
   mpg_plan_request request = {.graph = &c->graph,
                               .order = &order,
                               .num_externals = mpg_compiled_result(c, 0),
                               .external = external};
-  MPG_GOTO(mpg_plan_make(&request, &c->prologue_plan));
-  MPG_GOTO(mpg_lower(&c->graph, &order, &c->prologue_plan, "compiled prologue", &c->prologue));
+  MPG_GOTO(mpg_plan_make(&request, &c->invariant_plan));
+  MPG_GOTO(mpg_lower(&c->graph, &order, &c->invariant_plan, "compiled invariants", &c->invariants));
   if (c->stages != MPG_STAGES_NONE) goto fail; /* pieces have all external arrays in one part */
   mpg_program_set_arrange(
-      c->prologue, &(mpg_parts){.count = 2,
-                                .sizes = {mpg_compiled_first_fixed(c), mpg_compiled_num_fixed(c)},
-                                .fixed = {false, true}});
+      c->invariants, &(mpg_parts){.count = 2,
+                                  .sizes = {mpg_compiled_first_fixed(c), mpg_compiled_num_fixed(c)},
+                                  .fixed = {false, true}});
   MPG_GOTO(find_sources(c));
-  c->prologue_threads = mpg_calloc(c->prologue->num_programs + 1, sizeof *c->prologue_threads);
-  if (!c->prologue_threads) MPG_GOTO(mpg_out_of_host_memory(c->prologue->num_programs));
+  c->invariant_threads = mpg_calloc(c->invariants->num_programs + 1, sizeof *c->invariant_threads);
+  if (!c->invariant_threads) MPG_GOTO(mpg_out_of_host_memory(c->invariants->num_programs));
 fail:
   mpg_order_free(&order);
   mpg_free(external);
   return status;
 }
 
-mpg_status mpg_compiled_make_prologue(mpg_compiled *c) {
+mpg_status mpg_compiled_make_invariants(mpg_compiled *c) {
   size_t num_kept;
   c->kept = mpg_malloc((c->graph.num_values + 1) * sizeof *c->kept);
   if (!c->kept) return mpg_out_of_host_memory(c->graph.num_values * sizeof *c->kept);
-  MPG_TRY(mpg_graph_hoist(&c->graph, c->inputs + mpg_compiled_first_fixed(c),
-                          c->num_bound + c->num_constants, c->kept, &num_kept));
+  MPG_TRY(mpg_graph_hoist_invariants(&c->graph, c->inputs + mpg_compiled_first_fixed(c),
+                                     c->num_bound + c->num_constants, c->kept, &num_kept));
   c->num_kept = (uint32_t)num_kept;
-  return num_kept ? plan_prologue(c) : MPG_OK;
+  return num_kept ? plan_invariants(c) : MPG_OK;
 }
 
 /* --- For pieces ------------------------------------------------------------------------------- */
@@ -85,13 +85,13 @@ static mpg_status share_pack(mpg_graph *graph, uint32_t n, bool backward) {
   const mpg_node node = graph->nodes[n];
   const mpg_value pack = mpg_node_inputs(graph, &node)[1],
                   weight = mpg_node_inputs(graph, &node)[2];
-  graph->nodes[pack.node].phase = MPG_PHASE_PROLOGUE;
+  graph->nodes[pack.node].phase = MPG_PHASE_INVARIANT;
   if (!backward) return MPG_OK;
   mpg_value result;
   mpg_pack_winograd_params params;
   memset(&params, 0, sizeof params);
   params.backward = true;
-  graph->phase = MPG_PHASE_PROLOGUE;
+  graph->phase = MPG_PHASE_INVARIANT;
   graph->train = true; /* as the gradient is computed, which finds this as its own twin */
   graph->scope = node.scope;
   graph->origin = node.origin;
@@ -139,13 +139,13 @@ fail:
   return status;
 }
 
-mpg_status mpg_compiled_make_shared_prologue(mpg_compiled *c) {
+mpg_status mpg_compiled_make_shared_invariants(mpg_compiled *c) {
   c->kept = mpg_malloc((c->graph.num_nodes + 1) * sizeof *c->kept);
   if (!c->kept) return mpg_out_of_host_memory(c->graph.num_nodes * sizeof *c->kept);
   for (uint32_t n = 0; n < c->graph.num_nodes; n++)
-    if (c->graph.nodes[n].phase == MPG_PHASE_PROLOGUE && !c->graph.nodes[n].twin)
+    if (c->graph.nodes[n].phase == MPG_PHASE_INVARIANT && !c->graph.nodes[n].duplicate_of)
       c->kept[c->num_kept++] = (mpg_value){n, 0};
-  return c->num_kept ? plan_prologue(c) : MPG_OK;
+  return c->num_kept ? plan_invariants(c) : MPG_OK;
 }
 
 /* --- Calling ---------------------------------------------------------------------------------- */
@@ -209,17 +209,17 @@ mpg_status mpg_compiled_bind(mpg_compiled *c, const mpg_inputs *inputs, mpg_bind
 }
 
 static bool threads_changed(const mpg_compiled *c) {
-  for (uint32_t s = 0; s < c->prologue->num_programs; s++)
-    if (c->prologue_threads[s] !=
-        atomic_load_explicit(&c->prologue->programs[s].device->num_threads, memory_order_relaxed))
+  for (uint32_t s = 0; s < c->invariants->num_programs; s++)
+    if (c->invariant_threads[s] !=
+        atomic_load_explicit(&c->invariants->programs[s].device->num_threads, memory_order_relaxed))
       return true;
   return false;
 }
 
 static bool kept_failed(const mpg_compiled *c, const mpg_binding *binding) {
   bool any = false;
-  for (uint32_t s = 0; s < c->prologue->num_programs && !any; s++)
-    any = atomic_load_explicit(&c->prologue->programs[s].device->failed, memory_order_relaxed);
+  for (uint32_t s = 0; s < c->invariants->num_programs && !any; s++)
+    any = atomic_load_explicit(&c->invariants->programs[s].device->failed, memory_order_relaxed);
   for (uint32_t i = 0; any && i < binding->num_kept; i++)
     if (mpg_storage_failure(binding->tensors[binding->num_fixed + i].storage) != MPG_OK)
       return true;
@@ -242,7 +242,7 @@ mpg_status mpg_compiled_refresh(mpg_compiled *c, mpg_binding *binding, const mpg
   if (up_to_date(c, binding)) return MPG_OK;
   bool exposed = false;
   uint64_t watched = mpg_storage_watched_writes();
-  mpg_storage **blocks = mpg_calloc(c->prologue->num_blocks + 1, sizeof *blocks);
+  mpg_storage **blocks = mpg_calloc(c->invariants->num_blocks + 1, sizeof *blocks);
   uint32_t *versions = mpg_malloc((c->num_sources + 1) * sizeof *versions);
   mpg_status status = MPG_OK;
   if (!blocks || !versions) MPG_GOTO(mpg_out_of_host_memory(c->num_sources * sizeof *versions));
@@ -252,21 +252,21 @@ mpg_status mpg_compiled_refresh(mpg_compiled *c, mpg_binding *binding, const mpg
     exposed |= storage->exposed;
     versions[i] = storage->version;
   }
-  for (uint32_t s = 0; s < c->prologue->num_programs; s++)
-    c->prologue_threads[s] =
-        atomic_load_explicit(&c->prologue->programs[s].device->num_threads, memory_order_relaxed);
+  for (uint32_t s = 0; s < c->invariants->num_programs; s++)
+    c->invariant_threads[s] =
+        atomic_load_explicit(&c->invariants->programs[s].device->num_threads, memory_order_relaxed);
   binding->made = false;
-  MPG_GOTO(mpg_launch(c->prologue, &(mpg_launching){.parts = {given, binding->tensors},
-                                                    .binding = binding->launched,
-                                                    .blocks = blocks,
-                                                    .scope = mpg_autograd_scope(),
-                                                    .origin = mpg_host_origin()}));
+  MPG_GOTO(mpg_launch(c->invariants, &(mpg_launching){.parts = {given, binding->tensors},
+                                                      .binding = binding->launched,
+                                                      .blocks = blocks,
+                                                      .scope = mpg_autograd_scope(),
+                                                      .origin = mpg_host_origin()}));
   memcpy(binding->versions, versions,
          c->num_sources * sizeof *versions); /* only now: before, others would run ahead of it */
   binding->watched = watched;
   binding->made = !exposed;
 fail:
-  for (uint32_t i = 0; blocks && i < c->prologue->num_blocks; i++)
+  for (uint32_t i = 0; blocks && i < c->invariants->num_blocks; i++)
     if (blocks[i]) mpg_storage_release(blocks[i]);
   mpg_free(blocks);
   mpg_free(versions);

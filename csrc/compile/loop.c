@@ -105,28 +105,29 @@ static mpg_status join_few(mpg_array *arrays, size_t stride, size_t count, bool 
 static mpg_status stack(mpg_loop_space *space, mpg_array *arrays, size_t stride, size_t count,
                         mpg_array *joined) {
   if (count <= PIECES) return join_few(arrays, stride, count, true, joined);
-  size_t num_pieces = (count + PIECES - 1) / PIECES;
-  MPG_TRY(mpg_grow((void **)&space->pieces, &space->pieces_capacity, num_pieces,
+  size_t num_micro_batches = (count + PIECES - 1) / PIECES;
+  MPG_TRY(mpg_grow((void **)&space->pieces, &space->pieces_capacity, num_micro_batches,
                    sizeof *space->pieces));
   mpg_array *pieces = space->pieces;
   mpg_status status = MPG_OK;
-  size_t made = num_pieces;
-  memset(pieces, 0, num_pieces * sizeof *pieces);
-  for (size_t k = 0; k < num_pieces; k++) {
+  size_t made = num_micro_batches;
+  memset(pieces, 0, num_micro_batches * sizeof *pieces);
+  for (size_t k = 0; k < num_micro_batches; k++) {
     size_t begin = k * PIECES, size = count - begin < PIECES ? count - begin : PIECES;
     MPG_GOTO(join_few(arrays + begin * stride, stride, size, true, &pieces[k]));
   }
-  for (; num_pieces > PIECES; num_pieces = (num_pieces + PIECES - 1) / PIECES)
-    for (size_t k = 0; k * PIECES < num_pieces;
+  for (; num_micro_batches > PIECES; num_micro_batches = (num_micro_batches + PIECES - 1) / PIECES)
+    for (size_t k = 0; k * PIECES < num_micro_batches;
          k++) { /* in place: a joined piece lies before those that it is made of, or is the first of
                    them */
-      size_t begin = k * PIECES, size = num_pieces - begin < PIECES ? num_pieces - begin : PIECES;
+      size_t begin = k * PIECES,
+             size = num_micro_batches - begin < PIECES ? num_micro_batches - begin : PIECES;
       mpg_array whole = {0};
       MPG_GOTO(join_few(pieces + begin, 1, size, false, &whole));
       clear(pieces + begin, size);
       pieces[k] = whole;
     }
-  status = join_few(pieces, 1, num_pieces, false, joined);
+  status = join_few(pieces, 1, num_micro_batches, false, joined);
 fail:
   clear(pieces, made);
   return status;

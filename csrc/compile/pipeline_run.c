@@ -6,11 +6,11 @@
 #include "base/host.h"
 #include "graph/schedule/micro_batching.h"
 
-static const mpg_program_set *set_of(const mpg_piece *piece, mpg_phase phase) {
+static const mpg_program_set *set_of(const mpg_micro_batch *piece, mpg_phase phase) {
   return phase == MPG_PHASE_FORWARD ? piece->compiled->programs : piece->backward->programs;
 }
 
-static void give_back(mpg_piece *piece) {
+static void give_back(mpg_micro_batch *piece) {
   for (uint32_t i = 0; piece->blocks && i < piece->num_blocks; i++) {
     if (piece->blocks[i]) mpg_storage_release(piece->blocks[i]);
     piece->blocks[i] = NULL;
@@ -19,19 +19,19 @@ static void give_back(mpg_piece *piece) {
     mpg_tensor_release(&piece->externals[i]);
 }
 
-void mpg_pieces_finish(mpg_pieces *run) {
+void mpg_pipeline_run_finish(mpg_pipeline_run *run) {
   run->finished = true;
-  for (uint32_t k = 0; run->pieces && k < run->num_pieces; k++) give_back(&run->pieces[k]);
+  for (uint32_t k = 0; run->pieces && k < run->num_micro_batches; k++) give_back(&run->pieces[k]);
   while (run->num_spares) mpg_storage_release(run->spares[--run->num_spares]);
   for (uint32_t i = 0; run->inputs && i < run->num_inputs; i++) mpg_array_clear(&run->inputs[i]);
   for (uint32_t i = 0; run->outputs && i < run->num_outputs; i++)
     mpg_tensor_release(&run->outputs[i]);
 }
 
-static void free_run(mpg_pieces *run) {
-  for (uint32_t k = 0; run->pieces && k < run->num_pieces; k++) {
-    mpg_piece *piece = &run->pieces[k];
-    for (int phase = 0; phase < 2; phase++) mpg_flight_end(&piece->flights[phase]);
+static void free_run(mpg_pipeline_run *run) {
+  for (uint32_t k = 0; run->pieces && k < run->num_micro_batches; k++) {
+    mpg_micro_batch *piece = &run->pieces[k];
+    for (int phase = 0; phase < 2; phase++) mpg_staged_call_end(&piece->staged_calls[phase]);
     mpg_free(piece->externals);
     mpg_free(piece->blocks);
     mpg_free(piece->uses);
@@ -49,31 +49,31 @@ static void free_run(mpg_pieces *run) {
   mpg_free(run);
 }
 
-void mpg_pieces_release(mpg_pieces *run) {
+void mpg_pipeline_run_release(mpg_pipeline_run *run) {
   if (!run || --run->references) return;
-  mpg_pieces_finish(run);
+  mpg_pipeline_run_finish(run);
   void *driver = run->driver;
   run->driver = NULL;
   run->watchers++; /* releasing the driver may give up the last one */
   if (driver) run->schedule->release(driver);
-  mpg_pieces_unwatch(run);
+  mpg_pipeline_run_unwatch(run);
 }
 
-void mpg_pieces_unwatch(mpg_pieces *run) {
+void mpg_pipeline_run_unwatch(mpg_pipeline_run *run) {
   if (!--run->watchers && !run->references) free_run(run);
 }
 
 static int64_t rows_of(const mpg_desc *desc) { return desc->shape.ndim ? desc->shape.dims[0] : 1; }
-static const mpg_desc *output_desc(const mpg_piece *piece, uint32_t i) {
+static const mpg_desc *output_desc(const mpg_micro_batch *piece, uint32_t i) {
   return &piece->compiled->outputs[i].desc;
 }
-static const mpg_graph_value *input_value(const mpg_piece *piece, uint32_t i) {
+static const mpg_graph_value *input_value(const mpg_micro_batch *piece, uint32_t i) {
   return mpg_graph_at(&piece->compiled->graph, piece->compiled->inputs[i]);
 }
 
 /* --- Making a run ----------------------------------------------------------------------------- */
 
-static mpg_status check_compiled(const mpg_compiled *c, const mpg_pieces_request *request) {
+static mpg_status check_compiled(const mpg_compiled *c, const mpg_pipeline_run_request *request) {
   if (c->num_given != request->num_inputs || c->num_outputs != request->num_outputs)
     return mpg_fail(MPG_ERROR,
                     "a piece was compiled for %u inputs and %u outputs, but the run has %u and %u",
@@ -101,7 +101,7 @@ static mpg_batching_request check_of(const mpg_compiled *c, const mpg_graph **gr
                                 .num_inputs = c->num_given};
 }
 
-mpg_status mpg_pieces_check(mpg_compiled *c, const mpg_piece_check *check) {
+mpg_status mpg_pipeline_run_check(mpg_compiled *c, const mpg_micro_batch_check *check) {
   static const uint8_t kinds[] = {[MPG_SHARED] = MPG_BATCH_SAME,
                                   [MPG_SPLIT] = MPG_BATCH_DIVIDED,
                                   [MPG_CARRIED] = MPG_BATCH_STATE};
@@ -144,9 +144,9 @@ mpg_status mpg_pieces_check(mpg_compiled *c, const mpg_piece_check *check) {
 
 /* The whole array that split output i is rows of: as many as the pieces have together. A carried
  * one is the last piece's, and may have another shape there: what is carried on may grow. */
-static mpg_status make_output(mpg_pieces *run, uint32_t i) {
-  mpg_desc desc =
-      *output_desc(&run->pieces[run->output_kinds[i] == MPG_SPLIT ? 0 : run->num_pieces - 1], i);
+static mpg_status make_output(mpg_pipeline_run *run, uint32_t i) {
+  mpg_desc desc = *output_desc(
+      &run->pieces[run->output_kinds[i] == MPG_SPLIT ? 0 : run->num_micro_batches - 1], i);
   mpg_device *device;
   if (run->output_kinds[i] == MPG_SPLIT) {
     if (!desc.shape.ndim)
@@ -154,7 +154,7 @@ static mpg_status make_output(mpg_pieces *run, uint32_t i) {
                       "result %u of a pipelined block is a scalar: it has no axis along which the "
                       "pieces' results can be put together",
                       i);
-    for (uint32_t k = 1; k < run->num_pieces; k++)
+    for (uint32_t k = 1; k < run->num_micro_batches; k++)
       desc.shape.dims[0] += rows_of(output_desc(&run->pieces[k], i));
   }
   const mpg_compiled *c = run->pieces[0].compiled;
@@ -193,16 +193,16 @@ static mpg_status check_input(const mpg_tensor *tensor, const mpg_graph_value *v
 }
 
 /* Arrays that the forward phase of all pieces reads and writes. */
-static mpg_status bind_forward(mpg_pieces *run) {
+static mpg_status bind_forward(mpg_pipeline_run *run) {
   for (uint32_t i = 0; i < run->num_outputs; i++) {
     int64_t row = 0;
     MPG_TRY(make_output(run, i));
-    for (uint32_t k = 0; k < run->num_pieces; k++) {
-      mpg_piece *piece = &run->pieces[k];
+    for (uint32_t k = 0; k < run->num_micro_batches; k++) {
+      mpg_micro_batch *piece = &run->pieces[k];
       mpg_tensor *external = &piece->externals[piece->compiled->outputs[i].external];
       if (run->output_kinds[i] == MPG_SPLIT) {
         MPG_TRY(slice(&run->outputs[i], output_desc(piece, i), &row, "result", i, external));
-      } else if (k + 1 == run->num_pieces) {
+      } else if (k + 1 == run->num_micro_batches) {
         *external = run->outputs[i];
         mpg_tensor_retain(external);
       } else {
@@ -213,14 +213,14 @@ static mpg_status bind_forward(mpg_pieces *run) {
   }
   for (uint32_t i = 0; i < run->num_inputs; i++) {
     int64_t row = 0;
-    for (uint32_t k = 0; k < run->num_pieces; k++) {
-      mpg_piece *piece = &run->pieces[k];
+    for (uint32_t k = 0; k < run->num_micro_batches; k++) {
+      mpg_micro_batch *piece = &run->pieces[k];
       mpg_tensor *external = &piece->externals[i];
       if (run->input_kinds[i] == MPG_SPLIT) {
         MPG_TRY(slice(&run->inputs[i].tensor, &input_value(piece, i)->desc, &row, "input", i,
                       external));
       } else {
-        const mpg_piece *before = k ? &run->pieces[k - 1] : NULL;
+        const mpg_micro_batch *before = k ? &run->pieces[k - 1] : NULL;
         bool carried = run->input_kinds[i] == MPG_CARRIED && before;
         *external =
             carried ? before->externals[before->compiled->outputs[run->carried_from[i]].external]
@@ -234,7 +234,7 @@ static mpg_status bind_forward(mpg_pieces *run) {
                       "the pieces of a pipelined block take %lld rows of input %u, which has %lld",
                       (long long)row, i, (long long)rows_of(&run->inputs[i].tensor.desc));
   }
-  for (uint32_t k = 0; k < run->num_pieces; k++) {
+  for (uint32_t k = 0; k < run->num_micro_batches; k++) {
     mpg_compiled *c = run->pieces[k].compiled;
     for (uint32_t i = 0; i < c->num_constants; i++) {
       run->pieces[k].externals[c->num_given + i] = c->constants[i].tensor;
@@ -244,15 +244,16 @@ static mpg_status bind_forward(mpg_pieces *run) {
   return MPG_OK;
 }
 
-static void count_uses(mpg_piece *piece, const mpg_program_set *set, int by) {
+static void count_uses(mpg_micro_batch *piece, const mpg_program_set *set, int by) {
   for (uint32_t s = 0; s < set->num_segments; s++)
     for (uint32_t i = 0; i < set->segments[s].num_accesses; i++)
       if (set->segments[s].accesses[i].base >= set->num_externals)
         piece->uses[set->segments[s].accesses[i].base - set->num_externals] += (uint32_t)by;
 }
 
-static mpg_status prepare_piece(mpg_pieces *run, uint32_t k, const mpg_pieces_request *request) {
-  mpg_piece *piece = &run->pieces[k];
+static mpg_status prepare_piece(mpg_pipeline_run *run, uint32_t k,
+                                const mpg_pipeline_run_request *request) {
+  mpg_micro_batch *piece = &run->pieces[k];
   mpg_compiled *c = request->compiled[k];
   MPG_TRY(check_compiled(c, request));
   piece->compiled = c;
@@ -269,7 +270,8 @@ static mpg_status prepare_piece(mpg_pieces *run, uint32_t k, const mpg_pieces_re
   return MPG_OK;
 }
 
-static mpg_status begin_flight(const mpg_pieces *run, mpg_piece *piece, mpg_phase phase) {
+static mpg_status begin_staged_call(const mpg_pipeline_run *run, mpg_micro_batch *piece,
+                                    mpg_phase phase) {
   const mpg_compiled *c = piece->compiled;
   mpg_program_set *set = phase == MPG_PHASE_FORWARD ? c->programs : piece->backward->programs;
   if (c->drawn && !set->drawn) MPG_TRY(mpg_program_set_draw(set, c->drawn, c->graph.num_random));
@@ -278,37 +280,37 @@ static mpg_status begin_flight(const mpg_pieces *run, mpg_piece *piece, mpg_phas
                         .random = run->random,
                         .scope = run->scope,
                         .origin = run->origin};
-  return mpg_flight_begin(set, &call, piece->rows, true, &piece->flights[phase]);
+  return mpg_staged_call_begin(set, &call, piece->rows, true, &piece->staged_calls[phase]);
 }
 
 /* What is made of parameters once for all pieces that one compiled call is for. */
-static mpg_status make_kept(const mpg_pieces *run, const mpg_piece *piece) {
+static mpg_status make_kept(const mpg_pipeline_run *run, const mpg_micro_batch *piece) {
   const mpg_compiled *c = piece->compiled;
   mpg_status status = MPG_OK;
-  mpg_storage **blocks = mpg_calloc(c->prologue->num_blocks + 1, sizeof *blocks);
-  if (!blocks) return mpg_out_of_host_memory(c->prologue->num_blocks * sizeof *blocks);
+  mpg_storage **blocks = mpg_calloc(c->invariants->num_blocks + 1, sizeof *blocks);
+  if (!blocks) return mpg_out_of_host_memory(c->invariants->num_blocks * sizeof *blocks);
   for (uint32_t i = 0; i < c->num_kept; i++) {
     const mpg_graph_value *value = mpg_graph_at(&c->graph, c->kept[i]);
     mpg_device *device;
     MPG_GOTO(mpg_device_get(value->device, &device));
     MPG_GOTO(mpg_tensor_create(device, &value->desc, &piece->externals[mpg_compiled_kept(c, i)]));
   }
-  MPG_GOTO(mpg_launch(c->prologue, &(mpg_launching){.parts = {piece->externals},
-                                                    .blocks = blocks,
-                                                    .scope = run->scope,
-                                                    .origin = run->origin}));
+  MPG_GOTO(mpg_launch(c->invariants, &(mpg_launching){.parts = {piece->externals},
+                                                      .blocks = blocks,
+                                                      .scope = run->scope,
+                                                      .origin = run->origin}));
 fail:
-  for (uint32_t i = 0; i < c->prologue->num_blocks; i++)
+  for (uint32_t i = 0; i < c->invariants->num_blocks; i++)
     if (blocks[i]) mpg_storage_release(blocks[i]);
   mpg_free(blocks);
   return status;
 }
 
-static mpg_status share_kept(mpg_pieces *run) {
-  for (uint32_t k = 0; k < run->num_pieces; k++) {
+static mpg_status share_kept(mpg_pipeline_run *run) {
+  for (uint32_t k = 0; k < run->num_micro_batches; k++) {
     const mpg_compiled *c = run->pieces[k].compiled;
-    uint32_t first = mpg_piece_first_alike(run, k);
-    if (c->prologue && first == k) MPG_TRY(make_kept(run, &run->pieces[k]));
+    uint32_t first = mpg_micro_batch_first_alike(run, k);
+    if (c->invariants && first == k) MPG_TRY(make_kept(run, &run->pieces[k]));
     for (uint32_t i = 0; first != k && i < c->num_kept; i++) {
       mpg_tensor *kept = &run->pieces[k].externals[mpg_compiled_kept(c, i)];
       *kept = run->pieces[first].externals[mpg_compiled_kept(c, i)];
@@ -324,8 +326,9 @@ static void *copied(const void *source, size_t size) {
   return copy;
 }
 
-mpg_status mpg_pieces_new(const mpg_pieces_request *request, mpg_pieces **result) {
-  mpg_pieces *run = mpg_calloc(1, sizeof *run);
+mpg_status mpg_pipeline_run_new(const mpg_pipeline_run_request *request,
+                                mpg_pipeline_run **result) {
+  mpg_pipeline_run *run = mpg_calloc(1, sizeof *run);
   uint32_t num_random = 0;
   mpg_status status = MPG_OK;
   if (!run) return mpg_out_of_host_memory(sizeof *run);
@@ -334,7 +337,7 @@ mpg_status mpg_pieces_new(const mpg_pieces_request *request, mpg_pieces **result
   run->num_outputs = request->num_outputs;
   run->scope = mpg_autograd_scope();
   run->origin = mpg_host_origin();
-  run->pieces = mpg_calloc(request->num_pieces + 1, sizeof *run->pieces);
+  run->pieces = mpg_calloc(request->num_micro_batches + 1, sizeof *run->pieces);
   run->input_kinds = copied(request->input_kinds, request->num_inputs);
   run->output_kinds = copied(request->output_kinds, request->num_outputs);
   run->carried_from =
@@ -343,8 +346,8 @@ mpg_status mpg_pieces_new(const mpg_pieces_request *request, mpg_pieces **result
   run->outputs = mpg_calloc(run->num_outputs + 1, sizeof *run->outputs);
   if (!run->pieces || !run->input_kinds || !run->output_kinds || !run->carried_from ||
       !run->inputs || !run->outputs)
-    MPG_GOTO(mpg_out_of_host_memory(request->num_pieces * sizeof *run->pieces));
-  if (!request->num_pieces)
+    MPG_GOTO(mpg_out_of_host_memory(request->num_micro_batches * sizeof *run->pieces));
+  if (!request->num_micro_batches)
     MPG_GOTO(mpg_fail(MPG_VALUE_ERROR, "a run must have at least one piece"));
   for (uint32_t i = 0; i < run->num_inputs; i++) {
     mpg_array_copy(&run->inputs[i], request->inputs[i]);
@@ -356,23 +359,23 @@ mpg_status mpg_pieces_new(const mpg_pieces_request *request, mpg_pieces **result
                         "carried input %u comes from result %u, which is not carried", i,
                         run->carried_from[i]));
   }
-  for (run->num_pieces = 0; run->num_pieces < request->num_pieces;) {
-    mpg_compiled *c = request->compiled[run->num_pieces];
-    MPG_GOTO(prepare_piece(run, run->num_pieces++, request));
+  for (run->num_micro_batches = 0; run->num_micro_batches < request->num_micro_batches;) {
+    mpg_compiled *c = request->compiled[run->num_micro_batches];
+    MPG_GOTO(prepare_piece(run, run->num_micro_batches++, request));
     if (c->graph.num_random > num_random) num_random = c->graph.num_random;
   }
   MPG_GOTO(bind_forward(run));
   MPG_GOTO(share_kept(run));
   if (num_random) run->random = mpg_random_next(num_random);
-  for (uint32_t k = 0; k < run->num_pieces; k++) {
-    mpg_piece *piece = &run->pieces[k];
+  for (uint32_t k = 0; k < run->num_micro_batches; k++) {
+    mpg_micro_batch *piece = &run->pieces[k];
     piece->compiled->calls++;
-    MPG_GOTO(begin_flight(run, piece, MPG_PHASE_FORWARD));
+    MPG_GOTO(begin_staged_call(run, piece, MPG_PHASE_FORWARD));
   }
   *result = run;
   run = NULL;
 fail:
-  mpg_pieces_release(run);
+  mpg_pipeline_run_release(run);
   return status;
 }
 
@@ -388,17 +391,17 @@ static mpg_status new_gradient(const mpg_graph_value *value, int64_t rows, mpg_t
 
 /* Binds the gradient of output i of a piece; false where none arrives. `row`: where its rows begin.
  */
-static mpg_status bind_head(mpg_pieces *run, uint32_t k, mpg_array *const *heads, uint32_t i,
+static mpg_status bind_head(mpg_pipeline_run *run, uint32_t k, mpg_array *const *heads, uint32_t i,
                             int64_t row, bool *arrives) {
-  mpg_piece *piece = &run->pieces[k];
+  mpg_micro_batch *piece = &run->pieces[k];
   mpg_tensor *external = &piece->externals[mpg_compiled_out_grad(piece->compiled, i)];
   mpg_tensor source = {0};
-  bool last = k + 1 == run->num_pieces;
+  bool last = k + 1 == run->num_micro_batches;
   if (run->output_kinds[i] == MPG_SPLIT || last) {
     if (heads[i] && heads[i]->tensor.storage) source = heads[i]->tensor;
   } else { /* what the next piece's backward gives for the input it carried on to; several inputs
               would need a sum */
-    const mpg_piece *next = &run->pieces[k + 1];
+    const mpg_micro_batch *next = &run->pieces[k + 1];
     uint32_t users = 0;
     for (uint32_t j = 0; j < run->num_inputs; j++) {
       if (run->input_kinds[j] != MPG_CARRIED || run->carried_from[j] != i) continue;
@@ -421,10 +424,10 @@ static mpg_status bind_head(mpg_pieces *run, uint32_t k, mpg_array *const *heads
 
 /* Where the gradient of input i goes in a piece; `first`: no piece before it in the order of the
  * backward has written it. */
-static mpg_status place_input(mpg_pieces *run, uint32_t k, uint32_t i, bool first, int64_t row,
-                              const mpg_target *target, mpg_array *whole, uint8_t *place,
-                              mpg_tensor *tensor) {
-  mpg_piece *piece = &run->pieces[k];
+static mpg_status place_input(mpg_pipeline_run *run, uint32_t k, uint32_t i, bool first,
+                              int64_t row, const mpg_target *target, mpg_array *whole,
+                              uint8_t *place, mpg_tensor *tensor) {
+  mpg_micro_batch *piece = &run->pieces[k];
   const mpg_graph_value *value = input_value(piece, i);
   switch (run->input_kinds[i]) {
     case MPG_SPLIT:
@@ -448,10 +451,10 @@ static mpg_status place_input(mpg_pieces *run, uint32_t k, uint32_t i, bool firs
   }
 }
 
-static int64_t row_before(const mpg_pieces *run, uint32_t k, uint32_t i, bool input) {
+static int64_t row_before(const mpg_pipeline_run *run, uint32_t k, uint32_t i, bool input) {
   int64_t row = 0;
   for (uint32_t before = 0; before < k; before++) {
-    const mpg_piece *piece = &run->pieces[before];
+    const mpg_micro_batch *piece = &run->pieces[before];
     row += rows_of(input ? &input_value(piece, i)->desc : output_desc(piece, i));
   }
   return row;
@@ -459,9 +462,9 @@ static int64_t row_before(const mpg_pieces *run, uint32_t k, uint32_t i, bool in
 
 /* What an earlier backward left when the graph was retained: another one has arrays and blocks of
  * its own. */
-static void forget_backward(mpg_piece *piece) {
+static void forget_backward(mpg_micro_batch *piece) {
   const mpg_compiled *c = piece->compiled;
-  mpg_flight_end(&piece->flights[MPG_PHASE_BACKWARD]);
+  mpg_staged_call_end(&piece->staged_calls[MPG_PHASE_BACKWARD]);
   for (uint32_t i = mpg_compiled_out_grad(c, 0); i < mpg_compiled_all_externals(c); i++) {
     mpg_tensor_release(&piece->externals[i]);
     piece->externals[i] = (mpg_tensor){0};
@@ -473,10 +476,10 @@ static void forget_backward(mpg_piece *piece) {
 }
 
 /* The blocks of the backward phase follow the forward's. */
-static mpg_status grow_blocks(mpg_piece *piece, uint32_t count) {
+static mpg_status grow_blocks(mpg_micro_batch *piece, uint32_t count) {
   mpg_storage **blocks = mpg_realloc(piece->blocks, (count + 1) * sizeof *blocks);
   if (!blocks) return mpg_out_of_host_memory(count * sizeof *blocks);
-  piece->blocks = piece->flights[MPG_PHASE_FORWARD].call.blocks = blocks;
+  piece->blocks = piece->staged_calls[MPG_PHASE_FORWARD].call.blocks = blocks;
   uint32_t *uses = mpg_realloc(piece->uses, (count + 1) * sizeof *uses);
   if (!uses) return mpg_out_of_host_memory(count * sizeof *uses);
   piece->uses = uses;
@@ -487,11 +490,11 @@ static mpg_status grow_blocks(mpg_piece *piece, uint32_t count) {
   return MPG_OK;
 }
 
-static mpg_status differentiate_piece(mpg_pieces *run, uint32_t k, bool first,
+static mpg_status differentiate_piece(mpg_pipeline_run *run, uint32_t k, bool first,
                                       mpg_array *const *heads, const bool *needed,
                                       const mpg_target *targets, mpg_array *results, bool retain,
                                       bool train) {
-  mpg_piece *piece = &run->pieces[k];
+  mpg_micro_batch *piece = &run->pieces[k];
   mpg_compiled *c = piece->compiled;
   mpg_status status = MPG_OK;
   bool *arrives = mpg_calloc(c->num_outputs + 2 * c->num_inputs + 1, sizeof *arrives),
@@ -510,7 +513,7 @@ static mpg_status differentiate_piece(mpg_pieces *run, uint32_t k, bool first,
   MPG_GOTO(mpg_compiled_get_backward(c, arrives, summed, places, retain, train, &piece->backward));
   MPG_GOTO(grow_blocks(piece, piece->backward->plan.num_blocks));
   count_uses(piece, piece->backward->programs, 1);
-  MPG_GOTO(begin_flight(run, piece, MPG_PHASE_BACKWARD));
+  MPG_GOTO(begin_staged_call(run, piece, MPG_PHASE_BACKWARD));
 fail:
   mpg_free(arrives);
   return status;
@@ -518,15 +521,15 @@ fail:
 
 /* Which parameters some piece's results were computed from: the others keep the gradients they
  * have. */
-static mpg_status find_missed(const mpg_pieces *run, mpg_array *const *heads, const bool *needed,
-                              mpg_target *targets) {
+static mpg_status find_missed(const mpg_pipeline_run *run, mpg_array *const *heads,
+                              const bool *needed, mpg_target *targets) {
   const mpg_compiled *c = run->pieces[0].compiled;
   bool *arrives = mpg_calloc(run->num_outputs + run->num_inputs + 1, sizeof *arrives),
        *reached = arrives + run->num_outputs;
   if (!arrives) return mpg_out_of_host_memory(run->num_inputs);
   for (uint32_t i = 0; i < run->num_outputs; i++)
     arrives[i] = (heads[i] && heads[i]->tensor.storage) ||
-                 (run->num_pieces > 1 && run->output_kinds[i] == MPG_CARRIED);
+                 (run->num_micro_batches > 1 && run->output_kinds[i] == MPG_CARRIED);
   mpg_status status = mpg_compiled_find_reached(c, arrives, reached);
   for (uint32_t i = 0; status == MPG_OK && i < run->num_inputs; i++)
     targets[i].missed = needed[i] && c->wanted[i] && targets[i].tensor.storage &&
@@ -535,9 +538,9 @@ static mpg_status find_missed(const mpg_pieces *run, mpg_array *const *heads, co
   return status;
 }
 
-mpg_status mpg_pieces_differentiate(mpg_pieces *run, mpg_array *const *heads, const bool *needed,
-                                    mpg_target *targets, mpg_array *results, bool retain,
-                                    bool train) {
+mpg_status mpg_pipeline_run_differentiate(mpg_pipeline_run *run, mpg_array *const *heads,
+                                          const bool *needed, mpg_target *targets,
+                                          mpg_array *results, bool retain, bool train) {
   MPG_TRY(find_missed(run, heads, needed, targets));
   for (uint32_t i = 0; i < run->num_inputs; i++) {
     bool target = targets[i].tensor.storage && run->input_kinds[i] == MPG_SHARED;
@@ -548,8 +551,8 @@ mpg_status mpg_pieces_differentiate(mpg_pieces *run, mpg_array *const *heads, co
                      &results[i].tensor));
   }
   run->retain = retain;
-  for (uint32_t n = 0; n < run->num_pieces; n++) {
-    uint32_t k = run->downwards ? run->num_pieces - 1 - n : n;
+  for (uint32_t n = 0; n < run->num_micro_batches; n++) {
+    uint32_t k = run->downwards ? run->num_micro_batches - 1 - n : n;
     forget_backward(&run->pieces[k]);
     MPG_TRY(differentiate_piece(run, k, n == 0, heads, needed, targets, results, retain, train));
   }
@@ -560,7 +563,7 @@ mpg_status mpg_pieces_differentiate(mpg_pieces *run, mpg_array *const *heads, co
   return MPG_OK;
 }
 
-mpg_status mpg_pieces_train(mpg_pieces *run, mpg_array *const *heads, bool train) {
+mpg_status mpg_pipeline_run_train(mpg_pipeline_run *run, mpg_array *const *heads, bool train) {
   mpg_target *targets = mpg_calloc(run->num_inputs + 1, sizeof *targets);
   mpg_array *results = mpg_calloc(run->num_inputs + 1, sizeof *results);
   bool *needed = mpg_calloc(run->num_inputs + 1, sizeof *needed);
@@ -579,7 +582,7 @@ mpg_status mpg_pieces_train(mpg_pieces *run, mpg_array *const *heads, bool train
     needed[i] = variable->request != MPG_GRAD_NULL;
     targets[i] = (mpg_target){variable->gradient, (mpg_grad_req)variable->request, false, false};
   }
-  MPG_GOTO(mpg_pieces_differentiate(run, heads, needed, targets, results, false, train));
+  MPG_GOTO(mpg_pipeline_run_differentiate(run, heads, needed, targets, results, false, train));
   for (uint32_t i = 0; i < run->num_inputs; i++) run->missed[i] = targets[i].missed;
   run->trains = true;
 fail:
@@ -592,27 +595,27 @@ fail:
 
 /* --- Running ---------------------------------------------------------------------------------- */
 
-static mpg_status check_item(const mpg_pieces *run, const mpg_piece_item *item) {
+static mpg_status check_item(const mpg_pipeline_run *run, const mpg_micro_batch_item *item) {
   if (run->finished)
     return mpg_fail(MPG_VALUE_ERROR,
                     "the run of pieces is finished: its memory has been given back");
-  if (item->piece >= run->num_pieces)
+  if (item->piece >= run->num_micro_batches)
     return mpg_fail(MPG_VALUE_ERROR, "there is no piece %u: the run has %u", item->piece,
-                    run->num_pieces);
-  const mpg_piece *piece = &run->pieces[item->piece];
-  if (!piece->flights[item->phase].frame)
+                    run->num_micro_batches);
+  const mpg_micro_batch *piece = &run->pieces[item->piece];
+  if (!piece->staged_calls[item->phase].frame)
     return mpg_fail(MPG_VALUE_ERROR, "the backward of piece %u is not prepared", item->piece);
   if (item->segment >= set_of(piece, item->phase)->num_segments)
     return mpg_fail(MPG_VALUE_ERROR, "there is no segment %u of piece %u", item->segment,
                     item->piece);
-  if (piece->flights[item->phase].frame->first_ticks[item->segment])
+  if (piece->staged_calls[item->phase].frame->first_ticks[item->segment])
     return mpg_fail(MPG_VALUE_ERROR, "segment %u of piece %u was queued already", item->segment,
                     item->piece);
   return MPG_OK;
 }
 
 /* The lanes that the segment is the first to touch: spare ones, where there are some. */
-static void take_lanes(mpg_pieces *run, mpg_piece *piece, const mpg_program_set *set,
+static void take_lanes(mpg_pipeline_run *run, mpg_micro_batch *piece, const mpg_program_set *set,
                        const mpg_program_segment *segment) {
   for (uint32_t i = 0; i < segment->num_accesses; i++) {
     if (segment->accesses[i].base < set->num_externals) continue;
@@ -635,8 +638,9 @@ static void take_lanes(mpg_pieces *run, mpg_piece *piece, const mpg_program_set 
 }
 
 /* Memory that nothing queued from now on touches goes back behind what is queued. */
-static mpg_status drop_blocks(mpg_pieces *run, mpg_piece *piece, const mpg_program_set *set,
-                              const mpg_program_segment *segment, bool keep) {
+static mpg_status drop_blocks(mpg_pipeline_run *run, mpg_micro_batch *piece,
+                              const mpg_program_set *set, const mpg_program_segment *segment,
+                              bool keep) {
   for (uint32_t i = 0; i < segment->num_accesses; i++) {
     if (segment->accesses[i].base < set->num_externals) continue;
     uint32_t block = segment->accesses[i].base - set->num_externals;
@@ -654,7 +658,7 @@ static mpg_status drop_blocks(mpg_pieces *run, mpg_piece *piece, const mpg_progr
 }
 
 static mpg_status name_item(mpg_status status, const mpg_program_set *set,
-                            const mpg_piece_item *item) {
+                            const mpg_micro_batch_item *item) {
   const mpg_program_segment *segment = &set->segments[item->segment];
   uint32_t scope = 0;
   for (uint32_t i = segment->begin; i < segment->end && !scope; i++)
@@ -665,15 +669,17 @@ static mpg_status name_item(mpg_status status, const mpg_program_set *set,
                          scope ? ", in " : "", mpg_scope_text(scope));
 }
 
-mpg_status mpg_pieces_submit(mpg_pieces *run, const mpg_piece_item *items, size_t count) {
+mpg_status mpg_pipeline_run_submit(mpg_pipeline_run *run, const mpg_micro_batch_item *items,
+                                   size_t count) {
   for (size_t i = 0; i < count; i++) {
     MPG_TRY(check_item(run, &items[i]));
-    mpg_piece *piece = &run->pieces[items[i].piece];
+    mpg_micro_batch *piece = &run->pieces[items[i].piece];
     const mpg_program_set *set = set_of(piece, items[i].phase);
     const mpg_program_segment *segment = &set->segments[items[i].segment];
     take_lanes(run, piece, set, segment);
-    mpg_status status = mpg_flight_submit(&piece->flights[items[i].phase], items[i].segment,
-                                          items[i].stage + 1, items[i].piece + 1);
+    mpg_status status =
+        mpg_staged_call_submit(&piece->staged_calls[items[i].phase], items[i].segment,
+                               items[i].stage + 1, items[i].piece + 1);
     if (status != MPG_OK)
       return status == MPG_INTERRUPTED ? status : name_item(status, set, &items[i]);
     MPG_TRY(drop_blocks(run, piece, set, segment, run->recording && !piece->backward));
@@ -691,16 +697,16 @@ mpg_status mpg_pieces_submit(mpg_pieces *run, const mpg_piece_item *items, size_
 
 /* --- On the tape ------------------------------------------------------------------------------ */
 
-static size_t num_versions(const mpg_pieces *run) {
+static size_t num_versions(const mpg_pipeline_run *run) {
   size_t count = 0;
-  for (uint32_t k = 0; k < run->num_pieces; k++)
+  for (uint32_t k = 0; k < run->num_micro_batches; k++)
     count += mpg_compiled_forward_externals(run->pieces[k].compiled);
   return count;
 }
 
-static void note_versions(mpg_pieces *run) {
+static void note_versions(mpg_pipeline_run *run) {
   uint32_t *version = run->versions;
-  for (uint32_t k = 0; k < run->num_pieces; k++)
+  for (uint32_t k = 0; k < run->num_micro_batches; k++)
     for (uint32_t e = 0; e < mpg_compiled_forward_externals(run->pieces[k].compiled); e++)
       *version++ = run->pieces[k].externals[e].storage->version;
 }
@@ -720,10 +726,10 @@ static mpg_status overwritten(const mpg_compiled *c, uint32_t external) {
 }
 
 /* What the pieces' backwards read of arrays outside must be as it was. */
-static mpg_status check_versions(const mpg_pieces *run) {
+static mpg_status check_versions(const mpg_pipeline_run *run) {
   const uint32_t *version = run->versions;
-  for (uint32_t k = 0; k < run->num_pieces; k++) {
-    const mpg_piece *piece = &run->pieces[k];
+  for (uint32_t k = 0; k < run->num_micro_batches; k++) {
+    const mpg_micro_batch *piece = &run->pieces[k];
     for (uint32_t e = 0; e < mpg_compiled_forward_externals(piece->compiled); e++, version++)
       if (piece->compiled->saved_external[e] && piece->externals[e].storage->version != *version)
         return overwritten(piece->compiled, e);
@@ -734,12 +740,12 @@ static mpg_status check_versions(const mpg_pieces *run) {
 static mpg_status run_backward(mpg_tape_node *node, mpg_array *const *out_grads,
                                mpg_array *const *sums, const bool *needed, mpg_target *targets,
                                mpg_array *in_grads, bool retain, bool train, bool together) {
-  mpg_pieces *run = node->state;
+  mpg_pipeline_run *run = node->state;
   (void)sums, (void)together;
   MPG_TRY(check_versions(run));
-  MPG_TRY(mpg_pieces_differentiate(run, out_grads, needed, targets, in_grads, retain, train));
+  MPG_TRY(mpg_pipeline_run_differentiate(run, out_grads, needed, targets, in_grads, retain, train));
   MPG_TRY(run->schedule->backward(run, run->driver));
-  if (!retain) mpg_pieces_finish(run);
+  if (!retain) mpg_pipeline_run_finish(run);
   return MPG_OK;
 }
 
@@ -751,15 +757,15 @@ static mpg_status refuse_expansion(mpg_tape_node *node, mpg_array *outputs) {
                   "without pipeline= for these");
 }
 
-static void run_release(void *state) { mpg_pieces_release(state); }
+static void run_release(void *state) { mpg_pipeline_run_release(state); }
 
 static const mpg_tape_call pipelined_calls = {.name = "a pipelined block",
                                               .backward = run_backward,
                                               .expand = refuse_expansion,
                                               .release = run_release};
 
-mpg_status mpg_pieces_record(mpg_pieces *run, const mpg_pieces_schedule *schedule, void *driver,
-                             mpg_array *outputs) {
+mpg_status mpg_pipeline_run_record(mpg_pipeline_run *run, const mpg_pipeline_run_schedule *schedule,
+                                   void *driver, mpg_array *outputs) {
   const mpg_compiled *c = run->pieces[0].compiled;
   mpg_tape_node *node;
   run->schedule = schedule;

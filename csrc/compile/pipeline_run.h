@@ -26,15 +26,15 @@
 
 #include "compile/compiled_call.h"
 
-typedef enum mpg_piece_kind { MPG_SHARED, MPG_SPLIT, MPG_CARRIED } mpg_piece_kind;
+typedef enum mpg_micro_batch_kind { MPG_SHARED, MPG_SPLIT, MPG_CARRIED } mpg_micro_batch_kind;
 
-typedef struct mpg_piece_item { /* one segment of one piece, to be queued */
+typedef struct mpg_micro_batch_item { /* one segment of one piece, to be queued */
   uint32_t piece, segment;
   uint32_t stage; /* for errors and the profiler */
   mpg_phase phase;
-} mpg_piece_item;
+} mpg_micro_batch_item;
 
-typedef struct mpg_piece {
+typedef struct mpg_micro_batch {
   mpg_compiled *compiled; /* owned reference */
   mpg_rows rows;
   mpg_tensor *externals; /* owned references */
@@ -42,14 +42,14 @@ typedef struct mpg_piece {
   uint32_t *uses;        /* per block: segments that are still to touch it */
   uint32_t num_blocks;
   mpg_compiled_backward *backward; /* borrowed from compiled */
-  mpg_flight flights[2];           /* by phase; kept for their times */
-} mpg_piece;
+  mpg_staged_call staged_calls[2]; /* by phase; kept for their times */
+} mpg_micro_batch;
 
-typedef struct mpg_pieces {
+typedef struct mpg_pipeline_run {
   int32_t references, watchers; /* watchers keep the times only */
-  uint32_t num_pieces, num_inputs, num_outputs;
-  mpg_piece *pieces;
-  uint8_t *input_kinds, *output_kinds; /* mpg_piece_kind */
+  uint32_t num_micro_batches, num_inputs, num_outputs;
+  mpg_micro_batch *pieces;
+  uint8_t *input_kinds, *output_kinds; /* mpg_micro_batch_kind */
   uint32_t *carried_from;              /* per carried input: the output of the piece before */
   mpg_array *inputs;                   /* owned */
   mpg_tensor *outputs;                 /* owned references; whole arrays */
@@ -57,31 +57,31 @@ typedef struct mpg_pieces {
                            became free; owned references */
   size_t num_spares, spares_capacity;
   mpg_random_key random;
-  bool *missed;   /* per input: mpg_pieces_train found that nothing leads to it; owned */
-  bool trains;    /* mpg_pieces_train has prepared a backward that is not queued yet */
+  bool *missed;   /* per input: mpg_pipeline_run_train found that nothing leads to it; owned */
+  bool trains;    /* mpg_pipeline_run_train has prepared a backward that is not queued yet */
   bool downwards; /* backward goes from the last piece to the first */
   bool recording; /* memory stays for a backward to come */
   bool retain;
   bool finished;
-  const struct mpg_pieces_schedule *schedule; /* of a recorded run */
-  void *driver;                               /* the schedule's own; owned */
+  const struct mpg_pipeline_run_schedule *schedule; /* of a recorded run */
+  void *driver;                                     /* the schedule's own; owned */
   uint32_t *versions; /* of a recorded run: per piece, of the forward's external arrays; owned */
   uint32_t scope, origin;
-} mpg_pieces;
+} mpg_pipeline_run;
 
-typedef struct mpg_pieces_request {
-  uint32_t num_pieces, num_inputs, num_outputs;
+typedef struct mpg_pipeline_run_request {
+  uint32_t num_micro_batches, num_inputs, num_outputs;
   mpg_compiled *const *compiled; /* per piece */
   const mpg_rows *rows;          /* per piece, for random numbers */
   const uint8_t *input_kinds, *output_kinds;
   const uint32_t *carried_from;
   mpg_array *const *inputs; /* whole */
-} mpg_pieces_request;
+} mpg_pipeline_run_request;
 
 /* Whether the function does on pieces what it does on the whole (graph/schedule/micro_batching.h).
  * Where it does, what pieces draw at random is what their rows of the whole get; of functions that
  * were not checked, rows are looked for where the axis and the number say. */
-typedef struct mpg_piece_check {
+typedef struct mpg_micro_batch_check {
   const uint8_t *input_kinds, *output_kinds; /* as in the request */
   int64_t rows;                              /* of the piece it was compiled for */
   int axis; /* of what it divides, among arrays that the function makes itself */
@@ -89,12 +89,12 @@ typedef struct mpg_piece_check {
   const mpg_compiled *
       other; /* the same function for another number of rows; NULL: there is none to compare with */
   int64_t other_rows;
-} mpg_piece_check;
-mpg_status mpg_pieces_check(mpg_compiled *compiled, const mpg_piece_check *check);
+} mpg_micro_batch_check;
+mpg_status mpg_pipeline_run_check(mpg_compiled *compiled, const mpg_micro_batch_check *check);
 
-/* The first piece of the same compiled call: they share what its prologue makes, which is queued
+/* The first piece of the same compiled call: they share what its invariants makes, which is queued
  * with the new run. */
-static inline uint32_t mpg_piece_first_alike(const mpg_pieces *run, uint32_t k) {
+static inline uint32_t mpg_micro_batch_first_alike(const mpg_pipeline_run *run, uint32_t k) {
   uint32_t first = 0;
   while (run->pieces[first].compiled != run->pieces[k].compiled) first++;
   return first;
@@ -102,33 +102,35 @@ static inline uint32_t mpg_piece_first_alike(const mpg_pieces *run, uint32_t k) 
 
 /* New, with its outputs made; of the pieces nothing is queued. Checks that the pieces' shapes fit
  * the inputs. */
-mpg_status mpg_pieces_new(const mpg_pieces_request *request, mpg_pieces **pieces);
-void mpg_pieces_release(mpg_pieces *pieces);
-void mpg_pieces_unwatch(mpg_pieces *pieces); /* gives one of its watchers up */
+mpg_status mpg_pipeline_run_new(const mpg_pipeline_run_request *request, mpg_pipeline_run **pieces);
+void mpg_pipeline_run_release(mpg_pipeline_run *pieces);
+void mpg_pipeline_run_unwatch(mpg_pipeline_run *pieces); /* gives one of its watchers up */
 
 /* Prepares the backward of all pieces: heads[i] is the gradient of output i (NULL: none arrives).
  * targets[i] says where the gradient of input i goes (tensor without storage: nowhere yet),
  * needed[i] whether it is wanted. results[i] (empty structs) receives what has no target. After it,
  * items of the backward phase can be queued. */
-mpg_status mpg_pieces_differentiate(mpg_pieces *pieces, mpg_array *const *heads, const bool *needed,
-                                    mpg_target *targets, mpg_array *results, bool retain,
-                                    bool train);
-/* Queues items in that order; after mpg_pieces_train, all of the backward's with one call. */
-mpg_status mpg_pieces_submit(mpg_pieces *pieces, const mpg_piece_item *items, size_t count);
+mpg_status mpg_pipeline_run_differentiate(mpg_pipeline_run *pieces, mpg_array *const *heads,
+                                          const bool *needed, mpg_target *targets,
+                                          mpg_array *results, bool retain, bool train);
+/* Queues items in that order; after mpg_pipeline_run_train, all of the backward's with one call. */
+mpg_status mpg_pipeline_run_submit(mpg_pipeline_run *pieces, const mpg_micro_batch_item *items,
+                                   size_t count);
 /* All is queued: memory and references go back (the times stay). */
-void mpg_pieces_finish(mpg_pieces *pieces);
+void mpg_pipeline_run_finish(mpg_pipeline_run *pieces);
 /* The same for the variables among the inputs, whose gradients go where autograd would put them. */
-mpg_status mpg_pieces_train(mpg_pieces *pieces, mpg_array *const *heads, bool train);
+mpg_status mpg_pipeline_run_train(mpg_pipeline_run *pieces, mpg_array *const *heads, bool train);
 
 /* Who drives the backward of a recorded run: called when it has been prepared, queues all its
  * items. */
-typedef struct mpg_pieces_schedule {
-  mpg_status (*backward)(mpg_pieces *pieces, void *driver);
+typedef struct mpg_pipeline_run_schedule {
+  mpg_status (*backward)(mpg_pipeline_run *pieces, void *driver);
   void (*release)(void *driver);
-} mpg_pieces_schedule;
+} mpg_pipeline_run_schedule;
 /* Puts the run on the tape as one call. Takes over the driver, also on failure. outputs:
  * num_outputs arrays that hold the run's outputs. */
-mpg_status mpg_pieces_record(mpg_pieces *pieces, const mpg_pieces_schedule *schedule, void *driver,
-                             mpg_array *outputs);
+mpg_status mpg_pipeline_run_record(mpg_pipeline_run *pieces,
+                                   const mpg_pipeline_run_schedule *schedule, void *driver,
+                                   mpg_array *outputs);
 
 #endif

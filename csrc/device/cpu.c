@@ -19,8 +19,8 @@ enum {
 typedef struct cpu_state {
   mpg_queue queue;
   mpg_sleepers sleepers;
-  int omp_threads;       /* the worker's */
-  mpg_crowding crowding; /* the worker's */
+  int omp_threads;                       /* the worker's */
+  mpg_oversubscription oversubscription; /* the worker's */
 } cpu_state;
 
 static mpg_status cpu_open(mpg_device *device) {
@@ -103,10 +103,10 @@ static void *worker_main(void *argument) {
     mpg_tick last = mpg_task_last_tick(task);
     mpg_queue_pop(&state->queue, next);
     reach(device, state, last);
-    mpg_crowding_look(&state->crowding, team_spin, threads);
+    mpg_oversubscription_look(&state->oversubscription, team_spin, threads);
   }
 end:
-  mpg_crowding_close(&state->crowding);
+  mpg_oversubscription_close(&state->oversubscription);
   return NULL;
 }
 
@@ -134,7 +134,7 @@ static void cpu_fork_done(mpg_device *device, bool child) {
     return;
   }
   mpg_queue_forget_worker(&state->queue);
-  mpg_crowding_forget(&state->crowding);
+  mpg_oversubscription_forget(&state->oversubscription);
   mpg_sleepers_init(&state->sleepers);
 }
 

@@ -333,7 +333,7 @@ static inline void mpg_run_at(const mpg_run *run, const char *name, uint32_t sco
 }
 
 /* queue_status.c: where a device's queue stands. Host lock. */
-typedef struct mpg_standing {
+typedef struct mpg_queue_status {
   mpg_tick completed, submitted; /* the same: it has nothing to do */
   const mpg_submitted *work; /* the submission it is at; NULL: too far back to be known. Valid until
                                 the next submission. */
@@ -342,8 +342,8 @@ typedef struct mpg_standing {
   mpg_device *peer; /* what it waits for; NULL: nothing */
   mpg_tick tick;
   const mpg_submitted *peer_work; /* which work reaches that tick; NULL likewise */
-} mpg_standing;
-mpg_standing mpg_device_standing(const mpg_device *device);
+} mpg_queue_status;
+mpg_queue_status mpg_device_queue_status(const mpg_device *device);
 /* Queues work that does nothing for that long, or until a file descriptor (-1: none) can be read or
  * is at its end; for tests. */
 mpg_status mpg_device_stall(mpg_device *device, int32_t ms, int until);

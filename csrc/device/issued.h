@@ -50,7 +50,7 @@ void mpg_issued_begin(mpg_issued *issued, mpg_device *device, pthread_mutex_t *m
 mpg_gpu_report *mpg_issued_check(mpg_issued *issued, mpg_device *device, pthread_mutex_t *mutex,
                                  mpg_tick first, mpg_tick *wait_for);
 /* The tick to wait for before another work begins, or 0. */
-mpg_tick mpg_issued_crowded(mpg_issued *issued);
+mpg_tick mpg_issued_oversubscribed(mpg_issued *issued);
 /* Records what has been reported. With the mutex. */
 void mpg_issued_collect(mpg_issued *issued, mpg_device *device);
 /* Whether the outcome of a check before `tick` is not known. With the mutex. */

@@ -16,11 +16,12 @@ static const int64_t LOOK_NS = 20000000, STAY_MIN_NS = 200000000, STAY_MAX_NS = 
  * ms now and then. */
 static const uint64_t ENOUGH_NS = 60000000;
 enum {
-  CROWDED_PERCENT = 35,
-  BALLAST_MAX = 16
+  WAITING_PERCENT = 35,
+  MAX_DUMMY_THREADS = 16
 }; /* a process's own threads get into each other's way for up to 20 % */
 
-void mpg_crowding_judge(mpg_crowding_state *s, int64_t now, uint64_t ran, uint64_t waited) {
+void mpg_oversubscription_judge(mpg_oversubscription_state *s, int64_t now, uint64_t ran,
+                                uint64_t waited) {
   uint64_t running = ran - s->ran_ns, waiting = waited - s->waited_ns;
   bool first = s->looked_ns == 0;
   if (!first && running + waiting < ENOUGH_NS) return; /* until there is enough to go by */
@@ -31,16 +32,16 @@ void mpg_crowding_judge(mpg_crowding_state *s, int64_t now, uint64_t ran, uint64
     return;
   }
   s->lasted_ns += passed;
-  /* How crowded cores are shows only while teams spin (threads that sleep have not long to wait
-     afterwards): so it is tried again, less and less often. */
-  if (s->crowded) {
-    if (s->lasted_ns >= s->stay_ns) s->crowded = false, s->lasted_ns = 0;
-  } else if (waiting * 100 > (running + waiting) * CROWDED_PERCENT) {
+  /* How oversubscribed cores are shows only while teams spin (threads that sleep have not long to
+     wait afterwards): so it is tried again, less and less often. */
+  if (s->oversubscribed) {
+    if (s->lasted_ns >= s->stay_ns) s->oversubscribed = false, s->lasted_ns = 0;
+  } else if (waiting * 100 > (running + waiting) * WAITING_PERCENT) {
     bool relapse = s->lasted_ns < RELAPSE_NS + s->stay_ns;
     s->stay_ns = !relapse                       ? STAY_MIN_NS
                  : 2 * s->stay_ns < STAY_MAX_NS ? 2 * s->stay_ns
                                                 : STAY_MAX_NS;
-    s->crowded = true, s->lasted_ns = 0;
+    s->oversubscribed = true, s->lasted_ns = 0;
   }
 }
 
@@ -56,7 +57,7 @@ struct mpg_short_spin {
   int threads;
 };
 
-static void *ballast_main(void *argument) {
+static void *dummy_team_main(void *argument) {
   struct mpg_short_spin *s = argument;
 #pragma omp parallel num_threads(s->threads)
   { __asm__ volatile("" ::: "memory"); } /* an empty region would be left out */
@@ -72,7 +73,7 @@ static struct mpg_short_spin *begin_short_spin(int threads) {
   *s = (struct mpg_short_spin){.threads = threads};
   pthread_mutex_init(&s->mutex, NULL);
   pthread_cond_init(&s->end, NULL);
-  if (pthread_create(&s->thread, NULL, ballast_main, s) == 0) return s;
+  if (pthread_create(&s->thread, NULL, dummy_team_main, s) == 0) return s;
   pthread_cond_destroy(&s->end);
   pthread_mutex_destroy(&s->mutex);
   mpg_free(s);
@@ -93,7 +94,7 @@ static void end_short_spin(struct mpg_short_spin *s) {
 
 /* --- Looking ---------------------------------------------------------------------------------- */
 
-static bool read_account(mpg_crowding *c, uint64_t *ran, uint64_t *waited) {
+static bool read_account(mpg_oversubscription *c, uint64_t *ran, uint64_t *waited) {
 #ifdef __linux__
   if (!c->opened) {
     c->opened = true;
@@ -116,13 +117,13 @@ static bool read_account(mpg_crowding *c, uint64_t *ran, uint64_t *waited) {
 
 /* Threads beside the device's own team, so that there are more of them than processors; 0: too many
  * for that to be worth it. */
-static int ballast_of(mpg_crowding *c, int threads) {
+static int dummy_threads_of(mpg_oversubscription *c, int threads) {
   if (!c->processors) c->processors = omp_get_num_procs();
-  int ballast = c->processors - threads + 2;
-  return ballast > BALLAST_MAX ? 0 : ballast < 2 ? 2 : ballast;
+  int dummies = c->processors - threads + 2;
+  return dummies > MAX_DUMMY_THREADS ? 0 : dummies < 2 ? 2 : dummies;
 }
 
-void mpg_crowding_look(mpg_crowding *c, mpg_team_spin setting, int threads) {
+void mpg_oversubscription_look(mpg_oversubscription *c, mpg_team_spin setting, int threads) {
   bool want = setting == MPG_TEAM_SPIN_SHORT;
   if (setting == MPG_TEAM_SPIN_AUTO && threads > 1) {
     int64_t now = mpg_clock_ns();
@@ -130,25 +131,25 @@ void mpg_crowding_look(mpg_crowding *c, mpg_team_spin setting, int threads) {
     c->read_ns = now;
     uint64_t ran, waited;
     if (!read_account(c, &ran, &waited)) return;
-    mpg_crowding_judge(&c->state, now, ran, waited);
-    want = c->state.crowded;
+    mpg_oversubscription_judge(&c->state, now, ran, waited);
+    want = c->state.oversubscribed;
   }
-  int ballast = want && threads > 1 ? ballast_of(c, threads) : 0;
-  if (ballast && !c->short_spin) c->short_spin = begin_short_spin(ballast);
-  if (!ballast && c->short_spin) {
+  int dummies = want && threads > 1 ? dummy_threads_of(c, threads) : 0;
+  if (dummies && !c->short_spin) c->short_spin = begin_short_spin(dummies);
+  if (!dummies && c->short_spin) {
     end_short_spin(c->short_spin);
     c->short_spin = NULL;
   }
 }
 
-void mpg_crowding_close(mpg_crowding *c) {
+void mpg_oversubscription_close(mpg_oversubscription *c) {
   end_short_spin(c->short_spin);
   if (c->opened && c->file >= 0) close(c->file);
-  *c = (mpg_crowding){0};
+  *c = (mpg_oversubscription){0};
 }
 
-void mpg_crowding_forget(mpg_crowding *c) {
+void mpg_oversubscription_forget(mpg_oversubscription *c) {
   mpg_free(c->short_spin);
   if (c->opened && c->file >= 0) close(c->file); /* the child's own descriptor */
-  *c = (mpg_crowding){0};
+  *c = (mpg_oversubscription){0};
 }

@@ -6,7 +6,7 @@
  * once instead of spinning, for a while.
  *
  * Ownership: the backend embeds one per worker, zeroed before. All calls are the worker's, but for
- * mpg_crowding_forget.
+ * mpg_oversubscription_forget.
  */
 #ifndef MPG_DEVICE_OVERSUBSCRIPTION_H
 #define MPG_DEVICE_OVERSUBSCRIPTION_H
@@ -22,32 +22,33 @@ typedef enum mpg_team_spin {
 } mpg_team_spin; /* MPGLUON_TEAM_SPIN */
 
 /* What is known of a worker, apart from where it is read and what follows from it. */
-typedef struct mpg_crowding_state {
+typedef struct mpg_oversubscription_state {
   int64_t looked_ns; /* 0: never */
   uint64_t ran_ns, waited_ns;
   int64_t lasted_ns,
       stay_ns; /* how long it has been so; how long teams sleep before they try spinning again */
-  bool crowded;
-} mpg_crowding_state;
+  bool oversubscribed;
+} mpg_oversubscription_state;
 
-typedef struct mpg_crowding {
-  mpg_crowding_state state;
+typedef struct mpg_oversubscription {
+  mpg_oversubscription_state state;
   int64_t read_ns; /* when the account was read last, whether it said enough or not */
   bool opened;
   int file;       /* the system's account of this thread; below 0: there is none */
   int processors; /* 0: not asked yet */
   struct mpg_short_spin *short_spin; /* owned; NULL: teams spin as they do by themselves */
-} mpg_crowding;
+} mpg_oversubscription;
 
 /* The decision: at `now` this thread has run and been kept waiting for so long altogether. Pure. */
-void mpg_crowding_judge(mpg_crowding_state *state, int64_t now_ns, uint64_t ran_ns,
-                        uint64_t waited_ns);
+void mpg_oversubscription_judge(mpg_oversubscription_state *state, int64_t now_ns, uint64_t ran_ns,
+                                uint64_t waited_ns);
 
 /* After a task; `threads` of the device's team. Costs a look at the clock, and once in a while a
  * read of some us. */
-void mpg_crowding_look(mpg_crowding *crowding, mpg_team_spin setting, int threads);
-void mpg_crowding_close(mpg_crowding *crowding);
-void mpg_crowding_forget(
-    mpg_crowding *crowding); /* in a forked child, which has none of the threads */
+void mpg_oversubscription_look(mpg_oversubscription *oversubscription, mpg_team_spin setting,
+                               int threads);
+void mpg_oversubscription_close(mpg_oversubscription *oversubscription);
+void mpg_oversubscription_forget(
+    mpg_oversubscription *oversubscription); /* in a forked child, which has none of the threads */
 
 #endif

@@ -15,20 +15,21 @@ static const mpg_submitted *find(const mpg_device *device, mpg_tick tick) {
   return device->submissions <= MPG_RECENT ? found : NULL; /* what came before may be meant */
 }
 
-mpg_standing mpg_device_standing(const mpg_device *device) {
+mpg_queue_status mpg_device_queue_status(const mpg_device *device) {
   mpg_device *d = (mpg_device *)device;
-  mpg_standing standing = {.completed = atomic_load(&d->completed), .submitted = device->submitted};
-  if (standing.completed >= standing.submitted) return standing;
-  standing.work = find(device, standing.completed + 1);
-  standing.op = atomic_load_explicit(&d->at.name, memory_order_relaxed);
-  standing.scope = atomic_load_explicit(&d->at.scope, memory_order_relaxed);
+  mpg_queue_status queue_status = {.completed = atomic_load(&d->completed),
+                                   .submitted = device->submitted};
+  if (queue_status.completed >= queue_status.submitted) return queue_status;
+  queue_status.work = find(device, queue_status.completed + 1);
+  queue_status.op = atomic_load_explicit(&d->at.name, memory_order_relaxed);
+  queue_status.scope = atomic_load_explicit(&d->at.scope, memory_order_relaxed);
   int32_t peer = atomic_load_explicit(&d->at.peer, memory_order_relaxed);
   if (peer) {
-    standing.peer = mpg_device_at(peer - 1);
-    standing.tick = atomic_load_explicit(&d->at.tick, memory_order_relaxed);
-    standing.peer_work = find(standing.peer, standing.tick);
+    queue_status.peer = mpg_device_at(peer - 1);
+    queue_status.tick = atomic_load_explicit(&d->at.tick, memory_order_relaxed);
+    queue_status.peer_work = find(queue_status.peer, queue_status.tick);
   }
-  return standing;
+  return queue_status;
 }
 
 struct stall {

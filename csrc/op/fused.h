@@ -42,7 +42,7 @@ static inline int64_t mpg_fold_chunk(int64_t count, int64_t inner) {
 
 typedef struct mpg_fused_value {
   mpg_dtype dtype;
-  uint32_t moving;               /* bit i: along dim i */
+  uint32_t varying;              /* bit i: along dim i */
   int64_t strides[MPG_MAX_NDIM]; /* in elements; 0 where it stands still */
   uint32_t operand; /* of the call: inputs, then outputs; LOCAL: no memory but a tile's; PANEL: of a
                        head's result, but a panel's */

@@ -239,10 +239,10 @@ bool mpg_py_is_cached_op(PyObject *object); /* one that binds nothing */
 /* A call of such a CachedOp, compiled where it has to be: outputs are empty structs. */
 mpg_status mpg_py_call_compiled(void *op, mpg_array *const *inputs, uint32_t num_inputs,
                                 mpg_array *outputs, uint32_t num_outputs);
-int mpg_py_routine_init(PyObject *module); /* routine.c */
-int mpg_py_pieces_init(PyObject *module);  /* pipeline_run.c */
-int mpg_py_comm_init(PyObject *module);    /* comm.c */
-int mpg_py_update_init(PyObject *module);  /* update.c */
+int mpg_py_routine_init(PyObject *module);      /* routine.c */
+int mpg_py_pipeline_run_init(PyObject *module); /* pipeline_run.c */
+int mpg_py_comm_init(PyObject *module);         /* comm.c */
+int mpg_py_update_init(PyObject *module);       /* update.c */
 int mpg_py_io_init(PyObject *module);
 int mpg_py_gluon_init(PyObject *module);
 int mpg_py_symbol_init(PyObject *module); /* symbol.c */

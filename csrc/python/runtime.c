@@ -141,12 +141,12 @@ static PyObject *work_tuple(const mpg_submitted *work) {
                        micro_batch);
 }
 
-static PyObject *engine_standing(PyObject *module, PyObject *unused) {
+static PyObject *engine_queue_status(PyObject *module, PyObject *unused) {
   (void)module, (void)unused;
   PyObject *list = PyList_New(0);
   for (int i = 0; list != NULL && i < mpg_device_count(); i++) {
     const mpg_device *device = mpg_device_at(i);
-    mpg_standing s = mpg_device_standing(device);
+    mpg_queue_status s = mpg_device_queue_status(device);
     PyObject *item =
         Py_BuildValue("(sKKNzszKN)", mpg_device_text(device), (unsigned long long)s.completed,
                       (unsigned long long)s.submitted, work_tuple(s.work), s.op,
@@ -185,8 +185,9 @@ static PyObject *handed_over(PyObject *module, PyObject *ctx) {
 }
 
 PyMethodDef mpg_py_runtime_methods[] = {
-    {"engine_standing", engine_standing, METH_NOARGS,
-     "engine_standing()\n--\n\nFor each device (its name, ticks completed, ticks submitted, the "
+    {"engine_queue_status", engine_queue_status, METH_NOARGS,
+     "engine_queue_status()\n--\n\nFor each device (its name, ticks completed, ticks submitted, "
+     "the "
      "work it is at, the op in it, the op's block path, the device it\n"
      "waits for or None, the tick it waits for, the work there). Work is (name, line, block path, "
      "stage, micro-batch) or None."},

@@ -99,18 +99,18 @@ typedef struct mpg_broadcast {
 static inline mpg_broadcast mpg_broadcast_of(const mpg_shape *from, const mpg_shape *to) {
   mpg_broadcast b;
   int64_t step = 1;
-  int moving_before = -1;
+  int varying_before = -1;
   b.ndim = 0;
   for (int i = 1; i <= to->ndim; i++) {
     int64_t n = to->dims[to->ndim - i], m = i <= from->ndim ? from->dims[from->ndim - i] : 1;
     if (n == 1) continue;
-    int moving = m != 1;
-    if (moving == moving_before) {
+    int varying = m != 1;
+    if (varying == varying_before) {
       b.dims[b.ndim - 1] *= n;
     } else {
       b.dims[b.ndim] = n;
-      b.strides[b.ndim++] = moving ? step : 0;
-      moving_before = moving;
+      b.strides[b.ndim++] = varying ? step : 0;
+      varying_before = varying;
     }
     step *= m;
   }

@@ -36,7 +36,7 @@ class CompiledPrograms:
         for entry in self._entries:
             lines.append(f"{entry['block']} for {'training' if entry['train'] else 'prediction'}")
             for name, device in entry["devices"].items():
-                for phase in ("prologue", "forward", "backward"):
+                for phase in ("invariants", "forward", "backward"):
                     if device[phase]:
                         lines.append(
                             f"  {name} {phase}: " + ", ".join(map(_step_text, device[phase]))

@@ -26,33 +26,34 @@ static void submit_nothing(mpg_device *device) {
 enum { MS = 1000000 };
 
 /* 60 ms later, `share` thousandths of them spent waiting for a core. */
-static bool after_window(mpg_crowding_state *s, int share) {
-  mpg_crowding_judge(s, s->looked_ns + 60 * MS, s->ran_ns + (uint64_t)(60 * MS - 60000 * share),
-                     s->waited_ns + (uint64_t)(60000 * share));
-  return s->crowded;
+static bool after_window(mpg_oversubscription_state *s, int share) {
+  mpg_oversubscription_judge(s, s->looked_ns + 60 * MS,
+                             s->ran_ns + (uint64_t)(60 * MS - 60000 * share),
+                             s->waited_ns + (uint64_t)(60000 * share));
+  return s->oversubscribed;
 }
 
-static int windows_until_tried(mpg_crowding_state *s) {
+static int windows_until_tried(mpg_oversubscription_state *s) {
   int windows = 1;
   while (after_window(s, 900)) windows++;
   return windows;
 }
 
-static void test_crowding(void) {
-  mpg_crowding_state s = {0};
-  mpg_crowding_judge(&s, 5000 * (int64_t)MS, 70 * MS,
-                     900 * MS); /* what was before the first look does not count */
-  CHECK(!s.crowded);
+static void test_oversubscription(void) {
+  mpg_oversubscription_state s = {0};
+  mpg_oversubscription_judge(&s, 5000 * (int64_t)MS, 70 * MS,
+                             900 * MS); /* what was before the first look does not count */
+  CHECK(!s.oversubscribed);
   for (int i = 0; i < 100; i++) CHECK(!after_window(&s, 300));
   CHECK(after_window(&s, 400));
   CHECK(windows_until_tried(&s) == 4);
   for (int i = 0; i < 100; i++) CHECK(!after_window(&s, 0));
 
   /* Too little time to judge by: looked at again with more. */
-  mpg_crowding_judge(&s, s.looked_ns + 40 * MS, s.ran_ns + 20 * MS, s.waited_ns + 12 * MS);
-  CHECK(!s.crowded);
-  mpg_crowding_judge(&s, s.looked_ns + 80 * MS, s.ran_ns + 40 * MS, s.waited_ns + 24 * MS);
-  CHECK(s.crowded);
+  mpg_oversubscription_judge(&s, s.looked_ns + 40 * MS, s.ran_ns + 20 * MS, s.waited_ns + 12 * MS);
+  CHECK(!s.oversubscribed);
+  mpg_oversubscription_judge(&s, s.looked_ns + 80 * MS, s.ran_ns + 40 * MS, s.waited_ns + 24 * MS);
+  CHECK(s.oversubscribed);
 
   /* Crowded again soon afterwards: it lasts twice as long each time, up to half a minute; after
    * long peace it is as at first. */
@@ -118,7 +119,7 @@ static void test_short_spins(void) {
 }
 
 static const test tests[] = {
-    {"crowding", test_crowding},
+    {"oversubscription", test_oversubscription},
     {"short_spins", test_short_spins},
 };
 

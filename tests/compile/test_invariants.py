@@ -51,12 +51,12 @@ def program(net, phase):
 def test_what_depends_on_parameters_alone_leaves_the_call(devices, exact):
     net, x = make(devices, exact=exact)
     np.testing.assert_allclose(net(x).asnumpy(), expected(net, x), rtol=1e-5)
-    assert "exp" in program(net, "prologue") and "sum" in program(net, "prologue")
+    assert "exp" in program(net, "invariants") and "sum" in program(net, "invariants")
     assert not {"exp", "sum", "_copyto"} & set(program(net, "forward"))
     (entry,) = net.compiled()
     kept = sum(device["planned"]["kept"] for device in entry["devices"].values())
     assert 12 * 4 <= kept <= 4 * 12 * 4
-    assert "kept" in repr(net.compiled()) and "prologue" in net.compiled().programs()
+    assert "kept" in repr(net.compiled()) and "invariants" in net.compiled().programs()
 
 
 def writes(tmp_path):
@@ -171,7 +171,7 @@ def test_recorded_calls_keep_nothing():
     with autograd.record():
         y = net(x)
     y.backward()
-    assert program(net, "prologue") == []
+    assert program(net, "invariants") == []
     np.testing.assert_allclose(net.w.grad().asnumpy(), np.exp(net.w.data().asnumpy()) * (x.asnumpy() + 12), rtol=1e-5)
 
 

@@ -176,7 +176,7 @@ def test_a_network_for_prediction():
     forward = ops(net)
     assert forward.count("_packed_convolution") == 6
     assert not {"BatchNorm", "Convolution", "_convolution_channels_last", "broadcast_add", "elemwise_add", "Activation", "relu", "_pack_convolution"} & set(forward)
-    assert ops(net, "prologue").count("_pack_convolution") == 6
+    assert ops(net, "invariants").count("_pack_convolution") == 6
     (entry,) = net.compiled()
     assert entry["devices"]["cpu(0)"]["planned"]["saved"] == 0
 
@@ -282,7 +282,7 @@ def test_dense_layers_for_prediction():
         result = net(x).asnumpy()
         forward = ops(net)
         assert forward.count("_packed_fully_connected") == 2 and forward.count("FullyConnected") == 1  # the last one is small
-        assert "_pack_fully_connected" not in forward and ops(net, "prologue").count("_pack_fully_connected") == 2
+        assert "_pack_fully_connected" not in forward and ops(net, "invariants").count("_pack_fully_connected") == 2
         net.hybridize(False)
         expected = net(x).asnumpy()
         assert np.linalg.norm(result - expected) <= 1e-6 * np.linalg.norm(expected)

@@ -193,7 +193,7 @@ def test_prediction_packs_once_and_again_after_an_update():
             param.set_data(param.data() * scale)
         result = net(x).asnumpy()
         assert ops(net, "forward").count("_winograd_convolution") == 2 and "_pack_winograd" not in ops(net, "forward")
-        assert ops(net, "prologue").count("_pack_winograd") == 2
+        assert ops(net, "invariants").count("_pack_winograd") == 2
         net.hybridize(False)
         expected = net(x).asnumpy()
         assert np.linalg.norm(result - expected) <= 1e-6 * np.linalg.norm(expected)

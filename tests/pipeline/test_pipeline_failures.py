@@ -248,7 +248,7 @@ def test_prediction_while_a_backward_is_out():
 
 def test_a_finished_run_takes_no_more():
     call = _core.StagedCall(lambda x: x * 2, [nd.ones((4, 2))], [False], [False], recording=False)
-    run = _core.PieceRun((call,), ((0, 0, 4, 4),), [1], [1], [0], [nd.ones((4, 2))])
+    run = _core.PipelineRun((call,), ((0, 0, 4, 4),), [1], [1], [0], [nd.ones((4, 2))])
     watch = run.watch()
     run.finish()
     import array

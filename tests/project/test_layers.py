@@ -132,7 +132,7 @@ WRITABLE = {
     "tensor": "free_storages|num_free|leaving|watched_writes|births|foreign_reads",
     "op": "kernel_tables|random_state|intern_table|names|signatures",
     "graph": "",
-    "autograd": "mode|active|tape|walks|kept_walks|changes|numbers",  # flags of the thread, arenas kept between calls, counts of changed arrays and of leaves
+    "autograd": "mode|active|tape|passes|kept_passes|changes|numbers",  # flags of the thread, arenas kept between calls, counts of changed arrays and of leaves
     "compile": "",
     "io": "counter",
     "comm": "",

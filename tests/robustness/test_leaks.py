@@ -661,7 +661,7 @@ def watched():
         net.compiled()
         repr(net)
         mx.context.memory_stats(A)
-        mx._core.engine_standing()
+        mx._core.engine_queue_status()
         for p in net.collect_params().values():
             p.data().grad, p.data().context, p.data().shape, p.list_data()
         list(x), len(x), [row.sum() for row in x]

@@ -50,4 +50,4 @@ def held(ctx):
 
 def at_work(ctx):
     """Whether the device has not done all that is queued."""
-    return any(device == str(ctx) and completed < submitted for device, completed, submitted, *_ in _core.engine_standing())
+    return any(device == str(ctx) and completed < submitted for device, completed, submitted, *_ in _core.engine_queue_status())

@@ -518,7 +518,7 @@ def test_parameters_are_prepared_for_prediction_once():
 
     np.testing.assert_allclose(predict(), expected(), rtol=1e-5)
     (executor,) = module._execs
-    assert instructions(executor, "prologue") and "BatchNorm" not in "".join(instructions(executor, "forward"))
+    assert instructions(executor, "invariants") and "BatchNorm" not in "".join(instructions(executor, "forward"))
     prepared = executor._call.compiled()[0]["devices"][str(on(0))]["planned"]["kept"]
     assert prepared >= 8 * 3 * 3 * 3 * 4
     np.testing.assert_allclose(predict(x * 2), expected(x * 2), rtol=1e-5)

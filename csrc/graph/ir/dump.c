@@ -65,7 +65,7 @@ void mpg_graph_dump(const mpg_graph *graph, mpg_text *text) {
     else if (node->region)
       mpg_text_append(text, node->region == MPG_REGION_ALL ? " region=*" : " region=%u",
                       node->region);
-    if (node->phase == MPG_PHASE_PROLOGUE) mpg_text_append(text, " prologue");
+    if (node->phase == MPG_PHASE_INVARIANT) mpg_text_append(text, " invariants");
     if (node->random != MPG_NO_RANDOM) mpg_text_append(text, " random=%u", node->random);
     if (node->scope) mpg_text_append(text, " @%s", mpg_scope_text(node->scope));
     mpg_text_append(text, "\n");

@@ -19,7 +19,7 @@
 #include "base/text.h"
 #include "op/op.h"
 
-typedef enum mpg_phase { MPG_PHASE_FORWARD, MPG_PHASE_BACKWARD, MPG_PHASE_PROLOGUE } mpg_phase;
+typedef enum mpg_phase { MPG_PHASE_FORWARD, MPG_PHASE_BACKWARD, MPG_PHASE_INVARIANT } mpg_phase;
 
 #define MPG_NO_RANDOM UINT32_MAX
 
@@ -35,7 +35,7 @@ typedef struct mpg_node {
   uint32_t origin; /* host line */
   uint32_t region; /* what is computed again in the backward phase as a piece (recompute.h); 0:
                       nothing */
-  uint32_t twin;   /* the node that computes the same (simplify.c), plus 1; 0: none */
+  uint32_t duplicate_of; /* the node that computes the same (simplify.c), plus 1; 0: none */
   uint32_t random; /* which random call of the graph this is, in program order; MPG_NO_RANDOM */
   uint8_t phase;   /* mpg_phase */
   bool train;
@@ -180,11 +180,11 @@ mpg_status mpg_graph_gradient(mpg_graph *graph, const mpg_differentiation *reque
 mpg_status mpg_graph_simplify(mpg_graph *graph);
 
 /* invariant_hoisting.c: nodes that depend on `fixed` inputs (parameters) and constants alone go
- * into the prologue phase, which runs when one of these has been written, not with every call.
+ * into the invariants phase, which runs when one of these has been written, not with every call.
  * kept: the values of it that other nodes read, at most num_values. Only for graphs that are not
  * differentiated. */
-mpg_status mpg_graph_hoist(mpg_graph *graph, const mpg_value *fixed, size_t num_fixed,
-                           mpg_value *kept, size_t *num_kept);
+mpg_status mpg_graph_hoist_invariants(mpg_graph *graph, const mpg_value *fixed, size_t num_fixed,
+                                      mpg_value *kept, size_t *num_kept);
 
 /* order.c: the live nodes in the order in which they run: those of `phase` that `roots` (and
  * effects, in the forward phase) need. Copies to other devices go right behind what they copy. */
@@ -206,8 +206,8 @@ mpg_status mpg_graph_order(const mpg_graph *graph, mpg_phase phase, const mpg_va
 /* The same nodes, with those first that another device waits for: what no copy depends on runs
  * after the copies, while the other device works. Bits stay. It may keep arrays alive for longer,
  * so the caller compares plans. `hurried` is filled only where *changed. */
-mpg_status mpg_order_hurry(const mpg_graph *graph, const mpg_order *order, mpg_order *hurried,
-                           bool *changed);
+mpg_status mpg_order_critical_path_first(const mpg_graph *graph, const mpg_order *order,
+                                         mpg_order *hurried, bool *changed);
 /* Nodes numbered from `first` on go right behind the last of what they need: sums of gradients, so
  * that what is added is still in a cache and its memory serves the next one. */
 mpg_status mpg_order_follow(const mpg_graph *graph, uint32_t first, mpg_order *order);

@@ -28,9 +28,9 @@ mpg_status mpg_graph_verify(const mpg_graph *graph) {
       const mpg_node *source = &graph->nodes[value.node];
       if (source->phase == MPG_PHASE_BACKWARD && node->phase != MPG_PHASE_BACKWARD)
         return broken(n, "a forward node reads a backward value");
-      if (node->phase == MPG_PHASE_PROLOGUE && source->phase != node->phase &&
+      if (node->phase == MPG_PHASE_INVARIANT && source->phase != node->phase &&
           !mpg_node_is_input(source) && !mpg_node_flag(node, MPG_OP_SHAPE_ONLY))
-        return broken(n, "a node of the prologue reads what is computed later");
+        return broken(n, "a node of the invariants reads what is computed later");
       if (node->op && !(node->op->flags & (MPG_OP_COPY | MPG_OP_SPANS)) &&
           !mpg_device_id_equal(mpg_graph_at(graph, value)->device, node->device))
         return broken(n, "it reads a value of another device and is no copy");

@@ -19,8 +19,8 @@ typedef struct kept_capture {
   } scratch[MPG_SCRATCH_SLOTS];
 } kept_capture;
 
-struct mpg_replay_piece {
-  mpg_replay_piece *next;
+struct mpg_captured_segment {
+  mpg_captured_segment *next;
   uint32_t begin, end;
   uint32_t last_signal; /* UINT32_MAX: none */
   uint32_t num_draws;   /* <= MPG_CAPTURE_KEYS */
@@ -32,11 +32,12 @@ struct mpg_replay_piece {
   kept_capture kept[KEPT];
 };
 
-struct mpg_replays {
+struct mpg_captures {
   mpg_arena arena;
-  bool *alone;              /* per instruction: never in a piece */
-  mpg_replay_piece **at;    /* per instruction: the piece that begins there */
-  mpg_replay_piece *pieces; /* also those that were cut anew: captures are freed with the program */
+  bool *alone;               /* per instruction: never in a piece */
+  mpg_captured_segment **at; /* per instruction: the piece that begins there */
+  mpg_captured_segment
+      *pieces; /* also those that were cut anew: captures are freed with the program */
 };
 
 /* Whether an instruction is issued the same way whenever its addresses are. */
@@ -75,8 +76,8 @@ static void mark_alone(const mpg_program_set *set, const mpg_program *program, b
   }
 }
 
-static mpg_status add_piece(const mpg_program *program, struct mpg_replays *replays, uint32_t begin,
-                            uint32_t end) {
+static mpg_status add_piece(const mpg_program *program, struct mpg_captures *replays,
+                            uint32_t begin, uint32_t end) {
   uint32_t kernels = 0, num_draws = 0, num_operands = 0, num_bases = 0, last_signal = UINT32_MAX;
   for (uint32_t i = begin; i < end; i++) {
     const mpg_instruction *instruction = &program->instructions[i];
@@ -87,7 +88,7 @@ static mpg_status add_piece(const mpg_program *program, struct mpg_replays *repl
         instruction->kind == MPG_SIGNAL ? 0 : instruction->num_inputs + instruction->num_outputs;
   }
   if (kernels < SHORTEST) return MPG_OK;
-  mpg_replay_piece *piece = mpg_arena_alloc(&replays->arena, sizeof *piece);
+  mpg_captured_segment *piece = mpg_arena_alloc(&replays->arena, sizeof *piece);
   uint32_t *bases = piece ? mpg_arena_alloc(&replays->arena, num_operands * sizeof *bases) : NULL;
   if (!bases) return mpg_out_of_host_memory(sizeof *piece);
   memset(piece, 0, sizeof *piece);
@@ -117,7 +118,7 @@ static mpg_status add_piece(const mpg_program *program, struct mpg_replays *repl
 }
 
 /* The pieces of begin..end, part of one segment. */
-static mpg_status cut(const mpg_program *program, struct mpg_replays *replays, uint32_t begin,
+static mpg_status cut(const mpg_program *program, struct mpg_captures *replays, uint32_t begin,
                       uint32_t end) {
   uint32_t from = begin, num_draws = 0;
   for (uint32_t i = begin; i <= end; i++) {
@@ -133,7 +134,7 @@ static mpg_status cut(const mpg_program *program, struct mpg_replays *replays, u
 }
 
 static mpg_status make(const mpg_program_set *set, mpg_program *program) {
-  struct mpg_replays *replays = mpg_calloc(1, sizeof *replays);
+  struct mpg_captures *replays = mpg_calloc(1, sizeof *replays);
   if (!replays) return mpg_out_of_host_memory(sizeof *replays);
   program->replays = replays;
   replays->alone = mpg_arena_alloc(&replays->arena, program->count * sizeof *replays->alone);
@@ -150,14 +151,14 @@ static mpg_status make(const mpg_program_set *set, mpg_program *program) {
   return MPG_OK;
 }
 
-mpg_replay_piece *mpg_replay_at(const mpg_call_frame *frame, mpg_program *program,
-                                uint32_t instruction) {
+mpg_captured_segment *mpg_capture_at(const mpg_call_frame *frame, mpg_program *program,
+                                     uint32_t instruction) {
   if (!program->replays && make(frame->set, program) != MPG_OK && !program->replays) return NULL;
   return program->replays->at ? program->replays->at[instruction]
                               : NULL; /* without memory for it things go as ever */
 }
 
-static bool fits(const kept_capture *kept, const mpg_replay_piece *piece,
+static bool fits(const kept_capture *kept, const mpg_captured_segment *piece,
                  const mpg_call_frame *frame, const mpg_device *device) {
   for (int i = 0; i < MPG_SCRATCH_SLOTS; i++)
     if (kept->scratch[i].memory != device->scratch[i].memory ||
@@ -169,7 +170,7 @@ static bool fits(const kept_capture *kept, const mpg_replay_piece *piece,
 }
 
 /* The one that fits, or else the one to make anew. */
-static kept_capture *choose(mpg_replay_piece *piece, const mpg_call_frame *frame,
+static kept_capture *choose(mpg_captured_segment *piece, const mpg_call_frame *frame,
                             const mpg_device *device, bool *found) {
   kept_capture *oldest = &piece->kept[0];
   for (int i = 0; i < KEPT; i++) {
@@ -184,7 +185,7 @@ static kept_capture *choose(mpg_replay_piece *piece, const mpg_call_frame *frame
 
 /* MPG_OK with a capture, or not: then `failed` says where. */
 static mpg_status capture(mpg_run *run, const mpg_call_frame *frame, const mpg_program *program,
-                          mpg_replay_piece *piece, kept_capture *kept) {
+                          mpg_captured_segment *piece, kept_capture *kept) {
   mpg_device *device = run->device;
   mpg_run into = *run;
   if (piece->num_draws && !device->keys) MPG_TRY(device->backend->capture_keys(device, NULL, 0));
@@ -216,8 +217,8 @@ static mpg_status capture(mpg_run *run, const mpg_call_frame *frame, const mpg_p
 }
 
 /* What cannot be captured twice in a row never will be: the piece is cut there. */
-static void learn(const mpg_program *program, mpg_replay_piece *piece, uint32_t failed_before) {
-  struct mpg_replays *replays = program->replays;
+static void learn(const mpg_program *program, mpg_captured_segment *piece, uint32_t failed_before) {
+  struct mpg_captures *replays = program->replays;
   bool again = piece->failed != UINT32_MAX && piece->failed == failed_before;
   if (!again) {
     piece->misses++;
@@ -231,7 +232,7 @@ static void learn(const mpg_program *program, mpg_replay_piece *piece, uint32_t 
 
 /* The keys of this call, for the captured work that is issued next. */
 static mpg_status write_keys(mpg_device *device, const mpg_call_frame *frame,
-                             const mpg_program *program, const mpg_replay_piece *piece) {
+                             const mpg_program *program, const mpg_captured_segment *piece) {
   mpg_random_key keys[MPG_CAPTURE_KEYS];
   int count = 0;
   for (uint32_t i = piece->begin; i < piece->end; i++)
@@ -240,8 +241,8 @@ static mpg_status write_keys(mpg_device *device, const mpg_call_frame *frame,
   return device->backend->capture_keys(device, keys, count);
 }
 
-mpg_status mpg_replay_run(mpg_run *run, const mpg_call_frame *frame, mpg_program *program,
-                          mpg_replay_piece *piece, uint32_t *next) {
+mpg_status mpg_capture_run(mpg_run *run, const mpg_call_frame *frame, mpg_program *program,
+                           mpg_captured_segment *piece, uint32_t *next) {
   if (!piece->calls++) return MPG_OK;
   if (piece->rest) {
     piece->rest--;
@@ -273,9 +274,9 @@ mpg_status mpg_replay_run(mpg_run *run, const mpg_call_frame *frame, mpg_program
   return MPG_OK;
 }
 
-void mpg_replays_free(mpg_program *program) {
+void mpg_captures_free(mpg_program *program) {
   if (!program->replays) return;
-  for (mpg_replay_piece *piece = program->replays->pieces; piece; piece = piece->next)
+  for (mpg_captured_segment *piece = program->replays->pieces; piece; piece = piece->next)
     for (int i = 0; i < KEPT; i++)
       if (piece->kept[i].capture)
         program->device->backend->capture_free(program->device, piece->kept[i].capture);

@@ -21,16 +21,16 @@
 
 #include "graph/program/program.h"
 
-typedef struct mpg_replay_piece mpg_replay_piece;
+typedef struct mpg_captured_segment mpg_captured_segment;
 
 /* The piece that begins with the instruction, or NULL. */
-mpg_replay_piece *mpg_replay_at(const mpg_call_frame *frame, mpg_program *program,
-                                uint32_t instruction);
+mpg_captured_segment *mpg_capture_at(const mpg_call_frame *frame, mpg_program *program,
+                                     uint32_t instruction);
 /* Issues it as one, with its signals; *next: behind it. Unchanged: its instructions are to be
  * issued one by one. */
-mpg_status mpg_replay_run(mpg_run *run, const mpg_call_frame *frame, mpg_program *program,
-                          mpg_replay_piece *piece, uint32_t *next);
-void mpg_replays_free(mpg_program *program);
+mpg_status mpg_capture_run(mpg_run *run, const mpg_call_frame *frame, mpg_program *program,
+                           mpg_captured_segment *piece, uint32_t *next);
+void mpg_captures_free(mpg_program *program);
 
 /* program.c: issues one RUN or COPY. random_at: where on the device a random one finds its key;
  * NULL: it gets it with the call. */

@@ -229,7 +229,7 @@ static void note_launch(void *state, const mpg_tick *ticks) {
 
 mpg_status mpg_launch(mpg_program_set *set, const mpg_launching *call) {
   mpg_device *devices[MPG_MAX_GRAPH_DEVICES];
-  int count = (int)set->num_segments; /* one per device: sets of stages fly (mpg_flight) */
+  int count = (int)set->num_segments; /* one per device: sets of stages run by mpg_staged_call */
   launch l;                           /* payloads are filled in for the devices there are */
   l.set = set;
   l.call = call;
@@ -246,15 +246,16 @@ mpg_status mpg_launch(mpg_program_set *set, const mpg_launching *call) {
                                          .state = &l});
 }
 
-/* --- Flights ---------------------------------------------------------------------------------- */
+/* --- Staged calls
+ * ---------------------------------------------------------------------------------- */
 
-mpg_status mpg_flight_begin(mpg_program_set *set, const mpg_launching *call, mpg_rows rows,
-                            bool timed, mpg_flight *flight) {
+mpg_status mpg_staged_call_begin(mpg_program_set *set, const mpg_launching *call, mpg_rows rows,
+                                 bool timed, mpg_staged_call *staged_call) {
   mpg_call_frame *frame;
   MPG_ASSERT(!call->binding && set->parts.count == 1);
-  *flight = (mpg_flight){.call = *call};
+  *staged_call = (mpg_staged_call){.call = *call};
   MPG_TRY(new_frame(set, call, 1, &frame));
-  flight->frame = frame;
+  staged_call->frame = frame;
   frame->rows = rows;
   for (uint32_t i = 0; i < set->num_segments; i++) frame->first_ticks[i] = 0; /* not queued */
   if (!timed) return MPG_OK;
@@ -262,37 +263,38 @@ mpg_status mpg_flight_begin(mpg_program_set *set, const mpg_launching *call, mpg
   return frame->times ? MPG_OK : mpg_out_of_host_memory(set->num_segments * sizeof *frame->times);
 }
 
-void mpg_flight_end(mpg_flight *flight) {
-  if (flight->frame) mpg_program_discard(&(mpg_program_payload){.frame = flight->frame});
-  flight->frame = NULL;
+void mpg_staged_call_end(mpg_staged_call *staged_call) {
+  if (staged_call->frame) mpg_program_discard(&(mpg_program_payload){.frame = staged_call->frame});
+  staged_call->frame = NULL;
 }
 
 /* The bases that the segment touches get their addresses. Queued segments never look at one that is
  * still missing. */
-static mpg_status resolve_bases(mpg_flight *flight, const mpg_program_segment *segment) {
-  mpg_program_set *set = flight->frame->set;
+static mpg_status resolve_bases(mpg_staged_call *staged_call, const mpg_program_segment *segment) {
+  mpg_program_set *set = staged_call->frame->set;
   for (uint32_t i = 0; i < segment->num_accesses; i++) {
     uint32_t base = segment->accesses[i].base;
-    if (flight->frame->bases[base]) continue;
+    if (staged_call->frame->bases[base]) continue;
     if (base < set->num_externals) {
-      flight->frame->bases[base] = mpg_tensor_data(&flight->call.parts[0][base]);
+      staged_call->frame->bases[base] = mpg_tensor_data(&staged_call->call.parts[0][base]);
       continue;
     }
     uint32_t block = base - set->num_externals;
-    if (!flight->call.blocks[block])
+    if (!staged_call->call.blocks[block])
       MPG_TRY(mpg_storage_create(set->programs[set->block_devices[block]].device,
-                                 set->block_sizes[block], false, &flight->call.blocks[block]));
-    flight->frame->bases[base] = flight->call.blocks[block]->block.memory;
+                                 set->block_sizes[block], false, &staged_call->call.blocks[block]));
+    staged_call->frame->bases[base] = staged_call->call.blocks[block]->block.memory;
   }
   return MPG_OK;
 }
 
 /* What the segment waits for must be queued already. */
-static mpg_status check_waits(const mpg_flight *flight, const mpg_program_segment *segment) {
-  const mpg_program_set *set = flight->frame->set;
+static mpg_status check_waits(const mpg_staged_call *staged_call,
+                              const mpg_program_segment *segment) {
+  const mpg_program_set *set = staged_call->frame->set;
   for (uint32_t i = segment->begin; i < segment->end; i++) {
     const mpg_instruction *instruction = &set->programs[segment->slot].instructions[i];
-    if (instruction->kind == MPG_WAIT && !flight->frame->first_ticks[instruction->segment])
+    if (instruction->kind == MPG_WAIT && !staged_call->frame->first_ticks[instruction->segment])
       return mpg_fail(MPG_VALUE_ERROR,
                       "segment %u was queued before segment %u, which it waits for",
                       (uint32_t)(segment - set->segments), instruction->segment);
@@ -300,23 +302,23 @@ static mpg_status check_waits(const mpg_flight *flight, const mpg_program_segmen
   return MPG_OK;
 }
 
-typedef struct flight_segment {
-  mpg_flight *flight;
+typedef struct staged_segment {
+  mpg_staged_call *staged_call;
   uint32_t number, stage, micro_batch;
   mpg_program_payload payload;
-} flight_segment;
+} staged_segment;
 
 static mpg_status prepare_segment(void *state, mpg_submission *submissions, bool *done) {
-  flight_segment *s = state;
-  mpg_program_set *set = s->flight->frame->set;
-  const mpg_launching *call = &s->flight->call;
+  staged_segment *s = state;
+  mpg_program_set *set = s->staged_call->frame->set;
+  const mpg_launching *call = &s->staged_call->call;
   const mpg_program_segment *segment = &set->segments[s->number];
   (void)done;
-  MPG_TRY(check_waits(s->flight, segment));
+  MPG_TRY(check_waits(s->staged_call, segment));
   /* the set's work space is ours until the work is queued: nobody else runs */
   point_list list = {set, 0, 0};
   MPG_TRY(collect_points(segment, call, false, &list));
-  s->payload = (mpg_program_payload){s->flight->frame, s->number, segment->begin};
+  s->payload = (mpg_program_payload){s->staged_call->frame, s->number, segment->begin};
   submissions[0] = (mpg_submission){.name = set->name,
                                     .work = mpg_program_work,
                                     .payload = &s->payload,
@@ -330,33 +332,33 @@ static mpg_status prepare_segment(void *state, mpg_submission *submissions, bool
                                     .stage = s->stage,
                                     .micro_batch = s->micro_batch,
                                     .discard = mpg_program_discard};
-  s->flight->frame->first_ticks[s->number] =
+  s->staged_call->frame->first_ticks[s->number] =
       mpg_device_next_tick(set->programs[segment->slot].device);
-  atomic_fetch_add_explicit(&s->flight->frame->references, 1, memory_order_relaxed);
+  atomic_fetch_add_explicit(&s->staged_call->frame->references, 1, memory_order_relaxed);
   return MPG_OK;
 }
 
-static void note_flight_segment(void *state, const mpg_tick *ticks) {
-  const flight_segment *s = state;
-  const mpg_program_set *set = s->flight->frame->set;
-  note_segment(set, &set->segments[s->number], &s->flight->call, ticks[0]);
+static void note_staged_segment(void *state, const mpg_tick *ticks) {
+  const staged_segment *s = state;
+  const mpg_program_set *set = s->staged_call->frame->set;
+  note_segment(set, &set->segments[s->number], &s->staged_call->call, ticks[0]);
 }
 
-mpg_status mpg_flight_submit(mpg_flight *flight, uint32_t number, uint32_t stage,
-                             uint32_t micro_batch) {
-  mpg_program_set *set = flight->frame->set;
+mpg_status mpg_staged_call_submit(mpg_staged_call *staged_call, uint32_t number, uint32_t stage,
+                                  uint32_t micro_batch) {
+  mpg_program_set *set = staged_call->frame->set;
   const mpg_program_segment *segment = &set->segments[number];
   mpg_device *device = set->programs[segment->slot].device;
-  flight_segment state = {
-      .flight = flight, .number = number, .stage = stage, .micro_batch = micro_batch};
-  MPG_TRY(resolve_bases(flight, segment));
+  staged_segment state = {
+      .staged_call = staged_call, .number = number, .stage = stage, .micro_batch = micro_batch};
+  MPG_TRY(resolve_bases(staged_call, segment));
   mpg_status status = mpg_device_queue(&(mpg_queuing){.devices = &device,
                                                       .count = 1,
                                                       .prepare = prepare_segment,
-                                                      .note = note_flight_segment,
+                                                      .note = note_staged_segment,
                                                       .state = &state});
   /* Not queued: nobody may wait for it. */
-  if (status != MPG_OK && flight->frame->first_ticks[number] > device->submitted)
-    flight->frame->first_ticks[number] = 0;
+  if (status != MPG_OK && staged_call->frame->first_ticks[number] > device->submitted)
+    staged_call->frame->first_ticks[number] = 0;
   return status;
 }

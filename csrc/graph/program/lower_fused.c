@@ -26,11 +26,11 @@ typedef struct maker {
   mpg_fused_head head;
 } maker;
 
-void mpg_fused_strides(int ndim, const int64_t *dims, uint32_t moving, int64_t *strides) {
+void mpg_fused_strides(int ndim, const int64_t *dims, uint32_t varying, int64_t *strides) {
   int64_t step = 1;
   for (int d = ndim - 1; d >= 0; d--) {
-    strides[d] = moving >> d & 1 ? step : 0;
-    if (moving >> d & 1) step *= dims[d];
+    strides[d] = varying >> d & 1 ? step : 0;
+    if (varying >> d & 1) step *= dims[d];
   }
 }
 
@@ -44,9 +44,10 @@ static uint32_t value_at(maker *m, uint32_t use, mpg_value value) {
   if (m->value_of[use] != UINT32_MAX) return m->value_of[use];
   uint32_t number = m->num_values++, index = m->uses[use].value;
   m->values[number] = (mpg_fused_value){.dtype = m->graph->values[index].desc.dtype,
-                                        .moving = m->uses[use].moving,
+                                        .varying = m->uses[use].varying,
                                         .operand = MPG_FUSED_LOCAL};
-  mpg_fused_strides(m->group->ndim, m->group->dims, m->uses[use].moving, m->values[number].strides);
+  mpg_fused_strides(m->group->ndim, m->group->dims, m->uses[use].varying,
+                    m->values[number].strides);
   m->outside[number] = m->order->fusion->internal[index] ? MPG_NO_VALUE : value;
   return m->value_of[use] = number;
 }
@@ -113,7 +114,7 @@ static mpg_status add_member(maker *m, uint32_t n) {
   if (mpg_fuse_kind_of(m->graph, node) == MPG_FUSE_REDUCE) {
     const mpg_fused_value *in = &m->values[m->operands[member->operands]],
                           *out = &m->values[m->operands[member->operands + 1]];
-    MPG_TRY(reduce_params(m, node, in->moving, out->moving, &member->params));
+    MPG_TRY(reduce_params(m, node, in->varying, out->varying, &member->params));
     member->folds = m->uses[find_use(m, node->values)].folded;
     m->num_folds += member->folds;
     m->reduces |= !member->folds;
@@ -173,7 +174,7 @@ static void give_slots(maker *m) {
         if (inputs[i] == MPG_FUSED_LOCAL) continue;
         const mpg_fused_value *input = &m->values[inputs[i]];
         if (input->operand != MPG_FUSED_LOCAL || m->last_read[inputs[i]] != k || freed[inputs[i]] ||
-            input->moving != value->moving || mpg_dtype_size(input->dtype) != bytes)
+            input->varying != value->varying || mpg_dtype_size(input->dtype) != bytes)
           continue;
         value->slot = input->slot;
         freed[inputs[i]] = true;
@@ -217,13 +218,13 @@ static mpg_status give_operands(maker *m, mpg_fused_call *call) {
   return MPG_OK;
 }
 
-static mpg_desc domain_desc(const maker *m, uint32_t moving, mpg_dtype dtype) {
+static mpg_desc domain_desc(const maker *m, uint32_t varying, mpg_dtype dtype) {
   mpg_desc desc;
   memset(&desc, 0, sizeof desc);
   desc.dtype = dtype;
   desc.shape.ndim = m->group->ndim;
   for (int d = 0; d < m->group->ndim; d++)
-    desc.shape.dims[d] = moving >> d & 1 ? m->group->dims[d] : 1;
+    desc.shape.dims[d] = varying >> d & 1 ? m->group->dims[d] : 1;
   return desc;
 }
 
@@ -237,7 +238,7 @@ static mpg_status give_views(maker *m, mpg_fused *fused) {
       if (v == MPG_FUSED_LOCAL)
         v = m->operands[member->operands +
                         member->num_inputs]; /* without contents: as the result */
-      fused->views[at] = (mpg_view){NULL, domain_desc(m, m->values[v].moving, m->values[v].dtype)};
+      fused->views[at] = (mpg_view){NULL, domain_desc(m, m->values[v].varying, m->values[v].dtype)};
     }
   }
   return MPG_OK;

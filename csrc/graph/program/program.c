@@ -22,7 +22,7 @@ void mpg_program_set_release(mpg_program_set *set) {
     mpg_free(set->programs[i].instructions);
     mpg_free(set->programs[i].operands);
     mpg_free(set->programs[i].views);
-    mpg_replays_free(&set->programs[i]);
+    mpg_captures_free(&set->programs[i]);
   }
   for (uint32_t i = 0; i < set->num_segments; i++) mpg_free(set->segments[i].accesses);
   mpg_free(set->segments);
@@ -220,13 +220,13 @@ mpg_status mpg_program_work(mpg_run *run, void *payload) {
   bool profiling = mpg_profiler_on(), replaying = run->device->captures && !profiling;
   for (; state->next < segment->end; state->next++) {
     const mpg_instruction *instruction = &program->instructions[state->next];
-    mpg_replay_piece *piece = replaying ? mpg_replay_at(frame, program, state->next) : NULL;
+    mpg_captured_segment *piece = replaying ? mpg_capture_at(frame, program, state->next) : NULL;
     if (piece) {
       uint32_t next = state->next;
       mpg_run_at(run, mpg_instruction_name(instruction), instruction->scope);
       if (frame->times && !frame->times[state->segment].begin)
         frame->times[state->segment].begin = mpg_clock_ns();
-      MPG_TRY(mpg_replay_run(run, frame, program, piece, &next));
+      MPG_TRY(mpg_capture_run(run, frame, program, piece, &next));
       if (next != state->next) {
         state->next = next - 1;
         continue;

@@ -94,7 +94,7 @@ typedef struct mpg_program {
   mpg_view *views; /* descs are constant, addresses are filled in when it runs */
   uint32_t num_operands;
   size_t operands_capacity, views_capacity;
-  struct mpg_replays *replays; /* see capture.h; NULL: not made yet. By whoever runs it */
+  struct mpg_captures *replays; /* see capture.h; NULL: not made yet. By whoever runs it */
 } mpg_program;
 
 typedef struct mpg_call_frame mpg_call_frame;
@@ -132,7 +132,7 @@ mpg_status mpg_lower(const mpg_graph *graph, const mpg_order *order, const mpg_p
 /* Says in which parts the external arrays come; else they are one, not fixed. Before the first
  * launch. */
 void mpg_program_set_arrange(mpg_program_set *set, const mpg_parts *parts);
-/* Says where the rows of pieces lie in what is drawn; copied. Before the first flight. */
+/* Says where the rows of pieces lie in what is drawn; copied. Before the first staged call. */
 mpg_status mpg_program_set_draw(mpg_program_set *set, const mpg_drawn *drawn, uint32_t count);
 void mpg_program_set_retain(mpg_program_set *set);
 void mpg_program_set_release(mpg_program_set *set);
@@ -172,21 +172,21 @@ typedef struct mpg_segment_time { /* monotonic clock, ns; 0: not run yet */
  * that are missing are made when a segment that touches them is queued, and the caller may release
  * one behind the last such segment. External arrays must be there when a segment that touches them
  * is queued. Nothing is fixed. Host lock. */
-typedef struct mpg_flight {
+typedef struct mpg_staged_call {
   mpg_launching call;    /* what it points to is borrowed */
   mpg_call_frame *frame; /* owned reference */
-} mpg_flight;
-mpg_status mpg_flight_begin(mpg_program_set *set, const mpg_launching *call, mpg_rows rows,
-                            bool timed, mpg_flight *flight);
+} mpg_staged_call;
+mpg_status mpg_staged_call_begin(mpg_program_set *set, const mpg_launching *call, mpg_rows rows,
+                                 bool timed, mpg_staged_call *staged_call);
 /* stage, micro_batch: for errors and the profiler, see mpg_submission. */
-mpg_status mpg_flight_submit(mpg_flight *flight, uint32_t segment, uint32_t stage,
-                             uint32_t micro_batch);
-void mpg_flight_end(
-    mpg_flight *flight); /* also of one that did not begin, zeroed; the queued work goes on */
+mpg_status mpg_staged_call_submit(mpg_staged_call *staged_call, uint32_t segment, uint32_t stage,
+                                  uint32_t micro_batch);
+void mpg_staged_call_end(mpg_staged_call *staged_call); /* also of one that did not begin, zeroed;
+                                                           the queued work goes on */
 
 /* program.c: the work of one device; for launch.c. */
 struct mpg_call_frame {
-  _Atomic int32_t references; /* one per queued segment, one of a flight */
+  _Atomic int32_t references; /* one per queued segment, one of a staged call */
   mpg_program_set *set;       /* owned reference while queued */
   mpg_call_frame *next;       /* in the set's lists */
   uint64_t binding;           /* whose addresses are among the bases */

@@ -125,8 +125,8 @@ typedef struct relu_behind {
   uint32_t residual; /* which input of the addition it is */
 } relu_behind;
 
-/* Nothing but this node may write or read the moving statistics, for the node may run later than it
- * did. */
+/* Nothing but this node may write or read the moving statistics, for the node may run later than
+ * it did. */
 static bool keeps_to_itself(const mpg_rewrite *r, uint32_t n) {
   const mpg_node *node = &r->graph->nodes[n];
   const mpg_value *inputs = mpg_node_inputs(r->graph, node);

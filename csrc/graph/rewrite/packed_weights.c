@@ -6,7 +6,7 @@
 #include "op/layers/convolution.h"
 #include "op/math/product.h"
 
-/* Whether a value is made of parameters alone, by few ops: then the prologue packs it. */
+/* Whether a value is made of parameters alone, by few ops: then the invariants packs it. */
 static bool known_before(const mpg_rewrite *r, mpg_operand value, int *budget) {
   if (!mpg_has_value(value.value) || --*budget < 0) return false;
   const mpg_node *node = mpg_rewrite_node(r, value);

@@ -70,7 +70,7 @@ typedef struct mpg_rewrite_request {
   size_t num_inputs, num_parameters;
   const bool *wanted; /* per input: its gradient is */
   bool recording;
-  bool keeps; /* there is a prologue */
+  bool keeps; /* there is a invariants */
 } mpg_rewrite_request;
 
 /* Applies all rules. *changed: whether any did; else the graph is untouched. Inputs and effects are

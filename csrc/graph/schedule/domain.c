@@ -2,17 +2,17 @@
 
 #include <string.h>
 
-int64_t mpg_domain_size(const mpg_domain *domain, uint32_t moving) {
+int64_t mpg_domain_size(const mpg_domain *domain, uint32_t varying) {
   int64_t size = 1;
   for (int i = 0; i < domain->ndim; i++)
-    if (moving >> i & 1) size *= domain->dims[i];
+    if (varying >> i & 1) size *= domain->dims[i];
   return size;
 }
 
-uint32_t mpg_domain_apply(const mpg_domain_map *map, uint32_t moving) {
+uint32_t mpg_domain_apply(const mpg_domain_map *map, uint32_t varying) {
   uint32_t result = 0;
   for (int i = 0; i < MPG_MAX_NDIM; i++)
-    if (moving >> i & 1) result |= map->of[i];
+    if (varying >> i & 1) result |= map->of[i];
   return result;
 }
 
@@ -22,9 +22,9 @@ void mpg_domain_of(const mpg_shape *shape, mpg_domain *domain) {
     if (shape->dims[i] != 1) domain->dims[domain->ndim++] = shape->dims[i];
 }
 
-bool mpg_domain_bits(const mpg_shape *shape, const mpg_shape *whole, uint32_t *moving) {
+bool mpg_domain_bits(const mpg_shape *shape, const mpg_shape *whole, uint32_t *varying) {
   int bit = 0;
-  *moving = 0;
+  *varying = 0;
   for (int i = 0; i < shape->ndim - whole->ndim; i++)
     if (shape->dims[i] != 1) return false;
   for (int i = 0; i < whole->ndim; i++) {
@@ -32,7 +32,7 @@ bool mpg_domain_bits(const mpg_shape *shape, const mpg_shape *whole, uint32_t *m
     int64_t dim = at >= 0 ? shape->dims[at] : 1;
     if (dim != 1 && dim != whole->dims[i]) return false;
     if (whole->dims[i] == 1) continue;
-    if (dim != 1) *moving |= 1u << bit;
+    if (dim != 1) *varying |= 1u << bit;
     bit++;
   }
   return true;
@@ -71,26 +71,26 @@ static bool cut(const int64_t *a, int na, const int64_t *b, int nb, pieces *p) {
   return true;
 }
 
-static int select_dims(const mpg_domain *domain, uint32_t moving, int64_t *dims, int *from) {
+static int select_dims(const mpg_domain *domain, uint32_t varying, int64_t *dims, int *from) {
   int count = 0;
   for (int i = 0; i < domain->ndim; i++) {
-    if (!(moving >> i & 1)) continue;
+    if (!(varying >> i & 1)) continue;
     from[count] = i;
     dims[count++] = domain->dims[i];
   }
   return count;
 }
 
-/* `whole` with its dims `moving` cut into pieces; `mine` and `others` say of which dims these are.
+/* `whole` with its dims `varying` cut into pieces; `mine` and `others` say of which dims these are.
  */
 static bool refine(const mpg_domain *whole, const int *mine, const int *others,
-                   const int *from_mine, const int *from_others, const pieces *p, uint32_t moving,
+                   const int *from_mine, const int *from_others, const pieces *p, uint32_t varying,
                    mpg_domain *result, mpg_domain_map *map_mine, mpg_domain_map *map_others) {
   memset(map_mine, 0, sizeof *map_mine);
   memset(map_others, 0, sizeof *map_others);
   int count = 0, k = 0;
   for (int i = 0; i < whole->ndim; i++) {
-    if (!(moving >> i & 1)) {
+    if (!(varying >> i & 1)) {
       if (count == MPG_MAX_NDIM) return false;
       map_mine->of[i] = 1u << count;
       result->dims[count++] = whole->dims[i];
@@ -107,30 +107,30 @@ static bool refine(const mpg_domain *whole, const int *mine, const int *others,
   return true;
 }
 
-bool mpg_domain_join(mpg_domain *domain, uint32_t moving, const mpg_domain *other,
+bool mpg_domain_join(mpg_domain *domain, uint32_t varying, const mpg_domain *other,
                      mpg_domain_map *old, mpg_domain_map *joined) {
   int64_t dims[MPG_MAX_NDIM];
   int from[MPG_MAX_NDIM], same[MPG_MAX_NDIM];
   pieces p;
   mpg_domain result;
   for (int i = 0; i < MPG_MAX_NDIM; i++) same[i] = i;
-  int count = select_dims(domain, moving, dims, from);
+  int count = select_dims(domain, varying, dims, from);
   if (!cut(dims, count, other->dims, other->ndim, &p)) return false;
-  if (!refine(domain, p.of_a, p.of_b, from, same, &p, moving, &result, old, joined)) return false;
+  if (!refine(domain, p.of_a, p.of_b, from, same, &p, varying, &result, old, joined)) return false;
   *domain = result;
   return true;
 }
 
-bool mpg_domain_widen(mpg_domain *domain, const mpg_domain *other, uint32_t moving,
+bool mpg_domain_widen(mpg_domain *domain, const mpg_domain *other, uint32_t varying,
                       mpg_domain_map *old, mpg_domain_map *joined) {
   int64_t dims[MPG_MAX_NDIM];
   int from[MPG_MAX_NDIM], same[MPG_MAX_NDIM];
   pieces p;
   mpg_domain result;
   for (int i = 0; i < MPG_MAX_NDIM; i++) same[i] = i;
-  int count = select_dims(other, moving, dims, from);
+  int count = select_dims(other, varying, dims, from);
   if (!cut(domain->dims, domain->ndim, dims, count, &p)) return false;
-  if (!refine(other, p.of_b, p.of_a, from, same, &p, moving, &result, joined, old)) return false;
+  if (!refine(other, p.of_b, p.of_a, from, same, &p, varying, &result, joined, old)) return false;
   *domain = result;
   return true;
 }

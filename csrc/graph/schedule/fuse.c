@@ -43,20 +43,20 @@ static mpg_fused_use *find_use(open_group *g, uint32_t value) {
 }
 
 /* Notes how a value is seen: all members must see it in one way. */
-static bool add_use(open_group *g, uint32_t value, uint32_t moving, bool made) {
+static bool add_use(open_group *g, uint32_t value, uint32_t varying, bool made) {
   mpg_fused_use *use = find_use(g, value);
   if (use) {
     use->made |= made;
-    return use->moving == moving && !use->folded;
+    return use->varying == varying && !use->folded;
   }
   if (g->num_uses == MPG_FUSED_MAX_VALUES) return false;
-  g->uses[g->num_uses++] = (mpg_fused_use){value, moving, made, false};
+  g->uses[g->num_uses++] = (mpg_fused_use){value, varying, made, false};
   return true;
 }
 
 static void map_uses(open_group *g, const mpg_domain_map *map) {
   for (uint32_t i = 0; i < g->num_uses; i++)
-    g->uses[i].moving = mpg_domain_apply(map, g->uses[i].moving);
+    g->uses[i].varying = mpg_domain_apply(map, g->uses[i].varying);
 }
 
 static int find_split(const mpg_domain *domain, const mpg_fused_use *uses, size_t count) {
@@ -65,12 +65,12 @@ static int find_split(const mpg_domain *domain, const mpg_fused_use *uses, size_
     if (!uses[i].made) continue;
     if (uses[i].folded) {
       int last = domain->ndim - 1; /* that is reduced */
-      while (uses[i].moving >> last & 1) last--;
+      while (uses[i].varying >> last & 1) last--;
       if (split > last) split = last;
       continue;
     }
     for (int d = 0; d <= split; d++)
-      if (!(uses[i].moving >> d & 1)) split = d - 1;
+      if (!(uses[i].varying >> d & 1)) split = d - 1;
   }
   return split;
 }
@@ -94,7 +94,7 @@ static bool can_be_cut(const open_group *g) {
   if (all <= MPG_FUSED_MAX_FEW) return true;
   for (uint32_t i = 0; i < g->num_uses; i++) { /* threads share whole chunks */
     if (!g->uses[i].folded) continue;
-    int64_t inner = mpg_domain_size(&g->domain, g->uses[i].moving),
+    int64_t inner = mpg_domain_size(&g->domain, g->uses[i].varying),
             chunk = mpg_fold_chunk(all / inner, inner);
     if ((all / inner + chunk - 1) / chunk < 8 || chunk * inner % tile) return false;
     if (g->head != UINT32_MAX &&
@@ -107,8 +107,8 @@ static bool can_be_cut(const open_group *g) {
 /* The last member reduces the whole domain along its outer dims. */
 static bool fold(open_group *g, uint32_t in, uint32_t out) {
   enum { MAX_INNER = 4096 };
-  uint32_t all = mpg_domain_all(&g->domain), reduced = all & ~find_use(g, out)->moving;
-  if (find_use(g, in)->moving != all || (reduced & (reduced + 1)) ||
+  uint32_t all = mpg_domain_all(&g->domain), reduced = all & ~find_use(g, out)->varying;
+  if (find_use(g, in)->varying != all || (reduced & (reduced + 1)) ||
       g->num_folds == MPG_FUSED_MAX_FOLDS)
     return false;
   if (mpg_domain_size(&g->domain, all & ~reduced) > MAX_INNER) return false;
@@ -139,12 +139,12 @@ static bool join(fuser *f, open_group *g, uint32_t position, const mpg_node *nod
     if (use && a->bits[i] == all) anchor = use;
   }
   if (anchor) {
-    if (!mpg_domain_join(&g->domain, anchor->moving, &a->domain, &old, &joined)) return false;
+    if (!mpg_domain_join(&g->domain, anchor->varying, &a->domain, &old, &joined)) return false;
   } else { /* the group's whole domain is a part of the node's */
     bool found = false;
     for (uint32_t i = 0; i < a->num_inputs && !found; i++) {
       const mpg_fused_use *use = find_use(g, mpg_value_index(f->graph, inputs[i]));
-      found = use && use->moving == mpg_domain_all(&g->domain);
+      found = use && use->varying == mpg_domain_all(&g->domain);
       if (found) known = a->bits[i];
     }
     if (!found || g->num_folds || g->head != UINT32_MAX ||
@@ -169,17 +169,18 @@ static bool join(fuser *f, open_group *g, uint32_t position, const mpg_node *nod
 static bool merge(open_group *g, const open_group *other, uint32_t value) {
   const mpg_fused_use *here = find_use(g, value), *there = find_use((open_group *)other, value);
   mpg_domain_map old, joined;
-  if (!here || !there || there->moving != mpg_domain_all(&other->domain)) return false;
-  if ((other->num_folds || other->head != UINT32_MAX) && here->moving != mpg_domain_all(&g->domain))
+  if (!here || !there || there->varying != mpg_domain_all(&other->domain)) return false;
+  if ((other->num_folds || other->head != UINT32_MAX) &&
+      here->varying != mpg_domain_all(&g->domain))
     return false;
   if (g->head != UINT32_MAX && other->head != UINT32_MAX) return false;
   if (other->head != UINT32_MAX)
     g->head = other->head, g->panel = other->panel, g->least = other->least;
   if (g->num_folds + other->num_folds > MPG_FUSED_MAX_FOLDS) return false;
-  if (!mpg_domain_join(&g->domain, here->moving, &other->domain, &old, &joined)) return false;
+  if (!mpg_domain_join(&g->domain, here->varying, &other->domain, &old, &joined)) return false;
   map_uses(g, &old);
   for (uint32_t i = 0; i < other->num_uses; i++) {
-    if (!add_use(g, other->uses[i].value, mpg_domain_apply(&joined, other->uses[i].moving),
+    if (!add_use(g, other->uses[i].value, mpg_domain_apply(&joined, other->uses[i].varying),
                  other->uses[i].made))
       return false;
     find_use(g, other->uses[i].value)->folded = other->uses[i].folded;
@@ -360,7 +361,7 @@ static mpg_status visit(fuser *f, uint32_t position) {
     open_group *g = f->groups[found[0]];
     mpg_fused_use *use = find_use(g, mpg_value_index(f->graph, mpg_node_inputs(f->graph, node)[0]));
     bool folded = use && use->folded;
-    if (use && add_use(g, node->values, use->moving, true) && add_member(g, position, false)) {
+    if (use && add_use(g, node->values, use->varying, true) && add_member(g, position, false)) {
       f->group_of[n] = found[0];
       find_use(g, node->values)->folded = folded;
     } else {
@@ -567,15 +568,15 @@ static void collapse(open_group *g) {
   for (int d = g->domain.ndim - 1; d > 0; d--) {
     bool alike = true;
     for (uint32_t i = 0; i < g->num_uses && alike; i++)
-      alike = (g->uses[i].moving >> d & 1) == (g->uses[i].moving >> (d - 1) & 1);
+      alike = (g->uses[i].varying >> d & 1) == (g->uses[i].varying >> (d - 1) & 1);
     if (!alike) continue;
     g->domain.dims[d - 1] *= g->domain.dims[d];
     memmove(g->domain.dims + d, g->domain.dims + d + 1,
             (size_t)(g->domain.ndim - d - 1) * sizeof *g->domain.dims);
     g->domain.ndim--;
     for (uint32_t i = 0; i < g->num_uses; i++) {
-      uint32_t low = g->uses[i].moving & ((1u << d) - 1);
-      g->uses[i].moving = low | (g->uses[i].moving >> (d + 1)) << d;
+      uint32_t low = g->uses[i].varying & ((1u << d) - 1);
+      g->uses[i].varying = low | (g->uses[i].varying >> (d + 1)) << d;
     }
   }
 }

@@ -26,7 +26,7 @@ enum {
 
 typedef struct mpg_fused_use { /* a value as the members see it */
   uint32_t value;              /* index in graph->values */
-  uint32_t moving;             /* bit i: along dim i of the domain */
+  uint32_t varying;            /* bit i: along dim i of the domain */
   bool made;                   /* by a member */
   bool folded;                 /* by a fold, or a view of what it made */
 } mpg_fused_use;
@@ -91,6 +91,6 @@ typedef struct mpg_fuse_action {
 /* False where a MAP or REDUCE does not act on one domain. */
 bool mpg_fuse_describe(const mpg_graph *graph, const mpg_node *node, mpg_fuse_kind kind,
                        mpg_fuse_action *action);
-void mpg_fused_strides(int ndim, const int64_t *dims, uint32_t moving, int64_t *strides);
+void mpg_fused_strides(int ndim, const int64_t *dims, uint32_t varying, int64_t *strides);
 
 #endif

@@ -591,7 +591,7 @@ mpg_status mpg_order_for_time(const mpg_plan_request *request, mpg_order faster[
   MPG_GOTO(new_order(&s, &faster[0]));
   MPG_GOTO(longest_way(&s, ways, NULL, &faster[0]));
   MPG_GOTO(run_in_order(&s, &faster[0], &seconds[1]));
-  MPG_GOTO(mpg_order_hurry(request->graph, request->order, &faster[1], &hurried));
+  MPG_GOTO(mpg_order_critical_path_first(request->graph, request->order, &faster[1], &hurried));
   if (hurried) MPG_GOTO(run_in_order(&s, &faster[1], &seconds[2]));
   peaks_of(&s, request->order, most);
   MPG_GOTO(new_order(&s, &faster[2]));

@@ -2,7 +2,7 @@
 
 #include "graph/schedule/fuse.h"
 
-enum { MPG_MAX_DEVICES_HURRIED = 64 };
+enum { MPG_MAX_CRITICAL_DEVICES = 64 };
 
 static bool moves_up(const mpg_graph *graph, const mpg_node *node) {
   return mpg_node_crosses(graph, node) &&
@@ -104,7 +104,7 @@ typedef struct lagging {
 static lagging *lagging_of(lagging *devices, uint32_t *count, mpg_device_id device) {
   for (uint32_t i = 0; i < *count; i++)
     if (mpg_device_id_equal(devices[i].device, device)) return &devices[i];
-  if (*count == MPG_MAX_DEVICES_HURRIED) return NULL;
+  if (*count == MPG_MAX_CRITICAL_DEVICES) return NULL;
   devices[*count] = (lagging){device, UINT32_MAX, UINT32_MAX, 0};
   return &devices[(*count)++];
 }
@@ -114,8 +114,8 @@ static void release(lagging *device, const uint32_t *next, mpg_order *order) {
   device->first = device->last = UINT32_MAX;
 }
 
-mpg_status mpg_order_hurry(const mpg_graph *graph, const mpg_order *order, mpg_order *hurried,
-                           bool *changed) {
+mpg_status mpg_order_critical_path_first(const mpg_graph *graph, const mpg_order *order,
+                                         mpg_order *hurried, bool *changed) {
   *changed = false;
   bool crosses = false;
   for (size_t k = 0; k < order->count; k++) {
@@ -125,7 +125,7 @@ mpg_status mpg_order_hurry(const mpg_graph *graph, const mpg_order *order, mpg_o
   if (!crosses) return MPG_OK;
   bool *urgent = mpg_calloc(graph->num_nodes + 1, sizeof *urgent);
   uint32_t *next = mpg_malloc((graph->num_nodes + 1) * sizeof *next), num_devices = 0;
-  lagging devices[MPG_MAX_DEVICES_HURRIED];
+  lagging devices[MPG_MAX_CRITICAL_DEVICES];
   hurried->nodes = mpg_malloc((order->count + 1) * sizeof *hurried->nodes);
   hurried->count = 0;
   mpg_status status = MPG_OK;

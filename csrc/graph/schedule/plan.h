@@ -85,10 +85,10 @@ bool mpg_plan_aliased(const mpg_plan *plan, const mpg_graph *graph, const mpg_no
  * is a twentieth less than in the given order: *changed, and `better` is filled. */
 mpg_status mpg_order_for_memory(const mpg_plan_request *request, mpg_order *better, bool *changed);
 /* Time: orders in which devices wait less for each other. faster[0]: every device takes, of what is
- * ready, the node with the longest way to the end; faster[1]: mpg_order_hurry's; faster[2]: as
- * faster[0], but nodes with which more bytes would be alive than ever are in the given order are
- * put off. seconds: of the given order, then of these (0: there is none), estimated from bytes and
- * multiplications. The caller frees all. */
+ * ready, the node with the longest way to the end; faster[1]: mpg_order_critical_path_first's;
+ * faster[2]: as faster[0], but nodes with which more bytes would be alive than ever are in the
+ * given order are put off. seconds: of the given order, then of these (0: there is none), estimated
+ * from bytes and multiplications. The caller frees all. */
 enum { MPG_FASTER_ORDERS = 3 };
 mpg_status mpg_order_for_time(const mpg_plan_request *request, mpg_order faster[MPG_FASTER_ORDERS],
                               double seconds[1 + MPG_FASTER_ORDERS]);

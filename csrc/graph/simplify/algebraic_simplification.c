@@ -162,7 +162,7 @@ static mpg_value behind_views(const mpg_graph *graph, const mpg_node *node) {
   return MPG_NO_VALUE;
 }
 
-mpg_value mpg_graph_same_as(const mpg_graph *graph, const mpg_node *node) {
+mpg_value mpg_graph_find_identity(const mpg_graph *graph, const mpg_node *node) {
   if (!node->op || node->num_outputs != 1 || node->num_inputs == 0 ||
       mpg_node_flag(node, MPG_OP_SHAPE_ONLY | MPG_OP_RANDOM))
     return MPG_NO_VALUE;

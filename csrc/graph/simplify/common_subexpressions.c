@@ -5,18 +5,18 @@
 /* What is larger than this, and than what it is made of, is better made anew than kept. */
 enum { CHEAP_BYTES = 1 << 16 };
 
-mpg_status mpg_twins_init(mpg_twins *twins, size_t num_nodes) {
+mpg_status mpg_cse_table_init(mpg_cse_table *seen, size_t num_nodes) {
   size_t size = 16;
   while (size < 2 * num_nodes) size *= 2;
-  twins->slots = mpg_calloc(size, sizeof *twins->slots);
-  if (!twins->slots) return mpg_out_of_host_memory(size * sizeof *twins->slots);
-  twins->mask = size - 1;
+  seen->slots = mpg_calloc(size, sizeof *seen->slots);
+  if (!seen->slots) return mpg_out_of_host_memory(size * sizeof *seen->slots);
+  seen->mask = size - 1;
   return MPG_OK;
 }
 
-void mpg_twins_free(mpg_twins *twins) { mpg_free(twins->slots); }
+void mpg_cse_table_free(mpg_cse_table *seen) { mpg_free(seen->slots); }
 
-static bool may_have_twin(const mpg_graph *graph, const mpg_node *node) {
+static bool may_be_eliminated(const mpg_graph *graph, const mpg_node *node) {
   if (!node->op || (node->op->flags & (MPG_OP_RANDOM | MPG_OP_DYNAMIC)) || node->repeats ||
       mpg_node_mutates(node))
     return false;
@@ -53,15 +53,15 @@ static bool same_desc(const mpg_desc *a, const mpg_desc *b) {
 }
 
 /* One phase and one region: a value of another would have to be kept until this one reads it, as
- * what the prologue makes is. What was one node when regions were given out (recompute_budget.c)
+ * what the invariants makes is. What was one node when regions were given out (recompute_budget.c)
  * stays one. */
 static bool same_node(const mpg_graph *graph, uint32_t number_a, uint32_t number_b) {
   const mpg_node *a = &graph->nodes[number_a], *b = &graph->nodes[number_b];
   if (a->op != b->op || a->num_inputs != b->num_inputs || a->num_outputs != b->num_outputs ||
-      a->train != b->train || (a->phase != b->phase && a->phase != MPG_PHASE_PROLOGUE) ||
+      a->train != b->train || (a->phase != b->phase && a->phase != MPG_PHASE_INVARIANT) ||
       !mpg_device_id_equal(a->device, b->device))
     return false;
-  if (a->region != b->region && b->twin != number_a + 1) return false;
+  if (a->region != b->region && b->duplicate_of != number_a + 1) return false;
   if (a->op->params->size && memcmp(a->params, b->params, a->op->params->size)) return false;
   const mpg_value *x = mpg_node_inputs(graph, a), *y = mpg_node_inputs(graph, b);
   for (uint32_t i = 0; i < a->num_inputs; i++) {
@@ -76,12 +76,12 @@ static bool same_node(const mpg_graph *graph, uint32_t number_a, uint32_t number
   return true;
 }
 
-uint32_t mpg_twins_find(mpg_twins *twins, const mpg_graph *graph, uint32_t n) {
+uint32_t mpg_cse_table_find(mpg_cse_table *seen, const mpg_graph *graph, uint32_t n) {
   const mpg_node *node = &graph->nodes[n];
-  if (!may_have_twin(graph, node)) return n;
-  size_t at = hash_of(graph, node) & twins->mask;
-  for (; twins->slots[at]; at = (at + 1) & twins->mask)
-    if (same_node(graph, twins->slots[at] - 1, n)) return twins->slots[at] - 1;
-  twins->slots[at] = n + 1;
+  if (!may_be_eliminated(graph, node)) return n;
+  size_t at = hash_of(graph, node) & seen->mask;
+  for (; seen->slots[at]; at = (at + 1) & seen->mask)
+    if (same_node(graph, seen->slots[at] - 1, n)) return seen->slots[at] - 1;
+  seen->slots[at] = n + 1;
   return n;
 }

@@ -47,8 +47,8 @@ static void find_varying(const mpg_graph *graph, bool *varies) {
   }
 }
 
-mpg_status mpg_graph_hoist(mpg_graph *graph, const mpg_value *fixed, size_t num_fixed,
-                           mpg_value *kept, size_t *num_kept) {
+mpg_status mpg_graph_hoist_invariants(mpg_graph *graph, const mpg_value *fixed, size_t num_fixed,
+                                      mpg_value *kept, size_t *num_kept) {
   uint8_t *states = mpg_calloc(graph->num_nodes + 1, 1);
   bool *varies = mpg_calloc(graph->num_nodes + 1, 1),
        *listed = mpg_calloc(graph->num_values + 1, 1);
@@ -71,7 +71,7 @@ mpg_status mpg_graph_hoist(mpg_graph *graph, const mpg_value *fixed, size_t num_
   }
   for (size_t n = 0; n < graph->num_nodes; n++) {
     mpg_node *node = &graph->nodes[n];
-    if (states[n] == HOISTED) node->phase = MPG_PHASE_PROLOGUE;
+    if (states[n] == HOISTED) node->phase = MPG_PHASE_INVARIANT;
     if (states[n] == HOISTED || mpg_node_flag(node, MPG_OP_SHAPE_ONLY)) continue;
     for (uint32_t i = 0; i < node->num_inputs; i++) {
       mpg_value input = mpg_node_inputs(graph, node)[i];

@@ -2,8 +2,8 @@
 
 typedef struct state {
   mpg_graph *graph;
-  mpg_twins twins;
-  mpg_value *stands_for; /* per node: what its users read instead; of a twin, output 0 */
+  mpg_cse_table seen;
+  mpg_value *stands_for; /* per node: what its users read instead; of a earlier, output 0 */
   uint32_t *root;        /* per node: the one whose memory it is a view of */
   bool *written;         /* per root: some node writes it */
   bool *result;          /* per root: it is the memory of an output of the graph */
@@ -60,7 +60,7 @@ static void simplify_node(state *s, uint32_t n) {
     if (replaced(s, graph->inputs[node->inputs + i]))
       graph->inputs[node->inputs + i] = now(s, graph->inputs[node->inputs + i]);
   s->root[n] = mpg_node_is_view(node) ? s->root[mpg_node_inputs(graph, node)[0].node] : n;
-  mpg_value same = mpg_graph_same_as(graph, node);
+  mpg_value same = mpg_graph_find_identity(graph, node);
   if (mpg_has_value(same)) {
     if (may_replace(s, n, same)) s->stands_for[n] = same;
     return;
@@ -69,10 +69,10 @@ static void simplify_node(state *s, uint32_t n) {
   if (mpg_has_value(origin) && !s->written[s->root[origin.node]])
     graph->inputs[node->inputs] = origin;
   if (reads_written(s, node)) return;
-  uint32_t twin = mpg_twins_find(&s->twins, graph, n);
-  if (twin == n || !may_replace(s, n, (mpg_value){twin, 0})) return;
-  s->stands_for[n] = (mpg_value){twin, 0};
-  node->twin = twin + 1;
+  uint32_t earlier = mpg_cse_table_find(&s->seen, graph, n);
+  if (earlier == n || !may_replace(s, n, (mpg_value){earlier, 0})) return;
+  s->stands_for[n] = (mpg_value){earlier, 0};
+  node->duplicate_of = earlier + 1;
 }
 
 mpg_status mpg_graph_simplify(mpg_graph *graph) {
@@ -85,14 +85,14 @@ mpg_status mpg_graph_simplify(mpg_graph *graph) {
   mpg_status status = MPG_OK;
   if (!s.stands_for || !s.root || !s.written || !s.result)
     MPG_GOTO(mpg_out_of_host_memory(count * sizeof *s.stands_for));
-  MPG_GOTO(mpg_twins_init(&s.twins, graph->num_nodes));
+  MPG_GOTO(mpg_cse_table_init(&s.seen, graph->num_nodes));
   find_memory(&s);
   for (uint32_t n = 0; n < graph->num_nodes; n++) simplify_node(&s, n);
   for (size_t i = 0; i < graph->num_outputs; i++)
     if (replaced(&s, graph->outputs[i])) graph->outputs[i] = now(&s, graph->outputs[i]);
   MPG_VERIFY(graph);
 fail:
-  mpg_twins_free(&s.twins);
+  mpg_cse_table_free(&s.seen);
   mpg_free(s.stands_for);
   mpg_free(s.root);
   mpg_free(s.written);

@@ -1,5 +1,5 @@
-/* Parts of the pass simplify.c. Nothing here changes the graph but mpg_twins_find's bookkeeping.
- * Threads: host lock. */
+/* Parts of the pass simplify.c. Nothing here changes the graph but mpg_cse_table_find's
+ * bookkeeping. Threads: host lock. */
 #ifndef MPG_GRAPH_SIMPLIFY_SIMPLIFY_H
 #define MPG_GRAPH_SIMPLIFY_SIMPLIFY_H
 
@@ -7,20 +7,20 @@
 
 /* algebraic_simplification.c: the value that a node's only output equals bit for bit; MPG_NO_VALUE.
  */
-mpg_value mpg_graph_same_as(const mpg_graph *graph, const mpg_node *node);
+mpg_value mpg_graph_find_identity(const mpg_graph *graph, const mpg_node *node);
 /* Of a cast of a cast: what may be cast at once, with the same bits; MPG_NO_VALUE. */
 mpg_value mpg_graph_behind_cast(const mpg_graph *graph, const mpg_node *node);
 
 /* common_subexpressions.c: a table of nodes, to find those that compute the same. Owned by the
- * caller; zeroed, then mpg_twins_init. */
-typedef struct mpg_twins {
+ * caller; zeroed, then mpg_cse_table_init. */
+typedef struct mpg_cse_table {
   uint32_t *slots; /* node number + 1; 0: free */
   size_t mask;
-} mpg_twins;
-mpg_status mpg_twins_init(mpg_twins *twins, size_t num_nodes);
-void mpg_twins_free(mpg_twins *twins);
+} mpg_cse_table;
+mpg_status mpg_cse_table_init(mpg_cse_table *seen, size_t num_nodes);
+void mpg_cse_table_free(mpg_cse_table *seen);
 /* The earlier node that computes the same as node n, or n, which is then in the table. Says nothing
  * of inputs that are written. */
-uint32_t mpg_twins_find(mpg_twins *twins, const mpg_graph *graph, uint32_t n);
+uint32_t mpg_cse_table_find(mpg_cse_table *seen, const mpg_graph *graph, uint32_t n);
 
 #endif

@@ -16,7 +16,7 @@ typedef struct cached_op {
   bool unbound;       /* calls that count on a binding return None until there is another */
   uint64_t changes;   /* mpg_array_changes when that was last looked at */
   bool bound_wanted;
-  mpg_leaves *leaves; /* what is bound, once a call was recorded; owned */
+  mpg_parameter_set *leaves; /* what is bound, once a call was recorded; owned */
 } cached_op;
 
 /* --- Tracing ---------------------------------------------------------------------------------- */
@@ -195,7 +195,7 @@ static void note_binding(cached_op *self) {
   self->changes = mpg_array_changes();
   self->binding = ++self->bindings;
   self->bound_wanted = false;
-  mpg_leaves_release(self->leaves);
+  mpg_parameter_set_release(self->leaves);
   self->leaves = NULL;
   for (Py_ssize_t i = 0; i < count; i++) {
     mpg_array *array = mpg_py_array_of(PyTuple_GET_ITEM(self->bound, i));
@@ -264,17 +264,18 @@ static PyObject *cached_op_call(PyObject *object, PyObject *args, PyObject *kwar
     result = call_traced(self, args);
   } else {
     if (!self->binding || self->changes != mpg_array_changes()) note_binding(self);
-    mpg_leaves *leaves = NULL;
+    mpg_parameter_set *leaves = NULL;
     if (self->binding && self->bound_wanted && mpg_autograd_recording()) {
-      mpg_status status = self->leaves != NULL
-                              ? MPG_OK
-                              : mpg_leaves_make((mpg_array **)PyBytes_AS_STRING(pointers),
-                                                (uint32_t)PyTuple_GET_SIZE(bound), &self->leaves);
+      mpg_status status =
+          self->leaves != NULL
+              ? MPG_OK
+              : mpg_parameter_set_make((mpg_array **)PyBytes_AS_STRING(pointers),
+                                       (uint32_t)PyTuple_GET_SIZE(bound), &self->leaves);
       if (status != MPG_OK) {
         mpg_py_raise(status);
         goto done;
       }
-      leaves = mpg_leaves_retain(self->leaves);
+      leaves = mpg_parameter_set_retain(self->leaves);
     }
     mpg_inputs inputs = {.given = given,
                          .num_given = (uint32_t)count,
@@ -283,7 +284,7 @@ static PyObject *cached_op_call(PyObject *object, PyObject *args, PyObject *kwar
                          .binding = self->binding,
                          .leaves = leaves};
     result = call_with(self, &inputs);
-    mpg_leaves_release(leaves);
+    mpg_parameter_set_release(leaves);
   }
 done:
   if (given != few) PyMem_Free(given);
@@ -519,12 +520,12 @@ static int cached_op_traverse(PyObject *object, visitproc visit, void *arg) {
 static int cached_op_break(PyObject *object) {
   cached_op *self = (cached_op *)object;
   PyObject *trace = self->trace, *bound = self->bound, *pointers = self->pointers;
-  mpg_leaves *leaves = self->leaves;
+  mpg_parameter_set *leaves = self->leaves;
   self->trace = self->bound = self->pointers = NULL;
   self->leaves = NULL;
   self->binding = 0;
   if (self->cache != NULL) mpg_cache_clear(self->cache);
-  mpg_leaves_release(leaves);
+  mpg_parameter_set_release(leaves);
   Py_XDECREF(trace);
   Py_XDECREF(bound);
   Py_XDECREF(pointers);
@@ -561,7 +562,7 @@ static PyMethodDef cached_op_methods[] = {
      "ops of a group), and again where it recomputes; 'copy' with to and bytes; 'signal'; 'wait'\n"
      "with from) and to 'planned', the bytes planned there: forward, saved (of these), backward "
      "(beyond forward's), lanes (arrays\n"
-     "that other devices push), kept (values made from parameters alone, by the 'prologue' "
+     "that other devices push), kept (values made from parameters alone, by the 'invariants' "
      "programs, which run after these were\n"
      "written), total, and alive (what no plan of forward and backward in this order can do "
      "without). 'copies' lists what moves\n"

@@ -132,7 +132,7 @@ static const mpg_program_set *backward_set(const mpg_compiled *c) {
   return c->backwards ? c->backwards->programs : NULL;
 }
 
-/* Bytes of what the prologue keeps on a device. */
+/* Bytes of what the invariants keeps on a device. */
 static size_t kept_bytes(const mpg_compiled *c, mpg_device_id id) {
   size_t bytes = 0;
   for (uint32_t i = 0; i < c->num_kept; i++) {
@@ -148,9 +148,9 @@ static PyObject *describe_device(const mpg_compiled *c, mpg_device_id id) {
   uint32_t slot = mpg_plan_slot(&c->plan, id);
   const mpg_program_set *backward = backward_set(c);
   uint32_t back_slot = backward ? mpg_plan_slot(&c->backwards->plan, id) : UINT32_MAX;
-  uint32_t prologue_slot = c->prologue ? mpg_plan_slot(&c->prologue_plan, id) : UINT32_MAX;
+  uint32_t invariant_slot = c->invariants ? mpg_plan_slot(&c->invariant_plan, id) : UINT32_MAX;
   bool here = slot != UINT32_MAX, there = back_slot != UINT32_MAX,
-       before = prologue_slot != UINT32_MAX;
+       before = invariant_slot != UINT32_MAX;
   size_t kept = kept_bytes(c, id);
   size_t forward_bytes = here ? planned(c->programs, slot, false) : 0,
          forward_lanes = here ? planned(c->programs, slot, true) : 0;
@@ -178,8 +178,8 @@ static PyObject *describe_device(const mpg_compiled *c, mpg_device_id id) {
   if (put(dict, "planned", planned_dict) < 0 ||
       put(dict, "forward", here ? describe_program(c->programs, slot) : PyList_New(0)) < 0 ||
       put(dict, "backward", there ? describe_program(backward, back_slot) : PyList_New(0)) < 0 ||
-      put(dict, "prologue", before ? describe_program(c->prologue, prologue_slot) : PyList_New(0)) <
-          0)
+      put(dict, "invariants",
+          before ? describe_program(c->invariants, invariant_slot) : PyList_New(0)) < 0)
     Py_CLEAR(dict);
   return dict;
 }
@@ -210,11 +210,11 @@ PyObject *mpg_py_describe_call(const mpg_cache_entry *entry) {
       c->backwards ? &c->backwards->plan : &c->plan; /* the backward's knows all devices */
   PyObject *dict = PyDict_New(), *devices = PyDict_New(), *copies = PyList_New(0);
   if (dict == NULL || devices == NULL || copies == NULL) goto fail;
-  for (uint32_t s = 0; s < plan->num_devices + c->prologue_plan.num_devices; s++) {
-    bool of_prologue = s >= plan->num_devices;
+  for (uint32_t s = 0; s < plan->num_devices + c->invariant_plan.num_devices; s++) {
+    bool of_invariants = s >= plan->num_devices;
     mpg_device_id id =
-        of_prologue ? c->prologue_plan.devices[s - plan->num_devices] : plan->devices[s];
-    if (of_prologue && mpg_plan_slot(plan, id) != UINT32_MAX) continue;
+        of_invariants ? c->invariant_plan.devices[s - plan->num_devices] : plan->devices[s];
+    if (of_invariants && mpg_plan_slot(plan, id) != UINT32_MAX) continue;
     PyObject *name = device_text(id), *device = describe_device(c, id);
     int result = name != NULL && device != NULL ? PyDict_SetItem(devices, name, device) : -1;
     Py_XDECREF(name);

@@ -1,5 +1,5 @@
-/* _core.StagedCall and _core.PieceRun: functions compiled in stages, and their runs on the pieces
- * of a batch. See core.h. */
+/* _core.StagedCall and _core.PipelineRun: functions compiled in stages, and their runs on the
+ * pieces of a batch. See core.h. */
 #include "compile/pipeline_run.h"
 #include "python/core.h"
 
@@ -7,10 +7,10 @@ typedef struct staged_call {
   PyObject_HEAD mpg_compiled *compiled;
 } staged_call;
 
-typedef struct piece_run {
-  PyObject_HEAD mpg_pieces *run;
+typedef struct pipeline_run {
+  PyObject_HEAD mpg_pipeline_run *run;
   bool watches; /* `run` is kept for its times only */
-} piece_run;
+} pipeline_run;
 
 /* --- Descriptions ----------------------------------------------------------------------------- */
 
@@ -60,7 +60,7 @@ done:
   return result;
 }
 
-/* kept_by: whose prologue's results count; NULL: none. */
+/* kept_by: whose invariants's results count; NULL: none. */
 static PyObject *describe_set(const mpg_program_set *set, const mpg_compiled *kept_by) {
   PyObject *segments = PyList_New(0), *blocks = PyList_New(0), *kept = PyList_New(0);
   for (uint32_t i = 0; segments != NULL && i < set->num_segments; i++) {
@@ -232,15 +232,15 @@ static PyObject *staged_call_check(PyObject *object, PyObject *args, PyObject *k
              numbers_from(outputs, c->num_outputs, 3, numbers + c->num_given,
                           "StagedCall.check: output_kinds") == 0) {
     for (size_t i = 0; i < count; i++) kinds[i] = (uint8_t)numbers[i];
-    mpg_piece_check check = {.input_kinds = kinds,
-                             .output_kinds = kinds + c->num_given,
-                             .rows = rows,
-                             .axis = axis,
-                             .along_time = along_time,
-                             .other = other != NULL ? ((staged_call *)other)->compiled : NULL,
-                             .other_rows = other_rows,
-                             .whole_statistics = whole_statistics};
-    mpg_status status = mpg_pieces_check(c, &check);
+    mpg_micro_batch_check check = {.input_kinds = kinds,
+                                   .output_kinds = kinds + c->num_given,
+                                   .rows = rows,
+                                   .axis = axis,
+                                   .along_time = along_time,
+                                   .other = other != NULL ? ((staged_call *)other)->compiled : NULL,
+                                   .other_rows = other_rows,
+                                   .whole_statistics = whole_statistics};
+    mpg_status status = mpg_pipeline_run_check(c, &check);
     result = status == MPG_OK ? Py_NewRef(Py_None) : mpg_py_raise(status);
   }
   PyMem_Free(numbers);
@@ -259,7 +259,7 @@ static PyMethodDef staged_call_methods[] = {
      "check(input_kinds, output_kinds, rows, axis, along_time, other=None, other_rows=1, "
      "whole_statistics=False)\n--\n\nMXNetError, naming op and block, unless the function does on "
      "a piece of so many rows what\n"
-     "it does on the whole. Kinds: as in PieceRun; axis: of rows in arrays that the function "
+     "it does on the whole. Kinds: as in PipelineRun; axis: of rows in arrays that the function "
      "makes itself; other: the same function for other_rows rows;\n"
      "whole_statistics: no BatchNorm may update its moving averages."},
     {0}};
@@ -275,19 +275,20 @@ static PyType_Slot staged_call_slots[] = {
     {Py_tp_doc,
      "StagedCall(trace, inputs, wanted, carried, recording=True, exact=False, defer=False)\n--\n\n"
      "trace(*inputs), compiled into segments by stage: what one device does between two changes of "
-     "device. It runs in a PieceRun."},
+     "device. It runs in a PipelineRun."},
     {0, NULL}};
 static PyType_Spec staged_call_spec = {"mpgluon._core.StagedCall", sizeof(staged_call), 0,
                                        Py_TPFLAGS_DEFAULT, staged_call_slots};
 
-/* --- PieceRun --------------------------------------------------------------------------------- */
+/* --- PipelineRun ---------------------------------------------------------------------------------
+ */
 
 static int rows_from(PyObject *object, mpg_rows *rows) {
   long long begin, count, total;
   int axis;
-  if (!PyArg_ParseTuple(object, "iLLL:PieceRun", &axis, &begin, &count, &total)) return -1;
+  if (!PyArg_ParseTuple(object, "iLLL:PipelineRun", &axis, &begin, &count, &total)) return -1;
   if (axis < 0 || begin < 0 || count < 0 || total < count || begin > total - count) {
-    PyErr_SetString(PyExc_ValueError, "PieceRun: rows must be (axis, begin, count, total)");
+    PyErr_SetString(PyExc_ValueError, "PipelineRun: rows must be (axis, begin, count, total)");
     return -1;
   }
   *rows = (mpg_rows){axis, begin, count, total};
@@ -299,16 +300,17 @@ static PyObject *piece_run_new(PyTypeObject *type, PyObject *args, PyObject *kwa
                           "carried_from", "inputs", NULL};
   PyObject *calls_object, *rows_object, *input_kinds, *output_kinds, *carried_from, *inputs_object,
       *keep = NULL;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!OOOO:PieceRun", names, &PyTuple_Type,
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!OOOO:PipelineRun", names, &PyTuple_Type,
                                    &calls_object, &PyTuple_Type, &rows_object, &input_kinds,
                                    &output_kinds, &carried_from, &inputs_object))
     return NULL;
   Py_ssize_t count = PyTuple_GET_SIZE(calls_object);
   if (count != PyTuple_GET_SIZE(rows_object) || count == 0 || count > MOST) {
-    PyErr_Format(PyExc_ValueError, "PieceRun: there must be 1 to %d pieces, with rows each", MOST);
+    PyErr_Format(PyExc_ValueError, "PipelineRun: there must be 1 to %d pieces, with rows each",
+                 MOST);
     return NULL;
   }
-  piece_run *self = NULL;
+  pipeline_run *self = NULL;
   uint32_t *numbers = PyMem_Calloc(3 * (size_t)MOST, sizeof *numbers), *kinds_in = numbers,
            *kinds_out = NULL, *from = NULL;
   uint8_t *kinds = PyMem_Calloc(2 * (size_t)MOST, 1);
@@ -321,12 +323,12 @@ static PyObject *piece_run_new(PyTypeObject *type, PyObject *args, PyObject *kwa
   }
   kinds_out = numbers + MOST;
   from = kinds_out + MOST;
-  int num_inputs = mpg_py_array_list(inputs_object, inputs, MOST, &keep, "PieceRun");
+  int num_inputs = mpg_py_array_list(inputs_object, inputs, MOST, &keep, "PipelineRun");
   if (num_inputs < 0) goto done;
   for (Py_ssize_t k = 0; k < count; k++) {
     PyObject *call = PyTuple_GET_ITEM(calls_object, k);
     if (Py_TYPE(call)->tp_dealloc != staged_call_dealloc) { /* the type can't be subclassed */
-      PyErr_Format(PyExc_TypeError, "PieceRun: pieces must be StagedCalls, got %s",
+      PyErr_Format(PyExc_TypeError, "PipelineRun: pieces must be StagedCalls, got %s",
                    Py_TYPE(call)->tp_name);
       goto done;
     }
@@ -335,30 +337,30 @@ static PyObject *piece_run_new(PyTypeObject *type, PyObject *args, PyObject *kwa
   }
   uint32_t num_outputs = compiled[0]->num_outputs;
   if (num_outputs > MOST ||
-      numbers_from(input_kinds, num_inputs, 3, kinds_in, "PieceRun: input_kinds") < 0 ||
-      numbers_from(output_kinds, num_outputs, 3, kinds_out, "PieceRun: output_kinds") < 0 ||
-      numbers_from(carried_from, num_inputs, MOST, from, "PieceRun: carried_from") < 0)
+      numbers_from(input_kinds, num_inputs, 3, kinds_in, "PipelineRun: input_kinds") < 0 ||
+      numbers_from(output_kinds, num_outputs, 3, kinds_out, "PipelineRun: output_kinds") < 0 ||
+      numbers_from(carried_from, num_inputs, MOST, from, "PipelineRun: carried_from") < 0)
     goto done;
   for (int i = 0; i < num_inputs; i++) kinds[i] = (uint8_t)kinds_in[i];
   for (uint32_t i = 0; i < num_outputs; i++) kinds[MOST + i] = (uint8_t)kinds_out[i];
-  mpg_pieces_request request = {.num_pieces = (uint32_t)count,
-                                .num_inputs = (uint32_t)num_inputs,
-                                .num_outputs = num_outputs,
-                                .compiled = compiled,
-                                .rows = rows,
-                                .input_kinds = kinds,
-                                .output_kinds = kinds + MOST,
-                                .carried_from = from,
-                                .inputs = inputs};
-  mpg_pieces *run;
-  mpg_status status = mpg_pieces_new(&request, &run);
+  mpg_pipeline_run_request request = {.num_micro_batches = (uint32_t)count,
+                                      .num_inputs = (uint32_t)num_inputs,
+                                      .num_outputs = num_outputs,
+                                      .compiled = compiled,
+                                      .rows = rows,
+                                      .input_kinds = kinds,
+                                      .output_kinds = kinds + MOST,
+                                      .carried_from = from,
+                                      .inputs = inputs};
+  mpg_pipeline_run *run;
+  mpg_status status = mpg_pipeline_run_new(&request, &run);
   if (status != MPG_OK) {
     mpg_py_raise(status);
     goto done;
   }
-  self = (piece_run *)type->tp_alloc(type, 0);
+  self = (pipeline_run *)type->tp_alloc(type, 0);
   if (self == NULL)
-    mpg_pieces_release(run);
+    mpg_pipeline_run_release(run);
   else
     self->run = run;
 done:
@@ -373,23 +375,23 @@ done:
 
 static void piece_run_dealloc(PyObject *object) {
   PyTypeObject *type = Py_TYPE(object);
-  piece_run *self = (piece_run *)object;
+  pipeline_run *self = (pipeline_run *)object;
   if (self->watches)
-    mpg_pieces_unwatch(self->run);
+    mpg_pipeline_run_unwatch(self->run);
   else
-    mpg_pieces_release(self->run);
+    mpg_pipeline_run_release(self->run);
   type->tp_free(object);
   Py_DECREF(type);
 }
 
 static PyObject *piece_run_outputs(PyObject *object, PyObject *unused) {
   (void)unused;
-  const mpg_pieces *run = ((piece_run *)object)->run;
+  const mpg_pipeline_run *run = ((pipeline_run *)object)->run;
   PyObject *list = PyList_New(run->num_outputs);
   for (uint32_t i = 0; list != NULL && i < run->num_outputs; i++) {
     mpg_array array = {.tensor = run->outputs[i]};
     if (array.tensor.storage == NULL) {
-      PyErr_SetString(PyExc_ValueError, "PieceRun: it is finished");
+      PyErr_SetString(PyExc_ValueError, "PipelineRun: it is finished");
       Py_CLEAR(list);
       break;
     }
@@ -404,29 +406,29 @@ static PyObject *piece_run_outputs(PyObject *object, PyObject *unused) {
 }
 
 static PyObject *piece_run_submit(PyObject *object, PyObject *items) {
-  mpg_pieces *run = ((piece_run *)object)->run;
+  mpg_pipeline_run *run = ((pipeline_run *)object)->run;
   Py_buffer view;
   if (PyObject_GetBuffer(items, &view, PyBUF_CONTIG_RO) < 0) return NULL;
   PyObject *result = NULL;
   const uint32_t *numbers = view.buf;
   size_t count = (size_t)view.len / (4 * sizeof *numbers);
-  mpg_piece_item *list = PyMem_Malloc((count + 1) * sizeof *list);
+  mpg_micro_batch_item *list = PyMem_Malloc((count + 1) * sizeof *list);
   if (list == NULL) {
     PyErr_NoMemory();
   } else if ((size_t)view.len != count * 4 * sizeof *numbers) {
     PyErr_SetString(
         PyExc_ValueError,
-        "PieceRun.submit takes an array of (phase, piece, segment, stage) as 32-bit numbers");
+        "PipelineRun.submit takes an array of (phase, piece, segment, stage) as 32-bit numbers");
   } else {
     mpg_status status = MPG_OK;
     for (size_t i = 0; i < count; i++) {
       const uint32_t *item = numbers + 4 * i;
       if (item[0] > 1)
-        status = mpg_fail(MPG_VALUE_ERROR, "PieceRun.submit: there is no phase %u", item[0]);
-      list[i] = (mpg_piece_item){item[1], item[2], item[3],
-                                 item[0] ? MPG_PHASE_BACKWARD : MPG_PHASE_FORWARD};
+        status = mpg_fail(MPG_VALUE_ERROR, "PipelineRun.submit: there is no phase %u", item[0]);
+      list[i] = (mpg_micro_batch_item){item[1], item[2], item[3],
+                                       item[0] ? MPG_PHASE_BACKWARD : MPG_PHASE_FORWARD};
     }
-    if (status == MPG_OK) status = mpg_pieces_submit(run, list, count);
+    if (status == MPG_OK) status = mpg_pipeline_run_submit(run, list, count);
     result = status == MPG_OK ? Py_NewRef(Py_None) : mpg_py_raise(status);
   }
   PyMem_Free(list);
@@ -435,12 +437,12 @@ static PyObject *piece_run_submit(PyObject *object, PyObject *items) {
 }
 
 static PyObject *piece_run_train(PyObject *object, PyObject *args) {
-  mpg_pieces *run = ((piece_run *)object)->run;
+  mpg_pipeline_run *run = ((pipeline_run *)object)->run;
   PyObject *heads_object;
   int train = 1;
   if (!PyArg_ParseTuple(args, "O!|p:train", &PyList_Type, &heads_object, &train)) return NULL;
   if (PyList_GET_SIZE(heads_object) != run->num_outputs)
-    return PyErr_Format(PyExc_ValueError, "PieceRun.train: expected %u heads", run->num_outputs);
+    return PyErr_Format(PyExc_ValueError, "PipelineRun.train: expected %u heads", run->num_outputs);
   mpg_array **heads = PyMem_Calloc(run->num_outputs + 1, sizeof *heads);
   PyObject *kept = PyList_AsTuple(heads_object); /* the list may change while the call waits */
   if (heads == NULL || kept == NULL) {
@@ -450,10 +452,11 @@ static PyObject *piece_run_train(PyObject *object, PyObject *args) {
   }
   for (uint32_t i = 0; i < run->num_outputs; i++) {
     PyObject *head = PyTuple_GET_ITEM(kept, i);
-    if (head != Py_None && (heads[i] = mpg_py_expect_array(head, "PieceRun.train")) == NULL) break;
+    if (head != Py_None && (heads[i] = mpg_py_expect_array(head, "PipelineRun.train")) == NULL)
+      break;
   }
   if (!PyErr_Occurred()) {
-    mpg_status status = mpg_pieces_train(run, heads, train);
+    mpg_status status = mpg_pipeline_run_train(run, heads, train);
     if (status != MPG_OK) mpg_py_raise(status);
   }
   PyMem_Free(heads);
@@ -463,9 +466,9 @@ static PyObject *piece_run_train(PyObject *object, PyObject *args) {
 }
 
 /* The driver of a recorded run is a Python callable that takes the run. */
-static mpg_status drive_backward(mpg_pieces *pieces, void *driver) {
+static mpg_status drive_backward(mpg_pipeline_run *pieces, void *driver) {
   PyTypeObject *type = (PyTypeObject *)PyTuple_GET_ITEM((PyObject *)driver, 1);
-  piece_run *run = (piece_run *)type->tp_alloc(type, 0);
+  pipeline_run *run = (pipeline_run *)type->tp_alloc(type, 0);
   if (run == NULL) return mpg_py_host_exception();
   run->run = pieces;
   pieces->references++;
@@ -476,12 +479,12 @@ static mpg_status drive_backward(mpg_pieces *pieces, void *driver) {
   return MPG_OK;
 }
 static void release_driver(void *driver) { Py_DECREF((PyObject *)driver); }
-static const mpg_pieces_schedule python_schedule = {drive_backward, release_driver};
+static const mpg_pipeline_run_schedule python_schedule = {drive_backward, release_driver};
 
 static PyObject *piece_run_record(PyObject *object, PyObject *driver) {
-  mpg_pieces *run = ((piece_run *)object)->run;
+  mpg_pipeline_run *run = ((pipeline_run *)object)->run;
   if (run->finished || run->driver != NULL)
-    return PyErr_Format(PyExc_ValueError, "PieceRun.record: it is recorded already");
+    return PyErr_Format(PyExc_ValueError, "PipelineRun.record: it is recorded already");
   PyObject *arrays = piece_run_outputs(object, NULL),
            *pair = arrays != NULL ? PyTuple_Pack(2, driver, (PyObject *)Py_TYPE(object)) : NULL;
   mpg_array *outputs = PyMem_Calloc(run->num_outputs + 1, sizeof *outputs);
@@ -490,7 +493,7 @@ static PyObject *piece_run_record(PyObject *object, PyObject *driver) {
     Py_XDECREF(pair);
     Py_CLEAR(arrays);
   } else {
-    mpg_status status = mpg_pieces_record(run, &python_schedule, pair, outputs);
+    mpg_status status = mpg_pipeline_run_record(run, &python_schedule, pair, outputs);
     for (uint32_t i = 0; i < run->num_outputs; i++) {
       mpg_array *array = mpg_py_array_of(PyList_GET_ITEM(arrays, i));
       array->node = outputs[i].node; /* the reference moves */
@@ -506,13 +509,13 @@ static PyObject *piece_run_record(PyObject *object, PyObject *driver) {
 }
 
 /* (piece, phase) -> the piece; NULL with an exception. */
-static const mpg_piece *piece_at(PyObject *object, PyObject *args, int *phase) {
-  const mpg_pieces *run = ((piece_run *)object)->run;
+static const mpg_micro_batch *piece_at(PyObject *object, PyObject *args, int *phase) {
+  const mpg_pipeline_run *run = ((pipeline_run *)object)->run;
   unsigned int piece;
   if (!PyArg_ParseTuple(args, "Ii", &piece, phase)) return NULL;
-  if (piece >= run->num_pieces || *phase < 0 || *phase > 1 ||
+  if (piece >= run->num_micro_batches || *phase < 0 || *phase > 1 ||
       (*phase == 1 && run->pieces[piece].backward == NULL)) {
-    PyErr_SetString(PyExc_ValueError, "PieceRun: there is no such piece or phase");
+    PyErr_SetString(PyExc_ValueError, "PipelineRun: there is no such piece or phase");
     return NULL;
   }
   return &run->pieces[piece];
@@ -520,10 +523,10 @@ static const mpg_piece *piece_at(PyObject *object, PyObject *args, int *phase) {
 
 static PyObject *piece_run_describe(PyObject *object, PyObject *args) {
   int phase;
-  const mpg_piece *piece = piece_at(object, args, &phase);
+  const mpg_micro_batch *piece = piece_at(object, args, &phase);
   if (piece == NULL) return NULL;
-  const mpg_pieces *run = ((piece_run *)object)->run;
-  bool keeps = !phase && mpg_piece_first_alike(run, (uint32_t)(piece - run->pieces)) ==
+  const mpg_pipeline_run *run = ((pipeline_run *)object)->run;
+  bool keeps = !phase && mpg_micro_batch_first_alike(run, (uint32_t)(piece - run->pieces)) ==
                              (uint32_t)(piece - run->pieces);
   const mpg_program_set *set = phase ? piece->backward->programs : piece->compiled->programs;
   PyObject *arrays = PyList_New(0), *result = describe_set(set, keeps ? piece->compiled : NULL);
@@ -544,7 +547,7 @@ static PyObject *piece_run_describe(PyObject *object, PyObject *args) {
 
 static PyObject *piece_run_program(PyObject *object, PyObject *args) {
   int phase;
-  const mpg_piece *piece = piece_at(object, args, &phase);
+  const mpg_micro_batch *piece = piece_at(object, args, &phase);
   if (piece == NULL) return NULL;
   return PyLong_FromVoidPtr(phase ? (void *)piece->backward->programs
                                   : (void *)piece->compiled->programs);
@@ -552,9 +555,9 @@ static PyObject *piece_run_program(PyObject *object, PyObject *args) {
 
 static PyObject *piece_run_times(PyObject *object, PyObject *args) {
   int phase;
-  const mpg_piece *piece = piece_at(object, args, &phase);
+  const mpg_micro_batch *piece = piece_at(object, args, &phase);
   if (piece == NULL) return NULL;
-  const mpg_call_frame *frame = piece->flights[phase].frame;
+  const mpg_call_frame *frame = piece->staged_calls[phase].frame;
   PyObject *list = PyList_New(0);
   for (uint32_t s = 0;
        list != NULL && frame != NULL && frame->times != NULL && s < frame->set->num_segments; s++) {
@@ -573,9 +576,9 @@ static PyObject *piece_run_times(PyObject *object, PyObject *args) {
 static PyObject *piece_run_watch(PyObject *object, PyObject *unused) {
   (void)unused;
   PyTypeObject *type = Py_TYPE(object);
-  piece_run *watcher = (piece_run *)type->tp_alloc(type, 0);
+  pipeline_run *watcher = (pipeline_run *)type->tp_alloc(type, 0);
   if (watcher == NULL) return NULL;
-  watcher->run = ((piece_run *)object)->run;
+  watcher->run = ((pipeline_run *)object)->run;
   watcher->watches = true;
   watcher->run->watchers++;
   return (PyObject *)watcher;
@@ -583,7 +586,7 @@ static PyObject *piece_run_watch(PyObject *object, PyObject *unused) {
 
 static PyObject *piece_run_finish(PyObject *object, PyObject *unused) {
   (void)unused;
-  mpg_pieces_finish(((piece_run *)object)->run);
+  mpg_pipeline_run_finish(((pipeline_run *)object)->run);
   Py_RETURN_NONE;
 }
 
@@ -616,7 +619,7 @@ static PyMethodDef piece_run_methods[] = {
     {0}};
 static PyObject *piece_run_pieces(PyObject *object, void *unused) {
   (void)unused;
-  return PyLong_FromUnsignedLong(((piece_run *)object)->run->num_pieces);
+  return PyLong_FromUnsignedLong(((pipeline_run *)object)->run->num_micro_batches);
 }
 static PyGetSetDef piece_run_properties[] = {
     {"pieces", piece_run_pieces, NULL, "How many pieces there are.", NULL}, {0}};
@@ -626,18 +629,18 @@ static PyType_Slot piece_run_slots[] = {
     {Py_tp_methods, piece_run_methods},
     {Py_tp_getset, piece_run_properties},
     {Py_tp_doc,
-     "PieceRun(calls, rows, input_kinds, output_kinds, carried_from, inputs)\n--\n\n"
+     "PipelineRun(calls, rows, input_kinds, output_kinds, carried_from, inputs)\n--\n\n"
      "StagedCalls on the pieces of a batch, one each. Kinds: PIECE_SHARED by all pieces, "
      "PIECE_SPLIT along the first axis, PIECE_CARRIED from result\n"
      "carried_from[i] of the piece before. rows: (axis, begin, count, total) of each piece, by "
      "which random numbers are drawn."},
     {0, NULL}};
-static PyType_Spec piece_run_spec = {"mpgluon._core.PieceRun", sizeof(piece_run), 0,
+static PyType_Spec piece_run_spec = {"mpgluon._core.PipelineRun", sizeof(pipeline_run), 0,
                                      Py_TPFLAGS_DEFAULT, piece_run_slots};
 
-int mpg_py_pieces_init(PyObject *module) {
+int mpg_py_pipeline_run_init(PyObject *module) {
   PyType_Spec *specs[] = {&staged_call_spec, &piece_run_spec};
-  const char *names[] = {"StagedCall", "PieceRun"};
+  const char *names[] = {"StagedCall", "PipelineRun"};
   for (int i = 0; i < 2; i++) {
     PyObject *type = PyType_FromModuleAndSpec(module, specs[i], NULL);
     if (type == NULL) return -1;

@@ -86,8 +86,8 @@ static void NAME(last_sums)(void *context, int64_t begin, int64_t end) {
   const int64_t channels = t->channels, mask_stride = 2 * t->mask_bytes + 1;
   const A *center = t->dy ? t->mean : t->center;
   for (int64_t piece = begin; piece < end; piece++) {
-    int64_t first = piece * t->piece_rows,
-            last = t->outer - first < t->piece_rows ? t->outer : first + t->piece_rows;
+    int64_t first = piece * t->micro_batch_rows,
+            last = t->outer - first < t->micro_batch_rows ? t->outer : first + t->micro_batch_rows;
     for (int64_t c = 0; c < channels; c += NAME(COLUMNS)) {
       int width = channels - c < NAME(COLUMNS) ? (int)(channels - c) : NAME(COLUMNS),
           vectors = width / NAME(LINE);
@@ -160,7 +160,7 @@ static void NAME(last_sums)(void *context, int64_t begin, int64_t end) {
 /* Adds up the pieces' sums into those of the first; channels [begin, end). */
 static void NAME(last_total)(void *context, int64_t begin, int64_t end) {
   const batch_norm *t = context;
-  int64_t pieces = (t->outer + t->piece_rows - 1) / t->piece_rows;
+  int64_t pieces = (t->outer + t->micro_batch_rows - 1) / t->micro_batch_rows;
   for (int64_t piece = 1; piece < pieces; piece++) {
     const double *from = t->partial + piece * SUMS * t->channels;
     for (int k = 0; k < SUMS; k++)

@@ -29,7 +29,7 @@ typedef void (*step_fn)(const constants *c, double lr, double wd, const void *we
                         const void *grad, void *const *states, void *out, int64_t count);
 
 /* Names in a body: w, g (rescaled by the body), s0 s1 s2, lr, wd, and `result`. */
-#define STEP_OF(name, suffix, T, prologue, ...)                                                  \
+#define STEP_OF(name, suffix, T, invariants, ...)                                                \
   static void name##_##suffix(const constants *c, double lr_, double wd_, const void *weight,    \
                               const void *grad, void *const *states, void *out, int64_t count) { \
     const T lr = (T)lr_, wd = (T)wd_, rescale = (T)c->rescale,                                   \
@@ -37,7 +37,7 @@ typedef void (*step_fn)(const constants *c, double lr, double wd, const void *we
     const T *ws = weight, *gs = grad;                                                            \
     T *s0 = states[0], *s1 = states[1], *s2 = states[2], *os = out;                              \
     (void)lr, (void)wd, (void)rescale, (void)bound, (void)s0, (void)s1, (void)s2;                \
-    prologue;                                                                                    \
+    invariants;                                                                                  \
     MPG_INDEPENDENT for (int64_t i = 0; i < count; i++) {                                        \
       const T w = ws[i];                                                                         \
       T g = gs[i], result;                                                                       \
@@ -47,9 +47,9 @@ typedef void (*step_fn)(const constants *c, double lr, double wd, const void *we
   }
 #define LIMIT(value, limit) ((value) > (limit) ? (limit) : (value) < -(limit) ? -(limit) : (value))
 #define CLIPPED(value) LIMIT(value, bound)
-#define STEP(name, prologue, ...)                  \
-  STEP_OF(name, f32, float, prologue, __VA_ARGS__) \
-  STEP_OF(name, f64, double, prologue, __VA_ARGS__)
+#define STEP(name, invariants, ...)                  \
+  STEP_OF(name, f32, float, invariants, __VA_ARGS__) \
+  STEP_OF(name, f64, double, invariants, __VA_ARGS__)
 #define ROOT(x) _Generic((x), float: sqrtf, default: sqrt)(x)
 #define CONSTANT(name) const __typeof__(*ws) name = (__typeof__(*ws))c->name
 #define DECAY(name) \

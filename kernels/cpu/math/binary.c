@@ -1,11 +1,11 @@
 /* Ops of two arrays, with broadcasting, and of an array and a number.
  *
  * A row function computes one run of elements; each operand advances or stands still (bit 0 and bit
- * 1 of `moving`). An op has one per compute type (convert.h); where it has none for an integer
+ * 1 of `varying`). An op has one per compute type (convert.h); where it has none for an integer
  * type, it is computed in double. Ops whose 8-bit results are the low bits of those in int32_t, or
  * comparisons, have rows of bytes, too. Shapes are collapsed to the fewest dimensions along which
- * both operands keep moving or standing, so a run is as long as can be; where runs are short, an
- * operand that stands still is written out (expand.h). Results may be written over an operand:
+ * both operands keep varying or staying fixed, so a run is as long as can be; where runs are short,
+ * an operand that stands still is written out (expand.h). Results may be written over an operand:
  * element i is read before it is written, and only by itself.
  */
 #include <math.h>
@@ -16,30 +16,30 @@
 #include "kernels/cpu/expand.h"
 #include "kernels/cpu/halves.h"
 
-typedef void (*row_fn)(const void *a, const void *b, void *out, int64_t count, int moving);
+typedef void (*row_fn)(const void *a, const void *b, void *out, int64_t count, int varying);
 
-#define ROW(name, suffix, T, expression)                                                         \
-  static void name##_##suffix(const void *pa, const void *pb, void *po, int64_t n, int moving) { \
-    const T *a = pa, *b = pb;                                                                    \
-    T *out = po;                                                                                 \
-    if (moving == 3) {                                                                           \
-      MPG_INDEPENDENT for (int64_t i = 0; i < n; i++) {                                          \
-        T x = a[i], y = b[i];                                                                    \
-        out[i] = (expression);                                                                   \
-      }                                                                                          \
-    } else if (moving == 1) {                                                                    \
-      const T y = *b;                                                                            \
-      MPG_INDEPENDENT for (int64_t i = 0; i < n; i++) {                                          \
-        T x = a[i];                                                                              \
-        out[i] = (expression);                                                                   \
-      }                                                                                          \
-    } else {                                                                                     \
-      const T x = *a;                                                                            \
-      MPG_INDEPENDENT for (int64_t i = 0; i < n; i++) {                                          \
-        T y = b[moving ? i : 0];                                                                 \
-        out[i] = (expression);                                                                   \
-      }                                                                                          \
-    }                                                                                            \
+#define ROW(name, suffix, T, expression)                                                          \
+  static void name##_##suffix(const void *pa, const void *pb, void *po, int64_t n, int varying) { \
+    const T *a = pa, *b = pb;                                                                     \
+    T *out = po;                                                                                  \
+    if (varying == 3) {                                                                           \
+      MPG_INDEPENDENT for (int64_t i = 0; i < n; i++) {                                           \
+        T x = a[i], y = b[i];                                                                     \
+        out[i] = (expression);                                                                    \
+      }                                                                                           \
+    } else if (varying == 1) {                                                                    \
+      const T y = *b;                                                                             \
+      MPG_INDEPENDENT for (int64_t i = 0; i < n; i++) {                                           \
+        T x = a[i];                                                                               \
+        out[i] = (expression);                                                                    \
+      }                                                                                           \
+    } else {                                                                                      \
+      const T x = *a;                                                                             \
+      MPG_INDEPENDENT for (int64_t i = 0; i < n; i++) {                                           \
+        T y = b[varying ? i : 0];                                                                 \
+        out[i] = (expression);                                                                    \
+      }                                                                                           \
+    }                                                                                             \
   }
 /* Of halves, without a buffer between: for formulas that take less time than that. An operand that
  * stands still is a group of the same element; the last elements are groups with zeros behind. */
@@ -56,9 +56,9 @@ typedef void (*row_fn)(const void *a, const void *b, void *out, int64_t count, i
     mpg_store_##suffix(results, out);                                                           \
   }                                                                                             \
   __attribute__((unused)) static void name##_##suffix(const void *pa, const void *pb, void *po, \
-                                                      int64_t n, int moving) {                  \
+                                                      int64_t n, int varying) {                 \
     uint16_t still_a[MPG_HALVES] = {0}, still_b[MPG_HALVES] = {0}, rest[MPG_HALVES];            \
-    int64_t step_a = moving & 1 ? MPG_HALVES : 0, step_b = moving & 2 ? MPG_HALVES : 0;         \
+    int64_t step_a = varying & 1 ? MPG_HALVES : 0, step_b = varying & 2 ? MPG_HALVES : 0;       \
     const uint16_t *a = step_a ? pa : same_halves(pa, still_a),                                 \
                    *b = step_b ? pb : same_halves(pb, still_b);                                 \
     uint16_t *out = po;                                                                         \
@@ -82,22 +82,22 @@ static const uint16_t *same_halves(const uint16_t *element, uint16_t *group) {
 #define INT64_ROW(name, expression) ROW(name, i64, int64_t, expression)
 /* Two formulas that give the same bits, the first right in a part of the range only: the second for
  * blocks with an element beyond it. */
-#define LIMITED_ROW(name, suffix, T, right, near, far)                                           \
-  ROW(name##_near, suffix, T, near)                                                              \
-  ROW(name##_far, suffix, T, far)                                                                \
-  static void name##_##suffix(const void *pa, const void *pb, void *po, int64_t n, int moving) { \
-    const T *a = pa, *b = pb;                                                                    \
-    T *out = po;                                                                                 \
-    int64_t step_a = moving & 1, step_b = moving >> 1 & 1, count;                                \
-    for (; n > 0; n -= count, a += step_a * count, b += step_b * count, out += count) {          \
-      count = n < MPG_CPU_BLOCK ? n : MPG_CPU_BLOCK;                                             \
-      int outside = 0;                                                                           \
-      for (int64_t i = 0; i < count; i++) {                                                      \
-        T x = a[step_a * i], y = b[step_b * i];                                                  \
-        outside |= !(right);                                                                     \
-      }                                                                                          \
-      (outside ? name##_far_##suffix : name##_near_##suffix)(a, b, out, count, moving);          \
-    }                                                                                            \
+#define LIMITED_ROW(name, suffix, T, right, near, far)                                            \
+  ROW(name##_near, suffix, T, near)                                                               \
+  ROW(name##_far, suffix, T, far)                                                                 \
+  static void name##_##suffix(const void *pa, const void *pb, void *po, int64_t n, int varying) { \
+    const T *a = pa, *b = pb;                                                                     \
+    T *out = po;                                                                                  \
+    int64_t step_a = varying & 1, step_b = varying >> 1 & 1, count;                               \
+    for (; n > 0; n -= count, a += step_a * count, b += step_b * count, out += count) {           \
+      count = n < MPG_CPU_BLOCK ? n : MPG_CPU_BLOCK;                                              \
+      int outside = 0;                                                                            \
+      for (int64_t i = 0; i < count; i++) {                                                       \
+        T x = a[step_a * i], y = b[step_b * i];                                                   \
+        outside |= !(right);                                                                      \
+      }                                                                                           \
+      (outside ? name##_far_##suffix : name##_near_##suffix)(a, b, out, count, varying);          \
+    }                                                                                             \
   }
 #define LIMITED_ROWS(name, right_f, near_f, far_f, right_d, near_d, far_d) \
   LIMITED_ROW(name, f32, float, right_f, near_f, far_f)                    \
@@ -174,7 +174,7 @@ typedef struct plan {
 
 static int64_t collapse(plan *p, const mpg_shape *a, const mpg_shape *b, const mpg_shape *out) {
   int64_t step_a = 1, step_b = 1, total = 1;
-  int moving_before = -1;
+  int varying_before = -1;
   p->ndim = 0;
   for (int i = 1; i <= out->ndim; i++) {
     int64_t n = out->dims[out->ndim - i];
@@ -182,15 +182,15 @@ static int64_t collapse(plan *p, const mpg_shape *a, const mpg_shape *b, const m
     if (n == 1) continue;
     int64_t na = i <= a->ndim ? a->dims[a->ndim - i] : 1,
             nb = i <= b->ndim ? b->dims[b->ndim - i] : 1;
-    int moving = (na != 1) | (nb != 1) << 1;
-    if (moving == moving_before) {
+    int varying = (na != 1) | (nb != 1) << 1;
+    if (varying == varying_before) {
       p->dims[p->ndim - 1] *= n;
     } else {
       p->dims[p->ndim] = n;
-      p->stride_a[p->ndim] = moving & 1 ? step_a : 0;
-      p->stride_b[p->ndim] = moving & 2 ? step_b : 0;
+      p->stride_a[p->ndim] = varying & 1 ? step_a : 0;
+      p->stride_b[p->ndim] = varying & 2 ? step_b : 0;
       p->ndim++;
-      moving_before = moving;
+      varying_before = varying;
     }
     step_a *= na;
     step_b *= nb;
@@ -199,21 +199,21 @@ static int64_t collapse(plan *p, const mpg_shape *a, const mpg_shape *b, const m
 }
 
 /* One run: operands at element offsets ia and ib. */
-static void run(const plan *p, int64_t ia, int64_t ib, int64_t io, int64_t count, int moving) {
+static void run(const plan *p, int64_t ia, int64_t ib, int64_t io, int64_t count, int varying) {
   if (p->direct) {
     p->row(p->a + ia * (int64_t)p->size, p->b + ib * (int64_t)p->size,
-           p->out + io * (int64_t)p->size, count, moving);
+           p->out + io * (int64_t)p->size, count, varying);
     return;
   }
   mpg_block_buffer ba, bb, bo;
   const void *va = NULL, *vb = NULL;
-  if (!(moving & 1)) va = mpg_cpu_load(p->compute, p->dtype, p->a, ia, 1, &ba);
-  if (!(moving & 2)) vb = mpg_cpu_load(p->compute, p->dtype, p->b, ib, 1, &bb);
+  if (!(varying & 1)) va = mpg_cpu_load(p->compute, p->dtype, p->a, ia, 1, &ba);
+  if (!(varying & 2)) vb = mpg_cpu_load(p->compute, p->dtype, p->b, ib, 1, &bb);
   for (int64_t done = 0; done < count; done += MPG_CPU_BLOCK) {
     int64_t n = count - done < MPG_CPU_BLOCK ? count - done : MPG_CPU_BLOCK;
-    if (moving & 1) va = mpg_cpu_load(p->compute, p->dtype, p->a, ia + done, n, &ba);
-    if (moving & 2) vb = mpg_cpu_load(p->compute, p->dtype, p->b, ib + done, n, &bb);
-    p->row(va, vb, &bo, n, moving);
+    if (varying & 1) va = mpg_cpu_load(p->compute, p->dtype, p->a, ia + done, n, &ba);
+    if (varying & 2) vb = mpg_cpu_load(p->compute, p->dtype, p->b, ib + done, n, &bb);
+    p->row(va, vb, &bo, n, varying);
     mpg_cpu_store(p->compute, p->dtype, p->out, io + done, n, &bo);
   }
 }
@@ -232,11 +232,11 @@ static void run_broadcast(void *context, int64_t begin, int64_t end) {
     ia += index[d] * p->stride_a[d];
     ib += index[d] * p->stride_b[d];
   }
-  int moving = (p->stride_a[0] != 0) | (p->stride_b[0] != 0) << 1;
+  int varying = (p->stride_a[0] != 0) | (p->stride_b[0] != 0) << 1;
   while (begin < end) {
     int64_t n = p->dims[0] - index[0];
     if (n > end - begin) n = end - begin;
-    run(p, ia, ib, begin, n, moving);
+    run(p, ia, ib, begin, n, varying);
     begin += n;
     /* On to the start of the next run. */
     ia -= index[0] * p->stride_a[0];
@@ -399,15 +399,15 @@ static void run_filled(void *context, int64_t begin, int64_t end) {
 }
 
 /* Powers by these numbers, rounded once from double, as powf's are. */
-#define POWER_ROW(name, expression)                                                         \
-  static void name(const void *pa, const void *exponent, void *po, int64_t n, int moving) { \
-    const float *a = pa;                                                                    \
-    float *out = po;                                                                        \
-    (void)exponent, (void)moving;                                                           \
-    MPG_INDEPENDENT for (int64_t i = 0; i < n; i++) {                                       \
-      float x = a[i];                                                                       \
-      out[i] = (expression);                                                                \
-    }                                                                                       \
+#define POWER_ROW(name, expression)                                                          \
+  static void name(const void *pa, const void *exponent, void *po, int64_t n, int varying) { \
+    const float *a = pa;                                                                     \
+    float *out = po;                                                                         \
+    (void)exponent, (void)varying;                                                           \
+    MPG_INDEPENDENT for (int64_t i = 0; i < n; i++) {                                        \
+      float x = a[i];                                                                        \
+      out[i] = (expression);                                                                 \
+    }                                                                                        \
   }
 static inline float cube_of(
     float x) { /* the square in two parts; beyond 2^43 the result is infinite */

@@ -195,7 +195,7 @@ static void find_folds(run *r) {
                           *out = &fused->values[fused->operands[member->operands + 1]];
     int64_t rows = 1, inner = 1;
     for (int d = 0; d < fused->ndim; d++)
-      *(out->moving >> d & 1 ? &inner : &rows) *= fused->dims[d];
+      *(out->varying >> d & 1 ? &inner : &rows) *= fused->dims[d];
     r->folds[count++] = mpg_cpu_fold_of(member->op, member->params, in->dtype, rows, inner);
   }
 }
@@ -286,7 +286,7 @@ static void give_tail(run *r) {
         other == MPG_FUSED_LOCAL || other == r->made ? NULL : &fused->values[other];
     const float *array = value && value->operand < (uint32_t)r->call->num_inputs &&
                                  value->dtype == MPG_FLOAT32 &&
-                                 value->moving == fused->values[r->made].moving
+                                 value->varying == fused->values[r->made].varying
                              ? outside(r, value->operand)
                              : NULL;
     switch (member->op->id) {

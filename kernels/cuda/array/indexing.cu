@@ -3,7 +3,7 @@
  *
  * Sums are taken in the order of the indices: positions are sorted (stably), and a thread adds up
  * the rows of one position. Of equal positions that are written, the last one counts. An index that
- * is refused raises an alarm, and counts as one at the end of its dimension.
+ * is refused fails a device-side assertion, and counts as one at the end of its dimension.
  */
 #include <string.h>
 
@@ -46,11 +46,11 @@ __global__ void positions_nd_kernel(mpg_untyped indices, int64_t count, dims sha
 }
 
 /* `sizes`: of the dimension that each `per` indices are for. */
-__global__ void refuse_kernel(mpg_cuda_alarm alarm, const unsigned long long *bad,
+__global__ void refuse_kernel(mpg_cuda_assert assertion, const unsigned long long *bad,
                               mpg_untyped indices, dims sizes, int64_t per, bool negative) {
   if (*bad == MPG_CUDA_NONE) return;
   int64_t size = sizes.values[(int64_t)*bad / per];
-  alarm.raise(mpg_cuda_index_at(indices, (int64_t)*bad), size, negative ? -size : 0, size - 1);
+  assertion.raise(mpg_cuda_index_at(indices, (int64_t)*bad), size, negative ? -size : 0, size - 1);
 }
 
 /* A dimension of no elements: there is nothing that could be read instead, so it is refused at
@@ -62,13 +62,13 @@ mpg_status refuse_empty(const mpg_kernel_call *call) {
 
 mpg_status refuse(const mpg_kernel_call *call, const unsigned long long *bad,
                   const mpg_view *indices, const dims &sizes, int64_t per, bool negative) {
-  mpg_cuda_alarm alarm;
-  MPG_TRY(mpg_cuda_alarm_make(
+  mpg_cuda_assert assertion;
+  MPG_TRY(mpg_cuda_assert_make(
       call, MPG_INDEX_ERROR,
       "%s: index %lld is out of range for a dimension of size %lld (%lld to %lld are valid)",
-      &alarm));
-  return mpg_cuda_launch(call, refuse_kernel, 1, 1, 0, alarm, bad, mpg_untyped_view(indices), sizes,
-                         per, negative);
+      &assertion));
+  return mpg_cuda_launch(call, refuse_kernel, 1, 1, 0, assertion, bad, mpg_untyped_view(indices),
+                         sizes, per, negative);
 }
 
 /* All indices as positions in [0, size), in scratch memory (`extra` more bytes follow, at *more,

@@ -80,7 +80,7 @@ __device__ void run_binary(int row, const float *x, const float *y, float *z) {
 /* Where element i of the domain is in an operand; false: where it moves it is another element's to
  * store. */
 template <class U>
-__device__ bool find_place(int ndim, const int64_t *dims, uint32_t moving, int64_t i,
+__device__ bool find_place(int ndim, const int64_t *dims, uint32_t varying, int64_t i,
                            int64_t *place) {
   U rest = (U)i;
   int64_t at = 0, distance = 1;
@@ -88,7 +88,7 @@ __device__ bool find_place(int ndim, const int64_t *dims, uint32_t moving, int64
   for (int d = ndim - 1; d >= 0; d--) {
     U next = d ? rest / (U)dims[d] : 0, index = rest - next * (U)dims[d];
     rest = next;
-    if (moving >> d & 1) {
+    if (varying >> d & 1) {
       at += (int64_t)index * distance;
       distance *= dims[d];
     } else if (index) {
@@ -102,8 +102,8 @@ template <class P>
 __device__ bool place_of(const P &p, const operand &o, int64_t i, int64_t *place) {
   *place = i;
   if (o.whole) return true;
-  return p.count <= 0x7fffffff ? find_place<uint32_t>(p.ndim, p.dims, o.moving, i, place)
-                               : find_place<uint64_t>(p.ndim, p.dims, o.moving, i, place);
+  return p.count <= 0x7fffffff ? find_place<uint32_t>(p.ndim, p.dims, o.varying, i, place)
+                               : find_place<uint64_t>(p.ndim, p.dims, o.varying, i, place);
 }
 
 template <class T, class P>
@@ -294,9 +294,9 @@ struct builder {
     uint32_t inputs = (uint32_t)call->num_inputs;
     o->data = value.operand < inputs ? call->inputs[value.operand].data
                                      : call->outputs[value.operand - inputs].data;
-    o->moving = value.moving;
+    o->varying = value.varying;
     o->dtype = (uint8_t)value.dtype;
-    o->whole = value.moving == (1u << fused->ndim) - 1;
+    o->whole = value.varying == (1u << fused->ndim) - 1;
     o->packed = o->whole && (uintptr_t)o->data % (ELEMENTS * mpg_dtype_size(value.dtype)) == 0;
     return (uint8_t)p.num_operands++;
   }
@@ -379,7 +379,7 @@ mpg_status separate(const mpg_kernel_call *call, operand *operands, const step *
       if (!written) continue;
       size_t bytes = mpg_dtype_size((mpg_dtype)in->dtype);
       for (int d = 0; d < ndim; d++)
-        if (in->moving >> d & 1) bytes *= (size_t)dims[d];
+        if (in->varying >> d & 1) bytes *= (size_t)dims[d];
       if (pass) {
         if (!scratch && !(scratch = (char *)mpg_device_scratch(call->device, 0)))
           return MPG_DEVICE_OUT_OF_MEMORY;

@@ -62,7 +62,7 @@ void add_place(text *t, const mpg_step_program *p, int number) {
     else
       t->add("    next = 0;\n");
     t->add("    index = rest - next * %lluu;\n    rest = next;\n", (unsigned long long)p->dims[d]);
-    if (o->moving >> d & 1) {
+    if (o->varying >> d & 1) {
       t->add("    where += (int64_t)index * %lldLL;\n", distance);
       distance *= p->dims[d];
     } else {
@@ -179,7 +179,7 @@ size_t write_key(const mpg_step_program *p, unsigned char *key) {
   add(counts, sizeof counts);
   add(p->steps, (size_t)p->num_steps * sizeof *p->steps);
   for (int i = 0; i < p->num_operands; i++) {
-    uint32_t lies[] = {p->operands[i].whole ? 0 : p->operands[i].moving, p->operands[i].dtype,
+    uint32_t lies[] = {p->operands[i].whole ? 0 : p->operands[i].varying, p->operands[i].dtype,
                        p->operands[i].whole};
     add(lies, sizeof lies);
   }

@@ -36,7 +36,7 @@ typedef struct mpg_step {
 
 typedef struct mpg_step_operand {
   void *data;
-  uint32_t moving; /* as mpg_fused_value's */
+  uint32_t varying; /* as mpg_fused_value's */
   uint8_t dtype;
   bool whole, packed; /* along all dims; and aligned to the elements of a thread */
 } mpg_step_operand;

@@ -1,7 +1,7 @@
 /* Connectionist temporal classification; kernels/cpu/layers/ctc.c says what is computed. A warp
  * finds the total of a frame, a block takes a sample: its threads are the states, and frames follow
- * each other. In double. A length or label out of range raises an alarm, and counts as the nearest
- * one that is valid. */
+ * each other. In double. A length or label out of range fails a device-side assertion, and counts
+ * as the nearest one that is valid. */
 #include "kernels/cuda/access.h"
 #include "kernels/cuda/runtime/device_assert.h"
 
@@ -64,8 +64,8 @@ __global__ void check_kernel(ctc t, unsigned long long *bad) {
   if (wrong) atomicMin(bad, (unsigned long long)n);
 }
 
-__global__ void refuse_kernel(ctc t, const unsigned long long *bad, mpg_cuda_alarm of_frames,
-                              mpg_cuda_alarm of_labels, mpg_cuda_alarm of_label) {
+__global__ void refuse_kernel(ctc t, const unsigned long long *bad, mpg_cuda_assert of_frames,
+                              mpg_cuda_assert of_labels, mpg_cuda_assert of_label) {
   if (*bad == MPG_CUDA_NONE) return;
   int64_t n = (int64_t)*bad, frames = frames_of(t, n), count = labels_of(t, n);
   if (frames < 0 || frames > t.time) return of_frames.raise(n, frames, t.time);
@@ -218,14 +218,14 @@ mpg_status run(const mpg_kernel_call *call, int first) {
   t.totals = (double *)(memory + 64);
   t.scratch = t.totals + frames;
   t.each = (int64_t)each;
-  mpg_cuda_alarm of_frames, of_labels, of_label;
-  MPG_TRY(mpg_cuda_alarm_make(call, MPG_VALUE_ERROR,
-                              "%s: data_lengths[%lld] is %lld, and data has %lld steps",
-                              &of_frames));
-  MPG_TRY(mpg_cuda_alarm_make(call, MPG_VALUE_ERROR,
-                              "%s: label_lengths[%lld] is %lld, and there are %lld labels",
-                              &of_labels));
-  MPG_TRY(mpg_cuda_alarm_make(
+  mpg_cuda_assert of_frames, of_labels, of_label;
+  MPG_TRY(mpg_cuda_assert_make(call, MPG_VALUE_ERROR,
+                               "%s: data_lengths[%lld] is %lld, and data has %lld steps",
+                               &of_frames));
+  MPG_TRY(mpg_cuda_assert_make(call, MPG_VALUE_ERROR,
+                               "%s: label_lengths[%lld] is %lld, and there are %lld labels",
+                               &of_labels));
+  MPG_TRY(mpg_cuda_assert_make(
       call, MPG_VALUE_ERROR,
       p->blank_label == FIRST
           ? "%s: label[%lld, %lld] is %lld, and data has %lld classes, of which 0 is the blank"

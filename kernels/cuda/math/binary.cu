@@ -1,10 +1,11 @@
 /* Ops of two arrays, with broadcasting, and of an array and a number; the formulas are those of
  * kernels/common/binary.def.
  *
- * Shapes are collapsed to the fewest dimensions along which both operands keep moving or standing.
- * Where both move, or one is a single number, elements go 16 bytes at a time; else each thread
- * finds where its element's operands lie. float32, float16 and bfloat16 have kernels for each
- * formula, other dtypes share one that chooses by number. Results may be written over an operand.
+ * Shapes are collapsed to the fewest dimensions along which both operands keep varying or staying
+ * fixed. Where both move, or one is a single number, elements go 16 bytes at a time; else each
+ * thread finds where its element's operands lie. float32, float16 and bfloat16 have kernels for
+ * each formula, other dtypes share one that chooses by number. Results may be written over an
+ * operand.
  */
 #include "kernels/common/binary.h"
 #include "kernels/common/index.h"
@@ -60,7 +61,7 @@ union number {
   int64_t i64;
 };
 
-enum { MOVING_A = 1, MOVING_B = 2, NUMBER_A = 4, NUMBER_B = 8 };
+enum { VARYING_A = 1, VARYING_B = 2, NUMBER_A = 4, NUMBER_B = 8 };
 
 /* The unsigned type does for the whole count: divisions of 32 bits are far cheaper. */
 template <class U>
@@ -83,23 +84,23 @@ __global__ void linear_kernel(const T *a, const T *b, T *out, int64_t count, int
   enum { N = mpg_pack<T>::COUNT };
   int64_t begin = MPG_CUDA_INDEX * N;
   if (begin >= count) return;
-  float fixed_a = how & NUMBER_A ? value : how & MOVING_A ? 0.0f : mpg_to<float>(a[0]);
-  float fixed_b = how & NUMBER_B ? value : how & MOVING_B ? 0.0f : mpg_to<float>(b[0]);
+  float fixed_a = how & NUMBER_A ? value : how & VARYING_A ? 0.0f : mpg_to<float>(a[0]);
+  float fixed_b = how & NUMBER_B ? value : how & VARYING_B ? 0.0f : mpg_to<float>(b[0]);
   if (aligned && begin + N <= count) {
     mpg_pack<T> pa = {}, pb = {};
-    if (how & MOVING_A) pa = ((const mpg_pack<T> *)a)[begin / N];
-    if (how & MOVING_B) pb = ((const mpg_pack<T> *)b)[begin / N];
+    if (how & VARYING_A) pa = ((const mpg_pack<T> *)a)[begin / N];
+    if (how & VARYING_B) pb = ((const mpg_pack<T> *)b)[begin / N];
     mpg_pack<T> result;
 #pragma unroll
     for (int k = 0; k < N; k++)
-      result.values[k] = mpg_to<T>(F::at(how & MOVING_A ? mpg_to<float>(pa.values[k]) : fixed_a,
-                                         how & MOVING_B ? mpg_to<float>(pb.values[k]) : fixed_b));
+      result.values[k] = mpg_to<T>(F::at(how & VARYING_A ? mpg_to<float>(pa.values[k]) : fixed_a,
+                                         how & VARYING_B ? mpg_to<float>(pb.values[k]) : fixed_b));
     ((mpg_pack<T> *)out)[begin / N] = result;
     return;
   }
   for (int64_t i = begin; i < begin + N && i < count; i++)
-    out[i] = mpg_to<T>(F::at(how & MOVING_A ? mpg_to<float>(a[i]) : fixed_a,
-                             how & MOVING_B ? mpg_to<float>(b[i]) : fixed_b));
+    out[i] = mpg_to<T>(F::at(how & VARYING_A ? mpg_to<float>(a[i]) : fixed_a,
+                             how & VARYING_B ? mpg_to<float>(b[i]) : fixed_b));
 }
 
 template <class F, class T>
@@ -137,7 +138,7 @@ struct operands {
   void *out;
   mpg_dtype dtype;
   int64_t count;
-  int how; /* MOVING and NUMBER bits; both moving or one fixed: `linear` */
+  int how; /* VARYING and NUMBER bits; both varying or one fixed: `linear` */
   bool linear;
   double scalar;
   places at;
@@ -150,8 +151,8 @@ mpg_status launch_fast(const mpg_kernel_call *call, const operands &o) {
   if (!o.linear)
     return mpg_cuda_launch(call, broadcast_kernel<F, T>, mpg_cuda_blocks(o.count), MPG_CUDA_THREADS,
                            0, a, b, out, o.count, o.at);
-  bool aligned = mpg_cuda_aligned(out) && (!(o.how & MOVING_A) || mpg_cuda_aligned(a)) &&
-                 (!(o.how & MOVING_B) || mpg_cuda_aligned(b));
+  bool aligned = mpg_cuda_aligned(out) && (!(o.how & VARYING_A) || mpg_cuda_aligned(a)) &&
+                 (!(o.how & VARYING_B) || mpg_cuda_aligned(b));
   float value = mpg_to<float>(mpg_to<T>(o.scalar)); /* as an element of the dtype has it */
   return mpg_cuda_launch(call, linear_kernel<F, T>,
                          mpg_cuda_blocks(o.count, MPG_CUDA_THREADS * mpg_pack<T>::COUNT),
@@ -185,12 +186,12 @@ mpg_status launch_row(const mpg_kernel_call *call, int row, row_kind kind, const
 /* The op of a row in the table, and whether its number is the left operand. */
 mpg_status launch_binary(const mpg_kernel_call *call, operands &o, bool scalar) {
   switch (call->op->id) {
-#define BINARY(op, name, kind, swap, dear)                      \
-  case MPG_OP_##op:                                             \
-    if (scalar) {                                               \
-      o.how = swap ? MOVING_B | NUMBER_A : MOVING_A | NUMBER_B; \
-      if (swap) o.b = o.a;                                      \
-    }                                                           \
+#define BINARY(op, name, kind, swap, dear)                        \
+  case MPG_OP_##op:                                               \
+    if (scalar) {                                                 \
+      o.how = swap ? VARYING_B | NUMBER_A : VARYING_A | NUMBER_B; \
+      if (swap) o.b = o.a;                                        \
+    }                                                             \
     return launch_row<row::name>(call, number_##name, kind, o);
 #include "kernels/common/binary.def"
     default: return mpg_fail(MPG_NOT_IMPLEMENTED, "%s has no formula for GPUs", call->op->name);
@@ -207,21 +208,21 @@ void collapse(operands *o, const mpg_shape *a, const mpg_shape *b, const mpg_sha
     if (n == 1) continue;
     int64_t na = i <= a->ndim ? a->dims[a->ndim - i] : 1,
             nb = i <= b->ndim ? b->dims[b->ndim - i] : 1;
-    int moving = (na != 1 ? MOVING_A : 0) | (nb != 1 ? MOVING_B : 0);
-    if (moving == before) {
+    int varying = (na != 1 ? VARYING_A : 0) | (nb != 1 ? VARYING_B : 0);
+    if (varying == before) {
       p->dims[p->ndim - 1] *= n;
     } else {
       p->dims[p->ndim] = n;
-      p->stride_a[p->ndim] = moving & MOVING_A ? step_a : 0;
-      p->stride_b[p->ndim] = moving & MOVING_B ? step_b : 0;
+      p->stride_a[p->ndim] = varying & VARYING_A ? step_a : 0;
+      p->stride_b[p->ndim] = varying & VARYING_B ? step_b : 0;
       p->ndim++;
-      before = moving;
+      before = varying;
     }
     step_a *= na;
     step_b *= nb;
   }
   o->linear = p->ndim <= 1;
-  o->how = p->ndim == 1 ? before : MOVING_A | MOVING_B;
+  o->how = p->ndim == 1 ? before : VARYING_A | VARYING_B;
 }
 
 void places_of_line(places *p, int64_t count) {
@@ -255,7 +256,7 @@ MPG_CUDA_KERNEL(scalar) {
   places_of_line(&o.at, o.count);
   if (call->op->id == MPG_OP__power_scalar && o.scalar == 2) { /* x * x, and the same bits */
     o.b = o.a;
-    o.how = MOVING_A | MOVING_B;
+    o.how = VARYING_A | VARYING_B;
     return launch_row<row::mul>(call, number_mul, ALL, o);
   }
   return launch_binary(call, o, true);

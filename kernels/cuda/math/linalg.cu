@@ -4,8 +4,9 @@
  * multiprocessor busy.
  *
  * All is computed in double, whatever the dtype, without atomics: a matrix's bits depend on it
- * alone. What has no result (a matrix that is singular, or not positive definite) raises an alarm.
- * Blocks that need work space share GRID pieces of it: block b does matrices b, b + GRID, ...
+ * alone. What has no result (a matrix that is singular, or not positive definite) fails a
+ * device-side assertion. Blocks that need work space share GRID pieces of it: block b does matrices
+ * b, b + GRID, ...
  */
 #include "kernels/cuda/access.h"
 #include "kernels/cuda/runtime/device_assert.h"
@@ -43,14 +44,14 @@ mpg_status work_space(const mpg_kernel_call *call, int64_t count, int64_t each,
   return mpg_cuda_nothing_wrong(call, *bad);
 }
 
-__global__ void refuse_kernel(mpg_cuda_alarm alarm, const unsigned long long *bad) {
-  if (*bad != MPG_CUDA_NONE) alarm.raise((int64_t)*bad);
+__global__ void refuse_kernel(mpg_cuda_assert assertion, const unsigned long long *bad) {
+  if (*bad != MPG_CUDA_NONE) assertion.raise((int64_t)*bad);
 }
 
 mpg_status refuse(const mpg_kernel_call *call, const unsigned long long *bad, const char *format) {
-  mpg_cuda_alarm alarm;
-  MPG_TRY(mpg_cuda_alarm_make(call, MPG_ERROR, format, &alarm));
-  return mpg_cuda_launch(call, refuse_kernel, 1, 1, 0, alarm, bad);
+  mpg_cuda_assert assertion;
+  MPG_TRY(mpg_cuda_assert_make(call, MPG_ERROR, format, &assertion));
+  return mpg_cuda_launch(call, refuse_kernel, 1, 1, 0, assertion, bad);
 }
 
 /* --- Cholesky --------------------------------------------------------------------------------- */

@@ -1,6 +1,6 @@
 /* What a kernel finds wrong with its inputs when it runs: an error of the call, told to whoever
  * waits for the results (device/gpu.h). The work goes on meanwhile, so a kernel that raises an
- * alarm makes results of some kind nevertheless, and touches nothing it must not.
+ * assertion makes results of some kind nevertheless, and touches nothing it must not.
  *
  * One kernel of one thread decides and raises. It comes behind those that look: they leave the
  * smallest number of what is wrong in a word that begins as MPG_CUDA_NONE.
@@ -12,7 +12,7 @@
 
 #define MPG_CUDA_NONE UINT64_MAX /* all bytes 0xFF */
 
-struct mpg_cuda_alarm {
+struct mpg_cuda_assert {
   mpg_gpu_report *report;
   volatile uint32_t *raised;
   const char *format, *name;
@@ -31,13 +31,13 @@ struct mpg_cuda_alarm {
 };
 
 /* `format`: a constant, as of mpg_fail, for the op's name (%s) and up to four numbers (%lld). */
-static inline mpg_status mpg_cuda_alarm_make(const mpg_kernel_call *call, mpg_status status,
-                                             const char *format, mpg_cuda_alarm *alarm) {
+static inline mpg_status mpg_cuda_assert_make(const mpg_kernel_call *call, mpg_status status,
+                                              const char *format, mpg_cuda_assert *assertion) {
   _Atomic(uint32_t) *raised;
-  MPG_TRY(mpg_cuda_services->check(call->device, &alarm->report, &raised));
-  alarm->raised = (volatile uint32_t *)raised;
-  alarm->format = format, alarm->name = call->op->name, alarm->status = status;
-  alarm->scope = atomic_load_explicit(&call->device->at.scope, memory_order_relaxed);
+  MPG_TRY(mpg_cuda_services->check(call->device, &assertion->report, &raised));
+  assertion->raised = (volatile uint32_t *)raised;
+  assertion->format = format, assertion->name = call->op->name, assertion->status = status;
+  assertion->scope = atomic_load_explicit(&call->device->at.scope, memory_order_relaxed);
   return MPG_OK;
 }
 

@@ -256,7 +256,7 @@ class _Entry:
             own = [stage for stage in described if stage["device"] == str(ctx)]
             steps = {title: [_step(op) for stage in own for op in stage[title]] for title in ("forward", "backward", "deferred")}
             devices[str(ctx)] = {
-                "prologue": [], "forward": steps["forward"], "backward": [*steps["backward"], *steps["deferred"]],
+                "invariants": [], "forward": steps["forward"], "backward": [*steps["backward"], *steps["deferred"]],
                 "segments": sum(s["device"] == ctx for d in (stages.forward, stages.backward) if d for s in d[0]["segments"]),
                 "copies": sum(stage["copies"] for stage in own), "bytes_sent": sum(stage["bytes_sent"] for stage in own),
                 "planned": {size: stages.planned(rows.index(size))[ctx] for size in dict.fromkeys(rows)}, "peak": peaks.get(ctx, 0),
@@ -434,7 +434,7 @@ class PipelinedCall:
                     state[i] = nd.empty(shape, ctx=state[i].context, dtype=dtype)
         every = [*kinds, *[SHARED] * len(params)]
         carried_from = [*(entry.carried_from or [0] * len(kinds)), *[0] * len(params)]
-        run = _core.PieceRun(
+        run = _core.PipelineRun(
             tuple(calls), tuple((axis, begin, end - begin, total) for begin, end in rows), every, entry.output_kinds, carried_from, [*fronts, *params]
         )
         entry.called += 1

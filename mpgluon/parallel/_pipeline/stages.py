@@ -24,7 +24,7 @@ class Stages:
     Parameters
     ----------
     forward, backward : list of dict
-        For each piece, its programs as `PieceRun.describe` gives them; backward may be None.
+        For each piece, its programs as `PipelineRun.describe` gives them; backward may be None.
     carried : bool
     """
 

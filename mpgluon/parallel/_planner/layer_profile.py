@@ -143,7 +143,7 @@ class Profile(SavedAsJson):
         """Whether the candidate's bytes are those of a compiled plan."""
         return key_of(candidate) in self.trials or key_of(candidate) in self.weights
 
-    def piece_rows(self, micro_batches):
+    def micro_batch_rows(self, micro_batches):
         """Rows of the largest micro-batch."""
         return -(-self.rows // micro_batches)
 

@@ -78,7 +78,7 @@ class Search:
     def costs(self, micro_batches):
         """For each device what pieces of a batch cut into `micro_batches` cost there; computed once."""
         if micro_batches not in self._costs:
-            rows = self.profile.piece_rows(micro_batches)
+            rows = self.profile.micro_batch_rows(micro_batches)
             self._costs[micro_batches] = [self.profile.cost(ctx, rows) for ctx in self.profile.devices]
         return self._costs[micro_batches]
 

@@ -183,7 +183,7 @@ def _correct(profile, candidate, measured, corrected):
         planned.setdefault(profile.devices[d], []).append(s)
     if {ctx: len(stages) for ctx, stages in planned.items()} != {ctx: len(stages) for ctx, stages in measured.items()}:
         return  # the compiled stages are others: only the step as a whole is known
-    rows = profile.piece_rows(candidate.micro_batches)
+    rows = profile.micro_batch_rows(candidate.micro_batches)
     for ctx, stages in planned.items():
         for s, took in zip(stages, measured[ctx]):
             layers = candidate.stages[s]
