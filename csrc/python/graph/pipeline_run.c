@@ -651,7 +651,8 @@ int mpg_py_pipeline_run_init(PyObject *module) {
   const struct {
     const char *name;
     long value;
-  } kinds[] = {{"PIECE_SHARED", MPG_SHARED}, {"PIECE_SPLIT", MPG_SPLIT}, {"PIECE_CARRIED", MPG_CARRIED}};
+  } kinds[] = {
+      {"PIECE_SHARED", MPG_SHARED}, {"PIECE_SPLIT", MPG_SPLIT}, {"PIECE_CARRIED", MPG_CARRIED}};
   for (int i = 0; i < 3; i++)
     if (PyModule_AddIntConstant(module, kinds[i].name, kinds[i].value) < 0) return -1;
   return 0;
