@@ -95,7 +95,7 @@ class StageGraph:
     carried : bool
         Whether a stage carries state from each piece to the next (pipelines along time): then backward passes go from
         the last piece to the first.
-    senders : collection of int
+    transfer_only : collection of int
         Stages that compute nothing: they send the batch to where it is needed. They keep one micro-batch ahead, and are no stages when it is
         counted how many micro-batches may be under way.
     waits : dict of Action to list of Action, optional
@@ -104,9 +104,11 @@ class StageGraph:
         that it is a source of.
     """
 
-    def __init__(self, devices, sources, deferred=False, carried=False, senders=(), waits=None):
+    def __init__(
+        self, devices, sources, deferred=False, carried=False, transfer_only=(), waits=None
+    ):
         self.devices, self.deferred, self.carried = list(devices), deferred, carried
-        self.senders, self.waits = frozenset(senders), waits
+        self.transfer_only, self.waits = frozenset(transfer_only), waits
         self.sources = [sorted(set(s)) for s in sources]
         self.targets = [[t for t, needs in enumerate(self.sources) if s in needs] for s in range(len(self.devices))]
         # The passes of one micro-batch keep their order on a device: memory is planned for that.
@@ -114,7 +116,10 @@ class StageGraph:
         self.behind = [[t for t in range(s + 1, len(self.devices)) if self.devices[t] == self.devices[s]] for s in range(len(self.devices))]
         self.after = [0] * len(self.devices)  # the longest chain of stages behind each
         for s in reversed(range(len(self.devices))):
-            self.after[s] = max([(s not in self.senders) + self.after[t] for t in self.targets[s] if t > s], default=0)
+            self.after[s] = max(
+                [(s not in self.transfer_only) + self.after[t] for t in self.targets[s] if t > s],
+                default=0,
+            )
 
     def __len__(self):
         return len(self.devices)
@@ -181,7 +186,7 @@ def make_table(stages, micro_batches, schedule=DEFAULT, times=None, phases="FB",
     whole = whole and made.in_flight is not None
     limits = [micro_batches] * len(stages)
     for s in range(len(stages)):
-        if whole and s not in stages.senders:
+        if whole and s not in stages.transfer_only:
             limits[s] = made.in_flight(stages.after, s) if in_flight is None else in_flight
     kinds = _kinds(stages, phases)
     waiting = {Action(k, s, m) for k in kinds for s in range(len(stages)) for m in range(micro_batches)}
@@ -199,12 +204,16 @@ def make_table(stages, micro_batches, schedule=DEFAULT, times=None, phases="FB",
             return (2, 0, m, s)
         if kind == "B":
             return (0, 0, m, -s)
-        return (-1 if s in stages.senders else 1, 0, -s, m)
+        return (-1 if s in stages.transfer_only else 1, 0, -s, m)
 
     def allowed(action):
         kind, s, m = action
         if kind == "F":
-            ahead = whole and s in stages.senders and m > 1 + min((following["F", t] for t in stages.targets[s]), default=m)
+            ahead = (
+                whole
+                and s in stages.transfer_only
+                and m > 1 + min((following["F", t] for t in stages.targets[s]), default=m)
+            )
             return held[s] < limits[s] and not ahead
         if kind == "B" and not whole and "F" in phases:
             return not forwards_left[stages.devices[s]]

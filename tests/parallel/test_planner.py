@@ -183,7 +183,7 @@ def test_the_choice_was_run_and_is_predicted_as_measured():
     key = made.candidate.placement, made.micro_batches, made.schedule
     seconds, sizes, times, _ = made.profile.trials[key]
     assert len(made.profile.trials) <= 6 and made.seconds == seconds
-    assert made.pipeline()._expected.times == times
+    assert made.pipeline().expected.times == times
     net = layered()
     net.place(made)
     pipeline = made.pipeline()
@@ -194,7 +194,7 @@ def test_the_choice_was_run_and_is_predicted_as_measured():
         == [pipeline.report().planned_bytes.get(ctx, 0) for ctx in CPU[:2]]
     )
     assert all(measured == expected for expected, measured in made.compare(pipeline.report()).memory.values())
-    assert made.compare(pipeline.report()).predicted == made.profile.trials[key].span > 0
+    assert made.compare(pipeline.report()).predicted == made.profile.trials[key].makespan > 0
     assert not small_plan(layered(), trials=0).profile.trials
 
 
@@ -308,7 +308,7 @@ def test_bytes_of_plans_that_were_not_run():
 
 def test_what_only_sends_the_batch_does_not_slow_a_pipeline():
     plain = schedules.StageGraph([0, 1], [[], [0]], True)
-    sent = schedules.StageGraph([1, 0, 1], [[], [0], [1]], True, senders=[0])
+    sent = schedules.StageGraph([1, 0, 1], [[], [0], [1]], True, transfer_only=[0])
     times = {("F", 0): 2, ("B", 0): 0, ("W", 0): 4, ("F", 1): 2, ("B", 1): 2, ("W", 1): 2}
     longer = {("F", 0): 0, ("B", 0): 0, ("W", 0): 0, **{(kind, s + 1): t for (kind, s), t in times.items()}}
     for schedule in ("gpipe", "1f1b", "zero_bubble"):

@@ -100,12 +100,12 @@ def test_the_least_is_the_least_of_all(make):
     with pytest.raises(mx.MXNetError) as error:
         plan(net, x, CPU[:2], memory=1, profile=profile, **OPTIONS)
     search, every = Search(profile, None, [2, 4]), Profile.from_json(profile.to_json())
-    scale = memory_measurement.Scale(every, lambda c: Plan(every, {}, c), net, x, [], square)
+    meter = memory_measurement.MemoryMeter(every, lambda c: Plan(every, {}, c), net, x, [], square)
     keys = {(p, m, s) for m, s, listed in search._forms() for p in listed}
     assert len(keys) > 20
     needs = []
     for key in keys:
-        scale.weigh(search.even(*key))
+        meter.measure(search.even(*key))
         needs.append(max(map(sum, Search(every).evaluate(*key).memory)))
     assert need(error.value) <= min(needs)
 
@@ -162,9 +162,11 @@ class Fake:
     def __init__(self, profile, factor):
         self.profile, self.factor, self.weighed = profile, factor, []
 
-    def weigh(self, candidate):
+    def measure(self, candidate):
         self.weighed.append(key_of(candidate))
-        self.profile.weights[key_of(candidate)] = [round(self.factor * m) for _, m in candidate.memory]
+        self.profile.measured_bytes[key_of(candidate)] = [
+            round(self.factor * m) for _, m in candidate.memory
+        ]
 
 
 @pytest.mark.parametrize("factor", [0.85, 1.0, 1.5])
@@ -175,14 +177,16 @@ def test_estimates_are_not_believed(factor):
     for share in (0.5, 0.8, 0.95, 1.5):
         limits = dict.fromkeys(CPU[:2], round(share * max(map(sum, free.memory))))
         own = synthetic(1, 6)
-        scale = Fake(own, factor)
+        meter = Fake(own, factor)
         try:
-            made = memory_measurement.best_within(own, limits, numbers, SCHEDULES, scale)
+            made = memory_measurement.best_within(own, limits, numbers, SCHEDULES, meter)
         except mx.MXNetError as error:
             assert need(error) > max(limits.values()) and share < 1
             continue
-        assert own.is_weighed(made) and max(map(sum, made.memory)) <= max(limits.values())
-        assert made.memory == [(fixed, m) for (fixed, _), m in zip(made.memory, own.weights[key_of(made)])]
+        assert own.is_measured(made) and max(map(sum, made.memory)) <= max(limits.values())
+        assert made.memory == [
+            (fixed, m) for (fixed, _), m in zip(made.memory, own.measured_bytes[key_of(made)])
+        ]
 
 
 def test_a_leaner_table_takes_the_place_of_a_trial_that_has_no_room():
@@ -190,10 +194,10 @@ def test_a_leaner_table_takes_the_place_of_a_trial_that_has_no_room():
     found = Search(profile, None, [4], ["zero_bubble"]).run()
     key, sizes = key_of(found), [m for _, m in found.memory]
     profile.trials[key] = Trial(0.5, [2 * m for m in sizes], found.times)
-    profile.weights[key] = sizes
+    profile.measured_bytes[key] = sizes
     fixed = [f for f, _ in found.memory]
     tight = {ctx: f + m for ctx, f, m in zip(CPU, fixed, sizes)}
     assert [m for _, m in Search(profile, None, [4]).evaluate(*key).memory] == [2 * m for m in sizes]
     leaner = Search(profile, tight, [4]).evaluate(*key)
     assert [m for _, m in leaner.memory] == sizes and leaner.order is None and leaner.seconds != 0.5
-    assert Profile.from_json(profile.to_json()).weights == profile.weights
+    assert Profile.from_json(profile.to_json()).measured_bytes == profile.measured_bytes

@@ -534,7 +534,7 @@ class Driver:
         if prepared is None:
             described = Stages([run.describe(k, 0) for k in range(pieces)], [run.describe(k, 1) for k in range(pieces)] if "B" in phases else None, bool(pipeline.carry))
             if pipeline.expected and described.placement() == pipeline.expected.contexts:
-                described.weights = described.costs(pipeline.expected.times)
+                described.durations = described.costs(pipeline.expected.times)
             table = described.table(schedule, pieces, phases, pipeline.micro_batches)
             items = array.array("I", described.items(table, pieces, phases))
             prepared = self.entry.tables[key] = (described, table, items)

@@ -44,15 +44,17 @@ class Stages:
         self._needed = self._find_needed(carried)
         self.names = [_name_of(self._ops_of_stage(s)) for s in range(len(devices))]
         deferred = any(kind == "W" for kind, _, _ in self._segments)
-        self.weights = self._weights(len(devices), deferred)
+        self.durations = self._unit_durations(len(devices), deferred)
         sources, waits = [set() for _ in devices], {}
         for action in self._segments:
             waits[action] = [Action(*a) for a in sorted(self._actions_before(action) - {action})]
             if action[0] == "F":
                 own = [a for a in waits[action] if a.kind == "F" and a.micro_batch == action[2]]
                 sources[action[1]].update(a.stage for a in own)
-        senders = [s for s in range(len(devices)) if backward and self._only_sends(s)]
-        self.graph = StageGraph(devices, sources, deferred, carried, senders=senders, waits=waits)
+        transfer_only = [s for s in range(len(devices)) if backward and self._only_sends(s)]
+        self.graph = StageGraph(
+            devices, sources, deferred, carried, transfer_only=transfer_only, waits=waits
+        )
 
     def _find_owners(self):
         """Which stage each segment belongs to; returns the number of each stage's device."""
@@ -189,36 +191,38 @@ class Stages:
                 left += self._needed[at]
         return found
 
-    def _weights(self, count, deferred):
+    def _unit_durations(self, count, deferred):
         """What each action is taken to last, of stages that are equally heavy: those that only
         send take next to nothing."""
-        weights = {}
+        durations = {}
         for k in range(self.pieces):
             for s in range(count):
                 own = dict.fromkeys("FBW", 0)
                 for kind in own:
                     for segment in self._described((kind, s, k)):
-                        weight = 1 if len(segment["ops"]) > segment["copies"] else SENDING
-                        own[kind] = max(own[kind], weight)
-                weights[Action("F", s, k)] = own["F"]
-                weights[Action("B", s, k)] = own["B"] if deferred else 2 * own["B"]
+                        duration = 1 if len(segment["ops"]) > segment["copies"] else SENDING
+                        own[kind] = max(own[kind], duration)
+                durations[Action("F", s, k)] = own["F"]
+                durations[Action("B", s, k)] = own["B"] if deferred else 2 * own["B"]
                 # All of the backward pass, where no one waits for gradients.
-                weights[Action("W", s, k)] = own["W"] if own["B"] else 2 * own["W"]
-        return weights
+                durations[Action("W", s, k)] = own["W"] if own["B"] else 2 * own["W"]
+        return durations
 
     def _only_sends(self, s):
-        weights = {(kind, self.weights[kind, s, k]) for kind in "FBW" for k in range(self.pieces)}
-        return weights == {("F", SENDING), ("B", 0), ("W", 0)}
+        durations = {
+            (kind, self.durations[kind, s, k]) for kind in "FBW" for k in range(self.pieces)
+        }
+        return durations == {("F", SENDING), ("B", 0), ("W", 0)}
 
     def costs(self, times):
         """(kind, stage) -> seconds of a micro-batch's passes, as what each action takes: none
         where a micro-batch has nothing to do, and all of the backward pass where all of it is
         deferred."""
-        costs = dict(self.weights)
-        for action, weight in self.weights.items():
+        costs = dict(self.durations)
+        for action, duration in self.durations.items():
             kind, s, k = action
-            if weight and (kind, s) in times:
-                whole = kind == "W" and not self.weights["B", s, k]
+            if duration and (kind, s) in times:
+                whole = kind == "W" and not self.durations["B", s, k]
                 costs[action] = times[kind, s] + (times.get(("B", s), 0) if whole else 0)
         return costs
 
@@ -244,7 +248,7 @@ class Stages:
         micro-batches the user's table is; those of a smaller batch are the first of them."""
         graph = self.graph
         if isinstance(schedule, str):
-            return schedules.make_table(graph, micro_batches, schedule, self.weights, phases)
+            return schedules.make_table(graph, micro_batches, schedule, self.durations, phases)
         kinds = {"F", "B", "W"} if phases == "FB" else set("BW" if phases == "B" else "F")
         table = schedules.parse_table(schedule, graph)
         if of is not None and micro_batches < of:
@@ -269,7 +273,7 @@ class Stages:
                     numbers.extend((*at, self._owners.get(at, (None, stage))[1]))
 
         # In the order in which actions begin on paper, so that memory goes on from what ends early to what begins late.
-        spans = schedules.simulate(table, self.graph, micro_batches, self.weights, phases).spans
+        spans = schedules.simulate(table, self.graph, micro_batches, self.durations, phases).spans
         for action in sorted(spans, key=lambda a: (spans[a][0], self.graph.devices[a.stage])):
             phase, piece, segments = self.segments_of(action)
             for segment in segments:
@@ -285,7 +289,7 @@ class Stages:
 
     def bytes_of(self, schedule, micro_batches, times):
         """The most bytes on each device with the table that a schedule makes of such times (`peaks`)."""
-        with _core.Scope((vars(self), "weights", self.costs(times))):
+        with _core.Scope((vars(self), "durations", self.costs(times))):
             return self.peaks(self.items(self.table(schedule, micro_batches, "FB"), micro_batches, "FB"), "FB")
 
     def segments_of(self, action):

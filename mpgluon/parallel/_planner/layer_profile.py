@@ -27,17 +27,21 @@ __all__ = ["Layer", "Profile", "measure"]
 
 FORMAT = "mpgluon profile 2"
 ALIKE = 0.1
-PIECES = 4  # micro-batches of a measurement
+MICRO_BATCHES = 4  # micro-batches of a measurement
 
 # Of one micro-batch: seconds of the forward pass, of the whole backward pass, of input gradients, and of weight gradients where these are
 # apart; bytes kept for backward, bytes used while the layer runs, and the same for the first micro-batch, which adds to no gradients.
-Cost = collections.namedtuple("Cost", ["forward", "backward", "inputs", "weights", "saved", "working", "first"], defaults=[0])
+Cost = collections.namedtuple(
+    "Cost",
+    ["forward", "backward", "input_gradients", "weight_gradients", "saved", "working", "first"],
+    defaults=[0],
+)
 NOTHING = Cost(0.0, 0.0, 0.0, 0.0, 0, 0)
 
 # A plan that was run: seconds of its quickest step, bytes of micro-batches on each device, and seconds of one micro-batch's passes, (kind, stage) ->
 # seconds, from which its schedule's table was made; None where the compiled stages are others than planned; and seconds from the first stage's begin to the
 # last one's end.
-Trial = collections.namedtuple("Trial", ["seconds", "memory", "times", "span"], defaults=[None])
+Trial = collections.namedtuple("Trial", ["seconds", "memory", "times", "makespan"], defaults=[None])
 
 
 class Layer:
@@ -117,31 +121,46 @@ class Profile(SavedAsJson):
         Where the batch is, and ``input_bytes`` its size.
     waits : dict of (Context, Context) to float
         Seconds until a device goes on after another has finished what it waits for.
-    beside : float
-        Seconds of a step beside its stages and the updates: what the host does.
+    host_overhead : float
+        Of a step, in seconds.
     trials : dict
         Plans that were run: (placement, micro-batches, schedule) -> `Trial`, where a placement is the number of each layer's device.
-    weights : dict
+    measured_bytes : dict
         Plans that were compiled: (placement, micro-batches, schedule) -> bytes of micro-batches on each device, with the table of stages that are equally heavy.
     """
 
-    def __init__(self, layers, devices, rows, costs, update=None, state_factor=0.0, transfer=None, home=None, input_bytes=0, waits=None, beside=0.0, trials=None, weights=None):
+    def __init__(
+        self,
+        layers,
+        devices,
+        rows,
+        costs,
+        update=None,
+        state_factor=0.0,
+        transfer=None,
+        home=None,
+        input_bytes=0,
+        waits=None,
+        host_overhead=0.0,
+        trials=None,
+        measured_bytes=None,
+    ):
         self.layers, self.devices, self.rows, self.costs = list(layers), list(devices), rows, costs
         self.update = update or {ctx: 0.0 for ctx in devices}
         self.state_factor = state_factor
         self.transfer = transfer or {(a, b): (0.0, 0.0) for a in devices for b in devices if a != b}
         self.home, self.input_bytes = home, input_bytes
         self.waits = waits or dict.fromkeys(self.transfer, 0.0)
-        self.beside = beside
-        self.trials, self.weights = dict(trials or {}), dict(weights or {})
+        self.host_overhead = host_overhead
+        self.trials, self.measured_bytes = dict(trials or {}), dict(measured_bytes or {})
 
     def trial(self, candidate):
         """The `Trial` of a `Candidate` that was run; None where it was not."""
         return self.trials.get(key_of(candidate))
 
-    def is_weighed(self, candidate):
+    def is_measured(self, candidate):
         """Whether the candidate's bytes are those of a compiled plan."""
-        return key_of(candidate) in self.trials or key_of(candidate) in self.weights
+        return key_of(candidate) in self.trials or key_of(candidate) in self.measured_bytes
 
     def micro_batch_rows(self, micro_batches):
         """Rows of the largest micro-batch."""
@@ -170,16 +189,39 @@ class Profile(SavedAsJson):
             "format": FORMAT,
             "rows": self.rows,
             "devices": [str(ctx) for ctx in self.devices],
-            "layers": [{"path": y.path, "kind": y.kind, "sources": y.sources, "follows": y.follows, "params": y.params} for y in self.layers],
-            "costs": {str(ctx): {str(rows): [list(cost) for cost in costs] for rows, costs in sizes.items()} for ctx, sizes in self.costs.items()},
+            "layers": [
+                {
+                    "path": y.path,
+                    "kind": y.kind,
+                    "sources": y.sources,
+                    "follows": y.follows,
+                    "params": y.params,
+                }
+                for y in self.layers
+            ],
+            "costs": {
+                str(ctx): {
+                    str(rows): [list(cost) for cost in costs] for rows, costs in sizes.items()
+                }
+                for ctx, sizes in self.costs.items()
+            },
             "update": {str(ctx): seconds for ctx, seconds in self.update.items()},
             "state_factor": self.state_factor,
             "home": None if self.home is None else str(self.home),
             "input_bytes": self.input_bytes,
             "waits": [[str(a), str(b), seconds] for (a, b), seconds in self.waits.items()],
-            "beside": self.beside,
-            "trials": [[*key, t.seconds, t.memory, t.times and [[*k, seconds] for k, seconds in t.times.items()], t.span] for key, t in self.trials.items()],
-            "weights": [[*key, sizes] for key, sizes in self.weights.items()],
+            "beside": self.host_overhead,
+            "trials": [
+                [
+                    *key,
+                    t.seconds,
+                    t.memory,
+                    t.times and [[*k, seconds] for k, seconds in t.times.items()],
+                    t.makespan,
+                ]
+                for key, t in self.trials.items()
+            ],
+            "weights": [[*key, sizes] for key, sizes in self.measured_bytes.items()],
             "transfer": [[str(a), str(b), *seconds] for (a, b), seconds in self.transfer.items()],
         }
 
@@ -397,7 +439,7 @@ class _Bench:
         probe = _Probe(layer, call.structure, call.inputs)
         self.arrays = []
         for i, array in enumerate(call.inputs):
-            shape = (PIECES, *array.shape)
+            shape = (MICRO_BATCHES, *array.shape)
             if is_floating(array.dtype):
                 made = nd.random.normal(shape=shape, ctx=ctx, dtype=array.dtype)
                 if i not in call.given:
@@ -407,7 +449,7 @@ class _Bench:
             self.arrays.append(made)
         wanted = any(is_floating(a.dtype) and i not in call.given for i, a in enumerate(call.inputs))
         self.differentiable = wanted or (trained and isinstance(layer, HybridBlock) and any(p.grad_req != "null" for p in layer.collect_params().values()))
-        self.pipeline = Pipeline(PIECES)
+        self.pipeline = Pipeline(MICRO_BATCHES)
         self.call = PipelinedCall(probe, {"pipeline": self.pipeline})
 
     def start(self):
@@ -422,9 +464,9 @@ class _Bench:
         """Seconds of the passes of the last step, for each piece."""
         run, stages, _, phases, _ = self.pipeline.last_run()
         if kind not in "F" + phases:
-            return [0.0] * PIECES
+            return [0.0] * MICRO_BATCHES
         found = []
-        for piece in range(PIECES):
+        for piece in range(MICRO_BATCHES):
             times = run.times(piece, "FB".index(kind))
             own = [i for s in range(len(stages)) for i in stages.segments_of((kind, s, piece))[2]]
             found.append(sum(times[i][1] - times[i][0] for i in own) / 1e9)
@@ -559,12 +601,13 @@ class _Relay(HybridBlock):
 
 
 def _measure_waits(devices):
-    """Seconds between the end of a stage and the begin of the next on another device; and what a step takes beside its stages."""
+    """Seconds between the end of a stage and the begin of the next on another device; and the
+    host's overhead of a step."""
     from ...gluon import Trainer
     from .._pipeline.pipeline import Pipeline
     from .._pipeline.train_step import TrainStep
 
-    found, beside = {}, []
+    found, overheads = {}, []
     for a in devices:
         for b in devices[devices.index(a) + 1 :]:
             net, pipeline = _Relay([a, b, a, b]), Pipeline(1)
@@ -577,11 +620,11 @@ def _measure_waits(devices):
                 end = time.perf_counter()
                 if repeat > 2:
                     report = pipeline.report()
-                    beside.append(end - begin - report.seconds)
+                    overheads.append(end - begin - report.seconds)
                     spans = sorted(report.spans.values())
                     gaps += [later[0] - former[1] for former, later in zip(spans, spans[1:])]
             found[a, b] = found[b, a] = max(statistics.median(gaps), 0.0)
-    return found, statistics.median(beside) if beside else 0.0
+    return found, statistics.median(overheads) if overheads else 0.0
 
 
 class Progress:

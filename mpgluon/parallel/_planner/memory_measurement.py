@@ -12,14 +12,14 @@ from . import layer_profile
 from .layer_profile import key_of
 from .search import Search
 
-__all__ = ["Scale", "best_within"]
+__all__ = ["MemoryMeter", "best_within"]
 
 SLACK = 0.2  # how far estimated bytes of micro-batches may be above a limit, or above what is needed least
 TURNS = 32  # plans that the search chose which are compiled before those are that need least
 LEANEST = 96  # how many of those
 
 
-class Scale:
+class MemoryMeter:
     """Compiles plans for a copy of the network.
 
     Parameters
@@ -32,7 +32,7 @@ class Scale:
         self.profile, self._plan_of, self._loss = profile, plan_of, loss
         self._net, self._sample, self._labels, self._copy = net, sample, labels, None
 
-    def can_weigh(self):
+    def has_room(self):
         """Whether a copy of the network's parameters and gradients has room beside what is there, wherever it is put."""
         if self._copy is not None:
             return True
@@ -46,7 +46,7 @@ class Scale:
         }
         return all(not stats["limit"] or stats["in_use"] + needed <= stats["limit"] for stats in map(memory_stats, devices))
 
-    def weigh(self, candidate):
+    def measure(self, candidate):
         """Notes the bytes of a candidate in the profile."""
         from .._pipeline.pipeline import Pipeline
         from .._pipeline.train_step import TrainStep, first_of
@@ -57,35 +57,37 @@ class Scale:
         pipeline = Pipeline(candidate.micro_batches, candidate.schedule, check=False)  # whoever runs it gets told; here it would be traced again on the whole batch
         with random.calls_at(random.get_state()):
             peaks = TrainStep(self._copy, self._loss or first_of, None, pipeline).bytes_of_step(self._sample, self._labels)
-        self.profile.weights[key_of(candidate)] = [peaks.get(ctx, 0) for ctx in self.profile.devices]
+        self.profile.measured_bytes[key_of(candidate)] = [
+            peaks.get(ctx, 0) for ctx in self.profile.devices
+        ]
 
 
-def best_within(profile, limits, numbers, names, scale=None):
+def best_within(profile, limits, numbers, names, meter=None):
     """The best candidate that has room; MXNetError, which says what is lacking, where there is none.
 
-    ``scale``: None where nothing can be compiled; the search's estimates are believed then.
+    ``meter``: None where nothing can be compiled; the search's estimates are believed then.
     """
-    if scale is None or not any(limit is not None for limit in (limits or {}).values()):
+    if meter is None or not any(limit is not None for limit in (limits or {}).values()):
         return Search(profile, limits, numbers, names).run()
     search = Search(profile, limits, numbers, names, SLACK)
     for _ in range(TURNS):
         best = search.find()
-        if best is None or profile.is_weighed(best):
+        if best is None or profile.is_measured(best):
             break
-        scale.weigh(best)
+        meter.measure(best)
         search.forget(best)
     else:
         best = None
     if best is None:
-        _weigh_leanest(search, scale)
-        known = [search.evaluate(*key) for key in profile.weights]
+        _measure_leanest(search, meter)
+        known = [search.evaluate(*key) for key in profile.measured_bytes]
         best = min((c for c in known if not search.excess(c)[0]), key=lambda c: c.seconds, default=None)
         if best is None:
             search.fail(min(known, key=search.over))
     return best
 
 
-def _weigh_leanest(search, scale):
+def _measure_leanest(search, meter):
     """Compiles the candidates that need least, until estimates are far above the least that was found."""
     profile, least = search.profile, None
     for candidate in search.lean()[:LEANEST]:
@@ -95,8 +97,8 @@ def _weigh_leanest(search, scale):
             and search.over_by(*zip(*candidate.memory), search.slack)[0] > search.over(least)[0]
         ):
             continue
-        if key not in profile.weights:
-            scale.weigh(candidate)
+        if key not in profile.measured_bytes:
+            meter.measure(candidate)
             search.forget(candidate)
         found = search.evaluate(*key)
         if least is None or search.over(found)[0] < search.over(least)[0]:

@@ -13,7 +13,7 @@ from .._pipeline.report import Report, draw_spans, new_figure
 from .._tensor_parallel.splitting import walk
 from ..schedules import SCHEDULES, named
 from . import layer_profile
-from .memory_measurement import Scale, best_within
+from .memory_measurement import MemoryMeter, best_within
 from .search import Search
 from .trial_runs import improve
 
@@ -99,20 +99,41 @@ def plan(
         if uninitialized:
             raise MXNetError(f"plan: parameter '{uninitialized[0]}' is not initialized; call net.initialize() before")
         profile = layer_profile.measure(net, sample, devices, counts, loss, labels, optimizer, optimizer_params, repeats, progress)
-        scale = _scale(profile, plan_of, net, sample, labels, loss)
-        return plan_of(improve(profile, limits, counts, names, plan_of, scale, trials, net, sample, labels, loss, optimizer, optimizer_params, progress))
+        meter = _meter(profile, plan_of, net, sample, labels, loss)
+        return plan_of(
+            improve(
+                profile,
+                limits,
+                counts,
+                names,
+                plan_of,
+                meter,
+                trials,
+                net,
+                sample,
+                labels,
+                loss,
+                optimizer,
+                optimizer_params,
+                progress,
+            )
+        )
     missing = [ctx for ctx in devices if ctx not in profile.devices]
     if missing:
         raise MXNetError(f"plan: the profile has no measurements on {missing[0]}; it has {', '.join(map(str, profile.devices))}")
     if profile.rows != rows:
         raise MXNetError(f"plan: the profile was made for batches of {counted(profile.rows, 'row')}, the sample has {rows}")
     profile = _restricted(profile, devices)
-    return plan_of(best_within(profile, limits, counts, names, _scale(profile, plan_of, net, sample, labels, loss)))
+    return plan_of(
+        best_within(
+            profile, limits, counts, names, _meter(profile, plan_of, net, sample, labels, loss)
+        )
+    )
 
 
-def _scale(profile, plan_of, net, sample, labels, loss):
-    scale = Scale(profile, plan_of, net, sample, labels, loss)
-    return scale if scale.can_weigh() else None
+def _meter(profile, plan_of, net, sample, labels, loss):
+    meter = MemoryMeter(profile, plan_of, net, sample, labels, loss)
+    return meter if meter.has_room() else None
 
 
 def _check_arrays(sample, labels):
@@ -169,7 +190,7 @@ def _restricted(profile, devices):
     pairs = {pair: seconds for pair, seconds in profile.transfer.items() if pair[0] in devices and pair[1] in devices}
     return layer_profile.Profile(
         profile.layers, devices, profile.rows, {ctx: profile.costs[ctx] for ctx in devices}, {ctx: profile.update[ctx] for ctx in devices}, profile.state_factor, pairs, profile.home, profile.input_bytes,
-        {pair: seconds for pair, seconds in profile.waits.items() if pair in pairs}, profile.beside,
+        {pair: seconds for pair, seconds in profile.waits.items() if pair in pairs}, profile.host_overhead,
     )  # fmt: skip
 
 
@@ -421,7 +442,10 @@ class Comparison:
 
     def __init__(self, plan, report):
         trial = plan.profile.trial(plan.candidate)
-        self.predicted, self.measured = trial.span if trial and trial.span else plan.simulation.length, report.seconds
+        self.predicted, self.measured = (
+            trial.makespan if trial and trial.makespan else plan.simulation.length,
+            report.seconds,
+        )
         self.error = self.predicted / self.measured - 1 if self.measured else 0.0
         self.bubbles = plan.bubble, report.bubble
         times = plan.candidate.times

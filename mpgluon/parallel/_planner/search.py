@@ -40,7 +40,7 @@ class Search:
     names : list of str, optional
         Schedules; by default all that have a name.
     slack : float
-        The share of its micro-batches' bytes that a plan which was not weighed may exceed a limit by: those are estimates.
+        The share of its micro-batches' bytes that a plan whose bytes were not measured may exceed a limit by: those are estimates.
     """
 
     def __init__(self, profile, memory=None, micro_batches=(1,), names=None, slack=0.0):
@@ -94,18 +94,25 @@ class Search:
         """The candidate, simulated; where it was run, with the time and the memory that it took."""
         key = (tuple(placement), micro_batches, schedule)
         if key not in self._seen:
-            trial, weight = self.profile.trials.get(key), self.profile.weights.get(key)
+            trial, measured = self.profile.trials.get(key), self.profile.measured_bytes.get(key)
             if (
-                None not in (trial, weight)
+                None not in (trial, measured)
                 and self.over_by(self.fixed_memory(self.whole(key[0])), trial.memory)[0] > 0
             ):
                 trial = None  # there is a leaner table
             if trial is not None and trial.times:
                 candidate = self.simulated(*key, trial.times)
             else:
-                candidate = self.simulated(*key) if weight is None else self.even(*key)
-            if trial is not None or weight is not None:
-                candidate = candidate._replace(memory=[(fixed, size) for (fixed, _), size in zip(candidate.memory, trial.memory if trial else weight)])
+                candidate = self.simulated(*key) if measured is None else self.even(*key)
+            if trial is not None or measured is not None:
+                candidate = candidate._replace(
+                    memory=[
+                        (fixed, size)
+                        for (fixed, _), size in zip(
+                            candidate.memory, trial.memory if trial else measured
+                        )
+                    ]
+                )
             self._seen[key] = candidate if trial is None else candidate._replace(seconds=trial.seconds)
         return self._seen[key]
 
@@ -129,9 +136,11 @@ class Search:
         for s, stage in enumerate(stages):
             own = costs[devices[stage[0]]]
             times["F", s] += sum(own[i].forward for i in stage)
-            times["B", s] += sum(own[i].inputs if deferred else own[i].backward for i in stage)
+            times["B", s] += sum(
+                own[i].input_gradients if deferred else own[i].backward for i in stage
+            )
             if deferred:
-                times["W", s] = sum(own[i].weights for i in stage)
+                times["W", s] = sum(own[i].weight_gradients for i in stage)
             for i in stage:
                 for source, size in self.layers[i].sources:
                     if of[source] == s:
@@ -142,9 +151,9 @@ class Search:
         home = self.profile.devices.index(self.profile.home) if self.profile.home in self.profile.devices else None
         elsewhere = {devices[i] for i, layer in enumerate(self.layers) if not layer.sources and devices[i] != home} if home is not None else ()
         where = [devices[stage[0]] for stage in stages]
-        senders = set()
+        transfer_only = set()
         if elsewhere:  # the batch is sent from where it is: a stage in front
-            stages, where, senders = [[], *stages], [home, *where], {0}
+            stages, where, transfer_only = [[], *stages], [home, *where], {0}
             used = list(dict.fromkeys(where))
             sources = [set(), *[{t + 1 for t in before} for before in sources]]
             waits = collections.Counter({(a + 1, b + 1): value for (a, b), value in waits.items()})
@@ -154,16 +163,25 @@ class Search:
                 if any(not self.layers[i].sources and devices[i] != home for i in stage):
                     sources[s].add(0)
                     times["F", 0] += self.profile.seconds_of_transfer(self.profile.home, self.profile.devices[where[s]], self.profile.input_bytes / micro_batches)
-        whole = [not deferred or not before - senders for before in sources]
+        whole = [not deferred or not before - transfer_only for before in sources]
         if deferred:  # where nobody waits for input gradients, all of the backward pass is deferred
             for s in range(len(stages)):
                 if whole[s]:
                     times["W", s], times["B", s] = times["W", s] + times["B", s], 0.0
-        graph = StageGraph([used.index(d) for d in where], sources, deferred, senders=senders)
+        graph = StageGraph(
+            [used.index(d) for d in where], sources, deferred, transfer_only=transfer_only
+        )
         times = {(kind, s): times[kind, s] for s in range(len(stages)) for kind in ("FBW" if deferred else "FB")} | (measured or {})
         order = times
         if even:  # as `Stages` has it
-            order = {(kind, s): SENDING if s in senders else 2 if (kind == "W" and whole[s]) or (kind == "B" and not deferred) else 1 for kind, s in times}
+            order = {
+                (kind, s): SENDING
+                if s in transfer_only
+                else 2
+                if (kind == "W" and whole[s]) or (kind == "B" and not deferred)
+                else 1
+                for kind, s in times
+            }
             order.update({key: 0 for key, value in times.items() if not value and key[0] != "F"})
         table = schedules.make_table(graph, micro_batches, schedule, order)
         contexts = self.profile.devices
@@ -177,7 +195,18 @@ class Search:
         for i, layer in enumerate(self.layers):
             ends[devices[i]] += self.profile.update[self.profile.devices[devices[i]]] * sum(size for size, trained in layer.params.values() if trained)
         memory = self._memory(devices, stages, where, table, costs, micro_batches, whole)
-        return Candidate(max(ends) + self.profile.beside, placement, micro_batches, schedule, stages, where, times, simulation, memory, None if even else order)
+        return Candidate(
+            max(ends) + self.profile.host_overhead,
+            placement,
+            micro_batches,
+            schedule,
+            stages,
+            where,
+            times,
+            simulation,
+            memory,
+            None if even else order,
+        )
 
     def _pass_on(self, times, waits, source, target, a, b, size):
         contexts = self.profile.devices
@@ -247,7 +276,7 @@ class Search:
     def over(self, candidate):
         """How far a candidate is over the limits, or below them: (bytes, device, bytes needed) of the device that is the worst off."""
         return self.over_by(
-            *zip(*candidate.memory), 0.0 if self.profile.is_weighed(candidate) else self.slack
+            *zip(*candidate.memory), 0.0 if self.profile.is_measured(candidate) else self.slack
         )
 
     def excess(self, candidate):
@@ -323,7 +352,9 @@ class Search:
             d = devices[i]
             cost = costs[d][i]
             first.setdefault(d, (ahead, back) if chain else (0.0, 0.0))
-            load[d] += cost.forward + (cost.inputs + cost.weights if deferred else cost.backward)
+            load[d] += cost.forward + (
+                cost.input_gradients + cost.weight_gradients if deferred else cost.backward
+            )
             ahead += cost.forward
             back += 0.0 if deferred else cost.backward
             update[d] += self.profile.update[self.profile.devices[d]] * sum(size for size, trained in layer.params.values() if trained)
@@ -556,6 +587,6 @@ class Search:
                     f"optimizer states, {moving:,} for micro-batches under way")
                 )  # fmt: skip
         raise MXNetError(
-            f"plan: no placement has room within the memory limits. The leanest ({candidate.micro_batches} micro-batches, {candidate.schedule}){'' if self.profile.is_weighed(candidate) else ', by estimate,'} needs "
+            f"plan: no placement has room within the memory limits. The leanest ({candidate.micro_batches} micro-batches, {candidate.schedule}){'' if self.profile.is_measured(candidate) else ', by estimate,'} needs "
             f"{'; '.join(text for _, text in sorted(lacking))}. Smaller batches, more micro-batches, more devices or recompute take less"
         )

@@ -26,16 +26,33 @@ NEAR, ENOUGH = 1.1, 20.0  # what is run beyond the search's own choice: predicte
 MOST = 3.0  # by how much a cost is corrected at most
 
 
-def improve(profile, limits, numbers, names, plan_of, scale, count, net, sample, labels, loss, optimizer, optimizer_params, progress=None):
+def improve(
+    profile,
+    limits,
+    numbers,
+    names,
+    plan_of,
+    meter,
+    count,
+    net,
+    sample,
+    labels,
+    loss,
+    optimizer,
+    optimizer_params,
+    progress=None,
+):
     """Runs up to `count` plans, and returns the best candidate of those that were run; of a search without any, where there is no room to run one.
 
-    ``plan_of``: makes a `Plan` of a candidate. ``scale``: a `weighing.Scale`, or None.
+    ``plan_of``: makes a `Plan` of a candidate. ``meter``: a `memory_measurement.MemoryMeter`, or None.
     """
     corrected, tried, trials, bar = set(), [], [], layer_profile.Progress("trials ", count + 1, progress and count > 0)
     begin = time.perf_counter()
     with random.calls_at(random.get_state()):
         while len(tried) < count:
-            candidate = _next(profile, limits, numbers, names, scale, time.perf_counter() - begin < ENOUGH)
+            candidate = _next(
+                profile, limits, numbers, names, meter, time.perf_counter() - begin < ENOUGH
+            )
             if candidate is None or not _has_room(profile, candidate):
                 break
             trial = _Trial(plan_of(candidate), net, sample, labels, loss, optimizer, optimizer_params)
@@ -57,19 +74,27 @@ def improve(profile, limits, numbers, names, plan_of, scale, count, net, sample,
     search = Search(profile, limits, numbers, names)
     best = [search.evaluate(*key_of(c)) for c in tried]
     best = [c for c in best if not search.excess(c)[0]]
-    return min(best, key=lambda c: c.seconds) if best else best_within(profile, limits, numbers, names, scale)
+    return (
+        min(best, key=lambda c: c.seconds)
+        if best
+        else best_within(profile, limits, numbers, names, meter)
+    )
 
 
-def _next(profile, limits, numbers, names, scale, further):
+def _next(profile, limits, numbers, names, meter, further):
     """The candidate to be run next: the best, as long as it was not run, and then (`further`) the best of those near to it; None: enough were run."""
-    best = best_within(profile, limits, numbers, names, scale)
+    best = best_within(profile, limits, numbers, names, meter)
     if profile.trial(best) is None:
         return best
     search = Search(profile, limits, numbers, names)
     near = [search.evaluate(*key) for key in search.near(best)] if further else []
     for c in sorted((c for c in near if profile.trial(c) is None and c.seconds <= NEAR * best.seconds), key=lambda c: c.seconds):
-        if scale is not None and key_of(c) not in profile.weights and any(limit is not None for limit in search.limits):
-            scale.weigh(c)
+        if (
+            meter is not None
+            and key_of(c) not in profile.measured_bytes
+            and any(limit is not None for limit in search.limits)
+        ):
+            meter.measure(c)
             search.forget(c)
             c = search.evaluate(*key_of(c))
         if not search.excess(c)[0]:
@@ -126,7 +151,7 @@ class _Trial:
         self._start()
 
     def _start(self):
-        self.seconds, self.span, self.report, self._passes = float("inf"), None, None, {}
+        self.seconds, self.makespan, self.report, self._passes = float("inf"), None, None, {}
 
     def warm(self, fits):
         """The first steps, which compile; what the later ones take is what the schedule is made from, and kept with the plan: other times would make other
@@ -152,7 +177,7 @@ class _Trial:
         if not passes:
             return
         self.report = self.pipeline.report()
-        self.span = min(self.report.seconds, self.span or float("inf"))
+        self.makespan = min(self.report.seconds, self.makespan or float("inf"))
         for action, (first, last) in self.report.spans.items():
             self._passes[action] = min(last - first, self._passes.get(action, float("inf")))
 
@@ -165,7 +190,12 @@ class _Trial:
 
     def result(self):
         """What is kept of it."""
-        return Trial(self.seconds, [self.report.planned_bytes.get(ctx, 0) for ctx in self.devices], self.times, self.span)
+        return Trial(
+            self.seconds,
+            [self.report.planned_bytes.get(ctx, 0) for ctx in self.devices],
+            self.times,
+            self.makespan,
+        )
 
     def stages(self):
         """For each device, for each of its stages in order: seconds by kind of pass."""
@@ -193,13 +223,17 @@ def _correct(profile, candidate, measured, corrected):
             forward, backward = sum(own[i].forward for i in layers), sum(own[i].backward for i in layers)
             factors["forward"] = _factor(took.get("F", 0.0) - (passes.get("F", 0.0) - forward), forward)
             whole = passes.get("B", 0.0) + passes.get("W", 0.0)
-            inner = sum(own[i].inputs + own[i].weights for i in layers) if "W" in passes else backward
+            inner = (
+                sum(own[i].input_gradients + own[i].weight_gradients for i in layers)
+                if "W" in passes
+                else backward
+            )
             factors["backward"] = _factor(took.get("B", 0.0) + took.get("W", 0.0) - (whole - inner), inner)
-            factors["inputs"] = factors["weights"] = factors["backward"]
+            factors["input_gradients"] = factors["weight_gradients"] = factors["backward"]
             if took.get("W") and took.get("B"):
-                weights = sum(own[i].weights for i in layers)
-                factors["weights"] = _factor(took["W"], weights)
-                factors["inputs"] = _factor(took["B"] - (whole - inner), inner - weights)
+                weights = sum(own[i].weight_gradients for i in layers)
+                factors["weight_gradients"] = _factor(took["W"], weights)
+                factors["input_gradients"] = _factor(took["B"] - (whole - inner), inner - weights)
             _multiply(profile, ctx, rows, layers, factors, corrected)
 
 
@@ -219,7 +253,10 @@ def _multiply(profile, ctx, rows, layers, factors, corrected):
 
 
 def _correct_rest(profile, tried):
-    """What a step takes beside its stages: what is left between the prediction and the measured step, of the plan where that is least."""
-    profile.beside = 0.0
+    """The host's overhead of a step: what is left between the prediction and the measured step,
+    of the plan where that is least."""
+    profile.host_overhead = 0.0
     search = Search(profile)
-    profile.beside = max(min(profile.trial(c).seconds - search.simulated(*key_of(c)).seconds for c in tried), 0.0)
+    profile.host_overhead = max(
+        min(profile.trial(c).seconds - search.simulated(*key_of(c)).seconds for c in tried), 0.0
+    )
