@@ -386,7 +386,6 @@ mpg_status mpg_compile(mpg_trace *trace, const mpg_array *inputs, uint32_t num_i
   if (c->stages == MPG_STAGES_NONE) c->recording = memchr(c->wanted, true, c->num_inputs) != NULL;
   mpg_dump_pass("traced", &c->graph, NULL, NULL);
   MPG_GOTO(rewrite(c, trace, options));
-  if (options->shared) MPG_GOTO(mpg_compiled_share_packs(c, options->shared));
   MPG_GOTO(separate_outputs(&c->graph, separate));
   mpg_dump_pass("rewritten", &c->graph, NULL, NULL);
   c->traced = mpg_malloc((c->graph.num_inputs + num_outputs + 1) * sizeof *c->traced);
@@ -398,7 +397,6 @@ mpg_status mpg_compile(mpg_trace *trace, const mpg_array *inputs, uint32_t num_i
   MPG_GOTO(mpg_graph_simplify(&c->graph));
   mpg_dump_pass("simplified", &c->graph, NULL, NULL);
   if (!c->recording && c->stages == MPG_STAGES_NONE) MPG_GOTO(mpg_compiled_make_invariants(c));
-  if (options->shared) MPG_GOTO(mpg_compiled_make_shared_invariants(c));
   MPG_GOTO(take_outputs(c, c->graph.outputs));
   MPG_GOTO(make_all(c, options->budget));
   *compiled = c;

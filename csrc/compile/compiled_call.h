@@ -23,9 +23,7 @@
  * knows, nobody looks at these arrays before the work is queued. What is made of bound inputs and
  * constants alone is kept with the binding when no gradient is recorded (weights packed or folded):
  * a invariants makes it at the first call, and again when one of these arrays has been written
- * since (invariants.c). It follows the inputs among the external arrays. Of calls in pieces, the
- * invariants packs weights once for all pieces of a run, for both phases, where packing for each
- * costs time.
+ * since (invariants.c). It follows the inputs among the external arrays.
  *
  * Ownership: a compiled call is counted; tapes of recorded calls hold references. Threads: host
  * lock.
@@ -167,10 +165,8 @@ typedef struct mpg_compile_options {
   mpg_compile_stages stages; /* for calls in pieces (pipeline_run.h); such a call cannot be called
                                 by mpg_compiled_call */
   const bool *carried;       /* per given input; NULL: none */
-  const bool *shared; /* per given input: it is the same array for all pieces of a run, of which
-                         there are several; NULL: none */
-  uint32_t num_parameters; /* of the given inputs, the last: the same arrays in call after call */
-  uint32_t num_bound;      /* likewise: those that come with a binding */
+  uint32_t num_parameters;   /* of the given inputs, the last: the same arrays in call after call */
+  uint32_t num_bound;        /* likewise: those that come with a binding */
   const mpg_memory_budget
       *budget; /* when recording: compute again what it takes to stay within; NULL: no limit */
 } mpg_compile_options;
@@ -224,10 +220,6 @@ mpg_status mpg_compiled_find_reached(const mpg_compiled *compiled, const bool *a
 
 /* invariants.c. Makes the invariants of a simplified graph, where there is something to keep. */
 mpg_status mpg_compiled_make_invariants(mpg_compiled *compiled);
-/* For calls in pieces. Puts the packing of shared weights, forward and backward, into the
- * invariants phase of the rewritten graph; then, when that is simplified, makes the invariants. */
-mpg_status mpg_compiled_share_packs(mpg_compiled *compiled, const bool *shared);
-mpg_status mpg_compiled_make_shared_invariants(mpg_compiled *compiled);
 /* The binding of a call, with a reference; made where the compiled call has another. */
 mpg_status mpg_compiled_bind(mpg_compiled *compiled, const mpg_inputs *inputs,
                              mpg_binding **binding);

@@ -2,8 +2,6 @@
 #include <string.h>
 
 #include "compile/compiled_call.h"
-#include "graph/gradient/recompute.h"
-#include "op/layers/convolution.h"
 
 /* --- Compiling -------------------------------------------------------------------------------- */
 
@@ -45,7 +43,6 @@ static mpg_status plan_invariants(mpg_compiled *c) {
                               .external = external};
   MPG_GOTO(mpg_plan_make(&request, &c->invariant_plan));
   MPG_GOTO(mpg_lower(&c->graph, &order, &c->invariant_plan, "compiled invariants", &c->invariants));
-  if (c->stages != MPG_STAGES_NONE) goto fail; /* pieces have all external arrays in one part */
   mpg_program_set_arrange(
       c->invariants, &(mpg_parts){.count = 2,
                                   .sizes = {mpg_compiled_first_fixed(c), mpg_compiled_num_fixed(c)},
@@ -67,85 +64,6 @@ mpg_status mpg_compiled_make_invariants(mpg_compiled *c) {
                                      c->num_bound + c->num_constants, c->kept, &num_kept));
   c->num_kept = (uint32_t)num_kept;
   return num_kept ? plan_invariants(c) : MPG_OK;
-}
-
-/* --- For pieces ------------------------------------------------------------------------------- */
-
-/* Packing takes 3 % of a convolution of 3,000 tiles, and more of smaller ones. */
-static bool is_small(const mpg_graph *graph, const mpg_node *convolution) {
-  enum { FEW_TILES = 4096 };
-  const mpg_winograd_params *params = convolution->params;
-  mpg_winograd w;
-  mpg_winograd_set(&w, &mpg_graph_at(graph, mpg_node_inputs(graph, convolution)[0])->desc.shape,
-                   params->num_filter, &params->pad);
-  return params->trains && w.tiles <= FEW_TILES;
-}
-
-static mpg_status share_pack(mpg_graph *graph, uint32_t n, bool backward) {
-  const mpg_node node = graph->nodes[n];
-  const mpg_value pack = mpg_node_inputs(graph, &node)[1],
-                  weight = mpg_node_inputs(graph, &node)[2];
-  graph->nodes[pack.node].phase = MPG_PHASE_INVARIANT;
-  if (!backward) return MPG_OK;
-  mpg_value result;
-  mpg_pack_winograd_params params;
-  memset(&params, 0, sizeof params);
-  params.backward = true;
-  graph->phase = MPG_PHASE_INVARIANT;
-  graph->train = true; /* as the gradient is computed, which finds this as its own twin */
-  graph->scope = node.scope;
-  graph->origin = node.origin;
-  return mpg_graph_emit(graph, mpg_op_get(MPG_OP__pack_winograd), &params, &weight, 1, MPG_NO_VALUE,
-                        &result);
-}
-
-mpg_status mpg_compiled_share_packs(mpg_compiled *c, const bool *shared) {
-  mpg_graph *graph = &c->graph;
-  uint32_t count = (uint32_t)graph->num_nodes;
-  if (mpg_recompute_wanted(graph, count))
-    return MPG_OK; /* who computes things again wants memory */
-  bool *fixed = mpg_calloc(2 * (size_t)count + 1, sizeof *fixed), *wants = fixed + count;
-  mpg_status status = MPG_OK;
-  if (!fixed) return mpg_out_of_host_memory(2 * (size_t)count);
-  const mpg_graph before = *graph;
-  for (uint32_t i = 0; i < c->num_given; i++) {
-    fixed[c->inputs[i].node] = shared[i];
-    wants[c->inputs[i].node] = c->wanted[i];
-  }
-  for (uint32_t n = 0; n < count; n++)
-    for (uint32_t i = 0; graph->nodes[n].op && i < graph->nodes[n].num_inputs; i++) {
-      uint32_t source = mpg_node_inputs(graph, &graph->nodes[n])[i].node;
-      wants[n] |= wants[source];
-      if (mpg_op_input_mutable(graph->nodes[n].op, (int)i)) fixed[source] = false;
-    }
-  for (uint32_t n = 0; n < count; n++) {
-    const mpg_node *node = &graph->nodes[n];
-    if (!node->op || node->op->id != MPG_OP__winograd_convolution || !is_small(graph, node))
-      continue;
-    const mpg_value *inputs = mpg_node_inputs(graph, node);
-    const mpg_node *pack = &graph->nodes[inputs[1].node];
-    if (!fixed[inputs[2].node] || pack->op->id != MPG_OP__pack_winograd ||
-        mpg_node_inputs(graph, pack)[0].node != inputs[2].node)
-      continue;
-    MPG_GOTO(share_pack(graph, n, c->recording && wants[inputs[0].node]));
-  }
-  MPG_VERIFY(graph);
-fail:
-  graph->phase = before.phase;
-  graph->train = before.train;
-  graph->scope = before.scope;
-  graph->origin = before.origin;
-  mpg_free(fixed);
-  return status;
-}
-
-mpg_status mpg_compiled_make_shared_invariants(mpg_compiled *c) {
-  c->kept = mpg_malloc((c->graph.num_nodes + 1) * sizeof *c->kept);
-  if (!c->kept) return mpg_out_of_host_memory(c->graph.num_nodes * sizeof *c->kept);
-  for (uint32_t n = 0; n < c->graph.num_nodes; n++)
-    if (c->graph.nodes[n].phase == MPG_PHASE_INVARIANT && !c->graph.nodes[n].duplicate_of)
-      c->kept[c->num_kept++] = (mpg_value){n, 0};
-  return c->num_kept ? plan_invariants(c) : MPG_OK;
 }
 
 /* --- Calling ---------------------------------------------------------------------------------- */

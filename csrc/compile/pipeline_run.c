@@ -283,43 +283,6 @@ static mpg_status begin_staged_call(const mpg_pipeline_run *run, mpg_micro_batch
   return mpg_staged_call_begin(set, &call, piece->rows, true, &piece->staged_calls[phase]);
 }
 
-/* What is made of parameters once for all pieces that one compiled call is for. */
-static mpg_status make_kept(const mpg_pipeline_run *run, const mpg_micro_batch *piece) {
-  const mpg_compiled *c = piece->compiled;
-  mpg_status status = MPG_OK;
-  mpg_storage **blocks = mpg_calloc(c->invariants->num_blocks + 1, sizeof *blocks);
-  if (!blocks) return mpg_out_of_host_memory(c->invariants->num_blocks * sizeof *blocks);
-  for (uint32_t i = 0; i < c->num_kept; i++) {
-    const mpg_graph_value *value = mpg_graph_at(&c->graph, c->kept[i]);
-    mpg_device *device;
-    MPG_GOTO(mpg_device_get(value->device, &device));
-    MPG_GOTO(mpg_tensor_create(device, &value->desc, &piece->externals[mpg_compiled_kept(c, i)]));
-  }
-  MPG_GOTO(mpg_launch(c->invariants, &(mpg_launching){.parts = {piece->externals},
-                                                      .blocks = blocks,
-                                                      .scope = run->scope,
-                                                      .origin = run->origin}));
-fail:
-  for (uint32_t i = 0; i < c->invariants->num_blocks; i++)
-    if (blocks[i]) mpg_storage_release(blocks[i]);
-  mpg_free(blocks);
-  return status;
-}
-
-static mpg_status share_kept(mpg_pipeline_run *run) {
-  for (uint32_t k = 0; k < run->num_micro_batches; k++) {
-    const mpg_compiled *c = run->pieces[k].compiled;
-    uint32_t first = mpg_micro_batch_first_alike(run, k);
-    if (c->invariants && first == k) MPG_TRY(make_kept(run, &run->pieces[k]));
-    for (uint32_t i = 0; first != k && i < c->num_kept; i++) {
-      mpg_tensor *kept = &run->pieces[k].externals[mpg_compiled_kept(c, i)];
-      *kept = run->pieces[first].externals[mpg_compiled_kept(c, i)];
-      mpg_tensor_retain(kept);
-    }
-  }
-  return MPG_OK;
-}
-
 static void *copied(const void *source, size_t size) {
   void *copy = mpg_malloc(size + 1);
   if (copy && size) memcpy(copy, source, size);
@@ -365,7 +328,6 @@ mpg_status mpg_pipeline_run_new(const mpg_pipeline_run_request *request,
     if (c->graph.num_random > num_random) num_random = c->graph.num_random;
   }
   MPG_GOTO(bind_forward(run));
-  MPG_GOTO(share_kept(run));
   if (num_random) run->random = mpg_random_next(num_random);
   for (uint32_t k = 0; k < run->num_micro_batches; k++) {
     mpg_micro_batch *piece = &run->pieces[k];

@@ -92,14 +92,6 @@ typedef struct mpg_micro_batch_check {
 } mpg_micro_batch_check;
 mpg_status mpg_pipeline_run_check(mpg_compiled *compiled, const mpg_micro_batch_check *check);
 
-/* The first piece of the same compiled call: they share what its invariants makes, which is queued
- * with the new run. */
-static inline uint32_t mpg_micro_batch_first_alike(const mpg_pipeline_run *run, uint32_t k) {
-  uint32_t first = 0;
-  while (run->pieces[first].compiled != run->pieces[k].compiled) first++;
-  return first;
-}
-
 /* New, with its outputs made; of the pieces nothing is queued. Checks that the pieces' shapes fit
  * the inputs. */
 mpg_status mpg_pipeline_run_new(const mpg_pipeline_run_request *request, mpg_pipeline_run **pieces);

@@ -52,14 +52,12 @@ static bool same_desc(const mpg_desc *a, const mpg_desc *b) {
   return a->dtype == b->dtype && mpg_shape_equal(&a->shape, &b->shape);
 }
 
-/* One phase and one region: a value of another would have to be kept until this one reads it, as
- * what the invariants makes is. What was one node when regions were given out (recompute_budget.c)
- * stays one. */
+/* One phase and one region: a value of another would have to be kept until this one reads it.
+ * What was one node when regions were given out (recompute_budget.c) stays one. */
 static bool same_node(const mpg_graph *graph, uint32_t number_a, uint32_t number_b) {
   const mpg_node *a = &graph->nodes[number_a], *b = &graph->nodes[number_b];
   if (a->op != b->op || a->num_inputs != b->num_inputs || a->num_outputs != b->num_outputs ||
-      a->train != b->train || (a->phase != b->phase && a->phase != MPG_PHASE_INVARIANT) ||
-      !mpg_device_id_equal(a->device, b->device))
+      a->train != b->train || a->phase != b->phase || !mpg_device_id_equal(a->device, b->device))
     return false;
   if (a->region != b->region && b->duplicate_of != number_a + 1) return false;
   if (a->op->params->size && memcmp(a->params, b->params, a->op->params->size)) return false;

@@ -60,9 +60,8 @@ done:
   return result;
 }
 
-/* kept_by: whose invariants's results count; NULL: none. */
-static PyObject *describe_set(const mpg_program_set *set, const mpg_compiled *kept_by) {
-  PyObject *segments = PyList_New(0), *blocks = PyList_New(0), *kept = PyList_New(0);
+static PyObject *describe_set(const mpg_program_set *set) {
+  PyObject *segments = PyList_New(0), *blocks = PyList_New(0);
   for (uint32_t i = 0; segments != NULL && i < set->num_segments; i++) {
     PyObject *item = describe_segment(set, &set->segments[i]);
     if (item == NULL || PyList_Append(segments, item) < 0) Py_CLEAR(segments);
@@ -76,18 +75,9 @@ static PyObject *describe_set(const mpg_program_set *set, const mpg_compiled *ke
     if (item == NULL || PyList_Append(blocks, item) < 0) Py_CLEAR(blocks);
     Py_XDECREF(item);
   }
-  for (uint32_t i = 0; kept != NULL && kept_by != NULL && i < kept_by->num_kept; i++) {
-    const mpg_graph_value *value = mpg_graph_at(&kept_by->graph, kept_by->kept[i]);
-    PyObject *item = Py_BuildValue("Nn", context_of(value->device),
-                                   (Py_ssize_t)mpg_pool_block_size(mpg_desc_bytes(&value->desc)));
-    if (item == NULL || PyList_Append(kept, item) < 0) Py_CLEAR(kept);
-    Py_XDECREF(item);
-  }
-  PyObject *result =
-      segments != NULL && blocks != NULL && kept != NULL
-          ? Py_BuildValue("{s:O,s:O,s:O}", "segments", segments, "blocks", blocks, "kept", kept)
-          : NULL;
-  Py_XDECREF(kept);
+  PyObject *result = segments != NULL && blocks != NULL
+                         ? Py_BuildValue("{s:O,s:O}", "segments", segments, "blocks", blocks)
+                         : NULL;
   Py_XDECREF(segments);
   Py_XDECREF(blocks);
   return result;
@@ -118,32 +108,27 @@ static bool *flags_from(PyObject *object, Py_ssize_t count, const char *what) {
 }
 
 static PyObject *staged_call_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-  static char *names[] = {"trace", "inputs", "wanted", "carried", "recording",
-                          "exact", "defer",  "shared", NULL};
-  PyObject *trace, *inputs_object, *wanted_object, *carried_object, *shared_object = Py_None,
-                                                                    *keep = NULL;
+  static char *names[] = {"trace",     "inputs", "wanted", "carried",
+                          "recording", "exact",  "defer",  NULL};
+  PyObject *trace, *inputs_object, *wanted_object, *carried_object, *keep = NULL;
   int recording = 1, exact = 0, defer = 0;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO|pppO:StagedCall", names, &trace,
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO|ppp:StagedCall", names, &trace,
                                    &inputs_object, &wanted_object, &carried_object, &recording,
-                                   &exact, &defer, &shared_object))
+                                   &exact, &defer))
     return NULL;
   staged_call *self = NULL;
-  bool *wanted = NULL, *carried = NULL, *shared = NULL;
+  bool *wanted = NULL, *carried = NULL;
   mpg_array **inputs = PyMem_Calloc(MOST, sizeof *inputs);
   if (inputs == NULL) return PyErr_NoMemory();
   int count = mpg_py_array_list(inputs_object, inputs, MOST, &keep, "StagedCall");
   if (count < 0) goto done;
   wanted = flags_from(wanted_object, count, "StagedCall: wanted");
   carried = wanted != NULL ? flags_from(carried_object, count, "StagedCall: carried") : NULL;
-  if (carried == NULL ||
-      (shared_object != Py_None &&
-       (shared = flags_from(shared_object, count, "StagedCall: shared")) == NULL))
-    goto done;
+  if (carried == NULL) goto done;
   mpg_compile_options options = {.recording = recording,
                                  .exact = exact,
                                  .wanted = wanted,
                                  .carried = carried,
-                                 .shared = shared,
                                  .stages = defer ? MPG_STAGES_DEFERRED : MPG_STAGES_WHOLE};
   mpg_inputs given = {.given = inputs, .num_given = (uint32_t)count};
   mpg_compiled *compiled = mpg_py_trace_and_compile(trace, &given, &options);
@@ -158,7 +143,6 @@ done:
   PyMem_Free(inputs);
   PyMem_Free(wanted);
   PyMem_Free(carried);
-  PyMem_Free(shared);
   return (PyObject *)self;
 }
 
@@ -188,7 +172,7 @@ static PyObject *staged_call_outputs(PyObject *object, void *unused) {
 static PyObject *staged_call_forward(PyObject *object, PyObject *unused) {
   (void)unused;
   const mpg_compiled *c = ((staged_call *)object)->compiled;
-  return describe_set(c->programs, c);
+  return describe_set(c->programs);
 }
 
 static int numbers_from(PyObject *object, Py_ssize_t count, uint32_t limit, uint32_t *numbers,
@@ -525,11 +509,8 @@ static PyObject *piece_run_describe(PyObject *object, PyObject *args) {
   int phase;
   const mpg_micro_batch *piece = piece_at(object, args, &phase);
   if (piece == NULL) return NULL;
-  const mpg_pipeline_run *run = ((pipeline_run *)object)->run;
-  bool keeps = !phase && mpg_micro_batch_first_alike(run, (uint32_t)(piece - run->pieces)) ==
-                             (uint32_t)(piece - run->pieces);
   const mpg_program_set *set = phase ? piece->backward->programs : piece->compiled->programs;
-  PyObject *arrays = PyList_New(0), *result = describe_set(set, keeps ? piece->compiled : NULL);
+  PyObject *arrays = PyList_New(0), *result = describe_set(set);
   for (uint32_t i = 0; arrays != NULL && i < set->num_externals; i++) {
     const mpg_tensor *array = &piece->externals[i];
     PyObject *item =

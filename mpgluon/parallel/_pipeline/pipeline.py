@@ -260,7 +260,6 @@ class _Entry:
                 "segments": sum(s["device"] == ctx for d in (stages.forward, stages.backward) if d for s in d[0]["segments"]),
                 "copies": sum(stage["copies"] for stage in own), "bytes_sent": sum(stage["bytes_sent"] for stage in own),
                 "planned": {size: stages.planned(rows.index(size))[ctx] for size in dict.fromkeys(rows)}, "peak": peaks.get(ctx, 0),
-                "kept": sum(size for piece in stages.forward for device, size in piece["kept"] if device == ctx),
             }  # fmt: skip
         inputs = [(shape, _core.dtype_name(dtype), str(ctx), False) for ctx, dtype, shape in self.shapes]
         return {
@@ -279,12 +278,10 @@ class _Entry:
         if key not in self.calls:
             carried = [kind == CARRIED for kind in self.kinds] + [False] * len(self.signature.used)
 
-            parameters = [kind == SHARED for kind in self.kinds] + [True] * len(self.signature.used) if self.pipeline.micro_batches > 1 else None
-
             def make():
                 none = [False] * len(arrays)
                 return _core.StagedCall(
-                    lambda *traced: self.trace(rows, *traced), arrays, wanted or none, carried, recording=recording, exact=exact, defer=deferred, shared=parameters
+                    lambda *traced: self.trace(rows, *traced), arrays, wanted or none, carried, recording=recording, exact=exact, defer=deferred
                 )
 
             try:

@@ -306,7 +306,6 @@ class Stages:
         """The most bytes that the blocks of all pieces take on each device, when items are queued in this order.
 
         A block is taken with the first segment that touches it and given back behind the last, unless all are ``kept`` for a backward to come; a lane is kept for other pieces.
-        Weights packed for all pieces are there from the beginning to the end.
         """
         uses, sizes, held, spare = {}, {}, {}, {}
         for phase, described in enumerate((self.forward, self.backward)):
@@ -318,7 +317,7 @@ class Stages:
                 for segment in programs["segments"]:
                     for block in segment["blocks"]:
                         uses[piece, block] = uses.get((piece, block), 0) + 1
-        now = {ctx: sum(size for piece in self.forward for device, size in piece["kept"] if device == ctx) for ctx in self.contexts}
+        now = dict.fromkeys(self.contexts, 0)
         peaks = dict(now)
         for phase, piece, number, _ in zip(*[iter(items)] * 4):
             blocks = (self.forward, self.backward)[phase][piece]["segments"][number]["blocks"]

@@ -1,4 +1,4 @@
-"""Pipelines of convolutions: weights are packed once for all micro-batches of a step, with the bits of packing for each."""
+"""Pipelines of convolutions by Winograd's algorithm have the bits of their micro-batches by themselves."""
 
 import numpy as np
 import pytest
@@ -7,13 +7,12 @@ from support.devices import cpus_only, on
 from test_pipeline import Chain
 
 import mpgluon as mx
-from mpgluon import _core, autograd, nd
+from mpgluon import autograd, nd
 from mpgluon.gluon import nn
 from mpgluon.parallel import Pipeline
 
 pytestmark = cpus_only
-PACK, CHANNELS = "_pack_winograd", 32
-PACKED = 16 * CHANNELS * CHANNELS * 4  # bytes of a packed weight
+CHANNELS = 32
 
 
 def convolutions(i, count=2):
@@ -60,15 +59,6 @@ def accumulate(net, x, count):
     return outputs, grads(net)
 
 
-def packs(function):
-    mx.nd.waitall()
-    _core.profiler_start()
-    function()
-    mx.nd.waitall()
-    _core.profiler_stop()
-    return sum(e[1] == PACK for e in _core.profiler_events() if e[2] == "op")
-
-
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zero_bubble"])
 @pytest.mark.parametrize("rows", [8, 10])  # of which the last are of another size
 def test_bits_are_those_of_micro_batches_by_themselves(schedule, rows):
@@ -87,25 +77,6 @@ def test_bits_are_those_of_micro_batches_by_themselves(schedule, rows):
         same_bits(grads(net), wanted)
 
 
-def test_a_step_packs_each_weight_once_forward_and_once_backward():
-    x = data()
-    net = chain(pipeline=Pipeline(4))
-    step(net, x)
-    # Four convolutions; the gradient of the first one's data is not wanted.
-    assert packs(lambda: step(net, x)) == 4 + 3
-    assert packs(lambda: net(x)) == 4
-    alone = chain(pipeline=Pipeline(1))
-    step(alone, x)
-    assert packs(lambda: step(alone, x)) == 4 + 3
-
-
-def test_sizes_of_micro_batches_have_packed_weights_each():
-    x = data(10)
-    net = chain(pipeline=Pipeline(4))  # 3, 3, 2, 2
-    step(net, x)
-    assert packs(lambda: step(net, x)) == 2 * (4 + 3)
-
-
 def test_an_update_is_seen():
     x = data()
     net, other = chain(pipeline=Pipeline(4)), chain(pipeline=Pipeline(4))
@@ -116,41 +87,15 @@ def test_an_update_is_seen():
     same_bits(step(net, x), step(other, x))
 
 
-def test_they_are_counted():
-    x = data()
-    net = chain(pipeline=Pipeline(4))
-    step(net, x)
-    entry = net.compiled()[0]
-    kept = {name: device["kept"] for name, device in entry["devices"].items()}
-    assert kept == {str(on(0)): 3 * PACKED, str(on(1)): 4 * PACKED}
-    assert all(entry["devices"][name]["peak"] >= size for name, size in kept.items())
-
-
-def test_large_convolutions_pack_for_each_call():
-    """Where packing is next to nothing of the work, memory is worth more."""
-    x = data(4, 100)
-    net = chain(pipeline=Pipeline(2), make=lambda i: convolutions(i, 1))
-    step(net, x)
-    assert packs(lambda: step(net, x)) == 2 * (2 + 1)
-
-
 @pytest.mark.parametrize("exact", [True, False])
 def test_exact(exact):
     x = data()
     net = chain(pipeline=Pipeline(4), exact=exact)
     found = step(net, x)
-    assert (packs(lambda: step(net, x)) == 0) == exact
     eager = Chain([0, 1], convolutions)
     wanted = step(eager, x)
     for a, b in zip(found[1:], wanted[1:]):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * np.abs(b).max())
-
-
-def test_recomputed_blocks_keep_no_packed_weights():
-    x = data()
-    net = chain(pipeline=Pipeline(4), recompute=True)
-    plain = chain(pipeline=Pipeline(4))
-    same_bits(step(net, x), step(plain, x))
 
 
 def test_one_weight_twice():
@@ -168,7 +113,6 @@ def test_one_weight_twice():
     _, wanted = accumulate(other, x, 4)
     for a, b in zip(grads(net), wanted):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * np.abs(b).max())
-    assert packs(lambda: step(net, x)) == 2 + 2
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
