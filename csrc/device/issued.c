@@ -1,4 +1,4 @@
-#include "device/gpu/issued.h"
+#include "device/issued.h"
 
 #include <stdio.h>
 

@@ -1,0 +1,150 @@
+"""docs/architecture.md shows what its program prints; docs/internals names every source file."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from support.devices import cpus_only
+from support.paths import ROOT
+
+
+def fences(path, language):
+    with open(os.path.join(ROOT, path)) as file:
+        return re.findall(rf"^```{language}\n(.*?)^```$", file.read(), re.MULTILINE | re.DOTALL)
+
+
+def is_part(lines, whole):
+    """The lines are all there, in their order; others may be between them."""
+    rest = iter(whole)
+    return all(line in rest for line in lines)
+
+
+@cpus_only
+def test_dumps_are_what_the_program_prints(tmp_path):
+    (program,) = fences("docs/architecture.md", "python")
+    shown = [block.splitlines() for block in fences("docs/architecture.md", "text")[1:]]
+    dump = tmp_path / "dump"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": ROOT, "MPGLUON_DUMP": str(dump)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    texts = re.split(r"^(?=== )", dump.read_text(), flags=re.MULTILINE)
+    sections = [text.splitlines() for text in texts]
+    printed = done.stdout.splitlines()
+    for lines in shown:
+        places = [s for s in sections if s and s[0] == lines[0]] or [printed]
+        if not any(is_part(lines, place) for place in places):
+            really = "\n".join(places[0])
+            pytest.fail(f"docs/architecture.md shows\n{chr(10).join(lines)}\nof\n{really}")
+    kinds = {lines[0] for lines in shown if lines[0].startswith("== ")}
+    assert kinds == {section[0] for section in sections if section}
+
+
+# The layers that a page of docs/internals describes, and the endings of source files.
+PAGES = {
+    "base-and-device": ["csrc/base", "csrc/device"],
+    "tensor": ["csrc/tensor"],
+    "op": ["csrc/op"],
+    "graph": ["csrc/graph"],
+    "autograd": ["csrc/autograd"],
+    "compile": ["csrc/compile"],
+    "io-and-comm": ["csrc/io", "csrc/comm"],
+    "python-binding": ["csrc/python"],
+    "cpu-kernels": ["kernels/common", "kernels/cpu"],
+    "cuda-kernels": ["kernels/cuda"],
+    "package": ["mpgluon"],
+    "parallel": ["mpgluon/parallel"],
+}
+SOURCES = (".c", ".cu", ".h", ".def", ".inc")
+
+
+def sources(folder):
+    for path, _, names in os.walk(os.path.join(ROOT, folder)):
+        for name in names:
+            if name.endswith(SOURCES):
+                yield os.path.relpath(os.path.join(path, name), ROOT).replace(os.sep, "/")
+
+
+def named_on(page):
+    """The words of a page that are set as code."""
+    with open(os.path.join(ROOT, "docs/internals", page + ".md")) as file:
+        return set(re.findall(r"`([^`\s]+)`", file.read()))
+
+
+def test_every_layer_has_a_page():
+    folders = set()
+    for top in ("csrc", "kernels"):
+        _, names, _ = next(os.walk(os.path.join(ROOT, top)))
+        folders |= {f"{top}/{name}" for name in names}
+    assert folders == {f for some in PAGES.values() for f in some} - {"mpgluon", "mpgluon/parallel"}
+    pages = {name[:-3] for name in os.listdir(os.path.join(ROOT, "docs/internals"))} - {"README"}
+    assert pages == set(PAGES)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_source_file_is_named(page):
+    """By its name, or the end of its path where several have that; a header with its source."""
+    found = [path for folder in PAGES[page] for path in sources(folder)]
+    words = named_on(page)
+
+    def is_named(path):
+        alike = [other for other in found if os.path.basename(other) == os.path.basename(path)]
+        parts = path.split("/")
+        ends = {"/".join(parts[i:]) for i in range(len(parts))}
+        short = {end for end in ends if len(alike) == 1 or "/" in end}
+        return bool(short & words)
+
+    missing = []
+    for path in found:
+        stem, ending = os.path.splitext(path)
+        source = next((stem + e for e in (".c", ".cu") if stem + e in found), None)
+        if not is_named(path) and not (ending == ".h" and source and is_named(source)):
+            missing.append(path)
+    assert not missing, f"docs/internals/{page}.md does not say what these are: {missing}"
+
+
+def python_files(page):
+    for path, folders, names in os.walk(os.path.join(ROOT, PAGES[page][0])):
+        folders[:] = [f for f in folders if page == "parallel" or f != "parallel"]
+        yield from (n for n in names if n.endswith(".py"))
+
+
+def test_python_files_that_are_named_exist():
+    there = set(python_files("package")) | set(python_files("parallel"))
+    for page in ("package", "parallel"):
+        words = {os.path.basename(word) for word in named_on(page) if word.endswith(".py")}
+        assert words <= there, f"docs/internals/{page}.md: {sorted(words - there)}"
+
+
+def test_python_modules_are_named():
+    for page in ("package", "parallel"):
+        words = {os.path.basename(word) for word in named_on(page)}
+        top = os.path.join(ROOT, PAGES[page][0])
+        for folder in (top, os.path.join(top, "gluon")) if page == "package" else (top,):
+            names = {n for n in os.listdir(folder) if n.endswith(".py") and n != "__init__.py"}
+            assert names <= words, f"docs/internals/{page}.md: {sorted(names - words)}"
+
+
+def test_places_of_the_glossary_exist():
+    with open(os.path.join(ROOT, "docs/glossary.md")) as file:
+        rows = [line.split("|") for line in file if line.startswith("| ")][2:]
+    for row in rows:
+        for place in re.findall(r"`([^`]+)`", row[3]):
+            assert os.path.isfile(os.path.join(ROOT, place)), f"{row[1].strip()}: {place}"
+    terms = [row[1].strip() for row in rows]
+    assert terms == sorted(terms, key=lambda term: term.replace("-", " "))
+
+
+def test_links_of_the_docs_lead_somewhere():
+    for path, _, names in os.walk(os.path.join(ROOT, "docs")):
+        for name in (n for n in names if n.endswith(".md")):
+            with open(os.path.join(path, name)) as file:
+                links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", file.read())
+            for link in links:
+                assert os.path.exists(os.path.join(path, link)), f"{name} links to {link}"
