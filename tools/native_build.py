@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 # Files of the core that the GPU library has a copy of: plain functions without state.
-CUDA_SHARED = ["csrc/op/stamp.c", "csrc/op/layers/convolution_geometry.c", "csrc/op/layers/rnn_size.c", "csrc/op/array/collective_places.c", "csrc/tensor/dtype.c", "csrc/tensor/shape.c", "csrc/base/memory.c"]
+CUDA_SHARED = ["csrc/op/stamp.c", "csrc/op/layers/convolution_geometry.c", "csrc/op/layers/rnn_size.c", "csrc/op/array/collective_places.c", "csrc/device/device_id.c", "csrc/tensor/dtype.c", "csrc/tensor/shape.c", "csrc/base/memory.c"]
 
 
 def toolkits():

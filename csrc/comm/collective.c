@@ -455,10 +455,6 @@ static mpg_status plan_single(const mpg_comm_request *r, mpg_comm_plan *plan) {
 
 /* --- Transports ------------------------------------------------------------------------------- */
 
-static const char *kind_text(mpg_device_id id) {
-  return id.type == MPG_GPU ? "gpu" : id.type == MPG_CPU ? "cpu" : "device";
-}
-
 /* Whether the devices of the inputs and results can have a communicator: MPG_OK, or why not. */
 static mpg_status check_nccl(const mpg_comm_request *r) {
   mpg_device_id all[3 * MPG_COMM_MAX_RANKS];
@@ -476,9 +472,9 @@ static mpg_status check_nccl(const mpg_comm_request *r) {
           same_device(id, k < r->num_inputs ? r->input_devices[k] : r->devices[k - r->num_inputs]);
     if (twice)
       return mpg_fail(MPG_ERROR,
-                      "two arrays are on %s(%d); NCCL takes one array from each GPU. "
+                      "two arrays are on %s; NCCL takes one array from each GPU. "
                       "transport='local' has no such limit",
-                      kind_text(id), id.index);
+                      mpg_device_id_text(id).text);
     if (known == count) all[count++] = id;
   }
   return mpg_gpu_collectives(all, count);
@@ -524,14 +520,13 @@ static mpg_status check_alike(const mpg_comm_request *r, int axis) {
       alike = d == axis || first->shape.dims[d] == other->shape.dims[d];
     if (alike) continue;
     char a[MPG_SHAPE_TEXT_SIZE], b[MPG_SHAPE_TEXT_SIZE];
-    return mpg_fail(
-        MPG_ERROR,
-        "%s: the array of rank 0 on %s(%d) is %s %s, but that of rank %d on %s(%d) is %s %s%s",
-        mpg_collective_name(r->kind), kind_text(r->input_devices[0]), r->input_devices[0].index,
-        mpg_dtype_name(first->dtype), mpg_shape_text(&first->shape, a, sizeof a), i,
-        kind_text(r->input_devices[i]), r->input_devices[i].index, mpg_dtype_name(other->dtype),
-        mpg_shape_text(&other->shape, b, sizeof b),
-        axis < 0 ? "; they must be equal" : "; they may differ along the axis only");
+    return mpg_fail(MPG_ERROR,
+                    "%s: the array of rank 0 on %s is %s %s, but that of rank %d on %s is %s %s%s",
+                    mpg_collective_name(r->kind), mpg_device_id_text(r->input_devices[0]).text,
+                    mpg_dtype_name(first->dtype), mpg_shape_text(&first->shape, a, sizeof a), i,
+                    mpg_device_id_text(r->input_devices[i]).text, mpg_dtype_name(other->dtype),
+                    mpg_shape_text(&other->shape, b, sizeof b),
+                    axis < 0 ? "; they must be equal" : "; they may differ along the axis only");
   }
   return MPG_OK;
 }

@@ -627,7 +627,7 @@ static mpg_status name_item(mpg_status status, const mpg_program_set *set,
     scope = set->programs[segment->slot].instructions[i].scope;
   return mpg_fail_prefix(status, "%s of stage %u on %s, micro-batch %u%s%s",
                          item->phase == MPG_PHASE_FORWARD ? "forward" : "backward", item->stage,
-                         set->programs[segment->slot].device->text, item->piece,
+                         mpg_device_text(set->programs[segment->slot].device), item->piece,
                          scope ? ", in " : "", mpg_scope_text(scope));
 }
 

@@ -204,8 +204,8 @@ static mpg_status fail_with(const chooser *ch) {
     size_t planned = planned_on(&ch->least, slot), allowed = allowed_on(ch->budget, id);
     if (planned <= allowed) continue;
     used += (size_t)snprintf(text + used, sizeof text - used,
-                             "%s%zu bytes on %s(%d), where %zu are allowed", used ? "; " : "",
-                             planned, id.type == MPG_GPU ? "gpu" : "cpu", id.index, allowed);
+                             "%s%zu bytes on %s, where %zu are allowed", used ? "; " : "", planned,
+                             mpg_device_id_text(id).text, allowed);
   }
   return mpg_fail(
       MPG_ERROR,

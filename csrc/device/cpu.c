@@ -86,7 +86,7 @@ static void *worker_main(void *argument) {
   cpu_state *state = device->backend_state;
   mpg_worker_set_device(device);
 #ifdef __linux__
-  pthread_setname_np(pthread_self(), device->text);
+  pthread_setname_np(pthread_self(), mpg_device_text(device));
 #endif
   state->omp_threads = 0;
   mpg_team_spin team_spin = mpg_team_spin_setting();
@@ -141,7 +141,8 @@ static void cpu_fork_done(mpg_device *device, bool child) {
 /* --- Memory ----------------------------------------------------------------------------------- */
 
 static mpg_status refused(mpg_device *device, size_t size) {
-  return mpg_fail(MPG_DEVICE_OUT_OF_MEMORY, "%s: the system refused %zu bytes", device->text, size);
+  return mpg_fail(MPG_DEVICE_OUT_OF_MEMORY, "%s: the system refused %zu bytes",
+                  mpg_device_text(device), size);
 }
 
 static mpg_status cpu_allocate(mpg_device *device, size_t size, void **memory) {

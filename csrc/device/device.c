@@ -9,7 +9,7 @@
 #include "base/clock.h"
 #include "base/host.h"
 #include "base/memory.h"
-#include "device/gpu.h"
+#include "device/gpu/gpu.h"
 #include "device/internal.h"
 #include "device/pool.h"
 #include "device/profiler.h"
@@ -58,8 +58,8 @@ mpg_status mpg_gpu_collectives(const mpg_device_id *ids, int count) {
     if (ids[i].type != MPG_GPU)
       return mpg_fail(
           MPG_NOT_IMPLEMENTED,
-          "NCCL is between GPUs, and %s(%d) is none; transport='local' is between any devices",
-          ids[i].type == MPG_CPU ? "cpu" : "device", (int)ids[i].index);
+          "NCCL is between GPUs, and %s is none; transport='local' is between any devices",
+          mpg_device_id_text(ids[i]).text);
     indices[i] = ids[i].index;
   }
   const mpg_gpu_library *library = mpg_gpu_library_get(&reason);
@@ -102,8 +102,7 @@ static mpg_status open_another(mpg_device_id id, const mpg_backend *backend, mpg
   device->ordinal = table.count;
   device->backend = backend;
   atomic_store_explicit(&device->num_threads, 1, memory_order_relaxed);
-  snprintf(device->text, sizeof device->text, "%s(%d)%s", id.type == MPG_GPU ? "gpu" : "cpu",
-           id.index, id.type == MPG_CPU_SIDE ? " side" : "");
+  device->name = mpg_device_id_text(id);
   device->recent = mpg_calloc(RECENT, sizeof *device->recent);
   if (!device->recent) {
     status = mpg_out_of_host_memory(RECENT * sizeof *device->recent);
@@ -187,7 +186,8 @@ static void discard(const mpg_submission *submission) {
 }
 
 static mpg_status refuse_after_shutdown(const mpg_device *device) {
-  return mpg_fail(MPG_ERROR, "%s takes no more work: mpgluon has been shut down", device->text);
+  return mpg_fail(MPG_ERROR, "%s takes no more work: mpgluon has been shut down",
+                  mpg_device_text(device));
 }
 
 /* On success device->submitted has moved on. */
@@ -346,7 +346,8 @@ void mpg_device_free_scratch(mpg_device *device) {
 
 mpg_status mpg_device_memory(mpg_device *device, size_t *free_bytes, size_t *total) {
   if (!device->backend->memory)
-    return mpg_fail(MPG_VALUE_ERROR, "%s is no GPU: its memory is the machine's", device->text);
+    return mpg_fail(MPG_VALUE_ERROR, "%s is no GPU: its memory is the machine's",
+                    mpg_device_text(device));
   MPG_TRY(device->backend->memory(device, free_bytes, total));
   mpg_memory_stats stats;
   mpg_pool_stats(device->pool, &stats);
@@ -365,14 +366,14 @@ void *mpg_device_scratch_slot(mpg_device *device, mpg_scratch_slot slot, size_t 
     return device->scratch[slot].memory;
   size_t rounded, total;
   if (device->scratch_stays) {
-    mpg_fail(MPG_ERROR, "%s: scratch cannot grow while work is captured", device->text);
+    mpg_fail(MPG_ERROR, "%s: scratch cannot grow while work is captured", mpg_device_text(device));
     return NULL;
   }
   free_slot(device, slot);
   if (!mpg_size_add(size ? size : 1, 4095, &rounded) ||
       !mpg_size_add(rounded &= ~(size_t)4095, scratch_total(device), &total)) {
     mpg_fail(MPG_DEVICE_OUT_OF_MEMORY, "%s is out of memory: asked for %zu bytes of scratch",
-             device->text, size);
+             mpg_device_text(device), size);
     return NULL;
   }
   if (mpg_pool_resize_scratch(device->pool, total) != MPG_OK) return NULL;
@@ -384,7 +385,7 @@ void *mpg_device_scratch_slot(mpg_device *device, mpg_scratch_slot slot, size_t 
       mpg_fail(status,
                "%s is out of memory: asked for %zu bytes of scratch for a kernel. Use smaller "
                "batches, or spread the model over more devices",
-               device->text, size);
+               mpg_device_text(device), size);
     return NULL;
   }
   device->scratch[slot].size = rounded;

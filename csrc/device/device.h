@@ -41,6 +41,15 @@ typedef struct mpg_device_id { /* MXNet's numbering; what `Context` holds */
   int32_t index;
 } mpg_device_id;
 
+/* "cpu(0)" */
+typedef struct mpg_device_id_name {
+  char text[32];
+} mpg_device_id_name;
+mpg_device_id_name mpg_device_id_text(mpg_device_id id);
+const char *mpg_device_type_name(int32_t type); /* "cpu"; NULL: there is no such type for users */
+/* One device at *text, which moves behind it; "cpu" is "cpu(0)". False: none is there. */
+bool mpg_device_id_parse(const char **text, mpg_device_id *id);
+
 typedef struct mpg_point {
   mpg_device *device;
   mpg_tick tick;
@@ -194,7 +203,7 @@ struct mpg_device {
   struct mpg_event_buffer *events; /* the profiler's */
   mpg_submitted *recent;           /* the latest submissions, a ring; host lock */
   uint64_t submissions;
-  char text[24]; /* "cpu(0)" */
+  mpg_device_id_name name; /* of `id`, made once */
   /* Where the running work is, for whoever asks why nothing moves; written by the worker, relaxed.
    */
   struct {
@@ -224,7 +233,7 @@ mpg_status mpg_gpu_collectives(const mpg_device_id *ids, int count);
 int mpg_gpu_count(void); /* GPUs that could be opened; 0 without driver or library */
 mpg_status mpg_device_memory(mpg_device *device, size_t *free_bytes,
                              size_t *total); /* of a GPU; a limit counts as its size */
-static inline const char *mpg_device_text(const mpg_device *device) { return device->text; }
+static inline const char *mpg_device_text(const mpg_device *device) { return device->name.text; }
 
 /* Threads per CPU device: n >= 1 fixes it for all; 0 shares the machine's cores out among the CPU
  * devices opened. */

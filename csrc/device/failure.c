@@ -206,7 +206,7 @@ mpg_status mpg_failures_report(const mpg_cause *cause) {
   if (!cause->device || (!origin[0] && !cause->scope && !cause->name))
     return mpg_fail(cause->status, "%s", cause->text);
   return mpg_fail(cause->status, "%s [%s on %s%s%s%s%s]", cause->text,
-                  cause->name ? cause->name : "work", cause->device->text, part, origin,
+                  cause->name ? cause->name : "work", mpg_device_text(cause->device), part, origin,
                   cause->scope ? ", in block " : "", mpg_scope_text(cause->scope));
 }
 

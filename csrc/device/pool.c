@@ -134,7 +134,7 @@ static void unpoison(const mpg_pool *pool, mpg_block *block) {
     fprintf(stderr,
             "mpgluon: %s: byte %zu of a block of %zu bytes was written after the block had been "
             "freed\n",
-            pool->device->text, i, block->size);
+            mpg_device_text(pool->device), i, block->size);
     abort();
   }
   block->poisoned = false;
@@ -257,7 +257,7 @@ static mpg_status out_of_memory(const mpg_pool *pool, size_t size) {
   return mpg_fail(
       MPG_DEVICE_OUT_OF_MEMORY,
       "%s is out of memory: asked for %s; held %s, of which in use %s; limit %s. %s",
-      pool->device->text, bytes_text(size, asked, sizeof asked),
+      mpg_device_text(pool->device), bytes_text(size, asked, sizeof asked),
       bytes_text(GET(held) + scratch, held, sizeof held),
       bytes_text(GET(in_use) + scratch, used, sizeof used),
       bound ? bytes_text(bound, limit, sizeof limit) : "none",

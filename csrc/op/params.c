@@ -154,29 +154,7 @@ static bool floats_element(const char **text, void *into) {
 }
 
 static bool parse_device(const char *text, mpg_device_id *id) {
-  static const struct {
-    const char *name;
-    int type;
-  } types[] = {{"cpu_pinned", MPG_CPU_PINNED},
-               {"cpu_shared", MPG_CPU_SHARED},
-               {"cpu", MPG_CPU},
-               {"gpu", MPG_GPU}};
-  for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
-    size_t length = strlen(types[i].name);
-    if (strncmp(text, types[i].name, length) != 0) continue;
-    const char *rest = text + length;
-    int64_t index = 0;
-    if (*rest == '(') {
-      rest++;
-      if (!parse_int_at(&rest, &index) || *rest != ')' || rest[1]) return false;
-    } else if (*rest) {
-      continue;
-    }
-    if (index < 0 || index > INT32_MAX) return false;
-    *id = (mpg_device_id){types[i].type, (int32_t)index};
-    return true;
-  }
-  return false;
+  return mpg_device_id_parse(&text, id) && *text == 0;
 }
 
 int mpg_param_enum_find(const char *constraint, const char *word, size_t length) {
@@ -430,14 +408,7 @@ void mpg_params_get_text(const mpg_param_table *table, const void *params, int i
     }
     case MPG_PARAM_DEVICE: {
       const mpg_device_id *id = field;
-      const char *name = id->type == MPG_CPU          ? "cpu"
-                         : id->type == MPG_GPU        ? "gpu"
-                         : id->type == MPG_CPU_PINNED ? "cpu_pinned"
-                                                      : "cpu_shared";
-      if (id->type)
-        mpg_text_append(text, "%s(%d)", name, id->index);
-      else
-        mpg_text_append(text, "None");
+      mpg_text_append(text, "%s", id->type ? mpg_device_id_text(*id).text : "None");
       return;
     }
   }

@@ -1,5 +1,5 @@
 /* What a library of kernels must have in common with the core; compiled into both. */
-#include "device/gpu.h"
+#include "device/gpu/gpu.h"
 #include "op/fused.h"
 
 static uint64_t mix(uint64_t hash, const void *bytes, size_t size) {

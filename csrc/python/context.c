@@ -14,20 +14,6 @@ static _Thread_local struct {
   int depth;
 } current;
 
-static const struct {
-  const char *name;
-  int32_t type;
-} types[] = {{"cpu", MPG_CPU},
-             {"gpu", MPG_GPU},
-             {"cpu_pinned", MPG_CPU_PINNED},
-             {"cpu_shared", MPG_CPU_SHARED}};
-
-static const char *type_name(int32_t type) {
-  for (size_t i = 0; i < sizeof types / sizeof types[0]; i++)
-    if (types[i].type == type) return types[i].name;
-  return "unknown";
-}
-
 mpg_device_id mpg_py_current_device(void) {
   return current.depth ? current.stack[current.depth - 1] : (mpg_device_id){MPG_CPU, 0};
 }
@@ -46,20 +32,8 @@ PyObject *mpg_py_context(mpg_device_id id) {
 }
 
 static int parse_text(const char *text, mpg_device_id *id) {
-  for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
-    size_t length = strlen(types[i].name);
-    if (strncmp(text, types[i].name, length) != 0) continue;
-    if (text[length] == 0) {
-      *id = (mpg_device_id){types[i].type, 0};
-      return 0;
-    }
-    int end = 0, index = 0;
-    if (sscanf(text + length, "(%9d)%n", &index, &end) == 1 && end > 0 &&
-        text[length + (size_t)end] == 0 && index >= 0) {
-      *id = (mpg_device_id){types[i].type, index};
-      return 0;
-    }
-  }
+  const char *end = text;
+  if (mpg_device_id_parse(&end, id) && *end == 0) return 0;
   PyErr_Format(mpg_py->errors[MPG_KEY_ERROR], "no context is called '%s'; write cpu(0) or gpu(0)",
                text);
   return -1;
@@ -86,24 +60,25 @@ int mpg_py_device_id(PyObject *object, mpg_device_id *id) {
 static PyObject *context_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
   static char *names[] = {"device_type", "device_id", NULL};
   PyObject *device_type;
-  int index = 0;
+  int index = INT_MIN; /* not given */
   if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|i:Context", names, &device_type, &index))
     return NULL;
   mpg_device_id id;
   if (PyLong_Check(device_type)) {
     long number = PyLong_AsLong(device_type);
     if (number == -1 && PyErr_Occurred()) return NULL;
-    if (strcmp(type_name((int32_t)number), "unknown") == 0) {
+    if (number != (int32_t)number || mpg_device_type_name((int32_t)number) == NULL) {
       PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR],
                    "device type %ld: 1 (cpu), 2 (gpu), 3 (cpu_pinned) and 5 (cpu_shared) are known",
                    number);
       return NULL;
     }
-    id = (mpg_device_id){(int32_t)number, index};
+    id = (mpg_device_id){(int32_t)number, 0};
   } else {
     if (mpg_py_device_id(device_type, &id) < 0) return NULL;
-    if (!PyObject_TypeCheck(device_type, mpg_py->context_type)) id.index = index;
+    if (PyObject_TypeCheck(device_type, mpg_py->context_type)) index = INT_MIN;
   }
+  if (index != INT_MIN) id.index = index;
   if (id.index < 0) {
     PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "a device number is 0 or more, got %d", id.index);
     return NULL;
@@ -120,8 +95,7 @@ static void context_dealloc(PyObject *self) {
 }
 
 static PyObject *context_repr(PyObject *self) {
-  mpg_device_id id = ((context *)self)->id;
-  return PyUnicode_FromFormat("%s(%d)", type_name(id.type), id.index);
+  return PyUnicode_FromString(mpg_device_id_text(((context *)self)->id).text);
 }
 static Py_hash_t context_hash(PyObject *self) {
   mpg_device_id id = ((context *)self)->id;
@@ -150,7 +124,7 @@ static PyObject *context_exit(PyObject *self, PyObject *args) {
 static PyObject *context_reduce(PyObject *self, PyObject *unused) {
   (void)unused;
   mpg_device_id id = ((context *)self)->id;
-  return Py_BuildValue("O(si)", mpg_py->context_type, type_name(id.type), id.index);
+  return Py_BuildValue("O(si)", mpg_py->context_type, mpg_device_type_name(id.type), id.index);
 }
 
 static mpg_device *context_device(PyObject *self) {
@@ -169,7 +143,7 @@ static PyObject *context_empty_cache(PyObject *self, PyObject *unused) {
 }
 static PyObject *get_device_type(PyObject *self, void *unused) {
   (void)unused;
-  return PyUnicode_FromString(type_name(((context *)self)->id.type));
+  return PyUnicode_FromString(mpg_device_type_name(((context *)self)->id.type));
 }
 static PyObject *get_device_typeid(PyObject *self, void *unused) {
   (void)unused;

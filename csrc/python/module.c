@@ -1,5 +1,5 @@
 /* mpgluon._core: the module itself. See core.h. */
-#include "device/gpu.h"
+#include "device/gpu/gpu.h"
 #include "kernels/cpu/dispatch.h"
 #include "op/fused.h"
 #include "python/core.h"

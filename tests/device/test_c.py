@@ -76,7 +76,7 @@ def compile_core(folder, flags):
         return None
     objects = []
     for layer in ("base", "device", "tensor"):
-        for source in sorted(glob.glob(os.path.join(ROOT, "csrc", layer, "*.c"))):
+        for source in sorted(glob.glob(os.path.join(ROOT, "csrc", layer, "**", "*.c"), recursive=True)):
             objects.append(str(folder / (layer + "_" + os.path.basename(source)[:-2] + ".o")))
             compiled(FLAGS + flags + ["-c", source, "-o", objects[-1]])
     return objects

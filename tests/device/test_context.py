@@ -24,7 +24,7 @@ def test_names_and_equality():
     assert mx.context.num_gpus() >= 0
 
 
-@pytest.mark.parametrize("make, error", [(lambda: mx.cpu(-1), ValueError), (lambda: mx.Context("tpu"), ValueError), (lambda: mx.Context(77), ValueError),
+@pytest.mark.parametrize("make, error", [(lambda: mx.cpu(-1), ValueError), (lambda: mx.Context("tpu"), ValueError), (lambda: mx.Context(77), ValueError), (lambda: mx.Context(2**32 + 1), ValueError),
                                          (lambda: mx.cpu("a"), TypeError), (lambda: mx.Context(1.5), TypeError), (lambda: mx.cpu(1, 2), TypeError),
                                          (lambda: mx.cpu(device=1), TypeError), (lambda: mx.cpu(2**40), (ValueError, OverflowError))])  # fmt: skip
 def test_wrong_contexts(make, error):
@@ -151,3 +151,15 @@ def test_many_contexts_do_not_leak():
         mx.Context("cpu", 100 + i)
         np.testing.assert_(mx.cpu(i) == mx.cpu(i))
     assert abs(sys.getrefcount(mx.Context) - before) < 64
+
+
+@pytest.mark.parametrize("text", ["cpu(0)", "cpu(12)", "gpu(3)", "cpu_pinned(1)", "cpu_shared(2)"])
+def test_names_read_back(text):
+    context = mx.Context(text)
+    assert repr(context) == text and mx.Context(context.device_type).device_id == 0 and mx.Context(text, 7).device_id == 7
+
+
+@pytest.mark.parametrize("text", ["", "cpu(", "cpu()", "cpu(0", "cpu(0) ", "cpu(-1)", "cpu_", "cpus", "cpu(9999999999)", "cpu_pinned(0)x", "tpu(0)"])
+def test_texts_that_name_no_device(text):
+    with pytest.raises(KeyError):
+        mx.Context(text)

@@ -65,6 +65,7 @@ class Check:
         self.results = {"date": datetime.date.today().isoformat(), "tiny": self.tiny, "machine": {}, "parts": {}, "cases": {}, "suites": {}}
         os.makedirs(self.folder, exist_ok=True)
         self.environment = dict(os.environ, PYTHONUNBUFFERED="1", PYTHONPATH=python_with(own_package() if self.tiny else self.site))
+        self.environment.pop("PYTHONSAFEPATH", None)  # a script finds what lies beside it
         if self.tiny:
             self.environment["GPU_CHECK_TINY"] = "1"
 

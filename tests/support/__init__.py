@@ -1,1 +1,1 @@
-"""What tests share: devices, processes, folders."""
+"""What tests share: devices, processes, networks, comparisons."""

@@ -4,15 +4,13 @@
 #include "graph/schedule/plan.h"
 #include "graph/gradient/recompute.h"
 
-static const char *device_name(int type) { return type == MPG_GPU ? "gpu" : "cpu"; }
-
 static void dump_values(const mpg_graph *graph, const mpg_node *node, mpg_text *text) {
   char shape[MPG_SHAPE_TEXT_SIZE];
   for (uint32_t i = 0; i < node->num_outputs; i++) {
     const mpg_graph_value *value = &graph->values[node->values + i];
-    mpg_text_append(text, "%s%s %s %s(%d)", i ? "; " : "", mpg_dtype_name(value->desc.dtype),
+    mpg_text_append(text, "%s%s %s %s", i ? "; " : "", mpg_dtype_name(value->desc.dtype),
                     mpg_shape_text(&value->desc.shape, shape, sizeof shape),
-                    device_name(value->device.type), value->device.index);
+                    mpg_device_id_text(value->device).text);
   }
 }
 
@@ -97,8 +95,8 @@ static void dump_plan(const mpg_graph *graph, const mpg_order *order, const mpg_
   for (size_t k = 0; k < order->count; k++) {
     const mpg_node *node = &graph->nodes[order->nodes[k]];
     mpg_device_id device = mpg_node_runs_on(graph, node);
-    mpg_text_append(text, "%s(%d) %%%u %s:", device_name(device.type), device.index,
-                    order->nodes[k], node->op ? node->op->name : "call");
+    mpg_text_append(text, "%s %%%u %s:", mpg_device_id_text(device).text, order->nodes[k],
+                    node->op ? node->op->name : "call");
     for (uint32_t i = 0; i < node->num_outputs; i++) {
       mpg_text_append(text, i ? ", " : " ");
       dump_location(plan, node->values + i, text);
@@ -107,9 +105,9 @@ static void dump_plan(const mpg_graph *graph, const mpg_order *order, const mpg_
   }
   for (uint32_t i = 0; i < plan->num_blocks; i++) {
     mpg_device_id device = plan->devices[plan->blocks[i].device];
-    mpg_text_append(text, "%s %u: %zu bytes on %s(%d)\n",
+    mpg_text_append(text, "%s %u: %zu bytes on %s\n",
                     plan->blocks[i].kind == MPG_BLOCK_LANE ? "lane" : "block", i,
-                    plan->blocks[i].size, device_name(device.type), device.index);
+                    plan->blocks[i].size, mpg_device_id_text(device).text);
   }
 }
 

@@ -3,17 +3,8 @@
 
 #include "graph/ir/graph.h"
 
-static const char *device_text(mpg_device_id id, char *buffer, size_t size) {
-  const char *name = id.type == MPG_GPU          ? "gpu"
-                     : id.type == MPG_CPU_PINNED ? "cpu_pinned"
-                     : id.type == MPG_CPU_SHARED ? "cpu_shared"
-                                                 : "cpu";
-  snprintf(buffer, size, "%s(%d)", name, id.index);
-  return buffer;
-}
-
 static mpg_status place_fail(const mpg_op *op, int num_inputs, const mpg_device_id *devices) {
-  char where[512], name[64], device[32], first[32];
+  char where[512], name[64];
   size_t used = 0;
   int other = 0;
   where[0] = 0;
@@ -22,14 +13,14 @@ static mpg_status place_fail(const mpg_op *op, int num_inputs, const mpg_device_
     if (used + 80 > sizeof where) continue;
     used += (size_t)snprintf(where + used, sizeof where - used, "%s%s on %s", i ? ", " : "",
                              mpg_op_input_name(op, i, name, sizeof name),
-                             device_text(devices[i], device, sizeof device));
+                             mpg_device_id_text(devices[i]).text);
   }
-  device_text(devices[0], first, sizeof first);
   return mpg_fail(MPG_ERROR,
                   "%s: the inputs are on different devices: %s. Nothing is copied silently: move "
                   "one first, e.g. with "
                   "%s.as_in_context(mx.%s)",
-                  op->name, where, mpg_op_input_name(op, other, name, sizeof name), first);
+                  op->name, where, mpg_op_input_name(op, other, name, sizeof name),
+                  mpg_device_id_text(devices[0]).text);
 }
 
 mpg_status mpg_place(const mpg_graph *graph, const mpg_op *op, const void *params,

@@ -6,15 +6,11 @@
 #include "op/infer.h"
 
 const char *mpg_collective_text(const mpg_device_id *places, int count) {
-  enum { LONGEST = 20 };
-  char *text = mpg_malloc((size_t)count * LONGEST + 1);
-  size_t used = 0;
-  if (!text) return NULL;
+  mpg_text text = {0};
   for (int i = 0; i < count; i++)
-    used += (size_t)snprintf(text + used, LONGEST, "%s%s(%d)", i ? "," : "",
-                             places[i].type == MPG_GPU ? "gpu" : "cpu", (int)places[i].index);
-  const char *interned = mpg_intern(text);
-  mpg_free(text);
+    mpg_text_append(&text, "%s%s", i ? "," : "", mpg_device_id_text(places[i]).text);
+  const char *interned = text.failed ? NULL : mpg_intern(mpg_text_string(&text));
+  mpg_text_free(&text);
   return interned;
 }
 

@@ -5,7 +5,7 @@
 #include "python/core.h"
 
 static PyObject *device_text(mpg_device_id id) {
-  return PyUnicode_FromFormat("%s(%d)", id.type == MPG_GPU ? "gpu" : "cpu", id.index);
+  return PyUnicode_FromString(mpg_device_id_text(id).text);
 }
 
 /* Adds `value` (a new reference, or NULL) under `key`. */

@@ -1,4 +1,4 @@
-/* The driver of GPUs (device/gpu.h) over the CUDA runtime.
+/* The driver of GPUs (device/gpu/gpu.h) over the CUDA runtime.
  *
  * A device is a card, or a share of one: with MPGLUON_GPU_LOGICAL=n there are n devices, device i
  * on card i mod cards, each with streams and a memory pool of its own.

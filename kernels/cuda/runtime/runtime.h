@@ -4,7 +4,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "device/gpu.h"
+#include "device/gpu/gpu.h"
 
 extern const mpg_gpu_services *mpg_cuda_services; /* set once, when the library is opened */
 extern const mpg_gpu_driver mpg_cuda_driver;

@@ -1,5 +1,5 @@
 /* Test-only: the part of the CUDA runtime that mpgluon uses, on the host. See
- * tests/hostcuda/README.md.
+ * docs/cuda.md.
  *
  * A device is a number; its memory is the host's. A stream is a thread that does things in order.
  * Kernels are ordinary functions, run block by block, thread by thread (fibers.h). Constants have

@@ -1,4 +1,4 @@
-#include "device/issued.h"
+#include "device/gpu/issued.h"
 
 #include <stdio.h>
 

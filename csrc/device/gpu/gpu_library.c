@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/library.h"
-#include "device/gpu.h"
+#include "device/gpu/gpu.h"
 #include "device/internal.h"
 
 static struct { /* runtime state; host lock */

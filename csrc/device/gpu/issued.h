@@ -10,12 +10,12 @@
  * Ownership: a GPU's state embeds it. Threads: `begin` and `check` are the worker's; what says so
  * is called with the device's mutex held.
  */
-#ifndef MPG_DEVICE_ISSUED_H
-#define MPG_DEVICE_ISSUED_H
+#ifndef MPG_DEVICE_GPU_ISSUED_H
+#define MPG_DEVICE_GPU_ISSUED_H
 
 #include <pthread.h>
 
-#include "device/gpu.h"
+#include "device/gpu/gpu.h"
 #include "device/internal.h"
 
 enum { MPG_ISSUED_KEPT = 1024 };

@@ -5,7 +5,7 @@
  * it is done when the worker runs out of work, before it blocks, and every PUBLISH_EVERY tasks.
  */
 #define _GNU_SOURCE
-#include "device/gpu.h"
+#include "device/gpu/gpu.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,7 +14,7 @@
 
 #include "base/clock.h"
 #include "base/memory.h"
-#include "device/issued.h"
+#include "device/gpu/issued.h"
 #include "device/queue.h"
 
 enum { PUBLISH_EVERY = 16 };
@@ -93,7 +93,7 @@ static void lose(mpg_device *device) {
   snprintf(text, sizeof text, "%.600s", mpg_error_text());
   pthread_mutex_lock(&state->queue.mutex);
   mpg_fail(MPG_ERROR, "%s is lost: %s. Its arrays cannot be used any more; other devices can",
-           device->text, text);
+           mpg_device_text(device), text);
   atomic_store(&state->lost, true);
   fail_issued(device, state);
   pthread_mutex_unlock(&state->queue.mutex);
@@ -114,7 +114,7 @@ static void issue(mpg_device *device, gpu_state *state, mpg_tick tick) {
   atomic_store(&state->issued, tick); /* sequentially consistent: against wake_at and `lost` */
   if (atomic_load(&state->lost)) {
     pthread_mutex_lock(&state->queue.mutex);
-    mpg_fail(MPG_ERROR, "%s is lost", device->text);
+    mpg_fail(MPG_ERROR, "%s is lost", mpg_device_text(device));
     fail_issued(device, state);
     pthread_mutex_unlock(&state->queue.mutex);
   }
@@ -261,7 +261,7 @@ static void *worker_main(void *argument) {
   gpu_state *state = state_of(device);
   mpg_worker_set_device(device);
 #ifdef __linux__
-  pthread_setname_np(pthread_self(), device->text);
+  pthread_setname_np(pthread_self(), mpg_device_text(device));
 #endif
   state->driver->attach(state->gpu);
   for (;;) {
@@ -284,7 +284,7 @@ static void *worker_main(void *argument) {
     bool done = true;
     if (atomic_load(&state->lost)) {
       mpg_fail(MPG_ERROR, "%s is lost: an earlier error has made it unusable for this process",
-               device->text);
+               mpg_device_text(device));
       mpg_task_fail(device, task, MPG_ERROR);
     } else {
       done = mpg_task_advance(device, task, &blocked_on);
@@ -305,7 +305,7 @@ static mpg_status gpu_enqueue(mpg_device *device, const mpg_submission *submissi
   if (state->forked)
     return mpg_fail(
         MPG_ERROR, "%s cannot be used in a forked process; start processes with the method 'spawn'",
-        device->text);
+        mpg_device_text(device));
   return mpg_queue_enqueue(&state->queue, device, worker_main, submission, first_tick);
 }
 static void gpu_publish(mpg_device *device) { mpg_queue_publish(&state_of(device)->queue); }
@@ -371,10 +371,10 @@ static mpg_status usable(mpg_device *device) {
   if (state->forked)
     return mpg_fail(
         MPG_ERROR, "%s cannot be used in a forked process; start processes with the method 'spawn'",
-        device->text);
+        mpg_device_text(device));
   if (atomic_load(&state->lost))
     return mpg_fail(MPG_ERROR, "%s is lost: an earlier error has made it unusable for this process",
-                    device->text);
+                    mpg_device_text(device));
   return MPG_OK;
 }
 
@@ -385,7 +385,7 @@ static mpg_status note_loss(mpg_device *device, mpg_status status) {
     snprintf(text, sizeof text, "%s", mpg_error_text());
     if (found_lost(device))
       mpg_fail(status, "%s is lost: %s. Its arrays cannot be used any more; other devices can",
-               device->text, text);
+               mpg_device_text(device), text);
     else
       mpg_fail(status, "%s", text);
   }
@@ -397,7 +397,8 @@ static void gpu_work_failed(mpg_device *device, mpg_status status) { note_loss(d
 static mpg_status gpu_allocate(mpg_device *device, size_t size, void **memory) {
   MPG_TRY(usable(device));
   if (mpg_memory_refused())
-    return mpg_fail(MPG_DEVICE_OUT_OF_MEMORY, "%s: %zu bytes were refused", device->text, size);
+    return mpg_fail(MPG_DEVICE_OUT_OF_MEMORY, "%s: %zu bytes were refused", mpg_device_text(device),
+                    size);
   return note_loss(device, state_of(device)->driver->allocate(state_of(device)->gpu, size, memory));
 }
 

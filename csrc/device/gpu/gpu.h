@@ -13,8 +13,8 @@
  * Ownership: library and driver live as long as the process; an mpg_gpu as long as its device.
  * Threads: any, unless said otherwise; functions that fail set the thread's error text.
  */
-#ifndef MPG_DEVICE_GPU_H
-#define MPG_DEVICE_GPU_H
+#ifndef MPG_DEVICE_GPU_GPU_H
+#define MPG_DEVICE_GPU_GPU_H
 
 #include "device/device.h"
 
