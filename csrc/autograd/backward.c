@@ -34,9 +34,7 @@ static void pass_end(mpg_backward_pass *pass) {
 static bool has_more_rows(const mpg_graph *graph, mpg_value head, const mpg_shape *want,
                           const mpg_shape *have) {
   const mpg_node *node = &graph->nodes[head.node];
-  if (!node->op || node->op->id != MPG_OP_Concat ||
-      ((const mpg_concat_params *)node->params)->dim != 0)
-    return false;
+  if (!node->op || !mpg_op_joins_rows(node->op, node->params)) return false;
   return have->ndim == want->ndim && have->dims[0] > want->dims[0] &&
          memcmp(have->dims + 1, want->dims + 1, (size_t)(want->ndim - 1) * sizeof *want->dims) == 0;
 }

@@ -195,6 +195,17 @@ typedef enum mpg_op_flags {
   MPG_OP_STATISTICS = 1
       << 14, /* in train mode, unless use_global_stats is set, it reads the states it writes only to
                 update them, as BatchNorm does its moving averages */
+  /* For fusion: element i of the outputs needs element i of each input, which broadcast. */
+  MPG_OP_MAP = 1 << 15,
+  MPG_OP_MAP_ONE_SHAPE = 1 << 16, /* a map where all arrays have one shape */
+  MPG_OP_MAP_ALONE = 1 << 17,     /* a map where it has one input and one output */
+  MPG_OP_REDUCTION = 1 << 18,     /* over the axes that op/math/reduce.h tells */
+  MPG_OP_DRAWS_ROWS = 1 << 19, /* of a batch's part it draws what it draws there of the whole: its
+                                  random numbers lie as its data does, row by row */
+  MPG_OP_CARRIES = 1 << 20,    /* goes through steps of time with a state that the next part of a
+                                  sequence goes on from */
+  MPG_OP_COUNTS = 1 << 21,     /* its numbers say how far it counts, so they follow sizes */
+  MPG_OP_PACKS = 1 << 22, /* lays a weight out for its kernel: worth keeping whatever its size */
 } mpg_op_flags;
 
 typedef int (*mpg_arity_fn)(const mpg_op *op, const void *params,
@@ -248,6 +259,12 @@ bool mpg_op_input_optional(const mpg_op *op, int index);
 /* Whether a call reads the states that it writes only to update them, and no result depends on
  * them. */
 bool mpg_op_only_updates_states(const mpg_op *op, const void *params, bool train);
+/* Whether a call puts its inputs behind each other along the first axis. */
+bool mpg_op_joins_rows(const mpg_op *op, const void *params);
+/* The shape of what a RANDOM op draws a number for each element of, by the shapes of its first
+ * input and of its last output: of Dropout the mask. */
+mpg_shape mpg_op_drawn_shape(const mpg_op *op, const void *params, const mpg_shape *input,
+                             const mpg_shape *output);
 /* Whether the parameters (use_<name> False) leave out that named input; and the place among the
  * names of the index-th input there is. */
 bool mpg_op_input_left_out(const mpg_op *op, const void *params, int index);

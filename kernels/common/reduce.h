@@ -3,6 +3,7 @@
 #define KERNELS_COMMON_REDUCE_H
 
 #include "kernels/common/view.h"
+#include "op/math/reduce.h"
 
 typedef enum mpg_combine { MPG_ADD, MPG_MULTIPLY, MPG_LARGEST, MPG_SMALLEST } mpg_combine;
 typedef enum mpg_prepare {
@@ -37,17 +38,6 @@ static inline mpg_reduction mpg_reduction_of(const mpg_op *op, const void *param
     default: break; /* sum */
   }
   return f;
-}
-
-/* Marks the axes that an op of these reduces; inference has checked them. */
-static inline void mpg_reduced_axes(const mpg_op *op, const void *params, int ndim, bool *reduced) {
-  bool norm = op->id == MPG_OP_norm,
-       exclude = !norm && ((const mpg_reduce_params *)params)->exclude;
-  const mpg_tuple *axis = norm ? &((const mpg_reduce_norm_params *)params)->axis
-                               : &((const mpg_reduce_params *)params)->axis;
-  bool all = axis->count <= 0;
-  for (int i = 0; i < ndim; i++) reduced[i] = all || exclude;
-  for (int k = 0; k < axis->count; k++) reduced[axis_of(axis->values[k], ndim)] = !exclude;
 }
 
 /* Axes of one kind, merged, outermost first; without those of size 1. */

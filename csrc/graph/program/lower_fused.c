@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "op/math/reduce.h"
+
 enum { MAX_OPERANDS = 4 * MPG_FUSED_MAX_VALUES };
 
 typedef struct maker {
@@ -61,14 +63,7 @@ static mpg_status reduce_params(maker *m, const mpg_node *node, uint32_t from, u
     if ((from & ~to) >> d & 1) axis.values[axis.count++] = d - m->group->ndim;
   void *copy = mpg_arena_copy(m->arena, node->params, node->op->params->size);
   if (!copy) return mpg_out_of_host_memory(node->op->params->size);
-  if (node->op->id == MPG_OP_norm) {
-    ((mpg_reduce_norm_params *)copy)->axis = axis;
-    ((mpg_reduce_norm_params *)copy)->keepdims = true;
-  } else {
-    ((mpg_reduce_params *)copy)->axis = axis;
-    ((mpg_reduce_params *)copy)->keepdims = true;
-    ((mpg_reduce_params *)copy)->exclude = false;
-  }
+  mpg_reduce_over(node->op, copy, &axis);
   *params = copy;
   return MPG_OK;
 }

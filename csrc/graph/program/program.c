@@ -107,7 +107,7 @@ static void shift_rows(mpg_random_key *key, const mpg_rows *rows, int64_t outer,
 /* Where in the stream of a random op the elements of these rows lie, as if the whole batch were
  * drawn. random: its number in the graph. */
 static void shift_random(mpg_random_key *key, const mpg_call_frame *frame, uint32_t random,
-                         const mpg_op *op, const mpg_shape *shape) {
+                         bool by_rows, const mpg_shape *shape) {
   const mpg_rows *rows = &frame->rows;
   if (!rows->total) return;
   if (random < frame->set->num_drawn && frame->set->drawn[random].outer) {
@@ -125,10 +125,8 @@ static void shift_random(mpg_random_key *key, const mpg_call_frame *frame, uint3
     inner = rows->count ? own * inner / rows->count : 0;
     own = rows->count;
   }
-  bool runs = op->id == MPG_OP_Dropout || op->id == MPG_OP_LeakyReLU ||
-              op->id == MPG_OP__dropout_draw || op->id == MPG_OP_RNN || op->id == MPG_OP__rnn;
-  shift_rows(key, rows, runs ? outer : 1, own,
-             runs ? inner : inner * outer); /* others draw what no other piece draws */
+  shift_rows(key, rows, by_rows ? outer : 1, own,
+             by_rows ? inner : inner * outer); /* others draw what no other piece draws */
 }
 
 mpg_random_key mpg_program_key(const mpg_call_frame *frame, const mpg_program *program,
@@ -136,21 +134,12 @@ mpg_random_key mpg_program_key(const mpg_call_frame *frame, const mpg_program *p
   mpg_random_key key = frame->random;
   key.call += instruction->random;
   if (!frame->rows.total || !instruction->num_outputs) return key;
-  /* The last output is what is drawn: of Dropout the mask. Attention draws its scores, row after
-   * row. */
   const mpg_view *views = program->views + instruction->operands;
-  mpg_shape drawn = views[instruction->num_inputs + instruction->num_outputs - 1].desc.shape;
-  if (instruction->op->id == MPG_OP__dropout_attention) {
-    const int64_t *sizes = ((const mpg_attention_params *)instruction->params)->sizes.values;
-    drawn = (mpg_shape){.ndim = 1, .dims = {sizes[0] * sizes[1] * sizes[2] * sizes[3]}};
-  }
-  if (instruction->op->id ==
-      MPG_OP__dropout_draw) { /* for the parts of an array like its input, but whole */
-    const mpg_dropout_draw_params *params = instruction->params;
-    drawn = views[0].desc.shape;
-    drawn.dims[params->axis < 0 ? params->axis + drawn.ndim : params->axis] = params->total;
-  }
-  shift_random(&key, frame, instruction->random, instruction->op, &drawn);
+  const mpg_op *op = instruction->op;
+  mpg_shape drawn =
+      mpg_op_drawn_shape(op, instruction->params, &views[0].desc.shape,
+                         &views[instruction->num_inputs + instruction->num_outputs - 1].desc.shape);
+  shift_random(&key, frame, instruction->random, op->flags & MPG_OP_DRAWS_ROWS, &drawn);
   return key;
 }
 
@@ -178,7 +167,7 @@ mpg_status mpg_program_issue(mpg_run *run, const mpg_call_frame *frame, const mp
     mpg_fused_draw *draw = &instruction->fused->draws[i];
     draw->key = frame->random;
     draw->key.call += draw->call;
-    shift_random(&draw->key, frame, draw->call, mpg_op_get(MPG_OP_Dropout), &draw->shape);
+    shift_random(&draw->key, frame, draw->call, true, &draw->shape);
   }
   if (instruction->random != MPG_NO_RANDOM && !random_at)
     call.random = mpg_program_key(frame, program, instruction);

@@ -75,7 +75,7 @@ static mpg_status along_time(walk *w, uint32_t number, mpg_batch *out, bool *don
     state |= in->kind == MPG_BATCH_STATE;
   }
   *done = true;
-  if (state && mpg_op_carries(node->op)) {
+  if (state && mpg_node_flag(node, MPG_OP_CARRIES)) {
     mpg_status status = divided && !part ? run_rule(w, number, out) : MPG_ERROR;
     if (status == MPG_OK) return status;
   }
@@ -88,10 +88,11 @@ static mpg_status along_time(walk *w, uint32_t number, mpg_batch *out, bool *don
 
 /* A BatchNorm whose averages are updated outside has momentum 1. */
 static mpg_status check_statistics(const mpg_node *node) {
-  const mpg_batch_norm_params *p = node->params;
   const char *path = mpg_scope_text(node->scope);
-  if (node->op->id != MPG_OP_BatchNorm || !node->train || p->use_global_stats || p->momentum == 1)
-    return MPG_OK;
+  if (!mpg_op_only_updates_states(node->op, node->params, node->train)) return MPG_OK;
+  const mpg_param_table *table = node->op->params;
+  size_t momentum = table->params[mpg_params_find(table, "momentum")].offset;
+  if (*(const double *)((const char *)node->params + momentum) == 1) return MPG_OK;
   return mpg_fail(MPG_ERROR,
                   "BatchNorm%s%s updates its moving averages for every micro-batch: "
                   "statistics='batch' needs gluon.nn.BatchNorm, not the operator itself",
@@ -143,25 +144,18 @@ static mpg_status check_output(walk *w, size_t i) {
 
 /* Where the rows lie in what a node draws: other pieces go on from there. */
 static void note_drawn(const walk *w, const mpg_node *node) {
+  if (!mpg_node_flag(node, MPG_OP_DRAWS_ROWS)) return;
   const mpg_value *inputs = mpg_node_inputs(w->graph, node);
-  mpg_batch batch = w->values[node->values];
-  mpg_shape drawn = w->graph->values[node->values].desc.shape;
-  switch (node->op->id) {
-    case MPG_OP_Dropout:
-      drawn = w->graph->values[node->values + node->num_outputs - 1].desc.shape;
-      break; /* axes= makes the mask smaller */
-    case MPG_OP_LeakyReLU:
-    case MPG_OP_RNN:
-    case MPG_OP__rnn: break;
-    case MPG_OP__dropout_draw: { /* for the parts of an array like its input, but whole */
-      const mpg_dropout_draw_params *p = node->params;
-      batch = w->values[mpg_value_index(w->graph, inputs[0])];
-      drawn = mpg_graph_at(w->graph, inputs[0])->desc.shape;
-      drawn.dims[p->axis < 0 ? p->axis + drawn.ndim : p->axis] = p->total;
-      break;
-    }
-    default: return;
-  }
+  const mpg_graph_value *outputs = &w->graph->values[node->values];
+  /* Of those that carry a state the last output is that; of keys for parts of an array the rows
+   * are those of the input. */
+  uint32_t last = mpg_node_flag(node, MPG_OP_CARRIES) ? 0 : node->num_outputs - 1;
+  mpg_shape drawn =
+      mpg_op_drawn_shape(node->op, node->params, &mpg_graph_at(w->graph, inputs[0])->desc.shape,
+                         &outputs[last].desc.shape);
+  mpg_batch batch =
+      w->values[mpg_node_flag(node, MPG_OP_SHAPE_ONLY) ? mpg_value_index(w->graph, inputs[0])
+                                                       : node->values];
   if (batch.kind != MPG_BATCH_DIVIDED) return;
   mpg_drawn *found = &w->request->drawn[node->random];
   *found = (mpg_drawn){batch.outer, batch.inner};
@@ -229,8 +223,7 @@ static mpg_status compare_node(const walk *a, const walk *b, uint32_t n) {
   char shapes[2][MPG_SHAPE_TEXT_SIZE];
   const char *path = mpg_scope_text(node->scope), *in = *path ? " in block " : "",
              *piece = a->request->along_time ? "piece" : "micro-batch";
-  bool counts = node->op->id == MPG_OP__arange ||
-                node->op->id == MPG_OP__linspace; /* as far as it must: who uses it is asked */
+  bool counts = mpg_node_flag(node, MPG_OP_COUNTS); /* as far as it must: its users are asked */
   for (uint32_t k = 0; k < node->num_outputs; k++) {
     const mpg_batch *x = &a->values[node->values + k], *y = &b->values[other->values + k];
     if (x->kind == MPG_BATCH_STATE || x->kind == MPG_BATCH_PART)

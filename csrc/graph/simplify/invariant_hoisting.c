@@ -18,8 +18,7 @@ static bool worth_keeping(const mpg_graph *graph, const mpg_node *node) {
     from += mpg_desc_bytes(&mpg_graph_at(graph, mpg_node_inputs(graph, node)[i])->desc);
   for (uint32_t i = 0; i < node->num_outputs; i++)
     to += mpg_desc_bytes(&graph->values[node->values + i].desc);
-  return to <= 2 * from + CHEAP_BYTES || node->op->id == MPG_OP__pack_convolution ||
-         node->op->id == MPG_OP__pack_fully_connected;
+  return to <= 2 * from + CHEAP_BYTES || mpg_node_flag(node, MPG_OP_PACKS);
 }
 
 static state state_of(const mpg_graph *graph, const mpg_node *node, const uint8_t *states,

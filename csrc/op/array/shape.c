@@ -512,3 +512,7 @@ mpg_status mpg_infer_size_array(mpg_infer *infer) {
   infer->outputs[0].shape = (mpg_shape){.ndim = 1, .dims = {1}};
   return MPG_OK;
 }
+
+bool mpg_op_joins_rows(const mpg_op *op, const void *params) {
+  return op->id == MPG_OP_Concat && ((const mpg_concat_params *)params)->dim == 0;
+}

@@ -29,8 +29,6 @@ static mpg_batching_row row_of(const mpg_op *op) {
   return (mpg_batching_row){mpg_batching_pointwise, true};
 }
 
-bool mpg_op_carries(const mpg_op *op) { return op->id == MPG_OP_RNN || op->id == MPG_OP__rnn; }
-
 /* --- Errors ----------------------------------------------------------------------------------- */
 
 mpg_status mpg_batching_fail(const mpg_batching *b, int input, const char *format, ...) {

@@ -48,8 +48,6 @@ typedef struct mpg_batching {
 /* Fills out[]; fails, naming op, block and reason, where the op goes across the batch. PART and
  * STATE are the caller's business. */
 mpg_status mpg_op_batching(mpg_batching *b);
-/* An RNN-like op, whose state may carry what steps of other pieces left. */
-bool mpg_op_carries(const mpg_op *op);
 
 /* --- For rules -------------------------------------------------------------------------------- */
 typedef mpg_status (*mpg_batching_fn)(

@@ -219,3 +219,17 @@ void mpg_gradient_dropout_apply(mpg_gradient *g) {
   if (g->needed[0])
     g->in_grads[0] = mpg_emit2(g, MPG_OP__dropout_apply, g->params, g->out_grads[0], g->inputs[1]);
 }
+
+mpg_shape mpg_op_drawn_shape(const mpg_op *op, const void *params, const mpg_shape *input,
+                             const mpg_shape *output) {
+  if (op->id == MPG_OP__dropout_attention) { /* its scores, row after row */
+    const int64_t *sizes = ((const mpg_attention_params *)params)->sizes.values;
+    return (mpg_shape){.ndim = 1, .dims = {sizes[0] * sizes[1] * sizes[2] * sizes[3]}};
+  }
+  if (op->id != MPG_OP__dropout_draw) return *output;
+  /* For the parts of an array like its input, but whole. */
+  const mpg_dropout_draw_params *p = params;
+  mpg_shape drawn = *input;
+  drawn.dims[p->axis < 0 ? p->axis + drawn.ndim : p->axis] = p->total;
+  return drawn;
+}
