@@ -3,6 +3,7 @@
 
 #include "autograd/trace.h"
 #include "autograd/backward_pass.h"
+#include "graph/gradient/gradient_store.h"
 
 static mpg_backward_pass *kept_passes; /* runtime state: passes for reuse */
 
@@ -44,13 +45,7 @@ static bool has_more_rows(const mpg_graph *graph, mpg_value head, const mpg_shap
 static mpg_status head_gradient(mpg_backward_pass *pass, const mpg_array *head,
                                 const mpg_array *gradient, mpg_value value, mpg_value *result) {
   mpg_graph *graph = &pass->graph;
-  if (!gradient) {
-    mpg_full_like_params params;
-    memset(&params, 0, sizeof params);
-    params.fill_value = 1;
-    params.dtype = MPG_DTYPE_NONE;
-    return mpg_graph_emit(graph, mpg_op_get(MPG_OP__full_like), &params, &value, 1, value, result);
-  }
+  if (!gradient) return mpg_graph_emit_full_like(graph, value, 1, result);
   if (gradient->trace)
     return mpg_fail(MPG_ERROR,
                     "backward: a head gradient was made inside a hybridized block that is being "
@@ -137,13 +132,6 @@ static mpg_status differentiate(mpg_backward_pass *pass, head_list *list, const 
   return MPG_OK;
 }
 
-static mpg_status zeros(mpg_graph *graph, mpg_value like, mpg_value *result) {
-  mpg_full_like_params params;
-  memset(&params, 0, sizeof params);
-  params.dtype = MPG_DTYPE_NONE;
-  return mpg_graph_emit(graph, mpg_op_get(MPG_OP__full_like), &params, &like, 1, like, result);
-}
-
 /* Space for `count` more values of execution; new ones are empty. */
 static mpg_status grow_arrays(mpg_backward_pass *pass) {
   size_t count = pass->graph.num_values;
@@ -154,41 +142,6 @@ static mpg_status grow_arrays(mpg_backward_pass *pass) {
   memset(pass->uses, 0, count * sizeof *pass->uses);
   memset(pass->targets, 0, count * sizeof *pass->targets);
   return MPG_OK;
-}
-
-/* A variable's gradient `result` as the value that is computed straight into its gradient array. */
-static mpg_status store(mpg_backward_pass *pass, const mpg_tape_node *variable, mpg_value result,
-                        const bool *taken, mpg_value *stored, mpg_value *old) {
-  mpg_graph *graph = &pass->graph;
-  mpg_value self = {variable->graph_node, 0};
-  *old = MPG_NO_VALUE;
-  if (!mpg_has_value(result)) {
-    *stored = MPG_NO_VALUE;
-    return variable->request == MPG_GRAD_ADD ? MPG_OK : zeros(graph, self, stored);
-  }
-  const mpg_node *node = &graph->nodes[result.node];
-  uint32_t index = mpg_value_index(graph, result);
-  bool fresh = node->phase == MPG_PHASE_BACKWARD && !mpg_node_is_input(node) &&
-               !mpg_node_is_view(node) && !(taken && taken[index]);
-  if (node->opaque && fresh) {
-    *stored =
-        result; /* the call adds or writes by itself, or what it returns is copied afterwards */
-    return MPG_OK;
-  }
-  graph->phase = MPG_PHASE_BACKWARD;
-  graph->scope = graph->origin = 0;
-  if (variable->request == MPG_GRAD_ADD) {
-    MPG_TRY(mpg_graph_input(graph, &variable->gradient.desc,
-                            mpg_tensor_device(&variable->gradient)->id, old));
-    mpg_value terms[2] = {*old, result};
-    return mpg_graph_emit(graph, mpg_op_get(MPG_OP_elemwise_add), NULL, terms, 2, MPG_NO_VALUE,
-                          stored);
-  }
-  if (fresh) {
-    *stored = result;
-    return MPG_OK;
-  }
-  return mpg_graph_emit_copy(graph, result, stored);
 }
 
 typedef struct mode {
@@ -270,18 +223,12 @@ static mpg_status backward(mpg_backward_pass *pass, head_list *list, bool retain
   }
   if (!*again) MPG_TRY(find_missed(pass, again));
   if (*again) return MPG_OK;
-  bool *taken = mpg_arena_alloc(&graph->arena, graph->num_values + 1);
-  if (!taken) return mpg_out_of_host_memory(graph->num_values);
-  memset(taken, 0, graph->num_values);
-  size_t num_known = graph->num_values;
-  mpg_status status = MPG_OK;
-  for (size_t i = 0; i < num_wanted && status == MPG_OK; i++) {
-    status = store(pass, pass->variables[i], results[i], taken, &stored[i], &old[i]);
-    if (status == MPG_OK && mpg_has_value(stored[i]) &&
-        mpg_value_index(graph, stored[i]) < num_known)
-      taken[mpg_value_index(graph, stored[i])] = true;
-  }
-  MPG_TRY(status);
+  mpg_gradient_store store;
+  MPG_TRY(mpg_gradient_store_begin(graph, false, &store));
+  for (size_t i = 0; i < num_wanted; i++)
+    MPG_TRY(mpg_gradient_store_put(&store, (mpg_value){pass->variables[i]->graph_node, 0},
+                                   results[i], pass->variables[i]->request == MPG_GRAD_ADD,
+                                   &stored[i], &old[i]));
   MPG_TRY(mpg_grow((void **)&pass->target_list, &pass->target_list_capacity, num_wanted,
                    sizeof *pass->target_list));
   MPG_TRY(grow_arrays(pass));
@@ -372,7 +319,7 @@ static mpg_status grad(mpg_backward_pass *pass, head_list *list, mpg_array *cons
   for (int i = 0; i < num_variables; i++)
     if (!mpg_has_value(results[i])) {
       pass->graph.phase = MPG_PHASE_BACKWARD;
-      MPG_TRY(zeros(&pass->graph, wanted[i], &results[i]));
+      MPG_TRY(mpg_graph_emit_full_like(&pass->graph, wanted[i], 0, &results[i]));
     }
   MPG_TRY(grow_arrays(pass));
   bind_heads(pass, list);

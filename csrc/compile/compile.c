@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "compile/compiled_call.h"
+#include "graph/gradient/gradient_store.h"
 #include "graph/gradient/recompute.h"
 #include "graph/rewrite/rewrite.h"
 
@@ -52,13 +53,6 @@ void mpg_compiled_release(mpg_compiled *c) {
   mpg_free(c);
 }
 
-/* The value whose memory a value is a view of. */
-static mpg_value root_of(const mpg_graph *graph, mpg_value value) {
-  while (mpg_node_is_view(&graph->nodes[value.node]))
-    value = mpg_node_inputs(graph, &graph->nodes[value.node])[0];
-  return value;
-}
-
 static mpg_status take_inputs(mpg_compiled *c, mpg_trace *trace, const mpg_array *inputs) {
   c->num_constants = (uint32_t)trace->num_constants;
   c->num_inputs = c->num_given + c->num_constants;
@@ -94,11 +88,11 @@ static bool is_separate(const mpg_graph *graph, mpg_value value) {
 /* Whether output i is in memory that is an input's or another output's, too. Of several that are
  * separate, the first has it. */
 static bool shares_memory(const mpg_graph *graph, const bool *separate, size_t i) {
-  mpg_value root = root_of(graph, graph->outputs[i]);
+  mpg_value root = mpg_view_root(graph, graph->outputs[i]);
   if (mpg_node_is_input(&graph->nodes[root.node])) return true;
   for (size_t k = 0; k < graph->num_outputs; k++) {
     if (same_value(graph->outputs[k], graph->outputs[i]) ||
-        !same_value(root_of(graph, graph->outputs[k]), root))
+        !same_value(mpg_view_root(graph, graph->outputs[k]), root))
       continue;
     if (k < i || !separate[k]) return true;
   }
@@ -130,7 +124,7 @@ static mpg_status take_outputs(mpg_compiled *c, const mpg_value *values) {
   for (uint32_t i = 0; i < c->num_kept; i++)
     c->external[mpg_value_index(&c->graph, c->kept[i])] = mpg_compiled_kept(c, i);
   for (uint32_t i = 0; i < c->num_outputs; i++) {
-    mpg_value root = root_of(&c->graph, values[i]);
+    mpg_value root = mpg_view_root(&c->graph, values[i]);
     uint32_t *external = &c->external[mpg_value_index(&c->graph, root)];
     if (*external == MPG_NO_BASE) {
       *external = mpg_compiled_result(c, c->num_results);
@@ -149,13 +143,6 @@ static mpg_status take_outputs(mpg_compiled *c, const mpg_value *values) {
 }
 
 static bool differentiable(const mpg_desc *desc) { return mpg_dtype_is_float(desc->dtype); }
-
-static mpg_status zeros_like(mpg_graph *graph, mpg_value like, mpg_value *result) {
-  mpg_full_like_params params;
-  memset(&params, 0, sizeof params);
-  params.dtype = MPG_DTYPE_NONE;
-  return mpg_graph_emit(graph, mpg_op_get(MPG_OP__full_like), &params, &like, 1, like, result);
-}
 
 /* The trace's graph with the gradient appended. out_grads[i]: new inputs where `arrives`; elsewhere
  * no gradient flows, or with `fill`, zeros do. */
@@ -184,7 +171,7 @@ static mpg_status differentiate(const mpg_compiled *c, const bool *arrives, bool
       MPG_GOTO(mpg_graph_input(joint, &value.desc, value.device, &out_grads[i]));
       head_grads[num_heads] = out_grads[i];
     } else if (fill && differentiable(&value.desc)) {
-      MPG_GOTO(zeros_like(joint, traced_outputs[i], &head_grads[num_heads]));
+      MPG_GOTO(mpg_graph_emit_full_like(joint, traced_outputs[i], 0, &head_grads[num_heads]));
     } else {
       continue;
     }
@@ -443,41 +430,6 @@ bool mpg_compiled_recapture(mpg_compiled *c, const mpg_captured *captured, size_
 
 /* --- Backward --------------------------------------------------------------------------------- */
 
-/* Gives the gradient of input i its external array: directly where its memory is free to choose,
- * else by a copy. */
-static mpg_status place_gradient(const mpg_compiled *c, mpg_graph *joint, mpg_gradient_place place,
-                                 uint32_t i, mpg_value gradient, uint32_t **external, size_t *known,
-                                 mpg_value *result) {
-  mpg_value root, old = MPG_NO_VALUE;
-  uint32_t array = mpg_compiled_in_grad(c, i);
-  if (!mpg_has_value(gradient)) MPG_TRY(zeros_like(joint, c->inputs[i], &gradient));
-  if (place == MPG_PLACE_ADD) {
-    const mpg_graph_value value = *mpg_graph_at(joint, c->inputs[i]);
-    MPG_TRY(mpg_graph_input(joint, &value.desc, value.device, &old));
-    mpg_value terms[2] = {old, gradient};
-    MPG_TRY(mpg_graph_emit(joint, mpg_op_get(MPG_OP_elemwise_add), NULL, terms, 2, MPG_NO_VALUE,
-                           &gradient));
-  }
-  root = root_of(joint, gradient);
-  const mpg_node *node = &joint->nodes[root.node];
-  uint32_t index = mpg_value_index(joint, root);
-  bool free_choice = node->phase == MPG_PHASE_BACKWARD && !mpg_node_is_input(node) &&
-                     (index >= *known || (*external)[index] == MPG_NO_BASE);
-  if (!free_choice) {
-    MPG_TRY(mpg_graph_emit_copy(joint, gradient, &gradient));
-    root = gradient;
-  }
-  size_t values = joint->num_values;
-  uint32_t *grown = mpg_realloc(*external, (values + 1) * sizeof **external);
-  if (!grown) return mpg_out_of_host_memory(values * sizeof **external);
-  *external = grown;
-  for (; *known < values; (*known)++) grown[*known] = MPG_NO_BASE;
-  grown[mpg_value_index(joint, root)] = array;
-  if (mpg_has_value(old)) grown[mpg_value_index(joint, old)] = array;
-  *result = gradient;
-  return MPG_OK;
-}
-
 /* True when all forward values that are read were kept. */
 static bool reads_saved_only(const mpg_compiled *c, const mpg_graph *joint,
                              const mpg_order *order) {
@@ -563,6 +515,12 @@ static mpg_status find_reached(const mpg_compiled *c, mpg_compiled_backward *b) 
   return MPG_OK;
 }
 
+/* Where the value, or what it is a view of, lies: in that external array. */
+static void set_external(const mpg_graph *joint, uint32_t *external, mpg_value value,
+                         uint32_t array) {
+  if (mpg_has_value(value)) external[mpg_value_index(joint, mpg_view_root(joint, value))] = array;
+}
+
 /* fill: outputs without a gradient get zeros, so that the gradient is the one for which values were
  * saved. */
 static mpg_status make_backward(mpg_compiled *c, mpg_compiled_backward *b, const bool *arrives,
@@ -573,10 +531,10 @@ static mpg_status make_backward(mpg_compiled *c, mpg_compiled_backward *b, const
   uint32_t *external = NULL;
   bool again = false, *saved = NULL, *wanted = mpg_calloc(c->num_inputs + 1, sizeof *wanted);
   mpg_graph_init(&joint);
-  mpg_value *out_grads = mpg_malloc((c->num_outputs + 3 * c->num_inputs + 1) * sizeof *out_grads);
+  mpg_value *out_grads = mpg_malloc((c->num_outputs + 4 * c->num_inputs + 1) * sizeof *out_grads);
   if (!out_grads || !wanted) MPG_GOTO(mpg_out_of_host_memory(c->num_outputs * sizeof *out_grads));
   mpg_value *in_grads = out_grads + c->num_outputs, *stored = in_grads + c->num_inputs,
-            *sums = stored + c->num_inputs;
+            *sums = stored + c->num_inputs, *old = sums + c->num_inputs;
   for (uint32_t i = 0; i < c->num_inputs; i++)
     wanted[i] =
         b->places[i] != MPG_PLACE_NONE &&
@@ -587,26 +545,27 @@ static mpg_status make_backward(mpg_compiled *c, mpg_compiled_backward *b, const
     if (!b->summed[i]) sums[i] = MPG_NO_VALUE;
   MPG_GOTO(simplify_joint(&joint, in_grads, c->num_inputs));
   MPG_GOTO(repeat(c, &joint, out_grads, sums, in_grads));
-  joint.phase = MPG_PHASE_BACKWARD;
-  joint.scope = joint.origin = joint.region = 0;
   joint.train = b->train;
-  size_t known = joint.num_values;
   uint32_t num_nodes = (uint32_t)joint.num_nodes; /* before what puts gradients in their places */
-  external = mpg_malloc((known + 1) * sizeof *external);
-  if (!external) MPG_GOTO(mpg_out_of_host_memory(known * sizeof *external));
-  for (size_t v = 0; v < known; v++)
-    external[v] = v < c->graph.num_values ? c->external[v] : MPG_NO_BASE;
-  for (uint32_t i = 0; i < c->num_outputs; i++)
-    if (mpg_has_value(out_grads[i]))
-      external[mpg_value_index(&joint, out_grads[i])] = mpg_compiled_out_grad(c, i);
-  for (uint32_t i = 0; i < c->num_inputs; i++)
-    if (b->summed[i]) external[mpg_value_index(&joint, sums[i])] = mpg_compiled_sum(c, i);
+  mpg_gradient_store store;
+  MPG_GOTO(mpg_gradient_store_begin(&joint, true, &store));
   for (uint32_t i = 0; i < c->num_inputs; i++) {
-    stored[i] = MPG_NO_VALUE;
+    stored[i] = old[i] = MPG_NO_VALUE;
     b->gives[i] = wanted[i] && (mpg_has_value(in_grads[i]) || b->places[i] == MPG_PLACE_WRITE);
     if (b->gives[i])
-      MPG_GOTO(place_gradient(c, &joint, (mpg_gradient_place)b->places[i], i, in_grads[i],
-                              &external, &known, &stored[i]));
+      MPG_GOTO(mpg_gradient_store_put(&store, c->inputs[i], in_grads[i],
+                                      b->places[i] == MPG_PLACE_ADD, &stored[i], &old[i]));
+  }
+  external = mpg_malloc((joint.num_values + 1) * sizeof *external);
+  if (!external) MPG_GOTO(mpg_out_of_host_memory(joint.num_values * sizeof *external));
+  for (size_t v = 0; v < joint.num_values; v++)
+    external[v] = v < c->graph.num_values ? c->external[v] : MPG_NO_BASE;
+  for (uint32_t i = 0; i < c->num_outputs; i++)
+    set_external(&joint, external, out_grads[i], mpg_compiled_out_grad(c, i));
+  for (uint32_t i = 0; i < c->num_inputs; i++) {
+    set_external(&joint, external, sums[i], mpg_compiled_sum(c, i));
+    set_external(&joint, external, stored[i], mpg_compiled_in_grad(c, i));
+    set_external(&joint, external, old[i], mpg_compiled_in_grad(c, i));
   }
   MPG_VERIFY(&joint);
   saved = mpg_calloc(joint.num_values + 1, sizeof *saved);

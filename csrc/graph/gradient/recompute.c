@@ -197,15 +197,11 @@ static int by_number(const void *a, const void *b) {
 
 /* An array for a state that a repeated node is not to write. */
 static mpg_status scratch(repeater *r, const mpg_node *node, mpg_value state, mpg_value *result) {
-  mpg_full_like_params params;
-  memset(&params, 0, sizeof params);
-  params.dtype = MPG_DTYPE_NONE;
   r->result->phase = MPG_PHASE_BACKWARD;
   r->result->scope = node->scope;
   r->result->origin = node->origin;
   r->result->region = node->region;
-  MPG_TRY(
-      mpg_graph_emit(r->result, mpg_op_get(MPG_OP__full_like), &params, &state, 1, state, result));
+  MPG_TRY(mpg_graph_emit_full_like(r->result, state, 0, result));
   r->result->nodes[result->node].repeats = true;
   return MPG_OK;
 }

@@ -217,6 +217,21 @@ mpg_status mpg_graph_emit_copy(mpg_graph *graph, mpg_value value, mpg_value *cop
   return mpg_graph_emit(graph, mpg_op_get(MPG_OP__copyto), &params, &value, 1, MPG_NO_VALUE, copy);
 }
 
+mpg_status mpg_graph_emit_full_like(mpg_graph *graph, mpg_value like, double fill,
+                                    mpg_value *result) {
+  mpg_full_like_params params;
+  memset(&params, 0, sizeof params);
+  params.fill_value = fill;
+  params.dtype = MPG_DTYPE_NONE;
+  return mpg_graph_emit(graph, mpg_op_get(MPG_OP__full_like), &params, &like, 1, like, result);
+}
+
+mpg_value mpg_view_root(const mpg_graph *graph, mpg_value value) {
+  while (mpg_node_is_view(&graph->nodes[value.node]))
+    value = mpg_node_inputs(graph, &graph->nodes[value.node])[0];
+  return value;
+}
+
 mpg_status mpg_graph_append(mpg_graph *graph, const mpg_graph *from, uint32_t number,
                             const mpg_value *inputs, uint32_t *result) {
   mpg_node fields = from->nodes[number];

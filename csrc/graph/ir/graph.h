@@ -145,6 +145,11 @@ typedef struct mpg_drawn {
 
 /* Appends a copy of a value on its own device. */
 mpg_status mpg_graph_emit_copy(mpg_graph *graph, mpg_value value, mpg_value *copy);
+/* Appends an array of one number, of the shape, dtype and device of `like`. */
+mpg_status mpg_graph_emit_full_like(mpg_graph *graph, mpg_value like, double fill,
+                                    mpg_value *result);
+/* The value that this one is a view of, through views of views. */
+mpg_value mpg_view_root(const mpg_graph *graph, mpg_value value);
 
 /* --- Passes ----------------------------------------------------------------------------------- */
 
