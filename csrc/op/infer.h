@@ -5,15 +5,15 @@
 
 #include "op/op.h"
 
-#define MPG_OP(id, aliases, inputs, outputs, params, infer, cost, gradient, num_inputs, \
-               num_outputs, saves, flags, dtypes, kernel, doc)                          \
-  mpg_status mpg_infer_##infer(mpg_infer *);                                            \
-  mpg_cost mpg_cost_##cost(const mpg_infer *);                                          \
-  void mpg_gradient_##gradient(mpg_gradient *);                                         \
-  int mpg_arity_##num_inputs(const mpg_op *, const void *, int);                        \
+#define MPG_OP_ROW(id, aliases, inputs, outputs, params, infer, cost, gradient, num_inputs, \
+                   num_outputs, saves, flags, dtypes, batching, kernel, doc)                \
+  mpg_status mpg_infer_##infer(mpg_infer *);                                                \
+  mpg_cost mpg_cost_##cost(const mpg_infer *);                                              \
+  void mpg_gradient_##gradient(mpg_gradient *);                                             \
+  int mpg_arity_##num_inputs(const mpg_op *, const void *, int);                            \
   int mpg_arity_##num_outputs(const mpg_op *, const void *, int);
 #include "op/ops.def"
-#undef MPG_OP
+#undef MPG_OP_ROW
 
 /* For rows without a gradient; mpg_op_gradient reports it. */
 void mpg_gradient_missing(mpg_gradient *g);

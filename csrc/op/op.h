@@ -10,9 +10,9 @@
 
 /* Ids, in the order of ops.def. */
 typedef enum mpg_op_id {
-#define MPG_OP(id, ...) MPG_OP_##id,
+#define MPG_OP_ROW(id, ...) MPG_OP_##id,
 #include "op/ops.def"
-#undef MPG_OP
+#undef MPG_OP_ROW
   MPG_OP_COUNT
 } mpg_op_id;
 
@@ -165,6 +165,14 @@ void mpg_gradient_fail(mpg_gradient *g, const char *format, ...)
 #define MPG_SAVE_NONE 0u
 #define MPG_SAVE_INPUTS 0x0000ffffu
 #define MPG_SAVE_OUTPUTS 0xffff0000u
+/* Of elementwise ops. */
+#define MPG_SAVE_BOTH (MPG_SAVE_INPUT(0) | MPG_SAVE_OUTPUT(0))
+#define MPG_SAVE_INPUTS_OUTPUT (MPG_SAVE_INPUTS | MPG_SAVE_OUTPUT(0))
+#define MPG_SAVE_RHS_OUTPUT (MPG_SAVE_INPUT(1) | MPG_SAVE_OUTPUT(0))
+
+/* How micro-batches go through the op: op/batching/batching.h. */
+struct mpg_batching;
+typedef mpg_status (*mpg_batching_fn)(struct mpg_batching *);
 
 typedef enum mpg_op_flags {
   MPG_OP_PLAIN = 0,
@@ -205,7 +213,9 @@ typedef enum mpg_op_flags {
   MPG_OP_CARRIES = 1 << 20,    /* goes through steps of time with a state that the next part of a
                                   sequence goes on from */
   MPG_OP_COUNTS = 1 << 21,     /* its numbers say how far it counts, so they follow sizes */
-  MPG_OP_PACKS = 1 << 22, /* lays a weight out for its kernel: worth keeping whatever its size */
+  MPG_OP_UNIFORM = 1 << 23, /* of arrays whose elements are all alike, or drawn at random, it makes
+                               such ones (op/batching/batching.h: MPG_BATCH_FREE) */
+  MPG_OP_PACKS = 1 << 22,   /* lays a weight out for its kernel: worth keeping whatever its size */
 } mpg_op_flags;
 
 typedef int (*mpg_arity_fn)(const mpg_op *op, const void *params,
@@ -234,6 +244,7 @@ struct mpg_op {
   uint32_t flags;
   mpg_dtype_set
       dtypes; /* of the first input (or output without inputs); inference checks the rest */
+  mpg_batching_fn batching;
   const char *doc;
 };
 

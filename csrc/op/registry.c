@@ -2,30 +2,32 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "op/batching/batching.h"
 #include "op/infer.h"
 
-#define MPG_OP(op_id, op_aliases, op_inputs, op_outputs, op_params, op_infer, op_cost,    \
-               op_gradient, op_num_inputs, op_num_outputs, op_saves, op_flags, op_dtypes, \
-               op_kernel, op_doc)                                                         \
-  {.id = MPG_OP_##op_id,                                                                  \
-   .name = #op_id,                                                                        \
-   .aliases = op_aliases,                                                                 \
-   .inputs = op_inputs,                                                                   \
-   .outputs = op_outputs,                                                                 \
-   .params = &mpg_##op_params##_table,                                                    \
-   .infer = mpg_infer_##op_infer,                                                         \
-   .cost = mpg_cost_##op_cost,                                                            \
-   .gradient = mpg_gradient_##op_gradient,                                                \
-   .num_inputs = mpg_arity_##op_num_inputs,                                               \
-   .num_outputs = mpg_arity_##op_num_outputs,                                             \
-   .saves = op_saves,                                                                     \
-   .flags = op_flags,                                                                     \
-   .dtypes = op_dtypes,                                                                   \
+#define MPG_OP_ROW(op_id, op_aliases, op_inputs, op_outputs, op_params, op_infer, op_cost,    \
+                   op_gradient, op_num_inputs, op_num_outputs, op_saves, op_flags, op_dtypes, \
+                   op_batching, op_kernel, op_doc)                                            \
+  {.id = MPG_OP_##op_id,                                                                      \
+   .name = #op_id,                                                                            \
+   .aliases = op_aliases,                                                                     \
+   .inputs = op_inputs,                                                                       \
+   .outputs = op_outputs,                                                                     \
+   .params = &mpg_##op_params##_table,                                                        \
+   .infer = mpg_infer_##op_infer,                                                             \
+   .cost = mpg_cost_##op_cost,                                                                \
+   .gradient = mpg_gradient_##op_gradient,                                                    \
+   .num_inputs = mpg_arity_##op_num_inputs,                                                   \
+   .num_outputs = mpg_arity_##op_num_outputs,                                                 \
+   .saves = op_saves,                                                                         \
+   .flags = op_flags,                                                                         \
+   .dtypes = op_dtypes,                                                                       \
+   .batching = mpg_batching_##op_batching,                                                    \
    .doc = op_doc},
 static const mpg_op ops[] = {
 #include "op/ops.def"
 };
-#undef MPG_OP
+#undef MPG_OP_ROW
 _Static_assert(sizeof ops / sizeof *ops == MPG_OP_COUNT, "one row an op");
 
 /* What the input and output texts of a row say. */

@@ -18,9 +18,9 @@ uint64_t mpg_kernel_stamp(void) {
 #undef SIZE
   };
   static const char names[] =
-#define MPG_OP(id, ...) #id " "
+#define MPG_OP_ROW(id, ...) #id " "
 #include "op/ops.def"
-#undef MPG_OP
+#undef MPG_OP_ROW
       "";
   return mix(mix(UINT64_C(14695981039346656037), sizes, sizeof sizes), names, sizeof names);
 }

@@ -15,11 +15,11 @@
 #define MPG_CPU_NAME(name) MPG_CONCAT(mpg_cpu, name, MPG_ISA)
 #define MPG_CPU_KERNEL(name) mpg_status MPG_CPU_NAME(name)(const mpg_kernel_call *call)
 
-#define MPG_OP(id, aliases, inputs, outputs, params, infer, cost, gradient, num_inputs, \
-               num_outputs, saves, flags, dtypes, kernel, doc)                          \
+#define MPG_OP_ROW(id, aliases, inputs, outputs, params, infer, cost, gradient, num_inputs, \
+                   num_outputs, saves, flags, dtypes, batching, kernel, doc)                \
   mpg_status MPG_CPU_NAME(kernel)(const mpg_kernel_call *);
 #include "op/ops.def"
-#undef MPG_OP
+#undef MPG_OP_ROW
 
 /* What a compiler is told of the loop that follows: to write out n steps at a time; that no step
  * reads what another one writes. */

@@ -4,9 +4,9 @@
 
 extern const mpg_kernel_fn MPG_CPU_NAME(table)[MPG_OP_COUNT];
 const mpg_kernel_fn MPG_CPU_NAME(table)[MPG_OP_COUNT] = {
-#define MPG_OP(id, aliases, inputs, outputs, params, infer, cost, gradient, num_inputs, \
-               num_outputs, saves, flags, dtypes, kernel, doc)                          \
+#define MPG_OP_ROW(id, aliases, inputs, outputs, params, infer, cost, gradient, num_inputs, \
+                   num_outputs, saves, flags, dtypes, batching, kernel, doc)                \
   [MPG_OP_##id] = MPG_CPU_NAME(kernel),
 #include "op/ops.def"
-#undef MPG_OP
+#undef MPG_OP_ROW
 };

@@ -23,11 +23,11 @@ extern "C" {
 #include "kernels/cuda/elements.h"
 
 #define MPG_CUDA_KERNEL(name) extern "C" mpg_status mpg_cuda_##name(const mpg_kernel_call *call)
-#define MPG_OP(id, aliases, inputs, outputs, params, infer, cost, gradient, num_inputs, \
-               num_outputs, saves, flags, dtypes, kernel, doc)                          \
+#define MPG_OP_ROW(id, aliases, inputs, outputs, params, infer, cost, gradient, num_inputs, \
+                   num_outputs, saves, flags, dtypes, batching, kernel, doc)                \
   extern "C" mpg_status mpg_cuda_##kernel(const mpg_kernel_call *);
 #include "op/ops.def"
-#undef MPG_OP
+#undef MPG_OP_ROW
 
 /* --- Launching
  * --------------------------------------------------------------------------------------------------------

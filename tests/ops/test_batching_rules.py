@@ -103,7 +103,7 @@ def test_what_a_rule_lets_through_is_what_the_op_does(name):
                     if "random" not in _core.get_op(name).describe()["flags"]:
                         np.testing.assert_allclose(got, expected.asnumpy(), rtol=1e-4, atol=1e-5, err_msg=f"{sample.params} {axes} {axis}")
     if not ruled and any(True for _ in cases(name)):
-        assert name in WITHOUT_RULE or "update" in name or name in UPDATES, "an op without a batching rule (csrc/op/batching/batching.def)"
+        assert name in WITHOUT_RULE or "update" in name or name in UPDATES, "an op without a batching rule (the column `batching` of its row)"
 
 
 UPDATES = {"all_finite", "multi_all_finite", "multi_lars", "multi_sum_sq", "reset_arrays", "_multi_scale"}

@@ -80,11 +80,9 @@ FAMILIES = ("csrc/op/", "kernels/", "csrc/graph/rewrite/", "csrc/graph/simplify/
 
 def test_facts_about_ops_are_in_their_rows():
     """Passes, planners and executors ask for an op's traits; they name an op only to emit or call it."""
-    rows = set()
-    for path in files("csrc/op/defs", ending=".def"):
-        with open(path) as f:
-            rows.update(re.findall(r"^MPG_[A-Z_]+\((\w+),", f.read(), re.MULTILINE))
-    assert len(rows) > 300
+    with open(os.path.join(ROOT, "csrc/op/op.h")) as f:
+        traits = set(re.findall(r"\bMPG_OP_([A-Z_]+)\b", f.read()))
+    assert "MAP" in traits
     asks = re.compile(r"(?:[=!<>]=|[<>]|\bcase)\s*MPG_OP_(\w+)|\bMPG_OP_(\w+)\s*(?:[=!<>]=|[<>])")
     wrong = []
     for path in files("csrc", "kernels", ending=(".c", ".h", ".inc", ".cu")):
@@ -94,7 +92,7 @@ def test_facts_about_ops_are_in_their_rows():
         with open(path) as f:
             text = f.read()
         for match in asks.finditer(text):
-            if (match[1] or match[2]) in rows:
+            if (match[1] or match[2]) not in traits:
                 wrong.append(f"{name}:{text.count(chr(10), 0, match.start()) + 1} asks whether an op is {match[1] or match[2]}")
     assert not wrong, "\n".join(wrong)
 

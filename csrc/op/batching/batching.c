@@ -1,4 +1,4 @@
-/* Batching rules: the table, what rules share, and elementwise ops, creation and random numbers. */
+/* Batching rules: what rules share, and elementwise ops, creation and random numbers. */
 #include "op/batching/batching.h"
 
 #include <stdarg.h>
@@ -7,27 +7,6 @@
 #include "op/infer.h"
 
 #define PARAMS(structure) const mpg_##structure##_params *p = b->params
-
-typedef struct mpg_batching_row {
-  mpg_batching_fn rule;
-  bool free;
-} mpg_batching_row;
-
-static const mpg_batching_row rows[MPG_OP_COUNT] = {
-#define MPG_BATCHING(id, name, is_free) [MPG_OP_##id] = {mpg_batching_##name, is_free},
-#include "op/batching/batching.def"
-#undef MPG_BATCHING
-};
-
-static bool elementwise(const mpg_op *op) {
-  return (op->infer == mpg_infer_same || op->infer == mpg_infer_broadcast) &&
-         op->flags & MPG_OP_INPLACE && !(op->flags & MPG_OP_HIDDEN);
-}
-
-static mpg_batching_row row_of(const mpg_op *op) {
-  if (rows[op->id].rule || !elementwise(op)) return rows[op->id];
-  return (mpg_batching_row){mpg_batching_pointwise, true};
-}
 
 /* --- Errors ----------------------------------------------------------------------------------- */
 
@@ -101,7 +80,6 @@ int mpg_batching_first(const mpg_batching *b) {
 }
 
 mpg_status mpg_op_batching(mpg_batching *b) {
-  const mpg_batching_row row = row_of(b->op);
   int divided = -1, free = -1, same = -1;
   for (int k = 0; k < b->num_outputs; k++) b->out[k] = (mpg_batch){.kind = MPG_BATCH_SAME};
   for (int i = b->num_inputs; i-- > 0;) {
@@ -112,29 +90,31 @@ mpg_status mpg_op_batching(mpg_batching *b) {
     else
       same = i;
   }
-  if (divided >= 0)
-    return row.rule ? row.rule(b)
-                    : mpg_batching_fail(b, divided, "nothing is known of how it treats rows");
-  if (same < 0 && row.free) { /* of free inputs, or of none */
+  if (divided >= 0) return b->op->batching(b);
+  if (same < 0 && b->op->flags & MPG_OP_UNIFORM) { /* of free inputs, or of none */
     for (int k = 0; k < b->num_outputs; k++) b->out[k] = (mpg_batch){.kind = MPG_BATCH_FREE};
     return MPG_OK;
   }
   /* A free array of as many rows as the micro-batch has is one of rows, where the op allows it: the
    * first state of a recurrent network. */
-  if (free >= 0 && row.rule) {
+  if (free >= 0) {
     const mpg_batch was = b->in[free];
     const mpg_shape *shape = &b->inputs[free].shape;
     for (int n = 0; n <= shape->ndim; n++) {
       int axis = n ? n - 1 : b->axis;
       if (axis >= shape->ndim || shape->dims[axis] != b->rows) continue;
       b->in[free] = (mpg_batch){.kind = MPG_BATCH_DIVIDED, .axis = axis, .outer = 1, .inner = 1};
-      mpg_status status = row.rule(b);
+      mpg_status status = b->op->batching(b);
       b->in[free] = was;
       if (status == MPG_OK) return MPG_OK;
     }
     for (int k = 0; k < b->num_outputs; k++) b->out[k] = (mpg_batch){.kind = MPG_BATCH_SAME};
   }
   return MPG_OK;
+}
+
+mpg_status mpg_batching_unknown(mpg_batching *b) {
+  return mpg_batching_fail(b, mpg_batching_first(b), "nothing is known of how it treats rows");
 }
 
 /* --- Elementwise ------------------------------------------------------------------------------ */

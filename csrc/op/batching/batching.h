@@ -7,7 +7,7 @@
  *
  * Along an axis of outer * rows * inner elements the batch is the middle digit: reshapes merge it
  * with its neighbours and split it off again. Ops whose elements depend on nothing but the same
- * elements of their inputs need no entry in batching.def; other ops without one can't take a
+ * elements of their inputs have the rule `pointwise`; ops whose rule is `unknown` can't take a
  * divided input.
  *
  * The rules of a family are in one file, batching_<family>.c. Any thread may call.
@@ -50,12 +50,12 @@ typedef struct mpg_batching {
 mpg_status mpg_op_batching(mpg_batching *b);
 
 /* --- For rules -------------------------------------------------------------------------------- */
-typedef mpg_status (*mpg_batching_fn)(
-    mpg_batching *b); /* at least one input is DIVIDED, the others SAME or FREE */
-
-#define MPG_BATCHING(op, rule, free) mpg_status mpg_batching_##rule(mpg_batching *b);
-#include "op/batching/batching.def"
-#undef MPG_BATCHING
+/* They are called where at least one input is DIVIDED, the others SAME or FREE. */
+#define MPG_OP_ROW(id, aliases, inputs, outputs, params, infer, cost, gradient, num_inputs, \
+                   num_outputs, saves, flags, dtypes, batching, kernel, doc)                \
+  mpg_status mpg_batching_##batching(mpg_batching *b);
+#include "op/ops.def"
+#undef MPG_OP_ROW
 
 /* The error. input: the divided one. */
 mpg_status mpg_batching_fail(const mpg_batching *b, int input, const char *format, ...)
