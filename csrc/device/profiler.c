@@ -9,7 +9,6 @@ enum { CHUNK = 1024, MAX_CHUNKS = 1024 };
 struct mpg_event_buffer {
   uint64_t start; /* the mpg_profiler_start that the events belong to */
   size_t count;
-  uint64_t dropped;
   mpg_event *chunks[MAX_CHUNKS];
 };
 
@@ -26,15 +25,11 @@ void mpg_profiler_record(mpg_device *device, const mpg_event *event) {
   if (buffer->start != start) {
     buffer->start = start;
     buffer->count = 0;
-    buffer->dropped = 0;
   }
   size_t chunk = buffer->count / CHUNK;
   if (chunk < MAX_CHUNKS && !buffer->chunks[chunk])
     buffer->chunks[chunk] = mpg_malloc(CHUNK * sizeof *event);
-  if (chunk >= MAX_CHUNKS || !buffer->chunks[chunk]) {
-    buffer->dropped++;
-    return;
-  }
+  if (chunk >= MAX_CHUNKS || !buffer->chunks[chunk]) return;
   buffer->chunks[chunk][buffer->count++ % CHUNK] = *event;
 }
 
@@ -59,11 +54,6 @@ static const struct mpg_event_buffer *current(const mpg_device *device) {
 size_t mpg_profiler_event_count(const mpg_device *device) {
   const struct mpg_event_buffer *buffer = current(device);
   return buffer ? buffer->count : 0;
-}
-
-uint64_t mpg_profiler_dropped(const mpg_device *device) {
-  const struct mpg_event_buffer *buffer = current(device);
-  return buffer ? buffer->dropped : 0;
 }
 
 mpg_event mpg_profiler_event(const mpg_device *device, size_t index) {

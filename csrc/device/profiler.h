@@ -40,7 +40,6 @@ void mpg_profiler_start(void); /* clears old events */
 void mpg_profiler_stop(void);
 void mpg_profiler_resume(void); /* after a stop: goes on, keeping the events */
 size_t mpg_profiler_event_count(const mpg_device *device);
-uint64_t mpg_profiler_dropped(const mpg_device *device);
 mpg_event mpg_profiler_event(const mpg_device *device, size_t index);
 
 #endif

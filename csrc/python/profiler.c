@@ -67,14 +67,6 @@ static PyObject *events(PyObject *module, PyObject *unused) {
   return list;
 }
 
-static PyObject *dropped(PyObject *module, PyObject *unused) {
-  (void)module;
-  (void)unused;
-  unsigned long long total = 0;
-  for (int i = 0; i < mpg_device_count(); i++) total += mpg_profiler_dropped(mpg_device_at(i));
-  return PyLong_FromUnsignedLongLong(total);
-}
-
 PyMethodDef mpg_py_profiler_methods[] = {
     {"profiler_start", start, METH_NOARGS, "Clears the recorded events and starts recording."},
     {"profiler_stop", stop, METH_NOARGS, "Stops recording; what was recorded stays."},
@@ -82,5 +74,4 @@ PyMethodDef mpg_py_profiler_methods[] = {
     {"profiler_events", events, METH_NOARGS,
      "Waits for all work; a list of (device, name, kind, scope, backward, program, peer, bytes, "
      "stage, micro_batch, begin_ns, end_ns)."},
-    {"profiler_dropped", dropped, METH_NOARGS, "Events that found no memory."},
     {NULL, NULL, 0, NULL}};

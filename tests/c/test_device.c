@@ -616,8 +616,7 @@ static void test_profiler(void) {
   atomic_store(&go, true);
   CHECK_OK(mpg_wait_all());
   mpg_profiler_stop();
-  CHECK(mpg_profiler_event_count(cpu(0)) == 1501 && mpg_profiler_event_count(cpu(1)) == 0 &&
-        mpg_profiler_dropped(cpu(0)) == 0);
+  CHECK(mpg_profiler_event_count(cpu(0)) == 1501 && mpg_profiler_event_count(cpu(1)) == 0);
   mpg_event first = mpg_profiler_event(cpu(0), 0), last = mpg_profiler_event(cpu(0), 1500);
   CHECK(first.kind == MPG_EVENT_WAIT && first.peer == cpu(1)->ordinal &&
         first.end_ns > first.begin_ns);

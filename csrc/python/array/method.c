@@ -88,11 +88,6 @@ static PyObject *get_place(PyObject *self, void *unused) {
   return Py_BuildValue("NNN", PyLong_FromVoidPtr(array->tensor.storage),
                        PyLong_FromSize_t(array->tensor.offset), PyLong_FromVoidPtr(array->node));
 }
-static PyObject *get_version(PyObject *self, void *unused) {
-  (void)unused;
-  mpg_array *array = mpg_py_array_of(self);
-  return PyLong_FromUnsignedLong(array->tensor.storage ? array->tensor.storage->version : 0);
-}
 static PyObject *get_wants_gradient(PyObject *self, void *unused) {
   (void)unused;
   return PyBool_FromLong(mpg_cache_wants(mpg_py_array_of(self)));
@@ -127,7 +122,6 @@ PyGetSetDef mpg_py_array_properties[] = {
      NULL},
     {"_wants_gradient", get_wants_gradient, NULL,
      "Whether a recorded use of the array leads to a gradient.", NULL},
-    {"_version", get_version, NULL, "How often the array's memory has been written.", NULL},
     {0}};
 
 /* --- Values ----------------------------------------------------------------------------------- */
