@@ -5,8 +5,7 @@
 #include "base/clock.h"
 #include "base/memory.h"
 #include "device/profiler.h"
-#include "op/kernel.h"
-#include "op/op.h"
+#include "op/submit.h"
 
 /* The work: freed by whoever is done with it. */
 typedef struct job {
@@ -56,11 +55,6 @@ static void discard(void *payload) {
   job *j = *(job **)payload;
   mpg_free(j->views);
   mpg_free(j);
-}
-
-static mpg_status nothing(mpg_run *run, void *payload) {
-  (void)run, (void)payload;
-  return MPG_OK;
 }
 
 static mpg_status check(const mpg_replicas *r) {
@@ -113,19 +107,10 @@ typedef struct point_list {
 } point_list;
 
 static mpg_status add_point(point_list *list, mpg_point point) {
-  if (!point.tick ||
-      (mpg_tick_reached(point.device, point.tick) &&
-       !(point.data && atomic_load_explicit(&point.device->failed, memory_order_relaxed))))
-    return MPG_OK;
-  for (int i = list->count - 1, tries = 0; i >= 0 && tries < 32; i--, tries++) {
-    mpg_point *known = &list->points[i];
-    if (known->device != point.device || known->tick != point.tick) continue;
-    known->data |= point.data;
-    return MPG_OK;
-  }
+  if (!point.tick) return MPG_OK;
   MPG_TRY(mpg_grow((void **)&list->points, &list->capacity, (size_t)list->count + 1,
                    sizeof *list->points));
-  list->points[list->count++] = point;
+  list->count = mpg_point_add(list->points, list->count, point);
   return MPG_OK;
 }
 
@@ -180,7 +165,7 @@ static mpg_status prepare(void *state, mpg_submission *submissions, bool *done) 
   q->end = (mpg_point){side, mpg_device_next_tick(side), true};
   for (int k = 1; k < q->count; k++)
     submissions[k] =
-        (mpg_submission){.name = name, .work = nothing, .points = &q->end, .num_points = 1};
+        (mpg_submission){.name = name, .work = mpg_wait_work, .points = &q->end, .num_points = 1};
   return MPG_OK;
 }
 

@@ -7,6 +7,7 @@
 #include "base/memory.h"
 #include "device/profiler.h"
 #include "op/fused.h"
+#include "op/submit.h"
 
 enum { STACK_ARRAYS = 16 };
 
@@ -54,22 +55,6 @@ mpg_random_key mpg_random_next(uint64_t calls) {
   return key;
 }
 
-/* --- Queued work ------------------------------------------------------------------------------ */
-typedef struct op_task { /* followed by the views, then the parameters */
-  mpg_kernel_fn kernel;
-  const mpg_op *op;
-  int32_t num_inputs, num_outputs;
-  mpg_device *source; /* of a copy from another device; NULL */
-  uint32_t scope;
-  bool train, backward;
-  mpg_random_key random;
-} op_task;
-
-static size_t task_views_offset(void) { return mpg_align_up(sizeof(op_task), 16); }
-static size_t task_params_offset(int num_views) {
-  return task_views_offset() + mpg_align_up((size_t)num_views * sizeof(mpg_view), 16);
-}
-
 static void record_event(const mpg_kernel_call *call, uint32_t scope, bool backward,
                          const mpg_device *source, int64_t begin) {
   mpg_event event = {.name = call->op->name,
@@ -97,24 +82,6 @@ mpg_status mpg_kernel_run(mpg_kernel_fn kernel, const mpg_kernel_call *call, uin
                           : kernel(call);
   if (__builtin_expect(profiling, 0)) record_event(call, scope, backward, source, begin);
   return status;
-}
-
-static mpg_status op_work(mpg_run *run, void *payload) {
-  const op_task *task = payload;
-  const mpg_view *views = (const mpg_view *)((char *)payload + task_views_offset());
-  mpg_kernel_call call = {
-      .op = task->op,
-      .params = (char *)payload + task_params_offset(task->num_inputs + task->num_outputs),
-      .device = run->device,
-      .stream = run->stream,
-      .num_threads = run->num_threads,
-      .num_inputs = task->num_inputs,
-      .num_outputs = task->num_outputs,
-      .inputs = views,
-      .outputs = views + task->num_inputs,
-      .random = task->random,
-      .train = task->train};
-  return mpg_kernel_run(task->kernel, &call, task->scope, task->backward, task->source);
 }
 
 /* --- Invocation ------------------------------------------------------------------------------- */
@@ -149,16 +116,10 @@ static mpg_status output_mismatch(const mpg_invocation *inv, int index, const mp
                   mpg_dtype_name(desc->dtype), mpg_shape_text(&desc->shape, have, sizeof have));
 }
 
-static bool overlaps(const mpg_tensor *a, const mpg_tensor *b) {
-  if (a->storage != b->storage) return false;
-  size_t a_bytes = mpg_tensor_bytes(a), b_bytes = mpg_tensor_bytes(b);
-  return a->offset < b->offset + b_bytes && b->offset < a->offset + a_bytes;
-}
-
 /* Whether output `o`, given by the caller, may be written while input `i` is read. */
 static bool may_alias(const mpg_invocation *inv, int o, int i) {
   const mpg_tensor *output = &inv->outputs[o], *input = &inv->inputs[i];
-  if (!overlaps(output, input)) return true;
+  if (!mpg_tensor_overlaps(output, input)) return true;
   bool same =
       output->offset == input->offset && mpg_tensor_bytes(output) == mpg_tensor_bytes(input);
   return same && ((inv->op->flags & MPG_OP_INPLACE) || mpg_op_input_mutable(inv->op, i));
@@ -300,7 +261,7 @@ static mpg_status prepare(void *state, mpg_submission *submissions, bool *done) 
   for (int i = 0; i < inv->num_outputs; i++)
     mpg_tensor_write_points(&inv->outputs[i], q->device, q->points, &count);
   submissions[0] = (mpg_submission){.name = op->name,
-                                    .work = op_work,
+                                    .work = mpg_op_task_work,
                                     .payload = q->payload,
                                     .payload_size = q->size,
                                     .points = q->points,
@@ -332,24 +293,13 @@ static mpg_status queue(const mpg_invocation *inv, mpg_kernel_fn kernel, mpg_dev
                         bool *again) {
   enum { STACK_PAYLOAD = 8192 };
   const mpg_op *op = inv->op;
-  int num_views = inv->num_inputs + inv->num_outputs;
-  size_t params_offset = task_params_offset(num_views), size = params_offset + op->params->size;
+  size_t size = mpg_op_task_size(inv);
   _Alignas(16) char stack_payload[STACK_PAYLOAD];
   char *payload = size > sizeof stack_payload ? mpg_space_take(size) : stack_payload;
   if (!payload) return mpg_out_of_host_memory(size);
   bool copies_from_afar = (op->flags & MPG_OP_COPY) && mpg_tensor_device(&inv->inputs[0]) != device;
-  *(op_task *)payload =
-      (op_task){.kernel = kernel,
-                .op = op,
-                .num_inputs = inv->num_inputs,
-                .num_outputs = inv->num_outputs,
-                .scope = inv->scope,
-                .train = inv->train,
-                .backward = inv->backward,
-                .random = *random,
-                .source = copies_from_afar ? mpg_tensor_device(&inv->inputs[0]) : NULL};
-  memcpy(payload + task_views_offset(), views, (size_t)num_views * sizeof *views);
-  if (op->params->size) memcpy(payload + params_offset, inv->params, op->params->size);
+  mpg_op_task_fill(payload, inv, kernel, views, *random,
+                   copies_from_afar ? mpg_tensor_device(&inv->inputs[0]) : NULL);
   queued_op q;
   q.inv = inv;
   q.device = device;

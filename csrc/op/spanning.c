@@ -6,43 +6,9 @@
 #include "base/host.h"
 #include "base/memory.h"
 #include "op/array/collective.h"
-#include "op/invoke.h"
+#include "op/submit.h"
 
 enum { MAX_DEVICES = 64 };
-
-typedef struct spanning_task { /* followed by the views, then the parameters */
-  mpg_kernel_fn kernel;
-  const mpg_op *op;
-  int32_t num_inputs, num_outputs;
-  uint32_t scope;
-  bool backward;
-} spanning_task;
-
-static size_t views_offset(void) { return mpg_align_up(sizeof(spanning_task), 16); }
-static size_t params_offset(int num_views) {
-  return views_offset() + mpg_align_up((size_t)num_views * sizeof(mpg_view), 16);
-}
-
-static mpg_status spanning_work(mpg_run *run, void *payload) {
-  const spanning_task *task = payload;
-  const mpg_view *views = (const mpg_view *)((char *)payload + views_offset());
-  mpg_kernel_call call = {
-      .op = task->op,
-      .params = (char *)payload + params_offset(task->num_inputs + task->num_outputs),
-      .device = run->device,
-      .stream = run->stream,
-      .num_threads = run->num_threads,
-      .num_inputs = task->num_inputs,
-      .num_outputs = task->num_outputs,
-      .inputs = views,
-      .outputs = views + task->num_inputs};
-  return mpg_kernel_run(task->kernel, &call, task->scope, task->backward, NULL);
-}
-
-static mpg_status nothing(mpg_run *run, void *payload) {
-  (void)run, (void)payload;
-  return MPG_OK;
-}
 
 static mpg_status add_device(mpg_device **devices, int *count, mpg_device *device) {
   for (int i = 0; i < *count; i++)
@@ -51,11 +17,6 @@ static mpg_status add_device(mpg_device **devices, int *count, mpg_device *devic
     return mpg_fail(MPG_ERROR, "one collective can span up to %d devices", MAX_DEVICES);
   devices[(*count)++] = device;
   return MPG_OK;
-}
-
-static bool overlaps(const mpg_tensor *a, const mpg_tensor *b) {
-  return a->storage == b->storage && a->offset < b->offset + mpg_tensor_bytes(b) &&
-         b->offset < a->offset + mpg_tensor_bytes(a);
 }
 
 /* Such an op that is to be queued. */
@@ -92,7 +53,7 @@ static mpg_status prepare(void *state, mpg_submission *submissions, bool *done) 
   }
   q->end = (mpg_point){.device = first, .tick = mpg_device_next_tick(first), .data = true};
   submissions[0] = (mpg_submission){.name = inv->op->name,
-                                    .work = spanning_work,
+                                    .work = mpg_op_task_work,
                                     .payload = q->payload,
                                     .payload_size = q->size,
                                     .points = q->points,
@@ -102,7 +63,7 @@ static mpg_status prepare(void *state, mpg_submission *submissions, bool *done) 
                                     .steps = inv->steps};
   for (int i = 1; i < q->num_devices; i++)
     submissions[i] = (mpg_submission){.name = inv->op->name,
-                                      .work = nothing,
+                                      .work = mpg_wait_work,
                                       .points = &q->end,
                                       .num_points = 1,
                                       .origin = q->origin,
@@ -130,14 +91,10 @@ static void note(void *state, const mpg_tick *ticks) {
 
 static mpg_status queue(const mpg_invocation *inv, mpg_kernel_fn kernel, mpg_device *const *devices,
                         int num_devices, const mpg_view *views) {
-  int num_views = inv->num_inputs + inv->num_outputs;
-  size_t size = params_offset(num_views) + inv->op->params->size;
+  size_t size = mpg_op_task_size(inv);
   char *payload = mpg_space_take(size);
   if (!payload) return mpg_out_of_host_memory(size);
-  *(spanning_task *)payload = (spanning_task){kernel,           inv->op,    inv->num_inputs,
-                                              inv->num_outputs, inv->scope, inv->backward};
-  memcpy(payload + views_offset(), views, (size_t)num_views * sizeof *views);
-  memcpy(payload + params_offset(num_views), inv->params, inv->op->params->size);
+  mpg_op_task_fill(payload, inv, kernel, views, (mpg_random_key){0}, NULL);
   queued_spanning q = {.inv = inv,
                        .devices = devices,
                        .num_devices = num_devices,
@@ -200,7 +157,7 @@ static mpg_status invoke_with(mpg_invocation *inv, mpg_desc *descs, mpg_view *vi
       return mpg_fail(MPG_ERROR, "%s: out has another shape or dtype than the result",
                       inv->op->name);
     for (int k = 0; k < inv->num_inputs; k++)
-      if (overlaps(output, &inv->inputs[k]))
+      if (mpg_tensor_overlaps(output, &inv->inputs[k]))
         return mpg_fail(MPG_ERROR, "%s: out overlaps an input", inv->op->name);
   }
   for (int i = 0; i < inv->num_outputs; i++) {

@@ -74,6 +74,11 @@ static inline mpg_device *mpg_tensor_device(const mpg_tensor *tensor) {
 static inline size_t mpg_tensor_bytes(const mpg_tensor *tensor) {
   return (size_t)mpg_shape_size(&tensor->desc.shape) * mpg_dtype_size(tensor->desc.dtype);
 }
+/* Whether the two have bytes in common. */
+static inline bool mpg_tensor_overlaps(const mpg_tensor *a, const mpg_tensor *b) {
+  return a->storage == b->storage && a->offset < b->offset + mpg_tensor_bytes(b) &&
+         b->offset < a->offset + mpg_tensor_bytes(a);
+}
 /* The same memory under another shape of the same size: retains. */
 mpg_status mpg_tensor_reshape(const mpg_tensor *tensor, const mpg_shape *shape, mpg_tensor *result);
 /* Rows [begin, end) of the first axis: shares memory, retains. */

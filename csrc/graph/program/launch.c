@@ -2,6 +2,7 @@
 
 #include "base/memory.h"
 #include "graph/program/program.h"
+#include "op/submit.h"
 
 /* The points of one program: a part of the set's work space. */
 typedef struct point_list {
@@ -9,21 +10,6 @@ typedef struct point_list {
   size_t begin;
   int count;
 } point_list;
-
-static void add_point(point_list *list, mpg_point point) { /* room was made */
-  if (mpg_tick_reached(point.device, point.tick) &&
-      !(point.data && atomic_load_explicit(&point.device->failed, memory_order_relaxed)))
-    return;
-  mpg_point *points = list->set->points + list->begin;
-  for (int i = list->count - 1, tries = 0; i >= 0 && tries < 32; i--, tries++) {
-    mpg_point *known = &points[i];
-    if (known->device == point.device && known->tick == point.tick) {
-      known->data |= point.data;
-      return;
-    }
-  }
-  points[list->count++] = point;
-}
 
 /* What the program of `device` must wait for before it touches one storage. */
 static mpg_status add_points(point_list *list, const mpg_access *access, const mpg_tensor *tensor,
@@ -52,7 +38,8 @@ static mpg_status add_points(point_list *list, const mpg_access *access, const m
         found[count++] =
             (mpg_point){.device = uses->foreign[i].device, .tick = uses->foreign[i].tick};
   }
-  for (int i = 0; i < count; i++) add_point(list, found[i]);
+  mpg_point *points = set->points + list->begin;
+  for (int i = 0; i < count; i++) list->count = mpg_point_add(points, list->count, found[i]);
   if (found != few) mpg_space_give(found);
   return MPG_OK;
 }
