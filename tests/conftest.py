@@ -1,3 +1,4 @@
+import gc
 import os
 import re
 import signal
@@ -28,6 +29,21 @@ def fresh_state():
     with test_devices()[0]:
         yield
     mx.nd.waitall()
+
+
+@pytest.fixture
+def async_afterwards():
+    yield
+    mx.engine.set_mode("async")
+
+
+@pytest.fixture(scope="module")
+def garbage_set_aside():
+    """What was there before is not looked at by each collection, which takes a while with all the objects of a test run."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def pytest_collection_modifyitems(config, items):

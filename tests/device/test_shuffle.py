@@ -2,23 +2,16 @@
 
 import numpy as np
 import pytest
-from support.compare import same_bits
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support import networks
+from support.compare import same_bits
 
 import mpgluon as mx
-from support import networks
 from mpgluon import _core, autograd, nd
 
+pytestmark = pytest.mark.usefixtures("async_afterwards")
 MODES = [("async", 0), ("sync", 0), ("shuffle", 1), ("shuffle", 2), ("shuffle", 3)]
-
-
-@pytest.fixture(autouse=True)
-def back_to_async():
-    yield
-    mx.engine.set_mode("async")
-
-
 UNARY = ["tanh", "relu", "negative", "square", "sigmoid", "copy"]
 BINARY = ["add", "mul", "sub", "maximum"]
 

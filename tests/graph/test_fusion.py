@@ -10,13 +10,8 @@ from hypothesis import strategies as st
 import mpgluon as mx
 from mpgluon import _core, autograd, nd
 
+pytestmark = pytest.mark.usefixtures("async_afterwards")
 SETTINGS = dict(deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
-
-
-@pytest.fixture(autouse=True)
-def back_to_async():
-    yield
-    mx.engine.set_mode("async")
 
 
 # --- What becomes one pass ---------------------------------------------------------------------------------------------------

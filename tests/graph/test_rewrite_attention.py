@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 from support.devices import on
+from support.graphs import array, check, dump, error, ops, run
 
 import mpgluon as mx
 from mpgluon import _core, autograd, nd
-from test_rewrite import array, check, dump, error, ops, run
 
 B, H, T, D = 2, 3, 10, 4
 FUSED = {"_attention", "_dropout_attention"}

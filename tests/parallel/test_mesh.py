@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from support.compare import same_bits
+from support.compare import close_by_name, same_bits
 from support.devices import at_work, cpus_only, held, on
+from support.meshes import LOSS, train, values
 
 import mpgluon as mx
 from mpgluon import MXNetError, _core, autograd, gluon, nd
@@ -11,7 +12,6 @@ from mpgluon.gluon import nn
 from mpgluon.parallel import Mesh, Pipeline, TrainStep, clip_global_norm
 
 DEVICES = [on(i) for i in range(8)]
-LOSS = gluon.loss.SoftmaxCrossEntropyLoss()
 SHAPES = [{"data": 2}, {"stage": 2}, {"data": 2, "stage": 2}, {"stage": 2, "data": 3}, {"data": 4, "stage": 1, "model": 1}]
 
 
@@ -41,40 +41,6 @@ def build(axes, place_first=True, make=mlp, hybrid=True):
     return net, mesh
 
 
-def train(net, mesh, trainer, data, loop="replica by replica"):
-    losses = []
-    for x, y in data:
-        own = []
-        for part, label in zip(gluon.utils.split_and_load(x, mesh), mesh.split_and_load(y, stage=-1)):
-            with autograd.record():
-                own.append(LOSS(net(part), label))
-            if loop == "replica by replica":
-                own[-1].backward()
-        if loop != "replica by replica":
-            autograd.backward(own)
-        trainer.step(len(x))
-        losses.append(float(np.mean(np.concatenate([loss.asnumpy() for loss in own]))))
-    return losses
-
-
-def values(net):
-    """Of all parameters, each replica's being the same bits."""
-    result = {}
-    for name, param in net.collect_params().items():
-        copies = [copy.asnumpy() for copy in param.list_data()]
-        for copy in copies[1:]:
-            assert copy.tobytes() == copies[0].tobytes(), name
-        result[name] = copies[0]
-    return result
-
-
-def close(one, other, tolerance=1e-5):
-    assert one.keys() == other.keys()
-    for name in one:
-        scale = np.abs(one[name]).max()
-        assert np.abs(one[name] - other[name]).max() <= tolerance * scale, name
-
-
 @pytest.fixture(scope="module")
 def reference():
     net, mesh = build({"data": 1})
@@ -91,7 +57,7 @@ def test_against_one_device(axes, hybrid, reference):
     losses = train(net, mesh, gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.01}), batches())
     np.testing.assert_allclose(losses, reference[0], rtol=1e-5)
     result = values(net)
-    close(reference[1], result, 2e-5)  # adam's division makes rounding of small gradients visible
+    close_by_name(reference[1], result, 2e-5)  # adam's division makes rounding of small gradients visible
     if mesh.size("data") == 1:
         same_bits(reference[1], result)
     for stage in range(mesh.size("stage")):
@@ -104,7 +70,7 @@ def test_one_step_of_sgd_is_within_rounding():
         net, mesh = build(axes)
         train(net, mesh, gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}), batches(1), loop="all backward together")
         results.append(values(net))
-    close(*results, 1e-6)
+    close_by_name(*results, 1e-6)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "lamb"])
@@ -150,7 +116,7 @@ def test_large_and_small_gradients_travel_in_buckets():
         net, mesh = build(axes, make=lambda: mlp(600))
         train(net, mesh, gluon.Trainer(net.collect_params(), "sgd"), batches(2))
         results.append(values(net))
-    close(*results, 1e-5)
+    close_by_name(*results, 1e-5)
 
 
 def test_parameters_of_several_dtypes():
@@ -172,7 +138,7 @@ def test_parameters_of_several_dtypes():
         trainer.step(12)
         results.append(values(net))
     assert results[0]["net_dense0_weight"].dtype == np.float64
-    close(*results, 1e-5)
+    close_by_name(*results, 1e-5)
 
 
 @pytest.mark.parametrize("axes", [{"data": 1}, {"data": 2, "stage": 2}], ids=str)
@@ -253,9 +219,9 @@ def test_clipping_counts_replicas_once(sharded):
             again = clip_global_norm(trainer if sharded else net.collect_params(), 1e9)
             assert again.asscalar() == pytest.approx(0.05 * 12, rel=1e-5)
             trainer.update(12)
-        close(by_trainer, values(net), 1e-6)
+        close_by_name(by_trainer, values(net), 1e-6)
         results.append(by_trainer)
-    close(*results, 1e-5)
+    close_by_name(*results, 1e-5)
     with pytest.raises(ValueError, match="positive"):
         clip_global_norm(trainer, 0)
 
@@ -277,7 +243,7 @@ def test_train_step_over_data_and_stages():
         results.append(values(net))
     for other, loss in zip(results[1:], losses[1:]):
         np.testing.assert_allclose(losses[0], loss, rtol=1e-5)
-        close(results[0], other, 1e-5)
+        close_by_name(results[0], other, 1e-5)
 
 
 def test_train_step_on_a_last_batch_of_few_rows():
@@ -290,7 +256,7 @@ def test_train_step_on_a_last_batch_of_few_rows():
         step = TrainStep(net, LOSS, gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.2}), Pipeline(4))
         assert [step(x, y).shape for x, y in data] == [(12,), (3,)]
         results.append(values(net))
-    close(*results, 1e-5)
+    close_by_name(*results, 1e-5)
     with pytest.raises(ValueError,
                        match="a batch of 1 row along axis 0 can't be divided among 2 replicas"):
         step(data[0][0][:1], data[0][1][:1])
@@ -304,7 +270,7 @@ def test_pipelined_ordinary_loop_over_data_and_stages():
             net.hybridize(pipeline=Pipeline(pieces))
         train(net, mesh, gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.2}), data)
         results.append(values(net))
-    close(*results, 1e-5)
+    close_by_name(*results, 1e-5)
 
 
 @cpus_only
@@ -502,7 +468,7 @@ def test_tied_weights_across_stages(hybrid):
         results.append(values(net))
     assert net.embed.weight.list_ctx() == mesh.line("data")
     same_bits(*results[:2])
-    close(results[0], results[2], 1e-5)
+    close_by_name(results[0], results[2], 1e-5)
 
 
 def test_stages_are_cut_by_bytes_or_as_told():

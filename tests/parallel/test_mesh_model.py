@@ -2,13 +2,14 @@
 
 import numpy as np
 import pytest
+from support.compare import close_by_name
 from support.devices import on
+from support.meshes import LOSS, train, values
 
 import mpgluon as mx
 from mpgluon import MXNetError, gluon, nd
 from mpgluon import parallel as par
 from mpgluon.gluon import nn, rnn
-from test_mesh import LOSS, close, train
 
 DEVICES = [on(i) for i in range(8)]
 SHAPES = [{"model": 2}, {"data": 2, "model": 2}, {"stage": 2, "model": 3}, {"data": 2, "stage": 2, "model": 2}, {"model": 2, "stage": 2, "data": 2}]
@@ -63,24 +64,6 @@ def build(axes, make, when="before", hybrid=True, **options):
     return net, mesh
 
 
-def values(net):
-    """Of all parameters, shards put together; each replica's are the same bits."""
-    found = {}
-    for name, param in net.collect_params().items():
-        copies = [copy.asnumpy() for copy in param.list_data()]
-        assert all(copy.tobytes() == copies[0].tobytes() for copy in copies[1:]), name
-        if isinstance(param, par.ShardedParameter):
-            target = found.setdefault(param.global_name, np.full(param.global_shape, np.nan, "float32"))
-            at = 0
-            for begin, end in param.ranges:
-                where = (slice(None),) * param.axis
-                target[(*where, slice(begin, end))] = copies[0][(*where, slice(at, at + end - begin))]
-                at += end - begin
-        else:
-            found[name] = copies[0]
-    return found
-
-
 @pytest.fixture(scope="module")
 def reference():
     net, mesh = build({"data": 1}, mlp)
@@ -95,7 +78,7 @@ def test_against_one_device(axes, when, hybrid, reference):
     net(mesh.split_and_load(batches((10,))[0][0])[0])
     losses = train(net, mesh, gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9}), batches((10,)))
     np.testing.assert_allclose(losses, reference[0], rtol=1e-5)
-    close(reference[1], values(net))
+    close_by_name(reference[1], values(net))
     for param in net.collect_params().values():
         assert len(param.list_ctx()) == mesh.size("data")
     for stage in range(mesh.size("stage")):
@@ -113,7 +96,7 @@ def test_convolutions(axes):
         train(net, mesh, gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}), batches((3, 8, 8)))
         results.append(values(net))
     assert type(net[0]) is type(net[2]) is par.ParallelConv2D
-    close(*results)
+    close_by_name(*results)
 
 
 @pytest.mark.parametrize("hybrid", [False, True], ids=["eager", "hybridized"])
@@ -124,7 +107,7 @@ def test_recurrence_and_attention(hybrid):
         net, mesh = build(axes, Words, hybrid=hybrid)
         train(net, mesh, gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}), batches((5,), 13))
         results.append(values(net))
-    close(*results)
+    close_by_name(*results)
     mx.random.seed(5)
     net = Words()
     with pytest.raises(MXNetError, match="is split over 3 devices, but the mesh has 2 along 'model'"):
@@ -135,7 +118,7 @@ def test_recurrence_and_attention(hybrid):
     assert net.attention.ctx == DEVICES[6:] and net.lstm.ctx == DEVICES[4:6]
     mesh = net._group2ctx.mesh
     train(net, mesh, gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}), batches((5,), 13))
-    close(results[0], values(net))
+    close_by_name(results[0], values(net))
 
 
 @pytest.mark.parametrize("options", [{"shard_updates": True}, {"clip_global_norm": 0.1}, {"accumulate": 3}], ids=str)
@@ -149,7 +132,7 @@ def test_trainers(options):
         results.append(values(net))
         if "shard_updates" in options:
             assert sum(len(updater.states) for updater in trainer._updaters.values()) == len(net.collect_params())
-    close(*results)
+    close_by_name(*results)
 
 
 @pytest.mark.parametrize("axes", [{"data": 2, "stage": 2, "model": 2}, {"stage": 2, "model": 2}], ids=str)
@@ -165,7 +148,7 @@ def test_pipelines(axes, loop, reference):
         net.hybridize(pipeline=par.Pipeline(2))
         losses = train(net, mesh, trainer, batches((10,)))
     np.testing.assert_allclose(losses, reference[0], rtol=1e-5)
-    close(reference[1], values(net))
+    close_by_name(reference[1], values(net))
 
 
 def test_saved_and_loaded_onto_other_meshes(tmp_path):
@@ -182,7 +165,7 @@ def test_saved_and_loaded_onto_other_meshes(tmp_path):
         train(net, mesh, trainer, data)
         results.append(values(net))
     for other in results[1:]:
-        close(results[0], other, 2e-5)
+        close_by_name(results[0], other, 2e-5)
 
 
 def test_what_is_split():

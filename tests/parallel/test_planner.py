@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+from support.plans import CPU, SCHEDULES, square, synthetic
 
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd
@@ -12,29 +13,8 @@ from mpgluon.gluon import nn
 from mpgluon.gluon.contrib.nn import HybridConcurrent
 from mpgluon.parallel import Pipeline, Plan, Profile, TrainStep, plan, schedules
 from mpgluon.parallel._planner import layer_profile, trial_runs
-from mpgluon.parallel._planner.layer_profile import Cost, Layer, Trial
+from mpgluon.parallel._planner.layer_profile import Trial
 from mpgluon.parallel._planner.search import Search
-
-CPU = [mx.cpu(i) for i in range(4)]
-SCHEDULES = ["gpipe", "1f1b", "zero_bubble"]
-
-
-def synthetic(seed, layers, devices=2, speeds=None, sources=None, follows=None, rows=16):
-    """Random layers; the devices differ by factors."""
-    draw = np.random.RandomState(seed)
-    forward = draw.uniform(0.5, 3, layers)
-    described = []
-    for i in range(layers):
-        before = [(i - 1, 4000)] if i else []
-        follow = (follows or {}).get(i)
-        described.append(Layer(f"{i}" if follow is None else "", "Dense" if follow is None else "join", (sources or {}).get(i, before), follow, {f"w{i}": (1000 * (i + 1), True)} if follow is None else {}))
-        if follow is not None:
-            forward[i] = 0
-    costs = {}
-    for d, speed in zip(range(devices), speeds or [1] * devices):
-        costs[CPU[d]] = {n: [Cost(*[x * f * speed * (n + 1) / rows * 1e-3 for x in (1, 2.2, 1, 1.2)], 300 * n, 50 * n) for f in forward] for n in range(1, rows + 1)}
-    transfer = {(a, b): (1e-5, 1e-9) for a in CPU[:devices] for b in CPU[:devices] if a != b}
-    return Profile(described, CPU[:devices], rows, costs, {ctx: 1e-10 for ctx in CPU[:devices]}, 1.0, transfer, CPU[0], 1000, dict.fromkeys(transfer, 2e-5), 1e-4)
 
 
 def brute_force(profile, micro_batches, names, limits=None, contiguous=True):
@@ -116,10 +96,6 @@ def layered():
         net.add(nn.Dense(24, activation="relu"), branches, nn.Dropout(0.25), nn.Dense(12), nn.BatchNorm(), nn.Dense(4))
     net.initialize(mx.init.Xavier())
     return net
-
-
-def square(out, *_):
-    return (out**2).mean(axis=1)
 
 
 def train(net, pipeline, steps=3):

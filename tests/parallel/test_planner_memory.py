@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import pytest
-from test_planner import CPU, SCHEDULES, square, synthetic
+from support.plans import CPU, SCHEDULES, square, synthetic
 
 import mpgluon as mx
 from mpgluon import gluon, nd

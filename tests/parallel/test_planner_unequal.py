@@ -1,6 +1,7 @@
 """Plans for devices that differ in speed or in memory, on given costs."""
 
 import pytest
+from support.plans import CPU, SCHEDULES, square, synthetic
 
 import mpgluon as mx
 from mpgluon import gluon, nd
@@ -8,7 +9,6 @@ from mpgluon.gluon import nn
 from mpgluon.parallel import Profile, TrainStep, plan
 from mpgluon.parallel._planner.layer_profile import Cost, Layer
 from mpgluon.parallel._planner.search import Search
-from test_planner import CPU, SCHEDULES, square, synthetic
 
 
 def even(layers, speeds, update=1e-12, rows=16):

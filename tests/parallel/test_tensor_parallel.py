@@ -3,7 +3,9 @@
 
 import numpy as np
 import pytest
+from support.compare import close
 from support.devices import on
+from support.meshes import gradients, inputs_of, whole
 from support.processes import output_of
 
 import mpgluon as mx
@@ -16,44 +18,9 @@ COUNTS = pytest.mark.parametrize("count", [2, 3, 4])
 MODES = pytest.mark.parametrize("hybridize", [False, True], ids=["eager", "hybrid"])
 
 
-def close(a, b, scale=None):
-    """Within 1e-5 of the largest value, in double 1e-13: sums are taken in another order."""
-    a, b = (x.asnumpy() if isinstance(x, nd.NDArray) else x for x in (a, b))
-    assert a.shape == b.shape and a.dtype == b.dtype
-    limit = (1e-13 if a.dtype == "float64" else 1e-5) * max(np.abs(b).max() if scale is None and b.size else scale or 1, 1e-3)
-    assert np.abs(a - b).max() <= limit, (np.abs(a - b).max(), limit)
-
-
-def whole(params, values):
-    """Arrays by the global name of their parameter, parts put together."""
-    found = {}
-    for param, value in zip(params, values):
-        if isinstance(param, par.ShardedParameter):
-            target = found.setdefault(param.global_name,
-                                      np.full(param.global_shape, np.nan, value.dtype))
-            at = 0
-            for begin, end in param.ranges:
-                index = (slice(None),) * param.axis
-                target[(*index, slice(begin, end))] = value[(*index, slice(at, at + end - begin))]
-                at += end - begin
-        else:
-            found[param.name] = value
-    return found
-
-
 def weights(net):
     params = list(net.collect_params().values())
     return whole(params, [p.data().asnumpy() for p in params])
-
-
-def gradients(net):
-    params = [p for p in net.collect_params().values() if p.grad_req != "null"]
-    return whole(params, [p.grad().asnumpy() for p in params])
-
-
-def inputs_of(shape, integers=0):
-    rng = np.random.RandomState(3)
-    return rng.randint(0, integers, shape).astype("float32") if integers else rng.standard_normal(shape).astype("float32")
 
 
 def run(make, x, hybridize=False, steps=3, seed=5):
@@ -150,8 +117,6 @@ LAYERS = {
         (2, 5, 8),
     ),
 }
-
-
 
 
 @pytest.mark.parametrize("name", LAYERS)

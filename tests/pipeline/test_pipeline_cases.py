@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
+from support.pipelines import DEVICES, NETS, TARGETS, TOKENS, Chain, Recurrent, big, data, equal, gradients, loss_of, token_loss
 
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from mpgluon.gluon import nn
 from mpgluon.parallel import Pipeline, ScheduleError, TrainStep, schedules
-from test_pipeline import DEVICES, NETS, TARGETS, TOKENS, Chain, Recurrent, big, data, gradients, loss_of, same, token_loss
 
 
 class Parts(gluon.HybridBlock):
@@ -89,7 +89,7 @@ def test_inputs_and_results(case):
     expected = run_loop(body, (0, 0), Pipeline(3), inputs)
     whole = run_loop(body, (0, 0), None, inputs)
     got = run_loop(body, (0, 1), Pipeline(3), inputs)
-    assert same(expected[1], got[1])
+    assert equal(expected[1], got[1])
     for a, b, c in zip(expected[0], got[0], whole[0]):
         assert np.array_equal(a, b) and np.array_equal(a, c)
 
@@ -125,7 +125,7 @@ def test_auxiliary_losses_and_labels_anywhere():
         results.append(([loss.asnumpy() for loss in got], gradients(net)))
     for got in results[1:]:
         assert all(np.array_equal(a, b) for a, b in zip(results[0][0], got[0]))
-        assert same(results[0][1], got[1])
+        assert equal(results[0][1], got[1])
 
 
 @pytest.mark.parametrize("schedule", [None, *schedules.NAMES])
@@ -149,7 +149,7 @@ def test_a_parameter_of_two_stages(schedule):
         return loss.asnumpy(), gradients(net)
 
     expected, got = run([DEVICES[0]], None), run([DEVICES[0], DEVICES[1]], schedule)
-    assert np.array_equal(expected[0], got[0]) and same(expected[1], got[1])
+    assert np.array_equal(expected[0], got[0]) and equal(expected[1], got[1])
 
 
 def test_shapes_that_come_with_the_data():
@@ -162,7 +162,7 @@ def test_shapes_that_come_with_the_data():
     for mine, its in zip(net.collect_params().values(), other.collect_params().values()):
         its.set_data(mine.data())
     TrainStep(other, loss_of, None, Pipeline(3), exact=True)(X, [])
-    assert same(gradients(net), gradients(other))
+    assert equal(gradients(net), gradients(other))
 
 
 def test_batches_of_other_sizes():
@@ -176,7 +176,7 @@ def test_batches_of_other_sizes():
         one = NETS["dense"][0]([0, 0])
         mx.random.seed(2)
         assert np.array_equal(loss, TrainStep(one, loss_of, None, Pipeline(4), exact=True)(x, []).asnumpy())
-        assert same(got, gradients(one))
+        assert equal(got, gradients(one))
 
 
 def trained(devices, pipeline, way):
@@ -202,7 +202,7 @@ def trained(devices, pipeline, way):
 def test_momentum_over_steps():
     expected = trained([0, 0, 0], Pipeline(4), "loop")
     for way, schedule in (("loop", "1f1b"), ("step", "1f1b"), ("step", "zero_bubble")):
-        assert same(expected, trained([0, 1, 2], Pipeline(4, schedule), way))
+        assert equal(expected, trained([0, 1, 2], Pipeline(4, schedule), way))
 
 
 def test_gradients_accumulate_over_steps():
@@ -215,10 +215,10 @@ def test_gradients_accumulate_over_steps():
         return gradients(net)
 
     got, expected = accumulated([0, 1, 2]), accumulated([0, 0, 0])
-    assert same(got, expected)
+    assert equal(got, expected)
     net = NETS["branches"][0]([0, 0, 0])
     TrainStep(net, loss_of, None, Pipeline(3), exact=True)(data((9, 16), 0), [])
-    assert not same(got, gradients(net))
+    assert not equal(got, gradients(net))
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
@@ -234,7 +234,7 @@ def test_recomputing_inside_a_pipeline(schedule):
 
     loss, grads, planned = run(False)
     again, grads_again, planned_again = run(True)
-    assert np.array_equal(loss, again) and same(grads, grads_again)
+    assert np.array_equal(loss, again) and equal(grads, grads_again)
     # The second device goes backward at once: there is nothing to be saved there.
     assert planned_again[DEVICES[0]] < 0.9 * planned[DEVICES[0]] and planned_again[DEVICES[1]] <= planned[DEVICES[1]]
 
@@ -284,7 +284,7 @@ def test_recomputing_saves_what_is_planned(schedule):
 
     loss, grads, planned, measured = run(False)
     again, grads_again, planned_again, measured_again = run(True)
-    assert np.array_equal(loss, again) and same(grads, grads_again)
+    assert np.array_equal(loss, again) and equal(grads, grads_again)
     for before, after in ((planned, planned_again), (measured, measured_again)):
         shares = [after[ctx] / before[ctx] for ctx in DEVICES[:3]]
         # What zero_bubble's later stages put off needs what was computed again, until it is done.
@@ -307,7 +307,7 @@ def test_recomputing_a_block_that_spans_stages(schedule):
 
     loss, grads, stages = run(False)
     again, grads_again, more = run(True)
-    assert np.array_equal(loss, again) and same(grads, grads_again) and more > stages
+    assert np.array_equal(loss, again) and equal(grads, grads_again) and more > stages
 
 
 def test_batch_norm_has_the_statistics_of_micro_batches():
@@ -403,7 +403,7 @@ def test_running_averages_of_the_whole_batch(shape, axis, recompute):
     TrainStep(plain, lambda out: out.mean(axis=-1), None, Pipeline(3, axis=axis), exact=True)(x.as_in_context(DEVICES[0]), [])
     assert not np.allclose(plain.last.running_var.data().asnumpy(), results[0][2][3], rtol=1e-3)  # updated three times
     for got in results:
-        assert np.array_equal(got[0], results[0][0]) and same(got[1], gradients(plain))
+        assert np.array_equal(got[0], results[0][0]) and equal(got[1], gradients(plain))
         assert all(np.array_equal(a, b) for a, b in zip(got[2], results[0][2]))
 
 
@@ -527,7 +527,7 @@ def test_causal_networks_along_time():
         assert np.allclose(results[0][0], got[0], atol=1e-6)
         assert all(np.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(results[0][1].values(), got[1].values()))
     for got in results[3:]:
-        assert same(results[2][1], got[1]) and all(np.array_equal(a, b) for a, b in zip(results[2][2], got[2]))
+        assert equal(results[2][1], got[1]) and all(np.array_equal(a, b) for a, b in zip(results[2][2], got[2]))
 
 
 # --- What can't be ---
@@ -601,7 +601,7 @@ def test_fewer_steps_than_pieces():
         train = TrainStep(net, token_loss, None, Pipeline(pieces, along="time"), exact=True)
         loss, _ = train(TOKENS, TARGETS, net.states(3))
         results.append((loss.asnumpy(), gradients(net)))
-    assert np.array_equal(results[0][0], results[1][0]) and same(results[0][1], results[1][1])
+    assert np.array_equal(results[0][0], results[1][0]) and equal(results[0][1], results[1][1])
 
 
 def test_a_schedule_in_which_a_stage_needs_what_a_later_one_makes():
@@ -634,13 +634,13 @@ def test_all_schedules_on_all_networks(kind, devices):
                 for _ in range(3 if schedule == "auto" else 1):
                     mx.random.seed(5)
                     loss = train(data(shape), []).asnumpy()
-                assert np.array_equal(loss, expected[0]) and same(gradients(net), expected[1]), (engine, schedule)
+                assert np.array_equal(loss, expected[0]) and equal(gradients(net), expected[1]), (engine, schedule)
                 net.hybridize(exact=True, pipeline=Pipeline(4, schedule))
                 mx.random.seed(5)
                 with autograd.record():
                     loss = loss_of(net(data(shape)))
                 loss.backward()
-                assert np.array_equal(loss.asnumpy(), expected[0]) and same(gradients(net), expected[1]), (engine, schedule)
+                assert np.array_equal(loss.asnumpy(), expected[0]) and equal(gradients(net), expected[1]), (engine, schedule)
         finally:
             nd.waitall()
             mx.engine.set_mode("async")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from support.compare import same_bits
 from support.devices import cpus_only, on
-from test_pipeline import Chain
+from support.pipelines import Chain
 
 import mpgluon as mx
 from mpgluon import autograd, nd

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from support.devices import at_work, cpus_only, held, on
 from support.failures import sweep
+from support.pipelines import DEVICES, NETS, Chain, data, equal, gradients, loss_of
 from support.processes import ended, environment
 
 import mpgluon as mx
@@ -22,7 +23,6 @@ from mpgluon.context import memory_stats, set_memory_limit
 from mpgluon.gluon import nn
 from mpgluon.parallel import Pipeline, TrainStep
 from mpgluon.parallel._pipeline import pipeline as pipeline_module
-from test_pipeline import DEVICES, NETS, Chain, data, gradients, loss_of, same
 
 
 def in_use(devices=(0, 1)):
@@ -197,7 +197,7 @@ def test_a_retained_graph_runs_backward_again():
     for retain in (True, True, False):
         loss.backward(retain_graph=retain)
         results.append(gradients(net))
-    assert same(results[0], results[1]) and same(results[0], results[2])
+    assert equal(results[0], results[1]) and equal(results[0], results[2])
     with pytest.raises(mx.MXNetError):
         loss.backward()
     del loss
@@ -218,7 +218,7 @@ def test_runs_in_flight_together():
         losses.append(looped(net, data((10, 16), seed)))
     for loss, grads in zip(losses, expected):
         loss.backward()
-        assert same(gradients(net), grads)
+        assert equal(gradients(net), grads)
 
 
 def test_a_backward_that_never_comes_keeps_nothing():

@@ -10,7 +10,7 @@ from mpgluon.gluon import nn, rnn
 from mpgluon.parallel import Pipeline
 from programs.random_blocks import Node, check_fresh
 from programs.random_pipelines import Case
-from test_pipeline import DEVICES, data, gradients
+from support.pipelines import DEVICES, data, gradients
 
 
 class Parts(gluon.HybridBlock):

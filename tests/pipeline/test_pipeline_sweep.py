@@ -7,12 +7,12 @@ import json
 
 import numpy as np
 import pytest
+from support.pipelines import DEVICES as PLACES, NETS, data, equal, gradients, loss_of
 
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from mpgluon.gluon import nn, rnn
 from mpgluon.parallel import Pipeline, TrainStep, schedules
-from test_pipeline import DEVICES as PLACES, NETS, data, gradients, loss_of, same
 
 VOCABULARY, WIDTH = 13, 8
 DEVICES = {"2": [0, 0, 1, 1], "3": [0, 1, 2, 2], "4": [0, 1, 2, 3], "back and forth": [0, 1, 0, 1]}
@@ -258,7 +258,7 @@ CASES = {
 
 def check(got, expected, what):
     assert len(got[0]) == len(expected[0]) and all(np.array_equal(a, b) for a, b in zip(got[0], expected[0])), what
-    assert same(got[1], expected[1]), what
+    assert equal(got[1], expected[1]), what
 
 
 def random_table(case, devices, random):
@@ -310,7 +310,7 @@ def test_the_bits_of_doing_it_by_hand(name):
     losses, grads = case.by_hand()
     quiet = Case(lambda devices: case.make(devices, dropout=0.0), case.x, case.y, case.loss, case.pieces, case.states, **case.options)
     got = quiet.loop(DEVICES["back and forth"], quiet.pipeline())
-    assert np.array_equal(got[0][0], losses) and same(got[1], grads)
+    assert np.array_equal(got[0][0], losses) and equal(got[1], grads)
 
 
 def test_the_loss_of_pieces_is_that_of_the_whole():
@@ -339,7 +339,7 @@ def test_gradients_are_added_to_what_is_there(name):
         inputs = case.inputs(net)
         train(inputs[0], case.y, *inputs[1:])
         results.append(gradients(net))
-    assert same(*results)
+    assert equal(*results)
     for got, fresh in zip(results[0].values(), case.expected()[1].values()):
         np.testing.assert_allclose(got, 3 + fresh, rtol=1e-5, atol=1e-5)
 

@@ -1,5 +1,6 @@
 """The layers point one way, files stay readable, and the core keeps no mutable global but its runtime."""
 
+import ast
 import os
 import re
 import shutil
@@ -72,6 +73,22 @@ def test_files_have_one_subject():
         if count > 800:
             long.append(f"{os.path.relpath(path, ROOT)}: {count}")
     assert not long, "\n".join(long)
+
+
+def test_what_tests_share_is_in_support():
+    """No test file imports another one."""
+    wrong, paths = [], list(files("tests", ending=".py"))
+    tests = {name for name in (os.path.basename(path)[:-3] for path in paths) if name.startswith("test_")}
+    for path in paths:
+        with open(path) as f:
+            tree = ast.parse(f.read())
+        for node in ast.walk(tree):
+            names = [node.module] if isinstance(node, ast.ImportFrom) else []
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                names += [alias.name for alias in node.names]
+            if any((name or "").split(".")[-1] in tests for name in names):
+                wrong.append(f"{os.path.relpath(path, ROOT)}:{node.lineno}")
+    assert not wrong, "tests that import tests: " + ", ".join(wrong)
 
 
 # What may ask which op a node is: the families of ops, and the rules that rewrite certain ops.

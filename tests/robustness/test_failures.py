@@ -14,14 +14,7 @@ from mpgluon.context import memory_stats, set_memory_limit
 from mpgluon.gluon import nn, rnn
 
 
-@pytest.fixture(scope="module", autouse=True)
-def little_garbage():
-    """Where memory is short garbage is collected, which takes a while with all the objects of a
-    test run."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
+pytestmark = pytest.mark.usefixtures("garbage_set_aside")  # it is collected where memory is short
 
 
 def model(kind, options):

@@ -29,6 +29,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) 
 
 from support.devices import on
 
+pytestmark = pytest.mark.usefixtures("garbage_set_aside")
 A, B = on(0), on(1)
 WAYS = {}
 
@@ -726,15 +727,6 @@ def leaks(step, steps, rounds=3):
 def resident():
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def alone():
-    """What was there before is not looked at again and again."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 STEPS = {"shapes_that_never_repeat": 70}  # as many as warm it up; others: 8

@@ -1,0 +1,54 @@
+"""Modules know little of each other's private names, and less as time goes by."""
+
+import ast
+import pathlib
+
+PACKAGE = pathlib.Path(__file__).resolve().parents[2] / "mpgluon"
+LIMIT = 144  # lower it when there are fewer
+
+
+def is_private(name):
+    return name.startswith("_") and not name.startswith("__") and name != "_"
+
+
+def own_names(tree):
+    """What a module defines: functions, classes, variables, attributes of self, slots."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
+                names.add(node.attr)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names.add(node.value)
+    return names
+
+
+def foreign_names(tree, modules):
+    """The private names that a module uses of others: attributes and imports."""
+    own = own_names(tree) | modules
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            used = [alias.name for alias in node.names]
+        elif isinstance(node, ast.Attribute):
+            is_self = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+            is_super = isinstance(node.value, ast.Call) and ast.unparse(node.value) == "super()"
+            used = [] if is_self or is_super else [node.attr]
+        else:
+            continue
+        yield from (name for name in used if is_private(name) and name not in own)
+
+
+def test_private_names_of_other_modules():
+    files = sorted(PACKAGE.glob("**/*.py"))
+    assert files
+    modules = {"_core"} | {path.stem for path in files} | {path.parent.name for path in files}
+    uses = [
+        f"{path.relative_to(PACKAGE)}: {name}"
+        for path in files
+        for name in foreign_names(ast.parse(path.read_text(encoding="utf-8")), modules)
+    ]
+    assert len(uses) <= LIMIT, f"{len(uses)} uses, {LIMIT} are allowed:\n" + "\n".join(uses)
