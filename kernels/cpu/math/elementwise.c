@@ -5,6 +5,7 @@
 #include <math.h>
 
 #include "kernels/common/unary.h"
+#include "kernels/common/unary_constants.h"
 #include "kernels/cpu/math/binary.h"
 #include "kernels/cpu/convert.h"
 #include "kernels/cpu/halves.h"
@@ -135,12 +136,15 @@ static void run_unary(void *context, int64_t begin, int64_t end) {
   }
 }
 
-static mpg_status unary(const mpg_kernel_call *call, const unary_op *op, double c0, double c1,
-                        double c2) {
+static mpg_status unary(const mpg_kernel_call *call, const unary_op *op, const double *constants) {
   mpg_dtype dtype = call->inputs[0].desc.dtype;
-  unary_plan p = {op->f32,     MPG_COMPUTE_F32,      dtype,
-                  false,       call->inputs[0].data, call->outputs[0].data,
-                  {c0, c1, c2}};
+  unary_plan p = {op->f32,
+                  MPG_COMPUTE_F32,
+                  dtype,
+                  false,
+                  call->inputs[0].data,
+                  call->outputs[0].data,
+                  {constants[0], constants[1], constants[2]}};
   if (dtype == MPG_FLOAT64 || (!mpg_dtype_is_float(dtype) && !op->i64)) {
     p.row = op->f64;
     p.compute = MPG_COMPUTE_F64;
@@ -157,41 +161,18 @@ static mpg_status unary(const mpg_kernel_call *call, const unary_op *op, double 
 }
 
 MPG_CPU_KERNEL(unary) {
-  double c0 = 0, c1 = 0, c2 = 0;
+  double constants[MPG_UNARY_CONSTANTS];
+  mpg_unary_constants(call->op, call->params, &call->inputs[0].desc.shape, constants);
   switch (call->op->id) {
-    case MPG_OP_hard_sigmoid: {
-      const mpg_hard_sigmoid_params *p = call->params;
-      c0 = p->alpha;
-      c1 = p->beta;
-      break;
-    }
-    case MPG_OP_clip: {
-      const mpg_clip_params *p = call->params;
-      c0 = p->a_min;
-      c1 = p->a_max;
-      break;
-    }
-    case MPG_OP__contrib_quadratic: {
-      const mpg_quadratic_params *p = call->params;
-      c0 = p->a;
-      c1 = p->b;
-      c2 = p->c;
-      break;
-    }
-    case MPG_OP__contrib_div_sqrt_dim: {
-      const mpg_shape *shape = &call->inputs[0].desc.shape;
-      c0 = 1 / sqrt((double)shape->dims[shape->ndim - 1]);
-      break;
-    }
     case MPG_OP_Activation: {
       static const unary_op functions[] = {WHOLE(relu), DEAR(sigmoid), DEAR(hyperbolic_tangent),
                                            DEAR(softrelu), CHEAP(softsign)};
       const mpg_activation_params *p = call->params;
-      return unary(call, &functions[p->act_type], 0, 0, 0);
+      return unary(call, &functions[p->act_type], constants);
     }
     default: break;
   }
-  return unary(call, find(call->op->id), c0, c1, c2);
+  return unary(call, find(call->op->id), constants);
 }
 
 /* Positions of the words of leaky_relu's act_type. */
@@ -246,7 +227,7 @@ MPG_CPU_KERNEL(leaky_relu) {
       [ELU] = DEAR(elu), [GELU] = DEAR(gelu), [LEAKY] = CHEAP(leaky), [SELU] = DEAR(selu)};
   const mpg_leaky_relu_params *params = call->params;
   if (params->act_type != PRELU && params->act_type != RRELU)
-    return unary(call, &functions[params->act_type], params->slope, 0, 0);
+    return unary(call, &functions[params->act_type], (const double[]){params->slope, 0, 0});
   const mpg_desc *desc = &call->inputs[0].desc;
   if (params->act_type == PRELU) {
     mpg_view gamma = call->inputs[1]; /* as it is broadcast: along axis 1 */

@@ -14,6 +14,7 @@
 
 #include "kernels/cuda/cuda.h"
 extern "C" {
+#include "kernels/common/unary_constants.h"
 #include "kernels/cuda/fusion/specialise.h"
 }
 
@@ -185,7 +186,7 @@ struct meaning { /* of an op, with its parameters */
   uint8_t kind;
   uint8_t row, fixed;
   int num_constants;
-  double constants[3];
+  double constants[MPG_UNARY_CONSTANTS];
 };
 
 bool meaning_of(const mpg_op *op, const void *params, int num_inputs, meaning *m) {
@@ -197,21 +198,6 @@ bool meaning_of(const mpg_op *op, const void *params, int num_inputs, meaning *m
     case MPG_OP_broadcast_to:
     case MPG_OP_broadcast_axis:
     case MPG_OP__broadcast_exact: m->kind = MPG_STEP_ROUND; return true;
-    case MPG_OP_hard_sigmoid: {
-      const mpg_hard_sigmoid_params *p = (const mpg_hard_sigmoid_params *)params;
-      *m = {MPG_STEP_UNARY, unary::number_hard_sigmoid, 0, 2, {p->alpha, p->beta, 0}};
-      return true;
-    }
-    case MPG_OP_clip: {
-      const mpg_clip_params *p = (const mpg_clip_params *)params;
-      *m = {MPG_STEP_UNARY, unary::number_clip, 0, 2, {p->a_min, p->a_max, 0}};
-      return true;
-    }
-    case MPG_OP__contrib_quadratic: {
-      const mpg_quadratic_params *p = (const mpg_quadratic_params *)params;
-      *m = {MPG_STEP_UNARY, unary::number_quadratic, 0, 3, {p->a, p->b, p->c}};
-      return true;
-    }
     case MPG_OP__contrib_div_sqrt_dim: return false; /* its factor is the shape's */
     case MPG_OP_Activation: {
       static const uint8_t rows[] = {unary::number_relu, unary::number_sigmoid,
@@ -230,8 +216,11 @@ bool meaning_of(const mpg_op *op, const void *params, int num_inputs, meaning *m
     default: break;
   }
   switch (op->id) {
-#define UNARY(op, name, kind) \
-  case MPG_OP_##op: *m = {MPG_STEP_UNARY, unary::number_##name, 0, 0, {}}; return true;
+#define UNARY(id, name, kind)                                               \
+  case MPG_OP_##id:                                                         \
+    *m = {MPG_STEP_UNARY, unary::number_##name, 0, 0, {}};                  \
+    m->num_constants = mpg_unary_constants(op, params, NULL, m->constants); \
+    return true;
 #include "kernels/common/unary.def"
 #define BINARY(op, name, kind_, swap, dear)           \
   case MPG_OP_##op:                                   \

@@ -4,11 +4,14 @@
  */
 #include "kernels/common/unary.h"
 #include "kernels/cuda/cuda.h"
+extern "C" {
+#include "kernels/common/unary_constants.h"
+}
 
 namespace {
 
 struct numbers {
-  double values[3];
+  double values[MPG_UNARY_CONSTANTS];
 };
 
 #define FLOAT_ROWS(name, expression_f, expression_d)               \
@@ -106,28 +109,9 @@ mpg_status launch_unary(const mpg_kernel_call *call, int row, unary_kind kind, n
 } // namespace
 
 MPG_CUDA_KERNEL(unary) {
-  numbers constants = {{0, 0, 0}};
+  numbers constants;
+  mpg_unary_constants(call->op, call->params, &call->inputs[0].desc.shape, constants.values);
   switch (call->op->id) {
-    case MPG_OP_hard_sigmoid: {
-      const mpg_hard_sigmoid_params *p = (const mpg_hard_sigmoid_params *)call->params;
-      constants = {{p->alpha, p->beta, 0}};
-      break;
-    }
-    case MPG_OP_clip: {
-      const mpg_clip_params *p = (const mpg_clip_params *)call->params;
-      constants = {{p->a_min, p->a_max, 0}};
-      break;
-    }
-    case MPG_OP__contrib_quadratic: {
-      const mpg_quadratic_params *p = (const mpg_quadratic_params *)call->params;
-      constants = {{p->a, p->b, p->c}};
-      break;
-    }
-    case MPG_OP__contrib_div_sqrt_dim: {
-      const mpg_shape *shape = &call->inputs[0].desc.shape;
-      constants.values[0] = 1 / sqrt((double)shape->dims[shape->ndim - 1]);
-      break;
-    }
     case MPG_OP_Activation:
       switch (((const mpg_activation_params *)call->params)->act_type) {
         case 0: return LAUNCH(relu, WHOLE);
