@@ -189,8 +189,8 @@ class Case:
     def expected(self):
         """One device, by the loop; without the tables of schedules."""
         if not hasattr(self, "_expected"):
-            self.expected = self.loop([0, 0, 0, 0], self.pipeline())
-        return self.expected
+            self._expected = self.loop([0, 0, 0, 0], self.pipeline())
+        return self._expected
 
     def by_hand(self):
         """Without a pipeline and without dropout: piece by piece, gradients added up; along time the last piece's backward first, which gives
