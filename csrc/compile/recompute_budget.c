@@ -26,13 +26,6 @@ typedef struct chooser {
   double excess;    /* of `least`: the greatest of planned / allowed */
 } chooser;
 
-static size_t planned_on(const mpg_plan *plan, uint32_t slot) {
-  size_t bytes = 0;
-  for (uint32_t i = 0; i < plan->num_blocks; i++)
-    if (plan->blocks[i].device == slot) bytes += plan->blocks[i].size;
-  return bytes;
-}
-
 static size_t allowed_on(const mpg_memory_budget *budget, mpg_device_id device) {
   size_t bytes = SIZE_MAX;
   for (uint32_t i = 0; i < budget->count; i++) {
@@ -45,7 +38,8 @@ static size_t allowed_on(const mpg_memory_budget *budget, mpg_device_id device) 
 static double excess_of(const mpg_plan *plan, const mpg_memory_budget *budget) {
   double worst = 0;
   for (uint32_t slot = 0; slot < plan->num_devices; slot++) {
-    size_t planned = planned_on(plan, slot), allowed = allowed_on(budget, plan->devices[slot]);
+    mpg_device_id device = plan->devices[slot];
+    size_t planned = mpg_plan_bytes(plan, device), allowed = allowed_on(budget, device);
     double ratio = allowed ? (double)planned / (double)allowed : planned ? 1e300 : 0;
     if (ratio > worst) worst = ratio;
   }
@@ -201,7 +195,7 @@ static mpg_status fail_with(const chooser *ch) {
   size_t used = 0;
   for (uint32_t slot = 0; slot < ch->least.num_devices && used + 96 < sizeof text; slot++) {
     mpg_device_id id = ch->least.devices[slot];
-    size_t planned = planned_on(&ch->least, slot), allowed = allowed_on(ch->budget, id);
+    size_t planned = mpg_plan_bytes(&ch->least, id), allowed = allowed_on(ch->budget, id);
     if (planned <= allowed) continue;
     used += (size_t)snprintf(text + used, sizeof text - used,
                              "%s%zu bytes on %s, where %zu are allowed", used ? "; " : "", planned,

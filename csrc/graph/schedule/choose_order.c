@@ -2,15 +2,6 @@
 #include "graph/schedule/fuse.h"
 #include "graph/schedule/plan.h"
 
-/* Of both phases: a backward plan begins with the blocks of the forward plan. */
-static size_t planned_bytes(const mpg_plan *plan, mpg_device_id device) {
-  size_t bytes = 0;
-  for (uint32_t i = 0; i < plan->num_blocks; i++)
-    if (mpg_device_id_equal(plan->devices[plan->blocks[i].device], device))
-      bytes += plan->blocks[i].size;
-  return bytes;
-}
-
 /* Takes the order `other` and its plan instead, unless that costs a device more than a fiftieth of
  * its memory. */
 static mpg_status take_if_small(const mpg_plan_request *plain, mpg_order *other, mpg_order *order,
@@ -21,8 +12,8 @@ static mpg_status take_if_small(const mpg_plan_request *plain, mpg_order *other,
   MPG_TRY(mpg_plan_make(&request, &other_plan));
   bool small = true;
   for (uint32_t i = 0; i < plan->num_devices; i++) {
-    size_t before = planned_bytes(plan, plan->devices[i]),
-           after = planned_bytes(&other_plan, plan->devices[i]);
+    size_t before = mpg_plan_bytes(plan, plan->devices[i]),
+           after = mpg_plan_bytes(&other_plan, plan->devices[i]);
     small = small && after <= before + before / 50;
   }
   if (small) {
@@ -90,7 +81,7 @@ static mpg_status try_groups(trial *t) {
   request.order = &t->order;
   MPG_TRY(mpg_plan_make(&request, &t->plan));
   for (uint32_t i = 0; i < t->limits.count; i++) {
-    t->over[i] = planned_bytes(&t->plan, t->limits.devices[i]) > t->limits.bytes[i];
+    t->over[i] = mpg_plan_bytes(&t->plan, t->limits.devices[i]) > t->limits.bytes[i];
     t->small = t->small && !t->over[i];
   }
   return MPG_OK;
@@ -187,7 +178,7 @@ static mpg_status fuse(const mpg_plan_request *request, mpg_order *order, mpg_pl
   t.limits.count = plan->num_devices;
   for (uint32_t i = 0; i < plan->num_devices; i++) {
     t.limits.devices[i] = plan->devices[i];
-    t.limits.bytes[i] = planned_bytes(plan, plan->devices[i]);
+    t.limits.bytes[i] = mpg_plan_bytes(plan, plan->devices[i]);
   }
   t.apart = mpg_calloc(request->graph->num_nodes + 1, sizeof *t.apart);
   if (!t.apart) return mpg_out_of_host_memory(request->graph->num_nodes);

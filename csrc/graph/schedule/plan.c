@@ -45,6 +45,14 @@ uint32_t mpg_plan_slot(const mpg_plan *plan, mpg_device_id device) {
   return UINT32_MAX;
 }
 
+size_t mpg_plan_bytes(const mpg_plan *plan, mpg_device_id device) {
+  size_t bytes = 0;
+  for (uint32_t i = 0; i < plan->num_blocks; i++)
+    if (mpg_device_id_equal(plan->devices[plan->blocks[i].device], device))
+      bytes += plan->blocks[i].size;
+  return bytes;
+}
+
 static uint32_t find(mpg_plan *plan, uint32_t value) {
   while (plan->roots[value] != value) {
     plan->roots[value] = plan->roots[plan->roots[value]]; /* chains of in-place ops are long */
@@ -372,11 +380,9 @@ fail:
 static mpg_status pack_well(planner *p, uint32_t slot, item *items, size_t count) {
   mpg_plan *plan = p->plan;
   mpg_status status = MPG_OK;
-  size_t there = 0, least = SIZE_MAX;
+  size_t there = mpg_plan_bytes(plan, plan->devices[slot]), least = SIZE_MAX;
   item *best = mpg_malloc((count + 1) * sizeof *best);
   if (!best) return mpg_out_of_host_memory(count * sizeof *best);
-  for (uint32_t i = 0; i < plan->num_blocks; i++)
-    if (plan->blocks[i].device == slot) there += plan->blocks[i].size;
   for (int way = 0; way < NUM_WAYS && (way == 0 || (least && there + least > plan->alive[slot]));
        way++) {
     size_t size = 0;

@@ -71,6 +71,9 @@ mpg_status mpg_plan_make(const mpg_plan_request *request, mpg_plan *plan); /* pl
 mpg_status mpg_schedule(const mpg_plan_request *request, mpg_order *order, bool free_order,
                         mpg_plan *plan);
 void mpg_plan_free(mpg_plan *plan);
+/* Bytes of all blocks on a device. Those of a backward plan are of both phases: it begins with the
+ * blocks of the forward plan. */
+size_t mpg_plan_bytes(const mpg_plan *plan, mpg_device_id device);
 uint32_t mpg_plan_slot(const mpg_plan *plan,
                        mpg_device_id device); /* UINT32_MAX when there is none */
 /* True for a node that needs no kernel: its output lies where its input does. */
