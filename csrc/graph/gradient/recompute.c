@@ -1,7 +1,10 @@
+/* Recomputation: which forward values are kept, and the backward phase that repeats the others. */
 #include "graph/gradient/recompute.h"
 
 #include <stdlib.h>
 #include <string.h>
+
+#include "graph/ir/analysis.h"
 
 typedef struct walker {
   const mpg_graph *graph;
@@ -135,12 +138,7 @@ static mpg_status find_live(const mpg_graph *graph, const mpg_value *roots, size
   if (!live) return mpg_out_of_host_memory(graph->num_nodes);
   for (size_t i = 0; i < num_roots; i++)
     if (mpg_has_value(roots[i])) live[roots[i].node] = true;
-  for (size_t n = graph->num_nodes; n-- > 0;) {
-    const mpg_node *node = &graph->nodes[n];
-    for (uint32_t i = 0; live[n] && i < node->num_inputs; i++)
-      if (mpg_has_value(mpg_node_inputs(graph, node)[i]))
-        live[mpg_node_inputs(graph, node)[i].node] = true;
-  }
+  mpg_graph_mark_live(graph, live);
   *result = live;
   return MPG_OK;
 }

@@ -457,9 +457,8 @@ static bool may_fold(const fuser *f, uint32_t n) {
   if (f->apart[n] || mpg_fuse_kind_of(graph, node) != MPG_FUSE_REDUCE ||
       !mpg_fuse_describe(graph, node, MPG_FUSE_REDUCE, &a))
     return false;
-  uint32_t reduced = a.bits[0] & ~a.bits[1], maker = mpg_node_inputs(graph, node)[0].node;
-  while (mpg_node_is_view(&graph->nodes[maker]))
-    maker = mpg_node_inputs(graph, &graph->nodes[maker])[0].node;
+  uint32_t reduced = a.bits[0] & ~a.bits[1],
+           maker = mpg_view_root(graph, mpg_node_inputs(graph, node)[0]).node;
   mpg_fuse_kind kind =
       f->apart[maker] ? MPG_FUSE_NOT : mpg_fuse_kind_of(graph, &graph->nodes[maker]);
   return !(reduced & (reduced + 1)) && (kind == MPG_FUSE_MAP || kind == MPG_FUSE_HEAD) &&

@@ -1,5 +1,8 @@
+/* Orders: the live nodes as they were made, with copies to other devices as early as can be; and
+ * changes of such an order (sums of gradients early, the critical path first). */
 #include <string.h>
 
+#include "graph/ir/analysis.h"
 #include "graph/schedule/fuse.h"
 
 enum { MPG_MAX_CRITICAL_DEVICES = 64 };
@@ -32,11 +35,8 @@ mpg_status mpg_graph_order(const mpg_graph *graph, mpg_phase phase, const mpg_va
     first[n] = UINT32_MAX;
     if (phase == MPG_PHASE_FORWARD && node->phase == phase && mpg_node_mutates(node))
       live[n] = true;
-    if (!live[n]) continue;
-    const mpg_value *inputs = mpg_node_inputs(graph, node);
-    for (uint32_t i = 0; i < node->num_inputs; i++)
-      if (mpg_has_value(inputs[i])) live[inputs[i].node] = true;
   }
+  mpg_graph_mark_live(graph, live);
   for (size_t n = count; n-- > 0;) { /* backwards, so that lists come out in creation order */
     if (!live[n] || !moves_up(graph, &graph->nodes[n])) continue;
     uint32_t source = mpg_node_inputs(graph, &graph->nodes[n])[0].node;

@@ -1,9 +1,8 @@
+/* Common subexpressions: a hash table of nodes, which finds those that compute the same. */
 #include <string.h>
 
+#include "graph/ir/analysis.h"
 #include "graph/simplify/simplify.h"
-
-/* What is larger than this, and than what it is made of, is better made anew than kept. */
-enum { CHEAP_BYTES = 1 << 16 };
 
 mpg_status mpg_cse_table_init(mpg_cse_table *seen, size_t num_nodes) {
   size_t size = 16;
@@ -20,12 +19,7 @@ static bool may_be_eliminated(const mpg_graph *graph, const mpg_node *node) {
   if (!node->op || (node->op->flags & (MPG_OP_RANDOM | MPG_OP_DYNAMIC)) || node->repeats ||
       mpg_node_mutates(node))
     return false;
-  size_t from = 0, to = 0;
-  for (uint32_t i = 0; i < node->num_inputs && !mpg_node_flag(node, MPG_OP_SHAPE_ONLY); i++)
-    from += mpg_desc_bytes(&mpg_graph_at(graph, mpg_node_inputs(graph, node)[i])->desc);
-  for (uint32_t i = 0; i < node->num_outputs; i++)
-    to += mpg_desc_bytes(&graph->values[node->values + i].desc);
-  return (node->op->flags & MPG_OP_HEAVY) || to <= 2 * from + CHEAP_BYTES;
+  return (node->op->flags & MPG_OP_HEAVY) || mpg_node_worth_keeping(graph, node);
 }
 
 static uint64_t mix(uint64_t hash, uint64_t word) {

@@ -1,24 +1,15 @@
+/* Invariants: nodes that depend on parameters and constants alone leave the call's program. */
 #include <string.h>
 
-#include "graph/ir/graph.h"
+#include "graph/ir/analysis.h"
 
 /* What a call's inputs make of a value. VIEW: a view of a fixed input, which lies where that does,
  * whoever reads it. */
 typedef enum state { VARIES, FIXED, VIEW, HOISTED } state;
 
-enum { CHEAP_BYTES = 1 << 16 };
-
-/* Keeping a value must not cost much more memory than what it is made of: a row of ones broadcast
- * over a batch is better made anew. Packed weights have room for blocks that small ones do not
- * fill. */
+/* Packed weights are always: they have room for blocks that small ones do not fill. */
 static bool worth_keeping(const mpg_graph *graph, const mpg_node *node) {
-  size_t from = 0, to = 0;
-  bool contents = !mpg_node_flag(node, MPG_OP_SHAPE_ONLY);
-  for (uint32_t i = 0; i < node->num_inputs && contents; i++)
-    from += mpg_desc_bytes(&mpg_graph_at(graph, mpg_node_inputs(graph, node)[i])->desc);
-  for (uint32_t i = 0; i < node->num_outputs; i++)
-    to += mpg_desc_bytes(&graph->values[node->values + i].desc);
-  return to <= 2 * from + CHEAP_BYTES || mpg_node_flag(node, MPG_OP_PACKS);
+  return mpg_node_worth_keeping(graph, node) || mpg_node_flag(node, MPG_OP_PACKS);
 }
 
 static state state_of(const mpg_graph *graph, const mpg_node *node, const uint8_t *states,

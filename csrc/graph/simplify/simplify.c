@@ -1,3 +1,4 @@
+/* Simplification: users of nodes that change nothing, or repeat an earlier one, are rewired. */
 #include "graph/simplify/simplify.h"
 
 typedef struct state {
@@ -19,12 +20,17 @@ static mpg_value now(const state *s, mpg_value value) {
                                                      : stand;
 }
 
+static uint32_t root_of(const state *s, uint32_t n) {
+  const mpg_node *node = &s->graph->nodes[n];
+  return mpg_node_is_view(node) ? s->root[mpg_node_inputs(s->graph, node)[0].node] : n;
+}
+
 /* Memory that is written, and that of outputs, as views see it in the graph as it came. */
 static void find_memory(state *s) {
   const mpg_graph *graph = s->graph;
   for (uint32_t n = 0; n < graph->num_nodes; n++) {
     const mpg_node *node = &graph->nodes[n];
-    s->root[n] = mpg_node_is_view(node) ? s->root[mpg_node_inputs(graph, node)[0].node] : n;
+    s->root[n] = root_of(s, n);
     for (uint32_t i = 0; mpg_node_mutates(node) && i < node->num_inputs; i++)
       if (mpg_op_input_mutable(node->op, (int)i))
         s->written[s->root[mpg_node_inputs(graph, node)[i].node]] = true;
@@ -59,7 +65,7 @@ static void simplify_node(state *s, uint32_t n) {
   for (uint32_t i = 0; i < node->num_inputs; i++)
     if (replaced(s, graph->inputs[node->inputs + i]))
       graph->inputs[node->inputs + i] = now(s, graph->inputs[node->inputs + i]);
-  s->root[n] = mpg_node_is_view(node) ? s->root[mpg_node_inputs(graph, node)[0].node] : n;
+  s->root[n] = root_of(s, n);
   mpg_value same = mpg_graph_find_identity(graph, node);
   if (mpg_has_value(same)) {
     if (may_replace(s, n, same)) s->stands_for[n] = same;
