@@ -1,4 +1,4 @@
-/* Users, liveness and roots of views, found in one walk over a graph. */
+/* Readers, writes, liveness and roots of views. */
 #include "graph/ir/analysis.h"
 
 static void visit(const mpg_graph *graph, const mpg_node *node, uint32_t position,
@@ -8,29 +8,22 @@ static void visit(const mpg_graph *graph, const mpg_node *node, uint32_t positio
   for (uint32_t i = 0; i < node->num_inputs; i++) {
     mpg_value input = mpg_node_inputs(graph, node)[i];
     if (!mpg_has_value(input)) continue;
-    uint32_t value = mpg_value_index(graph, input), root = a->root[value];
-    a->users[value]++;
-    a->last_user[value] = position;
+    uint32_t root = a->root[mpg_value_index(graph, input)];
     if (node->op && mpg_op_input_mutable(node->op, (int)i)) a->written[root] = true;
-    if (!reads) continue;
-    a->readers[root]++;
-    a->last_read[root] = position;
+    a->readers[root] += reads;
   }
 }
 
 mpg_status mpg_analyse(const mpg_graph *graph, const mpg_order *order, mpg_analysis *a) {
   size_t nodes = graph->num_nodes + 1, values = graph->num_values + 1,
          count = order ? order->count : graph->num_nodes,
-         size = (nodes + 5 * values) * sizeof(uint32_t) + values * sizeof(bool);
+         size = (nodes + 2 * values) * sizeof(uint32_t) + values * sizeof(bool);
   uint32_t *memory = mpg_calloc(1, size);
   if (!memory) return mpg_out_of_host_memory(size);
   *a = (mpg_analysis){.position = memory,
-                      .users = memory + nodes,
-                      .last_user = memory + nodes + values,
-                      .root = memory + nodes + 2 * values,
-                      .readers = memory + nodes + 3 * values,
-                      .last_read = memory + nodes + 4 * values,
-                      .written = (bool *)(memory + nodes + 5 * values)};
+                      .root = memory + nodes,
+                      .readers = memory + nodes + values,
+                      .written = (bool *)(memory + nodes + 2 * values)};
   for (size_t v = 0; v < graph->num_values; v++) a->root[v] = (uint32_t)v;
   for (size_t n = 0; n < graph->num_nodes; n++) { /* inputs were made before */
     const mpg_node *node = &graph->nodes[n];
@@ -40,8 +33,6 @@ mpg_status mpg_analyse(const mpg_graph *graph, const mpg_order *order, mpg_analy
   }
   for (uint32_t k = 0; k < count; k++)
     visit(graph, &graph->nodes[order ? order->nodes[k] : k], k, a);
-  for (size_t i = 0; i < graph->num_outputs; i++)
-    if (mpg_has_value(graph->outputs[i])) a->users[mpg_value_index(graph, graph->outputs[i])]++;
   return MPG_OK;
 }
 

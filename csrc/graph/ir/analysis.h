@@ -1,8 +1,8 @@
 /* Facts about a graph, and about an order of its nodes, that several passes read.
  *
  * An analysis says what held when it was made: a pass that changes the graph or the order makes
- * another one. A view lies in the memory of what it is a view of, its root. A node uses all of its
- * inputs, but reads the contents only of some (MPG_OP_SHAPE_ONLY reads none).
+ * another one. A view lies in the memory of what it is a view of, its root. A node
+ * with MPG_OP_SHAPE_ONLY reads no contents.
  *
  * Ownership: an analysis owns one piece of memory and borrows nothing. Threads: host lock.
  */
@@ -14,14 +14,11 @@
 #define MPG_NO_POSITION UINT32_MAX
 
 typedef struct mpg_analysis {
-  uint32_t *position;  /* owned, with all below; per node: its position in the order;
-                          MPG_NO_POSITION */
-  uint32_t *users;     /* per value: inputs of nodes in the order, and outputs of the graph */
-  uint32_t *last_user; /* per value: the last position that uses it; 0: none */
-  uint32_t *root;      /* per value: the value whose memory it lies in, maybe itself */
-  uint32_t *readers;   /* per root: inputs of nodes in the order that read its memory */
-  uint32_t *last_read; /* per root: the last position that reads its memory; 0: none */
-  bool *written;       /* per root: a node in the order writes its memory */
+  uint32_t *position; /* owned, with all below; per node: its position in the order;
+                         MPG_NO_POSITION */
+  uint32_t *root;     /* per value: the value whose memory it lies in, maybe itself */
+  uint32_t *readers;  /* per root: inputs of nodes in the order that read its memory */
+  bool *written;      /* per root: a node in the order writes its memory */
 } mpg_analysis;
 
 /* order NULL: all nodes as they were made. analysis: zeroed. */

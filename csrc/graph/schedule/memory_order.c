@@ -1,7 +1,10 @@
-/* Other orders of the same nodes: see plan.h. */
+/* Orders that need less memory, or in which devices wait less for each other (plan.h), by list
+ * scheduling and depth first. */
 #include "graph/schedule/plan.h"
 
 #include <string.h>
+
+#include "graph/ir/analysis.h"
 
 #define NOBODY UINT32_MAX
 
@@ -11,11 +14,10 @@ typedef struct schedule {
   const mpg_graph *graph;
   const mpg_order *order;
   uint32_t count;
-  uint32_t *position;     /* per node of the graph; NOBODY */
+  mpg_analysis facts;                     /* of the order; owned */
+  const uint32_t *position, *root, *uses; /* of facts: position, root and readers */
   uint32_t *first, *next; /* who comes after whom: first edge [count + 1], then targets */
   uint32_t *waits;        /* how many come before */
-  uint32_t *root;         /* per value: whose memory it shares */
-  uint32_t *uses;         /* per root: readers */
   size_t *bytes;          /* per root: in a planned block; 0: elsewhere */
   bool *stays;            /* per root: never freed */
   mpg_device_id devices[MPG_MAX_GRAPH_DEVICES];
@@ -58,16 +60,8 @@ static mpg_status find_edges(schedule *s, edge_list *edges) {
   const mpg_graph *graph = s->graph;
   uint32_t *last_user =
       mpg_malloc((graph->num_values + 1) * sizeof *last_user); /* of what effects write */
-  bool *written = mpg_calloc(graph->num_values + 1, sizeof *written);
   mpg_status status = MPG_OK;
-  if (!last_user || !written)
-    MPG_GOTO(mpg_out_of_host_memory(graph->num_values * sizeof *last_user));
-  for (uint32_t k = 0; k < s->count; k++) {
-    const mpg_node *node = node_at(s, k);
-    for (uint32_t i = 0; i < node->num_inputs && mpg_node_mutates(node); i++)
-      if (mpg_op_input_mutable(node->op, (int)i))
-        written[s->root[mpg_value_index(graph, mpg_node_inputs(graph, node)[i])]] = true;
-  }
+  if (!last_user) return mpg_out_of_host_memory(graph->num_values * sizeof *last_user);
   for (size_t v = 0; v < graph->num_values; v++) last_user[v] = NOBODY;
   for (uint32_t k = 0; k < s->count; k++) {
     const mpg_node *node = node_at(s, k);
@@ -75,14 +69,13 @@ static mpg_status find_edges(schedule *s, edge_list *edges) {
       mpg_value input = mpg_node_inputs(graph, node)[i];
       uint32_t root = s->root[mpg_value_index(graph, input)];
       if (s->position[input.node] != NOBODY) MPG_GOTO(add_edge(edges, s->position[input.node], k));
-      if (!written[root] || last_user[root] == k) continue;
+      if (!s->facts.written[root] || last_user[root] == k) continue;
       if (last_user[root] != NOBODY) MPG_GOTO(add_edge(edges, last_user[root], k));
       last_user[root] = k;
     }
   }
 fail:
   mpg_free(last_user);
-  mpg_free(written);
   return status;
 }
 
@@ -107,11 +100,8 @@ fail:
 static void find_memory(schedule *s) {
   const mpg_graph *graph = s->graph;
   const mpg_plan_request *request = s->request;
-  for (size_t v = 0; v < graph->num_values; v++) s->root[v] = (uint32_t)v;
   for (size_t n = 0; n < graph->num_nodes; n++) {
     const mpg_node *node = &graph->nodes[n];
-    if (mpg_node_is_view(node))
-      s->root[node->values] = s->root[mpg_value_index(graph, mpg_node_inputs(graph, node)[0])];
     for (uint32_t i = 0; i < node->num_outputs; i++) {
       uint32_t value = node->values + i, root = s->root[value];
       bool made = s->position[n] != NOBODY; /* in this phase */
@@ -122,20 +112,13 @@ static void find_memory(schedule *s) {
       if (request->external[value] != MPG_NO_BASE) s->bytes[root] = 0;
     }
   }
-  for (uint32_t k = 0; k < s->count; k++) {
-    const mpg_node *node = node_at(s, k);
-    for (uint32_t i = 0; i < node->num_inputs && reads(node); i++)
-      s->uses[s->root[mpg_value_index(graph, mpg_node_inputs(graph, node)[i])]]++;
-  }
 }
 
 static void end(schedule *s) {
-  mpg_free(s->position);
+  mpg_analysis_free(&s->facts);
   mpg_free(s->first);
   mpg_free(s->next);
   mpg_free(s->waits);
-  mpg_free(s->root);
-  mpg_free(s->uses);
   mpg_free(s->bytes);
   mpg_free(s->stays);
   mpg_free(s->seconds);
@@ -148,21 +131,19 @@ static mpg_status begin(schedule *s, const mpg_plan_request *request) {
                   .graph = request->graph,
                   .order = request->order,
                   .count = (uint32_t)request->order->count};
-  size_t nodes = s->graph->num_nodes, values = s->graph->num_values, count = s->count;
-  s->position = mpg_malloc((nodes + 1) * sizeof *s->position);
+  size_t values = s->graph->num_values, count = s->count;
   s->first = mpg_calloc(count + 2, sizeof *s->first);
   s->waits = mpg_calloc(count + 1, sizeof *s->waits);
   s->left = mpg_calloc(count + 1, sizeof *s->left);
-  s->root = mpg_malloc((values + 1) * sizeof *s->root);
-  s->uses = mpg_calloc(values + 1, sizeof *s->uses);
   s->left_uses = mpg_calloc(values + 1, sizeof *s->left_uses);
   s->bytes = mpg_calloc(values + 1, sizeof *s->bytes);
   s->stays = mpg_calloc(values + 1, sizeof *s->stays);
-  if (!s->position || !s->first || !s->waits || !s->left || !s->root || !s->uses || !s->left_uses ||
-      !s->bytes || !s->stays)
+  if (!s->first || !s->waits || !s->left || !s->left_uses || !s->bytes || !s->stays)
     return mpg_out_of_host_memory(values * sizeof *s->bytes);
-  for (size_t n = 0; n < nodes; n++) s->position[n] = NOBODY;
-  for (uint32_t k = 0; k < s->count; k++) s->position[s->order->nodes[k]] = k;
+  MPG_TRY(mpg_analyse(s->graph, s->order, &s->facts));
+  s->position = s->facts.position;
+  s->root = s->facts.root;
+  s->uses = s->facts.readers;
   find_memory(s);
   MPG_TRY(link_edges(s));
   for (uint32_t k = 0; k < s->count; k++) slot_of(s, node_at(s, k)->device);
