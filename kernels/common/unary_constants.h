@@ -13,6 +13,7 @@ enum { MPG_UNARY_CONSTANTS = 3 };
 static inline int mpg_unary_constants(const mpg_op *op, const void *params, const mpg_shape *shape,
                                       double *constants) {
   for (int i = 0; i < MPG_UNARY_CONSTANTS; i++) constants[i] = 0;
+  (void)shape;
   switch (op->id) {
 #define UNARY(op, row, kind)
 #define UNARY_WITH(op, row, kind, structure, ...)                                 \
@@ -20,7 +21,7 @@ static inline int mpg_unary_constants(const mpg_op *op, const void *params, cons
     const mpg_##structure##_params *p = (const mpg_##structure##_params *)params; \
     const double values[] = {__VA_ARGS__};                                        \
     enum { COUNT = sizeof values / sizeof *values };                              \
-    (void)p, (void)shape;                                                         \
+    (void)p;                                                                      \
     for (int i = 0; i < COUNT; i++) constants[i] = values[i];                     \
     return COUNT;                                                                 \
   }
