@@ -16,14 +16,14 @@ static inline int mpg_unary_constants(const mpg_op *op, const void *params, cons
   (void)shape;
   switch (op->id) {
 #define UNARY(op, row, kind)
-#define UNARY_WITH(op, row, kind, structure, ...)                                 \
-  case MPG_OP_##op: {                                                             \
-    const mpg_##structure##_params *p = (const mpg_##structure##_params *)params; \
-    const double values[] = {__VA_ARGS__};                                        \
-    enum { COUNT = sizeof values / sizeof *values };                              \
-    (void)p;                                                                      \
-    for (int i = 0; i < COUNT; i++) constants[i] = values[i];                     \
-    return COUNT;                                                                 \
+#define UNARY_WITH(op, row, kind, structure, ...)               \
+  case MPG_OP_##op: {                                           \
+    __attribute__((unused)) const mpg_##structure##_params *p = \
+        (const mpg_##structure##_params *)params;               \
+    const double values[] = {__VA_ARGS__};                      \
+    enum { COUNT = sizeof values / sizeof *values };            \
+    for (int i = 0; i < COUNT; i++) constants[i] = values[i];   \
+    return COUNT;                                               \
   }
 #include "kernels/common/unary.def"
     default: return 0;
