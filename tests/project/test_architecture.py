@@ -2,12 +2,11 @@
 
 import os
 import re
-import subprocess
-import sys
 
 import pytest
 from support.devices import cpus_only
 from support.paths import ROOT
+from support.processes import finished
 
 
 def fences(path, language):
@@ -26,14 +25,7 @@ def test_dumps_are_what_the_program_prints(tmp_path):
     (program,) = fences("docs/architecture.md", "python")
     shown = [block.splitlines() for block in fences("docs/architecture.md", "text")[1:]]
     dump = tmp_path / "dump"
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "PYTHONPATH": ROOT, "MPGLUON_DUMP": str(dump)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = finished(program, MPGLUON_DUMP=str(dump))
     texts = re.split(r"^(?=== )", dump.read_text(), flags=re.MULTILINE)
     sections = [text.splitlines() for text in texts]
     printed = done.stdout.splitlines()

@@ -8,16 +8,14 @@ import sys
 import numpy as np
 import pytest
 from support.paths import ROOT
+from support.processes import environment
 
 EXAMPLES = os.path.join(ROOT, "examples")
 
 
-def run(script, *arguments, cwd, **environment):
+def run(script, *arguments, cwd, **settings):
     """Runs an example in `cwd`; its output. The package is the one that the tests use."""
-    import mpgluon
-
-    path = os.path.dirname(os.path.dirname(os.path.abspath(mpgluon.__file__)))
-    env = dict(os.environ, PYTHONPATH=path, **environment)
+    env = environment(**settings)
     env.pop("PYTHONSAFEPATH", None)  # a script finds what lies beside it
     result = subprocess.run(
         [sys.executable, os.path.join(EXAMPLES, script), *arguments], cwd=cwd, env=env, capture_output=True, text=True, timeout=280
