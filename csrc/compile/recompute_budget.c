@@ -4,6 +4,7 @@
 
 #include "compile/compiled_call.h"
 #include "graph/gradient/recompute.h"
+#include "graph/ir/analysis.h"
 
 /* A way to give regions: the cheap nodes among the first `amount`, or the first `amount` of a
  * number of segments. */
@@ -56,6 +57,43 @@ static bool is_dear(const mpg_graph *graph, const mpg_node *node, mpg_cost cost)
   return cost.flops >= FLOPS_PER_ELEMENT * elements;
 }
 
+/* The last node that uses an output of node n; 0: there is none. */
+static uint32_t last_use_of(const mpg_graph *graph, const mpg_analysis *facts, size_t n) {
+  const mpg_node *node = &graph->nodes[n];
+  uint32_t last = 0;
+  for (uint32_t i = 0; i < node->num_outputs; i++)
+    if (facts->last_use[node->values + i] > last) last = facts->last_use[node->values + i];
+  return last;
+}
+
+/* Sums up the weight of each node from its place to its last user. */
+static mpg_status find_crossing(chooser *ch) {
+  const mpg_graph *graph = &ch->c->graph;
+  mpg_analysis facts = {0};
+  MPG_TRY(mpg_analyse(graph, NULL, &facts));
+  size_t *begin = ch->crossing, *end = mpg_calloc(graph->num_nodes + 1, sizeof *end), alive = 0;
+  if (!end) {
+    mpg_analysis_free(&facts);
+    return mpg_out_of_host_memory(graph->num_nodes * sizeof *end);
+  }
+  for (size_t n = 0; n < graph->num_nodes; n++) {
+    uint32_t last = last_use_of(graph, &facts, n);
+    if (!last) continue;
+    begin[n] += ch->weights[n];
+    end[last] += ch->weights[n];
+  }
+  for (size_t n = 0; n < graph->num_nodes; n++) ch->crossing[n] = alive += begin[n] - end[n];
+  mpg_free(end);
+  mpg_analysis_free(&facts);
+  return MPG_OK;
+}
+
+static choice_kind class_of(const mpg_graph *graph, const mpg_node *node, mpg_cost cost) {
+  if (!node->op || mpg_node_flag(node, MPG_OP_COPY) || is_dear(graph, node, cost))
+    return CHOOSE_SEGMENTS;
+  return mpg_node_flag(node, MPG_OP_INPLACE | MPG_OP_VIEW) ? CHOOSE_CHEAP : CHOOSE_MEDIUM;
+}
+
 static mpg_status begin(chooser *ch) {
   const mpg_graph *graph = &ch->c->graph;
   size_t count = graph->num_nodes;
@@ -64,47 +102,18 @@ static mpg_status begin(chooser *ch) {
   ch->weights = mpg_calloc(count + 1, sizeof *ch->weights);
   ch->costs = mpg_malloc((count + 1) * sizeof *ch->costs);
   ch->crossing = mpg_calloc(count + 1, sizeof *ch->crossing);
-  uint32_t *last = mpg_calloc(count + 1, sizeof *last); /* per node: its last reader */
-  mpg_status status =
-      !ch->given || !ch->classes || !ch->weights || !ch->costs || !ch->crossing || !last
-          ? mpg_out_of_host_memory(count * sizeof *last)
-          : mpg_graph_costs(graph, ch->costs);
-  if (status != MPG_OK) {
-    mpg_free(last);
-    return status;
-  }
+  if (!ch->given || !ch->classes || !ch->weights || !ch->costs || !ch->crossing)
+    return mpg_out_of_host_memory(count * sizeof *ch->costs);
+  MPG_TRY(mpg_graph_costs(graph, ch->costs));
   for (size_t n = 0; n < count; n++) {
     const mpg_node *node = &graph->nodes[n];
     ch->given[n] = node->region;
-    bool cheap = mpg_node_flag(node, MPG_OP_INPLACE | MPG_OP_VIEW);
-    ch->classes[n] =
-        !node->op || mpg_node_flag(node, MPG_OP_COPY) || is_dear(graph, node, ch->costs[n])
-            ? CHOOSE_SEGMENTS
-        : cheap ? CHOOSE_CHEAP
-                : CHOOSE_MEDIUM;
-    for (uint32_t i = 0; i < node->num_inputs; i++)
-      last[mpg_node_inputs(graph, node)[i].node] = (uint32_t)n;
-    if (mpg_node_is_input(node)) continue;
-    for (uint32_t i = 0; i < node->num_outputs; i++)
+    ch->classes[n] = (uint8_t)class_of(graph, node, ch->costs[n]);
+    for (uint32_t i = 0; i < node->num_outputs && !mpg_node_is_input(node); i++)
       ch->weights[n] += mpg_desc_bytes(&graph->values[node->values + i].desc);
     ch->total += ch->weights[n];
   }
-  /* +weight behind its maker, -weight behind its last reader; summed up. */
-  ptrdiff_t alive = 0;
-  ptrdiff_t *steps = mpg_calloc(count + 1, sizeof *steps);
-  if (!steps) {
-    mpg_free(last);
-    return mpg_out_of_host_memory(count * sizeof *steps);
-  }
-  for (size_t n = 0; n < count; n++) {
-    if (!last[n]) continue; /* nobody reads it */
-    steps[n] += (ptrdiff_t)ch->weights[n];
-    steps[last[n]] -= (ptrdiff_t)ch->weights[n];
-  }
-  for (size_t n = 0; n < count; n++) ch->crossing[n] = (size_t)(alive += steps[n]);
-  mpg_free(steps);
-  mpg_free(last);
-  return MPG_OK;
+  return find_crossing(ch);
 }
 
 static void end(chooser *ch) {

@@ -1,4 +1,4 @@
-/* Readers, writes, liveness and roots of views. */
+/* Uses, readers, writes, liveness and roots of views. */
 #include "graph/ir/analysis.h"
 
 static void visit(const mpg_graph *graph, const mpg_node *node, uint32_t position,
@@ -8,22 +8,29 @@ static void visit(const mpg_graph *graph, const mpg_node *node, uint32_t positio
   for (uint32_t i = 0; i < node->num_inputs; i++) {
     mpg_value input = mpg_node_inputs(graph, node)[i];
     if (!mpg_has_value(input)) continue;
-    uint32_t root = a->root[mpg_value_index(graph, input)];
+    uint32_t value = mpg_value_index(graph, input), root = a->root[value];
+    a->uses[value]++;
+    a->last_use[value] = position;
     if (node->op && mpg_op_input_mutable(node->op, (int)i)) a->written[root] = true;
-    a->readers[root] += reads;
+    if (!reads) continue;
+    a->readers[root]++;
+    a->last_read[root] = position;
   }
 }
 
 mpg_status mpg_analyse(const mpg_graph *graph, const mpg_order *order, mpg_analysis *a) {
   size_t nodes = graph->num_nodes + 1, values = graph->num_values + 1,
          count = order ? order->count : graph->num_nodes,
-         size = (nodes + 2 * values) * sizeof(uint32_t) + values * sizeof(bool);
+         size = (nodes + 5 * values) * sizeof(uint32_t) + values * sizeof(bool);
   uint32_t *memory = mpg_calloc(1, size);
   if (!memory) return mpg_out_of_host_memory(size);
   *a = (mpg_analysis){.position = memory,
-                      .root = memory + nodes,
-                      .readers = memory + nodes + values,
-                      .written = (bool *)(memory + nodes + 2 * values)};
+                      .uses = memory + nodes,
+                      .last_use = memory + nodes + values,
+                      .root = memory + nodes + 2 * values,
+                      .readers = memory + nodes + 3 * values,
+                      .last_read = memory + nodes + 4 * values,
+                      .written = (bool *)(memory + nodes + 5 * values)};
   for (size_t v = 0; v < graph->num_values; v++) a->root[v] = (uint32_t)v;
   for (size_t n = 0; n < graph->num_nodes; n++) { /* inputs were made before */
     const mpg_node *node = &graph->nodes[n];
@@ -33,11 +40,13 @@ mpg_status mpg_analyse(const mpg_graph *graph, const mpg_order *order, mpg_analy
   }
   for (uint32_t k = 0; k < count; k++)
     visit(graph, &graph->nodes[order ? order->nodes[k] : k], k, a);
+  for (size_t i = 0; i < graph->num_outputs; i++)
+    a->uses[mpg_value_index(graph, graph->outputs[i])]++;
   return MPG_OK;
 }
 
 void mpg_analysis_free(mpg_analysis *analysis) {
-  mpg_free(analysis->position);
+  mpg_free(analysis->position); /* the beginning of all */
   *analysis = (mpg_analysis){0};
 }
 

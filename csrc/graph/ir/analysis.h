@@ -1,8 +1,8 @@
 /* Facts about a graph, and about an order of its nodes, that several passes read.
  *
  * An analysis says what held when it was made: a pass that changes the graph or the order makes
- * another one. A view lies in the memory of what it is a view of, its root. A node
- * with MPG_OP_SHAPE_ONLY reads no contents.
+ * another one. A view lies in the memory of what it is a view of, its root. A node with
+ * MPG_OP_SHAPE_ONLY uses its inputs but does not read their memory.
  *
  * Ownership: an analysis owns one piece of memory and borrows nothing. Threads: host lock.
  */
@@ -14,14 +14,16 @@
 #define MPG_NO_POSITION UINT32_MAX
 
 typedef struct mpg_analysis {
-  uint32_t *position; /* owned, with all below; per node: its position in the order;
-                         MPG_NO_POSITION */
-  uint32_t *root;     /* per value: the value whose memory it lies in, maybe itself */
-  uint32_t *readers;  /* per root: inputs of nodes in the order that read its memory */
-  bool *written;      /* per root: a node in the order writes its memory */
+  uint32_t *position;  /* per node, in the order; MPG_NO_POSITION: it is not there */
+  uint32_t *uses;      /* per value: inputs of nodes in the order, and outputs of the graph */
+  uint32_t *last_use;  /* per value: the position of the last node that uses it; 0: none does */
+  uint32_t *root;      /* per value: the value whose memory it lies in, maybe itself */
+  uint32_t *readers;   /* per root: inputs of nodes in the order that read its memory */
+  uint32_t *last_read; /* per root: the position of its last reader; 0: nobody reads it */
+  bool *written;       /* per root: a node in the order writes its memory */
 } mpg_analysis;
 
-/* order NULL: all nodes as they were made. analysis: zeroed. */
+/* order NULL: all nodes, in creation order. analysis: zeroed. */
 mpg_status mpg_analyse(const mpg_graph *graph, const mpg_order *order, mpg_analysis *analysis);
 void mpg_analysis_free(mpg_analysis *analysis);
 

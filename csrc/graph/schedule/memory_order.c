@@ -14,8 +14,7 @@ typedef struct schedule {
   const mpg_graph *graph;
   const mpg_order *order;
   uint32_t count;
-  mpg_analysis facts;                     /* of the order; owned */
-  const uint32_t *position, *root, *uses; /* of facts: position, root and readers */
+  mpg_analysis facts;     /* of the order; owned */
   uint32_t *first, *next; /* who comes after whom: first edge [count + 1], then targets */
   uint32_t *waits;        /* how many come before */
   size_t *bytes;          /* per root: in a planned block; 0: elsewhere */
@@ -67,8 +66,9 @@ static mpg_status find_edges(schedule *s, edge_list *edges) {
     const mpg_node *node = node_at(s, k);
     for (uint32_t i = 0; i < node->num_inputs; i++) {
       mpg_value input = mpg_node_inputs(graph, node)[i];
-      uint32_t root = s->root[mpg_value_index(graph, input)];
-      if (s->position[input.node] != NOBODY) MPG_GOTO(add_edge(edges, s->position[input.node], k));
+      uint32_t root = s->facts.root[mpg_value_index(graph, input)];
+      if (s->facts.position[input.node] != NOBODY)
+        MPG_GOTO(add_edge(edges, s->facts.position[input.node], k));
       if (!s->facts.written[root] || last_user[root] == k) continue;
       if (last_user[root] != NOBODY) MPG_GOTO(add_edge(edges, last_user[root], k));
       last_user[root] = k;
@@ -103,8 +103,8 @@ static void find_memory(schedule *s) {
   for (size_t n = 0; n < graph->num_nodes; n++) {
     const mpg_node *node = &graph->nodes[n];
     for (uint32_t i = 0; i < node->num_outputs; i++) {
-      uint32_t value = node->values + i, root = s->root[value];
-      bool made = s->position[n] != NOBODY; /* in this phase */
+      uint32_t value = node->values + i, root = s->facts.root[value];
+      bool made = s->facts.position[n] != NOBODY; /* in this phase */
       bool saved = request->saved && request->saved[value];
       if (!mpg_node_is_input(node) && (made ? root == value : request->forward && saved))
         s->bytes[root] = mpg_align_up(mpg_desc_bytes(&graph->values[value].desc), 64);
@@ -141,9 +141,6 @@ static mpg_status begin(schedule *s, const mpg_plan_request *request) {
   if (!s->first || !s->waits || !s->left || !s->left_uses || !s->bytes || !s->stays)
     return mpg_out_of_host_memory(values * sizeof *s->bytes);
   MPG_TRY(mpg_analyse(s->graph, s->order, &s->facts));
-  s->position = s->facts.position;
-  s->root = s->facts.root;
-  s->uses = s->facts.readers;
   find_memory(s);
   MPG_TRY(link_edges(s));
   for (uint32_t k = 0; k < s->count; k++) slot_of(s, node_at(s, k)->device);
@@ -162,7 +159,7 @@ static uint32_t dying_input(const schedule *s, const mpg_node *node) {
   const mpg_graph *graph = s->graph;
   if (!mpg_node_flag(node, MPG_OP_INPLACE) || !reads(node)) return NOBODY;
   for (uint32_t i = 0; i < node->num_inputs; i++) {
-    uint32_t root = s->root[mpg_value_index(graph, mpg_node_inputs(graph, node)[i])];
+    uint32_t root = s->facts.root[mpg_value_index(graph, mpg_node_inputs(graph, node)[i])];
     if (s->left_uses[root] == 1 && !s->stays[root] && s->bytes[root] &&
         s->bytes[root] == s->bytes[node->values])
       return root;
@@ -173,13 +170,13 @@ static uint32_t dying_input(const schedule *s, const mpg_node *node) {
 /* Bytes alive before the first node. */
 static void alive_before(schedule *s, size_t *alive) {
   const mpg_graph *graph = s->graph;
-  memcpy(s->left_uses, s->uses, graph->num_values * sizeof *s->left_uses);
+  memcpy(s->left_uses, s->facts.readers, graph->num_values * sizeof *s->left_uses);
   memset(alive, 0, MPG_MAX_GRAPH_DEVICES * sizeof *alive);
   for (size_t n = 0; n < graph->num_nodes; n++) {
     const mpg_node *node = &graph->nodes[n];
-    if (s->position[n] != NOBODY) continue;
+    if (s->facts.position[n] != NOBODY) continue;
     for (uint32_t i = 0; i < node->num_outputs; i++)
-      if (s->uses[node->values + i] || s->stays[node->values + i])
+      if (s->facts.readers[node->values + i] || s->stays[node->values + i])
         alive[slot_of(s, graph->values[node->values + i].device)] += s->bytes[node->values + i];
   }
 }
@@ -189,7 +186,7 @@ static size_t alive_with(schedule *s, const mpg_node *node, const size_t *alive)
   uint32_t over = dying_input(s, node);
   size_t now = alive[slot_of(s, node->device)] - (over == NOBODY ? 0 : s->bytes[over]);
   for (uint32_t i = 0; i < node->num_outputs; i++)
-    if (s->root[node->values + i] == node->values + i) now += s->bytes[node->values + i];
+    if (s->facts.root[node->values + i] == node->values + i) now += s->bytes[node->values + i];
   return now;
 }
 
@@ -198,16 +195,17 @@ static void run_node(schedule *s, const mpg_node *node, size_t *alive) {
   const mpg_graph *graph = s->graph;
   uint32_t slot = slot_of(s, node->device);
   for (uint32_t i = 0; i < node->num_outputs; i++)
-    if (s->root[node->values + i] == node->values + i) alive[slot] += s->bytes[node->values + i];
+    if (s->facts.root[node->values + i] == node->values + i)
+      alive[slot] += s->bytes[node->values + i];
   for (uint32_t i = 0; i < node->num_inputs && reads(node); i++) {
     mpg_value input = mpg_node_inputs(graph, node)[i];
-    uint32_t root = s->root[mpg_value_index(graph, input)];
+    uint32_t root = s->facts.root[mpg_value_index(graph, input)];
     if (--s->left_uses[root] == 0 && !s->stays[root])
       alive[slot_of(s, graph->values[root].device)] -= s->bytes[root];
   }
   for (uint32_t i = 0; i < node->num_outputs; i++) { /* what nobody reads */
     uint32_t value = node->values + i;
-    if (s->root[value] == value && !s->uses[value] && !s->stays[value])
+    if (s->facts.root[value] == value && !s->facts.readers[value] && !s->stays[value])
       alive[slot] -= s->bytes[value];
   }
 }
@@ -283,9 +281,10 @@ static double gain_of(const schedule *s, uint32_t k) {
   if (mpg_node_crosses(graph, node)) return 1e30; /* right behind what it copies */
   double gain = 0;
   for (uint32_t i = 0; i < node->num_outputs; i++)
-    if (s->root[node->values + i] == node->values + i) gain -= (double)s->bytes[node->values + i];
+    if (s->facts.root[node->values + i] == node->values + i)
+      gain -= (double)s->bytes[node->values + i];
   for (uint32_t i = 0; i < node->num_inputs && reads(node); i++) {
-    uint32_t root = s->root[mpg_value_index(graph, mpg_node_inputs(graph, node)[i])];
+    uint32_t root = s->facts.root[mpg_value_index(graph, mpg_node_inputs(graph, node)[i])];
     if (s->left_uses[root] == 1 && !s->stays[root]) gain += (double)s->bytes[root];
   }
   return gain;
@@ -301,11 +300,11 @@ static mpg_status greedy(schedule *s, mpg_order *order) {
   uint64_t *readers = mpg_calloc(graph->num_values + 1, sizeof *readers);
   if (!done || !readers) MPG_GOTO(mpg_out_of_host_memory(graph->num_values * sizeof *readers));
   memcpy(s->left, s->waits, s->count * sizeof *s->left);
-  memcpy(s->left_uses, s->uses, graph->num_values * sizeof *s->left_uses);
+  memcpy(s->left_uses, s->facts.readers, graph->num_values * sizeof *s->left_uses);
   for (uint32_t k = 0; k < s->count; k++) {
     const mpg_node *node = node_at(s, k);
     for (uint32_t i = 0; i < node->num_inputs && reads(node); i++)
-      readers[s->root[mpg_value_index(graph, mpg_node_inputs(graph, node)[i])]] += k;
+      readers[s->facts.root[mpg_value_index(graph, mpg_node_inputs(graph, node)[i])]] += k;
   }
   for (uint32_t k = 0; k < s->count; k++)
     if (!s->left[k]) MPG_GOTO(push(&ready, gain_of(s, k), k));
@@ -316,7 +315,7 @@ static mpg_status greedy(schedule *s, mpg_order *order) {
     const mpg_node *node = node_at(s, k);
     order->nodes[order->count++] = s->order->nodes[k];
     for (uint32_t i = 0; i < node->num_inputs && reads(node); i++) {
-      uint32_t root = s->root[mpg_value_index(graph, mpg_node_inputs(graph, node)[i])];
+      uint32_t root = s->facts.root[mpg_value_index(graph, mpg_node_inputs(graph, node)[i])];
       readers[root] -= k;
       if (--s->left_uses[root] != 1) continue;
       uint32_t last = (uint32_t)readers[root];
@@ -460,7 +459,7 @@ static mpg_status run_in_order(schedule *s, const mpg_order *order, double *seco
   *seconds = 0;
   for (size_t i = 0; i < order->count;
        i++) { /* `done` holds, before its time, when the node may start */
-    uint32_t k = s->position[order->nodes[i]], slot = slot_of(s, runs_on(s, k));
+    uint32_t k = s->facts.position[order->nodes[i]], slot = slot_of(s, runs_on(s, k));
     double start = done[k] > free_at[slot] ? done[k] : free_at[slot];
     double end = start + s->seconds[k];
     free_at[slot] = end;

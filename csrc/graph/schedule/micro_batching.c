@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "graph/ir/analysis.h"
 #include "op/batching/batching.h"
 
 typedef struct walk {
@@ -18,13 +19,8 @@ typedef struct walk {
 static void mark_live(walk *w) {
   const mpg_graph *graph = w->graph;
   for (size_t i = 0; i < graph->num_outputs; i++) w->live[graph->outputs[i].node] = true;
-  for (size_t n = graph->num_nodes; n-- > 0;) {
-    const mpg_node *node = &graph->nodes[n];
-    if (mpg_node_mutates(node)) w->live[n] = true;
-    for (uint32_t i = 0; w->live[n] && i < node->num_inputs; i++)
-      if (mpg_has_value(mpg_node_inputs(graph, node)[i]))
-        w->live[mpg_node_inputs(graph, node)[i].node] = true;
-  }
+  for (size_t n = 0; n < graph->num_nodes; n++) w->live[n] |= mpg_node_mutates(&graph->nodes[n]);
+  mpg_graph_mark_live(graph, w->live);
 }
 
 /* Runs the rule of one node; out: of its outputs. */

@@ -3,12 +3,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "graph/ir/graph.h"
+#include "graph/ir/analysis.h"
 
 typedef struct staging {
   const mpg_graph *graph;
   const mpg_order *order;
-  uint32_t *position; /* per node: its place in the order; UINT32_MAX: not in it */
+  mpg_analysis facts; /* of the order; owned */
   uint32_t *depth;    /* per position */
   bool *late;         /* per position: deferred */
   uint32_t *floor;    /* per value: 1 + the depth of the last node that shared it as a state */
@@ -31,10 +31,10 @@ static void find_depths(staging *s) {
     uint32_t depth = 0;
     for (uint32_t i = 0; i < node->num_inputs; i++) {
       if (!reads(node, inputs[i])) continue;
-      uint32_t at = s->position[inputs[i].node],
+      uint32_t at = s->facts.position[inputs[i].node],
                floor = states ? s->floor[mpg_value_index(graph, inputs[i])] : 0;
       if (floor > depth + 1) depth = floor - 1;
-      if (at == UINT32_MAX) continue;
+      if (at == MPG_NO_POSITION) continue;
       uint32_t after = s->depth[at] + mpg_node_crosses(graph, &graph->nodes[inputs[i].node]);
       if (after > depth) depth = after;
     }
@@ -49,16 +49,16 @@ static void find_late(staging *s, const mpg_value *urgent, size_t num_urgent) {
   const mpg_graph *graph = s->graph;
   for (size_t k = 0; k < s->order->count; k++) s->late[k] = true;
   for (size_t i = 0; i < num_urgent; i++)
-    if (mpg_has_value(urgent[i]) && s->position[urgent[i].node] != UINT32_MAX)
-      s->late[s->position[urgent[i].node]] = false;
+    if (mpg_has_value(urgent[i]) && s->facts.position[urgent[i].node] != MPG_NO_POSITION)
+      s->late[s->facts.position[urgent[i].node]] = false;
   for (size_t k = s->order->count; k-- > 0;) {
     const mpg_node *node = &graph->nodes[s->order->nodes[k]];
     if (s->late[k] && !mpg_node_crosses(graph, node) && !mpg_node_mutates(node)) continue;
     s->late[k] = false;
     for (uint32_t i = 0; i < node->num_inputs; i++) {
       mpg_value input = mpg_node_inputs(graph, node)[i];
-      if (mpg_has_value(input) && s->position[input.node] != UINT32_MAX)
-        s->late[s->position[input.node]] = false;
+      if (mpg_has_value(input) && s->facts.position[input.node] != MPG_NO_POSITION)
+        s->late[s->facts.position[input.node]] = false;
     }
   }
 }
@@ -132,22 +132,20 @@ mpg_status mpg_graph_stages(const mpg_graph *graph, mpg_order *order, const mpg_
   mpg_device_id *devices = mpg_malloc((count + 1) * sizeof *devices);
   uint32_t num_devices = 0, *next = NULL, *device_of = mpg_malloc((count + 1) * sizeof *device_of);
   mpg_status status = MPG_OK;
-  s.position = mpg_malloc((graph->num_nodes + 1) * sizeof *s.position);
   s.depth = mpg_calloc(count + 1, sizeof *s.depth);
   s.late = mpg_calloc(count + 1, sizeof *s.late);
   s.floor = mpg_calloc(graph->num_values + 1, sizeof *s.floor);
   result.nodes = mpg_malloc((count + 1) * sizeof *result.nodes);
   result.segment_of = mpg_malloc((count + 1) * sizeof *result.segment_of);
-  if (!devices || !device_of || !s.position || !s.depth || !s.late || !s.floor || !result.nodes ||
+  if (!devices || !device_of || !s.depth || !s.late || !s.floor || !result.nodes ||
       !result.segment_of)
-    MPG_GOTO(mpg_out_of_host_memory(graph->num_nodes * sizeof *s.position));
+    MPG_GOTO(mpg_out_of_host_memory(count * sizeof *devices));
   for (size_t k = 0; k < count; k++)
     if (mpg_node_spans(&graph->nodes[order->nodes[k]]))
       MPG_GOTO(mpg_fail(MPG_NOT_IMPLEMENTED,
                         "a pipeline cannot hold collectives of transport='nccl': use "
                         "transport='local' (or 'auto', which does)"));
-  for (size_t n = 0; n < graph->num_nodes; n++) s.position[n] = UINT32_MAX;
-  for (size_t k = 0; k < count; k++) s.position[order->nodes[k]] = (uint32_t)k;
+  MPG_GOTO(mpg_analyse(graph, order, &s.facts));
   find_depths(&s);
   if (defer) find_late(&s, urgent, num_urgent);
   for (size_t k = 0; k < count; k++)
@@ -165,7 +163,7 @@ fail:
   mpg_free(devices);
   mpg_free(device_of);
   mpg_free(next);
-  mpg_free(s.position);
+  mpg_analysis_free(&s.facts);
   mpg_free(s.depth);
   mpg_free(s.late);
   mpg_free(s.floor);
