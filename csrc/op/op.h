@@ -270,6 +270,8 @@ bool mpg_op_input_optional(const mpg_op *op, int index);
 /* Whether a call reads the states that it writes only to update them, and no result depends on
  * them. */
 bool mpg_op_only_updates_states(const mpg_op *op, const void *params, bool train);
+/* Whether such a call gives those states new values; with momentum 1 they stay as they are. */
+bool mpg_op_changes_states(const mpg_op *op, const void *params, bool train);
 /* Whether a call puts its inputs behind each other along the first axis. */
 bool mpg_op_joins_rows(const mpg_op *op, const void *params);
 /* The shape of what a RANDOM op draws a number for each element of, by the shapes of its first

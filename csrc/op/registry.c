@@ -160,12 +160,6 @@ bool mpg_op_input_optional(const mpg_op *op, int index) {
   return s->optional_inputs >> signature_index(s, index) & 1;
 }
 
-bool mpg_op_only_updates_states(const mpg_op *op, const void *params, bool train) {
-  if (!train || !(op->flags & MPG_OP_STATISTICS)) return false;
-  int global = mpg_params_find(op->params, "use_global_stats");
-  return !*(const bool *)((const char *)params + op->params->params[global].offset);
-}
-
 bool mpg_op_input_left_out(const mpg_op *op, const void *params, int index) {
   int use = signatures[op->id].inputs[index].use;
   return use >= 0 && !*(const bool *)((const char *)params + op->params->params[use].offset);

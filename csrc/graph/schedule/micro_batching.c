@@ -82,17 +82,15 @@ static mpg_status along_time(walk *w, uint32_t number, mpg_batch *out, bool *don
   return MPG_OK;
 }
 
-/* A BatchNorm whose averages are updated outside has momentum 1. */
+/* Averages over the whole batch are updated outside of the graph. */
 static mpg_status check_statistics(const mpg_node *node) {
   const char *path = mpg_scope_text(node->scope);
-  if (!mpg_op_only_updates_states(node->op, node->params, node->train)) return MPG_OK;
-  const mpg_param_table *table = node->op->params;
-  size_t momentum = table->params[mpg_params_find(table, "momentum")].offset;
-  if (*(const double *)((const char *)node->params + momentum) == 1) return MPG_OK;
-  return mpg_fail(MPG_ERROR,
-                  "BatchNorm%s%s updates its moving averages for every micro-batch: "
-                  "statistics='batch' needs gluon.nn.BatchNorm, not the operator itself",
-                  *path ? " in block " : "", path);
+  if (!mpg_op_changes_states(node->op, node->params, node->train)) return MPG_OK;
+  return mpg_fail(
+      MPG_ERROR,
+      "%s%s%s updates its moving averages for every micro-batch: statistics='batch' "
+      "needs the layer of gluon.nn, which does so once a batch, not the operator itself",
+      node->op->name, *path ? " in block " : "", path);
 }
 
 static mpg_status visit(walk *w, uint32_t number) {

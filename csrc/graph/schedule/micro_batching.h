@@ -24,8 +24,8 @@ typedef struct mpg_batching_request {
   bool along_time;
   mpg_drawn *drawn; /* receives, per random call of the graph, where the rows lie in it; zeroed;
                        NULL: nobody asks */
-  bool whole_statistics; /* moving averages are updated outside, of the whole: no BatchNorm may
-                            update its own */
+  bool whole_statistics; /* moving averages are updated outside, of the whole: no op may change its
+                            states */
 } mpg_batching_request;
 
 /* Fails, naming the op and its block, or the result. */

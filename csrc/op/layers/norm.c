@@ -104,6 +104,19 @@ void mpg_gradient_batch_norm(mpg_gradient *g) {
   emit_backward(g, MPG_OP__backward_BatchNorm, &params);
 }
 
+bool mpg_op_only_updates_states(const mpg_op *op, const void *params, bool train) {
+  if (!train || !(op->flags & MPG_OP_STATISTICS)) return false;
+  return op->id == MPG_OP_BatchNorm
+             ? !((const mpg_batch_norm_params *)params)->use_global_stats
+             : !((const mpg_batch_norm_relu_params *)params)->use_global_stats;
+}
+
+bool mpg_op_changes_states(const mpg_op *op, const void *params, bool train) {
+  if (!mpg_op_only_updates_states(op, params, train)) return false;
+  return op->id == MPG_OP_BatchNorm ? ((const mpg_batch_norm_params *)params)->momentum != 1
+                                    : ((const mpg_batch_norm_relu_params *)params)->momentum != 1;
+}
+
 /* --- BatchNorm, addition and relu ------------------------------------------------------------- */
 int mpg_arity_batch_norm_relu(const mpg_op *op, const void *params, int given) {
   (void)op;
