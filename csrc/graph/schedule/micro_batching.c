@@ -84,13 +84,12 @@ static mpg_status along_time(walk *w, uint32_t number, mpg_batch *out, bool *don
 
 /* Averages over the whole batch are updated outside of the graph. */
 static mpg_status check_statistics(const mpg_node *node) {
-  const char *path = mpg_scope_text(node->scope);
   if (!mpg_op_changes_states(node->op, node->params, node->train)) return MPG_OK;
-  return mpg_fail(
-      MPG_ERROR,
-      "%s%s%s updates its moving averages for every micro-batch: statistics='batch' "
-      "needs the layer of gluon.nn, which does so once a batch, not the operator itself",
-      node->op->name, *path ? " in block " : "", path);
+  const char *path = mpg_scope_text(node->scope);
+  return mpg_fail(MPG_ERROR,
+                  "%s%s%s updates its moving averages for every micro-batch: statistics='batch' "
+                  "needs gluon.nn.%s, not the operator itself",
+                  node->op->name, *path ? " in block " : "", path, node->op->name);
 }
 
 static mpg_status visit(walk *w, uint32_t number) {
