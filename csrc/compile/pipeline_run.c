@@ -22,7 +22,7 @@ static void give_back(mpg_micro_batch *piece) {
 void mpg_pipeline_run_finish(mpg_pipeline_run *run) {
   run->finished = true;
   for (uint32_t k = 0; run->pieces && k < run->num_micro_batches; k++) give_back(&run->pieces[k]);
-  while (run->num_spares) mpg_storage_release(run->spares[--run->num_spares]);
+  while (run->spares.count) mpg_storage_release(run->spares.lanes[--run->spares.count].storage);
   for (uint32_t i = 0; run->inputs && i < run->num_inputs; i++) mpg_array_clear(&run->inputs[i]);
   for (uint32_t i = 0; run->outputs && i < run->num_outputs; i++)
     mpg_tensor_release(&run->outputs[i]);
@@ -43,7 +43,7 @@ static void free_run(mpg_pipeline_run *run) {
   mpg_free(run->carried_from);
   mpg_free(run->inputs);
   mpg_free(run->outputs);
-  mpg_free(run->spares);
+  mpg_free(run->spares.lanes);
   mpg_free(run->versions);
   mpg_free(run->missed);
   mpg_free(run);
@@ -244,13 +244,6 @@ static mpg_status bind_forward(mpg_pipeline_run *run) {
   return MPG_OK;
 }
 
-static void count_uses(mpg_micro_batch *piece, const mpg_program_set *set, int by) {
-  for (uint32_t s = 0; s < set->num_segments; s++)
-    for (uint32_t i = 0; i < set->segments[s].num_accesses; i++)
-      if (set->segments[s].accesses[i].base >= set->num_externals)
-        piece->uses[set->segments[s].accesses[i].base - set->num_externals] += (uint32_t)by;
-}
-
 static mpg_status prepare_piece(mpg_pipeline_run *run, uint32_t k,
                                 const mpg_pipeline_run_request *request) {
   mpg_micro_batch *piece = &run->pieces[k];
@@ -265,7 +258,7 @@ static mpg_status prepare_piece(mpg_pipeline_run *run, uint32_t k,
   piece->uses = mpg_calloc(piece->num_blocks + 1, sizeof *piece->uses);
   if (!piece->externals || !piece->blocks || !piece->uses)
     return mpg_out_of_host_memory(piece->num_blocks * sizeof *piece->blocks);
-  count_uses(piece, c->programs, 1);
+  mpg_count_block_uses(c->programs, piece->uses);
   run->recording |= c->recording;
   return MPG_OK;
 }
@@ -474,7 +467,7 @@ static mpg_status differentiate_piece(mpg_pipeline_run *run, uint32_t k, bool fi
   }
   MPG_GOTO(mpg_compiled_get_backward(c, arrives, summed, places, retain, train, &piece->backward));
   MPG_GOTO(grow_blocks(piece, piece->backward->plan.num_blocks));
-  count_uses(piece, piece->backward->programs, 1);
+  mpg_count_block_uses(piece->backward->programs, piece->uses);
   MPG_GOTO(begin_staged_call(run, piece, MPG_PHASE_BACKWARD));
 fail:
   mpg_free(arrives);
@@ -583,19 +576,10 @@ static void take_lanes(mpg_pipeline_run *run, mpg_micro_batch *piece, const mpg_
     if (segment->accesses[i].base < set->num_externals) continue;
     uint32_t block = segment->accesses[i].base - set->num_externals;
     const mpg_device *device = set->programs[set->block_devices[block]].device;
-    if (piece->blocks[block] || !set->block_lanes[block]) continue;
-    size_t oldest = run->num_spares, fitting = 0;
-    for (size_t k = run->num_spares; k-- > 0;) {
-      if (run->spares[k]->size != set->block_sizes[block] || run->spares[k]->device != device)
-        continue;
-      oldest = k;
-      fitting++;
-    }
-    if (fitting < 2)
-      continue; /* the latest is still being read: who pushes into it would wait for the reader */
-    piece->blocks[block] = run->spares[oldest];
-    memmove(run->spares + oldest, run->spares + oldest + 1,
-            (--run->num_spares - oldest) * sizeof *run->spares);
+    mpg_lane lane;
+    if (!piece->blocks[block] && set->block_lanes[block] &&
+        mpg_spare_lanes_take(&run->spares, device, set->block_sizes[block], &lane))
+      piece->blocks[block] = lane.storage;
   }
 }
 
@@ -608,9 +592,9 @@ static mpg_status drop_blocks(mpg_pipeline_run *run, mpg_micro_batch *piece,
     uint32_t block = segment->accesses[i].base - set->num_externals;
     if (--piece->uses[block] || keep || run->retain) continue;
     if (set->block_lanes[block]) {
-      MPG_TRY(mpg_grow((void **)&run->spares, &run->spares_capacity, run->num_spares + 1,
-                       sizeof *run->spares));
-      run->spares[run->num_spares++] = piece->blocks[block];
+      mpg_storage *storage = piece->blocks[block];
+      MPG_TRY(
+          mpg_spare_lanes_add(&run->spares, &(mpg_lane){storage->device, storage->size, storage}));
     } else {
       mpg_storage_release(piece->blocks[block]);
     }
@@ -629,6 +613,29 @@ static mpg_status name_item(mpg_status status, const mpg_program_set *set,
                          item->phase == MPG_PHASE_FORWARD ? "forward" : "backward", item->stage,
                          mpg_device_text(set->programs[segment->slot].device), item->piece,
                          scope ? ", in " : "", mpg_scope_text(scope));
+}
+
+mpg_status mpg_pipeline_run_peaks(const mpg_pipeline_run *run, const mpg_micro_batch_item *items,
+                                  size_t count, bool keep, size_t *peaks) {
+  bool queued[2] = {false, false}; /* by phase */
+  for (size_t i = 0; i < count; i++) queued[items[i].phase] = true;
+  const mpg_program_set **sets = mpg_calloc(2 * (size_t)run->num_micro_batches, sizeof *sets);
+  if (!sets) return mpg_out_of_host_memory(run->num_micro_batches * sizeof *sets);
+  for (uint32_t k = 0; k < run->num_micro_batches; k++) {
+    const mpg_micro_batch *piece = &run->pieces[k];
+    if (queued[MPG_PHASE_FORWARD]) sets[2 * k] = set_of(piece, MPG_PHASE_FORWARD);
+    if (queued[MPG_PHASE_BACKWARD] && piece->backward)
+      sets[2 * k + 1] = set_of(piece, MPG_PHASE_BACKWARD);
+  }
+  mpg_status status =
+      mpg_schedule_peaks(&(mpg_schedule_memory){.sets = sets,
+                                                .num_micro_batches = run->num_micro_batches,
+                                                .items = items,
+                                                .num_items = count,
+                                                .keep = keep},
+                         peaks);
+  mpg_free((void *)sets);
+  return status;
 }
 
 mpg_status mpg_pipeline_run_submit(mpg_pipeline_run *run, const mpg_micro_batch_item *items,

@@ -25,14 +25,9 @@
 #define MPG_COMPILE_PIPELINE_RUN_H
 
 #include "compile/compiled_call.h"
+#include "compile/pipeline_memory.h"
 
 typedef enum mpg_micro_batch_kind { MPG_SHARED, MPG_SPLIT, MPG_CARRIED } mpg_micro_batch_kind;
-
-typedef struct mpg_micro_batch_item { /* one segment of one piece, to be queued */
-  uint32_t piece, segment;
-  uint32_t stage; /* for errors and the profiler */
-  mpg_phase phase;
-} mpg_micro_batch_item;
 
 typedef struct mpg_micro_batch {
   mpg_compiled *compiled; /* owned reference */
@@ -53,9 +48,7 @@ typedef struct mpg_pipeline_run {
   uint32_t *carried_from;              /* per carried input: the output of the piece before */
   mpg_array *inputs;                   /* owned */
   mpg_tensor *outputs;                 /* owned references; whole arrays */
-  mpg_storage **spares; /* lanes that no queued piece needs any more, in the order in which they
-                           became free; owned references */
-  size_t num_spares, spares_capacity;
+  mpg_spare_lanes spares; /* lanes that no queued piece needs any more; owned references */
   mpg_random_key random;
   bool *missed;   /* per input: mpg_pipeline_run_train found that nothing leads to it; owned */
   bool trains;    /* mpg_pipeline_run_train has prepared a backward that is not queued yet */
@@ -108,6 +101,10 @@ mpg_status mpg_pipeline_run_differentiate(mpg_pipeline_run *pieces, mpg_array *c
 /* Queues items in that order; after mpg_pipeline_run_train, all of the backward's with one call. */
 mpg_status mpg_pipeline_run_submit(mpg_pipeline_run *pieces, const mpg_micro_batch_item *items,
                                    size_t count);
+/* The most bytes that the blocks of all pieces take on each device, by the device's ordinal, when
+ * items are queued in this order; keep: nothing is given back, as a backward is to come. */
+mpg_status mpg_pipeline_run_peaks(const mpg_pipeline_run *pieces, const mpg_micro_batch_item *items,
+                                  size_t count, bool keep, size_t *peaks);
 /* All is queued: memory and references go back (the times stay). */
 void mpg_pipeline_run_finish(mpg_pipeline_run *pieces);
 /* The same for the variables among the inputs, whose gradients go where autograd would put them. */

@@ -389,34 +389,66 @@ static PyObject *piece_run_outputs(PyObject *object, PyObject *unused) {
   return list;
 }
 
-static PyObject *piece_run_submit(PyObject *object, PyObject *items) {
-  mpg_pipeline_run *run = ((pipeline_run *)object)->run;
+/* The items in an array of 32-bit numbers, four for each; PyMem_Free. */
+static mpg_micro_batch_item *items_from(PyObject *object, size_t *count) {
   Py_buffer view;
-  if (PyObject_GetBuffer(items, &view, PyBUF_CONTIG_RO) < 0) return NULL;
-  PyObject *result = NULL;
+  if (PyObject_GetBuffer(object, &view, PyBUF_CONTIG_RO) < 0) return NULL;
   const uint32_t *numbers = view.buf;
-  size_t count = (size_t)view.len / (4 * sizeof *numbers);
-  mpg_micro_batch_item *list = PyMem_Malloc((count + 1) * sizeof *list);
-  if (list == NULL) {
-    PyErr_NoMemory();
-  } else if ((size_t)view.len != count * 4 * sizeof *numbers) {
-    PyErr_SetString(
-        PyExc_ValueError,
-        "PipelineRun.submit takes an array of (phase, piece, segment, stage) as 32-bit numbers");
-  } else {
-    mpg_status status = MPG_OK;
-    for (size_t i = 0; i < count; i++) {
-      const uint32_t *item = numbers + 4 * i;
-      if (item[0] > 1)
-        status = mpg_fail(MPG_VALUE_ERROR, "PipelineRun.submit: there is no phase %u", item[0]);
-      list[i] = (mpg_micro_batch_item){item[1], item[2], item[3],
-                                       item[0] ? MPG_PHASE_BACKWARD : MPG_PHASE_FORWARD};
-    }
-    if (status == MPG_OK) status = mpg_pipeline_run_submit(run, list, count);
-    result = status == MPG_OK ? Py_NewRef(Py_None) : mpg_py_raise(status);
+  *count = (size_t)view.len / (4 * sizeof *numbers);
+  mpg_micro_batch_item *items = PyMem_Malloc((*count + 1) * sizeof *items);
+  if (items == NULL) PyErr_NoMemory();
+  if ((size_t)view.len != *count * 4 * sizeof *numbers)
+    PyErr_SetString(PyExc_ValueError,
+                    "PipelineRun: items are an array of (phase, piece, segment, "
+                    "stage) as 32-bit numbers");
+  for (size_t i = 0; !PyErr_Occurred() && i < *count; i++) {
+    const uint32_t *item = numbers + 4 * i;
+    if (item[0] > 1)
+      PyErr_Format(PyExc_ValueError, "PipelineRun: there is no phase %u", (unsigned int)item[0]);
+    items[i] = (mpg_micro_batch_item){item[1], item[2], item[3],
+                                      item[0] ? MPG_PHASE_BACKWARD : MPG_PHASE_FORWARD};
   }
-  PyMem_Free(list);
   PyBuffer_Release(&view);
+  if (!PyErr_Occurred()) return items;
+  PyMem_Free(items);
+  return NULL;
+}
+
+static PyObject *piece_run_submit(PyObject *object, PyObject *items) {
+  size_t count;
+  mpg_micro_batch_item *list = items_from(items, &count);
+  if (list == NULL) return NULL;
+  mpg_status status = mpg_pipeline_run_submit(((pipeline_run *)object)->run, list, count);
+  PyMem_Free(list);
+  return status == MPG_OK ? Py_NewRef(Py_None) : mpg_py_raise(status);
+}
+
+static PyObject *piece_run_peaks(PyObject *object, PyObject *args) {
+  PyObject *items, *result = NULL;
+  int keep = 0;
+  size_t count;
+  if (!PyArg_ParseTuple(args, "O|p:peaks", &items, &keep)) return NULL;
+  mpg_micro_batch_item *list = items_from(items, &count);
+  if (list == NULL) return NULL;
+  int devices = mpg_device_count();
+  size_t *peaks = PyMem_Calloc((size_t)devices + 1, sizeof *peaks);
+  if (peaks == NULL) {
+    PyErr_NoMemory();
+  } else {
+    mpg_status status =
+        mpg_pipeline_run_peaks(((pipeline_run *)object)->run, list, count, keep, peaks);
+    result = status == MPG_OK ? PyDict_New() : mpg_py_raise(status);
+  }
+  for (int i = 0; result != NULL && i < devices; i++) {
+    if (peaks[i] == 0) continue;
+    PyObject *context = mpg_py_context(mpg_device_at(i)->id);
+    PyObject *bytes = context != NULL ? PyLong_FromSize_t(peaks[i]) : NULL;
+    if (bytes == NULL || PyDict_SetItem(result, context, bytes) < 0) Py_CLEAR(result);
+    Py_XDECREF(bytes);
+    Py_XDECREF(context);
+  }
+  PyMem_Free(peaks);
+  PyMem_Free(list);
   return result;
 }
 
@@ -578,6 +610,11 @@ static PyMethodDef piece_run_methods[] = {
      "submit(items)\n--\n\nQueues segments in that order; items: array('I') of phase (0 forward, "
      "1 backward), piece, segment, stage, ...\n"
      "A segment must come after those it waits for; MXNetError otherwise."},
+    {"peaks", piece_run_peaks, METH_VARARGS,
+     "peaks(items, keep=False)\n--\n\nThe most bytes that the memory of all pieces takes on each "
+     "device when items are queued in this order, by plan: a dict of Context to int, without "
+     "devices that take\n"
+     "none. keep: nothing is given back, as a backward is to come."},
     {"record", piece_run_record, METH_O,
      "record(driver)\n--\n\nPuts the run on the tape as one call and returns its results. "
      "backward calls driver(run), which submits the\n"

@@ -1,0 +1,134 @@
+/* The memory of micro-batches: spare lanes, and the peaks of a schedule. */
+#include "compile/pipeline_memory.h"
+
+#include <string.h>
+
+mpg_status mpg_spare_lanes_add(mpg_spare_lanes *spares, const mpg_lane *lane) {
+  MPG_TRY(mpg_grow((void **)&spares->lanes, &spares->capacity, spares->count + 1,
+                   sizeof *spares->lanes));
+  spares->lanes[spares->count++] = *lane;
+  return MPG_OK;
+}
+
+bool mpg_spare_lanes_take(mpg_spare_lanes *spares, const mpg_device *device, size_t size,
+                          mpg_lane *lane) {
+  size_t oldest = 0, fitting = 0;
+  for (size_t i = spares->count; i-- > 0;) {
+    if (spares->lanes[i].size != size || spares->lanes[i].device != device) continue;
+    oldest = i;
+    fitting++;
+  }
+  if (fitting < 2) return false;
+  *lane = spares->lanes[oldest];
+  memmove(spares->lanes + oldest, spares->lanes + oldest + 1,
+          (--spares->count - oldest) * sizeof *spares->lanes);
+  return true;
+}
+
+void mpg_count_block_uses(const mpg_program_set *set, uint32_t *uses) {
+  for (uint32_t s = 0; s < set->num_segments; s++)
+    for (uint32_t i = 0; i < set->segments[s].num_accesses; i++)
+      if (set->segments[s].accesses[i].base >= set->num_externals)
+        uses[set->segments[s].accesses[i].base - set->num_externals]++;
+}
+
+/* --- Peaks ------------------------------------------------------------------------------------ */
+
+typedef struct simulated_piece {
+  uint32_t *uses; /* per block: segments that are still to touch it */
+  bool *held;
+} simulated_piece;
+
+typedef struct simulation {
+  simulated_piece *pieces;
+  mpg_spare_lanes spares;
+  size_t *held; /* bytes on each device, by ordinal */
+} simulation;
+
+static const mpg_program_set *set_at(const mpg_schedule_memory *schedule, uint32_t piece,
+                                     int phase) {
+  return schedule->sets[2 * piece + (uint32_t)phase];
+}
+
+static mpg_status begin_simulation(const mpg_schedule_memory *schedule, simulation *state) {
+  state->pieces = mpg_calloc(schedule->num_micro_batches + 1, sizeof *state->pieces);
+  state->held = mpg_calloc((size_t)mpg_device_count() + 1, sizeof *state->held);
+  if (!state->pieces || !state->held)
+    return mpg_out_of_host_memory(schedule->num_micro_batches * sizeof *state->pieces);
+  for (uint32_t k = 0; k < schedule->num_micro_batches; k++) {
+    simulated_piece *piece = &state->pieces[k];
+    uint32_t count = 0;
+    for (int phase = 0; phase < 2; phase++) {
+      const mpg_program_set *set = set_at(schedule, k, phase);
+      if (set && set->num_blocks > count) count = set->num_blocks;
+    }
+    piece->uses = mpg_calloc((size_t)count + 1, sizeof *piece->uses);
+    piece->held = mpg_calloc((size_t)count + 1, sizeof *piece->held);
+    if (!piece->uses || !piece->held) return mpg_out_of_host_memory(count * sizeof *piece->uses);
+    for (int phase = 0; phase < 2; phase++)
+      if (set_at(schedule, k, phase)) mpg_count_block_uses(set_at(schedule, k, phase), piece->uses);
+  }
+  return MPG_OK;
+}
+
+static void end_simulation(const mpg_schedule_memory *schedule, simulation *state) {
+  for (uint32_t k = 0; state->pieces && k < schedule->num_micro_batches; k++) {
+    mpg_free(state->pieces[k].uses);
+    mpg_free(state->pieces[k].held);
+  }
+  mpg_free(state->pieces);
+  mpg_free(state->spares.lanes);
+  mpg_free(state->held);
+}
+
+static mpg_status simulate_segment(const mpg_program_set *set, const mpg_program_segment *segment,
+                                   bool keep, simulated_piece *piece, simulation *state,
+                                   size_t *peaks) {
+  mpg_lane lane = {0};
+  for (int back = 0; back < 2; back++) /* first all is taken, then given back */
+    for (uint32_t i = 0; i < segment->num_accesses; i++) {
+      if (segment->accesses[i].base < set->num_externals) continue;
+      uint32_t block = segment->accesses[i].base - set->num_externals;
+      const mpg_device *device = set->programs[set->block_devices[block]].device;
+      size_t *held = &state->held[device->ordinal], *peak = &peaks[device->ordinal];
+      size_t size = mpg_pool_block_size(set->block_sizes[block]);
+      if (!back) {
+        if (piece->held[block]) continue;
+        piece->held[block] = true;
+        if (set->block_lanes[block] &&
+            mpg_spare_lanes_take(&state->spares, device, set->block_sizes[block], &lane))
+          continue;
+        *held += size;
+        if (*held > *peak) *peak = *held;
+      } else {
+        if (--piece->uses[block] || keep) continue;
+        lane = (mpg_lane){device, set->block_sizes[block], NULL};
+        if (set->block_lanes[block])
+          MPG_TRY(mpg_spare_lanes_add(&state->spares, &lane));
+        else
+          *held -= size;
+      }
+    }
+  return MPG_OK;
+}
+
+mpg_status mpg_schedule_peaks(const mpg_schedule_memory *schedule, size_t *peaks) {
+  simulation state = {0};
+  mpg_status status = MPG_OK;
+  memset(peaks, 0, (size_t)mpg_device_count() * sizeof *peaks);
+  MPG_GOTO(begin_simulation(schedule, &state));
+  for (size_t i = 0; i < schedule->num_items; i++) {
+    const mpg_micro_batch_item *item = &schedule->items[i];
+    const mpg_program_set *set = item->piece < schedule->num_micro_batches
+                                     ? set_at(schedule, item->piece, (int)item->phase)
+                                     : NULL;
+    if (!set || item->segment >= set->num_segments)
+      MPG_GOTO(mpg_fail(MPG_VALUE_ERROR, "there is no segment %u of piece %u", item->segment,
+                        item->piece));
+    MPG_GOTO(simulate_segment(set, &set->segments[item->segment], schedule->keep,
+                              &state.pieces[item->piece], &state, peaks));
+  }
+fail:
+  end_simulation(schedule, &state);
+  return status;
+}

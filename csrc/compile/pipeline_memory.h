@@ -1,0 +1,50 @@
+/* The memory of micro-batches under way: which spare lanes they take, and what a schedule needs.
+ *
+ * A block is taken when the first segment that touches it is queued, and given back behind the
+ * last. A lane (an array that one device pushes to another) is kept then, as a spare one for other
+ * micro-batches. A pipeline run does so with memory, the peaks of a schedule are found with sizes
+ * alone. Threads: host lock.
+ */
+#ifndef MPG_COMPILE_PIPELINE_MEMORY_H
+#define MPG_COMPILE_PIPELINE_MEMORY_H
+
+#include "graph/program/program.h"
+
+typedef struct mpg_lane {
+  const mpg_device *device;
+  size_t size;
+  mpg_storage *storage; /* NULL where sizes alone are counted */
+} mpg_lane;
+
+typedef struct mpg_spare_lanes {
+  mpg_lane *lanes; /* in the order in which they became spare */
+  size_t count, capacity;
+} mpg_spare_lanes;
+
+mpg_status mpg_spare_lanes_add(mpg_spare_lanes *spares, const mpg_lane *lane);
+/* A spare lane of that device and size, the oldest. False where none may be taken: the latest is
+ * still being read, and who pushes into it would wait for the reader. */
+bool mpg_spare_lanes_take(mpg_spare_lanes *spares, const mpg_device *device, size_t size,
+                          mpg_lane *lane);
+
+/* Adds up, per block, the segments of the programs that touch it. */
+void mpg_count_block_uses(const mpg_program_set *set, uint32_t *uses);
+
+typedef struct mpg_micro_batch_item { /* one segment of one piece, to be queued */
+  uint32_t piece, segment;
+  uint32_t stage; /* for errors and the profiler */
+  mpg_phase phase;
+} mpg_micro_batch_item;
+
+typedef struct mpg_schedule_memory {
+  const mpg_program_set *const *sets; /* per piece: of its forward, of its backward phase; NULL: is
+                                         not queued */
+  uint32_t num_micro_batches;
+  const mpg_micro_batch_item *items; /* in the order in which they are queued */
+  size_t num_items;
+  bool keep; /* nothing is given back: a backward is to come */
+} mpg_schedule_memory;
+/* The most bytes that the blocks take on each device, by the device's ordinal. */
+mpg_status mpg_schedule_peaks(const mpg_schedule_memory *schedule, size_t *peaks);
+
+#endif
