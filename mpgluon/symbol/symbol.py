@@ -310,7 +310,7 @@ class Symbol:
         shared_exec : Executor, optional
             Accepted as in MXNet; memory comes from pools that all executors share.
         """
-        from ..executor import bind
+        from ._bind import bind
 
         return bind(self, ctx, args, args_grad, grad_req, aux_states, group2ctx, shared_exec)
 
@@ -331,7 +331,7 @@ class Symbol:
         shared_buffer : dict of str to NDArray, optional
             Arrays to take for arguments of these names if they are large enough; new ones are put in.
         """
-        from ..executor import simple_bind
+        from ._bind import simple_bind
 
         return simple_bind(self, ctx, grad_req, type_dict, stype_dict, group2ctx, shared_arg_names, shared_exec, shared_buffer, kwargs)
 
