@@ -8,7 +8,7 @@ call, and a limit of that much is enough.
 
 from ... import random
 from ...context import memory_stats
-from . import layer_profile
+from . import layer_measurement
 from .layer_profile import key_of
 from .search import Search
 
@@ -52,7 +52,7 @@ class MemoryMeter:
         from .._pipeline.train_step import TrainStep, first_of
 
         if self._copy is None:
-            self._copy = layer_profile.detached_copy(self._net)
+            self._copy = layer_measurement.detached_copy(self._net)
         self._copy.place(self._plan_of(candidate))
         pipeline = Pipeline(candidate.micro_batches, candidate.schedule, check=False)  # whoever runs it gets told; here it would be traced again on the whole batch
         with random.calls_at(random.get_state()):

@@ -12,7 +12,7 @@ from ...ndarray import NDArray
 from .._pipeline.report import Report, draw_spans, new_figure
 from .._tensor_parallel.splitting import walk
 from ..schedules import SCHEDULES, named
-from . import layer_profile
+from . import layer_measurement, layer_profile
 from .memory_measurement import MemoryMeter, best_within
 from .search import Search
 from .trial_runs import improve
@@ -98,7 +98,7 @@ def plan(
         ]
         if uninitialized:
             raise MXNetError(f"plan: parameter '{uninitialized[0]}' is not initialized; call net.initialize() before")
-        profile = layer_profile.measure(net, sample, devices, counts, loss, labels, optimizer, optimizer_params, repeats, progress)
+        profile = layer_measurement.measure(net, sample, devices, counts, loss, labels, optimizer, optimizer_params, repeats, progress)
         meter = _meter(profile, plan_of, net, sample, labels, loss)
         return plan_of(
             improve(

@@ -13,7 +13,7 @@ from ... import ndarray as nd
 from ... import random
 from ...context import memory_stats
 from .._pipeline.pipeline import Expected
-from . import layer_profile
+from . import layer_measurement
 from .layer_profile import Trial, key_of
 from .memory_measurement import best_within
 from .search import Search
@@ -46,7 +46,7 @@ def improve(
 
     ``plan_of``: makes a `Plan` of a candidate. ``meter``: a `memory_measurement.MemoryMeter`, or None.
     """
-    corrected, tried, trials, bar = set(), [], [], layer_profile.Progress("trials ", count + 1, progress and count > 0)
+    corrected, tried, trials, bar = set(), [], [], layer_measurement.Progress("trials ", count + 1, progress and count > 0)
     begin = time.perf_counter()
     with random.calls_at(random.get_state()):
         while len(tried) < count:
@@ -137,7 +137,7 @@ class _Trial:
         from .._pipeline.train_step import TrainStep, first_of
 
         self.candidate, self.devices = plan.candidate, plan.devices
-        own = layer_profile.detached_copy(net)
+        own = layer_measurement.detached_copy(net)
         own.place(plan)
         if not isinstance(optimizer, str):  # with counts of its own
             optimizer = copy.copy(optimizer)

@@ -1,0 +1,324 @@
+"""`HybridBlock`: a block that can be compiled."""
+
+import sys
+import warnings
+
+import numpy as np
+
+from .. import _core
+from .. import ndarray as nd
+from .._device_groups import check as check_groups
+from ..base import MXNetError, MXNetTypeError
+from ..context import current_context
+from . import _grouped, _recompute, _tracing
+from ._block_path import block_path
+from ._compiled import CompiledCall
+from ._nested import first_context
+from .block import Block
+from .parameter import DeferredInitializationError
+from .utils import brief, shape_is_known
+
+
+class HybridBlock(Block):
+    """A block that can be compiled; it defines ``hybrid_forward(F, x, ..., **params)``.
+
+    ``F`` is `mx.nd`; the block's own parameters are passed as keyword arguments: the copies on the device of the first input,
+    or the only copy. The computation may span devices: ``x.as_in_context(ctx)`` moves an array, and children compute where
+    their parameters live::
+
+        class Model(gluon.HybridBlock):
+            def __init__(self, ctx2, **kwargs):
+                super().__init__(**kwargs)
+                self.ctx2 = ctx2
+                with self.name_scope():
+                    self.hidden = nn.Dense(20)
+                    self.output = nn.Dense(10)
+
+            def hybrid_forward(self, F, x):
+                x = F.relu(self.hidden(x))
+                return self.output(x.as_in_context(self.ctx2))
+
+    While it is traced, arrays have a shape, dtype and context but no values. It may define `forward` instead of
+    `hybrid_forward`, and then gets its parameters with ``self.weight.data(ctx)``.
+    """
+
+    def __init__(self, prefix=None, params=None):
+        super().__init__(prefix=prefix, params=params)
+        self._active = False
+        self._flags = {}
+        self._compiled_call = None
+
+    def __setattr__(self, name, value):
+        super().__setattr__(name, value)
+        if isinstance(value, HybridBlock):
+            self._clear_compiled()
+
+    def register_child(self, block, name=None):
+        """Adds a child, which must be a HybridBlock too."""
+        if not isinstance(block, HybridBlock):
+            raise ValueError(
+                f"Children of HybridBlock must also be HybridBlock, but {block} has type {type(block)}. If you are using "
+                "Sequential, please try HybridSequential instead."
+            )
+        super().register_child(block, name)
+        self._clear_compiled()
+
+    def hybridize(self, active=True, **flags):
+        """Turns compilation of this block and its descendants on or off.
+
+        A hybridized block does what it does eagerly. Arrays that it uses besides its arguments and
+        parameters are read in every call, and found again where the block, its class, its
+        functions' variables, or lists, dicts and objects there keep them; their values can't be
+        read (``asscalar``) while it is traced. Everything else, such as numbers in attributes, is
+        what it was when the block was traced.
+
+        Parameters
+        ----------
+        active : bool, default True
+        exact : bool, default False
+            Leave out the rewrites that change bits: results are bitwise those of eager execution.
+        pipeline : mpgluon.parallel.Pipeline, optional
+            Divide every batch into micro-batches, which are under way on the block's devices at the same time.
+        recompute : bool, str, int or dict, default False
+            What backward computes again instead of keeping it from the forward pass; results are the same, bit for bit.
+            True: of this block only what comes in is kept, also where it is part of a hybridized block. A number of bytes
+            (or text, as '64MB'), or a dict from contexts to these: the compiler computes again what it takes to stay
+            within that much planned memory on each device (`compiled` shows it), or fails and names the bytes needed.
+        group2ctx : dict of str to Context, optional
+            As for `initialize`; parameters stay where they are.
+        static_alloc, static_shape, inline_limit, forward_bulk_size, backward_bulk_size
+            Accepted as in MXNet. Memory is always planned ahead and reused.
+        """
+        groups = flags.pop("group2ctx", None)
+        if groups is not None:
+            self._group2ctx = check_groups(groups)
+        unknown = set(flags) - _FLAGS
+        if unknown:
+            raise MXNetError(f"hybridize: unknown option {brief(sorted(unknown))}; there are {brief(sorted([*_FLAGS, 'group2ctx']), 20)}")
+        pipeline = flags.pop("pipeline", None)
+        if pipeline is not None:
+            from ..parallel import Pipeline
+
+            if not isinstance(pipeline, Pipeline):
+                raise MXNetTypeError(f"hybridize: pipeline must be an mx.parallel.Pipeline, such as Pipeline(micro_batches=4), not {pipeline!r}")
+        if not isinstance(flags.get("exact", False), (bool, int, np.bool_)):
+            raise MXNetTypeError(f"hybridize: exact must be True or False, not {flags['exact']!r}")
+        _check_backend("hybridize", flags.get("backend"))
+        _recompute.limits(flags.get("recompute"))
+        if "recompute" in flags or "recompute" in self._flags:
+            _recompute.changes += 1
+        self._active = bool(active)
+        self._flags = dict(flags)
+        if pipeline is not None:
+            self._flags["pipeline"] = pipeline  # this block is the pipeline, and not its children
+        self._clear_compiled()
+        if active and (self._forward_hooks or self._forward_pre_hooks):
+            warnings.warn(
+                f"'{self.name}' is being hybridized while it has forward hooks: those of its children run only when it is traced.",
+                stacklevel=2,
+            )
+        super().hybridize(active, **flags)
+
+    def __getstate__(self):
+        return {**self.__dict__, "_compiled_call": None}  # a copy compiles anew
+
+    def _clear_compiled(self):
+        if self.__dict__.get("_compiled_call") is not None:
+            self._compiled_call = None
+
+    def cast(self, dtype):
+        self._clear_compiled()
+        super().cast(dtype)
+
+    def infer_shape(self, *args):
+        """Finds the unknown shapes of parameters from inputs (arrays), without computing anything."""
+        CompiledCall(self, {}).discover(args)
+
+    def _run(self, *args):
+        if self._active and _tracing.current() is None and not is_symbolic(args):
+            return (self._compiled_call or self._new_call())(args)
+        if self._active and self._flags.get("recompute") is True and _core.begin_region():
+            try:
+                return self.forward(*args)
+            finally:
+                _core.end_region()
+        return self.forward(*args)
+
+    def _new_call(self):
+        kind = CompiledCall
+        if "pipeline" in self._flags:
+            from ..parallel._pipeline.pipeline import PipelinedCall as kind
+        call = self._compiled_call = kind(self, self._flags)
+        return call
+
+    def forward(self, x, *args):
+        """Calls `hybrid_forward` with the parameters, or the compiled programs when the block is hybridized.
+
+        Of Symbols the result is a Symbol: ``F`` is `mx.sym` then, and the parameters are variables.
+        """
+        if is_symbolic((x, *args)):
+            if _holds((x, *args), nd.NDArray):
+                raise ValueError(f"{block_path() or type(self).__name__}: the inputs are NDArrays or Symbols, not some of either")
+            return self._forward_symbols(x, *args)
+        if self._active and _tracing.current() is None:
+            return (self._compiled_call or self._new_call())((x, *args))
+        ctx = x.context if isinstance(x, nd.NDArray) else first_context((x, *args))
+        if ctx is None and x is None and not any(arg is not None for arg in args):
+            raise ValueError(f"{block_path() or type(self).__name__}: the inputs hold no NDArray and no Symbol, all are None")
+        if ctx is not None and ctx != current_context():
+            with ctx:  # arrays that are made without saying where belong beside the input
+                return self._forward_arrays(ctx, x, *args)
+        return self._forward_arrays(ctx, x, *args)
+
+    def _forward_arrays(self, ctx, x, *args):
+        if not self._reg_params:
+            return self.hybrid_forward(nd, x, *args)
+        if ctx is None:
+            raise ValueError(
+                f"{block_path() or type(self).__name__}: the inputs of a HybridBlock with parameters must hold an NDArray; got "
+                f"{brief((type(arg).__name__ for arg in (x, *args)))}; nd.array(x) makes one of numbers"
+            )
+        arrays = {}
+        strays = unknown = None
+        tracing = _tracing.current()
+        for name, param in self._reg_params.items():
+            data = param.arrays
+            if data is None:
+                if not param.deferred_init:
+                    raise param.missing_error()
+                if not shape_is_known(param._shape):
+                    device, stray = self._place(param, ctx)
+                    arrays[name] = unknown = _tracing.Unknown(param, _resolver(param, device), block_path)
+                    strays = strays or stray
+                    continue
+                if tracing is None:
+                    param.finish_deferred_init()
+                    data = param.arrays
+            if tracing is None:
+                array = data.get(ctx)
+                if array is not None:
+                    arrays[name] = array
+                    continue
+            device, stray = self._place(param, ctx)
+            strays = strays or stray
+            arrays[name] = (
+                param.arrays[device] if tracing is None else tracing.parameter(param, device)
+            )
+        ops = nd if unknown is None else _tracing.InferringOps()
+        try:
+            return self.hybrid_forward(ops, x, *args, **arrays)
+        except MXNetError as error:
+            if strays is None or isinstance(error, MemoryError) or getattr(error, "block_path", None) is not None:
+                raise
+            raise self._misplaced(strays, ctx, error) from error
+        except TypeError as error:
+            if unknown is None or "Unknown" not in str(error):
+                raise
+            raise DeferredInitializationError(
+                f"{block_path()}: the shape {unknown._param.shape} of parameter '{unknown._param.name}' is not known yet; it is found "
+                "when the parameter is first used as an input of an operator called through F"
+            ) from error
+
+    def _forward_symbols(self, *args):
+        from .. import symbol
+
+        with self.name_scope():
+            return self.hybrid_forward(symbol, *args, **{name: param.var() for name, param in self._reg_params.items()})
+
+    def _place(self, param, ctx):
+        """The device of the copy to use with inputs on `ctx`, and the parameter if that is another one."""
+        contexts = param.list_ctx()
+        if ctx in contexts or _grouped.settled(param, ctx):
+            return ctx, None
+        if len(contexts) == 1:
+            # hybrid_forward may be about to move something there. If it isn't, the operator complains.
+            return contexts[0], param
+        near = _grouped.near(contexts)
+        if near is not None:
+            return near, None
+        raise self._misplaced(param, ctx)
+
+    def _misplaced(self, param, ctx, error=None):
+        contexts = param.list_ctx()
+        where = contexts[0] if len(contexts) == 1 else contexts
+        text = (
+            f"{block_path() or type(self).__name__}: parameter '{param.name}' lives on {where}, but the input is on {ctx}. Move the "
+            f"input with x.as_in_context(mx.{contexts[0]}), or initialize the block with ctx=mx.{ctx}"
+        )
+        return MXNetError(text if error is None else f"{text}. ({error})")
+
+    def hybrid_forward(self, F, x, *args, **kwargs):
+        """The computation, with operators taken from `F`; to be defined by the subclass."""
+        raise NotImplementedError(f"{type(self).__name__} does not define hybrid_forward")
+
+    def export(self, path, epoch=0, remove_amp_cast=True):
+        """Writes the block for `SymbolBlock.imports`, and for MXNet: ``path-symbol.json`` and ``path-0000.params``.
+
+        The block must have been hybridized and called. An only input is named ``data``, several are ``data0``, ``data1``, ...
+
+        Parameters
+        ----------
+        path : str
+        epoch : int, default 0
+            The number in the name of the second file.
+        remove_amp_cast : bool, default True
+
+        Returns
+        -------
+        (str, str)
+            The names of the files.
+        """
+        from ._symbol_block import export_block
+
+        return export_block(self, path, epoch, remove_amp_cast)
+
+    def _export_as(self, structure):
+        """How the exported block is called, given the structure of the arguments of a call; and
+        whether it gives the first output only."""
+        return structure, False
+
+    def optimize_for(self, x, *args, backend=None, clear=False, **kwargs):
+        """Hybridizes the block, with the options of `hybridize`, and calls it on the inputs.
+
+        There is one compiler and no other backend: `backend` is None, or the call is an MXNetError.
+        """
+        _check_backend("optimize_for", backend)
+        self.hybridize(True, **kwargs)
+        return self(x, *args)
+
+
+def _check_backend(what, backend):
+    if backend is not None:
+        raise MXNetError(f"{what}: there is no backend {backend!r}, nor any other but the compiler itself; leave backend out")
+
+
+def is_symbolic(args):
+    """Whether a block is called on Symbols; the package of symbols is not loaded before somebody makes one."""
+    if len(args) == 1 and isinstance(args[0], nd.NDArray):
+        return False
+    package = sys.modules.get("mpgluon.symbol.symbol")
+    return package is not None and _holds(args, package.Symbol)
+
+
+def _holds(value, kind):
+    if isinstance(value, (list, tuple)):
+        return any(_holds(item, kind) for item in value)
+    return isinstance(value, kind)
+
+
+_FLAGS = frozenset(
+    ["exact", "pipeline", "recompute", "static_alloc", "static_shape", "inline_limit", "forward_bulk_size", "backward_bulk_size", "backend"]
+)
+
+
+def _resolver(param, device):
+    """What gives the array of a parameter once its shape is found."""
+
+    def resolve():
+        tracing = _tracing.current()
+        if tracing is not None:
+            return tracing.parameter(param, device)
+        param.finish_deferred_init()
+        return param.arrays[device]
+
+    return resolve

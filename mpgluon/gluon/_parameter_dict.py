@@ -1,0 +1,232 @@
+"""`ParameterDict`: parameters by name."""
+
+import numpy as np
+
+from .. import initializer
+from .. import ndarray as nd
+from .parameter import Constant, Parameter, load_values, match_attributes
+from .utils import brief, indent
+
+
+class ParameterDict:
+    """Parameters by name.
+
+    Parameters
+    ----------
+    prefix : str, default ''
+        Goes in front of the names of the parameters that `get` makes.
+    shared : ParameterDict, optional
+        Where `get` looks before it makes a parameter.
+    """
+
+    def __init__(self, prefix="", shared=None):
+        self._prefix = prefix
+        self._params = {}
+        self._shared = shared
+
+    def __repr__(self):
+        name = self._prefix + " " if self._prefix else ""
+        content = "\n".join(indent(f"  {param!r}", 2) for param in self.values())
+        return f"{name}(\n{content}\n)"
+
+    def __getitem__(self, name):
+        return self._params[name]
+
+    def __iter__(self):
+        return iter(self._params)
+
+    def __len__(self):
+        return len(self._params)
+
+    def __contains__(self, name):
+        return name in self._params
+
+    def items(self):
+        """(name, Parameter) pairs, in the order in which they were made; a view as of dict."""
+        return self._params.items()
+
+    def keys(self):
+        """The names, in the order in which they were made; a view as of dict."""
+        return self._params.keys()
+
+    def values(self):
+        """The parameters, in the order in which they were made; a view as of dict."""
+        return self._params.values()
+
+    @property
+    def prefix(self):
+        """What goes in front of the names of the parameters that `get` makes."""
+        return self._prefix
+
+    def _find(self, name):
+        param = self._params.get(name)
+        if param is None and self._shared is not None:
+            param = self._shared._find(name)
+            if param is not None:
+                self._params[name] = param
+        return param
+
+    def get(self, name, **kwargs):
+        """The parameter called ``prefix + name``: this dict's, the shared dict's, or a new ``Parameter(prefix + name, **kwargs)``.
+
+        Of one that exists the keyword arguments must agree with what it has; sizes of its shape that are not known yet are
+        filled in.
+        """
+        name = self._prefix + name
+        param = self._find(name)
+        if param is None:
+            param = self._params[name] = Parameter(name, **kwargs)
+            return param
+        match_attributes(param, kwargs)
+        return param
+
+    def get_constant(self, name, value=None):
+        """The constant called ``prefix + name``; made from `value` where it does not exist yet."""
+        name = self._prefix + name
+        param = self._find(name)
+        if param is None:
+            if value is None:
+                raise KeyError(f"No constant named '{name}'. Give a value to make a new one.")
+            param = self._params[name] = Constant(name, value)
+        elif value is not None:
+            if not isinstance(param, Constant):
+                raise AssertionError(f"Parameter '{name}' already exists but it is not a constant.")
+            value = value.asnumpy() if isinstance(value, nd.NDArray) else np.asarray(value)
+            if param.shape != value.shape or not (param.value.asnumpy() == value).all():
+                raise AssertionError(f"Constant '{name}' already exists but its value is another one.")
+        return param
+
+    def update(self, other):
+        """Takes in all parameters of `other`; one of the same name must be the same parameter."""
+        for name, param in other.items():
+            if self._params.get(name, param) is not param:
+                raise AssertionError(
+                    f"Cannot update self with other because they have different Parameters with the same name '{name}'"
+                )
+        self._params.update(other.items())
+
+    def initialize(self, init=None, ctx=None, verbose=False, force_reinit=False):
+        """Initializes all parameters.
+
+        Parameters
+        ----------
+        init : Initializer, default ``Uniform()``
+            For the parameters that have none of their own.
+        ctx : Context or list of Context, default the current context
+        verbose : bool, default False
+            Whether the initializer reports what it does.
+        force_reinit : bool, default False
+        """
+        init = initializer.Uniform() if init is None else initializer.create(init)
+        if verbose:
+            init.set_verbosity(verbose=verbose)
+        for param in self.values():
+            param.initialize(None, ctx, init, force_reinit=force_reinit)
+
+    def zero_grad(self):
+        """Sets all gradients to zero."""
+        for param in self.values():
+            param.zero_grad()
+
+    def reset_ctx(self, ctx):
+        """Moves all parameters to `ctx`, a Context or list of Context."""
+        for param in self.values():
+            param.reset_ctx(ctx)
+
+    def list_ctx(self):
+        """The devices that parameters are on, in the order in which they first come up."""
+        return list(dict.fromkeys(ctx for param in self.values() for ctx in param.list_ctx()))
+
+    def setattr(self, name, value):
+        """Sets an attribute of all parameters, as in ``params.setattr('grad_req', 'null')``."""
+        for param in self.values():
+            setattr(param, name, value)
+
+    def save(self, filename, strip_prefix=""):
+        """Writes all values to a ``.params`` file under the parameters' names, less `strip_prefix`."""
+        arrays = {}
+        for param in self.values():
+            if not param.name.startswith(strip_prefix):
+                raise ValueError(
+                    f"Prefix '{strip_prefix}' is to be stripped before saving, but the name of Parameter '{param.name}' does not "
+                    "start with it. The block may share parameters of other blocks, or make children outside name_scope()"
+                )
+            arrays[param.name[len(strip_prefix) :]] = param.reduced()
+        nd.save(filename, arrays)
+
+    def load(
+        self,
+        filename,
+        ctx=None,
+        allow_missing=False,
+        ignore_extra=False,
+        restore_prefix="",
+        cast_dtype=False,
+        dtype_source="current",
+    ):
+        """Reads values from a ``.params`` file; see `load_dict`."""
+        self.load_dict(nd.load(filename), ctx, allow_missing, ignore_extra, restore_prefix, filename, cast_dtype, dtype_source)
+
+    def load_dict(
+        self,
+        param_dict,
+        ctx=None,
+        allow_missing=False,
+        ignore_extra=False,
+        restore_prefix="",
+        filename=None,
+        cast_dtype=False,
+        dtype_source="current",
+    ):
+        """Takes over values from a dict of arrays by name.
+
+        Parameters
+        ----------
+        param_dict : dict of str to NDArray
+            ``arg:`` and ``aux:`` in front of names are dropped.
+        ctx : Context or list of Context, optional
+            Where to put parameters that aren't initialized yet.
+        allow_missing : bool, default False
+            Whether parameters that are not in the dict keep what they have.
+        ignore_extra : bool, default False
+            Whether arrays that belong to no parameter are passed over.
+        restore_prefix : str, default ''
+            Goes in front of the dict's names.
+        cast_dtype : bool, default False
+            Whether dtypes may differ; `dtype_source` ('current' or 'saved') then says which one stays.
+        """
+        source = f"file '{filename}'" if filename else "param_dict"
+        for name in self.keys():
+            if not name.startswith(restore_prefix):
+                raise AssertionError(f"restore_prefix is '{restore_prefix}' but the Parameter name '{name}' does not start with it")
+        if not isinstance(param_dict, dict) and not param_dict:
+            param_dict = {}  # a file of no arrays
+        if not isinstance(param_dict, dict):
+            raise ValueError(f"{source} holds arrays without names, so they belong to no parameters")
+        arrays = {
+            restore_prefix + (name[4:] if name.startswith(("arg:", "aux:")) else name): array for name, array in param_dict.items()
+        }
+        check_names(self._params, arrays, source, allow_missing, ignore_extra, len(restore_prefix))
+        load_values(
+            [(name[len(restore_prefix) :], self._params[name], array) for name, array in arrays.items() if name in self._params],
+            source, ctx, cast_dtype, dtype_source,
+        )  # fmt: skip
+
+
+def check_names(params, arrays, source, allow_missing, ignore_extra, skip=0, extra=AssertionError):
+    """Raises when arrays are missing for parameters, or (`extra`) belong to none, before any of
+    them is touched."""
+    if not allow_missing:
+        for name in params:
+            if name not in arrays:
+                raise AssertionError(
+                    f"Parameter '{name[skip:]}' is missing in {source}, which contains parameters: {brief(arrays)}. "
+                    "Set allow_missing=True to ignore missing parameters."
+                )
+    if not ignore_extra:
+        for name in arrays:
+            if name not in params:
+                raise extra(
+                    f"Parameter '{name[skip:]}' loaded from {source} is not present in the Block's ParameterDict, which contains parameters: "
+                    f"{brief(params)}. Set ignore_extra=True to ignore."
+                )
