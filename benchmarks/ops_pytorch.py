@@ -2,7 +2,8 @@
 
 import sys
 
-from ops_cases import CASES, SPAN, draw
+from ops_case import SPAN, draw
+from ops_cases import CASES
 from serve import serve
 
 try:

@@ -131,7 +131,8 @@ def test_single_ops_compute_the_same_in_both_libraries():
     torch = pytest.importorskip("torch")
     import ops_mpgluon
     import ops_pytorch
-    from ops_cases import CASES, draw
+    from ops_case import draw
+    from ops_cases import CASES
 
     tolerances = {"float64": 1e-9, "float16": 2e-2, "bfloat16": 5e-2}
     with torch.no_grad():
