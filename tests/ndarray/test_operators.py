@@ -1,0 +1,156 @@
+"""Operators of arrays, and functions of arrays and numbers."""
+
+import operator
+
+import numpy as np
+import pytest
+
+import mpgluon as mx
+from mpgluon import nd
+
+OPERATORS = [operator.add, operator.sub, operator.mul, operator.truediv, operator.mod, operator.pow]
+COMPARISONS = [operator.eq, operator.ne, operator.gt, operator.ge, operator.lt, operator.le]
+
+
+@pytest.mark.parametrize("op", OPERATORS + COMPARISONS, ids=lambda op: op.__name__)
+def test_operators(op):
+    a = np.array([[1, 2, 3], [4, 5, 6]], "float32")
+    b = np.array([[2, 2, 1]], "float32")
+    x, y = nd.array(a), nd.array(b)
+
+    def same(result, expected):
+        assert isinstance(result, nd.NDArray) and result.dtype == np.float32
+        np.testing.assert_allclose(result.asnumpy(), expected.astype("float32"), rtol=1e-6)
+
+    same(op(x, y), op(a, b))
+    same(op(y, x), op(b, a))
+    for number in (2, 2.0, True, np.float32(2), np.float64(2), np.int64(2), np.int32(2)):
+        same(op(x, number), op(a, np.float32(number)))
+        same(op(number, x), op(np.float32(number), a))
+    for other in (b, b.astype("float64")):
+        same(op(x, other), op(a, b))
+        same(op(other, x), op(b, a))
+
+
+@pytest.mark.parametrize("name", ["add", "subtract", "multiply", "divide", "modulo", "power", "maximum", "minimum", "equal", "not_equal", "greater", "greater_equal",
+                                  "lesser", "lesser_equal", "logical_and", "logical_or", "logical_xor"])  # fmt: skip
+def test_operator_functions(name):
+    function = getattr(nd, name)
+    reference = {"lesser": np.less, "lesser_equal": np.less_equal, "modulo": np.mod}.get(name) or getattr(np, name)
+    a, b = np.array([[1.0], [2], [0]], "float32"), np.array([1, 2, 3], "float32")
+    for left, right in ((a, b), (a, 2.0), (3, b)):
+        result = function(nd.array(left) if isinstance(left, np.ndarray) else left, nd.array(right) if isinstance(right, np.ndarray) else right)
+        np.testing.assert_allclose(result.asnumpy(), reference(left, right).astype("float32"))
+    assert function(3, 2) == reference(3, 2)
+    for wrong in ("a", None, [1]):
+        with pytest.raises(TypeError):
+            function(nd.ones(2), wrong)
+
+
+@pytest.mark.parametrize("op", [operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.imod], ids=lambda op: op.__name__)
+def test_in_place(op):
+    a = np.array([[1, 2, 3], [4, 5, 6]], "float32")
+    for other in (np.array([2, 3, 4], "float32"), 2, np.float32(3)):
+        x = alias = nd.array(a)
+        expected = op(a.copy(), other)
+        x = op(x, nd.array(other) if isinstance(other, np.ndarray) else other)
+        assert x is alias
+        np.testing.assert_allclose(x.asnumpy(), expected, rtol=1e-6)
+    x = nd.array(a)
+    row = x[1]
+    row *= 10
+    np.testing.assert_array_equal(x.asnumpy(), [[1, 2, 3], [40, 50, 60]])
+    with pytest.raises(mx.MXNetError):
+        row += nd.ones((3, 3))
+
+
+def test_unary_and_unsupported():
+    x = nd.array([-1, 2])
+    assert (-x).asnumpy().tolist() == [1, -2] and abs(x).asnumpy().tolist() == [1, 2] and (+x) is x
+    for op in OPERATORS:
+        for wrong in ("a", None, [1, 2], {}):
+            with pytest.raises(TypeError):
+                op(x, wrong)
+            if not (op is operator.mod and isinstance(wrong, str)):  # that formats
+                with pytest.raises(TypeError):
+                    op(wrong, x)
+    assert (x == None) is False and (x != "a") is True  # noqa: E711
+    assert (nd.ones((2, 3)) @ nd.ones((3, 4))).shape == (2, 4)
+
+
+def test_integer_arrays_keep_their_dtype():
+    x = nd.array([5, 7], dtype="int32")
+    assert (x + 2).dtype == np.int32 and (x + 2).asnumpy().tolist() == [7, 9]
+    assert (x + np.array([1, 2])).dtype == np.int32
+    assert (x == 5).dtype == np.int32
+
+
+def test_scalars():
+    one = nd.array([2.5])
+    assert one.asscalar() == np.float32(2.5) and isinstance(one.asscalar(), np.float32)
+    assert one.item() == 2.5 and isinstance(one.item(), float)
+    assert float(one) == 2.5 and int(one) == 2 and bool(one)
+    assert not nd.array([0]) and not nd.zeros((0,))
+    assert [1, 2, 3][nd.array([1], dtype="int32")] == 2
+    with pytest.raises(TypeError):
+        [1, 2][one]
+    for what in (bool, lambda x: x.asscalar(), lambda x: x.item()):
+        with pytest.raises(ValueError):
+            what(nd.ones(2))
+    for what in (float, int, range):
+        with pytest.raises(TypeError):
+            what(nd.ones(2))
+    assert nd.arange(6).reshape((2, 3)).item(1, 2) == 5
+    with pytest.raises(TypeError):
+        len(nd.array(1))
+
+
+def test_truth_values_are_int64_with_numbers():
+    b = nd.array([1, 0], dtype="bool")
+    for result, expected in (
+        (b + 1, [2, 1]), (1 + b, [2, 1]), (b - 1, [0, -1]), (1 - b, [0, 1]), (b * 2.5, [2, 0]), (b / 2, [0, 0]), (b % 2, [1, 0]), (b**2, [1, 0]), (2**b, [2, 1]), (-b, [-1, 0]),
+        (b > 0, [1, 0]), (b == 1, [1, 0]), (0 <= b, [1, 1]), (nd.maximum(b, 0), [1, 0]), (nd.logical_and(b, 1), [1, 0]),
+    ):  # fmt: skip
+        assert result.dtype == np.int64
+        np.testing.assert_array_equal(result.asnumpy(), expected)
+    with pytest.raises(mx.MXNetError, match="out is bool"):
+        b += 1
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int32", "int64"])
+def test_numbers_beyond_a_dtype_are_compared_as_they_are(dtype):
+    x = nd.array([1, 100], dtype=dtype)
+    for number in (257, -3 if dtype == "uint8" else -200, 3e9, -3e9, 1e10, -1e10, 1e30, -1e30,
+                   float("inf"), -float("inf")):
+        if dtype == "int64" and abs(number) < 300:
+            continue
+        expected = [int(number > 0)] * 2
+        for result, wanted in (
+            (x < number, expected), (x <= number, expected), (x > number, [1 - e for e in expected]), (x >= number, [1 - e for e in expected]), (x == number, [0, 0]), (x != number, [1, 1]),
+        ):  # fmt: skip
+            assert result.asnumpy().tolist() == wanted, (dtype, number)
+
+
+def test_power_in_place_makes_a_new_array():
+    x = y = nd.array([2.0, 3.0])
+    x **= 2
+    assert y.asnumpy().tolist() == [2, 3] and x.asnumpy().tolist() == [4, 9]
+    z = nd.array([1.0, 2.0])
+    z.attach_grad()
+    with mx.autograd.record():
+        w = z * z
+        w **= 2
+    w.backward()
+    assert z.grad.asnumpy().tolist() == [4, 32]
+    for operator in ("//=", "@="):
+        with pytest.raises(TypeError):
+            exec(f"x {operator} 2", {"x": x})
+
+
+def test_ufuncs_of_numpy():
+    x = nd.array([1, 4])
+    assert np.all(x == x) and np.sum(x) == 5 and np.sqrt(x).tolist() == [1, 2] and isinstance(np.add(x, 1), nd.NDArray)
+    values = np.ones(2, "float32")
+    values += x
+    assert values.tolist() == [2, 5]
+    assert np.add.reduce(x) == 5 and not isinstance(x, mx.np.ndarray)

@@ -1,0 +1,99 @@
+"""Ctrl-C at a place of a function, and a sweep over its places."""
+
+import dis
+import functools
+import os
+import random
+import sys
+
+import mpgluon as mx
+from mpgluon import _core, _device_groups, _graph_breaks, autograd, gluon, nd
+from mpgluon.gluon import _running_statistics, _tracing
+
+os.register_at_fork(after_in_child=lambda: (sys.settrace(None), sys.setprofile(None)))  # interrupts reach one process
+PACKAGE = os.path.dirname(mx.__file__) + os.sep
+
+
+@functools.cache
+def places_of(code):
+    """Where the interpreter looks for signals in a function: offsets of instructions. What is raised behind a call is raised at the next
+    instruction here, so it has to have the call's handlers."""
+    table = dis._parse_exception_table(code)
+
+    def handlers(offset):
+        return [entry.target for entry in table if entry.start <= offset < entry.end]
+
+    places, former = set(), None
+    for instruction in dis.get_instructions(code):
+        call = former is not None and former.opname.startswith("CALL") and "INTRINSIC" not in former.opname
+        if instruction.opname.startswith("JUMP_BACKWARD") or call and handlers(former.offset) == handlers(instruction.offset):
+            places.add(instruction.offset)
+        former = instruction
+    return places
+
+
+def interrupted(work, n):
+    """Runs `work` with an interrupt at its n-th place (0: at none); how many places were met."""
+    places = 0
+
+    def met():
+        nonlocal places
+        places += 1
+        if places == n:
+            raise KeyboardInterrupt
+
+    def watch(frame, event, _):  # for versions of Python without tables of handlers: not behind calls of types and other objects
+        if event in ("call", "c_return") and frame.f_code.co_filename.startswith(PACKAGE):
+            met()
+
+    def enter(frame, event, _):
+        if not frame.f_code.co_filename.startswith(PACKAGE):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        offsets = places_of(frame.f_code)
+
+        def trace(frame, event, _):
+            if event == "opcode" and frame.f_lasti in offsets:
+                met()
+            return trace
+
+        met()
+        return trace
+
+    fine = hasattr(dis, "_parse_exception_table")
+    former = sys.gettrace()
+    (sys.settrace if fine else sys.setprofile)(enter if fine else watch)
+    try:
+        work()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        (sys.settrace if fine else sys.setprofile)(former if fine else None)
+    return places
+
+
+def check_clean():
+    """Nothing is in force that belongs to the time of a call."""
+    assert _tracing.current() is None and _graph_breaks.current() is None and _running_statistics.active() is None
+    assert _core.swap_trace(None) is None
+    assert not autograd.is_recording() and not autograd.is_training()
+    assert _core.get_scope() == 0 and _core.get_steps() == 0 and _core.set_group(None) is None
+    assert not _device_groups.running() and _device_groups.current() is None
+    assert getattr(gluon.block._NameScope._current, "value", None) is None
+    assert type(mx.name.NameManager.current()) is mx.name.NameManager and mx.AttrScope.current().get(None) == {}
+    assert mx.current_context() == mx.cpu(0) and not mx.util.is_np_shape()
+
+
+def sweep(make, work, after, places):
+    """Interrupts ``work(make())`` at about so many of its places, and calls ``after(what make gave)`` behind each."""
+    for _ in range(2):
+        count = interrupted(lambda thing=make(): work(thing), 0)
+    stride = max(count / places, 1)
+    number = random.Random(7).random() * stride
+    while number < count:
+        thing = make()
+        interrupted(lambda: work(thing), int(number) + 1)
+        check_clean()
+        nd.waitall()
+        after(thing)
+        number += stride
