@@ -11,6 +11,7 @@ from collections import OrderedDict
 import numpy
 
 from . import ndarray, registry
+from ._binary_counts import BinaryCounts
 from .base import dtype_name
 
 __all__ = [
@@ -274,51 +275,6 @@ class TopKAccuracy(EvalMetric):
             self._add((best == label[:, None]).sum(), len(label))
 
 
-class _Confusion:
-    """Counts of a binary classification: true and false positives and negatives."""
-
-    def __init__(self):
-        self.clear()
-
-    def clear(self):
-        self.true_positives = self.false_positives = self.true_negatives = self.false_negatives = 0
-
-    def add(self, other):
-        self.true_positives += other.true_positives
-        self.false_positives += other.false_positives
-        self.true_negatives += other.true_negatives
-        self.false_negatives += other.false_negatives
-
-    @property
-    def total(self):
-        return self.true_positives + self.false_positives + self.true_negatives + self.false_negatives
-
-    @property
-    def precision(self):
-        positives = self.true_positives + self.false_positives
-        return self.true_positives / positives if positives else 0.0
-
-    @property
-    def recall(self):
-        positives = self.true_positives + self.false_negatives
-        return self.true_positives / positives if positives else 0.0
-
-    @property
-    def fscore(self):
-        precision, recall = self.precision, self.recall
-        return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
-
-    @property
-    def matthews(self):
-        if not self.total:
-            return 0.0
-        tp, fp, tn, fn = (float(n) for n in (self.true_positives, self.false_positives, self.true_negatives, self.false_negatives))
-        product = 1.0
-        for margin in (tp + fp, tp + fn, tn + fp, tn + fn):
-            product *= margin or 1.0
-        return (tp * tn - fp * fn) / math.sqrt(product)
-
-
 def _binary_confusion(name, label, pred):
     pred = _host(pred)
     label = _host(label).astype("int32").ravel()
@@ -327,7 +283,7 @@ def _binary_confusion(name, label, pred):
         raise ValueError(f"{name} is for two classes, but the labels hold {len(numpy.unique(label))} values")
     said = numpy.argmax(pred, axis=1).ravel() == 1
     true = label == 1
-    counts = _Confusion()
+    counts = BinaryCounts()
     counts.true_positives = int((said & true).sum())
     counts.false_positives = int((said & ~true).sum())
     counts.false_negatives = int((~said & true).sum())
@@ -340,7 +296,7 @@ class _BinaryMetric(EvalMetric):
 
     def __init__(self, name, output_names, label_names, average):
         self.average = average
-        self._local, self._global = _Confusion(), _Confusion()
+        self._local, self._global = BinaryCounts(), BinaryCounts()
         super().__init__(name, output_names=output_names, label_names=label_names, has_global_stats=True)
 
     def _figure(self, counts):

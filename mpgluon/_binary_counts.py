@@ -1,0 +1,48 @@
+"""Counts of a binary classification, and the figures that metrics make of them."""
+
+import math
+
+
+class BinaryCounts:
+    """Counts of a binary classification: true and false positives and negatives."""
+
+    def __init__(self):
+        self.clear()
+
+    def clear(self):
+        self.true_positives = self.false_positives = self.true_negatives = self.false_negatives = 0
+
+    def add(self, other):
+        self.true_positives += other.true_positives
+        self.false_positives += other.false_positives
+        self.true_negatives += other.true_negatives
+        self.false_negatives += other.false_negatives
+
+    @property
+    def total(self):
+        return self.true_positives + self.false_positives + self.true_negatives + self.false_negatives
+
+    @property
+    def precision(self):
+        positives = self.true_positives + self.false_positives
+        return self.true_positives / positives if positives else 0.0
+
+    @property
+    def recall(self):
+        positives = self.true_positives + self.false_negatives
+        return self.true_positives / positives if positives else 0.0
+
+    @property
+    def fscore(self):
+        precision, recall = self.precision, self.recall
+        return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
+
+    @property
+    def matthews(self):
+        if not self.total:
+            return 0.0
+        tp, fp, tn, fn = (float(n) for n in (self.true_positives, self.false_positives, self.true_negatives, self.false_negatives))
+        product = 1.0
+        for margin in (tp + fp, tp + fn, tn + fp, tn + fn):
+            product *= margin or 1.0
+        return (tp * tn - fp * fn) / math.sqrt(product)
