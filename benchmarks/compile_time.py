@@ -1,4 +1,5 @@
-"""Seconds to trace and compile networks, forward and backward, against their number of layers; planned bytes against the lower bound.
+"""Seconds to trace and compile networks, forward and backward, against their number of layers;
+planned bytes against the lower bound.
 
     python benchmarks/compile_time.py
 """

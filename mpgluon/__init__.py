@@ -1,5 +1,7 @@
 """mpgluon: MXNet Gluon's API, in which one hybridized block may span many devices.
 
+It is imported as mx::
+
     import mpgluon as mx
 """
 

@@ -1,4 +1,5 @@
-"""Automatic differentiation: what is computed under `record` can be differentiated with `backward` or `grad`.
+"""Automatic differentiation: what is computed under `record` can be differentiated with
+`backward` or `grad`.
 
     x.attach_grad()
     with autograd.record():

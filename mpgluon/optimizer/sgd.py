@@ -104,7 +104,9 @@ class ccSGD(SGD):
 
 @register
 class NAG(_Momentum):
-    """Nesterov's accelerated gradient::
+    """Nesterov's accelerated gradient.
+
+    The momentum is applied once more::
 
         grad = clip(grad * rescale_grad) + wd * weight
         state = momentum * state - lr * grad

@@ -1,4 +1,5 @@
-"""Makes the files beside it: models exported by MXNet 1.9.1, with inputs and the outputs they had there.
+"""Makes the files beside it: models exported by MXNet 1.9.1, with inputs and the
+outputs they had there.
 
     python make.py      (in this folder, with mxnet==1.9.1 and numpy==1.23.5)
 """
