@@ -24,7 +24,9 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = os.path.dirname(os.path.abspath(__file__))
-spec = importlib.util.spec_from_file_location("mpgluon_build", os.path.join(ROOT, "tools", "native_build.py"))
+spec = importlib.util.spec_from_file_location(
+    "mpgluon_build", os.path.join(ROOT, "tools", "native_build.py")
+)
 tools = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(tools)
 
@@ -41,7 +43,9 @@ def instruction_sets():
     names = os.environ.get("MPGLUON_ISA", "base,v3,v4").split(",")
     unknown = [n for n in names if n not in ISA_FLAGS]
     if unknown:
-        raise SystemExit(f"MPGLUON_ISA: unknown instruction set {unknown[0]!r}; choose among {', '.join(ISA_FLAGS)}")
+        raise SystemExit(
+            f"MPGLUON_ISA: unknown instruction set {unknown[0]!r}; choose among {', '.join(ISA_FLAGS)}"
+        )
     return names
 
 
@@ -51,7 +55,10 @@ def onednn_include():
     if setting == "0":
         return None
     folders = [os.path.join(setting, "include")] if setting else []
-    folders += [os.path.join(p, "include") for p in (sys.prefix, os.path.dirname(os.path.dirname(sys.executable)))]
+    folders += [
+        os.path.join(p, "include")
+        for p in (sys.prefix, os.path.dirname(os.path.dirname(sys.executable)))
+    ]
     # In an isolated build the headers lie beside the build's own site-packages.
     for path in sys.path:
         head, tail = os.path.split(path.rstrip(os.sep))
@@ -74,23 +81,50 @@ class BuildCore(build_ext):
         debug = os.environ.get("MPGLUON_DEBUG") == "1"
         sanitize = os.environ.get("MPGLUON_SANITIZE", "")
         other = os.path.basename(compiler[-1]) if "CC" in os.environ else ""
-        variant = "-".join(filter(None, ["debug" if debug else "", sanitize.replace(",", "-")])) or "release"
+        variant = (
+            "-".join(filter(None, ["debug" if debug else "", sanitize.replace(",", "-")]))
+            or "release"
+        )
         variant += "-" + other if other not in ("", "cc") else ""
-        temp = os.path.join(ROOT, "build", f"{variant}-{sysconfig.get_platform()}-{sys.version_info[0]}{sys.version_info[1]}")
+        temp = os.path.join(
+            ROOT,
+            "build",
+            f"{variant}-{sysconfig.get_platform()}-{sys.version_info[0]}{sys.version_info[1]}",
+        )
         isas = instruction_sets()
-        flags = ["-std=gnu11", *tools.warnings(), "-fPIC", "-fvisibility=hidden", "-pthread", "-fopenmp", "-g1"]
+        flags = [
+            "-std=gnu11",
+            *tools.warnings(),
+            "-fPIC",
+            "-fvisibility=hidden",
+            "-pthread",
+            "-fopenmp",
+            "-g1",
+        ]
         flags += ["-I" + os.path.join(ROOT, "csrc"), "-I" + ROOT]
         flags += ["-O1", "-DMPG_DEBUG=1"] if debug else ["-O2", "-DNDEBUG"]
         flags += [f"-DMPG_ISA_{name.upper()}=1" for name in isas]
         flags += tools.struct_flags(*compiler)
-        link = ["-shared", "-pthread", "-fopenmp", "-lm", "-ldl", "-Wl,-rpath,$ORIGIN/../../../:$ORIGIN/../scipy_openblas32/lib"]
+        link = [
+            "-shared",
+            "-pthread",
+            "-fopenmp",
+            "-lm",
+            "-ldl",
+            "-Wl,-rpath,$ORIGIN/../../../:$ORIGIN/../scipy_openblas32/lib",
+        ]
         if sanitize:
             flags += [f"-fsanitize={sanitize}", "-fno-omit-frame-pointer", "-g"]
             link += [f"-fsanitize={sanitize}"]
         include = onednn_include()
         if include:
             flags += ["-DMPG_WITH_ONEDNN=1", "-isystem", include]
-        python_flags = ["-isystem", sysconfig.get_paths()["include"], "-isystem", numpy.get_include()]
+        python_flags = [
+            "-isystem",
+            sysconfig.get_paths()["include"],
+            "-isystem",
+            numpy.get_include(),
+        ]
         extra = os.environ.get("CFLAGS", "").split()
 
         jobs = []  # (source, object, flags)
@@ -100,27 +134,50 @@ class BuildCore(build_ext):
             jobs.append((relative, os.path.join(temp, relative[:-2] + ".o"), flags + more + extra))
         dispatch = os.path.join("kernels", "cpu", "dispatch.c")
         jobs.append((dispatch, os.path.join(temp, dispatch[:-2] + ".o"), flags + extra))
-        flags.append("-Wno-psabi")  # vectors wider than the processor's registers: passed within one file only
+        flags.append(
+            "-Wno-psabi"
+        )  # vectors wider than the processor's registers: passed within one file only
         for isa in isas:
             # Kernels: contraction off, so that vector bodies and scalar tails of a loop round alike; fma is written where meant.
-            kernel_flags = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"] if not debug else ["-ffp-contract=off"]
+            kernel_flags = (
+                ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
+                if not debug
+                else ["-ffp-contract=off"]
+            )
             # Vectors wider than the instruction set's are passed to inline functions of the same file only: no ABI is concerned. clang need not
             # say which loops that could be vectors are none.
-            kernel_flags = flags + kernel_flags + ["-Wno-psabi", "-Wno-pass-failed"] + ISA_FLAGS[isa] + [f"-DMPG_ISA={isa}"] + extra
-            for source in sorted(glob.glob(os.path.join(ROOT, "kernels", "cpu", "**", "*.c"), recursive=True)):
+            kernel_flags = (
+                flags
+                + kernel_flags
+                + ["-Wno-psabi", "-Wno-pass-failed"]
+                + ISA_FLAGS[isa]
+                + [f"-DMPG_ISA={isa}"]
+                + extra
+            )
+            for source in sorted(
+                glob.glob(os.path.join(ROOT, "kernels", "cpu", "**", "*.c"), recursive=True)
+            ):
                 if os.path.basename(source) == "dispatch.c":
                     continue
                 relative = os.path.relpath(source, ROOT)
                 jobs.append((relative, os.path.join(temp, isa, relative[:-2] + ".o"), kernel_flags))
 
-        tools.compile_all([(source, target, compiler + options) for source, target, options in jobs])
+        tools.compile_all(
+            [(source, target, compiler + options) for source, target, options in jobs]
+        )
         output = self.get_ext_fullpath(ext.name)
         os.makedirs(os.path.dirname(output), exist_ok=True)
         if not tools.run(compiler + [target for _, target, _ in jobs] + link + ["-o", output]):
             raise SystemExit("mpgluon: the linker failed")
         # A shared library may leave Python's symbols open, but none of ours: a promised kernel that is missing is an error here.
-        symbols = subprocess.run(["nm", "-D", "--undefined-only", output], capture_output=True, text=True).stdout.splitlines()
-        missing = sorted(line.split()[-1] for line in symbols if line.split()[-1].startswith("mpg_") and line.split()[-2] == "U")
+        symbols = subprocess.run(
+            ["nm", "-D", "--undefined-only", output], capture_output=True, text=True
+        ).stdout.splitlines()
+        missing = sorted(
+            line.split()[-1]
+            for line in symbols
+            if line.split()[-1].startswith("mpg_") and line.split()[-2] == "U"
+        )
         if missing:
             os.remove(output)
             raise SystemExit(f"mpgluon: not defined: {', '.join(missing)}")
@@ -131,7 +188,10 @@ class BuildCore(build_ext):
             except SystemExit as error:
                 if os.environ.get("MPGLUON_CUDA") == "1":
                     raise
-                print(f"warning: {error}\nmpgluon goes without GPUs: {nvcc} may be older than CUDA 12; MPGLUON_CUDA=1 makes this an error", file=sys.stderr)
+                print(
+                    f"warning: {error}\nmpgluon goes without GPUs: {nvcc} may be older than CUDA 12; MPGLUON_CUDA=1 makes this an error",
+                    file=sys.stderr,
+                )
         self.write_stubs(output, sanitize)
 
     def write_stubs(self, output, sanitize):
@@ -142,8 +202,17 @@ class BuildCore(build_ext):
         if not os.path.exists(os.path.join(package, "stubs.py")):
             return  # built in place: the package is not complete here
         stubs = os.path.join(package, "ndarray", "op.pyi")
-        environment = dict(os.environ, PYTHONPATH=os.pathsep.join([os.path.dirname(package)] + [p for p in sys.path if p]))
-        done = subprocess.run([sys.executable, "-m", "mpgluon.stubs", stubs], cwd=os.path.dirname(package), env=environment, capture_output=True, text=True)
+        environment = dict(
+            os.environ,
+            PYTHONPATH=os.pathsep.join([os.path.dirname(package)] + [p for p in sys.path if p]),
+        )
+        done = subprocess.run(
+            [sys.executable, "-m", "mpgluon.stubs", stubs],
+            cwd=os.path.dirname(package),
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
         if done.returncode:
             raise SystemExit(f"mpgluon: the stubs could not be made: {done.stderr}")
 

@@ -48,7 +48,11 @@ def measure_speed(figures, case, contenders, arguments):
     for round_number in range(arguments.rounds):
         for contender in taking_part:
             row = rows.setdefault(str(contender.threads), {"seconds": {}, "peak": {}})
-            keep_least(row["seconds"], contender.library, contender.ask(time=case.name, seconds=arguments.seconds))
+            keep_least(
+                row["seconds"],
+                contender.library,
+                contender.ask(time=case.name, seconds=arguments.seconds),
+            )
             if case.flops:
                 keep_least(row["peak"], contender.library, contender.ask(time=PEAK, seconds=0))
             time.sleep(0.02)
@@ -71,15 +75,21 @@ def measure_memory(figures, case, arguments):
         contender.close()
         if answer:
             figures["memory"].setdefault(case.name, {})[library] = answer
-            progress(f"{case.name}, memory: {library} {(answer['peak'] - answer['imported']) / 2**20:.0f} MiB")
+            progress(
+                f"{case.name}, memory: {library} {(answer['peak'] - answer['imported']) / 2**20:.0f} MiB"
+            )
 
 
 def parse():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--cases", default=",".join(BY_NAME), help="of: " + ", ".join(BY_NAME))
-    parser.add_argument("--threads", default="2,1", help="threads per device; every one is a contender")
+    parser.add_argument(
+        "--threads", default="2,1", help="threads per device; every one is a contender"
+    )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=0.3, help="of measuring per round and contender")
+    parser.add_argument(
+        "--seconds", type=float, default=0.3, help="of measuring per round and contender"
+    )
     parser.add_argument("--measure", choices=("speed", "memory", "both"), default="both")
     parser.add_argument("--mxnet-python", help="the interpreter of an environment with MXNet 1.9.1")
     parser.add_argument("--json", help="a file for the figures")
@@ -95,14 +105,23 @@ def parse():
 
 def main():
     arguments = parse()
-    figures = {"machine": f"{processor()}, {os.cpu_count()} cores", "libraries": {}, "cases": {}, "memory": {}}
+    figures = {
+        "machine": f"{processor()}, {os.cpu_count()} cores",
+        "libraries": {},
+        "cases": {},
+        "memory": {},
+    }
     if arguments.add and arguments.json and os.path.exists(arguments.json):
         with open(arguments.json) as f:
             figures = json.load(f)
     progress(f"{figures['machine']}, load {os.getloadavg()[0]:.2f}")
     chosen = [case for case in CASES if case.name in arguments.cases]
     if arguments.measure != "memory":
-        contenders = [Contender(*entry[:1], count, *entry[1:]) for count in arguments.threads for entry in libraries(arguments.mxnet_python)]
+        contenders = [
+            Contender(*entry[:1], count, *entry[1:])
+            for count in arguments.threads
+            for entry in libraries(arguments.mxnet_python)
+        ]
         contenders = [c for c in contenders if c.version]
         figures["libraries"].update({c.library: c.version for c in contenders})
         for case in chosen:

@@ -32,15 +32,25 @@ class Chain(gluon.HybridBlock):
 
     def __init__(self, ops, params, devices=1, outputs=1):
         super().__init__()
-        self._ops, self._names, self._devices, self._outputs = ops, [f"w{i}" for i in range(params)], devices, outputs
+        self._ops, self._names, self._devices, self._outputs = (
+            ops,
+            [f"w{i}" for i in range(params)],
+            devices,
+            outputs,
+        )
         with self.name_scope():
             for i, name in enumerate(self._names):
                 self._reg_params[name] = self.params.get(name, shape=(8, 8))
-                self._reg_params[name].initialize(mx.init.Uniform(1), ctx=mx.cpu(i * devices // max(1, params)))
+                self._reg_params[name].initialize(
+                    mx.init.Uniform(1), ctx=mx.cpu(i * devices // max(1, params))
+                )
 
     def forward(self, *inputs):
         x = inputs[0]
-        every, weights = max(1, self._ops // max(1, len(self._names))), list(self._reg_params.values())
+        every, weights = (
+            max(1, self._ops // max(1, len(self._names))),
+            list(self._reg_params.values()),
+        )
         for other in inputs[1:]:
             x = x + other
         for i in range(self._ops):
@@ -75,8 +85,17 @@ def timed(call, prepare, devices, rest):
         result = call(state)
         nd.waitall()
         mx.profiler.set_state("stop")
-        kernel = min(event["begin"] for event in mx.profiler.events() if event["program"] and event["begin"] >= begin) - begin
-        seen = [at - begin for at in map(_core.handed_over, devices) if at is not None and at >= begin]
+        kernel = (
+            min(
+                event["begin"]
+                for event in mx.profiler.events()
+                if event["program"] and event["begin"] >= begin
+            )
+            - begin
+        )
+        seen = [
+            at - begin for at in map(_core.handed_over, devices) if at is not None and at >= begin
+        ]
         handed.append(min([kernel, *seen]))
         first.append(kernel)
         del result, state
@@ -114,7 +133,10 @@ def measure(call, prepare, devices, warm):
     handed, first = timed(call, prepare, devices, awake)
     _, later = timed(call, prepare, devices, lambda: spin(PAUSE))
     total, made = returns(call, prepare, awake)
-    return f"{medians(handed):.1f} / {medians(first):.1f} / {medians(later):.1f} / {medians(total):.1f} / {made}", medians(handed)
+    return (
+        f"{medians(handed):.1f} / {medians(first):.1f} / {medians(later):.1f} / {medians(total):.1f} / {made}",
+        medians(handed),
+    )
 
 
 def recorded(net, *arrays):
@@ -158,21 +180,33 @@ def wake_floor():
 
 # ops, parameters, devices, inputs, outputs
 SIZES = (
-    (10, 4, 1, 1, 1), (100, 4, 1, 1, 1), (1000, 4, 1, 1, 1), (124, 62, 1, 1, 1), (1000, 100, 1, 1, 1), (1000, 500, 1, 1, 1), (1000, 100, 2, 1, 1), (1000, 100, 4, 1, 1),
+    (10, 4, 1, 1, 1),
+    (100, 4, 1, 1, 1),
+    (1000, 4, 1, 1, 1),
+    (124, 62, 1, 1, 1),
+    (1000, 100, 1, 1, 1),
+    (1000, 500, 1, 1, 1),
+    (1000, 100, 2, 1, 1),
+    (1000, 100, 4, 1, 1),
     (1000, 4, 1, 16, 16),
-)  # fmt: skip
+)
 
 
 if __name__ == "__main__":
     until, own = wake_floor()
     print("handed over / kernel, awake / kernel, asleep / returns / allocations\n")
-    print("| ops | parameters | devices | inputs, outputs | prediction | recorded | backward | Trainer.step, SGD | Adam |")
+    print(
+        "| ops | parameters | devices | inputs, outputs | prediction | recorded | backward | Trainer.step, SGD | Adam |"
+    )
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     worst = 0
     for ops, params, count, inputs, outputs in SIZES:
         net = Chain(ops, params, count, outputs)
         net.hybridize()
-        arrays, devices = [nd.ones((8, 8)) for _ in range(inputs)], [mx.cpu(i) for i in range(count)]
+        arrays, devices = (
+            [nd.ones((8, 8)) for _ in range(inputs)],
+            [mx.cpu(i) for i in range(count)],
+        )
 
         def warm():
             result = net(*arrays)
@@ -181,7 +215,11 @@ if __name__ == "__main__":
         backward(recorded(net, *arrays))
         warm()
         texts = []
-        for call, prepare in ((lambda _: net(*arrays), lambda: None), (lambda _: recorded(net, *arrays), lambda: None), (backward, lambda: recorded(net, *arrays))):
+        for call, prepare in (
+            (lambda _: net(*arrays), lambda: None),
+            (lambda _: recorded(net, *arrays), lambda: None),
+            (backward, lambda: recorded(net, *arrays)),
+        ):
             text, handed = measure(call, prepare, devices, warm)
             texts.append(text)
             worst = max(worst, handed)
@@ -196,5 +234,10 @@ if __name__ == "__main__":
                 times.append(time.perf_counter() - begin)
                 nd.waitall()
             texts.append(f"{medians(times):.0f}")
-        print(f"| {ops} | {params} | {count} | {inputs}, {outputs} | " + " | ".join(texts) + " |", flush=True)
-    print(f"\nLargest median until the hand-over: {worst:.1f} us. Waking a thread by itself (a futex, another process): {until:.1f} us until it runs, {own:.1f} us of who wakes it.")
+        print(
+            f"| {ops} | {params} | {count} | {inputs}, {outputs} | " + " | ".join(texts) + " |",
+            flush=True,
+        )
+    print(
+        f"\nLargest median until the hand-over: {worst:.1f} us. Waking a thread by itself (a futex, another process): {until:.1f} us until it runs, {own:.1f} us of who wakes it."
+    )

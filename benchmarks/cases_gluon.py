@@ -99,7 +99,9 @@ def make_cases(mx):
         def function(F, x, gamma, beta):
             centred = F.broadcast_sub(x, F.mean(x, axis=-1, keepdims=True))
             variance = F.mean(F.square(centred), axis=-1, keepdims=True)
-            return F.broadcast_add(F.broadcast_mul(F.broadcast_mul(centred, F.rsqrt(variance + 1e-5)), gamma), beta)
+            return F.broadcast_add(
+                F.broadcast_mul(F.broadcast_mul(centred, F.rsqrt(variance + 1e-5)), gamma), beta
+            )
 
         return differentiated(function, (4096, 1024), (1, 1024), (1, 1024))
 
@@ -108,8 +110,13 @@ def make_cases(mx):
         return lambda: nd.dot(x, y), nd.waitall
 
     def mlp():
-        x, y = normal(shape=(sizes.MLP_BATCH, sizes.MLP_LAYERS[0])), integers(sizes.MLP_LAYERS[-1], (sizes.MLP_BATCH,))
-        return training(hybridized(models["mlp"]()), [x], y, "sgd", None, learning_rate=0.1, momentum=0.9)
+        x, y = (
+            normal(shape=(sizes.MLP_BATCH, sizes.MLP_LAYERS[0])),
+            integers(sizes.MLP_LAYERS[-1], (sizes.MLP_BATCH,)),
+        )
+        return training(
+            hybridized(models["mlp"]()), [x], y, "sgd", None, learning_rate=0.1, momentum=0.9
+        )
 
     def language_model(vocabulary, units, layers, time, batch):
         net = hybridized(models["LanguageModel"](vocabulary, units, layers))
@@ -118,25 +125,55 @@ def make_cases(mx):
         return training(net, [words[:-1], *states], words[1:], "sgd", vocabulary, learning_rate=1.0)
 
     def lstm_lm():
-        return language_model(sizes.LSTM_VOCABULARY, sizes.LSTM_UNITS, sizes.LSTM_LAYERS, sizes.LSTM_TIME, sizes.LSTM_BATCH)
+        return language_model(
+            sizes.LSTM_VOCABULARY,
+            sizes.LSTM_UNITS,
+            sizes.LSTM_LAYERS,
+            sizes.LSTM_TIME,
+            sizes.LSTM_BATCH,
+        )
 
     def lstm_deep():
-        return language_model(sizes.DEEP_VOCABULARY, sizes.DEEP_UNITS, sizes.DEEP_LAYERS, sizes.DEEP_TIME, sizes.DEEP_BATCH)
+        return language_model(
+            sizes.DEEP_VOCABULARY,
+            sizes.DEEP_UNITS,
+            sizes.DEEP_LAYERS,
+            sizes.DEEP_TIME,
+            sizes.DEEP_BATCH,
+        )
 
     def lstm_lm_two_devices():
-        vocabulary, units, time, batch = sizes.LSTM_VOCABULARY, sizes.LSTM_UNITS, sizes.LSTM_TIME, sizes.LSTM_BATCH
+        vocabulary, units, time, batch = (
+            sizes.LSTM_VOCABULARY,
+            sizes.LSTM_UNITS,
+            sizes.LSTM_TIME,
+            sizes.LSTM_BATCH,
+        )
         net = models["SplitLanguageModel"](vocabulary, units)
         net.initialize_split()
         states = [nd.zeros((1, batch, units), ctx=mx.cpu(i // 2)) for i in range(4)]
-        x, y = integers(vocabulary, (time, batch), mx.cpu(0)), integers(vocabulary, (time, batch), mx.cpu(1))
-        return training(hybridized(net, initialize=False), [x, *states], y, "sgd", vocabulary, learning_rate=1.0)
+        x, y = (
+            integers(vocabulary, (time, batch), mx.cpu(0)),
+            integers(vocabulary, (time, batch), mx.cpu(1)),
+        )
+        return training(
+            hybridized(net, initialize=False), [x, *states], y, "sgd", vocabulary, learning_rate=1.0
+        )
 
     def images(batch):
         return normal(shape=(batch, 3, sizes.RESNET_IMAGE, sizes.RESNET_IMAGE))
 
     def resnet18():
         target = integers(sizes.RESNET_CLASSES, (sizes.RESNET_BATCH,))
-        return training(hybridized(models["resnet18"]()), [images(sizes.RESNET_BATCH)], target, "sgd", None, learning_rate=0.1, momentum=0.9)
+        return training(
+            hybridized(models["resnet18"]()),
+            [images(sizes.RESNET_BATCH)],
+            target,
+            "sgd",
+            None,
+            learning_rate=0.1,
+            momentum=0.9,
+        )
 
     def inference(net, x):
         return lambda: net(x), nd.waitall
@@ -148,13 +185,41 @@ def make_cases(mx):
         return inference(hybridized(models["resnet18"]()), images(16))
 
     def gpt():
-        net = models["GPT"](sizes.GPT_VOCABULARY, sizes.GPT_UNITS, sizes.GPT_HEADS, sizes.GPT_LAYERS, sizes.GPT_LENGTH)
+        net = models["GPT"](
+            sizes.GPT_VOCABULARY,
+            sizes.GPT_UNITS,
+            sizes.GPT_HEADS,
+            sizes.GPT_LAYERS,
+            sizes.GPT_LENGTH,
+        )
         words = integers(sizes.GPT_VOCABULARY, (sizes.GPT_BATCH, sizes.GPT_LENGTH))
         # Adam with decay takes the same passes over memory as the AdamW of the PyTorch case, which MXNet does not have.
-        return training(hybridized(net), [words], words, "adam", sizes.GPT_VOCABULARY, learning_rate=1e-3, wd=0.01)
+        return training(
+            hybridized(net),
+            [words],
+            words,
+            "adam",
+            sizes.GPT_VOCABULARY,
+            learning_rate=1e-3,
+            wd=0.01,
+        )
 
     found = (
-        add, chain, exp, softmax, elementwise, gelu_dropout, norm_in_parts, sgemm, mlp,
-        lstm_lm, lstm_lm_two_devices, lstm_deep, resnet18, resnet18_infer1, resnet18_infer16, gpt,
+        add,
+        chain,
+        exp,
+        softmax,
+        elementwise,
+        gelu_dropout,
+        norm_in_parts,
+        sgemm,
+        mlp,
+        lstm_lm,
+        lstm_lm_two_devices,
+        lstm_deep,
+        resnet18,
+        resnet18_infer1,
+        resnet18_infer16,
+        gpt,
     )
     return {f.__name__: f for f in found}

@@ -25,13 +25,20 @@ def measure(name, **sizes):
     nd.waitall()
     entry = net.compiled()[0]
     planned = entry["devices"]["cpu(0)"]["planned"]
-    print(f"{name:10s} {str(sizes):20s} {entry['ops']:6d} ops {queued:8.3f} s; planned {planned['total']:12,d} bytes, {planned['total'] / planned['alive']:.3f} of what is alive at once")
+    print(
+        f"{name:10s} {str(sizes):20s} {entry['ops']:6d} ops {queued:8.3f} s; planned {planned['total']:12,d} bytes, {planned['total'] / planned['alive']:.3f} of what is alive at once"
+    )
     return queued
 
 
 if __name__ == "__main__":
     for name in ("mlp", "lstm", "resnet", "inception", "unet"):
         measure(name)
-    for name, key, counts in (("gpt", "layers", (6, 12, 24, 48)), ("chain", "length", (1000, 10000))):
+    for name, key, counts in (
+        ("gpt", "layers", (6, 12, 24, 48)),
+        ("chain", "length", (1000, 10000)),
+    ):
         times = [measure(name, **{key: count}) for count in counts]
-        print(f"{name}: grows as its size to the power {np.polyfit(np.log(counts), np.log(times), 1)[0]:.2f}")
+        print(
+            f"{name}: grows as its size to the power {np.polyfit(np.log(counts), np.log(times), 1)[0]:.2f}"
+        )

@@ -40,7 +40,10 @@ class Contender:
 
 def libraries(mxnet_python):
     """(name, interpreter, script) of each contender; ours first."""
-    found = [("mpgluon", sys.executable, "work_mpgluon.py"), ("PyTorch", sys.executable, "work_pytorch.py")]
+    found = [
+        ("mpgluon", sys.executable, "work_mpgluon.py"),
+        ("PyTorch", sys.executable, "work_pytorch.py"),
+    ]
     if mxnet_python:
         found.append(("MXNet", mxnet_python, "work_mxnet.py"))
     return found

@@ -23,12 +23,21 @@ SCRIPTS = {"mpgluon": "gpu_mpgluon.py", "PyTorch": "gpu_pytorch.py"}
 
 def measure(case, library, seconds, limit):
     settings = dict(case.settings) if library == "mpgluon" else {}
-    process = subprocess.Popen([sys.executable, os.path.join(HERE, SCRIPTS[library])], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, text=True, env=dict(os.environ, **settings))  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, os.path.join(HERE, SCRIPTS[library])],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=dict(os.environ, **settings),
+    )
     late = threading.Timer(limit, process.kill)
     late.start()
     begin = time.monotonic()
-    requests = [{"time": case.name, "seconds": 0, "apart": case.apart}, {"time": case.name, "seconds": seconds, "apart": case.apart}]
+    requests = [
+        {"time": case.name, "seconds": 0, "apart": case.apart},
+        {"time": case.name, "seconds": seconds, "apart": case.apart},
+    ]
     said = []
     errors = threading.Thread(target=lambda: said.append(process.stderr.read()), daemon=True)
     errors.start()
@@ -54,14 +63,20 @@ def measure(case, library, seconds, limit):
         return None  # it does not have the case
     if in_time and code == 0:
         return dict(found, error="it is not installed")
-    return dict(found, error=("" if in_time else f"it was stopped after {limit} s; ") + (said[0].strip()[-600:] if said and said[0] else f"exit status {code}"))
+    return dict(
+        found,
+        error=("" if in_time else f"it was stopped after {limit} s; ")
+        + (said[0].strip()[-600:] if said and said[0] else f"exit status {code}"),
+    )
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("case", choices=list(BY_NAME))
     parser.add_argument("--seconds", type=float, default=5, help="of measuring, for each contender")
-    parser.add_argument("--limit", type=float, default=90, help="seconds of each contender's process")
+    parser.add_argument(
+        "--limit", type=float, default=90, help="seconds of each contender's process"
+    )
     parser.add_argument("--libraries", default=",".join(SCRIPTS))
     arguments = parser.parse_args()
     failed = False

@@ -11,13 +11,13 @@ class Case:
     name: str
     title: str
     wanted: Optional[float] = None  # our rate against PyTorch's, or another case's, at least
-    against: str = ""               # the case of ours that it is compared with; "": PyTorch
+    against: str = ""  # the case of ours that it is compared with; "": PyTorch
     flops: Callable = lambda: 0
-    items: int = 0                  # a step's
+    items: int = 0  # a step's
     unit: str = ""
     dtype: str = "bfloat16"
-    settings: tuple = ()            # environment of ours
-    apart: bool = False             # the wait for results is not counted
+    settings: tuple = ()  # environment of ours
+    apart: bool = False  # the wait for results is not counted
 
 
 GPT_WORDS = sizes.GPT_BATCH * sizes.GPT_LENGTH
@@ -26,12 +26,44 @@ CASES = [
     Case("add_issue", "the same, until the call returns", dtype="float32", apart=True),
     Case("recorded", "an eager op, recorded, with its backward", 2.0, dtype="float32"),
     Case("product", f"product of {sizes.PRODUCT}x{sizes.PRODUCT} in bfloat16", flops=sizes.product),
-    Case("gpt", "GPT-2 124M, training", 0.9, flops=sizes.gpt_training, items=GPT_WORDS, unit="tokens/s"),
-    Case("resnet", "ResNet-50, training", 0.9, flops=sizes.resnet_training, items=sizes.RESNET_BATCH, unit="images/s"),
-    Case("lstm", "2-layer LSTM language model, training", 1.0, flops=sizes.lstm_training, items=sizes.LSTM_TIME * sizes.LSTM_BATCH,
-         unit="tokens/s", dtype="float32", settings=(("MPGLUON_CUDA_TF32", "1"),)),
-    Case("pipeline", "GPT-2 of 12 layers on four logical GPUs, pipelined", 0.9, against="whole", flops=sizes.gpt_training, items=GPT_WORDS,
-         unit="tokens/s", settings=(("MPGLUON_GPU_LOGICAL", str(sizes.STAGES)),)),
-    Case("whole", "the same on one GPU", flops=sizes.gpt_training, items=GPT_WORDS, unit="tokens/s"),
-]  # fmt: skip
+    Case(
+        "gpt",
+        "GPT-2 124M, training",
+        0.9,
+        flops=sizes.gpt_training,
+        items=GPT_WORDS,
+        unit="tokens/s",
+    ),
+    Case(
+        "resnet",
+        "ResNet-50, training",
+        0.9,
+        flops=sizes.resnet_training,
+        items=sizes.RESNET_BATCH,
+        unit="images/s",
+    ),
+    Case(
+        "lstm",
+        "2-layer LSTM language model, training",
+        1.0,
+        flops=sizes.lstm_training,
+        items=sizes.LSTM_TIME * sizes.LSTM_BATCH,
+        unit="tokens/s",
+        dtype="float32",
+        settings=(("MPGLUON_CUDA_TF32", "1"),),
+    ),
+    Case(
+        "pipeline",
+        "GPT-2 of 12 layers on four logical GPUs, pipelined",
+        0.9,
+        against="whole",
+        flops=sizes.gpt_training,
+        items=GPT_WORDS,
+        unit="tokens/s",
+        settings=(("MPGLUON_GPU_LOGICAL", str(sizes.STAGES)),),
+    ),
+    Case(
+        "whole", "the same on one GPU", flops=sizes.gpt_training, items=GPT_WORDS, unit="tokens/s"
+    ),
+]
 BY_NAME = {case.name: case for case in CASES}

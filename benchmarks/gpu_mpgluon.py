@@ -83,24 +83,48 @@ def training(net, inputs, target, optimizer, **settings):
 
 
 def gpt():
-    net = MODELS["GPT"](sizes.GPT_VOCABULARY, sizes.GPT_UNITS, sizes.GPT_HEADS, sizes.GPT_LAYERS, sizes.GPT_LENGTH)
-    net.decoder = nn.Dense(sizes.GPT_VOCABULARY, flatten=False, use_bias=False, in_units=sizes.GPT_UNITS, params=net.embed.params)
+    net = MODELS["GPT"](
+        sizes.GPT_VOCABULARY, sizes.GPT_UNITS, sizes.GPT_HEADS, sizes.GPT_LAYERS, sizes.GPT_LENGTH
+    )
+    net.decoder = nn.Dense(
+        sizes.GPT_VOCABULARY,
+        flatten=False,
+        use_bias=False,
+        in_units=sizes.GPT_UNITS,
+        params=net.embed.params,
+    )
     words = integers(sizes.GPT_VOCABULARY, (sizes.GPT_BATCH, sizes.GPT_LENGTH))
-    return training(prepared(net), [words], words, "adam", learning_rate=1e-4, wd=0.01, multi_precision=True)
+    return training(
+        prepared(net), [words], words, "adam", learning_rate=1e-4, wd=0.01, multi_precision=True
+    )
 
 
 def resnet():
     net = networks.resnet(sizes.RESNET_BLOCKS, sizes.RESNET_WIDTH, classes=sizes.RESNET_CLASSES)[0]
-    images = nd.random.normal(shape=(sizes.RESNET_BATCH, 3, sizes.RESNET_IMAGE, sizes.RESNET_IMAGE), ctx=GPU).astype(DTYPE)
+    images = nd.random.normal(
+        shape=(sizes.RESNET_BATCH, 3, sizes.RESNET_IMAGE, sizes.RESNET_IMAGE), ctx=GPU
+    ).astype(DTYPE)
     target = integers(sizes.RESNET_CLASSES, (sizes.RESNET_BATCH,))
-    return training(prepared(net), [images], target, "sgd", learning_rate=0.1, momentum=0.9, multi_precision=True)
+    return training(
+        prepared(net),
+        [images],
+        target,
+        "sgd",
+        learning_rate=0.1,
+        momentum=0.9,
+        multi_precision=True,
+    )
 
 
 def lstm():
     net = MODELS["LanguageModel"](sizes.LSTM_VOCABULARY, sizes.LSTM_UNITS, sizes.LSTM_LAYERS)
     words = integers(sizes.LSTM_VOCABULARY, (sizes.LSTM_TIME + 1, sizes.LSTM_BATCH))
-    states = [nd.zeros((sizes.LSTM_LAYERS, sizes.LSTM_BATCH, sizes.LSTM_UNITS), ctx=GPU) for _ in range(2)]
-    return training(prepared(net, "float32"), [words[:-1], *states], words[1:], "sgd", learning_rate=1.0)
+    states = [
+        nd.zeros((sizes.LSTM_LAYERS, sizes.LSTM_BATCH, sizes.LSTM_UNITS), ctx=GPU) for _ in range(2)
+    ]
+    return training(
+        prepared(net, "float32"), [words[:-1], *states], words[1:], "sgd", learning_rate=1.0
+    )
 
 
 class Staged(gluon.HybridBlock):
@@ -108,19 +132,40 @@ class Staged(gluon.HybridBlock):
 
     def __init__(self, contexts):
         super().__init__()
-        whole = MODELS["GPT"](sizes.GPT_VOCABULARY, sizes.GPT_UNITS, sizes.GPT_HEADS, sizes.GPT_LAYERS, sizes.GPT_LENGTH)
-        self.embed, self.place, self.norm, self.decoder = whole.embed, whole.place, whole.norm, whole.decoder
+        whole = MODELS["GPT"](
+            sizes.GPT_VOCABULARY,
+            sizes.GPT_UNITS,
+            sizes.GPT_HEADS,
+            sizes.GPT_LAYERS,
+            sizes.GPT_LENGTH,
+        )
+        self.embed, self.place, self.norm, self.decoder = (
+            whole.embed,
+            whole.place,
+            whole.norm,
+            whole.decoder,
+        )
         self.layers = list(whole.layers)
-        self.contexts = [contexts[i * len(contexts) // len(self.layers)] for i in range(len(self.layers))]
+        self.contexts = [
+            contexts[i * len(contexts) // len(self.layers)] for i in range(len(self.layers))
+        ]
         for number, (layer, ctx) in enumerate(zip(self.layers, self.contexts)):
             self.register_child(layer, f"layer{number}")
             layer.initialize(mx.init.Xavier(), ctx=ctx)
-        for child, ctx in ((self.embed, contexts[0]), (self.place, contexts[0]), (self.norm, contexts[-1]), (self.decoder, contexts[-1])):
+        for child, ctx in (
+            (self.embed, contexts[0]),
+            (self.place, contexts[0]),
+            (self.norm, contexts[-1]),
+            (self.decoder, contexts[-1]),
+        ):
             child.initialize(mx.init.Xavier(), ctx=ctx)
         self.cast(DTYPE)
 
     def hybrid_forward(self, F, x):
-        x = F.broadcast_add(self.embed(x), F.expand_dims(self.place(F.arange(sizes.GPT_LENGTH, ctx=self.contexts[0])), axis=0))
+        x = F.broadcast_add(
+            self.embed(x),
+            F.expand_dims(self.place(F.arange(sizes.GPT_LENGTH, ctx=self.contexts[0])), axis=0),
+        )
         for layer, ctx in zip(self.layers, self.contexts):
             x = layer(x.as_in_context(ctx))
         return self.decoder(self.norm(x))
@@ -132,8 +177,16 @@ ADAM = {"learning_rate": 1e-4, "wd": 0.01, "multi_precision": True}
 def pipeline():
     contexts = [mx.gpu(i) for i in range(sizes.STAGES)]
     net = Staged(contexts)
-    step = TrainStep(net, cross_entropy, gluon.Trainer(net.collect_params(), "adam", ADAM), Pipeline(sizes.PIECES, "1f1b"))
-    x, y = (integers(sizes.GPT_VOCABULARY, (sizes.GPT_BATCH, sizes.GPT_LENGTH), ctx) for ctx in (contexts[0], contexts[-1]))
+    step = TrainStep(
+        net,
+        cross_entropy,
+        gluon.Trainer(net.collect_params(), "adam", ADAM),
+        Pipeline(sizes.PIECES, "1f1b"),
+    )
+    x, y = (
+        integers(sizes.GPT_VOCABULARY, (sizes.GPT_BATCH, sizes.GPT_LENGTH), ctx)
+        for ctx in (contexts[0], contexts[-1])
+    )
     return lambda: step(x, y), nd.waitall
 
 
@@ -147,4 +200,10 @@ def whole():
 if __name__ == "__main__":
     mx.random.seed(0)
     with GPU:
-        serve(f"mpgluon {mx.__version__}", {f.__name__: f for f in (add, add_issue, recorded, product, gpt, resnet, lstm, pipeline, whole)})
+        serve(
+            f"mpgluon {mx.__version__}",
+            {
+                f.__name__: f
+                for f in (add, add_issue, recorded, product, gpt, resnet, lstm, pipeline, whole)
+            },
+        )

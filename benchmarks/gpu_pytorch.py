@@ -80,26 +80,50 @@ def training(net, inputs, target, optimizer, half=True):
 
 
 def gpt():
-    net = models.GPT(sizes.GPT_VOCABULARY, sizes.GPT_UNITS, sizes.GPT_HEADS, sizes.GPT_LAYERS, sizes.GPT_LENGTH)
+    net = models.GPT(
+        sizes.GPT_VOCABULARY, sizes.GPT_UNITS, sizes.GPT_HEADS, sizes.GPT_LAYERS, sizes.GPT_LENGTH
+    )
     net.decoder = torch.nn.Linear(sizes.GPT_UNITS, sizes.GPT_VOCABULARY, bias=False)
     net.decoder.weight = net.embed.weight
     words = torch.randint(0, sizes.GPT_VOCABULARY, (sizes.GPT_BATCH, sizes.GPT_LENGTH))
-    return training(compiled(net), [words], words, torch.optim.AdamW(net.parameters(), lr=1e-4, fused=True))
+    return training(
+        compiled(net), [words], words, torch.optim.AdamW(net.parameters(), lr=1e-4, fused=True)
+    )
 
 
 def resnet():
-    net = models.resnet_bottleneck(sizes.RESNET_BLOCKS, sizes.RESNET_WIDTH, sizes.RESNET_CLASSES).to(memory_format=torch.channels_last)
-    images = torch.randn(sizes.RESNET_BATCH, 3, sizes.RESNET_IMAGE, sizes.RESNET_IMAGE).to(memory_format=torch.channels_last)
+    net = models.resnet_bottleneck(
+        sizes.RESNET_BLOCKS, sizes.RESNET_WIDTH, sizes.RESNET_CLASSES
+    ).to(memory_format=torch.channels_last)
+    images = torch.randn(sizes.RESNET_BATCH, 3, sizes.RESNET_IMAGE, sizes.RESNET_IMAGE).to(
+        memory_format=torch.channels_last
+    )
     target = torch.randint(0, sizes.RESNET_CLASSES, (sizes.RESNET_BATCH,))
-    return training(compiled(net), [images], target, torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, fused=True))
+    return training(
+        compiled(net),
+        [images],
+        target,
+        torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, fused=True),
+    )
 
 
 def lstm():
     net = models.LanguageModel(sizes.LSTM_VOCABULARY, sizes.LSTM_UNITS, sizes.LSTM_LAYERS)
     words = torch.randint(0, sizes.LSTM_VOCABULARY, (sizes.LSTM_TIME + 1, sizes.LSTM_BATCH))
-    states = tuple(torch.zeros(sizes.LSTM_LAYERS, sizes.LSTM_BATCH, sizes.LSTM_UNITS) for _ in range(2))
-    return training(net, [words[:-1], states], words[1:], torch.optim.SGD(net.parameters(), lr=1.0, fused=True), half=False)
+    states = tuple(
+        torch.zeros(sizes.LSTM_LAYERS, sizes.LSTM_BATCH, sizes.LSTM_UNITS) for _ in range(2)
+    )
+    return training(
+        net,
+        [words[:-1], states],
+        words[1:],
+        torch.optim.SGD(net.parameters(), lr=1.0, fused=True),
+        half=False,
+    )
 
 
 if __name__ == "__main__":
-    serve(f"PyTorch {torch.__version__}", {f.__name__: f for f in (add, add_issue, recorded, product, gpt, resnet, lstm)})
+    serve(
+        f"PyTorch {torch.__version__}",
+        {f.__name__: f for f in (add, add_issue, recorded, product, gpt, resnet, lstm)},
+    )

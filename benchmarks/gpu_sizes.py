@@ -16,13 +16,24 @@ CHAIN = size(500, 20)  # ops one after the other
 PRODUCT = size(8192, 64)
 
 # GPT-2 124M: the output layer is the embedding. Its vocabulary of 50,257 is filled up to a multiple of 64, for all.
-GPT_VOCABULARY, GPT_UNITS, GPT_HEADS, GPT_LAYERS = size(50304, 64), size(768, 16), size(12, 2), size(12, 4)
+GPT_VOCABULARY, GPT_UNITS, GPT_HEADS, GPT_LAYERS = (
+    size(50304, 64),
+    size(768, 16),
+    size(12, 2),
+    size(12, 4),
+)
 GPT_LENGTH, GPT_BATCH = size(1024, 12), size(32, 8)
 
 RESNET_BLOCKS, RESNET_WIDTH, RESNET_IMAGE = size((3, 4, 6, 3), (1, 1)), size(64, 8), size(224, 16)
 RESNET_CLASSES, RESNET_BATCH = size(1000, 10), size(256, 2)
 
-LSTM_VOCABULARY, LSTM_UNITS, LSTM_LAYERS, LSTM_TIME, LSTM_BATCH = size(10000, 40), size(1500, 16), 2, size(35, 3), size(20, 2)
+LSTM_VOCABULARY, LSTM_UNITS, LSTM_LAYERS, LSTM_TIME, LSTM_BATCH = (
+    size(10000, 40),
+    size(1500, 16),
+    2,
+    size(35, 3),
+    size(20, 2),
+)
 
 STAGES = 4
 PIECES = size(8, 4)  # micro-batches of the pipeline
@@ -51,7 +62,10 @@ def resnet_training():
             before = side
             if stage and not block:
                 side //= 2
-            rest += 2 * (before * before * inputs * width + side * side * (9 * width * width + width * outputs))
+            rest += 2 * (
+                before * before * inputs * width
+                + side * side * (9 * width * width + width * outputs)
+            )
             if not block:
                 rest += 2 * side * side * inputs * outputs
             inputs = outputs
@@ -60,4 +74,8 @@ def resnet_training():
 
 def lstm_training():
     words = LSTM_TIME * LSTM_BATCH
-    return 3 * words * (LSTM_LAYERS * 2 * 4 * LSTM_UNITS * 2 * LSTM_UNITS + 2 * LSTM_UNITS * LSTM_VOCABULARY)
+    return (
+        3
+        * words
+        * (LSTM_LAYERS * 2 * 4 * LSTM_UNITS * 2 * LSTM_UNITS + 2 * LSTM_UNITS * LSTM_VOCABULARY)
+    )

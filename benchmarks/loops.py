@@ -42,10 +42,25 @@ def gluon_cases(mx, hybridized):
                 return F.contrib.foreach(step, x, s)[0]
             if self.kind == "while_loop":
                 row = F.slice_axis(x, axis=0, begin=0, end=1).reshape((BATCH, UNITS))
-                return F.contrib.while_loop(condition, lambda i, s: (step(row, s)[0], [i + 1, step(row, s)[1]]), [F.zeros((1,)), s], STEPS)[0]
+                return F.contrib.while_loop(
+                    condition,
+                    lambda i, s: (step(row, s)[0], [i + 1, step(row, s)[1]]),
+                    [F.zeros((1,)), s],
+                    STEPS,
+                )[0]
             if self.kind == "branch":
-                return F.contrib.foreach(lambda row, s: (F.contrib.cond(F.sum(row) < 1e9, lambda: step(row, s)[0], lambda: s),) * 2, x, s)[0]
-            return F.contrib.foreach(lambda rows, s: F.contrib.foreach(step, rows, s), x.reshape((50, 20, BATCH, UNITS)), s)[0]
+                return F.contrib.foreach(
+                    lambda row, s: (
+                        (F.contrib.cond(F.sum(row) < 1e9, lambda: step(row, s)[0], lambda: s),) * 2
+                    ),
+                    x,
+                    s,
+                )[0]
+            return F.contrib.foreach(
+                lambda rows, s: F.contrib.foreach(step, rows, s),
+                x.reshape((50, 20, BATCH, UNITS)),
+                s,
+            )[0]
 
     def case(kind):
         net = Loop(kind)
@@ -76,7 +91,9 @@ def torch_cases():
     torch.set_num_threads(2)
 
     def case(kind):
-        w, b = (torch.full(shape, 0.01, requires_grad=True) for shape in ((UNITS, UNITS), (1, UNITS)))
+        w, b = (
+            torch.full(shape, 0.01, requires_grad=True) for shape in ((UNITS, UNITS), (1, UNITS))
+        )
         x, start = torch.full((STEPS, BATCH, UNITS), 0.1), torch.zeros(BATCH, UNITS)
 
         def run():
@@ -123,7 +140,9 @@ def work(contender):
                 call()
                 call()
             except Exception as error:  # another library's limit
-                print(f"{contender}, {kind}: {str(error).strip().splitlines()[-1]}", file=sys.stderr)
+                print(
+                    f"{contender}, {kind}: {str(error).strip().splitlines()[-1]}", file=sys.stderr
+                )
                 break
             best, end = 1e9, time.perf_counter() + SECONDS / 2
             for _ in range(TIMES):
@@ -154,13 +173,21 @@ if __name__ == "__main__":
             python = options.mxnet_python if contender.startswith("MXNet") else sys.executable
             if python is None:
                 continue
-            done = subprocess.run([python, __file__, "--work", contender], capture_output=True, text=True)
+            done = subprocess.run(
+                [python, __file__, "--work", contender], capture_output=True, text=True
+            )
             if done.returncode:
                 print(f"{contender}: {done.stderr.strip().splitlines()[-1]}", file=sys.stderr)
                 continue
             for kind, times in json.loads(done.stdout.splitlines()[-1]).items():
-                best[contender, kind] = [min(pair) for pair in zip(times, best.get((contender, kind), times))]
+                best[contender, kind] = [
+                    min(pair) for pair in zip(times, best.get((contender, kind), times))
+                ]
     print("| | " + " | ".join(KINDS) + " |\n" + "| --- " * (1 + len(KINDS)) + "|")
     for contender in CONTENDERS:
         cells = [best.get((contender, kind)) for kind in KINDS]
-        print(f"| {contender} | " + " | ".join(f"{cell[0]:.3g} / {cell[1]:.3g}" if cell else "" for cell in cells) + " |")
+        print(
+            f"| {contender} | "
+            + " | ".join(f"{cell[0]:.3g} / {cell[1]:.3g}" if cell else "" for cell in cells)
+            + " |"
+        )

@@ -43,7 +43,12 @@ def make_models(mx):
                 self.decoder = nn.Dense(vocabulary, in_units=units, flatten=False)
 
         def initialize_split(self):
-            for child, ctx in ((self.embed, mx.cpu(0)), (self.lstm1, mx.cpu(0)), (self.lstm2, mx.cpu(1)), (self.decoder, mx.cpu(1))):
+            for child, ctx in (
+                (self.embed, mx.cpu(0)),
+                (self.lstm1, mx.cpu(0)),
+                (self.lstm2, mx.cpu(1)),
+                (self.decoder, mx.cpu(1)),
+            ):
                 child.initialize(ctx=ctx)
 
         def hybrid_forward(self, F, x, h1, c1, h2, c2):
@@ -68,10 +73,15 @@ def make_models(mx):
                 self.around = None
                 if stride != 1 or inputs != channels:
                     self.around = nn.HybridSequential()
-                    self.around.add(nn.Conv2D(channels, 1, stride, use_bias=False, in_channels=inputs), nn.BatchNorm(in_channels=channels))
+                    self.around.add(
+                        nn.Conv2D(channels, 1, stride, use_bias=False, in_channels=inputs),
+                        nn.BatchNorm(in_channels=channels),
+                    )
 
         def hybrid_forward(self, F, x):
-            return F.Activation(self.body(x) + (self.around(x) if self.around else x), act_type="relu")
+            return F.Activation(
+                self.body(x) + (self.around(x) if self.around else x), act_type="relu"
+            )
 
     def resnet(blocks, channels, classes):
         """A ResNet of residual blocks of two convolutions: `blocks` of them in each stage of `channels`."""
@@ -98,7 +108,12 @@ def make_models(mx):
 
         def __init__(self, units, heads, length, **kwargs):
             super().__init__(**kwargs)
-            self.heads, self.size, self.length, self.dtype = heads, units // heads, length, "float32"
+            self.heads, self.size, self.length, self.dtype = (
+                heads,
+                units // heads,
+                length,
+                "float32",
+            )
             with self.name_scope():
                 self.qkv = nn.Dense(3 * units, flatten=False, in_units=units)
                 self.out = nn.Dense(units, flatten=False, in_units=units)
@@ -109,15 +124,24 @@ def make_models(mx):
 
         def hybrid_forward(self, F, x):
             # (batch, time, 3 * units) -> three of (batch * heads, time, size)
-            parts = F.transpose(F.reshape(self.qkv(x), (0, 0, 3, self.heads, self.size)), (2, 0, 3, 1, 4))
+            parts = F.transpose(
+                F.reshape(self.qkv(x), (0, 0, 3, self.heads, self.size)), (2, 0, 3, 1, 4)
+            )
             parts = F.reshape(parts, (3, -3, 0, 0))
-            q, k, v = (F.reshape(F.slice_axis(parts, axis=0, begin=i, end=i + 1), (-3, -2)) for i in range(3))
+            q, k, v = (
+                F.reshape(F.slice_axis(parts, axis=0, begin=i, end=i + 1), (-3, -2))
+                for i in range(3)
+            )
             scores = F.batch_dot(q, k, transpose_b=True) * self.size**-0.5
             place = F.arange(self.length)
             later = F.broadcast_lesser(F.reshape(place, (-1, 1)), F.reshape(place, (1, -1)))
-            hidden = later * -1e9 if self.dtype == "float32" else F.Cast(later * -1e9, dtype=self.dtype)
+            hidden = (
+                later * -1e9 if self.dtype == "float32" else F.Cast(later * -1e9, dtype=self.dtype)
+            )
             weights = F.softmax(F.broadcast_add(scores, F.expand_dims(hidden, axis=0)), axis=-1)
-            joined = F.transpose(F.reshape(F.batch_dot(weights, v), (-4, -1, self.heads, 0, 0)), (0, 2, 1, 3))
+            joined = F.transpose(
+                F.reshape(F.batch_dot(weights, v), (-4, -1, self.heads, 0, 0)), (0, 2, 1, 3)
+            )
             return self.out(F.reshape(joined, (0, 0, -3)))
 
     class TransformerLayer(gluon.HybridBlock):
@@ -152,7 +176,9 @@ def make_models(mx):
                 self.decoder = nn.Dense(vocabulary, flatten=False, in_units=units)
 
         def hybrid_forward(self, F, x):
-            x = F.broadcast_add(self.embed(x), F.expand_dims(self.place(F.arange(self.length)), axis=0))
+            x = F.broadcast_add(
+                self.embed(x), F.expand_dims(self.place(F.arange(self.length)), axis=0)
+            )
             return self.decoder(self.norm(self.layers(x)))
 
     return {

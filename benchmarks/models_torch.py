@@ -38,7 +38,9 @@ class Residual(nn.Module):
         )
         self.around = None
         if stride != 1 or inputs != channels:
-            self.around = nn.Sequential(nn.Conv2d(inputs, channels, 1, stride, bias=False), nn.BatchNorm2d(channels))
+            self.around = nn.Sequential(
+                nn.Conv2d(inputs, channels, 1, stride, bias=False), nn.BatchNorm2d(channels)
+            )
 
     def forward(self, x):
         return F.relu(self.body(x) + (self.around(x) if self.around else x))
@@ -46,13 +48,20 @@ class Residual(nn.Module):
 
 def resnet18():
     channels = sizes.RESNET_CHANNELS
-    layers = [nn.Conv2d(3, channels[0], 7, 2, 3, bias=False), nn.BatchNorm2d(channels[0]), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+    layers = [
+        nn.Conv2d(3, channels[0], 7, 2, 3, bias=False),
+        nn.BatchNorm2d(channels[0]),
+        nn.ReLU(),
+        nn.MaxPool2d(3, 2, 1),
+    ]
     inputs = channels[0]
     for stage, outputs in enumerate(channels):
         for i in range(2):
             layers.append(Residual(inputs, outputs, 2 if i == 0 and stage > 0 else 1))
             inputs = outputs
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, sizes.RESNET_CLASSES))
+    return nn.Sequential(
+        *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, sizes.RESNET_CLASSES)
+    )
 
 
 class Bottleneck(nn.Module):
@@ -60,10 +69,23 @@ class Bottleneck(nn.Module):
         super().__init__()
 
         def convolution(inputs, outputs, kernel, stride=1):
-            return [nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False), nn.BatchNorm2d(outputs)]
+            return [
+                nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False),
+                nn.BatchNorm2d(outputs),
+            ]
 
-        self.body = nn.Sequential(*convolution(inputs, width, 1), nn.ReLU(), *convolution(width, width, 3, stride), nn.ReLU(), *convolution(width, 4 * width, 1))
-        self.around = nn.Sequential(*convolution(inputs, 4 * width, 1, stride)) if stride != 1 or inputs != 4 * width else None
+        self.body = nn.Sequential(
+            *convolution(inputs, width, 1),
+            nn.ReLU(),
+            *convolution(width, width, 3, stride),
+            nn.ReLU(),
+            *convolution(width, 4 * width, 1),
+        )
+        self.around = (
+            nn.Sequential(*convolution(inputs, 4 * width, 1, stride))
+            if stride != 1 or inputs != 4 * width
+            else None
+        )
 
     def forward(self, x):
         return F.relu(self.body(x) + (self.around(x) if self.around else x))
@@ -71,7 +93,15 @@ class Bottleneck(nn.Module):
 
 def resnet_bottleneck(blocks, width, classes):
     """(3, 4, 6, 3), 64: ResNet-50."""
-    layers, inputs = [nn.Conv2d(3, width, 7, 2, 3, bias=False), nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(3, 2, 1)], width
+    layers, inputs = (
+        [
+            nn.Conv2d(3, width, 7, 2, 3, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.MaxPool2d(3, 2, 1),
+        ],
+        width,
+    )
     for stage, count in enumerate(blocks):
         for i in range(count):
             layers.append(Bottleneck(inputs, width << stage, 2 if i == 0 and stage > 0 else 1))
@@ -92,8 +122,16 @@ class TransformerLayer(nn.Module):
 
     def forward(self, x):
         batch, length, units = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, units // self.heads).permute(2, 0, 3, 1, 4)
-        joined = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(batch, length, units)
+        q, k, v = (
+            self.qkv(self.norm1(x))
+            .view(batch, length, 3, self.heads, units // self.heads)
+            .permute(2, 0, 3, 1, 4)
+        )
+        joined = (
+            F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            .transpose(1, 2)
+            .reshape(batch, length, units)
+        )
         x = x + self.out(joined)
         return x + self.narrow(F.gelu(self.widen(self.norm2(x))))
 

@@ -11,7 +11,10 @@ def sequence(*layers):
 
 
 def mlp(layers=6, width=512, batch=128):
-    net = sequence(*[nn.Dense(width, activation="relu", in_units=width) for _ in range(layers)], nn.Dense(10, in_units=width))
+    net = sequence(
+        *[nn.Dense(width, activation="relu", in_units=width) for _ in range(layers)],
+        nn.Dense(10, in_units=width),
+    )
     return net, [nd.ones((batch, width))]
 
 
@@ -33,7 +36,10 @@ def lstm(layers=2, vocab=2000, hidden=256, time=35, batch=20):
 
 def convolution(channels, in_channels, kernel=3, stride=1, pad=None, relu=True):
     pad = kernel // 2 if pad is None else pad
-    layers = [nn.Conv2D(channels, kernel, stride, pad, use_bias=False, in_channels=in_channels), nn.BatchNorm(in_channels=channels)]
+    layers = [
+        nn.Conv2D(channels, kernel, stride, pad, use_bias=False, in_channels=in_channels),
+        nn.BatchNorm(in_channels=channels),
+    ]
     return sequence(*layers, *([nn.Activation("relu")] if relu else []))
 
 
@@ -42,10 +48,15 @@ class Bottleneck(gluon.HybridBlock):
         super().__init__(**kwargs)
         with self.name_scope():
             self.body = sequence(
-                convolution(channels // 4, in_channels, 1), convolution(channels // 4, channels // 4, 3, stride),
+                convolution(channels // 4, in_channels, 1),
+                convolution(channels // 4, channels // 4, 3, stride),
                 convolution(channels, channels // 4, 1, relu=False),
             )
-            self.shortcut = convolution(channels, in_channels, 1, stride, relu=False) if in_channels != channels or stride != 1 else None
+            self.shortcut = (
+                convolution(channels, in_channels, 1, stride, relu=False)
+                if in_channels != channels or stride != 1
+                else None
+            )
 
     def hybrid_forward(self, F, x):
         return F.relu(self.body(x) + (x if self.shortcut is None else self.shortcut(x)))
@@ -59,7 +70,9 @@ def resnet(stages=(3, 4, 6, 3), width=64, size=64, batch=2, classes=1000):
         for block in range(blocks):
             layers.append(Bottleneck(in_channels, channels, 2 if number and not block else 1))
             in_channels = channels
-    return sequence(*layers, nn.GlobalAvgPool2D(), nn.Flatten(), nn.Dense(classes, in_units=in_channels)), [nd.ones((batch, 3, size, size))]
+    return sequence(
+        *layers, nn.GlobalAvgPool2D(), nn.Flatten(), nn.Dense(classes, in_units=in_channels)
+    ), [nd.ones((batch, 3, size, size))]
 
 
 class Attention(gluon.HybridBlock):
@@ -76,7 +89,12 @@ class Attention(gluon.HybridBlock):
     def hybrid_forward(self, F, x):
         q, k, v = [self.split(part) for part in F.split(self.qkv(x), num_outputs=3, axis=2)]
         weights = F.softmax(F.batch_dot(q, k, transpose_b=True) * (self.heads / self.width) ** 0.5)
-        mixed = F.batch_dot(weights, v).reshape((-4, -1, self.heads, 0, 0)).transpose((0, 2, 1, 3)).reshape((0, 0, -3))
+        mixed = (
+            F.batch_dot(weights, v)
+            .reshape((-4, -1, self.heads, 0, 0))
+            .transpose((0, 2, 1, 3))
+            .reshape((0, 0, -3))
+        )
         return self.out(mixed)
 
 
@@ -85,7 +103,10 @@ class TransformerLayer(gluon.HybridBlock):
         super().__init__(**kwargs)
         with self.name_scope():
             self.norm1, self.attention = nn.LayerNorm(in_channels=width), Attention(width, heads)
-            self.norm2, self.up = nn.LayerNorm(in_channels=width), nn.Dense(4 * width, flatten=False, in_units=width)
+            self.norm2, self.up = (
+                nn.LayerNorm(in_channels=width),
+                nn.Dense(4 * width, flatten=False, in_units=width),
+            )
             self.gelu, self.down = nn.GELU(), nn.Dense(width, flatten=False, in_units=4 * width)
             self.dropout = nn.Dropout(dropout)
 
@@ -99,8 +120,13 @@ class GPT(gluon.HybridBlock):
         super().__init__(**kwargs)
         with self.name_scope():
             self.embed = nn.Embedding(vocab, width)
-            self.layers = sequence(*[TransformerLayer(width, heads, dropout) for _ in range(layers)])
-            self.norm, self.head = nn.LayerNorm(in_channels=width), nn.Dense(vocab, flatten=False, in_units=width)
+            self.layers = sequence(
+                *[TransformerLayer(width, heads, dropout) for _ in range(layers)]
+            )
+            self.norm, self.head = (
+                nn.LayerNorm(in_channels=width),
+                nn.Dense(vocab, flatten=False, in_units=width),
+            )
 
     def hybrid_forward(self, F, x):
         return self.head(self.norm(self.layers(self.embed(x))))
@@ -117,8 +143,12 @@ class Inception(gluon.HybridBlock):
         super().__init__(**kwargs)
         with self.name_scope():
             self.one = convolution(channels, in_channels, 1)
-            self.three = sequence(convolution(channels // 2, in_channels, 1), convolution(channels, channels // 2, 3))
-            self.five = sequence(convolution(channels // 4, in_channels, 1), convolution(channels, channels // 4, 5))
+            self.three = sequence(
+                convolution(channels // 2, in_channels, 1), convolution(channels, channels // 2, 3)
+            )
+            self.five = sequence(
+                convolution(channels // 4, in_channels, 1), convolution(channels, channels // 4, 5)
+            )
             self.pool = sequence(nn.MaxPool2D(3, 1, 1), convolution(channels, in_channels, 1))
 
     def hybrid_forward(self, F, x):
@@ -126,8 +156,12 @@ class Inception(gluon.HybridBlock):
 
 
 def inception(blocks=6, channels=16, size=32, batch=4):
-    layers = [convolution(4 * channels, 3, 3)] + [Inception(4 * channels, channels) for _ in range(blocks)]
-    return sequence(*layers, nn.GlobalAvgPool2D(), nn.Flatten(), nn.Dense(10, in_units=4 * channels)), [nd.ones((batch, 3, size, size))]
+    layers = [convolution(4 * channels, 3, 3)] + [
+        Inception(4 * channels, channels) for _ in range(blocks)
+    ]
+    return sequence(
+        *layers, nn.GlobalAvgPool2D(), nn.Flatten(), nn.Dense(10, in_units=4 * channels)
+    ), [nd.ones((batch, 3, size, size))]
 
 
 class UNet(gluon.HybridBlock):
@@ -137,16 +171,24 @@ class UNet(gluon.HybridBlock):
         with self.name_scope():
             for level in range(depth + 1):
                 into, out = (3 if level == 0 else channels << (level - 1)), channels << level
-                setattr(self, f"down{level}", sequence(convolution(out, into), convolution(out, out)))
+                setattr(
+                    self, f"down{level}", sequence(convolution(out, into), convolution(out, out))
+                )
                 if level:
                     setattr(self, f"up{level}", convolution(out // 2, out, 1))
-                    setattr(self, f"join{level}", sequence(convolution(out // 2, out), convolution(out // 2, out // 2)))
+                    setattr(
+                        self,
+                        f"join{level}",
+                        sequence(convolution(out // 2, out), convolution(out // 2, out // 2)),
+                    )
             self.head = nn.Conv2D(2, 1, in_channels=channels)
 
     def hybrid_forward(self, F, x):
         kept = []
         for level in range(self.depth + 1):
-            x = getattr(self, f"down{level}")(x if level == 0 else F.Pooling(x, kernel=(2, 2), stride=(2, 2), pool_type="max"))
+            x = getattr(self, f"down{level}")(
+                x if level == 0 else F.Pooling(x, kernel=(2, 2), stride=(2, 2), pool_type="max")
+            )
             kept.append(x)
         for level in range(self.depth, 0, -1):
             x = getattr(self, f"up{level}")(F.UpSampling(x, scale=2, sample_type="nearest"))

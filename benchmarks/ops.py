@@ -27,7 +27,9 @@ def measure(case, contenders, rounds, seconds):
     times = [[] for _ in contenders]
     for _ in range(rounds):
         for contender, own in zip(contenders, times):
-            time.sleep(0.02)  # the threads of the other spin for some milliseconds behind their last op
+            time.sleep(
+                0.02
+            )  # the threads of the other spin for some milliseconds behind their last op
             own.append(contender.ask(time=case.name, seconds=seconds))
     return [min(own) for own in times]
 
@@ -44,16 +46,29 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=0.02, help="of measuring per round and library")
-    parser.add_argument("--only", nargs="+", default=[""], help="cases whose names have one of these in them")
-    parser.add_argument("--above", type=float, default=0, help="show the rows above this ratio only")
+    parser.add_argument(
+        "--seconds", type=float, default=0.02, help="of measuring per round and library"
+    )
+    parser.add_argument(
+        "--only", nargs="+", default=[""], help="cases whose names have one of these in them"
+    )
+    parser.add_argument(
+        "--above", type=float, default=0, help="show the rows above this ratio only"
+    )
     parser.add_argument("--json", help="a file for the figures")
-    parser.add_argument("--add", action="store_true", help="replace those of the file that are measured now, keep the others")
+    parser.add_argument(
+        "--add",
+        action="store_true",
+        help="replace those of the file that are measured now, keep the others",
+    )
     options = parser.parse_args()
     chosen = [case for case in CASES if any(words in case.name for words in options.only)]
     if not chosen:
         parser.error(f"no case has {' or '.join(options.only)} in its name")
-    contenders = [Contender(library, options.threads, sys.executable, script) for library, script in SCRIPTS.items()]
+    contenders = [
+        Contender(library, options.threads, sys.executable, script)
+        for library, script in SCRIPTS.items()
+    ]
     if not contenders[1].version:
         raise SystemExit("PyTorch is not installed")
     found = {}
@@ -71,11 +86,19 @@ def main():
     if options.json:
         with open(options.json, "w") as f:
             json.dump(found, f, indent=1)
-    rows = [(case.name, *found[case.name], found[case.name][0] / found[case.name][1]) for case in CASES if case.name in found]
+    rows = [
+        (case.name, *found[case.name], found[case.name][0] / found[case.name][1])
+        for case in CASES
+        if case.name in found
+    ]
     ratios = sorted(row[3] for row in rows)
     print("\n".join(table([row for row in rows if row[3] >= options.above])))
-    above = ", ".join(f"{sum(r > limit for r in ratios)} above {limit}" for limit in (1.0, 1.2, 1.5))
-    print(f"\n{'; '.join(versions)}; {options.threads} threads; {len(rows)} cases, median {statistics.median(ratios):.2f}, {above}")
+    above = ", ".join(
+        f"{sum(r > limit for r in ratios)} above {limit}" for limit in (1.0, 1.2, 1.5)
+    )
+    print(
+        f"\n{'; '.join(versions)}; {options.threads} threads; {len(rows)} cases, median {statistics.median(ratios):.2f}, {above}"
+    )
 
 
 if __name__ == "__main__":

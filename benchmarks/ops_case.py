@@ -24,7 +24,9 @@ def draw(case):
     random, arrays = np.random.RandomState(0), {}
     for name, shape, dtype in case.inputs:
         if dtype in ("float32", "float64", "float16", "bfloat16"):
-            arrays[name] = random.standard_normal(shape).astype("float32" if dtype == "bfloat16" else dtype)
+            arrays[name] = random.standard_normal(shape).astype(
+                "float32" if dtype == "bfloat16" else dtype
+            )
         else:
             arrays[name] = random.randint(0, 100, shape).astype(dtype)
     return arrays
@@ -34,7 +36,13 @@ def size(shape):
     return "x".join(str(n) for n in shape)
 
 
-WIDE, TALL, LOW, CUBE, IMAGES = (1000, 1000), (100000, 3), (3, 100000), (64, 128, 7), (64, 32, 28, 28)
+WIDE, TALL, LOW, CUBE, IMAGES = (
+    (1000, 1000),
+    (100000, 3),
+    (3, 100000),
+    (64, 128, 7),
+    (64, 32, 28, 28),
+)
 
 
 def single(group, op, shape, ours, theirs, dtype="float32", where=""):
@@ -45,5 +53,13 @@ def single(group, op, shape, ours, theirs, dtype="float32", where=""):
 
 def pair(group, op, shapes, ours, theirs, dtype="float32"):
     """A case of two arrays, x and y."""
-    title = f"{op}, " + (size(shapes[0]) if shapes[0] == shapes[1] else " and ".join(size(s) for s in shapes))
-    return Case(group, title + (f", {dtype}" if dtype != "float32" else ""), (("x", shapes[0], dtype), ("y", shapes[1], dtype)), ours, theirs)
+    title = f"{op}, " + (
+        size(shapes[0]) if shapes[0] == shapes[1] else " and ".join(size(s) for s in shapes)
+    )
+    return Case(
+        group,
+        title + (f", {dtype}" if dtype != "float32" else ""),
+        (("x", shapes[0], dtype), ("y", shapes[1], dtype)),
+        ours,
+        theirs,
+    )

@@ -30,8 +30,12 @@ def step(function, *arrays):
 def make(case):
     def start():
         dtypes = {name: getattr(torch, dtype) for name, _, dtype in case.inputs}
-        names = {name: torch.from_numpy(value).to(dtypes[name]) for name, value in draw(case).items()}
-        return eval(f"lambda: {case.theirs}", {"F": F, "torch": torch, "step": step, **names}), nothing
+        names = {
+            name: torch.from_numpy(value).to(dtypes[name]) for name, value in draw(case).items()
+        }
+        return eval(
+            f"lambda: {case.theirs}", {"F": F, "torch": torch, "step": step, **names}
+        ), nothing
 
     return start
 

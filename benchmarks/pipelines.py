@@ -44,12 +44,18 @@ class Halves(gluon.HybridBlock):
         self.second.initialize(mx.init.Xavier(), ctx=contexts[1])
 
     def hybrid_forward(self, F, x):
-        return self.second(self.first(x.as_in_context(self.contexts[0])).as_in_context(self.contexts[1]))
+        return self.second(
+            self.first(x.as_in_context(self.contexts[0])).as_in_context(self.contexts[1])
+        )
 
 
 def transformer_layers():
     """Those of a GPT, without its embeddings and output."""
-    return list(make_models(mx)["GPT"](8, sizes.STAGED_UNITS, sizes.STAGED_HEADS, sizes.STAGED_LAYERS, sizes.STAGED_LENGTH).layers)
+    return list(
+        make_models(mx)["GPT"](
+            8, sizes.STAGED_UNITS, sizes.STAGED_HEADS, sizes.STAGED_LAYERS, sizes.STAGED_LENGTH
+        ).layers
+    )
 
 
 def transformer(contexts):
@@ -58,7 +64,9 @@ def transformer(contexts):
 
 def mlp(contexts):
     widths = sizes.STAGED_MLP
-    return Halves([nn.Dense(b, in_units=a, activation="relu") for a, b in zip(widths, widths[1:])], contexts), (sizes.STAGED_MLP_BATCH, widths[0])
+    return Halves(
+        [nn.Dense(b, in_units=a, activation="relu") for a, b in zip(widths, widths[1:])], contexts
+    ), (sizes.STAGED_MLP_BATCH, widths[0])
 
 
 class LSTMHalves(gluon.HybridBlock):
@@ -66,12 +74,18 @@ class LSTMHalves(gluon.HybridBlock):
         super().__init__()
         self.contexts = contexts
         with self.name_scope():
-            self.first, self.second = rnn.LSTM(units, 2, input_size=units), rnn.LSTM(units, 2, input_size=units)
+            self.first, self.second = (
+                rnn.LSTM(units, 2, input_size=units),
+                rnn.LSTM(units, 2, input_size=units),
+            )
         self.first.initialize(mx.init.Xavier(), ctx=contexts[0])
         self.second.initialize(mx.init.Xavier(), ctx=contexts[1])
 
     def states(self, batch):
-        return [layer.begin_state(batch, ctx=ctx) for layer, ctx in zip((self.first, self.second), self.contexts)]
+        return [
+            layer.begin_state(batch, ctx=ctx)
+            for layer, ctx in zip((self.first, self.second), self.contexts)
+        ]
 
     def hybrid_forward(self, F, x, states):
         x, one = self.first(x, states[0])
@@ -137,7 +151,14 @@ def timewise(pieces):
     for ctx in DEVICES:
         net = LSTMHalves([ctx, ctx], units)
         net.hybridize()
-        alone.append((net, trainer_of(net), nd.ones((steps // pieces, batch, units), ctx=ctx), net.states(batch)))
+        alone.append(
+            (
+                net,
+                trainer_of(net),
+                nd.ones((steps // pieces, batch, units), ctx=ctx),
+                net.states(batch),
+            )
+        )
 
     def independent():
         for net, trainer, x, states in alone:
@@ -166,7 +187,11 @@ def timewise(pieces):
 
 
 PIECES = sizes.STAGED_PIECES
-CASES = {"transformer": lambda: batchwise(transformer, PIECES), "mlp": lambda: batchwise(mlp, PIECES), "lstm": lambda: timewise(PIECES)}
+CASES = {
+    "transformer": lambda: batchwise(transformer, PIECES),
+    "mlp": lambda: batchwise(mlp, PIECES),
+    "lstm": lambda: timewise(PIECES),
+}
 PEERS = {"transformer": ("gpipe", "1f1b"), "mlp": ("gpipe", "1f1b"), "lstm": ("2 threads",)}
 
 
@@ -193,7 +218,10 @@ def measure(case, rounds, seconds, others):
             peer = others[2 if kind == "2 threads" else 1]
             shortest[name] = min(shortest[name], peer.ask(time=f"{case}, {kind}", seconds=seconds))
     ideal = 2 / shortest["independent"] * PIECES / (PIECES + len(DEVICES) - 1)  # batches a second
-    figures = {"independent": {"ms": shortest.pop("independent") * 1e3}, "ideal": {"ms": 1e3 / ideal}}
+    figures = {
+        "independent": {"ms": shortest.pop("independent") * 1e3},
+        "ideal": {"ms": 1e3 / ideal},
+    }
     for name, taken in shortest.items():
         figures[name] = {"ms": taken * 1e3, "of_ideal": 1 / taken / ideal}
         if name in contenders:
@@ -209,27 +237,39 @@ def table(case, figures):
     yield "| --- | --- | --- | --- | --- |"
     for name, row in figures.items():
         if "of_ideal" in row:
-            bubbles = [f"{row[key]:.1%}" if key in row else "" for key in ("bubble", "planned_bubble")]
+            bubbles = [
+                f"{row[key]:.1%}" if key in row else "" for key in ("bubble", "planned_bubble")
+            ]
             yield f"| {name} | {row['ms']:.1f} | {row['of_ideal']:.3f} | {bubbles[0]} | {bubbles[1]} |"
     theirs = [row["ms"] for name, row in figures.items() if name.startswith("PyTorch")]
     best_of_ours = min((row["ms"], name) for name, row in figures.items() if "bubble" in row)
     if "1f1b" in figures:
         yield f"zero_bubble has {figures['1f1b']['ms'] / figures['zero_bubble']['ms']:.3f}x the rate of 1f1b"
     if theirs:
-        for ms, name in sorted({(figures[n]["ms"], n) for n in ("1f1b", "gpipe") if n in figures} | {best_of_ours}):
+        for ms, name in sorted(
+            {(figures[n]["ms"], n) for n in ("1f1b", "gpipe") if n in figures} | {best_of_ours}
+        ):
             yield f"{name} has {min(theirs) / ms:.2f}x PyTorch's rate"
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of each contender in each round")
+    parser.add_argument(
+        "--seconds", type=float, default=1.0, help="of each contender in each round"
+    )
     parser.add_argument("--json")
     args = parser.parse_args()
     others = peers()
     libraries = {"mpgluon": mx.__version__, **({"PyTorch": others[1].version} if others else {})}
-    results = {"machine": f"{processor()}, {os.cpu_count()} cores", "libraries": libraries, "cases": {}}
+    results = {
+        "machine": f"{processor()}, {os.cpu_count()} cores",
+        "libraries": libraries,
+        "cases": {},
+    }
     print(f"{results['machine']}, load {os.getloadavg()[0]:.2f}; {', '.join(libraries.values())}")
     for case in args.cases.split(","):
         figures = results["cases"][case] = measure(case, args.rounds, args.seconds, others)

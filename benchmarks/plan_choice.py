@@ -20,7 +20,12 @@ import random
 import statistics
 import time
 
-from pipelines import DEVICES, square_loss, trainer_of, transformer_layers  # sets the number of threads: first
+from pipelines import (
+    DEVICES,
+    square_loss,
+    trainer_of,
+    transformer_layers,
+)  # sets the number of threads: first
 
 import mpgluon as mx
 import sizes
@@ -39,11 +44,18 @@ def chain(*layers):
 
 def mlp():
     """Layers of very different sizes."""
-    return chain(*[nn.Dense(units, activation="relu") for units in (512, 1024, 1024, 256, 256, 1024, 512, 64)]), (512, 512)
+    return chain(
+        *[
+            nn.Dense(units, activation="relu")
+            for units in (512, 1024, 1024, 256, 256, 1024, 512, 64)
+        ]
+    ), (512, 512)
 
 
 def transformer():
-    return chain(*transformer_layers(), nn.Dense(1024, flatten=False), nn.Dense(64, flatten=False)), sizes.STAGED_SHAPE
+    return chain(
+        *transformer_layers(), nn.Dense(1024, flatten=False), nn.Dense(64, flatten=False)
+    ), sizes.STAGED_SHAPE
 
 
 def convolutions():
@@ -57,7 +69,11 @@ def convolutions():
 SCHEDULES = ["gpipe", "1f1b", "zero_bubble"]
 CASES = {"mlp": mlp, "transformer": transformer, "convolutions": convolutions}
 ALL, NEAR = 3, 1.15  # rounds that all take part in, and how near to the choice are those that go on
-WARM, TIMED, SECONDS = 1, 3, 0.05  # steps of a turn, those that count at least, and for how long at least
+WARM, TIMED, SECONDS = (
+    1,
+    3,
+    0.05,
+)  # steps of a turn, those that count at least, and for how long at least
 ALONE = 1.0  # seconds, at least, that the choice runs alone for, each time
 
 
@@ -70,7 +86,12 @@ class Contender:
             made.move(layer, DEVICES[d])
         made.change(*form)
         self.net.place(made)
-        self.step, self.x, self.predicted, self.memory = TrainStep(self.net, square_loss, trainer_of(self.net), made.pipeline()), x, made.seconds, made.memory
+        self.step, self.x, self.predicted, self.memory = (
+            TrainStep(self.net, square_loss, trainer_of(self.net), made.pipeline()),
+            x,
+            made.seconds,
+            made.memory,
+        )
         for _ in range(3):
             self.seconds()
 
@@ -102,13 +123,19 @@ class Contender:
         for ctx in DEVICES:
             params = [p for p in self.net.collect_params().values() if p.list_ctx() == [ctx]]
             held = sum(p.data().size * 4 * (2 if p.grad_req != "null" else 1) for p in params)
-            found.append([self.memory[ctx], held + mx.context.memory_stats(ctx)["peak_in_use"] - before[ctx]])
+            found.append(
+                [self.memory[ctx], held + mx.context.memory_stats(ctx)["peak_in_use"] - before[ctx]]
+            )
         return found
 
 
 def name_of(places, form, own):
     cut = sum(d == 0 for d in places)
-    split = f"first {cut} layers on {DEVICES[0]}" if list(places) == sorted(places) else f"layers on {''.join(map(str, places))}"
+    split = (
+        f"first {cut} layers on {DEVICES[0]}"
+        if list(places) == sorted(places)
+        else f"layers on {''.join(map(str, places))}"
+    )
     return split if form == own else f"{form[0]} micro-batches, {form[1]}"
 
 
@@ -116,7 +143,9 @@ def contenders_of(made, wide):
     """(places, form) by name, the choice first."""
     own, count = (made.micro_batches, made.schedule), len(made.placement)
     chosen = tuple(DEVICES.index(ctx) for ctx in made.placement.values())
-    every = [(chosen, own)] + [((0,) * cut + (1,) * (count - cut), own) for cut in range(1, count + 1)]
+    every = [(chosen, own)] + [
+        ((0,) * cut + (1,) * (count - cut), own) for cut in range(1, count + 1)
+    ]
     if wide:
         every += [(chosen, (m, name)) for m in (2, 4, 8) for name in SCHEDULES]
     return {name_of(*one, own): one for one in every}
@@ -133,14 +162,33 @@ def measure(case, kept, seconds, wide):
         kept.update(plan=made.to_json(), planning=time.perf_counter() - begin, rounds=[], alone=[])
         print(made, flush=True)
         chosen = [DEVICES.index(ctx) for ctx in made.placement.values()]
-        kept["alone"].append(alone(Contender(case, Plan.from_json(kept["plan"]), x, chosen, (made.micro_batches, made.schedule))))
+        kept["alone"].append(
+            alone(
+                Contender(
+                    case,
+                    Plan.from_json(kept["plan"]),
+                    x,
+                    chosen,
+                    (made.micro_batches, made.schedule),
+                )
+            )
+        )
     made = Plan.from_json(kept["plan"])
     every = contenders_of(made, wide)
     choice = next(iter(every))
-    first = {key: one for key, one in every.items() if len(kept["rounds"]) < ALL or key in going_on(kept, choice)}
-    running = {key: Contender(case, Plan.from_json(kept["plan"]), x, *one) for key, one in first.items()}
+    first = {
+        key: one
+        for key, one in every.items()
+        if len(kept["rounds"]) < ALL or key in going_on(kept, choice)
+    }
+    running = {
+        key: Contender(case, Plan.from_json(kept["plan"]), x, *one) for key, one in first.items()
+    }
     kept.setdefault("bytes", running[choice].bytes())
-    kept["choice"], kept["predicted"] = choice, {**kept.get("predicted", {}), **{key: one.predicted for key, one in running.items()}}
+    kept["choice"], kept["predicted"] = (
+        choice,
+        {**kept.get("predicted", {}), **{key: one.predicted for key, one in running.items()}},
+    )
     order = list(running)
     while True:
         begin = time.perf_counter()
@@ -171,7 +219,9 @@ def ratios(kept, choice):
 
 
 def going_on(kept, choice):
-    return {key for key, values in ratios(kept, choice).items() if statistics.median(values) <= NEAR}
+    return {
+        key for key, values in ratios(kept, choice).items() if statistics.median(values) <= NEAR
+    }
 
 
 def show(case, kept):
@@ -182,13 +232,23 @@ def show(case, kept):
     for key, values in parts.items():
         taken = [one[key] for one in kept["rounds"] if key in one]
         mark = " (the choice)" if key == choice else ""
-        print(f"  {key}{mark}: {medians[key]:.3f} of the choice ({min(values):.3f} to {max(values):.3f}, {len(values)} rounds), median {statistics.median(taken) * 1e3:.2f} ms, predicted {kept['predicted'][key] * 1e3:.2f}")
+        print(
+            f"  {key}{mark}: {medians[key]:.3f} of the choice ({min(values):.3f} to {max(values):.3f}, {len(values)} rounds), median {statistics.median(taken) * 1e3:.2f} ms, predicted {kept['predicted'][key] * 1e3:.2f}"
+        )
     measured, best = statistics.median(kept["alone"]), min(splits, key=splits.get)
     off = [expected / measured - 1 for expected, measured in kept["bytes"]]
     result = {
-        "form": own, "rounds": len(kept["rounds"]), "splits": len(splits), "best": best, "above_best": 1 / splits[best] - 1, "predicted_ms": made.seconds * 1e3,
-        "measured_ms": measured * 1e3, "prediction_off": made.seconds / measured - 1, "memory_off": off, "seconds_of_planning": kept["planning"],
-    }  # fmt: skip
+        "form": own,
+        "rounds": len(kept["rounds"]),
+        "splits": len(splits),
+        "best": best,
+        "above_best": 1 / splits[best] - 1,
+        "predicted_ms": made.seconds * 1e3,
+        "measured_ms": measured * 1e3,
+        "prediction_off": made.seconds / measured - 1,
+        "memory_off": off,
+        "seconds_of_planning": kept["planning"],
+    }
     wide = ""
     if len(splits) < len(medians):
         form = min(medians, key=medians.get)
@@ -203,10 +263,14 @@ def show(case, kept):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--seconds", type=float, default=90, help="for all cases of this call")
-    parser.add_argument("--wide", action="store_true", help="other schedules and numbers of micro-batches, too")
+    parser.add_argument(
+        "--wide", action="store_true", help="other schedules and numbers of micro-batches, too"
+    )
     parser.add_argument("--keep", help="a file that keeps what was measured from call to call")
     parser.add_argument("--json")
     args = parser.parse_args()

@@ -40,7 +40,13 @@ def speed_table(figures, threads):
         elif ours and case.against:
             one = figures["cases"].get(case.against, {}).get(count, {}).get("seconds", {}).get(OURS)
             ratio = f"{one / ours:.2f}x one device" if one else ""
-        yield f"| {case.title} | " + " | ".join([rate(case, seconds.get(library)) for library in libraries] + [share, ratio]) + " |"
+        yield (
+            f"| {case.title} | "
+            + " | ".join(
+                [rate(case, seconds.get(library)) for library in libraries] + [share, ratio]
+            )
+            + " |"
+        )
 
 
 def memory_table(figures):
@@ -50,7 +56,12 @@ def memory_table(figures):
     for case in CASES:
         row = figures["memory"].get(case.name)
         if row:
-            cells = [f"{(row[lib]['peak'] - row[lib]['imported']) / 2**20:,.0f} MiB" if lib in row else "" for lib in libraries]
+            cells = [
+                f"{(row[lib]['peak'] - row[lib]['imported']) / 2**20:,.0f} MiB"
+                if lib in row
+                else ""
+                for lib in libraries
+            ]
             pools = row.get(OURS, {}).get("pools", 0)
             yield f"| {case.title} | " + " | ".join(cells) + f" | {pools / 2**20:,.0f} MiB |"
 
@@ -59,7 +70,9 @@ def tables(figures):
     """Markdown, as in docs/benchmarks.md."""
     counts = sorted({int(c) for rows in figures["cases"].values() for c in rows}, reverse=True)
     for threads in counts:
-        peaks = [peak(rows[str(threads)]) for rows in figures["cases"].values() if str(threads) in rows]
+        peaks = [
+            peak(rows[str(threads)]) for rows in figures["cases"].values() if str(threads) in rows
+        ]
         yield f"\n{threads} thread{'s' if threads > 1 else ''}; the peak is {max(peaks, default=0) / 1e9:.0f} GFLOP/s:\n"
         yield from speed_table(figures, threads)
     if figures["memory"]:

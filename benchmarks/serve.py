@@ -74,7 +74,9 @@ def serve(version, cases, pools=None, span=0.02):
             answer = measure_memory(cases[case], request["steps"], pools)
         else:
             if case not in made:
-                made = {kept: made[kept] for kept in made if kept == PEAK}  # one case at a time holds memory
+                made = {
+                    kept: made[kept] for kept in made if kept == PEAK
+                }  # one case at a time holds memory
                 function, wait = cases[case]()
                 made[case] = function, wait, warm_up(function, wait, span)
             answer = best(*made[case], request["seconds"], request.get("apart", False))

@@ -12,7 +12,9 @@ mx.context.set_threads(int(sys.argv[1]))
 
 def pools():
     """Bytes the devices' pools have had in use at most, together."""
-    return sum(mx.context.memory_stats(ctx)["peak_in_use"] for ctx, _ in mx.context.opened_devices())
+    return sum(
+        mx.context.memory_stats(ctx)["peak_in_use"] for ctx, _ in mx.context.opened_devices()
+    )
 
 
 serve(f"mpgluon {mx.__version__}", make_cases(mx), pools)

@@ -59,7 +59,10 @@ def softmax():
 
 
 def differentiated(function, *shapes):
-    inputs, head = [torch.randn(shape, requires_grad=True) for shape in shapes], torch.ones(shapes[0])
+    inputs, head = (
+        [torch.randn(shape, requires_grad=True) for shape in shapes],
+        torch.ones(shapes[0]),
+    )
 
     def step():
         for x in inputs:
@@ -102,7 +105,10 @@ def sgemm():
 
 def mlp():
     net = models.mlp()
-    x, y = torch.randn(sizes.MLP_BATCH, sizes.MLP_LAYERS[0]), torch.randint(0, sizes.MLP_LAYERS[-1], (sizes.MLP_BATCH,))
+    x, y = (
+        torch.randn(sizes.MLP_BATCH, sizes.MLP_LAYERS[0]),
+        torch.randint(0, sizes.MLP_LAYERS[-1], (sizes.MLP_BATCH,)),
+    )
     return training(net, [x], y, torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9))
 
 
@@ -114,11 +120,23 @@ def language_model(vocabulary, units, layers, time, batch):
 
 
 def lstm_lm():
-    return language_model(sizes.LSTM_VOCABULARY, sizes.LSTM_UNITS, sizes.LSTM_LAYERS, sizes.LSTM_TIME, sizes.LSTM_BATCH)
+    return language_model(
+        sizes.LSTM_VOCABULARY,
+        sizes.LSTM_UNITS,
+        sizes.LSTM_LAYERS,
+        sizes.LSTM_TIME,
+        sizes.LSTM_BATCH,
+    )
 
 
 def lstm_deep():
-    return language_model(sizes.DEEP_VOCABULARY, sizes.DEEP_UNITS, sizes.DEEP_LAYERS, sizes.DEEP_TIME, sizes.DEEP_BATCH)
+    return language_model(
+        sizes.DEEP_VOCABULARY,
+        sizes.DEEP_UNITS,
+        sizes.DEEP_LAYERS,
+        sizes.DEEP_TIME,
+        sizes.DEEP_BATCH,
+    )
 
 
 def channels_last(x):
@@ -132,7 +150,12 @@ def images(batch):
 def resnet18():
     net = channels_last(models.resnet18())
     y = torch.randint(0, sizes.RESNET_CLASSES, (sizes.RESNET_BATCH,))
-    return training(net, [images(sizes.RESNET_BATCH)], y, torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9))
+    return training(
+        net,
+        [images(sizes.RESNET_BATCH)],
+        y,
+        torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9),
+    )
 
 
 def inference(batch):
@@ -154,13 +177,28 @@ def resnet18_infer16():
 
 
 def gpt():
-    net = models.GPT(sizes.GPT_VOCABULARY, sizes.GPT_UNITS, sizes.GPT_HEADS, sizes.GPT_LAYERS, sizes.GPT_LENGTH)
+    net = models.GPT(
+        sizes.GPT_VOCABULARY, sizes.GPT_UNITS, sizes.GPT_HEADS, sizes.GPT_LAYERS, sizes.GPT_LENGTH
+    )
     x = torch.randint(0, sizes.GPT_VOCABULARY, (sizes.GPT_BATCH, sizes.GPT_LENGTH))
     return training(net, [x], x, torch.optim.AdamW(net.parameters(), lr=1e-3))
 
 
 CASES = (
-    add, chain, exp, softmax, elementwise, gelu_dropout, norm_in_parts, sgemm, mlp,
-    lstm_lm, lstm_deep, resnet18, resnet18_infer1, resnet18_infer16, gpt,
+    add,
+    chain,
+    exp,
+    softmax,
+    elementwise,
+    gelu_dropout,
+    norm_in_parts,
+    sgemm,
+    mlp,
+    lstm_lm,
+    lstm_deep,
+    resnet18,
+    resnet18_infer1,
+    resnet18_infer16,
+    gpt,
 )
 serve(f"PyTorch {torch.__version__}", {f.__name__: f for f in CASES})

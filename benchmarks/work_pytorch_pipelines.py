@@ -34,7 +34,9 @@ def square_loss(out, _=None):
 
 
 def transformer():
-    layers = [TransformerLayer(sizes.STAGED_UNITS, sizes.STAGED_HEADS) for _ in range(sizes.STAGED_LAYERS)]
+    layers = [
+        TransformerLayer(sizes.STAGED_UNITS, sizes.STAGED_HEADS) for _ in range(sizes.STAGED_LAYERS)
+    ]
     return layers, sizes.STAGED_SHAPE
 
 
@@ -58,7 +60,9 @@ class Half:
         net = nn.Sequential(*(layers[middle:] if rank else layers[:middle]))
         self.rank, self.x, self.order = rank, torch.ones(shape), torch.zeros((), dtype=torch.int64)
         stage = PipelineStage(net, rank, 2, torch.device("cpu"))
-        self.schedule = SCHEDULES[schedule](stage, sizes.STAGED_PIECES, loss_fn=square_loss, scale_grads=False)
+        self.schedule = SCHEDULES[schedule](
+            stage, sizes.STAGED_PIECES, loss_fn=square_loss, scale_grads=False
+        )
         self.optimizer = torch.optim.SGD(net.parameters(), lr=1e-4 / shape[0])
 
     def work(self):
@@ -97,7 +101,10 @@ class Pipelined:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        process = subprocess.Popen([sys.executable, os.path.abspath(__file__), sys.argv[1], case, schedule, str(port)], stdin=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            [sys.executable, os.path.abspath(__file__), sys.argv[1], case, schedule, str(port)],
+            stdin=subprocess.DEVNULL,
+        )
         half = Half(0, case, schedule, port)
         cls.running = process, half
         return half.step, lambda: None
@@ -115,7 +122,10 @@ class Pipelined:
 def lstm():
     units, batch, steps = sizes.DEEP_UNITS, sizes.DEEP_BATCH, sizes.DEEP_TIME
     net = nn.LSTM(units, units, sizes.DEEP_LAYERS)
-    x, states = torch.ones(steps, batch, units), tuple(torch.zeros(sizes.DEEP_LAYERS, batch, units) for _ in range(2))
+    x, states = (
+        torch.ones(steps, batch, units),
+        tuple(torch.zeros(sizes.DEEP_LAYERS, batch, units) for _ in range(2)),
+    )
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-4 / batch)
 
     def step():
@@ -130,6 +140,10 @@ if len(sys.argv) > 2:
     Half(1, *sys.argv[2:]).follow()
     dist.destroy_process_group()
 else:
-    cases = {f"{case}, {schedule}": lambda case=case, schedule=schedule: Pipelined.start(case, schedule) for case in NETWORKS for schedule in SCHEDULES}
+    cases = {
+        f"{case}, {schedule}": lambda case=case, schedule=schedule: Pipelined.start(case, schedule)
+        for case in NETWORKS
+        for schedule in SCHEDULES
+    }
     serve(f"PyTorch {torch.__version__}", {**cases, "lstm, 2 threads": lstm})
     Pipelined.end()

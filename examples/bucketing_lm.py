@@ -24,7 +24,11 @@ PADDING = 0
 def groups_of(devices, layers):
     """The device of each group: the embedding goes with the first layer, the decoder with the last."""
     places = [devices[i * len(devices) // layers] for i in range(layers)]
-    return {"embed": places[0], "decode": places[-1], **{f"layer{i}": place for i, place in enumerate(places)}}
+    return {
+        "embed": places[0],
+        "decode": places[-1],
+        **{f"layer{i}": place for i, place in enumerate(places)},
+    }
 
 
 def generator(words, options):
@@ -32,15 +36,26 @@ def generator(words, options):
 
     def generate(length):
         with mx.AttrScope(ctx_group="embed"):
-            hidden = mx.sym.Embedding(mx.sym.Variable("data"), input_dim=words, output_dim=options.hidden, name="embed")
+            hidden = mx.sym.Embedding(
+                mx.sym.Variable("data"), input_dim=words, output_dim=options.hidden, name="embed"
+            )
         for i in range(options.layers):
             with mx.AttrScope(ctx_group=f"layer{i}"):
                 cell = mx.rnn.LSTMCell(options.hidden, prefix=f"lstm{i}_")
                 hidden, _ = cell.unroll(length, hidden, merge_outputs=True)
         with mx.AttrScope(ctx_group="decode"):
-            scores = mx.sym.FullyConnected(mx.sym.reshape(hidden, shape=(-1, options.hidden)), num_hidden=words, name="decode")
+            scores = mx.sym.FullyConnected(
+                mx.sym.reshape(hidden, shape=(-1, options.hidden)), num_hidden=words, name="decode"
+            )
             label = mx.sym.reshape(mx.sym.Variable("softmax_label"), shape=(-1,))
-            out = mx.sym.SoftmaxOutput(scores, label, use_ignore=True, ignore_label=PADDING, normalization="valid", name="softmax")
+            out = mx.sym.SoftmaxOutput(
+                scores,
+                label,
+                use_ignore=True,
+                ignore_label=PADDING,
+                normalization="valid",
+                name="softmax",
+            )
         return out, ("data",), ("softmax_label",)
 
     return generate
@@ -49,7 +64,9 @@ def generator(words, options):
 def sentences_of(text, vocabulary=None, most=2000):
     """Lines as numbers; the words that are not among the `most` frequent ones are all one."""
     lines = [TOKEN.findall(line.strip()) for line in text.split("\n")]
-    lines = [["<s>", *(token for token in line if not token.isspace()), "</s>"] for line in lines if line]
+    lines = [
+        ["<s>", *(token for token in line if not token.isspace()), "</s>"] for line in lines if line
+    ]
     if vocabulary is None:
         count = {}
         for line in lines:
@@ -57,7 +74,9 @@ def sentences_of(text, vocabulary=None, most=2000):
                 count[token] = count.get(token, 0) + 1
         frequent = sorted(count, key=lambda token: (-count[token], token))[:most]
         vocabulary = {"<unk>": 1, **{token: i + 2 for i, token in enumerate(frequent)}}
-    coded, _ = mx.rnn.encode_sentences(lines, vocab=dict(vocabulary), unknown_token="<unk>", invalid_label=PADDING)
+    coded, _ = mx.rnn.encode_sentences(
+        lines, vocab=dict(vocabulary), unknown_token="<unk>", invalid_label=PADDING
+    )
     return coded, vocabulary
 
 
@@ -67,20 +86,40 @@ def train(coded, words, groups, options):
     np.random.seed(1)
     mx.random.seed(1)
     train_data, valid_data = [
-        mx.rnn.BucketSentenceIter(sentences, options.batch, buckets=list(options.buckets), invalid_label=PADDING) for sentences in coded
+        mx.rnn.BucketSentenceIter(
+            sentences, options.batch, buckets=list(options.buckets), invalid_label=PADDING
+        )
+        for sentences in coded
     ]
-    module = mx.mod.BucketingModule(generator(words, options), default_bucket_key=train_data.default_bucket_key, group2ctxs=groups)
+    module = mx.mod.BucketingModule(
+        generator(words, options),
+        default_bucket_key=train_data.default_bucket_key,
+        group2ctxs=groups,
+    )
     module.fit(
-        train_data, eval_data=valid_data, eval_metric=mx.metric.Perplexity(PADDING), num_epoch=options.epochs, optimizer="adam",
-        optimizer_params={"learning_rate": options.lr, "clip_gradient": 1.0, "rescale_grad": 1.0}, initializer=mx.init.Xavier(factor_type="in", magnitude=2.34),
+        train_data,
+        eval_data=valid_data,
+        eval_metric=mx.metric.Perplexity(PADDING),
+        num_epoch=options.epochs,
+        optimizer="adam",
+        optimizer_params={"learning_rate": options.lr, "clip_gradient": 1.0, "rescale_grad": 1.0},
+        initializer=mx.init.Xavier(factor_type="in", magnitude=2.34),
         batch_end_callback=mx.callback.Speedometer(options.batch, 50, auto_reset=False),
-    )  # fmt: skip
+    )
     return module, valid_data
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--devices", nargs="+", type=device, default=[mx.cpu(i) for i in range(3)], help="layers are dealt out over them")
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument(
+        "--devices",
+        nargs="+",
+        type=device,
+        default=[mx.cpu(i) for i in range(3)],
+        help="layers are dealt out over them",
+    )
     parser.add_argument("--text", help="a text file in place of the standard library")
     parser.add_argument("--limit", type=int, default=1_500_000, help="characters to read")
     parser.add_argument("--vocab", type=int, default=2000)
@@ -90,7 +129,9 @@ def main():
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--lr", type=float, default=2e-3)
-    parser.add_argument("--check", action="store_true", help="train on one device, too, and compare bit for bit")
+    parser.add_argument(
+        "--check", action="store_true", help="train on one device, too, and compare bit for bit"
+    )
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
 
@@ -107,11 +148,16 @@ def main():
     for ctx in dict.fromkeys(devices):
         stats = mx.context.memory_stats(ctx)
         names = sorted({name for name, place in groups.items() if place == ctx})
-        print(f"{ctx}: {', '.join(names)}; {stats['peak_in_use'] / 1e6:.1f} MB at most for {len(module._buckets)} buckets")
+        print(
+            f"{ctx}: {', '.join(names)}; {stats['peak_in_use'] / 1e6:.1f} MB at most for {len(module._buckets)} buckets"
+        )
     if options.check:
         single, _ = train(coded, words, dict.fromkeys(groups, devices[0]), options)
         pairs = zip(module.get_params()[0].values(), single.get_params()[0].values())
-        print("equal bit for bit on one device:", "yes" if all(np.array_equal(a.asnumpy(), b.asnumpy()) for a, b in pairs) else "no")
+        print(
+            "equal bit for bit on one device:",
+            "yes" if all(np.array_equal(a.asnumpy(), b.asnumpy()) for a, b in pairs) else "no",
+        )
 
 
 if __name__ == "__main__":

@@ -21,8 +21,16 @@ def device(text):
 
 def parser(doc, devices, steps):
     """An argument parser with what all examples take: ``--devices``, ``--steps``, ``--seed``, and defaults in the help."""
-    result = argparse.ArgumentParser(description=doc.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    result.add_argument("--devices", nargs="+", type=device, default=[mx.cpu(i) for i in range(devices)], help="such as cpu(0) gpu(1)")
+    result = argparse.ArgumentParser(
+        description=doc.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    result.add_argument(
+        "--devices",
+        nargs="+",
+        type=device,
+        default=[mx.cpu(i) for i in range(devices)],
+        help="such as cpu(0) gpu(1)",
+    )
     result.add_argument("--steps", type=int, default=steps, help="training steps")
     result.add_argument("--seed", type=int, default=1)
     return result
@@ -71,12 +79,19 @@ def milliseconds(seconds):
 
 def parameters(net):
     """All parameters as NumPy arrays, by name."""
-    return {name: param.data(param.list_ctx()[0]).asnumpy() for name, param in net.collect_params().items()}
+    return {
+        name: param.data(param.list_ctx()[0]).asnumpy()
+        for name, param in net.collect_params().items()
+    }
 
 
 def difference(first, second):
     """How far two sets of arrays are apart: 'equal bit for bit', or the largest difference."""
-    pairs = [(first[name], second[name]) for name in first] if isinstance(first, dict) else [(first, second)]
+    pairs = (
+        [(first[name], second[name]) for name in first]
+        if isinstance(first, dict)
+        else [(first, second)]
+    )
     if all(a.tobytes() == b.tobytes() for a, b in pairs):
         return "equal bit for bit"
     return f"{max(float(np.abs(a - b).max()) for a, b in pairs):.1e}"
@@ -87,4 +102,9 @@ def print_table(*rows):
     rows = [[str(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows)]
     rows.insert(1, ["-" * width for width in widths])
-    print("\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows))
+    print(
+        "\n".join(
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip()
+            for row in rows
+        )
+    )

@@ -31,7 +31,9 @@ def spirals(count, classes, rng):
     label = rng.integers(0, classes, count)
     radius = rng.random(count)
     angle = 4 * radius + 2 * np.pi * label / classes + rng.normal(0, 0.1, count)
-    return np.stack([radius * np.cos(angle), radius * np.sin(angle)], 1).astype("float32"), label.astype("float32")
+    return np.stack([radius * np.cos(angle), radius * np.sin(angle)], 1).astype(
+        "float32"
+    ), label.astype("float32")
 
 
 class Training:
@@ -44,12 +46,25 @@ class Training:
         self.net.initialize(mx.init.Xavier())
         self.net(nd.zeros((1, 2), ctx=mesh.device()))  # tells the shapes
         options = {"learning_rate": args.lr}
-        self.trainer = gluon.Trainer(self.net.collect_params(), "adam", options, shard_updates=True, clip_global_norm=args.clip)
+        self.trainer = gluon.Trainer(
+            self.net.collect_params(),
+            "adam",
+            options,
+            shard_updates=True,
+            clip_global_norm=args.clip,
+        )
         pipeline = mx.parallel.Pipeline(args.micro_batches)
-        self.step = mx.parallel.TrainStep(self.net, gluon.loss.SoftmaxCrossEntropyLoss(), self.trainer, pipeline)
+        self.step = mx.parallel.TrainStep(
+            self.net, gluon.loss.SoftmaxCrossEntropyLoss(), self.trainer, pipeline
+        )
 
     def run(self, batches):
-        losses = [self.step(nd.array(x, ctx=self.mesh.device()), nd.array(y, ctx=self.mesh.device())).mean() for x, y in batches]
+        losses = [
+            self.step(
+                nd.array(x, ctx=self.mesh.device()), nd.array(y, ctx=self.mesh.device())
+            ).mean()
+            for x, y in batches
+        ]
         return [float(loss.asscalar()) for loss in losses]
 
     def accuracy(self, x, y):
@@ -77,24 +92,38 @@ def main():
 
     single = Training(mx.parallel.Mesh({"data": 1}), args)
     expected = single.run(batches)
-    print(f"one device: loss {expected[0]:.4f} -> {expected[-1]:.4f}, accuracy {single.accuracy(*test):.3f}")
+    print(
+        f"one device: loss {expected[0]:.4f} -> {expected[-1]:.4f}, accuracy {single.accuracy(*test):.3f}"
+    )
 
     mesh = mx.parallel.Mesh({"data": args.data, "stage": args.stages})
     training = Training(mesh, args)
     for ctx in mesh.devices:
-        names = [name for name, param in training.net._collect_params_with_prefix().items() if ctx in param.list_ctx()]
+        names = [
+            name
+            for name, param in training.net._collect_params_with_prefix().items()
+            if ctx in param.list_ctx()
+        ]
         print(f"{ctx}: {names[0]} ... {names[-1]}")
     start = time.time()
     losses = training.run(batches[:half])
     with tempfile.TemporaryDirectory() as directory:
-        mx.parallel.save(directory, training.net, training.trainer, position=half, background=True).wait()
+        mx.parallel.save(
+            directory, training.net, training.trainer, position=half, background=True
+        ).wait()
         other = Training(mx.parallel.Mesh({"stage": args.stages + 1}), args)
         position = mx.parallel.load(directory, other.net, other.trainer)["position"]
     losses += training.run(batches[half:])
-    print(f"{mesh}: loss {losses[0]:.4f} -> {losses[-1]:.4f}, accuracy {training.accuracy(*test):.3f}, {time.time() - start:.1f} s")
+    print(
+        f"{mesh}: loss {losses[0]:.4f} -> {losses[-1]:.4f}, accuracy {training.accuracy(*test):.3f}, {time.time() - start:.1f} s"
+    )
     moved = other.run(batches[position:])
-    print(f"from step {position} on {other.mesh}: loss {moved[-1]:.4f}, accuracy {other.accuracy(*test):.3f}")
-    early = min(20, half)  # rounding is all that differs; tanh has no kink that would turn it into more
+    print(
+        f"from step {position} on {other.mesh}: loss {moved[-1]:.4f}, accuracy {other.accuracy(*test):.3f}"
+    )
+    early = min(
+        20, half
+    )  # rounding is all that differs; tanh has no kink that would turn it into more
     difference = max(abs(a - b) / abs(b) for a, b in zip(losses[:early], expected[:early]))
     print(f"largest relative difference of the first {early} losses: {difference:.1e}")
     assert difference < 1e-5

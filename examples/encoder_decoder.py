@@ -65,12 +65,21 @@ class EncoderDecoder(gluon.HybridBlock):
         """Scores of the syllables that follow those of `before`; looks at `memory` where `letters` aren't padding."""
         query = self.decoder(self.syllables(before))
         padding = F.expand_dims((letters == 0) * -1e9, axis=1)
-        weights = F.softmax(F.broadcast_add(F.batch_dot(query, memory, transpose_b=True) * self.units**-0.5, padding))
+        weights = F.softmax(
+            F.broadcast_add(
+                F.batch_dot(query, memory, transpose_b=True) * self.units**-0.5, padding
+            )
+        )
         seen = self.join(F.concat(query, F.batch_dot(weights, memory), dim=2))
         return self.scores(seen.as_in_context(self.softmax_ctx))
 
     def hybrid_forward(self, F, letters, before):
-        return self.decode(F, self.encode(letters), letters.as_in_context(self.decoder_ctx), before.as_in_context(self.decoder_ctx))
+        return self.decode(
+            F,
+            self.encode(letters),
+            letters.as_in_context(self.decoder_ctx),
+            before.as_in_context(self.decoder_ctx),
+        )
 
 
 def way(options, vocab, contexts):
@@ -91,7 +100,9 @@ def way(options, vocab, contexts):
 
 def with_begin(syllables, vocab):
     """What the decoder has seen before each syllable."""
-    return np.concatenate([np.full((len(syllables), 1), vocab, dtype=np.float32), syllables[:, :-1]], axis=1)
+    return np.concatenate(
+        [np.full((len(syllables), 1), vocab, dtype=np.float32), syllables[:, :-1]], axis=1
+    )
 
 
 def translate(net, letters, length, vocab):
@@ -121,11 +132,18 @@ def main():
 
     def batches():
         for number in range(options.steps):
-            letters, after = make_data(pairs, options.batch, options.length, options.seed * 100_000 + number)
+            letters, after = make_data(
+                pairs, options.batch, options.length, options.seed * 100_000 + number
+            )
             yield letters, with_begin(after, vocab), after
 
-    made = {"3 devices": way(options, vocab, options.devices), "1 device": way(options, vocab, options.devices[:1] * 3)}
-    results = take_turns({name: train for name, (train, _, _) in made.items()}, batches, options.steps)
+    made = {
+        "3 devices": way(options, vocab, options.devices),
+        "1 device": way(options, vocab, options.devices[:1] * 3),
+    }
+    results = take_turns(
+        {name: train for name, (train, _, _) in made.items()}, batches, options.steps
+    )
     _, net, pipeline = made["3 devices"]
     print(f"\nthe last step of {pipeline}:\n{pipeline.report()}\n")
     letters, wanted = make_data(pairs, 200, options.length, options.seed * 100_000 - 1)
@@ -133,11 +151,16 @@ def main():
     names = {number: letter for letter, number in LETTERS.items()}
     for row, text, right in list(zip(letters, written, wanted.astype(int)))[:3]:
         name = "".join(names[int(i)] for i in row if i)
-        print(f"{name} -> {''.join(pairs[i][0] for i in text)} ({''.join(pairs[i][0] for i in right)})")
+        print(
+            f"{name} -> {''.join(pairs[i][0] for i in text)} ({''.join(pairs[i][0] for i in right)})"
+        )
     print(f"syllables right in new texts: {(written == wanted).mean():.1%}\n")
     rows = [("", "ms a step", "last loss", "losses", "parameters against 3 devices")]
     for name, (losses, seconds) in results.items():
-        same = difference(results["3 devices"][0], losses), difference(parameters(net), parameters(made[name][1]))
+        same = (
+            difference(results["3 devices"][0], losses),
+            difference(parameters(net), parameters(made[name][1])),
+        )
         rows.append((name, milliseconds(seconds), f"{losses[-1]:.4f}", *same))
     print_table(*rows)
 

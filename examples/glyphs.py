@@ -16,7 +16,14 @@ def fonts():
     import matplotlib
 
     folder = os.path.join(matplotlib.get_data_path(), "fonts", "ttf")
-    text = [name for name in sorted(os.listdir(folder)) if name.endswith(".ttf") and name.startswith(("DejaVuSans", "DejaVuSerif", "STIXGeneral", "cmb", "cmr", "cmss", "cmtt"))]
+    text = [
+        name
+        for name in sorted(os.listdir(folder))
+        if name.endswith(".ttf")
+        and name.startswith(
+            ("DejaVuSans", "DejaVuSerif", "STIXGeneral", "cmb", "cmr", "cmss", "cmtt")
+        )
+    ]
     files = [os.path.join(folder, name) for name in text]
     return [f for i, f in enumerate(files) if i % 4 != 1], files[1::4]
 
@@ -24,7 +31,13 @@ def fonts():
 def draw(digit, font, random):
     """One picture, (SIZE, SIZE), from 0 to 1."""
     page = Image.new("L", (2 * SIZE, 2 * SIZE))
-    ImageDraw.Draw(page).text((SIZE, SIZE), str(digit), fill=255, font=ImageFont.truetype(font, int(random.randint(20, 30))), anchor="mm")
+    ImageDraw.Draw(page).text(
+        (SIZE, SIZE),
+        str(digit),
+        fill=255,
+        font=ImageFont.truetype(font, int(random.randint(20, 30))),
+        anchor="mm",
+    )
     page = page.rotate(random.uniform(-25, 25), resample=Image.BILINEAR)
     left, top = (SIZE // 2 + random.randint(-3, 4, 2)).tolist()
     picture = np.asarray(page.crop((left, top, left + SIZE, top + SIZE)), dtype=np.float32) / 255
@@ -35,7 +48,9 @@ def digits(count, files, seed):
     """(pictures (count, 1, SIZE, SIZE), labels (count,)), both float32."""
     random = np.random.RandomState(seed)
     labels = random.randint(0, 10, count)
-    pictures = np.stack([draw(label, files[random.randint(len(files))], random) for label in labels])
+    pictures = np.stack(
+        [draw(label, files[random.randint(len(files))], random) for label in labels]
+    )
     return pictures[:, None].astype(np.float32), labels.astype(np.float32)
 
 

@@ -27,7 +27,10 @@ class Layer(gluon.HybridBlock):
         super().__init__()
         self.heads, self.size, self.length = heads, units // heads, length
         with self.name_scope():
-            self.norm1, self.norm2 = nn.LayerNorm(in_channels=units), nn.LayerNorm(in_channels=units)
+            self.norm1, self.norm2 = (
+                nn.LayerNorm(in_channels=units),
+                nn.LayerNorm(in_channels=units),
+            )
             self.qkv = nn.Dense(3 * units, in_units=units, flatten=False)
             self.out = nn.Dense(units, in_units=units, flatten=False)
             self.widen = nn.Dense(4 * units, in_units=units, flatten=False)
@@ -35,12 +38,19 @@ class Layer(gluon.HybridBlock):
 
     def attention(self, F, x):
         # (batch, time, 3 * units) -> three of (batch * heads, time, size)
-        parts = F.transpose(F.reshape(self.qkv(x), (0, 0, 3, self.heads, self.size)), (2, 0, 3, 1, 4))
+        parts = F.transpose(
+            F.reshape(self.qkv(x), (0, 0, 3, self.heads, self.size)), (2, 0, 3, 1, 4)
+        )
         parts = F.reshape(parts, (3, -3, 0, 0))
-        q, k, v = (F.reshape(F.slice_axis(parts, axis=0, begin=i, end=i + 1), (-3, -2)) for i in range(3))
+        q, k, v = (
+            F.reshape(F.slice_axis(parts, axis=0, begin=i, end=i + 1), (-3, -2)) for i in range(3)
+        )
         place = F.arange(self.length, ctx=x.context)
         later = F.broadcast_lesser(F.reshape(place, (-1, 1)), F.reshape(place, (1, -1)))
-        scores = F.broadcast_add(F.batch_dot(q, k, transpose_b=True) * self.size**-0.5, F.expand_dims(later * -1e9, axis=0))
+        scores = F.broadcast_add(
+            F.batch_dot(q, k, transpose_b=True) * self.size**-0.5,
+            F.expand_dims(later * -1e9, axis=0),
+        )
         out = F.reshape(F.batch_dot(F.softmax(scores), v), (-4, -1, self.heads, 0, 0))
         return self.out(F.reshape(F.transpose(out, (0, 2, 1, 3)), (0, 0, -3)))
 
@@ -65,7 +75,9 @@ class GPT(gluon.HybridBlock):
             self.decoder = nn.Dense(vocab, in_units=units, flatten=False)
         for child in (self.embed, self.place):
             child.initialize(mx.init.Normal(0.02), ctx=contexts[0])
-        for layer, ctx in zip((*self.layers, self.norm, self.decoder), (*self.contexts, contexts[-1], contexts[-1])):
+        for layer, ctx in zip(
+            (*self.layers, self.norm, self.decoder), (*self.contexts, contexts[-1], contexts[-1])
+        ):
             layer.initialize(mx.init.Xavier(), ctx=ctx)
 
     def hybrid_forward(self, F, tokens):
@@ -94,13 +106,20 @@ def batches(tokens, batch, length, seed):
     """Yields (inputs, targets), (batch, length) each, of windows in random order."""
     starts = np.random.RandomState(seed).permutation((len(tokens) - 1) // length) * length
     for i in range(0, len(starts) - batch + 1, batch):
-        yield tuple(np.stack([tokens[s + shift : s + shift + length] for s in starts[i : i + batch]]) for shift in (0, 1))
+        yield tuple(
+            np.stack([tokens[s + shift : s + shift + length] for s in starts[i : i + batch]])
+            for shift in (0, 1)
+        )
 
 
 def main():
     options = parser(__doc__, devices=2, steps=60)
-    options.add_argument("--text", help="a text file to learn, instead of Python's standard library")
-    options.add_argument("--limit", type=int, default=1_000_000, help="characters of text to read at most")
+    options.add_argument(
+        "--text", help="a text file to learn, instead of Python's standard library"
+    )
+    options.add_argument(
+        "--limit", type=int, default=1_000_000, help="characters of text to read at most"
+    )
     options.add_argument("--vocab", type=int, default=1000)
     options.add_argument("--units", type=int, default=128)
     options.add_argument("--heads", type=int, default=4)
@@ -109,30 +128,52 @@ def main():
     options.add_argument("--length", type=int, default=64, help="tokens that the network looks at")
     options.add_argument("--micro-batches", type=int, default=8)
     options.add_argument("--lr", type=float, default=1e-3)
-    options.add_argument("--out", default="gpt_pipeline.png", help="picture of the zero-bubble timeline")
+    options.add_argument(
+        "--out", default="gpt_pipeline.png", help="picture of the zero-bubble timeline"
+    )
     options = options.parse_args()
     mx.context.set_threads(1)  # the same threads on every device: then placement can't change a bit
     one, many = options.devices[:1], options.devices
     corpus = Corpus(*read_text(options.text, options.limit), options.vocab)
     vocab, count = len(corpus.words), len(many)
 
-    pipelines = {schedule: Pipeline(options.micro_batches, schedule) for schedule in ("1f1b", "zero_bubble")}
+    pipelines = {
+        schedule: Pipeline(options.micro_batches, schedule) for schedule in ("1f1b", "zero_bubble")
+    }
     made = {
         "1 device": way(options, vocab, one),
         "1 device, micro-batches": way(options, vocab, one, Pipeline(options.micro_batches)),
-        **{f"{count} devices, {name}": way(options, vocab, many, pipeline) for name, pipeline in pipelines.items()},
+        **{
+            f"{count} devices, {name}": way(options, vocab, many, pipeline)
+            for name, pipeline in pipelines.items()
+        },
     }
     results = take_turns(
-        {name: train for name, (train, _) in made.items()}, lambda: batches(corpus.train, options.batch, options.length, options.seed), options.steps
+        {name: train for name, (train, _) in made.items()},
+        lambda: batches(corpus.train, options.batch, options.length, options.seed),
+        options.steps,
     )
     for pipeline in pipelines.values():
         print(f"\nthe last step of {pipeline}:\n{pipeline.report()}")
     reference = parameters(made["1 device, micro-batches"][1])
     print()
-    rows = [("", "ms a step", "last loss", "parameters against micro-batches on 1 device", "bubble")]
-    bubbles = {f"{count} devices, {name}": f"{pipeline.report().bubble:.1%}" for name, pipeline in pipelines.items()}
+    rows = [
+        ("", "ms a step", "last loss", "parameters against micro-batches on 1 device", "bubble")
+    ]
+    bubbles = {
+        f"{count} devices, {name}": f"{pipeline.report().bubble:.1%}"
+        for name, pipeline in pipelines.items()
+    }
     for name, (losses, seconds) in results.items():
-        rows.append((name, milliseconds(seconds), f"{losses[-1]:.4f}", difference(reference, parameters(made[name][1])), bubbles.get(name, "")))
+        rows.append(
+            (
+                name,
+                milliseconds(seconds),
+                f"{losses[-1]:.4f}",
+                difference(reference, parameters(made[name][1])),
+                bubbles.get(name, ""),
+            )
+        )
     print_table(*rows)
     pipelines["zero_bubble"].plot(options.out)
     print(f"timeline: {os.path.abspath(options.out)}")

@@ -33,7 +33,9 @@ class Classifier(gluon.HybridBlock):
             with self.second.name_scope():
                 self.add(self.second, channels, 2 * channels, norm)
                 self.add(self.second, 2 * channels, 2 * channels, norm)
-                self.second.add(nn.MaxPool2D(), nn.Dense(10, in_units=2 * channels * (glyphs.SIZE // 4) ** 2))
+                self.second.add(
+                    nn.MaxPool2D(), nn.Dense(10, in_units=2 * channels * (glyphs.SIZE // 4) ** 2)
+                )
         self.first.initialize(mx.init.Xavier(), ctx=ctx1)
         self.second.initialize(mx.init.Xavier(), ctx=ctx2)
 
@@ -55,14 +57,21 @@ def way(options, norm, contexts, pipeline=None):
     trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": options.lr})
     loss = gluon.loss.SoftmaxCrossEntropyLoss()
     net.hybridize()
-    step = plain_step(net, loss, trainer) if pipeline is None else TrainStep(net, loss, trainer, pipeline)
+    step = (
+        plain_step(net, loss, trainer)
+        if pipeline is None
+        else TrainStep(net, loss, trainer, pipeline)
+    )
     return lambda x, y: step(mx.nd.array(x, ctx=net.ctx1), mx.nd.array(y, ctx=net.ctx2)), net
 
 
 def accuracy(net, pictures, labels, batch=100):
     metric = mx.metric.Accuracy()
     for i in range(0, len(labels), batch):
-        metric.update(mx.nd.array(labels[i : i + batch]), net(mx.nd.array(pictures[i : i + batch], ctx=net.ctx1)).as_in_context(mx.cpu()))
+        metric.update(
+            mx.nd.array(labels[i : i + batch]),
+            net(mx.nd.array(pictures[i : i + batch], ctx=net.ctx1)).as_in_context(mx.cpu()),
+        )
     return metric.get()[1]
 
 
@@ -82,7 +91,16 @@ def main():
     train, valid = glyphs.data(options.train, options.valid, options.seed)
     passes = iter(range(10**9))
 
-    rows = [("", "ms a step", "mean loss of last 10", "accuracy", "first 10 losses, all losses against whole batch", "parameters against micro-batches on 1 device")]
+    rows = [
+        (
+            "",
+            "ms a step",
+            "mean loss of last 10",
+            "accuracy",
+            "first 10 losses, all losses against whole batch",
+            "parameters against micro-batches on 1 device",
+        )
+    ]
     for norm in (False, True):
         print(f"\n{'with' if norm else 'without'} BatchNorm:", flush=True)
         pipeline = Pipeline(options.micro_batches)
@@ -92,15 +110,26 @@ def main():
             "pipelined, 2 devices": way(options, norm, two, pipeline),
         }
         results = take_turns(
-            {name: step for name, (step, _) in made.items()}, lambda: glyphs.batches(*train, options.batch, options.seed + next(passes)), options.steps
+            {name: step for name, (step, _) in made.items()},
+            lambda: glyphs.batches(*train, options.batch, options.seed + next(passes)),
+            options.steps,
         )
-        whole, reference = results["whole batch, 1 device"][0], parameters(made["micro-batches, 1 device"][1])
+        whole, reference = (
+            results["whole batch, 1 device"][0],
+            parameters(made["micro-batches, 1 device"][1]),
+        )
         for name, (losses, seconds) in results.items():
             net = made[name][1]
-            rows.append((
-                f"{name}{', BatchNorm' if norm else ''}", milliseconds(seconds), f"{np.mean(losses[-10:]):.4f}", f"{accuracy(net, *valid):.1%}",
-                f"{difference(whole[:10], losses[:10])}, {difference(whole, losses)}", difference(reference, parameters(net)),
-            ))  # fmt: skip
+            rows.append(
+                (
+                    f"{name}{', BatchNorm' if norm else ''}",
+                    milliseconds(seconds),
+                    f"{np.mean(losses[-10:]):.4f}",
+                    f"{accuracy(net, *valid):.1%}",
+                    f"{difference(whole[:10], losses[:10])}, {difference(whole, losses)}",
+                    difference(reference, parameters(net)),
+                )
+            )
         print(f"the last pipelined step:\n{pipeline.report()}")
     print()
     print_table(*rows)

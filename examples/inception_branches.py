@@ -26,7 +26,9 @@ def branch(*layers):
 
 
 def conv(inputs, outputs, kernel):
-    return lambda: nn.Conv2D(outputs, kernel, padding=kernel // 2, in_channels=inputs, activation="relu")
+    return lambda: nn.Conv2D(
+        outputs, kernel, padding=kernel // 2, in_channels=inputs, activation="relu"
+    )
 
 
 class Inception(gluon.HybridBlock):
@@ -43,7 +45,10 @@ class Inception(gluon.HybridBlock):
                 branch(lambda: nn.MaxPool2D(3, 1, 1), conv(inputs, width, 1)),
             ]
         # Heavy branches first, from the last device on: the join, and the sum of the gradients, are work of the first one's, too.
-        self.places = [contexts[-1 - ((i + 1) * len(contexts) - 1) // len(self.branches)] for i in range(len(self.branches))]
+        self.places = [
+            contexts[-1 - ((i + 1) * len(contexts) - 1) // len(self.branches)]
+            for i in range(len(self.branches))
+        ]
         for number, (part, ctx) in enumerate(zip(self.branches, self.places)):
             self.register_child(part, f"branch{number}")
             part.initialize(mx.init.Xavier(), ctx=ctx)
@@ -57,7 +62,9 @@ def network(options, contexts):
     mx.random.seed(options.seed)
     net = nn.HybridSequential(prefix="net_")
     with net.name_scope():
-        net.add(nn.Conv2D(options.width, 3, padding=1, in_channels=1, activation="relu"), nn.MaxPool2D())
+        net.add(
+            nn.Conv2D(options.width, 3, padding=1, in_channels=1, activation="relu"), nn.MaxPool2D()
+        )
         inputs = options.width
         for _ in range(options.modules):
             net.add(Inception(inputs, options.width, contexts))
@@ -94,7 +101,9 @@ def main():
     options.add_argument("--modules", type=int, default=3)
     options.add_argument("--batch", type=int, default=32)
     options.add_argument("--lr", type=float, default=1e-3)
-    options.add_argument("--trace", default="inception.json", help="Chrome trace of a step; open it in Perfetto")
+    options.add_argument(
+        "--trace", default="inception.json", help="Chrome trace of a step; open it in Perfetto"
+    )
     options = options.parse_args()
     mx.context.set_threads(1)  # the same threads on every device: then placement can't change a bit
     train, valid = glyphs.data(options.train, options.valid, options.seed)
@@ -103,13 +112,34 @@ def main():
     loss, nets, ways = gluon.loss.SoftmaxCrossEntropyLoss(), {}, {}
     for name, contexts in places.items():
         nets[name] = network(options, contexts)
-        step = plain_step(nets[name], loss, gluon.Trainer(nets[name].collect_params(), "adam", {"learning_rate": options.lr}))
-        ways[name] = lambda x, y, step=step: step(mx.nd.array(x, ctx=home), mx.nd.array(y, ctx=home))
-    results = take_turns(ways, lambda: glyphs.batches(*train, options.batch, options.seed), options.steps)
+        step = plain_step(
+            nets[name],
+            loss,
+            gluon.Trainer(nets[name].collect_params(), "adam", {"learning_rate": options.lr}),
+        )
+        ways[name] = lambda x, y, step=step: step(
+            mx.nd.array(x, ctx=home), mx.nd.array(y, ctx=home)
+        )
+    results = take_turns(
+        ways, lambda: glyphs.batches(*train, options.batch, options.seed), options.steps
+    )
 
-    same = {name: difference(parameters(nets["1 device"]), parameters(net)) for name, net in nets.items()}
+    same = {
+        name: difference(parameters(nets["1 device"]), parameters(net))
+        for name, net in nets.items()
+    }
     sample = next(glyphs.batches(*train, options.batch, options.seed))
-    rows = [("", "ms a step", "last loss", "accuracy", "parameters against 1 device", "ms at work", "two or more at once")]
+    rows = [
+        (
+            "",
+            "ms a step",
+            "last loss",
+            "accuracy",
+            "parameters against 1 device",
+            "ms at work",
+            "two or more at once",
+        )
+    ]
     for name, (losses, seconds) in results.items():
         predicted = nets[name](mx.nd.array(valid[0], ctx=home)).asnumpy().argmax(axis=1)
         mx.profiler.set_config(filename=options.trace)
@@ -118,7 +148,17 @@ def main():
         mx.profiler.dump()
         busy, any_busy, several = overlap(mx.profiler.events())
         at_work = ", ".join(f"{ctx}: {spent * 1e3:.1f}" for ctx, spent in busy.items())
-        rows.append((name, milliseconds(seconds), f"{losses[-1]:.4f}", f"{(predicted == valid[1]).mean():.1%}", same[name], at_work, f"{several / any_busy:.0%} of the time"))
+        rows.append(
+            (
+                name,
+                milliseconds(seconds),
+                f"{losses[-1]:.4f}",
+                f"{(predicted == valid[1]).mean():.1%}",
+                same[name],
+                at_work,
+                f"{several / any_busy:.0%} of the time",
+            )
+        )
     print()
     print_table(*rows)
     print(f"trace of a step on {name}: {options.trace}")

@@ -35,7 +35,9 @@ class LanguageModel(gluon.HybridBlock):
             for number, layer in enumerate(self.layers):
                 self.register_child(layer, f"lstm{number}")
             self.decoder = nn.Dense(vocab, in_units=hidden, flatten=False)
-        for child, ctx in zip((self.embed, *self.layers, self.decoder), (ctx1, *self.contexts, ctx2)):
+        for child, ctx in zip(
+            (self.embed, *self.layers, self.decoder), (ctx1, *self.contexts, ctx2)
+        ):
             child.initialize(mx.init.Uniform(0.1), ctx=ctx)
 
     def hybrid_forward(self, F, tokens, states):
@@ -80,15 +82,21 @@ def way(options, vocab, ctx1, ctx2, pipeline=None):
 
 def main():
     options = parser(__doc__, devices=2, steps=60)
-    options.add_argument("--text", help="a text file to learn, instead of Python's standard library")
-    options.add_argument("--limit", type=int, default=1_000_000, help="characters of text to read at most")
+    options.add_argument(
+        "--text", help="a text file to learn, instead of Python's standard library"
+    )
+    options.add_argument(
+        "--limit", type=int, default=1_000_000, help="characters of text to read at most"
+    )
     options.add_argument("--vocab", type=int, default=2000)
     options.add_argument("--hidden", type=int, default=384, help="size of embedding and LSTMs")
     options.add_argument("--layers", type=int, default=4)
     options.add_argument("--split", type=int, default=2, help="layers on the first device")
     options.add_argument("--batch", type=int, default=20)
     options.add_argument("--length", type=int, default=64, help="time steps of a batch")
-    options.add_argument("--pieces", type=int, default=8, help="pieces that a sequence is divided into")
+    options.add_argument(
+        "--pieces", type=int, default=8, help="pieces that a sequence is divided into"
+    )
     options.add_argument("--schedule", default="zero_bubble", help="see mpgluon.parallel.schedules")
     options.add_argument("--lr", type=float, default=2e-3)
     options.add_argument("--out", default="lstm_pipeline.png", help="picture of the timeline")
@@ -107,17 +115,34 @@ def main():
         "2 devices, in turns": way(options, vocab, first, second),
     }
     results = take_turns(
-        {name: train for name, (train, _) in made.items()}, lambda: batches(corpus.train, options.batch, options.length), options.steps
+        {name: train for name, (train, _) in made.items()},
+        lambda: batches(corpus.train, options.batch, options.length),
+        options.steps,
     )
     print(f"\nthe last step of {pipeline}:\n{pipeline.report()}\n")
     reference = parameters(made["2 devices, pipelined"][1])
-    rows = [("", "ms a step", "tokens/s", "last loss", "losses against the first", "parameters against the first")]
+    rows = [
+        (
+            "",
+            "ms a step",
+            "tokens/s",
+            "last loss",
+            "losses against the first",
+            "parameters against the first",
+        )
+    ]
     for name, (losses, seconds) in results.items():
         ms = milliseconds(seconds)
-        rows.append((
-            name, ms, f"{options.batch * options.length / float(ms) * 1e3:.0f}", f"{losses[-1]:.4f}",
-            difference(results["2 devices, pipelined"][0], losses), difference(reference, parameters(made[name][1])),
-        ))  # fmt: skip
+        rows.append(
+            (
+                name,
+                ms,
+                f"{options.batch * options.length / float(ms) * 1e3:.0f}",
+                f"{losses[-1]:.4f}",
+                difference(results["2 devices, pipelined"][0], losses),
+                difference(reference, parameters(made[name][1])),
+            )
+        )
     print_table(*rows)
     pipeline.plot(options.out)
     print(f"timeline: {os.path.abspath(options.out)}")

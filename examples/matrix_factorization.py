@@ -23,16 +23,27 @@ class Factorization(gluon.HybridBlock):
         super().__init__(prefix="factorization_")
         self.user_ctx, self.item_ctx = user_ctx, item_ctx
         with self.name_scope():
-            self.user_table, self.item_table = nn.Embedding(users, factors), nn.Embedding(items, factors)
-            self.user_tower, self.item_tower = (nn.HybridSequential(prefix=f"{kind}_") for kind in ("user", "item"))
+            self.user_table, self.item_table = (
+                nn.Embedding(users, factors),
+                nn.Embedding(items, factors),
+            )
+            self.user_tower, self.item_tower = (
+                nn.HybridSequential(prefix=f"{kind}_") for kind in ("user", "item")
+            )
             for tower in (self.user_tower, self.item_tower):
                 with tower.name_scope():
-                    tower.add(nn.Dense(hidden, in_units=factors, activation="relu"), nn.Dense(factors, in_units=hidden))
+                    tower.add(
+                        nn.Dense(hidden, in_units=factors, activation="relu"),
+                        nn.Dense(factors, in_units=hidden),
+                    )
 
     def hybrid_forward(self, F, pairs):
         users = pairs.slice_axis(axis=1, begin=0, end=1).reshape((-1,)).as_in_context(self.user_ctx)
         items = pairs.slice_axis(axis=1, begin=1, end=2).reshape((-1,)).as_in_context(self.item_ctx)
-        user, item = self.user_tower(self.user_table(users)), self.item_tower(self.item_table(items))
+        user, item = (
+            self.user_tower(self.user_table(users)),
+            self.item_tower(self.item_table(items)),
+        )
         return F.sum(user * item.as_in_context(self.user_ctx), axis=1)
 
 
@@ -43,7 +54,12 @@ def network(options, devices, by_rows=False):
     net = Factorization(options.users, options.items, options.factors, options.hidden, *places)
     if by_rows:
         mx.parallel.shard(net, {".*_table": "vocab"}, devices)
-    for block, ctx in ((net.user_table, places[0]), (net.user_tower, places[0]), (net.item_table, places[1]), (net.item_tower, places[1])):
+    for block, ctx in (
+        (net.user_table, places[0]),
+        (net.user_tower, places[0]),
+        (net.item_table, places[1]),
+        (net.item_tower, places[1]),
+    ):
         block.initialize(mx.init.Xavier(factor_type="in", magnitude=2.34), ctx=ctx)
     net.hybridize()
     return net
@@ -52,7 +68,10 @@ def network(options, devices, by_rows=False):
 def ratings(users, items, count, seed):
     """(pairs of user and item, scores): products of hidden tastes, with noise of standard deviation 0.1."""
     draw = np.random.RandomState(seed)
-    user_taste, item_taste = draw.normal(size=(users, 3)) / 3**0.5, draw.normal(size=(items, 3)) / 3**0.5
+    user_taste, item_taste = (
+        draw.normal(size=(users, 3)) / 3**0.5,
+        draw.normal(size=(items, 3)) / 3**0.5,
+    )
     user, item = draw.randint(0, users, count), draw.randint(0, items, count)
     scores = (user_taste[user] * item_taste[item]).sum(axis=1) + 0.1 * draw.normal(size=count)
     return np.stack([user, item], axis=1).astype("float32"), scores.astype("float32")
@@ -72,7 +91,9 @@ def whole(net):
     for kind, table in (("user", net.user_table), ("item", net.item_table)):
         parts = [param for param in table.collect_params().values() if hasattr(param, "index")]
         if parts:
-            values[f"factorization_{kind}_table"] = np.concatenate([values.pop(p.name) for p in sorted(parts, key=lambda p: p.index)])
+            values[f"factorization_{kind}_table"] = np.concatenate(
+                [values.pop(p.name) for p in sorted(parts, key=lambda p: p.index)]
+            )
         else:
             values[f"factorization_{kind}_table"] = values.pop(table.weight.name)
     return values
@@ -100,11 +121,26 @@ def main():
     }
     ways = {}
     for name, net in nets.items():
-        step = plain_step(net, loss, gluon.Trainer(net.collect_params(), "adam", {"learning_rate": options.lr}))
-        ways[name] = lambda x, y, step=step: step(mx.nd.array(x, ctx=home), mx.nd.array(y, ctx=home))
-    results = take_turns(ways, lambda: batches(pairs[:cut], scores[:cut], options.batch, options.seed), options.steps)
+        step = plain_step(
+            net, loss, gluon.Trainer(net.collect_params(), "adam", {"learning_rate": options.lr})
+        )
+        ways[name] = lambda x, y, step=step: step(
+            mx.nd.array(x, ctx=home), mx.nd.array(y, ctx=home)
+        )
+    results = take_turns(
+        ways, lambda: batches(pairs[:cut], scores[:cut], options.batch, options.seed), options.steps
+    )
 
-    rows = [("", "ms a step", "validation error", "largest difference", "MB of tables", "MB of all parameters")]
+    rows = [
+        (
+            "",
+            "ms a step",
+            "validation error",
+            "largest difference",
+            "MB of tables",
+            "MB of all parameters",
+        )
+    ]
     for name, net in nets.items():
         predicted = net(mx.nd.array(pairs[cut:], ctx=home)).asnumpy()
         error = ((predicted - scores[cut:]) ** 2).mean() ** 0.5
@@ -112,9 +148,26 @@ def main():
         for param in net.collect_params().values():
             table, everything = sizes.get(param.list_ctx()[0], (0, 0))
             size = param.data().size * 4 / 1e6
-            sizes[param.list_ctx()[0]] = table + size * ("tower" not in param.name and "_dense" not in param.name), everything + size
-        held = [", ".join(f"{ctx}: {pair[k]:.3f}" for ctx, pair in sorted(sizes.items(), key=lambda item: str(item[0]))) for k in (0, 1)]
-        rows.append((name, milliseconds(results[name][1]), f"{error:.3f}", difference(whole(nets["1 device"]), whole(net)), *held))
+            sizes[param.list_ctx()[0]] = (
+                table + size * ("tower" not in param.name and "_dense" not in param.name),
+                everything + size,
+            )
+        held = [
+            ", ".join(
+                f"{ctx}: {pair[k]:.3f}"
+                for ctx, pair in sorted(sizes.items(), key=lambda item: str(item[0]))
+            )
+            for k in (0, 1)
+        ]
+        rows.append(
+            (
+                name,
+                milliseconds(results[name][1]),
+                f"{error:.3f}",
+                difference(whole(nets["1 device"]), whole(net)),
+                *held,
+            )
+        )
     print()
     print_table(*rows)
     print(f"the mean has a validation error of {scores[cut:].std():.3f}, the noise is 0.100")

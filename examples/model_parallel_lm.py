@@ -46,12 +46,19 @@ class ModelParallelLM(gluon.HybridBlock):
 
     def place(self, init):
         """Initialises every child on its own device."""
-        for child, ctx in ((self.embed, self.ctx1), (self.lstm1, self.ctx1), (self.lstm2, self.ctx2), (self.decoder, self.ctx2)):
+        for child, ctx in (
+            (self.embed, self.ctx1),
+            (self.lstm1, self.ctx1),
+            (self.lstm2, self.ctx2),
+            (self.decoder, self.ctx2),
+        ):
             child.initialize(init, ctx=ctx)
         return self
 
     def begin_state(self, batch):
-        return self.lstm1.begin_state(batch, ctx=self.ctx1), self.lstm2.begin_state(batch, ctx=self.ctx2)
+        return self.lstm1.begin_state(batch, ctx=self.ctx1), self.lstm2.begin_state(
+            batch, ctx=self.ctx2
+        )
 
 
 # --- Text -----------------------------------------------------------------------------------------------------------
@@ -115,9 +122,14 @@ class Training:
         self.net, self.options = net, options
         self.loss = gluon.loss.SoftmaxCrossEntropyLoss()
         schedule = mx.lr_scheduler.CosineScheduler(
-            total_steps, base_lr=options.lr, final_lr=options.lr / 20, warmup_steps=min(50, total_steps // 10)
+            total_steps,
+            base_lr=options.lr,
+            final_lr=options.lr / 20,
+            warmup_steps=min(50, total_steps // 10),
         )
-        self.trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": options.lr, "lr_scheduler": schedule})
+        self.trainer = gluon.Trainer(
+            net.collect_params(), "adam", {"learning_rate": options.lr, "lr_scheduler": schedule}
+        )
         self.states = net.begin_state(options.batch)
 
     def forward(self, inputs, targets):
@@ -132,7 +144,9 @@ class Training:
         with autograd.record():
             loss = self.forward(inputs, targets)
         loss.backward()
-        gradients = [p.grad(ctx) for p in self.net.collect_params().values() for ctx in p.list_ctx()]
+        gradients = [
+            p.grad(ctx) for p in self.net.collect_params().values() for ctx in p.list_ctx()
+        ]
         gluon.utils.clip_global_norm(gradients, self.options.clip, check_isfinite=False)
         self.trainer.step(1)
         return loss
@@ -140,14 +154,18 @@ class Training:
     def evaluate(self, tokens):
         """Perplexity over `tokens`, with fresh states."""
         kept, self.states = self.states, self.net.begin_state(self.options.batch)
-        losses = [self.forward(x, y) for x, y in batches(tokens, self.options.batch, self.options.bptt)]
+        losses = [
+            self.forward(x, y) for x, y in batches(tokens, self.options.batch, self.options.bptt)
+        ]
         self.states = kept
         return math.exp(sum(float(loss.asscalar()) for loss in losses) / len(losses))
 
 
 def build(options, vocab, ctx1, ctx2, hybridize=False, exact=False):
     mx.random.seed(options.seed)
-    net = ModelParallelLM(vocab, options.hidden, ctx1, ctx2, prefix="lm_").place(mx.init.Uniform(0.1))
+    net = ModelParallelLM(vocab, options.hidden, ctx1, ctx2, prefix="lm_").place(
+        mx.init.Uniform(0.1)
+    )
     if hybridize:
         net.hybridize(exact=exact)
     return net
@@ -167,14 +185,22 @@ def check_equality(corpus, options, ctx1, ctx2):
         data = batches(corpus.train, options.batch, options.bptt)
         losses = [training.step(*next(data)) for _ in range(options.check_steps)]
         losses = np.array([loss.asscalar() for loss in losses])
-        results.append((losses, {k: v.data(v.list_ctx()[0]).asnumpy() for k, v in net.collect_params().items()}))
+        results.append(
+            (
+                losses,
+                {k: v.data(v.list_ctx()[0]).asnumpy() for k, v in net.collect_params().items()},
+            )
+        )
         print(f"  {name:34s} loss of step {len(losses)}: {losses[-1]:.9g}")
     first_losses, reference = results[0]
     equal = all(
-        losses.tobytes() == first_losses.tobytes() and all(values[k].tobytes() == reference[k].tobytes() for k in reference)
+        losses.tobytes() == first_losses.tobytes()
+        and all(values[k].tobytes() == reference[k].tobytes() for k in reference)
         for losses, values in results[1:]
     )
-    print(f"  all {options.check_steps} losses and all {len(reference)} parameters equal bit for bit: {'yes' if equal else 'NO'}")
+    print(
+        f"  all {options.check_steps} losses and all {len(reference)} parameters equal bit for bit: {'yes' if equal else 'NO'}"
+    )
     return equal
 
 
@@ -188,19 +214,27 @@ def train(training, corpus, options, total):
         for x, y in batches(corpus.train, options.batch, options.bptt):
             pending.append((step, training.step(x, y)))
             step += 1
-            if len(pending) == 10 or step == total:  # losses are read in bunches, so that the devices never wait for Python
+            if (
+                len(pending) == 10 or step == total
+            ):  # losses are read in bunches, so that the devices never wait for Python
                 for at, loss in pending:
                     value = float(loss.asscalar())
                     smooth = value if smooth is None else 0.95 * smooth + 0.05 * value
                     curve.append((at, value))
                 rate = step * options.bptt * options.batch / (time.perf_counter() - start)
-                progress.set_postfix(loss=f"{smooth:.3f}", ppl=f"{math.exp(min(smooth, 20)):.1f}", tokens_s=f"{rate:.0f}")
+                progress.set_postfix(
+                    loss=f"{smooth:.3f}",
+                    ppl=f"{math.exp(min(smooth, 20)):.1f}",
+                    tokens_s=f"{rate:.0f}",
+                )
                 progress.update(len(pending))
                 pending = []
             if step == total:
                 break
             if step % max(1, total // 4) == 0:
-                valid_curve.append((step, training.evaluate(corpus.valid[: options.batch * options.bptt * 8 + 1])))
+                valid_curve.append(
+                    (step, training.evaluate(corpus.valid[: options.batch * options.bptt * 8 + 1]))
+                )
     progress.close()
     return curve, valid_curve
 
@@ -243,12 +277,28 @@ def draw(path, curve, valid_curve, unigram, events):
     left.plot(*zip(*curve), color="#9db8d9", linewidth=0.8, label="training, each step")
     losses, window = np.array([value for _, value in curve]), max(1, len(curve) // 40)
     means = np.convolve(losses, np.ones(window) / window, "valid")
-    left.plot(np.arange(len(means)) + window - 1, means, color="#1f4e8c", label=f"training, mean of {window}")
-    left.plot([s for s, _ in valid_curve], [math.log(p) for _, p in valid_curve], "o-", color="#c0392b", label="validation")
+    left.plot(
+        np.arange(len(means)) + window - 1,
+        means,
+        color="#1f4e8c",
+        label=f"training, mean of {window}",
+    )
+    left.plot(
+        [s for s, _ in valid_curve],
+        [math.log(p) for _, p in valid_curve],
+        "o-",
+        color="#c0392b",
+        label="validation",
+    )
     left.axhline(math.log(unigram), color="gray", linestyle="--", label="unigram model")
     left.set(xlabel="step", ylabel="loss (nats per token)", title="Language model on two devices")
     left.legend()
-    colors = {"forward": "#4c8bf5", "backward": "#f5a623", "loss, clipping, update": "#7ed321", "copy": "#d0021b"}
+    colors = {
+        "forward": "#4c8bf5",
+        "backward": "#f5a623",
+        "loss, clipping, update": "#7ed321",
+        "copy": "#d0021b",
+    }
     events = [e for e in events if e["kind"] in ("op", "copy")]
     devices = sorted({e["device"] for e in events})
     origin = min(e["begin"] for e in events)
@@ -259,7 +309,9 @@ def draw(path, curve, valid_curve, unigram, events):
                 for e in events
                 if e["device"] == device and kind == kind_of(e)
             ]
-            right.broken_barh(spans, (row - 0.3, 0.6), color=color, label=kind if row == 0 else None)
+            right.broken_barh(
+                spans, (row - 0.3, 0.6), color=color, label=kind if row == 0 else None
+            )
     right.set_yticks(range(len(devices)), devices)
     right.invert_yaxis()
     right.set(xlabel="ms", title="Timeline of two training steps")
@@ -268,20 +320,35 @@ def draw(path, curve, valid_curve, unigram, events):
 
 
 def arguments():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
     parser.add_argument("--text", help="a text file to learn, instead of Python's standard library")
-    parser.add_argument("--devices", nargs=2, default=["cpu(0)", "cpu(1)"], help="where the first and the second half live")
+    parser.add_argument(
+        "--devices",
+        nargs=2,
+        default=["cpu(0)", "cpu(1)"],
+        help="where the first and the second half live",
+    )
     parser.add_argument("--steps", type=int, default=500, help="training steps")
     parser.add_argument("--hidden", type=int, default=256, help="size of embedding and LSTMs")
     parser.add_argument("--vocab", type=int, default=4000, help="number of tokens told apart")
     parser.add_argument("--batch", type=int, default=32, help="text streams side by side")
-    parser.add_argument("--bptt", type=int, default=35, help="time steps of one truncated back-propagation")
+    parser.add_argument(
+        "--bptt", type=int, default=35, help="time steps of one truncated back-propagation"
+    )
     parser.add_argument("--lr", type=float, default=3e-3, help="learning rate after warm-up")
-    parser.add_argument("--clip", type=float, default=1.0, help="largest global norm of the gradients")
+    parser.add_argument(
+        "--clip", type=float, default=1.0, help="largest global norm of the gradients"
+    )
     parser.add_argument("--check-steps", type=int, default=20, help="steps of the equality check")
-    parser.add_argument("--limit", type=int, default=4_000_000, help="characters of text to read at most")
+    parser.add_argument(
+        "--limit", type=int, default=4_000_000, help="characters of text to read at most"
+    )
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", default="demo-output", help="folder for parameters, states and the picture")
+    parser.add_argument(
+        "--out", default="demo-output", help="folder for parameters, states and the picture"
+    )
     return parser.parse_args()
 
 
@@ -292,11 +359,15 @@ def main():
     mx.context.set_threads(1)  # the same threads on every device: then placement can't change a bit
     names = [re.fullmatch(r"(\w+)\((\d+)\)", device) for device in options.devices]
     if not all(names):
-        raise SystemExit(f"--devices takes two names such as cpu(0) and cpu(1), not {' and '.join(options.devices)}")
+        raise SystemExit(
+            f"--devices takes two names such as cpu(0) and cpu(1), not {' and '.join(options.devices)}"
+        )
     ctx1, ctx2 = (mx.Context(name[1], int(name[2])) for name in names)
     corpus = Corpus(*read_text(options.text, options.limit), options.vocab)
     unigram = corpus.unigram_perplexity()
-    print(f"text: {len(corpus.train):,} training and {len(corpus.valid):,} validation tokens, vocabulary {len(corpus.words):,}")
+    print(
+        f"text: {len(corpus.train):,} training and {len(corpus.valid):,} validation tokens, vocabulary {len(corpus.words):,}"
+    )
 
     print(f"\nthe first {options.check_steps} steps, three ways:")
     if not check_equality(corpus, options, ctx1, ctx2):
@@ -332,15 +403,21 @@ def main():
     print("\nthe programs:\n" + net.compiled().programs())
     for ctx in dict.fromkeys((ctx1, ctx2)):
         stats = mx.context.memory_stats(ctx)
-        print(f"  {ctx}: {stats['in_use'] / 2**20:.1f} MiB in use, peak {stats['peak_in_use'] / 2**20:.1f} MiB, {stats['held'] / 2**20:.1f} MiB held")
-    print(f"\nsaved to {params} and {states}; loaded onto {ctx1} alone: validation perplexity {one_device:.4f} (two devices: {perplexity:.4f})")
+        print(
+            f"  {ctx}: {stats['in_use'] / 2**20:.1f} MiB in use, peak {stats['peak_in_use'] / 2**20:.1f} MiB, {stats['held'] / 2**20:.1f} MiB held"
+        )
+    print(
+        f"\nsaved to {params} and {states}; loaded onto {ctx1} alone: validation perplexity {one_device:.4f} (two devices: {perplexity:.4f})"
+    )
     picture = os.path.join(options.out, "lm.png")
     draw(picture, curve, valid_curve, unigram, mx.profiler.events())
     print(f"loss curves and timeline: {picture}")
     print("\na sample:\n" + "-" * 60)
     print(sample_text(single, corpus, "\n\ndef ", 120, options.seed))
     print("-" * 60)
-    print(f"validation perplexity {perplexity:.1f}; a unigram model has {unigram:.1f}. {time.perf_counter() - begin:.0f} s in all.")
+    print(
+        f"validation perplexity {perplexity:.1f}; a unigram model has {unigram:.1f}. {time.perf_counter() - begin:.0f} s in all."
+    )
 
 
 if __name__ == "__main__":

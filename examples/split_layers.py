@@ -41,7 +41,9 @@ def read(path):
             x, y = file["x"], file["y"]
     else:
         x, y = glyphs.digits(2000, glyphs.fonts()[0], seed=0)
-        x = x.reshape(len(x), glyphs.SIZE // 2, 2, glyphs.SIZE // 2, 2).mean(axis=(2, 4))  # half as large
+        x = x.reshape(len(x), glyphs.SIZE // 2, 2, glyphs.SIZE // 2, 2).mean(
+            axis=(2, 4)
+        )  # half as large
     x = x.astype("float32") / max(float(x.max()), 1)
     order = np.random.RandomState(0).permutation(len(x))
     return x[order].reshape(len(x), 1, *x.shape[-2:]), y[order].astype("float32")
@@ -67,11 +69,15 @@ def train(options, devices, x, y):
     start, losses, trainer = time.time(), [], None
     for _ in range(options.epochs):
         for begin in range(0, cut - options.batch + 1, options.batch):
-            data, label = (mx.nd.array(a[begin : begin + options.batch], ctx=devices[0]) for a in (x, y))
+            data, label = (
+                mx.nd.array(a[begin : begin + options.batch], ctx=devices[0]) for a in (x, y)
+            )
             with autograd.record():
                 loss = loss_of(net(data), label)
             loss.backward()
-            trainer = trainer or gluon.Trainer(net.collect_params(), "adam", {"learning_rate": options.lr})
+            trainer = trainer or gluon.Trainer(
+                net.collect_params(), "adam", {"learning_rate": options.lr}
+            )
             trainer.step(options.batch)
             losses.append(loss.mean())
     losses = np.array([float(loss.asscalar()) for loss in losses])
@@ -94,13 +100,22 @@ def main():
     x, y = read(options.data)
     one = train(options, devices[:1], x, y)
     many = train(options, devices, x, y)
-    for name, (_, accuracy, seconds, net) in (("one device", one), (f"{len(devices)} devices", many)):
+    for name, (_, accuracy, seconds, net) in (
+        ("one device", one),
+        (f"{len(devices)} devices", many),
+    ):
         print(f"{name}: validation accuracy {accuracy:.4f}, {seconds:.1f} s")
         held = {}
         for param in net.collect_params().values():
-            held[param.list_ctx()[0]] = held.get(param.list_ctx()[0], 0) + int(np.prod(param.shape)) * 4
-        print("  bytes of parameters: " + ", ".join(f"{ctx} {size:,}" for ctx, size in held.items()))
-    print(f"largest difference of the losses of the first ten steps: {np.abs(one[0][:10] - many[0][:10]).max() / one[0][0]:.1e}")
+            held[param.list_ctx()[0]] = (
+                held.get(param.list_ctx()[0], 0) + int(np.prod(param.shape)) * 4
+            )
+        print(
+            "  bytes of parameters: " + ", ".join(f"{ctx} {size:,}" for ctx, size in held.items())
+        )
+    print(
+        f"largest difference of the losses of the first ten steps: {np.abs(one[0][:10] - many[0][:10]).max() / one[0][0]:.1e}"
+    )
     print(many[3])
 
 

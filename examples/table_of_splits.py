@@ -21,7 +21,9 @@ def measure(net, made, x, y, steps):
     """Milliseconds of the quickest step, and the report of the last."""
     net.place(made)
     pipeline = made.pipeline()
-    step = TrainStep(net, loss, gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1e-3}), pipeline)
+    step = TrainStep(
+        net, loss, gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1e-3}), pipeline
+    )
     shortest = float("inf")
     for _ in range(steps + 1):
         begin = time.perf_counter()
@@ -38,7 +40,9 @@ def device(name):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--batch", type=int, default=256)
@@ -53,18 +57,27 @@ def main():
             net.add(nn.Dense(args.width * (1 + i % 2), activation="relu"))
         net.add(nn.Dense(10))
     net.initialize(mx.init.Xavier())
-    x, y = nd.random.normal(shape=(args.batch, args.width)), nd.random.normal(shape=(args.batch, 10))
+    x, y = (
+        nd.random.normal(shape=(args.batch, args.width)),
+        nd.random.normal(shape=(args.batch, 10)),
+    )
 
-    made = plan(net, x, devices, loss=loss, labels=y, micro_batches=args.micro_batches, schedules=["1f1b"])
+    made = plan(
+        net, x, devices, loss=loss, labels=y, micro_batches=args.micro_batches, schedules=["1f1b"]
+    )
     print(made)
     chosen, layers = dict(made.placement), list(made.placement)
-    print(f"\nlayers on {devices[0]}   predicted ms   measured ms   bytes on {devices[0]}   bytes on {devices[1]}")
+    print(
+        f"\nlayers on {devices[0]}   predicted ms   measured ms   bytes on {devices[0]}   bytes on {devices[1]}"
+    )
     for cut in range(1, len(layers) + 1):
         for i, layer in enumerate(layers):
             made.move(layer, devices[i >= cut])
         ms, _ = measure(net, made, x, y, args.steps)
         mark = "   <- chosen" if made.placement == chosen else ""
-        print(f"{cut:>16}   {made.seconds * 1e3:12.2f}   {ms:11.2f}   {made.memory[devices[0]]:15,}   {made.memory[devices[1]]:15,}{mark}")
+        print(
+            f"{cut:>16}   {made.seconds * 1e3:12.2f}   {ms:11.2f}   {made.memory[devices[0]]:15,}   {made.memory[devices[1]]:15,}{mark}"
+        )
     for layer, ctx in chosen.items():
         made.move(layer, ctx)
     _, report = measure(net, made, x, y, args.steps)

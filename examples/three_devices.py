@@ -53,8 +53,12 @@ def batches(tokens, window, batch, seed):
 
 def main():
     options = parser(__doc__, devices=3, steps=100)
-    options.add_argument("--text", help="a text file to learn, instead of Python's standard library")
-    options.add_argument("--limit", type=int, default=1_000_000, help="characters of text to read at most")
+    options.add_argument(
+        "--text", help="a text file to learn, instead of Python's standard library"
+    )
+    options.add_argument(
+        "--limit", type=int, default=1_000_000, help="characters of text to read at most"
+    )
     options.add_argument("--vocab", type=int, default=500)
     options.add_argument("--window", type=int, default=12, help="tokens that the network sees")
     options.add_argument("--embed", type=int, default=32)
@@ -81,20 +85,42 @@ def main():
                 net.hybridize()
                 step = plain_step(net, loss, trainer)
                 shown[name] = net
-            ways[name] = lambda x, y, step=step, contexts=contexts: step(mx.nd.array(x, ctx=contexts[0]), mx.nd.array(y, ctx=contexts[-1]))
-    results = take_turns(ways, lambda: batches(corpus.train, options.window, options.batch, options.seed), options.steps)
+            ways[name] = lambda x, y, step=step, contexts=contexts: step(
+                mx.nd.array(x, ctx=contexts[0]), mx.nd.array(y, ctx=contexts[-1])
+            )
+    results = take_turns(
+        ways,
+        lambda: batches(corpus.train, options.window, options.batch, options.seed),
+        options.steps,
+    )
 
     for name, net in shown.items():
         print(f"\n{name}, what was compiled:\n{net.compiled()}")
     print()
-    rows = [("", "ms a step", "last loss", "parameters against 1 device", "parameters on each device, MB")]
+    rows = [
+        (
+            "",
+            "ms a step",
+            "last loss",
+            "parameters against 1 device",
+            "parameters on each device, MB",
+        )
+    ]
     for name, (losses, seconds) in results.items():
         reference = nets["1 device, pipelined" if "pipelined" in name else "1 device"]
         held = {ctx: 0 for ctx in dict.fromkeys(nets[name].contexts)}
         for param in nets[name].collect_params().values():
             held[param.list_ctx()[0]] += param.data(param.list_ctx()[0]).size * 4 / 1e6
         bits = difference(parameters(reference), parameters(nets[name]))
-        rows.append((name, milliseconds(seconds), f"{losses[-1]:.4f}", bits, ", ".join(f"{ctx}: {size:.1f}" for ctx, size in held.items())))
+        rows.append(
+            (
+                name,
+                milliseconds(seconds),
+                f"{losses[-1]:.4f}",
+                bits,
+                ", ".join(f"{ctx}: {size:.1f}" for ctx, size in held.items()),
+            )
+        )
     print_table(*rows)
 
 

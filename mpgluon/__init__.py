@@ -18,8 +18,17 @@ _core._set_package_folder(_os.path.dirname(_os.path.abspath(__file__)))
 def _library_folders():
     """Where wheels put libraries (oneDNN, OpenBLAS, and what GPUs need), seen from the interpreter and from where NumPy was found."""
     site = _os.path.dirname(_os.path.dirname(_sys.modules["numpy"].__file__))
-    folders = [_os.path.join(_sys.prefix, "lib"), _os.path.join(site, "..", "..", ""), _os.path.join(site, "scipy_openblas32", "lib"), site]
-    folders += [path for path in _sys.path if _os.path.basename(path) in ("site-packages", "dist-packages") and path != site]
+    folders = [
+        _os.path.join(_sys.prefix, "lib"),
+        _os.path.join(site, "..", "..", ""),
+        _os.path.join(site, "scipy_openblas32", "lib"),
+        site,
+    ]
+    folders += [
+        path
+        for path in _sys.path
+        if _os.path.basename(path) in ("site-packages", "dist-packages") and path != site
+    ]
     return [_os.path.normpath(folder) for folder in folders if _os.path.isdir(folder)]
 
 
@@ -38,12 +47,40 @@ from .util import is_np_array, is_np_shape, np_shape, set_np_shape, use_np_shape
 
 # Loaded when first used, so that `import mpgluon` stays quick.
 _LAZY = {
-    "attribute": "attribute", "callback": "callback", "executor": "executor", "gluon": "gluon", "info": "info",
-    "init": "initializer", "initializer": "initializer", "io": "io", "kv": "kvstore", "kvstore": "kvstore", "log": "log", "lr_scheduler": "lr_scheduler",
-    "metric": "metric", "mod": "module", "model": "model", "module": "module", "mon": "monitor", "monitor": "monitor", "name": "name", "np": "numpy", "numpy": "numpy", "opt": "optimizer", "optimizer": "optimizer",
-    "operator": "operator", "parallel": "parallel", "profiler": "profiler", "registry": "registry", "rnn": "rnn", "sym": "symbol", "symbol": "symbol",
-    "test_utils": "test_utils", "viz": "visualization", "visualization": "visualization",
-}  # fmt: skip
+    "attribute": "attribute",
+    "callback": "callback",
+    "executor": "executor",
+    "gluon": "gluon",
+    "info": "info",
+    "init": "initializer",
+    "initializer": "initializer",
+    "io": "io",
+    "kv": "kvstore",
+    "kvstore": "kvstore",
+    "log": "log",
+    "lr_scheduler": "lr_scheduler",
+    "metric": "metric",
+    "mod": "module",
+    "model": "model",
+    "module": "module",
+    "mon": "monitor",
+    "monitor": "monitor",
+    "name": "name",
+    "np": "numpy",
+    "numpy": "numpy",
+    "opt": "optimizer",
+    "optimizer": "optimizer",
+    "operator": "operator",
+    "parallel": "parallel",
+    "profiler": "profiler",
+    "registry": "registry",
+    "rnn": "rnn",
+    "sym": "symbol",
+    "symbol": "symbol",
+    "test_utils": "test_utils",
+    "viz": "visualization",
+    "visualization": "visualization",
+}
 _LAZY_NAMES = {"AttrScope": "attribute", "Symbol": "symbol"}
 
 

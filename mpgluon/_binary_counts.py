@@ -20,7 +20,9 @@ class BinaryCounts:
 
     @property
     def total(self):
-        return self.true_positives + self.false_positives + self.true_negatives + self.false_negatives
+        return (
+            self.true_positives + self.false_positives + self.true_negatives + self.false_negatives
+        )
 
     @property
     def precision(self):
@@ -41,7 +43,15 @@ class BinaryCounts:
     def matthews(self):
         if not self.total:
             return 0.0
-        tp, fp, tn, fn = (float(n) for n in (self.true_positives, self.false_positives, self.true_negatives, self.false_negatives))
+        tp, fp, tn, fn = (
+            float(n)
+            for n in (
+                self.true_positives,
+                self.false_positives,
+                self.true_negatives,
+                self.false_negatives,
+            )
+        )
         product = 1.0
         for margin in (tp + fp, tp + fn, tn + fp, tn + fn):
             product *= margin or 1.0

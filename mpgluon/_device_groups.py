@@ -35,8 +35,12 @@ def device():
 
 def check(group2ctx):
     """A copy of the dict. TypeError unless it is one of str to Context."""
-    if not isinstance(group2ctx, dict) or not all(isinstance(name, str) and isinstance(ctx, Context) for name, ctx in group2ctx.items()):
-        raise TypeError(f"group2ctx is a dict of group to Context, as in {{'dev1': mx.cpu(0)}}, not {group2ctx!r}")
+    if not isinstance(group2ctx, dict) or not all(
+        isinstance(name, str) and isinstance(ctx, Context) for name, ctx in group2ctx.items()
+    ):
+        raise TypeError(
+            f"group2ctx is a dict of group to Context, as in {{'dev1': mx.cpu(0)}}, not {group2ctx!r}"
+        )
     return dict(group2ctx)
 
 
@@ -44,7 +48,9 @@ def lookup(group, devices, what):
     """The device of a group; `what` names who wants it."""
     found = devices.get(group)
     if found is None:
-        raise MXNetError(f"{what}: the ctx_group {group!r} is not in group2ctx, which has {', '.join(sorted(devices)) or 'none'}")
+        raise MXNetError(
+            f"{what}: the ctx_group {group!r} is not in group2ctx, which has {', '.join(sorted(devices)) or 'none'}"
+        )
     return found
 
 
@@ -53,8 +59,12 @@ def placing(group, devices):
     which is the running one."""
     device = None if group is None else lookup(group, devices, "AttrScope")
     state = vars(_state)
-    changes = [(state, "devices", devices), (state, "key", (tuple(devices.items()), group)),
-               (state, "device", device), (_core.set_group, device or True)]
+    changes = [
+        (state, "devices", devices),
+        (state, "key", (tuple(devices.items()), group)),
+        (state, "device", device),
+        (_core.set_group, device or True),
+    ]
     return changes if device is None else [*changes, device]  # new arrays are made there, too
 
 
@@ -87,7 +97,11 @@ def paused():
 
 def spread(value, devices, array_type):
     """An array on the first of the devices; a list with an array for each device on these."""
-    if isinstance(value, (list, tuple)) and len(value) == len(devices) and all(isinstance(item, array_type) for item in value):
+    if (
+        isinstance(value, (list, tuple))
+        and len(value) == len(devices)
+        and all(isinstance(item, array_type) for item in value)
+    ):
         return [_core.move_to(item, ctx) for item, ctx in zip(value, devices)]
     return move(value, devices[0], array_type)
 

@@ -57,14 +57,29 @@ class Host:
         self.bodies = bodies  # of loops and branches
 
     def __call__(self, env):
-        with _core.Scope((_core.set_group, None), (_core.set_scope, self.scope)):  # what groups move was moved when it was traced
+        with _core.Scope(
+            (_core.set_group, None), (_core.set_scope, self.scope)
+        ):  # what groups move was moved when it was traced
             return self.run([env[i] for i in self.inputs])
 
 
 class Part:
     """Ops between two cuts, and the host step behind them, or the results."""
 
-    __slots__ = ("op", "inputs", "outputs", "constants", "late", "host", "results", "keep", "nodes", "children", "parent", "used")
+    __slots__ = (
+        "op",
+        "inputs",
+        "outputs",
+        "constants",
+        "late",
+        "host",
+        "results",
+        "keep",
+        "nodes",
+        "children",
+        "parent",
+        "used",
+    )
 
     def __init__(self, function, flags, constants, late, nodes):
         self.op = None if function is None else _core.CachedOp(function, flags)
@@ -128,11 +143,15 @@ class Tracer(_core.Scope):
 
     def host(self, name, run, inputs, outputs, bodies=()):
         """A step whose results' descriptions ``(shape, dtype, ctx)`` are known. Returns arrays that stand for them."""
-        raise NotImplementedError(f"{name} runs outside of compiled programs, which {type(self).__name__} does not know how to trace; call it outside of the hybridized block")
+        raise NotImplementedError(
+            f"{name} runs outside of compiled programs, which {type(self).__name__} does not know how to trace; call it outside of the hybridized block"
+        )
 
     def dynamic(self, name, run, inputs):
         """A step whose results' shapes depend on values."""
-        raise NotImplementedError(f"the shape of what {name} gives depends on values, which {type(self).__name__} does not know how to trace; call it outside of the hybridized block")
+        raise NotImplementedError(
+            f"the shape of what {name} gives depends on values, which {type(self).__name__} does not know how to trace; call it outside of the hybridized block"
+        )
 
     def _new(self, host, descs):
         """Traced arrays for what a host step gives."""
@@ -205,7 +224,9 @@ class Body(Tracer):
                 add(part.op, None, part.inputs, part.outputs)
             if part.host is not None:
                 add(part.host.run, part.host.scope, part.host.inputs, part.host.outputs)
-        return _core.Routine.sequence(len(self._inputs), calls, [slots[value] for value in self._parts[-1].results])
+        return _core.Routine.sequence(
+            len(self._inputs), calls, [slots[value] for value in self._parts[-1].results]
+        )
 
     @property
     def inlines(self):
@@ -234,7 +255,12 @@ def _inner(part):
 
 def _running(recording, training):
     """Real work in the middle of a trace."""
-    return _core.Scope((_core.swap_trace, None), (_core.set_recording, recording), (_core.set_training, training), (vars(_local), "tracer", None))
+    return _core.Scope(
+        (_core.swap_trace, None),
+        (_core.set_recording, recording),
+        (_core.set_training, training),
+        (vars(_local), "tracer", None),
+    )
 
 
 class _Live(Tracer):
@@ -337,7 +363,11 @@ class Split:
     def __call__(self, *arrays):
         if any(array._traced for array in arrays):
             return list(self._trace(*arrays))  # inside another trace: its ops become part of that
-        key = (_core.is_training(), _core.is_recording(), *[(array.shape, array.dtype, array.context) for array in arrays])
+        key = (
+            _core.is_training(),
+            _core.is_recording(),
+            *[(array.shape, array.dtype, array.context) for array in arrays],
+        )
         env = dict(enumerate(arrays))
         path = []
         part = self._roots.get(key)
@@ -374,7 +404,11 @@ class Split:
         part.used = self._clock
         self._count += 1
         while self._count > LIMIT:
-            oldest = min((leaf for leaf in self._all() if not leaf.children and leaf is not part), key=lambda leaf: leaf.used, default=None)
+            oldest = min(
+                (leaf for leaf in self._all() if not leaf.children and leaf is not part),
+                key=lambda leaf: leaf.used,
+                default=None,
+            )
             if oldest is None or oldest.used == self._clock:
                 break
             self._drop(oldest)
@@ -408,14 +442,25 @@ class Split:
                 part, after = stack.pop()
                 for one, body in ((part, ""), *_inner(part)):
                     if one.op is not None:
-                        entries += [{**entry, "part": {"after": after, "body": body}} for entry in one.op.compiled()]
+                        entries += [
+                            {**entry, "part": {"after": after, "body": body}}
+                            for entry in one.op.compiled()
+                        ]
                 if part.host is not None:
-                    stack += [(child, (*after, (part.host.name, key))) for key, child in reversed(part.children.items())]
+                    stack += [
+                        (child, (*after, (part.host.name, key)))
+                        for key, child in reversed(part.children.items())
+                    ]
         return entries
 
     def dump(self):
         """The graphs of all parts as text."""
-        return "\n".join(one.op.dump() for part in self._all() for one, _ in ((part, ""), *_inner(part)) if one.op is not None)
+        return "\n".join(
+            one.op.dump()
+            for part in self._all()
+            for one, _ in ((part, ""), *_inner(part))
+            if one.op is not None
+        )
 
     def bind(self, arrays):
         """As of a `_core.CachedOp`; parameters are looked up as they are used."""

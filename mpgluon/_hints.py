@@ -7,37 +7,121 @@ import inspect
 from . import _core
 
 ARRAY = {
-    "to": "x.as_in_context(mx.gpu(0)) moves it, x.astype('float16') converts it", "cuda": "x.as_in_context(mx.gpu(0))", "cpu": "x.as_in_context(mx.cpu())", "device": "x.context",
-    "numpy": "x.asnumpy()", "view": "x.reshape(shape)", "permute": "x.transpose(axes)", "unsqueeze": "x.expand_dims(axis)", "clone": "x.copy()", "t": "x.T",
-    "matmul": "nd.dot(x, y), or nd.batch_dot(x, y)", "mm": "nd.dot(x, y)", "bmm": "nd.batch_dot(x, y)", "float": "x.astype('float32')", "double": "x.astype('float64')",
-    "half": "x.astype('float16')", "long": "x.astype('int64')", "int": "x.astype('int32')", "dim": "x.ndim", "numel": "x.size", "requires_grad_": "x.attach_grad()",
-    "requires_grad": "x.attach_grad(), and x.grad_req", "zero_": "x[:] = 0", "fill_": "x[:] = value", "masked_fill": "nd.where(mask, value, x)",
-    "std": "nd.sqrt(((x - x.mean()) ** 2).mean())", "any": "(x != 0).sum() > 0", "all": "(x == 0).sum() == 0", "add_": "x += y", "mul_": "x *= y", "is_cuda": "x.context.device_type == 'gpu'",
-}  # fmt: skip
+    "to": "x.as_in_context(mx.gpu(0)) moves it, x.astype('float16') converts it",
+    "cuda": "x.as_in_context(mx.gpu(0))",
+    "cpu": "x.as_in_context(mx.cpu())",
+    "device": "x.context",
+    "numpy": "x.asnumpy()",
+    "view": "x.reshape(shape)",
+    "permute": "x.transpose(axes)",
+    "unsqueeze": "x.expand_dims(axis)",
+    "clone": "x.copy()",
+    "t": "x.T",
+    "matmul": "nd.dot(x, y), or nd.batch_dot(x, y)",
+    "mm": "nd.dot(x, y)",
+    "bmm": "nd.batch_dot(x, y)",
+    "float": "x.astype('float32')",
+    "double": "x.astype('float64')",
+    "half": "x.astype('float16')",
+    "long": "x.astype('int64')",
+    "int": "x.astype('int32')",
+    "dim": "x.ndim",
+    "numel": "x.size",
+    "requires_grad_": "x.attach_grad()",
+    "requires_grad": "x.attach_grad(), and x.grad_req",
+    "zero_": "x[:] = 0",
+    "fill_": "x[:] = value",
+    "masked_fill": "nd.where(mask, value, x)",
+    "std": "nd.sqrt(((x - x.mean()) ** 2).mean())",
+    "any": "(x != 0).sum() > 0",
+    "all": "(x == 0).sum() == 0",
+    "add_": "x += y",
+    "mul_": "x *= y",
+    "is_cuda": "x.context.device_type == 'gpu'",
+}
 
 BLOCK = {
-    "parameters": "net.collect_params().values()", "named_parameters": "net.collect_params().items()", "state_dict": "net.save_parameters(file), or net.collect_params()",
-    "load_state_dict": "net.load_parameters(file)", "train": "autograd.record() around what is trained", "eval": "the network outside of autograd.record(), where it predicts",
-    "to": "net.collect_params().reset_ctx(mx.gpu(0)) moves it, net.cast('float16') converts it", "cuda": "net.collect_params().reset_ctx(mx.gpu(0))",
-    "cpu": "net.collect_params().reset_ctx(mx.cpu())", "half": "net.cast('float16')", "double": "net.cast('float64')", "float": "net.cast('float32')", "modules": "net.apply(function)",
-    "children": "net._children.values()", "add_module": "net.register_child(block, name)", "requires_grad_": "net.collect_params().setattr('grad_req', 'null')", "fit": "autograd.record() and gluon.Trainer",
-}  # fmt: skip
+    "parameters": "net.collect_params().values()",
+    "named_parameters": "net.collect_params().items()",
+    "state_dict": "net.save_parameters(file), or net.collect_params()",
+    "load_state_dict": "net.load_parameters(file)",
+    "train": "autograd.record() around what is trained",
+    "eval": "the network outside of autograd.record(), where it predicts",
+    "to": "net.collect_params().reset_ctx(mx.gpu(0)) moves it, net.cast('float16') converts it",
+    "cuda": "net.collect_params().reset_ctx(mx.gpu(0))",
+    "cpu": "net.collect_params().reset_ctx(mx.cpu())",
+    "half": "net.cast('float16')",
+    "double": "net.cast('float64')",
+    "float": "net.cast('float32')",
+    "modules": "net.apply(function)",
+    "children": "net._children.values()",
+    "add_module": "net.register_child(block, name)",
+    "requires_grad_": "net.collect_params().setattr('grad_req', 'null')",
+    "fit": "autograd.record() and gluon.Trainer",
+}
 
 LAYERS = {
-    "Linear": "Dense", "Module": "HybridBlock", "ModuleList": "HybridSequential", "Conv1d": "Conv1D", "Conv2d": "Conv2D", "Conv3d": "Conv3D", "ConvTranspose2d": "Conv2DTranspose",
-    "BatchNorm1d": "BatchNorm", "BatchNorm2d": "BatchNorm", "BatchNorm3d": "BatchNorm", "MaxPool1d": "MaxPool1D", "MaxPool2d": "MaxPool2D", "AvgPool2d": "AvgPool2D",
-    "AdaptiveAvgPool2d": "GlobalAvgPool2D", "ReLU": "Activation('relu')", "Sigmoid": "Activation('sigmoid')", "Tanh": "Activation('tanh')", "Dropout2d": "Dropout(rate, axes=(2, 3))",
-    "LSTM": "mx.gluon.rnn.LSTM", "GRU": "mx.gluon.rnn.GRU", "RNN": "mx.gluon.rnn.RNN", "CrossEntropyLoss": "mx.gluon.loss.SoftmaxCrossEntropyLoss", "MSELoss": "mx.gluon.loss.L2Loss (half of it)",
-    "L1Loss": "mx.gluon.loss.L1Loss", "BCEWithLogitsLoss": "mx.gluon.loss.SigmoidBinaryCrossEntropyLoss", "Parameter": "mx.gluon.Parameter",
-}  # fmt: skip
+    "Linear": "Dense",
+    "Module": "HybridBlock",
+    "ModuleList": "HybridSequential",
+    "Conv1d": "Conv1D",
+    "Conv2d": "Conv2D",
+    "Conv3d": "Conv3D",
+    "ConvTranspose2d": "Conv2DTranspose",
+    "BatchNorm1d": "BatchNorm",
+    "BatchNorm2d": "BatchNorm",
+    "BatchNorm3d": "BatchNorm",
+    "MaxPool1d": "MaxPool1D",
+    "MaxPool2d": "MaxPool2D",
+    "AvgPool2d": "AvgPool2D",
+    "AdaptiveAvgPool2d": "GlobalAvgPool2D",
+    "ReLU": "Activation('relu')",
+    "Sigmoid": "Activation('sigmoid')",
+    "Tanh": "Activation('tanh')",
+    "Dropout2d": "Dropout(rate, axes=(2, 3))",
+    "LSTM": "mx.gluon.rnn.LSTM",
+    "GRU": "mx.gluon.rnn.GRU",
+    "RNN": "mx.gluon.rnn.RNN",
+    "CrossEntropyLoss": "mx.gluon.loss.SoftmaxCrossEntropyLoss",
+    "MSELoss": "mx.gluon.loss.L2Loss (half of it)",
+    "L1Loss": "mx.gluon.loss.L1Loss",
+    "BCEWithLogitsLoss": "mx.gluon.loss.SigmoidBinaryCrossEntropyLoss",
+    "Parameter": "mx.gluon.Parameter",
+}
 
 FUNCTIONS = {
-    "tensor": "nd.array", "cat": "nd.concat", "matmul": "nd.dot or nd.batch_dot", "mm": "nd.dot", "bmm": "nd.batch_dot", "rand": "nd.random.uniform", "randn": "nd.random.randn",
-    "manual_seed": "mx.random.seed", "no_grad": "autograd.pause", "clamp": "nd.clip", "unsqueeze": "nd.expand_dims", "permute": "nd.transpose", "einsum": "nd.dot and nd.transpose",
-}  # fmt: skip
+    "tensor": "nd.array",
+    "cat": "nd.concat",
+    "matmul": "nd.dot or nd.batch_dot",
+    "mm": "nd.dot",
+    "bmm": "nd.batch_dot",
+    "rand": "nd.random.uniform",
+    "randn": "nd.random.randn",
+    "manual_seed": "mx.random.seed",
+    "no_grad": "autograd.pause",
+    "clamp": "nd.clip",
+    "unsqueeze": "nd.expand_dims",
+    "permute": "nd.transpose",
+    "einsum": "nd.dot and nd.transpose",
+}
 
 # What Block.__init__ makes.
-_FIRST = ("_children", "_reg_params", "_params", "_prefix", "_name", "_scope", "_scope_ids", "_forward_hooks", "_forward_pre_hooks", "_ctx_group", "_group2ctx", "_empty_prefix", "_active", "_flags")
+_FIRST = (
+    "_children",
+    "_reg_params",
+    "_params",
+    "_prefix",
+    "_name",
+    "_scope",
+    "_scope_ids",
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_ctx_group",
+    "_group2ctx",
+    "_empty_prefix",
+    "_active",
+    "_flags",
+)
 
 
 def absent(kind, ways):
@@ -45,7 +129,11 @@ def absent(kind, ways):
 
     def error(thing, name):
         owner = thing if isinstance(thing, type) else type(thing)
-        return AttributeError(f"'{owner.__name__}' object has no attribute '{name}'; use {ways[name]}", name=name, obj=thing)
+        return AttributeError(
+            f"'{owner.__name__}' object has no attribute '{name}'; use {ways[name]}",
+            name=name,
+            obj=thing,
+        )
 
     for name in ways:
         setattr(kind, name, _core.Absent(error, name))
@@ -56,7 +144,11 @@ def absent_before_init(kind):
 
     def error(block, name):
         owner = block if isinstance(block, type) else type(block)
-        return AttributeError(f"{owner.__name__}.__init__ has to call super().__init__() before anything else", name=name, obj=block)
+        return AttributeError(
+            f"{owner.__name__}.__init__ has to call super().__init__() before anything else",
+            name=name,
+            obj=block,
+        )
 
     for name in _FIRST:
         setattr(kind, name, _core.Absent(error, name))
@@ -65,17 +157,24 @@ def absent_before_init(kind):
 def present(thing, names):
     """Those names of an object, as of its __dir__, that are there."""
     kind, own = type(thing), getattr(thing, "__dict__", ())
-    return [name for name in names if name in own or not isinstance(inspect.getattr_static(kind, name, None), _core.Absent)]
+    return [
+        name
+        for name in names
+        if name in own or not isinstance(inspect.getattr_static(kind, name, None), _core.Absent)
+    ]
 
 
 def of_module(module, name, ways, prefix=""):
     """The error for a name that a module does not have."""
     way = ways.get(name)
-    return AttributeError(f"module '{module}' has no attribute '{name}'{f'; use {prefix if way[0].isupper() else str()}{way}' if way else ''}", name=name)
+    return AttributeError(
+        f"module '{module}' has no attribute '{name}'{f'; use {prefix if way[0].isupper() else str()}{way}' if way else ''}",
+        name=name,
+    )
 
 
 def near(name, known):
-    """", did you mean 'adam'?", or nothing where no known name is like it."""
+    """ ", did you mean 'adam'?", or nothing where no known name is like it."""
     found = difflib.get_close_matches(name.lower(), known, 1)
     return f"; did you mean {found[0]!r}?" if found else ""
 

@@ -28,7 +28,12 @@ class _Watchdog:
             now = [(device, completed) for device, completed, *_ in standing]
             if now != before:
                 before, since, told = now, time.monotonic(), False
-            elif standing and not told and time.monotonic() - since >= self.seconds and _core.engine_mode() != "shuffle":
+            elif (
+                standing
+                and not told
+                and time.monotonic() - since >= self.seconds
+                and _core.engine_mode() != "shuffle"
+            ):
                 told = True  # once for each time that everything stands still
                 print(describe(standing, time.monotonic() - since), file=sys.stderr, flush=True)
 
@@ -49,23 +54,33 @@ def _work(work):
 
 def describe(standing, seconds):
     """The text for devices with work queued of which none has moved for so many seconds."""
-    lines = [f"mpgluon watchdog: no device has finished anything for {seconds:.1f} s, but work is queued:"]
+    lines = [
+        f"mpgluon watchdog: no device has finished anything for {seconds:.1f} s, but work is queued:"
+    ]
     for device, completed, submitted, work, op, path, peer, tick, peer_work in standing:
         left = submitted - completed
         left = f"{counted(left, 'tick')} {'is' if left == 1 else 'are'} left"
         at = f" at {op}" + (f" of {path}" if path else "") if op else ""
         if peer is None:
-            lines.append(f"  {device} is running {_work(work)}{' (' + at[1:] + ')' if at else ''}; {left}")
+            lines.append(
+                f"  {device} is running {_work(work)}{' (' + at[1:] + ')' if at else ''}; {left}"
+            )
         else:
             lines.append(f"  {device} waits for {peer}, tick {tick}: {_work(peer_work)}")
-            lines.append(f"    for: {_work(work)}{' (' + at[1:] + ')' if at and op != 'wait' else ''}; {left}")
+            lines.append(
+                f"    for: {_work(work)}{' (' + at[1:] + ')' if at and op != 'wait' else ''}; {left}"
+            )
     return "\n".join(lines)
 
 
 def set_seconds(seconds):
     global _running
-    if seconds is not None and not (isinstance(seconds, (int, float)) and 0 <= seconds < float("inf")):
-        raise ValueError(f"engine.set_watchdog: a number of seconds, or None (or 0) for none, not {seconds!r}")
+    if seconds is not None and not (
+        isinstance(seconds, (int, float)) and 0 <= seconds < float("inf")
+    ):
+        raise ValueError(
+            f"engine.set_watchdog: a number of seconds, or None (or 0) for none, not {seconds!r}"
+        )
     former = _running.seconds if _running else None
     if _running:
         _running.end()
@@ -89,5 +104,7 @@ def read_setting():
             if not 0 <= seconds < float("inf"):
                 raise ValueError
         except ValueError:
-            raise ValueError(f"environment variable MPGLUON_WATCHDOG is {text!r}; it must be a number of seconds, 0 for none") from None
+            raise ValueError(
+                f"environment variable MPGLUON_WATCHDOG is {text!r}; it must be a number of seconds, 0 for none"
+            ) from None
         set_seconds(seconds)

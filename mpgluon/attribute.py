@@ -15,7 +15,9 @@ class AttrScope(_core.Scope):
     def __init__(self, **attributes):
         for key, value in attributes.items():
             if not isinstance(value, str):
-                raise ValueError(f"AttrScope: attribute {key!r} must be a string, not {type(value).__name__}")
+                raise ValueError(
+                    f"AttrScope: attribute {key!r} must be a string, not {type(value).__name__}"
+                )
         self._attr = attributes
 
     @staticmethod
@@ -33,4 +35,8 @@ class AttrScope(_core.Scope):
     def _changes(self):
         attributes = {**AttrScope.current()._attr, **self._attr}
         changes = [(vars(self), "_attr", attributes), (vars(AttrScope._current), "value", self)]
-        return [*changes, _device_groups.placed(attributes.get("ctx_group"))] if _device_groups.running() else changes
+        return (
+            [*changes, _device_groups.placed(attributes.get("ctx_group"))]
+            if _device_groups.running()
+            else changes
+        )

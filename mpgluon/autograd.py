@@ -24,16 +24,30 @@ from ._core import (
 )
 
 __all__ = [
-    "Function", "NDArray", "backward", "get_symbol", "grad", "is_recording", "is_training", "mark_variables", "pause", "predict_mode", "record", "set_recording",
-    "set_training", "train_mode",
-]  # fmt: skip
+    "Function",
+    "NDArray",
+    "backward",
+    "get_symbol",
+    "grad",
+    "is_recording",
+    "is_training",
+    "mark_variables",
+    "pause",
+    "predict_mode",
+    "record",
+    "set_recording",
+    "set_training",
+    "train_mode",
+]
 
 
 def get_symbol(x):
     """NotSupportedError: the tape is not kept as a Symbol. Trace a HybridBlock instead and look at what was compiled."""
     if not isinstance(x, _core.NDArray):
         raise TypeError(f"get_symbol: expected an NDArray, got {type(x).__name__}")
-    raise _core.NotSupportedError("get_symbol: recorded computations are not turned into Symbols; write the computation as a HybridBlock and export it")
+    raise _core.NotSupportedError(
+        "get_symbol: recorded computations are not turned into Symbols; write the computation as a HybridBlock and export it"
+    )
 
 
 class Function:
@@ -63,7 +77,9 @@ class Function:
 
     def __call__(self, *inputs):
         if getattr(self, "_used", False):
-            raise _core.MXNetError(f"{type(self).__name__}: an instance of autograd.Function is called only once; make another")
+            raise _core.MXNetError(
+                f"{type(self).__name__}: an instance of autograd.Function is called only once; make another"
+            )
         self._used = True
         with pause(train_mode=is_training()):
             outputs = self.forward(*inputs)
@@ -71,8 +87,9 @@ class Function:
             return outputs
         single = isinstance(outputs, _core.NDArray)
         arrays = [array for array in inputs if isinstance(array, _core.NDArray)]
-        listed = _core.record_function(self._backward, arrays,
-                                       [outputs] if single else list(outputs))
+        listed = _core.record_function(
+            self._backward, arrays, [outputs] if single else list(outputs)
+        )
         return listed[0] if single else type(outputs)(listed)
 
     def _backward(self, *output_grads):

@@ -23,9 +23,23 @@ from ._core import (
 from .libinfo import __version__
 
 __all__ = [
-    "DeviceMemoryError", "HostMemoryError", "MXNetAssertionError", "MXNetError", "MXNetIOError", "MXNetIndexError", "MXNetKeyError", "MXNetTypeError", "MXNetValueError",
-    "NotImplementedForSymbol", "NotSupportedError", "bfloat16", "integer_types", "mx_real_t", "numeric_types", "string_types",
-]  # fmt: skip
+    "DeviceMemoryError",
+    "HostMemoryError",
+    "MXNetAssertionError",
+    "MXNetError",
+    "MXNetIOError",
+    "MXNetIndexError",
+    "MXNetKeyError",
+    "MXNetTypeError",
+    "MXNetValueError",
+    "NotImplementedForSymbol",
+    "NotSupportedError",
+    "bfloat16",
+    "integer_types",
+    "mx_real_t",
+    "numeric_types",
+    "string_types",
+]
 
 integer_types = (int, _np.int32, _np.int64)
 numeric_types = (float, int, _np.generic)
@@ -39,7 +53,7 @@ def py_str(value):
 
 
 def counted(number, noun):
-    """"1 row", "3 rows"."""
+    """ "1 row", "3 rows"."""
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
@@ -65,4 +79,6 @@ class NotImplementedForSymbol(MXNetError):
     def __init__(self, function, alias, *args):
         operator = f' (namely operator "{alias}")' if alias else ""
         kinds = f" with arguments ({', '.join(str(type(arg)) for arg in args)})" if args else ""
-        super().__init__(f"{function.__name__}{operator}{kinds} needs values, which a Symbol does not have: bind it, or use an NDArray")
+        super().__init__(
+            f"{function.__name__}{operator}{kinds} needs values, which a Symbol does not have: bind it, or use an NDArray"
+        )

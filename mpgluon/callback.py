@@ -9,7 +9,14 @@ import time
 
 from .model import save_checkpoint
 
-__all__ = ["Speedometer", "ProgressBar", "LogValidationMetricsCallback", "log_train_metric", "do_checkpoint", "module_checkpoint"]
+__all__ = [
+    "Speedometer",
+    "ProgressBar",
+    "LogValidationMetricsCallback",
+    "log_train_metric",
+    "do_checkpoint",
+    "module_checkpoint",
+]
 
 
 def _every(period):
@@ -45,7 +52,9 @@ def log_train_metric(period, auto_reset=False):
     def callback(param):
         if param.nbatch % period == 0 and param.eval_metric is not None:
             for name, value in param.eval_metric.get_name_value():
-                logging.info("Iter[%d] Batch[%d] Train-%s=%f", param.epoch, param.nbatch, name, value)
+                logging.info(
+                    "Iter[%d] Batch[%d] Train-%s=%f", param.epoch, param.nbatch, name, value
+                )
             if auto_reset:
                 param.eval_metric.reset_local()
 
@@ -90,7 +99,14 @@ class Speedometer:
             param.eval_metric.reset_local()
             first = count - self.frequent
         metrics = "".join(f"\t{name}={value:f}" for name, value in values)
-        logging.info("Epoch[%d] Batch [%d-%d]\tSpeed: %.2f samples/sec%s", param.epoch, first, count, speed, metrics)
+        logging.info(
+            "Epoch[%d] Batch [%d-%d]\tSpeed: %.2f samples/sec%s",
+            param.epoch,
+            first,
+            count,
+            speed,
+            metrics,
+        )
 
 
 class ProgressBar:
@@ -103,7 +119,9 @@ class ProgressBar:
     def __call__(self, param):
         part = param.nbatch / float(self.total)
         filled = int(round(self.bar_len * part))
-        logging.info("[%s] %s%%\r", "=" * filled + "-" * (self.bar_len - filled), math.ceil(100.0 * part))
+        logging.info(
+            "[%s] %s%%\r", "=" * filled + "-" * (self.bar_len - filled), math.ceil(100.0 * part)
+        )
 
 
 class LogValidationMetricsCallback:

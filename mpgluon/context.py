@@ -4,12 +4,33 @@
 """
 
 from . import _core
-from ._core import Context, cpu, cpu_pinned, current_context, gpu, memory_stats, num_gpus, reset_peak_memory, set_memory_limit, set_threads
+from ._core import (
+    Context,
+    cpu,
+    cpu_pinned,
+    current_context,
+    gpu,
+    memory_stats,
+    num_gpus,
+    reset_peak_memory,
+    set_memory_limit,
+    set_threads,
+)
 
 __all__ = [
-    "Context", "cpu", "cpu_pinned", "current_context", "gpu", "gpu_memory_info", "memory_stats", "num_gpus", "opened_devices", "reset_peak_memory",
-    "set_memory_limit", "set_threads",
-]  # fmt: skip
+    "Context",
+    "cpu",
+    "cpu_pinned",
+    "current_context",
+    "gpu",
+    "gpu_memory_info",
+    "memory_stats",
+    "num_gpus",
+    "opened_devices",
+    "reset_peak_memory",
+    "set_memory_limit",
+    "set_threads",
+]
 
 
 def gpu_memory_info(device_id=0):

@@ -19,7 +19,16 @@ from .symbol._monitored_run import WatchedRun, deliver
 __all__ = ["Executor"]
 
 # Layers whose backward makes its own gradient and takes none from behind.
-LOSSES = {"SoftmaxOutput", "LinearRegressionOutput", "LogisticRegressionOutput", "MAERegressionOutput", "SVMOutput", "MakeLoss", "make_loss", "IdentityAttachKLSparseReg"}
+LOSSES = {
+    "SoftmaxOutput",
+    "LinearRegressionOutput",
+    "LogisticRegressionOutput",
+    "MAERegressionOutput",
+    "SVMOutput",
+    "MakeLoss",
+    "make_loss",
+    "IdentityAttachKLSparseReg",
+}
 
 
 class Program:
@@ -37,17 +46,40 @@ class Program:
             if node.call is not None:
                 sources = [(self.place[source], index) for source, index in node.inputs]
                 device = devices.get(node, ctx)
-                self.steps.append((self.place[node], node, sources, device if moves and not node.call.copies else None, device))
+                self.steps.append(
+                    (
+                        self.place[node],
+                        node,
+                        sources,
+                        device if moves and not node.call.copies else None,
+                        device,
+                    )
+                )
         self.heads = [(self.place[node], index) for node, index in entries]
         # Whether it has to look at values on the way, and is compiled in parts.
-        self.splits = any(node.call is not None and (node.call.dynamic or getattr(node.call, "splits", False)) for node in order)
+        self.splits = any(
+            node.call is not None and (node.call.dynamic or getattr(node.call, "splits", False))
+            for node in order
+        )
         self._entries = entries
         # Nodes that make arrays of a shape with open sizes, as states to begin with have: the sizes follow from what is done with them.
-        self._open = [node for node in order if node.call is not None and node.call.creates and 0 in parse_shape(node.attrs.get("shape", "()"))]
+        self._open = [
+            node
+            for node in order
+            if node.call is not None
+            and node.call.creates
+            and 0 in parse_shape(node.attrs.get("shape", "()"))
+        ]
         self._inputs = [self.place[node] for node in (*self.arguments, *self.auxiliary)]
         # Numbers of arrays that are bound to compiled calls: parameters, and with them states. Where nobody says what is a parameter, none.
         named, count = set(parameters), len(self._inputs)
-        self.bound = [i for i in range(count) if named and not self.splits and (i >= len(self.arguments) or self.arguments[i].name in named)]
+        self.bound = [
+            i
+            for i in range(count)
+            if named
+            and not self.splits
+            and (i >= len(self.arguments) or self.arguments[i].name in named)
+        ]
         self.given = [i for i in range(count) if i not in set(self.bound)]
 
     def trace(self, *arrays):
@@ -81,9 +113,13 @@ class Program:
             try:
                 call = closed.get(node, node.call)
                 if watched is None:
-                    values[place] = dynamic(call, inputs) if call.dynamic else call.run(inputs, device or ctx)
+                    values[place] = (
+                        dynamic(call, inputs) if call.dynamic else call.run(inputs, device or ctx)
+                    )
                 else:
-                    values[place] = watched.apply(node, call, place, sources, inputs, device or ctx, values)
+                    values[place] = watched.apply(
+                        node, call, place, sources, inputs, device or ctx, values
+                    )
             except MXNetError as error:
                 line = "" if "\n  made at " in str(error) else made_at(node)
                 raise type(error)(f"Error in operator {node.name}: {error}{line}") from None
@@ -96,9 +132,13 @@ class Program:
         """The calls of nodes with open shapes, with the shapes they have for these arrays."""
         shapes = {self.order[place].name: array.shape for place, array in zip(self._inputs, arrays)}
         calls = {}
-        for node, (shape, _) in zip(self._open, Inference(self._entries, shapes, {}).of(self._open)):
+        for node, (shape, _) in zip(
+            self._open, Inference(self._entries, shapes, {}).of(self._open)
+        ):
             if known(shape):
-                names = {param["name"] for param in _core.get_op(node.call.name).describe()["params"]}
+                names = {
+                    param["name"] for param in _core.get_op(node.call.name).describe()["params"]
+                }
                 params = {key: value for key, value in node.attrs.items() if key in names}
                 calls[node] = _core.OpCall(node.call.name, {**params, "shape": shape})
         return calls
@@ -123,7 +163,18 @@ class Executor:
         The results of the last forward. The arrays stay the same objects from one forward to the next.
     """
 
-    def __init__(self, symbol, ctx, arg_arrays, grad_arrays, grad_req, aux_arrays, group2ctx=None, base=None, parameters=()):
+    def __init__(
+        self,
+        symbol,
+        ctx,
+        arg_arrays,
+        grad_arrays,
+        grad_req,
+        aux_arrays,
+        group2ctx=None,
+        base=None,
+        parameters=(),
+    ):
         self._symbol = symbol
         self._ctx = ctx
         self._group2ctx = dict(group2ctx) if group2ctx else None
@@ -135,7 +186,14 @@ class Executor:
         self._program = self._make_program(parameters) if base is None else base._program
         # Compiled programs belong to the family of executors that come from each other by reshape.
         kind = _graph_breaks.Split if self._program.splits else _core.CachedOp
-        self._call = kind(self._program.trace, {"parameters": len(self._program.bound)} if self._program.bound else {}) if base is None else base._call
+        self._call = (
+            kind(
+                self._program.trace,
+                {"parameters": len(self._program.bound)} if self._program.bound else {},
+            )
+            if base is None
+            else base._call
+        )
         self._latest = [None] if base is None else base._latest  # whose arrays are bound to it
         self._mark = object()
         self._monitor = None
@@ -147,15 +205,27 @@ class Executor:
         self._check_devices()
         # The executor's own handles on the arrays: they are variables of the tape, the user's arrays stay what they are.
         self._inputs = [array.detach() for array in (*arg_arrays, *aux_arrays)]
-        wanted = [i for i, (grad, request) in enumerate(zip(grad_arrays, grad_req)) if grad is not None and request != "null"]
+        wanted = [
+            i
+            for i, (grad, request) in enumerate(zip(grad_arrays, grad_req))
+            if grad is not None and request != "null"
+        ]
         self._wanted = wanted
         # Where a gradient array has another dtype than its argument, the gradient is computed beside it and cast.
-        self._casts = {i: grad_arrays[i].astype(arg_arrays[i].dtype) for i in wanted if grad_arrays[i].dtype != arg_arrays[i].dtype}
+        self._casts = {
+            i: grad_arrays[i].astype(arg_arrays[i].dtype)
+            for i in wanted
+            if grad_arrays[i].dtype != arg_arrays[i].dtype
+        }
         if wanted:
             targets = [self._casts.get(i, grad_arrays[i]) for i in wanted]
-            autograd.mark_variables([self._inputs[i] for i in wanted], targets, [grad_req[i] for i in wanted])
+            autograd.mark_variables(
+                [self._inputs[i] for i in wanted], targets, [grad_req[i] for i in wanted]
+            )
             self._check_gradients()
-        self._flows = None  # per output: whether a gradient of it reaches an argument that wants one
+        self._flows = (
+            None  # per output: whether a gradient of it reaches an argument that wants one
+        )
 
     def _make_program(self, parameters):
         order = topological(entries_of(self._symbol))
@@ -175,9 +245,13 @@ class Executor:
     def _check_devices(self):
         for node, grad, array in zip(self._program.arguments, self.grad_arrays, self.arg_arrays):
             if grad is not None and grad.shape != array.shape:
-                raise MXNetError(f"the gradient array of {node.name} has the shape {grad.shape}, the argument {array.shape}")
+                raise MXNetError(
+                    f"the gradient array of {node.name} has the shape {grad.shape}, the argument {array.shape}"
+                )
             if grad is not None and grad.context != array.context:
-                raise MXNetError(f"the gradient array of {node.name} is on {grad.context}, the argument on {array.context}")
+                raise MXNetError(
+                    f"the gradient array of {node.name} is on {grad.context}, the argument on {array.context}"
+                )
 
     def _check_gradients(self):
         """Ops without a gradient, between an output and an argument that wants one, are refused when the symbol is bound."""
@@ -193,7 +267,9 @@ class Executor:
             if node.call is None:
                 continue
             if node.call.gradient_missing and any(self._reaches(source) for source in sources[at]):
-                raise MXNetError(f"{node.name}: {node.call.name} has no gradient; bind with grad_req='null' for what it is computed from, or put BlockGrad behind it")
+                raise MXNetError(
+                    f"{node.name}: {node.call.name} has no gradient; bind with grad_req='null' for what it is computed from, or put BlockGrad behind it"
+                )
             if node.call.differentiable:
                 stack.extend(sources[at])
 
@@ -217,7 +293,9 @@ class Executor:
                 if name not in arguments:
                     raise TypeError(f"Unknown argument {name}; there are {', '.join(arguments)}")
                 if arguments[name].shape != tuple(array.shape):
-                    raise ValueError(f"Shape not match! Argument {name}, need: {arguments[name].shape}, received: {array.shape}")
+                    raise ValueError(
+                        f"Shape not match! Argument {name}, need: {arguments[name].shape}, received: {array.shape}"
+                    )
                 arguments[name][:] = array
         self._trained = bool(is_train)
         self._run(bool(is_train), bool(is_train and self._wanted))
@@ -229,7 +307,9 @@ class Executor:
         with autograd.record(train_mode=train) if record else autograd.pause(train_mode=train):
             if self._monitor is not None:
                 self._watched = WatchedRun(self._watch, record)
-                results = self._program.run(self._inputs, self._watch, self._monitor_all, watched=self._watched)
+                results = self._program.run(
+                    self._inputs, self._watch, self._monitor_all, watched=self._watched
+                )
             else:
                 results = self._call_with(self._inputs, self._mark)
         if record:
@@ -284,7 +364,9 @@ class Executor:
                 raise TypeError("inputs must be NDArray")
         if not self._wanted:
             return
-        grads = (grads + [None] * len(self._program.heads))[: len(self._program.heads)]  # MXNet passes over what is too many
+        grads = (grads + [None] * len(self._program.heads))[
+            : len(self._program.heads)
+        ]  # MXNet passes over what is too many
         if self._flows is None:
             self._flows = [self._reaches(at) for at, _ in self._program.heads]
         self._check_heads(grads)
@@ -293,11 +375,17 @@ class Executor:
         if self._watched is not None:
             self._backward_watched(grads, is_train)
             return
-        pairs = [(head, grad) for head, grad, flows in zip(self._heads, grads, self._flows) if flows and _core.on_tape(head)]
+        pairs = [
+            (head, grad)
+            for head, grad, flows in zip(self._heads, grads, self._flows)
+            if flows and _core.on_tape(head)
+        ]
         for i in self._wanted:
             self._inputs[i]._fresh_grad = False
         if pairs:
-            heads, head_grads = zip(*[(head, self._gradient_for(head, grad)) for head, grad in pairs])
+            heads, head_grads = zip(
+                *[(head, self._gradient_for(head, grad)) for head, grad in pairs]
+            )
             autograd.backward(list(heads), list(head_grads), retain_graph=True, train_mode=is_train)
         for i in self._wanted:
             if self._requests[i] == "write" and not self._inputs[i]._fresh_grad:
@@ -324,7 +412,14 @@ class Executor:
     def _check_heads(self, grads):
         for (at, index), grad, flows in zip(self._program.heads, grads, self._flows):
             node = self._program.order[at]
-            if flows and grad is None and not (node.call is not None and (node.call.name in LOSSES or getattr(node.call, "loss", False))):
+            if (
+                flows
+                and grad is None
+                and not (
+                    node.call is not None
+                    and (node.call.name in LOSSES or getattr(node.call, "loss", False))
+                )
+            ):
                 raise MXNetError(
                     f"backward: the output {node.output_name(index)} is not that of a loss layer, so out_grads must have a gradient for it. To minimize "
                     "the output itself, bind mx.sym.make_loss of it"
@@ -386,12 +481,17 @@ class Executor:
     def _copies(self, arg_params, aux_params, allow_extra_params):
         """The changes (`_core.at_once`) that copy the values; what may fail is done before."""
         changes = []
-        for arrays, there, what in ((arg_params, self.arg_dict, "arguments"), (aux_params or {}, self.aux_dict, "auxiliary states")):
+        for arrays, there, what in (
+            (arg_params, self.arg_dict, "arguments"),
+            (aux_params or {}, self.aux_dict, "auxiliary states"),
+        ):
             for name, array in arrays.items():
                 target = there.get(name)
                 if target is not None:
                     if array.shape != target.shape:
-                        raise MXNetError(f"copy_params_from: {name} has the shape {array.shape}, needed is {target.shape}")
+                        raise MXNetError(
+                            f"copy_params_from: {name} has the shape {array.shape}, needed is {target.shape}"
+                        )
                     if array is not target:
                         changes.append((array.astype(target.dtype, copy=False).copyto, target))
                 elif not allow_extra_params:
@@ -423,24 +523,49 @@ class Executor:
             New shapes by name. MXNetError where one is not allowed.
         """
         program = self._program
-        shapes = {name: tuple(shape) for name, shape in kwargs.items() if isinstance(shape, (tuple, list))}
+        shapes = {
+            name: tuple(shape) for name, shape in kwargs.items() if isinstance(shape, (tuple, list))
+        }
         names = {node.name for node in (*program.arguments, *program.auxiliary)}
         for name in shapes:
             if name not in names:
                 raise MXNetError(f"reshape: the symbol has no argument {name!r}")
         inference = Inference(entries_of(self._symbol), shapes, {})
         arrays = []
-        for nodes, old, gradients in ((program.arguments, self.arg_arrays, False), (program.arguments, self.grad_arrays, True), (program.auxiliary, self.aux_arrays, False)):
+        for nodes, old, gradients in (
+            (program.arguments, self.arg_arrays, False),
+            (program.arguments, self.grad_arrays, True),
+            (program.auxiliary, self.aux_arrays, False),
+        ):
             new = []
             for node, array, (shape, _) in zip(nodes, old, inference.of(nodes)):
                 if array is None:
                     new.append(None)
                     continue
                 if not known(shape):
-                    raise MXNetError(f"reshape: the new shape of {node.name} does not follow from those given")
-                new.append(self._resized(node.name, array, shape, partial_shaping or node.name in shapes or gradients, allow_up_sizing))
+                    raise MXNetError(
+                        f"reshape: the new shape of {node.name} does not follow from those given"
+                    )
+                new.append(
+                    self._resized(
+                        node.name,
+                        array,
+                        shape,
+                        partial_shaping or node.name in shapes or gradients,
+                        allow_up_sizing,
+                    )
+                )
             arrays.append(new)
-        executor = Executor(self._symbol, self._ctx, arrays[0], arrays[1], self._requests, arrays[2], self._group2ctx, base=self)
+        executor = Executor(
+            self._symbol,
+            self._ctx,
+            arrays[0],
+            arrays[1],
+            self._requests,
+            arrays[2],
+            self._group2ctx,
+            base=self,
+        )
         executor.set_monitor_callback(self._monitor, self._monitor_all)
         return executor
 
@@ -456,7 +581,9 @@ class Executor:
         if size <= array.size:
             return array.reshape((-1,))[:size].reshape(shape)
         if not may_grow:
-            raise MXNetError(f"reshape: the new shape {shape} of arg:{name} is larger than the original {array.shape}. Set allow_up_sizing=True to allow it")
+            raise MXNetError(
+                f"reshape: the new shape {shape} of arg:{name} is larger than the original {array.shape}. Set allow_up_sizing=True to allow it"
+            )
         return nd.empty(shape, ctx=array.context, dtype=array.dtype)
 
     def get_optimized_symbol(self):
@@ -469,7 +596,9 @@ class Executor:
         for place, node, sources, target, device in self._program.steps:
             for at, index in sources:
                 if target is not None and self._home(at) != target:
-                    lines.append(f"\tCopy {self._program.order[at].output_name(index)} from {self._home(at)} to {target}")
+                    lines.append(
+                        f"\tCopy {self._program.order[at].output_name(index)} from {self._home(at)} to {target}"
+                    )
             lines.append(f"{node.call.name} {node.name} on {device}")
         total = self._planned()
         lines.append(f"Total {total // (1 << 20)} MB allocated ({total} bytes planned)")
@@ -480,7 +609,10 @@ class Executor:
             if place == at:
                 return device
         node = self._program.order[at]
-        for nodes, arrays in ((self._program.arguments, self.arg_arrays), (self._program.auxiliary, self.aux_arrays)):
+        for nodes, arrays in (
+            (self._program.arguments, self.arg_arrays),
+            (self._program.auxiliary, self.aux_arrays),
+        ):
             if node in nodes:
                 return arrays[nodes.index(node)].context
         return self._ctx
@@ -488,12 +620,23 @@ class Executor:
     def _planned(self):
         """Bytes planned for a forward and what it keeps for its backward; compiles it where it hasn't run, on arrays of its own."""
         if not self._call.compiled():
-            scratch = [nd.zeros(array.shape, ctx=array.context, dtype=array.dtype) for array in self._inputs]
+            scratch = [
+                nd.zeros(array.shape, ctx=array.context, dtype=array.dtype)
+                for array in self._inputs
+            ]
             for i in self._wanted:
                 scratch[i].attach_grad()
-            with autograd.record(train_mode=True) if self._wanted else autograd.pause(train_mode=False):
+            with (
+                autograd.record(train_mode=True)
+                if self._wanted
+                else autograd.pause(train_mode=False)
+            ):
                 self._call_with(scratch, object())
             if self._program.bound:
                 self._call.unbind()
         entries = self._call.compiled()
-        return sum(device["planned"]["total"] for entry in (entries if self._program.splits else entries[:1]) for device in entry["devices"].values())
+        return sum(
+            device["planned"]["total"]
+            for entry in (entries if self._program.splits else entries[:1])
+            for device in entry["devices"].values()
+        )

@@ -25,14 +25,20 @@ def lines():
         f"engine     {_core.engine_mode()}",
     ]
     for device, threads in context.opened_devices():
-        report.append(f"{device!s:<10} {threads} thread{'s' if threads != 1 else ''}; shared out anew as more CPU devices are used")
+        report.append(
+            f"{device!s:<10} {threads} thread{'s' if threads != 1 else ''}; shared out anew as more CPU devices are used"
+        )
     for library in _core.libraries():
         if library["found"]:
             report.append(f"{library['name']:<10} {library['version']} ({library['path']})")
         else:
             report.append(f"{library['name']:<10} not found: {library['reason']}")
     gpus = context.num_gpus()
-    report.append(f"CUDA       {gpus} GPU{'s' if gpus != 1 else ''}" if gpus else "CUDA       no GPU, or no driver or library for it")
+    report.append(
+        f"CUDA       {gpus} GPU{'s' if gpus != 1 else ''}"
+        if gpus
+        else "CUDA       no GPU, or no driver or library for it"
+    )
     return report
 
 

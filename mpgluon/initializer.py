@@ -16,9 +16,25 @@ import numpy as np
 from . import ndarray, random, registry
 
 __all__ = [
-    "InitDesc", "Initializer", "register", "alias", "create", "Load", "Mixed", "Zero", "One", "Constant", "Uniform", "Normal", "Orthogonal",
-    "Xavier", "MSRAPrelu", "Bilinear", "LSTMBias", "FusedRNN",
-]  # fmt: skip
+    "InitDesc",
+    "Initializer",
+    "register",
+    "alias",
+    "create",
+    "Load",
+    "Mixed",
+    "Zero",
+    "One",
+    "Constant",
+    "Uniform",
+    "Normal",
+    "Orthogonal",
+    "Xavier",
+    "MSRAPrelu",
+    "Bilinear",
+    "LSTMBias",
+    "FusedRNN",
+]
 
 
 class InitDesc(str):
@@ -103,7 +119,11 @@ class Initializer:
         self._init_default(desc, arr)
 
     def _legacy_init(self, name, arr):
-        warnings.warn("call initializers with init(mx.init.InitDesc(name), array); a plain string is deprecated", DeprecationWarning, stacklevel=3)
+        warnings.warn(
+            "call initializers with init(mx.init.InitDesc(name), array); a plain string is deprecated",
+            DeprecationWarning,
+            stacklevel=3,
+        )
         if not isinstance(name, str):
             raise TypeError(f"the name must be a string, got {type(name).__name__}")
         if not isinstance(arr, ndarray.NDArray):
@@ -134,7 +154,9 @@ class Initializer:
 
     def _init_bilinear(self, name, arr):
         if len(arr.shape) != 4:
-            raise ValueError(f"bilinear upsampling weights have 4 dimensions; {name} has the shape {arr.shape}")
+            raise ValueError(
+                f"bilinear upsampling weights have 4 dimensions; {name} has the shape {arr.shape}"
+            )
         height, width = arr.shape[2:]
         factor = np.ceil(width / 2.0)
         centre = (2 * factor - 1 - factor % 2) / (2.0 * factor)
@@ -144,7 +166,9 @@ class Initializer:
 
     def _init_loc_bias(self, name, arr):
         if arr.shape != (6,):
-            raise ValueError(f"the bias of a spatial transformer's localisation has the shape (6,); {name} has {arr.shape}")
+            raise ValueError(
+                f"the bias of a spatial transformer's localisation has the shape (6,); {name} has {arr.shape}"
+            )
         arr[:] = np.array([1.0, 0, 0, 0, 1.0, 0], dtype="float32")
 
     def _init_weight(self, name, arr):
@@ -190,8 +214,13 @@ class Load:
         if isinstance(param, str):
             param = ndarray.load(param)
         if not isinstance(param, dict):
-            raise TypeError(f"param must be a dict of names and arrays, or the path of such a file, got {type(param).__name__}")
-        self.param = {name[4:] if name.startswith(("arg:", "aux:")) else name: array for name, array in param.items()}
+            raise TypeError(
+                f"param must be a dict of names and arrays, or the path of such a file, got {type(param).__name__}"
+            )
+        self.param = {
+            name[4:] if name.startswith(("arg:", "aux:")) else name: array
+            for name, array in param.items()
+        }
         self.default_init = default_init
         self.verbose = verbose
 
@@ -199,14 +228,20 @@ class Load:
         source = self.param.get(name)
         if source is not None:
             if tuple(arr.shape) != tuple(source.shape):
-                raise ValueError(f"{name} has the shape {tuple(arr.shape)}, but the loaded array of that name has {tuple(source.shape)}")
+                raise ValueError(
+                    f"{name} has the shape {tuple(arr.shape)}, but the loaded array of that name has {tuple(source.shape)}"
+                )
             arr[:] = source.as_in_context(arr.context).astype(arr.dtype)
         elif self.default_init is not None:
             self.default_init(name, arr)
         else:
-            raise ValueError(f"{name} is not among the {len(self.param)} loaded arrays, and no default_init is given")
+            raise ValueError(
+                f"{name} is not among the {len(self.param)} loaded arrays, and no default_init is given"
+            )
         if self.verbose:
-            logging.info("Initialized %s by %s", name, "loading" if source is not None else "default")
+            logging.info(
+                "Initialized %s by %s", name, "loading" if source is not None else "default"
+            )
 
 
 class Mixed:
@@ -214,7 +249,9 @@ class Mixed:
 
     def __init__(self, patterns, initializers):
         if len(patterns) != len(initializers):
-            raise ValueError(f"{len(patterns)} patterns need as many initializers, got {len(initializers)}")
+            raise ValueError(
+                f"{len(patterns)} patterns need as many initializers, got {len(initializers)}"
+            )
         self.map = [(re.compile(pattern), init) for pattern, init in zip(patterns, initializers)]
 
     def __call__(self, name, arr):
@@ -222,7 +259,9 @@ class Mixed:
             if pattern.match(name):
                 init(name, arr)
                 return
-        raise ValueError(f"{name!r} matches none of the patterns; add '.*' with a default initializer at the end")
+        raise ValueError(
+            f"{name!r} matches none of the patterns; add '.*' with a default initializer at the end"
+        )
 
 
 @register
@@ -265,7 +304,7 @@ class Constant(Initializer):
 
         value = self.value
         if not np.isscalar(value):
-            value = (value if isinstance(value, (np.ndarray, list, tuple)) else value.asnumpy())
+            value = value if isinstance(value, (np.ndarray, list, tuple)) else value.asnumpy()
             value = np.asarray(value).tolist()
         self._kwargs["value"] = value  # what text can hold from here on
         return json.dumps([type(self).__name__.lower(), self._kwargs])
@@ -318,7 +357,11 @@ class Orthogonal(Initializer):
 
     def _init_weight(self, _, arr):
         shape = (arr.shape[0], int(np.prod(arr.shape[1:])))
-        draw = random.uniform(-1.0, 1.0, shape=shape) if self.rand_type == "uniform" else random.normal(0.0, 1.0, shape=shape)
+        draw = (
+            random.uniform(-1.0, 1.0, shape=shape)
+            if self.rand_type == "uniform"
+            else random.normal(0.0, 1.0, shape=shape)
+        )
         left, _, right = np.linalg.svd(draw.asnumpy(), full_matrices=False)
         chosen = left if left.shape == shape else right
         arr[:] = (self.scale * chosen).reshape(arr.shape)
@@ -345,7 +388,9 @@ class Xavier(Initializer):
     def _init_weight(self, name, arr):
         shape = arr.shape
         if len(shape) < 2:
-            raise ValueError(f"{type(self).__name__} needs at least two dimensions to count inputs and outputs; {name} has the shape {shape}")
+            raise ValueError(
+                f"{type(self).__name__} needs at least two dimensions to count inputs and outputs; {name} has the shape {shape}"
+            )
         kernel = float(np.prod(shape[2:])) if len(shape) > 2 else 1.0
         fan_in, fan_out = shape[1] * kernel, shape[0] * kernel
         factor = {"avg": (fan_in + fan_out) / 2.0, "in": fan_in, "out": fan_out}[self.factor_type]
@@ -392,7 +437,12 @@ class LSTMBias(Initializer):
         arr[hidden : 2 * hidden] = self.forget_bias
 
 
-_GATES = {"rnn_relu": ("",), "rnn_tanh": ("",), "lstm": ("_i", "_f", "_c", "_o"), "gru": ("_r", "_z", "_o")}
+_GATES = {
+    "rnn_relu": ("",),
+    "rnn_tanh": ("",),
+    "lstm": ("_i", "_f", "_c", "_o"),
+    "gru": ("_r", "_z", "_o"),
+}
 
 
 @register
@@ -433,13 +483,21 @@ class FusedRNN(Initializer):
         rest = per_direction * count * (hidden + 2 + (layers - 1) * (hidden * count + hidden + 2))
         inputs, remainder = divmod(size - rest, per_direction * count)
         if remainder or inputs <= 0:
-            raise ValueError(f"{size} parameters do not fit {layers} layers of {hidden} units, mode {self._mode}, {count} direction(s)")
+            raise ValueError(
+                f"{size} parameters do not fit {layers} layers of {hidden} units, mode {self._mode}, {count} direction(s)"
+            )
         for kind in ("weight", "bias"):
             for layer in range(layers):
                 for direction in directions:
-                    for group, width in (("i2h", inputs if layer == 0 else hidden * count), ("h2h", hidden)):
+                    for group, width in (
+                        ("i2h", inputs if layer == 0 else hidden * count),
+                        ("h2h", hidden),
+                    ):
                         for gate in gates:
-                            yield f"{direction}{layer}_{group}{gate}_{kind}", (hidden, width) if kind == "weight" else (hidden,)
+                            yield (
+                                f"{direction}{layer}_{group}{gate}_{kind}",
+                                (hidden, width) if kind == "weight" else (hidden,),
+                            )
 
     def _init_weight(self, desc, arr):
         pieces = []
@@ -451,7 +509,9 @@ class FusedRNN(Initializer):
             else:
                 init = self._init if self._init is not None else piece_desc.global_init
                 if init is None:
-                    raise ValueError(f"FusedRNN without an initializer of its own cannot fill {desc}: no global initializer is given")
+                    raise ValueError(
+                        f"FusedRNN without an initializer of its own cannot fill {desc}: no global initializer is given"
+                    )
                 init(piece_desc, piece)
             pieces.append(piece.reshape((-1,)))
         arr[:] = ndarray.concat(*pieces, dim=0).reshape(arr.shape)

@@ -12,7 +12,14 @@ from .ndarray import NDArray
 
 __all__ = ["KVStore", "KVStoreBase", "TestStore", "create"]
 
-_KINDS = ("local", "local_update_cpu", "local_allreduce_cpu", "local_allreduce_device", "device", "nccl")
+_KINDS = (
+    "local",
+    "local_update_cpu",
+    "local_allreduce_cpu",
+    "local_allreduce_device",
+    "device",
+    "nccl",
+)
 _SPANNING = ("dist", "p3", "horovod", "byteps")
 
 
@@ -82,7 +89,9 @@ def _arrays(value, what):
     arrays = [value] if isinstance(value, NDArray) else list(value)
     for array in arrays:
         if not isinstance(array, NDArray):
-            raise TypeError(f"{what}: takes NDArrays, or lists of them for several devices, not {type(array).__name__}")
+            raise TypeError(
+                f"{what}: takes NDArrays, or lists of them for several devices, not {type(array).__name__}"
+            )
     return arrays
 
 
@@ -119,7 +128,9 @@ class KVStore(KVStoreBase):
         if not isinstance(key, (int, str)):
             raise MXNetError(f"KVStore: a key is an int or a str, not {type(key).__name__}")
         if self._key_type not in (None, kind):
-            raise MXNetError(f"KVStore: the keys of this store are {self._key_type.__name__}, {key!r} is none")
+            raise MXNetError(
+                f"KVStore: the keys of this store are {self._key_type.__name__}, {key!r} is none"
+            )
         if new and key in self._values:
             raise MXNetError(f"KVStore: the key {key!r} has a value already")
         if not new and key not in self._values:
@@ -146,7 +157,9 @@ class KVStore(KVStoreBase):
             self._check_key(one, False)
             stored = self._values[one]
             if any(array.shape != stored.shape for array in arrays):
-                raise MXNetError(f"push: the value of {one!r} has the shape {stored.shape}, pushed is {[array.shape for array in arrays]}")
+                raise MXNetError(
+                    f"push: the value of {one!r} has the shape {stored.shape}, pushed is {[array.shape for array in arrays]}"
+                )
             total = _sum(arrays, stored.context)
             if self._updater is None:
                 self._values[one] = total
@@ -177,7 +190,9 @@ class KVStore(KVStoreBase):
     def set_gradient_compression(self, compression_params):
         """Nothing is sent between machines, so there is nothing to compress: an error for any type but 'none'."""
         if (compression_params or {}).get("type", "none") != "none":
-            raise MXNetError(f"set_gradient_compression: the store {self._kind!r} works in one process and does not compress")
+            raise MXNetError(
+                f"set_gradient_compression: the store {self._kind!r} works in one process and does not compress"
+            )
 
     def set_optimizer(self, optimizer):
         """From now on pushed gradients update the values."""
@@ -236,5 +251,9 @@ def create(name="local"):
     if kind in _KINDS:
         return KVStore(name)
     if kind.startswith(_SPANNING):
-        raise MXNetError(f"create: the store {name!r} spans machines, which this package does not; there are {', '.join(_KINDS)}")
-    raise MXNetError(f"create: unknown store {name!r}; there are {', '.join((*_KINDS, *KVStoreBase.kv_registry))}")
+        raise MXNetError(
+            f"create: the store {name!r} spans machines, which this package does not; there are {', '.join(_KINDS)}"
+        )
+    raise MXNetError(
+        f"create: unknown store {name!r}; there are {', '.join((*_KINDS, *KVStoreBase.kv_registry))}"
+    )

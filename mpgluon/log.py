@@ -13,7 +13,13 @@ DEBUG = logging.DEBUG
 NOTSET = logging.NOTSET
 
 _LETTERS = {DEBUG: "D", INFO: "I", WARNING: "W", ERROR: "E", CRITICAL: "C"}
-_COLOURS = {DEBUG: "\x1b[32m", INFO: "\x1b[32m", WARNING: "\x1b[33m", ERROR: "\x1b[31m", CRITICAL: "\x1b[31m"}
+_COLOURS = {
+    DEBUG: "\x1b[32m",
+    INFO: "\x1b[32m",
+    WARNING: "\x1b[33m",
+    ERROR: "\x1b[31m",
+    CRITICAL: "\x1b[31m",
+}
 
 
 class _Formatter(logging.Formatter):

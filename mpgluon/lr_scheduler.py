@@ -9,7 +9,13 @@ import math
 
 from ._hints import constructed
 
-__all__ = ["LRScheduler", "FactorScheduler", "MultiFactorScheduler", "PolyScheduler", "CosineScheduler"]
+__all__ = [
+    "LRScheduler",
+    "FactorScheduler",
+    "MultiFactorScheduler",
+    "PolyScheduler",
+    "CosineScheduler",
+]
 
 
 def _finite(name, value):
@@ -54,7 +60,9 @@ class LRScheduler:
         self.warmup_final_lr = base_lr
         self.warmup_begin_lr = _finite("warmup_begin_lr", warmup_begin_lr)
         if warmup_begin_lr > base_lr:
-            raise ValueError(f"warmup_begin_lr ({warmup_begin_lr}) must not be above base_lr ({base_lr})")
+            raise ValueError(
+                f"warmup_begin_lr ({warmup_begin_lr}) must not be above base_lr ({base_lr})"
+            )
         if warmup_mode not in ("linear", "constant"):
             raise ValueError(f"warmup_mode must be 'linear' or 'constant', got {warmup_mode!r}")
         self.warmup_mode = warmup_mode
@@ -68,7 +76,11 @@ class LRScheduler:
             raise ValueError(f"update {num_update} is past the {self.warmup_steps} warm-up steps")
         if self.warmup_mode == "constant":
             return self.warmup_begin_lr
-        rise = (self.warmup_final_lr - self.warmup_begin_lr) * float(num_update) / float(self.warmup_steps)
+        rise = (
+            (self.warmup_final_lr - self.warmup_begin_lr)
+            * float(num_update)
+            / float(self.warmup_steps)
+        )
         return self.warmup_begin_lr + rise
 
     def __call__(self, num_update):
@@ -78,7 +90,16 @@ class LRScheduler:
 class FactorScheduler(LRScheduler):
     """Multiplies the rate by `factor` after every `step` updates, down to `stop_factor_lr`."""
 
-    def __init__(self, step, factor=1, stop_factor_lr=1e-8, base_lr=0.01, warmup_steps=0, warmup_begin_lr=0, warmup_mode="linear"):
+    def __init__(
+        self,
+        step,
+        factor=1,
+        stop_factor_lr=1e-8,
+        base_lr=0.01,
+        warmup_steps=0,
+        warmup_begin_lr=0,
+        warmup_mode="linear",
+    ):
         super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
         if not step >= 1:
             raise ValueError(f"step must be at least 1 update, got {step}")
@@ -94,15 +115,21 @@ class FactorScheduler(LRScheduler):
             lr = self.base_lr * self.factor
             floor = lr < self.stop_factor_lr
             _set(self, count=self.count + self.step, base_lr=self.stop_factor_lr if floor else lr)
-            logging.info("Update[%d]: learning rate %s %0.5e", num_update,
-                         "has reached its floor," if floor else "is now", self.base_lr)
+            logging.info(
+                "Update[%d]: learning rate %s %0.5e",
+                num_update,
+                "has reached its floor," if floor else "is now",
+                self.base_lr,
+            )
         return self.base_lr
 
 
 class MultiFactorScheduler(LRScheduler):
     """Multiplies the rate by `factor` once each of the update numbers in `step` (a growing list) is passed."""
 
-    def __init__(self, step, factor=1, base_lr=0.01, warmup_steps=0, warmup_begin_lr=0, warmup_mode="linear"):
+    def __init__(
+        self, step, factor=1, base_lr=0.01, warmup_steps=0, warmup_begin_lr=0, warmup_mode="linear"
+    ):
         super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
         if not isinstance(step, list) or not step:
             raise TypeError(f"step must be a list of at least one update number, got {step!r}")
@@ -119,8 +146,12 @@ class MultiFactorScheduler(LRScheduler):
         if num_update < self.warmup_steps:
             return self.get_warmup_lr(num_update)
         while self.cur_step_ind < len(self.step) and num_update > self.step[self.cur_step_ind]:
-            _set(self, count=self.step[self.cur_step_ind], cur_step_ind=self.cur_step_ind + 1,
-                 base_lr=self.base_lr * self.factor)
+            _set(
+                self,
+                count=self.step[self.cur_step_ind],
+                cur_step_ind=self.cur_step_ind + 1,
+                base_lr=self.base_lr * self.factor,
+            )
             logging.info("Update[%d]: learning rate is now %0.5e", num_update, self.base_lr)
         return self.base_lr
 
@@ -151,7 +182,16 @@ class _Annealing(LRScheduler):
 class PolyScheduler(_Annealing):
     """Anneals the rate as a power: `final_lr + (base_lr - final_lr) * (1 - t / max_steps) ** pwr`."""
 
-    def __init__(self, max_update, base_lr=0.01, pwr=2, final_lr=0, warmup_steps=0, warmup_begin_lr=0, warmup_mode="linear"):
+    def __init__(
+        self,
+        max_update,
+        base_lr=0.01,
+        pwr=2,
+        final_lr=0,
+        warmup_steps=0,
+        warmup_begin_lr=0,
+        warmup_mode="linear",
+    ):
         super().__init__(max_update, base_lr, final_lr, warmup_steps, warmup_begin_lr, warmup_mode)
         self.power = pwr
 
@@ -162,7 +202,15 @@ class PolyScheduler(_Annealing):
 class CosineScheduler(_Annealing):
     """Anneals the rate along half a cosine: `final_lr + (base_lr - final_lr) * (1 + cos(pi * t / max_steps)) / 2`."""
 
-    def __init__(self, max_update, base_lr=0.01, final_lr=0, warmup_steps=0, warmup_begin_lr=0, warmup_mode="linear"):
+    def __init__(
+        self,
+        max_update,
+        base_lr=0.01,
+        final_lr=0,
+        warmup_steps=0,
+        warmup_begin_lr=0,
+        warmup_mode="linear",
+    ):
         super().__init__(max_update, base_lr, final_lr, warmup_steps, warmup_begin_lr, warmup_mode)
 
     def _curve(self, span, done):

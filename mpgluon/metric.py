@@ -15,10 +15,30 @@ from ._binary_counts import BinaryCounts
 from .base import dtype_name
 
 __all__ = [
-    "EvalMetric", "CompositeEvalMetric", "Accuracy", "TopKAccuracy", "F1", "MCC", "Perplexity", "MAE", "MSE", "RMSE", "CrossEntropy",
-    "NegativeLogLikelihood", "PearsonCorrelation", "PCC", "Loss", "Torch", "Caffe", "CustomMetric", "np", "create", "register", "alias",
+    "EvalMetric",
+    "CompositeEvalMetric",
+    "Accuracy",
+    "TopKAccuracy",
+    "F1",
+    "MCC",
+    "Perplexity",
+    "MAE",
+    "MSE",
+    "RMSE",
+    "CrossEntropy",
+    "NegativeLogLikelihood",
+    "PearsonCorrelation",
+    "PCC",
+    "Loss",
+    "Torch",
+    "Caffe",
+    "CustomMetric",
+    "np",
+    "create",
+    "register",
+    "alias",
     "check_label_shapes",
-]  # fmt: skip
+]
 
 
 def check_label_shapes(labels, preds, wrap=False, shape=False):
@@ -29,7 +49,9 @@ def check_label_shapes(labels, preds, wrap=False, shape=False):
     label_shape, pred_shape = (labels.shape, preds.shape) if shape else (len(labels), len(preds))
     if label_shape != pred_shape:
         what = "shape" if shape else "number"
-        raise ValueError(f"{what} of labels {label_shape} does not match {what} of predictions {pred_shape}")
+        raise ValueError(
+            f"{what} of labels {label_shape} does not match {what} of predictions {pred_shape}"
+        )
     if wrap:
         labels = [labels] if isinstance(labels, ndarray.NDArray) else labels
         preds = [preds] if isinstance(preds, ndarray.NDArray) else preds
@@ -43,7 +65,11 @@ def _host(array):
 
 def _total(array):
     """The sum of the array's elements, of narrow floats in float32."""
-    return float(ndarray.sum(array.astype("float32") if dtype_name(array.dtype) in ("float16", "bfloat16") else array).asscalar())
+    return float(
+        ndarray.sum(
+            array.astype("float32") if dtype_name(array.dtype) in ("float16", "bfloat16") else array
+        ).asscalar()
+    )
 
 
 def _wide(array):
@@ -88,8 +114,16 @@ class EvalMetric:
 
     def update_dict(self, label, pred):
         """Updates from dicts of name to array."""
-        preds = list(pred.values()) if self.output_names is None else [pred[name] for name in self.output_names]
-        labels = list(label.values()) if self.label_names is None else [label[name] for name in self.label_names]
+        preds = (
+            list(pred.values())
+            if self.output_names is None
+            else [pred[name] for name in self.output_names]
+        )
+        labels = (
+            list(label.values())
+            if self.label_names is None
+            else [label[name] for name in self.label_names]
+        )
         self.update(labels, preds)
 
     def update(self, labels, preds):
@@ -175,7 +209,9 @@ class CompositeEvalMetric(EvalMetric):
 
     def __init__(self, metrics=None, name="composite", output_names=None, label_names=None):
         self.metrics = [create(metric) for metric in metrics or []]
-        super().__init__(name, output_names=output_names, label_names=label_names, has_global_stats=True)
+        super().__init__(
+            name, output_names=output_names, label_names=label_names, has_global_stats=True
+        )
 
     def add(self, metric):
         """Adds a metric, given as for `create`."""
@@ -189,9 +225,13 @@ class CompositeEvalMetric(EvalMetric):
 
     def update_dict(self, labels, preds):
         if self.label_names is not None:
-            labels = OrderedDict((name, value) for name, value in labels.items() if name in self.label_names)
+            labels = OrderedDict(
+                (name, value) for name, value in labels.items() if name in self.label_names
+            )
         if self.output_names is not None:
-            preds = OrderedDict((name, value) for name, value in preds.items() if name in self.output_names)
+            preds = OrderedDict(
+                (name, value) for name, value in preds.items() if name in self.output_names
+            )
         for metric in self.metrics:
             metric.update_dict(labels, preds)
 
@@ -230,7 +270,13 @@ class Accuracy(EvalMetric):
     """The part of predictions that equal the label; scores (an axis more than the labels) count by their largest along `axis`."""
 
     def __init__(self, axis=1, name="accuracy", output_names=None, label_names=None):
-        super().__init__(name, axis=axis, output_names=output_names, label_names=label_names, has_global_stats=True)
+        super().__init__(
+            name,
+            axis=axis,
+            output_names=output_names,
+            label_names=label_names,
+            has_global_stats=True,
+        )
         self.axis = axis
 
     def update(self, labels, preds):
@@ -252,7 +298,13 @@ class TopKAccuracy(EvalMetric):
     def __init__(self, top_k=1, name="top_k_accuracy", output_names=None, label_names=None):
         if top_k <= 1:
             raise ValueError(f"top_k must be 2 or more (use Accuracy for 1), got {top_k}")
-        super().__init__(name, top_k=top_k, output_names=output_names, label_names=label_names, has_global_stats=True)
+        super().__init__(
+            name,
+            top_k=top_k,
+            output_names=output_names,
+            label_names=label_names,
+            has_global_stats=True,
+        )
         self.top_k = top_k
         self.name += f"_{top_k}"
 
@@ -263,7 +315,9 @@ class TopKAccuracy(EvalMetric):
         labels, preds = check_label_shapes(labels, preds, True)
         for label, pred in zip(labels, preds):
             if len(pred.shape) > 2:
-                raise ValueError(f"TopKAccuracy: predictions have at most 2 dimensions, got the shape {tuple(pred.shape)}")
+                raise ValueError(
+                    f"TopKAccuracy: predictions have at most 2 dimensions, got the shape {tuple(pred.shape)}"
+                )
             label = _host(label).astype("int32").ravel()
             pred = _host(pred).astype("float32")
             check_label_shapes(label, pred)
@@ -280,7 +334,9 @@ def _binary_confusion(name, label, pred):
     label = _host(label).astype("int32").ravel()
     check_label_shapes(label, pred)
     if len(numpy.unique(label)) > 2:
-        raise ValueError(f"{name} is for two classes, but the labels hold {len(numpy.unique(label))} values")
+        raise ValueError(
+            f"{name} is for two classes, but the labels hold {len(numpy.unique(label))} values"
+        )
     said = numpy.argmax(pred, axis=1).ravel() == 1
     true = label == 1
     counts = BinaryCounts()
@@ -297,7 +353,9 @@ class _BinaryMetric(EvalMetric):
     def __init__(self, name, output_names, label_names, average):
         self.average = average
         self._local, self._global = BinaryCounts(), BinaryCounts()
-        super().__init__(name, output_names=output_names, label_names=label_names, has_global_stats=True)
+        super().__init__(
+            name, output_names=output_names, label_names=label_names, has_global_stats=True
+        )
 
     def _figure(self, counts):
         raise NotImplementedError(f"{type(self).__name__} does not define _figure")
@@ -360,8 +418,16 @@ class Perplexity(EvalMetric):
     Predictions are probabilities along their last axis (`axis`).
     """
 
-    def __init__(self, ignore_label, axis=-1, name="perplexity", output_names=None, label_names=None):
-        super().__init__(name, ignore_label=ignore_label, output_names=output_names, label_names=label_names, has_global_stats=True)
+    def __init__(
+        self, ignore_label, axis=-1, name="perplexity", output_names=None, label_names=None
+    ):
+        super().__init__(
+            name,
+            ignore_label=ignore_label,
+            output_names=output_names,
+            label_names=label_names,
+            has_global_stats=True,
+        )
         self.ignore_label = ignore_label
         self.axis = axis
 
@@ -369,7 +435,9 @@ class Perplexity(EvalMetric):
         labels, preds = check_label_shapes(labels, preds, True)
         for label, pred in zip(labels, preds):
             if label.size * pred.shape[-1] != pred.size:
-                raise ValueError(f"Perplexity: labels {tuple(label.shape)} do not fit predictions {tuple(pred.shape)}: one label per row of the last axis")
+                raise ValueError(
+                    f"Perplexity: labels {tuple(label.shape)} do not fit predictions {tuple(pred.shape)}: one label per row of the last axis"
+                )
             label = label.as_in_context(pred.context).reshape((label.size,)).astype("int32")
             chosen = ndarray.pick(pred.reshape((label.size, pred.shape[-1])), label, axis=self.axis)
             losses = -ndarray.log(ndarray.maximum(chosen, 1e-10))
@@ -388,7 +456,9 @@ class _Regression(EvalMetric):
     """A figure of the difference between labels and predictions, averaged over arrays; vectors count as columns."""
 
     def __init__(self, name, output_names, label_names):
-        super().__init__(name, output_names=output_names, label_names=label_names, has_global_stats=True)
+        super().__init__(
+            name, output_names=output_names, label_names=label_names, has_global_stats=True
+        )
 
     def _figure(self, difference):
         raise NotImplementedError(f"{type(self).__name__} does not define _figure")
@@ -439,7 +509,9 @@ class _LogProbability(EvalMetric):
     """The mean of -log(probability of the label + eps); labels (samples,), predictions (samples, classes)."""
 
     def __init__(self, eps, name, output_names, label_names):
-        super().__init__(name, eps=eps, output_names=output_names, label_names=label_names, has_global_stats=True)
+        super().__init__(
+            name, eps=eps, output_names=output_names, label_names=label_names, has_global_stats=True
+        )
         self.eps = eps
 
     def update(self, labels, preds):
@@ -447,7 +519,9 @@ class _LogProbability(EvalMetric):
         for label, pred in zip(labels, preds):
             label, pred = _host(label).ravel().astype(numpy.int64), _host(pred)
             if pred.ndim != 2 or len(label) != len(pred):
-                raise ValueError(f"{type(self).__name__}: {len(label)} labels need predictions of the shape ({len(label)}, classes), got {pred.shape}")
+                raise ValueError(
+                    f"{type(self).__name__}: {len(label)} labels need predictions of the shape ({len(label)}, classes), got {pred.shape}"
+                )
             chosen = _wide(pred[numpy.arange(len(label)), label])
             self._add((-numpy.log(chosen + self.eps)).sum(), len(label))
 
@@ -477,11 +551,15 @@ class PearsonCorrelation(EvalMetric):
 
     def __init__(self, name="pearsonr", output_names=None, label_names=None, average="macro"):
         self.average = average
-        super().__init__(name, output_names=output_names, label_names=label_names, has_global_stats=True)
+        super().__init__(
+            name, output_names=output_names, label_names=label_names, has_global_stats=True
+        )
 
     def reset(self):
         super().reset()
-        self._moments = numpy.zeros(6)  # count, mean of labels and predictions, their sums of squares about it, and of products
+        self._moments = numpy.zeros(
+            6
+        )  # count, mean of labels and predictions, their sums of squares about it, and of products
 
     def reset_local(self):
         super().reset_local()
@@ -519,7 +597,9 @@ class PearsonCorrelation(EvalMetric):
         if self.average == "macro" or self.num_inst == 0:
             return super().get()
         _, _, _, square_l, square_p, product = self._moments
-        return self.name, product / (math.sqrt(square_l) * math.sqrt(square_p)) if square_l > 0 and square_p > 0 else float("nan")
+        return self.name, product / (
+            math.sqrt(square_l) * math.sqrt(square_p)
+        ) if square_l > 0 and square_p > 0 else float("nan")
 
 
 @register
@@ -528,7 +608,12 @@ class PCC(EvalMetric):
 
     def __init__(self, name="pcc", output_names=None, label_names=None, has_global_stats=True):
         self.k = 2
-        super().__init__(name, output_names=output_names, label_names=label_names, has_global_stats=has_global_stats)
+        super().__init__(
+            name,
+            output_names=output_names,
+            label_names=label_names,
+            has_global_stats=has_global_stats,
+        )
 
     def reset(self):
         self.global_num_inst = 0
@@ -589,7 +674,9 @@ class Loss(EvalMetric):
     """The mean of all predictions' elements, which are losses; labels are not looked at."""
 
     def __init__(self, name="loss", output_names=None, label_names=None):
-        super().__init__(name, output_names=output_names, label_names=label_names, has_global_stats=True)
+        super().__init__(
+            name, output_names=output_names, label_names=label_names, has_global_stats=True
+        )
 
     def update(self, _, preds):
         for pred in [preds] if isinstance(preds, ndarray.NDArray) else preds:
@@ -619,13 +706,20 @@ class CustomMetric(EvalMetric):
     With `allow_extra_outputs` there may be more predictions than labels.
     """
 
-    def __init__(self, feval, name=None, allow_extra_outputs=False, output_names=None, label_names=None):
+    def __init__(
+        self, feval, name=None, allow_extra_outputs=False, output_names=None, label_names=None
+    ):
         if name is None:
             name = getattr(feval, "__name__", type(feval).__name__)
             if "<" in name:
                 name = f"custom({name})"
         super().__init__(
-            name, feval=feval, allow_extra_outputs=allow_extra_outputs, output_names=output_names, label_names=label_names, has_global_stats=True
+            name,
+            feval=feval,
+            allow_extra_outputs=allow_extra_outputs,
+            output_names=output_names,
+            label_names=label_names,
+            has_global_stats=True,
         )
         self._feval = feval
         self._allow_extra_outputs = allow_extra_outputs
@@ -638,7 +732,9 @@ class CustomMetric(EvalMetric):
             self._add(*(value if isinstance(value, tuple) else (value, 1)))
 
     def get_config(self):
-        raise NotImplementedError("a CustomMetric holds a function and cannot be written as a config")
+        raise NotImplementedError(
+            "a CustomMetric holds a function and cannot be written as a config"
+        )
 
 
 def np(numpy_feval, name=None, allow_extra_outputs=False):

@@ -50,7 +50,9 @@ class Monitor:
 
     def install(self, exe, monitor_all=None):
         """Watches an executor."""
-        exe.set_monitor_callback(self.stat_helper, self.monitor_all if monitor_all is None else monitor_all)
+        exe.set_monitor_callback(
+            self.stat_helper, self.monitor_all if monitor_all is None else monitor_all
+        )
         self.exes.append(exe)
 
     def tic(self):
@@ -76,8 +78,18 @@ class Monitor:
         for step, name, value in found:
             values = value if isinstance(value, (list, tuple)) else [value]
             if not all(isinstance(one, nd.NDArray) for one in values):
-                raise TypeError(f"Monitor: stat_func gives NDArrays, not {type(values[0]).__name__}")
-            results.append((step, name, "".join(f"{one.asscalar() if one.size == 1 else one.asnumpy()}\t" for one in values)))
+                raise TypeError(
+                    f"Monitor: stat_func gives NDArrays, not {type(values[0]).__name__}"
+                )
+            results.append(
+                (
+                    step,
+                    name,
+                    "".join(
+                        f"{one.asscalar() if one.size == 1 else one.asnumpy()}\t" for one in values
+                    ),
+                )
+            )
         return results
 
     def toc_print(self):

@@ -12,7 +12,14 @@ from . import _core, _graph_breaks, autograd
 from . import ndarray as nd
 from .base import MXNetError, is_floating
 
-__all__ = ["CustomOp", "CustomOpProp", "OperatorArguments", "get_all_registered_operators", "get_operator_arguments", "register"]
+__all__ = [
+    "CustomOp",
+    "CustomOpProp",
+    "OperatorArguments",
+    "get_all_registered_operators",
+    "get_operator_arguments",
+    "register",
+]
 
 OperatorArguments = namedtuple("OperatorArguments", ["narg", "names", "types"])
 
@@ -77,7 +84,11 @@ class CustomOpProp:
 
     def infer_type(self, in_type):
         """Likewise for dtypes."""
-        return in_type, [in_type[0]] * len(self.list_outputs()), [in_type[0]] * len(self.list_auxiliary_states())
+        return (
+            in_type,
+            [in_type[0]] * len(self.list_outputs()),
+            [in_type[0]] * len(self.list_auxiliary_states()),
+        )
 
     def declare_backward_dependency(self, out_grad, in_data, out_data):
         """What backward reads; everything is kept for it anyway."""
@@ -119,7 +130,9 @@ class CustomCall:
 
     def __init__(self, op_type, params):
         if op_type not in _props:
-            raise MXNetError(f"Custom: no op is registered as {op_type!r}; there are {', '.join(sorted(_props)) or 'none'} (mx.operator.register)")
+            raise MXNetError(
+                f"Custom: no op is registered as {op_type!r}; there are {', '.join(sorted(_props)) or 'none'} (mx.operator.register)"
+            )
         self.op_type = op_type
         self.params = {key: str(value) for key, value in params.items()}
         self.prop = self._ask("the constructor", lambda: _props[op_type](**self.params))
@@ -135,7 +148,9 @@ class CustomCall:
         except MXNetError:
             raise
         except Exception as error:
-            raise MXNetError(f"Custom: {what} of {self.op_type!r} failed: {type(error).__name__}: {error}") from error
+            raise MXNetError(
+                f"Custom: {what} of {self.op_type!r} failed: {type(error).__name__}: {error}"
+            ) from error
 
     # As a node
 
@@ -156,9 +171,15 @@ class CustomCall:
 
     def infer(self, inputs, outputs, train):
         """(completed inputs, outputs) as (shape, dtype) pairs."""
-        shapes, dtypes = self._infer_shapes([desc[0] for desc in inputs]), self._infer_dtypes([desc[1] for desc in inputs])
+        shapes, dtypes = (
+            self._infer_shapes([desc[0] for desc in inputs]),
+            self._infer_dtypes([desc[1] for desc in inputs]),
+        )
         pairs = list(zip(shapes, dtypes))
-        completed = [(new[0] if _known(new[0]) else old[0], old[1] or new[1]) for old, new in zip(inputs, pairs)]
+        completed = [
+            (new[0] if _known(new[0]) else old[0], old[1] or new[1])
+            for old, new in zip(inputs, pairs)
+        ]
         return completed, pairs[len(inputs) :]
 
     def _infer_shapes(self, shapes):
@@ -170,20 +191,27 @@ class CustomCall:
             groups = [[tuple(map(int, shape)) for shape in group] for group in (*found, ())[:3]]
         except Exception as error:
             if all(map(_known, args)):
-                raise MXNetError(f"Custom: infer_shape of {self.op_type!r} failed for {args}: {type(error).__name__}: {error}") from error
+                raise MXNetError(
+                    f"Custom: infer_shape of {self.op_type!r} failed for {args}: {type(error).__name__}: {error}"
+                ) from error
             return [None] * total  # it may need what is not known yet
         self._check("infer_shape", groups)
         ins, outs, aux = groups
         for name, old, new in zip(self.arguments, args, ins):
             if _known(old) and tuple(old) != new:
-                raise MXNetError(f"Custom: infer_shape of {self.op_type!r} wants {name} to be {new}, it is {tuple(old)}")
+                raise MXNetError(
+                    f"Custom: infer_shape of {self.op_type!r} wants {name} to be {new}, it is {tuple(old)}"
+                )
         return [*ins, *aux, *outs]
 
     def _infer_dtypes(self, dtypes):
         args = dtypes[: len(self.arguments)]
         if not args or args[0] is None:
             return [None] * (len(dtypes) + len(self.outputs))
-        given = [np.dtype(name or args[0]).type if (name or args[0]) != "bfloat16" else _core.bfloat16 for name in args]
+        given = [
+            np.dtype(name or args[0]).type if (name or args[0]) != "bfloat16" else _core.bfloat16
+            for name in args
+        ]
         found = self._ask("infer_type", lambda: self.prop.infer_type(given))
         groups = [[_core.dtype_name(dtype) for dtype in group] for group in (*found, ())[:3]]
         self._check("infer_type", groups)
@@ -191,9 +219,15 @@ class CustomCall:
         return [*ins, *aux, *outs]
 
     def _check(self, what, groups):
-        for group, names, kind in zip(groups, (self.arguments, self.outputs, self.auxiliary), ("inputs", "outputs", "auxiliary states")):
+        for group, names, kind in zip(
+            groups,
+            (self.arguments, self.outputs, self.auxiliary),
+            ("inputs", "outputs", "auxiliary states"),
+        ):
             if len(group) != len(names):
-                raise MXNetError(f"Custom: {what} of {self.op_type!r} gives {len(group)} {kind}; it has {', '.join(names) or 'none'}")
+                raise MXNetError(
+                    f"Custom: {what} of {self.op_type!r} gives {len(group)} {kind}; it has {', '.join(names) or 'none'}"
+                )
 
     # Running
 
@@ -201,26 +235,50 @@ class CustomCall:
         """The outputs, for arrays of the arguments and auxiliary states."""
         descs = [(array.shape, _core.dtype_name(array.dtype)) for array in inputs]
         ctx = inputs[0].context if inputs else device
-        strays = [f"{name} on {array.context}" for name, array in zip(self.input_names(len(inputs)), inputs) if array.context != ctx]
+        strays = [
+            f"{name} on {array.context}"
+            for name, array in zip(self.input_names(len(inputs)), inputs)
+            if array.context != ctx
+        ]
         if strays:
-            raise MXNetError(f"Custom: the inputs of {self.op_type!r} are on different devices: {', '.join(strays)}, the others on {ctx}; move one with as_in_context")
+            raise MXNetError(
+                f"Custom: the inputs of {self.op_type!r} are on different devices: {', '.join(strays)}, the others on {ctx}; move one with as_in_context"
+            )
         _, found = self.infer(descs, [], autograd.is_training())
         if any(array._in_trace for array in inputs):
             tracer = _graph_breaks.current()
             if tracer is None:
-                raise MXNetError(f"Custom: {self.op_type!r} runs Python code on values, which is not possible in this trace")
-            return tracer.host(f"Custom {self.op_type}", lambda arrays: self._compute(arrays, found, ctx), inputs, [(shape, dtype, ctx) for shape, dtype in found])
+                raise MXNetError(
+                    f"Custom: {self.op_type!r} runs Python code on values, which is not possible in this trace"
+                )
+            return tracer.host(
+                f"Custom {self.op_type}",
+                lambda arrays: self._compute(arrays, found, ctx),
+                inputs,
+                [(shape, dtype, ctx) for shape, dtype in found],
+            )
         return self._compute(inputs, found, ctx)
 
     def _compute(self, inputs, found, ctx):
         count = len(self.arguments)
-        args, aux = [array.detach() for array in inputs[:count]], [array.detach() for array in inputs[count:]]
+        args, aux = (
+            [array.detach() for array in inputs[:count]],
+            [array.detach() for array in inputs[count:]],
+        )
         outputs = [nd.zeros(shape, ctx=ctx, dtype=dtype) for shape, dtype in found]
         train = autograd.is_training()
 
         def forward():
-            op = self.prop.create_operator(str(ctx), [array.shape for array in args], [array.dtype for array in args])
-            op.forward(is_train=train, req=["write"] * len(outputs), in_data=args, out_data=outputs, aux=aux)
+            op = self.prop.create_operator(
+                str(ctx), [array.shape for array in args], [array.dtype for array in args]
+            )
+            op.forward(
+                is_train=train,
+                req=["write"] * len(outputs),
+                in_data=args,
+                out_data=outputs,
+                aux=aux,
+            )
             return op
 
         with autograd.pause(train_mode=train):
@@ -230,10 +288,23 @@ class CustomCall:
 
         def backward(*out_grads):
             grads = [nd.zeros_like(array) for array in args]
-            tops = [nd.zeros_like(array) if grad is None else grad for grad, array in zip(out_grads, outputs)]
+            tops = [
+                nd.zeros_like(array) if grad is None else grad
+                for grad, array in zip(out_grads, outputs)
+            ]
             req = ["write" if is_floating(array.dtype) else "null" for array in args]
             with autograd.pause(train_mode=train):
-                self._ask("backward", lambda: op.backward(req=req, out_grad=tops, in_data=args, out_data=outputs, in_grad=grads, aux=aux))
+                self._ask(
+                    "backward",
+                    lambda: op.backward(
+                        req=req,
+                        out_grad=tops,
+                        in_data=args,
+                        out_data=outputs,
+                        in_grad=grads,
+                        aux=aux,
+                    ),
+                )
             return grads
 
         return _core.record_function(backward, list(inputs[:count]), outputs)
@@ -249,7 +320,9 @@ def custom_array(*data, op_type=None, name=None, **kwargs):
     given = {**dict(zip(names, data)), **arrays}
     for key in (*arrays, *names):
         if key not in names or not isinstance(given.get(key), nd.NDArray):
-            raise TypeError(f"Custom: the inputs of {op_type!r} are the NDArrays {', '.join(names)}; {key!r} is {'none of them' if key not in names else 'missing'}")
+            raise TypeError(
+                f"Custom: the inputs of {op_type!r} are the NDArrays {', '.join(names)}; {key!r} is {'none of them' if key not in names else 'missing'}"
+            )
     outputs = call.run([given[key] for key in names])
     return outputs[0] if len(outputs) == 1 else outputs
 
@@ -262,7 +335,11 @@ def custom_symbol(*data, op_type=None, name=None, attr=None, **kwargs):
     from .symbol._graph import make
 
     given = {key: value for key, value in kwargs.items() if isinstance(value, Symbol)}
-    extra = {key: str(value) for key, value in kwargs.items() if key.startswith("__") and key.endswith("__")}
+    extra = {
+        key: str(value)
+        for key, value in kwargs.items()
+        if key.startswith("__") and key.endswith("__")
+    }
     params = {key: value for key, value in kwargs.items() if key not in given and key not in extra}
     call = CustomCall(op_type, params)
     names = call.input_names(call.num_inputs(0))
@@ -284,6 +361,10 @@ def get_all_registered_operators():
 def get_operator_arguments(op_name):
     """The inputs and parameters of an op, as OperatorArguments."""
     info = _core.get_op(op_name).describe()
-    names = [entry["name"] for entry in info["inputs"]] + [param["name"] for param in info["params"]]
-    types = ["NDArray-or-Symbol"] * len(info["inputs"]) + [str(param.get("kind", param.get("type", ""))) for param in info["params"]]
+    names = [entry["name"] for entry in info["inputs"]] + [
+        param["name"] for param in info["params"]
+    ]
+    types = ["NDArray-or-Symbol"] * len(info["inputs"]) + [
+        str(param.get("kind", param.get("type", ""))) for param in info["params"]
+    ]
     return OperatorArguments(len(names), names, types)

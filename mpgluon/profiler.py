@@ -13,14 +13,43 @@ import warnings
 from . import _core
 
 __all__ = [
-    "Counter", "Domain", "Event", "Frame", "Marker", "Task", "dump", "dump_profile", "dumps", "events", "pause", "profiler_set_config",
-    "profiler_set_state", "resume", "set_config", "set_state", "start", "stop",
-]  # fmt: skip
+    "Counter",
+    "Domain",
+    "Event",
+    "Frame",
+    "Marker",
+    "Task",
+    "dump",
+    "dump_profile",
+    "dumps",
+    "events",
+    "pause",
+    "profiler_set_config",
+    "profiler_set_state",
+    "resume",
+    "set_config",
+    "set_state",
+    "start",
+    "stop",
+]
 
 _config = {"filename": "profile.json", "aggregate_stats": True}
 _marks = []  # rows of the trace that the program makes, with the name of a domain in place of a row's number
 _recording = False
-_KEYS = ("device", "name", "kind", "scope", "backward", "program", "peer", "bytes", "stage", "micro_batch", "begin", "end")
+_KEYS = (
+    "device",
+    "name",
+    "kind",
+    "scope",
+    "backward",
+    "program",
+    "peer",
+    "bytes",
+    "stage",
+    "micro_batch",
+    "begin",
+    "end",
+)
 
 
 def set_config(**kwargs):
@@ -28,12 +57,22 @@ def set_config(**kwargs):
     ...) are taken and change nothing: ops, copies and waits are always recorded."""
     known = {"filename", "aggregate_stats"}
     accepted = known | {
-        "profile_all", "profile_symbolic", "profile_imperative", "profile_memory", "profile_api", "profile_process",
-        "continuous_dump", "dump_period", "contiguous_dump", "gpu_memory_profile_filename_prefix",
+        "profile_all",
+        "profile_symbolic",
+        "profile_imperative",
+        "profile_memory",
+        "profile_api",
+        "profile_process",
+        "continuous_dump",
+        "dump_period",
+        "contiguous_dump",
+        "gpu_memory_profile_filename_prefix",
     }
     unknown = set(kwargs) - accepted
     if unknown:
-        raise ValueError(f"profiler.set_config: unknown option {sorted(unknown)[0]!r}; options: {', '.join(sorted(accepted))}")
+        raise ValueError(
+            f"profiler.set_config: unknown option {sorted(unknown)[0]!r}; options: {', '.join(sorted(accepted))}"
+        )
     _config.update({k: v for k, v in kwargs.items() if k in known})
 
 
@@ -91,20 +130,44 @@ def events():
 def _trace(recorded, marks=()):
     """The Chrome trace of the events: one row per device, copies as arrows between rows; below them one row per domain."""
     named = {device for event in recorded for device in (event["device"], event["peer"]) if device}
-    order = sorted(named, key=lambda device: (device.partition("(")[0], int(device.partition("(")[2][:-1])))
-    devices = {device: number for number, device in enumerate([*order, *dict.fromkeys(mark["tid"] for mark in marks)])}
+    order = sorted(
+        named, key=lambda device: (device.partition("(")[0], int(device.partition("(")[2][:-1]))
+    )
+    devices = {
+        device: number
+        for number, device in enumerate([*order, *dict.fromkeys(mark["tid"] for mark in marks)])
+    }
     rows = [{"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "mpgluon"}}]
     for device, number in devices.items():
-        rows.append({"ph": "M", "name": "thread_name", "pid": 0, "tid": number, "args": {"name": device}})
-        rows.append({"ph": "M", "name": "thread_sort_index", "pid": 0, "tid": number, "args": {"sort_index": number}})
-    busy = {device: [(event["begin"], event["end"]) for event in recorded if event["device"] == device] for device in order}
+        rows.append(
+            {"ph": "M", "name": "thread_name", "pid": 0, "tid": number, "args": {"name": device}}
+        )
+        rows.append(
+            {
+                "ph": "M",
+                "name": "thread_sort_index",
+                "pid": 0,
+                "tid": number,
+                "args": {"sort_index": number},
+            }
+        )
+    busy = {
+        device: [(event["begin"], event["end"]) for event in recorded if event["device"] == device]
+        for device in order
+    }
     for number, event in enumerate(recorded):
         begin, end = event["begin"] * 1e6, event["end"] * 1e6
         name = f"{event['scope']}/{event['name']}" if event["scope"] else event["name"]
         if event["backward"]:
             name += " (backward)"
         row = {
-            "ph": "X", "name": name, "cat": event["kind"], "pid": 0, "tid": devices[event["device"]], "ts": begin, "dur": end - begin,
+            "ph": "X",
+            "name": name,
+            "cat": event["kind"],
+            "pid": 0,
+            "tid": devices[event["device"]],
+            "ts": begin,
+            "dur": end - begin,
             "args": {"op": event["name"], "bytes": event["bytes"]},
         }
         if event["stage"] is not None:
@@ -117,7 +180,14 @@ def _trace(recorded, marks=()):
                 rows.append({**arrow, "ph": "s", "tid": tids["device"], "ts": begin})
                 rows.append({**arrow, "ph": "f", "tid": tids["peer"], "ts": end})
             else:  # else the receiver fetches: from what ran last on the other row to this one
-                rows.append({**arrow, "ph": "s", "tid": tids["peer"], "ts": _last_before(event, busy[event["peer"]])})
+                rows.append(
+                    {
+                        **arrow,
+                        "ph": "s",
+                        "tid": tids["peer"],
+                        "ts": _last_before(event, busy[event["peer"]]),
+                    }
+                )
                 rows.append({**arrow, "ph": "f", "bp": "e", "tid": tids["device"], "ts": begin})
     rows += [{**mark, "pid": 0, "tid": devices[mark["tid"]]} for mark in marks]
     return {"traceEvents": rows, "displayTimeUnit": "ms"}
@@ -150,15 +220,23 @@ def dumps(reset=False, format="table", sort_by="total", ascending=False):
     for event in events():
         name = event["name"] + (" (backward)" if event["backward"] else "")
         groups.setdefault((event["device"], name), []).append((event["end"] - event["begin"]) * 1e3)
-    rows = [(device, name, len(t), sum(t), sum(t) / len(t), min(t), max(t)) for (device, name), t in groups.items()]
+    rows = [
+        (device, name, len(t), sum(t), sum(t) / len(t), min(t), max(t))
+        for (device, name), t in groups.items()
+    ]
     rows.sort(key=lambda row: row[2 + columns.index(sort_by)], reverse=not ascending)
     if reset:
         _core.profiler_start()
         _core.profiler_stop()
     if format == "json":
         return json.dumps([dict(zip(("device", "name") + columns, row)) for row in rows])
-    lines = [f"{'Device':10s} {'Name':36s} {'Calls':>8s} {'Total ms':>12s} {'Mean ms':>10s} {'Min ms':>10s} {'Max ms':>10s}"]
-    lines += [f"{d:10s} {n[:36]:36s} {c:8d} {t:12.3f} {a:10.4f} {lo:10.4f} {hi:10.4f}" for d, n, c, t, a, lo, hi in rows]
+    lines = [
+        f"{'Device':10s} {'Name':36s} {'Calls':>8s} {'Total ms':>12s} {'Mean ms':>10s} {'Min ms':>10s} {'Max ms':>10s}"
+    ]
+    lines += [
+        f"{d:10s} {n[:36]:36s} {c:8d} {t:12.3f} {a:10.4f} {lo:10.4f} {hi:10.4f}"
+        for d, n, c, t, a, lo, hi in rows
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -183,7 +261,16 @@ class _Span:
         begin, self._begin = self._begin, None
         if _recording:
             duration = time.monotonic_ns() - begin
-            _marks.append({"ph": "X", "name": self.name, "cat": self._kind, "tid": str(self.domain), "ts": begin / 1e3, "dur": duration / 1e3})
+            _marks.append(
+                {
+                    "ph": "X",
+                    "name": self.name,
+                    "cat": self._kind,
+                    "tid": str(self.domain),
+                    "ts": begin / 1e3,
+                    "dur": duration / 1e3,
+                }
+            )
 
     def __str__(self):
         return self.name
@@ -250,7 +337,16 @@ class Counter:
         """Sets the number."""
         self._value = value
         if _recording:
-            _marks.append({"ph": "C", "name": self.name, "cat": "counter", "tid": str(self.domain), "ts": time.monotonic_ns() / 1e3, "args": {"value": value}})
+            _marks.append(
+                {
+                    "ph": "C",
+                    "name": self.name,
+                    "cat": "counter",
+                    "tid": str(self.domain),
+                    "ts": time.monotonic_ns() / 1e3,
+                    "args": {"value": value},
+                }
+            )
 
     def increment(self, delta=1):
         """Adds `delta`."""
@@ -285,18 +381,31 @@ class Marker:
         if scope not in scopes:
             raise ValueError(f"Marker.mark: scope is one of {', '.join(scopes)}, not {scope!r}")
         if _recording:
-            _marks.append({"ph": "i", "name": self.name, "cat": "marker", "tid": str(self.domain), "ts": time.monotonic_ns() / 1e3, "s": scopes[scope]})
+            _marks.append(
+                {
+                    "ph": "i",
+                    "name": self.name,
+                    "cat": "marker",
+                    "tid": str(self.domain),
+                    "ts": time.monotonic_ns() / 1e3,
+                    "s": scopes[scope],
+                }
+            )
 
 
 def profiler_set_config(mode="symbolic", filename="profile.json"):
     """Deprecated: `set_config`."""
-    warnings.warn("profiler_set_config is deprecated, use set_config", DeprecationWarning, stacklevel=2)
+    warnings.warn(
+        "profiler_set_config is deprecated, use set_config", DeprecationWarning, stacklevel=2
+    )
     set_config(filename=filename)
 
 
 def profiler_set_state(state="stop"):
     """Deprecated: `set_state`."""
-    warnings.warn("profiler_set_state is deprecated, use set_state", DeprecationWarning, stacklevel=2)
+    warnings.warn(
+        "profiler_set_state is deprecated, use set_state", DeprecationWarning, stacklevel=2
+    )
     set_state(state)
 
 

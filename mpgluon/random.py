@@ -19,7 +19,9 @@ def seed(seed_state, ctx="all"):
     try:
         _core.random_seed(seed_state)
     except TypeError:
-        raise ValueError(f"random.seed: the seed has to be an integer, got {seed_state!r}") from None
+        raise ValueError(
+            f"random.seed: the seed has to be an integer, got {seed_state!r}"
+        ) from None
 
 
 def get_state():

@@ -23,7 +23,9 @@ def get_register_func(base_class, nickname):
 
     def register(klass, name=None):
         if not (isinstance(klass, type) and issubclass(klass, base_class)):
-            raise TypeError(f"only subclasses of {base_class.__name__} can be registered as {nickname}, got {klass!r}")
+            raise TypeError(
+                f"only subclasses of {base_class.__name__} can be registered as {nickname}, got {klass!r}"
+            )
         key = (klass.__name__ if name is None else name).lower()
         former = family.get(key)
         if former is not None and former is not klass:
@@ -35,7 +37,9 @@ def get_register_func(base_class, nickname):
         family[key] = klass
         return klass
 
-    register.__doc__ = f"Registers a class as {nickname} under its lower-case name, or under `name`."
+    register.__doc__ = (
+        f"Registers a class as {nickname} under its lower-case name, or under `name`."
+    )
     return register
 
 
@@ -45,6 +49,7 @@ def get_alias_func(base_class, nickname):
 
     def alias(*names):
         """A class decorator that registers the class under more names."""
+
         def decorate(klass):
             for name in names:
                 register(klass, name)
@@ -77,7 +82,9 @@ def get_create_func(base_class, nickname):
         if isinstance(what, dict):
             return create(**what)
         if not isinstance(what, str):
-            raise TypeError(f"a {nickname} is given by name or as an instance, got {type(what).__name__}")
+            raise TypeError(
+                f"a {nickname} is given by name or as an instance, got {type(what).__name__}"
+            )
         if what[:1] in ("[", "{"):
             import json
 
@@ -90,7 +97,9 @@ def get_create_func(base_class, nickname):
             return create(name, **options)
         klass = family.get(what.lower())
         if klass is None:
-            raise MXNetAssertionError(f"there is no {nickname} named {what!r}{near(what, family)}; registered: {', '.join(sorted(family)) or 'none'}")
+            raise MXNetAssertionError(
+                f"there is no {nickname} named {what!r}{near(what, family)}; registered: {', '.join(sorted(family)) or 'none'}"
+            )
         return klass(*args, **kwargs)
 
     create.__doc__ = f"Makes a {nickname} from its name (with arguments for its constructor), JSON text, a dict, or an instance."

@@ -21,11 +21,24 @@ def _features():
     libraries = {library["name"]: library["found"] for library in _core.libraries()}
     gpus = _core.num_gpus() > 0
     return {
-        "CUDA": gpus, "CUDNN": gpus, "NCCL": gpus, "TENSORRT": False, "OPENMP": True, "F16C": info["isa"] != "base", "SSE": True,
-        "BLAS_OPEN": libraries.get("OpenBLAS", False), "LAPACK": libraries.get("OpenBLAS", False), "MKLDNN": libraries.get("oneDNN", False),
-        "ONEDNN": libraries.get("oneDNN", False), "OPENCV": False, "DIST_KVSTORE": False, "INT64_TENSOR_SIZE": True, "SIGNAL_HANDLER": False,
-        "DEBUG": info["debug"], "TVM_OP": False,
-    }  # fmt: skip
+        "CUDA": gpus,
+        "CUDNN": gpus,
+        "NCCL": gpus,
+        "TENSORRT": False,
+        "OPENMP": True,
+        "F16C": info["isa"] != "base",
+        "SSE": True,
+        "BLAS_OPEN": libraries.get("OpenBLAS", False),
+        "LAPACK": libraries.get("OpenBLAS", False),
+        "MKLDNN": libraries.get("oneDNN", False),
+        "ONEDNN": libraries.get("oneDNN", False),
+        "OPENCV": False,
+        "DIST_KVSTORE": False,
+        "INT64_TENSOR_SIZE": True,
+        "SIGNAL_HANDLER": False,
+        "DEBUG": info["debug"],
+        "TVM_OP": False,
+    }
 
 
 def feature_list():

@@ -11,10 +11,18 @@ import sys
 from . import _core
 
 _TYPES = {
-    "boolean": "bool", "integer": "int", "integer or None": "int | None", "number": "float", "number or None": "float | None",
-    "tuple of integers": "int | Sequence[int | None]", "tuple of numbers": "float | Sequence[float]", "dtype": "DType", "string": "str", "Context": "Context | str",
-}  # fmt: skip
-_HEAD = '''# Made from the op registry by `python -m mpgluon.stubs`; not edited by hand.
+    "boolean": "bool",
+    "integer": "int",
+    "integer or None": "int | None",
+    "number": "float",
+    "number or None": "float | None",
+    "tuple of integers": "int | Sequence[int | None]",
+    "tuple of numbers": "float | Sequence[float]",
+    "dtype": "DType",
+    "string": "str",
+    "Context": "Context | str",
+}
+_HEAD = """# Made from the op registry by `python -m mpgluon.stubs`; not edited by hand.
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -24,7 +32,7 @@ from .. import Context, NDArray
 
 ArrayLike = NDArray | np.ndarray | float
 DType = str | type | np.dtype[Any]
-'''
+"""
 
 
 def _words(constraint):
@@ -35,7 +43,9 @@ def _parameter(param):
     kind, default = param["kind"], param["default"]
     if kind == "one of":
         words = _words(param["constraint"])
-        type_ = "Literal[" + ", ".join("None" if word == "None" else repr(word) for word in words) + "]"
+        type_ = (
+            "Literal[" + ", ".join("None" if word == "None" else repr(word) for word in words) + "]"
+        )
     else:
         type_ = _TYPES[kind]
     if param["required"]:
@@ -67,7 +77,11 @@ def _stub(name, description):
         elif seen and not argument.startswith("*"):
             argument += " = ..."
         fixed.append(argument)
-    outputs = [output.strip() for output in description["outputs"].split(",") if not output.strip().startswith("~")]
+    outputs = [
+        output.strip()
+        for output in description["outputs"].split(",")
+        if not output.strip().startswith("~")
+    ]
     if any(output.startswith(("*", "?")) for output in outputs):
         result = "NDArray | list[NDArray]"
     else:
@@ -82,7 +96,11 @@ def generate():
     stubs = []
     for name, op in sorted(_core.ops().items()):
         description = op.describe()
-        if "hidden" not in description["flags"] and not name.startswith("_") and name.isidentifier():
+        if (
+            "hidden" not in description["flags"]
+            and not name.startswith("_")
+            and name.isidentifier()
+        ):
             stubs.append(_stub(name, description))
     return _HEAD + "\n" + "\n".join(stubs)
 
@@ -90,7 +108,11 @@ def generate():
 def main(arguments=None):
     """Writes the stubs of all ops into the file named first in `arguments` (default: the command line, or ``ndarray/op.pyi``)."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    target = arguments[0] if arguments else os.path.join(os.path.dirname(os.path.abspath(__file__)), "ndarray", "op.pyi")
+    target = (
+        arguments[0]
+        if arguments
+        else os.path.join(os.path.dirname(os.path.abspath(__file__)), "ndarray", "op.pyi")
+    )
     with open(target, "w", encoding="utf-8") as file:
         file.write(generate())
 

@@ -10,10 +10,28 @@ from . import ndarray as nd
 from .context import Context, current_context
 
 __all__ = [
-    "almost_equal", "assert_almost_equal", "assert_exception", "check_numeric_gradient", "check_speed", "default_context", "default_dtype",
-    "effective_dtype", "find_max_violation", "get_atol", "get_rtol", "list_gpus", "numeric_grad", "rand_ndarray", "rand_shape_2d",
-    "rand_shape_3d", "rand_shape_nd", "random_arrays", "same", "set_default_context", "simple_forward",
-]  # fmt: skip
+    "almost_equal",
+    "assert_almost_equal",
+    "assert_exception",
+    "check_numeric_gradient",
+    "check_speed",
+    "default_context",
+    "default_dtype",
+    "effective_dtype",
+    "find_max_violation",
+    "get_atol",
+    "get_rtol",
+    "list_gpus",
+    "numeric_grad",
+    "rand_ndarray",
+    "rand_shape_2d",
+    "rand_shape_3d",
+    "rand_shape_nd",
+    "random_arrays",
+    "same",
+    "set_default_context",
+    "simple_forward",
+]
 
 _default_context = None
 
@@ -110,7 +128,9 @@ def find_max_violation(a, b, rtol=None, atol=None):
     return tuple(int(i) for i in place), float(violation[place])
 
 
-def assert_almost_equal(a, b, rtol=None, atol=None, names=("a", "b"), equal_nan=False, mismatches=(10, 10)):
+def assert_almost_equal(
+    a, b, rtol=None, atol=None, names=("a", "b"), equal_nan=False, mismatches=(10, 10)
+):
     """AssertionError, with the worst differences, unless `almost_equal`. `mismatches`: how many of them are shown at most."""
     rtol, atol = get_rtol(rtol, a, b), get_atol(atol, a, b)
     x, y = _values(a), _values(b)
@@ -120,7 +140,9 @@ def assert_almost_equal(a, b, rtol=None, atol=None, names=("a", "b"), equal_nan=
     if close.all():
         return
     place, worst = find_max_violation(x, y, rtol, atol)
-    lines = [f"{int((~close).sum())} of {close.size} values differ by more than rtol={rtol:g}, atol={atol:g}; worst at {place}: {worst:.3g} times that"]
+    lines = [
+        f"{int((~close).sum())} of {close.size} values differ by more than rtol={rtol:g}, atol={atol:g}; worst at {place}: {worst:.3g} times that"
+    ]
     for where in np.argwhere(~close)[: mismatches[0]]:
         where = tuple(int(i) for i in where)
         lines.append(f"  {where}: {names[0]}={x[where]!r} {names[1]}={y[where]!r}")
@@ -133,20 +155,30 @@ def assert_exception(function, exception_type, *args, **kwargs):
         function(*args, **kwargs)
     except exception_type:
         return
-    raise AssertionError(f"{getattr(function, '__name__', function)} did not raise {exception_type.__name__}")
+    raise AssertionError(
+        f"{getattr(function, '__name__', function)} did not raise {exception_type.__name__}"
+    )
 
 
 def random_arrays(*shapes):
     """Standard normal NumPy arrays of these shapes: a list, or the array itself for one shape."""
-    arrays = [np.asarray(np.random.standard_normal(shape), dtype=default_dtype()) for shape in shapes]
+    arrays = [
+        np.asarray(np.random.standard_normal(shape), dtype=default_dtype()) for shape in shapes
+    ]
     return arrays[0] if len(arrays) == 1 else arrays
 
 
 def rand_ndarray(shape, stype="default", density=None, dtype=None, ctx=None):
     """An array of uniform values in [-1, 1), drawn by numpy.random. Only stype "default": arrays are dense here."""
     if stype != "default":
-        raise NotImplementedError(f"rand_ndarray: arrays are dense; stype {stype!r} is not supported")
-    return nd.array(np.random.uniform(-1, 1, shape), ctx=ctx or default_context(), dtype=dtype or default_dtype())
+        raise NotImplementedError(
+            f"rand_ndarray: arrays are dense; stype {stype!r} is not supported"
+        )
+    return nd.array(
+        np.random.uniform(-1, 1, shape),
+        ctx=ctx or default_context(),
+        dtype=dtype or default_dtype(),
+    )
 
 
 def rand_shape_nd(num_dim, dim=10, allow_zero_size=False):
@@ -162,7 +194,9 @@ def rand_shape_2d(dim0=10, dim1=10, allow_zero_size=False):
 
 def rand_shape_3d(dim0=10, dim1=10, dim2=10, allow_zero_size=False):
     """A shape of three dimensions up to `dim0`, `dim1` and `dim2`."""
-    return rand_shape_2d(dim0, dim1, allow_zero_size) + (_random.randint(0 if allow_zero_size else 1, dim2),)
+    return rand_shape_2d(dim0, dim1, allow_zero_size) + (
+        _random.randint(0 if allow_zero_size else 1, dim2),
+    )
 
 
 def numeric_grad(function, inputs, eps=1e-3):
@@ -182,7 +216,16 @@ def numeric_grad(function, inputs, eps=1e-3):
     return gradients
 
 
-def check_numeric_gradient(function, location, numeric_eps=1e-3, rtol=1e-2, atol=1e-4, grad_nodes=None, ctx=None, dtype="float64"):
+def check_numeric_gradient(
+    function,
+    location,
+    numeric_eps=1e-3,
+    rtol=1e-2,
+    atol=1e-4,
+    grad_nodes=None,
+    ctx=None,
+    dtype="float64",
+):
     """Compares the gradients that backward gives with differences.
 
     function : callable of NDArrays that returns an NDArray (or a list of them); a Block is one too.
@@ -203,18 +246,29 @@ def check_numeric_gradient(function, location, numeric_eps=1e-3, rtol=1e-2, atol
     def value(*arrays):
         with autograd.pause(train_mode=True):
             outputs = project(function(*[nd.array(a, ctx=ctx, dtype=dtype) for a in arrays]))
-        return sum(float((output.asnumpy().astype(np.float64) * w).sum()) for output, w in zip(outputs, weights))
+        return sum(
+            float((output.asnumpy().astype(np.float64) * w).sum())
+            for output, w in zip(outputs, weights)
+        )
 
     arrays = [nd.array(a, ctx=ctx, dtype=dtype) for a in points]
     for array in arrays:
         array.attach_grad()
     with autograd.record():
         outputs = project(function(*arrays))
-    autograd.backward(list(outputs), [nd.array(w, ctx=output.context, dtype=output.dtype) for output, w in zip(outputs, weights)])
+    autograd.backward(
+        list(outputs),
+        [
+            nd.array(w, ctx=output.context, dtype=output.dtype)
+            for output, w in zip(outputs, weights)
+        ],
+    )
     chosen = range(len(arrays)) if grad_nodes is None else grad_nodes
     expected = numeric_grad(value, points, numeric_eps)
     for i in chosen:
-        assert_almost_equal(arrays[i].grad, expected[i], rtol, atol, (f"gradient of input {i}", "differences"))
+        assert_almost_equal(
+            arrays[i].grad, expected[i], rtol, atol, (f"gradient of input {i}", "differences")
+        )
 
 
 def check_speed(function, location, N=20, ctx=None):
@@ -249,6 +303,8 @@ def simple_forward(sym, ctx=None, is_train=False, **inputs):
     numpy.ndarray, or a list of them where the symbol has several outputs.
     """
     ctx = ctx or default_context()
-    outputs = sym.bind(ctx, args={name: nd.array(value, ctx=ctx) for name, value in inputs.items()}).forward(is_train=is_train)
+    outputs = sym.bind(
+        ctx, args={name: nd.array(value, ctx=ctx) for name, value in inputs.items()}
+    ).forward(is_train=is_train)
     values = [output.asnumpy() for output in outputs]
     return values[0] if len(values) == 1 else values

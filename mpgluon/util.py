@@ -11,9 +11,24 @@ import threading
 from . import _core
 
 __all__ = [
-    "get_cuda_compute_capability", "get_gpu_count", "get_gpu_memory", "getenv", "is_np_array", "is_np_shape", "makedirs", "np_array", "np_shape", "reset_np",
-    "set_module", "set_np", "set_np_shape", "setenv", "use_np", "use_np_array", "use_np_shape",
-]  # fmt: skip
+    "get_cuda_compute_capability",
+    "get_gpu_count",
+    "get_gpu_memory",
+    "getenv",
+    "is_np_array",
+    "is_np_shape",
+    "makedirs",
+    "np_array",
+    "np_shape",
+    "reset_np",
+    "set_module",
+    "set_np",
+    "set_np_shape",
+    "setenv",
+    "use_np",
+    "use_np_array",
+    "use_np_shape",
+]
 
 
 def getenv(name):

@@ -19,16 +19,47 @@ _PARAMETERS = ("weight", "bias", "gamma", "beta", "parameters")
 _STATES = ("moving_mean", "moving_var")
 # What tells apart nodes of one op.
 _DETAILS = {
-    "Convolution": ("kernel", "stride", "num_filter"), "Deconvolution": ("kernel", "stride", "num_filter"), "Pooling": ("pool_type", "kernel", "stride"),
-    "FullyConnected": ("num_hidden",), "Activation": ("act_type",), "LeakyReLU": ("act_type",), "Dropout": ("p",), "RNN": ("mode", "state_size"),
+    "Convolution": ("kernel", "stride", "num_filter"),
+    "Deconvolution": ("kernel", "stride", "num_filter"),
+    "Pooling": ("pool_type", "kernel", "stride"),
+    "FullyConnected": ("num_hidden",),
+    "Activation": ("act_type",),
+    "LeakyReLU": ("act_type",),
+    "Dropout": ("p",),
+    "RNN": ("mode", "state_size"),
     "Embedding": ("input_dim", "output_dim"),
-}  # fmt: skip
+}
 _KINDS = {
-    "Convolution": 1, "Deconvolution": 1, "FullyConnected": 1, "RNN": 1, "dot": 1, "batch_dot": 1, "Activation": 2, "LeakyReLU": 2, "BatchNorm": 3,
-    "LayerNorm": 3, "Pooling": 4, "Concat": 5, "Flatten": 5, "Reshape": 5, "softmax": 6, "SoftmaxOutput": 6, "LinearRegressionOutput": 6,
-}  # fmt: skip
+    "Convolution": 1,
+    "Deconvolution": 1,
+    "FullyConnected": 1,
+    "RNN": 1,
+    "dot": 1,
+    "batch_dot": 1,
+    "Activation": 2,
+    "LeakyReLU": 2,
+    "BatchNorm": 3,
+    "LayerNorm": 3,
+    "Pooling": 4,
+    "Concat": 5,
+    "Flatten": 5,
+    "Reshape": 5,
+    "softmax": 6,
+    "SoftmaxOutput": 6,
+    "LinearRegressionOutput": 6,
+}
 # Of inputs, then by kind of op, then all others; for groups and devices the same in their order.
-_COLOURS = ("#e9e9ed", "#f4a59a", "#fbe7a1", "#c9b8e8", "#a8c8ec", "#f8c58c", "#bfe3a5", "#f3c6dd", "#a5ddd3")
+_COLOURS = (
+    "#e9e9ed",
+    "#f4a59a",
+    "#fbe7a1",
+    "#c9b8e8",
+    "#a8c8ec",
+    "#f8c58c",
+    "#bfe3a5",
+    "#f3c6dd",
+    "#a5ddd3",
+)
 
 
 def _is_parameter(node, users, given):
@@ -66,7 +97,11 @@ def print_summary(symbol, shape=None, line_length=120, positions=(0.44, 0.64, 0.
     """
     if not isinstance(symbol, Symbol):
         raise TypeError(f"print_summary: symbol must be a Symbol, not {type(symbol).__name__}")
-    if shape is not None and symbol.infer_shape_partial(**shape)[1] and symbol.infer_shape(**shape)[1] is None:
+    if (
+        shape is not None
+        and symbol.infer_shape_partial(**shape)[1]
+        and symbol.infer_shape(**shape)[1] is None
+    ):
         raise ValueError("Input shape is incomplete")
     order = topological(entries_of(symbol))
     users, inference, given = (
@@ -75,7 +110,9 @@ def print_summary(symbol, shape=None, line_length=120, positions=(0.44, 0.64, 0.
         shape or {},
     )
     heads = {node for node, _ in entries_of(symbol)}
-    ends = [int(line_length * part) for part in positions] if positions[-1] <= 1 else list(positions)
+    ends = (
+        [int(line_length * part) for part in positions] if positions[-1] <= 1 else list(positions)
+    )
 
     def row(*fields):
         line = ""
@@ -91,16 +128,28 @@ def print_summary(symbol, shape=None, line_length=120, positions=(0.44, 0.64, 0.
         return size
 
     written, counted, total = states(order), set(), 0
-    shown = [node for node in order if node.call is not None or node in heads or not _is_parameter(node, users, given)]
+    shown = [
+        node
+        for node in order
+        if node.call is not None or node in heads or not _is_parameter(node, users, given)
+    ]
     print("_" * line_length)
     row("Layer (type)", "Output Shape", "Param #", "Previous Layer")
     print("=" * line_length)
     for node in shown:
-        mine = [source for source, _ in node.inputs if _is_parameter(source, users, given) and source not in counted and source not in written]
+        mine = [
+            source
+            for source, _ in node.inputs
+            if _is_parameter(source, users, given)
+            and source not in counted
+            and source not in written
+        ]
         counted.update(mine)
         count = sum(map(size_of, dict.fromkeys(mine)))
         total += count
-        before = [source.name for source, _ in node.inputs if not _is_parameter(source, users, given)] or [""]
+        before = [
+            source.name for source, _ in node.inputs if not _is_parameter(source, users, given)
+        ] or [""]
         out = inference.of([node])[0][0] if shape is not None else None
         kind = "null" if node.call is None else node.call.name
         row(f"{node.name}({kind})", _shape_text(out[1:]) if known(out) else "", count, before[0])
@@ -114,7 +163,11 @@ def print_summary(symbol, shape=None, line_length=120, positions=(0.44, 0.64, 0.
 def _label(node):
     if node.call is None:
         return node.name
-    details = [node.attrs[key].strip("()").replace(", ", "x") for key in _DETAILS.get(node.call.name, ()) if key in node.attrs]
+    details = [
+        node.attrs[key].strip("()").replace(", ", "x")
+        for key in _DETAILS.get(node.call.name, ())
+        if key in node.attrs
+    ]
     return "\n".join([node.name, node.call.name + (f" {', '.join(details)}" if details else "")])
 
 
@@ -122,16 +175,35 @@ def _places(order, group2ctx, parameters):
     """Where nodes run, as text: a device with `group2ctx`, where the symbol itself names devices, or as `parameters` (name -> Context)
     say, else a group; and the order of these."""
     found = {}
-    there = {node: parameters[node.name] for node in order if node.call is None and node.name in parameters}
-    devices = placement(order, group2ctx, there) if group2ctx or there or any(node.call is not None and node.call.copies for node in order) else {}
+    there = {
+        node: parameters[node.name]
+        for node in order
+        if node.call is None and node.name in parameters
+    }
+    devices = (
+        placement(order, group2ctx, there)
+        if group2ctx or there or any(node.call is not None and node.call.copies for node in order)
+        else {}
+    )
     for node in order:
-        place = str(devices[node]) if node in devices else None if group2ctx else node.get("ctx_group")
+        place = (
+            str(devices[node]) if node in devices else None if group2ctx else node.get("ctx_group")
+        )
         if place is not None:
             found[node] = place
     return found, sorted(set(found.values()))
 
 
-def plot_network(symbol, title="plot", save_format="pdf", shape=None, dtype=None, node_attrs=None, hide_weights=True, group2ctx=None):
+def plot_network(
+    symbol,
+    title="plot",
+    save_format="pdf",
+    shape=None,
+    dtype=None,
+    node_attrs=None,
+    hide_weights=True,
+    group2ctx=None,
+):
     """The graph of a symbol, for Graphviz.
 
     Nodes are coloured by what they do; where ops belong to groups (``AttrScope(ctx_group=...)``), by group, and with `group2ctx` by
@@ -161,33 +233,65 @@ def plot_network(symbol, title="plot", save_format="pdf", shape=None, dtype=None
     try:
         from graphviz import Digraph
     except ImportError:
-        raise ImportError("plot_network needs the package graphviz: pip install graphviz (and, to render, the program dot of Graphviz)") from None
+        raise ImportError(
+            "plot_network needs the package graphviz: pip install graphviz (and, to render, the program dot of Graphviz)"
+        ) from None
     parameters = {}
     if isinstance(symbol, HybridBlock):
         parameters = {name: param.list_ctx()[0] for name, param in symbol.collect_params().items()}
         symbol = symbol_of(symbol)
     if not isinstance(symbol, Symbol):
-        raise TypeError(f"plot_network: symbol must be a Symbol or a HybridBlock, not {type(symbol).__name__}")
+        raise TypeError(
+            f"plot_network: symbol must be a Symbol or a HybridBlock, not {type(symbol).__name__}"
+        )
     order = topological(entries_of(symbol))
     names = [node.name for node in order]
-    repeated = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    repeated = (
+        sorted({name for name in names if names.count(name) > 1})
+        if len(set(names)) < len(names)
+        else []
+    )
     if repeated:
         warnings.warn(
-            "There are multiple variables with the same name in your graph, this may result in cyclic graph. Repeated names: " + ",".join(repeated),
-            RuntimeWarning, stacklevel=2,
-        )  # fmt: skip
+            "There are multiple variables with the same name in your graph, this may result in cyclic graph. Repeated names: "
+            + ",".join(repeated),
+            RuntimeWarning,
+            stacklevel=2,
+        )
     types = {name: _core.dtype_name(one) for name, one in (dtype or {}).items()}
     inference = Inference(entries_of(symbol), dict(shape or {}), types)
     users = _users(order)
     places, colours = _places(order, group2ctx, parameters)
     hidden = {node for node in order if hide_weights and _is_parameter(node, users, shape or {})}
-    descs = [desc for node, values in zip(order, inference.values) if node.call is not None for desc in values]
-    for what, wanted, complete in (("shape", shape, all(known(desc[0]) for desc in descs)), ("type", dtype, all(desc[1] for desc in descs))):
+    descs = [
+        desc
+        for node, values in zip(order, inference.values)
+        if node.call is not None
+        for desc in values
+    ]
+    for what, wanted, complete in (
+        ("shape", shape, all(known(desc[0]) for desc in descs)),
+        ("type", dtype, all(desc[1] for desc in descs)),
+    ):
         if wanted is not None and not complete:
-            raise ValueError(f"Input {what} is incomplete: name the {what}s of {', '.join(symbol.list_inputs())} that nothing else tells")
+            raise ValueError(
+                f"Input {what} is incomplete: name the {what}s of {', '.join(symbol.list_inputs())} that nothing else tells"
+            )
     ids = {node: f"n{i}" for i, node in enumerate(order)}
-    attributes = {"shape": "box", "style": "rounded,filled", "fontname": "Helvetica", "fontsize": "11", "color": "#5b6270", **(node_attrs or {})}
-    graph = Digraph(name=title, format=save_format, node_attr=attributes, edge_attr={"fontname": "Helvetica", "fontsize": "9", "color": "#5b6270"})
+    attributes = {
+        "shape": "box",
+        "style": "rounded,filled",
+        "fontname": "Helvetica",
+        "fontsize": "11",
+        "color": "#5b6270",
+        **(node_attrs or {}),
+    }
+    graph = Digraph(
+        name=title,
+        format=save_format,
+        node_attr=attributes,
+        edge_attr={"fontname": "Helvetica", "fontsize": "9", "color": "#5b6270"},
+    )
     graph.attr(rankdir="BT")
     for node in order:
         if node in hidden:
@@ -195,20 +299,42 @@ def plot_network(symbol, title="plot", save_format="pdf", shape=None, dtype=None
         if node in places:
             colour = _COLOURS[1 + colours.index(places[node]) % (len(_COLOURS) - 1)]
         else:
-            colour = _COLOURS[0 if node.call is None else _KINDS.get(node.call.name, 8) if not colours else 0]
-        graph.node(ids[node], _label(node), fillcolor=colour, **({"shape": "oval"} if node.call is None else {}))
+            colour = _COLOURS[
+                0 if node.call is None else _KINDS.get(node.call.name, 8) if not colours else 0
+            ]
+        graph.node(
+            ids[node],
+            _label(node),
+            fillcolor=colour,
+            **({"shape": "oval"} if node.call is None else {}),
+        )
     for node in order:
         for source, index in node.inputs:
             if source in hidden:
                 continue
             found, kind = inference.values[inference._place[source]][index]
-            parts = [_shape_text(found[1:]) if found and len(found) > 1 else _shape_text(found or ())] if shape is not None else []
+            parts = (
+                [_shape_text(found[1:]) if found and len(found) > 1 else _shape_text(found or ())]
+                if shape is not None
+                else []
+            )
             parts += [kind] if dtype is not None and kind else []
             crosses = node in places and source in places and places[node] != places[source]
-            graph.edge(ids[source], ids[node], label=" ".join(parts), **({"penwidth": "2.5", "color": "#b3261e"} if crosses else {}))
+            graph.edge(
+                ids[source],
+                ids[node],
+                label=" ".join(parts),
+                **({"penwidth": "2.5", "color": "#b3261e"} if crosses else {}),
+            )
     if colours:
         with graph.subgraph(name="cluster_places") as legend:
-            legend.attr(label="devices" if group2ctx or parameters or "(" in colours[0] else "groups", fontname="Helvetica", color="#c4c8d0")
+            legend.attr(
+                label="devices" if group2ctx or parameters or "(" in colours[0] else "groups",
+                fontname="Helvetica",
+                color="#c4c8d0",
+            )
             for i, place in reversed(list(enumerate(colours))):
-                legend.node(f"place{i}", place, fillcolor=_COLOURS[1 + i % (len(_COLOURS) - 1)], shape="box")
+                legend.node(
+                    f"place{i}", place, fillcolor=_COLOURS[1 + i % (len(_COLOURS) - 1)], shape="box"
+                )
     return graph

@@ -51,7 +51,9 @@ def pytest_collection_modifyitems(config, items):
     shard = os.environ.get("MPGLUON_TEST_SHARD")
     if shard:
         number, count = map(int, shard.split("/"))
-        config.hook.pytest_deselected(items=[item for i, item in enumerate(items) if i % count != number])
+        config.hook.pytest_deselected(
+            items=[item for i, item in enumerate(items) if i % count != number]
+        )
         items[:] = items[number::count]
 
 
@@ -62,6 +64,14 @@ def pytest_runtest_call(item):
     error = outcome.excinfo and outcome.excinfo[1]
     if error is None or not os.environ.get("MPGLUON_TEST_DEVICES"):
         return
-    missing = re.search(r"(\w+) cannot run on (\S+) yet|(\S+) is not there: GPUs here are numbered", str(error))
+    missing = re.search(
+        r"(\w+) cannot run on (\S+) yet|(\S+) is not there: GPUs here are numbered", str(error)
+    )
     if missing:
-        outcome.force_exception(pytest.skip.Exception(f"no kernel: {missing[1]} on {missing[2]}" if missing[1] else f"no device {missing[3]}"))
+        outcome.force_exception(
+            pytest.skip.Exception(
+                f"no kernel: {missing[1]} on {missing[2]}"
+                if missing[1]
+                else f"no device {missing[3]}"
+            )
+        )

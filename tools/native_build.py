@@ -18,7 +18,16 @@ from concurrent.futures import ThreadPoolExecutor
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 # Files of the core that the GPU library has a copy of: plain functions without state.
-CUDA_SHARED = ["csrc/op/stamp.c", "csrc/op/layers/convolution_geometry.c", "csrc/op/layers/rnn_size.c", "csrc/op/array/collective_places.c", "csrc/device/device_id.c", "csrc/tensor/dtype.c", "csrc/tensor/shape.c", "csrc/base/memory.c"]
+CUDA_SHARED = [
+    "csrc/op/stamp.c",
+    "csrc/op/layers/convolution_geometry.c",
+    "csrc/op/layers/rnn_size.c",
+    "csrc/op/array/collective_places.c",
+    "csrc/device/device_id.c",
+    "csrc/tensor/dtype.c",
+    "csrc/tensor/shape.c",
+    "csrc/base/memory.c",
+]
 
 
 def toolkits():
@@ -26,10 +35,18 @@ def toolkits():
     nvidia-cuda-crt and nvidia-cuda-runtime, from CUDA 13 on; older wheels have no nvcc)."""
 
     def newest(pattern):
-        return sorted(glob.glob(pattern), key=lambda path: [int(n) for n in re.findall(r"\d+", os.path.basename(path))], reverse=True)
+        return sorted(
+            glob.glob(pattern),
+            key=lambda path: [int(n) for n in re.findall(r"\d+", os.path.basename(path))],
+            reverse=True,
+        )
 
     wheels = [path for path in dict.fromkeys([sysconfig.get_paths()["purelib"], *sys.path]) if path]
-    return ["/usr/local/cuda", *newest("/usr/local/cuda-[0-9]*"), *(home for path in wheels for home in newest(os.path.join(path, "nvidia", "cu[0-9]*")))]
+    return [
+        "/usr/local/cuda",
+        *newest("/usr/local/cuda-[0-9]*"),
+        *(home for path in wheels for home in newest(os.path.join(path, "nvidia", "cu[0-9]*"))),
+    ]
 
 
 def find_nvcc():
@@ -38,24 +55,39 @@ def find_nvcc():
     if setting == "0":
         return None
     home = os.environ.get("CUDA_HOME")
-    places = [os.environ.get("NVCC"), home and os.path.join(home, "bin", "nvcc"), "nvcc", *(os.path.join(path, "bin", "nvcc") for path in toolkits())]
+    places = [
+        os.environ.get("NVCC"),
+        home and os.path.join(home, "bin", "nvcc"),
+        "nvcc",
+        *(os.path.join(path, "bin", "nvcc") for path in toolkits()),
+    ]
     found = next(filter(None, (shutil.which(place) for place in places if place)), None)
     if not found and setting == "1":
-        raise SystemExit("mpgluon: MPGLUON_CUDA=1, but nvcc was not found: put it on the PATH, name it with NVCC or CUDA_HOME, or pip install nvidia-cuda-nvcc nvidia-nvvm nvidia-cuda-crt nvidia-cuda-runtime nvidia-cuda-cccl")
+        raise SystemExit(
+            "mpgluon: MPGLUON_CUDA=1, but nvcc was not found: put it on the PATH, name it with NVCC or CUDA_HOME, or pip install nvidia-cuda-nvcc nvidia-nvvm nvidia-cuda-crt nvidia-cuda-runtime nvidia-cuda-cccl"
+        )
     return found
 
 
 def cuda_architectures():
     names = [n.strip() for n in os.environ.get("MPGLUON_CUDA_ARCH", "90").split(",")]
     if not all(n.rstrip("af").isdigit() for n in names):
-        raise SystemExit("MPGLUON_CUDA_ARCH: give compute capabilities without a dot, as in 80,90,100")
+        raise SystemExit(
+            "MPGLUON_CUDA_ARCH: give compute capabilities without a dot, as in 80,90,100"
+        )
     flags = [f"-gencode=arch=compute_{n},code=sm_{n}" for n in names]
     return flags + [f"-gencode=arch=compute_{names[-1]},code=compute_{names[-1]}"]
 
 
 def cuda_sources():
     """Paths of what the GPU library is made of."""
-    found = [path for ending in ("c", "cu") for path in glob.glob(os.path.join(ROOT, "kernels", "cuda", "**", "*." + ending), recursive=True)]
+    found = [
+        path
+        for ending in ("c", "cu")
+        for path in glob.glob(
+            os.path.join(ROOT, "kernels", "cuda", "**", "*." + ending), recursive=True
+        )
+    ]
     return sorted(found) + [os.path.join(ROOT, name) for name in CUDA_SHARED]
 
 
@@ -63,8 +95,19 @@ def build_cuda(nvcc, output):
     """The GPU library. The CUDA runtime is linked statically; it looks for the driver when it is first called."""
     temp = os.path.join(ROOT, "build", f"cuda-{sysconfig.get_platform()}")
     host = warnings() + ["-fPIC", "-fvisibility=hidden"]
-    common = [nvcc, "-O3", "-I" + os.path.join(ROOT, "csrc"), "-I" + ROOT, "-Xcompiler=" + ",".join(host)]
-    device = common + ["-std=c++17", "--fmad=false", "-lineinfo"] + nvcc_warnings() + cuda_architectures()
+    common = [
+        nvcc,
+        "-O3",
+        "-I" + os.path.join(ROOT, "csrc"),
+        "-I" + ROOT,
+        "-Xcompiler=" + ",".join(host),
+    ]
+    device = (
+        common
+        + ["-std=c++17", "--fmad=false", "-lineinfo"]
+        + nvcc_warnings()
+        + cuda_architectures()
+    )
     jobs = []
     for source in cuda_sources():
         relative = os.path.relpath(source, ROOT)
@@ -73,7 +116,11 @@ def build_cuda(nvcc, output):
     embedded = embed_sources(temp)
     jobs.append((embedded, embedded + ".o", common + ["-Xcompiler=-std=gnu11"]))
     compile_all(jobs)
-    if not run([nvcc, "-shared", "-cudart=static", "-Xlinker=--no-undefined", "-Xlinker=-z,defs"] + [target for _, target, _ in jobs] + ["-o", output]):
+    if not run(
+        [nvcc, "-shared", "-cudart=static", "-Xlinker=--no-undefined", "-Xlinker=-z,defs"]
+        + [target for _, target, _ in jobs]
+        + ["-o", output]
+    ):
         raise SystemExit("mpgluon: the GPU library could not be linked")
 
 
@@ -82,7 +129,14 @@ def build_groups(nvcc, folder):
     found = sorted(glob.glob(os.path.join(folder, "*.cu")))
     temp = os.path.join(ROOT, "build", f"cuda-{sysconfig.get_platform()}", "groups")
     os.makedirs(temp, exist_ok=True)
-    flags = [nvcc, "-I" + os.path.join(ROOT, "csrc"), "-I" + ROOT, "-std=c++17", "--fmad=false", "-Xcompiler=" + ",".join(warnings())] + nvcc_warnings()
+    flags = [
+        nvcc,
+        "-I" + os.path.join(ROOT, "csrc"),
+        "-I" + ROOT,
+        "-std=c++17",
+        "--fmad=false",
+        "-Xcompiler=" + ",".join(warnings()),
+    ] + nvcc_warnings()
     jobs = []
     for number in range(0, len(found), 64):
         source = os.path.join(temp, f"groups{number}.cu")
@@ -94,20 +148,41 @@ def build_groups(nvcc, folder):
 
 
 # What the source of a specialised group includes (kernels/cuda/fusion/specialise.h); the last three are NVRTC's own business, and empty.
-GENERATED = ["kernels/cuda/fusion/generated.h", "kernels/cuda/elements.h", "kernels/common/unary.h", "kernels/common/unary.def", "kernels/common/binary.h",
-             "kernels/common/binary.def", "kernels/common/vector_math.h", "kernels/common/vector_math_double.h",
-             "kernels/common/vector_math_mixed.h", "kernels/common/polynomial.h", "kernels/common/half.h", "csrc/base/anywhere.h"]  # fmt: skip
+GENERATED = [
+    "kernels/cuda/fusion/generated.h",
+    "kernels/cuda/elements.h",
+    "kernels/common/unary.h",
+    "kernels/common/unary.def",
+    "kernels/common/binary.h",
+    "kernels/common/binary.def",
+    "kernels/common/vector_math.h",
+    "kernels/common/vector_math_double.h",
+    "kernels/common/vector_math_mixed.h",
+    "kernels/common/polynomial.h",
+    "kernels/common/half.h",
+    "csrc/base/anywhere.h",
+]
 STANDARD = ["math.h", "stdint.h", "string.h"]
 
 
 def embed_sources(folder):
     """Writes them as a C file into the folder; returns its path. Left alone where nothing changed."""
     names = [name.removeprefix("csrc/") for name in GENERATED] + STANDARD
-    lines = ["/* Made by tools/native_build.py. */", "#include <stddef.h>", "const char *const mpg_cuda_source_names[] = {"]
-    lines += [f'  "{name}",' for name in names] + ["  NULL};", "const char *const mpg_cuda_source_texts[] = {"]
+    lines = [
+        "/* Made by tools/native_build.py. */",
+        "#include <stddef.h>",
+        "const char *const mpg_cuda_source_names[] = {",
+    ]
+    lines += [f'  "{name}",' for name in names] + [
+        "  NULL};",
+        "const char *const mpg_cuda_source_texts[] = {",
+    ]
     for name in GENERATED:
         with open(os.path.join(ROOT, name)) as f:
-            lines += ['  "' + line.rstrip("\n").replace("\\", "\\\\").replace('"', '\\"') + '\\n"' for line in f]
+            lines += [
+                '  "' + line.rstrip("\n").replace("\\", "\\\\").replace('"', '\\"') + '\\n"'
+                for line in f
+            ]
         lines[-1] += ","
     text = "\n".join(lines + ['  "",'] * len(STANDARD) + ["  NULL};", ""])
     path = os.path.join(folder, "group_sources.c")
@@ -127,8 +202,13 @@ def warnings():
 def struct_flags(*compiler):
     """Flags with which gcc for x86 clears and copies structs by stores. It does it with one slow instruction (rep stos) otherwise, from some hundred bytes on:
     a call of a small op took a sixth longer. Other compilers have no such option, and need none."""
-    flags = [f"-mmem{kind}-strategy=vector_loop:512:noalign,libcall:-1:noalign" for kind in ("set", "cpy")]
-    known = subprocess.run([*compiler, "-Werror", *flags, "-fsyntax-only", "-x", "c", os.devnull], capture_output=True)
+    flags = [
+        f"-mmem{kind}-strategy=vector_loop:512:noalign,libcall:-1:noalign"
+        for kind in ("set", "cpy")
+    ]
+    known = subprocess.run(
+        [*compiler, "-Werror", *flags, "-fsyntax-only", "-x", "c", os.devnull], capture_output=True
+    )
     return flags if known.returncode == 0 else []
 
 
@@ -152,7 +232,11 @@ def compile_all(jobs):
         return True
 
     with ThreadPoolExecutor(int(os.environ.get("MAX_JOBS", os.cpu_count() or 1))) as pool:
-        failed = [source for source, ok in zip([job[0] for job in jobs], pool.map(compile_one, jobs)) if not ok]
+        failed = [
+            source
+            for source, ok in zip([job[0] for job in jobs], pool.map(compile_one, jobs))
+            if not ok
+        ]
     if failed:
         raise SystemExit(f"mpgluon: the compiler failed on {', '.join(failed)}")
 
@@ -163,7 +247,9 @@ def compile_all(jobs):
 def record(target, command):
     """What an object was made by: the command, and the contents of the packages' headers that it includes."""
     folders = package_folders(command)
-    headers = {name: digest(name) for name in dependencies(target) if name.startswith(tuple(folders))}
+    headers = {
+        name: digest(name) for name in dependencies(target) if name.startswith(tuple(folders))
+    }
     return {"command": without_folders(command), "folders": folders, "headers": headers}
 
 
@@ -189,11 +275,17 @@ def up_to_date(target, command):
 
 
 def package_folders(command):
-    return [os.path.join(folder, "") for option, folder in zip(command, command[1:]) if option == "-isystem"]
+    return [
+        os.path.join(folder, "")
+        for option, folder in zip(command, command[1:])
+        if option == "-isystem"
+    ]
 
 
 def without_folders(command):
-    return [command[0]] + [word for option, word in zip(command, command[1:]) if option != "-isystem"]
+    return [command[0]] + [
+        word for option, word in zip(command, command[1:]) if option != "-isystem"
+    ]
 
 
 def dependencies(target):

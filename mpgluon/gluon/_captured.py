@@ -18,7 +18,20 @@ from .parameter import Parameter, ParameterDict
 # How many objects are looked at, and how far behind an attribute or variable.
 _OBJECTS, _DEPTH = 20000, 6
 # What leads to no array of the user's: values, and functions, classes and modules of these packages.
-_VALUES = (type(None), bool, int, float, complex, str, bytes, bytearray, range, np.ndarray, np.generic, types.BuiltinFunctionType)
+_VALUES = (
+    type(None),
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    bytearray,
+    range,
+    np.ndarray,
+    np.generic,
+    types.BuiltinFunctionType,
+)
 _PACKAGES = sys.stdlib_module_names | {"mpgluon", "numpy"}
 
 
@@ -59,7 +72,12 @@ def are_current(signature):
         renewed = _renewed(places, now)
         if renewed is None or signature.op is None:
             return False
-        done = signature.op.recapture(renewed, signature, places, tuple([Captured(c.root, c.keys, array) for c, array in zip(places, now)]))
+        done = signature.op.recapture(
+            renewed,
+            signature,
+            places,
+            tuple([Captured(c.root, c.keys, array) for c, array in zip(places, now)]),
+        )
     return done
 
 
@@ -72,12 +90,22 @@ def _renewed(places, now):
         former, array = kept[0]
         if all([a is captured.array and a._place == captured.place for captured, a in kept]):
             continue
-        if array is None or array._traced or any([a is not array or captured.place != former.place for captured, a in kept]):
+        if (
+            array is None
+            or array._traced
+            or any([a is not array or captured.place != former.place for captured, a in kept])
+        ):
             return None
-        if (array.shape, array.dtype, array.context) != (former.array.shape, former.array.dtype, former.array.context):
+        if (array.shape, array.dtype, array.context) != (
+            former.array.shape,
+            former.array.dtype,
+            former.array.context,
+        ):
             return None
         renewed.append((former.place, array))
-    return renewed if len({kept[0][1]._place[0] for kept in memory.values()}) == len(memory) else None
+    return (
+        renewed if len({kept[0][1]._place[0] for kept in memory.values()}) == len(memory) else None
+    )
 
 
 def _item(container, key):
@@ -92,7 +120,9 @@ def _attribute(value, name):
     for kind in (value if isinstance(value, type) else type(value)).__mro__:
         if name in kind.__dict__:
             found = kind.__dict__[name]
-            return found.__get__(value) if isinstance(found, types.MemberDescriptorType) else found  # of __slots__
+            return (
+                found.__get__(value) if isinstance(found, types.MemberDescriptorType) else found
+            )  # of __slots__
     raise AttributeError(name)
 
 
@@ -119,7 +149,11 @@ def _names(code):
 
 def _of_a_package(value):
     """Whether a function, class or module is of a package that keeps no arrays of the user's."""
-    module = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
+    module = (
+        value.__name__
+        if isinstance(value, types.ModuleType)
+        else getattr(value, "__module__", None)
+    )
     return isinstance(module, str) and module.partition(".")[0] in _PACKAGES
 
 
@@ -144,14 +178,22 @@ def _parts(value, names):
     if isinstance(value, (list, tuple, collections.deque)):
         return [(_item, key, part) for key, part in enumerate(list(value))]
     if isinstance(value, types.FunctionType):
-        parts = [(_global, name, value.__globals__[name]) for name in sorted(names) if name in value.__globals__]
+        parts = [
+            (_global, name, value.__globals__[name])
+            for name in sorted(names)
+            if name in value.__globals__
+        ]
         for index, cell in enumerate(value.__closure__ or ()):
             try:
                 parts.append((_cell, index, cell.cell_contents))
             except ValueError:
                 pass  # the variable has no value yet
         defaults = [*enumerate(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).items()]
-        return parts + [(_default, key, part) for key, part in defaults] + [(_attribute, name, part) for name, part in list(vars(value).items())]
+        return (
+            parts
+            + [(_default, key, part) for key, part in defaults]
+            + [(_attribute, name, part) for name, part in list(vars(value).items())]
+        )
     if isinstance(value, types.MethodType):
         return [(getattr, "__self__", value.__self__), (getattr, "__func__", value.__func__)]
     if isinstance(value, (staticmethod, classmethod)):
@@ -161,7 +203,9 @@ def _parts(value, names):
     if isinstance(value, functools.partial):
         return [(getattr, name, getattr(value, name)) for name in ("func", "args", "keywords")]
     if isinstance(value, types.ModuleType):
-        return [(_attribute, name, vars(value)[name]) for name in sorted(names) if name in vars(value)]
+        return [
+            (_attribute, name, vars(value)[name]) for name in sorted(names) if name in vars(value)
+        ]
     if isinstance(value, (Parameter, ParameterDict)):
         return []
     if isinstance(value, type):
@@ -178,13 +222,23 @@ def find(block, arrays):
         if isinstance(value, types.FunctionType):
             names = frozenset(_names(value.__code__))
         for get, key, part in _parts(value, names):
-            mark = (id(part), names) if isinstance(part, types.ModuleType) else id(part)  # of a module only what a function names
+            mark = (
+                (id(part), names) if isinstance(part, types.ModuleType) else id(part)
+            )  # of a module only what a function names
             if isinstance(part, nd.NDArray):
                 if not part._traced and part._place[0] in memory:
                     found.append(Captured(block, (*keys, (get, key)), part))
-            elif isinstance(part, _VALUES) or mark in seen or len(seen) >= _OBJECTS or not (len(keys) < _DEPTH or hasattr(part, "_children")):
+            elif (
+                isinstance(part, _VALUES)
+                or mark in seen
+                or len(seen) >= _OBJECTS
+                or not (len(keys) < _DEPTH or hasattr(part, "_children"))
+            ):
                 pass
-            elif not (isinstance(part, (types.FunctionType, types.ModuleType, type)) and _of_a_package(part)):
+            elif not (
+                isinstance(part, (types.FunctionType, types.ModuleType, type))
+                and _of_a_package(part)
+            ):
                 seen.add(mark)
                 queue.append((part, (*keys, (get, key)), names))
     return found

@@ -35,7 +35,9 @@ class Signature:
         self.bound = False  # the parameters' arrays are bound to `op`
         self.ready = False  # calls need no preparation: it is bound, and nothing was captured
         self.unbound = 0  # how often they were given up
-        self.splits = None  # (name, block's path) of the first step on the host: it is compiled in parts
+        self.splits = (
+            None  # (name, block's path) of the first step on the host: it is compiled in parts
+        )
         self.captured = ()  # `_captured.Captured`
         self.last_used = 0
 
@@ -64,7 +66,11 @@ class Signature:
         known = {captured.place for captured in self.captured}
         arrays = [array for array in _core.captured_arrays() if array._place not in known]
         if arrays:
-            found = [captured for captured in _captured.find(self.block, arrays) if captured.place not in known]
+            found = [
+                captured
+                for captured in _captured.find(self.block, arrays)
+                if captured.place not in known
+            ]
             self.captured = (*self.captured, *found)
             self.ready = False
 
@@ -115,7 +121,11 @@ class CompiledCall:
 
     def __init__(self, block, flags):
         self._block = block
-        self._flags = {name: value for name, value in flags.items() if name not in ("backend", "pipeline", "recompute")}
+        self._flags = {
+            name: value
+            for name, value in flags.items()
+            if name not in ("backend", "pipeline", "recompute")
+        }
         self._flags["budget"] = _recompute.limits(flags.get("recompute"))
         self._signatures = {}
         self._dropped = 0
@@ -130,7 +140,12 @@ class CompiledCall:
         else:
             flat = []
             structure = flatten(args, flat, "The inputs")
-        key = (structure, tuple([array.context for array in flat]), autograd.is_training(), _device_groups.current())
+        key = (
+            structure,
+            tuple([array.context for array in flat]),
+            autograd.is_training(),
+            _device_groups.current(),
+        )
         signature = self._signatures.get(key)
         if signature is None:
             signature = self._add(key, flat)
@@ -164,7 +179,11 @@ class CompiledCall:
 
     def _look_again(self):
         """Forgets what was traced while other blocks were to be computed again."""
-        self._changes, former, self._repeats = _recompute.changes, self._repeats, _recompute.of_descendants(self._block)
+        self._changes, former, self._repeats = (
+            _recompute.changes,
+            self._repeats,
+            _recompute.of_descendants(self._block),
+        )
         if former != self._repeats:
             self._forget(list(self._signatures))
 
@@ -188,7 +207,9 @@ class CompiledCall:
 
     def _make(self, structure, flat, training):
         if not flat:
-            raise ValueError(f"{block_path() or type(self._block).__name__}: the inputs of a hybridized block must hold an NDArray, and all are None or numbers")
+            raise ValueError(
+                f"{block_path() or type(self._block).__name__}: the inputs of a hybridized block must hold an NDArray, and all are None or numbers"
+            )
         signature = Signature(
             self._block, block_path() or type(self._block).__name__, structure, training
         )
@@ -202,9 +223,14 @@ class CompiledCall:
         if signature.splits:
             signature.op = _graph_breaks.Split(signature.trace_parts, self._flags)
         else:
-            signature.op = _core.CachedOp(signature.trace, {**self._flags, "parameters": len(signature.used)})
+            signature.op = _core.CachedOp(
+                signature.trace, {**self._flags, "parameters": len(signature.used)}
+            )
         if len(self._signatures) >= LIMIT:
-            used = sorted((other.last_used, number, old) for number, (old, other) in enumerate(list(self._signatures.items())))
+            used = sorted(
+                (other.last_used, number, old)
+                for number, (old, other) in enumerate(list(self._signatures.items()))
+            )
             self._forget(old for _, _, old in used[: len(used) - LIMIT + 1])
         self._signatures[key] = signature
         return signature
@@ -212,10 +238,14 @@ class CompiledCall:
     @property
     def dropped(self):
         """How many compiled signatures made room for others."""
-        return self._dropped + sum(signature.op.dropped for signature in list(self._signatures.values()))
+        return self._dropped + sum(
+            signature.op.dropped for signature in list(self._signatures.values())
+        )
 
     def entries(self, path):
         """What is compiled, as dicts (see `_compiled_programs`)."""
         return [
-            {"block": path, **entry} for signature in list(self._signatures.values()) for entry in signature.op.compiled()
+            {"block": path, **entry}
+            for signature in list(self._signatures.values())
+            for entry in signature.op.compiled()
         ]

@@ -28,7 +28,9 @@ class Bucket:
         self._lists = [[param.gradients[ctx] for param in params] for ctx in contexts]
 
     def _flat(self, which):
-        arrays = {ctx: [getattr(param, which)[ctx] for param in self.params] for ctx in self.contexts}
+        arrays = {
+            ctx: [getattr(param, which)[ctx] for param in self.params] for ctx in self.contexts
+        }
         if len(self.params) == 1:
             return arrays
         return {ctx: [array.reshape((-1,)) for array in own] for ctx, own in arrays.items()}
@@ -45,8 +47,20 @@ class Bucket:
         if value.context != ctx:
             here = nd.empty(value.shape, ctx=ctx, dtype=value.dtype)
             changes, value = [(value.copyto, here)], here
-        return [*changes, (partial(nd._internal._split_v2, value, indices=self._begins, axis=0,
-                                   squeeze_axis=False, sections=0, out=arrays),)]
+        return [
+            *changes,
+            (
+                partial(
+                    nd._internal._split_v2,
+                    value,
+                    indices=self._begins,
+                    axis=0,
+                    squeeze_axis=False,
+                    sections=0,
+                    out=arrays,
+                ),
+            ),
+        ]
 
     def sum(self, everywhere):
         """Sums the gradients, in the order of the devices: on the bucket's own device, or for all of them.
@@ -56,8 +70,16 @@ class Bucket:
         """
         if sum_replicas(self._lists, self.contexts.index(self.home), everywhere):
             return
-        total = nd.add_n(*[self._joined(self._grads[ctx]).as_in_context(self.home) for ctx in self.contexts])
-        at_once(*[change for ctx in (self.contexts if everywhere else [self.home]) for change in self._hand_out(total, ctx, self._grads[ctx])])
+        total = nd.add_n(
+            *[self._joined(self._grads[ctx]).as_in_context(self.home) for ctx in self.contexts]
+        )
+        at_once(
+            *[
+                change
+                for ctx in (self.contexts if everywhere else [self.home])
+                for change in self._hand_out(total, ctx, self._grads[ctx])
+            ]
+        )
 
     def spread(self):
         """The changes (`_core.at_once`) that copy the weights of the bucket's own device to the
@@ -65,10 +87,16 @@ class Bucket:
         weights, changes = self._weights[self.home], []
         value = weights[0]
         if len(weights) > 1:
-            value = nd.empty((sum(weight.size for weight in weights),), ctx=self.home,
-                             dtype=value.dtype)
+            value = nd.empty(
+                (sum(weight.size for weight in weights),), ctx=self.home, dtype=value.dtype
+            )
             changes.append((partial(nd.concat, *weights, dim=0, out=value),))
-        return changes + [change for ctx in self.contexts if ctx != self.home for change in self._hand_out(value, ctx, self._weights[ctx])]
+        return changes + [
+            change
+            for ctx in self.contexts
+            if ctx != self.home
+            for change in self._hand_out(value, ctx, self._weights[ctx])
+        ]
 
 
 def make_buckets(params):
@@ -94,4 +122,10 @@ def make_buckets(params):
 
 def _bytes_of(param):
     array = next(iter(param.arrays.values()))
-    return array.size * (2 if dtype_name(array.dtype) in ("float16", "bfloat16") else 8 if dtype_name(array.dtype) in ("float64", "int64") else 4)
+    return array.size * (
+        2
+        if dtype_name(array.dtype) in ("float16", "bfloat16")
+        else 8
+        if dtype_name(array.dtype) in ("float64", "int64")
+        else 4
+    )

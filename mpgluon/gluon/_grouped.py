@@ -18,7 +18,9 @@ def initialize(block, init, ctx, verbose, force_reinit, group2ctx):
     """`Block.initialize` with a group2ctx."""
     devices = _device_groups.check(group2ctx)
     if ctx is not None and not hasattr(ctx, "device_type"):
-        raise ValueError("initialize: with group2ctx, ctx is one device, that of what belongs to no group")
+        raise ValueError(
+            "initialize: with group2ctx, ctx is one device, that of what belongs to no group"
+        )
     ctx = current_context() if ctx is None else ctx
     homes = {}
 
@@ -35,7 +37,9 @@ def initialize(block, init, ctx, verbose, force_reinit, group2ctx):
     init = Uniform() if init is None else create(init)
     if verbose:
         init.set_verbosity(verbose=verbose)
-    for param in block.collect_params().values():  # in this order, whatever the groups: it decides on initial values
+    for param in (
+        block.collect_params().values()
+    ):  # in this order, whatever the groups: it decides on initial values
         home = homes.get(param)
         param.initialize(None, ctx if home is None else home, init, force_reinit=force_reinit)
         param.floating = home is None

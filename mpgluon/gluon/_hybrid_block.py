@@ -94,13 +94,17 @@ class HybridBlock(Block):
             self._group2ctx = check_groups(groups)
         unknown = set(flags) - _FLAGS
         if unknown:
-            raise MXNetError(f"hybridize: unknown option {brief(sorted(unknown))}; there are {brief(sorted([*_FLAGS, 'group2ctx']), 20)}")
+            raise MXNetError(
+                f"hybridize: unknown option {brief(sorted(unknown))}; there are {brief(sorted([*_FLAGS, 'group2ctx']), 20)}"
+            )
         pipeline = flags.pop("pipeline", None)
         if pipeline is not None:
             from ..parallel import Pipeline
 
             if not isinstance(pipeline, Pipeline):
-                raise MXNetTypeError(f"hybridize: pipeline must be an mx.parallel.Pipeline, such as Pipeline(micro_batches=4), not {pipeline!r}")
+                raise MXNetTypeError(
+                    f"hybridize: pipeline must be an mx.parallel.Pipeline, such as Pipeline(micro_batches=4), not {pipeline!r}"
+                )
         if not isinstance(flags.get("exact", False), (bool, int, np.bool_)):
             raise MXNetTypeError(f"hybridize: exact must be True or False, not {flags['exact']!r}")
         _check_backend("hybridize", flags.get("backend"))
@@ -158,13 +162,17 @@ class HybridBlock(Block):
         """
         if is_symbolic((x, *args)):
             if _holds((x, *args), nd.NDArray):
-                raise ValueError(f"{block_path() or type(self).__name__}: the inputs are NDArrays or Symbols, not some of either")
+                raise ValueError(
+                    f"{block_path() or type(self).__name__}: the inputs are NDArrays or Symbols, not some of either"
+                )
             return self._forward_symbols(x, *args)
         if self._active and _tracing.current() is None:
             return (self._compiled_call or self._new_call())((x, *args))
         ctx = x.context if isinstance(x, nd.NDArray) else first_context((x, *args))
         if ctx is None and x is None and not any(arg is not None for arg in args):
-            raise ValueError(f"{block_path() or type(self).__name__}: the inputs hold no NDArray and no Symbol, all are None")
+            raise ValueError(
+                f"{block_path() or type(self).__name__}: the inputs hold no NDArray and no Symbol, all are None"
+            )
         if ctx is not None and ctx != current_context():
             with ctx:  # arrays that are made without saying where belong beside the input
                 return self._forward_arrays(ctx, x, *args)
@@ -188,7 +196,9 @@ class HybridBlock(Block):
                     raise param.missing_error()
                 if not shape_is_known(param._shape):
                     device, stray = self._place(param, ctx)
-                    arrays[name] = unknown = _tracing.Unknown(param, _resolver(param, device), block_path)
+                    arrays[name] = unknown = _tracing.Unknown(
+                        param, _resolver(param, device), block_path
+                    )
                     strays = strays or stray
                     continue
                 if tracing is None:
@@ -208,7 +218,11 @@ class HybridBlock(Block):
         try:
             return self.hybrid_forward(ops, x, *args, **arrays)
         except MXNetError as error:
-            if strays is None or isinstance(error, MemoryError) or getattr(error, "block_path", None) is not None:
+            if (
+                strays is None
+                or isinstance(error, MemoryError)
+                or getattr(error, "block_path", None) is not None
+            ):
                 raise
             raise self._misplaced(strays, ctx, error) from error
         except TypeError as error:
@@ -223,7 +237,9 @@ class HybridBlock(Block):
         from .. import symbol
 
         with self.name_scope():
-            return self.hybrid_forward(symbol, *args, **{name: param.var() for name, param in self._reg_params.items()})
+            return self.hybrid_forward(
+                symbol, *args, **{name: param.var() for name, param in self._reg_params.items()}
+            )
 
     def _place(self, param, ctx):
         """The device of the copy to use with inputs on `ctx`, and the parameter if that is another one."""
@@ -289,7 +305,9 @@ class HybridBlock(Block):
 
 def _check_backend(what, backend):
     if backend is not None:
-        raise MXNetError(f"{what}: there is no backend {backend!r}, nor any other but the compiler itself; leave backend out")
+        raise MXNetError(
+            f"{what}: there is no backend {backend!r}, nor any other but the compiler itself; leave backend out"
+        )
 
 
 def is_symbolic(args):
@@ -307,7 +325,17 @@ def _holds(value, kind):
 
 
 _FLAGS = frozenset(
-    ["exact", "pipeline", "recompute", "static_alloc", "static_shape", "inline_limit", "forward_bulk_size", "backward_bulk_size", "backend"]
+    [
+        "exact",
+        "pipeline",
+        "recompute",
+        "static_alloc",
+        "static_shape",
+        "inline_limit",
+        "forward_bulk_size",
+        "backward_bulk_size",
+        "backend",
+    ]
 )
 
 

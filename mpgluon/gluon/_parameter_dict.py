@@ -93,7 +93,9 @@ class ParameterDict:
                 raise AssertionError(f"Parameter '{name}' already exists but it is not a constant.")
             value = value.asnumpy() if isinstance(value, nd.NDArray) else np.asarray(value)
             if param.shape != value.shape or not (param.value.asnumpy() == value).all():
-                raise AssertionError(f"Constant '{name}' already exists but its value is another one.")
+                raise AssertionError(
+                    f"Constant '{name}' already exists but its value is another one."
+                )
         return param
 
     def update(self, other):
@@ -165,7 +167,16 @@ class ParameterDict:
         dtype_source="current",
     ):
         """Reads values from a ``.params`` file; see `load_dict`."""
-        self.load_dict(nd.load(filename), ctx, allow_missing, ignore_extra, restore_prefix, filename, cast_dtype, dtype_source)
+        self.load_dict(
+            nd.load(filename),
+            ctx,
+            allow_missing,
+            ignore_extra,
+            restore_prefix,
+            filename,
+            cast_dtype,
+            dtype_source,
+        )
 
     def load_dict(
         self,
@@ -198,19 +209,31 @@ class ParameterDict:
         source = f"file '{filename}'" if filename else "param_dict"
         for name in self.keys():
             if not name.startswith(restore_prefix):
-                raise AssertionError(f"restore_prefix is '{restore_prefix}' but the Parameter name '{name}' does not start with it")
+                raise AssertionError(
+                    f"restore_prefix is '{restore_prefix}' but the Parameter name '{name}' does not start with it"
+                )
         if not isinstance(param_dict, dict) and not param_dict:
             param_dict = {}  # a file of no arrays
         if not isinstance(param_dict, dict):
-            raise ValueError(f"{source} holds arrays without names, so they belong to no parameters")
+            raise ValueError(
+                f"{source} holds arrays without names, so they belong to no parameters"
+            )
         arrays = {
-            restore_prefix + (name[4:] if name.startswith(("arg:", "aux:")) else name): array for name, array in param_dict.items()
+            restore_prefix + (name[4:] if name.startswith(("arg:", "aux:")) else name): array
+            for name, array in param_dict.items()
         }
         check_names(self._params, arrays, source, allow_missing, ignore_extra, len(restore_prefix))
         load_values(
-            [(name[len(restore_prefix) :], self._params[name], array) for name, array in arrays.items() if name in self._params],
-            source, ctx, cast_dtype, dtype_source,
-        )  # fmt: skip
+            [
+                (name[len(restore_prefix) :], self._params[name], array)
+                for name, array in arrays.items()
+                if name in self._params
+            ],
+            source,
+            ctx,
+            cast_dtype,
+            dtype_source,
+        )
 
 
 def check_names(params, arrays, source, allow_missing, ignore_extra, skip=0, extra=AssertionError):

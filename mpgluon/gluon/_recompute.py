@@ -13,7 +13,11 @@ changes = 0
 def _bytes(value):
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)I?B?\s*", value.upper()) if isinstance(value, str) else None
+    match = (
+        re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)I?B?\s*", value.upper())
+        if isinstance(value, str)
+        else None
+    )
     if match is None:
         raise MXNetError(
             f"hybridize: recompute must be True, False, a number of bytes, a text as '64MB', or a dict from contexts to bytes, not {value!r}"
@@ -28,7 +32,9 @@ def limits(value):
     if isinstance(value, dict):
         for ctx in value:
             if not isinstance(ctx, _core.Context):
-                raise MXNetError(f"hybridize: the keys of recompute must be contexts, as mx.cpu(0), not {ctx!r}")
+                raise MXNetError(
+                    f"hybridize: the keys of recompute must be contexts, as mx.cpu(0), not {ctx!r}"
+                )
         return [(ctx, _bytes(allowed)) for ctx, allowed in value.items()]
     return [(None, _bytes(value))]
 

@@ -41,9 +41,25 @@ class Statistics(_core.Scope):
         return [(vars(_local), "active", self)]
 
     def normalise(self, layer, x, gamma, beta, running_mean, running_var, options):
-        out, mean, inverse = nd.BatchNorm(x, gamma, beta, running_mean, running_var, **{**options, "momentum": 1.0, "output_mean_var": True})
+        out, mean, inverse = nd.BatchNorm(
+            x,
+            gamma,
+            beta,
+            running_mean,
+            running_var,
+            **{**options, "momentum": 1.0, "output_mean_var": True},
+        )
         elements = x.size // mean.size
-        self.layers.append((layer.running_mean, layer.running_var, running_mean.context, options["momentum"], options["eps"], elements))
+        self.layers.append(
+            (
+                layer.running_mean,
+                layer.running_var,
+                running_mean.context,
+                options["momentum"],
+                options["eps"],
+                elements,
+            )
+        )
         self.arrays += [mean.reshape((1, -1)).copy(), inverse.reshape((1, -1)).copy()]
         return out
 
@@ -66,7 +82,13 @@ class Update:
                 self._rounds.append([])
             self._rounds[place].append(number)
         self._targets = [(mean, variance, ctx) for mean, variance, ctx, *_ in pieces[0]]
-        self._ops = [_core.CachedOp(self._function([[piece[k][3:] for piece in pieces] for k in numbers]), {"exact": True}) for numbers in self._rounds]
+        self._ops = [
+            _core.CachedOp(
+                self._function([[piece[k][3:] for piece in pieces] for k in numbers]),
+                {"exact": True},
+            )
+            for numbers in self._rounds
+        ]
 
     @staticmethod
     def _function(layers):
@@ -78,12 +100,17 @@ class Update:
                 means, inverses, mean, variance = arrays[4 * number : 4 * number + 4]
                 momentum, eps, _ = pieces[0]
                 total = sum(elements for *_, elements in pieces)
-                weights = nd.array([[elements / total if total else 1] for *_, elements in pieces],
-                                   ctx=means.context, dtype=means.dtype)
+                weights = nd.array(
+                    [[elements / total if total else 1] for *_, elements in pieces],
+                    ctx=means.context,
+                    dtype=means.dtype,
+                )
                 whole = (means * weights).sum(axis=0, keepdims=True)
                 variances = nd.maximum(1 / (inverses * inverses) - eps, 0) + (means - whole) ** 2
                 results.append(mean * momentum + whole.reshape((-1,)) * (1 - momentum))
-                results.append(variance * momentum + (variances * weights).sum(axis=0) * (1 - momentum))
+                results.append(
+                    variance * momentum + (variances * weights).sum(axis=0) * (1 - momentum)
+                )
             return results
 
         return combine
@@ -94,9 +121,18 @@ class Update:
         newest = {}  # averages that are updated: (parameter, device) -> array
         with autograd.pause():
             for numbers, op in zip(self._rounds, self._ops):
-                keys = [(param, ctx) for k in numbers for *params, ctx in (self._targets[k],) for param in params]
+                keys = [
+                    (param, ctx)
+                    for k in numbers
+                    for *params, ctx in (self._targets[k],)
+                    for param in params
+                ]
                 current = [newest.get(key, key[0].arrays[key[1]]) for key in keys]
-                inputs = [a for i, k in enumerate(numbers) for a in (*outputs[2 * k : 2 * k + 2], *current[2 * i : 2 * i + 2])]
+                inputs = [
+                    a
+                    for i, k in enumerate(numbers)
+                    for a in (*outputs[2 * k : 2 * k + 2], *current[2 * i : 2 * i + 2])
+                ]
                 newest.update(zip(keys, op(*inputs)))
             _core.at_once(
                 *[(value.copyto, param.arrays[ctx]) for (param, ctx), value in newest.items()]

@@ -45,15 +45,26 @@ def load_structure(block, path):
         (vars(one), "_children", dict(zip(names, children(one).values())))
         for one, _, names in steps
     ]
-    at_once(*changes, *[(vars(one), "_active", True) for one, entry, _ in steps if entry.get("hybridized")])
+    at_once(
+        *changes,
+        *[(vars(one), "_active", True) for one, entry, _ in steps if entry.get("hybridized")],
+    )
 
 
 def _match(block, counter, tree, path, steps):
     key = _key(block, counter)
     entry = tree.get(key) if isinstance(tree, dict) else None
     if not isinstance(entry, dict):
-        there = ", ".join(name for name, one in tree.items() if isinstance(one, dict) and name != "children") if isinstance(tree, dict) else ""
-        raise ValueError(f"{path} describes another model: at {block.name} it should have {key}, and has {there or 'nothing'}. The blocks are the same, made in the same order")
+        there = (
+            ", ".join(
+                name for name, one in tree.items() if isinstance(one, dict) and name != "children"
+            )
+            if isinstance(tree, dict)
+            else ""
+        )
+        raise ValueError(
+            f"{path} describes another model: at {block.name} it should have {key}, and has {there or 'nothing'}. The blocks are the same, made in the same order"
+        )
     names = list(entry["children"].values()) if isinstance(entry.get("children"), dict) else []
     if len(names) != len(children(block)):
         raise ValueError(

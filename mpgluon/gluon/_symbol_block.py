@@ -22,7 +22,9 @@ def _flatten(value, flat, what):
     if value is None:
         return None
     if not isinstance(value, (list, tuple)):
-        raise ValueError(f"{what} must be Symbols, in lists or tuples as may be, but got {type(value).__name__}")
+        raise ValueError(
+            f"{what} must be Symbols, in lists or tuples as may be, but got {type(value).__name__}"
+        )
     return [_flatten(item, flat, what) for item in value]
 
 
@@ -68,7 +70,9 @@ class SymbolBlock(HybridBlock):
             raise ValueError("a SymbolBlock has at least one input and one output")
         for symbol in given:
             if entries_of(symbol)[0][0].call is not None:
-                raise AssertionError(f"Input symbols must be variable, but {symbol} is an output of operators")
+                raise AssertionError(
+                    f"Input symbols must be variable, but {symbol} is an output of operators"
+                )
         self._input_names = [symbol.name for symbol in given]
         self._symbol = found[0] if len(found) == 1 else Group(found)
         order = topological(entries_of(self._symbol))
@@ -81,7 +85,11 @@ class SymbolBlock(HybridBlock):
     def _declare(self, given):
         """Makes the parameters: every variable that is no input."""
         used = set(self._symbol.list_inputs())
-        dtypes = {symbol.name: types[0][0] for symbol in given if symbol.name in used and (types := symbol.infer_type())[0]}
+        dtypes = {
+            symbol.name: types[0][0]
+            for symbol in given
+            if symbol.name in used and (types := symbol.infer_type())[0]
+        }
         try:
             arguments, _, states = self._symbol.infer_type_partial(**dtypes)
         except MemoryError:
@@ -90,10 +98,15 @@ class SymbolBlock(HybridBlock):
             arguments = [None] * len(self._program.arguments)
             states = [None] * len(self._program.auxiliary)
         names = set(self._input_names)
-        for nodes, types, options in ((self._program.arguments, arguments, {}), (self._program.auxiliary, states, {"grad_req": "null"})):
+        for nodes, types, options in (
+            (self._program.arguments, arguments, {}),
+            (self._program.auxiliary, states, {"grad_req": "null"}),
+        ):
             for node, dtype in zip(nodes, types):
                 if node.name not in names:
-                    self._params.get(node.name, allow_deferred_init=True, dtype=dtype or "float32", **options)
+                    self._params.get(
+                        node.name, allow_deferred_init=True, dtype=dtype or "float32", **options
+                    )
         skip = len(os.path.commonprefix(list(self._params.keys())))
         if any(len(name) == skip for name in self._params.keys()):
             skip = 0  # no name may become empty
@@ -101,7 +114,9 @@ class SymbolBlock(HybridBlock):
         self._keys = {param.name: key for key, param in self._reg_params.items()}
 
     @staticmethod
-    def imports(symbol_file, input_names, param_file=None, ctx=None, allow_missing=False, ignore_extra=False):
+    def imports(
+        symbol_file, input_names, param_file=None, ctx=None, allow_missing=False, ignore_extra=False
+    ):
         """Reads a block from the files of `HybridBlock.export`, of a Module's checkpoint, or of MXNet 1.x.
 
         Parameters
@@ -121,11 +136,15 @@ class SymbolBlock(HybridBlock):
         known = outputs.list_inputs()
         for name in names:
             if name not in known:
-                raise MXNetAssertionError(f"{symbol_file} has no input {name!r}; its variables are {', '.join(known)}")
+                raise MXNetAssertionError(
+                    f"{symbol_file} has no input {name!r}; its variables are {', '.join(known)}"
+                )
         dtype = "float32" if param_file is None else None
         block = SymbolBlock(outputs, [symbol.var(name, dtype=dtype) for name in names])
         if param_file is not None:
-            block.collect_params().load(param_file, ctx, allow_missing, ignore_extra, cast_dtype=True, dtype_source="saved")
+            block.collect_params().load(
+                param_file, ctx, allow_missing, ignore_extra, cast_dtype=True, dtype_source="saved"
+            )
         return block
 
     def __repr__(self):
@@ -144,7 +163,9 @@ class SymbolBlock(HybridBlock):
         flat = []
         _collect(args, flat)
         if len(flat) != len(self._input_names):
-            raise ValueError(f"{self.name or type(self).__name__}: {len(self._input_names)} inputs ({', '.join(self._input_names)}) are needed, got {len(flat)}")
+            raise ValueError(
+                f"{self.name or type(self).__name__}: {len(self._input_names)} inputs ({', '.join(self._input_names)}) are needed, got {len(flat)}"
+            )
         return dict(zip(self._input_names, flat))
 
     def _find_shapes(self, args):
@@ -167,7 +188,10 @@ class SymbolBlock(HybridBlock):
 
     def hybrid_forward(self, F, *args, **params):
         named = self._named(args)
-        values = [named[node.name] if node.name in named else params[self._keys[node.name]] for node in (*self._program.arguments, *self._program.auxiliary)]
+        values = [
+            named[node.name] if node.name in named else params[self._keys[node.name]]
+            for node in (*self._program.arguments, *self._program.auxiliary)
+        ]
         results = self._program.run(values, ctx=next(iter(named.values())).context)
         out = _regroup(self._out_format, iter(results))
         return out[0] if isinstance(out, list) and len(out) == 1 else out
@@ -209,7 +233,9 @@ def symbol_of(block):
     call = block._compiled_call
     structure = None if call is None else call.structure()
     if structure is None:
-        raise RuntimeError("Please first call block.hybridize() and then run forward with this block at least once before calling export.")
+        raise RuntimeError(
+            "Please first call block.hybridize() and then run forward with this block at least once before calling export."
+        )
     structure, first_only = block._export_as(structure)
     count = _nested.count(structure)
     names = iter(["data"] if count == 1 else [f"data{i}" for i in range(count)])

@@ -141,8 +141,12 @@ class Unknown:
     def _operator(self, *_):
         return self.__getattr__("an operator of Python")
 
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _operator
-    __pow__ = __rpow__ = __mod__ = __rmod__ = __matmul__ = __rmatmul__ = __neg__ = __getitem__ = __len__ = __iter__ = _operator
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = (
+        _operator
+    )
+    __pow__ = __rpow__ = __mod__ = __rmod__ = __matmul__ = __rmatmul__ = __neg__ = __getitem__ = (
+        __len__
+    ) = __iter__ = _operator
 
 
 class InferringOps:
@@ -159,7 +163,9 @@ class InferringOps:
             return value
 
         def call(*args, **kwargs):
-            if any(isinstance(arg, Unknown) for arg in args) or any(isinstance(arg, Unknown) for arg in kwargs.values()):
+            if any(isinstance(arg, Unknown) for arg in args) or any(
+                isinstance(arg, Unknown) for arg in kwargs.values()
+            ):
                 args, kwargs = _complete(value, name, args, kwargs)
             return value(*args, **kwargs)
 
@@ -187,7 +193,9 @@ def _complete(op, name, args, kwargs):
         arrays = {key: given[key] for key in inputs if given.get(key) is not None}
         options = {key: value for key, value in given.items() if key in params}
     descs = [
-        (array._param.shape, array._param.dtype) if isinstance(array, Unknown) else (array.shape, array.dtype)
+        (array._param.shape, array._param.dtype)
+        if isinstance(array, Unknown)
+        else (array.shape, array.dtype)
         for array in arrays.values()
     ]
     inferred, _ = _core.infer_shape(info["name"], descs, options)

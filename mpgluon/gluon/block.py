@@ -25,6 +25,7 @@ from .utils import HookHandle, brief, indent
 
 __all__ = ["Block", "HybridBlock", "SymbolBlock"]
 
+
 class _NameScope(_core.Scope):
     """The ``with block.name_scope():`` of one block: names what is made inside it."""
 
@@ -42,7 +43,9 @@ class _NameScope(_core.Scope):
         if scope is None:
             if prefix is None:
                 prefix = NameManager.current().get(None, hint) + "_"
-            params = ParameterDict(prefix) if shared is None else ParameterDict(shared.prefix, shared)
+            params = (
+                ParameterDict(prefix) if shared is None else ParameterDict(shared.prefix, shared)
+            )
             return prefix, params
         if prefix is None:
             count = scope._counter.get(hint, 0)
@@ -100,7 +103,9 @@ class Block:
         self._scope_ids = {}  # scope of the calling block -> scope of this one
 
     def __repr__(self):
-        children = [(name, value) for name, value in self.__dict__.items() if isinstance(value, Block)]
+        children = [
+            (name, value) for name, value in self.__dict__.items() if isinstance(value, Block)
+        ]
         return self._repr_with(children)
 
     def __dir__(self):
@@ -113,7 +118,9 @@ class Block:
     def __setattr__(self, name, value):
         existing = self.__dict__.get(name)
         if isinstance(existing, (Parameter, Block)) and not isinstance(value, type(existing)):
-            raise TypeError(f"Changing attribute type for {name} from {type(existing)} to {type(value)} is not allowed.")
+            raise TypeError(
+                f"Changing attribute type for {name} from {type(existing)} to {type(value)} is not allowed."
+            )
         if isinstance(value, Block):
             self.register_child(value, name)
         elif isinstance(value, Parameter):
@@ -186,7 +193,9 @@ class Block:
             collected.update(self.params)
         else:
             pattern = re.compile(select)
-            collected.update({name: param for name, param in self.params.items() if pattern.match(name)})
+            collected.update(
+                {name: param for name, param in self.params.items() if pattern.match(name)}
+            )
         for child in self._children.values():
             collected.update(child.collect_params(select))
         return collected
@@ -197,10 +206,16 @@ class Block:
                 return any(hides_block(item) for item in value)
             if isinstance(value, dict):
                 return any(hides_block(item) for item in value.values())
-            return isinstance(value, Block) and not any(value is child for child in self._children.values())
+            return isinstance(value, Block) and not any(
+                value is child for child in self._children.values()
+            )
 
         for name, value in self.__dict__.items():
-            if isinstance(value, (list, tuple, dict)) and name != "_children" and hides_block(value):
+            if (
+                isinstance(value, (list, tuple, dict))
+                and name != "_children"
+                and hides_block(value)
+            ):
                 warnings.warn(
                     f"'{type(self).__name__}.{name}' is an unregistered container with Blocks, whose parameters are not found. "
                     "Register them with register_child(), or use nn.Sequential or nn.HybridSequential.",
@@ -244,7 +259,9 @@ class Block:
     def place(self, where, *args, **options):
         """Places the block on devices: ``where.place(block, ...)``, as of `mpgluon.parallel.Mesh` and `Plan`. Returns the block."""
         if not hasattr(where, "place"):
-            raise TypeError(f"place: {type(where).__name__} is neither a Mesh nor a Plan; devices are named by as_in_context and reset_ctx")
+            raise TypeError(
+                f"place: {type(where).__name__} is neither a Mesh nor a Plan; devices are named by as_in_context and reset_ctx"
+            )
         return where.place(self, *args, **options)
 
     def zero_grad(self):
@@ -293,7 +310,13 @@ class Block:
         )
 
     def load_parameters(
-        self, filename, ctx=None, allow_missing=False, ignore_extra=False, cast_dtype=False, dtype_source="current"
+        self,
+        filename,
+        ctx=None,
+        allow_missing=False,
+        ignore_extra=False,
+        cast_dtype=False,
+        dtype_source="current",
     ):
         """Reads parameters from a ``.params`` file: one of `save_parameters`, or one with parameters' full names.
 
@@ -313,10 +336,14 @@ class Block:
         source = f"file '{filename}'"
         if not isinstance(loaded, dict):
             if loaded or self._collect_params_with_prefix():
-                raise ValueError(f"{source} holds arrays without names, so they belong to no parameters")
+                raise ValueError(
+                    f"{source} holds arrays without names, so they belong to no parameters"
+                )
             return
         structured = self._collect_params_with_prefix()
-        if not any("." in name for name in loaded) and not any(name in structured for name in loaded):
+        if not any("." in name for name in loaded) and not any(
+            name in structured for name in loaded
+        ):
             params = self.collect_params()
             plain = [name[4:] if name.startswith(("arg:", "aux:")) else name for name in loaded]
             prefix = "" if any(name in params for name in plain) else self.prefix
@@ -326,35 +353,68 @@ class Block:
                     f"({brief(params)}; {brief(structured)} in files of save_parameters). Load the file into a block like the one that was "
                     "saved: with the same layers, and for full names with the same prefix"
                 )
-            params.load_dict(loaded, ctx, allow_missing, ignore_extra, prefix, filename, cast_dtype, dtype_source)
+            params.load_dict(
+                loaded, ctx, allow_missing, ignore_extra, prefix, filename, cast_dtype, dtype_source
+            )
             return
-        self._load_structured(loaded, source, ctx, allow_missing, ignore_extra, cast_dtype, dtype_source)
+        self._load_structured(
+            loaded, source, ctx, allow_missing, ignore_extra, cast_dtype, dtype_source
+        )
 
     def save_params(self, filename):
         """Deprecated: writes the parameters by their full names, less the block's prefix. Use `save_parameters`."""
-        warnings.warn("save_params is deprecated. Please use save_parameters.", DeprecationWarning, stacklevel=2)
+        warnings.warn(
+            "save_params is deprecated. Please use save_parameters.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
         self.collect_params().save(filename, strip_prefix=self.prefix)
 
     def load_params(self, filename, ctx=None, allow_missing=False, ignore_extra=False):
         """Deprecated: the same as `load_parameters`."""
-        warnings.warn("load_params is deprecated. Please use load_parameters.", DeprecationWarning, stacklevel=2)
+        warnings.warn(
+            "load_params is deprecated. Please use load_parameters.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
         self.load_parameters(filename, ctx, allow_missing, ignore_extra)
 
     def load_dict(
-        self, param_dict, ctx=None, allow_missing=False, ignore_extra=False, cast_dtype=False, dtype_source="current"
+        self,
+        param_dict,
+        ctx=None,
+        allow_missing=False,
+        ignore_extra=False,
+        cast_dtype=False,
+        dtype_source="current",
     ):
         """Takes over parameters from a dict of arrays named by their place in the tree; see `load_parameters`."""
-        self._load_structured(param_dict, "param_dict", ctx, allow_missing, ignore_extra, cast_dtype, dtype_source)
+        self._load_structured(
+            param_dict, "param_dict", ctx, allow_missing, ignore_extra, cast_dtype, dtype_source
+        )
 
-    def _load_structured(self, arrays, source, ctx, allow_missing, ignore_extra, cast_dtype, dtype_source):
+    def _load_structured(
+        self, arrays, source, ctx, allow_missing, ignore_extra, cast_dtype, dtype_source
+    ):
         params = self._collect_params_with_prefix()
-        arrays = {name[4:] if name.startswith(("arg:", "aux:")) else name: array for name, array in arrays.items()}
+        arrays = {
+            name[4:] if name.startswith(("arg:", "aux:")) else name: array
+            for name, array in arrays.items()
+        }
         # A shared parameter may be there under any of its names.
         there = {params[name] for name in arrays if name in params}
-        wanted = {name: param for name, param in params.items() if name in arrays or param not in there}
+        wanted = {
+            name: param for name, param in params.items() if name in arrays or param not in there
+        }
         check_names(wanted, arrays, source, allow_missing, True)
         check_names(params, arrays, source, True, ignore_extra, extra=ValueError)
-        load_values([(name, params[name], array) for name, array in arrays.items() if name in params], source, ctx, cast_dtype, dtype_source)
+        load_values(
+            [(name, params[name], array) for name, array in arrays.items() if name in params],
+            source,
+            ctx,
+            cast_dtype,
+            dtype_source,
+        )
 
     # Computation
 

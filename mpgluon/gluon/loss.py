@@ -72,7 +72,9 @@ class L2Loss(Loss):
         super().__init__(weight, batch_axis, **kwargs)
 
     def hybrid_forward(self, F, pred, label, sample_weight=None):
-        return self._mean(F, F.square(F.reshape_like(label, pred) - pred), sample_weight, self._weight / 2)
+        return self._mean(
+            F, F.square(F.reshape_like(label, pred) - pred), sample_weight, self._weight / 2
+        )
 
 
 class L1Loss(Loss):
@@ -112,7 +114,11 @@ class SigmoidBinaryCrossEntropyLoss(Loss):
             loss = F.relu(pred) - pred * label + F.Activation(-F.abs(pred), act_type="softrelu")
         else:
             weight = 1 + F.broadcast_mul(pos_weight - 1, label)
-            loss = pred - pred * label + weight * (F.Activation(-F.abs(pred), act_type="softrelu") + F.relu(-pred))
+            loss = (
+                pred
+                - pred * label
+                + weight * (F.Activation(-F.abs(pred), act_type="softrelu") + F.relu(-pred))
+            )
         return self._mean(F, loss, sample_weight)
 
 
@@ -135,7 +141,9 @@ class SoftmaxCrossEntropyLoss(Loss):
     variable MPGLUON_ENGINE=sync they are a ValueError (not in a hybridized block).
     """
 
-    def __init__(self, axis=-1, sparse_label=True, from_logits=False, weight=None, batch_axis=0, **kwargs):
+    def __init__(
+        self, axis=-1, sparse_label=True, from_logits=False, weight=None, batch_axis=0, **kwargs
+    ):
         super().__init__(weight, batch_axis, **kwargs)
         self._axis = axis
         self._sparse_label = sparse_label
@@ -143,11 +151,19 @@ class SoftmaxCrossEntropyLoss(Loss):
 
     def _check(self, pred, label):
         if label.ndim == pred.ndim and label.shape == pred.shape and pred.shape[self._axis] > 1:
-            raise ValueError(f"SoftmaxCrossEntropyLoss: labels have the shape of the predictions, {label.shape}; for one-hot labels or probabilities use sparse_label=False")
+            raise ValueError(
+                f"SoftmaxCrossEntropyLoss: labels have the shape of the predictions, {label.shape}; for one-hot labels or probabilities use sparse_label=False"
+            )
         if _core.engine_mode() == "sync" and not label._traced and label.size:
-            low, high, classes = int(label.min().asscalar()), int(label.max().asscalar()), pred.shape[self._axis]
+            low, high, classes = (
+                int(label.min().asscalar()),
+                int(label.max().asscalar()),
+                pred.shape[self._axis],
+            )
             if low < 0 or high >= classes:
-                raise ValueError(f"SoftmaxCrossEntropyLoss: there are {classes} classes, but labels lie between {low} and {high}")
+                raise ValueError(
+                    f"SoftmaxCrossEntropyLoss: there are {classes} classes, but labels lie between {low} and {high}"
+                )
 
     def hybrid_forward(self, F, pred, label, sample_weight=None):
         if self._sparse_label and isinstance(pred, nd.NDArray):
@@ -186,7 +202,9 @@ class KLDivLoss(Loss):
     def hybrid_forward(self, F, pred, label, sample_weight=None):
         if not self._from_logits:
             pred = F.log_softmax(pred, axis=self._axis)
-        loss = _apply_weighting(F, label * (F.log(label + 1e-12) - pred), self._weight, sample_weight)
+        loss = _apply_weighting(
+            F, label * (F.log(label + 1e-12) - pred), self._weight, sample_weight
+        )
         return F.sum(loss, axis=self._batch_axis, exclude=True)
 
 
@@ -202,14 +220,20 @@ class CTCLoss(Loss):
 
     def __init__(self, layout="NTC", label_layout="NT", weight=None, **kwargs):
         if layout not in ("NTC", "TNC"):
-            raise AssertionError(f"Only 'NTC' and 'TNC' layouts for pred are supported. Got: {layout}")
+            raise AssertionError(
+                f"Only 'NTC' and 'TNC' layouts for pred are supported. Got: {layout}"
+            )
         if label_layout not in ("NT", "TN"):
-            raise AssertionError(f"Only 'NT' and 'TN' layouts for label are supported. Got: {label_layout}")
+            raise AssertionError(
+                f"Only 'NT' and 'TN' layouts for label are supported. Got: {label_layout}"
+            )
         super().__init__(weight, label_layout.find("N"), **kwargs)
         self._layout = layout
         self._label_layout = label_layout
 
-    def hybrid_forward(self, F, pred, label, pred_lengths=None, label_lengths=None, sample_weight=None):
+    def hybrid_forward(
+        self, F, pred, label, pred_lengths=None, label_lengths=None, sample_weight=None
+    ):
         if self._layout == "NTC":
             pred = F.swapaxes(pred, dim1=0, dim2=1)
         if self._batch_axis == 1:
@@ -234,7 +258,9 @@ class HuberLoss(Loss):
 
     def hybrid_forward(self, F, pred, label, sample_weight=None):
         error = F.abs(F.reshape_like(label, pred) - pred)
-        loss = F.where(error > self._rho, error - 0.5 * self._rho, (0.5 / self._rho) * F.square(error))
+        loss = F.where(
+            error > self._rho, error - 0.5 * self._rho, (0.5 / self._rho) * F.square(error)
+        )
         return self._mean(F, loss, sample_weight)
 
 
@@ -246,7 +272,9 @@ class HingeLoss(Loss):
         self._margin = margin
 
     def hybrid_forward(self, F, pred, label, sample_weight=None):
-        return self._mean(F, F.relu(self._margin - pred * F.reshape_like(label, pred)), sample_weight)
+        return self._mean(
+            F, F.relu(self._margin - pred * F.reshape_like(label, pred)), sample_weight
+        )
 
 
 class SquaredHingeLoss(Loss):
@@ -257,7 +285,9 @@ class SquaredHingeLoss(Loss):
         self._margin = margin
 
     def hybrid_forward(self, F, pred, label, sample_weight=None):
-        return self._mean(F, F.square(F.relu(self._margin - pred * F.reshape_like(label, pred))), sample_weight)
+        return self._mean(
+            F, F.square(F.relu(self._margin - pred * F.reshape_like(label, pred))), sample_weight
+        )
 
 
 class LogisticLoss(Loss):
@@ -293,7 +323,11 @@ class TripletLoss(Loss):
     def hybrid_forward(self, F, pred, positive, negative):
         positive = F.reshape_like(positive, pred)
         negative = F.reshape_like(negative, pred)
-        loss = F.sum(F.square(positive - pred) - F.square(negative - pred), axis=self._batch_axis, exclude=True)
+        loss = F.sum(
+            F.square(positive - pred) - F.square(negative - pred),
+            axis=self._batch_axis,
+            exclude=True,
+        )
         return _apply_weighting(F, F.relu(loss + self._margin), self._weight)
 
 
@@ -371,11 +405,19 @@ class SDMLLoss(Loss):
 
     def hybrid_forward(self, F, x1, x2):
         if x1.shape != x2.shape or len(x1.shape) != 2:
-            raise AssertionError(f"SDMLLoss: the inputs have one shape, (batch, features), not {x1.shape} and {x2.shape}")
+            raise AssertionError(
+                f"SDMLLoss: the inputs have one shape, (batch, features), not {x1.shape} and {x2.shape}"
+            )
         batch = x1.shape[0]
         if batch < 2:
-            raise AssertionError("SDMLLoss: a batch has at least two pairs, as each learns from the others")
+            raise AssertionError(
+                "SDMLLoss: a batch has at least two pairs, as each learns from the others"
+            )
         pairs = F.eye(batch, ctx=x1.context, dtype=x1.dtype)
-        labels = pairs * (1 - self.smoothing_parameter) + (1 - pairs) * (self.smoothing_parameter / (batch - 1))
-        distances = F.sum(F.square(F.broadcast_sub(F.expand_dims(x1, 1), F.expand_dims(x2, 0))), axis=2)
+        labels = pairs * (1 - self.smoothing_parameter) + (1 - pairs) * (
+            self.smoothing_parameter / (batch - 1)
+        )
+        distances = F.sum(
+            F.square(F.broadcast_sub(F.expand_dims(x1, 1), F.expand_dims(x2, 0))), axis=2
+        )
         return self.kl_loss(F.log_softmax(-distances, axis=1), labels)

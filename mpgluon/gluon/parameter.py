@@ -102,7 +102,9 @@ class Parameter:
     ):
         for kind, value in (("stype", stype), ("grad_stype", grad_stype)):
             if value != "default":
-                raise ValueError(f"Parameter '{name}': {kind} must be 'default' (sparse storage is not available), not {value!r}")
+                raise ValueError(
+                    f"Parameter '{name}': {kind} must be 'default' (sparse storage is not available), not {value!r}"
+                )
         self._var = None
         self._calls = None  # weak references to compiled calls that hold the arrays
         self.arrays = None  # in the order the devices were given
@@ -114,7 +116,9 @@ class Parameter:
         self._differentiable = differentiable
         self._allow_deferred_init = allow_deferred_init
         self._grad_req = None
-        self._shape = (shape,) if isinstance(shape, int) else shape if shape is None else tuple(shape)
+        self._shape = (
+            (shape,) if isinstance(shape, int) else shape if shape is None else tuple(shape)
+        )
         self._dtype = dtype
         self._stype = stype
         self._grad_stype = grad_stype
@@ -168,7 +172,9 @@ class Parameter:
     @grad_req.setter
     def grad_req(self, req):
         if req not in ("write", "add", "null"):
-            raise MXNetAssertionError(f"Parameter '{self.name}': grad_req must be 'write', 'add' or 'null', not {req!r}")
+            raise MXNetAssertionError(
+                f"Parameter '{self.name}': grad_req must be 'write', 'add' or 'null', not {req!r}"
+            )
         if not self._differentiable:
             req = "null"
         if self._grad_req == req:
@@ -176,8 +182,11 @@ class Parameter:
         if self.arrays is None:
             self._grad_req = req
         elif req == "null":
-            self._hold(arrays={ctx: array.detach() for ctx, array in self.arrays.items()},
-                       gradients=None, _grad_req=req)
+            self._hold(
+                arrays={ctx: array.detach() for ctx, array in self.arrays.items()},
+                gradients=None,
+                _grad_req=req,
+            )
         else:
             self._hold_data(self.arrays, req)
 
@@ -200,9 +209,12 @@ class Parameter:
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
         known = self._shape
         if known is not None and (
-            len(known) != len(shape) or any(old not in (-1, 0, new) for new, old in zip(shape, known))
+            len(known) != len(shape)
+            or any(old not in (-1, 0, new) for new, old in zip(shape, known))
         ):
-            raise AssertionError(f"Parameter '{self.name}' has shape {known}, which {shape} does not fit")
+            raise AssertionError(
+                f"Parameter '{self.name}' has shape {known}, which {shape} does not fit"
+            )
         self._shape = shape
 
     def __getstate__(self):
@@ -251,7 +263,9 @@ class Parameter:
                 return contexts[0]
             ctx = current_context()
         if ctx not in contexts:
-            raise MXNetError(f"Parameter '{self.name}' was not initialized on context {ctx}. It was only initialized on {contexts}")
+            raise MXNetError(
+                f"Parameter '{self.name}' was not initialized on context {ctx}. It was only initialized on {contexts}"
+            )
         return ctx
 
     def data(self, ctx=None):
@@ -283,7 +297,9 @@ class Parameter:
         if self.arrays is None:
             raise self.missing_error()
         if self.gradients is None:
-            raise MXNetError(f"Parameter '{self.name}' has no gradient because its grad_req is 'null'")
+            raise MXNetError(
+                f"Parameter '{self.name}' has no gradient because its grad_req is 'null'"
+            )
 
     def grad(self, ctx=None):
         """The gradient array on device `ctx`; may be left out when there is only one."""
@@ -349,7 +365,12 @@ class Parameter:
             from ..symbol import var
 
             self._var = var(
-                self.name, shape=self.shape, dtype=self.dtype, lr_mult=self.lr_mult, wd_mult=self.wd_mult, init=self.init
+                self.name,
+                shape=self.shape,
+                dtype=self.dtype,
+                lr_mult=self.lr_mult,
+                wd_mult=self.wd_mult,
+                init=self.init,
             )
         return self._var
 
@@ -370,7 +391,8 @@ class Parameter:
         """
         if self.arrays is not None and not force_reinit:
             warnings.warn(
-                f"Parameter '{self.name}' is already initialized, ignoring. Set force_reinit=True to re-initialize.", stacklevel=2
+                f"Parameter '{self.name}' is already initialized, ignoring. Set force_reinit=True to re-initialize.",
+                stacklevel=2,
             )
             return
         if default_init is None:
@@ -379,10 +401,13 @@ class Parameter:
         if init is None:
             init = default_init if self.init is None else self.init
         if not shape_is_known(self._shape) and not self._allow_deferred_init:
-            raise ValueError(f"Cannot initialize Parameter '{self.name}' because it has invalid shape: {self._shape}.")
+            raise ValueError(
+                f"Cannot initialize Parameter '{self.name}' because it has invalid shape: {self._shape}."
+            )
         key = _reserve_random_calls()
-        self._hold(arrays=None, gradients=None, deferred_init=(init, contexts, default_init, None,
-                                                           key))
+        self._hold(
+            arrays=None, gradients=None, deferred_init=(init, contexts, default_init, None, key)
+        )
         if shape_is_known(self._shape):
             self.finish_deferred_init()
 
@@ -400,14 +425,19 @@ class Parameter:
             if value is None:
                 value = nd.zeros(self._shape, ctx=contexts[0], dtype=self.dtype)
                 with random.calls_at(key):
-                    initializer.create(default_init)(initializer.InitDesc(self.name, {"__init__": init}), value)
+                    initializer.create(default_init)(
+                        initializer.InitDesc(self.name, {"__init__": init}), value
+                    )
                 self._take(value, contexts)
             else:
                 self._init_impl(value, contexts)
 
     def _take(self, value, contexts):
         """Makes `value`, which nobody else holds and which lies on the first device, the first copy."""
-        self._hold_data({ctx: value if ctx == contexts[0] else value.copyto(ctx) for ctx in contexts}, self._grad_req)
+        self._hold_data(
+            {ctx: value if ctx == contexts[0] else value.copyto(ctx) for ctx in contexts},
+            self._grad_req,
+        )
 
     def _init_impl(self, value, contexts):
         value = value.astype(self.dtype, copy=False)
@@ -417,7 +447,10 @@ class Parameter:
         """Takes `data`, arrays by device, with new gradients."""
         grad, marks = None, ()
         if req != "null":
-            grad = {ctx: nd.zeros(array.shape, ctx=ctx, dtype=array.dtype) for ctx, array in data.items()}
+            grad = {
+                ctx: nd.zeros(array.shape, ctx=ctx, dtype=array.dtype)
+                for ctx, array in data.items()
+            }
             marks = [(autograd.mark_variables, list(data.values()), list(grad.values()), req)]
         self._hold(*marks, arrays=data, gradients=grad, _grad_req=req, deferred_init=())
 
@@ -432,7 +465,9 @@ class Parameter:
             len(self._shape) != len(data.shape)
             or any(known not in (-1, 0, size) for known, size in zip(self._shape, data.shape))
         ):
-            raise AssertionError(f"{failed}: shape incompatible expected {self._shape} vs saved {data.shape}")
+            raise AssertionError(
+                f"{failed}: shape incompatible expected {self._shape} vs saved {data.shape}"
+            )
         if not cast_dtype and not _same_dtype(self.dtype, data.dtype):
             raise AssertionError(
                 f"{failed}: dtype incompatible expected {dtype_name(self.dtype)} vs saved {dtype_name(data.dtype)}. "
@@ -466,7 +501,9 @@ class Parameter:
             init, _, default_init, value, key = self.deferred_init
             self.deferred_init = (init, contexts, default_init, value, key)
         else:
-            raise ValueError(f"Cannot reset context for Parameter '{self.name}' because it has not been initialized.")
+            raise ValueError(
+                f"Cannot reset context for Parameter '{self.name}' because it has not been initialized."
+            )
 
     def cast(self, dtype):
         """Turns value and gradient into another dtype."""
@@ -505,7 +542,9 @@ class Constant(Parameter):
         if not isinstance(value, nd.NDArray):
             value = nd.array(value)
         self.value = value
-        super().__init__(name, grad_req="null", shape=value.shape, dtype=value.dtype, init=_Value(value))
+        super().__init__(
+            name, grad_req="null", shape=value.shape, dtype=value.dtype, init=_Value(value)
+        )
 
     @property
     def grad_req(self):
@@ -515,7 +554,10 @@ class Constant(Parameter):
     def grad_req(self, req):
         self._grad_req = "null"
         if req != "null":
-            warnings.warn(f"Constant parameter '{self.name}' has no gradient; grad_req '{req}' is ignored.", stacklevel=2)
+            warnings.warn(
+                f"Constant parameter '{self.name}' has no gradient; grad_req '{req}' is ignored.",
+                stacklevel=2,
+            )
 
 
 def _merge_shapes(a, b):
@@ -560,7 +602,13 @@ def load_values(items, source, ctx, cast_dtype, dtype_source):
     for name, param, array in items:
         param._check_load(array, ctx, cast_dtype, dtype_source, f"'{name}' of {source}")
     with autograd.pause():
-        at_once(*[change for _, param, array in items for change in param._load_init(array, ctx, cast_dtype, dtype_source)])
+        at_once(
+            *[
+                change
+                for _, param, array in items
+                for change in param._load_init(array, ctx, cast_dtype, dtype_source)
+            ]
+        )
 
 
 from ._parameter_dict import ParameterDict  # noqa: E402

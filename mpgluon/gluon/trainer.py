@@ -52,18 +52,30 @@ class Trainer:
     """
 
     def __init__(
-        self, params, optimizer, optimizer_params=None, kvstore="device", compression_params=None, update_on_kvstore=None, shard_updates=False,
-        accumulate=1, clip_global_norm=None,
-    ):  # fmt: skip
+        self,
+        params,
+        optimizer,
+        optimizer_params=None,
+        kvstore="device",
+        compression_params=None,
+        update_on_kvstore=None,
+        shard_updates=False,
+        accumulate=1,
+        clip_global_norm=None,
+    ):
         if isinstance(params, Block):
             params = params.collect_params()
         if isinstance(params, (dict, ParameterDict)):
             params = [params[name] for name in sorted(params.keys())]
         if not isinstance(params, (list, tuple)):
-            raise ValueError(f"First argument must be a list or dict of Parameters, or a Block, got {type(params)}.")
+            raise ValueError(
+                f"First argument must be a list or dict of Parameters, or a Block, got {type(params)}."
+            )
         for param in params:
             if not isinstance(param, Parameter):
-                raise ValueError(f"First argument must be a list or dict of Parameters, got list of {type(param)}.")
+                raise ValueError(
+                    f"First argument must be a list or dict of Parameters, got list of {type(param)}."
+                )
             if param.replaced:
                 raise param.replaced_error()
         self._params = list(params)
@@ -74,17 +86,31 @@ class Trainer:
         if compression_params:
             raise ValueError("Trainer: gradient compression is not available")
         if kvstore not in _KVSTORES:
-            raise ValueError(f"Trainer: kvstore must be one of {brief(str(kind) for kind in _KVSTORES)}, not {kvstore!r}")
+            raise ValueError(
+                f"Trainer: kvstore must be one of {brief(str(kind) for kind in _KVSTORES)}, not {kvstore!r}"
+            )
         if update_on_kvstore:
-            raise ValueError("Trainer: update_on_kvstore=True is not available; updates happen where the parameters are")
+            raise ValueError(
+                "Trainer: update_on_kvstore=True is not available; updates happen where the parameters are"
+            )
         if not isinstance(accumulate, int) or accumulate < 1:
-            raise ValueError(f"Trainer: accumulate must be a positive whole number, not {accumulate!r}")
+            raise ValueError(
+                f"Trainer: accumulate must be a positive whole number, not {accumulate!r}"
+            )
         if clip_global_norm is not None and not clip_global_norm > 0:
-            raise ValueError(f"Trainer: clip_global_norm must be positive, not {clip_global_norm!r}")
-        self._shard_updates, self._accumulate, self._max_norm = bool(shard_updates), accumulate, clip_global_norm
+            raise ValueError(
+                f"Trainer: clip_global_norm must be positive, not {clip_global_norm!r}"
+            )
+        self._shard_updates, self._accumulate, self._max_norm = (
+            bool(shard_updates),
+            accumulate,
+            clip_global_norm,
+        )
         self._init_optimizer(optimizer, optimizer_params or {})
         self._waiting = 0, 0  # calls of step that wait for an update, and the samples they had
-        self._unequal = False  # a step has begun, and replicas may have got other updates than each other
+        self._unequal = (
+            False  # a step has begun, and replicas may have got other updates than each other
+        )
         for param in self._params:
             param.list_ctx()  # raises for those that were never initialized
             param.set_trainer(self)
@@ -99,7 +125,9 @@ class Trainer:
         by_index = dict(enumerate(self._params))
         if isinstance(optimizer, opt.Optimizer):
             if optimizer_params:
-                raise MXNetAssertionError("optimizer_params must be None if optimizer is an instance of Optimizer instead of str")
+                raise MXNetAssertionError(
+                    "optimizer_params must be None if optimizer is an instance of Optimizer instead of str"
+                )
             self._optimizer = optimizer
             self._optimizer.param_dict = by_index
         else:
@@ -220,9 +248,16 @@ class Trainer:
     def _clip(self, plan):
         """Scales the gradients that are about to be used."""
         grads = [grad for group in plan.work for grad in group.grads]
-        once = [grad for group in plan.work for index, grad in zip(group.indices, group.grads) if plan.owners[index] == group.ctx]
+        once = [
+            grad
+            for group in plan.work
+            for index, grad in zip(group.indices, group.grads)
+            if plan.owners[index] == group.ctx
+        ]
         norm = global_norm(once)
-        scale_arrays(grads, nd.minimum(self._max_norm / (self._optimizer.rescale_grad * norm + 1e-8), 1.0))
+        scale_arrays(
+            grads, nd.minimum(self._max_norm / (self._optimizer.rescale_grad * norm + 1e-8), 1.0)
+        )
 
     def _update(self, ignore_stale_grad):
         plan = self._current_plan()
@@ -265,7 +300,9 @@ class Trainer:
         """The changes (`_core.at_once`) behind the update of all weights."""
         changes = []
         if self._shard_updates:
-            changes += [change for bucket in plan.buckets for change in bucket.spread()] + [(_core.gradients_used, plan.weights)]
+            changes += [change for bucket in plan.buckets for change in bucket.spread()] + [
+                (_core.gradients_used, plan.weights)
+            ]
         if self._accumulate > 1:
             changes += [
                 (grad.__setitem__, slice(None), 0)
@@ -290,7 +327,10 @@ class Trainer:
                 updater.states.pop(index, None)
                 its_counts.pop(index, None)
                 if index in known:
-                    updater.states[index], updater.states_synced[index] = _copy_state(known[index], ctx), True
+                    updater.states[index], updater.states_synced[index] = (
+                        _copy_state(known[index], ctx),
+                        True,
+                    )
                 if count is not None:
                     its_counts[index] = count
 
@@ -301,7 +341,12 @@ class Trainer:
                 raise param.replaced_error()
         if ignore_stale_grad:
             return
-        param, ctx = next((param, ctx) for param, data, _ in plan.seen for ctx, weight in data.items() if param.grad_req != "null" and not weight._fresh_grad)
+        param, ctx = next(
+            (param, ctx)
+            for param, data, _ in plan.seen
+            for ctx, weight in data.items()
+            if param.grad_req != "null" and not weight._fresh_grad
+        )
         raise UserWarning(
             f"Gradient of Parameter `{param.name}` on context {ctx} has not been updated by backward since last `step`. "
             "Either the loss does not depend on it, or the forward pass was not recorded. If only some of the Parameters "
@@ -329,7 +374,11 @@ class Trainer:
             updater = self._updater(ctx)
             updater.states[index] = _copy_state(state, ctx)
             updater.states_synced[index] = True
-            if all(index in self._updater(group.ctx).states for group in self._plan.work if index in group.known):
+            if all(
+                index in self._updater(group.ctx).states
+                for group in self._plan.work
+                if index in group.known
+            ):
                 self._loaded.pop(index, None)
 
     # States
@@ -340,7 +389,9 @@ class Trainer:
         The file is an array file like ``.params`` files. Multipliers such as ``lr_mult`` are the parameters' own and not in it.
         """
         arrays = {}
-        header = self._describe_states(arrays, {i: param.name for i, param in enumerate(self._params)})
+        header = self._describe_states(
+            arrays, {i: param.name for i, param in enumerate(self._params)}
+        )
         text = json.dumps(header, sort_keys=True).encode()
         arrays[_HEADER] = nd.array(list(text), dtype="uint8")
         nd.save(fname, arrays)
@@ -372,7 +423,14 @@ class Trainer:
         if index in self._loaded:
             return self._loaded[index]
         # A parameter that was moved since the last step.
-        return next((updater.states[index] for updater in self._updaters.values() if index in updater.states), _NO_STATE)
+        return next(
+            (
+                updater.states[index]
+                for updater in self._updaters.values()
+                if index in updater.states
+            ),
+            _NO_STATE,
+        )
 
     def load_states(self, fname):
         """Reads what `save_states` wrote; parameters may live on other devices than they did.
@@ -393,14 +451,24 @@ class Trainer:
         header = _read_header(arrays, fname)
         kind = type(self._optimizer).__name__
         if header["optimizer"] != kind:
-            raise MXNetError(f"'{fname}' holds states of optimizer {header['optimizer']}, but this trainer has {kind}")
+            raise MXNetError(
+                f"'{fname}' holds states of optimizer {header['optimizer']}, but this trainer has {kind}"
+            )
         states = header["states"]
         unknown = [name for name in states if name not in self._param2idx]
         if unknown:
             raise MXNetError(
                 f"'{fname}' holds states of parameters that this trainer does not have: {brief(unknown)}; it has {brief(self._param2idx)}"
             )
-        missing = [param.name for param in self._params if param.grad_req != "null" and param.name not in states] if states else []
+        missing = (
+            [
+                param.name
+                for param in self._params
+                if param.grad_req != "null" and param.name not in states
+            ]
+            if states
+            else []
+        )
         if missing:
             raise MXNetError(f"'{fname}' has no states of the parameters {brief(missing)}")
         loaded = {}
@@ -408,29 +476,60 @@ class Trainer:
             index = self._param2idx[name]
             loaded[index] = put_together(shape, name, arrays, fname)
             _check_state(loaded[index], self._params[index], fname)
-        self._take_over(header, loaded, {self._param2idx[name]: count for name, count in header["counts"].items() if name in self._param2idx})
+        self._take_over(
+            header,
+            loaded,
+            {
+                self._param2idx[name]: count
+                for name, count in header["counts"].items()
+                if name in self._param2idx
+            },
+        )
 
     def _take_over(self, header, loaded, counts):
         """Goes on with the states and numbers of updates of another trainer, by index; all at once."""
         optimizer = self._optimizer
         optimizer._settle()
-        every = {ctx.device_id: dict(counts) for param in self._params for ctx in param.list_ctx()} or {0: {}}
-        numbers = {"num_update": header["num_update"], "_all_counts": every, "_counts": next(iter(every.values()))}
+        every = {
+            ctx.device_id: dict(counts) for param in self._params for ctx in param.list_ctx()
+        } or {0: {}}
+        numbers = {
+            "num_update": header["num_update"],
+            "_all_counts": every,
+            "_counts": next(iter(every.values())),
+        }
         if optimizer.lr_scheduler is None and header["learning_rate"] is not None:
             numbers["lr"] = header["learning_rate"]
-        _core.at_once((vars(self).update, {"_updaters": {}, "_loaded": loaded}), (vars(optimizer).update, numbers))
+        _core.at_once(
+            (vars(self).update, {"_updaters": {}, "_loaded": loaded}),
+            (vars(optimizer).update, numbers),
+        )
 
 
 class _Group:
     """The weights on one device that are updated together."""
 
-    __slots__ = ("ctx", "indices", "grads", "weights", "known", "parts", "size", "multi", "updates", "used")
+    __slots__ = (
+        "ctx",
+        "indices",
+        "grads",
+        "weights",
+        "known",
+        "parts",
+        "size",
+        "multi",
+        "updates",
+        "used",
+    )
 
     def __init__(self, ctx):
         self.ctx = ctx
         self.indices, self.grads, self.weights = [], [], []
         self.known = set()  # the indices
-        self.parts, self.size = None, 0  # what Updater.alike has made of them, for parts of that size
+        self.parts, self.size = (
+            None,
+            0,
+        )  # what Updater.alike has made of them, for parts of that size
         self.multi = None  # all of these in one call, once they have been updated before
         self.updates = 0  # steps without it so far
         self.used = _core.gradients_used, self.weights  # the change (`_core.at_once`) that notes it
@@ -447,7 +546,11 @@ class _Group:
     def prepare(self, updater, changes):
         """Makes `multi` where it can be; tries more and more rarely where it can't, or does not last."""
         if updater.optimizer.aggregate_num > 0 and self.updates & (self.updates - 1) == 0:
-            self.multi = multi.prepare(updater, updater.alike(self.indices, self.grads, self.weights, len(self.weights)), changes)
+            self.multi = multi.prepare(
+                updater,
+                updater.alike(self.indices, self.grads, self.weights, len(self.weights)),
+                changes,
+            )
 
     def update(self, updater):
         self.multi = None
@@ -457,7 +560,10 @@ class _Group:
             updater(self.indices, self.grads, self.weights)
             return
         if self.size != size:
-            self.parts, self.size = updater.alike(self.indices, self.grads, self.weights, size), size
+            self.parts, self.size = (
+                updater.alike(self.indices, self.grads, self.weights, size),
+                size,
+            )
         updater.update_alike(self.ctx.device_id, self.parts)
 
     def add(self, index, grad, weight):
@@ -544,7 +650,9 @@ def _take_apart(state, name, arrays):
         return [_take_apart(part, f"{name}:{i}", arrays) for i, part in enumerate(state)]
     if state is None or isinstance(state, (int, float, bool)):
         return {"value": state}
-    raise MXNetError(f"Trainer.save_states: the state of parameter '{name}' holds a {type(state).__name__}, which can't be saved")
+    raise MXNetError(
+        f"Trainer.save_states: the state of parameter '{name}' holds a {type(state).__name__}, which can't be saved"
+    )
 
 
 def put_together(shape, name, arrays, fname):
@@ -585,6 +693,9 @@ def _read_header(arrays, fname):
     kinds = {"optimizer": str, "num_update": int, "counts": dict, "states": dict}
     if not isinstance(header, dict) or header.get("format") != _FORMAT:
         raise MXNetError(f"'{fname}' is no file of trainer states that this version reads")
-    if any(not isinstance(header.get(key), kind) for key, kind in kinds.items()) or "learning_rate" not in header:
+    if (
+        any(not isinstance(header.get(key), kind) for key, kind in kinds.items())
+        or "learning_rate" not in header
+    ):
         raise MXNetError(f"'{fname}' is damaged: its header is incomplete")
     return header

@@ -14,7 +14,14 @@ from .. import ndarray as nd
 from ..base import MXNetAssertionError, MXNetError
 from ..context import Context
 
-__all__ = ["split_data", "split_and_load", "clip_global_norm", "check_sha1", "download", "shape_is_known"]
+__all__ = [
+    "split_data",
+    "split_and_load",
+    "clip_global_norm",
+    "check_sha1",
+    "download",
+    "shape_is_known",
+]
 
 
 def split_data(data, num_slice, batch_axis=0, even_split=True):
@@ -58,7 +65,10 @@ def split_data(data, num_slice, batch_axis=0, even_split=True):
     bounds = [i * step + min(i, longer) for i in range(num_slice + 1)]
     if batch_axis == 0:
         return [data[begin:end] for begin, end in zip(bounds, bounds[1:])]
-    return [nd.slice_axis(data, axis=batch_axis, begin=begin, end=end) for begin, end in zip(bounds, bounds[1:])]
+    return [
+        nd.slice_axis(data, axis=batch_axis, begin=begin, end=end)
+        for begin, end in zip(bounds, bounds[1:])
+    ]
 
 
 def split_and_load(data, ctx_list, batch_axis=0, even_split=True):
@@ -107,7 +117,9 @@ def clip_global_norm(arrays, max_norm, check_isfinite=True):
         norm = float(total.asscalar())
         if not np.isfinite(norm):
             warnings.warn(
-                "The gradients' norm is nan or inf. Clipping gives nan or zero gradients.", UserWarning, stacklevel=2
+                "The gradients' norm is nan or inf. Clipping gives nan or zero gradients.",
+                UserWarning,
+                stacklevel=2,
             )
     scale_arrays(arrays, nd.minimum(max_norm / (total + 1e-8), 1.0))
     return norm if check_isfinite else total
@@ -118,7 +130,11 @@ def _together(arrays):
     groups = {}  # of arrays that lie together: (device, dtype) -> positions
     for i, array in enumerate(arrays):
         groups.setdefault((array.context, array.dtype), []).append(i)
-    return [positions[i : i + _LARGEST_CALL] for positions in groups.values() for i in range(0, len(positions), _LARGEST_CALL)]
+    return [
+        positions[i : i + _LARGEST_CALL]
+        for positions in groups.values()
+        for i in range(0, len(positions), _LARGEST_CALL)
+    ]
 
 
 def global_norm(arrays):
@@ -130,7 +146,9 @@ def global_norm(arrays):
         sums = nd.multi_sum_sq(*[arrays[i] for i in positions], num_arrays=len(positions))
         squares.append(sums.as_in_context(home))
     if len(groups) > 1:
-        order = sorted(range(len(arrays)), key=[i for positions in groups for i in positions].__getitem__)
+        order = sorted(
+            range(len(arrays)), key=[i for positions in groups for i in positions].__getitem__
+        )
         squares = nd.take(nd.concat(*squares, dim=0), nd.array(order, ctx=home, dtype="int32"))
     else:
         squares = squares[0]
@@ -144,7 +162,9 @@ def scale_arrays(arrays, scale):
         ctx = arrays[positions[0]].context
         if ctx not in scales:
             scales[ctx] = scale.as_in_context(ctx)
-        nd._internal._multi_scale(*[arrays[i] for i in positions], scales[ctx], num_arrays=len(positions) + 1)
+        nd._internal._multi_scale(
+            *[arrays[i] for i in positions], scales[ctx], num_arrays=len(positions) + 1
+        )
 
 
 _LARGEST_CALL = 1024  # arrays
@@ -195,7 +215,11 @@ def download(url, path=None, overwrite=False, sha1_hash=None, retries=5, verify_
     if os.path.exists(path) and not overwrite and (not sha1_hash or check_sha1(path, sha1_hash)):
         return path
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-    address = url if urllib.parse.urlparse(url).scheme else "file://" + urllib.request.pathname2url(os.path.abspath(url))
+    address = (
+        url
+        if urllib.parse.urlparse(url).scheme
+        else "file://" + urllib.request.pathname2url(os.path.abspath(url))
+    )
     context = None
     if address.startswith("https:") and not verify_ssl:
         import ssl
@@ -205,7 +229,10 @@ def download(url, path=None, overwrite=False, sha1_hash=None, retries=5, verify_
     try:
         for attempt in range(retries + 1):
             try:
-                with urllib.request.urlopen(address, context=context) as source, open(part, "wb") as target:
+                with (
+                    urllib.request.urlopen(address, context=context) as source,
+                    open(part, "wb") as target,
+                ):
                     shutil.copyfileobj(source, target)
                 break
             except OSError as error:

@@ -20,7 +20,9 @@ def _read(path, shape, dtype):
     if values.shape[0] == 0:
         raise MXNetError(f"CSVIter: {path} is empty")
     if values.shape[1] != size:
-        raise MXNetError(f"CSVIter: the lines of {path} have {values.shape[1]} numbers, the shape {shape} has {size}")
+        raise MXNetError(
+            f"CSVIter: the lines of {path} have {values.shape[1]} numbers, the shape {shape} has {size}"
+        )
     return values.reshape((-1, *shape))
 
 
@@ -44,22 +46,39 @@ class CSVIter(_WholeBatchIter):
     """
 
     def __init__(
-        self, data_csv, data_shape, label_csv=None, label_shape=(1,), batch_size=1, round_batch=True, dtype="float32", data_name="data",
-        label_name="softmax_label", prefetch_buffer=4,
-    ):  # fmt: skip
+        self,
+        data_csv,
+        data_shape,
+        label_csv=None,
+        label_shape=(1,),
+        batch_size=1,
+        round_batch=True,
+        dtype="float32",
+        data_name="data",
+        label_name="softmax_label",
+        prefetch_buffer=4,
+    ):
         super().__init__(batch_size)
         dtype = np.dtype(_core.dtype_name(dtype or "float32"))
         self._data = _read(data_csv, tuple(data_shape), dtype)
         count = len(self._data)
-        self._label = np.zeros((count, *label_shape), dtype) if label_csv is None else _read(label_csv, tuple(label_shape), dtype)
+        self._label = (
+            np.zeros((count, *label_shape), dtype)
+            if label_csv is None
+            else _read(label_csv, tuple(label_shape), dtype)
+        )
         if len(self._label) != count:
-            raise MXNetError(f"CSVIter: {data_csv} has {count} lines, {label_csv} has {len(self._label)}")
+            raise MXNetError(
+                f"CSVIter: {data_csv} has {count} lines, {label_csv} has {len(self._label)}"
+            )
         if tuple(label_shape) == (1,):
             self._label = self._label.reshape((-1,))
         self._round = round_batch
         self._begin = 0  # of the coming batch; beyond the end: of the coming epoch
         self.provide_data = [DataDesc(data_name, (batch_size, *self._data.shape[1:]), dtype.type)]
-        self.provide_label = [DataDesc(label_name, (batch_size, *self._label.shape[1:]), dtype.type)]
+        self.provide_label = [
+            DataDesc(label_name, (batch_size, *self._label.shape[1:]), dtype.type)
+        ]
 
     def reset(self):
         """Starts over."""
@@ -73,7 +92,9 @@ class CSVIter(_WholeBatchIter):
         self._begin = begin + self.batch_size
         rows = np.arange(begin, self._begin) % count
         pad = max(self._begin - count, 0)
-        arrays = [nd.array(values[rows], dtype=values.dtype) for values in (self._data, self._label)]
+        arrays = [
+            nd.array(values[rows], dtype=values.dtype) for values in (self._data, self._label)
+        ]
         self.current_batch = DataBatch(arrays[:1], arrays[1:], pad, rows)
         return True
 

@@ -33,13 +33,25 @@ class DataDesc(namedtuple("DataDesc", ["name", "shape"])):
     def get_list(shapes, types=None):
         """A list of DataDesc from lists of ``(name, shape)`` and ``(name, dtype)``."""
         types = dict(types or ())
-        return [DataDesc(name, shape, types[name]) if name in types else DataDesc(name, shape) for name, shape in shapes]
+        return [
+            DataDesc(name, shape, types[name]) if name in types else DataDesc(name, shape)
+            for name, shape in shapes
+        ]
 
 
 class DataBatch:
     """One batch: lists of arrays, and how many of the samples are padding (`pad`)."""
 
-    def __init__(self, data, label=None, pad=None, index=None, bucket_key=None, provide_data=None, provide_label=None):
+    def __init__(
+        self,
+        data,
+        label=None,
+        pad=None,
+        index=None,
+        bucket_key=None,
+        provide_data=None,
+        provide_label=None,
+    ):
         for what, value in (("Data", data), ("Label", label)):
             if value is not None and not isinstance(value, (list, tuple)):
                 raise TypeError(f"{what} must be list of NDArrays")
@@ -52,7 +64,10 @@ class DataBatch:
         self.provide_label = provide_label
 
     def __str__(self):
-        data, label = (None if arrays is None else [array.shape for array in arrays] for arrays in (self.data, self.label))
+        data, label = (
+            None if arrays is None else [array.shape for array in arrays]
+            for arrays in (self.data, self.label)
+        )
         return f"{type(self).__name__}: data shapes: {data} label shapes: {label}"
 
 
@@ -72,7 +87,9 @@ class DataIter:
         """The next batch. StopIteration behind the last."""
         if not self.iter_next():
             raise StopIteration
-        return DataBatch(data=self.getdata(), label=self.getlabel(), pad=self.getpad(), index=self.getindex())
+        return DataBatch(
+            data=self.getdata(), label=self.getlabel(), pad=self.getpad(), index=self.getindex()
+        )
 
     def __next__(self):
         return self.next()
@@ -103,10 +120,19 @@ def _named(data, allow_empty, name):
     if isinstance(data, (list, tuple)):
         if not allow_empty and not data:
             raise ValueError("NDArrayIter: there is no data")
-        data = {name: data[0]} if len(data) == 1 else {f"_{i}_{name}": array for i, array in enumerate(data)}
+        data = (
+            {name: data[0]}
+            if len(data) == 1
+            else {f"_{i}_{name}": array for i, array in enumerate(data)}
+        )
     if not isinstance(data, dict):
-        raise TypeError("Input must be NDArray, numpy.ndarray, a list of them or dict with them as values")
-    return [(key, array if isinstance(array, nd.NDArray) else nd.array(array)) for key, array in sorted(data.items())]
+        raise TypeError(
+            "Input must be NDArray, numpy.ndarray, a list of them or dict with them as values"
+        )
+    return [
+        (key, array if isinstance(array, nd.NDArray) else nd.array(array))
+        for key, array in sorted(data.items())
+    ]
 
 
 class NDArrayIter(DataIter):
@@ -128,10 +154,22 @@ class NDArrayIter(DataIter):
         Where the batch axis ('N') is.
     """
 
-    def __init__(self, data, label=None, batch_size=1, shuffle=False, last_batch_handle="pad", data_name="data", label_name="softmax_label", layout="NCHW"):
+    def __init__(
+        self,
+        data,
+        label=None,
+        batch_size=1,
+        shuffle=False,
+        last_batch_handle="pad",
+        data_name="data",
+        label_name="softmax_label",
+        layout="NCHW",
+    ):
         super().__init__(batch_size)
         if last_batch_handle not in ("pad", "discard", "roll_over"):
-            raise ValueError(f"last_batch_handle must be 'pad', 'discard' or 'roll_over', not {last_batch_handle!r}")
+            raise ValueError(
+                f"last_batch_handle must be 'pad', 'discard' or 'roll_over', not {last_batch_handle!r}"
+            )
         self.data = _named(data, False, data_name)
         self.label = _named(label, True, label_name)
         self.layout = layout
@@ -139,7 +177,9 @@ class NDArrayIter(DataIter):
         self.num_data = self.data[0][1].shape[0]
         for name, array in (*self.data, *self.label):
             if array.shape[self._axis] < self.num_data and shuffle:
-                raise ValueError(f"NDArrayIter: {name} has {array.shape[self._axis]} samples, {self.data[0][0]} has {self.num_data}")
+                raise ValueError(
+                    f"NDArrayIter: {name} has {array.shape[self._axis]} samples, {self.data[0][0]} has {self.num_data}"
+                )
         self.shuffle = shuffle
         self.last_batch_handle = last_batch_handle
         self.idx = np.arange(self.num_data)
@@ -150,11 +190,15 @@ class NDArrayIter(DataIter):
         else:
             self._end = self.num_data
         if self.num_data < batch_size and last_batch_handle == "discard":
-            raise ValueError(f"NDArrayIter: batch_size {batch_size} is larger than the number of samples, {self.num_data}")
+            raise ValueError(
+                f"NDArrayIter: batch_size {batch_size} is larger than the number of samples, {self.num_data}"
+            )
         self.reset()
 
     def __repr__(self):
-        arrays = ", ".join(f"{name} {tuple(array.shape)}" for name, array in (*self.data, *self.label))
+        arrays = ", ".join(
+            f"{name} {tuple(array.shape)}" for name, array in (*self.data, *self.label)
+        )
         return f"NDArrayIter({arrays}; batch_size={self.batch_size})"
 
     def _describe(self, arrays):
@@ -203,7 +247,10 @@ class NDArrayIter(DataIter):
         if not self.iter_next():
             raise StopIteration
         if self.last_batch_handle == "roll_over" and self.cursor + self.batch_size > self.num_data:
-            self._kept = self._part(self.data, self.cursor, self.num_data), self._part(self.label, self.cursor, self.num_data)
+            self._kept = (
+                self._part(self.data, self.cursor, self.num_data),
+                self._part(self.label, self.cursor, self.num_data),
+            )
             raise StopIteration
         batch = DataBatch(data=self.getdata(), label=self.getlabel(), pad=self.getpad(), index=None)
         if self.cursor < 0:
@@ -214,9 +261,15 @@ class NDArrayIter(DataIter):
         found = []
         for _, array in arrays:
             if self.shuffle:
-                found.append(nd.take(array, nd.array(self.idx[begin:end], dtype="int32"), axis=self._axis))
+                found.append(
+                    nd.take(array, nd.array(self.idx[begin:end], dtype="int32"), axis=self._axis)
+                )
             else:
-                found.append(nd.slice_axis(array, axis=self._axis, begin=begin, end=min(end, array.shape[self._axis])))
+                found.append(
+                    nd.slice_axis(
+                        array, axis=self._axis, begin=begin, end=min(end, array.shape[self._axis])
+                    )
+                )
         return found
 
     def _join(self, first, second):
@@ -388,7 +441,9 @@ class PrefetchingIter(_WholeBatchIter):
             new = names[i] if names else {}
             for desc in description:
                 desc = desc if isinstance(desc, DataDesc) else DataDesc(*desc)
-                found.append(DataDesc(new.get(desc.name, desc.name), desc.shape, desc.dtype, desc.layout))
+                found.append(
+                    DataDesc(new.get(desc.name, desc.name), desc.shape, desc.dtype, desc.layout)
+                )
         return found
 
     @property
@@ -437,9 +492,13 @@ class PrefetchingIter(_WholeBatchIter):
             self._ended = True
             raise ValueError("PrefetchingIter: the iterators' batches are padded differently")
         batch = DataBatch(
-            [array for batch in batches for array in batch.data], [array for batch in batches for array in batch.label or ()], batches[0].pad, batches[0].index,
-            provide_data=self.provide_data, provide_label=self.provide_label,
-        )  # fmt: skip
+            [array for batch in batches for array in batch.data],
+            [array for batch in batches for array in batch.label or ()],
+            batches[0].pad,
+            batches[0].index,
+            provide_data=self.provide_data,
+            provide_label=self.provide_label,
+        )
         # all iterators stay at the same batch
         _core.at_once(*taken, (vars(self), "current_batch", batch))
         return True

@@ -39,9 +39,11 @@ class BaseModule:
 
     def _require(self, *, params=False, optimizer=False, training=False):
         for needed, there, what in (
-            (True, self.binded, "bind"), (params, self.params_initialized, "init_params"), (optimizer, self.optimizer_initialized, "init_optimizer"),
+            (True, self.binded, "bind"),
+            (params, self.params_initialized, "init_params"),
+            (optimizer, self.optimizer_initialized, "init_optimizer"),
             (training, self.for_training, "bind(for_training=True)"),
-        ):  # fmt: skip
+        ):
             if needed and not there:
                 raise AssertionError(f"call {what} before this")
 
@@ -75,15 +77,38 @@ class BaseModule:
         """(name, shape) of the outputs."""
         self._undefined("output_shapes")
 
-    def bind(self, data_shapes, label_shapes=None, for_training=True, inputs_need_grad=False, force_rebind=False, shared_module=None, grad_req="write"):
+    def bind(
+        self,
+        data_shapes,
+        label_shapes=None,
+        for_training=True,
+        inputs_need_grad=False,
+        force_rebind=False,
+        shared_module=None,
+        grad_req="write",
+    ):
         """Makes the executors for these shapes of data and labels: DataDesc, or (name, shape)."""
         self._undefined("bind")
 
-    def init_params(self, initializer=Uniform(0.01), arg_params=None, aux_params=None, allow_missing=False, force_init=False, allow_extra=False):
+    def init_params(
+        self,
+        initializer=Uniform(0.01),
+        arg_params=None,
+        aux_params=None,
+        allow_missing=False,
+        force_init=False,
+        allow_extra=False,
+    ):
         """Sets the parameters: from the dicts where they are there, else by the initializer."""
         self._undefined("init_params")
 
-    def init_optimizer(self, kvstore="local", optimizer="sgd", optimizer_params=(("learning_rate", 0.01),), force_init=False):
+    def init_optimizer(
+        self,
+        kvstore="local",
+        optimizer="sgd",
+        optimizer_params=(("learning_rate", 0.01),),
+        force_init=False,
+    ):
         """Makes the optimizer."""
         self._undefined("init_optimizer")
 
@@ -138,14 +163,22 @@ class BaseModule:
     def prepare(self, data_batch, sparse_row_id_fn=None):
         """Makes ready for a batch before its `forward`; nothing to do for most modules."""
 
-    def set_params(self, arg_params, aux_params, allow_missing=False, force_init=True, allow_extra=False):
+    def set_params(
+        self, arg_params, aux_params, allow_missing=False, force_init=True, allow_extra=False
+    ):
         """Takes over parameters from dicts of name to NDArray."""
         self.init_params(None, arg_params, aux_params, allow_missing, force_init, allow_extra)
 
     def save_params(self, fname):
         """Writes the parameters into a ``.params`` file."""
         arguments, states = self.get_params()
-        nd.save(fname, {**{f"arg:{name}": array for name, array in arguments.items()}, **{f"aux:{name}": array for name, array in states.items()}})
+        nd.save(
+            fname,
+            {
+                **{f"arg:{name}": array for name, array in arguments.items()},
+                **{f"aux:{name}": array for name, array in states.items()},
+            },
+        )
 
     def load_params(self, fname):
         """Reads what `save_params` wrote. ValueError for files of other kinds."""
@@ -160,9 +193,23 @@ class BaseModule:
                 return
             yield number, batch
 
-    def score(self, eval_data, eval_metric, num_batch=None, batch_end_callback=None, score_end_callback=None, reset=True, epoch=0, sparse_row_id_fn=None):
+    def score(
+        self,
+        eval_data,
+        eval_metric,
+        num_batch=None,
+        batch_end_callback=None,
+        score_end_callback=None,
+        reset=True,
+        epoch=0,
+        sparse_row_id_fn=None,
+    ):
         """Evaluates a metric over the batches of an iterator; a list of (name, value)."""
-        eval_metric = eval_metric if isinstance(eval_metric, metrics.EvalMetric) else metrics.create(eval_metric)
+        eval_metric = (
+            eval_metric
+            if isinstance(eval_metric, metrics.EvalMetric)
+            else metrics.create(eval_metric)
+        )
         eval_metric.reset()
         number = -1
         for number, batch in self._batches(eval_data, num_batch, reset):
@@ -180,9 +227,21 @@ class BaseModule:
         for number, batch in self._batches(eval_data, num_batch, reset):
             self.prepare(batch)
             self.forward(batch, is_train=False)
-            yield [out[: out.shape[0] - (batch.pad or 0)] for out in self.get_outputs()], number, batch
+            yield (
+                [out[: out.shape[0] - (batch.pad or 0)] for out in self.get_outputs()],
+                number,
+                batch,
+            )
 
-    def predict(self, eval_data, num_batch=None, merge_batches=True, reset=True, always_output_list=False, sparse_row_id_fn=None):
+    def predict(
+        self,
+        eval_data,
+        num_batch=None,
+        merge_batches=True,
+        reset=True,
+        always_output_list=False,
+        sparse_row_id_fn=None,
+    ):
         """The outputs for all batches of an iterator, or for an array.
 
         Returns
@@ -195,20 +254,44 @@ class BaseModule:
             data = eval_data if isinstance(eval_data, nd.NDArray) else nd.array(eval_data)
             self.forward(DataBatch([data]))
             return self.get_outputs()[0]
-        collected = [[out.copy() for out in outputs] for outputs, _, _ in self.iter_predict(eval_data, num_batch, reset)]
+        collected = [
+            [out.copy() for out in outputs]
+            for outputs, _, _ in self.iter_predict(eval_data, num_batch, reset)
+        ]
         if not collected or not merge_batches:
             return collected
         if len({len(outputs) for outputs in collected}) > 1:
             raise AssertionError("Cannot merge batches: they have different numbers of outputs")
-        merged = [nd.concat(*outputs, dim=0) if len(outputs) > 1 else outputs[0] for outputs in zip(*collected)]
+        merged = [
+            nd.concat(*outputs, dim=0) if len(outputs) > 1 else outputs[0]
+            for outputs in zip(*collected)
+        ]
         return merged[0] if len(merged) == 1 and not always_output_list else merged
 
     def fit(
-        self, train_data, eval_data=None, eval_metric="acc", epoch_end_callback=None, batch_end_callback=None, kvstore="local", optimizer="sgd",
-        optimizer_params=(("learning_rate", 0.01),), eval_end_callback=None, eval_batch_end_callback=None, initializer=Uniform(0.01), arg_params=None,
-        aux_params=None, allow_missing=False, force_rebind=False, force_init=False, begin_epoch=0, num_epoch=None, validation_metric=None, monitor=None,
+        self,
+        train_data,
+        eval_data=None,
+        eval_metric="acc",
+        epoch_end_callback=None,
+        batch_end_callback=None,
+        kvstore="local",
+        optimizer="sgd",
+        optimizer_params=(("learning_rate", 0.01),),
+        eval_end_callback=None,
+        eval_batch_end_callback=None,
+        initializer=Uniform(0.01),
+        arg_params=None,
+        aux_params=None,
+        allow_missing=False,
+        force_rebind=False,
+        force_init=False,
+        begin_epoch=0,
+        num_epoch=None,
+        validation_metric=None,
+        monitor=None,
         sparse_row_id_fn=None,
-    ):  # fmt: skip
+    ):
         """Trains on the batches of `train_data` for the epochs from `begin_epoch` up to `num_epoch`, binding and initializing first.
 
         Parameters
@@ -224,12 +307,21 @@ class BaseModule:
         """
         if num_epoch is None:
             raise AssertionError("please specify number of epochs")
-        self.bind(train_data.provide_data, train_data.provide_label, for_training=True, force_rebind=force_rebind)
+        self.bind(
+            train_data.provide_data,
+            train_data.provide_label,
+            for_training=True,
+            force_rebind=force_rebind,
+        )
         if monitor is not None:
             self.install_monitor(monitor)
         self.init_params(initializer, arg_params, aux_params, allow_missing, force_init)
         self.init_optimizer(kvstore, optimizer, optimizer_params)
-        eval_metric = eval_metric if isinstance(eval_metric, metrics.EvalMetric) else metrics.create(eval_metric)
+        eval_metric = (
+            eval_metric
+            if isinstance(eval_metric, metrics.EvalMetric)
+            else metrics.create(eval_metric)
+        )
         validation_metric = eval_metric if validation_metric is None else validation_metric
         for epoch in range(begin_epoch, num_epoch):
             start = time.time()
@@ -244,9 +336,13 @@ class BaseModule:
                 self.update_metric(eval_metric, batch.label)
                 if monitor is not None:
                     monitor.toc_print()
-                values = eval_metric.get_global_name_value()  # of the whole epoch, whatever callbacks reset
+                values = (
+                    eval_metric.get_global_name_value()
+                )  # of the whole epoch, whatever callbacks reset
                 if batch_end_callback is not None:
-                    _call_all(batch_end_callback, BatchEndParam(epoch, number, eval_metric, locals()))
+                    _call_all(
+                        batch_end_callback, BatchEndParam(epoch, number, eval_metric, locals())
+                    )
             for name, value in values:
                 self.logger.info("Epoch[%d] Train-%s=%f", epoch, name, value)
             self.logger.info("Epoch[%d] Time cost=%.3f", epoch, time.time() - start)
@@ -254,7 +350,11 @@ class BaseModule:
                 _call_all(epoch_end_callback, epoch, self.symbol, *self.get_params())
             if eval_data is not None:
                 scores = self.score(
-                    eval_data, validation_metric, score_end_callback=eval_end_callback, batch_end_callback=eval_batch_end_callback, epoch=epoch
+                    eval_data,
+                    validation_metric,
+                    score_end_callback=eval_end_callback,
+                    batch_end_callback=eval_batch_end_callback,
+                    epoch=epoch,
                 )
                 for name, value in scores:
                     self.logger.info("Epoch[%d] Validation-%s=%f", epoch, name, value)

@@ -28,18 +28,31 @@ class BucketingModule(BaseModule):
     """
 
     def __init__(
-        self, sym_gen, default_bucket_key=None, logger=logging, context=None, work_load_list=None, fixed_param_names=None, state_names=None, group2ctxs=None,
+        self,
+        sym_gen,
+        default_bucket_key=None,
+        logger=logging,
+        context=None,
+        work_load_list=None,
+        fixed_param_names=None,
+        state_names=None,
+        group2ctxs=None,
         compression_params=None,
-    ):  # fmt: skip
+    ):
         super().__init__(logger)
         if default_bucket_key is None:
             raise AssertionError("default_bucket_key is needed")
         self._sym_gen = sym_gen
         self._default_bucket_key = default_bucket_key
         self._options = {
-            "logger": logger, "context": context, "work_load_list": work_load_list, "fixed_param_names": fixed_param_names, "state_names": state_names,
-            "group2ctxs": group2ctxs, "compression_params": compression_params,
-        }  # fmt: skip
+            "logger": logger,
+            "context": context,
+            "work_load_list": work_load_list,
+            "fixed_param_names": fixed_param_names,
+            "state_names": state_names,
+            "group2ctxs": group2ctxs,
+            "compression_params": compression_params,
+        }
         self._buckets = {}
         self._loaded = {}  # bucket -> symbol of a checkpoint
         self._params = None  # of a checkpoint, until bind
@@ -60,12 +73,20 @@ class BucketingModule(BaseModule):
 
     @property
     def data_names(self):
-        return self._curr_module.data_names if self._curr_module is not None else list(self._generated(self._default_bucket_key)[1])
+        return (
+            self._curr_module.data_names
+            if self._curr_module is not None
+            else list(self._generated(self._default_bucket_key)[1])
+        )
 
     @property
     def label_names(self):
         """The names of the labels of the current bucket (of the default one before `bind`)."""
-        return self._curr_module.label_names if self._curr_module is not None else list(self._generated(self._default_bucket_key)[2] or ())
+        return (
+            self._curr_module.label_names
+            if self._curr_module is not None
+            else list(self._generated(self._default_bucket_key)[2] or ())
+        )
 
     data_shapes = property(lambda self: self._bound().data_shapes)
     label_shapes = property(lambda self: self._bound().label_shapes)
@@ -74,13 +95,26 @@ class BucketingModule(BaseModule):
 
     @property
     def output_names(self):
-        return self._curr_module.output_names if self._curr_module is not None else self._generated(self._default_bucket_key)[0].list_outputs()
+        return (
+            self._curr_module.output_names
+            if self._curr_module is not None
+            else self._generated(self._default_bucket_key)[0].list_outputs()
+        )
 
     def _bound(self):
         self._require()
         return self._curr_module
 
-    def bind(self, data_shapes, label_shapes=None, for_training=True, inputs_need_grad=False, force_rebind=False, shared_module=None, grad_req="write"):
+    def bind(
+        self,
+        data_shapes,
+        label_shapes=None,
+        for_training=True,
+        inputs_need_grad=False,
+        force_rebind=False,
+        shared_module=None,
+        grad_req="write",
+    ):
         """Binds the default bucket; see `Module.bind`."""
         if shared_module is not None:
             raise AssertionError("shared_module for BucketingModule is not supported")
@@ -90,7 +124,11 @@ class BucketingModule(BaseModule):
         if self.binded:
             self.logger.warning("Already bound, ignoring bind()")
             return
-        self.for_training, self.inputs_need_grad, self._grad_req = for_training, inputs_need_grad, grad_req
+        self.for_training, self.inputs_need_grad, self._grad_req = (
+            for_training,
+            inputs_need_grad,
+            grad_req,
+        )
         module = self._module(self._default_bucket_key)
         module.bind(data_shapes, label_shapes, for_training, inputs_need_grad, grad_req=grad_req)
         self._curr_module, self._curr_bucket_key = module, self._default_bucket_key
@@ -113,22 +151,43 @@ class BucketingModule(BaseModule):
         default = self._buckets[self._default_bucket_key]
         if module is None:
             module = self._module(bucket_key)
-            module.bind(data_shapes, label_shapes, self.for_training, self.inputs_need_grad, shared_module=default, grad_req=self._grad_req)
+            module.bind(
+                data_shapes,
+                label_shapes,
+                self.for_training,
+                self.inputs_need_grad,
+                shared_module=default,
+                grad_req=self._grad_req,
+            )
             if self._monitor is not None:
                 module.install_monitor(self._monitor)
             self._buckets[bucket_key] = module
         if self.optimizer_initialized and not module.optimizer_initialized:
             module.borrow_optimizer(default)
         if self.params_initialized and not module.params_initialized:
-            module._arg_params, module._aux_params, module.params_initialized = default._arg_params, default._aux_params, True
+            module._arg_params, module._aux_params, module.params_initialized = (
+                default._arg_params,
+                default._aux_params,
+                True,
+            )
         return module
 
-    def init_params(self, initializer=Uniform(0.01), arg_params=None, aux_params=None, allow_missing=False, force_init=False, allow_extra=False):
+    def init_params(
+        self,
+        initializer=Uniform(0.01),
+        arg_params=None,
+        aux_params=None,
+        allow_missing=False,
+        force_init=False,
+        allow_extra=False,
+    ):
         """See `Module.init_params`."""
         if self.params_initialized and not force_init:
             return
         self._require()
-        self._buckets[self._default_bucket_key].init_params(initializer, arg_params, aux_params, allow_missing, force_init, allow_extra)
+        self._buckets[self._default_bucket_key].init_params(
+            initializer, arg_params, aux_params, allow_missing, force_init, allow_extra
+        )
         self._note_params()
 
     def _note_params(self):
@@ -137,27 +196,37 @@ class BucketingModule(BaseModule):
             module.params_initialized = True
         self.params_initialized = True
 
-    def set_params(self, arg_params, aux_params, allow_missing=False, force_init=True,
-                   allow_extra=False):
+    def set_params(
+        self, arg_params, aux_params, allow_missing=False, force_init=True, allow_extra=False
+    ):
         """See `Module.set_params`."""
         if not allow_missing or self.params_initialized and not force_init:
             self.init_params(None, arg_params, aux_params, allow_missing, force_init, allow_extra)
             return
         self._require()
-        self._buckets[self._default_bucket_key].set_params(arg_params, aux_params, allow_missing,
-                                                           force_init, allow_extra)
+        self._buckets[self._default_bucket_key].set_params(
+            arg_params, aux_params, allow_missing, force_init, allow_extra
+        )
         self._note_params()
 
     def get_params(self):
         """See `Module.get_params`."""
         self._require(params=True)
         default = self._buckets[self._default_bucket_key]
-        default._params_dirty = default._params_dirty or any(module._params_dirty for module in self._buckets.values())
+        default._params_dirty = default._params_dirty or any(
+            module._params_dirty for module in self._buckets.values()
+        )
         for module in self._buckets.values():
             module._params_dirty = False if module is not default else module._params_dirty
         return default.get_params()
 
-    def init_optimizer(self, kvstore="local", optimizer="sgd", optimizer_params=(("learning_rate", 0.01),), force_init=False):
+    def init_optimizer(
+        self,
+        kvstore="local",
+        optimizer="sgd",
+        optimizer_params=(("learning_rate", 0.01),),
+        force_init=False,
+    ):
         """See `Module.init_optimizer`."""
         self._require(params=True)
         if self.optimizer_initialized and not force_init:
@@ -215,7 +284,9 @@ class BucketingModule(BaseModule):
         self._require(params=True)
         for key in self._buckets:
             if not isinstance(key, (int, np.integer)):
-                raise TypeError(f"save_checkpoint: the bucket {key!r} has a key that is no integer; save its symbol and the parameters by yourself")
+                raise TypeError(
+                    f"save_checkpoint: the bucket {key!r} has a key that is no integer; save its symbol and the parameters by yourself"
+                )
         nd.save(f"{prefix}.buckets", [nd.array(list(self._buckets), dtype="int32")])
         for key, module in self._buckets.items():
             module.symbol.save(f"{prefix}-{key}-symbol.json", remove_amp_cast=remove_amp_cast)
@@ -226,12 +297,26 @@ class BucketingModule(BaseModule):
         """A module of what `save_checkpoint` wrote; `kwargs` go to `BucketingModule`. `sym_gen` makes the symbols of further buckets."""
         keys = [int(key) for key in nd.load(f"{prefix}.buckets")[0].asnumpy()]
         loaded = {key: symbols.load(f"{prefix}-{key}-symbol.json") for key in keys}
-        return BucketingModule.load_dict(loaded, sym_gen, default_bucket_key, *load_params(prefix, epoch), **kwargs)
+        return BucketingModule.load_dict(
+            loaded, sym_gen, default_bucket_key, *load_params(prefix, epoch), **kwargs
+        )
 
     @staticmethod
-    def load_dict(sym_dict=None, sym_gen=None, default_bucket_key=None, arg_params=None, aux_params=None, **kwargs):
+    def load_dict(
+        sym_dict=None,
+        sym_gen=None,
+        default_bucket_key=None,
+        arg_params=None,
+        aux_params=None,
+        **kwargs,
+    ):
         """A module of symbols by bucket, and parameters by name; `kwargs` go to `BucketingModule`."""
-        for value, what in ((sym_dict, "sym_dict"), (sym_gen, "sym_gen"), (arg_params, "arg_params"), (aux_params, "aux_params")):
+        for value, what in (
+            (sym_dict, "sym_dict"),
+            (sym_gen, "sym_gen"),
+            (arg_params, "arg_params"),
+            (aux_params, "aux_params"),
+        ):
             if value is None:
                 raise AssertionError(f"{what} is needed to load a BucketingModule")
         module = BucketingModule(sym_gen, default_bucket_key, **kwargs)

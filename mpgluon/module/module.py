@@ -18,7 +18,9 @@ from .base_module import BaseModule, copied
 __all__ = ["Module"]
 
 
-ExecutorGroup = namedtuple("ExecutorGroup", ["execs", "contexts", "param_names", "aux_names"])  # what Module._exec_group shows
+ExecutorGroup = namedtuple(
+    "ExecutorGroup", ["execs", "contexts", "param_names", "aux_names"]
+)  # what Module._exec_group shows
 
 
 def _descs(shapes):
@@ -30,7 +32,9 @@ def _check_names(symbol, names, what, must):
     for name in names:
         if name in known:
             continue
-        guesses = [one for one in known if not one.endswith(("_weight", "_bias", "_gamma", "_beta"))]
+        guesses = [
+            one for one in known if not one.endswith(("_weight", "_bias", "_gamma", "_beta"))
+        ]
         text = f"the module was made with {what}_names={list(names)}, but {name!r} is no argument of its symbol; did you mean one of {guesses}?"
         if must:
             raise ValueError(text)
@@ -61,15 +65,26 @@ class Module(BaseModule):
     """
 
     def __init__(
-        self, symbol, data_names=("data",), label_names=("softmax_label",), logger=logging, context=None, work_load_list=None, fixed_param_names=None,
-        state_names=None, group2ctxs=None, compression_params=None,
-    ):  # fmt: skip
+        self,
+        symbol,
+        data_names=("data",),
+        label_names=("softmax_label",),
+        logger=logging,
+        context=None,
+        work_load_list=None,
+        fixed_param_names=None,
+        state_names=None,
+        group2ctxs=None,
+        compression_params=None,
+    ):
         super().__init__(logger)
         context = current_context() if context is None else context
         self._context = [context] if isinstance(context, Context) else list(context)
         self._group2ctxs = self._groups(group2ctxs)
         if work_load_list is not None and len(work_load_list) != len(self._context):
-            raise ValueError(f"work_load_list has {len(work_load_list)} numbers for {len(self._context)} contexts")
+            raise ValueError(
+                f"work_load_list has {len(work_load_list)} numbers for {len(self._context)} contexts"
+            )
         self._work_load_list = work_load_list or [1] * len(self._context)
         self._symbol = symbol
         self._data_names = list(data_names)
@@ -99,8 +114,14 @@ class Module(BaseModule):
         if group2ctxs is None:
             return [None] * count
         if isinstance(group2ctxs, dict):
-            spread = {name: ctx if isinstance(ctx, (list, tuple)) else [ctx] * count for name, ctx in group2ctxs.items()}
-            return [{name: ctxs[i if len(ctxs) > 1 else 0] for name, ctxs in spread.items()} for i in range(count)]
+            spread = {
+                name: ctx if isinstance(ctx, (list, tuple)) else [ctx] * count
+                for name, ctx in group2ctxs.items()
+            }
+            return [
+                {name: ctxs[i if len(ctxs) > 1 else 0] for name, ctxs in spread.items()}
+                for i in range(count)
+            ]
         if len(group2ctxs) != count:
             raise ValueError(f"group2ctxs has {len(group2ctxs)} dicts for {count} contexts")
         return list(group2ctxs)
@@ -109,7 +130,9 @@ class Module(BaseModule):
         self.binded = False
         self._execs = []
         self._grad_req = None
-        self._buffers = [{} for _ in self._context]  # name -> the largest array so far of a data or label, which all buckets use
+        self._buffers = [
+            {} for _ in self._context
+        ]  # name -> the largest array so far of a data or label, which all buckets use
         self._data_shapes = self._label_shapes = None
 
     @staticmethod
@@ -125,7 +148,9 @@ class Module(BaseModule):
 
     def save_checkpoint(self, prefix, epoch, save_optimizer_states=False, remove_amp_cast=True):
         """Writes the symbol, the parameters, and (``prefix-0001.states``) the optimizer's states."""
-        save_checkpoint(prefix, epoch, self._symbol, *self.get_params(), remove_amp_cast=remove_amp_cast)
+        save_checkpoint(
+            prefix, epoch, self._symbol, *self.get_params(), remove_amp_cast=remove_amp_cast
+        )
         if save_optimizer_states:
             path = f"{prefix}-{epoch:04d}.states"
             self.save_optimizer_states(path)
@@ -145,7 +170,12 @@ class Module(BaseModule):
     @property
     def _total_exec_bytes(self):
         """Bytes of the arrays bound, those shared with other modules included."""
-        arrays = [array for one in self._execs for array in (*one.arg_arrays, *one.grad_arrays, *one.aux_arrays) if array is not None]
+        arrays = [
+            array
+            for one in self._execs
+            for array in (*one.arg_arrays, *one.grad_arrays, *one.aux_arrays)
+            if array is not None
+        ]
         return sum(array.size * itemsize(array.dtype) for array in arrays)
 
     data_names = property(lambda self: self._data_names)
@@ -166,14 +196,37 @@ class Module(BaseModule):
     def output_shapes(self):
         """(name, shape) of the outputs for the whole batch."""
         self._require()
-        shapes = {desc.name: desc.shape for desc in (*self._data_shapes, *(self._label_shapes or ()))}
-        shapes.update({name: self._execs[0].arg_dict[name].shape for name in (*self._param_names, *self._state_names)})
+        shapes = {
+            desc.name: desc.shape for desc in (*self._data_shapes, *(self._label_shapes or ()))
+        }
+        shapes.update(
+            {
+                name: self._execs[0].arg_dict[name].shape
+                for name in (*self._param_names, *self._state_names)
+            }
+        )
         inputs = set(self._symbol.list_inputs())  # labels may be for the metric alone
-        return list(zip(self._output_names, self._symbol.infer_shape(**{name: shape for name, shape in shapes.items() if name in inputs})[1]))
+        return list(
+            zip(
+                self._output_names,
+                self._symbol.infer_shape(
+                    **{name: shape for name, shape in shapes.items() if name in inputs}
+                )[1],
+            )
+        )
 
     # Binding
 
-    def bind(self, data_shapes, label_shapes=None, for_training=True, inputs_need_grad=False, force_rebind=False, shared_module=None, grad_req="write"):
+    def bind(
+        self,
+        data_shapes,
+        label_shapes=None,
+        for_training=True,
+        inputs_need_grad=False,
+        force_rebind=False,
+        shared_module=None,
+        grad_req="write",
+    ):
         """Makes executors for batches of these shapes.
 
         Parameters
@@ -199,7 +252,11 @@ class Module(BaseModule):
             raise AssertionError("inputs_need_grad needs for_training")
         if shared_module is not None:
             self._buffers = shared_module._buffers
-        self.for_training, self.inputs_need_grad, self._grad_req = for_training, inputs_need_grad, grad_req
+        self.for_training, self.inputs_need_grad, self._grad_req = (
+            for_training,
+            inputs_need_grad,
+            grad_req,
+        )
         self._set_shapes(data_shapes, label_shapes)
         arguments = self._symbol.list_arguments()
         if isinstance(grad_req, str):
@@ -208,7 +265,12 @@ class Module(BaseModule):
             grad_req = dict(zip(arguments, grad_req))
         requests = {}
         for name in arguments:
-            if not for_training or name in self._label_names or name in self._state_names or name in self._fixed_param_names:
+            if (
+                not for_training
+                or name in self._label_names
+                or name in self._state_names
+                or name in self._fixed_param_names
+            ):
                 requests[name] = "null"
             elif name in self._data_names:
                 requests[name] = "write" if inputs_need_grad else "null"
@@ -218,19 +280,33 @@ class Module(BaseModule):
         if shared_module is not None:
             strange = [name for name in self._param_names if name not in shared_module._param_names]
             if strange:
-                raise MXNetError(f"bind: the module that is shared has no parameters {', '.join(strange)}; bind the one with all of them first")
-        types = {desc.name: desc.dtype for desc in (*self._data_shapes, *(self._label_shapes or ())) if desc.name in arguments}
+                raise MXNetError(
+                    f"bind: the module that is shared has no parameters {', '.join(strange)}; bind the one with all of them first"
+                )
+        types = {
+            desc.name: desc.dtype
+            for desc in (*self._data_shapes, *(self._label_shapes or ()))
+            if desc.name in arguments
+        }
         self._execs = []
         for i, ctx in enumerate(self._context):
             executor = self._symbol.simple_bind(
-                ctx, grad_req=requests, type_dict=types, group2ctx=self._group2ctxs[i],
-                shared_arg_names=self._param_names, shared_exec=shared[i], shared_buffer=self._buffers[i],
+                ctx,
+                grad_req=requests,
+                type_dict=types,
+                group2ctx=self._group2ctxs[i],
+                shared_arg_names=self._param_names,
+                shared_exec=shared[i],
+                shared_buffer=self._buffers[i],
                 **self._part_shapes(i),
-            )  # fmt: skip
+            )
             self._execs.append(executor)
         self.binded = True
         if shared_module is not None and shared_module.params_initialized:
-            self._arg_params, self._aux_params = shared_module._arg_params, shared_module._aux_params
+            self._arg_params, self._aux_params = (
+                shared_module._arg_params,
+                shared_module._aux_params,
+            )
             self.params_initialized = True
         elif self.params_initialized:
             self._spread(self._arg_params, self._aux_params)
@@ -242,8 +318,12 @@ class Module(BaseModule):
         self._label_shapes = _descs(label_shapes) or None
         names = [desc.name for desc in self._data_shapes]
         if sorted(names) != sorted(self._data_names):
-            raise ValueError(f"Data provided by data_shapes don't match names specified by data_names ({names} vs. {self._data_names})")
-        batch = self._data_shapes[0].shape[max(DataDesc.get_batch_axis(self._data_shapes[0].layout), 0)]
+            raise ValueError(
+                f"Data provided by data_shapes don't match names specified by data_names ({names} vs. {self._data_names})"
+            )
+        batch = self._data_shapes[0].shape[
+            max(DataDesc.get_batch_axis(self._data_shapes[0].layout), 0)
+        ]
         total, ends = sum(self._work_load_list), [0]
         for load in self._work_load_list:
             ends.append(ends[-1] + round(batch * load / total))
@@ -269,11 +349,22 @@ class Module(BaseModule):
         """Goes over to batches of other shapes."""
         self._require()
         self._set_shapes(data_shapes, label_shapes)
-        self._execs = [one.reshape(allow_up_sizing=True, **self._part_shapes(i)) for i, one in enumerate(self._execs)]
+        self._execs = [
+            one.reshape(allow_up_sizing=True, **self._part_shapes(i))
+            for i, one in enumerate(self._execs)
+        ]
 
     # Parameters
 
-    def init_params(self, initializer=Uniform(0.01), arg_params=None, aux_params=None, allow_missing=False, force_init=False, allow_extra=False):
+    def init_params(
+        self,
+        initializer=Uniform(0.01),
+        arg_params=None,
+        aux_params=None,
+        allow_missing=False,
+        force_init=False,
+        allow_extra=False,
+    ):
         """Sets the parameters: from the dicts where they are there, else by the initializer; all
         of them or, when one does not fit, none.
 
@@ -282,20 +373,28 @@ class Module(BaseModule):
         MXNet, whatever `allow_extra` says.
         """
         if self.params_initialized and not force_init:
-            warnings.warn("Parameters already initialized and force_init=False. init_params call ignored.", stacklevel=2)
+            warnings.warn(
+                "Parameters already initialized and force_init=False. init_params call ignored.",
+                stacklevel=2,
+            )
             return
         self._require()
         if arg_params is None and self._arg_params is not None and not force_init:
             arg_params, aux_params = self._arg_params, self._aux_params
         attributes = self._symbol.attr_dict()
         found = []
-        for names, there, given in ((self._param_names, self._execs[0].arg_dict, arg_params), (self._aux_names, self._execs[0].aux_dict, aux_params)):
+        for names, there, given in (
+            (self._param_names, self._execs[0].arg_dict, arg_params),
+            (self._aux_names, self._execs[0].aux_dict, aux_params),
+        ):
             values = {}
             for name in names:
                 array = nd.zeros(there[name].shape, ctx=cpu(), dtype=there[name].dtype)
                 if given is not None and name in given:
                     if given[name].shape != array.shape:
-                        raise MXNetError(f"init_params: {name} has the shape {given[name].shape}, needed is {array.shape}")
+                        raise MXNetError(
+                            f"init_params: {name} has the shape {given[name].shape}, needed is {array.shape}"
+                        )
                     given[name].copyto(array)
                 elif given is not None and not allow_missing:
                     raise RuntimeError(f"{name} is not presented")
@@ -307,8 +406,9 @@ class Module(BaseModule):
             found.append(values)
         self._spread(*found)
 
-    def set_params(self, arg_params, aux_params, allow_missing=False, force_init=True,
-                   allow_extra=False):
+    def set_params(
+        self, arg_params, aux_params, allow_missing=False, force_init=True, allow_extra=False
+    ):
         """Takes over parameters from dicts of name to NDArray: all of them or, when one does not
         fit, none.
 
@@ -320,18 +420,34 @@ class Module(BaseModule):
             self.init_params(None, arg_params, aux_params, allow_missing, force_init, allow_extra)
             return
         if self.params_initialized and not force_init:
-            warnings.warn("Parameters already initialized and force_init=False. set_params call ignored.", stacklevel=2)
+            warnings.warn(
+                "Parameters already initialized and force_init=False. set_params call ignored.",
+                stacklevel=2,
+            )
             return
         self._require()
-        changes = [change for executor in self._execs for change in executor._copies(arg_params, aux_params, allow_extra)]
-        _core.at_once(*changes, (vars(self).update, {"params_initialized": True,
-                                                     "_params_dirty": True}))
+        changes = [
+            change
+            for executor in self._execs
+            for change in executor._copies(arg_params, aux_params, allow_extra)
+        ]
+        _core.at_once(
+            *changes, (vars(self).update, {"params_initialized": True, "_params_dirty": True})
+        )
 
     def _spread(self, arg_params, aux_params):
         """These are the parameters from now on, in all executors."""
-        changes = [change for executor in self._execs for change in executor._copies(arg_params, aux_params, True)]
-        values = {"_arg_params": arg_params, "_aux_params": aux_params, "params_initialized": True,
-                  "_params_dirty": False}
+        changes = [
+            change
+            for executor in self._execs
+            for change in executor._copies(arg_params, aux_params, True)
+        ]
+        values = {
+            "_arg_params": arg_params,
+            "_aux_params": aux_params,
+            "params_initialized": True,
+            "_params_dirty": False,
+        }
         _core.at_once(*changes, (vars(self).update, values))
 
     def get_params(self):
@@ -349,7 +465,13 @@ class Module(BaseModule):
 
     # Optimizer
 
-    def init_optimizer(self, kvstore="local", optimizer="sgd", optimizer_params=(("learning_rate", 0.01),), force_init=False):
+    def init_optimizer(
+        self,
+        kvstore="local",
+        optimizer="sgd",
+        optimizer_params=(("learning_rate", 0.01),),
+        force_init=False,
+    ):
         """Installs an optimizer: an Optimizer, or a name with parameters. Gradients are divided by the batch size by default.
 
         kvstore: 'local', 'device' or None; parameters of several contexts are updated on the first and copied to the others.
@@ -362,11 +484,15 @@ class Module(BaseModule):
         if isinstance(store, kvstores.KVStore):
             store.set_gradient_compression(self._compression_params)
         elif store is not None and not isinstance(store, kvstores.KVStoreBase):
-            raise TypeError(f"init_optimizer: kvstore is the name of a store, a store or None, not {type(kvstore).__name__}")
+            raise TypeError(
+                f"init_optimizer: kvstore is the name of a store, a store or None, not {type(kvstore).__name__}"
+            )
         names = dict(enumerate(self._param_names))
         if isinstance(optimizer, str):
             params = {"rescale_grad": 1.0 / self._batch_size, **dict(optimizer_params)}
-            optimizer = optimizers.create(optimizer, sym=self._symbol, param_idx2name=names, **params)
+            optimizer = optimizers.create(
+                optimizer, sym=self._symbol, param_idx2name=names, **params
+            )
         elif not isinstance(optimizer, optimizers.Optimizer):
             raise TypeError(f"optimizer is a name or an Optimizer, not {type(optimizer).__name__}")
         elif not optimizer.idx2name:
@@ -376,8 +502,9 @@ class Module(BaseModule):
         store = store if len(self._context) > 1 or not isinstance(kvstore, str) else None
         if isinstance(store, kvstores.KVStore):
             store._set_updater(updater)
-        vars(self).update(_optimizer=optimizer, _updater=updater, _kvstore=store,
-                          optimizer_initialized=True)
+        vars(self).update(
+            _optimizer=optimizer, _updater=updater, _kvstore=store, optimizer_initialized=True
+        )
         if self._preload_opt_states is not None:
             self.load_optimizer_states(self._preload_opt_states)
             self._preload_opt_states = None
@@ -385,8 +512,12 @@ class Module(BaseModule):
     def borrow_optimizer(self, shared_module):
         """Uses the optimizer of another module."""
         shared_module._require(params=True, optimizer=True)
-        vars(self).update(_optimizer=shared_module._optimizer, _updater=shared_module._updater,
-                          _kvstore=shared_module._kvstore, optimizer_initialized=True)
+        vars(self).update(
+            _optimizer=shared_module._optimizer,
+            _updater=shared_module._updater,
+            _kvstore=shared_module._kvstore,
+            optimizer_initialized=True,
+        )
 
     def save_optimizer_states(self, fname):
         """Writes the optimizer's states into a file."""
@@ -407,13 +538,18 @@ class Module(BaseModule):
                 raise
             except MXNetError as error:
                 raise MXNetError(f"{fname}: {error}") from None
-        names = dict(enumerate(self._param_names))  # MXNet counts parameters where no kvstore updates them
+        names = dict(
+            enumerate(self._param_names)
+        )  # MXNet counts parameters where no kvstore updates them
         states = {names.get(key, key): state for key, state in updater.states.items()}
         unknown = [str(key) for key in states if key not in self._param_names]
         if unknown:
-            raise MXNetError(f"{fname} holds states of {', '.join(unknown[:5])}, and the module has the parameters {', '.join(self._param_names[:5])}")
-        vars(self._updater).update(optimizer=updater.optimizer, states=states,
-                                   states_synced=dict.fromkeys(states, False))
+            raise MXNetError(
+                f"{fname} holds states of {', '.join(unknown[:5])}, and the module has the parameters {', '.join(self._param_names[:5])}"
+            )
+        vars(self._updater).update(
+            optimizer=updater.optimizer, states=states, states_synced=dict.fromkeys(states, False)
+        )
 
     # Computing
 
@@ -427,15 +563,28 @@ class Module(BaseModule):
         if given_labels and self._label_shapes:
             given += zip(self._label_shapes, given_labels)
         if any(tuple(array.shape) != desc.shape for desc, array in given):
-            data = [DataDesc(desc.name, array.shape, desc.dtype, desc.layout) for desc, array in zip(self._data_shapes, data_batch.data)]
+            data = [
+                DataDesc(desc.name, array.shape, desc.dtype, desc.layout)
+                for desc, array in zip(self._data_shapes, data_batch.data)
+            ]
             labels = None
             if self._label_shapes:
                 arrays = given_labels or [None] * len(self._label_shapes)
                 ratio = (data[0].shape[0], self._batch_size)
                 labels = [
-                    DataDesc(desc.name, array.shape if array is not None else (ratio[0] if desc.shape[0] == ratio[1] else desc.shape[0], *desc.shape[1:]), desc.dtype, desc.layout)
+                    DataDesc(
+                        desc.name,
+                        array.shape
+                        if array is not None
+                        else (
+                            ratio[0] if desc.shape[0] == ratio[1] else desc.shape[0],
+                            *desc.shape[1:],
+                        ),
+                        desc.dtype,
+                        desc.layout,
+                    )
                     for desc, array in zip(self._label_shapes, arrays)
-                ]  # fmt: skip
+                ]
             self.reshape(data, labels)
         for (begin, end), executor in zip(self._parts, self._execs):
             arguments = executor.arg_dict
@@ -460,7 +609,10 @@ class Module(BaseModule):
             if grads is not None:
                 part = list(grads)
                 if len(self._execs) > 1:
-                    part = [grad if axis < 0 else nd.slice_axis(grad, axis=axis, begin=begin, end=end) for grad, axis in zip(grads, self._output_axes)]
+                    part = [
+                        grad if axis < 0 else nd.slice_axis(grad, axis=axis, begin=begin, end=end)
+                        for grad, axis in zip(grads, self._output_axes)
+                    ]
             executor.backward(part)
 
     def update(self):
@@ -488,28 +640,36 @@ class Module(BaseModule):
         if not self._replicas_behind:
             return
         first, *others = [one.arg_dict for one in self._execs]
-        copies = [(first[name].copyto, other[name]) for name in self._param_names for other in others]
+        copies = [
+            (first[name].copyto, other[name]) for name in self._param_names for other in others
+        ]
         _core.at_once(*copies, (vars(self), "_replicas_behind", False))
 
     def update_metric(self, eval_metric, labels, pre_sliced=False):
         """Takes the outputs of the last forward into a metric."""
         if pre_sliced:
-            for (parts, executor) in zip(labels, self._execs):
+            for parts, executor in zip(labels, self._execs):
                 eval_metric.update_dict(dict(zip(self._label_names, parts)), executor.output_dict)
             return
         names = [desc.name for desc in self._label_shapes or ()] or self._label_names
-        eval_metric.update_dict(dict(zip(names, labels or ())), dict(zip(self._output_names, self.get_outputs())))
+        eval_metric.update_dict(
+            dict(zip(names, labels or ())), dict(zip(self._output_names, self.get_outputs()))
+        )
 
     def get_outputs(self, merge_multi_context=True):
         """The outputs of the last forward, those of the contexts joined; or a list for each output."""
         self._require(params=True)
-        return self._merged([one.outputs for one in self._execs], merge_multi_context, self._output_axes)
+        return self._merged(
+            [one.outputs for one in self._execs], merge_multi_context, self._output_axes
+        )
 
     def get_input_grads(self, merge_multi_context=True):
         """The gradients of the data, likewise; needs ``bind(inputs_need_grad=True)``."""
         self._require(params=True)
         if not self.inputs_need_grad:
-            raise AssertionError("bind the module with inputs_need_grad=True for the gradients of its inputs")
+            raise AssertionError(
+                "bind the module with inputs_need_grad=True for the gradients of its inputs"
+            )
         axes = {desc.name: DataDesc.get_batch_axis(desc.layout) for desc in self._data_shapes}
         grads = [[one.grad_dict[name] for name in self._data_names] for one in self._execs]
         return self._merged(grads, merge_multi_context, [axes[name] for name in self._data_names])
@@ -529,7 +689,11 @@ class Module(BaseModule):
     def get_states(self, merge_multi_context=True):
         """The arrays of `state_names`."""
         self._require(params=True)
-        return self._merged([[one.arg_dict[name] for name in self._state_names] for one in self._execs], merge_multi_context, [0] * len(self._state_names))
+        return self._merged(
+            [[one.arg_dict[name] for name in self._state_names] for one in self._execs],
+            merge_multi_context,
+            [0] * len(self._state_names),
+        )
 
     def set_states(self, states=None, value=None):
         """Sets the arrays of `state_names`: from lists per state of arrays per context, or to a number."""

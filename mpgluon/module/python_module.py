@@ -34,19 +34,37 @@ class PythonModule(BaseModule):
     label_shapes = property(lambda self: self._label_shapes)
     output_shapes = property(lambda self: self._output_shapes)
 
-    def bind(self, data_shapes, label_shapes=None, for_training=True, inputs_need_grad=False, force_rebind=False, shared_module=None, grad_req="write"):
+    def bind(
+        self,
+        data_shapes,
+        label_shapes=None,
+        for_training=True,
+        inputs_need_grad=False,
+        force_rebind=False,
+        shared_module=None,
+        grad_req="write",
+    ):
         """Takes note of the shapes; see `Module.bind`."""
         if self.binded and not force_rebind:
             self.logger.warning("Already bound, ignoring bind()")
             return
         if grad_req != "write":
-            raise AssertionError(f"{type(self).__name__} writes gradients; grad_req={grad_req!r} is not possible")
-        for shapes, names, what in ((data_shapes, self._data_names, "data"), (label_shapes, self._label_names, "label")):
+            raise AssertionError(
+                f"{type(self).__name__} writes gradients; grad_req={grad_req!r} is not possible"
+            )
+        for shapes, names, what in (
+            (data_shapes, self._data_names, "data"),
+            (label_shapes, self._label_names, "label"),
+        ):
             given = [desc[0] for desc in shapes or ()]
             if shapes is not None and given != names:
-                raise AssertionError(f"bind: {what}_shapes are of {given}, the module's {what}_names are {names}")
+                raise AssertionError(
+                    f"bind: {what}_shapes are of {given}, the module's {what}_names are {names}"
+                )
         self.for_training, self.inputs_need_grad = for_training, inputs_need_grad
-        self._data_shapes = [desc if isinstance(desc, DataDesc) else DataDesc(*desc) for desc in data_shapes]
+        self._data_shapes = [
+            desc if isinstance(desc, DataDesc) else DataDesc(*desc) for desc in data_shapes
+        ]
         self._label_shapes = label_shapes
         self._output_shapes = self._compute_output_shapes()
         self.binded = True
@@ -59,11 +77,25 @@ class PythonModule(BaseModule):
         """Two empty dicts."""
         return {}, {}
 
-    def init_params(self, initializer=Uniform(0.01), arg_params=None, aux_params=None, allow_missing=False, force_init=False, allow_extra=False):
+    def init_params(
+        self,
+        initializer=Uniform(0.01),
+        arg_params=None,
+        aux_params=None,
+        allow_missing=False,
+        force_init=False,
+        allow_extra=False,
+    ):
         """There is nothing to initialize."""
         self.params_initialized = True
 
-    def init_optimizer(self, kvstore="local", optimizer="sgd", optimizer_params=(("learning_rate", 0.01),), force_init=False):
+    def init_optimizer(
+        self,
+        kvstore="local",
+        optimizer="sgd",
+        optimizer_params=(("learning_rate", 0.01),),
+        force_init=False,
+    ):
         """There is nothing to update."""
         self.optimizer_initialized = True
 
@@ -91,7 +123,14 @@ class PythonLossModule(PythonModule):
         defines `_backward_impl`.
     """
 
-    def __init__(self, name="pyloss", data_names=("data",), label_names=("softmax_label",), logger=logging, grad_func=None):
+    def __init__(
+        self,
+        name="pyloss",
+        data_names=("data",),
+        label_names=("softmax_label",),
+        logger=logging,
+        grad_func=None,
+    ):
         super().__init__(data_names, label_names, [f"{name}_output"], logger)
         if len(self._data_names) != 1 or len(self._label_names) != 1:
             raise AssertionError("PythonLossModule takes one data and one label")
@@ -123,9 +162,13 @@ class PythonLossModule(PythonModule):
 
     def _backward_impl(self):
         if self._grad_func is None:
-            raise NotImplementedError(f"{type(self).__name__}: give grad_func, or define _backward_impl in a subclass")
+            raise NotImplementedError(
+                f"{type(self).__name__}: give grad_func, or define _backward_impl in a subclass"
+            )
         grad = self._grad_func(self._scores, self._labels)
-        self._scores_grad = grad if isinstance(grad, nd.NDArray) else nd.array(grad, ctx=self._scores.context)
+        self._scores_grad = (
+            grad if isinstance(grad, nd.NDArray) else nd.array(grad, ctx=self._scores.context)
+        )
 
     def get_input_grads(self, merge_multi_context=True):
         """The gradient of the scores."""
@@ -133,4 +176,6 @@ class PythonLossModule(PythonModule):
 
     def install_monitor(self, mon):
         """No executor runs here that a Monitor could watch."""
-        raise NotImplementedError("a PythonLossModule has no executor to watch; install the monitor on the modules before it")
+        raise NotImplementedError(
+            "a PythonLossModule has no executor to watch; install the monitor on the modules before it"
+        )

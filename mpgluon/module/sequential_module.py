@@ -65,7 +65,16 @@ class SequentialModule(BaseModule):
         self._require()
         return self._modules[-1].output_shapes
 
-    def bind(self, data_shapes, label_shapes=None, for_training=True, inputs_need_grad=False, force_rebind=False, shared_module=None, grad_req="write"):
+    def bind(
+        self,
+        data_shapes,
+        label_shapes=None,
+        for_training=True,
+        inputs_need_grad=False,
+        force_rebind=False,
+        shared_module=None,
+        grad_req="write",
+    ):
         """Binds all modules, each for what the one before it gives; see `Module.bind`."""
         if self.binded and not force_rebind:
             self.logger.warning("Already bound, ignoring bind()")
@@ -80,15 +89,24 @@ class SequentialModule(BaseModule):
         for i, (module, meta) in enumerate(zip(self._modules, self._metas)):
             if meta.get(self.META_AUTO_WIRING):
                 if len(module.data_names) != len(shapes):
-                    raise AssertionError(f"module {i} has {len(module.data_names)} data names for {len(shapes)} arrays")
+                    raise AssertionError(
+                        f"module {i} has {len(module.data_names)} data names for {len(shapes)} arrays"
+                    )
                 shapes = [DataDesc(name, desc[1]) for name, desc in zip(module.data_names, shapes)]
             module.bind(
-                shapes, label_shapes if meta.get(self.META_TAKE_LABELS) else None, for_training, bool(inputs_need_grad or (for_training and i > 0)),
-                force_rebind, None, grad_req,
-            )  # fmt: skip
+                shapes,
+                label_shapes if meta.get(self.META_TAKE_LABELS) else None,
+                for_training,
+                bool(inputs_need_grad or (for_training and i > 0)),
+                force_rebind,
+                None,
+                grad_req,
+            )
             shapes = module.output_shapes
         self.for_training, self.inputs_need_grad = for_training, inputs_need_grad
-        self._label_shapes = label_shapes if any(meta.get(self.META_TAKE_LABELS) for meta in self._metas) else None
+        self._label_shapes = (
+            label_shapes if any(meta.get(self.META_TAKE_LABELS) for meta in self._metas) else None
+        )
         self.binded = True
 
     def get_params(self):
@@ -101,23 +119,40 @@ class SequentialModule(BaseModule):
             states.update(more_states)
         return arguments, states
 
-    def init_params(self, initializer=Uniform(0.01), arg_params=None, aux_params=None, allow_missing=False, force_init=False, allow_extra=False):
+    def init_params(
+        self,
+        initializer=Uniform(0.01),
+        arg_params=None,
+        aux_params=None,
+        allow_missing=False,
+        force_init=False,
+        allow_extra=False,
+    ):
         """Initializes all modules; see `Module.init_params`. AssertionError when two have a parameter of the same name."""
         if self.params_initialized and not force_init:
             return
         self._require()
         for module in self._modules:
-            module.init_params(initializer, arg_params, aux_params, allow_missing, force_init,
-                               allow_extra)
+            module.init_params(
+                initializer, arg_params, aux_params, allow_missing, force_init, allow_extra
+            )
         owners = {}
         for i, module in enumerate(self._modules):
             for name in [name for arrays in module.get_params() for name in arrays]:
                 if name in owners:
-                    raise AssertionError(f"Duplicated parameter names: {name!r} is one of module {i} and of module {owners[name]}")
+                    raise AssertionError(
+                        f"Duplicated parameter names: {name!r} is one of module {i} and of module {owners[name]}"
+                    )
                 owners[name] = i
         self.params_initialized = True
 
-    def init_optimizer(self, kvstore="local", optimizer="sgd", optimizer_params=(("learning_rate", 0.01),), force_init=False):
+    def init_optimizer(
+        self,
+        kvstore="local",
+        optimizer="sgd",
+        optimizer_params=(("learning_rate", 0.01),),
+        force_init=False,
+    ):
         """Installs an optimizer in every module; see `Module.init_optimizer`."""
         self._require(params=True)
         if self.optimizer_initialized and not force_init:
@@ -134,7 +169,10 @@ class SequentialModule(BaseModule):
             module.forward(batch, is_train)
             if module is not self._modules[-1]:
                 batch.data = module.get_outputs()
-                batch.provide_data = [DataDesc(name, array.shape) for (name, _), array in zip(module.output_shapes, batch.data)]
+                batch.provide_data = [
+                    DataDesc(name, array.shape)
+                    for (name, _), array in zip(module.output_shapes, batch.data)
+                ]
 
     def backward(self, out_grads=None):
         self._require(params=True, training=True)
@@ -155,7 +193,9 @@ class SequentialModule(BaseModule):
     def get_input_grads(self, merge_multi_context=True):
         self._require(params=True)
         if not self.inputs_need_grad:
-            raise AssertionError("bind the module with inputs_need_grad=True for the gradients of its inputs")
+            raise AssertionError(
+                "bind the module with inputs_need_grad=True for the gradients of its inputs"
+            )
         return self._modules[0].get_input_grads(merge_multi_context)
 
     def update_metric(self, eval_metric, labels, pre_sliced=False):

@@ -17,7 +17,21 @@ _ops = {name: function for name, function in vars(op).items() if isinstance(func
 globals().update({name: function for name, function in _ops.items() if name not in _functions})
 _add_methods(_core.ops())
 
-__all__ = sorted({"NDArray", "contrib", "image", "linalg", "load", "load_frombuffer", "op", "random", "save", *_functions, *_ops})
+__all__ = sorted(
+    {
+        "NDArray",
+        "contrib",
+        "image",
+        "linalg",
+        "load",
+        "load_frombuffer",
+        "op",
+        "random",
+        "save",
+        *_functions,
+        *_ops,
+    }
+)
 
 
 def __getattr__(name):

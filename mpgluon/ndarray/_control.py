@@ -20,7 +20,9 @@ def _flat(items, what):
     if isinstance(items, NDArray):
         return [items], lambda arrays: arrays[0]
     if not isinstance(items, (list, tuple)):
-        raise TypeError(f"{what}: expected an NDArray or nested lists of them, got {type(items).__name__}")
+        raise TypeError(
+            f"{what}: expected an NDArray or nested lists of them, got {type(items).__name__}"
+        )
     parts = [_flat(item, what) for item in items]
 
     def nest(arrays):
@@ -53,8 +55,14 @@ def _slices(array, count):
     slices = []
     for begin in range(0, count, _PIECES):
         size = min(_PIECES, count - begin)
-        piece = array if size == count else _core.get_op("slice_axis")(array, axis=0, begin=begin, end=begin + size)
-        found = _core.get_op("SliceChannel")(piece, num_outputs=size, axis=0, squeeze_axis=len(array.shape) > 1)
+        piece = (
+            array
+            if size == count
+            else _core.get_op("slice_axis")(array, axis=0, begin=begin, end=begin + size)
+        )
+        found = _core.get_op("SliceChannel")(
+            piece, num_outputs=size, axis=0, squeeze_axis=len(array.shape) > 1
+        )
         slices += found if isinstance(found, (list, tuple)) else [found]
     return slices
 
@@ -87,7 +95,9 @@ def foreach(body, data, init_states):
     states, nest_states = _flat(init_states, "foreach: init_states")
     steps = {array.shape[0] if array.shape else 0 for array in arrays}
     if len(steps) != 1 or 0 in steps:
-        raise ValueError(f"foreach: the data need first axes of one length of at least 1, got {sorted(steps)}")
+        raise ValueError(
+            f"foreach: the data need first axes of one length of at least 1, got {sorted(steps)}"
+        )
     count = steps.pop()
     tracer = _tracer([*arrays, *states])
     if tracer is not None:
@@ -101,7 +111,9 @@ def foreach(body, data, init_states):
             outputs, states = body(nest([array[step] for array in slices]), states)
             leaves, nest_outputs = _flat(outputs, "foreach: the outputs of the body")
             if rows and len(leaves) != len(rows[0]):
-                raise ValueError(f"foreach: the body returned {len(rows[0])} outputs first, and {len(leaves)} in step {step}")
+                raise ValueError(
+                    f"foreach: the body returned {len(rows[0])} outputs first, and {len(leaves)} in step {step}"
+                )
             rows.append(leaves)
     return nest_outputs([_stack(items) for items in zip(*rows)]), states
 
@@ -118,7 +130,14 @@ def _traced_foreach(tracer, body, data, nest, states, nest_states, count):
         return [*leaves, *new]
 
     try:
-        traced = _graph_breaks.Body(step, [*[(a.shape[1:] or (1,), a.dtype, a.context) for a in data], *map(_graph_breaks.describe, states)], "the body of foreach")
+        traced = _graph_breaks.Body(
+            step,
+            [
+                *[(a.shape[1:] or (1,), a.dtype, a.context) for a in data],
+                *map(_graph_breaks.describe, states),
+            ],
+            "the body of foreach",
+        )
     except _graph_breaks.NeedsValues:
         return None
     nest_outputs, nest_new, num_outputs = nests
@@ -127,7 +146,10 @@ def _traced_foreach(tracer, body, data, nest, states, nest_states, count):
 
     def inlined(arrays):
         slices = [_slices(array, count) for array in arrays[: len(data)]]
-        now, captures = arrays[len(data) : len(data) + len(states)], arrays[len(data) + len(states) :]
+        now, captures = (
+            arrays[len(data) : len(data) + len(states)],
+            arrays[len(data) + len(states) :],
+        )
         rows = []
         for step in range(count):
             results = traced.inline([*[array[step] for array in slices], *now, *captures])
@@ -140,8 +162,20 @@ def _traced_foreach(tracer, body, data, nest, states, nest_states, count):
         results = inlined(arrays)
     else:
         rows = traced.descs[:num_outputs]
-        loop = _core.Routine.loop("foreach", count, len(data), len(states), traced.routine, len(traced.captures), None, 0, rows)
-        results = tracer.host("foreach", loop, arrays, [*_rows(rows, count), *traced.descs[num_outputs:]], [traced])
+        loop = _core.Routine.loop(
+            "foreach",
+            count,
+            len(data),
+            len(states),
+            traced.routine,
+            len(traced.captures),
+            None,
+            0,
+            rows,
+        )
+        results = tracer.host(
+            "foreach", loop, arrays, [*_rows(rows, count), *traced.descs[num_outputs:]], [traced]
+        )
     return nest_outputs(results[:num_outputs]), nest_new(results[num_outputs:])
 
 
@@ -154,7 +188,9 @@ def _truth(value, what):
     try:
         return bool(value)
     except Exception as error:
-        raise ValueError(f"{what} has to be one number, not {type(value).__name__}: {error}") from error
+        raise ValueError(
+            f"{what} has to be one number, not {type(value).__name__}: {error}"
+        ) from error
 
 
 def _step_of(func, variables, what):
@@ -165,7 +201,9 @@ def _step_of(func, variables, what):
     outputs, new = result
     new = [new] if isinstance(new, NDArray) else list(new or [])
     if len(new) != len(variables):
-        raise ValueError(f"{what}: func has to return as many loop_vars as it gets, {len(variables)}, not {len(new)}")
+        raise ValueError(
+            f"{what}: func has to return as many loop_vars as it gets, {len(variables)}, not {len(new)}"
+        )
     return ([] if outputs is None else outputs), new
 
 
@@ -179,9 +217,13 @@ def while_loop(cond, func, loop_vars, max_iterations=None):
     if max_iterations is None:
         raise ValueError("while_loop: max_iterations has to be given")
     try:
-        limit = int(max_iterations.asscalar() if isinstance(max_iterations, NDArray) else max_iterations)
+        limit = int(
+            max_iterations.asscalar() if isinstance(max_iterations, NDArray) else max_iterations
+        )
     except (TypeError, ValueError):
-        raise ValueError(f"while_loop: max_iterations has to be an integer, not {max_iterations!r}") from None
+        raise ValueError(
+            f"while_loop: max_iterations has to be an integer, not {max_iterations!r}"
+        ) from None
     single = isinstance(loop_vars, NDArray)
     variables = [loop_vars] if single else list(loop_vars)
     if not variables:
@@ -199,12 +241,18 @@ def while_loop(cond, func, loop_vars, max_iterations=None):
             outputs, variables = _step_of(func, variables, "while_loop")
             leaves, nest_outputs = _flat(outputs, "while_loop: the outputs of func")
             if rows and len(leaves) != len(rows[0]):
-                raise ValueError(f"while_loop: func returned {len(rows[0])} outputs first, and {len(leaves)} in step {len(rows)}")
+                raise ValueError(
+                    f"while_loop: func returned {len(rows[0])} outputs first, and {len(leaves)} in step {len(rows)}"
+                )
             for place, (leaf, first) in enumerate(zip(leaves, rows[0] if rows else ())):
                 if leaf.shape != first.shape:
-                    raise ValueError(f"while_loop: output {place} of func had the shape {first.shape} first, and {leaf.shape} in step {len(rows)}")
+                    raise ValueError(
+                        f"while_loop: output {place} of func had the shape {first.shape} first, and {leaf.shape} in step {len(rows)}"
+                    )
             rows.append(leaves)
-    stacked = [_padded(list(items), limit, _graph_breaks.describe(items[0])) for items in zip(*rows)]
+    stacked = [
+        _padded(list(items), limit, _graph_breaks.describe(items[0])) for items in zip(*rows)
+    ]
     return (nest_outputs(stacked) if nest_outputs else []), (variables[0] if single else variables)
 
 
@@ -214,7 +262,9 @@ def _padded(items, count, desc):
     if not missing:
         return rows
     shape, dtype, ctx = desc
-    return _concat([rows, _core.get_op("_full")(shape=(missing, *shape), ctx=ctx, dtype=dtype, value=0.0)])
+    return _concat(
+        [rows, _core.get_op("_full")(shape=(missing, *shape), ctx=ctx, dtype=dtype, value=0.0)]
+    )
 
 
 def _rows(descs, count):
@@ -235,9 +285,13 @@ def _traced_while(tracer, cond, func, variables, nest, limit):
     def test(arrays):
         result = cond(*nest(arrays))
         if not isinstance(result, NDArray):
-            raise ValueError(f"while_loop: in a hybridized block cond has to return an array, not {type(result).__name__}")
+            raise ValueError(
+                f"while_loop: in a hybridized block cond has to return an array, not {type(result).__name__}"
+            )
         if result.size != 1:
-            raise ValueError(f"while_loop: what cond returns has to be one number, not an array of shape {result.shape}")
+            raise ValueError(
+                f"while_loop: what cond returns has to be one number, not an array of shape {result.shape}"
+            )
         return [result]
 
     descs = [_graph_breaks.describe(array) for array in variables]
@@ -256,8 +310,24 @@ def _traced_while(tracer, cond, func, variables, nest, limit):
             )
 
     limit, rows = max(limit, 0), stepped.descs[:num_outputs]
-    loop = _core.Routine.loop("while_loop", limit, 0, len(variables), stepped.routine, len(stepped.captures), tested.routine, len(tested.captures), rows)
-    results = tracer.host("while_loop", loop, [*variables, *stepped.captures, *tested.captures], [*_rows(rows, limit), *descs], [tested, stepped])
+    loop = _core.Routine.loop(
+        "while_loop",
+        limit,
+        0,
+        len(variables),
+        stepped.routine,
+        len(stepped.captures),
+        tested.routine,
+        len(tested.captures),
+        rows,
+    )
+    results = tracer.host(
+        "while_loop",
+        loop,
+        [*variables, *stepped.captures, *tested.captures],
+        [*_rows(rows, limit), *descs],
+        [tested, stepped],
+    )
     return nest_outputs(results[:num_outputs]), nest_new(results[num_outputs:])
 
 
@@ -282,17 +352,28 @@ def cond(pred, then_func, else_func):
         return flat
 
     try:
-        bodies = [_graph_breaks.Body(flat_of(function, what), [], f"{what} of cond") for function, what in ((then_func, "then_func"), (else_func, "else_func"))]
+        bodies = [
+            _graph_breaks.Body(flat_of(function, what), [], f"{what} of cond")
+            for function, what in ((then_func, "then_func"), (else_func, "else_func"))
+        ]
     except _graph_breaks.NeedsValues as error:
         raise _inside(error, "cond") from None
     first, second = bodies
     if len(first.descs) != len(second.descs):
-        raise ValueError(f"cond: then_func returned {len(first.descs)} arrays, else_func {len(second.descs)}; they have to be as many")
+        raise ValueError(
+            f"cond: then_func returned {len(first.descs)} arrays, else_func {len(second.descs)}; they have to be as many"
+        )
     for place, (left, right) in enumerate(zip(first.descs, second.descs)):
         if left != right:
-            raise ValueError(f"cond: output {place} is {_text(left)} from then_func and {_text(right)} from else_func; in a hybridized block they have to be alike")
-    branch = _core.Routine.branch(first.routine, len(first.captures), second.routine, len(second.captures), len(first.descs))
-    results = tracer.host("cond", branch, [pred, *first.captures, *second.captures], first.descs, [first, second])
+            raise ValueError(
+                f"cond: output {place} is {_text(left)} from then_func and {_text(right)} from else_func; in a hybridized block they have to be alike"
+            )
+    branch = _core.Routine.branch(
+        first.routine, len(first.captures), second.routine, len(second.captures), len(first.descs)
+    )
+    results = tracer.host(
+        "cond", branch, [pred, *first.captures, *second.captures], first.descs, [first, second]
+    )
     return nests[0](results)
 
 
@@ -313,8 +394,14 @@ def dynamic(call, inputs):
     tracer = _tracer(inputs)
     if tracer is not None and _device_groups.current() is not None:
         device = _device_groups.device() or inputs[0].context
-        inputs = [array if array.context == device else array.as_in_context(device) for array in inputs]
-    return call.run(inputs) if tracer is None else tracer.dynamic(call.name.removeprefix("_contrib_"), call.run, inputs)
+        inputs = [
+            array if array.context == device else array.as_in_context(device) for array in inputs
+        ]
+    return (
+        call.run(inputs)
+        if tracer is None
+        else tracer.dynamic(call.name.removeprefix("_contrib_"), call.run, inputs)
+    )
 
 
 def boolean_mask(data, index, axis=0):

@@ -28,10 +28,18 @@ def _squeeze(self, axis=None, inplace=False):
     if not inplace:
         return _core.get_op("squeeze")(self, axis=axis)
     ndim = self.ndim
-    axes = [i for i in range(ndim) if self.shape[i] == 1] if axis is None else [axis] if isinstance(axis, int) else list(axis)
+    axes = (
+        [i for i in range(ndim) if self.shape[i] == 1]
+        if axis is None
+        else [axis]
+        if isinstance(axis, int)
+        else list(axis)
+    )
     for i in axes:
         if not -ndim <= i < ndim or self.shape[i] != 1:
-            raise ValueError(f"squeeze: axis {i} of an array of shape {self.shape} is not of length 1")
+            raise ValueError(
+                f"squeeze: axis {i} of an array of shape {self.shape} is not of length 1"
+            )
     dropped = {i % ndim for i in axes}
     return self.reshape([self.shape[i] for i in range(ndim) if i not in dropped] or [1])
 
@@ -41,7 +49,9 @@ def _expand_dims(self, axis, inplace=False):
     if not inplace:
         return _core.get_op("expand_dims")(self, axis=axis)
     if not -self.ndim - 1 <= axis <= self.ndim:
-        raise ValueError(f"expand_dims: axis {axis} is out of range for an array of shape {self.shape}")
+        raise ValueError(
+            f"expand_dims: axis {axis} is out of range for an array of shape {self.shape}"
+        )
     shape = list(self.shape)
     shape.insert(axis if axis >= 0 else axis + self.ndim + 1, 1)
     return self.reshape(shape)
@@ -53,16 +63,28 @@ def _flatten(self, inplace=False):
 
 
 _UFUNCS = {
-    np.add: 0, np.subtract: 1, np.multiply: 2, np.true_divide: 3, np.remainder: 4, np.power: 5, np.equal: 6, np.not_equal: 7, np.greater: 8,
-    np.greater_equal: 9, np.less: 10, np.less_equal: 11,
-}  # fmt: skip
+    np.add: 0,
+    np.subtract: 1,
+    np.multiply: 2,
+    np.true_divide: 3,
+    np.remainder: 4,
+    np.power: 5,
+    np.equal: 6,
+    np.not_equal: 7,
+    np.greater: 8,
+    np.greater_equal: 9,
+    np.less: 10,
+    np.less_equal: 11,
+}
 
 
 def _refuse_recorded(name, values):
     if _core.is_recording():
         for value in values:
             if isinstance(value, NDArray) and value._wants_gradient:
-                raise _core.MXNetError(f"numpy.{name} of an array that autograd records: its gradient would be lost; use mx.nd, or x.asnumpy() or x.detach() for values alone")
+                raise _core.MXNetError(
+                    f"numpy.{name} of an array that autograd records: its gradient would be lost; use mx.nd, or x.asnumpy() or x.detach() for values alone"
+                )
             if isinstance(value, (list, tuple)):
                 _refuse_recorded(name, value)
 
@@ -73,7 +95,10 @@ def ___array_function__(self, function, types, args, kwargs):
     _refuse_recorded(function.__name__, (*args, *kwargs.values()))
     if function in (np.mean, np.round):  # methods here have other parameters
         args = [item.asnumpy() if isinstance(item, NDArray) else item for item in args]
-        kwargs = {key: item.asnumpy() if isinstance(item, NDArray) else item for key, item in kwargs.items()}
+        kwargs = {
+            key: item.asnumpy() if isinstance(item, NDArray) else item
+            for key, item in kwargs.items()
+        }
     return function._implementation(*args, **kwargs)
 
 
@@ -122,7 +147,9 @@ def _split_v2(self, indices_or_sections, axis=0, squeeze_axis=False):
 def _tostype(self, stype):
     """The array itself for 'default'; other storage types do not exist here."""
     if stype != "default":
-        raise _core.NotSupportedError(f"tostype: arrays are dense; stype {stype!r} is not supported")
+        raise _core.NotSupportedError(
+            f"tostype: arrays are dense; stype {stype!r} is not supported"
+        )
     return self
 
 
@@ -133,7 +160,9 @@ def _as_nd_ndarray(self):
 
 def _as_np_ndarray(self):
     """NotSupportedError: there is no ``mx.np`` here."""
-    raise _core.NotSupportedError("as_np_ndarray: there is no mx.np in mpgluon; asnumpy() gives a NumPy array")
+    raise _core.NotSupportedError(
+        "as_np_ndarray: there is no mx.np in mpgluon; asnumpy() gives a NumPy array"
+    )
 
 
 def _slice_assign(self, rhs, begin, end, step=()):
@@ -143,7 +172,9 @@ def _slice_assign(self, rhs, begin, end, step=()):
 
 def _slice_assign_scalar(self, value, begin, end, step=()):
     """Writes a number into the slice of this array; returns the array."""
-    return _core.get_op("_slice_assign_scalar")(self, scalar=value, begin=begin, end=end, step=step, out=self)
+    return _core.get_op("_slice_assign_scalar")(
+        self, scalar=value, begin=begin, end=end, step=step, out=self
+    )
 
 
 def _to_dlpack_for_read(self):
@@ -163,8 +194,27 @@ def add_methods(ops):
             setattr(NDArray, name, ops[name])
     NDArray.__array_priority__ = 1000.0
     absent(NDArray, ARRAY)
-    for function in (___array_ufunc__, ___array_function__, ___dir__, ___format__, ___iter__, _to_numpy, _tolist, _transpose, _squeeze, _expand_dims, _flatten, _split_v2, _tostype, _as_nd_ndarray, _as_np_ndarray, _slice_assign, _slice_assign_scalar,
-                     _to_dlpack_for_read, _to_dlpack_for_write):  # fmt: skip
+    for function in (
+        ___array_ufunc__,
+        ___array_function__,
+        ___dir__,
+        ___format__,
+        ___iter__,
+        _to_numpy,
+        _tolist,
+        _transpose,
+        _squeeze,
+        _expand_dims,
+        _flatten,
+        _split_v2,
+        _tostype,
+        _as_nd_ndarray,
+        _as_np_ndarray,
+        _slice_assign,
+        _slice_assign_scalar,
+        _to_dlpack_for_read,
+        _to_dlpack_for_write,
+    ):
         name = function.__name__[1:]
         function.__name__ = name
         function.__qualname__ = f"NDArray.{name}"

@@ -16,7 +16,13 @@ def _default(param):
     if param["required"]:
         return REQUIRED
     text = param["default"]
-    if text in ("True", "False", "None") or param["kind"] not in ("dtype", "one of", "string", "Context", "boolean"):
+    if text in ("True", "False", "None") or param["kind"] not in (
+        "dtype",
+        "one of",
+        "string",
+        "Context",
+        "boolean",
+    ):
         try:
             return ast.literal_eval(text)
         except (ValueError, SyntaxError):  # inf
@@ -34,7 +40,18 @@ def signature(op, symbol=False):
             params.append(inspect.Parameter(entry["name"], inspect.Parameter.VAR_POSITIONAL))
             kind = inspect.Parameter.KEYWORD_ONLY
         else:
-            params.append(inspect.Parameter(entry["name"], kind, default=None if symbol or entry["optional"] else inspect.Parameter.empty))
-    params += [inspect.Parameter(param["name"], kind, default=_default(param)) for param in info["params"]]
-    params += [inspect.Parameter(name, kind, default=None) for name in (("name", "attr") if symbol else ("out", "name"))]
+            params.append(
+                inspect.Parameter(
+                    entry["name"],
+                    kind,
+                    default=None if symbol or entry["optional"] else inspect.Parameter.empty,
+                )
+            )
+    params += [
+        inspect.Parameter(param["name"], kind, default=_default(param)) for param in info["params"]
+    ]
+    params += [
+        inspect.Parameter(name, kind, default=None)
+        for name in (("name", "attr") if symbol else ("out", "name"))
+    ]
     return inspect.Signature(params)

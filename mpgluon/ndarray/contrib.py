@@ -21,7 +21,11 @@ def BatchNormWithReLU(data, gamma, beta, moving_mean, moving_var, **kwargs):
 
 
 def _rescale(value, like):
-    return value.as_in_context(like.context) if isinstance(value, _core.NDArray) else _core.array([value], ctx=like.context)
+    return (
+        value.as_in_context(like.context)
+        if isinstance(value, _core.NDArray)
+        else _core.array([value], ctx=like.context)
+    )
 
 
 def adamw_update(weight, grad, mean, var, rescale_grad, lr, eta, out=None, **options):
@@ -39,38 +43,59 @@ def adamw_update(weight, grad, mean, var, rescale_grad, lr, eta, out=None, **opt
     **options
         beta1, beta2, epsilon, wd, clip_gradient.
     """
-    return _core.get_op("_adamw_update")(weight, grad, mean, var, _rescale(rescale_grad, weight),
-                                         lr=lr, eta=eta, out=out, **options)
+    return _core.get_op("_adamw_update")(
+        weight, grad, mean, var, _rescale(rescale_grad, weight), lr=lr, eta=eta, out=out, **options
+    )
 
 
 def mp_adamw_update(weight, grad, mean, var, weight32, rescale_grad, lr, eta, out=None, **options):
     """`adamw_update` of a float32 copy of the weight, `weight32`, which is written, too."""
-    return _core.get_op("_mp_adamw_update")(weight, grad, mean, var, weight32, _rescale(rescale_grad, weight), lr=lr, eta=eta, out=out, **options)
+    return _core.get_op("_mp_adamw_update")(
+        weight,
+        grad,
+        mean,
+        var,
+        weight32,
+        _rescale(rescale_grad, weight),
+        lr=lr,
+        eta=eta,
+        out=out,
+        **options,
+    )
 
 
 def _each(update, arrays, rates, out):
-    outs = [None] * len(arrays[0]) if out is None else out if isinstance(out, (list, tuple)) else [out]
-    return [update(*some, *numbers, out=target) for some, numbers, target in zip(zip(*arrays), zip(*rates), outs)]
+    outs = (
+        [None] * len(arrays[0]) if out is None else out if isinstance(out, (list, tuple)) else [out]
+    )
+    return [
+        update(*some, *numbers, out=target)
+        for some, numbers, target in zip(zip(*arrays), zip(*rates), outs)
+    ]
 
 
-def multi_adamw_update(weights, grads, mean, var, rescale_grad, lrs, wds, etas, out=None, size=0,
-                       **options):
+def multi_adamw_update(
+    weights, grads, mean, var, rescale_grad, lrs, wds, etas, out=None, size=0, **options
+):
     """`adamw_update` of each of a list of weights, with rates of their own."""
 
     def update(weight, grad, mean, var, lr, wd, eta, out):
-        return adamw_update(weight, grad, mean, var, rescale_grad, lr, eta, out=out, wd=wd,
-                            **options)
+        return adamw_update(
+            weight, grad, mean, var, rescale_grad, lr, eta, out=out, wd=wd, **options
+        )
 
     return _each(update, (weights, grads, mean, var), (lrs, wds, etas), out)
 
 
-def multi_mp_adamw_update(weights, grads, mean, var, weights32, rescale_grad, lrs, wds, etas,
-                          out=None, size=0, **options):
+def multi_mp_adamw_update(
+    weights, grads, mean, var, weights32, rescale_grad, lrs, wds, etas, out=None, size=0, **options
+):
     """`mp_adamw_update` of each of a list of weights, with rates of their own."""
 
     def update(weight, grad, mean, var, weight32, lr, wd, eta, out):
-        return mp_adamw_update(weight, grad, mean, var, weight32, rescale_grad, lr, eta, out=out,
-                               wd=wd, **options)
+        return mp_adamw_update(
+            weight, grad, mean, var, weight32, rescale_grad, lr, eta, out=out, wd=wd, **options
+        )
 
     return _each(update, (weights, grads, mean, var, weights32), (lrs, wds, etas), out)
 
@@ -93,4 +118,9 @@ def rand_zipfian(true_classes, num_sampled, range_max, ctx=None):
     """
     ctx = true_classes.context if ctx is None else ctx
     true_classes = true_classes.as_in_context(ctx)
-    return _zipfian.draw(lambda high: _random.uniform(0, high, shape=(num_sampled,), dtype="float64", ctx=ctx), true_classes, num_sampled, range_max)
+    return _zipfian.draw(
+        lambda high: _random.uniform(0, high, shape=(num_sampled,), dtype="float64", ctx=ctx),
+        true_classes,
+        num_sampled,
+        range_max,
+    )

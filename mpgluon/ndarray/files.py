@@ -21,7 +21,9 @@ def _arrays_and_names(data):
     elif isinstance(data, list):
         arrays, names = list(data), None
     else:
-        raise ValueError(f"save: expected an NDArray, a list of them, or a dict of names to them, got {type(data).__name__}")
+        raise ValueError(
+            f"save: expected an NDArray, a list of them, or a dict of names to them, got {type(data).__name__}"
+        )
     for i, array in enumerate(arrays):
         if not isinstance(array, _core.NDArray):
             what = repr(names[i]) if names else f"item {i}"
@@ -36,19 +38,29 @@ def _as_saved(arrays, names):
     found = dict(zip(names, arrays))
     if len(found) < len(names):
         twice = next(name for name in found if names.count(name) > 1)
-        warnings.warn(f"the file has several arrays named {twice!r}; of arrays of one name the last is taken", stacklevel=3)
+        warnings.warn(
+            f"the file has several arrays named {twice!r}; of arrays of one name the last is taken",
+            stacklevel=3,
+        )
     return found
 
 
 # Formats of others, by the suffix of the file: how to read and write them.
 _FORMATS = {
-    ".npz": ("{name: nd.array(values) for name, values in numpy.load(file).items()}",
-             "numpy.savez(file, **{name: array.asnumpy() for name, array in arrays.items()})"),
+    ".npz": (
+        "{name: nd.array(values) for name, values in numpy.load(file).items()}",
+        "numpy.savez(file, **{name: array.asnumpy() for name, array in arrays.items()})",
+    ),
     ".npy": ("nd.array(numpy.load(file))", "numpy.save(file, array.asnumpy())"),
-    ".safetensors": ("{name: nd.array(values) for name, values in safetensors.numpy.load_file(file).items()}",
-                     "safetensors.numpy.save_file({name: array.asnumpy() for name, array in arrays.items()}, file)"),
-    ".pt": ("{name: nd.from_dlpack(tensor) for name, tensor in torch.load(file).items()}", "torch.save({name: torch.from_dlpack(array) for name, array in arrays.items()}, file)"),
-}  # fmt: skip
+    ".safetensors": (
+        "{name: nd.array(values) for name, values in safetensors.numpy.load_file(file).items()}",
+        "safetensors.numpy.save_file({name: array.asnumpy() for name, array in arrays.items()}, file)",
+    ),
+    ".pt": (
+        "{name: nd.from_dlpack(tensor) for name, tensor in torch.load(file).items()}",
+        "torch.save({name: torch.from_dlpack(array) for name, array in arrays.items()}, file)",
+    ),
+}
 
 
 def _way(fname, writing):
@@ -64,7 +76,9 @@ def save(fname, data):
     written.
     """
     if os.fspath(fname).endswith((".safetensors", ".pt")):
-        raise _core.MXNetValueError(f"save: {os.fspath(fname)} is named like a file of another format, and this writes MXNet's; {_way(fname, 1)}")
+        raise _core.MXNetValueError(
+            f"save: {os.fspath(fname)} is named like a file of another format, and this writes MXNet's; {_way(fname, 1)}"
+        )
     _core.save_arrays(fname, *_arrays_and_names(data))
 
 

@@ -8,11 +8,47 @@ from .. import _core
 from .._core import NDArray, array, from_dlpack, to_dlpack_for_read, to_dlpack_for_write, waitall
 
 __all__ = [
-    "Custom", "UpSampling",
-    "add", "arange", "array", "cast_storage", "concatenate", "divide", "empty", "equal", "eye", "from_dlpack", "from_numpy", "full", "greater", "greater_equal", "histogram",
-    "hypot", "lesser", "lesser_equal", "linspace", "logical_and", "logical_or", "logical_xor", "maximum", "minimum", "modulo", "moveaxis", "multiply",
-    "not_equal", "onehot_encode", "ones", "power", "split_v2", "subtract", "to_dlpack_for_read", "to_dlpack_for_write", "true_divide", "waitall", "zeros",
-]  # fmt: skip
+    "Custom",
+    "UpSampling",
+    "add",
+    "arange",
+    "array",
+    "cast_storage",
+    "concatenate",
+    "divide",
+    "empty",
+    "equal",
+    "eye",
+    "from_dlpack",
+    "from_numpy",
+    "full",
+    "greater",
+    "greater_equal",
+    "histogram",
+    "hypot",
+    "lesser",
+    "lesser_equal",
+    "linspace",
+    "logical_and",
+    "logical_or",
+    "logical_xor",
+    "maximum",
+    "minimum",
+    "modulo",
+    "moveaxis",
+    "multiply",
+    "not_equal",
+    "onehot_encode",
+    "ones",
+    "power",
+    "split_v2",
+    "subtract",
+    "to_dlpack_for_read",
+    "to_dlpack_for_write",
+    "true_divide",
+    "waitall",
+    "zeros",
+]
 
 _OPS = _core.ops()
 
@@ -27,12 +63,31 @@ def _op(name):
 def bilinear_upsampling(scale, num_filter):
     """The parameters of the Deconvolution that upsamples bilinearly, given a bilinear weight."""
     if num_filter < 1:
-        raise ValueError("UpSampling: sample_type='bilinear' needs num_filter, the number of channels")
+        raise ValueError(
+            "UpSampling: sample_type='bilinear' needs num_filter, the number of channels"
+        )
     size = 2 * scale - scale % 2
-    return {"kernel": (size, size), "stride": (scale, scale), "pad": (scale // 2, scale // 2), "num_filter": num_filter, "num_group": num_filter, "no_bias": True}
+    return {
+        "kernel": (size, size),
+        "stride": (scale, scale),
+        "pad": (scale // 2, scale // 2),
+        "num_filter": num_filter,
+        "num_group": num_filter,
+        "no_bias": True,
+    }
 
 
-def UpSampling(*data, scale, sample_type, num_filter=0, multi_input_mode="concat", num_args=1, workspace=512, weight=None, **kwargs):
+def UpSampling(
+    *data,
+    scale,
+    sample_type,
+    num_filter=0,
+    multi_input_mode="concat",
+    num_args=1,
+    workspace=512,
+    weight=None,
+    **kwargs,
+):
     """Height and width made larger by a whole factor.
 
     Parameters
@@ -50,15 +105,25 @@ def UpSampling(*data, scale, sample_type, num_filter=0, multi_input_mode="concat
         Accepted as in MXNet.
     """
     if sample_type != "bilinear":
-        return _op("UpSampling")(*data, scale=scale, sample_type=sample_type, multi_input_mode=multi_input_mode, **kwargs)
+        return _op("UpSampling")(
+            *data, scale=scale, sample_type=sample_type, multi_input_mode=multi_input_mode, **kwargs
+        )
     arrays = [*data, *[array for array in (kwargs.pop("data", None), weight) if array is not None]]
     if len(arrays) != 2:
-        raise TypeError(f"UpSampling: sample_type='bilinear' takes the data and the weight, got {len(arrays)} arrays")
+        raise TypeError(
+            f"UpSampling: sample_type='bilinear' takes the data and the weight, got {len(arrays)} arrays"
+        )
     return _op("Deconvolution")(*arrays, **bilinear_upsampling(scale, num_filter), **kwargs)
 
 
 def _filled(shape, value, ctx, dtype, out):
-    return _op("_full")(shape=shape, value=value, ctx=ctx, dtype="float32" if dtype is None else dtype, **({} if out is None else {"out": out}))
+    return _op("_full")(
+        shape=shape,
+        value=value,
+        ctx=ctx,
+        dtype="float32" if dtype is None else dtype,
+        **({} if out is None else {"out": out}),
+    )
 
 
 def zeros(shape, ctx=None, dtype=None, stype=None, out=None, **kwargs):
@@ -87,12 +152,22 @@ def arange(start, stop=None, step=1.0, repeat=1, infer_range=None, ctx=None, dty
     """start, start + step, ... below stop, each ``repeat`` times; arange(n) begins at 0."""
     if stop is None and not infer_range:
         start, stop = 0, start
-    return _op("_arange")(start=start, stop=stop, step=step, repeat=repeat, infer_range=bool(infer_range), ctx=ctx, dtype=dtype)
+    return _op("_arange")(
+        start=start,
+        stop=stop,
+        step=step,
+        repeat=repeat,
+        infer_range=bool(infer_range),
+        ctx=ctx,
+        dtype=dtype,
+    )
 
 
 def linspace(start, stop, num, endpoint=True, ctx=None, dtype="float32"):
     """``num`` numbers at equal distances from start to stop, which is left out with ``endpoint=False``."""
-    return _op("_linspace")(start=start, stop=stop, num=num, endpoint=endpoint, ctx=ctx, dtype=dtype)
+    return _op("_linspace")(
+        start=start, stop=stop, num=num, endpoint=endpoint, ctx=ctx, dtype=dtype
+    )
 
 
 def eye(N, M=0, k=0, ctx=None, dtype=None, **kwargs):
@@ -107,11 +182,15 @@ def from_numpy(ndarray, zero_copy=True, array_cls=NDArray):
     when it is not contiguous, or its memory can't be written (a file mapped for reading, an immutable object).
     """
     if not isinstance(ndarray, np.ndarray):
-        raise TypeError(f"from_numpy takes a NumPy array, not {type(ndarray).__name__}; nd.array takes other things, too")
+        raise TypeError(
+            f"from_numpy takes a NumPy array, not {type(ndarray).__name__}; nd.array takes other things, too"
+        )
     if not zero_copy:
         return array(ndarray, dtype=ndarray.dtype)
     if not ndarray.flags["C_CONTIGUOUS"]:
-        raise ValueError("from_numpy: only C-contiguous arrays can be shared; pass zero_copy=False or numpy.ascontiguousarray(a)")
+        raise ValueError(
+            "from_numpy: only C-contiguous arrays can be shared; pass zero_copy=False or numpy.ascontiguousarray(a)"
+        )
     owner = ndarray
     while isinstance(owner.base, np.ndarray):
         owner = owner.base
@@ -123,7 +202,9 @@ def from_numpy(ndarray, zero_copy=True, array_cls=NDArray):
             for a in reversed(arrays):
                 a.flags["WRITEABLE"] = True  # NumPy refuses where the memory itself is read-only
         except ValueError:
-            raise ValueError("from_numpy: the array's memory is read-only and can't be shared; pass zero_copy=False") from None
+            raise ValueError(
+                "from_numpy: the array's memory is read-only and can't be shared; pass zero_copy=False"
+            ) from None
         shared = from_dlpack(ndarray)
         before[0] = False
         return shared
@@ -132,18 +213,66 @@ def from_numpy(ndarray, zero_copy=True, array_cls=NDArray):
             a.flags["WRITEABLE"] = writable
 
 
-_KINDS = ("add", "subtract", "multiply", "divide", "modulo", "power", "equal", "not_equal", "greater", "greater_equal", "lesser", "lesser_equal", "maximum",
-          "minimum", "logical_and", "logical_or", "logical_xor", "hypot")  # fmt: skip
-_WORDS = ("lhs + rhs", "lhs - rhs", "lhs * rhs", "lhs / rhs", "lhs % rhs", "base ** exp", "lhs == rhs", "lhs != rhs", "lhs > rhs", "lhs >= rhs", "lhs < rhs",
-          "lhs <= rhs", "The larger of both", "The smaller of both", "1 where both are not 0", "1 where one is not 0", "1 where exactly one is not 0",
-          "sqrt(lhs**2 + rhs**2)")  # fmt: skip
+_KINDS = (
+    "add",
+    "subtract",
+    "multiply",
+    "divide",
+    "modulo",
+    "power",
+    "equal",
+    "not_equal",
+    "greater",
+    "greater_equal",
+    "lesser",
+    "lesser_equal",
+    "maximum",
+    "minimum",
+    "logical_and",
+    "logical_or",
+    "logical_xor",
+    "hypot",
+)
+_WORDS = (
+    "lhs + rhs",
+    "lhs - rhs",
+    "lhs * rhs",
+    "lhs / rhs",
+    "lhs % rhs",
+    "base ** exp",
+    "lhs == rhs",
+    "lhs != rhs",
+    "lhs > rhs",
+    "lhs >= rhs",
+    "lhs < rhs",
+    "lhs <= rhs",
+    "The larger of both",
+    "The smaller of both",
+    "1 where both are not 0",
+    "1 where one is not 0",
+    "1 where exactly one is not 0",
+    "sqrt(lhs**2 + rhs**2)",
+)
 _NUMBERS = {
-    "add": lambda a, b: a + b, "subtract": lambda a, b: a - b, "multiply": lambda a, b: a * b, "divide": lambda a, b: a / b, "modulo": lambda a, b: a % b,
-    "power": pow, "equal": lambda a, b: 1 if a == b else 0, "not_equal": lambda a, b: 1 if a != b else 0, "greater": lambda a, b: 1 if a > b else 0,
-    "greater_equal": lambda a, b: 1 if a >= b else 0, "lesser": lambda a, b: 1 if a < b else 0, "lesser_equal": lambda a, b: 1 if a <= b else 0,
-    "maximum": lambda a, b: a if a > b else b, "minimum": lambda a, b: a if a < b else b, "logical_and": lambda a, b: 1 if a and b else 0,
-    "logical_or": lambda a, b: 1 if a or b else 0, "logical_xor": lambda a, b: 1 if bool(a) ^ bool(b) else 0, "hypot": np.hypot,
-}  # fmt: skip
+    "add": lambda a, b: a + b,
+    "subtract": lambda a, b: a - b,
+    "multiply": lambda a, b: a * b,
+    "divide": lambda a, b: a / b,
+    "modulo": lambda a, b: a % b,
+    "power": pow,
+    "equal": lambda a, b: 1 if a == b else 0,
+    "not_equal": lambda a, b: 1 if a != b else 0,
+    "greater": lambda a, b: 1 if a > b else 0,
+    "greater_equal": lambda a, b: 1 if a >= b else 0,
+    "lesser": lambda a, b: 1 if a < b else 0,
+    "lesser_equal": lambda a, b: 1 if a <= b else 0,
+    "maximum": lambda a, b: a if a > b else b,
+    "minimum": lambda a, b: a if a < b else b,
+    "logical_and": lambda a, b: 1 if a and b else 0,
+    "logical_or": lambda a, b: 1 if a or b else 0,
+    "logical_xor": lambda a, b: 1 if bool(a) ^ bool(b) else 0,
+    "hypot": np.hypot,
+}
 
 
 def _make_binary(number, name, words):
@@ -180,7 +309,9 @@ def concatenate(arrays, axis=0, always_copy=True):
 def cast_storage(data, stype, out=None):
     """The array itself for stype 'default'; NotSupportedError for others: arrays are dense."""
     if stype != "default":
-        raise _core.NotSupportedError(f"cast_storage: arrays are dense; stype {stype!r} is not supported")
+        raise _core.NotSupportedError(
+            f"cast_storage: arrays are dense; stype {stype!r} is not supported"
+        )
     return data if out is None else data.copyto(out)
 
 
@@ -189,13 +320,17 @@ def moveaxis(tensor, source, destination):
     sources = [source] if np.isscalar(source) else list(source)
     destinations = [destination] if np.isscalar(destination) else list(destination)
     if len(sources) != len(destinations):
-        raise ValueError(f"moveaxis: as many sources as destinations are needed, got {len(sources)} and {len(destinations)}")
+        raise ValueError(
+            f"moveaxis: as many sources as destinations are needed, got {len(sources)} and {len(destinations)}"
+        )
     ndim = tensor.ndim
     normal = []
     for axes in (sources, destinations):
         for axis in axes:
             if not -ndim <= axis < ndim:
-                raise ValueError(f"moveaxis: there is no axis {axis} in an array with {ndim} dimensions")
+                raise ValueError(
+                    f"moveaxis: there is no axis {axis} in an array with {ndim} dimensions"
+                )
         normal.append([axis % ndim for axis in axes])
         if len(set(normal[-1])) != len(normal[-1]):
             raise ValueError("moveaxis: an axis is given twice")
@@ -210,12 +345,15 @@ def split_v2(ary, indices_or_sections, axis=0, squeeze_axis=False):
     size = ary.shape[axis]
     if isinstance(indices_or_sections, (int, np.integer)):
         if indices_or_sections < 1 or size % indices_or_sections:
-            raise ValueError(f"split_v2: axis {axis} of length {size} can't be split into {indices_or_sections} equal pieces")
+            raise ValueError(
+                f"split_v2: axis {axis} of length {size} can't be split into {indices_or_sections} equal pieces"
+            )
         indices, sections = (), int(indices_or_sections)
     else:
         indices, sections = (0, *[int(i) for i in indices_or_sections]), 0
-    return _op("_split_v2")(ary, indices=indices, axis=axis, squeeze_axis=squeeze_axis,
-                            sections=sections)
+    return _op("_split_v2")(
+        ary, indices=indices, axis=axis, squeeze_axis=squeeze_axis, sections=sections
+    )
 
 
 def onehot_encode(indices, out):
@@ -234,10 +372,15 @@ def histogram(a, bins=10, range=None):
     elif isinstance(bins, (int, np.integer)):
         edges = int(bins)
     else:
-        raise ValueError(f"histogram: bins is an integer or an NDArray of edges, got {type(bins).__name__}")
+        raise ValueError(
+            f"histogram: bins is an integer or an NDArray of edges, got {type(bins).__name__}"
+        )
     counts, edges = np.histogram(a.asnumpy(), bins=edges, range=range)
     plain = range is None and not isinstance(bins, NDArray)
-    found = array(counts, ctx=a.context, dtype="float32" if plain else "int64"), array(edges, ctx=a.context, dtype="float32" if plain else a.dtype)
+    found = (
+        array(counts, ctx=a.context, dtype="float32" if plain else "int64"),
+        array(edges, ctx=a.context, dtype="float32" if plain else a.dtype),
+    )
     return found if plain else list(found)
 
 

@@ -3,4 +3,7 @@
 from . import _namespaces
 from .. import _core
 
-_namespaces.fill({name: op for name, op in _core.ops().items() if "hidden" not in op.describe()["flags"]}, {"op": globals()})
+_namespaces.fill(
+    {name: op for name, op in _core.ops().items() if "hidden" not in op.describe()["flags"]},
+    {"op": globals()},
+)

@@ -5,8 +5,18 @@ from .. import _core
 from ..context import current_context  # noqa: F401 - found here in MXNet, too
 
 __all__ = [
-    "exponential", "gamma", "generalized_negative_binomial", "multinomial", "negative_binomial", "normal", "poisson", "randint", "randn", "shuffle", "uniform",
-]  # fmt: skip
+    "exponential",
+    "gamma",
+    "generalized_negative_binomial",
+    "multinomial",
+    "negative_binomial",
+    "normal",
+    "poisson",
+    "randint",
+    "randn",
+    "shuffle",
+    "uniform",
+]
 
 _OPS = _core.ops()
 
@@ -27,7 +37,9 @@ def _draw(name, params, shape, dtype, ctx, out):
         return op(*params, **options)
     for param in params:
         if not hasattr(param, "__float__"):
-            raise ValueError(f"random.{name}: parameters are numbers or NDArrays, got {type(param).__name__}")
+            raise ValueError(
+                f"random.{name}: parameters are numbers or NDArrays, got {type(param).__name__}"
+            )
     if out is not None:
         shape = out.shape if shape is None else shape
         options.setdefault("dtype", out.dtype)
@@ -74,7 +86,9 @@ def negative_binomial(k=1, p=1, shape=None, dtype=None, ctx=None, out=None, **kw
     return _draw("negative_binomial", (k, p), shape, dtype, ctx, out)
 
 
-def generalized_negative_binomial(mu=1, alpha=1, shape=None, dtype=None, ctx=None, out=None, **kwargs):
+def generalized_negative_binomial(
+    mu=1, alpha=1, shape=None, dtype=None, ctx=None, out=None, **kwargs
+):
     """Negative binomial by mean ``mu`` and dispersion ``alpha``."""
     return _draw("generalized_negative_binomial", (mu, alpha), shape, dtype, ctx, out)
 

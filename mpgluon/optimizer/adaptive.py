@@ -20,7 +20,9 @@ class Adam(GroupedOptimizer):
     `lazy_update` is accepted for compatibility; arrays are dense here.
     """
 
-    def __init__(self, learning_rate=0.001, beta1=0.9, beta2=0.999, epsilon=1e-8, lazy_update=True, **kwargs):
+    def __init__(
+        self, learning_rate=0.001, beta1=0.9, beta2=0.999, epsilon=1e-8, lazy_update=True, **kwargs
+    ):
         super().__init__(learning_rate=learning_rate, **kwargs)
         self.beta1 = beta1
         self.beta2 = beta2
@@ -32,10 +34,19 @@ class Adam(GroupedOptimizer):
 
     def _step(self, indices, weights, grads, states, lrs, wds):
         counts = [self._index_update_count[index] for index in indices]
-        corrections = {t: math.sqrt(1.0 - self.beta2**t) / (1.0 - self.beta1**t) for t in set(counts)}
+        corrections = {
+            t: math.sqrt(1.0 - self.beta2**t) / (1.0 - self.beta1**t) for t in set(counts)
+        }
         corrected = [lr * corrections[t] for lr, t in zip(lrs, counts)]
         options = self._options(beta1=self.beta1, beta2=self.beta2, epsilon=self.epsilon)
-        update_group(nd._internal._multi_adam_update, weights, (grads, *zip(*states)), corrected, wds, **options)
+        update_group(
+            nd._internal._multi_adam_update,
+            weights,
+            (grads, *zip(*states)),
+            corrected,
+            wds,
+            **options,
+        )
 
     def _multi(self, weights, states):
         return None if self.multi_precision else ("_multi_adam_update", list(zip(*states)))
@@ -57,7 +68,14 @@ class AdaGrad(GroupedOptimizer):
         return zeros_like_state(weight)
 
     def _step(self, indices, weights, grads, states, lrs, wds):
-        update_group(nd._internal._multi_adagrad_update, weights, (grads, states), lrs, wds, **self._options(epsilon=self.float_stable_eps))
+        update_group(
+            nd._internal._multi_adagrad_update,
+            weights,
+            (grads, states),
+            lrs,
+            wds,
+            **self._options(epsilon=self.float_stable_eps),
+        )
 
     def _multi(self, weights, states):
         return None if self.multi_precision else ("_multi_adagrad_update", [states])
@@ -73,7 +91,16 @@ class RMSProp(GroupedOptimizer):
     With `centered` by the running deviation, and with a momentum `gamma2`. `clip_weights` cuts the weights off afterwards.
     """
 
-    def __init__(self, learning_rate=0.001, gamma1=0.9, gamma2=0.9, epsilon=1e-8, centered=False, clip_weights=None, **kwargs):
+    def __init__(
+        self,
+        learning_rate=0.001,
+        gamma1=0.9,
+        gamma2=0.9,
+        epsilon=1e-8,
+        centered=False,
+        clip_weights=None,
+        **kwargs,
+    ):
         super().__init__(learning_rate=learning_rate, **kwargs)
         self.gamma1 = gamma1
         self.gamma2 = gamma2
@@ -87,10 +114,19 @@ class RMSProp(GroupedOptimizer):
     def _step(self, indices, weights, grads, states, lrs, wds):
         options = self._own_options()
         if not self.centered:
-            update_group(nd._internal._multi_rmsprop_update, weights, (grads, *zip(*states)), lrs, wds, **options)
+            update_group(
+                nd._internal._multi_rmsprop_update,
+                weights,
+                (grads, *zip(*states)),
+                lrs,
+                wds,
+                **options,
+            )
             return
         for weight, grad, state, lr, wd in zip(weights, grads, states, lrs, wds):
-            nd.rmspropalex_update(weight, grad, *state, out=weight, lr=lr, wd=wd, gamma2=self.gamma2, **options)
+            nd.rmspropalex_update(
+                weight, grad, *state, out=weight, lr=lr, wd=wd, gamma2=self.gamma2, **options
+            )
 
     def _own_options(self):
         options = self._options(gamma1=self.gamma1, epsilon=self.epsilon)
@@ -99,7 +135,11 @@ class RMSProp(GroupedOptimizer):
         return options
 
     def _multi(self, weights, states):
-        return None if self.multi_precision or self.centered else ("_multi_rmsprop_update", list(zip(*states)))
+        return (
+            None
+            if self.multi_precision or self.centered
+            else ("_multi_rmsprop_update", list(zip(*states)))
+        )
 
     def _multi_numbers(self, count):
         return 1.0, self._own_options()
@@ -123,8 +163,11 @@ class AdaDelta(GroupedOptimizer):
         new_squares = squares * self.rho + (1.0 - self.rho) * grad * grad
         step = nd.sqrt(step_squares + self.epsilon) / nd.sqrt(new_squares + self.epsilon) * grad
         new_step_squares = step_squares * self.rho + (1.0 - self.rho) * step * step
-        replace((squares, new_squares), (step_squares, new_step_squares),
-                (weight, weight - (step + wd * weight)))
+        replace(
+            (squares, new_squares),
+            (step_squares, new_step_squares),
+            (weight, weight - (step + wd * weight)),
+        )
 
 
 @register
@@ -142,7 +185,11 @@ class Adamax(GroupedOptimizer):
     def _decayed_gradient(self, weight, grad, wd):
         """Here clipping comes after weight decay is added."""
         grad = grad * self.rescale_grad + wd * weight
-        return grad if self.clip_gradient is None else nd.clip(grad, -self.clip_gradient, self.clip_gradient)
+        return (
+            grad
+            if self.clip_gradient is None
+            else nd.clip(grad, -self.clip_gradient, self.clip_gradient)
+        )
 
     def _step_one(self, index, weight, grad, state, lr, wd):
         mean, largest = state
@@ -150,8 +197,9 @@ class Adamax(GroupedOptimizer):
         grad = self._decayed_gradient(weight, grad, wd)
         new_mean = mean * self.beta1 + (1.0 - self.beta1) * grad
         new_largest = nd.maximum(self.beta2 * largest, nd.abs(grad))
-        replace((mean, new_mean), (largest, new_largest),
-                (weight, weight - lr * new_mean / new_largest))
+        replace(
+            (mean, new_mean), (largest, new_largest), (weight, weight - lr * new_mean / new_largest)
+        )
 
 
 @register
@@ -161,7 +209,15 @@ class Nadam(Adamax):
     The schedule is a function of how often the parameter was updated, so it does not depend on the other parameters.
     """
 
-    def __init__(self, learning_rate=0.001, beta1=0.9, beta2=0.999, epsilon=1e-8, schedule_decay=0.004, **kwargs):
+    def __init__(
+        self,
+        learning_rate=0.001,
+        beta1=0.9,
+        beta2=0.999,
+        epsilon=1e-8,
+        schedule_decay=0.004,
+        **kwargs,
+    ):
         super().__init__(learning_rate=learning_rate, beta1=beta1, beta2=beta2, **kwargs)
         self.epsilon = epsilon
         self.schedule_decay = schedule_decay
@@ -180,7 +236,9 @@ class Nadam(Adamax):
         grad = self._decayed_gradient(weight, grad, wd)
         new_mean = mean * self.beta1 + (1.0 - self.beta1) * grad
         new_var = var * self.beta2 + (1.0 - self.beta2) * grad * grad
-        ahead = (1.0 - momentum) * (grad / (1.0 - product)) + next_momentum * (new_mean / (1.0 - product * next_momentum))
+        ahead = (1.0 - momentum) * (grad / (1.0 - product)) + next_momentum * (
+            new_mean / (1.0 - product * next_momentum)
+        )
         step = lr * ahead / (nd.sqrt(new_var / (1.0 - self.beta2**t)) + self.epsilon)
         replace((mean, new_mean), (var, new_var), (weight, weight - step))
 
@@ -201,9 +259,19 @@ class FTML(GroupedOptimizer):
     def _step_one(self, index, weight, grad, state, lr, wd):
         options = {"clip_grad": self.clip_gradient} if self.clip_gradient else {}
         nd.ftml_update(
-            weight, grad, *state, out=weight, lr=lr, wd=wd, beta1=self.beta1, beta2=self.beta2, epsilon=self.epsilon,
-            t=self._index_update_count[index], rescale_grad=self.rescale_grad, **options,
-        )  # fmt: skip
+            weight,
+            grad,
+            *state,
+            out=weight,
+            lr=lr,
+            wd=wd,
+            beta1=self.beta1,
+            beta2=self.beta2,
+            epsilon=self.epsilon,
+            t=self._index_update_count[index],
+            rescale_grad=self.rescale_grad,
+            **options,
+        )
 
 
 @register
@@ -220,7 +288,15 @@ class Ftrl(GroupedOptimizer):
         return (zeros_like_state(weight), zeros_like_state(weight))
 
     def _step_one(self, index, weight, grad, state, lr, wd):
-        nd.ftrl_update(weight, grad, *state, out=weight, lamda1=self.lamda1, beta=self.beta, **self._options(lr=lr, wd=wd))
+        nd.ftrl_update(
+            weight,
+            grad,
+            *state,
+            out=weight,
+            lamda1=self.lamda1,
+            beta=self.beta,
+            **self._options(lr=lr, wd=wd),
+        )
 
 
 @register
@@ -253,9 +329,36 @@ class LAMB(GroupedOptimizer):
         bounds = {"lower_bound": self.lower_bound, "upper_bound": self.upper_bound}
         options = {name: value for name, value in bounds.items() if value}
         norm = nd.norm(weight)
-        step, norm_of_step = nd.empty(grad.shape, ctx=weight.context, dtype=grad.dtype), nd.empty(norm.shape, ctx=weight.context, dtype=norm.dtype)
+        step, norm_of_step = (
+            nd.empty(grad.shape, ctx=weight.context, dtype=grad.dtype),
+            nd.empty(norm.shape, ctx=weight.context, dtype=norm.dtype),
+        )
         first = partial(
-            nd.lamb_update_phase1, weight, grad, *state, out=step, beta1=self.beta1, beta2=self.beta2, epsilon=self.epsilon,
-            t=self._index_update_count[index], bias_correction=self.bias_correction, **self._options(wd=wd),
-        )  # fmt: skip
-        at_once((first,), (partial(nd.norm, step, out=norm_of_step),), (partial(nd.lamb_update_phase2, weight, step, norm, norm_of_step, out=weight, lr=lr, **options),))
+            nd.lamb_update_phase1,
+            weight,
+            grad,
+            *state,
+            out=step,
+            beta1=self.beta1,
+            beta2=self.beta2,
+            epsilon=self.epsilon,
+            t=self._index_update_count[index],
+            bias_correction=self.bias_correction,
+            **self._options(wd=wd),
+        )
+        at_once(
+            (first,),
+            (partial(nd.norm, step, out=norm_of_step),),
+            (
+                partial(
+                    nd.lamb_update_phase2,
+                    weight,
+                    step,
+                    norm,
+                    norm_of_step,
+                    out=weight,
+                    lr=lr,
+                    **options,
+                ),
+            ),
+        )

@@ -7,16 +7,37 @@ from ..base import MXNetError
 
 # What a subclass may have defined anew: then its own code runs.
 _STEPS = (
-    "update", "update_multi_precision", "_update_all", "_begin", "_step", "_step_one", "_step_alike", "_through_master", "_update_count", "_get_lr", "_get_lrs", "_get_wd",
-    "_get_wds", "_multiplier", "_multipliers", "_options", "_sgd", "_momentum_option", "learning_rate",
-)  # fmt: skip
+    "update",
+    "update_multi_precision",
+    "_update_all",
+    "_begin",
+    "_step",
+    "_step_one",
+    "_step_alike",
+    "_through_master",
+    "_update_count",
+    "_get_lr",
+    "_get_lrs",
+    "_get_wd",
+    "_get_wds",
+    "_multiplier",
+    "_multipliers",
+    "_options",
+    "_sgd",
+    "_momentum_option",
+    "learning_rate",
+)
 
 
 def _known_steps(optimizer):
     """Whether the optimizer's steps are those of the class that defines `_multi`."""
     classes = type(optimizer).__mro__
     own = next((i for i, kind in enumerate(classes) if "_multi" in vars(kind)), None)
-    return own is not None and not any(name in vars(kind) for kind in classes[:own] for name in _STEPS) and not any(name in vars(optimizer) for name in _STEPS)
+    return (
+        own is not None
+        and not any(name in vars(kind) for kind in classes[:own] for name in _STEPS)
+        and not any(name in vars(optimizer) for name in _STEPS)
+    )
 
 
 class MultiStep:
@@ -27,14 +48,22 @@ class MultiStep:
 
     def __init__(self, updater, parts, changes):
         optimizer = updater.optimizer
-        self._optimizer, self._states, self._params = optimizer, updater.states, optimizer.param_dict
+        self._optimizer, self._states, self._params = (
+            optimizer,
+            updater.states,
+            optimizer.param_dict,
+        )
         self._changes = changes
         self.indices, self._held, self._updates = [], [], []
         self._rates = []
         for indices, grads, weights in parts:
             states = [updater.states[i] for i in indices]
             op, others = optimizer._multi(weights, states)
-            rates = [float(factor) for i in indices for factor in (self._params[i].lr_mult, self._params[i].wd_mult)]
+            rates = [
+                float(factor)
+                for i in indices
+                for factor in (self._params[i].lr_mult, self._params[i].wd_mult)
+            ]
             arrays = [array for arrays in zip(weights, grads, *others) for array in arrays]
             self._updates.append(MultiUpdate(op, arrays, 2 + len(others), rates))
             self.indices += indices
@@ -42,13 +71,17 @@ class MultiStep:
             self._rates += rates
         self._good = all(math.isfinite(rate) for rate in self._rates) and min(self._rates[::2]) >= 0
         self._largest = max(self._rates[::2]), max(map(abs, self._rates[1::2]))
-        self.counts = None  # the device's counts of updates, while all these weights have had `count`
+        self.counts = (
+            None  # the device's counts of updates, while all these weights have had `count`
+        )
         self.count = 0
         self._written = 0  # what is written there
 
     def _same_factors(self, changes):
         params = self._params
-        if self._rates != [factor for i in self.indices for factor in (params[i].lr_mult, params[i].wd_mult)]:
+        if self._rates != [
+            factor for i in self.indices for factor in (params[i].lr_mult, params[i].wd_mult)
+        ]:
             return False
         self._changes = changes
         return True
@@ -76,7 +109,11 @@ class MultiStep:
 
     def holds(self, updater):
         """Whether the updater still has the states that this was made for."""
-        return updater.optimizer is self._optimizer and updater.states is self._states and holds(self._states, self.indices, self._held)
+        return (
+            updater.optimizer is self._optimizer
+            and updater.states is self._states
+            and holds(self._states, self.indices, self._held)
+        )
 
     def step(self, steps, device_id, changes, num_update):
         """Adds to `steps` the changes (`_core.at_once`) that update the weights and count it.
@@ -84,7 +121,11 @@ class MultiStep:
         optimizer = self._optimizer
         if optimizer.param_dict is not self._params:
             return None
-        if not self._good or not math.isfinite(optimizer.rescale_grad) or (changes != self._changes and not self._same_factors(changes)):
+        if (
+            not self._good
+            or not math.isfinite(optimizer.rescale_grad)
+            or (changes != self._changes and not self._same_factors(changes))
+        ):
             return None
         optimizer._set_current_context(device_id)
         if not self._same_counts(optimizer):
@@ -94,7 +135,10 @@ class MultiStep:
                 return None
         count = self.count + 1
         num_update = max(num_update, count)
-        lr, wd = optimizer.lr if optimizer.lr_scheduler is None else optimizer.lr_scheduler(num_update), optimizer.wd
+        lr, wd = (
+            optimizer.lr if optimizer.lr_scheduler is None else optimizer.lr_scheduler(num_update),
+            optimizer.wd,
+        )
         largest_lr, largest_wd = self._largest
         if not (lr >= 0 and math.isfinite(lr * largest_lr) and math.isfinite(wd * largest_wd)):
             return None
@@ -113,7 +157,10 @@ def prepare(updater, parts, changes):
         return None
     for indices, _, weights in parts:
         updater.prepare(indices, weights)
-        if not all(i in optimizer.param_dict for i in indices) or optimizer._multi(weights, [updater.states[i] for i in indices]) is None:
+        if (
+            not all(i in optimizer.param_dict for i in indices)
+            or optimizer._multi(weights, [updater.states[i] for i in indices]) is None
+        ):
             return None
     try:
         return MultiStep(updater, parts, changes)

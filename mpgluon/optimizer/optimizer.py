@@ -102,7 +102,9 @@ class Optimizer:
         if learning_rate is not None:
             check_rate("learning_rate", learning_rate)
             if lr_scheduler is not None and lr_scheduler.base_lr != learning_rate:
-                warnings.warn("learning_rate replaces the base_lr of lr_scheduler", UserWarning, stacklevel=3)
+                warnings.warn(
+                    "learning_rate replaces the base_lr of lr_scheduler", UserWarning, stacklevel=3
+                )
                 lr_scheduler.base_lr = learning_rate
         elif lr_scheduler is None:
             learning_rate = 0.01
@@ -117,9 +119,13 @@ class Optimizer:
         self.num_update = begin_num_update
         self._all_counts = {0: {}}  # per device: how often each parameter was updated
         self._counts = self._all_counts[0]
-        self._counting = set()  # MultiSteps that know their weights' counts, which may not be written there yet
+        self._counting = (
+            set()
+        )  # MultiSteps that know their weights' counts, which may not be written there yet
         if param_idx2name is not None and not isinstance(param_idx2name, dict):
-            raise TypeError(f"param_idx2name must be a dict of index to name, got {type(param_idx2name).__name__}")
+            raise TypeError(
+                f"param_idx2name must be a dict of index to name, got {type(param_idx2name).__name__}"
+            )
         self.idx2name = dict(param_idx2name or {})
         self.sym_info = (sym.attr_dict(), sym.list_arguments()) if sym is not None else ()
         self.param_dict = param_dict or {}
@@ -134,7 +140,10 @@ class Optimizer:
         name = klass.__name__.lower()
         former = Optimizer.opt_registry.get(name)
         if former is not None and former is not klass:
-            warnings.warn(f"optimizer {name!r}: {klass.__module__}.{klass.__name__} replaces {former.__module__}.{former.__name__}", stacklevel=2)
+            warnings.warn(
+                f"optimizer {name!r}: {klass.__module__}.{klass.__name__} replaces {former.__module__}.{former.__name__}",
+                stacklevel=2,
+            )
         Optimizer.opt_registry[name] = klass
         return klass
 
@@ -143,15 +152,26 @@ class Optimizer:
         """Makes the optimizer of that name (in any case); ValueError when there is none."""
         klass = Optimizer.opt_registry.get(name.lower())
         if klass is None:
-            raise ValueError(f"there is no optimizer named {name!r}{near(name, Optimizer.opt_registry)}; there are {', '.join(sorted(Optimizer.opt_registry))}")
+            raise ValueError(
+                f"there is no optimizer named {name!r}{near(name, Optimizer.opt_registry)}; there are {', '.join(sorted(Optimizer.opt_registry))}"
+            )
         try:
             return klass(**kwargs)
         except TypeError:
-            options = sorted({option for kind in klass.__mro__[:-1] for option in inspect.signature(kind.__init__).parameters} - {"self", "kwargs"})
+            options = sorted(
+                {
+                    option
+                    for kind in klass.__mro__[:-1]
+                    for option in inspect.signature(kind.__init__).parameters
+                }
+                - {"self", "kwargs"}
+            )
             wrong = [option for option in kwargs if option not in options]
             if not wrong:
                 raise
-            raise TypeError(f"optimizer {name!r} has no option {wrong[0]!r}{near(wrong[0], options)}; it takes {', '.join(options)}") from None
+            raise TypeError(
+                f"optimizer {name!r} has no option {wrong[0]!r}{near(wrong[0], options)}; it takes {', '.join(options)}"
+            ) from None
 
     def __repr__(self):
         options = constructed(self, ("wd",)).partition("(")[2]
@@ -165,7 +185,9 @@ class Optimizer:
     def set_learning_rate(self, lr):
         """Sets the learning rate; UserWarning is raised when a scheduler gives it."""
         if self.lr_scheduler is not None:
-            raise UserWarning("the learning rate comes from lr_scheduler and cannot be set; change the scheduler")
+            raise UserWarning(
+                "the learning rate comes from lr_scheduler and cannot be set; change the scheduler"
+            )
         self.lr = check_rate("learning_rate", lr)
 
     def set_lr_scale(self, args_lrscale):
@@ -176,7 +198,9 @@ class Optimizer:
         if not self.sym_info:
             return {}
         attributes, names = self.sym_info
-        return {name: float(attributes[name][key]) for name in names if key in attributes.get(name, {})}
+        return {
+            name: float(attributes[name][key]) for name in names if key in attributes.get(name, {})
+        }
 
     def set_lr_mult(self, args_lr_mult):
         """Multiplies the learning rate of parameters: dict of name (or index) to factor. Replaces former multipliers."""
@@ -204,7 +228,8 @@ class Optimizer:
             return False
         if not self.multi_precision:
             warnings.warn(
-                f"{type(self).__name__}: sums in {dtype_name(weight)} lose small updates; multi_precision=True keeps a float32 copy", stacklevel=3
+                f"{type(self).__name__}: sums in {dtype_name(weight)} lose small updates; multi_precision=True keeps a float32 copy",
+                stacklevel=3,
             )
         return self.multi_precision
 
@@ -219,7 +244,9 @@ class Optimizer:
 
     def update(self, index, weight, grad, state):
         """Changes weight and state, both in place, by the gradient."""
-        raise NotImplementedError(f"{type(self).__name__} must define update(index, weight, grad, state)")
+        raise NotImplementedError(
+            f"{type(self).__name__} must define update(index, weight, grad, state)"
+        )
 
     def update_multi_precision(self, index, weight, grad, state):
         """`update`, by way of the float32 copies for 16-bit weights that have one."""
@@ -301,7 +328,9 @@ class Optimizer:
             return lrs
         for i, value in zip(indices, lrs):
             if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{type(self).__name__}: the learning rate of parameter {self.idx2name.get(i, i)!r} is {value}; it must be finite and not negative")
+                raise ValueError(
+                    f"{type(self).__name__}: the learning rate of parameter {self.idx2name.get(i, i)!r} is {value}; it must be finite and not negative"
+                )
         return lrs
 
     def _multipliers(self, indices, attribute, table):
@@ -335,12 +364,18 @@ class Optimizer:
             del state[name]
         # The current counts are one of all counts: kept as its key, so that they are the same object again.
         state["_all_index_update_counts"] = self._all_counts
-        state["_index_update_count"] = next(d for d, counts in self._all_counts.items() if counts is self._counts)
+        state["_index_update_count"] = next(
+            d for d, counts in self._all_counts.items() if counts is self._counts
+        )
         return state
 
     def __setstate__(self, state):
         state = dict(state)
-        self._counting, self._all_counts, current = set(), state.pop("_all_index_update_counts"), state.pop("_index_update_count")
+        self._counting, self._all_counts, current = (
+            set(),
+            state.pop("_all_index_update_counts"),
+            state.pop("_index_update_count"),
+        )
         self._counts = current if isinstance(current, dict) else self._all_counts[current]
         self.__dict__.update(state)
         self.param_dict = {}
@@ -356,7 +391,9 @@ def aggregation_size():
     try:
         size = int(setting) if setting else LARGEST_GROUP
     except ValueError:
-        raise ValueError(f"MXNET_OPTIMIZER_AGGREGATION_SIZE must be a whole number, got {setting!r}") from None
+        raise ValueError(
+            f"MXNET_OPTIMIZER_AGGREGATION_SIZE must be a whole number, got {setting!r}"
+        ) from None
     return max(1, min(size, LARGEST_GROUP))
 
 
@@ -377,7 +414,9 @@ class GroupedOptimizer(Optimizer):
         try:
             self._update_all(indices, weights, grads, states)
         except BaseException:  # an interrupt, too: what was not updated is not counted
-            same = [i for i, w, version in zip(indices, weights, before) if versions([w]) == [version]]
+            same = [
+                i for i, w, version in zip(indices, weights, before) if versions([w]) == [version]
+            ]
             for i in same:
                 counts[i] = known[i]
                 if known[i] is None:
@@ -393,12 +432,16 @@ class GroupedOptimizer(Optimizer):
             return
         for i in range(0, len(indices), LARGEST_GROUP):
             group = slice(i, i + LARGEST_GROUP)
-            self._step(indices[group], weights[group], grads[group], states[group], lrs[group], wds[group])
+            self._step(
+                indices[group], weights[group], grads[group], states[group], lrs[group], wds[group]
+            )
 
     def _begin(self, indices):
         """Counts the updates; returns learning rates and weight decays, all checked before anything changes."""
         if not math.isfinite(self.rescale_grad):
-            raise ValueError(f"{type(self).__name__}: rescale_grad must be a finite number, got {self.rescale_grad}")
+            raise ValueError(
+                f"{type(self).__name__}: rescale_grad must be a finite number, got {self.rescale_grad}"
+            )
         self._update_count(indices)
         return self._get_lrs(indices), self._get_wds(indices)
 
@@ -423,7 +466,11 @@ class GroupedOptimizer(Optimizer):
     def _gradient(self, grad):
         """The gradient as the formulas see it: rescaled, then clipped."""
         grad = grad * self.rescale_grad
-        return grad if self.clip_gradient is None else nd.clip(grad, -self.clip_gradient, self.clip_gradient)
+        return (
+            grad
+            if self.clip_gradient is None
+            else nd.clip(grad, -self.clip_gradient, self.clip_gradient)
+        )
 
 
 def replace(*pairs):
@@ -439,7 +486,10 @@ def update_group(op, weights, others, lrs, wds, also=(), **options):
     arrays[::every] = weights
     for i, part in enumerate(others, 1):
         arrays[i::every] = part
-    at_once((partial(op, *arrays, out=weights, num_weights=len(weights), lrs=lrs, wds=wds, **options),), *also)
+    at_once(
+        (partial(op, *arrays, out=weights, num_weights=len(weights), lrs=lrs, wds=wds, **options),),
+        *also,
+    )
 
 
 @register

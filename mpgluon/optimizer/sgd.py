@@ -6,7 +6,15 @@ import math
 from .. import ndarray as nd
 from .. import random
 from .._core import at_once
-from .optimizer import GroupedOptimizer, _HALF, dtype_name, register, replace, update_group, zeros_like_state
+from .optimizer import (
+    GroupedOptimizer,
+    _HALF,
+    dtype_name,
+    register,
+    replace,
+    update_group,
+    zeros_like_state,
+)
 
 
 class _Momentum(GroupedOptimizer):
@@ -33,13 +41,27 @@ class _Momentum(GroupedOptimizer):
             self._step_alike(indices, weights, grads, states, lrs, wds, False)
             return
         for master in (False, True):
-            chosen = [i for i, w in enumerate(weights) if self._through_master(w, states[i]) is master]
+            chosen = [
+                i for i, w in enumerate(weights) if self._through_master(w, states[i]) is master
+            ]
             if chosen:
                 pick = lambda items: [items[i] for i in chosen]  # noqa: E731
-                self._step_alike(pick(indices), pick(weights), pick(grads), pick(states), pick(lrs), pick(wds), master)
+                self._step_alike(
+                    pick(indices),
+                    pick(weights),
+                    pick(grads),
+                    pick(states),
+                    pick(lrs),
+                    pick(wds),
+                    master,
+                )
 
     def _through_master(self, weight, state):
-        return self.multi_precision and isinstance(state, (tuple, list)) and dtype_name(weight) in _HALF
+        return (
+            self.multi_precision
+            and isinstance(state, (tuple, list))
+            and dtype_name(weight) in _HALF
+        )
 
     def _step_alike(self, indices, weights, grads, states, lrs, wds, master):
         """Updates weights that all go, or all do not go, through float32 copies."""
@@ -54,7 +76,14 @@ class _Momentum(GroupedOptimizer):
             if states[0][0] is None:
                 update_group(nd.multi_mp_sgd_update, weights, (grads, masters), lrs, wds, **options)
             else:
-                update_group(nd.multi_mp_sgd_mom_update, weights, (grads, [state[0] for state in states], masters), lrs, wds, **options)
+                update_group(
+                    nd.multi_mp_sgd_mom_update,
+                    weights,
+                    (grads, [state[0] for state in states], masters),
+                    lrs,
+                    wds,
+                    **options,
+                )
         elif states[0] is None:
             update_group(nd.multi_sgd_update, weights, (grads,), lrs, wds, **options)
         else:
@@ -118,10 +147,24 @@ class NAG(_Momentum):
             self._sgd(weights, grads, states, lrs, wds, master)
             return
         if not master:
-            update_group(nd._internal._multi_nag_mom_update, weights, (grads, states), lrs, wds, **self._options(**self._momentum_option()))
+            update_group(
+                nd._internal._multi_nag_mom_update,
+                weights,
+                (grads, states),
+                lrs,
+                wds,
+                **self._options(**self._momentum_option()),
+            )
             return
         for weight, grad, state, lr, wd in zip(weights, grads, states, lrs, wds):
-            nd.mp_nag_mom_update(weight, grad, state[0], state[1], out=weight, **self._options(lr=lr, wd=wd, **self._momentum_option()))
+            nd.mp_nag_mom_update(
+                weight,
+                grad,
+                state[0],
+                state[1],
+                out=weight,
+                **self._options(lr=lr, wd=wd, **self._momentum_option()),
+            )
 
     def _multi(self, weights, states):
         if self.multi_precision or any(state is None for state in states):
@@ -149,7 +192,9 @@ class Signum(GroupedOptimizer):
         if state is None:
             nd.signsgd_update(weight, grad, out=weight, **options)
         else:
-            nd.signum_update(weight, grad, state, out=weight, momentum=self.momentum, wd_lh=self.wd_lh, **options)
+            nd.signum_update(
+                weight, grad, state, out=weight, momentum=self.momentum, wd_lh=self.wd_lh, **options
+            )
 
 
 @register
@@ -159,8 +204,9 @@ class SGLD(GroupedOptimizer):
     def _step_one(self, index, weight, grad, state, lr, wd):
         grad = self._gradient(grad)
         moved = weight + -lr / 2 * (grad + wd * weight)
-        weight[:] = moved + random.normal(0, math.sqrt(lr), shape=weight.shape,
-                                          dtype=dtype_name(weight), ctx=weight.context)
+        weight[:] = moved + random.normal(
+            0, math.sqrt(lr), shape=weight.shape, dtype=dtype_name(weight), ctx=weight.context
+        )
 
 
 @register
@@ -194,7 +240,9 @@ class LARS(_Momentum):
     the rate from one step to the next.
     """
 
-    def __init__(self, momentum=0.0, lazy_update=True, eta=0.001, eps=0, momentum_correction=True, **kwargs):
+    def __init__(
+        self, momentum=0.0, lazy_update=True, eta=0.001, eps=0, momentum_correction=True, **kwargs
+    ):
         super().__init__(momentum=momentum, **kwargs)
         self.momentum_correction = momentum_correction
         self.lazy_update = lazy_update
@@ -237,7 +285,14 @@ class LARS(_Momentum):
             grad_norms = nd.multi_sum_sq(*[grads[i] for i in layers], num_arrays=count)
             scaled = rates[:count]
             nd.multi_lars(
-                scaled, weight_norms, grad_norms, decays[:count], eta=self.eta, eps=self.eps, rescale_grad=self.rescale_grad, out=scaled
+                scaled,
+                weight_norms,
+                grad_norms,
+                decays[:count],
+                eta=self.eta,
+                eps=self.eps,
+                rescale_grad=self.rescale_grad,
+                out=scaled,
             )
         arrays = []
         for i in order:
@@ -253,7 +308,14 @@ class LARS(_Momentum):
             (True, False): nd.preloaded_multi_mp_sgd_update,
             (True, True): nd.preloaded_multi_mp_sgd_mom_update,
         }[master, has_momentum]
-        op(*arrays, rates, decays, out=[weights[i] for i in order], num_weights=len(order), **self._options(**more))
+        op(
+            *arrays,
+            rates,
+            decays,
+            out=[weights[i] for i in order],
+            num_weights=len(order),
+            **self._options(**more),
+        )
 
 
 @register
@@ -279,8 +341,11 @@ class LBSGD(_Momentum):
         super().__init__(momentum=momentum, multi_precision=multi_precision, **kwargs)
         logging.info(
             "LBSGD: batch_scale=%f, warmup_epochs=%d, warmup_strategy=%s, updates_per_epoch=%d",
-            batch_scale, warmup_epochs, warmup_strategy, updates_per_epoch,
-        )  # fmt: skip
+            batch_scale,
+            warmup_epochs,
+            warmup_strategy,
+            updates_per_epoch,
+        )
         self.warmup_strategy = warmup_strategy
         self.warmup_epochs = warmup_epochs
         self.batch_scale = batch_scale
@@ -321,12 +386,29 @@ class LBSGD(_Momentum):
                 continue
             mean = total / self.batch_scale if self.batch_scale != 1 else total
             if self.warmup_strategy == "lars":
-                self._sgd([weight], [self._lars(weight, mean, wd)], [state], [lr], [0.0], master,
-                          plain=True, also=[seen_now], **self._momentum_option())
+                self._sgd(
+                    [weight],
+                    [self._lars(weight, mean, wd)],
+                    [state],
+                    [lr],
+                    [0.0],
+                    master,
+                    plain=True,
+                    also=[seen_now],
+                    **self._momentum_option(),
+                )
             else:
                 lr *= self._warmup_factor(seen)
-                self._sgd([weight], [mean], [state], [lr], [wd], master, also=[seen_now],
-                          **self._momentum_option())
+                self._sgd(
+                    [weight],
+                    [mean],
+                    [state],
+                    [lr],
+                    [wd],
+                    master,
+                    also=[seen_now],
+                    **self._momentum_option(),
+                )
 
     def _lars(self, weight, grad, wd):
         """The gradient, rescaled, clipped and with the decay, times the layer's factor; all on the device."""

@@ -17,7 +17,9 @@ class _SavedArray:
     def __setstate__(self, state):
         record = state["handle"]
         if record is not None:  # as one array of an array file
-            (self.value,) = load_frombuffer(struct.pack("<QQQ", 0x112, 0, 1) + bytes(record) + struct.pack("<Q", 0))
+            (self.value,) = load_frombuffer(
+                struct.pack("<QQQ", 0x112, 0, 1) + bytes(record) + struct.pack("<Q", 0)
+            )
 
 
 class _Unpickler(pickle.Unpickler):
@@ -26,7 +28,9 @@ class _Unpickler(pickle.Unpickler):
             return super().find_class(module, name)
         if name == "NDArray":
             return _SavedArray
-        raise MXNetError(f"these states of MXNet's hold a {module}.{name}; only arrays are taken over: save them with dump_optimizer=False")
+        raise MXNetError(
+            f"these states of MXNet's hold a {module}.{name}; only arrays are taken over: save them with dump_optimizer=False"
+        )
 
 
 def _taken_over(state):
@@ -70,7 +74,9 @@ class Updater:
         else:
             indices, grads, weights = [index], [grad], [weight]
         if not len(indices) == len(grads) == len(weights):
-            raise ValueError(f"Updater: {len(indices)} indices, {len(grads)} gradients and {len(weights)} weights do not belong together")
+            raise ValueError(
+                f"Updater: {len(indices)} indices, {len(grads)} gradients and {len(weights)} weights do not belong together"
+            )
         if not weights:
             return
         indices = [i.decode("utf-8") if isinstance(i, bytes) else i for i in indices]
@@ -132,10 +138,13 @@ class Updater:
         if isinstance(loaded, tuple) and len(loaded) == 2:
             loaded, optimizer = loaded
         if not isinstance(loaded, dict):
-            raise MXNetError(f"these bytes hold a {type(loaded).__name__}, and no states of an optimizer")
+            raise MXNetError(
+                f"these bytes hold a {type(loaded).__name__}, and no states of an optimizer"
+            )
         states = {index: _taken_over(state) for index, state in loaded.items()}
-        vars(self).update(states=states, optimizer=optimizer,
-                          states_synced=dict.fromkeys(states, False))
+        vars(self).update(
+            states=states, optimizer=optimizer, states_synced=dict.fromkeys(states, False)
+        )
 
     def get_states(self, dump_optimizer=False):
         """The states as bytes, with the optimizer itself if `dump_optimizer`."""

@@ -10,21 +10,71 @@ from ._pipeline.train_step import TrainStep
 from ._planner.layer_profile import Profile
 from ._planner.plan import Plan, plan
 from ._single_device_check import check_against_single_device
-from ._tensor_parallel.attention import ParallelSelfAttention, SequenceParallelDropout, SequenceParallelLayerNorm
+from ._tensor_parallel.attention import (
+    ParallelSelfAttention,
+    SequenceParallelDropout,
+    SequenceParallelLayerNorm,
+)
 from ._tensor_parallel.heads import ParallelHeads
-from ._tensor_parallel.layers import ColumnParallelDense, ParallelConv2D, RowParallelDense, VocabParallelEmbedding, VocabParallelSoftmaxCELoss
+from ._tensor_parallel.layers import (
+    ColumnParallelDense,
+    ParallelConv2D,
+    RowParallelDense,
+    VocabParallelEmbedding,
+    VocabParallelSoftmaxCELoss,
+)
 from ._tensor_parallel.parameters import HomeParameter, ShardedParameter
 from ._tensor_parallel.recurrent import ParallelLSTM
 from ._tensor_parallel.splitting import shard
-from .collectives import all_gather, all_reduce, all_to_all, broadcast, gather, reduce, reduce_scatter, scatter
+from .collectives import (
+    all_gather,
+    all_reduce,
+    all_to_all,
+    broadcast,
+    gather,
+    reduce,
+    reduce_scatter,
+    scatter,
+)
 from .schedules import ScheduleError
 
 __all__ = [
-    "ColumnParallelDense", "HomeParameter", "Mesh", "ParallelConv2D", "ParallelHeads", "ParallelLSTM", "ParallelSelfAttention", "Pipeline", "Plan", "Profile",
-    "Report", "RowParallelDense", "Saving", "ScheduleError", "SequenceParallelDropout", "SequenceParallelLayerNorm", "ShardedParameter", "TrainStep", "VocabParallelEmbedding",
-    "VocabParallelSoftmaxCELoss", "all_gather", "all_reduce", "all_to_all", "broadcast", "check_against_single_device", "clip_global_norm", "gather",
-    "load", "plan", "reduce", "reduce_scatter", "save", "scatter", "schedules", "shard",
-]  # fmt: skip
+    "ColumnParallelDense",
+    "HomeParameter",
+    "Mesh",
+    "ParallelConv2D",
+    "ParallelHeads",
+    "ParallelLSTM",
+    "ParallelSelfAttention",
+    "Pipeline",
+    "Plan",
+    "Profile",
+    "Report",
+    "RowParallelDense",
+    "Saving",
+    "ScheduleError",
+    "SequenceParallelDropout",
+    "SequenceParallelLayerNorm",
+    "ShardedParameter",
+    "TrainStep",
+    "VocabParallelEmbedding",
+    "VocabParallelSoftmaxCELoss",
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "broadcast",
+    "check_against_single_device",
+    "clip_global_norm",
+    "gather",
+    "load",
+    "plan",
+    "reduce",
+    "reduce_scatter",
+    "save",
+    "scatter",
+    "schedules",
+    "shard",
+]
 
 
 def __dir__():

@@ -57,14 +57,25 @@ def _parts_of(net):
         at, parts[name] = 0, []
         for param in sorted(params, key=lambda param: param.index):
             size = param.shape[param.axis]
-            parts[name].append((param, _Where(param.axis, tuple(getattr(param, "ranges", None) or [(at, at + size)]))))
+            parts[name].append(
+                (
+                    param,
+                    _Where(param.axis, tuple(getattr(param, "ranges", None) or [(at, at + size)])),
+                )
+            )
             at += size
         total = shapes[name][params[0].axis]
         if at != total:
-            raise MXNetError(f"the shards of parameter '{name}' have {at} elements together along axis {params[0].axis}, but its shape is {shapes[name]}")
+            raise MXNetError(
+                f"the shards of parameter '{name}' have {at} elements together along axis {params[0].axis}, but its shape is {shapes[name]}"
+            )
         ends = sorted(span for _, where in parts[name] for span in where.ranges)
-        if any(end != begin for (_, end), (begin, _) in zip([(0, 0), *ends], [*ends, (total, total)])):
-            raise MXNetError(f"the shards of parameter '{name}' don't make a whole: they are the ranges {ends} along axis {params[0].axis} of {shapes[name]}")
+        if any(
+            end != begin for (_, end), (begin, _) in zip([(0, 0), *ends], [*ends, (total, total)])
+        ):
+            raise MXNetError(
+                f"the shards of parameter '{name}' don't make a whole: they are the ranges {ends} along axis {params[0].axis} of {shapes[name]}"
+            )
     return parts, shapes
 
 
@@ -121,7 +132,18 @@ class Saving:
 _saving = {}  # directory -> its latest Saving
 
 
-def save(directory, net, trainer=None, step=None, position=None, loss_scale=None, extra=None, background=False, gather=False, progress=None):
+def save(
+    directory,
+    net,
+    trainer=None,
+    step=None,
+    position=None,
+    loss_scale=None,
+    extra=None,
+    background=False,
+    gather=False,
+    progress=None,
+):
     """Writes a checkpoint: parameters, optimizer states, the random state and where training is.
 
     There is one safetensors file for each device with the arrays that lie there, and ``index.json``. The directory holds one checkpoint: the former one
@@ -164,11 +186,19 @@ def save(directory, net, trainer=None, step=None, position=None, loss_scale=None
             parts = [part._replace(read=part.read.asnumpy) for part in parts]
     if step is None and trainer is not None:
         step = trainer.optimizer.num_update
-    index.update(step=step, position=position, loss_scale=getattr(loss_scale, "loss_scale", loss_scale), extra=extra, random=list(random.get_state()))
+    index.update(
+        step=step,
+        position=position,
+        loss_scale=getattr(loss_scale, "loss_scale", loss_scale),
+        extra=extra,
+        random=list(random.get_state()),
+    )
     try:
         json.dumps(index)
     except (TypeError, ValueError) as error:
-        raise MXNetError(f"save: step, position, loss_scale and extra must be what JSON takes: {error}") from error
+        raise MXNetError(
+            f"save: step, position, loss_scale and extra must be what JSON takes: {error}"
+        ) from error
     saving = Saving()
     if background:
         _saving[directory] = saving
@@ -189,7 +219,9 @@ def _describe(net, trainer):
     for name, pieces in params.items():
         for param, where in pieces:
             data = _data_of(param)
-            parts.append(_Part(name, dtype_name(data.dtype), shapes[name], where, data, data.context))
+            parts.append(
+                _Part(name, dtype_name(data.dtype), shapes[name], where, data, data.context)
+            )
             names[param] = name, where
     index = {"format": _FORMAT, "trainer": None}
     if trainer is None:
@@ -213,7 +245,9 @@ def _describe(net, trainer):
             if where is not None and split is None and where.ranges[0][0]:
                 continue  # the same for all shards
             shape = shapes[name] if split is not None else array.shape
-            parts.append(_Part(whole, dtype_name(array.dtype), tuple(shape), split, array, array.context))
+            parts.append(
+                _Part(whole, dtype_name(array.dtype), tuple(shape), split, array, array.context)
+            )
     index["trainer"] = {**header, **states}
     return parts, index
 
@@ -258,18 +292,30 @@ def _whole(parts):
                 value, before = piece.read(), (slice(None),) * piece.where.axis
                 whole = np.empty(piece.shape, value.dtype) if whole is None else whole
                 for at, begin, end in _spans(piece.where.ranges):
-                    whole[(*before, slice(begin, end))] = value[(*before, slice(at, at + end - begin))]
+                    whole[(*before, slice(begin, end))] = value[
+                        (*before, slice(at, at + end - begin))
+                    ]
             return whole
 
         return read
 
-    return [pieces[0]._replace(where=None, read=together(pieces), device="all devices") for pieces in by_name.values()]
+    return [
+        pieces[0]._replace(where=None, read=together(pieces), device="all devices")
+        for pieces in by_name.values()
+    ]
 
 
 def _bar(total, progress, text):
     from tqdm import tqdm
 
-    return tqdm(total=total, unit="B", unit_scale=True, desc=text, delay=0 if progress else 2, disable=None if progress is None else not progress)
+    return tqdm(
+        total=total,
+        unit="B",
+        unit_scale=True,
+        desc=text,
+        delay=0 if progress else 2,
+        disable=None if progress is None else not progress,
+    )
 
 
 def _write(directory, parts, index, gather, progress):
@@ -282,22 +328,46 @@ def _write(directory, parts, index, gather, progress):
     for part in parts:
         shards.setdefault(part.device, []).append(part)
     described, arrays = [], {}
-    sizes = {id(part): int(np.prod(_shape_of(part), dtype=np.int64)) * itemsize(part.dtype) for part in parts}
+    sizes = {
+        id(part): int(np.prod(_shape_of(part), dtype=np.int64)) * itemsize(part.dtype)
+        for part in parts
+    }
     with _bar(sum(sizes.values()), progress, "saving") as bar:
         for number, (device, own) in enumerate(shards.items()):
             name = f"shard-{generation:06d}-{re.sub(r'[^A-Za-z0-9]+', '', str(device))}.safetensors"
-            keys = [part.name if part.where is None else f"{part.name}:{part.where.axis}:{part.where.ranges[0][0]}" for part in own]
+            keys = [
+                part.name
+                if part.where is None
+                else f"{part.name}:{part.where.axis}:{part.where.ranges[0][0]}"
+                for part in own
+            ]
             size, header, sums = _safetensors.write(
-                os.path.join(directory, name), [(key, part.dtype, _shape_of(part), part.read) for key, part in zip(keys, own)], bar.update
+                os.path.join(directory, name),
+                [(key, part.dtype, _shape_of(part), part.read) for key, part in zip(keys, own)],
+                bar.update,
             )
-            described.append({"file": name, "device": str(device), "bytes": size, "header_crc32": header})
+            described.append(
+                {"file": name, "device": str(device), "bytes": size, "header_crc32": header}
+            )
             for key, part, total in zip(keys, own, sums):
                 axis, ranges = part.where or (None, [])
-                entry = arrays.setdefault(part.name, {"shape": list(part.shape), "dtype": part.dtype, "axis": axis, "pieces": []})
-                entry["pieces"].append({"shard": number, "key": key, "ranges": [list(span) for span in ranges], "crc32": total})
+                entry = arrays.setdefault(
+                    part.name,
+                    {"shape": list(part.shape), "dtype": part.dtype, "axis": axis, "pieces": []},
+                )
+                entry["pieces"].append(
+                    {
+                        "shard": number,
+                        "key": key,
+                        "ranges": [list(span) for span in ranges],
+                        "crc32": total,
+                    }
+                )
     for entry in arrays.values():
         entry["pieces"].sort(key=lambda piece: piece["ranges"])
-    text = json.dumps({**index, "generation": generation, "shards": described, "arrays": arrays}, indent=1)
+    text = json.dumps(
+        {**index, "generation": generation, "shards": described, "arrays": arrays}, indent=1
+    )
     _sync(directory)  # the files' names, before the index that tells of them
     with open(former + ".new", "w") as file:
         file.write(text[:-2] + f',\n "crc32": {zlib.crc32(text.encode())}\n}}\n')
@@ -321,7 +391,11 @@ def _sync(directory):
 
 def _generation(path):
     """The generation of the checkpoint that is there; of a damaged one, whose files nobody can name, the latest of all files."""
-    found = [int(name[6:12]) for name in os.listdir(os.path.dirname(path)) if _FILES.fullmatch(name) and name.startswith("shard-")]
+    found = [
+        int(name[6:12])
+        for name in os.listdir(os.path.dirname(path))
+        if _FILES.fullmatch(name) and name.startswith("shard-")
+    ]
     return max(found, default=0)
 
 
@@ -364,12 +438,16 @@ def load(directory, net, trainer=None, progress=None):
     if trainer is not None:
         _check_trainer(index, trainer, names, directory)
     with _bar(sum(shard["bytes"] for shard in index["shards"]), progress, "checking") as bar:
-        files = [_check_shard(directory, index, number, bar) for number in range(len(index["shards"]))]
+        files = [
+            _check_shard(directory, index, number, bar) for number in range(len(index["shards"]))
+        ]
     reader = _Reader(index["arrays"], files)
     for name, pieces in wanted.items():
         _complete([param for param, _ in pieces], tuple(index["arrays"][name]["shape"]))
     wanted, _ = _parts_of(net)  # now that all shapes are known
-    names.update((param, (name, where)) for name, pieces in wanted.items() for param, where in pieces)
+    names.update(
+        (param, (name, where)) for name, pieces in wanted.items() for param, where in pieces
+    )
     states = _read_states(reader, index, trainer, names) if trainer is not None else None
     with autograd.pause():
         for name, pieces in wanted.items():
@@ -406,7 +484,9 @@ def _complete(params, shape):
 
 def _read_index(path):
     if not os.path.exists(path):
-        raise FileNotFoundError(f"load: there is no checkpoint at '{os.path.dirname(path)}' (no {_INDEX})")
+        raise FileNotFoundError(
+            f"load: there is no checkpoint at '{os.path.dirname(path)}' (no {_INDEX})"
+        )
     with open(path, "rb") as file:
         text = file.read()
     match = re.fullmatch(rb'(.*),\n "crc32": (\d+)\n\}\n', text, re.DOTALL)
@@ -414,44 +494,64 @@ def _read_index(path):
         raise MXNetError(f"the checkpoint's index '{path}' is damaged: its checksum does not fit")
     index = json.loads(text)
     if index.get("format") != _FORMAT:
-        raise MXNetError(f"'{path}' is an index of format {index.get('format')!r}, which this version does not read")
+        raise MXNetError(
+            f"'{path}' is an index of format {index.get('format')!r}, which this version does not read"
+        )
     return index
 
 
 def _compare(index, wanted, shapes, directory):
     """Raises with the first differences between a network and a checkpoint."""
     saved = {name: entry for name, entry in index["arrays"].items() if not name.startswith(_STATE)}
-    differences = [f"the network has no parameter '{name}' {tuple(entry['shape'])}" for name, entry in saved.items() if name not in wanted]
+    differences = [
+        f"the network has no parameter '{name}' {tuple(entry['shape'])}"
+        for name, entry in saved.items()
+        if name not in wanted
+    ]
     for name, pieces in wanted.items():
         if name not in saved:
             differences.append(f"the checkpoint has no parameter '{name}' {shapes[name]}")
             continue
         shape, dtype = tuple(saved[name]["shape"]), dtype_name(pieces[0][0].dtype)
         known = shapes[name]
-        if known is not None and (len(known) != len(shape) or any(a not in (0, -1, b) for a, b in zip(known, shape))):
-            differences.append(f"'{name}' has shape {known} in the network, {shape} in the checkpoint")
+        if known is not None and (
+            len(known) != len(shape) or any(a not in (0, -1, b) for a, b in zip(known, shape))
+        ):
+            differences.append(
+                f"'{name}' has shape {known} in the network, {shape} in the checkpoint"
+            )
         elif dtype != saved[name]["dtype"]:
-            differences.append(f"'{name}' is {dtype} in the network, {saved[name]['dtype']} in the checkpoint")
+            differences.append(
+                f"'{name}' is {dtype} in the network, {saved[name]['dtype']} in the checkpoint"
+            )
         for param, _ in pieces:
             param.list_ctx()  # raises where it was never initialized
     if differences:
         more = f"; and {len(differences) - 4} more" if len(differences) > 4 else ""
-        raise MXNetError(f"the checkpoint '{directory}' is one of another network: {'; '.join(differences[:4])}{more}. Nothing was changed")
+        raise MXNetError(
+            f"the checkpoint '{directory}' is one of another network: {'; '.join(differences[:4])}{more}. Nothing was changed"
+        )
 
 
 def _check_trainer(index, trainer, names, directory):
     header = index["trainer"]
     if header is None:
-        raise MXNetError(f"the checkpoint '{directory}' was saved without a trainer; load it without one")
+        raise MXNetError(
+            f"the checkpoint '{directory}' was saved without a trainer; load it without one"
+        )
     kind = type(trainer.optimizer).__name__
     if header["optimizer"] != kind:
-        raise MXNetError(f"the checkpoint '{directory}' holds states of optimizer {header['optimizer']}, but this trainer has {kind}. Nothing was changed")
+        raise MXNetError(
+            f"the checkpoint '{directory}' holds states of optimizer {header['optimizer']}, but this trainer has {kind}. Nothing was changed"
+        )
     for param in trainer.parameters:
         names.setdefault(param, (param.name, None))
     own = {names[param][0] for param in trainer.parameters}
     strange = [name for name in header["states"] if name not in own]
     if strange:
-        raise MXNetError(f"the checkpoint '{directory}' holds states of parameters that this trainer does not have: {brief(strange)}")
+        raise MXNetError(
+            f"the checkpoint '{directory}' holds states of parameters that this trainer does not have: {brief(strange)}"
+        )
     missing = (
         [
             names[param][0]
@@ -462,7 +562,9 @@ def _check_trainer(index, trainer, names, directory):
         else []
     )
     if missing:
-        raise MXNetError(f"the checkpoint '{directory}' has no optimizer states of the parameters {brief(missing)}")
+        raise MXNetError(
+            f"the checkpoint '{directory}' has no optimizer states of the parameters {brief(missing)}"
+        )
 
 
 def _check_shard(directory, index, number, bar):
@@ -508,7 +610,12 @@ class _Reader:
                     if value.shape == target.shape or not entry["shape"]:
                         target[:] = value.reshape(target.shape) if entry["shape"] else value
                     else:
-                        target[tuple(slice(*place[d]) if d in place else slice(None) for d in range(target.ndim))] = value
+                        target[
+                            tuple(
+                                slice(*place[d]) if d in place else slice(None)
+                                for d in range(target.ndim)
+                            )
+                        ] = value
 
 
 def _overlap(axis, there, wanted, here):

@@ -55,29 +55,41 @@ class Mesh:
 
     def __init__(self, axes, devices=None):
         if not isinstance(axes, dict) or not axes:
-            raise TypeError(f"Mesh: axes is a dict of names to sizes, as in {{'data': 2, 'stage': 2}}, not {axes!r}")
+            raise TypeError(
+                f"Mesh: axes is a dict of names to sizes, as in {{'data': 2, 'stage': 2}}, not {axes!r}"
+            )
         for name, size in axes.items():
             if name not in AXES:
                 raise ValueError(f"Mesh: there is no axis {name!r}; there are {', '.join(AXES)}")
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-                raise ValueError(f"Mesh: axis {name!r} must have a positive whole number of devices, not {size!r}")
+                raise ValueError(
+                    f"Mesh: axis {name!r} must have a positive whole number of devices, not {size!r}"
+                )
         self.axes = dict(axes)
         count = math.prod(axes.values())
         shape = " x ".join(f"{name} {size}" for name, size in axes.items())
         if devices is None:
             there = num_gpus()
             if there and there < count:
-                raise MXNetError(f"Mesh: {shape} needs {count} devices, but this machine has {there} GPUs; name the devices with devices=")
+                raise MXNetError(
+                    f"Mesh: {shape} needs {count} devices, but this machine has {there} GPUs; name the devices with devices="
+                )
             devices = [(gpu if there else cpu)(i) for i in range(count)]
         devices = list(devices)
         if not all(isinstance(ctx, Context) for ctx in devices):
             raise TypeError(f"Mesh: devices is a list of Contexts, not {devices!r}")
         if len(devices) != count:
-            raise MXNetError(f"Mesh: {shape} needs {count} devices, but {len(devices)} were given: {devices}")
+            raise MXNetError(
+                f"Mesh: {shape} needs {count} devices, but {len(devices)} were given: {devices}"
+            )
         if len(set(devices)) != count:
             twice = next(ctx for i, ctx in enumerate(devices) if ctx in devices[:i])
-            raise ValueError(f"Mesh: {twice} is named twice; each place of a mesh is a device of its own")
-        absent = [ctx for ctx in devices if ctx.device_type == "gpu" and ctx.device_id >= num_gpus()]
+            raise ValueError(
+                f"Mesh: {twice} is named twice; each place of a mesh is a device of its own"
+            )
+        absent = [
+            ctx for ctx in devices if ctx.device_type == "gpu" and ctx.device_id >= num_gpus()
+        ]
         if absent:
             raise MXNetError(f"Mesh: {absent[0]} is not there: this machine has {num_gpus()} GPUs")
         self.devices = devices
@@ -98,7 +110,9 @@ class Mesh:
         for axis, at in zip(AXES, (data, stage, model)):
             size = self.size(axis)
             if not -size <= at < size:
-                raise IndexError(f"Mesh: axis {axis!r} has {size} devices, so there is no number {at}")
+                raise IndexError(
+                    f"Mesh: axis {axis!r} has {size} devices, so there is no number {at}"
+                )
             place.append(at % size)
         return self._at[tuple(place[AXES.index(axis)] for axis in self.axes)]
 
@@ -115,7 +129,10 @@ class Mesh:
         devices = self.line("data", stage=stage)
         if not isinstance(data, nd.NDArray):
             data = nd.array(data, ctx=devices[0])
-        return [piece.as_in_context(ctx) for piece, ctx in zip(split_data(data, len(devices), batch_axis, even_split), devices)]
+        return [
+            piece.as_in_context(ctx)
+            for piece, ctx in zip(split_data(data, len(devices), batch_axis, even_split), devices)
+        ]
 
     # Networks
 
@@ -155,16 +172,31 @@ class Mesh:
         count, stage_of = self.size("model"), _stages(net, assigned)
         for block in stage_of:
             if isinstance(block, SplitLayer) and len(block.ctx) != count:
-                raise MXNetError(f"Mesh.place: layer '{block.name}' is split over {len(block.ctx)} devices, but the mesh has {count} along 'model'")
-        work = {} if count == 1 else every_layer(net, count) if split is None else matches(net, split, "Mesh.place")
-        made = split_layers(net, work, lambda layer: self.line("model", stage=stage_of[layer]), "Mesh.place")
+                raise MXNetError(
+                    f"Mesh.place: layer '{block.name}' is split over {len(block.ctx)} devices, but the mesh has {count} along 'model'"
+                )
+        work = (
+            {}
+            if count == 1
+            else every_layer(net, count)
+            if split is None
+            else matches(net, split, "Mesh.place")
+        )
+        made = split_layers(
+            net, work, lambda layer: self.line("model", stage=stage_of[layer]), "Mesh.place"
+        )
         assigned = {made.get(block, block): stage for block, stage in assigned.items()}
         net.apply(_forget)
         for block, stage in assigned.items():
             set_group(block, f"{_GROUP}{stage}")
         for block, stage in _stages(net, assigned).items():
             if isinstance(block, SplitLayer):
-                block._lie_on([self.line("model", data=replica, stage=stage) for replica in range(self.size("data"))])
+                block._lie_on(
+                    [
+                        self.line("model", data=replica, stage=stage)
+                        for replica in range(self.size("data"))
+                    ]
+                )
         set_devices_of_groups(
             net, Replicas([self._groups(replica) for replica in range(self.size("data"))], self)
         )
@@ -181,7 +213,11 @@ class Mesh:
         """The devices of a replica: of the stages, and those that their layers are split over beside."""
         stages = range(self.size("stage"))
         groups = {f"{_GROUP}{s}": self.device(data=replica, stage=s) for s in stages}
-        beside = {f"{_GROUP}{s} part {m}": self.device(data=replica, stage=s, model=m) for s in stages for m in range(1, self.size("model"))}
+        beside = {
+            f"{_GROUP}{s} part {m}": self.device(data=replica, stage=s, model=m)
+            for s in stages
+            for m in range(1, self.size("model"))
+        }
         return {**groups, **beside}
 
     def _assign(self, net, stages):
@@ -200,21 +236,33 @@ class Mesh:
         if isinstance(stages, dict):
             listed = list(stages.items())
         else:
-            listed = [(block, stage) for stage, blocks in enumerate(stages) for block in (blocks if isinstance(blocks, (list, tuple)) else [blocks])]
+            listed = [
+                (block, stage)
+                for stage, blocks in enumerate(stages)
+                for block in (blocks if isinstance(blocks, (list, tuple)) else [blocks])
+            ]
         paths = {"": net, **{path: block for _, _, path, block in walk(net)}}
         known = set(paths.values())
         assigned = {}
         for block, stage in listed:
             if isinstance(block, str):
                 if block not in paths:
-                    raise MXNetError(f"Mesh.place: '{net.name}' has no block at path {block!r}; it has {brief(path for path in paths if path)}")
+                    raise MXNetError(
+                        f"Mesh.place: '{net.name}' has no block at path {block!r}; it has {brief(path for path in paths if path)}"
+                    )
                 block = paths[block]
             if block not in known:
-                raise MXNetError(f"Mesh.place: {getattr(block, 'name', block)!r} is no descendant of '{net.name}'")
+                raise MXNetError(
+                    f"Mesh.place: {getattr(block, 'name', block)!r} is no descendant of '{net.name}'"
+                )
             if not isinstance(stage, int) or not 0 <= stage < count:
-                raise MXNetError(f"Mesh.place: block '{block.name}' is given to stage {stage}, but the mesh has stages 0 to {count - 1}")
+                raise MXNetError(
+                    f"Mesh.place: block '{block.name}' is given to stage {stage}, but the mesh has stages 0 to {count - 1}"
+                )
             if assigned.setdefault(block, stage) != stage:
-                raise MXNetError(f"Mesh.place: block '{block.name}' is given to stages {assigned[block]} and {stage}")
+                raise MXNetError(
+                    f"Mesh.place: block '{block.name}' is given to stages {assigned[block]} and {stage}"
+                )
         empty = [stage for stage in range(count) if stage not in assigned.values()]
         if empty:
             raise MXNetError(f"Mesh.place: stage {empty[0]} of {count} has no blocks")
@@ -240,7 +288,9 @@ class Replicas:
         if groups is None:
             if len(self.dicts) == 1:
                 return self.dicts[0]
-            raise MXNetError(f"the network is placed on {self.mesh}, but its input is on {ctx}; see Mesh.split_and_load")
+            raise MXNetError(
+                f"the network is placed on {self.mesh}, but its input is on {ctx}; see Mesh.split_and_load"
+            )
         return groups
 
     def homes(self, net):
@@ -251,7 +301,12 @@ class Replicas:
         def visit(block, group):
             group = group_of(block) or group
             for param in own_parameters(block).values():
-                homes.setdefault(param, param.homes if isinstance(param, HomeParameter) else [groups[group or first] for groups in self.dicts])
+                homes.setdefault(
+                    param,
+                    param.homes
+                    if isinstance(param, HomeParameter)
+                    else [groups[group or first] for groups in self.dicts],
+                )
             for child in children(block).values():
                 visit(child, group)
 
@@ -311,7 +366,10 @@ def _cut(units, count):
     best = {(1, i): (sums[i], 0) for i in range(1, len(units) + 1)}
     for k in range(2, count + 1):
         for i in range(k, len(units) + 1):
-            best[k, i] = min(((max(best[k - 1, j][0], sums[i] - sums[j]), j) for j in range(k - 1, i)), key=lambda choice: (choice[0], -choice[1]))
+            best[k, i] = min(
+                ((max(best[k - 1, j][0], sums[i] - sums[j]), j) for j in range(k - 1, i)),
+                key=lambda choice: (choice[0], -choice[1]),
+            )
     parts, end = [], len(units)
     for k in range(count, 0, -1):
         begin = best[k, end][1]

@@ -13,9 +13,20 @@ import numpy as np
 from ..base import MXNetError, itemsize
 
 _NAMES = {
-    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint64": "U64",
-    "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL",
-}  # fmt: skip
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint64": "U64",
+    "uint32": "U32",
+    "uint16": "U16",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
 _DTYPES = {code: name for name, code in _NAMES.items()}
 _LARGEST_HEADER = 100_000_000
 _CHUNK = 4 << 20
@@ -48,7 +59,11 @@ def write(path, arrays, progress):
     header, end = {"__metadata__": {"format": "mpgluon"}}, 0
     for name, dtype, shape, _ in arrays:
         size = math.prod(shape) * itemsize(dtype)
-        header[name] = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": [end, end + size]}
+        header[name] = {
+            "dtype": _NAMES[dtype],
+            "shape": list(shape),
+            "data_offsets": [end, end + size],
+        }
         end += size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -58,7 +73,9 @@ def write(path, arrays, progress):
         for _, dtype, shape, read in arrays:
             value = encode(read(), dtype)
             if value.shape != tuple(shape):
-                raise MXNetError(f"internal: an array of shape {value.shape} was to have shape {shape}")
+                raise MXNetError(
+                    f"internal: an array of shape {value.shape} was to have shape {shape}"
+                )
             data = memoryview(value.reshape(-1)).cast("B") if value.size else b""
             sums.append(zlib.crc32(data))
             file.write(data)
@@ -87,8 +104,17 @@ class File:
         self._begin = 8 + length
         try:
             header = json.loads(text)
-            self.entries = {name: self._entry(entry) for name, entry in header.items() if name != "__metadata__"}
-            cut = next((name for name, (_, _, _, end) in self.entries.items() if self._begin + end > self.size), None)
+            self.entries = {
+                name: self._entry(entry) for name, entry in header.items() if name != "__metadata__"
+            }
+            cut = next(
+                (
+                    name
+                    for name, (_, _, _, end) in self.entries.items()
+                    if self._begin + end > self.size
+                ),
+                None,
+            )
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise self.damaged(f"its header is no list of arrays ({error})") from error
         if cut is not None:
@@ -99,8 +125,14 @@ class File:
         return MXNetError(f"checkpoint shard '{self.path}' is damaged: {why}")
 
     def _entry(self, entry):
-        dtype, shape, (begin, end) = _DTYPES[entry["dtype"]], tuple(entry["shape"]), entry["data_offsets"]
-        if not all(isinstance(n, int) and n >= 0 for n in (*shape, begin, end)) or end - begin != math.prod(shape) * itemsize(dtype):
+        dtype, shape, (begin, end) = (
+            _DTYPES[entry["dtype"]],
+            tuple(entry["shape"]),
+            entry["data_offsets"],
+        )
+        if not all(
+            isinstance(n, int) and n >= 0 for n in (*shape, begin, end)
+        ) or end - begin != math.prod(shape) * itemsize(dtype):
             raise ValueError("an array's size is not that of its shape")
         return dtype, shape, begin, end
 
@@ -129,6 +161,8 @@ class File:
             return np.empty(shape, stored)
         value = np.memmap(self.path, stored, "r", self._begin + offset, shape)
         if ranges:
-            value = value[tuple(slice(*ranges[d]) if d in ranges else slice(None) for d in range(len(shape)))]
+            value = value[
+                tuple(slice(*ranges[d]) if d in ranges else slice(None) for d in range(len(shape)))
+            ]
         value = np.array(value)
         return (value.astype("<u4") << 16).view("<f4") if dtype == "bfloat16" else value

@@ -42,7 +42,9 @@ def check_against_single_device(net, *inputs, ctx=None, train=True, exact=True, 
         Naming the first result or gradient that differs, and by how much.
     """
     if not isinstance(net, HybridBlock):
-        raise MXNetError(f"check_against_single_device: the network must be a HybridBlock, not {type(net).__name__}")
+        raise MXNetError(
+            f"check_against_single_device: the network must be a HybridBlock, not {type(net).__name__}"
+        )
     ctx = cpu(0) if ctx is None else ctx
     flat = []
     structure = _nested.flatten(inputs, flat, "The inputs")
@@ -91,5 +93,10 @@ def _run(signature, flat, ctx, train, exact):
     for (param, place), copy in zip(signature.used, params):
         if copy.grad is not None:
             replicas = sum(other is param for other, _ in signature.used)
-            named.append((f"the gradient of {param.name}" + (f" on {place}" if replicas > 1 else ""), copy.grad))
+            named.append(
+                (
+                    f"the gradient of {param.name}" + (f" on {place}" if replicas > 1 else ""),
+                    copy.grad,
+                )
+            )
     return named

@@ -12,7 +12,18 @@ from ..base import MXNetError
 from ..context import Context
 from ..ndarray import NDArray
 
-__all__ = ["all_reduce", "reduce", "reduce_scatter", "all_gather", "gather", "scatter", "broadcast", "all_to_all", "divide", "transport"]
+__all__ = [
+    "all_reduce",
+    "reduce",
+    "reduce_scatter",
+    "all_gather",
+    "gather",
+    "scatter",
+    "broadcast",
+    "all_to_all",
+    "divide",
+    "transport",
+]
 
 
 def divide(total, count):
@@ -29,12 +40,16 @@ def divide(total, count):
 
 def _listed(arrays, name):
     if isinstance(arrays, NDArray) or not isinstance(arrays, (list, tuple)):
-        raise TypeError(f"{name}: expected a list of arrays, one for each device, got {type(arrays).__name__}")
+        raise TypeError(
+            f"{name}: expected a list of arrays, one for each device, got {type(arrays).__name__}"
+        )
     if not arrays:
         raise ValueError(f"{name}: the list of arrays is empty")
     for rank, array in enumerate(arrays):
         if not isinstance(array, NDArray):
-            raise TypeError(f"{name}: the array of rank {rank} is a {type(array).__name__}; collectives take NDArrays")
+            raise TypeError(
+                f"{name}: the array of rank {rank} is a {type(array).__name__}; collectives take NDArrays"
+            )
     return list(arrays)
 
 
@@ -65,7 +80,9 @@ def default_transport():
         _default = os.environ.get("MPGLUON_COLLECTIVES") or "auto"
         if _default not in _TRANSPORTS:
             wrong, _default = _default, None
-            raise ValueError(f"MPGLUON_COLLECTIVES is {wrong!r}; it can be {', '.join(_TRANSPORTS)}")
+            raise ValueError(
+                f"MPGLUON_COLLECTIVES is {wrong!r}; it can be {', '.join(_TRANSPORTS)}"
+            )
     return _default
 
 
@@ -88,10 +105,16 @@ def in_pipeline():
 
 def _run(kind, arrays, ctx, axis=0, other_axis=0, root=None, algorithm="auto", transport=None):
     if not isinstance(axis, int) or not isinstance(other_axis, int):
-        raise TypeError(f"{kind}: an axis is a whole number, not {axis!r}" if not isinstance(axis, int) else f"{kind}: an axis is a whole number, not {other_axis!r}")
+        raise TypeError(
+            f"{kind}: an axis is a whole number, not {axis!r}"
+            if not isinstance(axis, int)
+            else f"{kind}: an axis is a whole number, not {other_axis!r}"
+        )
     if root is not None and not isinstance(root, Context):
         raise MXNetError(f"{kind}: the result's device must be a Context, not {root!r}")
-    return _core.collective(kind, arrays, ctx, axis, other_axis, root, algorithm, transport or default_transport())
+    return _core.collective(
+        kind, arrays, ctx, axis, other_axis, root, algorithm, transport or default_transport()
+    )
 
 
 def all_reduce(arrays, algorithm="auto", transport=None):
@@ -114,14 +137,18 @@ def all_reduce(arrays, algorithm="auto", transport=None):
     list of NDArray
     """
     arrays = _listed(arrays, "all_reduce")
-    return _run("all_reduce", arrays, [a.context for a in arrays], algorithm=algorithm, transport=transport)
+    return _run(
+        "all_reduce", arrays, [a.context for a in arrays], algorithm=algorithm, transport=transport
+    )
 
 
 def reduce(arrays, ctx=None, transport=None):
     """The sum of all arrays on one device: `ctx`, by default the first array's. Returns an NDArray."""
     arrays = _listed(arrays, "reduce")
     devices = [a.context for a in arrays]
-    return _run("reduce", arrays, devices, root=devices[0] if ctx is None else ctx, transport=transport)[0]
+    return _run(
+        "reduce", arrays, devices, root=devices[0] if ctx is None else ctx, transport=transport
+    )[0]
 
 
 def reduce_scatter(arrays, axis=0, transport=None):
@@ -145,7 +172,14 @@ def gather(arrays, ctx=None, axis=0, transport=None):
     """All arrays, joined along `axis`, on one device: `ctx`, by default the first array's. Returns an NDArray."""
     arrays = _listed(arrays, "gather")
     devices = [a.context for a in arrays]
-    return _run("gather", arrays, devices, axis, root=devices[0] if ctx is None else ctx, transport=transport)[0]
+    return _run(
+        "gather",
+        arrays,
+        devices,
+        axis,
+        root=devices[0] if ctx is None else ctx,
+        transport=transport,
+    )[0]
 
 
 def scatter(array, ctx, axis=0, transport=None):
@@ -155,12 +189,16 @@ def scatter(array, ctx, axis=0, transport=None):
     -------
     list of NDArray
     """
-    return _run("scatter", _single(array, "scatter"), contexts(ctx, "scatter"), axis, transport=transport)
+    return _run(
+        "scatter", _single(array, "scatter"), contexts(ctx, "scatter"), axis, transport=transport
+    )
 
 
 def broadcast(array, ctx, transport=None):
     """A copy of an array on each device of the list `ctx`. Returns a list of NDArray."""
-    return _run("broadcast", _single(array, "broadcast"), contexts(ctx, "broadcast"), transport=transport)
+    return _run(
+        "broadcast", _single(array, "broadcast"), contexts(ctx, "broadcast"), transport=transport
+    )
 
 
 def all_to_all(arrays, split_axis=0, concat_axis=0, transport=None):
@@ -173,4 +211,11 @@ def all_to_all(arrays, split_axis=0, concat_axis=0, transport=None):
     list of NDArray
     """
     arrays = _listed(arrays, "all_to_all")
-    return _run("all_to_all", arrays, [a.context for a in arrays], split_axis, concat_axis, transport=transport)
+    return _run(
+        "all_to_all",
+        arrays,
+        [a.context for a in arrays],
+        split_axis,
+        concat_axis,
+        transport=transport,
+    )

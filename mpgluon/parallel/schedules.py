@@ -110,10 +110,19 @@ class StageGraph:
         self.devices, self.deferred, self.carried = list(devices), deferred, carried
         self.transfer_only, self.waits = frozenset(transfer_only), waits
         self.sources = [sorted(set(s)) for s in sources]
-        self.targets = [[t for t, needs in enumerate(self.sources) if s in needs] for s in range(len(self.devices))]
+        self.targets = [
+            [t for t, needs in enumerate(self.sources) if s in needs]
+            for s in range(len(self.devices))
+        ]
         # The passes of one micro-batch keep their order on a device: memory is planned for that.
-        self.before = [[t for t in range(s) if self.devices[t] == self.devices[s]] for s in range(len(self.devices))]
-        self.behind = [[t for t in range(s + 1, len(self.devices)) if self.devices[t] == self.devices[s]] for s in range(len(self.devices))]
+        self.before = [
+            [t for t in range(s) if self.devices[t] == self.devices[s]]
+            for s in range(len(self.devices))
+        ]
+        self.behind = [
+            [t for t in range(s + 1, len(self.devices)) if self.devices[t] == self.devices[s]]
+            for s in range(len(self.devices))
+        ]
         self.after = [0] * len(self.devices)  # the longest chain of stages behind each
         for s in reversed(range(len(self.devices))):
             self.after[s] = max(
@@ -145,7 +154,9 @@ class StageGraph:
             if self.carried and m + 1 < micro_batches:
                 needed.append(Action("B", s, m + 1))
         else:
-            needed = [Action("B", t, m) for t in (s, *self.before[s], *self.behind[s])] + [Action("W", t, m) for t in self.behind[s]]
+            needed = [Action("B", t, m) for t in (s, *self.before[s], *self.behind[s])] + [
+                Action("W", t, m) for t in self.behind[s]
+            ]
         if self.waits is not None:
             needed += self.waits.get(action, ())
         return [a for a in needed if a.kind in kinds]
@@ -189,11 +200,15 @@ def make_table(stages, micro_batches, schedule=DEFAULT, times=None, phases="FB",
         if whole and s not in stages.transfer_only:
             limits[s] = made.in_flight(stages.after, s) if in_flight is None else in_flight
     kinds = _kinds(stages, phases)
-    waiting = {Action(k, s, m) for k in kinds for s in range(len(stages)) for m in range(micro_batches)}
+    waiting = {
+        Action(k, s, m) for k in kinds for s in range(len(stages)) for m in range(micro_batches)
+    }
     done, free, held = {}, [0.0] * stages.num_devices, [0] * len(stages)
     forwards_left = collections.Counter(stages.devices[a.stage] for a in waiting if a.kind == "F")
     following = {  # of each kind and stage, the micro-batch that is next: they come in order
-        (k, s): (micro_batches - 1 if stages.carried and k != "F" else 0) for k in kinds for s in range(len(stages))
+        (k, s): (micro_batches - 1 if stages.carried and k != "F" else 0)
+        for k in kinds
+        for s in range(len(stages))
     }
     table = [[] for _ in range(stages.num_devices)]
     needs = {action: stages.needs(action, micro_batches, kinds) for action in waiting}
@@ -232,7 +247,11 @@ def make_table(stages, micro_batches, schedule=DEFAULT, times=None, phases="FB",
             if best is None or candidate < best:
                 best = candidate
         if best is None:
-            few = "" if in_flight is None else f", or hold at most {in_flight} micro-batches, which is too few"
+            few = (
+                ""
+                if in_flight is None
+                else f", or hold at most {in_flight} micro-batches, which is too few"
+            )
             raise ScheduleError(f"the stages of this pipeline need each other in a circle{few}")
         start, _, action = best
         device = stages.devices[action.stage]
@@ -252,13 +271,25 @@ def _interleaved(stages, micro_batches):
     """Narayanan's order for stages dealt out to the devices in turn; None where they lie otherwise, or there is no such order."""
     count = stages.num_devices
     chunks, rest = divmod(len(stages), count)
-    if rest or chunks < 2 or micro_batches % count or stages.deferred or any(d != s % count for s, d in enumerate(stages.devices)):
+    if (
+        rest
+        or chunks < 2
+        or micro_batches % count
+        or stages.deferred
+        or any(d != s % count for s, d in enumerate(stages.devices))
+    ):
         return None
     table = []
     for device in range(count):
         steps = [(m, chunk) for m in range(micro_batches) for chunk in range(chunks)]
-        forwards = [Action("F", c * count + device, m) for m, c in sorted(steps, key=lambda x: (x[0] // count, x[1], x[0]))]
-        backwards = [Action("B", c * count + device, m) for m, c in sorted(steps, key=lambda x: (x[0] // count, -x[1], x[0]))]
+        forwards = [
+            Action("F", c * count + device, m)
+            for m, c in sorted(steps, key=lambda x: (x[0] // count, x[1], x[0]))
+        ]
+        backwards = [
+            Action("B", c * count + device, m)
+            for m, c in sorted(steps, key=lambda x: (x[0] // count, -x[1], x[0]))
+        ]
         warm = min(len(forwards), 2 * (count - device - 1) + (chunks - 1) * count)
         row = forwards[:warm]
         for i, forward in enumerate(forwards[warm:]):
@@ -305,7 +336,9 @@ def _costs(stages, times):
 def parse_table(table, stages):
     """A user's table (for each device a list of ('F', stage, micro_batch)) as lists of `Action`."""
     if len(table) != stages.num_devices:
-        raise ScheduleError(f"the schedule has rows for {len(table)} devices, but the pipeline spans {stages.num_devices}")
+        raise ScheduleError(
+            f"the schedule has rows for {len(table)} devices, but the pipeline spans {stages.num_devices}"
+        )
     parsed = []
     for number_of_row, row in enumerate(table):
         actions = []
@@ -313,11 +346,17 @@ def parse_table(table, stages):
             try:
                 kind, stage, micro_batch = entry
             except (TypeError, ValueError):
-                raise ScheduleError(f"entry {entry!r} of device {number_of_row}'s row must be (kind, stage, micro_batch)") from None
+                raise ScheduleError(
+                    f"entry {entry!r} of device {number_of_row}'s row must be (kind, stage, micro_batch)"
+                ) from None
             if kind not in ("F", "B", "W"):
-                raise ScheduleError(f"entry {entry!r} of device {number_of_row}'s row: the kind must be 'F', 'B' or 'W'")
+                raise ScheduleError(
+                    f"entry {entry!r} of device {number_of_row}'s row: the kind must be 'F', 'B' or 'W'"
+                )
             if not all(isinstance(number, numbers.Integral) for number in (stage, micro_batch)):
-                raise ScheduleError(f"entry {entry!r} of device {number_of_row}'s row: stage and micro-batch must be whole numbers")
+                raise ScheduleError(
+                    f"entry {entry!r} of device {number_of_row}'s row: stage and micro-batch must be whole numbers"
+                )
             actions.append(Action(kind, int(stage), int(micro_batch)))
         parsed.append(actions)
     return parsed
@@ -334,9 +373,13 @@ def verify(table, stages, micro_batches, phases="FB", limits=None):
         for action in row:
             kind, s, m = action
             if not 0 <= s < len(stages):
-                raise ScheduleError(f"the schedule has stage {s}, but the pipeline has stages 0 to {len(stages) - 1}")
+                raise ScheduleError(
+                    f"the schedule has stage {s}, but the pipeline has stages 0 to {len(stages) - 1}"
+                )
             if not 0 <= m < micro_batches:
-                raise ScheduleError(f"the schedule has micro-batch {m} of stage {s}, but there are {micro_batches}")
+                raise ScheduleError(
+                    f"the schedule has micro-batch {m} of stage {s}, but there are {micro_batches}"
+                )
             if kind not in kinds:
                 advice = ""
                 if kind == "W":
@@ -344,13 +387,17 @@ def verify(table, stages, micro_batches, phases="FB", limits=None):
                     advice = f"; schedule={' or '.join(names)} defers weight gradients"
                 raise ScheduleError(f"{action}: this pipeline has no such action{advice}")
             if stages.devices[s] != device:
-                raise ScheduleError(f"{action} is in the row of device {device}, but stage {s} lies on device {stages.devices[s]}")
+                raise ScheduleError(
+                    f"{action} is in the row of device {device}, but stage {s} lies on device {stages.devices[s]}"
+                )
             if action in seen:
                 raise ScheduleError(f"{action} is in the schedule twice")
             seen[action] = device
     for kind in kinds:
         for s in range(len(stages)):
-            order = [a.micro_batch for a in table[stages.devices[s]] if a.kind == kind and a.stage == s]
+            order = [
+                a.micro_batch for a in table[stages.devices[s]] if a.kind == kind and a.stage == s
+            ]
             missing = sorted(set(range(micro_batches)) - set(order))
             if missing:
                 raise ScheduleError(f"{Action(kind, s, missing[0])} is missing from the schedule")
@@ -372,7 +419,9 @@ def verify(table, stages, micro_batches, phases="FB", limits=None):
                 if action.kind == "F":
                     held[action.stage] += 1
                     if limits is not None and held[action.stage] > limits[action.stage]:
-                        raise ScheduleError(f"{action}: the stage would hold {held[action.stage]} micro-batches; its device's memory allows {limits[action.stage]}")
+                        raise ScheduleError(
+                            f"{action}: the stage would hold {held[action.stage]} micro-batches; its device's memory allows {limits[action.stage]}"
+                        )
                 elif action.kind == ("W" if stages.deferred else "B"):
                     held[action.stage] -= 1
                 done.add(action)
@@ -427,7 +476,11 @@ def simulate(table, stages, micro_batches, times=None, phases="FB", transfer=0.0
     free, spans = [0.0] * len(table), {}
     for action in verify(table, stages, micro_batches, phases):
         device = stages.devices[action.stage]
-        ready = [spans[a][1] + (passing(a.stage, action.stage) if stages.devices[a.stage] != device else 0) for a in stages.needs(action, micro_batches, kinds)]
+        ready = [
+            spans[a][1]
+            + (passing(a.stage, action.stage) if stages.devices[a.stage] != device else 0)
+            for a in stages.needs(action, micro_batches, kinds)
+        ]
         begin = max([free[device], *ready])
         spans[action] = (begin, begin + cost(action))
         free[device] = begin + cost(action)

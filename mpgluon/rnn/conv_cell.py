@@ -31,23 +31,52 @@ class BaseConvRNNCell(BaseRNNCell):
     _states = 1
 
     def __init__(
-        self, input_shape, num_hidden, h2h_kernel=(3, 3), h2h_dilate=(1, 1), i2h_kernel=(3, 3), i2h_stride=(1, 1), i2h_pad=(1, 1), i2h_dilate=(1, 1),
-        i2h_weight_initializer=None, h2h_weight_initializer=None, i2h_bias_initializer="zeros", h2h_bias_initializer="zeros",
-        activation=functools.partial(sym.LeakyReLU, act_type="leaky", slope=0.2), prefix="", params=None, conv_layout="NCHW",
-    ):  # fmt: skip
+        self,
+        input_shape,
+        num_hidden,
+        h2h_kernel=(3, 3),
+        h2h_dilate=(1, 1),
+        i2h_kernel=(3, 3),
+        i2h_stride=(1, 1),
+        i2h_pad=(1, 1),
+        i2h_dilate=(1, 1),
+        i2h_weight_initializer=None,
+        h2h_weight_initializer=None,
+        i2h_bias_initializer="zeros",
+        h2h_bias_initializer="zeros",
+        activation=functools.partial(sym.LeakyReLU, act_type="leaky", slope=0.2),
+        prefix="",
+        params=None,
+        conv_layout="NCHW",
+    ):
         super().__init__(prefix, params)
         if any(size % 2 == 0 for size in h2h_kernel):
-            raise AssertionError(f"{type(self).__name__}: h2h_kernel has to be odd, so that the states keep their size, but is {h2h_kernel}")
+            raise AssertionError(
+                f"{type(self).__name__}: h2h_kernel has to be odd, so that the states keep their size, but is {h2h_kernel}"
+            )
         self._num_hidden = num_hidden
         self._input_shape = input_shape
         self._conv_layout = conv_layout
         self._activation = activation
-        self._i2h = {"kernel": i2h_kernel, "stride": i2h_stride, "pad": i2h_pad, "dilate": i2h_dilate, "layout": conv_layout}
+        self._i2h = {
+            "kernel": i2h_kernel,
+            "stride": i2h_stride,
+            "pad": i2h_pad,
+            "dilate": i2h_dilate,
+            "layout": conv_layout,
+        }
         self._h2h = {
-            "kernel": h2h_kernel, "stride": (1,) * len(h2h_kernel), "dilate": h2h_dilate, "layout": conv_layout,
-            "pad": tuple([dilate * (size - 1) // 2 for size, dilate in zip(h2h_kernel, h2h_dilate)]),
-        }  # fmt: skip
-        shape = sym.Convolution(data=sym.Variable("data"), num_filter=num_hidden, **self._i2h).infer_shape(data=input_shape)[1][0]
+            "kernel": h2h_kernel,
+            "stride": (1,) * len(h2h_kernel),
+            "dilate": h2h_dilate,
+            "layout": conv_layout,
+            "pad": tuple(
+                [dilate * (size - 1) // 2 for size, dilate in zip(h2h_kernel, h2h_dilate)]
+            ),
+        }
+        shape = sym.Convolution(
+            data=sym.Variable("data"), num_filter=num_hidden, **self._i2h
+        ).infer_shape(data=input_shape)[1][0]
         self._state_shape = (0, *shape[1:])
         self._iW = self.params.get("i2h_weight", init=i2h_weight_initializer)
         self._hW = self.params.get("h2h_weight", init=h2h_weight_initializer)
@@ -61,8 +90,22 @@ class BaseConvRNNCell(BaseRNNCell):
     def _products(self, inputs, states, name):
         filters = self._num_hidden * len(self._gate_names)
         return (
-            sym.Convolution(data=inputs, weight=self._iW, bias=self._iB, num_filter=filters, name=f"{name}i2h", **self._i2h),
-            sym.Convolution(data=states[0], weight=self._hW, bias=self._hB, num_filter=filters, name=f"{name}h2h", **self._h2h),
+            sym.Convolution(
+                data=inputs,
+                weight=self._iW,
+                bias=self._iB,
+                num_filter=filters,
+                name=f"{name}i2h",
+                **self._i2h,
+            ),
+            sym.Convolution(
+                data=states[0],
+                weight=self._hW,
+                bias=self._hB,
+                num_filter=filters,
+                name=f"{name}h2h",
+                **self._h2h,
+            ),
         )
 
     def _active(self, x, **kwargs):
@@ -100,7 +143,9 @@ class ConvLSTMCell(BaseConvRNNCell):
 
     def __call__(self, inputs, states):
         name = self._step_name()
-        return lstm_step(self._products(inputs, states, name), states, name, self._active, self._channels)
+        return lstm_step(
+            self._products(inputs, states, name), states, name, self._active, self._channels
+        )
 
 
 class ConvGRUCell(BaseConvRNNCell):
@@ -111,4 +156,6 @@ class ConvGRUCell(BaseConvRNNCell):
 
     def __call__(self, inputs, states):
         name = self._step_name()
-        return gru_step(self._products(inputs, states, name), states, name, self._active, self._channels)
+        return gru_step(
+            self._products(inputs, states, name), states, name, self._active, self._channels
+        )

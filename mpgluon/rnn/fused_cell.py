@@ -3,11 +3,26 @@
 from .. import ndarray as nd
 from .. import symbol as sym
 from ..initializer import FusedRNN
-from .rnn_cell import BaseRNNCell, BidirectionalCell, DropoutCell, GRUCell, LSTMCell, RNNCell, SequentialRNNCell, arranged, as_one
+from .rnn_cell import (
+    BaseRNNCell,
+    BidirectionalCell,
+    DropoutCell,
+    GRUCell,
+    LSTMCell,
+    RNNCell,
+    SequentialRNNCell,
+    arranged,
+    as_one,
+)
 
 __all__ = ["FusedRNNCell"]
 
-_GATES = {"rnn_relu": ("",), "rnn_tanh": ("",), "lstm": ("_i", "_f", "_c", "_o"), "gru": ("_r", "_z", "_o")}
+_GATES = {
+    "rnn_relu": ("",),
+    "rnn_tanh": ("",),
+    "lstm": ("_i", "_f", "_c", "_o"),
+    "gru": ("_r", "_z", "_o"),
+}
 
 
 class FusedRNNCell(BaseRNNCell):
@@ -29,7 +44,16 @@ class FusedRNNCell(BaseRNNCell):
     """
 
     def __init__(
-        self, num_hidden, num_layers=1, mode="lstm", bidirectional=False, dropout=0.0, get_next_state=False, forget_bias=1.0, prefix=None, params=None
+        self,
+        num_hidden,
+        num_layers=1,
+        mode="lstm",
+        bidirectional=False,
+        dropout=0.0,
+        get_next_state=False,
+        forget_bias=1.0,
+        prefix=None,
+        params=None,
     ):
         if mode not in _GATES:
             raise ValueError(f"FusedRNNCell: mode is one of {', '.join(_GATES)}, not {mode!r}")
@@ -41,11 +65,17 @@ class FusedRNNCell(BaseRNNCell):
         self._dropout = dropout
         self._get_next_state = get_next_state
         self._directions = ("l", "r") if bidirectional else ("l",)
-        self._parameter = self.params.get("parameters", init=FusedRNN(None, num_hidden, num_layers, mode, bidirectional, forget_bias))
+        self._parameter = self.params.get(
+            "parameters",
+            init=FusedRNN(None, num_hidden, num_layers, mode, bidirectional, forget_bias),
+        )
 
     @property
     def state_info(self):
-        info = {"shape": (len(self._directions) * self._num_layers, 0, self._num_hidden), "__layout__": "LNC"}
+        info = {
+            "shape": (len(self._directions) * self._num_layers, 0, self._num_hidden),
+            "__layout__": "LNC",
+        }
         return [info] * (2 if self._mode == "lstm" else 1)
 
     @property
@@ -67,23 +97,38 @@ class FusedRNNCell(BaseRNNCell):
                         for gate in self._gate_names:
                             shape = (num_hidden, width) if kind == "weight" else (num_hidden,)
                             end = begin + num_hidden * (width if kind == "weight" else 1)
-                            pieces[f"{self._prefix}{direction}{layer}_{group}{gate}_{kind}"] = arr[begin:end].reshape(shape)
+                            pieces[f"{self._prefix}{direction}{layer}_{group}{gate}_{kind}"] = arr[
+                                begin:end
+                            ].reshape(shape)
                             begin = end
         if begin != arr.size:
-            raise AssertionError(f"FusedRNNCell: {arr.size} parameters do not fit {self._num_layers} layers of {num_hidden} units, of mode {self._mode}")
+            raise AssertionError(
+                f"FusedRNNCell: {arr.size} parameters do not fit {self._num_layers} layers of {num_hidden} units, of mode {self._mode}"
+            )
         return pieces
 
     def _size(self, num_input):
         """How many parameters there are."""
         hidden, directions = self._num_hidden, len(self._directions)
-        widths = num_input + (self._num_layers - 1) * hidden * directions + self._num_layers * (hidden + 2)
+        widths = (
+            num_input
+            + (self._num_layers - 1) * hidden * directions
+            + self._num_layers * (hidden + 2)
+        )
         return directions * self._num_gates * hidden * widths
 
     def unpack_weights(self, args):
         args = dict(args)
         arr = args.pop(self._parameter.name)
-        num_input = (arr.size - self._size(0)) // (len(self._directions) * self._num_gates * self._num_hidden)
-        args.update({name: piece.copy() for name, piece in self._slice_weights(arr, num_input, self._num_hidden).items()})
+        num_input = (arr.size - self._size(0)) // (
+            len(self._directions) * self._num_gates * self._num_hidden
+        )
+        args.update(
+            {
+                name: piece.copy()
+                for name, piece in self._slice_weights(arr, num_input, self._num_hidden).items()
+            }
+        )
         return args
 
     def pack_weights(self, args):
@@ -96,7 +141,9 @@ class FusedRNNCell(BaseRNNCell):
         return args
 
     def __call__(self, inputs, states):
-        raise NotImplementedError("a FusedRNNCell runs whole sequences: call unroll, or unfuse() it to step")
+        raise NotImplementedError(
+            "a FusedRNNCell runs whole sequences: call unroll, or unfuse() it to step"
+        )
 
     def unroll(self, length, inputs, begin_state=None, layout="NTC", merge_outputs=None):
         self.reset()
@@ -106,11 +153,21 @@ class FusedRNNCell(BaseRNNCell):
         inputs = as_one(inputs, axis)
         if axis == 1:
             inputs = sym.swapaxes(inputs, dim1=0, dim2=1)
-        states = dict(zip(("state", "state_cell"), self.begin_state() if begin_state is None else begin_state))
+        states = dict(
+            zip(("state", "state_cell"), self.begin_state() if begin_state is None else begin_state)
+        )
         rnn = sym.RNN(
-            data=inputs, parameters=self._parameter, state_size=self._num_hidden, num_layers=self._num_layers, bidirectional=self._bidirectional,
-            p=self._dropout, state_outputs=self._get_next_state, mode=self._mode, name=f"{self._prefix}rnn", **states,
-        )  # fmt: skip
+            data=inputs,
+            parameters=self._parameter,
+            state_size=self._num_hidden,
+            num_layers=self._num_layers,
+            bidirectional=self._bidirectional,
+            p=self._dropout,
+            state_outputs=self._get_next_state,
+            mode=self._mode,
+            name=f"{self._prefix}rnn",
+            **states,
+        )
         if self._get_next_state:
             rnn[1]._set_attr(__layout__="LNC")
         outputs = rnn[0]
@@ -131,7 +188,9 @@ class FusedRNNCell(BaseRNNCell):
         for i in range(self._num_layers):
             layer = cell(f"{self._prefix}l{i}_")
             if self._bidirectional:
-                layer = BidirectionalCell(layer, cell(f"{self._prefix}r{i}_"), output_prefix=f"{self._prefix}bi_l{i}_")
+                layer = BidirectionalCell(
+                    layer, cell(f"{self._prefix}r{i}_"), output_prefix=f"{self._prefix}bi_l{i}_"
+                )
             stack.add(layer)
             if self._dropout > 0 and i != self._num_layers - 1:
                 stack.add(DropoutCell(self._dropout, prefix=f"{self._prefix}_dropout{i}_"))

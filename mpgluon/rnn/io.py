@@ -12,7 +12,9 @@ from ..io import DataBatch, DataDesc, DataIter
 __all__ = ["BucketSentenceIter", "encode_sentences"]
 
 
-def encode_sentences(sentences, vocab=None, invalid_label=-1, invalid_key="\n", start_label=0, unknown_token=None):
+def encode_sentences(
+    sentences, vocab=None, invalid_label=-1, invalid_key="\n", start_label=0, unknown_token=None
+):
     """Words as numbers.
 
     Parameters
@@ -40,7 +42,9 @@ def encode_sentences(sentences, vocab=None, invalid_label=-1, invalid_key="\n", 
         nonlocal number
         if word not in vocab:
             if not grows and not unknown_token:
-                raise AssertionError(f"Unknown token {word}; name an unknown_token for words that vocab does not have")
+                raise AssertionError(
+                    f"Unknown token {word}; name an unknown_token for words that vocab does not have"
+                )
             if unknown_token:
                 word = unknown_token
             if word not in vocab:
@@ -71,16 +75,32 @@ class BucketSentenceIter(DataIter):
     """
 
     def __init__(
-        self, sentences, batch_size, buckets=None, invalid_label=-1, data_name="data", label_name="softmax_label", dtype="float32", layout="NT"
+        self,
+        sentences,
+        batch_size,
+        buckets=None,
+        invalid_label=-1,
+        data_name="data",
+        label_name="softmax_label",
+        dtype="float32",
+        layout="NT",
     ):
         super().__init__(batch_size)
         self.major_axis = layout.find("N")
         if self.major_axis not in (0, 1):
             raise ValueError(f"BucketSentenceIter: the layout is NT or TN, not {layout!r}")
         if not buckets:
-            buckets = [length for length, count in enumerate(np.bincount([len(sentence) for sentence in sentences])) if count >= batch_size]
+            buckets = [
+                length
+                for length, count in enumerate(
+                    np.bincount([len(sentence) for sentence in sentences])
+                )
+                if count >= batch_size
+            ]
         if not buckets:
-            raise ValueError(f"BucketSentenceIter: no length has a batch of {batch_size} sentences; name the buckets")
+            raise ValueError(
+                f"BucketSentenceIter: no length has a batch of {batch_size} sentences; name the buckets"
+            )
         buckets = sorted(buckets)
         rows = [[] for _ in buckets]
         dropped = 0
@@ -93,17 +113,26 @@ class BucketSentenceIter(DataIter):
             row[: len(sentence)] = sentence
             rows[place].append(row)
         if dropped:
-            logging.warning("BucketSentenceIter: %d sentences are longer than the largest bucket and are left out", dropped)
+            logging.warning(
+                "BucketSentenceIter: %d sentences are longer than the largest bucket and are left out",
+                dropped,
+            )
         self.buckets = [length for length, kept in zip(buckets, rows) if kept]
         if not self.buckets:
-            raise ValueError(f"BucketSentenceIter: all sentences are longer than the largest bucket, {buckets[-1]}")
+            raise ValueError(
+                f"BucketSentenceIter: all sentences are longer than the largest bucket, {buckets[-1]}"
+            )
         self.data = [np.asarray(kept, dtype=dtype) for kept in rows if kept]
         self.data_name, self.label_name = data_name, label_name
         self.dtype, self.layout, self.invalid_label = dtype, layout, invalid_label
         self.default_bucket_key = max(self.buckets)
         self.provide_data = [self._desc(data_name, self.default_bucket_key)]
         self.provide_label = [self._desc(label_name, self.default_bucket_key)]
-        self.idx = [(i, j) for i, kept in enumerate(self.data) for j in range(0, len(kept) - batch_size + 1, batch_size)]
+        self.idx = [
+            (i, j)
+            for i, kept in enumerate(self.data)
+            for j in range(0, len(kept) - batch_size + 1, batch_size)
+        ]
         self.curr_idx = 0
         self.reset()
 
@@ -128,10 +157,16 @@ class BucketSentenceIter(DataIter):
             raise StopIteration
         bucket, begin = self.idx[self.curr_idx]
         self.curr_idx += 1
-        arrays = [kept[bucket][begin : begin + self.batch_size] for kept in (self.nddata, self.ndlabel)]
+        arrays = [
+            kept[bucket][begin : begin + self.batch_size] for kept in (self.nddata, self.ndlabel)
+        ]
         data, label = arrays if self.major_axis == 0 else [array.T for array in arrays]
         length = self.buckets[bucket]
         return DataBatch(
-            [data], [label], pad=0, bucket_key=length,
-            provide_data=[self._desc(self.data_name, length)], provide_label=[self._desc(self.label_name, length)],
-        )  # fmt: skip
+            [data],
+            [label],
+            pad=0,
+            bucket_key=length,
+            provide_data=[self._desc(self.data_name, length)],
+            provide_label=[self._desc(self.label_name, length)],
+        )

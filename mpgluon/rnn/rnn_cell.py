@@ -10,19 +10,32 @@ from .. import symbol as sym
 from ..initializer import LSTMBias
 
 __all__ = [
-    "RNNParams", "BaseRNNCell", "RNNCell", "LSTMCell", "GRUCell", "SequentialRNNCell", "DropoutCell", "ModifierCell", "ZoneoutCell", "ResidualCell",
+    "RNNParams",
+    "BaseRNNCell",
+    "RNNCell",
+    "LSTMCell",
+    "GRUCell",
+    "SequentialRNNCell",
+    "DropoutCell",
+    "ModifierCell",
+    "ZoneoutCell",
+    "ResidualCell",
     "BidirectionalCell",
-]  # fmt: skip
+]
 
 
 def as_steps(sequence, length, axis):
     """The symbols of the single steps."""
     if isinstance(sequence, sym.Symbol):
         if len(sequence) != 1:
-            raise AssertionError(f"unroll: the input is a group of {len(sequence)} symbols; pass a list of them, or one symbol of the whole sequence")
+            raise AssertionError(
+                f"unroll: the input is a group of {len(sequence)} symbols; pass a list of them, or one symbol of the whole sequence"
+            )
         return list(sym.split(sequence, axis=axis, num_outputs=length, squeeze_axis=True))
     if sequence is None:
-        raise AssertionError("unroll: inputs=None is not possible; make the input's variables before the call")
+        raise AssertionError(
+            "unroll: inputs=None is not possible; make the input's variables before the call"
+        )
     if length is not None and len(sequence) != length:
         raise AssertionError(f"unroll: length is {length}, but there are {len(sequence)} inputs")
     return list(sequence)
@@ -110,7 +123,9 @@ class BaseRNNCell:
 
     def _check_unmodified(self):
         if self._modified:
-            raise AssertionError(f"{type(self).__name__} is wrapped by a modifier such as ZoneoutCell or ResidualCell; call that one instead")
+            raise AssertionError(
+                f"{type(self).__name__} is wrapped by a modifier such as ZoneoutCell or ResidualCell; call that one instead"
+            )
 
     def _step_name(self):
         self._counter += 1
@@ -130,7 +145,12 @@ class BaseRNNCell:
         states = []
         for info in self.state_info:
             self._init_counter += 1
-            states.append(func(name=f"{self._prefix}begin_state_{self._init_counter}", **{**kwargs, **(info or {})}))
+            states.append(
+                func(
+                    name=f"{self._prefix}begin_state_{self._init_counter}",
+                    **{**kwargs, **(info or {})},
+                )
+            )
         return states
 
     def unpack_weights(self, args):
@@ -142,7 +162,9 @@ class BaseRNNCell:
                 stacked = args.pop(f"{self._prefix}{group}_{kind}")
                 rows = stacked.shape[0] // len(gates)
                 for i, gate in enumerate(gates):
-                    args[f"{self._prefix}{group}{gate}_{kind}"] = stacked[i * rows : (i + 1) * rows].copy()
+                    args[f"{self._prefix}{group}{gate}_{kind}"] = stacked[
+                        i * rows : (i + 1) * rows
+                    ].copy()
         return args
 
     def pack_weights(self, args):
@@ -150,8 +172,12 @@ class BaseRNNCell:
         args = dict(args)
         for group in ("i2h", "h2h") if self._gate_names else ():
             for kind in ("weight", "bias"):
-                parts = [args.pop(f"{self._prefix}{group}{gate}_{kind}") for gate in self._gate_names]
-                args[f"{self._prefix}{group}_{kind}"] = parts[0].copy() if len(parts) == 1 else nd.concat(*parts, dim=0)
+                parts = [
+                    args.pop(f"{self._prefix}{group}{gate}_{kind}") for gate in self._gate_names
+                ]
+                args[f"{self._prefix}{group}_{kind}"] = (
+                    parts[0].copy() if len(parts) == 1 else nd.concat(*parts, dim=0)
+                )
         return args
 
     def unroll(self, length, inputs, begin_state=None, layout="NTC", merge_outputs=None):
@@ -184,7 +210,11 @@ class BaseRNNCell:
         return arranged(outputs, length, axis, merge_outputs), states
 
     def _activate(self, x, activation, **kwargs):
-        return sym.Activation(x, act_type=activation, **kwargs) if isinstance(activation, str) else activation(x, **kwargs)
+        return (
+            sym.Activation(x, act_type=activation, **kwargs)
+            if isinstance(activation, str)
+            else activation(x, **kwargs)
+        )
 
     # A user's cell made for MXNet calls this name.
     _get_activation = _activate
@@ -208,8 +238,12 @@ class _GatedCell(BaseRNNCell):
     def _products(self, inputs, states, name):
         rows = self._num_hidden * len(self._gate_names)
         return (
-            sym.FullyConnected(data=inputs, weight=self._iW, bias=self._iB, num_hidden=rows, name=f"{name}i2h"),
-            sym.FullyConnected(data=states[0], weight=self._hW, bias=self._hB, num_hidden=rows, name=f"{name}h2h"),
+            sym.FullyConnected(
+                data=inputs, weight=self._iW, bias=self._iB, num_hidden=rows, name=f"{name}i2h"
+            ),
+            sym.FullyConnected(
+                data=states[0], weight=self._hW, bias=self._hB, num_hidden=rows, name=f"{name}h2h"
+            ),
         )
 
 
@@ -239,8 +273,13 @@ class RNNCell(_GatedCell):
 
 def lstm_step(products, states, name, activate, axis=1):
     """Output and new states of an LSTM, of the products of its gates in the order input, forget, cell, output."""
-    gates = sym.SliceChannel(products[0] + products[1], num_outputs=4, axis=axis, name=f"{name}slice")
-    take, keep, show = [sym.Activation(gates[i], act_type="sigmoid", name=name + gate) for i, gate in ((0, "i"), (1, "f"), (3, "o"))]
+    gates = sym.SliceChannel(
+        products[0] + products[1], num_outputs=4, axis=axis, name=f"{name}slice"
+    )
+    take, keep, show = [
+        sym.Activation(gates[i], act_type="sigmoid", name=name + gate)
+        for i, gate in ((0, "i"), (1, "f"), (3, "o"))
+    ]
     new = activate(gates[2], name=f"{name}c")
     cell = sym._internal._plus(keep * states[1], take * new, name=f"{name}state")
     hidden = sym._internal._mul(show, activate(cell), name=f"{name}out")
@@ -249,8 +288,14 @@ def lstm_step(products, states, name, activate, axis=1):
 
 def gru_step(products, states, name, activate, axis=1):
     """Output and new state of a GRU, of the products of its gates in the order reset, update, new."""
-    parts = [sym.SliceChannel(part, num_outputs=3, axis=axis, name=f"{name}_{kind}_slice") for part, kind in zip(products, ("i2h", "h2h"))]
-    reset, update = [sym.Activation(parts[0][i] + parts[1][i], act_type="sigmoid", name=f"{name}_{gate}_act") for i, gate in ((0, "r"), (1, "z"))]
+    parts = [
+        sym.SliceChannel(part, num_outputs=3, axis=axis, name=f"{name}_{kind}_slice")
+        for part, kind in zip(products, ("i2h", "h2h"))
+    ]
+    reset, update = [
+        sym.Activation(parts[0][i] + parts[1][i], act_type="sigmoid", name=f"{name}_{gate}_act")
+        for i, gate in ((0, "r"), (1, "z"))
+    ]
     new = activate(parts[0][2] + reset * parts[1][2], name=f"{name}_h_act")
     hidden = sym._internal._plus((1.0 - update) * new, update * states[0], name=f"{name}out")
     return hidden, [hidden]
@@ -318,7 +363,9 @@ class _Composite(BaseRNNCell):
         self._cells.append(cell)
         if self._override_cell_params:
             if not cell._own_params:
-                raise AssertionError(f"give params to {type(self).__name__} or to the cells inside it, not to both")
+                raise AssertionError(
+                    f"give params to {type(self).__name__} or to the cells inside it, not to both"
+                )
             cell.params._params.update(self.params._params)
         self.params._params.update(cell.params._params)
 
@@ -362,7 +409,9 @@ class SequentialRNNCell(_Composite):
         states, following = list(states), []
         for cell in self._cells:
             if isinstance(cell, BidirectionalCell):
-                raise AssertionError("a BidirectionalCell needs the whole sequence: call unroll instead of stepping")
+                raise AssertionError(
+                    "a BidirectionalCell needs the whole sequence: call unroll instead of stepping"
+                )
             count = len(cell.state_info)
             inputs, new = cell(inputs, states[:count])
             del states[:count]
@@ -376,7 +425,13 @@ class SequentialRNNCell(_Composite):
         for i, cell in enumerate(self._cells):
             count = len(cell.state_info)
             merge = merge_outputs if i == len(self._cells) - 1 else None
-            inputs, new = cell.unroll(length, inputs=inputs, begin_state=states[:count], layout=layout, merge_outputs=merge)
+            inputs, new = cell.unroll(
+                length,
+                inputs=inputs,
+                begin_state=states[:count],
+                layout=layout,
+                merge_outputs=merge,
+            )
             del states[:count]
             following += new
         return inputs, following
@@ -448,7 +503,9 @@ def _whole_sequence(cell):
     """Whether the cell, or one inside it, cannot be stepped."""
     from .fused_cell import FusedRNNCell
 
-    return isinstance(cell, (BidirectionalCell, FusedRNNCell)) or any(map(_whole_sequence, cell._cells))
+    return isinstance(cell, (BidirectionalCell, FusedRNNCell)) or any(
+        map(_whole_sequence, cell._cells)
+    )
 
 
 class ZoneoutCell(ModifierCell):
@@ -463,7 +520,9 @@ class ZoneoutCell(ModifierCell):
 
     def __init__(self, base_cell, zoneout_outputs=0.0, zoneout_states=0.0):
         if _whole_sequence(base_cell):
-            raise AssertionError("zoneout acts step by step: unfuse a FusedRNNCell first, and put ZoneoutCell around the cells inside a BidirectionalCell")
+            raise AssertionError(
+                "zoneout acts step by step: unfuse a FusedRNNCell first, and put ZoneoutCell around the cells inside a BidirectionalCell"
+            )
         super().__init__(base_cell)
         self.zoneout_outputs = zoneout_outputs
         self.zoneout_states = zoneout_states
@@ -501,7 +560,13 @@ class ResidualCell(ModifierCell):
     def unroll(self, length, inputs, begin_state=None, layout="NTC", merge_outputs=None):
         self.reset()
         with self._base():
-            outputs, states = self.base_cell.unroll(length, inputs=inputs, begin_state=begin_state, layout=layout, merge_outputs=merge_outputs)
+            outputs, states = self.base_cell.unroll(
+                length,
+                inputs=inputs,
+                begin_state=begin_state,
+                layout=layout,
+                merge_outputs=merge_outputs,
+            )
         merge = isinstance(outputs, sym.Symbol) if merge_outputs is None else merge_outputs
         inputs = arranged(inputs, length, layout.find("T"), bool(merge))
         if merge:
@@ -527,7 +592,9 @@ class BidirectionalCell(_Composite):
         self._take(r_cell)
 
     def __call__(self, inputs, states):
-        raise NotImplementedError("a BidirectionalCell needs the whole sequence: call unroll instead of stepping")
+        raise NotImplementedError(
+            "a BidirectionalCell needs the whole sequence: call unroll instead of stepping"
+        )
 
     def unroll(self, length, inputs, begin_state=None, layout="NTC", merge_outputs=None):
         self.reset()
@@ -536,14 +603,37 @@ class BidirectionalCell(_Composite):
         states = list(self.begin_state() if begin_state is None else begin_state)
         left, right = self._cells
         count = len(left.state_info)
-        l_outputs, l_states = left.unroll(length, inputs=steps, begin_state=states[:count], layout=layout, merge_outputs=merge_outputs)
-        r_outputs, r_states = right.unroll(length, inputs=steps[::-1], begin_state=states[count:], layout=layout, merge_outputs=merge_outputs)
+        l_outputs, l_states = left.unroll(
+            length,
+            inputs=steps,
+            begin_state=states[:count],
+            layout=layout,
+            merge_outputs=merge_outputs,
+        )
+        r_outputs, r_states = right.unroll(
+            length,
+            inputs=steps[::-1],
+            begin_state=states[count:],
+            layout=layout,
+            merge_outputs=merge_outputs,
+        )
         if merge_outputs is None:
             merge_outputs = isinstance(l_outputs, sym.Symbol) and isinstance(r_outputs, sym.Symbol)
-        l_outputs, r_outputs = [arranged(outputs, length, axis, bool(merge_outputs)) for outputs in (l_outputs, r_outputs)]
+        l_outputs, r_outputs = [
+            arranged(outputs, length, axis, bool(merge_outputs))
+            for outputs in (l_outputs, r_outputs)
+        ]
         if merge_outputs:
-            outputs = sym.concat(l_outputs, sym.reverse(r_outputs, axis=axis), dim=2, name=f"{self._output_prefix}out")
+            outputs = sym.concat(
+                l_outputs,
+                sym.reverse(r_outputs, axis=axis),
+                dim=2,
+                name=f"{self._output_prefix}out",
+            )
         else:
             pairs = zip(l_outputs, r_outputs[::-1])
-            outputs = [sym.concat(forward, backward, dim=1, name=f"{self._output_prefix}t{i}") for i, (forward, backward) in enumerate(pairs)]
+            outputs = [
+                sym.concat(forward, backward, dim=1, name=f"{self._output_prefix}t{i}")
+                for i, (forward, backward) in enumerate(pairs)
+            ]
         return outputs, [l_states, r_states]

@@ -10,7 +10,21 @@ from .creation import *  # noqa: F401,F403
 from .creation import __all__ as _functions
 from .symbol import Group, Symbol, Variable, fromjson, load, load_json, var
 
-_fixed = {*_functions, "Group", "Symbol", "Variable", "fromjson", "load", "load_json", "var", "random", "linalg", "contrib", "image", "op"}
+_fixed = {
+    *_functions,
+    "Group",
+    "Symbol",
+    "Variable",
+    "fromjson",
+    "load",
+    "load_json",
+    "var",
+    "random",
+    "linalg",
+    "contrib",
+    "image",
+    "op",
+}
 _ops = {name: function for name, function in vars(op).items() if isinstance(function, _Function)}
 globals().update({name: function for name, function in _ops.items() if name not in _fixed})
 

@@ -26,7 +26,9 @@ def _requests(grad_req, names, what):
     elif isinstance(grad_req, dict):
         found = [grad_req.get(name, "null") for name in names]
     else:
-        raise TypeError(f"{what}: grad_req is a str, a list or a dict, not {type(grad_req).__name__}")
+        raise TypeError(
+            f"{what}: grad_req is a str, a list or a dict, not {type(grad_req).__name__}"
+        )
     for request in found:
         if request not in _REQUESTS:
             raise ValueError(f"grad_req must be in {_REQUESTS}, not {request!r}")
@@ -49,10 +51,14 @@ def _arrays(what, given, names, allow_missing):
     else:
         arrays = list(given)
         if len(arrays) != len(names):
-            raise ValueError(f"Length of {what} does not match the number of arguments: {len(arrays)} for {', '.join(names) or 'none'}")
+            raise ValueError(
+                f"Length of {what} does not match the number of arguments: {len(arrays)} for {', '.join(names) or 'none'}"
+            )
     for array in arrays:
         if not isinstance(array, nd.NDArray) and not (allow_missing and array is None):
-            raise TypeError(f"Only accept list of NDArrays or dict of str to NDArray; {what} has {type(array).__name__}")
+            raise TypeError(
+                f"Only accept list of NDArrays or dict of str to NDArray; {what} has {type(array).__name__}"
+            )
     return arrays
 
 
@@ -62,15 +68,23 @@ def _check_context(ctx):
 
 
 def _check_groups(group2ctx):
-    if group2ctx is not None and not (isinstance(group2ctx, dict) and all(isinstance(ctx, Context) for ctx in group2ctx.values())):
+    if group2ctx is not None and not (
+        isinstance(group2ctx, dict) and all(isinstance(ctx, Context) for ctx in group2ctx.values())
+    ):
         raise TypeError("group2ctx is a dict of str to Context")
 
 
 def _check_names(what, names):
     """MXNetError when two variables have one name: arrays are given and found by names."""
-    twice = [name for i, name in enumerate(names) if name in names[:i]] if len(set(names)) < len(names) else []
+    twice = (
+        [name for i, name in enumerate(names) if name in names[:i]]
+        if len(set(names)) < len(names)
+        else []
+    )
     if twice:
-        raise MXNetError(f"{what}: different variables are named {twice[0]!r}. Use one variable in all places, or give each a name of its own")
+        raise MXNetError(
+            f"{what}: different variables are named {twice[0]!r}. Use one variable in all places, or give each a name of its own"
+        )
 
 
 def bind(symbol, ctx, args, args_grad, grad_req, aux_states, group2ctx, shared_exec):
@@ -80,7 +94,9 @@ def bind(symbol, ctx, args, args_grad, grad_req, aux_states, group2ctx, shared_e
     names = symbol.list_arguments()
     _check_names("bind", names)
     args = _arrays("args", args, names, False)
-    gradients = [None] * len(names) if args_grad is None else _arrays("args_grad", args_grad, names, True)
+    gradients = (
+        [None] * len(names) if args_grad is None else _arrays("args_grad", args_grad, names, True)
+    )
     auxiliary = _arrays("aux_states", aux_states, symbol.list_auxiliary_states(), False)
     if not group2ctx:
         moves = any(
@@ -88,12 +104,25 @@ def bind(symbol, ctx, args, args_grad, grad_req, aux_states, group2ctx, shared_e
         )
         for name, array in zip((*names, *symbol.list_auxiliary_states()), (*args, *auxiliary)):
             if array.context != ctx and not moves:
-                raise MXNetError(f"bind: the array of {name} is on {array.context}, the executor on {ctx}; name devices by group2ctx, or move the array")
+                raise MXNetError(
+                    f"bind: the array of {name} is on {array.context}, the executor on {ctx}; name devices by group2ctx, or move the array"
+                )
     requests = _requests(grad_req, names, "bind")
     return Executor(symbol.__copy__(), ctx, args, gradients, requests, auxiliary, group2ctx)
 
 
-def simple_bind(symbol, ctx, grad_req, type_dict, stype_dict, group2ctx, shared_arg_names, shared_exec, shared_buffer, shapes):
+def simple_bind(
+    symbol,
+    ctx,
+    grad_req,
+    type_dict,
+    stype_dict,
+    group2ctx,
+    shared_arg_names,
+    shared_exec,
+    shared_buffer,
+    shapes,
+):
     """See `Symbol.simple_bind`."""
     _check_context(ctx)
     _check_groups(group2ctx)
@@ -110,7 +139,9 @@ def simple_bind(symbol, ctx, grad_req, type_dict, stype_dict, group2ctx, shared_
     names = [node.name for node in arguments]
     _check_names("simple_bind", names)
     requests = _requests(grad_req, names, "simple_bind")
-    shapes = {name: tuple(shape) for name, shape in shapes.items() if isinstance(shape, (tuple, list))}
+    shapes = {
+        name: tuple(shape) for name, shape in shapes.items() if isinstance(shape, (tuple, list))
+    }
     if type_dict is None:
         types = {node.name: "float32" for node in arguments if "__dtype__" not in node.attrs}
     else:
@@ -125,9 +156,15 @@ def simple_bind(symbol, ctx, grad_req, type_dict, stype_dict, group2ctx, shared_
         raise MXNetError(f"simple_bind error. Arguments:\n{given}{error}") from None
     devices = placement(order, group2ctx, {})
     found = {node: desc for node, desc in zip(variables, inference.of(variables))}
-    missing = [f"{node.name}: {found[node][0] or ()}" for node in variables if not known(found[node][0]) and found[node][0] != ()]
+    missing = [
+        f"{node.name}: {found[node][0] or ()}"
+        for node in variables
+        if not known(found[node][0]) and found[node][0] != ()
+    ]
     if missing:
-        raise MXNetError(f"simple_bind error. The shapes of these arguments do not follow from those given (0 is unknown): {', '.join(missing[:20])}")
+        raise MXNetError(
+            f"simple_bind error. The shapes of these arguments do not follow from those given (0 is unknown): {', '.join(missing[:20])}"
+        )
 
     def new(node, shared, buffer):
         shape, dtype = found[node]
@@ -136,23 +173,50 @@ def simple_bind(symbol, ctx, grad_req, type_dict, stype_dict, group2ctx, shared_
             array = shared[node.name]
             if array is not None:
                 if array.shape != shape or _core.dtype_name(array.dtype) != dtype:
-                    raise MXNetError(f"simple_bind: the shared array of {node.name} is {array.dtype} {array.shape}, needed is {dtype} {shape}")
+                    raise MXNetError(
+                        f"simple_bind: the shared array of {node.name} is {array.dtype} {array.shape}, needed is {dtype} {shape}"
+                    )
                 return array
         if buffer is not None:
             array = buffer.get(node.name)
             size = int(np.prod(shape))
-            if array is not None and array.size >= size and _core.dtype_name(array.dtype) == dtype and array.context == device:
+            if (
+                array is not None
+                and array.size >= size
+                and _core.dtype_name(array.dtype) == dtype
+                and array.context == device
+            ):
                 return array if array.shape == shape else array.reshape((-1,))[:size].reshape(shape)
             buffer[node.name] = array = nd.zeros(shape, ctx=device, dtype=dtype)
             return array
         return nd.zeros(shape, ctx=device, dtype=dtype)
 
     keep = set(names if shared_arg_names is None else shared_arg_names)
-    taken = {name: array for name, array in shared_exec.arg_dict.items() if name in keep} if shared_exec and shared_arg_names is not None else {}
-    taken_grads = {name: array for name, array in shared_exec.grad_dict.items() if name in keep} if taken else {}
+    taken = (
+        {name: array for name, array in shared_exec.arg_dict.items() if name in keep}
+        if shared_exec and shared_arg_names is not None
+        else {}
+    )
+    taken_grads = (
+        {name: array for name, array in shared_exec.grad_dict.items() if name in keep}
+        if taken
+        else {}
+    )
     taken_aux = shared_exec.aux_dict if shared_exec else {}
-    own = keep if shared_arg_names is not None else ()  # parameters never lie in a buffer, whose arrays others overwrite
+    own = (
+        keep if shared_arg_names is not None else ()
+    )  # parameters never lie in a buffer, whose arrays others overwrite
     args = [new(node, taken, None if node.name in own else shared_buffer) for node in arguments]
-    gradients = [None if request == "null" else new(node, taken_grads, None) for node, request in zip(arguments, requests)]
-    states_ = [new(node, {name: array for name, array in taken_aux.items() if array.shape == found[node][0]}, None) for node in auxiliary]
+    gradients = [
+        None if request == "null" else new(node, taken_grads, None)
+        for node, request in zip(arguments, requests)
+    ]
+    states_ = [
+        new(
+            node,
+            {name: array for name, array in taken_aux.items() if array.shape == found[node][0]},
+            None,
+        )
+        for node in auxiliary
+    ]
     return Executor(symbol, ctx, args, gradients, requests, states_, group2ctx, parameters=own)

@@ -61,16 +61,28 @@ class Subgraph:
         if self._program is None:
             from ..executor import Program
 
-            self._program = Program(self.entries, self.order, placement(self.order, None, {}), None, False)
+            self._program = Program(
+                self.entries, self.order, placement(self.order, None, {}), None, False
+            )
             place = {node: self.locs[i] for i, node in enumerate(self.variables)}
-            self._places = [place[node] for node in (*self._program.arguments, *self._program.auxiliary)]
+            self._places = [
+                place[node] for node in (*self._program.arguments, *self._program.auxiliary)
+            ]
         arrays = [inputs[i] for i in self._places]
         return self._program.run(arrays, ctx=arrays[0].context if arrays else None)
 
     def infer(self, descs, train):
         """(completed descriptions of the variables, those of the results)."""
-        shapes = {node.name: descs[loc][0] for node, loc in zip(self.variables, self.locs) if descs[loc][0] is not None}
-        dtypes = {node.name: descs[loc][1] for node, loc in zip(self.variables, self.locs) if descs[loc][1] is not None}
+        shapes = {
+            node.name: descs[loc][0]
+            for node, loc in zip(self.variables, self.locs)
+            if descs[loc][0] is not None
+        }
+        dtypes = {
+            node.name: descs[loc][1]
+            for node, loc in zip(self.variables, self.locs)
+            if descs[loc][1] is not None
+        }
         inference = Inference(self.entries, shapes, dtypes, train)
         return inference.of(self.variables), inference.outputs()
 
@@ -96,10 +108,19 @@ class Control:
         return tuple([f"data{i}" for i in range(count)])
 
     def output_names(self, count):
-        return ("output",) if self.num_outputs == 1 else tuple([f"output{i}" for i in range(self.num_outputs)])
+        return (
+            ("output",)
+            if self.num_outputs == 1
+            else tuple([f"output{i}" for i in range(self.num_outputs)])
+        )
 
     def states(self, count):
-        written = {loc for graph in self.graphs for node, loc in zip(graph.variables, graph.locs) if node in graph.written}
+        written = {
+            loc
+            for graph in self.graphs
+            for node, loc in zip(graph.variables, graph.locs)
+            if node in graph.written
+        }
         return tuple([i in written for i in range(count)])
 
     def text(self, name):
@@ -129,7 +150,10 @@ def _rows(desc, count):
 
 
 def _row(desc):
-    return (desc[0][1:] or (1,) if desc[0] else None, desc[1])  # a row of a vector is an array of one element
+    return (
+        desc[0][1:] or (1,) if desc[0] else None,
+        desc[1],
+    )  # a row of a vector is an array of one element
 
 
 class Foreach(Control):
@@ -140,13 +164,24 @@ class Foreach(Control):
         super().__init__(attrs, graphs, num_inputs)
         (entries,) = graphs
         variables = sum(node.call is None for node in topological(entries))
-        data, state, remain = (_numbers(attrs.get(key, "[]"), key, variables) for key in ("in_data_locs", "in_state_locs", "remain_locs"))
+        data, state, remain = (
+            _numbers(attrs.get(key, "[]"), key, variables)
+            for key in ("in_data_locs", "in_state_locs", "remain_locs")
+        )
         self.num_data, self.num_states = len(data), len(state)
         self.num_out = _number(attrs, "num_out_data", 0, self.num_outputs)
         if sorted([*data, *state, *remain]) != list(range(num_inputs)) or num_inputs != variables:
-            raise MXNetError(f"in_data_locs, in_state_locs and remain_locs have to name each of the {variables} variables of the graph once, for {num_inputs} inputs")
-        if self.num_outputs - self.num_out != self.num_states or len(entries) != self.num_outputs or not data:
-            raise MXNetError(f"the graph has {len(entries)} results, for {self.num_out} outputs and {self.num_states} states, over {self.num_data} arrays")
+            raise MXNetError(
+                f"in_data_locs, in_state_locs and remain_locs have to name each of the {variables} variables of the graph once, for {num_inputs} inputs"
+            )
+        if (
+            self.num_outputs - self.num_out != self.num_states
+            or len(entries) != self.num_outputs
+            or not data
+        ):
+            raise MXNetError(
+                f"the graph has {len(entries)} results, for {self.num_out} outputs and {self.num_states} states, over {self.num_data} arrays"
+            )
         locs = [0] * variables
         for loc, place in enumerate([*data, *state, *remain]):
             locs[place] = loc
@@ -154,13 +189,29 @@ class Foreach(Control):
 
     def infer(self, inputs, outputs, train):
         inputs = list(inputs)
-        count = next((desc[0][0] for desc in (*inputs[: self.num_data], *outputs[: self.num_out]) if desc[0]), None)
+        count = next(
+            (
+                desc[0][0]
+                for desc in (*inputs[: self.num_data], *outputs[: self.num_out])
+                if desc[0]
+            ),
+            None,
+        )
         states = slice(self.num_data, self.num_data + self.num_states)
         inputs[states] = [_merged(*pair) for pair in zip(inputs[states], outputs[self.num_out :])]
         descs = [*map(_row, inputs[: self.num_data]), *inputs[self.num_data :]]
-        results = self._learn(self.graphs[0], descs, inputs, train, lambda loc, desc: _rows(desc, count) if loc < self.num_data else desc)
+        results = self._learn(
+            self.graphs[0],
+            descs,
+            inputs,
+            train,
+            lambda loc, desc: _rows(desc, count) if loc < self.num_data else desc,
+        )
         inputs[states] = [_merged(*pair) for pair in zip(inputs[states], results[self.num_out :])]
-        return inputs, [*[_rows(desc, count) for desc in results[: self.num_out]], *results[self.num_out :]]
+        return inputs, [
+            *[_rows(desc, count) for desc in results[: self.num_out]],
+            *results[self.num_out :],
+        ]
 
     def run(self, inputs, ctx=None):
         from ..ndarray import contrib
@@ -171,7 +222,9 @@ class Foreach(Control):
             results = self.graphs[0].run([*slices, *now, *rest])
             return results[: self.num_out], results[self.num_out :]
 
-        outputs, last = contrib.foreach(body, inputs[: self.num_data], inputs[self.num_data : self.num_data + self.num_states])
+        outputs, last = contrib.foreach(
+            body, inputs[: self.num_data], inputs[self.num_data : self.num_data + self.num_states]
+        )
         return [*outputs, *last]
 
 
@@ -182,14 +235,25 @@ class WhileLoop(Control):
     def __init__(self, attrs, graphs, num_inputs):
         super().__init__(attrs, graphs, num_inputs)
         counts = [sum(node.call is None for node in topological(entries)) for entries in graphs]
-        test = _numbers(attrs.get("cond_input_locs", "[]"), "cond_input_locs", num_inputs, counts[0])
-        body = _numbers(attrs.get("func_input_locs", "[]"), "func_input_locs", num_inputs, counts[1])
+        test = _numbers(
+            attrs.get("cond_input_locs", "[]"), "cond_input_locs", num_inputs, counts[0]
+        )
+        body = _numbers(
+            attrs.get("func_input_locs", "[]"), "func_input_locs", num_inputs, counts[1]
+        )
         places = _numbers(attrs.get("func_var_locs", "[]"), "func_var_locs", len(body))
         self.limit = _number(attrs, "max_iterations", 1, 1 << 31)
         self.num_out = _number(attrs, "num_out_data", 0, self.num_outputs)
         self.loop_vars = [body[place] for place in places]  # inputs of the node
-        if len(graphs[0]) != 1 or len(graphs[1]) != self.num_outputs or self.num_outputs - self.num_out != len(places) or not places:
-            raise MXNetError(f"the graphs have {len(graphs[0])} and {len(graphs[1])} results, for {self.num_out} outputs and {len(places)} loop_vars")
+        if (
+            len(graphs[0]) != 1
+            or len(graphs[1]) != self.num_outputs
+            or self.num_outputs - self.num_out != len(places)
+            or not places
+        ):
+            raise MXNetError(
+                f"the graphs have {len(graphs[0])} and {len(graphs[1])} results, for {self.num_out} outputs and {len(places)} loop_vars"
+            )
         if len(set(places)) != len(places):
             raise MXNetError("func_var_locs names a variable twice")
         self.graphs = [Subgraph(graphs[0], test), Subgraph(graphs[1], body)]
@@ -202,7 +266,10 @@ class WhileLoop(Control):
         for loc, desc in zip(self.loop_vars, results[self.num_out :]):
             inputs[loc] = _merged(inputs[loc], desc)
         self._learn(self.graphs[0], inputs, inputs, train)
-        return inputs, [*[_rows(desc, self.limit) for desc in results[: self.num_out]], *results[self.num_out :]]
+        return inputs, [
+            *[_rows(desc, self.limit) for desc in results[: self.num_out]],
+            *results[self.num_out :],
+        ]
 
     def run(self, inputs, ctx=None):
         from ..ndarray import _control
@@ -217,11 +284,23 @@ class WhileLoop(Control):
             results = self.graphs[1].run(with_vars(variables))
             return results[: self.num_out], results[self.num_out :]
 
-        outputs, last = _control.while_loop(lambda *variables: self.graphs[0].run(with_vars(variables))[0], func, [inputs[loc] for loc in self.loop_vars], self.limit)
+        outputs, last = _control.while_loop(
+            lambda *variables: self.graphs[0].run(with_vars(variables))[0],
+            func,
+            [inputs[loc] for loc in self.loop_vars],
+            self.limit,
+        )
         if len(outputs) != self.num_out:  # it ran on values, and made no step
-            descs = self.infer([(array.shape, _core.dtype_name(array.dtype)) for array in inputs], [(None, None)] * self.num_outputs, _core.is_training())[1]
+            descs = self.infer(
+                [(array.shape, _core.dtype_name(array.dtype)) for array in inputs],
+                [(None, None)] * self.num_outputs,
+                _core.is_training(),
+            )[1]
             make = _core.get_op("_full")
-            outputs = [make(shape=shape, dtype=dtype, ctx=last[0].context, value=0.0) for shape, dtype in descs[: self.num_out]]
+            outputs = [
+                make(shape=shape, dtype=dtype, ctx=last[0].context, value=0.0)
+                for shape, dtype in descs[: self.num_out]
+            ]
         return [*outputs, *last]
 
 
@@ -232,11 +311,17 @@ class Cond(Control):
     def __init__(self, attrs, graphs, num_inputs):
         super().__init__(attrs, graphs, num_inputs)
         made = []
-        for key, entries, count in zip(("cond_input_locs", "then_input_locs", "else_input_locs"), graphs, (1, self.num_outputs, self.num_outputs)):
+        for key, entries, count in zip(
+            ("cond_input_locs", "then_input_locs", "else_input_locs"),
+            graphs,
+            (1, self.num_outputs, self.num_outputs),
+        ):
             variables = sum(node.call is None for node in topological(entries))
             if len(entries) != count:
                 raise MXNetError(f"the graph of {key} has {len(entries)} results, not {count}")
-            made.append(Subgraph(entries, _numbers(attrs.get(key, "[]"), key, num_inputs, variables)))
+            made.append(
+                Subgraph(entries, _numbers(attrs.get(key, "[]"), key, num_inputs, variables))
+            )
         self.graphs = made
 
     def infer(self, inputs, outputs, train):
@@ -250,7 +335,9 @@ class Cond(Control):
         from ..ndarray import contrib
 
         pred = self.graphs[0].run(inputs)[0]
-        return contrib.cond(pred, lambda: self.graphs[1].run(inputs), lambda: self.graphs[2].run(inputs))
+        return contrib.cond(
+            pred, lambda: self.graphs[1].run(inputs), lambda: self.graphs[2].run(inputs)
+        )
 
 
 KINDS = {kind.name: kind for kind in (Foreach, WhileLoop, Cond)}
@@ -267,7 +354,9 @@ def _flat(value, what):
         parts = [Symbol([entry]) for entry in entries_of(value)]
         return parts, (lambda items: items[0]) if len(parts) == 1 else list
     if not isinstance(value, (list, tuple)):
-        raise TypeError(f"{what}: expected a Symbol or nested lists of them, got {type(value).__name__}")
+        raise TypeError(
+            f"{what}: expected a Symbol or nested lists of them, got {type(value).__name__}"
+        )
     found = [_flat(item, what) for item in value]
 
     def nest(items):
@@ -334,7 +423,12 @@ def _cut(results, mark, own):
             stack.append((node, True))
             stack.extend((source, False) for source, _ in reversed(node.inputs))
             continue
-        inputs = tuple([(copies[source], index) if inside(source) else variable(source, index) for source, index in node.inputs])
+        inputs = tuple(
+            [
+                (copies[source], index) if inside(source) else variable(source, index)
+                for source, index in node.inputs
+            ]
+        )
         copies[node] = Node(node.name, dict(node.attrs), node.call, inputs)
         copies[node].origin = node.origin
     entries = []
@@ -352,7 +446,10 @@ def _cut(results, mark, own):
 def _node(kind, graphs, inputs, attrs, name):
     from .symbol import Symbol
 
-    texts = {**{key: str(value) for key, value in attrs.items()}, "num_args": str(len(inputs) + len(graphs))}
+    texts = {
+        **{key: str(value) for key, value in attrs.items()},
+        "num_args": str(len(inputs) + len(graphs)),
+    }
     call = kind(texts, graphs, len(inputs))
     name = NameManager.current().get(name, kind.name)
     node = Node(name, {**texts, **attributes(None)}, call, tuple(inputs))
@@ -381,14 +478,24 @@ def foreach(body, data, init_states, name="foreach"):
     locs = []
     for symbol, outer in zip(own, (*arrays, *first)):
         if symbol.name not in place:
-            raise AssertionError(f"foreach: the body does not use {outer.list_outputs()[0]}, one of its data and states; a symbol's body has to use them all")
+            raise AssertionError(
+                f"foreach: the body does not use {outer.list_outputs()[0]}, one of its data and states; a symbol's body has to use them all"
+            )
         locs.append(place[symbol.name])
     rest = [(i, outer) for i, (_, outer) in enumerate(variables) if outer is not None]
     results = _node(
-        Foreach, [entries], [*[entries_of(symbol)[0] for symbol in (*arrays, *first)], *[outer for _, outer in rest]],
-        {"num_outputs": len(entries), "num_out_data": len(outputs), "in_data_locs": locs[: len(arrays)], "in_state_locs": locs[len(arrays) :], "remain_locs": [i for i, _ in rest]},
+        Foreach,
+        [entries],
+        [*[entries_of(symbol)[0] for symbol in (*arrays, *first)], *[outer for _, outer in rest]],
+        {
+            "num_outputs": len(entries),
+            "num_out_data": len(outputs),
+            "in_data_locs": locs[: len(arrays)],
+            "in_state_locs": locs[len(arrays) :],
+            "remain_locs": [i for i, _ in rest],
+        },
         None,
-    )  # fmt: skip
+    )
     return nest_outputs(results[: len(outputs)]), nest_new(results[len(outputs) :])
 
 
@@ -422,7 +529,9 @@ def while_loop(cond, func, loop_vars, max_iterations=None, name="while_loop"):
     try:
         limit = int(max_iterations)
     except (TypeError, ValueError):
-        raise ValueError(f"while_loop: max_iterations has to be an integer, not {max_iterations!r}") from None
+        raise ValueError(
+            f"while_loop: max_iterations has to be an integer, not {max_iterations!r}"
+        ) from None
     single = isinstance(loop_vars, Symbol)
     outer, nest = _flat([loop_vars] if single else loop_vars, "while_loop: loop_vars")
     if not outer:
@@ -432,30 +541,50 @@ def while_loop(cond, func, loop_vars, max_iterations=None, name="while_loop"):
         own = [_placeholders(outer)]
         result = cond(*nest(own[0]))
         if not isinstance(result, Symbol) or len(result) != 1:
-            raise ValueError(f"while_loop: cond has to return a Symbol of one output, not {type(result).__name__}")
+            raise ValueError(
+                f"while_loop: cond has to return a Symbol of one output, not {type(result).__name__}"
+            )
         test = _cut([result], mark, own[0])
     mark = _scope_name(name + "_func")
     with AttrScope(**{_MARK: mark}):
         own.append(_placeholders(outer))
         result = func(*nest(own[1]))
         if not isinstance(result, (tuple, list)) or len(result) != 2:
-            raise ValueError(f"while_loop: func returns (outputs, loop_vars), not {type(result).__name__}")
-        outputs, nest_outputs = _flat([] if result[0] is None else result[0], "while_loop: the outputs of func")
-        new, _ = _flat([] if result[1] is None else result[1], "while_loop: the loop_vars that func returned")
+            raise ValueError(
+                f"while_loop: func returns (outputs, loop_vars), not {type(result).__name__}"
+            )
+        outputs, nest_outputs = _flat(
+            [] if result[0] is None else result[0], "while_loop: the outputs of func"
+        )
+        new, _ = _flat(
+            [] if result[1] is None else result[1], "while_loop: the loop_vars that func returned"
+        )
         if len(new) != len(outer):
-            raise ValueError(f"while_loop: func has to return as many loop_vars as it gets, {len(outer)}, not {len(new)}")
+            raise ValueError(
+                f"while_loop: func has to return as many loop_vars as it gets, {len(outer)}, not {len(new)}"
+            )
         entries, variables = _cut([*outputs, *new], mark, own[1])
     place = {node.name: i for i, (node, _) in enumerate(variables)}
     for i, symbol in enumerate(own[1]):
         if symbol.name not in place:
-            raise ValueError(f"while_loop: func does not use loop_vars[{i}] ({outer[i].list_outputs()[0]}); a symbol's body has to use them all")
+            raise ValueError(
+                f"while_loop: func does not use loop_vars[{i}] ({outer[i].list_outputs()[0]}); a symbol's body has to use them all"
+            )
     inputs, (test_locs, body_locs) = _join([test[1], variables], own, outer)
     results = _node(
-        WhileLoop, [test[0], entries], inputs,
-        {"max_iterations": limit, "cond_input_locs": test_locs, "func_input_locs": body_locs, "func_var_locs": [place[symbol.name] for symbol in own[1]],
-         "num_out_data": len(outputs), "num_outputs": len(entries)},
+        WhileLoop,
+        [test[0], entries],
+        inputs,
+        {
+            "max_iterations": limit,
+            "cond_input_locs": test_locs,
+            "func_input_locs": body_locs,
+            "func_var_locs": [place[symbol.name] for symbol in own[1]],
+            "num_out_data": len(outputs),
+            "num_outputs": len(entries),
+        },
         None,
-    )  # fmt: skip
+    )
     last = nest(results[len(outputs) :])
     return nest_outputs(results[: len(outputs)]), (last[0] if single else last)
 
@@ -476,10 +605,20 @@ def cond(pred, then_func, else_func, name="cond"):
         nests.append(nest)
         counts.append(len(found))
     if counts[1] != counts[2]:
-        raise ValueError(f"cond: then_func returned {counts[1]} symbols, else_func {counts[2]}; they have to be as many")
+        raise ValueError(
+            f"cond: then_func returned {counts[1]} symbols, else_func {counts[2]}; they have to be as many"
+        )
     inputs, locs = _join([variables for _, variables in graphs], [[], [], []], [])
     results = _node(
-        Cond, [entries for entries, _ in graphs], inputs,
-        {"cond_input_locs": locs[0], "then_input_locs": locs[1], "else_input_locs": locs[2], "num_outputs": counts[1]}, None,
-    )  # fmt: skip
+        Cond,
+        [entries for entries, _ in graphs],
+        inputs,
+        {
+            "cond_input_locs": locs[0],
+            "then_input_locs": locs[1],
+            "else_input_locs": locs[2],
+            "num_outputs": counts[1],
+        },
+        None,
+    )
     return nests[1](results)

@@ -15,12 +15,16 @@ _SIMPLE = (bool, int, float, str, type(None))
 
 
 def _is_simple(value):
-    return type(value) in _SIMPLE or (type(value) in (tuple, list) and all(type(item) in _SIMPLE for item in value))
+    return type(value) in _SIMPLE or (
+        type(value) in (tuple, list) and all(type(item) in _SIMPLE for item in value)
+    )
 
 
 def texts_of(call, params):
     """Parameters as text, the way users wrote them, where that can be read back."""
-    return {key: str(value) if _is_simple(value) else call.text(key) for key, value in params.items()}
+    return {
+        key: str(value) if _is_simple(value) else call.text(key) for key, value in params.items()
+    }
 
 
 def single(symbol, what):
@@ -83,7 +87,9 @@ class Function:
             for arg in args:
                 for item in arg if isinstance(arg, (list, tuple)) else (arg,):
                     if not isinstance(item, Symbol):
-                        raise TypeError(f"{op}: positional arguments are Symbols, got {type(item).__name__}")
+                        raise TypeError(
+                            f"{op}: positional arguments are Symbols, got {type(item).__name__}"
+                        )
                     arrays.append(single(item, f"{op}: argument {len(arrays)}"))
         else:
             names = self._inputs + self._params
@@ -105,16 +111,24 @@ class Function:
                     raise TypeError(f"{op}: {key} has to be a Symbol, got {type(value).__name__}")
             elif key in HIDDEN or (key.startswith("__") and key.endswith("__")):
                 extra[key] = str(value)
-            elif not self._params:  # ops without parameters take any in MXNet, and so do programs written for it
-                warnings.warn(f"{op} has no parameters; {key!r} is ignored, as in MXNet", stacklevel=2)
+            elif (
+                not self._params
+            ):  # ops without parameters take any in MXNet, and so do programs written for it
+                warnings.warn(
+                    f"{op} has no parameters; {key!r} is ignored, as in MXNet", stacklevel=2
+                )
             else:
-                raise MXNetError(f"{op} has no parameter {key!r}; it takes {', '.join([*self._inputs, *self._params]) or 'none'}, name, attr")
+                raise MXNetError(
+                    f"{op} has no parameter {key!r}; it takes {', '.join([*self._inputs, *self._params]) or 'none'}, name, attr"
+                )
         attrs = attributes(attr, extra)
         for key in [key for key in attrs if key in self._params]:
             params[key] = attrs.pop(key)
         for key in attrs:
             if not (key.startswith("__") and key.endswith("__")):
-                raise MXNetError(f"{op} has no parameter {key!r}; an attribute of one's own is written __{key}__")
+                raise MXNetError(
+                    f"{op} has no parameter {key!r}; an attribute of one's own is written __{key}__"
+                )
         call = _core.OpCall(op, params)
         if self._variadic and "num_args" in self._params and "num_args" not in params:
             params["num_args"] = len(arrays) + len(given)

@@ -22,7 +22,9 @@ def output_names(call, count):
     """The names of the outputs of a call of `count` arrays, behind the node's."""
     names = call.output_names(count)
     # MXNet numbers the one output that is seen where the op has more of them with these parameters.
-    if names == ("output",) and (call.name == "SliceChannel" or call.name == "topk" and call.text("ret_typ") == "value"):
+    if names == ("output",) and (
+        call.name == "SliceChannel" or call.name == "topk" and call.text("ret_typ") == "value"
+    ):
         return ("output0",)
     return names
 
@@ -104,10 +106,17 @@ def rebuild(entries, replace):
         if node in replace:
             copies[node] = replace[node]
             continue
-        inputs = tuple([copies[source] if source in replace else (copies[source][0], index) for source, index in node.inputs])
+        inputs = tuple(
+            [
+                copies[source] if source in replace else (copies[source][0], index)
+                for source, index in node.inputs
+            ]
+        )
         copies[node] = (Node(node.name, dict(node.attrs), node.call, inputs), 0)
         copies[node][0].origin = node.origin
-    return [copies[node] if node in replace else (copies[node][0], index) for node, index in entries]
+    return [
+        copies[node] if node in replace else (copies[node][0], index) for node, index in entries
+    ]
 
 
 def hidden_key(key):
@@ -124,7 +133,9 @@ def make(call, texts, name, arrays, given):
     inputs[: len(arrays or ())] = arrays or ()
     for key, entry in given.items():
         if key not in names:
-            raise TypeError(f"{call.name}: the input {key!r} is not used with these parameters; inputs are {', '.join(names) or 'none'}")
+            raise TypeError(
+                f"{call.name}: the input {key!r} is not used with these parameters; inputs are {', '.join(names) or 'none'}"
+            )
         place = names.index(key)
         if inputs[place] is not None:
             raise TypeError(f"{call.name}: the input {key!r} is given twice")
@@ -160,7 +171,9 @@ def placement(order, group2ctx, variables):
         group = node.get("ctx_group") if group2ctx else None
         if group is not None:
             if group not in group2ctx:
-                raise MXNetError(f"{node.name}: its ctx_group {group!r} is not in group2ctx, which has {sorted(group2ctx)}")
+                raise MXNetError(
+                    f"{node.name}: its ctx_group {group!r} is not in group2ctx, which has {sorted(group2ctx)}"
+                )
             devices.setdefault(node, group2ctx[group])
         elif node.call is not None and node.call.context is not None:
             devices[node] = node.call.context

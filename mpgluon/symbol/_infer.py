@@ -26,14 +26,26 @@ def parse_shape(text):
 
 
 # MXNet's numbers of dtypes, which its files hold.
-DTYPES = {"0": "float32", "1": "float64", "2": "float16", "3": "uint8", "4": "int32", "5": "int8", "6": "int64", "7": "bool", "12": "bfloat16"}
+DTYPES = {
+    "0": "float32",
+    "1": "float64",
+    "2": "float16",
+    "3": "uint8",
+    "4": "int32",
+    "5": "int8",
+    "6": "int64",
+    "7": "bool",
+    "12": "bfloat16",
+}
 NUMBERS = {name: int(number) for number, name in DTYPES.items()}
 
 
 def declared(node):
     """What a variable says of its own shape and dtype."""
     shape, dtype = node.attrs.get("__shape__"), node.attrs.get("__dtype__")
-    return parse_shape(shape) or None if shape is not None else None, DTYPES.get(dtype, None) if dtype is not None else None
+    return parse_shape(shape) or None if shape is not None else None, DTYPES.get(
+        dtype, None
+    ) if dtype is not None else None
 
 
 # Sizes to try in place of unknown ones: with many divisors, and of different orders, so that bounds show.
@@ -93,18 +105,31 @@ class Inference:
             if node.call is None:
                 shape, dtype = declared(node)
                 given = shapes.get(node.name)
-                self.values.append([self._looked_at((tuple(given) if given else shape,
-                                                     dtypes.get(node.name, dtype)))])
+                self.values.append(
+                    [
+                        self._looked_at(
+                            (tuple(given) if given else shape, dtypes.get(node.name, dtype))
+                        )
+                    ]
+                )
             else:
                 self.values.append([UNKNOWN] * node.num_outputs)
                 for source, _ in node.inputs:
                     self._users[self._place[source]].append(place)
-        self._queue = [place for place, node in enumerate(self.order) if node.call is not None]  # a heap: earlier nodes first
+        self._queue = [
+            place for place, node in enumerate(self.order) if node.call is not None
+        ]  # a heap: earlier nodes first
         self._dirty = set(self._queue)
         self._run()
 
     def _looked_at(self, desc):
-        return desc if self._forget is None else (None, desc[1]) if self._forget == 0 else (desc[0], None)
+        return (
+            desc
+            if self._forget is None
+            else (None, desc[1])
+            if self._forget == 0
+            else (desc[0], None)
+        )
 
     def _mark(self, place):
         if place not in self._dirty and self.order[place].call is not None:
@@ -138,7 +163,9 @@ class Inference:
         merged = _merge(old, new)
         if merged is None:
             what = self.order[at].output_name(index)
-            raise MXNetError(f"Error in operator {node.name}: {what} is {_text(old)}, but has to be {_text(new)} here")
+            raise MXNetError(
+                f"Error in operator {node.name}: {what} is {_text(old)}, but has to be {_text(new)} here"
+            )
         if merged == old:
             return
         self.values[at][index] = merged
@@ -171,25 +198,39 @@ class Inference:
             sources = [(self._place[source], index) for source, index in node.inputs]
             inputs = [self.values[at][index] for at, index in sources]
             key = (tuple(inputs), tuple(self.values[place]))
-            if asked.get(place) == key or not any(shape is not None and 0 in shape for shape, _ in inputs):
+            if asked.get(place) == key or not any(
+                shape is not None and 0 in shape for shape, _ in inputs
+            ):
                 continue
             asked[place] = key
-            answers = [answer for answer in (self._ask(place, node, inputs, size) for size in PROBES) if answer is not None]
+            answers = [
+                answer
+                for answer in (self._ask(place, node, inputs, size) for size in PROBES)
+                if answer is not None
+            ]
             if len(answers) < 2:
                 continue
-            for (at, index), found in zip(((*sources, *[(place, i) for i in range(node.num_outputs)])), zip(*answers)):
+            for (at, index), found in zip(
+                ((*sources, *[(place, i) for i in range(node.num_outputs)])), zip(*answers)
+            ):
                 old = self.values[at][index]
                 merged = _merge(old, (_agreed(found), None))
                 if merged is None or merged == old:
                     continue
                 self.values[at][index] = merged
-                queue += [user for user in (at, *self._users[at]) if self.order[user].call is not None]
+                queue += [
+                    user for user in (at, *self._users[at]) if self.order[user].call is not None
+                ]
 
     def _ask(self, place, node, inputs, size):
         """The shapes of a node's inputs and outputs if unknown sizes are `size`; None if the op does not take that."""
-        filled = [(shape and tuple([one or size for one in shape]), dtype) for shape, dtype in inputs]
+        filled = [
+            (shape and tuple([one or size for one in shape]), dtype) for shape, dtype in inputs
+        ]
         try:
-            completed, outputs = node.call.infer(filled, [(None, dtype) for _, dtype in self.values[place]], self._train)
+            completed, outputs = node.call.infer(
+                filled, [(None, dtype) for _, dtype in self.values[place]], self._train
+            )
         except MemoryError:
             raise
         except MXNetError:
@@ -221,7 +262,9 @@ class Inference:
 
     def _result_dtype(self, node, dtypes):
         try:
-            return node.call.infer([(None, dtype) for dtype in dtypes], [UNKNOWN] * node.num_outputs, self._train)[1][0][1]
+            return node.call.infer(
+                [(None, dtype) for dtype in dtypes], [UNKNOWN] * node.num_outputs, self._train
+            )[1][0][1]
         except MXNetError:
             return None
 

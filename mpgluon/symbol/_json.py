@@ -18,7 +18,9 @@ _MAX_NODES = 1 << 24
 def without_casts(entries):
     """The entries with the casts of automatic mixed precision taken out."""
     order = topological(entries)
-    if not any(node.call is not None and node.call.name in ("amp_cast", "amp_multicast") for node in order):
+    if not any(
+        node.call is not None and node.call.name in ("amp_cast", "amp_multicast") for node in order
+    ):
         return entries
     copies = {}  # node -> its entries
 
@@ -46,24 +48,40 @@ def _graph_text(entries, end):
     place = {node: i for i, node in enumerate(order)}
     nodes, rows = [], [0]
     for node in order:
-        lines = [f'      "op": {json.dumps(node.call.name if node.call else "null")}', f'      "name": {json.dumps(node.name)}']
+        lines = [
+            f'      "op": {json.dumps(node.call.name if node.call else "null")}',
+            f'      "name": {json.dumps(node.name)}',
+        ]
         if node.attrs:
-            attrs = ", \n".join(f"        {json.dumps(key)}: {json.dumps(node.attrs[key])}" for key in sorted(node.attrs))
+            attrs = ", \n".join(
+                f"        {json.dumps(key)}: {json.dumps(node.attrs[key])}"
+                for key in sorted(node.attrs)
+            )
             lines.append('      "attrs": {\n' + attrs + "\n      }")
         states = node.call.states(len(node.inputs)) if node.call else ()
-        inputs = ", ".join(f"[{place[source]}, {index}, {int(state)}]" for (source, index), state in zip(node.inputs, states))
+        inputs = ", ".join(
+            f"[{place[source]}, {index}, {int(state)}]"
+            for (source, index), state in zip(node.inputs, states)
+        )
         lines.append(f'      "inputs": [{inputs}]')
         if isinstance(node.call, Control):
             graphs = ", \n".join(_graph_text(graph.entries, "") for graph in node.call.graphs)
-            lines.append('      "subgraphs": [\n' + textwrap.indent(graphs, "        ") + "\n      ]")
+            lines.append(
+                '      "subgraphs": [\n' + textwrap.indent(graphs, "        ") + "\n      ]"
+            )
         nodes.append("    {\n" + ", \n".join(lines) + "\n    }")
         rows.append(rows[-1] + node.num_outputs)
     variables = [i for i, node in enumerate(order) if node.call is None]
     heads = ", ".join(f"[{place[node]}, {index}, 0]" for node, index in entries)
     return (
-        '{\n  "nodes": [\n' + ", \n".join(nodes) + '\n  ], \n  "arg_nodes": ' + json.dumps(variables) + ', \n  "node_row_ptr": ' + json.dumps(rows)
+        '{\n  "nodes": [\n'
+        + ", \n".join(nodes)
+        + '\n  ], \n  "arg_nodes": '
+        + json.dumps(variables)
+        + ', \n  "node_row_ptr": '
+        + json.dumps(rows)
         + f', \n  "heads": [{heads}]{end}\n}}'
-    )  # fmt: skip
+    )
 
 
 def _wrong(text):
@@ -77,7 +95,10 @@ def _expect(value, kind, what):
 
 
 def _texts(value, what):
-    return {key: one if isinstance(one, str) else str(one) for key, one in _expect(value, dict, what).items()}
+    return {
+        key: one if isinstance(one, str) else str(one)
+        for key, one in _expect(value, dict, what).items()
+    }
 
 
 def _entry(value, count, what):
@@ -133,7 +154,10 @@ def _graph(document, version, counted, depth):
     for number, item in enumerate(items):
         what = f"node {number}"
         _expect(item, dict, what)
-        op, name = _expect(item.get("op"), str, f"{what}: op"), _expect(item.get("name"), str, f"{what}: name")
+        op, name = (
+            _expect(item.get("op"), str, f"{what}: op"),
+            _expect(item.get("name"), str, f"{what}: name"),
+        )
         graphs = _expect(item.get("subgraphs") or [], list, f"{what}: subgraphs")
         if graphs and op not in KINDS:
             raise MXNetError(f"{name}: nodes with graphs inside them ({op}) can't be read")
@@ -174,8 +198,13 @@ def _control_node(op, name, attrs, inputs, graphs, version, counted, depth):
     if depth == MAX_DEPTH:
         raise _wrong(f"{name}: there are graphs within graphs, {MAX_DEPTH} deep")
     if len(graphs) != kind.num_graphs:
-        raise MXNetError(f"{name}: {op} has {kind.num_graphs} graphs inside it, the file gives {len(graphs)}")
-    entries = [_graph(_expect(graph, dict, f"{name}: a graph inside it"), version, counted, depth + 1) for graph in graphs]
+        raise MXNetError(
+            f"{name}: {op} has {kind.num_graphs} graphs inside it, the file gives {len(graphs)}"
+        )
+    entries = [
+        _graph(_expect(graph, dict, f"{name}: a graph inside it"), version, counted, depth + 1)
+        for graph in graphs
+    ]
     try:
         return Node(name, attrs, kind(attrs, entries, len(inputs)), tuple(inputs))
     except MemoryError:
@@ -187,7 +216,9 @@ def _control_node(op, name, attrs, inputs, graphs, version, counted, depth):
 def _custom_node(name, attrs, inputs):
     from ..operator import CustomCall
 
-    params = {key: value for key, value in attrs.items() if key != "op_type" and not key.startswith("__")}
+    params = {
+        key: value for key, value in attrs.items() if key != "op_type" and not key.startswith("__")
+    }
     try:
         call = CustomCall(attrs.get("op_type"), params)
     except MemoryError:
@@ -195,7 +226,9 @@ def _custom_node(name, attrs, inputs):
     except MXNetError as error:
         raise MXNetError(f"{name}: {error}") from None
     if len(inputs) != call.num_inputs(0):
-        raise MXNetError(f"{name}: {call.op_type} takes {call.num_inputs(0)} inputs, the file gives {len(inputs)}")
+        raise MXNetError(
+            f"{name}: {call.op_type} takes {call.num_inputs(0)} inputs, the file gives {len(inputs)}"
+        )
     return Node(name, attrs, call, tuple(inputs))
 
 
@@ -221,12 +254,16 @@ def _op_node(op, name, attrs, inputs, version):
     except MXNetError:
         raise MXNetError(f"{name}: there is no op {op!r} in this build") from None
     if "hidden" in described["flags"]:
-        raise MXNetError(f"{name}: {op} is a part of other ops' gradients or of compiled networks; files don't hold it")
+        raise MXNetError(
+            f"{name}: {op} is a part of other ops' gradients or of compiled networks; files don't hold it"
+        )
     known = {param["name"] for param in described["params"]}
     moved = _upgrade(op, attrs, version, known)
     unknown = [key for key in attrs if key not in known and not key.startswith("__")]
     if known and unknown:  # ops without parameters keep any attribute, as in MXNet
-        raise MXNetError(f"{name}: {op} has no parameter {unknown[0]!r}; its parameters are {', '.join(sorted(known))}. Attributes of the user's own begin and end with __")
+        raise MXNetError(
+            f"{name}: {op} has no parameter {unknown[0]!r}; its parameters are {', '.join(sorted(known))}. Attributes of the user's own begin and end with __"
+        )
     try:
         call = _core.OpCall(op, {key: value for key, value in attrs.items() if key in known})
     except MemoryError:

@@ -52,13 +52,21 @@ class WatchedRun:
                 sums[entry] = sums[entry] + grad if entry in sums else grad
         while self._steps:
             node, place, sources, inputs, outputs = self._steps.pop()
-            pairs = [(array, sums.pop((place, i), None)) for i, array in enumerate(outputs) if (place, i) in sums or (place, i) in losses]
+            pairs = [
+                (array, sums.pop((place, i), None))
+                for i, array in enumerate(outputs)
+                if (place, i) in sums or (place, i) in losses
+            ]
             pairs = [(array, grad) for array, grad in pairs if _core.on_tape(array)]
             if not pairs or not node.call.differentiable:
                 continue
             heads, grads = zip(*pairs)
             autograd.backward(list(heads), list(grads), train_mode=train_mode)
-            found = [(entry, array, array.grad) for entry, array in zip(sources, inputs) if array.grad is not None]
+            found = [
+                (entry, array, array.grad)
+                for entry, array in zip(sources, inputs)
+                if array.grad is not None
+            ]
             for i, (entry, array, grad) in enumerate(found):
                 self._watch(f"{node.name}_backward_output{i if len(found) > 1 else ''}", grad)
                 grad = grad.as_in_context(self._homes[entry])

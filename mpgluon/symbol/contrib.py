@@ -22,4 +22,9 @@ def rand_zipfian(true_classes, num_sampled, range_max):
     expected_count_true, expected_count_sampled : Symbol, float64
         How often the true and the sampled classes are expected in so many draws.
     """
-    return _zipfian.draw(lambda high: _random.uniform(0, high, shape=(num_sampled,), dtype="float64"), true_classes, num_sampled, range_max)
+    return _zipfian.draw(
+        lambda high: _random.uniform(0, high, shape=(num_sampled,), dtype="float64"),
+        true_classes,
+        num_sampled,
+        range_max,
+    )

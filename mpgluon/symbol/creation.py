@@ -8,23 +8,70 @@ from ..ndarray import functions as array_functions
 from ._functions import Function, is_number, node_of
 from .symbol import Symbol, var
 
-__all__ = ["Custom", "UpSampling", "arange", "eye", "full", "histogram", "hypot", "linspace", "maximum", "minimum", "ones", "pow", "power", "split_v2", "zeros"]
+__all__ = [
+    "Custom",
+    "UpSampling",
+    "arange",
+    "eye",
+    "full",
+    "histogram",
+    "hypot",
+    "linspace",
+    "maximum",
+    "minimum",
+    "ones",
+    "pow",
+    "power",
+    "split_v2",
+    "zeros",
+]
 
 
 def _call(op, *args, **kwargs):
     return Function(_core.get_op(op), op)(*args, **kwargs)
 
 
-def UpSampling(*data, scale, sample_type, num_filter=0, multi_input_mode="concat", num_args=None, workspace=512, weight=None, name=None, attr=None, **kwargs):
+def UpSampling(
+    *data,
+    scale,
+    sample_type,
+    num_filter=0,
+    multi_input_mode="concat",
+    num_args=None,
+    workspace=512,
+    weight=None,
+    name=None,
+    attr=None,
+    **kwargs,
+):
     """Height and width made larger by a whole factor; see ``nd.UpSampling``. A missing weight becomes a variable, filled bilinearly."""
     if sample_type != "bilinear":
         kwargs.update({} if num_args is None else {"num_args": num_args})
-        return _call("UpSampling", *data, scale=scale, sample_type=sample_type, multi_input_mode=multi_input_mode, name=name, attr=attr, **kwargs)
+        return _call(
+            "UpSampling",
+            *data,
+            scale=scale,
+            sample_type=sample_type,
+            multi_input_mode=multi_input_mode,
+            name=name,
+            attr=attr,
+            **kwargs,
+        )
     name = NameManager.current().get(name, "upsampling")
-    inputs = [*data, *[symbol for symbol in (kwargs.pop("data", None), weight) if symbol is not None]]
+    inputs = [
+        *data,
+        *[symbol for symbol in (kwargs.pop("data", None), weight) if symbol is not None],
+    ]
     if len(inputs) == 1:
         inputs.append(var(f"{name}_weight", attr={"__init__": '["bilinear", {}]'}))
-    return _call("Deconvolution", *inputs, name=name, attr=attr, **array_functions.bilinear_upsampling(scale, num_filter), **kwargs)
+    return _call(
+        "Deconvolution",
+        *inputs,
+        name=name,
+        attr=attr,
+        **array_functions.bilinear_upsampling(scale, num_filter),
+        **kwargs,
+    )
 
 
 def eye(N, M=0, k=0, dtype=None, **kwargs):
@@ -49,17 +96,36 @@ def full(shape, val, dtype=None, **kwargs):
 
 def arange(start, stop=None, step=1.0, repeat=1, infer_range=False, name=None, dtype=None):
     """start, start + step, ... below stop, each ``repeat`` times; arange(n) begins at 0."""
-    return _call("_arange", start=start, stop=stop, step=step, repeat=repeat, infer_range=infer_range, name=name, dtype=dtype or "float32")
+    return _call(
+        "_arange",
+        start=start,
+        stop=stop,
+        step=step,
+        repeat=repeat,
+        infer_range=infer_range,
+        name=name,
+        dtype=dtype or "float32",
+    )
 
 
 def linspace(start, stop, num, endpoint=True, name=None, dtype=None):
     """``num`` numbers at equal distances from start to stop, which is left out with ``endpoint=False``."""
-    return _call("_linspace", start=start, stop=stop, num=num, endpoint=endpoint, name=name, dtype=dtype or "float32")
+    return _call(
+        "_linspace",
+        start=start,
+        stop=stop,
+        num=num,
+        endpoint=endpoint,
+        name=name,
+        dtype=dtype or "float32",
+    )
 
 
 def histogram(a, bins=10, range=None, **kwargs):
     """NotSupportedError: this build has no histogram op; ``nd.histogram`` computes one."""
-    raise _core.NotSupportedError("sym.histogram: there is no histogram op; use nd.histogram on the arrays")
+    raise _core.NotSupportedError(
+        "sym.histogram: there is no histogram op; use nd.histogram on the arrays"
+    )
 
 
 def split_v2(ary, indices_or_sections, axis=0, squeeze_axis=False):
@@ -70,7 +136,9 @@ def split_v2(ary, indices_or_sections, axis=0, squeeze_axis=False):
         sections, indices = 0, (0, *indices_or_sections)
     else:
         raise ValueError("indices_or_sections must either int or tuple of ints")
-    return _call("_split_v2", ary, indices=indices, axis=axis, squeeze_axis=squeeze_axis, sections=sections)
+    return _call(
+        "_split_v2", ary, indices=indices, axis=axis, squeeze_axis=squeeze_axis, sections=sections
+    )
 
 
 def _either(op, op_hint, scalar, scalar_hint, reflected, reflected_hint, numbers, name, words):
@@ -90,15 +158,51 @@ def _either(op, op_hint, scalar, scalar_hint, reflected, reflected_hint, numbers
     return function
 
 
-pow = _either("_power", "_power", "_power_scalar", "_powerscalar", "_rpower_scalar", "_rpowerscalar", lambda a, b: a**b, "pow", "base ** exp")
+pow = _either(
+    "_power",
+    "_power",
+    "_power_scalar",
+    "_powerscalar",
+    "_rpower_scalar",
+    "_rpowerscalar",
+    lambda a, b: a**b,
+    "pow",
+    "base ** exp",
+)
 power = pow
 maximum = _either(
-    "_maximum", "_maximum", "_maximum_scalar", "_maximumscalar", "_maximum_scalar", "_maximumscalar", lambda a, b: a if a > b else b, "maximum", "The larger of both"
-)  # fmt: skip
+    "_maximum",
+    "_maximum",
+    "_maximum_scalar",
+    "_maximumscalar",
+    "_maximum_scalar",
+    "_maximumscalar",
+    lambda a, b: a if a > b else b,
+    "maximum",
+    "The larger of both",
+)
 minimum = _either(
-    "_minimum", "_minimum", "_minimum_scalar", "_minimumscalar", "_minimum_scalar", "_minimumscalar", lambda a, b: a if a < b else b, "minimum", "The smaller of both"
-)  # fmt: skip
-hypot = _either("_hypot", "_hypot", "_hypot_scalar", "_hypotscalar", "_hypot_scalar", "_hypotscalar", np.hypot, "hypot", "sqrt(left**2 + right**2)")
+    "_minimum",
+    "_minimum",
+    "_minimum_scalar",
+    "_minimumscalar",
+    "_minimum_scalar",
+    "_minimumscalar",
+    lambda a, b: a if a < b else b,
+    "minimum",
+    "The smaller of both",
+)
+hypot = _either(
+    "_hypot",
+    "_hypot",
+    "_hypot_scalar",
+    "_hypotscalar",
+    "_hypot_scalar",
+    "_hypotscalar",
+    np.hypot,
+    "hypot",
+    "sqrt(left**2 + right**2)",
+)
 
 
 def Custom(*data, op_type=None, name=None, **kwargs):

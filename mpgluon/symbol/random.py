@@ -8,12 +8,24 @@ from ._namespaces import fill
 from .symbol import Symbol
 
 __all__ = [
-    "exponential", "gamma", "generalized_negative_binomial", "multinomial", "negative_binomial", "normal", "poisson", "randint", "randn", "shuffle", "uniform",
-]  # fmt: skip
+    "exponential",
+    "gamma",
+    "generalized_negative_binomial",
+    "multinomial",
+    "negative_binomial",
+    "normal",
+    "poisson",
+    "randint",
+    "randn",
+    "shuffle",
+    "uniform",
+]
 
 
 def _call(op, *args, **kwargs):
-    return Function(_core.get_op(op), op)(*args, **{key: value for key, value in kwargs.items() if value is not None})
+    return Function(_core.get_op(op), op)(
+        *args, **{key: value for key, value in kwargs.items() if value is not None}
+    )
 
 
 def _draw(name, params, shape, dtype, kwargs):

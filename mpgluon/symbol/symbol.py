@@ -60,7 +60,9 @@ class Symbol:
                 raise IndexError("the slice of the symbol's outputs is empty")
             return Symbol(list(chosen))
         if not isinstance(index, (int, np.integer)):
-            raise TypeError(f"Symbol only supports integer index to fetch i-th output, not {type(index).__name__}")
+            raise TypeError(
+                f"Symbol only supports integer index to fetch i-th output, not {type(index).__name__}"
+            )
         if not -len(self) <= index < len(self):
             raise IndexError(f"the symbol has {len(self)} outputs, there is no output {index}")
         return Symbol([self._entries[index]])
@@ -90,7 +92,9 @@ class Symbol:
 
     def get_internals(self):
         """A group of the outputs of all nodes."""
-        return Symbol([(node, i) for node in topological(self._entries) for i in range(node.num_outputs)])
+        return Symbol(
+            [(node, i) for node in topological(self._entries) for i in range(node.num_outputs)]
+        )
 
     def get_children(self):
         """A group of the inputs of the nodes, or None for a variable."""
@@ -110,7 +114,9 @@ class Symbol:
         """The attributes of the node (of a group: of its first one), parameters included, as a
         dict of texts."""
         if recursive:
-            raise DeprecationWarning("Symbol.list_attr with recursive=True has been deprecated. Please use attr_dict instead.")
+            raise DeprecationWarning(
+                "Symbol.list_attr with recursive=True has been deprecated. Please use attr_dict instead."
+            )
         return self._entries[0][0].all_attrs() if self._entries else {}
 
     def attr_dict(self):
@@ -122,7 +128,9 @@ class Symbol:
             raise MXNetError("attributes are set on single nodes, not on groups")
         for key, value in kwargs.items():
             if not isinstance(value, str):
-                raise ValueError(f"Set Attr only accepts string values; {key} is {type(value).__name__}")
+                raise ValueError(
+                    f"Set Attr only accepts string values; {key} is {type(value).__name__}"
+                )
             self._entries[0][0].attrs[hidden_key(key)] = value
 
     # Copies, composition
@@ -154,7 +162,9 @@ class Symbol:
     def _compose(self, *args, **kwargs):
         name = kwargs.pop("name", None)
         if args and kwargs:
-            raise TypeError("compose only accept input Symbols either as positional or keyword arguments, not both")
+            raise TypeError(
+                "compose only accept input Symbols either as positional or keyword arguments, not both"
+            )
         for value in (*args, *kwargs.values()):
             if not isinstance(value, Symbol):
                 raise TypeError(f"Compose expect `Symbol` as arguments, got {type(value).__name__}")
@@ -169,7 +179,9 @@ class Symbol:
         for key, symbol in kwargs.items():
             matches = [node for node in variables if node.name == key]
             if not matches:
-                raise MXNetError(f"{self}: there is no argument {key!r}; there are {', '.join(node.name for node in variables)}")
+                raise MXNetError(
+                    f"{self}: there is no argument {key!r}; there are {', '.join(node.name for node in variables)}"
+                )
             for node in matches:
                 replace[node] = single(symbol, f"the symbol for {key}")
         self._entries = rebuild(self._entries, replace)
@@ -191,7 +203,9 @@ class Symbol:
     def _given(self, args, kwargs, what):
         names = self.list_inputs()
         if args and kwargs:
-            raise ValueError(f"Can only specify known argument {what}s either by positional or kwargs way.")
+            raise ValueError(
+                f"Can only specify known argument {what}s either by positional or kwargs way."
+            )
         if args:
             arguments = self.list_arguments()
             if len(args) > len(arguments):
@@ -199,23 +213,34 @@ class Symbol:
             return {name: value for name, value in zip(arguments, args) if value is not None}
         unknown = [name for name in kwargs if name not in names]
         if unknown:
-            raise MXNetError(f"infer_{what}: the symbol has no argument named {', '.join(unknown)}; there are {', '.join(names)}")
+            raise MXNetError(
+                f"infer_{what}: the symbol has no argument named {', '.join(unknown)}; there are {', '.join(names)}"
+            )
         return {name: value for name, value in kwargs.items() if value is not None}
 
     def _sorted(self, inference, field):
         variables, written = self._variables()
-        arguments = [desc[field] for desc in inference.of([node for node in variables if node not in written])]
-        auxiliary = [desc[field] for desc in inference.of([node for node in variables if node in written])]
+        arguments = [
+            desc[field]
+            for desc in inference.of([node for node in variables if node not in written])
+        ]
+        auxiliary = [
+            desc[field] for desc in inference.of([node for node in variables if node in written])
+        ]
         return arguments, [desc[field] for desc in inference.outputs()], auxiliary
 
     def _infer_shape_impl(self, partial, *args, **kwargs):
         shapes = self._given(args, kwargs, "shape")
         for name, shape in shapes.items():
             if not isinstance(shape, (tuple, list)):
-                raise TypeError(f"Arguments need to be shapes (tuple), but '{name}' is {type(shape).__name__}.")
+                raise TypeError(
+                    f"Arguments need to be shapes (tuple), but '{name}' is {type(shape).__name__}."
+                )
         numpy = is_np_shape()
         if numpy:
-            shapes = {name: tuple([max(size, 0) for size in shape]) for name, shape in shapes.items()}
+            shapes = {
+                name: tuple([max(size, 0) for size in shape]) for name, shape in shapes.items()
+            }
         inference = Inference(self._entries, shapes, {}, only="shape")
         if partial:
             inference.probe()
@@ -223,7 +248,12 @@ class Symbol:
         if not partial and not all(known(shape) for group in found for shape in group):
             return None, None, None
         if numpy:
-            return tuple([[shape and tuple([size or -1 for size in shape]) for shape in group] for group in found])
+            return tuple(
+                [
+                    [shape and tuple([size or -1 for size in shape]) for shape in group]
+                    for group in found
+                ]
+            )
         return tuple([[() if shape is None else shape for shape in group] for group in found])
 
     def infer_shape(self, *args, **kwargs):
@@ -237,8 +267,15 @@ class Symbol:
             import warnings
 
             shapes = self._infer_shape_impl(True, *args, **kwargs)[0]
-            unknown = [f"{name}: {shape}" for name, shape in zip(self.list_arguments(), shapes) if not known(shape) or not shape]
-            warnings.warn(f"Cannot decide shape for the following arguments (0s in shape means unknown dimensions): {', '.join(unknown[:10])}", stacklevel=2)
+            unknown = [
+                f"{name}: {shape}"
+                for name, shape in zip(self.list_arguments(), shapes)
+                if not known(shape) or not shape
+            ]
+            warnings.warn(
+                f"Cannot decide shape for the following arguments (0s in shape means unknown dimensions): {', '.join(unknown[:10])}",
+                stacklevel=2,
+            )
         return found
 
     def infer_shape_partial(self, *args, **kwargs):
@@ -246,7 +283,10 @@ class Symbol:
         return self._infer_shape_impl(True, *args, **kwargs)
 
     def _infer_type_impl(self, partial, *args, **kwargs):
-        types = {name: _core.dtype_name(dtype) for name, dtype in self._given(args, kwargs, "type").items()}
+        types = {
+            name: _core.dtype_name(dtype)
+            for name, dtype in self._given(args, kwargs, "type").items()
+        }
         inference = Inference(self._entries, {}, types, only="dtype")
         inference.probe_dtypes()
         found = self._sorted(inference, 1)
@@ -276,7 +316,9 @@ class Symbol:
     def debug_str(self):
         """What the symbol is made of, node by node."""
         lines = ["Symbol Outputs:"]
-        lines += [f"\toutput[{i}]={node.name}({index})" for i, (node, index) in enumerate(self._entries)]
+        lines += [
+            f"\toutput[{i}]={node.name}({index})" for i, (node, index) in enumerate(self._entries)
+        ]
         for node in topological(self._entries):
             if node.call is None:
                 lines.append(f"Variable:{node.name}")
@@ -284,14 +326,26 @@ class Symbol:
             lines += ["--------------------", f"Op:{node.call.name}, Name={node.name}", "Inputs:"]
             written = node.call.states(len(node.inputs))
             for i, ((source, index), state) in enumerate(zip(node.inputs, written)):
-                lines.append(f"\targ[{i}]={source.name}({index})" + (f" version={int(state)}" if source.call is None else ""))
+                lines.append(
+                    f"\targ[{i}]={source.name}({index})"
+                    + (f" version={int(state)}" if source.call is None else "")
+                )
             if node.attrs:
                 lines += ["Attrs:", *[f"\t{key}={node.attrs[key]}" for key in sorted(node.attrs)]]
         return "\n".join(lines) + "\n"
 
     # Running
 
-    def bind(self, ctx, args, args_grad=None, grad_req="write", aux_states=None, group2ctx=None, shared_exec=None):
+    def bind(
+        self,
+        ctx,
+        args,
+        args_grad=None,
+        grad_req="write",
+        aux_states=None,
+        group2ctx=None,
+        shared_exec=None,
+    ):
         """An `Executor` that computes the symbol on given arrays.
 
         Parameters
@@ -315,8 +369,17 @@ class Symbol:
         return bind(self, ctx, args, args_grad, grad_req, aux_states, group2ctx, shared_exec)
 
     def simple_bind(
-        self, ctx, grad_req="write", type_dict=None, stype_dict=None, group2ctx=None, shared_arg_names=None, shared_exec=None, shared_buffer=None, **kwargs
-    ):  # fmt: skip
+        self,
+        ctx,
+        grad_req="write",
+        type_dict=None,
+        stype_dict=None,
+        group2ctx=None,
+        shared_arg_names=None,
+        shared_exec=None,
+        shared_buffer=None,
+        **kwargs,
+    ):
         """An `Executor` with new arrays, whose shapes follow from those given by name: ``simple_bind(ctx, data=(32, 100))``.
 
         Parameters
@@ -333,7 +396,18 @@ class Symbol:
         """
         from ._bind import simple_bind
 
-        return simple_bind(self, ctx, grad_req, type_dict, stype_dict, group2ctx, shared_arg_names, shared_exec, shared_buffer, kwargs)
+        return simple_bind(
+            self,
+            ctx,
+            grad_req,
+            type_dict,
+            stype_dict,
+            group2ctx,
+            shared_arg_names,
+            shared_exec,
+            shared_buffer,
+            kwargs,
+        )
 
     def eval(self, ctx=None, **kwargs):
         """The outputs for arguments given by name: a list of NDArrays."""
@@ -341,12 +415,27 @@ class Symbol:
 
     def gradient(self, wrt):
         """NotSupportedError, as in MXNet: bind the symbol and call `Executor.backward`."""
-        raise _core.NotSupportedError("Symbol.gradient is not supported; bind the symbol and call backward() of the executor")
+        raise _core.NotSupportedError(
+            "Symbol.gradient is not supported; bind the symbol and call backward() of the executor"
+        )
 
-    def optimize_for(self, backend, args=None, aux=None, ctx=None, shape_dict=None, type_dict=None, stype_dict=None, skip_infer=False, **kwargs):
+    def optimize_for(
+        self,
+        backend,
+        args=None,
+        aux=None,
+        ctx=None,
+        shape_dict=None,
+        type_dict=None,
+        stype_dict=None,
+        skip_infer=False,
+        **kwargs,
+    ):
         """The symbol itself when `backend` is None. There are no backends (MXNetError): everything is compiled when it is bound."""
         if backend is not None:
-            raise MXNetError(f"optimize_for: there is no backend {backend!r}; a symbol is compiled when it is bound")
+            raise MXNetError(
+                f"optimize_for: there is no backend {backend!r}; a symbol is compiled when it is bound"
+            )
         return self
 
     def get_backend_symbol(self, backend):
@@ -465,17 +554,45 @@ for _name in _NO_VALUE:
 # name: op on symbols, its name; op with a number, its name; op with the number first, its name.
 _OPERATORS = {
     "add": ("elemwise_add", "_plus", "_plus_scalar", "_plusscalar", "_plus_scalar", "_plusscalar"),
-    "sub": ("elemwise_sub", "_minus", "_minus_scalar", "_minusscalar", "_rminus_scalar", "_rminusscalar"),
+    "sub": (
+        "elemwise_sub",
+        "_minus",
+        "_minus_scalar",
+        "_minusscalar",
+        "_rminus_scalar",
+        "_rminusscalar",
+    ),
     "mul": ("elemwise_mul", "_mul", "_mul_scalar", "_mulscalar", "_mul_scalar", "_mulscalar"),
     "truediv": ("elemwise_div", "_div", "_div_scalar", "_divscalar", "_rdiv_scalar", "_rdivscalar"),
     "mod": ("_mod", "_mod", "_mod_scalar", "_modscalar", "_rmod_scalar", "_rmodscalar"),
-    "pow": ("_power", "_power", "_power_scalar", "_powerscalar", "_rpower_scalar", "_rpower_scalar"),
+    "pow": (
+        "_power",
+        "_power",
+        "_power_scalar",
+        "_powerscalar",
+        "_rpower_scalar",
+        "_rpower_scalar",
+    ),
     "eq": ("_equal", "_equal", "_equal_scalar", "_equal_scalar", None, None),
     "ne": ("_not_equal", "_not_equal", "_not_equal_scalar", "_not_equal_scalar", None, None),
     "gt": ("_greater", "_greater", "_greater_scalar", "_greater_scalar", None, None),
-    "ge": ("_greater_equal", "_greater_equal", "_greater_equal_scalar", "_greater_equal_scalar", None, None),
+    "ge": (
+        "_greater_equal",
+        "_greater_equal",
+        "_greater_equal_scalar",
+        "_greater_equal_scalar",
+        None,
+        None,
+    ),
     "lt": ("_lesser", "_lesser", "_lesser_scalar", "_lesser_scalar", None, None),
-    "le": ("_lesser_equal", "_lesser_equal", "_lesser_equal_scalar", "_lesser_equal_scalar", None, None),
+    "le": (
+        "_lesser_equal",
+        "_lesser_equal",
+        "_lesser_equal_scalar",
+        "_lesser_equal_scalar",
+        None,
+        None,
+    ),
 }
 
 
@@ -485,7 +602,12 @@ def _add_operators():
             if isinstance(other, Symbol):
                 return node_of(op, hint, [self, other])
             if is_number(other):
-                return node_of(scalar, scalar_hint, [self], {"scalar": other.item() if isinstance(other, np.generic) else other})
+                return node_of(
+                    scalar,
+                    scalar_hint,
+                    [self],
+                    {"scalar": other.item() if isinstance(other, np.generic) else other},
+                )
             raise TypeError(f"type {type(other)} not supported")
 
         return method
@@ -495,7 +617,12 @@ def _add_operators():
             if isinstance(other, _core.NDArray):
                 raise NotImplementedForSymbol(method, "operator", other)
             if is_number(other):
-                return node_of(op, hint, [self], {"scalar": other.item() if isinstance(other, np.generic) else other})
+                return node_of(
+                    op,
+                    hint,
+                    [self],
+                    {"scalar": other.item() if isinstance(other, np.generic) else other},
+                )
             raise TypeError(f"type {type(other)} not supported")
 
         return method
@@ -508,7 +635,11 @@ def _add_operators():
             method.__name__ = key
             method.__qualname__ = f"Symbol.{key}"
             setattr(Symbol, key, method)
-    Symbol.__div__, Symbol.__rdiv__, Symbol.__idiv__ = Symbol.__truediv__, Symbol.__rtruediv__, Symbol.__itruediv__
+    Symbol.__div__, Symbol.__rdiv__, Symbol.__idiv__ = (
+        Symbol.__truediv__,
+        Symbol.__rtruediv__,
+        Symbol.__itruediv__,
+    )
     Symbol.__nonzero__ = Symbol.__bool__
 
 
@@ -543,7 +674,17 @@ def _add_methods():
 _add_methods()
 
 
-def var(name, attr=None, shape=None, lr_mult=None, wd_mult=None, dtype=None, init=None, stype=None, **kwargs):
+def var(
+    name,
+    attr=None,
+    shape=None,
+    lr_mult=None,
+    wd_mult=None,
+    dtype=None,
+    init=None,
+    stype=None,
+    **kwargs,
+):
     """A variable: an array to be given when the symbol is bound.
 
     Parameters
@@ -582,7 +723,9 @@ def var(name, attr=None, shape=None, lr_mult=None, wd_mult=None, dtype=None, ini
         attrs["__storage_type__"] = str(numbers[stype])
     for key, value in kwargs.items():
         if not (key.startswith("__") and key.endswith("__")):
-            raise ValueError(f"Attribute name={key} is not supported. Additional attributes must start and end with double underscores, e.g, __yourattr__")
+            raise ValueError(
+                f"Attribute name={key} is not supported. Additional attributes must start and end with double underscores, e.g, __yourattr__"
+            )
         attrs[key] = str(value)
     for key, value in attrs.items():
         if not isinstance(value, str):

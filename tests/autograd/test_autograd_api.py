@@ -48,7 +48,11 @@ def test_scopes():
     assert state() == (False, False)
     assert autograd.set_recording(True) is False and autograd.set_recording(False) is True
     assert autograd.set_training(True) is False and autograd.set_training(False) is True
-    for wrong in (lambda: autograd.record(1, 2), lambda: autograd.record(mode=True), lambda: autograd.pause(nothing=1)):
+    for wrong in (
+        lambda: autograd.record(1, 2),
+        lambda: autograd.record(mode=True),
+        lambda: autograd.pause(nothing=1),
+    ):
         with pytest.raises(TypeError):
             wrong()
 
@@ -144,7 +148,9 @@ def test_grad_and_gradients_of_gradients():
     x = variable([2.0, 3.0])
     with autograd.record():
         y = x * x * x
-        (dx,) = autograd.grad(y, x, create_graph=True, retain_graph=True)  # a list, for one variable too
+        (dx,) = autograd.grad(
+            y, x, create_graph=True, retain_graph=True
+        )  # a list, for one variable too
         (again,) = autograd.grad(dx.sum(), [x], retain_graph=True)
     np.testing.assert_allclose(dx.asnumpy(), [12, 27])
     np.testing.assert_allclose(again.asnumpy(), [12, 18])
@@ -169,8 +175,13 @@ def test_mark_variables():
         y = x * 5
     y.backward()
     assert dx.asnumpy().tolist() == [10, 10]
-    for wrong in (lambda: autograd.mark_variables([x], []), lambda: autograd.mark_variables([x], [dx], ["a"]), lambda: autograd.mark_variables([x], [dx], ["write", "add"]),
-                  lambda: autograd.mark_variables([x], None), lambda: autograd.mark_variables([1], [dx])):  # fmt: skip
+    for wrong in (
+        lambda: autograd.mark_variables([x], []),
+        lambda: autograd.mark_variables([x], [dx], ["a"]),
+        lambda: autograd.mark_variables([x], [dx], ["write", "add"]),
+        lambda: autograd.mark_variables([x], None),
+        lambda: autograd.mark_variables([1], [dx]),
+    ):
         with pytest.raises((ValueError, TypeError)):
             wrong()
     with pytest.raises(mx.MXNetError):
@@ -304,7 +315,12 @@ def test_function_errors():
             return self.answer
 
     x = variable([1.0])
-    for answer, error in ((KeyError("mine"), KeyError), ((x, x), ValueError), ("text", TypeError), (3, TypeError)):
+    for answer, error in (
+        (KeyError("mine"), KeyError),
+        ((x, x), ValueError),
+        ("text", TypeError),
+        (3, TypeError),
+    ):
         with autograd.record():
             y = Broken(answer)(x)
         with pytest.raises(error):

@@ -19,7 +19,11 @@ class Net(gluon.HybridBlock):
         self.unused, self.blocked, self.second = unused, blocked, second
         with self.name_scope():
             for name in "abc":
-                self._reg_params[name] = share._reg_params[name] if share is not None and name != "c" else self.params.get(name, shape=(3, 4))
+                self._reg_params[name] = (
+                    share._reg_params[name]
+                    if share is not None and name != "c"
+                    else self.params.get(name, shape=(3, 4))
+                )
                 self.params._params[self._reg_params[name].name] = self._reg_params[name]
 
     def hybrid_forward(self, F, x, a, b, c):
@@ -39,7 +43,14 @@ def make(hybrid, **options):
 
 
 def grads(*nets):
-    return [[p.grad(p.list_ctx()[0]).asnumpy().copy() for p in net._reg_params.values() if p.grad_req != "null"] for net in nets]
+    return [
+        [
+            p.grad(p.list_ctx()[0]).asnumpy().copy()
+            for p in net._reg_params.values()
+            if p.grad_req != "null"
+        ]
+        for net in nets
+    ]
 
 
 X = nd.array([[1, 2, 3, 4], [0.5, 0.25, 2, 1], [3, 1, 4, 1.5]])
@@ -158,7 +169,9 @@ def asked_one_by_one(hybrid):
     net = make(hybrid)
     with autograd.record():
         y = net(X)
-        found = autograd.grad(y, [net._reg_params["c"].data(), net._reg_params["a"].data()], retain_graph=True)
+        found = autograd.grad(
+            y, [net._reg_params["c"].data(), net._reg_params["a"].data()], retain_graph=True
+        )
     y.backward()
     return [[g.asnumpy() for g in found], *grads(net)]
 
@@ -173,10 +186,28 @@ def of_gradients(hybrid):
     return grads(net)
 
 
-CASES = [twice_called, two_nets, sharing_nets, used_outside, a_head_is_a_parameter, added, two_pending, input_wanted, parameter_is_input_too,
-         asked_one_by_one, of_gradients]  # fmt: skip
-CASES += [pytest.param(lambda hybrid, options=options: once(hybrid, **options), id=name) for name, options in
-          [("once", {}), ("unused", {"unused": True}), ("blocked", {"blocked": True}), ("two devices", {"second": B})]]  # fmt: skip
+CASES = [
+    twice_called,
+    two_nets,
+    sharing_nets,
+    used_outside,
+    a_head_is_a_parameter,
+    added,
+    two_pending,
+    input_wanted,
+    parameter_is_input_too,
+    asked_one_by_one,
+    of_gradients,
+]
+CASES += [
+    pytest.param(lambda hybrid, options=options: once(hybrid, **options), id=name)
+    for name, options in [
+        ("once", {}),
+        ("unused", {"unused": True}),
+        ("blocked", {"blocked": True}),
+        ("two devices", {"second": B}),
+    ]
+]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -191,11 +222,17 @@ def test_gradients_are_those_of_eager_code(case):
 def test_overwritten_parameters_are_noticed():
     net = make(True)
     a, b, c = [p.data() for p in net._reg_params.values()]
-    for write in (lambda: b.__setitem__(slice(None), 1), lambda: net._reg_params["c"].set_data(nd.ones((3, 4))), lambda: c.__iadd__(1)):
+    for write in (
+        lambda: b.__setitem__(slice(None), 1),
+        lambda: net._reg_params["c"].set_data(nd.ones((3, 4))),
+        lambda: c.__iadd__(1),
+    ):
         with autograd.record():
             y = net(X)
         write()
-        with pytest.raises(MXNetError, match="input . .float32 .*was overwritten after the forward pass"):
+        with pytest.raises(
+            MXNetError, match="input . .float32 .*was overwritten after the forward pass"
+        ):
             y.backward()
     with autograd.record():
         y = net(X)
@@ -226,13 +263,17 @@ def test_backward_reads_the_arrays_of_its_forward():
         y = net(X)
     net.initialize(mx.init.Zero(), ctx=A, force_reinit=True)
     y.backward()
-    assert (old[0].grad.asnumpy() == X.asnumpy()).all() and (old[1].grad.asnumpy() == old[2].asnumpy()).all()
+    assert (old[0].grad.asnumpy() == X.asnumpy()).all() and (
+        old[1].grad.asnumpy() == old[2].asnumpy()
+    ).all()
     assert (net._reg_params["a"].grad().asnumpy() == 0).all()
     w = old[0]
     w.attach_grad()
     with autograd.record():
         net(X).backward()
-    assert (net._reg_params["a"].grad().asnumpy() == X.asnumpy()).all() and (w.grad.asnumpy() == 0).all()
+    assert (net._reg_params["a"].grad().asnumpy() == X.asnumpy()).all() and (
+        w.grad.asnumpy() == 0
+    ).all()
 
 
 def test_gradients_read_by_another_device_are_not_overwritten_before():

@@ -23,14 +23,27 @@ def uniform(*shape, low=-1.0, high=1.0, seed=0):
 def normalised(x, gamma, beta, axes, axis, eps):
     centred = x - x.mean(axes, keepdim=True)
     shape = [-1 if i == axis else 1 for i in range(x.ndim)]
-    return centred / (centred.pow(2).mean(axes, keepdim=True) + eps).sqrt() * gamma.reshape(shape) + beta.reshape(shape)
+    return centred / (centred.pow(2).mean(axes, keepdim=True) + eps).sqrt() * gamma.reshape(
+        shape
+    ) + beta.reshape(shape)
 
 
 def batch_norm(axis, train=True, fix_gamma=False):
     def ours(x, gamma, beta):
-        states = [nd.array(v, ctx=x.context, dtype="float64") for v in (np.full(gamma.shape, 0.1), np.full(gamma.shape, 0.7))]
-        return nd.BatchNorm(x, gamma, beta, *states, eps=1e-3, fix_gamma=fix_gamma, axis=axis,
-                            use_global_stats=not train)
+        states = [
+            nd.array(v, ctx=x.context, dtype="float64")
+            for v in (np.full(gamma.shape, 0.1), np.full(gamma.shape, 0.7))
+        ]
+        return nd.BatchNorm(
+            x,
+            gamma,
+            beta,
+            *states,
+            eps=1e-3,
+            fix_gamma=fix_gamma,
+            axis=axis,
+            use_global_stats=not train,
+        )
 
     def theirs(x, gamma, beta):
         gamma = torch.ones_like(gamma) if fix_gamma else gamma
@@ -47,24 +60,54 @@ def recurrent(mode, layers=1, bidirectional=False, hidden=3, inputs=4):
     count = 2 if mode == "lstm" else 1
 
     def ours(x, h, c, *weights):
-        result = nd.RNN(x, nd.concat(*[w.reshape((-1,)) for w in weights], dim=0), h,
-                        *([c] if mode == "lstm" else []), state_size=hidden,
-                        num_layers=layers, mode=mode, bidirectional=bidirectional, state_outputs=True)
+        result = nd.RNN(
+            x,
+            nd.concat(*[w.reshape((-1,)) for w in weights], dim=0),
+            h,
+            *([c] if mode == "lstm" else []),
+            state_size=hidden,
+            num_layers=layers,
+            mode=mode,
+            bidirectional=bidirectional,
+            state_outputs=True,
+        )
         return nd.concat(*[part.reshape((-1,)) for part in result], dim=0)
 
     def theirs(x, h, c, *weights):
         half = len(weights) // 2
-        flat = [w for k in range(half // 2) for w in (weights[2 * k], weights[2 * k + 1], weights[half + 2 * k], weights[half + 2 * k + 1])]
-        cell = {"lstm": torch.lstm, "gru": torch.gru, "rnn_tanh": torch.rnn_tanh, "rnn_relu": torch.rnn_relu}[mode]
-        result = cell(x, (h, c) if mode == "lstm" else h, flat, True, layers, 0.0, False,
-                      bidirectional, False)
+        flat = [
+            w
+            for k in range(half // 2)
+            for w in (
+                weights[2 * k],
+                weights[2 * k + 1],
+                weights[half + 2 * k],
+                weights[half + 2 * k + 1],
+            )
+        ]
+        cell = {
+            "lstm": torch.lstm,
+            "gru": torch.gru,
+            "rnn_tanh": torch.rnn_tanh,
+            "rnn_relu": torch.rnn_relu,
+        }[mode]
+        result = cell(
+            x, (h, c) if mode == "lstm" else h, flat, True, layers, 0.0, False, bidirectional, False
+        )
         return torch.cat([part.reshape(-1) for part in result])
 
     state = (layers * directions, 2, hidden)
-    shapes = [(gates * hidden, n) for layer in range(layers) for _ in range(directions) for n in (inputs if layer == 0 else hidden * directions, hidden)]
+    shapes = [
+        (gates * hidden, n)
+        for layer in range(layers)
+        for _ in range(directions)
+        for n in (inputs if layer == 0 else hidden * directions, hidden)
+    ]
     low = 0.1 if mode == "rnn_relu" else -1.0
     arrays = [uniform(5, 2, inputs, low=low), uniform(*state, low=low), uniform(*state, seed=1)]
-    arrays += [uniform(*shape, seed=i, low=low) for i, shape in enumerate(shapes)] + [uniform(gates * hidden, seed=i, low=low) for i in range(len(shapes))]
+    arrays += [uniform(*shape, seed=i, low=low) for i, shape in enumerate(shapes)] + [
+        uniform(gates * hidden, seed=i, low=low) for i in range(len(shapes))
+    ]
     return ours, theirs, arrays, [i for i in range(len(arrays)) if i != 2 or count == 2]
 
 
@@ -75,30 +118,67 @@ def channels(x):
 LABELS = np.array([1.0, 0.0, 4.0])
 CASES = {
     "BatchNorm": (*batch_norm(1), channels(uniform(4, 3, 2, 2))),
-    "BatchNorm, last axis": (*batch_norm(3), [uniform(4, 2, 2, 3), uniform(3),
-                                              uniform(3, seed=1)]),
+    "BatchNorm, last axis": (*batch_norm(3), [uniform(4, 2, 2, 3), uniform(3), uniform(3, seed=1)]),
     "BatchNorm, fixed gamma": (*batch_norm(1, fix_gamma=True), channels(uniform(6, 3))),
     "BatchNorm, moving statistics": (*batch_norm(1, train=False), channels(uniform(4, 3, 2, 2))),
-    "LayerNorm": (lambda x, g, b: nd.LayerNorm(x, g, b), lambda x, g, b: normalised(x, g, b, [1], 1, 1e-5), channels(uniform(4, 5))),
-    "LayerNorm, axis 1": (lambda x, g, b: nd.LayerNorm(x, g, b, axis=1), lambda x, g, b: normalised(x, g, b, [1], 1, 1e-5),
-                          channels(uniform(2, 3, 4))),
-    "GroupNorm": (lambda x, g, b: nd.GroupNorm(x, g, b, num_groups=2),
-                  lambda x, g, b: functional.group_norm(x, 2, g.repeat_interleave(3), b.repeat_interleave(3)), [uniform(3, 6, 2, 2), uniform(2), uniform(2, seed=1)]),
-    "InstanceNorm": (lambda x, g, b: nd.InstanceNorm(x, g, b), lambda x, g, b: normalised(x, g, b, [2], 1, 1e-3), channels(uniform(2, 3, 4))),
-    "L2Normalization": (lambda x: nd.L2Normalization(x), lambda x: x / (x.flatten(1).pow(2).sum(1) + 1e-10).sqrt()[:, None, None], [uniform(3, 2, 4)]),
-    "LRN": (lambda x: nd.LRN(x, nsize=3, alpha=0.5), lambda x: functional.local_response_norm(x, 3, alpha=0.5, beta=0.75, k=2.0), [uniform(2, 5, 3, 3)]),
-    "softmax": (lambda x: nd.softmax(x, temperature=2.0), lambda x: functional.softmax(x / 2, -1),
-                [uniform(3, 5)]),
-    "cross-entropy": (lambda x: -nd.pick(nd.log_softmax(x),
-                                         nd.array(LABELS, ctx=x.context, dtype="float64")),
-                      lambda x: functional.cross_entropy(x, torch.tensor(LABELS).long(), reduction="none"), [uniform(3, 5)]),
-    "softmax_cross_entropy": (lambda x: nd.softmax_cross_entropy(x, nd.array(LABELS, ctx=x.context, dtype="float64")),
-                              lambda x: functional.cross_entropy(x, torch.tensor(LABELS).long(), reduction="sum").reshape(1), [uniform(3, 5)]),
-    "Lp pooling": (lambda x: nd.Pooling(x, kernel=(2, 2), stride=(2, 2), pool_type="lp",
-                                        p_value=3),
-                   lambda x: functional.lp_pool2d(x, 3.0, 2), [uniform(1, 2, 4, 4, low=0.2)]),
-    "LSTM": recurrent("lstm"), "LSTM, two layers there and back": recurrent("lstm", 2, True), "GRU": recurrent("gru"),
-    "GRU, two layers there and back": recurrent("gru", 2, True), "tanh cells": recurrent("rnn_tanh", 2), "relu cells": recurrent("rnn_relu"),
+    "LayerNorm": (
+        lambda x, g, b: nd.LayerNorm(x, g, b),
+        lambda x, g, b: normalised(x, g, b, [1], 1, 1e-5),
+        channels(uniform(4, 5)),
+    ),
+    "LayerNorm, axis 1": (
+        lambda x, g, b: nd.LayerNorm(x, g, b, axis=1),
+        lambda x, g, b: normalised(x, g, b, [1], 1, 1e-5),
+        channels(uniform(2, 3, 4)),
+    ),
+    "GroupNorm": (
+        lambda x, g, b: nd.GroupNorm(x, g, b, num_groups=2),
+        lambda x, g, b: functional.group_norm(x, 2, g.repeat_interleave(3), b.repeat_interleave(3)),
+        [uniform(3, 6, 2, 2), uniform(2), uniform(2, seed=1)],
+    ),
+    "InstanceNorm": (
+        lambda x, g, b: nd.InstanceNorm(x, g, b),
+        lambda x, g, b: normalised(x, g, b, [2], 1, 1e-3),
+        channels(uniform(2, 3, 4)),
+    ),
+    "L2Normalization": (
+        lambda x: nd.L2Normalization(x),
+        lambda x: x / (x.flatten(1).pow(2).sum(1) + 1e-10).sqrt()[:, None, None],
+        [uniform(3, 2, 4)],
+    ),
+    "LRN": (
+        lambda x: nd.LRN(x, nsize=3, alpha=0.5),
+        lambda x: functional.local_response_norm(x, 3, alpha=0.5, beta=0.75, k=2.0),
+        [uniform(2, 5, 3, 3)],
+    ),
+    "softmax": (
+        lambda x: nd.softmax(x, temperature=2.0),
+        lambda x: functional.softmax(x / 2, -1),
+        [uniform(3, 5)],
+    ),
+    "cross-entropy": (
+        lambda x: -nd.pick(nd.log_softmax(x), nd.array(LABELS, ctx=x.context, dtype="float64")),
+        lambda x: functional.cross_entropy(x, torch.tensor(LABELS).long(), reduction="none"),
+        [uniform(3, 5)],
+    ),
+    "softmax_cross_entropy": (
+        lambda x: nd.softmax_cross_entropy(x, nd.array(LABELS, ctx=x.context, dtype="float64")),
+        lambda x: functional.cross_entropy(x, torch.tensor(LABELS).long(), reduction="sum").reshape(
+            1
+        ),
+        [uniform(3, 5)],
+    ),
+    "Lp pooling": (
+        lambda x: nd.Pooling(x, kernel=(2, 2), stride=(2, 2), pool_type="lp", p_value=3),
+        lambda x: functional.lp_pool2d(x, 3.0, 2),
+        [uniform(1, 2, 4, 4, low=0.2)],
+    ),
+    "LSTM": recurrent("lstm"),
+    "LSTM, two layers there and back": recurrent("lstm", 2, True),
+    "GRU": recurrent("gru"),
+    "GRU, two layers there and back": recurrent("gru", 2, True),
+    "tanh cells": recurrent("rnn_tanh", 2),
+    "relu cells": recurrent("rnn_relu"),
 }
 
 
@@ -116,9 +196,17 @@ def penalised(function, arrays, wanted, grad, total):
 
 def theirs(function, values, wanted):
     arrays = [torch.tensor(v, requires_grad=i in wanted) for i, v in enumerate(values)]
-    out, first, total = penalised(function, arrays, wanted, lambda y, x: torch.autograd.grad(y, x, create_graph=True, materialize_grads=True), torch)
+    out, first, total = penalised(
+        function,
+        arrays,
+        wanted,
+        lambda y, x: torch.autograd.grad(y, x, create_graph=True, materialize_grads=True),
+        torch,
+    )
     total.backward()
-    gradients = [torch.zeros_like(arrays[i]) if arrays[i].grad is None else arrays[i].grad for i in wanted]
+    gradients = [
+        torch.zeros_like(arrays[i]) if arrays[i].grad is None else arrays[i].grad for i in wanted
+    ]
     return [a.detach().numpy() for a in (out, *first, *gradients)]
 
 
@@ -132,7 +220,13 @@ def ours(function, values, wanted, flags, there):
 
     op = placed if flags is None else _core.CachedOp(placed, flags)
     with autograd.record():
-        out, first, total = penalised(lambda *given: op(*given)[0], arrays, wanted, lambda y, x: autograd.grad(y, x, create_graph=True, retain_graph=True), nd)
+        out, first, total = penalised(
+            lambda *given: op(*given)[0],
+            arrays,
+            wanted,
+            lambda y, x: autograd.grad(y, x, create_graph=True, retain_graph=True),
+            nd,
+        )
     total.backward()
     return [a.asnumpy() for a in (out, *first, *[arrays[i].grad for i in wanted])]
 
@@ -144,10 +238,20 @@ def test_as_pytorch(name):
     expected = theirs(reference, values, wanted)
     bits = ours(function, values, wanted, None, on(0))
     for found, exact in zip(bits, expected, strict=True):
-        np.testing.assert_allclose(found, exact, rtol=1e-7, atol=1e-9 * max(1.0, np.abs(exact).max(initial=0)), err_msg=name)
+        np.testing.assert_allclose(
+            found,
+            exact,
+            rtol=1e-7,
+            atol=1e-9 * max(1.0, np.abs(exact).max(initial=0)),
+            err_msg=name,
+        )
     for flags in (None, {"exact": True}, {}):
         for there in (on(0), on(1)):
-            for found, eager in zip(ours(function, values, wanted, flags, there), bits,
-                                    strict=True):
-                np.testing.assert_array_equal(found, eager, err_msg=f"{name}, {flags}, {there}") if flags != {} else np.testing.assert_allclose(
-                    found, eager, rtol=1e-7, atol=1e-9 * max(1.0, np.abs(eager).max(initial=0)))
+            for found, eager in zip(
+                ours(function, values, wanted, flags, there), bits, strict=True
+            ):
+                np.testing.assert_array_equal(
+                    found, eager, err_msg=f"{name}, {flags}, {there}"
+                ) if flags != {} else np.testing.assert_allclose(
+                    found, eager, rtol=1e-7, atol=1e-9 * max(1.0, np.abs(eager).max(initial=0))
+                )

@@ -61,7 +61,11 @@ def test_inputs_on_different_devices_are_an_error():
 
 
 def test_grad_req_add_and_null():
-    x, y, z = variable([1.0, 2.0]), variable([3.0, 4.0], grad_req="add"), variable([5.0, 6.0], grad_req="null")
+    x, y, z = (
+        variable([1.0, 2.0]),
+        variable([3.0, 4.0], grad_req="add"),
+        variable([5.0, 6.0], grad_req="null"),
+    )
     for _ in range(3):
         with autograd.record():
             out = x * y * z
@@ -334,12 +338,17 @@ def test_memory_goes_back_as_backward_proceeds():
     gc.collect()
     stats = _core.memory_stats(on(0))
     assert stats["in_use"] <= before
-    assert stats["peak_in_use"] - before <= 24 * 256 * 1024  # what was saved is freed while the gradient moves up
+    assert (
+        stats["peak_in_use"] - before <= 24 * 256 * 1024
+    )  # what was saved is freed while the gradient moves up
 
 
 def test_bits_do_not_depend_on_devices():
     rng = np.random.RandomState(3)
-    data, weights = rng.randn(8, 6).astype("float32"), [rng.randn(6, 6).astype("float32") for _ in range(4)]
+    data, weights = (
+        rng.randn(8, 6).astype("float32"),
+        [rng.randn(6, 6).astype("float32") for _ in range(4)],
+    )
 
     def run(devices):
         x = variable(data, ctx=devices[0])

@@ -28,7 +28,13 @@ class Chain(gluon.HybridBlock):
     def hybrid_forward(self, F, x, **weights):
         for i in range(self._ops):
             k = i // 2
-            x = F.tanh(x) if i % 2 else F.broadcast_mul(x, weights[self._names[k]]) if k < len(self._names) else x * 1.01
+            x = (
+                F.tanh(x)
+                if i % 2
+                else F.broadcast_mul(x, weights[self._names[k]])
+                if k < len(self._names)
+                else x * 1.01
+            )
             if self._devices > 1 and i == self._ops // 2:
                 x = (x.as_in_context(mx.cpu(1)) * 2).as_in_context(mx.cpu(0))
         return x
@@ -123,9 +129,15 @@ def test_many_heads_share_their_first_gradients(devices):
             variable.attach_grad("add" if i > 3 else "write")
         for _ in range(2):
             with autograd.record():
-                heads = [variable * variable for variable in variables] + variables + [variables[0].sum(), variables[0] + variables[0]]
+                heads = (
+                    [variable * variable for variable in variables]
+                    + variables
+                    + [variables[0].sum(), variables[0] + variables[0]]
+                )
             profiler.set_state("run")
-            autograd.backward(heads, [nd.ones(head.shape, ctx=head.context) for head in heads] if given else None)
+            autograd.backward(
+                heads, [nd.ones(head.shape, ctx=head.context) for head in heads] if given else None
+            )
             nd.waitall()
             profiler.set_state("stop")
         made = sum(event["name"] == "_full_like" for event in profiler.events())
@@ -148,7 +160,11 @@ class Loop(gluon.HybridBlock):
     def hybrid_forward(self, F, x, w):
         def step(state):
             state = F.tanh(F.dot(state, w))
-            return (state.as_in_context(mx.cpu(1)) * 2).as_in_context(mx.cpu(0)) if self.devices > 1 else state
+            return (
+                (state.as_in_context(mx.cpu(1)) * 2).as_in_context(mx.cpu(0))
+                if self.devices > 1
+                else state
+            )
 
         if self.kind == "branches":
             return self.inside_each_other(F, x, step)
@@ -156,7 +172,12 @@ class Loop(gluon.HybridBlock):
             rows = F.broadcast_add(F.zeros((self.steps, 8, 8)), x.expand_dims(0))
             y, s = F.contrib.foreach(lambda row, s: (step(s) + row,) * 2, rows, x)
         else:
-            y, (_, s) = F.contrib.while_loop(lambda i, s: i < self.steps, lambda i, s: (s, [i + 1, step(s)]), [F.zeros((1,)), x], self.steps)
+            y, (_, s) = F.contrib.while_loop(
+                lambda i, s: i < self.steps,
+                lambda i, s: (s, [i + 1, step(s)]),
+                [F.zeros((1,)), x],
+                self.steps,
+            )
         return y.sum() + s.sum()
 
     def inside_each_other(self, F, x, step):
@@ -167,7 +188,9 @@ class Loop(gluon.HybridBlock):
             y, (_, s) = F.contrib.while_loop(lambda k, s: k < 20, inner, [F.zeros((1,)), s], 20)
             return y.sum(), [i + 1, s]
 
-        y, (_, s) = F.contrib.while_loop(lambda i, s: i < self.steps // 20, outer, [F.zeros((1,)), x], self.steps // 20)
+        y, (_, s) = F.contrib.while_loop(
+            lambda i, s: i < self.steps // 20, outer, [F.zeros((1,)), x], self.steps // 20
+        )
         return y.sum() + s.sum()
 
 
@@ -184,7 +207,9 @@ def test_steady_predictions_of_loops_allocate_nothing(kind, devices):
 
     for _ in range(3):
         call()
-    assert any(allocations(call, 1) == 0 for _ in range(30)), [allocations(call, 1) for _ in range(5)]
+    assert any(allocations(call, 1) == 0 for _ in range(30)), [
+        allocations(call, 1) for _ in range(5)
+    ]
 
 
 @pytest.mark.parametrize("devices", [1, 2])
@@ -219,7 +244,11 @@ def test_handing_over_comes_before_the_first_kernel():
     nd.waitall()
     mx.profiler.set_state("stop")
     for device in (mx.cpu(0), mx.cpu(1)):
-        first = min(event["begin"] for event in mx.profiler.events() if event["program"] and event["device"] == str(device))
+        first = min(
+            event["begin"]
+            for event in mx.profiler.events()
+            if event["program"] and event["device"] == str(device)
+        )
         assert begin <= _core.handed_over(device) <= min(end, first)
     assert y.shape == (8, 8)
     with pytest.raises((TypeError, ValueError)):
@@ -258,7 +287,11 @@ def test_rebinding_after_each_kind_of_change(tmp_path):
     def expected():
         y = x.asnumpy().astype("float64")
         for i in range(4):
-            y = np.tanh(y) if i % 2 else y * weights[i // 2].data(weights[i // 2].list_ctx()[0]).asnumpy()
+            y = (
+                np.tanh(y)
+                if i % 2
+                else y * weights[i // 2].data(weights[i // 2].list_ctx()[0]).asnumpy()
+            )
         return y
 
     def check():

@@ -33,11 +33,21 @@ CAPTURES = {
     "rows by itself": lambda F, x, w, c: x * c[F.cast(c[:, 0] > 1, "int32")],
     "cond of it": lambda F, x, w, c: F.contrib.cond(c.sum() > 6, lambda: x * c, lambda: -x * w),
     "cond": lambda F, x, w, c: F.contrib.cond(c[0, 0:1] > 1, lambda: x * F.exp(c), lambda: -x),
-    "unrolled": lambda F, x, w, c: F.contrib.foreach(lambda row, s: (row * F.sqrt(c[0]), s + c[1]),
-                                                     x, w[0])[0],
-    "over it": lambda F, x, w, c: F.contrib.foreach(lambda row, s: (row * s, s + row), c, c[0])[0] + x,
-    "loop": lambda F, x, w, c: F.contrib.while_loop(lambda i, s: (i < 3) * (c.sum() > 6), lambda i, s: ([], [i + 1, s * F.exp(c)]), [F.zeros((1,)), x], 5)[1][1],
-    "loop of it": lambda F, x, w, c: F.contrib.while_loop(lambda s: s.sum() < 20, lambda s: ([], [s * 2]), [c], 5)[1][0] * x,
+    "unrolled": lambda F, x, w, c: F.contrib.foreach(
+        lambda row, s: (row * F.sqrt(c[0]), s + c[1]), x, w[0]
+    )[0],
+    "over it": lambda F, x, w, c: (
+        F.contrib.foreach(lambda row, s: (row * s, s + row), c, c[0])[0] + x
+    ),
+    "loop": lambda F, x, w, c: F.contrib.while_loop(
+        lambda i, s: (i < 3) * (c.sum() > 6),
+        lambda i, s: ([], [i + 1, s * F.exp(c)]),
+        [F.zeros((1,)), x],
+        5,
+    )[1][1],
+    "loop of it": lambda F, x, w, c: (
+        F.contrib.while_loop(lambda s: s.sum() < 20, lambda s: ([], [s * 2]), [c], 5)[1][0] * x
+    ),
     "mask": lambda F, x, w, c: F.contrib.boolean_mask(c, c[:, 0] > 1).sum(axis=0) * x,
     "mask of it": lambda F, x, w, c: F.contrib.boolean_mask(x, c[:, 0] > 1).sum(axis=0) * w,
     "detached": lambda F, x, w, c: x * (c.detach() * 2) + c,
@@ -75,13 +85,24 @@ def follow(name, mode, replace, kind):
                 net.captured = source * 1.5
             y = first_of(net(x))
             (y * nd.arange(y.size).reshape(y.shape)).sum().backward()
-        found += [y.asnumpy(), *[leaf.grad.asnumpy() for leaf in leaves],
-                  first_of(net(x)).asnumpy()]
+        found += [
+            y.asnumpy(),
+            *[leaf.grad.asnumpy() for leaf in leaves],
+            first_of(net(x)).asnumpy(),
+        ]
     return found
 
 
-@pytest.mark.parametrize("kind, replace", [("plain", False), ("plain", True), ("variable", False),
-                                           ("variable", True), ("computed", True)])
+@pytest.mark.parametrize(
+    "kind, replace",
+    [
+        ("plain", False),
+        ("plain", True),
+        ("variable", False),
+        ("variable", True),
+        ("computed", True),
+    ],
+)
 @pytest.mark.parametrize("name", CAPTURES)
 def test_captured_arrays_are_read_in_every_call(name, kind, replace):
     eager = follow(name, "eager", replace, kind)
@@ -94,13 +115,21 @@ class Deep(gluon.HybridBlock):
 
     def __init__(self):
         super().__init__()
-        self.listed, self.named, self.pair = [array(1)], {"a": {"b": array(2)}}, (array(3), [array(4)])
+        self.listed, self.named, self.pair = (
+            [array(1)],
+            {"a": {"b": array(2)}},
+            (array(3), [array(4)]),
+        )
         self.plain = type("Plain", (), {})()
         self.plain.inner = array(5)
         self.inner = Net(lambda F, x, w, c: x * c, array(6))
 
     def hybrid_forward(self, F, x):
-        y = x * self.listed[0] + self.named["a"]["b"] * self.pair[0] + self.pair[1][0] * self.plain.inner
+        y = (
+            x * self.listed[0]
+            + self.named["a"]["b"] * self.pair[0]
+            + self.pair[1][0] * self.plain.inner
+        )
         return self.inner(y) + a_helper(x)
 
 
@@ -150,11 +179,19 @@ class Ring(gluon.HybridBlock):
         self.a, self.b, self.ring = array(1), array(2), [array(3), array(4), array(5)]
         self.alias, self.whole = self.a, array(6, (3, 2, 3))
         self.row = self.whole[1]
-        self.first, self.second = Net(lambda F, x, w, c: x + c, array(7)), Net(lambda F, x, w, c: x * c)
+        self.first, self.second = (
+            Net(lambda F, x, w, c: x + c, array(7)),
+            Net(lambda F, x, w, c: x * c),
+        )
         self.second.captured = self.first.captured
 
     def hybrid_forward(self, F, x):
-        return self.second(self.first(x * self.a - self.b)) + self.ring[0] * x - self.ring[1] * 2 + self.row
+        return (
+            self.second(self.first(x * self.a - self.b))
+            + self.ring[0] * x
+            - self.ring[1] * 2
+            + self.row
+        )
 
 
 def test_captured_arrays_that_change_places():
@@ -172,8 +209,10 @@ def test_captured_arrays_that_change_places():
         "and two again": lambda net: setattr(net, "b", array(next(seeds))),
         "what a view was of": lambda net: setattr(net, "whole", array(next(seeds), (3, 2, 3))),
         "the view": lambda net: setattr(net, "row", net.whole[2]),
-        "both": lambda net: (setattr(net, "alias", array(next(seeds))),
-                             setattr(net, "a", net.alias)),
+        "both": lambda net: (
+            setattr(net, "alias", array(next(seeds))),
+            setattr(net, "a", net.alias),
+        ),
     }
     net, x, seeds = Ring(), array(0), itertools.count(20)
     net.hybridize(exact=True)
@@ -181,14 +220,20 @@ def test_captured_arrays_that_change_places():
         for change in (name, "exchanged", "rotated", "exchanged", name):
             net(x)
             changes[change](net)
-            assert np.array_equal(net(x).asnumpy(), net.hybrid_forward(nd, x).asnumpy()), (name, change)
+            assert np.array_equal(net(x).asnumpy(), net.hybrid_forward(nd, x).asnumpy()), (
+                name,
+                change,
+            )
     net.a, net.b, net.alias = array(1), array(2), None
     net(x)
     traced = net.compiled()[0]["calls"]
     exchange(net)
     net.ring.reverse()
     # without another trace
-    assert np.array_equal(net(x).asnumpy(), net.hybrid_forward(nd, x).asnumpy()) and net.compiled()[0]["calls"] == traced + 1
+    assert (
+        np.array_equal(net(x).asnumpy(), net.hybrid_forward(nd, x).asnumpy())
+        and net.compiled()[0]["calls"] == traced + 1
+    )
 
 
 class Settings:
@@ -226,7 +271,9 @@ def test_captured_arrays_are_found_in_classes():
         "class": lambda value: setattr(Settings, "scale", value),
         "slot": lambda value: setattr(OfAClass.settings, "mask", value),
         "queue": lambda value: (OfAClass.queue.clear(), OfAClass.queue.append(value)),
-        "default by name": lambda value: OfAClass.helper.__kwdefaults__["factor"].__setitem__(0, value),
+        "default by name": lambda value: OfAClass.helper.__kwdefaults__["factor"].__setitem__(
+            0, value
+        ),
         "module": lambda value: where.__dict__.update(table={"a": value}),
         "class of the block": lambda value: setattr(OfAClass, "offset", value),
         "derived class": lambda value: setattr(Derived, "offset", value),
@@ -244,9 +291,16 @@ def test_captured_arrays_are_found_in_classes():
 
 def test_captured_arrays_of_other_shapes_and_kinds():
     for mode in ("hybridized", "exact"):
-        net, x = make(lambda F, x, w, c: F.broadcast_mul(x, F.cast(c, "float32") * 2), mode, array(1)), array(0)
-        for other in (array(2, (1, 3)), array(3, (2, 1)),
-                      nd.ones((2, 3), dtype="int32", ctx=on(0)), array(4)):
+        net, x = (
+            make(lambda F, x, w, c: F.broadcast_mul(x, F.cast(c, "float32") * 2), mode, array(1)),
+            array(0),
+        )
+        for other in (
+            array(2, (1, 3)),
+            array(3, (2, 1)),
+            nd.ones((2, 3), dtype="int32", ctx=on(0)),
+            array(4),
+        ):
             net.captured = other
             assert same(net(x).asnumpy(), x.asnumpy() * other.asnumpy() * 2)
 
@@ -279,11 +333,16 @@ def test_values_that_would_steer_the_trace(name):
 def test_captured_arrays_in_a_pipeline():
     from mpgluon.parallel import Pipeline
 
-    net, x = Net(lambda F, x, w, c: F.broadcast_mul(x, F.exp(c)), array(1, (1, 3))), array(0, (4, 3))
+    net, x = (
+        Net(lambda F, x, w, c: F.broadcast_mul(x, F.exp(c)), array(1, (1, 3))),
+        array(0, (4, 3)),
+    )
     net.hybridize(pipeline=Pipeline(2))
     for value in (array(2, (1, 3)), array(3, (1, 3))):
-        for change in (lambda: setattr(net, "captured", value),
-                       lambda: net.captured.__setitem__(slice(None), 2)):
+        for change in (
+            lambda: setattr(net, "captured", value),
+            lambda: net.captured.__setitem__(slice(None), 2),
+        ):
             change()
             assert same(net(x).asnumpy(), x.asnumpy() * np.exp(net.captured.asnumpy()))
 

@@ -16,7 +16,9 @@ def engine(request):
 
 
 def array(shape, seed, ctx=None, scale=1.0):
-    return nd.array((np.random.RandomState(seed).randn(*shape) * scale).astype("float32"), ctx=ctx or on(0))
+    return nd.array(
+        (np.random.RandomState(seed).randn(*shape) * scale).astype("float32"), ctx=ctx or on(0)
+    )
 
 
 def gradients(function, arrays):
@@ -52,7 +54,9 @@ def chain(devices, residual=True):
             h = y + h if residual else y
         return [h]
 
-    return function, [array((5, 6), 0, devices[0])] + [array((6, 6), 1 + i, d, 0.5) for i, d in enumerate(devices)]
+    return function, [array((5, 6), 0, devices[0])] + [
+        array((6, 6), 1 + i, d, 0.5) for i, d in enumerate(devices)
+    ]
 
 
 ONE, TWO, BACK, THREE = [0] * 4, [0, 0, 1, 1], [0, 1, 0, 1], [0, 1, 2, 1]
@@ -81,7 +85,10 @@ def test_branches_on_several_devices(engine):
         both = left * right + left
         return [nd.dot(both, c), both.as_in_context(d[0]) + x]
 
-    op = check(function, [array((3, 4), 0), array((4, 4), 1, d[1]), array((4, 4), 2, d[2]), array((4, 2), 3, d[3])])
+    op = check(
+        function,
+        [array((3, 4), 0), array((4, 4), 1, d[1]), array((4, 4), 2, d[2]), array((4, 2), 3, d[3])],
+    )
     [entry] = [e for e in op.compiled() if e["recording"]]
     assert set(entry["devices"]) == {str(on(0)), str(on(1)), str(on(2)), str(on(3))}
 
@@ -242,13 +249,27 @@ def test_gradients_of_gradients():
 
 # what a value reaches in several ways, whose gradients are summed up, on either side of a move
 SECOND = {
-    "moves": lambda x, w, d: [nd.concat(nd.dot(x.as_in_context(d), w), x.as_in_context(d) * 2, dim=1) * nd.concat(x, x, dim=1).as_in_context(d)],
-    "twice the same": lambda x, w, d: [nd.tanh(x.as_in_context(d)) * w.sum() + nd.tanh(x).as_in_context(d) * nd.tanh(nd.tanh(x)).as_in_context(d)],
-    "constants": lambda x, w, d: [x.as_in_context(d) * nd.BlockGrad(x).as_in_context(d) + nd.dot(nd.BlockGrad(nd.round(x) - x).as_in_context(d), w) ** 2,
-                                  nd.contrib.gradientmultiplier(x, scalar=3.0) * nd.make_loss(x)],
-    "several results": lambda x, w, d: [nd.dot(x.as_in_context(d), w).as_in_context(x.context) * x,
-                                        x * x, nd.sigmoid(x.as_in_context(d) * 2)],
-    "dropout": lambda x, w, d: [nd.Dropout(nd.dot(x.as_in_context(d), w), p=0.4) * x.as_in_context(d)],
+    "moves": lambda x, w, d: [
+        nd.concat(nd.dot(x.as_in_context(d), w), x.as_in_context(d) * 2, dim=1)
+        * nd.concat(x, x, dim=1).as_in_context(d)
+    ],
+    "twice the same": lambda x, w, d: [
+        nd.tanh(x.as_in_context(d)) * w.sum()
+        + nd.tanh(x).as_in_context(d) * nd.tanh(nd.tanh(x)).as_in_context(d)
+    ],
+    "constants": lambda x, w, d: [
+        x.as_in_context(d) * nd.BlockGrad(x).as_in_context(d)
+        + nd.dot(nd.BlockGrad(nd.round(x) - x).as_in_context(d), w) ** 2,
+        nd.contrib.gradientmultiplier(x, scalar=3.0) * nd.make_loss(x),
+    ],
+    "several results": lambda x, w, d: [
+        nd.dot(x.as_in_context(d), w).as_in_context(x.context) * x,
+        x * x,
+        nd.sigmoid(x.as_in_context(d) * 2),
+    ],
+    "dropout": lambda x, w, d: [
+        nd.Dropout(nd.dot(x.as_in_context(d), w), p=0.4) * x.as_in_context(d)
+    ],
 }
 
 
@@ -266,11 +287,15 @@ def test_gradients_of_gradients_have_the_bits_of_eager(name):
         function = function if flags is None else _core.CachedOp(function, flags)
         with autograd.record():
             once = function(x, w)
-            outputs = once + function(nd.slice_axis(once[-1], axis=1, begin=0, end=6).as_in_context(on(0)), w)
+            outputs = once + function(
+                nd.slice_axis(once[-1], axis=1, begin=0, end=6).as_in_context(on(0)), w
+            )
             loss = nd.add_n(*[(o * o).mean().as_in_context(on(0)) for o in outputs])
             g = autograd.grad(loss, [x, w], create_graph=True, retain_graph=True)
             again = autograd.grad((g[0] ** 2).sum(), [x], create_graph=True, retain_graph=True)
-            total = loss + (g[0] ** 2).sum() + (g[1] ** 2).sum().as_in_context(on(0)) + again[0].sum()
+            total = (
+                loss + (g[0] ** 2).sum() + (g[1] ** 2).sum().as_in_context(on(0)) + again[0].sum()
+            )
         total.backward()
         return [a.asnumpy() for a in (*g, *again, x.grad, w.grad)]
 
@@ -288,7 +313,10 @@ def test_gradients_of_gradients_need_the_old_inputs():
     with autograd.record():
         z = op(x, y)[0] ** 2
     y[:] = 0
-    with pytest.raises(mx.MXNetError, match=r"its input 1 \(float32 \(2,\)\) was overwritten after the forward pass"):
+    with pytest.raises(
+        mx.MXNetError,
+        match=r"its input 1 \(float32 \(2,\)\) was overwritten after the forward pass",
+    ):
         autograd.grad(z, [x], create_graph=True)
 
 
@@ -298,8 +326,9 @@ def test_gradients_of_gradients_of_what_does_not_depend_on_variables():
     x.attach_grad()
     with autograd.record():
         y, z = op(x)
-        with pytest.raises(mx.MXNetError,
-                           match="array 0 of the heads: it was not computed from variables"):
+        with pytest.raises(
+            mx.MXNetError, match="array 0 of the heads: it was not computed from variables"
+        ):
             autograd.grad(z, [x], create_graph=True)
 
 
@@ -344,7 +373,12 @@ def test_moving_statistics_are_updated_in_place(engine):
 
     def fresh():
         one = on(1)
-        return [nd.ones((3,), ctx=one), nd.zeros((3,), ctx=one), nd.zeros((3,), ctx=one), nd.ones((3,), ctx=one)]
+        return [
+            nd.ones((3,), ctx=one),
+            nd.zeros((3,), ctx=one),
+            nd.zeros((3,), ctx=one),
+            nd.ones((3,), ctx=one),
+        ]
 
     x, results = array((8, 3, 2, 2), 0), []
     for f in (function, _core.CachedOp(function, {})):
@@ -395,7 +429,9 @@ def layers(split, count=10, width=32):
         return [h]
 
     op = _core.CachedOp(function, {})
-    arrays = [array((16, width), 0)] + [array((width, width), 1 + i, d, 0.2) for i, d in enumerate(devices)]
+    arrays = [array((16, width), 0)] + [
+        array((width, width), 1 + i, d, 0.2) for i, d in enumerate(devices)
+    ]
     gradients(op, arrays)
     [entry] = op.compiled()
     return entry
@@ -412,7 +448,9 @@ def test_each_device_holds_only_its_own():
     for name, device in two["devices"].items():
         runs = [i["op"] for i in device["forward"] if i["kind"] == "run"]
         assert runs.count("FullyConnected") == 5
-        assert device["planned"]["saved"] <= device["planned"]["forward"] + device["planned"]["lanes"]
+        assert (
+            device["planned"]["saved"] <= device["planned"]["forward"] + device["planned"]["lanes"]
+        )
 
 
 def test_the_plan_is_smaller_than_the_sum_of_its_arrays():
@@ -694,7 +732,9 @@ def test_random_graphs(seed, mode):
                 losses = [(o * o).sum() for o in f(*arrays)]
             losses[0].backward(retain_graph=True)
             autograd.backward(losses)
-            results.append(outs + [a.grad.asnumpy() for a in arrays] + [o.asnumpy() for o in f(*arrays)])
+            results.append(
+                outs + [a.grad.asnumpy() for a in arrays] + [o.asnumpy() for o in f(*arrays)]
+            )
         for other in results[1:]:
             for k, (a, b) in enumerate(zip(results[0], other)):
                 assert np.array_equal(a, b, equal_nan=True), (k, a, b)
@@ -728,7 +768,12 @@ def test_programs():
     op(*arrays)
     [entry] = op.compiled()
     kinds = {name: [i["kind"] for i in d["forward"]] for name, d in entry["devices"].items()}
-    assert kinds == {str(on(0)): ["run", "run", "copy", "signal"], str(on(1)): ["wait", "run", "run"]}
-    assert entry["copies"] == [{"from": str(on(0)), "to": str(on(1)), "bytes": 5 * 6 * 4, "phase": "forward", "scope": ""}]
+    assert kinds == {
+        str(on(0)): ["run", "run", "copy", "signal"],
+        str(on(1)): ["wait", "run", "run"],
+    }
+    assert entry["copies"] == [
+        {"from": str(on(0)), "to": str(on(1)), "bytes": 5 * 6 * 4, "phase": "forward", "scope": ""}
+    ]
     assert entry["devices"][str(on(1))]["planned"]["lanes"] >= 5 * 6 * 4
     assert entry["devices"][str(on(0))]["planned"]["lanes"] == 0

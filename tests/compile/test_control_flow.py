@@ -21,7 +21,10 @@ def run(f, rows, calls=3, hybrid=False, ctx=None, exact=True, arrays=2):
     found = []
     for call in range(calls):
         rng = np.random.RandomState(call % 2)
-        inputs = [nd.array(rng.randn(rows, 5, 4).astype("float32")), nd.array(rng.randn(5, 4).astype("float32"))][:arrays]
+        inputs = [
+            nd.array(rng.randn(rows, 5, 4).astype("float32")),
+            nd.array(rng.randn(5, 4).astype("float32")),
+        ][:arrays]
         for array in inputs:
             array.attach_grad()
         with autograd.record():
@@ -40,19 +43,28 @@ def run(f, rows, calls=3, hybrid=False, ctx=None, exact=True, arrays=2):
 
 
 def scan(net, F, x, s):
-    out, last = F.contrib.foreach(lambda a, st: ([net.drop(F.tanh(net.dense(a) + st[0])), a], [st[0] * 0.5 + a, st[1] + s]), F.relu(x), [s, s * 2])
+    out, last = F.contrib.foreach(
+        lambda a, st: ([net.drop(F.tanh(net.dense(a) + st[0])), a], [st[0] * 0.5 + a, st[1] + s]),
+        F.relu(x),
+        [s, s * 2],
+    )
     return [out[0], out[1], *last]
 
 
 def search(net, F, x, s):
     out, (i, v) = F.contrib.while_loop(
-        lambda i, v: F.broadcast_lesser(i, F.sum(F.abs(s)) * 0.1 + 1), lambda i, v: (v * i, [i + 1, net.drop(net.dense(v)) + x[0]]), [F.ones((1,)), s], max_iterations=6
+        lambda i, v: F.broadcast_lesser(i, F.sum(F.abs(s)) * 0.1 + 1),
+        lambda i, v: (v * i, [i + 1, net.drop(net.dense(v)) + x[0]]),
+        [F.ones((1,)), s],
+        max_iterations=6,
     )
     return [out, i, v]
 
 
 def never(net, F, x, s):
-    out, v = F.contrib.while_loop(lambda v: F.sum(v) * 0 > 1, lambda v: ([v * 2, v], v * 3), s * 2, max_iterations=2)
+    out, v = F.contrib.while_loop(
+        lambda v: F.sum(v) * 0 > 1, lambda v: ([v * 2, v], v * 3), s * 2, max_iterations=2
+    )
     return [*(out or [F.zeros((2, 5, 4))] * 2), v, net.dense(x)]
 
 
@@ -64,9 +76,14 @@ def branch(net, F, x, s):
 def nested(net, F, x, s):
     def step(a, st):
         def inner(i, v):
-            return v + i, [i + 1, F.contrib.cond(F.sum(v) > 0, lambda: net.drop(v), lambda: net.dense(v) + a)]
+            return v + i, [
+                i + 1,
+                F.contrib.cond(F.sum(v) > 0, lambda: net.drop(v), lambda: net.dense(v) + a),
+            ]
 
-        out, (_, v) = F.contrib.while_loop(lambda i, v: i < 3, inner, [F.zeros((1,)), st], max_iterations=3)
+        out, (_, v) = F.contrib.while_loop(
+            lambda i, v: i < 3, inner, [F.zeros((1,)), st], max_iterations=3
+        )
         return out, v
 
     out, last = F.contrib.foreach(step, x, s)
@@ -100,7 +117,9 @@ def test_hybridized_equals_eager(f, rows):
 def test_foreach_of_many_steps(count):
     def f(net, F, x, s):
         data = F.broadcast_mul(F.arange(count).reshape((count, 1, 1)) / count, s.expand_dims(0))
-        out, last = F.contrib.foreach(lambda a, st: (net.dense(a) + st * 0.5, st * 0.5 + a), data, s)
+        out, last = F.contrib.foreach(
+            lambda a, st: (net.dense(a) + st * 0.5, st * 0.5 + a), data, s
+        )
         return [out, last, x]
 
     same_bits(run(f, 1, 2)[0], run(f, 1, 2, hybrid=True)[0])
@@ -112,7 +131,11 @@ def test_foreach_compiles_once_however_long():
             h = x
             for _ in range(10):
                 h = F.tanh(h)
-            return [F.contrib.foreach(lambda a, st: (a * st, F.tanh(net.dense(st) + a)), F.tile(h, (count, 1, 1)), s)[1]]
+            return [
+                F.contrib.foreach(
+                    lambda a, st: (a * st, F.tanh(net.dense(st) + a)), F.tile(h, (count, 1, 1)), s
+                )[1]
+            ]
 
         net = run(f, 1, 1, hybrid=True)[1]
         return sum(entry["ops"] for entry in net.compiled()), net
@@ -132,14 +155,22 @@ def test_foreach_whose_state_changes_its_shape_is_unrolled():
 
 def test_masks_inside_foreach_are_unrolled():
     def f(net, F, x, s):
-        return list(F.contrib.foreach(lambda a, st: (F.sum(F.contrib.boolean_mask(a, a[:, 0] > 0), axis=0), st + 1), x, s))
+        return list(
+            F.contrib.foreach(
+                lambda a, st: (F.sum(F.contrib.boolean_mask(a, a[:, 0] > 0), axis=0), st + 1), x, s
+            )
+        )
 
     same_bits(run(f, 3)[0], run(f, 3, hybrid=True)[0])
 
 
 def test_structures():
     def f(net, F, x, s):
-        out, last = F.contrib.foreach(lambda a, st: ([a[0], [a[1] * 2, a[0] + st[1][0]]], [st[0] + 1, [st[1][0] * 2]]), [x, x * 2], [s, [s + 1]])
+        out, last = F.contrib.foreach(
+            lambda a, st: ([a[0], [a[1] * 2, a[0] + st[1][0]]], [st[0] + 1, [st[1][0] * 2]]),
+            [x, x * 2],
+            [s, [s + 1]],
+        )
         assert isinstance(out[1], list) and isinstance(last[1], list)
         one, state = F.contrib.foreach(lambda a, st: ([], st + a), x, s)
         assert one == []
@@ -160,7 +191,12 @@ def on_two(net, F, x, s):
     flags = last.as_in_context(there)
     y = F.contrib.cond(F.sum(flags) > 0, lambda: net.late(flags), lambda: net.late(flags * 2))
     m = F.contrib.boolean_mask(y, y[:, 0] > 0)
-    loops, v = F.contrib.while_loop(lambda v: F.sum(v) < 100, lambda v: (v.as_in_context(on(0)) + s[0, 0], v + 30 + F.abs(v)), F.sum(m, axis=0), max_iterations=5)
+    loops, v = F.contrib.while_loop(
+        lambda v: F.sum(v) < 100,
+        lambda v: (v.as_in_context(on(0)) + s[0, 0], v + 30 + F.abs(v)),
+        F.sum(m, axis=0),
+        max_iterations=5,
+    )
     return [out, last, m.as_in_context(on(2)), loops, v]
 
 
@@ -189,8 +225,14 @@ def test_over_devices(rows):
                 results = net(x, s)
                 loss = sum((r.as_in_context(on(0)) ** 2).sum() for r in results)
             loss.backward()
-            found.append([[r.asnumpy() for r in results] + [x.grad.asnumpy(), s.grad.asnumpy()] + [p.grad().asnumpy() for p in net.collect_params().values()],
-                          [str(r.context) for r in results]])  # fmt: skip
+            found.append(
+                [
+                    [r.asnumpy() for r in results]
+                    + [x.grad.asnumpy(), s.grad.asnumpy()]
+                    + [p.grad().asnumpy() for p in net.collect_params().values()],
+                    [str(r.context) for r in results],
+                ]
+            )
     for call in range(2):
         same_bits(found[call][0], found[2 + call][0])
         assert found[call][1] == found[2 + call][1]
@@ -200,7 +242,12 @@ def test_dropout_numbers_follow_the_program():
     """A draw behind a loop depends on how many draws the loop made, as it does eagerly."""
 
     def f(net, F, x, s):
-        _, (i, v) = F.contrib.while_loop(lambda i, v: i < F.sum(x) * 0 + 3, lambda i, v: ([], [i + 1, net.drop(v)]), [F.zeros((1,)), s], max_iterations=9)
+        _, (i, v) = F.contrib.while_loop(
+            lambda i, v: i < F.sum(x) * 0 + 3,
+            lambda i, v: ([], [i + 1, net.drop(v)]),
+            [F.zeros((1,)), s],
+            max_iterations=9,
+        )
         return [v, net.drop(s)]
 
     same_bits(run(f, 1)[0], run(f, 1, hybrid=True)[0])
@@ -326,9 +373,17 @@ def test_options_of_hybridize(recompute):
 
         def hybrid_forward(self, F, x):
             h = self.second(F.tanh(self.first(x)))
-            out, last = F.contrib.foreach(lambda a, s: (self.second(F.tanh(a)) + s, self.first(s)), h, h[0])
+            out, last = F.contrib.foreach(
+                lambda a, s: (self.second(F.tanh(a)) + s, self.first(s)), h, h[0]
+            )
             m = F.contrib.boolean_mask(last, F.sum(h[0], axis=1) > 0)
-            return F.contrib.cond(F.sum(out) > 0, lambda: self.second(out), lambda: self.second(out * 2)) + F.sum(m) + F.sum(self.first(h))
+            return (
+                F.contrib.cond(
+                    F.sum(out) > 0, lambda: self.second(out), lambda: self.second(out * 2)
+                )
+                + F.sum(m)
+                + F.sum(self.first(h))
+            )
 
     groups = {"dev1": on(1)}
     found = []
@@ -345,7 +400,13 @@ def test_options_of_hybridize(recompute):
                 y = net(x)
                 loss = (y * y).sum()
             loss.backward()
-            found.append([y.asnumpy(), x.grad.asnumpy(), *[p.grad().asnumpy() for p in net.collect_params().values()]])
+            found.append(
+                [
+                    y.asnumpy(),
+                    x.grad.asnumpy(),
+                    *[p.grad().asnumpy() for p in net.collect_params().values()],
+                ]
+            )
     for call in range(2):
         same_bits(found[call], found[2 + call])
         same_bits(found[call], found[4 + call])

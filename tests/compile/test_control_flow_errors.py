@@ -24,24 +24,99 @@ def hybrid(f):
 @pytest.mark.parametrize(
     "f, kind, words",
     [
-        (lambda net, F, x, s: F.contrib.while_loop(lambda v: F.sum(v) < 3, lambda v: ([], F.concat(v, v, dim=0)), s, max_iterations=3)[1],
-         ValueError, r"loop_vars keep shapes.*number 0 goes in as float32 \(5, 4\) on [cg]pu\(0\) and comes out of func as float32 \(10, 4\)"),
-        (lambda net, F, x, s: F.contrib.while_loop(lambda v: v, lambda v: ([], v), s, max_iterations=3)[1], ValueError, "one number, not an array of shape"),
-        (lambda net, F, x, s: F.contrib.while_loop(lambda v: True, lambda v: ([], v), s, max_iterations=3)[1], ValueError, "cond has to return an array, not bool"),
-        (lambda net, F, x, s: F.contrib.while_loop(lambda v: F.sum(v), lambda v: v, s, max_iterations=3)[1], ValueError, r"func returns \(outputs, loop_vars\)"),
-        (lambda net, F, x, s: F.contrib.while_loop(lambda v: F.sum(v), lambda v: ([], [v, v]), s, max_iterations=3)[1], ValueError, "as many loop_vars as it gets, 1, not 2"),
-        (lambda net, F, x, s: F.contrib.while_loop(lambda v: F.sum(v), lambda v: ([], v), s)[1], ValueError, "max_iterations has to be given"),
-        (lambda net, F, x, s: F.contrib.while_loop(lambda: 1, lambda: ([], []), [], 3)[1], ValueError, "at least one of loop_vars"),
-        (lambda net, F, x, s: F.contrib.cond(F.sum(s), lambda: s, lambda: x), ValueError, r"output 0 is float32 \(5, 4\) on [cg]pu\(0\) from then_func and float32 \(2, 5, 4\)"),
-        (lambda net, F, x, s: F.contrib.cond(F.sum(s), lambda: s, lambda: s.as_in_context(on(1))), ValueError, r"from else_func|from then_func and float32 \(5, 4\) on [cg]pu\(1\)"),
-        (lambda net, F, x, s: F.contrib.cond(F.sum(s), lambda: s, lambda: [s, s]), ValueError, "then_func returned 1 arrays, else_func 2"),
-        (lambda net, F, x, s: F.contrib.cond(s, lambda: s, lambda: s), ValueError, "pred has to be one number"),
-        (lambda net, F, x, s: F.contrib.cond(F.sum(s), lambda: F.contrib.boolean_mask(s, s[:, 0]), lambda: s), NotImplementedError, "inside cond, whose steps are compiled"),
-        (lambda net, F, x, s: F.contrib.while_loop(lambda v: F.sum(v), lambda v: (F.contrib.boolean_mask(s, s[:, 0]), v), s, max_iterations=2)[1],
-         NotImplementedError, "boolean_mask: the shape of its result depends on values.*while_loop"),
-        (lambda net, F, x, s: F.contrib.foreach(lambda a, st: (a + st, st.as_in_context(on(1)) + st), x, s)[0], MXNetError, r"different devices.*as_in_context\(mx.[cg]pu\(1\)\)"),
+        (
+            lambda net, F, x, s: F.contrib.while_loop(
+                lambda v: F.sum(v) < 3, lambda v: ([], F.concat(v, v, dim=0)), s, max_iterations=3
+            )[1],
+            ValueError,
+            r"loop_vars keep shapes.*number 0 goes in as float32 \(5, 4\) on [cg]pu\(0\) and comes out of func as float32 \(10, 4\)",
+        ),
+        (
+            lambda net, F, x, s: F.contrib.while_loop(
+                lambda v: v, lambda v: ([], v), s, max_iterations=3
+            )[1],
+            ValueError,
+            "one number, not an array of shape",
+        ),
+        (
+            lambda net, F, x, s: F.contrib.while_loop(
+                lambda v: True, lambda v: ([], v), s, max_iterations=3
+            )[1],
+            ValueError,
+            "cond has to return an array, not bool",
+        ),
+        (
+            lambda net, F, x, s: F.contrib.while_loop(
+                lambda v: F.sum(v), lambda v: v, s, max_iterations=3
+            )[1],
+            ValueError,
+            r"func returns \(outputs, loop_vars\)",
+        ),
+        (
+            lambda net, F, x, s: F.contrib.while_loop(
+                lambda v: F.sum(v), lambda v: ([], [v, v]), s, max_iterations=3
+            )[1],
+            ValueError,
+            "as many loop_vars as it gets, 1, not 2",
+        ),
+        (
+            lambda net, F, x, s: F.contrib.while_loop(lambda v: F.sum(v), lambda v: ([], v), s)[1],
+            ValueError,
+            "max_iterations has to be given",
+        ),
+        (
+            lambda net, F, x, s: F.contrib.while_loop(lambda: 1, lambda: ([], []), [], 3)[1],
+            ValueError,
+            "at least one of loop_vars",
+        ),
+        (
+            lambda net, F, x, s: F.contrib.cond(F.sum(s), lambda: s, lambda: x),
+            ValueError,
+            r"output 0 is float32 \(5, 4\) on [cg]pu\(0\) from then_func and float32 \(2, 5, 4\)",
+        ),
+        (
+            lambda net, F, x, s: F.contrib.cond(
+                F.sum(s), lambda: s, lambda: s.as_in_context(on(1))
+            ),
+            ValueError,
+            r"from else_func|from then_func and float32 \(5, 4\) on [cg]pu\(1\)",
+        ),
+        (
+            lambda net, F, x, s: F.contrib.cond(F.sum(s), lambda: s, lambda: [s, s]),
+            ValueError,
+            "then_func returned 1 arrays, else_func 2",
+        ),
+        (
+            lambda net, F, x, s: F.contrib.cond(s, lambda: s, lambda: s),
+            ValueError,
+            "pred has to be one number",
+        ),
+        (
+            lambda net, F, x, s: F.contrib.cond(
+                F.sum(s), lambda: F.contrib.boolean_mask(s, s[:, 0]), lambda: s
+            ),
+            NotImplementedError,
+            "inside cond, whose steps are compiled",
+        ),
+        (
+            lambda net, F, x, s: F.contrib.while_loop(
+                lambda v: F.sum(v),
+                lambda v: (F.contrib.boolean_mask(s, s[:, 0]), v),
+                s,
+                max_iterations=2,
+            )[1],
+            NotImplementedError,
+            "boolean_mask: the shape of its result depends on values.*while_loop",
+        ),
+        (
+            lambda net, F, x, s: F.contrib.foreach(
+                lambda a, st: (a + st, st.as_in_context(on(1)) + st), x, s
+            )[0],
+            MXNetError,
+            r"different devices.*as_in_context\(mx.[cg]pu\(1\)\)",
+        ),
     ],
-)  # fmt: skip
+)
 def test_errors(f, kind, words):
     call = hybrid(f)
     for _ in range(2):
@@ -132,30 +207,83 @@ def write_in_body(F, x):
 @pytest.mark.parametrize(
     "f, what, way",
     [
-        (lambda F, x: x if F.sum(x) > 0 else -x, r"bool\(\) needs the value of an array of shape \(1,\)", "F.contrib.cond between computations"),
-        (lambda F, x: x if x > 0 else -x, r"bool\(\) needs the value of an array of shape \(3, 4\)", "F.where"),
+        (
+            lambda F, x: x if F.sum(x) > 0 else -x,
+            r"bool\(\) needs the value of an array of shape \(1,\)",
+            "F.contrib.cond between computations",
+        ),
+        (
+            lambda F, x: x if x > 0 else -x,
+            r"bool\(\) needs the value of an array of shape \(3, 4\)",
+            "F.where",
+        ),
         (lambda F, x: max(x[0], x[1]), r"bool\(\) needs", "F.where"),
-        (lambda F, x: [x for _ in iter(lambda: bool(x.sum() > 0), False)], r"bool\(\) needs", "F.contrib.while_loop repeats"),
-        (lambda F, x: x * float(x.sum()), r"float\(\) needs", "array of one element and compute with F"),
-        (lambda F, x: F.topk(x, k=int(x.sum())), r"int\(\) needs", "a size has to follow from shapes"),
+        (
+            lambda F, x: [x for _ in iter(lambda: bool(x.sum() > 0), False)],
+            r"bool\(\) needs",
+            "F.contrib.while_loop repeats",
+        ),
+        (
+            lambda F, x: x * float(x.sum()),
+            r"float\(\) needs",
+            "array of one element and compute with F",
+        ),
+        (
+            lambda F, x: F.topk(x, k=int(x.sum())),
+            r"int\(\) needs",
+            "a size has to follow from shapes",
+        ),
         (lambda F, x: [x for _ in range(x[0, 0])], "an index needs", "F.take and F.pick"),
         (lambda F, x: x * x.sum().asscalar(), r"asscalar\(\) needs", "array of one element"),
-        (lambda F, x: nd.array(x.asnumpy()), r"asnumpy\(\) needs the value of an array of shape \(3, 4\)", "with the ops of F .*or do this step outside"),
+        (
+            lambda F, x: nd.array(x.asnumpy()),
+            r"asnumpy\(\) needs the value of an array of shape \(3, 4\)",
+            "with the ops of F .*or do this step outside",
+        ),
         (lambda F, x: nd.array(np.asarray(x)), r"__array__\(\) needs", "with the ops of F"),
         (lambda F, x: x.wait_to_read() or x, r"wait_to_read\(\) needs", "outside of the block"),
-        (lambda F, x: x[(x[:, 0] > 0).astype("bool")], "indexing by this array", "F.contrib.boolean_mask picks rows"),
+        (
+            lambda F, x: x[(x[:, 0] > 0).astype("bool")],
+            "indexing by this array",
+            "F.contrib.boolean_mask picks rows",
+        ),
         (overwrite, "_plus_scalar: out= is not possible", r"y = y \+ x instead of y \+= x"),
-        (overwrite_part, r"x\[...\] = value overwrites an array of shape", "F.where, F.concat, F.scatter_nd"),
-        (write_outside, r"x\[...\] = value: an array from outside", "Return the value from the block"),
+        (
+            overwrite_part,
+            r"x\[...\] = value overwrites an array of shape",
+            "F.where, F.concat, F.scatter_nd",
+        ),
+        (
+            write_outside,
+            r"x\[...\] = value: an array from outside",
+            "Return the value from the block",
+        ),
         (write_traced_outside, "_copyto: an array from outside", "write it outside"),
         (write_out, "relu: an array from outside", "would happen once"),
-        (write_in_body, "an array from outside of a hybridized block, or of the body of a loop", "Return the value"),
-        (lambda F, x: F.reshape(x, shape=(x[0, 0], -1)), "Reshape: shape has to be", "traced by hybridize"),
-        (lambda F, x: x + nd.ones((3, 4), ctx=on(1)), "inputs are on different devices.* on [cg]pu.0., .* on [cg]pu.1.", r"as_in_context\(mx.[cg]pu\(0\)\)"),
-        (lambda F, x: F.contrib.foreach(lambda a, s: (a + s.as_in_context(on(1)), s), x, x[0])[0],
-         "inputs are on different devices.* on [cg]pu.0., .* on [cg]pu.1.", r"as_in_context\(mx.[cg]pu\(0\)\)"),
+        (
+            write_in_body,
+            "an array from outside of a hybridized block, or of the body of a loop",
+            "Return the value",
+        ),
+        (
+            lambda F, x: F.reshape(x, shape=(x[0, 0], -1)),
+            "Reshape: shape has to be",
+            "traced by hybridize",
+        ),
+        (
+            lambda F, x: x + nd.ones((3, 4), ctx=on(1)),
+            "inputs are on different devices.* on [cg]pu.0., .* on [cg]pu.1.",
+            r"as_in_context\(mx.[cg]pu\(0\)\)",
+        ),
+        (
+            lambda F, x: F.contrib.foreach(lambda a, s: (a + s.as_in_context(on(1)), s), x, x[0])[
+                0
+            ],
+            "inputs are on different devices.* on [cg]pu.0., .* on [cg]pu.1.",
+            r"as_in_context\(mx.[cg]pu\(0\)\)",
+        ),
     ],
-)  # fmt: skip
+)
 def test_blocks_that_cannot_be_traced(f, what, way):
     net = Outer(f)
     net.hybridize()
@@ -166,7 +294,9 @@ def test_blocks_that_cannot_be_traced(f, what, way):
         assert re.search(what, text), text
         assert re.search(way, text), text
         assert "Outer.body" in text, text
-        assert f"{os.path.basename(__file__)}:{line_of(f)}" in text or any(f"{os.path.basename(__file__)}:{n}" in text for n in range(line_of(f), line_of(f) + 8)), text
+        assert f"{os.path.basename(__file__)}:{line_of(f)}" in text or any(
+            f"{os.path.basename(__file__)}:{n}" in text for n in range(line_of(f), line_of(f) + 8)
+        ), text
     assert np.array_equal(STORE.asnumpy(), np.zeros((3, 4)))
 
 

@@ -26,8 +26,7 @@ STOPS = {
     "make_loss": lambda F, x: F.make_loss(x),
     "moved": moved(lambda F, x: F.BlockGrad(x)),
     "reshaped": lambda F, x: F.BlockGrad(x.reshape((-1,))).reshape_like(x),
-    "twice": lambda F, x: F.contrib.gradientmultiplier(F.make_loss(F.BlockGrad(x) + x),
-                                                       scalar=2.0),
+    "twice": lambda F, x: F.contrib.gradientmultiplier(F.make_loss(F.BlockGrad(x) + x), scalar=2.0),
 }
 PLACES = {
     "product": lambda F, x, w, stop: x * w * stop(F, x),
@@ -35,14 +34,18 @@ PLACES = {
     "behind a transpose": lambda F, x, w, stop: F.dot(stop(F, F.transpose(x)), x * w),
     "before a transpose": lambda F, x, w, stop: F.dot(F.transpose(stop(F, x)), x * w),
     "transposed weight": lambda F, x, w, stop: F.dot(x, stop(F, F.transpose(x * w))),
-    "swapped": lambda F, x, w, stop: F.batch_dot(stop(F, F.swapaxes(F.expand_dims(x, 0), 1, 2)),
-                                                 F.expand_dims(w * w, 0)),
-    "queries": lambda F, x, w, stop: attention(F, stop(F, F.expand_dims(x, 0)),
-                                               F.expand_dims(x * w, 0)),
-    "scores": lambda F, x, w, stop: attention(F, F.expand_dims(x, 0), F.expand_dims(x * w, 0),
-                                              scores=lambda s: stop(F, s)),
-    "weights": lambda F, x, w, stop: attention(F, F.expand_dims(x, 0), F.expand_dims(x * w, 0),
-                                               weights=lambda s: stop(F, s)),
+    "swapped": lambda F, x, w, stop: F.batch_dot(
+        stop(F, F.swapaxes(F.expand_dims(x, 0), 1, 2)), F.expand_dims(w * w, 0)
+    ),
+    "queries": lambda F, x, w, stop: attention(
+        F, stop(F, F.expand_dims(x, 0)), F.expand_dims(x * w, 0)
+    ),
+    "scores": lambda F, x, w, stop: attention(
+        F, F.expand_dims(x, 0), F.expand_dims(x * w, 0), scores=lambda s: stop(F, s)
+    ),
+    "weights": lambda F, x, w, stop: attention(
+        F, F.expand_dims(x, 0), F.expand_dims(x * w, 0), weights=lambda s: stop(F, s)
+    ),
     "relu": lambda F, x, w, stop: F.relu(stop(F, F.relu(x * w - 0.3))) * w,
     "cast": lambda F, x, w, stop: F.cast(stop(F, F.cast(x * w, "float64")), "float32") * x,
     "twins": lambda F, x, w, stop: F.exp(x) * F.exp(stop(F, x)) * F.exp(x * w),
@@ -148,7 +151,13 @@ IDENTITIES = {
 def whole(value):
     """The value in the shape that bodies expect, where it has all elements; else something of that
     shape."""
-    return value if value.shape == (2, 3) else value.reshape((2, 3)) if value.size == 6 else value.reshape((-1, 1))[0:1].broadcast_to((2, 3))
+    return (
+        value
+        if value.shape == (2, 3)
+        else value.reshape((2, 3))
+        if value.size == 6
+        else value.reshape((-1, 1))[0:1].broadcast_to((2, 3))
+    )
 
 
 # What is returned, of an input, a parameter, an array that is captured, and a value computed.
@@ -160,7 +169,9 @@ RETURNS = {
     "with its source": lambda F, x, w, c, f: [x, f(F, x), w, f(F, w)],
     "with a value": lambda F, x, w, c, f: (lambda z: [f(F, z), z, f(F, z)])(F.exp(x)),
     "twice": lambda F, x, w, c, f: (lambda z: [z, z, f(F, whole(z))])(f(F, x)),
-    "in a chain": lambda F, x, w, c, f: (lambda z: [F.expand_dims(z, axis=0), F.flatten(f(F, whole(z))), F.BlockGrad(z)])(f(F, F.reshape(x, shape=(2, 3)))),
+    "in a chain": lambda F, x, w, c, f: (
+        lambda z: [F.expand_dims(z, axis=0), F.flatten(f(F, whole(z))), F.BlockGrad(z)]
+    )(f(F, F.reshape(x, shape=(2, 3)))),
 }
 
 
@@ -174,7 +185,9 @@ def sharing(net, x, c, record):
     shared = set()
     for i in range(3, len(arrays)):
         arrays[i][:] = 70 + i
-        shared.update((i, k) for k in range(len(arrays)) if k != i and (arrays[k].asnumpy() == 70 + i).any())
+        shared.update(
+            (i, k) for k in range(len(arrays)) if k != i and (arrays[k].asnumpy() == 70 + i).any()
+        )
     return values, shared
 
 
@@ -200,7 +213,9 @@ def test_results_are_as_separate_as_eager_ones(returned, record):
             found, shared = all_sharing(name, returned, mode, record)
             assert all(map(np.array_equal, values, found)), (name, mode)
             # Rows are views where nothing is recorded; a compiled call copies them.
-            assert shared <= eager if name in ("first", "rows") and not record else shared == eager, (name, mode)
+            assert (
+                shared <= eager if name in ("first", "rows") and not record else shared == eager
+            ), (name, mode)
 
 
 @pytest.mark.parametrize("record", [False, True])
@@ -208,7 +223,14 @@ def test_results_are_as_separate_as_eager_ones(returned, record):
 @pytest.mark.parametrize("shape", [(1,), (3,), (1, 4), (3, 4)])
 def test_rows_share_memory_where_all_are_taken(shape, mode, record):
     last = shape[0] - 1
-    for body in (lambda F, x, w, c: x[0], lambda F, x, w, c: x[-1], lambda F, x, w, c: x[0:1], lambda F, x, w, c: x[last:], lambda F, x, w, c: x[:], lambda F, x, w, c: x[0 : last + 1]):
+    for body in (
+        lambda F, x, w, c: x[0],
+        lambda F, x, w, c: x[-1],
+        lambda F, x, w, c: x[0:1],
+        lambda F, x, w, c: x[last:],
+        lambda F, x, w, c: x[:],
+        lambda F, x, w, c: x[0 : last + 1],
+    ):
         x = nd.zeros(shape, ctx=on(0))
         if record:
             x.attach_grad()
@@ -241,18 +263,41 @@ PAUSES = {
     "rows": lambda F, x, w, _: paused(lambda: x[0:1]) * x * w,
     "the value itself": lambda F, x, w, _: paused(lambda: x) * w,
     "twins": lambda F, x, w, _: paused(lambda: F.exp(x)) * F.exp(x) * w,
-    "several results": lambda F, x, w, _: F.concat(*paused(lambda: F.split(x, num_outputs=3, axis=1)), dim=1) * x * w,
-    "a transpose before a product": lambda F, x, w, _: F.dot(paused(lambda: F.transpose(x)),
-                                                             x * w),
+    "several results": lambda F, x, w, _: (
+        F.concat(*paused(lambda: F.split(x, num_outputs=3, axis=1)), dim=1) * x * w
+    ),
+    "a transpose before a product": lambda F, x, w, _: F.dot(paused(lambda: F.transpose(x)), x * w),
     "recorded within": lambda F, x, w, _: paused(lambda: recorded(lambda: x * x * w)) + x,
     "paused twice": lambda F, x, w, _: paused(lambda: paused(lambda: x * w) * 2) + x * w,
-    "elsewhere": lambda F, x, w, _: paused(lambda: x.as_in_context(on(1))).as_in_context(on(0)) * x * w,
-    "an unrolled loop": lambda F, x, w, _: paused(lambda: F.contrib.foreach(lambda row, s: (row * s, s + row), x * w, x[0])[0]) + x * w,
-    "in an unrolled loop": lambda F, x, w, _: F.contrib.foreach(lambda row, s: (row * paused(lambda: s * row), s + row), x * w, x[0])[0],
-    "a loop": lambda F, x, w, _: paused(lambda: F.contrib.while_loop(lambda i, s: i < 2, lambda i, s: ([], [i + 1, s * w]), [F.zeros((1,)), x], 3)[1][1]) + x * w,
-    "in a loop": lambda F, x, w, _: F.contrib.while_loop(lambda i, s: i < 2, lambda i, s: ([], [i + 1, s * w + paused(lambda: s * x)]), [F.zeros((1,)), x], 3)[1][1],
-    "a branch": lambda F, x, w, _: paused(lambda: F.contrib.cond(F.sum(x) > 0, lambda: x * w, lambda: x)) * x + w,
-    "rows by a mask": lambda F, x, w, _: paused(lambda: F.contrib.boolean_mask(x, x[:, 0] > 0)) * x * w,
+    "elsewhere": lambda F, x, w, _: (
+        paused(lambda: x.as_in_context(on(1))).as_in_context(on(0)) * x * w
+    ),
+    "an unrolled loop": lambda F, x, w, _: (
+        paused(lambda: F.contrib.foreach(lambda row, s: (row * s, s + row), x * w, x[0])[0]) + x * w
+    ),
+    "in an unrolled loop": lambda F, x, w, _: F.contrib.foreach(
+        lambda row, s: (row * paused(lambda: s * row), s + row), x * w, x[0]
+    )[0],
+    "a loop": lambda F, x, w, _: (
+        paused(
+            lambda: F.contrib.while_loop(
+                lambda i, s: i < 2, lambda i, s: ([], [i + 1, s * w]), [F.zeros((1,)), x], 3
+            )[1][1]
+        )
+        + x * w
+    ),
+    "in a loop": lambda F, x, w, _: F.contrib.while_loop(
+        lambda i, s: i < 2,
+        lambda i, s: ([], [i + 1, s * w + paused(lambda: s * x)]),
+        [F.zeros((1,)), x],
+        3,
+    )[1][1],
+    "a branch": lambda F, x, w, _: (
+        paused(lambda: F.contrib.cond(F.sum(x) > 0, lambda: x * w, lambda: x)) * x + w
+    ),
+    "rows by a mask": lambda F, x, w, _: (
+        paused(lambda: F.contrib.boolean_mask(x, x[:, 0] > 0)) * x * w
+    ),
 }
 
 

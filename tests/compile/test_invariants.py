@@ -43,7 +43,12 @@ def make(devices=1, **flags):
 
 def program(net, phase):
     (entry,) = net.compiled()
-    return [step["op"] for device in entry["devices"].values() for step in device[phase] if step["kind"] in ("run", "copy")]
+    return [
+        step["op"]
+        for device in entry["devices"].values()
+        for step in device[phase]
+        if step["kind"] in ("run", "copy")
+    ]
 
 
 @pytest.mark.parametrize("devices", [1, 2])
@@ -123,12 +128,31 @@ def writes(tmp_path):
         with autograd.train_mode():
             writer(nd.random.uniform(shape=(5, 3)), net.b.data(), nd.ones((3,))).wait_to_read()
 
-    return [set_data, in_place, one_row, element, operator, out, view, copyto, from_device, loaded, optimizer, raw_update, reinitialized,
-            dlpack, recompiled_writer]
+    return [
+        set_data,
+        in_place,
+        one_row,
+        element,
+        operator,
+        out,
+        view,
+        copyto,
+        from_device,
+        loaded,
+        optimizer,
+        raw_update,
+        reinitialized,
+        dlpack,
+        recompiled_writer,
+    ]
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-@pytest.mark.parametrize("write", [write for write in writes(None) if write.__name__ != "dlpack" or on(0).device_type == "cpu"], ids=lambda write: write.__name__)
+@pytest.mark.parametrize(
+    "write",
+    [write for write in writes(None) if write.__name__ != "dlpack" or on(0).device_type == "cpu"],
+    ids=lambda write: write.__name__,
+)
 def test_every_write_is_noticed(write, devices, tmp_path):
     write = next(w for w in writes(tmp_path) if w.__name__ == write.__name__)
     net, x = make(devices)
@@ -172,7 +196,9 @@ def test_recorded_calls_keep_nothing():
         y = net(x)
     y.backward()
     assert program(net, "invariants") == []
-    np.testing.assert_allclose(net.w.grad().asnumpy(), np.exp(net.w.data().asnumpy()) * (x.asnumpy() + 12), rtol=1e-5)
+    np.testing.assert_allclose(
+        net.w.grad().asnumpy(), np.exp(net.w.data().asnumpy()) * (x.asnumpy() + 12), rtol=1e-5
+    )
 
 
 def test_outputs_are_arrays_of_their_own():

@@ -37,7 +37,11 @@ def plain(F, x, s, w):
 
 def swapped(F, x, s, w):
     """States that change places, stay as they are, or are a row; outputs that are inputs, and the same twice."""
-    out, last = F.contrib.foreach(lambda a, st: ([a, st[0], F.dot(a, w), st[2]], [st[1], st[0], st[2], a]), x, [s, s * 2, s * 3, s])
+    out, last = F.contrib.foreach(
+        lambda a, st: ([a, st[0], F.dot(a, w), st[2]], [st[1], st[0], st[2], a]),
+        x,
+        [s, s * 2, s * 3, s],
+    )
     return [*out, *last]
 
 
@@ -51,19 +55,29 @@ def apart(F, x, s, w):
 
 def several(F, x, s, w):
     """Rows of several arrays, and nothing but rows."""
-    out, last = F.contrib.foreach(lambda a, st: ([a[0] * a[1]], [st[0] + F.dot(a[1], w)]), [x, x * 2], [s])
+    out, last = F.contrib.foreach(
+        lambda a, st: ([a[0] * a[1]], [st[0] + F.dot(a[1], w)]), [x, x * 2], [s]
+    )
     return [out[0], last[0]]
 
 
 def condition(F, x, s, w):
     out, last = F.contrib.while_loop(
-        lambda i, st: F.broadcast_lesser(i, F.sum(x * 0) + 700), lambda i, st: (st * i, [i + 1, F.tanh(F.dot(st, w))]), [F.zeros((1,)), s], max_iterations=720
+        lambda i, st: F.broadcast_lesser(i, F.sum(x * 0) + 700),
+        lambda i, st: (st * i, [i + 1, F.tanh(F.dot(st, w))]),
+        [F.zeros((1,)), s],
+        max_iterations=720,
     )
     return [out, *last]
 
 
 def never(F, x, s, w):
-    out, last = F.contrib.while_loop(lambda st: F.sum(st) * 0 > 1, lambda st: ([st * 2, F.dot(st, w)], st * 3), s, max_iterations=3)
+    out, last = F.contrib.while_loop(
+        lambda st: F.sum(st) * 0 > 1,
+        lambda st: ([st * 2, F.dot(st, w)], st * 3),
+        s,
+        max_iterations=3,
+    )
     return [*(out or [F.zeros((3, 2, 4))] * 2), last]
 
 
@@ -79,12 +93,20 @@ def dense(F, st, a, w):
 
 
 def branch_in_foreach(F, x, s, w):
-    return F.contrib.foreach(lambda a, st: (F.contrib.cond(positive(F, a), lambda: dense(F, st, a, w), lambda: st - a),) * 2, x, s)
+    return F.contrib.foreach(
+        lambda a, st: (
+            (F.contrib.cond(positive(F, a), lambda: dense(F, st, a, w), lambda: st - a),) * 2
+        ),
+        x,
+        s,
+    )
 
 
 def branch_in_while(F, x, s, w):
     def step(i, st):
-        new = F.contrib.cond(positive(F, st), lambda: [dense(F, st, x[0], w), st], lambda: [st * -0.5, st + i])
+        new = F.contrib.cond(
+            positive(F, st), lambda: [dense(F, st, x[0], w), st], lambda: [st * -0.5, st + i]
+        )
         return new[1], [i + 1, new[0]]
 
     out, last = F.contrib.while_loop(lambda i, st: i < 9, step, [F.zeros((1,)), s], 12)
@@ -92,27 +114,45 @@ def branch_in_while(F, x, s, w):
 
 
 def branch_in_branch(F, x, s, w):
-    return [F.contrib.cond(positive(F, x), lambda: F.contrib.cond(positive(F, s), lambda: dense(F, s, x[0], w), lambda: s * 2), lambda: F.contrib.cond(
-        positive(F, s), lambda: s + x[1], lambda: dense(F, s, x[1], w) * 3))]  # fmt: skip
+    return [
+        F.contrib.cond(
+            positive(F, x),
+            lambda: F.contrib.cond(positive(F, s), lambda: dense(F, s, x[0], w), lambda: s * 2),
+            lambda: F.contrib.cond(
+                positive(F, s), lambda: s + x[1], lambda: dense(F, s, x[1], w) * 3
+            ),
+        )
+    ]
 
 
 def foreach_in_branch(F, x, s, w):
     def loop(y):
-        return lambda: list(F.contrib.foreach(lambda a, st: (dense(F, st, a, w), st * 0.5 + a), y, s))
+        return lambda: list(
+            F.contrib.foreach(lambda a, st: (dense(F, st, a, w), st * 0.5 + a), y, s)
+        )
 
     return F.contrib.cond(positive(F, s), loop(x), loop(x * 0.5))
 
 
 def while_in_branch(F, x, s, w):
     def loop(count):
-        return lambda: [*F.contrib.while_loop(lambda i, st: i < count, lambda i, st: (st * 2, [i + 1, dense(F, st, x[0], w)]), [F.zeros((1,)), s], 6)[1]]
+        return lambda: [
+            *F.contrib.while_loop(
+                lambda i, st: i < count,
+                lambda i, st: (st * 2, [i + 1, dense(F, st, x[0], w)]),
+                [F.zeros((1,)), s],
+                6,
+            )[1]
+        ]
 
     return F.contrib.cond(positive(F, s), loop(4), loop(0))
 
 
 def foreach_in_foreach(F, x, s, w):
     def outer(rows, st):
-        out, last = F.contrib.foreach(lambda a, t: (dense(F, t, a, w), t * 0.5 + a), rows, st + rows[0])
+        out, last = F.contrib.foreach(
+            lambda a, t: (dense(F, t, a, w), t * 0.5 + a), rows, st + rows[0]
+        )
         return [out, last], last
 
     out, last = F.contrib.foreach(outer, F.tile(F.expand_dims(x[:400], 0), (3, 1, 1, 1)), s)
@@ -130,7 +170,12 @@ def foreach_in_while(F, x, s, w):
 
 def while_in_foreach(F, x, s, w):
     def outer(a, st):
-        out, (i, t) = F.contrib.while_loop(lambda i, t: (i < 1) + (i < 4) * positive(F, t), lambda i, t: (t * i, [i + 1, dense(F, t, a, w)]), [F.zeros((1,)), st + F.abs(a)], 5)
+        out, (i, t) = F.contrib.while_loop(
+            lambda i, t: (i < 1) + (i < 4) * positive(F, t),
+            lambda i, t: (t * i, [i + 1, dense(F, t, a, w)]),
+            [F.zeros((1,)), st + F.abs(a)],
+            5,
+        )
         return [out, i], t
 
     out, last = F.contrib.foreach(outer, x[:20], s)
@@ -139,7 +184,12 @@ def while_in_foreach(F, x, s, w):
 
 def while_in_while(F, x, s, w):
     def outer(k, st):
-        out, (_, t) = F.contrib.while_loop(lambda i, t: i < k, lambda i, t: (t - i, [i + 1, dense(F, t, x[0], w)]), [F.zeros((1,)), st], 5)
+        out, (_, t) = F.contrib.while_loop(
+            lambda i, t: i < k,
+            lambda i, t: (t - i, [i + 1, dense(F, t, x[0], w)]),
+            [F.zeros((1,)), st],
+            5,
+        )
         return out, [k + 1, t]
 
     out, last = F.contrib.while_loop(lambda k, st: k < 4, outer, [F.ones((1,)), s], 6)
@@ -148,8 +198,13 @@ def while_in_while(F, x, s, w):
 
 def all_of_them(F, x, s, w):
     def inner(a, t):
-        return F.contrib.cond(positive(F, t), lambda: F.Dropout(dense(F, t, a, w), p=0.3), lambda: F.contrib.while_loop(
-            lambda i, v: i < 2, lambda i, v: ([], [i + 1, v * -0.5 + a]), [F.zeros((1,)), t], 3)[1][1])  # fmt: skip
+        return F.contrib.cond(
+            positive(F, t),
+            lambda: F.Dropout(dense(F, t, a, w), p=0.3),
+            lambda: F.contrib.while_loop(
+                lambda i, v: i < 2, lambda i, v: ([], [i + 1, v * -0.5 + a]), [F.zeros((1,)), t], 3
+            )[1][1],
+        )
 
     def outer(rows, st):
         out, last = F.contrib.foreach(lambda a, t: (a * 2, inner(a, t)), rows, st)
@@ -158,9 +213,21 @@ def all_of_them(F, x, s, w):
     return F.contrib.foreach(outer, x[:60].reshape((4, 15, 2, 4)), s)
 
 
-inside = {function.__name__.replace("_", " "): function for function in (
-    branch_in_foreach, branch_in_while, branch_in_branch, foreach_in_branch, while_in_branch, foreach_in_foreach, foreach_in_while, while_in_foreach, while_in_while,
-    all_of_them)}  # fmt: skip
+inside = {
+    function.__name__.replace("_", " "): function
+    for function in (
+        branch_in_foreach,
+        branch_in_while,
+        branch_in_branch,
+        foreach_in_branch,
+        while_in_branch,
+        foreach_in_foreach,
+        foreach_in_while,
+        while_in_foreach,
+        while_in_while,
+        all_of_them,
+    )
+}
 
 
 def spread(function):
@@ -205,11 +272,17 @@ def results(function, hybrid, request="write", sign=1, exact=True):
             out = net(x, s)
             loss = sum((array.as_in_context(on(0)) * (k + 1)).sum() for k, array in enumerate(out))
         loss.backward()
-    return [*found, *[array.asnumpy() for array in out], *[array.asnumpy() for array in (net.w.grad(), x.grad, s.grad)]]
+    return [
+        *found,
+        *[array.asnumpy() for array in out],
+        *[array.asnumpy() for array in (net.w.grad(), x.grad, s.grad)],
+    ]
 
 
 @pytest.mark.parametrize("request_", ["write", "add"])
-@pytest.mark.parametrize("function", [plain, swapped, apart, several, condition, never], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "function", [plain, swapped, apart, several, condition, never], ids=lambda f: f.__name__
+)
 def test_loops_are_those_of_eager_code(function, request_):
     for a, b in zip(results(function, True, request_), results(function, False, request_)):
         assert a.shape == b.shape and (a == b).all()
@@ -239,7 +312,11 @@ def test_bodies_inside_each_other_run_without_python_code():
         with autograd.record(training):
             net(x, s)
             before, kept = len(called), sys.getprofile()
-            sys.setprofile(lambda frame, event, _: called.append(frame.f_code.co_filename) if event == "call" else None)
+            sys.setprofile(
+                lambda frame, event, _: (
+                    called.append(frame.f_code.co_filename) if event == "call" else None
+                )
+            )
             try:
                 net(x, s)
             finally:
@@ -257,7 +334,11 @@ def test_python_code_inside_bodies():
 def with_custom(F, x, s, w):
     def step(a, st):
         doubled = F.Custom(st, op_type="test_loops_double")
-        return F.contrib.cond(positive(F, a), lambda: dense(F, doubled, a, w), lambda: F.Custom(st - a, op_type="test_loops_double")), doubled * 0.25 + a
+        return F.contrib.cond(
+            positive(F, a),
+            lambda: dense(F, doubled, a, w),
+            lambda: F.Custom(st - a, op_type="test_loops_double"),
+        ), doubled * 0.25 + a
 
     return F.contrib.foreach(step, x[:30], s)
 
@@ -291,11 +372,21 @@ def test_gradients_of_gradients_go_through_loops():
         z.backward()
         found.append([s.grad.asnumpy(), net.w.grad().asnumpy()])
     for a, b in zip(*found):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)  # gradients of gradients are taken op by op, and entries near 0 are sums that cancel
+        np.testing.assert_allclose(
+            a, b, rtol=1e-5, atol=1e-6
+        )  # gradients of gradients are taken op by op, and entries near 0 are sums that cancel
 
 
 def test_loops_without_end_are_interrupted():
-    net = make(lambda F, x, s, w: F.contrib.while_loop(lambda st: F.sum(st) * 0 < 1, lambda st: ([], F.tanh(F.dot(st, w))), s, max_iterations=10**9)[1], True)
+    net = make(
+        lambda F, x, s, w: F.contrib.while_loop(
+            lambda st: F.sum(st) * 0 < 1,
+            lambda st: ([], F.tanh(F.dot(st, w))),
+            s,
+            max_iterations=10**9,
+        )[1],
+        True,
+    )
     x, s = arrays()
     timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()  # of itself it would take hours
@@ -310,7 +401,11 @@ def test_loops_without_end_are_interrupted():
 def test_out_of_memory_names_the_step():
     device = on(60)
     mx.random.seed(1)
-    net = Loop(lambda F, x, s, w: F.contrib.foreach(lambda a, st: (F.dot(st, w) + a, F.concat(st[1:], st[:1], dim=0) * a), x, s))
+    net = Loop(
+        lambda F, x, s, w: F.contrib.foreach(
+            lambda a, st: (F.dot(st, w) + a, F.concat(st[1:], st[:1], dim=0) * a), x, s
+        )
+    )
     net.initialize(ctx=device)
     net.hybridize()
     x, s = nd.ones((STEPS, 1, 4), ctx=device), nd.ones((2048, 4), ctx=device)
@@ -333,16 +428,28 @@ def test_routines_check_what_they_get():
     row = ((2,), "float32", mx.cpu(0))
     rows, last = loop("foreach", 3, 1, 1, step, 0, None, 0, [row])([x, s])
     assert rows.shape == (3, 2) and (last.asnumpy() == 4).all()
-    twice = sequence(1, [(lambda arrays: [arrays[0] * 2, arrays[0]], None, [0], 2), (add, None, [1, 2], 1)], [3, 0])
+    twice = sequence(
+        1,
+        [(lambda arrays: [arrays[0] * 2, arrays[0]], None, [0], 2), (add, None, [1, 2], 1)],
+        [3, 0],
+    )
     assert [array.asnumpy().tolist() for array in twice([s])] == [[3, 3], [1, 1]]
     either = branch(twice, 1, sequence(1, [], [0, 0]), 1, 2)
     for truth, expected in ((0, 5), (2, 3)):
         assert either([nd.array([truth]), s, s * 5])[0].asnumpy().tolist() == [expected] * 2
     for error, words, make in (
-        (TypeError, "CachedOp, a Routine or a function", lambda: loop("foreach", 3, 1, 1, 5, 0, None, 0, [row])),
+        (
+            TypeError,
+            "CachedOp, a Routine or a function",
+            lambda: loop("foreach", 3, 1, 1, 5, 0, None, 0, [row]),
+        ),
         (ValueError, "not negative", lambda: loop("foreach", -1, 1, 1, step, 0, None, 0, [row])),
         (ValueError, "no data", lambda: loop("while_loop", 1, 1, 1, step, 0, step, 0, [row])),
-        (TypeError, "described by a tuple", lambda: loop("foreach", 3, 1, 1, step, 0, None, 0, [2])),
+        (
+            TypeError,
+            "described by a tuple",
+            lambda: loop("foreach", 3, 1, 1, step, 0, None, 0, [2]),
+        ),
         (TypeError, "a call is a tuple", lambda: sequence(1, [add], [0])),
         (ValueError, "slot 2 is not within", lambda: sequence(2, [(add, None, [0, 2], 1)], [2])),
         (ValueError, "slot -1 is not within", lambda: sequence(2, [(add, None, [0, 1], 1)], [-1])),
@@ -352,14 +459,44 @@ def test_routines_check_what_they_get():
         (ValueError, "takes 2 arrays and returns 2, not 1 and 2", lambda: step([x])),
         (TypeError, "expected an NDArray", lambda: step([x, 1])),
         (TypeError, "without keywords", lambda: step([x, s], a=1)),
-        (ValueError, "foreach: the data need a row for each of 4 steps", lambda: loop("foreach", 4, 1, 1, step, 0, None, 0, [row])([x, s])),
-        (ValueError, "step 0: the function returns 1 arrays, not 2", lambda: loop("foreach", 3, 1, 1, sequence(2, [(add, None, [0, 1], 2)], [2, 3]), 0, None, 0, [row])([x, s])),
-        (ValueError, "step 0: the routine takes 2 arrays", lambda: loop("foreach", 3, 1, 1, step, 1, None, 0, [row])([x, s, s])),
+        (
+            ValueError,
+            "foreach: the data need a row for each of 4 steps",
+            lambda: loop("foreach", 4, 1, 1, step, 0, None, 0, [row])([x, s]),
+        ),
+        (
+            ValueError,
+            "step 0: the function returns 1 arrays, not 2",
+            lambda: loop(
+                "foreach", 3, 1, 1, sequence(2, [(add, None, [0, 1], 2)], [2, 3]), 0, None, 0, [row]
+            )([x, s]),
+        ),
+        (
+            ValueError,
+            "step 0: the routine takes 2 arrays",
+            lambda: loop("foreach", 3, 1, 1, step, 1, None, 0, [row])([x, s, s]),
+        ),
         (ValueError, "one number, not an array of shape", lambda: either([s, s, s])),
-        (ValueError, "returned 1 arrays, not 2", lambda: sequence(1, [(lambda arrays: arrays, None, [0], 2)], [1])([s])),
-        (TypeError, "list of arrays", lambda: sequence(1, [(lambda arrays: 3, None, [0], 2)], [1])([s])),
-        (TypeError, "expected an NDArray", lambda: sequence(1, [(lambda arrays: [s, 3], None, [0], 2)], [1])([s])),
-        (ZeroDivisionError, "division", lambda: sequence(1, [(lambda arrays: 1 / 0, None, [0], 2)], [1])([s])),
+        (
+            ValueError,
+            "returned 1 arrays, not 2",
+            lambda: sequence(1, [(lambda arrays: arrays, None, [0], 2)], [1])([s]),
+        ),
+        (
+            TypeError,
+            "list of arrays",
+            lambda: sequence(1, [(lambda arrays: 3, None, [0], 2)], [1])([s]),
+        ),
+        (
+            TypeError,
+            "expected an NDArray",
+            lambda: sequence(1, [(lambda arrays: [s, 3], None, [0], 2)], [1])([s]),
+        ),
+        (
+            ZeroDivisionError,
+            "division",
+            lambda: sequence(1, [(lambda arrays: 1 / 0, None, [0], 2)], [1])([s]),
+        ),
     ):
         with pytest.raises(error, match=words):
             make()
@@ -422,21 +559,39 @@ class Factors(gluon.HybridBlock):
         if self.kind == "foreach":
             return F.contrib.foreach(step, rows, m)[0]
         if self.kind == "while_loop":
-            return F.contrib.while_loop(condition, lambda i, m: (F.linalg_potrf(m), [i + 1, m - less]), [F.zeros((1,)), m], 2000)[0]
-        return F.contrib.foreach(lambda row, m: (F.contrib.foreach(step, rows, m + row * 0 + less * 1e-9)[0], m), rows[:3], m - less * 0)[0]
+            return F.contrib.while_loop(
+                condition,
+                lambda i, m: (F.linalg_potrf(m), [i + 1, m - less]),
+                [F.zeros((1,)), m],
+                2000,
+            )[0]
+        return F.contrib.foreach(
+            lambda row, m: (F.contrib.foreach(step, rows, m + row * 0 + less * 1e-9)[0], m),
+            rows[:3],
+            m - less * 0,
+        )[0]
 
 
-@pytest.mark.parametrize("kind, where", [
-    ("foreach", "step 6 of a loop[,\\]]|foreach, step 6: "), ("while_loop", "step 6 of a loop[,\\]]|while_loop, step 6: "),
-    ("nested", "step \\d+ of a loop in step [0-2] of another[,\\]]|foreach, step \\d+: "),  # whichever is met first
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "kind, where",
+    [
+        ("foreach", "step 6 of a loop[,\\]]|foreach, step 6: "),
+        ("while_loop", "step 6 of a loop[,\\]]|while_loop, step 6: "),
+        (
+            "nested",
+            "step \\d+ of a loop in step [0-2] of another[,\\]]|foreach, step \\d+: ",
+        ),  # whichever is met first
+    ],
+)
 def test_failed_kernels_name_the_step(kind, where):
     net = Factors(kind)
     net.hybridize()
     rows, less = nd.zeros((STEPS, 2, 2)), nd.array([[0.3, 0], [0, 0]])
 
     def call(first):
-        _core._stall(mx.cpu(0), 0.2)  # what follows is queued, and fails later; where a condition is read, or the device has become idle, it fails at once
+        _core._stall(
+            mx.cpu(0), 0.2
+        )  # what follows is queued, and fails later; where a condition is read, or the device has become idle, it fails at once
         out = net(rows, nd.array([[first, 0], [0, 1]]), less)
         return (out[0] if isinstance(out, (list, tuple)) else out).asnumpy()
 
@@ -454,7 +609,10 @@ def test_an_error_in_a_step_leaves_no_step_behind():
     def fails(a, s):
         raise KeyError("no")
 
-    for loop in (lambda: nd.contrib.foreach(fails, nd.ones((3, 2)), nd.ones((2,))), lambda: nd.contrib.while_loop(lambda s: s < 3, lambda s: fails(s, s), nd.ones((1,)), 5)):
+    for loop in (
+        lambda: nd.contrib.foreach(fails, nd.ones((3, 2)), nd.ones((2,))),
+        lambda: nd.contrib.while_loop(lambda s: s < 3, lambda s: fails(s, s), nd.ones((1,)), 5),
+    ):
         with pytest.raises(KeyError):
             loop()
         assert _core.set_steps(0) == 0

@@ -21,8 +21,17 @@ from programs.random_networks import Case
 ROWS, WIDTH = 4, 8
 # Parameters: name -> shape.
 PARAMETERS = {
-    "dense0": (WIDTH, WIDTH), "dense1": (WIDTH, WIDTH), "bias": (WIDTH,), "wide": (3 * WIDTH, WIDTH), "up": (4 * WIDTH, WIDTH),
-    "down": (WIDTH, 4 * WIDTH), "kernel": (2, 2, 3, 3), "point": (2, 2, 1, 1), "channel": (2,), "gamma": (WIDTH,), "gamma2": (2,),
+    "dense0": (WIDTH, WIDTH),
+    "dense1": (WIDTH, WIDTH),
+    "bias": (WIDTH,),
+    "wide": (3 * WIDTH, WIDTH),
+    "up": (4 * WIDTH, WIDTH),
+    "down": (WIDTH, 4 * WIDTH),
+    "kernel": (2, 2, 3, 3),
+    "point": (2, 2, 1, 1),
+    "channel": (2,),
+    "gamma": (WIDTH,),
+    "gamma2": (2,),
 }
 STATES = {"mean": (2,), "variance": (2,), "wide_mean": (WIDTH,), "wide_variance": (WIDTH,)}
 
@@ -55,8 +64,11 @@ class Walk:
 
     def dense(self, x, weight, activation=None, bias=True):
         (x,) = self.to(x)
-        y = nd.FullyConnected(x, self.param(weight), self.param("bias"), num_hidden=WIDTH) if bias else nd.FullyConnected(
-            x, self.param(weight), no_bias=True, num_hidden=WIDTH)
+        y = (
+            nd.FullyConnected(x, self.param(weight), self.param("bias"), num_hidden=WIDTH)
+            if bias
+            else nd.FullyConnected(x, self.param(weight), no_bias=True, num_hidden=WIDTH)
+        )
         if activation:
             (y,) = self.to(y)
             y = nd.Activation(y, act_type=activation)
@@ -66,9 +78,18 @@ class Walk:
         (image,) = self.to(x)
         image = image.reshape((ROWS, 2, 2, 2))
         name, size, pad = (("kernel", (3, 3), (1, 1)), ("point", (1, 1), (0, 0)))[kernel]
-        y = nd.Convolution(image, self.param(name), no_bias=True, num_filter=2, kernel=size, pad=pad)
+        y = nd.Convolution(
+            image, self.param(name), no_bias=True, num_filter=2, kernel=size, pad=pad
+        )
         (y,) = self.to(y)
-        y = nd.BatchNorm(y, self.param("gamma2"), self.param("channel"), self.state("mean"), self.state("variance"), fix_gamma=False)
+        y = nd.BatchNorm(
+            y,
+            self.param("gamma2"),
+            self.param("channel"),
+            self.state("mean"),
+            self.state("variance"),
+            fix_gamma=False,
+        )
         if residual:
             y, image = self.to(y, image)
             y = y + image
@@ -76,7 +97,14 @@ class Walk:
         y = nd.relu(y)
         if pool:
             (y,) = self.to(y)
-            y = nd.Pooling(y, kernel=(2, 2), stride=(1, 1), pad=(1, 1), pool_type=("max", "avg")[pool - 1], pooling_convention="valid")
+            y = nd.Pooling(
+                y,
+                kernel=(2, 2),
+                stride=(1, 1),
+                pad=(1, 1),
+                pool_type=("max", "avg")[pool - 1],
+                pooling_convention="valid",
+            )
             y = nd.slice(y, begin=(0, 0, 0, 0), end=(ROWS, 2, 2, 2))
         return y.reshape((ROWS, WIDTH))
 
@@ -86,7 +114,14 @@ class Walk:
 
     def batch_norm(self, x, relu):
         (x,) = self.to(x)
-        y = nd.BatchNorm(x, self.param("gamma"), self.param("bias"), self.state("wide_mean"), self.state("wide_variance"), fix_gamma=False)
+        y = nd.BatchNorm(
+            x,
+            self.param("gamma"),
+            self.param("bias"),
+            self.state("wide_mean"),
+            self.state("wide_variance"),
+            fix_gamma=False,
+        )
         return nd.relu(self.to(y)[0]) if relu else y
 
     def layer_norm(self, x, parts):
@@ -97,11 +132,20 @@ class Walk:
         (centred,) = self.to(centred)
         variance = nd.mean(nd.square(centred), axis=1, keepdims=True)
         centred, variance = self.to(centred, variance)
-        return nd.broadcast_add(nd.broadcast_mul(nd.broadcast_mul(centred, nd.rsqrt(variance + 1e-3)), self.param("gamma")), self.param("bias"))
+        return nd.broadcast_add(
+            nd.broadcast_mul(
+                nd.broadcast_mul(centred, nd.rsqrt(variance + 1e-3)), self.param("gamma")
+            ),
+            self.param("bias"),
+        )
 
     def attention(self, x, masked, dropout):
         (x,) = self.to(x)
-        q, k, v = nd.split(nd.FullyConnected(x, self.param("wide"), no_bias=True, num_hidden=3 * WIDTH), num_outputs=3, axis=1)
+        q, k, v = nd.split(
+            nd.FullyConnected(x, self.param("wide"), no_bias=True, num_hidden=3 * WIDTH),
+            num_outputs=3,
+            axis=1,
+        )
         q, k, v = [part.reshape((ROWS, 2, WIDTH // 2)).transpose((1, 0, 2)) for part in (q, k, v)]
         q, k = self.to(q, k)
         scores = nd.batch_dot(q, k, transpose_b=True) * 0.5
@@ -121,7 +165,13 @@ class Walk:
         (x,) = self.to(x)
         y = nd.FullyConnected(x, self.param("up"), no_bias=True, num_hidden=4 * WIDTH)
         (y,) = self.to(y)
-        y = nd.LeakyReLU(y, act_type="gelu") if kind == 0 else y * nd.sigmoid(y) if kind == 1 else nd.square(nd.relu(y))
+        y = (
+            nd.LeakyReLU(y, act_type="gelu")
+            if kind == 0
+            else y * nd.sigmoid(y)
+            if kind == 1
+            else nd.square(nd.relu(y))
+        )
         (y,) = self.to(y)
         return nd.FullyConnected(y, self.param("down"), no_bias=True, num_hidden=WIDTH)
 
@@ -139,7 +189,9 @@ class Walk:
         if kind == 0:
             return nd.tanh(x) * other + x * 0.5
         if kind == 1:
-            return nd.broadcast_add(nd.broadcast_mul(x, self.param("gamma")), self.param("bias")) - nd.maximum(x, other)
+            return nd.broadcast_add(
+                nd.broadcast_mul(x, self.param("gamma")), self.param("bias")
+            ) - nd.maximum(x, other)
         if kind == 2:
             return nd.exp(-nd.square(x)) / (1 + nd.abs(other))
         if kind == 3:
@@ -154,9 +206,17 @@ class Walk:
         if kind == 0:
             return (nd.tanh(x) + nd.tanh(x)) * 1 + 0
         if kind == 1:
-            return nd.dot(nd.transpose(x), other).transpose().reshape((-1,))[: ROWS * WIDTH].reshape((ROWS, WIDTH)) * 0.1
+            return (
+                nd.dot(nd.transpose(x), other)
+                .transpose()
+                .reshape((-1,))[: ROWS * WIDTH]
+                .reshape((ROWS, WIDTH))
+                * 0.1
+            )
         if kind == 2:
-            return nd.identity(x.reshape((WIDTH, ROWS)).reshape((ROWS, WIDTH))) - nd.zeros_like(other)
+            return nd.identity(x.reshape((WIDTH, ROWS)).reshape((ROWS, WIDTH))) - nd.zeros_like(
+                other
+            )
         if kind == 3:
             nd.exp(other)  # nobody reads it
             return x.transpose().transpose() * nd.ones_like(other)
@@ -167,7 +227,12 @@ class Walk:
         a, b, choice = numbers
         x, other = self.pick(a), self.pick(b)
         if kind == "dense":
-            y = self.dense(x, ("dense0", "dense1")[choice % 2], (None, "relu", "tanh", "sigmoid")[choice % 4], choice % 3 > 0)
+            y = self.dense(
+                x,
+                ("dense0", "dense1")[choice % 2],
+                (None, "relu", "tanh", "sigmoid")[choice % 4],
+                choice % 3 > 0,
+            )
         elif kind == "convolution":
             y = self.convolution(x, choice % 2, choice % 3, choice % 5 > 2)
         elif kind == "batch_norm":
@@ -202,18 +267,36 @@ class Walk:
         self.values.append(y)
 
 
-KINDS = ["dense", "convolution", "batch_norm", "layer_norm", "attention", "feed_forward", "cell", "elementwise", "elementwise", "redundant",
-         "residual", "softmax", "move"]
-step = st.tuples(st.sampled_from(KINDS), st.lists(st.integers(0, 3), min_size=1, max_size=3),
-                 st.tuples(st.integers(0, 99), st.integers(0, 99), st.integers(0, 99)))
-graphs = st.fixed_dictionaries({
-    "steps": st.lists(step, min_size=1, max_size=8),
-    "outputs": st.lists(st.integers(0, 99), min_size=1, max_size=3),
-    "homes": st.lists(st.integers(0, 3), min_size=len(PARAMETERS), max_size=len(PARAMETERS)),
-    "added": st.integers(0, 2**len(PARAMETERS) - 1),  # whose gradients are added up
-    "num_devices": st.integers(2, 4),
-    "again": st.integers(0, 255),  # steps that backward computes again, where it is asked to
-})
+KINDS = [
+    "dense",
+    "convolution",
+    "batch_norm",
+    "layer_norm",
+    "attention",
+    "feed_forward",
+    "cell",
+    "elementwise",
+    "elementwise",
+    "redundant",
+    "residual",
+    "softmax",
+    "move",
+]
+step = st.tuples(
+    st.sampled_from(KINDS),
+    st.lists(st.integers(0, 3), min_size=1, max_size=3),
+    st.tuples(st.integers(0, 99), st.integers(0, 99), st.integers(0, 99)),
+)
+graphs = st.fixed_dictionaries(
+    {
+        "steps": st.lists(step, min_size=1, max_size=8),
+        "outputs": st.lists(st.integers(0, 99), min_size=1, max_size=3),
+        "homes": st.lists(st.integers(0, 3), min_size=len(PARAMETERS), max_size=len(PARAMETERS)),
+        "added": st.integers(0, 2 ** len(PARAMETERS) - 1),  # whose gradients are added up
+        "num_devices": st.integers(2, 4),
+        "again": st.integers(0, 255),  # steps that backward computes again, where it is asked to
+    }
+)
 
 
 def run(graph, num_devices, flags=None, dtype="float32", rounds=2, again=False):
@@ -232,7 +315,10 @@ def run(graph, num_devices, flags=None, dtype="float32", rounds=2, again=False):
         for place in range(4):
             values[f"{name}{place}"] = np.ones(shape) if "variance" in name else np.zeros(shape)
             contexts[f"{name}{place}"] = devices[place]
-    arrays = {name: nd.array(value.astype("float32").astype(dtype), ctx=contexts[name], dtype=dtype) for name, value in values.items()}
+    arrays = {
+        name: nd.array(value.astype("float32").astype(dtype), ctx=contexts[name], dtype=dtype)
+        for name, value in values.items()
+    }
     for i, name in enumerate(trained):
         arrays[name].attach_grad("add" if i and graph["added"] >> (i - 1) & 1 else "write")
     names = list(arrays)
@@ -251,7 +337,12 @@ def run(graph, num_devices, flags=None, dtype="float32", rounds=2, again=False):
     for _ in range(rounds):
         with autograd.record():
             outputs = op(*arrays.values())
-            loss = nd.add_n(*[(output * (i + 1)).mean().as_in_context(devices[0]) for i, output in enumerate(outputs)])
+            loss = nd.add_n(
+                *[
+                    (output * (i + 1)).mean().as_in_context(devices[0])
+                    for i, output in enumerate(outputs)
+                ]
+            )
         loss.backward()
         results += [*outputs, *[arrays[name].grad.copy() for name in trained]]
         for name in trained[1:]:
@@ -267,7 +358,13 @@ def close(found, wanted, truth):
     for i, (a, b, exact) in enumerate(zip(found, wanted, truth, strict=True)):
         scale = np.abs(exact).max(initial=0.1)
         error = np.abs(b - exact).max(initial=0)
-        np.testing.assert_allclose(a, b, rtol=0, atol=4e-6 * scale + 4 * error, err_msg=f"default against eager, result {i}")
+        np.testing.assert_allclose(
+            a,
+            b,
+            rtol=0,
+            atol=4e-6 * scale + 4 * error,
+            err_msg=f"default against eager, result {i}",
+        )
 
 
 def check(graph, modes):
@@ -281,14 +378,22 @@ def check(graph, modes):
         mx.engine.set_mode(mode, seed)
         try:
             same_bits(run(graph, many), eager, f"eager on {many} devices, {mode} {seed}")
-            same_bits(run(graph, many, {"exact": True}), eager, f"exact on {many} devices, {mode} {seed}")
+            same_bits(
+                run(graph, many, {"exact": True}), eager, f"exact on {many} devices, {mode} {seed}"
+            )
             same_bits(run(graph, many, {}), default, f"default on {many} devices, {mode} {seed}")
-            same_bits(run(graph, many, {"exact": True}, again=True), eager, f"recomputing on {many} devices, {mode} {seed}")
+            same_bits(
+                run(graph, many, {"exact": True}, again=True),
+                eager,
+                f"recomputing on {many} devices, {mode} {seed}",
+            )
         finally:
             mx.engine.set_mode("async")
 
 
-SETTINGS = dict(deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+SETTINGS = dict(
+    deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+)
 
 
 @settings(max_examples=40, **SETTINGS)
@@ -308,17 +413,41 @@ def test_many_random_graphs(graph):
 def test_every_pattern(kind):
     """Each pattern in all its variants, with and without moves in its middle."""
     for choice in range(12):
-        graph = {"steps": [("dense", [0], (0, 0, 1)), (kind, [0], (0, 1, choice)), (kind, [0, 1, 2], (1, 2, choice))], "outputs": [0, 1],
-                 "homes": [0, 1] * 5 + [2], "added": choice, "num_devices": 3, "again": choice}
+        graph = {
+            "steps": [
+                ("dense", [0], (0, 0, 1)),
+                (kind, [0], (0, 1, choice)),
+                (kind, [0, 1, 2], (1, 2, choice)),
+            ],
+            "outputs": [0, 1],
+            "homes": [0, 1] * 5 + [2],
+            "added": choice,
+            "num_devices": 3,
+            "again": choice,
+        }
         check(graph, [("async", 0)])
 
 
 def test_an_array_that_arrives_and_is_not_read():
     """Only the shape of what one device pushes to another counts: its place must not serve other arrays, as it may come at any time."""
-    steps = [("move", [0], (0, 0, 0)), ("convolution", [2], (4, 78, 93)), ("cell", [2], (67, 77, 70)), ("feed_forward", [3], (67, 80, 81)),
-             ("batch_norm", [0, 0, 2], (16, 95, 46)), ("softmax", [3, 0], (68, 63, 95)), ("feed_forward", [3], (67, 80, 81)),
-             ("redundant", [2, 2], (4, 78, 93))]
-    graph = {"steps": steps, "outputs": [62, 29, 27], "homes": [1, 2, 0, 0, 3, 3, 3, 3, 3, 3, 0], "added": 51, "num_devices": 4, "again": 0}
+    steps = [
+        ("move", [0], (0, 0, 0)),
+        ("convolution", [2], (4, 78, 93)),
+        ("cell", [2], (67, 77, 70)),
+        ("feed_forward", [3], (67, 80, 81)),
+        ("batch_norm", [0, 0, 2], (16, 95, 46)),
+        ("softmax", [3, 0], (68, 63, 95)),
+        ("feed_forward", [3], (67, 80, 81)),
+        ("redundant", [2, 2], (4, 78, 93)),
+    ]
+    graph = {
+        "steps": steps,
+        "outputs": [62, 29, 27],
+        "homes": [1, 2, 0, 0, 3, 3, 3, 3, 3, 3, 0],
+        "added": 51,
+        "num_devices": 4,
+        "again": 0,
+    }
     expected = run(graph, 1)
     for _ in range(10):
         same_bits(run(graph, 4, {"exact": True}), expected, "exact on 4 devices")
@@ -339,9 +468,15 @@ def test_attention_over_moved_arrays_sums_its_gradients_where_the_copy_is():
     """Query, key and value are one array that was moved, and that something else reads, too."""
     case = Case(0)
     case.devices, case.dtype, case.second, case.sizes = 4, "float32", False, [2, 5, 5, 5]
-    case.nodes = [Node("attend", 0, [0]), Node("sin", 2, [1]), Node("stop", 2, [2]),
-                  Node("attend", 3, [3]), Node("pool", 0, [3]),
-                  Node("sum", 2, [4]), Node("gelu", 2, [5])]
+    case.nodes = [
+        Node("attend", 0, [0]),
+        Node("sin", 2, [1]),
+        Node("stop", 2, [2]),
+        Node("attend", 3, [3]),
+        Node("pool", 0, [3]),
+        Node("sum", 2, [4]),
+        Node("gelu", 2, [5]),
+    ]
     case.outputs = [7, 6]
     for case.seed in range(4):
         case.check()

@@ -21,7 +21,12 @@ class Split(gluon.HybridBlock):
         self._devices = devices
         with self.name_scope():
             self.first = nn.HybridSequential()
-            self.first.add(nn.Conv2D(8, 3, in_channels=3), nn.BatchNorm(in_channels=8), nn.Activation("relu"), nn.GlobalAvgPool2D())
+            self.first.add(
+                nn.Conv2D(8, 3, in_channels=3),
+                nn.BatchNorm(in_channels=8),
+                nn.Activation("relu"),
+                nn.GlobalAvgPool2D(),
+            )
             self.last = nn.Dense(5, in_units=8)
 
     def hybrid_forward(self, F, x):
@@ -121,6 +126,7 @@ def test_parameters_change_meanwhile(devices, write):
     net.hybridize()
     x = nd.ones((4, 6))
     levels = np.exp(np.arange(0, 2, 0.125, dtype="float32")).astype("float32")
+
     def change():
         for k in range(16):
             if write == "set_data":
@@ -145,6 +151,7 @@ def test_parameters_get_other_arrays_meanwhile():
     net.hybridize()
     x = nd.ones((2, 4))
     net(x).wait_to_read()
+
     def change():
         for k in range(30):
             net.weight.arrays = {mx.cpu(0): nd.full((3, 4), 1 + k % 2)}

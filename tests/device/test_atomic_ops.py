@@ -164,7 +164,9 @@ def test_values_are_whole_when_others_write_while_they_are_waited_for(engine):
         with Intruder(write, 3) as intruder:
             found = read()
         assert found.min() == found.max() and found[0, 0] % 12 == 0
-        assert intruder.times or engine == ("async",)  # then the work may be done before it is waited for
+        assert intruder.times or engine == (
+            "async",
+        )  # then the work may be done before it is waited for
 
 
 def test_a_value_that_decides_about_a_shape_is_the_one_that_is_used():
@@ -353,7 +355,11 @@ def test_a_recorded_call_leads_to_the_array_that_it_has_read():
     for variable in (False, True):
         for when in range(1, 9):
             mx.context.set_memory_limit(ctx, 0)
-            x, z, state = nd.full((100, 100), 2, ctx=ctx), nd.full((100, 100), 5, ctx=ctx), {"left": when}
+            x, z, state = (
+                nd.full((100, 100), 2, ctx=ctx),
+                nd.full((100, 100), 5, ctx=ctx),
+                {"left": when},
+            )
             x.attach_grad()
             gradient = x.grad
             with autograd.record():
@@ -391,10 +397,16 @@ def replaced_within(skip, captured):
     ctx = on(62)
     mx.context.set_memory_limit(ctx, 0)
     fixed, x = nd.full((100, 100), 2, ctx=ctx), nd.ones((100, 100), ctx=ctx)
-    call = _core.CachedOp((lambda x: [x * fixed]) if captured else (lambda x, fixed: [x * fixed]), {"exact": True})
+    call = _core.CachedOp(
+        (lambda x: [x * fixed]) if captured else (lambda x, fixed: [x * fixed]), {"exact": True}
+    )
     call.bind([] if captured else [fixed])
     assert (call(x)[0].asnumpy() == 2).all()
-    state = {"ballast": nd.zeros((1000, 1000), ctx=ctx), "after": nd.full((100, 100), 3, ctx=ctx), "left": skip}
+    state = {
+        "ballast": nd.zeros((1000, 1000), ctx=ctx),
+        "after": nd.full((100, 100), 3, ctx=ctx),
+        "left": skip,
+    }
     nd.waitall()
     mx.context.set_memory_limit(ctx, mx.context.memory_stats(ctx)["in_use"])
 
@@ -407,9 +419,14 @@ def replaced_within(skip, captured):
         if captured:
             holder = types.SimpleNamespace(captured=(fixed,))
             assert call.recapture([(fixed._place, state["after"])], holder, (), ()) is None
-            assert call.recapture([(fixed._place, state["after"])], holder, holder.captured, ()) and holder.captured == ()
+            assert (
+                call.recapture([(fixed._place, state["after"])], holder, holder.captured, ())
+                and holder.captured == ()
+            )
         _core.replace_array(fixed, state["after"])
-        state["others"] = [nd.full((100, 100), 777, ctx=ctx) for _ in range(8)]  # where the former array was, if it went
+        state["others"] = [
+            nd.full((100, 100), 777, ctx=ctx) for _ in range(8)
+        ]  # where the former array was, if it went
 
     try:
         with Intruder(intrude):

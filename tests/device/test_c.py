@@ -33,8 +33,13 @@ def test_names(program):
 
 
 test_names.__test__ = False
-CASES = [(variant, program, name) for variant in VARIANTS for program in PROGRAMS for name in test_names(program)
-         if name not in NOT_UNDER.get(variant, ())]
+CASES = [
+    (variant, program, name)
+    for variant in VARIANTS
+    for program in PROGRAMS
+    for name in test_names(program)
+    if name not in NOT_UNDER.get(variant, ())
+]
 
 
 @pytest.fixture(scope="session")
@@ -51,7 +56,18 @@ def build(tmp_path_factory):
         target = str(folder / variant / program)
         if not os.path.exists(target):
             source = os.path.join(ROOT, "tests", "c", program + ".c")
-            compiled(FLAGS + VARIANTS[variant] + ["-I" + os.path.join(ROOT, "tests", "c"), source, *objects, "-fopenmp", "-o", target])
+            compiled(
+                FLAGS
+                + VARIANTS[variant]
+                + [
+                    "-I" + os.path.join(ROOT, "tests", "c"),
+                    source,
+                    *objects,
+                    "-fopenmp",
+                    "-o",
+                    target,
+                ]
+            )
         return target
 
     return get
@@ -71,12 +87,16 @@ def compile_core(folder, flags):
     folder.mkdir()
     probe = folder / "probe.c"
     probe.write_text("int main(void) { return 0; }\n")
-    linked = subprocess.run(COMPILER + flags + [str(probe), "-o", str(folder / "probe")], capture_output=True)
+    linked = subprocess.run(
+        COMPILER + flags + [str(probe), "-o", str(folder / "probe")], capture_output=True
+    )
     if linked.returncode or subprocess.run([str(folder / "probe")], capture_output=True).returncode:
         return None
     objects = []
     for layer in ("base", "device", "tensor"):
-        for source in sorted(glob.glob(os.path.join(ROOT, "csrc", layer, "**", "*.c"), recursive=True)):
+        for source in sorted(
+            glob.glob(os.path.join(ROOT, "csrc", layer, "**", "*.c"), recursive=True)
+        ):
             objects.append(str(folder / (layer + "_" + os.path.basename(source)[:-2] + ".o")))
             compiled(FLAGS + flags + ["-c", source, "-o", objects[-1]])
     return objects
@@ -84,34 +104,76 @@ def compile_core(folder, flags):
 
 @pytest.mark.parametrize("variant,program,name", CASES, ids=lambda value: value)
 def test_c(build, variant, program, name):
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("MPGLUON_", "MXNET_", "LD_PRELOAD"))}
+    environment = {
+        k: v
+        for k, v in os.environ.items()
+        if not k.startswith(("MPGLUON_", "MXNET_", "LD_PRELOAD"))
+    }
     environment["ASAN_OPTIONS"] = "detect_leaks=1:allocator_may_return_null=1"
-    environment["LSAN_OPTIONS"] = "print_suppressions=0:suppressions=" + os.path.join(ROOT, "tests", "c", "leaks.txt")
-    done = subprocess.run([build(variant, program), name], capture_output=True, text=True, timeout=120, env=environment)
+    environment["LSAN_OPTIONS"] = "print_suppressions=0:suppressions=" + os.path.join(
+        ROOT, "tests", "c", "leaks.txt"
+    )
+    done = subprocess.run(
+        [build(variant, program), name],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environment,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("settings,expected", [
-    ({"MPGLUON_ENGINE": "turbo"}, "MPGLUON_ENGINE is 'turbo'; it must be async, sync or shuffle"),
-    ({"MPGLUON_CPU_THREADS": "many"}, "MPGLUON_CPU_THREADS is 'many'; it must be a whole number"),
-    ({"MPGLUON_CPU_THREADS": "-1"}, "MPGLUON_CPU_THREADS is '-1'"),
-    ({"MPGLUON_SPIN": "1001"}, "MPGLUON_SPIN is '1001'; it must be a whole number from 0 to 1000"),
-    ({"MPGLUON_TEAM_SPIN": "0"}, "MPGLUON_TEAM_SPIN is '0'; it must be auto, short or long"),
-])
+@pytest.mark.parametrize(
+    "settings,expected",
+    [
+        (
+            {"MPGLUON_ENGINE": "turbo"},
+            "MPGLUON_ENGINE is 'turbo'; it must be async, sync or shuffle",
+        ),
+        (
+            {"MPGLUON_CPU_THREADS": "many"},
+            "MPGLUON_CPU_THREADS is 'many'; it must be a whole number",
+        ),
+        ({"MPGLUON_CPU_THREADS": "-1"}, "MPGLUON_CPU_THREADS is '-1'"),
+        (
+            {"MPGLUON_SPIN": "1001"},
+            "MPGLUON_SPIN is '1001'; it must be a whole number from 0 to 1000",
+        ),
+        ({"MPGLUON_TEAM_SPIN": "0"}, "MPGLUON_TEAM_SPIN is '0'; it must be auto, short or long"),
+    ],
+)
 def test_bad_settings(build, settings, expected):
-    done = subprocess.run([build("plain", "test_device"), "order"], capture_output=True, text=True, timeout=60, env={**os.environ, **settings})
+    done = subprocess.run(
+        [build("plain", "test_device"), "order"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, **settings},
+    )
     assert done.returncode == 3 and expected in done.stderr
 
 
-@pytest.mark.parametrize("settings,names", [
-    ({"MPGLUON_ENGINE": "sync"}, ["order", "points"]),
-    ({"MXNET_ENGINE_TYPE": "NaiveEngine"}, ["order", "points"]),
-    ({"MPGLUON_ENGINE": "shuffle", "MPGLUON_ENGINE_SEED": "5"}, ["order", "points", "failures", "resumable"]),
-    ({"MPGLUON_CPU_THREADS": "3"}, ["order"]),
-    ({"MPGLUON_SPIN": "0"}, ["order", "points", "failures", "resumable"]),
-    ({"MPGLUON_SPIN": "1000"}, ["order", "points", "failures", "resumable"]),
-])
+@pytest.mark.parametrize(
+    "settings,names",
+    [
+        ({"MPGLUON_ENGINE": "sync"}, ["order", "points"]),
+        ({"MXNET_ENGINE_TYPE": "NaiveEngine"}, ["order", "points"]),
+        (
+            {"MPGLUON_ENGINE": "shuffle", "MPGLUON_ENGINE_SEED": "5"},
+            ["order", "points", "failures", "resumable"],
+        ),
+        ({"MPGLUON_CPU_THREADS": "3"}, ["order"]),
+        ({"MPGLUON_SPIN": "0"}, ["order", "points", "failures", "resumable"]),
+        ({"MPGLUON_SPIN": "1000"}, ["order", "points", "failures", "resumable"]),
+    ],
+)
 def test_settings(build, settings, names):
     for name in names:
-        done = subprocess.run([build("plain", "test_device"), name], capture_output=True, text=True, timeout=60, env={**os.environ, **settings})
+        done = subprocess.run(
+            [build("plain", "test_device"), name],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env={**os.environ, **settings},
+        )
         assert done.returncode == 0, done.stderr

@@ -14,9 +14,24 @@ from mpgluon import nd
 
 
 def test_names_and_equality():
-    assert repr(mx.cpu()) == str(mx.cpu(0)) == "cpu(0)" and repr(mx.gpu(2)) == "gpu(2)" and repr(mx.cpu_pinned(1)) == "cpu_pinned(1)"
-    assert mx.cpu(1) == mx.Context("cpu", 1) == mx.Context(1, 1) == mx.Context(mx.cpu(1)) == mx.Context(device_type="cpu", device_id=1)
-    assert mx.cpu(1) != mx.cpu(0) and mx.cpu(0) != mx.gpu(0) and mx.cpu(0) != "cpu(0)" and not mx.cpu(0) == None  # noqa: E711
+    assert (
+        repr(mx.cpu()) == str(mx.cpu(0)) == "cpu(0)"
+        and repr(mx.gpu(2)) == "gpu(2)"
+        and repr(mx.cpu_pinned(1)) == "cpu_pinned(1)"
+    )
+    assert (
+        mx.cpu(1)
+        == mx.Context("cpu", 1)
+        == mx.Context(1, 1)
+        == mx.Context(mx.cpu(1))
+        == mx.Context(device_type="cpu", device_id=1)
+    )
+    assert (
+        mx.cpu(1) != mx.cpu(0)
+        and mx.cpu(0) != mx.gpu(0)
+        and mx.cpu(0) != "cpu(0)"
+        and not mx.cpu(0) == None
+    )  # noqa: E711
     assert len({mx.cpu(0), mx.cpu(0), mx.cpu(1), mx.gpu(0)}) == 3
     context = mx.gpu(3)
     assert (context.device_type, context.device_typeid, context.device_id) == ("gpu", 2, 3)
@@ -24,9 +39,20 @@ def test_names_and_equality():
     assert mx.context.num_gpus() >= 0
 
 
-@pytest.mark.parametrize("make, error", [(lambda: mx.cpu(-1), ValueError), (lambda: mx.Context("tpu"), ValueError), (lambda: mx.Context(77), ValueError), (lambda: mx.Context(2**32 + 1), ValueError),
-                                         (lambda: mx.cpu("a"), TypeError), (lambda: mx.Context(1.5), TypeError), (lambda: mx.cpu(1, 2), TypeError),
-                                         (lambda: mx.cpu(device=1), TypeError), (lambda: mx.cpu(2**40), (ValueError, OverflowError))])  # fmt: skip
+@pytest.mark.parametrize(
+    "make, error",
+    [
+        (lambda: mx.cpu(-1), ValueError),
+        (lambda: mx.Context("tpu"), ValueError),
+        (lambda: mx.Context(77), ValueError),
+        (lambda: mx.Context(2**32 + 1), ValueError),
+        (lambda: mx.cpu("a"), TypeError),
+        (lambda: mx.Context(1.5), TypeError),
+        (lambda: mx.cpu(1, 2), TypeError),
+        (lambda: mx.cpu(device=1), TypeError),
+        (lambda: mx.cpu(2**40), (ValueError, OverflowError)),
+    ],
+)
 def test_wrong_contexts(make, error):
     with pytest.raises(error):
         make()
@@ -36,7 +62,11 @@ def test_current_context():
     assert mx.current_context() == mx.cpu(0)
     context = mx.cpu(1)
     with context as entered:
-        assert entered is context and mx.current_context() == mx.cpu(1) and nd.ones(1).context == mx.cpu(1)
+        assert (
+            entered is context
+            and mx.current_context() == mx.cpu(1)
+            and nd.ones(1).context == mx.cpu(1)
+        )
         with mx.cpu(2), context:
             assert mx.current_context() == mx.cpu(1)
         assert mx.current_context() == mx.cpu(1)
@@ -134,7 +164,13 @@ def test_features_and_util(monkeypatch):
 
 
 def test_info_and_import():
-    text = subprocess.run([sys.executable, "-m", "mpgluon.info"], capture_output=True, text=True, timeout=60, check=True).stdout
+    text = subprocess.run(
+        [sys.executable, "-m", "mpgluon.info"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout
     for word in (mx.__version__, "Python", "NumPy", "cpu(0)", "oneDNN", "OpenBLAS", "cores"):
         assert word in text
     heavy = ("torch", "scipy", "matplotlib", "PIL", "setuptools", "sysconfig", "tqdm")
@@ -156,10 +192,29 @@ def test_many_contexts_do_not_leak():
 @pytest.mark.parametrize("text", ["cpu(0)", "cpu(12)", "gpu(3)", "cpu_pinned(1)", "cpu_shared(2)"])
 def test_names_read_back(text):
     context = mx.Context(text)
-    assert repr(context) == text and mx.Context(context.device_type).device_id == 0 and mx.Context(text, 7).device_id == 7
+    assert (
+        repr(context) == text
+        and mx.Context(context.device_type).device_id == 0
+        and mx.Context(text, 7).device_id == 7
+    )
 
 
-@pytest.mark.parametrize("text", ["", "cpu(", "cpu()", "cpu(0", "cpu(0) ", "cpu(-1)", "cpu_", "cpus", "cpu(9999999999)", "cpu_pinned(0)x", "tpu(0)"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "cpu(",
+        "cpu()",
+        "cpu(0",
+        "cpu(0) ",
+        "cpu(-1)",
+        "cpu_",
+        "cpus",
+        "cpu(9999999999)",
+        "cpu_pinned(0)x",
+        "tpu(0)",
+    ],
+)
 def test_texts_that_name_no_device(text):
     with pytest.raises(KeyError):
         mx.Context(text)

@@ -15,7 +15,11 @@ import mpgluon as mx
 
 def run(code, timeout=60, **environment):
     """What a script prints, without settings of the environment; it writes no error."""
-    kept = {k: v for k, v in os.environ.items() if k == "MPGLUON_CPU_THREADS" or not k.startswith(("MPGLUON_", "MXNET_"))}
+    kept = {
+        k: v
+        for k, v in os.environ.items()
+        if k == "MPGLUON_CPU_THREADS" or not k.startswith(("MPGLUON_", "MXNET_"))
+    }
     done = finished(code, timeout, kept, **environment)
     assert done.stderr == ""
     return done.stdout
@@ -77,7 +81,10 @@ def test_memory_limit():
     small.wait_to_read()
     try:
         mx.context.set_memory_limit(ctx, 1 << 20)
-        with pytest.raises(mx.base.MXNetError, match=r"cpu\(41\) is out of memory: asked for 4000000 bytes .* limit 1048576 bytes"):
+        with pytest.raises(
+            mx.base.MXNetError,
+            match=r"cpu\(41\) is out of memory: asked for 4000000 bytes .* limit 1048576 bytes",
+        ):
             mx.nd.zeros((1000, 1000), ctx=ctx)
         assert mx.nd.zeros((100, 1000), ctx=ctx).sum().asscalar() == 0  # goes on
         stats = mx.context.memory_stats(ctx)
@@ -105,7 +112,10 @@ def child(queue):
     queue.put(float(a.sum().asscalar()) + float(mx.nd.dot(big, big).asnumpy()[3, 3]))
 
 
-@pytest.mark.skipif("libtsan" in os.environ.get("LD_PRELOAD", ""), reason="ThreadSanitizer does not follow threads started after a fork")
+@pytest.mark.skipif(
+    "libtsan" in os.environ.get("LD_PRELOAD", ""),
+    reason="ThreadSanitizer does not follow threads started after a fork",
+)
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_fork_with_work_queued():
     big = mx.nd.ones((400, 400), ctx=mx.cpu(1))
@@ -133,20 +143,29 @@ def test_workers_leave_crashes_to_who_reports_them():
         mask = int(status["SigBlk"], 16)
         if re.match(r"\s*[cg]pu\(\d+\)", status["Name"]):
             assert mask >> signal.SIGINT - 1 & 1
-            blocked.append([name for name in ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGTRAP") if mask >> getattr(signal, name) - 1 & 1])
+            blocked.append(
+                [
+                    name
+                    for name in ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGTRAP")
+                    if mask >> getattr(signal, name) - 1 & 1
+                ]
+            )
     assert blocked and not any(blocked)
 
 
 def test_exit_with_work_queued():
     """Which is not done: it would take very long."""
-    run("""
+    run(
+        """
 import mpgluon as mx
 for ctx in (mx.cpu(0), mx.cpu(1)):
     a = mx.nd.ones((2000, 2000), ctx=ctx)
     for _ in range(1000):
         a = mx.nd.dot(a, a)
 print('queued')
-""", timeout=200)
+""",
+        timeout=200,
+    )
 
 
 def test_interrupt_while_waiting():
@@ -170,15 +189,25 @@ print(a.asnumpy().sum())
     assert out.splitlines() == ["interrupted [True]", "[1.0, 1.0]", "200.0"]
 
 
-@pytest.mark.parametrize("settings,mode", [({"MPGLUON_ENGINE": "sync"}, "sync"), ({"MXNET_ENGINE_TYPE": "NaiveEngine"}, "sync"),
-                                           ({"MPGLUON_ENGINE": "shuffle"}, "shuffle"), ({}, "async")])
+@pytest.mark.parametrize(
+    "settings,mode",
+    [
+        ({"MPGLUON_ENGINE": "sync"}, "sync"),
+        ({"MXNET_ENGINE_TYPE": "NaiveEngine"}, "sync"),
+        ({"MPGLUON_ENGINE": "shuffle"}, "shuffle"),
+        ({}, "async"),
+    ],
+)
 def test_mode_from_environment(settings, mode):
-    out = run("""
+    out = run(
+        """
 import mpgluon as mx
 a = mx.nd.ones((100, 100), ctx=mx.cpu(0))
 b = mx.nd.dot(a, a).as_in_context(mx.cpu(1)) + a.as_in_context(mx.cpu(1))
 print(mx.engine.mode(), b.asnumpy().max())
-""", **settings)
+""",
+        **settings,
+    )
     assert out.split() == [mode, "101.0"]
 
 

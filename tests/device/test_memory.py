@@ -43,7 +43,9 @@ def test_sum_of_plans(kind, devices):
     crossing = sum(copy["bytes"] for copy in many["copies"])
     assert not one["copies"] and len(one["devices"]) == 1 and len(many["devices"]) == devices
     assert total(many) <= 1.05 * (total(one) + crossing), (total(many), total(one), crossing)
-    assert max(device["planned"]["total"] for device in many["devices"].values()) <= 0.95 * total(one)
+    assert max(device["planned"]["total"] for device in many["devices"].values()) <= 0.95 * total(
+        one
+    )
 
 
 @pytest.mark.parametrize("kind", NETS)
@@ -67,13 +69,19 @@ def test_devices_run_and_hold_only_their_own(kind):
     scopes = {}  # device -> names of the children whose ops it runs
     for name, device in entry["devices"].items():
         for step in device["forward"]:
-            child = next((part for part in step.get("scope", "").split(".") if part in places), None)
+            child = next(
+                (part for part in step.get("scope", "").split(".") if part in places), None
+            )
             if step["kind"] == "run" and child:
                 scopes.setdefault(name, set()).add(child)
                 assert str(places[child]) == name, step
         arriving = sum(copy["bytes"] for copy in entry["copies"] if copy["to"] == name)
         assert device["planned"]["lanes"] <= arriving
-    assert scopes == {name: {child for child, ctx in places.items() if str(ctx) == name} for name in scopes} and len(scopes) == 2
+    assert (
+        scopes
+        == {name: {child for child, ctx in places.items() if str(ctx) == name} for name in scopes}
+        and len(scopes) == 2
+    )
     for shape, _, device, _ in entry["inputs"]:
         assert device in entry["devices"]
 
@@ -85,7 +93,11 @@ class Deep(Started):
 
     def make(self):
         for i, name in enumerate(self.names):
-            setattr(self, name, nn.Dense(4 if i == 19 else 128, activation="tanh", in_units=4 if i == 0 else 128))
+            setattr(
+                self,
+                name,
+                nn.Dense(4 if i == 19 else 128, activation="tanh", in_units=4 if i == 0 else 128),
+            )
 
     hybrid_forward = MLP.hybrid_forward
 
@@ -93,7 +105,9 @@ class Deep(Started):
 def train_deep(devices, first, hybridize=True, rows=2048, steps=3):
     """Trains on `devices` contexts from on(first) on; the losses."""
     mx.random.seed(3)
-    net = Deep({name: on(first + i * devices // 20) for i, name in enumerate(Deep.names)}, prefix="deep_")
+    net = Deep(
+        {name: on(first + i * devices // 20) for i, name in enumerate(Deep.names)}, prefix="deep_"
+    )
     net.hybridize(hybridize)
     trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.01})
     x = mx.nd.array(np.random.RandomState(0).uniform(-1, 1, (rows, 4)), ctx=on(first))
@@ -122,12 +136,16 @@ def test_limits_of_60_percent(hybridize):
         except MemoryError as error:
             assert isinstance(error, mx.MXNetError)
             text = str(error)
-            with contextlib.suppress(MemoryError):  # of what was queued behind it, where work runs later
+            with contextlib.suppress(
+                MemoryError
+            ):  # of what was queued behind it, where work runs later
                 mx.nd.waitall()
         gc.collect()  # blocks refer to themselves
         for part in (str(devices[0]), "asked for", "held", f"limit {limit} bytes"):
             assert part in text
-        assert np.isfinite(train_deep(1, 60, hybridize, rows=256)).all()  # a smaller one, after the failure
+        assert np.isfinite(
+            train_deep(1, 60, hybridize, rows=256)
+        ).all()  # a smaller one, after the failure
         gc.collect()
         assert train_deep(2, 60, hybridize) == expected
         for ctx in devices:
@@ -142,7 +160,9 @@ def resident():
         return int(f.read().split()[1]) * resource.getpagesize()
 
 
-@pytest.mark.parametrize("hybridize", [{}, {"exact": True}, None], ids=["hybridized", "exact", "eager"])
+@pytest.mark.parametrize(
+    "hybridize", [{}, {"exact": True}, None], ids=["hybridized", "exact", "eager"]
+)
 def test_steps_leave_nothing_behind(hybridize):
     """In 200 steps that run ahead of the devices neither what is in use nor the process grows."""
     places = {name: on(62 + ctx.device_id) for name, ctx in place(Chain, 2).items()}
@@ -160,7 +180,10 @@ def test_steps_leave_nothing_behind(hybridize):
         del loss
         gc.collect()
         mx.nd.waitall()
-        return [[memory_stats(ctx)[what] for ctx in (on(62), on(63))] for what in ("in_use", "held", "system_allocations")]
+        return [
+            [memory_stats(ctx)[what] for ctx in (on(62), on(63))]
+            for what in ("in_use", "held", "system_allocations")
+        ]
 
     steps(40)
     in_use, held, asked = steps(40)
@@ -168,7 +191,10 @@ def test_steps_leave_nothing_behind(hybridize):
     in_use_after, held_after, asked_after = steps(200)
     assert in_use_after == in_use
     # How far the caller runs ahead of the devices decides how many blocks turn: some more at times, never one a step.
-    assert all(after - former < 50 for after, former in zip(asked_after, asked)), (asked, asked_after)
+    assert all(after - former < 50 for after, former in zip(asked_after, asked)), (
+        asked,
+        asked_after,
+    )
     assert all(after <= 3 * max(former, 1 << 20) for after, former in zip(held_after, held))
     if "san.so" not in os.environ.get("LD_PRELOAD", ""):  # sanitizers keep what was freed
         assert resident() - before < 8 << 20
@@ -193,7 +219,10 @@ def test_frames_are_used_again():
         call()
     after = [memory_stats(ctx) for ctx in (on(64), on(65))]
     for first, last in zip(before, after):
-        assert last["system_allocations"] == first["system_allocations"] and last["in_use"] == first["in_use"]
+        assert (
+            last["system_allocations"] == first["system_allocations"]
+            and last["in_use"] == first["in_use"]
+        )
         assert last["allocations"] > first["allocations"]
     [entry] = net.compiled()
     assert entry["bytes_held"] == 0 and entry["calls"] == 23

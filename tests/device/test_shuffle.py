@@ -41,7 +41,12 @@ def interpret(steps, outputs, x, weights, devices, recorded):
 
     for (kind, *numbers), device in steps:
         if kind == "dense":
-            value = nd.FullyConnected(pick(numbers[0], device), weights[numbers[1]].as_in_context(devices[device]), no_bias=True, num_hidden=6)
+            value = nd.FullyConnected(
+                pick(numbers[0], device),
+                weights[numbers[1]].as_in_context(devices[device]),
+                no_bias=True,
+                num_hidden=6,
+            )
         elif kind == "dropout":
             value = nd.Dropout(pick(numbers[0], device), p=0.4)
         elif kind == "view":
@@ -58,10 +63,18 @@ def interpret(steps, outputs, x, weights, devices, recorded):
                 value += other
                 value[1:3] = other[0:2]
         elif kind == "move":
-            value = pick(numbers[0], device).as_in_context(devices[numbers[1]]).as_in_context(devices[device])
+            value = (
+                pick(numbers[0], device)
+                .as_in_context(devices[numbers[1]])
+                .as_in_context(devices[device])
+            )
         elif kind in BINARY:
             a, b = pick(numbers[0], device), pick(numbers[1], device)
-            value = {"add": a + b, "mul": a * b, "sub": a - b, "maximum": nd.maximum(a, b)}[kind] if kind != "mul" else nd.tanh(a) * b
+            value = (
+                {"add": a + b, "mul": a * b, "sub": a - b, "maximum": nd.maximum(a, b)}[kind]
+                if kind != "mul"
+                else nd.tanh(a) * b
+            )
         elif kind == "square":
             value = nd.square(nd.tanh(pick(numbers[0], device)))
         elif kind == "copy":
@@ -91,10 +104,14 @@ def run(program, num_devices, compiled, exact=True):
     for _ in range(2):
         with autograd.record():
             values = op(*arrays)
-            losses = [(value * (i + 1)).sum().as_in_context(devices[0]) for i, value in enumerate(values)]
+            losses = [
+                (value * (i + 1)).sum().as_in_context(devices[0]) for i, value in enumerate(values)
+            ]
             loss = nd.add_n(*losses)
         loss.backward()
-        for weight in weights:  # the next round sees other weights, written while the last may still run
+        for (
+            weight
+        ) in weights:  # the next round sees other weights, written while the last may still run
             weight -= 0.1 * weight.grad
         results += [*values, *[array.grad.copy() for array in arrays]]
     if not compiled:
@@ -111,12 +128,16 @@ def check(program, num_devices):
         mx.engine.set_mode(mode, seed)
         for compiled in (False, True):
             for found, wanted in zip(run(program, num_devices, compiled), expected):
-                np.testing.assert_array_equal(found, wanted, err_msg=f"{mode} {seed}, compiled: {compiled}")
+                np.testing.assert_array_equal(
+                    found, wanted, err_msg=f"{mode} {seed}, compiled: {compiled}"
+                )
         for found, wanted in zip(run(program, num_devices, True, exact=False), quick):
             np.testing.assert_array_equal(found, wanted, err_msg=f"{mode} {seed}, compiled")
 
 
-SETTINGS = dict(deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+SETTINGS = dict(
+    deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+)
 
 
 @settings(max_examples=25, **SETTINGS)
@@ -137,7 +158,10 @@ def test_many_random_graphs(program, num_devices):
 def test_networks(kind, mode, seed):
     kind = networks.NETS[kind]
     mx.engine.set_mode("async")
-    eager, compiled = networks.train(kind, 1, "sgd", steps=4), networks.train(kind, 1, "sgd", {}, steps=4)
+    eager, compiled = (
+        networks.train(kind, 1, "sgd", steps=4),
+        networks.train(kind, 1, "sgd", {}, steps=4),
+    )
     mx.engine.set_mode(mode, seed)
     same_bits(networks.train(kind, 3, "sgd", steps=4), eager)
     same_bits(networks.train(kind, 3, "sgd", {"exact": True}, steps=4), eager)

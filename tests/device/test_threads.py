@@ -19,7 +19,10 @@ def network(first=0, dropout=0.0):
         def __init__(self, **kwargs):
             super().__init__(**kwargs)
             with self.name_scope():
-                self.a, self.b = nn.Dense(16, activation="tanh", in_units=8), nn.Dense(4, in_units=16)
+                self.a, self.b = (
+                    nn.Dense(16, activation="tanh", in_units=8),
+                    nn.Dense(4, in_units=16),
+                )
 
         def hybrid_forward(self, F, x):
             return self.b(F.Dropout(self.a(x), p=dropout).as_in_context(mx.cpu(first + 1)))
@@ -39,10 +42,14 @@ def together(work, items, threads=THREADS):
 def test_one_network_in_many_threads(hybridize):
     net = network()
     net.hybridize(hybridize)
-    batches = [np.random.RandomState(i).uniform(-1, 1, (1 + i % 5, 8)).astype("float32") for i in range(40)]
+    batches = [
+        np.random.RandomState(i).uniform(-1, 1, (1 + i % 5, 8)).astype("float32") for i in range(40)
+    ]
     expected = [net(nd.array(batch)).asnumpy() for batch in batches]
     net.hybridize(hybridize)  # compiled anew, by whichever thread comes first
-    for found, wanted in zip(together(lambda batch: net(nd.array(batch)).asnumpy(), batches), expected):
+    for found, wanted in zip(
+        together(lambda batch: net(nd.array(batch)).asnumpy(), batches), expected
+    ):
         np.testing.assert_array_equal(found, wanted)
 
 
@@ -77,13 +84,19 @@ class Many(gluon.HybridBlock):
     def __init__(self):
         super().__init__()
         with self.name_scope():
-            self.conv, self.norm, self.dense = nn.Conv2D(4, 3, in_channels=2), nn.BatchNorm(in_channels=4), nn.Dense(6, in_units=4)
+            self.conv, self.norm, self.dense = (
+                nn.Conv2D(4, 3, in_channels=2),
+                nn.BatchNorm(in_channels=4),
+                nn.Dense(6, in_units=4),
+            )
             self.scale = self.params.get("scale", shape=(1, 6))
 
     def hybrid_forward(self, F, x, steps, scale):
         y = F.relu(self.norm(self.conv(x))).mean(axis=(2, 3)).as_in_context(mx.cpu(1))
         y = F.Dropout(self.dense(y.as_in_context(mx.cpu(0))), p=0.5)
-        rows, last = F.contrib.foreach(lambda step, state: (state * step, F.broadcast_mul(F.tanh(state), scale)), steps, y)
+        rows, last = F.contrib.foreach(
+            lambda step, state: (state * step, F.broadcast_mul(F.tanh(state), scale)), steps, y
+        )
         return rows.sum(axis=0), [last, y]
 
 
@@ -95,7 +108,12 @@ def test_one_network_predicts_in_many_threads_with_many_signatures():
     inputs = []
     for i in range(120):
         shape = (1 + i % 4, 2, 5 + i % 3, 6)
-        inputs.append((draw.uniform(-1, 1, shape).astype("float32"), draw.uniform(-1, 1, (3 if i % 2 else 1100, 1)).astype("float32")))
+        inputs.append(
+            (
+                draw.uniform(-1, 1, shape).astype("float32"),
+                draw.uniform(-1, 1, (3 if i % 2 else 1100, 1)).astype("float32"),
+            )
+        )
 
     def predict(arrays):
         rows, (last, y) = net(*map(nd.array, arrays))
@@ -159,9 +177,16 @@ def test_an_array_gets_other_memory_while_others_read_it():
     writer.start()
     try:
         for _ in range(40):
-            for read in (lambda: x.asnumpy(), lambda: np.array(memoryview(x)), lambda: np.from_dlpack(x).copy(), lambda: (x + 0).asnumpy()):
+            for read in (
+                lambda: x.asnumpy(),
+                lambda: np.array(memoryview(x)),
+                lambda: np.from_dlpack(x).copy(),
+                lambda: (x + 0).asnumpy(),
+            ):
                 values = read()
-                assert len(values) in (10, 1000, 40000) and values.min() == values.max() == (200 if len(values) == 40000 else 1)
+                assert len(values) in (10, 1000, 40000) and values.min() == values.max() == (
+                    200 if len(values) == 40000 else 1
+                )
             x.wait_to_read()
             x.wait_to_write()
     finally:
@@ -171,7 +196,10 @@ def test_an_array_gets_other_memory_while_others_read_it():
 
 def test_recording_belongs_to_a_thread():
     with autograd.record():
-        assert together(lambda _: (autograd.is_recording(), autograd.is_training()), range(8)) == [(False, False)] * 8
+        assert (
+            together(lambda _: (autograd.is_recording(), autograd.is_training()), range(8))
+            == [(False, False)] * 8
+        )
 
 
 def test_errors_stay_in_their_threads():
@@ -264,7 +292,10 @@ def test_captured_arrays_that_are_exchanged_before_many_call():
     assert net(x).asscalar() == -1
 
 
-@pytest.mark.parametrize("end", [np.asarray, memoryview, np.from_dlpack, nd.NDArray.wait_to_read, nd.NDArray.wait_to_write])
+@pytest.mark.parametrize(
+    "end",
+    [np.asarray, memoryview, np.from_dlpack, nd.NDArray.wait_to_read, nd.NDArray.wait_to_write],
+)
 def test_a_thread_that_never_stops_queueing_holds_no_other_up(end):
     x, most = nd.zeros((100000,)), 60000
     queued, over = [0], threading.Event()

@@ -19,7 +19,15 @@ from support.processes import environment
 import mpgluon as mx
 from mpgluon import MXNetError, autograd, gluon, nd
 from mpgluon.gluon import nn, rnn
-from mpgluon.parallel import Mesh, ParallelLSTM, ParallelSelfAttention, ShardedParameter, load, save, shard
+from mpgluon.parallel import (
+    Mesh,
+    ParallelLSTM,
+    ParallelSelfAttention,
+    ShardedParameter,
+    load,
+    save,
+    shard,
+)
 
 CPU = [on(i) for i in range(6)]
 LOSS = gluon.loss.L2Loss()
@@ -28,7 +36,12 @@ LOSS = gluon.loss.L2Loss()
 def mlp(prefix="net_"):
     net = nn.HybridSequential(prefix=prefix)
     with net.name_scope():
-        net.add(nn.Dense(12, activation="relu"), nn.BatchNorm(), nn.Dense(10, activation="tanh"), nn.Dense(4))
+        net.add(
+            nn.Dense(12, activation="relu"),
+            nn.BatchNorm(),
+            nn.Dense(10, activation="tanh"),
+            nn.Dense(4),
+        )
     return net
 
 
@@ -78,7 +91,15 @@ def test_loads_onto_any_layout(tmp_path, source, gather):
     run(net, mesh, trainer)
     mx.random.seed(77)
     nd.random.uniform(shape=(3,))
-    save(tmp_path, net, trainer, position={"epoch": 2, "batch": 7}, loss_scale=1024.0, extra=["x"], gather=gather)
+    save(
+        tmp_path,
+        net,
+        trainer,
+        position={"epoch": 2, "batch": 7},
+        loss_scale=1024.0,
+        extra=["x"],
+        gather=gather,
+    )
     drawn = nd.random.uniform(shape=(3,)).asnumpy()
     saved = values(net)
     shards = [name for name in os.listdir(tmp_path) if name.endswith(".safetensors")]
@@ -90,7 +111,12 @@ def test_loads_onto_any_layout(tmp_path, source, gather):
     for target in LAYOUTS:
         other, other_mesh, other_trainer = build(target, seed=9, prefix="other_")
         found = load(tmp_path, other, other_trainer)
-        assert found == {"step": 3, "position": {"epoch": 2, "batch": 7}, "loss_scale": 1024.0, "extra": ["x"]}
+        assert found == {
+            "step": 3,
+            "position": {"epoch": 2, "batch": 7},
+            "loss_scale": 1024.0,
+            "extra": ["x"],
+        }
         assert nd.random.uniform(shape=(3,)).asnumpy().tobytes() == drawn.tobytes()
         same_bits(saved, values(other))
         run(other, other_mesh, other_trainer, seed=1)
@@ -101,12 +127,17 @@ def test_loads_onto_any_layout(tmp_path, source, gather):
             close(values(net), values(other))
 
 
-@pytest.mark.parametrize("optimizer, options", [("sgd", {}), ("sgd", {"momentum": 0.9}), ("lamb", {}), ("rmsprop", {"centered": True})])
+@pytest.mark.parametrize(
+    "optimizer, options",
+    [("sgd", {}), ("sgd", {"momentum": 0.9}), ("lamb", {}), ("rmsprop", {"centered": True})],
+)
 def test_states_of_optimizers(tmp_path, optimizer, options):
     net, mesh, trainer = build({"stage": 2}, optimizer=optimizer, optimizer_params=options)
     run(net, mesh, trainer)
     save(tmp_path, net, trainer)
-    other, other_mesh, other_trainer = build({"data": 1}, seed=1, optimizer=optimizer, optimizer_params=options)
+    other, other_mesh, other_trainer = build(
+        {"data": 1}, seed=1, optimizer=optimizer, optimizer_params=options
+    )
     load(tmp_path, other, other_trainer)
     states = [s for u in other_trainer._updaters.values() for s in u.states]
     assert not states  # they are where they are needed with the next step
@@ -153,7 +184,12 @@ class Plain(gluon.HybridBlock):
         self.weight.initialize(mx.init.Uniform(), ctx=CPU[5])
 
 
-SPLITS = {"whole": Plain, "2 of axis 0": lambda: Split(2, 0, [4, 3]), "3 of axis 0": lambda: Split(3, 0, [3, 2, 2]), "2 of axis 1": lambda: Split(2, 1, [5, 4])}
+SPLITS = {
+    "whole": Plain,
+    "2 of axis 0": lambda: Split(2, 0, [4, 3]),
+    "3 of axis 0": lambda: Split(3, 0, [3, 2, 2]),
+    "2 of axis 1": lambda: Split(2, 1, [5, 4]),
+}
 
 
 def whole(params, read):
@@ -164,7 +200,9 @@ def whole(params, read):
 
 def one_step(net, trainer):
     with autograd.record():
-        losses = [(param.data() * param.data() * 3).sum() for param in net.collect_params().values()]
+        losses = [
+            (param.data() * param.data() * 3).sum() for param in net.collect_params().values()
+        ]
     autograd.backward(losses)
     trainer.step(1)
 
@@ -191,7 +229,9 @@ def test_split_parameters_load_split_otherwise_or_whole(tmp_path, source, gather
 
 
 def test_shards_that_do_not_make_a_whole(tmp_path):
-    with pytest.raises(MXNetError, match="shards of parameter 'weight' have 6 elements together along axis 0"):
+    with pytest.raises(
+        MXNetError, match="shards of parameter 'weight' have 6 elements together along axis 0"
+    ):
         save(tmp_path, Split(2, 0, [3, 3]))
 
 
@@ -208,7 +248,9 @@ def test_dtypes_and_other_readers(tmp_path, dtype):
     load(tmp_path, other)
     same_bits(values(net), values(other))
     numpy_reader = pytest.importorskip("safetensors")
-    (path,) = [str(tmp_path / name) for name in os.listdir(tmp_path) if name.endswith(".safetensors")]
+    (path,) = [
+        str(tmp_path / name) for name in os.listdir(tmp_path) if name.endswith(".safetensors")
+    ]
     with numpy_reader.safe_open(path, "pt" if dtype == "bfloat16" else "numpy") as file:
         assert set(file.keys()) == {"weight", "bias"}
         array = file.get_tensor("weight")
@@ -324,7 +366,12 @@ print(steps)
 
 def kill_while_saving(directory, first, moment, background):
     """Saves twice in another process, which is killed before the `moment`-th thing that the second does with files. Its return code and output."""
-    done = subprocess.run([sys.executable, "-c", KILLED, str(directory), str(first), str(moment), str(background)], env=environment(), stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(directory), str(first), str(moment), str(background)],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     return done.returncode, done.stdout
 
 
@@ -348,7 +395,9 @@ def test_killed_at_any_moment_the_former_checkpoint_is_whole(tmp_path, backgroun
         loaded.append(step - first)
         for param in net.collect_params().values():
             assert (param.data().asnumpy() == step).all()
-    assert set(loaded) == {0, 1} and loaded == sorted(loaded)  # once the index is replaced it is the new one, before the former
+    assert set(loaded) == {0, 1} and loaded == sorted(
+        loaded
+    )  # once the index is replaced it is the new one, before the former
 
 
 def damage(path, rng):
@@ -423,7 +472,11 @@ def test_a_checkpoint_of_another_network(tmp_path):
 
     def other(width=12, last=True, dtype="float32"):
         changed = nn.HybridSequential()
-        changed.add(nn.Dense(width, in_units=6), nn.BatchNorm(in_channels=width), nn.Dense(10, in_units=width))
+        changed.add(
+            nn.Dense(width, in_units=6),
+            nn.BatchNorm(in_channels=width),
+            nn.Dense(10, in_units=width),
+        )
         if last:
             changed.add(nn.Dense(4, in_units=10))
         changed.initialize()
@@ -431,7 +484,10 @@ def test_a_checkpoint_of_another_network(tmp_path):
         return changed
 
     for changed, message in (
-        (other(width=13), r"'0.weight' has shape \(13, 6\) in the network, \(12, 6\) in the checkpoint; .*; and \d more"),
+        (
+            other(width=13),
+            r"'0.weight' has shape \(13, 6\) in the network, \(12, 6\) in the checkpoint; .*; and \d more",
+        ),
         (other(last=False), r"the network has no parameter '3.weight' \(4, 10\)"),
         (other(dtype="float64"), "is float64 in the network, float32 in the checkpoint"),
     ):
@@ -471,7 +527,11 @@ def test_no_more_than_one_shard_is_in_memory(tmp_path):
     nd.waitall()
     save(tmp_path, net)  # what is loaded and made once is there
     peaks = {}
-    for name, work in (("save", lambda: save(tmp_path, net)), ("load", lambda: load(tmp_path, net)), ("load onto one device", lambda: load(tmp_path, single))):
+    for name, work in (
+        ("save", lambda: save(tmp_path, net)),
+        ("load", lambda: load(tmp_path, net)),
+        ("load onto one device", lambda: load(tmp_path, single)),
+    ):
         for ctx in CPU:
             mx.context.reset_peak_memory(ctx)
         before = {ctx: mx.context.memory_stats(ctx)["in_use"] for ctx in CPU}
@@ -483,7 +543,11 @@ def test_no_more_than_one_shard_is_in_memory(tmp_path):
         for ctx in CPU:
             assert mx.context.memory_stats(ctx)["peak_in_use"] - before[ctx] <= 1.05 * shard
     assert all(peak < 1.1 * shard for peak in peaks.values()), peaks
-    sizes = [os.path.getsize(tmp_path / name) for name in os.listdir(tmp_path) if name.endswith(".safetensors")]
+    sizes = [
+        os.path.getsize(tmp_path / name)
+        for name in os.listdir(tmp_path)
+        if name.endswith(".safetensors")
+    ]
     assert len(sizes) == 4 and all(abs(size - shard) < 4096 for size in sizes)
 
 
@@ -530,7 +594,9 @@ def test_split_layers_load_onto_whole_ones_and_back(tmp_path):
     x = nd.array(np.random.RandomState(0).randn(3, 6))
     (whole, split), (other_whole, other_split) = split_pair(1), split_pair(2)
     expected = whole(x).asnumpy()
-    for number, (source, targets) in enumerate(((split, (other_whole, other_split)), (whole, (split_pair(3)[1],)))):
+    for number, (source, targets) in enumerate(
+        ((split, (other_whole, other_split)), (whole, (split_pair(3)[1],)))
+    ):
         save(tmp_path / str(number), source)
         for target in targets:
             load(tmp_path / str(number), target)
@@ -538,10 +604,28 @@ def test_split_layers_load_onto_whole_ones_and_back(tmp_path):
 
 
 SEVERAL = {
-    "lstm": (lambda ctx: ParallelLSTM(7, ctx, num_layers=2, prefix="a_") if ctx else rnn.LSTM(7, num_layers=2, prefix="a_"), (3, 2, 5)),
-    "lstm of two directions": (lambda ctx: ParallelLSTM(8, ctx, bidirectional=True) if ctx else rnn.LSTM(8, bidirectional=True), (3, 2, 5)),
-    "queries, keys, values": (lambda ctx: ParallelSelfAttention(12, 4, ctx or CPU[:1], prefix="a_"), (2, 3, 12)),
-    "convolution": (lambda ctx: wrapped(nn.Conv2D(8, 3, groups=4, in_channels=8), ctx, "column"), (1, 8, 5, 5)),
+    "lstm": (
+        lambda ctx: (
+            ParallelLSTM(7, ctx, num_layers=2, prefix="a_")
+            if ctx
+            else rnn.LSTM(7, num_layers=2, prefix="a_")
+        ),
+        (3, 2, 5),
+    ),
+    "lstm of two directions": (
+        lambda ctx: (
+            ParallelLSTM(8, ctx, bidirectional=True) if ctx else rnn.LSTM(8, bidirectional=True)
+        ),
+        (3, 2, 5),
+    ),
+    "queries, keys, values": (
+        lambda ctx: ParallelSelfAttention(12, 4, ctx or CPU[:1], prefix="a_"),
+        (2, 3, 12),
+    ),
+    "convolution": (
+        lambda ctx: wrapped(nn.Conv2D(8, 3, groups=4, in_channels=8), ctx, "column"),
+        (1, 8, 5, 5),
+    ),
     "classes": (lambda ctx: wrapped(nn.Embedding(11, 4), ctx, "vocab"), (3,)),
 }
 
@@ -559,7 +643,9 @@ def together(net):
         if not isinstance(param, ShardedParameter):
             found[name] = param.data().asnumpy()
             continue
-        target = found.setdefault(re.sub(r"shard\d+_", "", name), np.zeros(param.global_shape, "float32"))
+        target = found.setdefault(
+            re.sub(r"shard\d+_", "", name), np.zeros(param.global_shape, "float32")
+        )
         before, at, value = (slice(None),) * param.axis, 0, param.data().asnumpy()
         for begin, end in param.ranges:
             target[(*before, slice(begin, end))] = value[(*before, slice(at, at + end - begin))]
@@ -573,7 +659,10 @@ def test_parts_of_several_ranges(tmp_path, name, gather):
     """Gates, heads and groups: split, split otherwise, and whole; parameters, momenta, and what comes of the next step."""
     make, shape = SEVERAL[name]
     rng = np.random.default_rng(2)
-    data = [nd.array(rng.integers(0, 11, shape) if name == "classes" else rng.standard_normal(shape)) for _ in range(3)]
+    data = [
+        nd.array(rng.integers(0, 11, shape) if name == "classes" else rng.standard_normal(shape))
+        for _ in range(3)
+    ]
 
     def step(net, trainer, x):
         with autograd.record():
@@ -633,7 +722,10 @@ def test_a_part_of_several_ranges_is_checked_and_read_alone(tmp_path):
             load(tmp_path, net)
         same_bits(expected, together(net))
     path.write_bytes(data)
-    with pytest.raises(MXNetError, match=r"'_unfused.0.i2h_weight' has shape \(512, 256\) in the network, \(1024, 256\) in the checkpoint"):
+    with pytest.raises(
+        MXNetError,
+        match=r"'_unfused.0.i2h_weight' has shape \(512, 256\) in the network, \(1024, 256\) in the checkpoint",
+    ):
         other = rnn.LSTM(128, input_size=256)
         other.initialize()
         load(tmp_path, other)
@@ -643,5 +735,8 @@ def test_ranges_that_overlap(tmp_path):
     net = Split(2, 0, [4, 3])
     for param, ranges in zip(net.collect_params().values(), ([(0, 2), (3, 5)], [(2, 3), (4, 6)])):
         param.ranges = ranges
-    with pytest.raises(MXNetError, match=r"shards of parameter 'weight' don't make a whole: they are the ranges \[\(0, 2\), \(2, 3\), \(3, 5\), \(4, 6\)\]"):
+    with pytest.raises(
+        MXNetError,
+        match=r"shards of parameter 'weight' don't make a whole: they are the ranges \[\(0, 2\), \(2, 3\), \(3, 5\), \(4, 6\)\]",
+    ):
         save(tmp_path, net)

@@ -22,9 +22,22 @@ ALLOWED = (MXNetError, ValueError, TypeError, KeyError, AssertionError, OSError,
 
 def control():
     x, s = mx.sym.var("x"), mx.sym.var("s")
-    out, last = mx.sym.contrib.foreach(lambda a, st: (mx.sym.FullyConnected(a + st, num_hidden=4, name="fc"), st * 2), x, s)
-    outs, loop = mx.sym.contrib.while_loop(lambda i, v: i < 3, lambda i, v: ([mx.sym.broadcast_mul(v, i)], [i + 1, v * 2]), [mx.sym.sum(last), last], max_iterations=4)
-    return mx.sym.Group([mx.sym.contrib.cond(mx.sym.sum(out) > 0, lambda: out * 2, lambda: out + 1), outs[0], mx.sym.contrib.boolean_mask(s, mx.sym.sum(s, axis=1))])
+    out, last = mx.sym.contrib.foreach(
+        lambda a, st: (mx.sym.FullyConnected(a + st, num_hidden=4, name="fc"), st * 2), x, s
+    )
+    outs, loop = mx.sym.contrib.while_loop(
+        lambda i, v: i < 3,
+        lambda i, v: ([mx.sym.broadcast_mul(v, i)], [i + 1, v * 2]),
+        [mx.sym.sum(last), last],
+        max_iterations=4,
+    )
+    return mx.sym.Group(
+        [
+            mx.sym.contrib.cond(mx.sym.sum(out) > 0, lambda: out * 2, lambda: out + 1),
+            outs[0],
+            mx.sym.contrib.boolean_mask(s, mx.sym.sum(s, axis=1)),
+        ]
+    )
 
 
 def layers():
@@ -32,14 +45,35 @@ def layers():
     body = mx.sym.Convolution(data, kernel=(3, 3), num_filter=4, pad=(1, 1), name="conv")
     body = mx.sym.Activation(mx.sym.BatchNorm(body, name="bn"), act_type="relu")
     body = mx.sym.Pooling(body, kernel=(2, 2), stride=(2, 2), pool_type="max")
-    return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Dropout(mx.sym.flatten(body)), num_hidden=3, name="fc"), name="softmax")
+    return mx.sym.SoftmaxOutput(
+        mx.sym.FullyConnected(mx.sym.Dropout(mx.sym.flatten(body)), num_hidden=3, name="fc"),
+        name="softmax",
+    )
 
 
 def texts():
     return [control().tojson(), layers().tojson()]
 
 
-SPANS = ['"', "{", "}", "[", "]", ",", "-1", "99999999999999999999", "1e400", "null", "true", '"subgraphs"', '"nodes"', "\\u0000", "NaN", "[[[[", "0"]
+SPANS = [
+    '"',
+    "{",
+    "}",
+    "[",
+    "]",
+    ",",
+    "-1",
+    "99999999999999999999",
+    "1e400",
+    "null",
+    "true",
+    '"subgraphs"',
+    '"nodes"',
+    "\\u0000",
+    "NaN",
+    "[[[[",
+    "0",
+]
 
 
 def mutate_text(rng, text):
@@ -58,7 +92,34 @@ def mutate_text(rng, text):
     return "".join(text)
 
 
-VALUES = [None, True, 0, -1, 1, 2, 7, 1 << 31, 1 << 63, 1 << 70, 1.5, "", "0", "-1", "(1, 2)", "[]", "[0]", "[0, 1, 2, 3]", "99999999999", "None", "nan", [], {}, [[0, 0, 0]], "_foreach", "relu"]
+VALUES = [
+    None,
+    True,
+    0,
+    -1,
+    1,
+    2,
+    7,
+    1 << 31,
+    1 << 63,
+    1 << 70,
+    1.5,
+    "",
+    "0",
+    "-1",
+    "(1, 2)",
+    "[]",
+    "[0]",
+    "[0, 1, 2, 3]",
+    "99999999999",
+    "None",
+    "nan",
+    [],
+    {},
+    [[0, 0, 0]],
+    "_foreach",
+    "relu",
+]
 
 
 def mutate_tree(rng, text):
@@ -67,7 +128,13 @@ def mutate_tree(rng, text):
     places = []
 
     def visit(value):
-        items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        items = (
+            value.items()
+            if isinstance(value, dict)
+            else enumerate(value)
+            if isinstance(value, list)
+            else ()
+        )
         for key, item in items:
             places.append((value, key))
             visit(item)
@@ -98,7 +165,11 @@ def use(text):
         shapes = {"x": (3, 2, 4), "s": (2, 4), "data": (2, 3, 8, 8)}
         shapes = {name: shape for name, shape in shapes.items() if name in symbol.list_arguments()}
         found = symbol.infer_shape_partial(**shapes)
-        size = sum(int(np.prod([max(d, 1) for d in shape], dtype=object)) for group in found for shape in group)
+        size = sum(
+            int(np.prod([max(d, 1) for d in shape], dtype=object))
+            for group in found
+            for shape in group
+        )
         if size < 1 << 20:
             exe = symbol.simple_bind(mx.cpu(), grad_req="null", **shapes)
             [out.wait_to_read() for out in exe.forward()]
@@ -131,7 +202,9 @@ def test_damaged_symbols(mutate):
         try:
             fine += use(text)
         except Exception as error:
-            raise AssertionError(f"mutation {number}: {type(error).__name__}: {error}\n{text}") from error
+            raise AssertionError(
+                f"mutation {number}: {type(error).__name__}: {error}\n{text}"
+            ) from error
         slowest = max(slowest, time.process_time() - begin)
     assert slowest < 5
     assert fine > 0
@@ -139,7 +212,14 @@ def test_damaged_symbols(mutate):
 
 def test_damaged_parameters(tmp_path):
     name = str(tmp_path / "a.params")
-    mx.nd.save(name, {"fc_weight": mx.nd.ones((3, 4)), "fc_bias": mx.nd.zeros((3,)), "n": mx.nd.array([1, 2], dtype="int64")})
+    mx.nd.save(
+        name,
+        {
+            "fc_weight": mx.nd.ones((3, 4)),
+            "fc_bias": mx.nd.zeros((3,)),
+            "n": mx.nd.array([1, 2], dtype="int64"),
+        },
+    )
     with open(name, "rb") as file:
         whole = file.read()
     for number in deadline(400):
@@ -152,7 +232,14 @@ def test_damaged_parameters(tmp_path):
             elif kind == 1:
                 del data[at:]
             elif kind == 2:
-                data[at : at + 8] = rng.choice([b"\xff" * 8, b"\x00" * 8, (1 << 40).to_bytes(8, "little"), (1 << 63).to_bytes(8, "little")])
+                data[at : at + 8] = rng.choice(
+                    [
+                        b"\xff" * 8,
+                        b"\x00" * 8,
+                        (1 << 40).to_bytes(8, "little"),
+                        (1 << 63).to_bytes(8, "little"),
+                    ]
+                )
             else:
                 data[at:at] = bytes(rng.randrange(256) for _ in range(rng.choice([1, 8, 64])))
             if not data:
@@ -174,10 +261,28 @@ def test_damaged_parameters(tmp_path):
 
 def nested(depth):
     """A graph within a graph within a graph."""
-    graph = {"nodes": [{"op": "null", "name": "x", "inputs": []}, {"op": "_copy", "name": "c", "inputs": [[0, 0, 0]]}], "heads": [[1, 0, 0]]}
-    attrs = {"num_outputs": "1", "num_out_data": "1", "in_data_locs": "[0]", "in_state_locs": "[]", "remain_locs": "[]"}
+    graph = {
+        "nodes": [
+            {"op": "null", "name": "x", "inputs": []},
+            {"op": "_copy", "name": "c", "inputs": [[0, 0, 0]]},
+        ],
+        "heads": [[1, 0, 0]],
+    }
+    attrs = {
+        "num_outputs": "1",
+        "num_out_data": "1",
+        "in_data_locs": "[0]",
+        "in_state_locs": "[]",
+        "remain_locs": "[]",
+    }
     for _ in range(depth):
-        node = {"op": "_foreach", "name": "f", "attrs": attrs, "inputs": [[0, 0, 0]], "subgraphs": [graph]}
+        node = {
+            "op": "_foreach",
+            "name": "f",
+            "attrs": attrs,
+            "inputs": [[0, 0, 0]],
+            "subgraphs": [graph],
+        }
         graph = {"nodes": [{"op": "null", "name": "x", "inputs": []}, node], "heads": [[1, 0, 0]]}
     return json.dumps(graph)
 
@@ -196,16 +301,34 @@ def test_graphs_within_graphs():
 
 
 WRONG = {
-    "graphs": (lambda node: node["subgraphs"].append(node["subgraphs"][0]), "has 1 graphs inside it, the file gives 2"),
+    "graphs": (
+        lambda node: node["subgraphs"].append(node["subgraphs"][0]),
+        "has 1 graphs inside it, the file gives 2",
+    ),
     "none": (lambda node: node.pop("subgraphs"), "has 1 graphs inside it, the file gives 0"),
-    "locs": (lambda node: node["attrs"].update(in_data_locs="[5]"), "in_data_locs has a number that is none of the 1"),
-    "text": (lambda node: node["attrs"].update(in_data_locs="[x]"), "in_data_locs is a list of integers"),
-    "twice": (lambda node: node["attrs"].update(in_state_locs="[0]"), "name each of the 1 variables of the graph once"),
+    "locs": (
+        lambda node: node["attrs"].update(in_data_locs="[5]"),
+        "in_data_locs has a number that is none of the 1",
+    ),
+    "text": (
+        lambda node: node["attrs"].update(in_data_locs="[x]"),
+        "in_data_locs is a list of integers",
+    ),
+    "twice": (
+        lambda node: node["attrs"].update(in_state_locs="[0]"),
+        "name each of the 1 variables of the graph once",
+    ),
     "outputs": (lambda node: node["attrs"].update(num_outputs="3"), "the graph has 1 results"),
-    "many": (lambda node: node["attrs"].update(num_outputs="99999999999"), "it has to be in 1 to 4096"),
+    "many": (
+        lambda node: node["attrs"].update(num_outputs="99999999999"),
+        "it has to be in 1 to 4096",
+    ),
     "missing": (lambda node: node["attrs"].pop("num_outputs"), "num_outputs is missing"),
     "word": (lambda node: node["attrs"].update(num_outputs="two"), "num_outputs is an integer"),
-    "list": (lambda node: node.update(subgraphs={}) or node.update(subgraphs="x"), "subgraphs should be list"),
+    "list": (
+        lambda node: node.update(subgraphs={}) or node.update(subgraphs="x"),
+        "subgraphs should be list",
+    ),
     "body": (lambda node: node.update(subgraphs=[1]), "a graph inside it should be dict"),
     "other": (lambda node: node.update(op="relu"), r"nodes with graphs inside them \(relu\)"),
 }
@@ -220,15 +343,18 @@ def test_wrong_graphs_inside(name):
         mx.sym.load_json(json.dumps(document))
 
 
-@pytest.mark.parametrize("target", ["params", "symbol", "safetensors", "checkpoint",
-                                    "trainer_states", "parameters"])
+@pytest.mark.parametrize(
+    "target", ["params", "symbol", "safetensors", "checkpoint", "trainer_states", "parameters"]
+)
 def test_corpus(target):
     """What the fuzzers of tests/fuzz found to reach the most, and right files."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(os.path.join(TESTS, "fuzz"))
         import readers
-    read, corpus = readers.TARGETS[target], os.path.join(os.path.dirname(readers.__file__),
-                                                         "corpus", target)
+    read, corpus = (
+        readers.TARGETS[target],
+        os.path.join(os.path.dirname(readers.__file__), "corpus", target),
+    )
     for data in readers.seeds(read):
         read(data)
         for end in range(0, len(data), 37):
@@ -248,14 +374,19 @@ def test_parameters_that_do_not_match(tmp_path):
     for change, words in (
         (lambda d: d.pop("1.weight"), "1.weight"),
         (lambda d: d.update(extra=mx.nd.ones((1,))), "extra"),
-        (lambda d: d.update({"0.weight": mx.nd.ones((3, 5))}), r"\(3, 5\).*\(3, 4\)|\(3, 4\).*\(3, 5\)"),
+        (
+            lambda d: d.update({"0.weight": mx.nd.ones((3, 5))}),
+            r"\(3, 5\).*\(3, 4\)|\(3, 4\).*\(3, 5\)",
+        ),
         (lambda d: d.update({"0.weight": mx.nd.ones((3, 4), dtype="int32")}), "int32"),
     ):
         changed = dict(arrays)
         change(changed)
         name = str(tmp_path / "bad.params")
         mx.nd.save(name, changed)
-        before = {key: param.data().asnumpy() for key, param in net._collect_params_with_prefix().items()}
+        before = {
+            key: param.data().asnumpy() for key, param in net._collect_params_with_prefix().items()
+        }
         with pytest.raises((MXNetError, AssertionError, ValueError), match=words):
             net.load_parameters(name)
         for key, param in net._collect_params_with_prefix().items():

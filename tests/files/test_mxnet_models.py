@@ -15,7 +15,10 @@ FOLDER = os.path.join(TESTS, "data", "mxnet-1.9.1")
 
 def reference(name):
     arrays = mx.nd.load(os.path.join(FOLDER, f"{name}.nd"))
-    return [[arrays[f"{kind}{i}"] for i in range(len([key for key in arrays if key[0] == kind]))] for kind in "xo"]
+    return [
+        [arrays[f"{kind}{i}"] for i in range(len([key for key in arrays if key[0] == kind]))]
+        for kind in "xo"
+    ]
 
 
 @pytest.mark.parametrize("mode", ["eager", "hybrid", "exact"])
@@ -57,16 +60,23 @@ def test_states_of_an_optimizer():
     module.forward_backward(mx.io.DataBatch([data[:4]], [mx.nd.array([0, 1, 2, 0])]))
     module.update()
     for name, array in module.get_params()[0].items():
-        np.testing.assert_allclose(array.asnumpy(), steps[f"b:{name}"].asnumpy(), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            array.asnumpy(), steps[f"b:{name}"].asnumpy(), rtol=1e-5, atol=1e-6
+        )
         assert not (array.asnumpy() == steps[f"a:{name}"].asnumpy()).all()
 
 
 def test_states_of_another_module(tmp_path):
-    module = mx.mod.Module(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2, name="other"), label_names=None)
+    module = mx.mod.Module(
+        mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2, name="other"), label_names=None
+    )
     module.bind([("data", (4, 4))])
     module.init_params()
     module.init_optimizer(optimizer_params={"momentum": 0.9})
-    with pytest.raises(mx.MXNetError, match="momentum.states holds states of 2, 3, and the module has the parameters other_weight, other_bias"):
+    with pytest.raises(
+        mx.MXNetError,
+        match="momentum.states holds states of 2, 3, and the module has the parameters other_weight, other_bias",
+    ):
         module.load_optimizer_states(os.path.join(FOLDER, "momentum.states"))
     (tmp_path / "empty.states").write_bytes(b"")
     with pytest.raises(mx.MXNetError, match="empty.states: these bytes are no states"):
@@ -80,8 +90,17 @@ def test_states_that_are_none():
     updater = mx.optimizer.get_updater(mx.optimizer.SGD(momentum=0.9))
     updater.set_states(saved)
     before = updater.states
-    other = saved.replace(b"\x07NDArray", b"\x07NDArraz").replace(b"NDArray\n", b"NDArraz\n").replace(b"\x8c\x07NDArray", b"\x8c\x07NDArraz")
-    for wrong, words in ((b"", "no states"), (saved[: len(saved) // 2], "no states"), (pickle.dumps([1]), "hold a list"), (other, "NDArraz; only arrays")):
+    other = (
+        saved.replace(b"\x07NDArray", b"\x07NDArraz")
+        .replace(b"NDArray\n", b"NDArraz\n")
+        .replace(b"\x8c\x07NDArray", b"\x8c\x07NDArraz")
+    )
+    for wrong, words in (
+        (b"", "no states"),
+        (saved[: len(saved) // 2], "no states"),
+        (pickle.dumps([1]), "hold a list"),
+        (other, "NDArraz; only arrays"),
+    ):
         with pytest.raises(mx.MXNetError, match=words):
             updater.set_states(wrong)
         assert updater.states is before
@@ -108,12 +127,17 @@ def test_a_model_is_split_over_devices():
     inputs, (expected,) = reference("resnet")
     path = os.path.join(FOLDER, "resnet")
     symbol = mx.sym.load(f"{path}-symbol.json")
-    name = next(name for name in symbol.get_internals().list_outputs() if name.endswith("pool0_fwd_output"))
+    name = next(
+        name for name in symbol.get_internals().list_outputs() if name.endswith("pool0_fwd_output")
+    )
     body = symbol.get_internals()[name]
     first = gluon.SymbolBlock(body, mx.sym.var("data"))
     first.collect_params().load(f"{path}-0000.params", ctx=mx.cpu(0), ignore_extra=True)
     arrays = {key[4:]: array for key, array in mx.nd.load(f"{path}-0000.params").items()}
-    weight, bias = [next(array for key, array in arrays.items() if key.endswith(f"dense0_{what}")) for what in ("weight", "bias")]
+    weight, bias = [
+        next(array for key, array in arrays.items() if key.endswith(f"dense0_{what}"))
+        for what in ("weight", "bias")
+    ]
 
     class Net(gluon.HybridBlock):
         def __init__(self):

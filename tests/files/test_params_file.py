@@ -16,7 +16,17 @@ from support.processes import output_of
 import mpgluon as mx
 
 VERSION_1, VERSION_2, VERSION_3 = 0xF993FAC8, 0xF993FAC9, 0xF993FACA
-DTYPES = {"float32": 0, "float64": 1, "float16": 2, "uint8": 3, "int32": 4, "int8": 5, "int64": 6, "bool": 7, "bfloat16": 12}
+DTYPES = {
+    "float32": 0,
+    "float64": 1,
+    "float16": 2,
+    "uint8": 3,
+    "int32": 4,
+    "int8": 5,
+    "int64": 6,
+    "bool": 7,
+    "bfloat16": 12,
+}
 
 
 def array_bytes(shape, dtype_number, data, version=VERSION_2, device=(1, 0)):
@@ -32,25 +42,41 @@ def array_bytes(shape, dtype_number, data, version=VERSION_2, device=(1, 0)):
 
 def file_bytes(arrays, names=()):
     names = [name.encode() if isinstance(name, str) else name for name in names]
-    out = struct.pack("<QQQ", 0x112, 0, len(arrays)) + b"".join(arrays) + struct.pack("<Q", len(names))
+    out = (
+        struct.pack("<QQQ", 0x112, 0, len(arrays))
+        + b"".join(arrays)
+        + struct.pack("<Q", len(names))
+    )
     return out + b"".join(struct.pack("<Q", len(name)) + name for name in names)
 
 
 SIX = np.arange(6, dtype="float32").reshape(2, 3)
-GOLDEN = file_bytes([array_bytes((2, 3), 0, SIX.tobytes()), array_bytes((2,), 6, np.array([5, -1]).tobytes())], ["arg:w", "aux:ü"])
+GOLDEN = file_bytes(
+    [array_bytes((2, 3), 0, SIX.tobytes()), array_bytes((2,), 6, np.array([5, -1]).tobytes())],
+    ["arg:w", "aux:ü"],
+)
 
 
 def test_bytes_of_a_dict(tmp_path):
     path = tmp_path / "a.params"
     mx.nd.save(path, {"arg:w": mx.nd.array(SIX), "aux:ü": mx.nd.array([5, -1], dtype="int64")})
     assert path.read_bytes() == GOLDEN
-    assert mx.nd.save_tobuffer({"arg:w": mx.nd.array(SIX), "aux:ü": mx.nd.array([5, -1], dtype="int64")}) == GOLDEN
+    assert (
+        mx.nd.save_tobuffer(
+            {"arg:w": mx.nd.array(SIX), "aux:ü": mx.nd.array([5, -1], dtype="int64")}
+        )
+        == GOLDEN
+    )
 
 
 @pytest.mark.parametrize("how", ["file", "buffer"])
 def test_reading_a_dict(tmp_path, how):
     (tmp_path / "a.params").write_bytes(GOLDEN)
-    loaded = mx.nd.load(str(tmp_path / "a.params")) if how == "file" else mx.nd.load_frombuffer(bytearray(GOLDEN))
+    loaded = (
+        mx.nd.load(str(tmp_path / "a.params"))
+        if how == "file"
+        else mx.nd.load_frombuffer(bytearray(GOLDEN))
+    )
     assert list(loaded) == ["arg:w", "aux:ü"]
     np.testing.assert_array_equal(loaded["arg:w"].asnumpy(), SIX)
     assert loaded["aux:ü"].dtype == np.int64 and loaded["aux:ü"].asnumpy().tolist() == [5, -1]
@@ -62,7 +88,9 @@ def test_every_dtype(tmp_path, dtype, shape):
     values = np.random.default_rng(1).integers(0, 2 if dtype == "bool" else 100, shape)
     array = mx.nd.array(values, dtype=dtype)
     mx.nd.save(tmp_path / "a", [array])
-    number = struct.unpack_from("<i", (tmp_path / "a").read_bytes(), 24 + 12 + 8 * len(shape) + 8)[0]
+    number = struct.unpack_from("<i", (tmp_path / "a").read_bytes(), 24 + 12 + 8 * len(shape) + 8)[
+        0
+    ]
     assert number == DTYPES[dtype]
     (loaded,) = mx.nd.load(tmp_path / "a")
     assert loaded.shape == shape and loaded.dtype == array.dtype
@@ -79,21 +107,33 @@ def test_single_array_and_empty(tmp_path):
 
 @pytest.mark.parametrize("version", [None, VERSION_1, VERSION_2, VERSION_3])
 def test_versions(version):
-    loaded = mx.nd.load_frombuffer(file_bytes([array_bytes((2, 3), 0, SIX.tobytes(), version)], ["x"]))
+    loaded = mx.nd.load_frombuffer(
+        file_bytes([array_bytes((2, 3), 0, SIX.tobytes(), version)], ["x"])
+    )
     np.testing.assert_array_equal(loaded["x"].asnumpy(), SIX)
 
 
 def test_no_array():
-    for absent in (struct.pack("<I", 0), struct.pack("<Iii", VERSION_2, 0, 0), struct.pack("<Iii", VERSION_3, 0, -1)):
-        loaded = mx.nd.load_frombuffer(file_bytes([absent, array_bytes((2, 3), 0, SIX.tobytes())], ["a", "b"]))
+    for absent in (
+        struct.pack("<I", 0),
+        struct.pack("<Iii", VERSION_2, 0, 0),
+        struct.pack("<Iii", VERSION_3, 0, -1),
+    ):
+        loaded = mx.nd.load_frombuffer(
+            file_bytes([absent, array_bytes((2, 3), 0, SIX.tobytes())], ["a", "b"])
+        )
         assert loaded["a"] is None and loaded["b"].shape == (2, 3)
 
 
 def test_device_of_a_file(tmp_path):
     mx.nd.save(tmp_path / "a", [mx.nd.array(SIX, ctx=mx.cpu(1))])
-    assert (tmp_path / "a").read_bytes() == file_bytes([array_bytes((2, 3), 0, SIX.tobytes(), device=(1, 1))])
+    assert (tmp_path / "a").read_bytes() == file_bytes(
+        [array_bytes((2, 3), 0, SIX.tobytes(), device=(1, 1))]
+    )
     assert mx.nd.load(tmp_path / "a")[0].context == mx.cpu(0)
-    (loaded,) = mx.nd.load_frombuffer(file_bytes([array_bytes((2, 3), 0, SIX.tobytes(), device=(2, 1000))]))
+    (loaded,) = mx.nd.load_frombuffer(
+        file_bytes([array_bytes((2, 3), 0, SIX.tobytes(), device=(2, 1000))])
+    )
     assert loaded.context == mx.cpu(0)
 
 
@@ -162,7 +202,13 @@ def test_cut_off_anywhere():
 def test_thousands_of_mutations():
     """Whatever is done to a file, loading gives arrays or an error."""
     rng = random.Random(7)
-    seeds = [GOLDEN, file_bytes([array_bytes((2, 3), 0, SIX.tobytes(), v) for v in (None, VERSION_1, VERSION_3)], ["a", "b", "c"])]
+    seeds = [
+        GOLDEN,
+        file_bytes(
+            [array_bytes((2, 3), 0, SIX.tobytes(), v) for v in (None, VERSION_1, VERSION_3)],
+            ["a", "b", "c"],
+        ),
+    ]
     loaded = failed = 0
     for _ in range(4000):
         data = bytearray(rng.choice(seeds))
@@ -219,7 +265,9 @@ def test_a_link_to_nothing_is_kept(tmp_path):
     (tmp_path / "second").symlink_to(tmp_path / "folder" / "target")
     mx.nd.save(tmp_path / "first", [mx.nd.ones((2,))])
     assert (tmp_path / "first").is_symlink() and (tmp_path / "second").is_symlink()
-    assert os.listdir(tmp_path / "folder") == ["target"] and mx.nd.load(tmp_path / "first")[0].shape == (2,)
+    assert os.listdir(tmp_path / "folder") == ["target"] and mx.nd.load(tmp_path / "first")[
+        0
+    ].shape == (2,)
 
 
 def test_links_in_a_circle_stay(tmp_path):

@@ -108,8 +108,9 @@ def small_symbol():
     x = mx.sym.var("x", shape=(2, 3))
     net = mx.sym.FullyConnected(mx.sym.Activation(x, act_type="relu"), num_hidden=2, name="fc")
     part = dict(begin=(0, 1), end=(None, 2))
-    return mx.sym.contrib.cond(mx.sym.sum(net) > 0, lambda: net * 2,
-                               lambda: mx.sym.slice(net, **part))
+    return mx.sym.contrib.cond(
+        mx.sym.sum(net) > 0, lambda: net * 2, lambda: mx.sym.slice(net, **part)
+    )
 
 
 def seeds(target):

@@ -47,14 +47,29 @@ def test_names():
         "net_dense2_bias",
     ]
     assert sorted(net._collect_params_with_prefix()) == sorted(
-        ["hidden.weight", "hidden.bias", "body.0.weight", "body.0.bias", "body.1.weight", "body.1.bias"]
+        [
+            "hidden.weight",
+            "hidden.bias",
+            "body.0.weight",
+            "body.0.bias",
+            "body.1.weight",
+            "body.1.bias",
+        ]
     )
-    assert list(net.collect_params(".*bias")) == ["net_dense0_bias", "net_dense1_bias", "net_dense2_bias"]
+    assert list(net.collect_params(".*bias")) == [
+        "net_dense0_bias",
+        "net_dense1_bias",
+        "net_dense2_bias",
+    ]
 
 
 def test_names_count_up_within_a_scope():
     with mx.name.NameManager():
-        assert [nn.Dense(1).name, nn.Dense(1).name, nn.Conv2D(1, 1).name] == ["dense0", "dense1", "conv0"]
+        assert [nn.Dense(1).name, nn.Dense(1).name, nn.Conv2D(1, 1).name] == [
+            "dense0",
+            "dense1",
+            "conv0",
+        ]
     with mx.name.Prefix("some_"):
         assert nn.Dense(1).name == "some_dense0"
 
@@ -114,7 +129,9 @@ def test_hooks():
     net = make()
     seen = []
     before = net.register_forward_pre_hook(lambda block, args: seen.append(("before", len(args))))
-    after = net.body.register_forward_hook(lambda block, args, out: seen.append(("after", out.shape)))
+    after = net.body.register_forward_hook(
+        lambda block, args, out: seen.append(("after", out.shape))
+    )
     net(inputs(2, 6))
     assert seen == [("before", 1), ("after", (2, 3))]
     before.detach()
@@ -179,7 +196,10 @@ def test_loading_reports_what_does_not_fit(tmp_path):
     path = str(tmp_path / "net.params")
 
     def save(change):
-        arrays = {name: mx.nd.zeros(param.shape) for name, param in net._collect_params_with_prefix().items()}
+        arrays = {
+            name: mx.nd.zeros(param.shape)
+            for name, param in net._collect_params_with_prefix().items()
+        }
         change(arrays)
         mx.nd.save(path, arrays)
 
@@ -221,7 +241,9 @@ def test_shared_parameters_are_saved_once_if_asked(tmp_path):
 def test_load_dict():
     net = make()
     net(inputs(2, 6))
-    values = {name: mx.nd.ones(param.shape) for name, param in net._collect_params_with_prefix().items()}
+    values = {
+        name: mx.nd.ones(param.shape) for name, param in net._collect_params_with_prefix().items()
+    }
     net.load_dict(values)
     assert net.hidden.weight.data().asnumpy().min() == 1
 
@@ -240,7 +262,9 @@ class Custom(gluon.HybridBlock):
             self.scale = self.params.get("scale", shape=(1, units), init="ones")
 
     def hybrid_forward(self, F, x, weight, scale):
-        return F.broadcast_mul(F.FullyConnected(x, weight, None, num_hidden=self._units, no_bias=True), scale)
+        return F.broadcast_mul(
+            F.FullyConnected(x, weight, None, num_hidden=self._units, no_bias=True), scale
+        )
 
 
 @pytest.mark.parametrize("hybrid", [False, True])
@@ -290,7 +314,11 @@ def test_initial_values_do_not_depend_on_when_or_where():
         mx.random.seed(3)
         net = nn.HybridSequential(prefix="net_")
         with net.name_scope():
-            net.add(nn.Dense(5, in_units=6 if given else 0), nn.Dropout(0.5), nn.Dense(4, in_units=5 if given else 0))
+            net.add(
+                nn.Dense(5, in_units=6 if given else 0),
+                nn.Dropout(0.5),
+                nn.Dense(4, in_units=5 if given else 0),
+            )
         net.initialize(mx.init.Normal(1), ctx=ctx)
         if hybrid:
             net.hybridize()
@@ -316,13 +344,19 @@ def test_hybridized_equals_eager(exact):
             y = net(x)
             loss = (y * y).sum()
         loss.backward()
-        return y.asnumpy(), {name: param.grad().asnumpy() for name, param in net.collect_params().items()}
+        return y.asnumpy(), {
+            name: param.grad().asnumpy() for name, param in net.collect_params().items()
+        }
 
     y, grads = run()
     net.hybridize(exact=exact)
     for _ in range(3):
         compiled_y, compiled = run()
-        compare = np.testing.assert_array_equal if exact else lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+        compare = (
+            np.testing.assert_array_equal
+            if exact
+            else lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+        )
         compare(compiled_y, y)
         for name in grads:
             compare(compiled[name], grads[name])
@@ -341,7 +375,9 @@ def test_nested_arguments():
     for hybrid in (False, True):
         net.hybridize(hybrid)
         for factor in (1, 2):
-            x, (added, nothing), (last,) = net(arrays[0], [arrays[1], (arrays[2], arrays[3])], None, factor)
+            x, (added, nothing), (last,) = net(
+                arrays[0], [arrays[1], (arrays[2], arrays[3])], None, factor
+            )
             assert nothing is None
             results.append([array.asnumpy() for array in (x, added, last)])
     for a, b in zip(results[:2], results[2:]):
@@ -387,7 +423,9 @@ def test_forward_can_be_hybridized():
         z = net(x)
     z.backward()
     np.testing.assert_allclose(z.asnumpy(), y, rtol=1e-6)
-    np.testing.assert_allclose(net.weight.grad().asnumpy(), x.asnumpy().T @ np.ones((2, 3)), rtol=1e-5)
+    np.testing.assert_allclose(
+        net.weight.grad().asnumpy(), x.asnumpy().T @ np.ones((2, 3)), rtol=1e-5
+    )
 
 
 def test_plain_parent_of_hybridized_children():
@@ -467,7 +505,10 @@ def test_compiled_counts_ops_and_fused_groups():
     table = repr(net.compiled()).splitlines()
     assert "4 operators, called 1 time" in table[0]
     titles, numbers = re.split(r"  +", table[2].strip()), re.split(r"  +", table[3].strip())
-    assert dict(zip(titles, numbers))["fused groups"] == "1" and dict(zip(titles, numbers))["forward ops"] == "2"
+    assert (
+        dict(zip(titles, numbers))["fused groups"] == "1"
+        and dict(zip(titles, numbers))["forward ops"] == "2"
+    )
     assert "again" not in titles and "kept" not in titles  # nothing of the sort here
 
 

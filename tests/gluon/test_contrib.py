@@ -33,7 +33,10 @@ def test_convolutional_cells(dims, layout, kind, gates):
     outputs, states = unrolled(cell, x)
     weights = {name[2:]: param.data().asnumpy() for name, param in cell.collect_params().items()}
     assert weights["i2h_weight"].shape == (3 * gates, 2, *(1,) * dims)
-    wi, wh = weights["i2h_weight"].reshape(3 * gates, 2), weights["h2h_weight"].reshape(3 * gates, 3)
+    wi, wh = (
+        weights["i2h_weight"].reshape(3 * gates, 2),
+        weights["h2h_weight"].reshape(3 * gates, 3),
+    )
     h = c = np.zeros((2, *size, 3), "float32")
     for t in range(3):
         i2h = np.moveaxis(x.asnumpy()[:, t], 1, -1) @ wi.T + weights["i2h_bias"]
@@ -48,7 +51,9 @@ def test_convolutional_cells(dims, layout, kind, gates):
             (ri, zi, ni), (rh, zh, nh) = np.split(i2h, 3, -1), np.split(h2h, 3, -1)
             update = sigmoid(zi + zh)
             h = (1 - update) * np.tanh(ni + sigmoid(ri + rh) * nh) + update * h
-        np.testing.assert_allclose(outputs.asnumpy()[:, t], np.moveaxis(h, -1, 1), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            outputs.asnumpy()[:, t], np.moveaxis(h, -1, 1), rtol=1e-4, atol=1e-5
+        )
     assert len(states) == (2 if kind == "LSTM" else 1)
     eager = outputs.asnumpy()
     cell.hybridize()
@@ -56,7 +61,16 @@ def test_convolutional_cells(dims, layout, kind, gates):
 
 
 def test_convolutional_cells_keep_the_size_of_states():
-    cell = contrib.rnn.Conv2DLSTMCell((7, 7, 2), 3, (3, 3), (5, 3), i2h_pad=1, h2h_dilate=(1, 2), conv_layout="NHWC", activation="relu")
+    cell = contrib.rnn.Conv2DLSTMCell(
+        (7, 7, 2),
+        3,
+        (3, 3),
+        (5, 3),
+        i2h_pad=1,
+        h2h_dilate=(1, 2),
+        conv_layout="NHWC",
+        activation="relu",
+    )
     assert cell.state_info(4) == [{"shape": (4, 7, 7, 3), "__layout__": "NHWC"}] * 2
     assert repr(contrib.rnn.Conv1DGRUCell((2, 7), 3, 3, 3)) == "Conv1DGRUCell(2 -> 9, tanh, NCW)"
     with pytest.raises(AssertionError, match="odd"):
@@ -84,7 +98,12 @@ def test_projected_lstm():
     cell.initialize(mx.init.Uniform(0.5))
     x = values(2, 3, 4)
     outputs, (r, c) = unrolled(cell, x, valid_length=mx.nd.array([1, 3]))
-    assert outputs.shape == (2, 3, 3) and r.shape == (2, 3) and c.shape == (2, 5) and repr(cell) == "LSTMPCell(4 -> 20 -> 3)"
+    assert (
+        outputs.shape == (2, 3, 3)
+        and r.shape == (2, 3)
+        and c.shape == (2, 5)
+        and repr(cell) == "LSTMPCell(4 -> 20 -> 3)"
+    )
     weights = {name[2:]: param.data().asnumpy() for name, param in cell.collect_params().items()}
     out, state = np.zeros((2, 3)), np.zeros((2, 5))
     for t in range(3):
@@ -126,7 +145,11 @@ def test_variational_dropout(which, hybrid):
     still = net(x).asnumpy()
     assert np.array_equal(still, net(x).asnumpy())
     if which == "drop_outputs":  # the same mask in all steps
-        assert np.array_equal(one == 0, np.repeat(one[:, :1] == 0, 3, axis=1)) and (one == 0).any() and (one != 0).any()
+        assert (
+            np.array_equal(one == 0, np.repeat(one[:, :1] == 0, 3, axis=1))
+            and (one == 0).any()
+            and (one != 0).any()
+        )
 
 
 def test_variational_dropout_around_bidirectional_cells():
@@ -142,17 +165,38 @@ def test_dynamic_unroll(layout, valid):
     cell.initialize(mx.init.Uniform(0.5))
     x = values(*((3, 2, 4) if layout == "TNC" else (2, 3, 4)))
     lengths = None if valid is None else mx.nd.array(valid)
-    outputs, states = contrib.rnn.dynamic_unroll(cell, x, cell.begin_state(2), layout=layout, valid_length=lengths)
+    outputs, states = contrib.rnn.dynamic_unroll(
+        cell, x, cell.begin_state(2), layout=layout, valid_length=lengths
+    )
     expected, last = cell.unroll(3, x, layout=layout, merge_outputs=True, valid_length=lengths)
     for one, other in zip((outputs, *states), (expected, *last)):
         np.testing.assert_allclose(one.asnumpy(), other.asnumpy(), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("layer, shape, places", [
-    (contrib.nn.PixelShuffle1D(2), (2, 6, 4), lambda a: a.reshape(2, 3, 2, 4).transpose(0, 1, 3, 2).reshape(2, 3, 8)),
-    (contrib.nn.PixelShuffle2D((2, 3)), (1, 12, 2, 5), lambda a: a.reshape(1, 2, 2, 3, 2, 5).transpose(0, 1, 4, 2, 5, 3).reshape(1, 2, 4, 15)),
-    (contrib.nn.PixelShuffle3D((2, 1, 3)), (1, 12, 2, 3, 4), lambda a: a.reshape(1, 2, 2, 1, 3, 2, 3, 4).transpose(0, 1, 5, 2, 6, 3, 7, 4).reshape(1, 2, 4, 3, 12)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "layer, shape, places",
+    [
+        (
+            contrib.nn.PixelShuffle1D(2),
+            (2, 6, 4),
+            lambda a: a.reshape(2, 3, 2, 4).transpose(0, 1, 3, 2).reshape(2, 3, 8),
+        ),
+        (
+            contrib.nn.PixelShuffle2D((2, 3)),
+            (1, 12, 2, 5),
+            lambda a: a.reshape(1, 2, 2, 3, 2, 5).transpose(0, 1, 4, 2, 5, 3).reshape(1, 2, 4, 15),
+        ),
+        (
+            contrib.nn.PixelShuffle3D((2, 1, 3)),
+            (1, 12, 2, 3, 4),
+            lambda a: (
+                a.reshape(1, 2, 2, 1, 3, 2, 3, 4)
+                .transpose(0, 1, 5, 2, 6, 3, 7, 4)
+                .reshape(1, 2, 4, 3, 12)
+            ),
+        ),
+    ],
+)
 def test_pixel_shuffle(layer, shape, places):
     x = values(*shape)
     np.testing.assert_array_equal(layer(x).asnumpy(), places(x.asnumpy()))
@@ -172,7 +216,11 @@ def test_pixel_shuffle_errors():
 def test_interval_sampler():
     assert list(contrib.data.IntervalSampler(13, 3)) == [0, 3, 6, 9, 12, 1, 4, 7, 10, 2, 5, 8, 11]
     few = contrib.data.IntervalSampler(13, 3, rollover=False)
-    assert list(few) == [0, 3, 6, 9, 12] and len(few) == 5 and len(contrib.data.IntervalSampler(13, 3)) == 13
+    assert (
+        list(few) == [0, 3, 6, 9, 12]
+        and len(few) == 5
+        and len(contrib.data.IntervalSampler(13, 3)) == 13
+    )
     with pytest.raises(AssertionError, match="smaller"):
         contrib.data.IntervalSampler(3, 5)
 
@@ -206,7 +254,9 @@ def test_save_and_load(tmp_path):
     net.save(str(tmp_path / "net"))
     other.load(str(tmp_path / "net"))
     np.testing.assert_allclose(other(x).asnumpy(), expected, rtol=1e-6)
-    assert list(net._children) == list(other._children) and list(other._children.values())[1]._active
+    assert (
+        list(net._children) == list(other._children) and list(other._children.values())[1]._active
+    )
     wrong = named(lambda units: gluon.nn.BatchNorm())
     before = list(wrong._children)
     with pytest.raises(ValueError, match="another model.*batchnorm2.*dense2"):
@@ -230,7 +280,11 @@ def test_rand_zipfian(symbolic):
         sampled, true, expected = group.bind(mx.cpu(), {"true": classes}).forward()
     else:
         sampled, true, expected = mx.nd.contrib.rand_zipfian(classes, count, top)
-    assert str(np.dtype(sampled.dtype)) == "int64" and sampled.shape == expected.shape == (count,) and true.dtype == np.float64
+    assert (
+        str(np.dtype(sampled.dtype)) == "int64"
+        and sampled.shape == expected.shape == (count,)
+        and true.dtype == np.float64
+    )
     drawn = sampled.asnumpy()
     assert drawn.min() == 0 and drawn.max() < top
     share = np.log((np.arange(top) + 2) / (np.arange(top) + 1)) / np.log(top + 1) * count

@@ -60,14 +60,25 @@ def test_views_of_a_dataset():
     dataset = data.SimpleDataset(list(range(11)))
     everything = lambda d: [d[i] for i in range(len(d))]  # noqa: E731
     assert everything(dataset.filter(lambda x: x % 3 == 0)) == [0, 3, 6, 9]
-    assert [everything(dataset.shard(3, i)) for i in range(3)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]
-    assert everything(dataset.take(3)) == [0, 1, 2] and len(dataset.take(None)) == len(dataset.take(50)) == 11
+    assert [everything(dataset.shard(3, i)) for i in range(3)] == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],
+        [8, 9, 10],
+    ]
+    assert (
+        everything(dataset.take(3)) == [0, 1, 2]
+        and len(dataset.take(None)) == len(dataset.take(50)) == 11
+    )
     assert everything(dataset.sample(data.SequentialSampler(2, start=4))) == [4, 5]
     assert everything(dataset.transform(lambda x: x * 2).take(3)) == [0, 2, 4]
     pairs = data.SimpleDataset([(1, 2), (3, 4)])
     assert everything(pairs.transform(lambda a, b: a + b, lazy=False)) == [3, 7]
     assert everything(pairs.transform_first(lambda a: -a)) == [(-1, 2), (-3, 4)]
-    for wrong in (lambda: dataset.shard(0, 0), lambda: dataset.shard(2, 2), lambda: dataset.take(-1)):
+    for wrong in (
+        lambda: dataset.shard(0, 0),
+        lambda: dataset.shard(2, 2),
+        lambda: dataset.take(-1),
+    ):
         with pytest.raises(ValueError):
             wrong()
     with pytest.raises(TypeError):
@@ -76,7 +87,10 @@ def test_views_of_a_dataset():
 
 def test_samplers():
     assert list(data.IntervalSampler(10, 4)) == [0, 4, 8, 1, 5, 9, 2, 6, 3, 7]
-    assert list(data.IntervalSampler(10, 4, rollover=False)) == [0, 4, 8] and len(data.IntervalSampler(10, 4, rollover=False)) == 3
+    assert (
+        list(data.IntervalSampler(10, 4, rollover=False)) == [0, 4, 8]
+        and len(data.IntervalSampler(10, 4, rollover=False)) == 3
+    )
     np.random.seed(1)
     first = list(data.RandomSampler(50))
     assert sorted(first) == list(range(50)) and first != sorted(first)
@@ -103,11 +117,19 @@ def test_batches_in_order(way):
         batches = list(loader)
         np.testing.assert_array_equal(np.concatenate([x.asnumpy() for x, _ in batches]), VALUES)
         np.testing.assert_array_equal(np.concatenate([y.asnumpy() for _, y in batches]), LABELS)
-        assert all(isinstance(y, mx.nd.NDArray) and y.dtype == np.int32 and y.context == mx.cpu(0) for _, y in batches)
+        assert all(
+            isinstance(y, mx.nd.NDArray) and y.dtype == np.int32 and y.context == mx.cpu(0)
+            for _, y in batches
+        )
 
 
 def test_arrays_of_the_framework(way):
-    loader = data.DataLoader(data.ArrayDataset(mx.nd.array(VALUES), mx.nd.array(LABELS)), batch_size=3, last_batch="discard", **way)
+    loader = data.DataLoader(
+        data.ArrayDataset(mx.nd.array(VALUES), mx.nd.array(LABELS)),
+        batch_size=3,
+        last_batch="discard",
+        **way,
+    )
     batches = list(loader)
     assert len(batches) == 3 and batches[0][0].shape == (3, 2)
     np.testing.assert_array_equal(batches[1][0].asnumpy(), VALUES[3:6])
@@ -122,12 +144,19 @@ def test_shuffled_rounds_differ_and_are_complete(way):
 
 def test_large_batches(way):
     values = np.random.default_rng(0).normal(size=(8, 300, 301)).astype("float32")
-    for batch, expected in zip(data.DataLoader(values, batch_size=4, **way), (values[:4], values[4:])):
+    for batch, expected in zip(
+        data.DataLoader(values, batch_size=4, **way), (values[:4], values[4:])
+    ):
         np.testing.assert_array_equal(batch.asnumpy(), expected)
 
 
 def own_batch(samples):
-    return {"n": len(samples), "values": [mx.nd.array(s) * 2 for s in samples], "host": np.stack(samples), "text": "x" * 5000}
+    return {
+        "n": len(samples),
+        "values": [mx.nd.array(s) * 2 for s in samples],
+        "host": np.stack(samples),
+        "text": "x" * 5000,
+    }
 
 
 def test_own_batchify_and_nested_results(way):
@@ -138,13 +167,20 @@ def test_own_batchify_and_nested_results(way):
 
 
 def test_zero_sized_and_single_samples(way):
-    batches = list(data.DataLoader(data.SimpleDataset([np.zeros((0, 3), "float32")] * 3), batch_size=2, **way))
+    batches = list(
+        data.DataLoader(data.SimpleDataset([np.zeros((0, 3), "float32")] * 3), batch_size=2, **way)
+    )
     assert [b.shape for b in batches] == [(2, 0, 3), (1, 0, 3)]
     assert list(data.DataLoader([], batch_size=2, **way)) == []
 
 
 def test_batch_sampler_and_auto_reload(way):
-    loader = data.DataLoader(LABELS, batch_sampler=data.BatchSampler(data.IntervalSampler(10, 5), 2), auto_reload=True, **way)
+    loader = data.DataLoader(
+        LABELS,
+        batch_sampler=data.BatchSampler(data.IntervalSampler(10, 5), 2),
+        auto_reload=True,
+        **way,
+    )
     for _ in range(2):
         assert [b.asnumpy().tolist() for b in loader] == [[0, 5], [1, 6], [2, 7], [3, 8], [4, 9]]
 
@@ -192,7 +228,9 @@ def test_workers_may_compute_with_arrays():
         x = mx.nd.ones((100, 100)) * i
         return mx.nd.dot(x, x)
 
-    mx.nd.dot(mx.nd.ones((100, 100), ctx=mx.cpu(1)), mx.nd.ones((100, 100), ctx=mx.cpu(1))).wait_to_read()
+    mx.nd.dot(
+        mx.nd.ones((100, 100), ctx=mx.cpu(1)), mx.nd.ones((100, 100), ctx=mx.cpu(1))
+    ).wait_to_read()
     loader = data.DataLoader(Function(4, sample), batch_size=2, num_workers=2, timeout=60)
     assert [b.asnumpy()[:, 0, 0].tolist() for b in loader] == [[0, 100], [400, 900]]
 
@@ -258,7 +296,12 @@ def slow(i):
 @pytest.mark.parametrize("way", ["processes", "threads"])
 def test_timeout(way):
     ended = threading.Event()
-    loader = data.DataLoader(Function(2, (lambda i: ended.wait()) if way == "threads" else slow), batch_size=2, timeout=0.2, **WAYS[way])
+    loader = data.DataLoader(
+        Function(2, (lambda i: ended.wait()) if way == "threads" else slow),
+        batch_size=2,
+        timeout=0.2,
+        **WAYS[way],
+    )
     with pytest.raises(TimeoutError, match="0.2 s"):
         list(loader)
     ended.set()
@@ -295,7 +338,13 @@ def alive(pid):
 
 
 def start_script():
-    child = subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    child = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     return child, eval(child.stdout.readline())
 
 
@@ -303,7 +352,10 @@ def test_ctrl_c_reaches_the_loop_and_nothing_is_left():
     child, workers = start_script()
     os.killpg(child.pid, signal.SIGINT)  # as a terminal does: to all processes of the group
     out, err = child.communicate(timeout=30)
-    assert "interrupted" in out and out.rstrip().endswith("done") and "Traceback" not in err, (out, err)
+    assert "interrupted" in out and out.rstrip().endswith("done") and "Traceback" not in err, (
+        out,
+        err,
+    )
     assert not any(alive(pid) for pid in workers)
 
 

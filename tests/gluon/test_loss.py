@@ -39,11 +39,26 @@ ROWS = np.arange(4)
 # name -> (loss, arrays, elementwise result before weighting and averaging)
 ELEMENTWISE = {
     "l2": (losses.L2Loss, {}, (PRED, LABEL), (PRED - LABEL) ** 2 / 2),
-    "l2 of another shape": (losses.L2Loss, {}, (PRED, LABEL.reshape(4, 5, 1)), (PRED - LABEL) ** 2 / 2),
+    "l2 of another shape": (
+        losses.L2Loss,
+        {},
+        (PRED, LABEL.reshape(4, 5, 1)),
+        (PRED - LABEL) ** 2 / 2,
+    ),
     "l1": (losses.L1Loss, {}, (PRED, LABEL), np.abs(PRED - LABEL)),
     "sigmoid": (losses.SigmoidBCELoss, {}, (PRED, HALF), binary(PRED, HALF)),
-    "from sigmoid": (losses.SigmoidBCELoss, {"from_sigmoid": True}, (sigmoid(PRED), HALF), binary(PRED, HALF)),
-    "softmax": (losses.SoftmaxCELoss, {}, (PRED, CLASSES), -log_softmax(PRED)[ROWS, CLASSES][:, None]),
+    "from sigmoid": (
+        losses.SigmoidBCELoss,
+        {"from_sigmoid": True},
+        (sigmoid(PRED), HALF),
+        binary(PRED, HALF),
+    ),
+    "softmax": (
+        losses.SoftmaxCELoss,
+        {},
+        (PRED, CLASSES),
+        -log_softmax(PRED)[ROWS, CLASSES][:, None],
+    ),
     "dense softmax": (
         losses.SoftmaxCELoss,
         {"sparse_label": False},
@@ -58,9 +73,19 @@ ELEMENTWISE = {
     ),
     "huber": (losses.HuberLoss, {"rho": 0.7}, (PRED, LABEL), huber(0.7)),
     "hinge": (losses.HingeLoss, {}, (PRED, SIGNS), np.maximum(0, 1 - PRED * SIGNS)),
-    "squared hinge": (losses.SquaredHingeLoss, {}, (PRED, SIGNS), np.maximum(0, 1 - PRED * SIGNS) ** 2),
+    "squared hinge": (
+        losses.SquaredHingeLoss,
+        {},
+        (PRED, SIGNS),
+        np.maximum(0, 1 - PRED * SIGNS) ** 2,
+    ),
     "logistic": (losses.LogisticLoss, {}, (PRED, SIGNS), np.log(1 + np.exp(-PRED * SIGNS))),
-    "binary logistic": (losses.LogisticLoss, {"label_format": "binary"}, (PRED, HALF), binary(PRED, HALF)),
+    "binary logistic": (
+        losses.LogisticLoss,
+        {"label_format": "binary"},
+        (PRED, HALF),
+        binary(PRED, HALF),
+    ),
 }
 
 
@@ -73,14 +98,20 @@ def test_elementwise(name, hybrid):
     arrays = [mx.nd.array(array, dtype="float32") for array in arrays]
     np.testing.assert_allclose(loss(*arrays).asnumpy(), expected.mean(1), rtol=2e-5, atol=1e-6)
     weighted = loss(*arrays, mx.nd.array(WEIGHTS))
-    np.testing.assert_allclose(weighted.asnumpy(), (expected * WEIGHTS).mean(1), rtol=2e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        weighted.asnumpy(), (expected * WEIGHTS).mean(1), rtol=2e-5, atol=1e-6
+    )
 
 
 def test_weight_and_batch_axis():
     arrays = [mx.nd.array(PRED), mx.nd.array(LABEL)]
     error = np.abs(PRED - LABEL)
-    np.testing.assert_allclose(losses.L1Loss(weight=3)(*arrays).asnumpy(), 3 * error.mean(1), rtol=1e-5)
-    np.testing.assert_allclose(losses.L1Loss(batch_axis=1)(*arrays).asnumpy(), error.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(
+        losses.L1Loss(weight=3)(*arrays).asnumpy(), 3 * error.mean(1), rtol=1e-5
+    )
+    np.testing.assert_allclose(
+        losses.L1Loss(batch_axis=1)(*arrays).asnumpy(), error.mean(0), rtol=1e-5
+    )
     assert repr(losses.L1Loss(batch_axis=1)) == "L1Loss(batch_axis=1, w=None)"
     with pytest.raises(AssertionError, match="number"):
         losses.L1Loss(weight="much")(*arrays)
@@ -121,7 +152,9 @@ def test_kl_divergence():
     logs = log_softmax(PRED)
     expected = (PROBABILITIES * (np.log(PROBABILITIES + 1e-12) - logs)).sum(1)
     label = mx.nd.array(PROBABILITIES)
-    np.testing.assert_allclose(losses.KLDivLoss()(mx.nd.array(logs), label).asnumpy(), expected, rtol=1e-5)
+    np.testing.assert_allclose(
+        losses.KLDivLoss()(mx.nd.array(logs), label).asnumpy(), expected, rtol=1e-5
+    )
     found = losses.KLDivLoss(from_logits=False)(mx.nd.array(PRED), label)
     np.testing.assert_allclose(found.asnumpy(), expected, rtol=1e-5)
 
@@ -152,7 +185,9 @@ def test_cosine():
     label = np.array([1, -1, 1, -1], dtype="float32")
     cosine = (PRED * LABEL).sum(1) / np.linalg.norm(PRED, axis=1) / np.linalg.norm(LABEL, axis=1)
     expected = np.where(label == 1, 1 - cosine, np.maximum(0, cosine - 0.1))
-    found = losses.CosineEmbeddingLoss(margin=0.1)(*[mx.nd.array(array) for array in (PRED, LABEL, label)])
+    found = losses.CosineEmbeddingLoss(margin=0.1)(
+        *[mx.nd.array(array) for array in (PRED, LABEL, label)]
+    )
     np.testing.assert_allclose(found.asnumpy().ravel(), expected, rtol=1e-4, atol=1e-6)
 
 

@@ -31,7 +31,11 @@ def test_names():
     net = vision.resnet18_v1(prefix="net_", classes=10)
     names = list(net.collect_params())
     assert names[:2] == ["net_conv0_weight", "net_batchnorm0_gamma"]
-    assert "net_stage2_conv2_weight" in names and "net_stage4_batchnorm4_running_var" in names and names[-1] == "net_dense0_bias"
+    assert (
+        "net_stage2_conv2_weight" in names
+        and "net_stage4_batchnorm4_running_var" in names
+        and names[-1] == "net_dense0_bias"
+    )
     assert net.output.weight.shape == (10, 512)
 
 
@@ -41,7 +45,9 @@ def test_thumbnail_trains(version):
     net.initialize(mx.init.Xavier())
     net.hybridize()
     x = mx.nd.array(np.random.RandomState(0).randn(4, 3, 16, 16))
-    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.05, "momentum": 0.9})
+    trainer = mx.gluon.Trainer(
+        net.collect_params(), "sgd", {"learning_rate": 0.05, "momentum": 0.9}
+    )
     loss = mx.gluon.loss.SoftmaxCrossEntropyLoss()
     losses = []
     for _ in range(8):

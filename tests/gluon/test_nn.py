@@ -16,8 +16,20 @@ def inputs(*shape):
 
 # layer, its repr, input shape, output shape, parameters after the first call
 LAYERS = [
-    (lambda: nn.Dense(3), "Dense(None -> 3, linear)", (2, 4, 5), (2, 3), {"weight": (3, 20), "bias": (3,)}),
-    (lambda: nn.Dense(3, flatten=False), "Dense(None -> 3, linear)", (2, 4, 5), (2, 4, 3), {"weight": (3, 5), "bias": (3,)}),
+    (
+        lambda: nn.Dense(3),
+        "Dense(None -> 3, linear)",
+        (2, 4, 5),
+        (2, 3),
+        {"weight": (3, 20), "bias": (3,)},
+    ),
+    (
+        lambda: nn.Dense(3, flatten=False),
+        "Dense(None -> 3, linear)",
+        (2, 4, 5),
+        (2, 4, 3),
+        {"weight": (3, 5), "bias": (3,)},
+    ),
     (
         lambda: nn.Dense(3, activation="relu", use_bias=False, in_units=4),
         "Dense(4 -> 3, Activation(relu))",
@@ -71,7 +83,16 @@ LAYERS = [
         {"weight": (4, 3, 3), "bias": (4,)},
     ),
     (
-        lambda: nn.Conv2D(4, (3, 2), strides=2, padding=1, groups=2, in_channels=4, use_bias=False, activation="relu"),
+        lambda: nn.Conv2D(
+            4,
+            (3, 2),
+            strides=2,
+            padding=1,
+            groups=2,
+            in_channels=4,
+            use_bias=False,
+            activation="relu",
+        ),
         "Conv2D(2 -> 4, kernel_size=(3, 2), stride=(2, 2), padding=(1, 1), groups=2, bias=False, Activation(relu))",
         (2, 4, 8, 8),
         (2, 4, 4, 5),
@@ -109,12 +130,18 @@ LAYERS = [
 ]
 
 
-@pytest.mark.parametrize("make, text, shape, out_shape, params", LAYERS, ids=[make().name + str(i) for i, (make, *_) in enumerate(LAYERS)])
+@pytest.mark.parametrize(
+    "make, text, shape, out_shape, params",
+    LAYERS,
+    ids=[make().name + str(i) for i, (make, *_) in enumerate(LAYERS)],
+)
 def test_layer(make, text, shape, out_shape, params):
     layer = make()
     if text is not None:
         assert repr(layer) == text
-    layer.initialize(mx.init.Xavier() if layer.collect_params(".*weight").keys() else mx.init.Uniform())
+    layer.initialize(
+        mx.init.Xavier() if layer.collect_params(".*weight").keys() else mx.init.Uniform()
+    )
     x = inputs(*shape)
     x.attach_grad()
 
@@ -124,12 +151,16 @@ def test_layer(make, text, shape, out_shape, params):
             y = layer(x)
             loss = (y * y).sum()
         loss.backward()
-        grads = [p.grad().asnumpy() for p in layer.collect_params().values() if p.grad_req != "null"]
+        grads = [
+            p.grad().asnumpy() for p in layer.collect_params().values() if p.grad_req != "null"
+        ]
         return [y.asnumpy(), x.grad.asnumpy(), *grads]
 
     eager = run()
     assert eager[0].shape == out_shape
-    assert {name: param.shape for name, param in layer._collect_params_with_prefix().items()} == params
+    assert {
+        name: param.shape for name, param in layer._collect_params_with_prefix().items()
+    } == params
     layer.hybridize(exact=True)
     for a, b in zip(run(), eager):
         np.testing.assert_array_equal(a, b)
@@ -161,8 +192,12 @@ def test_batch_norm_statistics():
     y.wait_to_read()
     expected = (x.asnumpy() - flat.mean(1)[:, None]) / np.sqrt(flat.var(1) + 1e-5)[:, None]
     np.testing.assert_allclose(y.asnumpy(), expected, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(layer.running_mean.data().asnumpy(), 0.1 * flat.mean(1), rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(layer.running_var.data().asnumpy(), 0.9 + 0.1 * flat.var(1), rtol=1e-4)
+    np.testing.assert_allclose(
+        layer.running_mean.data().asnumpy(), 0.1 * flat.mean(1), rtol=1e-4, atol=1e-6
+    )
+    np.testing.assert_allclose(
+        layer.running_var.data().asnumpy(), 0.9 + 0.1 * flat.var(1), rtol=1e-4
+    )
     assert layer.running_mean.grad_req == "null"
     mean = layer.running_mean.data().asnumpy()
     layer(x)
@@ -234,7 +269,10 @@ def test_concurrent():
 
 def test_lambda():
     assert nn.Lambda(lambda x: x * 2)(mx.nd.ones((2,))).asnumpy().tolist() == [2, 2]
-    assert nn.HybridLambda(lambda F, x: F.relu(x))(mx.nd.array([-1, 1])).asnumpy().tolist() == [0, 1]
+    assert nn.HybridLambda(lambda F, x: F.relu(x))(mx.nd.array([-1, 1])).asnumpy().tolist() == [
+        0,
+        1,
+    ]
     assert repr(nn.Lambda("relu")) == "Lambda(relu)"
 
 

@@ -19,7 +19,9 @@ def test_life():
     assert [array.context for array in p.list_data()] == [on(0), on(1)]
     np.testing.assert_array_equal(p.data(on(0)).asnumpy(), p.data(on(1)).asnumpy())
     assert p.data().context == on(0)
-    with pytest.raises(mx.MXNetError, match=r"not initialized on context [cg]pu\(2\).*[cg]pu\(0\), [cg]pu\(1\)"):
+    with pytest.raises(
+        mx.MXNetError, match=r"not initialized on context [cg]pu\(2\).*[cg]pu\(0\), [cg]pu\(1\)"
+    ):
         p.data(on(2))
     p.set_data(np.full((2, 3), 7))
     assert all((array.asnumpy() == 7).all() for array in p.list_data())
@@ -173,7 +175,9 @@ def test_dict():
         params.get("w", dtype="float64")
     shared = gluon.ParameterDict("other_", shared=params)
     assert list(shared) == []
-    assert repr(params) == "net_ (\n  Parameter net_w (shape=(5, 7), dtype=<class 'numpy.float32'>)\n)"
+    assert (
+        repr(params) == "net_ (\n  Parameter net_w (shape=(5, 7), dtype=<class 'numpy.float32'>)\n)"
+    )
     params.initialize(ctx=on(1))
     assert params.list_ctx() == [on(1)]
     params.setattr("lr_mult", 0.5)

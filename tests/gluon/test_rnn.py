@@ -63,9 +63,13 @@ def test_layer_equals_cells(kind, shape):
     loss.backward()
     np.testing.assert_allclose(out.asnumpy(), expected.asnumpy(), rtol=1e-4, atol=1e-5)
     for i, state in enumerate(last):
-        np.testing.assert_allclose(new[i % num_states][i // num_states].asnumpy(), state.asnumpy(), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            new[i % num_states][i // num_states].asnumpy(), state.asnumpy(), rtol=1e-4, atol=1e-5
+        )
     for name, param in stack.collect_params().items():
-        np.testing.assert_allclose(grads[name], param.grad().asnumpy(), rtol=1e-3, atol=1e-4, err_msg=name)
+        np.testing.assert_allclose(
+            grads[name], param.grad().asnumpy(), rtol=1e-3, atol=1e-4, err_msg=name
+        )
 
 
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
@@ -82,7 +86,12 @@ def test_layer_against_torch(kind):
                         value = getattr(layer, f"{direction}{i}_{ours}_{what}").data().asnumpy()
                         getattr(module, f"{what}_{theirs}_l{i}{suffix}").copy_(torch.tensor(value))
     x = inputs(5, 2, 3)
-    np.testing.assert_allclose(layer(x).asnumpy(), module(torch.tensor(x.asnumpy()))[0].detach().numpy(), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        layer(x).asnumpy(),
+        module(torch.tensor(x.asnumpy()))[0].detach().numpy(),
+        rtol=1e-4,
+        atol=1e-5,
+    )
 
 
 @pytest.mark.parametrize("kind", LAYERS)
@@ -110,7 +119,9 @@ def test_layouts():
     other = rnn.LSTM(4, layout="NTC", input_size=3, params=layer.params)
     layer.initialize()
     x = inputs(5, 2, 3)
-    np.testing.assert_array_equal(layer(x).asnumpy(), other(x.swapaxes(0, 1)).asnumpy().swapaxes(0, 1))
+    np.testing.assert_array_equal(
+        layer(x).asnumpy(), other(x.swapaxes(0, 1)).asnumpy().swapaxes(0, 1)
+    )
     with pytest.raises(AssertionError, match="layout"):
         rnn.LSTM(4, layout="CNT")
 
@@ -187,21 +198,28 @@ def test_cells_unroll(kind):
         step, state = cell(x[:, t], state)
         np.testing.assert_allclose(step.asnumpy(), steps[t].asnumpy(), rtol=1e-5, atol=1e-6)
     cell.hybridize()
-    np.testing.assert_allclose(cell.unroll(5, x, merge_outputs=True)[0].asnumpy(), out.asnumpy(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        cell.unroll(5, x, merge_outputs=True)[0].asnumpy(), out.asnumpy(), rtol=1e-5, atol=1e-6
+    )
     with pytest.raises(AssertionError, match="length"):
         cell.unroll(6, x)
 
 
 @pytest.mark.parametrize("kind", ["lstm", "residual", "stack", "bidirectional"])
 def test_valid_length(kind):
-    make = {**CELLS, "bidirectional": lambda: rnn.BidirectionalCell(rnn.LSTMCell(4), rnn.GRUCell(4))}[kind]
+    make = {
+        **CELLS,
+        "bidirectional": lambda: rnn.BidirectionalCell(rnn.LSTMCell(4), rnn.GRUCell(4)),
+    }[kind]
     cell = make()
     cell.initialize(mx.init.Normal(0.5))
     x = inputs(2, 5, 3)
     out, states = cell.unroll(5, x, merge_outputs=True, valid_length=mx.nd.array([3, 5]))
     for row, length in enumerate((3, 5)):
         alone, last = cell.unroll(length, x[row : row + 1, :length], merge_outputs=True)
-        np.testing.assert_allclose(out.asnumpy()[row, :length], alone.asnumpy()[0], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            out.asnumpy()[row, :length], alone.asnumpy()[0], rtol=1e-5, atol=1e-6
+        )
         assert (out.asnumpy()[row, length:] == 0).all()
         for a, b in zip(states, last):
             np.testing.assert_allclose(a.asnumpy()[row], b.asnumpy()[0], rtol=1e-5, atol=1e-6)
@@ -277,9 +295,18 @@ def test_long_sequences_agree_with_single_steps(make, dtype, tolerance):
             loss = (mx.nd.concat(*outputs, dim=0) * weights).sum()
         loss.backward()
         gradients = [p.grad().asnumpy() for p in layer.collect_params().values()]
-        results.append([mx.nd.concat(*outputs, dim=0).asnumpy(), *[s.asnumpy() for s in states], data.grad.asnumpy(), *gradients])
+        results.append(
+            [
+                mx.nd.concat(*outputs, dim=0).asnumpy(),
+                *[s.asnumpy() for s in states],
+                data.grad.asnumpy(),
+                *gradients,
+            ]
+        )
     for many, single in zip(*results):
-        np.testing.assert_allclose(many, single, rtol=tolerance * 10, atol=tolerance * max(1, np.abs(single).max()))
+        np.testing.assert_allclose(
+            many, single, rtol=tolerance * 10, atol=tolerance * max(1, np.abs(single).max())
+        )
 
 
 def test_cells_unroll_over_symbols():
@@ -297,14 +324,19 @@ def test_cells_unroll_over_symbols():
         cell.unroll(None, mx.sym.var("data"), [mx.sym.var("state")])
 
 
-@pytest.mark.parametrize("layers, bidirectional, hybrid", [(1, False, False), (2, False, True), (2, True, True)])
+@pytest.mark.parametrize(
+    "layers, bidirectional, hybrid", [(1, False, False), (2, False, True), (2, True, True)]
+)
 def test_projected_layers(layers, bidirectional, hybrid):
     """The same as a stack of cells with the same parameters."""
     layer = rnn.LSTM(6, layers, projection_size=4, bidirectional=bidirectional, prefix="lstm_")
     stack = rnn.HybridSequentialRNNCell(prefix="lstm_")
     with stack.name_scope():
         for i in range(layers):
-            cells = [gluon.contrib.rnn.LSTMPCell(6, 4, prefix=f"{direction}{i}_") for direction in "lr"[: 1 + bidirectional]]
+            cells = [
+                gluon.contrib.rnn.LSTMPCell(6, 4, prefix=f"{direction}{i}_")
+                for direction in "lr"[: 1 + bidirectional]
+            ]
             stack.add(rnn.BidirectionalCell(*cells) if bidirectional else cells[0])
     layer.initialize(mx.init.Uniform(0.5))
     if hybrid:
@@ -324,8 +356,12 @@ def test_projected_layers(layers, bidirectional, hybrid):
         (expected**2).sum().backward()
     np.testing.assert_allclose(output.asnumpy(), expected.asnumpy(), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(grad, x.grad.asnumpy(), rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(r.asnumpy(), np.stack([s.asnumpy() for s in states[::2]]), rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(c.asnumpy(), np.stack([s.asnumpy() for s in states[1::2]]), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        r.asnumpy(), np.stack([s.asnumpy() for s in states[::2]]), rtol=1e-5, atol=1e-6
+    )
+    np.testing.assert_allclose(
+        c.asnumpy(), np.stack([s.asnumpy() for s in states[1::2]]), rtol=1e-5, atol=1e-6
+    )
     lengths = rnn.LSTM(6, projection_size=4, use_sequence_length=True)
     lengths.initialize()
     with pytest.raises(NotImplementedError, match="projection"):
@@ -355,11 +391,15 @@ def test_exported_layers_take_their_states(kind, states, begins, tmp_path):
     assert [name for name in symbol.list_arguments() if name.startswith("data")] == names
     assert len(symbol.list_outputs()) == (1 if begins else 1 + states)
     outputs = mx.gluon.SymbolBlock.imports(symbol_file, names, param_file)(x, *given)
-    np.testing.assert_allclose((outputs if begins else outputs[0]).asnumpy(), expected.asnumpy(),
-                               rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        (outputs if begins else outputs[0]).asnumpy(), expected.asnumpy(), rtol=1e-5, atol=1e-6
+    )
 
 
 def test_states_say_their_dtype():
     for layer, count in ((mx.gluon.rnn.LSTM(3), 2), (mx.gluon.rnn.GRU(3, dtype="float64"), 1)):
         infos = layer.state_info(2)
-        assert len(infos) == count and all(info["dtype"] == ("float32" if count == 2 else "float64") and info["shape"] == (1, 2, 3) for info in infos)
+        assert len(infos) == count and all(
+            info["dtype"] == ("float32" if count == 2 else "float64") and info["shape"] == (1, 2, 3)
+            for info in infos
+        )

@@ -9,7 +9,10 @@ import mpgluon as mx
 from mpgluon import autograd, gluon
 from mpgluon.gluon import nn
 
-OPTIMIZERS = [("sgd", {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01}), ("adam", {"learning_rate": 0.05})]
+OPTIMIZERS = [
+    ("sgd", {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01}),
+    ("adam", {"learning_rate": 0.05}),
+]
 
 
 class Split(gluon.HybridBlock):
@@ -18,7 +21,10 @@ class Split(gluon.HybridBlock):
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
         with self.name_scope():
-            self.first, self.second = nn.Dense(6, activation="tanh", in_units=4), nn.Dense(3, in_units=6)
+            self.first, self.second = (
+                nn.Dense(6, activation="tanh", in_units=4),
+                nn.Dense(3, in_units=6),
+            )
 
     def hybrid_forward(self, F, x):
         return self.second(self.first(x).as_in_context(self.second.weight.list_ctx()[0]))
@@ -47,7 +53,10 @@ def train(net, trainer, data):
 
 
 def values(net):
-    return {name: param.data(param.list_ctx()[0]).asnumpy() for name, param in net.collect_params().items()}
+    return {
+        name: param.data(param.list_ctx()[0]).asnumpy()
+        for name, param in net.collect_params().items()
+    }
 
 
 @pytest.mark.parametrize("name, options", OPTIMIZERS)
@@ -103,13 +112,19 @@ def test_replicas_stay_equal():
     gradients = []
     for x in batches(3):
         with autograd.record():
-            losses = [net(mx.nd.array(x, ctx=ctx) * (i + 1)).sum() for i, ctx in enumerate(contexts)]
+            losses = [
+                net(mx.nd.array(x, ctx=ctx) * (i + 1)).sum() for i, ctx in enumerate(contexts)
+            ]
         autograd.backward(losses)
         gradients.append(sum(net.weight.grad(ctx).asnumpy() for ctx in contexts))
         trainer.allreduce_grads()
         for ctx in contexts:
-            np.testing.assert_allclose(net.weight.grad(ctx).asnumpy(), gradients[-1], rtol=1e-5, atol=1e-6)
-            np.testing.assert_array_equal(net.weight.grad(ctx).asnumpy(), net.weight.grad(contexts[0]).asnumpy())
+            np.testing.assert_allclose(
+                net.weight.grad(ctx).asnumpy(), gradients[-1], rtol=1e-5, atol=1e-6
+            )
+            np.testing.assert_array_equal(
+                net.weight.grad(ctx).asnumpy(), net.weight.grad(contexts[0]).asnumpy()
+            )
         trainer.update(len(x))
         weights = [net.weight.data(ctx).asnumpy() for ctx in contexts]
         for weight in weights[1:]:
@@ -124,7 +139,9 @@ def test_data_parallel_is_one_device_within_rounding():
         mx.random.seed(3)
         net = nn.Dense(3, in_units=4, prefix="net_")
         net.initialize(mx.init.Xavier(), ctx=ctx)
-        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9})
+        trainer = gluon.Trainer(
+            net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9}
+        )
         for x in batches(4):
             with autograd.record():
                 losses = [(net(part) ** 2).sum() for part in gluon.utils.split_and_load(x[:4], ctx)]
@@ -171,7 +188,9 @@ def test_learning_rate():
     trainer.set_learning_rate(0.25)
     assert trainer.learning_rate == 0.25 and trainer.optimizer.learning_rate == 0.25
     scheduled = gluon.Trainer(
-        net.collect_params(), "sgd", {"lr_scheduler": mx.lr_scheduler.FactorScheduler(2, 0.5, base_lr=1.0)}
+        net.collect_params(),
+        "sgd",
+        {"lr_scheduler": mx.lr_scheduler.FactorScheduler(2, 0.5, base_lr=1.0)},
     )
     train(net, scheduled, batches(4))
     assert scheduled.learning_rate < 1
@@ -224,7 +243,10 @@ def test_files_that_do_not_fit(tmp_path):
     fewer = gluon.Trainer(net.first.collect_params(), "adam")
     with pytest.raises(mx.MXNetError, match="net_dense1"):
         fewer.load_states(path)
-    bigger = nn.Dense(7, in_units=4, prefix="net_dense0_"), nn.Dense(3, in_units=7, prefix="net_dense1_")
+    bigger = (
+        nn.Dense(7, in_units=4, prefix="net_dense0_"),
+        nn.Dense(3, in_units=7, prefix="net_dense1_"),
+    )
     params = gluon.ParameterDict()
     for layer in bigger:
         layer.initialize()
@@ -249,11 +271,17 @@ def test_files_that_do_not_fit(tmp_path):
 
 
 def test_clipping_over_devices():
-    arrays = [mx.nd.ones((3, 3), ctx=on(0)) * 2, mx.nd.ones((2,), ctx=on(1)), mx.nd.ones((1, 1, 1), ctx=on(2))]
+    arrays = [
+        mx.nd.ones((3, 3), ctx=on(0)) * 2,
+        mx.nd.ones((2,), ctx=on(1)),
+        mx.nd.ones((1, 1, 1), ctx=on(2)),
+    ]
     expected = np.sqrt(9 * 4 + 2 + 1)
     norm = gluon.utils.clip_global_norm(arrays, 1.0)
     assert isinstance(norm, float) and norm == pytest.approx(expected, rel=1e-6)
-    assert np.sqrt(sum((array.asnumpy() ** 2).sum() for array in arrays)) == pytest.approx(1.0, rel=1e-5)
+    assert np.sqrt(sum((array.asnumpy() ** 2).sum() for array in arrays)) == pytest.approx(
+        1.0, rel=1e-5
+    )
     assert [array.context for array in arrays] == [on(0), on(1), on(2)]
     copies = [array.copy() for array in arrays]
     norm = gluon.utils.clip_global_norm(arrays, 100.0, check_isfinite=False)
@@ -272,10 +300,21 @@ def test_splitting():
         gluon.utils.split_data(data, 2)
     with pytest.raises(ValueError, match="Too many slices"):
         gluon.utils.split_data(data, 6)
-    assert [part.shape for part in gluon.utils.split_data(data, 2, even_split=False)] == [(3, 4), (2, 4)]
+    assert [part.shape for part in gluon.utils.split_data(data, 2, even_split=False)] == [
+        (3, 4),
+        (2, 4),
+    ]
     pieces = gluon.utils.split_data(mx.nd.arange(11), 4, even_split=False)
-    assert [part.asnumpy().tolist() for part in pieces] == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10]]
-    assert [part.shape for part in gluon.utils.split_data(data, 2, batch_axis=1)] == [(5, 2), (5, 2)]
+    assert [part.asnumpy().tolist() for part in pieces] == [
+        [0, 1, 2],
+        [3, 4, 5],
+        [6, 7, 8],
+        [9, 10],
+    ]
+    assert [part.shape for part in gluon.utils.split_data(data, 2, batch_axis=1)] == [
+        (5, 2),
+        (5, 2),
+    ]
     parts = gluon.utils.split_and_load(np.arange(8).reshape(4, 2), [on(0), on(1)])
     assert [part.context for part in parts] == [on(0), on(1)]
     assert parts[1].asnumpy().tolist() == [[4, 5], [6, 7]]
@@ -295,8 +334,9 @@ def test_download(tmp_path):
         gluon.utils.download((tmp_path / "absent").as_uri(), str(tmp_path / "to"))
 
 
-@pytest.mark.parametrize("optimizer, options", [("adam", {}), ("sgd", {"momentum": 0.9}),
-                                                ("lamb", {}), ("ftml", {})])
+@pytest.mark.parametrize(
+    "optimizer, options", [("adam", {}), ("sgd", {"momentum": 0.9}), ("lamb", {}), ("ftml", {})]
+)
 def test_states_follow_a_network_that_is_cast(optimizer, options):
     def train(dtypes):
         mx.random.seed(1)
@@ -312,8 +352,9 @@ def test_states_follow_a_network_that_is_cast(optimizer, options):
             trainer.step(2)
         return net.weight.data().asnumpy()
 
-    np.testing.assert_allclose(train(["float32"] * 2 + ["float64"] * 2), train(["float32"] * 4),
-                               rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        train(["float32"] * 2 + ["float64"] * 2), train(["float32"] * 4), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_states_with_float32_copies_do_not_follow_a_cast():
@@ -327,6 +368,7 @@ def test_states_with_float32_copies_do_not_follow_a_cast():
         loss.backward()
         if dtype == "float32":
             trainer.step(1)
-    with pytest.raises(mx.MXNetError,
-                       match="cast from float32 to float16 in mid-training.*make a new Trainer"):
+    with pytest.raises(
+        mx.MXNetError, match="cast from float32 to float16 in mid-training.*make a new Trainer"
+    ):
         trainer.step(1)

@@ -19,12 +19,29 @@ pytestmark = needs_gpu
 
 SAMPLES = all_samples()
 OPS = sorted(_core.list_ops())
-CASES = [pytest.param(name, sample, id=f"{name}-{sample.name or index}") for name in OPS for index, sample in enumerate(SAMPLES.get(name, []))]
+CASES = [
+    pytest.param(name, sample, id=f"{name}-{sample.name or index}")
+    for name in OPS
+    for index, sample in enumerate(SAMPLES.get(name, []))
+]
 
 # Of values: relative, and absolute for an array whose largest element is 1 or less, in proportion for others: where terms cancel, what is left has
 # the error of the terms. Halves may differ by their last bit where the sum before it did.
-EXACT = {"Dropout", "_dropout_draw", "_dropout_part", "_dropout_apply", "_random_randint", "_random_uniform", "_sample_uniform"}
-CLOSE = {"float64": (1e-12, 1e-13), "float32": (1e-5, 2e-6), "float16": (2e-3, 2e-3), "bfloat16": (1.6e-2, 1.6e-2)}
+EXACT = {
+    "Dropout",
+    "_dropout_draw",
+    "_dropout_part",
+    "_dropout_apply",
+    "_random_randint",
+    "_random_uniform",
+    "_sample_uniform",
+}
+CLOSE = {
+    "float64": (1e-12, 1e-13),
+    "float32": (1e-5, 2e-6),
+    "float16": (2e-3, 2e-3),
+    "bfloat16": (1.6e-2, 1.6e-2),
+}
 
 
 def missing_kernels():
@@ -35,7 +52,9 @@ def test_kernels_that_are_missing(capsys):
     """Not a failure until the column is whole: the list is to be seen to shrink."""
     missing = missing_kernels()
     with capsys.disabled():
-        print(f"\n{len(OPS) - len(missing)} of {len(OPS)} ops have a GPU kernel; missing: {' '.join(missing)}\n")
+        print(
+            f"\n{len(OPS) - len(missing)} of {len(OPS)} ops have a GPU kernel; missing: {' '.join(missing)}\n"
+        )
     for name in missing:
         sample = SAMPLES[name][0]
         arrays = place(sample, sample.dtypes[0] if sample.dtypes else "float32", mx.gpu(0))
@@ -54,7 +73,10 @@ def test_values_are_those_of_the_cpu(name, sample):
             mx.random.seed(5)
             arrays = place(sample, dtype, ctx)
             with ctx, mode(sample):
-                results.append([output.asnumpy() for output in call(name, arrays, sample.params)] + [a.asnumpy() for a in arrays])
+                results.append(
+                    [output.asnumpy() for output in call(name, arrays, sample.params)]
+                    + [a.asnumpy() for a in arrays]
+                )
         exact = name in EXACT
         for cpu, gpu in zip(*results):
             assert cpu.shape == gpu.shape and cpu.dtype == gpu.dtype, dtype
@@ -64,18 +86,36 @@ def test_values_are_those_of_the_cpu(name, sample):
                 rtol, atol = CLOSE[dtype if dtype in CLOSE else str(cpu.dtype)]
                 finite = np.abs(cpu.astype(np.float64))[np.isfinite(cpu.astype(np.float64))]
                 atol *= max(1.0, finite.max() if finite.size else 0)
-                np.testing.assert_allclose(gpu.astype(np.float64), cpu.astype(np.float64), rtol=rtol, atol=atol, err_msg=dtype)
+                np.testing.assert_allclose(
+                    gpu.astype(np.float64),
+                    cpu.astype(np.float64),
+                    rtol=rtol,
+                    atol=atol,
+                    err_msg=dtype,
+                )
 
 
 @pytest.mark.parametrize("shape", [(1,), (7,), (1031,), (5, 1, 33), (3, 4, 5, 6), (70000,), (0, 3)])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "float64", "int32", "uint8", "bool"])
 def test_elementwise_shapes_and_offsets(shape, dtype):
     """Sizes around the vectors' and blocks', and slices that are not aligned to 16 bytes."""
-    values = np.random.RandomState(0).randint(0, 2 if dtype == "bool" else 90, (2,) + shape).astype(dtype)
+    values = (
+        np.random.RandomState(0)
+        .randint(0, 2 if dtype == "bool" else 90, (2,) + shape)
+        .astype(dtype)
+    )
     cpu, gpu = (mx.nd.array(values, ctx=ctx, dtype=dtype) for ctx in (mx.cpu(), mx.gpu(0)))
     for i in (0, 1):
         a, b = cpu[i], gpu[i]
-        pairs = [(mx.nd.logical_not(x), mx.nd.broadcast_equal(x, x[:1]) if shape[0] else x, mx.nd.broadcast_lesser(x[:1], x) if shape[0] else x, x == 3) for x in (a, b)]
+        pairs = [
+            (
+                mx.nd.logical_not(x),
+                mx.nd.broadcast_equal(x, x[:1]) if shape[0] else x,
+                mx.nd.broadcast_lesser(x[:1], x) if shape[0] else x,
+                x == 3,
+            )
+            for x in (a, b)
+        ]
         for one, other in zip(*pairs):
             np.testing.assert_array_equal(one.asnumpy(), other.asnumpy())
 
@@ -116,9 +156,14 @@ class Spread(mx.gluon.HybridBlock):
         return x
 
 
-@pytest.mark.parametrize("names", ["gpu(0)", "gpu(0) gpu(1)", "cpu(0) gpu(0) cpu(1) gpu(1) gpu(0)", "gpu(1) cpu(0)"])
+@pytest.mark.parametrize(
+    "names", ["gpu(0)", "gpu(0) gpu(1)", "cpu(0) gpu(0) cpu(1) gpu(1) gpu(0)", "gpu(1) cpu(0)"]
+)
 def test_hybridized_blocks_span_devices(names):
-    devices = [mx.Context(n[:3], int(n[4]) % mx.num_gpus() if n[0] == "g" else int(n[4])) for n in names.split()]
+    devices = [
+        mx.Context(n[:3], int(n[4]) % mx.num_gpus() if n[0] == "g" else int(n[4]))
+        for n in names.split()
+    ]
     results = []
     for hybridize in (False, True, True):
         net = Spread(devices)
@@ -146,7 +191,9 @@ def test_memory_has_limits_and_figures():
     assert mx.context.memory_stats(ctx)["in_use"] >= before["in_use"] + (4 << 20)
     mx.context.set_memory_limit(ctx, mx.context.memory_stats(ctx)["held"] + (1 << 20))
     try:
-        with pytest.raises(mx.base.MXNetError, match=r"gpu\(0\) is out of memory: asked for .*limit"):
+        with pytest.raises(
+            mx.base.MXNetError, match=r"gpu\(0\) is out of memory: asked for .*limit"
+        ):
             mx.nd.ones((64 << 20,), ctx=ctx)
         np.testing.assert_array_equal((array + 1)[:3].asnumpy(), [2, 2, 2])  # it goes on
     finally:
@@ -154,12 +201,16 @@ def test_memory_has_limits_and_figures():
 
 
 def test_a_gpu_that_is_not_there():
-    with pytest.raises(mx.base.MXNetError, match=rf"gpu\({mx.num_gpus()}\) is not there: GPUs here are numbered 0 to {mx.num_gpus() - 1}"):
+    with pytest.raises(
+        mx.base.MXNetError,
+        match=rf"gpu\({mx.num_gpus()}\) is not there: GPUs here are numbered 0 to {mx.num_gpus() - 1}",
+    ):
         mx.nd.ones((2,), ctx=mx.gpu(mx.num_gpus()))
 
 
 def test_logical_devices_have_their_own_memory():
-    out = output_of("""
+    out = output_of(
+        """
         import mpgluon as mx
         assert mx.num_gpus() == 4
         arrays = [mx.nd.full((1000,), i, ctx=mx.gpu(i)) for i in range(4)]
@@ -168,7 +219,9 @@ def test_logical_devices_have_their_own_memory():
             total = total + a.as_in_context(mx.gpu(0))
         assert (total.asnumpy() == 6).all()
         print(*[mx.context.memory_stats(mx.gpu(i))["held"] > 0 for i in range(4)])
-    """, MPGLUON_GPU_LOGICAL="4")  # fmt: skip
+    """,
+        MPGLUON_GPU_LOGICAL="4",
+    )
     assert out.split() == ["True"] * 4
 
 
@@ -187,15 +240,29 @@ def test_a_forked_child_is_told():
             os._exit(0)
         os.waitpid(child, 0)
         print((a + 1).asnumpy())
-    """)  # fmt: skip
+    """)
     assert "cannot be used in a forked process" in out and "[2. 2.]" in out
 
 
 def test_the_library_has_one_door():
     """Nothing but its entry is exported, so it cannot clash with the core's functions of the same names."""
-    symbols = subprocess.run(["nm", "-D", "--defined-only", STAND_IN or os.path.join(os.path.dirname(_core.__file__), "_cuda.so")], capture_output=True, text=True)
+    symbols = subprocess.run(
+        [
+            "nm",
+            "-D",
+            "--defined-only",
+            STAND_IN or os.path.join(os.path.dirname(_core.__file__), "_cuda.so"),
+        ],
+        capture_output=True,
+        text=True,
+    )
     names = {line.split()[-1] for line in symbols.stdout.splitlines() if " T " in line}
-    stand_in = {name for name in names if name.startswith("hostcuda_")} | {"cudaGetDevice", "cudaSetDevice", "cudaLaunchHostFunc", "cudaMemcpyAsync"}  # for tests, and other stand-ins
+    stand_in = {name for name in names if name.startswith("hostcuda_")} | {
+        "cudaGetDevice",
+        "cudaSetDevice",
+        "cudaLaunchHostFunc",
+        "cudaMemcpyAsync",
+    }  # for tests, and other stand-ins
     assert names <= {"mpg_gpu_library_open"} | (stand_in if ON_STAND_IN else set())
     assert ctypes.CDLL(_core.__file__)
 
@@ -210,11 +277,19 @@ class TwoHalves(gluon.HybridBlock):
             self.embed, self.norm = nn.Embedding(50, 32), nn.LayerNorm(in_channels=32)
             self.hidden = nn.Dense(64, in_units=32, flatten=False, activation="relu")
             self.drop, self.out = nn.Dropout(0.2), nn.Dense(50, in_units=64, flatten=False)
-        for child, ctx in ((self.embed, first), (self.norm, first), (self.hidden, second), (self.drop, second), (self.out, second)):
+        for child, ctx in (
+            (self.embed, first),
+            (self.norm, first),
+            (self.hidden, second),
+            (self.drop, second),
+            (self.out, second),
+        ):
             child.initialize(mx.init.Xavier(), ctx=ctx)
 
     def hybrid_forward(self, F, x):
-        return self.out(self.drop(self.hidden(self.norm(self.embed(x)).as_in_context(self.devices[1]))))
+        return self.out(
+            self.drop(self.hidden(self.norm(self.embed(x)).as_in_context(self.devices[1])))
+        )
 
 
 def train_halves(first, second, hybridize, optimizer):
@@ -227,7 +302,9 @@ def train_halves(first, second, hybridize, optimizer):
     for _ in range(6):
         tokens = random.randint(0, 50, (8, 12))
         with autograd.record():
-            value = loss(net(mx.nd.array(tokens, ctx=first)), mx.nd.array((tokens + 1) % 50, ctx=second))
+            value = loss(
+                net(mx.nd.array(tokens, ctx=first)), mx.nd.array((tokens + 1) % 50, ctx=second)
+            )
         value.backward()
         trainer.step(8)
         losses.append(value.mean().asscalar())

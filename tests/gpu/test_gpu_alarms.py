@@ -14,7 +14,11 @@ TABLE = np.arange(12, dtype="float32").reshape(4, 3)
 
 def arrays(ctx=None):
     ctx = ctx or mx.gpu(0)
-    return mx.nd.array(TABLE, ctx=ctx), mx.nd.array([0, 3, 1], ctx=ctx), mx.nd.array([1, 7, 9], ctx=ctx)
+    return (
+        mx.nd.array(TABLE, ctx=ctx),
+        mx.nd.array([0, 3, 1], ctx=ctx),
+        mx.nd.array([1, 7, 9], ctx=ctx),
+    )
 
 
 def occupy(ctx, how):
@@ -39,10 +43,22 @@ def attempt(work):
 
 
 BAD = {
-    "take": (lambda t, i: mx.nd.take(t, i, mode="raise"), r"take: index 7 is out of range for a dimension of size 4 \(0 to 3 are valid\)"),
-    "gather_nd": (lambda t, i: mx.nd.gather_nd(t, i.expand_dims(0)), r"gather_nd: index 7 is out of range for a dimension of size 4 \(-4 to 3 are valid\)"),
-    "scatter_nd": (lambda t, i: mx.nd.scatter_nd(t[:3], i.expand_dims(0), shape=(4, 3)), "scatter_nd: index 7 is out of range"),
-    "index_copy": (lambda t, i: mx.nd.contrib.index_copy(t, i, t[:3]), "index_copy: index 7 is out of range"),
+    "take": (
+        lambda t, i: mx.nd.take(t, i, mode="raise"),
+        r"take: index 7 is out of range for a dimension of size 4 \(0 to 3 are valid\)",
+    ),
+    "gather_nd": (
+        lambda t, i: mx.nd.gather_nd(t, i.expand_dims(0)),
+        r"gather_nd: index 7 is out of range for a dimension of size 4 \(-4 to 3 are valid\)",
+    ),
+    "scatter_nd": (
+        lambda t, i: mx.nd.scatter_nd(t[:3], i.expand_dims(0), shape=(4, 3)),
+        "scatter_nd: index 7 is out of range",
+    ),
+    "index_copy": (
+        lambda t, i: mx.nd.contrib.index_copy(t, i, t[:3]),
+        "index_copy: index 7 is out of range",
+    ),
 }
 
 
@@ -55,7 +71,9 @@ def test_a_bad_index_is_told_where_the_result_is_waited_for(name, how):
     before = table + 1
     wrong = function(table, bad)  # this line is named
     after, right = table * 2, function(table, good)
-    with pytest.raises(mx.base.MXNetError, match=text + r".*\[\S+ on gpu\(0\), queued at .*test_gpu_alarms.py:\d+") as caught:
+    with pytest.raises(
+        mx.base.MXNetError, match=text + r".*\[\S+ on gpu\(0\), queued at .*test_gpu_alarms.py:\d+"
+    ) as caught:
         wrong.wait_to_read()
     assert isinstance(caught.value, IndexError)
     with pytest.raises(IndexError, match=text):  # as often as it is asked for
@@ -147,7 +165,12 @@ def test_programs(hybrid, how):
     net = Picky(other)
     if hybrid:
         net.hybridize()
-    for first, second, which in (([0, 1], [1, 1], 0), ([0, 9], [0, 1], 1), ([2, 3], [5, 0], 2), ([1, 1], [0, 1], 0)):
+    for first, second, which in (
+        ([0, 1], [1, 1], 0),
+        ([0, 9], [0, 1], 1),
+        ([2, 3], [5, 0], 2),
+        ([1, 1], [0, 1], 0),
+    ):
         x = mx.nd.array(TABLE, ctx=mx.gpu(0))
         x.attach_grad()
         occupy(mx.gpu(0), how)
@@ -172,7 +195,10 @@ def test_programs(hybrid, how):
 def test_a_dimension_without_elements():
     table = mx.nd.zeros((0, 3), ctx=mx.gpu(0))
     index = mx.nd.array([0, 1], ctx=mx.gpu(0))
-    for function in (lambda: mx.nd.take(table, index, mode="raise"), lambda: mx.nd.gather_nd(table, index.expand_dims(0))):
+    for function in (
+        lambda: mx.nd.take(table, index, mode="raise"),
+        lambda: mx.nd.gather_nd(table, index.expand_dims(0)),
+    ):
         with pytest.raises(mx.base.MXNetError, match="size 0"):
             function().asnumpy()
     mx.nd.waitall()
@@ -184,6 +210,8 @@ def test_synchronous_execution():
     try:
         with pytest.raises(IndexError, match="index 7 is out of range"):
             mx.nd.take(table, bad, mode="raise")
-        np.testing.assert_array_equal(mx.nd.take(table, good, mode="raise").asnumpy(), TABLE[[0, 3, 1]])
+        np.testing.assert_array_equal(
+            mx.nd.take(table, good, mode="raise").asnumpy(), TABLE[[0, 3, 1]]
+        )
     finally:
         mx.engine.set_mode("async")

@@ -15,12 +15,18 @@ pytestmark = needs_gpu
 CHUNK = 512 << 10  # bytes of the ring that copies go through, of 16 such
 
 
-@pytest.mark.parametrize("size", [1, 1000, CHUNK - 1, CHUNK, CHUNK + 1, 15 * CHUNK + 7, 16 * CHUNK, 40 * CHUNK + 3])
+@pytest.mark.parametrize(
+    "size", [1, 1000, CHUNK - 1, CHUNK, CHUNK + 1, 15 * CHUNK + 7, 16 * CHUNK, 40 * CHUNK + 3]
+)
 def test_copies_of_all_sizes_go_both_ways(size):
     values = np.random.RandomState(size % 1000).randint(0, 256, size).astype("uint8")
     array = nd.array(values, ctx=mx.gpu(0), dtype="uint8")
     np.testing.assert_array_equal(array.asnumpy(), values)
-    there_and_back = array.as_in_context(mx.cpu(0)).as_in_context(mx.gpu(mx.num_gpus() - 1)).as_in_context(mx.cpu(1))
+    there_and_back = (
+        array.as_in_context(mx.cpu(0))
+        .as_in_context(mx.gpu(mx.num_gpus() - 1))
+        .as_in_context(mx.cpu(1))
+    )
     np.testing.assert_array_equal(there_and_back.asnumpy(), values)
 
 
@@ -40,7 +46,10 @@ def test_threads_copy_at_once():
         for i in range(8):
             values = np.full((500 + 3000 * k, 100), 10 * k + i, "float32")
             array = nd.array(values, ctx=mx.gpu(k % mx.num_gpus()))
-            if not (array.asnumpy() == values).all() or not ((array + 1).as_in_context(mx.cpu(0)).asnumpy() == values + 1).all():
+            if (
+                not (array.asnumpy() == values).all()
+                or not ((array + 1).as_in_context(mx.cpu(0)).asnumpy() == values + 1).all()
+            ):
                 wrong.append((k, i))
 
     threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
@@ -68,30 +77,44 @@ def test_memory_info():
 
 @needs_stand_in
 def test_memory_info_is_the_cards():
-    out = output_of("""
+    out = output_of(
+        """
         import mpgluon as mx
         mx.nd.ones((1 << 20,), ctx=mx.gpu(0)).wait_to_read()
         print(*mx.context.gpu_memory_info(0), *mx.context.gpu_memory_info(1), *mx.util.get_gpu_memory(1))
-    """, HOSTCUDA_MEMORY=str(64 << 20))  # fmt: skip
+    """,
+        HOSTCUDA_MEMORY=str(64 << 20),
+    )
     free, total, free1, total1, *again = map(int, out.split())
-    assert total == total1 == 64 << 20 and free <= 60 << 20 and free1 == 64 << 20 and again == [free1, total1]
+    assert (
+        total == total1 == 64 << 20
+        and free <= 60 << 20
+        and free1 == 64 << 20
+        and again == [free1, total1]
+    )
 
 
 @needs_stand_in
 def test_memory_that_other_devices_of_the_card_have_cached_is_given_back():
-    out = output_of("""
+    out = output_of(
+        """
         import mpgluon as mx
         mx.nd.ones((3 << 20,), ctx=mx.gpu(1)).wait_to_read()     # 12 MiB, cached by gpu(1) from here on
         print(mx.nd.ones((4 << 20,), ctx=mx.gpu(0))[:1].asnumpy())
         print(mx.context.memory_stats(mx.gpu(1))["held"])
-    """, HOSTCUDA_DEVICES="1", MPGLUON_GPU_LOGICAL="2", HOSTCUDA_MEMORY=str(20 << 20))  # fmt: skip
+    """,
+        HOSTCUDA_DEVICES="1",
+        MPGLUON_GPU_LOGICAL="2",
+        HOSTCUDA_MEMORY=str(20 << 20),
+    )
     assert out.split() == ["[1.]", "0"]
 
 
 @needs_stand_in
 def test_scratch_that_there_is_no_room_for():
     """The op fails by name; the process goes on."""
-    out = output_of("""
+    out = output_of(
+        """
         import mpgluon as mx
         x = mx.nd.ones((3 << 20,), ctx=mx.gpu(0))
         x.wait_to_read()
@@ -101,7 +124,9 @@ def test_scratch_that_there_is_no_room_for():
         except mx.base.DeviceMemoryError as error:
             print(error)
         print(x[:1].asnumpy())
-    """, HOSTCUDA_MEMORY=str(26 << 20))  # fmt: skip
+    """,
+        HOSTCUDA_MEMORY=str(26 << 20),
+    )
     assert "gpu(0) is out of memory: asked for" in out and "[1.]" in out
 
 
@@ -118,20 +143,25 @@ OLD_DRIVER = "the NVIDIA driver is for CUDA 12.4, older than CUDA 13.0 that mpgl
     ],
 )
 def test_why_there_are_no_gpus(name, value, why):
-    out = output_of("""
+    out = output_of(
+        """
         import mpgluon as mx
         print(mx.num_gpus())
         try:
             mx.nd.ones((2,), ctx=mx.gpu(0))
         except mx.base.MXNetError as error:
             print(error)
-    """, MPGLUON_TEST_DEVICES="", **{name: value})  # fmt: skip
+    """,
+        MPGLUON_TEST_DEVICES="",
+        **{name: value},
+    )
     assert out.startswith("0\n") and "gpu(0) cannot be used: " + why in out
 
 
 @needs_stand_in
 def test_out_of_memory_of_the_card():
-    out = output_of("""
+    out = output_of(
+        """
         import mpgluon as mx
         keep = mx.nd.ones((1 << 20,), ctx=mx.gpu(0))
         spare = mx.nd.ones((3 << 20,), ctx=mx.gpu(0))
@@ -144,8 +174,14 @@ def test_out_of_memory_of_the_card():
         except mx.base.MXNetError as error:
             print(error)
         print((keep[:2] + 1).asnumpy())
-    """, HOSTCUDA_MEMORY=str(20 << 20))  # fmt: skip
-    assert "[1.]" in out and "gpu(0) is out of memory: asked for 33554432 bytes" in out and "[2. 2.]" in out
+    """,
+        HOSTCUDA_MEMORY=str(20 << 20),
+    )
+    assert (
+        "[1.]" in out
+        and "gpu(0) is out of memory: asked for 33554432 bytes" in out
+        and "[2. 2.]" in out
+    )
 
 
 @needs_stand_in
@@ -162,8 +198,10 @@ def test_a_lost_device_is_reported_and_others_go_on():
             except mx.base.MXNetError as error:
                 print("error:", str(error).replace(chr(10), " "))
         print((b + 1).asnumpy(), (c + 1).asnumpy())
-    """)  # fmt: skip
-    assert out.count("error:") == 2 and "gpu(0) is lost" in out and out.count("[2. 2. 2. 2. 2.]") == 2
+    """)
+    assert (
+        out.count("error:") == 2 and "gpu(0) is lost" in out and out.count("[2. 2. 2. 2. 2.]") == 2
+    )
 
 
 LOST = """
@@ -186,7 +224,11 @@ LOST = """
 @needs_stand_in
 def test_an_illegal_access_loses_the_device_and_names_the_line():
     lines = output_of(LOST).splitlines()
-    assert lines[0].startswith("error:") and "gpu(0) is lost" in lines[0] and "an illegal memory access" in lines[0]
+    assert (
+        lines[0].startswith("error:")
+        and "gpu(0) is lost" in lines[0]
+        and "an illegal memory access" in lines[0]
+    )
     assert "y = y + 1" in lines[0] or "<string>" in lines[0], lines[0]
     assert lines[1].startswith("error:") and "gpu(0) is lost" in lines[1]
     assert lines[2] == "[2. 2. 2. 2. 2.]"

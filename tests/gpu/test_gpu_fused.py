@@ -37,7 +37,9 @@ def test_groups_have_the_bits_of_their_members(shape, dtype):
 
 def test_casts_between_members_round():
     def function(x):
-        return nd.Cast(nd.Cast(nd.exp(x) * 1.1, dtype="float16") + 3, dtype="bfloat16") * 7, nd.Cast(x - 1, dtype="bfloat16")
+        return nd.Cast(
+            nd.Cast(nd.exp(x) * 1.1, dtype="float16") + 3, dtype="bfloat16"
+        ) * 7, nd.Cast(x - 1, dtype="bfloat16")
 
     op = check(function, [draw((33, 5), "float32")])
     assert max(map(len, groups(op))) >= 5
@@ -47,7 +49,10 @@ def test_slices_that_are_not_aligned():
     whole = draw((4, 1031), "float32")
     op = compiled(lambda x, y: nd.sigmoid(x) * y + x)
     for i in range(3):
-        same_bits([op(whole[i, i:], whole[i + 1, i:])[0].asnumpy()], [(nd.sigmoid(whole[i, i:]) * whole[i + 1, i:] + whole[i, i:]).asnumpy()])
+        same_bits(
+            [op(whole[i, i:], whole[i + 1, i:])[0].asnumpy()],
+            [(nd.sigmoid(whole[i, i:]) * whole[i + 1, i:] + whole[i, i:]).asnumpy()],
+        )
 
 
 def test_more_operands_and_registers_than_the_small_kernel_has():
@@ -69,7 +74,10 @@ def test_what_does_not_fit_runs_by_itself():
         y = nd.exp(x) * 2
         return y / y.sum(axis=1, keepdims=True), n * 3 + 1, nd.Cast(n, dtype="float32") * x
 
-    op = check(function, [draw((6, 5), "float32"), nd.arange(30, ctx=mx.gpu(0)).astype("int32").reshape((6, 5))])
+    op = check(
+        function,
+        [draw((6, 5), "float32"), nd.arange(30, ctx=mx.gpu(0)).astype("int32").reshape((6, 5))],
+    )
     assert groups(op) == [["exp", "_mul_scalar"]]
 
 
@@ -77,7 +85,9 @@ def test_a_small_value_written_over_what_everyone_reads():
     """g may lie where s was, which every row of x needs."""
 
     def function(x, s):
-        s = nd.dot(s, nd.ones((7, 7), ctx=mx.gpu(0)))  # made in the program, so its memory may be used again
+        s = nd.dot(
+            s, nd.ones((7, 7), ctx=mx.gpu(0))
+        )  # made in the program, so its memory may be used again
         g = nd.exp(nd.reshape(s, (1, 7)) * 0.01)
         return nd.broadcast_mul(x, g) + 1, g
 
@@ -87,7 +97,10 @@ def test_a_small_value_written_over_what_everyone_reads():
 
 def test_every_formula_in_a_group():
     """Each op of one or two arrays that a group takes, between two others."""
-    x, y = (nd.array(np.random.RandomState(k).uniform(0.1, 0.9, (3, 7)), ctx=mx.gpu(0)) for k in range(2))
+    x, y = (
+        nd.array(np.random.RandomState(k).uniform(0.1, 0.9, (3, 7)), ctx=mx.gpu(0))
+        for k in range(2)
+    )
     seen = 0
     for name in sorted(_core.list_ops()):
         op = _core.get_op(name)
@@ -97,7 +110,9 @@ def test_every_formula_in_a_group():
         for params in ({}, {"scalar": 1.5}):
             try:
                 function = getattr(nd, name, None)
-                expected = function(*[a * 1.0 for a in arrays], **params) + 0.25 if function else None
+                expected = (
+                    function(*[a * 1.0 for a in arrays], **params) + 0.25 if function else None
+                )
             except (mx.base.MXNetError, TypeError, ValueError):
                 continue
             if not isinstance(expected, nd.NDArray) or expected.dtype != np.float32:

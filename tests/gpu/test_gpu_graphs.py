@@ -24,7 +24,10 @@ class Counts:
         self.before = self.now()
 
     def now(self):
-        return {what: self.library.hostcuda_count(what.encode()) for what in ("synchronize", "capture", "instantiate", "update", "graph", "launch")}
+        return {
+            what: self.library.hostcuda_count(what.encode())
+            for what in ("synchronize", "capture", "instantiate", "update", "graph", "launch")
+        }
 
     def look(self):
         now = self.now()
@@ -52,7 +55,9 @@ class Net(gluon.HybridBlock):
 
     def hybrid_forward(self, F, x):
         for number, layer in enumerate(self.layers):
-            x = layer(x.as_in_context(self.contexts[number * len(self.contexts) // len(self.layers)]))
+            x = layer(
+                x.as_in_context(self.contexts[number * len(self.contexts) // len(self.layers)])
+            )
             if self.drop:
                 x = F.Dropout(x, p=self.drop)
         return x
@@ -73,9 +78,13 @@ def training(contexts, steps, batch=8, drop=0.0, look=lambda step: None, keep=Tr
             loss = (net(data[step % len(data)]) ** 2).sum()
         loss.backward()
         trainer.step(batch)
-        losses = losses + [loss.as_in_context(mx.cpu(0))] if keep else [loss]  # on the device they would push others to new addresses
+        losses = (
+            losses + [loss.as_in_context(mx.cpu(0))] if keep else [loss]
+        )  # on the device they would push others to new addresses
         look(step)
-    return [value.asscalar() for value in losses], [p.data().asnumpy() for p in net.collect_params().values()]
+    return [value.asscalar() for value in losses], [
+        p.data().asnumpy() for p in net.collect_params().values()
+    ]
 
 
 def without_graphs(code):
@@ -100,9 +109,11 @@ def test_steps_are_replayed_with_the_same_bits(devices, counts):
         losses, _ = training([mx.gpu(i) for i in range({devices})], 12)
         assert Counts().now()["capture"] == 0
         print(*[loss.hex() for loss in map(float, losses)])
-    """)  # fmt: skip
+    """)
     assert [float(loss).hex() for loss in losses] == plain
-    assert seen[0]["graph"] == 0 and sum(s["capture"] for s in seen) >= 2 * devices  # forward and backward, on each
+    assert (
+        seen[0]["graph"] == 0 and sum(s["capture"] for s in seen) >= 2 * devices
+    )  # forward and backward, on each
     steady = seen[-1]
     assert steady["capture"] == steady["instantiate"] == 0 and steady["graph"] >= 2 * devices
     assert steady["launch"] * 2 < seen[0]["launch"]
@@ -113,9 +124,17 @@ def test_steps_are_replayed_with_the_same_bits(devices, counts):
 def test_ordinary_loops_settle(devices, drop, counts):
     """Arrays of a repeated step lie where they lay, so that after a few steps nothing is captured any more."""
     seen = []
-    training([mx.gpu(i) for i in range(devices)], 16, drop=drop, look=lambda step: seen.append((nd.waitall(), counts.look())[1]), keep=False)
+    training(
+        [mx.gpu(i) for i in range(devices)],
+        16,
+        drop=drop,
+        look=lambda step: seen.append((nd.waitall(), counts.look())[1]),
+        keep=False,
+    )
     settled = seen[10:]
-    assert all(look["capture"] == look["instantiate"] == look["update"] == 0 for look in settled), seen
+    assert all(look["capture"] == look["instantiate"] == look["update"] == 0 for look in settled), (
+        seen
+    )
     assert all(look["graph"] >= 2 * devices for look in settled), seen
 
 
@@ -142,7 +161,9 @@ def test_a_new_signature_is_captured_anew(counts):
         captured.append(counts.look()["capture"])
         for result in results[1:]:
             np.testing.assert_array_equal(result, results[0])
-    assert captured[0] >= 1 and captured[1] >= 1 and captured[2] <= 1  # the first one's is still there; its addresses may have moved
+    assert (
+        captured[0] >= 1 and captured[1] >= 1 and captured[2] <= 1
+    )  # the first one's is still there; its addresses may have moved
 
 
 def test_changed_addresses_are_followed(counts):
@@ -161,7 +182,9 @@ def test_changed_addresses_are_followed(counts):
         np.testing.assert_array_equal(one.asnumpy(), other.asnumpy())
         expected = x.asnumpy()
         for layer in net.layers:
-            expected = np.tanh(expected @ layer.weight.data().asnumpy().T + layer.bias.data().asnumpy())
+            expected = np.tanh(
+                expected @ layer.weight.data().asnumpy().T + layer.bias.data().asnumpy()
+            )
         np.testing.assert_allclose(one.asnumpy(), expected, rtol=1e-5, atol=1e-6)
 
 
@@ -181,7 +204,7 @@ def test_random_numbers_are_drawn_anew(devices, counts):
         import mpgluon as mx
         from gpu.test_gpu_graphs import training
         print(*[float(loss).hex() for loss in training([mx.gpu(i) for i in range({devices})], 10, drop=0.5)[0]])
-    """)  # fmt: skip
+    """)
     assert [float(loss).hex() for loss in losses] == plain
     assert len(set(losses[-4:])) == 4
     np.testing.assert_allclose(losses, training([mx.cpu(0)], 10, drop=0.5)[0], rtol=1e-4)
@@ -228,7 +251,12 @@ def test_many_replays_under_way_draw_the_masks_of_the_cpu(times, counts):
     assert found["graph"] >= 6 * -(-times // 64)
     np.testing.assert_array_equal(result, masks(mx.cpu(0), times, seeds))
     again = []
-    masks(mx.gpu(0), times, [1] * 8, look=lambda: again.append((nd.waitall(), counts.look()["graph"])[1]))
+    masks(
+        mx.gpu(0),
+        times,
+        [1] * 8,
+        look=lambda: again.append((nd.waitall(), counts.look()["graph"])[1]),
+    )
     assert again[0] == 0 and again[-1] == -(-times // 64)  # one for up to 64 draws
 
 
@@ -248,15 +276,18 @@ DRAWING = {
     "dropout along axes": lambda F, y, w, p: F.Dropout(y, p=0.5, axes=(0,)),
     "attention": attend,
     "rnn": recur,
-    "rrelu": lambda F, y, w, p: F.LeakyReLU(-y, act_type="rrelu", lower_bound=0.1,
-                                            upper_bound=0.9)[0],
+    "rrelu": lambda F, y, w, p: F.LeakyReLU(-y, act_type="rrelu", lower_bound=0.1, upper_bound=0.9)[
+        0
+    ],
     "uniform": lambda F, y, w, p: F.random.uniform(shape=(8, 16)),
     "normal": lambda F, y, w, p: F.random.normal(shape=(8, 16)),
     "gamma": lambda F, y, w, p: F.random.gamma(shape=(8, 16), alpha=0.7, beta=2.0),
     "exponential": lambda F, y, w, p: F.random.exponential(shape=(8, 16), lam=3.0),
     "poisson": lambda F, y, w, p: F.random.poisson(shape=(8, 16), lam=15.0),
     "negative binomial": lambda F, y, w, p: F.random.negative_binomial(shape=(8, 16), k=3, p=0.4),
-    "generalized negative binomial": lambda F, y, w, p: F.random.generalized_negative_binomial(shape=(8, 16), mu=3.0, alpha=0.3),
+    "generalized negative binomial": lambda F, y, w, p: F.random.generalized_negative_binomial(
+        shape=(8, 16), mu=3.0, alpha=0.3
+    ),
     "sample": lambda F, y, w, p: F.sample_uniform(F.zeros_like(p), F.ones_like(p) * 2, shape=(3,)),
     "multinomial": lambda F, y, w, p: F.sample_multinomial(F.softmax(y), shape=(40,)),
     "shuffle": lambda F, y, w, p: F.shuffle(F.reshape(p, (-1,))),
@@ -278,7 +309,10 @@ class Draws(gluon.HybridBlock):
 @pytest.mark.parametrize("name", DRAWING)
 def test_every_random_kernel_draws_anew_when_it_is_replayed(name, counts):
     random = np.random.RandomState(0)
-    values = [random.rand(*shape).astype("float32") * scale for shape, scale in (((8, 16), 1.0), ((16, 16), 0.2), ((384,), 1.0))]
+    values = [
+        random.rand(*shape).astype("float32") * scale
+        for shape, scale in (((8, 16), 1.0), ((16, 16), 0.2), ((384,), 1.0))
+    ]
     seeds, results = [5, 6, 7, 8] * 3, {}
     for ctx in (mx.gpu(0), mx.cpu(0)):
         net = Draws(DRAWING[name])
@@ -294,7 +328,9 @@ def test_every_random_kernel_draws_anew_when_it_is_replayed(name, counts):
                 graphs = counts.look()["graph"]
     assert graphs == 1
     for step, (gpu, cpu) in enumerate(zip(*results.values())):
-        np.testing.assert_array_equal(gpu, results[mx.gpu(0)][step % 4])  # the first was issued op by op
+        np.testing.assert_array_equal(
+            gpu, results[mx.gpu(0)][step % 4]
+        )  # the first was issued op by op
         np.testing.assert_allclose(gpu, cpu, rtol=2e-5, atol=2e-6)
     assert all((results[mx.gpu(0)][0] != other).any() for other in results[mx.gpu(0)][1:4])
 
@@ -313,7 +349,10 @@ def test_kernels_that_wait_for_the_card_are_left_out(counts):
 
     net = Looks()
     net.hybridize()
-    x, index = nd.array(np.random.RandomState(0).rand(6, 6), ctx=mx.gpu(0)), nd.array([5, 4, 3, 2, 1, 0], ctx=mx.gpu(0))
+    x, index = (
+        nd.array(np.random.RandomState(0).rand(6, 6), ctx=mx.gpu(0)),
+        nd.array([5, 4, 3, 2, 1, 0], ctx=mx.gpu(0)),
+    )
     results = []
     for _ in range(10):
         results.append(net(x, index).asnumpy())
@@ -335,7 +374,7 @@ def test_pipelines_replay_their_segments(drop, counts):
         import mpgluon as mx
         from gpu.test_gpu_graphs import pipelined
         print(*[float(loss).hex() for loss in pipelined([mx.gpu(0), mx.gpu(1)], {drop})])
-    """)  # fmt: skip
+    """)
     assert [float(loss).hex() for loss in losses] == plain
     assert counts.look()["graph"] > 40
     np.testing.assert_allclose(losses, pipelined([mx.cpu(0)], drop, 1), rtol=1e-4)
@@ -344,7 +383,12 @@ def test_pipelines_replay_their_segments(drop, counts):
 def pipelined(contexts, drop=0.0, pieces=4):
     mx.random.seed(7)
     net = Net(contexts, drop=drop)
-    step = TrainStep(net, lambda out, *_: (out**2).sum(axis=1), gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}), Pipeline(pieces, "1f1b"))
+    step = TrainStep(
+        net,
+        lambda out, *_: (out**2).sum(axis=1),
+        gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}),
+        Pipeline(pieces, "1f1b"),
+    )
     x = nd.array(np.random.RandomState(0).rand(8, 16), ctx=contexts[0])
     return [step(x, []).mean().asscalar() for _ in range(6)]
 
@@ -393,5 +437,5 @@ def test_no_capture_writes_beyond_scratch_that_was_made_anew():
                     for _ in range(3):
                         assert (net(x).asnumpy() == expected).all()
         print("done")
-    """)  # fmt: skip
+    """)
     assert printed.split() == ["done"]

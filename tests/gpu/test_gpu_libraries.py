@@ -15,26 +15,57 @@ import mpgluon as mx
 from support.stand_in import ON_STAND_IN, STAND_IN, needs_gpu, needs_stand_in
 
 
-
 def folder_with(header, *patterns):
-    for place in [os.environ.get("MPGLUON_CUBLAS", "")] + [p for s in site.getsitepackages() for p in (s + "/nvidia/cu13", s + "/nvidia/*")] + list(patterns):
+    for place in (
+        [os.environ.get("MPGLUON_CUBLAS", "")]
+        + [p for s in site.getsitepackages() for p in (s + "/nvidia/cu13", s + "/nvidia/*")]
+        + list(patterns)
+    ):
         for found in glob.glob(os.path.join(place, "include", header)) if place else []:
             return found[: -len(header) - 1]
     return None
 
 
-@pytest.mark.parametrize("name, header, wheel", [("cublaslt", "cublasLt.h", "nvidia-cublas"), ("cudnn", "cudnn.h", "nvidia-cudnn-cu13"), ("nccl", "nccl.h", "nvidia-nccl-cu13")])
+@pytest.mark.parametrize(
+    "name, header, wheel",
+    [
+        ("cublaslt", "cublasLt.h", "nvidia-cublas"),
+        ("cudnn", "cudnn.h", "nvidia-cudnn-cu13"),
+        ("nccl", "nccl.h", "nvidia-nccl-cu13"),
+    ],
+)
 def test_our_declarations_are_those_of_the_library(name, header, wheel, tmp_path):
     """Types, constants and signatures, compiled against NVIDIA's own header where there is one."""
-    folder, runtime = folder_with(header, "/usr/local/cuda", "/opt/*/nvidia/*"), folder_with("crt/host_defines.h", "/usr/local/cuda", "/opt/*/nvidia/cu13")
+    folder, runtime = (
+        folder_with(header, "/usr/local/cuda", "/opt/*/nvidia/*"),
+        folder_with("crt/host_defines.h", "/usr/local/cuda", "/opt/*/nvidia/cu13"),
+    )
     if not folder or not runtime:
-        pytest.skip(f"no {header} here (pip install {wheel} nvidia-cuda-runtime nvidia-cuda-crt brings it)")
-    command = ["cc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-Wno-deprecated-declarations", "-I" + ROOT, "-isystem", folder, "-isystem", runtime]
+        pytest.skip(
+            f"no {header} here (pip install {wheel} nvidia-cuda-runtime nvidia-cuda-crt brings it)"
+        )
+    command = [
+        "cc",
+        "-std=gnu11",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-Wno-deprecated-declarations",
+        "-I" + ROOT,
+        "-isystem",
+        folder,
+        "-isystem",
+        runtime,
+    ]
     check = open(os.path.join(ROOT, "tests", "hostcuda", f"check_{name}.c")).read()
     for source, good in [(check, True), (check.replace("== (int)name", "== (int)name + 1"), False)]:
         file = tmp_path / "check.c"
         file.write_text(source)
-        done = subprocess.run(command + ["-c", str(file), "-o", str(tmp_path / "check.o")], capture_output=True, text=True)
+        done = subprocess.run(
+            command + ["-c", str(file), "-o", str(tmp_path / "check.o")],
+            capture_output=True,
+            text=True,
+        )
         assert (done.returncode == 0) == good, done.stderr
 
 
@@ -60,20 +91,33 @@ PRODUCT = """
 
 
 @needs_stand_in
-@pytest.mark.parametrize("code, setting, text, wheel", [(PRODUCT, "MPGLUON_CUBLAS", "cuBLAS (libcublasLt.so.13)", "nvidia-cublas"),
-                                                        (CONVOLUTION, "MPGLUON_CUDNN", "cuDNN (libcudnn.so.9)", "nvidia-cudnn-cu13")])  # fmt: skip
+@pytest.mark.parametrize(
+    "code, setting, text, wheel",
+    [
+        (PRODUCT, "MPGLUON_CUBLAS", "cuBLAS (libcublasLt.so.13)", "nvidia-cublas"),
+        (CONVOLUTION, "MPGLUON_CUDNN", "cuDNN (libcudnn.so.9)", "nvidia-cudnn-cu13"),
+    ],
+)
 def test_a_missing_library_is_named(code, setting, text, wheel, tmp_path):
     """With the command that brings it; what needs none goes on."""
     alone = shutil.copy(STAND_IN, tmp_path / "mpgluon_hostcuda.so")
     out = output_of(code, MPGLUON_CUDA_LIBRARY=str(alone), **{setting: str(tmp_path)})
-    assert f"{text} is needed for this on a GPU and was not found" in out and f"pip install {wheel}, or name its folder with {setting}" in out and "[2. 2.]" in out
+    assert (
+        f"{text} is needed for this on a GPU and was not found" in out
+        and f"pip install {wheel}, or name its folder with {setting}" in out
+        and "[2. 2.]" in out
+    )
 
 
 @needs_gpu
 @pytest.mark.parametrize("code", [PRODUCT, CONVOLUTION], ids=["product", "convolution"])
 def test_tf32_is_a_setting(code):
-    assert output_of(code, MPGLUON_CUDA_TF32="").startswith("True") and output_of(code, MPGLUON_CUDA_TF32="0").startswith("True")
-    assert "MPGLUON_CUDA_TF32 is 'yes'; it may be 0 or 1" in output_of(code, MPGLUON_CUDA_TF32="yes")
+    assert output_of(code, MPGLUON_CUDA_TF32="").startswith("True") and output_of(
+        code, MPGLUON_CUDA_TF32="0"
+    ).startswith("True")
+    assert "MPGLUON_CUDA_TF32 is 'yes'; it may be 0 or 1" in output_of(
+        code, MPGLUON_CUDA_TF32="yes"
+    )
     if ON_STAND_IN:  # on a card, what is rounded is the library's choice
         assert output_of(code, MPGLUON_CUDA_TF32="1").startswith("False")
 
@@ -81,7 +125,10 @@ def test_tf32_is_a_setting(code):
 @needs_stand_in
 def test_what_kernels_keep_is_freed():
     """Handles and descriptors of libraries, when the process ends."""
-    done = finished(CONVOLUTION + "    print(mx.nd.dot(x[0, 0], x[0, 0])[0, 0].asscalar() > 3)\n", HOSTCUDA_REPORT="1")
+    done = finished(
+        CONVOLUTION + "    print(mx.nd.dot(x[0, 0], x[0, 0])[0, 0].asscalar() > 3)\n",
+        HOSTCUDA_REPORT="1",
+    )
     assert done.stdout.split() == ["True", "True", "[2.", "2.]", "True"], done.stdout + done.stderr
     assert "cudnn stand-in: 0 left" in done.stderr and "cublasLt stand-in: 0 left" in done.stderr
 
@@ -99,7 +146,9 @@ def test_unaligned_operands_have_the_same_bits(dtype):
         def place(*shape):
             size = int(np.prod(shape))
             buffer = mx.nd.zeros((size + shift,), ctx=ctx, dtype=dtype)
-            buffer[shift:] = mx.nd.array(random.uniform(-1, 1, size).astype(dtype), ctx=ctx, dtype=dtype)
+            buffer[shift:] = mx.nd.array(
+                random.uniform(-1, 1, size).astype(dtype), ctx=ctx, dtype=dtype
+            )
             return buffer[shift:].reshape(shape)
 
         a, b, w, bias, c = place(m, k), place(k, n), place(n, k), place(n), place(m, n)
@@ -113,25 +162,50 @@ def test_unaligned_operands_have_the_same_bits(dtype):
         for x, y in zip(results[0], other):
             np.testing.assert_array_equal(x, y)
     wide = [x.asnumpy().astype("float64") for x in (a, b, w, bias, c)]
-    expected = [wide[0] @ wide[1], wide[0] @ wide[2].T + wide[3], 0.5 * wide[0] @ wide[1] + 2 * wide[4]]
+    expected = [
+        wide[0] @ wide[1],
+        wide[0] @ wide[2].T + wide[3],
+        0.5 * wide[0] @ wide[1] + 2 * wide[4],
+    ]
     for x, y in zip(results[0], expected):
-        np.testing.assert_allclose(x.astype("float64"), y.ravel(), rtol=0, atol={"float16": 1e-2, "float32": 1e-5, "float64": 1e-13}[dtype])
+        np.testing.assert_allclose(
+            x.astype("float64"),
+            y.ravel(),
+            rtol=0,
+            atol={"float16": 1e-2, "float32": 1e-5, "float64": 1e-13}[dtype],
+        )
 
 
 @needs_gpu
-@pytest.mark.parametrize("shape, axis, transpose", [((3, 4, 2, 5), -3, True), ((3, 2, 4, 5), 1, False), ((1, 5, 4, 3, 2), -4, False), ((6, 2, 3), -2, True)])
+@pytest.mark.parametrize(
+    "shape, axis, transpose",
+    [
+        ((3, 4, 2, 5), -3, True),
+        ((3, 2, 4, 5), 1, False),
+        ((1, 5, 4, 3, 2), -4, False),
+        ((6, 2, 3), -2, True),
+    ],
+)
 def test_linalg_gemm_along_other_axes(shape, axis, transpose):
     random = np.random.RandomState(0)
     a, b = random.rand(*shape).astype("float32"), random.rand(*shape).astype("float32")
     position = axis % len(shape)
     rows_last = [np.moveaxis(x, position, -2) for x in (a, b)]
-    product = rows_last[0].swapaxes(-1, -2) @ rows_last[1] if transpose else rows_last[0] @ rows_last[1].swapaxes(-1, -2)
+    product = (
+        rows_last[0].swapaxes(-1, -2) @ rows_last[1]
+        if transpose
+        else rows_last[0] @ rows_last[1].swapaxes(-1, -2)
+    )
     expected = np.moveaxis(product, -2, position)
     c = random.rand(*expected.shape).astype("float32")
     with mx.gpu(0):
         x, y, z = mx.nd.array(a), mx.nd.array(b), mx.nd.array(c)
-        plain = mx.nd.linalg_gemm2(x, y, transpose_a=transpose, transpose_b=not transpose, axis=axis, alpha=3.0)
-        added = mx.nd.linalg_gemm(x, y, z, transpose_a=transpose, transpose_b=not transpose, axis=axis, beta=0.5)
+        plain = mx.nd.linalg_gemm2(
+            x, y, transpose_a=transpose, transpose_b=not transpose, axis=axis, alpha=3.0
+        )
+        added = mx.nd.linalg_gemm(
+            x, y, z, transpose_a=transpose, transpose_b=not transpose, axis=axis, beta=0.5
+        )
     np.testing.assert_allclose(plain.asnumpy(), 3 * expected, rtol=1e-5)
     np.testing.assert_allclose(added.asnumpy(), expected + 0.5 * c, rtol=1e-5)
     np.testing.assert_array_equal(z.asnumpy(), c)
@@ -143,13 +217,27 @@ def test_products_of_nothing_and_of_very_many():
         c, bias = mx.nd.array([[1.0, 2.0], [3.0, 4.0]]), mx.nd.array([5.0, 6.0])
         empty = mx.nd.zeros((2, 0)), mx.nd.zeros((0, 2))
         np.testing.assert_array_equal(mx.nd.dot(*empty).asnumpy(), np.zeros((2, 2)))
-        np.testing.assert_array_equal(mx.nd.linalg_gemm(*empty, c, beta=3.0).asnumpy(), [[3, 6], [9, 12]])
-        np.testing.assert_array_equal(mx.nd.FullyConnected(empty[0], mx.nd.zeros((2, 0)), bias, num_hidden=2).asnumpy(), [[5, 6], [5, 6]])
+        np.testing.assert_array_equal(
+            mx.nd.linalg_gemm(*empty, c, beta=3.0).asnumpy(), [[3, 6], [9, 12]]
+        )
+        np.testing.assert_array_equal(
+            mx.nd.FullyConnected(empty[0], mx.nd.zeros((2, 0)), bias, num_hidden=2).asnumpy(),
+            [[5, 6], [5, 6]],
+        )
         np.testing.assert_array_equal(mx.nd.linalg_syrk(empty[0]).asnumpy(), np.zeros((2, 2)))
-        assert mx.nd.dot(empty[1], c).shape == (0, 2) and mx.nd.batch_dot(mx.nd.zeros((0, 2, 3)), mx.nd.zeros((0, 3, 4))).asnumpy().shape == (0, 2, 4)
+        assert mx.nd.dot(empty[1], c).shape == (0, 2) and mx.nd.batch_dot(
+            mx.nd.zeros((0, 2, 3)), mx.nd.zeros((0, 3, 4))
+        ).asnumpy().shape == (0, 2, 4)
         many = np.arange(70001, dtype="float32")  # more than fit into one call
-        a, b = mx.nd.array(many.reshape(-1, 1, 1)), mx.nd.array(np.stack([np.ones_like(many), 2 * np.ones_like(many)], 1).reshape(-1, 1, 2))
-        np.testing.assert_array_equal(mx.nd.batch_dot(a, b).asnumpy()[:, 0], np.stack([many, 2 * many], 1))
+        a, b = (
+            mx.nd.array(many.reshape(-1, 1, 1)),
+            mx.nd.array(
+                np.stack([np.ones_like(many), 2 * np.ones_like(many)], 1).reshape(-1, 1, 2)
+            ),
+        )
+        np.testing.assert_array_equal(
+            mx.nd.batch_dot(a, b).asnumpy()[:, 0], np.stack([many, 2 * many], 1)
+        )
 
 
 @needs_gpu
@@ -161,7 +249,9 @@ def test_more_signatures_than_are_kept():
         factors = [mx.nd.ones((40, j)) for j in range(1, 31)]
         for _ in range(2):
             sums = [mx.nd.dot(a, b).sum() for a in slices for b in factors]
-            assert [int(s.asscalar()) for s in sums] == [40 * i * j for i in range(1, 41) for j in range(1, 31)]
+            assert [int(s.asscalar()) for s in sums] == [
+                40 * i * j for i in range(1, 41) for j in range(1, 31)
+            ]
 
 
 @needs_gpu
@@ -181,5 +271,8 @@ def test_khatri_rao_of_many():
     """More factors than one launch takes."""
     values = np.random.RandomState(0).uniform(0.9, 1.1, (35, 2, 3)).astype("float32")
     values = [v if i % 7 == 0 else v[:1] for i, v in enumerate(values)]
-    results = [mx.nd.khatri_rao(*[mx.nd.array(v, ctx=ctx) for v in values]).asnumpy() for ctx in (mx.cpu(), mx.gpu(0))]
+    results = [
+        mx.nd.khatri_rao(*[mx.nd.array(v, ctx=ctx) for v in values]).asnumpy()
+        for ctx in (mx.cpu(), mx.gpu(0))
+    ]
     np.testing.assert_array_equal(*results)

@@ -15,7 +15,10 @@ from mpgluon import parallel as par
 
 LIBRARY = os.environ.get("MPGLUON_CUDA_LIBRARY", "")
 CARDS = 0 if os.environ.get("MPGLUON_GPU_LOGICAL") else mx.num_gpus()
-pytestmark = pytest.mark.skipif(CARDS < 2 or os.environ.get("MPGLUON_TEST_DEVICES", "")[:3] != "gpu", reason="needs several cards")
+pytestmark = pytest.mark.skipif(
+    CARDS < 2 or os.environ.get("MPGLUON_TEST_DEVICES", "")[:3] != "gpu",
+    reason="needs several cards",
+)
 needs_stand_in = pytest.mark.skipif("hostcuda" not in LIBRARY, reason="needs the stand-in for CUDA")
 COUNTS = [n for n in (1, 2, 3, 4) if n <= CARDS]
 SINGLE = [name for name in NAMES if name != "two_shot"]
@@ -59,15 +62,25 @@ def test_values_and_gradients(name, count, hybridize, shape, axis):
             np.testing.assert_allclose(array.grad.asnumpy(), grad, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16", "uint8", "int8", "int32", "int64"])
+@pytest.mark.parametrize(
+    "dtype", ["float64", "float16", "bfloat16", "uint8", "int8", "int32", "int64"]
+)
 def test_dtypes(dtype):
-    arrays = [nd.array(np.arange(6).reshape(2, 3) + i, ctx=mx.gpu(i)).astype(dtype) for i in range(2)]
+    arrays = [
+        nd.array(np.arange(6).reshape(2, 3) + i, ctx=mx.gpu(i)).astype(dtype) for i in range(2)
+    ]
     total = np.arange(6).reshape(2, 3) * 2 + 1
     for out in par.all_reduce(arrays):
-        assert out.dtype == arrays[0].dtype and np.array_equal(out.astype("float32").asnumpy(), total)
+        assert out.dtype == arrays[0].dtype and np.array_equal(
+            out.astype("float32").asnumpy(), total
+        )
     for out in par.all_gather(arrays):
-        assert np.array_equal(out.astype("float32").asnumpy()[2:], arrays[1].astype("float32").asnumpy())
-    flags = par.broadcast(nd.array([True, False], ctx=mx.gpu(0), dtype="bool"), [mx.gpu(0), mx.gpu(1)])
+        assert np.array_equal(
+            out.astype("float32").asnumpy()[2:], arrays[1].astype("float32").asnumpy()
+        )
+    flags = par.broadcast(
+        nd.array([True, False], ctx=mx.gpu(0), dtype="bool"), [mx.gpu(0), mx.gpu(1)]
+    )
     assert flags[1].asnumpy().tolist() == [True, False]
 
 
@@ -86,12 +99,19 @@ def test_what_auto_takes():
     _, arrays = arrays_of(2, (4, 3))
     devices = [a.context for a in arrays]
     assert ops(arrays, devices) == ["_collective"] == ops(arrays, devices, "nccl")
-    assert ops([nd.ones(3, ctx=mx.cpu(0)), nd.ones(3, ctx=mx.cpu(1))], [mx.cpu(0), mx.cpu(1)]) == ["_copyto", "add_n"] * 2
+    assert (
+        ops([nd.ones(3, ctx=mx.cpu(0)), nd.ones(3, ctx=mx.cpu(1))], [mx.cpu(0), mx.cpu(1)])
+        == ["_copyto", "add_n"] * 2
+    )
     assert "_collective" not in ops([arrays[0], nd.ones((4, 3))], [devices[0], mx.cpu()])
     assert "_collective" not in ops([arrays[0], arrays[0]], [devices[0]] * 2)
-    with pytest.raises(NotImplementedError, match=r"NCCL is between GPUs, and cpu\(0\) is none; transport='local'"):
+    with pytest.raises(
+        NotImplementedError, match=r"NCCL is between GPUs, and cpu\(0\) is none; transport='local'"
+    ):
         par.all_reduce([arrays[0], nd.ones((4, 3), ctx=mx.cpu())])
-    with pytest.raises(mx.MXNetError, match=r"two arrays are on gpu\(0\); NCCL takes one array from each GPU"):
+    with pytest.raises(
+        mx.MXNetError, match=r"two arrays are on gpu\(0\); NCCL takes one array from each GPU"
+    ):
         par.all_reduce([arrays[0], arrays[0]])
 
 
@@ -116,26 +136,40 @@ SUM = """
 def test_logical_gpus_and_a_missing_library(tmp_path):
     both = SUM + "    total('nccl')\n    total('auto')\n"
     out = run(both, MPGLUON_GPU_LOGICAL="2", HOSTCUDA_DEVICES="1")
-    assert "gpu(0) and gpu(1) are on one card" in out and "transport='local'" in out and "[[3.0, 3.0], [3.0, 3.0]]" in out
+    assert (
+        "gpu(0) and gpu(1) are on one card" in out
+        and "transport='local'" in out
+        and "[[3.0, 3.0], [3.0, 3.0]]" in out
+    )
     alone = shutil.copy(LIBRARY, tmp_path / "mpgluon_hostcuda.so")
     out = run(both, MPGLUON_CUDA_LIBRARY=str(alone), MPGLUON_NCCL=str(tmp_path))
-    assert "NCCL (libnccl.so.2) is needed for this on a GPU and was not found" in out and "pip install nvidia-nccl-cu13, or name its folder with MPGLUON_NCCL" in out
+    assert (
+        "NCCL (libnccl.so.2) is needed for this on a GPU and was not found" in out
+        and "pip install nvidia-nccl-cu13, or name its folder with MPGLUON_NCCL" in out
+    )
     assert "[[3.0, 3.0], [3.0, 3.0]]" in out
 
 
 @needs_stand_in
 def test_communicators_are_ended_with_the_process():
-    assert "nccl stand-in: 0 left" in run(SUM + "    total('nccl')\n    total('auto')\n", HOSTCUDA_REPORT="1")
+    assert "nccl stand-in: 0 left" in run(
+        SUM + "    total('nccl')\n    total('auto')\n", HOSTCUDA_REPORT="1"
+    )
 
 
 @needs_stand_in
 def test_the_setting():
     assert "there are" not in run(SUM + "    total(None)\n", MPGLUON_COLLECTIVES="local")
-    out = run("import mpgluon as mx\ntry:\n    mx.parallel.all_reduce([mx.nd.ones(2)])\nexcept ValueError as error:\n    print(error)", MPGLUON_COLLECTIVES="smoke")
+    out = run(
+        "import mpgluon as mx\ntry:\n    mx.parallel.all_reduce([mx.nd.ones(2)])\nexcept ValueError as error:\n    print(error)",
+        MPGLUON_COLLECTIVES="smoke",
+    )
     assert "MPGLUON_COLLECTIVES is 'smoke'; it can be auto, local, nccl" in out
 
 
-FAILURE = SUM + """
+FAILURE = (
+    SUM
+    + """
     import ctypes, os
     nccl = ctypes.CDLL(os.path.join(os.path.dirname(os.environ['MPGLUON_CUDA_LIBRARY']), 'libnccl.so.2'))
     {before}
@@ -144,11 +178,17 @@ FAILURE = SUM + """
     total('nccl')
     total('local')
 """
+)
 
 
 @needs_stand_in
-@pytest.mark.parametrize("how, before, text", [(1, "", "ncclCommInitAll failed: unhandled system error: the stand-in's own"),
-                                               (2, "total('nccl')", "ncclGroupEnd failed: internal error: the stand-in's own")])  # fmt: skip
+@pytest.mark.parametrize(
+    "how, before, text",
+    [
+        (1, "", "ncclCommInitAll failed: unhandled system error: the stand-in's own"),
+        (2, "total('nccl')", "ncclGroupEnd failed: internal error: the stand-in's own"),
+    ],
+)
 def test_a_call_that_fails(how, before, text):
     """The error comes with the wait; the devices go on."""
     out = run(FAILURE.format(how=how, before=before))
@@ -158,14 +198,23 @@ def test_a_call_that_fails(how, before, text):
 @needs_stand_in
 def test_a_collective_that_fails_while_it_runs():
     """Nobody hangs: its devices say why they are lost, the others go on, the process ends."""
-    code = FAILURE.format(how=3, before="total('nccl')") + "    print((mx.nd.ones(2, ctx=mx.gpu(3)) + 1).asnumpy())\n"
+    code = (
+        FAILURE.format(how=3, before="total('nccl')")
+        + "    print((mx.nd.ones(2, ctx=mx.gpu(3)) + 1).asnumpy())\n"
+    )
     out = run(code)
-    assert "a collective of NCCL failed: unhandled system error" in out and "is lost" in out and "[2. 2.]" in out
+    assert (
+        "a collective of NCCL failed: unhandled system error" in out
+        and "is lost" in out
+        and "[2. 2.]" in out
+    )
 
 
 @needs_stand_in
 def test_a_card_that_breaks_before_a_collective():
-    code = SUM + """
+    code = (
+        SUM
+        + """
     import ctypes, os
     arrays = [mx.nd.ones((2,), ctx=mx.gpu(i)) for i in range(3)]
     mx.nd.waitall()
@@ -177,6 +226,7 @@ def test_a_card_that_breaks_before_a_collective():
         print('failed:', error)
     print((mx.nd.ones(2, ctx=mx.gpu(3)) + 1).asnumpy())
     """
+    )
     out = run(code)
     assert "[2. 2.]" in out and "failed:" in out
 

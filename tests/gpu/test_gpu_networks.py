@@ -27,11 +27,20 @@ def same_on_both(function, values, dtype="float32", seed=7):
         with ctx, autograd.record():
             outputs = function(*arrays)
             outputs = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
-        heads = [mx.nd.array(np.random.RandomState(i).uniform(-1, 1, o.shape), ctx=ctx).astype(dtype) for i, o in enumerate(outputs)]
+        heads = [
+            mx.nd.array(np.random.RandomState(i).uniform(-1, 1, o.shape), ctx=ctx).astype(dtype)
+            for i, o in enumerate(outputs)
+        ]
         autograd.backward(outputs, heads)
         results.append([a.astype("float64").asnumpy() for a in outputs + [a.grad for a in arrays]])
     for index, (cpu, gpu) in enumerate(zip(*results)):
-        np.testing.assert_allclose(gpu, cpu, rtol=CLOSE[dtype], atol=CLOSE[dtype] * max(1, np.abs(cpu).max(initial=0)), err_msg=f"array {index}")
+        np.testing.assert_allclose(
+            gpu,
+            cpu,
+            rtol=CLOSE[dtype],
+            atol=CLOSE[dtype] * max(1, np.abs(cpu).max(initial=0)),
+            err_msg=f"array {index}",
+        )
 
 
 def uniform(*shapes, seed=0):
@@ -50,24 +59,50 @@ def test_convolutions(ndim, groups, dtype):
     space, first, last = AXES[ndim]
     for stride, dilate, layout in [(1, 1, first), (2, 1, last), (2, 2, first), (3, 2, last)]:
         kernel, channels_last = (3,) * ndim, layout == last
-        options = dict(kernel=kernel, stride=(stride,) * ndim, dilate=(dilate,) * ndim, pad=(1,) * ndim, num_group=groups, layout=layout)
+        options = dict(
+            kernel=kernel,
+            stride=(stride,) * ndim,
+            dilate=(dilate,) * ndim,
+            pad=(1,) * ndim,
+            num_group=groups,
+            layout=layout,
+        )
         data = (2,) + space + (4,) if channels_last else (2, 4) + space
         weight = (8,) + kernel + (4 // groups,) if channels_last else (8, 4 // groups) + kernel
         turned = (4,) + kernel + (8 // groups,) if channels_last else (4, 8 // groups) + kernel
-        same_on_both(lambda x, w, b: mx.nd.Convolution(x, w, b, num_filter=8, **options), uniform(data, weight, (8,)), dtype)
-        same_on_both(lambda x, w: mx.nd.Convolution(x, w, num_filter=8, no_bias=True, **options), uniform(data, weight), dtype)
-        same_on_both(lambda x, w, b: mx.nd.Deconvolution(x, w, b, num_filter=8, no_bias=False, adj=(stride - 1,) * ndim, **options), uniform(data, turned, (8,)), dtype)
+        same_on_both(
+            lambda x, w, b: mx.nd.Convolution(x, w, b, num_filter=8, **options),
+            uniform(data, weight, (8,)),
+            dtype,
+        )
+        same_on_both(
+            lambda x, w: mx.nd.Convolution(x, w, num_filter=8, no_bias=True, **options),
+            uniform(data, weight),
+            dtype,
+        )
+        same_on_both(
+            lambda x, w, b: mx.nd.Deconvolution(
+                x, w, b, num_filter=8, no_bias=False, adj=(stride - 1,) * ndim, **options
+            ),
+            uniform(data, turned, (8,)),
+            dtype,
+        )
 
 
 def test_convolutions_of_nothing_and_of_one():
     for batch, channels, filters in [(0, 2, 3), (2, 0, 3), (1, 1, 1)]:
-        same_on_both(lambda x, w, b: mx.nd.Convolution(x, w, b, kernel=(3, 3), num_filter=filters), uniform((batch, channels, 5, 5), (filters, channels, 3, 3), (filters,)))
+        same_on_both(
+            lambda x, w, b: mx.nd.Convolution(x, w, b, kernel=(3, 3), num_filter=filters),
+            uniform((batch, channels, 5, 5), (filters, channels, 3, 3), (filters,)),
+        )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
 def test_unaligned_convolutions_have_the_same_bits(dtype):
     random, results = np.random.RandomState(1), []
-    values = [random.uniform(-1, 1, shape).astype(dtype) for shape in [(2, 3, 6, 5), (4, 3, 3, 3), (4,)]]
+    values = [
+        random.uniform(-1, 1, shape).astype(dtype) for shape in [(2, 3, 6, 5), (4, 3, 3, 3), (4,)]
+    ]
     for shift in (0, 1, 3):
         arrays = []
         for value in values:
@@ -76,11 +111,19 @@ def test_unaligned_convolutions_have_the_same_bits(dtype):
             arrays.append(buffer[shift:].reshape(value.shape))
             arrays[-1].attach_grad()
         buffer = mx.nd.zeros((2 * 4 * 4 * 3 + shift,), ctx=mx.gpu(0), dtype=dtype)
-        mx.nd.Convolution(*arrays, kernel=(3, 3), num_filter=4, out=buffer[shift:].reshape((2, 4, 4, 3)))
+        mx.nd.Convolution(
+            *arrays, kernel=(3, 3), num_filter=4, out=buffer[shift:].reshape((2, 4, 4, 3))
+        )
         with autograd.record():
-            y, apart = mx.nd.Convolution(*arrays, kernel=(3, 3), num_filter=4), mx.nd.Convolution(*arrays[:2], kernel=(3, 3), num_filter=4, no_bias=True)
+            y, apart = (
+                mx.nd.Convolution(*arrays, kernel=(3, 3), num_filter=4),
+                mx.nd.Convolution(*arrays[:2], kernel=(3, 3), num_filter=4, no_bias=True),
+            )
         autograd.backward([y, apart])
-        results.append([buffer[shift:].asnumpy(), y.asnumpy().ravel(), apart.asnumpy()] + [a.grad.asnumpy() for a in arrays])
+        results.append(
+            [buffer[shift:].asnumpy(), y.asnumpy().ravel(), apart.asnumpy()]
+            + [a.grad.asnumpy() for a in arrays]
+        )
     for other in results[1:]:
         for a, b in zip(results[0], other):
             np.testing.assert_array_equal(a, b)
@@ -94,32 +137,57 @@ def test_unaligned_convolutions_have_the_same_bits(dtype):
 def test_the_bias_is_added_before_rounding_where_cudnn_can(groups, layout, dtype):
     """One graph, so one rounding; where the stand-in has no engine for that graph, the convolution's, then the bias'."""
     ndim, last, random = len(layout) - 2, layout.endswith("C"), np.random.RandomState(3)
-    shapes = [(2, 5, 4, 6)[: ndim + 1] + (4,), (8,) + (1,) * ndim + (4 // groups,), (8,)] if last else [(2, 4, 5, 4)[: ndim + 2], (8, 4 // groups) + (1,) * ndim, (8,)]
+    shapes = (
+        [(2, 5, 4, 6)[: ndim + 1] + (4,), (8,) + (1,) * ndim + (4 // groups,), (8,)]
+        if last
+        else [(2, 4, 5, 4)[: ndim + 2], (8, 4 // groups) + (1,) * ndim, (8,)]
+    )
     with mx.gpu(0):
         x, w, b = (mx.nd.array(random.uniform(-1, 1, shape)).astype(dtype) for shape in shapes)
         options = dict(kernel=(1,) * ndim, num_filter=8, num_group=groups, layout=layout)
-        result, apart = mx.nd.Convolution(x, w, b, **options), mx.nd.Convolution(x, w, no_bias=True, **options)
+        result, apart = (
+            mx.nd.Convolution(x, w, b, **options),
+            mx.nd.Convolution(x, w, no_bias=True, **options),
+        )
         along = b.reshape((1,) * (ndim + 1) + (8,)) if last else b.reshape((1, 8) + (1,) * ndim)
         wide = mx.nd.Convolution(*(a.astype("float32") for a in (x, w, b)), **options)
-        once, twice = wide.astype(dtype).astype("float32").asnumpy(), mx.nd.broadcast_add(apart, along).astype("float32").asnumpy()
+        once, twice = (
+            wide.astype(dtype).astype("float32").asnumpy(),
+            mx.nd.broadcast_add(apart, along).astype("float32").asnumpy(),
+        )
     assert (once != twice).any()
-    np.testing.assert_array_equal(result.astype("float32").asnumpy(), twice if groups > 1 or ndim == 3 else once)
+    np.testing.assert_array_equal(
+        result.astype("float32").asnumpy(), twice if groups > 1 or ndim == 3 else once
+    )
 
 
 def test_more_convolutions_than_are_kept():
     """Plans that were dropped are made again."""
     with mx.gpu(0):
-        data, weights = [mx.nd.ones((1, 1, 1, i)) for i in range(40, 90)], [mx.nd.ones((1, 1, 1, j)) for j in range(1, 26)]
+        data, weights = (
+            [mx.nd.ones((1, 1, 1, i)) for i in range(40, 90)],
+            [mx.nd.ones((1, 1, 1, j)) for j in range(1, 26)],
+        )
         for _ in range(2):
-            sums = [mx.nd.Convolution(x, w, kernel=w.shape[2:], num_filter=1, no_bias=True).sum() for x in data for w in weights]
-            assert [int(s.asscalar()) for s in sums] == [j * (i - j + 1) for i in range(40, 90) for j in range(1, 26)]
+            sums = [
+                mx.nd.Convolution(x, w, kernel=w.shape[2:], num_filter=1, no_bias=True).sum()
+                for x in data
+                for w in weights
+            ]
+            assert [int(s.asscalar()) for s in sums] == [
+                j * (i - j + 1) for i in range(40, 90) for j in range(1, 26)
+            ]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
-@pytest.mark.parametrize("pool_type, p", [("max", None), ("avg", None), ("sum", None), ("lp", 1), ("lp", 2), ("lp", 3)])
+@pytest.mark.parametrize(
+    "pool_type, p", [("max", None), ("avg", None), ("sum", None), ("lp", 1), ("lp", 2), ("lp", 3)]
+)
 def test_poolings(pool_type, p, dtype):
     """Conventions, padding, layouts, windows that are large, and equal elements, of which the first counts."""
-    for ndim, convention, count_pad in itertools.product((1, 2, 3), ("valid", "full", "same"), (True, False)):
+    for ndim, convention, count_pad in itertools.product(
+        (1, 2, 3), ("valid", "full", "same"), (True, False)
+    ):
         space, first, last = AXES[ndim]
         for layout in (first, last):
             shape = (2, 3) + space if layout == first else (2,) + space + (3,)
@@ -129,11 +197,30 @@ def test_poolings(pool_type, p, dtype):
                 values = [np.abs(v) + 0.1 for v in values]
             if pool_type == "max":
                 values = [np.round(v * 3) for v in values]
-            same_on_both(lambda x: mx.nd.Pooling(x, kernel=(3,) * ndim, stride=(2,) * ndim, pad=pad, pool_type=pool_type, p_value=p, pooling_convention=convention,
-                                                 count_include_pad=count_pad, layout=layout), values, dtype)  # fmt: skip
+            same_on_both(
+                lambda x: mx.nd.Pooling(
+                    x,
+                    kernel=(3,) * ndim,
+                    stride=(2,) * ndim,
+                    pad=pad,
+                    pool_type=pool_type,
+                    p_value=p,
+                    pooling_convention=convention,
+                    count_include_pad=count_pad,
+                    layout=layout,
+                ),
+                values,
+                dtype,
+            )
     values = [np.round(np.abs(uniform((2, 3, 13, 12))[0]) * 9) / 9 + 0.5]
-    same_on_both(lambda x: mx.nd.Pooling(x, global_pool=True, pool_type=pool_type, p_value=p), values, dtype)
-    same_on_both(lambda x: mx.nd.Pooling(x, kernel=(9, 10), pad=(4, 3), pool_type=pool_type, p_value=p), values, dtype)
+    same_on_both(
+        lambda x: mx.nd.Pooling(x, global_pool=True, pool_type=pool_type, p_value=p), values, dtype
+    )
+    same_on_both(
+        lambda x: mx.nd.Pooling(x, kernel=(9, 10), pad=(4, 3), pool_type=pool_type, p_value=p),
+        values,
+        dtype,
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
@@ -142,22 +229,49 @@ def test_poolings(pool_type, p, dtype):
 def test_recurrent_layers(mode, bidirectional, dtype):
     """Three layers, with dropout between them and the states' gradients too."""
     hidden, layers, directions, gates = 5, 3, 1 + bidirectional, {"lstm": 4, "gru": 3}.get(mode, 1)
-    size = sum(gates * hidden * directions * ((4 if layer == 0 else hidden * directions) + hidden + 2) for layer in range(layers))
+    size = sum(
+        gates * hidden * directions * ((4 if layer == 0 else hidden * directions) + hidden + 2)
+        for layer in range(layers)
+    )
     state = (layers * directions, 3, hidden)
     values = uniform((7, 3, 4), (size,), *[state] * (2 if mode == "lstm" else 1))
     values[1] *= 0.5
-    if mode == "rnn_relu" and dtype in ("float16", "bfloat16"):  # the slope jumps at 0: away from there, as values before it are rounded
+    if mode == "rnn_relu" and dtype in (
+        "float16",
+        "bfloat16",
+    ):  # the slope jumps at 0: away from there, as values before it are rounded
         values = [np.abs(v) / 2 for v in values]
     for p in (0, 0.4):
+
         def run(*arrays):
-            return mx.nd.RNN(*arrays, state_size=hidden, num_layers=layers, bidirectional=bidirectional, mode=mode, p=p, state_outputs=True)  # noqa: B023
+            return mx.nd.RNN(
+                *arrays,
+                state_size=hidden,
+                num_layers=layers,
+                bidirectional=bidirectional,
+                mode=mode,
+                p=p,
+                state_outputs=True,
+            )  # noqa: B023
+
         same_on_both(run, values, dtype)
 
 
 def test_a_clipped_lstm():
     values = uniform((6, 2, 3), (4 * 4 * (3 + 4 + 2),), (1, 2, 4), (1, 2, 4))
     values[1] *= 3
-    same_on_both(lambda *a: mx.nd.RNN(*a, state_size=4, num_layers=1, mode="lstm", state_outputs=True, lstm_state_clip_min=-0.25, lstm_state_clip_max=0.5), values)
+    same_on_both(
+        lambda *a: mx.nd.RNN(
+            *a,
+            state_size=4,
+            num_layers=1,
+            mode="lstm",
+            state_outputs=True,
+            lstm_state_clip_min=-0.25,
+            lstm_state_clip_max=0.5,
+        ),
+        values,
+    )
 
 
 def hidden_keys(length):
@@ -182,9 +296,16 @@ def attend(p):
 @pytest.mark.parametrize("p", [0, 0.3])
 def test_attention(p, dtype):
     """The fused op with results and gradients: more rows and keys than a tile has, wide heads, masks of rows and of keys."""
-    for rows, keys, width, value_width, mask in [(3, 5, 2, 4, None), (70, 131, 24, 72, (1, 70, 131)), (65, 65, 80, 8, (1, 65, 65)), (33, 64, 64, 64, (2, 1, 64))]:
+    for rows, keys, width, value_width, mask in [
+        (3, 5, 2, 4, None),
+        (70, 131, 24, 72, (1, 70, 131)),
+        (65, 65, 80, 8, (1, 65, 65)),
+        (33, 64, 64, 64, (2, 1, 64)),
+    ]:
         values = uniform((2, rows, width), (2, keys, width), (2, keys, value_width), seed=rows)
-        masks = [] if mask is None else [hidden_keys(65)[None] if rows == keys else uniform(mask)[0]]
+        masks = (
+            [] if mask is None else [hidden_keys(65)[None] if rows == keys else uniform(mask)[0]]
+        )
         dumps = []
 
         def run(*arrays):
@@ -195,7 +316,13 @@ def test_attention(p, dtype):
             return results
 
         same_on_both(run, values, dtype)
-        assert all(("_dropout_attention(" if p else "_attention(") in dump and "batch_dot(" not in dump for dump in dumps) and len(dumps) == 2
+        assert (
+            all(
+                ("_dropout_attention(" if p else "_attention(") in dump and "batch_dot(" not in dump
+                for dump in dumps
+            )
+            and len(dumps) == 2
+        )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -240,10 +367,22 @@ class Parts(gluon.HybridBlock):
 
 def lenet():
     first, second = nn.HybridSequential(), nn.HybridSequential()
-    first.add(nn.Conv2D(6, 5, in_channels=1, activation="tanh"), nn.MaxPool2D(2, 2), nn.BatchNorm(in_channels=6))
-    second.add(nn.Conv2D(8, 3, in_channels=6, activation="relu"), nn.AvgPool2D(2, 2), nn.Flatten(), nn.Dense(20, in_units=8 * 3 * 3, activation="tanh"),
-               nn.Dense(5, in_units=20))  # fmt: skip
-    return [first, second], lambda random: (random.uniform(-1, 1, (8, 1, 20, 20)), random.randint(0, 5, (8,)))
+    first.add(
+        nn.Conv2D(6, 5, in_channels=1, activation="tanh"),
+        nn.MaxPool2D(2, 2),
+        nn.BatchNorm(in_channels=6),
+    )
+    second.add(
+        nn.Conv2D(8, 3, in_channels=6, activation="relu"),
+        nn.AvgPool2D(2, 2),
+        nn.Flatten(),
+        nn.Dense(20, in_units=8 * 3 * 3, activation="tanh"),
+        nn.Dense(5, in_units=20),
+    )
+    return [first, second], lambda random: (
+        random.uniform(-1, 1, (8, 1, 20, 20)),
+        random.randint(0, 5, (8,)),
+    )
 
 
 class Time(gluon.HybridBlock):
@@ -260,8 +399,15 @@ class Time(gluon.HybridBlock):
 def language_model():
     first, second = nn.HybridSequential(), nn.HybridSequential()
     first.add(nn.Embedding(30, 12), Time(rnn.LSTM(16, 2, dropout=0.3, input_size=12)))
-    second.add(Time(rnn.GRU(10, input_size=16, bidirectional=True)), nn.Dropout(0.1), nn.Dense(30, in_units=20, flatten=False))
-    return [first, second], lambda random: (random.randint(0, 30, (4, 9)), random.randint(0, 30, (4, 9)))
+    second.add(
+        Time(rnn.GRU(10, input_size=16, bidirectional=True)),
+        nn.Dropout(0.1),
+        nn.Dense(30, in_units=20, flatten=False),
+    )
+    return [first, second], lambda random: (
+        random.randint(0, 30, (4, 9)),
+        random.randint(0, 30, (4, 9)),
+    )
 
 
 class Attending(gluon.HybridBlock):
@@ -270,20 +416,37 @@ class Attending(gluon.HybridBlock):
     def __init__(self, units=16, heads=2, dropout=0.2):
         super().__init__()
         self.heads, self.units = heads, units
-        self.norm, self.qkv, self.out = nn.LayerNorm(in_channels=units), nn.Dense(3 * units, in_units=units, flatten=False), nn.Dense(units, in_units=units, flatten=False)
+        self.norm, self.qkv, self.out = (
+            nn.LayerNorm(in_channels=units),
+            nn.Dense(3 * units, in_units=units, flatten=False),
+            nn.Dense(units, in_units=units, flatten=False),
+        )
         self.drop = nn.Dropout(dropout)
-        self.after, self.up, self.down = nn.LayerNorm(in_channels=units), nn.Dense(4 * units, in_units=units, flatten=False), nn.Dense(units, in_units=4 * units, flatten=False)
+        self.after, self.up, self.down = (
+            nn.LayerNorm(in_channels=units),
+            nn.Dense(4 * units, in_units=units, flatten=False),
+            nn.Dense(units, in_units=4 * units, flatten=False),
+        )
 
     def hybrid_forward(self, F, x):
         def heads(y):
-            return F.reshape(F.transpose(F.reshape(y, (0, 0, self.heads, -1)), (0, 2, 1, 3)), (-3, 0, 0))
+            return F.reshape(
+                F.transpose(F.reshape(y, (0, 0, self.heads, -1)), (0, 2, 1, 3)), (-3, 0, 0)
+            )
 
         q, k, v = (heads(part) for part in F.split(self.qkv(self.norm(x)), 3, axis=2))
         scores = F.batch_dot(q, k, transpose_b=True) / (self.units // self.heads) ** 0.5
         rows = F.arange(0, 12).reshape((-1, 1))
         hidden = F.broadcast_lesser(rows, F.arange(0, 12).reshape((1, -1)))
-        weights = self.drop(F.softmax(F.broadcast_add(scores, F.expand_dims(hidden * -1e9, 0)), axis=-1))
-        y = F.reshape(F.transpose(F.reshape(F.batch_dot(weights, v), (-4, -1, self.heads, 0, 0)), (0, 2, 1, 3)), (0, 0, -3))
+        weights = self.drop(
+            F.softmax(F.broadcast_add(scores, F.expand_dims(hidden * -1e9, 0)), axis=-1)
+        )
+        y = F.reshape(
+            F.transpose(
+                F.reshape(F.batch_dot(weights, v), (-4, -1, self.heads, 0, 0)), (0, 2, 1, 3)
+            ),
+            (0, 0, -3),
+        )
         x = x + self.out(y)
         return x + self.down(F.LeakyReLU(self.up(self.after(x)), act_type="gelu"))
 
@@ -292,7 +455,10 @@ def transformer():
     first, second = nn.HybridSequential(), nn.HybridSequential()
     first.add(nn.Embedding(30, 16), Attending())
     second.add(Attending(), nn.Dense(30, in_units=16, flatten=False))
-    return [first, second], lambda random: (random.randint(0, 30, (3, 12)), random.randint(0, 30, (3, 12)))
+    return [first, second], lambda random: (
+        random.randint(0, 30, (3, 12)),
+        random.randint(0, 30, (3, 12)),
+    )
 
 
 def train(make, devices, hybridize):
@@ -323,11 +489,21 @@ def test_biased_convolutions_have_the_same_bits_on_several_gpus(groups, dtype):
     for places in ((0, 0, 0, 0), (0, 1, 1, 0), (1, 1, 0, 0)):
         devices = [mx.gpu(place) for place in places]
         mx.random.seed(5)
-        convolutions = [nn.Conv2D(6, 3, padding=1, groups=groups, in_channels=6, bias_initializer=mx.init.Normal(0.3)) for _ in range(2)]
-        net = Parts([convolutions[0], nn.Activation("relu"), convolutions[1], nn.Activation("relu")], devices)
+        convolutions = [
+            nn.Conv2D(
+                6, 3, padding=1, groups=groups, in_channels=6, bias_initializer=mx.init.Normal(0.3)
+            )
+            for _ in range(2)
+        ]
+        net = Parts(
+            [convolutions[0], nn.Activation("relu"), convolutions[1], nn.Activation("relu")],
+            devices,
+        )
         net.cast(dtype)
         net.hybridize()
-        x = mx.nd.array(np.random.RandomState(0).uniform(-1, 1, (2, 6, 7, 7)), ctx=devices[0]).astype(dtype)
+        x = mx.nd.array(
+            np.random.RandomState(0).uniform(-1, 1, (2, 6, 7, 7)), ctx=devices[0]
+        ).astype(dtype)
         for _ in range(3):  # the third is replayed
             with autograd.record():
                 y = net(x)
@@ -344,5 +520,11 @@ def test_networks_train_as_on_cpus(make, hybridize):
     """On one GPU, over two, and over a GPU and a CPU: the same initial weights and dropout masks, so the same losses."""
     cpu = train(make, (mx.cpu(0), mx.cpu(1)), True)
     assert np.isfinite(cpu).all() and len(set(cpu)) == len(cpu)
-    for devices in ((mx.gpu(0), mx.gpu(0)), (mx.gpu(0), mx.gpu(mx.num_gpus() - 1)), (mx.cpu(0), mx.gpu(0))):
-        np.testing.assert_allclose(train(make, devices, hybridize), cpu, rtol=1e-5, err_msg=str(devices))
+    for devices in (
+        (mx.gpu(0), mx.gpu(0)),
+        (mx.gpu(0), mx.gpu(mx.num_gpus() - 1)),
+        (mx.cpu(0), mx.gpu(0)),
+    ):
+        np.testing.assert_allclose(
+            train(make, devices, hybridize), cpu, rtol=1e-5, err_msg=str(devices)
+        )

@@ -67,10 +67,16 @@ def test_kernels_of_their_own_have_the_interpreters_bits(interpreted, tmp_path):
     assert out == interpreted[0]
     launches = int(told)
     texts = [open(path).read() for path in glob.glob(str(tmp_path / "*.cu"))]
-    assert launches >= 16 and 9 <= len(texts) < launches  # one for all sizes, alignments and numbers
-    sigmoids = [text for text in texts if text.count("mpg_unary::sigmoid") == 1 and "tanh" not in text]
+    assert (
+        launches >= 16 and 9 <= len(texts) < launches
+    )  # one for all sizes, alignments and numbers
+    sigmoids = [
+        text for text in texts if text.count("mpg_unary::sigmoid") == 1 and "tanh" not in text
+    ]
     assert len(sigmoids) == 1 and "1031" not in sigmoids[0]
-    assert any("place_1" in text for text in texts) and any("mpg_bfloat16" in text for text in texts)
+    assert any("place_1" in text for text in texts) and any(
+        "mpg_bfloat16" in text for text in texts
+    )
 
 
 def test_what_cannot_be_compiled_is_interpreted_and_said_once(interpreted, tmp_path):
@@ -80,7 +86,11 @@ def test_what_cannot_be_compiled_is_interpreted_and_said_once(interpreted, tmp_p
     compiler.chmod(0o755)
     out, told = run(MPGLUON_NVRTC=NVRTC, PATH=f"{tmp_path}:{os.environ['PATH']}")
     assert out == interpreted[0]
-    assert told.endswith("\n0") and told.count("could not be compiled by NVRTC") == 1 and "no such architecture" in told
+    assert (
+        told.endswith("\n0")
+        and told.count("could not be compiled by NVRTC") == 1
+        and "no such architecture" in told
+    )
 
 
 def test_generated_code_names_the_files_it_includes(tmp_path):

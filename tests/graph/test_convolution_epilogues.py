@@ -10,31 +10,76 @@ from mpgluon import _core, autograd, gluon, nd
 from mpgluon.gluon import nn
 
 
-
 def winograd(x, weight, *bias, pad=(1, 1)):
     op, pack = _core.get_op("_winograd_convolution"), _core.get_op("_pack_winograd")
-    return op(x, pack(weight), weight, *bias, trains=True, no_bias=not bias, num_filter=weight.shape[0], pad=pad)
+    return op(
+        x,
+        pack(weight),
+        weight,
+        *bias,
+        trains=True,
+        no_bias=not bias,
+        num_filter=weight.shape[0],
+        pad=pad,
+    )
 
 
 NAME = "_winograd_convolution"
 FUNCTIONS = {
     "relu": (lambda x, w, b, r: nd.relu(winograd(x, w, b)), ["relu"]),
-    "activation, no bias": (lambda x, w, b, r: nd.Activation(winograd(x, w), act_type="relu"), ["Activation"]),
-    "residual, relu": (lambda x, w, b, r: nd.relu(winograd(x, w, b) + r), ["broadcast_add", "relu"]),
-    "residual first": (lambda x, w, b, r: nd.relu(r + winograd(x, w, b)), ["broadcast_add", "relu"]),
-    "residual twice": (lambda x, w, b, r: winograd(x, w, b) + r + r, ["broadcast_add", "broadcast_add"]),
-    "twice itself": (lambda x, w, b, r: (lambda y: nd.relu(y + y))(winograd(x, w, b)), ["broadcast_add", "relu"]),
-    "row": (lambda x, w, b, r: nd.relu(nd.broadcast_add(winograd(x, w), b.reshape((1, 1, 1, -1)))), ["broadcast_add", "relu"]),
-    "dropout": (lambda x, w, b, r: nd.Dropout(nd.relu(winograd(x, w, b)), p=0.4, mode="always"), ["relu", "Dropout"]),
-    "gelu, residual": (lambda x, w, b, r: nd.LeakyReLU(winograd(x, w, b), act_type="gelu") + r, ["LeakyReLU", "broadcast_add"]),
-    "relu, then more": (lambda x, w, b, r: nd.tanh(nd.relu(winograd(x, w, b)) * 2) + r, ["relu", "_mul_scalar", "tanh", "broadcast_add"]),
-    "relu, kept": (lambda x, w, b, r: (lambda y: [y, nd.square(y)])(nd.relu(winograd(x, w, b))), ["relu", "square"]),
+    "activation, no bias": (
+        lambda x, w, b, r: nd.Activation(winograd(x, w), act_type="relu"),
+        ["Activation"],
+    ),
+    "residual, relu": (
+        lambda x, w, b, r: nd.relu(winograd(x, w, b) + r),
+        ["broadcast_add", "relu"],
+    ),
+    "residual first": (
+        lambda x, w, b, r: nd.relu(r + winograd(x, w, b)),
+        ["broadcast_add", "relu"],
+    ),
+    "residual twice": (
+        lambda x, w, b, r: winograd(x, w, b) + r + r,
+        ["broadcast_add", "broadcast_add"],
+    ),
+    "twice itself": (
+        lambda x, w, b, r: (lambda y: nd.relu(y + y))(winograd(x, w, b)),
+        ["broadcast_add", "relu"],
+    ),
+    "row": (
+        lambda x, w, b, r: nd.relu(nd.broadcast_add(winograd(x, w), b.reshape((1, 1, 1, -1)))),
+        ["broadcast_add", "relu"],
+    ),
+    "dropout": (
+        lambda x, w, b, r: nd.Dropout(nd.relu(winograd(x, w, b)), p=0.4, mode="always"),
+        ["relu", "Dropout"],
+    ),
+    "gelu, residual": (
+        lambda x, w, b, r: nd.LeakyReLU(winograd(x, w, b), act_type="gelu") + r,
+        ["LeakyReLU", "broadcast_add"],
+    ),
+    "relu, then more": (
+        lambda x, w, b, r: nd.tanh(nd.relu(winograd(x, w, b)) * 2) + r,
+        ["relu", "_mul_scalar", "tanh", "broadcast_add"],
+    ),
+    "relu, kept": (
+        lambda x, w, b, r: (lambda y: [y, nd.square(y)])(nd.relu(winograd(x, w, b))),
+        ["relu", "square"],
+    ),
     "itself kept": (lambda x, w, b, r: (lambda y: [y, nd.relu(y)])(winograd(x, w, b)), ["relu"]),
     "made before": (lambda x, w, b, r: nd.relu(winograd(x, w, b) + nd.tanh(r)), None),
-    "sum of channels": (lambda x, w, b, r: nd.square(winograd(x, w, b)).sum(axis=3), ["square", "sum"]),
+    "sum of channels": (
+        lambda x, w, b, r: nd.square(winograd(x, w, b)).sum(axis=3),
+        ["square", "sum"],
+    ),
     "sum for a bias": (lambda x, w, b, r: nd.relu(winograd(x, w, b)).sum(axis=(0, 1, 2)), None),
 }
-SHAPES = {"rows": (8, 28, 28, 48), "images": (24, 15, 15, 64), "a part of a panel": (17, 9, 13, 144)}
+SHAPES = {
+    "rows": (8, 28, 28, 48),
+    "images": (24, 15, 15, 64),
+    "a part of a panel": (17, 9, 13, 144),
+}
 
 
 def arrays_of(shape):
@@ -44,7 +89,10 @@ def arrays_of(shape):
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.parametrize("shape, threads", [("rows", 1), ("rows", 2), ("rows", 20), ("images", 2), ("a part of a panel", 2)])
+@pytest.mark.parametrize(
+    "shape, threads",
+    [("rows", 1), ("rows", 2), ("rows", 20), ("images", 2), ("a part of a panel", 2)],
+)
 def test_bits(name, shape, threads):
     function, members = FUNCTIONS[name]
     mx.context.set_threads(threads)
@@ -76,6 +124,7 @@ def test_nan_and_the_sign_of_zero_pass():
 
 def test_the_gradient_of_relu_with_nan():
     """The gradient of the data is a convolution, too: relu's gradient, and the sum for the bias, go into its panels."""
+
     def f(x, w, b, v):
         return winograd(nd.relu(x + b.reshape((1, 1, 1, -1))), w, v)
 
@@ -88,11 +137,14 @@ def test_the_gradient_of_relu_with_nan():
 def test_the_dump():
     op = compiled(FUNCTIONS["dropout"][0])
     op(*arrays_of(SHAPES["rows"]))
-    assert op.groups() == """forward on cpu(0) (301056)
+    assert (
+        op.groups()
+        == """forward on cpu(0) (301056)
   panel = _winograd_convolution(in0, in1, in2, in3) in panels of 392 rows
   slot0 = relu(panel) : float32 (301056,)
   out0, slot1 = Dropout(slot0) : float32 (301056,)
 """
+    )
 
 
 def test_small_ones_are_made_as_a_whole():
@@ -136,10 +188,20 @@ def test_a_network_without_normalisation(threads):
                 with autograd.record():
                     y = op(x)[0]
                 y.backward()
-            found.append([y.asnumpy(), x.grad.asnumpy()] + [p.grad().asnumpy() for p in net.collect_params().values()])
-            heads = [g[1:] for phase in ("forward", "backward") for g in groups(op, phase) if g[0] == NAME]
+            found.append(
+                [y.asnumpy(), x.grad.asnumpy()]
+                + [p.grad().asnumpy() for p in net.collect_params().values()]
+            )
+            heads = [
+                g[1:]
+                for phase in ("forward", "backward")
+                for g in groups(op, phase)
+                if g[0] == NAME
+            ]
             backward = [["elemwise_add", "_backward_relu"] if other is None else ["elemwise_add"]]
-            assert heads == ([] if options else [["Activation"], ["broadcast_add", "relu"]] + backward)
+            assert heads == (
+                [] if options else [["Activation"], ["broadcast_add", "relu"]] + backward
+            )
         same_bits(found[1], found[0])
         same_bits(found[2], found[0])
     finally:

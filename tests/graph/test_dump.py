@@ -76,7 +76,14 @@ def test_passes(tmp_path):
     path = tmp_path / "passes.txt"
     finished(SCRIPT, MPGLUON_DUMP=str(path))
     passes = dict(part.split("\n", 1) for part in path.read_text().split("== ")[1:])
-    assert list(passes) == ["traced", "rewritten", "simplified", "forward plan", "gradient", "backward plan"]
+    assert list(passes) == [
+        "traced",
+        "rewritten",
+        "simplified",
+        "forward plan",
+        "gradient",
+        "backward plan",
+    ]
     assert passes["traced"] == TRACED + "return %8\n"
     assert passes["simplified"] == SIMPLIFIED + "return %8\n"
     assert passes["gradient"] == SIMPLIFIED + GRADIENT
@@ -87,7 +94,12 @@ def test_passes(tmp_path):
 def stack(layers, width=32):
     net = nn.HybridSequential()
     for _ in range(layers):
-        net.add(nn.Dense(width, in_units=width), nn.LayerNorm(in_channels=width), nn.Activation("tanh"), nn.Dropout(0.1))
+        net.add(
+            nn.Dense(width, in_units=width),
+            nn.LayerNorm(in_channels=width),
+            nn.Activation("tanh"),
+            nn.Dropout(0.1),
+        )
     net.initialize()
     net.hybridize()
     return net
@@ -110,7 +122,9 @@ def allocations(layers):
         _core._memory_fail_after(0)
     entry = net.compiled()[0]["devices"]["cpu(0)"]
     # Signals come every so many bytes of gradients.
-    counts = [sum(step["kind"] != "signal" for step in entry[part]) for part in ("forward", "backward")]
+    counts = [
+        sum(step["kind"] != "signal" for step in entry[part]) for part in ("forward", "backward")
+    ]
     return made, *counts, entry["planned"]["saved"]
 
 
@@ -148,7 +162,11 @@ def test_many_lengths_share_memory():
 def test_trace(tmp_path):
     """The profiler's Chrome trace: a row per device, arrows for copies, ops by block path, forward and backward."""
     net = nn.HybridSequential()
-    net.add(nn.Dense(4, in_units=4), nn.HybridLambda(lambda F, x: x.as_in_context(mx.cpu(1))), nn.Dense(3, in_units=4))
+    net.add(
+        nn.Dense(4, in_units=4),
+        nn.HybridLambda(lambda F, x: x.as_in_context(mx.cpu(1))),
+        nn.Dense(3, in_units=4),
+    )
     net[0].initialize(ctx=mx.cpu(0))
     net[2].initialize(ctx=mx.cpu(1))
     net.hybridize()
@@ -164,14 +182,22 @@ def test_trace(tmp_path):
         profiler.set_config(filename="profile.json")
     with open(path) as f:
         events = json.load(f)["traceEvents"]
-    rows = {event["args"]["name"]: event["tid"] for event in events if event["ph"] == "M" and event["name"] == "thread_name"}
+    rows = {
+        event["args"]["name"]: event["tid"]
+        for event in events
+        if event["ph"] == "M" and event["name"] == "thread_name"
+    }
     assert {"cpu(0)", "cpu(1)"} <= set(rows) and len(set(rows.values())) == len(rows)
     ran = [event for event in events if event["ph"] == "X"]
     assert all(event["dur"] >= 0 and event["tid"] in rows.values() for event in ran)
     names = [event["name"] for event in ran]
-    assert any(name.endswith("/FullyConnected") for name in names), names  # behind the path of its block
+    assert any(name.endswith("/FullyConnected") for name in names), (
+        names
+    )  # behind the path of its block
     assert any("/" in name and name.endswith("(backward)") for name in names), names
-    begins, ends = ({event["id"]: event for event in events if event["ph"] == phase} for phase in "sf")
+    begins, ends = (
+        {event["id"]: event for event in events if event["ph"] == phase} for phase in "sf"
+    )
     assert begins.keys() == ends.keys() and len(begins) >= 2  # there and back
     for number, begin in begins.items():
         assert begin["tid"] != ends[number]["tid"] and begin["ts"] <= ends[number]["ts"]
@@ -201,12 +227,18 @@ def test_trace_of_eager_calls(tmp_path):
     first = next(i for i, name in enumerate(names) if name.endswith("(backward)"))
     assert [name.rpartition("/")[2] for name in names[:first]] == ["exp", "_copyto", "tanh"], names
     assert any(name.endswith("_copyto (backward)") for name in names)
-    rows = {event["args"]["name"]: event["tid"] for event in events if event["name"] == "thread_name"}
+    rows = {
+        event["args"]["name"]: event["tid"] for event in events if event["name"] == "thread_name"
+    }
     begins, ends = ([event for event in events if event["ph"] == phase] for phase in "sf")
     ways = [(begin["tid"], end["tid"]) for begin, end in zip(begins, ends)]
     assert ways == [(rows["cpu(0)"], rows["cpu(1)"]), (rows["cpu(1)"], rows["cpu(0)"])]
     for arrow in begins + ends:
-        assert any(event["tid"] == arrow["tid"] and event["ts"] <= arrow["ts"] <= event["ts"] + event["dur"] for event in ran)
+        assert any(
+            event["tid"] == arrow["tid"]
+            and event["ts"] <= arrow["ts"] <= event["ts"] + event["dur"]
+            for event in ran
+        )
 
 
 def test_marks_of_programs(tmp_path):
@@ -214,7 +246,11 @@ def test_marks_of_programs(tmp_path):
     path = str(tmp_path / "trace.json")
     profiler.set_config(filename=path)
     domain = profiler.Domain("loading")
-    task, event, counter = domain.new_task("read"), profiler.Event("epoch"), domain.new_counter("files", 1)
+    task, event, counter = (
+        domain.new_task("read"),
+        profiler.Event("epoch"),
+        domain.new_counter("files", 1),
+    )
     with pytest.raises(RuntimeError, match="'read': stop.. without start"):
         task.stop()
     with pytest.raises(ValueError, match="scope is one of"):
@@ -238,12 +274,20 @@ def test_marks_of_programs(tmp_path):
         profiler.set_config(filename="profile.json")
     with open(path) as f:
         events = json.load(f)["traceEvents"]
-    rows = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    rows = {
+        event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"
+    }
     named = {event["name"]: event for event in events if event["ph"] in "Xi"}
-    assert rows[named["read"]["tid"]] == rows[named["here"]["tid"]] == "loading" and rows[named["epoch"]["tid"]] == "events"
+    assert (
+        rows[named["read"]["tid"]] == rows[named["here"]["tid"]] == "loading"
+        and rows[named["epoch"]["tid"]] == "events"
+    )
     assert named["here"]["tid"] > max(tid for tid, name in rows.items() if name.startswith("cpu"))
     assert [event["args"]["value"] for event in events if event["ph"] == "C"] == [5, 3]
     work = next(event for event in events if event.get("cat") == "op")
-    assert named["read"]["ts"] <= work["ts"] and work["ts"] + work["dur"] <= named["read"]["ts"] + named["read"]["dur"]
+    assert (
+        named["read"]["ts"] <= work["ts"]
+        and work["ts"] + work["dur"] <= named["read"]["ts"] + named["read"]["dur"]
+    )
     with pytest.warns(DeprecationWarning):
         profiler.profiler_set_state("stop")

@@ -59,10 +59,18 @@ def make(kind, device=0, seed=3, **norm_options):
 
 
 def ops(net, phase="forward"):
-    return [step["op"] for entry in net.compiled() for device in entry["devices"].values() for step in device[phase] if "op" in step]
+    return [
+        step["op"]
+        for entry in net.compiled()
+        for device in entry["devices"].values()
+        for step in device[phase]
+        if "op" in step
+    ]
 
 
-@pytest.mark.parametrize("options", [{}, {"scale": False}, {"center": False}, {"use_global_stats": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"scale": False}, {"center": False}, {"use_global_stats": True}], ids=str
+)
 @pytest.mark.parametrize("kind", PRODUCTS)
 def test_folded(kind, options):
     net, x = make(kind, **options)
@@ -142,10 +150,16 @@ def test_what_others_read_stays():
 
 def test_weights_that_are_computed_stay():
     def function(x, w, gamma, beta, mean, var):
-        return [nd.BatchNorm(nd.FullyConnected(x, w, num_hidden=4, no_bias=True), gamma, beta, mean, var)]
+        return [
+            nd.BatchNorm(
+                nd.FullyConnected(x, w, num_hidden=4, no_bias=True), gamma, beta, mean, var
+            )
+        ]
 
     op = mx._core.CachedOp(function)
     rng = np.random.RandomState(0)
-    arrays = [nd.array(rng.uniform(0.5, 1, shape)) for shape in ((2, 3), (4, 3), (4,), (4,), (4,), (4,))]
+    arrays = [
+        nd.array(rng.uniform(0.5, 1, shape)) for shape in ((2, 3), (4, 3), (4,), (4,), (4,), (4,))
+    ]
     np.testing.assert_array_equal(op(*arrays)[0].asnumpy(), function(*arrays)[0].asnumpy())
     assert "BatchNorm" in op.dump()

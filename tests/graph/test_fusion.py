@@ -11,7 +11,9 @@ import mpgluon as mx
 from mpgluon import _core, autograd, nd
 
 pytestmark = pytest.mark.usefixtures("async_afterwards")
-SETTINGS = dict(deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+SETTINGS = dict(
+    deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+)
 
 
 # --- What becomes one pass ---------------------------------------------------------------------------------------------------
@@ -37,14 +39,18 @@ def test_a_tree_with_broadcasts():
 
     arrays = draw((50, 300), (50, 300), (1, 300), (50, 1))
     op = check(tree, arrays)
-    assert groups(op, entry=1) == [["broadcast_add", "relu", "broadcast_mul", "sigmoid", "broadcast_mul"]]
+    assert groups(op, entry=1) == [
+        ["broadcast_add", "relu", "broadcast_mul", "sigmoid", "broadcast_mul"]
+    ]
 
 
 def layer_norm(x, gamma, beta):
     mean = x.mean(axis=-1, keepdims=True)
     centred = nd.broadcast_sub(x, mean)
     variance = nd.square(centred).mean(axis=-1, keepdims=True)
-    return nd.broadcast_add(nd.broadcast_mul(nd.broadcast_mul(centred, nd.rsqrt(variance + 1e-5)), gamma), beta)
+    return nd.broadcast_add(
+        nd.broadcast_mul(nd.broadcast_mul(centred, nd.rsqrt(variance + 1e-5)), gamma), beta
+    )
 
 
 @cpus_only
@@ -57,7 +63,9 @@ def test_normalisation_from_its_parts(shape):
 
 def test_reductions_keep_their_rows_whole():
     def f(x):
-        return nd.exp(nd.broadcast_sub(x, x.max(axis=(1, 2), keepdims=True))).sum(axis=(1, 2)), nd.square(x).sum()
+        return nd.exp(nd.broadcast_sub(x, x.max(axis=(1, 2), keepdims=True))).sum(
+            axis=(1, 2)
+        ), nd.square(x).sum()
 
     for shape in [(40, 6, 50), (2, 3, 4), (8, 200, 90), (3, 1, 9000)]:
         check(f, draw(shape))
@@ -73,8 +81,17 @@ def test_every_reduction(op, axis):
     check(f, draw((2, 3, 4)))
 
 
-FOLDED = [((1024, 300), 0), ((2000, 64), 0), ((90000, 3), 0), ((40, 30, 200), (0, 1)), ((150000,), None), ((300, 500), None), ((64, 2, 1024), None),
-          ((64, 7, 9, 40), (0, 1, 2)), ((1100, 4096), 0)]
+FOLDED = [
+    ((1024, 300), 0),
+    ((2000, 64), 0),
+    ((90000, 3), 0),
+    ((40, 30, 200), (0, 1)),
+    ((150000,), None),
+    ((300, 500), None),
+    ((64, 2, 1024), None),
+    ((64, 7, 9, 40), (0, 1, 2)),
+    ((1100, 4096), 0),
+]
 
 
 @cpus_only
@@ -82,9 +99,12 @@ FOLDED = [((1024, 300), 0), ((2000, 64), 0), ((90000, 3), 0), ((40, 30, 200), (0
 @pytest.mark.parametrize("shape, axis", FOLDED)
 def test_reductions_along_outer_axes_end_a_group(op, shape, axis):
     """The result of a group that tiles the axes, with the bits of the reduction by itself."""
+
     def f(x, y):
         z = nd.broadcast_mul(x * 0.5 + 1, y)
-        return nd.dot(z.reshape((-1, shape[-1])), y.reshape((-1, 1))), getattr(nd, op)(z, axis=axis) * 2
+        return nd.dot(z.reshape((-1, shape[-1])), y.reshape((-1, 1))), getattr(nd, op)(
+            z, axis=axis
+        ) * 2
 
     op = check(f, draw(shape, (1,) * (len(shape) - 1) + shape[-1:]))
     assert [len(g) for g in groups(op, entry=1)] == [4], groups(op, entry=1)
@@ -96,7 +116,12 @@ def test_reductions_along_outer_axes_end_a_group(op, shape, axis):
 def test_folds_of_dtypes(shape, axis, dtype):
     def f(x):
         y = nd.abs(x) + 1
-        return y, nd.sum(y, axis=axis), nd.max(y, axis=axis), nd.nanprod(y, axis=axis, keepdims=True)
+        return (
+            y,
+            nd.sum(y, axis=axis),
+            nd.max(y, axis=axis),
+            nd.nanprod(y, axis=axis, keepdims=True),
+        )
 
     op = check(f, draw(shape, dtype=dtype))
     assert [len(g) for g in groups(op, entry=1)] == [5]
@@ -107,27 +132,40 @@ def test_folds_of_several_kinds_in_one_group():
     def f(x, y, row):
         z = nd.tanh(nd.broadcast_add(x, row))
         w = z * y
-        return w.sum(axis=0), w.mean(), z.max(axis=(0, 1)), nd.sum(w, axis=2), (z - w).reshape((-3, 0)).sum(axis=0).reshape((16, 8)), w.norm()
+        return (
+            w.sum(axis=0),
+            w.mean(),
+            z.max(axis=(0, 1)),
+            nd.sum(w, axis=2),
+            (z - w).reshape((-3, 0)).sum(axis=0).reshape((16, 8)),
+            w.norm(),
+        )
 
     op = check(f, draw((1024, 4, 128), (1024, 4, 128), (1, 1, 128)))
     assert [len(g) for g in groups(op, entry=1)] == [10]
-    found = check(lambda x: nd.relu(nd.relu(x).sum(axis=0)), draw((512, 256)))  # what a fold made is there when the group is done
+    found = check(
+        lambda x: nd.relu(nd.relu(x).sum(axis=0)), draw((512, 256))
+    )  # what a fold made is there when the group is done
     assert groups(found, entry=1) == [["relu", "sum"]]
 
 
 @cpus_only
 def test_the_dump_of_a_bias_gradient():
     """The sum follows what it adds up at once, although two products that read it, too, were there first."""
+
     def f(x, w, bias):
         return nd.LeakyReLU(nd.FullyConnected(x, w, bias, num_hidden=256), act_type="gelu")
 
     op = compiled(f)
     arrays = draw((1024, 64), (256, 64), (256,))
     same_bits(train(op, arrays), train(f, arrays))
-    assert "\n".join(op.groups().splitlines()[:]) == """backward on cpu(0) (1024 | 256)
+    assert (
+        "\n".join(op.groups().splitlines()[:])
+        == """backward on cpu(0) (1024 | 256)
   out0 = _backward_LeakyReLU(in0, in1) : float32 (1024, 256)
   out1 = sum(out0) : float32 (1, 256)
 """
+    )
     assert check(f, draw((90, 64), (256, 64), (256,)))  # few chunks
 
 
@@ -153,7 +191,11 @@ def test_folds_do_not_move_past_a_write():
             with autograd.record():
                 y = net(x)
             y.backward()
-            results += [y.asnumpy(), net.norm.running_mean.data().asnumpy(), net.norm.gamma.grad().asnumpy()]
+            results += [
+                y.asnumpy(),
+                net.norm.running_mean.data().asnumpy(),
+                net.norm.gamma.grad().asnumpy(),
+            ]
         return results
 
     same_bits(run(True), run(False))
@@ -181,12 +223,24 @@ def test_a_value_that_others_read_keeps_its_memory():
 
 def test_dropout_draws_the_same_numbers():
     def f(x, bias):
-        y = nd.Dropout(nd.LeakyReLU(nd.broadcast_add(x, bias), act_type="gelu"), p=0.3, mode="always") + x
+        y = (
+            nd.Dropout(
+                nd.LeakyReLU(nd.broadcast_add(x, bias), act_type="gelu"), p=0.3, mode="always"
+            )
+            + x
+        )
         return nd.Dropout(y, p=0.5, mode="always") * 2
 
     op = check(f, draw((130, 257), (1, 257)))
     if on(0).device_type == "cpu":  # nor dropout
-        assert groups(op)[0] == ["broadcast_add", "LeakyReLU", "Dropout", "broadcast_add", "Dropout", "_mul_scalar"]
+        assert groups(op)[0] == [
+            "broadcast_add",
+            "LeakyReLU",
+            "Dropout",
+            "broadcast_add",
+            "Dropout",
+            "_mul_scalar",
+        ]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32", "int8", "uint8"])
@@ -221,7 +275,11 @@ def test_nothing_moves_past_a_write():
             with autograd.record():
                 y = net(x)
             y.backward()
-            results += [y.asnumpy(), net.norm.running_mean.data().asnumpy(), net.norm.gamma.grad().asnumpy()]
+            results += [
+                y.asnumpy(),
+                net.norm.running_mean.data().asnumpy(),
+                net.norm.gamma.grad().asnumpy(),
+            ]
         return results
 
     same_bits(run(True), run(False))
@@ -276,14 +334,18 @@ def test_one_event_named_by_its_members():
     op(x)
     mx.nd.waitall()
     _core.profiler_stop()
-    assert [e[1] for e in _core.profiler_events() if e[2] == "op"] == ["_mul_scalar+relu+_plus_scalar"]
+    assert [e[1] for e in _core.profiler_events() if e[2] == "op"] == [
+        "_mul_scalar+relu+_plus_scalar"
+    ]
 
 
 @cpus_only
 def test_the_dump_of_a_normalisation():
     op = compiled(layer_norm)
     op(*draw((64, 1024), (1024,), (1024,)))
-    assert op.groups() == """forward on cpu(0) (64 | 1024)
+    assert (
+        op.groups()
+        == """forward on cpu(0) (64 | 1024)
   slot0 = mean(in0) : float32 (64, 1)
   slot1 = broadcast_sub(in0, slot0) : float32 (64, 1024)
   slot0 = square(slot1) : float32 (64, 1024)
@@ -294,6 +356,7 @@ def test_the_dump_of_a_normalisation():
   slot1 = broadcast_mul(slot1, in1) : float32 (64, 1024)
   out0 = broadcast_add(slot1, in2) : float32 (64, 1024)
 """
+    )
 
 
 @cpus_only
@@ -308,7 +371,9 @@ def test_the_dump_of_a_backward():
     with autograd.record():
         y = as_list(op(x, bias))[0]
     y.backward()
-    assert op.groups() == """forward on cpu(0) (3, 40, 4)
+    assert (
+        op.groups()
+        == """forward on cpu(0) (3, 40, 4)
   slot0 = broadcast_add(in0, in1) : float32 (3, 40, 4)
   out0 = relu(slot0) : float32 (3, 40, 4)
   slot0, out1 = Dropout(out0) : float32 (3, 40, 4)
@@ -319,22 +384,37 @@ backward on cpu(0) (| 3, 40, 4)
   out0 = sum(slot0) : float32 (1, 40, 1)
   out1 = elemwise_add(in0, slot0) : float32 (3, 40, 4)
 """
+    )
 
 
 def test_never_more_memory():
-    for function, arrays in [(layer_norm, draw((64, 1024), (1024,), (1024,))), (lambda x, y: nd.tanh(x * y) * y + x.sum(), draw((90, 70), (90, 70)))]:
+    for function, arrays in [
+        (layer_norm, draw((64, 1024), (1024,), (1024,))),
+        (lambda x, y: nd.tanh(x * y) * y + x.sum(), draw((90, 70), (90, 70))),
+    ]:
         found = {}
         for fuse in (True, False):
             op = _core.CachedOp(function, {"fuse": fuse})
-            found[fuse] = train(op, arrays), [planned(op, what, entry) for what in ("forward", "backward", "total") for entry in (0, 1)]
+            found[fuse] = (
+                train(op, arrays),
+                [
+                    planned(op, what, entry)
+                    for what in ("forward", "backward", "total")
+                    for entry in (0, 1)
+                ],
+            )
             assert bool(groups(op)) == fuse
         same_bits(found[True][0], found[False][0])
-        assert all(a <= b for a, b in zip(found[True][1], found[False][1])) and found[True][1] != found[False][1]
+        assert (
+            all(a <= b for a, b in zip(found[True][1], found[False][1]))
+            and found[True][1] != found[False][1]
+        )
 
 
 @cpus_only
 def test_only_the_groups_that_need_more_memory_stay_apart():
     """Fused, float32 and float64 are alive at once; op by op, only the float16 between them is."""
+
     def costly(x, w):
         return ((nd.dot(x, w) * 2).astype("float16") + 1).astype("float64") - 1
 
@@ -347,7 +427,11 @@ def test_only_the_groups_that_need_more_memory_stay_apart():
     op, apart = compiled(f), _core.CachedOp(f, {"exact": True, "fuse": False})
     same_bits(train(op, arrays), train(apart, arrays))
     found = groups(op, entry=1)
-    assert ["_mul_scalar", "tanh", "_plus_scalar"] in found and ["_mul_scalar", "sigmoid", "_minus_scalar"] in found
+    assert ["_mul_scalar", "tanh", "_plus_scalar"] in found and [
+        "_mul_scalar",
+        "sigmoid",
+        "_minus_scalar",
+    ] in found
     assert not any("Cast" in group and "_plus_scalar" in group for group in found)
     assert planned(op, "forward", 1) <= planned(apart, "forward", 1)
 
@@ -356,18 +440,31 @@ def test_only_the_groups_that_need_more_memory_stay_apart():
 
 SHAPES = [(4, 6), (4, 1), (1, 6), (1, 1)]
 UNARY = ["tanh", "relu", "negative", "square", "sigmoid", "abs", "softsign"]
-BINARY = ["broadcast_add", "broadcast_sub", "broadcast_mul", "broadcast_maximum", "broadcast_greater"]
+BINARY = [
+    "broadcast_add",
+    "broadcast_sub",
+    "broadcast_mul",
+    "broadcast_maximum",
+    "broadcast_greater",
+]
 
 step = st.one_of(
     st.tuples(st.sampled_from(UNARY), st.integers(0, 99)),
     st.tuples(st.sampled_from(BINARY), st.integers(0, 99), st.integers(0, 99)),
     st.tuples(st.just("scalar"), st.integers(0, 99), st.integers(-2, 2)),
-    st.tuples(st.just("reduce"), st.integers(0, 99), st.sampled_from([0, 1, (0, 1)]), st.sampled_from(["sum", "mean", "max"])),
+    st.tuples(
+        st.just("reduce"),
+        st.integers(0, 99),
+        st.sampled_from([0, 1, (0, 1)]),
+        st.sampled_from(["sum", "mean", "max"]),
+    ),
     st.tuples(st.just("dropout"), st.integers(0, 99)),
     st.tuples(st.just("reshape"), st.integers(0, 99)),
     st.tuples(st.just("dense"), st.integers(0, 99)),
     st.tuples(st.just("where"), st.integers(0, 99), st.integers(0, 99)),
-    st.tuples(st.just("cast"), st.integers(0, 99), st.sampled_from(["float32", "float64", "float16"])),
+    st.tuples(
+        st.just("cast"), st.integers(0, 99), st.sampled_from(["float32", "float64", "float16"])
+    ),
 )
 program = st.tuples(
     st.lists(st.tuples(step, st.integers(0, 1)), min_size=2, max_size=16),
@@ -397,9 +494,15 @@ def interpret(steps, outputs, arrays, devices, weight):
         elif kind == "reshape":
             value = nd.relu(a.reshape((-1,)) * 2).reshape(a.shape)
         elif kind == "dense":
-            value = nd.dot(nd.softsign(a), weight.as_in_context(devices[device]).astype(a.dtype)) if a.shape[1] == 6 and is_float(a) else a + a
+            value = (
+                nd.dot(nd.softsign(a), weight.as_in_context(devices[device]).astype(a.dtype))
+                if a.shape[1] == 6 and is_float(a)
+                else a + a
+            )
         elif kind == "where":
-            value = nd.where(a > 0, a, nd.broadcast_like(pick(numbers[1], device)[:1, :1].astype(a.dtype), a))
+            value = nd.where(
+                a > 0, a, nd.broadcast_like(pick(numbers[1], device)[:1, :1].astype(a.dtype), a)
+            )
         elif kind == "cast":
             value = a.astype(numbers[1]) if is_float(a) else a - 1
         else:
@@ -411,7 +514,10 @@ def interpret(steps, outputs, arrays, devices, weight):
 def random_graph(drawn, num_devices):
     steps_, outputs, dtype, scale, add = drawn
     devices = [on(60), on(61 if num_devices == 2 else 60)]
-    arrays = [a.as_in_context(devices[0]) for a in draw(*[(m * scale if m == 4 else m, n) for m, n in SHAPES], dtype=dtype)]
+    arrays = [
+        a.as_in_context(devices[0])
+        for a in draw(*[(m * scale if m == 4 else m, n) for m, n in SHAPES], dtype=dtype)
+    ]
     weight = draw((6, 6))[0].as_in_context(devices[0])
 
     def function(*leaves):
@@ -424,7 +530,10 @@ def random_graph(drawn, num_devices):
         same_bits(train(op, [*arrays, weight], add), expected)
         same_bits(train(apart, [*arrays, weight], add), expected)
         for device, found in op.compiled()[0]["devices"].items():
-            assert found["planned"]["total"] <= apart.compiled()[0]["devices"][device]["planned"]["total"]
+            assert (
+                found["planned"]["total"]
+                <= apart.compiled()[0]["devices"][device]["planned"]["total"]
+            )
     mx.engine.set_mode("async")
 
 

@@ -14,16 +14,24 @@ CONV = dict(kernel=(3, 3), pad=(1, 1), num_filter=8, no_bias=True)
 
 
 def distance(a, b):
-    return [np.linalg.norm(x.astype(np.float64) - y) / max(np.linalg.norm(y.astype(np.float64)), 1e-3) for x, y in zip(a, b, strict=True)]
+    return [
+        np.linalg.norm(x.astype(np.float64) - y) / max(np.linalg.norm(y.astype(np.float64)), 1e-3)
+        for x, y in zip(a, b, strict=True)
+    ]
 
 
 def check(function, arrays):
     """exact=True has eager's bits. The default differs from eager by at most 1e-6 in norm beside what rounding makes of eager itself, by
     distance from float64 (gradients through a normalisation are small differences of large sums)."""
-    eager, truth = run(function, arrays, hybridize=False), run(function, [a.astype("float64") for a in arrays], hybridize=False)
+    eager, truth = (
+        run(function, arrays, hybridize=False),
+        run(function, [a.astype("float64") for a in arrays], hybridize=False),
+    )
     for a, b in zip(run(function, arrays, exact=True), eager, strict=True):
         assert np.array_equal(a, b)
-    for found, allowed in zip(distance(run(function, arrays), eager), distance(eager, truth), strict=True):
+    for found, allowed in zip(
+        distance(run(function, arrays), eager), distance(eager, truth), strict=True
+    ):
         assert found < 1e-6 + 4 * allowed
 
 
@@ -51,14 +59,24 @@ def block(x, w, v):
 def test_golden():
     lines = dump(block, X, W, V, train=True)
     assert [n for n in names(lines) if n not in ("_ones", "_zeros", "_mul_scalar", "_full")] == [
-        "transpose", "_convolution_channels_last", "_batch_norm_relu", "_convolution_channels_last", "_batch_norm_relu",
-        "_convolution_channels_last", "_batch_norm_relu", "Pooling", "_reshape_exact", "Reshape"]
+        "transpose",
+        "_convolution_channels_last",
+        "_batch_norm_relu",
+        "_convolution_channels_last",
+        "_batch_norm_relu",
+        "_convolution_channels_last",
+        "_batch_norm_relu",
+        "Pooling",
+        "_reshape_exact",
+        "Reshape",
+    ]
     assert any("add=True" in line for line in lines)
     assert "_convolution_channels_last" not in ops(block, X, W, V, exact=True)
 
 
 def test_transposes_meet():
     """Of a user's own channels-last arrays nothing is transposed."""
+
     def function(x, w):
         return nd.Convolution(nd.transpose(x, axes=(0, 3, 1, 2)), w, **CONV).transpose((0, 2, 3, 1))
 
@@ -69,8 +87,11 @@ def test_transposes_meet():
 
 def test_places_of_the_largest_are_kept():
     """In training a byte an element instead of data and result; gradients as eager ones, bit for bit where windows overlap too."""
+
     def function(x, w, v):
-        return nd.Pooling(nd.tanh(nd.Convolution(x, w, **CONV)), kernel=(3, 2), stride=(2, 1), pad=(1, 1))
+        return nd.Pooling(
+            nd.tanh(nd.Convolution(x, w, **CONV)), kernel=(3, 2), stride=(2, 1), pad=(1, 1)
+        )
 
     lines = dump(function, X, W, V, train=True)
     assert "_max_pooling_channels_last" in names(lines)
@@ -79,6 +100,7 @@ def test_places_of_the_largest_are_kept():
 
 def test_transposes_in_between():
     """A program's own way to the channels last and back, between two convolutions."""
+
     def function(x, w, v):
         y = nd.Convolution(x, w, **CONV).transpose((0, 2, 3, 1))
         return nd.Convolution(nd.tanh(y).transpose((0, 3, 1, 2)), v, **CONV)
@@ -89,37 +111,161 @@ def test_transposes_in_between():
 
 FUNCTIONS = {
     "block": (block, 1),
-    "pooling": (lambda x, w, v: nd.Pooling(nd.Convolution(x, w, **CONV), kernel=(3, 3), stride=(2, 2), pad=(1, 1)), 2),
-    "two norms": (lambda x, w, v: nd.relu(norm(nd.Convolution(x, w, **CONV)) + norm(nd.Convolution(nd.Convolution(x, w, **CONV), v, **CONV))), 3),
-    "residual from outside": (lambda x, w, v: nd.relu(nd.concat(x, x, x[:, :2], dim=1) + norm(nd.Convolution(x, w, **CONV))), 2),
-    "transposed between": (lambda x, w, v: nd.Convolution(nd.relu(nd.Convolution(x, w, **CONV).transpose((0, 1, 3, 2))), v, **CONV), 5),
-    "channels reshaped": (lambda x, w, v: nd.Convolution(nd.Convolution(x, w, **CONV).reshape((0, 4, 2, 7, 6)).transpose((0, 2, 1, 3, 4))
-                                                         .reshape((0, 8, 7, 6)), v, **CONV), None),
-    "concat": (lambda x, w, v: nd.concat(nd.Convolution(x, w, **CONV), nd.relu(nd.Convolution(x, w, **CONV)), dim=1), None),
-    "concat along batch": (lambda x, w, v: nd.concat(nd.Convolution(x, w, **CONV), nd.tanh(nd.Convolution(x, w, **CONV)), dim=0), None),
-    "concat along width": (lambda x, w, v: nd.concat(nd.Convolution(x, w, **CONV), nd.tanh(nd.Convolution(x, w, **CONV)), dim=-1), None),
-    "concat with outside": (lambda x, w, v: nd.concat(nd.Convolution(x, w, **CONV), x, dim=1), None),
-    "split": (lambda x, w, v: nd.split(nd.Convolution(x, w, **CONV), num_outputs=2, axis=1)[0] * 2, None),
-    "squeeze and excite": (lambda x, w, v: nd.broadcast_mul(nd.Convolution(x, w, **CONV), nd.sigmoid(
-        nd.Pooling(nd.Convolution(x, w, **CONV), global_pool=True, pool_type="avg"))), None),
-    "per channel": (lambda x, w, v: nd.broadcast_add(nd.Convolution(x, w, **CONV), nd.mean(v, axis=(1, 2, 3)).reshape((1, 8, 1, 1))), None),
-    "per place": (lambda x, w, v: nd.broadcast_mul(nd.Convolution(x, w, **CONV), nd.sigmoid(nd.mean(x, axis=1, keepdims=True))), None),
-    "leaky": (lambda x, w, v: nd.Convolution(nd.LeakyReLU(nd.Convolution(x, w, **CONV), act_type="leaky", slope=0.1), v, **CONV), None),
-    "elu": (lambda x, w, v: nd.Convolution(nd.LeakyReLU(nd.Convolution(x, w, **CONV), act_type="elu", slope=0.5), v, **CONV), None),
-    "prelu": (lambda x, w, v: nd.LeakyReLU(nd.Convolution(x, w, **CONV), nd.mean(v, axis=(1, 2, 3)), act_type="prelu"), None),
-    "dropout": (lambda x, w, v: nd.Convolution(nd.Dropout(nd.Convolution(x, w, **CONV), p=0.5), v, **CONV), None),
-    "softmax over channels": (lambda x, w, v: nd.softmax(nd.Convolution(x, w, **CONV), axis=1), None),
+    "pooling": (
+        lambda x, w, v: nd.Pooling(
+            nd.Convolution(x, w, **CONV), kernel=(3, 3), stride=(2, 2), pad=(1, 1)
+        ),
+        2,
+    ),
+    "two norms": (
+        lambda x, w, v: nd.relu(
+            norm(nd.Convolution(x, w, **CONV))
+            + norm(nd.Convolution(nd.Convolution(x, w, **CONV), v, **CONV))
+        ),
+        3,
+    ),
+    "residual from outside": (
+        lambda x, w, v: nd.relu(
+            nd.concat(x, x, x[:, :2], dim=1) + norm(nd.Convolution(x, w, **CONV))
+        ),
+        2,
+    ),
+    "transposed between": (
+        lambda x, w, v: nd.Convolution(
+            nd.relu(nd.Convolution(x, w, **CONV).transpose((0, 1, 3, 2))), v, **CONV
+        ),
+        5,
+    ),
+    "channels reshaped": (
+        lambda x, w, v: nd.Convolution(
+            nd.Convolution(x, w, **CONV)
+            .reshape((0, 4, 2, 7, 6))
+            .transpose((0, 2, 1, 3, 4))
+            .reshape((0, 8, 7, 6)),
+            v,
+            **CONV,
+        ),
+        None,
+    ),
+    "concat": (
+        lambda x, w, v: nd.concat(
+            nd.Convolution(x, w, **CONV), nd.relu(nd.Convolution(x, w, **CONV)), dim=1
+        ),
+        None,
+    ),
+    "concat along batch": (
+        lambda x, w, v: nd.concat(
+            nd.Convolution(x, w, **CONV), nd.tanh(nd.Convolution(x, w, **CONV)), dim=0
+        ),
+        None,
+    ),
+    "concat along width": (
+        lambda x, w, v: nd.concat(
+            nd.Convolution(x, w, **CONV), nd.tanh(nd.Convolution(x, w, **CONV)), dim=-1
+        ),
+        None,
+    ),
+    "concat with outside": (
+        lambda x, w, v: nd.concat(nd.Convolution(x, w, **CONV), x, dim=1),
+        None,
+    ),
+    "split": (
+        lambda x, w, v: nd.split(nd.Convolution(x, w, **CONV), num_outputs=2, axis=1)[0] * 2,
+        None,
+    ),
+    "squeeze and excite": (
+        lambda x, w, v: nd.broadcast_mul(
+            nd.Convolution(x, w, **CONV),
+            nd.sigmoid(nd.Pooling(nd.Convolution(x, w, **CONV), global_pool=True, pool_type="avg")),
+        ),
+        None,
+    ),
+    "per channel": (
+        lambda x, w, v: nd.broadcast_add(
+            nd.Convolution(x, w, **CONV), nd.mean(v, axis=(1, 2, 3)).reshape((1, 8, 1, 1))
+        ),
+        None,
+    ),
+    "per place": (
+        lambda x, w, v: nd.broadcast_mul(
+            nd.Convolution(x, w, **CONV), nd.sigmoid(nd.mean(x, axis=1, keepdims=True))
+        ),
+        None,
+    ),
+    "leaky": (
+        lambda x, w, v: nd.Convolution(
+            nd.LeakyReLU(nd.Convolution(x, w, **CONV), act_type="leaky", slope=0.1), v, **CONV
+        ),
+        None,
+    ),
+    "elu": (
+        lambda x, w, v: nd.Convolution(
+            nd.LeakyReLU(nd.Convolution(x, w, **CONV), act_type="elu", slope=0.5), v, **CONV
+        ),
+        None,
+    ),
+    "prelu": (
+        lambda x, w, v: nd.LeakyReLU(
+            nd.Convolution(x, w, **CONV), nd.mean(v, axis=(1, 2, 3)), act_type="prelu"
+        ),
+        None,
+    ),
+    "dropout": (
+        lambda x, w, v: nd.Convolution(nd.Dropout(nd.Convolution(x, w, **CONV), p=0.5), v, **CONV),
+        None,
+    ),
+    "softmax over channels": (
+        lambda x, w, v: nd.softmax(nd.Convolution(x, w, **CONV), axis=1),
+        None,
+    ),
     "norm along width": (lambda x, w, v: norm(nd.Convolution(x, w, **CONV), 6, axis=3), None),
-    "norm read twice": (lambda x, w, v: (lambda y: nd.relu(y) + y)(norm(nd.Convolution(x, w, **CONV))), None),
-    "sum of the norm twice": (lambda x, w, v: (lambda y: nd.relu(y + y))(norm(nd.Convolution(x, w, **CONV))), None),
+    "norm read twice": (
+        lambda x, w, v: (lambda y: nd.relu(y) + y)(norm(nd.Convolution(x, w, **CONV))),
+        None,
+    ),
+    "sum of the norm twice": (
+        lambda x, w, v: (lambda y: nd.relu(y + y))(norm(nd.Convolution(x, w, **CONV))),
+        None,
+    ),
     "clip and scale": (lambda x, w, v: nd.clip(nd.Convolution(x, w, **CONV) * 2 + 1, 0, 6), None),
-    "grouped": (lambda x, w, v: nd.Convolution(nd.Convolution(x, w, **CONV), v[:, :2], num_group=4, **CONV), None),
-    "depthwise": (lambda x, w, v: nd.Convolution(nd.Convolution(x, w, **CONV), v[:, :1], num_group=8, **CONV), None),
-    "dilated": (lambda x, w, v: nd.Convolution(x, w, kernel=(3, 3), dilate=(2, 1), stride=(1, 2), num_filter=8, no_bias=True), None),
-    "with bias": (lambda x, w, v: nd.Convolution(x, w, nd.mean(v, axis=(1, 2, 3)), kernel=(3, 3), num_filter=8), None),
-    "one place": (lambda x, w, v: nd.relu(nd.Convolution(x[:, :, :3, :3], w, kernel=(3, 3), num_filter=8, no_bias=True)), None),
-    "one channel": (lambda x, w, v: nd.relu(nd.Convolution(nd.Convolution(x, w[:1], kernel=(3, 3), num_filter=1, no_bias=True), w[:, :1],
-                                                           kernel=(3, 3), num_filter=8, no_bias=True)), None),
+    "grouped": (
+        lambda x, w, v: nd.Convolution(nd.Convolution(x, w, **CONV), v[:, :2], num_group=4, **CONV),
+        None,
+    ),
+    "depthwise": (
+        lambda x, w, v: nd.Convolution(nd.Convolution(x, w, **CONV), v[:, :1], num_group=8, **CONV),
+        None,
+    ),
+    "dilated": (
+        lambda x, w, v: nd.Convolution(
+            x, w, kernel=(3, 3), dilate=(2, 1), stride=(1, 2), num_filter=8, no_bias=True
+        ),
+        None,
+    ),
+    "with bias": (
+        lambda x, w, v: nd.Convolution(
+            x, w, nd.mean(v, axis=(1, 2, 3)), kernel=(3, 3), num_filter=8
+        ),
+        None,
+    ),
+    "one place": (
+        lambda x, w, v: nd.relu(
+            nd.Convolution(x[:, :, :3, :3], w, kernel=(3, 3), num_filter=8, no_bias=True)
+        ),
+        None,
+    ),
+    "one channel": (
+        lambda x, w, v: nd.relu(
+            nd.Convolution(
+                nd.Convolution(x, w[:1], kernel=(3, 3), num_filter=1, no_bias=True),
+                w[:, :1],
+                kernel=(3, 3),
+                num_filter=8,
+                no_bias=True,
+            )
+        ),
+        None,
+    ),
 }
 
 
@@ -132,13 +278,16 @@ def test_numbers(name):
         assert ops(function, *arrays).count("transpose") == transposes
 
 
-@pytest.mark.parametrize("name, data, weight, params", [
-    ("one axis", (2, 3, 9), (4, 3, 3), {}),
-    ("three axes", (1, 2, 4, 5, 3), (4, 2, 2, 3, 1), {}),
-    ("no rows", (0, 3, 6, 6), (4, 3, 3, 3), {}),
-    ("one", (1, 1, 1, 1), (1, 1, 1, 1), {}),
-    ("odd", (3, 5, 11, 2), (7, 5, 4, 1), {"stride": (3, 1), "pad": (2, 0)}),
-])
+@pytest.mark.parametrize(
+    "name, data, weight, params",
+    [
+        ("one axis", (2, 3, 9), (4, 3, 3), {}),
+        ("three axes", (1, 2, 4, 5, 3), (4, 2, 2, 3, 1), {}),
+        ("no rows", (0, 3, 6, 6), (4, 3, 3, 3), {}),
+        ("one", (1, 1, 1, 1), (1, 1, 1, 1), {}),
+        ("odd", (3, 5, 11, 2), (7, 5, 4, 1), {"stride": (3, 1), "pad": (2, 0)}),
+    ],
+)
 def test_shapes(name, data, weight, params):
     def function(x, w):
         y = nd.Convolution(x, w, kernel=weight[2:], num_filter=weight[0], no_bias=True, **params)
@@ -156,7 +305,9 @@ class Cut(gluon.HybridBlock):
         with self.name_scope():
             self.layers = nn.HybridSequential()
             for i in range(4):
-                self.layers.add(nn.Conv2D(8, 3, padding=1, use_bias=False, in_channels=3 if i == 0 else 8))
+                self.layers.add(
+                    nn.Conv2D(8, 3, padding=1, use_bias=False, in_channels=3 if i == 0 else 8)
+                )
             self.norms = nn.HybridSequential()
             for _ in range(4):
                 self.norms.add(nn.BatchNorm(in_channels=8))
@@ -178,19 +329,35 @@ class Cut(gluon.HybridBlock):
                 x = x.as_in_context(at[9]) + residual.as_in_context(at[9])
             x = F.relu(x.as_in_context(at[10]))
             if i == 1:
-                x = F.Pooling(x.as_in_context(at[11]), kernel=(3, 3), stride=(2, 2), pad=(1, 1), pool_type="max")
+                x = F.Pooling(
+                    x.as_in_context(at[11]),
+                    kernel=(3, 3),
+                    stride=(2, 2),
+                    pad=(1, 1),
+                    pool_type="max",
+                )
         x = F.Pooling(x, global_pool=True, pool_type="avg")
         return self.dense(x.as_in_context(at[8]))
 
 
-@pytest.mark.parametrize("places", [[0] * 6 + [1] * 6, [i % 3 for i in range(12)], [0, 1, 1, 0, 2, 2, 0, 1, 2, 0, 1, 2], [2] * 11 + [0]])
+@pytest.mark.parametrize(
+    "places",
+    [
+        [0] * 6 + [1] * 6,
+        [i % 3 for i in range(12)],
+        [0, 1, 1, 0, 2, 2, 0, 1, 2, 0, 1, 2],
+        [2] * 11 + [0],
+    ],
+)
 def test_cut_anywhere(places):
     def train(count):
         mx.random.seed(4)
         net = Cut([on(90 + i) for i in range(count)], places)
         net.initialize_on()
         net.hybridize()
-        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9})
+        trainer = gluon.Trainer(
+            net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9}
+        )
         x = array((4, 3, 9, 7), 8, ctx=on(90))
         results = []
         for _ in range(2):
@@ -221,24 +388,39 @@ def test_not_finite(channels, train, where, value):
     arrays = [array((2, 4, 5, 3), 1), array((channels, 4, 1, 1), 2), array((2, 4, 5, 3), 3)]
     bad = {"data": arrays[0], "weight": arrays[1], "residual": arrays[2]}[where]
     bad[1 if where != "weight" else 2, 1] = value
-    for found, eager in zip(run(function, arrays), run(function, arrays, hybridize=False), strict=True):
+    for found, eager in zip(
+        run(function, arrays), run(function, arrays, hybridize=False), strict=True
+    ):
         np.testing.assert_array_equal(np.isnan(found), np.isnan(eager))
-        np.testing.assert_array_equal(np.where(np.isinf(found), found, 0), np.where(np.isinf(eager), eager, 0))
+        np.testing.assert_array_equal(
+            np.where(np.isinf(found), found, 0), np.where(np.isinf(eager), eager, 0)
+        )
 
 
 def test_predictions_follow_training():
     """Moving statistics that channels-last training keeps are those that eager training keeps."""
+
     def train(hybridize):
         mx.random.seed(4)
         net = nn.HybridSequential()
-        net.add(nn.Conv2D(20, 3, in_channels=3), nn.BatchNorm(in_channels=20), nn.Activation("relu"), nn.GlobalAvgPool2D(), nn.Dense(2, in_units=20))
+        net.add(
+            nn.Conv2D(20, 3, in_channels=3),
+            nn.BatchNorm(in_channels=20),
+            nn.Activation("relu"),
+            nn.GlobalAvgPool2D(),
+            nn.Dense(2, in_units=20),
+        )
         net.initialize(mx.init.Xavier())
         if hybridize:
             net.hybridize()
         for _ in range(3):
             with autograd.record():
                 net(X * 3 + 1).backward()
-        return net(X).asnumpy(), net[1].running_mean.data().asnumpy(), net[1].running_var.data().asnumpy()
+        return (
+            net(X).asnumpy(),
+            net[1].running_mean.data().asnumpy(),
+            net[1].running_var.data().asnumpy(),
+        )
 
     for a, b in zip(train(True), train(False), strict=True):
         np.testing.assert_allclose(a, b, rtol=3e-6, atol=1e-6)
@@ -269,4 +451,6 @@ def test_max_pooling_while_training_is_that_of_the_other_layout(dtype, channels)
             out.backward(nd.array(turn(slopes), dtype=dtype))
             results.append((back(out.asnumpy()), back(data.grad.asnumpy())))
         for a, b in zip(*results):
-            assert np.array_equal(a, b, equal_nan=True) and np.array_equal(np.signbit(a), np.signbit(b)), (kernel, stride, pad)
+            assert np.array_equal(a, b, equal_nan=True) and np.array_equal(
+                np.signbit(a), np.signbit(b)
+            ), (kernel, stride, pad)

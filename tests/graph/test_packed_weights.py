@@ -36,7 +36,10 @@ CASES = {
 
 
 @pytest.mark.parametrize("channels_last", [True, False])
-@pytest.mark.parametrize("add, relu, bias", [(False, False, False), (False, True, True), (True, True, True), (True, False, False)])
+@pytest.mark.parametrize(
+    "add, relu, bias",
+    [(False, False, False), (False, True, True), (True, True, True), (True, False, False)],
+)
 @pytest.mark.parametrize("case", CASES)
 def test_same_bits_as_the_ops_it_stands_for(case, add, relu, bias, channels_last):
     shape, weight_shape, params = CASES[case]
@@ -45,11 +48,24 @@ def test_same_bits_as_the_ops_it_stands_for(case, add, relu, bias, channels_last
         x = nd.array(np.moveaxis(x.asnumpy(), -1, 1))
     params = {"kernel": weight_shape[2:], "num_filter": weight_shape[0], **params}
     arrays = [random(weight_shape[:1], 3)] * bias
-    plain = call("_convolution_channels_last" if channels_last else "Convolution", x, weight, *arrays, no_bias=not bias, **params)
+    plain = call(
+        "_convolution_channels_last" if channels_last else "Convolution",
+        x,
+        weight,
+        *arrays,
+        no_bias=not bias,
+        **params,
+    )
     extra = [random(plain.shape, 4)] * add
     expected = plain + extra[0] if add else plain
     expected = nd.relu(expected) if relu else expected
-    flags = {"no_bias": not bias, "channels_last": channels_last, "add": add, "relu": relu, **params}
+    flags = {
+        "no_bias": not bias,
+        "channels_last": channels_last,
+        "add": add,
+        "relu": relu,
+        **params,
+    }
     packed = call("_pack_convolution", weight, shape=x.shape, **flags)
     result = call("_packed_convolution", x, packed, *arrays, *extra, **flags)
     assert np.array_equal(result.asnumpy(), expected.asnumpy())
@@ -59,14 +75,43 @@ def test_same_bits_as_the_ops_it_stands_for(case, add, relu, bias, channels_last
 @pytest.mark.parametrize("add", [False, True])
 def test_nan_and_the_sign_of_zero_pass_relu(add, channels_last):
     """As in every other relu: in data, in the weight, in what is added."""
-    shape, weight_shape, params = CASES["first"] if channels_last else ((1, 3, 40, 40), *CASES["first"][1:])
-    flags = {"kernel": (7, 7), "num_filter": 64, "channels_last": channels_last, "add": add, "no_bias": not add, **params}
+    shape, weight_shape, params = (
+        CASES["first"] if channels_last else ((1, 3, 40, 40), *CASES["first"][1:])
+    )
+    flags = {
+        "kernel": (7, 7),
+        "num_filter": 64,
+        "channels_last": channels_last,
+        "add": add,
+        "no_bias": not add,
+        **params,
+    }
     for place in ["data", "weight"] + ["added"] * add:
         x, weight, bias = random(shape, 1), random(weight_shape, 2), [nd.full((64,), -0.0)] * add
-        plain = call("_convolution_channels_last" if channels_last else "Convolution", x, weight, *bias, no_bias=not add, kernel=(7, 7), num_filter=64, **params)
+        plain = call(
+            "_convolution_channels_last" if channels_last else "Convolution",
+            x,
+            weight,
+            *bias,
+            no_bias=not add,
+            kernel=(7, 7),
+            num_filter=64,
+            **params,
+        )
         extra = [nd.full(plain.shape, -0.0)] * add
-        {"data": x, "weight": weight, "added": extra[0] if add else x}[place][0, 1, 2, 1] = float("nan")
-        plain = call("_convolution_channels_last" if channels_last else "Convolution", x, weight, *bias, no_bias=not add, kernel=(7, 7), num_filter=64, **params)
+        {"data": x, "weight": weight, "added": extra[0] if add else x}[place][0, 1, 2, 1] = float(
+            "nan"
+        )
+        plain = call(
+            "_convolution_channels_last" if channels_last else "Convolution",
+            x,
+            weight,
+            *bias,
+            no_bias=not add,
+            kernel=(7, 7),
+            num_filter=64,
+            **params,
+        )
         expected = nd.relu(plain + extra[0] if add else plain).asnumpy()
         packed = call("_pack_convolution", weight, shape=shape, **flags, relu=True)
         result = call("_packed_convolution", x, packed, *bias, *extra, **flags, relu=True).asnumpy()
@@ -77,7 +122,10 @@ def test_nan_and_the_sign_of_zero_pass_relu(add, channels_last):
 
 def test_nan_passes_a_network():
     net = nn.HybridSequential()
-    net.add(nn.Conv2D(8, 5, activation="relu", in_channels=3), nn.Conv2D(8, 1, activation="relu", in_channels=8))
+    net.add(
+        nn.Conv2D(8, 5, activation="relu", in_channels=3),
+        nn.Conv2D(8, 1, activation="relu", in_channels=8),
+    )
     net.initialize(mx.init.Xavier())
     x = random((2, 3, 16, 16))
     x[0, 0, 3, 3] = float("nan")
@@ -96,7 +144,9 @@ def test_a_weight_packed_for_other_threads():
         packed = call("_pack_convolution", weight, shape=shape, **flags)
         expected = call("_packed_convolution", x, packed, **flags).asnumpy()
         mx.context.set_threads(3)
-        np.testing.assert_array_equal(call("_packed_convolution", x, packed, **flags).asnumpy(), expected)
+        np.testing.assert_array_equal(
+            call("_packed_convolution", x, packed, **flags).asnumpy(), expected
+        )
     finally:
         mx.context.set_threads(0)
 
@@ -116,7 +166,9 @@ def test_a_weight_packed_for_other_threads():
 )
 def test_wrong_shapes(name, shapes, params):
     with pytest.raises(mx.base.MXNetError):
-        call(name, *[nd.zeros(shape) for shape in shapes], kernel=(3, 3), num_filter=4, **params).wait_to_read()
+        call(
+            name, *[nd.zeros(shape) for shape in shapes], kernel=(3, 3), num_filter=4, **params
+        ).wait_to_read()
 
 
 class Residual(gluon.HybridBlock):
@@ -125,8 +177,13 @@ class Residual(gluon.HybridBlock):
         self._device = device
         with self.name_scope():
             self.body = nn.HybridSequential()
-            self.body.add(nn.Conv2D(channels, 3, stride, 1, use_bias=False), nn.BatchNorm(), nn.Activation("relu"),
-                          nn.Conv2D(channels, 3, 1, 1, use_bias=False), nn.BatchNorm())
+            self.body.add(
+                nn.Conv2D(channels, 3, stride, 1, use_bias=False),
+                nn.BatchNorm(),
+                nn.Activation("relu"),
+                nn.Conv2D(channels, 3, 1, 1, use_bias=False),
+                nn.BatchNorm(),
+            )
             self.shortcut = nn.HybridSequential()
             if stride > 1:
                 self.shortcut.add(nn.Conv2D(channels, 1, stride, use_bias=False), nn.BatchNorm())
@@ -143,7 +200,13 @@ class Split(gluon.HybridBlock):
         self._device = device
         with self.name_scope():
             self.first = nn.HybridSequential()
-            self.first.add(nn.Conv2D(16, 5, 2, 2, use_bias=False), nn.BatchNorm(), nn.Activation("relu"), nn.MaxPool2D(3, 2, 1), Residual(16))
+            self.first.add(
+                nn.Conv2D(16, 5, 2, 2, use_bias=False),
+                nn.BatchNorm(),
+                nn.Activation("relu"),
+                nn.MaxPool2D(3, 2, 1),
+                Residual(16),
+            )
             self.last = nn.HybridSequential()
             self.last.add(Residual(32, 2), nn.GlobalAvgPool2D(), nn.Dense(10))
 
@@ -164,7 +227,13 @@ def network(device=0):
 
 
 def ops(net, phase="forward"):
-    return [step["op"] for entry in net.compiled() for device in entry["devices"].values() for step in device[phase] if "op" in step]
+    return [
+        step["op"]
+        for entry in net.compiled()
+        for device in entry["devices"].values()
+        for step in device[phase]
+        if "op" in step
+    ]
 
 
 def test_a_network_for_prediction():
@@ -175,7 +244,16 @@ def test_a_network_for_prediction():
     assert np.linalg.norm(result - eager) <= 3e-6 * np.linalg.norm(eager)
     forward = ops(net)
     assert forward.count("_packed_convolution") == 6
-    assert not {"BatchNorm", "Convolution", "_convolution_channels_last", "broadcast_add", "elemwise_add", "Activation", "relu", "_pack_convolution"} & set(forward)
+    assert not {
+        "BatchNorm",
+        "Convolution",
+        "_convolution_channels_last",
+        "broadcast_add",
+        "elemwise_add",
+        "Activation",
+        "relu",
+        "_pack_convolution",
+    } & set(forward)
     assert ops(net, "invariants").count("_pack_convolution") == 6
     (entry,) = net.compiled()
     assert entry["devices"]["cpu(0)"]["planned"]["saved"] == 0
@@ -228,13 +306,27 @@ def test_batches_share_nothing_they_should_not():
 # --- Dense layers ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rows, features, hidden", [(1, 512, 1000), (7, 100, 65), (200, 64, 64), (3, 5, 1000), (16, 1000, 10)])
+@pytest.mark.parametrize(
+    "rows, features, hidden",
+    [(1, 512, 1000), (7, 100, 65), (200, 64, 64), (3, 5, 1000), (16, 1000, 10)],
+)
 @pytest.mark.parametrize("bias", [False, True])
 def test_packed_dense(rows, features, hidden, bias):
-    x, weight, arrays = random((rows, features), 1), random((hidden, features), 2), [random((hidden,), 3)] * bias
-    expected = call("FullyConnected", *[a.astype("float64") for a in (x, weight, *arrays)], num_hidden=hidden, no_bias=not bias).asnumpy()
+    x, weight, arrays = (
+        random((rows, features), 1),
+        random((hidden, features), 2),
+        [random((hidden,), 3)] * bias,
+    )
+    expected = call(
+        "FullyConnected",
+        *[a.astype("float64") for a in (x, weight, *arrays)],
+        num_hidden=hidden,
+        no_bias=not bias,
+    ).asnumpy()
     packed = call("_pack_fully_connected", weight, rows=rows, no_bias=not bias)
-    result = call("_packed_fully_connected", x, packed, *arrays, num_hidden=hidden, no_bias=not bias).asnumpy()
+    result = call(
+        "_packed_fully_connected", x, packed, *arrays, num_hidden=hidden, no_bias=not bias
+    ).asnumpy()
     assert np.linalg.norm(result - expected) <= 1e-6 * np.linalg.norm(expected)
 
 
@@ -259,7 +351,11 @@ class Dense(gluon.HybridBlock):
         with self.name_scope():
             self.first = nn.Dense(96, activation="relu", flatten=False, in_units=80)
             self.last = nn.HybridSequential()
-            self.last.add(nn.Dense(128, use_bias=False, in_units=480), nn.BatchNorm(in_channels=128), nn.Dense(3, in_units=128))
+            self.last.add(
+                nn.Dense(128, use_bias=False, in_units=480),
+                nn.BatchNorm(in_channels=128),
+                nn.Dense(3, in_units=128),
+            )
 
     def hybrid_forward(self, F, x):
         return self.last(self.first(x).as_in_context(mx.cpu(self._device)))
@@ -281,8 +377,13 @@ def test_dense_layers_for_prediction():
             param.set_data(param.data() * scale)
         result = net(x).asnumpy()
         forward = ops(net)
-        assert forward.count("_packed_fully_connected") == 2 and forward.count("FullyConnected") == 1  # the last one is small
-        assert "_pack_fully_connected" not in forward and ops(net, "invariants").count("_pack_fully_connected") == 2
+        assert (
+            forward.count("_packed_fully_connected") == 2 and forward.count("FullyConnected") == 1
+        )  # the last one is small
+        assert (
+            "_pack_fully_connected" not in forward
+            and ops(net, "invariants").count("_pack_fully_connected") == 2
+        )
         net.hybridize(False)
         expected = net(x).asnumpy()
         assert np.linalg.norm(result - expected) <= 1e-6 * np.linalg.norm(expected)
@@ -317,4 +418,7 @@ def test_large_dense_layers_come_in_panels():
     np.testing.assert_allclose(net(x).asnumpy(), expected, rtol=1e-5, atol=1e-6)
     (entry,) = net.compiled()
     steps = [step for step in entry["devices"]["cpu(0)"]["forward"] if step["kind"] == "run"]
-    assert [step.get("fused", step.get("op")) for step in steps] == [["FullyConnected", "Activation"], "_packed_fully_connected"]
+    assert [step.get("fused", step.get("op")) for step in steps] == [
+        ["FullyConnected", "Activation"],
+        "_packed_fully_connected",
+    ]

@@ -10,27 +10,63 @@ import mpgluon as mx
 from mpgluon import _core, nd
 
 
-
 def dense(x, w, *bias, **params):
     return nd.FullyConnected(x, w, *bias, num_hidden=w.shape[0], no_bias=not bias, **params)
 
 
-X, W, BIAS, RESIDUAL = (2150, 40), (1024, 40), (1024,), (2150, 1024)  # the last panel is a part of one
+X, W, BIAS, RESIDUAL = (
+    (2150, 40),
+    (1024, 40),
+    (1024,),
+    (2150, 1024),
+)  # the last panel is a part of one
 FUNCTIONS = {
     "bias, relu": (lambda x, w, b, r: nd.relu(dense(x, w, b)), ["FullyConnected", "relu"]),
-    "bias, gelu, dropout, residual": (lambda x, w, b, r: nd.Dropout(nd.LeakyReLU(dense(x, w, b), act_type="gelu"), p=0.3, mode="always") + r,
-                                      ["FullyConnected", "LeakyReLU", "Dropout", "broadcast_add"]),
+    "bias, gelu, dropout, residual": (
+        lambda x, w, b, r: (
+            nd.Dropout(nd.LeakyReLU(dense(x, w, b), act_type="gelu"), p=0.3, mode="always") + r
+        ),
+        ["FullyConnected", "LeakyReLU", "Dropout", "broadcast_add"],
+    ),
     "residual": (lambda x, w, b, r: r + dense(x, w), ["FullyConnected", "broadcast_add"]),
-    "rows": (lambda x, w, b, r: nd.exp(-nd.square(nd.dot(x, w, transpose_b=True))).sum(axis=1), ["dot", "square", "_mul_scalar", "exp", "sum"]),
-    "columns": (lambda x, w, b, r: nd.tanh(dense(x, w, b)).max(axis=0), ["FullyConnected", "tanh", "max"]),
-    "everything": (lambda x, w, b, r: nd.square(dense(x, w, b) - r).mean(), ["FullyConnected", "broadcast_sub", "square", "mean"]),
-    "cast": (lambda x, w, b, r: nd.broadcast_mul(dense(x, w, b), b.reshape((1, -1))).astype("float16"), ["FullyConnected", "broadcast_mul", "Cast"]),
-    "kept, too": (lambda x, w, b, r: (lambda y: [y, nd.tanh(y)])(dense(x, w, b)), ["FullyConnected", "tanh"]),
-    "joined": (lambda x, w, b, r: nd.sigmoid(r * 2) * dense(x, w, b), ["_mul_scalar", "sigmoid", "FullyConnected", "broadcast_mul"]),
-    "views": (lambda x, w, b, r: nd.relu(nd.FullyConnected(x.reshape((43, 50, 40)), w, b, num_hidden=1024, flatten=False)).reshape((2150, 32, 32)) + 1,
-              ["FullyConnected", "relu", "_plus_scalar"]),
+    "rows": (
+        lambda x, w, b, r: nd.exp(-nd.square(nd.dot(x, w, transpose_b=True))).sum(axis=1),
+        ["dot", "square", "_mul_scalar", "exp", "sum"],
+    ),
+    "columns": (
+        lambda x, w, b, r: nd.tanh(dense(x, w, b)).max(axis=0),
+        ["FullyConnected", "tanh", "max"],
+    ),
+    "everything": (
+        lambda x, w, b, r: nd.square(dense(x, w, b) - r).mean(),
+        ["FullyConnected", "broadcast_sub", "square", "mean"],
+    ),
+    "cast": (
+        lambda x, w, b, r: nd.broadcast_mul(dense(x, w, b), b.reshape((1, -1))).astype("float16"),
+        ["FullyConnected", "broadcast_mul", "Cast"],
+    ),
+    "kept, too": (
+        lambda x, w, b, r: (lambda y: [y, nd.tanh(y)])(dense(x, w, b)),
+        ["FullyConnected", "tanh"],
+    ),
+    "joined": (
+        lambda x, w, b, r: nd.sigmoid(r * 2) * dense(x, w, b),
+        ["_mul_scalar", "sigmoid", "FullyConnected", "broadcast_mul"],
+    ),
+    "views": (
+        lambda x, w, b, r: (
+            nd.relu(
+                nd.FullyConnected(x.reshape((43, 50, 40)), w, b, num_hidden=1024, flatten=False)
+            ).reshape((2150, 32, 32))
+            + 1
+        ),
+        ["FullyConnected", "relu", "_plus_scalar"],
+    ),
     "gated": (lambda x, w, b, r: dense(x, w, b) * nd.sigmoid(dense(x, w * 2)), None),
-    "over its own input": (lambda x, w, b, r: nd.relu(nd.dot(nd.tanh(r), nd.dot(w, w, transpose_b=True)) + r), None),
+    "over its own input": (
+        lambda x, w, b, r: nd.relu(nd.dot(nd.tanh(r), nd.dot(w, w, transpose_b=True)) + r),
+        None,
+    ),
 }
 
 
@@ -54,7 +90,10 @@ def test_what_only_the_group_reads_has_no_memory():
     for name, bytes_of_planned in [("bias, relu", 0), ("rows", 0), ("cast", 0), ("kept, too", 0)]:
         function, _ = FUNCTIONS[name]
         op, apart = compiled(function), _core.CachedOp(function, {"exact": True, "fuse": False})
-        same_bits([o.asnumpy() for o in as_list(op(*arrays))], [o.asnumpy() for o in as_list(apart(*arrays))])
+        same_bits(
+            [o.asnumpy() for o in as_list(op(*arrays))],
+            [o.asnumpy() for o in as_list(apart(*arrays))],
+        )
         assert planned(op) == bytes_of_planned
     assert planned(apart) == 0  # both are results
 
@@ -62,17 +101,21 @@ def test_what_only_the_group_reads_has_no_memory():
 def test_the_dump():
     op = compiled(FUNCTIONS["rows"][0])
     op(*draw(X, W, BIAS, RESIDUAL))
-    assert op.groups() == """forward on cpu(0) (2150 | 1024)
+    assert (
+        op.groups()
+        == """forward on cpu(0) (2150 | 1024)
   panel = dot(in0, in1) in panels of 128 rows
   slot0 = square(panel) : float32 (2150, 1024)
   slot0 = _mul_scalar(slot0) : float32 (2150, 1024)
   slot0 = exp(slot0) : float32 (2150, 1024)
   out0 = sum(slot0) : float32 (2150, 1)
 """
+    )
 
 
 def test_backward():
     """The gradient of what goes into a product comes as a product, and relu's gradient and the sum for the bias follow it."""
+
     def f(x, w, b, v):
         return dense(nd.relu(dense(x, w, b)), v)
 
@@ -108,10 +151,14 @@ def test_one_event():
     op(*arrays)
     mx.nd.waitall()
     _core.profiler_stop()
-    assert [e[1] for e in _core.profiler_events() if e[2] == "op"] == ["FullyConnected+broadcast_add"]
+    assert [e[1] for e in _core.profiler_events() if e[2] == "op"] == [
+        "FullyConnected+broadcast_add"
+    ]
 
 
 def test_values():
     x, w, b = (a * 0.3 for a in draw(X, W, BIAS))
     found = dense(x, w, b).asnumpy()
-    np.testing.assert_allclose(found, x.asnumpy().astype("float64") @ w.asnumpy().T + b.asnumpy(), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        found, x.asnumpy().astype("float64") @ w.asnumpy().T + b.asnumpy(), rtol=1e-5, atol=1e-5
+    )

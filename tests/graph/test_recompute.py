@@ -19,12 +19,19 @@ class Layer(gluon.HybridBlock):
         super().__init__(**kwargs)
         self.ctx = ctx
         with self.name_scope():
-            self.first, self.second = nn.Dense(2 * WIDTH, in_units=WIDTH), nn.Dense(WIDTH, in_units=2 * WIDTH)
+            self.first, self.second = (
+                nn.Dense(2 * WIDTH, in_units=WIDTH),
+                nn.Dense(WIDTH, in_units=2 * WIDTH),
+            )
             self.norm, self.dropout = nn.BatchNorm(in_channels=WIDTH), nn.Dropout(0.3)
 
     def hybrid_forward(self, F, x):
         x = x.as_in_context(self.ctx)
-        y = F.LeakyReLU(self.first(self.norm(x)), act_type="gelu").reshape((-1, 2, WIDTH)).reshape((-1, 2 * WIDTH))
+        y = (
+            F.LeakyReLU(self.first(self.norm(x)), act_type="gelu")
+            .reshape((-1, 2, WIDTH))
+            .reshape((-1, 2 * WIDTH))
+        )
         return x + self.dropout(F.tanh(self.second(y)))
 
 
@@ -72,7 +79,12 @@ def planned(net):
 
 def again(net):
     """What is computed again, as (op, block)."""
-    steps = [step for device in net.compiled()[0]["devices"].values() for step in device["backward"] if step.get("again")]
+    steps = [
+        step
+        for device in net.compiled()[0]["devices"].values()
+        for step in device["backward"]
+        if step.get("again")
+    ]
     return [(op, step["scope"]) for step in steps for op in step.get("fused", [step["op"]])]
 
 
@@ -85,8 +97,17 @@ def each_layer(net):
 WAYS = {
     "layers": each_layer,
     "block": lambda net: net.hybridize(recompute=True),
-    "some layers, exact": lambda net: (net.hybridize(exact=True), [net.layers[i].hybridize(recompute=True) for i in (0, 3, 4)]),
-    "inside layers": lambda net: (net.hybridize(), [layer.first.hybridize(recompute=True) or layer.norm.hybridize(recompute=True) for layer in net.layers]),
+    "some layers, exact": lambda net: (
+        net.hybridize(exact=True),
+        [net.layers[i].hybridize(recompute=True) for i in (0, 3, 4)],
+    ),
+    "inside layers": lambda net: (
+        net.hybridize(),
+        [
+            layer.first.hybridize(recompute=True) or layer.norm.hybridize(recompute=True)
+            for layer in net.layers
+        ],
+    ),
     "tight budget": lambda net: net.hybridize(recompute="96KB"),
     "slight budget": lambda net: net.hybridize(recompute=120_000),
     "exact budget": lambda net: net.hybridize(recompute="0.1MB", exact=True),
@@ -127,7 +148,9 @@ def test_only_inputs_are_kept():
     train(net, x, 1)
     layers = planned(net)[str(on(80))]
     kept = 16 * WIDTH * 4 * (LAYERS - 1)  # what comes into each layer but the first
-    assert kept <= layers["saved"] <= kept + LAYERS * 1024  # and what backward of a layer reads of the next
+    assert (
+        kept <= layers["saved"] <= kept + LAYERS * 1024
+    )  # and what backward of a layer reads of the next
     assert layers["total"] < 0.55 * everything["total"]
     ops = [op for op, _ in again(net)]
     assert ops.count("Dropout") == ops.count("BatchNorm") == LAYERS  # each once
@@ -275,7 +298,12 @@ def test_a_budget_that_cannot_be_kept():
     net, x = make(2)
     net.hybridize(recompute={on(80): 1000, on(81): "1MB"})
     x.attach_grad()
-    with autograd.record(), pytest.raises(mx.MXNetError, match=r"needs \d+ bytes on [cg]pu\([80]+\), where 1000 are allowed"):
+    with (
+        autograd.record(),
+        pytest.raises(
+            mx.MXNetError, match=r"needs \d+ bytes on [cg]pu\([80]+\), where 1000 are allowed"
+        ),
+    ):
         net(x)
     net(x)  # prediction keeps nothing anyway
     net.hybridize(recompute="1MB")
@@ -296,7 +324,9 @@ def test_a_child_is_marked_when_its_parent_is_compiled_already():
     assert len(expected) > 2
 
 
-@pytest.mark.parametrize("value", ["lots", "12 parsecs", -1, 1.5, [1], {str(on(0)): 1}, {on(0): "x"}])
+@pytest.mark.parametrize(
+    "value", ["lots", "12 parsecs", -1, 1.5, [1], {str(on(0)): 1}, {on(0): "x"}]
+)
 def test_what_is_no_budget(value):
     net, _ = make()
     with pytest.raises(mx.MXNetError, match="recompute"):

@@ -13,12 +13,28 @@ from mpgluon import _core, autograd, nd
 
 def test_transposes_fold_into_products():
     a, b = array((3, 4), 1), array((5, 4), 2)
-    assert dump(lambda x, y: nd.dot(x, y.T), a, b) == ["%2 = dot(%0, %1) {transpose_b=True}", "return %2"]
-    assert dump(lambda x, y: nd.dot(x.T, y.T, transpose_a=True), a, b) == ["%2 = dot(%0, %1) {transpose_b=True}", "return %2"]
+    assert dump(lambda x, y: nd.dot(x, y.T), a, b) == [
+        "%2 = dot(%0, %1) {transpose_b=True}",
+        "return %2",
+    ]
+    assert dump(lambda x, y: nd.dot(x.T, y.T, transpose_a=True), a, b) == [
+        "%2 = dot(%0, %1) {transpose_b=True}",
+        "return %2",
+    ]
     a, b = array((2, 3, 4), 1), array((2, 4, 5), 2)
     swapped = ["%2 = batch_dot(%0, %1) {transpose_a=True, transpose_b=True}", "return %2"]
-    assert dump(lambda x, y: nd.batch_dot(x.swapaxes(1, 2), nd.transpose(y, axes=(0, 2, 1))), a, array((2, 5, 3), 2)) == swapped
-    check(lambda x, y: nd.batch_dot(x.swapaxes(-1, -2), y.transpose((0, -1, -2))), [a, array((2, 5, 3), 2)])
+    assert (
+        dump(
+            lambda x, y: nd.batch_dot(x.swapaxes(1, 2), nd.transpose(y, axes=(0, 2, 1))),
+            a,
+            array((2, 5, 3), 2),
+        )
+        == swapped
+    )
+    check(
+        lambda x, y: nd.batch_dot(x.swapaxes(-1, -2), y.transpose((0, -1, -2))),
+        [a, array((2, 5, 3), 2)],
+    )
     check(lambda x, y: nd.dot(x.T, y), [array((4, 3), 1), array((4, 5), 2)])
 
 
@@ -54,12 +70,16 @@ def test_scopes_randoms_and_outputs_survive():
     def function(x, y):
         a = nd.random.uniform(shape=(3, 6))
         nd.random.uniform(shape=(3, 6))  # takes a number, and vanishes
-        first, second = nd.split(nd.Dropout(nd.dot(x, y.T), p=0.5, mode="always"), num_outputs=2, axis=1)
+        first, second = nd.split(
+            nd.Dropout(nd.dot(x, y.T), p=0.5, mode="always"), num_outputs=2, axis=1
+        )
         return nd.concat(second, first, dim=1) + a
 
     arrays = [array((3, 4), 1), array((6, 4), 2)]
     check(function, arrays)
-    assert "random=2" in "".join(line for line in _dump_text(function, arrays).splitlines() if "Dropout" in line)
+    assert "random=2" in "".join(
+        line for line in _dump_text(function, arrays).splitlines() if "Dropout" in line
+    )
 
 
 def _dump_text(function, arrays):
@@ -75,7 +95,10 @@ def test_effects_keep_their_place():
         t = nd.transpose(w)
         product = nd.dot(x, t)
         normed = nd.BatchNorm(product, w[0], w[1], mean, var, fix_gamma=False)
-        return normed + nd.dot(nd.BatchNorm(x, w[0], w[1], mean, var, fix_gamma=False), nd.transpose(nd.stack(mean, var, mean, var)))
+        return normed + nd.dot(
+            nd.BatchNorm(x, w[0], w[1], mean, var, fix_gamma=False),
+            nd.transpose(nd.stack(mean, var, mean, var)),
+        )
 
     x, w = array((6, 4), 1), array((4, 4), 2)
     results = []
@@ -95,7 +118,13 @@ def test_patterns_look_through_copies():
         def f(x, w):
             t = nd.transpose(w.as_in_context(devices[1])).as_in_context(devices[2])
             y = nd.dot(x.as_in_context(devices[2]), t)
-            return (y + nd.dot(x.as_in_context(devices[2]), x.T.as_in_context(devices[1]).as_in_context(devices[2]))).as_in_context(devices[0])
+            return (
+                y
+                + nd.dot(
+                    x.as_in_context(devices[2]),
+                    x.T.as_in_context(devices[1]).as_in_context(devices[2]),
+                )
+            ).as_in_context(devices[0])
 
         return f
 
@@ -122,4 +151,9 @@ def test_gradients_of_gradients_are_those_of_the_program_as_written():
 
     function = lambda x, y: nd.dot(x, y.T)  # noqa: E731
     arrays = [array((3, 4), 1), array((5, 4), 2)]
-    assert error(second(_core.CachedOp(lambda *a: [function(*a)], {}), arrays), second(function, arrays)) < 1e-6
+    assert (
+        error(
+            second(_core.CachedOp(lambda *a: [function(*a)], {}), arrays), second(function, arrays)
+        )
+        < 1e-6
+    )

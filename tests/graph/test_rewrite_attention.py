@@ -19,11 +19,16 @@ def fused(function, *arrays, train=True):
 
 
 def by_head(x, heads=H):
-    return nd.reshape(nd.transpose(nd.reshape(x, shape=(0, 0, heads, -1)), axes=(0, 2, 1, 3)), shape=(-3, 0, 0))
+    return nd.reshape(
+        nd.transpose(nd.reshape(x, shape=(0, 0, heads, -1)), axes=(0, 2, 1, 3)), shape=(-3, 0, 0)
+    )
 
 
 def together(x, heads=H):
-    return nd.reshape(nd.transpose(nd.reshape(x, shape=(-4, -1, heads, 0, 0)), axes=(0, 2, 1, 3)), shape=(0, 0, -3))
+    return nd.reshape(
+        nd.transpose(nd.reshape(x, shape=(-4, -1, heads, 0, 0)), axes=(0, 2, 1, 3)),
+        shape=(0, 0, -3),
+    )
 
 
 def future(like, axis=1, low=-1e9):
@@ -44,19 +49,31 @@ def packed(x, mask=True, p=0.0, scale=1 / math.sqrt(D)):
 
 
 def separate(q, k, v):
-    return together(nd.batch_dot(nd.softmax(nd.batch_dot(by_head(q), by_head(k), transpose_b=True) / 2), by_head(v)))
+    return together(
+        nd.batch_dot(
+            nd.softmax(nd.batch_dot(by_head(q), by_head(k), transpose_b=True) / 2), by_head(v)
+        )
+    )
 
 
 def four_dimensions(q, k, v, mask):
-    q, k, v = (nd.transpose(nd.reshape(x, shape=(0, 0, H, -1)), axes=(0, 2, 1, 3)) for x in (q, k, v))
+    q, k, v = (
+        nd.transpose(nd.reshape(x, shape=(0, 0, H, -1)), axes=(0, 2, 1, 3)) for x in (q, k, v)
+    )
     scores = nd.broadcast_add(nd.contrib.div_sqrt_dim(nd.batch_dot(q, k, transpose_b=True)), mask)
-    return nd.reshape(nd.swapaxes(nd.batch_dot(nd.softmax(scores), v), dim1=1, dim2=2), shape=(0, 0, -3))
+    return nd.reshape(
+        nd.swapaxes(nd.batch_dot(nd.softmax(scores), v), dim1=1, dim2=2), shape=(0, 0, -3)
+    )
 
 
 def permuted(x):
     qkv = nd.transpose(nd.reshape(x, shape=(0, 0, 3, H, -1)), axes=(2, 0, 3, 1, 4))
-    q, k, v = (nd.reshape(nd.slice_axis(qkv, axis=0, begin=i, end=i + 1), shape=(-3, -2)) for i in range(3))
-    scores = nd.batch_dot(nd.reshape(q, shape=(-3, 0, 0)) / 2, nd.reshape(k, shape=(-3, 0, 0)), transpose_b=True)
+    q, k, v = (
+        nd.reshape(nd.slice_axis(qkv, axis=0, begin=i, end=i + 1), shape=(-3, -2)) for i in range(3)
+    )
+    scores = nd.batch_dot(
+        nd.reshape(q, shape=(-3, 0, 0)) / 2, nd.reshape(k, shape=(-3, 0, 0)), transpose_b=True
+    )
     return together(nd.batch_dot(nd.softmax(scores, axis=-1), nd.reshape(v, shape=(-3, 0, 0))))
 
 
@@ -65,7 +82,9 @@ def plain(q, k, v):
 
 
 def key_transposed_at_once(q, k, v):
-    kt = nd.reshape(nd.transpose(nd.reshape(k, shape=(0, 0, H, -1)), axes=(0, 2, 3, 1)), shape=(-3, 0, 0))
+    kt = nd.reshape(
+        nd.transpose(nd.reshape(k, shape=(0, 0, H, -1)), axes=(0, 2, 3, 1)), shape=(-3, 0, 0)
+    )
     return nd.batch_dot(nd.softmax(nd.batch_dot(by_head(q * 0.5), kt), temperature=2.0), by_head(v))
 
 
@@ -74,9 +93,17 @@ def chosen(low, inverted=False):
         scores = nd.batch_dot(q, k, transpose_b=True) * 0.5
         at = nd.contrib.arange_like(q, axis=1)
         compare = nd.broadcast_lesser if inverted else nd.broadcast_greater_equal
-        seen = nd.broadcast_like(nd.expand_dims(compare(nd.expand_dims(at, axis=1), nd.expand_dims(at, axis=0)), axis=0), scores)
+        seen = nd.broadcast_like(
+            nd.expand_dims(compare(nd.expand_dims(at, axis=1), nd.expand_dims(at, axis=0)), axis=0),
+            scores,
+        )
         filled = nd.full_like(scores, fill_value=low)
-        return nd.batch_dot(nd.softmax(nd.where(seen, filled, scores) if inverted else nd.where(seen, scores, filled)), v)
+        return nd.batch_dot(
+            nd.softmax(
+                nd.where(seen, filled, scores) if inverted else nd.where(seen, scores, filled)
+            ),
+            v,
+        )
 
     return function
 
@@ -84,7 +111,9 @@ def chosen(low, inverted=False):
 def two_masks(low):
     def function(q, k, v, padding):
         scores = nd.batch_dot(q, k, transpose_b=True)
-        scores = nd.broadcast_add(nd.broadcast_add(scores, padding), nd.expand_dims(future(q, low=low), axis=0))
+        scores = nd.broadcast_add(
+            nd.broadcast_add(scores, padding), nd.expand_dims(future(q, low=low), axis=0)
+        )
         return nd.batch_dot(nd.softmax(scores), v)
 
     return function
@@ -163,7 +192,9 @@ def test_dropout_draws_the_numbers_of_the_op_it_replaces():
 
     def function(q, v):
         nd.random.uniform(shape=(2,))
-        return nd.batch_dot(nd.Dropout(nd.softmax(nd.batch_dot(q, q, transpose_b=True)), p=0.5, mode="always"), v)
+        return nd.batch_dot(
+            nd.Dropout(nd.softmax(nd.batch_dot(q, q, transpose_b=True)), p=0.5, mode="always"), v
+        )
 
     assert fused(function, q, v) == ["_dropout_attention"]
     results = [run(function, [q, v], hybridize=h)[0] for h in (False, True)]
@@ -175,16 +206,32 @@ def scores_of(q, k):
 
 
 NEAR_MISSES = {
-    "scores used elsewhere": lambda q, k, v: (lambda s: nd.batch_dot(nd.softmax(s), v).sum() + s.sum())(scores_of(q, k)),
-    "weights used elsewhere": lambda q, k, v: (lambda w: nd.batch_dot(w, v).sum() + w.sum())(nd.softmax(scores_of(q, k))),
+    "scores used elsewhere": lambda q, k, v: (
+        lambda s: nd.batch_dot(nd.softmax(s), v).sum() + s.sum()
+    )(scores_of(q, k)),
+    "weights used elsewhere": lambda q, k, v: (lambda w: nd.batch_dot(w, v).sum() + w.sum())(
+        nd.softmax(scores_of(q, k))
+    ),
     "another axis": lambda q, k, v: nd.batch_dot(nd.softmax(scores_of(q, k), axis=1), v),
-    "weights transposed": lambda q, k, v: nd.batch_dot(nd.softmax(scores_of(q, k)), v, transpose_a=True),
+    "weights transposed": lambda q, k, v: nd.batch_dot(
+        nd.softmax(scores_of(q, k)), v, transpose_a=True
+    ),
     "log_softmax": lambda q, k, v: nd.batch_dot(nd.log_softmax(scores_of(q, k)), v),
-    "masked weights": lambda q, k, v: nd.batch_dot(nd.broadcast_mul(nd.softmax(scores_of(q, k)), nd.ones((1, T, T)) * 0.5), v),
-    "a length": lambda q, k, v: nd.batch_dot(nd.softmax(scores_of(q, k), nd.full((B * H, T), 3, dtype="int32"), use_length=True), v),
-    "a mask that wants a gradient": lambda q, k, v: nd.batch_dot(nd.softmax(scores_of(q, k) + nd.slice_axis(q, axis=2, begin=0, end=1)), v),
-    "scores added to scores": lambda q, k, v: nd.batch_dot(nd.softmax(scores_of(q, k) + scores_of(k, q)), v),
-    "dropout of whole rows": lambda q, k, v: nd.batch_dot(nd.Dropout(nd.softmax(scores_of(q, k)), p=0.5, axes=(2,)), v),
+    "masked weights": lambda q, k, v: nd.batch_dot(
+        nd.broadcast_mul(nd.softmax(scores_of(q, k)), nd.ones((1, T, T)) * 0.5), v
+    ),
+    "a length": lambda q, k, v: nd.batch_dot(
+        nd.softmax(scores_of(q, k), nd.full((B * H, T), 3, dtype="int32"), use_length=True), v
+    ),
+    "a mask that wants a gradient": lambda q, k, v: nd.batch_dot(
+        nd.softmax(scores_of(q, k) + nd.slice_axis(q, axis=2, begin=0, end=1)), v
+    ),
+    "scores added to scores": lambda q, k, v: nd.batch_dot(
+        nd.softmax(scores_of(q, k) + scores_of(k, q)), v
+    ),
+    "dropout of whole rows": lambda q, k, v: nd.batch_dot(
+        nd.Dropout(nd.softmax(scores_of(q, k)), p=0.5, axes=(2,)), v
+    ),
     "a sum instead of a softmax": lambda q, k, v: nd.batch_dot(scores_of(q, k) + 1, v),
 }
 
@@ -216,8 +263,13 @@ def test_half_precision():
 def test_a_mask_that_is_almost_causal_is_added(shift):
     def function(q, k, v):
         at = nd.contrib.arange_like(q, axis=1)
-        mask = nd.broadcast_lesser(nd.expand_dims(at, axis=1) + shift, nd.expand_dims(at, axis=0)) * -1e9
-        return nd.batch_dot(nd.softmax(nd.broadcast_add(scores_of(q, k), nd.expand_dims(mask, axis=0))), v)
+        mask = (
+            nd.broadcast_lesser(nd.expand_dims(at, axis=1) + shift, nd.expand_dims(at, axis=0))
+            * -1e9
+        )
+        return nd.batch_dot(
+            nd.softmax(nd.broadcast_add(scores_of(q, k), nd.expand_dims(mask, axis=0))), v
+        )
 
     arrays = arrays_of(HEADS)
     [line] = [line for line in dump(function, *arrays) if "_attention" in line]
@@ -226,7 +278,9 @@ def test_a_mask_that_is_almost_causal_is_added(shift):
 
 
 def test_a_mask_of_one_number_is_not_causal():
-    function = lambda q, k, v: nd.batch_dot(nd.softmax(nd.broadcast_add(scores_of(q, k), nd.zeros((1, 1, 1)))), v)  # noqa: E731
+    function = lambda q, k, v: nd.batch_dot(
+        nd.softmax(nd.broadcast_add(scores_of(q, k), nd.zeros((1, 1, 1)))), v
+    )  # noqa: E731
     [line] = [line for line in dump(function, *arrays_of(HEADS)) if "_attention" in line]
     assert "causal" not in line
     check(function, arrays_of(HEADS))
@@ -238,7 +292,9 @@ def test_rows_that_see_nothing():
     for low in (-1e4, -np.inf):
         mask = np.zeros((1, T, T), np.float32)
         mask[0, 2] = low
-        function = lambda q, k, v: nd.batch_dot(nd.softmax(nd.broadcast_add(scores_of(q, k), nd.array(mask))), v)  # noqa: E731, B023
+        function = lambda q, k, v: nd.batch_dot(
+            nd.softmax(nd.broadcast_add(scores_of(q, k), nd.array(mask))), v
+        )  # noqa: E731, B023
         eager, default = run(function, arrays, hybridize=False), run(function, arrays)
         for a, b in zip(default, eager):
             assert np.array_equal(np.isnan(a), np.isnan(b))
@@ -259,9 +315,19 @@ def test_overlapping_parts_are_not_taken_for_thirds():
 
 def spread(devices):
     def function(x, w):
-        x = nd.FullyConnected(x.as_in_context(devices[0]), w.as_in_context(devices[0]), no_bias=True, num_hidden=3 * H * D, flatten=False)
+        x = nd.FullyConnected(
+            x.as_in_context(devices[0]),
+            w.as_in_context(devices[0]),
+            no_bias=True,
+            num_hidden=3 * H * D,
+            flatten=False,
+        )
         q, k, v = nd.split(x, num_outputs=3, axis=-1)
-        q, k, v = q.as_in_context(devices[1]), k.as_in_context(devices[1]), v.as_in_context(devices[2])
+        q, k, v = (
+            q.as_in_context(devices[1]),
+            k.as_in_context(devices[1]),
+            v.as_in_context(devices[2]),
+        )
         weights = nd.softmax(scores_of(by_head(q), by_head(k)).as_in_context(devices[2]) / 2)
         y = nd.batch_dot(nd.Dropout(weights, p=0.2), by_head(v)).as_in_context(devices[1])
         return (together(y) + together(y) * 2).as_in_context(devices[0])
@@ -319,6 +385,10 @@ def test_against_pytorch():
     ours = run(lambda a: packed(a, scale=0.25), [x])
     t = torch.tensor(x.asnumpy(), dtype=torch.float64, requires_grad=True)
     q, k, v = t.view(2, 150, 3, H, 16).permute(2, 0, 3, 1, 4)
-    y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(2, 150, H * 16)
+    y = (
+        torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        .transpose(1, 2)
+        .reshape(2, 150, H * 16)
+    )
     y.backward(torch.tensor(np.random.RandomState(7).randn(*y.shape)))
     assert error(ours, [y.detach().numpy(), t.grad.numpy()]) < 1e-6

@@ -6,7 +6,10 @@ from support.devices import on
 
 from mpgluon import _core, autograd, nd
 
-SPECIAL = np.array([0.0, -0.0, 1.5, -2.5, np.nan, np.inf, -np.inf, 1e-42, -1e-42, 3e38, 2.0**24 + 2, -1.0], dtype="float32").reshape(3, 4)
+SPECIAL = np.array(
+    [0.0, -0.0, 1.5, -2.5, np.nan, np.inf, -np.inf, 1e-42, -1e-42, 3e38, 2.0**24 + 2, -1.0],
+    dtype="float32",
+).reshape(3, 4)
 
 
 @pytest.fixture
@@ -140,7 +143,10 @@ NOT = {
     "narrower and back": lambda x: nd.cast(nd.cast(x, "float16"), "float32"),
     "clips, the second tighter": lambda x: nd.clip(nd.clip(x, -1, 1), -0.5, 1),
     "one transpose": lambda x: nd.transpose(nd.reshape(x, shape=(4, 3))),
-    "other axes": lambda x: nd.reshape(nd.transpose(nd.transpose(nd.reshape(x, shape=(3, 2, 2)), axes=(1, 2, 0)), axes=(1, 2, 0)), shape=(3, 4)),
+    "other axes": lambda x: nd.reshape(
+        nd.transpose(nd.transpose(nd.reshape(x, shape=(3, 2, 2)), axes=(1, 2, 0)), axes=(1, 2, 0)),
+        shape=(3, 4),
+    ),
     "backwards": lambda x: nd.slice(x, begin=(None, None), end=(None, None), step=(-1, 1)),
     "where": lambda x: nd.where(x, x, -x),
     "relu of abs": lambda x: nd.relu(nd.abs(x)),
@@ -158,12 +164,23 @@ def test_near_misses(dumped, name):
 
 def test_integers(dumped):
     large = nd.array(np.array([2**53 + 1, -(2**62) - 3, 7], dtype="int64"), dtype="int64")
-    assert ops(dumped(lambda x: [nd.identity(x) * 1 + 0 - 0 + x], large)["forward plan"]) == ["broadcast_add"]
-    run = ops(dumped(lambda x: [nd.cast(nd.cast(x, "float64"), "int64") + x], large)["forward plan"])
+    assert ops(dumped(lambda x: [nd.identity(x) * 1 + 0 - 0 + x], large)["forward plan"]) == [
+        "broadcast_add"
+    ]
+    run = ops(
+        dumped(lambda x: [nd.cast(nd.cast(x, "float64"), "int64") + x], large)["forward plan"]
+    )
     assert run == ["Cast", "Cast", "broadcast_add"]
     small = nd.array([300, -5, 127], dtype="int32")
-    assert ops(dumped(lambda x: [nd.cast(nd.cast(x, "float64"), "int32") + x], small)["forward plan"]) == ["broadcast_add"]
-    run = ops(dumped(lambda x: [nd.cast(nd.cast(x, "float64"), "int8")], nd.array([3, -5, 127], dtype="int32"))["forward plan"])
+    assert ops(
+        dumped(lambda x: [nd.cast(nd.cast(x, "float64"), "int32") + x], small)["forward plan"]
+    ) == ["broadcast_add"]
+    run = ops(
+        dumped(
+            lambda x: [nd.cast(nd.cast(x, "float64"), "int8")],
+            nd.array([3, -5, 127], dtype="int32"),
+        )["forward plan"]
+    )
     assert run == ["Cast", "Cast"]
 
 
@@ -185,16 +202,34 @@ def test_common_subexpressions(dumped):
 
     passes = dumped(function, nd.array(SPECIAL), nd.ones((3, 4)))
     run = ops(passes["forward plan"])
-    assert run.count("dot") == run.count("SliceChannel") == run.count("broadcast_add") == 1 and run.count("transpose") <= 1
+    assert (
+        run.count("dot") == run.count("SliceChannel") == run.count("broadcast_add") == 1
+        and run.count("transpose") <= 1
+    )
 
 
 def test_other_parameters_stay(dumped):
-    passes = dumped(lambda x: [nd.sum(x, axis=0), nd.sum(x, axis=1), nd.sum(x, axis=0) + nd.sum(x, axis=0, keepdims=True)], nd.array(SPECIAL))
+    passes = dumped(
+        lambda x: [
+            nd.sum(x, axis=0),
+            nd.sum(x, axis=1),
+            nd.sum(x, axis=0) + nd.sum(x, axis=0, keepdims=True),
+        ],
+        nd.array(SPECIAL),
+    )
     assert ops(passes["forward plan"]).count("sum") == 3
 
 
 def test_draws_stay():
-    op = _core.CachedOp(lambda x: [nd.random.uniform(shape=(64,)), nd.random.uniform(shape=(64,)), nd.Dropout(x), nd.Dropout(x)], {})
+    op = _core.CachedOp(
+        lambda x: [
+            nd.random.uniform(shape=(64,)),
+            nd.random.uniform(shape=(64,)),
+            nd.Dropout(x),
+            nd.Dropout(x),
+        ],
+        {},
+    )
     with autograd.train_mode():
         a, b, c, d = [result.asnumpy() for result in op(nd.ones((64,)))]
     assert (a != b).any() and (c != d).any()
@@ -210,7 +245,13 @@ def test_effects_stay():
         return [before, mean * 2, mean * 1, y, same]
 
     def arrays():
-        return nd.array(np.arange(12).reshape(4, 3)), nd.ones((3,)), nd.zeros((3,)), nd.array([1, 2, 3]), nd.ones((3,))
+        return (
+            nd.array(np.arange(12).reshape(4, 3)),
+            nd.ones((3,)),
+            nd.zeros((3,)),
+            nd.array([1, 2, 3]),
+            nd.ones((3,)),
+        )
 
     compiled, eager = arrays(), arrays()
     with autograd.train_mode():
@@ -221,7 +262,9 @@ def test_effects_stay():
 
 
 def test_results_are_arrays_of_their_own():
-    op = _core.CachedOp(lambda x: [nd.exp(x), nd.exp(x), nd.exp(x) * 1, x * 1, x.astype("float32")], {})
+    op = _core.CachedOp(
+        lambda x: [nd.exp(x), nd.exp(x), nd.exp(x) * 1, x * 1, x.astype("float32")], {}
+    )
     x = nd.array([1.0, 2.0])
     expected = [array.asnumpy() for array in op(x)]
     for i in range(5):
@@ -316,7 +359,9 @@ def test_budgets(limit):
 
     arrays = [rng.standard_normal(shape).astype("float32") / 6 for shape in ((64, 32), (32, 32))]
     expected, _ = train(function, arrays, False)
-    results, op = train(function, arrays, True, exact=True, **({"budget": [(str(on(0)), limit)]} if limit else {}))
+    results, op = train(
+        function, arrays, True, exact=True, **({"budget": [(str(on(0)), limit)]} if limit else {})
+    )
     for a, b in zip(results, expected):
         np.testing.assert_array_equal(a, b)
     entry = op.compiled()[0]["devices"][str(on(0))]

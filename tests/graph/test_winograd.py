@@ -22,7 +22,9 @@ def wide(array):
 
 
 def error(result, expected):
-    return np.linalg.norm(result.asnumpy() - expected.asnumpy()) / np.linalg.norm(expected.asnumpy())
+    return np.linalg.norm(result.asnumpy() - expected.asnumpy()) / np.linalg.norm(
+        expected.asnumpy()
+    )
 
 
 # batch, height, width, channels, filters, pad: odd sizes, panels that are not full, few tiles with large weights, several blocks of tiles
@@ -40,17 +42,37 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_values(case):
     batch, height, width, channels, filters, pad = case
-    x, weight, bias = random((batch, height, width, channels), 1), random((filters, channels, 3, 3), 2), random((filters,), 3)
+    x, weight, bias = (
+        random((batch, height, width, channels), 1),
+        random((filters, channels, 3, 3), 2),
+        random((filters,), 3),
+    )
     params = {"kernel": (3, 3), "pad": pad, "num_filter": filters}
     expected = call("_convolution_channels_last", wide(x), wide(weight), wide(bias), **params)
-    result = call("_winograd_convolution", x, call("_pack_winograd", weight), bias, pad=pad, num_filter=filters)
+    result = call(
+        "_winograd_convolution",
+        x,
+        call("_pack_winograd", weight),
+        bias,
+        pad=pad,
+        num_filter=filters,
+    )
     assert error(result, expected) < 1e-6
     grad, params = random(expected.shape, 4), {"pad": pad, "layout": "channels_last_data"}
     expected = call("_backward_convolution_data", wide(grad), wide(weight), shape=x.shape, **params)
     turned = call("_pack_winograd", weight, backward=True)
-    result = call("_winograd_convolution", grad, turned, no_bias=True, pad=(2 - pad[0], 2 - pad[1]), num_filter=channels)
+    result = call(
+        "_winograd_convolution",
+        grad,
+        turned,
+        no_bias=True,
+        pad=(2 - pad[0], 2 - pad[1]),
+        num_filter=channels,
+    )
     assert error(result, expected) < 1e-6
-    expected = call("_backward_convolution_weight", wide(grad), wide(x), shape=weight.shape, **params)
+    expected = call(
+        "_backward_convolution_weight", wide(grad), wide(x), shape=weight.shape, **params
+    )
     assert error(call("_winograd_backward_weight", grad, x, pad=pad), expected) < 1e-6
 
 
@@ -63,10 +85,27 @@ def test_bits_do_not_depend_on_threads_or_on_the_rest_of_the_batch(shape):
         for threads in (1, 2, 3, 7):
             mx.context.set_threads(threads)
             packed = call("_pack_winograd", weight)
-            y = call("_winograd_convolution", x, packed, no_bias=True, pad=(1, 1), num_filter=filters)
-            parts = [call("_winograd_convolution", x[i : i + 1], packed, no_bias=True, pad=(1, 1), num_filter=filters) for i in range(shape[0])]
+            y = call(
+                "_winograd_convolution", x, packed, no_bias=True, pad=(1, 1), num_filter=filters
+            )
+            parts = [
+                call(
+                    "_winograd_convolution",
+                    x[i : i + 1],
+                    packed,
+                    no_bias=True,
+                    pad=(1, 1),
+                    num_filter=filters,
+                )
+                for i in range(shape[0])
+            ]
             assert np.array_equal(y.asnumpy(), nd.concat(*parts, dim=0).asnumpy())
-            results.append([a.asnumpy() for a in (packed, y, call("_winograd_backward_weight", grad, x, pad=(1, 1)))])
+            results.append(
+                [
+                    a.asnumpy()
+                    for a in (packed, y, call("_winograd_backward_weight", grad, x, pad=(1, 1)))
+                ]
+            )
     finally:
         mx.context.set_threads(0)
     for other in results[1:]:
@@ -74,13 +113,22 @@ def test_bits_do_not_depend_on_threads_or_on_the_rest_of_the_batch(shape):
 
 
 def test_what_follows_in_the_same_call_has_the_same_bits():
-    x, weight, bias, added = random((2, 9, 8, 16), 1), random((32, 16, 3, 3), 2), random((32,), 3), random((2, 9, 8, 32), 4)
+    x, weight, bias, added = (
+        random((2, 9, 8, 16), 1),
+        random((32, 16, 3, 3), 2),
+        random((32,), 3),
+        random((2, 9, 8, 32), 4),
+    )
     x[0, 3, 3, 0] = np.nan
     packed, params = call("_pack_winograd", weight), {"pad": (1, 1), "num_filter": 32}
     expected = call("_winograd_convolution", x, packed, no_bias=True, **params) + bias
-    np.testing.assert_array_equal(call("_winograd_convolution", x, packed, bias, **params).asnumpy(), expected.asnumpy())
+    np.testing.assert_array_equal(
+        call("_winograd_convolution", x, packed, bias, **params).asnumpy(), expected.asnumpy()
+    )
     expected = nd.relu(expected + added)
-    result = call("_winograd_convolution", x, packed, bias, added, add=True, relu=True, **params).asnumpy()
+    result = call(
+        "_winograd_convolution", x, packed, bias, added, add=True, relu=True, **params
+    ).asnumpy()
     np.testing.assert_array_equal(result, expected.asnumpy())
     assert np.isnan(result).any() and (result >= 0).any()
 
@@ -96,10 +144,26 @@ def test_what_follows_in_the_same_call_has_the_same_bits():
         ("_winograd_convolution", [(2, 2, 8, 16), (4096,), (16,)], {"num_filter": 16}),
         ("_winograd_convolution", [(2, 8, 8, 16), (4095,), (16,)], {"num_filter": 16}),
         ("_winograd_convolution", [(2, 8, 8, 16), (4096,), (17,)], {"num_filter": 16}),
-        ("_winograd_convolution", [(2, 8, 8, 16), (4096,), (16,)], {"num_filter": 16, "pad": (3, 3)}),
-        ("_winograd_convolution", [(2, 8, 8, 16), (4096,), (16,)], {"num_filter": 16, "pad": (1, 1, 1)}),
-        ("_winograd_convolution", [(2, 8, 8, 16), (4096,), (16,), (2, 8, 8, 16)], {"num_filter": 16, "add": True}),
-        ("_winograd_convolution", [(2, 8, 8, 16), (4096,), (16, 16, 3, 2), (16,)], {"num_filter": 16, "trains": True}),
+        (
+            "_winograd_convolution",
+            [(2, 8, 8, 16), (4096,), (16,)],
+            {"num_filter": 16, "pad": (3, 3)},
+        ),
+        (
+            "_winograd_convolution",
+            [(2, 8, 8, 16), (4096,), (16,)],
+            {"num_filter": 16, "pad": (1, 1, 1)},
+        ),
+        (
+            "_winograd_convolution",
+            [(2, 8, 8, 16), (4096,), (16,), (2, 8, 8, 16)],
+            {"num_filter": 16, "add": True},
+        ),
+        (
+            "_winograd_convolution",
+            [(2, 8, 8, 16), (4096,), (16, 16, 3, 2), (16,)],
+            {"num_filter": 16, "trains": True},
+        ),
         ("_winograd_backward_weight", [(2, 8, 8, 16), (2, 8, 8, 16)], {}),
         ("_winograd_backward_weight", [(2, 8, 8, 16), (2, 8, 8, 16)], {"pad": (1,)}),
         ("_winograd_backward_weight", [(2, 8, 16), (2, 8, 8, 16)], {}),
@@ -130,8 +194,19 @@ class Net(gluon.HybridBlock):
         self._device = device
         with self.name_scope():
             self.first, self.last = nn.HybridSequential(), nn.HybridSequential()
-            self.first.add(nn.Conv2D(32, 3, 1, 1, use_bias=False), nn.BatchNorm(), nn.Activation("relu"), nn.Conv2D(48, 3, 1, 1, use_bias=bias))
-            self.last.add(nn.Conv2D(32, 3, 1, 0, use_bias=bias), nn.Activation("relu"), nn.Conv2D(32, 3, 2, 1, use_bias=bias), nn.GlobalAvgPool2D(), nn.Dense(5))
+            self.first.add(
+                nn.Conv2D(32, 3, 1, 1, use_bias=False),
+                nn.BatchNorm(),
+                nn.Activation("relu"),
+                nn.Conv2D(48, 3, 1, 1, use_bias=bias),
+            )
+            self.last.add(
+                nn.Conv2D(32, 3, 1, 0, use_bias=bias),
+                nn.Activation("relu"),
+                nn.Conv2D(32, 3, 2, 1, use_bias=bias),
+                nn.GlobalAvgPool2D(),
+                nn.Dense(5),
+            )
 
     def hybrid_forward(self, F, x):
         return self.last(self.first(x).as_in_context(on(self._device)))
@@ -153,11 +228,19 @@ def step(net, x):
         y = net(x)
         loss = (y * y).sum()
     loss.backward()
-    return [y.asnumpy(), x.grad.asnumpy()] + [p.grad().asnumpy() for p in net.collect_params().values() if p.grad_req != "null"]
+    return [y.asnumpy(), x.grad.asnumpy()] + [
+        p.grad().asnumpy() for p in net.collect_params().values() if p.grad_req != "null"
+    ]
 
 
 def ops(net, phase):
-    return [s["op"] for entry in net.compiled() for device in entry["devices"].values() for s in device.get(phase, []) if "op" in s]
+    return [
+        s["op"]
+        for entry in net.compiled()
+        for device in entry["devices"].values()
+        for s in device.get(phase, [])
+        if "op" in s
+    ]
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -167,9 +250,14 @@ def test_training(bias):
     net.hybridize()
     for result, expected in zip(step(net, x), eager):
         assert np.linalg.norm(result - expected) <= 2e-6 * np.linalg.norm(expected)
-    assert ops(net, "forward").count("_winograd_convolution") == 2  # 16 channels are too few, as strides are
+    assert (
+        ops(net, "forward").count("_winograd_convolution") == 2
+    )  # 16 channels are too few, as strides are
     assert ops(net, "forward").count("_convolution_channels_last") == 2
-    assert ops(net, "backward").count("_winograd_backward_weight") == 2 and ops(net, "backward").count("_winograd_convolution") == 2
+    assert (
+        ops(net, "backward").count("_winograd_backward_weight") == 2
+        and ops(net, "backward").count("_winograd_convolution") == 2
+    )
     net.hybridize(exact=True)
     for result, expected in zip(step(net, x), eager):
         np.testing.assert_array_equal(result, expected)
@@ -192,7 +280,9 @@ def test_prediction_packs_once_and_again_after_an_update():
         for param in net.collect_params(".*weight").values():
             param.set_data(param.data() * scale)
         result = net(x).asnumpy()
-        assert ops(net, "forward").count("_winograd_convolution") == 2 and "_pack_winograd" not in ops(net, "forward")
+        assert ops(net, "forward").count(
+            "_winograd_convolution"
+        ) == 2 and "_pack_winograd" not in ops(net, "forward")
         assert ops(net, "invariants").count("_pack_winograd") == 2
         net.hybridize(False)
         expected = net(x).asnumpy()

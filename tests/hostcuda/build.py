@@ -10,7 +10,9 @@ import platform
 import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-spec = importlib.util.spec_from_file_location("mpgluon_build", os.path.join(ROOT, "tools", "native_build.py"))
+spec = importlib.util.spec_from_file_location(
+    "mpgluon_build", os.path.join(ROOT, "tools", "native_build.py")
+)
 tools = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(tools)
 
@@ -28,10 +30,23 @@ def sources():
 
 def build():
     sanitize = os.environ.get("HOSTCUDA_SANITIZE", "")
-    folder = os.path.join(ROOT, "build", "hostcuda" + ("-" + sanitize.replace(",", "-") if sanitize else ""))
-    flags = ["-O1", "-g1", "-fPIC", "-fvisibility=hidden", "-pthread", *tools.warnings(),
-             "-ffp-contract=off", "-fno-math-errno",
-             "-isystem", os.path.join(ROOT, "tests", "hostcuda", "include"), "-I" + os.path.join(ROOT, "csrc"), "-I" + ROOT]  # fmt: skip
+    folder = os.path.join(
+        ROOT, "build", "hostcuda" + ("-" + sanitize.replace(",", "-") if sanitize else "")
+    )
+    flags = [
+        "-O1",
+        "-g1",
+        "-fPIC",
+        "-fvisibility=hidden",
+        "-pthread",
+        *tools.warnings(),
+        "-ffp-contract=off",
+        "-fno-math-errno",
+        "-isystem",
+        os.path.join(ROOT, "tests", "hostcuda", "include"),
+        "-I" + os.path.join(ROOT, "csrc"),
+        "-I" + ROOT,
+    ]
     if platform.machine() == "x86_64" and "avx2" in open("/proc/cpuinfo").read():
         flags.append("-march=x86-64-v3")
     if sanitize:
@@ -50,24 +65,66 @@ def build():
     others = []
     for name in LIBRARIES:
         source = os.path.join("tests", "hostcuda", "libraries", name + ".cpp")
-        others.append((source, os.path.join(folder, source + ".o"), cxx + ["-std=c++17", "-O3"] + flags[1:]))
+        others.append(
+            (source, os.path.join(folder, source + ".o"), cxx + ["-std=c++17", "-O3"] + flags[1:])
+        )
     tools.compile_all(jobs + others)
     library = os.path.join(folder, "mpgluon_hostcuda.so")
-    link = cxx + ["-shared", "-pthread", "-Wl,-z,defs"] + ([f"-fsanitize={sanitize}"] if sanitize else [])
+    link = (
+        cxx
+        + ["-shared", "-pthread", "-Wl,-z,defs"]
+        + ([f"-fsanitize={sanitize}"] if sanitize else [])
+    )
     if sanitize:
         link.remove("-Wl,-z,defs")  # the sanitizer's symbols come with the process
-    if not tools.run(link + [target for _, target, _ in jobs] + ["-Wl,-soname,mpgluon_hostcuda.so", "-lm", "-ldl", "-o", library]):
+    if not tools.run(
+        link
+        + [target for _, target, _ in jobs]
+        + ["-Wl,-soname,mpgluon_hostcuda.so", "-lm", "-ldl", "-o", library]
+    ):
         sys.exit("hostcuda: the linker failed")
     # NVRTC's has what it compiles with built in, and is not where it is looked for first.
-    source, place = os.path.join("tests", "hostcuda", "libraries", "nvrtc.cpp"), os.path.join(folder, "nvrtc")
+    source, place = (
+        os.path.join("tests", "hostcuda", "libraries", "nvrtc.cpp"),
+        os.path.join(folder, "nvrtc"),
+    )
     os.makedirs(place, exist_ok=True)
-    compiler = " ".join(["c++", "-std=c++17", "-Wno-unknown-pragmas", *[f for f in flags if not f.startswith("-I") and f != "-isystem" and "include" not in f]])
-    defined = {"HOSTCUDA_COMPILER": compiler, "HOSTCUDA_INCLUDE": os.path.join(ROOT, "tests", "hostcuda", "include"), "HOSTCUDA_LIBRARY": library}
-    command = cxx + ["-std=c++17"] + flags + [f'-D{name}="{value}"' for name, value in defined.items()]
+    compiler = " ".join(
+        [
+            "c++",
+            "-std=c++17",
+            "-Wno-unknown-pragmas",
+            *[
+                f
+                for f in flags
+                if not f.startswith("-I") and f != "-isystem" and "include" not in f
+            ],
+        ]
+    )
+    defined = {
+        "HOSTCUDA_COMPILER": compiler,
+        "HOSTCUDA_INCLUDE": os.path.join(ROOT, "tests", "hostcuda", "include"),
+        "HOSTCUDA_LIBRARY": library,
+    }
+    command = (
+        cxx + ["-std=c++17"] + flags + [f'-D{name}="{value}"' for name, value in defined.items()]
+    )
     tools.compile_all([(source, os.path.join(folder, source + ".o"), command)])
     others.append((source, os.path.join(folder, source + ".o"), None))
-    for (_, target, _), name in zip(others, [*LIBRARIES.values(), os.path.join("nvrtc", "libnvrtc.so.13")]):
-        if not tools.run(link + [target, library, "-Wl,-rpath,$ORIGIN:$ORIGIN/..", "-Wl,-soname," + os.path.basename(name), "-o", os.path.join(folder, name)]):
+    for (_, target, _), name in zip(
+        others, [*LIBRARIES.values(), os.path.join("nvrtc", "libnvrtc.so.13")]
+    ):
+        if not tools.run(
+            link
+            + [
+                target,
+                library,
+                "-Wl,-rpath,$ORIGIN:$ORIGIN/..",
+                "-Wl,-soname," + os.path.basename(name),
+                "-o",
+                os.path.join(folder, name),
+            ]
+        ):
             sys.exit("hostcuda: the linker failed")
     return library
 

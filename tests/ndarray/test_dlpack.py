@@ -57,7 +57,13 @@ def test_torch():
 
 def test_capsules():
     x = nd.array([1, 2])
-    for make in (nd.to_dlpack_for_read, nd.to_dlpack_for_write, lambda a: a.to_dlpack_for_read(), lambda a: a.__dlpack__(), lambda a: a.__dlpack__(max_version=(1, 0))):
+    for make in (
+        nd.to_dlpack_for_read,
+        nd.to_dlpack_for_write,
+        lambda a: a.to_dlpack_for_read(),
+        lambda a: a.__dlpack__(),
+        lambda a: a.__dlpack__(max_version=(1, 0)),
+    ):
         capsule = make(x)
         y = nd.from_dlpack(capsule)
         y[0] += 1
@@ -144,8 +150,12 @@ def test_read_only_memory_is_refused():
 
 def test_an_array_of_ours_comes_back_with_its_storage():
     a = nd.ones((700, 700))
-    for take in (lambda x: x, lambda x: x.__dlpack__(), lambda x: x.__dlpack__(max_version=(1, 0)),
-                 nd.to_dlpack_for_write):  # fmt: skip
+    for take in (
+        lambda x: x,
+        lambda x: x.__dlpack__(),
+        lambda x: x.__dlpack__(max_version=(1, 0)),
+        nd.to_dlpack_for_write,
+    ):
         x = nd.zeros((700, 700))
         y = nd.from_dlpack(take(x))
         nd.dot(a, a, out=x)

@@ -17,17 +17,61 @@ def source():
 
 
 BASIC = [
-    np.s_[0], np.s_[-1], np.s_[1:3], np.s_[:], np.s_[::2], np.s_[::-1], np.s_[3:0:-2], np.s_[...], np.s_[1, 2], np.s_[1, 2, 3:5], np.s_[:, 1], np.s_[:, -1, ::2],
-    np.s_[..., 0], np.s_[..., 1:4], np.s_[1, ..., 2], np.s_[None], np.s_[:, None, 1], np.s_[..., None], np.s_[1:2, 0:3, 1:5], np.s_[2:2], np.s_[:, 3:], np.s_[10:],
-    np.s_[-10:2], np.s_[1:, :, ::-1], np.s_[np.int64(2)], np.s_[0:4, 0:3, 0:5], np.s_[:, :, None, None, 1],
-]  # fmt: skip
+    np.s_[0],
+    np.s_[-1],
+    np.s_[1:3],
+    np.s_[:],
+    np.s_[::2],
+    np.s_[::-1],
+    np.s_[3:0:-2],
+    np.s_[...],
+    np.s_[1, 2],
+    np.s_[1, 2, 3:5],
+    np.s_[:, 1],
+    np.s_[:, -1, ::2],
+    np.s_[..., 0],
+    np.s_[..., 1:4],
+    np.s_[1, ..., 2],
+    np.s_[None],
+    np.s_[:, None, 1],
+    np.s_[..., None],
+    np.s_[1:2, 0:3, 1:5],
+    np.s_[2:2],
+    np.s_[:, 3:],
+    np.s_[10:],
+    np.s_[-10:2],
+    np.s_[1:, :, ::-1],
+    np.s_[np.int64(2)],
+    np.s_[0:4, 0:3, 0:5],
+    np.s_[:, :, None, None, 1],
+]
 ADVANCED = [
-    np.s_[[0, 2]], np.s_[[0, -1, 0]], np.s_[[[0, 1], [2, 3]]], np.s_[:, [0, 2]], np.s_[[0, 1], [1, 2]], np.s_[[0, 1], :, [1, 2]], np.s_[:, [0, 1], [1, 2]],
-    np.s_[[[0], [1]], [[1, 2]]], np.s_[1, :, [0, 1]], np.s_[1:3, [0, 1]], np.s_[..., [0, 1]], np.s_[[0, 1], ..., None, 0], np.s_[None, [0, 1]], np.s_[::-1, [2, 0], ::2],
-    np.s_[np.array([1, 2])], np.s_[np.array(1), np.array([1, 2])], np.s_[range(3)], np.s_[[]], np.s_[[0, 1], [1, 2], [3, 4]],
-    np.arange(60).reshape(SHAPE) % 7 == 0, np.array([True, False, True, False]), (slice(None), np.array([True, False, True])),
-    np.arange(12).reshape(4, 3) % 2 == 0, (np.array([True, False, True, False]), [0, 2]), np.zeros(SHAPE, bool),
-]  # fmt: skip
+    np.s_[[0, 2]],
+    np.s_[[0, -1, 0]],
+    np.s_[[[0, 1], [2, 3]]],
+    np.s_[:, [0, 2]],
+    np.s_[[0, 1], [1, 2]],
+    np.s_[[0, 1], :, [1, 2]],
+    np.s_[:, [0, 1], [1, 2]],
+    np.s_[[[0], [1]], [[1, 2]]],
+    np.s_[1, :, [0, 1]],
+    np.s_[1:3, [0, 1]],
+    np.s_[..., [0, 1]],
+    np.s_[[0, 1], ..., None, 0],
+    np.s_[None, [0, 1]],
+    np.s_[::-1, [2, 0], ::2],
+    np.s_[np.array([1, 2])],
+    np.s_[np.array(1), np.array([1, 2])],
+    np.s_[range(3)],
+    np.s_[[]],
+    np.s_[[0, 1], [1, 2], [3, 4]],
+    np.arange(60).reshape(SHAPE) % 7 == 0,
+    np.array([True, False, True, False]),
+    (slice(None), np.array([True, False, True])),
+    np.arange(12).reshape(4, 3) % 2 == 0,
+    (np.array([True, False, True, False]), [0, 2]),
+    np.zeros(SHAPE, bool),
+]
 
 
 @pytest.mark.parametrize("key", BASIC + ADVANCED, ids=str)
@@ -63,14 +107,24 @@ def test_set(key, kind):
 
 def test_index_arrays_of_every_kind():
     values, array = source()
-    for index in ([2, 0], (2, 0), np.array([2, 0], "int32"), np.array([2, 0], "uint8"), nd.array([2, 0], dtype="int32"), nd.array([2, 0]), nd.array([2, 0], dtype="int64")):
+    for index in (
+        [2, 0],
+        (2, 0),
+        np.array([2, 0], "int32"),
+        np.array([2, 0], "uint8"),
+        nd.array([2, 0], dtype="int32"),
+        nd.array([2, 0]),
+        nd.array([2, 0], dtype="int64"),
+    ):
         if isinstance(index, tuple):
             np.testing.assert_array_equal(array[list(index)].asnumpy(), values[[2, 0]])
         else:
             np.testing.assert_array_equal(array[index].asnumpy(), values[[2, 0]])
     mask = nd.array([1, 0, 0, 1], dtype="bool")
     np.testing.assert_array_equal(array[mask].asnumpy(), values[[0, 3]])
-    np.testing.assert_array_equal(array[nd.array([1, 2]), nd.array([0, 1])].asnumpy(), values[[1, 2], [0, 1]])
+    np.testing.assert_array_equal(
+        array[nd.array([1, 2]), nd.array([0, 1])].asnumpy(), values[[1, 2], [0, 1]]
+    )
 
 
 index_entry = st.one_of(
@@ -83,7 +137,11 @@ index_entry = st.one_of(
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.tuples(index_entry) | st.tuples(index_entry, index_entry) | st.tuples(index_entry, index_entry, index_entry))
+@given(
+    st.tuples(index_entry)
+    | st.tuples(index_entry, index_entry)
+    | st.tuples(index_entry, index_entry, index_entry)
+)
 def test_any_key(key):
     values, array = source()
     try:
@@ -117,7 +175,22 @@ def test_views_share_memory():
     assert (array.asnumpy() != -1).all()
 
 
-@pytest.mark.parametrize("key", [4, -5, (0, 3), (0, 0, 5), [4], [0, -5], np.array([9]), (slice(None), [3]), (0, 0, 0, 0), (..., ...)], ids=str)
+@pytest.mark.parametrize(
+    "key",
+    [
+        4,
+        -5,
+        (0, 3),
+        (0, 0, 5),
+        [4],
+        [0, -5],
+        np.array([9]),
+        (slice(None), [3]),
+        (0, 0, 0, 0),
+        (..., ...),
+    ],
+    ids=str,
+)
 def test_bad_keys(key):
     _, array = source()
     with pytest.raises(IndexError) as caught:
@@ -130,8 +203,13 @@ def test_bad_keys(key):
 def test_bad_values():
     _, array = source()
     for value in (np.ones(2), nd.ones(2), np.ones((2, 4, 3, 5)), nd.ones((5, 4))):
-        for key in (slice(None), (slice(1, 3), slice(None), slice(None, None, 2)), [0, 1], 0,
-                    (0, slice(None), 1)):
+        for key in (
+            slice(None),
+            (slice(1, 3), slice(None), slice(None, None, 2)),
+            [0, 1],
+            0,
+            (0, slice(None), 1),
+        ):
             with pytest.raises(ValueError) as caught:  # as in MXNet and NumPy
                 array[key] = value
             assert isinstance(caught.value, mx.MXNetError)
@@ -190,7 +268,20 @@ def test_iteration_and_length():
     assert nd.array([1, 2, 3])[1].shape == (1,)
 
 
-@pytest.mark.parametrize("key", [np.s_[1], np.s_[1:3], np.s_[:, 1], np.s_[::2, :, 1:3], np.s_[::-1], np.s_[[0, 0, 2]], np.s_[[0, 1], :, [1, 1]], np.s_[..., None, 0]], ids=str)
+@pytest.mark.parametrize(
+    "key",
+    [
+        np.s_[1],
+        np.s_[1:3],
+        np.s_[:, 1],
+        np.s_[::2, :, 1:3],
+        np.s_[::-1],
+        np.s_[[0, 0, 2]],
+        np.s_[[0, 1], :, [1, 1]],
+        np.s_[..., None, 0],
+    ],
+    ids=str,
+)
 def test_gradient(key):
     values, array = source()
     array.attach_grad()
@@ -228,7 +319,9 @@ def test_assignment_while_recording():
     np.testing.assert_array_equal(row.grad.asnumpy(), [2, 2, 2])
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "uint8", "int8", "int32", "int64", "bool"])
+@pytest.mark.parametrize(
+    "dtype", ["float16", "bfloat16", "float64", "uint8", "int8", "int32", "int64", "bool"]
+)
 def test_dtypes(dtype):
     values = (np.arange(12).reshape(3, 4) % 2).astype("float32")
     array = nd.array(values, dtype=dtype)
@@ -273,8 +366,16 @@ NOTHING = {
 def test_values_that_do_not_fit_are_refused_where_nothing_is_selected(name):
     key, shape = NOTHING[name]
     wanted = np.zeros(shape)[key].shape
-    for value in (1, np.zeros(1), nd.ones((1,)), np.zeros(wanted), np.zeros((9, 9)),
-                  nd.zeros((9, 9)), np.zeros(7), [1, 2, 3, 4]):
+    for value in (
+        1,
+        np.zeros(1),
+        nd.ones((1,)),
+        np.zeros(wanted),
+        np.zeros((9, 9)),
+        nd.zeros((9, 9)),
+        np.zeros(7),
+        [1, 2, 3, 4],
+    ):
         x, plain = nd.zeros(shape), np.zeros(shape)
         try:
             plain[key] = value.asnumpy() if isinstance(value, nd.NDArray) else value

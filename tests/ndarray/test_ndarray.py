@@ -40,8 +40,16 @@ def test_array_dtypes():
         for given in (dtype, np.dtype(dtype), np.dtype(dtype).type):
             array = nd.array([0, 1, 1], dtype=given)
             assert array.dtype == np.dtype(dtype).type
-            assert array.asnumpy().dtype == np.dtype(dtype) and array.asnumpy().tolist() == [0, 1, 1]
-    assert nd.array([1], dtype=int).dtype == np.int64 and nd.array([1], dtype=float).dtype == np.float64 and nd.array([1], dtype=bool).dtype == np.bool_
+            assert array.asnumpy().dtype == np.dtype(dtype) and array.asnumpy().tolist() == [
+                0,
+                1,
+                1,
+            ]
+    assert (
+        nd.array([1], dtype=int).dtype == np.int64
+        and nd.array([1], dtype=float).dtype == np.float64
+        and nd.array([1], dtype=bool).dtype == np.bool_
+    )
     for wrong in ("float31", "complex64", np.complex64, object, np.uint16, 3.5):
         with pytest.raises(TypeError):
             nd.array([1], dtype=wrong)
@@ -79,7 +87,11 @@ def test_bfloat16():
 
 
 def test_split_leaves_no_axis():
-    for parts in (nd.ones((3,)).split(3, axis=0, squeeze_axis=True), nd.split_v2(nd.ones((3,)), 3, squeeze_axis=True), nd.ones((3,)).split_v2((1, 2), squeeze_axis=True)):
+    for parts in (
+        nd.ones((3,)).split(3, axis=0, squeeze_axis=True),
+        nd.split_v2(nd.ones((3,)), 3, squeeze_axis=True),
+        nd.ones((3,)).split_v2((1, 2), squeeze_axis=True),
+    ):
         assert [part.shape for part in parts] == [()] * 3
     x = nd.array([1, 2, 3])
     x.attach_grad()
@@ -89,8 +101,10 @@ def test_split_leaves_no_axis():
     assert x.grad.asnumpy().tolist() == [3, 0, 1]
 
 
-@pytest.mark.parametrize("shape, k, expected", [((3, 3), 5, (0,)), ((3, 3), -3, (0,)),
-                                                ((3, 4, 5), -3, (5, 0)), ((2, 3, 4), 9, (4, 0))])
+@pytest.mark.parametrize(
+    "shape, k, expected",
+    [((3, 3), 5, (0,)), ((3, 3), -3, (0,)), ((3, 4, 5), -3, (5, 0)), ((2, 3, 4), 9, (4, 0))],
+)
 def test_diagonals_beyond_the_plane_are_empty(shape, k, expected):
     x = nd.ones(shape)
     x.attach_grad()
@@ -106,7 +120,10 @@ def test_random_slopes_come_with_their_mask():
     np.testing.assert_allclose(output.asnumpy(), [[-0.2295, 1]], rtol=1e-6)
     np.testing.assert_allclose(mask.asnumpy(), [[0.2295, 1]], rtol=1e-6)
     assert isinstance(nd.LeakyReLU(x, act_type="elu"), nd.NDArray)
-    assert mx.sym.LeakyReLU(mx.sym.var("a"), act_type="rrelu", name="r").list_outputs() == ["r_output", "r_mask"]
+    assert mx.sym.LeakyReLU(mx.sym.var("a"), act_type="rrelu", name="r").list_outputs() == [
+        "r_output",
+        "r_mask",
+    ]
 
 
 @pytest.mark.parametrize("function, at_minus_one", [(nd.gammaln, np.inf), (nd.gamma, np.nan)])
@@ -133,15 +150,29 @@ def test_lists_formats_and_iteration():
 
 def test_numpy_functions_keep_gradients_or_say_no():
     x = nd.array([[1.0, 2.5], [3.0, 4.0]])
-    assert np.mean(x) == 2.625 and np.mean(x, axis=0).tolist() == [2, 3.25] and np.mean(x, dtype="float64").dtype == np.float64
-    np.testing.assert_array_equal(np.round(x * 1.01, 1),
-                                  np.round(x.asnumpy() * np.float32(1.01), 1))
-    assert isinstance(np.sum(x), nd.NDArray) and np.concatenate([x, x]).shape == (4, 2) and isinstance(np.exp(x), np.ndarray)
+    assert (
+        np.mean(x) == 2.625
+        and np.mean(x, axis=0).tolist() == [2, 3.25]
+        and np.mean(x, dtype="float64").dtype == np.float64
+    )
+    np.testing.assert_array_equal(
+        np.round(x * 1.01, 1), np.round(x.asnumpy() * np.float32(1.01), 1)
+    )
+    assert (
+        isinstance(np.sum(x), nd.NDArray)
+        and np.concatenate([x, x]).shape == (4, 2)
+        and isinstance(np.exp(x), np.ndarray)
+    )
     x.attach_grad()
     with mx.autograd.record():
         y = x * 2
-        for call in (lambda: np.exp(y), lambda: np.mean(y), lambda: np.concatenate([y, y]),
-                     lambda: np.where(y, y, 0), lambda: np.maximum(y, 0)):
+        for call in (
+            lambda: np.exp(y),
+            lambda: np.mean(y),
+            lambda: np.concatenate([y, y]),
+            lambda: np.where(y, y, 0),
+            lambda: np.maximum(y, 0),
+        ):
             with pytest.raises(mx.MXNetError, match="its gradient would be lost"):
                 call()
         assert np.exp(y.detach()).shape == np.asarray(y).shape == y.asnumpy().shape == (2, 2)
@@ -153,13 +184,25 @@ def test_numpy_functions_keep_gradients_or_say_no():
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_functions_that_cut_off_keep_nan(dtype):
     x = nd.array([np.nan, np.inf, -np.inf, -0.0], dtype=dtype)
-    for result, expected in ((nd.hard_sigmoid(x), [np.nan, 1, 0, 0.5]), (nd.clip(x, -1, 2), [np.nan, 2, -1, 0]), (nd.relu(x), [np.nan, np.inf, 0, 0])):
+    for result, expected in (
+        (nd.hard_sigmoid(x), [np.nan, 1, 0, 0.5]),
+        (nd.clip(x, -1, 2), [np.nan, 2, -1, 0]),
+        (nd.relu(x), [np.nan, np.inf, 0, 0]),
+    ):
         np.testing.assert_array_equal(result.asnumpy(), np.array(expected, dtype))
 
 
 def test_properties():
     x = nd.ones((2, 3), dtype="float16")
-    assert (x.shape, x.size, x.ndim, x.dtype, x.stype, x.context, x.ctx) == ((2, 3), 6, 2, np.float16, "default", mx.cpu(0), mx.cpu(0))
+    assert (x.shape, x.size, x.ndim, x.dtype, x.stype, x.context, x.ctx) == (
+        (2, 3),
+        6,
+        2,
+        np.float16,
+        "default",
+        mx.cpu(0),
+        mx.cpu(0),
+    )
     assert x.T.shape == (3, 2) and x.grad is None and x.writable
     with pytest.raises(AttributeError):
         x.shape = (3, 2)
@@ -169,8 +212,19 @@ def test_properties():
 
 def test_reshape():
     x = nd.arange(24).reshape(2, 3, 4)
-    for codes, shape in [((4, 0, 2), (4, 3, 2)), ((-1,), (24,)), ((2, 0, 0), (2, 3, 4)), ((6, 1, -1), (6, 1, 4)), ((-2,), (2, 3, 4)), ((2, -2), (2, 3, 4)),
-                         ((-2, 1, 1), (2, 3, 4, 1, 1)), ((-3, 4), (6, 4)), ((-3, -2), (6, 4)), ((-4, 1, 2, -2), (1, 2, 3, 4)), ((2, -4, -1, 3, -2), (2, 1, 3, 4))]:  # fmt: skip
+    for codes, shape in [
+        ((4, 0, 2), (4, 3, 2)),
+        ((-1,), (24,)),
+        ((2, 0, 0), (2, 3, 4)),
+        ((6, 1, -1), (6, 1, 4)),
+        ((-2,), (2, 3, 4)),
+        ((2, -2), (2, 3, 4)),
+        ((-2, 1, 1), (2, 3, 4, 1, 1)),
+        ((-3, 4), (6, 4)),
+        ((-3, -2), (6, 4)),
+        ((-4, 1, 2, -2), (1, 2, 3, 4)),
+        ((2, -4, -1, 3, -2), (2, 1, 3, 4)),
+    ]:
         assert x.reshape(codes).shape == shape
         assert x.reshape(*codes).shape == shape
         assert x.reshape(shape=codes).shape == shape
@@ -194,7 +248,11 @@ def test_copies_and_devices():
     same[:] = 0
     assert x.asnumpy().tolist() == [1, 2, 3]
     target = nd.zeros(3, ctx=mx.cpu(1), dtype="float64")
-    assert x.copyto(target) is target and target.asnumpy().tolist() == [1, 2, 3] and target.dtype == np.float64
+    assert (
+        x.copyto(target) is target
+        and target.asnumpy().tolist() == [1, 2, 3]
+        and target.dtype == np.float64
+    )
     assert x.copyto(mx.cpu(2)).context == mx.cpu(2)
     with pytest.warns(RuntimeWarning):
         assert x.copyto(x) is False
@@ -203,7 +261,11 @@ def test_copies_and_devices():
     for wrong in (3, None, "cpu"[:0] + "nothing"):
         with pytest.raises((TypeError, ValueError)):
             x.copyto(wrong)
-    assert x.astype("int32").dtype == np.int32 and x.astype("float32", copy=False) is x and x.astype("float32") is not x
+    assert (
+        x.astype("int32").dtype == np.int32
+        and x.astype("float32", copy=False) is x
+        and x.astype("float32") is not x
+    )
     assert copy.copy(x).asnumpy().tolist() == [1, 2, 3] and copy.deepcopy([x])[0] is not x
 
 
@@ -235,7 +297,12 @@ def test_numpy_sees_arrays():
     assert np.asarray(x, dtype="float64").dtype == np.float64
     assert np.array([nd.ones(2), nd.zeros(2)]).shape == (2, 2)
     view = memoryview(x)
-    assert view.format == "f" and view.shape == (2, 3) and view.readonly and view.tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert (
+        view.format == "f"
+        and view.shape == (2, 3)
+        and view.readonly
+        and view.tolist() == [[0, 1, 2], [3, 4, 5]]
+    )
     del x
     assert view.tolist() == [[0, 1, 2], [3, 4, 5]]
     with pytest.raises((BufferError, TypeError)):
@@ -264,7 +331,9 @@ def test_from_numpy_shares():
     assert x[1].asnumpy().tolist() == [9, 8, 8] and not source.flags.writeable
     view = source[:1]
     source.flags.writeable = True
-    assert nd.from_numpy(view).shape == (1, 3) and source.flags.writeable and not view.flags.writeable
+    assert (
+        nd.from_numpy(view).shape == (1, 3) and source.flags.writeable and not view.flags.writeable
+    )
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "complex64", "float32"])
@@ -280,13 +349,22 @@ def test_from_numpy_that_fails_leaves_the_array_as_it_was(dtype):
 
 def test_storage_is_dense():
     x = nd.arange(4)
-    assert x.stype == "default" and nd.cast_storage(x, stype="default").asnumpy().tolist() == [0, 1, 2, 3]
+    assert x.stype == "default" and nd.cast_storage(x, stype="default").asnumpy().tolist() == [
+        0,
+        1,
+        2,
+        3,
+    ]
     with pytest.raises(mx.base.NotSupportedError, match="row_sparse"):
         nd.cast_storage(x, "row_sparse")
 
 
 def test_integer_ranges_count_in_integers():
-    assert nd.arange(1.3, 6, 1.3, dtype="int32").asnumpy().tolist() == np.arange(1.3, 6, 1.3, dtype="int32").tolist() == [1, 2, 3, 4]
+    assert (
+        nd.arange(1.3, 6, 1.3, dtype="int32").asnumpy().tolist()
+        == np.arange(1.3, 6, 1.3, dtype="int32").tolist()
+        == [1, 2, 3, 4]
+    )
     assert nd.arange(-2.5, 2, 1.5, dtype="int64").asnumpy().tolist() == [-2, -1, 0]
 
 
@@ -296,23 +374,40 @@ def test_gradients_of_integer_arrays_by_index():
     with mx.autograd.record():
         y = x[[0, 0, 2], [1, 1, 3]]
     y.backward()
-    assert x.grad.dtype == np.int32 and x.grad.asnumpy().tolist() == [[0, 2, 0, 0], [0, 0, 0, 0], [0, 0, 0, 1]]
+    assert x.grad.dtype == np.int32 and x.grad.asnumpy().tolist() == [
+        [0, 2, 0, 0],
+        [0, 0, 0, 0],
+        [0, 0, 0, 1],
+    ]
 
 
 def test_functions():
     x = nd.arange(24).reshape((2, 3, 4))
-    assert nd.moveaxis(x, 0, 2).shape == (3, 4, 2) and nd.moveaxis(x, [0, 1], [-1, -2]).shape == (4, 3, 2)
+    assert nd.moveaxis(x, 0, 2).shape == (3, 4, 2) and nd.moveaxis(x, [0, 1], [-1, -2]).shape == (
+        4,
+        3,
+        2,
+    )
     np.testing.assert_array_equal(nd.moveaxis(x, 2, 0).asnumpy(), np.moveaxis(x.asnumpy(), 2, 0))
     with pytest.raises(ValueError):
         nd.moveaxis(x, 5, 0)
-    assert nd.concatenate([x, x], axis=1).shape == (2, 6, 4) and nd.concatenate([x], always_copy=False) is x
+    assert (
+        nd.concatenate([x, x], axis=1).shape == (2, 6, 4)
+        and nd.concatenate([x], always_copy=False) is x
+    )
     assert [piece.shape for piece in nd.split_v2(x, 3, axis=1)] == [(2, 1, 4)] * 3
-    assert [piece.shape for piece in nd.split_v2(x, (1, 3), axis=2)] == [(2, 3, 1), (2, 3, 2), (2, 3, 1)]
+    assert [piece.shape for piece in nd.split_v2(x, (1, 3), axis=2)] == [
+        (2, 3, 1),
+        (2, 3, 2),
+        (2, 3, 1),
+    ]
     with pytest.raises(ValueError):
         nd.split_v2(x, 5, axis=1)
     ranged = nd.histogram(nd.array([0, 1, 1, 3]), bins=3, range=(0, 3))
     # as in MXNet
-    assert isinstance(ranged, list) and ranged[0].dtype == np.int64 and ranged[1].dtype == np.float32
+    assert (
+        isinstance(ranged, list) and ranged[0].dtype == np.int64 and ranged[1].dtype == np.float32
+    )
     counts, edges = nd.histogram(nd.array([0, 1, 1, 3]), bins=3)
     assert counts.asnumpy().tolist() == [1, 2, 1] and edges.shape == (4,)
     out = nd.zeros((2, 3))
@@ -351,7 +446,14 @@ def test_nothing_leaks():
             pickle.loads(pickle.dumps(mapping))
             memoryview(mapping)
             np.from_dlpack(mapping)
-            for wrong in (lambda: x + nd.ones((3, 3)), lambda: x[99], lambda: x.reshape((7, 7)), lambda: nd.sum(x, nothing=1), lambda: nd.array("a"), lambda: nd.sum()):
+            for wrong in (
+                lambda: x + nd.ones((3, 3)),
+                lambda: x[99],
+                lambda: x.reshape((7, 7)),
+                lambda: nd.sum(x, nothing=1),
+                lambda: nd.array("a"),
+                lambda: nd.sum(),
+            ):
                 with pytest.raises((mx.MXNetError, TypeError)):
                     wrong()
         nd.waitall()
@@ -360,15 +462,28 @@ def test_nothing_leaks():
     work()
     work()
     objects = [x, mapping, nd.NDArray, mx.cpu(0), None, np.float32]
-    before = mx.context.memory_stats(mx.cpu(0))["in_use"], [sys.getrefcount(item) for item in objects]
+    before = (
+        mx.context.memory_stats(mx.cpu(0))["in_use"],
+        [sys.getrefcount(item) for item in objects],
+    )
     work()
-    after = mx.context.memory_stats(mx.cpu(0))["in_use"], [sys.getrefcount(item) for item in objects]
+    after = (
+        mx.context.memory_stats(mx.cpu(0))["in_use"],
+        [sys.getrefcount(item) for item in objects],
+    )
     assert after[0] == before[0]
     assert all(abs(a - b) < 20 for a, b in zip(after[1], before[1])), (before, after)
 
 
 def test_errors_of_every_kind_are_mxnet_errors():
-    for kind in (mx.base.MXNetValueError, mx.base.MXNetTypeError, mx.base.MXNetIndexError, mx.base.NotSupportedError, mx.base.DeviceMemoryError, mx.base.MXNetIOError):
+    for kind in (
+        mx.base.MXNetValueError,
+        mx.base.MXNetTypeError,
+        mx.base.MXNetIndexError,
+        mx.base.NotSupportedError,
+        mx.base.DeviceMemoryError,
+        mx.base.MXNetIOError,
+    ):
         assert issubclass(kind, mx.MXNetError) and issubclass(kind, RuntimeError)
     for shape in ((2**40, 2**40), (-1,), (1,) * 11):
         with pytest.raises(mx.MXNetError):
@@ -380,7 +495,17 @@ def test_errors_of_every_kind_are_mxnet_errors():
 def test_every_advertised_name_exists():
     for name in nd.__all__:
         assert hasattr(nd, name), name
-    for name in ("sum", "exp", "slice_axis", "softmax", "norm", "take", "tile", "clip", "broadcast_to"):
+    for name in (
+        "sum",
+        "exp",
+        "slice_axis",
+        "softmax",
+        "norm",
+        "take",
+        "tile",
+        "clip",
+        "broadcast_to",
+    ):
         assert callable(getattr(nd.ones(1), name))
 
 
@@ -394,12 +519,29 @@ def test_traced_arrays_have_no_values():
 
         def hybrid_forward(self, F, x):
             y = x * 2
-            assert y.shape == (2, 2) and y.dtype == np.float32 and y.context == mx.cpu(0) and "traced" in repr(y)
+            assert (
+                y.shape == (2, 2)
+                and y.dtype == np.float32
+                and y.context == mx.cpu(0)
+                and "traced" in repr(y)
+            )
             self.read(y)
             return y
 
-    reads = [lambda y: y.asnumpy(), lambda y: y.asscalar(), lambda y: float(y[0, 0]), lambda y: bool(y[0, 0]), lambda y: np.asarray(y), lambda y: y.wait_to_read(),
-             lambda y: y.__setitem__(0, 1), lambda y: memoryview(y), lambda y: y.__dlpack__(), lambda y: y.item(), lambda y: y.attach_grad(), lambda y: pickle.dumps(y)]  # fmt: skip
+    reads = [
+        lambda y: y.asnumpy(),
+        lambda y: y.asscalar(),
+        lambda y: float(y[0, 0]),
+        lambda y: bool(y[0, 0]),
+        lambda y: np.asarray(y),
+        lambda y: y.wait_to_read(),
+        lambda y: y.__setitem__(0, 1),
+        lambda y: memoryview(y),
+        lambda y: y.__dlpack__(),
+        lambda y: y.item(),
+        lambda y: y.attach_grad(),
+        lambda y: pickle.dumps(y),
+    ]
     for read in reads:
         net = Reads(read)
         net.hybridize()
@@ -411,11 +553,29 @@ def test_traced_arrays_have_no_values():
     assert net(nd.ones((2, 2))).asnumpy().tolist() == [[2, 2], [2, 2]]
 
 
-@pytest.mark.parametrize("step", [
-    lambda x: x[1], lambda x: x[:, 1:3], lambda x: x[::-1], lambda x: x[[0, 2]], lambda x: x[:, [0, 1]], lambda x: x.reshape((4, 3)), lambda x: x.T, lambda x: x[..., None],
-    lambda x: x + np.ones((3, 4)), lambda x: 2 - x, lambda x: x.as_in_context(mx.cpu(1)) * 2, lambda x: x.astype("float16"), lambda x: x.copy(), lambda x: x.detach(), lambda x: x[0, 1],
-    lambda x: x == x, lambda x: x[x[0, :2].astype("int32")], lambda x: x * x.shape[0],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda x: x[1],
+        lambda x: x[:, 1:3],
+        lambda x: x[::-1],
+        lambda x: x[[0, 2]],
+        lambda x: x[:, [0, 1]],
+        lambda x: x.reshape((4, 3)),
+        lambda x: x.T,
+        lambda x: x[..., None],
+        lambda x: x + np.ones((3, 4)),
+        lambda x: 2 - x,
+        lambda x: x.as_in_context(mx.cpu(1)) * 2,
+        lambda x: x.astype("float16"),
+        lambda x: x.copy(),
+        lambda x: x.detach(),
+        lambda x: x[0, 1],
+        lambda x: x == x,
+        lambda x: x[x[0, :2].astype("int32")],
+        lambda x: x * x.shape[0],
+    ],
+)
 def test_traced_steps(step):
     class Step(mx.gluon.HybridBlock):
         def hybrid_forward(self, F, x):
@@ -425,14 +585,32 @@ def test_traced_steps(step):
     net = Step()
     net.hybridize()
     result, expected = net(x), step(x)
-    assert result.dtype == expected.dtype and result.context == expected.context and result.shape == expected.shape
+    assert (
+        result.dtype == expected.dtype
+        and result.context == expected.context
+        and result.shape == expected.shape
+    )
     np.testing.assert_array_equal(result.asnumpy(), expected.asnumpy())
 
 
 def test_results_of_ops_are_arrays_of_their_own():
     x = nd.arange(6).reshape((1, 2, 3))
-    copies = [x.flatten(), x.expand_dims(0), x.squeeze(), nd.reshape(x, (6,)), nd.identity(x), nd.Flatten(x)]
-    shared = [x.flatten(inplace=True), x.expand_dims(-1, inplace=True), x.squeeze(inplace=True), x.squeeze(0, inplace=True), x.reshape((6,)), x[0]]
+    copies = [
+        x.flatten(),
+        x.expand_dims(0),
+        x.squeeze(),
+        nd.reshape(x, (6,)),
+        nd.identity(x),
+        nd.Flatten(x),
+    ]
+    shared = [
+        x.flatten(inplace=True),
+        x.expand_dims(-1, inplace=True),
+        x.squeeze(inplace=True),
+        x.squeeze(0, inplace=True),
+        x.reshape((6,)),
+        x[0],
+    ]
     before = [copy.asnumpy() for copy in copies]
     x[:] = -1
     for copy_, old in zip(copies, before):

@@ -32,14 +32,39 @@ def test_operators(op):
         same(op(other, x), op(b, a))
 
 
-@pytest.mark.parametrize("name", ["add", "subtract", "multiply", "divide", "modulo", "power", "maximum", "minimum", "equal", "not_equal", "greater", "greater_equal",
-                                  "lesser", "lesser_equal", "logical_and", "logical_or", "logical_xor"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "add",
+        "subtract",
+        "multiply",
+        "divide",
+        "modulo",
+        "power",
+        "maximum",
+        "minimum",
+        "equal",
+        "not_equal",
+        "greater",
+        "greater_equal",
+        "lesser",
+        "lesser_equal",
+        "logical_and",
+        "logical_or",
+        "logical_xor",
+    ],
+)
 def test_operator_functions(name):
     function = getattr(nd, name)
-    reference = {"lesser": np.less, "lesser_equal": np.less_equal, "modulo": np.mod}.get(name) or getattr(np, name)
+    reference = {"lesser": np.less, "lesser_equal": np.less_equal, "modulo": np.mod}.get(
+        name
+    ) or getattr(np, name)
     a, b = np.array([[1.0], [2], [0]], "float32"), np.array([1, 2, 3], "float32")
     for left, right in ((a, b), (a, 2.0), (3, b)):
-        result = function(nd.array(left) if isinstance(left, np.ndarray) else left, nd.array(right) if isinstance(right, np.ndarray) else right)
+        result = function(
+            nd.array(left) if isinstance(left, np.ndarray) else left,
+            nd.array(right) if isinstance(right, np.ndarray) else right,
+        )
         np.testing.assert_allclose(result.asnumpy(), reference(left, right).astype("float32"))
     assert function(3, 2) == reference(3, 2)
     for wrong in ("a", None, [1]):
@@ -47,7 +72,11 @@ def test_operator_functions(name):
             function(nd.ones(2), wrong)
 
 
-@pytest.mark.parametrize("op", [operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.imod], ids=lambda op: op.__name__)
+@pytest.mark.parametrize(
+    "op",
+    [operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.imod],
+    ids=lambda op: op.__name__,
+)
 def test_in_place(op):
     a = np.array([[1, 2, 3], [4, 5, 6]], "float32")
     for other in (np.array([2, 3, 4], "float32"), 2, np.float32(3)):
@@ -108,9 +137,22 @@ def test_scalars():
 def test_truth_values_are_int64_with_numbers():
     b = nd.array([1, 0], dtype="bool")
     for result, expected in (
-        (b + 1, [2, 1]), (1 + b, [2, 1]), (b - 1, [0, -1]), (1 - b, [0, 1]), (b * 2.5, [2, 0]), (b / 2, [0, 0]), (b % 2, [1, 0]), (b**2, [1, 0]), (2**b, [2, 1]), (-b, [-1, 0]),
-        (b > 0, [1, 0]), (b == 1, [1, 0]), (0 <= b, [1, 1]), (nd.maximum(b, 0), [1, 0]), (nd.logical_and(b, 1), [1, 0]),
-    ):  # fmt: skip
+        (b + 1, [2, 1]),
+        (1 + b, [2, 1]),
+        (b - 1, [0, -1]),
+        (1 - b, [0, 1]),
+        (b * 2.5, [2, 0]),
+        (b / 2, [0, 0]),
+        (b % 2, [1, 0]),
+        (b**2, [1, 0]),
+        (2**b, [2, 1]),
+        (-b, [-1, 0]),
+        (b > 0, [1, 0]),
+        (b == 1, [1, 0]),
+        (0 <= b, [1, 1]),
+        (nd.maximum(b, 0), [1, 0]),
+        (nd.logical_and(b, 1), [1, 0]),
+    ):
         assert result.dtype == np.int64
         np.testing.assert_array_equal(result.asnumpy(), expected)
     with pytest.raises(mx.MXNetError, match="out is bool"):
@@ -120,14 +162,29 @@ def test_truth_values_are_int64_with_numbers():
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "int32", "int64"])
 def test_numbers_beyond_a_dtype_are_compared_as_they_are(dtype):
     x = nd.array([1, 100], dtype=dtype)
-    for number in (257, -3 if dtype == "uint8" else -200, 3e9, -3e9, 1e10, -1e10, 1e30, -1e30,
-                   float("inf"), -float("inf")):
+    for number in (
+        257,
+        -3 if dtype == "uint8" else -200,
+        3e9,
+        -3e9,
+        1e10,
+        -1e10,
+        1e30,
+        -1e30,
+        float("inf"),
+        -float("inf"),
+    ):
         if dtype == "int64" and abs(number) < 300:
             continue
         expected = [int(number > 0)] * 2
         for result, wanted in (
-            (x < number, expected), (x <= number, expected), (x > number, [1 - e for e in expected]), (x >= number, [1 - e for e in expected]), (x == number, [0, 0]), (x != number, [1, 1]),
-        ):  # fmt: skip
+            (x < number, expected),
+            (x <= number, expected),
+            (x > number, [1 - e for e in expected]),
+            (x >= number, [1 - e for e in expected]),
+            (x == number, [0, 0]),
+            (x != number, [1, 1]),
+        ):
             assert result.asnumpy().tolist() == wanted, (dtype, number)
 
 
@@ -149,7 +206,12 @@ def test_power_in_place_makes_a_new_array():
 
 def test_ufuncs_of_numpy():
     x = nd.array([1, 4])
-    assert np.all(x == x) and np.sum(x) == 5 and np.sqrt(x).tolist() == [1, 2] and isinstance(np.add(x, 1), nd.NDArray)
+    assert (
+        np.all(x == x)
+        and np.sum(x) == 5
+        and np.sqrt(x).tolist() == [1, 2]
+        and isinstance(np.add(x, 1), nd.NDArray)
+    )
     values = np.ones(2, "float32")
     values += x
     assert values.tolist() == [2, 5]

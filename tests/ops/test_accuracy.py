@@ -71,7 +71,9 @@ def test_functions_are_near(name):
     if _core.build_info()["isa"] == "base":
         bound = WITHOUT_FMA.get(name, bound)
     random = np.random.RandomState(0)
-    x = np.exp2(random.uniform(-30, np.log2(max(abs(low), abs(high))), 30000)) * random.choice([-1.0, 1.0], 30000)
+    x = np.exp2(random.uniform(-30, np.log2(max(abs(low), abs(high))), 30000)) * random.choice(
+        [-1.0, 1.0], 30000
+    )
     x = np.concatenate([x, random.uniform(max(low, -8), min(high, 8), 70000)]).astype("float32")
     x = x[(x > low) & (x < high)]
     with np.errstate(all="ignore"):
@@ -87,47 +89,121 @@ def test_zeros_keep_their_sign():
     zeros = np.array([-0.0, 0.0] * 20)
     for dtype in ("float32", "float64"):
         x = mx.nd.array(zeros, dtype=dtype)
-        for name in ("sin", "tan", "arcsin", "arctan", "sinh", "tanh", "arcsinh", "arctanh", "expm1", "log1p", "erf", "erfinv", "sqrt", "cbrt",
-                     "round", "rint", "fix", "floor", "ceil", "trunc", "degrees", "radians", "softsign", "relu", "negative"):
+        for name in (
+            "sin",
+            "tan",
+            "arcsin",
+            "arctan",
+            "sinh",
+            "tanh",
+            "arcsinh",
+            "arctanh",
+            "expm1",
+            "log1p",
+            "erf",
+            "erfinv",
+            "sqrt",
+            "cbrt",
+            "round",
+            "rint",
+            "fix",
+            "floor",
+            "ceil",
+            "trunc",
+            "degrees",
+            "radians",
+            "softsign",
+            "relu",
+            "negative",
+        ):
             sign = np.signbit(getattr(mx.nd, name)(x).asnumpy())
-            assert (sign == np.signbit(-zeros if name == "negative" else zeros)).all(), (name, dtype)
+            assert (sign == np.signbit(-zeros if name == "negative" else zeros)).all(), (
+                name,
+                dtype,
+            )
         for act_type in ("elu", "selu", "gelu", "leaky"):
-            assert (np.signbit(mx.nd.LeakyReLU(x, act_type=act_type).asnumpy()) == np.signbit(zeros)).all(), (act_type, dtype)
-        assert (np.signbit(mx.nd.rint(x + mx.nd.array(zeros - 0.25 * np.signbit(zeros), dtype=dtype)).asnumpy()) == np.signbit(zeros)).all()
+            assert (
+                np.signbit(mx.nd.LeakyReLU(x, act_type=act_type).asnumpy()) == np.signbit(zeros)
+            ).all(), (act_type, dtype)
+        assert (
+            np.signbit(
+                mx.nd.rint(x + mx.nd.array(zeros - 0.25 * np.signbit(zeros), dtype=dtype)).asnumpy()
+            )
+            == np.signbit(zeros)
+        ).all()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_ends_of_the_range(dtype):
     inf, nan = np.inf, np.nan
     x = mx.nd.array([-inf, inf, nan], dtype=dtype)
-    for name, expected in {"sinh": [-inf, inf, nan], "cosh": [inf, inf, nan], "tanh": [-1, 1, nan], "expm1": [-1, inf, nan], "exp": [0, inf, nan],
-                           "log1p": [nan, inf, nan], "log2": [nan, inf, nan], "sin": [nan, nan, nan], "erf": [-1, 1, nan]}.items():
+    for name, expected in {
+        "sinh": [-inf, inf, nan],
+        "cosh": [inf, inf, nan],
+        "tanh": [-1, 1, nan],
+        "expm1": [-1, inf, nan],
+        "exp": [0, inf, nan],
+        "log1p": [nan, inf, nan],
+        "log2": [nan, inf, nan],
+        "sin": [nan, nan, nan],
+        "erf": [-1, 1, nan],
+    }.items():
         np.testing.assert_array_equal(getattr(mx.nd, name)(x).asnumpy(), expected, err_msg=name)
     a = mx.nd.array([inf, nan, -inf, 3, nan], dtype=dtype)
     b = mx.nd.array([nan, -inf, 1, 4, 1], dtype=dtype)
     np.testing.assert_array_equal(mx.nd.broadcast_hypot(a, b).asnumpy(), [inf, inf, inf, 5, nan])
     for name, points in {
-        "tan": {0: 0, inf: nan, nan: nan}, "arcsin": {1: np.pi / 2, -1: -np.pi / 2, 1.5: nan, inf: nan, nan: nan}, "arccos": {1: 0, -1: np.pi, 2: nan, -inf: nan, nan: nan},
-        "arctan": {inf: np.pi / 2, -inf: -np.pi / 2, nan: nan}, "arcsinh": {inf: inf, -inf: -inf, nan: nan}, "arccosh": {1: 0, inf: inf, 0.5: nan, -3: nan, -inf: nan, nan: nan},
-        "arctanh": {1: inf, -1: -inf, 1.5: nan, -inf: nan, nan: nan}, "cbrt": {inf: inf, -inf: -inf, nan: nan, 27: 3, -8: -2}, "rcbrt": {-0.0: -inf, inf: 0, nan: nan, -8: -0.5},
-        "erfinv": {1: inf, -1: -inf, 1.5: nan, -inf: nan, nan: nan}, "gamma": {-0.0: -inf, -1: nan, -2.0**30: nan, inf: inf, -inf: nan, nan: nan, 1: 1, 5: 24},
-        "gammaln": {0: inf, -1: inf, -2: inf, -7: inf, 1: 0, 2: 0, inf: inf, nan: nan}, "log2": {0: -inf, 8: 3, 0.25: -2, -1: nan, inf: inf}, "log10": {0: -inf, 1: 0, -1: nan, inf: inf},
-    }.items():  # fmt: skip
+        "tan": {0: 0, inf: nan, nan: nan},
+        "arcsin": {1: np.pi / 2, -1: -np.pi / 2, 1.5: nan, inf: nan, nan: nan},
+        "arccos": {1: 0, -1: np.pi, 2: nan, -inf: nan, nan: nan},
+        "arctan": {inf: np.pi / 2, -inf: -np.pi / 2, nan: nan},
+        "arcsinh": {inf: inf, -inf: -inf, nan: nan},
+        "arccosh": {1: 0, inf: inf, 0.5: nan, -3: nan, -inf: nan, nan: nan},
+        "arctanh": {1: inf, -1: -inf, 1.5: nan, -inf: nan, nan: nan},
+        "cbrt": {inf: inf, -inf: -inf, nan: nan, 27: 3, -8: -2},
+        "rcbrt": {-0.0: -inf, inf: 0, nan: nan, -8: -0.5},
+        "erfinv": {1: inf, -1: -inf, 1.5: nan, -inf: nan, nan: nan},
+        "gamma": {-0.0: -inf, -1: nan, -(2.0**30): nan, inf: inf, -inf: nan, nan: nan, 1: 1, 5: 24},
+        "gammaln": {0: inf, -1: inf, -2: inf, -7: inf, 1: 0, 2: 0, inf: inf, nan: nan},
+        "log2": {0: -inf, 8: 3, 0.25: -2, -1: nan, inf: inf},
+        "log10": {0: -inf, 1: 0, -1: nan, inf: inf},
+    }.items():
         result = getattr(mx.nd, name)(mx.nd.array(list(points), dtype=dtype)).asnumpy()
-        np.testing.assert_allclose(result, list(points.values()), rtol=1e-6 if dtype == "float32" else 1e-14, err_msg=name)
+        np.testing.assert_allclose(
+            result, list(points.values()), rtol=1e-6 if dtype == "float32" else 1e-14, err_msg=name
+        )
 
 
 @pytest.mark.skipif(on(0).device_type != "cpu", reason="bounds of the CPU kernels")
-@pytest.mark.parametrize("name, low, high, bound", [
-    ("sin", -1e9, 1e9, 1.0), ("cos", -1e9, 1e9, 1.0), ("tan", -1e9, 1e9, 2.3), ("log2", 0, 1e308, 2.0), ("log10", 0, 1e308, 2.0), ("exp", -708, 709.7, 1.2),
-    ("expm1", -708, 709.7, 2.2), ("log", 0, 1e308, 1.0), ("log1p", -1, 1e308, 1.0), ("tanh", -20, 20, 3.0), ("erf", -7, 7, 2.0)])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, low, high, bound",
+    [
+        ("sin", -1e9, 1e9, 1.0),
+        ("cos", -1e9, 1e9, 1.0),
+        ("tan", -1e9, 1e9, 2.3),
+        ("log2", 0, 1e308, 2.0),
+        ("log10", 0, 1e308, 2.0),
+        ("exp", -708, 709.7, 1.2),
+        ("expm1", -708, 709.7, 2.2),
+        ("log", 0, 1e308, 1.0),
+        ("log1p", -1, 1e308, 1.0),
+        ("tanh", -20, 20, 3.0),
+        ("erf", -7, 7, 2.0),
+    ],
+)
 def test_functions_of_double_are_near(name, low, high, bound):
     random = np.random.RandomState(0)
-    x = np.exp2(random.uniform(-40, np.log2(max(abs(low), abs(high))), 20000)) * random.choice([-1.0, 1.0], 20000)
+    x = np.exp2(random.uniform(-40, np.log2(max(abs(low), abs(high))), 20000)) * random.choice(
+        [-1.0, 1.0], 20000
+    )
     x = np.concatenate([x, random.uniform(max(low, -8), min(high, 8), 20000)])
     x = x[(x > low) & (x < high)]
-    exact = np.vectorize(math.erf)(x) if name == "erf" else getattr(np, name)(x.astype("longdouble"))
-    error = np.abs(getattr(mx.nd, name)(mx.nd.array(x, dtype="float64")).asnumpy() - exact) / np.spacing(np.abs(exact.astype("float64")))
+    exact = (
+        np.vectorize(math.erf)(x) if name == "erf" else getattr(np, name)(x.astype("longdouble"))
+    )
+    error = np.abs(
+        getattr(mx.nd, name)(mx.nd.array(x, dtype="float64")).asnumpy() - exact
+    ) / np.spacing(np.abs(exact.astype("float64")))
     assert error.max() <= bound, (x[np.argmax(error)], error.max())
 
 
@@ -136,24 +212,56 @@ def test_functions_of_double_are_near(name, low, high, bound):
 def test_powers_are_near(dtype, bound):
     random = np.random.RandomState(0)
     large = 120 if dtype == "float32" else 1000
-    x = np.exp2(np.concatenate([random.uniform(-1, 1, 20000), random.uniform(-large, large, 20000)])).astype(dtype)
+    x = np.exp2(
+        np.concatenate([random.uniform(-1, 1, 20000), random.uniform(-large, large, 20000)])
+    ).astype(dtype)
     y = (random.uniform(-1, 1, 40000) * np.minimum(large / np.abs(np.log2(x)), 1e30)).astype(dtype)
     exact = np.power(x.astype("longdouble"), y.astype("longdouble"))
-    error = np.abs(mx.nd.broadcast_power(mx.nd.array(x, dtype=dtype), mx.nd.array(y, dtype=dtype)).asnumpy() - exact) / np.spacing(exact.astype(dtype))
+    error = np.abs(
+        mx.nd.broadcast_power(mx.nd.array(x, dtype=dtype), mx.nd.array(y, dtype=dtype)).asnumpy()
+        - exact
+    ) / np.spacing(exact.astype(dtype))
     assert error.max() <= bound, (x[np.argmax(error)], y[np.argmax(error)], error.max())
-    ends = [0.0, -0.0, 1, -1, 0.5, -0.5, 2, -2, 3, -3, 2.5, -2.5, 1e9, -1e9, 16777215, 1e-40, 1e38, np.inf, -np.inf, np.nan]
+    ends = [
+        0.0,
+        -0.0,
+        1,
+        -1,
+        0.5,
+        -0.5,
+        2,
+        -2,
+        3,
+        -3,
+        2.5,
+        -2.5,
+        1e9,
+        -1e9,
+        16777215,
+        1e-40,
+        1e38,
+        np.inf,
+        -np.inf,
+        np.nan,
+    ]
     a, b = (v.ravel().astype(dtype) for v in np.meshgrid(ends, ends))
     with np.errstate(all="ignore"):
         expected = np.power(a, b)
-    result = mx.nd.broadcast_power(mx.nd.array(a, dtype=dtype), mx.nd.array(b, dtype=dtype)).asnumpy()
+    result = mx.nd.broadcast_power(
+        mx.nd.array(a, dtype=dtype), mx.nd.array(b, dtype=dtype)
+    ).asnumpy()
     np.testing.assert_allclose(result, expected, rtol=3e-7 if dtype == "float32" else 1e-15)
     assert (np.signbit(result) == np.signbit(expected))[~np.isnan(expected)].all()
     for number in (2.5, -0.3, 0.0, 7.0):  # of an array and a number: the same bits
         whole = mx.nd.array(np.full_like(x, number), dtype=dtype)
         base = mx.nd.array(np.where(random.rand(x.size) < 0.5, x, -x), dtype=dtype)
         if number != 7.0:
-            np.testing.assert_array_equal((base**number).asnumpy(), mx.nd.broadcast_power(base, whole).asnumpy())
-        np.testing.assert_array_equal((number**base).asnumpy(), mx.nd.broadcast_power(whole, base).asnumpy())
+            np.testing.assert_array_equal(
+                (base**number).asnumpy(), mx.nd.broadcast_power(base, whole).asnumpy()
+            )
+        np.testing.assert_array_equal(
+            (number**base).asnumpy(), mx.nd.broadcast_power(whole, base).asnumpy()
+        )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -163,57 +271,163 @@ def test_remainders_are_exact(dtype):
     width = "uint32" if dtype == "float32" else "uint64"
     bits = [random.randint(0, np.iinfo(width).max, 60000, width).view(dtype) for _ in range(2)]
     near = [random.uniform(-50, 50, 20000), random.uniform(-5, 5, 20000)]
-    ends = np.meshgrid(*[[0.0, -0.0, 1, -1, 3, -3, 0.5, 7, 1e9, info.tiny, info.max, -info.max, np.inf, -np.inf, np.nan]] * 2)
+    ends = np.meshgrid(
+        *[
+            [
+                0.0,
+                -0.0,
+                1,
+                -1,
+                3,
+                -3,
+                0.5,
+                7,
+                1e9,
+                info.tiny,
+                info.max,
+                -info.max,
+                np.inf,
+                -np.inf,
+                np.nan,
+            ]
+        ]
+        * 2
+    )
     with np.errstate(all="ignore"):
-        x, y = (np.concatenate([a, b, np.round(b), c.ravel()]).astype(dtype) for a, b, c in zip(bits, near, ends))
+        x, y = (
+            np.concatenate([a, b, np.round(b), c.ravel()]).astype(dtype)
+            for a, b, c in zip(bits, near, ends)
+        )
         expected = np.where(y == 0, 0, np.fmod(x, y)).astype(dtype)
         expected = np.where((expected != 0) & ((expected < 0) != (y < 0)), expected + y, expected)
     result = mx.nd.broadcast_mod(mx.nd.array(x, dtype=dtype), mx.nd.array(y, dtype=dtype)).asnumpy()
     np.testing.assert_array_equal(result, expected)
     assert (np.signbit(result) == np.signbit(expected))[(y != 0) & ~np.isnan(expected)].all()
     for number in (3.0, -0.7):
-        np.testing.assert_array_equal((mx.nd.array(x, dtype=dtype) % number).asnumpy(),
-                                      mx.nd.broadcast_mod(mx.nd.array(x, dtype=dtype), mx.nd.array([number], dtype=dtype)).asnumpy())  # fmt: skip
+        np.testing.assert_array_equal(
+            (mx.nd.array(x, dtype=dtype) % number).asnumpy(),
+            mx.nd.broadcast_mod(
+                mx.nd.array(x, dtype=dtype), mx.nd.array([number], dtype=dtype)
+            ).asnumpy(),
+        )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 def test_elements_do_not_depend_on_their_place(dtype):
     """The same bits alone, in a row of any length, and wherever in it."""
     random = np.random.RandomState(0)
-    values = np.concatenate([random.normal(size=600), np.exp2(random.uniform(-30, 15, 100)), [0, -0.0, np.inf, -np.inf, np.nan, -2.5, -7.3]])
+    values = np.concatenate(
+        [
+            random.normal(size=600),
+            np.exp2(random.uniform(-30, 15, 100)),
+            [0, -0.0, np.inf, -np.inf, np.nan, -2.5, -7.3],
+        ]
+    )
     random.shuffle(values)
     x = mx.nd.array(values, dtype=dtype)
-    for name in ("exp", "expm1", "log", "log1p", "log2", "log10", "sin", "cos", "tan", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "arcsinh", "arccosh", "arctanh",
-                 "erf", "erfinv", "gamma", "gammaln", "sqrt", "rsqrt", "cbrt", "rcbrt", "sigmoid", "log_sigmoid", "mish", "softsign"):  # fmt: skip
+    for name in (
+        "exp",
+        "expm1",
+        "log",
+        "log1p",
+        "log2",
+        "log10",
+        "sin",
+        "cos",
+        "tan",
+        "arcsin",
+        "arccos",
+        "arctan",
+        "sinh",
+        "cosh",
+        "tanh",
+        "arcsinh",
+        "arccosh",
+        "arctanh",
+        "erf",
+        "erfinv",
+        "gamma",
+        "gammaln",
+        "sqrt",
+        "rsqrt",
+        "cbrt",
+        "rcbrt",
+        "sigmoid",
+        "log_sigmoid",
+        "mish",
+        "softsign",
+    ):
         function = getattr(mx.nd, name)
         whole = function(x).asnumpy()
         for start, end in ((1, 700), (3, 20), (5, 6), (17, 530), (690, 707)):
-            np.testing.assert_array_equal(function(x[start:end].copy()).asnumpy(), whole[start:end], err_msg=f"{name} [{start}:{end}]")
+            np.testing.assert_array_equal(
+                function(x[start:end].copy()).asnumpy(),
+                whole[start:end],
+                err_msg=f"{name} [{start}:{end}]",
+            )
     y = mx.nd.array(np.roll(values, 1), dtype=dtype)
     for function in (mx.nd.broadcast_power, mx.nd.broadcast_mod, mx.nd.broadcast_hypot):
         whole = function(x, y).asnumpy()
         for start, end in ((1, 700), (5, 6), (17, 530)):
-            np.testing.assert_array_equal(function(x[start:end].copy(), y[start:end].copy()).asnumpy(), whole[start:end])
+            np.testing.assert_array_equal(
+                function(x[start:end].copy(), y[start:end].copy()).asnumpy(), whole[start:end]
+            )
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_halves_are_computed_in_float(dtype):
     """All 65536 of them: what an op gives is what it gives for floats, rounded."""
     bits = np.arange(65536, dtype="uint32")
-    values = (bits << 16).view("float32") if dtype == "bfloat16" else bits.astype("uint16").view("float16").astype("float32")
+    values = (
+        (bits << 16).view("float32")
+        if dtype == "bfloat16"
+        else bits.astype("uint16").view("float16").astype("float32")
+    )
     np.random.RandomState(0).shuffle(values)
 
     def check(function, *arrays):
-        of_floats = function(*[mx.nd.array(a) for a in arrays]).astype(dtype).astype("float32").asnumpy()
-        np.testing.assert_array_equal(function(*[mx.nd.array(a, dtype=dtype) for a in arrays]).astype("float32").asnumpy(), of_floats)
+        of_floats = (
+            function(*[mx.nd.array(a) for a in arrays]).astype(dtype).astype("float32").asnumpy()
+        )
+        np.testing.assert_array_equal(
+            function(*[mx.nd.array(a, dtype=dtype) for a in arrays]).astype("float32").asnumpy(),
+            of_floats,
+        )
 
-    for name in ("relu", "abs", "sign", "negative", "square", "sqrt", "rsqrt", "reciprocal", "floor", "ceil", "rint", "softsign", "logical_not"):
+    for name in (
+        "relu",
+        "abs",
+        "sign",
+        "negative",
+        "square",
+        "sqrt",
+        "rsqrt",
+        "reciprocal",
+        "floor",
+        "ceil",
+        "rint",
+        "softsign",
+        "logical_not",
+    ):
         check(getattr(mx.nd, name), values[:-3])
     check(lambda x: mx.nd.clip(x, -0.5, 2), values[:-5])
     check(lambda x: mx.nd.LeakyReLU(x, slope=0.25), values[:-7])
-    check(lambda x, g: mx.nd.LeakyReLU(x, g, act_type="prelu"), values[:65520].reshape(-1, 21), np.arange(-10, 11, dtype="float32") / 8)
+    check(
+        lambda x, g: mx.nd.LeakyReLU(x, g, act_type="prelu"),
+        values[:65520].reshape(-1, 21),
+        np.arange(-10, 11, dtype="float32") / 8,
+    )
     other = np.roll(values, 12345)
-    for operation in (lambda x, y: x + y, lambda x, y: x - y, lambda x, y: x * y, lambda x, y: x / y, mx.nd.maximum, mx.nd.minimum, lambda x, y: x > y, lambda x, y: x <= y):
+    for operation in (
+        lambda x, y: x + y,
+        lambda x, y: x - y,
+        lambda x, y: x * y,
+        lambda x, y: x / y,
+        mx.nd.maximum,
+        mx.nd.minimum,
+        lambda x, y: x > y,
+        lambda x, y: x <= y,
+    ):
         check(operation, values[:-1], other[:-1])
         check(operation, values[:6001], np.array([1.5], "float32"))
         check(operation, np.array([-0.75], "float32"), values[:6001])
@@ -225,7 +439,12 @@ def test_halves_are_computed_in_float(dtype):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_halves_are_rounded_to_even(dtype):
     random = np.random.RandomState(0)
-    bits = np.concatenate([random.randint(0, 2**32, 200001, "uint32"), random.randint(0, 2**17, 20000, "uint32") << 15])
+    bits = np.concatenate(
+        [
+            random.randint(0, 2**32, 200001, "uint32"),
+            random.randint(0, 2**17, 20000, "uint32") << 15,
+        ]
+    )
     with np.errstate(all="ignore"):
         if dtype == "float16":
             expected = bits.view("float32").astype("float16").astype("float32")
@@ -234,13 +453,17 @@ def test_halves_are_rounded_to_even(dtype):
     expected = np.where(np.isnan(bits.view("float32")), np.nan, expected)
     x = mx.nd.array(bits.view("float32"))
     for start in (0, 5):  # whole groups, and a rest
-        np.testing.assert_array_equal(x[start:].astype(dtype).astype("float32").asnumpy(), expected[start:])
+        np.testing.assert_array_equal(
+            x[start:].astype(dtype).astype("float32").asnumpy(), expected[start:]
+        )
     few = expected[:5000]
     doubles = mx.nd.array(bits[:5000].view("float32")).astype("float64")
     np.testing.assert_array_equal(doubles.astype(dtype).astype("float32").asnumpy(), few)
 
 
-@pytest.mark.parametrize("shape, axis", [((10**6,), 0), ((200000, 3), 0), ((2, 200000), 1), ((100, 20, 200), None)])
+@pytest.mark.parametrize(
+    "shape, axis", [((10**6,), 0), ((200000, 3), 0), ((2, 200000), 1), ((100, 20, 200), None)]
+)
 @pytest.mark.parametrize("offset", [0.1, 1e4])
 def test_cumulative_sums_do_not_drift(shape, axis, offset):
     values = (offset + np.random.RandomState(0).normal(size=shape) * 0.01).astype("float32")
@@ -250,8 +473,13 @@ def test_cumulative_sums_do_not_drift(shape, axis, offset):
         with mx.autograd.record():
             y = mx.nd.cumsum(x, axis=axis, reverse=reverse)
         y.backward(x if axis is not None else x.reshape((-1,)))
-        for reversed_, result in ((reverse, y.asnumpy()), (not reverse, x.grad.asnumpy().reshape(y.shape))):
-            exact = values.astype("float64") if axis is not None else values.astype("float64").ravel()
+        for reversed_, result in (
+            (reverse, y.asnumpy()),
+            (not reverse, x.grad.asnumpy().reshape(y.shape)),
+        ):
+            exact = (
+                values.astype("float64") if axis is not None else values.astype("float64").ravel()
+            )
             end = (slice(None),) * (axis or 0) + (slice(None, None, -1 if reversed_ else 1),)
             exact = np.cumsum(exact[end], axis or 0)[end]
             np.testing.assert_allclose(result, exact, rtol=1.3e-7)
@@ -266,7 +494,11 @@ def test_products_of_vectors_do_not_drift(size, dtype, bound):
     a, b = (mx.nd.array(random.uniform(0, 0.1, size), dtype=dtype) for _ in range(2))
     exact = np.dot(a.asnumpy().astype("longdouble"), b.asnumpy().astype("longdouble"))
     row, column = a.reshape((1, -1)), b.reshape((-1, 1))
-    for product in (mx.nd.dot(a, b), mx.nd.linalg.gemm2(row, column, alpha=1.0), mx.nd.FullyConnected(row, b.reshape((1, -1)), no_bias=True, num_hidden=1)):
+    for product in (
+        mx.nd.dot(a, b),
+        mx.nd.linalg.gemm2(row, column, alpha=1.0),
+        mx.nd.FullyConnected(row, b.reshape((1, -1)), no_bias=True, num_hidden=1),
+    ):
         assert abs(float(product.asscalar()) / exact - 1) < bound
     twice = mx.nd.linalg.gemm(row, column, mx.nd.ones((1, 1), dtype=dtype), alpha=2.0, beta=3.0)
     assert abs(float(twice.asscalar()) / (2 * exact + 3) - 1) < bound
@@ -276,7 +508,9 @@ HALVES = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
-@pytest.mark.parametrize("low, high", [(0, 1), (-1, 0), (-3, -1), (0, 0.1), (1, 2), (-2e-8, 2e-8), (1000, 1008)])
+@pytest.mark.parametrize(
+    "low, high", [(0, 1), (-1, 0), (-3, -1), (0, 0.1), (1, 2), (-2e-8, 2e-8), (1000, 1008)]
+)
 def test_uniform_draws_stay_below_the_end(low, high, dtype):
     ends = mx.nd.array([low, high], dtype=dtype)
     draws = [
@@ -290,7 +524,9 @@ def test_uniform_draws_stay_below_the_end(low, high, dtype):
         if end - first < 1e-7 and dtype == "float16":
             continue  # both ends are 0 there
         assert first <= values.min() and values.max() < end
-        assert abs(values.mean() - (low + high) / 2) < 0.005 * (high - low) + HALVES.get(dtype, 0) * max(abs(low), abs(high))
+        assert abs(values.mean() - (low + high) / 2) < 0.005 * (high - low) + HALVES.get(
+            dtype, 0
+        ) * max(abs(low), abs(high))
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
@@ -332,9 +568,19 @@ def test_max_pooling_keeps_nan_and_infinities(size, kernel, dtype, layout):
 
 
 NORMS = {
-    "BatchNorm": lambda x, g, b: mx.nd.BatchNorm(x, g, b, mx.nd.zeros((3,)), mx.nd.ones((3,)), eps=1e-5, fix_gamma=False),
-    "BatchNorm, channels last": lambda x, g, b: mx.nd.BatchNorm(x.transpose((0, 2, 3, 1)), g, b, mx.nd.zeros((3,)), mx.nd.ones((3,)), eps=1e-5,
-                                                                fix_gamma=False, axis=3).transpose((0, 3, 1, 2)),  # fmt: skip
+    "BatchNorm": lambda x, g, b: mx.nd.BatchNorm(
+        x, g, b, mx.nd.zeros((3,)), mx.nd.ones((3,)), eps=1e-5, fix_gamma=False
+    ),
+    "BatchNorm, channels last": lambda x, g, b: mx.nd.BatchNorm(
+        x.transpose((0, 2, 3, 1)),
+        g,
+        b,
+        mx.nd.zeros((3,)),
+        mx.nd.ones((3,)),
+        eps=1e-5,
+        fix_gamma=False,
+        axis=3,
+    ).transpose((0, 3, 1, 2)),
     "InstanceNorm": lambda x, g, b: mx.nd.InstanceNorm(x, g, b, eps=1e-5),
     "GroupNorm": lambda x, g, b: mx.nd.GroupNorm(x, g, b, num_groups=3, eps=1e-5),
 }
@@ -346,7 +592,11 @@ def test_normalisation_far_from_zero(name, offset):
     """Errors are those of single roundings, however far the data lies from 0: nothing is lost to a rounded mean."""
     random = np.random.RandomState(0)
     data = (random.normal(size=(4, 3, 20, 21)) + offset).astype("float32")
-    gamma, beta, head = random.uniform(0.5, 1.5, 3).astype("float32"), random.normal(size=3).astype("float32"), random.normal(size=data.shape).astype("float32")
+    gamma, beta, head = (
+        random.uniform(0.5, 1.5, 3).astype("float32"),
+        random.normal(size=3).astype("float32"),
+        random.normal(size=data.shape).astype("float32"),
+    )
     x, g, b = (mx.nd.array(v) for v in (data, gamma, beta))
     for array in (x, g, b):
         array.attach_grad()
@@ -357,11 +607,22 @@ def test_normalisation_far_from_zero(name, offset):
     centred = data.astype("float64") - data.astype("float64").mean(axes, keepdims=True)
     inverse = 1 / np.sqrt((centred**2).mean(axes, keepdims=True) + 1e-5)
     unit, along = centred * inverse, (1, 3, 1, 1)
-    np.testing.assert_allclose(y.asnumpy(), unit * gamma.reshape(along) + beta.reshape(along), rtol=0, atol=3e-6)
+    np.testing.assert_allclose(
+        y.asnumpy(), unit * gamma.reshape(along) + beta.reshape(along), rtol=0, atol=3e-6
+    )
     np.testing.assert_allclose(g.grad.asnumpy(), (head * unit).sum((0, 2, 3)), rtol=0, atol=1e-4)
-    slope = head - head.mean(axes, keepdims=True, dtype="float64") - unit * (head * unit).mean(axes, keepdims=True)
+    slope = (
+        head
+        - head.mean(axes, keepdims=True, dtype="float64")
+        - unit * (head * unit).mean(axes, keepdims=True)
+    )
     far = 0 if offset < 1e6 else 0.01  # of the gradient in x, what a mean in float32 takes
-    np.testing.assert_allclose(x.grad.asnumpy(), slope * inverse * gamma.reshape(along), rtol=0, atol=3e-6 + 1e-8 * offset + far)
+    np.testing.assert_allclose(
+        x.grad.asnumpy(),
+        slope * inverse * gamma.reshape(along),
+        rtol=0,
+        atol=3e-6 + 1e-8 * offset + far,
+    )
 
 
 @pytest.mark.parametrize("axis", [1, 3])
@@ -370,13 +631,28 @@ def test_batch_norm_of_halves_rounds_its_result_once(dtype, bits, axis):
     """Statistics of halves are float32, and distances are from the mean as it is."""
     random = np.random.RandomState(0)
     x = mx.nd.array(random.normal(size=(4, 6, 10, 6)) + 100).astype(dtype)
-    data = x.asnumpy().astype("float64") if dtype == "float16" else x.astype("float32").asnumpy().astype("float64")
+    data = (
+        x.asnumpy().astype("float64")
+        if dtype == "float16"
+        else x.astype("float32").asnumpy().astype("float64")
+    )
     gamma, beta = mx.nd.array([0.5, 1, 2, 3, 0.25, 1.5]), mx.nd.array([0, 1, -1, 0.5, 0.25, 2])
     mean, var = mx.nd.zeros((6,)), mx.nd.ones((6,))
     with mx.autograd.train_mode():
-        y = mx.nd.BatchNorm(x, gamma, beta, mean, var, eps=1e-3, momentum=0.5, fix_gamma=False, axis=axis).astype("float32").asnumpy()
-    axes, along = tuple(i for i in range(4) if i != axis), tuple(6 if i == axis else 1 for i in range(4))
-    exact = (data - data.mean(axes, keepdims=True)) / np.sqrt(data.var(axes, keepdims=True) + 1e-3) * gamma.asnumpy().reshape(along) + beta.asnumpy().reshape(along)
+        y = (
+            mx.nd.BatchNorm(
+                x, gamma, beta, mean, var, eps=1e-3, momentum=0.5, fix_gamma=False, axis=axis
+            )
+            .astype("float32")
+            .asnumpy()
+        )
+    axes, along = (
+        tuple(i for i in range(4) if i != axis),
+        tuple(6 if i == axis else 1 for i in range(4)),
+    )
+    exact = (data - data.mean(axes, keepdims=True)) / np.sqrt(
+        data.var(axes, keepdims=True) + 1e-3
+    ) * gamma.asnumpy().reshape(along) + beta.asnumpy().reshape(along)
     np.testing.assert_allclose(y, exact, rtol=2.0**-bits, atol=1e-5)
     np.testing.assert_allclose(mean.asnumpy(), data.mean(axes) / 2, rtol=2e-7)
     np.testing.assert_allclose(var.asnumpy(), data.var(axes) / 2 + 0.5, rtol=2e-6)
@@ -385,7 +661,11 @@ def test_batch_norm_of_halves_rounds_its_result_once(dtype, bits, axis):
 @pytest.mark.parametrize("name", NORMS)
 @pytest.mark.parametrize("value", [1, 1e6, 1e8, 16777217, 3e30])
 def test_constant_channels_are_shifted_alone(name, value):
-    x, g, b = mx.nd.full((2, 3, 75, 77), value), mx.nd.array([0.5, 1, 2]), mx.nd.array([0.25, -1, 3])
+    x, g, b = (
+        mx.nd.full((2, 3, 75, 77), value),
+        mx.nd.array([0.5, 1, 2]),
+        mx.nd.array([0.25, -1, 3]),
+    )
     with mx.autograd.train_mode():
         y = NORMS[name](x, g, b).asnumpy()
     assert (y == np.array([0.25, -1, 3]).reshape((1, 3, 1, 1))).all()
@@ -397,7 +677,10 @@ def test_gradients_of_biases_do_not_drift(mode, gates):
     steps, batch, size, hidden = 1500, 3, 4, 8
     random = np.random.RandomState(0)
     weights = random.uniform(-0.25, 0.25, gates * hidden * (size + hidden + 2))
-    data, head = random.normal(size=(steps, batch, size)), random.normal(size=(steps, batch, hidden)) + 0.5
+    data, head = (
+        random.normal(size=(steps, batch, size)),
+        random.normal(size=(steps, batch, hidden)) + 0.5,
+    )
     grads = []
     for dtype in ("float32", "float64"):
         x, w = (mx.nd.array(v.astype("float32"), dtype=dtype) for v in (data, weights))
@@ -406,5 +689,5 @@ def test_gradients_of_biases_do_not_drift(mode, gates):
         with mx.autograd.record():
             y = mx.nd.RNN(x, w, *states, state_size=hidden, num_layers=1, mode=mode)
         y.backward(mx.nd.array(head.astype("float32"), dtype=dtype))
-        grads.append(w.grad.asnumpy()[-2 * gates * hidden:])
+        grads.append(w.grad.asnumpy()[-2 * gates * hidden :])
     assert np.abs(grads[0] - grads[1]).max() < 4e-7 * np.abs(grads[1]).max()

@@ -14,9 +14,20 @@ from samples.base import all_samples
 
 SAMPLES = all_samples()
 # Ops that users call, and what Gluon's losses are made of.
-OPS = [name for name in sorted(_core.list_ops()) if not {"hidden", "dynamic"} & set(_core.get_op(name).describe()["flags"])] + ["_softmax_ce"]
+OPS = [
+    name
+    for name in sorted(_core.list_ops())
+    if not {"hidden", "dynamic"} & set(_core.get_op(name).describe()["flags"])
+] + ["_softmax_ce"]
 # Updates of parameters have no batch; the others are refused wherever rows are divided.
-WITHOUT_RULE = {"_contrib_index_array", "_contrib_index_copy", "khatri_rao", "_scatter_set_nd", "_grad_add", "_backward_gather_nd"}
+WITHOUT_RULE = {
+    "_contrib_index_array",
+    "_contrib_index_copy",
+    "khatri_rao",
+    "_scatter_set_nd",
+    "_grad_add",
+    "_backward_gather_nd",
+}
 # Their results on parts are others by definition: of the part's own statistics; of random numbers that this test draws itself.
 OWN = {"BatchNorm", "_dropout_part"}
 
@@ -34,7 +45,11 @@ def divisions(arrays):
     """Along which axes inputs may be divided: of up to three inputs all combinations, of more one input or all."""
     if len(arrays) <= 3:
         return itertools.product(*[[None, *range(a.ndim)] for a in arrays])
-    single = [tuple(axis if j == i else None for j in range(len(arrays))) for i, a in enumerate(arrays) for axis in range(a.ndim)]
+    single = [
+        tuple(axis if j == i else None for j in range(len(arrays)))
+        for i, a in enumerate(arrays)
+        for axis in range(a.ndim)
+    ]
     return single + [tuple(axis if a.ndim > axis else None for a in arrays) for axis in range(3)]
 
 
@@ -47,7 +62,14 @@ def said(name, params, arrays, axes, whole, rows, result, at):
 
     def compiled(arrays):
         leading = [a if axis is None else front(a, axis) for a, axis in zip(arrays, axes)]
-        return _core.StagedCall(function, leading, [False] * len(arrays), [False] * len(arrays), recording=False, exact=True)
+        return _core.StagedCall(
+            function,
+            leading,
+            [False] * len(arrays),
+            [False] * len(arrays),
+            recording=False,
+            exact=True,
+        )
 
     kinds = [0 if axis is None else 1 for axis in axes]
     size = next(a.shape[axis] for a, axis in zip(whole, axes) if axis is not None)
@@ -63,14 +85,19 @@ def cases(name):
     for sample in SAMPLES[name]:
         dtype = sample.dtypes[0] if sample.dtypes else "float32"
         values = sample.arrays(dtype)
-        arrays = [nd.array(v, dtype=dtype if sample.made(i) else v.dtype) for i, v in enumerate(values)]
+        arrays = [
+            nd.array(v, dtype=dtype if sample.made(i) else v.dtype) for i, v in enumerate(values)
+        ]
         for axes in divisions(arrays):
             sizes = {a.shape[axis] for a, axis in zip(arrays, axes) if axis is not None}
             if len(sizes) != 1 or min(sizes) < 2:
                 continue
             size, cut = min(sizes), (min(sizes) + 1) // 2
             parts = [
-                [a.copy() if axis is None else nd.slice_axis(a, axis=axis, begin=begin, end=end) for a, axis in zip(arrays, axes)]
+                [
+                    a.copy() if axis is None else nd.slice_axis(a, axis=axis, begin=begin, end=end)
+                    for a, axis in zip(arrays, axes)
+                ]
                 for begin, end in ((0, cut), (cut, size))
             ]
             yield sample, arrays, axes, parts
@@ -94,19 +121,39 @@ def test_what_a_rule_lets_through_is_what_the_op_does(name):
             whole = call(name, [a.copy() for a in arrays], sample.params)
             for k, expected in enumerate(whole):
                 for axis in range(expected.ndim):
-                    verdicts = [said(name, sample.params, part, axes, arrays, rows_of(part, axes), k, axis) for part in parts]
-                    ruled = ruled or not any("nothing is known" in v for v in verdicts if v is not True)
+                    verdicts = [
+                        said(name, sample.params, part, axes, arrays, rows_of(part, axes), k, axis)
+                        for part in parts
+                    ]
+                    ruled = ruled or not any(
+                        "nothing is known" in v for v in verdicts if v is not True
+                    )
                     if verdicts != [True, True] or name in OWN:
                         continue
                     got = np.concatenate([r[k].asnumpy() for r in results], axis=axis)
                     assert got.shape == expected.shape, (axes, axis)
                     if "random" not in _core.get_op(name).describe()["flags"]:
-                        np.testing.assert_allclose(got, expected.asnumpy(), rtol=1e-4, atol=1e-5, err_msg=f"{sample.params} {axes} {axis}")
+                        np.testing.assert_allclose(
+                            got,
+                            expected.asnumpy(),
+                            rtol=1e-4,
+                            atol=1e-5,
+                            err_msg=f"{sample.params} {axes} {axis}",
+                        )
     if not ruled and any(True for _ in cases(name)):
-        assert name in WITHOUT_RULE or "update" in name or name in UPDATES, "an op without a batching rule (the column `batching` of its row)"
+        assert name in WITHOUT_RULE or "update" in name or name in UPDATES, (
+            "an op without a batching rule (the column `batching` of its row)"
+        )
 
 
-UPDATES = {"all_finite", "multi_all_finite", "multi_lars", "multi_sum_sq", "reset_arrays", "_multi_scale"}
+UPDATES = {
+    "all_finite",
+    "multi_all_finite",
+    "multi_lars",
+    "multi_sum_sq",
+    "reset_arrays",
+    "_multi_scale",
+}
 
 # --- What users read --------------------------------------------------------------------------------------------------
 
@@ -119,7 +166,10 @@ class Block(gluon.HybridBlock):
         self.body, self.devices = body, [on(0), on(two)]
         mx.random.seed(3)
         with self.name_scope():
-            self.a, self.b = nn.Dense(6, in_units=6, flatten=False), nn.Dense(6, in_units=6, flatten=False)
+            self.a, self.b = (
+                nn.Dense(6, in_units=6, flatten=False),
+                nn.Dense(6, in_units=6, flatten=False),
+            )
             for name, layer in layers.items():
                 setattr(self, name, layer)
         self.a.initialize(mx.init.Xavier(), ctx=self.devices[0])
@@ -137,9 +187,15 @@ IMAGES = nd.array(np.random.RandomState(0).randn(8, 5, 6))
 REFUSED = {
     "softmax": (lambda n, F, x: F.softmax(x, axis=0), "softmax"),
     "log_softmax": (lambda n, F, x: F.log_softmax(x, axis=0), "log_softmax"),
-    "mean, broadcast back": (lambda n, F, x: F.broadcast_sub(x, F.mean(x, axis=0, keepdims=True)), "mean"),
+    "mean, broadcast back": (
+        lambda n, F, x: F.broadcast_sub(x, F.mean(x, axis=0, keepdims=True)),
+        "mean",
+    ),
     "mean of all": (lambda n, F, x: F.broadcast_mul(x, F.mean(x)), "mean"),
-    "max of all but the last": (lambda n, F, x: F.broadcast_div(x, F.max(x, axis=1, exclude=True)), "max"),
+    "max of all but the last": (
+        lambda n, F, x: F.broadcast_div(x, F.max(x, axis=1, exclude=True)),
+        "max",
+    ),
     "norm": (lambda n, F, x: F.broadcast_div(x, F.norm(x)), "norm"),
     "row by row": (lambda n, F, x: F.dot(F.dot(x, x, transpose_b=True), x), "dot"),
     "gram matrix": (lambda n, F, x: F.dot(x, F.dot(x, x, transpose_a=True)), "dot"),
@@ -149,20 +205,47 @@ REFUSED = {
     "topk": (lambda n, F, x: F.topk(x, axis=0, k=2, ret_typ="mask"), "topk"),
     "cumsum": (lambda n, F, x: F.cumsum(x, axis=0), "_np_cumsum"),
     "argmax": (lambda n, F, x: F.broadcast_add(x, F.argmax(x, axis=0)), "argmax"),
-    "half of the rows": (lambda n, F, x: F.concat(F.slice_axis(x, axis=0, begin=1, end=2), x, dim=0), "slice_axis"),
+    "half of the rows": (
+        lambda n, F, x: F.concat(F.slice_axis(x, axis=0, begin=1, end=2), x, dim=0),
+        "slice_axis",
+    ),
     "the first row": (lambda n, F, x: F.broadcast_sub(x, x[0:1]), "slice"),
     "four rows": (lambda n, F, x: x[:4], "slice"),
     "take": (lambda n, F, x: F.take(x, F.zeros((4,), ctx=on(1)), axis=0), "take"),
-    "rows mixed by reshape": (lambda n, F, x: F.reshape(F.swapaxes(F.reshape(x, (-1, 2, 3)), 0, 1), (-1, 6)) + x, "Reshape"),
-    "features and rows in one": (lambda n, F, x: F.softmax(F.reshape(x, (1, -1))).reshape((-1, 6)), "softmax"),
-    "a fixed number of rows": (lambda n, F, x: F.reshape(F.softmax(F.reshape(x, (4, -1))), (-1, 6)), "Reshape"),
-    "positions": (lambda n, F, x: F.broadcast_add(x, F.expand_dims(F.arange(x.shape[0], ctx=on(1)), 1)), "broadcast_add"),
-    "arange_like": (lambda n, F, x: F.broadcast_add(x, F.expand_dims(F.contrib.arange_like(x, axis=0), 1)), "_contrib_arange_like"),
+    "rows mixed by reshape": (
+        lambda n, F, x: F.reshape(F.swapaxes(F.reshape(x, (-1, 2, 3)), 0, 1), (-1, 6)) + x,
+        "Reshape",
+    ),
+    "features and rows in one": (
+        lambda n, F, x: F.softmax(F.reshape(x, (1, -1))).reshape((-1, 6)),
+        "softmax",
+    ),
+    "a fixed number of rows": (
+        lambda n, F, x: F.reshape(F.softmax(F.reshape(x, (4, -1))), (-1, 6)),
+        "Reshape",
+    ),
+    "positions": (
+        lambda n, F, x: F.broadcast_add(x, F.expand_dims(F.arange(x.shape[0], ctx=on(1)), 1)),
+        "broadcast_add",
+    ),
+    "arange_like": (
+        lambda n, F, x: F.broadcast_add(x, F.expand_dims(F.contrib.arange_like(x, axis=0), 1)),
+        "_contrib_arange_like",
+    ),
     "number of rows": (lambda n, F, x: x / x.shape[0], "_div_scalar"),
-    "size_array": (lambda n, F, x: F.broadcast_div(x, F.cast(F.size_array(x), "float32")), "size_array"),
+    "size_array": (
+        lambda n, F, x: F.broadcast_div(x, F.cast(F.size_array(x), "float32")),
+        "size_array",
+    ),
     "shuffle": (lambda n, F, x: F.shuffle(x), "_shuffle"),
-    "L2Normalization": (lambda n, F, x: F.reshape(F.L2Normalization(F.reshape(x, (1, -1))), (-1, 6)), "L2Normalization"),
-    "no rule": (lambda n, F, x: F.broadcast_add(x, F.sum(F.BlockGrad(F.khatri_rao(x, x)))), "khatri_rao"),
+    "L2Normalization": (
+        lambda n, F, x: F.reshape(F.L2Normalization(F.reshape(x, (1, -1))), (-1, 6)),
+        "L2Normalization",
+    ),
+    "no rule": (
+        lambda n, F, x: F.broadcast_add(x, F.sum(F.BlockGrad(F.khatri_rao(x, x)))),
+        "khatri_rao",
+    ),
     "shared dropout": (lambda n, F, x: F.Dropout(x, p=0.5, axes=(0,), mode="always"), "Dropout"),
     "a loss by the batch": (lambda n, F, x: F.MakeLoss(x, normalization="batch"), "MakeLoss"),
 }
@@ -185,7 +268,11 @@ def test_ops_across_the_batch_are_named_before_anything_ran(case):
             else:
                 TrainStep(net, lambda out: out.mean(axis=1), None, pipeline)(X, [])
         text = str(caught.value)
-        assert text.startswith(f"{op} in block ") and "goes across the batch" in text and "Pipeline(check=False)" in text, text
+        assert (
+            text.startswith(f"{op} in block ")
+            and "goes across the batch" in text
+            and "Pipeline(check=False)" in text
+        ), text
         with pytest.raises(mx.MXNetError, match="nothing has run"):
             pipeline.report()
 
@@ -204,10 +291,14 @@ ALLOWED = {
     "softmax of features": lambda n, F, x: F.softmax(x),
     "statistics of a row": lambda n, F, x: F.broadcast_sub(x, F.mean(x, axis=-1, keepdims=True)),
     "reshapes": lambda n, F, x: F.reshape(F.tanh(F.reshape(x, (-1, 3))), (-1, 6)),
-    "reshapes by shape": lambda n, F, x: F.reshape(F.tanh(F.reshape(x, (x.shape[0] * 2, 3))), (x.shape[0], 6)),
+    "reshapes by shape": lambda n, F, x: F.reshape(
+        F.tanh(F.reshape(x, (x.shape[0] * 2, 3))), (x.shape[0], 6)
+    ),
     "transposed": lambda n, F, x: F.transpose(F.softmax(F.transpose(x), axis=0)),
     "twins": lambda n, F, x: sum(F.split(F.tanh(F.concat(x, 2 * x, dim=0)), num_outputs=2, axis=0)),
-    "repeated": lambda n, F, x: F.mean(F.reshape(F.repeat(x, repeats=3, axis=0), (-1, 3, 6)), axis=1),
+    "repeated": lambda n, F, x: F.mean(
+        F.reshape(F.repeat(x, repeats=3, axis=0), (-1, 3, 6)), axis=1
+    ),
     "tiled": lambda n, F, x: F.slice_axis(F.tile(x, (2, 1)), axis=0, begin=0, end=x.shape[0]),
     "zeros of rows": lambda n, F, x: x + F.zeros((x.shape[0], 6), ctx=on(1)),
     "zeros_like": lambda n, F, x: F.where(x > 0, x, F.zeros_like(x)),
@@ -217,9 +308,13 @@ ALLOWED = {
     "heads in the batch": lambda n, F, x: heads(F, F.reshape(x, (0, 3, 2))),
     "rows of a table": lambda n, F, x: F.take(n.b.weight.data(), F.argmax(x, axis=1)),
     "picked": lambda n, F, x: F.broadcast_mul(x, F.expand_dims(F.pick(x, F.argmax(x, axis=1)), 1)),
-    "embedding": lambda n, F, x: F.Embedding(F.argmax(x, axis=1), n.b.weight.data(), input_dim=6, output_dim=6),
+    "embedding": lambda n, F, x: F.Embedding(
+        F.argmax(x, axis=1), n.b.weight.data(), input_dim=6, output_dim=6
+    ),
     "positions in a row": lambda n, F, x: F.broadcast_add(x, F.contrib.arange_like(x, axis=1)),
-    "masked": lambda n, F, x: F.SequenceMask(x, F.argmax(x, axis=1), use_sequence_length=True, axis=1),
+    "masked": lambda n, F, x: F.SequenceMask(
+        x, F.argmax(x, axis=1), use_sequence_length=True, axis=1
+    ),
     "all rows": lambda n, F, x: x[: x.shape[0], 0:6],
     "layers": lambda n, F, x: F.LayerNorm(x, F.ones((6,), ctx=on(1)), F.zeros((6,), ctx=on(1))),
     "written": lambda n, F, x: F.Cast(F.Cast(F.relu(x), "float64"), "float32") * F.ones_like(x),
@@ -258,14 +353,19 @@ def test_the_batch_along_another_axis():
     assert np.allclose(net(IMAGES).asnumpy(), expected, atol=1e-6)
     net = Block(lambda n, F, x: F.softmax(x, axis=1))
     net.hybridize(pipeline=Pipeline(3, axis=1))
-    with pytest.raises(mx.MXNetError, match="softmax in block .* works along axis 1, and the pipeline divides axis 1"):
+    with pytest.raises(
+        mx.MXNetError,
+        match="softmax in block .* works along axis 1, and the pipeline divides axis 1",
+    ):
         net(IMAGES)
 
 
 def test_inputs_that_are_not_divided_must_not_meet_rows():
     net = Block(lambda n, F, x, y: x + y)
     net.hybridize(pipeline=Pipeline(2, split=[0]))
-    with pytest.raises(mx.MXNetError, match=r"broadcast_add .* its rhs \(4, 6\) is the same for every micro-batch"):
+    with pytest.raises(
+        mx.MXNetError, match=r"broadcast_add .* its rhs \(4, 6\) is the same for every micro-batch"
+    ):
         net(X, X[:4])
 
 
@@ -276,8 +376,14 @@ def test_results_must_have_the_rows_where_the_inputs_do():
             return self.body(self, F, x)
 
     for body, message in (
-        (lambda n, F, x: F.transpose(x), "result 0 of the pipelined block, of shape .* along axis 1"),
-        (lambda n, F, x: [x, n.b.weight.data() * 2], "result 1 of the pipelined block.* does not depend on the divided inputs"),
+        (
+            lambda n, F, x: F.transpose(x),
+            "result 0 of the pipelined block, of shape .* along axis 1",
+        ),
+        (
+            lambda n, F, x: [x, n.b.weight.data() * 2],
+            "result 1 of the pipelined block.* does not depend on the divided inputs",
+        ),
         (lambda n, F, x: x.sum(axis=0, keepdims=True), "sum in block .* goes across the batch"),
     ):
         net = Results(body)
@@ -309,7 +415,10 @@ class Timed(gluon.HybridBlock):
         self.body = body
         with self.name_scope():
             self.dense = nn.Dense(6, in_units=6, flatten=False)
-            self.lstm, self.both = rnn.GRU(6, input_size=6), rnn.GRU(3, input_size=6, bidirectional=True)
+            self.lstm, self.both = (
+                rnn.GRU(6, input_size=6),
+                rnn.GRU(3, input_size=6, bidirectional=True),
+            )
         self.initialize(mx.init.Xavier())
 
     def hybrid_forward(self, F, x, state):
@@ -342,7 +451,11 @@ def positions(n, F, x, s):
 
 
 CAUSAL = {
-    "recurrent": lambda n, F, x, s: n.lstm(x, s) if isinstance(s, list) else (lambda out, after: (out, after[0]))(*n.lstm(x, [s])),
+    "recurrent": lambda n, F, x, s: (
+        n.lstm(x, s)
+        if isinstance(s, list)
+        else (lambda out, after: (out, after[0]))(*n.lstm(x, [s]))
+    ),
     "running sum": carried_sum,
     "the step before": shifted,
     "step by step": steps,
@@ -363,12 +476,21 @@ def test_what_is_carried_on_may_meet_every_step(case, pieces):
 
 ACROSS_TIME = {
     "softmax": (lambda n, F, x, s: (F.softmax(x, axis=0), s * 2), "softmax"),
-    "mean": (lambda n, F, x, s: (F.broadcast_sub(x, F.mean(x, axis=0, keepdims=True)), s * 2), "mean"),
+    "mean": (
+        lambda n, F, x, s: (F.broadcast_sub(x, F.mean(x, axis=0, keepdims=True)), s * 2),
+        "mean",
+    ),
     "reverse": (lambda n, F, x, s: (x + F.reverse(x, axis=0), s * 2), "reverse"),
-    "the last step": (lambda n, F, x, s: (F.broadcast_add(x, F.slice_axis(x, axis=0, begin=-1, end=None)), s * 2), "slice_axis"),
+    "the last step": (
+        lambda n, F, x, s: (F.broadcast_add(x, F.slice_axis(x, axis=0, begin=-1, end=None)), s * 2),
+        "slice_axis",
+    ),
     "both directions": (lambda n, F, x, s: (n.both(x), s * 2), "_rnn|RNN"),
     "a state of its own": (lambda n, F, x, s: (n.lstm(x), s * 2), "_rnn|RNN"),
-    "positions": (lambda n, F, x, s: (F.broadcast_add(x, F.reshape(F.arange(x.shape[0]), (-1, 1, 1))), s * 2), "broadcast_add"),
+    "positions": (
+        lambda n, F, x, s: (F.broadcast_add(x, F.reshape(F.arange(x.shape[0]), (-1, 1, 1))), s * 2),
+        "broadcast_add",
+    ),
     "attention to all steps": (lambda n, F, x, s: (whole_attention(F, x), s * 2), "batch_dot"),
     "cumsum": (lambda n, F, x, s: (F.cumsum(x, axis=0), s * 2), "_np_cumsum"),
     "length": (lambda n, F, x, s: (x / x.shape[0], s * 2), "_div_scalar"),

@@ -16,11 +16,19 @@ class Power(mx.operator.CustomOp):
 
     def forward(self, is_train, req, in_data, out_data, aux):
         aux[0][:] += 1
-        self.assign(out_data[0], req[0], mx.nd.array(in_data[0].asnumpy() ** self.exponent, ctx=in_data[0].context))
+        self.assign(
+            out_data[0],
+            req[0],
+            mx.nd.array(in_data[0].asnumpy() ** self.exponent, ctx=in_data[0].context),
+        )
         self.assign(out_data[1], "add", in_data[0] + int(is_train))
 
     def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
-        self.assign(in_grad[0], req[0], self.exponent * in_data[0] ** (self.exponent - 1) * out_grad[0] + out_grad[1])
+        self.assign(
+            in_grad[0],
+            req[0],
+            self.exponent * in_data[0] ** (self.exponent - 1) * out_grad[0] + out_grad[1],
+        )
 
 
 @mx.operator.register("test_power")
@@ -81,14 +89,26 @@ def test_in_blocks(hybrid, device):
         with autograd.record():
             y = net(x, calls)
         y.backward()
-        assert y.asnumpy().tolist() == [4, 19, 1] and x.grad.asnumpy().tolist() == [7, 25, 0] and calls.asscalar() == call
+        assert (
+            y.asnumpy().tolist() == [4, 19, 1]
+            and x.grad.asnumpy().tolist() == [7, 25, 0]
+            and calls.asscalar() == call
+        )
         assert y.context == device
     assert net(x, calls).asnumpy().tolist() == [3, 18, 0]  # not in training
 
 
 def test_as_a_node_of_a_symbol():
-    power = mx.sym.Custom(data=mx.sym.var("x") + 1, op_type="test_power", exponent=3, name="p", attr={"ctx_group": "g"})
-    assert power.list_outputs() == ["p_power", "p_same"] and power.list_auxiliary_states() == ["p_calls"]
+    power = mx.sym.Custom(
+        data=mx.sym.var("x") + 1,
+        op_type="test_power",
+        exponent=3,
+        name="p",
+        attr={"ctx_group": "g"},
+    )
+    assert power.list_outputs() == ["p_power", "p_same"] and power.list_auxiliary_states() == [
+        "p_calls"
+    ]
     assert power.attr("op_type") == "test_power" and power.attr("ctx_group") == "g"
     assert power.infer_shape(x=(2, 3)) == ([(2, 3)], [(2, 3)] * 2, [(1,)])
     assert power.infer_type(x="float64")[1] == [np.float64] * 2
@@ -97,7 +117,9 @@ def test_as_a_node_of_a_symbol():
     for _ in range(3):
         executor.forward(is_train=True, x=mx.nd.array([0, 1, 2]))
         executor.backward([mx.nd.ones(3)])
-    assert executor.outputs[0].asnumpy().tolist() == [4, 19, 58] and executor.grad_dict["x"].asnumpy().tolist() == [7, 25, 55]
+    assert executor.outputs[0].asnumpy().tolist() == [4, 19, 58] and executor.grad_dict[
+        "x"
+    ].asnumpy().tolist() == [7, 25, 55]
     assert executor.aux_dict["p_calls"].asscalar() == 3
     executor.set_monitor_callback(lambda name, array: None)
     executor.forward(is_train=True)
@@ -111,7 +133,13 @@ def test_losses_train_modules():
     params = []
     for custom in (True, False):
         scores = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2, name="fc")
-        loss = mx.sym.Custom(scores, mx.sym.var("softmax_label"), op_type="test_softmax", name="softmax") if custom else mx.sym.SoftmaxOutput(scores, name="softmax")
+        loss = (
+            mx.sym.Custom(
+                scores, mx.sym.var("softmax_label"), op_type="test_softmax", name="softmax"
+            )
+            if custom
+            else mx.sym.SoftmaxOutput(scores, name="softmax")
+        )
         module = mx.mod.Module(loss)
         mx.random.seed(0)
         module.fit(mx.io.NDArrayIter(data, label, 16), num_epoch=2, initializer=mx.init.Xavier())
@@ -119,7 +147,10 @@ def test_losses_train_modules():
     for name, array in params[0].items():
         np.testing.assert_allclose(array.asnumpy(), params[1][name].asnumpy(), rtol=1e-5, atol=1e-7)
     inferred = mx.sym.Custom(data=mx.sym.var("x"), op_type="test_softmax", name="s")
-    assert inferred.list_arguments() == ["x", "s_label"] and inferred.infer_shape(x=(5, 3))[0] == [(5, 3), (5,)]
+    assert inferred.list_arguments() == ["x", "s_label"] and inferred.infer_shape(x=(5, 3))[0] == [
+        (5, 3),
+        (5,),
+    ]
 
 
 def test_an_op_that_keeps_its_results_is_freed():
@@ -168,8 +199,11 @@ def test_errors():
             return Op()
 
     x = mx.nd.ones(3)
-    for what, message in [("forward", "forward of 'test_wrong' failed: ValueError: bad input"), ("shape", "infer_shape of 'test_wrong' failed.*oops"),
-                          ("count", "gives 2 outputs")]:  # fmt: skip
+    for what, message in [
+        ("forward", "forward of 'test_wrong' failed: ValueError: bad input"),
+        ("shape", "infer_shape of 'test_wrong' failed.*oops"),
+        ("count", "gives 2 outputs"),
+    ]:
         with pytest.raises(mx.MXNetError, match=message):
             mx.nd.Custom(x, op_type="test_wrong", what=what)
     x.attach_grad()
@@ -182,7 +216,11 @@ def test_errors():
     with pytest.raises(mx.MXNetError, match="no op is registered as 'nothing'"):
         mx.sym.Custom(mx.sym.var("x"), op_type="nothing")
     with pytest.raises(mx.MXNetError, match="p: Custom: no op is registered as 'gone'"):
-        mx.sym.load_json(mx.sym.Custom(mx.sym.var("x"), op_type="test_wrong", name="p").tojson().replace("test_wrong", "gone"))
+        mx.sym.load_json(
+            mx.sym.Custom(mx.sym.var("x"), op_type="test_wrong", name="p")
+            .tojson()
+            .replace("test_wrong", "gone")
+        )
     with pytest.raises(TypeError, match="'label' is missing"):
         mx.nd.Custom(x, op_type="test_softmax")
     with pytest.raises(mx.MXNetError, match=r"different devices: label on cpu\(1\)"):

@@ -36,7 +36,11 @@ json.dump(result, sys.stdout)
 
 
 def run(**settings):
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("MPGLUON_ON") and not k.startswith("MPGLUON_OP")}
+    environment = {
+        k: v
+        for k, v in os.environ.items()
+        if not k.startswith("MPGLUON_ON") and not k.startswith("MPGLUON_OP")
+    }
     return json.loads(output_of(PROGRAM, base=environment, **settings))
 
 
@@ -45,12 +49,16 @@ def with_libraries():
     return run()
 
 
-@pytest.mark.parametrize("settings", [
-    {"MPGLUON_ONEDNN": "0"},
-    {"MPGLUON_ONEDNN": "0", "MPGLUON_OPENBLAS": "0"},
-    {"MPGLUON_ONEDNN": "0", "MPGLUON_OPENBLAS": "0", "MPGLUON_ISA_RUN": "base"},
-    {"MPGLUON_ONEDNN": "0", "MPGLUON_OPENBLAS": "0", "MPGLUON_ISA_RUN": "v3"},
-], ids=["no_onednn", "plain", "plain_base", "plain_v3"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"MPGLUON_ONEDNN": "0"},
+        {"MPGLUON_ONEDNN": "0", "MPGLUON_OPENBLAS": "0"},
+        {"MPGLUON_ONEDNN": "0", "MPGLUON_OPENBLAS": "0", "MPGLUON_ISA_RUN": "base"},
+        {"MPGLUON_ONEDNN": "0", "MPGLUON_OPENBLAS": "0", "MPGLUON_ISA_RUN": "v3"},
+    ],
+    ids=["no_onednn", "plain", "plain_base", "plain_v3"],
+)
 def test_every_path_computes_the_same(settings, with_libraries):
     other = run(**settings)
     for name, setting in (("oneDNN", "MPGLUON_ONEDNN"), ("OpenBLAS", "MPGLUON_OPENBLAS")):
@@ -81,7 +89,9 @@ def test_tiny_products_do_not_depend_on_who_runs_them():
 
 def test_more_shapes_than_the_cache_holds():
     for size in list(range(100, 400)) + [100]:
-        out = mx.nd.FullyConnected(mx.nd.ones((size, 90)), mx.nd.ones((3, 90)), mx.nd.ones((3,)), num_hidden=3)
+        out = mx.nd.FullyConnected(
+            mx.nd.ones((size, 90)), mx.nd.ones((3, 90)), mx.nd.ones((3,)), num_hidden=3
+        )
         assert (out.asnumpy() == 91).all()
 
 
@@ -97,27 +107,75 @@ def test_max_pooling_gives_ties_to_the_first():
 def test_batch_norm_moves_its_statistics():
     random = np.random.RandomState(2)
     x = random.uniform(-1, 1, (5, 3, 4)).astype("float32")
-    gamma, beta, mean, var = mx.nd.array([2, 3, 4]), mx.nd.zeros((3,)), mx.nd.ones((3,)), mx.nd.ones((3,)) * 2
+    gamma, beta, mean, var = (
+        mx.nd.array([2, 3, 4]),
+        mx.nd.zeros((3,)),
+        mx.nd.ones((3,)),
+        mx.nd.ones((3,)) * 2,
+    )
     mx.nd.BatchNorm(mx.nd.array(x), gamma, beta, mean, var)
     assert (mean.asnumpy() == 1).all() and (var.asnumpy() == 2).all()
     with mx.autograd.train_mode():
         out = mx.nd.BatchNorm(mx.nd.array(x), gamma, beta, mean, var, momentum=0.75)
     np.testing.assert_allclose(mean.asnumpy(), 0.75 + 0.25 * x.mean((0, 2)), rtol=1e-5)
-    np.testing.assert_allclose(var.asnumpy(), 1.5 + 0.25 * x.var((0, 2)), rtol=1e-5)  # the biased variance
+    np.testing.assert_allclose(
+        var.asnumpy(), 1.5 + 0.25 * x.var((0, 2)), rtol=1e-5
+    )  # the biased variance
     assert abs(out.asnumpy().std((0, 2)) - 1).max() < 1e-2  # gamma is taken as 1
 
 
-@pytest.mark.parametrize("call, words", [
-    (lambda: mx.nd.dot(mx.nd.ones((2, 3)), mx.nd.ones((4, 5))), ["dot", "(2, 3)", "(4, 5)"]),
-    (lambda: mx.nd.FullyConnected(mx.nd.ones((2, 3)), mx.nd.ones((4, 5)), mx.nd.ones((4,)), num_hidden=4), ["FullyConnected", "(2, 3)"]),
-    (lambda: mx.nd.Convolution(mx.nd.ones((1, 1, 2, 2)), mx.nd.ones((1, 1, 3, 3)), kernel=(3, 3), num_filter=1, no_bias=True),
-     ["Convolution", "larger"]),
-    (lambda: mx.nd.Convolution(mx.nd.ones((1, 1, 4, 4)), mx.nd.ones((1, 1, 3, 3)), kernel=(3, 3), num_filter=1, no_bias=True, layout="NCW"),
-     ["NHWC", "NCHW"]),
-    (lambda: mx.nd.Pooling(mx.nd.ones((1, 1, 4, 4)), kernel=(2, 2), stride=(0, 1)), ["Pooling", "stride"]),
-    (lambda: mx.nd.Deconvolution(mx.nd.ones((1, 1, 2**20)), mx.nd.ones((1, 1, 2)), kernel=(2,), stride=(2**31,), num_filter=1), []),
-    (lambda: mx.nd.LayerNorm(mx.nd.ones((2, 3)), mx.nd.ones((3,)), mx.nd.ones((3,)), axis=2), ["LayerNorm"]),
-], ids=["dot", "dense", "window", "layout", "stride", "overflow", "axis"])
+@pytest.mark.parametrize(
+    "call, words",
+    [
+        (lambda: mx.nd.dot(mx.nd.ones((2, 3)), mx.nd.ones((4, 5))), ["dot", "(2, 3)", "(4, 5)"]),
+        (
+            lambda: mx.nd.FullyConnected(
+                mx.nd.ones((2, 3)), mx.nd.ones((4, 5)), mx.nd.ones((4,)), num_hidden=4
+            ),
+            ["FullyConnected", "(2, 3)"],
+        ),
+        (
+            lambda: mx.nd.Convolution(
+                mx.nd.ones((1, 1, 2, 2)),
+                mx.nd.ones((1, 1, 3, 3)),
+                kernel=(3, 3),
+                num_filter=1,
+                no_bias=True,
+            ),
+            ["Convolution", "larger"],
+        ),
+        (
+            lambda: mx.nd.Convolution(
+                mx.nd.ones((1, 1, 4, 4)),
+                mx.nd.ones((1, 1, 3, 3)),
+                kernel=(3, 3),
+                num_filter=1,
+                no_bias=True,
+                layout="NCW",
+            ),
+            ["NHWC", "NCHW"],
+        ),
+        (
+            lambda: mx.nd.Pooling(mx.nd.ones((1, 1, 4, 4)), kernel=(2, 2), stride=(0, 1)),
+            ["Pooling", "stride"],
+        ),
+        (
+            lambda: mx.nd.Deconvolution(
+                mx.nd.ones((1, 1, 2**20)),
+                mx.nd.ones((1, 1, 2)),
+                kernel=(2,),
+                stride=(2**31,),
+                num_filter=1,
+            ),
+            [],
+        ),
+        (
+            lambda: mx.nd.LayerNorm(mx.nd.ones((2, 3)), mx.nd.ones((3,)), mx.nd.ones((3,)), axis=2),
+            ["LayerNorm"],
+        ),
+    ],
+    ids=["dot", "dense", "window", "layout", "stride", "overflow", "axis"],
+)
 def test_mistakes_are_named(call, words):
     with pytest.raises((mx.MXNetError, ValueError, IndexError, MemoryError)) as caught:
         call().wait_to_read()
@@ -141,22 +199,42 @@ def test_softmax_of_numbers_far_apart(size):
 
 
 BROADCASTS = [
-    ((700, 3), (1, 3)), ((700, 3), (700, 1)), ((1, 3), (700, 3)), ((2, 300, 1), (2, 1, 5)), ((5, 1, 40, 1), (1, 6, 1, 7)), ((3, 2, 1, 2), (1, 1, 300, 1)),
-    ((9, 256), (9, 1)), ((9, 257), (1, 257)), ((2, 3, 2, 3, 2), (1, 3, 1, 3, 1)), ((1100, 1), (1, 1)), ((40, 1, 17), (40, 13, 1)),
-]  # fmt: skip
+    ((700, 3), (1, 3)),
+    ((700, 3), (700, 1)),
+    ((1, 3), (700, 3)),
+    ((2, 300, 1), (2, 1, 5)),
+    ((5, 1, 40, 1), (1, 6, 1, 7)),
+    ((3, 2, 1, 2), (1, 1, 300, 1)),
+    ((9, 256), (9, 1)),
+    ((9, 257), (1, 257)),
+    ((2, 3, 2, 3, 2), (1, 3, 1, 3, 1)),
+    ((1100, 1), (1, 1)),
+    ((40, 1, 17), (40, 13, 1)),
+]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "uint8", "int8", "int32", "int64"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", "float64", "float16", "uint8", "int8", "int32", "int64"]
+)
 def test_broadcasts_over_short_and_long_rows(dtype):
     random = np.random.RandomState(3)
     for a_shape, b_shape in BROADCASTS:
         a, b = (random.randint(-9, 9, shape).astype(dtype) for shape in (a_shape, b_shape))
         x, y = mx.nd.array(a, dtype=dtype), mx.nd.array(b, dtype=dtype)
-        pairs = [(mx.nd.broadcast_add, a + b), (mx.nd.broadcast_sub, a - b), (mx.nd.broadcast_mul, a * b), (mx.nd.broadcast_maximum, np.maximum(a, b)),
-                 (mx.nd.broadcast_greater, a > b), (mx.nd.broadcast_equal, a == b)]  # fmt: skip
+        pairs = [
+            (mx.nd.broadcast_add, a + b),
+            (mx.nd.broadcast_sub, a - b),
+            (mx.nd.broadcast_mul, a * b),
+            (mx.nd.broadcast_maximum, np.maximum(a, b)),
+            (mx.nd.broadcast_greater, a > b),
+            (mx.nd.broadcast_equal, a == b),
+        ]
         for op, expected in pairs:
             assert (op(x, y).asnumpy() == expected.astype(dtype)).all(), (op, a_shape, b_shape)
-            assert (op(y, x).asnumpy() == op(x, y).asnumpy()).all() or op not in (mx.nd.broadcast_add, mx.nd.broadcast_mul)
+            assert (op(y, x).asnumpy() == op(x, y).asnumpy()).all() or op not in (
+                mx.nd.broadcast_add,
+                mx.nd.broadcast_mul,
+            )
         out = (a + b).shape
         assert (x.broadcast_to(out).asnumpy() == np.broadcast_to(a, out)).all()
 
@@ -166,9 +244,15 @@ def test_numbers_that_bytes_do_not_hold():
     for dtype in ("uint8", "int8"):
         x, wide = mx.nd.array(a.astype(dtype), dtype=dtype), a.astype(dtype).astype("int64")
         for number in (-300, -1, 3, 200, 255, 256, 300):
-            assert ((x > number).asnumpy() == (wide > number)).all() and ((number > x).asnumpy() == (number > wide)).all()
-            assert ((x + number).asnumpy() == (wide + number).astype(dtype)).all() and ((number - x).asnumpy() == (number - wide).astype(dtype)).all()
-            assert (mx.nd.maximum(x, number).asnumpy() == np.maximum(wide, number).astype(dtype)).all()
+            assert ((x > number).asnumpy() == (wide > number)).all() and (
+                (number > x).asnumpy() == (number > wide)
+            ).all()
+            assert ((x + number).asnumpy() == (wide + number).astype(dtype)).all() and (
+                (number - x).asnumpy() == (number - wide).astype(dtype)
+            ).all()
+            assert (
+                mx.nd.maximum(x, number).asnumpy() == np.maximum(wide, number).astype(dtype)
+            ).all()
 
 
 @pytest.mark.parametrize("shape", [(7,), (600, 3), (4, 5, 33), (2, 300, 2, 2), (2, 3, 40, 40)])
@@ -183,24 +267,91 @@ def test_prelu_takes_a_slope_for_each_channel(shape):
             data, gamma = mx.nd.array(x, dtype=dtype), mx.nd.array(g, dtype=dtype)
             out = mx.nd.LeakyReLU(data, gamma, act_type="prelu").asnumpy()
             wide = np.float64 if dtype == "float64" else np.float32
-            values, factors = data.asnumpy().astype(wide), np.broadcast_to(slopes, shape).astype(dtype).astype(wide)
-            np.testing.assert_array_equal(out, np.where(values > 0, values, values * factors).astype(dtype))
+            values, factors = (
+                data.asnumpy().astype(wide),
+                np.broadcast_to(slopes, shape).astype(dtype).astype(wide),
+            )
+            np.testing.assert_array_equal(
+                out, np.where(values > 0, values, values * factors).astype(dtype)
+            )
 
 
 def test_elementwise_ops_choose_without_losing_nan_and_signs():
     x = np.array([np.nan, -np.inf, -2, -0.0, 0.0, 0.5, 2, np.inf] * 5, np.float32)
     for dtype in ("float32", "float64", "float16"):
         a = mx.nd.array(x, dtype=dtype)
-        np.testing.assert_array_equal(mx.nd.clip(a, -1, 1).asnumpy(), np.clip(x, -1, 1).astype(dtype))
-        np.testing.assert_array_equal(mx.nd.LeakyReLU(a, slope=0.5).asnumpy(), np.where(x > 0, x, x * 0.5).astype(dtype))
+        np.testing.assert_array_equal(
+            mx.nd.clip(a, -1, 1).asnumpy(), np.clip(x, -1, 1).astype(dtype)
+        )
+        np.testing.assert_array_equal(
+            mx.nd.LeakyReLU(a, slope=0.5).asnumpy(), np.where(x > 0, x, x * 0.5).astype(dtype)
+        )
         hard = mx.nd.hard_sigmoid(a, alpha=0.5, beta=0.25).asnumpy()
         np.testing.assert_array_equal(hard, np.clip(x.astype(dtype) * 0.5 + 0.25, 0, 1))
 
 
-REDUCED = [((n,), 0) for n in (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 511, 512, 543, 544, 1000, 1056, 16384, 25000, 70001)]
-REDUCED += [((rows, n), 1) for rows, n in ((70, 1), (130, 3), (65, 10), (9, 16), (9, 28), (9, 31), (5, 33), (3, 700), (2, 17000))]
-REDUCED += [((n, inner), 0) for n, inner in ((100, 3), (1000, 3), (20000, 3), (5, 7), (300, 31), (300, 32), (40, 33), (17, 515), (2, 700), (9000, 2), (0, 5))]
-REDUCED += [((30, 2, 3), 1), ((4, 300, 2), 1), ((4, 2, 600), 1), ((3, 5, 4, 6), (1, 3)), ((3, 5, 4, 6), (0, 2)), ((64, 3, 28), (0, 2))]
+REDUCED = [
+    ((n,), 0)
+    for n in (
+        1,
+        2,
+        15,
+        16,
+        17,
+        31,
+        32,
+        33,
+        63,
+        64,
+        511,
+        512,
+        543,
+        544,
+        1000,
+        1056,
+        16384,
+        25000,
+        70001,
+    )
+]
+REDUCED += [
+    ((rows, n), 1)
+    for rows, n in (
+        (70, 1),
+        (130, 3),
+        (65, 10),
+        (9, 16),
+        (9, 28),
+        (9, 31),
+        (5, 33),
+        (3, 700),
+        (2, 17000),
+    )
+]
+REDUCED += [
+    ((n, inner), 0)
+    for n, inner in (
+        (100, 3),
+        (1000, 3),
+        (20000, 3),
+        (5, 7),
+        (300, 31),
+        (300, 32),
+        (40, 33),
+        (17, 515),
+        (2, 700),
+        (9000, 2),
+        (0, 5),
+    )
+]
+REDUCED += [
+    ((30, 2, 3), 1),
+    ((4, 300, 2), 1),
+    ((4, 2, 600), 1),
+    ((3, 5, 4, 6), (1, 3)),
+    ((3, 5, 4, 6), (0, 2)),
+    ((64, 3, 28), (0, 2)),
+]
 
 
 class Reductions(mx.gluon.HybridBlock):
@@ -214,12 +365,25 @@ class Reductions(mx.gluon.HybridBlock):
         return [getattr(F, op)(x + x, axis=self.axis) for op in self.ops]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "int64", "int32", "int8", "uint8"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", "float64", "float16", "bfloat16", "int64", "int32", "int8", "uint8"]
+)
 def test_reductions_over_short_and_long_axes(dtype):
     random, whole = np.random.RandomState(5), "int" in dtype
-    numpy_ops = {"sum": np.sum, "max": np.max, "min": np.min, "prod": np.prod, "mean": np.mean, "nansum": np.nansum}
+    numpy_ops = {
+        "sum": np.sum,
+        "max": np.max,
+        "min": np.min,
+        "prod": np.prod,
+        "mean": np.mean,
+        "nansum": np.nansum,
+    }
     for shape, axis in REDUCED:
-        values = random.randint(0 if dtype == "uint8" else -60, 60, shape) if whole else random.uniform(-1, 1, shape)
+        values = (
+            random.randint(0 if dtype == "uint8" else -60, 60, shape)
+            if whole
+            else random.uniform(-1, 1, shape)
+        )
         ops = [op for op in numpy_ops if not whole or op in ("sum", "max", "min", "prod")]
         if 0 in shape:
             ops = [op for op in ops if op not in ("max", "min", "mean")]
@@ -231,20 +395,39 @@ def test_reductions_over_short_and_long_axes(dtype):
         for op, mine, fused in zip(ops, eager, net(x)):
             expected = numpy_ops[op](wide, axis=axis)
             if whole:  # wraps around
-                np.testing.assert_array_equal(mine.asnumpy().reshape(np.shape(expected)), np.asarray(expected).astype(mine.dtype), err_msg=f"{op} {shape}")
+                np.testing.assert_array_equal(
+                    mine.asnumpy().reshape(np.shape(expected)),
+                    np.asarray(expected).astype(mine.dtype),
+                    err_msg=f"{op} {shape}",
+                )
             else:
-                slack = {"float32": 1e-6, "float64": 1e-14, "float16": 1e-3, "bfloat16": 8e-3}[dtype]
+                slack = {"float32": 1e-6, "float64": 1e-14, "float16": 1e-3, "bfloat16": 8e-3}[
+                    dtype
+                ]
                 bound = slack * (np.abs(wide).sum(axis=axis) if "sum" in op else 1)
-                error = np.abs(mine.asnumpy().reshape(np.shape(expected)).astype(wide.dtype) - expected)
-                assert (error <= bound + slack * np.abs(expected)).all(), (op, shape, axis, error.max())
+                error = np.abs(
+                    mine.asnumpy().reshape(np.shape(expected)).astype(wide.dtype) - expected
+                )
+                assert (error <= bound + slack * np.abs(expected)).all(), (
+                    op,
+                    shape,
+                    axis,
+                    error.max(),
+                )
             assert mine.asnumpy().tobytes() == fused.asnumpy().tobytes(), (op, shape, axis)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 def test_normalisation_of_rows_of_any_length(dtype):
-    random, slack = np.random.RandomState(6), {"float32": 1e-5, "float64": 1e-12, "float16": 3e-2, "bfloat16": 2e-1}[dtype]
+    random, slack = (
+        np.random.RandomState(6),
+        {"float32": 1e-5, "float64": 1e-12, "float16": 3e-2, "bfloat16": 2e-1}[dtype],
+    )
     for rows, n in [(5, n) for n in range(1, 70)] + [(300, 17), (3, 513), (20, 2000), (2, 9001)]:
-        arrays = [mx.nd.array(random.standard_normal(shape) + 2, dtype=dtype) for shape in ((rows, n), (n,), (n,), (rows, n))]
+        arrays = [
+            mx.nd.array(random.standard_normal(shape) + 2, dtype=dtype)
+            for shape in ((rows, n), (n,), (n,), (rows, n))
+        ]
         x, gamma, beta, dy = (array.astype("float64").asnumpy() for array in arrays)
         for array in arrays[:3]:
             array.attach_grad()
@@ -253,16 +436,31 @@ def test_normalisation_of_rows_of_any_length(dtype):
         y.backward(arrays[3])
         inverse = 1 / np.sqrt(x.var(axis=1, keepdims=True) + 0.1)
         normal, g = (x - x.mean(axis=1, keepdims=True)) * inverse, dy * gamma
-        dx = (g - g.mean(axis=1, keepdims=True) - normal * (g * normal).mean(axis=1, keepdims=True)) * inverse
+        dx = (
+            g - g.mean(axis=1, keepdims=True) - normal * (g * normal).mean(axis=1, keepdims=True)
+        ) * inverse
         expected = (normal * gamma + beta, dx, (dy * normal).sum(axis=0), dy.sum(axis=0))
         for got, exact in zip((y, *(array.grad for array in arrays[:3])), expected):
-            np.testing.assert_allclose(got.astype("float64").asnumpy(), exact, rtol=slack, atol=slack * np.abs(exact).max(), err_msg=f"{rows}x{n}")
+            np.testing.assert_allclose(
+                got.astype("float64").asnumpy(),
+                exact,
+                rtol=slack,
+                atol=slack * np.abs(exact).max(),
+                err_msg=f"{rows}x{n}",
+            )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32", "uint8"])
 def test_the_first_of_the_largest_and_smallest(dtype):
     random = np.random.RandomState(8)
-    for shape, axis in (((40, 3), 1), ((40, 3), 0), ((7, 1000), 1), ((3, 257), 1), ((2, 5000), 1), ((1000, 5), 0)):
+    for shape, axis in (
+        ((40, 3), 1),
+        ((40, 3), 0),
+        ((7, 1000), 1),
+        ((3, 257), 1),
+        ((2, 5000), 1),
+        ((1000, 5), 0),
+    ):
         values = random.randint(3, 9, shape).astype(dtype)
         for row in range(shape[1 - axis] if "float" in dtype else 0):
             places = random.randint(0, shape[axis], 2) if row % 2 else []
@@ -271,7 +469,11 @@ def test_the_first_of_the_largest_and_smallest(dtype):
         x = mx.nd.array(values, dtype=dtype)
         for op in ("argmax", "argmin"):
             found = getattr(mx.nd, op)(x, axis=axis).asnumpy()
-            np.testing.assert_array_equal(found, getattr(np, op)(values, axis=axis).astype(found.dtype), err_msg=f"{op} {shape}")
+            np.testing.assert_array_equal(
+                found,
+                getattr(np, op)(values, axis=axis).astype(found.dtype),
+                err_msg=f"{op} {shape}",
+            )
     hidden = np.full(513, 5, dtype)
     hidden[200] = np.nan if "float" in dtype else 6
     assert mx.nd.argmax(mx.nd.array(hidden, dtype=dtype), axis=0).asscalar() == 200
@@ -281,9 +483,18 @@ def test_the_first_of_the_largest_and_smallest(dtype):
 def test_rows_times_transposed_matrices(dtype):
     random = np.random.RandomState(9)
     for count, n, k in ((3, 512, 64), (5, 260, 33), (2, 4096, 100), (1, 400, 31), (7, 301, 64)):
-        x, y = (random.standard_normal(shape).astype(dtype) for shape in ((count, 1, k), (count, n, k)))
-        got = mx.nd.batch_dot(mx.nd.array(x, dtype=dtype), mx.nd.array(y, dtype=dtype), transpose_b=True).asnumpy()
-        np.testing.assert_allclose(got, x @ y.transpose(0, 2, 1), rtol=1e-4 if dtype == "float32" else 1e-12, atol=1e-4 if dtype == "float32" else 1e-12)
+        x, y = (
+            random.standard_normal(shape).astype(dtype) for shape in ((count, 1, k), (count, n, k))
+        )
+        got = mx.nd.batch_dot(
+            mx.nd.array(x, dtype=dtype), mx.nd.array(y, dtype=dtype), transpose_b=True
+        ).asnumpy()
+        np.testing.assert_allclose(
+            got,
+            x @ y.transpose(0, 2, 1),
+            rtol=1e-4 if dtype == "float32" else 1e-12,
+            atol=1e-4 if dtype == "float32" else 1e-12,
+        )
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float16", "float32", "float64"])
@@ -293,9 +504,15 @@ def test_repeats_of_neighbours(dtype):
         for shape in ((3 * 8192,), (24, 32, 32), (3, 1, 8192), (8192, 3)):
             x, axis = values.reshape(shape), len(shape) - 1
             got = mx.nd.repeat(mx.nd.array(x, dtype=dtype), repeats=times, axis=axis)
-            np.testing.assert_array_equal(got.asnumpy(), x.repeat(times, axis), err_msg=f"{shape} {times}")
-        pairs = mx.nd.broadcast_to(mx.nd.array(values, dtype=dtype).reshape((4096, 1, 6)), shape=(4096, times, 6))
-        np.testing.assert_array_equal(pairs.asnumpy(), np.broadcast_to(values.reshape(4096, 1, 6), (4096, times, 6)))
+            np.testing.assert_array_equal(
+                got.asnumpy(), x.repeat(times, axis), err_msg=f"{shape} {times}"
+            )
+        pairs = mx.nd.broadcast_to(
+            mx.nd.array(values, dtype=dtype).reshape((4096, 1, 6)), shape=(4096, times, 6)
+        )
+        np.testing.assert_array_equal(
+            pairs.asnumpy(), np.broadcast_to(values.reshape(4096, 1, 6), (4096, times, 6))
+        )
 
 
 def test_reductions_pass_nan_on_and_read_nothing_else():
@@ -318,7 +535,9 @@ def test_bits_of_sums_depend_on_neither_threads_nor_the_batch():
     try:
         for count in (1, 2):
             mx.context.set_threads(count)
-            assert (mx.nd.sum(x, axis=1).asnumpy() == whole).all() and mx.nd.sum(x).asscalar() == mx.nd.sum(x * 1).asscalar()
+            assert (mx.nd.sum(x, axis=1).asnumpy() == whole).all() and mx.nd.sum(
+                x
+            ).asscalar() == mx.nd.sum(x * 1).asscalar()
     finally:
         mx.context.set_threads(0)
 
@@ -326,24 +545,60 @@ def test_bits_of_sums_depend_on_neither_threads_nor_the_batch():
 def units(got, expected, dtype):
     """Largest error in units of the last place."""
     exact = expected.astype(dtype)
-    return float((np.abs(got.astype(np.longdouble) - expected) / np.spacing(np.abs(exact)).astype(np.longdouble)).max())
+    return float(
+        (
+            np.abs(got.astype(np.longdouble) - expected)
+            / np.spacing(np.abs(exact)).astype(np.longdouble)
+        ).max()
+    )
 
 
 def test_functions_of_double_are_as_exact_as_they_say():
     random, wide = np.random.RandomState(7), np.longdouble
-    x = np.concatenate([random.uniform(-700, 700, 4000), random.standard_normal(8000), random.standard_normal(2000) * 1e-8])
-    positive = np.concatenate([np.exp(random.uniform(-700, 700, 4000)), np.abs(x), 1 + random.standard_normal(4000) * 1e-3, [5e-324, 2e-310]])
+    x = np.concatenate(
+        [
+            random.uniform(-700, 700, 4000),
+            random.standard_normal(8000),
+            random.standard_normal(2000) * 1e-8,
+        ]
+    )
+    positive = np.concatenate(
+        [
+            np.exp(random.uniform(-700, 700, 4000)),
+            np.abs(x),
+            1 + random.standard_normal(4000) * 1e-3,
+            [5e-324, 2e-310],
+        ]
+    )
     mild = x[np.abs(x) < 30]
     cases = [
-        (mx.nd.exp, np.exp, x, 1), (mx.nd.expm1, np.expm1, x, 2), (mx.nd.log, np.log, positive, 1), (mx.nd.log1p, np.log1p, positive, 2),
-        (mx.nd.log1p, np.log1p, -np.exp(-np.abs(x[x != 0])), 2), (mx.nd.tanh, np.tanh, mild, 3), (mx.nd.sigmoid, lambda v: 1 / (1 + np.exp(-v)), mild, 3),
-    ]  # fmt: skip
+        (mx.nd.exp, np.exp, x, 1),
+        (mx.nd.expm1, np.expm1, x, 2),
+        (mx.nd.log, np.log, positive, 1),
+        (mx.nd.log1p, np.log1p, positive, 2),
+        (mx.nd.log1p, np.log1p, -np.exp(-np.abs(x[x != 0])), 2),
+        (mx.nd.tanh, np.tanh, mild, 3),
+        (mx.nd.sigmoid, lambda v: 1 / (1 + np.exp(-v)), mild, 3),
+    ]
     for op, exact, values, most in cases:
         values = values[np.isfinite(exact(values))]
-        assert units(op(mx.nd.array(values, dtype="float64")).asnumpy(), exact(values.astype(wide)), "float64") <= most, op
+        assert (
+            units(
+                op(mx.nd.array(values, dtype="float64")).asnumpy(),
+                exact(values.astype(wide)),
+                "float64",
+            )
+            <= most
+        ), op
     special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, -1, -2, 800, -800, 5e-324])
     with np.errstate(all="ignore"):
-        for op, exact in ((mx.nd.exp, np.exp), (mx.nd.expm1, np.expm1), (mx.nd.log, np.log), (mx.nd.log1p, np.log1p), (mx.nd.tanh, np.tanh)):
+        for op, exact in (
+            (mx.nd.exp, np.exp),
+            (mx.nd.expm1, np.expm1),
+            (mx.nd.log, np.log),
+            (mx.nd.log1p, np.log1p),
+            (mx.nd.tanh, np.tanh),
+        ):
             got, expected = op(mx.nd.array(special, dtype="float64")).asnumpy(), exact(special)
             np.testing.assert_allclose(got, expected, rtol=1e-15, atol=0, err_msg=str(op))
             assert (np.signbit(got) == np.signbit(expected))[~np.isnan(expected)].all(), op
@@ -351,15 +606,23 @@ def test_functions_of_double_are_as_exact_as_they_say():
 
 def test_powers_are_rounded_once():
     random = np.random.RandomState(8)
-    x, y = np.exp(random.uniform(-20, 20, 20000)).astype("float32"), random.uniform(-4, 4, 20000).astype("float32")
+    x, y = (
+        np.exp(random.uniform(-20, 20, 20000)).astype("float32"),
+        random.uniform(-4, 4, 20000).astype("float32"),
+    )
     exact = np.power(x.astype("float64"), y.astype("float64"))
     good = (exact > 1e-37) & (exact < 3e38)
     assert units((mx.nd.array(x) ** mx.nd.array(y)).asnumpy()[good], exact[good], "float32") <= 0.51
-    special = np.array([0.0, -0.0, 1, -1, 2, -2, 0.5, np.inf, -np.inf, np.nan, 3, -3, 1e20, 1e-40, 16777217, 0.25], np.float32)
+    special = np.array(
+        [0.0, -0.0, 1, -1, 2, -2, 0.5, np.inf, -np.inf, np.nan, 3, -3, 1e20, 1e-40, 16777217, 0.25],
+        np.float32,
+    )
     a, b = (v.ravel() for v in np.meshgrid(special, special))
     with np.errstate(all="ignore"):
         expected = np.power(a, b)
-        np.testing.assert_allclose((mx.nd.array(a) ** mx.nd.array(b)).asnumpy(), expected, rtol=2e-7)
+        np.testing.assert_allclose(
+            (mx.nd.array(a) ** mx.nd.array(b)).asnumpy(), expected, rtol=2e-7
+        )
         got = (mx.nd.array(a) ** mx.nd.array(b)).asnumpy()
         assert (np.signbit(got) == np.signbit(expected))[~np.isnan(expected)].all()
         for number in (3, 4, 0.5, -1, -2, 2, 1.5):
@@ -369,7 +632,9 @@ def test_powers_are_rounded_once():
             normal = np.isfinite(exact) & (np.abs(exact) > 1e-37) & (np.abs(exact) < 3e38)
             assert units(got[normal], exact[normal], "float32") <= 0.51, number
             np.testing.assert_array_equal(np.isnan(got), np.isnan(exact))
-            np.testing.assert_array_equal(got[~normal], exact[~normal].astype("float32"), err_msg=str(number))
+            np.testing.assert_array_equal(
+                got[~normal], exact[~normal].astype("float32"), err_msg=str(number)
+            )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
@@ -386,7 +651,12 @@ def test_softmax_has_the_same_bits_along_every_axis(dtype):
                 with mx.autograd.record():
                     y = op(x, axis=turn)
                 y.backward(mx.nd.array(grads.T if turn else grads, dtype=dtype))
-                results.append([np.ascontiguousarray(v.asnumpy().T if turn else v.asnumpy()) for v in (y, x.grad)])
+                results.append(
+                    [
+                        np.ascontiguousarray(v.asnumpy().T if turn else v.asnumpy())
+                        for v in (y, x.grad)
+                    ]
+                )
             for mine, other in zip(*results):
                 assert mine.tobytes() == other.tobytes(), (op, shape)
     x = random.standard_normal((6, 5, 40)).astype("float32")
@@ -399,13 +669,26 @@ def test_softmax_has_the_same_bits_along_every_axis(dtype):
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32", "int64"])
 def test_cumsum_along_every_axis_in_the_order_of_its_definition(dtype):
     random = np.random.RandomState(10)
-    for shape in ((3,), (40,), (1300,), (20, 3), (9, 40), (17, 600), (3, 700, 2), (2, 5, 15), (2, 600, 16), (2, 3, 700)):
+    for shape in (
+        (3,),
+        (40,),
+        (1300,),
+        (20, 3),
+        (9, 40),
+        (17, 600),
+        (3, 700, 2),
+        (2, 5, 15),
+        (2, 600, 16),
+        (2, 3, 700),
+    ):
         x = random.randint(-9, 9, shape) if "int" in dtype else random.uniform(-1, 1, shape)
         x = mx.nd.array(x, dtype=dtype)
         for axis in range(len(shape)):
             out = mx.nd.cumsum(x, axis=axis).asnumpy()
             wide = x.asnumpy().astype("float64" if "float" in dtype else dtype)
-            expected = np.apply_along_axis(lambda row: np.array(list(itertools.accumulate(row))), axis, wide)
+            expected = np.apply_along_axis(
+                lambda row: np.array(list(itertools.accumulate(row))), axis, wide
+            )
             expected = expected.astype("float32" if dtype == "float16" else dtype).astype(dtype)
             np.testing.assert_array_equal(out, expected, err_msg=f"{shape} {axis}")
 
@@ -424,29 +707,63 @@ def windows(x, kernel, stride, pad, function):
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
 def test_pooling_of_windows_side_by_side(dtype):
     random = np.random.RandomState(11)
-    cases = [((2, 3, 1, 40), (1, 2), (1, 2), (0, 0)), ((2, 3, 9, 30), (3, 3), (2, 2), (1, 1)), ((1, 2, 7, 700), (2, 3), (1, 1), (0, 1)), ((1, 2, 5, 31), (5, 5), (1, 5), (2, 2)),
-             ((1, 2, 6, 50), (1, 20), (1, 3), (0, 4)), ((2, 3, 7, 7), (7, 7), (1, 1), (0, 0)), ((1, 5, 14, 14), (14, 14), (1, 1), (0, 0)), ((1, 1, 4, 9), (3, 9), (1, 1), (1, 4))]  # fmt: skip
+    cases = [
+        ((2, 3, 1, 40), (1, 2), (1, 2), (0, 0)),
+        ((2, 3, 9, 30), (3, 3), (2, 2), (1, 1)),
+        ((1, 2, 7, 700), (2, 3), (1, 1), (0, 1)),
+        ((1, 2, 5, 31), (5, 5), (1, 5), (2, 2)),
+        ((1, 2, 6, 50), (1, 20), (1, 3), (0, 4)),
+        ((2, 3, 7, 7), (7, 7), (1, 1), (0, 0)),
+        ((1, 5, 14, 14), (14, 14), (1, 1), (0, 0)),
+        ((1, 1, 4, 9), (3, 9), (1, 1), (1, 4)),
+    ]
     for shape, kernel, stride, pad in cases:
         x = mx.nd.array(random.standard_normal(shape), dtype=dtype)
         wide = x.asnumpy().astype("float64")
         settings = {"kernel": kernel, "stride": stride, "pad": pad}
         largest = mx.nd.Pooling(x, pool_type="max", **settings).asnumpy()
-        np.testing.assert_array_equal(largest, windows(wide, kernel, stride, pad, np.max).astype(dtype))
+        np.testing.assert_array_equal(
+            largest, windows(wide, kernel, stride, pad, np.max).astype(dtype)
+        )
         slack = {"float32": 1e-5, "float64": 1e-12, "float16": 4e-2}[dtype]
-        for kind, more, function in (("sum", {}, np.sum), ("avg", {"count_include_pad": False}, np.mean), ("lp", {"p_value": 2}, lambda v, axis: np.sqrt((v * v).sum(axis=axis)))):
+        for kind, more, function in (
+            ("sum", {}, np.sum),
+            ("avg", {"count_include_pad": False}, np.mean),
+            ("lp", {"p_value": 2}, lambda v, axis: np.sqrt((v * v).sum(axis=axis))),
+        ):
             got = mx.nd.Pooling(x, pool_type=kind, **settings, **more).asnumpy()
-            np.testing.assert_allclose(got, windows(wide, kernel, stride, pad, function), rtol=slack, atol=slack, err_msg=f"{kind} {shape}")
+            np.testing.assert_allclose(
+                got,
+                windows(wide, kernel, stride, pad, function),
+                rtol=slack,
+                atol=slack,
+                err_msg=f"{kind} {shape}",
+            )
         x[:, :, shape[2] // 2, shape[3] // 2] = np.nan
         got = mx.nd.Pooling(x, pool_type="max", **settings).asnumpy()
-        np.testing.assert_array_equal(got, windows(x.asnumpy().astype("float64"), kernel, stride, pad, np.max).astype(dtype))
+        np.testing.assert_array_equal(
+            got, windows(x.asnumpy().astype("float64"), kernel, stride, pad, np.max).astype(dtype)
+        )
 
 
 def test_small_products_have_the_bits_of_larger_ones():
     """An element of a product without a library is summed up in one order, however many rows and columns there are."""
     random = np.random.RandomState(12)
     for dtype in ("float32", "float64"):
-        for m, n, k in ((1, 8, 8), (8, 8, 8), (4, 4, 4), (2, 5, 7), (1, 20, 20), (3, 1, 9), (1, 31, 16), (5, 16, 6)):
-            a, b = (mx.nd.array(random.standard_normal(s), dtype=dtype) for s in ((40, m, k), (40, k, n)))
+        for m, n, k in (
+            (1, 8, 8),
+            (8, 8, 8),
+            (4, 4, 4),
+            (2, 5, 7),
+            (1, 20, 20),
+            (3, 1, 9),
+            (1, 31, 16),
+            (5, 16, 6),
+        ):
+            a, b = (
+                mx.nd.array(random.standard_normal(s), dtype=dtype)
+                for s in ((40, m, k), (40, k, n))
+            )
             small = mx.nd.batch_dot(a, b).asnumpy()
             wide = mx.nd.concat(b, mx.nd.zeros((40, k, 33), dtype=dtype), dim=2)
             assert (mx.nd.batch_dot(a, wide).asnumpy()[:, :, :n] == small).all(), (m, n, k)

@@ -10,7 +10,9 @@ from mpgluon import autograd, nd
 def symmetric(m):
     """A symmetric, positive definite matrix of any one."""
     eye = nd.array(np.eye(m.shape[-1]), dtype="float64")
-    return nd.broadcast_add(nd.linalg.gemm2(m, m, transpose_b=True), nd.reshape(eye, (1,) * (m.ndim - 2) + eye.shape))
+    return nd.broadcast_add(
+        nd.linalg.gemm2(m, m, transpose_b=True), nd.reshape(eye, (1,) * (m.ndim - 2) + eye.shape)
+    )
 
 
 def cholesky(lower):
@@ -30,8 +32,10 @@ def values(m):
 
 
 @pytest.mark.parametrize(
-    "function", [cholesky(True), cholesky(False), inverse(True), inverse(False), vectors, values],
-    ids=["potrf", "potrf_upper", "potri", "potri_upper", "syevd_vectors", "syevd_values"])
+    "function",
+    [cholesky(True), cholesky(False), inverse(True), inverse(False), vectors, values],
+    ids=["potrf", "potrf_upper", "potri", "potri_upper", "syevd_vectors", "syevd_values"],
+)
 @pytest.mark.parametrize("shape", [(3, 3), (2, 4, 4), (1, 1)], ids=str)
 def test_gradient_of_symmetric(function, shape):
     random = np.random.RandomState(2)
@@ -42,7 +46,9 @@ def test_gradient_of_symmetric(function, shape):
         out = function(m)
     out.backward(nd.array(head, dtype="float64"))
     direction = random.uniform(-1, 1, shape)
-    ahead, behind = (function(m + nd.array(s * 1e-5 * direction, dtype="float64")).asnumpy() for s in (1, -1))
+    ahead, behind = (
+        function(m + nd.array(s * 1e-5 * direction, dtype="float64")).asnumpy() for s in (1, -1)
+    )
     difference = ((ahead - behind) * head).sum() / 2e-5
     assert abs((m.grad.asnumpy() * direction).sum() - difference) < 1e-6 * max(1, abs(difference))
 
@@ -67,21 +73,27 @@ def test_gradient_of_singular_determinant_is_zero():
         assert (a.grad.asnumpy() == 0).all()
 
 
-@pytest.mark.parametrize("call, text", [
-    (lambda: nd.linalg.potrf(-nd.ones((2, 3, 3))), "matrix 0 is not positive definite"),
-    (lambda: nd.linalg.inverse(nd.array(np.stack([np.eye(2), np.ones((2, 2))]))), "matrix 1 is singular"),
-    (lambda: nd.linalg.potri(nd.zeros((2, 2))), "zero on its diagonal"),
-    (lambda: nd.linalg.potrf(nd.ones((2, 3))), "square"),
-    (lambda: nd.linalg.potrf(nd.ones((2,))), "two axes"),
-    (lambda: nd.linalg.gelqf(nd.ones((3, 2))), "more rows than columns"),
-    (lambda: nd.linalg.trsm(nd.ones((2, 2)), nd.ones((3, 2))), "rightside=False"),
-    (lambda: nd.linalg.trmm(nd.ones((2, 2)), nd.ones((1, 2, 2))), "axes before"),
-    (lambda: nd.linalg.extractdiag(nd.ones((2, 2)), offset=3), "no diagonal 3"),
-    (lambda: nd.linalg.extracttrian(nd.ones((2, 2)), offset=-3), "no diagonal -3"),
-    (lambda: nd.linalg.maketrian(nd.ones((4,))), "no triangle"),
-    (lambda: nd.linalg.makediag(nd.ones((4,)), offset=2**40), "too large"),
-    (lambda: nd.linalg.det(nd.ones((2, 2), dtype="float16")), "float16"),
-])
+@pytest.mark.parametrize(
+    "call, text",
+    [
+        (lambda: nd.linalg.potrf(-nd.ones((2, 3, 3))), "matrix 0 is not positive definite"),
+        (
+            lambda: nd.linalg.inverse(nd.array(np.stack([np.eye(2), np.ones((2, 2))]))),
+            "matrix 1 is singular",
+        ),
+        (lambda: nd.linalg.potri(nd.zeros((2, 2))), "zero on its diagonal"),
+        (lambda: nd.linalg.potrf(nd.ones((2, 3))), "square"),
+        (lambda: nd.linalg.potrf(nd.ones((2,))), "two axes"),
+        (lambda: nd.linalg.gelqf(nd.ones((3, 2))), "more rows than columns"),
+        (lambda: nd.linalg.trsm(nd.ones((2, 2)), nd.ones((3, 2))), "rightside=False"),
+        (lambda: nd.linalg.trmm(nd.ones((2, 2)), nd.ones((1, 2, 2))), "axes before"),
+        (lambda: nd.linalg.extractdiag(nd.ones((2, 2)), offset=3), "no diagonal 3"),
+        (lambda: nd.linalg.extracttrian(nd.ones((2, 2)), offset=-3), "no diagonal -3"),
+        (lambda: nd.linalg.maketrian(nd.ones((4,))), "no triangle"),
+        (lambda: nd.linalg.makediag(nd.ones((4,)), offset=2**40), "too large"),
+        (lambda: nd.linalg.det(nd.ones((2, 2), dtype="float16")), "float16"),
+    ],
+)
 def test_errors(call, text):
     with pytest.raises((mx.MXNetError, TypeError, ValueError), match=text):
         out = call()

@@ -18,21 +18,47 @@ def x23():
 def test_positional_and_keyword_parameters():
     x = x23()
     expected = x.asnumpy().sum(1)
-    for result in (nd.sum(x, 1), nd.sum(x, axis=1), nd.sum(data=x, axis=(1,)), nd.sum(x, [1]), nd.sum(x, np.array([1])), nd.sum(x, np.int64(1)), x.sum(1), x.sum(axis=-1),
-                   nd.sum(x, axis="1"), nd.sum(x, axis="(1,)"), nd.sum(x, axis=1.0), nd.sum(x, axis=1, name="total"), nd.sum(x, axis=1, out=None)):  # fmt: skip
+    for result in (
+        nd.sum(x, 1),
+        nd.sum(x, axis=1),
+        nd.sum(data=x, axis=(1,)),
+        nd.sum(x, [1]),
+        nd.sum(x, np.array([1])),
+        nd.sum(x, np.int64(1)),
+        x.sum(1),
+        x.sum(axis=-1),
+        nd.sum(x, axis="1"),
+        nd.sum(x, axis="(1,)"),
+        nd.sum(x, axis=1.0),
+        nd.sum(x, axis=1, name="total"),
+        nd.sum(x, axis=1, out=None),
+    ):
         np.testing.assert_array_equal(result.asnumpy(), expected)
-    assert nd.sum(x, 1, True).shape == (2, 1) and nd.sum(x, axis=1, keepdims=np.bool_(True)).shape == (2, 1) and nd.sum(x, axis=1, keepdims=1).shape == (2, 1)
+    assert (
+        nd.sum(x, 1, True).shape == (2, 1)
+        and nd.sum(x, axis=1, keepdims=np.bool_(True)).shape == (2, 1)
+        and nd.sum(x, axis=1, keepdims=1).shape == (2, 1)
+    )
     assert nd.sum(x, axis=None).shape in ((), (1,))
-    assert nd.clip(x, 2, 3).asnumpy().max() == 3 and nd.clip(x, a_min=np.float32(2), a_max=5).asnumpy().min() == 2
+    assert (
+        nd.clip(x, 2, 3).asnumpy().max() == 3
+        and nd.clip(x, a_min=np.float32(2), a_max=5).asnumpy().min() == 2
+    )
 
 
 def test_optional_inputs():
     x, w, b = x23(), nd.ones((4, 3)), nd.ones(4)
     with_bias = nd.FullyConnected(x, w, b, num_hidden=4)
     without = nd.FullyConnected(x, w, num_hidden=4, no_bias=True)
-    for result in (nd.FullyConnected(x, w, None, 4, True), nd.FullyConnected(x, w, bias=None, num_hidden=4, no_bias=True), nd.FullyConnected(data=x, weight=w, num_hidden=4, no_bias=True)):
+    for result in (
+        nd.FullyConnected(x, w, None, 4, True),
+        nd.FullyConnected(x, w, bias=None, num_hidden=4, no_bias=True),
+        nd.FullyConnected(data=x, weight=w, num_hidden=4, no_bias=True),
+    ):
         np.testing.assert_array_equal(result.asnumpy(), without.asnumpy())
-    np.testing.assert_array_equal(nd.FullyConnected(bias=b, num_hidden=4, weight=w, data=x).asnumpy(), with_bias.asnumpy())
+    np.testing.assert_array_equal(
+        nd.FullyConnected(bias=b, num_hidden=4, weight=w, data=x).asnumpy(), with_bias.asnumpy()
+    )
     np.testing.assert_array_equal(with_bias.asnumpy(), without.asnumpy() + 1)
 
 
@@ -48,10 +74,18 @@ def test_out_and_name_come_after_the_parameters():
 
 def test_signatures():
     signature = inspect.signature(nd.Convolution)
-    assert str(signature).startswith("(data, weight, bias=None, kernel=<required>, stride=(), ") and signature.parameters["no_bias"].default is False
+    assert (
+        str(signature).startswith("(data, weight, bias=None, kernel=<required>, stride=(), ")
+        and signature.parameters["no_bias"].default is False
+    )
     symbolic = inspect.signature(mx.sym.Convolution)
-    assert list(symbolic.parameters)[:4] == ["data", "weight", "bias", "kernel"] and list(symbolic.parameters)[-2:] == ["name", "attr"]
-    assert "data : Symbol" in mx.sym.Convolution.__doc__ and "NDArray" not in mx.sym.Convolution.__doc__
+    assert list(symbolic.parameters)[:4] == ["data", "weight", "bias", "kernel"] and list(
+        symbolic.parameters
+    )[-2:] == ["name", "attr"]
+    assert (
+        "data : Symbol" in mx.sym.Convolution.__doc__
+        and "NDArray" not in mx.sym.Convolution.__doc__
+    )
     for name, op in _core.ops().items():
         assert inspect.signature(op)
         if hasattr(mx.sym, name):
@@ -61,9 +95,12 @@ def test_signatures():
 def test_out_by_position():
     x = x23()
     for call, expected in (
-        (lambda out: nd.exp(x, out), np.exp(x.asnumpy())), (lambda out: nd.exp(x, out, "name"), np.exp(x.asnumpy())), (lambda out: nd.broadcast_add(x, x, out), 2 * x.asnumpy()),
-        (lambda out: nd.clip(x, 2, 3, out), x.asnumpy().clip(2, 3)), (lambda out: nd.relu(-x, out), 0 * x.asnumpy()),
-    ):  # fmt: skip
+        (lambda out: nd.exp(x, out), np.exp(x.asnumpy())),
+        (lambda out: nd.exp(x, out, "name"), np.exp(x.asnumpy())),
+        (lambda out: nd.broadcast_add(x, x, out), 2 * x.asnumpy()),
+        (lambda out: nd.clip(x, 2, 3, out), x.asnumpy().clip(2, 3)),
+        (lambda out: nd.relu(-x, out), 0 * x.asnumpy()),
+    ):
         out = nd.zeros((2, 3))
         assert call(out) is out
         np.testing.assert_allclose(out.asnumpy(), expected, rtol=1e-6)
@@ -76,24 +113,35 @@ def test_inputs_that_parameters_leave_out():
     data, label, lengths = nd.ones((4, 1, 3)), nd.array([[1, 2]]), nd.array([2])
     expected = nd.CTCLoss(data, label, None, lengths, use_label_lengths=True).asnumpy()
     np.testing.assert_allclose(expected, [1.686399], rtol=1e-5)  # MXNet's number
-    for result in (nd.ctc_loss(data, label, label_lengths=lengths, use_label_lengths=True),
-                   nd.CTCLoss(data, label, lengths, use_label_lengths=True)):
+    for result in (
+        nd.ctc_loss(data, label, label_lengths=lengths, use_label_lengths=True),
+        nd.CTCLoss(data, label, lengths, use_label_lengths=True),
+    ):
         np.testing.assert_array_equal(result.asnumpy(), expected)
     with pytest.raises(mx.MXNetError, match="data_lengths is missing"):
-        nd.CTCLoss(data, label, label_lengths=lengths, use_label_lengths=True,
-                   use_data_lengths=True)
+        nd.CTCLoss(
+            data, label, label_lengths=lengths, use_label_lengths=True, use_data_lengths=True
+        )
     with pytest.raises(mx.MXNetError):
         nd.CTCLoss(data, label, label_lengths=lengths)
-    symbol = mx.sym.CTCLoss(mx.sym.var("a"), mx.sym.var("b"), label_lengths=mx.sym.var("c"),
-                            use_label_lengths=True)
+    symbol = mx.sym.CTCLoss(
+        mx.sym.var("a"), mx.sym.var("b"), label_lengths=mx.sym.var("c"), use_label_lengths=True
+    )
     assert symbol.list_arguments() == ["a", "b", "c"]
     np.testing.assert_array_equal(symbol.eval(a=data, b=label, c=lengths)[0].asnumpy(), expected)
-    assert mx.sym.CTCLoss(mx.sym.var("a"), mx.sym.var("b"), use_label_lengths=True, name="l").list_arguments() == ["a", "b", "l_label_lengths"]
+    assert mx.sym.CTCLoss(
+        mx.sym.var("a"), mx.sym.var("b"), use_label_lengths=True, name="l"
+    ).list_arguments() == ["a", "b", "l_label_lengths"]
 
 
 def test_variadic():
     x = x23()
-    for result in (nd.concat(x, x, dim=0), nd.Concat(x, x, dim=0), nd.concat([x, x], dim=0), nd.concat(*[x, x], dim=0, num_args=2)):
+    for result in (
+        nd.concat(x, x, dim=0),
+        nd.Concat(x, x, dim=0),
+        nd.concat([x, x], dim=0),
+        nd.concat(*[x, x], dim=0, num_args=2),
+    ):
         assert result.shape == (4, 3)
     assert nd.stack(x, x, axis=1).shape == (2, 2, 3)
     many = [nd.full((2,), i) for i in range(40)]
@@ -118,7 +166,11 @@ def test_out():
     row = target[0]
     nd.zeros_like(x[0], out=row)
     assert target.asnumpy()[0].tolist() == [0, 0, 0]
-    for wrong in (nd.zeros((3, 3)), nd.zeros((2, 3), dtype="int32"), nd.zeros((2, 3), ctx=mx.cpu(1))):
+    for wrong in (
+        nd.zeros((3, 3)),
+        nd.zeros((2, 3), dtype="int32"),
+        nd.zeros((2, 3), ctx=mx.cpu(1)),
+    ):
         with pytest.raises(mx.MXNetError):
             nd.exp(x, out=wrong)
     for wrong in (3, "a", [target, target]):
@@ -130,7 +182,9 @@ def test_numbers_and_numpy_arrays_as_arrays():
     x = x23()
     np.testing.assert_array_equal(nd.broadcast_add(x, 2).asnumpy(), x.asnumpy() + 2)
     np.testing.assert_array_equal(nd.broadcast_add(np.float64(2), x).asnumpy(), x.asnumpy() + 2)
-    np.testing.assert_array_equal(nd.broadcast_mul(x, np.array([[1.0, 2, 3]])).asnumpy(), x.asnumpy() * [1, 2, 3])
+    np.testing.assert_array_equal(
+        nd.broadcast_mul(x, np.array([[1.0, 2, 3]])).asnumpy(), x.asnumpy() * [1, 2, 3]
+    )
     assert nd.exp(np.zeros(2)).asnumpy().tolist() == [1, 1]
     on_one = nd.broadcast_add(x.as_in_context(mx.cpu(1)), np.ones((2, 3)))
     assert on_one.context == mx.cpu(1)
@@ -147,31 +201,37 @@ def test_dtype_and_context_parameters():
         assert nd.exp(x23().as_in_context(mx.cpu(1))).context == mx.cpu(1)
 
 
-@pytest.mark.parametrize("call, words", [
-    (lambda x: nd.sum(x, axes=1), ["sum", "axes", "axis", "keepdims"]),
-    (lambda x: nd.sum(), ["sum", "data"]),
-    (lambda x: nd.sum(x, 1, axis=1), ["axis", "twice"]),
-    (lambda x: nd.sum(x, data=x), ["data", "twice"]),
-    (lambda x: nd.sum(x, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10), ["sum", "at most"]),
-    (lambda x: nd.sum("text"), ["sum", "data", "str"]),
-    (lambda x: nd.sum(x, axis="one"), ["sum", "axis"]),
-    (lambda x: nd.sum(x, axis=object()), ["sum", "axis"]),
-    (lambda x: nd.sum(x, axis=1.5), ["sum", "axis"]),
-    (lambda x: nd.sum(x, axis=(0, "b")), ["sum", "axis"]),
-    (lambda x: nd.sum(x, axis=7), ["sum"]),
-    (lambda x: nd.sum(x, axis=list(range(100))), ["sum", "axis"]),
-    (lambda x: nd.sum(x, keepdims="maybe"), ["keepdims"]),
-    (lambda x: nd.FullyConnected(x, x), ["FullyConnected", "num_hidden"]),
-    (lambda x: nd.FullyConnected(x, nd.ones((4, 3)), nd.ones(4), num_hidden="a"), ["num_hidden"]),
-    (lambda x: nd.FullyConnected(None, x, num_hidden=2), ["FullyConnected"]),
-    (lambda x: nd.Activation(x, act_type="relu6"), ["Activation", "act_type", "relu"]),
-    (lambda x: nd.cast(x, dtype="float31"), ["float31"]),
-    (lambda x: nd.clip(x, a_min="low", a_max=1), ["a_min"]),
-    (lambda x: nd.concat(x, nd.ones((5, 5)), dim=0), ["Concat", "(2, 3)", "(5, 5)"]),
-    (lambda x: nd.broadcast_add(x, nd.ones((5, 5))), ["broadcast_add", "(2, 3)", "(5, 5)"]),
-    (lambda x: nd.zeros(2, ctx="tpu(0)"), ["tpu(0)"]),
-    (lambda x: nd.zeros(2, ctx=3), ["Context"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "call, words",
+    [
+        (lambda x: nd.sum(x, axes=1), ["sum", "axes", "axis", "keepdims"]),
+        (lambda x: nd.sum(), ["sum", "data"]),
+        (lambda x: nd.sum(x, 1, axis=1), ["axis", "twice"]),
+        (lambda x: nd.sum(x, data=x), ["data", "twice"]),
+        (lambda x: nd.sum(x, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10), ["sum", "at most"]),
+        (lambda x: nd.sum("text"), ["sum", "data", "str"]),
+        (lambda x: nd.sum(x, axis="one"), ["sum", "axis"]),
+        (lambda x: nd.sum(x, axis=object()), ["sum", "axis"]),
+        (lambda x: nd.sum(x, axis=1.5), ["sum", "axis"]),
+        (lambda x: nd.sum(x, axis=(0, "b")), ["sum", "axis"]),
+        (lambda x: nd.sum(x, axis=7), ["sum"]),
+        (lambda x: nd.sum(x, axis=list(range(100))), ["sum", "axis"]),
+        (lambda x: nd.sum(x, keepdims="maybe"), ["keepdims"]),
+        (lambda x: nd.FullyConnected(x, x), ["FullyConnected", "num_hidden"]),
+        (
+            lambda x: nd.FullyConnected(x, nd.ones((4, 3)), nd.ones(4), num_hidden="a"),
+            ["num_hidden"],
+        ),
+        (lambda x: nd.FullyConnected(None, x, num_hidden=2), ["FullyConnected"]),
+        (lambda x: nd.Activation(x, act_type="relu6"), ["Activation", "act_type", "relu"]),
+        (lambda x: nd.cast(x, dtype="float31"), ["float31"]),
+        (lambda x: nd.clip(x, a_min="low", a_max=1), ["a_min"]),
+        (lambda x: nd.concat(x, nd.ones((5, 5)), dim=0), ["Concat", "(2, 3)", "(5, 5)"]),
+        (lambda x: nd.broadcast_add(x, nd.ones((5, 5))), ["broadcast_add", "(2, 3)", "(5, 5)"]),
+        (lambda x: nd.zeros(2, ctx="tpu(0)"), ["tpu(0)"]),
+        (lambda x: nd.zeros(2, ctx=3), ["Context"]),
+    ],
+)
 def test_wrong_calls(call, words):
     with pytest.raises((TypeError, mx.MXNetError)) as caught:
         call(x23())
@@ -181,15 +241,28 @@ def test_wrong_calls(call, words):
 
 def test_ops_without_parameters_pass_over_them():
     with pytest.warns(UserWarning, match="broadcast_maximum has no parameters; 'axis' is ignored"):
-        assert nd.broadcast_maximum(nd.array([0]), nd.array([-1, 2]), axis=1).asnumpy().tolist() == [0, 2]
+        assert nd.broadcast_maximum(
+            nd.array([0]), nd.array([-1, 2]), axis=1
+        ).asnumpy().tolist() == [0, 2]
     with pytest.warns(UserWarning, match="broadcast_maximum has no parameters; 'axis' is ignored"):
         mx.sym.broadcast_maximum(mx.sym.var("a"), mx.sym.var("b"), axis=1)
 
 
 def test_signatures_and_docs():
-    assert str(inspect.signature(nd.sum)) == "(data, axis=None, keepdims=False, exclude=False, out=None, name=None)"
-    assert list(inspect.signature(nd.FullyConnected).parameters)[:4] == ["data", "weight", "bias", "num_hidden"]
-    assert next(iter(inspect.signature(nd.concat).parameters.values())).kind is inspect.Parameter.VAR_POSITIONAL
+    assert (
+        str(inspect.signature(nd.sum))
+        == "(data, axis=None, keepdims=False, exclude=False, out=None, name=None)"
+    )
+    assert list(inspect.signature(nd.FullyConnected).parameters)[:4] == [
+        "data",
+        "weight",
+        "bias",
+        "num_hidden",
+    ]
+    assert (
+        next(iter(inspect.signature(nd.concat).parameters.values())).kind
+        is inspect.Parameter.VAR_POSITIONAL
+    )
     assert nd.sum.__name__ == "sum" and "axis" in nd.sum.__doc__
     assert list(inspect.signature(x23().sum).parameters)[0] == "axis"
     for name in _core.list_ops():
@@ -208,7 +281,9 @@ def test_registry():
         _core.get_op("no_such_op")
     with pytest.raises(TypeError):
         type(nd.sum)()
-    assert "hidden" not in str([op.describe()["flags"] for op in vars(nd.op).values() if isinstance(op, _core.Op)])
+    assert "hidden" not in str(
+        [op.describe()["flags"] for op in vars(nd.op).values() if isinstance(op, _core.Op)]
+    )
     assert hasattr(nd._internal, "_plus_scalar") and hasattr(nd, "_internal")
 
 
@@ -217,7 +292,10 @@ def test_stubs(tmp_path):
 
     text = stubs.generate()
     compile(text, "op.pyi", "exec")
-    assert "def FullyConnected(data: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None" in text
+    assert (
+        "def FullyConnected(data: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None"
+        in text
+    )
     target = tmp_path / "op.pyi"
     stubs.main([str(target)])
     assert target.read_text() == text
@@ -229,7 +307,10 @@ def test_random_functions():
     mx.random.seed(3)
     np.testing.assert_array_equal(nd.random.uniform(0, 1, (3, 2), ctx=mx.cpu(1)).asnumpy(), first)
     assert nd.random.normal(5, 0.1, shape=1000).asnumpy().mean() == pytest.approx(5, abs=0.05)
-    assert nd.random.randn(2, 3).shape == (2, 3) and nd.random.randint(0, 5, shape=10).dtype == np.int32
+    assert (
+        nd.random.randn(2, 3).shape == (2, 3)
+        and nd.random.randint(0, 5, shape=10).dtype == np.int32
+    )
     assert nd.random.uniform().shape == (1,) and mx.random.normal(shape=2).shape == (2,)
     target = nd.zeros((4,))
     assert nd.random.uniform(1, 2, out=target) is target and (target.asnumpy() >= 1).all()
@@ -270,7 +351,9 @@ def test_failures_in_other_modes():
             for _ in range(4):
                 x = nd.dot(x, x * 1e-3)
             result = nd.take(x, nd.array([5000]), mode="raise") + 1
-            with pytest.raises(IndexError, match=r"test_op_calls\.py:\d+ in test_failures_in_other_modes"):
+            with pytest.raises(
+                IndexError, match=r"test_op_calls\.py:\d+ in test_failures_in_other_modes"
+            ):
                 result.wait_to_read()
         mx.engine.set_mode("sync")
         with pytest.raises(IndexError):
@@ -307,15 +390,31 @@ def test_control_flow():
         outputs, last = nd.contrib.foreach(lambda row, total: (row * 2, total + row), data, state)
         loss = (last * last).sum()
     loss.backward()
-    assert outputs.asnumpy().tolist() == [[0, 2], [4, 6], [8, 10]] and last.asnumpy().tolist() == [6, 9]
+    assert outputs.asnumpy().tolist() == [[0, 2], [4, 6], [8, 10]] and last.asnumpy().tolist() == [
+        6,
+        9,
+    ]
     assert data.grad.asnumpy().tolist() == [[12, 18]] * 3
-    nested, states = nd.contrib.foreach(lambda items, s: ([items[0], items[1] + s[0]], s), [data, data], [nd.ones(2)])
+    nested, states = nd.contrib.foreach(
+        lambda items, s: ([items[0], items[1] + s[0]], s), [data, data], [nd.ones(2)]
+    )
     assert nested[1].asnumpy().tolist() == [[1, 2], [3, 4], [5, 6]] and len(states) == 1
-    outputs, (i, total) = nd.contrib.while_loop(lambda i, total: i < 3, lambda i, total: (i * 10, [i + 1, total + i]), [nd.array([0]), nd.array([0])], max_iterations=5)
+    outputs, (i, total) = nd.contrib.while_loop(
+        lambda i, total: i < 3,
+        lambda i, total: (i * 10, [i + 1, total + i]),
+        [nd.array([0]), nd.array([0])],
+        max_iterations=5,
+    )
     assert outputs.asnumpy().ravel().tolist() == [0, 10, 20, 0, 0] and total.asscalar() == 3
-    assert nd.contrib.cond(nd.array([1]), lambda: 1, lambda: 2) == 1 and nd.contrib.cond(nd.array([0]), lambda: 1, lambda: 2) == 2
+    assert (
+        nd.contrib.cond(nd.array([1]), lambda: 1, lambda: 2) == 1
+        and nd.contrib.cond(nd.array([0]), lambda: 1, lambda: 2) == 2
+    )
     assert nd.contrib.boolean_mask(data, nd.array([1, 0, 1])).asnumpy().tolist() == [[0, 1], [4, 5]]
-    for wrong in (lambda: nd.contrib.foreach(lambda a, s: (a, s), nd.zeros((0, 2)), state), lambda: nd.contrib.while_loop(bool, bool, [state])):
+    for wrong in (
+        lambda: nd.contrib.foreach(lambda a, s: (a, s), nd.zeros((0, 2)), state),
+        lambda: nd.contrib.while_loop(bool, bool, [state]),
+    ):
         with pytest.raises(ValueError):
             wrong()
 
@@ -370,19 +469,25 @@ def gradient_of(function, *values, dtype="float32", head=None):
 
 LONG = 100_000  # more than a half can count
 LONG_MEANS = {
-    "mean": lambda x: x.mean(), "rows": lambda x: x.mean(axis=1), "columns": lambda x: x.reshape((-1, 2)).mean(axis=0),
-    "L2Loss": lambda x: gluon.loss.L2Loss()(x, nd.zeros_like(x)), "HuberLoss": lambda x: gluon.loss.HuberLoss()(x, nd.zeros_like(x)),
+    "mean": lambda x: x.mean(),
+    "rows": lambda x: x.mean(axis=1),
+    "columns": lambda x: x.reshape((-1, 2)).mean(axis=0),
+    "L2Loss": lambda x: gluon.loss.L2Loss()(x, nd.zeros_like(x)),
+    "HuberLoss": lambda x: gluon.loss.HuberLoss()(x, nd.zeros_like(x)),
     "SigmoidBCELoss": lambda x: gluon.loss.SigmoidBCELoss()(x, nd.ones_like(x)),
-    "PoissonNLLLoss": lambda x: gluon.loss.PoissonNLLLoss()(x, nd.ones_like(x)), "LogisticLoss": lambda x: gluon.loss.LogisticLoss()(x, nd.ones_like(x)),
-    "SoftmaxCELoss": lambda x: gluon.loss.SoftmaxCELoss()(x.reshape((1, LONG, 2)),
-                                                          nd.zeros((1, LONG))),
+    "PoissonNLLLoss": lambda x: gluon.loss.PoissonNLLLoss()(x, nd.ones_like(x)),
+    "LogisticLoss": lambda x: gluon.loss.LogisticLoss()(x, nd.ones_like(x)),
+    "SoftmaxCELoss": lambda x: gluon.loss.SoftmaxCELoss()(
+        x.reshape((1, LONG, 2)), nd.zeros((1, LONG))
+    ),
     "regression": lambda x: nd.LinearRegressionOutput(x, nd.zeros_like(x), grad_scale=8192.0),
-    "absolute regression": lambda x: nd.MAERegressionOutput(x, nd.zeros_like(x),
-                                                            grad_scale=8192.0),
-    "global pooling": lambda x: nd.Pooling(x.reshape((1, 1, 400, 500)), kernel=(1, 1),
-                                           global_pool=True, pool_type="avg"),
-    "makes a loss": lambda x: nd.MakeLoss(x.reshape((-1, 1)), grad_scale=8192.0,
-                                          normalization="batch"),
+    "absolute regression": lambda x: nd.MAERegressionOutput(x, nd.zeros_like(x), grad_scale=8192.0),
+    "global pooling": lambda x: nd.Pooling(
+        x.reshape((1, 1, 400, 500)), kernel=(1, 1), global_pool=True, pool_type="avg"
+    ),
+    "makes a loss": lambda x: nd.MakeLoss(
+        x.reshape((-1, 1)), grad_scale=8192.0, normalization="batch"
+    ),
 }
 
 
@@ -394,14 +499,28 @@ def test_counts_do_not_go_through_half_precision(name, dtype):
     expected = gradient_of(LONG_MEANS[name], values, head=8192.0)
     found = gradient_of(LONG_MEANS[name], values, dtype=dtype, head=8192.0)
     assert np.abs(expected).max() > 1e-3
-    np.testing.assert_allclose(found, expected, rtol=0, atol=(0.003 if dtype == "float16" else 0.02) * np.abs(expected).max())
+    np.testing.assert_allclose(
+        found,
+        expected,
+        rtol=0,
+        atol=(0.003 if dtype == "float16" else 0.02) * np.abs(expected).max(),
+    )
 
 
-@pytest.mark.parametrize("op, values, expected", [
-    ("prod", [0, 3, 4], [12, 0, 0]), ("prod", [0, 3, 0], [0, 0, 0]), ("prod", [2, 3, 4], [12, 8, 6]),
-    ("nanprod", [0, np.nan, 4], [4, 0, 0]), ("nanprod", [2, np.nan, 4], [4, 0, 2]),
-    ("max", [1, np.nan, 3, np.nan], [0, 1, 0, 1]), ("min", [1, np.nan, 3], [0, 1, 0]), ("max", [1, 3, 3], [0, 1, 1]), ("max", [-np.inf, -np.inf], [1, 1]),
-])
+@pytest.mark.parametrize(
+    "op, values, expected",
+    [
+        ("prod", [0, 3, 4], [12, 0, 0]),
+        ("prod", [0, 3, 0], [0, 0, 0]),
+        ("prod", [2, 3, 4], [12, 8, 6]),
+        ("nanprod", [0, np.nan, 4], [4, 0, 0]),
+        ("nanprod", [2, np.nan, 4], [4, 0, 2]),
+        ("max", [1, np.nan, 3, np.nan], [0, 1, 0, 1]),
+        ("min", [1, np.nan, 3], [0, 1, 0]),
+        ("max", [1, 3, 3], [0, 1, 1]),
+        ("max", [-np.inf, -np.inf], [1, 1]),
+    ],
+)
 def test_gradients_at_zeros_and_nan(op, values, expected):
     np.testing.assert_array_equal(gradient_of(getattr(nd, op), values), expected)
     hybrid = gluon.nn.HybridLambda(op)

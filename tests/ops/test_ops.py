@@ -65,13 +65,26 @@ def test_value(name, sample):
         rtol, atol = sample.tolerance(dtype)
         for output, wanted in zip(outputs, expected):
             wanted = np.asarray(wanted)
-            assert output.shape == wanted.shape, f"{dtype}: shape {output.shape}, expected {wanted.shape}"
-            np.testing.assert_allclose(wide(output).astype(np.float64), wanted.astype(np.float64), rtol=rtol, atol=atol, err_msg=dtype)
+            assert output.shape == wanted.shape, (
+                f"{dtype}: shape {output.shape}, expected {wanted.shape}"
+            )
+            np.testing.assert_allclose(
+                wide(output).astype(np.float64),
+                wanted.astype(np.float64),
+                rtol=rtol,
+                atol=atol,
+                err_msg=dtype,
+            )
 
 
 def cotangents(outputs, seed):
     random = np.random.RandomState(seed)
-    return [mx.nd.array(random.uniform(-1, 1, o.shape), ctx=o.context, dtype=o.dtype) if np.dtype(o.dtype).kind == "f" else None for o in outputs]
+    return [
+        mx.nd.array(random.uniform(-1, 1, o.shape), ctx=o.context, dtype=o.dtype)
+        if np.dtype(o.dtype).kind == "f"
+        else None
+        for o in outputs
+    ]
 
 
 def projected(name, sample, arrays, heads=None, squared=False):
@@ -97,11 +110,15 @@ def differences(function, arrays, index, gradient, step, rtol, atol, what):
         values = []
         for sign in (1, -1):
             moved = list(arrays)
-            moved[index] = mx.nd.array(base + sign * step * direction, ctx=arrays[index].context, dtype="float64")
+            moved[index] = mx.nd.array(
+                base + sign * step * direction, ctx=arrays[index].context, dtype="float64"
+            )
             values.append(float(function(moved).asscalar()))
         numeric = (values[0] - values[1]) / (2 * step)
         analytic = float((gradient * direction).sum())
-        assert abs(numeric - analytic) <= atol + rtol * max(abs(numeric), abs(analytic)), f"{what}: difference {numeric}, gradient {analytic}"
+        assert abs(numeric - analytic) <= atol + rtol * max(abs(numeric), abs(analytic)), (
+            f"{what}: difference {numeric}, gradient {analytic}"
+        )
 
 
 @pytest.mark.parametrize("name, sample", [c for c in CASES if c.values[1].gradient_inputs()])
@@ -122,16 +139,40 @@ def test_gradient(name, sample):
 
     for i in wanted:
         if arrays[i].size:
-            differences(function, arrays, i, arrays[i].grad.asnumpy(), 1e-5, 2e-4, 1e-6, f"{name}, input {i}")
+            differences(
+                function,
+                arrays,
+                i,
+                arrays[i].grad.asnumpy(),
+                1e-5,
+                2e-4,
+                1e-6,
+                f"{name}, input {i}",
+            )
 
 
 # Without one of second order. MXNet and PyTorch have none of these either, or the op is what the
 # compiler makes of others, of which second gradients are taken as they were traced.
-FIRST_ORDER_ONLY = {"CTCLoss", "_attention", "_dropout_attention", "_batch_norm_relu",
-                    "_max_pooling_channels_last", "_digamma"}
+FIRST_ORDER_ONLY = {
+    "CTCLoss",
+    "_attention",
+    "_dropout_attention",
+    "_batch_norm_relu",
+    "_max_pooling_channels_last",
+    "_digamma",
+}
 
 
-@pytest.mark.parametrize("name, sample", [c for c in CASES if c.values[1].gradient_inputs() and c.values[1].grad2 and c.values[0] not in FIRST_ORDER_ONLY])
+@pytest.mark.parametrize(
+    "name, sample",
+    [
+        c
+        for c in CASES
+        if c.values[1].gradient_inputs()
+        and c.values[1].grad2
+        and c.values[0] not in FIRST_ORDER_ONLY
+    ],
+)
 def test_gradient_of_gradient(name, sample):
     arrays = place(sample, "float64")
     wanted = sample.gradient_inputs()
@@ -141,10 +182,14 @@ def test_gradient_of_gradient(name, sample):
         mx.random.seed(3)
         with autograd.record(train_mode=sample.train):
             total, _ = projected(name, sample, values, heads, squared=True)
-            gradients = autograd.grad(total, [values[i] for i in wanted], create_graph=create, retain_graph=True)
+            gradients = autograd.grad(
+                total, [values[i] for i in wanted], create_graph=create, retain_graph=True
+            )
             result = None
             for k, gradient in enumerate(gradients):
-                weight = mx.nd.array(np.random.RandomState(20 + k).uniform(-1, 1, gradient.shape), dtype="float64")
+                weight = mx.nd.array(
+                    np.random.RandomState(20 + k).uniform(-1, 1, gradient.shape), dtype="float64"
+                )
                 term = mx.nd.sum(gradient * weight)
                 result = term if result is None else result + term
         return result
@@ -162,13 +207,24 @@ def test_gradient_of_gradient(name, sample):
 
     for k, i in enumerate(wanted):
         if arrays[i].size:
-            differences(function, arrays, i, second[k], 1e-5, 1e-3, 1e-5, f"second gradient of {name}, input {i}")
+            differences(
+                function,
+                arrays,
+                i,
+                second[k],
+                1e-5,
+                1e-3,
+                1e-5,
+                f"second gradient of {name}, input {i}",
+            )
 
 
 @pytest.mark.parametrize("name", sorted(FIRST_ORDER_ONLY))
 def test_there_is_no_gradient_of_gradient(name):
     sample = next(s for s in SAMPLES[name] if s.gradient_inputs())
-    arrays = place(sample, "float64" if not sample.dtypes or "float64" in sample.dtypes else sample.dtypes[0])
+    arrays = place(
+        sample, "float64" if not sample.dtypes or "float64" in sample.dtypes else sample.dtypes[0]
+    )
     wanted = [arrays[i] for i in sample.gradient_inputs()]
     for array in wanted:
         array.attach_grad()
@@ -176,7 +232,10 @@ def test_there_is_no_gradient_of_gradient(name):
         total, _ = projected(name, sample, arrays, squared=True)
         gradients = autograd.grad(total, wanted, create_graph=True)
         total = sum((gradient * gradient).sum() for gradient in gradients)
-    with pytest.raises(mx.MXNetError, match=r"has no gradient; put what is computed with it under autograd.pause\(\)"):
+    with pytest.raises(
+        mx.MXNetError,
+        match=r"has no gradient; put what is computed with it under autograd.pause\(\)",
+    ):
         total.backward()
 
 
@@ -221,7 +280,11 @@ def test_misuse_is_an_error(name, devices):
     sample = SAMPLES[name][0]
     arrays = place(sample, sample.dtypes[0] if sample.dtypes else "float32")
     without = not _core.get_op(name).describe()["params"]  # these take any, with a warning
-    with pytest.warns(UserWarning, match="no_such_parameter") if without else pytest.raises((TypeError, mx.base.MXNetError)):
+    with (
+        pytest.warns(UserWarning, match="no_such_parameter")
+        if without
+        else pytest.raises((TypeError, mx.base.MXNetError))
+    ):
         call(name, arrays, dict(sample.params or {}, no_such_parameter=1))
     if not variadic(name):
         with pytest.raises((TypeError, mx.base.MXNetError)):

@@ -35,8 +35,16 @@ LABEL = np.array([0.0, -1.0, 2.0])
 @pytest.mark.parametrize("out_grad", [False, True])
 def test_softmax_output_gradient(normalization, divisor, ignore, alpha, out_grad):
     head = np.random.RandomState(1).randn(3, 4)
-    out, grad = gradient("SoftmaxOutput", [X, LABEL], head, normalization=normalization, use_ignore=ignore, smooth_alpha=alpha,
-                         out_grad=out_grad, grad_scale=1.5)
+    out, grad = gradient(
+        "SoftmaxOutput",
+        [X, LABEL],
+        head,
+        normalization=normalization,
+        use_ignore=ignore,
+        smooth_alpha=alpha,
+        out_grad=out_grad,
+        grad_scale=1.5,
+    )
     hot = np.array([[1, 0, 0, 0], [0, 0, 0, 0], [0, 0, 1, 0]])
     expected = softmax(X) - hot * (1 - alpha) - (1 - hot) * alpha / 3
     if ignore:
@@ -51,31 +59,39 @@ def test_softmax_output_of_rows_divides_by_all_of_them():
     x, label = np.ones((3, 2, 4)), np.zeros((3, 2))
     grad = gradient("SoftmaxOutput", [x, label], preserve_shape=True, normalization="batch")[1]
     np.testing.assert_allclose(grad[0, 0], [-0.125, 1 / 24, 1 / 24, 1 / 24], rtol=1e-9)
-    grad = gradient("SoftmaxOutput", [x, np.zeros((3, 4))], multi_output=True,
-                    normalization="batch")[1]
+    grad = gradient(
+        "SoftmaxOutput", [x, np.zeros((3, 4))], multi_output=True, normalization="batch"
+    )[1]
     np.testing.assert_allclose(grad[0, :, 0], [-0.5 / 12, 0.5 / 12], rtol=1e-9)
 
 
-@pytest.mark.parametrize("shape, divisor", [((3, 4), 3), ((2, 3, 4), 6), ((5,), 1),
-                                            ((2, 1, 1, 7), 2)])
+@pytest.mark.parametrize(
+    "shape, divisor", [((3, 4), 3), ((2, 3, 4), 6), ((5,), 1), ((2, 1, 1, 7), 2)]
+)
 def test_make_loss_divides_by_the_rows_of_the_last_axis(shape, divisor):
     grad = gradient("MakeLoss", [np.ones(shape)], normalization="batch")[1]
     np.testing.assert_allclose(grad, np.full(shape, 1 / divisor), rtol=1e-12)
 
 
 def test_softmax_output_along_channels():
-    x, label = np.random.RandomState(2).randn(2, 3, 4), np.random.RandomState(3).randint(0, 3, (2, 4)).astype("float64")
+    x, label = (
+        np.random.RandomState(2).randn(2, 3, 4),
+        np.random.RandomState(3).randint(0, 3, (2, 4)).astype("float64"),
+    )
     out, grad = gradient("SoftmaxOutput", [x, label], multi_output=True)
     hot = np.moveaxis(np.eye(3)[label.astype(int)], -1, 1)
     np.testing.assert_allclose(out, softmax(x, 1), rtol=1e-12)
     np.testing.assert_allclose(grad, (softmax(x, 1) - hot) / 4, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("name, forward, residual", [
-    ("LinearRegressionOutput", lambda x: x, lambda d: d),
-    ("LogisticRegressionOutput", lambda x: 1 / (1 + np.exp(-x)), lambda d: d),
-    ("MAERegressionOutput", lambda x: x, np.sign),
-])
+@pytest.mark.parametrize(
+    "name, forward, residual",
+    [
+        ("LinearRegressionOutput", lambda x: x, lambda d: d),
+        ("LogisticRegressionOutput", lambda x: 1 / (1 + np.exp(-x)), lambda d: d),
+        ("MAERegressionOutput", lambda x: x, np.sign),
+    ],
+)
 def test_regression_outputs(name, forward, residual):
     label = np.random.RandomState(4).rand(3, 4)
     out, grad = gradient(name, [X, label], grad_scale=2.0)
@@ -87,10 +103,14 @@ def test_regression_outputs(name, forward, residual):
 
 def test_make_loss_and_svm_ignore_what_arrives():
     head = np.full((3, 4), 7.0)
-    assert (gradient("MakeLoss", [X], head, grad_scale=2.0, normalization="batch")[1] == 2 / 3).all()
+    assert (
+        gradient("MakeLoss", [X], head, grad_scale=2.0, normalization="batch")[1] == 2 / 3
+    ).all()
     _, grad = gradient("SVMOutput", [X, np.array([0.0, 3, 2])], head, margin=0.7)
     sign = np.eye(4)[[0, 3, 2]] * 2 - 1
-    np.testing.assert_allclose(grad, -sign * np.where(sign * X < 0.7, 2 * (0.7 - sign * X), 0), rtol=1e-9)
+    np.testing.assert_allclose(
+        grad, -sign * np.where(sign * X < 0.7, 2 * (0.7 - sign * X), 0), rtol=1e-9
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
@@ -103,18 +123,32 @@ def test_fused_cross_entropy_has_the_bits_of_its_parts(dtype):
         x = mx.nd.array(values, dtype=dtype)
         x.attach_grad()
         with autograd.record():
-            loss = op("_softmax_ce")(x, label) if fused else -op("pick")(op("log_softmax")(x), label)
+            loss = (
+                op("_softmax_ce")(x, label) if fused else -op("pick")(op("log_softmax")(x), label)
+            )
         loss.backward(head)
         results.append((loss.asnumpy().tobytes(), x.grad.asnumpy().tobytes()))
     assert results[0] == results[1]
 
 
-@pytest.mark.parametrize("call, words", [
-    (lambda: op("take")(mx.nd.array(X), mx.nd.array([0, 3]), mode="raise"), ("take", "3", "size 3")),
-    (lambda: op("gather_nd")(mx.nd.array(X), mx.nd.array([[0, -4]])), ("gather_nd", "-4")),
-    (lambda: op("scatter_nd")(mx.nd.array([1.0]), mx.nd.array([[5]]), shape=(3,)), ("scatter_nd", "5")),
-    (lambda: op("_contrib_index_copy")(mx.nd.array(X), mx.nd.array([9]), mx.nd.array(X[:1])), ("index_copy", "9")),
-])
+@pytest.mark.parametrize(
+    "call, words",
+    [
+        (
+            lambda: op("take")(mx.nd.array(X), mx.nd.array([0, 3]), mode="raise"),
+            ("take", "3", "size 3"),
+        ),
+        (lambda: op("gather_nd")(mx.nd.array(X), mx.nd.array([[0, -4]])), ("gather_nd", "-4")),
+        (
+            lambda: op("scatter_nd")(mx.nd.array([1.0]), mx.nd.array([[5]]), shape=(3,)),
+            ("scatter_nd", "5"),
+        ),
+        (
+            lambda: op("_contrib_index_copy")(mx.nd.array(X), mx.nd.array([9]), mx.nd.array(X[:1])),
+            ("index_copy", "9"),
+        ),
+    ],
+)
 def test_index_out_of_range_is_an_error(call, words):
     with pytest.raises(IndexError) as caught:
         call().asnumpy()
@@ -126,7 +160,9 @@ def test_index_out_of_range_is_an_error(call, words):
 def test_wild_indices_stay_inside():
     wild = mx.nd.array(np.array([np.nan, np.inf, -np.inf, 1e30]), dtype="float64")
     for mode in ("clip", "wrap"):
-        assert np.isin(op("take")(mx.nd.array(X[:, 0]), wild, mode=mode).asnumpy(), X[:, 0].astype("float32")).all()
+        assert np.isin(
+            op("take")(mx.nd.array(X[:, 0]), wild, mode=mode).asnumpy(), X[:, 0].astype("float32")
+        ).all()
     assert op("one_hot")(wild, depth=3).asnumpy().sum() == 1  # NaN counts as 0
 
 
@@ -136,16 +172,26 @@ def test_assignment_of_a_reversed_array_to_itself():
     assert x.asnumpy().tolist() == [5, 4, 3, 2, 1, 0]
 
 
-@pytest.mark.skipif("libtsan" in os.environ.get("LD_PRELOAD", ""), reason="ThreadSanitizer does not know OpenMP's barriers")
+@pytest.mark.skipif(
+    "libtsan" in os.environ.get("LD_PRELOAD", ""),
+    reason="ThreadSanitizer does not know OpenMP's barriers",
+)
 def test_bits_do_not_depend_on_threads():
     random = np.random.RandomState(8)
     grad, wide = mx.nd.array(random.randn(5000, 48)), mx.nd.array(random.randn(700, 900))
-    few, many = mx.nd.array(random.randint(0, 11, 5000), dtype="int32"), mx.nd.array(random.randint(0, 900, 20000), dtype="int32")
+    few, many = (
+        mx.nd.array(random.randint(0, 11, 5000), dtype="int32"),
+        mx.nd.array(random.randint(0, 900, 20000), dtype="int32"),
+    )
     calls = [
         lambda: op("_backward_take")(grad, few, shape=(11, 48)),
         lambda: op("_backward_take")(mx.nd.array(np.linspace(0, 1, 20000)), many, shape=(900,)),
-        lambda: op("softmax")(wide), lambda: op("log_softmax")(wide, axis=0), lambda: op("softmax_cross_entropy")(wide, few[:700]),
-        lambda: op("transpose")(wide), lambda: op("sort")(wide), lambda: op("topk")(wide, k=9),
+        lambda: op("softmax")(wide),
+        lambda: op("log_softmax")(wide, axis=0),
+        lambda: op("softmax_cross_entropy")(wide, few[:700]),
+        lambda: op("transpose")(wide),
+        lambda: op("sort")(wide),
+        lambda: op("topk")(wide, k=9),
     ]
     results = []
     try:

@@ -21,13 +21,21 @@ def test_adam_writes_weight_and_states():
     mean, square = 0.9 * before[2] + 0.1 * before[1], 0.999 * before[3] + 0.001 * before[1] ** 2
     np.testing.assert_allclose(m.asnumpy(), mean, rtol=1e-5)
     np.testing.assert_allclose(v.asnumpy(), square, rtol=1e-5)
-    np.testing.assert_allclose(w.asnumpy(), before[0] - 0.1 * mean / (np.sqrt(square) + 1e-8), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        w.asnumpy(), before[0] - 0.1 * mean / (np.sqrt(square) + 1e-8), rtol=1e-5, atol=1e-6
+    )
     assert (g.asnumpy() == before[1].astype("float32")).all()
 
 
-@pytest.mark.parametrize("name, states, options", [
-    ("sgd_mom_update", 1, {"momentum": 0.9}), ("nag_mom_update", 1, {"momentum": 0.9}), ("adam_update", 2, {}), ("rmsprop_update", 1, {}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, states, options",
+    [
+        ("sgd_mom_update", 1, {"momentum": 0.9}),
+        ("nag_mom_update", 1, {"momentum": 0.9}),
+        ("adam_update", 2, {}),
+        ("rmsprop_update", 1, {}),
+    ],
+)
 def test_several_weights_at_once_give_the_same_bits(name, states, options):
     many = {"sgd_mom_update": "multi_sgd_mom_update"}.get(name, "_multi_" + name)
     shapes = [(3, 4), (700,), (50, 41), (1,)]
@@ -37,7 +45,14 @@ def test_several_weights_at_once_give_the_same_bits(name, states, options):
     for arrays, lr, wd in zip(singles, lrs, wds):
         getattr(nd, name)(*arrays, out=arrays[0], lr=lr, wd=wd, **options)
     op = getattr(nd, many, None) or mx._core.ops()[many]
-    op(*[a for group in groups for a in group], out=[group[0] for group in groups], num_weights=4, lrs=lrs, wds=wds, **options)
+    op(
+        *[a for group in groups for a in group],
+        out=[group[0] for group in groups],
+        num_weights=4,
+        lrs=lrs,
+        wds=wds,
+        **options,
+    )
     for one, other in zip(singles, groups):
         for k, (a, b) in enumerate(zip(one, other)):
             assert a.asnumpy().tobytes() == b.asnumpy().tobytes(), k
@@ -60,15 +75,27 @@ def test_reset_arrays():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("name, params, mean, deviation", [
-    ("uniform", {"low": -1.0, "high": 3.0}, 1.0, 4 / 12**0.5), ("normal", {"loc": 2.0, "scale": 0.5}, 2.0, 0.5), ("exponential", {"lam": 2.0}, 0.5, 0.5),
-    ("gamma", {"alpha": 0.5, "beta": 2.0}, 1.0, 2**0.5), ("gamma", {"alpha": 9.0, "beta": 0.5}, 4.5, 1.5), ("poisson", {"lam": 4.0}, 4.0, 2.0),
-    ("poisson", {"lam": 400.0}, 400.0, 20.0), ("negative_binomial", {"k": 5, "p": 0.5}, 5.0, 10**0.5),
-    ("generalized_negative_binomial", {"mu": 3.0, "alpha": 0.5}, 3.0, 7.5**0.5),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, params, mean, deviation",
+    [
+        ("uniform", {"low": -1.0, "high": 3.0}, 1.0, 4 / 12**0.5),
+        ("normal", {"loc": 2.0, "scale": 0.5}, 2.0, 0.5),
+        ("exponential", {"lam": 2.0}, 0.5, 0.5),
+        ("gamma", {"alpha": 0.5, "beta": 2.0}, 1.0, 2**0.5),
+        ("gamma", {"alpha": 9.0, "beta": 0.5}, 4.5, 1.5),
+        ("poisson", {"lam": 4.0}, 4.0, 2.0),
+        ("poisson", {"lam": 400.0}, 400.0, 20.0),
+        ("negative_binomial", {"k": 5, "p": 0.5}, 5.0, 10**0.5),
+        ("generalized_negative_binomial", {"mu": 3.0, "alpha": 0.5}, 3.0, 7.5**0.5),
+    ],
+)
 def test_moments(name, params, mean, deviation, dtype):
     count = 40000
-    values = mx._core.ops()["_random_" + name](shape=(count,), dtype=dtype, **params).asnumpy().astype("float64")
+    values = (
+        mx._core.ops()["_random_" + name](shape=(count,), dtype=dtype, **params)
+        .asnumpy()
+        .astype("float64")
+    )
     assert abs(values.mean() - mean) < 5 * deviation / count**0.5
     assert abs(values.std() - deviation) < 0.06 * deviation
 
@@ -115,13 +142,16 @@ def test_randint_bounds():
     assert draws.dtype == np.int32 and draws.min() == -3 and draws.max() == 3
 
 
-@pytest.mark.parametrize("draw", [
-    lambda: mx.nd.random.exponential(-1.0, shape=(2,)),
-    lambda: mx.nd.random.gamma(-1.0, 1.0, shape=(2,)),
-    lambda: mx.nd.random.poisson(-1.0, shape=(2,)),
-    lambda: mx.nd.random.negative_binomial(1, 1.5, shape=(2,)),
-    lambda: mx.nd.random.generalized_negative_binomial(-1.0, 1.0, shape=(2,)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: mx.nd.random.exponential(-1.0, shape=(2,)),
+        lambda: mx.nd.random.gamma(-1.0, 1.0, shape=(2,)),
+        lambda: mx.nd.random.poisson(-1.0, shape=(2,)),
+        lambda: mx.nd.random.negative_binomial(1, 1.5, shape=(2,)),
+        lambda: mx.nd.random.generalized_negative_binomial(-1.0, 1.0, shape=(2,)),
+    ],
+)
 def test_draws_name_the_parameter_that_is_out_of_range(draw):
     with pytest.raises(mx.base.MXNetError, match="is outside its range 0"):
         draw()
@@ -140,19 +170,34 @@ def test_adamw_under_its_names_in_contrib():
         rng.seed(0)
         single = [arrays(), arrays()]
         for some, rate in zip(single, (0.1, 0.2)):
-            assert mx.nd.contrib.adamw_update(*some, rescale, rate, 0.9, out=some[0], wd=rate / 10, **options) is some[0]
+            assert (
+                mx.nd.contrib.adamw_update(
+                    *some, rescale, rate, 0.9, out=some[0], wd=rate / 10, **options
+                )
+                is some[0]
+            )
         rng.seed(0)
         several = [list(column) for column in zip(arrays(), arrays())]
-        mx.nd.contrib.multi_adamw_update(*several, rescale, [0.1, 0.2], [0.01, 0.02], [0.9, 0.9],
-                                         out=several[0], **options)
+        mx.nd.contrib.multi_adamw_update(
+            *several, rescale, [0.1, 0.2], [0.01, 0.02], [0.9, 0.9], out=several[0], **options
+        )
         for k in range(4):
             for i in range(2):
                 np.testing.assert_array_equal(several[k][i].asnumpy(), single[i][k].asnumpy())
         rng.seed(0)
         mixed = [list(column) for column in zip(arrays(), arrays())]
         halves = [[array.astype("float16") for array in column] for column in mixed[:2]]
-        mx.nd.contrib.multi_mp_adamw_update(*halves, *mixed[2:], mixed[0], rescale, [0.1, 0.2],
-                                            [0.01, 0.02], [0.9, 0.9], out=halves[0], **options)
+        mx.nd.contrib.multi_mp_adamw_update(
+            *halves,
+            *mixed[2:],
+            mixed[0],
+            rescale,
+            [0.1, 0.2],
+            [0.01, 0.02],
+            [0.9, 0.9],
+            out=halves[0],
+            **options,
+        )
         for i in range(2):
             np.testing.assert_allclose(mixed[0][i].asnumpy(), single[i][0].asnumpy(), rtol=1e-3)
             np.testing.assert_allclose(halves[0][i].asnumpy(), mixed[0][i].asnumpy(), rtol=1e-3)
@@ -161,4 +206,9 @@ def test_adamw_under_its_names_in_contrib():
 def test_batch_norm_with_relu():
     x, ones, zeros = mx.nd.random.normal(shape=(2, 3, 4)), mx.nd.ones((3,)), mx.nd.zeros((3,))
     got = mx.nd.contrib.BatchNormWithReLU(x, ones, zeros, zeros.copy(), ones.copy(), eps=1e-3)
-    np.testing.assert_array_equal(got.asnumpy(), np.maximum(mx.nd.BatchNorm(x, ones, zeros, zeros.copy(), ones.copy(), eps=1e-3).asnumpy(), 0))
+    np.testing.assert_array_equal(
+        got.asnumpy(),
+        np.maximum(
+            mx.nd.BatchNorm(x, ones, zeros, zeros.copy(), ones.copy(), eps=1e-3).asnumpy(), 0
+        ),
+    )

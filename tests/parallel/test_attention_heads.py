@@ -23,18 +23,34 @@ class Fused(gluon.HybridBlock):
         self.heads, self.size, self.length, self.inner = HEADS, UNITS // HEADS, TIME, inner
         with self.name_scope():
             self.norm1, self.norm2 = nn.LayerNorm(), nn.LayerNorm()
-            self.qkv, self.out = nn.Dense(3 * UNITS, flatten=False, prefix="qkv_"), nn.Dense(UNITS, flatten=False, prefix="out_")
-            self.widen, self.narrow = nn.Dense(20, flatten=False, activation="relu"), nn.Dense(UNITS, flatten=False)
+            self.qkv, self.out = (
+                nn.Dense(3 * UNITS, flatten=False, prefix="qkv_"),
+                nn.Dense(UNITS, flatten=False, prefix="out_"),
+            )
+            self.widen, self.narrow = (
+                nn.Dense(20, flatten=False, activation="relu"),
+                nn.Dense(UNITS, flatten=False),
+            )
             self.dropout = nn.Dropout(dropout)
 
     def attention(self, F, x):
-        parts = F.transpose(F.reshape(self.qkv(x), (0, 0, 3, self.heads, self.size)), (2, 0, 3, 1, 4))
+        parts = F.transpose(
+            F.reshape(self.qkv(x), (0, 0, 3, self.heads, self.size)), (2, 0, 3, 1, 4)
+        )
         parts = F.reshape(parts, (3, -3, 0, 0))
-        q, k, v = (F.reshape(F.slice_axis(parts, axis=0, begin=i, end=i + 1), (-3, -2)) for i in range(3))
+        q, k, v = (
+            F.reshape(F.slice_axis(parts, axis=0, begin=i, end=i + 1), (-3, -2)) for i in range(3)
+        )
         place = F.arange(self.length, ctx=x.context)
         later = F.broadcast_lesser(F.reshape(place, (-1, 1)), F.reshape(place, (1, -1)))
-        scores = F.broadcast_add(F.batch_dot(q, k, transpose_b=True) * self.size**-0.5, F.expand_dims(later * -1e9, axis=0))
-        out = F.reshape(F.batch_dot(self.dropout(F.softmax(scores)), F.Dropout(v, p=self.inner)), (-4, -1, self.heads, 0, 0))
+        scores = F.broadcast_add(
+            F.batch_dot(q, k, transpose_b=True) * self.size**-0.5,
+            F.expand_dims(later * -1e9, axis=0),
+        )
+        out = F.reshape(
+            F.batch_dot(self.dropout(F.softmax(scores)), F.Dropout(v, p=self.inner)),
+            (-4, -1, self.heads, 0, 0),
+        )
         return self.out(self.dropout(F.reshape(F.transpose(out, (0, 2, 1, 3)), (0, 0, -3))))
 
     def hybrid_forward(self, F, x):
@@ -50,14 +66,22 @@ class Apart(gluon.HybridBlock):
         self._num_heads, self._units = HEADS, UNITS
         with self.name_scope():
             for name in ("query", "key", "value", "proj"):
-                setattr(self, name, nn.Dense(UNITS, flatten=False, use_bias=name != "key", prefix=name + "_"))
+                setattr(
+                    self,
+                    name,
+                    nn.Dense(UNITS, flatten=False, use_bias=name != "key", prefix=name + "_"),
+                )
             self.drop = nn.Dropout(dropout)
 
     def hybrid_forward(self, F, x, memory, mask):
         q, k, v = (
-            F.transpose(F.reshape(part, (0, 0, self._num_heads, -1)), (0, 2, 1, 3)) for part in (self.query(x), self.key(memory), self.value(memory))
+            F.transpose(F.reshape(part, (0, 0, self._num_heads, -1)), (0, 2, 1, 3))
+            for part in (self.query(x), self.key(memory), self.value(memory))
         )
-        scores = F.broadcast_add(F.linalg.gemm2(q, k, transpose_b=True) * (self._num_heads / self._units) ** 0.5, F.expand_dims(mask, axis=1))
+        scores = F.broadcast_add(
+            F.linalg.gemm2(q, k, transpose_b=True) * (self._num_heads / self._units) ** 0.5,
+            F.expand_dims(mask, axis=1),
+        )
         out = F.transpose(F.linalg.gemm2(self.drop(F.softmax(scores)), v), (0, 2, 1, 3))
         return self.proj(F.reshape(out, (0, 0, self._units)))
 
@@ -103,11 +127,25 @@ def outcome(make, ctx, hybridize, when="before", where=0, plan=None):
             loss = (out * out).sum()
         loss.backward()
     assert out.context == args[0].context
-    return net, out.asnumpy(), args[0].grad.asnumpy(), gradients(net), nd.random.uniform(shape=(2,)).asnumpy()
+    return (
+        net,
+        out.asnumpy(),
+        args[0].grad.asnumpy(),
+        gradients(net),
+        nd.random.uniform(shape=(2,)).asnumpy(),
+    )
 
 
 @pytest.mark.parametrize("hybridize", [False, True], ids=["eager", "hybrid"])
-@pytest.mark.parametrize("make, count, when, where", [(Fused, 2, "before", 0), (Fused, 3, "after", 0), (Apart, 4, "before", 1), (Apart, 3, "after", 3)])
+@pytest.mark.parametrize(
+    "make, count, when, where",
+    [
+        (Fused, 2, "before", 0),
+        (Fused, 3, "after", 0),
+        (Apart, 4, "before", 1),
+        (Apart, 3, "after", 3),
+    ],
+)
 def test_heads_are_split(make, count, when, where, hybridize):
     _, *one = outcome(make, None, False, when, where)
     net, *many = outcome(make, DEVICES[:count], hybridize, when, where)
@@ -115,9 +153,13 @@ def test_heads_are_split(make, count, when, where, hybridize):
         close(a, b)
     assert many[2].keys() == one[2].keys()
     for name, value in one[2].items():
-        close(many[2][name], value, scale=max(1.0, np.abs(value).max()))  # keys' biases have no gradient, but noise
+        close(
+            many[2][name], value, scale=max(1.0, np.abs(value).max())
+        )  # keys' biases have no gradient, but noise
     assert np.array_equal(many[3], one[3])  # as many random calls
-    assert isinstance(net.attention, par.ParallelHeads) and all(param.list_ctx()[0] in DEVICES[:4] for param in net.collect_params().values())
+    assert isinstance(net.attention, par.ParallelHeads) and all(
+        param.list_ctx()[0] in DEVICES[:4] for param in net.collect_params().values()
+    )
 
 
 def test_each_device_computes_its_heads_only():
@@ -134,7 +176,10 @@ def test_on_a_mesh_with_other_layers_split():
     for axes in ({"data": 1}, {"data": 2, "model": 2}):
         mx.random.seed(4)
         net, mesh = Around(lambda: Fused(0, 0)), par.Mesh(axes)
-        net.place(mesh, split={"attention": "heads", ".*widen": "column", ".*narrow": "row", "last": "column"})
+        net.place(
+            mesh,
+            split={"attention": "heads", ".*widen": "column", ".*narrow": "row", "last": "column"},
+        )
         net.initialize(mx.init.Xavier(magnitude=1))
         net.hybridize()
         x = nd.array(inputs_of((4, TIME, UNITS)))
@@ -160,10 +205,15 @@ def test_other_names_and_packings():
             super().__init__(prefix="attention_")
             self.parts_of_units = HEADS
             with self.name_scope():
-                self.all, self.last = nn.Dense(3 * UNITS, flatten=False, prefix="all_"), nn.Dense(UNITS, flatten=False, prefix="last_")
+                self.all, self.last = (
+                    nn.Dense(3 * UNITS, flatten=False, prefix="all_"),
+                    nn.Dense(UNITS, flatten=False, prefix="last_"),
+                )
 
         def hybrid_forward(self, F, x):
-            parts = F.transpose(F.reshape(self.all(x), (0, 0, self.parts_of_units, 3, -1)), (3, 0, 2, 1, 4))
+            parts = F.transpose(
+                F.reshape(self.all(x), (0, 0, self.parts_of_units, 3, -1)), (3, 0, 2, 1, 4)
+            )
             q, k, v = F.split(parts, num_outputs=3, axis=0, squeeze_axis=True)
             out = F.linalg.gemm2(F.softmax(F.linalg.gemm2(q, k, transpose_b=True)), v)
             return self.last(F.reshape(F.transpose(out, (0, 2, 1, 3)), (0, 0, -3)))
@@ -173,7 +223,21 @@ def test_other_names_and_packings():
         net = nn.HybridSequential()
         net.add(Packed())
         if ctx:
-            par.shard(net, {"0": ("heads", {"inputs": "all", "output": "last", "attributes": "parts_of_units", "blocks": 1})}, ctx)
+            par.shard(
+                net,
+                {
+                    "0": (
+                        "heads",
+                        {
+                            "inputs": "all",
+                            "output": "last",
+                            "attributes": "parts_of_units",
+                            "blocks": 1,
+                        },
+                    )
+                },
+                ctx,
+            )
         net.initialize(mx.init.Xavier())
         return net(nd.array(inputs_of((2, TIME, UNITS))))
 
@@ -193,7 +257,11 @@ def test_what_cannot_be_divided_is_refused():
         """Softmax over heads."""
 
         def hybrid_forward(self, F, x, memory, mask):
-            q = F.softmax(F.reshape(self.query(x), (0, 0, self._num_heads, -1)), axis=2) + self.key(memory).mean() + self.value(memory).mean()
+            q = (
+                F.softmax(F.reshape(self.query(x), (0, 0, self._num_heads, -1)), axis=2)
+                + self.key(memory).mean()
+                + self.value(memory).mean()
+            )
             return self.proj(F.reshape(q, (0, 0, -3)))
 
     def split(make, plan="heads"):
@@ -202,19 +270,33 @@ def test_what_cannot_be_divided_is_refused():
         net.initialize()
         return net(*[nd.array(arg) for arg in arguments(Apart)])
 
-    with pytest.raises(MXNetError, match=r"the attention 'net_attention' \(Mixing\) is not the same divided by heads \(_num_heads: the numbers are others; _num_heads, _units:"):
+    with pytest.raises(
+        MXNetError,
+        match=r"the attention 'net_attention' \(Mixing\) is not the same divided by heads \(_num_heads: the numbers are others; _num_heads, _units:",
+    ):
         split(Mixing)
-    with pytest.raises(NotImplementedError, match=r"shard: 'attention' \(Other\): the block has parameters of its own \(bias\)"):
+    with pytest.raises(
+        NotImplementedError,
+        match=r"shard: 'attention' \(Other\): the block has parameters of its own \(bias\)",
+    ):
         split(lambda: Other(own=True))
-    with pytest.raises(ValueError, match="which attribute is the number of heads. There are _units"):
+    with pytest.raises(
+        ValueError, match="which attribute is the number of heads. There are _units"
+    ):
         split(lambda: Other(without=["_num_heads"]))
     with pytest.raises(ValueError, match="'heads' has no option 'head'"):
         split(Apart, ("heads", {"head": 3}))
-    with pytest.raises(ValueError, match="'queries' is no Dense of the block; its Dense children are query, key, value, proj"):
+    with pytest.raises(
+        ValueError,
+        match="'queries' is no Dense of the block; its Dense children are query, key, value, proj",
+    ):
         split(Apart, ("heads", {"inputs": ("queries", "key", "value")}))
     with pytest.raises(ValueError, match="12 units of 'query' can't be divided into 1 x 5 heads"):
         make = Apart()
         make._num_heads = 5
         split(lambda: make)
-    with pytest.raises(ValueError, match="which children make queries, keys and values. its Dense children are none"):
+    with pytest.raises(
+        ValueError,
+        match="which children make queries, keys and values. its Dense children are none",
+    ):
         split(lambda: nn.HybridSequential(), ("heads", {}))

@@ -52,7 +52,9 @@ def test_a_difference_is_named():
             out, total = super().hybrid_forward(F, x)
             return out * (1 + (out.context == mx.cpu(2))), total
 
-    with pytest.raises(mx.MXNetError, match=r"output 0 differs from what one device \(cpu\(0\)\) gives by up to"):
+    with pytest.raises(
+        mx.MXNetError, match=r"output 0 differs from what one device \(cpu\(0\)\) gives by up to"
+    ):
         check_against_single_device(Depends(), nd.array(np.random.RandomState(0).randn(4, 5)))
 
 

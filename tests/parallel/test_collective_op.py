@@ -1,6 +1,5 @@
 """Collectives as single ops that span devices (what NCCL is asked for): the same suite, on any devices, eager, recorded, compiled."""
 
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -26,25 +25,43 @@ def single():
 @pytest.mark.parametrize("name", SINGLE)
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 @pytest.mark.parametrize("hybridize", [False, True], ids=["eager", "hybrid"])
-@pytest.mark.parametrize("shape, axis", [((7, 5), 0), ((12, 24), 0), ((12, 24), 1), ((2, 12, 5), 1)])
+@pytest.mark.parametrize(
+    "shape, axis", [((7, 5), 0), ((12, 24), 0), ((12, 24), 1), ((2, 12, 5), 1)]
+)
 def test_values_and_gradients_bit_for_bit(name, count, hybridize, shape, axis):
     check(count, shape, axis, name, hybridize)
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(1, 5), st.lists(st.integers(0, 6), min_size=1, max_size=3), st.data(), st.integers(0, 99))
+@given(
+    st.integers(1, 5),
+    st.lists(st.integers(0, 6), min_size=1, max_size=3),
+    st.data(),
+    st.integers(0, 99),
+)
 def test_any_sizes(count, shape, data, seed):
-    check(count, tuple(shape), data.draw(st.integers(0, len(shape) - 1)), data.draw(st.sampled_from(SINGLE)), data.draw(st.booleans()), seed)
+    check(
+        count,
+        tuple(shape),
+        data.draw(st.integers(0, len(shape) - 1)),
+        data.draw(st.sampled_from(SINGLE)),
+        data.draw(st.booleans()),
+        seed,
+    )
 
 
 def plan(count, shape, kind, axis=0):
-    return _core.collective_plan(kind, arrays_of(count, shape)[1], DEVICES[:count], axis, axis, None, "auto", "single")["ops"]
+    return _core.collective_plan(
+        kind, arrays_of(count, shape)[1], DEVICES[:count], axis, axis, None, "auto", "single"
+    )["ops"]
 
 
 def test_plans():
     assert plan(3, (6, 4), "all_reduce") == ["_collective"]
     assert [op for op in plan(3, (6, 4), "all_gather") if op != "_reshape_exact"] == ["_collective"]
-    assert [op for op in plan(3, (6, 4), "reduce_scatter") if op != "_reshape_exact"] == ["_collective"]
+    assert [op for op in plan(3, (6, 4), "reduce_scatter") if op != "_reshape_exact"] == [
+        "_collective"
+    ]
     assert plan(3, (6, 9), "all_gather", 1).count("transpose") == 3
     assert plan(2, (6, 4), "all_to_all") == ["_split_v2"] * 2 + ["_collective"] + ["Concat"] * 2
 
@@ -57,7 +74,12 @@ def test_compiled_it_is_one_instruction_that_others_wait_for():
     (entry,) = block.compiled()
     kinds = [step["kind"] for device in entry["devices"].values() for step in device["forward"]]
     ops = [step.get("op") for device in entry["devices"].values() for step in device["forward"]]
-    assert ops.count("_collective") == 1 and kinds.count("copy") == 0 and kinds.count("wait") == 4 and len(entry["devices"]) == 3
+    assert (
+        ops.count("_collective") == 1
+        and kinds.count("copy") == 0
+        and kinds.count("wait") == 4
+        and len(entry["devices"]) == 3
+    )
 
 
 def test_a_result_that_nobody_uses():
@@ -109,7 +131,9 @@ def test_many_layers_and_memory():
                 with autograd.record():
                     out = block(*arrays)
                 autograd.backward(out, [a.ones_like() for a in out])
-                results[kind, hybridize] = [a.asnumpy() for a in out] + [a.grad.asnumpy() for a in arrays]
+                results[kind, hybridize] = [a.asnumpy() for a in out] + [
+                    a.grad.asnumpy() for a in arrays
+                ]
     for key, values in results.items():
         for one, other in zip(values, results["single", False]):
             np.testing.assert_allclose(one, other, rtol=1e-6, err_msg=str(key))
@@ -118,9 +142,25 @@ def test_many_layers_and_memory():
 @pytest.mark.parametrize(
     "params, inputs, text",
     [
-        ({"kind": "all_reduce", "input_devices": "cpu(0),cpu(7)", "output_devices": "cpu(0),cpu(7)"}, [(2,), (2,)], r"input 1 is on cpu\(0\), not on cpu\(7\)"),
-        ({"kind": "all_reduce", "input_devices": "cpu(0)"}, [(2,), (2,)], "does not name one device for each input"),
-        ({"kind": "all_reduce", "output_devices": "tpu(0),tpu(1)"}, [(2,), (2,)], "does not name one device for each output"),
+        (
+            {
+                "kind": "all_reduce",
+                "input_devices": "cpu(0),cpu(7)",
+                "output_devices": "cpu(0),cpu(7)",
+            },
+            [(2,), (2,)],
+            r"input 1 is on cpu\(0\), not on cpu\(7\)",
+        ),
+        (
+            {"kind": "all_reduce", "input_devices": "cpu(0)"},
+            [(2,), (2,)],
+            "does not name one device for each input",
+        ),
+        (
+            {"kind": "all_reduce", "output_devices": "tpu(0),tpu(1)"},
+            [(2,), (2,)],
+            "does not name one device for each output",
+        ),
         ({"kind": "all_reduce"}, [(2,), (3,)], "the arrays differ"),
         ({"kind": "reduce_scatter"}, [(3,), (3,)], "3 rows can't be cut into 2 equal parts"),
         ({"kind": "broadcast"}, [(3,), (3,)], "a broadcast has one input"),

@@ -1,6 +1,5 @@
 """Collectives: values, gradients and errors, for any number of devices and sizes that divide and that don't."""
 
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -31,7 +30,12 @@ def test_values_and_gradients_bit_for_bit(name, count, hybridize):
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(1, 5), st.lists(st.integers(0, 6), min_size=1, max_size=3), st.data(), st.integers(0, 99))
+@given(
+    st.integers(1, 5),
+    st.lists(st.integers(0, 6), min_size=1, max_size=3),
+    st.data(),
+    st.integers(0, 99),
+)
 def test_any_sizes(count, shape, data, seed):
     axis = data.draw(st.integers(0, len(shape) - 1))
     name = data.draw(st.sampled_from(NAMES))
@@ -78,12 +82,18 @@ def test_second_gradients_of_each(name):
     call = cases(3, 0)[name][0]
 
     def second(devices):
-        arrays = [nd.array(np.random.RandomState(i).standard_normal((6, 2)), ctx=ctx) for i, ctx in enumerate(devices)]
+        arrays = [
+            nd.array(np.random.RandomState(i).standard_normal((6, 2)), ctx=ctx)
+            for i, ctx in enumerate(devices)
+        ]
         for array in arrays:
             array.attach_grad()
         with autograd.record():
             outputs = alone(arrays) if devices is ONE else call(arrays)
-            loss = sum(((out * out * out) * (i + 1)).sum().as_in_context(on(0)) for i, out in enumerate(outputs))
+            loss = sum(
+                ((out * out * out) * (i + 1)).sum().as_in_context(on(0))
+                for i, out in enumerate(outputs)
+            )
             used = arrays[:1] if name in ("scatter", "broadcast") else arrays
             slopes = autograd.grad(loss, used, create_graph=True)
             total = sum((slope * slope).sum().as_in_context(on(0)) for slope in slopes)
@@ -96,11 +106,18 @@ def test_second_gradients_of_each(name):
         total = lambda: nd.add_n(*x)
         halves = lambda whole: nd.split(whole, 3, axis=0)
         return {
-            "all_reduce": lambda: [total() for _ in x], "two_shot": lambda: [total() for _ in x], "reduce": lambda: [total()],
-            "reduce_scatter": lambda: halves(total()), "all_gather": lambda: [nd.concat(*x, dim=0) for _ in x], "gather": lambda: [nd.concat(*x, dim=0)],
-            "scatter": lambda: halves(x[0]), "broadcast": lambda: [x[0] * 1 for _ in x],
-            "all_to_all": lambda: [nd.concat(*parts, dim=0) for parts in zip(*[halves(one) for one in x])],
-        }[name]()  # fmt: skip
+            "all_reduce": lambda: [total() for _ in x],
+            "two_shot": lambda: [total() for _ in x],
+            "reduce": lambda: [total()],
+            "reduce_scatter": lambda: halves(total()),
+            "all_gather": lambda: [nd.concat(*x, dim=0) for _ in x],
+            "gather": lambda: [nd.concat(*x, dim=0)],
+            "scatter": lambda: halves(x[0]),
+            "broadcast": lambda: [x[0] * 1 for _ in x],
+            "all_to_all": lambda: [
+                nd.concat(*parts, dim=0) for parts in zip(*[halves(one) for one in x])
+            ],
+        }[name]()
 
     for many, one in zip(second(DEVICES[:3]), second(ONE)):
         np.testing.assert_allclose(many, one, rtol=2e-5, atol=1e-4 * np.abs(one).max())
@@ -114,22 +131,35 @@ def test_devices_that_are_listed_twice_or_missing():
         par.Mesh({"model": 2}, devices=[DEVICES[1]] * 2)
     layer = par.ColumnParallelDense(4, DEVICES[:3], in_units=2)
     layer.initialize()
-    with pytest.raises(mx.MXNetError, match=r"must hold one array on each of \[[cg]pu\(0\), [cg]pu\(1\), [cg]pu\(2\)\], in this order, but they are on \[[cg]pu\(0\), [cg]pu\(1\)\]"):
+    with pytest.raises(
+        mx.MXNetError,
+        match=r"must hold one array on each of \[[cg]pu\(0\), [cg]pu\(1\), [cg]pu\(2\)\], in this order, but they are on \[[cg]pu\(0\), [cg]pu\(1\)\]",
+    ):
         layer([nd.ones((1, 2), ctx=ctx) for ctx in DEVICES[:2]])
 
 
 def test_results_are_arrays_of_their_own():
     """Writing to a result leaves what it came from alone, and other results."""
     x = nd.ones((2,))
-    for result in (par.broadcast(x, DEVICES[:2]), par.all_reduce([x]), [par.gather([x])], par.scatter(x, DEVICES[:1]), par.broadcast(x, [on(0)] * 2)):
+    for result in (
+        par.broadcast(x, DEVICES[:2]),
+        par.all_reduce([x]),
+        [par.gather([x])],
+        par.scatter(x, DEVICES[:1]),
+        par.broadcast(x, [on(0)] * 2),
+    ):
         result[0][:] = 5
-        assert (x.asnumpy() == 1).all() and all((other.asnumpy() == 1).all() for other in result[1:])
+        assert (x.asnumpy() == 1).all() and all(
+            (other.asnumpy() == 1).all() for other in result[1:]
+        )
 
 
 def test_dtypes():
     for dtype in ("float64", "float16", "int32"):
         outputs = par.all_reduce([nd.array([1, 2, 3], ctx=ctx, dtype=dtype) for ctx in DEVICES[:3]])
-        assert all(out.dtype == np.dtype(dtype) and out.asnumpy().tolist() == [3, 6, 9] for out in outputs)
+        assert all(
+            out.dtype == np.dtype(dtype) and out.asnumpy().tolist() == [3, 6, 9] for out in outputs
+        )
 
 
 def plan(count, shape, algorithm="auto", kind="all_reduce"):
@@ -144,7 +174,10 @@ def test_the_algorithm_is_chosen_by_shapes():
     # A ring's bytes: every device sends 2 (n - 1) / n of an array.
     assert plan(4, large)["bytes"] == 2 * 3 * 4 * large[0]
     assert plan(4, large, "one_shot")["bytes"] == 4 * 3 * 4 * large[0]
-    assert plan(3, (5, 3), kind="all_to_all")["copies"] == 6 and plan(3, (5, 3), kind="gather")["copies"] == 2
+    assert (
+        plan(3, (5, 3), kind="all_to_all")["copies"] == 6
+        and plan(3, (5, 3), kind="gather")["copies"] == 2
+    )
 
 
 def test_compiled_collectives_are_copies_between_programs():
@@ -160,8 +193,16 @@ def test_compiled_collectives_are_copies_between_programs():
 @pytest.mark.parametrize(
     "call, error, text",
     [
-        (lambda x: par.all_reduce([x[0], x[1][:2]]), mx.MXNetError, r"rank 0 on [cg]pu\(0\) is float32 \(4, 3\), but that of rank 1 on [cg]pu\(1\) is float32 \(2, 3\)"),
-        (lambda x: par.all_gather([x[0], x[1].astype("float64")]), mx.MXNetError, r"rank 1 on [cg]pu\(1\) is float64 \(4, 3\); they may differ along the axis"),
+        (
+            lambda x: par.all_reduce([x[0], x[1][:2]]),
+            mx.MXNetError,
+            r"rank 0 on [cg]pu\(0\) is float32 \(4, 3\), but that of rank 1 on [cg]pu\(1\) is float32 \(2, 3\)",
+        ),
+        (
+            lambda x: par.all_gather([x[0], x[1].astype("float64")]),
+            mx.MXNetError,
+            r"rank 1 on [cg]pu\(1\) is float64 \(4, 3\); they may differ along the axis",
+        ),
         (lambda x: par.reduce_scatter(x, 2), ValueError, "reduce_scatter: axis 2 is out of range"),
         (lambda x: par.scatter(x[0], []), ValueError, "list of Contexts"),
         (lambda x: par.all_reduce(x[0]), TypeError, "expected a list of arrays"),
@@ -169,9 +210,17 @@ def test_compiled_collectives_are_copies_between_programs():
         (lambda x: par.all_reduce([x[0], 3]), TypeError, "rank 1 is a int"),
         (lambda x: par.gather(x, "cpu"), mx.MXNetError, "must be a Context"),
         (lambda x: par.all_reduce(x, "ring"), ValueError, "no algorithm 'ring'"),
-        (lambda x: par.all_reduce([x[0], x[0].as_in_context(mx.cpu())], transport="nccl"), mx.MXNetError, "NCCL"),
+        (
+            lambda x: par.all_reduce([x[0], x[0].as_in_context(mx.cpu())], transport="nccl"),
+            mx.MXNetError,
+            "NCCL",
+        ),
         (lambda x: par.broadcast(x[0], DEVICES, transport="mpi"), NotImplementedError, "MPI"),
-        (lambda x: par.broadcast(x[0], DEVICES, transport="smoke"), ValueError, "no transport 'smoke'"),
+        (
+            lambda x: par.broadcast(x[0], DEVICES, transport="smoke"),
+            ValueError,
+            "no transport 'smoke'",
+        ),
     ],
 )
 def test_errors(call, error, text):
@@ -182,4 +231,9 @@ def test_errors(call, error, text):
 def test_shuffled_orders():
     """No dependency between devices is missing, whatever the order of the work."""
     script = "from support import collective_cases as t\nfor name in t.NAMES:\n  for hybrid in (False, True):\n    t.check(3, (7, 5), 1, name, hybrid)\nprint('same')"
-    assert output_of(script, timeout=280, MPGLUON_ENGINE="shuffle", MPGLUON_COLLECTIVES="local").strip() == "same"
+    assert (
+        output_of(
+            script, timeout=280, MPGLUON_ENGINE="shuffle", MPGLUON_COLLECTIVES="local"
+        ).strip()
+        == "same"
+    )

@@ -26,14 +26,21 @@ def bound(group2ctx, grad_req="write"):
     executor = network().simple_bind(on(0), group2ctx=group2ctx, grad_req=grad_req, data=(4, 10))
     rng = np.random.RandomState(0)
     for name, array in executor.arg_dict.items():
-        array[:] = rng.uniform(0, 15, array.shape).astype(int) if name == "softmax_label" else rng.uniform(-1, 1, array.shape)
+        array[:] = (
+            rng.uniform(0, 15, array.shape).astype(int)
+            if name == "softmax_label"
+            else rng.uniform(-1, 1, array.shape)
+        )
     executor.aux_dict["bn_moving_var"][:] = 1
     return executor
 
 
 def test_arrays_are_on_their_groups_device():
     executor = bound(GROUPS)
-    where = {name: array.context for name, array in (*executor.arg_dict.items(), *executor.aux_dict.items())}
+    where = {
+        name: array.context
+        for name, array in (*executor.arg_dict.items(), *executor.aux_dict.items())
+    }
     for name, ctx in where.items():
         assert ctx == GROUPS["two" if name.startswith(("fc2", "bn")) else "one"], name
     for name, array in executor.grad_dict.items():
@@ -42,7 +49,11 @@ def test_arrays_are_on_their_groups_device():
 
 @pytest.mark.parametrize("grad_req", ["write", "add"])
 def test_same_bits_as_on_one_device(grad_req):
-    executors = [bound(None, grad_req), bound(GROUPS, grad_req), bound({"one": on(0), "two": on(0)}, grad_req)]
+    executors = [
+        bound(None, grad_req),
+        bound(GROUPS, grad_req),
+        bound({"one": on(0), "two": on(0)}, grad_req),
+    ]
     for _ in range(3):
         for executor in executors:
             executor.forward(is_train=True)
@@ -52,7 +63,9 @@ def test_same_bits_as_on_one_device(grad_req):
         np.testing.assert_array_equal(other.outputs[0].asnumpy(), alone.outputs[0].asnumpy())
         for kind in ("grad_dict", "aux_dict"):
             for name, array in getattr(alone, kind).items():
-                np.testing.assert_array_equal(getattr(other, kind)[name].asnumpy(), array.asnumpy(), err_msg=name)
+                np.testing.assert_array_equal(
+                    getattr(other, kind)[name].asnumpy(), array.asnumpy(), err_msg=name
+                )
     assert executors[1].outputs[0].context == GROUPS["one"]
 
 
@@ -61,10 +74,20 @@ def test_work_runs_where_it_belongs():
     executor.forward(is_train=True)
     executor.backward()
     (entry,) = [one for one in executor._call.compiled() if one["calls"]]
-    ops = {name: [step["op"] for step in device["forward"] if step["kind"] == "run"] for name, device in entry["devices"].items()}
-    assert "BatchNorm" in ops[str(on(2))] and "SoftmaxOutput" in ops[str(on(1))] and not ops.get(str(on(0)))
+    ops = {
+        name: [step["op"] for step in device["forward"] if step["kind"] == "run"]
+        for name, device in entry["devices"].items()
+    }
+    assert (
+        "BatchNorm" in ops[str(on(2))]
+        and "SoftmaxOutput" in ops[str(on(1))]
+        and not ops.get(str(on(0)))
+    )
     forward = [copy for copy in entry["copies"] if copy["phase"] == "forward"]
-    assert {(copy["from"], copy["to"]) for copy in forward} == {(str(on(1)), str(on(2))), (str(on(2)), str(on(1)))} and len(forward) == 2
+    assert {(copy["from"], copy["to"]) for copy in forward} == {
+        (str(on(1)), str(on(2))),
+        (str(on(2)), str(on(1))),
+    } and len(forward) == 2
 
 
 def test_bind_with_arrays_anywhere():
@@ -80,8 +103,10 @@ def test_bind_with_arrays_anywhere():
     assert out.context == on(2) and out.asnumpy().tolist() == [8, 8, 8]
     executor.backward(mx.nd.ones(3))  # on another device than the output
     assert {name: (grad.context, grad.asnumpy().tolist()) for name, grad in grads.items()} == {
-        "a": (on(1), [2, 2, 2]), "b": (on(0), [2, 2, 2]), "c": (on(2), [4, 4, 4]),
-    }  # fmt: skip
+        "a": (on(1), [2, 2, 2]),
+        "b": (on(0), [2, 2, 2]),
+        "c": (on(2), [4, 4, 4]),
+    }
     assert "Copy" in executor.debug_str()
 
 
@@ -117,7 +142,13 @@ def test_as_in_context_places_what_follows():
     net = mx.sym.FullyConnected(net, num_hidden=2, name="b")
     executor = net.simple_bind(on(0), x=(4, 5))
     where = {name: array.context for name, array in executor.arg_dict.items()}
-    assert where == {"x": on(0), "a_weight": on(0), "a_bias": on(0), "b_weight": on(3), "b_bias": on(3)}
+    assert where == {
+        "x": on(0),
+        "a_weight": on(0),
+        "a_bias": on(0),
+        "b_weight": on(3),
+        "b_bias": on(3),
+    }
     executor.forward(is_train=True)
     executor.backward(mx.nd.ones((4, 2), ctx=on(3)))
     assert executor.grad_dict["a_weight"].context == on(0)

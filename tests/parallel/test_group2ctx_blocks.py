@@ -44,7 +44,9 @@ class Made(gluon.HybridBlock):
 
     def hybrid_forward(self, F, x):
         h = self.a(x)
-        return self.c(self.b(h) + h)  # the sum belongs to no group: it runs where its first input is
+        return self.c(
+            self.b(h) + h
+        )  # the sum belongs to no group: it runs where its first input is
 
 
 def trained(kind, group2ctx, hybrid, steps=3):
@@ -82,9 +84,13 @@ def test_placement_does_not_change_bits(kind):
 def test_copies_between_groups_are_made_once():
     net, _ = trained(Called, TWO, True)
     entry = net.compiled()[0]
-    sent = [step["to"] for step in entry["devices"][str(on(1))]["forward"] if step["kind"] == "copy"]
+    sent = [
+        step["to"] for step in entry["devices"][str(on(1))]["forward"] if step["kind"] == "copy"
+    ]
     assert sent == [str(on(2))]  # the hidden layer, which three ops of the other group read
-    assert net.scale.list_ctx() == [on(0)]  # made in no group and handed to an op, not to a block: it stays, and is copied
+    assert net.scale.list_ctx() == [
+        on(0)
+    ]  # made in no group and handed to an op, not to a block: it stays, and is copied
 
 
 def test_groups_of_children_called_by_a_plain_block():
@@ -105,7 +111,9 @@ def test_groups_of_children_called_by_a_plain_block():
     assert net(mx.nd.ones((2, 3))).context == on(2)
     assert net.a.weight.list_ctx() == [on(1)] and len(net.compiled()) == 2
     net._group2ctx = {"dev1": on(3), "dev2": on(3)}
-    assert net(mx.nd.ones((2, 3))).context == on(3)  # compiled anew: the groups are part of the signature
+    assert net(mx.nd.ones((2, 3))).context == on(
+        3
+    )  # compiled anew: the groups are part of the signature
     assert net.a.weight.list_ctx() == [on(1)]
 
 
@@ -159,7 +167,9 @@ def test_errors_name_the_group():
             net(mx.nd.ones((2, 3)))
         with pytest.raises(mx.MXNetError, match="different devices"):  # the mode is left
             mx.nd.ones(2, ctx=on(1)) + mx.nd.ones(2, ctx=on(2))
-    with pytest.raises(mx.MXNetError, match=r"Made\.b: the ctx_group 'dev2' is not in group2ctx, which has dev1"):
+    with pytest.raises(
+        mx.MXNetError, match=r"Made\.b: the ctx_group 'dev2' is not in group2ctx, which has dev1"
+    ):
         Made().initialize(group2ctx={"dev1": on(1)})
     for wrong in ({"dev1": str(on(1))}, [("dev1", on(1))]):
         with pytest.raises(TypeError, match="group2ctx is a dict"):
@@ -174,12 +184,19 @@ def test_groups_are_in_the_exported_symbol(tmp_path):
     net, _ = trained(Made, TWO, True)
     expected = net(mx.nd.ones((4, 5))).asnumpy()
     symbol, params = net.export(str(tmp_path / "net"))
-    groups = {node["name"]: node.get("attrs", {}).get("__ctx_group__") for node in json.load(open(symbol))["nodes"] if node["op"] != "null"}
+    groups = {
+        node["name"]: node.get("attrs", {}).get("__ctx_group__")
+        for node in json.load(open(symbol))["nodes"]
+        if node["op"] != "null"
+    }
     assert groups["net_dense0_fwd"] == "dev1" and groups["net_dense1_fwd"] == "dev2"
     loaded = mx.sym.load(symbol)
     arrays = {key.split(":")[1]: array for key, array in mx.nd.load(params).items()}
     executor = loaded.simple_bind(on(0), data=(4, 5), grad_req="null", group2ctx=TWO)
-    executor.copy_params_from({name: array for name, array in arrays.items() if name in executor.arg_dict}, {name: arrays[name] for name in executor.aux_dict})
+    executor.copy_params_from(
+        {name: array for name, array in arrays.items() if name in executor.arg_dict},
+        {name: arrays[name] for name in executor.aux_dict},
+    )
     out = executor.forward(data=mx.nd.ones((4, 5)))[0]
     assert out.context == on(2)
     np.testing.assert_allclose(out.asnumpy(), expected, rtol=1e-6)

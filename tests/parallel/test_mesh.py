@@ -12,19 +12,37 @@ from mpgluon.gluon import nn
 from mpgluon.parallel import Mesh, Pipeline, TrainStep, clip_global_norm
 
 DEVICES = [on(i) for i in range(8)]
-SHAPES = [{"data": 2}, {"stage": 2}, {"data": 2, "stage": 2}, {"stage": 2, "data": 3}, {"data": 4, "stage": 1, "model": 1}]
+SHAPES = [
+    {"data": 2},
+    {"stage": 2},
+    {"data": 2, "stage": 2},
+    {"stage": 2, "data": 3},
+    {"data": 4, "stage": 1, "model": 1},
+]
 
 
 def mlp(width=16):
     net = nn.HybridSequential(prefix="net_")
     with net.name_scope():
-        net.add(nn.Dense(width, activation="relu"), nn.LayerNorm(), nn.Dense(width, activation="tanh"), nn.Dense(width, activation="relu"), nn.Dense(5))
+        net.add(
+            nn.Dense(width, activation="relu"),
+            nn.LayerNorm(),
+            nn.Dense(width, activation="tanh"),
+            nn.Dense(width, activation="relu"),
+            nn.Dense(5),
+        )
     return net
 
 
 def batches(count=4, size=12, width=10):
     rng = np.random.default_rng(3)
-    return [(nd.array(rng.standard_normal((size, width)), dtype="float32"), nd.array(rng.integers(0, 5, size))) for _ in range(count)]
+    return [
+        (
+            nd.array(rng.standard_normal((size, width)), dtype="float32"),
+            nd.array(rng.integers(0, 5, size)),
+        )
+        for _ in range(count)
+    ]
 
 
 def build(axes, place_first=True, make=mlp, hybrid=True):
@@ -54,21 +72,34 @@ def test_against_one_device(axes, hybrid, reference):
     net, mesh = build(axes, place_first=hybrid, hybrid=hybrid)
     if not hybrid:  # the shapes are known after the first batch only
         assert net[0].weight.list_ctx() == mesh.line("data")
-    losses = train(net, mesh, gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.01}), batches())
+    losses = train(
+        net, mesh, gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.01}), batches()
+    )
     np.testing.assert_allclose(losses, reference[0], rtol=1e-5)
     result = values(net)
-    close_by_name(reference[1], result, 2e-5)  # adam's division makes rounding of small gradients visible
+    close_by_name(
+        reference[1], result, 2e-5
+    )  # adam's division makes rounding of small gradients visible
     if mesh.size("data") == 1:
         same_bits(reference[1], result)
     for stage in range(mesh.size("stage")):
-        assert any(param.list_ctx() == mesh.line("data", stage=stage) for param in net.collect_params().values())
+        assert any(
+            param.list_ctx() == mesh.line("data", stage=stage)
+            for param in net.collect_params().values()
+        )
 
 
 def test_one_step_of_sgd_is_within_rounding():
     results = []
     for axes in ({"data": 1}, {"data": 4, "stage": 2}):
         net, mesh = build(axes)
-        train(net, mesh, gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}), batches(1), loop="all backward together")
+        train(
+            net,
+            mesh,
+            gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}),
+            batches(1),
+            loop="all backward together",
+        )
         results.append(values(net))
     close_by_name(*results, 1e-6)
 
@@ -78,7 +109,12 @@ def test_sharded_updates_have_the_same_bits_and_one_state(optimizer):
     results = []
     for sharded in (False, True):
         net, mesh = build({"data": 3, "stage": 2})
-        trainer = gluon.Trainer(net.collect_params(), optimizer, {"learning_rate": 0.01, "wd": 0.01}, shard_updates=sharded)
+        trainer = gluon.Trainer(
+            net.collect_params(),
+            optimizer,
+            {"learning_rate": 0.01, "wd": 0.01},
+            shard_updates=sharded,
+        )
         train(net, mesh, trainer, batches())
         results.append(values(net))
         states = sum(len(updater.states) for updater in trainer._updaters.values())
@@ -91,7 +127,9 @@ def test_sharded_updates_take_turns_and_save_their_states(tmp_path):
     trainer = gluon.Trainer(net.collect_params(), "adam", shard_updates=True)
     data = batches()
     train(net, mesh, trainer, data[:2])
-    assert {ctx for ctx, updater in trainer._updaters.items() if updater.states} == set(mesh.devices)
+    assert {ctx for ctx, updater in trainer._updaters.items() if updater.states} == set(
+        mesh.devices
+    )
     trainer.save_states(str(tmp_path / "states"))
     values_then = values(net)
     train(net, mesh, trainer, data[2:])
@@ -109,7 +147,11 @@ def test_large_and_small_gradients_travel_in_buckets():
     net, mesh = build({"data": 2}, make=lambda: mlp(600), hybrid=False)
     train(net, mesh, trainer := gluon.Trainer(net.collect_params(), "sgd"), batches(1))
     buckets = trainer._current_plan().buckets
-    assert sorted(len(bucket.params) for bucket in buckets) == [1, 1, 10 - 2]  # two matrices of 1.4 MB, and all the others
+    assert sorted(len(bucket.params) for bucket in buckets) == [
+        1,
+        1,
+        10 - 2,
+    ]  # two matrices of 1.4 MB, and all the others
     assert {bucket.home for bucket in buckets} == set(mesh.devices)
     results = []
     for axes in ({"data": 1}, {"data": 2}):
@@ -151,8 +193,14 @@ def test_accumulation_is_that_of_adding_by_hand(axes):
         train(net, mesh, trainer, [batch])
         now = values(net)
         if i % 3 == 2:
-            assert before is None or any(now[name].tobytes() != before[name].tobytes() for name in now)
-            assert all((grad.asnumpy() == 0).all() for param in net.collect_params().values() for grad in param.list_grad())
+            assert before is None or any(
+                now[name].tobytes() != before[name].tobytes() for name in now
+            )
+            assert all(
+                (grad.asnumpy() == 0).all()
+                for param in net.collect_params().values()
+                for grad in param.list_grad()
+            )
         elif before is not None:
             same_bits(before, now)
         before = now
@@ -195,7 +243,11 @@ def test_an_early_update_ends_the_accumulation():
     trainer.allreduce_grads()
     trainer.update(24)
     assert any(values(net)[name].tobytes() != before[name].tobytes() for name in before)
-    assert all((grad.asnumpy() == 0).all() for param in net.collect_params().values() for grad in param.list_grad())
+    assert all(
+        (grad.asnumpy() == 0).all()
+        for param in net.collect_params().values()
+        for grad in param.list_grad()
+    )
 
 
 @pytest.mark.parametrize("sharded", [False, True])
@@ -203,11 +255,19 @@ def test_clipping_counts_replicas_once(sharded):
     data, results = batches(3), []
     for axes in ({"data": 1}, {"data": 3, "stage": 2}):
         net, mesh = build(axes)
-        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5}, shard_updates=sharded, clip_global_norm=0.05)
+        trainer = gluon.Trainer(
+            net.collect_params(),
+            "sgd",
+            {"learning_rate": 0.5},
+            shard_updates=sharded,
+            clip_global_norm=0.05,
+        )
         train(net, mesh, trainer, data)
         by_trainer = values(net)
         net, mesh = build(axes)
-        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5}, shard_updates=sharded)
+        trainer = gluon.Trainer(
+            net.collect_params(), "sgd", {"learning_rate": 0.5}, shard_updates=sharded
+        )
         for x, y in data:
             for part, label in zip(mesh.split_and_load(x), mesh.split_and_load(y, stage=-1)):
                 with autograd.record():
@@ -228,7 +288,12 @@ def test_clipping_counts_replicas_once(sharded):
 
 def test_train_step_over_data_and_stages():
     data, results, losses = batches(3), [], []
-    for axes, pieces in (({"data": 1}, None), ({"data": 2, "stage": 2}, 3), ({"data": 2, "stage": 2}, 2), ({"data": 3}, 2)):
+    for axes, pieces in (
+        ({"data": 1}, None),
+        ({"data": 2, "stage": 2}, 3),
+        ({"data": 2, "stage": 2}, 2),
+        ({"data": 3}, 2),
+    ):
         net, mesh = build(axes, hybrid=pieces is None)
         x, y = data[0]
         net(mesh.split_and_load(x)[0])  # the trainer wants the shapes
@@ -253,12 +318,18 @@ def test_train_step_on_a_last_batch_of_few_rows():
     for axes in ({"data": 1}, {"data": 2, "stage": 2}):
         net, mesh = build(axes, hybrid=False)
         net(mesh.split_and_load(data[0][0])[0])
-        step = TrainStep(net, LOSS, gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.2}), Pipeline(4))
+        step = TrainStep(
+            net,
+            LOSS,
+            gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.2}),
+            Pipeline(4),
+        )
         assert [step(x, y).shape for x, y in data] == [(12,), (3,)]
         results.append(values(net))
     close_by_name(*results, 1e-5)
-    with pytest.raises(ValueError,
-                       match="a batch of 1 row along axis 0 can't be divided among 2 replicas"):
+    with pytest.raises(
+        ValueError, match="a batch of 1 row along axis 0 can't be divided among 2 replicas"
+    ):
         step(data[0][0][:1], data[0][1][:1])
 
 
@@ -281,16 +352,23 @@ def test_later_stages_are_reduced_while_earlier_ones_still_go_backward():
     x, y = nd.random.normal(shape=(16, 12)), nd.zeros(16)
     train(net, mesh, trainer, [(x, y)], loop="all backward together")
     with autograd.record():
-        losses = [LOSS(net(part), label) for part, label in zip(mesh.split_and_load(x), mesh.split_and_load(y, stage=-1))]
+        losses = [
+            LOSS(net(part), label)
+            for part, label in zip(mesh.split_and_load(x), mesh.split_and_load(y, stage=-1))
+        ]
     nd.waitall()
     first, last = mesh.line("data", stage=0), mesh.line("data", stage=1)
     with held(first[0]), held(first[1]):
         autograd.backward(losses)
         trainer.allreduce_grads()
-        sums = [param.list_grad() for param in net.collect_params().values() if param.list_ctx() == last]
+        sums = [
+            param.list_grad() for param in net.collect_params().values() if param.list_ctx() == last
+        ]
         assert sums
         for grads in sums:
-            assert np.array_equal(grads[0].asnumpy(), grads[1].asnumpy()) and grads[0].asnumpy().any()
+            assert (
+                np.array_equal(grads[0].asnumpy(), grads[1].asnumpy()) and grads[0].asnumpy().any()
+            )
         assert all(at_work(ctx) for ctx in first)
     trainer.update(16)
 
@@ -313,20 +391,31 @@ def test_sums_do_not_wait_for_the_end_of_backward(stages):
             break
         mx.profiler.start()
         with autograd.record():
-            losses = [LOSS(net(part), label) for part, label in zip(mesh.split_and_load(x), mesh.split_and_load(y, stage=-1))]
+            losses = [
+                LOSS(net(part), label)
+                for part, label in zip(mesh.split_and_load(x), mesh.split_and_load(y, stage=-1))
+            ]
         autograd.backward(losses)
         ticks = [_core.written_at(grad) for grad in (first, last)]
         trainer.allreduce_grads()
         nd.waitall()
         mx.profiler.stop()
-        assert ticks[1][0] < ticks[1][1] or stages == 2  # not the last tick that the device was given
+        assert (
+            ticks[1][0] < ticks[1][1] or stages == 2
+        )  # not the last tick that the device was given
         if stages == 1:
             assert ticks[0][1] == ticks[1][1] and ticks[1][0] < ticks[0][0] <= ticks[0][1]
         events = mx.profiler.events()
         sums = [event for event in events if event["name"] == "sum of replicas"]
-        backward = [event for event in events if event["backward"] and event["device"] == str(mesh.device(data=1))]
+        backward = [
+            event
+            for event in events
+            if event["backward"] and event["device"] == str(mesh.device(data=1))
+        ]
         assert sums and all(event["device"].endswith(" side") for event in sums)
-        overlapped = overlapped or min(event["begin"] for event in sums) < max(event["end"] for event in backward)
+        overlapped = overlapped or min(event["begin"] for event in sums) < max(
+            event["end"] for event in backward
+        )
         trainer.update(1024)
     assert overlapped
 
@@ -336,16 +425,26 @@ def test_sums_do_not_wait_for_the_end_of_backward(stages):
 @pytest.mark.parametrize("everywhere", [False, True])
 def test_sums_in_place(dtype, everywhere):
     rng = np.random.default_rng(4)
-    values = [[rng.standard_normal(shape) for shape in ((3, 5), (70000,), (0, 2))] for _ in range(3)]
-    lists = [[nd.array(value, dtype=dtype, ctx=ctx) for value in own] for own, ctx in zip(values, DEVICES)]
-    expected = [nd.add_n(*[own[i].as_in_context(DEVICES[0]) for own in lists]).asnumpy() for i in range(3)]
+    values = [
+        [rng.standard_normal(shape) for shape in ((3, 5), (70000,), (0, 2))] for _ in range(3)
+    ]
+    lists = [
+        [nd.array(value, dtype=dtype, ctx=ctx) for value in own]
+        for own, ctx in zip(values, DEVICES)
+    ]
+    expected = [
+        nd.add_n(*[own[i].as_in_context(DEVICES[0]) for own in lists]).asnumpy() for i in range(3)
+    ]
     before = [[array.asnumpy() for array in own] for own in lists]
     assert _core.sum_replicas(lists, 1, everywhere)
     for replica, own in enumerate(lists):
         for i, array in enumerate(own):
             wanted = expected[i] if everywhere or replica == 1 else before[replica][i]
             np.testing.assert_array_equal((array * 1).asnumpy(), wanted)
-    for bad, text in (([lists[0], lists[1][:2]], "different lengths"), ([lists[0], lists[1][::-1]], "array 0 of replica 1 is not like that of replica 0")):
+    for bad, text in (
+        ([lists[0], lists[1][:2]], "different lengths"),
+        ([lists[0], lists[1][::-1]], "array 0 of replica 1 is not like that of replica 0"),
+    ):
         with pytest.raises(ValueError, match=text):
             _core.sum_replicas(bad, 0, True)
     with pytest.raises(ValueError, match="arrays of replica 0 are on several devices"):
@@ -360,7 +459,11 @@ def test_a_failed_gradient_fails_its_sum():
     lists = [[nd.ones((3,), ctx=ctx), nd.ones((2,), ctx=ctx)] for ctx in DEVICES[:2]]
     nd.waitall()
     with held(DEVICES[1]):  # what comes is queued, and fails later
-        nd.broadcast_add(lists[1][0], nd.linalg.potrf(-nd.ones((1, 1), ctx=DEVICES[1])).reshape((1,)), out=lists[1][0])
+        nd.broadcast_add(
+            lists[1][0],
+            nd.linalg.potrf(-nd.ones((1, 1), ctx=DEVICES[1])).reshape((1,)),
+            out=lists[1][0],
+        )
         assert _core.sum_replicas(lists, 0, True)
     for own in lists:
         with pytest.raises(MXNetError):
@@ -379,7 +482,12 @@ class Inception(gluon.HybridBlock):
             for i in range(2):
                 branch = nn.HybridSequential()
                 with branch.name_scope():
-                    branch.add(nn.Conv2D(width, 3 + 2 * i, padding=1 + i, activation="relu", in_channels=3), nn.Conv2D(width, 3, padding=1, in_channels=width))
+                    branch.add(
+                        nn.Conv2D(
+                            width, 3 + 2 * i, padding=1 + i, activation="relu", in_channels=3
+                        ),
+                        nn.Conv2D(width, 3, padding=1, in_channels=width),
+                    )
                 self.branches.append(branch)
                 self.register_child(branch, f"branch{i}")
             self.out = nn.Dense(5, in_units=2 * width * 16 * 16)
@@ -409,7 +517,9 @@ def test_branches_on_several_devices_run_at_the_same_time(hybrid, one_thread):
             net.hybridize()
         trainer = gluon.Trainer(net.collect_params(), "sgd")
         overlap = False
-        for attempt in range(10 if axes["stage"] == 1 else 100):  # a loaded machine may keep the devices from it for long
+        for attempt in range(
+            10 if axes["stage"] == 1 else 100
+        ):  # a loaded machine may keep the devices from it for long
             if attempt >= 10 and overlap:
                 break
             mx.profiler.start()
@@ -427,7 +537,9 @@ def test_branches_on_several_devices_run_at_the_same_time(hybrid, one_thread):
                     spans[str(event["device"])].append((event["begin"], event["end"]))
             one, *two = spans.values()
             assert one and all(two)
-            overlap = overlap or any(a < d and c < b for a, b in one for other in two for c, d in other)
+            overlap = overlap or any(
+                a < d and c < b for a, b in one for other in two for c, d in other
+            )
         assert overlap == (axes["stage"] == 2)
     same_bits(*results)
 
@@ -440,7 +552,9 @@ class Tied(gluon.HybridBlock):
         with self.name_scope():
             self.embed = nn.Embedding(20, 16)
             self.hidden = nn.Dense(16, in_units=16, activation="tanh", flatten=False)
-            self.out = nn.Dense(20, in_units=16, use_bias=False, params=self.embed.params, flatten=False)
+            self.out = nn.Dense(
+                20, in_units=16, use_bias=False, params=self.embed.params, flatten=False
+            )
 
     def hybrid_forward(self, F, x):
         return self.out(self.hidden(self.embed(x)))
@@ -462,7 +576,9 @@ def test_tied_weights_across_stages(hybrid):
             for part in mesh.split_and_load(x):
                 with autograd.record():
                     out = net(part)
-                    loss = LOSS(out.reshape((-1, 20)), part.as_in_context(out.context).reshape((-1,)))
+                    loss = LOSS(
+                        out.reshape((-1, 20)), part.as_in_context(out.context).reshape((-1,))
+                    )
                 loss.backward()
             trainer.step(48)
         results.append(values(net))
@@ -476,15 +592,37 @@ def test_stages_are_cut_by_bytes_or_as_told():
     with net.name_scope():
         inner = nn.HybridSequential()
         with inner.name_scope():
-            inner.add(nn.Dense(100, in_units=100), nn.Activation("relu"), nn.Dense(100, in_units=100))
+            inner.add(
+                nn.Dense(100, in_units=100), nn.Activation("relu"), nn.Dense(100, in_units=100)
+            )
         net.add(inner, nn.Dense(10, in_units=100), nn.Dense(10, in_units=10))
     mesh = Mesh({"stage": 2})
     net.place(mesh)
     net.initialize()
-    assert [param.list_ctx()[0].device_id for param in net.collect_params().values()] == [0, 0, 1, 1, 1, 1, 1, 1]
+    assert [param.list_ctx()[0].device_id for param in net.collect_params().values()] == [
+        0,
+        0,
+        1,
+        1,
+        1,
+        1,
+        1,
+        1,
+    ]
     assert net(nd.ones((2, 100))).context == on(1)
-    net.place(mesh, stages={"0": 1, "1": 0, "2": 1})  # back and forth, and moved after initialization
-    assert [param.list_ctx()[0].device_id for param in net.collect_params().values()] == [1, 1, 1, 1, 0, 0, 1, 1]
+    net.place(
+        mesh, stages={"0": 1, "1": 0, "2": 1}
+    )  # back and forth, and moved after initialization
+    assert [param.list_ctx()[0].device_id for param in net.collect_params().values()] == [
+        1,
+        1,
+        1,
+        1,
+        0,
+        0,
+        1,
+        1,
+    ]
     assert net(nd.ones((2, 100))).context == on(1)
     net.place(Mesh({"data": 2}, devices=DEVICES[4:6]), [[net]])
     assert net(nd.ones((2, 100), ctx=DEVICES[5])).context == DEVICES[5]
@@ -492,9 +630,18 @@ def test_stages_are_cut_by_bytes_or_as_told():
 
 def test_places_and_lines():
     mesh = Mesh({"data": 2, "stage": 3}, devices=DEVICES[1:7])
-    assert mesh.device(data=1, stage=2) == on(6) and mesh.device(stage=-1) == on(3) and mesh.size("model") == 1
-    assert mesh.line("data", stage=1) == [on(2), on(5)] and mesh.line("stage", data=1) == DEVICES[4:7]
-    assert [piece.context for piece in mesh.split_and_load(np.ones((4, 2)), stage=-1)] == [on(3), on(6)]
+    assert (
+        mesh.device(data=1, stage=2) == on(6)
+        and mesh.device(stage=-1) == on(3)
+        and mesh.size("model") == 1
+    )
+    assert (
+        mesh.line("data", stage=1) == [on(2), on(5)] and mesh.line("stage", data=1) == DEVICES[4:7]
+    )
+    assert [piece.context for piece in mesh.split_and_load(np.ones((4, 2)), stage=-1)] == [
+        on(3),
+        on(6),
+    ]
     with pytest.raises(IndexError, match="axis 'stage' has 3 devices"):
         mesh.device(stage=3)
 

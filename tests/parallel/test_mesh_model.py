@@ -12,20 +12,40 @@ from mpgluon import parallel as par
 from mpgluon.gluon import nn, rnn
 
 DEVICES = [on(i) for i in range(8)]
-SHAPES = [{"model": 2}, {"data": 2, "model": 2}, {"stage": 2, "model": 3}, {"data": 2, "stage": 2, "model": 2}, {"model": 2, "stage": 2, "data": 2}]
+SHAPES = [
+    {"model": 2},
+    {"data": 2, "model": 2},
+    {"stage": 2, "model": 3},
+    {"data": 2, "stage": 2, "model": 2},
+    {"model": 2, "stage": 2, "data": 2},
+]
 
 
 def mlp():
     net = nn.HybridSequential(prefix="net_")
     with net.name_scope():
-        net.add(nn.Dense(16, activation="relu"), nn.LayerNorm(), nn.Dense(12, activation="tanh"), nn.Dropout(0.0), nn.Dense(16, activation="relu"), nn.Dense(5))
+        net.add(
+            nn.Dense(16, activation="relu"),
+            nn.LayerNorm(),
+            nn.Dense(12, activation="tanh"),
+            nn.Dropout(0.0),
+            nn.Dense(16, activation="relu"),
+            nn.Dense(5),
+        )
     return net
 
 
 def images():
     net = nn.HybridSequential(prefix="net_")
     with net.name_scope():
-        net.add(nn.Conv2D(6, 3, padding=1, activation="relu"), nn.MaxPool2D(), nn.Conv2D(8, 3, groups=2, in_channels=6), nn.GlobalAvgPool2D(), nn.Dense(9), nn.Dense(5))
+        net.add(
+            nn.Conv2D(6, 3, padding=1, activation="relu"),
+            nn.MaxPool2D(),
+            nn.Conv2D(8, 3, groups=2, in_channels=6),
+            nn.GlobalAvgPool2D(),
+            nn.Dense(9),
+            nn.Dense(5),
+        )
     return net
 
 
@@ -44,8 +64,15 @@ class Words(gluon.HybridBlock):
 
 def batches(shape, integers=0, count=3, size=8):
     rng = np.random.default_rng(3)
-    draw = (lambda: rng.integers(0, integers, (size, *shape))) if integers else (lambda: rng.standard_normal((size, *shape)))
-    return [(nd.array(draw(), dtype="float32"), nd.array(rng.integers(0, 5, size))) for _ in range(count)]
+    draw = (
+        (lambda: rng.integers(0, integers, (size, *shape)))
+        if integers
+        else (lambda: rng.standard_normal((size, *shape)))
+    )
+    return [
+        (nd.array(draw(), dtype="float32"), nd.array(rng.integers(0, 5, size)))
+        for _ in range(count)
+    ]
 
 
 def build(axes, make, when="before", hybrid=True, **options):
@@ -67,16 +94,28 @@ def build(axes, make, when="before", hybrid=True, **options):
 @pytest.fixture(scope="module")
 def reference():
     net, mesh = build({"data": 1}, mlp)
-    losses = train(net, mesh, gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9}), batches((10,)))
+    losses = train(
+        net,
+        mesh,
+        gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9}),
+        batches((10,)),
+    )
     return losses, values(net)
 
 
-@pytest.mark.parametrize("when, hybrid", [("before", True), ("before", False), ("deferred", True), ("after", False)])
+@pytest.mark.parametrize(
+    "when, hybrid", [("before", True), ("before", False), ("deferred", True), ("after", False)]
+)
 @pytest.mark.parametrize("axes", SHAPES, ids=str)
 def test_against_one_device(axes, when, hybrid, reference):
     net, mesh = build(axes, mlp, when, hybrid)
     net(mesh.split_and_load(batches((10,))[0][0])[0])
-    losses = train(net, mesh, gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9}), batches((10,)))
+    losses = train(
+        net,
+        mesh,
+        gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9}),
+        batches((10,)),
+    )
     np.testing.assert_allclose(losses, reference[0], rtol=1e-5)
     close_by_name(reference[1], values(net))
     for param in net.collect_params().values():
@@ -84,7 +123,10 @@ def test_against_one_device(axes, when, hybrid, reference):
     for stage in range(mesh.size("stage")):
         for part in range(mesh.size("model")):
             homes = mesh.line("data", stage=stage, model=part)
-            assert any(param.list_ctx() == homes for param in net.collect_params().values()), (stage, part)
+            assert any(param.list_ctx() == homes for param in net.collect_params().values()), (
+                stage,
+                part,
+            )
     assert type(net[0]) is type(net[2]) is par.ColumnParallelDense and type(net[1]) is nn.LayerNorm
 
 
@@ -93,7 +135,12 @@ def test_convolutions(axes):
     results = []
     for where in ({"data": 1}, axes):
         net, mesh = build(where, images)
-        train(net, mesh, gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}), batches((3, 8, 8)))
+        train(
+            net,
+            mesh,
+            gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}),
+            batches((3, 8, 8)),
+        )
         results.append(values(net))
     assert type(net[0]) is type(net[2]) is par.ParallelConv2D
     close_by_name(*results)
@@ -105,37 +152,59 @@ def test_recurrence_and_attention(hybrid):
     stages, results = [["embed", "lstm"], ["attention", "norm", "out"]], []
     for axes in ({"data": 1, "model": 3}, {"data": 2, "model": 3}):
         net, mesh = build(axes, Words, hybrid=hybrid)
-        train(net, mesh, gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}), batches((5,), 13))
+        train(
+            net,
+            mesh,
+            gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}),
+            batches((5,), 13),
+        )
         results.append(values(net))
     close_by_name(*results)
     mx.random.seed(5)
     net = Words()
-    with pytest.raises(MXNetError, match="is split over 3 devices, but the mesh has 2 along 'model'"):
+    with pytest.raises(
+        MXNetError, match="is split over 3 devices, but the mesh has 2 along 'model'"
+    ):
         net.place(par.Mesh({"stage": 2, "model": 2}), stages)
-    net.attention = par.ParallelSelfAttention(6, 3, DEVICES[:2], causal=True, prefix="words_parallelselfattention0_")
+    net.attention = par.ParallelSelfAttention(
+        6, 3, DEVICES[:2], causal=True, prefix="words_parallelselfattention0_"
+    )
     net.place(par.Mesh({"stage": 2, "model": 2}, devices=DEVICES[4:]), stages)
     net.initialize(mx.init.Xavier())
     assert net.attention.ctx == DEVICES[6:] and net.lstm.ctx == DEVICES[4:6]
     mesh = net._group2ctx.mesh
-    train(net, mesh, gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}), batches((5,), 13))
+    train(
+        net,
+        mesh,
+        gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}),
+        batches((5,), 13),
+    )
     close_by_name(results[0], values(net))
 
 
-@pytest.mark.parametrize("options", [{"shard_updates": True}, {"clip_global_norm": 0.1}, {"accumulate": 3}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"shard_updates": True}, {"clip_global_norm": 0.1}, {"accumulate": 3}], ids=str
+)
 def test_trainers(options):
     results = []
     for axes in ({"data": 1}, {"data": 2, "stage": 2, "model": 2}):
         net, mesh = build(axes, mlp)
         net(mesh.split_and_load(batches((10,))[0][0])[0])
-        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9}, **options)
+        trainer = gluon.Trainer(
+            net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9}, **options
+        )
         train(net, mesh, trainer, batches((10,)), loop="all backward together")
         results.append(values(net))
         if "shard_updates" in options:
-            assert sum(len(updater.states) for updater in trainer._updaters.values()) == len(net.collect_params())
+            assert sum(len(updater.states) for updater in trainer._updaters.values()) == len(
+                net.collect_params()
+            )
     close_by_name(*results)
 
 
-@pytest.mark.parametrize("axes", [{"data": 2, "stage": 2, "model": 2}, {"stage": 2, "model": 2}], ids=str)
+@pytest.mark.parametrize(
+    "axes", [{"data": 2, "stage": 2, "model": 2}, {"stage": 2, "model": 2}], ids=str
+)
 @pytest.mark.parametrize("loop", ["step", "ordinary"])
 def test_pipelines(axes, loop, reference):
     net, mesh = build(axes, mlp, hybrid=False)
@@ -171,10 +240,19 @@ def test_saved_and_loaded_onto_other_meshes(tmp_path):
 def test_what_is_split():
     """By default what can be, by a plan what it names; nothing without an axis `model`."""
     net, _ = build({"model": 2}, mlp, split={"[04]": "row", "5": "column"})
-    kinds = [par.RowParallelDense, nn.LayerNorm, nn.Dense, nn.Dropout, par.RowParallelDense, par.ColumnParallelDense]
+    kinds = [
+        par.RowParallelDense,
+        nn.LayerNorm,
+        nn.Dense,
+        nn.Dropout,
+        par.RowParallelDense,
+        par.ColumnParallelDense,
+    ]
     assert [type(layer) for layer in net] == kinds
     net, mesh = build({"model": 8}, mlp)
-    assert type(net[5]) is nn.Dense and net[5].weight.list_ctx() == DEVICES[:1]  # 5 units are too few for 8 devices
+    assert (
+        type(net[5]) is nn.Dense and net[5].weight.list_ctx() == DEVICES[:1]
+    )  # 5 units are too few for 8 devices
     assert net(batches((10,))[0][0]).shape == (8, 5) and net[0].ctx == DEVICES
     net, _ = build({"data": 2}, mlp, split={"0": "column"})
     assert type(net[0]) is nn.Dense
@@ -189,19 +267,29 @@ def test_placing_again_moves_everything():
     net.hybridize()
     parts = other.split_and_load(x)
     np.testing.assert_array_equal(np.concatenate([net(part).asnumpy() for part in parts]), expected)
-    assert net[0].ctx == [DEVICES[7], DEVICES[6]] and net(parts[1]).context == other.device(data=1, stage=1)
-    with pytest.raises(MXNetError, match="belongs to a network that is placed on a mesh; call the network"):
+    assert net[0].ctx == [DEVICES[7], DEVICES[6]] and net(parts[1]).context == other.device(
+        data=1, stage=1
+    )
+    with pytest.raises(
+        MXNetError, match="belongs to a network that is placed on a mesh; call the network"
+    ):
         net[0](x)
 
 
 def test_errors_leave_the_network_alone():
     net = mlp()
-    with pytest.raises(ValueError, match=r"Mesh.place: there is no split 'rows' \(for '0'\); there are column"):
+    with pytest.raises(
+        ValueError, match=r"Mesh.place: there is no split 'rows' \(for '0'\); there are column"
+    ):
         net.place(par.Mesh({"model": 2}), split={"0": "rows"})
-    with pytest.raises(ValueError, match="Mesh.place: 'first' matches the whole path or name of no layer"):
+    with pytest.raises(
+        ValueError, match="Mesh.place: 'first' matches the whole path or name of no layer"
+    ):
         net.place(par.Mesh({"model": 2}), split={"first": "row"})
     with pytest.raises(ValueError, match="Mesh.place: '5' .*can't be split over 8 devices"):
         net.place(par.Mesh({"model": 8}), split={"5": "column"})
     assert type(net[0]) is nn.Dense and net._group2ctx is None
-    with pytest.raises(MXNetError, match="data 2 x stage 2 x model 2 needs 8 devices, but 7 were given"):
+    with pytest.raises(
+        MXNetError, match="data 2 x stage 2 x model 2 needs 8 devices, but 7 were given"
+    ):
         par.Mesh({"data": 2, "stage": 2, "model": 2}, devices=DEVICES[:7])

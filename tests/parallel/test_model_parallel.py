@@ -65,7 +65,10 @@ def language_model(ctx1, ctx2, hybridize):
         trainer.step(40)
         losses.append(float(loss.mean().asscalar()))
     assert [state.context for state in state1 + state2] == [ctx1] * 2 + [ctx2] * 2
-    return net, (losses, {name: param.data().asnumpy() for name, param in net.collect_params().items()})
+    return net, (
+        losses,
+        {name: param.data().asnumpy() for name, param in net.collect_params().items()},
+    )
 
 
 def test_language_model():
@@ -183,7 +186,10 @@ def test_replicas_of_a_split_network(hybrid):
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
     for _ in range(2):
         with autograd.record():
-            losses = [net(part).sum() for part in gluon.utils.split_and_load(np.ones((4, 3)), [on(0), on(2)])]
+            losses = [
+                net(part).sum()
+                for part in gluon.utils.split_and_load(np.ones((4, 3)), [on(0), on(2)])
+            ]
         autograd.backward(losses)
         assert [loss.context for loss in losses] == [on(1), on(3)]
         trainer.step(4)
@@ -220,7 +226,9 @@ def test_a_device_sends_what_another_waits_for_before_it_does_the_rest():
 
         def hybrid_forward(self, F, x, large):
             y = self.third(self.second(self.first(x).as_in_context(on(1))))
-            return F.broadcast_add(y, F.mean(F.tanh(large)).reshape((1, 1)))  # what lives longer is little beside this
+            return F.broadcast_add(
+                y, F.mean(F.tanh(large)).reshape((1, 1))
+            )  # what lives longer is little beside this
 
     net = Split()
     net.first.initialize(ctx=on(0))
@@ -233,6 +241,12 @@ def test_a_device_sends_what_another_waits_for_before_it_does_the_rest():
         out = net(mx.nd.ones((40, 40)), large)
     out.backward()
     steps = net.compiled()[0]["devices"][str(on(1))]["backward"]
-    kinds = [step["op"] if step["kind"] == "run" else step["kind"] for step in steps if step["kind"] in ("run", "copy")]
+    kinds = [
+        step["op"] if step["kind"] == "run" else step["kind"]
+        for step in steps
+        if step["kind"] in ("run", "copy")
+    ]
     before, after = kinds[: kinds.index("copy")], kinds[kinds.index("copy") + 1 :]
-    assert before.count("dot") < 4 and "dot" in after  # gradients of weights come after those of the layers' inputs
+    assert (
+        before.count("dot") < 4 and "dot" in after
+    )  # gradients of weights come after those of the layers' inputs

@@ -27,17 +27,25 @@ def brute_force(profile, micro_batches, names, limits=None, contiguous=True):
         for m in micro_batches:
             for name in names:
                 candidate = search.evaluate(placement, m, name)
-                if not search.excess(candidate)[0] and (best is None or candidate.seconds < best.seconds):
+                if not search.excess(candidate)[0] and (
+                    best is None or candidate.seconds < best.seconds
+                ):
                     best = candidate
     return best
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("devices, speeds", [(2, None), (2, [1, 1.7]), (3, None), (3, [2, 1, 1.3])], ids=["2", "2 unequal", "3", "3 unequal"])
+@pytest.mark.parametrize(
+    "devices, speeds",
+    [(2, None), (2, [1, 1.7]), (3, None), (3, [2, 1, 1.3])],
+    ids=["2", "2 unequal", "3", "3 unequal"],
+)
 def test_contiguous_choice_is_the_best(seed, devices, speeds):
     profile = synthetic(seed, 7, devices, speeds)
     chosen = Search(profile, None, [2, 4], SCHEDULES).run()
-    assert chosen.seconds == pytest.approx(brute_force(profile, [2, 4], SCHEDULES).seconds, rel=1e-9)
+    assert chosen.seconds == pytest.approx(
+        brute_force(profile, [2, 4], SCHEDULES).seconds, rel=1e-9
+    )
     assert len(chosen.placement) == 7
 
 
@@ -56,10 +64,18 @@ def test_memory_limits_are_kept_and_the_best_within_them_is_chosen(seed):
 @pytest.mark.parametrize("seed", range(3))
 def test_branches_are_placed_apart_where_that_is_best(seed):
     """0 -> (1, 2, 3) -> join -> 5"""
-    sources = {1: [(0, 4000)], 2: [(0, 4000)], 3: [(0, 4000)], 4: [(1, 4000), (2, 4000), (3, 4000)], 5: [(4, 12000)]}
+    sources = {
+        1: [(0, 4000)],
+        2: [(0, 4000)],
+        3: [(0, 4000)],
+        4: [(1, 4000), (2, 4000), (3, 4000)],
+        5: [(4, 12000)],
+    }
     profile = synthetic(seed, 6, 2, None, sources, {4: 1})
     chosen = Search(profile, None, [1, 2], SCHEDULES).run()
-    assert chosen.seconds == pytest.approx(brute_force(profile, [1, 2], SCHEDULES, contiguous=False).seconds, rel=1e-9)
+    assert chosen.seconds == pytest.approx(
+        brute_force(profile, [1, 2], SCHEDULES, contiguous=False).seconds, rel=1e-9
+    )
     assert chosen.seconds <= brute_force(profile, [1, 2], SCHEDULES).seconds
 
 
@@ -80,11 +96,17 @@ def test_many_layers_by_dynamic_programming(monkeypatch):
 
 def test_a_plan_that_nothing_can_hold_says_what_is_lacking():
     profile = synthetic(0, 5)
-    with pytest.raises(mx.MXNetError, match=r"no placement has room .* needs ([\d,]+) bytes on cpu\(\d\), ([\d,]+) more than its limit of 4,000: [\d,]+ for parameters") as error:
+    with pytest.raises(
+        mx.MXNetError,
+        match=r"no placement has room .* needs ([\d,]+) bytes on cpu\(\d\), ([\d,]+) more than its limit of 4,000: [\d,]+ for parameters",
+    ) as error:
         Search(profile, {ctx: 4000 for ctx in CPU[:2]}, [2, 4], SCHEDULES).run()
     import re
 
-    needed, over = (int(n.replace(",", "")) for n in re.search(r"needs ([\d,]+) bytes on .*?, ([\d,]+) more", str(error.value)).groups())
+    needed, over = (
+        int(n.replace(",", ""))
+        for n in re.search(r"needs ([\d,]+) bytes on .*?, ([\d,]+) more", str(error.value)).groups()
+    )
     assert needed - over == 4000
 
 
@@ -93,13 +115,25 @@ def layered():
     with net.name_scope():
         branches = HybridConcurrent(axis=1)
         branches.add(nn.Dense(16, activation="relu"), nn.Dense(16, activation="tanh"))
-        net.add(nn.Dense(24, activation="relu"), branches, nn.Dropout(0.25), nn.Dense(12), nn.BatchNorm(), nn.Dense(4))
+        net.add(
+            nn.Dense(24, activation="relu"),
+            branches,
+            nn.Dropout(0.25),
+            nn.Dense(12),
+            nn.BatchNorm(),
+            nn.Dense(4),
+        )
     net.initialize(mx.init.Xavier())
     return net
 
 
 def train(net, pipeline, steps=3):
-    step = TrainStep(net, square, gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9}), pipeline)
+    step = TrainStep(
+        net,
+        square,
+        gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9}),
+        pipeline,
+    )
     x = nd.array(np.random.RandomState(3).rand(12, 10))
     mx.random.seed(7)
     losses = [step(x, []).asnumpy() for _ in range(steps)]
@@ -107,7 +141,17 @@ def train(net, pipeline, steps=3):
 
 
 def small_plan(net, **options):
-    return plan(net, nd.ones((12, 10)), CPU[:2], loss=square, micro_batches=[2, 4], repeats=1, progress=False, optimizer="adam", **options)
+    return plan(
+        net,
+        nd.ones((12, 10)),
+        CPU[:2],
+        loss=square,
+        micro_batches=[2, 4],
+        repeats=1,
+        progress=False,
+        optimizer="adam",
+        **options,
+    )
 
 
 def test_a_small_network(tmp_path):
@@ -117,21 +161,39 @@ def test_a_small_network(tmp_path):
     before = {n: p.data().asnumpy() for n, p in net.collect_params().items()}
     state = mx.random.get_state()
     made = small_plan(net)
-    assert mx.random.get_state() == state and all((p.data().asnumpy() == before[n]).all() for n, p in net.collect_params().items())
+    assert mx.random.get_state() == state and all(
+        (p.data().asnumpy() == before[n]).all() for n, p in net.collect_params().items()
+    )
     assert list(made.placement) == ["0", "1.0", "1.1", "2", "3", "4", "5"]
     kinds = [(layer.kind, layer.follows) for layer in made.profile.layers]
-    assert kinds == [("Dense", None), ("Dense", None), ("Dense", None), ("join", 1), ("Dropout", None), ("Dense", None), ("BatchNorm", None), ("Dense", None), ("loss", 7)]
+    assert kinds == [
+        ("Dense", None),
+        ("Dense", None),
+        ("Dense", None),
+        ("join", 1),
+        ("Dropout", None),
+        ("Dense", None),
+        ("BatchNorm", None),
+        ("Dense", None),
+        ("loss", 7),
+    ]
     assert made.profile.layers[3].sources == [(1, 12 * 16 * 4), (2, 12 * 16 * 4)]
     assert made.profile.state_factor == 2  # of Adam
     assert all(cost.forward > 0 and cost.backward > 0 for cost in made.profile.costs[CPU[0]][3][:3])
     assert "predicted" in repr(made) and "9 layers" in repr(made.profile)
 
     again = Plan.from_json(json.loads(json.dumps(made.to_json())))
-    assert again.placement == made.placement and again.seconds == made.seconds and again.memory == made.memory
+    assert (
+        again.placement == made.placement
+        and again.seconds == made.seconds
+        and again.memory == made.memory
+    )
     made.save(tmp_path / "plan.json")
     assert repr(Plan.load(tmp_path / "plan.json")) == repr(made)
     made.profile.save(tmp_path / "profile.json")
-    assert repr(small_plan(net, profile=Profile.load(tmp_path / "profile.json"))) == repr(small_plan(net, profile=made.profile))
+    assert repr(small_plan(net, profile=Profile.load(tmp_path / "profile.json"))) == repr(
+        small_plan(net, profile=made.profile)
+    )
 
     for path in made.placement:
         made.move(path, CPU[0])
@@ -139,7 +201,11 @@ def test_a_small_network(tmp_path):
     assert made.placement["1.1"] == CPU[1] and made.fits() and isinstance(made.pipeline(), Pipeline)
     assert [ctx for ctx, _ in made.stages] == [CPU[0], CPU[1], CPU[0], CPU[1]]
     net.place(made)
-    assert net[1][1].weight.list_ctx() == [CPU[1]] and net[3].weight.list_ctx() == [CPU[0]] and net[5].weight.list_ctx() == [CPU[1]]
+    assert (
+        net[1][1].weight.list_ctx() == [CPU[1]]
+        and net[3].weight.list_ctx() == [CPU[0]]
+        and net[5].weight.list_ctx() == [CPU[1]]
+    )
     pipeline = made.pipeline()
     train(net, pipeline, 1)
     compared = made.compare(pipeline.report())
@@ -151,7 +217,11 @@ def test_a_small_network(tmp_path):
     with pytest.raises(mx.MXNetError, match="another placement"):
         made.change(micro_batches=4).compare(pipeline.report())
     matplotlib = pytest.importorskip("matplotlib")
-    assert matplotlib and made.plot(tmp_path / "plan.png") and (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
+    assert (
+        matplotlib
+        and made.plot(tmp_path / "plan.png")
+        and (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
+    )
 
 
 def test_the_choice_was_run_and_is_predicted_as_measured():
@@ -169,14 +239,21 @@ def test_the_choice_was_run_and_is_predicted_as_measured():
         == sizes
         == [pipeline.report().planned_bytes.get(ctx, 0) for ctx in CPU[:2]]
     )
-    assert all(measured == expected for expected, measured in made.compare(pipeline.report()).memory.values())
+    assert all(
+        measured == expected
+        for expected, measured in made.compare(pipeline.report()).memory.values()
+    )
     assert made.compare(pipeline.report()).predicted == made.profile.trials[key].makespan > 0
     assert not small_plan(layered(), trials=0).profile.trials
 
 
 def test_no_plan_is_run_where_a_limit_leaves_no_room_for_a_copy(monkeypatch):
     for limit, run in ((9_000_000, False), (90_000_000, True)):
-        monkeypatch.setattr(trial_runs, "memory_stats", lambda ctx, limit=limit: {"limit": limit, "in_use": 8_999_000})
+        monkeypatch.setattr(
+            trial_runs,
+            "memory_stats",
+            lambda ctx, limit=limit: {"limit": limit, "in_use": 8_999_000},
+        )
         made = small_plan(layered())
         assert bool(made.profile.trials) == run and made.seconds > 0
 
@@ -197,14 +274,23 @@ def test_costs_are_corrected_by_what_stages_took():
             assert cost.forward / before[n][i] == pytest.approx(2 if i in late else 1, rel=0.05)
     again = Search(profile, None, [4], ["1f1b"]).simulated(candidate.placement, 4, "1f1b")
     for a, (begin, end) in again.simulation.spans.items():
-        assert end - begin == pytest.approx((spans[a][1] - spans[a][0]) * (2 if candidate.where[a.stage] else 1), rel=1e-6)
+        assert end - begin == pytest.approx(
+            (spans[a][1] - spans[a][0]) * (2 if candidate.where[a.stage] else 1), rel=1e-6
+        )
 
 
 def test_near_plans_differ_by_one_thing():
     search = Search(synthetic(2, 5), None, [2, 4], ["1f1b", "interleaved"])
     near = search.near(search.evaluate((0, 0, 1, 1, 1), 4, "1f1b"))
-    assert set(near) == {((0, 0, 1, 1, 1), m, name) for m in (2, 4) for name in ("1f1b", "interleaved")} | {((0, 1, 1, 1, 1), 4, "1f1b"), ((0, 0, 0, 1, 1), 4, "1f1b")}
-    branches = synthetic(6, 5, sources={1: [(0, 4000)], 2: [(0, 4000)], 3: [(1, 4000), (2, 4000)], 4: [(3, 4000)]}, follows={3: 1})
+    assert set(near) == {
+        ((0, 0, 1, 1, 1), m, name) for m in (2, 4) for name in ("1f1b", "interleaved")
+    } | {((0, 1, 1, 1, 1), 4, "1f1b"), ((0, 0, 0, 1, 1), 4, "1f1b")}
+    branches = synthetic(
+        6,
+        5,
+        sources={1: [(0, 4000)], 2: [(0, 4000)], 3: [(1, 4000), (2, 4000)], 4: [(3, 4000)]},
+        follows={3: 1},
+    )
     search = Search(branches, None, [4], ["1f1b"])
     assert len(search.near(search.evaluate((0, 0, 0, 0), 4, "1f1b"))) == 1 + 4
 
@@ -216,12 +302,20 @@ def test_what_is_run_next(monkeypatch):
     while (candidate := trial_runs._next(profile, None, numbers, names, None, True)) is not None:
         assert candidate not in tried
         tried.append(candidate)
-        profile.trials[layer_profile.key_of(candidate)] = Trial(candidate.seconds, [100, 100], candidate.times)
+        profile.trials[layer_profile.key_of(candidate)] = Trial(
+            candidate.seconds, [100, 100], candidate.times
+        )
     best = Search(profile, None, numbers, names).run()
     search = Search(synthetic(3, 6), None, numbers, names)
-    expected = {key for key in search.near(best) if search.evaluate(*key).seconds <= trial_runs.NEAR * best.seconds}
+    expected = {
+        key
+        for key in search.near(best)
+        if search.evaluate(*key).seconds <= trial_runs.NEAR * best.seconds
+    }
     assert len(tried) > 1 and {layer_profile.key_of(c) for c in tried} >= expected
-    assert trial_runs._next(synthetic(3, 6), None, numbers, names, None, False).seconds == best.seconds
+    assert (
+        trial_runs._next(synthetic(3, 6), None, numbers, names, None, False).seconds == best.seconds
+    )
     assert trial_runs._next(profile, None, numbers, names, None, False) is None
     monkeypatch.setattr(trial_runs, "NEAR", 1.0)
     assert trial_runs._next(profile, None, numbers, names, None, True) is None
@@ -232,9 +326,13 @@ def test_what_was_not_run_may_be_a_little_above_a_limit():
     candidate = Search(profile, None, [4], ["1f1b"]).run()
     d, (fixed, moving) = max(enumerate(candidate.memory), key=lambda x: sum(x[1]))
     limits = {CPU[d]: fixed + round(0.9 * moving)}
-    assert Search(profile, limits, [4], ["1f1b"]).excess(candidate)[0] == moving - round(0.9 * moving)
+    assert Search(profile, limits, [4], ["1f1b"]).excess(candidate)[0] == moving - round(
+        0.9 * moving
+    )
     assert not Search(profile, limits, [4], ["1f1b"], slack=0.2).excess(candidate)[0]
-    profile.trials[layer_profile.key_of(candidate)] = Trial(candidate.seconds, [m for _, m in candidate.memory], candidate.times)
+    profile.trials[layer_profile.key_of(candidate)] = Trial(
+        candidate.seconds, [m for _, m in candidate.memory], candidate.times
+    )
     assert Search(profile, limits, [4], ["1f1b"], slack=0.2).excess(candidate)[0]
 
 
@@ -246,7 +344,11 @@ def test_a_run_plan_keeps_the_times_of_its_schedule():
     profile.trials[layer_profile.key_of(found)] = Trial(0.5, [300, 200], times)
     for _ in range(2):
         again = Search(profile, None, [4], ["zero_bubble"]).evaluate(*layer_profile.key_of(found))
-        assert again.times == times and again.seconds == 0.5 and [m for _, m in again.memory] == [300, 200]
+        assert (
+            again.times == times
+            and again.seconds == 0.5
+            and [m for _, m in again.memory] == [300, 200]
+        )
         assert again.simulation.length == pytest.approx(1.5 * found.simulation.length, rel=0.05)
         for column in profile.costs[CPU[0]].values():
             column[:] = [cost._replace(forward=3 * cost.forward) for cost in column]
@@ -254,8 +356,14 @@ def test_a_run_plan_keeps_the_times_of_its_schedule():
 
 
 def test_a_stage_behind_what_only_sends_defers_all_of_its_backward():
-    candidate = Search(synthetic(1, 6), None, [4], ["zero_bubble"]).evaluate((1, 1, 1, 0, 0, 0), 4, "zero_bubble")
-    assert candidate.where == [0, 1, 0] and candidate.times["B", 1] == 0 and candidate.times["W", 1] > candidate.times["W", 0] == 0 < candidate.times["B", 2]
+    candidate = Search(synthetic(1, 6), None, [4], ["zero_bubble"]).evaluate(
+        (1, 1, 1, 0, 0, 0), 4, "zero_bubble"
+    )
+    assert (
+        candidate.where == [0, 1, 0]
+        and candidate.times["B", 1] == 0
+        and candidate.times["W", 1] > candidate.times["W", 0] == 0 < candidate.times["B", 2]
+    )
 
 
 def test_bytes_of_plans_that_were_not_run():
@@ -263,12 +371,24 @@ def test_bytes_of_plans_that_were_not_run():
 
     def chain():
         net = nn.HybridSequential(prefix="")
-        net.add(*[nn.Dense(units, activation="relu") for units in (512, 1024, 1024, 256, 1024, 512)])
+        net.add(
+            *[nn.Dense(units, activation="relu") for units in (512, 1024, 1024, 256, 1024, 512)]
+        )
         net.initialize()
         return net
 
     x = nd.ones((64, 512))
-    made = plan(chain(), x, CPU[:2], loss=square, micro_batches=[4, 8], schedules="1f1b", repeats=1, trials=0, progress=False)
+    made = plan(
+        chain(),
+        x,
+        CPU[:2],
+        loss=square,
+        micro_batches=[4, 8],
+        schedules="1f1b",
+        repeats=1,
+        trials=0,
+        progress=False,
+    )
     for cut in (2, 3, 4):
         for m in (4, 8):
             for i, path in enumerate(made.change(micro_batches=m).placement):
@@ -286,9 +406,17 @@ def test_what_only_sends_the_batch_does_not_slow_a_pipeline():
     plain = schedules.StageGraph([0, 1], [[], [0]], True)
     sent = schedules.StageGraph([1, 0, 1], [[], [0], [1]], True, transfer_only=[0])
     times = {("F", 0): 2, ("B", 0): 0, ("W", 0): 4, ("F", 1): 2, ("B", 1): 2, ("W", 1): 2}
-    longer = {("F", 0): 0, ("B", 0): 0, ("W", 0): 0, **{(kind, s + 1): t for (kind, s), t in times.items()}}
+    longer = {
+        ("F", 0): 0,
+        ("B", 0): 0,
+        ("W", 0): 0,
+        **{(kind, s + 1): t for (kind, s), t in times.items()},
+    }
     for schedule in ("gpipe", "1f1b", "zero_bubble"):
-        one, two = (schedules.simulate(schedules.make_table(g, 6, schedule, t), g, 6, t) for g, t in ((plain, times), (sent, longer)))
+        one, two = (
+            schedules.simulate(schedules.make_table(g, 6, schedule, t), g, 6, t)
+            for g, t in ((plain, times), (sent, longer))
+        )
         assert two.length == one.length, schedule
     row = schedules.make_table(sent, 6, "1f1b", longer)[1]
     at = {(a.stage, a.micro_batch): i for i, a in enumerate(row) if a.kind == "F"}
@@ -312,7 +440,11 @@ def test_placed_networks_have_the_bits_of_one_device(hybrid):
             continue
         if hybrid:
             net.hybridize()
-        trainer, x, losses = gluon.Trainer(net.collect_params(), "sgd", {"momentum": 0.9}), nd.ones((12, 10)) * 0.3, []
+        trainer, x, losses = (
+            gluon.Trainer(net.collect_params(), "sgd", {"momentum": 0.9}),
+            nd.ones((12, 10)) * 0.3,
+            [],
+        )
         for step in range(4):
             with autograd.record():
                 loss = square(net(x))
@@ -323,7 +455,9 @@ def test_placed_networks_have_the_bits_of_one_device(hybrid):
                 net.place(made.move("3", CPU[1]))
         results.append((losses, [p.data().asnumpy() for p in net.collect_params().values()]))
     for losses, params in results[1:]:
-        assert all((a == b).all() for a, b in zip(losses, results[0][0])) and all((a == b).all() for a, b in zip(params, results[0][1]))
+        assert all((a == b).all() for a, b in zip(losses, results[0][0])) and all(
+            (a == b).all() for a, b in zip(params, results[0][1])
+        )
 
 
 def test_a_schedule_is_one_record(monkeypatch):
@@ -334,8 +468,10 @@ def test_a_schedule_is_one_record(monkeypatch):
         built.append(len(stages))
         return schedules.make_table(stages, micro_batches, "gpipe")
 
-    own = {"pairs": schedules.Schedule(lambda after, stage: 2, deferred=True),
-           "rounds": schedules.Schedule(None, rounds=2, build=build)}
+    own = {
+        "pairs": schedules.Schedule(lambda after, stage: 2, deferred=True),
+        "rounds": schedules.Schedule(None, rounds=2, build=build),
+    }
     for name, record in own.items():
         monkeypatch.setitem(schedules.SCHEDULES, name, record)
     expected = train(two_stages(), Pipeline(6, "1f1b"))
@@ -401,12 +537,17 @@ def test_errors(tmp_path):
     with pytest.raises(mx.MXNetError, match="has no children"):
         plan(nn.HybridSequential(), x, CPU[:2])
     for memory in ("1G", -5, True, {CPU[0]: "1G"}):
-        with pytest.raises(ValueError, match="memory must be a number of bytes, or a dict of Context to that, not "):
+        with pytest.raises(
+            ValueError, match="memory must be a number of bytes, or a dict of Context to that, not "
+        ):
             plan(net, x, CPU[:2], memory=memory)
     with pytest.raises(ValueError, match="schedules must name one at least"):
         plan(net, x, CPU[:2], schedules=[])
     for sample in ([], nd.array(3.0).reshape(()), np.ones((4, 10)), [x, 3]):
-        with pytest.raises(ValueError, match="sample must be an NDArray with the batch along axis 0, or a list of such, not "):
+        with pytest.raises(
+            ValueError,
+            match="sample must be an NDArray with the batch along axis 0, or a list of such, not ",
+        ):
             plan(net, sample, CPU[:2])
     with pytest.raises(ValueError, match="label 1 has 3 rows, the sample 12"):
         plan(net, x, CPU[:2], loss=square, labels=[x, nd.ones(3)])
@@ -415,18 +556,25 @@ def test_errors(tmp_path):
     for option in ({"repeats": 0}, {"trials": -1}):
         with pytest.raises(ValueError, match=f"{next(iter(option))} must be a whole number from"):
             plan(net, x, CPU[:2], **option)
-    with pytest.raises(mx.MXNetError, match="there is no placement for interleaved and 1 micro-batches of 7 layers on 2 devices"):
+    with pytest.raises(
+        mx.MXNetError,
+        match="there is no placement for interleaved and 1 micro-batches of 7 layers on 2 devices",
+    ):
         plan(net, x, CPU[:2], schedules="interleaved", micro_batches=1, repeats=1, progress=False)
     with pytest.raises(TypeError, match="place: str is neither a Mesh nor a Plan"):
         net.place("cpu")
     made = small_plan(net)
-    with pytest.raises(TypeError, match="report must be what pipeline.report.. gives, not Pipeline"):
+    with pytest.raises(
+        TypeError, match="report must be what pipeline.report.. gives, not Pipeline"
+    ):
         made.compare(made.pipeline())
     with pytest.raises(ValueError, match="there is no layer 'x'; there are 0, 1.0, 1.1"):
         made.move("x", CPU[0])
     with pytest.raises(ValueError, match=r"cpu\(3\) is not among the plan's devices"):
         made.move("0", CPU[3])
-    with pytest.raises(mx.MXNetError, match="for another network: it has a Dense at '1.0', and here is none"):
+    with pytest.raises(
+        mx.MXNetError, match="for another network: it has a Dense at '1.0', and here is none"
+    ):
         other = _with(nn.Dense(3), nn.Dense(3))
         other.initialize()
         made.place(other)
@@ -442,7 +590,12 @@ def test_errors(tmp_path):
     del data["placement"]["0"]
     with pytest.raises(mx.MXNetError, match="the plan is damaged: KeyError: '0'"):
         Plan.from_json(data)
-    for name, value, said in (("micro_batches", 0, "0 micro-batches"), ("micro_batches", 13, "13 micro-batches"), ("schedule", "2f2b", "'2f2b'"), ("placement", {"0": "cpu(7)"}, "")):
+    for name, value, said in (
+        ("micro_batches", 0, "0 micro-batches"),
+        ("micro_batches", 13, "13 micro-batches"),
+        ("schedule", "2f2b", "'2f2b'"),
+        ("placement", {"0": "cpu(7)"}, ""),
+    ):
         with pytest.raises(mx.MXNetError, match=f"the plan is damaged: .*{said}"):
             Plan.from_json({**made.to_json(), name: value})
     data = made.profile.to_json()

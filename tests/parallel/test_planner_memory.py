@@ -22,7 +22,13 @@ def dense():
 
 
 def convolutions():
-    return chain(nn.Conv2D(8, 3, padding=1, activation="relu"), nn.Conv2D(16, 3, 2, 1), nn.BatchNorm(), nn.Dense(12), nn.Dense(4)), (8, 3, 8, 8)
+    return chain(
+        nn.Conv2D(8, 3, padding=1, activation="relu"),
+        nn.Conv2D(16, 3, 2, 1),
+        nn.BatchNorm(),
+        nn.Dense(12),
+        nn.Dense(4),
+    ), (8, 3, 8, 8)
 
 
 def branches():
@@ -58,12 +64,25 @@ def measured(net, made, x):
     nd.waitall()
     for ctx in made.devices:
         own = [p for p in net.collect_params().values() if p.list_ctx() == [ctx]]
-        held = sum(p.data().size * 4 * (3 if p.grad_req != "null" else 1) for p in own)  # the momentum, too
-        found[ctx] = held + memory_stats(ctx)["peak_in_use"] - before[ctx] - (losses.size * 4 if losses.context == ctx else 0)
+        held = sum(
+            p.data().size * 4 * (3 if p.grad_req != "null" else 1) for p in own
+        )  # the momentum, too
+        found[ctx] = (
+            held
+            + memory_stats(ctx)["peak_in_use"]
+            - before[ctx]
+            - (losses.size * 4 if losses.context == ctx else 0)
+        )
     return found
 
 
-OPTIONS = {"loss": square, "micro_batches": [2, 4], "optimizer": "sgd", "optimizer_params": {"momentum": 0.9}, "progress": False}
+OPTIONS = {
+    "loss": square,
+    "micro_batches": [2, 4],
+    "optimizer": "sgd",
+    "optimizer_params": {"momentum": 0.9},
+    "progress": False,
+}
 
 
 @pytest.mark.parametrize("devices", [2, 3])
@@ -74,13 +93,17 @@ def test_what_is_refused_needs_what_is_said_and_every_limit_above_is_planned(mak
     free = plan(net, x, CPU[:devices], repeats=1, trials=0, **OPTIONS)
 
     def limited(bytes_of_all):
-        own = Profile.from_json({**free.profile.to_json(), "weights": []})  # nothing is known of what was compiled before
+        own = Profile.from_json(
+            {**free.profile.to_json(), "weights": []}
+        )  # nothing is known of what was compiled before
         return plan(net, x, CPU[:devices], memory=bytes_of_all, profile=own, **OPTIONS)
 
     with pytest.raises(mx.MXNetError, match="no placement has room .* needs") as error:
         limited(1)
     least = need(error.value)
-    with pytest.raises(mx.MXNetError, match=f"needs {least:,} bytes on .*, 1 more than its limit of {least - 1:,}"):
+    with pytest.raises(
+        mx.MXNetError, match=f"needs {least:,} bytes on .*, 1 more than its limit of {least - 1:,}"
+    ):
         limited(least - 1)
     for share in (1, 1.02, 1.3, 2):
         made = limited(int(share * least))
@@ -119,13 +142,18 @@ def test_a_refusal_says_the_same_whatever_was_measured():
         needs.add(str(error.value))
     assert len(needs) == 1
     least = need(needs.pop())
-    made = plan(dense()[0], nd.ones(dense()[1]), CPU[:2], memory=least, repeats=1, **OPTIONS)  # with trials
+    made = plan(
+        dense()[0], nd.ones(dense()[1]), CPU[:2], memory=least, repeats=1, **OPTIONS
+    )  # with trials
     assert max(made.memory.values()) <= least
 
 
 def test_all_devices_that_lack_memory_are_named():
     profile = synthetic(3, 5)
-    with pytest.raises(mx.MXNetError, match=r"by estimate, needs .* on cpu\(\d\), .* for micro-batches under way; .* bytes on cpu\(\d\), ") as error:
+    with pytest.raises(
+        mx.MXNetError,
+        match=r"by estimate, needs .* on cpu\(\d\), .* for micro-batches under way; .* bytes on cpu\(\d\), ",
+    ) as error:
         Search(profile, dict.fromkeys(CPU[:2], 1000), [2], SCHEDULES).run()
     assert len(re.findall("more than its limit of 1,000", str(error.value))) == 2
 
@@ -138,7 +166,17 @@ def test_estimates_alone_plan_every_limit_from_what_they_refuse_with():
         least = need(error.value)
         for share in (1, 1.05, 1.3, 2):
             limit = int(share * least)
-            assert max(map(sum, Search(profile, dict.fromkeys(CPU[:3], limit), [2, 4], SCHEDULES).run().memory)) <= limit
+            assert (
+                max(
+                    map(
+                        sum,
+                        Search(profile, dict.fromkeys(CPU[:3], limit), [2, 4], SCHEDULES)
+                        .run()
+                        .memory,
+                    )
+                )
+                <= limit
+            )
 
 
 def test_many_layers_within_tight_limits(monkeypatch):
@@ -197,7 +235,9 @@ def test_a_leaner_table_takes_the_place_of_a_trial_that_has_no_room():
     profile.measured_bytes[key] = sizes
     fixed = [f for f, _ in found.memory]
     tight = {ctx: f + m for ctx, f, m in zip(CPU, fixed, sizes)}
-    assert [m for _, m in Search(profile, None, [4]).evaluate(*key).memory] == [2 * m for m in sizes]
+    assert [m for _, m in Search(profile, None, [4]).evaluate(*key).memory] == [
+        2 * m for m in sizes
+    ]
     leaner = Search(profile, tight, [4]).evaluate(*key)
     assert [m for _, m in leaner.memory] == sizes and leaner.order is None and leaner.seconds != 0.5
     assert Profile.from_json(profile.to_json()).measured_bytes == profile.measured_bytes

@@ -1,6 +1,5 @@
 """Layers split over 2, 3 and 4 devices against the ordinary layer on one: initial values, results, gradients, training."""
 
-
 import numpy as np
 import pytest
 from support.compare import close
@@ -63,13 +62,25 @@ def compare(ordinary, split, x, hybridize):
 
 
 LAYERS = {
-    "column": (lambda: nn.Dense(11, prefix="a_"), lambda ctx: par.ColumnParallelDense(11, ctx, prefix="a_"), (6, 7)),
+    "column": (
+        lambda: nn.Dense(11, prefix="a_"),
+        lambda ctx: par.ColumnParallelDense(11, ctx, prefix="a_"),
+        (6, 7),
+    ),
     "column activation": (
-        lambda: nn.Dense(8, activation="tanh", flatten=False, in_units=5, use_bias=False, prefix="a_"),
-        lambda ctx: par.ColumnParallelDense(8, ctx, activation="tanh", flatten=False, in_units=5, use_bias=False, prefix="a_"),
+        lambda: nn.Dense(
+            8, activation="tanh", flatten=False, in_units=5, use_bias=False, prefix="a_"
+        ),
+        lambda ctx: par.ColumnParallelDense(
+            8, ctx, activation="tanh", flatten=False, in_units=5, use_bias=False, prefix="a_"
+        ),
         (3, 4, 5),
     ),
-    "row": (lambda: nn.Dense(5, prefix="a_"), lambda ctx: par.RowParallelDense(5, ctx, prefix="a_"), (6, 2, 5)),
+    "row": (
+        lambda: nn.Dense(5, prefix="a_"),
+        lambda ctx: par.RowParallelDense(5, ctx, prefix="a_"),
+        (6, 2, 5),
+    ),
     "row activation": (
         lambda: nn.Dense(5, activation="relu", flatten=False, prefix="a_"),
         lambda ctx: par.RowParallelDense(5, ctx, activation="relu", flatten=False, prefix="a_"),
@@ -82,7 +93,9 @@ LAYERS = {
     ),
     "groups": (
         lambda: nn.Conv2D(8, 3, strides=2, groups=4, use_bias=False, in_channels=8, prefix="a_"),
-        lambda ctx: par.ParallelConv2D(8, 3, ctx, strides=2, groups=4, use_bias=False, in_channels=8, prefix="a_"),
+        lambda ctx: par.ParallelConv2D(
+            8, 3, ctx, strides=2, groups=4, use_bias=False, in_channels=8, prefix="a_"
+        ),
         (2, 8, 7, 7),
     ),
     "lstm": (
@@ -97,7 +110,9 @@ LAYERS = {
     ),
     "lstm bidirectional": (
         lambda: rnn.LSTM(5, num_layers=2, bidirectional=True, dropout=0.4, prefix="a_"),
-        lambda ctx: par.ParallelLSTM(5, ctx, num_layers=2, bidirectional=True, dropout=0.4, prefix="a_"),
+        lambda ctx: par.ParallelLSTM(
+            5, ctx, num_layers=2, bidirectional=True, dropout=0.4, prefix="a_"
+        ),
         (4, 3, 6),
     ),
     "lstm dropout": (
@@ -105,7 +120,11 @@ LAYERS = {
         lambda ctx: par.ParallelLSTM(8, ctx, num_layers=3, dropout=0.6, layout="NTC", prefix="a_"),
         (3, 4, 6),
     ),
-    "layer norm": (lambda: nn.LayerNorm(prefix="a_"), lambda ctx: par.SequenceParallelLayerNorm(ctx, prefix="a_"), (3, 7, 5)),
+    "layer norm": (
+        lambda: nn.LayerNorm(prefix="a_"),
+        lambda ctx: par.SequenceParallelLayerNorm(ctx, prefix="a_"),
+        (3, 7, 5),
+    ),
     "attention": (
         lambda: par.ParallelSelfAttention(8, 4, DEVICES[:1], prefix="a_"),
         lambda ctx: par.ParallelSelfAttention(8, 4, ctx, prefix="a_"),
@@ -155,7 +174,9 @@ def test_embedding(count, hybridize):
         return weights(net), out.asnumpy(), gradients(net)
 
     one = results(make(lambda p: nn.Embedding(11, 6, prefix=p)), False)
-    many = results(make(lambda p: par.VocabParallelEmbedding(11, 6, DEVICES[:count], prefix=p)), hybridize)
+    many = results(
+        make(lambda p: par.VocabParallelEmbedding(11, 6, DEVICES[:count], prefix=p)), hybridize
+    )
     assert all(np.array_equal(many[0][k], v) for k, v in one[0].items())
     assert np.array_equal(one[1], many[1])  # every row has one number that isn't zero to sum up
     for name, value in one[2].items():
@@ -169,13 +190,18 @@ class Scores(gluon.HybridBlock):
         super().__init__(**kwargs)
         with self.name_scope():
             if ctx:
-                self.dense = par.ColumnParallelDense(classes, ctx, flatten=False, gather_output=False, prefix="dense_")
+                self.dense = par.ColumnParallelDense(
+                    classes, ctx, flatten=False, gather_output=False, prefix="dense_"
+                )
                 self.loss = par.VocabParallelSoftmaxCELoss()
             else:
-                self.dense, self.loss = nn.Dense(classes, flatten=False, prefix="dense_"), gluon.loss.SoftmaxCrossEntropyLoss()
+                self.dense, self.loss = (
+                    nn.Dense(classes, flatten=False, prefix="dense_"),
+                    gluon.loss.SoftmaxCrossEntropyLoss(),
+                )
 
     def forward(self, x, label):
-        return self.loss(self.dense(x) , label)
+        return self.loss(self.dense(x), label)
 
 
 @COUNTS
@@ -195,7 +221,10 @@ def test_vocabulary_parallel_loss(count, hybridize):
         loss.backward()
         if hybrid and ctx:  # no device holds what all logits take
             for device in net.compiled()[0]["devices"].values():
-                assert all(not (s["kind"] == "copy" and s["bytes"] >= 4 * 3 * 10 * 4) for s in device["forward"])
+                assert all(
+                    not (s["kind"] == "copy" and s["bytes"] >= 4 * 3 * 10 * 4)
+                    for s in device["forward"]
+                )
         return loss.asnumpy(), data.grad.asnumpy(), gradients(net)
 
     one, many = results(None, False), results(DEVICES[:count], hybridize)
@@ -224,7 +253,10 @@ def test_dropout_has_the_mask_of_the_whole_sequence(count, hybridize, axis):
             found += [out.asnumpy(), data.grad.asnumpy(), nd.random.uniform(shape=(3,)).asnumpy()]
         return found
 
-    one, many = masks(nn.Dropout(0.4)), masks(par.SequenceParallelDropout(0.4, DEVICES[:count], axis=axis))
+    one, many = (
+        masks(nn.Dropout(0.4)),
+        masks(par.SequenceParallelDropout(0.4, DEVICES[:count], axis=axis)),
+    )
     assert all(np.array_equal(a, b) for a, b in zip(one, many))
     assert 0 < (one[0] == 0).sum() < x.size and not np.array_equal(one[0], one[3])
 
@@ -242,8 +274,25 @@ class Pair(gluon.HybridBlock):
                 self.norm = par.SequenceParallelLayerNorm(ctx, prefix="norm_", in_channels=6)
             else:
                 self.norm = nn.LayerNorm(prefix="norm_", in_channels=6)
-            self.up = par.ColumnParallelDense(8, ctx, activation="relu", flatten=False, gather_output=False, prefix="up_", in_units=6, **around)
-            self.down = par.RowParallelDense(6, ctx, flatten=False, input_is_parallel=True, scatter_output=1 if sequence else None, prefix="down_", in_units=8)
+            self.up = par.ColumnParallelDense(
+                8,
+                ctx,
+                activation="relu",
+                flatten=False,
+                gather_output=False,
+                prefix="up_",
+                in_units=6,
+                **around,
+            )
+            self.down = par.RowParallelDense(
+                6,
+                ctx,
+                flatten=False,
+                input_is_parallel=True,
+                scatter_output=1 if sequence else None,
+                prefix="down_",
+                in_units=8,
+            )
 
     def forward(self, x):
         if not self.sequence:
@@ -269,7 +318,12 @@ class OrdinaryPair(gluon.HybridBlock):
 @MODES
 @pytest.mark.parametrize("sequence", [False, True])
 def test_pairs_of_column_and_row(count, hybridize, sequence):
-    compare(lambda: OrdinaryPair(prefix="p_"), lambda: Pair(DEVICES[:count], sequence, prefix="p_"), inputs_of((3, 5, 6)), hybridize)
+    compare(
+        lambda: OrdinaryPair(prefix="p_"),
+        lambda: Pair(DEVICES[:count], sequence, prefix="p_"),
+        inputs_of((3, 5, 6)),
+        hybridize,
+    )
 
 
 def ordinary_net():
@@ -284,7 +338,14 @@ def ordinary_net():
     return net
 
 
-PLAN = {".*qkv": "column", ".*out": "row", ".*embed": "vocab", ".*norm": "sequence", "2": "sequence", ".*lstm": "gates"}
+PLAN = {
+    ".*qkv": "column",
+    ".*out": "row",
+    ".*embed": "vocab",
+    ".*norm": "sequence",
+    "2": "sequence",
+    ".*lstm": "gates",
+}
 
 
 @pytest.mark.parametrize("when", ["initialized", "deferred"])
@@ -298,7 +359,9 @@ def test_a_trainer_of_layers_that_were_split_afterwards(when, way, options, igno
     net.initialize()
     params = net.collect_params()
     trainer = gluon.Trainer(params, "sgd", **options)
-    par.shard(net, {"1": "column"}, CTX) if way == "shard" else net.place(par.Mesh({"model": 2}, devices=CTX), split={"1": "column"})
+    par.shard(net, {"1": "column"}, CTX) if way == "shard" else net.place(
+        par.Mesh({"model": 2}, devices=CTX), split={"1": "column"}
+    )
     with autograd.record():
         value = net(nd.ones((2, 3), ctx=CTX[0])).sum()
     value.backward()
@@ -317,8 +380,9 @@ def trained(net, dtype, pipeline=None, steps=3):
     among others up to 0.1, which is another one by 1 % where sums are taken in another order. So
     only double, where that is 1e-9 of it, tells about weights.
     """
-    data, target = (nd.array(a, dtype=dtype) for a in (inputs_of((8, 5), integers=13),
-                                                       inputs_of((8, 5, 6))))
+    data, target = (
+        nd.array(a, dtype=dtype) for a in (inputs_of((8, 5), integers=13), inputs_of((8, 5, 6)))
+    )
     loss = gluon.loss.L2Loss()
     trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.01})
     losses, first = [], None
@@ -371,7 +435,11 @@ def test_shard_by_name(count, when, dtype):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_split_layers_in_a_pipeline(count, dtype):
     results = []
-    for devices, pipeline in ((1, None), (count, par.Pipeline(micro_batches=4)), (count, par.Pipeline(micro_batches=3, schedule="gpipe"))):
+    for devices, pipeline in (
+        (1, None),
+        (count, par.Pipeline(micro_batches=4)),
+        (count, par.Pipeline(micro_batches=3, schedule="gpipe")),
+    ):
         mx.random.seed(6)
         net = ordinary_net()
         net.cast(dtype)
@@ -383,11 +451,22 @@ def test_split_layers_in_a_pipeline(count, dtype):
 
 
 def test_parameters_say_which_part_they_are():
-    net = par.ColumnParallelDense(12, DEVICES[:2], blocks=3, unit=2, gather_output=False, in_units=5, prefix="qkv_")
+    net = par.ColumnParallelDense(
+        12, DEVICES[:2], blocks=3, unit=2, gather_output=False, in_units=5, prefix="qkv_"
+    )
     net.initialize(ctx=on(3))  # they stay on the layer's devices
     first, second = net.shard0_weight, net.shard1_weight
-    assert (first.name, first.global_name, first.global_shape, first.shape) == ("qkv_shard0_weight", "qkv_weight", (12, 5), (6, 5))
-    assert (second.axis, second.index, second.count) == (0, 1, 2) and second.ranges == [(2, 4), (6, 8), (10, 12)]
+    assert (first.name, first.global_name, first.global_shape, first.shape) == (
+        "qkv_shard0_weight",
+        "qkv_weight",
+        (12, 5),
+        (6, 5),
+    )
+    assert (second.axis, second.index, second.count) == (0, 1, 2) and second.ranges == [
+        (2, 4),
+        (6, 8),
+        (10, 12),
+    ]
     assert first.list_ctx() == [on(0)] and second.list_ctx() == [on(1)]
     second.set_data(nd.arange(60).reshape((12, 5)))
     assert second.data()[:, 0].asnumpy().tolist() == [10, 15, 30, 35, 50, 55]
@@ -413,7 +492,9 @@ def test_lists_in_lists_out():
     layer.initialize()
     x = nd.array(inputs_of((2, 4)))
     outs = layer(par.broadcast(x, ctx))
-    assert [out.context for out in outs] == ctx and all(np.array_equal(out.asnumpy(), layer(x).asnumpy()) for out in outs)
+    assert [out.context for out in outs] == ctx and all(
+        np.array_equal(out.asnumpy(), layer(x).asnumpy()) for out in outs
+    )
     row = par.RowParallelDense(4, ctx, in_units=4, output_ctx=on(3))
     row.initialize()
     assert row(x).context == on(3) == row(par.broadcast(x, ctx)).context
@@ -460,26 +541,94 @@ def shared():
 @pytest.mark.parametrize(
     "call, error, text",
     [
-        (lambda: par.ColumnParallelDense(3, DEVICES), ValueError, r"'.*weight' of shape \(3, 0\) can't be split over 4 devices: there are only 3 along axis 0"),
+        (
+            lambda: par.ColumnParallelDense(3, DEVICES),
+            ValueError,
+            r"'.*weight' of shape \(3, 0\) can't be split over 4 devices: there are only 3 along axis 0",
+        ),
         (lambda: par.ParallelSelfAttention(8, 2, DEVICES), ValueError, "only 2 groups of 4"),
-        (lambda: par.ParallelSelfAttention(8, 3, CTX), ValueError, "8 units can't be divided into 3 heads"),
+        (
+            lambda: par.ParallelSelfAttention(8, 3, CTX),
+            ValueError,
+            "8 units can't be divided into 3 heads",
+        ),
         (lambda: par.ColumnParallelDense(3, []), ValueError, "list of Contexts"),
-        (lambda: ready(par.RowParallelDense(3, CTX, in_units=4, input_is_parallel=True))(nd.ones((2, 4))), mx.MXNetError, "not one array"),
-        (lambda: ready(par.ColumnParallelDense(3, CTX, in_units=4))([nd.ones((2, 4))] * 2), mx.MXNetError, r"one array on each of \[[cg]pu\(0\), [cg]pu\(1\)\]"),
+        (
+            lambda: ready(par.RowParallelDense(3, CTX, in_units=4, input_is_parallel=True))(
+                nd.ones((2, 4))
+            ),
+            mx.MXNetError,
+            "not one array",
+        ),
+        (
+            lambda: ready(par.ColumnParallelDense(3, CTX, in_units=4))([nd.ones((2, 4))] * 2),
+            mx.MXNetError,
+            r"one array on each of \[[cg]pu\(0\), [cg]pu\(1\)\]",
+        ),
         (lambda: par.ColumnParallelDense(3, CTX)(mx.sym.var("x")), mx.MXNetError, "no symbol"),
-        (lambda: par.VocabParallelSoftmaxCELoss()(nd.ones((2, 3)), nd.ones((2,))), mx.MXNetError, "list of arrays"),
-        (lambda: par.SequenceParallelLayerNorm(CTX, axis=2)(nd.ones((2, 3, 4))), mx.MXNetError, "can't be the last one"),
-        (lambda: par.shard(chain(nn.Dense(3)), {"nothing": "row"}, CTX), ValueError, r"'nothing' matches the whole path or name of no layer.*there are 0 \(dense"),
-        (lambda: par.shard(chain(nn.Dense(3, activation="relu")), {"*": "row"}, CTX), ValueError, r"'\*' is no regular expression: nothing to repeat"),
-        (lambda: par.shard(chain(nn.Dense(3, activation="relu"), nn.Flatten()), {"x": "row"}, CTX), ValueError, r"there are 0 \(dense\d+\), 1 \(flatten"),
-        (lambda: par.shard(chain(nn.Dense(3)), {"0": "diagonal"}, CTX), ValueError, "no split 'diagonal'"),
-        (lambda: par.shard(chain(nn.Dense(3)), {"0": "vocab"}, CTX), mx.MXNetError, "'0' is a Dense, which can't be split by 'vocab'; that is for Embedding"),
-        (lambda: par.shard(chain(nn.BatchNorm()), {"0": "sequence"}, CTX), mx.MXNetError, "BatchNorm"),
-        (lambda: par.shard(chain(nn.Dense(1)), {"0": "column"}, CTX), ValueError, r"shard: '0' \(Dense\).*can't be split over 2 devices"),
-        (lambda: par.shard(chain(rnn.LSTM(4, state_clip_max=1.0)), {"0": "gates"}, CTX), NotImplementedError, "clipped states"),
-        (lambda: par.shard(chain(rnn.LSTM(4, projection_size=2)), {"0": "gates"}, CTX), NotImplementedError, r"shard: '0' \(LSTM\): LSTMs with a projection"),
+        (
+            lambda: par.VocabParallelSoftmaxCELoss()(nd.ones((2, 3)), nd.ones((2,))),
+            mx.MXNetError,
+            "list of arrays",
+        ),
+        (
+            lambda: par.SequenceParallelLayerNorm(CTX, axis=2)(nd.ones((2, 3, 4))),
+            mx.MXNetError,
+            "can't be the last one",
+        ),
+        (
+            lambda: par.shard(chain(nn.Dense(3)), {"nothing": "row"}, CTX),
+            ValueError,
+            r"'nothing' matches the whole path or name of no layer.*there are 0 \(dense",
+        ),
+        (
+            lambda: par.shard(chain(nn.Dense(3, activation="relu")), {"*": "row"}, CTX),
+            ValueError,
+            r"'\*' is no regular expression: nothing to repeat",
+        ),
+        (
+            lambda: par.shard(
+                chain(nn.Dense(3, activation="relu"), nn.Flatten()), {"x": "row"}, CTX
+            ),
+            ValueError,
+            r"there are 0 \(dense\d+\), 1 \(flatten",
+        ),
+        (
+            lambda: par.shard(chain(nn.Dense(3)), {"0": "diagonal"}, CTX),
+            ValueError,
+            "no split 'diagonal'",
+        ),
+        (
+            lambda: par.shard(chain(nn.Dense(3)), {"0": "vocab"}, CTX),
+            mx.MXNetError,
+            "'0' is a Dense, which can't be split by 'vocab'; that is for Embedding",
+        ),
+        (
+            lambda: par.shard(chain(nn.BatchNorm()), {"0": "sequence"}, CTX),
+            mx.MXNetError,
+            "BatchNorm",
+        ),
+        (
+            lambda: par.shard(chain(nn.Dense(1)), {"0": "column"}, CTX),
+            ValueError,
+            r"shard: '0' \(Dense\).*can't be split over 2 devices",
+        ),
+        (
+            lambda: par.shard(chain(rnn.LSTM(4, state_clip_max=1.0)), {"0": "gates"}, CTX),
+            NotImplementedError,
+            "clipped states",
+        ),
+        (
+            lambda: par.shard(chain(rnn.LSTM(4, projection_size=2)), {"0": "gates"}, CTX),
+            NotImplementedError,
+            r"shard: '0' \(LSTM\): LSTMs with a projection",
+        ),
         (lambda: par.shard(shared(), {"0": "row"}, CTX), mx.MXNetError, "shares parameter"),
-        (lambda: ready(par.ColumnParallelDense(4, CTX, in_units=4)).reset_ctx(on(0)), mx.MXNetError, r"stays on [cg]pu\(1\)"),
+        (
+            lambda: ready(par.ColumnParallelDense(4, CTX, in_units=4)).reset_ctx(on(0)),
+            mx.MXNetError,
+            r"stays on [cg]pu\(1\)",
+        ),
     ],
 )
 def test_errors(call, error, text):
@@ -500,6 +649,9 @@ def test_shuffled_orders():
 
 
 def test_a_pattern_takes_a_layer_with_its_activation():
-    net = chain(nn.Conv2D(4, 3, in_channels=2, activation="relu", prefix="conv_"), nn.Conv2D(4, 3, in_channels=4, activation="tanh", prefix="conv2_"))
+    net = chain(
+        nn.Conv2D(4, 3, in_channels=2, activation="relu", prefix="conv_"),
+        nn.Conv2D(4, 3, in_channels=4, activation="tanh", prefix="conv2_"),
+    )
     par.shard(net, {"conv.*": "channel"}, CTX)
     assert [type(layer) for layer in net] == [par.ParallelConv2D] * 2

@@ -5,7 +5,21 @@ import gc
 import numpy as np
 import pytest
 from support.devices import on
-from support.pipelines import DEVICES, NETS, TARGETS, TOKENS, Chain, Recurrent, big, data, dense, equal, gradients, loss_of, token_loss
+from support.pipelines import (
+    DEVICES,
+    NETS,
+    TARGETS,
+    TOKENS,
+    Chain,
+    Recurrent,
+    big,
+    data,
+    dense,
+    equal,
+    gradients,
+    loss_of,
+    token_loss,
+)
 
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd
@@ -124,7 +138,9 @@ def recurrent(devices, pieces, schedule=None, dropout=0.0):
     net = Recurrent(devices, dropout)
     mx.random.seed(5)
     if schedule:
-        train = TrainStep(net, token_loss, None, Pipeline(pieces, schedule, along="time"), exact=True)
+        train = TrainStep(
+            net, token_loss, None, Pipeline(pieces, schedule, along="time"), exact=True
+        )
         loss, states = train(TOKENS, TARGETS, net.states(3))
     else:
         net.hybridize(exact=True, pipeline=Pipeline(pieces, along="time"))
@@ -146,7 +162,9 @@ def test_the_bits_of_calling_pieces_in_turn():
         autograd.backward(losses)
     loss, after, grads = recurrent([0, 1], 3)
     assert np.array_equal(loss, np.concatenate([piece.asnumpy() for piece in losses]))
-    assert all(np.array_equal(a, s.asnumpy()) for a, s in zip(after, [s for pair in states for s in pair]))
+    assert all(
+        np.array_equal(a, s.asnumpy()) for a, s in zip(after, [s for pair in states for s in pair])
+    )
     assert equal(grads, gradients(net))
 
 
@@ -164,7 +182,10 @@ def test_dropout_does_not_depend_on_the_pieces():
     """A piece draws what its part of the whole would."""
     whole, pieces = recurrent([0, 1], 1, dropout=0.4), recurrent([0, 1], 4, dropout=0.4)
     assert np.allclose(whole[0], pieces[0], rtol=1e-5, atol=1e-6)
-    assert all(np.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(whole[2].values(), pieces[2].values()))
+    assert all(
+        np.allclose(a, b, rtol=1e-4, atol=1e-6)
+        for a, b in zip(whole[2].values(), pieces[2].values())
+    )
 
 
 def test_the_batch_may_be_another_axis():
@@ -186,14 +207,21 @@ def test_the_batch_may_be_another_axis():
         out.backward()
         results.append((out.asnumpy(), gradients(block)))
     assert np.allclose(results[0][0], results[1][0], atol=1e-6)
-    assert all(np.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(results[0][1].values(), results[1][1].values()))
+    assert all(
+        np.allclose(a, b, rtol=1e-4, atol=1e-6)
+        for a, b in zip(results[0][1].values(), results[1][1].values())
+    )
 
 
 # --- Schedules ---
 
 
 def linear(stages, devices=None, **options):
-    return schedules.StageGraph(range(stages) if devices is None else devices, [[s - 1] if s else [] for s in range(stages)], **options)
+    return schedules.StageGraph(
+        range(stages) if devices is None else devices,
+        [[s - 1] if s else [] for s in range(stages)],
+        **options,
+    )
 
 
 def test_schedules_have_the_known_bubbles():
@@ -202,9 +230,14 @@ def test_schedules_have_the_known_bubbles():
             table = schedules.make_table(linear(count), 8, name)
             assert schedules.simulate(table, linear(count), 8).length == 3 * (8 + count - 1)
     graph = linear(4, deferred=True)
-    assert schedules.simulate(schedules.make_table(graph, 8, "zero_bubble"), graph, 8).length < 3 * (8 + 3)
+    assert schedules.simulate(
+        schedules.make_table(graph, 8, "zero_bubble"), graph, 8
+    ).length < 3 * (8 + 3)
     graph = linear(4, [0, 1, 0, 1])
-    assert schedules.simulate(schedules.make_table(graph, 8, "interleaved"), graph, 8).length == 2 * 3 * 8 + 3
+    assert (
+        schedules.simulate(schedules.make_table(graph, 8, "interleaved"), graph, 8).length
+        == 2 * 3 * 8 + 3
+    )
 
 
 def test_1f1b_holds_few_micro_batches():
@@ -224,17 +257,26 @@ def test_1f1b_holds_few_micro_batches():
         (lambda t: t[0].append(("F", 0, 0)), "twice"),
         (lambda t: t[0].append(("F", 7, 0)), "stage 7"),
         (lambda t: t[0].append(("F", 0, 9)), "micro-batch 9"),
-        (lambda t: t[0].append(("W", 0, 0)), "weight gradients of stage 0, micro-batch 1 is missing"),
+        (
+            lambda t: t[0].append(("W", 0, 0)),
+            "weight gradients of stage 0, micro-batch 1 is missing",
+        ),
         (lambda t: t[1].append(t[0].pop()), "lies on device 0"),
         (lambda t: t[0].reverse(), "out of order"),
-        (lambda t: (t[1].remove(("B", 1, 0)), t[1].insert(0, ("B", 1, 0))), "deadlock: backward of stage 1, micro-batch 0 waits for the forward of stage 1"),
+        (
+            lambda t: (t[1].remove(("B", 1, 0)), t[1].insert(0, ("B", 1, 0))),
+            "deadlock: backward of stage 1, micro-batch 0 waits for the forward of stage 1",
+        ),
         (lambda t: t.pop(), "1 devices, but the pipeline spans 2"),
         (lambda t: t[0].append(("X", 0, 0)), "'F', 'B' or 'W'"),
         (lambda t: t[0].append(3), "must be"),
         (lambda t: t[0].append(("F", "a", 0)), "stage and micro-batch must be whole numbers"),
         (lambda t: t[0].append(("F", 0, 0.5)), "stage and micro-batch must be whole numbers"),
         (lambda t: t[0].append(("F", -1, 0)), "stage -1"),
-        (lambda t: t[1].insert(0, t[1].pop(2)), "deadlock: backward of stage 1, micro-batch 0 waits for the forward of stage 1"),
+        (
+            lambda t: t[1].insert(0, t[1].pop(2)),
+            "deadlock: backward of stage 1, micro-batch 0 waits for the forward of stage 1",
+        ),
     ],
 )
 def test_wrong_tables_are_named(change, message):
@@ -261,7 +303,10 @@ def test_auto_takes_what_is_quickest_on_paper():
     assert all(np.array_equal(losses[0], loss) for loss in losses)
     report = pipeline.report()
     lengths = {
-        name: schedules.simulate(schedules.make_table(report.stages.graph, 4, name), report.stages.graph, 4, report.times).length for name in schedules.NAMES
+        name: schedules.simulate(
+            schedules.make_table(report.stages.graph, 4, name), report.stages.graph, 4, report.times
+        ).length
+        for name in schedules.NAMES
     }
     assert report.planned.length <= min(lengths.values()) * 1.5
 
@@ -313,7 +358,11 @@ def peaks_of(schedule, pieces=8):
 def test_the_planned_peak_is_the_measured_one(schedule):
     planned, measured = peaks_of(schedule)
     for ctx in planned:
-        assert abs(measured[ctx] - planned[ctx]) <= 0.05 * planned[ctx] + 3 * 512 * 4, (ctx, planned, measured)
+        assert abs(measured[ctx] - planned[ctx]) <= 0.05 * planned[ctx] + 3 * 512 * 4, (
+            ctx,
+            planned,
+            measured,
+        )
 
 
 def test_1f1b_takes_less_memory_than_gpipe():
@@ -327,7 +376,9 @@ def test_gradients_are_summed_one_by_one():
     train = TrainStep(net, loss_of, None, Pipeline(4))
     train(data((4, 256)), [])
     weights = sum(p.data().size * 4 for p in net.parts[0].collect_params().values())
-    assert train.pipeline.report().planned_bytes[DEVICES[0]] < 0.6 * weights  # room for one of three
+    assert (
+        train.pipeline.report().planned_bytes[DEVICES[0]] < 0.6 * weights
+    )  # room for one of three
 
 
 def test_a_schedule_that_does_not_fit_is_refused():
@@ -342,7 +393,9 @@ def test_a_schedule_that_does_not_fit_is_refused():
             train(data((512, 256)), [])
     finally:
         mx.context.set_memory_limit(DEVICES[1], None)
-    assert not any(param.data()._fresh_grad for param in net.collect_params().values())  # the trainer must not take old gradients
+    assert not any(
+        param.data()._fresh_grad for param in net.collect_params().values()
+    )  # the trainer must not take old gradients
     train(data((512, 256)), [])
 
 
@@ -355,7 +408,9 @@ def test_the_ordinary_loop_plans_what_is_held_between_the_passes():
         with autograd.record():
             out = net(x)
         if limited:
-            mx.context.set_memory_limit(DEVICES[1], mx.context.memory_stats(DEVICES[1])["in_use"] + 10_000)
+            mx.context.set_memory_limit(
+                DEVICES[1], mx.context.memory_stats(DEVICES[1])["in_use"] + 10_000
+            )
         out.backward()
 
     limited = False
@@ -367,12 +422,23 @@ def test_the_ordinary_loop_plans_what_is_held_between_the_passes():
         before = mx.context.memory_stats(ctx)["in_use"]
         loop()
         nd.waitall()
-        planned, measured = pipeline.report().planned_bytes[ctx], mx.context.memory_stats(ctx)["peak_in_use"] - before
+        planned, measured = (
+            pipeline.report().planned_bytes[ctx],
+            mx.context.memory_stats(ctx)["peak_in_use"] - before,
+        )
         assert abs(measured - planned) <= 0.05 * planned, (ctx, planned, measured)
     gc.collect()  # garbage of other tests would make room
     try:
-        mx.context.set_memory_limit(DEVICES[1], mx.context.memory_stats(DEVICES[1])["in_use"] + 200_000)
-        with autograd.record(), pytest.raises(ScheduleError, match=r"bytes on [cg]pu\(1\).*ordinary loop all micro-batches are under way at once"):
+        mx.context.set_memory_limit(
+            DEVICES[1], mx.context.memory_stats(DEVICES[1])["in_use"] + 200_000
+        )
+        with (
+            autograd.record(),
+            pytest.raises(
+                ScheduleError,
+                match=r"bytes on [cg]pu\(1\).*ordinary loop all micro-batches are under way at once",
+            ),
+        ):
             net(x)
         mx.context.set_memory_limit(DEVICES[1], None)
         limited = True
@@ -398,7 +464,10 @@ def test_report_and_plot(tmp_path):
     report = pipeline.report()
     assert set(report.busy) == {DEVICES[0], DEVICES[1]} and 0 <= report.bubble < 1
     assert len(report.spans) == 2 * 2 * 4
-    assert report.bytes_copied[DEVICES[0]] == 10 * 16 * 4 and report.bytes_copied[DEVICES[1]] == 10 * 16 * 4
+    assert (
+        report.bytes_copied[DEVICES[0]] == 10 * 16 * 4
+        and report.bytes_copied[DEVICES[1]] == 10 * 16 * 4
+    )
     assert "stage" in repr(report)
     pytest.importorskip("matplotlib")
     pipeline.plot(tmp_path / "timeline.png")
@@ -413,26 +482,66 @@ def test_what_is_compiled_can_be_looked_at():
         train(data((10, 16)), [])
     (entry,) = train.compiled()
     report = train.pipeline.report()
-    assert entry["rows"] == [4, 3, 3] and entry["calls"] == 2 and entry["train"] and "zero_bubble" in entry["pipeline"]
-    assert [(stage["device"], stage["blocks"]) for stage in entry["stages"]] == [(str(on(0)), "Chain.0"), (str(on(1)), "Chain.1"), (str(on(0)), "Chain.2")]
-    assert all(stage["forward"] and stage["backward"] + stage["deferred"] and stage["copies"] for stage in entry["stages"][:2])
-    sent = {ctx: sum(s["bytes_sent"] for s in entry["stages"] if s["device"] == ctx) for ctx in (str(on(0)), str(on(1)))}
-    assert sent == {str(on(0)): 2 * 4 * 16 * 4, str(on(1)): 2 * 4 * 16 * 4}  # of four rows, each way
+    assert (
+        entry["rows"] == [4, 3, 3]
+        and entry["calls"] == 2
+        and entry["train"]
+        and "zero_bubble" in entry["pipeline"]
+    )
+    assert [(stage["device"], stage["blocks"]) for stage in entry["stages"]] == [
+        (str(on(0)), "Chain.0"),
+        (str(on(1)), "Chain.1"),
+        (str(on(0)), "Chain.2"),
+    ]
+    assert all(
+        stage["forward"] and stage["backward"] + stage["deferred"] and stage["copies"]
+        for stage in entry["stages"][:2]
+    )
+    sent = {
+        ctx: sum(s["bytes_sent"] for s in entry["stages"] if s["device"] == ctx)
+        for ctx in (str(on(0)), str(on(1)))
+    }
+    assert sent == {
+        str(on(0)): 2 * 4 * 16 * 4,
+        str(on(1)): 2 * 4 * 16 * 4,
+    }  # of four rows, each way
     for ctx, device in entry["devices"].items():
         forward, both, arriving = device["planned"][4]
         assert 0 < forward <= both <= device["peak"] and 0 < arriving <= both
         assert device["peak"] == report.planned_bytes[on(int(ctx[4]))]
-        assert device["segments"] == sum(s["device"] == on(int(ctx[4])) for d in (report.stages.forward, report.stages.backward) for s in d[0]["segments"])
+        assert device["segments"] == sum(
+            s["device"] == on(int(ctx[4]))
+            for d in (report.stages.forward, report.stages.backward)
+            for s in d[0]["segments"]
+        )
     text = repr(train.compiled())
-    for part in ("Chain for training", "operators for each micro-batch, called 2 times", "rows: 1 of 4, 2 of 3", "planned for 4 rows: both passes", "Chain.2"):
+    for part in (
+        "Chain for training",
+        "operators for each micro-batch, called 2 times",
+        "rows: 1 of 4, 2 of 3",
+        "planned for 4 rows: both passes",
+        "Chain.2",
+    ):
         assert part in text, part
     net.hybridize(pipeline=Pipeline(3))
     looped = net(data((10, 16)))
-    assert looped.shape == (10, 16) and "Chain for prediction" in repr(net.compiled()) and "Chain.1" in net.compiled().programs()
+    assert (
+        looped.shape == (10, 16)
+        and "Chain for prediction" in repr(net.compiled())
+        and "Chain.1" in net.compiled().programs()
+    )
 
 
 def test_stages_have_the_names_of_blocks():
-    assert [stages._name_of(ops) for ops in (["net.body.a/dot", "net.body.b/relu", "net/_copyto"], ["net.a.x/dot", "net.b/dot"], ["net/dot"], ["/dot"])] == [
+    assert [
+        stages._name_of(ops)
+        for ops in (
+            ["net.body.a/dot", "net.body.b/relu", "net/_copyto"],
+            ["net.a.x/dot", "net.b/dot"],
+            ["net/dot"],
+            ["/dot"],
+        )
+    ] == [
         "net.body",
         "net.a ... net.b",
         "net",
@@ -494,7 +603,13 @@ def test_wrong_options_are_named(options, message):
     ],
 )
 def test_wrong_training_steps_are_named(change, message):
-    options = {"net": NETS["dense"][0]([0, 1]), "loss": loss_of, "trainer": None, "pipeline": Pipeline(2), **change}
+    options = {
+        "net": NETS["dense"][0]([0, 1]),
+        "loss": loss_of,
+        "trainer": None,
+        "pipeline": Pipeline(2),
+        **change,
+    }
     with pytest.raises(mx.base.MXNetError, match=message):
         TrainStep(**options)(data((8, 16)), [])
 
@@ -506,10 +621,16 @@ def test_states_that_do_not_come_back_are_named():
 
     net = Forgets()
     net.hybridize(pipeline=Pipeline(2, along="time"))
-    with pytest.raises(mx.base.MXNetError, match="Forgets: .* called as net.x, states. and returns .out, states."):
+    with pytest.raises(
+        mx.base.MXNetError, match="Forgets: .* called as net.x, states. and returns .out, states."
+    ):
         net(data((4, 3)), nd.zeros((1, 3)))
-    train = TrainStep(Recurrent([0, 1], 0.0), token_loss, None, Pipeline(2, along="time", carry={1: 7}))
-    with pytest.raises(mx.base.MXNetError, match="Recurrent: argument 1 has 4 arrays of state, but result 7"):
+    train = TrainStep(
+        Recurrent([0, 1], 0.0), token_loss, None, Pipeline(2, along="time", carry={1: 7})
+    )
+    with pytest.raises(
+        mx.base.MXNetError, match="Recurrent: argument 1 has 4 arrays of state, but result 7"
+    ):
         train(TOKENS, TARGETS, Recurrent([0, 1], 0.0).states(3))
 
 
@@ -538,8 +659,16 @@ def test_overwritten_inputs_are_noticed():
 CAPTURED = nd.full((1, 3), 2)
 OVERWRITTEN = {
     "captured array 0": (4, lambda F, x: x * CAPTURED, lambda x, out: CAPTURED),
-    "input 0": (4, lambda F, x: F.square(x.reshape((-1,))).reshape((-1, 3)), lambda x, out: x),  # it is a view that is read
-    "result 0": (3, lambda F, x: F.exp(x) if x.shape[0] == 1 else F.exp(x) + 0, lambda x, out: out),  # read by the last piece alone
+    "input 0": (
+        4,
+        lambda F, x: F.square(x.reshape((-1,))).reshape((-1, 3)),
+        lambda x, out: x,
+    ),  # it is a view that is read
+    "result 0": (
+        3,
+        lambda F, x: F.exp(x) if x.shape[0] == 1 else F.exp(x) + 0,
+        lambda x, out: out,
+    ),  # read by the last piece alone
 }
 
 

@@ -2,7 +2,20 @@
 
 import numpy as np
 import pytest
-from support.pipelines import DEVICES, NETS, TARGETS, TOKENS, Chain, Recurrent, big, data, equal, gradients, loss_of, token_loss
+from support.pipelines import (
+    DEVICES,
+    NETS,
+    TARGETS,
+    TOKENS,
+    Chain,
+    Recurrent,
+    big,
+    data,
+    equal,
+    gradients,
+    loss_of,
+    token_loss,
+)
 
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd
@@ -17,7 +30,10 @@ class Parts(gluon.HybridBlock):
         super().__init__()
         self.body, self.one, self.two = body, DEVICES[devices[0]], DEVICES[devices[1]]
         with self.name_scope():
-            self.a, self.b = nn.Dense(6, in_units=in_units, flatten=False), nn.Dense(6, in_units=6, flatten=False)
+            self.a, self.b = (
+                nn.Dense(6, in_units=in_units, flatten=False),
+                nn.Dense(6, in_units=6, flatten=False),
+            )
         mx.random.seed(3)
         self.a.initialize(mx.init.Xavier(), ctx=self.one)
         self.b.initialize(mx.init.Xavier(), ctx=self.two)
@@ -119,7 +135,12 @@ def test_auxiliary_losses_and_labels_anywhere():
         return [((out - y) ** 2).mean(axis=1), 0.3 * (hidden**2).mean(axis=1)]
 
     results = []
-    for devices, label in (((0, 0), Y), ((0, 1), Y), ((0, 1), Y.as_in_context(DEVICES[1])), ((0, 1), Y.as_in_context(DEVICES[2]))):
+    for devices, label in (
+        ((0, 0), Y),
+        ((0, 1), Y),
+        ((0, 1), Y.as_in_context(DEVICES[1])),
+        ((0, 1), Y.as_in_context(DEVICES[2])),
+    ):
         net = Parts(devices, body)
         got = TrainStep(net, losses, None, Pipeline(3), exact=True)(X, label)
         results.append(([loss.asnumpy() for loss in got], gradients(net)))
@@ -136,7 +157,10 @@ def test_a_parameter_of_two_stages(schedule):
         net = nn.HybridSequential()
         first = nn.Dense(16, in_units=16, activation="tanh")
         net.add(first, nn.Dense(16, in_units=16), nn.Dense(16, in_units=16, params=first.params))
-        net.place(mx.parallel.Mesh({"stage": len(devices)}, devices=devices), stages=[[net[0], net[1]], [net[2]]] if len(devices) == 2 else None)
+        net.place(
+            mx.parallel.Mesh({"stage": len(devices)}, devices=devices),
+            stages=[[net[0], net[1]], [net[2]]] if len(devices) == 2 else None,
+        )
         mx.random.seed(4)
         net.initialize(mx.init.Xavier())
         if schedule is None:
@@ -145,7 +169,9 @@ def test_a_parameter_of_two_stages(schedule):
                 loss = loss_of(net(data((10, 16))))
             loss.backward()
         else:
-            loss = TrainStep(net, loss_of, None, Pipeline(4, schedule), exact=True)(data((10, 16)), [])
+            loss = TrainStep(net, loss_of, None, Pipeline(4, schedule), exact=True)(
+                data((10, 16)), []
+            )
         return loss.asnumpy(), gradients(net)
 
     expected, got = run([DEVICES[0]], None), run([DEVICES[0], DEVICES[1]], schedule)
@@ -175,13 +201,17 @@ def test_batches_of_other_sizes():
         got = gradients(net)
         one = NETS["dense"][0]([0, 0])
         mx.random.seed(2)
-        assert np.array_equal(loss, TrainStep(one, loss_of, None, Pipeline(4), exact=True)(x, []).asnumpy())
+        assert np.array_equal(
+            loss, TrainStep(one, loss_of, None, Pipeline(4), exact=True)(x, []).asnumpy()
+        )
         assert equal(got, gradients(one))
 
 
 def trained(devices, pipeline, way):
     net = NETS["branches"][0](devices)
-    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01})
+    trainer = gluon.Trainer(
+        net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01}
+    )
     train = TrainStep(net, gluon.loss.L2Loss(), trainer, pipeline, exact=True)
     loss = gluon.loss.L2Loss()
     if way == "loop":
@@ -236,7 +266,10 @@ def test_recomputing_inside_a_pipeline(schedule):
     again, grads_again, planned_again = run(True)
     assert np.array_equal(loss, again) and equal(grads, grads_again)
     # The second device goes backward at once: there is nothing to be saved there.
-    assert planned_again[DEVICES[0]] < 0.9 * planned[DEVICES[0]] and planned_again[DEVICES[1]] <= planned[DEVICES[1]]
+    assert (
+        planned_again[DEVICES[0]] < 0.9 * planned[DEVICES[0]]
+        and planned_again[DEVICES[1]] <= planned[DEVICES[1]]
+    )
 
 
 class Wide(gluon.HybridBlock):
@@ -246,7 +279,10 @@ class Wide(gluon.HybridBlock):
         super().__init__()
         with self.name_scope():
             self.norm = nn.LayerNorm(in_channels=64)
-            self.inner, self.outer = nn.Dense(512, in_units=64, flatten=False, activation="tanh"), nn.Dense(64, in_units=512, flatten=False)
+            self.inner, self.outer = (
+                nn.Dense(512, in_units=64, flatten=False, activation="tanh"),
+                nn.Dense(64, in_units=512, flatten=False),
+            )
 
     def hybrid_forward(self, F, x):
         return x + self.outer(self.inner(self.norm(x)))
@@ -291,7 +327,11 @@ def test_recomputing_saves_what_is_planned(schedule):
         assert max(shares[: 1 if schedule == "zero_bubble" else 3]) < 0.45, shares
     for plans, peaks in ((planned, measured), (planned_again, measured_again)):
         for ctx in peaks:
-            assert abs(peaks[ctx] - plans[ctx]) <= 0.05 * plans[ctx] + 3 * 1024 * 4, (ctx, plans, peaks)  # the losses come on top
+            assert abs(peaks[ctx] - plans[ctx]) <= 0.05 * plans[ctx] + 3 * 1024 * 4, (
+                ctx,
+                plans,
+                peaks,
+            )  # the losses come on top
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero_bubble"])
@@ -333,7 +373,9 @@ class Causal(gluon.HybridBlock):
         for layer, ctx, state in zip(self.layers, self.devices, states):
             x = F.concat(state, x.as_in_context(ctx), dim=0)
             after.append(F.slice_axis(x, axis=0, begin=-2, end=None))
-            windows = [F.slice_axis(x, axis=0, begin=k, end=k - 2 if k < 2 else None) for k in range(3)]
+            windows = [
+                F.slice_axis(x, axis=0, begin=k, end=k - 2 if k < 2 else None) for k in range(3)
+            ]
             x = layer(F.concat(*windows, dim=2))
         return x, after
 
@@ -345,14 +387,25 @@ def test_causal_networks_along_time():
         for schedule in ("gpipe", "zero_bubble"):
             net = Causal(devices)
             states = [nd.zeros((2, 3, 6), ctx=ctx) for ctx in net.devices]
-            train = TrainStep(net, lambda out: (out**2).mean(axis=2), None, Pipeline(pieces, schedule, along="time"), exact=True)
+            train = TrainStep(
+                net,
+                lambda out: (out**2).mean(axis=2),
+                None,
+                Pipeline(pieces, schedule, along="time"),
+                exact=True,
+            )
             loss, after = train(x, [], states)
             results.append((loss.asnumpy(), gradients(net), [s.asnumpy() for s in after]))
     for got in results[1:]:
         assert np.allclose(results[0][0], got[0], atol=1e-6)
-        assert all(np.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(results[0][1].values(), got[1].values()))
+        assert all(
+            np.allclose(a, b, rtol=1e-4, atol=1e-6)
+            for a, b in zip(results[0][1].values(), got[1].values())
+        )
     for got in results[3:]:
-        assert equal(results[2][1], got[1]) and all(np.array_equal(a, b) for a, b in zip(results[2][2], got[2]))
+        assert equal(results[2][1], got[1]) and all(
+            np.array_equal(a, b) for a, b in zip(results[2][2], got[2])
+        )
 
 
 # --- What can't be ---
@@ -375,18 +428,32 @@ def test_fewer_rows_than_micro_batches(schedule, rows):
     statistics of accumulating them."""
 
     def make(devices):
-        net = Chain(devices, lambda i: nn.Dense(16, in_units=16, activation="tanh") if i != 1 else nn.BatchNorm(in_channels=16, momentum=0.7))
+        net = Chain(
+            devices,
+            lambda i: (
+                nn.Dense(16, in_units=16, activation="tanh")
+                if i != 1
+                else nn.BatchNorm(in_channels=16, momentum=0.7)
+            ),
+        )
         return net, gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.1})
 
     def table(count):
         net = make([0, 1, 1])[0]
         train = TrainStep(net, loss_of, None, Pipeline(count))
         train(data((count, 16)), [])
-        return schedules.make_table(train.pipeline.report().stages.graph, count, "1f1b",
-                                    in_flight=1)
+        return schedules.make_table(
+            train.pipeline.report().stages.graph, count, "1f1b", in_flight=1
+        )
 
     (net, trainer), (one, its) = make([0, 1, 1]), make([0, 0, 0])
-    train = TrainStep(net, loss_of, trainer, Pipeline(4, table(4) if schedule == "a table" else schedule), exact=True)
+    train = TrainStep(
+        net,
+        loss_of,
+        trainer,
+        Pipeline(4, table(4) if schedule == "a table" else schedule),
+        exact=True,
+    )
     one.collect_params().setattr("grad_req", "add")
     for number, count in enumerate((8, rows, 8)):
         x = data((count, 16), number)
@@ -409,12 +476,20 @@ def test_a_batch_without_rows(statistics):
     """As a hybridized block has it."""
     results = []
     for pipeline in (None, Pipeline(4, statistics=statistics)):
-        net = Chain([0, 1], lambda i: nn.Dense(16, in_units=16) if i else nn.BatchNorm(in_channels=16))
+        net = Chain(
+            [0, 1], lambda i: nn.Dense(16, in_units=16) if i else nn.BatchNorm(in_channels=16)
+        )
         net.hybridize(pipeline=pipeline)
         with autograd.record():
             out = net(data((0, 16)))
         out.backward()
-        results.append((out.shape, [p.data().asnumpy().tolist() for p in net.collect_params().values()], [g.tolist() for g in gradients(net).values()]))
+        results.append(
+            (
+                out.shape,
+                [p.data().asnumpy().tolist() for p in net.collect_params().values()],
+                [g.tolist() for g in gradients(net).values()],
+            )
+        )
     assert results[0] == results[1] and results[0][0] == (0, 16)
 
 
@@ -430,12 +505,18 @@ def test_fewer_steps_than_pieces():
 
 
 def test_a_schedule_in_which_a_stage_needs_what_a_later_one_makes():
-    table = [[("F", 0, 0), ("F", 0, 1), ("B", 0, 0), ("B", 0, 1)], [("F", 1, 0), ("B", 1, 0), ("F", 1, 1), ("B", 1, 1)]]
+    table = [
+        [("F", 0, 0), ("F", 0, 1), ("B", 0, 0), ("B", 0, 1)],
+        [("F", 1, 0), ("B", 1, 0), ("F", 1, 1), ("B", 1, 1)],
+    ]
     table[0] = [("F", 0, 0), ("B", 0, 0), ("F", 0, 1), ("B", 0, 1)]
     table[1] = [("F", 1, 0), ("F", 1, 1), ("B", 1, 0), ("B", 1, 1)]
     train = TrainStep(NETS["dense"][0]([0, 1]), loss_of, None, Pipeline(2, table))
-    with pytest.raises(ScheduleError, match="deadlock: backward of stage 0, micro-batch 0 waits for the backward of stage 1, micro-batch 0, which the schedule puts "
-                       "behind the forward of stage 1, micro-batch 1, which waits for the forward of stage 0, micro-batch 1, which the schedule puts behind the backward of stage 0, micro-batch 0"):
+    with pytest.raises(
+        ScheduleError,
+        match="deadlock: backward of stage 0, micro-batch 0 waits for the backward of stage 1, micro-batch 0, which the schedule puts "
+        "behind the forward of stage 1, micro-batch 1, which waits for the forward of stage 0, micro-batch 1, which the schedule puts behind the backward of stage 0, micro-batch 0",
+    ):
         train(data((10, 16)), [])
 
 
@@ -449,7 +530,10 @@ def test_all_schedules_on_all_networks(kind, devices):
     make, shape, _ = NETS[kind]
     one = make([0] * len(devices))
     mx.random.seed(5)
-    expected = TrainStep(one, loss_of, None, Pipeline(4), exact=True)(data(shape), []).asnumpy(), gradients(one)
+    expected = (
+        TrainStep(one, loss_of, None, Pipeline(4), exact=True)(data(shape), []).asnumpy(),
+        gradients(one),
+    )
     for engine in ("async", "shuffle"):
         mx.engine.set_mode(engine, 11)
         try:
@@ -459,13 +543,18 @@ def test_all_schedules_on_all_networks(kind, devices):
                 for _ in range(3 if schedule == "auto" else 1):
                     mx.random.seed(5)
                     loss = train(data(shape), []).asnumpy()
-                assert np.array_equal(loss, expected[0]) and equal(gradients(net), expected[1]), (engine, schedule)
+                assert np.array_equal(loss, expected[0]) and equal(gradients(net), expected[1]), (
+                    engine,
+                    schedule,
+                )
                 net.hybridize(exact=True, pipeline=Pipeline(4, schedule))
                 mx.random.seed(5)
                 with autograd.record():
                     loss = loss_of(net(data(shape)))
                 loss.backward()
-                assert np.array_equal(loss.asnumpy(), expected[0]) and equal(gradients(net), expected[1]), (engine, schedule)
+                assert np.array_equal(loss.asnumpy(), expected[0]) and equal(
+                    gradients(net), expected[1]
+                ), (engine, schedule)
         finally:
             nd.waitall()
             mx.engine.set_mode("async")
@@ -475,10 +564,16 @@ def test_labels_of_another_length_are_a_mistake():
     net = Parts((0, 1), forward)
     loss = lambda out, label, weight: (out - label) ** 2 * weight
     x, label, weight = data((9, 6)), data((9, 6), 1), nd.array([2.0])
-    assert TrainStep(net, loss, None, Pipeline(3))(x, [label, weight.as_in_context(DEVICES[1])]).shape == (9, 6)
-    with pytest.raises(ValueError, match="label 0 has 3 rows along axis 0, the data 9"):  # as long as a micro-batch: each would meet it
+    assert TrainStep(net, loss, None, Pipeline(3))(
+        x, [label, weight.as_in_context(DEVICES[1])]
+    ).shape == (9, 6)
+    with pytest.raises(
+        ValueError, match="label 0 has 3 rows along axis 0, the data 9"
+    ):  # as long as a micro-batch: each would meet it
         TrainStep(net, loss, None, Pipeline(3))(x, [label[:3], weight])
-    assert TrainStep(net, loss, None, Pipeline(3, split=[0], check=False))(x, [label[:3], weight]).shape == (9, 6)
+    assert TrainStep(net, loss, None, Pipeline(3, split=[0], check=False))(
+        x, [label[:3], weight]
+    ).shape == (9, 6)
 
 
 def test_bfloat16_is_what_it_is():
@@ -489,5 +584,7 @@ def test_bfloat16_is_what_it_is():
     net(data((4, 16)).astype("bfloat16"))
     assert "bfloat16" in str(net.compiled())
     optimizer = {"optimizer_params": {"multi_precision": True}}
-    profile = mx.parallel.plan(net, data((4, 16)).astype("bfloat16"), DEVICES[:2], trials=0, **optimizer).profile
+    profile = mx.parallel.plan(
+        net, data((4, 16)).astype("bfloat16"), DEVICES[:2], trials=0, **optimizer
+    ).profile
     assert profile.layers[0].param_bytes == 2 * (16 * 16 + 16) and profile.input_bytes == 2 * 4 * 16

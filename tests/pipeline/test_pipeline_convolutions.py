@@ -23,7 +23,9 @@ def convolutions(i, count=2):
 
 
 def data(rows=8, size=16, seed=0):
-    return nd.array(np.random.RandomState(seed).uniform(-1, 1, (rows, CHANNELS, size, size)), ctx=on(0))
+    return nd.array(
+        np.random.RandomState(seed).uniform(-1, 1, (rows, CHANNELS, size, size)), ctx=on(0)
+    )
 
 
 def chain(devices=(0, 1), make=convolutions, **options):
@@ -33,7 +35,11 @@ def chain(devices=(0, 1), make=convolutions, **options):
 
 
 def grads(net):
-    return [p.grad(p.list_ctx()[0]).asnumpy() for p in net.collect_params().values() if p.grad_req != "null"]
+    return [
+        p.grad(p.list_ctx()[0]).asnumpy()
+        for p in net.collect_params().values()
+        if p.grad_req != "null"
+    ]
 
 
 def step(net, x):

@@ -83,7 +83,13 @@ def test_a_failing_kernel_is_named(way):
             run(BAD)
             nd.waitall()
         text, caught = str(caught.value), None
-        for part in ("900", f"on {on(1)}", "stage 1, micro-batch 2", "test_pipeline_failures.py:", "Picky" if way == "loop" else "picky"):
+        for part in (
+            "900",
+            f"on {on(1)}",
+            "stage 1, micro-batch 2",
+            "test_pipeline_failures.py:",
+            "Picky" if way == "loop" else "picky",
+        ):
             assert part.lower() in text.lower(), (part, text)
         try:
             nd.waitall()
@@ -117,7 +123,9 @@ def test_out_of_memory_in_the_middle(schedule, monkeypatch):
             run()
         text = str(caught.value)
         assert f"{on(1)} is out of memory" in text
-        assert re.search(r"forward of stage [01] on [cg]pu\([01]\), micro-batch \d, in Chain", text), text
+        assert re.search(
+            r"forward of stage [01] on [cg]pu\([01]\), micro-batch \d, in Chain", text
+        ), text
     finally:
         set_memory_limit(DEVICES[1], None)
     caught = None
@@ -292,7 +300,12 @@ def test_the_watchdog_names_who_waits_for_whom(watchdog, capfd):
     assert text.count("mpgluon watchdog: no device has finished anything") == 1, text
     assert f"{on(0)} is running stall" in text
     assert f"{on(1)} waits for {on(0)}, tick" in text
-    for part in ("stage 0, micro-batch 0", "stage 1, micro-batch 0", "test_pipeline_failures.py:", "hain"):
+    for part in (
+        "stage 0, micro-batch 0",
+        "stage 1, micro-batch 0",
+        "test_pipeline_failures.py:",
+        "hain",
+    ):
         assert part in text, (part, text)
 
 
@@ -300,7 +313,9 @@ def test_the_watchdog_names_who_waits_for_whom(watchdog, capfd):
 def test_the_watchdog_is_silent_while_things_move(watchdog, capfd):
     watchdog(0.5)
     for _ in range(60):
-        _core._stall(on(0), 0.01)  # a fiftieth of it, so that a loaded machine does not make it look as if nothing moved
+        _core._stall(
+            on(0), 0.01
+        )  # a fiftieth of it, so that a loaded machine does not make it look as if nothing moved
     nd.waitall()
     time.sleep(0.6)  # nothing is queued
     assert capfd.readouterr().err == ""
@@ -309,7 +324,9 @@ def test_the_watchdog_is_silent_while_things_move(watchdog, capfd):
 def test_the_watchdog_of_the_environment():
     code = "import mpgluon as mx; from mpgluon import _core; _core._stall(mx.cpu(0), 600, 0); mx.nd.waitall(); print('done')"
     pipes = dict.fromkeys(["stdin", "stdout", "stderr"], subprocess.PIPE)
-    with subprocess.Popen([sys.executable, "-c", code], env=environment(MPGLUON_WATCHDOG="0.1"), text=True, **pipes) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], env=environment(MPGLUON_WATCHDOG="0.1"), text=True, **pipes
+    ) as process:
         assert "no device has finished anything" in process.stderr.readline()
         assert "cpu(0) is running stall" in process.stderr.readline()
         process.stdin.close()  # ends the stall
@@ -322,10 +339,19 @@ def test_the_watchdog_of_the_environment():
 
 def test_texts_of_the_watchdog():
     work = ("forward", "train.py:3", "net", 1, 2)
-    text = _watchdog.describe([(str(on(0)), 3, 9, None, None, "", None, 0, None), (str(on(1)), 3, 9, work, "dot", "net/dense0", str(on(0)), 4, None)], 2.0)
+    text = _watchdog.describe(
+        [
+            (str(on(0)), 3, 9, None, None, "", None, 0, None),
+            (str(on(1)), 3, 9, work, "dot", "net/dense0", str(on(0)), 4, None),
+        ],
+        2.0,
+    )
     assert f"{on(0)} is running work that was queued long ago; 6 ticks are left" in text
     assert f"{on(1)} waits for {on(0)}, tick 4: work that was queued long ago" in text
-    assert "forward, stage 1, micro-batch 2, block net, queued at train.py:3 (at dot of net/dense0)" in text
+    assert (
+        "forward, stage 1, micro-batch 2, block net, queued at train.py:3 (at dot of net/dense0)"
+        in text
+    )
 
 
 # --- What the profiler tells ---
@@ -341,7 +367,9 @@ def test_stages_and_micro_batches_in_the_trace(tmp_path):
     train(data((10, 16)), [])
     mx.profiler.set_state("stop")
     events = [e for e in mx.profiler.events() if e["stage"] is not None]
-    assert {(e["stage"], e["micro_batch"]) for e in events} == {(s, m) for s in range(2) for m in range(3)}
+    assert {(e["stage"], e["micro_batch"]) for e in events} == {
+        (s, m) for s in range(2) for m in range(3)
+    }
     assert all(e["device"] == str(on(e["stage"])) for e in events)
     mx.profiler.dump()
     rows = json.load(open(tmp_path / "trace.json"))["traceEvents"]
@@ -362,15 +390,25 @@ def test_both_timelines_in_a_trace(tmp_path):
         with open(tmp_path / "both.json") as f:
             rows = json.load(f)["traceEvents"]
         threads = {row["args"]["name"]: row["tid"] for row in rows if row["name"] == "thread_name"}
-        assert {f"{on(i)} {title}" for i in range(2) for title in ("planned", "measured")} <= set(threads)
+        assert {f"{on(i)} {title}" for i in range(2) for title in ("planned", "measured")} <= set(
+            threads
+        )
         assert (str(on(0)) in threads) == recording
         for title in ("planned", "measured"):
             actions = [row for row in rows if row.get("cat") == title]
-            assert len(actions) == 2 * 2 * 3 and {row["name"] for row in actions} >= {"forward of stage 1, micro-batch 2", "backward of stage 0, micro-batch 0"}
-            assert all(row["tid"] == threads[f"{on(row['args']['stage'])} {title}"] for row in actions)
+            assert len(actions) == 2 * 2 * 3 and {row["name"] for row in actions} >= {
+                "forward of stage 1, micro-batch 2",
+                "backward of stage 0, micro-batch 0",
+            }
+            assert all(
+                row["tid"] == threads[f"{on(row['args']['stage'])} {title}"] for row in actions
+            )
         measured = [row for row in rows if row.get("cat") == "measured"]
         ops = [row for row in rows if row.get("cat") == "op" and row["args"].get("stage") == 1]
-        assert not recording or all(any(m["ts"] - 50 <= row["ts"] <= m["ts"] + m["dur"] + 50 for m in measured) for row in ops)
+        assert not recording or all(
+            any(m["ts"] - 50 <= row["ts"] <= m["ts"] + m["dur"] + 50 for m in measured)
+            for row in ops
+        )
 
 
 class Numbered(gluon.HybridBlock):
@@ -393,19 +431,32 @@ def test_a_size_of_the_batch_that_is_written_as_a_number(way):
     def go(shape, count, rows=8):
         net = Numbered(shape)
         if way == "step":
-            TrainStep(net, gluon.loss.L2Loss(), None, Pipeline(count))(nd.ones((rows, 8)), nd.ones((rows, 4)))
+            TrainStep(net, gluon.loss.L2Loss(), None, Pipeline(count))(
+                nd.ones((rows, 8)), nd.ones((rows, 4))
+            )
         else:
             net.hybridize(pipeline=Pipeline(count))
             net(nd.ones((rows, 8)))
 
-    for shape, what in (((8, 8), "Reshape: the elements do not fit"), ((8, -1), "FullyConnected: weight must have the shape")):
-        with pytest.raises(mx.MXNetError) as error:  # the second fails where what was reshaped is used
+    for shape, what in (
+        ((8, 8), "Reshape: the elements do not fit"),
+        ((8, -1), "FullyConnected: weight must have the shape"),
+    ):
+        with pytest.raises(
+            mx.MXNetError
+        ) as error:  # the second fails where what was reshaped is used
             go(shape, 4)
         text = str(error.value)
-        assert what in text and "this is a micro-batch of 2 rows along axis 0; Numbered works with 8" in text and "write -1 in its place in a reshape" in text
+        assert (
+            what in text
+            and "this is a micro-batch of 2 rows along axis 0; Numbered works with 8" in text
+            and "write -1 in its place in a reshape" in text
+        )
         assert "test_pipeline_failures.py" in text
         go(shape, 1)
-    with pytest.raises(mx.MXNetError, match="this is a micro-batch of 1 row along axis 0; Numbered works with 2"):
+    with pytest.raises(
+        mx.MXNetError, match="this is a micro-batch of 1 row along axis 0; Numbered works with 2"
+    ):
         go((2, 8), 4, rows=7)
     with pytest.raises(mx.MXNetError) as error:  # not the fault of the division
         go((5, 8), 4)
@@ -428,9 +479,16 @@ mx.operator.register("pipelined_twice")(TwiceProp)
 ON_THE_HOST = {
     "pipelined_twice": lambda F, x: F.Custom(x, op_type="pipelined_twice"),
     "cond": lambda F, x: F.contrib.cond(x.sum() > 0, lambda: x * 2, lambda: x * 3),
-    "while_loop": lambda F, x: F.contrib.while_loop(lambda i, v: i < 2, lambda i, v: ([], [i + 1, v * 2]), [F.zeros((1,), ctx=x.context), x], max_iterations=4)[1][1],
+    "while_loop": lambda F, x: F.contrib.while_loop(
+        lambda i, v: i < 2,
+        lambda i, v: ([], [i + 1, v * 2]),
+        [F.zeros((1,), ctx=x.context), x],
+        max_iterations=4,
+    )[1][1],
     "boolean_mask": lambda F, x: F.contrib.boolean_mask(x, F.ones(4, ctx=x.context)),
-    "foreach around Custom pipelined_twice": lambda F, x: F.contrib.foreach(lambda row, s: (F.Custom(row, op_type="pipelined_twice"), s), x, [])[0],
+    "foreach around Custom pipelined_twice": lambda F, x: F.contrib.foreach(
+        lambda row, s: (F.Custom(row, op_type="pipelined_twice"), s), x, []
+    )[0],
 }
 
 
@@ -450,7 +508,10 @@ def test_ops_that_run_on_the_host_are_named(name, way):
     net.add(nn.Dense(8, in_units=8), OnTheHost(ON_THE_HOST[name]))
     net.initialize(ctx=DEVICES[0])
     net.hybridize(pipeline=Pipeline(2))
-    with pytest.raises(mx.MXNetError, match=f"^HybridSequential.1: .*{name} runs on the host.*before or behind the pipelined block"):
+    with pytest.raises(
+        mx.MXNetError,
+        match=f"^HybridSequential.1: .*{name} runs on the host.*before or behind the pipelined block",
+    ):
         if way == "step":
             TrainStep(net, gluon.loss.L2Loss(), None, Pipeline(2))(nd.ones((8, 8)), nd.ones((8, 8)))
         elif way == "loop":

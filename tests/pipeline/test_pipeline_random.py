@@ -20,7 +20,10 @@ class Parts(gluon.HybridBlock):
         super().__init__(prefix="net_")
         self.body, self.two = body, DEVICES[1]
         with self.name_scope():
-            self.a, self.b = nn.Dense(6, in_units=6, flatten=False), nn.Dense(6, in_units=width, flatten=False)
+            self.a, self.b = (
+                nn.Dense(6, in_units=6, flatten=False),
+                nn.Dense(6, in_units=width, flatten=False),
+            )
         self.layer = layer
         mx.random.seed(3)
         self.a.initialize(mx.init.Xavier(), ctx=DEVICES[0])
@@ -51,14 +54,19 @@ def check(make, exact, axis, along, *inputs):
         found, summed = run(make, Pipeline(pieces, axis=axis, along=along), exact, *inputs)
         np.testing.assert_allclose(out, found, rtol=1e-5, atol=1e-5)
         for name in grads:
-            np.testing.assert_allclose(grads[name], summed[name], rtol=1e-4, atol=1e-5 * abs(grads[name]).max())
+            np.testing.assert_allclose(
+                grads[name], summed[name], rtol=1e-4, atol=1e-5 * abs(grads[name]).max()
+            )
 
 
 def attended(F, x, batch):
     """Attention in which the heads come before the batch."""
     q = F.reshape(F.transpose(F.reshape(x, (0, 0, 2, 3)), (2, batch, 1 - batch, 3)), (-3, 0, 0))
     scores = F.Dropout(F.softmax(F.batch_dot(q, q, transpose_b=True)), p=0.3)
-    out = F.transpose(F.reshape(F.batch_dot(scores, q), (-4, 2, -1, 0, 0)), (1, 2, 0, 3) if batch == 0 else (2, 1, 0, 3))
+    out = F.transpose(
+        F.reshape(F.batch_dot(scores, q), (-4, 2, -1, 0, 0)),
+        (1, 2, 0, 3) if batch == 0 else (2, 1, 0, 3),
+    )
     return F.reshape(out, (0, 0, -3))
 
 
@@ -66,7 +74,14 @@ DROPPED = {
     "the axis": (0, lambda F, x: F.Dropout(x, p=0.3)),
     "another axis": (1, lambda F, x: F.Dropout(x, p=0.3)),
     "swapped": (0, lambda F, x: F.Dropout(x.swapaxes(0, 1), p=0.3).swapaxes(0, 1)),
-    "swapped and flat": (0, lambda F, x: F.Dropout(x.swapaxes(0, 1).reshape((-3, 0)), p=0.3).reshape((-4, 7, -1, 0)).swapaxes(0, 1)),
+    "swapped and flat": (
+        0,
+        lambda F, x: (
+            F.Dropout(x.swapaxes(0, 1).reshape((-3, 0)), p=0.3)
+            .reshape((-4, 7, -1, 0))
+            .swapaxes(0, 1)
+        ),
+    ),
     "masks of time": (0, lambda F, x: F.Dropout(x.swapaxes(0, 1), p=0.3, axes=(0,)).swapaxes(0, 1)),
     "slopes": (0, lambda F, x: F.LeakyReLU(x.swapaxes(0, 1), act_type="rrelu")[0].swapaxes(0, 1)),
     "heads first": (0, lambda F, x: attended(F, x, 0)),
@@ -93,17 +108,44 @@ def recurrent(net, F, x, states=None):
     return out if states is None else (out, states)
 
 
-@pytest.mark.parametrize("along, layout, bidirectional", [("batch", "TNC", False), ("batch", "NTC", True), ("time", "TNC", False), ("time", "NTC", False)])
+@pytest.mark.parametrize(
+    "along, layout, bidirectional",
+    [
+        ("batch", "TNC", False),
+        ("batch", "NTC", True),
+        ("time", "TNC", False),
+        ("time", "NTC", False),
+    ],
+)
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
 def test_dropout_between_recurrent_layers(kind, along, layout, bidirectional):
     """Drawn inside of one operator."""
 
     def make():
-        layer = getattr(rnn, kind)(4, num_layers=3, input_size=6, dropout=0.4, layout=layout, bidirectional=bidirectional, prefix="layer_")
+        layer = getattr(rnn, kind)(
+            4,
+            num_layers=3,
+            input_size=6,
+            dropout=0.4,
+            layout=layout,
+            bidirectional=bidirectional,
+            prefix="layer_",
+        )
         return Parts(recurrent, layer, 4 * (1 + bidirectional))
 
-    states = [rnn.LSTM(4, num_layers=3).begin_state(6, ctx=DEVICES[0])[: 2 if kind == "LSTM" else 1]] if along == "time" else []
-    check(make, True, layout.index("N" if along == "batch" else "T"), along, data((6, 6, 6), 4), *states)
+    states = (
+        [rnn.LSTM(4, num_layers=3).begin_state(6, ctx=DEVICES[0])[: 2 if kind == "LSTM" else 1]]
+        if along == "time"
+        else []
+    )
+    check(
+        make,
+        True,
+        layout.index("N" if along == "batch" else "T"),
+        along,
+        data((6, 6, 6), 4),
+        *states,
+    )
 
 
 def test_networks():
@@ -120,46 +162,74 @@ def test_many_networks():
 FIXED = {
     "gradients come back twice": dict(
         nodes=[
-            ("dense", 1, [0], 0), ("tanh", 2, [1]), ("sigmoid", 1, [2]), ("tanh", 2, [3]),
-            ("multiply", 1, [2, 3]), ("move", 0, [5]), ("add", 0, [6, 4]),
+            ("dense", 1, [0], 0),
+            ("tanh", 2, [1]),
+            ("sigmoid", 1, [2]),
+            ("tanh", 2, [3]),
+            ("multiply", 1, [2, 3]),
+            ("move", 0, [5]),
+            ("add", 0, [6, 4]),
         ],
         outputs=[(7, 0)],
     ),
     "deferred on both": dict(
-        nodes=[("prelu", 0, [0], 0), ("dense", 1, [1], 1), ("tanh", 0, [2]), ("halve", 1, [3])], outputs=[(4, 0), (2, 0)]
+        nodes=[("prelu", 0, [0], 0), ("dense", 1, [1], 1), ("tanh", 0, [2]), ("halve", 1, [3])],
+        outputs=[(4, 0), (2, 0)],
     ),
     "four devices, three results": dict(
         nodes=[
-            ("unbiased", 0, [0], 0), ("sigmoid", 3, [1]), ("unbiased", 2, [2], 1), ("tanh", 2, [2]),
-            ("unbiased", 1, [4], 2), ("sigmoid", 0, [3]), ("sigmoid", 2, [6]),
+            ("unbiased", 0, [0], 0),
+            ("sigmoid", 3, [1]),
+            ("unbiased", 2, [2], 1),
+            ("tanh", 2, [2]),
+            ("unbiased", 1, [4], 2),
+            ("sigmoid", 0, [3]),
+            ("sigmoid", 2, [6]),
         ],
         outputs=[(7, 0), (4, 0), (5, 0)],
     ),
     "recomputed as one": dict(
         nodes=[("dense", 0, [0], 0), ("dense", 1, [1], 1), ("dense", 2, [2], 2)],
-        outputs=[(3, 2)], recompute="all",
+        outputs=[(3, 2)],
+        recompute="all",
     ),
     "a state from another device": dict(
         nodes=[("dense", 0, [0], 0), ("multiply", 2, [1, 2]), ("tanh", 2, [3])],
-        outputs=[(4, 2)], timewise=True, carried=(4, 1),
+        outputs=[(4, 2)],
+        timewise=True,
+        carried=(4, 1),
     ),
     "pieces of several stages, and of one step": dict(
         nodes=[("dense", 0, [0], 0), ("add", 1, [1, 2])],
-        outputs=[(3, 0)], timewise=True, carried=(3, 2), rows=5, micro_batches=3,
+        outputs=[(3, 0)],
+        timewise=True,
+        carried=(3, 2),
+        rows=5,
+        micro_batches=3,
     ),
     "a state of bfloat16": dict(
         nodes=[("dense", 0, [0], 0), ("multiply", 0, [1, 2])],
-        outputs=[(3, 0)], timewise=True, carried=(3, 0), dtype="bfloat16",
+        outputs=[(3, 0)],
+        timewise=True,
+        carried=(3, 0),
+        dtype="bfloat16",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", FIXED)
 def test_networks_of_their_own(name):
     options = {
-        "dtype": "float32", "recompute": None, "timewise": False, "rows": 8, "micro_batches": 4,
-        "statistics": "micro_batch", "wants_input": True, "devices": 4, **FIXED[name],
-    }  # fmt: skip
+        "dtype": "float32",
+        "recompute": None,
+        "timewise": False,
+        "rows": 8,
+        "micro_batches": 4,
+        "statistics": "micro_batch",
+        "wants_input": True,
+        "devices": 4,
+        **FIXED[name],
+    }
     options["nodes"] = [Node(*node) for node in options["nodes"]]
     options.update(used=[True] * len(options["outputs"]), axes=3 if options["timewise"] else 2)
     Case(3, every_schedule=True, **options).check()

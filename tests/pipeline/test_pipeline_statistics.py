@@ -35,9 +35,18 @@ class Normalised(gluon.HybridBlock):
         self.devices = [DEVICES[d] for d in devices]
         mx.random.seed(3)
         with self.name_scope():
-            self.dense, self.norm = nn.Dense(6, in_units=6, flatten=False), nn.BatchNorm(in_channels=6, momentum=0.8, axis=-1)
-            self.other, self.last = nn.Dense(6, in_units=6, flatten=False), nn.BatchNormReLU(in_channels=6, momentum=0.7, axis=-1)
-        for child, ctx in zip(self._children.values(), [ctx for ctx in self.devices for _ in range(4 // len(self.devices))]):
+            self.dense, self.norm = (
+                nn.Dense(6, in_units=6, flatten=False),
+                nn.BatchNorm(in_channels=6, momentum=0.8, axis=-1),
+            )
+            self.other, self.last = (
+                nn.Dense(6, in_units=6, flatten=False),
+                nn.BatchNormReLU(in_channels=6, momentum=0.7, axis=-1),
+            )
+        for child, ctx in zip(
+            self._children.values(),
+            [ctx for ctx in self.devices for _ in range(4 // len(self.devices))],
+        ):
             child.initialize(mx.init.Xavier(), ctx=ctx)
         if recompute:
             self.norm.hybridize(recompute=True)
@@ -52,15 +61,25 @@ def by_hand(net, pieces):
     """Running averages after one update with the statistics of the whole batch, in double precision; every piece is normalised by its own."""
 
     def normalise(parts, layer):
-        return [(p - p.mean(axis=axes)) / np.sqrt(p.var(axis=axes) + 1e-5) for p in parts for axes in [tuple(range(p.ndim - 1))]]
+        return [
+            (p - p.mean(axis=axes)) / np.sqrt(p.var(axis=axes) + 1e-5)
+            for p in parts
+            for axes in [tuple(range(p.ndim - 1))]
+        ]
 
     def update(parts, layer, averages):
         whole = np.concatenate([p.reshape(-1, p.shape[-1]) for p in parts])
         momentum = layer._kwargs["momentum"]
-        return [momentum * a + (1 - momentum) * s for a, s in zip(averages, (whole.mean(axis=0), whole.var(axis=0)))]
+        return [
+            momentum * a + (1 - momentum) * s
+            for a, s in zip(averages, (whole.mean(axis=0), whole.var(axis=0)))
+        ]
 
     def dense(parts, layer):
-        return [p @ layer.weight.data().asnumpy().astype("float64").T + layer.bias.data().asnumpy() for p in parts]
+        return [
+            p @ layer.weight.data().asnumpy().astype("float64").T + layer.bias.data().asnumpy()
+            for p in parts
+        ]
 
     first = second = (np.zeros(6), np.ones(6))
     parts = dense([p.astype("float64") for p in pieces], net.dense)
@@ -73,7 +92,11 @@ def by_hand(net, pieces):
 
 
 def averages(net):
-    return [a.data().asnumpy() for layer in (net.norm, net.last) for a in (layer.running_mean, layer.running_var)]
+    return [
+        a.data().asnumpy()
+        for layer in (net.norm, net.last)
+        for a in (layer.running_mean, layer.running_var)
+    ]
 
 
 @pytest.mark.parametrize("recompute", [False, True])
@@ -95,13 +118,19 @@ def test_running_averages_of_the_whole_batch(shape, axis, recompute):
                     loss = net(x).mean(axis=-1)
                 loss.backward()
             else:
-                loss = TrainStep(net, lambda out: out.mean(axis=-1), None, pipeline, exact=True)(x, [])
+                loss = TrainStep(net, lambda out: out.mean(axis=-1), None, pipeline, exact=True)(
+                    x, []
+                )
             for got, expected in zip(averages(net), by_hand(net, pieces)):
                 np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
             results.append((loss.asnumpy(), gradients(net), averages(net)))
     plain = Normalised([0])
-    TrainStep(plain, lambda out: out.mean(axis=-1), None, Pipeline(3, axis=axis), exact=True)(x.as_in_context(DEVICES[0]), [])
-    assert not np.allclose(plain.last.running_var.data().asnumpy(), results[0][2][3], rtol=1e-3)  # updated three times
+    TrainStep(plain, lambda out: out.mean(axis=-1), None, Pipeline(3, axis=axis), exact=True)(
+        x.as_in_context(DEVICES[0]), []
+    )
+    assert not np.allclose(
+        plain.last.running_var.data().asnumpy(), results[0][2][3], rtol=1e-3
+    )  # updated three times
     for got in results:
         assert np.array_equal(got[0], results[0][0]) and equal(got[1], gradients(plain))
         assert all(np.array_equal(a, b) for a, b in zip(got[2], results[0][2]))
@@ -109,7 +138,12 @@ def test_running_averages_of_the_whole_batch(shape, axis, recompute):
 
 def test_running_averages_over_steps_and_in_prediction():
     net = Normalised([0, 1])
-    train = TrainStep(net, lambda out: out.mean(axis=-1), gluon.Trainer(net.collect_params(), "sgd"), Pipeline(3, statistics="batch"))
+    train = TrainStep(
+        net,
+        lambda out: out.mean(axis=-1),
+        gluon.Trainer(net.collect_params(), "sgd"),
+        Pipeline(3, statistics="batch"),
+    )
     expected = [np.zeros(6), np.ones(6)]
     for seed in range(4):
         x = data((8 + seed, 6), seed)
@@ -146,16 +180,22 @@ def test_statistics_of_convolutions_that_are_rewritten():
         net = Chain([0, 1], lambda i: nn.HybridSequential())
         mx.random.seed(3)
         for part, ctx in zip(net.parts, net.devices):
-            part.add(nn.Conv2D(4, 3, in_channels=4), nn.BatchNorm(in_channels=4), nn.Activation("relu"))
+            part.add(
+                nn.Conv2D(4, 3, in_channels=4), nn.BatchNorm(in_channels=4), nn.Activation("relu")
+            )
             part.initialize(mx.init.Xavier(), ctx=ctx)
         TrainStep(net, loss_of, None, pipeline, exact=exact)(data((7, 4, 9, 9)), [])
         norms = [part[1] for part in net.parts]
-        return [a.data().asnumpy() for norm in norms for a in (norm.running_mean, norm.running_var)], gradients(net)
+        return [
+            a.data().asnumpy() for norm in norms for a in (norm.running_mean, norm.running_var)
+        ], gradients(net)
 
     expected, grads = run(True, Pipeline(3, statistics="batch"))
     got, other = run(False, Pipeline(3, "zero_bubble", statistics="batch"))
     assert all(np.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(expected, got))
-    assert all(np.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(grads.values(), other.values()))
+    assert all(
+        np.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(grads.values(), other.values())
+    )
     assert not np.allclose(expected[1], run(True, Pipeline(3))[0][1], rtol=1e-3)
 
 
@@ -167,19 +207,48 @@ def test_statistics_of_replicas():
     net.place(mesh)
     net.initialize(mx.init.Xavier())
     x = data((12, 6))
-    hidden = [net[0](x[b:e].as_in_context(ctx)).asnumpy() for (b, e), ctx in zip(((0, 6), (6, 12)), mesh.devices)]
-    TrainStep(net, loss_of, gluon.Trainer(net.collect_params(), "sgd"), Pipeline(3, statistics="batch"))(x, [])
+    hidden = [
+        net[0](x[b:e].as_in_context(ctx)).asnumpy()
+        for (b, e), ctx in zip(((0, 6), (6, 12)), mesh.devices)
+    ]
+    TrainStep(
+        net, loss_of, gluon.Trainer(net.collect_params(), "sgd"), Pipeline(3, statistics="batch")
+    )(x, [])
     for half, ctx in zip(hidden, mesh.devices):
-        np.testing.assert_allclose(net[1].running_mean.data(ctx).asnumpy(), 0.5 * half.mean(axis=0), rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(net[1].running_var.data(ctx).asnumpy(), 0.5 + 0.5 * half.var(axis=0), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            net[1].running_mean.data(ctx).asnumpy(), 0.5 * half.mean(axis=0), rtol=1e-5, atol=1e-6
+        )
+        np.testing.assert_allclose(
+            net[1].running_var.data(ctx).asnumpy(),
+            0.5 + 0.5 * half.var(axis=0),
+            rtol=1e-5,
+            atol=1e-6,
+        )
 
 
 def test_the_operator_itself_keeps_no_statistics_of_the_batch():
     class Raw(Normalised):
         def hybrid_forward(self, F, x):
-            return F.BatchNorm(self.dense(x), *[p.data() for p in (self.norm.gamma, self.norm.beta, self.norm.running_mean, self.norm.running_var)], axis=-1)
+            return F.BatchNorm(
+                self.dense(x),
+                *[
+                    p.data()
+                    for p in (
+                        self.norm.gamma,
+                        self.norm.beta,
+                        self.norm.running_mean,
+                        self.norm.running_var,
+                    )
+                ],
+                axis=-1,
+            )
 
     net = Raw([0])
     net.hybridize(pipeline=Pipeline(3, statistics="batch"))
-    with autograd.record(), pytest.raises(mx.MXNetError, match="BatchNorm in block .* statistics='batch' needs gluon.nn.BatchNorm"):
+    with (
+        autograd.record(),
+        pytest.raises(
+            mx.MXNetError, match="BatchNorm in block .* statistics='batch' needs gluon.nn.BatchNorm"
+        ),
+    ):
         net(data((7, 6)))

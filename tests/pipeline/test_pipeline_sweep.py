@@ -36,7 +36,14 @@ class Model(gluon.HybridBlock):
         self.weight.initialize(mx.init.Normal(0.5), ctx=self.devices[0])
 
     def decode(self, F, x, weight):
-        return F.FullyConnected(x, weight.as_in_context(x.context), None, no_bias=True, num_hidden=VOCABULARY, flatten=False)
+        return F.FullyConnected(
+            x,
+            weight.as_in_context(x.context),
+            None,
+            no_bias=True,
+            num_hidden=VOCABULARY,
+            flatten=False,
+        )
 
 
 class LSTM(Model):
@@ -74,8 +81,12 @@ class Attention(gluon.HybridBlock):
         if before is not None:
             k, v = F.concat(before[0], k, dim=1), F.concat(before[1], v, dim=1)
         rows, keys = q.shape[1], k.shape[1]
-        later = F.broadcast_greater(F.arange(keys, ctx=x.context), F.arange(keys - rows, keys, ctx=x.context).expand_dims(1))
-        scores = F.broadcast_sub(F.batch_dot(q, k, transpose_b=True) / WIDTH**0.5, 1e9 * later.expand_dims(0))
+        later = F.broadcast_greater(
+            F.arange(keys, ctx=x.context), F.arange(keys - rows, keys, ctx=x.context).expand_dims(1)
+        )
+        scores = F.broadcast_sub(
+            F.batch_dot(q, k, transpose_b=True) / WIDTH**0.5, 1e9 * later.expand_dims(0)
+        )
         return x + self.out(F.batch_dot(F.softmax(scores), v)), [k, v]
 
 
@@ -89,17 +100,26 @@ class Transformer(Model):
         self.positions.initialize(mx.init.Normal(0.5), ctx=self.devices[0])
 
     def states(self, batch):
-        return [nd.zeros((1,), ctx=self.devices[0]), *[[nd.zeros((batch, 0, WIDTH), ctx=ctx)] * 2 for ctx in self.devices]]
+        return [
+            nd.zeros((1,), ctx=self.devices[0]),
+            *[[nd.zeros((batch, 0, WIDTH), ctx=ctx)] * 2 for ctx in self.devices],
+        ]
 
     def hybrid_forward(self, F, x, states=None, weight=None, positions=None):
         at = F.arange(x.shape[1], ctx=x.context)
         if states:
             at = F.broadcast_add(at, states[0])
         h = F.Embedding(x, weight, input_dim=VOCABULARY, output_dim=WIDTH)
-        h = F.broadcast_add(h, F.Embedding(at, positions, input_dim=16, output_dim=WIDTH).expand_dims(0))
+        h = F.broadcast_add(
+            h, F.Embedding(at, positions, input_dim=16, output_dim=WIDTH).expand_dims(0)
+        )
         after = [states[0] + x.shape[1]] if states else None
         for i, (layer, ctx) in enumerate(zip(self.layers, self.devices)):
-            h, state = layer(h.as_in_context(ctx), states[1 + i]) if states else layer(h.as_in_context(ctx))
+            h, state = (
+                layer(h.as_in_context(ctx), states[1 + i])
+                if states
+                else layer(h.as_in_context(ctx))
+            )
             h = self.drop(h)
             if states:
                 after.append(state)
@@ -115,7 +135,9 @@ class Joined(gluon.HybridBlock):
         self.devices = [PLACES[d] for d in devices]
         mx.random.seed(11)
         with self.name_scope():
-            self.first, self.left, self.right, self.last = self.layers = [rnn.GRU(WIDTH, input_size=WIDTH) for _ in range(4)]
+            self.first, self.left, self.right, self.last = self.layers = [
+                rnn.GRU(WIDTH, input_size=WIDTH) for _ in range(4)
+            ]
             self.drop = nn.Dropout(dropout)
         for layer, ctx in zip(self.layers, self.devices):
             layer.initialize(mx.init.Xavier(), ctx=ctx)
@@ -154,13 +176,24 @@ class Case:
     """A network, what it is called with, and how it is divided."""
 
     def __init__(self, make, x, y, loss, pieces, states=None, **options):
-        self.make, self.x, self.y, self.loss, self.pieces, self.states, self.options = make, x, y, loss, pieces, states, options
+        self.make, self.x, self.y, self.loss, self.pieces, self.states, self.options = (
+            make,
+            x,
+            y,
+            loss,
+            pieces,
+            states,
+            options,
+        )
 
     def pipeline(self, schedule="1f1b"):
         return Pipeline(self.pieces, schedule, **self.options)
 
     def inputs(self, net):
-        return [self.x.as_in_context(net.devices[0]), *([net.states(self.states)] if self.states else [])]
+        return [
+            self.x.as_in_context(net.devices[0]),
+            *([net.states(self.states)] if self.states else []),
+        ]
 
     def loop(self, devices, pipeline, exact=True):
         """The ordinary loop: losses, states and gradients."""
@@ -199,8 +232,12 @@ class Case:
         net.hybridize(exact=True)
         net.collect_params().setattr("grad_req", "add")
         state, pieces, begin = [net.states(self.states)] if self.states else [], [], 0
-        for size in [len(part) for part in np.array_split(np.arange(self.x.shape[axis]), self.pieces)]:
-            x, y = (nd.slice_axis(a, axis=axis, begin=begin, end=begin + size) for a in (self.x, self.y))
+        for size in [
+            len(part) for part in np.array_split(np.arange(self.x.shape[axis]), self.pieces)
+        ]:
+            x, y = (
+                nd.slice_axis(a, axis=axis, begin=begin, end=begin + size) for a in (self.x, self.y)
+            )
             begin += size
             state = cut(state)
             with autograd.record():
@@ -210,7 +247,9 @@ class Case:
             state = [after] if state else []
         heads = []
         for loss, before, after in reversed(pieces) if self.states else pieces:
-            autograd.backward([loss, *after] if heads else [loss], [nd.ones_like(loss), *heads] if heads else None)
+            autograd.backward(
+                [loss, *after] if heads else [loss], [nd.ones_like(loss), *heads] if heads else None
+            )
             heads = [a.grad for a in before]
         return np.concatenate([loss.asnumpy() for loss, _, _ in pieces], axis=axis), gradients(net)
 
@@ -247,17 +286,34 @@ def plain(kind):
 
 CASES = {
     "LSTM, batch": Case(LSTM, tokens(5, 7), nd.floor(tokens(5, 7) / 2), token_loss, 3, axis=1),
-    "transformer, batch": Case(Transformer, tokens(7, 5), nd.floor(tokens(7, 5) / 2), token_loss, 3),
+    "transformer, batch": Case(
+        Transformer, tokens(7, 5), nd.floor(tokens(7, 5) / 2), token_loss, 3
+    ),
     "convolution, batch": plain("convolution"),
     "branches, batch": plain("branches"),
-    "LSTM, time": Case(LSTM, tokens(11, 3), nd.floor(tokens(11, 3) / 2), token_loss, 3, 3, along="time"),
-    "transformer, time": Case(Transformer, tokens(3, 11), nd.floor(tokens(3, 11) / 2), token_loss, 3, 3, along="time", axis=1),
-    "branches, time": Case(Joined, data((11, 3, WIDTH)), data((11, 3, WIDTH), 1), square_loss, 3, 3, along="time"),
+    "LSTM, time": Case(
+        LSTM, tokens(11, 3), nd.floor(tokens(11, 3) / 2), token_loss, 3, 3, along="time"
+    ),
+    "transformer, time": Case(
+        Transformer,
+        tokens(3, 11),
+        nd.floor(tokens(3, 11) / 2),
+        token_loss,
+        3,
+        3,
+        along="time",
+        axis=1,
+    ),
+    "branches, time": Case(
+        Joined, data((11, 3, WIDTH)), data((11, 3, WIDTH), 1), square_loss, 3, 3, along="time"
+    ),
 }
 
 
 def check(got, expected, what):
-    assert len(got[0]) == len(expected[0]) and all(np.array_equal(a, b) for a, b in zip(got[0], expected[0])), what
+    assert len(got[0]) == len(expected[0]) and all(
+        np.array_equal(a, b) for a, b in zip(got[0], expected[0])
+    ), what
     assert equal(got[1], expected[1]), what
 
 
@@ -265,7 +321,9 @@ def random_table(case, devices, random):
     """Any order that data allows: list scheduling by random times, with a random number of micro-batches in flight."""
     graph = case.graph
     times = {(kind, s): random.rand() + 0.1 for kind in "FBW" for s in range(len(graph))}
-    return schedules.make_table(graph, case.pieces, "1f1b", times, in_flight=int(random.randint(1, case.pieces + 1)))
+    return schedules.make_table(
+        graph, case.pieces, "1f1b", times, in_flight=int(random.randint(1, case.pieces + 1))
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -294,7 +352,10 @@ def test_the_plan_has_what_runs(name, tmp_path):
         if event.get("cat") in ("planned", "measured"):
             row = rows.setdefault(event["cat"], {}).setdefault(event["args"]["stage"], [])
             row.append((event["ts"], event["name"]))
-    planned, measured = ({s: [n for _, n in sorted(row)] for s, row in rows[k].items()} for k in ("planned", "measured"))
+    planned, measured = (
+        {s: [n for _, n in sorted(row)] for s, row in rows[k].items()}
+        for k in ("planned", "measured")
+    )
     assert planned == measured
     backward = [name for row in planned.values() for name in row if name.startswith("backward")]
     pieces = report.micro_batches
@@ -308,7 +369,15 @@ def test_the_bits_of_doing_it_by_hand(name):
     """Eager micro-batches one after the other, in a plain loop."""
     case = CASES[name]
     losses, grads = case.by_hand()
-    quiet = Case(lambda devices: case.make(devices, dropout=0.0), case.x, case.y, case.loss, case.pieces, case.states, **case.options)
+    quiet = Case(
+        lambda devices: case.make(devices, dropout=0.0),
+        case.x,
+        case.y,
+        case.loss,
+        case.pieces,
+        case.states,
+        **case.options,
+    )
     got = quiet.loop(DEVICES["back and forth"], quiet.pipeline())
     assert np.array_equal(got[0][0], losses) and equal(got[1], grads)
 
@@ -355,10 +424,18 @@ def test_every_schedule_on_any_devices(name, placement, engine):
     try:
         for schedule in (*schedules.NAMES, "auto"):
             check(case.loop(devices, case.pipeline(schedule)), expected, ("loop", schedule))
-            check(case.step(devices, schedule, steps=4 if schedule == "auto" else 1), expected, ("step", schedule))
+            check(
+                case.step(devices, schedule, steps=4 if schedule == "auto" else 1),
+                expected,
+                ("step", schedule),
+            )
         case.step(devices, "gpipe")
         for number in range(3):
-            check(case.step(devices, random_table(case, devices, random)), expected, ("random table", number))
+            check(
+                case.step(devices, random_table(case, devices, random)),
+                expected,
+                ("random table", number),
+            )
             case.step(devices, "gpipe")
     finally:
         nd.waitall()

@@ -24,8 +24,19 @@ from mpgluon import _core, autograd
 
 HUGE = [1 << 31, 1 << 32, (1 << 53), 1 << 62, (1 << 63) - 1, -(1 << 63), -(1 << 31)]
 INTEGERS = [0, 1, -1, 2, 3, *HUGE]
-FLOATS = [0.0, 1.0, -1.0, 0.5, 1e300, -1e300, 1e-320, math.nan, math.inf, -math.inf,
-          *map(float, HUGE)]
+FLOATS = [
+    0.0,
+    1.0,
+    -1.0,
+    0.5,
+    1e300,
+    -1e300,
+    1e-320,
+    math.nan,
+    math.inf,
+    -math.inf,
+    *map(float, HUGE),
+]
 DTYPES = ["float32", "float64", "float16", "bfloat16", "uint8", "int8", "int32", "int64", "bool"]
 SIZES = [1, 1, 2, 2, 3, 4, 5, 8]
 LARGEST = 1 << 16  # elements of an array
@@ -58,10 +69,14 @@ def plain(rng, param):
 def hostile(rng, param):
     kind = param["kind"]
     if rng.random() < 0.05:
-        return rng.choice([None, "", "()", "nan", "(1,", [], {}, object(), 1 << 70, -(1 << 70),
-                           b"1", 1j])
+        return rng.choice(
+            [None, "", "()", "nan", "(1,", [], {}, object(), 1 << 70, -(1 << 70), b"1", 1j]
+        )
     if kind.startswith("tuple of integers"):
-        return tuple(rng.choice(INTEGERS if rng.random() < 0.9 else [None]) for _ in range(rng.choice([0, 1, 1, 2, 2, 3, 4, 6, 10, 16, 40])))
+        return tuple(
+            rng.choice(INTEGERS if rng.random() < 0.9 else [None])
+            for _ in range(rng.choice([0, 1, 1, 2, 2, 3, 4, 6, 10, 16, 40]))
+        )
     if kind.startswith("tuple"):
         return tuple(rng.choice(FLOATS) for _ in range(rng.choice([0, 1, 2, 4, 16, 100])))
     if kind.startswith("integer"):
@@ -100,29 +115,57 @@ def choose_inputs(rng, op, params):
     called."""
     count = 0
     for one in op["inputs"]:
-        count += rng.choice([1, 2, 3, 4, 8]) if one["variadic"] else 0 if one["optional"] and rng.random() < 0.4 else 1
+        count += (
+            rng.choice([1, 2, 3, 4, 8])
+            if one["variadic"]
+            else 0
+            if one["optional"] and rng.random() < 0.4
+            else 1
+        )
     allowed = op["dtypes"] or DTYPES
     for attempt in range(6):
         dtype = rng.choice(allowed if rng.random() < 0.9 else DTYPES)
         known = 1 if attempt < 3 else rng.randint(1, max(count, 1))
         first = choose_shape(rng)
-        inputs = [((first if rng.random() < 0.7 else choose_shape(rng)) if i < known else None, dtype if i == 0 or rng.random() < 0.3 else None) for i in range(count)]
+        inputs = [
+            (
+                (first if rng.random() < 0.7 else choose_shape(rng)) if i < known else None,
+                dtype if i == 0 or rng.random() < 0.3 else None,
+            )
+            for i in range(count)
+        ]
         try:
-            inputs, outputs = _core.infer_shape(op["name"], [(shape and tuple(shape), one) for shape, one in inputs], params)
+            inputs, outputs = _core.infer_shape(
+                op["name"], [(shape and tuple(shape), one) for shape, one in inputs], params
+            )
         except REFUSALS:
             continue
         break
     else:
         # Inference says no to all: so it has to when the op is called.
-        return [(choose_shape(rng), rng.choice(DTYPES)) for _ in range(count)] if rng.random() < 0.5 else None
-    inputs = [(choose_shape(rng) if shape is None else tuple(n or rng.choice(SIZES) for n in shape), dtype or rng.choice(DTYPES)) for shape, dtype in inputs]
-    if any(shape is not None and size(shape) > LARGEST * 4 for shape, _ in outputs) or any(size(shape) > LARGEST for shape, _ in inputs):
+        return (
+            [(choose_shape(rng), rng.choice(DTYPES)) for _ in range(count)]
+            if rng.random() < 0.5
+            else None
+        )
+    inputs = [
+        (
+            choose_shape(rng) if shape is None else tuple(n or rng.choice(SIZES) for n in shape),
+            dtype or rng.choice(DTYPES),
+        )
+        for shape, dtype in inputs
+    ]
+    if any(shape is not None and size(shape) > LARGEST * 4 for shape, _ in outputs) or any(
+        size(shape) > LARGEST for shape, _ in inputs
+    ):
         return None
     if rng.random() < 0.25:  # no elements
         gone = rng.choice([n for shape, _ in inputs for n in shape] or [1])
         inputs = [(tuple(0 if n == gone else n for n in shape), dtype) for shape, dtype in inputs]
     elif rng.random() < 0.2:  # other shapes than inference asks for
-        inputs = [(choose_shape(rng) if rng.random() < 0.5 else shape, dtype) for shape, dtype in inputs]
+        inputs = [
+            (choose_shape(rng) if rng.random() < 0.5 else shape, dtype) for shape, dtype in inputs
+        ]
     return inputs
 
 
@@ -135,9 +178,30 @@ def make_array(rng, numbers, shape, dtype, ctx):
     elif kind == 2:
         values = np.zeros(shape)
     else:
-        values = numbers.choice([0, 1, -1, 2, 1e30, -1e30, 2.0**31, -(2.0**31), 2.0**63, -(2.0**63), math.nan, math.inf, -math.inf], shape)
+        values = numbers.choice(
+            [
+                0,
+                1,
+                -1,
+                2,
+                1e30,
+                -1e30,
+                2.0**31,
+                -(2.0**31),
+                2.0**63,
+                -(2.0**63),
+                math.nan,
+                math.inf,
+                -math.inf,
+            ],
+            shape,
+        )
     with np.errstate(all="ignore"):
-        return mx.nd.array(np.asarray(values, "float32").astype("float32" if dtype == "bfloat16" else dtype), ctx=ctx, dtype=dtype)
+        return mx.nd.array(
+            np.asarray(values, "float32").astype("float32" if dtype == "bfloat16" else dtype),
+            ctx=ctx,
+            dtype=dtype,
+        )
 
 
 def call(rng, numbers, op, params, inputs):
@@ -148,7 +212,11 @@ def call(rng, numbers, op, params, inputs):
     ways = rng.random()
     if ways < 0.4:
         for array in arrays:
-            if rng.random() < 0.8 and np.dtype(array.dtype if array.dtype is not mx.bfloat16 else "float32").kind == "f":
+            if (
+                rng.random() < 0.8
+                and np.dtype(array.dtype if array.dtype is not mx.bfloat16 else "float32").kind
+                == "f"
+            ):
                 array.attach_grad(rng.choice(["write", "add"]))
         with autograd.record(rng.random() < 0.8):
             results = _core.get_op(op["name"])(*arrays, **params)

@@ -53,7 +53,9 @@ def fresh_seed():
 def check_fresh(make, count, program):
     """Checks cases of fresh seeds, which are printed, as are the cases."""
     first = fresh_seed()
-    print(f"networks with seeds {first} to {first + count - 1}; python tests/programs/{program} --seed ... --count 1 repeats one")
+    print(
+        f"networks with seeds {first} to {first + count - 1}; python tests/programs/{program} --seed ... --count 1 repeats one"
+    )
     for seed in range(first, first + count):
         case = make(seed)
         print(case)
@@ -78,7 +80,11 @@ def hunt(make, parser=None):
             findings += 1
             print(f"{case}\n  {type(error).__name__}: {error}", flush=True)
         if number % 500 == 499:
-            print(f"{number + 1} networks, {findings} findings, {time.time() - begin:.0f} s",
-                  flush=True)
-    print(f"{options.count} networks from seed {first}: {findings} findings, {time.time() - begin:.0f} s")
+            print(
+                f"{number + 1} networks, {findings} findings, {time.time() - begin:.0f} s",
+                flush=True,
+            )
+    print(
+        f"{options.count} networks from seed {first}: {findings} findings, {time.time() - begin:.0f} s"
+    )
     return bool(findings)

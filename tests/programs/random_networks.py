@@ -72,12 +72,22 @@ UNARY = {
     "take": lambda F, x: F.take(x, F.array([5, 0, 0, 3, 1, 5], ctx=x.context), axis=1),
     "turn": lambda F, x: F.reverse(x, axis=0) + F.transpose(F.transpose(x)),
     "halves": lambda F, x: F.concat(*reversed(F.split(x, num_outputs=2, axis=1)), dim=1),
-    "slice": lambda F, x: F.concat(F.slice_axis(x, axis=1, begin=2, end=None),
-                                   F.slice_axis(x, axis=1, begin=0, end=2), dim=1),
+    "slice": lambda F, x: F.concat(
+        F.slice_axis(x, axis=1, begin=2, end=None), F.slice_axis(x, axis=1, begin=0, end=2), dim=1
+    ),
     "repeat": lambda F, x: F.mean(F.repeat(F.expand_dims(x, axis=2), repeats=3, axis=2), axis=2),
-    "pool": lambda F, x: F.reshape(F.Pooling(rows(F, x, 1, 2, 3), kernel=(3, 3), pad=(1, 1), pool_type="max"), shape=(-1, WIDTH)),
+    "pool": lambda F, x: F.reshape(
+        F.Pooling(rows(F, x, 1, 2, 3), kernel=(3, 3), pad=(1, 1), pool_type="max"),
+        shape=(-1, WIDTH),
+    ),
     "dropout": lambda F, x: F.Dropout(x, p=0.3),
-    "draw": lambda F, x: x + F.random.normal(shape=(WIDTH,), ctx=x.context, dtype=x.dtype).reshape((1, WIDTH)).broadcast_like(x) * 0.1,
+    "draw": lambda F, x: (
+        x
+        + F.random.normal(shape=(WIDTH,), ctx=x.context, dtype=x.dtype)
+        .reshape((1, WIDTH))
+        .broadcast_like(x)
+        * 0.1
+    ),
     "stop": lambda F, x: x * F.BlockGrad(x) + x,
     "through": lambda F, x: x + F.BlockGrad(F.round(x) - x),
     "cast": lambda F, x: F.cast(F.cast(x, "float32"), x.dtype),
@@ -91,9 +101,15 @@ BINARY = {
     "maximum": lambda F, x, y: F.maximum(x, y),
     "where": lambda F, x, y: F.where(x > y, F.sigmoid(x), y),
     "gate": lambda F, x, y: F.sigmoid(x) * F.tanh(y),
-    "join": lambda F, x, y: F.concat(F.slice_axis(x, axis=1, begin=0, end=4),
-                                     F.slice_axis(y, axis=1, begin=4, end=6), dim=1),
-    "products": lambda F, x, y: F.reshape(F.batch_dot(rows(F, x, 2, 3), rows(F, y, 3, 2)), shape=(-1, 4)).tile((1, 2)).slice_axis(axis=1, begin=0, end=6) * 0.3,
+    "join": lambda F, x, y: F.concat(
+        F.slice_axis(x, axis=1, begin=0, end=4), F.slice_axis(y, axis=1, begin=4, end=6), dim=1
+    ),
+    "products": lambda F, x, y: (
+        F.reshape(F.batch_dot(rows(F, x, 2, 3), rows(F, y, 3, 2)), shape=(-1, 4))
+        .tile((1, 2))
+        .slice_axis(axis=1, begin=0, end=6)
+        * 0.3
+    ),
 }
 LAYERS = {
     "dense": lambda: nn.Dense(WIDTH, in_units=WIDTH, activation="tanh"),
@@ -128,8 +144,9 @@ class Network(random_blocks.Network):
             return F.reshape(self.layers[layer](rows(F, inputs[0], 2, 1, 3)), shape=(-1, WIDTH))
         if kind in ("lstm", "gru"):
             steps = F.transpose(rows(F, inputs[0], 3, 2), axes=(1, 0, 2))
-            return F.reshape(F.transpose(self.layers[layer](steps), axes=(1, 0, 2)),
-                             shape=(-1, WIDTH))
+            return F.reshape(
+                F.transpose(self.layers[layer](steps), axes=(1, 0, 2)), shape=(-1, WIDTH)
+            )
         return self.layers[layer](inputs[0])
 
     def hybrid_forward(self, F, x):
@@ -145,8 +162,9 @@ class Case:
     def __init__(self, seed):
         draw = np.random.RandomState(seed)
         self.seed, self.devices = seed, draw.randint(1, 7)
-        self.dtype = draw.choice(["float32", "float32", "float32", "float64", "float16",
-                                  "bfloat16"])
+        self.dtype = draw.choice(
+            ["float32", "float32", "float32", "float64", "float16", "bfloat16"]
+        )
         self.second = draw.rand() < 0.5
         self.sizes = [int(n) for n in draw.choice([2, 4, 5], 2)]
         self.nodes, made = [], []
@@ -164,7 +182,10 @@ class Case:
                     layer = len(made)
                     made.append((kind, device, layer))
             self.nodes.append(Node(kind, device, inputs, layer))
-        self.outputs = [len(self.nodes), *[int(i) for i in draw.randint(0, len(self.nodes) + 1, draw.randint(0, 3))]]
+        self.outputs = [
+            len(self.nodes),
+            *[int(i) for i in draw.randint(0, len(self.nodes) + 1, draw.randint(0, 3))],
+        ]
 
     def __str__(self):
         steps = "".join(f"\n  v{i + 1} = {node}" for i, node in enumerate(self.nodes))
@@ -180,8 +201,11 @@ class Case:
         params = list(net.collect_params().values())
         found = []
         for step, size in enumerate(self.sizes):
-            x = nd.array(np.random.RandomState(step).uniform(-1, 1, (size, WIDTH)), ctx=on(0),
-                         dtype=self.dtype)
+            x = nd.array(
+                np.random.RandomState(step).uniform(-1, 1, (size, WIDTH)),
+                ctx=on(0),
+                dtype=self.dtype,
+            )
             x.attach_grad()
             with autograd.record():
                 outputs = net(x)
@@ -210,10 +234,13 @@ class Case:
         ):
             for flags in ways:
                 for together in (True, False):
-                    for i, (a, b) in enumerate(zip(self.run(flags, together), expected,
-                                                   strict=True)):
+                    for i, (a, b) in enumerate(
+                        zip(self.run(flags, together), expected, strict=True)
+                    ):
                         where = "one device" if together else f"{self.devices} devices"
-                        np.testing.assert_array_equal(a, b, err_msg=f"{flags} on {where}, array {i}\n{self}")
+                        np.testing.assert_array_equal(
+                            a, b, err_msg=f"{flags} on {where}, array {i}\n{self}"
+                        )
 
 
 if __name__ == "__main__":

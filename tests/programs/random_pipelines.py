@@ -30,8 +30,18 @@ from support.devices import on
 
 WIDTH = 4
 UNARY = (
-    "tanh", "sigmoid", "relu", "square", "halve", "normalise", "softmax", "mean", "stop", "split", "move",
-)  # fmt: skip
+    "tanh",
+    "sigmoid",
+    "relu",
+    "square",
+    "halve",
+    "normalise",
+    "softmax",
+    "mean",
+    "stop",
+    "split",
+    "move",
+)
 LAYERS = ("dense", "unbiased", "prelu", "norm", "batch_norm")
 BINARY = ("add", "multiply", "concat", "where")
 
@@ -82,8 +92,7 @@ class Network(random_blocks.Network):
             "relu": lambda: F.relu(a),
             "square": lambda: F.square(a) / 2,
             "halve": lambda: a / 2,
-            "normalise": lambda: F.broadcast_div(a,
-                                                 1 + F.sum(F.square(a), axis=-1, keepdims=True)),
+            "normalise": lambda: F.broadcast_div(a, 1 + F.sum(F.square(a), axis=-1, keepdims=True)),
             "softmax": lambda: F.softmax(a),
             "mean": lambda: F.broadcast_add(a, F.mean(a, axis=-1, keepdims=True)),
             "stop": lambda: F.BlockGrad(a) + a,
@@ -104,11 +113,15 @@ class Case:
         self.rows, self.micro_batches = int(random.randint(1, 18)), int(random.randint(1, 7))
         self.dtype = choose(["float32"] * 4 + ["float64", "float16", "bfloat16"])
         self.recompute = choose([None] * 4 + ["all", "layers"])
-        self.statistics = choose(["micro_batch"] * 3 + ["batch"]) if not self.timewise else "micro_batch"
+        self.statistics = (
+            choose(["micro_batch"] * 3 + ["batch"]) if not self.timewise else "micro_batch"
+        )
         self.add = random.rand() < 0.2
         self.nodes, layers = [], []
         first = 2 if self.timewise else 1
-        kinds = [kind for kind in LAYERS if kind != "batch_norm" or self.dtype in ("float32", "float64")]
+        kinds = [
+            kind for kind in LAYERS if kind != "batch_norm" or self.dtype in ("float32", "float64")
+        ]
         for _ in range(random.randint(3, 21)):
             count = first + len(self.nodes)
 
@@ -127,17 +140,26 @@ class Case:
                 inputs = [earlier() for _ in range(2 if kind is BINARY else 1)]
                 self.nodes.append(Node(choose(kind), device, inputs))
         count = first + len(self.nodes)
-        ends = {int(random.randint(first, count)) for _ in range(random.randint(1, 4))} | {count - 1}
+        ends = {int(random.randint(first, count)) for _ in range(random.randint(1, 4))} | {
+            count - 1
+        }
         self.outputs = [(end, int(random.randint(self.devices))) for end in sorted(ends)]
         self.carried = (int(random.randint(1, count)), int(random.randint(self.devices)))
         # whether a loss is made of it
         self.used = [bool(random.rand() < 0.8) for _ in self.outputs]
         self.used[int(random.randint(len(self.used)))] = True
-        self.wants_input, self.axes = random.rand() < 0.4, 3 if self.timewise or random.rand() < 0.3 else 2
+        self.wants_input, self.axes = (
+            random.rand() < 0.4,
+            3 if self.timewise or random.rand() < 0.3 else 2,
+        )
         self.__dict__.update(given)
         shape = (self.rows, 2, WIDTH) if self.axes == 3 else (self.rows, WIDTH)
         self.x = nd.array(random.uniform(-1, 1, shape), ctx=on(0), dtype=self.dtype)
-        self.state = nd.array(random.uniform(-1, 1, (1, 2, WIDTH)), ctx=on(0), dtype=self.dtype) if self.timewise else None
+        self.state = (
+            nd.array(random.uniform(-1, 1, (1, 2, WIDTH)), ctx=on(0), dtype=self.dtype)
+            if self.timewise
+            else None
+        )
         self.random = random
 
     def __repr__(self):
@@ -222,7 +244,10 @@ class Case:
             autograd.backward(ends, grads)
             heads = before.grad
             x_grads.insert(0, part.grad)
-        joined = [nd.concat(*[losses[i] for losses, *_ in pieces], dim=0) for i in range(len(pieces[0][0]))]
+        joined = [
+            nd.concat(*[losses[i] for losses, *_ in pieces], dim=0)
+            for i in range(len(pieces[0][0]))
+        ]
         x_grad = nd.concat(*x_grads, dim=0) if self.wants_input and not every else None
         results, predicted, state = self.results(net, joined, x_grad), [], self.state
         if every:
@@ -231,8 +256,9 @@ class Case:
             outputs = net(x[begin:end], state) if self.timewise else net(x[begin:end])
             outputs, state = outputs if self.timewise else (outputs, None)
             predicted.append(outputs)
-        return results + self.predicted([nd.concat(*parts, dim=0) for parts in zip(*predicted)],
-                                        state)
+        return results + self.predicted(
+            [nd.concat(*parts, dim=0) for parts in zip(*predicted)], state
+        )
 
     def predicted(self, outputs, state):
         """Of a network after training; with averages that are those of training by hand."""
@@ -273,8 +299,9 @@ class Case:
         for s in range(len(graph)):
             times.update({(kind, s): self.random.rand() + 0.1 for kind in "FBW"})
         count = len(self.parts())
-        return schedules.make_table(graph, count, "1f1b", times,
-                                    in_flight=int(self.random.randint(1, count + 1)))
+        return schedules.make_table(
+            graph, count, "1f1b", times, in_flight=int(self.random.randint(1, count + 1))
+        )
 
     def check(self):
         """Raises AssertionError where something differs."""
@@ -292,15 +319,18 @@ class Case:
     def compare(got, wanted, what):
         assert len(got) == len(wanted), what
         for i, (a, b) in enumerate(zip(got, wanted)):
-            assert np.array_equal(a, b, equal_nan=True), f"{what}: array {i} of {len(got)} differs by {np.abs(a - b).max()}"
+            assert np.array_equal(a, b, equal_nan=True), (
+                f"{what}: array {i} of {len(got)} differs by {np.abs(a - b).max()}"
+            )
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--devices", type=int, default=6)
     parser.add_argument("--every", action="store_true", help="every schedule of every network")
-    return hunt(lambda seed, options: Case(seed, options.devices, every_schedule=options.every),
-                parser)
+    return hunt(
+        lambda seed, options: Case(seed, options.devices, every_schedule=options.every), parser
+    )
 
 
 if __name__ == "__main__":

@@ -58,7 +58,11 @@ def worker(options):
     """Programs one after the other, of which the last one's output is kept."""
     from programs import stateful_machine
 
-    sys.unraisablehook = lambda args: None if isinstance(args.exc_value, stateful_machine.Interrupt) else sys.__unraisablehook__(args)
+    sys.unraisablehook = lambda args: (
+        None
+        if isinstance(args.exc_value, stateful_machine.Interrupt)
+        else sys.__unraisablehook__(args)
+    )
     if options.one is not None:
         wrong = run_here(options.one, options.keep, options)
         if wrong:
@@ -97,7 +101,13 @@ def numbers_of(text):
 def start(arguments, environment):
     """A process of this program; its output, and how it ended."""
     with tempfile.TemporaryFile("w+") as output:
-        process = subprocess.run([sys.executable, __file__, *map(str, arguments)], env=environment, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+        process = subprocess.run(
+            [sys.executable, __file__, *map(str, arguments)],
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+        )
         output.seek(0)
         return process.returncode, output.read()
 
@@ -148,7 +158,12 @@ def begun_later(first, seed, options, environment):
 
 def hunt(options, environment):
     """Runs programs for the time that was asked for; how many findings there were, and how many programs."""
-    end, seed, findings, first = time.monotonic() + 60 * options.minutes, options.seed, 0, options.seed
+    end, seed, findings, first = (
+        time.monotonic() + 60 * options.minutes,
+        options.seed,
+        0,
+        options.seed,
+    )
     command = f"python tests/programs/stateful.py {' '.join(map(str, asked(options)))}"
     while time.monotonic() < end and seed - first != options.programs:
         left = (end - time.monotonic()) / 60
@@ -182,20 +197,35 @@ def main():
     parser = argparse.ArgumentParser(description="Stateful random programs.")
     parser.add_argument("--minutes", type=float, default=1)
     parser.add_argument("--programs", type=int, help="at most; otherwise what the minutes hold")
-    parser.add_argument("--seed", type=int, help="of the first program; a fresh one is drawn and printed")
+    parser.add_argument(
+        "--seed", type=int, help="of the first program; a fresh one is drawn and printed"
+    )
     parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--engine", choices=ENGINES, default=os.environ.get("MPGLUON_ENGINE") or "async")
-    parser.add_argument("--no-poison", action="store_true", help="leave memory that pools take back as it is")
-    parser.add_argument("--calm", action="store_true", help="no failing allocations and no interrupts")
+    parser.add_argument(
+        "--engine", choices=ENGINES, default=os.environ.get("MPGLUON_ENGINE") or "async"
+    )
+    parser.add_argument(
+        "--no-poison", action="store_true", help="leave memory that pools take back as it is"
+    )
+    parser.add_argument(
+        "--calm", action="store_true", help="no failing allocations and no interrupts"
+    )
     parser.add_argument("--one", type=int, metavar="SEED", help="one program")
-    parser.add_argument("--keep", type=numbers_of, help="with --one: its steps that are run, as 3,17-40")
+    parser.add_argument(
+        "--keep", type=numbers_of, help="with --one: its steps that are run, as 3,17-40"
+    )
     parser.add_argument("--most", type=int, default=5, help="findings after which to stop")
     parser.add_argument("--shrink-seconds", type=float, default=60)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         return worker(options)
-    environment = dict(os.environ, MPGLUON_ENGINE=options.engine, MPGLUON_POOL_POISON="0" if options.no_poison else "1", PYTHONUNBUFFERED="1")
+    environment = dict(
+        os.environ,
+        MPGLUON_ENGINE=options.engine,
+        MPGLUON_POOL_POISON="0" if options.no_poison else "1",
+        PYTHONUNBUFFERED="1",
+    )
     environment.setdefault("MPGLUON_CPU_THREADS", "1")
     if options.one is not None:
         code, text = start(["--worker", *sys.argv[1:]], environment)
@@ -205,7 +235,10 @@ def main():
         options.seed = random.SystemRandom().randrange(1 << 40)
     print(f"seed {options.seed}, engine {options.engine}", flush=True)
     findings, programs = hunt(options, environment)
-    print(f"{findings} findings in {programs} programs from seed {options.seed} on, engine {options.engine}", flush=True)
+    print(
+        f"{findings} findings in {programs} programs from seed {options.seed} on, engine {options.engine}",
+        flush=True,
+    )
     return 1 if findings else 0
 
 

@@ -35,15 +35,22 @@ class Arrays:
             array[:] = data
             return array
 
-        result, act = rng.choice([
-            (values, lambda: nd.array(data, ctx=ctx, dtype=dtype)),
-            (values, lambda: within(lambda: nd.array(data.tolist() if data.size else data, dtype=dtype))),
-            (values, filled),
-            (np.zeros(shape), lambda: nd.zeros(shape, ctx=ctx, dtype=dtype)),
-            (np.ones(shape), lambda: within(lambda: nd.ones(shape, dtype=dtype))),
-            (same, lambda: nd.full(shape, number, ctx=ctx, dtype=dtype)),
-            (np.arange(8.0), lambda: nd.arange(8, ctx=ctx, dtype=dtype)),
-        ])  # fmt: skip
+        result, act = rng.choice(
+            [
+                (values, lambda: nd.array(data, ctx=ctx, dtype=dtype)),
+                (
+                    values,
+                    lambda: within(
+                        lambda: nd.array(data.tolist() if data.size else data, dtype=dtype)
+                    ),
+                ),
+                (values, filled),
+                (np.zeros(shape), lambda: nd.zeros(shape, ctx=ctx, dtype=dtype)),
+                (np.ones(shape), lambda: within(lambda: nd.ones(shape, dtype=dtype))),
+                (same, lambda: nd.full(shape, number, ctx=ctx, dtype=dtype)),
+                (np.arange(8.0), lambda: nd.arange(8, ctx=ctx, dtype=dtype)),
+            ]
+        )
         return Plan(act, self.commit_new(result, dtype, ctx), text=f"{dtype} {shape} {ctx}")
 
     def rule_view(self, rng):
@@ -53,33 +60,56 @@ class Arrays:
         x, shape, values = live.array, live.shape, live.values
         size, row = values.size, int(np.prod(shape[1:]))
         choices = [
-            (shape, 0, lambda: x.detach()), (shape, 0, lambda: nd.from_dlpack(x)), (shape, 0, lambda: nd.from_dlpack(x.to_dlpack_for_write())),
-            ((size,), 0, lambda: x.reshape((-1,))) if size else (shape, 0, lambda: x.detach()), ((1, *shape), 0, lambda: x[None]),
-            (shape, 0, lambda: x.as_in_context(live.ctx)), (shape, 0, lambda: x.astype(live.dtype, copy=False)), (shape, 0, lambda: x[:]),
-        ]  # fmt: skip
+            (shape, 0, lambda: x.detach()),
+            (shape, 0, lambda: nd.from_dlpack(x)),
+            (shape, 0, lambda: nd.from_dlpack(x.to_dlpack_for_write())),
+            ((size,), 0, lambda: x.reshape((-1,))) if size else (shape, 0, lambda: x.detach()),
+            ((1, *shape), 0, lambda: x[None]),
+            (shape, 0, lambda: x.as_in_context(live.ctx)),
+            (shape, 0, lambda: x.astype(live.dtype, copy=False)),
+            (shape, 0, lambda: x[:]),
+        ]
         if shape[0]:
             begin = rng.randrange(shape[0])
             end = rng.randrange(begin + 1, shape[0] + 1)
-            choices += [((end - begin, *shape[1:]), begin * row, lambda: x[begin:end]), (shape[1:] or (1,), begin * row, lambda: x[begin])] * 3
+            choices += [
+                ((end - begin, *shape[1:]), begin * row, lambda: x[begin:end]),
+                (shape[1:] or (1,), begin * row, lambda: x[begin]),
+            ] * 3
             choices += [(shape[1:] or (1,), begin * row, lambda: list(x)[begin])]
         new, offset, act = rng.choice(choices)
-        return Plan(act, lambda array: self.add(array, live.memory, new, live.offset + offset), text=f"{new} of {shape}")
+        return Plan(
+            act,
+            lambda array: self.add(array, live.memory, new, live.offset + offset),
+            text=f"{new} of {shape}",
+        )
 
     def rule_move(self, rng):
         live = self.pick(rng)
         if live is None:
             return None
-        x, ctx, values, dtype = live.array, rng.choice(self.devices), live.values.copy(), self.dtype(rng)
+        x, ctx, values, dtype = (
+            live.array,
+            rng.choice(self.devices),
+            live.values.copy(),
+            self.dtype(rng),
+        )
         choices = [
-            (ctx, live.dtype, lambda: x.copyto(ctx)), (live.ctx, live.dtype, lambda: x.copy()),
-            (ctx, live.dtype, lambda: nd.array(x, ctx=ctx, dtype=live.dtype)), (live.ctx, live.dtype, lambda: pickle.loads(pickle.dumps(x))),
-        ]  # fmt: skip
+            (ctx, live.dtype, lambda: x.copyto(ctx)),
+            (live.ctx, live.dtype, lambda: x.copy()),
+            (ctx, live.dtype, lambda: nd.array(x, ctx=ctx, dtype=live.dtype)),
+            (live.ctx, live.dtype, lambda: pickle.loads(pickle.dumps(x))),
+        ]
         if ctx != live.ctx:
             choices += [(ctx, live.dtype, lambda: x.as_in_context(ctx))] * 3
         if fits(values, dtype):
             choices += [(live.ctx, dtype, lambda: x.astype(dtype))]
         home, dtype, act = rng.choice(choices)
-        return Plan(act, self.commit_new(values, dtype, home), text=f"{dtype} {live.shape} {live.ctx} to {home}")
+        return Plan(
+            act,
+            self.commit_new(values, dtype, home),
+            text=f"{dtype} {live.shape} {live.ctx} to {home}",
+        )
 
     def rule_write(self, rng):
         """In place, into an array or a view of one."""
@@ -108,21 +138,39 @@ class Arrays:
             y *= 2
 
         choices = [
-            (np.full(live.shape, float(number)), lambda: set_item(slice(None), number)), (fresh, lambda: set_item(slice(None), data)),
-            (part, lambda: set_item(slice(begin, None), number)), (indexed, lambda: set_item(nd.array(rows, dtype="int32", ctx=live.ctx), number)),
-            (old + pair, lambda: add_in_place(x)), (old * 2, lambda: multiply_in_place(x)), (fresh, lambda: nd.array(data, ctx=live.ctx, dtype=dtype).copyto(x)),
-        ]  # fmt: skip
-        same = self.arrays(lambda other: other.shape == live.shape and other.dtype == dtype and other.array is not x)
+            (np.full(live.shape, float(number)), lambda: set_item(slice(None), number)),
+            (fresh, lambda: set_item(slice(None), data)),
+            (part, lambda: set_item(slice(begin, None), number)),
+            (indexed, lambda: set_item(nd.array(rows, dtype="int32", ctx=live.ctx), number)),
+            (old + pair, lambda: add_in_place(x)),
+            (old * 2, lambda: multiply_in_place(x)),
+            (fresh, lambda: nd.array(data, ctx=live.ctx, dtype=dtype).copyto(x)),
+        ]
+        same = self.arrays(
+            lambda other: (
+                other.shape == live.shape and other.dtype == dtype and other.array is not x
+            )
+        )
         if same:
             other = rng.choice(same)
             y, more = other.array, other.values
-            choices += [(more.copy(), lambda: y.copyto(x)), (more.copy(), lambda: set_item(slice(None), y))] * 2
+            choices += [
+                (more.copy(), lambda: y.copyto(x)),
+                (more.copy(), lambda: set_item(slice(None), y)),
+            ] * 2
             if other.ctx == live.ctx:
-                choices += [(old + more, lambda: nd.elemwise_add(x, y, out=x)), (more - 1, lambda: nd.broadcast_sub(y, nd.ones_like(y), out=x))] * 2
+                choices += [
+                    (old + more, lambda: nd.elemwise_add(x, y, out=x)),
+                    (more - 1, lambda: nd.broadcast_sub(y, nd.ones_like(y), out=x)),
+                ] * 2
         new, act = rng.choice(choices)
         if not fits(new, dtype):
             return None
-        return Plan(act, writes=[(live.memory, live.memory.with_part(live.offset, new))], text=f"{dtype} {live.shape} {live.ctx}")
+        return Plan(
+            act,
+            writes=[(live.memory, live.memory.with_part(live.offset, new))],
+            text=f"{dtype} {live.shape} {live.ctx}",
+        )
 
     def rule_operators(self, rng):
         """A few operators, eager."""
@@ -131,11 +179,22 @@ class Arrays:
             return None
         program, inputs = plan
         arrays = [live.array for live in inputs]
-        return Plan(lambda: program.run(arrays), self.commit_values(program, inputs, False), text=repr(program))
+        return Plan(
+            lambda: program.run(arrays),
+            self.commit_values(program, inputs, False),
+            text=repr(program),
+        )
 
     def program(self, rng, length, floats=False):
         dtype = rng.choice(FLOATS) if floats else self.dtype(rng)
-        inputs = self.arrays(lambda live: live.dtype == dtype and live.values.size <= 64 and fits(live.values, dtype) and not (floats and live.taped))
+        inputs = self.arrays(
+            lambda live: (
+                live.dtype == dtype
+                and live.values.size <= 64
+                and fits(live.values, dtype)
+                and not (floats and live.taped)
+            )
+        )
         if not inputs:
             return None
         inputs = [rng.choice(inputs) for _ in range(rng.choice([1, 2, 3]))]
@@ -146,13 +205,22 @@ class Arrays:
         values = program.evaluate(inputs)
 
         def commit(arrays):
-            probe = compiled and any(values[number].place[0] is not values[number] for number in program.outputs)
-            parts = {live.memory: [(live.memory, probe and address(live.array) - live.offset * itemsize(live))] for live in inputs}
+            probe = compiled and any(
+                values[number].place[0] is not values[number] for number in program.outputs
+            )
+            parts = {
+                live.memory: [
+                    (live.memory, probe and address(live.array) - live.offset * itemsize(live))
+                ]
+                for live in inputs
+            }
             for array, number in zip(arrays, program.outputs):
                 value = values[number]
                 root, offset = value.place
                 begin = probe and address(array) - offset * np.dtype(program.dtype).itemsize
-                shared = [memory for memory, base in parts.get(root, []) if base == begin or not compiled]
+                shared = [
+                    memory for memory, base in parts.get(root, []) if base == begin or not compiled
+                ]
                 if shared:
                     memory = shared[0]
                 else:
@@ -173,11 +241,19 @@ class Arrays:
         if kind == "export":
             if live is None or not live.values.size:
                 return None
-            return Plan(lambda: np.from_dlpack(live.array), lambda array: self.add(array, live.memory, live.shape, live.offset), text=f"export {live.shape}")
+            return Plan(
+                lambda: np.from_dlpack(live.array),
+                lambda array: self.add(array, live.memory, live.shape, live.offset),
+                text=f"export {live.shape}",
+            )
         dtype, shape = self.dtype(rng), rng.choice([shape for shape in SHAPES if np.prod(shape)])
         values = self.numbers(rng, shape, dtype)
         source = values.astype(dtype)
-        make = {"import": nd.from_dlpack, "capsule": lambda array: nd.from_dlpack(array.__dlpack__()), "adopt": nd.from_numpy}[kind]
+        make = {
+            "import": nd.from_dlpack,
+            "capsule": lambda array: nd.from_dlpack(array.__dlpack__()),
+            "adopt": nd.from_numpy,
+        }[kind]
 
         def commit(array):
             memory = Memory(values, dtype, mx.cpu(0))
@@ -187,7 +263,11 @@ class Arrays:
         return Plan(lambda: make(source), commit, text=f"{kind} {dtype} {shape}")
 
     def rule_write_outside(self, rng):
-        found = [live for live in self.lives if isinstance(live.array, np.ndarray) and live.array.flags.writeable]
+        found = [
+            live
+            for live in self.lives
+            if isinstance(live.array, np.ndarray) and live.array.flags.writeable
+        ]
         if not found:
             return None
         live = rng.choice(found)
@@ -198,14 +278,26 @@ class Arrays:
             live.array[...] = values
 
         def commit(_):  # nobody is told, so what was saved for a backward is other numbers now
-            self.tapes = [tape for tape in self.tapes if all(memory is not live.memory for memory, _ in tape[-1])]
+            self.tapes = [
+                tape
+                for tape in self.tapes
+                if all(memory is not live.memory for memory, _ in tape[-1])
+            ]
 
-        return Plan(act, commit, writes=[(live.memory, live.memory.with_part(live.offset, values))], calm=True)
+        return Plan(
+            act,
+            commit,
+            writes=[(live.memory, live.memory.with_part(live.offset, values))],
+            calm=True,
+        )
 
     def rule_drop(self, rng):
         if not self.lives:
             return None
-        gone = [self.lives.pop(rng.randrange(len(self.lives))) for _ in range(min(len(self.lives), rng.choice([1, 2, 5])))]
+        gone = [
+            self.lives.pop(rng.randrange(len(self.lives)))
+            for _ in range(min(len(self.lives), rng.choice([1, 2, 5])))
+        ]
         arrays = [live.array for live in gone]
         gone.clear()
         kind = rng.choice(["plain", "cycle", "thread", "kept"])

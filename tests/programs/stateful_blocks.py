@@ -9,7 +9,14 @@ from mpgluon import autograd, nd
 from programs.stateful_model import FLOATS, Live, Memory, Plan, ProgramBlock, fits
 from programs.stateful_networks import MOST_ARRAYS
 
-HYBRIDIZED = [{}, {}, {"exact": True}, {"static_alloc": True}, {"static_alloc": True, "static_shape": True}, {"recompute": True}]
+HYBRIDIZED = [
+    {},
+    {},
+    {"exact": True},
+    {"static_alloc": True},
+    {"static_alloc": True, "static_shape": True},
+    {"recompute": True},
+]
 MOST_BLOCKS, MOST_TAPES = 3, 3
 
 
@@ -17,7 +24,9 @@ class Gradients:
     """What a machine records, and where it goes back."""
 
     def rule_attach(self, rng):
-        live = self.pick(rng, lambda live: live.dtype in FLOATS and not live.taped and live.owner is None)
+        live = self.pick(
+            rng, lambda live: live.dtype in FLOATS and not live.taped and live.owner is None
+        )
         if live is None:
             return None
         request = rng.choice(["write", "write", "add"])
@@ -25,7 +34,9 @@ class Gradients:
 
         def commit(grad):
             for other in shared:
-                other.grad = Live(grad, Memory(np.zeros(live.shape), live.dtype, live.ctx), live.shape)
+                other.grad = Live(
+                    grad, Memory(np.zeros(live.shape), live.dtype, live.ctx), live.shape
+                )
                 other.grad_req = request
             self.tapes.clear()
 
@@ -42,7 +53,12 @@ class Gradients:
     def rule_record(self, rng):
         """Records a program whose gradients are asked for now or later."""
         plan = self.program(rng, 6, floats=True)
-        if plan is None or len(self.tapes) >= MOST_TAPES or len(self.lives) >= MOST_ARRAYS or not plan[0].steps:
+        if (
+            plan is None
+            or len(self.tapes) >= MOST_TAPES
+            or len(self.lives) >= MOST_ARRAYS
+            or not plan[0].steps
+        ):
             return None
         program, inputs = plan
         program.separate(inputs)  # while recording, rows of variables are copies
@@ -65,11 +81,29 @@ class Gradients:
         def commit(results):
             results = list(results) if isinstance(results, (list, tuple)) else [results]
             self.commit_values(program, inputs, block is not None, taped=True)(results)
-            memories = [live.memory for live in self.lives if live.memory in {i.memory for i in inputs} or any(live.array is r for r in results)]
+            memories = [
+                live.memory
+                for live in self.lives
+                if live.memory in {i.memory for i in inputs}
+                or any(live.array is r for r in results)
+            ]
             outputs = program.depend([i for i, leaf in enumerate(leaves) if leaf])
-            heads = [result for result, number in zip(results, program.outputs) if number in outputs and all(result is not x for x in arrays)]
+            heads = [
+                result
+                for result, number in zip(results, program.outputs)
+                if number in outputs and all(result is not x for x in arrays)
+            ]
             if len(heads) == len(outputs) > 0:
-                self.tapes.append((program, outputs, leaves, values, heads, [(memory, memory.writes) for memory in memories]))
+                self.tapes.append(
+                    (
+                        program,
+                        outputs,
+                        leaves,
+                        values,
+                        heads,
+                        [(memory, memory.writes) for memory in memories],
+                    )
+                )
 
         return Plan(act, commit, text=f"{'compiled ' if block else ''}{program!r}")
 
@@ -100,7 +134,10 @@ class Gradients:
         if not new or not all(fits(grad, memory.dtype) for memory, grad in new.items()):
             return self.drop_tape(number)
         stale = any(memory.writes != writes for memory, writes in written)
-        arrays = [nd.array(head, ctx=result.context, dtype=program.dtype) for head, result in zip(heads, results)]
+        arrays = [
+            nd.array(head, ctx=result.context, dtype=program.dtype)
+            for head, result in zip(heads, results)
+        ]
         refused = []
 
         def act():
@@ -111,7 +148,9 @@ class Gradients:
                     raise
                 refused.append(error)
 
-        plan = Plan(act, text=f"{'retain ' if keep else ''}{program!r}", after_failure=self.tapes.clear)
+        plan = Plan(
+            act, text=f"{'retain ' if keep else ''}{program!r}", after_failure=self.tapes.clear
+        )
         plan.writes = list(new.items())
 
         def commit(_):
@@ -163,7 +202,11 @@ class Blocks:
             return Plan(lambda: None, text="drop", calm=True)
         inputs = []
         for shape, ctx in signature[: len(signature) - len(captured)]:
-            found = self.arrays(lambda live, shape=shape, ctx=ctx: live.shape == shape and live.dtype == program.dtype and live.ctx == ctx)
+            found = self.arrays(
+                lambda live, shape=shape, ctx=ctx: (
+                    live.shape == shape and live.dtype == program.dtype and live.ctx == ctx
+                )
+            )
             if not found:
                 return None
             inputs.append(rng.choice(found))
@@ -190,9 +233,16 @@ class Blocks:
                 network.net.load_parameters(path)
                 network.trainer.load_states(path + ".states")
 
-            return Plan(through, writes=[(live.memory, live.memory.values) for live in network.params], text="network", after_failure=lambda: self.networks.remove(network))
+            return Plan(
+                through,
+                writes=[(live.memory, live.memory.values) for live in network.params],
+                text="network",
+                after_failure=lambda: self.networks.remove(network),
+            )
         lives = self.arrays()
-        lives = [rng.choice(lives) for _ in range(min(3, len(lives), MOST_ARRAYS - len(self.lives)))]
+        lives = [
+            rng.choice(lives) for _ in range(min(3, len(lives), MOST_ARRAYS - len(self.lives)))
+        ]
         if not lives or not all(live.values.size for live in lives):
             return None
         values = [live.values.copy() for live in lives]

@@ -100,7 +100,11 @@ class Machine(Arrays, Gradients, Blocks, Networks):
         if not trouble:
             return True, plan.act()
         try:
-            result = {"allocation": self.short_of_memory, "place": self.interrupted_at_place, "alarm": self.interrupted}[trouble](plan.act, amount)
+            result = {
+                "allocation": self.short_of_memory,
+                "place": self.interrupted_at_place,
+                "alarm": self.interrupted,
+            }[trouble](plan.act, amount)
             nd.waitall()
             return True, result
         except (MemoryError, Interrupt) as error:
@@ -171,13 +175,22 @@ class Machine(Arrays, Gradients, Blocks, Networks):
                 continue
             found = live.array.asnumpy().astype("float64").ravel()
             wanted = memory.values
-            if not np.allclose(found, wanted[live.offset : live.offset + found.size], rtol=plan.close, atol=plan.close):
+            if not np.allclose(
+                found,
+                wanted[live.offset : live.offset + found.size],
+                rtol=plan.close,
+                atol=plan.close,
+            ):
                 raise Finding(f"{found} instead of {wanted}")
             memory.values = memory.with_part(live.offset, found)
 
     def reader(self, memory):
         """The live NDArray with most of a memory."""
-        readers = [live for live in self.everything() if live.memory is memory and not isinstance(live.array, np.ndarray)]
+        readers = [
+            live
+            for live in self.everything()
+            if live.memory is memory and not isinstance(live.array, np.ndarray)
+        ]
         return max(readers, key=lambda live: int(np.prod(live.shape)), default=None)
 
     def settle(self, plan):
@@ -193,7 +206,9 @@ class Machine(Arrays, Gradients, Blocks, Networks):
                     if np.array_equal(found, memory.values[part]):
                         new = memory.values
                     elif not np.allclose(found, new[part], rtol=plan.close, atol=plan.close):
-                        raise Finding(f"after a failure {found}, which is neither {memory.values[part]} nor {new[part]}")
+                        raise Finding(
+                            f"after a failure {found}, which is neither {memory.values[part]} nor {new[part]}"
+                        )
                     elif plan.close:
                         new = new.copy()
                         new[part] = found
@@ -205,9 +220,15 @@ class Machine(Arrays, Gradients, Blocks, Networks):
         plan.after_failure()
 
     def forget(self, memory):
-        self.lives = [live for live in self.lives if live.memory is not memory and not (live.grad and live.grad.memory is memory)]
+        self.lives = [
+            live
+            for live in self.lives
+            if live.memory is not memory and not (live.grad and live.grad.memory is memory)
+        ]
         self.tapes.clear()
-        self.blocks = [block for block in self.blocks if all(live.memory is not memory for live in block[2])]
+        self.blocks = [
+            block for block in self.blocks if all(live.memory is not memory for live in block[2])
+        ]
 
     def state_is_clean(self, name):
         if autograd.is_recording() or autograd.is_training():
@@ -218,7 +239,10 @@ class Machine(Arrays, Gradients, Blocks, Networks):
     # --- Checking --------------------------------------------------------------------------------------------------
 
     def everything(self):
-        for live in [*self.lives, *(param for network in self.networks for param in network.params)]:
+        for live in [
+            *self.lives,
+            *(param for network in self.networks for param in network.params),
+        ]:
             yield live
             if live.grad:
                 yield live.grad
@@ -231,16 +255,28 @@ class Machine(Arrays, Gradients, Blocks, Networks):
                 nd.waitall()
                 found = array
             else:
-                if (array.context, array.shape, np.dtype(array.dtype).name) != (live.ctx, live.shape, live.dtype):
-                    raise Finding(f"array {i} is {array.context} {array.shape} {array.dtype}, and should be {live.ctx} {live.shape} {live.dtype}")
+                if (array.context, array.shape, np.dtype(array.dtype).name) != (
+                    live.ctx,
+                    live.shape,
+                    live.dtype,
+                ):
+                    raise Finding(
+                        f"array {i} is {array.context} {array.shape} {array.dtype}, and should be {live.ctx} {live.shape} {live.dtype}"
+                    )
                 found = READERS[rng.randrange(len(READERS))](array)
             if found.shape != live.shape or not np.array_equal(found, live.values, equal_nan=True):
-                raise Finding(f"array {i} of {live.dtype} {live.shape} on {live.ctx} is\n{found}\nand should be\n{live.values}")
+                raise Finding(
+                    f"array {i} of {live.dtype} {live.shape} on {live.ctx} is\n{found}\nand should be\n{live.values}"
+                )
 
     # --- Choosing --------------------------------------------------------------------------------------------------
 
     def arrays(self, condition=lambda live: True):
-        return [live for live in self.lives if not isinstance(live.array, np.ndarray) and condition(live)]
+        return [
+            live
+            for live in self.lives
+            if not isinstance(live.array, np.ndarray) and condition(live)
+        ]
 
     def pick(self, rng, condition=lambda live: True):
         found = self.arrays(condition)
@@ -260,7 +296,9 @@ class Machine(Arrays, Gradients, Blocks, Networks):
     def numbers(self, rng, shape, dtype="float32"):
         draw = np.random.RandomState(rng.randrange(1 << 30))
         low = max(-5, GRID[dtype][1])
-        return draw.randint(low, 6, shape).astype("float64") / (rng.choice([1, 1, 4]) if dtype in FLOATS else 1)
+        return draw.randint(low, 6, shape).astype("float64") / (
+            rng.choice([1, 1, 4]) if dtype in FLOATS else 1
+        )
 
     def dtype(self, rng):
         return rng.choice(["float32"] * 4 + list(GRID))
@@ -320,7 +358,9 @@ class Machine(Arrays, Gradients, Blocks, Networks):
 
     def rule_threads(self, rng):
         """Several threads compute with what they share, and write to what they do not."""
-        lives = [live for live in self.arrays() if live.values.size and fits(live.values * 2, live.dtype)][:4]
+        lives = [
+            live for live in self.arrays() if live.values.size and fits(live.values * 2, live.dtype)
+        ][:4]
         if not lives or len(self.lives) >= MOST_ARRAYS:
             return None
         values = [live.values * 2 for live in lives]
@@ -351,7 +391,14 @@ class Machine(Arrays, Gradients, Blocks, Networks):
         return Plan(act, commit, calm=True)
 
     def rule_wait(self, rng):
-        act = rng.choice([nd.waitall, gc.collect, lambda: rng.choice(self.devices).empty_cache(), lambda: [live.array.wait_to_read() for live in self.arrays()]])
+        act = rng.choice(
+            [
+                nd.waitall,
+                gc.collect,
+                lambda: rng.choice(self.devices).empty_cache(),
+                lambda: [live.array.wait_to_read() for live in self.arrays()],
+            ]
+        )
         return Plan(act, calm=True)
 
 
@@ -364,9 +411,30 @@ READERS = [
     lambda x: pickle.loads(pickle.dumps(x)).asnumpy(),
 ]
 WEIGHTS = {
-    "create": 14, "view": 10, "move": 8, "write": 14, "operators": 14, "outside": 6, "write_outside": 4, "drop": 6, "attach": 5, "record": 8, "backward": 8,
-    "block": 5, "call": 8, "network": 3, "hybridize": 3, "predict": 4, "train": 8, "save": 3, "random": 2, "mistake": 4, "too_large": 2, "threads": 2, "wait": 3,
-}  # fmt: skip
+    "create": 14,
+    "view": 10,
+    "move": 8,
+    "write": 14,
+    "operators": 14,
+    "outside": 6,
+    "write_outside": 4,
+    "drop": 6,
+    "attach": 5,
+    "record": 8,
+    "backward": 8,
+    "block": 5,
+    "call": 8,
+    "network": 3,
+    "hybridize": 3,
+    "predict": 4,
+    "train": 8,
+    "save": 3,
+    "random": 2,
+    "mistake": 4,
+    "too_large": 2,
+    "threads": 2,
+    "wait": 3,
+}
 
 
 def nd_wait_quietly():

@@ -24,7 +24,12 @@ FLOATS = ("float32", "float64", "float16")
 def fits(values, dtype):
     digits, low, high = GRID[dtype]
     scaled = values * 2.0**digits
-    return bool(np.isfinite(values).all() and (values >= low).all() and (values <= high).all() and (scaled == np.floor(scaled)).all())
+    return bool(
+        np.isfinite(values).all()
+        and (values >= low).all()
+        and (values <= high).all()
+        and (scaled == np.floor(scaled)).all()
+    )
 
 
 class Finding(AssertionError):
@@ -35,7 +40,17 @@ class Plan:
     """`act` returns what `commit` takes; `writes` are (Memory, its values afterwards). `close`: the relative error that is allowed in them.
     `fails`: what act must raise. `after_failure`: what is dropped when it failed."""
 
-    def __init__(self, act, commit=lambda result: None, writes=(), close=0, fails=None, after_failure=lambda: None, text="", calm=False):
+    def __init__(
+        self,
+        act,
+        commit=lambda result: None,
+        writes=(),
+        close=0,
+        fails=None,
+        after_failure=lambda: None,
+        text="",
+        calm=False,
+    ):
         self.act, self.commit, self.writes, self.close = act, commit, list(writes), close
         self.fails, self.after_failure, self.text, self.calm = fails, after_failure, text, calm
 
@@ -107,7 +122,10 @@ class Program:
             self.steps.append(step)
             values.append(value)
         first = self.num_inputs if self.steps else 0
-        self.outputs = sorted({rng.randrange(first, len(values)) for _ in range(rng.choice([1, 1, 2]))} | {len(values) - 1})
+        self.outputs = sorted(
+            {rng.randrange(first, len(values)) for _ in range(rng.choice([1, 1, 2]))}
+            | {len(values) - 1}
+        )
 
     @staticmethod
     def inputs_of(lives):
@@ -118,23 +136,50 @@ class Program:
         a = rng.choice([last, rng.randrange(len(values))])
         b = rng.randrange(len(values))
         shape = values[a].values.shape
-        kinds = ["add", "subtract", "multiply", "negate", "scale", "shift", "reshape", "rows", "row", "move", "copy", "concat", "transpose", "detach"]
+        kinds = [
+            "add",
+            "subtract",
+            "multiply",
+            "negate",
+            "scale",
+            "shift",
+            "reshape",
+            "rows",
+            "row",
+            "move",
+            "copy",
+            "concat",
+            "transpose",
+            "detach",
+        ]
         if self.dtype in FLOATS:
             kinds += ["relu", "square", "sum", "sum0", "dot", "stop", "maximum", "broadcast"]
         kind = rng.choice(kinds)
         if kind in ("add", "subtract", "multiply", "maximum", "concat", "dot", "broadcast"):
             return (kind, (a, b), None)
         if kind in ("scale", "shift"):
-            return (kind, (a,), rng.choice([-1, 1, 2, 3] + ([0.5, -0.25] if self.dtype in FLOATS else [])))
+            return (
+                kind,
+                (a,),
+                rng.choice([-1, 1, 2, 3] + ([0.5, -0.25] if self.dtype in FLOATS else [])),
+            )
         if kind == "reshape":
             size = int(np.prod(shape))
-            sizes = [s for s in [(size,), (1, size), (size, 1), (2, size // 2), (size // 3, 3)] if size and np.prod(s) == size]
+            sizes = [
+                s
+                for s in [(size,), (1, size), (size, 1), (2, size // 2), (size // 3, 3)]
+                if size and np.prod(s) == size
+            ]
             return (kind, (a,), rng.choice(sizes)) if sizes else None
         if kind in ("rows", "row"):
             if not shape or not shape[0]:
                 return None
             begin = rng.randrange(shape[0])
-            return (kind, (a,), (begin, rng.randrange(begin + 1, shape[0] + 1)) if kind == "rows" else begin)
+            return (
+                kind,
+                (a,),
+                (begin, rng.randrange(begin + 1, shape[0] + 1)) if kind == "rows" else begin,
+            )
         if kind == "move":
             return (kind, (a,), rng.choice(devices))
         return (kind, (a,), None)
@@ -152,7 +197,11 @@ class Program:
         if kind == "rows":
             return Value(x[slice(*parameter)], ctx, (root, offset + parameter[0] * x[0].size))
         if kind == "row":
-            return Value(x[parameter].reshape(x.shape[1:] or (1,)), ctx, (root, offset + parameter * x[0].size))
+            return Value(
+                x[parameter].reshape(x.shape[1:] or (1,)),
+                ctx,
+                (root, offset + parameter * x[0].size),
+            )
         if kind == "detach" or (kind == "move" and parameter == ctx):
             return Value(x, ctx, v[0].place)
         if kind == "move":
@@ -160,15 +209,33 @@ class Program:
         if kind in ("add", "subtract", "multiply", "maximum"):
             if x.shape != y.shape:
                 return None
-            return Value({"add": np.add, "subtract": np.subtract, "multiply": np.multiply, "maximum": np.maximum}[kind](x, y), ctx)
+            return Value(
+                {
+                    "add": np.add,
+                    "subtract": np.subtract,
+                    "multiply": np.multiply,
+                    "maximum": np.maximum,
+                }[kind](x, y),
+                ctx,
+            )
         if kind == "broadcast":
             if x.ndim != 2 or y.shape != (1, x.shape[1]):
                 return None
             return Value(x + y, ctx)
         if kind == "concat":
-            return Value(np.concatenate([x, y]), ctx) if x.ndim and x.shape[1:] == y.shape[1:] and x.ndim == y.ndim else None
+            return (
+                Value(np.concatenate([x, y]), ctx)
+                if x.ndim and x.shape[1:] == y.shape[1:] and x.ndim == y.ndim
+                else None
+            )
         if kind == "dot":
-            if x.ndim != 2 or y.ndim != 2 or x.shape[1] != y.shape[0] or not whole(x) or not whole(y):
+            if (
+                x.ndim != 2
+                or y.ndim != 2
+                or x.shape[1] != y.shape[0]
+                or not whole(x)
+                or not whole(y)
+            ):
                 return None
             return Value(x @ y, ctx)
         if kind == "transpose":
@@ -176,9 +243,17 @@ class Program:
         if kind in ("sum", "sum0"):
             return Value(np.array([x.sum()]) if kind == "sum" or x.ndim < 2 else x.sum(0), ctx)
         return Value(
-            {"negate": lambda: -x, "scale": lambda: x * parameter, "shift": lambda: x + parameter, "copy": lambda: x, "stop": lambda: x,
-             "relu": lambda: np.maximum(x, 0), "square": lambda: x * x}[kind](), ctx
-        )  # fmt: skip
+            {
+                "negate": lambda: -x,
+                "scale": lambda: x * parameter,
+                "shift": lambda: x + parameter,
+                "copy": lambda: x,
+                "stop": lambda: x,
+                "relu": lambda: np.maximum(x, 0),
+                "square": lambda: x * x,
+            }[kind](),
+            ctx,
+        )
 
     def evaluate(self, lives):
         """All values for these inputs; None where one leaves the grid."""
@@ -208,7 +283,9 @@ class Program:
         for number, (kind, numbers, _) in enumerate(self.steps, self.num_inputs):
             if kind != "detach" and reached.intersection(numbers):
                 reached.add(number)
-        return [number for number in self.outputs if number in reached and number >= self.num_inputs]
+        return [
+            number for number in self.outputs if number in reached and number >= self.num_inputs
+        ]
 
     def gradients(self, values, outputs, heads):
         """For each input its gradient, None where nothing comes to it, 0 where only what is stopped does; None in all where one leaves the grid."""
@@ -220,9 +297,13 @@ class Program:
             kind, numbers, parameter = self.steps[number - self.num_inputs]
             if g is None or kind == "detach":
                 continue
-            if not np.isscalar(g) and not fits(g, "float16" if self.dtype == "float16" else self.dtype):
+            if not np.isscalar(g) and not fits(
+                g, "float16" if self.dtype == "float16" else self.dtype
+            ):
                 return None
-            for source, part in zip(numbers, self.pull(kind, [values[n].values for n in numbers], parameter, g)):
+            for source, part in zip(
+                numbers, self.pull(kind, [values[n].values for n in numbers], parameter, g)
+            ):
                 if np.isscalar(part):
                     grads[source] = 0 if grads[source] is None else grads[source]
                 elif grads[source] is None or np.isscalar(grads[source]):
@@ -255,10 +336,20 @@ class Program:
         if kind in ("sum", "sum0"):
             return [np.zeros(x.shape) + g]
         return {
-            "add": lambda: [g, g], "subtract": lambda: [g, -g], "multiply": lambda: [g * y, g * x], "broadcast": lambda: [g, g.sum(0, keepdims=True)],
-            "maximum": lambda: [g * (x >= y), g * (x < y)], "negate": lambda: [-g], "scale": lambda: [g * parameter], "shift": lambda: [g],
-            "copy": lambda: [g], "move": lambda: [g], "relu": lambda: [g * (x > 0)], "square": lambda: [2 * g * x], "transpose": lambda: [g.T],
-        }[kind]()  # fmt: skip
+            "add": lambda: [g, g],
+            "subtract": lambda: [g, -g],
+            "multiply": lambda: [g * y, g * x],
+            "broadcast": lambda: [g, g.sum(0, keepdims=True)],
+            "maximum": lambda: [g * (x >= y), g * (x < y)],
+            "negate": lambda: [-g],
+            "scale": lambda: [g * parameter],
+            "shift": lambda: [g],
+            "copy": lambda: [g],
+            "move": lambda: [g],
+            "relu": lambda: [g * (x > 0)],
+            "square": lambda: [2 * g * x],
+            "transpose": lambda: [g.T],
+        }[kind]()
 
     # --- The library -----------------------------------------------------------------------------------------------
 
@@ -271,7 +362,10 @@ class Program:
         return [values[number] for number in self.outputs]
 
     def __repr__(self):
-        lines = [f"v{self.num_inputs + i} = {kind}({', '.join(f'v{n}' for n in numbers)}{'' if p is None else f', {p}'})" for i, (kind, numbers, p) in enumerate(self.steps)]
+        lines = [
+            f"v{self.num_inputs + i} = {kind}({', '.join(f'v{n}' for n in numbers)}{'' if p is None else f', {p}'})"
+            for i, (kind, numbers, p) in enumerate(self.steps)
+        ]
         return f"{self.dtype}: {'; '.join(lines)} -> {', '.join(f'v{n}' for n in self.outputs)}"
 
 
@@ -324,7 +418,11 @@ class Chain(gluon.HybridBlock):
         self.devices, self.layers = devices, []
         with self.name_scope():
             for i, ctx in enumerate(devices):
-                layer = gluon.nn.Dense(sizes[i + 1], in_units=sizes[i], activation="relu" if i + 1 < len(devices) else None)
+                layer = gluon.nn.Dense(
+                    sizes[i + 1],
+                    in_units=sizes[i],
+                    activation="relu" if i + 1 < len(devices) else None,
+                )
                 layer.initialize(mx.init.Zero(), ctx=ctx)
                 self.register_child(layer)
                 self.layers.append(layer)

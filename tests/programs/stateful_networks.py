@@ -34,15 +34,27 @@ class Networks:
         layers = rng.randint(2, 3)
         places = [rng.choice(self.devices) for _ in range(layers)]
         sizes = [4] + [rng.choice([2, 3, 4]) for _ in range(layers)]
-        momentum, decay, rate = rng.choice([0, 0, 0.5]), rng.choice([0, 0, 0.25]), rng.choice([1 / 64, 1 / 256])
-        numbers = [np.clip(np.round(self.numbers(rng, shape)), -2, 2) / 2 for i in range(layers) for shape in ((sizes[i + 1], sizes[i]), (sizes[i + 1],))]
+        momentum, decay, rate = (
+            rng.choice([0, 0, 0.5]),
+            rng.choice([0, 0, 0.25]),
+            rng.choice([1 / 64, 1 / 256]),
+        )
+        numbers = [
+            np.clip(np.round(self.numbers(rng, shape)), -2, 2) / 2
+            for i in range(layers)
+            for shape in ((sizes[i + 1], sizes[i]), (sizes[i + 1],))
+        ]
 
         def act():
             net = Chain(sizes, places)
             params = [param for layer in net.layers for param in (layer.weight, layer.bias)]
             for param, values in zip(params, numbers):
                 param.set_data(nd.array(values))
-            trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": rate, "momentum": momentum, "wd": decay})
+            trainer = Trainer(
+                net.collect_params(),
+                "sgd",
+                {"learning_rate": rate, "momentum": momentum, "wd": decay},
+            )
             return net, trainer, [(param.data(), param.grad()) for param in params]
 
         def commit(result):
@@ -50,9 +62,23 @@ class Networks:
             lives = []
             for i, ((data, grad), values) in enumerate(zip(arrays, numbers)):
                 live = Live(data, Memory(values, "float32", places[i // 2]), values.shape)
-                live.grad, live.grad_req = Live(grad, Memory(np.zeros(values.shape), "float32", places[i // 2]), values.shape), "write"
+                live.grad, live.grad_req = (
+                    Live(
+                        grad,
+                        Memory(np.zeros(values.shape), "float32", places[i // 2]),
+                        values.shape,
+                    ),
+                    "write",
+                )
                 lives.append(live)
-            network = Network(net, [(lives[2 * i], lives[2 * i + 1]) for i in range(layers)], trainer, momentum, decay, rate)
+            network = Network(
+                net,
+                [(lives[2 * i], lives[2 * i + 1]) for i in range(layers)],
+                trainer,
+                momentum,
+                decay,
+                rate,
+            )
             for live in lives:
                 live.owner = network
             self.networks.append(network)
@@ -79,8 +105,18 @@ class Networks:
             if kind in ("eager", "train step"):
                 network.net.hybridize(False)
             else:
-                network.net.hybridize(**{"hybridized": {}, "exact": {"exact": True}, "pipelined": {"pipeline": Pipeline(micro, schedule)}}[kind])
-            step = TrainStep(network.net, loss.L2Loss(), network.trainer, Pipeline(micro, schedule)) if kind == "train step" else None
+                network.net.hybridize(
+                    **{
+                        "hybridized": {},
+                        "exact": {"exact": True},
+                        "pipelined": {"pipeline": Pipeline(micro, schedule)},
+                    }[kind]
+                )
+            step = (
+                TrainStep(network.net, loss.L2Loss(), network.trainer, Pipeline(micro, schedule))
+                if kind == "train step"
+                else None
+            )
             return step
 
         def commit(step):
@@ -125,14 +161,22 @@ class Networks:
             state = network.momentum * state - network.rate * step
             states.append(state)
             new.append(live.values + state)
-        if max(float(np.abs(v).max()) for v in [*new, *grads]) > 1000 or min(near_zero(x, weights)) < 1e-3:
+        if (
+            max(float(np.abs(v).max()) for v in [*new, *grads]) > 1000
+            or min(near_zero(x, weights)) < 1e-3
+        ):
             return self.drop_network(number)
-        writes = [(live.memory, values) for live, values in zip(network.params, new)] + [(live.grad.memory, grad) for live, grad in zip(network.params, grads)]
+        writes = [(live.memory, values) for live, values in zip(network.params, new)] + [
+            (live.grad.memory, grad) for live, grad in zip(network.params, grads)
+        ]
         staged = network.step
         half = rng.random() < 0.15  # gradients only: the next step overwrites them
 
         def act():
-            data, label = nd.array(x, ctx=network.net.devices[0]), nd.array(target, ctx=network.net.devices[-1])
+            data, label = (
+                nd.array(x, ctx=network.net.devices[0]),
+                nd.array(target, ctx=network.net.devices[-1]),
+            )
             if staged:
                 staged(data, label)
                 return
@@ -152,7 +196,14 @@ class Networks:
         def failed():
             self.networks.remove(network)
 
-        return Plan(act, commit, writes, close=1e-3, after_failure=failed, text=f"{network.kind}{' half' if half else ''}")
+        return Plan(
+            act,
+            commit,
+            writes,
+            close=1e-3,
+            after_failure=failed,
+            text=f"{network.kind}{' half' if half else ''}",
+        )
 
 
 def near_zero(x, weights):

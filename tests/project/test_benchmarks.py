@@ -25,7 +25,9 @@ def on_the_path(monkeypatch):
 def test_operations_follow_from_the_shapes():
     import sizes
 
-    assert sum(sizes.resnet18_forward(1)) == pytest.approx(2 * 1.814e9, rel=1e-3)  # 1.81 G multiplications, as published
+    assert sum(sizes.resnet18_forward(1)) == pytest.approx(
+        2 * 1.814e9, rel=1e-3
+    )  # 1.81 G multiplications, as published
     words = sizes.LSTM_TIME * sizes.LSTM_BATCH
     assert sizes.lstm_lm() == 3 * 2 * words * (2 * 8 * 650 * 650 + 650 * 10000)
     assert sizes.mlp_training() == 2 * 128 * (2 * 784 * 512 + 3 * 512 * 512 + 3 * 512 * 10)
@@ -36,9 +38,14 @@ def test_operations_of_the_gpu_cases(monkeypatch):
     import gpu_sizes
 
     assert not gpu_sizes.TINY
-    assert gpu_sizes.resnet_training() / 256 / 3 == pytest.approx(2 * 4.09e9, rel=0.02)  # 4.09 G multiplications forward, as published
+    assert gpu_sizes.resnet_training() / 256 / 3 == pytest.approx(
+        2 * 4.09e9, rel=0.02
+    )  # 4.09 G multiplications forward, as published
     weights = 12 * 12 * 768 * 768 + 768 * 50304
-    assert gpu_sizes.gpt_training() == 6 * 32 * 1024 * weights + 3 * 12 * 32 * 2 * 2 * (1024 * 1025 // 2) * 768
+    assert (
+        gpu_sizes.gpt_training()
+        == 6 * 32 * 1024 * weights + 3 * 12 * 32 * 2 * 2 * (1024 * 1025 // 2) * 768
+    )
 
 
 def parameters(net):
@@ -59,8 +66,14 @@ def test_models_are_the_same_in_both_languages():
 
     assert parameters(ours["mlp"]()) == weights(models_torch.mlp())
     assert parameters(ours["resnet18"]()) == weights(models_torch.resnet18())
-    assert parameters(ours["LanguageModel"](50, 16, 2)) == weights(models_torch.LanguageModel(50, 16, 2))
-    assert parameters(networks.resnet()[0]) == weights(models_torch.resnet_bottleneck((3, 4, 6, 3), 64, 1000)) == 25557032  # as published
+    assert parameters(ours["LanguageModel"](50, 16, 2)) == weights(
+        models_torch.LanguageModel(50, 16, 2)
+    )
+    assert (
+        parameters(networks.resnet()[0])
+        == weights(models_torch.resnet_bottleneck((3, 4, 6, 3), 64, 1000))
+        == 25557032
+    )  # as published
     gluon, peer = ours["GPT"](50, 32, 4, 2, 12), models_torch.GPT(50, 32, 4, 2, 12)
     assert parameters(gluon) == weights(peer)
     gluon.initialize(mx.init.Normal(0.3))
@@ -82,7 +95,20 @@ def test_models_are_the_same_in_both_languages():
 
 def test_bench_measures_and_tells(tmp_path):
     file = tmp_path / "figures.json"
-    command = [sys.executable, os.path.join(BENCHMARKS, "bench.py"), "--cases", "add,mlp", "--rounds", "1", "--seconds", "0", "--threads", "1", "--json", str(file)]
+    command = [
+        sys.executable,
+        os.path.join(BENCHMARKS, "bench.py"),
+        "--cases",
+        "add,mlp",
+        "--rounds",
+        "1",
+        "--seconds",
+        "0",
+        "--threads",
+        "1",
+        "--json",
+        str(file),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, env=environment())
     assert done.returncode == 0, done.stderr
     figures = json.loads(file.read_text())
@@ -93,21 +119,40 @@ def test_bench_measures_and_tells(tmp_path):
     assert "| MLP, training |" in done.stdout and "% |" in done.stdout
     assert "mlp 1/1" in done.stderr
 
-    again = subprocess.run([*command, "--add", "--measure", "speed", "--cases", "exp"], capture_output=True, text=True, env=environment())
+    again = subprocess.run(
+        [*command, "--add", "--measure", "speed", "--cases", "exp"],
+        capture_output=True,
+        text=True,
+        env=environment(),
+    )
     assert again.returncode == 0, again.stderr
     assert set(json.loads(file.read_text())["cases"]) == {"add", "mlp", "exp"}
 
 
 def test_bench_names_a_case_it_does_not_have():
-    done = subprocess.run([sys.executable, os.path.join(BENCHMARKS, "bench.py"), "--cases", "nothing"], capture_output=True, text=True, env=environment())
-    assert done.returncode == 2 and "unknown case nothing" in done.stderr and "resnet18" in done.stderr
+    done = subprocess.run(
+        [sys.executable, os.path.join(BENCHMARKS, "bench.py"), "--cases", "nothing"],
+        capture_output=True,
+        text=True,
+        env=environment(),
+    )
+    assert (
+        done.returncode == 2 and "unknown case nothing" in done.stderr and "resnet18" in done.stderr
+    )
 
 
 def test_ratios_are_against_the_better_peer():
     from report import tables
 
-    row = {"seconds": {"mpgluon": 0.010, "PyTorch": 0.015, "MXNet": 0.012}, "peak": {"mpgluon": 0.1, "PyTorch": 0.2}}
-    figures = {"libraries": {"mpgluon": "1", "PyTorch": "2", "MXNet": "3"}, "cases": {"mlp": {"2": row}}, "memory": {}}
+    row = {
+        "seconds": {"mpgluon": 0.010, "PyTorch": 0.015, "MXNet": 0.012},
+        "peak": {"mpgluon": 0.1, "PyTorch": 0.2},
+    }
+    figures = {
+        "libraries": {"mpgluon": "1", "PyTorch": "2", "MXNet": "3"},
+        "cases": {"mlp": {"2": row}},
+        "memory": {},
+    }
     text = "\n".join(tables(figures))
     assert "1.20x" in text and "172 GFLOP/s" in text
     import sizes
@@ -117,12 +162,28 @@ def test_ratios_are_against_the_better_peer():
 
 def test_single_ops_are_measured(tmp_path):
     file = tmp_path / "ops.json"
-    command = [sys.executable, os.path.join(BENCHMARKS, "ops.py"), "--rounds", "1", "--seconds", "0", "--threads", "1", "--only", "move: flip", "clip, 100000x3", "--json", str(file)]
+    command = [
+        sys.executable,
+        os.path.join(BENCHMARKS, "ops.py"),
+        "--rounds",
+        "1",
+        "--seconds",
+        "0",
+        "--threads",
+        "1",
+        "--only",
+        "move: flip",
+        "clip, 100000x3",
+        "--json",
+        str(file),
+    ]
     pytest.importorskip("torch")
     done = subprocess.run(command, capture_output=True, text=True, env=environment())
     assert done.returncode == 0, done.stderr
-    assert set(json.loads(file.read_text())) == {"move: flip, 1000x1000",
-                                                 "elementwise: clip, 100000x3"}
+    assert set(json.loads(file.read_text())) == {
+        "move: flip, 1000x1000",
+        "elementwise: clip, 100000x3",
+    }
     assert "| elementwise: clip, 100000x3 |" in done.stdout and "2 cases" in done.stdout
 
 
@@ -138,15 +199,36 @@ def test_single_ops_compute_the_same_in_both_libraries():
     with torch.no_grad():
         for case in CASES:
             dtypes, arrays = {name: dtype for name, _, dtype in case.inputs}, draw(case)
-            ours = eval(case.ours, {"F": mx.nd, "step": ops_mpgluon.step, **{k: mx.nd.array(v, dtype=dtypes[k]) for k, v in arrays.items()}})
-            peers = {k: torch.from_numpy(v).to(getattr(torch, dtypes[k])) for k, v in arrays.items()}
-            theirs = eval(case.theirs, {"F": torch.nn.functional, "torch": torch,
-                                        "step": ops_pytorch.step, **peers})
+            ours = eval(
+                case.ours,
+                {
+                    "F": mx.nd,
+                    "step": ops_mpgluon.step,
+                    **{k: mx.nd.array(v, dtype=dtypes[k]) for k, v in arrays.items()},
+                },
+            )
+            peers = {
+                k: torch.from_numpy(v).to(getattr(torch, dtypes[k])) for k, v in arrays.items()
+            }
+            theirs = eval(
+                case.theirs,
+                {"F": torch.nn.functional, "torch": torch, "step": ops_pytorch.step, **peers},
+            )
             if isinstance(theirs, list):
                 ours, theirs = mx.nd.concat(*ours, dim=0), torch.cat(theirs)
             theirs = theirs.double().numpy()
             tolerance = max(tolerances.get(dtype, 2e-5) for dtype in dtypes.values())
             got = ours.astype("float64").asnumpy()
-            slack = tolerance * max(1, np.abs(theirs[np.isfinite(theirs)]).max()) * (10 if "cumsum" in case.name else 1)
-            np.testing.assert_allclose(got.reshape(theirs.shape), theirs, rtol=tolerance,
-                                       atol=slack, equal_nan=True, err_msg=case.name)
+            slack = (
+                tolerance
+                * max(1, np.abs(theirs[np.isfinite(theirs)]).max())
+                * (10 if "cumsum" in case.name else 1)
+            )
+            np.testing.assert_allclose(
+                got.reshape(theirs.shape),
+                theirs,
+                rtol=tolerance,
+                atol=slack,
+                equal_nan=True,
+                err_msg=case.name,
+            )

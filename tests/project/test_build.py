@@ -11,19 +11,28 @@ import pytest
 from support.paths import ROOT
 
 
-
 @pytest.fixture
 def tools(monkeypatch):
-    spec = importlib.util.spec_from_file_location("mpgluon_build", os.path.join(ROOT, "tools", "native_build.py"))
+    spec = importlib.util.spec_from_file_location(
+        "mpgluon_build", os.path.join(ROOT, "tools", "native_build.py")
+    )
     found = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(found)
     for name in ("MPGLUON_CUDA", "NVCC", "CUDA_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", "/nowhere")
     there = found.glob.glob
-    monkeypatch.setattr(found.glob, "glob", lambda pattern: [] if pattern.startswith("/usr/local/cuda") else there(pattern))
+    monkeypatch.setattr(
+        found.glob,
+        "glob",
+        lambda pattern: [] if pattern.startswith("/usr/local/cuda") else there(pattern),
+    )
     which = found.shutil.which
-    monkeypatch.setattr(found.shutil, "which", lambda name: None if name.startswith("/usr/local/cuda") else which(name))
+    monkeypatch.setattr(
+        found.shutil,
+        "which",
+        lambda name: None if name.startswith("/usr/local/cuda") else which(name),
+    )
     return found
 
 
@@ -53,7 +62,10 @@ def test_nvcc_of_wheels_is_found_the_newest_first(tools, monkeypatch, tmp_path):
 
 def test_where_it_must_be_there_the_error_says_what_to_do(tools, monkeypatch):
     monkeypatch.setenv("MPGLUON_CUDA", "1")
-    with pytest.raises(SystemExit, match="nvcc was not found: put it on the PATH, name it with NVCC or CUDA_HOME, or pip install nvidia-cuda-nvcc"):
+    with pytest.raises(
+        SystemExit,
+        match="nvcc was not found: put it on the PATH, name it with NVCC or CUDA_HOME, or pip install nvidia-cuda-nvcc",
+    ):
         tools.find_nvcc()
 
 
@@ -74,16 +86,25 @@ def test_objects_are_made_again_when_what_they_are_made_from_changed(tools, monk
     files by time."""
     monkeypatch.setattr(tools, "ROOT", str(tmp_path))
     compiled = []
-    monkeypatch.setattr(tools, "run", lambda command: compiled.append(command) or subprocess.run(command, cwd=tmp_path).returncode == 0)
+    monkeypatch.setattr(
+        tools,
+        "run",
+        lambda command: (
+            compiled.append(command) or subprocess.run(command, cwd=tmp_path).returncode == 0
+        ),
+    )
     monkeypatch.setenv("PATH", os.defpath)
     (tmp_path / "own.h").write_text("#define OWN 1\n")
-    (tmp_path / "a.c").write_text('#include "own.h"\n#include <package.h>\nint a = OWN + PACKAGE;\n')
+    (tmp_path / "a.c").write_text(
+        '#include "own.h"\n#include <package.h>\nint a = OWN + PACKAGE;\n'
+    )
 
     def build(package, *flags):
         tools.digest.cache_clear()
         compiled.clear()
-        tools.compile_all([("a.c", str(tmp_path / "a.o"),
-                            ["cc", *flags, "-isystem", str(tmp_path / package)])])
+        tools.compile_all(
+            [("a.c", str(tmp_path / "a.o"), ["cc", *flags, "-isystem", str(tmp_path / package)])]
+        )
         return len(compiled)
 
     def header(package, text):
@@ -116,15 +137,22 @@ def compiled_by(command):
     source = "struct s { char bytes[144]; }; void clear(struct s *a) { *a = (struct s){0}; } void copy(struct s *a, const struct s *b) { *a = *b; }"
     if not shutil.which(command[0]):
         return None
-    return subprocess.run([*command, "-O2", "-S", "-x", "c", "-", "-o", "-"], input=source, capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        [*command, "-O2", "-S", "-x", "c", "-", "-o", "-"],
+        input=source,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
 
 
 @pytest.mark.parametrize("compiler", ["gcc", "cc", "clang"])
 def test_structs_are_cleared_by_stores(compiler):
     if compiled_by([compiler]) is None:
         pytest.skip(f"{compiler} is not installed")
-    spec = importlib.util.spec_from_file_location("mpgluon_build",
-                                                  os.path.join(ROOT, "tools", "native_build.py"))
+    spec = importlib.util.spec_from_file_location(
+        "mpgluon_build", os.path.join(ROOT, "tools", "native_build.py")
+    )
     tools = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tools)
     assert "rep" not in compiled_by([compiler, *tools.struct_flags(compiler)]).split()

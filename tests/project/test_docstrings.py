@@ -17,10 +17,8 @@ MODULES = [
     if not any(part.startswith("_") for part in info.name.split(".")[1:])
 ]
 NAMESPACES = [
-    (name, part)
-    for name in ("nd", "sym")
-    for part in ("", "random", "linalg", "contrib")
-]  # fmt: skip
+    (name, part) for name in ("nd", "sym") for part in ("", "random", "linalg", "contrib")
+]
 
 
 def has_doc(value):
@@ -28,7 +26,12 @@ def has_doc(value):
 
 
 def is_member(value):
-    return isinstance(value, property) or callable(value) or inspect.isdatadescriptor(value) or inspect.ismethoddescriptor(value)
+    return (
+        isinstance(value, property)
+        or callable(value)
+        or inspect.isdatadescriptor(value)
+        or inspect.ismethoddescriptor(value)
+    )
 
 
 def member_has_doc(cls, name):
@@ -57,7 +60,9 @@ def undocumented(value, path):
 def test_docstrings(name):
     module = importlib.import_module(name)
     found = [] if has_doc(module) else [name]
-    for key in getattr(module, "__all__", None) or [key for key in vars(module) if not key.startswith("_")]:
+    for key in getattr(module, "__all__", None) or [
+        key for key in vars(module) if not key.startswith("_")
+    ]:
         value = getattr(module, key)
         ours = (getattr(value, "__module__", None) or "").startswith("mpgluon")
         if ours and callable(value):
@@ -69,7 +74,13 @@ def test_docstrings(name):
 def test_docstrings_of_operators(package, part):
     namespace = getattr(mx, package)
     namespace = getattr(namespace, part) if part else namespace
-    names = [name for name in dir(namespace) if not name.startswith("_") and callable(getattr(namespace, name)) and not inspect.isclass(getattr(namespace, name))]
+    names = [
+        name
+        for name in dir(namespace)
+        if not name.startswith("_")
+        and callable(getattr(namespace, name))
+        and not inspect.isclass(getattr(namespace, name))
+    ]
     assert names
     assert not [name for name in names if not has_doc(getattr(namespace, name))]
 
@@ -89,14 +100,16 @@ def test_this_test():
     assert undocumented(lambda: 0, "f") == ["f"]
 
 
-
-
 def settings_read():
     """Environment variables that the sources read: whole string literals."""
     found = set()
     for folder in ("mpgluon", "csrc", "kernels", "tools", "setup.py"):
         top = os.path.join(ROOT, folder)
-        paths = [top] if os.path.isfile(top) else [os.path.join(path, name) for path, _, names in os.walk(top) for name in names]
+        paths = (
+            [top]
+            if os.path.isfile(top)
+            else [os.path.join(path, name) for path, _, names in os.walk(top) for name in names]
+        )
         for path in paths:
             if path.endswith((".py", ".c", ".h", ".def", ".cu", ".cuh")):
                 with open(path, encoding="utf-8") as file:
@@ -104,7 +117,9 @@ def settings_read():
     return found
 
 
-@pytest.mark.skipif(not os.path.isfile(os.path.join(ROOT, "docs", "settings.md")), reason="the sources are not here")
+@pytest.mark.skipif(
+    not os.path.isfile(os.path.join(ROOT, "docs", "settings.md")), reason="the sources are not here"
+)
 def test_settings():
     """What the sources read is documented, and what is documented is read."""
     with open(os.path.join(ROOT, "docs", "settings.md"), encoding="utf-8") as file:

@@ -18,29 +18,73 @@ def run(script, *arguments, cwd, **settings):
     env = environment(**settings)
     env.pop("PYTHONSAFEPATH", None)  # a script finds what lies beside it
     result = subprocess.run(
-        [sys.executable, os.path.join(EXAMPLES, script), *arguments], cwd=cwd, env=env, capture_output=True, text=True, timeout=280
+        [sys.executable, os.path.join(EXAMPLES, script), *arguments],
+        cwd=cwd,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=280,
     )
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 
 
-SMALL = ["--hidden", "24", "--vocab", "200", "--batch", "8", "--bptt", "12", "--check-steps", "3", "--limit", "150000"]
+SMALL = [
+    "--hidden",
+    "24",
+    "--vocab",
+    "200",
+    "--batch",
+    "8",
+    "--bptt",
+    "12",
+    "--check-steps",
+    "3",
+    "--limit",
+    "150000",
+]
 
 
 def test_model_parallel_lm(tmp_path):
     """On a text with a simple rule, which it must learn."""
     pytest.importorskip("matplotlib")
     (tmp_path / "text.txt").write_text("the cat sat on the mat and the dog sat on the log\n" * 400)
-    output = run("model_parallel_lm.py", *SMALL, "--text", "text.txt", "--steps", "1500", "--lr", "0.01", "--out", "out", cwd=tmp_path)
+    output = run(
+        "model_parallel_lm.py",
+        *SMALL,
+        "--text",
+        "text.txt",
+        "--steps",
+        "1500",
+        "--lr",
+        "0.01",
+        "--out",
+        "out",
+        cwd=tmp_path,
+    )
     assert "vocabulary 11" in output  # eight words, the space, the line end, and the unknown
     assert "equal bit for bit: yes" in output
-    perplexity, unigram = map(float, re.search(r"validation perplexity ([\d.]+); a unigram model has (\d+\.\d+)", output).groups())
+    perplexity, unigram = map(
+        float,
+        re.search(
+            r"validation perplexity ([\d.]+); a unigram model has (\d+\.\d+)", output
+        ).groups(),
+    )
     assert perplexity < 0.35 * unigram
-    single, double = re.search(r"validation perplexity ([\d.]+) \(two devices: ([\d.]+)\)", output).groups()
+    single, double = re.search(
+        r"validation perplexity ([\d.]+) \(two devices: ([\d.]+)\)", output
+    ).groups()
     assert single == double
-    assert "cpu(0) forward: ModelParallelLM.embed/Embedding, ModelParallelLM.lstm1/_rnn, copy" in output
+    assert (
+        "cpu(0) forward: ModelParallelLM.embed/Embedding, ModelParallelLM.lstm1/_rnn, copy"
+        in output
+    )
     assert (tmp_path / "out" / "lm.png").read_bytes().startswith(b"\x89PNG")
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["lm.params", "lm.png", "lm.states"]
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
+        "lm.params",
+        "lm.png",
+        "lm.states",
+    ]
 
 
 def test_model_parallel_lm_on_the_standard_library(tmp_path):
@@ -64,7 +108,20 @@ def test_split_layers(tmp_path):
         else:
             picture[:, place - 4] = 1
     np.savez(tmp_path / "bars.npz", x=x, y=y)
-    output = run("split_layers.py", "--data", "bars.npz", "--width", "6", "--batch", "32", "--epochs", "6", "--lr", "0.005", cwd=tmp_path)
+    output = run(
+        "split_layers.py",
+        "--data",
+        "bars.npz",
+        "--width",
+        "6",
+        "--batch",
+        "32",
+        "--epochs",
+        "6",
+        "--lr",
+        "0.005",
+        cwd=tmp_path,
+    )
     accuracies = list(map(float, re.findall(r"validation accuracy ([\d.]+)", output)))
     assert len(accuracies) == 2 and min(accuracies) > 0.9
     assert float(re.search(r"losses of the first ten steps: (\S+)", output)[1]) < 1e-5
@@ -76,9 +133,32 @@ def test_split_layers(tmp_path):
 
 def test_bucketing_lm(tmp_path):
     """Sentences of four lengths, each made of few."""
-    lines = ["a dog ran", "the cat sat on the mat", "a bird flew over the dog and the cat", "the big dog and the small cat sat on the old log of the yard"]
-    (tmp_path / "text.txt").write_text("\n".join(lines[(i * i) % 4 if i % 3 else i % 4] for i in range(2400)))
-    small = ["--hidden", "24", "--batch", "16", "--buckets", "6", "9", "12", "18", "--vocab", "50", "--epochs", "2", "--lr", "0.01"]
+    lines = [
+        "a dog ran",
+        "the cat sat on the mat",
+        "a bird flew over the dog and the cat",
+        "the big dog and the small cat sat on the old log of the yard",
+    ]
+    (tmp_path / "text.txt").write_text(
+        "\n".join(lines[(i * i) % 4 if i % 3 else i % 4] for i in range(2400))
+    )
+    small = [
+        "--hidden",
+        "24",
+        "--batch",
+        "16",
+        "--buckets",
+        "6",
+        "9",
+        "12",
+        "18",
+        "--vocab",
+        "50",
+        "--epochs",
+        "2",
+        "--lr",
+        "0.01",
+    ]
     output = run("bucketing_lm.py", *small, "--text", "text.txt", "--check", cwd=tmp_path)
     assert "equal bit for bit on one device: yes" in output
     assert float(re.search(r"validation perplexity ([\d.]+)", output)[1]) < 3
@@ -88,24 +168,68 @@ def test_bucketing_lm(tmp_path):
 
 
 def test_matrix_factorization(tmp_path):
-    small = ["--users", "300", "--items", "200", "--ratings", "20000", "--batch", "64", "--steps", "1500"]
-    output = run("matrix_factorization.py", *small, "--devices", "cpu(0)", "cpu(1)", "cpu(2)", cwd=tmp_path)
+    small = [
+        "--users",
+        "300",
+        "--items",
+        "200",
+        "--ratings",
+        "20000",
+        "--batch",
+        "64",
+        "--steps",
+        "1500",
+    ]
+    output = run(
+        "matrix_factorization.py", *small, "--devices", "cpu(0)", "cpu(1)", "cpu(2)", cwd=tmp_path
+    )
     mean = float(re.search(r"the mean has a validation error of ([\d.]+)", output)[1])
     table = {line.split("  ")[0]: line for line in output.splitlines()}
     assert {"1 device", "split by table", "split by rows"} <= table.keys()
     for name in ("1 device", "split by table", "split by rows"):
         row = re.split(r"  +", table[name])
         assert float(row[2]) < 0.5 * mean and row[3] == "equal bit for bit"
-        assert row[4].count("cpu(") == {"1 device": 1, "split by table": 2, "split by rows": 3}[name]
-    sizes = [float(size) for size in re.findall(r": ([\d.]+)", re.split(r"  +", table["split by rows"])[4])]
+        assert (
+            row[4].count("cpu(") == {"1 device": 1, "split by table": 2, "split by rows": 3}[name]
+        )
+    sizes = [
+        float(size)
+        for size in re.findall(r": ([\d.]+)", re.split(r"  +", table["split by rows"])[4])
+    ]
     assert max(sizes) < 0.012 and "cpu(0): 0.032" in table["1 device"]  # a third of each table
     with pytest.raises(AssertionError, match="--devices takes two devices or more"):
         run("matrix_factorization.py", *small, "--devices", "cpu(0)", cwd=tmp_path)
 
 
 PIPELINES = {
-    "lstm_pipeline.py": ["--hidden", "24", "--vocab", "100", "--limit", "100000", "--steps", "5", "--length", "17", "--pieces", "4"],
-    "gpt_pipeline.py": ["--units", "16", "--vocab", "100", "--layers", "4", "--limit", "100000", "--steps", "5", "--length", "16"],
+    "lstm_pipeline.py": [
+        "--hidden",
+        "24",
+        "--vocab",
+        "100",
+        "--limit",
+        "100000",
+        "--steps",
+        "5",
+        "--length",
+        "17",
+        "--pieces",
+        "4",
+    ],
+    "gpt_pipeline.py": [
+        "--units",
+        "16",
+        "--vocab",
+        "100",
+        "--layers",
+        "4",
+        "--limit",
+        "100000",
+        "--steps",
+        "5",
+        "--length",
+        "16",
+    ],
 }
 
 
@@ -113,7 +237,10 @@ PIPELINES = {
 def test_pipelined_language_models(script, tmp_path):
     pytest.importorskip("matplotlib")
     output = run(script, *PIPELINES[script], "--out", "timeline.png", cwd=tmp_path)
-    rows = {"lstm_pipeline.py": ["1 device, same pieces"], "gpt_pipeline.py": ["2 devices, 1f1b", "2 devices, zero_bubble"]}[script]
+    rows = {
+        "lstm_pipeline.py": ["1 device, same pieces"],
+        "gpt_pipeline.py": ["2 devices, 1f1b", "2 devices, zero_bubble"],
+    }[script]
     for row in rows:
         assert re.search(rf"^{row} .*equal bit for bit", output, re.M), output
     losses = re.findall(r"^[12] devices?.*?  +[\d.]+ .*?(\d\.\d{4})  ", output, re.M)
@@ -125,9 +252,26 @@ def test_image_pipeline(tmp_path):
     """Without BatchNorm the pipeline's losses are those of the whole batch; with it they are not, but those of the micro-batches."""
     pytest.importorskip("matplotlib")
     pytest.importorskip("PIL")
-    small = ["--train", "200", "--valid", "100", "--channels", "4", "--steps", "4", "--batch", "16", "--micro-batches", "4"]
+    small = [
+        "--train",
+        "200",
+        "--valid",
+        "100",
+        "--channels",
+        "4",
+        "--steps",
+        "4",
+        "--batch",
+        "16",
+        "--micro-batches",
+        "4",
+    ]
     output = run("image_pipeline.py", *small, cwd=tmp_path)
-    rows = [re.split(r"  +", line) for line in output.splitlines() if line.startswith("pipelined, 2 devices")]
+    rows = [
+        re.split(r"  +", line)
+        for line in output.splitlines()
+        if line.startswith("pipelined, 2 devices")
+    ]
     assert [row[0] for row in rows] == ["pipelined, 2 devices", "pipelined, 2 devices, BatchNorm"]
     assert all(row[5] == "equal bit for bit" for row in rows)
     first, norm = (row[4].split(", ")[0] for row in rows)
@@ -136,7 +280,18 @@ def test_image_pipeline(tmp_path):
 
 
 def test_three_devices(tmp_path):
-    output = run("three_devices.py", "--limit", "100000", "--vocab", "100", "--units", "32", "--steps", "5", cwd=tmp_path)
+    output = run(
+        "three_devices.py",
+        "--limit",
+        "100000",
+        "--vocab",
+        "100",
+        "--units",
+        "32",
+        "--steps",
+        "5",
+        cwd=tmp_path,
+    )
     rows = [line for line in output.splitlines() if re.match(r"\d devices?(, pipelined)?  ", line)]
     assert len(rows) == 6 and all("equal bit for bit" in row for row in rows)
     assert rows[2].count("cpu(") == 3
@@ -145,7 +300,22 @@ def test_three_devices(tmp_path):
 def test_inception_branches(tmp_path):
     pytest.importorskip("matplotlib")
     pytest.importorskip("PIL")
-    output = run("inception_branches.py", "--train", "100", "--valid", "50", "--width", "8", "--steps", "4", "--devices", "cpu(0)", "cpu(1)", "cpu(2)", cwd=tmp_path)
+    output = run(
+        "inception_branches.py",
+        "--train",
+        "100",
+        "--valid",
+        "50",
+        "--width",
+        "8",
+        "--steps",
+        "4",
+        "--devices",
+        "cpu(0)",
+        "cpu(1)",
+        "cpu(2)",
+        cwd=tmp_path,
+    )
     assert re.search(r"^1 device .* 0% of the time$", output, re.M)
     row = re.search(r"^3 devices .*$", output, re.M)[0]
     assert all(f"cpu({i}): " in row for i in range(3)) and "equal bit for bit" in row
@@ -154,7 +324,20 @@ def test_inception_branches(tmp_path):
 
 def test_encoder_decoder(tmp_path):
     """Over few syllables, which it must learn to write."""
-    small = ["--syllables", "30", "--length", "2", "--units", "32", "--steps", "300", "--batch", "32", "--lr", "0.01"]
+    small = [
+        "--syllables",
+        "30",
+        "--length",
+        "2",
+        "--units",
+        "32",
+        "--steps",
+        "300",
+        "--batch",
+        "32",
+        "--lr",
+        "0.01",
+    ]
     output = run("encoder_decoder.py", *small, cwd=tmp_path)
     assert re.search(r"^1 device .* equal bit for bit +equal bit for bit$", output, re.M)
     assert float(re.search(r"right in new texts: ([\d.]+)%", output)[1]) > 60
@@ -172,6 +355,17 @@ def test_data_model_parallel(tmp_path):
 
 
 def test_table_of_splits(tmp_path):
-    output = run("table_of_splits.py", "--width", "32", "--layers", "3", "--batch", "32", "--steps", "1", cwd=tmp_path)
+    output = run(
+        "table_of_splits.py",
+        "--width",
+        "32",
+        "--layers",
+        "3",
+        "--batch",
+        "32",
+        "--steps",
+        "1",
+        cwd=tmp_path,
+    )
     rows = re.findall(r"^ +\d   +[\d.]+   +[\d.]+   +[\d,]+   +[\d,]+", output, re.M)
     assert len(rows) == 4 and "predicted beside measured" in output

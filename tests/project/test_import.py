@@ -44,8 +44,10 @@ def test_a_failed_import_can_be_repeated():
 def test_a_python_whose_lock_is_off_is_refused():
     """A free-threaded Python turns the lock on for extension modules that do not say they need
     none; told never to (PYTHON_GIL=0), it must not import this one."""
-    for answer, expected in (("False", "ImportError mpgluon needs Python's global lock"),
-                             ("True", "imported")):
+    for answer, expected in (
+        ("False", "ImportError mpgluon needs Python's global lock"),
+        ("True", "imported"),
+    ):
         code = (
             f"import sys; sys._is_gil_enabled = lambda: {answer}\n"
             "try:\n    import mpgluon\nexcept ImportError as error:\n    print(type(error).__name__, error)\nelse:\n    print('imported')"

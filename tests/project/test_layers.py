@@ -21,13 +21,28 @@ LAYERS = {
     "compile": {"base", "device", "tensor", "op", "graph", "autograd"},
     "io": {"base", "device", "tensor", "op", "graph"},
     "comm": {"base", "device", "tensor", "op", "graph"},
-    "python": {"base", "device", "tensor", "op", "graph", "autograd", "compile", "io", "comm", "kernels"},
+    "python": {
+        "base",
+        "device",
+        "tensor",
+        "op",
+        "graph",
+        "autograd",
+        "compile",
+        "io",
+        "comm",
+        "kernels",
+    },
     "kernels": {"base", "device", "tensor", "op"},
 }
 # Kernels may use of csrc/op what describes calls, not what runs them.
 KERNEL_FORBIDDEN = {"op/invoke.h", "op/infer.h"}
 # Backends know nothing of each other.
-FOREIGN = {"cpu": "kernels/cuda/", "cuda": "kernels/cpu/", "common": ("kernels/cpu/", "kernels/cuda/")}
+FOREIGN = {
+    "cpu": "kernels/cuda/",
+    "cuda": "kernels/cpu/",
+    "common": ("kernels/cpu/", "kernels/cuda/"),
+}
 
 
 def files(*folders, ending):
@@ -53,21 +68,37 @@ def test_includes_point_down():
                 target = match[1].split("/")[0]
                 forbidden = target != layer and target in LAYERS and target not in LAYERS[layer]
                 if layer == "kernels":
-                    forbidden = forbidden or match[1] in KERNEL_FORBIDDEN or match[1].startswith(FOREIGN.get(backend, "//"))
+                    forbidden = (
+                        forbidden
+                        or match[1] in KERNEL_FORBIDDEN
+                        or match[1].startswith(FOREIGN.get(backend, "//"))
+                    )
                 if forbidden:
                     wrong.append(f"{os.path.relpath(path, ROOT)}:{number} includes {match[1]}")
     assert not wrong, "\n".join(wrong)
 
 
 def test_only_the_binding_knows_python():
-    wrong = [p for p in files("csrc", "kernels", ending=(".c", ".h")) if layer_of(p) != "python" and "Python.h" in open(p).read()]
+    wrong = [
+        p
+        for p in files("csrc", "kernels", ending=(".c", ".h"))
+        if layer_of(p) != "python" and "Python.h" in open(p).read()
+    ]
     assert not wrong
 
 
 def test_files_have_one_subject():
     """A file that grows past 800 lines has two."""
     long = []
-    for path in files("csrc", "kernels", "mpgluon", "tests", "examples", "benchmarks", ending=(".c", ".h", ".def", ".py", ".cu")):
+    for path in files(
+        "csrc",
+        "kernels",
+        "mpgluon",
+        "tests",
+        "examples",
+        "benchmarks",
+        ending=(".c", ".h", ".def", ".py", ".cu"),
+    ):
         with open(path) as f:
             count = sum(1 for _ in f)
         if count > 800:
@@ -78,7 +109,9 @@ def test_files_have_one_subject():
 def test_what_tests_share_is_in_support():
     """No test file imports another one."""
     wrong, paths = [], list(files("tests", ending=".py"))
-    tests = {name for name in (os.path.basename(path)[:-3] for path in paths) if name.startswith("test_")}
+    tests = {
+        name for name in (os.path.basename(path)[:-3] for path in paths) if name.startswith("test_")
+    }
     for path in paths:
         with open(path) as f:
             tree = ast.parse(f.read())
@@ -92,7 +125,13 @@ def test_what_tests_share_is_in_support():
 
 
 # What may ask which op a node is: the families of ops, and the rules that rewrite certain ops.
-FAMILIES = ("csrc/op/", "kernels/", "csrc/graph/rewrite/", "csrc/graph/simplify/algebraic_simplification.c", "csrc/graph/simplify/constant_folding.c")
+FAMILIES = (
+    "csrc/op/",
+    "kernels/",
+    "csrc/graph/rewrite/",
+    "csrc/graph/simplify/algebraic_simplification.c",
+    "csrc/graph/simplify/constant_folding.c",
+)
 
 
 def test_facts_about_ops_are_in_their_rows():
@@ -110,7 +149,9 @@ def test_facts_about_ops_are_in_their_rows():
             text = f.read()
         for match in asks.finditer(text):
             if (match[1] or match[2]) not in traits:
-                wrong.append(f"{name}:{text.count(chr(10), 0, match.start()) + 1} asks whether an op is {match[1] or match[2]}")
+                wrong.append(
+                    f"{name}:{text.count(chr(10), 0, match.start()) + 1} asks whether an op is {match[1] or match[2]}"
+                )
     assert not wrong, "\n".join(wrong)
 
 
@@ -122,21 +163,35 @@ def test_folders_have_rooms():
     """A folder with more than 22 files of its own is a list in which nobody finds anything."""
     crowded = []
     for path, folders, names in os.walk(os.path.join(ROOT, "tests")):
-        folders[:] = [n for n in folders if n[0] not in "._" and os.path.relpath(os.path.join(path, n), ROOT) not in LISTS]
+        folders[:] = [
+            n
+            for n in folders
+            if n[0] not in "._" and os.path.relpath(os.path.join(path, n), ROOT) not in LISTS
+        ]
         if len(names) > 22:
             crowded.append(f"{os.path.relpath(path, ROOT)}: {len(names)} files")
     assert not crowded, "\n".join(crowded)
 
 
 def test_headers_say_what_they_are():
-    wrong = [os.path.relpath(p, ROOT) for p in files("csrc", "kernels", ending=".h") if not open(p).read().startswith("/*")]
+    wrong = [
+        os.path.relpath(p, ROOT)
+        for p in files("csrc", "kernels", ending=".h")
+        if not open(p).read().startswith("/*")
+    ]
     assert not wrong, "headers without an opening comment: " + ", ".join(wrong)
 
 
 def mentions():
     """(file, name) of all sources that comments and docs name."""
     name = re.compile(r"(?<![\w./<>*-])((?:[\w-]+/)*[\w-]{3,}\.(?:c|h|cu|def|inc))(?![\w.>(])")
-    for path in files("csrc", "kernels", "tests", "docs", ending=(".c", ".h", ".def", ".inc", ".cu", ".cpp", ".md")):
+    for path in files(
+        "csrc",
+        "kernels",
+        "tests",
+        "docs",
+        ending=(".c", ".h", ".def", ".inc", ".cu", ".cpp", ".md"),
+    ):
         with open(path) as f:
             text = f.read()
         if not path.endswith(".md"):
@@ -145,9 +200,17 @@ def mentions():
 
 
 def test_sources_that_are_named_exist():
-    sources = [os.path.relpath(p, ROOT).replace(os.sep, "/")
-               for p in files("csrc", "kernels", "tests", ending=(".c", ".h", ".def", ".inc", ".cu", ".cpp"))]
-    known = {"/".join(parts[i:]) for parts in (source.split("/") for source in sources) for i in range(len(parts))}
+    sources = [
+        os.path.relpath(p, ROOT).replace(os.sep, "/")
+        for p in files(
+            "csrc", "kernels", "tests", ending=(".c", ".h", ".def", ".inc", ".cu", ".cpp")
+        )
+    ]
+    known = {
+        "/".join(parts[i:])
+        for parts in (source.split("/") for source in sources)
+        for i in range(len(parts))
+    }
     wrong = sorted(f"{path} names {name}" for path, name in mentions() if name not in known)
     assert not wrong, "\n".join(wrong)
 
@@ -194,9 +257,16 @@ def writable_symbols(path):
     Those inside of functions without what tells them apart: a number behind them (gcc), the
     function before them (clang).
     """
-    for line in subprocess.run(["objdump", "-t", path], capture_output=True, text=True, check=True).stdout.splitlines():
+    for line in subprocess.run(
+        ["objdump", "-t", path], capture_output=True, text=True, check=True
+    ).stdout.splitlines():
         match = re.match(r"[0-9a-f]+ .{7} (\.\S+)\s+[0-9a-f]+ (?:\.hidden )?(\S+)$", line)
-        if match and re.match(r"\.(bss|data|tbss|tdata)", match[1]) and not match[1].startswith(".data.rel.ro") and match[2] != match[1]:
+        if (
+            match
+            and re.match(r"\.(bss|data|tbss|tdata)", match[1])
+            and not match[1].startswith(".data.rel.ro")
+            and match[2] != match[1]
+        ):
             yield re.sub(r"^\w+\.(?=[a-z])|\.\d+$", "", match[2])
 
 
@@ -209,7 +279,11 @@ def test_no_new_mutable_globals():
             continue
         found = True
         layer = match[2] or "kernels"
-        wrong.update(f"{layer}/{os.path.basename(path)}: {name}" for name in writable_symbols(path) if not re.fullmatch(WRITABLE[layer], name))
+        wrong.update(
+            f"{layer}/{os.path.basename(path)}: {name}"
+            for name in writable_symbols(path)
+            if not re.fullmatch(WRITABLE[layer], name)
+        )
     if not found:
         pytest.skip("no build folder beside the sources")
     assert not wrong, "writable symbols: " + ", ".join(sorted(wrong))

@@ -13,15 +13,22 @@ import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from mpgluon.gluon import nn, rnn
 
-SHELL = re.compile(r"(pip|python|make|git|nvcc|mxnet_suite\.py|MPGLUON_\w+=|PYTHONPATH=|tests/|\$ )")
+SHELL = re.compile(
+    r"(pip|python|make|git|nvcc|mxnet_suite\.py|MPGLUON_\w+=|PYTHONPATH=|tests/|\$ )"
+)
 
 
 def blocks(path):
     """The Python code of a document: fenced as such, or indented by four columns below a paragraph."""
     with open(os.path.join(ROOT, path)) as file:
         text = file.read()
-    found = [(m.start(), textwrap.dedent(m[2])) for m in re.finditer(r"^( *)```python\n(.*?)^\1```$", text, re.M | re.S)]
-    rest = re.sub(r"^( *)```.*?^\1```$", lambda m: re.sub(r"[^\n]", ".", m[0]), text, flags=re.M | re.S)
+    found = [
+        (m.start(), textwrap.dedent(m[2]))
+        for m in re.finditer(r"^( *)```python\n(.*?)^\1```$", text, re.M | re.S)
+    ]
+    rest = re.sub(
+        r"^( *)```.*?^\1```$", lambda m: re.sub(r"[^\n]", ".", m[0]), text, flags=re.M | re.S
+    )
     for m in re.finditer(r"(?<=\n\n)((?: {4}.*\n|\n(?= {4}))+)", rest):
         code = textwrap.dedent(m[1])
         if not SHELL.match(code):
@@ -39,7 +46,11 @@ def chain(*sizes):
 class Attention(gluon.HybridBlock):
     def __init__(self):
         super().__init__()
-        self.embed, self.qkv, self.out = nn.Embedding(11, 8), nn.Dense(24, in_units=8, flatten=False), nn.Dense(8, in_units=24, flatten=False)
+        self.embed, self.qkv, self.out = (
+            nn.Embedding(11, 8),
+            nn.Dense(24, in_units=8, flatten=False),
+            nn.Dense(8, in_units=24, flatten=False),
+        )
 
     def hybrid_forward(self, F, tokens):
         return self.out(self.qkv(self.embed(tokens)))
@@ -49,7 +60,21 @@ def names(net, **more):
     """What the documents take for granted."""
     x, y = nd.random.normal(shape=(16, 8)), nd.array(np.arange(16) % 4)
     loss = gluon.loss.SoftmaxCrossEntropyLoss()
-    return {"mx": mx, "gluon": gluon, "autograd": autograd, "nd": nd, "nn": nn, "rnn": rnn, "net": net, "loss": loss, "x": x, "y": y, "data": x, "labels": y, **more}
+    return {
+        "mx": mx,
+        "gluon": gluon,
+        "autograd": autograd,
+        "nd": nd,
+        "nn": nn,
+        "rnn": rnn,
+        "net": net,
+        "loss": loss,
+        "x": x,
+        "y": y,
+        "data": x,
+        "labels": y,
+        **more,
+    }
 
 
 def ready(net, **more):
@@ -67,7 +92,9 @@ def run(path, given, tmp_path, monkeypatch, capsys):
     """Runs the blocks of a document with what `given` has for each; the names that each leaves, and what was printed."""
     monkeypatch.chdir(tmp_path)
     found, results = blocks(path), []
-    assert len(found) == len(given), f"{path} has {len(found)} blocks of code, of which this test knows {len(given)}"
+    assert len(found) == len(given), (
+        f"{path} has {len(found)} blocks of code, of which this test knows {len(given)}"
+    )
     for number, (code, make) in enumerate(zip(found, given)):
         scope = make()
         capsys.readouterr()
@@ -86,14 +113,23 @@ def afterwards():
 @cpus_only
 def test_readme(tmp_path, monkeypatch, capsys):
     pytest.importorskip("matplotlib")
-    (model, _), (_, compiled), (pipelined, report) = run("README.md", [lambda: names(None), dict, staged], tmp_path, monkeypatch, capsys)
+    (model, _), (_, compiled), (pipelined, report) = run(
+        "README.md", [lambda: names(None), dict, staged], tmp_path, monkeypatch, capsys
+    )
     net = model["ModelParallelLM"](20, 6, mx.cpu(0), mx.cpu(1))
     for child, ctx in ((net.embed, 0), (net.lstm1, 0), (net.lstm2, 1), (net.decoder, 1)):
         child.initialize(ctx=mx.cpu(ctx))
     net.hybridize()
-    out, state1, state2 = net(nd.zeros((5, 3)), net.lstm1.begin_state(3, ctx=mx.cpu(0)), net.lstm2.begin_state(3, ctx=mx.cpu(1)))
+    out, state1, state2 = net(
+        nd.zeros((5, 3)),
+        net.lstm1.begin_state(3, ctx=mx.cpu(0)),
+        net.lstm2.begin_state(3, ctx=mx.cpu(1)),
+    )
     assert out.shape == (5, 3, 20) and out.context == mx.cpu(1) and state1[0].context == mx.cpu(0)
-    assert "HybridSequential for training: 3 operators, called 1 time" in compiled and "cpu(0)" in compiled
+    assert (
+        "HybridSequential for training: 3 operators, called 1 time" in compiled
+        and "cpu(0)" in compiled
+    )
     assert "2 stages, 8 micro-batches" in report and (tmp_path / "timeline.png").stat().st_size
     assert pipelined["losses"].shape == (16,)
 
@@ -109,12 +145,28 @@ def test_parallel(tmp_path, monkeypatch, capsys):
     def planned():
         return ready(chain(8, 16, 12, 4))
 
-    given = [meshed, lambda: ready(chain(8, 4), scaler=1024.0), staged, lambda: names(Attention()), planned]
+    given = [
+        meshed,
+        lambda: ready(chain(8, 4), scaler=1024.0),
+        staged,
+        lambda: names(Attention()),
+        planned,
+    ]
     results = run("docs/parallel.md", given, tmp_path, monkeypatch, capsys)
     (mesh, _), (saved, _), (pipelined, report), (split, _), (plan, printed) = results
-    assert len({param.list_ctx()[0] for param in mesh["net"].collect_params().values()}) == 4 and len(mesh["losses"]) == 2
-    assert saved["found"]["position"] == {"epoch": 3, "batch": 120} and saved["found"]["loss_scale"] == 1024.0
-    assert "micro-batches" in report and (tmp_path / "timeline.png").stat().st_size and pipelined["losses"].shape == (16,)
+    assert (
+        len({param.list_ctx()[0] for param in mesh["net"].collect_params().values()}) == 4
+        and len(mesh["losses"]) == 2
+    )
+    assert (
+        saved["found"]["position"] == {"epoch": 3, "batch": 120}
+        and saved["found"]["loss_scale"] == 1024.0
+    )
+    assert (
+        "micro-batches" in report
+        and (tmp_path / "timeline.png").stat().st_size
+        and pipelined["losses"].shape == (16,)
+    )
     kinds = [type(child).__name__ for child in split["net"]._children.values()]
     assert kinds == ["VocabParallelEmbedding", "ColumnParallelDense", "RowParallelDense"]
     assert "measured" in printed and "predicted" in printed

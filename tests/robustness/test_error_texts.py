@@ -45,17 +45,38 @@ def go_backward(F, x):
     return y
 
 
-@pytest.mark.parametrize("body, words", [
-    (second_device, ["broadcast_add: the inputs are on different devices: lhs on cpu(0), rhs on cpu(1)", "rhs.as_in_context(mx.cpu(0))"]),
-    (differentiate, ["autograd.grad cannot be called inside a hybridized block", "Call it outside"]),
-    (go_backward, ["backward cannot be called inside a hybridized block", "call the block without hybridize()"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "body, words",
+    [
+        (
+            second_device,
+            [
+                "broadcast_add: the inputs are on different devices: lhs on cpu(0), rhs on cpu(1)",
+                "rhs.as_in_context(mx.cpu(0))",
+            ],
+        ),
+        (
+            differentiate,
+            ["autograd.grad cannot be called inside a hybridized block", "Call it outside"],
+        ),
+        (
+            go_backward,
+            [
+                "backward cannot be called inside a hybridized block",
+                "call the block without hybridize()",
+            ],
+        ),
+    ],
+)
 def test_lines_of_outer_blocks(body, words):
     """The block that is called by the user is named once, with the line that failed in it."""
     net = Net(body)
     net.hybridize()
     text = text_of(MXNetError, lambda: net(nd.ones((2, 3))))
-    for word in [*words, f"{HERE}:{body.__code__.co_firstlineno + (2 if body is go_backward else 1)} in {body.__name__}"]:
+    for word in [
+        *words,
+        f"{HERE}:{body.__code__.co_firstlineno + (2 if body is go_backward else 1)} in {body.__name__}",
+    ]:
         assert word in text, text
     assert text.count("Net") == 1 and text.count(HERE) == 1, text
 
@@ -74,20 +95,44 @@ def test_arrays_that_outlive_their_trace():
         assert "Return it from the block to use it outside" in text_of(MXNetError, use)
 
 
-@pytest.mark.parametrize("call, words", [
-    (lambda net: net.hybridize(pipeline=3), ["pipeline must be an mx.parallel.Pipeline", "not 3"]),
-    (lambda net: net.hybridize(exact="no"), ["exact must be True or False", "'no'"]),
-    (lambda net: net.hybridize(recompute="64XB"), ["recompute must be True, False, a number of bytes", "64XB"]),
-    (lambda net: net.hybridize(backend="TensorRT"), ["no backend 'TensorRT'", "leave backend out"]),
-    (lambda net: net.optimize_for(nd.ones((2, 4)), backend="TensorRT"), ["no backend 'TensorRT'"]),
-    (lambda net: net.optimize_for(nd.ones((2, 4)), static_aloc=True), ["unknown option 'static_aloc'", "'static_alloc'"]),
-    (lambda net: net(mx.sym.var("x")).optimize_for("TensorRT"), ["no backend 'TensorRT'"]),
-    (lambda net: net(mx.sym.var("x")).get_backend_symbol("TensorRT"), ["no backend 'TensorRT'"]),
-    (lambda net: net(None), ["Dense", "must hold an NDArray"]),
-    (lambda net: net(np.ones((2, 4))), ["must be NDArrays (nd.array makes", "ndarray"]),
-    (lambda net: (net.hybridize(False), net(np.ones((2, 4)))), ["Dense", "must hold an NDArray", "ndarray", "nd.array(x)"]),
-    (lambda net: Net(lambda F, x: x)(None), ["Net", "no NDArray and no Symbol"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "call, words",
+    [
+        (
+            lambda net: net.hybridize(pipeline=3),
+            ["pipeline must be an mx.parallel.Pipeline", "not 3"],
+        ),
+        (lambda net: net.hybridize(exact="no"), ["exact must be True or False", "'no'"]),
+        (
+            lambda net: net.hybridize(recompute="64XB"),
+            ["recompute must be True, False, a number of bytes", "64XB"],
+        ),
+        (
+            lambda net: net.hybridize(backend="TensorRT"),
+            ["no backend 'TensorRT'", "leave backend out"],
+        ),
+        (
+            lambda net: net.optimize_for(nd.ones((2, 4)), backend="TensorRT"),
+            ["no backend 'TensorRT'"],
+        ),
+        (
+            lambda net: net.optimize_for(nd.ones((2, 4)), static_aloc=True),
+            ["unknown option 'static_aloc'", "'static_alloc'"],
+        ),
+        (lambda net: net(mx.sym.var("x")).optimize_for("TensorRT"), ["no backend 'TensorRT'"]),
+        (
+            lambda net: net(mx.sym.var("x")).get_backend_symbol("TensorRT"),
+            ["no backend 'TensorRT'"],
+        ),
+        (lambda net: net(None), ["Dense", "must hold an NDArray"]),
+        (lambda net: net(np.ones((2, 4))), ["must be NDArrays (nd.array makes", "ndarray"]),
+        (
+            lambda net: (net.hybridize(False), net(np.ones((2, 4)))),
+            ["Dense", "must hold an NDArray", "ndarray", "nd.array(x)"],
+        ),
+        (lambda net: Net(lambda F, x: x)(None), ["Net", "no NDArray and no Symbol"]),
+    ],
+)
 def test_options(call, words):
     net = nn.Dense(3)
     net.initialize()
@@ -104,7 +149,9 @@ class Sum(gluon.HybridBlock):
 
 def test_arrays_and_symbols_mixed():
     for args in ((nd.ones(2), mx.sym.var("x")), (mx.sym.var("x"), nd.ones(2))):
-        assert "NDArrays or Symbols, not some of either" in text_of(ValueError, lambda args=args: Sum()(*args))
+        assert "NDArrays or Symbols, not some of either" in text_of(
+            ValueError, lambda args=args: Sum()(*args)
+        )
 
 
 # --- Parameter files ---
@@ -128,13 +175,24 @@ def saved(tmp_path):
     return str(tmp_path / "a.params")
 
 
-@pytest.mark.parametrize("options, words", [
-    (dict(layers=3), ["'2.weight' is missing", "allow_missing=True"]),
-    (dict(layers=1), ["'1.weight'", "not present in the Block's ParameterDict",
-                      "ignore_extra=True"]),
-    (dict(hidden=5), ["'net_dense0_weight'", "'0.weight' of", "expected (5, 4) vs saved (3, 4)"]),
-    (dict(dtype="float64"), ["'0.weight' of", "expected float64 vs saved float32", "cast_dtype=True"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (dict(layers=3), ["'2.weight' is missing", "allow_missing=True"]),
+        (
+            dict(layers=1),
+            ["'1.weight'", "not present in the Block's ParameterDict", "ignore_extra=True"],
+        ),
+        (
+            dict(hidden=5),
+            ["'net_dense0_weight'", "'0.weight' of", "expected (5, 4) vs saved (3, 4)"],
+        ),
+        (
+            dict(dtype="float64"),
+            ["'0.weight' of", "expected float64 vs saved float32", "cast_dtype=True"],
+        ),
+    ],
+)
 def test_parameter_files_that_do_not_match(saved, options, words):
     net = network(**options)
     net.initialize(mx.init.One())
@@ -150,16 +208,26 @@ def test_parameter_files_that_do_not_match(saved, options, words):
 def test_parameter_files_by_full_names(saved):
     names = os.path.join(os.path.dirname(saved), "names.params")
     network().load_parameters(names)
-    assert f"'net_dense0_weight' of file '{names}'" in text_of(AssertionError, lambda: network(hidden=5).load_parameters(names))
+    assert f"'net_dense0_weight' of file '{names}'" in text_of(
+        AssertionError, lambda: network(hidden=5).load_parameters(names)
+    )
     other = nn.Dense(3, prefix="other_")
     text = text_of(AssertionError, lambda: other.load_parameters(names))
-    assert f"file '{names}' holds parameters by their full names" in text and "'other_weight'" in text and "same prefix" in text
+    assert (
+        f"file '{names}' holds parameters by their full names" in text
+        and "'other_weight'" in text
+        and "same prefix" in text
+    )
     other = nn.HybridSequential()
     other.add(nn.Dense(3))
     part = names.replace("names", "part")
     nd.save(part, {"weight": nd.ones((3, 4)), "bias": nd.ones((3,))})  # of a Dense alone
     text = text_of(AssertionError, lambda: other.load_parameters(part))
-    assert "another block ('weight', 'bias')" in text and "'0.weight', '0.bias' in files of save_parameters" in text and "like the one that was saved" in text
+    assert (
+        "another block ('weight', 'bias')" in text
+        and "'0.weight', '0.bias' in files of save_parameters" in text
+        and "like the one that was saved" in text
+    )
 
 
 def test_parameter_files_cut_off(saved, tmp_path):
@@ -188,23 +256,35 @@ def node(number, **changes):
     return change
 
 
-@pytest.mark.parametrize("change, words", [
-    (node(5, attrs={"num_args": "3", "dim": "0"}), ["joined: Concat has num_args=3, the file gives 2 inputs"]),
-    (node(5, attrs={"num_args": "1", "dim": "0"}), ["joined: Concat has num_args=1, the file gives 2 inputs"]),
-    (node(5, attrs={"num_args": "2000000000", "dim": "0"}), ["num_args=2000000000"]),
-    (node(3, inputs=[[5, 0, 0], [1, 0, 0], [2, 0, 0]]), ["node 3: an input refers to node 5"]),
-    (node(3, inputs=[[3, 0, 0], [1, 0, 0], [2, 0, 0]]), ["node 3: an input refers to node 3"]),
-    (node(3, inputs=[[0, 0, 0]]), ["fc: FullyConnected takes 3 inputs, the file gives 1"]),
-    (node(4, inputs=[[3, 7, 0]]), ["node 4: fc has no output 7"]),
-    (node(4, inputs=[[-1, 0, 0]]), ["node 4: an input refers to node -1"]),
-    (node(4, inputs=[[1.5, 0, 0]]), ["node 4: an input should be int, not float"]),
-    (node(3, op="Frobnicate"), ["fc: there is no op 'Frobnicate'"]),
-    (node(3, attrs={"num_hidden": "9" * 50}), ["fc: FullyConnected: parameter num_hidden takes an integer"]),
-    (node(3, attrs={"num_hidden": "-4"}), ["num_hidden = -4 is outside its range"]),
-    (lambda doc: doc.update(heads=[]), ["it has no heads"]),
-    (lambda doc: doc.update(heads=[[50, 0, 0]]), ["a head refers to node 50"]),
-    (lambda doc: doc.update(nodes={}), ["nodes should be list, not dict"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (
+            node(5, attrs={"num_args": "3", "dim": "0"}),
+            ["joined: Concat has num_args=3, the file gives 2 inputs"],
+        ),
+        (
+            node(5, attrs={"num_args": "1", "dim": "0"}),
+            ["joined: Concat has num_args=1, the file gives 2 inputs"],
+        ),
+        (node(5, attrs={"num_args": "2000000000", "dim": "0"}), ["num_args=2000000000"]),
+        (node(3, inputs=[[5, 0, 0], [1, 0, 0], [2, 0, 0]]), ["node 3: an input refers to node 5"]),
+        (node(3, inputs=[[3, 0, 0], [1, 0, 0], [2, 0, 0]]), ["node 3: an input refers to node 3"]),
+        (node(3, inputs=[[0, 0, 0]]), ["fc: FullyConnected takes 3 inputs, the file gives 1"]),
+        (node(4, inputs=[[3, 7, 0]]), ["node 4: fc has no output 7"]),
+        (node(4, inputs=[[-1, 0, 0]]), ["node 4: an input refers to node -1"]),
+        (node(4, inputs=[[1.5, 0, 0]]), ["node 4: an input should be int, not float"]),
+        (node(3, op="Frobnicate"), ["fc: there is no op 'Frobnicate'"]),
+        (
+            node(3, attrs={"num_hidden": "9" * 50}),
+            ["fc: FullyConnected: parameter num_hidden takes an integer"],
+        ),
+        (node(3, attrs={"num_hidden": "-4"}), ["num_hidden = -4 is outside its range"]),
+        (lambda doc: doc.update(heads=[]), ["it has no heads"]),
+        (lambda doc: doc.update(heads=[[50, 0, 0]]), ["a head refers to node 50"]),
+        (lambda doc: doc.update(nodes={}), ["nodes should be list, not dict"]),
+    ],
+)
 def test_symbol_files_that_are_wrong(change, words, tmp_path):
     changed = document()
     change(changed)
@@ -219,8 +299,14 @@ def test_symbol_files_that_are_wrong(change, words, tmp_path):
 
 def test_symbol_files_cut_off_or_hostile(tmp_path):
     content = json.dumps(document())
-    for wrong in (*(content[:size] for size in (0, 1, 10, len(content) // 2, len(content) - 1)), "[" * 100000, '{"nodes":' * 100000):
-        assert "this is no symbol in JSON" in text_of(MXNetError, lambda wrong=wrong: mx.sym.load_json(wrong))
+    for wrong in (
+        *(content[:size] for size in (0, 1, 10, len(content) // 2, len(content) - 1)),
+        "[" * 100000,
+        '{"nodes":' * 100000,
+    ):
+        assert "this is no symbol in JSON" in text_of(
+            MXNetError, lambda wrong=wrong: mx.sym.load_json(wrong)
+        )
     path = tmp_path / "bytes-symbol.json"
     path.write_bytes(b"\xff\xfe\x00")
     assert f"{path} is no text" in text_of(MXNetError, lambda: mx.sym.load(str(path)))
@@ -232,7 +318,9 @@ def test_rows_of_vectors_in_foreach():
     class Scan(gluon.HybridBlock):
         def hybrid_forward(self, F, x, s):
             assert x.shape == (3,)
-            return F.contrib.foreach(lambda a, states: (F.elemwise_mul(a, states[0]), [states[0] * 2]), x, [s])[0]
+            return F.contrib.foreach(
+                lambda a, states: (F.elemwise_mul(a, states[0]), [states[0] * 2]), x, [s]
+            )[0]
 
     x, s = nd.arange(3), nd.ones(1)
     want = [[0], [2], [8]]
@@ -245,7 +333,9 @@ def test_rows_of_vectors_in_foreach():
         net(x, s).backward()
     assert x.grad.asnumpy().tolist() == [1, 2, 4]
     out, states = mx.sym.contrib.foreach(
-        lambda a, states: (mx.sym.elemwise_mul(a, states[0]), [states[0] * 2]), mx.sym.var("x"), [mx.sym.var("s")]
+        lambda a, states: (mx.sym.elemwise_mul(a, states[0]), [states[0] * 2]),
+        mx.sym.var("x"),
+        [mx.sym.var("s")],
     )
     assert mx.sym.Group([out, *states]).infer_shape(x=(3,), s=(1,))[1] == [(3, 1), (1,)]
     assert np.array_equal(out.bind(mx.cpu(), {"x": x, "s": s}).forward()[0].asnumpy(), want)
@@ -276,27 +366,39 @@ def _dense(**options):
 # What MXNet 1.9.1 raises, which programs catch.
 KINDS = {
     "grad_req": (KeyError, lambda: nd.ones((2,)).attach_grad("foo")),
-    "grad_req of variables": (KeyError, lambda: autograd.mark_variables([nd.ones((2,))], [nd.ones((2,))], "foo")),
+    "grad_req of variables": (
+        KeyError,
+        lambda: autograd.mark_variables([nd.ones((2,))], [nd.ones((2,))], "foo"),
+    ),
     "grad_req of a parameter": (AssertionError, lambda: gluon.Parameter("a", grad_req="foo")),
     "context": (KeyError, lambda: mx.Context("foo")),
     "context with a number": (KeyError, lambda: mx.Context("foo", 0)),
     "seed": (ValueError, lambda: mx.random.seed("a")),
-    "options beside an optimizer": (AssertionError, lambda: gluon.Trainer(_dense().collect_params(), mx.optimizer.SGD(), {"learning_rate": 0.1})),
+    "options beside an optimizer": (
+        AssertionError,
+        lambda: gluon.Trainer(
+            _dense().collect_params(), mx.optimizer.SGD(), {"learning_rate": 0.1}
+        ),
+    ),
     "optimizer": (ValueError, lambda: mx.optimizer.create("foo")),
     "metric": (AssertionError, lambda: mx.metric.create("foo")),
     "initializer": (AssertionError, lambda: mx.init.create("foo")),
     "nothing to clip": (AssertionError, lambda: gluon.utils.clip_global_norm([], 1)),
     "nothing to join": (AssertionError, lambda: nd.concatenate([])),
-    "lengths of arrays": (AssertionError,
-                          lambda: gluon.data.ArrayDataset(nd.ones((3,)), nd.ones((2,)))),
+    "lengths of arrays": (
+        AssertionError,
+        lambda: gluon.data.ArrayDataset(nd.ones((3,)), nd.ones((2,))),
+    ),
     "head gradients": (AssertionError, _two_heads),
     "no variables": (AssertionError, lambda: autograd.grad(nd.ones((2,)), [])),
     "no gradient wanted": (MXNetError, _nothing_wants_a_gradient),
     "save a tuple": (ValueError, lambda: nd.save("no-such-file", (nd.ones((2,)),))),
     "save a number": (ValueError, lambda: nd.save("no-such-file", 3)),
     "save a list of numbers": (TypeError, lambda: nd.save("no-such-file", [3])),
-    "unknown argument of a symbol": (MXNetError,
-                                     lambda: (mx.sym.var("a") + 1).infer_shape(a=(2,), b=(3,))),
+    "unknown argument of a symbol": (
+        MXNetError,
+        lambda: (mx.sym.var("a") + 1).infer_shape(a=(2,), b=(3,)),
+    ),
     "several elements as a number": (TypeError, lambda: float(nd.ones((2,)))),
     "several elements as a truth value": (ValueError, lambda: bool(nd.ones((2,)))),
     "several elements as a scalar": (ValueError, lambda: nd.ones((2,)).asscalar()),
@@ -312,7 +414,9 @@ def test_kinds_of_exceptions_are_mxnets(case):
     with pytest.raises(kind) as caught:
         call()
     text = str(caught.value)
-    assert len(text) > 10 and not (text[0] == text[-1] and text[0] in "'\""), "a sentence, not a quoted key"
+    assert len(text) > 10 and not (text[0] == text[-1] and text[0] in "'\""), (
+        "a sentence, not a quoted key"
+    )
 
 
 # Names of other frameworks: the error says what there is here.
@@ -342,8 +446,12 @@ def test_foreign_names_are_not_offered():
     from mpgluon import _hints
 
     x, net = nd.ones((2,)), nn.Dense(2)
-    for thing, names in ((x, _hints.ARRAY), (net, _hints.BLOCK), (nn, _hints.LAYERS),
-                         (nd, _hints.FUNCTIONS)):
+    for thing, names in (
+        (x, _hints.ARRAY),
+        (net, _hints.BLOCK),
+        (nn, _hints.LAYERS),
+        (nd, _hints.FUNCTIONS),
+    ):
         for name in names:
             assert not hasattr(thing, name), f"{name} exists: no hint is needed"
             assert name not in dir(thing)
@@ -352,9 +460,15 @@ def test_foreign_names_are_not_offered():
 def test_foreign_names_leave_attributes_quick():
     """A class with __getattr__ is one whose attributes Python does not find by its shortcuts, nor
     those of objects that were asked for their __dict__."""
-    assert not hasattr(gluon.Block, "__getattr__") and not hasattr(gluon.Parameter, "__getattr__") and not hasattr(nd.NDArray, "__getattr__")
+    assert (
+        not hasattr(gluon.Block, "__getattr__")
+        and not hasattr(gluon.Parameter, "__getattr__")
+        and not hasattr(nd.NDArray, "__getattr__")
+    )
     net = nn.Dense(2)
-    assert "Block.parameters" not in text_of(AttributeError, lambda: gluon.Block.parameters) and "collect_params" in text_of(AttributeError, lambda: gluon.Block.parameters)
+    assert "Block.parameters" not in text_of(
+        AttributeError, lambda: gluon.Block.parameters
+    ) and "collect_params" in text_of(AttributeError, lambda: gluon.Block.parameters)
     net.parameters, net.fit = 3, "own"  # names of the user's own
     assert (net.parameters, net.fit) == (3, "own") and "parameters" in dir(net)
     with pytest.raises(AttributeError) as caught:
@@ -362,7 +476,11 @@ def test_foreign_names_leave_attributes_quick():
     assert caught.value.name == "modules" and caught.value.obj is net
 
 
-@pytest.mark.parametrize("module", [mx, nd, mx.sym, mx.gluon, nn, mx.parallel, mx.optimizer, mx.metric], ids=lambda module: module.__name__)
+@pytest.mark.parametrize(
+    "module",
+    [mx, nd, mx.sym, mx.gluon, nn, mx.parallel, mx.optimizer, mx.metric],
+    ids=lambda module: module.__name__,
+)
 def test_completion_offers_what_there_is(module):
     for name in dir(module):
         getattr(module, name)
@@ -380,7 +498,9 @@ def test_block_without_its_base():
             self.number = 2
 
     assert "NoSuper.__init__ has to call super().__init__()" in text_of(AttributeError, NoSuper)
-    assert "NoSuperNoLayer.__init__ has to call super().__init__()" in text_of(AttributeError, lambda: NoSuperNoLayer()(nd.ones((2,))))
+    assert "NoSuperNoLayer.__init__ has to call super().__init__()" in text_of(
+        AttributeError, lambda: NoSuperNoLayer()(nd.ones((2,)))
+    )
 
 
 def test_trainer_says_first_what_is_wrong_with_its_optimizer():
@@ -388,29 +508,40 @@ def test_trainer_says_first_what_is_wrong_with_its_optimizer():
     assert "did you mean 'adam'?" in text_of(ValueError, lambda: gluon.Trainer(net, "adamm"))
     text = text_of(TypeError, lambda: gluon.Trainer(net, "adam", {"learning_rat": 0.1}))
     assert "no option 'learning_rat'; did you mean 'learning_rate'?" in text and "beta1" in text
-    assert "optimizer 'sgd' has no option 'lr'; it takes" in text_of(TypeError, lambda: gluon.Trainer(net, "sgd", {"lr": 0.1}))
+    assert "optimizer 'sgd' has no option 'lr'; it takes" in text_of(
+        TypeError, lambda: gluon.Trainer(net, "sgd", {"lr": 0.1})
+    )
     assert "did you mean 'accuracy'?" in text_of(ValueError, lambda: mx.metric.create("acuracy"))
     net = _dense()
     assert gluon.Trainer(net, "sgd")._params == gluon.Trainer(net.collect_params(), "sgd")._params
 
 
 def test_data_of_another_dtype_than_the_network():
-    for layer, shape in ((nn.Dense(2, in_units=3), (1, 3)),
-                         (nn.Conv2D(2, 1, in_channels=3), (1, 3, 2, 2))):
+    for layer, shape in (
+        (nn.Dense(2, in_units=3), (1, 3)),
+        (nn.Conv2D(2, 1, in_channels=3), (1, 3, 2, 2)),
+    ):
         layer.initialize()
-        assert "convert the data with x.astype('float32'), or the network with net.cast('float64')" in text_of(MXNetError, lambda: layer(nd.ones(shape, dtype="float64")))
+        assert (
+            "convert the data with x.astype('float32'), or the network with net.cast('float64')"
+            in text_of(MXNetError, lambda: layer(nd.ones(shape, dtype="float64")))
+        )
 
 
 def test_labels_that_do_not_fit_their_loss():
     pred, loss = nd.ones((3, 4)), gluon.loss.SoftmaxCrossEntropyLoss()
-    assert "sparse_label=False" in text_of(ValueError,
-                                           lambda: loss(pred, nd.one_hot(nd.array([0, 1, 2]), 4)))
+    assert "sparse_label=False" in text_of(
+        ValueError, lambda: loss(pred, nd.one_hot(nd.array([0, 1, 2]), 4))
+    )
     assert loss(nd.ones((3, 1)), nd.zeros((3,))).shape == (3,)
 
 
 def test_labels_outside_of_the_classes_under_the_sync_engine():
     code = "import mpgluon as mx; mx.gluon.loss.SoftmaxCELoss()(mx.nd.ones((3, 4)), mx.nd.array([0, 4, -1]))"
-    assert "there are 4 classes, but labels lie between -1 and 4" in ended(code, MPGLUON_ENGINE="sync").stderr
+    assert (
+        "there are 4 classes, but labels lie between -1 and 4"
+        in ended(code, MPGLUON_ENGINE="sync").stderr
+    )
 
 
 def test_masks_as_indices_are_warned_of():
@@ -425,15 +556,20 @@ def test_masks_as_indices_are_warned_of():
 def test_files_of_other_formats(tmp_path):
     for suffix in ("npz", "safetensors"):
         (tmp_path / f"a.{suffix}").write_bytes(b"PK\x03\x04" + bytes(100))
-        assert f"for that format use" in text_of(MXNetError,
-                                                 lambda: nd.load(tmp_path / f"a.{suffix}"))
-    assert "safetensors.numpy.save_file" in text_of(MXNetError, lambda: _dense().save_parameters(str(tmp_path / "b.safetensors")))
+        assert f"for that format use" in text_of(
+            MXNetError, lambda: nd.load(tmp_path / f"a.{suffix}")
+        )
+    assert "safetensors.numpy.save_file" in text_of(
+        MXNetError, lambda: _dense().save_parameters(str(tmp_path / "b.safetensors"))
+    )
     assert "for that format" not in text_of(MXNetError, lambda: nd.load(tmp_path / "missing.npz"))
 
 
 @pytest.mark.parametrize("limit, kind", [(-5, ValueError), ("abc", TypeError), (1.5, TypeError)])
 def test_memory_limits_that_are_none(limit, kind):
-    assert "the limit is a number of bytes" in text_of(kind, lambda: mx.context.set_memory_limit(mx.cpu(0), limit))
+    assert "the limit is a number of bytes" in text_of(
+        kind, lambda: mx.context.set_memory_limit(mx.cpu(0), limit)
+    )
 
 
 def test_objects_that_say_what_they_are():
@@ -443,14 +579,22 @@ def test_objects_that_say_what_they_are():
     shown = {
         "Trainer(SGD(learning_rate=0.1, momentum=0.9, wd=0.0), parameters: 2, on cpu(0))": trainer,
         "Adam(learning_rate=0.001, wd=0.0)": mx.optimizer.Adam(),
-        "FactorScheduler(step=3, factor=0.5, base_lr=0.01)": mx.lr_scheduler.FactorScheduler(3, 0.5),
+        "FactorScheduler(step=3, factor=0.5, base_lr=0.01)": mx.lr_scheduler.FactorScheduler(
+            3, 0.5
+        ),
         "Accuracy('accuracy')": mx.metric.Accuracy(),
         "ArrayDataset(samples: 3)": data,
         "Transformed(samples: 3)": data.transform(lambda *sample: sample),
         "Selection(samples: 2)": data.take(2),
-        "DataLoader(ArrayDataset(samples: 3), batches: 2)": gluon.data.DataLoader(data, batch_size=2),
-        "NDArrayIter(data (3, 2), softmax_label (3,); batch_size=2)": mx.io.NDArrayIter(nd.ones((3, 2)), nd.ones((3,)), batch_size=2),
-        f"TrainStep(HybridSequential, L2Loss, {trainer!r}, {pipeline!r})": mx.parallel.TrainStep(nn.HybridSequential(), gluon.loss.L2Loss(), trainer, pipeline),
+        "DataLoader(ArrayDataset(samples: 3), batches: 2)": gluon.data.DataLoader(
+            data, batch_size=2
+        ),
+        "NDArrayIter(data (3, 2), softmax_label (3,); batch_size=2)": mx.io.NDArrayIter(
+            nd.ones((3, 2)), nd.ones((3,)), batch_size=2
+        ),
+        f"TrainStep(HybridSequential, L2Loss, {trainer!r}, {pipeline!r})": mx.parallel.TrainStep(
+            nn.HybridSequential(), gluon.loss.L2Loss(), trainer, pipeline
+        ),
     }
     for text, thing in shown.items():
         assert repr(thing) == text

@@ -24,7 +24,9 @@ def model(kind, options):
     return net, gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.01})
 
 
-@pytest.mark.parametrize("options", [None, {}, {"exact": True}], ids=["eager", "hybridized", "exact"])
+@pytest.mark.parametrize(
+    "options", [None, {}, {"exact": True}], ids=["eager", "hybridized", "exact"]
+)
 @pytest.mark.parametrize("kind", ["MLP", "Branches", "Recurrent"])
 def test_every_allocation_of_a_step_fails(kind, options, tmp_path):
     kind, x, path = networks.NETS[kind], networks.batch(), str(tmp_path / "net.params")
@@ -57,8 +59,9 @@ def export(session, folder):
     net.hybridize()
     net(session.x).asnumpy()
     net.export(f"{folder}/exported")
-    gluon.SymbolBlock.imports(f"{folder}/exported-symbol.json", ["data"],
-                              f"{folder}/exported-0000.params")
+    gluon.SymbolBlock.imports(
+        f"{folder}/exported-symbol.json", ["data"], f"{folder}/exported-0000.params"
+    )
 
 
 def sweep_all(way, folder, stride, counts):
@@ -92,8 +95,14 @@ def sweep_all(way, folder, stride, counts):
                     ctx.empty_cache()
                 work()
 
-            failures = sweep(one, stride=every, count=count, after=lambda check=check,
-                             wanted=wanted, name=name: check_same(check(), wanted, name))
+            failures = sweep(
+                one,
+                stride=every,
+                count=count,
+                after=lambda check=check, wanted=wanted, name=name: check_same(
+                    check(), wanted, name
+                ),
+            )
             assert failures > 0 or every > 1, name
 
 
@@ -121,10 +130,14 @@ def test_every_limit(options):
     devices = [mx.cpu(90), mx.cpu(91)]
 
     def attempt():
-        net = networks.Chain({name: devices[ctx.device_id] for name, ctx in place(networks.Chain, 2).items()})
+        net = networks.Chain(
+            {name: devices[ctx.device_id] for name, ctx in place(networks.Chain, 2).items()}
+        )
         if options is not None:
             net.hybridize(**options)
-        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01, "momentum": 0.9})
+        trainer = gluon.Trainer(
+            net.collect_params(), "sgd", {"learning_rate": 0.01, "momentum": 0.9}
+        )
         loss = networks.step(net, trainer, networks.batch().as_in_context(devices[0])).asscalar()
         nd.waitall()
         return loss
@@ -194,15 +207,32 @@ def test_values_asked_for_in_a_trace(name):
 def test_mistakes_with_layers_and_optimizers():
     layer = rnn.LSTM(4)
     layer.initialize()
-    with pytest.raises(ValueError, match=r"LSTM: the input must have 3 dimensions \(T, N, C\), but its shape is \(2, 3\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"LSTM: the input must have 3 dimensions \(T, N, C\), but its shape is \(2, 3\)",
+    ):
         layer(nd.ones((2, 3)))
     dense = nn.Dense(3, in_units=2)
     dense.initialize()
     with pytest.raises(TypeError, match="learning_rate must be a number, got str: 'fast'"):
         gluon.Trainer(dense.collect_params(), "sgd", {"learning_rate": "fast"})
-    with pytest.raises(mx.MXNetError, match="dilate has the element 4611686018427387904; it must be at least 1 and at most"):
-        nd.Convolution(nd.ones((1, 1, 3, 3)), nd.ones((1, 1, 3, 3)), no_bias=True, kernel=(3, 3), dilate=(2**62, 1), num_filter=1)
-    for shape, words in [((2**40, 2**40), "too large"), ((-2, 3), "negative"), ((2**50,), "out of memory")]:
+    with pytest.raises(
+        mx.MXNetError,
+        match="dilate has the element 4611686018427387904; it must be at least 1 and at most",
+    ):
+        nd.Convolution(
+            nd.ones((1, 1, 3, 3)),
+            nd.ones((1, 1, 3, 3)),
+            no_bias=True,
+            kernel=(3, 3),
+            dilate=(2**62, 1),
+            num_filter=1,
+        )
+    for shape, words in [
+        ((2**40, 2**40), "too large"),
+        ((-2, 3), "negative"),
+        ((2**50,), "out of memory"),
+    ]:
         with pytest.raises(mx.MXNetError, match=words):
             nd.zeros(shape)
     assert dense(nd.ones((1, 2))).shape == (1, 3)

@@ -106,8 +106,11 @@ def fuzz(tmp_path, **options):
     arguments = [f"--{key}={value}" for key, value in options.items()]
     log = tmp_path / "log"
     try:
-        output_of(f"from programs import op_fuzz; op_fuzz.main({[*arguments, '--log', str(log)]})",
-            MPGLUON_CPU_THREADS="1", timeout=600)
+        output_of(
+            f"from programs import op_fuzz; op_fuzz.main({[*arguments, '--log', str(log)]})",
+            MPGLUON_CPU_THREADS="1",
+            timeout=600,
+        )
     except AssertionError as error:
         raise AssertionError(f"{log.read_text().strip()}\n{str(error)[-4000:]}") from None
 

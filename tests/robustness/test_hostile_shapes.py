@@ -16,8 +16,16 @@ CHUNK = 48
 def test_other_shapes_are_errors(first):
     """In a process of its own, which says what it is at; memory errors that do not crash are left to the sanitizers."""
     names = OPS[first : first + CHUNK]
-    run = subprocess.run([sys.executable, __file__, *names], capture_output=True, text=True, timeout=280, env=environment())
-    assert run.returncode == 0, f"{(run.stdout.splitlines() or ['nothing'])[-1]}: exit status {run.returncode}\n{run.stderr[-2000:]}"
+    run = subprocess.run(
+        [sys.executable, __file__, *names],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        env=environment(),
+    )
+    assert run.returncode == 0, (
+        f"{(run.stdout.splitlines() or ['nothing'])[-1]}: exit status {run.returncode}\n{run.stderr[-2000:]}"
+    )
     assert run.stdout.splitlines()[-1] == f"done: {len(names)} ops"
 
 
@@ -45,18 +53,28 @@ def main(names):
         op = _core.get_op(name)
         for sample in samples[name][:4]:
             dtype = "float32"
-            arrays = [mx.nd.array(v, dtype=dtype if sample.made(i) else v.dtype) for i, v in enumerate(sample.arrays(dtype, 0))]
+            arrays = [
+                mx.nd.array(v, dtype=dtype if sample.made(i) else v.dtype)
+                for i, v in enumerate(sample.arrays(dtype, 0))
+            ]
             for i, array in enumerate(arrays):
                 values = array.asnumpy()
                 for shape in shapes_near(array.shape):
-                    other = np.resize(values, shape) if values.size else np.zeros(shape, values.dtype)
-                    print(f"{name} ({sample.name}), input {i}: {shape} instead of {array.shape}", flush=True)
+                    other = (
+                        np.resize(values, shape) if values.size else np.zeros(shape, values.dtype)
+                    )
+                    print(
+                        f"{name} ({sample.name}), input {i}: {shape} instead of {array.shape}",
+                        flush=True,
+                    )
                     changed = [*arrays[:i], mx.nd.array(other, dtype=array.dtype), *arrays[i + 1 :]]
                     for scope in (mx.autograd.train_mode, mx.autograd.predict_mode):
                         try:
                             with scope():
                                 results = op(*changed, **(sample.params or {}))
-                            for result in results if isinstance(results, (list, tuple)) else [results]:
+                            for result in (
+                                results if isinstance(results, (list, tuple)) else [results]
+                            ):
                                 result.asnumpy()
                         except (mx.base.MXNetError, ValueError, TypeError, IndexError, MemoryError):
                             pass

@@ -34,7 +34,11 @@ class Deferred(gluon.HybridBlock):
 
     def hybrid_forward(self, F, x):
         hidden = self.norm(self.first(x))
-        rows, _ = F.contrib.foreach(lambda row, state: (row + state, F.tanh(row)), hidden, [F.zeros_like(x[0, :1]).broadcast_to((6,))][0])
+        rows, _ = F.contrib.foreach(
+            lambda row, state: (row + state, F.tanh(row)),
+            hidden,
+            [F.zeros_like(x[0, :1]).broadcast_to((6,))][0],
+        )
         return self.last(F.relu(rows).as_in_context(mx.cpu(1)))
 
 
@@ -67,7 +71,11 @@ def everything(way, folder, places):
     def again(session):
         session.load(folder / "kept")
         mx.random.seed(9)
-        return session.step(), session.net.out.weight.data().asnumpy().tobytes(), session.net.norm.running_mean.data().asnumpy().tobytes()
+        return (
+            session.step(),
+            session.net.out.weight.data().asnumpy().tobytes(),
+            session.net.norm.running_mean.data().asnumpy().tobytes(),
+        )
 
     again(kept)
     expected = again(kept)
@@ -124,7 +132,11 @@ class Chain(gluon.nn.HybridSequential):
     def __init__(self):
         super().__init__(prefix="chain_")
         with self.name_scope():
-            self.add(nn.Dense(6, in_units=5, activation="relu"), nn.Dense(6, in_units=6), nn.Dense(2, in_units=6))
+            self.add(
+                nn.Dense(6, in_units=5, activation="relu"),
+                nn.Dense(6, in_units=6),
+                nn.Dense(2, in_units=6),
+            )
 
 
 def chain():
@@ -168,7 +180,12 @@ def checkpoints(folder, places):
     sweep(chain, load, check, places)
     load((net, trainer))
     mx.parallel.save(str(folder / "other"), net, trainer)
-    sweep(lambda: (load((net, trainer)), (net, trainer))[1], lambda thing: mx.parallel.save(str(folder / "other"), *thing), sweep_one, places)
+    sweep(
+        lambda: (load((net, trainer)), (net, trainer))[1],
+        lambda thing: mx.parallel.save(str(folder / "other"), *thing),
+        sweep_one,
+        places,
+    )
 
 
 def test_some_places_of_checkpoints(tmp_path):
@@ -181,7 +198,16 @@ def plans(places, trials):
 
     def plan(thing):
         devices = [mx.cpu(0), mx.cpu(1)]
-        mx.parallel.plan(thing[0], x, devices, labels=y, loss=gluon.loss.L2Loss(), micro_batches=2, repeats=1, trials=trials)
+        mx.parallel.plan(
+            thing[0],
+            x,
+            devices,
+            labels=y,
+            loss=gluon.loss.L2Loss(),
+            micro_batches=2,
+            repeats=1,
+            trials=trials,
+        )
 
     def check(thing):
         assert all(param.list_ctx() == [mx.cpu(0)] for param in thing[0].collect_params().values())
@@ -249,7 +275,9 @@ def whole(read, make, work, places, heal=lambda thing: None):
     def check(thing):
         heal(thing)
         for name, value in read(thing).items():
-            assert value in (before.get(name), after.get(name)), f"{name} is neither what it was nor what it is to be"
+            assert value in (before.get(name), after.get(name)), (
+                f"{name} is neither what it was nor what it is to be"
+            )
 
     sweep(make, work, check, places)
 
@@ -270,7 +298,9 @@ def in_training(optimizer, steps, contexts=None, **options):
         losses = []
         with autograd.record():
             for ctx in contexts or [mx.cpu()]:
-                losses.append((net(nd.array(np.random.RandomState(number).rand(4, 5), ctx=ctx)) ** 2).mean())
+                losses.append(
+                    (net(nd.array(np.random.RandomState(number).rand(4, 5), ctx=ctx)) ** 2).mean()
+                )
         autograd.backward(losses)
         if number < steps:
             trainer.step(1)
@@ -285,23 +315,52 @@ def by_parameter(thing):
         found[param.name] = copies = set()
         for ctx, array in param.arrays.items():
             count = every.get(ctx.device_id, {}).get(index, 0)
-            copies.add((bits(array), bits(trainer._updater(ctx).states.get(index)) if count else None, count))  # a state that was not used yet is none
+            copies.add(
+                (
+                    bits(array),
+                    bits(trainer._updater(ctx).states.get(index)) if count else None,
+                    count,
+                )
+            )  # a state that was not used yet is none
     found["waiting"] = trainer._waiting
     return found
 
 
 def steps_of(optimizer, places, steps=2):
-    whole(by_parameter, lambda: in_training(optimizer, steps), lambda thing: thing[1].step(1), places)
+    whole(
+        by_parameter, lambda: in_training(optimizer, steps), lambda thing: thing[1].step(1), places
+    )
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "sgd", "adadelta", "lamb", "nadam", "dcasgd", "lbsgd"])
+@pytest.mark.parametrize(
+    "optimizer", ["adam", "sgd", "adadelta", "lamb", "nadam", "dcasgd", "lbsgd"]
+)
 def test_an_interrupted_step_has_updated_a_parameter_or_not(optimizer):
     steps_of(optimizer, 8)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("steps", [0, 3])
-@pytest.mark.parametrize("optimizer", ["adam", "sgd", "nag", "adadelta", "adamax", "lamb", "lars", "nadam", "dcasgd", "lbsgd", "sgld", "ftml", "ftrl", "signum", "rmsprop"])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        "adam",
+        "sgd",
+        "nag",
+        "adadelta",
+        "adamax",
+        "lamb",
+        "lars",
+        "nadam",
+        "dcasgd",
+        "lbsgd",
+        "sgld",
+        "ftml",
+        "ftrl",
+        "signum",
+        "rmsprop",
+    ],
+)
 def test_many_places_of_steps(optimizer, steps):
     steps_of(optimizer, 60, steps)
 
@@ -321,7 +380,12 @@ def replicas(places, options, steps):
         for copies in list(by_parameter(thing).values())[:-1]:
             assert len({copy[0] for copy in copies}) == 1 and (options or len(copies) == 1)
 
-    sweep(lambda: in_training("adam", steps, contexts, **options), lambda thing: thing[1].step(1), check, places)
+    sweep(
+        lambda: in_training("adam", steps, contexts, **options),
+        lambda thing: thing[1].step(1),
+        check,
+        places,
+    )
 
 
 @pytest.mark.parametrize("options", [{}, {"shard_updates": True}], ids=["updated", "sharded"])
@@ -338,7 +402,12 @@ def test_accumulated_gradients():
             used = {param.name: bits(param.grad()) for param in thing[1]._params}
             return {"all": (*by_parameter(thing).items(), *used.items())}
 
-        whole(lambda thing: {name: str(value) for name, value in read(thing).items()}, lambda: in_training("adam", steps, accumulate=2), lambda thing: thing[1].step(1), 25)
+        whole(
+            lambda thing: {name: str(value) for name, value in read(thing).items()},
+            lambda: in_training("adam", steps, accumulate=2),
+            lambda thing: thing[1].step(1),
+            25,
+        )
 
 
 def parameters(net):
@@ -358,10 +427,15 @@ def parameters(net):
 SETTINGS = {
     "add": lambda net: net.collect_params().setattr("grad_req", "add"),
     "null": lambda net: net.collect_params().setattr("grad_req", "null"),
-    "write again": lambda net: (net.collect_params().setattr("grad_req", "null"), net.collect_params().setattr("grad_req", "write")),
+    "write again": lambda net: (
+        net.collect_params().setattr("grad_req", "null"),
+        net.collect_params().setattr("grad_req", "write"),
+    ),
     "cast": lambda net: net.cast("float64"),
     "reset_ctx": lambda net: net.reset_ctx(mx.cpu(1)),
-    "set_data": lambda net: [param.set_data(nd.ones(param.shape)) for param in net.collect_params().values()],
+    "set_data": lambda net: [
+        param.set_data(nd.ones(param.shape)) for param in net.collect_params().values()
+    ],
 }
 
 
@@ -429,22 +503,34 @@ def test_a_load_takes_all_or_nothing(tmp_path):
     other.save_parameters(str(tmp_path / "net"))
     full = str(tmp_path / "names")
     other.collect_params().save(full)
-    everything = lambda thing: {"all": tuple(bits(param.data()) for param in thing[0].collect_params().values())}  # noqa: E731
+    everything = lambda thing: {
+        "all": tuple(bits(param.data()) for param in thing[0].collect_params().values())
+    }  # noqa: E731
     whole(everything, chain, lambda thing: thing[0].load_parameters(str(tmp_path / "net")), 12)
     whole(everything, chain, lambda thing: thing[0].collect_params().load(full), 12)
     other = in_training("adam", 3)[1]
     other.save_states(str(tmp_path / "states"))
-    whole(lambda thing: {"all": str(states(thing[1]))}, lambda: in_training("adam", 1), lambda thing: thing[1].load_states(str(tmp_path / "states")), 15)
+    whole(
+        lambda thing: {"all": str(states(thing[1]))},
+        lambda: in_training("adam", 1),
+        lambda thing: thing[1].load_states(str(tmp_path / "states")),
+        15,
+    )
 
 
 def states(trainer):
     arrays = {}
-    return trainer._describe_states(arrays, {i: param.name for i, param in enumerate(trainer._params)}), {name: bits(array) for name, array in arrays.items()}
+    return trainer._describe_states(
+        arrays, {i: param.name for i, param in enumerate(trainer._params)}
+    ), {name: bits(array) for name, array in arrays.items()}
 
 
 def module_in_training(folder=None):
     data = mx.sym.var("data")
-    out = mx.sym.SoftmaxOutput(mx.sym.BatchNorm(mx.sym.FullyConnected(data, num_hidden=3, name="fc"), name="norm"), name="softmax")
+    out = mx.sym.SoftmaxOutput(
+        mx.sym.BatchNorm(mx.sym.FullyConnected(data, num_hidden=3, name="fc"), name="norm"),
+        name="softmax",
+    )
     module = mx.mod.Module(out, context=[mx.cpu(0), mx.cpu(1)])
     module.bind([("data", (4, 5))], [("softmax_label", (4,))])
     module.init_params(mx.init.Constant(0.5))
@@ -464,10 +550,22 @@ def of_executors(module):
 
 def test_modules_take_parameters_all_at_once(tmp_path):
     module = module_in_training()
-    arguments, auxiliary = ({name: array * 3 for name, array in part.items()} for part in module.get_params())
-    read = lambda module: {"all": (of_executors(module), [{name: bits(array) for name, array in part.items()} for part in module.get_params()])}  # noqa: E731
+    arguments, auxiliary = (
+        {name: array * 3 for name, array in part.items()} for part in module.get_params()
+    )
+    read = lambda module: {
+        "all": (
+            of_executors(module),
+            [{name: bits(array) for name, array in part.items()} for part in module.get_params()],
+        )
+    }  # noqa: E731
     whole(read, module_in_training, lambda module: module.set_params(arguments, auxiliary), 10)
-    whole(read, module_in_training, lambda module: module.set_params(arguments, auxiliary, allow_missing=True), 6)
+    whole(
+        read,
+        module_in_training,
+        lambda module: module.set_params(arguments, auxiliary, allow_missing=True),
+        6,
+    )
 
 
 def test_an_interrupted_update_of_a_module():
@@ -504,11 +602,16 @@ def test_files_are_what_they_were_or_new(tmp_path):
     path = str(tmp_path / "file")
     numbers = iter(range(10**6))
     ways = {
-        "nd.save": lambda: nd.save(path, {"a": nd.full((3,), next(numbers))}), "parameters": lambda: net.save_parameters(path),
-        "states": lambda: trainer.save_states(path), "symbol": lambda: module.symbol.save(path), "module": lambda: module.save_params(path),
-        "states of a module": lambda: module.save_optimizer_states(path), "states of a store": lambda: store.save_optimizer_states(path),
-        "a network": lambda: net.save(path), "a checkpoint": lambda: module.save_checkpoint(path, 1, True),
-    }  # fmt: skip
+        "nd.save": lambda: nd.save(path, {"a": nd.full((3,), next(numbers))}),
+        "parameters": lambda: net.save_parameters(path),
+        "states": lambda: trainer.save_states(path),
+        "symbol": lambda: module.symbol.save(path),
+        "module": lambda: module.save_params(path),
+        "states of a module": lambda: module.save_optimizer_states(path),
+        "states of a store": lambda: store.save_optimizer_states(path),
+        "a network": lambda: net.save(path),
+        "a checkpoint": lambda: module.save_checkpoint(path, 1, True),
+    }
     for name, save in ways.items():
         save()
         files = {entry: entry.read_bytes() for entry in tmp_path.iterdir()}
@@ -535,12 +638,24 @@ def test_stores():
         return store
 
     def read(store):
-        return {key: (bits(store._values[key]), bits(store._updater.states.get(key)), store._updater.optimizer._index_update_count.get(key)) for key in "abc"}
+        return {
+            key: (
+                bits(store._values[key]),
+                bits(store._updater.states.get(key)),
+                store._updater.optimizer._index_update_count.get(key),
+            )
+            for key in "abc"
+        }
 
     grads = [[nd.full((2,), 2), nd.full((2,), 3, ctx=mx.cpu(1))]] * 3
     whole(read, make, lambda store: store.push(list("abc"), grads), 20)
     out = [nd.zeros((2,)) for _ in range(3)]
-    sweep(make, lambda store: store.pull(list("abc"), out), lambda store: store.pull(list("abc"), out), 8)
+    sweep(
+        make,
+        lambda store: store.pull(list("abc"), out),
+        lambda store: store.pull(list("abc"), out),
+        8,
+    )
 
 
 def loaders(places, **options):
@@ -584,7 +699,9 @@ def test_prefetching():
         return [bits(batch.data[0]) for batch in batches]
 
     expected = epoch(None)
-    sweep(lambda: None, epoch, lambda _: epoch(None) == expected or pytest.fail("other batches"), 12)
+    sweep(
+        lambda: None, epoch, lambda _: epoch(None) == expected or pytest.fail("other batches"), 12
+    )
 
 
 def test_averages_of_a_pipeline_are_updated_together():
@@ -599,21 +716,38 @@ def test_averages_of_a_pipeline_are_updated_together():
         net = Twice()
         net.add(nn.BatchNorm(in_channels=4), nn.BatchNorm(in_channels=4))
         net.initialize()
-        step = mx.parallel.TrainStep(net, gluon.loss.L2Loss(), None, mx.parallel.Pipeline(2, statistics="batch"))
+        step = mx.parallel.TrainStep(
+            net, gluon.loss.L2Loss(), None, mx.parallel.Pipeline(2, statistics="batch")
+        )
         step(x, y)
         return net, step
 
-    read = lambda thing: {"all": tuple(bits(p.data()) for name, p in thing[0].collect_params().items() if "running" in name)}  # noqa: E731
+    read = lambda thing: {
+        "all": tuple(
+            bits(p.data()) for name, p in thing[0].collect_params().items() if "running" in name
+        )
+    }  # noqa: E731
     whole(read, make, lambda thing: thing[1](x, y), 30)
 
 
 def test_schedulers():
-    for make in (lambda: mx.lr_scheduler.FactorScheduler(2, 0.5, base_lr=1.0), lambda: mx.lr_scheduler.MultiFactorScheduler([2, 4, 6], 0.5, base_lr=1.0)):
-        sweep(make, lambda scheduler: scheduler(9), lambda scheduler, make=make: scheduler(9) == make()(9) or pytest.fail("another rate"), 30)
+    for make in (
+        lambda: mx.lr_scheduler.FactorScheduler(2, 0.5, base_lr=1.0),
+        lambda: mx.lr_scheduler.MultiFactorScheduler([2, 4, 6], 0.5, base_lr=1.0),
+    ):
+        sweep(
+            make,
+            lambda scheduler: scheduler(9),
+            lambda scheduler, make=make: scheduler(9) == make()(9) or pytest.fail("another rate"),
+            30,
+        )
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="there are no interval timers")
-@pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals arrive in the main thread")
+@pytest.mark.skipif(
+    threading.current_thread() is not threading.main_thread(),
+    reason="signals arrive in the main thread",
+)
 def test_signals():
     """An interval timer interrupts first calls, which are traced and compiled."""
     numbers, expected = random.Random(0), trained(deferred({}))

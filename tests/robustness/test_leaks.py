@@ -44,7 +44,11 @@ class Spanning(gluon.HybridBlock):
     def __init__(self):
         super().__init__()
         with self.name_scope():
-            self.first, self.norm, self.last = nn.Dense(8, in_units=8, activation="tanh"), nn.BatchNorm(in_channels=8), nn.Dense(8, in_units=8)
+            self.first, self.norm, self.last = (
+                nn.Dense(8, in_units=8, activation="tanh"),
+                nn.BatchNorm(in_channels=8),
+                nn.Dense(8, in_units=8),
+            )
         self.first.initialize(ctx=A)
         self.norm.initialize(ctx=B)
         self.last.initialize(ctx=B)
@@ -84,7 +88,9 @@ def refused(*kinds):
 @way
 def eager():
     x, y = data(), data()
-    return lambda: nd.concat((x + y) * 2 - x / 3, nd.dot(x, y, transpose_b=True).sum(axis=1, keepdims=True), dim=1).sum()
+    return lambda: nd.concat(
+        (x + y) * 2 - x / 3, nd.dot(x, y, transpose_b=True).sum(axis=1, keepdims=True), dim=1
+    ).sum()
 
 
 @way
@@ -178,18 +184,58 @@ def in_place():
 def exceptions():
     x, other, net = data(), data(ctx=B), dense()
     wrong = [
-        lambda: x + nd.ones((3, 3), ctx=A), lambda: x + other, lambda: x[99], lambda: x[1, 2, 3], lambda: x.reshape((7, 7)), lambda: nd.sum(x, nothing=1),
-        lambda: nd.array("a"), lambda: nd.sum(), lambda: nd.dot(x, x, x), lambda: nd.Activation(x, act_type="none"), lambda: net(nd.ones((2, 3), ctx=A)),
-        lambda: nd.take(x, nd.array([9], ctx=A), mode="raise").asnumpy(), lambda: nd.concat(x, x[0], dim=1), lambda: x.__setitem__((0, 99), 1),
-        lambda: x.__setitem__(slice(0, 2), np.ones((3, 5))), lambda: x.__setitem__([0, "a"], 1), lambda: nd.zeros((-2, 3)), lambda: nd.zeros(("a",)),
-        lambda: nd.zeros((2,), dtype="none"), lambda: x.astype("none"), lambda: bool(x), lambda: x.asscalar(), lambda: mx.Context("none"), lambda: x.backward(),
-        lambda: autograd.grad(x, x), lambda: nd.add_n(), lambda: nd.add_n(x, 1), lambda: nd.split(x, num_outputs=3), lambda: nd.sum(x, out=3),
-        lambda: nd.sum(x, out=x), lambda: nd.from_dlpack(3), lambda: np.from_dlpack(data().asnumpy()).tolist()[9], lambda: x.copyto(3),
-        lambda: nd.reshape(x, shape="abc"), lambda: nd.arange("a"), lambda: nd.random.uniform(0, "a", shape=(2,)), lambda: x ** "a", lambda: x < "a",
-        lambda: nd.load_frombuffer(b"abc"), lambda: mx.sym.var("a") + "b", lambda: mx.sym.load_json("{"), lambda: mx.nd.NDArray("a"),
-        lambda: nd.array([[1, 2], [3]]), lambda: x.as_in_context("none"), lambda: x.attach_grad("none"), lambda: nd.save("/none/there", [x, "a"]),
-        lambda: nd.save("/none/there", [x]), lambda: nd.load("/none/there"), lambda: mx.autograd.backward([x, 1]),
-        lambda: mx.parallel.all_reduce([x, nd.ones((2,), ctx=B)]), lambda: mx.parallel.all_reduce([x, "a"])]
+        lambda: x + nd.ones((3, 3), ctx=A),
+        lambda: x + other,
+        lambda: x[99],
+        lambda: x[1, 2, 3],
+        lambda: x.reshape((7, 7)),
+        lambda: nd.sum(x, nothing=1),
+        lambda: nd.array("a"),
+        lambda: nd.sum(),
+        lambda: nd.dot(x, x, x),
+        lambda: nd.Activation(x, act_type="none"),
+        lambda: net(nd.ones((2, 3), ctx=A)),
+        lambda: nd.take(x, nd.array([9], ctx=A), mode="raise").asnumpy(),
+        lambda: nd.concat(x, x[0], dim=1),
+        lambda: x.__setitem__((0, 99), 1),
+        lambda: x.__setitem__(slice(0, 2), np.ones((3, 5))),
+        lambda: x.__setitem__([0, "a"], 1),
+        lambda: nd.zeros((-2, 3)),
+        lambda: nd.zeros(("a",)),
+        lambda: nd.zeros((2,), dtype="none"),
+        lambda: x.astype("none"),
+        lambda: bool(x),
+        lambda: x.asscalar(),
+        lambda: mx.Context("none"),
+        lambda: x.backward(),
+        lambda: autograd.grad(x, x),
+        lambda: nd.add_n(),
+        lambda: nd.add_n(x, 1),
+        lambda: nd.split(x, num_outputs=3),
+        lambda: nd.sum(x, out=3),
+        lambda: nd.sum(x, out=x),
+        lambda: nd.from_dlpack(3),
+        lambda: np.from_dlpack(data().asnumpy()).tolist()[9],
+        lambda: x.copyto(3),
+        lambda: nd.reshape(x, shape="abc"),
+        lambda: nd.arange("a"),
+        lambda: nd.random.uniform(0, "a", shape=(2,)),
+        lambda: x ** "a",
+        lambda: x < "a",
+        lambda: nd.load_frombuffer(b"abc"),
+        lambda: mx.sym.var("a") + "b",
+        lambda: mx.sym.load_json("{"),
+        lambda: mx.nd.NDArray("a"),
+        lambda: nd.array([[1, 2], [3]]),
+        lambda: x.as_in_context("none"),
+        lambda: x.attach_grad("none"),
+        lambda: nd.save("/none/there", [x, "a"]),
+        lambda: nd.save("/none/there", [x]),
+        lambda: nd.load("/none/there"),
+        lambda: mx.autograd.backward([x, 1]),
+        lambda: mx.parallel.all_reduce([x, nd.ones((2,), ctx=B)]),
+        lambda: mx.parallel.all_reduce([x, "a"]),
+    ]
 
     def step():
         for mistake in wrong:
@@ -324,7 +370,10 @@ class Stages(gluon.HybridBlock):
     def __init__(self):
         super().__init__()
         with self.name_scope():
-            self.first, self.last = nn.Dense(8, in_units=8, activation="tanh"), nn.Dense(8, in_units=8)
+            self.first, self.last = (
+                nn.Dense(8, in_units=8, activation="tanh"),
+                nn.Dense(8, in_units=8),
+            )
         self.first.initialize(ctx=A)
         self.last.initialize(ctx=B)
 
@@ -335,8 +384,9 @@ class Stages(gluon.HybridBlock):
 @way
 def train_step():
     net = Stages()
-    one = TrainStep(net, gluon.loss.L2Loss(), gluon.Trainer(net.collect_params(), "adam"),
-                    Pipeline(2))
+    one = TrainStep(
+        net, gluon.loss.L2Loss(), gluon.Trainer(net.collect_params(), "adam"), Pipeline(2)
+    )
     x, y = data((8, 8)), data((8, 8), B)
     return lambda: one(x, y)
 
@@ -379,7 +429,10 @@ def trainer():
     net, x = Spanning(), data()
     net.hybridize()
     train(net, x)
-    trainers = [gluon.Trainer(net.collect_params(), name) for name in ("sgd", "adam", "rmsprop", "ftrl", "lamb")]
+    trainers = [
+        gluon.Trainer(net.collect_params(), name)
+        for name in ("sgd", "adam", "rmsprop", "ftrl", "lamb")
+    ]
 
     def step():
         for one in trainers:
@@ -420,10 +473,12 @@ def collectives():
 
 @way
 def data_loader():
-    pictures = gluon.data.ArrayDataset(np.arange(24.0, dtype="float32").reshape(12, 2),
-                                       nd.arange(12))
-    loader = gluon.data.DataLoader(pictures.transform_first(lambda x: x * 2), batch_size=5,
-                                   shuffle=True)
+    pictures = gluon.data.ArrayDataset(
+        np.arange(24.0, dtype="float32").reshape(12, 2), nd.arange(12)
+    )
+    loader = gluon.data.DataLoader(
+        pictures.transform_first(lambda x: x * 2), batch_size=5, shuffle=True
+    )
 
     def step():
         for _ in loader:
@@ -435,8 +490,12 @@ def data_loader():
 
 @way
 def data_loader_of_threads():
-    loader = gluon.data.DataLoader(gluon.data.ArrayDataset(np.ones((6, 2), dtype="float32")),
-                                   batch_size=2, num_workers=1, thread_pool=True)
+    loader = gluon.data.DataLoader(
+        gluon.data.ArrayDataset(np.ones((6, 2), dtype="float32")),
+        batch_size=2,
+        num_workers=1,
+        thread_pool=True,
+    )
     return lambda: [batch.asnumpy() for batch in loader]
 
 
@@ -483,7 +542,13 @@ def shapes_that_never_repeat():
     whose library keeps what it made for many shapes."""
     net = nn.HybridLambda(lambda F, x: (F.sin(x) * 2 + F.relu(x)).as_in_context(B).as_in_context(A))
     net.hybridize()
-    shapes = itertools.cycle([shape for shape in itertools.product((1, 2, 3, 4, 6, 12, 24), repeat=6) if np.prod(shape) == 576])
+    shapes = itertools.cycle(
+        [
+            shape
+            for shape in itertools.product((1, 2, 3, 4, 6, 12, 24), repeat=6)
+            if np.prod(shape) == 576
+        ]
+    )
 
     def step():
         x = nd.ones(next(shapes), ctx=A)
@@ -551,7 +616,12 @@ def control_flow():
     class Loops(gluon.HybridBlock):
         def hybrid_forward(self, F, x):
             out, last = F.contrib.foreach(lambda a, s: (a * s, s + a), x, x[0])
-            _, (count, total) = F.contrib.while_loop(lambda i, v: i < 3, lambda i, v: (v, [i + 1, v * 2]), [F.zeros((1,), ctx=A), last], max_iterations=4)
+            _, (count, total) = F.contrib.while_loop(
+                lambda i, v: i < 3,
+                lambda i, v: (v, [i + 1, v * 2]),
+                [F.zeros((1,), ctx=A), last],
+                max_iterations=4,
+            )
             return F.contrib.cond(F.sum(total) > 0, lambda: total * out[0], lambda: total)
 
     net = Loops()
@@ -628,8 +698,9 @@ def executors():
 
 @way
 def modules():
-    out = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name="fc"),
-                               name="softmax")
+    out = mx.sym.SoftmaxOutput(
+        mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name="fc"), name="softmax"
+    )
     net = mx.mod.Module(out, context=A)
     batches = mx.io.NDArrayIter(np.ones((8, 4), dtype="float32"), np.zeros(8, dtype="float32"), 4)
     net.bind(batches.provide_data, batches.provide_label)
@@ -685,7 +756,9 @@ def run(name, most, seconds):
     """Runs a way as often as the seconds allow: (steps, leaks, bytes by which the process grew in
     the later three quarters)."""
     step, steps, begin = WAYS[name](), 0, time.process_time()
-    while steps < most // 4 and (time.process_time() - begin < seconds / 4 or steps < STEPS.get(name, 4)):
+    while steps < most // 4 and (
+        time.process_time() - begin < seconds / 4 or steps < STEPS.get(name, 4)
+    ):
         step()
         steps += 1
     size = resident()
@@ -707,4 +780,7 @@ if __name__ == "__main__":
     options = parser.parse_args()
     for name in options.ways or WAYS:
         steps, found, grown = run(name, options.steps, options.seconds)
-        print(f"{name:32} {steps:7} steps, {grown / 1024:7.0f} KiB more, {f'leaks {found}' if found else 'nothing left'}", flush=True)
+        print(
+            f"{name:32} {steps:7} steps, {grown / 1024:7.0f} KiB more, {f'leaks {found}' if found else 'nothing left'}",
+            flush=True,
+        )

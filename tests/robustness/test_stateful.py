@@ -15,10 +15,22 @@ PROGRAM = os.path.join(TESTS, "programs", "stateful.py")
 
 def hunt(engine, minutes, *arguments):
     done = subprocess.run(
-        [sys.executable, PROGRAM, "--engine", engine, "--minutes", str(minutes),
-         "--most", "1", "--shrink-seconds", "20", *arguments],
-        capture_output=True, text=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            PROGRAM,
+            "--engine",
+            engine,
+            "--minutes",
+            str(minutes),
+            "--most",
+            "1",
+            "--shrink-seconds",
+            "20",
+            *arguments,
+        ],
+        capture_output=True,
+        text=True,
+    )
     print(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -14,7 +14,9 @@ def view(array, place, counts, width):
     return np.lib.stride_tricks.as_strided(flat, (*counts, width), strides)
 
 
-def attention(query, key, value, mask=None, *, sizes, result_at, shape, scale=1.0, causal=False, **params):
+def attention(
+    query, key, value, mask=None, *, sizes, result_at, shape, scale=1.0, causal=False, **params
+):
     batch, heads, rows, keys, width, value_width = sizes
     q = view(query, params["query_at"], (batch, heads, rows), width)
     k = view(key, params["key_at"], (batch, heads, keys), width)
@@ -22,7 +24,9 @@ def attention(query, key, value, mask=None, *, sizes, result_at, shape, scale=1.
     scores = q @ np.swapaxes(k, -1, -2) * scale
     if mask is not None:
         strides = [d * mask.itemsize for d in params["mask_at"]]
-        scores = scores + np.lib.stride_tricks.as_strided(np.ascontiguousarray(mask), scores.shape, strides)
+        scores = scores + np.lib.stride_tricks.as_strided(
+            np.ascontiguousarray(mask), scores.shape, strides
+        )
     if causal:
         scores = np.where(np.tril(np.ones((rows, keys), bool)), scores, -np.inf)
     top = scores.max(-1, keepdims=True)
@@ -44,7 +48,10 @@ def in_place(batch, heads, rows, width):
 
 
 def plain(batch, heads, rows, keys, width, value_width, lay=by_head, **more):
-    shapes = {by_head: lambda n, w: (batch * heads, n, w), in_place: lambda n, w: (batch, n, heads * w)}[lay]
+    shapes = {
+        by_head: lambda n, w: (batch * heads, n, w),
+        in_place: lambda n, w: (batch, n, heads * w),
+    }[lay]
     params = {
         "sizes": (batch, heads, rows, keys, width, value_width),
         "query_at": lay(batch, heads, rows, width),
@@ -77,17 +84,37 @@ def packed(batch, heads, rows, width, **more):
         **more,
     }
     data = np.random.RandomState(3).uniform(-1, 1, (batch, rows, step)).astype(np.float32)
-    return Sample([data] * 3, params, reference=attention, grad=False, dtypes=("float32", "float16"), name="parts of one array")
+    return Sample(
+        [data] * 3,
+        params,
+        reference=attention,
+        grad=False,
+        dtypes=("float32", "float16"),
+        name="parts of one array",
+    )
 
 
 def backward(**more):
     inputs, params = plain(2, 3, 7, 7, 5, 5, **more)
-    return Sample([inputs[0], *inputs, (6, 7, 5), (2, 3, 2, 7)], params, grad=False, dtypes=("float32", "float64"), name="backward")  # sums of halves are float32
+    return Sample(
+        [inputs[0], *inputs, (6, 7, 5), (2, 3, 2, 7)],
+        params,
+        grad=False,
+        dtypes=("float32", "float64"),
+        name="backward",
+    )  # sums of halves are float32
 
 
 def with_mask(distances, shape, name):
     inputs, params = plain(2, 2, 49, 97, 33, 4, scale=0.3)
-    return Sample([*inputs, shape], {**params, "mask_at": distances}, reference=attention, grad=(0, 1, 2), dtypes=ALL, name=name)
+    return Sample(
+        [*inputs, shape],
+        {**params, "mask_at": distances},
+        reference=attention,
+        grad=(0, 1, 2),
+        dtypes=ALL,
+        name=name,
+    )
 
 
 SAMPLES = {
@@ -102,7 +129,9 @@ SAMPLES = {
     ],
     "_dropout_attention": [
         sample(2, 2, 5, 6, 4, 4, name="none dropped"),
-        sample(2, 2, 50, 50, 4, 4, name="half dropped", reference=None, p=0.5, scale=0.5, causal=True),
+        sample(
+            2, 2, 50, 50, 4, 4, name="half dropped", reference=None, p=0.5, scale=0.5, causal=True
+        ),
     ],
     "_backward_attention": [backward(scale=0.5)],
 }

@@ -52,7 +52,7 @@ class Sample:
             if isinstance(spec, np.ndarray):
                 result.append(spec)
                 continue
-            low, high = (self.ranges[i] if self.ranges and self.ranges[i] else (-1.0, 1.0))
+            low, high = self.ranges[i] if self.ranges and self.ranges[i] else (-1.0, 1.0)
             values = random.uniform(low, high, size=spec)
             result.append(values.astype(np.float32 if dtype == "bfloat16" else dtype))
         return result

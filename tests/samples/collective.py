@@ -6,7 +6,13 @@ from samples.base import Sample
 
 
 def _sample(kind, reference, shape=(4, 3), count=1, **more):
-    return Sample([shape] * count, {"kind": kind}, lambda *arrays, kind: reference(*arrays), name=f"{kind}-{more.pop('name', 'plain')}", **more)
+    return Sample(
+        [shape] * count,
+        {"kind": kind},
+        lambda *arrays, kind: reference(*arrays),
+        name=f"{kind}-{more.pop('name', 'plain')}",
+        **more,
+    )
 
 
 SAMPLES = {

@@ -53,9 +53,18 @@ _BINARY = [
 ]
 _SAME = {"add": "elemwise_add", "sub": "elemwise_sub", "mul": "elemwise_mul", "div": "elemwise_div"}
 _SHAPES = [
-    ((2, 3), (2, 3)), ((4, 3, 5), (1, 3, 1)), ((3, 1), (1, 4)), ((5,), (2, 5)), ((2, 1, 3), (4, 1)), ((0, 3), (1, 3)), ((2, 3), (1,)),
-    ((2, 700), (2, 1)), ((600,), (1,)), ((1, 1), (1, 1)), ((1,), (2, 3, 4)),
-]  # fmt: skip
+    ((2, 3), (2, 3)),
+    ((4, 3, 5), (1, 3, 1)),
+    ((3, 1), (1, 4)),
+    ((5,), (2, 5)),
+    ((2, 1, 3), (4, 1)),
+    ((0, 3), (1, 3)),
+    ((2, 3), (1,)),
+    ((2, 700), (2, 1)),
+    ((600,), (1,)),
+    ((1, 1), (1, 1)),
+    ((1,), (2, 3, 4)),
+]
 _A = np.array([-7, 7, -8, 0, 5, 3, 1, -2], dtype="int32")
 _B = np.array([2, -2, 3, 5, 2, 3, -1, 4], dtype="int32")
 
@@ -66,28 +75,88 @@ def _binary_samples():
         same = _SAME.get(name, "_" + name)
         reference = _safe(function)
         table[same] = [
-            Sample([(3, 4), (3, 4)], reference=reference, grad=grad, grad2=grad2, ranges=ranges, name="same"),
+            Sample(
+                [(3, 4), (3, 4)],
+                reference=reference,
+                grad=grad,
+                grad2=grad2,
+                ranges=ranges,
+                name="same",
+            ),
             Sample([(0, 2), (0, 2)], reference=reference, grad=False, ranges=ranges, name="empty"),
-            Sample([(2, 601), (2, 601)], reference=reference, grad=False, ranges=ranges, dtypes=("float32", "float16"), name="blocks"),
+            Sample(
+                [(2, 601), (2, 601)],
+                reference=reference,
+                grad=False,
+                ranges=ranges,
+                dtypes=("float32", "float16"),
+                name="blocks",
+            ),
         ]
         table["broadcast_" + name] = [
-            Sample([a, b], reference=reference, grad=grad, grad2=grad2 and i in (1, 2), ranges=ranges, name=f"shapes{i}", rtol=1e-4 if name == "power" else None)
+            Sample(
+                [a, b],
+                reference=reference,
+                grad=grad,
+                grad2=grad2 and i in (1, 2),
+                ranges=ranges,
+                name=f"shapes{i}",
+                rtol=1e-4 if name == "power" else None,
+            )
             for i, (a, b) in enumerate(_SHAPES)
         ]
         if name not in ("div", "power", "hypot"):
-            table["broadcast_" + name].append(Sample([_A, _B], reference=reference, grad=False, dtypes=("int32",), name="integers"))
+            table["broadcast_" + name].append(
+                Sample(
+                    [_A, _B], reference=reference, grad=False, dtypes=("int32",), name="integers"
+                )
+            )
             wide = _A.astype("int64").reshape(8, 1)
-            table["broadcast_" + name].append(Sample([wide, _B.astype("int64")], reference=reference, grad=False, dtypes=("int64",), name="int64"))
+            table["broadcast_" + name].append(
+                Sample(
+                    [wide, _B.astype("int64")],
+                    reference=reference,
+                    grad=False,
+                    dtypes=("int64",),
+                    name="int64",
+                )
+            )
             if name not in ("mod", "sub"):
                 small = np.array([1, 2, 3], dtype="uint8")
-                table["broadcast_" + name].append(Sample([small, small[::-1].copy()], reference=reference, grad=False, dtypes=("uint8",), name="uint8"))
+                table["broadcast_" + name].append(
+                    Sample(
+                        [small, small[::-1].copy()],
+                        reference=reference,
+                        grad=False,
+                        dtypes=("uint8",),
+                        name="uint8",
+                    )
+                )
     quotient = lambda a, b: np.trunc(a / b)  # noqa: E731
-    table["broadcast_div"].append(Sample([_A, _B], reference=quotient, grad=False, dtypes=("int32",), name="integers"))
     table["broadcast_div"].append(
-        Sample([_A, np.zeros(8, "int32")], reference=lambda a, b: 0 * a, grad=False, dtypes=("int32",), name="by-zero")
+        Sample([_A, _B], reference=quotient, grad=False, dtypes=("int32",), name="integers")
     )
-    table["broadcast_mod"].append(Sample([_A, np.zeros(8, "int32")], reference=lambda a, b: 0 * a, grad=False, dtypes=("int32",), name="by-zero"))
-    table["broadcast_power"].append(Sample([_A, np.abs(_B)], reference=np.power, grad=False, dtypes=("int32",), name="integers"))
+    table["broadcast_div"].append(
+        Sample(
+            [_A, np.zeros(8, "int32")],
+            reference=lambda a, b: 0 * a,
+            grad=False,
+            dtypes=("int32",),
+            name="by-zero",
+        )
+    )
+    table["broadcast_mod"].append(
+        Sample(
+            [_A, np.zeros(8, "int32")],
+            reference=lambda a, b: 0 * a,
+            grad=False,
+            dtypes=("int32",),
+            name="by-zero",
+        )
+    )
+    table["broadcast_power"].append(
+        Sample([_A, np.abs(_B)], reference=np.power, grad=False, dtypes=("int32",), name="integers")
+    )
     table["_grad_add"] = [Sample([(3, 2), (3, 2)], reference=np.add, grad2=True)]
     for name, function in (
         ("relu", lambda g, y: np.where(y > 0, g, 0)),
@@ -95,7 +164,13 @@ def _binary_samples():
         ("tanh", lambda g, y: g * (1 - y * y)),
     ):
         table["_backward_" + name] = [
-            Sample([(3, 5), (3, 5)], reference=function, grad=[0] if name == "relu" else True, grad2=True, rtol=1e-4)
+            Sample(
+                [(3, 5), (3, 5)],
+                reference=function,
+                grad=[0] if name == "relu" else True,
+                grad2=True,
+                rtol=1e-4,
+            )
         ]
     return table
 
@@ -114,7 +189,13 @@ _UNARY = [
     ("floor", np.floor, (-5, 5), False, False),
     ("trunc", np.trunc, (-5, 5), False, False),
     ("fix", np.fix, (-5, 5), False, False),
-    ("_contrib_round_ste", lambda x: np.copysign(np.floor(np.abs(x) + 0.5), x), (-5, 5), False, False),
+    (
+        "_contrib_round_ste",
+        lambda x: np.copysign(np.floor(np.abs(x) + 0.5), x),
+        (-5, 5),
+        False,
+        False,
+    ),
     ("_contrib_sign_ste", np.sign, None, False, False),
     ("square", np.square, None, True, True),
     ("sqrt", np.sqrt, (0.1, 4), True, True),
@@ -161,9 +242,16 @@ _UNARY = [
 ]
 _WHOLE = np.array([[-3, 0, 2], [5, -1, 4]], dtype="int32")
 _INTEGER = {
-    "abs": np.abs, "sign": np.sign, "negative": np.negative, "square": np.square, "relu": lambda x: np.maximum(x, 0), "floor": np.floor,
-    "round": lambda x: x, "logical_not": np.logical_not, "_copy": lambda x: x,
-}  # fmt: skip
+    "abs": np.abs,
+    "sign": np.sign,
+    "negative": np.negative,
+    "square": np.square,
+    "relu": lambda x: np.maximum(x, 0),
+    "floor": np.floor,
+    "round": lambda x: x,
+    "logical_not": np.logical_not,
+    "_copy": lambda x: x,
+}
 _SPECIAL = np.array([np.nan, np.inf, -np.inf, 0.0, 1.5, -2.0], dtype="float32")
 
 
@@ -175,32 +263,80 @@ def _unary_samples():
         table[name] = [
             Sample([(3, 5)], reference=reference, grad=grad, grad2=grad2, ranges=ranges),
             Sample([(0, 4)], reference=reference, grad=False, ranges=ranges, name="empty"),
-            Sample([(1, 1203)], reference=reference, grad=False, ranges=ranges, dtypes=("float32", "float16"), name="blocks"),
+            Sample(
+                [(1, 1203)],
+                reference=reference,
+                grad=False,
+                ranges=ranges,
+                dtypes=("float32", "float16"),
+                name="blocks",
+            ),
         ]
         if name in _INTEGER:
-            table[name].append(Sample([_WHOLE], reference=_safe(_INTEGER[name]), grad=False, dtypes=("int32",), name="integers"))
+            table[name].append(
+                Sample(
+                    [_WHOLE],
+                    reference=_safe(_INTEGER[name]),
+                    grad=False,
+                    dtypes=("int32",),
+                    name="integers",
+                )
+            )
         if name.startswith("_contrib_is"):
             table[name].append(Sample([_SPECIAL], reference=reference, grad=False, name="special"))
     table["erfinv"].append(
-        Sample([_erf(np.array([-2.0, -0.5, 0.1, 1.7]))], reference=lambda x: np.array([-2.0, -0.5, 0.1, 1.7]), grad=False, dtypes=("float64",), rtol=1e-8, name="inverse")
+        Sample(
+            [_erf(np.array([-2.0, -0.5, 0.1, 1.7]))],
+            reference=lambda x: np.array([-2.0, -0.5, 0.1, 1.7]),
+            grad=False,
+            dtypes=("float64",),
+            rtol=1e-8,
+            name="inverse",
+        )
     )
     table["_digamma"].append(
-        Sample([np.array([1.0, 0.5, -0.5, 10.0])], grad=False, dtypes=("float64",), name="known",
-               reference=lambda x: np.array([-0.5772156649015329, -1.9635100260214235, 0.03648997397857652, 2.2517525890667211]))
-    )  # fmt: skip
+        Sample(
+            [np.array([1.0, 0.5, -0.5, 10.0])],
+            grad=False,
+            dtypes=("float64",),
+            name="known",
+            reference=lambda x: np.array(
+                [-0.5772156649015329, -1.9635100260214235, 0.03648997397857652, 2.2517525890667211]
+            ),
+        )
+    )
     table["_trigamma"].append(
-        Sample([np.array([1.0, 0.5, 10.0])], grad=False, dtypes=("float64",), name="known",
-               reference=lambda x: np.array([np.pi**2 / 6, np.pi**2 / 2, 0.10516633568168575]))
-    )  # fmt: skip
+        Sample(
+            [np.array([1.0, 0.5, 10.0])],
+            grad=False,
+            dtypes=("float64",),
+            name="known",
+            reference=lambda x: np.array([np.pi**2 / 6, np.pi**2 / 2, 0.10516633568168575]),
+        )
+    )
     large = np.array([1e5, -3e4, 20000.5, np.pi * 1000], dtype="float32")
     for name in ("sin", "cos"):
-        table[name].append(Sample([large], reference=_safe(getattr(np, name)), grad=False, dtypes=("float32",), name="large"))
+        table[name].append(
+            Sample(
+                [large],
+                reference=_safe(getattr(np, name)),
+                grad=False,
+                dtypes=("float32",),
+                name="large",
+            )
+        )
     halves = np.array([-2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 0.49999997], dtype="float32")
     for name in ("round", "rint"):
         table[name].append(
-            Sample([halves], grad=False, name="halves",
-                   reference=lambda x, n=name: np.array([-3, -2, -1, 1, 2, 3, 0] if n == "round" else [-3, -2, -1, 0, 1, 2, 0]))
-        )  # fmt: skip
+            Sample(
+                [halves],
+                grad=False,
+                name="halves",
+                reference=lambda x, n=name: np.array(
+                    [-3, -2, -1, 1, 2, 3, 0] if n == "round" else [-3, -2, -1, 0, 1, 2, 0]
+                ),
+            )
+        )
     return table
 
 
@@ -210,14 +346,22 @@ def _leaky(x, gamma=None, act_type="leaky", slope=0.25, **params):
         "elu": lambda: slope * np.expm1(np.minimum(x, 0)),
         "selu": lambda: 1.6732632423543772 * np.expm1(np.minimum(x, 0)),
         "prelu": lambda: x * (gamma.reshape((-1,) + (1,) * (x.ndim - 2)) if x.ndim > 1 else gamma),
-        "rrelu": lambda: x * (params.get("lower_bound", 0.125) + params.get("upper_bound", 0.334)) / 2,
+        "rrelu": lambda: (
+            x * (params.get("lower_bound", 0.125) + params.get("upper_bound", 0.334)) / 2
+        ),
     }
     if act_type == "gelu":
         return 0.5 * x * (1 + _erf(x / math.sqrt(2)))
     return np.where(x > 0, x, below[act_type]()) * (1.0507009873554805 if act_type == "selu" else 1)
 
 
-_ACTIVATIONS = {"relu": lambda x: np.maximum(x, 0), "sigmoid": _sigmoid, "tanh": np.tanh, "softrelu": _softrelu, "softsign": lambda x: x / (1 + np.abs(x))}
+_ACTIVATIONS = {
+    "relu": lambda x: np.maximum(x, 0),
+    "sigmoid": _sigmoid,
+    "tanh": np.tanh,
+    "softrelu": _softrelu,
+    "softsign": lambda x: x / (1 + np.abs(x)),
+}
 
 SAMPLES = {
     **_binary_samples(),
@@ -225,38 +369,103 @@ SAMPLES = {
     "add_n": [
         Sample([(2, 3)] * 4, reference=lambda *a, **p: sum(a), grad2=True),
         Sample([(700,)], reference=lambda a, **p: a),
-        Sample([(2, 700)] * 3, {"num_args": 3}, reference=lambda *a, **p: sum(a), grad=False, name="blocks"),
-        Sample([_A, _B, _A], reference=lambda *a, **p: sum(a), grad=False, dtypes=("int32",), name="integers"),
+        Sample(
+            [(2, 700)] * 3,
+            {"num_args": 3},
+            reference=lambda *a, **p: sum(a),
+            grad=False,
+            name="blocks",
+        ),
+        Sample(
+            [_A, _B, _A],
+            reference=lambda *a, **p: sum(a),
+            grad=False,
+            dtypes=("int32",),
+            name="integers",
+        ),
     ],
     "hard_sigmoid": [
-        Sample([(4, 5)], reference=lambda x, alpha=0.2, beta=0.5: np.clip(alpha * x + beta, 0, 1), ranges=[(-4, 4)], grad2=True),
-        Sample([(4, 5)], {"alpha": 0.5, "beta": 0.1}, reference=lambda x, alpha=0.2, beta=0.5: np.clip(alpha * x + beta, 0, 1), ranges=[(-4, 4)]),
+        Sample(
+            [(4, 5)],
+            reference=lambda x, alpha=0.2, beta=0.5: np.clip(alpha * x + beta, 0, 1),
+            ranges=[(-4, 4)],
+            grad2=True,
+        ),
+        Sample(
+            [(4, 5)],
+            {"alpha": 0.5, "beta": 0.1},
+            reference=lambda x, alpha=0.2, beta=0.5: np.clip(alpha * x + beta, 0, 1),
+            ranges=[(-4, 4)],
+        ),
     ],
     "clip": [
-        Sample([(4, 5)], {"a_min": -0.4, "a_max": 0.6}, reference=lambda x, a_min, a_max: np.clip(x, a_min, a_max), grad2=True),
-        Sample([_WHOLE], {"a_min": -1, "a_max": 3}, reference=lambda x, a_min, a_max: np.clip(x, a_min, a_max), grad=False, dtypes=("int32",), name="integers"),
+        Sample(
+            [(4, 5)],
+            {"a_min": -0.4, "a_max": 0.6},
+            reference=lambda x, a_min, a_max: np.clip(x, a_min, a_max),
+            grad2=True,
+        ),
+        Sample(
+            [_WHOLE],
+            {"a_min": -1, "a_max": 3},
+            reference=lambda x, a_min, a_max: np.clip(x, a_min, a_max),
+            grad=False,
+            dtypes=("int32",),
+            name="integers",
+        ),
     ],
-    "_contrib_quadratic": [Sample([(3, 4)], {"a": 2.0, "b": -1.0, "c": 0.5}, reference=lambda x, a, b, c: a * x * x + b * x + c, grad2=True)],
+    "_contrib_quadratic": [
+        Sample(
+            [(3, 4)],
+            {"a": 2.0, "b": -1.0, "c": 0.5},
+            reference=lambda x, a, b, c: a * x * x + b * x + c,
+            grad2=True,
+        )
+    ],
     "_contrib_div_sqrt_dim": [Sample([(3, 4)], reference=lambda x: x / 2, grad2=True)],
     "Activation": [
-        Sample([(3, 4)], {"act_type": name}, reference=lambda x, act_type: _ACTIVATIONS[act_type](x), ranges=[(-3, 3)], grad2=True, name=name)
+        Sample(
+            [(3, 4)],
+            {"act_type": name},
+            reference=lambda x, act_type: _ACTIVATIONS[act_type](x),
+            ranges=[(-3, 3)],
+            grad2=True,
+            name=name,
+        )
         for name in _ACTIVATIONS
     ],
     "LeakyReLU": [
-        Sample([(3, 4)], {"act_type": name, "slope": 0.3}, reference=_leaky, ranges=[(-2, 2)], grad2=True, name=name)
+        Sample(
+            [(3, 4)],
+            {"act_type": name, "slope": 0.3},
+            reference=_leaky,
+            ranges=[(-2, 2)],
+            grad2=True,
+            name=name,
+        )
         for name in ("leaky", "elu", "selu", "gelu")
-    ] + [
-        Sample([(2, 3, 4), (3,)], {"act_type": "prelu"}, reference=_leaky, grad2=True, name="prelu"),
+    ]
+    + [
+        Sample(
+            [(2, 3, 4), (3,)], {"act_type": "prelu"}, reference=_leaky, grad2=True, name="prelu"
+        ),
         Sample([(2, 3), (3,)], {"act_type": "prelu"}, reference=_leaky, name="prelu2d"),
         Sample([(2, 3, 2), (1,)], {"act_type": "prelu"}, reference=_leaky, name="prelu-shared"),
         Sample([(3, 4)], {"act_type": "rrelu"}, reference=_leaky, grad=True, name="rrelu"),
         Sample([(3, 4)], {"act_type": "rrelu"}, train=True, grad=True, name="rrelu-train"),
     ],
     "_backward_LeakyReLU": [
-        Sample([(3, 4), (3, 4)], {"act_type": name, "slope": 0.3}, ranges=[(-1, 1), (-2, 2)], grad=[0] if name == "leaky" else True, grad2=True, name=name)
+        Sample(
+            [(3, 4), (3, 4)],
+            {"act_type": name, "slope": 0.3},
+            ranges=[(-1, 1), (-2, 2)],
+            grad=[0] if name == "leaky" else True,
+            grad2=True,
+            name=name,
+        )
         for name in ("leaky", "elu", "selu", "gelu")
     ],
-}  # fmt: skip
+}
 # Where mxnet's gradient is not the derivative of the value, differences cannot check it.
 for _sample in SAMPLES["_backward_LeakyReLU"]:
     _sample.grad2 = False

@@ -82,7 +82,11 @@ def sequence(function):
 
     def run(data, lengths=None, use_sequence_length=False, axis=0, **params):
         x = np.swapaxes(data, 0, 1) if axis == 1 else data
-        count = np.full(x.shape[1], x.shape[0]) if lengths is None else np.clip(lengths, 0, x.shape[0]).astype(int)
+        count = (
+            np.full(x.shape[1], x.shape[0])
+            if lengths is None
+            else np.clip(lengths, 0, x.shape[0]).astype(int)
+        )
         return function(x, count, axis, **params)
 
     return run
@@ -147,101 +151,328 @@ SAMPLES = {
         Sample([(5, 3), ints(0, 4, -2, 9, 1, 1)], None, take, grad=[0], grad2=True, dtypes=MOVES),
         Sample([(5, 3), ints(-1, 5, -7)], {"mode": "wrap"}, take, grad=[0]),
         Sample([(5, 3), ints(0, 4)], {"mode": "raise"}, take, grad=[0]),
-        Sample([(2, 4, 3), ints([0, 3], [1, 1], dtype="int64")], {"axis": 1}, take, grad=[0], grad2=True),
+        Sample(
+            [(2, 4, 3), ints([0, 3], [1, 1], dtype="int64")],
+            {"axis": 1},
+            take,
+            grad=[0],
+            grad2=True,
+        ),
         Sample([(2, 4), ints(1.7, 0.2, dtype="float32")], {"axis": -1}, take, grad=[0]),
         Sample([(3, 300), np.arange(200, dtype="int64") % 3], None, take, grad=[0], name="wide"),
         Sample([(3, 4), np.zeros((0,), "int32")], None, take, grad=[0], name="empty"),
-        Sample([np.arange(12, dtype="uint8").reshape(3, 4), ints(2, 0)], None, take, grad=False, dtypes=("float32",)),
+        Sample(
+            [np.arange(12, dtype="uint8").reshape(3, 4), ints(2, 0)],
+            None,
+            take,
+            grad=False,
+            dtypes=("float32",),
+        ),
     ],
     "_backward_take": [
-        Sample([(6, 3), ints(0, 4, -2, 9, 1, 1)], {"shape": (5, 3)}, take_back, grad=[0], grad2=True, dtypes=MOVES),
-        Sample([(2, 2, 2, 3), ints([0, 3], [1, 1])], {"axis": 1, "shape": (2, 4, 3)}, take_back, grad=[0]),
-        Sample([(300, 64), np.arange(300, dtype="int32") ** 2 % 7], {"shape": (7, 64)}, take_back, grad=[0], name="columns"),
-        Sample([(9000,), np.arange(9000, dtype="int32") % 100], {"shape": (100,)}, take_back, grad=[0], name="rows"),
-        Sample([(0, 3), np.zeros((0,), "int32")], {"shape": (5, 3)}, take_back, grad=[0], name="empty"),
+        Sample(
+            [(6, 3), ints(0, 4, -2, 9, 1, 1)],
+            {"shape": (5, 3)},
+            take_back,
+            grad=[0],
+            grad2=True,
+            dtypes=MOVES,
+        ),
+        Sample(
+            [(2, 2, 2, 3), ints([0, 3], [1, 1])],
+            {"axis": 1, "shape": (2, 4, 3)},
+            take_back,
+            grad=[0],
+        ),
+        Sample(
+            [(300, 64), np.arange(300, dtype="int32") ** 2 % 7],
+            {"shape": (7, 64)},
+            take_back,
+            grad=[0],
+            name="columns",
+        ),
+        Sample(
+            [(9000,), np.arange(9000, dtype="int32") % 100],
+            {"shape": (100,)},
+            take_back,
+            grad=[0],
+            name="rows",
+        ),
+        Sample(
+            [(0, 3), np.zeros((0,), "int32")], {"shape": (5, 3)}, take_back, grad=[0], name="empty"
+        ),
     ],
     "Embedding": [
-        Sample([ints([0, 4], [-1, 9]), (5, 3)], {"input_dim": 5, "output_dim": 3}, lambda i, w, **_: take(w, i), grad=[1], grad2=True, dtypes=MOVES),
-        Sample([ints(0, 2, 2, dtype="int64"), (5, 3)], {"input_dim": 5, "output_dim": 3}, lambda i, w, **_: take(w, i), grad=[1]),
-        Sample([ints(0, 2, 2, dtype="float32"), (5, 3)], {"input_dim": 5, "output_dim": 3}, lambda i, w, **_: take(w, i), grad=[1]),
-        Sample([np.zeros((2, 0), "int32"), (5, 3)], {"input_dim": 5, "output_dim": 3}, lambda i, w, **_: take(w, i), grad=[1], name="empty"),
+        Sample(
+            [ints([0, 4], [-1, 9]), (5, 3)],
+            {"input_dim": 5, "output_dim": 3},
+            lambda i, w, **_: take(w, i),
+            grad=[1],
+            grad2=True,
+            dtypes=MOVES,
+        ),
+        Sample(
+            [ints(0, 2, 2, dtype="int64"), (5, 3)],
+            {"input_dim": 5, "output_dim": 3},
+            lambda i, w, **_: take(w, i),
+            grad=[1],
+        ),
+        Sample(
+            [ints(0, 2, 2, dtype="float32"), (5, 3)],
+            {"input_dim": 5, "output_dim": 3},
+            lambda i, w, **_: take(w, i),
+            grad=[1],
+        ),
+        Sample(
+            [np.zeros((2, 0), "int32"), (5, 3)],
+            {"input_dim": 5, "output_dim": 3},
+            lambda i, w, **_: take(w, i),
+            grad=[1],
+            name="empty",
+        ),
     ],
-    "batch_take": [Sample([(3, 4), ints(0, 3, 9)], None, lambda a, i: pick(a, i), grad=False, dtypes=MOVES)],
+    "batch_take": [
+        Sample([(3, 4), ints(0, 3, 9)], None, lambda a, i: pick(a, i), grad=False, dtypes=MOVES)
+    ],
     "pick": [
         Sample([(3, 4), ints(0, -1, 9)], None, pick, grad=[0], grad2=True, dtypes=MOVES),
         Sample([(3, 4), ints(0, -1, 9, dtype="float32")], {"mode": "wrap"}, pick, grad=[0]),
-        Sample([(3, 4), ints(0, 1, 2, 0)], {"axis": 0, "keepdims": True}, pick, grad=[0], grad2=True),
+        Sample(
+            [(3, 4), ints(0, 1, 2, 0)], {"axis": 0, "keepdims": True}, pick, grad=[0], grad2=True
+        ),
         Sample([(2, 3, 4), ints([[0], [1], [3]], [[2], [2], [0]])], None, pick, grad=[0]),
         Sample([(4,), ints(2)], {"axis": 0}, lambda x, i, axis: x[i.astype(int)], grad=[0]),
         Sample([(0, 4), np.zeros((0,), "int32")], None, pick, grad=[0], name="empty"),
     ],
     "_backward_pick": [
-        Sample([(3,), ints(0, -1, 9)], {"shape": (3, 4)}, pick_back, grad=[0], grad2=True, dtypes=MOVES),
+        Sample(
+            [(3,), ints(0, -1, 9)], {"shape": (3, 4)}, pick_back, grad=[0], grad2=True, dtypes=MOVES
+        ),
         Sample([(1, 4), ints(0, 1, 2, 0)], {"axis": 0, "shape": (3, 4)}, pick_back, grad=[0]),
     ],
-    "fill_element_0index": [Sample([(3, 4), (3,), ints(0, 3, 9)], None, fill_element, grad=[0, 1], grad2=True, dtypes=MOVES)],
+    "fill_element_0index": [
+        Sample(
+            [(3, 4), (3,), ints(0, 3, 9)], None, fill_element, grad=[0, 1], grad2=True, dtypes=MOVES
+        )
+    ],
     "one_hot": [
         Sample([ints(-1, 0, 2, 3, 1.9, dtype="float32")], {"depth": 3}, one_hot, grad=False),
-        Sample([ints([1], [0])], {"depth": 3, "on_value": 5, "off_value": 2, "dtype": "int32"}, one_hot, grad=False),
+        Sample(
+            [ints([1], [0])],
+            {"depth": 3, "on_value": 5, "off_value": 2, "dtype": "int32"},
+            one_hot,
+            grad=False,
+        ),
         Sample([ints(1, 0)], {"depth": 0}, one_hot, grad=False, name="no-depth"),
         Sample([np.zeros((0,), "int32")], {"depth": 3}, one_hot, grad=False, name="empty"),
     ],
     "where": [
-        Sample([ints([1, 0, 2], [0, 0, -1]), (2, 3), (2, 3)], None, where, grad=[1, 2], grad2=True, dtypes=MOVES),
-        Sample([ints(0.5, 0, -0.0, np.nan, dtype="float32"), (4, 3), (4, 3)], None, where, grad=[1, 2], name="rows"),
+        Sample(
+            [ints([1, 0, 2], [0, 0, -1]), (2, 3), (2, 3)],
+            None,
+            where,
+            grad=[1, 2],
+            grad2=True,
+            dtypes=MOVES,
+        ),
+        Sample(
+            [ints(0.5, 0, -0.0, np.nan, dtype="float32"), (4, 3), (4, 3)],
+            None,
+            where,
+            grad=[1, 2],
+            name="rows",
+        ),
         Sample([ints(0.5, 0, -0.0, dtype="float16"), (3,), (3,)], None, where, grad=[1, 2]),
         Sample([np.arange(3000) % 3 == 0, (3000,), (3000,)], None, where, grad=[1, 2], name="long"),
         Sample([np.zeros((0, 3), "int32"), (0, 3), (0, 3)], None, where, grad=[1, 2], name="empty"),
     ],
     "gather_nd": [
-        Sample([(3, 4), ints([0, 2, 0], [1, -1, 1])], None, gather_nd, grad=[0], grad2=True, dtypes=MOVES),
+        Sample(
+            [(3, 4), ints([0, 2, 0], [1, -1, 1])],
+            None,
+            gather_nd,
+            grad=[0],
+            grad2=True,
+            dtypes=MOVES,
+        ),
         Sample([(3, 4, 2), ints([[0, 2], [1, 1]])], None, gather_nd, grad=[0]),
         Sample([(3, 4), np.zeros((2, 0), "int64")], None, gather_nd, grad=[0], name="empty"),
     ],
     "scatter_nd": [
-        Sample([(3,), ints([0, 2, 1], [1, 3, 1])], {"shape": (3, 4)}, scatter_nd, grad=[0], grad2=True, dtypes=MOVES),
+        Sample(
+            [(3,), ints([0, 2, 1], [1, 3, 1])],
+            {"shape": (3, 4)},
+            scatter_nd,
+            grad=[0],
+            grad2=True,
+            dtypes=MOVES,
+        ),
         Sample([(2, 4), ints([2, 0])], {"shape": (3, 4)}, scatter_nd, grad=[0]),
-        Sample([ints(1, 2, 3), ints([0, 0, 1])], {"shape": (3,)}, scatter_nd, grad=False, name="last-counts"),
+        Sample(
+            [ints(1, 2, 3), ints([0, 0, 1])],
+            {"shape": (3,)},
+            scatter_nd,
+            grad=False,
+            name="last-counts",
+        ),
     ],
     "_backward_gather_nd": [
-        Sample([(3,), ints([0, 2, 0], [1, 3, 1])], {"shape": (3, 4)}, scatter_add, grad=[0], grad2=True, dtypes=MOVES),
-        Sample([ints(1, 2, 3, dtype="int64"), ints([0, 0, 1])], {"shape": (3,)}, scatter_add, grad=False),
+        Sample(
+            [(3,), ints([0, 2, 0], [1, 3, 1])],
+            {"shape": (3, 4)},
+            scatter_add,
+            grad=[0],
+            grad2=True,
+            dtypes=MOVES,
+        ),
+        Sample(
+            [ints(1, 2, 3, dtype="int64"), ints([0, 0, 1])],
+            {"shape": (3,)},
+            scatter_add,
+            grad=False,
+        ),
     ],
-    "_scatter_set_nd": [Sample([(3, 4), (2,), ints([0, 2], [1, 3])], {"shape": (3, 4)}, scatter_set, grad=[0, 1], grad2=True, dtypes=MOVES)],
+    "_scatter_set_nd": [
+        Sample(
+            [(3, 4), (2,), ints([0, 2], [1, 3])],
+            {"shape": (3, 4)},
+            scatter_set,
+            grad=[0, 1],
+            grad2=True,
+            dtypes=MOVES,
+        )
+    ],
     "_ravel_multi_index": [
-        Sample([ints([3, 6, 6], [4, 5, 1])], {"shape": (7, 6)}, lambda d, shape: np.ravel_multi_index(tuple(d), shape), grad=False),
-        Sample([ints([3, 6], [4, 5], dtype="float32")], {"shape": (-1, 6)}, lambda d, shape: d[0] * 6 + d[1], grad=False),
+        Sample(
+            [ints([3, 6, 6], [4, 5, 1])],
+            {"shape": (7, 6)},
+            lambda d, shape: np.ravel_multi_index(tuple(d), shape),
+            grad=False,
+        ),
+        Sample(
+            [ints([3, 6], [4, 5], dtype="float32")],
+            {"shape": (-1, 6)},
+            lambda d, shape: d[0] * 6 + d[1],
+            grad=False,
+        ),
     ],
     "_unravel_index": [
-        Sample([ints(22, 41, 37)], {"shape": (7, 6)}, lambda d, shape: np.stack(np.unravel_index(d, shape)), grad=False),
-        Sample([ints([22], [41], dtype="float32")], {"shape": (-1, 6)}, lambda d, shape: np.stack([d // 6, d % 6]), grad=False),
+        Sample(
+            [ints(22, 41, 37)],
+            {"shape": (7, 6)},
+            lambda d, shape: np.stack(np.unravel_index(d, shape)),
+            grad=False,
+        ),
+        Sample(
+            [ints([22], [41], dtype="float32")],
+            {"shape": (-1, 6)},
+            lambda d, shape: np.stack([d // 6, d % 6]),
+            grad=False,
+        ),
     ],
     "SequenceMask": [
-        Sample([(4, 4, 2), LENGTHS], {"use_sequence_length": True, "value": -1}, sequence_mask, grad=[0], grad2=True, dtypes=MOVES),
-        Sample([(4, 3), LENGTHS], {"use_sequence_length": True, "axis": 1}, sequence_mask, grad=[0]),
+        Sample(
+            [(4, 4, 2), LENGTHS],
+            {"use_sequence_length": True, "value": -1},
+            sequence_mask,
+            grad=[0],
+            grad2=True,
+            dtypes=MOVES,
+        ),
+        Sample(
+            [(4, 3), LENGTHS], {"use_sequence_length": True, "axis": 1}, sequence_mask, grad=[0]
+        ),
         Sample([(4, 3)], None, sequence_mask),
     ],
     "SequenceLast": [
-        Sample([(4, 4, 2), LENGTHS], {"use_sequence_length": True}, sequence_last, grad=[0], grad2=True, dtypes=MOVES),
-        Sample([(4, 3, 2), LENGTHS.astype("float32")], {"use_sequence_length": True, "axis": 1}, sequence_last, grad=[0]),
+        Sample(
+            [(4, 4, 2), LENGTHS],
+            {"use_sequence_length": True},
+            sequence_last,
+            grad=[0],
+            grad2=True,
+            dtypes=MOVES,
+        ),
+        Sample(
+            [(4, 3, 2), LENGTHS.astype("float32")],
+            {"use_sequence_length": True, "axis": 1},
+            sequence_last,
+            grad=[0],
+        ),
         Sample([(4, 3)], None, sequence_last, grad2=True),
     ],
     "_backward_SequenceLast": [
-        Sample([(4, 2), LENGTHS], {"use_sequence_length": True, "shape": (4, 4, 2)}, sequence_last_back, grad=[0], grad2=True),
+        Sample(
+            [(4, 2), LENGTHS],
+            {"use_sequence_length": True, "shape": (4, 4, 2)},
+            sequence_last_back,
+            grad=[0],
+            grad2=True,
+        ),
         Sample([(4, 2)], {"axis": 1, "shape": (4, 3, 2)}, sequence_last_back),
     ],
     "SequenceReverse": [
-        Sample([(4, 4, 2), LENGTHS], {"use_sequence_length": True}, sequence_reverse, grad=[0], grad2=True, dtypes=MOVES),
+        Sample(
+            [(4, 4, 2), LENGTHS],
+            {"use_sequence_length": True},
+            sequence_reverse,
+            grad=[0],
+            grad2=True,
+            dtypes=MOVES,
+        ),
         Sample([(4, 3)], None, sequence_reverse),
     ],
-    "_contrib_index_copy": [Sample([(4, 2), ints(3, 0, dtype="int64"), (2, 2)], None, index_copy, grad=[0, 2], grad2=True, dtypes=MOVES)],
-    "_contrib_boolean_mask": [
-        Sample([(4, 3), np.array([1, 0, -2, 0.0], "float32")], None, lambda data, index, axis=0: data[index != 0], grad=[0], grad2=True, dtypes=MOVES),
-        Sample([(3, 2), ints(0, 0, 0)], None, lambda data, index, axis=0: data[index != 0], grad=[0], name="none"),
-        Sample([(0, 2), ints()], None, lambda data, index, axis=0: data[index != 0], grad=False, name="empty"),
-        Sample([(5,), np.array([True, False, True, True, False])], {"axis": 0}, lambda data, index, axis=0: data[index != 0], grad=[0], name="bool"),
+    "_contrib_index_copy": [
+        Sample(
+            [(4, 2), ints(3, 0, dtype="int64"), (2, 2)],
+            None,
+            index_copy,
+            grad=[0, 2],
+            grad2=True,
+            dtypes=MOVES,
+        )
     ],
-    "_boolean_mask_known": [Sample([(4, 3), ints(1, 0, 1, 1)], {"count": 3}, lambda data, index, count: data[index != 0], grad=[0], grad2=True, dtypes=MOVES)],
+    "_contrib_boolean_mask": [
+        Sample(
+            [(4, 3), np.array([1, 0, -2, 0.0], "float32")],
+            None,
+            lambda data, index, axis=0: data[index != 0],
+            grad=[0],
+            grad2=True,
+            dtypes=MOVES,
+        ),
+        Sample(
+            [(3, 2), ints(0, 0, 0)],
+            None,
+            lambda data, index, axis=0: data[index != 0],
+            grad=[0],
+            name="none",
+        ),
+        Sample(
+            [(0, 2), ints()],
+            None,
+            lambda data, index, axis=0: data[index != 0],
+            grad=False,
+            name="empty",
+        ),
+        Sample(
+            [(5,), np.array([True, False, True, True, False])],
+            {"axis": 0},
+            lambda data, index, axis=0: data[index != 0],
+            grad=[0],
+            name="bool",
+        ),
+    ],
+    "_boolean_mask_known": [
+        Sample(
+            [(4, 3), ints(1, 0, 1, 1)],
+            {"count": 3},
+            lambda data, index, count: data[index != 0],
+            grad=[0],
+            grad2=True,
+            dtypes=MOVES,
+        )
+    ],
     "_backward_contrib_boolean_mask": [
         Sample([(2, 3), ints(1, 0, 1, 0)], None, mask_back, grad=[0], grad2=True, dtypes=MOVES),
         Sample([(0, 3), ints(0, 0)], None, mask_back, grad=False, name="none"),

@@ -11,7 +11,9 @@ SAMPLES = {
     ],
     "_detach": [Sample([(2, 3)], {}, lambda x: x, grad=False)],
     "_broadcast_exact": [
-        Sample([(3, 1)], {"shape": (2, 3, 4)}, lambda x, shape: np.broadcast_to(x, shape), grad2=True),
+        Sample(
+            [(3, 1)], {"shape": (2, 3, 4)}, lambda x, shape: np.broadcast_to(x, shape), grad2=True
+        ),
         Sample([(1,)], {"shape": (0,)}, lambda x, shape: np.broadcast_to(x, shape), name="empty"),
     ],
 }

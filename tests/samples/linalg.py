@@ -126,16 +126,36 @@ def typed(reference, arrays, params=None, **more):
     more.setdefault("rtol", 1e-4)
     more.setdefault("atol", 1e-5)
     name = more.pop("name", "plain")
-    return [Sample([a.astype(t) for a in arrays], params, reference, grad=False, dtypes=(t,), name=f"{name}-{t}", **more) for t in FLOATS]
+    return [
+        Sample(
+            [a.astype(t) for a in arrays],
+            params,
+            reference,
+            grad=False,
+            dtypes=(t,),
+            name=f"{name}-{t}",
+            **more,
+        )
+        for t in FLOATS
+    ]
 
 
 def inverses():
-    return [*typed(np.linalg.inv, [regular(4, 4)]), *typed(np.linalg.inv, [regular(2, 3, 5, 5)], name="batched"),
-            *typed(np.linalg.inv, [regular(1, 1)], name="one"), Sample([(0, 3, 3)], None, np.linalg.inv, grad=False, dtypes=FLOATS, name="empty")]
+    return [
+        *typed(np.linalg.inv, [regular(4, 4)]),
+        *typed(np.linalg.inv, [regular(2, 3, 5, 5)], name="batched"),
+        *typed(np.linalg.inv, [regular(1, 1)], name="one"),
+        Sample([(0, 3, 3)], None, np.linalg.inv, grad=False, dtypes=FLOATS, name="empty"),
+    ]
 
 
 SINGULAR = np.stack([np.ones((3, 3)), 2 * np.eye(3)])
-TRIANGULAR = [dict(transpose=t, rightside=r, lower=l, alpha=0.5) for t in (False, True) for r in (False, True) for l in (False, True)]
+TRIANGULAR = [
+    dict(transpose=t, rightside=r, lower=l, alpha=0.5)
+    for t in (False, True)
+    for r in (False, True)
+    for l in (False, True)
+]
 DIAGONALS = [dict(offset=k) for k in (0, 1, -2)]
 TRIANGLES = [dict(offset=0), dict(offset=0, lower=False), dict(offset=1), dict(offset=-2)]
 
@@ -146,34 +166,77 @@ def other(p, rows, columns):
 
 SAMPLES = {
     "_linalg_potrf": [
-        *typed(potrf, [positive(4, 4)]), *typed(potrf, [positive(2, 3, 5, 5)], {"lower": False}, name="upper"),
-        *typed(potrf, [positive(70, 70)], name="large"), Sample([(2, 0, 0)], None, potrf, grad=False, dtypes=FLOATS, name="empty"),
+        *typed(potrf, [positive(4, 4)]),
+        *typed(potrf, [positive(2, 3, 5, 5)], {"lower": False}, name="upper"),
+        *typed(potrf, [positive(70, 70)], name="large"),
+        Sample([(2, 0, 0)], None, potrf, grad=False, dtypes=FLOATS, name="empty"),
     ],
     "_linalg_potri": [
-        *typed(potri, [factor(4, 4)]), *typed(potri, [factor(2, 3, 5, 5, lower=False)], {"lower": False}, name="upper"),
+        *typed(potri, [factor(4, 4)]),
+        *typed(potri, [factor(2, 3, 5, 5, lower=False)], {"lower": False}, name="upper"),
     ],
     "_linalg_trmm": [
-        Sample([(2, 4, 4), other(p, 4, 3)], p, trmm, grad2=True, dtypes=FLOATS, name=str(i)) for i, p in enumerate(TRIANGULAR)
-    ] + [Sample([(4, 4), (4, 0)], None, trmm, dtypes=FLOATS, name="empty")],
-    "_linalg_trsm": [
-        Sample([(2, 3, 3), other(p, 3, 4)], p, trsm, grad2=True, dtypes=FLOATS, ranges=[(1, 2), None], rtol=1e-3, atol=1e-4, name=str(i))
+        Sample([(2, 4, 4), other(p, 4, 3)], p, trmm, grad2=True, dtypes=FLOATS, name=str(i))
         for i, p in enumerate(TRIANGULAR)
-    ] + [Sample([(4, 4), (4, 0)], None, trsm, dtypes=FLOATS, name="empty")],
+    ]
+    + [Sample([(4, 4), (4, 0)], None, trmm, dtypes=FLOATS, name="empty")],
+    "_linalg_trsm": [
+        Sample(
+            [(2, 3, 3), other(p, 3, 4)],
+            p,
+            trsm,
+            grad2=True,
+            dtypes=FLOATS,
+            ranges=[(1, 2), None],
+            rtol=1e-3,
+            atol=1e-4,
+            name=str(i),
+        )
+        for i, p in enumerate(TRIANGULAR)
+    ]
+    + [Sample([(4, 4), (4, 0)], None, trsm, dtypes=FLOATS, name="empty")],
     "_linalg_syrk": [
         Sample([(4, 3)], {"alpha": 0.5}, syrk, grad2=True, dtypes=FLOATS, name="plain"),
-        Sample([(2, 3, 4, 5)], {"transpose": True, "alpha": 2.0}, syrk, grad2=True, dtypes=FLOATS, name="transpose"),
+        Sample(
+            [(2, 3, 4, 5)],
+            {"transpose": True, "alpha": 2.0},
+            syrk,
+            grad2=True,
+            dtypes=FLOATS,
+            name="transpose",
+        ),
         Sample([(2, 3, 0)], None, syrk, dtypes=FLOATS, name="empty_sum"),
-        Sample([(40, 9, 30)], None, syrk, grad=False, dtypes=FLOATS, rtol=1e-4, atol=1e-5, name="many"),
+        Sample(
+            [(40, 9, 30)], None, syrk, grad=False, dtypes=FLOATS, rtol=1e-4, atol=1e-5, name="many"
+        ),
     ],
     "_linalg_sumlogdiag": [
         Sample([(4, 4)], None, sumlogdiag, ranges=[(1, 2)], grad2=True, dtypes=FLOATS, name="one"),
-        Sample([(2, 3, 4, 4)], None, sumlogdiag, ranges=[(1, 2)], grad2=True, dtypes=FLOATS, name="batched"),
+        Sample(
+            [(2, 3, 4, 4)],
+            None,
+            sumlogdiag,
+            ranges=[(1, 2)],
+            grad2=True,
+            dtypes=FLOATS,
+            name="batched",
+        ),
     ],
-    "_linalg_extractdiag": [Sample([(2, 4, 4)], p, extractdiag, grad2=True, dtypes=FLOATS) for p in DIAGONALS]
+    "_linalg_extractdiag": [
+        Sample([(2, 4, 4)], p, extractdiag, grad2=True, dtypes=FLOATS) for p in DIAGONALS
+    ]
     + [Sample([(3, 3)], {"offset": 3}, extractdiag, dtypes=FLOATS, name="empty")],
-    "_linalg_makediag": [Sample([(2, 4)], p, makediag, grad2=True, dtypes=FLOATS) for p in DIAGONALS] + [Sample([(3,)], None, makediag, dtypes=FLOATS, name="one")],
-    "_linalg_extracttrian": [Sample([(2, 4, 4)], p, extracttrian, grad2=True, dtypes=FLOATS) for p in TRIANGLES],
-    "_linalg_maketrian": [Sample([(2, 6)], p, maketrian, grad2=True, dtypes=FLOATS) for p in TRIANGLES] + [Sample([(0,)], None, maketrian, dtypes=FLOATS, name="empty")],
+    "_linalg_makediag": [
+        Sample([(2, 4)], p, makediag, grad2=True, dtypes=FLOATS) for p in DIAGONALS
+    ]
+    + [Sample([(3,)], None, makediag, dtypes=FLOATS, name="one")],
+    "_linalg_extracttrian": [
+        Sample([(2, 4, 4)], p, extracttrian, grad2=True, dtypes=FLOATS) for p in TRIANGLES
+    ],
+    "_linalg_maketrian": [
+        Sample([(2, 6)], p, maketrian, grad2=True, dtypes=FLOATS) for p in TRIANGLES
+    ]
+    + [Sample([(0,)], None, maketrian, dtypes=FLOATS, name="empty")],
     "_linalg_gelqf": [
         Sample([(3, 5)], None, gelqf, grad2=True, dtypes=FLOATS, rtol=1e-3, atol=1e-4, name="wide"),
         Sample([(2, 3, 4, 4)], None, gelqf, dtypes=FLOATS, rtol=1e-3, atol=1e-3, name="square"),
@@ -181,18 +244,33 @@ SAMPLES = {
         Sample([(0, 3, 4)], None, gelqf, dtypes=FLOATS, name="empty"),
     ],
     "_linalg_syevd": [
-        *typed(syevd, [positive(4, 4)]), *typed(syevd, [make((2, 3, 5, 5)) + swap(make((2, 3, 5, 5)))], name="batched", atol=1e-4),
+        *typed(syevd, [positive(4, 4)]),
+        *typed(syevd, [make((2, 3, 5, 5)) + swap(make((2, 3, 5, 5)))], name="batched", atol=1e-4),
         *typed(syevd, [np.diag([3.0, 1.0, 2.0])], name="diagonal"),
     ],
-    "_linalg_inverse": inverses() + [Sample([(3, 3)], None, None, grad2=True, dtypes=FLOATS, name="gradient")],
-    "_linalg_inverse_or_zero": inverses() + typed(lambda a: np.stack([np.zeros((3, 3)), np.eye(3) / 2]), [SINGULAR], name="singular"),
+    "_linalg_inverse": inverses()
+    + [Sample([(3, 3)], None, None, grad2=True, dtypes=FLOATS, name="gradient")],
+    "_linalg_inverse_or_zero": inverses()
+    + typed(lambda a: np.stack([np.zeros((3, 3)), np.eye(3) / 2]), [SINGULAR], name="singular"),
     "_linalg_det": [
         Sample([(4, 4)], None, det, grad2=True, dtypes=FLOATS, rtol=1e-3, atol=1e-5, name="one"),
-        Sample([(2, 3, 3, 3)], None, det, grad2=True, dtypes=FLOATS, rtol=1e-3, atol=1e-5, name="batched"),
-        *typed(det, [SINGULAR], name="singular"), Sample([(2, 0, 0)], None, det, dtypes=FLOATS, name="empty"),
+        Sample(
+            [(2, 3, 3, 3)],
+            None,
+            det,
+            grad2=True,
+            dtypes=FLOATS,
+            rtol=1e-3,
+            atol=1e-5,
+            name="batched",
+        ),
+        *typed(det, [SINGULAR], name="singular"),
+        Sample([(2, 0, 0)], None, det, dtypes=FLOATS, name="empty"),
     ],
     "_linalg_slogdet": [
-        Sample([(4, 4)], None, slogdet, grad2=True, dtypes=FLOATS, rtol=1e-3, atol=1e-4, name="one"),
+        Sample(
+            [(4, 4)], None, slogdet, grad2=True, dtypes=FLOATS, rtol=1e-3, atol=1e-4, name="one"
+        ),
         Sample([(2, 3, 3, 3)], None, slogdet, dtypes=FLOATS, rtol=1e-3, atol=1e-4, name="batched"),
         *typed(slogdet, [SINGULAR], name="singular"),
     ],

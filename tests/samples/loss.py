@@ -19,7 +19,11 @@ def softmax_output(x, label, multi_output=False, preserve_shape=False, **_):
 def softmax_output_back(y, label, grad=None, grad_scale=1.0, smooth_alpha=0.0, **_):
     k = y.shape[1]
     hot = np.eye(k)[label.astype(int)]
-    return (y - hot * (1 - smooth_alpha) - (1 - hot) * smooth_alpha / (k - 1)) * grad_scale * (1 if grad is None else grad)
+    return (
+        (y - hot * (1 - smooth_alpha) - (1 - hot) * smooth_alpha / (k - 1))
+        * grad_scale
+        * (1 if grad is None else grad)
+    )
 
 
 def svm_back(y, label, margin=1.0, regularization_coefficient=1.0, use_linear=False):
@@ -28,18 +32,26 @@ def svm_back(y, label, margin=1.0, regularization_coefficient=1.0, use_linear=Fa
     return -sign * slope * regularization_coefficient
 
 
-def ctc_loss(x, label, *lengths, use_data_lengths=False, use_label_lengths=False, blank_label="first"):
+def ctc_loss(
+    x, label, *lengths, use_data_lengths=False, use_label_lengths=False, blank_label="first"
+):
     """By going through all paths: what each spells is compared with the label."""
     lengths = list(lengths)
     frames = lengths.pop(0).astype(int) if use_data_lengths else [len(x)] * x.shape[1]
     blank, padding = (0, 0) if blank_label == "first" else (x.shape[2] - 1, -1)
-    counts = lengths.pop(0).astype(int) if use_label_lengths else [int(np.cumprod(row != padding).sum()) for row in label]
+    counts = (
+        lengths.pop(0).astype(int)
+        if use_label_lengths
+        else [int(np.cumprod(row != padding).sum()) for row in label]
+    )
     losses = []
     for n, (steps, count) in enumerate(zip(frames, counts)):
         wanted, p = [int(k) for k in label[n, :count]], softmax(x[:steps, n])
         total = 0.0
         for path in itertools.product(range(x.shape[2]), repeat=int(steps)):
-            if [k for k, before in zip(path, (None, *path)) if k != before and k != blank] == wanted:
+            if [
+                k for k, before in zip(path, (None, *path)) if k != before and k != blank
+            ] == wanted:
                 total += np.prod(p[np.arange(steps), path])
         losses.append(-np.log(total) if total else 0.0)
     return np.array(losses)
@@ -70,7 +82,11 @@ def same(x, *_, **__):
 CTC = [
     ("padded", [np.array([[1, 2], [2, 0]])], {}),
     ("last", [np.array([[0, 0], [1, -1]])], {"blank_label": "last"}),
-    ("lengths", [np.array([[1, 2], [1, 1]]), np.array([3, 2]), np.array([1, 2])], {"use_data_lengths": True, "use_label_lengths": True}),
+    (
+        "lengths",
+        [np.array([[1, 2], [1, 1]]), np.array([3, 2]), np.array([1, 2])],
+        {"use_data_lengths": True, "use_label_lengths": True},
+    ),
     ("too_long", [np.array([[1, 1], [0, 0]]), np.array([2, 0])], {"use_data_lengths": True}),
     ("only_labels", [np.array([[1, 2], [2, 2]]), np.array([0, 1])], {"use_label_lengths": True}),
 ]
@@ -79,13 +95,29 @@ CTC = [
 def labelled(op_reference, params=None, **more):
     """One sample a dtype, as data and labels share theirs."""
     return [
-        Sample([np.random.RandomState(1).uniform(-1, 1, (3, 4)).astype(t), LABELS.astype(t)], params, op_reference, grad=False, dtypes=(t,), name=f"{t}-{params}", **more)
+        Sample(
+            [np.random.RandomState(1).uniform(-1, 1, (3, 4)).astype(t), LABELS.astype(t)],
+            params,
+            op_reference,
+            grad=False,
+            dtypes=(t,),
+            name=f"{t}-{params}",
+            **more,
+        )
         for t in ("float32", "float64", "float16")
     ]
 
 
 def pairs(reference):
-    return [Sample([(3, 4), (3, 4)], {"grad_scale": 2.0}, reference, grad=False, dtypes=("float32", "float64", "float16", "bfloat16"))]
+    return [
+        Sample(
+            [(3, 4), (3, 4)],
+            {"grad_scale": 2.0},
+            reference,
+            grad=False,
+            dtypes=("float32", "float64", "float16", "bfloat16"),
+        )
+    ]
 
 
 SAMPLES = {
@@ -95,17 +127,45 @@ SAMPLES = {
         Sample([(2, 3, 4), (2, 3)], {"preserve_shape": True}, softmax_output, grad=False),
         Sample([(3, 4), (3, 4)], None, softmax_output, grad=False, name="probabilities"),
     ],
-    "_backward_SoftmaxOutput": [*labelled(softmax_output_back, {"grad_scale": 2.0}), *labelled(softmax_output_back, {"smooth_alpha": 0.3})],
+    "_backward_SoftmaxOutput": [
+        *labelled(softmax_output_back, {"grad_scale": 2.0}),
+        *labelled(softmax_output_back, {"smooth_alpha": 0.3}),
+    ],
     "LinearRegressionOutput": pairs(same),
     "MAERegressionOutput": pairs(same),
     "LogisticRegressionOutput": pairs(lambda x, _, **__: 1 / (1 + np.exp(-x))),
     "SVMOutput": labelled(same),
-    "_backward_SVMOutput": [*labelled(svm_back), *labelled(svm_back, {"use_linear": True, "margin": 0.5})],
-    "CTCLoss": [Sample([(4, 2, 3), *more], params, ctc_loss, grad=(0,), dtypes=("float32", "float64"), name=name) for name, more, params in CTC],
+    "_backward_SVMOutput": [
+        *labelled(svm_back),
+        *labelled(svm_back, {"use_linear": True, "margin": 0.5}),
+    ],
+    "CTCLoss": [
+        Sample(
+            [(4, 2, 3), *more],
+            params,
+            ctc_loss,
+            grad=(0,),
+            dtypes=("float32", "float64"),
+            name=name,
+        )
+        for name, more, params in CTC
+    ],
     "_backward_CTCLoss": [
-        Sample([(2,), (4, 2, 3), *more], params, ctc_loss_back, grad=False, dtypes=("float32", "float64"), rtol=1e-4, atol=1e-6, name=name)
+        Sample(
+            [(2,), (4, 2, 3), *more],
+            params,
+            ctc_loss_back,
+            grad=False,
+            dtypes=("float32", "float64"),
+            rtol=1e-4,
+            atol=1e-6,
+            name=name,
+        )
         for name, more, params in CTC
     ],
     "MakeLoss": [Sample([(3, 4)], {"grad_scale": 2.0}, same, grad=False)],
-    "_backward_MakeLoss": [Sample([(3, 4)], {"grad_scale": 2.0, "normalization": n}, make_loss_back, grad=False) for n in ("null", "batch", "valid")],
+    "_backward_MakeLoss": [
+        Sample([(3, 4)], {"grad_scale": 2.0, "normalization": n}, make_loss_back, grad=False)
+        for n in ("null", "batch", "valid")
+    ],
 }

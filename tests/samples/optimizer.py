@@ -63,7 +63,9 @@ def ftrl(w, g, z, n, lr, lamda1=0.01, beta=1, wd=0, **p):
     return (np.sign(z) * lamda1 - z) / ((beta + np.sqrt(n)) / lr + wd) * (np.abs(z) > lamda1)
 
 
-def ftml(w, g, d, v, z, lr, t, beta1=0.6, beta2=0.999, epsilon=1e-8, wd=0, rescale_grad=1, clip_grad=-1):
+def ftml(
+    w, g, d, v, z, lr, t, beta1=0.6, beta2=0.999, epsilon=1e-8, wd=0, rescale_grad=1, clip_grad=-1
+):
     g = _clip(rescale_grad * g + wd * w, clip_grad)
     v = beta2 * v + (1 - beta2) * g * g
     new = (1 - beta1**t) / lr * (np.sqrt(v / (1 - beta2**t)) + epsilon)
@@ -106,59 +108,124 @@ _POSITIVE = (0.1, 1)
 
 def _rows(function, states=0, positive=(), dtypes=("float32", "float64"), **params):
     ranges = [None, None] + [_POSITIVE if k in positive else None for k in range(states)]
-    kinds = [params, dict(params, **_COMMON)] if "clip_grad" not in params and function is not ftml else [params]
+    kinds = (
+        [params, dict(params, **_COMMON)]
+        if "clip_grad" not in params and function is not ftml
+        else [params]
+    )
     rows = [
-        Sample([_S] * (2 + states), kind, reference=function, grad=False, ranges=ranges, dtypes=dtypes, rtol=2e-4, atol=1e-5, name=str(i))
+        Sample(
+            [_S] * (2 + states),
+            kind,
+            reference=function,
+            grad=False,
+            ranges=ranges,
+            dtypes=dtypes,
+            rtol=2e-4,
+            atol=1e-5,
+            name=str(i),
+        )
         for i, kind in enumerate(kinds)
     ]
-    rows.append(Sample([(0, 3)] * (2 + states), params, reference=function, grad=False, ranges=ranges, dtypes=dtypes, name="empty"))
+    rows.append(
+        Sample(
+            [(0, 3)] * (2 + states),
+            params,
+            reference=function,
+            grad=False,
+            ranges=ranges,
+            dtypes=dtypes,
+            name="empty",
+        )
+    )
     return rows
 
 
 def _mixed(function, states, **params):
     """Mixed precision: float16 weight and gradient, float32 states and copy."""
     rng = np.random.RandomState(5)
-    arrays = [rng.uniform(-1, 1, _S).astype("float16") for _ in range(2)] + [rng.uniform(0, 1, _S).astype("float32") for _ in range(states + 1)]
+    arrays = [rng.uniform(-1, 1, _S).astype("float16") for _ in range(2)] + [
+        rng.uniform(0, 1, _S).astype("float32") for _ in range(states + 1)
+    ]
 
     def reference(w, g, *rest, **p):
         return function(rest[-1], g, *rest[:-1], **p)
 
-    return [Sample(arrays, params, reference=reference, grad=False, dtypes=("float32",), rtol=2e-3, atol=2e-3)]
+    return [
+        Sample(
+            arrays,
+            params,
+            reference=reference,
+            grad=False,
+            dtypes=("float32",),
+            rtol=2e-3,
+            atol=2e-3,
+        )
+    ]
 
 
-def _multi(function, states, lrs=(0.1, 0.2), wds=(0.0, 0.01), positive=False, preloaded=False, **params):
+def _multi(
+    function, states, lrs=(0.1, 0.2), wds=(0.0, 0.01), positive=False, preloaded=False, **params
+):
     per = 2 + states
 
     def reference(*arrays, **p):
         given = {k: v for k, v in p.items() if k not in ("lrs", "wds", "num_weights")}
-        return [function(*arrays[k * per : (k + 1) * per], lr=lrs[k], wd=wds[k], **given) for k in range(2)]
+        return [
+            function(*arrays[k * per : (k + 1) * per], lr=lrs[k], wd=wds[k], **given)
+            for k in range(2)
+        ]
 
     inputs = [(3, 4)] * per + [(700,)] * per
     ranges = ([None, None] + [_POSITIVE if positive else None] * states) * 2
     more = dict(params, num_weights=2)
     if preloaded:
-        inputs, ranges = inputs + [np.array(lrs, "float32"), np.array(wds, "float32")], ranges + [None, None]
+        inputs, ranges = (
+            inputs + [np.array(lrs, "float32"), np.array(wds, "float32")],
+            ranges + [None, None],
+        )
     else:
         more.update(lrs=lrs, wds=wds)
-    return [Sample(inputs, more, reference=reference, grad=False, ranges=ranges, dtypes=("float32",), rtol=2e-4, atol=1e-5)]
+    return [
+        Sample(
+            inputs,
+            more,
+            reference=reference,
+            grad=False,
+            ranges=ranges,
+            dtypes=("float32",),
+            rtol=2e-4,
+            atol=1e-5,
+        )
+    ]
 
 
 def _multi_mixed(function, states, lrs=(0.1, 0.2), wds=(0.0, 0.01), preloaded=False, **params):
     rng = np.random.RandomState(6)
-    one = lambda: [rng.uniform(-1, 1, _S).astype("float16") for _ in range(2)] + [rng.uniform(-1, 1, _S).astype("float32") for _ in range(states + 1)]  # noqa: E731
+    one = lambda: (
+        [rng.uniform(-1, 1, _S).astype("float16") for _ in range(2)]
+        + [rng.uniform(-1, 1, _S).astype("float32") for _ in range(states + 1)]
+    )  # noqa: E731
     arrays, per = one() + one(), 3 + states
 
     def reference(*a, **p):
         given = {k: v for k, v in p.items() if k not in ("lrs", "wds", "num_weights")}
         groups = [a[k * per : (k + 1) * per] for k in range(2)]
-        return [function(group[-1], group[1], *group[2:-1], lr=lrs[k], wd=wds[k], **given) for k, group in enumerate(groups)]
+        return [
+            function(group[-1], group[1], *group[2:-1], lr=lrs[k], wd=wds[k], **given)
+            for k, group in enumerate(groups)
+        ]
 
     more = dict(params, num_weights=2)
     if preloaded:
         arrays = arrays + [np.array(lrs, "float32"), np.array(wds, "float32")]
     else:
         more.update(lrs=lrs, wds=wds)
-    return [Sample(arrays, more, reference=reference, grad=False, dtypes=("float32",), rtol=2e-3, atol=2e-3)]
+    return [
+        Sample(
+            arrays, more, reference=reference, grad=False, dtypes=("float32",), rtol=2e-3, atol=2e-3
+        )
+    ]
 
 
 _NORMS = [np.array([v], "float32") for v in (2.0, 3.0)]
@@ -171,7 +238,15 @@ SAMPLES = {
     "_sparse_adagrad_update": _rows(adagrad, 1, positive=(0,), lr=0.1),
     "rmsprop_update": _rows(rmsprop, 1, positive=(0,), lr=0.1, wd=0.01, clip_weights=0.8),
     "rmspropalex_update": [
-        Sample([_S] * 5, {"lr": 0.1, "wd": 0.01}, reference=rmspropalex, grad=False, ranges=[None, None, (1, 2), (-0.1, 0.1), None], dtypes=("float32", "float64"), rtol=2e-4)
+        Sample(
+            [_S] * 5,
+            {"lr": 0.1, "wd": 0.01},
+            reference=rmspropalex,
+            grad=False,
+            ranges=[None, None, (1, 2), (-0.1, 0.1), None],
+            dtypes=("float32", "float64"),
+            rtol=2e-4,
+        )
     ],
     "ftrl_update": _rows(ftrl, 2, positive=(1,), lr=0.1, wd=0.01),
     "ftml_update": _rows(ftml, 3, positive=(0, 1), lr=0.1, wd=0.01, t=3),
@@ -180,23 +255,60 @@ SAMPLES = {
     "lamb_update_phase1": _rows(lamb1, 2, positive=(1,), t=2, wd=0.01),
     "lamb_update_phase2": [
         Sample([_S, _S] + _NORMS, {"lr": 0.1}, reference=lamb2, grad=False, dtypes=("float32",)),
-        Sample([_S, _S] + _NORMS, {"lr": 0.1, "upper_bound": 1.5}, reference=lamb2, grad=False, dtypes=("float32",), name="bounded"),
+        Sample(
+            [_S, _S] + _NORMS,
+            {"lr": 0.1, "upper_bound": 1.5},
+            reference=lamb2,
+            grad=False,
+            dtypes=("float32",),
+            name="bounded",
+        ),
     ],
     "mp_sgd_update": _mixed(sgd, 0, lr=0.1, wd=0.01),
     "mp_sgd_mom_update": _mixed(sgd_mom, 1, lr=0.1, wd=0.01, momentum=0.9),
     "mp_nag_mom_update": _mixed(nag, 1, lr=0.1, wd=0.01, momentum=0.9),
     "mp_lamb_update_phase1": _mixed(lamb1, 2, t=2, wd=0.01),
     "mp_lamb_update_phase2": [
-        Sample([np.ones(_S, "float16"), np.full(_S, 0.5, "float32")] + _NORMS + [np.full(_S, 0.9, "float32")], {"lr": 0.1}, grad=False, dtypes=("float32",),
-               reference=lambda w, g, r1, r2, w32, lr: w32 - lr * 2 / 3 * g, rtol=2e-3)
+        Sample(
+            [np.ones(_S, "float16"), np.full(_S, 0.5, "float32")]
+            + _NORMS
+            + [np.full(_S, 0.9, "float32")],
+            {"lr": 0.1},
+            grad=False,
+            dtypes=("float32",),
+            reference=lambda w, g, r1, r2, w32, lr: w32 - lr * 2 / 3 * g,
+            rtol=2e-3,
+        )
     ],
     "_adamw_update": [
-        Sample([_S] * 4 + [np.array([s], "float32")], {"lr": 0.1, "eta": 0.9, "wd": 0.01}, reference=adamw, grad=False,
-               ranges=[None, None, None, _POSITIVE, None], dtypes=("float32",), rtol=2e-4, name=str(s)) for s in (0.5, 0.0, np.inf)
+        Sample(
+            [_S] * 4 + [np.array([s], "float32")],
+            {"lr": 0.1, "eta": 0.9, "wd": 0.01},
+            reference=adamw,
+            grad=False,
+            ranges=[None, None, None, _POSITIVE, None],
+            dtypes=("float32",),
+            rtol=2e-4,
+            name=str(s),
+        )
+        for s in (0.5, 0.0, np.inf)
     ],
     "_mp_adamw_update": [
-        Sample([np.ones(_S, "float16"), np.full(_S, 0.5, "float16"), np.zeros(_S, "float32"), np.ones(_S, "float32"), np.full(_S, 0.7, "float32"), np.array([0.5], "float32")],
-               {"lr": 0.1, "eta": 0.9, "wd": 0.01}, grad=False, dtypes=("float32",), rtol=2e-3, reference=lambda w, g, m, v, w32, s, **p: adamw(w32, g, m, v, s, **p))
+        Sample(
+            [
+                np.ones(_S, "float16"),
+                np.full(_S, 0.5, "float16"),
+                np.zeros(_S, "float32"),
+                np.ones(_S, "float32"),
+                np.full(_S, 0.7, "float32"),
+                np.array([0.5], "float32"),
+            ],
+            {"lr": 0.1, "eta": 0.9, "wd": 0.01},
+            grad=False,
+            dtypes=("float32",),
+            rtol=2e-3,
+            reference=lambda w, g, m, v, w32, s, **p: adamw(w32, g, m, v, s, **p),
+        )
     ],
     "multi_sgd_update": _multi(sgd, 0),
     "multi_sgd_mom_update": _multi(sgd_mom, 1, momentum=0.9, **_COMMON),
@@ -211,19 +323,64 @@ SAMPLES = {
     "_multi_adagrad_update": _multi(adagrad, 1, positive=True),
     "_multi_nag_mom_update": _multi(nag, 1, momentum=0.9),
     "multi_lars": [
-        Sample([(4,)] * 4, {"eta": 0.01, "eps": 1e-8}, grad=False, ranges=[_POSITIVE] * 4, dtypes=("float32",),
-               reference=lambda lr, w, g, wd, eta, eps: lr * eta * np.sqrt(w) / (np.sqrt(g) + wd * np.sqrt(w) + eps))
+        Sample(
+            [(4,)] * 4,
+            {"eta": 0.01, "eps": 1e-8},
+            grad=False,
+            ranges=[_POSITIVE] * 4,
+            dtypes=("float32",),
+            reference=lambda lr, w, g, wd, eta, eps: (
+                lr * eta * np.sqrt(w) / (np.sqrt(g) + wd * np.sqrt(w) + eps)
+            ),
+        )
     ],
-    "multi_sum_sq": [Sample([(3, 4), (5000,)], {"num_arrays": 2}, reference=lambda a, b, **p: np.array([np.sum(a * a), np.sum(b * b)]), grad=False, dtypes=("float32", "float64"), rtol=1e-5)],
+    "multi_sum_sq": [
+        Sample(
+            [(3, 4), (5000,)],
+            {"num_arrays": 2},
+            reference=lambda a, b, **p: np.array([np.sum(a * a), np.sum(b * b)]),
+            grad=False,
+            dtypes=("float32", "float64"),
+            rtol=1e-5,
+        )
+    ],
     "all_finite": [
         Sample([(3, 4)], {}, reference=lambda x: np.ones(1), grad=False),
-        Sample([np.array([1, np.inf, 2], "float32")], {}, reference=lambda x: np.zeros(1), grad=False, dtypes=("float32",), name="infinite"),
-        Sample([np.array([1, np.nan, 2], "float16")], {}, reference=lambda x: np.zeros(1), grad=False, dtypes=("float16",), name="nan"),
+        Sample(
+            [np.array([1, np.inf, 2], "float32")],
+            {},
+            reference=lambda x: np.zeros(1),
+            grad=False,
+            dtypes=("float32",),
+            name="infinite",
+        ),
+        Sample(
+            [np.array([1, np.nan, 2], "float16")],
+            {},
+            reference=lambda x: np.zeros(1),
+            grad=False,
+            dtypes=("float16",),
+            name="nan",
+        ),
     ],
     "multi_all_finite": [
         Sample([(3, 4), (2,)], {"num_arrays": 2}, reference=lambda *x, **p: np.ones(1), grad=False),
-        Sample([(3, 4), np.array([np.nan], "float32")], {"num_arrays": 2}, reference=lambda *x, **p: np.zeros(1), grad=False, dtypes=("float32",), name="nan"),
+        Sample(
+            [(3, 4), np.array([np.nan], "float32")],
+            {"num_arrays": 2},
+            reference=lambda *x, **p: np.zeros(1),
+            grad=False,
+            dtypes=("float32",),
+            name="nan",
+        ),
     ],
-    "_multi_scale": [Sample([(3, 4), (2,), np.array([0.5], "float32")], {"num_arrays": 3}, grad=False, dtypes=("float32",))],
+    "_multi_scale": [
+        Sample(
+            [(3, 4), (2,), np.array([0.5], "float32")],
+            {"num_arrays": 3},
+            grad=False,
+            dtypes=("float32",),
+        )
+    ],
     "reset_arrays": [Sample([(3, 4), (2,)], {"num_arrays": 2}, grad=False)],
-}  # fmt: skip
+}

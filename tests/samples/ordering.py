@@ -74,7 +74,9 @@ SAMPLES = {
         Sample([(4, 300)], None, sort, name="radix"),
         Sample([np.array([2, np.nan, 1, -np.inf, np.inf])], None, sort, grad=False, name="nan"),
         Sample([np.array([-3, 2, -128, 127], "int8")], None, sort, grad=False),
-        Sample([np.array([-3, 2**40, -(2**50), 7], "int64")], {"is_ascend": False}, sort, grad=False),
+        Sample(
+            [np.array([-3, 2**40, -(2**50), 7], "int64")], {"is_ascend": False}, sort, grad=False
+        ),
         Sample([(0, 3)], None, sort, name="empty"),
         Sample([(3, 0)], None, sort, name="empty-axis"),
     ],
@@ -85,14 +87,22 @@ SAMPLES = {
         Sample([LONG], {"is_ascend": False}, order, grad=False, name="radix"),
         Sample([LONG.astype("float64")], {"axis": 1}, order, grad=False, name="pairs"),
         Sample([LONG.astype("int64")], {"axis": 0, "dtype": "int64"}, order, grad=False),
-        Sample([np.array([2, np.nan, 1], "float32")], {"is_ascend": False}, lambda x, is_ascend: np.array([1, 0, 2]), grad=False, name="nan"),
+        Sample(
+            [np.array([2, np.nan, 1], "float32")],
+            {"is_ascend": False},
+            lambda x, is_ascend: np.array([1, 0, 2]),
+            grad=False,
+            name="nan",
+        ),
     ],
     "topk": [
         Sample([TIES], {"k": 2}, topk, grad=False),
         Sample([(3, 7)], {"k": 3, "ret_typ": "value"}, topk, grad2=True, dtypes=HALVES),
         Sample([(3, 7)], {"k": 2, "ret_typ": "both", "axis": 0, "dtype": "int32"}, topk),
         Sample([TIES], {"k": 2, "ret_typ": "mask"}, topk, grad=False),
-        Sample([TIES.astype("int32")], {"k": 2, "ret_typ": "mask", "is_ascend": True}, topk, grad=False),
+        Sample(
+            [TIES.astype("int32")], {"k": 2, "ret_typ": "mask", "is_ascend": True}, topk, grad=False
+        ),
         Sample([TIES], {"k": 3, "axis": None, "ret_typ": "mask"}, topk, grad=False),
         Sample([(2, 4)], {"k": 3, "axis": None, "ret_typ": "value"}, topk, grad2=True),
         Sample([LONG], {"k": 5, "is_ascend": True}, topk, grad=False, name="heap"),
@@ -113,12 +123,34 @@ SAMPLES = {
         Sample([(2, 3, 4)], {"axis": -1}, argmin, grad=False),
         Sample([TIES.astype("int64")], {"axis": 0}, argmin, grad=False),
     ],
-    "argmax_channel": [Sample([(3, 4)], None, lambda x: x.argmax(1), grad=False), Sample([(2, 3, 4)], None, lambda x: x.argmax(1), grad=False)],
+    "argmax_channel": [
+        Sample([(3, 4)], None, lambda x: x.argmax(1), grad=False),
+        Sample([(2, 3, 4)], None, lambda x: x.argmax(1), grad=False),
+    ],
     "_gather_along": [
-        Sample([(2, 4), np.array([[3, 0], [1, 2]], "int64")], {"axis": 1, "size": 0}, lambda x, i, axis, size: np.take_along_axis(x, i, axis), grad=[0], grad2=True, dtypes=HALVES),
+        Sample(
+            [(2, 4), np.array([[3, 0], [1, 2]], "int64")],
+            {"axis": 1, "size": 0},
+            lambda x, i, axis, size: np.take_along_axis(x, i, axis),
+            grad=[0],
+            grad2=True,
+            dtypes=HALVES,
+        ),
     ],
     "_scatter_along": [
-        Sample([(2, 2), np.array([[3, 0], [1, 2]], "int64")], {"axis": 1, "size": 4}, scatter, grad=[0], grad2=True, dtypes=HALVES),
-        Sample([(2, 3), np.array([[1, 0, 1], [0, 2, 2]], "int32")], {"axis": 0, "size": 3}, scatter, grad=[0]),
+        Sample(
+            [(2, 2), np.array([[3, 0], [1, 2]], "int64")],
+            {"axis": 1, "size": 4},
+            scatter,
+            grad=[0],
+            grad2=True,
+            dtypes=HALVES,
+        ),
+        Sample(
+            [(2, 3), np.array([[1, 0, 1], [0, 2, 2]], "int32")],
+            {"axis": 0, "size": 3},
+            scatter,
+            grad=[0],
+        ),
     ],
 }

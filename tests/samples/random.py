@@ -37,41 +37,99 @@ SAMPLES = {}
 for _name, (_params, _still, _value) in _DRAWS.items():
     SAMPLES["_random_" + _name] = [
         Sample([], dict(_still, shape=(3, 5)), reference=_fixed(_value), dtypes=ONE, atol=1e-20),
-        Sample([], dict(_still, shape=(0, 5), dtype="float16"), reference=_fixed(_value), dtypes=ONE, name="empty"),
+        Sample(
+            [],
+            dict(_still, shape=(0, 5), dtype="float16"),
+            reference=_fixed(_value),
+            dtypes=ONE,
+            name="empty",
+        ),
         Sample([], dict(_params, shape=(700,), dtype="float64"), dtypes=ONE, name="draws"),
     ]
     SAMPLES[f"_random_{_name}_like"] = [
-        Sample([(3, 5)], _still, reference=lambda x, value=_value, **p: np.full(x.shape, value), grad=False, atol=1e-20),
+        Sample(
+            [(3, 5)],
+            _still,
+            reference=lambda x, value=_value, **p: np.full(x.shape, value),
+            grad=False,
+            atol=1e-20,
+        ),
         Sample([(30, 50)], _params, grad=False, name="draws"),
     ]
     _arrays = [a.astype("float32") for a in _ARRAYS[_name]]
     _mean = _MEANS.get(_name, [0.0, 0.0])
     SAMPLES["_sample_" + _name] = [
-        Sample(_arrays, {"shape": (3,)}, reference=lambda *a, mean=_mean, **p: np.repeat(np.array(mean)[:, None], 3, 1), grad=False, dtypes=ONE, atol=1e-20),
-        Sample(_arrays, {}, reference=lambda *a, mean=_mean, **p: np.array(mean), grad=False, dtypes=ONE, atol=1e-20, name="one"),
-        Sample(_arrays, {"shape": (0,)}, reference=lambda *a, **p: np.zeros((2, 0)), grad=False, dtypes=ONE, name="empty"),
+        Sample(
+            _arrays,
+            {"shape": (3,)},
+            reference=lambda *a, mean=_mean, **p: np.repeat(np.array(mean)[:, None], 3, 1),
+            grad=False,
+            dtypes=ONE,
+            atol=1e-20,
+        ),
+        Sample(
+            _arrays,
+            {},
+            reference=lambda *a, mean=_mean, **p: np.array(mean),
+            grad=False,
+            dtypes=ONE,
+            atol=1e-20,
+            name="one",
+        ),
+        Sample(
+            _arrays,
+            {"shape": (0,)},
+            reference=lambda *a, **p: np.zeros((2, 0)),
+            grad=False,
+            dtypes=ONE,
+            name="empty",
+        ),
     ]
 SAMPLES["_random_randint"] = [
-    Sample([], {"low": 7, "high": 8, "shape": (2, 3)}, reference=lambda shape, **p: np.full(shape, 7), dtypes=ONE),
-    Sample([], {"low": -5, "high": 2**40, "shape": (300,), "dtype": "int64"}, dtypes=ONE, name="wide"),
+    Sample(
+        [],
+        {"low": 7, "high": 8, "shape": (2, 3)},
+        reference=lambda shape, **p: np.full(shape, 7),
+        dtypes=ONE,
+    ),
+    Sample(
+        [], {"low": -5, "high": 2**40, "shape": (300,), "dtype": "int64"}, dtypes=ONE, name="wide"
+    ),
 ]
 SAMPLES["_sample_multinomial"] = [
     Sample([_HALF], {}, reference=lambda x, **p: np.array([2, 0]), grad=False, dtypes=ONE),
-    Sample([_HALF], {"shape": (4,), "get_prob": True}, reference=lambda x, **p: (np.array([[2] * 4, [0] * 4]), np.zeros((2, 4))), grad=False, dtypes=ONE, name="prob"),
-    Sample([_HALF[0]], {}, reference=lambda x, **p: np.array([2]), grad=False, dtypes=ONE, name="one"),
-    Sample([(2, 5)], {"shape": (300,), "get_prob": True}, ranges=[(0.1, 1)], grad=True, name="draws"),
+    Sample(
+        [_HALF],
+        {"shape": (4,), "get_prob": True},
+        reference=lambda x, **p: (np.array([[2] * 4, [0] * 4]), np.zeros((2, 4))),
+        grad=False,
+        dtypes=ONE,
+        name="prob",
+    ),
+    Sample(
+        [_HALF[0]], {}, reference=lambda x, **p: np.array([2]), grad=False, dtypes=ONE, name="one"
+    ),
+    Sample(
+        [(2, 5)], {"shape": (300,), "get_prob": True}, ranges=[(0.1, 1)], grad=True, name="draws"
+    ),
 ]
 SAMPLES["_backward_sample_multinomial"] = [
-    Sample([(2,), (2, 3), np.array([2, 0], "int32")], grad=False, ranges=[None, (0.5, 1), None],
-           reference=lambda g, x, i: np.array([[0, 0, g[0] / x[0, 2]], [g[1] / x[1, 0], 0, 0]])),
-]  # fmt: skip
+    Sample(
+        [(2,), (2, 3), np.array([2, 0], "int32")],
+        grad=False,
+        ranges=[None, (0.5, 1), None],
+        reference=lambda g, x, i: np.array([[0, 0, g[0] / x[0, 2]], [g[1] / x[1, 0], 0, 0]]),
+    ),
+]
 SAMPLES["_shuffle"] = [
     Sample([np.full((5, 3), 2.5, "float32")], reference=lambda x: x, grad=False, dtypes=ONE),
     Sample([(1, 4)], reference=lambda x: x, grad=False, name="one-row"),
     Sample([(300, 2)], grad=False, name="draws"),
     Sample([(0, 2)], reference=lambda x: x, grad=False, name="empty"),
 ]
-_DRAW = np.array([7, 3, 0, 0, 0], "int64")  # as _dropout_draw gives it: seed, call, position, run, stride
+_DRAW = np.array(
+    [7, 3, 0, 0, 0], "int64"
+)  # as _dropout_draw gives it: seed, call, position, run, stride
 SAMPLES["Dropout"] = [
     Sample([(3, 4)], {"p": 0.5}, reference=lambda x, **p: x, grad2=True, name="predict"),
     Sample([(3, 4)], {"p": 0.0}, reference=lambda x, **p: x, train=True, name="none"),
@@ -83,11 +141,42 @@ SAMPLES["Dropout"] = [
 ]
 SAMPLES["_dropout_draw"] = [Sample([(2, 3)], {"axis": 1, "total": 6}, grad=False)]
 SAMPLES["_dropout_part"] = [
-    Sample([(3, 40), _DRAW], {"p": 0.3, "axis": 1, "begin": 20, "total": 80}, train=True, grad=[0], grad2=True, name="train"),
-    Sample([(3, 4), _DRAW], {"p": 0.3, "axis": 0, "begin": 0, "total": 4}, reference=lambda x, d, **p: x, grad=[0], name="predict"),
-    Sample([(0, 4), _DRAW], {"p": 0.3, "axis": -1, "begin": 0, "total": 4}, train=True, reference=lambda x, d, **p: x, grad=False, name="empty"),
+    Sample(
+        [(3, 40), _DRAW],
+        {"p": 0.3, "axis": 1, "begin": 20, "total": 80},
+        train=True,
+        grad=[0],
+        grad2=True,
+        name="train",
+    ),
+    Sample(
+        [(3, 4), _DRAW],
+        {"p": 0.3, "axis": 0, "begin": 0, "total": 4},
+        reference=lambda x, d, **p: x,
+        grad=[0],
+        name="predict",
+    ),
+    Sample(
+        [(0, 4), _DRAW],
+        {"p": 0.3, "axis": -1, "begin": 0, "total": 4},
+        train=True,
+        reference=lambda x, d, **p: x,
+        grad=False,
+        name="empty",
+    ),
 ]
 SAMPLES["_dropout_apply"] = [
-    Sample([(2, 3), np.array([[1, 0, 1], [0, 1, 1]], "uint8")], {"p": 0.5}, reference=lambda x, m, p: x * m * 2, grad=[0]),
-    Sample([(2, 3), np.array([[1], [0]], "uint8")], {"p": 0.5}, reference=lambda x, m, p: x * m * 2, grad=[0], name="axes"),
+    Sample(
+        [(2, 3), np.array([[1, 0, 1], [0, 1, 1]], "uint8")],
+        {"p": 0.5},
+        reference=lambda x, m, p: x * m * 2,
+        grad=[0],
+    ),
+    Sample(
+        [(2, 3), np.array([[1], [0]], "uint8")],
+        {"p": 0.5},
+        reference=lambda x, m, p: x * m * 2,
+        grad=[0],
+        name="axes",
+    ),
 ]

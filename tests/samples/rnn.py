@@ -25,7 +25,18 @@ def cell(mode, x, h, c, wi, wh, bi, bh):
     return (np.maximum(a + b, 0) if mode == "rnn_relu" else np.tanh(a + b)), c
 
 
-def layers(data, h0, c0, weights, state_size, num_layers, mode, bidirectional=False, state_outputs=False, **_):
+def layers(
+    data,
+    h0,
+    c0,
+    weights,
+    state_size,
+    num_layers,
+    mode,
+    bidirectional=False,
+    state_outputs=False,
+    **_,
+):
     directions = 2 if bidirectional else 1
     count = num_layers * directions
     out, hs, cs = data, [], []
@@ -78,19 +89,49 @@ def flat(mode, inputs, hidden, num_layers, directions):
     return reference
 
 
-def sample_pair(mode, time=4, batch=3, inputs=5, hidden=2, num_layers=1, bidirectional=False, state_outputs=True, **more):
+def sample_pair(
+    mode,
+    time=4,
+    batch=3,
+    inputs=5,
+    hidden=2,
+    num_layers=1,
+    bidirectional=False,
+    state_outputs=True,
+    **more,
+):
     directions = 2 if bidirectional else 1
     state = (num_layers * directions, batch, hidden)
     states = [state, state] if mode == "lstm" else [state]
     weights = shapes(mode, inputs, hidden, num_layers, directions)
-    params = dict(state_size=hidden, num_layers=num_layers, mode=mode, bidirectional=bidirectional, state_outputs=state_outputs)
+    params = dict(
+        state_size=hidden,
+        num_layers=num_layers,
+        mode=mode,
+        bidirectional=bidirectional,
+        state_outputs=state_outputs,
+    )
     name = f"{mode}-{num_layers}x{directions}" + ("-states" if state_outputs else "")
     # Relu cells: kinks would spoil the differences, so all values are positive.
     ranges = [(0.1, 1)] * (1 + len(states) + len(weights)) if mode == "rnn_relu" else None
-    one = Sample([(time, batch, inputs)] + states + weights, params, separate(mode), ranges=ranges, name=name, **more)
+    one = Sample(
+        [(time, batch, inputs)] + states + weights,
+        params,
+        separate(mode),
+        ranges=ranges,
+        name=name,
+        **more,
+    )
     total = sum(int(np.prod(s)) for s in weights)
     ranges = [(0.1, 1)] * 4 if mode == "rnn_relu" else None
-    two = Sample([(time, batch, inputs), (total,)] + states, params, flat(mode, inputs, hidden, num_layers, directions), ranges=ranges, name=name, **more)
+    two = Sample(
+        [(time, batch, inputs), (total,)] + states,
+        params,
+        flat(mode, inputs, hidden, num_layers, directions),
+        ranges=ranges,
+        name=name,
+        **more,
+    )
     return one, two
 
 
@@ -110,12 +151,16 @@ def more(values=(-0.2, 0.3)):
     """What the reference has no words for: dropout between layers, clipped cells. Gradients are
     checked."""
     low, high = values
-    pairs = [sample_pair("lstm", num_layers=3, bidirectional=True, train=True),
-             sample_pair("rnn_relu", num_layers=2, train=True),
-             sample_pair("lstm", num_layers=2)]
+    pairs = [
+        sample_pair("lstm", num_layers=3, bidirectional=True, train=True),
+        sample_pair("rnn_relu", num_layers=2, train=True),
+        sample_pair("lstm", num_layers=2),
+    ]
     for i, pair in enumerate(pairs):
         for sample in pair:
-            sample.params.update(p=0.4) if i < 2 else sample.params.update(lstm_state_clip_min=low, lstm_state_clip_max=high, lstm_state_clip_nan=True)
+            sample.params.update(p=0.4) if i < 2 else sample.params.update(
+                lstm_state_clip_min=low, lstm_state_clip_max=high, lstm_state_clip_nan=True
+            )
             sample.reference = None
             sample.name += "-dropped" if i < 2 else "-clipped"
     return pairs
@@ -130,8 +175,20 @@ def backward_sample():
     weights = shapes("lstm", inputs, hidden, 1, 1)
     state, output = (1, batch, hidden), (time, batch, hidden)
     reserve = (time * batch * hidden * 5,)
-    params = dict(state_size=hidden, num_layers=1, mode="lstm", state_outputs=False, flat=False, dropped=False)
-    return Sample([(time, batch, inputs), state, state] + weights + [output, reserve, output], params, None, grad=False, name="lstm")
+    params = dict(
+        state_size=hidden, num_layers=1, mode="lstm", state_outputs=False, flat=False, dropped=False
+    )
+    return Sample(
+        [(time, batch, inputs), state, state] + weights + [output, reserve, output],
+        params,
+        None,
+        grad=False,
+        name="lstm",
+    )
 
 
-SAMPLES = {"_rnn": [a for a, _ in PAIRS], "RNN": [b for _, b in PAIRS], "_rnn_backward": [backward_sample()]}
+SAMPLES = {
+    "_rnn": [a for a, _ in PAIRS],
+    "RNN": [b for _, b in PAIRS],
+    "_rnn_backward": [backward_sample()],
+}

@@ -37,24 +37,64 @@ _INTS = np.array([-7, 7, -8, 0, 5], dtype="int32")
 
 SAMPLES = {
     name: [
-        Sample([(3, 4)], {"scalar": number}, reference=_with(function), ranges=[bounds] if bounds else None, grad=grad, grad2=grad2,
-               dtypes=("float32", "float64") if "mod" in name else ("float32", "float64", "float16"), rtol=5e-5, atol=1e-5),
+        Sample(
+            [(3, 4)],
+            {"scalar": number},
+            reference=_with(function),
+            ranges=[bounds] if bounds else None,
+            grad=grad,
+            grad2=grad2,
+            dtypes=("float32", "float64") if "mod" in name else ("float32", "float64", "float16"),
+            rtol=5e-5,
+            atol=1e-5,
+        ),
         Sample([(2, 0)], {"scalar": number}, reference=_with(function), grad=False, name="empty"),
-        Sample([(1, 1203)], {"scalar": number}, reference=_with(function), ranges=[bounds] if bounds else None, grad=False,
-               dtypes=("float32",) if "mod" in name else ("float32", "float16"), rtol=5e-5, atol=1e-5, name="blocks"),
+        Sample(
+            [(1, 1203)],
+            {"scalar": number},
+            reference=_with(function),
+            ranges=[bounds] if bounds else None,
+            grad=False,
+            dtypes=("float32",) if "mod" in name else ("float32", "float16"),
+            rtol=5e-5,
+            atol=1e-5,
+            name="blocks",
+        ),
     ]
     for name, function, number, bounds, grad, grad2 in _ROWS
-}  # fmt: skip
+}
 _trunc = lambda x, s: np.trunc(x / s)  # noqa: E731
 for _name, _function, _number in (
-    ("_plus_scalar", np.add, 3), ("_rminus_scalar", lambda x, s: s - x, 3), ("_mul_scalar", np.multiply, -2), ("_div_scalar", _trunc, 2),
-    ("_mod_scalar", np.mod, 3), ("_mod_scalar", np.mod, -3), ("_power_scalar", np.power, 2), ("_power_scalar", np.power, 3), ("_greater_scalar", np.greater, 0),
-):  # fmt: skip
+    ("_plus_scalar", np.add, 3),
+    ("_rminus_scalar", lambda x, s: s - x, 3),
+    ("_mul_scalar", np.multiply, -2),
+    ("_div_scalar", _trunc, 2),
+    ("_mod_scalar", np.mod, 3),
+    ("_mod_scalar", np.mod, -3),
+    ("_power_scalar", np.power, 2),
+    ("_power_scalar", np.power, 3),
+    ("_greater_scalar", np.greater, 0),
+):
     SAMPLES[_name].append(
-        Sample([_INTS], {"scalar": _number}, reference=_with(_function), grad=False, dtypes=("int32",), name=f"integers{len(SAMPLES[_name])}")
+        Sample(
+            [_INTS],
+            {"scalar": _number},
+            reference=_with(_function),
+            grad=False,
+            dtypes=("int32",),
+            name=f"integers{len(SAMPLES[_name])}",
+        )
     )
 SAMPLES["_power_scalar"] += [
-    Sample([(3, 4)], {"scalar": p}, reference=_with(np.power), grad2=p > 1, ranges=[(0.5, 2)], name=f"power{p}") for p in (2, 3, 1, 0, -1, 0.5)
+    Sample(
+        [(3, 4)],
+        {"scalar": p},
+        reference=_with(np.power),
+        grad2=p > 1,
+        ranges=[(0.5, 2)],
+        name=f"power{p}",
+    )
+    for p in (2, 3, 1, 0, -1, 0.5)
 ]
 
 

@@ -8,8 +8,9 @@ from support.devices import on
 
 
 def same(x, y):
-    return x.shape == y.shape and np.allclose(x, y, rtol=1e-5,
-                                              atol=1e-5 * max(1, np.abs(x).max(initial=0)))
+    return x.shape == y.shape and np.allclose(
+        x, y, rtol=1e-5, atol=1e-5 * max(1, np.abs(x).max(initial=0))
+    )
 
 
 class Net(gluon.HybridBlock):
@@ -26,8 +27,12 @@ class Net(gluon.HybridBlock):
         return self.body(F, x, w, self.captured)
 
 
-MODES = {"eager": None, "hybridized": {}, "exact": {"exact": True},
-         "static": {"static_alloc": True, "static_shape": True}}
+MODES = {
+    "eager": None,
+    "hybridized": {},
+    "exact": {"exact": True},
+    "static": {"static_alloc": True, "static_shape": True},
+}
 
 
 def make(body, mode, captured=None):
@@ -38,14 +43,17 @@ def make(body, mode, captured=None):
 
 
 def array(seed, shape=(2, 3), ctx=None):
-    return nd.array(np.random.RandomState(seed).uniform(0.5, 1.5, shape).astype("float32"),
-                    ctx=ctx or on(0))
+    return nd.array(
+        np.random.RandomState(seed).uniform(0.5, 1.5, shape).astype("float32"), ctx=ctx or on(0)
+    )
 
 
 def check_alike(eager, other, what):
     assert len(eager) == len(other), what
     for a, b in zip(eager, other):
-        assert str(a) == str(b) if isinstance(a, Exception) or isinstance(b, Exception) else same(a, b), what
+        assert (
+            str(a) == str(b) if isinstance(a, Exception) or isinstance(b, Exception) else same(a, b)
+        ), what
 
 
 def paused(function):

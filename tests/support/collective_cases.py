@@ -12,7 +12,10 @@ DEVICES = [on(i) for i in range(5)]
 def arrays_of(count, shape, seed=0, scale=True):
     """One a device, of very different sizes, so that another order of summation has other bits."""
     rng = np.random.RandomState(seed)
-    values = [(rng.standard_normal(shape) * (7.0**i if scale else 1)).astype("float32") for i in range(count)]
+    values = [
+        (rng.standard_normal(shape) * (7.0**i if scale else 1)).astype("float32")
+        for i in range(count)
+    ]
     return values, [nd.array(v, ctx=ctx) for v, ctx in zip(values, DEVICES)]
 
 
@@ -24,7 +27,10 @@ def in_order(values):
 
 
 def cut(value, count, axis):
-    return [np.take(value, range(begin, end), axis) for begin, end in par.collectives.divide(value.shape[axis], count)]
+    return [
+        np.take(value, range(begin, end), axis)
+        for begin, end in par.collectives.divide(value.shape[axis], count)
+    ]
 
 
 # name -> (call on arrays, the same on NumPy arrays, the gradients of the inputs for gradients of the outputs)
@@ -44,15 +50,51 @@ def cases(count, axis):
 
     everywhere = lambda values: [in_order(values)] * count
     return {
-        "all_reduce": (lambda x: par.all_reduce(x, "one_shot"), everywhere, lambda x, g: [in_order(g)] * count),
-        "two_shot": (lambda x: par.all_reduce(x, "two_shot"), everywhere, lambda x, g: [in_order(g)] * count),
-        "reduce": (lambda x: [par.reduce(x, DEVICES[count - 1])], lambda x: [in_order(x)], lambda x, g: g * count),
-        "reduce_scatter": (lambda x: par.reduce_scatter(x, axis), lambda x: cut(in_order(x), count, axis), lambda x, g: [join(g)] * count),
-        "all_gather": (lambda x: par.all_gather(x, axis), lambda x: [join(x)] * count, lambda x, g: lengths([in_order(g)], x)),
-        "gather": (lambda x: [par.gather(x, axis=axis)], lambda x: [join(x)], lambda x, g: lengths(g, x)),
-        "scatter": (lambda x: par.scatter(x[0], devices, axis), lambda x: cut(x[0], count, axis), lambda x, g: [join(g)] + [0 * v for v in x[1:]]),
-        "broadcast": (lambda x: par.broadcast(x[0], devices), lambda x: [x[0]] * count, lambda x, g: [in_order(g)] + [0 * v for v in x[1:]]),
-        "all_to_all": (lambda x: par.all_to_all(x, axis, axis), exchange, lambda x, g: _back(x, g, count, axis)),
+        "all_reduce": (
+            lambda x: par.all_reduce(x, "one_shot"),
+            everywhere,
+            lambda x, g: [in_order(g)] * count,
+        ),
+        "two_shot": (
+            lambda x: par.all_reduce(x, "two_shot"),
+            everywhere,
+            lambda x, g: [in_order(g)] * count,
+        ),
+        "reduce": (
+            lambda x: [par.reduce(x, DEVICES[count - 1])],
+            lambda x: [in_order(x)],
+            lambda x, g: g * count,
+        ),
+        "reduce_scatter": (
+            lambda x: par.reduce_scatter(x, axis),
+            lambda x: cut(in_order(x), count, axis),
+            lambda x, g: [join(g)] * count,
+        ),
+        "all_gather": (
+            lambda x: par.all_gather(x, axis),
+            lambda x: [join(x)] * count,
+            lambda x, g: lengths([in_order(g)], x),
+        ),
+        "gather": (
+            lambda x: [par.gather(x, axis=axis)],
+            lambda x: [join(x)],
+            lambda x, g: lengths(g, x),
+        ),
+        "scatter": (
+            lambda x: par.scatter(x[0], devices, axis),
+            lambda x: cut(x[0], count, axis),
+            lambda x, g: [join(g)] + [0 * v for v in x[1:]],
+        ),
+        "broadcast": (
+            lambda x: par.broadcast(x[0], devices),
+            lambda x: [x[0]] * count,
+            lambda x, g: [in_order(g)] + [0 * v for v in x[1:]],
+        ),
+        "all_to_all": (
+            lambda x: par.all_to_all(x, axis, axis),
+            exchange,
+            lambda x, g: _back(x, g, count, axis),
+        ),
     }
 
 
@@ -93,7 +135,9 @@ def check(count, shape, axis, name, hybridize=False, seed=0):
             outputs = list(outputs) + [0 * a for a in arrays[1:]]
     expected = reference(values)
     rng = np.random.RandomState(seed + 1)
-    grads = [(rng.standard_normal(e.shape) * 5.0**i).astype("float32") for i, e in enumerate(expected)]
+    grads = [
+        (rng.standard_normal(e.shape) * 5.0**i).astype("float32") for i, e in enumerate(expected)
+    ]
     heads = [nd.array(g, ctx=out.context) for g, out in zip(grads, outputs)]
     heads += [nd.zeros(out.shape, ctx=out.context) for out in outputs[len(heads) :]]
     autograd.backward(outputs, heads)

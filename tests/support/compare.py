@@ -28,7 +28,9 @@ def close(a, b, scale=None):
     """Within 1e-5 of the largest value, in double 1e-13: sums are taken in another order."""
     a, b = (x.asnumpy() if isinstance(x, nd.NDArray) else x for x in (a, b))
     assert a.shape == b.shape and a.dtype == b.dtype
-    limit = (1e-13 if a.dtype == "float64" else 1e-5) * max(np.abs(b).max() if scale is None and b.size else scale or 1, 1e-3)
+    limit = (1e-13 if a.dtype == "float64" else 1e-5) * max(
+        np.abs(b).max() if scale is None and b.size else scale or 1, 1e-3
+    )
     assert np.abs(a - b).max() <= limit, (np.abs(a - b).max(), limit)
 
 

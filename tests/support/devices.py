@@ -11,7 +11,10 @@ from mpgluon import _core
 
 
 def test_devices():
-    names = re.findall(r"(cpu|gpu)\((\d+)\)", os.environ.get("MPGLUON_TEST_DEVICES", "")) or [("cpu", "0"), ("cpu", "1")]
+    names = re.findall(r"(cpu|gpu)\((\d+)\)", os.environ.get("MPGLUON_TEST_DEVICES", "")) or [
+        ("cpu", "0"),
+        ("cpu", "1"),
+    ]
     return [mx.Context(kind, int(index)) for kind, index in names]
 
 
@@ -50,4 +53,7 @@ def held(ctx):
 
 def at_work(ctx):
     """Whether the device has not done all that is queued."""
-    return any(device == str(ctx) and completed < submitted for device, completed, submitted, *_ in _core.engine_queue_status())
+    return any(
+        device == str(ctx) and completed < submitted
+        for device, completed, submitted, *_ in _core.engine_queue_status()
+    )

@@ -41,8 +41,14 @@ class Small(gluon.HybridBlock):
     def __init__(self):
         super().__init__(prefix="small_")
         with self.name_scope():
-            self.conv, self.norm = nn.Conv2D(4, 3, in_channels=2, padding=1), nn.BatchNorm(in_channels=4)
-            self.dense, self.out = nn.Dense(16, in_units=144, activation="tanh"), nn.Dense(3, in_units=16)
+            self.conv, self.norm = (
+                nn.Conv2D(4, 3, in_channels=2, padding=1),
+                nn.BatchNorm(in_channels=4),
+            )
+            self.dense, self.out = (
+                nn.Dense(16, in_units=144, activation="tanh"),
+                nn.Dense(3, in_units=16),
+            )
         for layer, index in ((self.conv, 0), (self.norm, 0), (self.dense, 1), (self.out, 1)):
             layer.initialize(mx.init.Xavier(), ctx=mx.cpu(index))
 
@@ -59,7 +65,14 @@ class Session:
         mx.random.seed(5)
         self.net, self.loss, self.staged = Small(), gluon.loss.SoftmaxCrossEntropyLoss(), None
         if way != "eager":
-            self.net.hybridize(**{"hybridized": {}, "exact": {"exact": True}, "pipelined": {"pipeline": Pipeline(3, "1f1b")}, "train step": {}}[way])
+            self.net.hybridize(
+                **{
+                    "hybridized": {},
+                    "exact": {"exact": True},
+                    "pipelined": {"pipeline": Pipeline(3, "1f1b")},
+                    "train step": {},
+                }[way]
+            )
         self.trainer = gluon.Trainer(self.net.collect_params(), "adam", {"learning_rate": 0.01})
         if way == "train step":
             self.staged = TrainStep(self.net, self.loss, self.trainer, Pipeline(3, "1f1b"))

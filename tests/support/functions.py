@@ -20,7 +20,12 @@ def is_float(array):
 
 
 def steps(op, phase="forward", entry=0):
-    return [i for device in op.compiled()[entry]["devices"].values() for i in device[phase] if i["kind"] == "run"]
+    return [
+        i
+        for device in op.compiled()[entry]["devices"].values()
+        for i in device[phase]
+        if i["kind"] == "run"
+    ]
 
 
 def groups(op, phase="forward", entry=0):
@@ -42,10 +47,16 @@ def train(function, arrays, add=False):
         mx.random.seed(3)
         with autograd.record():
             outputs = as_list(function(*leaves))
-            heads = [(o * (i + 1)).sum().as_in_context(leaves[0].ctx) for i, o in enumerate(outputs) if is_float(o)]
+            heads = [
+                (o * (i + 1)).sum().as_in_context(leaves[0].ctx)
+                for i, o in enumerate(outputs)
+                if is_float(o)
+            ]
         if heads and any(leaf.grad is not None for leaf in leaves):
             autograd.backward(heads)
-        found += [o.asnumpy() for o in outputs] + [leaf.grad.asnumpy() for leaf in leaves if leaf.grad is not None]
+        found += [o.asnumpy() for o in outputs] + [
+            leaf.grad.asnumpy() for leaf in leaves if leaf.grad is not None
+        ]
     mx.random.seed(4)
     return found + [o.asnumpy() for o in as_list(function(*leaves))]
 

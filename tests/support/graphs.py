@@ -10,7 +10,9 @@ F32 = np.float32
 
 
 def array(shape, seed, ctx=None, scale=1.0):
-    return nd.array(np.random.RandomState(seed).randn(*shape).astype(F32) * F32(scale), ctx=ctx or on(0))
+    return nd.array(
+        np.random.RandomState(seed).randn(*shape).astype(F32) * F32(scale), ctx=ctx or on(0)
+    )
 
 
 def dump(function, *arrays, train=False, **flags):
@@ -23,7 +25,11 @@ def dump(function, *arrays, train=False, **flags):
 
 
 def ops(function, *arrays, **flags):
-    return [line.split(" = ")[1].split("(")[0] for line in dump(function, *arrays, **flags) if " = " in line]
+    return [
+        line.split(" = ")[1].split("(")[0]
+        for line in dump(function, *arrays, **flags)
+        if " = " in line
+    ]
 
 
 def run(function, arrays, head_seed=7, hybridize=True, **flags):
@@ -36,13 +42,18 @@ def run(function, arrays, head_seed=7, hybridize=True, **flags):
     with autograd.record():
         y = op(*arrays)
         y = y[0] if isinstance(y, list) else y
-    y.backward(nd.array(np.random.RandomState(head_seed).randn(*y.shape), ctx=y.context, dtype=y.dtype))
+    y.backward(
+        nd.array(np.random.RandomState(head_seed).randn(*y.shape), ctx=y.context, dtype=y.dtype)
+    )
     return [y.asnumpy()] + [a.grad.asnumpy() for a in arrays if a.grad is not None]
 
 
 def error(a, b):
     """The largest distance of two results, relative to their norm; of gradients that are zero but for rounding, absolute."""
-    return max(np.linalg.norm(x.astype(np.float64) - y) / max(np.linalg.norm(y.astype(np.float64)), 1e-3) for x, y in zip(a, b))
+    return max(
+        np.linalg.norm(x.astype(np.float64) - y) / max(np.linalg.norm(y.astype(np.float64)), 1e-3)
+        for x, y in zip(a, b)
+    )
 
 
 def check(function, arrays, tolerance=1e-6):

@@ -10,7 +10,9 @@ import mpgluon as mx
 from mpgluon import _core, _device_groups, _graph_breaks, autograd, gluon, nd
 from mpgluon.gluon import _running_statistics, _tracing
 
-os.register_at_fork(after_in_child=lambda: (sys.settrace(None), sys.setprofile(None)))  # interrupts reach one process
+os.register_at_fork(
+    after_in_child=lambda: (sys.settrace(None), sys.setprofile(None))
+)  # interrupts reach one process
 PACKAGE = os.path.dirname(mx.__file__) + os.sep
 
 
@@ -25,8 +27,16 @@ def places_of(code):
 
     places, former = set(), None
     for instruction in dis.get_instructions(code):
-        call = former is not None and former.opname.startswith("CALL") and "INTRINSIC" not in former.opname
-        if instruction.opname.startswith("JUMP_BACKWARD") or call and handlers(former.offset) == handlers(instruction.offset):
+        call = (
+            former is not None
+            and former.opname.startswith("CALL")
+            and "INTRINSIC" not in former.opname
+        )
+        if (
+            instruction.opname.startswith("JUMP_BACKWARD")
+            or call
+            and handlers(former.offset) == handlers(instruction.offset)
+        ):
             places.add(instruction.offset)
         former = instruction
     return places
@@ -42,7 +52,9 @@ def interrupted(work, n):
         if places == n:
             raise KeyboardInterrupt
 
-    def watch(frame, event, _):  # for versions of Python without tables of handlers: not behind calls of types and other objects
+    def watch(
+        frame, event, _
+    ):  # for versions of Python without tables of handlers: not behind calls of types and other objects
         if event in ("call", "c_return") and frame.f_code.co_filename.startswith(PACKAGE):
             met()
 
@@ -74,13 +86,20 @@ def interrupted(work, n):
 
 def check_clean():
     """Nothing is in force that belongs to the time of a call."""
-    assert _tracing.current() is None and _graph_breaks.current() is None and _running_statistics.active() is None
+    assert (
+        _tracing.current() is None
+        and _graph_breaks.current() is None
+        and _running_statistics.active() is None
+    )
     assert _core.swap_trace(None) is None
     assert not autograd.is_recording() and not autograd.is_training()
     assert _core.get_scope() == 0 and _core.get_steps() == 0 and _core.set_group(None) is None
     assert not _device_groups.running() and _device_groups.current() is None
     assert getattr(gluon.block._NameScope._current, "value", None) is None
-    assert type(mx.name.NameManager.current()) is mx.name.NameManager and mx.AttrScope.current().get(None) == {}
+    assert (
+        type(mx.name.NameManager.current()) is mx.name.NameManager
+        and mx.AttrScope.current().get(None) == {}
+    )
     assert mx.current_context() == mx.cpu(0) and not mx.util.is_np_shape()
 
 

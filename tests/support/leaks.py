@@ -11,7 +11,21 @@ from support.devices import on
 
 
 class Mallinfo(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")]
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
+        )
+    ]
 
 
 try:
@@ -57,7 +71,10 @@ def leaks(step, steps, rounds=3):
     """What each step leaves behind, by name. What is found must be there in more steps, too:
     tables that grow now and then are not."""
     for factor in (1, 4, 16, 64, 256):
-        found = {name: (count, count / (steps * factor * unit)) for name, (count, unit) in left(step, steps * factor, rounds).items()}
+        found = {
+            name: (count, count / (steps * factor * unit))
+            for name, (count, unit) in left(step, steps * factor, rounds).items()
+        }
         found = {name: count for name, (count, share) in found.items() if share >= 0.5}
         if not found:
             break

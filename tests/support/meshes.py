@@ -12,7 +12,9 @@ def train(net, mesh, trainer, data, loop="replica by replica"):
     losses = []
     for x, y in data:
         own = []
-        for part, label in zip(gluon.utils.split_and_load(x, mesh), mesh.split_and_load(y, stage=-1)):
+        for part, label in zip(
+            gluon.utils.split_and_load(x, mesh), mesh.split_and_load(y, stage=-1)
+        ):
             with autograd.record():
                 own.append(LOSS(net(part), label))
             if loop == "replica by replica":
@@ -29,8 +31,9 @@ def whole(params, values):
     found = {}
     for param, value in zip(params, values):
         if isinstance(param, par.ShardedParameter):
-            target = found.setdefault(param.global_name,
-                                      np.full(param.global_shape, np.nan, value.dtype))
+            target = found.setdefault(
+                param.global_name, np.full(param.global_shape, np.nan, value.dtype)
+            )
             at = 0
             for begin, end in param.ranges:
                 index = (slice(None),) * param.axis
@@ -59,4 +62,8 @@ def values(net):
 
 def inputs_of(shape, integers=0):
     rng = np.random.RandomState(3)
-    return rng.randint(0, integers, shape).astype("float32") if integers else rng.standard_normal(shape).astype("float32")
+    return (
+        rng.randint(0, integers, shape).astype("float32")
+        if integers
+        else rng.standard_normal(shape).astype("float32")
+    )

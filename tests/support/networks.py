@@ -8,7 +8,10 @@ from mpgluon.gluon import nn, rnn
 from support.devices import on
 
 STEPS = 20
-OPTIMIZERS = {"sgd": {"learning_rate": 0.05, "momentum": 0.9, "wd": 1e-3}, "adam": {"learning_rate": 0.01}}
+OPTIMIZERS = {
+    "sgd": {"learning_rate": 0.05, "momentum": 0.9, "wd": 1e-3},
+    "adam": {"learning_rate": 0.01},
+}
 
 
 class Placed(gluon.HybridBlock):
@@ -31,7 +34,11 @@ class Chain(Placed):
     names = ["a", "b", "c"]
 
     def make(self):
-        self.a, self.b, self.c = nn.Dense(8, activation="tanh"), nn.Dense(8, activation="relu"), nn.Dense(4)
+        self.a, self.b, self.c = (
+            nn.Dense(8, activation="tanh"),
+            nn.Dense(8, activation="relu"),
+            nn.Dense(4),
+        )
         self.drop = nn.Dropout(0.3)
 
     def hybrid_forward(self, F, x):
@@ -47,7 +54,11 @@ class BackAndForth(Placed):
     names = ["a", "b", "c"]
 
     def make(self):
-        self.a, self.b, self.c = nn.Dense(8, in_units=6), nn.Dense(8, in_units=8), nn.Dense(8, in_units=8)
+        self.a, self.b, self.c = (
+            nn.Dense(8, in_units=6),
+            nn.Dense(8, in_units=8),
+            nn.Dense(8, in_units=8),
+        )
         self.drop = nn.Dropout(0.2)
 
     def hybrid_forward(self, F, x):
@@ -151,7 +162,9 @@ def train(kind, devices, optimizer, hybridize=None, steps=STEPS):
             y = net(x)
             loss = (y * y).mean()
         loss.backward()
-        gluon.utils.clip_global_norm([p.grad() for p in net.collect_params().values()], 0.5, check_isfinite=False)
+        gluon.utils.clip_global_norm(
+            [p.grad() for p in net.collect_params().values()], 0.5, check_isfinite=False
+        )
         trainer.step(1)
         losses.append(loss)
     values = {name: param.data().asnumpy() for name, param in net.collect_params().items()}

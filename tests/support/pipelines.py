@@ -70,14 +70,18 @@ class Branches(gluon.HybridBlock):
 def dense(i):
     part = nn.HybridSequential()
     with part.name_scope():
-        part.add(nn.Dense(16, in_units=16, activation="tanh"), nn.Dropout(0.3), nn.Dense(16, in_units=16))
+        part.add(
+            nn.Dense(16, in_units=16, activation="tanh"), nn.Dropout(0.3), nn.Dense(16, in_units=16)
+        )
     return part
 
 
 def convolution(i):
     part = nn.HybridSequential()
     with part.name_scope():
-        part.add(nn.Conv2D(4, 3, padding=1, in_channels=4, activation="relu"), nn.MaxPool2D(2, strides=1))
+        part.add(
+            nn.Conv2D(4, 3, padding=1, in_channels=4, activation="relu"), nn.MaxPool2D(2, strides=1)
+        )
     return part
 
 
@@ -90,7 +94,11 @@ NETS = {
 
 
 def gradients(net):
-    return {name: param.grad().asnumpy() for name, param in net.collect_params().items() if param.grad_req != "null"}
+    return {
+        name: param.grad().asnumpy()
+        for name, param in net.collect_params().items()
+        if param.grad_req != "null"
+    }
 
 
 def equal(a, b):

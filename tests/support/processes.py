@@ -15,13 +15,19 @@ def environment(base=None, **settings):
     """The environment (or `base`) with more settings, in which a process finds the package that is
     tested and the modules of the tests, wherever it starts (PYTHONSAFEPATH)."""
     paths = [TESTS, os.environ.get("PYTHONPATH"), PACKAGE]
-    return {**(os.environ if base is None else base), "PYTHONPATH": os.pathsep.join(filter(None, paths)), **settings}
+    return {
+        **(os.environ if base is None else base),
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        **settings,
+    }
 
 
 def ended(code, timeout=120, base=None, **settings):
     """A process that has run the code; its exit status, and what it wrote to both outputs."""
     command = [sys.executable, "-c", textwrap.dedent(code)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment(base, **settings))
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=timeout, env=environment(base, **settings)
+    )
 
 
 def finished(code, timeout=120, base=None, **settings):

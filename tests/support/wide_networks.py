@@ -37,7 +37,12 @@ class Chain(MLP):
     def make(self):
         for name in self.names:
             block = nn.HybridSequential()
-            block.add(nn.Dense(WIDTH, in_units=WIDTH), nn.LayerNorm(in_channels=WIDTH), nn.Activation("relu"), nn.Dropout(0.2))
+            block.add(
+                nn.Dense(WIDTH, in_units=WIDTH),
+                nn.LayerNorm(in_channels=WIDTH),
+                nn.Activation("relu"),
+                nn.Dropout(0.2),
+            )
             setattr(self, name, block)
 
     def hybrid_forward(self, F, x):
@@ -52,12 +57,20 @@ class Branches(Started):
 
     def make(self):
         for name in self.names:
-            setattr(self, name, nn.Dense(WIDTH, activation="tanh", in_units=3 * WIDTH if name == "head" else WIDTH))
+            setattr(
+                self,
+                name,
+                nn.Dense(WIDTH, activation="tanh", in_units=3 * WIDTH if name == "head" else WIDTH),
+            )
 
     def hybrid_forward(self, F, x):
         x = self.stem(x)
-        branches = [getattr(self, name)(x.as_in_context(self.places[name])) for name in self.names[1:4]]
-        return self.head(F.concat(*[branch.as_in_context(self.places["head"]) for branch in branches], dim=1))
+        branches = [
+            getattr(self, name)(x.as_in_context(self.places[name])) for name in self.names[1:4]
+        ]
+        return self.head(
+            F.concat(*[branch.as_in_context(self.places["head"]) for branch in branches], dim=1)
+        )
 
 
 class Recurrent(Started):
@@ -65,7 +78,10 @@ class Recurrent(Started):
 
     def make(self):
         self.embed = nn.Embedding(50, WIDTH)
-        self.lstm1, self.lstm2 = rnn.LSTM(WIDTH, input_size=WIDTH), rnn.LSTM(WIDTH, input_size=WIDTH)
+        self.lstm1, self.lstm2 = (
+            rnn.LSTM(WIDTH, input_size=WIDTH),
+            rnn.LSTM(WIDTH, input_size=WIDTH),
+        )
         self.decoder = nn.Dense(50, flatten=False, in_units=WIDTH)
 
     def hybrid_forward(self, F, x):

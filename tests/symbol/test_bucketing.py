@@ -19,20 +19,31 @@ def generate(length):
         outputs, _ = lower.unroll(length, embedded, merge_outputs=True)
     with mx.AttrScope(ctx_group="upper"):
         outputs, _ = upper.unroll(length, outputs, merge_outputs=True)
-        scores = mx.sym.FullyConnected(mx.sym.reshape(outputs, shape=(-1, HIDDEN)), num_hidden=WORDS, name="out")
-        return mx.sym.SoftmaxOutput(scores, mx.sym.reshape(label, shape=(-1,)), name="softmax"), ["data"], ["softmax_label"]
+        scores = mx.sym.FullyConnected(
+            mx.sym.reshape(outputs, shape=(-1, HIDDEN)), num_hidden=WORDS, name="out"
+        )
+        return (
+            mx.sym.SoftmaxOutput(scores, mx.sym.reshape(label, shape=(-1,)), name="softmax"),
+            ["data"],
+            ["softmax_label"],
+        )
 
 
 def batch_of(length, seed=0):
     words = np.random.RandomState(seed).randint(0, WORDS, (BATCH, length + 1))
     return mx.io.DataBatch(
-        [mx.nd.array(words[:, :-1])], [mx.nd.array(words[:, 1:])], bucket_key=length,
-        provide_data=[("data", (BATCH, length))], provide_label=[("softmax_label", (BATCH, length))],
-    )  # fmt: skip
+        [mx.nd.array(words[:, :-1])],
+        [mx.nd.array(words[:, 1:])],
+        bucket_key=length,
+        provide_data=[("data", (BATCH, length))],
+        provide_label=[("softmax_label", (BATCH, length))],
+    )
 
 
 def module_of(longest, **options):
-    module = mx.mod.BucketingModule(generate, default_bucket_key=longest, context=on(0), group2ctxs=DEVICES, **options)
+    module = mx.mod.BucketingModule(
+        generate, default_bucket_key=longest, context=on(0), group2ctxs=DEVICES, **options
+    )
     module.bind([("data", (BATCH, longest))], [("softmax_label", (BATCH, longest))])
     mx.random.seed(0)
     module.init_params(mx.init.Xavier())
@@ -64,8 +75,13 @@ def test_buckets_share_memory():
     assert many < 1.1 * one, f"{one} bytes for one bucket, {many} for eleven"
     for executor in [one for bucket in module._buckets.values() for one in bucket._execs]:
         assert len(executor._call.compiled()) == 1
-        assert executor.arg_dict["out_weight"] is module._buckets[20]._execs[0].arg_dict["out_weight"]
-        assert executor.grad_dict["out_weight"] is module._buckets[20]._execs[0].grad_dict["out_weight"]
+        assert (
+            executor.arg_dict["out_weight"] is module._buckets[20]._execs[0].arg_dict["out_weight"]
+        )
+        assert (
+            executor.grad_dict["out_weight"]
+            is module._buckets[20]._execs[0].grad_dict["out_weight"]
+        )
 
 
 def test_a_bucket_computes_as_a_module_of_its_own():
@@ -98,7 +114,9 @@ def test_checkpoints(tmp_path):
     for length in (6, 4):
         step(module, batch_of(length))
     module.save_checkpoint(prefix, 3)
-    again = mx.mod.BucketingModule.load(prefix, 3, sym_gen=generate, default_bucket_key=6, group2ctxs=DEVICES)
+    again = mx.mod.BucketingModule.load(
+        prefix, 3, sym_gen=generate, default_bucket_key=6, group2ctxs=DEVICES
+    )
     again.bind([("data", (BATCH, 6))], [("softmax_label", (BATCH, 6))])
     for length in (4, 6, 5):  # 5: of sym_gen
         for one in (module, again):

@@ -22,20 +22,32 @@ CONTROL = os.path.join(TESTS, "data", "control_flow-symbol.json")
 def symbols():
     x, s, w = mx.sym.var("x"), mx.sym.var("s"), mx.sym.var("w")
     outs, last = mx.sym.contrib.foreach(
-        lambda a, st: (mx.sym.FullyConnected(a + st[0] * w, num_hidden=3, name="fc"), [mx.sym.broadcast_add(st[0] * 2, mx.sym.sum(x))]), x, [s]
+        lambda a, st: (
+            mx.sym.FullyConnected(a + st[0] * w, num_hidden=3, name="fc"),
+            [mx.sym.broadcast_add(st[0] * 2, mx.sym.sum(x))],
+        ),
+        x,
+        [s],
     )
     return mx.sym.Group([outs, last[0]])
 
 
 def loops():
     i, s, w = mx.sym.var("i"), mx.sym.var("s"), mx.sym.var("w")
-    outs, last = mx.sym.contrib.while_loop(lambda i, s: i < 4, lambda i, s: ([mx.sym.broadcast_add(s * w, i)], [i + 1, s * 1.5]), [i, s], max_iterations=6)
+    outs, last = mx.sym.contrib.while_loop(
+        lambda i, s: i < 4,
+        lambda i, s: ([mx.sym.broadcast_add(s * w, i)], [i + 1, s * 1.5]),
+        [i, s],
+        max_iterations=6,
+    )
     return mx.sym.Group([outs[0], *last])
 
 
 def choice():
     a, b = mx.sym.var("a"), mx.sym.var("b")
-    return mx.sym.contrib.cond(mx.sym.sum(a * b) < 5, lambda: (a + 5) * (b + 5), lambda: (a - 5) * (b - 5))
+    return mx.sym.contrib.cond(
+        mx.sym.sum(a * b) < 5, lambda: (a + 5) * (b + 5), lambda: (a - 5) * (b - 5)
+    )
 
 
 def values(symbol, shapes, train=True):
@@ -48,7 +60,11 @@ def values(symbol, shapes, train=True):
     return found + [exe.grad_dict[name].asnumpy() for name in sorted(exe.grad_dict)]
 
 
-SHAPES = [(symbols, {"x": (5, 2, 4), "s": (2, 4), "w": (1,)}), (loops, {"i": (1,), "s": (2, 3), "w": (2, 3)}), (choice, {"a": (2,), "b": (2,)})]
+SHAPES = [
+    (symbols, {"x": (5, 2, 4), "s": (2, 4), "w": (1,)}),
+    (loops, {"i": (1,), "s": (2, 3), "w": (2, 3)}),
+    (choice, {"a": (2,), "b": (2,)}),
+]
 
 
 @pytest.mark.parametrize("make, shapes", SHAPES, ids=["foreach", "while_loop", "cond"])
@@ -58,7 +74,10 @@ def test_symbols_are_saved_and_loaded(make, shapes):
     symbol = make()
     again = mx.sym.load_json(symbol.tojson())
     assert again.tojson() == symbol.tojson()
-    assert again.list_arguments() == symbol.list_arguments() and again.list_outputs() == symbol.list_outputs()
+    assert (
+        again.list_arguments() == symbol.list_arguments()
+        and again.list_outputs() == symbol.list_outputs()
+    )
     assert again.infer_shape(**shapes) == symbol.infer_shape(**shapes)
     same_bits(values(symbol, shapes), values(again, shapes))
     copied = mx.sym.load_json(symbol.__copy__().tojson())
@@ -78,10 +97,24 @@ def test_symbols_equal_arrays():
     with autograd.record():
         x, w = arrays["x"], arrays["w"]
         outs, last = nd.contrib.foreach(
-            lambda a, st: (nd.FullyConnected(a + st[0] * w, arrays["fc_weight"], arrays["fc_bias"], num_hidden=3), [nd.broadcast_add(st[0] * 2, nd.sum(x))]), x, [arrays["s"]]
+            lambda a, st: (
+                nd.FullyConnected(
+                    a + st[0] * w, arrays["fc_weight"], arrays["fc_bias"], num_hidden=3
+                ),
+                [nd.broadcast_add(st[0] * 2, nd.sum(x))],
+            ),
+            x,
+            [arrays["s"]],
         )
     autograd.backward([outs, last[0]])
-    for a, b in zip(found, [outs.asnumpy(), last[0].asnumpy(), *[arrays[name].grad.asnumpy() for name in sorted(arrays)]]):
+    for a, b in zip(
+        found,
+        [
+            outs.asnumpy(),
+            last[0].asnumpy(),
+            *[arrays[name].grad.asnumpy() for name in sorted(arrays)],
+        ],
+    ):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
@@ -91,14 +124,18 @@ def test_json_of_mxnet():
         document = json.load(file)
     for case in document["cases"]:
         symbol = mx.sym.load_json(case["symbol"])
-        arrays = {name: nd.array(np.array(value, "float32")) for name, value in case["arguments"].items()}
+        arrays = {
+            name: nd.array(np.array(value, "float32")) for name, value in case["arguments"].items()
+        }
         grads = {name: nd.zeros(array.shape) for name, array in arrays.items()}
         exe = symbol.bind(on(0), arrays, grads)
         for out, expected in zip(exe.forward(is_train=True), case["outputs"]):
             np.testing.assert_allclose(out.asnumpy(), np.array(expected), rtol=1e-5, atol=1e-5)
         exe.backward([nd.ones(o.shape) for o in exe.outputs])
         for name, expected in case["gradients"].items():
-            np.testing.assert_allclose(grads[name].asnumpy(), np.array(expected), rtol=1e-5, atol=1e-4)
+            np.testing.assert_allclose(
+                grads[name].asnumpy(), np.array(expected), rtol=1e-5, atol=1e-4
+            )
         assert json.loads(symbol.tojson())["nodes"] == json.loads(case["symbol"])["nodes"]
 
 
@@ -111,7 +148,9 @@ def test_blocks_are_exported(tmp_path):
                 self.norm = gluon.nn.BatchNorm(in_channels=4)
 
         def hybrid_forward(self, F, x):
-            out, last = F.contrib.foreach(lambda a, st: (self.norm(self.cell(a)), st + a), x, F.sum(x, axis=0))
+            out, last = F.contrib.foreach(
+                lambda a, st: (self.norm(self.cell(a)), st + a), x, F.sum(x, axis=0)
+            )
             return F.contrib.cond(F.sum(last) > 0, lambda: out * 2, lambda: out + 1)
 
     net = Net()
@@ -127,14 +166,46 @@ def test_blocks_are_exported(tmp_path):
 def test_symbol_errors():
     x, s = mx.sym.var("x"), mx.sym.var("s")
     for wrong, kind, words in (
-        (lambda: mx.sym.contrib.foreach(lambda a, st: (a, [a]), x, [s]), AssertionError, "does not use s"),
-        (lambda: mx.sym.contrib.foreach(lambda a, st: (a + st[0], []), x, [s]), MXNetError, "gets 1 states and returned 0"),
-        (lambda: mx.sym.contrib.foreach(lambda a, st: (1, st), x, [s]), TypeError, "expected a Symbol"),
-        (lambda: mx.sym.contrib.while_loop(lambda a: a, lambda a: ([], []), [x], 3), ValueError, "as many loop_vars"),
-        (lambda: mx.sym.contrib.while_loop(lambda a: 1, lambda a: ([], a), [x], 3), ValueError, "has to return a Symbol"),
-        (lambda: mx.sym.contrib.while_loop(lambda a: a, lambda a: ([], a), [x]), ValueError, "max_iterations"),
-        (lambda: mx.sym.contrib.cond(x, lambda: [x, s], lambda: x), ValueError, "2 symbols, else_func 1"),
-        (lambda: mx.sym.contrib.cond(1, lambda: x, lambda: x), ValueError, "pred has to be a Symbol"),
+        (
+            lambda: mx.sym.contrib.foreach(lambda a, st: (a, [a]), x, [s]),
+            AssertionError,
+            "does not use s",
+        ),
+        (
+            lambda: mx.sym.contrib.foreach(lambda a, st: (a + st[0], []), x, [s]),
+            MXNetError,
+            "gets 1 states and returned 0",
+        ),
+        (
+            lambda: mx.sym.contrib.foreach(lambda a, st: (1, st), x, [s]),
+            TypeError,
+            "expected a Symbol",
+        ),
+        (
+            lambda: mx.sym.contrib.while_loop(lambda a: a, lambda a: ([], []), [x], 3),
+            ValueError,
+            "as many loop_vars",
+        ),
+        (
+            lambda: mx.sym.contrib.while_loop(lambda a: 1, lambda a: ([], a), [x], 3),
+            ValueError,
+            "has to return a Symbol",
+        ),
+        (
+            lambda: mx.sym.contrib.while_loop(lambda a: a, lambda a: ([], a), [x]),
+            ValueError,
+            "max_iterations",
+        ),
+        (
+            lambda: mx.sym.contrib.cond(x, lambda: [x, s], lambda: x),
+            ValueError,
+            "2 symbols, else_func 1",
+        ),
+        (
+            lambda: mx.sym.contrib.cond(1, lambda: x, lambda: x),
+            ValueError,
+            "pred has to be a Symbol",
+        ),
     ):
         with pytest.raises(kind, match=words):
             wrong()
@@ -160,10 +231,19 @@ def test_masks_in_symbols():
 def test_devices_of_symbols_that_disagree():
     x = mx.sym.var("x")
     plain = x + x.as_in_context(on(1))
-    inside = mx.sym.contrib.foreach(lambda a, s: (a + s.as_in_context(on(1)), s * 2), x, mx.sym.var("s"))[0]
-    for symbol, name, arrays in ((plain, plain.name, {"x": nd.ones((3, 2))}), (inside, "_foreach", {"x": nd.ones((3, 2)), "s": nd.ones((2,))})):
+    inside = mx.sym.contrib.foreach(
+        lambda a, s: (a + s.as_in_context(on(1)), s * 2), x, mx.sym.var("s")
+    )[0]
+    for symbol, name, arrays in (
+        (plain, plain.name, {"x": nd.ones((3, 2))}),
+        (inside, "_foreach", {"x": nd.ones((3, 2)), "s": nd.ones((2,))}),
+    ):
         with pytest.raises(MXNetError) as caught:
             symbol.bind(on(0), arrays).forward()
         text = str(caught.value)
-        assert f"Error in operator {name}" in text and f"lhs on {on(0)}, rhs on {on(1)}" in text and f"as_in_context(mx.{on(0)})" in text, text
+        assert (
+            f"Error in operator {name}" in text
+            and f"lhs on {on(0)}, rhs on {on(1)}" in text
+            and f"as_in_context(mx.{on(0)})" in text
+        ), text
         assert f"made at {__file__}" in text and text.count("made at") == 1, text

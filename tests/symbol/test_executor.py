@@ -34,7 +34,10 @@ def test_forward_backward():
 def test_same_as_autograd():
     """The executor gives the bits that the ops give when they are recorded one by one."""
     rng = np.random.RandomState(3)
-    arrays = {name: mx.nd.array(rng.uniform(-1, 1, shape)) for name, shape in {"x": (4, 6), "w": (5, 6), "b": (5,)}.items()}
+    arrays = {
+        name: mx.nd.array(rng.uniform(-1, 1, shape))
+        for name, shape in {"x": (4, 6), "w": (5, 6), "b": (5,)}.items()
+    }
     x, w, b = (mx.sym.var(name) for name in "xwb")
     symbol = mx.sym.log_softmax(mx.sym.tanh(mx.sym.FullyConnected(x, w, b, num_hidden=5)))
     executor = bound(symbol, **arrays)
@@ -48,7 +51,9 @@ def test_same_as_autograd():
     out.backward()
     np.testing.assert_array_equal(executor.outputs[0].asnumpy(), out.asnumpy())
     for array, name in zip(copies, arrays):
-        np.testing.assert_allclose(executor.grad_dict[name].asnumpy(), array.grad.asnumpy(), rtol=1e-6, atol=1e-7)
+        np.testing.assert_allclose(
+            executor.grad_dict[name].asnumpy(), array.grad.asnumpy(), rtol=1e-6, atol=1e-7
+        )
 
 
 def test_grad_req():
@@ -57,11 +62,15 @@ def test_grad_req():
     executor.forward(is_train=True)
     executor.backward(mx.nd.ones(1))
     assert executor.grad_dict["x"].asscalar() == 9
-    executor = bound(x * mx.sym.var("y"), grad_req={"x": "write"}, x=mx.nd.array([2.0]), y=mx.nd.array([3.0]))
+    executor = bound(
+        x * mx.sym.var("y"), grad_req={"x": "write"}, x=mx.nd.array([2.0]), y=mx.nd.array([3.0])
+    )
     executor.forward(is_train=True)
     executor.backward(mx.nd.ones(1))
     assert executor.grad_dict["x"].asscalar() == 3 and executor.grad_dict["y"].asscalar() == 5
-    executor = bound(mx.sym.BlockGrad(x) * mx.sym.var("y"), x=mx.nd.array([2.0]), y=mx.nd.array([3.0]))
+    executor = bound(
+        mx.sym.BlockGrad(x) * mx.sym.var("y"), x=mx.nd.array([2.0]), y=mx.nd.array([3.0])
+    )
     executor.forward(is_train=True)
     executor.backward(mx.nd.ones(1))
     assert executor.grad_dict["x"].asscalar() == 0  # written, though nothing flows there
@@ -76,7 +85,10 @@ def test_users_arrays_stay_theirs():
     executor = bound(mx.sym.var("x") * 3, x=x)
     executor.forward(is_train=True)
     executor.backward(mx.nd.ones(2))
-    assert executor.grad_dict["x"].asnumpy().tolist() == [3, 3] and x.grad.asnumpy().tolist() == [0, 0]
+    assert executor.grad_dict["x"].asnumpy().tolist() == [3, 3] and x.grad.asnumpy().tolist() == [
+        0,
+        0,
+    ]
 
 
 def test_loss_layers_need_no_head_gradient():
@@ -86,7 +98,9 @@ def test_loss_layers_need_no_head_gradient():
     executor.arg_dict["data"][:] = 1
     executor.forward(is_train=True)
     executor.backward()
-    np.testing.assert_allclose(executor.grad_dict["fc_bias"].asnumpy(), [2 / 3 - 2, 2 / 3, 2 / 3], rtol=1e-6)
+    np.testing.assert_allclose(
+        executor.grad_dict["fc_bias"].asnumpy(), [2 / 3 - 2, 2 / 3, 2 / 3], rtol=1e-6
+    )
     loss = mx.sym.MakeLoss(data * data).simple_bind(on(0), data=(2,))
     loss.forward(is_train=True, data=np.array([1.0, 2.0]))
     loss.backward()
@@ -111,7 +125,9 @@ def test_gradients_of_other_dtypes():
     executor = (mx.sym.var("x") * 2).bind(on(0), [x], [mx.nd.zeros(4)])
     executor.forward(is_train=True)
     executor.backward(mx.nd.ones(4) * 3)
-    assert executor.grad_arrays[0].dtype == np.float32 and executor.grad_arrays[0].asnumpy().tolist() == [6, 6, 6, 6]
+    assert executor.grad_arrays[0].dtype == np.float32 and executor.grad_arrays[
+        0
+    ].asnumpy().tolist() == [6, 6, 6, 6]
     x.attach_grad()
     function = mx._core.CachedOp(lambda a: [a * 2], {})
     with mx.autograd.record():
@@ -130,7 +146,9 @@ def test_outputs_are_the_same_objects():
 
 
 def test_auxiliary_states():
-    executor = mx.sym.BatchNorm(mx.sym.var("x"), name="bn", momentum=0.5).simple_bind(on(0), x=(8, 2))
+    executor = mx.sym.BatchNorm(mx.sym.var("x"), name="bn", momentum=0.5).simple_bind(
+        on(0), x=(8, 2)
+    )
     executor.copy_params_from({"bn_gamma": mx.nd.ones(2)}, {"bn_moving_var": mx.nd.ones(2)})
     executor.forward(is_train=True, x=mx.nd.ones((8, 2)) * 4)
     assert executor.aux_dict["bn_moving_mean"].asnumpy().tolist() == [2, 2]
@@ -185,7 +203,10 @@ def test_reshape():
     executor.arg_dict["fc_weight"][:] = 1
     executor.arg_dict["x"][:] = 1
     smaller = executor.reshape(x=(2, 4))
-    assert smaller.forward()[0].shape == (2, 3) and smaller.arg_dict["fc_weight"] is executor.arg_dict["fc_weight"]
+    assert (
+        smaller.forward()[0].shape == (2, 3)
+        and smaller.arg_dict["fc_weight"] is executor.arg_dict["fc_weight"]
+    )
     assert smaller.outputs[0].asnumpy().min() == 4  # the same memory
     with pytest.raises(mx.MXNetError, match="allow_up_sizing"):
         executor.reshape(x=(6, 4))
@@ -201,19 +222,29 @@ def test_monitor():
     seen = []
     net = mx.sym.relu(mx.sym.var("x") + 1, name="r")
     executor = bound(net, x=mx.nd.ones(2))
-    executor.set_monitor_callback(lambda name, array: seen.append((name, array.asnumpy().tolist())), monitor_all=True)
+    executor.set_monitor_callback(
+        lambda name, array: seen.append((name, array.asnumpy().tolist())), monitor_all=True
+    )
     executor.forward(is_train=True)
     executor.backward(mx.nd.ones(2))
     assert [name for name, _ in seen][-4:-2] == ["r_data", "r_output"] and seen[-3][1] == [2, 2]
-    assert seen[-2:] == [("r_backward_output", [1, 1]), (f"{net.get_children().name}_backward_output", [1, 1])]
+    assert seen[-2:] == [
+        ("r_backward_output", [1, 1]),
+        (f"{net.get_children().name}_backward_output", [1, 1]),
+    ]
     assert executor.grad_dict["x"].asnumpy().tolist() == [1, 1]
 
 
 def test_shared_arguments():
     net = mx.sym.FullyConnected(mx.sym.var("x"), num_hidden=3, name="fc")
     first = net.simple_bind(on(0), x=(5, 4))
-    second = net.simple_bind(on(0), x=(2, 4), shared_arg_names=["fc_weight", "fc_bias"], shared_exec=first)
-    assert second.arg_dict["fc_weight"] is first.arg_dict["fc_weight"] and second.grad_dict["fc_bias"] is first.grad_dict["fc_bias"]
+    second = net.simple_bind(
+        on(0), x=(2, 4), shared_arg_names=["fc_weight", "fc_bias"], shared_exec=first
+    )
+    assert (
+        second.arg_dict["fc_weight"] is first.arg_dict["fc_weight"]
+        and second.grad_dict["fc_bias"] is first.grad_dict["fc_bias"]
+    )
     buffer = {}
     third = net.simple_bind(on(0), x=(5, 4), shared_buffer=buffer)
     assert buffer["x"] is third.arg_dict["x"]
@@ -258,7 +289,15 @@ def test_debug_str_and_dtype():
 def network():
     net = nn.HybridSequential(prefix="net_")
     with net.name_scope():
-        net.add(nn.Conv2D(4, 3, padding=1), nn.BatchNorm(), nn.Activation("relu"), nn.MaxPool2D(), nn.Flatten(), nn.Dense(5), nn.LayerNorm())
+        net.add(
+            nn.Conv2D(4, 3, padding=1),
+            nn.BatchNorm(),
+            nn.Activation("relu"),
+            nn.MaxPool2D(),
+            nn.Flatten(),
+            nn.Dense(5),
+            nn.LayerNorm(),
+        )
     return net
 
 
@@ -266,7 +305,10 @@ def test_blocks_of_symbols():
     net = network()
     symbol = net(mx.sym.var("data"))
     assert isinstance(symbol, mx.sym.Symbol) and "net_conv0_weight" in symbol.list_arguments()
-    assert symbol.list_auxiliary_states() == ["net_batchnorm0_running_mean", "net_batchnorm0_running_var"]
+    assert symbol.list_auxiliary_states() == [
+        "net_batchnorm0_running_mean",
+        "net_batchnorm0_running_var",
+    ]
     assert "net_relu0_fwd_output" in symbol.get_internals().list_outputs()
     assert net(mx.sym.var("data")).list_arguments() == symbol.list_arguments()
 
@@ -292,7 +334,9 @@ def test_export_and_imports(tmp_path):
     loss.backward()
     for name, param in net.collect_params().items():
         if param.grad_req != "null":
-            np.testing.assert_allclose(block.params[name].grad().asnumpy(), param.grad().asnumpy(), rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(
+                block.params[name].grad().asnumpy(), param.grad().asnumpy(), rtol=1e-5, atol=1e-6
+            )
     with pytest.raises(ValueError, match="no input"):
         gluon.SymbolBlock.imports(symbol_file, ["dta"], param_file)
     arrays = mx.nd.load(param_file)
@@ -306,7 +350,9 @@ def test_imports_without_parameters(tmp_path):
     x = mx.sym.var("data")
     (x * 2).save(str(tmp_path / "a-symbol.json"))
     mx.nd.save(str(tmp_path / "a-0000.params"), {})
-    block = gluon.SymbolBlock.imports(str(tmp_path / "a-symbol.json"), "data", str(tmp_path / "a-0000.params"))
+    block = gluon.SymbolBlock.imports(
+        str(tmp_path / "a-symbol.json"), "data", str(tmp_path / "a-0000.params")
+    )
     assert block(mx.nd.ones((2,))).asnumpy().tolist() == [2, 2]
 
 
@@ -316,13 +362,19 @@ def test_symbol_block_of_internals():
     x = values(2, 3, 8, 8)
     expected = [net[:3](x).asnumpy(), net(x).asnumpy()]
     symbol = net(mx.sym.var("data"))
-    block = gluon.SymbolBlock([symbol.get_internals()["net_relu0_fwd_output"], symbol], mx.sym.var("data"), params=net.collect_params())
+    block = gluon.SymbolBlock(
+        [symbol.get_internals()["net_relu0_fwd_output"], symbol],
+        mx.sym.var("data"),
+        params=net.collect_params(),
+    )
     for _ in range(2):
         for got, want in zip(block(x), expected):
             np.testing.assert_allclose(got.asnumpy(), want, rtol=1e-6, atol=1e-6)
         block.hybridize(False)
     nested = nn.HybridSequential()
-    nested.add(gluon.SymbolBlock(symbol, mx.sym.var("data"), params=net.collect_params()), nn.Dense(2))
+    nested.add(
+        gluon.SymbolBlock(symbol, mx.sym.var("data"), params=net.collect_params()), nn.Dense(2)
+    )
     nested[1].initialize()
     nested.hybridize()
     assert nested(x).shape == (2, 2)
@@ -331,7 +383,10 @@ def test_symbol_block_of_internals():
 
 
 def test_symbol_block_finds_shapes():
-    block = gluon.SymbolBlock(mx.sym.FullyConnected(mx.sym.var("a") + mx.sym.var("b"), num_hidden=3, name="fc"), [mx.sym.var("a"), mx.sym.var("b")])
+    block = gluon.SymbolBlock(
+        mx.sym.FullyConnected(mx.sym.var("a") + mx.sym.var("b"), num_hidden=3, name="fc"),
+        [mx.sym.var("a"), mx.sym.var("b")],
+    )
     block.initialize()
     assert block(mx.nd.ones((2, 4)), mx.nd.ones((2, 4))).shape == (2, 3)
     assert block.params["fc_weight"].shape == (3, 4)
@@ -346,16 +401,26 @@ def test_recurrent_layers(tmp_path, layout):
     layer.hybridize()
     x = values(3, 2, 5)
     expected = layer(x)
-    block = gluon.SymbolBlock.imports(*layer.export(str(tmp_path / "lstm"))[:1], ["data0", "data1", "data2"], str(tmp_path / "lstm-0000.params"))
+    block = gluon.SymbolBlock.imports(
+        *layer.export(str(tmp_path / "lstm"))[:1],
+        ["data0", "data1", "data2"],
+        str(tmp_path / "lstm-0000.params"),
+    )
     begin = layer.begin_state(batch_size=2 if layout == "TNC" else 3)
-    np.testing.assert_allclose(block(x, *begin).asnumpy(), expected.asnumpy(), rtol=1e-5,
-                               atol=1e-6)
+    np.testing.assert_allclose(block(x, *begin).asnumpy(), expected.asnumpy(), rtol=1e-5, atol=1e-6)
     other = values(5, 6, 5)  # another length and batch
-    assert block(other, *layer.begin_state(batch_size=6 if layout == "TNC" else 5)).shape == (5, 6, 8)
+    assert block(other, *layer.begin_state(batch_size=6 if layout == "TNC" else 5)).shape == (
+        5,
+        6,
+        8,
+    )
     output, states = layer(x, begin)
     symbol = layer(mx.sym.var("x"), [mx.sym.var("h"), mx.sym.var("c")])
     found = mx.sym.Group([symbol[0], *symbol[1]]).eval(
-        x=x, h=begin[0], c=begin[1], **{name: param.data() for name, param in layer.collect_params().items()}
+        x=x,
+        h=begin[0],
+        c=begin[1],
+        **{name: param.data() for name, param in layer.collect_params().items()},
     )
     for got, want in zip(found, [output, *states]):
         np.testing.assert_allclose(got.asnumpy(), want.asnumpy(), rtol=1e-5, atol=1e-6)
@@ -374,6 +439,12 @@ def test_ops_without_gradient_are_refused_when_bound():
 def test_variables_of_one_name():
     """An error, as in MXNet: the dicts of arrays have one place for both."""
     symbol = mx.sym.var("a") * mx.sym.var("a")
-    for call in (lambda: symbol.bind(on(0), [mx.nd.ones((2,)), mx.nd.ones((2,))]), lambda: symbol.simple_bind(on(0), a=(2,))):
-        with pytest.raises(mx.MXNetError, match="bind: different variables are named 'a'. Use one variable in all places"):
+    for call in (
+        lambda: symbol.bind(on(0), [mx.nd.ones((2,)), mx.nd.ones((2,))]),
+        lambda: symbol.simple_bind(on(0), a=(2,)),
+    ):
+        with pytest.raises(
+            mx.MXNetError,
+            match="bind: different variables are named 'a'. Use one variable in all places",
+        ):
             call()

@@ -11,7 +11,9 @@ from mpgluon import nd
 def classifier():
     net = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=16, name="fc1")
     net = mx.sym.Activation(net, act_type="relu", name="act")
-    return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(net, num_hidden=2, name="fc2"), name="softmax")
+    return mx.sym.SoftmaxOutput(
+        mx.sym.FullyConnected(net, num_hidden=2, name="fc2"), name="softmax"
+    )
 
 
 def task(samples=256):
@@ -23,18 +25,30 @@ def task(samples=256):
 @pytest.mark.parametrize("context", [on(0), [on(0), on(1)]])
 def test_fit_score_predict(context):
     data, label = task()
-    train, test = mx.io.NDArrayIter(data, label, batch_size=32), mx.io.NDArrayIter(data[:50], label[:50], batch_size=32)
+    train, test = (
+        mx.io.NDArrayIter(data, label, batch_size=32),
+        mx.io.NDArrayIter(data[:50], label[:50], batch_size=32),
+    )
     seen = []
     module = mx.mod.Module(classifier(), context=context)
     mx.random.seed(1)
     module.fit(
-        train, test, num_epoch=8, initializer=mx.init.Xavier(), optimizer_params={"learning_rate": 0.5, "momentum": 0.9},
-        batch_end_callback=lambda param: seen.append(param.nbatch), epoch_end_callback=lambda epoch, symbol, arguments, states: seen.append(sorted(arguments)),
-    )  # fmt: skip
+        train,
+        test,
+        num_epoch=8,
+        initializer=mx.init.Xavier(),
+        optimizer_params={"learning_rate": 0.5, "momentum": 0.9},
+        batch_end_callback=lambda param: seen.append(param.nbatch),
+        epoch_end_callback=lambda epoch, symbol, arguments, states: seen.append(sorted(arguments)),
+    )
     assert dict(module.score(test, "acc"))["accuracy"] > 0.9
     assert seen.count(7) == 8 and ["fc1_bias", "fc1_weight", "fc2_bias", "fc2_weight"] in seen
     assert module.predict(test).shape == (50, 2)  # padding cut off
-    np.testing.assert_allclose(module.predict(mx.nd.array(data[:32])).asnumpy(), module.predict(test).asnumpy()[:32], rtol=1e-6)
+    np.testing.assert_allclose(
+        module.predict(mx.nd.array(data[:32])).asnumpy(),
+        module.predict(test).asnumpy()[:32],
+        rtol=1e-6,
+    )
     assert module.output_shapes == [("softmax_output", (32, 2))]
 
 
@@ -50,7 +64,9 @@ def test_several_contexts_compute_the_same():
         for _ in range(3):
             module.forward_backward(mx.io.DataBatch([mx.nd.array(data)], [mx.nd.array(label)]))
             module.update()
-        results.append([module.get_outputs()[0], module.get_input_grads()[0], *module.get_params()[0].values()])
+        results.append(
+            [module.get_outputs()[0], module.get_input_grads()[0], *module.get_params()[0].values()]
+        )
     for one, two in zip(*results):
         np.testing.assert_allclose(two.asnumpy(), one.asnumpy(), rtol=1e-5, atol=1e-6)
 
@@ -59,7 +75,9 @@ def test_group2ctxs():
     with mx.AttrScope(ctx_group="a"):
         hidden = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4, name="fc1")
     with mx.AttrScope(ctx_group="b"):
-        net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(hidden, num_hidden=2, name="fc2"), name="softmax")
+        net = mx.sym.SoftmaxOutput(
+            mx.sym.FullyConnected(hidden, num_hidden=2, name="fc2"), name="softmax"
+        )
     data, label = task(8)
     parameters = []
     for groups in (None, {"a": on(1), "b": on(2)}):
@@ -84,18 +102,26 @@ def test_checkpoints(tmp_path):
     batches = mx.io.NDArrayIter(data, label, batch_size=16)
     module = mx.mod.Module(classifier())
     prefix = str(tmp_path / "net")
-    module.fit(batches, num_epoch=2, optimizer="adam", epoch_end_callback=mx.callback.do_checkpoint(prefix))
+    module.fit(
+        batches, num_epoch=2, optimizer="adam", epoch_end_callback=mx.callback.do_checkpoint(prefix)
+    )
     module.save_checkpoint(prefix, 7, save_optimizer_states=True)
     loaded = mx.mod.Module.load(prefix, 7, load_optimizer_states=True)
     batches.reset()
     loaded.bind(batches.provide_data, batches.provide_label)
     loaded.init_optimizer(optimizer="adam")
-    np.testing.assert_array_equal(loaded.predict(batches).asnumpy(), module.predict(batches).asnumpy())
+    np.testing.assert_array_equal(
+        loaded.predict(batches).asnumpy(), module.predict(batches).asnumpy()
+    )
     for name, state in module._updater.states.items():
         for one, two in zip(state, loaded._updater.states[name]):
             np.testing.assert_array_equal(one.asnumpy(), two.asnumpy())
     symbol, arguments, states = mx.model.load_checkpoint(prefix, 2)
-    assert symbol.tojson() == classifier().tojson() and set(arguments) == set(loaded.get_params()[0]) and states == {}
+    assert (
+        symbol.tojson() == classifier().tojson()
+        and set(arguments) == set(loaded.get_params()[0])
+        and states == {}
+    )
 
 
 def test_logs_of_training(caplog, tmp_path):
@@ -105,24 +131,37 @@ def test_logs_of_training(caplog, tmp_path):
     module = mx.mod.Module(classifier())
     figures = []
     module.fit(
-        mx.io.NDArrayIter(data, label, batch_size=16), num_epoch=2, eval_metric=["acc", "ce"],
-        batch_end_callback=[mx.callback.Speedometer(16, 2), lambda param: figures.append(param.eval_metric.get_global()[1])],
+        mx.io.NDArrayIter(data, label, batch_size=16),
+        num_epoch=2,
+        eval_metric=["acc", "ce"],
+        batch_end_callback=[
+            mx.callback.Speedometer(16, 2),
+            lambda param: figures.append(param.eval_metric.get_global()[1]),
+        ],
         epoch_end_callback=mx.callback.module_checkpoint(module, str(tmp_path / "net"), 2, True),
-    )  # fmt: skip
+    )
     lines = [record.getMessage() for record in caplog.records]
     for epoch in range(2):
         accuracy, entropy = figures[4 * epoch + 3]
-        assert f"Epoch[{epoch}] Train-accuracy={accuracy:f}" in lines and f"Epoch[{epoch}] Train-cross-entropy={entropy:f}" in lines
+        assert (
+            f"Epoch[{epoch}] Train-accuracy={accuracy:f}" in lines
+            and f"Epoch[{epoch}] Train-cross-entropy={entropy:f}" in lines
+        )
     assert [line for line in lines if line.startswith("Saved")] == [
-        f'Saved checkpoint to "{tmp_path}/net-0002.params"', f'Saved optimizer state to "{tmp_path}/net-0002.states"'
-    ]  # fmt: skip
+        f'Saved checkpoint to "{tmp_path}/net-0002.params"',
+        f'Saved optimizer state to "{tmp_path}/net-0002.states"',
+    ]
 
 
 def _values(module):
     """The parameters as the module tells them, and as its executors have them."""
     told = {name: array.asnumpy() for part in module.get_params() for name, array in part.items()}
     held = [{**executor.arg_dict, **executor.aux_dict} for executor in module._execs]
-    assert all((executor[name].asnumpy() == value).all() for executor in held for name, value in told.items())
+    assert all(
+        (executor[name].asnumpy() == value).all()
+        for executor in held
+        for name, value in told.items()
+    )
     return {name: set(value.ravel()) for name, value in told.items()}
 
 
@@ -135,8 +174,12 @@ _GIVEN = {
     "shape": lambda given: given.update({"arg:fc2_bias": mx.nd.ones(5)}),
     "shape of one size": lambda given: given.update({"arg:fc2_weight": mx.nd.full((3, 2), 2)}),
     "shape of a state": lambda given: given.update({"aux:norm_moving_var": mx.nd.ones(5)}),
-    "dtype": lambda given: given.update({"arg:fc2_bias": mx.nd.full(2, 2, dtype="float64"),
-                                         "aux:norm_moving_var": mx.nd.full(3, 2, dtype="int32")}),
+    "dtype": lambda given: given.update(
+        {
+            "arg:fc2_bias": mx.nd.full(2, 2, dtype="float64"),
+            "aux:norm_moving_var": mx.nd.full(3, 2, dtype="int32"),
+        }
+    ),
 }
 
 
@@ -144,10 +187,12 @@ _GIVEN = {
 def test_parameters_that_do_not_fit(kind, tmp_path):
     """What MXNet 1.9.1 does with such files and dicts; where that is an error, nothing is changed
     here."""
-    hidden = mx.sym.BatchNorm(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name="fc1"),
-                              name="norm")
-    symbol = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(hidden, num_hidden=2, name="fc2"),
-                                  name="softmax")
+    hidden = mx.sym.BatchNorm(
+        mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name="fc1"), name="norm"
+    )
+    symbol = mx.sym.SoftmaxOutput(
+        mx.sym.FullyConnected(hidden, num_hidden=2, name="fc2"), name="softmax"
+    )
 
     def made():
         module = mx.mod.Module(symbol, context=[on(0), on(1)])
@@ -156,11 +201,18 @@ def test_parameters_that_do_not_fit(kind, tmp_path):
         return module
 
     arguments, states = made().get_params()
-    given = {f"{prefix}:{name}": mx.nd.full(array.shape, 2) for prefix, part in (("arg", arguments), ("aux", states)) for name, array in part.items()}
+    given = {
+        f"{prefix}:{name}": mx.nd.full(array.shape, 2)
+        for prefix, part in (("arg", arguments), ("aux", states))
+        for name, array in part.items()
+    }
     _GIVEN[kind](given)
     path = str(tmp_path / "given.params")
     mx.nd.save(path, given)
-    parts = [{name[4:]: array for name, array in given.items() if name.startswith(prefix)} for prefix in ("arg:", "aux:")]
+    parts = [
+        {name[4:]: array for name, array in given.items() if name.startswith(prefix)}
+        for prefix in ("arg:", "aux:")
+    ]
     new = {name[4:]: {2.0} for name in given if not name.endswith("other")}
 
     def check(do, error, missing=False):
@@ -174,15 +226,37 @@ def test_parameters_that_do_not_fit(kind, tmp_path):
             do(module)
         assert _values(module) == before
 
-    wrong = mx.MXNetError if kind.startswith("shape") else RuntimeError if kind.startswith("missing") else None
+    wrong = (
+        mx.MXNetError
+        if kind.startswith("shape")
+        else RuntimeError
+        if kind.startswith("missing")
+        else None
+    )
     check(lambda module: module.load_params(path), wrong)
     check(lambda module: module.set_params(*parts), wrong)
     check(lambda module: module.init_params(mx.init.One(), *parts, force_init=True), wrong)
     for extra in (False, True):
-        wrong = mx.MXNetError if kind.startswith("shape") else ValueError if kind.startswith("extra") and not extra else None
-        check(lambda module: module.set_params(*parts, allow_missing=True, allow_extra=extra),
-              wrong, True)
-        check(lambda module: [one.copy_params_from(*parts, allow_extra_params=extra) for one in module._execs] and setattr(module, "_params_dirty", True), wrong, True)
+        wrong = (
+            mx.MXNetError
+            if kind.startswith("shape")
+            else ValueError
+            if kind.startswith("extra") and not extra
+            else None
+        )
+        check(
+            lambda module: module.set_params(*parts, allow_missing=True, allow_extra=extra),
+            wrong,
+            True,
+        )
+        check(
+            lambda module: (
+                [one.copy_params_from(*parts, allow_extra_params=extra) for one in module._execs]
+                and setattr(module, "_params_dirty", True)
+            ),
+            wrong,
+            True,
+        )
 
 
 def test_files_of_other_kinds(tmp_path):
@@ -191,8 +265,11 @@ def test_files_of_other_kinds(tmp_path):
     module.init_params(mx.init.One())
     before = _values(module)
     path, one = str(tmp_path / "other-0001.params"), mx.nd.ones(2)
-    for arrays, strict in (([one], False), ({"fc1_bias": one}, False),
-                           ({"foo:fc1_bias": one}, True)):
+    for arrays, strict in (
+        ([one], False),
+        ({"fc1_bias": one}, False),
+        ({"foo:fc1_bias": one}, True),
+    ):
         mx.nd.save(path, arrays)
         with pytest.raises(ValueError, match="Invalid param file"):
             module.load_params(path)
@@ -235,7 +312,10 @@ def test_batches_of_other_sizes():
     for size in (2, 9, 4):
         module.forward(mx.io.DataBatch([mx.nd.ones((size, 6))], [mx.nd.zeros(size)]), is_train=True)
         module.backward()
-        assert module.get_outputs()[0].shape == (size, 2) and module._execs[0].arg_dict["fc1_weight"] is weight
+        assert (
+            module.get_outputs()[0].shape == (size, 2)
+            and module._execs[0].arg_dict["fc1_weight"] is weight
+        )
     module.forward(mx.io.DataBatch([mx.nd.ones((3, 6))]), is_train=False)
     assert module.get_outputs()[0].shape == (3, 2)
 
@@ -257,7 +337,9 @@ def unrolled(length):
 
 def test_buckets():
     rng = np.random.RandomState(0)
-    module = mx.mod.BucketingModule(unrolled, default_bucket_key=6, context=on(0), group2ctxs={"lower": on(1), "upper": on(2)})
+    module = mx.mod.BucketingModule(
+        unrolled, default_bucket_key=6, context=on(0), group2ctxs={"lower": on(1), "upper": on(2)}
+    )
     module.bind([("data", (8, 6))], [("softmax_label", (8,))])
     mx.random.seed(1)
     module.init_params(mx.init.Xavier())
@@ -267,7 +349,11 @@ def test_buckets():
         length = (6, 3, 4)[step % 3]
         words = rng.randint(0, 10, (8, length))
         batch = mx.io.DataBatch(
-            [mx.nd.array(words)], [mx.nd.array(words[:, -1] > 4)], bucket_key=length, provide_data=[("data", (8, length))], provide_label=[("softmax_label", (8,))]
+            [mx.nd.array(words)],
+            [mx.nd.array(words[:, -1] > 4)],
+            bucket_key=length,
+            provide_data=[("data", (8, length))],
+            provide_label=[("softmax_label", (8,))],
         )
         if step == 60:
             metric.reset()
@@ -277,15 +363,22 @@ def test_buckets():
     assert metric.get()[1] > 0.85
     executors = [module._buckets[length]._execs[0] for length in (3, 4, 6)]
     assert len({id(one.arg_dict["h_weight"]) for one in executors}) == 1  # one set of parameters
-    assert executors[0].arg_dict["embed_weight"].context == on(1) and executors[0].arg_dict["out_weight"].context == on(2)
-    np.testing.assert_array_equal(module.get_params()[0]["h_weight"].asnumpy(), executors[1].arg_dict["h_weight"].asnumpy())
+    assert executors[0].arg_dict["embed_weight"].context == on(1) and executors[0].arg_dict[
+        "out_weight"
+    ].context == on(2)
+    np.testing.assert_array_equal(
+        module.get_params()[0]["h_weight"].asnumpy(), executors[1].arg_dict["h_weight"].asnumpy()
+    )
 
 
 # --- Iterators ------------------------------------------------------------------------------------------------------
 
 
 def rows(batches):
-    return [batch.data[0].asnumpy()[: batch.data[0].shape[0] - batch.pad, 0].tolist() for batch in batches]
+    return [
+        batch.data[0].asnumpy()[: batch.data[0].shape[0] - batch.pad, 0].tolist()
+        for batch in batches
+    ]
 
 
 def test_ndarray_iter():
@@ -294,7 +387,11 @@ def test_ndarray_iter():
     assert rows(pad) == [[0, 2, 4], [6, 8]]
     pad.reset()
     last = list(pad)[-1]
-    assert last.pad == 1 and last.data[0].asnumpy()[:, 0].tolist() == [6, 8, 0] and last.label[0].asnumpy().tolist() == [3, 4, 0]
+    assert (
+        last.pad == 1
+        and last.data[0].asnumpy()[:, 0].tolist() == [6, 8, 0]
+        and last.label[0].asnumpy().tolist() == [3, 4, 0]
+    )
     assert rows(mx.io.NDArrayIter(data, batch_size=3, last_batch_handle="discard")) == [[0, 2, 4]]
     rolled = mx.io.NDArrayIter(data, batch_size=3, last_batch_handle="roll_over")
     assert [batch.data[0].asnumpy()[:, 0].tolist() for batch in rolled] == [[0, 2, 4]]
@@ -309,7 +406,9 @@ def test_ndarray_iter():
     assert sorted(batch.data[0].asnumpy()[:, 0].tolist()) == [0, 2, 4, 6, 8]
     assert (batch.data[1] - batch.data[0]).asnumpy().tolist() == [[1, 1]] * 5
     assert (batch.data[0].asnumpy()[:, 0] / 2).tolist() == batch.label[0].asnumpy().tolist()
-    assert [desc.name for desc in shuffled.provide_data] == ["a", "b"] and shuffled.provide_label[0].shape == (5,)
+    assert [desc.name for desc in shuffled.provide_data] == ["a", "b"] and shuffled.provide_label[
+        0
+    ].shape == (5,)
     with pytest.raises(ValueError):
         mx.io.NDArrayIter(data, batch_size=6, last_batch_handle="discard")
     with pytest.raises(ValueError):
@@ -322,7 +421,10 @@ def test_resize_and_prefetch():
     data = np.arange(10).reshape(5, 2)
     resized = mx.io.ResizeIter(mx.io.NDArrayIter(data, batch_size=5), 3)
     assert len(list(resized)) == 3
-    ahead = mx.io.PrefetchingIter([mx.io.NDArrayIter(data, batch_size=2), mx.io.NDArrayIter(data + 1, batch_size=2)], rename_data=[{"data": "x"}, {"data": "y"}])
+    ahead = mx.io.PrefetchingIter(
+        [mx.io.NDArrayIter(data, batch_size=2), mx.io.NDArrayIter(data + 1, batch_size=2)],
+        rename_data=[{"data": "x"}, {"data": "y"}],
+    )
     for _ in range(3):
         batches = list(ahead)
         assert rows(batches) == [[0, 2], [4, 6], [8]] and len(batches[0].data) == 2
@@ -353,26 +455,49 @@ def test_monitor():
         module.backward()
         seen.append(monitor.toc())
     assert [len(results) for results in seen] == [6, 0, 6]
-    assert [name for _, name, _ in seen[0]] == ["fc1_backward_output0", "fc1_backward_output1", "fc1_backward_output2", "fc1_bias", "fc1_output", "fc1_weight"]
-    assert seen[0][3:] == [(1, "fc1_bias", "0.0\t"), (1, "fc1_output", "6.0\t"), (1, "fc1_weight", "1.0\t")]
+    assert [name for _, name, _ in seen[0]] == [
+        "fc1_backward_output0",
+        "fc1_backward_output1",
+        "fc1_backward_output2",
+        "fc1_bias",
+        "fc1_output",
+        "fc1_weight",
+    ]
+    assert seen[0][3:] == [
+        (1, "fc1_bias", "0.0\t"),
+        (1, "fc1_output", "6.0\t"),
+        (1, "fc1_weight", "1.0\t"),
+    ]
 
 
 def test_monitored_gradients_are_the_compiled_ones():
     with mx.AttrScope(ctx_group="a"):
         data = mx.sym.Variable("data")
-        hidden = mx.sym.BatchNorm(mx.sym.FullyConnected(data, num_hidden=4, name="fc1"), fix_gamma=False, name="bn")
+        hidden = mx.sym.BatchNorm(
+            mx.sym.FullyConnected(data, num_hidden=4, name="fc1"), fix_gamma=False, name="bn"
+        )
     with mx.AttrScope(ctx_group="b"):
         parts = mx.sym.SliceChannel(hidden, num_outputs=2, name="parts")
-        net = mx.sym.Group([parts[0] * parts[1] + parts[0], mx.sym.make_loss(mx.sym.sum(hidden), name="loss")])
+        net = mx.sym.Group(
+            [parts[0] * parts[1] + parts[0], mx.sym.make_loss(mx.sym.sum(hidden), name="loss")]
+        )
     rng, results = np.random.RandomState(0), []
-    values = {name: rng.normal(size=shape) for name, shape in zip(net.list_arguments(), net.infer_shape(data=(3, 5))[0])}
+    values = {
+        name: rng.normal(size=shape)
+        for name, shape in zip(net.list_arguments(), net.infer_shape(data=(3, 5))[0])
+    }
     for watched in (False, True):
         executor = net.simple_bind(
-            on(0), data=(3, 5), group2ctx={"a": on(0), "b": on(1)}, grad_req={"data": "add", **dict.fromkeys(net.list_arguments()[1:], "write")}
+            on(0),
+            data=(3, 5),
+            group2ctx={"a": on(0), "b": on(1)},
+            grad_req={"data": "add", **dict.fromkeys(net.list_arguments()[1:], "write")},
         )
         seen = []
         if watched:
-            executor.set_monitor_callback(lambda name, array: seen.append((name, array.context)), True)
+            executor.set_monitor_callback(
+                lambda name, array: seen.append((name, array.context)), True
+            )
         for name, value in values.items():
             executor.arg_dict[name][:] = value
         executor.grad_dict["data"][:] = 2
@@ -388,22 +513,43 @@ def test_monitored_gradients_are_the_compiled_ones():
 def test_sequential_module():
     data, label = task()
     train = mx.io.NDArrayIter(data, label, batch_size=32)
-    first = mx.sym.Activation(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=16, name="fc1"), act_type="relu", name="act")
-    second = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.var("hidden"), num_hidden=2, name="fc2"), name="softmax")
+    first = mx.sym.Activation(
+        mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=16, name="fc1"),
+        act_type="relu",
+        name="act",
+    )
+    second = mx.sym.SoftmaxOutput(
+        mx.sym.FullyConnected(mx.sym.var("hidden"), num_hidden=2, name="fc2"), name="softmax"
+    )
     chain = mx.mod.SequentialModule()
     chain.add(mx.mod.Module(first, label_names=None)).add(
-        mx.mod.Module(second, data_names=["hidden"], context=on(1)), take_labels=True, auto_wiring=True
+        mx.mod.Module(second, data_names=["hidden"], context=on(1)),
+        take_labels=True,
+        auto_wiring=True,
     )
     mx.random.seed(1)
-    chain.fit(train, num_epoch=8, initializer=mx.init.Xavier(), optimizer_params={"learning_rate": 0.5, "momentum": 0.9})
+    chain.fit(
+        train,
+        num_epoch=8,
+        initializer=mx.init.Xavier(),
+        optimizer_params={"learning_rate": 0.5, "momentum": 0.9},
+    )
     assert dict(chain.score(train, "acc"))["accuracy"] > 0.9
-    assert chain.data_names == ["data"] and chain.output_names == ["softmax_output"] and chain.output_shapes == [("softmax_output", (32, 2))]
+    assert (
+        chain.data_names == ["data"]
+        and chain.output_names == ["softmax_output"]
+        and chain.output_shapes == [("softmax_output", (32, 2))]
+    )
     assert sorted(chain.get_params()[0]) == ["fc1_bias", "fc1_weight", "fc2_bias", "fc2_weight"]
     with pytest.raises(AssertionError, match="inputs_need_grad"):
         chain.get_input_grads()
     with pytest.raises(AssertionError, match="take_label"):
         chain.add(mx.mod.Module(second, data_names=["hidden"]), take_label=True)
-    twice = mx.mod.SequentialModule().add(mx.mod.Module(first, label_names=None)).add(mx.mod.Module(first, label_names=None), auto_wiring=True)
+    twice = (
+        mx.mod.SequentialModule()
+        .add(mx.mod.Module(first, label_names=None))
+        .add(mx.mod.Module(first, label_names=None), auto_wiring=True)
+    )
     twice.bind([("data", (4, 16))])
     with pytest.raises(AssertionError, match="'fc1_weight' is one of module 1 and of module 0"):
         twice.init_params()
@@ -423,11 +569,18 @@ def test_python_loss_module():
     for with_loss in (True, False):
         if with_loss:
             module = mx.mod.SequentialModule().add(mx.mod.Module(net, label_names=None))
-            module.add(mx.mod.PythonLossModule(grad_func=gradient), take_labels=True, auto_wiring=True)
+            module.add(
+                mx.mod.PythonLossModule(grad_func=gradient), take_labels=True, auto_wiring=True
+            )
         else:
             module = mx.mod.Module(mx.sym.SoftmaxOutput(net, name="softmax"))
         mx.random.seed(2)
-        module.fit(mx.io.NDArrayIter(data, label, batch_size=32), num_epoch=2, initializer=mx.init.Xavier(), optimizer_params={"learning_rate": 0.5})
+        module.fit(
+            mx.io.NDArrayIter(data, label, batch_size=32),
+            num_epoch=2,
+            initializer=mx.init.Xavier(),
+            optimizer_params={"learning_rate": 0.5},
+        )
         ways.append(module.get_params()[0])
     for name, array in ways[0].items():
         np.testing.assert_allclose(array.asnumpy(), ways[1][name].asnumpy(), rtol=1e-4, atol=1e-6)
@@ -445,10 +598,17 @@ def test_python_loss_module():
 def test_csv_iter(tmp_path):
     (tmp_path / "data.csv").write_text("1,2\n3,4\n5,6\n")
     (tmp_path / "label.csv").write_text("7\n8\n9\n")
-    files = {"data_csv": str(tmp_path / "data.csv"), "label_csv": str(tmp_path / "label.csv"), "batch_size": 2}
+    files = {
+        "data_csv": str(tmp_path / "data.csv"),
+        "label_csv": str(tmp_path / "label.csv"),
+        "batch_size": 2,
+    }
 
     def epoch(batches):
-        seen = [(batch.data[0].asnumpy()[:, 0].tolist(), batch.label[0].asnumpy().tolist(), batch.pad) for batch in batches]
+        seen = [
+            (batch.data[0].asnumpy()[:, 0].tolist(), batch.label[0].asnumpy().tolist(), batch.pad)
+            for batch in batches
+        ]
         batches.reset()
         return seen
 
@@ -460,7 +620,9 @@ def test_csv_iter(tmp_path):
     again = mx.io.CSVIter(data_shape=(2, 1), round_batch=False, dtype="int64", **files)
     assert [epoch(again), epoch(again)] == [[([[1], [3]], [7, 8], 0), ([[5], [1]], [9, 7], 1)]] * 2
     assert next(again).data[0].dtype == np.int64
-    with pytest.raises(mx.MXNetError, match=r"lines of .*data.csv have 2 numbers, the shape \(3,\) has 3"):
+    with pytest.raises(
+        mx.MXNetError, match=r"lines of .*data.csv have 2 numbers, the shape \(3,\) has 3"
+    ):
         mx.io.CSVIter(data_shape=(3,), **files)
     (tmp_path / "label.csv").write_text("7\n")
     with pytest.raises(mx.MXNetError, match="3 lines"):
@@ -491,7 +653,12 @@ def test_what_a_module_lacks_is_named():
 
 
 def instructions(executor, phase):
-    return [step["op"] for entry in executor._call.compiled() for step in entry["devices"][str(on(0))][phase] if step["kind"] == "run"]
+    return [
+        step["op"]
+        for entry in executor._call.compiled()
+        for step in entry["devices"][str(on(0))][phase]
+        if step["kind"] == "run"
+    ]
 
 
 def test_parameters_are_prepared_for_prediction_once():
@@ -514,11 +681,17 @@ def test_parameters_are_prepared_for_prediction_once():
     def expected(values=x):
         (executor,) = module._execs
         given = {"data": values, "softmax_label": label}
-        return net.bind(on(0), {**executor.arg_dict, **given}, aux_states=executor.aux_dict).forward()[0].asnumpy()
+        return (
+            net.bind(on(0), {**executor.arg_dict, **given}, aux_states=executor.aux_dict)
+            .forward()[0]
+            .asnumpy()
+        )
 
     np.testing.assert_allclose(predict(), expected(), rtol=1e-5)
     (executor,) = module._execs
-    assert instructions(executor, "invariants") and "BatchNorm" not in "".join(instructions(executor, "forward"))
+    assert instructions(executor, "invariants") and "BatchNorm" not in "".join(
+        instructions(executor, "forward")
+    )
     prepared = executor._call.compiled()[0]["devices"][str(on(0))]["planned"]["kept"]
     assert prepared >= 8 * 3 * 3 * 3 * 4
     np.testing.assert_allclose(predict(x * 2), expected(x * 2), rtol=1e-5)

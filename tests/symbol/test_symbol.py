@@ -23,7 +23,14 @@ def mlp():
 
 def test_missing_inputs_become_variables():
     net = mlp()
-    assert net.list_arguments() == ["data", "fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias", "softmax_label"]
+    assert net.list_arguments() == [
+        "data",
+        "fc1_weight",
+        "fc1_bias",
+        "fc2_weight",
+        "fc2_bias",
+        "softmax_label",
+    ]
     assert net.list_outputs() == ["softmax_output"]
     without = mx.sym.FullyConnected(mx.sym.var("x"), num_hidden=2, no_bias=True, name="fc")
     assert without.list_arguments() == ["x", "fc_weight"]
@@ -41,7 +48,11 @@ def test_names():
     with mx.name.NameManager():
         x = mx.sym.var("x")
         assert (x + x).name == "_plus0" and (x + x).name == "_plus1"
-        assert (x * 2).name == "_mulscalar0" and (2 - x).name == "_rminusscalar0" and (x > x).name == "_greater0"
+        assert (
+            (x * 2).name == "_mulscalar0"
+            and (2 - x).name == "_rminusscalar0"
+            and (x > x).name == "_greater0"
+        )
         assert mx.sym.linalg.gemm2(x, x).name == "gemm20"
         with mx.name.Prefix("pre_"):
             assert mx.sym.FullyConnected(x, num_hidden=1).name == "pre_fullyconnected0"
@@ -50,19 +61,40 @@ def test_names():
 def test_outputs_children_internals():
     parts = mx.sym.split(mx.sym.var("x"), num_outputs=3, name="s")
     assert len(parts) == 3 and parts.list_outputs() == ["s_output0", "s_output1", "s_output2"]
-    assert parts[1].list_outputs() == ["s_output1"] and parts["s_output2"].list_outputs() == ["s_output2"] and parts[-1].list_outputs() == ["s_output2"]
+    assert (
+        parts[1].list_outputs() == ["s_output1"]
+        and parts["s_output2"].list_outputs() == ["s_output2"]
+        and parts[-1].list_outputs() == ["s_output2"]
+    )
     assert [part.list_outputs()[0] for part in parts] == parts.list_outputs()
     assert parts[1:].list_outputs() == ["s_output1", "s_output2"]
     assert parts.get_children().list_outputs() == ["x"] and mx.sym.var("x").get_children() is None
     assert mlp().get_internals().list_outputs() == [
-        "data", "fc1_weight", "fc1_bias", "fc1_output", "act_output", "fc2_weight", "fc2_bias", "fc2_output", "softmax_label", "softmax_output",
-    ]  # fmt: skip
-    assert mlp().get_internals()["act_output"].list_arguments() == ["data", "fc1_weight", "fc1_bias"]
+        "data",
+        "fc1_weight",
+        "fc1_bias",
+        "fc1_output",
+        "act_output",
+        "fc2_weight",
+        "fc2_bias",
+        "fc2_output",
+        "softmax_label",
+        "softmax_output",
+    ]
+    assert mlp().get_internals()["act_output"].list_arguments() == [
+        "data",
+        "fc1_weight",
+        "fc1_bias",
+    ]
     for wrong, error in (("none", ValueError), (3, IndexError), (1.5, TypeError)):
         with pytest.raises(error):
             parts[wrong]
     group = mx.sym.Group([parts[0], mx.sym.var("y")])
-    assert group.list_outputs() == ["s_output0", "y"] and group.name is None and repr(group) == "<Symbol group [s, y]>"
+    assert (
+        group.list_outputs() == ["s_output0", "y"]
+        and group.name is None
+        and repr(group) == "<Symbol group [s, y]>"
+    )
     with pytest.raises(TypeError):
         mx.sym.Group([])
     with pytest.raises(mx.MXNetError, match="single"):
@@ -71,10 +103,17 @@ def test_outputs_children_internals():
 
 def test_attributes():
     with mx.AttrScope(ctx_group="dev1", __own__="1"):
-        x = mx.sym.var("x", lr_mult=2, shape=(2, 3), dtype="float16", init=mx.init.One(), attr={"mood": "fine"})
+        x = mx.sym.var(
+            "x", lr_mult=2, shape=(2, 3), dtype="float16", init=mx.init.One(), attr={"mood": "fine"}
+        )
         y = mx.sym.FullyConnected(x, num_hidden=np.int64(4), name="fc", attr={"__own__": "2"})
     assert x.attr("lr_mult") == x.attr("__lr_mult__") == "2.0" or x.attr("lr_mult") == "2"
-    assert x.attr("ctx_group") == "dev1" and x.attr("mood") == "fine" and x.attr("__shape__") == "(2, 3)" and x.attr("nothing") is None
+    assert (
+        x.attr("ctx_group") == "dev1"
+        and x.attr("mood") == "fine"
+        and x.attr("__shape__") == "(2, 3)"
+        and x.attr("nothing") is None
+    )
     assert y.attr("__own__") == "2" and y.attr("num_hidden") == "4"
     assert y.attr_dict()["fc_weight"]["__ctx_group__"] == "dev1"
     y._set_attr(wd_mult="0")
@@ -110,12 +149,43 @@ def test_wrong_calls():
         x + "1"
 
 
-@pytest.mark.parametrize("text", [
-    "x + y", "x - y", "x * y", "x / y", "x % y", "x ** y", "x > y", "x >= y", "x < y", "x <= y", "x == y", "x != y", "x + 2", "2 + x", "x - 2", "2 - x", "x * 2.5",
-    "x / 2", "2 / x", "x % 2", "3 % x", "x ** 2", "2 ** x", "-x", "abs(x)", "x > 1", "x == 1",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x + y",
+        "x - y",
+        "x * y",
+        "x / y",
+        "x % y",
+        "x ** y",
+        "x > y",
+        "x >= y",
+        "x < y",
+        "x <= y",
+        "x == y",
+        "x != y",
+        "x + 2",
+        "2 + x",
+        "x - 2",
+        "2 - x",
+        "x * 2.5",
+        "x / 2",
+        "2 / x",
+        "x % 2",
+        "3 % x",
+        "x ** 2",
+        "2 ** x",
+        "-x",
+        "abs(x)",
+        "x > 1",
+        "x == 1",
+    ],
+)
 def test_operators(text):
-    values = {"x": mx.nd.array([[1.0, -2.0], [3.0, 1.0]]), "y": mx.nd.array([[2.0, 1.0], [3.0, 4.0]])}
+    values = {
+        "x": mx.nd.array([[1.0, -2.0], [3.0, 1.0]]),
+        "y": mx.nd.array([[2.0, 1.0], [3.0, 4.0]]),
+    }
     symbol = eval(text, {"x": mx.sym.var("x"), "y": mx.sym.var("y")})
     (got,) = symbol.eval(**{name: values[name] for name in symbol.list_arguments()})
     np.testing.assert_array_equal(got.asnumpy(), eval(text, dict(values)).asnumpy())
@@ -125,9 +195,15 @@ def test_functions_of_symbols_or_numbers():
     x = mx.sym.var("x")
     value = mx.nd.array([1.0, 4.0])
     for symbol, expected in (
-        (mx.sym.maximum(x, 2), [2, 4]), (mx.sym.minimum(3, x), [1, 3]), (mx.sym.pow(2, x), [2, 16]), (mx.sym.hypot(x, 3), [np.sqrt(10), 5]),
-        (x.sum(), [5]), (x.reshape((2, 1)).transpose((1, 0)), [[1, 4]]), (x.astype("int32"), [1, 4]), (mx.sym.broadcast_add(x, mx.sym.ones(2)), [2, 5]),
-    ):  # fmt: skip
+        (mx.sym.maximum(x, 2), [2, 4]),
+        (mx.sym.minimum(3, x), [1, 3]),
+        (mx.sym.pow(2, x), [2, 16]),
+        (mx.sym.hypot(x, 3), [np.sqrt(10), 5]),
+        (x.sum(), [5]),
+        (x.reshape((2, 1)).transpose((1, 0)), [[1, 4]]),
+        (x.astype("int32"), [1, 4]),
+        (mx.sym.broadcast_add(x, mx.sym.ones(2)), [2, 5]),
+    ):
         np.testing.assert_allclose(symbol.eval(x=value)[0].asnumpy(), expected, rtol=1e-6)
     assert mx.sym.maximum(1, 2) == 2 and mx.sym.pow(2, 3) == 8
     np.testing.assert_array_equal(mx.sym.arange(2, 5).eval()[0].asnumpy(), [2, 3, 4])
@@ -145,7 +221,13 @@ def test_every_op_is_there():
         flags = op.describe()["flags"]
         if "hidden" not in flags and not name.startswith("_"):
             assert callable(getattr(mx.sym, name)), name
-    assert mx.symbol is mx.sym and mx.sym.op.relu.__doc__ and mx.sym.contrib and mx.sym.image and mx.sym._internal._plus_scalar
+    assert (
+        mx.symbol is mx.sym
+        and mx.sym.op.relu.__doc__
+        and mx.sym.contrib
+        and mx.sym.image
+        and mx.sym._internal._plus_scalar
+    )
 
 
 def test_composition():
@@ -163,7 +245,12 @@ def test_composition():
 
 def test_copies():
     net = mlp()
-    for other in (copy.copy(net), copy.deepcopy(net), pickle.loads(pickle.dumps(net)), mx.sym.load_json(net.tojson())):
+    for other in (
+        copy.copy(net),
+        copy.deepcopy(net),
+        pickle.loads(pickle.dumps(net)),
+        mx.sym.load_json(net.tojson()),
+    ):
         assert other.tojson() == net.tojson()
         other._set_attr(lr_mult="3")
         assert net.attr("lr_mult") is None
@@ -187,9 +274,13 @@ def test_infer_shape():
 def test_infer_shape_goes_both_ways():
     a, b = mx.sym.var("a", shape=(0, 10)), mx.sym.var("b", shape=(12, 0))
     assert (a + b).infer_shape()[0] == [(12, 10), (12, 10)]
-    batch = mx.sym.FullyConnected(mx.sym.var("x", shape=(0, 4)), num_hidden=3) + mx.sym.var("y", shape=(6, 0))
+    batch = mx.sym.FullyConnected(mx.sym.var("x", shape=(0, 4)), num_hidden=3) + mx.sym.var(
+        "y", shape=(6, 0)
+    )
     assert dict(zip(batch.list_arguments(), batch.infer_shape()[0]))["x"] == (6, 4)
-    joined = mx.sym.Concat(mx.sym.var("p", shape=(0, 2)), mx.sym.var("q", shape=(3, 0)), dim=1) + mx.sym.var("r", shape=(0, 7))
+    joined = mx.sym.Concat(
+        mx.sym.var("p", shape=(0, 2)), mx.sym.var("q", shape=(3, 0)), dim=1
+    ) + mx.sym.var("r", shape=(0, 7))
     assert joined.infer_shape()[0] == [(3, 2), (3, 5), (3, 7)]
     split = mx.sym.split(mx.sym.var("x"), num_outputs=2, axis=1)[0] + mx.sym.var("y", shape=(2, 3))
     assert split.infer_shape()[0][0] == (2, 6)
@@ -211,8 +302,23 @@ def test_json():
     net = mx.sym.BatchNorm(mlp(), name="bn")
     document = json.loads(net.tojson())
     assert document["attrs"]["mxnet_version"] == ["int", 10901]
-    assert document["nodes"][-1] == {"op": "BatchNorm", "name": "bn", "inputs": [[9, 0, 0], [10, 0, 0], [11, 0, 0], [12, 0, 1], [13, 0, 1]]}
-    assert document["heads"] == [[14, 0, 0]] and document["arg_nodes"] == [0, 1, 2, 5, 6, 8, 10, 11, 12, 13]
+    assert document["nodes"][-1] == {
+        "op": "BatchNorm",
+        "name": "bn",
+        "inputs": [[9, 0, 0], [10, 0, 0], [11, 0, 0], [12, 0, 1], [13, 0, 1]],
+    }
+    assert document["heads"] == [[14, 0, 0]] and document["arg_nodes"] == [
+        0,
+        1,
+        2,
+        5,
+        6,
+        8,
+        10,
+        11,
+        12,
+        13,
+    ]
     assert document["nodes"][3]["attrs"] == {"num_hidden": "8"}
 
 
@@ -230,10 +336,23 @@ def test_old_json():
     """Before 0.9: "param" and "attr" apart, two numbers an input, no auxiliary states, multipliers in their short form."""
     document = {
         "nodes": [
-            {"op": "null", "param": {}, "name": "data", "inputs": [], "backward_source_id": -1, "attr": {"lr_mult": "3"}},
+            {
+                "op": "null",
+                "param": {},
+                "name": "data",
+                "inputs": [],
+                "backward_source_id": -1,
+                "attr": {"lr_mult": "3"},
+            },
             {"op": "null", "param": {}, "name": "bn_gamma", "inputs": [], "backward_source_id": -1},
             {"op": "null", "param": {}, "name": "bn_beta", "inputs": [], "backward_source_id": -1},
-            {"op": "BatchNorm", "param": {"eps": "0.01"}, "name": "bn", "inputs": [[0, 0], [1, 0], [2, 0]], "attr": {"ctx_group": "a", "gamma_lr_mult": "5"}},
+            {
+                "op": "BatchNorm",
+                "param": {"eps": "0.01"},
+                "name": "bn",
+                "inputs": [[0, 0], [1, 0], [2, 0]],
+                "attr": {"ctx_group": "a", "gamma_lr_mult": "5"},
+            },
             {"op": "argmax", "param": {"axis": "-1"}, "name": "am", "inputs": [[3, 0]]},
         ],
         "arg_nodes": [0, 1, 2],
@@ -242,19 +361,33 @@ def test_old_json():
     net = mx.sym.load_json(json.dumps(document))
     assert net.list_auxiliary_states() == ["bn_moving_mean", "bn_moving_var"]
     attributes = net.attr_dict()
-    assert attributes["bn"]["eps"] == "0.01" and attributes["bn"]["__ctx_group__"] == "a" and attributes["data"]["__lr_mult__"] == "3"
+    assert (
+        attributes["bn"]["eps"] == "0.01"
+        and attributes["bn"]["__ctx_group__"] == "a"
+        and attributes["data"]["__lr_mult__"] == "3"
+    )
     assert attributes["bn_gamma"]["__lr_mult__"] == "5" and "axis" not in attributes.get("am", {})
 
 
 def _old(nodes, version=None):
     rows = [{"op": op, "name": name, "inputs": inputs, **more} for op, name, inputs, more in nodes]
     tag = {"attrs": {"mxnet_version": ["int", version]}} if version else {}
-    return mx.sym.load_json(json.dumps({"nodes": rows, "arg_nodes": [], "heads": [[len(rows) - 1, 0]], **tag}))
+    return mx.sym.load_json(
+        json.dumps({"nodes": rows, "arg_nodes": [], "heads": [[len(rows) - 1, 0]], **tag})
+    )
 
 
 def test_old_json_leaves_out_variables():
     """Before 0.9 the variables that nobody named are not in the file; they get the attributes of their op."""
-    nodes = [("null", "data", [], {}), ("FullyConnected", "fc", [[0, 0]], {"param": {"num_hidden": "4"}, "attr": {"ctx_group": "a"}})]
+    nodes = [
+        ("null", "data", [], {}),
+        (
+            "FullyConnected",
+            "fc",
+            [[0, 0]],
+            {"param": {"num_hidden": "4"}, "attr": {"ctx_group": "a"}},
+        ),
+    ]
     net = _old(nodes)
     assert net.list_arguments() == ["data", "fc_weight", "fc_bias"]
     assert net.attr_dict()["fc_weight"]["__ctx_group__"] == "a"
@@ -265,37 +398,76 @@ def test_old_json_leaves_out_variables():
 def test_old_json_initializes_states():
     """Before 0.9.4 the variables that ops write do not say how they are initialized."""
     variables = ["data", "bn_gamma", "bn_beta", "bn_moving_mean", "bn_moving_var"]
-    nodes = [("null", name, [], {}) for name in variables] + [("BatchNorm", "bn", [[i, 0, int(i > 2)] for i in range(5)], {"attrs": {"eps": "0.001"}})]
+    nodes = [("null", name, [], {}) for name in variables] + [
+        ("BatchNorm", "bn", [[i, 0, int(i > 2)] for i in range(5)], {"attrs": {"eps": "0.001"}})
+    ]
     for version, there in ((901, True), (903, True), (904, False), (10901, False)):
         attributes = _old(nodes, version).attr_dict()
         assert attributes.get("bn_moving_var") == ({"__init__": '["one", {}]'} if there else None)
-    prelu = [("null", "data", [], {}), ("null", "g", [], {}), ("LeakyReLU", "a", [[0, 0], [1, 0]], {"param": {"act_type": "prelu"}})]
+    prelu = [
+        ("null", "data", [], {}),
+        ("null", "g", [], {}),
+        ("LeakyReLU", "a", [[0, 0], [1, 0]], {"param": {"act_type": "prelu"}}),
+    ]
     assert _old(prelu).attr_dict()["g"]["__init__"] == '["Constant", {"value": 0.25}]'
 
 
 def test_old_json_moves_attributes_to_inputs():
     """``weight_lr_mult`` of an op is meant for its input of that role, whatever the variable is called."""
-    nodes = [("null", "x", [], {}), ("null", "w", [], {"attr": {"lr_mult": "9"}}), ("null", "b", [], {}),
-             ("FullyConnected", "fc", [[0, 0], [1, 0], [2, 0]], {"param": {"num_hidden": "4"}, "attr": {"weight_lr_mult": "2", "bias_wd_mult": "0"}})]  # fmt: skip
+    nodes = [
+        ("null", "x", [], {}),
+        ("null", "w", [], {"attr": {"lr_mult": "9"}}),
+        ("null", "b", [], {}),
+        (
+            "FullyConnected",
+            "fc",
+            [[0, 0], [1, 0], [2, 0]],
+            {"param": {"num_hidden": "4"}, "attr": {"weight_lr_mult": "2", "bias_wd_mult": "0"}},
+        ),
+    ]
     attributes = _old(nodes).attr_dict()
-    assert attributes["w"]["__lr_mult__"] == "2" and attributes["b"]["__wd_mult__"] == "0" and "weight_lr_mult" not in attributes["fc"]
+    assert (
+        attributes["w"]["__lr_mult__"] == "2"
+        and attributes["b"]["__wd_mult__"] == "0"
+        and "weight_lr_mult" not in attributes["fc"]
+    )
 
 
-@pytest.mark.parametrize("op, params, shape", [("Convolution", {"kernel": "(3,3)", "num_filter": "4"}, (2, 4, 6, 6)), ("Pooling", {"kernel": "(2,2)", "stride": "(2,2)", "pool_type": "max"}, (2, 3, 4, 4)), ("BatchNorm", {}, (2, 3, 8, 8))])
+@pytest.mark.parametrize(
+    "op, params, shape",
+    [
+        ("Convolution", {"kernel": "(3,3)", "num_filter": "4"}, (2, 4, 6, 6)),
+        ("Pooling", {"kernel": "(2,2)", "stride": "(2,2)", "pool_type": "max"}, (2, 3, 4, 4)),
+        ("BatchNorm", {}, (2, 3, 8, 8)),
+    ],
+)
 def test_old_json_of_first_versions_of_layers(op, params, shape):
     net = _old([("null", "x", [], {}), (f"{op}_v1", "a", [[0, 0]], {"param": params})])
     assert net.infer_shape(x=(2, 3, 8, 8))[1] == [shape]
 
 
-@pytest.mark.parametrize("call, given, found", [
-    (lambda x: mx.sym.RNN(x, state_size=4, num_layers=2, mode="lstm", state_outputs=True, name="r"), (5, 0, 3), ([(304,), (2, 0, 4), (2, 0, 4)], [(5, 0, 4), (2, 0, 4), (2, 0, 4)])),
-    (lambda x: x.reshape((-1, 4)), (0, 4), ([], [(0, 4)])),
-    (lambda x: x.expand_dims(1).swapaxes(0, 2), (0, 4), ([], [(4, 1, 0)])),
-    (lambda x: mx.sym.SoftmaxOutput(x, name="s"), (0, 4), ([(0,)], [(0, 4)])),
-    (lambda x: mx.sym.split(x, num_outputs=2, axis=1), (0, 4), ([], [(0, 2), (0, 2)])),
-    (lambda x: x.slice_axis(axis=0, begin=0, end=5) * 2, (0, 4), ([], [(0, 4)])),
-    (lambda x: mx.sym.UpSampling(x, scale=2, sample_type="nearest"), (0, 3, 0, 4), ([], [(0, 3, 0, 8)])),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "call, given, found",
+    [
+        (
+            lambda x: mx.sym.RNN(
+                x, state_size=4, num_layers=2, mode="lstm", state_outputs=True, name="r"
+            ),
+            (5, 0, 3),
+            ([(304,), (2, 0, 4), (2, 0, 4)], [(5, 0, 4), (2, 0, 4), (2, 0, 4)]),
+        ),
+        (lambda x: x.reshape((-1, 4)), (0, 4), ([], [(0, 4)])),
+        (lambda x: x.expand_dims(1).swapaxes(0, 2), (0, 4), ([], [(4, 1, 0)])),
+        (lambda x: mx.sym.SoftmaxOutput(x, name="s"), (0, 4), ([(0,)], [(0, 4)])),
+        (lambda x: mx.sym.split(x, num_outputs=2, axis=1), (0, 4), ([], [(0, 2), (0, 2)])),
+        (lambda x: x.slice_axis(axis=0, begin=0, end=5) * 2, (0, 4), ([], [(0, 4)])),
+        (
+            lambda x: mx.sym.UpSampling(x, scale=2, sample_type="nearest"),
+            (0, 3, 0, 4),
+            ([], [(0, 3, 0, 8)]),
+        ),
+    ],
+)
 def test_infer_shape_partial_with_unknown_sizes(call, given, found):
     arguments, outputs, _ = call(mx.sym.var("x")).infer_shape_partial(x=given)
     assert (arguments[1:], outputs) == found
@@ -306,10 +478,13 @@ def test_names_of_outputs():
     rnn = mx.sym.RNN(x, state_size=4, num_layers=1, mode="lstm", state_outputs=True, name="r")
     assert rnn.list_outputs() == ["r_output", "r_state_output", "r_statecell_output"]
     assert mx.sym.make_loss(x, name="m").list_outputs() == ["m_loss"]
-    assert mx.sym.sort(x, name="s").list_outputs() == ["s_output0"] and mx.sym.linalg.det(x, name="d").list_outputs() == ["d_output0"]
+    assert mx.sym.sort(x, name="s").list_outputs() == ["s_output0"] and mx.sym.linalg.det(
+        x, name="d"
+    ).list_outputs() == ["d_output0"]
 
-
-    assert mx.sym.topk(x, ret_typ="value", name="t").list_outputs() == ["t_output0"] and mx.sym.topk(x, name="t").list_outputs() == ["t_output"]
+    assert mx.sym.topk(x, ret_typ="value", name="t").list_outputs() == [
+        "t_output0"
+    ] and mx.sym.topk(x, name="t").list_outputs() == ["t_output"]
     assert mx.sym.topk(x, ret_typ="both", name="t").list_outputs() == ["t_output0", "t_output1"]
     assert mx.sym.SliceChannel(x, num_outputs=1, name="c").list_outputs() == ["c_output0"]
 
@@ -317,16 +492,29 @@ def test_names_of_outputs():
 def test_unknown_attributes_in_json():
     """As in MXNet: an error for ops with parameters; ops without keep them, and so are attributes between underscores."""
     text = mx.sym.FullyConnected(mx.sym.var("x"), num_hidden=3, name="f").tojson()
-    with pytest.raises(mx.MXNetError, match="f: FullyConnected has no parameter 'num_hiden'; its parameters are flatten, no_bias, num_hidden"):
+    with pytest.raises(
+        mx.MXNetError,
+        match="f: FullyConnected has no parameter 'num_hiden'; its parameters are flatten, no_bias, num_hidden",
+    ):
         mx.sym.load_json(text.replace('"num_hidden": "3"', '"num_hidden": "3", "num_hiden": "4"'))
-    assert mx.sym.load_json(text.replace('"num_hidden": "3"', '"num_hidden": "3", "__mine__": "4"')).attr("__mine__") == "4"
+    assert (
+        mx.sym.load_json(
+            text.replace('"num_hidden": "3"', '"num_hidden": "3", "__mine__": "4"')
+        ).attr("__mine__")
+        == "4"
+    )
     with mx.AttrScope(__mine__="5"):
         text = mx.sym.relu(mx.sym.var("x")).tojson()
     assert mx.sym.load_json(text.replace("__mine__", "mine")).attr("mine") == "5"
 
 
 HOSTILE = {
-    "empty": "", "no json": "{", "a list": "[]", "no nodes": "{}", "deep": "[" * 200000, "deeper": '{"nodes":' * 100000,
+    "empty": "",
+    "no json": "{",
+    "a list": "[]",
+    "no nodes": "{}",
+    "deep": "[" * 200000,
+    "deeper": '{"nodes":' * 100000,
     "cut": mlp().tojson()[:700],
     "cyclic": '{"nodes":[{"op":"relu","name":"a","inputs":[[0,0,0]]}],"heads":[[0,0,0]]}',
     "forward": '{"nodes":[{"op":"relu","name":"a","inputs":[[1,0,0]]},{"op":"null","name":"b","inputs":[]}],"heads":[[0,0,0]]}',
@@ -344,7 +532,7 @@ HOSTILE = {
     "huge number": '{"nodes":[{"op":"null","name":"x","inputs":[]},{"op":"relu","name":"a","inputs":[[99999999999999999999999,0,0]]}],"heads":[[1,0,0]]}',
     "text for a number": '{"nodes":[{"op":"null","name":"x","inputs":[]},{"op":"relu","name":"a","inputs":[["0",0,0]]}],"heads":[[1,0,0]]}',
     "subgraph": '{"nodes":[{"op":"_foreach","name":"a","inputs":[],"subgraphs":[{}]}],"heads":[[0,0,0]]}',
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -354,11 +542,15 @@ def test_hostile_json(name):
 
 
 def test_hidden_ops_are_not_in_files():
-    hidden = [name for name in _core.list_ops() if "hidden" in _core.get_op(name).describe()["flags"]]
+    hidden = [
+        name for name in _core.list_ops() if "hidden" in _core.get_op(name).describe()["flags"]
+    ]
     assert len(hidden) > 50
     for name in hidden:
-        nodes = [{"op": "null", "name": "x", "inputs": []},
-                 {"op": name, "name": "y", "inputs": [[0, 0, 0]] * 2}]
+        nodes = [
+            {"op": "null", "name": "x", "inputs": []},
+            {"op": name, "name": "y", "inputs": [[0, 0, 0]] * 2},
+        ]
         with pytest.raises(mx.MXNetError, match=f"y: {name} is a part of"):
             mx.sym.load_json(json.dumps({"nodes": nodes, "heads": [[1, 0, 0]]}))
 
@@ -377,7 +569,12 @@ def test_deep_chains():
 
 def test_debug_str():
     text = mlp().debug_str()
-    assert "Op:FullyConnected, Name=fc2" in text and "Variable:fc1_bias" in text and "num_hidden=8" in text and "output[0]=softmax(0)" in text
+    assert (
+        "Op:FullyConnected, Name=fc2" in text
+        and "Variable:fc1_bias" in text
+        and "num_hidden=8" in text
+        and "output[0]=softmax(0)" in text
+    )
 
 
 def test_as_in_context():
@@ -396,22 +593,47 @@ def test_loaded_when_needed():
 @pytest.mark.parametrize("scale", [2, 3])
 def test_bilinear_upsampling(scale, tmp_path):
     """A constant stays constant away from the edges, and a ramp stays one."""
-    net = mx.sym.UpSampling(mx.sym.var("data"), scale=scale, sample_type="bilinear", num_filter=2, name="up", num_args=2)
+    net = mx.sym.UpSampling(
+        mx.sym.var("data"), scale=scale, sample_type="bilinear", num_filter=2, name="up", num_args=2
+    )
     size = 2 * scale - scale % 2
     assert net.list_arguments() == ["data", "up_weight"] and net.list_outputs() == ["up_output"]
-    assert net.infer_shape(data=(1, 2, 4, 5)) == ([(1, 2, 4, 5), (2, 1, size, size)], [(1, 2, 4 * scale, 5 * scale)], [])
+    assert net.infer_shape(data=(1, 2, 4, 5)) == (
+        [(1, 2, 4, 5), (2, 1, size, size)],
+        [(1, 2, 4 * scale, 5 * scale)],
+        [],
+    )
     weight = mx.nd.zeros((2, 1, size, size))
-    mx.init.Mixed([".*"], [mx.init.Xavier()])(mx.init.InitDesc("up_weight", net.attr_dict()["up_weight"]), weight)
+    mx.init.Mixed([".*"], [mx.init.Xavier()])(
+        mx.init.InitDesc("up_weight", net.attr_dict()["up_weight"]), weight
+    )
     ramp = mx.nd.broadcast_to(mx.nd.arange(5).reshape((1, 1, 1, 5)), (1, 2, 4, 5))
     found = net.bind(on(0), {"data": ramp, "up_weight": weight}).forward()[0].asnumpy()
     inner = found[0, 1, scale:-scale, scale:-scale]
     np.testing.assert_allclose(np.diff(inner, axis=1), 1 / scale, rtol=1e-5)
-    np.testing.assert_array_equal(mx.nd.UpSampling(ramp, weight, scale=scale, sample_type="bilinear", num_filter=2).asnumpy(), found)
-    node = {"op": "UpSampling", "name": "up", "attrs": {"scale": str(scale), "sample_type": "bilinear", "num_filter": "2", "__a__": "b"}, "inputs": [[0, 0], [1, 0]]}
-    document = {"nodes": [{"op": "null", "name": "data", "inputs": []}, {"op": "null", "name": "w", "inputs": []}, node], "heads": [[2, 0]]}
+    np.testing.assert_array_equal(
+        mx.nd.UpSampling(ramp, weight, scale=scale, sample_type="bilinear", num_filter=2).asnumpy(),
+        found,
+    )
+    node = {
+        "op": "UpSampling",
+        "name": "up",
+        "attrs": {"scale": str(scale), "sample_type": "bilinear", "num_filter": "2", "__a__": "b"},
+        "inputs": [[0, 0], [1, 0]],
+    }
+    document = {
+        "nodes": [
+            {"op": "null", "name": "data", "inputs": []},
+            {"op": "null", "name": "w", "inputs": []},
+            node,
+        ],
+        "heads": [[2, 0]],
+    }
     read = mx.sym.load_json(json.dumps(document))
     assert read.attr_dict()["up"]["__a__"] == "b"
-    np.testing.assert_array_equal(read.bind(on(0), {"data": ramp, "w": weight}).forward()[0].asnumpy(), found)
+    np.testing.assert_array_equal(
+        read.bind(on(0), {"data": ramp, "w": weight}).forward()[0].asnumpy(), found
+    )
     node["attrs"]["scale"] = "two"
     with pytest.raises(mx.MXNetError, match="up: "):
         mx.sym.load_json(json.dumps(document))
@@ -425,13 +647,37 @@ def test_types_are_inferred_backwards():
     """Through every op that gives its input's dtype on, as in MXNet."""
     a, b = mx.sym.var("a"), mx.sym.var("b")
     half = [np.float16]
-    assert mx.sym.dot(mx.sym.Activation(a, act_type="relu"), b).infer_type(b="float16") == (half * 2, half, [])
-    assert ((mx.sym.zeros((2, 2)) + mx.sym.Flatten(a)) / b).infer_type() == ([np.float32] * 2, [np.float32], [])
-    ops = [mx.sym.relu, mx.sym.transpose, mx.sym.Flatten, lambda x: mx.sym.sum(x, axis=0), lambda x: mx.sym.reshape(x, shape=(-1,)), lambda x: mx.sym.clip(x, 0, 1), lambda x: x * 2,
-           lambda x: mx.sym.concat(x, x, dim=0), mx.sym.softmax, lambda x: mx.sym.slice_axis(x, axis=0, begin=0, end=1), lambda x: mx.sym.Dropout(x, p=0.5)]  # fmt: skip
+    assert mx.sym.dot(mx.sym.Activation(a, act_type="relu"), b).infer_type(b="float16") == (
+        half * 2,
+        half,
+        [],
+    )
+    assert ((mx.sym.zeros((2, 2)) + mx.sym.Flatten(a)) / b).infer_type() == (
+        [np.float32] * 2,
+        [np.float32],
+        [],
+    )
+    ops = [
+        mx.sym.relu,
+        mx.sym.transpose,
+        mx.sym.Flatten,
+        lambda x: mx.sym.sum(x, axis=0),
+        lambda x: mx.sym.reshape(x, shape=(-1,)),
+        lambda x: mx.sym.clip(x, 0, 1),
+        lambda x: x * 2,
+        lambda x: mx.sym.concat(x, x, dim=0),
+        mx.sym.softmax,
+        lambda x: mx.sym.slice_axis(x, axis=0, begin=0, end=1),
+        lambda x: mx.sym.Dropout(x, p=0.5),
+    ]
     for op in ops:
-        assert (op(a) + b).infer_type(b="float64") == ([np.float64] * 2, [np.float64], []), op(a).name
-    assert (mx.sym.Cast(a, dtype="float64") + b).infer_type_partial(b="float64")[0] == [None, np.float64]
+        assert (op(a) + b).infer_type(b="float64") == ([np.float64] * 2, [np.float64], []), op(
+            a
+        ).name
+    assert (mx.sym.Cast(a, dtype="float64") + b).infer_type_partial(b="float64")[0] == [
+        None,
+        np.float64,
+    ]
 
 
 def test_shapes_and_types_are_inferred_apart():
@@ -446,16 +692,24 @@ def test_shapes_and_types_are_inferred_apart():
         total.infer_type()
 
 
-@pytest.mark.parametrize("what", ["infer_shape", "infer_shape_partial", "infer_type",
-                                  "infer_type_partial"])
+@pytest.mark.parametrize(
+    "what", ["infer_shape", "infer_shape_partial", "infer_type", "infer_type_partial"]
+)
 def test_inference_refuses_names_that_are_not_there(what):
     value = (2, 3) if "shape" in what else "float32"
     net = mx.sym.BatchNorm(mx.sym.var("data"), name="n")
-    with pytest.raises(mx.MXNetError, match="no argument named dat; there are data, n_gamma, n_beta, n_moving_mean, n_moving_var"):
+    with pytest.raises(
+        mx.MXNetError,
+        match="no argument named dat; there are data, n_gamma, n_beta, n_moving_mean, n_moving_var",
+    ):
         getattr(net, what)(dat=value)
     getattr(net, what)(data=value)
 
 
 def test_attributes_of_a_group_are_those_of_its_first_output():
     first = mx.sym.FullyConnected(mx.sym.var("a"), num_hidden=3)
-    assert mx.sym.Group([first, mx.sym.var("b")]).list_attr() == first.list_attr() == {"num_hidden": "3"}
+    assert (
+        mx.sym.Group([first, mx.sym.var("b")]).list_attr()
+        == first.list_attr()
+        == {"num_hidden": "3"}
+    )

@@ -14,15 +14,21 @@ FLAGS = {name: _core.get_op(name).describe()["flags"] for name in SAMPLES}
 CASES = [
     pytest.param(name, sample, id=f"{name}-{i}")
     for name, rows in SAMPLES.items()
-    if not {"dynamic", "hidden"} & set(FLAGS[name]) and name != "reset_arrays"  # which has no outputs
+    if not {"dynamic", "hidden"} & set(FLAGS[name])
+    and name != "reset_arrays"  # which has no outputs
     for i, sample in enumerate(rows[:2])
 ]
 
 
 @pytest.mark.parametrize("name, sample", CASES)
 def test_symbol_equals_imperative(name, sample):
-    arrays = [mx.nd.array(values, dtype=sample.dtypes[0] if sample.made(i) else values.dtype) for i, values in enumerate(sample.arrays(sample.dtypes[0]))]
-    symbol = Function(_core.get_op(name), name)(*[mx.sym.var(f"in{i}") for i in range(len(arrays))], **(sample.params or {}))
+    arrays = [
+        mx.nd.array(values, dtype=sample.dtypes[0] if sample.made(i) else values.dtype)
+        for i, values in enumerate(sample.arrays(sample.dtypes[0]))
+    ]
+    symbol = Function(_core.get_op(name), name)(
+        *[mx.sym.var(f"in{i}") for i in range(len(arrays))], **(sample.params or {})
+    )
     loaded = mx.sym.load_json(symbol.tojson(remove_amp_cast=False))
     assert loaded.tojson() == symbol.tojson()
     assert len(loaded.list_inputs()) == len(arrays)
@@ -32,7 +38,11 @@ def test_symbol_equals_imperative(name, sample):
     with mx.autograd.train_mode() if sample.train else mx.autograd.predict_mode():
         expected = _core.get_op(name)(*copies.values(), **(sample.params or {}))
     expected = list(expected) if isinstance(expected, (list, tuple)) else [expected]
-    executor = loaded.bind(on(0), {key: given[key] for key in loaded.list_arguments()}, aux_states={key: given[key] for key in loaded.list_auxiliary_states()})
+    executor = loaded.bind(
+        on(0),
+        {key: given[key] for key in loaded.list_arguments()},
+        aux_states={key: given[key] for key in loaded.list_auxiliary_states()},
+    )
     mx.random.seed(5)
     outputs = executor.forward(is_train=sample.train)
     assert len(outputs) == len(expected)
@@ -42,7 +52,9 @@ def test_symbol_equals_imperative(name, sample):
     for key in given:  # what the op writes, it writes here, too
         np.testing.assert_array_equal(given[key].asnumpy(), copies[key].asnumpy())
     if all(0 not in array.shape for array in (*arrays, *outputs)):
-        shapes = loaded.infer_shape(**{key: array.shape for key, array in given.items() if array.shape})[1]
+        shapes = loaded.infer_shape(
+            **{key: array.shape for key, array in given.items() if array.shape}
+        )[1]
         if shapes is not None:
             assert shapes == [out.shape for out in outputs]
         types = loaded.infer_type(**{key: array.dtype for key, array in given.items()})[1]
@@ -50,13 +62,24 @@ def test_symbol_equals_imperative(name, sample):
             assert types == [out.dtype for out in outputs]
 
 
-@pytest.mark.parametrize("name, params", [("uniform", (1.0, 2.0)), ("normal", (5.0, 0.1)), ("gamma", (2.0, 3.0)), ("exponential", (4.0,)), ("poisson", (3.0,))])
+@pytest.mark.parametrize(
+    "name, params",
+    [
+        ("uniform", (1.0, 2.0)),
+        ("normal", (5.0, 0.1)),
+        ("gamma", (2.0, 3.0)),
+        ("exponential", (4.0,)),
+        ("poisson", (3.0,)),
+    ],
+)
 def test_draws_like_an_array(name, params):
     """The draws of ``random.NAME``, in another's shape; under MXNet's names in both namespaces."""
     data, x = mx.nd.zeros((2, 3)), mx.sym.var("x")
     draws = []
     for draw in (
-        lambda: getattr(mx.nd.random, name)(*(1 / p if name == "exponential" else p for p in params), shape=(2, 3)),
+        lambda: getattr(mx.nd.random, name)(
+            *(1 / p if name == "exponential" else p for p in params), shape=(2, 3)
+        ),
         lambda: getattr(mx.nd.random, name + "_like")(data, *params),
         lambda: getattr(mx.sym.random, name + "_like")(x, *params).eval(x=data)[0],
     ):

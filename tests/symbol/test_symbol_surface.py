@@ -20,44 +20,76 @@ list_arguments list_attr list_auxiliary_states list_inputs list_outputs log log1
 one_hot ones_like optimize_for pad pick prod radians rcbrt reciprocal relu repeat reshape reshape_like rint round rsqrt save shape_array
 sigmoid sign simple_bind sin sinh size_array slice slice_axis slice_like softmax softmin sort space_to_depth split split_v2 sqrt square squeeze
 sum swapaxes take tan tanh tile tojson topk transpose trunc wait_to_read zeros_like
-""".split()  # fmt: skip
+""".split()
 
 # Calls that mean the same for symbols and arrays; `x` has the shape (1, 4, 2, 6), `y` (3, 4, 2, 6).
-CALLS = {name: (lambda x, y, name=name: getattr(x, name)()) for name in """
+CALLS = {
+    name: (lambda x, y, name=name: getattr(x, name)())
+    for name in """
     __abs__ __neg__ abs arccos arcsin arcsinh arctan arctanh argmax argmin argsort cbrt ceil cos cosh degrees diag exp expm1 fix flatten floor
     log log10 log1p log2 log_softmax max mean min nanprod nansum norm ones_like prod radians rcbrt reciprocal relu rint round rsqrt
     shape_array sigmoid sign sin sinh size_array softmax softmin sort sqrt square squeeze sum tan tanh topk transpose trunc zeros_like
-""".split()}  # fmt: skip
-CALLS.update({
-    f"__{name}__": lambda x, y, name=name: getattr(y, f"__{name}__")(y * y)
-    for name in "add sub mul truediv div mod pow eq ne lt le gt ge".split()
-})  # fmt: skip
-CALLS.update({f"__r{name}__": lambda x, y, name=name: getattr(y, f"__r{name}__")(2.5) for name in "add sub mul truediv div mod pow".split()})
-CALLS.update({
-    "arccosh": lambda x, y: (x + 1).arccosh(), "argmax_channel": lambda x, y: x.reshape((4, 12)).argmax_channel(),
-    "astype": lambda x, y: (9 * x).astype("int32"), "broadcast_axes": lambda x, y: x.broadcast_axes(axis=0, size=3),
-    "broadcast_like": lambda x, y: x.broadcast_like(y), "broadcast_to": lambda x, y: x.broadcast_to((3, 4, 2, 6)),
-    "clip": lambda x, y: x.clip(0.3, 0.6), "depth_to_space": lambda x, y: x.depth_to_space(2), "expand_dims": lambda x, y: x.expand_dims(1),
-    "flip": lambda x, y: x.flip(axis=3), "one_hot": lambda x, y: (x * 4).one_hot(depth=4),
-    "pad": lambda x, y: x.pad(mode="constant", pad_width=(0, 0, 0, 0, 1, 1, 2, 2), constant_value=3),
-    "pick": lambda x, y: y.pick((y * 6).max(axis=3), axis=3), "repeat": lambda x, y: x.repeat(repeats=2, axis=1),
-    "reshape": lambda x, y: x.reshape((0, -1, 3)), "reshape_like": lambda x, y: y.reshape((3, -1)).reshape_like(y),
-    "slice": lambda x, y: y.slice(begin=(0, 1), end=(2, 3)), "slice_axis": lambda x, y: x.slice_axis(axis=1, begin=1, end=None),
-    "slice_like": lambda x, y: y.slice_like(x), "space_to_depth": lambda x, y: x.space_to_depth(2),
-    "split": lambda x, y: x.split(num_outputs=2, axis=1), "split_v2": lambda x, y: x.split_v2((1, 3), axis=1),
-    "swapaxes": lambda x, y: x.swapaxes(1, 3), "take": lambda x, y: x.take(y * 3, axis=1), "tile": lambda x, y: x.tile(reps=(2, 1)),
-})  # fmt: skip
+""".split()
+}
+CALLS.update(
+    {
+        f"__{name}__": lambda x, y, name=name: getattr(y, f"__{name}__")(y * y)
+        for name in "add sub mul truediv div mod pow eq ne lt le gt ge".split()
+    }
+)
+CALLS.update(
+    {
+        f"__r{name}__": lambda x, y, name=name: getattr(y, f"__r{name}__")(2.5)
+        for name in "add sub mul truediv div mod pow".split()
+    }
+)
+CALLS.update(
+    {
+        "arccosh": lambda x, y: (x + 1).arccosh(),
+        "argmax_channel": lambda x, y: x.reshape((4, 12)).argmax_channel(),
+        "astype": lambda x, y: (9 * x).astype("int32"),
+        "broadcast_axes": lambda x, y: x.broadcast_axes(axis=0, size=3),
+        "broadcast_like": lambda x, y: x.broadcast_like(y),
+        "broadcast_to": lambda x, y: x.broadcast_to((3, 4, 2, 6)),
+        "clip": lambda x, y: x.clip(0.3, 0.6),
+        "depth_to_space": lambda x, y: x.depth_to_space(2),
+        "expand_dims": lambda x, y: x.expand_dims(1),
+        "flip": lambda x, y: x.flip(axis=3),
+        "one_hot": lambda x, y: (x * 4).one_hot(depth=4),
+        "pad": lambda x, y: x.pad(
+            mode="constant", pad_width=(0, 0, 0, 0, 1, 1, 2, 2), constant_value=3
+        ),
+        "pick": lambda x, y: y.pick((y * 6).max(axis=3), axis=3),
+        "repeat": lambda x, y: x.repeat(repeats=2, axis=1),
+        "reshape": lambda x, y: x.reshape((0, -1, 3)),
+        "reshape_like": lambda x, y: y.reshape((3, -1)).reshape_like(y),
+        "slice": lambda x, y: y.slice(begin=(0, 1), end=(2, 3)),
+        "slice_axis": lambda x, y: x.slice_axis(axis=1, begin=1, end=None),
+        "slice_like": lambda x, y: y.slice_like(x),
+        "space_to_depth": lambda x, y: x.space_to_depth(2),
+        "split": lambda x, y: x.split(num_outputs=2, axis=1),
+        "split_v2": lambda x, y: x.split_v2((1, 3), axis=1),
+        "swapaxes": lambda x, y: x.swapaxes(1, 3),
+        "take": lambda x, y: x.take(y * 3, axis=1),
+        "tile": lambda x, y: x.tile(reps=(2, 1)),
+    }
+)
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_computes_what_arrays_do(name):
     rng = np.random.RandomState(0)
-    arrays = {"x": nd.array(rng.uniform(0.1, 0.9, (1, 4, 2, 6))), "y": nd.array(rng.uniform(0.1, 0.9, (3, 4, 2, 6)))}
+    arrays = {
+        "x": nd.array(rng.uniform(0.1, 0.9, (1, 4, 2, 6))),
+        "y": nd.array(rng.uniform(0.1, 0.9, (3, 4, 2, 6))),
+    }
     call = CALLS[name]
     if name == "split_v2":  # an array has no such method
         expected = nd.split_v2(arrays["x"], (1, 3), axis=1)
     else:
-        expected = CALLS[name.replace("div", "truediv") if name in ("__div__", "__rdiv__") else name](arrays["x"], arrays["y"])
+        expected = CALLS[
+            name.replace("div", "truediv") if name in ("__div__", "__rdiv__") else name
+        ](arrays["x"], arrays["y"])
     symbol = call(mx.sym.var("x"), mx.sym.var("y"))
     found = symbol.eval(**{key: arrays[key] for key in symbol.list_arguments()})
     expected = expected if isinstance(expected, (list, tuple)) else [expected]
@@ -70,7 +102,9 @@ def test_computes_what_arrays_do(name):
 
 
 def dense():
-    return mx.sym.FullyConnected(mx.sym.var("data", shape=(2, 3)), num_hidden=4, name="f", attr={"__mine__": "1"})
+    return mx.sym.FullyConnected(
+        mx.sym.var("data", shape=(2, 3)), num_hidden=4, name="f", attr={"__mine__": "1"}
+    )
 
 
 def check(condition):
@@ -78,36 +112,68 @@ def check(condition):
 
 
 OTHER = {
-    "__call__": lambda s, _: check(s(data=mx.sym.var("z")).list_arguments() == ["z", "f_weight", "f_bias"]),
+    "__call__": lambda s, _: check(
+        s(data=mx.sym.var("z")).list_arguments() == ["z", "f_weight", "f_bias"]
+    ),
     "__copy__": lambda s, _: check(copy.copy(s).tojson() == s.tojson()),
     "__deepcopy__": lambda s, _: check(copy.deepcopy(s).tojson() == s.tojson()),
     "__getitem__": lambda s, _: check(s[0].name == "f" and s["f_output"].name == "f"),
     "__getstate__": lambda s, _: check(pickle.loads(pickle.dumps(s)).tojson() == s.tojson()),
-    "__setstate__": lambda s, _: (t := mx.sym.var("t"), t.__setstate__(s.__getstate__()), check(t.name == "f")),
+    "__setstate__": lambda s, _: (
+        t := mx.sym.var("t"),
+        t.__setstate__(s.__getstate__()),
+        check(t.name == "f"),
+    ),
     "__iter__": lambda s, _: check([one.name for one in s] == ["f"]),
     "__len__": lambda s, _: check(len(s) == 1),
     "__repr__": lambda s, _: check(repr(s) == "<Symbol f>"),
-    "as_in_context": lambda s, _: check((mx.sym.var("x") * 2).as_in_context(mx.cpu(1)).eval(x=nd.ones((2,)))[0].context == mx.cpu(1)),
+    "as_in_context": lambda s, _: check(
+        (mx.sym.var("x") * 2).as_in_context(mx.cpu(1)).eval(x=nd.ones((2,)))[0].context == mx.cpu(1)
+    ),
     "as_nd_ndarray": lambda s, _: check(s.as_nd_ndarray() is s),
-    "attr": lambda s, _: check(s.attr("__mine__") == "1" and s.attr("num_hidden") == "4" and s.attr("none") is None),
+    "attr": lambda s, _: check(
+        s.attr("__mine__") == "1" and s.attr("num_hidden") == "4" and s.attr("none") is None
+    ),
     "attr_dict": lambda s, _: check(s.attr_dict()["f"] == {"__mine__": "1", "num_hidden": "4"}),
     "list_attr": lambda s, _: check(s.list_attr() == {"__mine__": "1", "num_hidden": "4"}),
-    "bind": lambda s, _: check(s.bind(mx.cpu(), [nd.ones((2, 3)), nd.ones((4, 3)), nd.zeros((4,))]).forward()[0].asnumpy()[0, 0] == 3),
-    "simple_bind": lambda s, _: check(s.simple_bind(mx.cpu(), data=(5, 3)).forward()[0].shape == (5, 4)),
-    "eval": lambda s, _: check(s.eval(data=nd.ones((2, 3)), f_weight=nd.ones((4, 3)), f_bias=nd.zeros((4,)))[0].shape == (2, 4)),
+    "bind": lambda s, _: check(
+        s.bind(mx.cpu(), [nd.ones((2, 3)), nd.ones((4, 3)), nd.zeros((4,))])
+        .forward()[0]
+        .asnumpy()[0, 0]
+        == 3
+    ),
+    "simple_bind": lambda s, _: check(
+        s.simple_bind(mx.cpu(), data=(5, 3)).forward()[0].shape == (5, 4)
+    ),
+    "eval": lambda s, _: check(
+        s.eval(data=nd.ones((2, 3)), f_weight=nd.ones((4, 3)), f_bias=nd.zeros((4,)))[0].shape
+        == (2, 4)
+    ),
     "debug_str": lambda s, _: check("Op:FullyConnected, Name=f" in s.debug_str()),
     "get_backend_symbol": lambda s, _: check(s.get_backend_symbol(None) is s),
     "optimize_for": lambda s, _: check(s.optimize_for(None) is s),
-    "get_children": lambda s, _: check(s.get_children().list_outputs() == ["data", "f_weight", "f_bias"]),
-    "get_internals": lambda s, _: check(s.get_internals().list_outputs() == ["data", "f_weight", "f_bias", "f_output"]),
+    "get_children": lambda s, _: check(
+        s.get_children().list_outputs() == ["data", "f_weight", "f_bias"]
+    ),
+    "get_internals": lambda s, _: check(
+        s.get_internals().list_outputs() == ["data", "f_weight", "f_bias", "f_output"]
+    ),
     "handle": lambda s, _: check(s.handle is not None),
     "infer_shape": lambda s, _: check(s.infer_shape() == ([(2, 3), (4, 3), (4,)], [(2, 4)], [])),
-    "infer_shape_partial": lambda s, _: check(s.infer_shape_partial(data=(0, 3)) == ([(0, 3), (4, 3), (4,)], [(0, 4)], [])),
-    "infer_type": lambda s, _: check(s.infer_type(data="float16") == ([np.float16] * 3, [np.float16], [])),
+    "infer_shape_partial": lambda s, _: check(
+        s.infer_shape_partial(data=(0, 3)) == ([(0, 3), (4, 3), (4,)], [(0, 4)], [])
+    ),
+    "infer_type": lambda s, _: check(
+        s.infer_type(data="float16") == ([np.float16] * 3, [np.float16], [])
+    ),
     "infer_type_partial": lambda s, _: check(s.infer_type_partial() == ([None] * 3, [None], [])),
     "list_arguments": lambda s, _: check(s.list_arguments() == ["data", "f_weight", "f_bias"]),
-    "list_auxiliary_states": lambda s, _: check(mx.sym.BatchNorm(s, name="n").list_auxiliary_states() == ["n_moving_mean", "n_moving_var"]),
-    "list_inputs": lambda s, _: check(mx.sym.BatchNorm(s, name="n").list_inputs()[-2:] == ["n_moving_mean", "n_moving_var"]),
+    "list_auxiliary_states": lambda s, _: check(
+        mx.sym.BatchNorm(s, name="n").list_auxiliary_states() == ["n_moving_mean", "n_moving_var"]
+    ),
+    "list_inputs": lambda s, _: check(
+        mx.sym.BatchNorm(s, name="n").list_inputs()[-2:] == ["n_moving_mean", "n_moving_var"]
+    ),
     "list_outputs": lambda s, _: check(s.list_outputs() == ["f_output"]),
     "name": lambda s, _: check(s.name == "f" and mx.sym.Group([s, s * 2]).name is None),
     "save": lambda s, path: (s.save(path), check(mx.sym.load(path).tojson() == s.tojson())),
@@ -115,13 +181,19 @@ OTHER = {
 }
 # What MXNet refuses, too, with an error that says why.
 REFUSED = {
-    "__bool__": (bool, mx.base.NotImplementedForSymbol), "__nonzero__": (lambda s: s.__nonzero__(), mx.base.NotImplementedForSymbol),
-    "gradient": (lambda s: s.gradient(["data"]), mx.base.NotSupportedError), "as_np_ndarray": (lambda s: s.as_np_ndarray(), mx.base.NotSupportedError),
-    **{name: (lambda s, name=name: getattr(s, name)(), mx.base.NotImplementedForSymbol)
-       for name in "asnumpy asscalar backward copy detach wait_to_read".split()},
-    **{name: (lambda s, name=name: getattr(s, name)(s), mx.base.NotImplementedForSymbol)
-       for name in "__iadd__ __isub__ __imul__ __itruediv__ __idiv__".split()},
-}  # fmt: skip
+    "__bool__": (bool, mx.base.NotImplementedForSymbol),
+    "__nonzero__": (lambda s: s.__nonzero__(), mx.base.NotImplementedForSymbol),
+    "gradient": (lambda s: s.gradient(["data"]), mx.base.NotSupportedError),
+    "as_np_ndarray": (lambda s: s.as_np_ndarray(), mx.base.NotSupportedError),
+    **{
+        name: (lambda s, name=name: getattr(s, name)(), mx.base.NotImplementedForSymbol)
+        for name in "asnumpy asscalar backward copy detach wait_to_read".split()
+    },
+    **{
+        name: (lambda s, name=name: getattr(s, name)(s), mx.base.NotImplementedForSymbol)
+        for name in "__iadd__ __isub__ __imul__ __itruediv__ __idiv__".split()
+    },
+}
 
 
 @pytest.mark.parametrize("name", OTHER)

@@ -40,13 +40,19 @@ def test_draws_depend_on_seed_and_order_only(initializer):
 
 def test_ranges():
     uniform = fill(init.Uniform(0.3), (100, 100))
-    assert np.abs(uniform).max() <= 0.3 and np.abs(uniform).max() > 0.29 and abs(uniform.mean()) < 0.01
+    assert (
+        np.abs(uniform).max() <= 0.3 and np.abs(uniform).max() > 0.29 and abs(uniform.mean()) < 0.01
+    )
     assert fill(init.Normal(0.2), (100, 100)).std() == pytest.approx(0.2, rel=0.05)
     bound = np.sqrt(3 / ((50 * 9 + 20 * 9) / 2))
     xavier = fill(init.Xavier(), (20, 50, 3, 3))
     assert 0.98 * bound < np.abs(xavier).max() <= bound
-    assert fill(init.Xavier("gaussian", "out", 2), (40, 300)).std() == pytest.approx(np.sqrt(2 / 40), rel=0.05)
-    assert fill(init.MSRAPrelu("in", 0.0), (300, 40)).std() == pytest.approx(np.sqrt(2 / 40), rel=0.05)
+    assert fill(init.Xavier("gaussian", "out", 2), (40, 300)).std() == pytest.approx(
+        np.sqrt(2 / 40), rel=0.05
+    )
+    assert fill(init.MSRAPrelu("in", 0.0), (300, 40)).std() == pytest.approx(
+        np.sqrt(2 / 40), rel=0.05
+    )
 
 
 def test_orthogonal():
@@ -59,14 +65,24 @@ def test_orthogonal():
 def test_fixed_values():
     assert (fill(init.Zero(), (2, 3)) == 0).all() and (fill(init.One(), (2, 3)) == 1).all()
     assert (fill(init.Constant(2.5), (2, 3)) == 2.5).all()
-    np.testing.assert_array_equal(fill(init.Constant(mx.nd.array([[1, 2, 3]] * 2)), (2, 3)), [[1, 2, 3]] * 2)
+    np.testing.assert_array_equal(
+        fill(init.Constant(mx.nd.array([[1, 2, 3]] * 2)), (2, 3)), [[1, 2, 3]] * 2
+    )
     np.testing.assert_array_equal(fill(init.LSTMBias(2.0), (8,)), [0, 0, 2, 2, 0, 0, 0, 0])
-    down, across = np.array([1, 2, 3, 2]) / 3, np.array([1, 2, 3, 2, 1]) / 3  # as MXNet computes them
-    np.testing.assert_allclose(fill(init.Bilinear(), (2, 1, 4, 5)), np.broadcast_to(np.outer(down, across), (2, 1, 4, 5)), rtol=1e-6)
+    down, across = (
+        np.array([1, 2, 3, 2]) / 3,
+        np.array([1, 2, 3, 2, 1]) / 3,
+    )  # as MXNet computes them
+    np.testing.assert_allclose(
+        fill(init.Bilinear(), (2, 1, 4, 5)),
+        np.broadcast_to(np.outer(down, across), (2, 1, 4, 5)),
+        rtol=1e-6,
+    )
 
 
 @pytest.mark.parametrize(
-    "name,value", [("a_bias", 0), ("a_beta", 0), ("a_gamma", 1), ("a_min", 0), ("a_max", 1), ("a_weight", 5)]
+    "name,value",
+    [("a_bias", 0), ("a_beta", 0), ("a_gamma", 1), ("a_min", 0), ("a_max", 1), ("a_weight", 5)],
 )
 def test_rules_by_name(name, value):
     assert (fill(init.Constant(5), (3, 4), name) == value).all()
@@ -81,10 +97,21 @@ def test_unknown_name_is_an_error_unless_the_parameter_says_how():
 
 
 def test_text_form():
-    assert json.loads(init.Xavier(magnitude=2).dumps()) == ["xavier", {"rnd_type": "uniform", "factor_type": "avg", "magnitude": 2}]
-    for initializer in [*RANDOM, init.Zero(), init.LSTMBias(2.0), init.Constant(3), init.Constant(np.array([1.0, 2.0]))]:
+    assert json.loads(init.Xavier(magnitude=2).dumps()) == [
+        "xavier",
+        {"rnd_type": "uniform", "factor_type": "avg", "magnitude": 2},
+    ]
+    for initializer in [
+        *RANDOM,
+        init.Zero(),
+        init.LSTMBias(2.0),
+        init.Constant(3),
+        init.Constant(np.array([1.0, 2.0])),
+    ]:
         assert init.create(initializer.dumps()).dumps() == initializer.dumps()
-    assert init.create("zeros") == init.Zero() and init.create("Xavier") == init.Xavier() != init.Xavier(magnitude=2)
+    assert init.create("zeros") == init.Zero() and init.create(
+        "Xavier"
+    ) == init.Xavier() != init.Xavier(magnitude=2)
     assert init.create(init.One()) == init.One()
 
 
@@ -109,10 +136,17 @@ def test_mixed_and_load():
 def test_fused_rnn():
     hidden, inputs = 2, 3
     size = 4 * hidden * (inputs + hidden + 2) + 4 * hidden * (hidden + hidden + 2)
-    values = fill(init.FusedRNN(init.Constant(5), hidden, 2, "lstm", forget_bias=2.0), (size,), "parameters_weight")
+    values = fill(
+        init.FusedRNN(init.Constant(5), hidden, 2, "lstm", forget_bias=2.0),
+        (size,),
+        "parameters_weight",
+    )
     weights = 4 * hidden * (inputs + hidden) + 4 * hidden * 2 * hidden
     assert (values[:weights] == 5).all()
-    np.testing.assert_array_equal(values[weights:].reshape(-1, 4, hidden), np.broadcast_to([[0], [2], [0], [0]], (4, 4, hidden)))
+    np.testing.assert_array_equal(
+        values[weights:].reshape(-1, 4, hidden),
+        np.broadcast_to([[0], [2], [0], [0]], (4, 4, hidden)),
+    )
     with pytest.raises(ValueError):
         fill(init.FusedRNN(init.Zero(), hidden, 2, "lstm"), (size + 1,), "parameters_weight")
 
@@ -120,7 +154,11 @@ def test_fused_rnn():
 def test_refusals():
     with pytest.raises(ValueError, match="two dimensions"):
         fill(init.Xavier(), (3,))
-    for make in (lambda: init.Xavier("normal"), lambda: init.Xavier(factor_type="sum"), lambda: init.Orthogonal(rand_type="x")):
+    for make in (
+        lambda: init.Xavier("normal"),
+        lambda: init.Xavier(factor_type="sum"),
+        lambda: init.Orthogonal(rand_type="x"),
+    ):
         with pytest.raises(ValueError):
             make()
     with pytest.raises(ValueError, match="no initializer named"):

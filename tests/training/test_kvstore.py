@@ -22,7 +22,9 @@ def test_push_sums_over_devices(kind):
     assert [array.asnumpy().max() for array in out] == [2, 2, 2]
     store.push("a", [full(device + 1, device) for device in range(3)])
     store.pull(["a", "b"], [out, full(0)])
-    assert [array.asnumpy().min() for array in out] == [6, 6, 6] and [array.context for array in out] == [mx.cpu(i) for i in range(3)]
+    assert [array.asnumpy().min() for array in out] == [6, 6, 6] and [
+        array.context for array in out
+    ] == [mx.cpu(i) for i in range(3)]
     pair = [full(1), full(3, 1)]
     store.pushpull("a", pair)
     assert [array.asnumpy().max() for array in pair] == [4, 4]
@@ -54,7 +56,9 @@ def test_optimizer(tmp_path):
 def test_updaters_see_keys():
     seen = []
     store = mx.kv.create()
-    store._set_updater(lambda key, pushed, value: seen.append((key, pushed.asnumpy().max(), value.asnumpy().max())))
+    store._set_updater(
+        lambda key, pushed, value: seen.append((key, pushed.asnumpy().max(), value.asnumpy().max()))
+    )
     store.init([5, 7], [full(1), full(2)])
     store.push([5, 7], [full(3), [full(4), full(5, 1)]])
     assert seen == [(5, 3, 1), (7, 9, 2)]
@@ -104,7 +108,11 @@ def test_errors():
 
 
 def test_modules_name_stores():
-    module = mx.mod.Module(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2), label_names=None, context=[mx.cpu(0), mx.cpu(1)])
+    module = mx.mod.Module(
+        mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2),
+        label_names=None,
+        context=[mx.cpu(0), mx.cpu(1)],
+    )
     module.bind([("data", (4, 3))])
     module.init_params()
     with pytest.raises(mx.MXNetError, match="spans machines"):

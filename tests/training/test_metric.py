@@ -7,10 +7,15 @@ import pytest
 
 import mpgluon as mx
 
-PROBABILITIES = np.array([[0.7, 0.2, 0.1], [0.1, 0.6, 0.3], [0.3, 0.3, 0.4], [0.25, 0.5, 0.25]], "float32")
+PROBABILITIES = np.array(
+    [[0.7, 0.2, 0.1], [0.1, 0.6, 0.3], [0.3, 0.3, 0.4], [0.25, 0.5, 0.25]], "float32"
+)
 CLASSES = np.array([0, 1, 0, 2], "float32")
 BINARY = [
-    (np.array([0, 1, 1, 1, 0], "float32"), np.array([[0.9, 0.1], [0.4, 0.6], [0.2, 0.8], [0.7, 0.3], [0.45, 0.55]], "float32")),
+    (
+        np.array([0, 1, 1, 1, 0], "float32"),
+        np.array([[0.9, 0.1], [0.4, 0.6], [0.2, 0.8], [0.7, 0.3], [0.45, 0.55]], "float32"),
+    ),
     (np.array([1, 1, 0], "float32"), np.array([[0.2, 0.8], [0.6, 0.4], [0.3, 0.7]], "float32")),
 ]
 MULTI = [(CLASSES, PROBABILITIES), (CLASSES[::-1].copy(), PROBABILITIES)]
@@ -26,8 +31,18 @@ CASES = [
     ("f1", {"average": "micro"}, BINARY, [0.6666666666666666, 0.5, 0.6]),
     ("mcc", {}, BINARY, [0.16666666666666666, -0.5, -0.16666666666666669]),
     ("mcc", {"average": "micro"}, BINARY, [0.16666666666666666, -0.5, -0.06666666666666667]),
-    ("perplexity", {"ignore_label": None}, MULTI, [2.373681039062061, 6.042750915419798, 3.787289699997465]),
-    ("perplexity", {"ignore_label": 0}, MULTI, [2.581988915604924, 5.77350281925045, 3.860974007102151]),
+    (
+        "perplexity",
+        {"ignore_label": None},
+        MULTI,
+        [2.373681039062061, 6.042750915419798, 3.787289699997465],
+    ),
+    (
+        "perplexity",
+        {"ignore_label": 0},
+        MULTI,
+        [2.581988915604924, 5.77350281925045, 3.860974007102151],
+    ),
     ("mae", {}, REGRESSION, [0.4375, 1.375, 0.90625]),
     ("mse", {}, REGRESSION, [0.203125, 3.8125, 2.0078125]),
     ("rmse", {}, REGRESSION, [0.45069390535354614, 1.9525624513626099, 1.201628178358078]),
@@ -42,7 +57,11 @@ def pair(update):
     return [mx.nd.array(update[0])], [mx.nd.array(update[1])]
 
 
-@pytest.mark.parametrize("name,options,updates,expected", CASES, ids=[f"{c[0]}-{'-'.join(map(str, c[1].values()))}" for c in CASES])
+@pytest.mark.parametrize(
+    "name,options,updates,expected",
+    CASES,
+    ids=[f"{c[0]}-{'-'.join(map(str, c[1].values()))}" for c in CASES],
+)
 def test_numbers(name, options, updates, expected):
     metric = mx.metric.create(name, **options)
     assert math.isnan(metric.get()[1])
@@ -56,7 +75,11 @@ def test_numbers(name, options, updates, expected):
     assert math.isnan(metric.get()[1]) and math.isnan(metric.get_global()[1])
 
 
-@pytest.mark.parametrize("name,options,updates,expected", CASES, ids=[f"{c[0]}-{'-'.join(map(str, c[1].values()))}" for c in CASES])
+@pytest.mark.parametrize(
+    "name,options,updates,expected",
+    CASES,
+    ids=[f"{c[0]}-{'-'.join(map(str, c[1].values()))}" for c in CASES],
+)
 def test_config_makes_the_same(name, options, updates, expected):
     copy = mx.metric.create(mx.metric.create(name, **options).get_config())
     copy.update(*pair(updates[0]))
@@ -82,7 +105,10 @@ def test_loss_and_its_aliases():
 def test_composite():
     metric = mx.metric.create(["acc", mx.metric.create("ce")])
     metric.update(*pair(MULTI[0]))
-    assert metric.get_name_value() == [("accuracy", 0.5), ("cross-entropy", pytest.approx(0.86444193))]
+    assert metric.get_name_value() == [
+        ("accuracy", 0.5),
+        ("cross-entropy", pytest.approx(0.86444193)),
+    ]
     assert metric.get_metric(0).name == "accuracy"
     with pytest.raises(IndexError):
         metric.get_metric(2)
@@ -90,13 +116,18 @@ def test_composite():
     assert math.isnan(metric.get()[1][0])
 
 
-@pytest.mark.parametrize("name", ["mse", "rmse", "mae", "ce", "nll_loss", "loss", "pearsonr",
-                                  "acc"])
+@pytest.mark.parametrize(
+    "name", ["mse", "rmse", "mae", "ce", "nll_loss", "loss", "pearsonr", "acc"]
+)
 def test_sums_do_not_drift(name):
     """What 3000 updates add up to is the mean of what each would give alone."""
     metric, alone = mx.metric.create(name), mx.metric.create(name)
     random = np.random.RandomState(0)
-    label = mx.nd.array(random.randint(0, 3, 3) if name in ("ce", "nll_loss", "acc") else random.uniform(0, 1, (3, 3)))
+    label = mx.nd.array(
+        random.randint(0, 3, 3)
+        if name in ("ce", "nll_loss", "acc")
+        else random.uniform(0, 1, (3, 3))
+    )
     pred = mx.nd.array(random.uniform(0.1, 0.4, (3, 3)))
     alone.update([label], [pred])
     for _ in range(3000):
@@ -131,7 +162,9 @@ def test_custom():
 
 def test_update_dict_chooses_by_name():
     metric = mx.metric.Accuracy(output_names=["p"], label_names=["l"])
-    metric.update_dict({"l": mx.nd.array(CLASSES), "x": None}, {"q": None, "p": mx.nd.array(PROBABILITIES)})
+    metric.update_dict(
+        {"l": mx.nd.array(CLASSES), "x": None}, {"q": None, "p": mx.nd.array(PROBABILITIES)}
+    )
     assert metric.get()[1] == 0.5
 
 
@@ -156,5 +189,9 @@ def test_refusals():
 
 def test_configs_hold_what_mxnets_do():
     for name in ("f1", "mcc", "pearsonr"):
-        assert set(mx.metric.create(name).get_config()) == {"metric", "name", "output_names",
-                                                            "label_names"}
+        assert set(mx.metric.create(name).get_config()) == {
+            "metric",
+            "name",
+            "output_names",
+            "label_names",
+        }

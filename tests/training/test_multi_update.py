@@ -27,7 +27,9 @@ def params(count, devices=(mx.cpu(0),), dtype="float32", seed=3):
     """Parameters with random values and gradients, shapes of all sizes."""
     draw, made = np.random.RandomState(seed), []
     for i in range(count):
-        param = gluon.Parameter(f"p{i}_weight", shape=[(3,), (40, 50), (1,), (2, 3, 4)][i % 4], dtype=dtype)
+        param = gluon.Parameter(
+            f"p{i}_weight", shape=[(3,), (40, 50), (1,), (2, 3, 4)][i % 4], dtype=dtype
+        )
         param.initialize(ctx=devices[i % len(devices)])
         param.set_data(nd.array(draw.uniform(-1, 1, param.shape), dtype=dtype))
         made.append(param)
@@ -38,7 +40,11 @@ def backward(made, seed):
     """New gradients, by a backward pass."""
     draw = np.random.RandomState(seed)
     with autograd.record():
-        heads = [param.data() * nd.array(draw.uniform(-1, 1, param.shape), dtype=param.dtype, ctx=param.list_ctx()[0]) for param in made]
+        heads = [
+            param.data()
+            * nd.array(draw.uniform(-1, 1, param.shape), dtype=param.dtype, ctx=param.list_ctx()[0])
+            for param in made
+        ]
     autograd.backward(heads)
 
 
@@ -46,7 +52,9 @@ def bits(made, trainer):
     arrays = [param.data() for param in made]
     for i, param in enumerate(made):
         state = trainer._state_of(i, param)
-        arrays += [part for part in (state if isinstance(state, tuple) else [state]) if part is not None]
+        arrays += [
+            part for part in (state if isinstance(state, tuple) else [state]) if part is not None
+        ]
     return [array.asnumpy().tobytes() for array in arrays]
 
 
@@ -55,10 +63,14 @@ def groups(trainer):
 
 
 def in_one_call(trainer):
-    return all(group.multi is not None and group.multi.counts is not None for group in groups(trainer))
+    return all(
+        group.multi is not None and group.multi.counts is not None for group in groups(trainer)
+    )
 
 
-def run(name, options, alone, count=70, steps=7, devices=(mx.cpu(0),), dtype="float32", monkeypatch=None):
+def run(
+    name, options, alone, count=70, steps=7, devices=(mx.cpu(0),), dtype="float32", monkeypatch=None
+):
     made = params(count, devices, dtype)
     trainer = gluon.Trainer(made, name, {"learning_rate": 0.05, **options})
     if alone:
@@ -70,28 +82,38 @@ def run(name, options, alone, count=70, steps=7, devices=(mx.cpu(0),), dtype="fl
         backward(made, step)
         trainer.step(1 + step % 3)
     assert in_one_call(trainer) is not alone
-    return bits(made, trainer), dict(trainer._optimizer._all_index_update_counts), trainer._optimizer.num_update
+    return (
+        bits(made, trainer),
+        dict(trainer._optimizer._all_index_update_counts),
+        trainer._optimizer.num_update,
+    )
 
 
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("name, options", OPTIMIZERS)
 def test_the_same_bits_as_in_groups(name, options, devices, monkeypatch):
     devices = tuple(map(mx.cpu, range(devices)))
-    assert run(name, options, False, devices=devices) == run(name, options, True, devices=devices, monkeypatch=monkeypatch)
+    assert run(name, options, False, devices=devices) == run(
+        name, options, True, devices=devices, monkeypatch=monkeypatch
+    )
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
 def test_the_same_bits_in_other_dtypes(dtype, momentum, monkeypatch):
     options = {"momentum": momentum, "multi_precision": True}
-    assert run("sgd", options, False, dtype=dtype, count=9) == run("sgd", options, True, dtype=dtype, count=9, monkeypatch=monkeypatch)
+    assert run("sgd", options, False, dtype=dtype, count=9) == run(
+        "sgd", options, True, dtype=dtype, count=9, monkeypatch=monkeypatch
+    )
 
 
 def test_several_dtypes_at_once(monkeypatch):
     def weights(alone):
         made = params(3) + [gluon.Parameter("half_weight", shape=(5,), dtype="float16")]
         made[3].initialize(mx.init.One())
-        trainer = gluon.Trainer(made, "sgd", {"learning_rate": 0.1, "momentum": 0.5, "multi_precision": True})
+        trainer = gluon.Trainer(
+            made, "sgd", {"learning_rate": 0.1, "momentum": 0.5, "multi_precision": True}
+        )
         if alone:
             monkeypatch.setattr(multi, "prepare", lambda *_: None)
         for step in range(5):
@@ -138,12 +160,17 @@ def test_counts_can_be_read_and_written_at_any_time():
     assert optimizer._index_update_count == dict.fromkeys(range(6), 5) and optimizer.num_update == 5
     backward(made, 9)
     trainer.step(1)
-    assert pickle.loads(pickle.dumps(optimizer))._all_index_update_counts == {0: dict.fromkeys(range(6), 6)}
+    assert pickle.loads(pickle.dumps(optimizer))._all_index_update_counts == {
+        0: dict.fromkeys(range(6), 6)
+    }
     optimizer._index_update_count[2] = 9  # no longer equally often: in groups again
     for step in range(2):
         backward(made, step)
         trainer.step(1)
-    assert optimizer._index_update_count == {**dict.fromkeys(range(6), 8), 2: 11} and optimizer.num_update == 11
+    assert (
+        optimizer._index_update_count == {**dict.fromkeys(range(6), 8), 2: 11}
+        and optimizer.num_update == 11
+    )
     optimizer._all_index_update_counts = {0: dict.fromkeys(range(6), 20)}
     optimizer._index_update_count = optimizer._all_index_update_counts[0]
     backward(made, 1)
@@ -176,7 +203,9 @@ def test_replaced_states_and_factors_are_noticed():
     value = made[0].data().asnumpy()
     backward(made, 1)
     trainer.step(1)
-    np.testing.assert_allclose(made[0].data().asnumpy(), value - 0.05 * made[0].grad().asnumpy(), rtol=1e-6)
+    np.testing.assert_allclose(
+        made[0].data().asnumpy(), value - 0.05 * made[0].grad().asnumpy(), rtol=1e-6
+    )
     updater.set_states(updater.get_states())
     made[1].lr_mult = 0.0
     value = made[1].data().asnumpy()
@@ -245,12 +274,18 @@ def test_new_arrays_are_noticed():
         backward(made, step)
         trainer.step(1)
     assert in_one_call(trainer) and len(groups(trainer)) == 2
-    assert trainer._optimizer._all_index_update_counts == {0: dict.fromkeys(range(1, 6), 10) | {0: 5}, 1: {0: 10}}
+    assert trainer._optimizer._all_index_update_counts == {
+        0: dict.fromkeys(range(1, 6), 10) | {0: 5},
+        1: {0: 10},
+    }
 
 
 def some(count=3, dtype="float32", ctx=None, seed=1):
     draw = np.random.RandomState(seed)
-    return [nd.array(draw.uniform(0.5, 1, (4, 5)), dtype=dtype, ctx=ctx or mx.cpu(0)) for _ in range(count)]
+    return [
+        nd.array(draw.uniform(0.5, 1, (4, 5)), dtype=dtype, ctx=ctx or mx.cpu(0))
+        for _ in range(count)
+    ]
 
 
 def test_arrays_that_do_not_fit():
@@ -267,17 +302,38 @@ def test_arrays_that_do_not_fit():
         ("multi_sgd_mom_update", good, 3, [1, "a"], TypeError, "real number"),
         ("multi_sgd_mom_update", good, 3, 7, TypeError, "list of numbers"),
         ("multi_sgd_mom_update", [w, g, 3], 3, [1, 1], TypeError, "MultiUpdate"),
-        ("multi_sgd_mom_update", [w, g, some(1, ctx=mx.cpu(1))[0]], 3, [1, 1], mx.MXNetError, r"cpu\(0\) and cpu\(1\)"),
-        ("multi_sgd_mom_update", [w, g, nd.zeros((3,))], 3, [1, 1], mx.MXNetError, "multi_sgd_mom_update"),
+        (
+            "multi_sgd_mom_update",
+            [w, g, some(1, ctx=mx.cpu(1))[0]],
+            3,
+            [1, 1],
+            mx.MXNetError,
+            r"cpu\(0\) and cpu\(1\)",
+        ),
+        (
+            "multi_sgd_mom_update",
+            [w, g, nd.zeros((3,))],
+            3,
+            [1, 1],
+            mx.MXNetError,
+            "multi_sgd_mom_update",
+        ),
         ("multi_sgd_mom_update", [w, g, g], 3, [1, 1], ValueError, "share memory"),
         ("multi_sgd_mom_update", [w[0:2], g[0:2], w[1:3]], 3, [1, 1], ValueError, "share memory"),
         ("multi_sgd_update", good, 3, [1, 1], mx.MXNetError, "2 each"),
     ]:
         with pytest.raises(kind, match=match):
             MultiUpdate(op, arrays, per_weight, factors)
-    update = MultiUpdate("multi_sgd_mom_update", [w[0:2], g[0:2], w[2:4]], 3, [1, 1])  # parts of one array that do not overlap
-    for call, match in [(lambda: update(1.0), "lr, correction and wd"), (lambda: update(1.0, "a", 0.0), "real number"), (lambda: update(1.0, 1.0, 0.0, 7), "dict of options"),
-                        (lambda: update(1.0, 1.0, 0.0, {"beta1": 1}), "no parameter 'beta1'"), (lambda: update(1.0, 1.0, 0.0, {"momentum": "a"}), "momentum")]:  # fmt: skip
+    update = MultiUpdate(
+        "multi_sgd_mom_update", [w[0:2], g[0:2], w[2:4]], 3, [1, 1]
+    )  # parts of one array that do not overlap
+    for call, match in [
+        (lambda: update(1.0), "lr, correction and wd"),
+        (lambda: update(1.0, "a", 0.0), "real number"),
+        (lambda: update(1.0, 1.0, 0.0, 7), "dict of options"),
+        (lambda: update(1.0, 1.0, 0.0, {"beta1": 1}), "no parameter 'beta1'"),
+        (lambda: update(1.0, 1.0, 0.0, {"momentum": "a"}), "momentum"),
+    ]:
         with pytest.raises((TypeError, ValueError), match=match):
             call()
     values = w.asnumpy(), g.asnumpy()
@@ -307,7 +363,10 @@ def test_a_traced_block_may_not_update():
 @pytest.mark.parametrize("known", [False, True])
 def test_a_failed_gradient_fails_the_weight(known):
     w, g, m = (nd.full((2, 2), value) for value in (3, 1, 0))
-    update, square = MultiUpdate("multi_sgd_mom_update", [w, g, m], 3, [1, 1]), nd.array([[1.0, 2.0], [2.0, 1.0]])
+    update, square = (
+        MultiUpdate("multi_sgd_mom_update", [w, g, m], 3, [1, 1]),
+        nd.array([[1.0, 2.0], [2.0, 1.0]]),
+    )
     _core.set_engine_mode("shuffle", 1)  # nothing runs until somebody waits
     try:
         nd.linalg_potrf(square, out=g)  # not positive definite

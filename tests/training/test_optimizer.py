@@ -13,7 +13,9 @@ from support.paths import TESTS
 import mpgluon as mx
 
 with open(os.path.join(TESTS, "data", "optimizer_reference.json")) as file:
-    REFERENCE = json.load(file)  # three updates by MXNet 1.9.1 of the weight and with the gradients below
+    REFERENCE = json.load(
+        file
+    )  # three updates by MXNet 1.9.1 of the weight and with the gradients below
 
 WEIGHT = np.array([[0.5, -1.25, 2.0], [0.1, -0.3, 0.75]], "float32")
 GRADIENTS = [
@@ -24,7 +26,12 @@ GRADIENTS = [
 
 
 def make(case, **more):
-    return mx.optimizer.create(case["optimizer"], param_idx2name={i: f"p{i}_weight" for i in range(100)}, **case["options"], **more)
+    return mx.optimizer.create(
+        case["optimizer"],
+        param_idx2name={i: f"p{i}_weight" for i in range(100)},
+        **case["options"],
+        **more,
+    )
 
 
 def train(optimizer, ctx=None, dtype="float32", updater=None, gradients=GRADIENTS):
@@ -41,7 +48,9 @@ def test_mxnets_numbers(name):
     dtype = case.get("dtype", "float32")
     got = train(make(case), dtype=dtype).asnumpy().ravel()
     tolerance = 2e-3 if dtype == "float16" else 2e-6
-    np.testing.assert_allclose(got.astype("float64"), case["weight"], rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(
+        got.astype("float64"), case["weight"], rtol=tolerance, atol=tolerance
+    )
 
 
 @pytest.mark.parametrize("name", [*REFERENCE, "sgld"])
@@ -66,7 +75,9 @@ def flat(state):
 
 def arrays(count, seed, ctx=None, dtype="float32"):
     rng = np.random.default_rng(seed)
-    return [mx.nd.array(rng.normal(size=(3 + i % 4, 5)), ctx=ctx, dtype=dtype) for i in range(count)]
+    return [
+        mx.nd.array(rng.normal(size=(3 + i % 4, 5)), ctx=ctx, dtype=dtype) for i in range(count)
+    ]
 
 
 @pytest.mark.parametrize("name", [n for n in REFERENCE if not n.startswith("test")])
@@ -102,7 +113,13 @@ def test_states_are_those_of_float64(name):
     for dtype in ("float32", "float64"):
         updater = mx.optimizer.get_updater(make(REFERENCE[name]))
         train(None, dtype=dtype, updater=updater, gradients=GRADIENTS[:1])
-        states.append([state.asnumpy() for state in flat(updater.states[0]) if isinstance(state, mx.nd.NDArray)])
+        states.append(
+            [
+                state.asnumpy()
+                for state in flat(updater.states[0])
+                if isinstance(state, mx.nd.NDArray)
+            ]
+        )
     assert len(states[0]) == len(states[1])
     for single, double in zip(*states):
         np.testing.assert_allclose(single, double, rtol=1e-6, atol=1e-7 * np.abs(double).max())
@@ -115,7 +132,9 @@ def test_adam_against_the_formula_in_float64():
         gradient = gradient.astype("float64") + 0.01 * weight
         mean = 0.9 * mean + 0.1 * gradient
         var = 0.999 * var + 0.001 * gradient**2
-        weight = weight - 0.1 * math.sqrt(1 - 0.999**t) / (1 - 0.9**t) * mean / (np.sqrt(var) + 1e-8)
+        weight = weight - 0.1 * math.sqrt(1 - 0.999**t) / (1 - 0.9**t) * mean / (
+            np.sqrt(var) + 1e-8
+        )
     got = train(mx.optimizer.create("adam", learning_rate=0.1, wd=0.01), dtype="float64").asnumpy()
     np.testing.assert_allclose(got, weight, rtol=1e-6)
 
@@ -139,15 +158,24 @@ def test_nag_that_leaves_the_weight_decays_the_momentum_by_it():
         options = {"lr": 0.1, "momentum": 0.9, "wd": 0.1}
         if into == "master":
             weight, grad = weight.astype("float16"), grad.astype("float16")
-            mx.nd.mp_nag_mom_update(weight, grad, momentum, master,
-                                    out=mx.nd.zeros((1,), dtype="float16"), **options)
+            mx.nd.mp_nag_mom_update(
+                weight, grad, momentum, master, out=mx.nd.zeros((1,), dtype="float16"), **options
+            )
         else:
-            mx.nd.nag_mom_update(weight, grad, momentum,
-                                 out=weight if into == "weight" else mx.nd.zeros((1,)), **options)
+            mx.nd.nag_mom_update(
+                weight,
+                grad,
+                momentum,
+                out=weight if into == "weight" else mx.nd.zeros((1,)),
+                **options,
+            )
         arrays[into] = momentum.asscalar()
     after = 1 - 1.9 * 0.1 * (0.5 + 0.1)
-    expected = {"weight": -0.1 * (0.5 + 0.1 * after), "another": -0.1 * (0.5 + 0.1),
-                "master": -0.1 * (0.5 + 0.1 * after)}
+    expected = {
+        "weight": -0.1 * (0.5 + 0.1 * after),
+        "another": -0.1 * (0.5 + 0.1),
+        "master": -0.1 * (0.5 + 0.1 * after),
+    }
     assert arrays == {name: pytest.approx(value, rel=1e-6) for name, value in expected.items()}
 
 
@@ -192,7 +220,12 @@ def test_lars_rates_do_not_depend_on_grouping():
 
 
 def test_bias_and_gamma_rules():
-    optimizer = mx.optimizer.create("sgd", learning_rate=0.1, wd=0.5, param_idx2name={0: "a_weight", 1: "a_bias", 2: "a_gamma", 3: "a_beta"})
+    optimizer = mx.optimizer.create(
+        "sgd",
+        learning_rate=0.1,
+        wd=0.5,
+        param_idx2name={0: "a_weight", 1: "a_bias", 2: "a_gamma", 3: "a_beta"},
+    )
     assert optimizer._get_wds([0, 1, 2, 3]) == [0.5, 0.0, 0.5, 0.0]
     optimizer.set_wd_mult({"a_bias": 2.0})
     optimizer.set_lr_mult({"a_weight": 0.5, 3: 3.0})
@@ -220,12 +253,19 @@ def test_counts_per_device():
 
 def test_multi_precision_states():
     weight = mx.nd.array(WEIGHT, dtype="float16")
-    momentum, master = mx.optimizer.create("sgd", momentum=0.9, multi_precision=True).create_state_multi_precision(0, weight)
+    momentum, master = mx.optimizer.create(
+        "sgd", momentum=0.9, multi_precision=True
+    ).create_state_multi_precision(0, weight)
     assert master.dtype == momentum.dtype == np.float32
-    master, (mean, var) = mx.optimizer.create("adam", multi_precision=True).create_state_multi_precision(0, weight)
+    master, (mean, var) = mx.optimizer.create(
+        "adam", multi_precision=True
+    ).create_state_multi_precision(0, weight)
     assert master.dtype == mean.dtype == var.dtype == np.float32
     with pytest.warns(UserWarning, match="multi_precision"):
-        assert mx.optimizer.create("adam").create_state_multi_precision(0, weight)[0].dtype == np.float16
+        assert (
+            mx.optimizer.create("adam").create_state_multi_precision(0, weight)[0].dtype
+            == np.float16
+        )
 
 
 def test_tiny_steps_reach_a_half_precision_weight():
@@ -249,7 +289,9 @@ def test_states_survive_saving_and_moving(name):
     second.set_states(first.get_states(dump_optimizer=True))
     moved = weight.as_in_context(on(1))
     # Counts are kept per device: the ones of cpu(0) go on for the weight's copy on cpu(1).
-    second.optimizer._all_index_update_counts[1] = dict(second.optimizer._all_index_update_counts[0])
+    second.optimizer._all_index_update_counts[1] = dict(
+        second.optimizer._all_index_update_counts[0]
+    )
     for gradient in GRADIENTS:
         second(0, mx.nd.array(gradient, ctx=on(1), dtype=dtype), moved)
     np.testing.assert_array_equal(moved.asnumpy(), straight)
@@ -301,7 +343,9 @@ def test_other_refusals():
 def test_gradient_on_another_device_is_an_error():
     weight = mx.nd.array(WEIGHT)
     with pytest.raises(mx.MXNetError, match=r"[cg]pu\(1\)"):
-        mx.optimizer.get_updater(mx.optimizer.create("sgd"))(0, mx.nd.array(GRADIENTS[0], ctx=on(1)), weight)
+        mx.optimizer.get_updater(mx.optimizer.create("sgd"))(
+            0, mx.nd.array(GRADIENTS[0], ctx=on(1)), weight
+        )
     np.testing.assert_array_equal(weight.asnumpy(), WEIGHT)
 
 
@@ -325,7 +369,13 @@ def test_updates_into_arrays_that_overlap_the_weights():
     grads = [mx.nd.full((3,), k + 1.0) for k in range(4)]
     wanted = np.concatenate([w.asnumpy() - 0.5 * g.asnumpy() for w, g in zip(weights, grads)])
     out = [base[3 * k + 1 : 3 * k + 4] for k in range(4)]
-    mx.nd.multi_sgd_update(*[a for pair in zip(weights, grads) for a in pair], out=out, num_weights=4, lrs=[0.5] * 4, wds=[0.0] * 4)
+    mx.nd.multi_sgd_update(
+        *[a for pair in zip(weights, grads) for a in pair],
+        out=out,
+        num_weights=4,
+        lrs=[0.5] * 4,
+        wds=[0.0] * 4,
+    )
     np.testing.assert_array_equal(base.asnumpy(), np.concatenate([[0.0], wanted]))
 
 

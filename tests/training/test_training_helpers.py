@@ -21,7 +21,9 @@ def test_speedometer_logs_and_resets(caplog):
         report(SimpleNamespace(epoch=3, nbatch=batch, eval_metric=metric))
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == 2
-    assert lines[0].startswith("Epoch[3] Batch [0-2]\tSpeed: ") and lines[0].endswith("\tloss=1.000000")
+    assert lines[0].startswith("Epoch[3] Batch [0-2]\tSpeed: ") and lines[0].endswith(
+        "\tloss=1.000000"
+    )
     assert lines[1].endswith("\tloss=3.500000")
     assert metric.get_global()[1] == 2.0
 
@@ -35,7 +37,11 @@ def test_metric_and_progress_logs(caplog):
     callback.ProgressBar(total=20, length=10)(param)
     callback.LogValidationMetricsCallback()(SimpleNamespace(epoch=1, eval_metric=mx.metric.Loss()))
     lines = [record.getMessage() for record in caplog.records]
-    assert lines == ["Iter[1] Batch[10] Train-loss=2.000000", "[=====-----] 50%\r", "Epoch[1] Validation-loss=nan"]
+    assert lines == [
+        "Iter[1] Batch[10] Train-loss=2.000000",
+        "[=====-----] 50%\r",
+        "Epoch[1] Validation-loss=nan",
+    ]
 
 
 def test_checkpoints(tmp_path):
@@ -67,7 +73,9 @@ def test_logger(tmp_path):
     for handler in logger.handlers:
         handler.close()
     (line,) = path.read_text().splitlines()
-    assert line.startswith("I ") and line.endswith("] hello 5") and "test_training_helpers.py" in line
+    assert (
+        line.startswith("I ") and line.endswith("] hello 5") and "test_training_helpers.py" in line
+    )
 
 
 def test_registry():
@@ -83,7 +91,13 @@ def test_registry():
     class LongName(Base):
         pass
 
-    assert create("LONGNAME", 3).size == create("short", size=3).size == create('["shorter", {"size": 3}]').size == create({"thing": "short", "size": 3}).size == 3
+    assert (
+        create("LONGNAME", 3).size
+        == create("short", size=3).size
+        == create('["shorter", {"size": 3}]').size
+        == create({"thing": "short", "size": 3}).size
+        == 3
+    )
     assert set(mx.registry.get_registry(Base)) == {"longname", "short", "shorter"}
     one = LongName()
     assert create(one) is one
@@ -113,7 +127,11 @@ def test_comparison():
 
 
 def test_random_shapes_and_arrays():
-    assert all(1 <= d <= 4 for d in test_utils.rand_shape_nd(6, 4)) and len(test_utils.rand_shape_2d()) == 2 and len(test_utils.rand_shape_3d()) == 3
+    assert (
+        all(1 <= d <= 4 for d in test_utils.rand_shape_nd(6, 4))
+        and len(test_utils.rand_shape_2d()) == 2
+        and len(test_utils.rand_shape_3d()) == 3
+    )
     array = test_utils.rand_ndarray((3, 4), ctx=mx.cpu(1))
     assert array.shape == (3, 4) and array.context == mx.cpu(1)
     with pytest.raises(NotImplementedError):
@@ -123,7 +141,9 @@ def test_random_shapes_and_arrays():
 def test_simple_forward():
     a, b = mx.sym.Variable("a"), mx.sym.Variable("b")
     assert np.array_equal(test_utils.simple_forward(a * b, a=np.arange(3), b=[2, 3, 4]), [0, 3, 8])
-    both = test_utils.simple_forward(mx.sym.Group([a + b, a - b]), ctx=mx.cpu(1), a=mx.nd.ones((2,)), b=np.ones(2))
+    both = test_utils.simple_forward(
+        mx.sym.Group([a + b, a - b]), ctx=mx.cpu(1), a=mx.nd.ones((2,)), b=np.ones(2)
+    )
     assert [value.tolist() for value in both] == [[2, 2], [0, 0]]
     dropped = mx.sym.Dropout(a, p=0.5)
     assert np.array_equal(test_utils.simple_forward(dropped, a=np.ones(64)), np.ones(64))
@@ -141,7 +161,9 @@ def test_default_context(monkeypatch):
 
 
 def test_numeric_gradient():
-    test_utils.check_numeric_gradient(lambda a, b: a * b + a * a, [np.array([[1.0, -2.0]]), np.array([[0.5, 3.0]])])
+    test_utils.check_numeric_gradient(
+        lambda a, b: a * b + a * a, [np.array([[1.0, -2.0]]), np.array([[0.5, 3.0]])]
+    )
 
     def wrong(a):
         return a * mx.nd.BlockGrad(a)

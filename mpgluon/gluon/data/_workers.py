@@ -73,7 +73,10 @@ def _send(connection, ticket, kind, value):
     """ticket: the number of the round, and that of the batch in it."""
     body, buffers = _encode(value)
     # Laid out as: sizes of the buffers (as a pickle's prefix), the pickle, then each buffer, aligned.
-    body = struct.pack(f"<Q{len(buffers)}Q", len(buffers), *(buffer.nbytes for buffer in buffers)) + body
+    body = (
+        struct.pack(f"<Q{len(buffers)}Q", len(buffers), *(buffer.nbytes for buffer in buffers))
+        + body
+    )
     total = len(body)
     for buffer in buffers:
         total += _pad(total) + buffer.nbytes
@@ -113,7 +116,9 @@ def _receive(connection):
             raise EOFError
         descriptor = descriptors[0]
         try:
-            payload = memoryview(mmap.mmap(descriptor, total))  # private to us from here on: the worker has closed it
+            payload = memoryview(
+                mmap.mmap(descriptor, total)
+            )  # private to us from here on: the worker has closed it
         finally:
             os.close(descriptor)
     (count,) = struct.unpack_from("<Q", payload)
@@ -123,8 +128,7 @@ def _receive(connection):
         position += _pad(position)
         buffers.append(payload[position : position + size])
         position += size
-    return (round_, number), kind, pickle.loads(payload[8 + 8 * count : body_size],
-                                                buffers=buffers)
+    return (round_, number), kind, pickle.loads(payload[8 + 8 * count : body_size], buffers=buffers)
 
 
 class RemoteError(Exception):
@@ -136,7 +140,9 @@ def _describe(error):
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     try:
         pickle.loads(pickle.dumps(error))
-    except Exception:  # an exception whose arguments cannot be pickled, or that cannot be made from them
+    except (
+        Exception
+    ):  # an exception whose arguments cannot be pickled, or that cannot be made from them
         error = None
     return error, text
 
@@ -155,7 +161,9 @@ def _seed(base, number):
 
 def _work(connection, to_close, dataset, batchify, parent):
     """A worker's life: tasks until the loader closes the connection."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the loader, which ends the workers
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches the loader, which ends the workers
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     for other in to_close:
         other.close()
@@ -189,7 +197,9 @@ class WorkerPool:
         import multiprocessing
 
         if "fork" not in multiprocessing.get_all_start_methods():
-            raise RuntimeError("DataLoader: worker processes need fork, which this system does not have; use thread_pool=True")
+            raise RuntimeError(
+                "DataLoader: worker processes need fork, which this system does not have; use thread_pool=True"
+            )
         context = multiprocessing.get_context("fork")
         self._owner = os.getpid()
         self._workers = []  # (process, connection)
@@ -203,7 +213,11 @@ class WorkerPool:
             for _ in range(num_workers):
                 ours, theirs = context.Pipe(duplex=True)
                 to_close = [connection for _, connection in self._workers] + [ours]
-                process = context.Process(target=_work, args=(theirs, to_close, dataset, batchify, self._owner), daemon=True)
+                process = context.Process(
+                    target=_work,
+                    args=(theirs, to_close, dataset, batchify, self._owner),
+                    daemon=True,
+                )
                 with warnings.catch_warnings():
                     # Devices make themselves anew in a forked child, so forking with their threads around is fine.
                     warnings.simplefilter("ignore", DeprecationWarning)

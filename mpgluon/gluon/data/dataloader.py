@@ -38,7 +38,9 @@ def default_mp_batchify_fn(data):
 
 def _to_numpy(data):
     """Samples as a batch of NumPy arrays; the loader's process makes NDArrays of them."""
-    return _gather(data, lambda arrays: np.stack([a.asnumpy() for a in arrays]), lambda values: values)
+    return _gather(
+        data, lambda arrays: np.stack([a.asnumpy() for a in arrays]), lambda values: values
+    )
 
 
 def _from_numpy(batch):
@@ -83,7 +85,9 @@ class _ThreadPool:
         except FutureTimeout:
             if batch.done():  # the user's code itself raised it
                 raise
-            raise TimeoutError(f"DataLoader: no batch arrived within {timeout} s; loading is slower than that (raise timeout=), or it hangs") from None
+            raise TimeoutError(
+                f"DataLoader: no batch arrived within {timeout} s; loading is slower than that (raise timeout=), or it hangs"
+            ) from None
 
     def abandon(self, round_):
         for batch in round_.done.values():
@@ -200,15 +204,23 @@ class DataLoader:
             if sampler is not None and shuffle:
                 raise ValueError("shuffle must not be set when sampler is given")
             if sampler is None:
-                sampler = (_sampler.RandomSampler if shuffle else _sampler.SequentialSampler)(len(dataset))
+                sampler = (_sampler.RandomSampler if shuffle else _sampler.SequentialSampler)(
+                    len(dataset)
+                )
             batch_sampler = _sampler.BatchSampler(sampler, batch_size, last_batch or "keep")
         elif batch_size is not None or shuffle or sampler is not None or last_batch is not None:
-            raise ValueError("batch_size, shuffle, sampler and last_batch must not be given together with batch_sampler")
+            raise ValueError(
+                "batch_size, shuffle, sampler and last_batch must not be given together with batch_sampler"
+            )
         self._batch_sampler = batch_sampler
         self._num_workers = max(0, num_workers)
         self._prefetch = max(0, int(2 * self._num_workers if prefetch is None else prefetch))
         # NDArrays of the default batches are made here, so worker processes need no device.
-        self._remote = self._num_workers > 0 and not thread_pool and batchify_fn in (None, default_batchify_fn, default_mp_batchify_fn)
+        self._remote = (
+            self._num_workers > 0
+            and not thread_pool
+            and batchify_fn in (None, default_batchify_fn, default_mp_batchify_fn)
+        )
         self._batchify_fn = default_batchify_fn if batchify_fn is None else batchify_fn
         self._rounds = 0
         self.auto_reload = auto_reload
@@ -217,7 +229,11 @@ class DataLoader:
         self._ahead = self._round() if auto_reload else None
 
     def __repr__(self):
-        workers = f", {'threads' if self._thread_pool else 'worker processes'}: {self._num_workers}" if self._num_workers else ""
+        workers = (
+            f", {'threads' if self._thread_pool else 'worker processes'}: {self._num_workers}"
+            if self._num_workers
+            else ""
+        )
         return f"DataLoader({self._dataset!r}, batches: {len(self)}{workers})"
 
     def _start(self):
@@ -227,20 +243,27 @@ class DataLoader:
             from ._workers import WorkerPool
 
             nd.waitall()  # what the data set computed is in memory before it is forked
-            self._pool = WorkerPool(self._num_workers, self._dataset, _to_numpy if self._remote else self._batchify_fn)
+            self._pool = WorkerPool(
+                self._num_workers, self._dataset, _to_numpy if self._remote else self._batchify_fn
+            )
         weakref.finalize(self, self._pool.close)
 
     def _round(self):
         """An iterator over the batches of one round."""
         if self._num_workers == 0:
-            return (self._batchify_fn([self._dataset[i] for i in batch]) for batch in self._batch_sampler)
+            return (
+                self._batchify_fn([self._dataset[i] for i in batch])
+                for batch in self._batch_sampler
+            )
         if self._pool.closed:
             self._start()
         kind, key, position, *_ = np.random.get_state(legacy=True)
         seed = zlib.crc32(key.tobytes() + str((kind, position, self._rounds)).encode())
         self._rounds += 1
         finish = _from_numpy if self._remote else lambda batch: batch
-        return _Prefetcher(self._pool, self._batch_sampler, self._prefetch, seed, self._timeout, finish)
+        return _Prefetcher(
+            self._pool, self._batch_sampler, self._prefetch, seed, self._timeout, finish
+        )
 
     def refresh(self):
         """Begins a round ahead of time: the next iteration takes it up."""

@@ -49,7 +49,11 @@ class Dataset:
     def transform(self, fn, lazy=True):
         """A data set of `fn(*sample)`: computed each time a sample is asked for, or, unless `lazy`, all of them now."""
         transformed = _Transformed(self, fn)
-        return transformed if lazy else SimpleDataset([transformed[i] for i in range(len(transformed))])
+        return (
+            transformed
+            if lazy
+            else SimpleDataset([transformed[i] for i in range(len(transformed))])
+        )
 
     def transform_first(self, fn, lazy=True):
         """`transform` of only the first part of each sample, as for pictures with labels."""
@@ -83,9 +87,14 @@ class ArrayDataset(_Sized):
         self._length = len(args[0])
         for i, data in enumerate(args):
             if len(data) != self._length:
-                raise MXNetAssertionError(f"all arrays must have one length: array 0 has {self._length}, array {i} has {len(data)}")
+                raise MXNetAssertionError(
+                    f"all arrays must have one length: array 0 has {self._length}, array {i} has {len(data)}"
+                )
         # Single values of a vector are wanted as numbers, so vectors are kept in NumPy.
-        self._data = [data.asnumpy() if isinstance(data, NDArray) and len(data.shape) == 1 else data for data in args]
+        self._data = [
+            data.asnumpy() if isinstance(data, NDArray) and len(data.shape) == 1 else data
+            for data in args
+        ]
 
     def __getitem__(self, idx):
         if len(self._data) == 1:

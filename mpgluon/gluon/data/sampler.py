@@ -2,7 +2,14 @@
 
 import numpy as np
 
-__all__ = ["Sampler", "SequentialSampler", "RandomSampler", "FilterSampler", "BatchSampler", "IntervalSampler"]
+__all__ = [
+    "Sampler",
+    "SequentialSampler",
+    "RandomSampler",
+    "FilterSampler",
+    "BatchSampler",
+    "IntervalSampler",
+]
 
 
 class Sampler:
@@ -67,7 +74,9 @@ class BatchSampler(Sampler):
         if not batch_size >= 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         if last_batch not in ("keep", "discard", "rollover"):
-            raise ValueError(f"last_batch must be 'keep', 'discard' or 'rollover', got {last_batch!r}")
+            raise ValueError(
+                f"last_batch must be 'keep', 'discard' or 'rollover', got {last_batch!r}"
+            )
         self._sampler = sampler
         self._batch_size = batch_size
         self._last_batch = last_batch

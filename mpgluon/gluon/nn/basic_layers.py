@@ -69,7 +69,9 @@ class Sequential(_Stack, Block):
         return self._chain(x)
 
     def hybridize(self, active=True, **kwargs):
-        if self._children and all(isinstance(child, HybridBlock) for child in self._children.values()):
+        if self._children and all(
+            isinstance(child, HybridBlock) for child in self._children.values()
+        ):
             warnings.warn(
                 f"All children of this Sequential layer '{self.prefix}' are HybridBlocks. HybridSequential is compiled as a whole.",
                 stacklevel=2,
@@ -123,18 +125,34 @@ class Dense(HybridBlock):
         self._flatten = flatten
         with self.name_scope():
             self.weight = self.params.get(
-                "weight", shape=(units, in_units), init=weight_initializer, dtype=dtype, allow_deferred_init=True
+                "weight",
+                shape=(units, in_units),
+                init=weight_initializer,
+                dtype=dtype,
+                allow_deferred_init=True,
             )
             self.bias = None
             if use_bias:
-                self.bias = self.params.get("bias", shape=(units,), init=bias_initializer, dtype=dtype, allow_deferred_init=True)
-            self.act = None if activation is None else Activation(activation, prefix=activation + "_")
+                self.bias = self.params.get(
+                    "bias",
+                    shape=(units,),
+                    init=bias_initializer,
+                    dtype=dtype,
+                    allow_deferred_init=True,
+                )
+            self.act = (
+                None if activation is None else Activation(activation, prefix=activation + "_")
+            )
 
     def hybrid_forward(self, F, x, weight, bias=None):
         if bias is None:
-            out = F.FullyConnected(x, weight, num_hidden=self._units, no_bias=True, flatten=self._flatten, name="fwd")
+            out = F.FullyConnected(
+                x, weight, num_hidden=self._units, no_bias=True, flatten=self._flatten, name="fwd"
+            )
         else:
-            out = F.FullyConnected(x, weight, bias, num_hidden=self._units, flatten=self._flatten, name="fwd")
+            out = F.FullyConnected(
+                x, weight, bias, num_hidden=self._units, flatten=self._flatten, name="fwd"
+            )
         return out if self.act is None else self.act(out)
 
     def __repr__(self):
@@ -184,11 +202,23 @@ class Embedding(HybridBlock):
     Shapes: ``(...) -> (..., output_dim)``.
     """
 
-    def __init__(self, input_dim, output_dim, dtype="float32", weight_initializer=None, sparse_grad=False, **kwargs):
+    def __init__(
+        self,
+        input_dim,
+        output_dim,
+        dtype="float32",
+        weight_initializer=None,
+        sparse_grad=False,
+        **kwargs,
+    ):
         super().__init__(**kwargs)
         self._kwargs = {"input_dim": input_dim, "output_dim": output_dim, "dtype": dtype}
         self.weight = self.params.get(
-            "weight", shape=(input_dim, output_dim), init=weight_initializer, dtype=dtype, allow_deferred_init=True
+            "weight",
+            shape=(input_dim, output_dim),
+            init=weight_initializer,
+            dtype=dtype,
+            allow_deferred_init=True,
         )
 
     def cast(self, dtype):
@@ -199,13 +229,17 @@ class Embedding(HybridBlock):
         return F.Embedding(x, weight, name="fwd", **self._kwargs)
 
     def __repr__(self):
-        return "{}({input_dim} -> {output_dim}, {dtype})".format(type(self).__name__, **self._kwargs)
+        return "{}({input_dim} -> {output_dim}, {dtype})".format(
+            type(self).__name__, **self._kwargs
+        )
 
 
 class _Norm(HybridBlock):
     """What normalisation layers have in common: a scale `gamma` and an offset `beta` for each channel."""
 
-    def _make_scale(self, in_channels, scale, center, gamma_initializer, beta_initializer, differentiable):
+    def _make_scale(
+        self, in_channels, scale, center, gamma_initializer, beta_initializer, differentiable
+    ):
         shared = {"shape": (in_channels,), "allow_deferred_init": True}
         self.gamma = self.params.get(
             "gamma",
@@ -276,9 +310,18 @@ class BatchNorm(_Norm):
         if in_channels:
             self.in_channels = in_channels
         self._make_scale(in_channels, scale, center, gamma_initializer, beta_initializer, True)
-        running = {"grad_req": "null", "shape": (in_channels,), "allow_deferred_init": True, "differentiable": False}
-        self.running_mean = self.params.get("running_mean", init=running_mean_initializer, **running)
-        self.running_var = self.params.get("running_var", init=running_variance_initializer, **running)
+        running = {
+            "grad_req": "null",
+            "shape": (in_channels,),
+            "allow_deferred_init": True,
+            "differentiable": False,
+        }
+        self.running_mean = self.params.get(
+            "running_mean", init=running_mean_initializer, **running
+        )
+        self.running_var = self.params.get(
+            "running_var", init=running_variance_initializer, **running
+        )
 
     def cast(self, dtype):
         # Statistics of half-precision activations are kept in single precision.
@@ -335,7 +378,11 @@ class InstanceNorm(_Norm):
         if self._axis == 1:
             return F.InstanceNorm(x, gamma, beta, eps=self._epsilon, name="fwd")
         moved = F.swapaxes(x, dim1=1, dim2=self._axis)
-        return F.swapaxes(F.InstanceNorm(moved, gamma, beta, eps=self._epsilon, name="fwd"), dim1=1, dim2=self._axis)
+        return F.swapaxes(
+            F.InstanceNorm(moved, gamma, beta, eps=self._epsilon, name="fwd"),
+            dim1=1,
+            dim2=self._axis,
+        )
 
 
 class LayerNorm(_Norm):
@@ -435,7 +482,9 @@ class Lambda(Block):
             self._func_name = getattr(function, "__name__", type(function).__name__)
             self._func_impl = function
         else:
-            raise ValueError(f"Unrecognized function in lambda: {function} of type {type(function)}")
+            raise ValueError(
+                f"Unrecognized function in lambda: {function} of type {type(function)}"
+            )
 
     def forward(self, *args):
         return self._func_impl(*args)
@@ -463,7 +512,9 @@ class HybridLambda(HybridBlock):
             self._func_name = getattr(function, "__name__", type(function).__name__)
             self._func = function
         else:
-            raise ValueError(f"Unrecognized function in lambda: {function} of type {type(function)}")
+            raise ValueError(
+                f"Unrecognized function in lambda: {function} of type {type(function)}"
+            )
 
     def hybrid_forward(self, F, x, *args):
         return self._func(F, x, *args)

@@ -45,7 +45,9 @@ def check_layout(layout, ndim):
     if layout is None:
         return _LAYOUTS[ndim][0]
     if layout not in _LAYOUTS[ndim]:
-        raise AssertionError(f"layout must be one of {', '.join(_LAYOUTS[ndim])} for {ndim}D layers, not {layout}")
+        raise AssertionError(
+            f"layout must be one of {', '.join(_LAYOUTS[ndim])} for {ndim}D layers, not {layout}"
+        )
     return layout
 
 
@@ -111,11 +113,17 @@ class _Conv(HybridBlock):
         first, second = self._weight_channels(in_channels, groups)
         shape = (first, second, *kernel) if layout[1] == "C" else (first, *kernel, second)
         with self.name_scope():
-            self.weight = self.params.get("weight", shape=shape, init=weight_initializer, allow_deferred_init=True)
+            self.weight = self.params.get(
+                "weight", shape=shape, init=weight_initializer, allow_deferred_init=True
+            )
             self.bias = None
             if use_bias:
-                self.bias = self.params.get("bias", shape=(channels,), init=bias_initializer, allow_deferred_init=True)
-            self.act = None if activation is None else Activation(activation, prefix=activation + "_")
+                self.bias = self.params.get(
+                    "bias", shape=(channels,), init=bias_initializer, allow_deferred_init=True
+                )
+            self.act = (
+                None if activation is None else Activation(activation, prefix=activation + "_")
+            )
 
     def _weight_channels(self, in_channels, groups):
         return self._channels, in_channels // groups
@@ -250,7 +258,17 @@ class _Pooling(HybridBlock):
     _pool_type = ""
     _global_pool = False
 
-    def __init__(self, pool_size, strides, padding, layout, ceil_mode, count_include_pad=None, prefix=None, params=None):
+    def __init__(
+        self,
+        pool_size,
+        strides,
+        padding,
+        layout,
+        ceil_mode,
+        count_include_pad=None,
+        prefix=None,
+        params=None,
+    ):
         super().__init__(prefix=prefix, params=params)
         layout = check_layout(layout, self._ndim)
         kernel = per_axis(pool_size, self._ndim, "pool_size")
@@ -289,7 +307,9 @@ class MaxPool1D(_Pooling):
     _ndim = 1
     _pool_type = "max"
 
-    def __init__(self, pool_size=2, strides=None, padding=0, layout=None, ceil_mode=False, **kwargs):
+    def __init__(
+        self, pool_size=2, strides=None, padding=0, layout=None, ceil_mode=False, **kwargs
+    ):
         super().__init__(pool_size, strides, padding, layout, ceil_mode, **kwargs)
 
 
@@ -302,7 +322,9 @@ class MaxPool3D(_Pooling):
     _ndim = 3
     _pool_type = "max"
 
-    def __init__(self, pool_size=2, strides=None, padding=0, ceil_mode=False, layout=None, **kwargs):
+    def __init__(
+        self, pool_size=2, strides=None, padding=0, ceil_mode=False, layout=None, **kwargs
+    ):
         super().__init__(pool_size, strides, padding, layout, ceil_mode, **kwargs)
 
 
@@ -311,8 +333,19 @@ class AvgPool1D(_Pooling):
     _ndim = 1
     _pool_type = "avg"
 
-    def __init__(self, pool_size=2, strides=None, padding=0, layout=None, ceil_mode=False, count_include_pad=True, **kwargs):
-        super().__init__(pool_size, strides, padding, layout, ceil_mode, count_include_pad, **kwargs)
+    def __init__(
+        self,
+        pool_size=2,
+        strides=None,
+        padding=0,
+        layout=None,
+        ceil_mode=False,
+        count_include_pad=True,
+        **kwargs,
+    ):
+        super().__init__(
+            pool_size, strides, padding, layout, ceil_mode, count_include_pad, **kwargs
+        )
 
 
 class AvgPool2D(_Pooling):
@@ -320,8 +353,19 @@ class AvgPool2D(_Pooling):
     _ndim = 2
     _pool_type = "avg"
 
-    def __init__(self, pool_size=2, strides=None, padding=0, ceil_mode=False, layout=None, count_include_pad=True, **kwargs):
-        super().__init__(pool_size, strides, padding, layout, ceil_mode, count_include_pad, **kwargs)
+    def __init__(
+        self,
+        pool_size=2,
+        strides=None,
+        padding=0,
+        ceil_mode=False,
+        layout=None,
+        count_include_pad=True,
+        **kwargs,
+    ):
+        super().__init__(
+            pool_size, strides, padding, layout, ceil_mode, count_include_pad, **kwargs
+        )
 
 
 class AvgPool3D(AvgPool2D):

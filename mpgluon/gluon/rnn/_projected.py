@@ -13,7 +13,9 @@ def _steps(F, inputs, r, c, weights, clip, backward):
         c = F.sigmoid(keep) * c + F.sigmoid(take) * F.tanh(new)
         if clip is not None:
             c = F.clip(c, *clip)
-        r = F.FullyConnected(F.sigmoid(show) * F.tanh(c), h2r_weight, no_bias=True, num_hidden=h2r_weight.shape[0])
+        r = F.FullyConnected(
+            F.sigmoid(show) * F.tanh(c), h2r_weight, no_bias=True, num_hidden=h2r_weight.shape[0]
+        )
         outputs[t] = r
     return F.stack(*outputs, axis=0), r, c
 
@@ -41,7 +43,10 @@ def run(F, inputs, states, params, layers, directions, dropout, clip):
     for layer in range(layers):
         found = []
         for place, direction in enumerate("lr"[:directions]):
-            weights = [params[f"{direction}{layer}_{name}"] for name in ("i2h_weight", "h2h_weight", "i2h_bias", "h2h_bias", "h2r_weight")]
+            weights = [
+                params[f"{direction}{layer}_{name}"]
+                for name in ("i2h_weight", "h2h_weight", "i2h_bias", "h2h_bias", "h2r_weight")
+            ]
             r, c = [state[layer * directions + place] for state in states]
             outputs, *last = _steps(F, inputs, r, c, weights, clip, direction == "r")
             found.append(outputs)

@@ -61,10 +61,14 @@ def _steps(inputs, length, layout):
     if _is_one(inputs) and not isinstance(inputs, nd.NDArray):
         if length is None:
             raise ValueError("unroll: a symbol has no shape; give the length")
-        return list(_functions(inputs).split(inputs, num_outputs=length, axis=axis, squeeze_axis=True))
+        return list(
+            _functions(inputs).split(inputs, num_outputs=length, axis=axis, squeeze_axis=True)
+        )
     if isinstance(inputs, nd.NDArray):
         if length is not None and length != inputs.shape[axis]:
-            raise AssertionError(f"unroll: length is {length}, but the input of shape {inputs.shape} has {inputs.shape[axis]} steps")
+            raise AssertionError(
+                f"unroll: length is {length}, but the input of shape {inputs.shape} has {inputs.shape[axis]} steps"
+            )
         length = inputs.shape[axis]
         if length == 1:
             return [nd.squeeze(inputs, axis=axis)]
@@ -89,7 +93,9 @@ def _format(sequence, length, layout, merge):
 def _mask(sequence, length, layout, valid_length, merge):
     """Zeros after each sample's last valid step."""
     merged = _merge(sequence, layout)
-    masked = _functions(merged).SequenceMask(merged, valid_length, use_sequence_length=True, axis=layout.find("T"))
+    masked = _functions(merged).SequenceMask(
+        merged, valid_length, use_sequence_length=True, axis=layout.find("T")
+    )
     return masked if merge is None else _format(masked, length, layout, merge)
 
 
@@ -98,7 +104,11 @@ def _reverse(steps, valid_length):
     if valid_length is None:
         return list(reversed(steps))
     F = _functions(steps)
-    return _steps(F.SequenceReverse(F.stack(*steps, axis=0), valid_length, use_sequence_length=True), len(steps), "TNC")
+    return _steps(
+        F.SequenceReverse(F.stack(*steps, axis=0), valid_length, use_sequence_length=True),
+        len(steps),
+        "TNC",
+    )
 
 
 class RecurrentCell(Block):
@@ -162,7 +172,9 @@ class RecurrentCell(Block):
             first, batch_size = inputs[0], inputs[0].shape[0]
         return self.begin_state(batch_size=batch_size, ctx=first.context, dtype=first.dtype)
 
-    def unroll(self, length, inputs, begin_state=None, layout="NTC", merge_outputs=None, valid_length=None):
+    def unroll(
+        self, length, inputs, begin_state=None, layout="NTC", merge_outputs=None, valid_length=None
+    ):
         """Runs the cell over a sequence.
 
         Parameters
@@ -194,7 +206,11 @@ class RecurrentCell(Block):
             all_states.append(states)
         if valid_length is not None:
             states = [
-                _functions(states).SequenceLast(_functions(states).stack(*states, axis=0), valid_length, use_sequence_length=True)
+                _functions(states).SequenceLast(
+                    _functions(states).stack(*states, axis=0),
+                    valid_length,
+                    use_sequence_length=True,
+                )
                 for states in zip(*all_states)
             ]
             outputs = _mask(outputs, len(steps), layout, valid_length, True)
@@ -239,13 +255,30 @@ class _GatedCell(HybridRecurrentCell):
         self._input_size = input_size
         rows = self._gates * hidden_size
         get = self.params.get
-        self.i2h_weight = get("i2h_weight", shape=(rows, input_size), init=i2h_weight_initializer, allow_deferred_init=True)
-        self.h2h_weight = get("h2h_weight", shape=(rows, hidden_size), init=h2h_weight_initializer, allow_deferred_init=True)
-        self.i2h_bias = get("i2h_bias", shape=(rows,), init=i2h_bias_initializer, allow_deferred_init=True)
-        self.h2h_bias = get("h2h_bias", shape=(rows,), init=h2h_bias_initializer, allow_deferred_init=True)
+        self.i2h_weight = get(
+            "i2h_weight",
+            shape=(rows, input_size),
+            init=i2h_weight_initializer,
+            allow_deferred_init=True,
+        )
+        self.h2h_weight = get(
+            "h2h_weight",
+            shape=(rows, hidden_size),
+            init=h2h_weight_initializer,
+            allow_deferred_init=True,
+        )
+        self.i2h_bias = get(
+            "i2h_bias", shape=(rows,), init=i2h_bias_initializer, allow_deferred_init=True
+        )
+        self.h2h_bias = get(
+            "h2h_bias", shape=(rows,), init=h2h_bias_initializer, allow_deferred_init=True
+        )
 
     def state_info(self, batch_size=0):
-        return [{"shape": (batch_size, self._hidden_size), "__layout__": "NC"} for _ in range(self._states)]
+        return [
+            {"shape": (batch_size, self._hidden_size), "__layout__": "NC"}
+            for _ in range(self._states)
+        ]
 
     def __repr__(self):
         rows, size = self.i2h_weight.shape
@@ -304,7 +337,9 @@ class RNNCell(_GatedCell):
     def hybrid_forward(self, F, inputs, states, **weights):
         name = self._step_name()
         i2h, h2h = self._products(F, name, inputs, states[0], **weights)
-        output = self._activate(F, F.elemwise_add(i2h, h2h, name=name + "plus0"), self._activation, name + "out")
+        output = self._activate(
+            F, F.elemwise_add(i2h, h2h, name=name + "plus0"), self._activation, name + "out"
+        )
         return output, [output]
 
 
@@ -355,13 +390,23 @@ class LSTMCell(_GatedCell):
     def hybrid_forward(self, F, inputs, states, **weights):
         name = self._step_name()
         i2h, h2h = self._products(F, name, inputs, states[0], **weights)
-        gates = F.SliceChannel(F.elemwise_add(i2h, h2h, name=name + "plus0"), num_outputs=4, name=name + "slice")
-        take, keep = [self._activate(F, gates[i], self._recurrent_activation, name + gate) for i, gate in enumerate("if")]
+        gates = F.SliceChannel(
+            F.elemwise_add(i2h, h2h, name=name + "plus0"), num_outputs=4, name=name + "slice"
+        )
+        take, keep = [
+            self._activate(F, gates[i], self._recurrent_activation, name + gate)
+            for i, gate in enumerate("if")
+        ]
         new = self._activate(F, gates[2], self._activation, name + "c")
         show = self._activate(F, gates[3], self._recurrent_activation, name + "o")
-        kept, taken = F.elemwise_mul(keep, states[1], name=name + "mul0"), F.elemwise_mul(take, new, name=name + "mul1")
+        kept, taken = (
+            F.elemwise_mul(keep, states[1], name=name + "mul0"),
+            F.elemwise_mul(take, new, name=name + "mul1"),
+        )
         cell = F.elemwise_add(kept, taken, name=name + "state")
-        hidden = F.elemwise_mul(show, self._activate(F, cell, self._activation, name + "activation0"), name=name + "out")
+        hidden = F.elemwise_mul(
+            show, self._activate(F, cell, self._activation, name + "activation0"), name=name + "out"
+        )
         return hidden, [hidden, cell]
 
 
@@ -407,12 +452,18 @@ class GRUCell(_GatedCell):
         i2h, h2h = self._products(F, name, inputs, states[0], **weights)
         i2h_reset, i2h_update, i2h_new = F.SliceChannel(i2h, num_outputs=3, name=name + "i2h_slice")
         h2h_reset, h2h_update, h2h_new = F.SliceChannel(h2h, num_outputs=3, name=name + "h2h_slice")
-        reset = F.sigmoid(F.elemwise_add(i2h_reset, h2h_reset, name=name + "plus0"), name=name + "r_act")
-        update = F.sigmoid(F.elemwise_add(i2h_update, h2h_update, name=name + "plus1"), name=name + "z_act")
+        reset = F.sigmoid(
+            F.elemwise_add(i2h_reset, h2h_reset, name=name + "plus0"), name=name + "r_act"
+        )
+        update = F.sigmoid(
+            F.elemwise_add(i2h_update, h2h_update, name=name + "plus1"), name=name + "z_act"
+        )
         gated = F.elemwise_mul(reset, h2h_new, name=name + "mul0")
         new = F.tanh(F.elemwise_add(i2h_new, gated, name=name + "plus2"), name=name + "h_act")
         changed = F.elemwise_mul(1.0 - update, new, name=name + "mul1")
-        hidden = F.elemwise_add(changed, F.elemwise_mul(update, states[0], name=name + "mul20"), name=name + "out")
+        hidden = F.elemwise_add(
+            changed, F.elemwise_mul(update, states[0], name=name + "mul20"), name=name + "out"
+        )
         return hidden, [hidden]
 
 
@@ -420,7 +471,9 @@ class _CellStack:
     """What both stacks of cells have in common."""
 
     def __repr__(self):
-        lines = "\n".join(f"({name}): {indent(repr(cell), 2)}" for name, cell in self._children.items())
+        lines = "\n".join(
+            f"({name}): {indent(repr(cell), 2)}" for name, cell in self._children.items()
+        )
         return f"{type(self).__name__}(\n{lines}\n)"
 
     def add(self, cell):
@@ -439,14 +492,18 @@ class _CellStack:
         next_states = []
         for cell in self._children.values():
             if isinstance(cell, BidirectionalCell):
-                raise AssertionError("a BidirectionalCell needs the whole sequence: call unroll instead of stepping")
+                raise AssertionError(
+                    "a BidirectionalCell needs the whole sequence: call unroll instead of stepping"
+                )
             count = len(cell.state_info())
             inputs, new = cell(inputs, states[:count])
             del states[:count]
             next_states += new
         return inputs, next_states
 
-    def unroll(self, length, inputs, begin_state=None, layout="NTC", merge_outputs=None, valid_length=None):
+    def unroll(
+        self, length, inputs, begin_state=None, layout="NTC", merge_outputs=None, valid_length=None
+    ):
         self.reset()
         states = list(self._begin(begin_state, inputs, layout))
         next_states = []
@@ -508,10 +565,14 @@ class DropoutCell(HybridRecurrentCell):
 
     def hybrid_forward(self, F, inputs, states):
         if self._rate > 0:
-            inputs = F.Dropout(inputs, p=self._rate, axes=self._axes, name=self._step_name() + "fwd")
+            inputs = F.Dropout(
+                inputs, p=self._rate, axes=self._axes, name=self._step_name() + "fwd"
+            )
         return inputs, states
 
-    def unroll(self, length, inputs, begin_state=None, layout="NTC", merge_outputs=None, valid_length=None):
+    def unroll(
+        self, length, inputs, begin_state=None, layout="NTC", merge_outputs=None, valid_length=None
+    ):
         self.reset()
         inputs = _format(inputs, length, layout, merge_outputs)
         if isinstance(inputs, nd.NDArray):
@@ -524,7 +585,9 @@ class ModifierCell(HybridRecurrentCell):
 
     def __init__(self, base_cell):
         if base_cell._modified:
-            raise AssertionError(f"Cell {base_cell.name} is already modified. One cell cannot be modified twice")
+            raise AssertionError(
+                f"Cell {base_cell.name} is already modified. One cell cannot be modified twice"
+            )
         base_cell._modified = True
         super().__init__(prefix=base_cell.prefix + self._alias(), params=None)
         self.base_cell = base_cell
@@ -561,7 +624,9 @@ class ZoneoutCell(ModifierCell):
 
     def __init__(self, base_cell, zoneout_outputs=0.0, zoneout_states=0.0):
         if isinstance(base_cell, BidirectionalCell):
-            raise AssertionError("zoneout acts step by step, which a BidirectionalCell does not: put ZoneoutCell around the cells inside it")
+            raise AssertionError(
+                "zoneout acts step by step, which a BidirectionalCell does not: put ZoneoutCell around the cells inside it"
+            )
         super().__init__(base_cell)
         self.zoneout_outputs = zoneout_outputs
         self.zoneout_states = zoneout_states
@@ -588,7 +653,9 @@ class ZoneoutCell(ModifierCell):
         if self.zoneout_outputs:
             output = mix(self.zoneout_outputs, output, former)
         if self.zoneout_states:
-            next_states = [mix(self.zoneout_states, new, old) for new, old in zip(next_states, states)]
+            next_states = [
+                mix(self.zoneout_states, new, old) for new, old in zip(next_states, states)
+            ]
         self._former = (_tracing.current(), output)
         return output, next_states
 
@@ -600,10 +667,14 @@ class ResidualCell(ModifierCell):
         output, states = self.base_cell(inputs, states)
         return F.elemwise_add(output, inputs, name=self._step_name() + "fwd"), states
 
-    def unroll(self, length, inputs, begin_state=None, layout="NTC", merge_outputs=None, valid_length=None):
+    def unroll(
+        self, length, inputs, begin_state=None, layout="NTC", merge_outputs=None, valid_length=None
+    ):
         self.reset()
         with self._base():
-            outputs, states = self.base_cell.unroll(length, inputs, begin_state, layout, merge_outputs, valid_length)
+            outputs, states = self.base_cell.unroll(
+                length, inputs, begin_state, layout, merge_outputs, valid_length
+            )
         merge = _is_one(outputs)
         if valid_length is not None:
             inputs = _mask(inputs, length, layout, valid_length, merge)
@@ -630,7 +701,9 @@ class BidirectionalCell(HybridRecurrentCell):
         self._output_prefix = output_prefix
 
     def __call__(self, inputs, states):
-        raise NotImplementedError("a BidirectionalCell needs the whole sequence: call unroll instead of stepping")
+        raise NotImplementedError(
+            "a BidirectionalCell needs the whole sequence: call unroll instead of stepping"
+        )
 
     def __repr__(self):
         return f"{type(self).__name__}(forward={self._children['l_cell']}, backward={self._children['r_cell']})"
@@ -642,13 +715,17 @@ class BidirectionalCell(HybridRecurrentCell):
         self._check_unmodified()
         return [state for cell in self._children.values() for state in cell.begin_state(**kwargs)]
 
-    def unroll(self, length, inputs, begin_state=None, layout="NTC", merge_outputs=None, valid_length=None):
+    def unroll(
+        self, length, inputs, begin_state=None, layout="NTC", merge_outputs=None, valid_length=None
+    ):
         self.reset()
         steps = _steps(inputs, length, layout)
         states = self._begin(begin_state, steps, layout)
         l_cell, r_cell = self._children.values()
         count = len(l_cell.state_info())
-        l_outputs, l_states = l_cell.unroll(length, steps, states[:count], layout, merge_outputs, valid_length)
+        l_outputs, l_states = l_cell.unroll(
+            length, steps, states[:count], layout, merge_outputs, valid_length
+        )
         r_outputs, r_states = r_cell.unroll(
             length, _reverse(steps, valid_length), states[count:], layout, False, valid_length
         )
@@ -659,7 +736,10 @@ class BidirectionalCell(HybridRecurrentCell):
             outputs = _functions(l_outputs).concat(*merged, dim=2, name=f"{self._output_prefix}out")
         else:
             pairs = enumerate(zip(_steps(l_outputs, length, layout), r_outputs))
-            outputs = [_functions(left).concat(left, right, dim=1, name=f"{self._output_prefix}t{i}") for i, (left, right) in pairs]
+            outputs = [
+                _functions(left).concat(left, right, dim=1, name=f"{self._output_prefix}t{i}")
+                for i, (left, right) in pairs
+            ]
         if valid_length is not None:
             outputs = _mask(outputs, len(steps), layout, valid_length, merge)
         return outputs, l_states + r_states

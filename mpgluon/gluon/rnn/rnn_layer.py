@@ -89,12 +89,20 @@ class _RNNLayer(HybridBlock):
                 self._add(cell + "i2h_bias", (rows,), i2h_bias_initializer)
                 self._add(cell + "h2h_bias", (rows,), h2h_bias_initializer)
                 if projection_size:
-                    self._add(cell + "h2r_weight", (projection_size, hidden_size), h2r_weight_initializer)
+                    self._add(
+                        cell + "h2r_weight", (projection_size, hidden_size), h2r_weight_initializer
+                    )
             size = out_size * self._dir
 
     def _add(self, name, shape, init):
         (self._bias_names if name.endswith("bias") else self._weight_names).append(name)
-        setattr(self, name, self.params.get(name, shape=shape, init=init, allow_deferred_init=True, dtype=self._dtype))
+        setattr(
+            self,
+            name,
+            self.params.get(
+                name, shape=shape, init=init, allow_deferred_init=True, dtype=self._dtype
+            ),
+        )
 
     def __repr__(self):
         rows, size = self.l0_i2h_weight.shape
@@ -163,7 +171,9 @@ class _RNNLayer(HybridBlock):
 
     def forward(self, inputs, *args):
         if isinstance(inputs, nd.NDArray) and len(inputs.shape) != 3:
-            raise ValueError(f"{type(self).__name__}: the input must have 3 dimensions ({', '.join(self._layout)}), but its shape is {inputs.shape}")
+            raise ValueError(
+                f"{type(self).__name__}: the input must have 3 dimensions ({', '.join(self._layout)}), but its shape is {inputs.shape}"
+            )
         if isinstance(inputs, nd.NDArray) and self.l0_i2h_weight.shape[1] == 0:
             shape = (self._gates * self._hidden_size, inputs.shape[2])
             for direction in "lr"[: self._dir]:
@@ -184,7 +194,9 @@ class _RNNLayer(HybridBlock):
             raise ValueError(f"{type(self).__name__} has {len(infos)} states, got {len(states)}")
         for state, info in zip(states, infos):
             if state.shape != info["shape"]:
-                raise ValueError(f"Invalid recurrent state shape. Expecting {info['shape']}, got {state.shape}.")
+                raise ValueError(
+                    f"Invalid recurrent state shape. Expecting {info['shape']}, got {state.shape}."
+                )
         if self._layout == "NTC":
             inputs = F.swapaxes(inputs, dim1=0, dim2=1)
         weights = [params[name] for name in self._weight_names + self._bias_names]
@@ -199,10 +211,18 @@ class _RNNLayer(HybridBlock):
 
     def _run_projected(self, F, inputs, states, params):
         if self._use_sequence_length or "lstm_state_clip_nan" in self._options:
-            raise NotImplementedError("LSTMs with a projection take neither use_sequence_length nor state_clip_nan")
+            raise NotImplementedError(
+                "LSTMs with a projection take neither use_sequence_length nor state_clip_nan"
+            )
         low, high = [self._options.get(f"lstm_state_clip_{what}") for what in ("min", "max")]
-        clip = None if low is None and high is None else (-float("inf") if low is None else low, float("inf") if high is None else high)
-        return _projected.run(F, inputs, states, params, self._num_layers, self._dir, self._dropout, clip)
+        clip = (
+            None
+            if low is None and high is None
+            else (-float("inf") if low is None else low, float("inf") if high is None else high)
+        )
+        return _projected.run(
+            F, inputs, states, params, self._num_layers, self._dir, self._dropout, clip
+        )
 
     def _symbol(self, F, inputs, states, sequence_length, params):
         """The layer as MXNet writes it: one op with all weights in one array. A state's open batch size follows from the input's."""
@@ -223,8 +243,14 @@ class _RNNLayer(HybridBlock):
 
     def _unfuse(self):
         """The stack of cells that computes the same with the same parameters."""
-        if self._projection_size or "lstm_state_clip_min" in self._options or "lstm_state_clip_max" in self._options:
-            raise NotImplementedError("Layers with a projection or clipped states have no equivalent cells")
+        if (
+            self._projection_size
+            or "lstm_state_clip_min" in self._options
+            or "lstm_state_clip_max" in self._options
+        ):
+            raise NotImplementedError(
+                "Layers with a projection or clipped states have no equivalent cells"
+            )
         cells = {"lstm": rnn_cell.LSTMCell, "gru": rnn_cell.GRUCell}
 
         def make(prefix, size):

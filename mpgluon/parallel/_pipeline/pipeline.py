@@ -74,24 +74,49 @@ class Pipeline:
         statistics="micro_batch",
         check=True,
     ):
-        if not isinstance(micro_batches, int) or isinstance(micro_batches, bool) or micro_batches < 1:
-            raise ValueError(f"Pipeline: micro_batches must be a positive whole number, not {micro_batches!r}")
+        if (
+            not isinstance(micro_batches, int)
+            or isinstance(micro_batches, bool)
+            or micro_batches < 1
+        ):
+            raise ValueError(
+                f"Pipeline: micro_batches must be a positive whole number, not {micro_batches!r}"
+            )
         if along not in ("batch", "time"):
             raise ValueError(f"Pipeline: along must be 'batch' or 'time', not {along!r}")
         if isinstance(schedule, str) and schedule != AUTO:
             schedules.named(schedule, "Pipeline: ", f", {AUTO}, and tables of one's own")
-        if not isinstance(schedule, (str, list, tuple)) or not all(isinstance(row, (list, tuple)) for row in schedule if not isinstance(schedule, str)):
-            raise ValueError(f"Pipeline: schedule must be a name, or for each device a list of (kind, stage, micro_batch), not {str(schedule)[:80]}")
+        if not isinstance(schedule, (str, list, tuple)) or not all(
+            isinstance(row, (list, tuple)) for row in schedule if not isinstance(schedule, str)
+        ):
+            raise ValueError(
+                f"Pipeline: schedule must be a name, or for each device a list of (kind, stage, micro_batch), not {str(schedule)[:80]}"
+            )
         if not _whole(axis):
-            raise ValueError(f"Pipeline: axis must be a whole number from 0 on (inputs may have different numbers of axes), not {axis!r}")
-        if split is not None and not (isinstance(split, (list, tuple)) and split and all(map(_whole, split)) and len(set(split)) == len(split)):
-            raise ValueError(f"Pipeline: split must be a list of numbers of inputs, each once, not {split!r}")
+            raise ValueError(
+                f"Pipeline: axis must be a whole number from 0 on (inputs may have different numbers of axes), not {axis!r}"
+            )
+        if split is not None and not (
+            isinstance(split, (list, tuple))
+            and split
+            and all(map(_whole, split))
+            and len(set(split)) == len(split)
+        ):
+            raise ValueError(
+                f"Pipeline: split must be a list of numbers of inputs, each once, not {split!r}"
+            )
         if carry is not None and along != "time":
             raise ValueError("Pipeline: carry= is for pipelines along time")
-        if carry is not None and not (isinstance(carry, dict) and carry and all(map(_whole, [*carry, *carry.values()]))):
-            raise ValueError(f"Pipeline: carry must be a dict of numbers, {{argument: result}}, not {carry!r}")
+        if carry is not None and not (
+            isinstance(carry, dict) and carry and all(map(_whole, [*carry, *carry.values()]))
+        ):
+            raise ValueError(
+                f"Pipeline: carry must be a dict of numbers, {{argument: result}}, not {carry!r}"
+            )
         if statistics not in ("micro_batch", "batch"):
-            raise ValueError(f"Pipeline: statistics must be 'micro_batch' or 'batch', not {statistics!r}")
+            raise ValueError(
+                f"Pipeline: statistics must be 'micro_batch' or 'batch', not {statistics!r}"
+            )
         self.micro_batches = micro_batches
         self.schedule = schedule
         self.along = along
@@ -117,7 +142,11 @@ class Pipeline:
         if isinstance(self.schedule, str):
             names = schedules.SCHEDULES if self.schedule == AUTO else [self.schedule]
             return any(schedules.named(name).deferred for name in names)
-        return any(isinstance(entry, (list, tuple)) and entry[:1] in (("W",), ["W"]) for row in self.schedule for entry in row)
+        return any(
+            isinstance(entry, (list, tuple)) and entry[:1] in (("W",), ["W"])
+            for row in self.schedule
+            for entry in row
+        )
 
     def report(self):
         """What the last step took: a `Report`. Waits for the step to end."""
@@ -179,15 +208,26 @@ class _Entry:
         self.statistics = []  # what BatchNorm layers handed over in the last trace (_running_statistics.Statistics.layers)
         self.updates = {}  # sizes of pieces -> _running_statistics.Update
         self.tables = {}  # programs, phases and schedule -> (stages, table, items)
-        self.called, self.pieces, self.shapes = 0, (), ()  # the last call's rows of each piece, and (device, dtype, shape) of its inputs
+        self.called, self.pieces, self.shapes = (
+            0,
+            (),
+            (),
+        )  # the last call's rows of each piece, and (device, dtype, shape) of its inputs
         self.runs, self.chosen = 0, None  # schedule='auto': what was chosen after the first runs
 
     def trace(self, rows, *arrays):
         """The block on traced arrays whose divided axis is in front; its results likewise."""
         axis = self.pipeline.axis
         count = len(self.kinds)
-        arrays = [*[_leading(a, axis) if kind == SPLIT else a for a, kind in zip(arrays, self.kinds)], *arrays[count:]]
-        with _running_statistics.Statistics() if self.pipeline.statistics == "batch" and self.pipeline.micro_batches > 1 else _NONE as statistics:
+        arrays = [
+            *[_leading(a, axis) if kind == SPLIT else a for a, kind in zip(arrays, self.kinds)],
+            *arrays[count:],
+        ]
+        with (
+            _running_statistics.Statistics()
+            if self.pipeline.statistics == "batch" and self.pipeline.micro_batches > 1
+            else _NONE as statistics
+        ):
             with collectives.in_pipeline():
                 outputs = self.signature.trace(*arrays)
         self.statistics = statistics.layers if statistics else []
@@ -218,7 +258,9 @@ class _Entry:
             return ()
         structure = self.signature.outputs
         if not isinstance(structure, tuple) or structure[0] not in (list, tuple):
-            raise MXNetError(f"{self.signature.path}: a pipeline along time needs a block that is called as net(x, states) and returns (out, states)")
+            raise MXNetError(
+                f"{self.signature.path}: a pipeline along time needs a block that is called as net(x, states) and returns (out, states)"
+            )
         places, at = {}, 0
         for number, part in enumerate(structure[1:]):
             count = _nested.count(part)
@@ -241,31 +283,63 @@ class _Entry:
 
     def describe(self, path, exact):
         """Stages, programs, copies and planned bytes, as they were last run."""
-        phases, (stages, _, items) = next(((key[1], value) for key, value in reversed(self.tables.items()) if "B" in key[1]), None) or (
+        phases, (stages, _, items) = next(
+            ((key[1], value) for key, value in reversed(self.tables.items()) if "B" in key[1]), None
+        ) or (
             "F",
             next(reversed(self.tables.values())),
         )
         rows = self.pieces
         if phases == "B":  # the ordinary loop: all forward passes first
-            items = next((value[2] for key, value in reversed(self.tables.items()) if key[1] == "F"), items[:0]) + items
+            items = (
+                next(
+                    (value[2] for key, value in reversed(self.tables.items()) if key[1] == "F"),
+                    items[:0],
+                )
+                + items
+            )
             phases = "FB"
         peaks = stages.peaks(items, phases)
         devices = {}
         described = stages.describe()
         for ctx in stages.contexts:
             own = [stage for stage in described if stage["device"] == str(ctx)]
-            steps = {title: [_step(op) for stage in own for op in stage[title]] for title in ("forward", "backward", "deferred")}
+            steps = {
+                title: [_step(op) for stage in own for op in stage[title]]
+                for title in ("forward", "backward", "deferred")
+            }
             devices[str(ctx)] = {
-                "invariants": [], "forward": steps["forward"], "backward": [*steps["backward"], *steps["deferred"]],
-                "segments": sum(s["device"] == ctx for d in (stages.forward, stages.backward) if d for s in d[0]["segments"]),
-                "copies": sum(stage["copies"] for stage in own), "bytes_sent": sum(stage["bytes_sent"] for stage in own),
-                "planned": {size: stages.planned(rows.index(size))[ctx] for size in dict.fromkeys(rows)}, "peak": peaks.get(ctx, 0),
-            }  # fmt: skip
-        inputs = [(shape, _core.dtype_name(dtype), str(ctx), False) for ctx, dtype, shape in self.shapes]
+                "invariants": [],
+                "forward": steps["forward"],
+                "backward": [*steps["backward"], *steps["deferred"]],
+                "segments": sum(
+                    s["device"] == ctx
+                    for d in (stages.forward, stages.backward)
+                    if d
+                    for s in d[0]["segments"]
+                ),
+                "copies": sum(stage["copies"] for stage in own),
+                "bytes_sent": sum(stage["bytes_sent"] for stage in own),
+                "planned": {
+                    size: stages.planned(rows.index(size))[ctx] for size in dict.fromkeys(rows)
+                },
+                "peak": peaks.get(ctx, 0),
+            }
+        inputs = [
+            (shape, _core.dtype_name(dtype), str(ctx), False) for ctx, dtype, shape in self.shapes
+        ]
         return {
-            "block": path, "pipeline": repr(self.pipeline), "train": self.signature.training, "exact": exact, "calls": self.called, "rows": list(rows),
-            "inputs": inputs, "stages": described, "devices": devices, "ops": sum(len(stage["forward"]) for stage in described),
-        }  # fmt: skip
+            "block": path,
+            "pipeline": repr(self.pipeline),
+            "train": self.signature.training,
+            "exact": exact,
+            "calls": self.called,
+            "rows": list(rows),
+            "inputs": inputs,
+            "stages": described,
+            "devices": devices,
+            "ops": sum(len(stage["forward"]) for stage in described),
+        }
 
     def call(self, rows, arrays, whole, wanted, exact, deferred):
         """A staged call, and what its BatchNorm layers hand over. `whole`: the inputs of all micro-batches; `wanted`: which inputs want a
@@ -281,7 +355,13 @@ class _Entry:
             def make():
                 none = [False] * len(arrays)
                 return _core.StagedCall(
-                    lambda *traced: self.trace(rows, *traced), arrays, wanted or none, carried, recording=recording, exact=exact, defer=deferred
+                    lambda *traced: self.trace(rows, *traced),
+                    arrays,
+                    wanted or none,
+                    carried,
+                    recording=recording,
+                    exact=exact,
+                    defer=deferred,
                 )
 
             try:
@@ -292,7 +372,9 @@ class _Entry:
                 works = next((size for size, *_ in self.calls if size != rows), None)
                 if works is None:
                     raise
-                raise _of_size(error, self.signature.path, rows, works, self.pipeline.axis).with_traceback(error.__traceback__) from None
+                raise _of_size(
+                    error, self.signature.path, rows, works, self.pipeline.axis
+                ).with_traceback(error.__traceback__) from None
             shared = tuple(i for i, (_, _, own) in enumerate(call.outputs) if not own)
             if shared:
                 self.copied = shared
@@ -318,8 +400,13 @@ class _Entry:
 
     def _check(self, call, rows, arrays, whole):
         """Raises MXNetError where the block does not do on a micro-batch what it does on the whole batch."""
-        kinds, traced = [*self.kinds, *[SHARED] * len(self.signature.used)], (self.misshapen, self.statistics)
-        results = self.output_kinds[: len(self.output_kinds) - 2 * len(self.statistics)] + [CARRIED] * (2 * len(self.statistics))
+        kinds, traced = (
+            [*self.kinds, *[SHARED] * len(self.signature.used)],
+            (self.misshapen, self.statistics),
+        )
+        results = self.output_kinds[: len(self.output_kinds) - 2 * len(self.statistics)] + [
+            CARRIED
+        ] * (2 * len(self.statistics))
         check = (kinds, results, rows, self.pipeline.axis, bool(self.pipeline.carry))
         whole_statistics = self.pipeline.statistics == "batch"
         if self.compared:
@@ -328,7 +415,14 @@ class _Entry:
         none = [False] * len(arrays)
         total = next(a.shape[0] for a, kind in zip(whole, kinds) if kind == SPLIT)
         try:
-            other = _core.StagedCall(lambda *traced: self.trace(total, *traced), [*whole, *arrays[len(whole) :]], none, none, recording=False, exact=True)
+            other = _core.StagedCall(
+                lambda *traced: self.trace(total, *traced),
+                [*whole, *arrays[len(whole) :]],
+                none,
+                none,
+                recording=False,
+                exact=True,
+            )
         except MemoryError:
             raise
         except (MXNetError, ValueError):
@@ -375,7 +469,10 @@ class PipelinedCall:
 
     def regroup(self, entry, outputs):
         axis = self._pipeline.axis
-        outputs = [_leading(out, axis) if kind == SPLIT and axis else out for out, kind in zip(outputs, entry.output_kinds)]
+        outputs = [
+            _leading(out, axis) if kind == SPLIT and axis else out
+            for out, kind in zip(outputs, entry.output_kinds)
+        ]
         structure = entry.signature.outputs
         return (
             outputs[0] if structure is _nested.ARRAY else _nested.regroup(structure, iter(outputs))
@@ -391,10 +488,23 @@ class PipelinedCall:
         count = max(min(pipeline.micro_batches, total), 1)  # no more than there are rows
         rows = divide(total, count)
         fronts = [_leading(a, axis) if kind == SPLIT else a for a, kind in zip(flat, kinds)]
-        key = (structure, tuple(kinds), tuple((a.context, a.dtype, a.shape[1:] if k == SPLIT else a.shape) for a, k in zip(fronts, kinds)), autograd.is_training(), _recompute.changes, _device_groups.current())
+        key = (
+            structure,
+            tuple(kinds),
+            tuple(
+                (a.context, a.dtype, a.shape[1:] if k == SPLIT else a.shape)
+                for a, k in zip(fronts, kinds)
+            ),
+            autograd.is_training(),
+            _recompute.changes,
+            _device_groups.current(),
+        )
         entry = self._entries.get(key)
         if entry is None or not entry.signature.is_current():
-            sample = [_leading(f[: rows[0][1]], axis) if kind == SPLIT else f for f, kind in zip(fronts, kinds)]
+            sample = [
+                _leading(f[: rows[0][1]], axis) if kind == SPLIT else f
+                for f, kind in zip(fronts, kinds)
+            ]
             signature = self._signature(structure, places)
             try:
                 signature.discover(sample)
@@ -403,7 +513,9 @@ class PipelinedCall:
             except (MXNetError, ValueError) as error:
                 if count == 1 or not self._works(self._signature(structure, places), fronts, kinds):
                     raise
-                raise _of_size(error, signature.path, rows[0][1], total, axis).with_traceback(error.__traceback__) from None
+                raise _of_size(error, signature.path, rows[0][1], total, axis).with_traceback(
+                    error.__traceback__
+                ) from None
             if signature.splits:
                 name, path = signature.splits
                 raise MXNetError(
@@ -421,8 +533,18 @@ class PipelinedCall:
         calls, statistics = [], []
         state = {i: fronts[i] for i, kind in enumerate(kinds) if kind == CARRIED}
         for begin, end in rows:
-            arrays = [f[begin:end] if kind == SPLIT else state.get(i, f) for i, (f, kind) in enumerate(zip(fronts, kinds))]
-            call, found = entry.call(end - begin, [*arrays, *params], fronts, wanted, self._exact, pipeline.deferred and recording)
+            arrays = [
+                f[begin:end] if kind == SPLIT else state.get(i, f)
+                for i, (f, kind) in enumerate(zip(fronts, kinds))
+            ]
+            call, found = entry.call(
+                end - begin,
+                [*arrays, *params],
+                fronts,
+                wanted,
+                self._exact,
+                pipeline.deferred and recording,
+            )
             calls.append(call)
             statistics.append(found)
             for i in state:  # the shape the state has after this piece
@@ -432,10 +554,18 @@ class PipelinedCall:
         every = [*kinds, *[SHARED] * len(params)]
         carried_from = [*(entry.carried_from or [0] * len(kinds)), *[0] * len(params)]
         run = _core.PipelineRun(
-            tuple(calls), tuple((axis, begin, end - begin, total) for begin, end in rows), every, entry.output_kinds, carried_from, [*fronts, *params]
+            tuple(calls),
+            tuple((axis, begin, end - begin, total) for begin, end in rows),
+            every,
+            entry.output_kinds,
+            carried_from,
+            [*fronts, *params],
         )
         entry.called += 1
-        entry.pieces, entry.shapes = [end - begin for begin, end in rows], [(a.context, a.dtype, a.shape) for a in flat]
+        entry.pieces, entry.shapes = (
+            [end - begin for begin, end in rows],
+            [(a.context, a.dtype, a.shape) for a in flat],
+        )
         return run, entry, entry.update([end - begin for begin, end in rows], statistics)
 
     def _signature(self, structure, places):
@@ -451,7 +581,12 @@ class PipelinedCall:
     def _works(self, signature, fronts, kinds):
         """Whether the block can be traced on the whole batch."""
         try:
-            signature.discover([_leading(f, self._pipeline.axis) if kind == SPLIT else f for f, kind in zip(fronts, kinds)])
+            signature.discover(
+                [
+                    _leading(f, self._pipeline.axis) if kind == SPLIT else f
+                    for f, kind in zip(fronts, kinds)
+                ]
+            )
         except MemoryError:
             raise
         except (MXNetError, ValueError):
@@ -465,18 +600,30 @@ class PipelinedCall:
         if split is None:
             first = next((a for i, a in enumerate(flat) if i not in carried), None)
             if first is None or first.ndim <= axis:
-                raise ValueError(f"Pipeline: the first input must have axis {axis}, along which it is divided")
+                raise ValueError(
+                    f"Pipeline: the first input must have axis {axis}, along which it is divided"
+                )
             total = first.shape[axis]
-            split = [i for i, a in enumerate(flat) if i not in carried and a.ndim > axis and a.shape[axis] == total]
+            split = [
+                i
+                for i, a in enumerate(flat)
+                if i not in carried and a.ndim > axis and a.shape[axis] == total
+            ]
         else:
             bad = [i for i in split if not 0 <= i < len(flat) or flat[i].ndim <= axis]
             if bad or not split:
-                raise ValueError(f"Pipeline: split={split} does not fit the {len(flat)} inputs: there must be such inputs, with axis {axis}")
+                raise ValueError(
+                    f"Pipeline: split={split} does not fit the {len(flat)} inputs: there must be such inputs, with axis {axis}"
+                )
             total = flat[split[0]].shape[axis]
             other = [i for i in split if flat[i].shape[axis] != total]
             if other:
-                raise ValueError(f"Pipeline: input {other[0]} has {counted(flat[other[0]].shape[axis], 'row')} along axis {axis}, input {split[0]} has {total}")
-        return [CARRIED if i in carried else SPLIT if i in split else SHARED for i in range(len(flat))], total
+                raise ValueError(
+                    f"Pipeline: input {other[0]} has {counted(flat[other[0]].shape[axis], 'row')} along axis {axis}, input {split[0]} has {total}"
+                )
+        return [
+            CARRIED if i in carried else SPLIT if i in split else SHARED for i in range(len(flat))
+        ], total
 
     @property
     def dropped(self):
@@ -484,7 +631,9 @@ class PipelinedCall:
 
     def entries(self, path):
         """What is compiled, as dicts (see `CompiledPrograms`): one for each signature."""
-        return [entry.describe(path, self._exact) for entry in self._entries.values() if entry.tables]
+        return [
+            entry.describe(path, self._exact) for entry in self._entries.values() if entry.tables
+        ]
 
     def discover(self, args):
         _compiled.CompiledCall(self._block, {}).discover(args)
@@ -500,9 +649,13 @@ def _check_memory(peaks, advice):
         stats = memory_stats(ctx)
         if not stats["limit"]:
             continue
-        if needed > stats["limit"] - stats["in_use"] and gc.collect():  # arrays that nothing reaches any more count as free
+        if (
+            needed > stats["limit"] - stats["in_use"] and gc.collect()
+        ):  # arrays that nothing reaches any more count as free
             stats = memory_stats(ctx)
-        left = max(stats["limit"] - stats["in_use"], 0)  # what is cached goes back to the system when it is asked for more
+        left = max(
+            stats["limit"] - stats["in_use"], 0
+        )  # what is cached goes back to the system when it is asked for more
         if needed > left:
             raise schedules.ScheduleError(
                 f"the schedule needs {needed:,} bytes on {ctx} for micro-batches under way, {needed - left:,} more than its limit of {stats['limit']:,} "
@@ -525,11 +678,20 @@ class Driver:
         if schedule is None and pipeline.schedule == AUTO:
             schedule = self.entry.chosen or schedules.DEFAULT
         schedule = schedule or pipeline.schedule
-        programs = tuple(run.program(k, phase) for k in range(pieces) for phase, name in enumerate("FB") if name in phases)
+        programs = tuple(
+            run.program(k, phase)
+            for k in range(pieces)
+            for phase, name in enumerate("FB")
+            if name in phases
+        )
         key = (programs, phases, str(schedule), pipeline.expected)
         prepared = self.entry.tables.get(key)
         if prepared is None:
-            described = Stages([run.describe(k, 0) for k in range(pieces)], [run.describe(k, 1) for k in range(pieces)] if "B" in phases else None, bool(pipeline.carry))
+            described = Stages(
+                [run.describe(k, 0) for k in range(pieces)],
+                [run.describe(k, 1) for k in range(pieces)] if "B" in phases else None,
+                bool(pipeline.carry),
+            )
             if pipeline.expected and described.placement() == pipeline.expected.contexts:
                 described.durations = described.costs(pipeline.expected.times)
             table = described.table(schedule, pieces, phases, pipeline.micro_batches)
@@ -550,7 +712,11 @@ class Driver:
         for name in schedules.SCHEDULES:
             stages, table, items = self._prepare(run, "FB", name)
             peaks = stages.peaks(items, "FB")
-            if any(memory_stats(ctx)["limit"] and needed > memory_stats(ctx)["limit"] - memory_stats(ctx)["in_use"] for ctx, needed in peaks.items()):
+            if any(
+                memory_stats(ctx)["limit"]
+                and needed > memory_stats(ctx)["limit"] - memory_stats(ctx)["in_use"]
+                for ctx, needed in peaks.items()
+            ):
                 continue
             length = schedules.simulate(table, stages.graph, run.pieces, report.costs).length
             if best is None or (length, sum(peaks.values())) < best[:2]:
@@ -579,7 +745,10 @@ class Driver:
         """Both passes, interleaved."""
         self._choose(run)
         stages, table, items = self._prepare(run, "FB")
-        _check_memory(stages.peaks(items, "FB") if _limited(stages) else {}, "More micro-batches, schedule='1f1b' or recompute take less")
+        _check_memory(
+            stages.peaks(items, "FB") if _limited(stages) else {},
+            "More micro-batches, schedule='1f1b' or recompute take less",
+        )
         run.submit(items)
         self._note(run, stages, table, "FB", items, "FB")
 
@@ -589,6 +758,9 @@ class Driver:
         whole = self.begun + items
         if _limited(stages):
             held = stages.peaks(self.begun, "F", True)
-            _check_memory({ctx: needed - held[ctx] for ctx, needed in stages.peaks(whole, "FB").items()}, ALL_AT_ONCE)
+            _check_memory(
+                {ctx: needed - held[ctx] for ctx, needed in stages.peaks(whole, "FB").items()},
+                ALL_AT_ONCE,
+            )
         run.submit(items)
         self._note(run, stages, table, "B", whole, "FB")

@@ -14,9 +14,24 @@ COLORS = {"F": "#8ab6e8", "B": "#f2b076", "W": "#9fd19a"}
 def draw_spans(ax, spans, rows, seconds):
     """Draws actions, {action: (begin, end)} in seconds, as bars in ``rows``; those that are wide enough in ``seconds`` have their micro-batch's number."""
     for (action, (begin, end)), row in zip(spans.items(), rows):
-        ax.barh(row, (end - begin) * 1e3, left=begin * 1e3, height=0.8, color=COLORS[action.kind], edgecolor="white", linewidth=0.5)
+        ax.barh(
+            row,
+            (end - begin) * 1e3,
+            left=begin * 1e3,
+            height=0.8,
+            color=COLORS[action.kind],
+            edgecolor="white",
+            linewidth=0.5,
+        )
         if end - begin > 0.012 * max(seconds, 1e-9):
-            ax.text((begin + end) / 2 * 1e3, row, str(action.micro_batch), ha="center", va="center", fontsize=7)
+            ax.text(
+                (begin + end) / 2 * 1e3,
+                row,
+                str(action.micro_batch),
+                ha="center",
+                va="center",
+                fontsize=7,
+            )
 
 
 def new_figure(what, height, **subplots):
@@ -58,15 +73,28 @@ class Report:
 
     def __init__(self, run, stages, table, phases, micro_batches, memory):
         nd.waitall()
-        self.stages, self.table, self.phases, self.micro_batches = stages, table, phases, micro_batches
-        measured = {(piece, phase): run.times(piece, phase) for piece in range(micro_batches) for phase, kind in enumerate("FB") if kind in phases}
+        self.stages, self.table, self.phases, self.micro_batches = (
+            stages,
+            table,
+            phases,
+            micro_batches,
+        )
+        measured = {
+            (piece, phase): run.times(piece, phase)
+            for piece in range(micro_batches)
+            for phase, kind in enumerate("FB")
+            if kind in phases
+        }
         self.spans = {}  # action -> (begin, end), seconds from the step's begin
         for action in stages.actions(micro_batches, phases):
             phase, piece, segments = stages.segments_of(action)
             spans = [measured[piece, phase][s] for s in segments]
             spans = [span for span in spans if span[0] and span[1]]
             if spans:
-                self.spans[action] = (min(b for b, _ in spans) / 1e9, max(e for _, e in spans) / 1e9)
+                self.spans[action] = (
+                    min(b for b, _ in spans) / 1e9,
+                    max(e for _, e in spans) / 1e9,
+                )
         start = min((b for b, _ in self.spans.values()), default=0.0)
         self._start = start
         self.spans = {action: (b - start, e - start) for action, (b, e) in self.spans.items()}
@@ -102,16 +130,33 @@ class Report:
         ]
         rows = [("device", "busy ms", "idle ms", "bytes sent", "bytes of micro-batches")]
         for ctx, busy in self.busy.items():
-            rows.append((str(ctx), f"{busy * 1e3:.2f}", f"{self.idle[ctx] * 1e3:.2f}", f"{self.bytes_copied.get(ctx, 0):,}", f"{self.planned_bytes.get(ctx, 0):,}"))
+            rows.append(
+                (
+                    str(ctx),
+                    f"{busy * 1e3:.2f}",
+                    f"{self.idle[ctx] * 1e3:.2f}",
+                    f"{self.bytes_copied.get(ctx, 0):,}",
+                    f"{self.planned_bytes.get(ctx, 0):,}",
+                )
+            )
         width = max(map(len, (*self.stages.names, "blocks")))
-        rows_of_stages = [("stage", "device", "forward ms", "backward ms", "deferred ms", "blocks".ljust(width))]
+        rows_of_stages = [
+            ("stage", "device", "forward ms", "backward ms", "deferred ms", "blocks".ljust(width))
+        ]
         sums = collections.defaultdict(list)
         for action, (begin, end) in self.spans.items():
             sums[self.stages.shown(action)[:2]].append(end - begin)
         means = {key: f"{sum(found) / len(found) * 1e3:.3f}" for key, found in sums.items()}
         for s, name in enumerate(self.stages.names):
             ms = [means.get((kind, s), "") for kind in "FBW"]
-            rows_of_stages.append((str(s), str(self.stages.contexts[self.stages.graph.devices[s]]), *ms, name.ljust(width)))
+            rows_of_stages.append(
+                (
+                    str(s),
+                    str(self.stages.contexts[self.stages.graph.devices[s]]),
+                    *ms,
+                    name.ljust(width),
+                )
+            )
         return "\n".join(
             line.rstrip() for line in (*lines, *aligned(rows), *aligned(rows_of_stages))
         )
@@ -125,7 +170,10 @@ class Report:
             Without matplotlib, which the extra ``viz`` brings.
         """
         figure, axes = new_figure("Pipeline.plot", 1.2 + 1.1 * len(self.busy), nrows=2, sharex=True)
-        for ax, spans, title in ((axes[0], self.planned.spans, "planned"), (axes[1], self.spans, "measured")):
+        for ax, spans, title in (
+            (axes[0], self.planned.spans, "planned"),
+            (axes[1], self.spans, "measured"),
+        ):
             self._draw(ax, {self.stages.shown(a): span for a, span in spans.items()}, title)
         axes[1].set_xlabel("ms")
         if path is not None:
@@ -140,15 +188,34 @@ class Report:
             for spans, title in ((self.planned.spans, "planned"), (self.spans, "measured")):
                 for action, (begin, end) in spans.items():
                     if self.stages.contexts[self.stages.graph.devices[action.stage]] == ctx:
-                        args = {"stage": action.stage, "micro_batch": action.micro_batch, "blocks": self.stages.names[action.stage]}
+                        args = {
+                            "stage": action.stage,
+                            "micro_batch": action.micro_batch,
+                            "blocks": self.stages.names[action.stage],
+                        }
                         times = {"ts": (self._start + begin) * 1e6, "dur": (end - begin) * 1e6}
-                        marks.append({"ph": "X", "name": str(self.stages.shown(action)), "cat": title, "tid": f"{ctx} {title}", **times, "args": args})
-        inside = [event for event in profiler.events() if event["end"] >= self._start and event["begin"] <= self._start + self.seconds]
+                        marks.append(
+                            {
+                                "ph": "X",
+                                "name": str(self.stages.shown(action)),
+                                "cat": title,
+                                "tid": f"{ctx} {title}",
+                                **times,
+                                "args": args,
+                            }
+                        )
+        inside = [
+            event
+            for event in profiler.events()
+            if event["end"] >= self._start and event["begin"] <= self._start + self.seconds
+        ]
         with open(path, "w", encoding="utf-8") as f:
             json.dump(profiler._trace(inside, marks), f)
 
     def _draw(self, ax, spans, title):
-        draw_spans(ax, spans, [self.stages.graph.devices[action.stage] for action in spans], self.seconds)
+        draw_spans(
+            ax, spans, [self.stages.graph.devices[action.stage] for action in spans], self.seconds
+        )
         length = max((e for _, e in spans.values()), default=0.0)
         ax.set_title(f"{title}: {length * 1e3:.2f} ms", loc="left", fontsize=10)
         ax.set_yticks(range(len(self.stages.contexts)), [str(ctx) for ctx in self.stages.contexts])
@@ -158,5 +225,11 @@ class Report:
 
             kinds = [k for k in "FBW" if any(a.kind == k for a in spans)]
             texts = {"F": "forward", "B": "backward", "W": "weight gradients"}
-            ax.legend(handles=[Patch(color=COLORS[k], label=texts[k]) for k in kinds], loc="upper right", fontsize=8, ncols=3, bbox_to_anchor=(1, 1.25), frameon=False)
-
+            ax.legend(
+                handles=[Patch(color=COLORS[k], label=texts[k]) for k in kinds],
+                loc="upper right",
+                fontsize=8,
+                ncols=3,
+                bbox_to_anchor=(1, 1.25),
+                frameon=False,
+            )

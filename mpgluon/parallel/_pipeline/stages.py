@@ -137,7 +137,9 @@ class Stages:
                 for i, segment in enumerate(piece["segments"]):
                     at, own = (phase, k, i), last.get(segment["device"])
                     if any(w >= i for w in segment["waits"]):
-                        raise ScheduleError(f"internal: segment {i} of a program waits for a later one")
+                        raise ScheduleError(
+                            f"internal: segment {i} of a program waits for a later one"
+                        )
                     needed[at] = {(phase, k, w) for w in segment["waits"]}
                     if not segment["ops"]:
                         continue  # it only waits, for what comes in
@@ -145,7 +147,9 @@ class Stages:
                         needed[at].add(own)
                     elif phase:  # memory is planned for all of the device's forward pass before
                         forward = enumerate(self.forward[k]["segments"])
-                        on_device = [j for j, s in forward if s["ops"] and s["device"] == segment["device"]]
+                        on_device = [
+                            j for j, s in forward if s["ops"] and s["device"] == segment["device"]
+                        ]
                         needed[at].update((0, k, j) for j in on_device)
                     last[segment["device"]] = at
             order = range(len(described))
@@ -290,7 +294,9 @@ class Stages:
     def bytes_of(self, schedule, micro_batches, times):
         """The most bytes on each device with the table that a schedule makes of such times (`peaks`)."""
         with _core.Scope((vars(self), "durations", self.costs(times))):
-            return self.peaks(self.items(self.table(schedule, micro_batches, "FB"), micro_batches, "FB"), "FB")
+            return self.peaks(
+                self.items(self.table(schedule, micro_batches, "FB"), micro_batches, "FB"), "FB"
+            )
 
     def segments_of(self, action):
         """(phase, piece, segments) of an action."""
@@ -300,7 +306,12 @@ class Stages:
     def actions(self, micro_batches, phases):
         """The actions of a table: `F` (and `B`, `W`) of every stage and micro-batch, for the phases in `phases` (text of F and B)."""
         kinds = ["F"] * ("F" in phases) + (["B"] + ["W"] * self.graph.deferred) * ("B" in phases)
-        return [Action(kind, s, m) for kind in kinds for s in range(len(self)) for m in range(micro_batches)]
+        return [
+            Action(kind, s, m)
+            for kind in kinds
+            for s in range(len(self))
+            for m in range(micro_batches)
+        ]
 
     def peaks(self, items, phases, kept=False):
         """The most bytes that the blocks of all pieces take on each device, when items are queued in this order.
@@ -357,10 +368,20 @@ class Stages:
         """What each stage does for one micro-batch: a list of dicts of device, blocks, operators of each kind of action, copies and bytes sent."""
         result = []
         for s, name in enumerate(self.names):
-            row = {"device": str(self.contexts[self.graph.devices[s]]), "blocks": name, "copies": 0, "bytes_sent": 0}
+            row = {
+                "device": str(self.contexts[self.graph.devices[s]]),
+                "blocks": name,
+                "copies": 0,
+                "bytes_sent": 0,
+            }
             for kind, title in (("F", "forward"), ("B", "backward"), ("W", "deferred")):
                 segments = self._described((kind, s, 0))
-                row[title] = [op for segment in segments for op in segment["ops"] if not op.endswith("/_copyto")]
+                row[title] = [
+                    op
+                    for segment in segments
+                    for op in segment["ops"]
+                    if not op.endswith("/_copyto")
+                ]
                 row["copies"] += sum(segment["copies"] for segment in segments)
                 row["bytes_sent"] += sum(segment["bytes_sent"] for segment in segments)
             result.append(row)
@@ -373,7 +394,9 @@ class Stages:
             if kind in phases and described:
                 for piece in described:
                     for segment in piece["segments"]:
-                        total[segment["device"]] = total.get(segment["device"], 0) + segment["bytes_sent"]
+                        total[segment["device"]] = (
+                            total.get(segment["device"], 0) + segment["bytes_sent"]
+                        )
         return total
 
 
@@ -386,7 +409,11 @@ def _sends(segment):
 
 def _name_of(ops):
     """The blocks of a stage, by their operators' paths: the smallest block they are all in, or the first and the last child of the whole."""
-    paths = [path.split(".") for path, name in (op.rsplit("/", 1) for op in ops) if path and name != "_copyto"]
+    paths = [
+        path.split(".")
+        for path, name in (op.rsplit("/", 1) for op in ops)
+        if path and name != "_copyto"
+    ]
     inner = [path for path in paths if len(path) > 1] or paths
     if not inner:
         return ops[0].rsplit("/", 1)[-1]

@@ -37,7 +37,9 @@ class _Losses(HybridBlock):
         losses = self.loss(outputs, *labels)
         losses = list(losses) if isinstance(losses, (list, tuple)) else [losses]
         if not losses or not all(isinstance(loss, nd.NDArray) for loss in losses):
-            raise MXNetError(f"TrainStep: loss must return an array with the loss of each sample, or a list of such, not {type(losses[0]).__name__ if losses else 'nothing'}")
+            raise MXNetError(
+                f"TrainStep: loss must return an array with the loss of each sample, or a list of such, not {type(losses[0]).__name__ if losses else 'nothing'}"
+            )
         return (losses, states) if self._states else (losses,)
 
 
@@ -67,20 +69,30 @@ class TrainStep:
 
     def __init__(self, net, loss, trainer, pipeline, exact=False):
         if not isinstance(net, HybridBlock):
-            raise MXNetError(f"TrainStep: the network must be a HybridBlock, not {type(net).__name__}")
+            raise MXNetError(
+                f"TrainStep: the network must be a HybridBlock, not {type(net).__name__}"
+            )
         if not callable(loss):
-            raise MXNetError(f"TrainStep: loss must be called as loss(outputs, *labels), which {type(loss).__name__} can't be")
+            raise MXNetError(
+                f"TrainStep: loss must be called as loss(outputs, *labels), which {type(loss).__name__} can't be"
+            )
         if trainer is not None and not callable(getattr(trainer, "step", None)):
-            raise MXNetError(f"TrainStep: trainer must be a gluon.Trainer or None, not {type(trainer).__name__}")
+            raise MXNetError(
+                f"TrainStep: trainer must be a gluon.Trainer or None, not {type(trainer).__name__}"
+            )
         if not isinstance(pipeline, Pipeline):
-            raise MXNetError(f"TrainStep: pipeline must be an mx.parallel.Pipeline, not {type(pipeline).__name__}")
+            raise MXNetError(
+                f"TrainStep: pipeline must be an mx.parallel.Pipeline, not {type(pipeline).__name__}"
+            )
         self._net, self._loss, self._trainer, self._pipeline = net, loss, trainer, pipeline
         self._flags = {"pipeline": pipeline, "exact": exact}
         self._calls = {}
 
     def __repr__(self):
         loss = getattr(self._loss, "__name__", type(self._loss).__name__)
-        return f"TrainStep({type(self._net).__name__}, {loss}, {self._trainer!r}, {self._pipeline!r})"
+        return (
+            f"TrainStep({type(self._net).__name__}, {loss}, {self._trainer!r}, {self._pipeline!r})"
+        )
 
     @property
     def pipeline(self):
@@ -89,7 +101,13 @@ class TrainStep:
 
     def compiled(self):
         """What is compiled: stages, programs, operators, copies and planned bytes, as `HybridBlock.compiled` tells them."""
-        return CompiledPrograms([entry for call in self._calls.values() for entry in call.entries(type(self._net).__name__)])
+        return CompiledPrograms(
+            [
+                entry
+                for call in self._calls.values()
+                for entry in call.entries(type(self._net).__name__)
+            ]
+        )
 
     def __call__(self, data, labels, states=None, batch_size=None):
         """Trains on one batch.
@@ -111,7 +129,9 @@ class TrainStep:
         timewise = bool(self._pipeline.carry)
         self._check_labels(data, labels)
         if timewise and states is None:
-            raise ValueError("TrainStep: a pipeline along time needs the states to start from: step(data, labels, states)")
+            raise ValueError(
+                "TrainStep: a pipeline along time needs the states to start from: step(data, labels, states)"
+            )
         call = self._calls.get((len(labels), timewise))
         if call is None:
             block = _Losses(self._net, self._loss, len(labels), timewise)
@@ -123,7 +143,9 @@ class TrainStep:
         else:
             losses = self._run_replicas(replicas.mesh, call, data, labels)
         if self._trainer is not None:
-            self._trainer.step(data[0].shape[self._pipeline.axis] if batch_size is None else batch_size)
+            self._trainer.step(
+                data[0].shape[self._pipeline.axis] if batch_size is None else batch_size
+            )
         losses = losses[0] if len(losses) == 1 else losses
         return (losses, states) if timewise else losses
 
@@ -170,7 +192,9 @@ class TrainStep:
 
     def _run_replicas(self, mesh, call, data, labels):
         if self._pipeline.carry:
-            raise MXNetError("TrainStep: a pipeline along time runs on one replica; use the ordinary loop, with states of its own for each replica")
+            raise MXNetError(
+                "TrainStep: a pipeline along time runs on one replica; use the ordinary loop, with states of its own for each replica"
+            )
         axis, count = self._pipeline.axis, mesh.size("data")
         if data[0].ndim > axis and data[0].shape[axis] < count:
             rows = data[0].shape[axis]
@@ -179,7 +203,13 @@ class TrainStep:
                 f"{count} replicas, which need one each; take larger batches, or leave this one out "
                 "(DataLoader(last_batch='discard'))"
             )
-        parts = zip(*[mesh.split_and_load(a, axis, even_split=False) for a in data], *[mesh.split_and_load(a, axis, even_split=False) for a in labels])
+        parts = zip(
+            *[mesh.split_and_load(a, axis, even_split=False) for a in data],
+            *[mesh.split_and_load(a, axis, even_split=False) for a in labels],
+        )
         losses = zip(*[self._run(call, part)[0] for part in parts])
         with autograd.pause():
-            return [nd.concat(*[part.as_in_context(own[0].context) for part in own], dim=0) for own in losses]
+            return [
+                nd.concat(*[part.as_in_context(own[0].context) for part in own], dim=0)
+                for own in losses
+            ]

@@ -60,7 +60,9 @@ def _trace(net, sample):
     with _core.Scope(*[(forward_hooks(block), object(), hook(path)) for block, path in leaves]):
         _compiled.CompiledCall(own, {}).discover(sample)
     for call in calls:
-        call.given = {i for i, array in enumerate(call.inputs) if any(array is one for one in own.arrays)}
+        call.given = {
+            i for i, array in enumerate(call.inputs) if any(array is one for one in own.arrays)
+        }
     return calls
 
 
@@ -88,36 +90,63 @@ def _layers(calls, total_bytes):
                 sources[origin] = sources.get(origin, 0) + total_bytes(array)
             elif id(array) not in made:
                 unknown += total_bytes(array)
-        if not sources and dangling:  # made by operators between layers, of all that no layer has taken yet
+        if (
+            not sources and dangling
+        ):  # made by operators between layers, of all that no layer has taken yet
             if len(dangling) == 1:
                 sources[dangling[0]] = unknown
             else:
-                layers.append(Layer("", "join", _sizes(dangling, layers, measured, total_bytes), dangling[0]))
+                layers.append(
+                    Layer("", "join", _sizes(dangling, layers, measured, total_bytes), dangling[0])
+                )
                 measured.append(None)
                 sources[len(layers) - 1] = unknown
                 dangling = []
-        params = {p.name: (_bytes(p.shape, p.dtype), p.grad_req != "null") for p in call.block.collect_params().values()}
+        params = {
+            p.name: (_bytes(p.shape, p.dtype), p.grad_req != "null")
+            for p in call.block.collect_params().values()
+        }
         if call.path in places:
             first = layers[places[call.path]]
-            raise MXNetError(f"plan: layer {first.name!r} is called more than once in a pass; put what repeats into one block")
+            raise MXNetError(
+                f"plan: layer {first.name!r} is called more than once in a pass; put what repeats into one block"
+            )
         places[call.path] = len(layers)
         follows = None
         if isinstance(call.block, _Loss) and sources:
             follows = max(sources)
             follows = follows if layers[follows].follows is None else layers[follows].follows
-        layers.append(Layer(call.path, type(call.block).__name__ if follows is None else "loss", sorted(sources.items()), follows, params))
+        layers.append(
+            Layer(
+                call.path,
+                type(call.block).__name__ if follows is None else "loss",
+                sorted(sources.items()),
+                follows,
+                params,
+            )
+        )
         measured.append(call)
         dangling = [i for i in dangling if i not in sources] + [len(layers) - 1]
         for array in call.outputs:
             made[id(array)] = len(layers) - 1
     if len(dangling) > 1:
-        layers.append(Layer("", "join", _sizes(dangling, layers, measured, total_bytes), dangling[0]))
+        layers.append(
+            Layer("", "join", _sizes(dangling, layers, measured, total_bytes), dangling[0])
+        )
         measured.append(None)
     return layers, measured
 
 
 def _sizes(dangling, layers, measured, total_bytes):
-    return [(i, sum(map(total_bytes, measured[i].outputs)) if measured[i] else sum(s for _, s in layers[i].sources)) for i in dangling]
+    return [
+        (
+            i,
+            sum(map(total_bytes, measured[i].outputs))
+            if measured[i]
+            else sum(s for _, s in layers[i].sources),
+        )
+        for i in dangling
+    ]
 
 
 def _bytes(shape, dtype):
@@ -185,8 +214,14 @@ class _Bench:
             else:
                 made = nd.zeros(shape, ctx=ctx, dtype=array.dtype)
             self.arrays.append(made)
-        wanted = any(is_floating(a.dtype) and i not in call.given for i, a in enumerate(call.inputs))
-        self.differentiable = wanted or (trained and isinstance(layer, HybridBlock) and any(p.grad_req != "null" for p in layer.collect_params().values()))
+        wanted = any(
+            is_floating(a.dtype) and i not in call.given for i, a in enumerate(call.inputs)
+        )
+        self.differentiable = wanted or (
+            trained
+            and isinstance(layer, HybridBlock)
+            and any(p.grad_req != "null" for p in layer.collect_params().values())
+        )
         self.pipeline = Pipeline(MICRO_BATCHES)
         self.call = PipelinedCall(probe, {"pipeline": self.pipeline})
 
@@ -214,7 +249,10 @@ class _Bench:
         """(kept for backward, used while running, the same for the first) of one micro-batch, by plan: blocks of both passes, and those of one."""
         stages, saved, working = self.pipeline.last_run()[1], 0, []
         for piece, forward in enumerate(stages.forward):
-            one, two = ({b for segment in programs["segments"] for b in segment["blocks"]} for programs in (forward, stages.backward[piece] if stages.backward else forward))
+            one, two = (
+                {b for segment in programs["segments"] for b in segment["blocks"]}
+                for programs in (forward, stages.backward[piece] if stages.backward else forward)
+            )
             sizes = [size for _, size, _ in (stages.backward or stages.forward)[piece]["blocks"]]
             saved = max(saved, sum(sizes[b] for b in one & two) if stages.backward else 0)
             working.append(sum(sizes[b] for b in (one ^ two if stages.backward else one)))
@@ -224,10 +262,24 @@ class _Bench:
         """What a layer of the same cost has in common."""
         _, stages, _, phases, _ = self.pipeline.last_run()
         described = (stages.forward[0], *(stages.backward[:1] if stages.backward else []))
-        ops = [tuple(op.rsplit("/", 1)[-1] for s in f["segments"] for op in s["ops"]) for f in described]
+        ops = [
+            tuple(op.rsplit("/", 1)[-1] for s in f["segments"] for op in s["ops"])
+            for f in described
+        ]
         blocks = tuple(size for _, size, _ in described[-1]["blocks"])
-        params = [p.shape for p in self.layer.collect_params().values()] if isinstance(self.layer, HybridBlock) else []
-        return (*ops, blocks, phases, tuple((a.shape, a.dtype) for a in self.arrays), tuple(params), type(self.layer) if params else self.layer)
+        params = (
+            [p.shape for p in self.layer.collect_params().values()]
+            if isinstance(self.layer, HybridBlock)
+            else []
+        )
+        return (
+            *ops,
+            blocks,
+            phases,
+            tuple((a.shape, a.dtype) for a in self.arrays),
+            tuple(params),
+            type(self.layer) if params else self.layer,
+        )
 
 
 def _measure(call, devices, repeats, known):
@@ -243,7 +295,14 @@ def _measure(call, devices, repeats, known):
     inner = {ctx: 0.0 for ctx in devices}  # input gradients alone
     if len(call.given) < sum(is_floating(a.dtype) for a in call.inputs):
         trained = isinstance(call.block, HybridBlock) and call.block.collect_params()
-        inner = {ctx: b for ctx, (_, b) in (_quickest({ctx: _Bench(call, ctx, False) for ctx in devices}, repeats) if trained else whole).items()}
+        inner = {
+            ctx: b
+            for ctx, (_, b) in (
+                _quickest({ctx: _Bench(call, ctx, False) for ctx in devices}, repeats)
+                if trained
+                else whole
+            ).items()
+        }
     costs = known[key] = {}
     for ctx, bench in benches.items():
         forward, backward = whole[ctx]
@@ -263,7 +322,10 @@ def _quickest(benches, repeats):
             if repeat:  # the first warms up
                 for found, kind in zip(times[ctx], "FB"):
                     found.append(bench.spans(kind))
-    return {ctx: tuple(statistics.median(map(min, zip(*spans))) for spans in pair) for ctx, pair in times.items()}
+    return {
+        ctx: tuple(statistics.median(map(min, zip(*spans))) for spans in pair)
+        for ctx, pair in times.items()
+    }
 
 
 def _measure_update(call, devices, optimizer, optimizer_params):
@@ -277,7 +339,11 @@ def _measure_update(call, devices, optimizer, optimizer_params):
         weights = [p.data(ctx) for p in layer.collect_params().values() if p.grad_req != "null"]
         grads = [nd.zeros_like(w) for w in weights]
         size = sum(_bytes(w.shape, w.dtype) for w in weights)
-        made = copy.copy(optimizer) if isinstance(optimizer, opt.Optimizer) else opt.create(optimizer, **(optimizer_params or {}))
+        made = (
+            copy.copy(optimizer)
+            if isinstance(optimizer, opt.Optimizer)
+            else opt.create(optimizer, **(optimizer_params or {}))
+        )
         updater, taken = opt.get_updater(made), []
         for _ in range(6):
             nd.waitall()
@@ -304,7 +370,9 @@ def _measure_transfer(devices):
     for a in devices:
         for b in devices:
             if a != b:
-                small, large = (_seconds_of_copy(nd.ones((n,), ctx=a), b) for n in (1 << 8, 1 << 20))
+                small, large = (
+                    _seconds_of_copy(nd.ones((n,), ctx=a), b) for n in (1 << 8, 1 << 20)
+                )
                 per_byte = max(large - small, 0) / (4 * ((1 << 20) - (1 << 8)))
                 found[a, b] = (max(small - per_byte * 1024, 0), per_byte)
     return found
@@ -349,7 +417,16 @@ def _measure_waits(devices):
     for a in devices:
         for b in devices[devices.index(a) + 1 :]:
             net, pipeline = _Relay([a, b, a, b]), Pipeline(1)
-            step, x, gaps = TrainStep(net, lambda out: out.mean(axis=1), Trainer(net.collect_params(), "sgd"), pipeline), nd.ones((192, 192), ctx=a), []
+            step, x, gaps = (
+                TrainStep(
+                    net,
+                    lambda out: out.mean(axis=1),
+                    Trainer(net.collect_params(), "sgd"),
+                    pipeline,
+                ),
+                nd.ones((192, 192), ctx=a),
+                [],
+            )
             for repeat in range(8):
                 nd.waitall()
                 begin = time.perf_counter()
@@ -369,17 +446,36 @@ class Progress:
     """A bar on standard error, where that is a terminal."""
 
     def __init__(self, title, total, shown):
-        self.title, self.total, self.done, self.shown = title, total, 0, sys.stderr.isatty() if shown is None else shown
+        self.title, self.total, self.done, self.shown = (
+            title,
+            total,
+            0,
+            sys.stderr.isatty() if shown is None else shown,
+        )
 
     def __call__(self, text, last=False):
         self.done = self.total if last else self.done + 1
         if self.shown:
             filled = 30 * self.done // max(self.total, 1)
-            sys.stderr.write(f"\r{self.title} [{'#' * filled}{' ' * (30 - filled)}] {text[:40]:<40}" + ("\n" if self.done >= self.total else ""))
+            sys.stderr.write(
+                f"\r{self.title} [{'#' * filled}{' ' * (30 - filled)}] {text[:40]:<40}"
+                + ("\n" if self.done >= self.total else "")
+            )
             sys.stderr.flush()
 
 
-def measure(net, sample, devices, micro_batches, loss=None, labels=(), optimizer="sgd", optimizer_params=None, repeats=3, progress=None):
+def measure(
+    net,
+    sample,
+    devices,
+    micro_batches,
+    loss=None,
+    labels=(),
+    optimizer="sgd",
+    optimizer_params=None,
+    repeats=3,
+    progress=None,
+):
     """Profiles a network's layers.
 
     Parameters
@@ -410,8 +506,13 @@ def measure(net, sample, devices, micro_batches, loss=None, labels=(), optimizer
     with random.calls_at(random.get_state()):
         sizes = sorted({-(-rows // m) for m in micro_batches})
         traced = {size: _calls(net, sample, labels, rows, size, loss) for size in sizes}
-        layers, _ = _layers(traced[sizes[-1]], lambda a: round(_bytes(a.shape, a.dtype) * rows / sizes[-1]))
-        costs, bar = {ctx: {} for ctx in devices}, Progress("profile", len(sizes) * len(layers), progress)
+        layers, _ = _layers(
+            traced[sizes[-1]], lambda a: round(_bytes(a.shape, a.dtype) * rows / sizes[-1])
+        )
+        costs, bar = (
+            {ctx: {} for ctx in devices},
+            Progress("profile", len(sizes) * len(layers), progress),
+        )
         for size, calls in traced.items():
             _, measured = _layers(calls, lambda a: 1)
             known, column = {}, {ctx: [] for ctx in devices}
@@ -422,21 +523,49 @@ def measure(net, sample, devices, micro_batches, loss=None, labels=(), optimizer
                 bar(layer.name)
             for ctx in devices:
                 costs[ctx][size] = column[ctx]
-        largest = max((c for c in traced[sizes[-1]] if c.path), key=lambda c: sum(_bytes(p.shape, p.dtype) for p in c.block.collect_params().values() if p.grad_req != "null"))
+        largest = max(
+            (c for c in traced[sizes[-1]] if c.path),
+            key=lambda c: sum(
+                _bytes(p.shape, p.dtype)
+                for p in c.block.collect_params().values()
+                if p.grad_req != "null"
+            ),
+        )
         trained = any(trained for layer in layers for _, trained in layer.params.values())
-        update, factor = _measure_update(largest, devices, optimizer, optimizer_params) if trained else ({ctx: 0.0 for ctx in devices}, 0.0)
+        update, factor = (
+            _measure_update(largest, devices, optimizer, optimizer_params)
+            if trained
+            else ({ctx: 0.0 for ctx in devices}, 0.0)
+        )
         _level(devices, costs, update)
-        return Profile(layers, devices, rows, costs, update, factor, _measure_transfer(devices), sample[0].context, sum(_bytes(a.shape, a.dtype) for a in sample), *_measure_waits(devices))
+        return Profile(
+            layers,
+            devices,
+            rows,
+            costs,
+            update,
+            factor,
+            _measure_transfer(devices),
+            sample[0].context,
+            sum(_bytes(a.shape, a.dtype) for a in sample),
+            *_measure_waits(devices),
+        )
 
 
 def _level(devices, costs, update):
     """Devices of one type that differ by no more than measurements do get the same costs."""
     for ctx in devices:
         for other in devices[: devices.index(ctx)]:
-            sums = [sum(c.forward + c.backward for column in costs[d].values() for c in column) for d in (other, ctx)]
+            sums = [
+                sum(c.forward + c.backward for column in costs[d].values() for c in column)
+                for d in (other, ctx)
+            ]
             if ctx.device_type == other.device_type and abs(sums[0] - sums[1]) < ALIKE * max(sums):
                 for size, column in costs[other].items():
-                    costs[ctx][size] = costs[other][size] = [Cost(*[(a + b) / 2 for a, b in zip(*pair)]) for pair in zip(column, costs[ctx][size])]
+                    costs[ctx][size] = costs[other][size] = [
+                        Cost(*[(a + b) / 2 for a, b in zip(*pair)])
+                        for pair in zip(column, costs[ctx][size])
+                    ]
                 update[ctx] = update[other] = (update[ctx] + update[other]) / 2
                 break
 

@@ -52,7 +52,9 @@ class Layer:
     def __init__(self, path, kind, sources, follows=None, params=None):
         self.path, self.kind, self.follows = path, kind, follows
         self.sources = [tuple(s) for s in sources]
-        self.params = {name: (int(size), bool(trained)) for name, (size, trained) in (params or {}).items()}
+        self.params = {
+            name: (int(size), bool(trained)) for name, (size, trained) in (params or {}).items()
+        }
 
     @property
     def name(self):
@@ -160,11 +162,17 @@ class Profile(SavedAsJson):
         if rows in known:
             return known[rows]
         sizes = sorted(known)
-        below, above = max([s for s in sizes if s < rows], default=sizes[0]), min([s for s in sizes if s > rows], default=sizes[-1])
+        below, above = (
+            max([s for s in sizes if s < rows], default=sizes[0]),
+            min([s for s in sizes if s > rows], default=sizes[-1]),
+        )
         if below == above:
             return [Cost(*[value * rows / below for value in cost]) for cost in known[below]]
         share = (rows - below) / (above - below)
-        return [Cost(*[a + (b - a) * share for a, b in zip(one, two)]) for one, two in zip(known[below], known[above])]
+        return [
+            Cost(*[a + (b - a) * share for a, b in zip(one, two)])
+            for one, two in zip(known[below], known[above])
+        ]
 
     def seconds_of_transfer(self, source, target, size):
         """Seconds that `size` bytes take from one device to another, as measured; KeyError for devices that were not."""
@@ -217,37 +225,74 @@ class Profile(SavedAsJson):
     def from_json(cls, data):
         """The profile that `to_json` gave; MXNetError when `data` is none."""
         if not isinstance(data, dict) or data.get("format") != FORMAT:
-            raise MXNetError(f"this is no profile: its format is {data.get('format') if isinstance(data, dict) else data!r}, not {FORMAT!r}")
+            raise MXNetError(
+                f"this is no profile: its format is {data.get('format') if isinstance(data, dict) else data!r}, not {FORMAT!r}"
+            )
         try:
             if any(not 0 <= s < i for i, y in enumerate(data["layers"]) for s, _ in y["sources"]):
                 raise ValueError("a layer gets what comes behind it")
             return cls(
-                [Layer(y["path"], y["kind"], y["sources"], y["follows"], y["params"]) for y in data["layers"]],
+                [
+                    Layer(y["path"], y["kind"], y["sources"], y["follows"], y["params"])
+                    for y in data["layers"]
+                ],
                 [parse_context(name) for name in data["devices"]],
                 data["rows"],
-                {parse_context(c): {int(rows): [Cost(*cost) for cost in costs] for rows, costs in sizes.items()} for c, sizes in data["costs"].items()},
+                {
+                    parse_context(c): {
+                        int(rows): [Cost(*cost) for cost in costs] for rows, costs in sizes.items()
+                    }
+                    for c, sizes in data["costs"].items()
+                },
                 {parse_context(c): seconds for c, seconds in data["update"].items()},
                 data["state_factor"],
-                {(parse_context(a), parse_context(b)): (each, per_byte) for a, b, each, per_byte in data["transfer"]},
+                {
+                    (parse_context(a), parse_context(b)): (each, per_byte)
+                    for a, b, each, per_byte in data["transfer"]
+                },
                 None if data["home"] is None else parse_context(data["home"]),
                 data["input_bytes"],
                 {(parse_context(a), parse_context(b)): seconds for a, b, seconds in data["waits"]},
                 data["beside"],
                 {
-                    (tuple(placement), m, schedule): Trial(seconds, sizes, times and {(kind, s): value for kind, s, value in times}, *span)
+                    (tuple(placement), m, schedule): Trial(
+                        seconds,
+                        sizes,
+                        times and {(kind, s): value for kind, s, value in times},
+                        *span,
+                    )
                     for placement, m, schedule, seconds, sizes, times, *span in data["trials"]
                 },
-                {(tuple(placement), m, schedule): sizes for placement, m, schedule, sizes in data.get("weights", ())},
+                {
+                    (tuple(placement), m, schedule): sizes
+                    for placement, m, schedule, sizes in data.get("weights", ())
+                },
             )
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise MXNetError(f"the profile is damaged: {type(error).__name__}: {error}") from error
 
     def __repr__(self):
-        rows = [("layer", "kind", *[f"{ctx} ms" for ctx in self.devices], "kept bytes", "parameter bytes")]
+        rows = [
+            (
+                "layer",
+                "kind",
+                *[f"{ctx} ms" for ctx in self.devices],
+                "kept bytes",
+                "parameter bytes",
+            )
+        ]
         size = max(next(iter(self.costs.values())))
         for i, layer in enumerate(self.layers):
             costs = [self.costs[ctx][size][i] for ctx in self.devices]
-            rows.append((layer.path, layer.kind, *[f"{c.forward * 1e3:.3f} + {c.backward * 1e3:.3f}" for c in costs], f"{costs[0].saved:,.0f}", f"{layer.param_bytes:,}"))
+            rows.append(
+                (
+                    layer.path,
+                    layer.kind,
+                    *[f"{c.forward * 1e3:.3f} + {c.backward * 1e3:.3f}" for c in costs],
+                    f"{costs[0].saved:,.0f}",
+                    f"{layer.param_bytes:,}",
+                )
+            )
         return "\n".join(
             [
                 f"{len(self.layers)} layers, forward + backward of micro-batches of {counted(size, 'row')} (of {self.rows})",

@@ -44,7 +44,10 @@ class MemoryMeter:
             *self.profile.devices,
             *(ctx for p in params if p.arrays is not None for ctx in p.list_ctx()),
         }
-        return all(not stats["limit"] or stats["in_use"] + needed <= stats["limit"] for stats in map(memory_stats, devices))
+        return all(
+            not stats["limit"] or stats["in_use"] + needed <= stats["limit"]
+            for stats in map(memory_stats, devices)
+        )
 
     def measure(self, candidate):
         """Notes the bytes of a candidate in the profile."""
@@ -54,9 +57,13 @@ class MemoryMeter:
         if self._copy is None:
             self._copy = layer_measurement.detached_copy(self._net)
         self._copy.place(self._plan_of(candidate))
-        pipeline = Pipeline(candidate.micro_batches, candidate.schedule, check=False)  # whoever runs it gets told; here it would be traced again on the whole batch
+        pipeline = Pipeline(
+            candidate.micro_batches, candidate.schedule, check=False
+        )  # whoever runs it gets told; here it would be traced again on the whole batch
         with random.calls_at(random.get_state()):
-            peaks = TrainStep(self._copy, self._loss or first_of, None, pipeline).bytes_of_step(self._sample, self._labels)
+            peaks = TrainStep(self._copy, self._loss or first_of, None, pipeline).bytes_of_step(
+                self._sample, self._labels
+            )
         self.profile.measured_bytes[key_of(candidate)] = [
             peaks.get(ctx, 0) for ctx in self.profile.devices
         ]
@@ -81,7 +88,9 @@ def best_within(profile, limits, numbers, names, meter=None):
     if best is None:
         _measure_leanest(search, meter)
         known = [search.evaluate(*key) for key in profile.measured_bytes]
-        best = min((c for c in known if not search.excess(c)[0]), key=lambda c: c.seconds, default=None)
+        best = min(
+            (c for c in known if not search.excess(c)[0]), key=lambda c: c.seconds, default=None
+        )
         if best is None:
             search.fail(min(known, key=search.over))
     return best

@@ -24,9 +24,21 @@ GROUP = "plan:"  # in front of the names of the groups that a plan makes
 
 
 def plan(
-    net, sample, devices, memory=None, micro_batches=None, schedules=None, loss=None, labels=(),
-    optimizer="sgd", optimizer_params=None, profile=None, repeats=3, progress=None, trials=6,
-):  # fmt: skip
+    net,
+    sample,
+    devices,
+    memory=None,
+    micro_batches=None,
+    schedules=None,
+    loss=None,
+    labels=(),
+    optimizer="sgd",
+    optimizer_params=None,
+    profile=None,
+    repeats=3,
+    progress=None,
+    trials=6,
+):
     """Finds the placement of a network's layers, the number of micro-batches and the schedule with the smallest predicted step.
 
     Parameters
@@ -71,7 +83,11 @@ def plan(
     if not isinstance(net, HybridBlock):
         raise MXNetError(f"plan: the network must be a HybridBlock, not {type(net).__name__}")
     devices = [devices] if isinstance(devices, Context) else list(devices)
-    if not devices or any(not isinstance(ctx, Context) for ctx in devices) or len(set(devices)) != len(devices):
+    if (
+        not devices
+        or any(not isinstance(ctx, Context) for ctx in devices)
+        or len(set(devices)) != len(devices)
+    ):
         raise ValueError(f"plan: devices must be a list of different Contexts, not {devices!r}")
     schedules = SCHEDULES if schedules is None else schedules
     names = [schedules] if isinstance(schedules, str) else list(schedules)
@@ -97,8 +113,21 @@ def plan(
             if p.arrays is None and not p.deferred_init
         ]
         if uninitialized:
-            raise MXNetError(f"plan: parameter '{uninitialized[0]}' is not initialized; call net.initialize() before")
-        profile = layer_measurement.measure(net, sample, devices, counts, loss, labels, optimizer, optimizer_params, repeats, progress)
+            raise MXNetError(
+                f"plan: parameter '{uninitialized[0]}' is not initialized; call net.initialize() before"
+            )
+        profile = layer_measurement.measure(
+            net,
+            sample,
+            devices,
+            counts,
+            loss,
+            labels,
+            optimizer,
+            optimizer_params,
+            repeats,
+            progress,
+        )
         meter = _meter(profile, plan_of, net, sample, labels, loss)
         return plan_of(
             improve(
@@ -120,9 +149,13 @@ def plan(
         )
     missing = [ctx for ctx in devices if ctx not in profile.devices]
     if missing:
-        raise MXNetError(f"plan: the profile has no measurements on {missing[0]}; it has {', '.join(map(str, profile.devices))}")
+        raise MXNetError(
+            f"plan: the profile has no measurements on {missing[0]}; it has {', '.join(map(str, profile.devices))}"
+        )
     if profile.rows != rows:
-        raise MXNetError(f"plan: the profile was made for batches of {counted(profile.rows, 'row')}, the sample has {rows}")
+        raise MXNetError(
+            f"plan: the profile was made for batches of {counted(profile.rows, 'row')}, the sample has {rows}"
+        )
     profile = _restricted(profile, devices)
     return plan_of(
         best_within(
@@ -140,13 +173,19 @@ def _check_arrays(sample, labels):
     """The rows of the batch."""
     arrays = list(sample) if isinstance(sample, (list, tuple)) else [sample]
     if not arrays or not all(isinstance(a, NDArray) for a in arrays) or not arrays[0].ndim:
-        raise ValueError(f"plan: sample must be an NDArray with the batch along axis 0, or a list of such, not {_described(sample)}")
+        raise ValueError(
+            f"plan: sample must be an NDArray with the batch along axis 0, or a list of such, not {_described(sample)}"
+        )
     rows = arrays[0].shape[0]
     for i, label in enumerate(labels if isinstance(labels, (list, tuple)) else [labels]):
         if not isinstance(label, NDArray):
-            raise ValueError(f"plan: labels must be an NDArray, or a list of such, not {_described(label)}")
+            raise ValueError(
+                f"plan: labels must be an NDArray, or a list of such, not {_described(label)}"
+            )
         if label.ndim and label.shape[0] not in (1, rows):
-            raise ValueError(f"plan: label {i} has {counted(label.shape[0], 'row')}, the sample {rows}")
+            raise ValueError(
+                f"plan: label {i} has {counted(label.shape[0], 'row')}, the sample {rows}"
+            )
     return rows
 
 
@@ -163,7 +202,9 @@ def _numbers(micro_batches, rows, count):
         counts = sorted({micro_batches} if isinstance(micro_batches, int) else set(micro_batches))
     bad = [m for m in counts if not isinstance(m, int) or isinstance(m, bool) or not 1 <= m <= rows]
     if bad or not counts:
-        raise ValueError(f"plan: a batch of {counted(rows, 'row')} can't be divided into {bad[0] if bad else 'no'} micro-batches")
+        raise ValueError(
+            f"plan: a batch of {counted(rows, 'row')} can't be divided into {bad[0] if bad else 'no'} micro-batches"
+        )
     return counts
 
 
@@ -173,13 +214,19 @@ def _limits(memory, devices):
 
         return {ctx: limit for ctx in devices if (limit := memory_stats(ctx)["limit"])}
     for ctx, limit in memory.items() if isinstance(memory, dict) else [(None, memory)]:
-        if (limit is None and ctx is not None) or (isinstance(limit, numbers.Real) and not isinstance(limit, bool) and limit >= 0):
+        if (limit is None and ctx is not None) or (
+            isinstance(limit, numbers.Real) and not isinstance(limit, bool) and limit >= 0
+        ):
             continue
-        raise ValueError(f"plan: memory must be a number of bytes, or a dict of Context to that, not {limit!r}{f' for {ctx}' if ctx is not None else ''}")
+        raise ValueError(
+            f"plan: memory must be a number of bytes, or a dict of Context to that, not {limit!r}{f' for {ctx}' if ctx is not None else ''}"
+        )
     if isinstance(memory, dict):
         other = [ctx for ctx in memory if ctx not in devices]
         if other:
-            raise ValueError(f"plan: memory has a limit for {other[0]}, which is not among the devices")
+            raise ValueError(
+                f"plan: memory has a limit for {other[0]}, which is not among the devices"
+            )
         return {ctx: int(limit) for ctx, limit in memory.items() if limit is not None}
     return {ctx: int(memory) for ctx in devices}
 
@@ -187,11 +234,24 @@ def _limits(memory, devices):
 def _restricted(profile, devices):
     if profile.devices == devices:
         return profile
-    pairs = {pair: seconds for pair, seconds in profile.transfer.items() if pair[0] in devices and pair[1] in devices}
+    pairs = {
+        pair: seconds
+        for pair, seconds in profile.transfer.items()
+        if pair[0] in devices and pair[1] in devices
+    }
     return layer_profile.Profile(
-        profile.layers, devices, profile.rows, {ctx: profile.costs[ctx] for ctx in devices}, {ctx: profile.update[ctx] for ctx in devices}, profile.state_factor, pairs, profile.home, profile.input_bytes,
-        {pair: seconds for pair, seconds in profile.waits.items() if pair in pairs}, profile.host_overhead,
-    )  # fmt: skip
+        profile.layers,
+        devices,
+        profile.rows,
+        {ctx: profile.costs[ctx] for ctx in devices},
+        {ctx: profile.update[ctx] for ctx in devices},
+        profile.state_factor,
+        pairs,
+        profile.home,
+        profile.input_bytes,
+        {pair: seconds for pair, seconds in profile.waits.items() if pair in pairs},
+        profile.host_overhead,
+    )
 
 
 class Plan(layer_profile.SavedAsJson):
@@ -219,7 +279,12 @@ class Plan(layer_profile.SavedAsJson):
 
     def _take(self, candidate):
         self.candidate = candidate
-        self.micro_batches, self.schedule, self.seconds, self.simulation = candidate.micro_batches, candidate.schedule, candidate.seconds, candidate.simulation
+        self.micro_batches, self.schedule, self.seconds, self.simulation = (
+            candidate.micro_batches,
+            candidate.schedule,
+            candidate.seconds,
+            candidate.simulation,
+        )
         self.bubble = candidate.simulation.bubble
         self.memory = {ctx: sum(candidate.memory[d]) for d, ctx in enumerate(self.devices)}
 
@@ -230,7 +295,11 @@ class Plan(layer_profile.SavedAsJson):
     def placement(self):
         """The device of each layer, by its path."""
         whole = self._search().whole(self.candidate.placement)
-        return {layer.path: self.devices[d] for layer, d in zip(self.profile.layers, whole) if layer.path}
+        return {
+            layer.path: self.devices[d]
+            for layer, d in zip(self.profile.layers, whole)
+            if layer.path
+        }
 
     @property
     def stages(self):
@@ -243,11 +312,15 @@ class Plan(layer_profile.SavedAsJson):
     def move(self, layer, device):
         """Puts a layer, named by its path, onto another device, and predicts anew. Returns the plan."""
         if device not in self.devices:
-            raise ValueError(f"Plan.move: {device} is not among the plan's devices, {', '.join(map(str, self.devices))}")
+            raise ValueError(
+                f"Plan.move: {device} is not among the plan's devices, {', '.join(map(str, self.devices))}"
+            )
         search = self._search()
         places = [self.profile.layers[i].path for i in search.free]
         if layer not in places:
-            raise ValueError(f"Plan.move: there is no layer {layer!r}; there are {', '.join(places)}")
+            raise ValueError(
+                f"Plan.move: there is no layer {layer!r}; there are {', '.join(places)}"
+            )
         placement = list(self.candidate.placement)
         placement[places.index(layer)] = self.devices.index(device)
         return self._anew(tuple(placement), self.micro_batches, self.schedule)
@@ -297,14 +370,18 @@ class Plan(layer_profile.SavedAsJson):
             block = found.get(layer.path)
             if block is None or type(block).__name__ != layer.kind:
                 there = "none" if block is None else f"a {type(block).__name__}"
-                raise MXNetError(f"Plan.place: the plan is for another network: it has a {layer.kind} at {layer.path!r}, and here is {there}")
+                raise MXNetError(
+                    f"Plan.place: the plan is for another network: it has a {layer.kind} at {layer.path!r}, and here is {there}"
+                )
             missing = [
                 p.name
                 for p in block.collect_params().values()
                 if p.arrays is None and not p.deferred_init
             ]
             if missing:
-                raise MXNetError(f"Plan.place: parameter '{missing[0]}' is not initialized; call net.initialize() before")
+                raise MXNetError(
+                    f"Plan.place: parameter '{missing[0]}' is not initialized; call net.initialize() before"
+                )
         other = [
             path
             for path, block in found.items()
@@ -333,7 +410,9 @@ class Plan(layer_profile.SavedAsJson):
     def compare(self, report):
         """What was predicted beside what a `Report` of the pipeline measured: a `Comparison`."""
         if not isinstance(report, Report):
-            raise TypeError(f"Plan.compare: report must be what pipeline.report() gives, not {type(report).__name__}")
+            raise TypeError(
+                f"Plan.compare: report must be what pipeline.report() gives, not {type(report).__name__}"
+            )
         return Comparison(self, report)
 
     # Keeping it
@@ -346,7 +425,11 @@ class Plan(layer_profile.SavedAsJson):
             "micro_batches": self.micro_batches,
             "schedule": self.schedule,
             "memory": {str(ctx): limit for ctx, limit in self.limits.items()},
-            "predicted": {"seconds": self.seconds, "bubble": self.bubble, "bytes": {str(ctx): size for ctx, size in self.memory.items()}},
+            "predicted": {
+                "seconds": self.seconds,
+                "bubble": self.bubble,
+                "bytes": {str(ctx): size for ctx, size in self.memory.items()},
+            },
             "profile": self.profile.to_json(),
         }
 
@@ -354,15 +437,26 @@ class Plan(layer_profile.SavedAsJson):
     def from_json(cls, data):
         """The plan that `to_json` gave; MXNetError when `data` is none."""
         if not isinstance(data, dict) or data.get("format") != FORMAT:
-            raise MXNetError(f"this is no plan: its format is {data.get('format') if isinstance(data, dict) else data!r}, not {FORMAT!r}")
+            raise MXNetError(
+                f"this is no plan: its format is {data.get('format') if isinstance(data, dict) else data!r}, not {FORMAT!r}"
+            )
         try:
             profile = layer_profile.Profile.from_json(data["profile"])
-            limits = {layer_profile.parse_context(name): limit for name, limit in data["memory"].items()}
+            limits = {
+                layer_profile.parse_context(name): limit for name, limit in data["memory"].items()
+            }
             named(data["schedule"])
             _numbers(data["micro_batches"], profile.rows, 1)
             search = Search(profile, limits, [data["micro_batches"]], [data["schedule"]])
-            placement = tuple(profile.devices.index(layer_profile.parse_context(data["placement"][profile.layers[i].path])) for i in search.free)
-            return cls(profile, limits, search.evaluate(placement, data["micro_batches"], data["schedule"]))
+            placement = tuple(
+                profile.devices.index(
+                    layer_profile.parse_context(data["placement"][profile.layers[i].path])
+                )
+                for i in search.free
+            )
+            return cls(
+                profile, limits, search.evaluate(placement, data["micro_batches"], data["schedule"])
+            )
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise MXNetError(f"the plan is damaged: {type(error).__name__}: {error}") from error
 
@@ -370,14 +464,34 @@ class Plan(layer_profile.SavedAsJson):
 
     def __repr__(self):
         times, spans = self.candidate.times, self.simulation.spans
-        rows = [("stage", "device", "forward ms", "backward ms", "deferred ms", "idle", "parameter bytes", "layers")]
+        rows = [
+            (
+                "stage",
+                "device",
+                "forward ms",
+                "backward ms",
+                "deferred ms",
+                "idle",
+                "parameter bytes",
+                "layers",
+            )
+        ]
         busy = dict.fromkeys(self.devices, 0.0)
         for s, (ctx, _) in enumerate(self.stages):
             busy[ctx] += sum(end - begin for a, (begin, end) in spans.items() if a.stage == s)
         for s, (ctx, names) in enumerate(self.stages):
             ms = [f"{times[k, s] * 1e3:.3f}" if (k, s) in times else "" for k in "FBW"]
             size = sum(self.profile.layers[i].param_bytes for i in self.candidate.stages[s])
-            rows.append((str(s), str(ctx), *ms, f"{1 - busy[ctx] / max(self.simulation.length, 1e-30):.1%}", f"{size:,}", _span(names)))
+            rows.append(
+                (
+                    str(s),
+                    str(ctx),
+                    *ms,
+                    f"{1 - busy[ctx] / max(self.simulation.length, 1e-30):.1%}",
+                    f"{size:,}",
+                    _span(names),
+                )
+            )
         memory = [("device", "bytes of parameters and states", "bytes of micro-batches", "limit")]
         for d, ctx in enumerate(self.devices):
             limit = self.limits.get(ctx)
@@ -399,16 +513,40 @@ class Plan(layer_profile.SavedAsJson):
         ImportError
             Without matplotlib, which the extra ``viz`` brings.
         """
-        figure, (time, memory) = new_figure("Plan.plot", 1.2 + 0.7 * len(self.devices), ncols=2, width_ratios=(4, 1), sharey=True)
+        figure, (time, memory) = new_figure(
+            "Plan.plot", 1.2 + 0.7 * len(self.devices), ncols=2, width_ratios=(4, 1), sharey=True
+        )
         spans = self.simulation.spans
-        draw_spans(time, spans, [self.devices.index(self.stages[action.stage][0]) for action in spans], self.simulation.length)
-        time.set_title(f"{self.micro_batches} micro-batches, {self.schedule}: {_ms(self.seconds)} ms predicted", loc="left", fontsize=10)
+        draw_spans(
+            time,
+            spans,
+            [self.devices.index(self.stages[action.stage][0]) for action in spans],
+            self.simulation.length,
+        )
+        time.set_title(
+            f"{self.micro_batches} micro-batches, {self.schedule}: {_ms(self.seconds)} ms predicted",
+            loc="left",
+            fontsize=10,
+        )
         time.set_xlabel("ms")
         time.set_yticks(range(len(self.devices)), [str(ctx) for ctx in self.devices])
         for row, ctx in enumerate(self.devices):
             fixed, moving = self.candidate.memory[row]
-            memory.barh(row, fixed / 2**20, height=0.6, color="#a9a9a9", label="parameters and states" if not row else None)
-            memory.barh(row, moving / 2**20, left=fixed / 2**20, height=0.6, color="#d8c36a", label="micro-batches" if not row else None)
+            memory.barh(
+                row,
+                fixed / 2**20,
+                height=0.6,
+                color="#a9a9a9",
+                label="parameters and states" if not row else None,
+            )
+            memory.barh(
+                row,
+                moving / 2**20,
+                left=fixed / 2**20,
+                height=0.6,
+                color="#d8c36a",
+                label="micro-batches" if not row else None,
+            )
             if self.limits.get(ctx) is not None:
                 memory.plot([self.limits[ctx] / 2**20] * 2, [row - 0.4, row + 0.4], color="#b03030")
         memory.set_xlabel("MB")
@@ -424,7 +562,13 @@ def _ms(seconds):
 
 
 def _span(names):
-    return names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]} ({len(names)})" if names else "(sends the batch)"
+    return (
+        names[0]
+        if len(names) == 1
+        else f"{names[0]} ... {names[-1]} ({len(names)})"
+        if names
+        else "(sends the batch)"
+    )
 
 
 class Comparison:
@@ -454,15 +598,25 @@ class Comparison:
         for s, (ctx, _) in enumerate(plan.stages):
             planned.setdefault(ctx, []).append({k: times.get((k, s)) for k in "FBW"})
         for s, d in enumerate(graph.devices):
-            measured.setdefault(contexts[d], []).append({k: report.times.get((k, s)) for k in "FBW"})
-        if {ctx: len(rows) for ctx, rows in planned.items()} != {ctx: len(rows) for ctx, rows in measured.items()}:
+            measured.setdefault(contexts[d], []).append(
+                {k: report.times.get((k, s)) for k in "FBW"}
+            )
+        if {ctx: len(rows) for ctx, rows in planned.items()} != {
+            ctx: len(rows) for ctx, rows in measured.items()
+        }:
             raise MXNetError(
                 f"Plan.compare: the report is of another placement: its stages are on {', '.join(str(contexts[d]) for d in graph.devices)}, "
                 f"the plan's on {', '.join(str(ctx) for ctx, _ in plan.stages)}"
             )
         if report.micro_batches != plan.micro_batches:
-            raise MXNetError(f"Plan.compare: the report is of {report.micro_batches} micro-batches, the plan has {plan.micro_batches}")
-        self.stages = [(ctx, {k: (one[k], two[k]) for k in "FBW"}) for ctx, rows in planned.items() for one, two in zip(rows, measured[ctx])]
+            raise MXNetError(
+                f"Plan.compare: the report is of {report.micro_batches} micro-batches, the plan has {plan.micro_batches}"
+            )
+        self.stages = [
+            (ctx, {k: (one[k], two[k]) for k in "FBW"})
+            for ctx, rows in planned.items()
+            for one, two in zip(rows, measured[ctx])
+        ]
         self.memory = {
             ctx: (plan.candidate.memory[plan.devices.index(ctx)][1], size)
             for ctx, size in report.planned_bytes.items()
@@ -470,9 +624,28 @@ class Comparison:
         }
 
     def __repr__(self):
-        rows = [("device", "forward ms", "measured", "backward ms", "measured", "deferred ms", "measured")]
+        rows = [
+            (
+                "device",
+                "forward ms",
+                "measured",
+                "backward ms",
+                "measured",
+                "deferred ms",
+                "measured",
+            )
+        ]
         for ctx, passes in self.stages:
-            rows.append((str(ctx), *["" if value is None else f"{value * 1e3:.3f}" for k in "FBW" for value in passes[k]]))
+            rows.append(
+                (
+                    str(ctx),
+                    *[
+                        "" if value is None else f"{value * 1e3:.3f}"
+                        for k in "FBW"
+                        for value in passes[k]
+                    ],
+                )
+            )
         memory = [("device", "bytes of micro-batches", "by the compiled plan")]
         memory += [(str(ctx), *[f"{size:,}" for size in pair]) for ctx, pair in self.memory.items()]
         first = f"predicted {_ms(self.predicted)} ms, measured {_ms(self.measured)} ms ({self.error:+.1%}); bubble {self.bubbles[0]:.1%}, measured {self.bubbles[1]:.1%}"

@@ -22,7 +22,21 @@ LISTED = 20000  # placements that are listed; beyond, dynamic programming
 SIMULATED = 600  # simulations, beyond which what is found is improved step by step
 CLIMBING = 4  # of the leanest candidates those whose neighbours are looked at
 
-Candidate = collections.namedtuple("Candidate", ["seconds", "placement", "micro_batches", "schedule", "stages", "where", "times", "simulation", "memory", "order"])
+Candidate = collections.namedtuple(
+    "Candidate",
+    [
+        "seconds",
+        "placement",
+        "micro_batches",
+        "schedule",
+        "stages",
+        "where",
+        "times",
+        "simulation",
+        "memory",
+        "order",
+    ],
+)
 Candidate.__doc__ = """A placement (for each layer, the number of its device) and what is predicted: ``seconds`` of a step, the layers of each
 stage (none for one that only sends the batch), the number of its device, ``times`` of one micro-batch's passes ((kind, stage) -> seconds), the simulation, ``memory``, bytes of each device as (parameters and states, micro-batches), and ``order``, the times that the schedule's table is made of; None:
 stages that are equally heavy."""
@@ -49,7 +63,9 @@ class Search:
         self.slack = slack
         self.limits = [(memory or {}).get(ctx) for ctx in profile.devices]
         self.layers, self.count = profile.layers, len(profile.devices)
-        self.free = [i for i, layer in enumerate(self.layers) if layer.follows is None]  # that are placed; the others follow
+        self.free = [
+            i for i, layer in enumerate(self.layers) if layer.follows is None
+        ]  # that are placed; the others follow
         self._costs = {}
         self._seen, self._queue = {}, None
         self._kinds = self._alike()
@@ -79,14 +95,18 @@ class Search:
         """For each device what pieces of a batch cut into `micro_batches` cost there; computed once."""
         if micro_batches not in self._costs:
             rows = self.profile.micro_batch_rows(micro_batches)
-            self._costs[micro_batches] = [self.profile.cost(ctx, rows) for ctx in self.profile.devices]
+            self._costs[micro_batches] = [
+                self.profile.cost(ctx, rows) for ctx in self.profile.devices
+            ]
         return self._costs[micro_batches]
 
     def stages(self, devices):
         """The layers of each stage: what is on one device between two moves, as compiled programs have it."""
         depth, found = [], {}
         for i, layer in enumerate(self.layers):
-            depth.append(max([depth[s] + (devices[s] != devices[i]) for s, _ in layer.sources], default=0))
+            depth.append(
+                max([depth[s] + (devices[s] != devices[i]) for s, _ in layer.sources], default=0)
+            )
             found.setdefault((depth[i], devices[i]), []).append(i)
         return [found[key] for key in sorted(found)]
 
@@ -113,7 +133,9 @@ class Search:
                         )
                     ]
                 )
-            self._seen[key] = candidate if trial is None else candidate._replace(seconds=trial.seconds)
+            self._seen[key] = (
+                candidate if trial is None else candidate._replace(seconds=trial.seconds)
+            )
         return self._seen[key]
 
     def even(self, placement, micro_batches, schedule):
@@ -131,7 +153,11 @@ class Search:
         deferred = schedules.named(schedule).deferred
         used = list(dict.fromkeys(devices[stage[0]] for stage in stages))
         of = {i: s for s, stage in enumerate(stages) for i in stage}
-        costs, times, sources = self.costs(micro_batches), collections.Counter(), [set() for _ in stages]
+        costs, times, sources = (
+            self.costs(micro_batches),
+            collections.Counter(),
+            [set() for _ in stages],
+        )
         waits = collections.Counter()
         for s, stage in enumerate(stages):
             own = costs[devices[stage[0]]]
@@ -147,9 +173,29 @@ class Search:
                         continue
                     sources[s].add(of[source])
                     if devices[source] != devices[i]:
-                        self._pass_on(times, waits, of[source], s, devices[source], devices[i], size / micro_batches)
-        home = self.profile.devices.index(self.profile.home) if self.profile.home in self.profile.devices else None
-        elsewhere = {devices[i] for i, layer in enumerate(self.layers) if not layer.sources and devices[i] != home} if home is not None else ()
+                        self._pass_on(
+                            times,
+                            waits,
+                            of[source],
+                            s,
+                            devices[source],
+                            devices[i],
+                            size / micro_batches,
+                        )
+        home = (
+            self.profile.devices.index(self.profile.home)
+            if self.profile.home in self.profile.devices
+            else None
+        )
+        elsewhere = (
+            {
+                devices[i]
+                for i, layer in enumerate(self.layers)
+                if not layer.sources and devices[i] != home
+            }
+            if home is not None
+            else ()
+        )
         where = [devices[stage[0]] for stage in stages]
         transfer_only = set()
         if elsewhere:  # the batch is sent from where it is: a stage in front
@@ -157,12 +203,18 @@ class Search:
             used = list(dict.fromkeys(where))
             sources = [set(), *[{t + 1 for t in before} for before in sources]]
             waits = collections.Counter({(a + 1, b + 1): value for (a, b), value in waits.items()})
-            times = collections.Counter({(kind, s + 1): value for (kind, s), value in times.items()})
+            times = collections.Counter(
+                {(kind, s + 1): value for (kind, s), value in times.items()}
+            )
             times["F", 0] = times["B", 0] = times["W", 0] = 0.0
             for s, stage in enumerate(stages):
                 if any(not self.layers[i].sources and devices[i] != home for i in stage):
                     sources[s].add(0)
-                    times["F", 0] += self.profile.seconds_of_transfer(self.profile.home, self.profile.devices[where[s]], self.profile.input_bytes / micro_batches)
+                    times["F", 0] += self.profile.seconds_of_transfer(
+                        self.profile.home,
+                        self.profile.devices[where[s]],
+                        self.profile.input_bytes / micro_batches,
+                    )
         whole = [not deferred or not before - transfer_only for before in sources]
         if deferred:  # where nobody waits for input gradients, all of the backward pass is deferred
             for s in range(len(stages)):
@@ -171,7 +223,11 @@ class Search:
         graph = StageGraph(
             [used.index(d) for d in where], sources, deferred, transfer_only=transfer_only
         )
-        times = {(kind, s): times[kind, s] for s in range(len(stages)) for kind in ("FBW" if deferred else "FB")} | (measured or {})
+        times = {
+            (kind, s): times[kind, s]
+            for s in range(len(stages))
+            for kind in ("FBW" if deferred else "FB")
+        } | (measured or {})
         order = times
         if even:  # as `Stages` has it
             order = {
@@ -186,14 +242,22 @@ class Search:
         table = schedules.make_table(graph, micro_batches, schedule, order)
         contexts = self.profile.devices
         simulation = schedules.simulate(
-            table, graph, micro_batches, times, transfer=lambda a, b: self.profile.waits[contexts[where[a]], contexts[where[b]]] + waits[a, b]
+            table,
+            graph,
+            micro_batches,
+            times,
+            transfer=lambda a, b: (
+                self.profile.waits[contexts[where[a]], contexts[where[b]]] + waits[a, b]
+            ),
         )
         ends = [0.0] * self.count
         for action, (_, end) in simulation.spans.items():
             device = used[graph.devices[action.stage]]
             ends[device] = max(ends[device], end)
         for i, layer in enumerate(self.layers):
-            ends[devices[i]] += self.profile.update[self.profile.devices[devices[i]]] * sum(size for size, trained in layer.params.values() if trained)
+            ends[devices[i]] += self.profile.update[self.profile.devices[devices[i]]] * sum(
+                size for size, trained in layer.params.values() if trained
+            )
         memory = self._memory(devices, stages, where, table, costs, micro_batches, whole)
         return Candidate(
             max(ends) + self.profile.host_overhead,
@@ -210,7 +274,10 @@ class Search:
 
     def _pass_on(self, times, waits, source, target, a, b, size):
         contexts = self.profile.devices
-        forth, back = (self.profile.seconds_of_transfer(contexts[x], contexts[y], size) for x, y in ((a, b), (b, a)))
+        forth, back = (
+            self.profile.seconds_of_transfer(contexts[x], contexts[y], size)
+            for x, y in ((a, b), (b, a))
+        )
         if contexts[a].device_type == "cpu":
             times["F", source] += forth
         else:
@@ -225,7 +292,13 @@ class Search:
         params = [{} for _ in range(self.count)]
         for i, layer in enumerate(self.layers):
             params[devices[i]].update(layer.params)  # a shared one once
-        return [sum(size * (2 + self.profile.state_factor if trained else 1) for size, trained in own.values()) for own in params]
+        return [
+            sum(
+                size * (2 + self.profile.state_factor if trained else 1)
+                for size, trained in own.values()
+            )
+            for own in params
+        ]
 
     def _memory(self, devices, stages, where, table, costs, micro_batches, whole):
         """(parameters and states, micro-batches) of each device, in bytes; ``whole``: for each stage, whether its backward pass is one action, that frees all.
@@ -233,7 +306,12 @@ class Search:
         As compiled programs have it: what crosses to another device has a lane, of which one more is kept than is in use; what a deferred stage's
         backward pass works in is kept until its weight gradients are made.
         """
-        held, spare, working, gradients = [0.0] * len(stages), [0.0] * self.count, [[0.0, 0.0] for _ in stages], [0.0] * len(stages)
+        held, spare, working, gradients = (
+            [0.0] * len(stages),
+            [0.0] * self.count,
+            [[0.0, 0.0] for _ in stages],
+            [0.0] * len(stages),
+        )
         at = {i: s for s, stage in enumerate(stages) for i in stage}
         results = {source: size for layer in self.layers for source, size in layer.sources}
         for s, stage in enumerate(stages):
@@ -247,12 +325,16 @@ class Search:
                         if where[at[source]] != where[s]:
                             held[s] += size
                             spare[where[s]] += size if micro_batches > 2 else 0
-                            spare[where[at[source]]] += size * min(micro_batches, 2)  # gradients, back
+                            spare[where[at[source]]] += size * min(
+                                micro_batches, 2
+                            )  # gradients, back
                         continue
                     gradients[s] += size
                     if own[source].saved < size:  # a result that the next layer keeps
                         held[s] += size
-                    elif own[i].saved >= size + results.get(i, 0) / micro_batches:  # a copy of its own, that a layer makes of another's result only where it is alone
+                    elif (
+                        own[i].saved >= size + results.get(i, 0) / micro_batches
+                    ):  # a copy of its own, that a layer makes of another's result only where it is alone
                         held[s] -= size
         pieces = list(spare)
         for row in table:
@@ -263,14 +345,23 @@ class Search:
                     now += held[s]
                 elif kind == "B" and not whole[s]:
                     now += inner + gradients[s]
-                pieces[d] = max(pieces[d], spare[d] + now + (inner if whole[s] and kind != "F" else 0))
+                pieces[d] = max(
+                    pieces[d], spare[d] + now + (inner if whole[s] and kind != "F" else 0)
+                )
                 if kind == "W" or (kind == "B" and "W" not in (a.kind for a in row)):
                     now -= held[s] + (0 if whole[s] else inner + gradients[s])
-        return [(round(fixed), round(moving)) for fixed, moving in zip(self.fixed_memory(devices), pieces)]
+        return [
+            (round(fixed), round(moving))
+            for fixed, moving in zip(self.fixed_memory(devices), pieces)
+        ]
 
     def over_by(self, fixed, moving, slack=0.0):
         """(bytes over the limit, or below it: negative, device, bytes needed) of the device that is the worst off."""
-        over = [(a + round(b * (1 - slack)) - limit, d, a + b) for d, (a, b, limit) in enumerate(zip(fixed, moving, self.limits)) if limit is not None]
+        over = [
+            (a + round(b * (1 - slack)) - limit, d, a + b)
+            for d, (a, b, limit) in enumerate(zip(fixed, moving, self.limits))
+            if limit is not None
+        ]
         return max(over, default=(0, None, 0))
 
     def over(self, candidate):
@@ -290,7 +381,12 @@ class Search:
         """Orders of devices, without those that differ by devices that are alike."""
         seen = set()
         for count in range(2 if rounds > 1 else 1, self.count + 1):
-            for order in itertools.permutations(sorted(range(self.count), key=lambda d: self.profile.devices[d] != self.profile.home), count):
+            for order in itertools.permutations(
+                sorted(
+                    range(self.count), key=lambda d: self.profile.devices[d] != self.profile.home
+                ),
+                count,
+            ):
                 kinds = tuple(self._kinds[d] for d in order)
                 if kinds not in seen and len(self.free) >= count * rounds:
                     seen.add(kinds)
@@ -323,13 +419,22 @@ class Search:
         for order in self._sequences(rounds):
             for cuts in itertools.combinations(range(1, n), len(order) - 1):
                 ends = (*cuts, n)
-                found.append(tuple(order[k] for k, (begin, end) in enumerate(zip((0, *cuts), ends)) for _ in range(begin, end)))
+                found.append(
+                    tuple(
+                        order[k]
+                        for k, (begin, end) in enumerate(zip((0, *cuts), ends))
+                        for _ in range(begin, end)
+                    )
+                )
         return found
 
     def _all_placements(self):
         """Every one, less those that differ by devices that are alike."""
         seen, found = set(), []
-        for placement in itertools.product(sorted(range(self.count), key=lambda d: self.profile.devices[d] != self.profile.home), repeat=len(self.free)):
+        for placement in itertools.product(
+            sorted(range(self.count), key=lambda d: self.profile.devices[d] != self.profile.home),
+            repeat=len(self.free),
+        ):
             names, key = {}, []
             for d in placement:
                 names.setdefault(d, (self._kinds[d], len(names)))
@@ -357,13 +462,20 @@ class Search:
             )
             ahead += cost.forward
             back += 0.0 if deferred else cost.backward
-            update[d] += self.profile.update[self.profile.devices[d]] * sum(size for size, trained in layer.params.values() if trained)
-        return max(forward + micro_batches * load[d] + max(update[d], behind) for d, (forward, behind) in first.items()) * (1 - 1e-9)
+            update[d] += self.profile.update[self.profile.devices[d]] * sum(
+                size for size, trained in layer.params.values() if trained
+            )
+        return max(
+            forward + micro_batches * load[d] + max(update[d], behind)
+            for d, (forward, behind) in first.items()
+        ) * (1 - 1e-9)
 
     def _split(self, order, micro_batches, schedule):
         """By dynamic programming over cut points: for several longest stages, the split with the smallest sum of times."""
         costs, n, k = self.costs(micro_batches), len(self.free), len(order)
-        behind = {i: [j for j, layer in enumerate(self.layers) if layer.follows == i] for i in self.free}
+        behind = {
+            i: [j for j, layer in enumerate(self.layers) if layer.follows == i] for i in self.free
+        }
         sums, fixed, kept = [], [], []
         for d in order:
             time, size, saved = [0.0], [0.0], [0.0]
@@ -371,7 +483,13 @@ class Search:
                 own = [costs[d][j] for j in (i, *behind[i])]
                 time.append(time[-1] + sum(c.forward + c.backward for c in own))
                 saved.append(saved[-1] + sum(c.saved for c in own))
-                size.append(size[-1] + sum(s * (2 + self.profile.state_factor if trained else 1) for s, trained in self.layers[i].params.values()))
+                size.append(
+                    size[-1]
+                    + sum(
+                        s * (2 + self.profile.state_factor if trained else 1)
+                        for s, trained in self.layers[i].params.values()
+                    )
+                )
             sums.append(time), fixed.append(size), kept.append(saved)
         arrives = [sum(s for _, s in self.layers[i].sources) / micro_batches for i in self.free]
         lengths = sorted({sums[0][b] - sums[0][a] for a in range(n) for b in range(a + 1, n + 1)})
@@ -389,14 +507,24 @@ class Search:
                         time = sums[s][end] - sums[s][begin]
                         if best[s][begin] is None or time > longest * (1 + 1e-9):
                             continue
-                        held = fixed[s][end] - fixed[s][begin] + in_flight[s] * (kept[s][end] - kept[s][begin] + arrives[begin])
+                        held = (
+                            fixed[s][end]
+                            - fixed[s][begin]
+                            + in_flight[s] * (kept[s][end] - kept[s][begin] + arrives[begin])
+                        )
                         if limit is not None and held > limit:
                             continue
                         made = (best[s][begin][0] + time, (*best[s][begin][1], end))
                         if best[s + 1][end] is None or made < best[s + 1][end]:
                             best[s + 1][end] = made
             if best[k][n]:
-                results.add(tuple(order[k] for k, (b, e) in enumerate(zip((0, *best[k][n][1]), best[k][n][1])) for _ in range(b, e)))
+                results.add(
+                    tuple(
+                        order[k]
+                        for k, (b, e) in enumerate(zip((0, *best[k][n][1]), best[k][n][1]))
+                        for _ in range(b, e)
+                    )
+                )
         return results
 
     def run(self):
@@ -417,13 +545,17 @@ class Search:
         queue, complete = self._queue
         best, looked = None, 0
         for bound, m, schedule, placement in queue:
-            if (best is not None and (bound >= best.seconds or looked >= SIMULATED)) or looked >= 10 * SIMULATED:
+            if (
+                best is not None and (bound >= best.seconds or looked >= SIMULATED)
+            ) or looked >= 10 * SIMULATED:
                 complete = complete and best is not None and bound >= best.seconds
                 break
             if self.over_by(self.fixed_memory(self.whole(placement)), [0] * self.count)[0] <= 0:
                 best = self._better(best, self.evaluate(placement, m, schedule))
                 looked += 1
-        if best is not None and (not complete or (self.branching() and self.count ** len(self.free) > LISTED // 4)):
+        if best is not None and (
+            not complete or (self.branching() and self.count ** len(self.free) > LISTED // 4)
+        ):
             best = self._improve(best)
         return best
 
@@ -460,7 +592,11 @@ class Search:
                     yield m, schedule, listed
 
     def _better(self, best, candidate):
-        return candidate if not self.excess(candidate)[0] and (best is None or candidate.seconds < best.seconds) else best
+        return (
+            candidate
+            if not self.excess(candidate)[0] and (best is None or candidate.seconds < best.seconds)
+            else best
+        )
 
     def lean(self):
         """The candidates that need least, by the limits: those with the fewest bytes above them first. Their tables are those of stages that are equally heavy, so
@@ -496,7 +632,9 @@ class Search:
                 }
             if len(listed) > SIMULATED:
                 costs = self.costs(m)
-                listed = sorted(listed, key=lambda p: (self._one_piece(p, costs), p))[: SIMULATED // 4]
+                listed = sorted(listed, key=lambda p: (self._one_piece(p, costs), p))[
+                    : SIMULATED // 4
+                ]
             for placement in listed:
                 add((placement, m, schedule))
         if not found:
@@ -519,13 +657,22 @@ class Search:
     def _even_split(self, order, micro_batches):
         """By dynamic programming over cut points: the split whose fullest stage is the least full."""
         costs, n, k = self.costs(micro_batches), len(self.free), len(order)
-        behind = {i: [j for j, layer in enumerate(self.layers) if layer.follows == i] for i in self.free}
+        behind = {
+            i: [j for j, layer in enumerate(self.layers) if layer.follows == i] for i in self.free
+        }
         sums = []
         for s, d in enumerate(order):
             size = [0.0]
             for i in self.free:
                 kept = sum(costs[d][j].saved for j in (i, *behind[i])) * min(micro_batches, k - s)
-                size.append(size[-1] + kept + sum(b * (2 + self.profile.state_factor if trained else 1) for b, trained in self.layers[i].params.values()))
+                size.append(
+                    size[-1]
+                    + kept
+                    + sum(
+                        b * (2 + self.profile.state_factor if trained else 1)
+                        for b, trained in self.layers[i].params.values()
+                    )
+                )
             sums.append(size)
         allowed = [0 if self.limits[d] is None else self.limits[d] for d in order]
         best = [(0.0, ())] + [None] * n
@@ -534,12 +681,20 @@ class Search:
             for end in range(s + 1, n + 1):
                 for begin in range(s, end):
                     if best[begin] is not None:
-                        over = float("-inf") if self.limits[order[s]] is None else sums[s][end] - sums[s][begin] - allowed[s]
+                        over = (
+                            float("-inf")
+                            if self.limits[order[s]] is None
+                            else sums[s][end] - sums[s][begin] - allowed[s]
+                        )
                         one = (max(over, best[begin][0]) if s else over, (*best[begin][1], end))
                         made[end] = one if made[end] is None or one < made[end] else made[end]
             best = made
         ends = best[n][1]
-        return tuple(order[s] for s, (begin, end) in enumerate(zip((0, *ends), ends)) for _ in range(begin, end))
+        return tuple(
+            order[s]
+            for s, (begin, end) in enumerate(zip((0, *ends), ends))
+            for _ in range(begin, end)
+        )
 
     def near(self, candidate):
         """Keys of the candidates that differ by one thing: the device of a layer at the end of a stage (with branches, of any layer), or schedule and micro-batches."""
@@ -551,8 +706,16 @@ class Search:
             if schedules.named(schedule).takes(m)
         ]
         for i, d in enumerate(placement):
-            others = range(self.count) if self.branching() else {placement[k] for k in (i - 1, i + 1) if 0 <= k < len(placement)}
-            found += [((*placement[:i], other, *placement[i + 1 :]), m, schedule) for other in others if other != d]
+            others = (
+                range(self.count)
+                if self.branching()
+                else {placement[k] for k in (i - 1, i + 1) if 0 <= k < len(placement)}
+            )
+            found += [
+                ((*placement[:i], other, *placement[i + 1 :]), m, schedule)
+                for other in others
+                if other != d
+            ]
         return found
 
     def _improve(self, best):
@@ -560,7 +723,10 @@ class Search:
         while True:
             start = best
             for placement in self._neighbours(start.placement):
-                for m, schedule in sorted({(start.micro_batches, name) for name in self.names} | {(m, start.schedule) for m in self.micro_batches}):
+                for m, schedule in sorted(
+                    {(start.micro_batches, name) for name in self.names}
+                    | {(m, start.schedule) for m in self.micro_batches}
+                ):
                     if schedules.named(schedule).takes(m):
                         best = self._better(best, self.evaluate(placement, m, schedule))
             if best is start:
@@ -575,7 +741,11 @@ class Search:
         for i in range(1, len(placement)):  # a cut by two
             if placement[i - 1] != placement[i]:
                 yield (*placement[: max(i - 2, 0)], *[placement[i]] * min(i, 2), *placement[i:])
-                yield (*placement[:i], *[placement[i - 1]] * min(2, len(placement) - i), *placement[i + 2 :])
+                yield (
+                    *placement[:i],
+                    *[placement[i - 1]] * min(2, len(placement) - i),
+                    *placement[i + 2 :],
+                )
 
     def fail(self, candidate):
         """Raises MXNetError, which says what the candidate, of all that which needs least, lacks."""
@@ -583,9 +753,12 @@ class Search:
         for ctx, (fixed, moving), limit in zip(self.profile.devices, candidate.memory, self.limits):
             if limit is not None and fixed + moving > limit:
                 lacking.append(
-                    (limit - fixed - moving, f"{fixed + moving:,} bytes on {ctx}, {fixed + moving - limit:,} more than its limit of {limit:,}: {fixed:,} for parameters, gradients and "
-                    f"optimizer states, {moving:,} for micro-batches under way")
-                )  # fmt: skip
+                    (
+                        limit - fixed - moving,
+                        f"{fixed + moving:,} bytes on {ctx}, {fixed + moving - limit:,} more than its limit of {limit:,}: {fixed:,} for parameters, gradients and "
+                        f"optimizer states, {moving:,} for micro-batches under way",
+                    )
+                )
         raise MXNetError(
             f"plan: no placement has room within the memory limits. The leanest ({candidate.micro_batches} micro-batches, {candidate.schedule}){'' if self.profile.is_measured(candidate) else ', by estimate,'} needs "
             f"{'; '.join(text for _, text in sorted(lacking))}. Smaller batches, more micro-batches, more devices or recompute take less"

@@ -21,8 +21,14 @@ from .search import Search
 __all__ = ["improve"]
 
 WARM, STEPS, SECONDS = 3, 3, 0.3  # steps before and while measuring, and for how long at least
-FINALISTS, CLOSE = 3, 1.1  # how many are run again at most, and how much longer than the quickest they take at most
-NEAR, ENOUGH = 1.1, 20.0  # what is run beyond the search's own choice: predicted to take at most so much longer, and for so many seconds in all
+FINALISTS, CLOSE = (
+    3,
+    1.1,
+)  # how many are run again at most, and how much longer than the quickest they take at most
+NEAR, ENOUGH = (
+    1.1,
+    20.0,
+)  # what is run beyond the search's own choice: predicted to take at most so much longer, and for so many seconds in all
 MOST = 3.0  # by how much a cost is corrected at most
 
 
@@ -46,7 +52,12 @@ def improve(
 
     ``plan_of``: makes a `Plan` of a candidate. ``meter``: a `memory_measurement.MemoryMeter`, or None.
     """
-    corrected, tried, trials, bar = set(), [], [], layer_measurement.Progress("trials ", count + 1, progress and count > 0)
+    corrected, tried, trials, bar = (
+        set(),
+        [],
+        [],
+        layer_measurement.Progress("trials ", count + 1, progress and count > 0),
+    )
     begin = time.perf_counter()
     with random.calls_at(random.get_state()):
         while len(tried) < count:
@@ -55,12 +66,16 @@ def improve(
             )
             if candidate is None or not _has_room(profile, candidate):
                 break
-            trial = _Trial(plan_of(candidate), net, sample, labels, loss, optimizer, optimizer_params)
+            trial = _Trial(
+                plan_of(candidate), net, sample, labels, loss, optimizer, optimizer_params
+            )
             trial.warm(lambda peaks, c=candidate: _fits(profile, limits, c, peaks))
             _take_turns([trial], True)
             profile.trials[key_of(candidate)] = trial.result()
             tried.append(candidate)
-            trials = sorted([*trials, trial], key=lambda t: t.seconds)[:FINALISTS]  # the others give their memory back
+            trials = sorted([*trials, trial], key=lambda t: t.seconds)[
+                :FINALISTS
+            ]  # the others give their memory back
             _correct(profile, candidate, trial.stages(), corrected)
             _correct_rest(profile, tried)
             bar(f"{trial.seconds * 1e3:.2f} ms")
@@ -88,7 +103,10 @@ def _next(profile, limits, numbers, names, meter, further):
         return best
     search = Search(profile, limits, numbers, names)
     near = [search.evaluate(*key) for key in search.near(best)] if further else []
-    for c in sorted((c for c in near if profile.trial(c) is None and c.seconds <= NEAR * best.seconds), key=lambda c: c.seconds):
+    for c in sorted(
+        (c for c in near if profile.trial(c) is None and c.seconds <= NEAR * best.seconds),
+        key=lambda c: c.seconds,
+    ):
         if (
             meter is not None
             and key_of(c) not in profile.measured_bytes
@@ -104,7 +122,11 @@ def _next(profile, limits, numbers, names, meter, further):
 
 def _fits(profile, limits, candidate, peaks):
     """Whether parameters, states and such bytes of micro-batches are within the limits."""
-    return all(limit is None or fixed + peaks.get(ctx, 0) <= limit for ctx, (fixed, _) in zip(profile.devices, candidate.memory) for limit in [(limits or {}).get(ctx)])
+    return all(
+        limit is None or fixed + peaks.get(ctx, 0) <= limit
+        for ctx, (fixed, _) in zip(profile.devices, candidate.memory)
+        for limit in [(limits or {}).get(ctx)]
+    )
 
 
 def _take_turns(trials, passes=False):
@@ -143,7 +165,9 @@ class _Trial:
             optimizer = copy.copy(optimizer)
             optimizer.param_dict = {}
             optimizer = copy.deepcopy(optimizer)
-        params = {name: param for name, param in own.collect_params().items() if param.grad_req != "null"}
+        params = {
+            name: param for name, param in own.collect_params().items() if param.grad_req != "null"
+        }
         trainer = Trainer(params, optimizer, optimizer_params) if params else None
         self.pipeline = plan.pipeline()
         step = TrainStep(own, loss or first_of, trainer, self.pipeline)
@@ -162,7 +186,11 @@ class _Trial:
         self.times, contexts = None, [self.devices[d] for d in self.candidate.where]
         if self.report.stages.placement() == contexts:
             times = {**self.candidate.times, **self._means()}
-            if fits(self.report.stages.bytes_of(self.candidate.schedule, self.candidate.micro_batches, times)):
+            if fits(
+                self.report.stages.bytes_of(
+                    self.candidate.schedule, self.candidate.micro_batches, times
+                )
+            ):
                 self.times, self.pipeline.expected = times, Expected(contexts, times)
         self._step()  # with memory of its own
         self._start()
@@ -211,24 +239,35 @@ def _correct(profile, candidate, measured, corrected):
     planned = {}
     for s, d in enumerate(candidate.where):
         planned.setdefault(profile.devices[d], []).append(s)
-    if {ctx: len(stages) for ctx, stages in planned.items()} != {ctx: len(stages) for ctx, stages in measured.items()}:
+    if {ctx: len(stages) for ctx, stages in planned.items()} != {
+        ctx: len(stages) for ctx, stages in measured.items()
+    }:
         return  # the compiled stages are others: only the step as a whole is known
     rows = profile.micro_batch_rows(candidate.micro_batches)
     for ctx, stages in planned.items():
         for s, took in zip(stages, measured[ctx]):
             layers = candidate.stages[s]
             own = profile.cost(ctx, rows)
-            passes = {kind: candidate.times[kind, s] for kind in "FBW" if (kind, s) in candidate.times}
+            passes = {
+                kind: candidate.times[kind, s] for kind in "FBW" if (kind, s) in candidate.times
+            }
             factors = {}
-            forward, backward = sum(own[i].forward for i in layers), sum(own[i].backward for i in layers)
-            factors["forward"] = _factor(took.get("F", 0.0) - (passes.get("F", 0.0) - forward), forward)
+            forward, backward = (
+                sum(own[i].forward for i in layers),
+                sum(own[i].backward for i in layers),
+            )
+            factors["forward"] = _factor(
+                took.get("F", 0.0) - (passes.get("F", 0.0) - forward), forward
+            )
             whole = passes.get("B", 0.0) + passes.get("W", 0.0)
             inner = (
                 sum(own[i].input_gradients + own[i].weight_gradients for i in layers)
                 if "W" in passes
                 else backward
             )
-            factors["backward"] = _factor(took.get("B", 0.0) + took.get("W", 0.0) - (whole - inner), inner)
+            factors["backward"] = _factor(
+                took.get("B", 0.0) + took.get("W", 0.0) - (whole - inner), inner
+            )
             factors["input_gradients"] = factors["weight_gradients"] = factors["backward"]
             if took.get("W") and took.get("B"):
                 weights = sum(own[i].weight_gradients for i in layers)
@@ -243,11 +282,15 @@ def _factor(measured, predicted):
 
 def _multiply(profile, ctx, rows, layers, factors, corrected):
     own = profile.costs[ctx].get(rows)
-    columns = {id(column): column for sizes in profile.costs.values() for column in sizes.values()}  # devices that are alike share them
+    columns = {
+        id(column): column for sizes in profile.costs.values() for column in sizes.values()
+    }  # devices that are alike share them
     for column in columns.values():
         for i in layers:
             if column is own or (id(column), i) not in corrected:
-                column[i] = column[i]._replace(**{name: getattr(column[i], name) * factor for name, factor in factors.items()})
+                column[i] = column[i]._replace(
+                    **{name: getattr(column[i], name) * factor for name, factor in factors.items()}
+                )
             if column is own:
                 corrected.add((id(column), i))
 

@@ -15,7 +15,9 @@ def _drop(F, parts, rate, axis):
     draw = F._internal._dropout_draw(parts[0], axis=axis, total=sum(sizes))
     draws = collectives.broadcast(draw, [part.context for part in parts])
     return [
-        F._internal._dropout_part(part, key, p=rate, axis=axis, begin=sum(sizes[:i]), total=sum(sizes))
+        F._internal._dropout_part(
+            part, key, p=rate, axis=axis, begin=sum(sizes[:i]), total=sum(sizes)
+        )
         for i, (part, key) in enumerate(zip(parts, draws))
     ]
 
@@ -42,8 +44,14 @@ class SequenceParallelDropout(SplitLayer):
 
     def hybrid_forward(self, F, x):
         parts = self._pieces(x, self._axis)
-        outs = _drop(F, parts, self._rate, self._axis) if self._rate else [F.identity(part) for part in parts]
-        return collectives.gather(outs, x.context, self._axis) if isinstance(x, nd.NDArray) else outs
+        outs = (
+            _drop(F, parts, self._rate, self._axis)
+            if self._rate
+            else [F.identity(part) for part in parts]
+        )
+        return (
+            collectives.gather(outs, x.context, self._axis) if isinstance(x, nd.NDArray) else outs
+        )
 
 
 class SequenceParallelLayerNorm(SplitLayer):
@@ -59,11 +67,38 @@ class SequenceParallelLayerNorm(SplitLayer):
         As for `LayerNorm`.
     """
 
-    def __init__(self, ctx, axis=1, epsilon=1e-5, center=True, scale=True, beta_initializer="zeros", gamma_initializer="ones", in_channels=0, **kwargs):
+    def __init__(
+        self,
+        ctx,
+        axis=1,
+        epsilon=1e-5,
+        center=True,
+        scale=True,
+        beta_initializer="zeros",
+        gamma_initializer="ones",
+        in_channels=0,
+        **kwargs,
+    ):
         super().__init__(ctx, **kwargs)
         self._axis, self._epsilon = axis, epsilon
-        home_parameter(self, "gamma", (in_channels,), self._ctx[0], init=gamma_initializer, grad_req="write" if scale else "null", differentiable=scale)
-        home_parameter(self, "beta", (in_channels,), self._ctx[0], init=beta_initializer, grad_req="write" if center else "null", differentiable=center)
+        home_parameter(
+            self,
+            "gamma",
+            (in_channels,),
+            self._ctx[0],
+            init=gamma_initializer,
+            grad_req="write" if scale else "null",
+            differentiable=scale,
+        )
+        home_parameter(
+            self,
+            "beta",
+            (in_channels,),
+            self._ctx[0],
+            init=beta_initializer,
+            grad_req="write" if center else "null",
+            differentiable=center,
+        )
 
     def _alias(self):
         return "layernorm"
@@ -74,15 +109,25 @@ class SequenceParallelLayerNorm(SplitLayer):
     def _complete(self, x):
         first = x if isinstance(x, nd.NDArray) else x[0]
         if self._axis % first.ndim == first.ndim - 1:
-            raise MXNetError("SequenceParallelLayerNorm: the axis along which the sequence is divided can't be the last one, which is normalised")
+            raise MXNetError(
+                "SequenceParallelLayerNorm: the axis along which the sequence is divided can't be the last one, which is normalised"
+            )
         if not self.gamma.shape[0]:
             self.gamma.shape = self.beta.shape = first.shape[-1:]
 
     def hybrid_forward(self, F, x, gamma, beta):
-        gammas, betas = collectives.broadcast(gamma, self._ctx), collectives.broadcast(beta, self._ctx)
+        gammas, betas = (
+            collectives.broadcast(gamma, self._ctx),
+            collectives.broadcast(beta, self._ctx),
+        )
         parts = self._pieces(x, self._axis)
-        outs = [F.LayerNorm(part, g, b, axis=-1, eps=self._epsilon) for part, g, b in zip(parts, gammas, betas)]
-        return collectives.gather(outs, x.context, self._axis) if isinstance(x, nd.NDArray) else outs
+        outs = [
+            F.LayerNorm(part, g, b, axis=-1, eps=self._epsilon)
+            for part, g, b in zip(parts, gammas, betas)
+        ]
+        return (
+            collectives.gather(outs, x.context, self._axis) if isinstance(x, nd.NDArray) else outs
+        )
 
 
 class ParallelSelfAttention(SplitLayer):
@@ -107,21 +152,60 @@ class ParallelSelfAttention(SplitLayer):
     """
 
     def __init__(
-        self, units, num_heads, ctx, causal=False, dropout=0.0, use_bias=True, dtype="float32", weight_initializer=None, bias_initializer="zeros",
-        sequence_axis=None, **kwargs,
-    ):  # fmt: skip
+        self,
+        units,
+        num_heads,
+        ctx,
+        causal=False,
+        dropout=0.0,
+        use_bias=True,
+        dtype="float32",
+        weight_initializer=None,
+        bias_initializer="zeros",
+        sequence_axis=None,
+        **kwargs,
+    ):
         super().__init__(ctx, **kwargs)
         if units % num_heads:
-            raise ValueError(f"ParallelSelfAttention: {units} units can't be divided into {num_heads} heads")
-        self._units, self._heads, self._causal, self._dropout, self._axis = units, num_heads, causal, dropout, sequence_axis
-        shared = {"flatten": False, "use_bias": use_bias, "dtype": dtype, "weight_initializer": weight_initializer, "bias_initializer": bias_initializer}
+            raise ValueError(
+                f"ParallelSelfAttention: {units} units can't be divided into {num_heads} heads"
+            )
+        self._units, self._heads, self._causal, self._dropout, self._axis = (
+            units,
+            num_heads,
+            causal,
+            dropout,
+            sequence_axis,
+        )
+        shared = {
+            "flatten": False,
+            "use_bias": use_bias,
+            "dtype": dtype,
+            "weight_initializer": weight_initializer,
+            "bias_initializer": bias_initializer,
+        }
         head = units // num_heads
         with self.name_scope():
             self.qkv = ColumnParallelDense(
-                3 * units, ctx, in_units=units, gather_output=False, gather_input=sequence_axis, blocks=3, unit=head, prefix="qkv_", **shared
+                3 * units,
+                ctx,
+                in_units=units,
+                gather_output=False,
+                gather_input=sequence_axis,
+                blocks=3,
+                unit=head,
+                prefix="qkv_",
+                **shared,
             )
             self.out = RowParallelDense(
-                units, ctx, in_units=units, input_is_parallel=True, scatter_output=sequence_axis, unit=head, prefix="out_", **shared
+                units,
+                ctx,
+                in_units=units,
+                input_is_parallel=True,
+                scatter_output=sequence_axis,
+                unit=head,
+                prefix="out_",
+                **shared,
             )
 
     def _describe(self):
@@ -133,12 +217,19 @@ class ParallelSelfAttention(SplitLayer):
         for part in self.qkv(x):
             batch, time, _ = part.shape
             # (batch, time, 3 * heads * head) -> (3 * heads of each sample, time, head)
-            apart = F.transpose(F.reshape(part, shape=(batch, time, 3, -1, head)), axes=(2, 0, 3, 1, 4))
-            q, k, v = [F.reshape(one, shape=(-1, time, head)) for one in F.split(apart, num_outputs=3, axis=0)]
+            apart = F.transpose(
+                F.reshape(part, shape=(batch, time, 3, -1, head)), axes=(2, 0, 3, 1, 4)
+            )
+            q, k, v = [
+                F.reshape(one, shape=(-1, time, head))
+                for one in F.split(apart, num_outputs=3, axis=0)
+            ]
             score = F.batch_dot(q, k, transpose_b=True) * head**-0.5
             if self._causal:
                 at = F.arange(0, time, ctx=part.context)
-                later = F.broadcast_greater(F.reshape(at, shape=(1, 1, -1)), F.reshape(at, shape=(1, -1, 1)))
+                later = F.broadcast_greater(
+                    F.reshape(at, shape=(1, 1, -1)), F.reshape(at, shape=(1, -1, 1))
+                )
                 score = F.broadcast_add(score, F.cast(later, dtype=part.dtype) * -1e9)
             scores.append(F.reshape(F.softmax(score, axis=-1), shape=(batch, -1, time, time)))
             values.append(v)
@@ -147,7 +238,10 @@ class ParallelSelfAttention(SplitLayer):
         outs = []
         for score, v in zip(scores, values):
             batch, heads, time, _ = score.shape
-            out = F.reshape(F.batch_dot(F.reshape(score, shape=(-1, time, time)), v), shape=(batch, heads, time, head))
+            out = F.reshape(
+                F.batch_dot(F.reshape(score, shape=(-1, time, time)), v),
+                shape=(batch, heads, time, head),
+            )
             outs.append(F.reshape(F.transpose(out, axes=(0, 2, 1, 3)), shape=(batch, time, -1)))
         out = self.out(outs)
         return out[0].as_in_context(x.context) if isinstance(x, nd.NDArray) else out

@@ -22,7 +22,15 @@ from .layers import SplitLayer
 __all__ = ["ParallelHeads"]
 
 _HEADS = ("heads", "num_heads", "n_heads", "nhead", "_heads", "_num_heads")
-_INPUTS = (("qkv",), ("_qkv",), ("in_proj",), ("query", "key", "value"), ("q", "k", "v"), ("q_proj", "k_proj", "v_proj"), ("proj_query", "proj_key", "proj_value"))
+_INPUTS = (
+    ("qkv",),
+    ("_qkv",),
+    ("in_proj",),
+    ("query", "key", "value"),
+    ("q", "k", "v"),
+    ("q_proj", "k_proj", "v_proj"),
+    ("proj_query", "proj_key", "proj_value"),
+)
 _OUTPUT = ("out", "output", "proj", "out_proj", "proj_out", "_out")
 
 
@@ -64,11 +72,15 @@ class ParallelHeads(SplitLayer):
 
     def _counts(self, rank, attributes):
         begin, end = collectives.divide(self._heads, len(self._ctx))[rank]
-        return {name: getattr(self._block, name) * (end - begin) // self._heads for name in attributes}
+        return {
+            name: getattr(self._block, name) * (end - begin) // self._heads for name in attributes
+        }
 
     def _complete(self, x):
         if not isinstance(x, nd.NDArray):
-            raise MXNetError(f"{self.name}: attention that is split by 'heads' takes arrays, not lists of parts")
+            raise MXNetError(
+                f"{self.name}: attention that is split by 'heads' takes arrays, not lists of parts"
+            )
 
     def hybrid_forward(self, F, x, *args):
         home, args = x.context, [_moved(arg, self._ctx[0]) for arg in (x, *args)]
@@ -82,14 +94,20 @@ class ParallelHeads(SplitLayer):
         block = copy.copy(self._block)
         block.__dict__.update(attributes)
         block._active = False
-        block._children = {name: stand_ins.get(name, child) for name, child in self._children.items()}
+        block._children = {
+            name: stand_ins.get(name, child) for name, child in self._children.items()
+        }
         for key, value in block.__dict__.items():
             if isinstance(value, Block):
-                name = next((name for name, child in self._children.items() if child is value), None)
+                name = next(
+                    (name for name, child in self._children.items() if child is value), None
+                )
                 if name in stand_ins:
                     block.__dict__[key] = stand_ins[name]
         if F is not None:
-            block.__dict__["hybrid_forward"] = lambda ops, *args, **params: type(block).hybrid_forward(block, F(ops), *args, **params)
+            block.__dict__["hybrid_forward"] = lambda ops, *args, **params: type(
+                block
+            ).hybrid_forward(block, F(ops), *args, **params)
         return block
 
 
@@ -100,16 +118,29 @@ class _Run:
         self.layer, self.args, self.batch = layer, args, args[0].shape[0]
         self.ctx = layer._ctx
         self.spans = collectives.divide(layer._heads, len(self.ctx))
-        self.parts, self.shared, self.draws = [], [], []  # of each projection, of each child before them, of each dropout
+        self.parts, self.shared, self.draws = (
+            [],
+            [],
+            [],
+        )  # of each projection, of each child before them, of each dropout
 
     def block(self, rank):
         """The block for a device's run."""
-        so_far = {"parts": 0, "shared": 0, "draws": 0, "ended": False}  # what the run has had of each
+        so_far = {
+            "parts": 0,
+            "shared": 0,
+            "draws": 0,
+            "ended": False,
+        }  # what the run has had of each
         stand_ins = {
             name: self.child(name, child, rank, so_far)
             for name, child in children(self.layer).items()
         }
-        return self.layer._variant(stand_ins, self.layer._counts(rank, self.layer._choices[0]), lambda ops: _Ops(ops, self, rank, so_far))
+        return self.layer._variant(
+            stand_ins,
+            self.layer._counts(rank, self.layer._choices[0]),
+            lambda ops: _Ops(ops, self, rank, so_far),
+        )
 
     def child(self, name, child, rank, so_far):
         """What stands in for a child."""
@@ -136,10 +167,14 @@ class _Run:
             return _moved(value, self.ctx[rank]) if rank else value
         if isinstance(child, nn.Dropout):
             if child._axes:
-                raise NotImplementedError(f"{self.layer.name}: dropout with axes= between heads can't be split")
+                raise NotImplementedError(
+                    f"{self.layer.name}: dropout with axes= between heads can't be split"
+                )
             return self.dropout(args[0], child._rate, rank, so_far) if child._rate else args[0]
         if child.collect_params():
-            raise NotImplementedError(f"{self.layer.name}: '{child.name}' has parameters and is used between heads, which can't be split")
+            raise NotImplementedError(
+                f"{self.layer.name}: '{child.name}' has parameters and is used between heads, which can't be split"
+            )
         return child(*args)
 
     def dropout(self, x, rate, rank, so_far):
@@ -153,7 +188,14 @@ class _Run:
             draw = nd._internal._dropout_draw(x, axis=axis, total=heads * unit)
             self.draws.append(collectives.broadcast(draw, self.ctx))
         so_far["draws"] += 1
-        out = nd._internal._dropout_part(x, self.draws[so_far["draws"] - 1][rank], p=rate, axis=axis, begin=begin * unit, total=heads * unit)
+        out = nd._internal._dropout_part(
+            x,
+            self.draws[so_far["draws"] - 1][rank],
+            p=rate,
+            axis=axis,
+            begin=begin * unit,
+            total=heads * unit,
+        )
         return nd.reshape(out, shape=shape)
 
     def output(self, child, x, rank, so_far):
@@ -169,14 +211,20 @@ class _Run:
                 self.block(rank).forward(*args)
         except _Reached as reached:
             return reached.args[0]
-        raise MXNetError(f"{self.layer.name}: '{self.layer._output}' was called for one device and not for another")
+        raise MXNetError(
+            f"{self.layer.name}: '{self.layer._output}' was called for one device and not for another"
+        )
 
 
 def _moved(value, ctx):
     """Arrays, in lists as may be, on that device."""
     if isinstance(value, nd.NDArray):
         return value.as_in_context(ctx)
-    return type(value)(_moved(item, ctx) for item in value) if isinstance(value, (list, tuple)) else value
+    return (
+        type(value)(_moved(item, ctx) for item in value)
+        if isinstance(value, (list, tuple))
+        else value
+    )
 
 
 def _form(layer, x):
@@ -188,7 +236,9 @@ def _form(layer, x):
         return "samples"
     if x.ndim == 3 and x.shape[2] % heads == 0:
         return "units"
-    raise NotImplementedError(f"{layer.name}: dropout of shape {x.shape} (of one sample) between heads: it is not known along which axis they lie")
+    raise NotImplementedError(
+        f"{layer.name}: dropout of shape {x.shape} (of one sample) between heads: it is not known along which axis they lie"
+    )
 
 
 class _Ops:
@@ -205,7 +255,9 @@ class _Ops:
         if not so_far["parts"] or so_far["ended"]:
             return self._ops.Dropout(data, p=p, mode=mode, axes=axes, **kwargs)
         if axes or mode != "training":
-            raise NotImplementedError(f"{run.layer.name}: dropout with axes= or mode= between heads can't be split")
+            raise NotImplementedError(
+                f"{run.layer.name}: dropout with axes= or mode= between heads can't be split"
+            )
         return run.dropout(data, p, rank, so_far)
 
 
@@ -228,7 +280,12 @@ class _Check:
             shape = (1, *arg.shape[1:]) if arg.ndim and arg.shape[0] == batch else arg.shape
             return rng.standard_normal(shape), arg.dtype
 
-        self.samples, self.ctx, self.dtype, self.rng = [sample(arg) for arg in args], ctx, dtype, rng
+        self.samples, self.ctx, self.dtype, self.rng = (
+            [sample(arg) for arg in args],
+            ctx,
+            dtype,
+            rng,
+        )
         self.weights, self.error, self.forms = {}, None, None
 
     def run(self):
@@ -248,17 +305,27 @@ class _Check:
 
     def _compare(self):
         layer = self.layer
-        args = [nd.array(arg[0], ctx=self.ctx, dtype=arg[1]) if isinstance(arg, tuple) and isinstance(arg[0], np.ndarray) else arg for arg in self.samples]
+        args = [
+            nd.array(arg[0], ctx=self.ctx, dtype=arg[1])
+            if isinstance(arg, tuple) and isinstance(arg[0], np.ndarray)
+            else arg
+            for arg in self.samples
+        ]
         self.forms = []
         whole = self._reached({}, None, args).asnumpy().astype("float64")
         layer._dropouts, self.forms = self.forms, None
         failures = []
         for choice in layer._choices:
             try:
-                parts = [self._reached(layer._counts(rank, choice), rank, args).asnumpy() for rank in range(len(layer._ctx))]
+                parts = [
+                    self._reached(layer._counts(rank, choice), rank, args).asnumpy()
+                    for rank in range(len(layer._ctx))
+                ]
                 divided = np.concatenate(parts, -1)
                 if divided.shape != whole.shape:
-                    raise MXNetError(f"the heads are of shape {divided.shape} together, not {whole.shape}")
+                    raise MXNetError(
+                        f"the heads are of shape {divided.shape} together, not {whole.shape}"
+                    )
                 if not np.abs(divided - whole).max() <= 1e-2 * np.abs(whole).max():
                     raise MXNetError("the numbers are others")
             except (MXNetError, ValueError, TypeError) as error:
@@ -275,7 +342,9 @@ class _Check:
         stand_ins = {}
         for name, child in children(self.layer).items():
             if name in self.layer._inputs:
-                stand_ins[name] = lambda x, name=name, child=child: self._project(x, name, child, rank)
+                stand_ins[name] = lambda x, name=name, child=child: self._project(
+                    x, name, child, rank
+                )
             elif name == self.layer._output:
                 stand_ins[name] = self._end
             elif isinstance(child, nn.Dropout):
@@ -303,7 +372,9 @@ class _Check:
         """With random weights, the same for the same child."""
         units, self.apart = child._weight.shape[0], True
         if name not in self.weights:
-            self.weights[name] = self.rng.standard_normal((units, x.shape[-1])) * x.shape[-1] ** -0.5
+            self.weights[name] = (
+                self.rng.standard_normal((units, x.shape[-1])) * x.shape[-1] ** -0.5
+            )
         weight = nd.array(self.weights[name], ctx=x.context, dtype=x.dtype)
         if rank is not None:
             weight = child._weight.take(weight, rank)
@@ -328,10 +399,16 @@ def find(block, options):
     options = dict(options)
     dense = {name: child for name, child in children(block).items() if isinstance(child, nn.Dense)}
     there = f"its Dense children are {', '.join(dense) or 'none'}"
-    inputs, output, attributes = options.pop("inputs", None), options.pop("output", None), options.pop("attributes", None)
+    inputs, output, attributes = (
+        options.pop("inputs", None),
+        options.pop("output", None),
+        options.pop("attributes", None),
+    )
     blocks = options.pop("blocks", 3)
     if options:
-        raise ValueError(f"'heads' has no option {', '.join(map(repr, options))}; there are inputs, output, attributes and blocks")
+        raise ValueError(
+            f"'heads' has no option {', '.join(map(repr, options))}; there are inputs, output, attributes and blocks"
+        )
     if own_parameters(block):
         raise NotImplementedError(
             f"the block has parameters of its own ({', '.join(own_parameters(block))}), which can't be split by 'heads'"
@@ -339,7 +416,9 @@ def find(block, options):
     if inputs is None:
         inputs = next((names for names in _INPUTS if all(name in dense for name in names)), None)
         if inputs is None:
-            raise ValueError(f"which children make queries, keys and values? {there}; say it with inputs=")
+            raise ValueError(
+                f"which children make queries, keys and values? {there}; say it with inputs="
+            )
     inputs = (inputs,) if isinstance(inputs, str) else tuple(inputs)
     if output is None:
         output = next((name for name in _OUTPUT if name in dense and name not in inputs), None)
@@ -348,27 +427,39 @@ def find(block, options):
     for name in (*inputs, output):
         if name not in dense:
             raise ValueError(f"'{name}' is no Dense of the block; {there}")
-    numbers = {name: value for name, value in block.__dict__.items() if type(value) is int and value > 0}
+    numbers = {
+        name: value for name, value in block.__dict__.items() if type(value) is int and value > 0
+    }
     if attributes is None:
         counting = next((name for name in _HEADS if name in numbers), None)
         if counting is None:
-            raise ValueError(f"which attribute is the number of heads? There are {', '.join(numbers) or 'no numbers'}; say it with attributes=")
+            raise ValueError(
+                f"which attribute is the number of heads? There are {', '.join(numbers) or 'no numbers'}; say it with attributes="
+            )
         heads = numbers[counting]
         units = dense[inputs[0]].weight.shape[0] // (blocks if len(inputs) == 1 else 1)
-        more = tuple(name for name, value in numbers.items() if value in (units, blocks * units) and name != counting)
+        more = tuple(
+            name
+            for name, value in numbers.items()
+            if value in (units, blocks * units) and name != counting
+        )
         choices = [(counting,), (counting, *more)] if more else [(counting,)]
     else:
         attributes = (attributes,) if isinstance(attributes, str) else tuple(attributes)
         missing = [name for name in attributes if name not in numbers]
         if missing:
-            raise ValueError(f"the block has no number '{missing[0]}'; there are {', '.join(numbers) or 'none'}")
+            raise ValueError(
+                f"the block has no number '{missing[0]}'; there are {', '.join(numbers) or 'none'}"
+            )
         heads, choices = numbers[attributes[0]], [attributes]
     if len(inputs) > 1:
         blocks = 1
     for name in inputs:
         units = dense[name].weight.shape[0]
         if units % (blocks * heads):
-            raise ValueError(f"the {units} units of '{name}' can't be divided into {blocks} x {heads} heads")
+            raise ValueError(
+                f"the {units} units of '{name}' can't be divided into {blocks} x {heads} heads"
+            )
         if dense[name]._flatten:
             raise ValueError(f"'{name}' has flatten=True: it makes no heads of a sequence")
     return inputs, output, heads, choices, blocks

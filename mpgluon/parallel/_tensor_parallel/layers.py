@@ -15,7 +15,13 @@ from ...gluon.nn.conv_layers import check_layout, per_axis
 from .. import collectives
 from .parameters import home_parameter, split_parameter
 
-__all__ = ["ColumnParallelDense", "RowParallelDense", "VocabParallelEmbedding", "VocabParallelSoftmaxCELoss", "ParallelConv2D"]
+__all__ = [
+    "ColumnParallelDense",
+    "RowParallelDense",
+    "VocabParallelEmbedding",
+    "VocabParallelSoftmaxCELoss",
+    "ParallelConv2D",
+]
 
 
 class SplitLayer(HybridBlock):
@@ -53,14 +59,21 @@ class SplitLayer(HybridBlock):
 
     def forward(self, x, *args):
         if is_symbolic((x, *args)):
-            raise MXNetError(f"{type(self).__name__} computes on arrays on several devices; there is no symbol of it")
+            raise MXNetError(
+                f"{type(self).__name__} computes on arrays on several devices; there is no symbol of it"
+            )
         if not _device_groups.running():
             if len(self._lines) > 1:
-                raise MXNetError(f"{type(self).__name__} '{self.name}' belongs to a network that is placed on a mesh; call the network")
+                raise MXNetError(
+                    f"{type(self).__name__} '{self.name}' belongs to a network that is placed on a mesh; call the network"
+                )
             return self._forward(x, *args)
         # Where a group names the device of every op, what this layer takes comes to the layer's devices, and its own ops stay where they are.
         with _device_groups.placed(None):
-            return self._forward(_device_groups.spread(x, self._ctx, nd.NDArray), *_device_groups.move(args, self._ctx[0], nd.NDArray))
+            return self._forward(
+                _device_groups.spread(x, self._ctx, nd.NDArray),
+                *_device_groups.move(args, self._ctx[0], nd.NDArray),
+            )
 
     def _forward(self, x, *args):
         self._complete(x)
@@ -72,26 +85,44 @@ class SplitLayer(HybridBlock):
     def _check_list(self, x):
         devices = [a.context for a in x]
         if devices != self._ctx:
-            raise MXNetError(f"{type(self).__name__}: a list of inputs must hold one array on each of {self._ctx}, in this order, but they are on {devices}")
+            raise MXNetError(
+                f"{type(self).__name__}: a list of inputs must hold one array on each of {self._ctx}, in this order, but they are on {devices}"
+            )
         return list(x)
 
     def _everywhere(self, x):
         """The whole input on each device."""
-        return collectives.broadcast(x, self._ctx) if isinstance(x, nd.NDArray) else self._check_list(x)
+        return (
+            collectives.broadcast(x, self._ctx)
+            if isinstance(x, nd.NDArray)
+            else self._check_list(x)
+        )
 
     def _pieces(self, x, axis):
         """The input's parts along the axis: a list is parts already."""
-        return collectives.scatter(x, self._ctx, axis) if isinstance(x, nd.NDArray) else self._check_list(x)
+        return (
+            collectives.scatter(x, self._ctx, axis)
+            if isinstance(x, nd.NDArray)
+            else self._check_list(x)
+        )
 
     def _shards(self, params, name):
         return [params.get(f"shard{i}_{name}") for i in range(len(self._ctx))]
 
     def _whole(self, outs, x, axis):
         """Parts put together: where the one input is, or on every device."""
-        return collectives.gather(outs, x.context, axis) if isinstance(x, nd.NDArray) else collectives.all_gather(outs, axis)
+        return (
+            collectives.gather(outs, x.context, axis)
+            if isinstance(x, nd.NDArray)
+            else collectives.all_gather(outs, axis)
+        )
 
     def _total(self, outs, x):
-        return collectives.reduce(outs, x.context) if isinstance(x, nd.NDArray) else collectives.all_reduce(outs)
+        return (
+            collectives.reduce(outs, x.context)
+            if isinstance(x, nd.NDArray)
+            else collectives.all_reduce(outs)
+        )
 
     def __repr__(self):
         return f"{type(self).__name__}({self._describe()}, over {', '.join(map(str, self._ctx))})"
@@ -111,7 +142,9 @@ class _ParallelDense(SplitLayer):
 
     def _product(self, F, x, weight, bias):
         inputs = (x, weight) if bias is None else (x, weight, bias)
-        return F.FullyConnected(*inputs, num_hidden=weight.shape[0], no_bias=bias is None, flatten=self._flatten)
+        return F.FullyConnected(
+            *inputs, num_hidden=weight.shape[0], no_bias=bias is None, flatten=self._flatten
+        )
 
 
 class ColumnParallelDense(_ParallelDense):
@@ -132,29 +165,56 @@ class ColumnParallelDense(_ParallelDense):
     """
 
     def __init__(
-        self, units, ctx, activation=None, use_bias=True, flatten=True, dtype="float32", weight_initializer=None, bias_initializer="zeros", in_units=0,
-        gather_output=True, gather_input=None, blocks=1, unit=1, **kwargs,
-    ):  # fmt: skip
+        self,
+        units,
+        ctx,
+        activation=None,
+        use_bias=True,
+        flatten=True,
+        dtype="float32",
+        weight_initializer=None,
+        bias_initializer="zeros",
+        in_units=0,
+        gather_output=True,
+        gather_input=None,
+        blocks=1,
+        unit=1,
+        **kwargs,
+    ):
         super().__init__(ctx, **kwargs)
-        self._flatten, self._gather_output, self._gather_input = flatten, gather_output, gather_input
+        self._flatten, self._gather_output, self._gather_input = (
+            flatten,
+            gather_output,
+            gather_input,
+        )
         if gather_output and blocks != 1:
-            raise ValueError("ColumnParallelDense: the units of several blocks can't be put together in order; set gather_output=False")
+            raise ValueError(
+                "ColumnParallelDense: the units of several blocks can't be put together in order; set gather_output=False"
+            )
         split = {"axis": 0, "ctx": self._ctx, "blocks": blocks, "unit": unit, "dtype": dtype}
         with self.name_scope():
-            self._weight = split_parameter(self, "weight", (units, in_units), init=weight_initializer, **split)
+            self._weight = split_parameter(
+                self, "weight", (units, in_units), init=weight_initializer, **split
+            )
             if use_bias:
                 split_parameter(self, "bias", (units,), init=bias_initializer, **split)
-            self.act = None if activation is None else Activation(activation, prefix=activation + "_")
+            self.act = (
+                None if activation is None else Activation(activation, prefix=activation + "_")
+            )
 
     def _complete(self, x):
         units, in_units = self._weight.shape
         if not in_units:
-            self._weight.complete((units, _features(x if isinstance(x, nd.NDArray) else x[0], self._flatten)))
+            self._weight.complete(
+                (units, _features(x if isinstance(x, nd.NDArray) else x[0], self._flatten))
+            )
 
     def hybrid_forward(self, F, x, **params):
         if self._gather_input is not None and not isinstance(x, nd.NDArray):
             x = collectives.all_gather(self._check_list(x), self._gather_input)
-        parts = zip(self._everywhere(x), self._shards(params, "weight"), self._shards(params, "bias"))
+        parts = zip(
+            self._everywhere(x), self._shards(params, "weight"), self._shards(params, "bias")
+        )
         outs = [self._product(F, *part) for part in parts]
         if self.act is not None:
             outs = [self.act(out) for out in outs]
@@ -182,18 +242,51 @@ class RowParallelDense(_ParallelDense):
     """
 
     def __init__(
-        self, units, ctx, activation=None, use_bias=True, flatten=True, dtype="float32", weight_initializer=None, bias_initializer="zeros", in_units=0,
-        input_is_parallel=False, output_ctx=None, scatter_output=None, unit=1, **kwargs,
-    ):  # fmt: skip
+        self,
+        units,
+        ctx,
+        activation=None,
+        use_bias=True,
+        flatten=True,
+        dtype="float32",
+        weight_initializer=None,
+        bias_initializer="zeros",
+        in_units=0,
+        input_is_parallel=False,
+        output_ctx=None,
+        scatter_output=None,
+        unit=1,
+        **kwargs,
+    ):
         super().__init__(ctx, **kwargs)
         if output_ctx is not None and scatter_output is not None:
-            raise ValueError("RowParallelDense: output_ctx makes one array, scatter_output a list; give one of them")
-        self._flatten, self._parallel, self._output_ctx, self._scatter = flatten, input_is_parallel, output_ctx, scatter_output
+            raise ValueError(
+                "RowParallelDense: output_ctx makes one array, scatter_output a list; give one of them"
+            )
+        self._flatten, self._parallel, self._output_ctx, self._scatter = (
+            flatten,
+            input_is_parallel,
+            output_ctx,
+            scatter_output,
+        )
         with self.name_scope():
-            self._weight = split_parameter(self, "weight", (units, in_units), 1, self._ctx, unit=unit, init=weight_initializer, dtype=dtype)
+            self._weight = split_parameter(
+                self,
+                "weight",
+                (units, in_units),
+                1,
+                self._ctx,
+                unit=unit,
+                init=weight_initializer,
+                dtype=dtype,
+            )
             if use_bias:
-                home_parameter(self, "bias", (units,), self._ctx[0], init=bias_initializer, dtype=dtype)
-            self.act = None if activation is None else Activation(activation, prefix=activation + "_")
+                home_parameter(
+                    self, "bias", (units,), self._ctx[0], init=bias_initializer, dtype=dtype
+                )
+            self.act = (
+                None if activation is None else Activation(activation, prefix=activation + "_")
+            )
 
     def _complete(self, x):
         units, in_units = self._weight.shape
@@ -206,20 +299,33 @@ class RowParallelDense(_ParallelDense):
         ranges = [self._weight.ranges(i)[0] for i in range(len(self._ctx))]
         if self._parallel:
             if isinstance(x, nd.NDArray):
-                raise MXNetError("RowParallelDense: with input_is_parallel=True the input is a list with the features of each device, not one array")
+                raise MXNetError(
+                    "RowParallelDense: with input_is_parallel=True the input is a list with the features of each device, not one array"
+                )
             inputs = self._check_list(x)
             sizes = [_features(part, self._flatten) for part in inputs]
             if sizes != [end - begin for begin, end in ranges]:
-                raise MXNetError(f"RowParallelDense: the inputs have {sizes} features on {self._ctx}, but the weights are for {[e - b for b, e in ranges]}")
+                raise MXNetError(
+                    f"RowParallelDense: the inputs have {sizes} features on {self._ctx}, but the weights are for {[e - b for b, e in ranges]}"
+                )
         else:
-            flat = [F.flatten(part) if self._flatten else part for part in ([x] if isinstance(x, nd.NDArray) else self._check_list(x))]
+            flat = [
+                F.flatten(part) if self._flatten else part
+                for part in ([x] if isinstance(x, nd.NDArray) else self._check_list(x))
+            ]
             if isinstance(x, nd.NDArray):
                 begins = tuple(begin for begin, _ in ranges)
                 parts = F.split_v2(flat[0], begins[1:], axis=-1) if len(begins) > 1 else flat
                 inputs = [part.as_in_context(ctx) for part, ctx in zip(parts, self._ctx)]
             else:
-                inputs = [F.slice_axis(part, axis=-1, begin=begin, end=end) for part, (begin, end) in zip(flat, ranges)]
-        outs = [self._product(F, part, weight, None if i else bias) for i, (part, weight) in enumerate(zip(inputs, weights))]
+                inputs = [
+                    F.slice_axis(part, axis=-1, begin=begin, end=end)
+                    for part, (begin, end) in zip(flat, ranges)
+                ]
+        outs = [
+            self._product(F, part, weight, None if i else bias)
+            for i, (part, weight) in enumerate(zip(inputs, weights))
+        ]
         if self._output_ctx is not None:
             out = collectives.reduce(outs, self._output_ctx)
         elif self._scatter is not None and not isinstance(x, nd.NDArray):
@@ -242,21 +348,38 @@ class VocabParallelEmbedding(SplitLayer):
         As for `Embedding`.
     """
 
-    def __init__(self, input_dim, output_dim, ctx, dtype="float32", weight_initializer=None, **kwargs):
+    def __init__(
+        self, input_dim, output_dim, ctx, dtype="float32", weight_initializer=None, **kwargs
+    ):
         super().__init__(ctx, **kwargs)
         self._input_dim, self._output_dim = input_dim, output_dim
-        self._weight = split_parameter(self, "weight", (input_dim, output_dim), 0, self._ctx, init=weight_initializer, dtype=dtype)
+        self._weight = split_parameter(
+            self,
+            "weight",
+            (input_dim, output_dim),
+            0,
+            self._ctx,
+            init=weight_initializer,
+            dtype=dtype,
+        )
 
     def _describe(self):
         return f"{self._input_dim} -> {self._output_dim}"
 
     def hybrid_forward(self, F, x, **params):
         outs = []
-        for i, (indices, weight) in enumerate(zip(self._everywhere(x), self._shards(params, "weight"))):
+        for i, (indices, weight) in enumerate(
+            zip(self._everywhere(x), self._shards(params, "weight"))
+        ):
             ((begin, end),) = self._weight.ranges(i)
             # Indices out of range count as the nearest one, as in Embedding.
             local = F.clip(indices, a_min=0, a_max=self._input_dim - 1) - begin
-            rows = F.Embedding(F.clip(local, a_min=0, a_max=end - begin - 1), weight, input_dim=end - begin, output_dim=self._output_dim)
+            rows = F.Embedding(
+                F.clip(local, a_min=0, a_max=end - begin - 1),
+                weight,
+                input_dim=end - begin,
+                output_dim=self._output_dim,
+            )
             here = F.cast((local >= 0) * (local < end - begin), dtype=weight.dtype)
             outs.append(F.broadcast_mul(rows, F.expand_dims(here, axis=-1)))
         return self._total(outs, x)
@@ -275,9 +398,13 @@ class VocabParallelSoftmaxCELoss(Loss):
 
     def forward(self, logits, label, *args):
         if is_symbolic((logits, label)) or isinstance(logits, nd.NDArray):
-            raise MXNetError("VocabParallelSoftmaxCELoss: the logits must be a list of arrays, the classes of each device")
+            raise MXNetError(
+                "VocabParallelSoftmaxCELoss: the logits must be a list of arrays, the classes of each device"
+            )
         if any(part.shape[:-1] != label.shape for part in logits):
-            raise MXNetError(f"VocabParallelSoftmaxCELoss: logits of shapes {[part.shape for part in logits]} don't fit labels of shape {label.shape}")
+            raise MXNetError(
+                f"VocabParallelSoftmaxCELoss: logits of shapes {[part.shape for part in logits]} don't fit labels of shape {label.shape}"
+            )
         return super().forward(logits, label, *args)
 
     def hybrid_forward(self, F, logits, label, sample_weight=None):
@@ -293,7 +420,9 @@ class VocabParallelSoftmaxCELoss(Loss):
             local = index - begin
             sums.append(F.sum(F.exp(F.broadcast_sub(part, most)), axis=-1, keepdims=True))
             here = F.cast(F.expand_dims((local >= 0) * (local < size), axis=-1), dtype=part.dtype)
-            picked.append(F.pick(part, F.clip(local, a_min=0, a_max=size - 1), axis=-1, keepdims=True) * here)
+            picked.append(
+                F.pick(part, F.clip(local, a_min=0, a_max=size - 1), axis=-1, keepdims=True) * here
+            )
             begin += size
         loss = F.log(collectives.reduce(sums, home)) + shift - collectives.reduce(picked, home)
         return self._mean(F, loss, sample_weight)
@@ -314,26 +443,69 @@ class ParallelConv2D(SplitLayer):
     """
 
     def __init__(
-        self, channels, kernel_size, ctx, strides=1, padding=0, dilation=1, groups=1, layout=None, activation=None, use_bias=True,
-        weight_initializer=None, bias_initializer="zeros", in_channels=0, gather_output=True, dtype="float32", **kwargs,
-    ):  # fmt: skip
+        self,
+        channels,
+        kernel_size,
+        ctx,
+        strides=1,
+        padding=0,
+        dilation=1,
+        groups=1,
+        layout=None,
+        activation=None,
+        use_bias=True,
+        weight_initializer=None,
+        bias_initializer="zeros",
+        in_channels=0,
+        gather_output=True,
+        dtype="float32",
+        **kwargs,
+    ):
         super().__init__(ctx, **kwargs)
         layout = check_layout(layout, 2)
         kernel = per_axis(kernel_size, 2, "kernel_size")
         if channels % groups or in_channels % groups:
-            raise ValueError(f"ParallelConv2D: {in_channels} and {channels} channels can't be divided into {groups} groups")
-        self._channels, self._groups, self._gather_output, self._axis = channels, groups, gather_output, layout.index("C")
+            raise ValueError(
+                f"ParallelConv2D: {in_channels} and {channels} channels can't be divided into {groups} groups"
+            )
+        self._channels, self._groups, self._gather_output, self._axis = (
+            channels,
+            groups,
+            gather_output,
+            layout.index("C"),
+        )
         self._kwargs = {
-            "kernel": kernel, "stride": per_axis(strides, 2, "strides"), "dilate": per_axis(dilation, 2, "dilation"),
-            "pad": per_axis(padding, 2, "padding"), "no_bias": not use_bias, "layout": layout,
-        }  # fmt: skip
-        shape = (channels, in_channels // groups, *kernel) if self._axis == 1 else (channels, *kernel, in_channels // groups)
+            "kernel": kernel,
+            "stride": per_axis(strides, 2, "strides"),
+            "dilate": per_axis(dilation, 2, "dilation"),
+            "pad": per_axis(padding, 2, "padding"),
+            "no_bias": not use_bias,
+            "layout": layout,
+        }
+        shape = (
+            (channels, in_channels // groups, *kernel)
+            if self._axis == 1
+            else (channels, *kernel, in_channels // groups)
+        )
         unit = channels // groups if groups > 1 else 1
         with self.name_scope():
-            self._weight = split_parameter(self, "weight", shape, 0, self._ctx, unit=unit, init=weight_initializer, dtype=dtype)
+            self._weight = split_parameter(
+                self, "weight", shape, 0, self._ctx, unit=unit, init=weight_initializer, dtype=dtype
+            )
             if use_bias:
-                split_parameter(self, "bias", (channels,), 0, self._ctx, unit=unit, init=bias_initializer, dtype=dtype)
-            self.act = None if activation is None else Activation(activation, prefix=activation + "_")
+                split_parameter(
+                    self,
+                    "bias",
+                    (channels,),
+                    0,
+                    self._ctx,
+                    unit=unit,
+                    init=bias_initializer,
+                    dtype=dtype,
+                )
+            self.act = (
+                None if activation is None else Activation(activation, prefix=activation + "_")
+            )
 
     def _alias(self):
         return "conv"
@@ -351,14 +523,20 @@ class ParallelConv2D(SplitLayer):
     def hybrid_forward(self, F, x, **params):
         per_group = self._weight.shape[self._axis]
         outs = []
-        for i, (part, weight, bias) in enumerate(zip(self._everywhere(x), self._shards(params, "weight"), self._shards(params, "bias"))):
+        for i, (part, weight, bias) in enumerate(
+            zip(self._everywhere(x), self._shards(params, "weight"), self._shards(params, "bias"))
+        ):
             groups = 1
             if self._groups > 1:
                 unit = self._channels // self._groups
                 begin, end = (at // unit for at in self._weight.ranges(i)[0])
                 groups = end - begin
-                part = F.slice_axis(part, axis=self._axis, begin=begin * per_group, end=end * per_group)
+                part = F.slice_axis(
+                    part, axis=self._axis, begin=begin * per_group, end=end * per_group
+                )
             inputs = (part, weight) if bias is None else (part, weight, bias)
-            out = F.Convolution(*inputs, num_filter=weight.shape[0], num_group=groups, **self._kwargs)
+            out = F.Convolution(
+                *inputs, num_filter=weight.shape[0], num_group=groups, **self._kwargs
+            )
             outs.append(out if self.act is None else self.act(out))
         return self._whole(outs, x, self._axis) if self._gather_output else outs

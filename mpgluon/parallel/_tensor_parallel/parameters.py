@@ -53,7 +53,10 @@ class _Family:
     def __init__(self, name, shape, axis, count, blocks, unit):
         self.name, self.axis, self.count, self.blocks, self.unit = name, axis, count, blocks, unit
         self.members = []
-        self.key, self.drawn = None, set()  # the random calls of the whole, and whose part was drawn from them
+        self.key, self.drawn = (
+            None,
+            set(),
+        )  # the random calls of the whole, and whose part was drawn from them
         self.shape = None
         self.complete(shape)
 
@@ -64,10 +67,14 @@ class _Family:
         if total > 0:
             block, rest = divmod(total, self.blocks * self.unit)
             if rest:
-                raise ValueError(f"Parameter '{self.name}': {total} along axis {self.axis} is no multiple of {self.blocks * self.unit}")
+                raise ValueError(
+                    f"Parameter '{self.name}': {total} along axis {self.axis} is no multiple of {self.blocks * self.unit}"
+                )
             if block < self.count:
                 what = f"{block} groups of {self.unit}" if self.unit > 1 else str(block)
-                raise ValueError(f"Parameter '{self.name}' of shape {self.shape} can't be split over {self.count} devices: there are only {what} along axis {self.axis}")
+                raise ValueError(
+                    f"Parameter '{self.name}' of shape {self.shape} can't be split over {self.count} devices: there are only {what} along axis {self.axis}"
+                )
         for member in self.members:
             member.shape = self.part_shape(member.index)
 
@@ -75,7 +82,9 @@ class _Family:
         """Which (begin, end) of the whole, along the axis, part `index` consists of: one for each block."""
         block = self.shape[self.axis] // self.blocks
         begin, end = divide(block // self.unit, self.count)[index]
-        return [(b * block + begin * self.unit, b * block + end * self.unit) for b in range(self.blocks)]
+        return [
+            (b * block + begin * self.unit, b * block + end * self.unit) for b in range(self.blocks)
+        ]
 
     def part_shape(self, index):
         if self.shape[self.axis] <= 0:
@@ -86,7 +95,10 @@ class _Family:
     def take(self, whole, index):
         """Part `index` of an array of the whole shape."""
         with _device_groups.paused():
-            parts = [nd.slice_axis(whole, axis=self.axis, begin=begin, end=end) for begin, end in self.ranges(index)]
+            parts = [
+                nd.slice_axis(whole, axis=self.axis, begin=begin, end=end)
+                for begin, end in self.ranges(index)
+            ]
             return parts[0] if len(parts) == 1 else nd.concat(*parts, dim=self.axis)
 
     def calls(self, index):
@@ -115,7 +127,9 @@ class ShardedParameter(HomeParameter):
 
     def __init__(self, name, family, index, home, **kwargs):
         self._family, self.index = family, index
-        super().__init__(name, home, shape=family.part_shape(index), allow_deferred_init=True, **kwargs)
+        super().__init__(
+            name, home, shape=family.part_shape(index), allow_deferred_init=True, **kwargs
+        )
         family.members.append(self)
 
     @property
@@ -162,7 +176,9 @@ class ShardedParameter(HomeParameter):
         with autograd.pause():
             whole = nd.zeros(self.global_shape, ctx=contexts[0], dtype=self.dtype)
             with random.calls_at(key):
-                initializer.create(default_init)(initializer.InitDesc(self.global_name, {"__init__": init}), whole)
+                initializer.create(default_init)(
+                    initializer.InitDesc(self.global_name, {"__init__": init}), whole
+                )
             self._take(self._family.take(whole, self.index), contexts)
 
     def set_data(self, data):
@@ -186,7 +202,9 @@ def split_parameter(block, name, shape, axis, ctx, blocks=1, unit=1, **kwargs):
     for index, home in enumerate(ctx):
         full = f"{block.params.prefix}shard{index}_{name}"
         if block.params._find(full) is not None:
-            raise MXNetError(f"Parameter '{full}' exists already; layers that are split over devices can't share parameters (params=)")
+            raise MXNetError(
+                f"Parameter '{full}' exists already; layers that are split over devices can't share parameters (params=)"
+            )
         param = ShardedParameter(full, family, index, home, **kwargs)
         block.params.update({full: param})
         setattr(block, f"shard{index}_{name}", param)

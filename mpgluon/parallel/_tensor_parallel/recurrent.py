@@ -31,25 +31,58 @@ class ParallelLSTM(SplitLayer):
     """
 
     def __init__(
-        self, hidden_size, ctx, num_layers=1, layout="TNC", dropout=0, bidirectional=False, input_size=0, i2h_weight_initializer=None,
-        h2h_weight_initializer=None, i2h_bias_initializer="zeros", h2h_bias_initializer="zeros", dtype="float32", **kwargs,
-    ):  # fmt: skip
+        self,
+        hidden_size,
+        ctx,
+        num_layers=1,
+        layout="TNC",
+        dropout=0,
+        bidirectional=False,
+        input_size=0,
+        i2h_weight_initializer=None,
+        h2h_weight_initializer=None,
+        i2h_bias_initializer="zeros",
+        h2h_bias_initializer="zeros",
+        dtype="float32",
+        **kwargs,
+    ):
         super().__init__(ctx, **kwargs)
         if layout not in ("TNC", "NTC"):
             raise ValueError(f"ParallelLSTM: the layout must be 'TNC' or 'NTC', not {layout!r}")
         if not 0 <= dropout < 1:
             raise ValueError(f"ParallelLSTM: dropout must be in [0, 1), not {dropout}")
-        self._hidden, self._layers, self._layout, self._dtype, self._dropout = hidden_size, num_layers, layout, dtype, dropout
+        self._hidden, self._layers, self._layout, self._dtype, self._dropout = (
+            hidden_size,
+            num_layers,
+            layout,
+            dtype,
+            dropout,
+        )
         self._directions = "lr" if bidirectional else "l"
         rows, size = 4 * hidden_size, input_size
         self._inputs = []  # what depends on the size of the input
         for layer in range(num_layers):
             for direction in self._directions:
-                cell, split = f"{direction}{layer}_", {"axis": 0, "ctx": self._ctx, "blocks": 4, "dtype": dtype}
-                weight = split_parameter(self, cell + "i2h_weight", (rows, size), init=i2h_weight_initializer, **split)
-                split_parameter(self, cell + "h2h_weight", (rows, hidden_size), init=h2h_weight_initializer, **split)
-                split_parameter(self, cell + "i2h_bias", (rows,), init=i2h_bias_initializer, **split)
-                split_parameter(self, cell + "h2h_bias", (rows,), init=h2h_bias_initializer, **split)
+                cell, split = (
+                    f"{direction}{layer}_",
+                    {"axis": 0, "ctx": self._ctx, "blocks": 4, "dtype": dtype},
+                )
+                weight = split_parameter(
+                    self, cell + "i2h_weight", (rows, size), init=i2h_weight_initializer, **split
+                )
+                split_parameter(
+                    self,
+                    cell + "h2h_weight",
+                    (rows, hidden_size),
+                    init=h2h_weight_initializer,
+                    **split,
+                )
+                split_parameter(
+                    self, cell + "i2h_bias", (rows,), init=i2h_bias_initializer, **split
+                )
+                split_parameter(
+                    self, cell + "h2h_bias", (rows,), init=h2h_bias_initializer, **split
+                )
                 if not layer:
                     self._inputs.append(weight)
             size = hidden_size * len(self._directions)
@@ -61,7 +94,9 @@ class ParallelLSTM(SplitLayer):
         # As LSTM names them in files, but for the number of the part.
         found = {}
         for name, param in self._reg_params.items():
-            part, direction, layer, rest = re.fullmatch(r"(shard\d+_)([lr])(\d+)_(.+)", name).groups()
+            part, direction, layer, rest = re.fullmatch(
+                r"(shard\d+_)([lr])(\d+)_(.+)", name
+            ).groups()
             cell = f"{direction}_cell." if len(self._directions) == 2 else ""
             found[f"{prefix + '.' if prefix else ''}_unfused.{layer}.{cell}{part}{rest}"] = param
         return found
@@ -85,7 +120,9 @@ class ParallelLSTM(SplitLayer):
 
     def _complete(self, x):
         if not isinstance(x, nd.NDArray) or x.ndim != 3:
-            raise MXNetError(f"ParallelLSTM: the input must be one array of 3 dimensions ({', '.join(self._layout)})")
+            raise MXNetError(
+                f"ParallelLSTM: the input must be one array of 3 dimensions ({', '.join(self._layout)})"
+            )
         for family in self._inputs:
             if not family.shape[1]:
                 family.complete((4 * self._hidden, x.shape[2]))
@@ -101,7 +138,9 @@ class ParallelLSTM(SplitLayer):
             states = self.begin_state(batch, ctx=home, dtype=x.dtype)
         for state, info in zip(states, self.state_info(batch)):
             if state.shape != info["shape"]:
-                raise ValueError(f"ParallelLSTM: the states must have shape {info['shape']}, got {state.shape}")
+                raise ValueError(
+                    f"ParallelLSTM: the states must have shape {info['shape']}, got {state.shape}"
+                )
         hidden, cells = [self._apart(F, state) for state in states]
         inputs = collectives.broadcast(x, self._ctx)
         last_h, last_c, out = [], [], None
@@ -109,21 +148,38 @@ class ParallelLSTM(SplitLayer):
             steps = []
             for number, direction in enumerate(self._directions):
                 at = layer * len(self._directions) + number
-                own, c = self._layer(F, inputs, hidden[at], cells[at], {name: self._shards(params, f"{direction}{layer}_{name}") for name in _NAMES}, number)
+                own, c = self._layer(
+                    F,
+                    inputs,
+                    hidden[at],
+                    cells[at],
+                    {name: self._shards(params, f"{direction}{layer}_{name}") for name in _NAMES},
+                    number,
+                )
                 steps.append(own)
                 last_h.append(own[0 if number else -1][0])
                 last_c.append(collectives.gather(c, home, 1))
             if layer + 1 < self._layers:
-                inputs = self._drop(F, [self._joined(F, steps, rank) for rank in range(len(self._ctx))], draw, layer)
+                inputs = self._drop(
+                    F, [self._joined(F, steps, rank) for rank in range(len(self._ctx))], draw, layer
+                )
             else:
                 out = self._joined(F, steps, 0).as_in_context(home)
         if self._layout == "NTC":
             out = F.swapaxes(out, dim1=0, dim2=1)
-        return out if begins else (out, [F.stack(*last_h, axis=0).as_in_context(home), F.stack(*last_c, axis=0)])
+        return (
+            out
+            if begins
+            else (out, [F.stack(*last_h, axis=0).as_in_context(home), F.stack(*last_c, axis=0)])
+        )
 
     def _apart(self, F, state):
         count = self._layers * len(self._directions)
-        return F.split(state, num_outputs=count, axis=0, squeeze_axis=True) if count > 1 else [F.reshape(state, shape=state.shape[1:])]
+        return (
+            F.split(state, num_outputs=count, axis=0, squeeze_axis=True)
+            if count > 1
+            else [F.reshape(state, shape=state.shape[1:])]
+        )
 
     @staticmethod
     def _joined(F, steps, rank):
@@ -137,7 +193,10 @@ class ParallelLSTM(SplitLayer):
             return inputs
         offset = nd.array([0, 0, layer << 48, 0, 0], dtype="int64", ctx=draw.context)
         draws = collectives.broadcast(draw + offset, self._ctx)
-        return [F._internal._dropout_part(x, own, p=self._dropout, axis=0, begin=0, total=x.shape[0]) for x, own in zip(inputs, draws)]
+        return [
+            F._internal._dropout_part(x, own, p=self._dropout, axis=0, begin=0, total=x.shape[0])
+            for x, own in zip(inputs, draws)
+        ]
 
     def _layer(self, F, inputs, h, c, weights, backwards):
         """The outputs of all steps, whole on every device, and the last cells of each."""

@@ -24,53 +24,105 @@ def _dense(kind):
     def make(layer, ctx, options):
         units, in_units = layer.weight.shape
         return kind(
-            units, ctx, activation=_activation(layer), use_bias=layer.bias is not None, flatten=layer._flatten, dtype=layer.weight.dtype,
-            weight_initializer=layer.weight.init, bias_initializer=layer.bias.init if layer.bias is not None else "zeros", in_units=in_units,
-            prefix=layer.prefix, **options,
-        )  # fmt: skip
+            units,
+            ctx,
+            activation=_activation(layer),
+            use_bias=layer.bias is not None,
+            flatten=layer._flatten,
+            dtype=layer.weight.dtype,
+            weight_initializer=layer.weight.init,
+            bias_initializer=layer.bias.init if layer.bias is not None else "zeros",
+            in_units=in_units,
+            prefix=layer.prefix,
+            **options,
+        )
 
     return make
 
 
 def _embedding(layer, ctx, options):
     rows, size = layer.weight.shape
-    return VocabParallelEmbedding(rows, size, ctx, dtype=layer.weight.dtype, weight_initializer=layer.weight.init, prefix=layer.prefix, **options)
+    return VocabParallelEmbedding(
+        rows,
+        size,
+        ctx,
+        dtype=layer.weight.dtype,
+        weight_initializer=layer.weight.init,
+        prefix=layer.prefix,
+        **options,
+    )
 
 
 def _convolution(layer, ctx, options):
     given = layer._kwargs
     axis = given["layout"].index("C")
     return ParallelConv2D(
-        layer._channels, given["kernel"], ctx, strides=given["stride"], padding=given["pad"], dilation=given["dilate"], groups=given["num_group"],
-        layout=given["layout"], activation=_activation(layer), use_bias=layer.bias is not None, weight_initializer=layer.weight.init,
-        bias_initializer=layer.bias.init if layer.bias is not None else "zeros", in_channels=layer.weight.shape[axis] * given["num_group"],
-        dtype=layer.weight.dtype, prefix=layer.prefix, **options,
-    )  # fmt: skip
+        layer._channels,
+        given["kernel"],
+        ctx,
+        strides=given["stride"],
+        padding=given["pad"],
+        dilation=given["dilate"],
+        groups=given["num_group"],
+        layout=given["layout"],
+        activation=_activation(layer),
+        use_bias=layer.bias is not None,
+        weight_initializer=layer.weight.init,
+        bias_initializer=layer.bias.init if layer.bias is not None else "zeros",
+        in_channels=layer.weight.shape[axis] * given["num_group"],
+        dtype=layer.weight.dtype,
+        prefix=layer.prefix,
+        **options,
+    )
 
 
 def unfit_lstm(layer):
     """Whether the layer is an LSTM that can't be split."""
-    return layer._mode != "lstm" or layer._use_sequence_length or layer._projection_size or any(name.startswith("lstm_state_clip") for name in layer._options)
+    return (
+        layer._mode != "lstm"
+        or layer._use_sequence_length
+        or layer._projection_size
+        or any(name.startswith("lstm_state_clip") for name in layer._options)
+    )
 
 
 def _lstm(layer, ctx, options):
     if unfit_lstm(layer):
-        raise NotImplementedError("LSTMs with a projection, clipped states or lengths of sequences can't be split")
+        raise NotImplementedError(
+            "LSTMs with a projection, clipped states or lengths of sequences can't be split"
+        )
     return ParallelLSTM(
-        layer._hidden_size, ctx, num_layers=layer._num_layers, layout=layer._layout, input_size=layer.l0_i2h_weight.shape[1], dtype=layer._dtype,
-        dropout=layer._dropout, bidirectional=layer._dir == 2,
-        prefix=layer.prefix, **layer._initializers, **options,
-    )  # fmt: skip
+        layer._hidden_size,
+        ctx,
+        num_layers=layer._num_layers,
+        layout=layer._layout,
+        input_size=layer.l0_i2h_weight.shape[1],
+        dtype=layer._dtype,
+        dropout=layer._dropout,
+        bidirectional=layer._dir == 2,
+        prefix=layer.prefix,
+        **layer._initializers,
+        **options,
+    )
 
 
 def _norm(layer, ctx, options):
     if layer._axis != -1:
-        raise NotImplementedError(f"only a LayerNorm of the last axis can be split along a sequence, not of axis {layer._axis}")
+        raise NotImplementedError(
+            f"only a LayerNorm of the last axis can be split along a sequence, not of axis {layer._axis}"
+        )
     given = layer._kwargs
     return SequenceParallelLayerNorm(
-        ctx, epsilon=given["eps"], center=given["center"], scale=given["scale"], beta_initializer=layer.beta.init, gamma_initializer=layer.gamma.init,
-        in_channels=layer.gamma.shape[0], prefix=layer.prefix, **options,
-    )  # fmt: skip
+        ctx,
+        epsilon=given["eps"],
+        center=given["center"],
+        scale=given["scale"],
+        beta_initializer=layer.beta.init,
+        gamma_initializer=layer.gamma.init,
+        in_channels=layer.gamma.shape[0],
+        prefix=layer.prefix,
+        **options,
+    )
 
 
 def _dropout(layer, ctx, options):
@@ -81,7 +133,11 @@ def _dropout(layer, ctx, options):
 
 # kind of split -> the layers it is for, and what they become
 _KINDS = {
-    "column": [(nn.Dense, _dense(ColumnParallelDense)), (nn.Conv2D, _convolution), (rnn.LSTM, _lstm)],
+    "column": [
+        (nn.Dense, _dense(ColumnParallelDense)),
+        (nn.Conv2D, _convolution),
+        (rnn.LSTM, _lstm),
+    ],
     "row": [(nn.Dense, _dense(RowParallelDense))],
     "vocab": [(nn.Embedding, _embedding)],
     "channel": [(nn.Conv2D, _convolution)],
@@ -119,11 +175,17 @@ def _take_over(old, new):
             for part in parts:
                 whole = getattr(part, "global_shape", None)
                 part.initialize(initializer.Zero())
-                part.set_data(value if whole is None or whole == part.shape else part._family.take(value, part.index))
+                part.set_data(
+                    value
+                    if whole is None or whole == part.shape
+                    else part._family.take(value, part.index)
+                )
         elif param.deferred_init:
             init, _, default_init, value, key = param.deferred_init
             if value is not None:
-                raise MXNetError(f"parameter '{param.name}' was given a value before its shape was known; run a batch through the network first")
+                raise MXNetError(
+                    f"parameter '{param.name}' was given a value before its shape was known; run a batch through the network first"
+                )
             for part in parts:
                 part.deferred_init = (init, part.homes, default_init, None, key)
                 if all(size > 0 for size in part.shape):
@@ -167,11 +229,15 @@ def matches(net, plan, who):
     for pattern, how in plan.items():
         kind, options = how if isinstance(how, tuple) else (how, {})
         if kind not in _KINDS:
-            raise ValueError(f"{who}: there is no split {kind!r} (for '{pattern}'); there are {', '.join(_KINDS)}")
+            raise ValueError(
+                f"{who}: there is no split {kind!r} (for '{pattern}'); there are {', '.join(_KINDS)}"
+            )
         try:
             rules.append((re.compile(pattern), kind, options))
         except re.error as error:
-            raise ValueError(f"{who}: '{pattern}' is no regular expression: {error}; any text is '.*'") from error
+            raise ValueError(
+                f"{who}: '{pattern}' is no regular expression: {error}; any text is '.*'"
+            ) from error
     places, used, work = list(walk(net)), set(), {}
     for parent, _, path, layer in places:
         if parent in work and work[parent][1] != "heads":
@@ -222,7 +288,11 @@ def _divide_heads(block, path, options, work, who):
     for name, kind, given in parts:
         work[children(block)[name]] = f"{path}.{name}", kind, given
     del work[block]  # the block itself comes behind its parts
-    work[block] = path, "heads", {"inputs": inputs, "output": output, "heads": count, "choices": choices}
+    work[block] = (
+        path,
+        "heads",
+        {"inputs": inputs, "output": output, "heads": count, "choices": choices},
+    )
 
 
 def every_layer(net, count):
@@ -233,7 +303,9 @@ def every_layer(net, count):
         if kind is None or layer in shared or layer in work:
             continue
         weight = next(iter(own_parameters(layer).values()))
-        if weight.shape[0] // (4 if kind == "gates" else 1) >= count and not (kind == "gates" and unfit_lstm(layer)):
+        if weight.shape[0] // (4 if kind == "gates" else 1) >= count and not (
+            kind == "gates" and unfit_lstm(layer)
+        ):
             work[layer] = path, kind, {}
     return work
 
@@ -266,14 +338,24 @@ def split_layers(net, work, ctx_of, who):
     places, made, shared = list(walk(net)), {}, set(_shared(net))
     for layer, (path, _, _) in work.items():
         if layer in shared:
-            raise MXNetError(f"{who}: '{path}' shares parameters with another layer; shared parameters can't be split")
+            raise MXNetError(
+                f"{who}: '{path}' shares parameters with another layer; shared parameters can't be split"
+            )
     for layer, (path, kind, options) in work.items():
-        make = next((make or klass for klass, make in _KINDS[kind] if isinstance(layer, klass)), None)
+        make = next(
+            (make or klass for klass, make in _KINDS[kind] if isinstance(layer, klass)), None
+        )
         if make is None:
             known = ", ".join(klass.__name__ for klass, _ in _KINDS[kind])
-            raise MXNetError(f"{who}: '{path}' is a {type(layer).__name__}, which can't be split by '{kind}'; that is for {known}")
+            raise MXNetError(
+                f"{who}: '{path}' is a {type(layer).__name__}, which can't be split by '{kind}'; that is for {known}"
+            )
         try:
-            made[layer] = heads.ParallelHeads(layer, ctx_of(layer), **options) if kind == "heads" else make(layer, ctx_of(layer), options)
+            made[layer] = (
+                heads.ParallelHeads(layer, ctx_of(layer), **options)
+                if kind == "heads"
+                else make(layer, ctx_of(layer), options)
+            )
         except (ValueError, NotImplementedError) as error:
             raise type(error)(f"{who}: '{path}' ({type(layer).__name__}): {error}") from error
     with random.calls_at(random.get_state()):  # splitting draws nothing

@@ -25,14 +25,20 @@ def block(name, net, *inputs):
     out = net(*arrays)
     net.export(name)
     out = out if isinstance(out, (list, tuple)) else [out]
-    mx.nd.save(name + ".nd", {**{f"x{i}": x for i, x in enumerate(arrays)}, **{f"o{i}": o for i, o in enumerate(out)}})
+    mx.nd.save(
+        name + ".nd",
+        {**{f"x{i}": x for i, x in enumerate(arrays)}, **{f"o{i}": o for i, o in enumerate(out)}},
+    )
 
 
 class LanguageModel(gluon.HybridBlock):
     def __init__(self):
         super().__init__()
         with self.name_scope():
-            self.embed, self.lstm = nn.Embedding(20, 6), gluon.rnn.LSTM(5, 2, dropout=0.3, bidirectional=True, input_size=6)
+            self.embed, self.lstm = (
+                nn.Embedding(20, 6),
+                gluon.rnn.LSTM(5, 2, dropout=0.3, bidirectional=True, input_size=6),
+            )
             self.out = nn.Dense(20, flatten=False)
 
     def hybrid_forward(self, F, x):
@@ -44,48 +50,85 @@ class Detector(gluon.HybridBlock):
         super().__init__()
         with self.name_scope():
             self.body = nn.HybridSequential()
-            self.body.add(nn.Conv2D(4, 3, padding=1), nn.BatchNorm(), nn.Activation("relu"), nn.MaxPool2D(4))
-            self.classes, self.boxes = nn.Conv2D(2 * 3, 3, padding=1), nn.Conv2D(2 * 4, 3, padding=1)
-            self.shift = self.params.get_constant("shift", random.uniform(0, 0.1, (1, 4 * 4 * 2, 4)).astype("float32"))
+            self.body.add(
+                nn.Conv2D(4, 3, padding=1), nn.BatchNorm(), nn.Activation("relu"), nn.MaxPool2D(4)
+            )
+            self.classes, self.boxes = (
+                nn.Conv2D(2 * 3, 3, padding=1),
+                nn.Conv2D(2 * 4, 3, padding=1),
+            )
+            self.shift = self.params.get_constant(
+                "shift", random.uniform(0, 0.1, (1, 4 * 4 * 2, 4)).astype("float32")
+            )
 
     def hybrid_forward(self, F, x, shift):
         y = self.body(x)
         scores = F.transpose(self.classes(y), axes=(0, 2, 3, 1)).reshape((0, -1, 3))
         boxes = F.transpose(self.boxes(y), axes=(0, 2, 3, 1)).reshape((0, -1, 4))
         anchors = F.contrib.MultiBoxPrior(y, sizes=(0.2, 0.4), ratios=(1,))
-        found = F.contrib.MultiBoxDetection(F.softmax(scores).transpose((0, 2, 1)), F.flatten(boxes), anchors, nms_topk=20)
-        rows = F.concat(F.max(scores, axis=-1, keepdims=True), F.broadcast_add(boxes, F.slice_like(shift, boxes, axes=(1,))), dim=-1)
-        return found, F.contrib.box_nms(rows, overlap_thresh=0.4, coord_start=1, score_index=0, topk=10), anchors
+        found = F.contrib.MultiBoxDetection(
+            F.softmax(scores).transpose((0, 2, 1)), F.flatten(boxes), anchors, nms_topk=20
+        )
+        rows = F.concat(
+            F.max(scores, axis=-1, keepdims=True),
+            F.broadcast_add(boxes, F.slice_like(shift, boxes, axes=(1,))),
+            dim=-1,
+        )
+        return (
+            found,
+            F.contrib.box_nms(rows, overlap_thresh=0.4, coord_start=1, score_index=0, topk=10),
+            anchors,
+        )
 
 
 class Attention(gluon.HybridBlock):
     def __init__(self):
         super().__init__()
         with self.name_scope():
-            self.query, self.key, self.value = [nn.Dense(8, flatten=False, use_bias=bias) for bias in (True, False, True)]
+            self.query, self.key, self.value = [
+                nn.Dense(8, flatten=False, use_bias=bias) for bias in (True, False, True)
+            ]
             self.norm, self.prelu, self.gelu = nn.LayerNorm(), nn.PReLU(), nn.GELU()
 
     def hybrid_forward(self, F, x):
-        weights = F.softmax(F.batch_dot(F.contrib.div_sqrt_dim(self.query(x)), self.key(x), transpose_b=True))
+        weights = F.softmax(
+            F.batch_dot(F.contrib.div_sqrt_dim(self.query(x)), self.key(x), transpose_b=True)
+        )
         y = self.norm(F.batch_dot(weights, self.value(x)) + x)
-        return self.gelu(y) + self.prelu(y), F.slice(y, begin=(0, 1), end=(None, 4), step=(1, 2)), F.topk(y, k=2, ret_typ="both")[0]
+        return (
+            self.gelu(y) + self.prelu(y),
+            F.slice(y, begin=(0, 1), end=(None, 4), step=(1, 2)),
+            F.topk(y, k=2, ret_typ="both")[0],
+        )
 
 
 class Loops(gluon.HybridBlock):
     def hybrid_forward(self, F, x):
-        out, states = F.contrib.foreach(lambda a, s: (a + s[0], [a * s[0]]), x, [F.ones_like(F.slice_axis(x, axis=0, begin=0, end=1).reshape((-1,)))])
+        out, states = F.contrib.foreach(
+            lambda a, s: (a + s[0], [a * s[0]]),
+            x,
+            [F.ones_like(F.slice_axis(x, axis=0, begin=0, end=1).reshape((-1,)))],
+        )
         branch = F.contrib.cond(F.sum(x) > 0, lambda: x * 2, lambda: x - 1)
         return out, states[0], branch
 
 
-block("resnet", ResNetV1(BasicBlockV1, [1, 1], [4, 4, 8], classes=5, thumbnail=True), random.randn(2, 3, 12, 12))
+block(
+    "resnet",
+    ResNetV1(BasicBlockV1, [1, 1], [4, 4, 8], classes=5, thumbnail=True),
+    random.randn(2, 3, 12, 12),
+)
 block("lstm", LanguageModel(), random.randint(0, 20, (4, 3)))
 block("detector", Detector(), random.randn(2, 3, 16, 16))
 block("attention", Attention(), random.randn(2, 5, 8))
 block("loops", Loops(), random.randn(4, 3))
 
 data = mx.sym.Variable("data")
-net = mx.sym.FullyConnected(mx.sym.Activation(mx.sym.FullyConnected(data, num_hidden=6, name="fc1"), act_type="tanh"), num_hidden=3, name="fc2")
+net = mx.sym.FullyConnected(
+    mx.sym.Activation(mx.sym.FullyConnected(data, num_hidden=6, name="fc1"), act_type="tanh"),
+    num_hidden=3,
+    name="fc2",
+)
 module = mx.mod.Module(mx.sym.SoftmaxOutput(net, name="softmax"))
 batches = mx.io.NDArrayIter(random.randn(12, 4).astype("float32"), random.randint(0, 3, 12), 4)
 module.fit(batches, num_epoch=2, initializer=mx.init.Xavier())

@@ -5,7 +5,14 @@ from math import prod
 from ...block import HybridBlock
 from ...nn import HybridSequential, Sequential
 
-__all__ = ["Concurrent", "HybridConcurrent", "Identity", "PixelShuffle1D", "PixelShuffle2D", "PixelShuffle3D"]
+__all__ = [
+    "Concurrent",
+    "HybridConcurrent",
+    "Identity",
+    "PixelShuffle1D",
+    "PixelShuffle2D",
+    "PixelShuffle3D",
+]
 
 
 class Concurrent(Sequential):
@@ -56,9 +63,15 @@ class _PixelShuffle(HybridBlock):
 
     def __init__(self, factor):
         super().__init__()
-        self._factors = (int(factor),) * self._dims if isinstance(factor, (int, float)) else tuple([int(one) for one in factor])
+        self._factors = (
+            (int(factor),) * self._dims
+            if isinstance(factor, (int, float))
+            else tuple([int(one) for one in factor])
+        )
         if len(self._factors) != self._dims:
-            raise AssertionError(f"{type(self).__name__}: factor is a number or {self._dims} of them, not {factor}")
+            raise AssertionError(
+                f"{type(self).__name__}: factor is a number or {self._dims} of them, not {factor}"
+            )
 
     def __repr__(self):
         return f"{type(self).__name__}({self._factors[0] if self._dims == 1 else self._factors})"
@@ -71,7 +84,9 @@ class _PixelShuffle(HybridBlock):
         for i, factor in enumerate(factors[:-1]):
             rest //= factor
             x = F.reshape(x, shape=(0,) * (2 + i) + (-4, factor, rest, -2))
-        x = F.transpose(x, axes=(0, 1, *[axis for i in range(dims) for axis in (2 + dims + i, 2 + i)]))
+        x = F.transpose(
+            x, axes=(0, 1, *[axis for i in range(dims) for axis in (2 + dims + i, 2 + i)])
+        )
         return F.reshape(x, shape=(0, 0) + (-3,) * dims)
 
 

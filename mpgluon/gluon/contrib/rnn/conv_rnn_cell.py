@@ -3,9 +3,16 @@
 from ...rnn.rnn_cell import HybridRecurrentCell
 
 __all__ = [
-    "Conv1DRNNCell", "Conv2DRNNCell", "Conv3DRNNCell", "Conv1DLSTMCell", "Conv2DLSTMCell", "Conv3DLSTMCell", "Conv1DGRUCell", "Conv2DGRUCell",
+    "Conv1DRNNCell",
+    "Conv2DRNNCell",
+    "Conv3DRNNCell",
+    "Conv1DLSTMCell",
+    "Conv2DLSTMCell",
+    "Conv3DLSTMCell",
+    "Conv1DGRUCell",
+    "Conv2DGRUCell",
     "Conv3DGRUCell",
-]  # fmt: skip
+]
 
 
 def _each(value, dims, what):
@@ -23,27 +30,59 @@ class _ConvCell(HybridRecurrentCell):
     _gates = 1
     _states = 1
 
-    def _set_up(self, dims, input_shape, hidden_channels, kernels, i2h_pad, dilates, initializers, conv_layout, activation):
+    def _set_up(
+        self,
+        dims,
+        input_shape,
+        hidden_channels,
+        kernels,
+        i2h_pad,
+        dilates,
+        initializers,
+        conv_layout,
+        activation,
+    ):
         """Makes the parameters. `kernels`, `dilates`: of the input's convolution and of the state's."""
         self._hidden_channels = hidden_channels
         self._input_shape = tuple(input_shape)
         self._conv_layout = conv_layout
         self._activation = activation
         self._channel_axis = conv_layout.find("C")
-        i2h_kernel, h2h_kernel = [_each(kernel, dims, f"{name}_kernel") for name, kernel in zip(("i2h", "h2h"), kernels)]
-        i2h_dilate, h2h_dilate = [_each(dilate, dims, f"{name}_dilate") for name, dilate in zip(("i2h", "h2h"), dilates)]
+        i2h_kernel, h2h_kernel = [
+            _each(kernel, dims, f"{name}_kernel") for name, kernel in zip(("i2h", "h2h"), kernels)
+        ]
+        i2h_dilate, h2h_dilate = [
+            _each(dilate, dims, f"{name}_dilate") for name, dilate in zip(("i2h", "h2h"), dilates)
+        ]
         if any(size % 2 == 0 for size in h2h_kernel):
-            raise AssertionError(f"{type(self).__name__}: h2h_kernel has to be odd, so that the states keep their size, but is {h2h_kernel}")
-        common = {"stride": (1,) * dims, "num_filter": self._gates * hidden_channels, "layout": conv_layout}
-        self._i2h = {"kernel": i2h_kernel, "pad": _each(i2h_pad, dims, "i2h_pad"), "dilate": i2h_dilate, **common}
+            raise AssertionError(
+                f"{type(self).__name__}: h2h_kernel has to be odd, so that the states keep their size, but is {h2h_kernel}"
+            )
+        common = {
+            "stride": (1,) * dims,
+            "num_filter": self._gates * hidden_channels,
+            "layout": conv_layout,
+        }
+        self._i2h = {
+            "kernel": i2h_kernel,
+            "pad": _each(i2h_pad, dims, "i2h_pad"),
+            "dilate": i2h_dilate,
+            **common,
+        }
         same = tuple([dilate * (size - 1) // 2 for size, dilate in zip(h2h_kernel, h2h_dilate)])
         self._h2h = {"kernel": h2h_kernel, "pad": same, "dilate": h2h_dilate, **common}
         first = self._channel_axis == 1
-        channels, sizes = (input_shape[0], input_shape[1:]) if first else (input_shape[-1], input_shape[:-1])
-        out = tuple([
-            max(size + 2 * pad - dilate * (kernel - 1), 0) if size else 0
-            for size, pad, dilate, kernel in zip(sizes, self._i2h["pad"], i2h_dilate, i2h_kernel)
-        ])  # fmt: skip
+        channels, sizes = (
+            (input_shape[0], input_shape[1:]) if first else (input_shape[-1], input_shape[:-1])
+        )
+        out = tuple(
+            [
+                max(size + 2 * pad - dilate * (kernel - 1), 0) if size else 0
+                for size, pad, dilate, kernel in zip(
+                    sizes, self._i2h["pad"], i2h_dilate, i2h_kernel
+                )
+            ]
+        )
         self._state_shape = (hidden_channels, *out) if first else (*out, hidden_channels)
         rows, get = common["num_filter"], self.params.get
 
@@ -53,11 +92,18 @@ class _ConvCell(HybridRecurrentCell):
 
         self.i2h_weight = weight("i2h_weight", channels, i2h_kernel, initializers[0])
         self.h2h_weight = weight("h2h_weight", hidden_channels, h2h_kernel, initializers[1])
-        self.i2h_bias = get("i2h_bias", shape=(rows,), init=initializers[2], allow_deferred_init=True)
-        self.h2h_bias = get("h2h_bias", shape=(rows,), init=initializers[3], allow_deferred_init=True)
+        self.i2h_bias = get(
+            "i2h_bias", shape=(rows,), init=initializers[2], allow_deferred_init=True
+        )
+        self.h2h_bias = get(
+            "h2h_bias", shape=(rows,), init=initializers[3], allow_deferred_init=True
+        )
 
     def state_info(self, batch_size=0):
-        return [{"shape": (batch_size, *self._state_shape), "__layout__": self._conv_layout} for _ in range(self._states)]
+        return [
+            {"shape": (batch_size, *self._state_shape), "__layout__": self._conv_layout}
+            for _ in range(self._states)
+        ]
 
     def __repr__(self):
         shape = self.i2h_weight.shape
@@ -92,10 +138,20 @@ class _ConvLSTMCell(_ConvCell):
     def hybrid_forward(self, F, inputs, states, **weights):
         name = self._step_name()
         i2h, h2h = self._products(F, name, inputs, states[0], **weights)
-        gates = F.SliceChannel(i2h + h2h, num_outputs=4, axis=self._channel_axis, name=name + "slice")
-        take, keep, show = [F.sigmoid(gates[i], name=name + gate) for i, gate in ((0, "i"), (1, "f"), (3, "o"))]
-        cell = F.elemwise_add(keep * states[1], take * self._activate(F, gates[2], self._activation, name + "c"), name=name + "state")
-        hidden = F.elemwise_mul(show, self._activate(F, cell, self._activation, name + "activation0"), name=name + "out")
+        gates = F.SliceChannel(
+            i2h + h2h, num_outputs=4, axis=self._channel_axis, name=name + "slice"
+        )
+        take, keep, show = [
+            F.sigmoid(gates[i], name=name + gate) for i, gate in ((0, "i"), (1, "f"), (3, "o"))
+        ]
+        cell = F.elemwise_add(
+            keep * states[1],
+            take * self._activate(F, gates[2], self._activation, name + "c"),
+            name=name + "state",
+        )
+        hidden = F.elemwise_mul(
+            show, self._activate(F, cell, self._activation, name + "activation0"), name=name + "out"
+        )
         return hidden, [hidden, cell]
 
 
@@ -108,8 +164,12 @@ class _ConvGRUCell(_ConvCell):
     def hybrid_forward(self, F, inputs, states, **weights):
         name = self._step_name()
         i2h, h2h = self._products(F, name, inputs, states[0], **weights)
-        i2h_reset, i2h_update, i2h_new = F.SliceChannel(i2h, num_outputs=3, axis=self._channel_axis, name=name + "i2h_slice")
-        h2h_reset, h2h_update, h2h_new = F.SliceChannel(h2h, num_outputs=3, axis=self._channel_axis, name=name + "h2h_slice")
+        i2h_reset, i2h_update, i2h_new = F.SliceChannel(
+            i2h, num_outputs=3, axis=self._channel_axis, name=name + "i2h_slice"
+        )
+        h2h_reset, h2h_update, h2h_new = F.SliceChannel(
+            h2h, num_outputs=3, axis=self._channel_axis, name=name + "h2h_slice"
+        )
         reset = F.sigmoid(i2h_reset + h2h_reset, name=name + "r_act")
         update = F.sigmoid(i2h_update + h2h_update, name=name + "z_act")
         new = self._activate(F, i2h_new + reset * h2h_new, self._activation, name + "h_act")
@@ -121,13 +181,41 @@ def _constructor(dims, layout):
     """The constructor of the cells of so many dimensions."""
 
     def __init__(
-        self, input_shape, hidden_channels, i2h_kernel, h2h_kernel, i2h_pad=(0,) * dims, i2h_dilate=(1,) * dims, h2h_dilate=(1,) * dims,
-        i2h_weight_initializer=None, h2h_weight_initializer=None, i2h_bias_initializer="zeros", h2h_bias_initializer="zeros", conv_layout=layout,
-        activation="tanh", prefix=None, params=None,
-    ):  # fmt: skip
+        self,
+        input_shape,
+        hidden_channels,
+        i2h_kernel,
+        h2h_kernel,
+        i2h_pad=(0,) * dims,
+        i2h_dilate=(1,) * dims,
+        h2h_dilate=(1,) * dims,
+        i2h_weight_initializer=None,
+        h2h_weight_initializer=None,
+        i2h_bias_initializer="zeros",
+        h2h_bias_initializer="zeros",
+        conv_layout=layout,
+        activation="tanh",
+        prefix=None,
+        params=None,
+    ):
         _ConvCell.__init__(self, prefix=prefix, params=params)
-        initializers = (i2h_weight_initializer, h2h_weight_initializer, i2h_bias_initializer, h2h_bias_initializer)
-        self._set_up(dims, input_shape, hidden_channels, (i2h_kernel, h2h_kernel), i2h_pad, (i2h_dilate, h2h_dilate), initializers, conv_layout, activation)
+        initializers = (
+            i2h_weight_initializer,
+            h2h_weight_initializer,
+            i2h_bias_initializer,
+            h2h_bias_initializer,
+        )
+        self._set_up(
+            dims,
+            input_shape,
+            hidden_channels,
+            (i2h_kernel, h2h_kernel),
+            i2h_pad,
+            (i2h_dilate, h2h_dilate),
+            initializers,
+            conv_layout,
+            activation,
+        )
 
     return __init__
 
@@ -153,8 +241,14 @@ _PARAMETERS = """
 
 def _cell(base, kind, dims, layout):
     what = {1: "signals", 2: "pictures", 3: "volumes"}[dims]
-    doc = f"{kind} over {what}: convolutions in place of matrix products." + _PARAMETERS.replace("{layout}", layout)
-    return type(f"Conv{dims}D{kind}", (base,), {"__init__": _constructor(dims, layout), "__doc__": doc, "__module__": __name__})
+    doc = f"{kind} over {what}: convolutions in place of matrix products." + _PARAMETERS.replace(
+        "{layout}", layout
+    )
+    return type(
+        f"Conv{dims}D{kind}",
+        (base,),
+        {"__init__": _constructor(dims, layout), "__doc__": doc, "__module__": __name__},
+    )
 
 
 Conv1DRNNCell = _cell(_ConvRNNCell, "RNNCell", 1, "NCW")

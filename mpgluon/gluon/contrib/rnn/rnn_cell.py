@@ -1,7 +1,16 @@
 """Cells with a projection and with dropout that stays the same over time; unrolling as a loop."""
 
 from ... import _tracing
-from ...rnn.rnn_cell import BidirectionalCell, HybridRecurrentCell, ModifierCell, SequentialRNNCell, _format, _functions, _mask, _merge
+from ...rnn.rnn_cell import (
+    BidirectionalCell,
+    HybridRecurrentCell,
+    ModifierCell,
+    SequentialRNNCell,
+    _format,
+    _functions,
+    _mask,
+    _merge,
+)
 from ..._tree import children
 
 __all__ = ["LSTMPCell", "VariationalDropoutCell", "dynamic_unroll"]
@@ -25,7 +34,9 @@ class VariationalDropoutCell(ModifierCell):
             isinstance(cell, BidirectionalCell) for cell in children(base_cell).values()
         )
         if drop_states and (both or isinstance(base_cell, BidirectionalCell)):
-            raise AssertionError("drop_states acts step by step, which a BidirectionalCell does not: put VariationalDropoutCell around the cells inside it")
+            raise AssertionError(
+                "drop_states acts step by step, which a BidirectionalCell does not: put VariationalDropoutCell around the cells inside it"
+            )
         super().__init__(base_cell)
         self.drop_inputs = drop_inputs
         self.drop_states = drop_states
@@ -56,7 +67,9 @@ class VariationalDropoutCell(ModifierCell):
         output, next_states = self.base_cell(inputs, states)
         return self._masked(F, "outputs", self.drop_outputs, output), next_states
 
-    def unroll(self, length, inputs, begin_state=None, layout="NTC", merge_outputs=None, valid_length=None):
+    def unroll(
+        self, length, inputs, begin_state=None, layout="NTC", merge_outputs=None, valid_length=None
+    ):
         if self.drop_states:
             return super().unroll(length, inputs, begin_state, layout, merge_outputs, valid_length)
         # Without dropout of states, that of inputs and outputs acts on whole sequences.
@@ -67,7 +80,9 @@ class VariationalDropoutCell(ModifierCell):
         if self.drop_inputs:
             merged = F.Dropout(merged, p=self.drop_inputs, axes=(axis,))
         with self._base():
-            outputs, states = self.base_cell.unroll(length, merged, begin_state, layout, True, valid_length)
+            outputs, states = self.base_cell.unroll(
+                length, merged, begin_state, layout, True, valid_length
+            )
         if self.drop_outputs:
             outputs = F.Dropout(outputs, p=self.drop_outputs, axes=(axis,))
         if valid_length is not None:
@@ -90,22 +105,53 @@ class LSTMPCell(HybridRecurrentCell):
     """
 
     def __init__(
-        self, hidden_size, projection_size, i2h_weight_initializer=None, h2h_weight_initializer=None, h2r_weight_initializer=None,
-        i2h_bias_initializer="zeros", h2h_bias_initializer="zeros", input_size=0, prefix=None, params=None,
-    ):  # fmt: skip
+        self,
+        hidden_size,
+        projection_size,
+        i2h_weight_initializer=None,
+        h2h_weight_initializer=None,
+        h2r_weight_initializer=None,
+        i2h_bias_initializer="zeros",
+        h2h_bias_initializer="zeros",
+        input_size=0,
+        prefix=None,
+        params=None,
+    ):
         super().__init__(prefix=prefix, params=params)
         self._hidden_size = hidden_size
         self._input_size = input_size
         self._projection_size = projection_size
         get, rows = self.params.get, 4 * hidden_size
-        self.i2h_weight = get("i2h_weight", shape=(rows, input_size), init=i2h_weight_initializer, allow_deferred_init=True)
-        self.h2h_weight = get("h2h_weight", shape=(rows, projection_size), init=h2h_weight_initializer, allow_deferred_init=True)
-        self.h2r_weight = get("h2r_weight", shape=(projection_size, hidden_size), init=h2r_weight_initializer, allow_deferred_init=True)
-        self.i2h_bias = get("i2h_bias", shape=(rows,), init=i2h_bias_initializer, allow_deferred_init=True)
-        self.h2h_bias = get("h2h_bias", shape=(rows,), init=h2h_bias_initializer, allow_deferred_init=True)
+        self.i2h_weight = get(
+            "i2h_weight",
+            shape=(rows, input_size),
+            init=i2h_weight_initializer,
+            allow_deferred_init=True,
+        )
+        self.h2h_weight = get(
+            "h2h_weight",
+            shape=(rows, projection_size),
+            init=h2h_weight_initializer,
+            allow_deferred_init=True,
+        )
+        self.h2r_weight = get(
+            "h2r_weight",
+            shape=(projection_size, hidden_size),
+            init=h2r_weight_initializer,
+            allow_deferred_init=True,
+        )
+        self.i2h_bias = get(
+            "i2h_bias", shape=(rows,), init=i2h_bias_initializer, allow_deferred_init=True
+        )
+        self.h2h_bias = get(
+            "h2h_bias", shape=(rows,), init=h2h_bias_initializer, allow_deferred_init=True
+        )
 
     def state_info(self, batch_size=0):
-        return [{"shape": (batch_size, size), "__layout__": "NC"} for size in (self._projection_size, self._hidden_size)]
+        return [
+            {"shape": (batch_size, size), "__layout__": "NC"}
+            for size in (self._projection_size, self._hidden_size)
+        ]
 
     def _alias(self):
         return "lstmp"
@@ -114,7 +160,9 @@ class LSTMPCell(HybridRecurrentCell):
         rows, size = self.i2h_weight.shape
         return f"{type(self).__name__}({size or None} -> {rows} -> {self._projection_size})"
 
-    def hybrid_forward(self, F, inputs, states, i2h_weight, h2h_weight, h2r_weight, i2h_bias, h2h_bias):
+    def hybrid_forward(
+        self, F, inputs, states, i2h_weight, h2h_weight, h2r_weight, i2h_bias, h2h_bias
+    ):
         name, rows = self._step_name(), 4 * self._hidden_size
         i2h = F.FullyConnected(inputs, i2h_weight, i2h_bias, num_hidden=rows, name=name + "i2h")
         h2h = F.FullyConnected(states[0], h2h_weight, h2h_bias, num_hidden=rows, name=name + "h2h")
@@ -123,11 +171,15 @@ class LSTMPCell(HybridRecurrentCell):
         new, show = F.tanh(gates[2], name=name + "c"), F.sigmoid(gates[3], name=name + "o")
         cell = F.elemwise_add(keep * states[1], take * new, name=name + "state")
         hidden = F.elemwise_mul(show, F.tanh(cell), name=name + "hidden")
-        output = F.FullyConnected(hidden, h2r_weight, no_bias=True, num_hidden=self._projection_size, name=name + "out")
+        output = F.FullyConnected(
+            hidden, h2r_weight, no_bias=True, num_hidden=self._projection_size, name=name + "out"
+        )
         return output, [output, cell]
 
 
-def dynamic_unroll(cell, inputs, begin_state, drop_inputs=0, drop_outputs=0, layout="TNC", valid_length=None):
+def dynamic_unroll(
+    cell, inputs, begin_state, drop_inputs=0, drop_outputs=0, layout="TNC", valid_length=None
+):
     """Runs a cell over a sequence as a loop (``contrib.foreach``), so that the graph does not grow with the sequence.
 
     Parameters
@@ -162,7 +214,11 @@ def dynamic_unroll(cell, inputs, begin_state, drop_inputs=0, drop_outputs=0, lay
             valid = F.broadcast_greater(valid_length, now[-1])
             return output, [*[F.where(valid, one, old) for one, old in zip(new, now)], now[-1] + 1]
 
-        outputs, states = F.contrib.foreach(body, inputs, [*states, F.zeros_like(F.slice_axis(valid_length, axis=0, begin=0, end=1))])
+        outputs, states = F.contrib.foreach(
+            body,
+            inputs,
+            [*states, F.zeros_like(F.slice_axis(valid_length, axis=0, begin=0, end=1))],
+        )
         states = states[:-1]
     if axis != 0:
         outputs = F.swapaxes(outputs, 0, axis)

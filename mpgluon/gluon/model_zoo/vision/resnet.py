@@ -63,7 +63,10 @@ class _BlockV1(HybridBlock):
 
 
 class BasicBlockV1(_BlockV1):
-    __doc__ = _BlockV1.__doc__.replace("A residual block", "Two 3x3 convolutions: the residual block of the networks of 18 and 34 layers,")
+    __doc__ = _BlockV1.__doc__.replace(
+        "A residual block",
+        "Two 3x3 convolutions: the residual block of the networks of 18 and 34 layers,",
+    )
 
     def _fill(self, body, channels, stride, in_channels):
         body.add(_conv3x3(channels, stride, in_channels), nn.BatchNorm(), nn.Activation("relu"))
@@ -71,7 +74,10 @@ class BasicBlockV1(_BlockV1):
 
 
 class BottleneckV1(_BlockV1):
-    __doc__ = _BlockV1.__doc__.replace("A residual block", "A 3x3 convolution between two that change the channels: the block of 50 layers and more,")
+    __doc__ = _BlockV1.__doc__.replace(
+        "A residual block",
+        "A 3x3 convolution between two that change the channels: the block of 50 layers and more,",
+    )
 
     def _fill(self, body, channels, stride, in_channels):
         body.add(nn.Conv2D(channels // 4, 1, stride), nn.BatchNorm(), nn.Activation("relu"))
@@ -80,7 +86,9 @@ class BottleneckV1(_BlockV1):
 
 
 class _BlockV2(HybridBlock):
-    __doc__ = _BlockV1.__doc__.replace("version 1.", "version 2: normalisation and relu go before each convolution.")
+    __doc__ = _BlockV1.__doc__.replace(
+        "version 1.", "version 2: normalisation and relu go before each convolution."
+    )
 
     def __init__(self, channels, stride, downsample=False, in_channels=0, **kwargs):
         super().__init__(**kwargs)
@@ -102,14 +110,23 @@ class _BlockV2(HybridBlock):
 
 
 class BasicBlockV2(_BlockV2):
-    __doc__ = _BlockV2.__doc__.replace("A residual block", "Two 3x3 convolutions: the residual block of the networks of 18 and 34 layers,")
+    __doc__ = _BlockV2.__doc__.replace(
+        "A residual block",
+        "Two 3x3 convolutions: the residual block of the networks of 18 and 34 layers,",
+    )
 
     def _convolutions(self, channels, stride, in_channels):
-        return (lambda: _conv3x3(channels, stride, in_channels), lambda: _conv3x3(channels, 1, channels))
+        return (
+            lambda: _conv3x3(channels, stride, in_channels),
+            lambda: _conv3x3(channels, 1, channels),
+        )
 
 
 class BottleneckV2(_BlockV2):
-    __doc__ = _BlockV2.__doc__.replace("A residual block", "A 3x3 convolution between two that change the channels: the block of 50 layers and more,")
+    __doc__ = _BlockV2.__doc__.replace(
+        "A residual block",
+        "A 3x3 convolution between two that change the channels: the block of 50 layers and more,",
+    )
 
     def _convolutions(self, channels, stride, in_channels):
         return (
@@ -138,16 +155,25 @@ class _ResNet(HybridBlock):
     def __init__(self, block, layers, channels, classes=1000, thumbnail=False, **kwargs):
         super().__init__(**kwargs)
         if len(layers) != len(channels) - 1:
-            raise AssertionError(f"channels must have one element more than layers, not {len(channels)} for {len(layers)}")
+            raise AssertionError(
+                f"channels must have one element more than layers, not {len(channels)} for {len(layers)}"
+            )
         with self.name_scope():
             self.features = nn.HybridSequential(prefix="")
             self._before()
             if thumbnail:
                 self.features.add(_conv3x3(channels[0], 1, 0))
             else:
-                self.features.add(nn.Conv2D(channels[0], 7, 2, 3, use_bias=False), nn.BatchNorm(), nn.Activation("relu"), nn.MaxPool2D(3, 2, 1))
+                self.features.add(
+                    nn.Conv2D(channels[0], 7, 2, 3, use_bias=False),
+                    nn.BatchNorm(),
+                    nn.Activation("relu"),
+                    nn.MaxPool2D(3, 2, 1),
+                )
             for i, (blocks, inputs, outputs) in enumerate(zip(layers, channels, channels[1:])):
-                self.features.add(self._stage(block, blocks, inputs, outputs, 1 if i == 0 else 2, i + 1))
+                self.features.add(
+                    self._stage(block, blocks, inputs, outputs, 1 if i == 0 else 2, i + 1)
+                )
             self._behind()
             self.output = nn.Dense(classes, in_units=channels[-1])
 
@@ -220,7 +246,9 @@ def get_resnet(version, num_layers, pretrained=False, ctx=cpu(), root=None, **kw
     HybridBlock
     """
     if num_layers not in _SPECS:
-        raise AssertionError(f"num_layers must be one of {', '.join(map(str, _SPECS))}, not {num_layers}")
+        raise AssertionError(
+            f"num_layers must be one of {', '.join(map(str, _SPECS))}, not {num_layers}"
+        )
     if version not in _VERSIONS:
         raise AssertionError(f"version must be 1 or 2, not {version}")
     kind, layers, channels = _SPECS[num_layers]
