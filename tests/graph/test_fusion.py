@@ -81,7 +81,7 @@ def test_every_reduction(op, axis):
     check(f, draw((2, 3, 4)))
 
 
-FOLDED = [
+TRAILING = [
     ((1024, 300), 0),
     ((2000, 64), 0),
     ((90000, 3), 0),
@@ -96,7 +96,7 @@ FOLDED = [
 
 @cpus_only
 @pytest.mark.parametrize("op", ["sum", "mean", "prod", "nansum", "nanprod", "max", "min", "norm"])
-@pytest.mark.parametrize("shape, axis", FOLDED)
+@pytest.mark.parametrize("shape, axis", TRAILING)
 def test_reductions_along_outer_axes_end_a_group(op, shape, axis):
     """The result of a group that tiles the axes, with the bits of the reduction by itself."""
 
@@ -112,8 +112,8 @@ def test_reductions_along_outer_axes_end_a_group(op, shape, axis):
 
 @cpus_only
 @pytest.mark.parametrize("dtype", ["float64", "float16", "int32", "int8", "uint8"])
-@pytest.mark.parametrize("shape, axis", FOLDED[:1] + FOLDED[4:6])
-def test_folds_of_dtypes(shape, axis, dtype):
+@pytest.mark.parametrize("shape, axis", TRAILING[:1] + TRAILING[4:6])
+def test_trailing_reductions_of_dtypes(shape, axis, dtype):
     def f(x):
         y = nd.abs(x) + 1
         return (
@@ -128,7 +128,7 @@ def test_folds_of_dtypes(shape, axis, dtype):
 
 
 @cpus_only
-def test_folds_of_several_kinds_in_one_group():
+def test_trailing_reductions_of_several_kinds_in_one_group():
     def f(x, y, row):
         z = nd.tanh(nd.broadcast_add(x, row))
         w = z * y
@@ -145,7 +145,7 @@ def test_folds_of_several_kinds_in_one_group():
     assert [len(g) for g in groups(op, entry=1)] == [10]
     found = check(
         lambda x: nd.relu(nd.relu(x).sum(axis=0)), draw((512, 256))
-    )  # what a fold made is there when the group is done
+    )  # what a trailing reduction made is there when the group is done
     assert groups(found, entry=1) == [["relu", "sum"]]
 
 
@@ -169,7 +169,7 @@ def test_the_dump_of_a_bias_gradient():
     assert check(f, draw((90, 64), (256, 64), (256,)))  # few chunks
 
 
-def test_folds_do_not_move_past_a_write():
+def test_trailing_reductions_do_not_move_past_a_write():
     class Net(mx.gluon.HybridBlock):
         def __init__(self, **kwargs):
             super().__init__(**kwargs)

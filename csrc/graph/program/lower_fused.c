@@ -23,9 +23,9 @@ typedef struct maker {
   uint32_t operands[MAX_OPERANDS];
   uint8_t slot_bytes[MPG_FUSED_MAX_VALUES];
   mpg_fused_draw draws[MPG_FUSED_MAX_MEMBERS];
-  uint32_t num_draws, num_values, num_members, num_operands, num_slots, num_folds;
+  uint32_t num_draws, num_values, num_members, num_operands, num_slots, num_trailing;
   bool reduces;
-  mpg_fused_head head;
+  mpg_fused_producer producer;
 } maker;
 
 void mpg_fused_strides(int ndim, const int64_t *dims, uint32_t varying, int64_t *strides) {
@@ -110,9 +110,9 @@ static mpg_status add_member(maker *m, uint32_t n) {
     const mpg_fused_value *in = &m->values[m->operands[member->operands]],
                           *out = &m->values[m->operands[member->operands + 1]];
     MPG_TRY(reduce_params(m, node, in->varying, out->varying, &member->params));
-    member->folds = m->uses[find_use(m, node->values)].folded;
-    m->num_folds += member->folds;
-    m->reduces |= !member->folds;
+    member->trailing = m->uses[find_use(m, node->values)].trailing;
+    m->num_trailing += member->trailing;
+    m->reduces |= !member->trailing;
   } else if (node->op->params->size && node->params) {
     member->params = mpg_arena_copy(m->arena, node->params, node->op->params->size);
     if (!member->params) return mpg_out_of_host_memory(node->op->params->size);
@@ -127,15 +127,16 @@ static mpg_status add_member(maker *m, uint32_t n) {
   return MPG_OK;
 }
 
-static mpg_status add_head(maker *m, uint32_t n) {
+static mpg_status add_producer(maker *m, uint32_t n) {
   const mpg_node *node = &m->graph->nodes[n];
-  m->head = (mpg_fused_head){.op = node->op,
-                             .num_inputs = node->num_inputs,
-                             .value = value_at(m, find_use(m, node->values), (mpg_value){n, 0})};
-  mpg_fuse_product(m->graph, node, &m->head.product);
-  m->written[m->head.value] = true;
+  m->producer =
+      (mpg_fused_producer){.op = node->op,
+                           .num_inputs = node->num_inputs,
+                           .value = value_at(m, find_use(m, node->values), (mpg_value){n, 0})};
+  mpg_fuse_product(m->graph, node, &m->producer.product);
+  m->written[m->producer.value] = true;
   if (node->op->params->size && node->params &&
-      !(m->head.params = mpg_arena_copy(m->arena, node->params, node->op->params->size)))
+      !(m->producer.params = mpg_arena_copy(m->arena, node->params, node->op->params->size)))
     return mpg_out_of_host_memory(node->op->params->size);
   return MPG_OK;
 }
@@ -191,8 +192,8 @@ static void give_slots(maker *m) {
 
 /* Numbers the values outside: inputs first. */
 static mpg_status give_operands(maker *m, mpg_fused_call *call) {
-  call->operands =
-      mpg_arena_alloc(m->arena, (m->num_values + m->head.num_inputs + 1) * sizeof *call->operands);
+  call->operands = mpg_arena_alloc(
+      m->arena, (m->num_values + m->producer.num_inputs + 1) * sizeof *call->operands);
   if (!call->operands) return mpg_out_of_host_memory(m->num_values * sizeof *call->operands);
   uint32_t count = 0;
   for (int outputs = 0; outputs < 2; outputs++) {
@@ -202,14 +203,14 @@ static mpg_status give_operands(maker *m, mpg_fused_call *call) {
       call->operands[count++] = m->outside[v];
     }
     if (outputs) continue;
-    m->head.first_input = count;
-    for (uint32_t i = 0; i < m->head.num_inputs; i++)
-      call->operands[count++] = mpg_node_inputs(m->graph, &m->graph->nodes[m->group->head])[i];
+    m->producer.first_input = count;
+    for (uint32_t i = 0; i < m->producer.num_inputs; i++)
+      call->operands[count++] = mpg_node_inputs(m->graph, &m->graph->nodes[m->group->producer])[i];
     call->num_inputs = count;
   }
   call->num_outputs = count - call->num_inputs;
-  if (m->head.op && m->values[m->head.value].operand == MPG_FUSED_LOCAL)
-    m->values[m->head.value].operand = MPG_FUSED_PANEL;
+  if (m->producer.op && m->values[m->producer.value].operand == MPG_FUSED_LOCAL)
+    m->values[m->producer.value].operand = MPG_FUSED_PANEL;
   return MPG_OK;
 }
 
@@ -241,9 +242,9 @@ static mpg_status give_views(maker *m, mpg_fused *fused) {
 
 static mpg_status give_name(maker *m, mpg_fused *fused) {
   mpg_text text = {0};
-  if (m->head.op) mpg_text_append(&text, "%s", m->head.op->name);
+  if (m->producer.op) mpg_text_append(&text, "%s", m->producer.op->name);
   for (uint32_t k = 0; k < m->num_members; k++)
-    mpg_text_append(&text, k || m->head.op ? "+%s" : "%s", m->members[k].op->name);
+    mpg_text_append(&text, k || m->producer.op ? "+%s" : "%s", m->members[k].op->name);
   mpg_status status = mpg_text_status(&text);
   uint32_t interned = status == MPG_OK ? mpg_scope_intern(mpg_text_string(&text))
                                        : 0; /* outlives the program, as the profiler wants */
@@ -261,9 +262,9 @@ static mpg_status make(maker *m, mpg_fused_call *call) {
       add_view(m, n);
       continue;
     }
-    if (!m->num_members && !m->head.op) call->first = n;
-    if (n == group->head) {
-      MPG_TRY(add_head(m, n));
+    if (!m->num_members && !m->producer.op) call->first = n;
+    if (n == group->producer) {
+      MPG_TRY(add_producer(m, n));
       continue;
     }
     MPG_TRY(add_member(m, n));
@@ -275,7 +276,7 @@ static mpg_status make(maker *m, mpg_fused_call *call) {
   give_slots(m);
   mpg_fused *fused = mpg_arena_alloc(m->arena, sizeof *fused);
   if (!fused) return mpg_out_of_host_memory(sizeof *fused);
-  *fused = (mpg_fused){.head = m->head,
+  *fused = (mpg_fused){.producer = m->producer,
                        .ndim = group->ndim,
                        .split = group->split,
                        .num_members = m->num_members,
@@ -283,7 +284,7 @@ static mpg_status make(maker *m, mpg_fused_call *call) {
                        .num_operands = m->num_operands,
                        .num_slots = m->num_slots,
                        .num_draws = m->num_draws,
-                       .num_folds = m->num_folds,
+                       .num_trailing = m->num_trailing,
                        .reduces = m->reduces};
   memcpy(fused->dims, group->dims, sizeof fused->dims);
   fused->members = mpg_arena_copy(m->arena, m->members, m->num_members * sizeof *m->members);
@@ -334,10 +335,10 @@ static void dump_value(const mpg_fused *fused, uint32_t v, uint32_t num_inputs, 
 }
 
 void mpg_fused_dump(const mpg_fused *fused, mpg_text *text) {
-  uint32_t inputs = fused->head.num_inputs; /* operands that no member makes come first */
+  uint32_t inputs = fused->producer.num_inputs; /* operands that no member makes come first */
   for (uint32_t v = 0; v < fused->num_values; v++)
-    inputs +=
-        fused->values[v].operand < MPG_FUSED_PANEL && !(fused->head.op && fused->head.value == v);
+    inputs += fused->values[v].operand < MPG_FUSED_PANEL &&
+              !(fused->producer.op && fused->producer.value == v);
   for (uint32_t k = 0; k < fused->num_members; k++) {
     const mpg_fused_member *member = &fused->members[k];
     for (uint32_t i = 0; i < member->num_outputs; i++) {
@@ -353,13 +354,13 @@ void mpg_fused_dump(const mpg_fused *fused, mpg_text *text) {
                                           : "",
                     (long long)fused->dims[d]);
   mpg_text_append(text, ")\n");
-  if (fused->head.op) {
+  if (fused->producer.op) {
     mpg_text_append(text, "  ");
-    dump_value(fused, fused->head.value, inputs, text);
-    mpg_text_append(text, " = %s(", fused->head.op->name);
-    for (uint32_t i = 0; i < fused->head.num_inputs; i++)
-      mpg_text_append(text, i ? ", in%u" : "in%u", fused->head.first_input + i);
-    mpg_text_append(text, ") in panels of %lld rows\n", (long long)fused->head.product.panel);
+    dump_value(fused, fused->producer.value, inputs, text);
+    mpg_text_append(text, " = %s(", fused->producer.op->name);
+    for (uint32_t i = 0; i < fused->producer.num_inputs; i++)
+      mpg_text_append(text, i ? ", in%u" : "in%u", fused->producer.first_input + i);
+    mpg_text_append(text, ") in panels of %lld rows\n", (long long)fused->producer.product.panel);
   }
   for (uint32_t k = 0; k < fused->num_members; k++) {
     const mpg_fused_member *member = &fused->members[k];

@@ -12,10 +12,10 @@ typedef struct open_group {
   mpg_domain domain;
   uint32_t last;        /* position of its last kernel */
   uint32_t num_kernels; /* members that are no views */
-  uint32_t num_members, num_uses, num_folds;
-  uint32_t head; /* node; UINT32_MAX: none */
+  uint32_t num_members, num_uses, num_trailing;
+  uint32_t producer; /* node; UINT32_MAX: none */
   int64_t panel,
-      least; /* elements of the head's panels, and of the smallest that many threads may want */
+      least; /* elements of the producer's panels, and of the smallest that many threads may want */
   uint32_t members[MPG_FUSED_MAX_MEMBERS]; /* positions, ascending */
   mpg_fused_use uses[MPG_FUSED_MAX_VALUES];
 } open_group;
@@ -47,7 +47,7 @@ static bool add_use(open_group *g, uint32_t value, uint32_t varying, bool made) 
   mpg_fused_use *use = find_use(g, value);
   if (use) {
     use->made |= made;
-    return use->varying == varying && !use->folded;
+    return use->varying == varying && !use->trailing;
   }
   if (g->num_uses == MPG_FUSED_MAX_VALUES) return false;
   g->uses[g->num_uses++] = (mpg_fused_use){value, varying, made, false};
@@ -63,7 +63,7 @@ static int find_split(const mpg_domain *domain, const mpg_fused_use *uses, size_
   int split = domain->ndim - 1;
   for (size_t i = 0; i < count; i++) {
     if (!uses[i].made) continue;
-    if (uses[i].folded) {
+    if (uses[i].trailing) {
       int last = domain->ndim - 1; /* that is reduced */
       while (uses[i].varying >> last & 1) last--;
       if (split > last) split = last;
@@ -90,14 +90,14 @@ static bool can_be_cut(const open_group *g) {
   for (int d = find_split(&g->domain, g->uses, g->num_uses) + 1; d < g->domain.ndim; d++)
     tile *= g->domain.dims[d];
   if (tile > MPG_FUSED_MAX_TILE || (all > MPG_FUSED_MAX_TILE && all / tile < 8)) return false;
-  if (g->head != UINT32_MAX && g->least % tile) return false;
+  if (g->producer != UINT32_MAX && g->least % tile) return false;
   if (all <= MPG_FUSED_MAX_FEW) return true;
   for (uint32_t i = 0; i < g->num_uses; i++) { /* threads share whole chunks */
-    if (!g->uses[i].folded) continue;
+    if (!g->uses[i].trailing) continue;
     int64_t inner = mpg_domain_size(&g->domain, g->uses[i].varying),
-            chunk = mpg_fold_chunk(all / inner, inner);
+            chunk = mpg_reduction_chunk(all / inner, inner);
     if ((all / inner + chunk - 1) / chunk < 8 || chunk * inner % tile) return false;
-    if (g->head != UINT32_MAX &&
+    if (g->producer != UINT32_MAX &&
         all / 8 < g->panel / common_divisor(g->panel, chunk * inner) * chunk * inner)
       return false; /* and whole panels */
   }
@@ -105,15 +105,15 @@ static bool can_be_cut(const open_group *g) {
 }
 
 /* The last member reduces the whole domain along its outer dims. */
-static bool fold(open_group *g, uint32_t in, uint32_t out) {
+static bool add_trailing_reduction(open_group *g, uint32_t in, uint32_t out) {
   enum { MAX_INNER = 4096 };
   uint32_t all = mpg_domain_all(&g->domain), reduced = all & ~find_use(g, out)->varying;
   if (find_use(g, in)->varying != all || (reduced & (reduced + 1)) ||
-      g->num_folds == MPG_FUSED_MAX_FOLDS)
+      g->num_trailing == MPG_FUSED_MAX_TRAILING)
     return false;
   if (mpg_domain_size(&g->domain, all & ~reduced) > MAX_INNER) return false;
-  find_use(g, out)->folded = true;
-  g->num_folds++;
+  find_use(g, out)->trailing = true;
+  g->num_trailing++;
   return can_be_cut(g);
 }
 
@@ -147,7 +147,7 @@ static bool join(fuser *f, open_group *g, uint32_t position, const mpg_node *nod
       found = use && use->varying == mpg_domain_all(&g->domain);
       if (found) known = a->bits[i];
     }
-    if (!found || g->num_folds || g->head != UINT32_MAX ||
+    if (!found || g->num_trailing || g->producer != UINT32_MAX ||
         !mpg_domain_widen(&g->domain, &a->domain, known, &old, &joined))
       return false;
   }
@@ -162,7 +162,7 @@ static bool join(fuser *f, open_group *g, uint32_t position, const mpg_node *nod
   if (!add_member(g, position, true)) return false;
   if (can_be_cut(g)) return true;
   return mpg_fuse_kind_of(f->graph, node) == MPG_FUSE_REDUCE &&
-         fold(g, mpg_value_index(f->graph, inputs[0]), node->values);
+         add_trailing_reduction(g, mpg_value_index(f->graph, inputs[0]), node->values);
 }
 
 /* All of `other` into g, which reads `value` of it. */
@@ -170,22 +170,22 @@ static bool merge(open_group *g, const open_group *other, uint32_t value) {
   const mpg_fused_use *here = find_use(g, value), *there = find_use((open_group *)other, value);
   mpg_domain_map old, joined;
   if (!here || !there || there->varying != mpg_domain_all(&other->domain)) return false;
-  if ((other->num_folds || other->head != UINT32_MAX) &&
+  if ((other->num_trailing || other->producer != UINT32_MAX) &&
       here->varying != mpg_domain_all(&g->domain))
     return false;
-  if (g->head != UINT32_MAX && other->head != UINT32_MAX) return false;
-  if (other->head != UINT32_MAX)
-    g->head = other->head, g->panel = other->panel, g->least = other->least;
-  if (g->num_folds + other->num_folds > MPG_FUSED_MAX_FOLDS) return false;
+  if (g->producer != UINT32_MAX && other->producer != UINT32_MAX) return false;
+  if (other->producer != UINT32_MAX)
+    g->producer = other->producer, g->panel = other->panel, g->least = other->least;
+  if (g->num_trailing + other->num_trailing > MPG_FUSED_MAX_TRAILING) return false;
   if (!mpg_domain_join(&g->domain, here->varying, &other->domain, &old, &joined)) return false;
   map_uses(g, &old);
   for (uint32_t i = 0; i < other->num_uses; i++) {
     if (!add_use(g, other->uses[i].value, mpg_domain_apply(&joined, other->uses[i].varying),
                  other->uses[i].made))
       return false;
-    find_use(g, other->uses[i].value)->folded = other->uses[i].folded;
+    find_use(g, other->uses[i].value)->trailing = other->uses[i].trailing;
   }
-  g->num_folds += other->num_folds;
+  g->num_trailing += other->num_trailing;
   if (g->num_members + other->num_members > MPG_FUSED_MAX_MEMBERS) return false;
   uint32_t kernels = g->num_kernels + other->num_kernels;
   for (uint32_t i = 0; i < other->num_members; i++) add_member(g, other->members[i], false);
@@ -209,9 +209,9 @@ static bool worth_moving(const fuser *f, const open_group *g, uint32_t position,
   }
   if (!gap) return true;
   size_t longer = 0, shorter = 0;
-  for (uint32_t i = 0; g->head != UINT32_MAX && i < graph->nodes[g->head].num_inputs; i++) {
+  for (uint32_t i = 0; g->producer != UINT32_MAX && i < graph->nodes[g->producer].num_inputs; i++) {
     uint32_t root =
-        f->root[mpg_value_index(graph, mpg_node_inputs(graph, &graph->nodes[g->head])[i])];
+        f->root[mpg_value_index(graph, mpg_node_inputs(graph, &graph->nodes[g->producer])[i])];
     if (!f->kept[root] && f->last_use[root] < position)
       longer += mpg_desc_bytes(&graph->values[root].desc);
   }
@@ -283,7 +283,7 @@ static uint32_t value_from(const fuser *f, const mpg_node *node, uint32_t group)
 }
 
 static mpg_status start(fuser *f, uint32_t position, uint32_t segment, const mpg_node *node,
-                        const mpg_fuse_action *a, const mpg_product *head) {
+                        const mpg_fuse_action *a, const mpg_product *producer) {
   mpg_device *device;
   MPG_TRY(mpg_device_get(node->device, &device));
   if (!mpg_kernel_get_fused(device)) return MPG_OK;
@@ -295,12 +295,12 @@ static mpg_status start(fuser *f, uint32_t position, uint32_t segment, const mpg
                     .open = true,
                     .domain = a->domain,
                     .last = position,
-                    .head = UINT32_MAX};
+                    .producer = UINT32_MAX};
   bool fits = true;
-  if (head)
-    g->head = f->order->nodes[position], g->panel = head->panel * head->n,
-    g->least = head->least * head->n;
-  for (uint32_t i = 0; i < a->num_inputs && fits && !head; i++)
+  if (producer)
+    g->producer = f->order->nodes[position], g->panel = producer->panel * producer->n,
+    g->least = producer->least * producer->n;
+  for (uint32_t i = 0; i < a->num_inputs && fits && !producer; i++)
     fits = add_use(g, mpg_value_index(f->graph, mpg_node_inputs(f->graph, node)[i]), a->bits[i],
                    false);
   for (uint32_t i = 0; i < a->num_outputs && fits; i++)
@@ -360,17 +360,17 @@ static mpg_status visit(fuser *f, uint32_t position) {
   if (kind == MPG_FUSE_VIEW && count) {
     open_group *g = f->groups[found[0]];
     mpg_fused_use *use = find_use(g, mpg_value_index(f->graph, mpg_node_inputs(f->graph, node)[0]));
-    bool folded = use && use->folded;
+    bool trailing = use && use->trailing;
     if (use && add_use(g, node->values, use->varying, true) && add_member(g, position, false)) {
       f->group_of[n] = found[0];
-      find_use(g, node->values)->folded = folded;
+      find_use(g, node->values)->trailing = trailing;
     } else {
       close_group(f, found[0]);
     }
     return MPG_OK;
   }
   mpg_fuse_action a;
-  mpg_product head;
+  mpg_product producer;
   bool fusible = (kind == MPG_FUSE_MAP || kind == MPG_FUSE_REDUCE) &&
                  mpg_fuse_describe(f->graph, node, kind, &a);
   if (fusible) MPG_TRY(is_taken(f, node, &fusible));
@@ -412,14 +412,14 @@ static mpg_status visit(fuser *f, uint32_t position) {
     }
     close_group(f, found[i]);
   }
-  bool heads = kind == MPG_FUSE_HEAD && mpg_fuse_product(f->graph, node, &head);
-  if (heads) MPG_TRY(is_taken(f, node, &heads));
-  if (heads) {
+  bool produces = kind == MPG_FUSE_PRODUCER && mpg_fuse_product(f->graph, node, &producer);
+  if (produces) MPG_TRY(is_taken(f, node, &produces));
+  if (produces) {
     mpg_domain_of(&f->graph->values[node->values].desc.shape, &a.domain);
     a.num_outputs = 1;
     a.num_inputs = 0;
     a.bits[0] = mpg_domain_all(&a.domain);
-    return start(f, position, segment, node, &a, &head);
+    return start(f, position, segment, node, &a, &producer);
   }
   return fusible && base == UINT32_MAX ? start(f, position, segment, node, &a, NULL) : MPG_OK;
 }
@@ -450,7 +450,7 @@ static void look_ahead(fuser *f) {
 /* --- What goes earlier ------------------------------------------------------------------------ */
 
 /* A reduction along the outer dims of what a member of a group may make. */
-static bool may_fold(const fuser *f, uint32_t n) {
+static bool is_trailing_reduction(const fuser *f, uint32_t n) {
   const mpg_graph *graph = f->graph;
   const mpg_node *node = &graph->nodes[n];
   mpg_fuse_action a;
@@ -461,7 +461,7 @@ static bool may_fold(const fuser *f, uint32_t n) {
            maker = mpg_view_root(graph, mpg_node_inputs(graph, node)[0]).node;
   mpg_fuse_kind kind =
       f->apart[maker] ? MPG_FUSE_NOT : mpg_fuse_kind_of(graph, &graph->nodes[maker]);
-  return !(reduced & (reduced + 1)) && (kind == MPG_FUSE_MAP || kind == MPG_FUSE_HEAD) &&
+  return !(reduced & (reduced + 1)) && (kind == MPG_FUSE_MAP || kind == MPG_FUSE_PRODUCER) &&
          mpg_device_id_equal(graph->nodes[maker].device, node->device);
 }
 
@@ -471,7 +471,7 @@ typedef struct pulling {
   uint32_t *next;  /* per node: the one behind it */
   uint32_t *last;  /* per node: the last one pulled behind it, or itself */
   uint32_t *users; /* per node: inputs that read output 0 */
-  bool *follows;   /* per node: it is a head, or is pulled behind one */
+  bool *follows;   /* per node: it is a producer, or is pulled behind one */
 } pulling;
 
 /* What a product may be followed by at once, because the rest of what it reads is there: no array
@@ -523,12 +523,12 @@ static mpg_status pull(const fuser *f, mpg_order *pulled) {
   for (uint32_t k = 0; k < order->count; k++) {
     uint32_t n = order->nodes[k], source = UINT32_MAX;
     if (mpg_node_mutates(&graph->nodes[n])) write = k;
-    bool folds = may_fold(f, n), moves = folds || may_follow(f, &p, n, &source);
-    if (folds) source = mpg_node_inputs(graph, &graph->nodes[n])[0].node;
+    bool trails = is_trailing_reduction(f, n), moves = trails || may_follow(f, &p, n, &source);
+    if (trails) source = mpg_node_inputs(graph, &graph->nodes[n])[0].node;
     moves = moves && p.place[source] != UINT32_MAX && p.place[source] >= write &&
             !(order->segment_of && order->segment_of[p.place[source]] != order->segment_of[k]);
     p.follows[n] =
-        folds ? false : moves || mpg_fuse_kind_of(graph, &graph->nodes[n]) == MPG_FUSE_HEAD;
+        trails ? false : moves || mpg_fuse_kind_of(graph, &graph->nodes[n]) == MPG_FUSE_PRODUCER;
     p.last[n] = n;
     p.place[n] = moves ? p.place[source] : k;
     uint32_t behind = moves ? p.last[source] : tail;
@@ -593,7 +593,7 @@ static mpg_status put_group(fuser *f, open_group *g, uint32_t number, mpg_order 
                               .split = find_split(&g->domain, g->uses, g->num_uses),
                               .uses = (uint32_t)fusion->num_uses,
                               .num_uses = g->num_uses,
-                              .head = g->head};
+                              .producer = g->producer};
   memcpy(group->dims, g->domain.dims, sizeof group->dims);
   memcpy(fusion->uses + fusion->num_uses, g->uses, g->num_uses * sizeof *g->uses);
   fusion->num_uses += g->num_uses;

@@ -5,9 +5,9 @@
  * the place of the last. Values are described on the group's domain (op/fused.h); what only the
  * group reads gets no memory. Bits stay: members are computed by their own kernels' expressions, on
  * tiles that never cut what a reduction adds up. Where it adds up along the outer dims, it ends a
- * group (a fold); then it follows what it reads at once, so that nobody else who reads that ends
- * the group before. A product that comes in panels of rows (op/math/product.h) may be the head of a
- * group, which follows it panel by panel.
+ * group (a trailing reduction); then it follows what it reads at once, so that nobody else who
+ * reads that ends the group before. A product that comes in panels of rows (op/math/product.h) may
+ * be the producer of a group, which follows it panel by panel.
  *
  * Ownership: belongs to its order. Threads: host lock.
  */
@@ -28,7 +28,7 @@ typedef struct mpg_fused_use { /* a value as the members see it */
   uint32_t value;              /* index in graph->values */
   uint32_t varying;            /* bit i: along dim i of the domain */
   bool made;                   /* by a member */
-  bool folded;                 /* by a fold, or a view of what it made */
+  bool trailing;               /* by a trailing reduction, or a view of its result */
 } mpg_fused_use;
 
 typedef struct mpg_fusion_group {
@@ -36,7 +36,7 @@ typedef struct mpg_fusion_group {
   int ndim, split;
   int64_t dims[MPG_MAX_NDIM];
   uint32_t uses, num_uses; /* first in fusion->uses */
-  uint32_t head;           /* node of the product that the others follow; UINT32_MAX: none */
+  uint32_t producer;       /* node of the product that the others follow; UINT32_MAX: none */
 } mpg_fusion_group;
 
 typedef struct mpg_fusion {
@@ -75,11 +75,11 @@ typedef enum mpg_fuse_kind {
   MPG_FUSE_MAP,
   MPG_FUSE_REDUCE,
   MPG_FUSE_VIEW,
-  MPG_FUSE_HEAD
+  MPG_FUSE_PRODUCER
 } mpg_fuse_kind;
 mpg_fuse_kind mpg_fuse_kind_of(const mpg_graph *graph, const mpg_node *node);
 bool mpg_fuse_product(const mpg_graph *graph, const mpg_node *node,
-                      mpg_product *product); /* of a HEAD */
+                      mpg_product *product); /* of a PRODUCER */
 
 /* What a node does on its own domain: bits per input, then per output. */
 typedef struct mpg_fuse_action {

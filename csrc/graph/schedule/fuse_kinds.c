@@ -36,7 +36,7 @@ mpg_fuse_kind mpg_fuse_kind_of(const mpg_graph *graph, const mpg_node *node) {
   if (mpg_node_is_view(node)) return node->num_inputs == 1 ? MPG_FUSE_VIEW : MPG_FUSE_NOT;
   if (mpg_node_flag(node, MPG_OP_REDUCTION)) return MPG_FUSE_REDUCE;
   mpg_product product;
-  if (mpg_fuse_product(graph, node, &product)) return MPG_FUSE_HEAD;
+  if (mpg_fuse_product(graph, node, &product)) return MPG_FUSE_PRODUCER;
   return is_map(graph, node) ? MPG_FUSE_MAP : MPG_FUSE_NOT;
 }
 

@@ -211,9 +211,10 @@ static bool may_lie_over(const planner *p, size_t k, uint32_t out, uint32_t inpu
    * after it was overwritten. */
   int64_t all = 1;
   for (int d = 0; d < group->ndim; d++) all *= group->dims[d];
-  const mpg_node *head = group->head != UINT32_MAX ? &graph->nodes[group->head] : NULL;
-  for (uint32_t i = 0; head && i < head->num_inputs; i++) /* which every panel reads again */
-    if (find(p->plan, mpg_value_index(graph, mpg_node_inputs(graph, head)[i])) == input)
+  const mpg_node *producer = group->producer != UINT32_MAX ? &graph->nodes[group->producer] : NULL;
+  for (uint32_t i = 0; producer && i < producer->num_inputs;
+       i++) /* which every panel reads again */
+    if (find(p->plan, mpg_value_index(graph, mpg_node_inputs(graph, producer)[i])) == input)
       return false;
   if (mpg_shape_size(&graph->values[input].desc.shape) != all ||
       mpg_shape_size(&graph->values[out].desc.shape) != all)

@@ -17,11 +17,11 @@ static int put(PyObject *dict, const char *key, PyObject *value) {
 }
 
 static PyObject *describe_members(const mpg_fused *fused) {
-  uint32_t head = fused->head.op != NULL;
-  PyObject *list = PyList_New(head + fused->num_members);
-  for (uint32_t i = 0; list != NULL && i < head + fused->num_members; i++) {
-    PyObject *name =
-        PyUnicode_FromString(i < head ? fused->head.op->name : fused->members[i - head].op->name);
+  uint32_t producer = fused->producer.op != NULL;
+  PyObject *list = PyList_New(producer + fused->num_members);
+  for (uint32_t i = 0; list != NULL && i < producer + fused->num_members; i++) {
+    PyObject *name = PyUnicode_FromString(i < producer ? fused->producer.op->name
+                                                       : fused->members[i - producer].op->name);
     if (name == NULL)
       Py_CLEAR(list);
     else

@@ -3,8 +3,9 @@
  *
  * A tile is a box of the domain that lies in one piece in every value; kernels see the values'
  * parts of it as small arrays. What only the group reads is in the thread's scratch, in slots that
- * are written again and again. Threads share the tiles, in runs that end where the chunks of folds
- * do. With a head, a thread makes a panel of the product, then the tiles of its rows.
+ * are written again and again. Threads share the tiles, in runs that end where the chunks of
+ * trailing reductions do. With a producer, a thread makes a panel of the product, then the tiles of
+ * its rows.
  */
 #include <string.h>
 
@@ -25,21 +26,21 @@ typedef struct run {
   int split;                   /* tiles fix dims before it, and take `step` of it */
   int64_t inner, step, blocks; /* elements behind it; tiles along it */
   int64_t tiles, pieces;       /* in all; shares of threads */
-  int64_t rows, grain; /* blocks of `inner` elements in all; so many are a chunk of every fold and a
-                          panel, 0: there are none */
-  int64_t panel, panel_elements; /* blocks of the head's panels; 0: there is no head */
-  uint32_t first, made; /* members before `first` are done by the head, which makes this value: its
-                           own, or that of the last of them */
+  int64_t rows, grain; /* blocks of `inner` elements in all; so many are a chunk of every trailing
+                          reduction and a panel, 0: there are none */
+  int64_t panel, panel_elements; /* blocks of the producer's panels; 0: there is no producer */
+  uint32_t first, made; /* members before `first` are done by the producer, which makes this value:
+                           its own, or that of the last of them */
   mpg_panel_tail tail;
   mpg_panels panels;
-  mpg_kernel_call head; /* the head's, but for its output */
+  mpg_kernel_call producer; /* the producer's, but for its output */
   char *scratch;
   size_t stride;                                      /* a thread's part of it */
   size_t addresses, views, slots, product, reduction; /* what lies where in that part */
   size_t slot_at[MPG_FUSED_MAX_VALUES];
-  mpg_fold folds[MPG_FUSED_MAX_FOLDS];
-  size_t state_at[MPG_FUSED_MAX_FOLDS]; /* in a thread's part */
-  char *partials[MPG_FUSED_MAX_FOLDS];
+  mpg_trailing_reduction trailing[MPG_FUSED_MAX_TRAILING];
+  size_t state_at[MPG_FUSED_MAX_TRAILING]; /* in a thread's part */
+  char *partials[MPG_FUSED_MAX_TRAILING];
   mpg_status status;
 } run;
 
@@ -52,19 +53,19 @@ static void *outside(const run *r, uint32_t operand) {
 static mpg_status run_members(const run *r, mpg_view *views, const int64_t *offsets, int64_t row,
                               int64_t rows, char *scratch) {
   const mpg_fused *fused = r->fused;
-  uint32_t folds = 0;
+  uint32_t num_trailing = 0;
   mpg_kernel_call call = {.device = r->call->device,
                           .num_threads = 1,
                           .scratch = scratch + r->reduction,
                           .scratch_size = r->stride - r->reduction};
   for (uint32_t k = r->first; k < fused->num_members; k++) {
     const mpg_fused_member *member = &fused->members[k];
-    if (member->folds && offsets) {
-      const mpg_fold *fold = &r->folds[folds];
-      mpg_cpu_fold_feed(fold, scratch + r->state_at[folds], r->partials[folds],
-                        views[member->operands].data, row * r->inner / fold->inner,
-                        rows * r->inner / fold->inner);
-      folds++;
+    if (member->trailing && offsets) {
+      const mpg_trailing_reduction *trailing = &r->trailing[num_trailing];
+      mpg_cpu_trailing_feed(trailing, scratch + r->state_at[num_trailing],
+                            r->partials[num_trailing], views[member->operands].data,
+                            row * r->inner / trailing->inner, rows * r->inner / trailing->inner);
+      num_trailing++;
       continue;
     }
     call.op = member->op;
@@ -151,14 +152,14 @@ static mpg_status run_tiles(const run *r, int64_t begin, int64_t end, char *scra
   return MPG_OK;
 }
 
-/* The head's panels, each followed by its tiles. */
+/* The producer's panels, each followed by its tiles. */
 static mpg_status run_panels(const run *r, int64_t begin, int64_t end, int thread, char *scratch) {
   const mpg_fused_value *value = &r->fused->values[r->made];
   for (int64_t row = begin; row < end; row += r->panel) {
     float *out = value->operand >= MPG_FUSED_PANEL
                      ? (float *)(void *)(scratch + r->product)
                      : (float *)outside(r, value->operand) + row * r->inner;
-    MPG_TRY(mpg_cpu_panel(&r->head, &r->panels, thread, row / r->panel, out));
+    MPG_TRY(mpg_cpu_panel(&r->producer, &r->panels, thread, row / r->panel, out));
     if (r->first < r->fused->num_members)
       MPG_TRY(run_tiles(r, row, end - row < r->panel ? end : row + r->panel, scratch));
   }
@@ -178,43 +179,46 @@ static void run_pieces(void *context, int64_t begin, int64_t end) {
   for (int64_t piece = begin; piece < end; piece++) {
     int64_t first = begin_of(r, piece), last = begin_of(r, piece + 1);
     char *scratch = r->scratch + (size_t)piece * r->stride;
-    for (uint32_t i = 0; i < r->fused->num_folds; i++) mpg_cpu_fold_begin(scratch + r->state_at[i]);
+    for (uint32_t i = 0; i < r->fused->num_trailing; i++)
+      mpg_cpu_trailing_begin(scratch + r->state_at[i]);
     mpg_status status = r->panel ? run_panels(r, first, last, (int)piece, scratch)
                                  : run_tiles(r, first, last, scratch);
     if (status != MPG_OK) __atomic_store_n(&r->status, status, __ATOMIC_RELAXED);
   }
 }
 
-static void find_folds(run *r) {
+static void find_trailing(run *r) {
   const mpg_fused *fused = r->fused;
   uint32_t count = 0;
-  for (uint32_t k = 0; k < fused->num_members && count < fused->num_folds; k++) {
+  for (uint32_t k = 0; k < fused->num_members && count < fused->num_trailing; k++) {
     const mpg_fused_member *member = &fused->members[k];
-    if (!member->folds) continue;
+    if (!member->trailing) continue;
     const mpg_fused_value *in = &fused->values[fused->operands[member->operands]],
                           *out = &fused->values[fused->operands[member->operands + 1]];
     int64_t rows = 1, inner = 1;
     for (int d = 0; d < fused->ndim; d++)
       *(out->varying >> d & 1 ? &inner : &rows) *= fused->dims[d];
-    r->folds[count++] = mpg_cpu_fold_of(member->op, member->params, in->dtype, rows, inner);
+    r->trailing[count++] = mpg_cpu_trailing_of(member->op, member->params, in->dtype, rows, inner);
   }
 }
 
-/* Whether the folds' chunks and the head's panels are made of blocks of so many elements. */
+/* Whether the trailing reductions' chunks and the producer's panels are made of blocks of so many
+ * elements. */
 static bool chunks_of(const run *r, int64_t elements) {
   if (r->panel_elements && r->panel_elements % elements) return false;
-  for (uint32_t i = 0; i < r->fused->num_folds; i++)
-    if (r->folds[i].chunks > 1 && r->folds[i].chunk * r->folds[i].inner % elements) return false;
+  for (uint32_t i = 0; i < r->fused->num_trailing; i++)
+    if (r->trailing[i].chunks > 1 && r->trailing[i].chunk * r->trailing[i].inner % elements)
+      return false;
   return true;
 }
 
-/* Blocks that are whole panels, and whole chunks of every fold. */
+/* Blocks that are whole panels, and whole chunks of every trailing reduction. */
 static int64_t find_grain(const run *r) {
-  int64_t grain = r->panel ? r->panel : r->fused->num_folds != 0;
-  for (uint32_t i = 0; i < r->fused->num_folds; i++) {
-    const mpg_fold *fold = &r->folds[i];
-    int64_t chunk = fold->chunk * fold->inner / r->inner, a = grain, b = chunk;
-    if (fold->chunks == 1 || fold->chunk * fold->inner % r->inner) return r->rows;
+  int64_t grain = r->panel ? r->panel : r->fused->num_trailing != 0;
+  for (uint32_t i = 0; i < r->fused->num_trailing; i++) {
+    const mpg_trailing_reduction *trailing = &r->trailing[i];
+    int64_t chunk = trailing->chunk * trailing->inner / r->inner, a = grain, b = chunk;
+    if (trailing->chunks == 1 || trailing->chunk * trailing->inner % r->inner) return r->rows;
     while (b) {
       int64_t rest = a % b;
       a = b;
@@ -233,10 +237,10 @@ static void cut(run *r) {
   r->split = -1;
   r->inner = r->step = r->blocks = r->tiles = r->rows = 1;
   if (all > TILE && fused->split >= 0) {
-    find_folds(r);
-    if (fused->head.op)
-      r->panel_elements =
-          mpg_product_panel(&fused->head.product, r->call->num_threads) * fused->head.product.n;
+    find_trailing(r);
+    if (fused->producer.op)
+      r->panel_elements = mpg_product_panel(&fused->producer.product, r->call->num_threads) *
+                          fused->producer.product.n;
     r->split = fused->ndim - 1;
     while (r->split > 0 &&
            (r->split > fused->split || (r->inner * fused->dims[r->split] <= TILE &&
@@ -257,7 +261,7 @@ static void cut(run *r) {
   int64_t threads = all * fused->num_members / WORK,
           most = r->grain ? r->rows / r->grain : r->tiles;
   r->pieces = threads < 1 ? 1 : threads < r->call->num_threads ? threads : r->call->num_threads;
-  if (r->panel) r->pieces = mpg_panel_threads(r->call, &fused->head.product);
+  if (r->panel) r->pieces = mpg_panel_threads(r->call, &fused->producer.product);
   if (r->pieces > most) r->pieces = most;
 }
 
@@ -268,13 +272,13 @@ static bool read_later(const mpg_fused *fused, uint32_t value, uint32_t from) {
   return false;
 }
 
-/* Leaves to the head what it does itself of the first members: an addition of an array of its size,
- * then relu or its gradient. */
+/* Leaves to the producer what it does itself of the first members: an addition of an array of its
+ * size, then relu or its gradient. */
 static void give_tail(run *r) {
   const mpg_fused *fused = r->fused;
-  const mpg_fused_head *head = &fused->head;
-  r->made = head->value;
-  if (!r->panel || !mpg_panel_takes(head->op, head->params)) return;
+  const mpg_fused_producer *producer = &fused->producer;
+  r->made = producer->value;
+  if (!r->panel || !mpg_panel_takes(producer->op, producer->params)) return;
   for (bool last = false; !last && r->first < fused->num_members; r->first++) {
     const mpg_fused_member *member = &fused->members[r->first];
     const uint32_t *inputs = fused->operands + member->operands;
@@ -322,9 +326,9 @@ static void lay_out(run *r) {
     r->slot_at[s] = at;
     at += mpg_align_up(elements * fused->slot_bytes[s], 64);
   }
-  for (uint32_t i = 0; i < fused->num_folds && r->split >= 0; i++) {
+  for (uint32_t i = 0; i < fused->num_trailing && r->split >= 0; i++) {
     r->state_at[i] = at;
-    at += r->folds[i].state_bytes;
+    at += r->trailing[i].state_bytes;
   }
   r->product = at;
   if (r->panel && fused->values[r->made].operand >= MPG_FUSED_PANEL)
@@ -340,31 +344,31 @@ mpg_status MPG_CPU_NAME(fused)(const mpg_kernel_call *call) {
   give_tail(&r);
   lay_out(&r);
   size_t threads = r.stride * (size_t)r.pieces, partials = 0;
-  uint32_t folds = r.split >= 0 ? r.fused->num_folds : 0;
-  for (uint32_t i = 0; i < folds; i++) partials += r.folds[i].partial_bytes;
+  uint32_t num_trailing = r.split >= 0 ? r.fused->num_trailing : 0;
+  for (uint32_t i = 0; i < num_trailing; i++) partials += r.trailing[i].partial_bytes;
   r.scratch = mpg_device_scratch_slot(call->device, MPG_SCRATCH_KERNEL, threads + partials);
   if (!r.scratch) return MPG_DEVICE_OUT_OF_MEMORY;
   if (r.split < 0) return run_whole(&r);
-  for (uint32_t i = 0; i < folds; i++)
-    r.partials[i] = i ? r.partials[i - 1] + r.folds[i - 1].partial_bytes : r.scratch + threads;
+  for (uint32_t i = 0; i < num_trailing; i++)
+    r.partials[i] = i ? r.partials[i - 1] + r.trailing[i - 1].partial_bytes : r.scratch + threads;
   if (r.panel) {
-    r.head = *call;
-    r.head.op = r.fused->head.op;
-    r.head.params = r.fused->head.params;
-    r.head.inputs = call->inputs + r.fused->head.first_input;
-    r.head.num_inputs = (int)r.fused->head.num_inputs;
-    MPG_TRY(
-        mpg_cpu_panels_begin(&r.head, &r.fused->head.product, &r.tail, (int)r.pieces, &r.panels));
+    r.producer = *call;
+    r.producer.op = r.fused->producer.op;
+    r.producer.params = r.fused->producer.params;
+    r.producer.inputs = call->inputs + r.fused->producer.first_input;
+    r.producer.num_inputs = (int)r.fused->producer.num_inputs;
+    MPG_TRY(mpg_cpu_panels_begin(&r.producer, &r.fused->producer.product, &r.tail, (int)r.pieces,
+                                 &r.panels));
   }
   mpg_cpu_parallel_for(call, r.pieces, 1, run_pieces, &r);
   if (r.status != MPG_OK)
     return mpg_fail(r.status, "%s: a member of the fused group failed", r.fused->name);
-  for (uint32_t k = 0, i = 0; i < folds; k++) {
+  for (uint32_t k = 0, i = 0; i < num_trailing; k++) {
     const mpg_fused_member *member = &r.fused->members[k];
-    if (!member->folds) continue;
+    if (!member->trailing) continue;
     const mpg_fused_value *out = &r.fused->values[r.fused->operands[member->operands + 1]];
-    MPG_TRY(
-        mpg_cpu_fold_end(call, &r.folds[i], r.partials[i], out->dtype, outside(&r, out->operand)));
+    MPG_TRY(mpg_cpu_trailing_end(call, &r.trailing[i], r.partials[i], out->dtype,
+                                 outside(&r, out->operand)));
     i++;
   }
   return MPG_OK;

@@ -58,12 +58,12 @@ typedef struct pass {
   void *target; /* (outer, chunks, inner) in the compute type */
 } pass;
 
-/* In front of a thread's state of a fold; then the rows of the piece that is being added up, room
- * for a wide row, and the levels. */
-typedef struct fold_state {
+/* In front of a thread's state of a trailing reduction; then the rows of the piece that is being
+ * added up, room for a wide row, and the levels. */
+typedef struct trailing_state {
   int64_t held;    /* rows in the piece */
   uint64_t pieces; /* of the chunk, before it */
-} fold_state;
+} trailing_state;
 
 #define INLINE __attribute__((always_inline)) static inline
 static inline int32_t magnitude_i32(int32_t x) { return x < 0 ? (int32_t)(0u - (uint32_t)x) : x; }
@@ -169,7 +169,7 @@ static inline int64_t magnitude_i64(int64_t x) { return x < 0 ? (int64_t)(0u - (
 #define OF_NARROW_TOO(x) (x)
 #define LOAD_NARROW_TOO INTS_OF_UINT8
 #define NARROW_EXTREMES
-#define NO_FOLDS
+#define NO_TRAILING
 #define T int32_t
 #define U uint32_t
 #define INT int32_t
@@ -250,7 +250,7 @@ static void run_finish(void *context, int64_t begin, int64_t end) {
 static void run_passes(const mpg_kernel_call *call, pass *p, char *const *buffers, int *flip,
                        void *end) {
   for (;;) {
-    p->chunk = mpg_fold_chunk(p->count, p->inner);
+    p->chunk = mpg_reduction_chunk(p->count, p->inner);
     p->chunks = p->count ? (p->count + p->chunk - 1) / p->chunk : 1;
     p->target = p->chunks == 1 && end ? end : buffers[*flip];
     run_pass(call, p);
@@ -287,7 +287,7 @@ static mpg_status reduce(const mpg_kernel_call *call, const mpg_view *in, const 
     if (!runs.reduced[run]) continue;
     int64_t outer, inner, count = runs.sizes[run];
     mpg_runs_around(&runs, run, &outer, &inner);
-    int64_t length = mpg_fold_chunk(count, inner),
+    int64_t length = mpg_reduction_chunk(count, inner),
             chunks = count ? (count + length - 1) / length : 1;
     if (outer * chunks * inner > largest) largest = outer * chunks * inner;
   }
@@ -331,61 +331,64 @@ MPG_CPU_KERNEL(reduce) {
   return reduce(call, in, out, reduced, mpg_reduction_of(call->op, call->params));
 }
 
-/* --- Folds: the first pass given its rows bit by bit (reduce.h) ------------------------------- */
+/* --- Trailing reductions: the first pass given its rows bit by bit (reduce.h) ------------ */
 
-mpg_fold mpg_cpu_fold_of(const mpg_op *op, const void *params, mpg_dtype dtype, int64_t count,
-                         int64_t inner) {
-  mpg_fold fold = {.op = op,
-                   .params = params,
-                   .dtype = dtype,
-                   .count = count,
-                   .inner = inner,
-                   .chunk = mpg_fold_chunk(count, inner)};
-  fold.chunks = (count + fold.chunk - 1) / fold.chunk;
+mpg_trailing_reduction mpg_cpu_trailing_of(const mpg_op *op, const void *params, mpg_dtype dtype,
+                                           int64_t count, int64_t inner) {
+  mpg_trailing_reduction trailing = {.op = op,
+                                     .params = params,
+                                     .dtype = dtype,
+                                     .count = count,
+                                     .inner = inner,
+                                     .chunk = mpg_reduction_chunk(count, inner)};
+  trailing.chunks = (count + trailing.chunk - 1) / trailing.chunk;
   size_t item = mpg_dtype_size(mpg_compute_dtype(accumulator_of(dtype)));
-  int64_t group = group_of(inner, fold.chunk < count ? fold.chunk : count),
-          pieces = (fold.chunk + MPG_ROWS * group - 1) / (MPG_ROWS * group);
+  int64_t group = group_of(inner, trailing.chunk < count ? trailing.chunk : count),
+          pieces = (trailing.chunk + MPG_ROWS * group - 1) / (MPG_ROWS * group);
   int levels = 0;
   while (pieces >> levels) levels++;
-  fold.wide = group * inner;
-  fold.acc_at = 64 + mpg_align_up((size_t)((group > 1 ? MPG_ROWS : 1) * fold.wide) * item, 64);
-  fold.levels_at = fold.acc_at + mpg_align_up((size_t)fold.wide * item, 64);
-  fold.state_bytes = fold.levels_at + mpg_align_up((size_t)(levels * fold.wide) * item, 64);
-  fold.partial_bytes = mpg_align_up((size_t)(fold.chunks * inner) * item, 64);
-  return fold;
+  trailing.wide = group * inner;
+  trailing.acc_at =
+      64 + mpg_align_up((size_t)((group > 1 ? MPG_ROWS : 1) * trailing.wide) * item, 64);
+  trailing.levels_at = trailing.acc_at + mpg_align_up((size_t)trailing.wide * item, 64);
+  trailing.state_bytes =
+      trailing.levels_at + mpg_align_up((size_t)(levels * trailing.wide) * item, 64);
+  trailing.partial_bytes = mpg_align_up((size_t)(trailing.chunks * inner) * item, 64);
+  return trailing;
 }
 
-void mpg_cpu_fold_begin(void *state) { *(fold_state *)state = (fold_state){0}; }
+void mpg_cpu_trailing_begin(void *state) { *(trailing_state *)state = (trailing_state){0}; }
 
-void mpg_cpu_fold_feed(const mpg_fold *fold, void *state, void *partials, const void *values,
-                       int64_t row, int64_t rows) {
-  switch (accumulator_of(fold->dtype)) {
-    case MPG_COMPUTE_F32: feed_f32(fold, state, partials, values, row, rows); break;
-    case MPG_COMPUTE_F64: feed_f64(fold, state, partials, values, row, rows); break;
-    default: feed_i64(fold, state, partials, values, row, rows); break;
+void mpg_cpu_trailing_feed(const mpg_trailing_reduction *trailing, void *state, void *partials,
+                           const void *values, int64_t row, int64_t rows) {
+  switch (accumulator_of(trailing->dtype)) {
+    case MPG_COMPUTE_F32: feed_f32(trailing, state, partials, values, row, rows); break;
+    case MPG_COMPUTE_F64: feed_f64(trailing, state, partials, values, row, rows); break;
+    default: feed_i64(trailing, state, partials, values, row, rows); break;
   }
 }
 
-mpg_status mpg_cpu_fold_end(const mpg_kernel_call *call, const mpg_fold *fold, void *partials,
-                            mpg_dtype dtype, void *out) {
-  mpg_reduction f = mpg_reduction_of(fold->op, fold->params);
-  mpg_compute compute = accumulator_of(fold->dtype);
+mpg_status mpg_cpu_trailing_end(const mpg_kernel_call *call, const mpg_trailing_reduction *trailing,
+                                void *partials, mpg_dtype dtype, void *out) {
+  mpg_reduction f = mpg_reduction_of(trailing->op, trailing->params);
+  mpg_compute compute = accumulator_of(trailing->dtype);
   pass p = {.compute = compute,
             .how = f.how,
             .prepare = MPG_PLAIN,
             .dtype = mpg_compute_dtype(compute),
             .source = partials,
             .outer = 1,
-            .count = fold->chunks,
-            .inner = fold->inner};
-  if (fold->chunks > 1) {
-    size_t half = fold->partial_bytes;
+            .count = trailing->chunks,
+            .inner = trailing->inner};
+  if (trailing->chunks > 1) {
+    size_t half = trailing->partial_bytes;
     char *scratch = mpg_device_scratch(call->device, 2 * half);
     if (!scratch) return MPG_DEVICE_OUT_OF_MEMORY;
     run_passes(call, &p, (char *const[]){scratch, scratch + half}, &(int){0}, NULL);
   }
-  finish_plan finish = {compute, dtype, (void *)p.source, out, f.mean ? fold->count : 0, f.root};
-  mpg_cpu_parallel_for(call, fold->inner, 16384, run_finish, &finish);
+  finish_plan finish = {compute, dtype, (void *)p.source, out, f.mean ? trailing->count : 0,
+                        f.root};
+  mpg_cpu_parallel_for(call, trailing->inner, 16384, run_finish, &finish);
   return MPG_OK;
 }
 

@@ -17,7 +17,7 @@
 mpg_status mpg_cpu_reduce_lines(const mpg_kernel_call *call, const mpg_view *in, int64_t lines,
                                 const mpg_view *out, mpg_reduction f);
 
-typedef struct mpg_fold {
+typedef struct mpg_trailing_reduction {
   const mpg_op *op;
   const void *params;
   mpg_dtype dtype; /* of the source */
@@ -25,19 +25,19 @@ typedef struct mpg_fold {
   int64_t wide;                      /* elements of a wide row (reduce.c) */
   size_t acc_at, levels_at;          /* in a thread's state */
   size_t state_bytes, partial_bytes; /* of a thread; of all chunks: multiples of 64 */
-} mpg_fold;
+} mpg_trailing_reduction;
 
-#define mpg_cpu_fold_of MPG_CPU_NAME(fold_of)
-#define mpg_cpu_fold_begin MPG_CPU_NAME(fold_begin)
-#define mpg_cpu_fold_feed MPG_CPU_NAME(fold_feed)
-#define mpg_cpu_fold_end MPG_CPU_NAME(fold_end)
-mpg_fold mpg_cpu_fold_of(const mpg_op *op, const void *params, mpg_dtype dtype, int64_t count,
-                         int64_t inner);
-void mpg_cpu_fold_begin(void *state); /* before the first row of a chunk */
+#define mpg_cpu_trailing_of MPG_CPU_NAME(trailing_of)
+#define mpg_cpu_trailing_begin MPG_CPU_NAME(trailing_begin)
+#define mpg_cpu_trailing_feed MPG_CPU_NAME(trailing_feed)
+#define mpg_cpu_trailing_end MPG_CPU_NAME(trailing_end)
+mpg_trailing_reduction mpg_cpu_trailing_of(const mpg_op *op, const void *params, mpg_dtype dtype,
+                                           int64_t count, int64_t inner);
+void mpg_cpu_trailing_begin(void *state); /* before the first row of a chunk */
 /* values: the source's rows from `row` on. */
-void mpg_cpu_fold_feed(const mpg_fold *fold, void *state, void *partials, const void *values,
-                       int64_t row, int64_t rows);
-mpg_status mpg_cpu_fold_end(const mpg_kernel_call *call, const mpg_fold *fold, void *partials,
-                            mpg_dtype dtype, void *out);
+void mpg_cpu_trailing_feed(const mpg_trailing_reduction *trailing, void *state, void *partials,
+                           const void *values, int64_t row, int64_t rows);
+mpg_status mpg_cpu_trailing_end(const mpg_kernel_call *call, const mpg_trailing_reduction *trailing,
+                                void *partials, mpg_dtype dtype, void *out);
 
 #endif

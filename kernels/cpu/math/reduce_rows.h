@@ -4,7 +4,7 @@
  * NaN, else the larger (smaller), y when they are alike NARROW, NARROW_DTYPE, OF_NARROW(x),
  * LOAD_NARROW(v, from), the same with NARROW_TOO: two types that sums take from where they lie;
  *   NARROW_EXTREMES: the largest and smallest do, too; none of these: they are converted first
- *   NO_FOLDS: where no fold accumulates in T
+ *   NO_TRAILING: where no trailing reduction accumulates in T
  *
  * Rows of numbers are combined element by element, in order, in registers. Vectors are those of the
  * instruction set (wider ones compilers take apart, comparisons element by element); what is
@@ -155,7 +155,7 @@ INLINE void NAME(rows_as)(mpg_combine how, mpg_prepare prepare, source_kind sour
   if (ragged) *(NAME(vector) *)(void *)(acc + width - LANES) = last;
 }
 
-/* The lanes of a line folded in halves, in `v` itself. */
+/* The lanes of a line added up in halves, in `v` itself. */
 INLINE T NAME(halve)(mpg_combine how, NAME(vector) * v, int vectors) {
   NAME(mask) iota;
   for (int j = 0; j < NAME(LANES); j++) iota[j] = j;
@@ -473,20 +473,20 @@ static void NAME(run_items)(const pass *p, int64_t begin, int64_t end) {
   }
 }
 
-/* --- Folds: rows as they come ----------------------------------------------------------------- */
+/* --- Trailing reductions: rows as they come ----------------------------------------------- */
 
-#ifndef NO_FOLDS
-static void NAME(end_chunk)(const mpg_fold *fold, const NAME(arithmetic) * f,
-                            const NAME(arithmetic) * plain, fold_state *state, int64_t group,
+#ifndef NO_TRAILING
+static void NAME(end_chunk)(const mpg_trailing_reduction *trailing, const NAME(arithmetic) * f,
+                            const NAME(arithmetic) * plain, trailing_state *state, int64_t group,
                             T *piece, T *acc, T *levels, T *result) {
-  int64_t inner = fold->inner, wide = group * inner, rows = state->held / group;
+  int64_t inner = trailing->inner, wide = group * inner, rows = state->held / group;
   if (group == 1 && state->held) {
-    NAME(push)(plain, levels, fold->wide, state->pieces++, piece, inner);
+    NAME(push)(plain, levels, trailing->wide, state->pieces++, piece, inner);
   } else if (rows) {
     f->rows(piece, wide, rows, acc, wide, true);
-    NAME(push)(plain, levels, fold->wide, state->pieces++, acc, wide);
+    NAME(push)(plain, levels, trailing->wide, state->pieces++, acc, wide);
   }
-  NAME(collect)(plain, levels, fold->wide, state->pieces, acc, wide);
+  NAME(collect)(plain, levels, trailing->wide, state->pieces, acc, wide);
   if (group > 1)
     NAME(narrow)(f, plain, acc, group, inner, piece + rows * wide, state->held % group);
   memcpy(result, acc, (size_t)inner * sizeof(T));
@@ -494,40 +494,41 @@ static void NAME(end_chunk)(const mpg_fold *fold, const NAME(arithmetic) * f,
   state->held = 0;
 }
 
-static void NAME(feed)(const mpg_fold *fold, char *memory, T *partials, const void *values,
-                       int64_t row, int64_t rows) {
-  mpg_reduction reduction = mpg_reduction_of(fold->op, fold->params);
+static void NAME(feed)(const mpg_trailing_reduction *trailing, char *memory, T *partials,
+                       const void *values, int64_t row, int64_t rows) {
+  mpg_reduction reduction = mpg_reduction_of(trailing->op, trailing->params);
   NAME(arithmetic)
   f = NAME(arithmetic_of)(reduction.how, reduction.prepare),
   plain = NAME(arithmetic_of)(reduction.how, MPG_PLAIN);
-  mpg_compute compute = accumulator_of(fold->dtype);
-  bool direct = mpg_compute_direct(compute, fold->dtype);
-  fold_state *state = (fold_state *)(void *)memory;
-  int64_t inner = fold->inner;
-  T *piece = (T *)(void *)(memory + 64), *acc = (T *)(void *)(memory + fold->acc_at),
-    *levels = (T *)(void *)(memory + fold->levels_at);
+  mpg_compute compute = accumulator_of(trailing->dtype);
+  bool direct = mpg_compute_direct(compute, trailing->dtype);
+  trailing_state *state = (trailing_state *)(void *)memory;
+  int64_t inner = trailing->inner;
+  T *piece = (T *)(void *)(memory + 64), *acc = (T *)(void *)(memory + trailing->acc_at),
+    *levels = (T *)(void *)(memory + trailing->levels_at);
   for (int64_t done = 0; done < rows;) {
-    int64_t at = row + done, chunk = at / fold->chunk, first = chunk * fold->chunk,
-            end = first + fold->chunk < fold->count ? first + fold->chunk : fold->count;
+    int64_t at = row + done, chunk = at / trailing->chunk, first = chunk * trailing->chunk,
+            end = first + trailing->chunk < trailing->count ? first + trailing->chunk
+                                                            : trailing->count;
     int64_t group = group_of(inner, end - first), wide = group * inner, full = MPG_ROWS * group,
             n = full - state->held; /* rows that go into the piece */
     if (n > end - at) n = end - at;
     if (n > rows - done) n = rows - done;
     if (group > 1 && direct && n == full) { /* as it lies */
       f.rows((const T *)values + done * inner, wide, MPG_ROWS, acc, wide, true);
-      NAME(push)(&plain, levels, fold->wide, state->pieces++, acc, wide);
+      NAME(push)(&plain, levels, trailing->wide, state->pieces++, acc, wide);
     } else if (group > 1) {
       mpg_block_buffer loaded;
       for (int64_t i = 0; i < n * inner; i += MPG_CPU_BLOCK) {
         int64_t some = n * inner - i < MPG_CPU_BLOCK ? n * inner - i : MPG_CPU_BLOCK;
         memcpy(piece + state->held * inner + i,
-               mpg_cpu_load(compute, fold->dtype, values, done * inner + i, some, &loaded),
+               mpg_cpu_load(compute, trailing->dtype, values, done * inner + i, some, &loaded),
                (size_t)some * sizeof(T));
       }
       state->held += n;
       if (state->held == full) {
         f.rows(piece, wide, MPG_ROWS, acc, wide, true);
-        NAME(push)(&plain, levels, fold->wide, state->pieces++, acc, wide);
+        NAME(push)(&plain, levels, trailing->wide, state->pieces++, acc, wide);
         state->held = 0;
       }
     } else {
@@ -537,19 +538,20 @@ static void NAME(feed)(const mpg_fold *fold, char *memory, T *partials, const vo
       for (int64_t r = 0; r < n && !direct; r++)
         for (int64_t column = 0; column < inner; column += MPG_CPU_BLOCK) {
           int64_t width = inner - column < MPG_CPU_BLOCK ? inner - column : MPG_CPU_BLOCK;
-          f.rows(mpg_cpu_load(compute, fold->dtype, values, (done + r) * inner + column, width,
+          f.rows(mpg_cpu_load(compute, trailing->dtype, values, (done + r) * inner + column, width,
                               &loaded),
                  width, 1, piece + column, width, state->held + r == 0);
         }
       state->held += n;
       if (state->held == full) {
-        NAME(push)(&plain, levels, fold->wide, state->pieces++, piece, inner);
+        NAME(push)(&plain, levels, trailing->wide, state->pieces++, piece, inner);
         state->held = 0;
       }
     }
     done += n;
     if (at + n == end)
-      NAME(end_chunk)(fold, &f, &plain, state, group, piece, acc, levels, partials + chunk * inner);
+      NAME(end_chunk)(trailing, &f, &plain, state, group, piece, acc, levels,
+                      partials + chunk * inner);
   }
 }
 #endif
@@ -566,7 +568,7 @@ static void NAME(feed)(const mpg_fold *fold, char *memory, T *partials, const vo
 #undef IS_NAN
 #undef LARGEST
 #undef SMALLEST
-#undef NO_FOLDS
+#undef NO_TRAILING
 #undef NARROW
 #undef NARROW_DTYPE
 #undef OF_NARROW
