@@ -16,15 +16,19 @@ demo: $(VENV)/.demo
 test: $(VENV)/.test
 	cd tests && $(abspath $(BIN))/pytest . -m "not slow"
 
-# How sources look: the formatter's choice, and no other.
+# How sources look: the formatters' choice, and no other. pyproject.toml has ruff's settings.
 C_SOURCES = $(shell git ls-files csrc kernels tests/c tests/hostcuda | grep -E '\.(c|h|cu|cpp|inc)$$')
 lint: $(VENV)/.lint
 	@$(BIN)/clang-format --dry-run -Werror $(C_SOURCES)
+	@$(BIN)/ruff format -q --check .
+	@$(BIN)/ruff check -q .
 format: $(VENV)/.lint
 	@$(BIN)/clang-format -i $(C_SOURCES)
-$(VENV)/.lint:
+	@$(BIN)/ruff check -q --fix .
+	@$(BIN)/ruff format -q .
+$(VENV)/.lint: Makefile
 	[ -d $(VENV) ] || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q clang-format==23.1.5
+	$(BIN)/python -m pip install -q clang-format==23.1.5 ruff==0.17.6
 	touch $@
 
 slow-test: $(VENV)/.test

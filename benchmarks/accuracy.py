@@ -16,7 +16,6 @@ import numpy as np
 import torch
 import torch.nn.functional as functional
 
-import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 
 PARTS = {}
@@ -346,7 +345,7 @@ def normalisations():
         yield from _layer(
             f"BatchNorm, offset {offset:g}",
             [x, gamma, beta],
-            lambda x, g, b: nd.BatchNorm(x, g, b, mean, variance, eps=1e-5, fix_gamma=False),  # noqa: B023
+            lambda x, g, b: nd.BatchNorm(x, g, b, mean, variance, eps=1e-5, fix_gamma=False),
             lambda x, g, b: functional.batch_norm(x, None, None, g, b, True, eps=1e-5),
             names,
         )
@@ -418,7 +417,7 @@ def convolutions():
                     x.to(memory_format=layout), w.to(memory_format=layout), padding=1
                 ),
                 names,
-            )  # noqa: B023
+            )
 
 
 @part

@@ -6,8 +6,9 @@ planned bytes against the lower bound.
 
 import time
 
-import networks
 import numpy as np
+
+import networks
 from mpgluon import autograd, nd
 
 

@@ -1,7 +1,7 @@
 """The cases of gpu.py: what is compared, and what it must show."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Callable, Optional
 
 import gpu_sizes as sizes
 
@@ -10,7 +10,7 @@ import gpu_sizes as sizes
 class Case:
     name: str
     title: str
-    wanted: Optional[float] = None  # our rate against PyTorch's, or another case's, at least
+    wanted: float | None = None  # our rate against PyTorch's, or another case's, at least
     against: str = ""  # the case of ours that it is compared with; "": PyTorch
     flops: Callable = lambda: 0
     items: int = 0  # a step's

@@ -1,9 +1,10 @@
 """The GPU's cases in mpgluon."""
 
+import numpy as np
+
 import gpu_sizes as sizes
 import mpgluon as mx
 import networks
-import numpy as np
 from models_gluon import make_models
 from mpgluon import autograd, gluon, nd
 from mpgluon.gluon import nn

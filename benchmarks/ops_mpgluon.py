@@ -2,11 +2,10 @@
 
 import sys
 
+import mpgluon as mx
 from ops_case import SPAN, draw
 from ops_cases import CASES
 from serve import serve
-
-import mpgluon as mx
 
 
 def step(function, *arrays):

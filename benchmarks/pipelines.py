@@ -17,14 +17,14 @@ import time
 os.environ["MPGLUON_CPU_THREADS"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import mpgluon as mx  # noqa: E402
-import sizes  # noqa: E402
-from bench import processor  # noqa: E402
-from contender import Contender  # noqa: E402
-from models_gluon import make_models  # noqa: E402
-from mpgluon import autograd, gluon, nd  # noqa: E402
-from mpgluon.gluon import nn, rnn  # noqa: E402
-from mpgluon.parallel import Pipeline, TrainStep  # noqa: E402
+import mpgluon as mx
+import sizes
+from bench import processor
+from contender import Contender
+from models_gluon import make_models
+from mpgluon import autograd, gluon, nd
+from mpgluon.gluon import nn, rnn
+from mpgluon.parallel import Pipeline, TrainStep
 
 DEVICES = [mx.cpu(0), mx.cpu(1)]
 

@@ -20,18 +20,17 @@ import random
 import statistics
 import time
 
+import mpgluon as mx
+import sizes
+from mpgluon import nd
+from mpgluon.gluon import nn
+from mpgluon.parallel import Plan, TrainStep, plan
 from pipelines import (
     DEVICES,
     square_loss,
     trainer_of,
     transformer_layers,
 )  # sets the number of threads: first
-
-import mpgluon as mx
-import sizes
-from mpgluon import nd
-from mpgluon.gluon import nn
-from mpgluon.parallel import Plan, TrainStep, plan
 
 
 def chain(*layers):

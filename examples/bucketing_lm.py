@@ -13,10 +13,10 @@ import logging
 import random
 
 import numpy as np
-from common import device
-from model_parallel_lm import TOKEN, read_text
 
 import mpgluon as mx
+from common import device
+from model_parallel_lm import TOKEN, read_text
 
 PADDING = 0
 

@@ -11,9 +11,9 @@ on the next, the softmax on the last. It is trained as a pipeline and checked, b
 import unicodedata
 
 import numpy as np
-from common import difference, milliseconds, parameters, parser, print_table, take_turns
 
 import mpgluon as mx
+from common import difference, milliseconds, parameters, parser, print_table, take_turns
 from mpgluon import gluon
 from mpgluon.gluon import nn, rnn
 from mpgluon.parallel import Pipeline, TrainStep

@@ -11,10 +11,10 @@ are, bit for bit, those of the same micro-batches on one device. The text is Pyt
 import os
 
 import numpy as np
-from common import difference, milliseconds, parameters, parser, plain_step, print_table, take_turns
-from model_parallel_lm import Corpus, read_text
 
 import mpgluon as mx
+from common import difference, milliseconds, parameters, parser, plain_step, print_table, take_turns
+from model_parallel_lm import Corpus, read_text
 from mpgluon import gluon
 from mpgluon.gluon import nn
 from mpgluon.parallel import Pipeline, TrainStep

@@ -8,11 +8,11 @@ the accuracy on fonts that were not trained on. Against the same micro-batches o
     python image_pipeline.py --devices "gpu(0)" "gpu(1)"
 """
 
-import glyphs
 import numpy as np
-from common import difference, milliseconds, parameters, parser, plain_step, print_table, take_turns
 
+import glyphs
 import mpgluon as mx
+from common import difference, milliseconds, parameters, parser, plain_step, print_table, take_turns
 from mpgluon import gluon
 from mpgluon.gluon import nn
 from mpgluon.parallel import Pipeline, TrainStep

@@ -10,9 +10,8 @@ The pictures are digits in many fonts (glyphs.py).
 """
 
 import glyphs
-from common import difference, milliseconds, parameters, parser, plain_step, print_table, take_turns
-
 import mpgluon as mx
+from common import difference, milliseconds, parameters, parser, plain_step, print_table, take_turns
 from mpgluon import gluon
 from mpgluon.gluon import nn
 

@@ -11,10 +11,9 @@ same bits), and two devices without a pipeline. The text is Python's standard li
 
 import os
 
+import mpgluon as mx
 from common import difference, milliseconds, parameters, parser, print_table, take_turns
 from model_parallel_lm import Corpus, batches, read_text
-
-import mpgluon as mx
 from mpgluon import autograd, gluon
 from mpgluon.gluon import nn, rnn
 from mpgluon.parallel import Pipeline, TrainStep

@@ -9,9 +9,9 @@ cross (``as_in_context``). `by rows`: each device has some rows of both tables, 
 """
 
 import numpy as np
-from common import difference, milliseconds, parameters, parser, plain_step, print_table, take_turns
 
 import mpgluon as mx
+from common import difference, milliseconds, parameters, parser, plain_step, print_table, take_turns
 from mpgluon import gluon
 from mpgluon.gluon import nn
 

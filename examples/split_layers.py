@@ -13,9 +13,9 @@ import argparse
 import re
 import time
 
-import glyphs
 import numpy as np
 
+import glyphs
 import mpgluon as mx
 from mpgluon import autograd, gluon
 from mpgluon.gluon import nn

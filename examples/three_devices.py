@@ -8,10 +8,10 @@ as many devices as the list has, hybridized as one block, trained by one Trainer
 """
 
 import numpy as np
-from common import difference, milliseconds, parameters, parser, plain_step, print_table, take_turns
-from model_parallel_lm import Corpus, read_text
 
 import mpgluon as mx
+from common import difference, milliseconds, parameters, parser, plain_step, print_table, take_turns
+from model_parallel_lm import Corpus, read_text
 from mpgluon import gluon
 from mpgluon.gluon import nn
 from mpgluon.parallel import Pipeline, TrainStep
@@ -108,7 +108,7 @@ def main():
     ]
     for name, (losses, seconds) in results.items():
         reference = nets["1 device, pipelined" if "pipelined" in name else "1 device"]
-        held = {ctx: 0 for ctx in dict.fromkeys(nets[name].contexts)}
+        held = dict.fromkeys(nets[name].contexts, 0)
         for param in nets[name].collect_params().values():
             held[param.list_ctx()[0]] += param.data(param.list_ctx()[0]).size * 4 / 1e6
         bits = difference(parameters(reference), parameters(nets[name]))

@@ -5,6 +5,8 @@ It is imported as mx::
     import mpgluon as mx
 """
 
+# ruff: noqa: E402 - the rest of the package needs the folders of libraries
+
 import importlib as _importlib
 import os as _os
 import sys as _sys
@@ -34,16 +36,13 @@ def _library_folders():
 
 _core.set_library_folders(_library_folders())
 
-from ._hints import FUNCTIONS as _FUNCTIONS, of_module as _of_module  # noqa: E402
-from . import base, context, engine, runtime, util  # noqa: E402
-from .base import MXNetError, bfloat16  # noqa: E402
-from .context import Context, cpu, cpu_pinned, current_context, gpu, num_gpus  # noqa: E402
-from . import ndarray  # noqa: E402
-from . import ndarray as nd  # noqa: E402
-from . import autograd, random  # noqa: E402
-from .ndarray import NDArray, waitall  # noqa: E402
-from .random import seed as _seed  # noqa: E402
-from .util import is_np_array, is_np_shape, np_shape, set_np_shape, use_np_shape  # noqa: E402
+from . import autograd, base, context, engine, ndarray, ndarray as nd, random, runtime, util
+from ._hints import FUNCTIONS as _FUNCTIONS, of_module as _of_module
+from .base import MXNetError, bfloat16
+from .context import Context, cpu, cpu_pinned, current_context, gpu, num_gpus
+from .ndarray import NDArray, waitall
+from .random import seed as _seed
+from .util import is_np_array, is_np_shape, np_shape, set_np_shape, use_np_shape
 
 # Loaded when first used, so that `import mpgluon` stays quick.
 _LAZY = {

@@ -20,7 +20,7 @@ from ._core import (
     bfloat16,
     dtype_name,
 )
-from .libinfo import __version__
+from .libinfo import __version__  # noqa: F401 - found here in MXNet, too
 
 __all__ = [
     "DeviceMemoryError",

@@ -8,8 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from . import _core, _graph_breaks, autograd
-from . import ndarray as nd
+from . import _core, _graph_breaks, autograd, ndarray as nd
 from .base import MXNetError
 from .ndarray._control import dynamic
 from .symbol._graph import entries_of, made_at, placement, states, topological

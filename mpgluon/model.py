@@ -3,8 +3,7 @@
 import logging
 from collections import namedtuple
 
-from . import ndarray as nd
-from . import symbol as sym
+from . import ndarray as nd, symbol as sym
 from .base import MXNetError
 
 __all__ = ["BatchEndParam", "load_checkpoint", "load_params", "save_checkpoint"]

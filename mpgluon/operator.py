@@ -8,8 +8,7 @@ from collections import namedtuple
 
 import numpy as np
 
-from . import _core, _graph_breaks, autograd
-from . import ndarray as nd
+from . import _core, _graph_breaks, autograd, ndarray as nd
 from .base import MXNetError, is_floating
 
 __all__ = [
@@ -158,7 +157,7 @@ class CustomCall:
         return len(self.arguments) + len(self.auxiliary)
 
     def input_names(self, count):
-        return tuple([*self.arguments, *self.auxiliary])[:count]
+        return (*self.arguments, *self.auxiliary)[:count]
 
     def output_names(self, count):
         return tuple(self.outputs)

@@ -4,7 +4,7 @@ Numbers are a function of the seed, the count of random calls since it was set, 
 """
 
 from . import _core
-from .ndarray.random import *  # noqa: F401,F403
+from .ndarray.random import *  # noqa: F403
 from .ndarray.random import __all__ as _samplers
 
 __all__ = ["seed", "get_state", "set_state", *_samplers]

@@ -5,8 +5,7 @@ import random as _random
 
 import numpy as np
 
-from . import autograd
-from . import ndarray as nd
+from . import autograd, ndarray as nd
 from .context import Context, current_context
 
 __all__ = [

@@ -4,9 +4,9 @@ import re
 import signal
 
 import pytest
-from support.devices import test_devices
 
 import mpgluon as mx
+from support.devices import test_devices
 
 
 def pytest_configure():

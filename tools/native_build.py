@@ -198,7 +198,7 @@ def warnings():
     return ["-Wall", "-Wextra"] + (["-Werror"] if os.environ.get("MPGLUON_WERROR") == "1" else [])
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def struct_flags(*compiler):
     """Flags with which gcc for x86 clears and copies structs by stores. It does it with one slow instruction (rep stos) otherwise, from some hundred bytes on:
     a call of a small op took a sixth longer. Other compilers have no such option, and need none."""
@@ -294,7 +294,7 @@ def dependencies(target):
         return f.read().replace("\\\n", " ").split(":", 1)[1].split()
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def digest(name):
     with open(name, "rb") as f:
         return hashlib.sha256(f.read()).hexdigest()

@@ -1,10 +1,9 @@
 """Neural networks: blocks, parameters, the trainer, layers and losses."""
 
-from . import utils
-from .parameter import Constant, DeferredInitializationError, Parameter, ParameterDict
+from . import contrib, data, loss, model_zoo, nn, rnn, utils
 from .block import Block, HybridBlock, SymbolBlock
+from .parameter import Constant, DeferredInitializationError, Parameter, ParameterDict
 from .trainer import Trainer
-from . import contrib, data, loss, model_zoo, nn, rnn
 
 __all__ = [
     "Block",

@@ -6,13 +6,11 @@ of the core. Signatures that are new trace the block's `forward`.
 
 from itertools import count
 
-from .. import _core, _device_groups, _graph_breaks, autograd
-from .. import ndarray as nd
+from .. import _core, _device_groups, _graph_breaks, autograd, ndarray as nd
 from . import _captured, _recompute, _tracing
 from ._block_path import block_path
 from ._nested import ARRAY, flatten, regroup
 from .utils import shape_is_known
-
 
 _ONLY_ARRAYS = {nd.NDArray}
 # How many structures of arguments a block keeps programs for; each has as many signatures of its

@@ -4,8 +4,7 @@ A block belongs to the group in whose scope it was made, or else to the one in w
 in a group is initialized there; others *float*: they move to the device of the group in which they are first used.
 """
 
-from .. import _core, _device_groups, autograd
-from .. import ndarray as nd
+from .. import _core, _device_groups, autograd, ndarray as nd
 from ..attribute import AttrScope
 from ..context import current_context
 from ..initializer import Uniform, create

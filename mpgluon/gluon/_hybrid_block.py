@@ -5,8 +5,7 @@ import warnings
 
 import numpy as np
 
-from .. import _core
-from .. import ndarray as nd
+from .. import _core, ndarray as nd
 from .._device_groups import check as check_groups
 from ..base import MXNetError, MXNetTypeError
 from ..context import current_context
@@ -184,7 +183,7 @@ class HybridBlock(Block):
         if ctx is None:
             raise ValueError(
                 f"{block_path() or type(self).__name__}: the inputs of a HybridBlock with parameters must hold an NDArray; got "
-                f"{brief((type(arg).__name__ for arg in (x, *args)))}; nd.array(x) makes one of numbers"
+                f"{brief(type(arg).__name__ for arg in (x, *args))}; nd.array(x) makes one of numbers"
             )
         arrays = {}
         strays = unknown = None

@@ -1,7 +1,6 @@
 """Nested arguments and results: arrays in lists and tuples, taken apart and put together again."""
 
-from .. import _core
-from .. import ndarray as nd
+from .. import _core, ndarray as nd
 
 
 class _Array:

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from .. import initializer
-from .. import ndarray as nd
+from .. import initializer, ndarray as nd
 from .parameter import Constant, Parameter, load_values, match_attributes
 from .utils import brief, indent
 

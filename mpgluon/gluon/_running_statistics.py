@@ -7,8 +7,7 @@ from them: the mean of the means, and the mean of the variances plus the varianc
 
 import threading
 
-from .. import _core, autograd
-from .. import ndarray as nd
+from .. import _core, autograd, ndarray as nd
 
 
 class _Local(threading.local):

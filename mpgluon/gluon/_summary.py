@@ -1,9 +1,8 @@
 """The table that `Block.summary` prints."""
 
-from .. import _core
-from .. import ndarray as nd
-from .utils import shape_is_known
+from .. import _core, ndarray as nd
 from ._tree import forward_hooks, is_hybridized
+from .utils import shape_is_known
 
 
 def _shapes(value):

@@ -12,8 +12,7 @@ A parameter whose shape is not known yet is passed to ``hybrid_forward`` as an `
 import threading
 import types
 
-from .. import _core, _graph_breaks
-from .. import ndarray as nd
+from .. import _core, _graph_breaks, ndarray as nd
 from ..base import MXNetError
 from .utils import shape_is_known
 

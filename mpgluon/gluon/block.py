@@ -8,8 +8,7 @@ import re
 import threading
 import warnings
 
-from .. import _core
-from .. import ndarray as nd
+from .. import _core, ndarray as nd
 from .._device_groups import running as groups_running
 from .._hints import BLOCK, absent, absent_before_init, present
 from ..attribute import AttrScope

@@ -6,8 +6,7 @@ which is broadcast against the elementwise loss: ``(batch, 1)`` weighs samples.
 
 import math
 
-from .. import _core
-from .. import ndarray as nd
+from .. import _core, ndarray as nd
 from .block import HybridBlock
 
 __all__ = [

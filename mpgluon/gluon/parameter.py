@@ -6,8 +6,7 @@ from itertools import chain
 
 import numpy as np
 
-from .. import autograd, initializer, random
-from .. import ndarray as nd
+from .. import autograd, initializer, ndarray as nd, random
 from .._core import at_once, dtype_name, set_attributes
 from ..base import MXNetAssertionError, MXNetError
 from ..context import Context, current_context

@@ -3,9 +3,7 @@
 import json
 import os
 
-from .. import _core, autograd
-from .. import ndarray as nd
-from .. import optimizer as opt
+from .. import _core, autograd, ndarray as nd, optimizer as opt
 from .._core import dtype_name
 from ..base import MXNetAssertionError, MXNetError
 from ..optimizer import multi

@@ -9,8 +9,7 @@ import warnings
 
 import numpy as np
 
-from .. import _core
-from .. import ndarray as nd
+from .. import _core, ndarray as nd
 from ..base import MXNetAssertionError, MXNetError
 from ..context import Context
 

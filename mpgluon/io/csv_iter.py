@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from .. import _core
-from .. import ndarray as nd
+from .. import _core, ndarray as nd
 from ..base import MXNetError
 from .io import DataBatch, DataDesc, _WholeBatchIter
 

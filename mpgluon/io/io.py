@@ -6,8 +6,7 @@ from collections import deque, namedtuple
 
 import numpy as np
 
-from .. import _core
-from .. import ndarray as nd
+from .. import _core, ndarray as nd
 
 __all__ = ["DataBatch", "DataDesc", "DataIter", "NDArrayIter", "PrefetchingIter", "ResizeIter"]
 

@@ -5,8 +5,7 @@ import time
 
 import numpy as np
 
-from .. import metric as metrics
-from .. import ndarray as nd
+from .. import metric as metrics, ndarray as nd
 from ..context import cpu
 from ..initializer import Uniform
 from ..model import BatchEndParam, split_params

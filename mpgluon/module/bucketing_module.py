@@ -4,8 +4,7 @@ import logging
 
 import numpy as np
 
-from .. import ndarray as nd
-from .. import symbol as symbols
+from .. import ndarray as nd, symbol as symbols
 from ..initializer import Uniform
 from ..model import load_params
 from ..name import NameManager

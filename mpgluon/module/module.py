@@ -4,10 +4,7 @@ import logging
 import warnings
 from collections import namedtuple
 
-from .. import _core
-from .. import kvstore as kvstores
-from .. import ndarray as nd
-from .. import optimizer as optimizers
+from .. import _core, kvstore as kvstores, ndarray as nd, optimizer as optimizers
 from ..base import MXNetError, itemsize
 from ..context import Context, cpu, current_context
 from ..initializer import InitDesc, Uniform

@@ -7,10 +7,10 @@ Every op of the registry is here under its name and aliases, and in the sub-name
 from .. import _core
 from .._core import NDArray
 from .._hints import FUNCTIONS as _FUNCTIONS, of_module as _of_module
-from . import _internal, contrib, image, linalg, ndarray, op, random, sparse  # noqa: F401
+from . import _internal, contrib, image, linalg, ndarray, op, random, sparse
 from ._methods import add_methods as _add_methods
-from .files import load, load_frombuffer, save, save_tobuffer  # noqa: F401
-from .functions import *  # noqa: F401,F403
+from .files import load, load_frombuffer, save, save_tobuffer
+from .functions import *
 from .functions import __all__ as _functions
 
 _ops = {name: function for name, function in vars(op).items() if isinstance(function, _core.Op)}

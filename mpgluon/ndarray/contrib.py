@@ -1,9 +1,8 @@
 """Ops that MXNet keeps under ``contrib``."""
 
-from . import _namespaces, _zipfian
 from .. import _core
 from ..context import current_context  # noqa: F401 - found here in MXNet, too
-from . import random as _random
+from . import _namespaces, _zipfian, random as _random
 from ._control import allclose, boolean_mask, cond, foreach, while_loop  # noqa: F401
 
 _namespaces.fill(_core.ops(), {"contrib": globals()})

@@ -293,7 +293,7 @@ def _make_binary(number, name, words):
 
 for _number, (_name, _text) in enumerate(zip(_KINDS, _WORDS)):
     globals()[_name] = _make_binary(_number, _name, _text)
-true_divide = divide  # noqa: F821
+true_divide = divide
 
 
 def concatenate(arrays, axis=0, always_copy=True):

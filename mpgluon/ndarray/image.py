@@ -1,6 +1,6 @@
 """Pictures."""
 
-from . import _namespaces
 from .. import _core
+from . import _namespaces
 
 _namespaces.fill(_core.ops(), {"image": globals()})

@@ -1,8 +1,8 @@
 """Samplers. Parameters are numbers, or NDArrays, of which each element is the parameter of a draw of ``shape``."""
 
-from . import _namespaces
 from .. import _core
 from ..context import current_context  # noqa: F401 - found here in MXNet, too
+from . import _namespaces
 
 __all__ = [
     "exponential",

@@ -4,7 +4,7 @@
 """
 
 from . import contrib
-from .adaptive import LAMB, FTML, AdaDelta, AdaGrad, Adam, Adamax, Ftrl, Nadam, RMSProp
+from .adaptive import FTML, LAMB, AdaDelta, AdaGrad, Adam, Adamax, Ftrl, Nadam, RMSProp
 from .optimizer import Optimizer, Test, create, register
 from .sgd import DCASGD, LARS, LBSGD, NAG, SGD, SGLD, Signum, ccSGD
 from .updater import Updater, get_updater

@@ -3,12 +3,11 @@
 import logging
 import math
 
-from .. import ndarray as nd
-from .. import random
+from .. import ndarray as nd, random
 from .._core import at_once
 from .optimizer import (
-    GroupedOptimizer,
     _HALF,
+    GroupedOptimizer,
     dtype_name,
     register,
     replace,
@@ -45,7 +44,7 @@ class _Momentum(GroupedOptimizer):
                 i for i, w in enumerate(weights) if self._through_master(w, states[i]) is master
             ]
             if chosen:
-                pick = lambda items: [items[i] for i in chosen]  # noqa: E731
+                pick = lambda items: [items[i] for i in chosen]
                 self._step_alike(
                     pick(indices),
                     pick(weights),

@@ -13,8 +13,7 @@ import zlib
 
 import numpy as np
 
-from .. import autograd, random
-from .. import ndarray as nd
+from .. import autograd, ndarray as nd, random
 from .._core import dtype_name
 from ..base import MXNetError, itemsize
 from ..gluon.trainer import put_together

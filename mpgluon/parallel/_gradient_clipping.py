@@ -1,7 +1,6 @@
 """Clipping gradients of networks that are replicated and split."""
 
-from .. import autograd
-from .. import ndarray as nd
+from .. import autograd, ndarray as nd
 from ..gluon.trainer import Trainer
 from ..gluon.utils import global_norm, scale_arrays
 

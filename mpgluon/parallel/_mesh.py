@@ -3,8 +3,7 @@
 import itertools
 import math
 
-from .. import autograd
-from .. import ndarray as nd
+from .. import autograd, ndarray as nd
 from ..base import MXNetError
 from ..context import Context, cpu, gpu, num_gpus
 from ..gluon._tree import (

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from .. import _core, autograd, random
-from .. import ndarray as nd
+from .. import _core, autograd, ndarray as nd, random
 from ..base import MXNetError
 from ..context import cpu
 from ..gluon import _compiled, _nested

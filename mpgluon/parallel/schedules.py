@@ -163,7 +163,7 @@ class StageGraph:
 
 
 def _kinds(stages, phases):
-    return [k for k in phases] + (["W"] if stages.deferred and "B" in phases else [])
+    return list(phases) + (["W"] if stages.deferred and "B" in phases else [])
 
 
 def make_table(stages, micro_batches, schedule=DEFAULT, times=None, phases="FB", in_flight=None):

@@ -1,7 +1,6 @@
 """`FusedRNNCell`: stacked recurrent layers as one `RNN` node, with all weights in one vector."""
 
-from .. import ndarray as nd
-from .. import symbol as sym
+from .. import ndarray as nd, symbol as sym
 from ..initializer import FusedRNN
 from .rnn_cell import (
     BaseRNNCell,

@@ -4,9 +4,7 @@ A cell is called with the input's symbol and a list of its states' symbols, and 
 are variables that all steps share (`RNNParams`).
 """
 
-from .. import _core
-from .. import ndarray as nd
-from .. import symbol as sym
+from .. import _core, ndarray as nd, symbol as sym
 from ..initializer import LSTMBias
 
 __all__ = [

@@ -4,9 +4,9 @@ Every op of the registry is here under its name and aliases, and in the sub-name
 and ``_internal``, as under ``mx.nd``.
 """
 
-from . import _internal, contrib, image, linalg, op, random  # noqa: F401
+from . import _internal, contrib, image, linalg, op, random
 from ._functions import Function as _Function
-from .creation import *  # noqa: F401,F403
+from .creation import *
 from .creation import __all__ as _functions
 from .symbol import Group, Symbol, Variable, fromjson, load, load_json, var
 

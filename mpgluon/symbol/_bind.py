@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from .. import _core
-from .. import ndarray as nd
+from .. import _core, ndarray as nd
 from ..base import MXNetError
 from ..context import Context
 from ..executor import Executor
@@ -155,7 +154,7 @@ def simple_bind(
         given = "".join(f"{name}: {shape}\n" for name, shape in shapes.items())
         raise MXNetError(f"simple_bind error. Arguments:\n{given}{error}") from None
     devices = placement(order, group2ctx, {})
-    found = {node: desc for node, desc in zip(variables, inference.of(variables))}
+    found = dict(zip(variables, inference.of(variables)))
     missing = [
         f"{node.name}: {found[node][0] or ()}"
         for node in variables

@@ -7,10 +7,10 @@ import weakref
 
 import numpy as np
 import pytest
-from support.devices import on
 
 import mpgluon as mx
 from mpgluon import autograd, nd
+from support.devices import on
 
 
 def variable(values, **kwargs):
@@ -364,7 +364,7 @@ def test_nothing_leaks():
                 dx = autograd.grad(y, x, retain_graph=True)[0]
             y.backward()
             with autograd.record():
-                dropped = x * 3 + dx  # noqa: F841: never differentiated
+                dropped = x * 3 + dx  # noqa: F841 - never differentiated
         nd.waitall()
         gc.collect()
 

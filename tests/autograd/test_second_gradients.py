@@ -7,10 +7,9 @@ third order on.
 
 import numpy as np
 import pytest
-from support.devices import on
 
-import mpgluon as mx
 from mpgluon import _core, autograd, nd
+from support.devices import on
 
 torch = pytest.importorskip("torch")
 functional = torch.nn.functional

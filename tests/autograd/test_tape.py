@@ -4,10 +4,10 @@ import gc
 
 import numpy as np
 import pytest
-from support.devices import on
 
 import mpgluon as mx
 from mpgluon import _core, autograd, nd
+from support.devices import on
 
 
 def variable(values, ctx=None, grad_req="write"):

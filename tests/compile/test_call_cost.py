@@ -11,7 +11,6 @@ import pytest
 import mpgluon as mx
 from mpgluon import _core, autograd, gluon, nd
 
-
 MANY = 1 << 40
 
 

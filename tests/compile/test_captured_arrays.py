@@ -7,11 +7,11 @@ import types
 
 import numpy as np
 import pytest
-from support.captures import Net, array, check_alike, first_of, make, paused, same
-from support.devices import on
 
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd
+from support.captures import Net, array, check_alike, first_of, make, paused, same
+from support.devices import on
 
 # --- Arrays from outside of the block -------------------------------------------------------------------------------------
 
@@ -253,7 +253,7 @@ class OfAClass(gluon.HybridBlock):
     def mask(self):
         return self.settings.mask * GLOBAL[0]
 
-    def helper(self, x, *, factor=[None]):
+    def helper(self, x, *, factor=[None]):  # noqa: B006 - captured, too
         return x * self.mask + self.queue[0] * factor[0]
 
     def hybrid_forward(self, F, x):

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from support.devices import on
 
 import mpgluon as mx
 from mpgluon import _core, autograd, nd
+from support.devices import on
 
 
 @pytest.fixture(params=["async", "sync", "shuffle"])
@@ -283,7 +283,7 @@ def test_gradients_of_gradients_have_the_bits_of_eager(name):
         x, w = array((5, 6), 0), array((6, 6), 1, d, 0.5)
         x.attach_grad()
         w.attach_grad("add")
-        function = lambda x, w: body(x, w, d)  # noqa: E731
+        function = lambda x, w: body(x, w, d)
         function = function if flags is None else _core.CachedOp(function, flags)
         with autograd.record():
             once = function(x, w)

@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-from support.compare import same_bits
-from support.control_flow import Function
-from support.devices import on
 
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from mpgluon.base import MXNetError
+from support.compare import same_bits
+from support.control_flow import Function
+from support.devices import on
 
 
 def run(f, rows, calls=3, hybrid=False, ctx=None, exact=True, arrays=2):

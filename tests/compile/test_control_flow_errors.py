@@ -5,11 +5,11 @@ import re
 
 import numpy as np
 import pytest
-from support.control_flow import Function
-from support.devices import on
 
 from mpgluon import gluon, nd
 from mpgluon.base import MXNetError
+from support.control_flow import Function
+from support.devices import on
 
 # --- Errors ---------------------------------------------------------------------------------------------------------
 

@@ -3,11 +3,11 @@ all orders, and what shares memory with what."""
 
 import numpy as np
 import pytest
-from support.captures import MODES, array, check_alike, first_of, make, paused
-from support.devices import on
 
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd
+from support.captures import MODES, array, check_alike, first_of, make, paused
+from support.devices import on
 
 # --- Gradients of all orders --------------------------------------------------------------------------------------------
 

@@ -4,10 +4,10 @@ import gc
 
 import numpy as np
 import pytest
-from support.devices import cpus_only, on
 
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd
+from support.devices import cpus_only, on
 
 
 class Scaled(gluon.HybridBlock):

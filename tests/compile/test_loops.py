@@ -11,11 +11,11 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
-from support.devices import on
 
 import mpgluon as mx
 from mpgluon import _core, autograd, gluon, nd
 from mpgluon.context import set_memory_limit
+from support.devices import on
 
 STEPS = 1100  # more than are unrolled
 

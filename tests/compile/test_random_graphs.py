@@ -8,15 +8,14 @@ and on many; default on one device and on many; and all of these under the shuff
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from support.compare import same_bits
-from support.devices import on
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 import mpgluon as mx
 from mpgluon import _core, autograd, nd
 from programs.random_blocks import Node, check_fresh
 from programs.random_networks import Case
+from support.compare import same_bits
+from support.devices import on
 
 ROWS, WIDTH = 4, 8
 # Parameters: name -> shape.

@@ -10,12 +10,12 @@ import types
 
 import numpy as np
 import pytest
-from support.devices import on
 
 import mpgluon as mx
 from mpgluon import _core, autograd, gluon, nd
 from mpgluon.gluon import nn
 from mpgluon.parallel import Pipeline, TrainStep
+from support.devices import on
 
 C = [mx.cpu(i) for i in range(6)]
 

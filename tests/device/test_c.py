@@ -10,6 +10,7 @@ import shutil
 import subprocess
 
 import pytest
+
 from support.paths import ROOT
 
 COMPILER = shlex.split(os.environ.get("CC", "cc"))

@@ -7,10 +7,10 @@ import threading
 
 import numpy as np
 import pytest
-from support.processes import output_of
 
 import mpgluon as mx
 from mpgluon import nd
+from support.processes import output_of
 
 
 def test_names_and_equality():
@@ -30,8 +30,8 @@ def test_names_and_equality():
         mx.cpu(1) != mx.cpu(0)
         and mx.cpu(0) != mx.gpu(0)
         and mx.cpu(0) != "cpu(0)"
-        and not mx.cpu(0) == None
-    )  # noqa: E711
+        and not mx.cpu(0) == None  # noqa: E711
+    )
     assert len({mx.cpu(0), mx.cpu(0), mx.cpu(1), mx.gpu(0)}) == 3
     context = mx.gpu(3)
     assert (context.device_type, context.device_typeid, context.device_id) == ("gpu", 2, 3)

@@ -8,9 +8,9 @@ import threading
 
 import numpy as np
 import pytest
-from support.processes import ended, finished
 
 import mpgluon as mx
+from support.processes import ended, finished
 
 
 def run(code, timeout=60, **environment):

@@ -7,14 +7,14 @@ import resource
 
 import numpy as np
 import pytest
-from support.devices import held, on
-from support.networks import place
-from support.wide_networks import MLP, NETS, Branches, Chain, Started, batch, step
 
 import mpgluon as mx
 from mpgluon import autograd, gluon
 from mpgluon.context import memory_stats, reset_peak_memory, set_memory_limit
 from mpgluon.gluon import nn
+from support.devices import held, on
+from support.networks import place
+from support.wide_networks import MLP, NETS, Branches, Chain, Started, batch, step
 
 
 def compiled(kind, devices, train=True):
@@ -68,13 +68,13 @@ def test_devices_run_and_hold_only_their_own(kind):
     places = place(NETS[kind], 2)
     scopes = {}  # device -> names of the children whose ops it runs
     for name, device in entry["devices"].items():
-        for step in device["forward"]:
+        for instruction in device["forward"]:
             child = next(
-                (part for part in step.get("scope", "").split(".") if part in places), None
+                (part for part in instruction.get("scope", "").split(".") if part in places), None
             )
-            if step["kind"] == "run" and child:
+            if instruction["kind"] == "run" and child:
                 scopes.setdefault(name, set()).add(child)
-                assert str(places[child]) == name, step
+                assert str(places[child]) == name, instruction
         arriving = sum(copy["bytes"] for copy in entry["copies"] if copy["to"] == name)
         assert device["planned"]["lanes"] <= arriving
     assert (

@@ -2,13 +2,12 @@
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from support import networks
-from support.compare import same_bits
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 import mpgluon as mx
 from mpgluon import _core, autograd, nd
+from support import networks
+from support.compare import same_bits
 
 pytestmark = pytest.mark.usefixtures("async_afterwards")
 MODES = [("async", 0), ("sync", 0), ("shuffle", 1), ("shuffle", 2), ("shuffle", 3)]

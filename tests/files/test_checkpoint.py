@@ -12,9 +12,6 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from support.compare import same_bits
-from support.devices import on
-from support.processes import environment
 
 import mpgluon as mx
 from mpgluon import MXNetError, autograd, gluon, nd
@@ -28,6 +25,9 @@ from mpgluon.parallel import (
     save,
     shard,
 )
+from support.compare import same_bits
+from support.devices import on
+from support.processes import environment
 
 CPU = [on(i) for i in range(6)]
 LOSS = gluon.loss.L2Loss()

@@ -10,10 +10,10 @@ import time
 
 import numpy as np
 import pytest
-from support.paths import TESTS
 
 import mpgluon as mx
 from mpgluon.base import MXNetError
+from support.paths import TESTS
 
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "0"))
 # What reading and using a damaged file may raise: ours, and what Python raises for values of wrong kinds.

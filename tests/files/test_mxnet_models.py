@@ -5,10 +5,10 @@ import pickle
 
 import numpy as np
 import pytest
-from support.paths import TESTS
 
 import mpgluon as mx
 from mpgluon import gluon
+from support.paths import TESTS
 
 FOLDER = os.path.join(TESTS, "data", "mxnet-1.9.1")
 

@@ -11,9 +11,9 @@ import time
 
 import numpy as np
 import pytest
-from support.processes import output_of
 
 import mpgluon as mx
+from support.processes import output_of
 
 VERSION_1, VERSION_2, VERSION_3 = 0xF993FAC8, 0xF993FAC9, 0xF993FACA
 DTYPES = {

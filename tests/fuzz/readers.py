@@ -44,7 +44,7 @@ def symbol(data):
     try:
         found = mx.sym.load_json(text)
         assert mx.sym.load_json(found.tojson()).tojson() == found.tojson()
-        found.infer_shape_partial(**{name: (2, 3) for name in found.list_arguments()[:1]})
+        found.infer_shape_partial(**dict.fromkeys(found.list_arguments()[:1], (2, 3)))
     except (mx.MXNetError, ValueError):
         pass
 

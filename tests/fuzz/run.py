@@ -48,10 +48,11 @@ def fuzz_python(target, arguments):
 
     ours = ["symbol", "parallel._checkpoint", "parallel._safetensors", "gluon", "ndarray"]
     with atheris.instrument_imports(include=["json", *(f"mpgluon.{name}" for name in ours)]):
+        import readers
+
         import mpgluon as mx
         import mpgluon.parallel
         import mpgluon.symbol  # noqa: F401: not loaded with the package
-        import readers
     mx.context.set_memory_limit(mx.cpu(0), readers.LIMIT)
     atheris.Setup([sys.argv[0], *arguments], readers.TARGETS[target])
     atheris.Fuzz()

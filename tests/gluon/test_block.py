@@ -5,11 +5,11 @@ import re
 
 import numpy as np
 import pytest
-from support.devices import on
 
 import mpgluon as mx
 from mpgluon import autograd, gluon
 from mpgluon.gluon import nn
+from support.devices import on
 
 
 class Model(gluon.HybridBlock):

@@ -58,7 +58,7 @@ def test_array_dataset():
 
 def test_views_of_a_dataset():
     dataset = data.SimpleDataset(list(range(11)))
-    everything = lambda d: [d[i] for i in range(len(d))]  # noqa: E731
+    everything = lambda d: [d[i] for i in range(len(d))]
     assert everything(dataset.filter(lambda x: x % 3 == 0)) == [0, 3, 6, 9]
     assert [everything(dataset.shard(3, i)) for i in range(3)] == [
         [0, 1, 2, 3],

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from support.devices import on
 
 import mpgluon as mx
 from mpgluon import autograd, gluon
+from support.devices import on
 
 
 def test_life():

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from support.devices import on
 
 import mpgluon as mx
 from mpgluon import autograd, gluon
 from mpgluon.gluon import rnn
+from support.devices import on
 
 draw = np.random.RandomState(2)
 LAYERS = {

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from support.compare import same_bits
-from support.devices import on
 
 import mpgluon as mx
 from mpgluon import autograd, gluon
 from mpgluon.gluon import nn
+from support.compare import same_bits
+from support.devices import on
 
 OPTIMIZERS = [
     ("sgd", {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01}),

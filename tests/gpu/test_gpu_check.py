@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+
 from support.paths import TESTS
 from support.stand_in import STAND_IN, needs_stand_in
 

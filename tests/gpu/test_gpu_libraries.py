@@ -8,10 +8,10 @@ import subprocess
 
 import numpy as np
 import pytest
-from support.paths import ROOT
-from support.processes import finished, output_of
 
 import mpgluon as mx
+from support.paths import ROOT
+from support.processes import finished, output_of
 from support.stand_in import ON_STAND_IN, STAND_IN, needs_gpu, needs_stand_in
 
 

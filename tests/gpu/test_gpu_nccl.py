@@ -6,12 +6,11 @@ import shutil
 
 import numpy as np
 import pytest
-from support.collective_cases import NAMES, Collective, arrays_of, cases
-from support.processes import finished
 
 import mpgluon as mx
-from mpgluon import _core, autograd, nd
-from mpgluon import parallel as par
+from mpgluon import _core, autograd, nd, parallel as par
+from support.collective_cases import NAMES, Collective, arrays_of, cases
+from support.processes import finished
 
 LIBRARY = os.environ.get("MPGLUON_CUDA_LIBRARY", "")
 CARDS = 0 if os.environ.get("MPGLUON_GPU_LOGICAL") else mx.num_gpus()

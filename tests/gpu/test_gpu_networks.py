@@ -252,7 +252,7 @@ def test_recurrent_layers(mode, bidirectional, dtype):
                 mode=mode,
                 p=p,
                 state_outputs=True,
-            )  # noqa: B023
+            )
 
         same_on_both(run, values, dtype)
 
@@ -309,10 +309,10 @@ def test_attention(p, dtype):
         dumps = []
 
         def run(*arrays):
-            constants = [mx.nd.array(m, ctx=arrays[0].context).astype(dtype) for m in masks]  # noqa: B023
+            constants = [mx.nd.array(m, ctx=arrays[0].context).astype(dtype) for m in masks]
             op = _core.CachedOp(lambda *a: [attend(p)(*a)], {})
             results = op(*arrays, *constants)
-            dumps.append(op.dump())  # noqa: B023
+            dumps.append(op.dump())
             return results
 
         same_on_both(run, values, dtype)

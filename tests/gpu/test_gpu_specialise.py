@@ -6,9 +6,9 @@ import re
 import sys
 
 import pytest
+
 from support.paths import ROOT
 from support.processes import finished
-
 from support.stand_in import STAND_IN, needs_gpu, needs_stand_in
 
 pytestmark = [needs_stand_in, needs_gpu]

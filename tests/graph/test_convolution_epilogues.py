@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from support.compare import same_bits
-from support.functions import check, compiled, draw, groups
 
 import mpgluon as mx
 from mpgluon import _core, autograd, gluon, nd
 from mpgluon.gluon import nn
+from support.compare import same_bits
+from support.functions import check, compiled, draw, groups
 
 
 def winograd(x, weight, *bias, pad=(1, 1)):

@@ -3,12 +3,12 @@
 import json
 
 import pytest
-from support.processes import finished
 
 import mpgluon as mx
 from mpgluon import _core, autograd, gluon, nd, profiler
 from mpgluon.context import memory_stats
 from mpgluon.gluon import nn
+from support.processes import finished
 
 SCRIPT = """
 import mpgluon as mx

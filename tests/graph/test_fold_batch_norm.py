@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from support.devices import on
 
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from mpgluon.gluon import nn
+from support.devices import on
 
 
 class Net(gluon.HybridBlock):

@@ -1,14 +1,13 @@
 """Neighbouring elementwise ops, broadcasts and reductions as single passes over memory: the same bits, less memory, fewer instructions."""
 
 import pytest
-from support.compare import same_bits
-from support.devices import cpus_only, on
-from support.functions import as_list, check, compiled, draw, groups, is_float, planned, train
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 import mpgluon as mx
 from mpgluon import _core, autograd, nd
+from support.compare import same_bits
+from support.devices import cpus_only, on
+from support.functions import as_list, check, compiled, draw, groups, is_float, planned, train
 
 pytestmark = pytest.mark.usefixtures("async_afterwards")
 SETTINGS = dict(

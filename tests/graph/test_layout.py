@@ -2,13 +2,12 @@
 
 import numpy as np
 import pytest
-from support.devices import on
-from support.graphs import array, dump, ops, run
 
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from mpgluon.gluon import nn
-
+from support.devices import on
+from support.graphs import array, dump, ops, run
 
 CONV = dict(kernel=(3, 3), pad=(1, 1), num_filter=8, no_bias=True)
 

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from support.compare import same_bits
-from support.devices import on
-from support.functions import as_list, check, compiled, draw, groups, planned, train
 
 import mpgluon as mx
 from mpgluon import _core, nd
+from support.compare import same_bits
+from support.devices import on
+from support.functions import as_list, check, compiled, draw, groups, planned, train
 
 
 def dense(x, w, *bias, **params):

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from support.compare import same_bits
-from support.devices import on
 
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from mpgluon.gluon import nn
+from support.compare import same_bits
+from support.devices import on
 
 WIDTH, LAYERS = 32, 8
 

@@ -2,11 +2,10 @@
 
 import numpy as np
 import pytest
-from support.devices import on
-from support.graphs import array, check, dump, error, ops, run
 
 from mpgluon import _core, autograd, nd
-
+from support.devices import on
+from support.graphs import array, check, dump, error, ops, run
 
 # --- The framework --------------------------------------------------------------------------------------------------------
 
@@ -53,14 +52,14 @@ def test_other_transposes_stay(function):
 
 
 def test_a_transpose_used_elsewhere_stays():
-    function = lambda x, y: (lambda t: nd.dot(x, t) + t)(y.T)  # noqa: E731
+    function = lambda x, y: (lambda t: nd.dot(x, t) + t)(y.T)
     arrays = [array((4, 4), 1), array((4, 4), 2)]
     assert ops(function, *arrays) == ["transpose", "dot", "broadcast_add"]
     check(function, arrays, 1e-30)
 
 
 def test_nothing_is_rewritten_when_exact():
-    function = lambda x, y: nd.dot(x, y.T)  # noqa: E731
+    function = lambda x, y: nd.dot(x, y.T)
     assert ops(function, array((3, 4), 1), array((5, 4), 2), exact=True) == ["transpose", "dot"]
 
 
@@ -149,7 +148,7 @@ def test_gradients_of_gradients_are_those_of_the_program_as_written():
         z.backward()
         return [a.grad.asnumpy() for a in arrays]
 
-    function = lambda x, y: nd.dot(x, y.T)  # noqa: E731
+    function = lambda x, y: nd.dot(x, y.T)
     arrays = [array((3, 4), 1), array((5, 4), 2)]
     assert (
         error(

@@ -4,11 +4,11 @@ import math
 
 import numpy as np
 import pytest
-from support.devices import on
-from support.graphs import array, check, dump, error, ops, run
 
 import mpgluon as mx
 from mpgluon import _core, autograd, nd
+from support.devices import on
+from support.graphs import array, check, dump, error, ops, run
 
 B, H, T, D = 2, 3, 10, 4
 FUSED = {"_attention", "_dropout_attention"}
@@ -154,7 +154,7 @@ def test_forms(form):
     arrays = arrays_of(shapes)
     masks = arrays[3:]
     arrays = arrays[:3]
-    closed = lambda *a: function(*a, *[m.detach() for m in masks])  # noqa: E731
+    closed = lambda *a: function(*a, *[m.detach() for m in masks])
     assert len(fused(closed, *arrays)) == 1
     assert "batch_dot" not in ops(closed, *arrays)
     check(closed, arrays)
@@ -250,13 +250,13 @@ def test_half_precision():
     """Sums are float32's: results and gradients have the error of their own rounding."""
     arrays = arrays_of(HEADS)
     expected = run(plain, arrays, hybridize=False)
-    for dtype, error in (("float16", 4e-3), ("bfloat16", 3e-2)):
+    for dtype, tolerance in (("float16", 4e-3), ("bfloat16", 3e-2)):
         halves = [a.astype(dtype) for a in arrays]
         for a in halves:
             a.attach_grad()
         assert fused(plain, *halves) == ["_attention"]
         for a, b in zip(run(plain, halves), expected):
-            assert np.abs(a.astype("float32") - b).max() < error * max(1, np.abs(b).max())
+            assert np.abs(a.astype("float32") - b).max() < tolerance * max(1, np.abs(b).max())
 
 
 @pytest.mark.parametrize("shift", [-1, 1, 2])
@@ -280,7 +280,7 @@ def test_a_mask_that_is_almost_causal_is_added(shift):
 def test_a_mask_of_one_number_is_not_causal():
     function = lambda q, k, v: nd.batch_dot(
         nd.softmax(nd.broadcast_add(scores_of(q, k), nd.zeros((1, 1, 1)))), v
-    )  # noqa: E731
+    )
     [line] = [line for line in dump(function, *arrays_of(HEADS)) if "_attention" in line]
     assert "causal" not in line
     check(function, arrays_of(HEADS))
@@ -294,7 +294,7 @@ def test_rows_that_see_nothing():
         mask[0, 2] = low
         function = lambda q, k, v: nd.batch_dot(
             nd.softmax(nd.broadcast_add(scores_of(q, k), nd.array(mask))), v
-        )  # noqa: E731, B023
+        )
         eager, default = run(function, arrays, hybridize=False), run(function, arrays)
         for a, b in zip(default, eager):
             assert np.array_equal(np.isnan(a), np.isnan(b))

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from support.devices import on
 
 from mpgluon import _core, autograd, nd
+from support.devices import on
 
 SPECIAL = np.array(
     [0.0, -0.0, 1.5, -2.5, np.nan, np.inf, -np.inf, 1e-42, -1e-42, 3e38, 2.0**24 + 2, -1.0],

@@ -104,7 +104,7 @@ def test_new_arrays_have_nothing_of_dead_ones(maker):
     net.initialize()
     net.hybridize()
     for _ in range(3):
-        [row for row in x]
+        list(x)
         with mx.autograd.record():
             results = [x[i : i + 2] * i for i in range(7)]
         del results

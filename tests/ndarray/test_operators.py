@@ -199,9 +199,9 @@ def test_power_in_place_makes_a_new_array():
         w **= 2
     w.backward()
     assert z.grad.asnumpy().tolist() == [4, 32]
-    for operator in ("//=", "@="):
+    for sign in ("//=", "@="):
         with pytest.raises(TypeError):
-            exec(f"x {operator} 2", {"x": x})
+            exec(f"x {sign} 2", {"x": x})
 
 
 def test_ufuncs_of_numpy():

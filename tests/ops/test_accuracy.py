@@ -432,8 +432,8 @@ def test_halves_are_computed_in_float(dtype):
         check(operation, values[:6001], np.array([1.5], "float32"))
         check(operation, np.array([-0.75], "float32"), values[:6001])
         check(operation, values[:6000].reshape(-1, 3), other[:3].reshape(1, 3))
-        check(lambda x: operation(x, 0.375), values[:1001])  # noqa: B023
-        check(lambda x: operation(-2.5, x), values[:1001])  # noqa: B023
+        check(lambda x: operation(x, 0.375), values[:1001])
+        check(lambda x: operation(-2.5, x), values[:1001])
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -4,13 +4,13 @@ import itertools
 
 import numpy as np
 import pytest
-from support.devices import on
 
 import mpgluon as mx
 from mpgluon import _core, autograd, gluon, nd
 from mpgluon.gluon import nn, rnn
 from mpgluon.parallel import Pipeline, TrainStep
 from samples.base import all_samples
+from support.devices import on
 
 SAMPLES = all_samples()
 # Ops that users call, and what Gluon's losses are made of.

@@ -185,7 +185,7 @@ def test_products_are_counted(case):
     """Multiplications and additions; what else there is adds a fifth at most."""
     flops, name, shapes, params = PRODUCTS[case]
     if None in shapes:
-        params = {k: v for k, v in params.items()}
+        params = dict(params)
         _, [(packed, _)] = _core.infer_shape(
             "_pack_convolution", [((F, C, 3, 3), "float32")], params
         )

@@ -6,9 +6,9 @@ import os
 
 import numpy as np
 import pytest
-from support.processes import output_of
 
 import mpgluon as mx
+from support.processes import output_of
 
 PROGRAM = """
 import json, sys

@@ -57,8 +57,10 @@ def test_gradient_is_symmetric():
     a = nd.array([[4.0, 1.0], [1.0, 3.0]])
     a.attach_grad()
     with autograd.record():
-        l = nd.linalg.potrf(a)
-    l.backward(nd.array([[0.0, 5.0], [1.0, 0.0]]))  # what lies above the diagonal has no part in it
+        factor = nd.linalg.potrf(a)
+    factor.backward(
+        nd.array([[0.0, 5.0], [1.0, 0.0]])
+    )  # what lies above the diagonal has no part in it
     grad = a.grad.asnumpy()
     assert grad[0, 1] == grad[1, 0] and abs(grad[0, 1] - 0.25) < 1e-6
 
@@ -102,8 +104,10 @@ def test_errors(call, text):
 
 def test_symbols():
     a = mx.sym.Variable("a")
-    q, l = mx.sym.linalg.gelqf(a)
-    assert mx.sym.Group([q, l]).infer_shape(a=(2, 3, 4))[1] == [(2, 3, 4), (2, 3, 3)]
+    q, lower = mx.sym.linalg.gelqf(a)
+    assert mx.sym.Group([q, lower]).infer_shape(a=(2, 3, 4))[1] == [(2, 3, 4), (2, 3, 3)]
     assert mx.sym.linalg.sumlogdiag(a).infer_shape(a=(3, 3))[1] == [(1,)]
     assert mx.sym.linalg.maketrian(a).infer_shape(a=(2, 6))[1] == [(2, 3, 3)]
-    assert mx.sym.linalg_gemm2(q, l, transpose_a=True).infer_shape(a=(2, 3, 4))[1] == [(2, 4, 3)]
+    assert mx.sym.linalg_gemm2(q, lower, transpose_a=True).infer_shape(a=(2, 3, 4))[1] == [
+        (2, 4, 3)
+    ]

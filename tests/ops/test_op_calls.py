@@ -5,10 +5,10 @@ import pickle
 
 import numpy as np
 import pytest
-from support.processes import output_of
 
 import mpgluon as mx
 from mpgluon import _core, autograd, gluon, nd
+from support.processes import output_of
 
 
 def x23():

@@ -2,14 +2,13 @@
 
 import numpy as np
 import pytest
+
+import mpgluon as mx
+from mpgluon import MXNetError, autograd, gluon, nd, parallel as par
+from mpgluon.gluon import nn
 from support.compare import close
 from support.devices import on
 from support.meshes import gradients, inputs_of, values
-
-import mpgluon as mx
-from mpgluon import MXNetError, autograd, gluon, nd
-from mpgluon import parallel as par
-from mpgluon.gluon import nn
 
 DEVICES = [on(i) for i in range(4)]
 UNITS, HEADS, TIME = 12, 4, 5

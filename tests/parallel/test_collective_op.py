@@ -2,15 +2,13 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
+
+import mpgluon as mx
+from mpgluon import _core, autograd, nd, parallel as par
 from support.collective_cases import DEVICES, NAMES, Collective, arrays_of, check, in_order
 from support.devices import cpus_only, on
 from support.processes import output_of
-
-import mpgluon as mx
-from mpgluon import _core, autograd, nd
-from mpgluon import parallel as par
 
 pytestmark = cpus_only  # on GPUs the transport is NCCL: test_gpu_nccl.py
 SINGLE = [name for name in NAMES if name != "two_shot"]

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from support.devices import on
 
 import mpgluon as mx
+from support.devices import on
 
 GROUPS = {"one": on(1), "two": on(2)}
 

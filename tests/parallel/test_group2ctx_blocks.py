@@ -4,11 +4,11 @@ import json
 
 import numpy as np
 import pytest
-from support.devices import on
 
 import mpgluon as mx
 from mpgluon import autograd, gluon
 from mpgluon.gluon import nn
+from support.devices import on
 
 ONE = {"dev1": on(0), "dev2": on(0)}
 TWO = {"dev1": on(1), "dev2": on(2)}

@@ -2,14 +2,14 @@
 
 import numpy as np
 import pytest
-from support.compare import close_by_name, same_bits
-from support.devices import at_work, cpus_only, held, on
-from support.meshes import LOSS, train, values
 
 import mpgluon as mx
 from mpgluon import MXNetError, _core, autograd, gluon, nd
 from mpgluon.gluon import nn
 from mpgluon.parallel import Mesh, Pipeline, TrainStep, clip_global_norm
+from support.compare import close_by_name, same_bits
+from support.devices import at_work, cpus_only, held, on
+from support.meshes import LOSS, train, values
 
 DEVICES = [on(i) for i in range(8)]
 SHAPES = [

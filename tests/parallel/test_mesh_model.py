@@ -2,14 +2,13 @@
 
 import numpy as np
 import pytest
+
+import mpgluon as mx
+from mpgluon import MXNetError, gluon, nd, parallel as par
+from mpgluon.gluon import nn, rnn
 from support.compare import close_by_name
 from support.devices import on
 from support.meshes import LOSS, train, values
-
-import mpgluon as mx
-from mpgluon import MXNetError, gluon, nd
-from mpgluon import parallel as par
-from mpgluon.gluon import nn, rnn
 
 DEVICES = [on(i) for i in range(8)]
 SHAPES = [

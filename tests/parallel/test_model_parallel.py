@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-from support.compare import same_bits
-from support.devices import on
-from support.networks import NETS, OPTIMIZERS, Chain, Placed, place, train
 
 import mpgluon as mx
 from mpgluon import autograd, gluon
 from mpgluon.gluon import nn, rnn
+from support.compare import same_bits
+from support.devices import on
+from support.networks import NETS, OPTIMIZERS, Chain, Placed, place, train
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

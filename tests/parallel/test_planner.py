@@ -5,7 +5,6 @@ import json
 
 import numpy as np
 import pytest
-from support.plans import CPU, SCHEDULES, square, synthetic
 
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd
@@ -15,6 +14,7 @@ from mpgluon.parallel import Pipeline, Plan, Profile, TrainStep, plan, schedules
 from mpgluon.parallel._planner import layer_profile, trial_runs
 from mpgluon.parallel._planner.layer_profile import Trial
 from mpgluon.parallel._planner.search import Search
+from support.plans import CPU, SCHEDULES, square, synthetic
 
 
 def brute_force(profile, micro_batches, names, limits=None, contiguous=True):
@@ -100,7 +100,7 @@ def test_a_plan_that_nothing_can_hold_says_what_is_lacking():
         mx.MXNetError,
         match=r"no placement has room .* needs ([\d,]+) bytes on cpu\(\d\), ([\d,]+) more than its limit of 4,000: [\d,]+ for parameters",
     ) as error:
-        Search(profile, {ctx: 4000 for ctx in CPU[:2]}, [2, 4], SCHEDULES).run()
+        Search(profile, dict.fromkeys(CPU[:2], 4000), [2, 4], SCHEDULES).run()
     import re
 
     needed, over = (

@@ -4,7 +4,6 @@ import re
 
 import numpy as np
 import pytest
-from support.plans import CPU, SCHEDULES, square, synthetic
 
 import mpgluon as mx
 from mpgluon import gluon, nd
@@ -15,6 +14,7 @@ from mpgluon.parallel import Plan, Profile, TrainStep, plan
 from mpgluon.parallel._planner import memory_measurement
 from mpgluon.parallel._planner.layer_profile import Trial, key_of
 from mpgluon.parallel._planner.search import Search
+from support.plans import CPU, SCHEDULES, square, synthetic
 
 
 def dense():

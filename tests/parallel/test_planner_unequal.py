@@ -1,7 +1,6 @@
 """Plans for devices that differ in speed or in memory, on given costs."""
 
 import pytest
-from support.plans import CPU, SCHEDULES, square, synthetic
 
 import mpgluon as mx
 from mpgluon import gluon, nd
@@ -9,6 +8,7 @@ from mpgluon.gluon import nn
 from mpgluon.parallel import Profile, TrainStep, plan
 from mpgluon.parallel._planner.layer_profile import Cost, Layer
 from mpgluon.parallel._planner.search import Search
+from support.plans import CPU, SCHEDULES, square, synthetic
 
 
 def even(layers, speeds, update=1e-12, rows=16):
@@ -119,7 +119,7 @@ def test_a_slow_device_of_a_real_network():
     TrainStep(net, square, gluon.Trainer(net.collect_params(), "sgd"), pipeline)(x, [])
     assert set(pipeline.report().busy) == set(CPU[:2]) and str(made.placement["0"]) in repr(made)
 
-    need = {ctx: size for ctx, size in made.memory.items()}
+    need = dict(made.memory)
     tight = plan(
         net,
         x,

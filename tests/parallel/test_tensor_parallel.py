@@ -2,15 +2,14 @@
 
 import numpy as np
 import pytest
+
+import mpgluon as mx
+from mpgluon import autograd, gluon, nd, parallel as par
+from mpgluon.gluon import nn, rnn
 from support.compare import close
 from support.devices import on
 from support.meshes import gradients, inputs_of, whole
 from support.processes import output_of
-
-import mpgluon as mx
-from mpgluon import autograd, gluon, nd
-from mpgluon import parallel as par
-from mpgluon.gluon import nn, rnn
 
 DEVICES = [on(i) for i in range(4)]
 COUNTS = pytest.mark.parametrize("count", [2, 3, 4])

@@ -4,6 +4,12 @@ import gc
 
 import numpy as np
 import pytest
+
+import mpgluon as mx
+from mpgluon import autograd, gluon, nd
+from mpgluon.gluon import nn
+from mpgluon.parallel import Pipeline, ScheduleError, TrainStep, schedules
+from mpgluon.parallel._pipeline import stages
 from support.devices import on
 from support.pipelines import (
     DEVICES,
@@ -20,12 +26,6 @@ from support.pipelines import (
     loss_of,
     token_loss,
 )
-
-import mpgluon as mx
-from mpgluon import autograd, gluon, nd
-from mpgluon.gluon import nn
-from mpgluon.parallel import Pipeline, ScheduleError, TrainStep, schedules
-from mpgluon.parallel._pipeline import stages
 
 PLACEMENTS = {"2": [0, 1], "3": [0, 1, 2], "4": [0, 1, 2, 3], "back and forth": [0, 1, 0, 1]}
 

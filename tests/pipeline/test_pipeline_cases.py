@@ -2,6 +2,11 @@
 
 import numpy as np
 import pytest
+
+import mpgluon as mx
+from mpgluon import autograd, gluon, nd
+from mpgluon.gluon import nn
+from mpgluon.parallel import Pipeline, ScheduleError, TrainStep, schedules
 from support.pipelines import (
     DEVICES,
     NETS,
@@ -16,11 +21,6 @@ from support.pipelines import (
     loss_of,
     token_loss,
 )
-
-import mpgluon as mx
-from mpgluon import autograd, gluon, nd
-from mpgluon.gluon import nn
-from mpgluon.parallel import Pipeline, ScheduleError, TrainStep, schedules
 
 
 class Parts(gluon.HybridBlock):

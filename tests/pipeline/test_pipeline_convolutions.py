@@ -2,14 +2,14 @@
 
 import numpy as np
 import pytest
-from support.compare import same_bits
-from support.devices import cpus_only, on
-from support.pipelines import Chain
 
 import mpgluon as mx
 from mpgluon import autograd, nd
 from mpgluon.gluon import nn
 from mpgluon.parallel import Pipeline
+from support.compare import same_bits
+from support.devices import cpus_only, on
+from support.pipelines import Chain
 
 pytestmark = cpus_only
 CHANNELS = 32
@@ -51,7 +51,7 @@ def step(net, x):
 
 def accumulate(net, x, count):
     """The micro-batches one after the other, each a call of its own."""
-    pieces, losses = np.array_split(np.arange(x.shape[0]), count), []
+    pieces = np.array_split(np.arange(x.shape[0]), count)
     for params in net.collect_params().values():
         params.grad_req = "add"
     net.collect_params().zero_grad()

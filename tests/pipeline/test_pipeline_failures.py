@@ -12,10 +12,6 @@ import time
 
 import numpy as np
 import pytest
-from support.devices import at_work, cpus_only, held, on
-from support.failures import sweep
-from support.pipelines import DEVICES, NETS, Chain, data, equal, gradients, loss_of
-from support.processes import ended, environment
 
 import mpgluon as mx
 from mpgluon import _core, _watchdog, autograd, gluon, nd
@@ -23,6 +19,10 @@ from mpgluon.context import memory_stats, set_memory_limit
 from mpgluon.gluon import nn
 from mpgluon.parallel import Pipeline, TrainStep
 from mpgluon.parallel._pipeline import pipeline as pipeline_module
+from support.devices import at_work, cpus_only, held, on
+from support.failures import sweep
+from support.pipelines import DEVICES, NETS, Chain, data, equal, gradients, loss_of
+from support.processes import ended, environment
 
 
 def in_use(devices=(0, 1)):

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from support.pipelines import DEVICES, Chain, data, equal, gradients, loss_of
 
 import mpgluon as mx
 from mpgluon import autograd, gluon
 from mpgluon.gluon import nn
 from mpgluon.parallel import Pipeline, TrainStep, schedules
+from support.pipelines import DEVICES, Chain, data, equal, gradients, loss_of
 
 
 def test_batch_norm_has_the_statistics_of_micro_batches():

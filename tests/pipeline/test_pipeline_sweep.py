@@ -7,12 +7,12 @@ import json
 
 import numpy as np
 import pytest
-from support.pipelines import DEVICES as PLACES, NETS, data, equal, gradients, loss_of
 
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from mpgluon.gluon import nn, rnn
 from mpgluon.parallel import Pipeline, TrainStep, schedules
+from support.pipelines import DEVICES as PLACES, NETS, data, equal, gradients, loss_of
 
 VOCABULARY, WIDTH = 13, 8
 DEVICES = {"2": [0, 0, 1, 1], "3": [0, 1, 2, 2], "4": [0, 1, 2, 3], "back and forth": [0, 1, 0, 1]}

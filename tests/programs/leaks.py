@@ -14,6 +14,7 @@ def use():
 
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # tests
     import numpy as np
+
     import mpgluon as mx
     from support import networks
 

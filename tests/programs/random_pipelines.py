@@ -107,7 +107,7 @@ class Case:
     def __init__(self, seed, devices=6, **given):
         self.seed, self.every_schedule = seed, False
         random = np.random.RandomState(seed)
-        choose = lambda items: items[random.randint(len(items))]  # noqa: E731
+        choose = lambda items: items[random.randint(len(items))]
         self.devices = int(random.randint(2, devices + 1))
         self.timewise = random.rand() < 0.2
         self.rows, self.micro_batches = int(random.randint(1, 18)), int(random.randint(1, 7))
@@ -286,7 +286,7 @@ class Case:
 
     def step(self, schedule):
         net = self.network(False, self.add)
-        loss = lambda outputs, *_: [self.loss(out) for out in outputs]  # noqa: E731
+        loss = lambda outputs, *_: [self.loss(out) for out in outputs]
         train = TrainStep(net, loss, None, self.pipeline(schedule), exact=True)
         losses = train(self.x, [], self.state) if self.timewise else train(self.x, [])
         losses = losses[0] if self.timewise else losses

@@ -41,7 +41,7 @@ class Machine(Arrays, Gradients, Blocks, Networks):
         self.lives, self.networks, self.blocks, self.tapes, self.kept = [], [], [], [], []
         self.drawn = {}  # of a seed and shape, the bits that were drawn
         self.folder = tempfile.TemporaryDirectory()
-        self.rules = [(name, weight) for name, weight in WEIGHTS.items()]
+        self.rules = list(WEIGHTS.items())
         self.context = mx.current_context()
 
     # --- Running ---------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import os
 import re
 
 import pytest
+
 from support.devices import cpus_only
 from support.paths import ROOT
 from support.processes import finished

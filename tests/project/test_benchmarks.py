@@ -7,10 +7,10 @@ import sys
 
 import numpy as np
 import pytest
-from support.paths import ROOT
-from support.processes import environment
 
 import mpgluon as mx
+from support.paths import ROOT
+from support.processes import environment
 
 BENCHMARKS = os.path.join(ROOT, "benchmarks")
 if not os.path.isdir(BENCHMARKS):
@@ -78,7 +78,7 @@ def test_models_are_the_same_in_both_languages():
     assert parameters(gluon) == weights(peer)
     gluon.initialize(mx.init.Normal(0.3))
     # The layers are made in the same order, but for PyTorch's norm1 of a layer, which comes before its products as ours does.
-    theirs = [p for p in peer.parameters()]
+    theirs = list(peer.parameters())
     for mine, other in zip(gluon.collect_params().values(), theirs):
         assert mine.shape == tuple(other.shape)
         with torch.no_grad():

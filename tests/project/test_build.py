@@ -8,6 +8,7 @@ import sys
 import tarfile
 
 import pytest
+
 from support.paths import ROOT
 
 

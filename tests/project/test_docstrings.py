@@ -7,9 +7,9 @@ import pkgutil
 import re
 
 import pytest
-from support.paths import ROOT
 
 import mpgluon as mx
+from support.paths import ROOT
 
 MODULES = [
     info.name

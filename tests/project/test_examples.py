@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+
 from support.paths import ROOT
 from support.processes import environment
 

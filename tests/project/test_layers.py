@@ -7,8 +7,8 @@ import shutil
 import subprocess
 
 import pytest
-from support.paths import ROOT
 
+from support.paths import ROOT
 
 # What each layer may include, beside itself and system headers.
 LAYERS = {

@@ -6,12 +6,12 @@ import textwrap
 
 import numpy as np
 import pytest
-from support.devices import cpus_only
-from support.paths import ROOT
 
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from mpgluon.gluon import nn, rnn
+from support.devices import cpus_only
+from support.paths import ROOT
 
 SHELL = re.compile(
     r"(pip|python|make|git|nvcc|mxnet_suite\.py|MPGLUON_\w+=|PYTHONPATH=|tests/|\$ )"

@@ -6,12 +6,12 @@ import warnings
 
 import numpy as np
 import pytest
-from support.processes import ended
 
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from mpgluon.base import MXNetError
 from mpgluon.gluon import nn
+from support.processes import ended
 
 HERE = os.path.basename(__file__)
 
@@ -556,7 +556,7 @@ def test_masks_as_indices_are_warned_of():
 def test_files_of_other_formats(tmp_path):
     for suffix in ("npz", "safetensors"):
         (tmp_path / f"a.{suffix}").write_bytes(b"PK\x03\x04" + bytes(100))
-        assert f"for that format use" in text_of(
+        assert "for that format use" in text_of(
             MXNetError, lambda: nd.load(tmp_path / f"a.{suffix}")
         )
     assert "safetensors.numpy.save_file" in text_of(

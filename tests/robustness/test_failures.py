@@ -4,15 +4,14 @@ import gc
 
 import numpy as np
 import pytest
-from support.failures import Session, Small, sweep
-from support.networks import place
-from support import wide_networks as networks
 
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from mpgluon.context import memory_stats, set_memory_limit
 from mpgluon.gluon import nn, rnn
-
+from support import wide_networks as networks
+from support.failures import Session, Small, sweep
+from support.networks import place
 
 pytestmark = pytest.mark.usefixtures("garbage_set_aside")  # it is collected where memory is short
 

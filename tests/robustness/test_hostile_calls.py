@@ -4,6 +4,7 @@ own."""
 import os
 
 import pytest
+
 from support.processes import output_of
 
 # Values that empty the container they are in when they are looked at, behind items that are freed

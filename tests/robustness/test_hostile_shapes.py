@@ -4,9 +4,9 @@ import subprocess
 import sys
 
 import pytest
-from support.processes import environment
 
 from mpgluon import _core
+from support.processes import environment
 
 OPS = sorted(_core.list_ops())
 CHUNK = 48

@@ -13,12 +13,12 @@ import warnings
 
 import numpy as np
 import pytest
-from support.failures import Session
-from support.interrupts import check_clean, sweep
 
 import mpgluon as mx
 from mpgluon import _core, autograd, gluon, nd
 from mpgluon.gluon import nn
+from support.failures import Session
+from support.interrupts import check_clean, sweep
 
 # What is raised in a finalizer or a callback of the collector is told on stderr, as Python does.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -505,7 +505,7 @@ def test_a_load_takes_all_or_nothing(tmp_path):
     other.collect_params().save(full)
     everything = lambda thing: {
         "all": tuple(bits(param.data()) for param in thing[0].collect_params().values())
-    }  # noqa: E731
+    }
     whole(everything, chain, lambda thing: thing[0].load_parameters(str(tmp_path / "net")), 12)
     whole(everything, chain, lambda thing: thing[0].collect_params().load(full), 12)
     other = in_training("adam", 3)[1]
@@ -558,7 +558,7 @@ def test_modules_take_parameters_all_at_once(tmp_path):
             of_executors(module),
             [{name: bits(array) for name, array in part.items()} for part in module.get_params()],
         )
-    }  # noqa: E731
+    }
     whole(read, module_in_training, lambda module: module.set_params(arguments, auxiliary), 10)
     whole(
         read,
@@ -726,7 +726,7 @@ def test_averages_of_a_pipeline_are_updated_together():
         "all": tuple(
             bits(p.data()) for name, p in thing[0].collect_params().items() if "running" in name
         )
-    }  # noqa: E731
+    }
     whole(read, make, lambda thing: thing[1](x, y), 30)
 
 

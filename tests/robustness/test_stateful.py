@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+
 from programs.stateful import ENGINES
 from support.paths import TESTS
 from support.processes import ended

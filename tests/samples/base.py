@@ -3,8 +3,9 @@ every op of the registry on its samples, and fails for an op that has none."""
 
 import importlib
 import pkgutil
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Callable, Optional, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -32,14 +33,14 @@ class Sample:
     """
 
     inputs: Sequence[Any]
-    params: Optional[dict] = None
-    reference: Optional[Callable] = None
+    params: dict | None = None
+    reference: Callable | None = None
     grad: Any = True
     grad2: bool = True
     dtypes: Sequence[str] = ("float32", "float64", "float16")
-    ranges: Optional[Sequence] = None
-    rtol: Optional[float] = None
-    atol: Optional[float] = None
+    ranges: Sequence | None = None
+    rtol: float | None = None
+    atol: float | None = None
     name: str = ""
     train: bool = False
     extra: dict = field(default_factory=dict)

@@ -120,10 +120,10 @@ def detection(
     a = anchor[0]
     size, center = a[:, 2:] - a[:, :2], (a[:, :2] + a[:, 2:]) / 2
     for n in range(batch):
-        l = loc[n].reshape(-1, 4)
+        shift = loc[n].reshape(-1, 4)
         middle, half = (
-            l[:, :2] * variances[:2] * size + center,
-            np.exp(l[:, 2:] * variances[2:]) * size / 2,
+            shift[:, :2] * variances[:2] * size + center,
+            np.exp(shift[:, 2:] * variances[2:]) * size / 2,
         )
         found = np.concatenate([middle - half, middle + half], 1)
         found = np.clip(found, 0, 1) if clip else found
@@ -166,7 +166,7 @@ def target(
         np.full((batch, len(a)), float(ignore_label)),
     )
     for n in range(batch):
-        objects = [row for row in label[n]][
+        objects = list(label[n])[
             : next((i for i, row in enumerate(label[n]) if row[0] == -1), None)
         ]
         if not objects:

@@ -132,7 +132,7 @@ def _binary_samples():
                         name="uint8",
                     )
                 )
-    quotient = lambda a, b: np.trunc(a / b)  # noqa: E731
+    quotient = lambda a, b: np.trunc(a / b)
     table["broadcast_div"].append(
         Sample([_A, _B], reference=quotient, grad=False, dtypes=("int32",), name="integers")
     )

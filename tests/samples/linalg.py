@@ -27,8 +27,8 @@ def regular(*shape):
 
 
 def factor(*shape, lower=True):
-    l = np.linalg.cholesky(positive(*shape))
-    return l if lower else np.ascontiguousarray(swap(l))
+    found = np.linalg.cholesky(positive(*shape))
+    return found if lower else np.ascontiguousarray(swap(found))
 
 
 def triangle(a, lower=True):
@@ -151,10 +151,10 @@ def inverses():
 
 SINGULAR = np.stack([np.ones((3, 3)), 2 * np.eye(3)])
 TRIANGULAR = [
-    dict(transpose=t, rightside=r, lower=l, alpha=0.5)
+    dict(transpose=t, rightside=r, lower=lower, alpha=0.5)
     for t in (False, True)
     for r in (False, True)
-    for l in (False, True)
+    for lower in (False, True)
 ]
 DIAGONALS = [dict(offset=k) for k in (0, 1, -2)]
 TRIANGLES = [dict(offset=0), dict(offset=0, lower=False), dict(offset=1), dict(offset=-2)]

@@ -205,7 +205,7 @@ def _multi_mixed(function, states, lrs=(0.1, 0.2), wds=(0.0, 0.01), preloaded=Fa
     one = lambda: (
         [rng.uniform(-1, 1, _S).astype("float16") for _ in range(2)]
         + [rng.uniform(-1, 1, _S).astype("float32") for _ in range(states + 1)]
-    )  # noqa: E731
+    )
     arrays, per = one() + one(), 3 + states
 
     def reference(*a, **p):

@@ -63,7 +63,7 @@ SAMPLES = {
     ]
     for name, function, number, bounds, grad, grad2 in _ROWS
 }
-_trunc = lambda x, s: np.trunc(x / s)  # noqa: E731
+_trunc = lambda x, s: np.trunc(x / s)
 for _name, _function, _number in (
     ("_plus_scalar", np.add, 3),
     ("_rminus_scalar", lambda x, s: s - x, 3),

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from mpgluon import autograd, gluon, nd
-from mpgluon import parallel as par
+from mpgluon import autograd, gluon, nd, parallel as par
 from support.devices import on
 
 DEVICES = [on(i) for i in range(5)]

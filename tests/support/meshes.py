@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from mpgluon import autograd, gluon
-from mpgluon import parallel as par
+from mpgluon import autograd, gluon, parallel as par
 
 LOSS = gluon.loss.SoftmaxCrossEntropyLoss()
 

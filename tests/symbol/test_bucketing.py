@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from support.devices import on
 
 import mpgluon as mx
+from support.devices import on
 
 DEVICES = {"lower": on(1), "upper": on(2)}
 HIDDEN, WORDS, BATCH = 32, 50, 64

@@ -5,13 +5,13 @@ import os
 
 import numpy as np
 import pytest
-from support.compare import same_bits
-from support.devices import on
-from support.paths import TESTS
 
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from mpgluon.base import MXNetError
+from support.compare import same_bits
+from support.devices import on
+from support.paths import TESTS
 
 CONTROL = os.path.join(TESTS, "data", "control_flow-symbol.json")
 

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from support.devices import on
 
 import mpgluon as mx
 from mpgluon import gluon
 from mpgluon.gluon import nn
+from support.devices import on
 
 
 def values(*shape, seed=0):

@@ -6,11 +6,11 @@ import pickle
 
 import numpy as np
 import pytest
-from support.devices import on
-from support.processes import finished
 
 import mpgluon as mx
 from mpgluon import _core
+from support.devices import on
+from support.processes import finished
 
 
 def mlp():

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from support.devices import on
-from samples.base import all_samples
 
 import mpgluon as mx
 from mpgluon import _core
 from mpgluon.symbol._functions import Function
+from samples.base import all_samples
+from support.devices import on
 
 SAMPLES = all_samples()
 FLAGS = {name: _core.get_op(name).describe()["flags"] for name in SAMPLES}

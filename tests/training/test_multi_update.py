@@ -5,11 +5,11 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
-from support.failures import sweep
 
 import mpgluon as mx
 from mpgluon import _core, autograd, gluon, nd
 from mpgluon.optimizer import multi
+from support.failures import sweep
 
 MultiUpdate = _core.MultiUpdate
 

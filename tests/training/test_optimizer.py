@@ -7,10 +7,10 @@ import pickle
 
 import numpy as np
 import pytest
-from support.devices import on
-from support.paths import TESTS
 
 import mpgluon as mx
+from support.devices import on
+from support.paths import TESTS
 
 with open(os.path.join(TESTS, "data", "optimizer_reference.json")) as file:
     REFERENCE = json.load(

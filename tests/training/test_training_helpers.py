@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from support.processes import output_of
 
 import mpgluon as mx
 from mpgluon import callback, test_utils
+from support.processes import output_of
 
 
 def test_speedometer_logs_and_resets(caplog):

@@ -2,8 +2,7 @@
 
 import warnings
 
-from ... import autograd
-from ... import ndarray as nd
+from ... import autograd, ndarray as nd
 from ..._core import dtype_name
 from .. import _running_statistics
 from ..block import Block, HybridBlock

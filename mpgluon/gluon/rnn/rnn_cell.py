@@ -3,8 +3,7 @@
 A cell is called with an input of shape (batch, features) and its list of states, and returns its output and the new states.
 """
 
-from ... import _core
-from ... import ndarray as nd
+from ... import _core, ndarray as nd
 from .. import _tracing
 from ..block import Block, HybridBlock
 from ..nn.activations import LeakyReLU

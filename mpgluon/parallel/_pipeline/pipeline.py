@@ -4,8 +4,7 @@ import array
 import contextlib
 import gc
 
-from ... import _core, _device_groups, autograd
-from ... import ndarray as nd
+from ... import _core, _device_groups, autograd, ndarray as nd
 from ..._core import PIECE_CARRIED as CARRIED, PIECE_SHARED as SHARED, PIECE_SPLIT as SPLIT
 from ...base import MXNetError, counted, is_floating
 from ...context import memory_stats

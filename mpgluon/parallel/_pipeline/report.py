@@ -3,8 +3,7 @@
 import collections
 import json
 
-from ... import ndarray as nd
-from ... import profiler
+from ... import ndarray as nd, profiler
 from ...gluon._compiled_programs import aligned
 from .. import schedules
 
@@ -99,7 +98,7 @@ class Report:
         self._start = start
         self.spans = {action: (b - start, e - start) for action, (b, e) in self.spans.items()}
         self.seconds = max((e for _, e in self.spans.values()), default=0.0)
-        self.busy = {ctx: 0.0 for ctx in stages.contexts}
+        self.busy = dict.fromkeys(stages.contexts, 0.0)
         sums = collections.defaultdict(list)
         for action, (b, e) in self.spans.items():
             self.busy[stages.contexts[stages.graph.devices[action.stage]]] += e - b
@@ -121,7 +120,7 @@ class Report:
         self.planned = planned._replace(spans=spans)
         self.planned_bubble = planned.bubble
         self.planned_bytes = stages.peaks(*memory)
-        self.bytes_copied = {ctx: count for ctx, count in stages.bytes_sent(phases).items()}
+        self.bytes_copied = dict(stages.bytes_sent(phases))
 
     def __repr__(self):
         lines = [

@@ -1,7 +1,6 @@
 """A training step with the loss in the graph, so that backward passes start while forward passes still run."""
 
-from ... import autograd
-from ... import ndarray as nd
+from ... import autograd, ndarray as nd
 from ...base import MXNetError, counted
 from ...gluon._compiled_programs import CompiledPrograms
 from ...gluon.block import HybridBlock

@@ -5,8 +5,7 @@ import statistics
 import sys
 import time
 
-from ... import _core, autograd, random
-from ... import ndarray as nd
+from ... import _core, autograd, ndarray as nd, random
 from ...base import MXNetError, is_floating, itemsize
 from ...gluon import _compiled, _nested
 from ...gluon._tree import children, forget_hooks, forward_hooks, set_devices_of_groups, set_group
@@ -292,7 +291,7 @@ def _measure(call, devices, repeats, known):
     if key in known:
         return known[key]
     whole = _quickest(benches, repeats)
-    inner = {ctx: 0.0 for ctx in devices}  # input gradients alone
+    inner = dict.fromkeys(devices, 0.0)  # input gradients alone
     if len(call.given) < sum(is_floating(a.dtype) for a in call.inputs):
         trained = isinstance(call.block, HybridBlock) and call.block.collect_params()
         inner = {
@@ -535,7 +534,7 @@ def measure(
         update, factor = (
             _measure_update(largest, devices, optimizer, optimizer_params)
             if trained
-            else ({ctx: 0.0 for ctx in devices}, 0.0)
+            else (dict.fromkeys(devices, 0.0), 0.0)
         )
         _level(devices, costs, update)
         return Profile(

@@ -136,7 +136,7 @@ class Profile(SavedAsJson):
         measured_bytes=None,
     ):
         self.layers, self.devices, self.rows, self.costs = list(layers), list(devices), rows, costs
-        self.update = update or {ctx: 0.0 for ctx in devices}
+        self.update = update or dict.fromkeys(devices, 0.0)
         self.state_factor = state_factor
         self.transfer = transfer or {(a, b): (0.0, 0.0) for a in devices for b in devices if a != b}
         self.home, self.input_bytes = home, input_bytes

@@ -9,8 +9,7 @@ of plans that were not run are only as good as the correction. At last the quick
 import copy
 import time
 
-from ... import ndarray as nd
-from ... import random
+from ... import ndarray as nd, random
 from ...context import memory_stats
 from .._pipeline.pipeline import Expected
 from . import layer_measurement

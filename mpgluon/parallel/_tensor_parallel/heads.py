@@ -10,8 +10,7 @@ import threading
 
 import numpy as np
 
-from ... import autograd, random
-from ... import ndarray as nd
+from ... import autograd, ndarray as nd, random
 from ...base import MXNetError
 from ...gluon import nn
 from ...gluon._tree import children, own_parameters

@@ -5,8 +5,7 @@ list of arrays, one on each of its devices, it returns such a list. Initial valu
 and gradients are equal but for the order of sums.
 """
 
-from ... import _device_groups
-from ... import ndarray as nd
+from ... import _device_groups, ndarray as nd
 from ...base import MXNetError
 from ...gluon.block import HybridBlock, is_symbolic
 from ...gluon.loss import Loss

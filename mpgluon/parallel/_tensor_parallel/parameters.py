@@ -1,7 +1,6 @@
 """Parameters split over devices: each device holds a part, made of the same values as the whole parameter would have."""
 
-from ... import _core, _device_groups, autograd, initializer, random
-from ... import ndarray as nd
+from ... import _core, _device_groups, autograd, initializer, ndarray as nd, random
 from ...base import MXNetError
 from ...gluon.parameter import Parameter, context_list
 from ...gluon.utils import shape_is_known

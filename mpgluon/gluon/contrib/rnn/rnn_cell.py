@@ -1,6 +1,7 @@
 """Cells with a projection and with dropout that stays the same over time; unrolling as a loop."""
 
 from ... import _tracing
+from ..._tree import children
 from ...rnn.rnn_cell import (
     BidirectionalCell,
     HybridRecurrentCell,
@@ -11,7 +12,6 @@ from ...rnn.rnn_cell import (
     _mask,
     _merge,
 )
-from ..._tree import children
 
 __all__ = ["LSTMPCell", "VariationalDropoutCell", "dynamic_unroll"]
 
