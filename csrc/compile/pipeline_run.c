@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/host.h"
+#include "compile/partial_gradients.h"
 #include "graph/schedule/micro_batching.h"
 
 static const mpg_program_set *set_of(const mpg_micro_batch *piece, mpg_phase phase) {
@@ -638,20 +639,31 @@ mpg_status mpg_pipeline_run_peaks(const mpg_pipeline_run *run, const mpg_micro_b
   return status;
 }
 
+static mpg_status submit_item(mpg_pipeline_run *run, const mpg_micro_batch_item *item) {
+  MPG_TRY(check_item(run, item));
+  mpg_micro_batch *piece = &run->pieces[item->piece];
+  const mpg_program_set *set = set_of(piece, item->phase);
+  const mpg_program_segment *segment = &set->segments[item->segment];
+  take_lanes(run, piece, set, segment);
+  mpg_status status = mpg_staged_call_submit(&piece->staged_calls[item->phase], item->segment,
+                                             item->stage + 1, item->piece + 1);
+  if (status != MPG_OK) return status == MPG_INTERRUPTED ? status : name_item(status, set, item);
+  return drop_blocks(run, piece, set, segment, run->recording && !piece->backward);
+}
+
 mpg_status mpg_pipeline_run_submit(mpg_pipeline_run *run, const mpg_micro_batch_item *items,
                                    size_t count) {
+  for (size_t i = 0; i < count; i++) MPG_TRY(check_item(run, &items[i]));
   for (size_t i = 0; i < count; i++) {
-    MPG_TRY(check_item(run, &items[i]));
-    mpg_micro_batch *piece = &run->pieces[items[i].piece];
-    const mpg_program_set *set = set_of(piece, items[i].phase);
-    const mpg_program_segment *segment = &set->segments[items[i].segment];
-    take_lanes(run, piece, set, segment);
-    mpg_status status =
-        mpg_staged_call_submit(&piece->staged_calls[items[i].phase], items[i].segment,
-                               items[i].stage + 1, items[i].piece + 1);
-    if (status != MPG_OK)
-      return status == MPG_INTERRUPTED ? status : name_item(status, set, &items[i]);
-    MPG_TRY(drop_blocks(run, piece, set, segment, run->recording && !piece->backward));
+    mpg_status status = submit_item(run, &items[i]);
+    if (status == MPG_OK) continue;
+    mpg_status reason = status;
+    if (status == MPG_INTERRUPTED)
+      reason = mpg_fail(MPG_ERROR,
+                        "the backward pass of a pipelined block was interrupted: not all "
+                        "micro-batches have been added to this gradient");
+    mpg_fail_partial_gradients(run, items, count, reason);
+    return status;
   }
   if (!run->trains) return MPG_OK;
   run->trains = false;

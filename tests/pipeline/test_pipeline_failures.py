@@ -159,8 +159,26 @@ def test_every_allocation_of_a_step_fails(way, schedule):
     assert sweep(first, limit=200_000, stride=37) > 2
     first()
     expected = run()
+    grads = [param.grad() for param in net.collect_params().values()]
+    whole = [grad.asnumpy() for grad in grads]
+    former = [np.full_like(values, 7) for values in whole]
+    refused = 0
+
+    def none_is_partial():
+        nonlocal refused
+        for grad, values, before in zip(grads, whole, former):
+            try:
+                found = grad.asnumpy()
+            except MemoryError:
+                refused += 1
+            else:
+                assert np.array_equal(found, values) or np.array_equal(found, before)
+            grad[:] = 7
+
+    none_is_partial()
     used = in_use()
-    assert sweep(run) > 0
+    assert sweep(run, after=none_is_partial) > 0
+    assert refused
     assert np.array_equal(run(), expected)
     gc.collect()
     assert_no_more_in_use(used, 1 << 16)
