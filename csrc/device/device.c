@@ -16,7 +16,7 @@
 
 enum {
   RECENT = MPG_RECENT, /* submissions that may be queued on a device, about, before
-                          mpg_device_make_room waits */
+                          wait_for_room waits */
   LOOK_INTERVAL =
       256, /* it looks once in so many: `completed` is on a cache line that the worker writes */
   DEFAULT_SPIN_US = 50, /* about what it takes to wake a thread, on both sides */
@@ -171,7 +171,8 @@ mpg_status mpg_device_side(mpg_device *device, mpg_device **side) {
 
 /* --- Submission ------------------------------------------------------------------------------- */
 
-mpg_status mpg_device_make_room(mpg_device *device) {
+/* Waits while very much is queued (host lock given up); may be interrupted. */
+static mpg_status wait_for_room(mpg_device *device) {
   uint64_t count = device->submissions;
   if (count % LOOK_INTERVAL || count < RECENT) return MPG_OK;
   if (mpg_tick_reached(device, device->recent[(count + LOOK_INTERVAL) % RECENT].last))
@@ -256,7 +257,7 @@ static mpg_status make_room(mpg_device *const *devices, int count) {
   uint64_t before;
   do {
     before = mpg_host_turns();
-    for (int i = 0; i < count; i++) MPG_TRY(mpg_device_make_room(devices[i]));
+    for (int i = 0; i < count; i++) MPG_TRY(wait_for_room(devices[i]));
   } while (count > 1 && before != mpg_host_turns());
   return MPG_OK;
 }
@@ -275,28 +276,6 @@ mpg_status mpg_device_queue(const mpg_queuing *queuing) {
   }
   mpg_host_check_turns(turns);
   return done ? MPG_OK : finish(queuing->devices, last, queuing->count);
-}
-
-mpg_status mpg_device_submit(mpg_device *device, const mpg_submission *submission, mpg_tick *tick) {
-  mpg_tick last;
-  mpg_status status = mpg_device_make_room(device);
-  if (status != MPG_OK) {
-    discard(submission);
-    return status;
-  }
-  MPG_TRY(queue_all(&device, submission, 1, &last));
-  if (tick) *tick = last;
-  return finish(&device, &last, 1);
-}
-
-mpg_status mpg_device_submit_together(mpg_device *const *devices, const mpg_submission *submissions,
-                                      int count, mpg_tick *ticks) {
-  mpg_tick last[MPG_MOST_TOGETHER];
-  MPG_ASSERT(count <= MPG_MOST_TOGETHER);
-  if (!count) return MPG_OK;
-  MPG_TRY(queue_all(devices, submissions, count, last));
-  if (ticks) memcpy(ticks, last, (size_t)count * sizeof *ticks);
-  return finish(devices, last, count);
 }
 
 /* --- Idle workers ----------------------------------------------------------------------------- */

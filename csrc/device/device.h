@@ -240,7 +240,7 @@ static inline const char *mpg_device_text(const mpg_device *device) { return dev
 mpg_status mpg_device_set_threads(int n);
 int mpg_machine_cores(void); /* cores this process may run on */
 
-/* Queuing. Work that touches storages is queued by mpg_device_queue, which keeps pieces of work
+/* Queuing. All work is queued by mpg_device_queue, which keeps pieces of work
  * whole towards each other: from collecting what the work must wait for until all its uses are
  * noted, nobody else runs, no other thread of the host and no finalizer. In order: waits while
  * very much is queued (host lock given up; may be interrupted); `prepare`, which looks at the
@@ -284,9 +284,7 @@ static inline bool mpg_device_runs_inline(const mpg_device *device) {
  * so that nobody queues more meanwhile (but for handlers of signals). Fails with the point's
  * failure if point.data, or with MPG_INTERRUPTED. */
 mpg_status mpg_point_wait(mpg_point point, bool keep_lock);
-/* Waits for everything submitted to this device (all devices); reports the first failure not
- * reported before. */
-mpg_status mpg_device_wait_all(mpg_device *device);
+/* Waits for everything submitted to all devices; reports the first failure not reported before. */
 mpg_status mpg_wait_all(void);
 
 /* The failure recorded for a tick: sets this thread's error text and returns the status, or MPG_OK.

@@ -59,18 +59,6 @@ void mpg_device_free_kernel_cache(mpg_device *device);
 
 enum { MPG_RECENT = 2048 }; /* submissions that a device remembers */
 
-/* --- Queuing (device.c) ----------------------------------------------------------------------- */
-/* Work that touches no storage (mpg_device_queue is for the rest). *tick (may be NULL) becomes its
- * last tick. First waits while very much is queued. After any failure but the work's own, in
- * synchronous mode, it is not queued and its payload has been discarded. */
-mpg_status mpg_device_submit(mpg_device *device, const mpg_submission *submission, mpg_tick *tick);
-/* The same on several devices, all or none, without waiting before. `ticks` receives each one's
- * last tick; may be NULL. */
-mpg_status mpg_device_submit_together(mpg_device *const *devices, const mpg_submission *submissions,
-                                      int count, mpg_tick *ticks);
-/* Waits while very much is queued (host lock given up); may be interrupted. */
-mpg_status mpg_device_make_room(mpg_device *device);
-
 /* --- Waiting (wait.c) ------------------------------------------------------------------------- */
 static inline void mpg_cpu_pause(void) {
 #if defined(__x86_64__) || defined(__i386__)

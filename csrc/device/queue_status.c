@@ -45,9 +45,20 @@ static mpg_status stall(mpg_run *run, void *payload) {
   return MPG_OK;
 }
 
+static mpg_status prepare_stall(void *state, mpg_submission *submissions, bool *done) {
+  (void)done;
+  submissions[0] = (mpg_submission){
+      .name = "stall", .work = stall, .payload = state, .payload_size = sizeof(struct stall)};
+  return MPG_OK;
+}
+
+static void note_nothing(void *state, const mpg_tick *ticks) { (void)state, (void)ticks; }
+
 mpg_status mpg_device_stall(mpg_device *device, int32_t ms, int until) {
   struct stall how = {ms, until};
-  mpg_submission submission = {
-      .name = "stall", .work = stall, .payload = &how, .payload_size = sizeof how};
-  return mpg_device_submit(device, &submission, NULL);
+  return mpg_device_queue(&(mpg_queuing){.devices = &device,
+                                         .count = 1,
+                                         .prepare = prepare_stall,
+                                         .note = note_nothing,
+                                         .state = &how});
 }

@@ -50,16 +50,6 @@ mpg_status mpg_point_wait(mpg_point point, bool keep_lock) {
   return point.data ? mpg_device_failure(point.device, point.tick) : MPG_OK;
 }
 
-static mpg_status report_unreported(mpg_device *device) {
-  const mpg_cause *cause = mpg_failures_unreported(device);
-  return cause ? mpg_failures_report(cause) : MPG_OK;
-}
-
-mpg_status mpg_device_wait_all(mpg_device *device) {
-  MPG_TRY(mpg_point_wait((mpg_point){.device = device, .tick = device->submitted}, false));
-  return report_unreported(device);
-}
-
 mpg_status mpg_wait_all(void) {
   for (int i = 0; i < mpg_device_count(); i++) {
     mpg_device *device = mpg_device_at(i);

@@ -61,6 +61,41 @@ static inline void sleep_ms(int ms) {
   nanosleep(&(struct timespec){ms / 1000, ms % 1000 * 1000000L}, NULL);
 }
 
+/* Submissions that touch no storage. */
+typedef struct queued {
+  const mpg_submission *submissions;
+  int count;
+  mpg_tick *ticks;
+} queued;
+
+static mpg_status prepare_queued(void *state, mpg_submission *submissions, bool *done) {
+  const queued *q = state;
+  (void)done;
+  memcpy(submissions, q->submissions, (size_t)q->count * sizeof *submissions);
+  return MPG_OK;
+}
+
+static void note_queued(void *state, const mpg_tick *ticks) {
+  const queued *q = state;
+  memcpy(q->ticks, ticks, (size_t)q->count * sizeof *ticks);
+}
+
+static inline mpg_status submit_together(mpg_device *const *devices,
+                                         const mpg_submission *submissions, int count,
+                                         mpg_tick *ticks) {
+  queued q = {submissions, count, ticks};
+  return mpg_device_queue(&(mpg_queuing){.devices = devices,
+                                         .count = count,
+                                         .prepare = prepare_queued,
+                                         .note = note_queued,
+                                         .state = &q});
+}
+
+static inline mpg_status submit_one(mpg_device *device, const mpg_submission *submission,
+                                    mpg_tick *tick) {
+  return submit_together(&device, submission, 1, tick);
+}
+
 static inline int run_tests(const test *tests, size_t count, int argc, char **argv) {
   setvbuf(stdout, NULL, _IOLBF, 0);
   if (argc < 2) {

@@ -56,15 +56,15 @@ static mpg_status wait_for_flag(mpg_run *run, void *payload) {
 static mpg_tick submit(mpg_device *device, mpg_work_fn work, const void *payload, size_t size,
                        const mpg_point *points, int num_points) {
   mpg_tick tick;
-  CHECK_OK(mpg_device_submit(device,
-                             &(mpg_submission){.name = "step",
-                                               .work = work,
-                                               .payload = payload,
-                                               .payload_size = size,
-                                               .points = points,
-                                               .num_points = num_points,
-                                               .discard = count_discard},
-                             &tick));
+  CHECK_OK(submit_one(device,
+                      &(mpg_submission){.name = "step",
+                                        .work = work,
+                                        .payload = payload,
+                                        .payload_size = size,
+                                        .points = points,
+                                        .num_points = num_points,
+                                        .discard = count_discard},
+                      &tick));
   return tick;
 }
 
@@ -83,7 +83,7 @@ static void test_order(void) {
     CHECK(tick == last + 1);
     last = tick;
   }
-  CHECK_OK(mpg_device_wait_all(cpu(0)));
+  CHECK_OK(mpg_wait_all());
   CHECK(counter == 20000 && discarded == 20000 && mpg_device_idle(cpu(0)));
 }
 
@@ -145,9 +145,9 @@ static void test_inline_ownership(
       submit(cpu(0), add_one, &(step){&counter, i}, sizeof(step), NULL, 0);
     }
     if (i % 3 == 0) submit(cpu(0), nothing, NULL, 0, NULL, 0);
-    if (i % 7 == 0) CHECK_OK(mpg_device_wait_all(cpu(0)));
+    if (i % 7 == 0) CHECK_OK(mpg_wait_all());
   }
-  CHECK_OK(mpg_device_wait_all(cpu(0)));
+  CHECK_OK(mpg_wait_all());
   CHECK(counter == 3000);
 }
 
@@ -245,28 +245,44 @@ static mpg_status play(mpg_run *run, void *payload) {
   return MPG_OK;
 }
 
+typedef struct partners {
+  mpg_device *devices[2];
+  int64_t *value;
+  int rounds;
+  partner payloads[2];
+  mpg_tick firsts[2];
+} partners;
+
+static mpg_status prepare_partners(void *state, mpg_submission *submissions, bool *done) {
+  static const char *const names[] = {"first", "second"};
+  partners *p = state;
+  (void)done;
+  for (int i = 0; i < 2; i++) p->firsts[i] = mpg_device_next_tick(p->devices[i]);
+  for (int i = 0; i < 2; i++) {
+    p->payloads[i] =
+        (partner){p->value, p->devices[1 - i], p->firsts[1 - i], 0, p->rounds, i == 1, 0};
+    submissions[i] = (mpg_submission){.name = names[i],
+                                      .work = play,
+                                      .payload = &p->payloads[i],
+                                      .payload_size = sizeof p->payloads[i],
+                                      .ticks = (mpg_tick)p->rounds,
+                                      .discard = count_discard};
+  }
+  return MPG_OK;
+}
+
+static void note_partners(void *state, const mpg_tick *ticks) {
+  const partners *p = state;
+  for (int i = 0; i < 2; i++) CHECK(ticks[i] == p->firsts[i] + (mpg_tick)p->rounds - 1);
+}
+
 static void submit_partners(mpg_device *a, mpg_device *b, int64_t *value, int rounds) {
-  mpg_device *devices[2] = {a, b};
-  mpg_tick ticks[2], first_a, first_b;
-  CHECK_OK(mpg_device_make_room(a));
-  CHECK_OK(mpg_device_make_room(b));
-  first_a = mpg_device_next_tick(a), first_b = mpg_device_next_tick(b);
-  partner first = {value, b, first_b, 0, rounds, false, 0},
-          second = {value, a, first_a, 0, rounds, true, 0};
-  mpg_submission submissions[2] = {{.name = "first",
-                                    .work = play,
-                                    .payload = &first,
-                                    .payload_size = sizeof first,
-                                    .ticks = (mpg_tick)rounds,
-                                    .discard = count_discard},
-                                   {.name = "second",
-                                    .work = play,
-                                    .payload = &second,
-                                    .payload_size = sizeof second,
-                                    .ticks = (mpg_tick)rounds,
-                                    .discard = count_discard}};
-  CHECK_OK(mpg_device_submit_together(devices, submissions, 2, ticks));
-  CHECK(ticks[0] == first_a + (mpg_tick)rounds - 1 && ticks[1] == first_b + (mpg_tick)rounds - 1);
+  partners p = {.devices = {a, b}, .value = value, .rounds = rounds};
+  CHECK_OK(mpg_device_queue(&(mpg_queuing){.devices = p.devices,
+                                           .count = 2,
+                                           .prepare = prepare_partners,
+                                           .note = note_partners,
+                                           .state = &p}));
 }
 
 static void test_resumable(void) {
@@ -308,13 +324,13 @@ static void test_together_from_threads(void) {
 
 static mpg_tick fail_on(mpg_device *device) {
   mpg_tick tick;
-  CHECK_OK(mpg_device_submit(device,
-                             &(mpg_submission){.name = "breaker",
-                                               .work = break_down,
-                                               .origin = 12,
-                                               .discard = count_discard,
-                                               .scope = mpg_scope_intern("net0.dense1")},
-                             &tick));
+  CHECK_OK(submit_one(device,
+                      &(mpg_submission){.name = "breaker",
+                                        .work = break_down,
+                                        .origin = 12,
+                                        .discard = count_discard,
+                                        .scope = mpg_scope_intern("net0.dense1")},
+                      &tick));
   return tick;
 }
 
@@ -355,7 +371,7 @@ static mpg_status signal_then_fail(mpg_run *run, void *payload) {
 
 static void test_failure_after_signal(void) {
   mpg_tick last;
-  CHECK_OK(mpg_device_submit(
+  CHECK_OK(submit_one(
       cpu(0), &(mpg_submission){.name = "half", .work = signal_then_fail, .ticks = 4}, &last));
   CHECK(mpg_point_wait((mpg_point){cpu(0), last, true}, false) == MPG_ERROR);
   CHECK_OK(mpg_device_failure(cpu(0), last - 3));
@@ -463,9 +479,9 @@ static void test_shutdown(void) {
   /* run before the stop was seen, or not at all */
   mpg_status status = mpg_point_wait((mpg_point){cpu(1), waiting, true}, false);
   CHECK(status == MPG_OK || status == MPG_ERROR);
-  CHECK(mpg_device_submit(
-            cpu(0), &(mpg_submission){.name = "late", .work = nothing, .discard = count_discard},
-            NULL) == MPG_ERROR);
+  CHECK(submit_one(cpu(0),
+                   &(mpg_submission){.name = "late", .work = nothing, .discard = count_discard},
+                   NULL) == MPG_ERROR);
   CHECK_TEXT("shut down");
   CHECK(discarded == 103);
 }
@@ -478,10 +494,10 @@ static void test_sync(void) {
   submit(cpu(0), add_one, &(step){&counter, 0}, sizeof(step), NULL, 0);
   CHECK(counter == 1);
   mpg_tick tick;
-  CHECK(mpg_device_submit(
-            cpu(0),
-            &(mpg_submission){.name = "breaker", .work = break_down, .discard = count_discard},
-            &tick) == MPG_VALUE_ERROR);
+  CHECK(
+      submit_one(cpu(0),
+                 &(mpg_submission){.name = "breaker", .work = break_down, .discard = count_discard},
+                 &tick) == MPG_VALUE_ERROR);
   CHECK_TEXT("the broken thing");
   CHECK(discarded == 2);
   CHECK_OK(mpg_wait_all());
@@ -644,10 +660,10 @@ static void test_allocation_failures(void) {
     mpg_submission bad = {.name = "bad", .work = break_down, .discard = count_discard};
     mpg_submission both[2] = {one, one};
     mpg_tensor tensor = {0};
-    mpg_tick bad_tick = 0;
-    if (status == MPG_OK) queued++, status = mpg_device_submit(devices[0], &one, NULL);
-    if (status == MPG_OK) queued += 2, status = mpg_device_submit_together(devices, both, 2, NULL);
-    if (status == MPG_OK) queued++, status = mpg_device_submit(devices[1], &bad, &bad_tick);
+    mpg_tick ticks[2], bad_tick = 0;
+    if (status == MPG_OK) queued++, status = submit_one(devices[0], &one, ticks);
+    if (status == MPG_OK) queued += 2, status = submit_together(devices, both, 2, ticks);
+    if (status == MPG_OK) queued++, status = submit_one(devices[1], &bad, &bad_tick);
     if (status == MPG_OK)
       status = mpg_tensor_create(devices[0], &(mpg_desc){{1, {1000}}, MPG_FLOAT32}, &tensor);
     if (status == MPG_OK) mpg_tensor_release(&tensor);
@@ -662,7 +678,7 @@ static void test_allocation_failures(void) {
     int64_t counter = 0; /* everything works again */
     mpg_device *device = cpu((int)n * 2);
     submit(device, add_one, &(step){&counter, 0}, sizeof(step), NULL, 0);
-    CHECK_OK(mpg_device_wait_all(device));
+    CHECK_OK(mpg_wait_all());
     CHECK(counter == 1);
     CHECK(discarded == before + queued + 1); /* nothing of the failed submission was left behind */
   }
@@ -673,22 +689,22 @@ static void bench(void) {
   mpg_device *device = cpu(0);
   mpg_submission empty = {.name = "empty", .work = nothing};
   mpg_tick tick;
-  for (int i = 0; i < 5000; i++) mpg_device_submit(device, &empty, &tick);
+  for (int i = 0; i < 5000; i++) submit_one(device, &empty, &tick);
   mpg_wait_all();
   _Atomic bool go = false;
   hold(device, &go);
   int64_t begin = mpg_clock_ns();
-  for (int i = 0; i < 1500; i++) mpg_device_submit(device, &empty, &tick);
+  for (int i = 0; i < 1500; i++) submit_one(device, &empty, &tick);
   printf("submit to a busy worker: %.0f ns\n", (double)(mpg_clock_ns() - begin) / 1500);
   atomic_store(&go, true);
   mpg_wait_all();
   begin = mpg_clock_ns();
-  for (int i = 0; i < 100000; i++) mpg_device_submit(device, &empty, &tick);
+  for (int i = 0; i < 100000; i++) submit_one(device, &empty, &tick);
   mpg_wait_all();
   printf("submit and run, empty tasks: %.0f ns\n", (double)(mpg_clock_ns() - begin) / 100000);
   begin = mpg_clock_ns();
   for (int i = 0; i < 20000; i++) {
-    mpg_device_submit(device, &empty, &tick);
+    submit_one(device, &empty, &tick);
     mpg_point_wait((mpg_point){device, tick, true}, false);
   }
   printf("round trip, worker awake: %.0f ns\n", (double)(mpg_clock_ns() - begin) / 20000);
@@ -696,7 +712,7 @@ static void bench(void) {
   for (int i = 0; i < 200; i++) {
     sleep_ms(2);
     begin = mpg_clock_ns();
-    mpg_device_submit(device, &empty, &tick);
+    submit_one(device, &empty, &tick);
     mpg_point_wait((mpg_point){device, tick, true}, false);
     total += mpg_clock_ns() - begin;
   }

@@ -27,7 +27,7 @@ static mpg_status fail(mpg_run *run, void *payload) {
 
 static mpg_tick submit(mpg_device *device, mpg_work_fn work, const void *payload, size_t size) {
   mpg_tick tick;
-  CHECK_OK(mpg_device_submit(
+  CHECK_OK(submit_one(
       device,
       &(mpg_submission){.name = "work", .work = work, .payload = payload, .payload_size = size},
       &tick));

@@ -20,7 +20,7 @@ static mpg_status nothing(mpg_run *run, void *payload) {
 
 static void submit_nothing(mpg_device *device) {
   mpg_tick tick;
-  CHECK_OK(mpg_device_submit(device, &(mpg_submission){.name = "step", .work = nothing}, &tick));
+  CHECK_OK(submit_one(device, &(mpg_submission){.name = "step", .work = nothing}, &tick));
 }
 
 enum { MS = 1000000 };
