@@ -103,26 +103,15 @@ static mpg_batching_request check_of(const mpg_compiled *c, const mpg_graph **gr
 }
 
 mpg_status mpg_pipeline_run_check(mpg_compiled *c, const mpg_micro_batch_check *check) {
-  static const uint8_t kinds[] = {[MPG_SHARED] = MPG_BATCH_SAME,
-                                  [MPG_SPLIT] = MPG_BATCH_DIVIDED,
-                                  [MPG_CARRIED] = MPG_BATCH_STATE};
   const mpg_graph *graph, *second = NULL;
   mpg_batching_request request = check_of(c, &graph), other = {0};
   if (check->other &&
       (check->other->num_given != c->num_given || check->other->num_outputs != c->num_outputs))
     return mpg_fail(MPG_VALUE_ERROR, "the call for another size has other inputs or results");
-  uint8_t *batches = mpg_malloc(c->num_given + c->num_outputs + 1);
   mpg_drawn *drawn = mpg_calloc(c->graph.num_random + 1, sizeof *drawn);
-  if (!batches || !drawn) {
-    mpg_free(batches);
-    mpg_free(drawn);
-    return mpg_out_of_host_memory(c->num_given + c->graph.num_random * sizeof *drawn);
-  }
-  bool *carried = (bool *)(batches + c->num_given);
-  for (uint32_t i = 0; i < c->num_given; i++) batches[i] = kinds[check->input_kinds[i]];
-  for (uint32_t i = 0; i < c->num_outputs; i++) carried[i] = check->output_kinds[i] == MPG_CARRIED;
-  request.input_kinds = batches;
-  request.carried_outputs = carried;
+  if (!drawn) return mpg_out_of_host_memory(c->graph.num_random * sizeof *drawn);
+  request.input_kinds = check->input_kinds;
+  request.output_kinds = check->output_kinds;
   request.rows = check->rows;
   request.axis = check->axis;
   request.along_time = check->along_time;
@@ -137,7 +126,6 @@ mpg_status mpg_pipeline_run_check(mpg_compiled *c, const mpg_micro_batch_check *
   }
   mpg_status status = second ? mpg_graph_compare_batching(graph, &request, second, &other)
                              : mpg_graph_check_batching(graph, &request);
-  mpg_free(batches);
   mpg_free(status == MPG_OK ? c->drawn : drawn);
   if (status == MPG_OK) c->drawn = drawn;
   return status;
@@ -147,9 +135,9 @@ mpg_status mpg_pipeline_run_check(mpg_compiled *c, const mpg_micro_batch_check *
  * one is the last piece's, and may have another shape there: what is carried on may grow. */
 static mpg_status make_output(mpg_pipeline_run *run, uint32_t i) {
   mpg_desc desc = *output_desc(
-      &run->pieces[run->output_kinds[i] == MPG_SPLIT ? 0 : run->num_micro_batches - 1], i);
+      &run->pieces[run->output_kinds[i] == MPG_BATCH_DIVIDED ? 0 : run->num_micro_batches - 1], i);
   mpg_device *device;
-  if (run->output_kinds[i] == MPG_SPLIT) {
+  if (run->output_kinds[i] == MPG_BATCH_DIVIDED) {
     if (!desc.shape.ndim)
       return mpg_fail(MPG_ERROR,
                       "result %u of a pipelined block is a scalar: it has no axis along which the "
@@ -201,7 +189,7 @@ static mpg_status bind_forward(mpg_pipeline_run *run) {
     for (uint32_t k = 0; k < run->num_micro_batches; k++) {
       mpg_micro_batch *piece = &run->pieces[k];
       mpg_tensor *external = &piece->externals[piece->compiled->outputs[i].external];
-      if (run->output_kinds[i] == MPG_SPLIT) {
+      if (run->output_kinds[i] == MPG_BATCH_DIVIDED) {
         MPG_TRY(slice(&run->outputs[i], output_desc(piece, i), &row, "result", i, external));
       } else if (k + 1 == run->num_micro_batches) {
         *external = run->outputs[i];
@@ -217,12 +205,12 @@ static mpg_status bind_forward(mpg_pipeline_run *run) {
     for (uint32_t k = 0; k < run->num_micro_batches; k++) {
       mpg_micro_batch *piece = &run->pieces[k];
       mpg_tensor *external = &piece->externals[i];
-      if (run->input_kinds[i] == MPG_SPLIT) {
+      if (run->input_kinds[i] == MPG_BATCH_DIVIDED) {
         MPG_TRY(slice(&run->inputs[i].tensor, &input_value(piece, i)->desc, &row, "input", i,
                       external));
       } else {
         const mpg_micro_batch *before = k ? &run->pieces[k - 1] : NULL;
-        bool carried = run->input_kinds[i] == MPG_CARRIED && before;
+        bool carried = run->input_kinds[i] == MPG_BATCH_STATE && before;
         *external =
             carried ? before->externals[before->compiled->outputs[run->carried_from[i]].external]
                     : run->inputs[i].tensor;
@@ -230,7 +218,7 @@ static mpg_status bind_forward(mpg_pipeline_run *run) {
       }
       MPG_TRY(check_input(external, input_value(piece, i), i));
     }
-    if (run->input_kinds[i] == MPG_SPLIT && row != rows_of(&run->inputs[i].tensor.desc))
+    if (run->input_kinds[i] == MPG_BATCH_DIVIDED && row != rows_of(&run->inputs[i].tensor.desc))
       return mpg_fail(MPG_ERROR,
                       "the pieces of a pipelined block take %lld rows of input %u, which has %lld",
                       (long long)row, i, (long long)rows_of(&run->inputs[i].tensor.desc));
@@ -308,10 +296,10 @@ mpg_status mpg_pipeline_run_new(const mpg_pipeline_run_request *request,
     MPG_GOTO(mpg_fail(MPG_VALUE_ERROR, "a run must have at least one piece"));
   for (uint32_t i = 0; i < run->num_inputs; i++) {
     mpg_array_copy(&run->inputs[i], request->inputs[i]);
-    run->downwards |= run->input_kinds[i] == MPG_CARRIED;
-    if (run->input_kinds[i] == MPG_CARRIED &&
+    run->downwards |= run->input_kinds[i] == MPG_BATCH_STATE;
+    if (run->input_kinds[i] == MPG_BATCH_STATE &&
         (run->carried_from[i] >= run->num_outputs ||
-         run->output_kinds[run->carried_from[i]] != MPG_CARRIED))
+         run->output_kinds[run->carried_from[i]] != MPG_BATCH_STATE))
       MPG_GOTO(mpg_fail(MPG_VALUE_ERROR,
                         "carried input %u comes from result %u, which is not carried", i,
                         run->carried_from[i]));
@@ -353,14 +341,14 @@ static mpg_status bind_head(mpg_pipeline_run *run, uint32_t k, mpg_array *const 
   mpg_tensor *external = &piece->externals[mpg_compiled_out_grad(piece->compiled, i)];
   mpg_tensor source = {0};
   bool last = k + 1 == run->num_micro_batches;
-  if (run->output_kinds[i] == MPG_SPLIT || last) {
+  if (run->output_kinds[i] == MPG_BATCH_DIVIDED || last) {
     if (heads[i] && heads[i]->tensor.storage) source = heads[i]->tensor;
   } else { /* what the next piece's backward gives for the input it carried on to; several inputs
               would need a sum */
     const mpg_micro_batch *next = &run->pieces[k + 1];
     uint32_t users = 0;
     for (uint32_t j = 0; j < run->num_inputs; j++) {
-      if (run->input_kinds[j] != MPG_CARRIED || run->carried_from[j] != i) continue;
+      if (run->input_kinds[j] != MPG_BATCH_STATE || run->carried_from[j] != i) continue;
       const mpg_tensor *gradient = &next->externals[mpg_compiled_in_grad(next->compiled, j)];
       if (!next->backward->gives[j] || !gradient->storage) continue;
       if (users++)
@@ -371,7 +359,7 @@ static mpg_status bind_head(mpg_pipeline_run *run, uint32_t k, mpg_array *const 
   }
   *arrives = source.storage != NULL;
   if (!source.storage) return MPG_OK;
-  if (run->output_kinds[i] == MPG_SPLIT)
+  if (run->output_kinds[i] == MPG_BATCH_DIVIDED)
     return slice(&source, output_desc(piece, i), &row, "the gradient of result", i, external);
   *external = source;
   mpg_tensor_retain(external);
@@ -386,10 +374,10 @@ static mpg_status place_input(mpg_pipeline_run *run, uint32_t k, uint32_t i, boo
   mpg_micro_batch *piece = &run->pieces[k];
   const mpg_graph_value *value = input_value(piece, i);
   switch (run->input_kinds[i]) {
-    case MPG_SPLIT:
+    case MPG_BATCH_DIVIDED:
       *place = MPG_PLACE_WRITE;
       return slice(&whole->tensor, &value->desc, &row, "the gradient of input", i, tensor);
-    case MPG_CARRIED:
+    case MPG_BATCH_STATE:
       *place = MPG_PLACE_WRITE;
       if (k == 0) { /* the caller's own */
         *tensor = whole->tensor;
@@ -461,7 +449,7 @@ static mpg_status differentiate_piece(mpg_pipeline_run *run, uint32_t k, bool fi
     MPG_GOTO(bind_head(run, k, heads, i, row_before(run, k, i, false), &arrives[i]));
   for (uint32_t i = 0; i < run->num_inputs; i++) {
     if (!c->wanted[i] || targets[i].missed ||
-        (!needed[i] && !(run->input_kinds[i] == MPG_CARRIED && k)))
+        (!needed[i] && !(run->input_kinds[i] == MPG_BATCH_STATE && k)))
       continue;
     MPG_GOTO(place_input(run, k, i, first, row_before(run, k, i, true), &targets[i], &results[i],
                          &places[i], &piece->externals[mpg_compiled_in_grad(c, i)]));
@@ -485,11 +473,11 @@ static mpg_status find_missed(const mpg_pipeline_run *run, mpg_array *const *hea
   if (!arrives) return mpg_out_of_host_memory(run->num_inputs);
   for (uint32_t i = 0; i < run->num_outputs; i++)
     arrives[i] = (heads[i] && heads[i]->tensor.storage) ||
-                 (run->num_micro_batches > 1 && run->output_kinds[i] == MPG_CARRIED);
+                 (run->num_micro_batches > 1 && run->output_kinds[i] == MPG_BATCH_STATE);
   mpg_status status = mpg_compiled_find_reached(c, arrives, reached);
   for (uint32_t i = 0; status == MPG_OK && i < run->num_inputs; i++)
     targets[i].missed = needed[i] && c->wanted[i] && targets[i].tensor.storage &&
-                        run->input_kinds[i] == MPG_SHARED && !reached[i];
+                        run->input_kinds[i] == MPG_BATCH_SAME && !reached[i];
   mpg_free(arrives);
   return status;
 }
@@ -499,12 +487,12 @@ mpg_status mpg_pipeline_run_differentiate(mpg_pipeline_run *run, mpg_array *cons
                                           mpg_array *results, bool retain, bool train) {
   MPG_TRY(find_missed(run, heads, needed, targets));
   for (uint32_t i = 0; i < run->num_inputs; i++) {
-    bool target = targets[i].tensor.storage && run->input_kinds[i] == MPG_SHARED;
+    bool target = targets[i].tensor.storage && run->input_kinds[i] == MPG_BATCH_SAME;
     if (!needed[i] || !run->pieces[0].compiled->wanted[i] || target) continue;
-    MPG_TRY(
-        new_gradient(input_value(&run->pieces[0], i),
-                     run->input_kinds[i] == MPG_SPLIT ? rows_of(&run->inputs[i].tensor.desc) : -1,
-                     &results[i].tensor));
+    MPG_TRY(new_gradient(
+        input_value(&run->pieces[0], i),
+        run->input_kinds[i] == MPG_BATCH_DIVIDED ? rows_of(&run->inputs[i].tensor.desc) : -1,
+        &results[i].tensor));
   }
   run->retain = retain;
   for (uint32_t n = 0; n < run->num_micro_batches; n++) {
@@ -514,7 +502,7 @@ mpg_status mpg_pipeline_run_differentiate(mpg_pipeline_run *run, mpg_array *cons
   }
   for (uint32_t i = 0; i < run->num_inputs; i++)
     targets[i].done = needed[i] && run->pieces[0].compiled->wanted[i] &&
-                      targets[i].tensor.storage && run->input_kinds[i] == MPG_SHARED &&
+                      targets[i].tensor.storage && run->input_kinds[i] == MPG_BATCH_SAME &&
                       !targets[i].missed;
   return MPG_OK;
 }
@@ -530,7 +518,7 @@ mpg_status mpg_pipeline_run_train(mpg_pipeline_run *run, mpg_array *const *heads
   for (uint32_t i = 0; i < run->num_inputs; i++) {
     const mpg_tape_node *variable = run->inputs[i].node;
     if (!variable) continue;
-    if (variable->kind != MPG_TAPE_VARIABLE || run->input_kinds[i] != MPG_SHARED)
+    if (variable->kind != MPG_TAPE_VARIABLE || run->input_kinds[i] != MPG_BATCH_SAME)
       MPG_GOTO(mpg_fail(MPG_ERROR,
                         "input %u of a training step in pieces wants a gradient; only parameters "
                         "can have one. Call detach() on it",

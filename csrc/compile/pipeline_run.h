@@ -26,8 +26,7 @@
 
 #include "compile/compiled_call.h"
 #include "compile/pipeline_memory.h"
-
-typedef enum mpg_micro_batch_kind { MPG_SHARED, MPG_SPLIT, MPG_CARRIED } mpg_micro_batch_kind;
+#include "op/batching/batching.h"
 
 typedef struct mpg_micro_batch {
   mpg_compiled *compiled; /* owned reference */
@@ -44,7 +43,7 @@ typedef struct mpg_pipeline_run {
   int32_t references, watchers; /* watchers keep the times only */
   uint32_t num_micro_batches, num_inputs, num_outputs;
   mpg_micro_batch *pieces;
-  uint8_t *input_kinds, *output_kinds; /* mpg_micro_batch_kind */
+  uint8_t *input_kinds, *output_kinds; /* mpg_batch_kind: SAME, DIVIDED or STATE */
   uint32_t *carried_from;              /* per carried input: the output of the piece before */
   mpg_array *inputs;                   /* owned */
   mpg_tensor *outputs;                 /* owned references; whole arrays */

@@ -112,7 +112,7 @@ static mpg_status check_output(walk *w, size_t i) {
   const mpg_desc *desc = &mpg_graph_at(graph, graph->outputs[i])->desc;
   const char *piece = w->request->along_time ? "piece" : "micro-batch";
   char shape[MPG_SHAPE_TEXT_SIZE];
-  if (w->request->carried_outputs[i] || batch->kind == MPG_BATCH_STATE ||
+  if (w->request->output_kinds[i] == MPG_BATCH_STATE || batch->kind == MPG_BATCH_STATE ||
       batch->kind == MPG_BATCH_FREE)
     return MPG_OK;
   if (batch->kind == MPG_BATCH_PART) return fail_cause(w, batch->cause);

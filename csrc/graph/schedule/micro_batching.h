@@ -17,7 +17,7 @@ typedef struct mpg_batching_request {
   const mpg_value *inputs;    /* others are constants */
   const uint8_t *input_kinds; /* mpg_batch_kind; DIVIDED ones along their first axis */
   uint32_t num_inputs;
-  const bool *carried_outputs; /* per output of the graph: it becomes the next piece's state; others
+  const uint8_t *output_kinds; /* per output of the graph: STATE becomes the next piece's; others
                                   must be divided */
   int64_t rows;                /* of the micro-batch */
   int axis;                    /* along which arrays that are made inside have rows */

@@ -175,6 +175,8 @@ static PyObject *staged_call_forward(PyObject *object, PyObject *unused) {
   return describe_set(c->programs);
 }
 
+enum { NUM_KINDS = MPG_BATCH_STATE + 1 }; /* of inputs and results */
+
 static int numbers_from(PyObject *object, Py_ssize_t count, uint32_t limit, uint32_t *numbers,
                         const char *what) {
   PyObject *items = mpg_py_items(object, what);
@@ -212,8 +214,9 @@ static PyObject *staged_call_check(PyObject *object, PyObject *args, PyObject *k
   PyObject *result = NULL;
   if (numbers == NULL || kinds == NULL) {
     PyErr_NoMemory();
-  } else if (numbers_from(inputs, c->num_given, 3, numbers, "StagedCall.check: input_kinds") == 0 &&
-             numbers_from(outputs, c->num_outputs, 3, numbers + c->num_given,
+  } else if (numbers_from(inputs, c->num_given, NUM_KINDS, numbers,
+                          "StagedCall.check: input_kinds") == 0 &&
+             numbers_from(outputs, c->num_outputs, NUM_KINDS, numbers + c->num_given,
                           "StagedCall.check: output_kinds") == 0) {
     for (size_t i = 0; i < count; i++) kinds[i] = (uint8_t)numbers[i];
     mpg_micro_batch_check check = {.input_kinds = kinds,
@@ -321,8 +324,9 @@ static PyObject *piece_run_new(PyTypeObject *type, PyObject *args, PyObject *kwa
   }
   uint32_t num_outputs = compiled[0]->num_outputs;
   if (num_outputs > MOST ||
-      numbers_from(input_kinds, num_inputs, 3, kinds_in, "PipelineRun: input_kinds") < 0 ||
-      numbers_from(output_kinds, num_outputs, 3, kinds_out, "PipelineRun: output_kinds") < 0 ||
+      numbers_from(input_kinds, num_inputs, NUM_KINDS, kinds_in, "PipelineRun: input_kinds") < 0 ||
+      numbers_from(output_kinds, num_outputs, NUM_KINDS, kinds_out, "PipelineRun: output_kinds") <
+          0 ||
       numbers_from(carried_from, num_inputs, MOST, from, "PipelineRun: carried_from") < 0)
     goto done;
   for (int i = 0; i < num_inputs; i++) kinds[i] = (uint8_t)kinds_in[i];
@@ -669,8 +673,9 @@ int mpg_py_pipeline_run_init(PyObject *module) {
   const struct {
     const char *name;
     long value;
-  } kinds[] = {
-      {"PIECE_SHARED", MPG_SHARED}, {"PIECE_SPLIT", MPG_SPLIT}, {"PIECE_CARRIED", MPG_CARRIED}};
+  } kinds[] = {{"PIECE_SHARED", MPG_BATCH_SAME},
+               {"PIECE_SPLIT", MPG_BATCH_DIVIDED},
+               {"PIECE_CARRIED", MPG_BATCH_STATE}};
   for (int i = 0; i < 3; i++)
     if (PyModule_AddIntConstant(module, kinds[i].name, kinds[i].value) < 0) return -1;
   return 0;
