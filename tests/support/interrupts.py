@@ -73,7 +73,11 @@ def interrupted(work, n):
         return trace
 
     fine = hasattr(dis, "_parse_exception_table")
-    former = sys.gettrace()
+    former, former_hook = sys.gettrace(), sys.unraisablehook
+    # Of an interrupt in a finalizer pytest would keep the frames, and with them what they hold.
+    sys.unraisablehook = lambda ignored: (
+        None if ignored.exc_type is KeyboardInterrupt else former_hook(ignored)
+    )
     (sys.settrace if fine else sys.setprofile)(enter if fine else watch)
     try:
         work()
@@ -81,6 +85,7 @@ def interrupted(work, n):
         pass
     finally:
         (sys.settrace if fine else sys.setprofile)(former if fine else None)
+        sys.unraisablehook = former_hook
     return places
 
 
