@@ -1,15 +1,22 @@
-"""The planner's choice against all contiguous splits, each measured: how far the choice is from the best, and the prediction from what was measured.
+"""The planner's choice against all contiguous splits, each measured: how far the choice is from the
+best, and the prediction from what was measured.
 
-    python benchmarks/plan_choice.py [--cases mlp,transformer,convolutions] [--seconds S] [--wide] [--keep FILE] [--json FILE]
+    python benchmarks/plan_choice.py [--cases mlp,transformer,convolutions] [--seconds S] [--wide]
+    [--keep FILE] [--json FILE]
 
-Two CPU devices with a thread each. All splits of the layers over the two devices run with the number of micro-batches and the schedule of the plan; the
-choice, where it is one of them, is measured as that one. In every round each of them has a turn, in an order that is drawn anew: steps that warm up what the former
-left cold, then steps that count, the quickest of them. Within a round times are divided by each other, and over the rounds the median of the ratios counts. From the fourth
-round on only those go on that were within 15% of the choice. The prediction is held against the choice running alone, between the rounds. With --wide
-the choice is also held against all other schedules and numbers of micro-batches for its placement. Memory is predicted beside what the devices held at most in a step.
+Two CPU devices with a thread each. All splits of the layers over the two devices run with the
+number of micro-batches and the schedule of the plan; the choice, where it is one of them, is
+measured as that one. In every round each of them has a turn, in an order that is drawn anew: steps
+that warm up what the former left cold, then steps that count, the quickest of them. Within a round
+times are divided by each other, and over the rounds the median of the ratios counts. From the
+fourth round on only those go on that were within 15% of the choice. The prediction is held against
+the choice running alone, between the rounds. With --wide the choice is also held against all other
+schedules and numbers of micro-batches for its placement. Memory is predicted beside what the
+devices held at most in a step.
 
-With --keep, plans and rounds are kept in a file, and the next call goes on where the last one stopped (with the plans made then): a long measurement can be made in
-pieces. Each call takes about S seconds in all for its cases, and the results are of all calls.
+With --keep, plans and rounds are kept in a file, and the next call goes on where the last one
+stopped (with the plans made then): a long measurement can be made in pieces. Each call takes about
+S seconds in all for its cases, and the results are of all calls.
 """
 
 import argparse
@@ -20,17 +27,15 @@ import random
 import statistics
 import time
 
+# Sets the number of threads: first.
+from pipelines import DEVICES, square_loss, trainer_of, transformer_layers
+
+# isort: split
 import mpgluon as mx
 import sizes
 from mpgluon import nd
 from mpgluon.gluon import nn
 from mpgluon.parallel import Plan, TrainStep, plan
-from pipelines import (
-    DEVICES,
-    square_loss,
-    trainer_of,
-    transformer_layers,
-)  # sets the number of threads: first
 
 
 def chain(*layers):
@@ -68,11 +73,12 @@ def convolutions():
 SCHEDULES = ["gpipe", "1f1b", "zero_bubble"]
 CASES = {"mlp": mlp, "transformer": transformer, "convolutions": convolutions}
 ALL, NEAR = 3, 1.15  # rounds that all take part in, and how near to the choice are those that go on
+# Steps of a turn, those that count at least, and for how long at least
 WARM, TIMED, SECONDS = (
     1,
     3,
     0.05,
-)  # steps of a turn, those that count at least, and for how long at least
+)
 ALONE = 1.0  # seconds, at least, that the choice runs alone for, each time
 
 
@@ -110,7 +116,8 @@ class Contender:
         return min(taken)
 
     def bytes(self):
-        """[predicted, measured] of each device: parameters, gradients and states of this network, and the most that a step takes beside."""
+        """[predicted, measured] of each device: parameters, gradients and states of this network,
+        and the most that a step takes beside."""
         gc.collect()  # what planning has left would be freed, and counted, within the step
         nd.waitall()
         before = {ctx: mx.context.memory_stats(ctx)["in_use"] for ctx in DEVICES}
@@ -209,7 +216,8 @@ def alone(contender):
 
 
 def ratios(kept, choice):
-    """For each contender, its time in parts of the choice's, in each round in which it took part."""
+    """For each contender, its time in parts of the choice's, in each round in which it took
+    part."""
     found = {}
     for one in kept["rounds"]:
         for key, taken in one.items():
