@@ -1,5 +1,6 @@
-"""Builds mpgluon._core: the C core, and the CPU kernels once for every instruction set they are dispatched to. Where nvcc is found, also
-mpgluon/_cuda.so: the GPU kernels, a library that the core opens when a GPU is first asked for.
+"""Builds mpgluon._core: the C core, and the CPU kernels once for every instruction set they are
+dispatched to. Where nvcc is found, also mpgluon/_cuda.so: the GPU kernels, a library that the core
+opens when a GPU is first asked for.
 
 Settings (environment variables):
   MPGLUON_ISA       instruction sets of the CPU kernels, comma-separated, of: base, v3, v4 (x86-64), or base elsewhere; default: all
@@ -50,7 +51,8 @@ def instruction_sets():
 
 
 def onednn_include():
-    """The folder of dnnl.h, or None: a setting, the build environment's prefix, or the running one's."""
+    """The folder of dnnl.h, or None: a setting, the build environment's prefix, or the running
+    one's."""
     setting = os.environ.get("MPGLUON_ONEDNN")
     if setting == "0":
         return None
@@ -72,7 +74,8 @@ def onednn_include():
 
 
 class BuildCore(build_ext):
-    """Compiles only what changed (by the compiler's own dependency files), several files at once."""
+    """Compiles only what changed (by the compiler's own dependency files), several files at
+    once."""
 
     def build_extension(self, ext):
         import numpy
@@ -134,18 +137,19 @@ class BuildCore(build_ext):
             jobs.append((relative, os.path.join(temp, relative[:-2] + ".o"), flags + more + extra))
         dispatch = os.path.join("kernels", "cpu", "dispatch.c")
         jobs.append((dispatch, os.path.join(temp, dispatch[:-2] + ".o"), flags + extra))
-        flags.append(
-            "-Wno-psabi"
-        )  # vectors wider than the processor's registers: passed within one file only
+        # Vectors wider than the processor's registers: passed within one file only
+        flags.append("-Wno-psabi")
         for isa in isas:
-            # Kernels: contraction off, so that vector bodies and scalar tails of a loop round alike; fma is written where meant.
+            # Kernels: contraction off, so that vector bodies and scalar tails of a loop round
+            # alike; fma is written where meant.
             kernel_flags = (
                 ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
                 if not debug
                 else ["-ffp-contract=off"]
             )
-            # Vectors wider than the instruction set's are passed to inline functions of the same file only: no ABI is concerned. clang need not
-            # say which loops that could be vectors are none.
+            # Vectors wider than the instruction set's are passed to inline functions of the same
+            # file only: no ABI is concerned. clang need not say which loops that could be vectors
+            # are none.
             kernel_flags = (
                 flags
                 + kernel_flags
@@ -169,7 +173,8 @@ class BuildCore(build_ext):
         os.makedirs(os.path.dirname(output), exist_ok=True)
         if not tools.run(compiler + [target for _, target, _ in jobs] + link + ["-o", output]):
             raise SystemExit("mpgluon: the linker failed")
-        # A shared library may leave Python's symbols open, but none of ours: a promised kernel that is missing is an error here.
+        # A shared library may leave Python's symbols open, but none of ours: a promised kernel that
+        # is missing is an error here.
         symbols = subprocess.run(
             ["nm", "-D", "--undefined-only", output], capture_output=True, text=True
         ).stdout.splitlines()
@@ -195,7 +200,8 @@ class BuildCore(build_ext):
         self.write_stubs(output, sanitize)
 
     def write_stubs(self, output, sanitize):
-        """The ops' type stubs, made from the registry of what was just built. A sanitizer's library could not be loaded here."""
+        """The ops' type stubs, made from the registry of what was just built. A sanitizer's library
+        could not be loaded here."""
         if sanitize:
             return
         package = os.path.abspath(os.path.dirname(output))

@@ -4,9 +4,10 @@
     python benchmarks/accuracy.py --parts functions,sums   some of it
     python benchmarks/accuracy.py --limit 2                fails where an error is more than twice PyTorch's
 
-Functions: the largest error in units of the last place (of the exact result as float32), over samples of all magnitudes whose results are
-finite and normal numbers. Everything else: the largest error, relative to the largest exact result, or, where results have no common
-scale, to each; the parts say which. A row without a figure of PyTorch's has no counterpart there.
+Functions: the largest error in units of the last place (of the exact result as float32), over
+samples of all magnitudes whose results are finite and normal numbers. Everything else: the largest
+error, relative to the largest exact result, or, where results have no common scale, to each; the
+parts say which. A row without a figure of PyTorch's has no counterpart there.
 """
 
 import argparse
@@ -62,7 +63,7 @@ def samples(low, high, count=300000, seed=0):
     return values[(values >= low) & (values <= high)]
 
 
-# --- Functions of one number ------------------------------------------------------------------------------------------
+# --- Functions of one number ----------------------------------------------------------------------
 
 BIG = 3e38
 
@@ -162,7 +163,8 @@ def functions():
 
 @part
 def gradients():
-    """Of functions of one number, for arguments of [-3, 3] or what of them the function has: elsewhere both lose digits to cancellation."""
+    """Of functions of one number, for arguments of [-3, 3] or what of them the function has:
+    elsewhere both lose digits to cancellation."""
     table, _ = _functions()
     for name, ours, theirs, _, low, high in table:
         if theirs is None or name == "erfinv":
@@ -193,7 +195,7 @@ def gradients():
         )
 
 
-# --- Sums and products ------------------------------------------------------------------------------------------------
+# --- Sums and products ----------------------------------------------------------------------------
 
 
 def _distributions(size):
@@ -281,11 +283,12 @@ def products():
         )
 
 
-# --- Layers -----------------------------------------------------------------------------------------------------------
+# --- Layers ---------------------------------------------------------------------------------------
 
 
 def _layer(title, arrays, ours, theirs, names=("output", "gradient"), seed=3):
-    """Rows for a layer's output and the gradients of its inputs; `theirs` takes tensors of any dtype."""
+    """Rows for a layer's output and the gradients of its inputs; `theirs` takes tensors of any
+    dtype."""
     arrays = [np.asarray(a, "float32") for a in arrays]
     inputs = [nd.array(a) for a in arrays]
     for a in inputs:

@@ -1,15 +1,18 @@
 """mpgluon against its peers, measured in one run.
 
-    python benchmarks/bench.py [--cases mlp,gpt] [--threads 2,1] [--rounds 5] [--json FILE [--add]] [--mxnet-python PYTHON]
+    python benchmarks/bench.py [--cases mlp,gpt] [--threads 2,1] [--rounds 5] [--json FILE [--add]]
+    [--mxnet-python PYTHON]
 
-Every contender lives in a process of its own and they take turns, case by case and round by round, so that whatever else the
-machine does hits all of them; the best round of each counts. A large product is measured beside every case: it shows the
-machine's peak at that time. Memory is measured apart, in a fresh process per case and contender. Peers that are not installed
-are left out: PyTorch 2.13 in this environment, MXNet 1.9.1 by --mxnet-python (it needs an environment of its own, with
+Every contender lives in a process of its own and they take turns, case by case and round by round,
+so that whatever else the machine does hits all of them; the best round of each counts. A large
+product is measured beside every case: it shows the machine's peak at that time. Memory is measured
+apart, in a fresh process per case and contender. Peers that are not installed are left out: PyTorch
+2.13 in this environment, MXNet 1.9.1 by --mxnet-python (it needs an environment of its own, with
 mxnet==1.9.1 and numpy==1.23.5 on Python 3.11).
 
-The JSON: {"machine": text, "libraries": {name: version}, "cases": {case: {threads: {"seconds": {library: s}, "peak": {library: s}}}},
-"memory": {case: {library: {"imported": bytes, "peak": bytes, "pools": bytes}}}}.
+The JSON: {"machine": text, "libraries": {name: version}, "cases": {case: {threads: {"seconds":
+{library: s}, "peak": {library: s}}}}, "memory": {case: {library: {"imported": bytes, "peak": bytes,
+"pools": bytes}}}}.
 """
 
 import argparse

@@ -1,13 +1,16 @@
-"""What a compiled call costs: in the calling thread until its work is handed over, until its first kernel begins, and until the call returns.
+"""What a compiled call costs: in the calling thread until its work is handed over, until its first
+kernel begins, and until the call returns.
 
     python benchmarks/call_cost.py
 
-Chains of elementwise ops on 8x8 arrays, against the numbers of ops, parameters, devices, inputs and outputs; the devices are idle before each call. Medians
-of many calls, in microseconds:
+Chains of elementwise ops on 8x8 arrays, against the numbers of ops, parameters, devices, inputs and
+outputs; the devices are idle before each call. Medians of many calls, in microseconds:
 
-- handed over: Python and C of the calling thread, until the first device could see its work, or until the first kernel where the call runs in this thread
+- handed over: Python and C of the calling thread, until the first device could see its work, or
+  until the first kernel where the call runs in this thread
 - kernel, awake: until the first kernel begins, the worker having worked a moment ago
-- kernel, asleep: the same after a pause, so that the system has to wake the worker's thread; below the table is what that costs by itself
+- kernel, asleep: the same after a pause, so that the system has to wake the worker's thread; below
+  the table is what that costs by itself
 - returns: until the call returns, the worker awake
 - allocations for bookkeeping, the least of all calls
 """
@@ -28,7 +31,8 @@ PAUSE = 300e-6  # after which workers sleep
 
 
 class Chain(gluon.HybridBlock):
-    """`ops` elementwise ops on a row, every other one with the next of `params` parameters, over devices in turn."""
+    """`ops` elementwise ops on a row, every other one with the next of `params` parameters, over
+    devices in turn."""
 
     def __init__(self, ops, params, devices=1, outputs=1):
         super().__init__()
@@ -74,7 +78,8 @@ def medians(samples):
 
 
 def timed(call, prepare, devices, rest):
-    """Seconds until the work was handed over, and to the first kernel, per call; `rest` comes before each."""
+    """Seconds until the work was handed over, and to the first kernel, per call; `rest` comes
+    before each."""
     handed, first = [], []
     for _ in range(ROUNDS):
         state = prepare()
@@ -152,7 +157,8 @@ FUTEX, WAIT, WAKE, WORD, WOKEN = 202, 0, 1, 0, 8
 
 
 def wake_floor():
-    """Medians of what waking another process that sleeps at a futex takes: until it runs, and of this thread."""
+    """Medians of what waking another process that sleeps at a futex takes: until it runs, and of
+    this thread."""
     shared = mmap.mmap(-1, 4096)
     address = ctypes.addressof(ctypes.c_char.from_buffer(shared))
     syscall = ctypes.CDLL(None).syscall

@@ -193,7 +193,8 @@ def make_cases(mx):
             sizes.GPT_LENGTH,
         )
         words = integers(sizes.GPT_VOCABULARY, (sizes.GPT_BATCH, sizes.GPT_LENGTH))
-        # Adam with decay takes the same passes over memory as the AdamW of the PyTorch case, which MXNet does not have.
+        # Adam with decay takes the same passes over memory as the AdamW of the PyTorch case, which
+        # MXNet does not have.
         return training(
             hybridized(net),
             [words],

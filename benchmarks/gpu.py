@@ -1,10 +1,12 @@
-"""One case on a GPU, mpgluon's against PyTorch's (gpu_cases.py): a line of JSON for each contender that has it, as soon as it is measured.
+"""One case on a GPU, mpgluon's against PyTorch's (gpu_cases.py): a line of JSON for each contender
+that has it, as soon as it is measured.
 
     python benchmarks/gpu.py CASE [--seconds 5] [--limit 90] [--libraries mpgluon,PyTorch]
 
-{"case": name, "library": "mpgluon", "version": text, "seconds": of a step, "prepared": seconds until the first was measured} or, where it
-failed, {"case", "library", "error": the end of what it said}. Each lives in a process of its own, the one after the other, and has the GPU
-to itself. `make gpu-check` runs all of them.
+{"case": name, "library": "mpgluon", "version": text, "seconds": of a step, "prepared": seconds
+until the first was measured} or, where it failed, {"case", "library", "error": the end of what it
+said}. Each lives in a process of its own, the one after the other, and has the GPU to itself.
+`make gpu-check` runs all of them.
 """
 
 import argparse

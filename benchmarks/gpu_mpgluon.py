@@ -129,7 +129,8 @@ def lstm():
 
 
 class Staged(gluon.HybridBlock):
-    """The GPT's layers dealt out over `contexts` in equal parts; the output layer has weights of its own."""
+    """The GPT's layers dealt out over `contexts` in equal parts; the output layer has weights of
+    its own."""
 
     def __init__(self, contexts):
         super().__init__()

@@ -1,4 +1,5 @@
-"""The GPU's cases in PyTorch, as its users write them for speed: autocast to bfloat16, fused optimizers, channels-last, torch.compile."""
+"""The GPU's cases in PyTorch, as its users write them for speed: autocast to bfloat16, fused
+optimizers, channels-last, torch.compile."""
 
 import sys
 

@@ -1,6 +1,8 @@
-"""What the GPU's cases train, at their full size and tiny (to try the whole without a GPU), and the operations that follow from it.
+"""What the GPU's cases train, at their full size and tiny (to try the whole without a GPU), and the
+operations that follow from it.
 
-GPU_CHECK_TINY=1 chooses the tiny ones. As in sizes.py a multiplication with its addition counts as two operations.
+GPU_CHECK_TINY=1 chooses the tiny ones. As in sizes.py a multiplication with its addition counts as
+two operations.
 """
 
 import os
@@ -15,7 +17,8 @@ def size(full, tiny):
 CHAIN = size(500, 20)  # ops one after the other
 PRODUCT = size(8192, 64)
 
-# GPT-2 124M: the output layer is the embedding. Its vocabulary of 50,257 is filled up to a multiple of 64, for all.
+# GPT-2 124M: the output layer is the embedding. Its vocabulary of 50,257 is filled up to a multiple
+# of 64, for all.
 GPT_VOCABULARY, GPT_UNITS, GPT_HEADS, GPT_LAYERS = (
     size(50304, 64),
     size(768, 16),

@@ -1,9 +1,11 @@
-"""Loops of 1,000 steps of mpgluon, MXNet and PyTorch: milliseconds for a prediction and for a training step.
+"""Loops of 1,000 steps of mpgluon, MXNet and PyTorch: milliseconds for a prediction and for a
+training step.
 
     python benchmarks/loops.py [--mxnet-python PYTHON] [--rounds 3]
 
-A step is `tanh(dot(s, w) + b + x)`, batch 8, 32 units; `while_loop` looks at its condition in each. "branch" is a foreach whose steps have a `cond`, "nested" one of 50
-steps around one of 20. Contenders are processes of their own and take turns; the least of all rounds counts.
+A step is `tanh(dot(s, w) + b + x)`, batch 8, 32 units; `while_loop` looks at its condition in each.
+"branch" is a foreach whose steps have a `cond`, "nested" one of 50 steps around one of 20.
+Contenders are processes of their own and take turns; the least of all rounds counts.
 """
 
 import argparse

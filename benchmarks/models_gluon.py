@@ -1,4 +1,5 @@
-"""The benchmarks' models in Gluon: the same code for mpgluon and for MXNet, given as `mx`. Sizes are in sizes.py."""
+"""The benchmarks' models in Gluon: the same code for mpgluon and for MXNet, given as `mx`. Sizes
+are in sizes.py."""
 
 import sizes
 
@@ -18,7 +19,8 @@ def make_models(mx):
         return net
 
     class LanguageModel(gluon.HybridBlock):
-        """Embedding, `layers` LSTM layers, decoder; (time, batch) words to (time, batch, vocabulary)."""
+        """Embedding, `layers` LSTM layers, decoder; (time, batch) words to (time, batch,
+        vocabulary)."""
 
         def __init__(self, vocabulary, units, layers, **kwargs):
             super().__init__(**kwargs)
@@ -84,7 +86,8 @@ def make_models(mx):
             )
 
     def resnet(blocks, channels, classes):
-        """A ResNet of residual blocks of two convolutions: `blocks` of them in each stage of `channels`."""
+        """A ResNet of residual blocks of two convolutions: `blocks` of them in each stage of
+        `channels`."""
         net = nn.HybridSequential()
         net.add(
             nn.Conv2D(channels[0], 7, 2, 3, use_bias=False, in_channels=3),

@@ -1,4 +1,5 @@
-"""Networks of the usual shapes, for measuring the compiler: each function returns (block, inputs) on one device."""
+"""Networks of the usual shapes, for measuring the compiler: each function returns (block, inputs)
+on one device."""
 
 from mpgluon import gluon, nd
 from mpgluon.gluon import nn, rnn

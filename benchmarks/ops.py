@@ -1,9 +1,10 @@
 """Single ops of mpgluon against PyTorch's: microseconds of each, and their ratio.
 
-    python benchmarks/ops.py [--threads 2] [--rounds 5] [--only WORDS ...] [--above 1.2] [--json FILE [--add]]
+    python benchmarks/ops.py [--threads 2] [--rounds 5] [--only WORDS ...] [--above 1.2] [--json
+    FILE [--add]]
 
-Two processes take turns, op by op and round by round; the least time of all rounds counts, as whatever else the machine does only adds to it.
-The cases are those of ops_cases.py.
+Two processes take turns, op by op and round by round; the least time of all rounds counts, as
+whatever else the machine does only adds to it. The cases are those of ops_cases.py.
 """
 
 import argparse
@@ -27,9 +28,8 @@ def measure(case, contenders, rounds, seconds):
     times = [[] for _ in contenders]
     for _ in range(rounds):
         for contender, own in zip(contenders, times):
-            time.sleep(
-                0.02
-            )  # the threads of the other spin for some milliseconds behind their last op
+            # The threads of the other spin for some milliseconds behind their last op
+            time.sleep(0.02)
             own.append(contender.ask(time=case.name, seconds=seconds))
     return [min(own) for own in times]
 

@@ -4,7 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-SPAN = 5e-4  # seconds of calls before a wait: short, so that some fall between what else the machine does
+# Seconds of calls before a wait: short, so that some fall between what else the machine does
+SPAN = 5e-4
 
 
 class Case(NamedTuple):

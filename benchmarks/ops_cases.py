@@ -1,8 +1,9 @@
 """Single ops, as mpgluon and as PyTorch write them: what benchmarks/ops.py times.
 
-An expression is evaluated in the process of its library, with the inputs by name (x, y, ...), F (`mpgluon.nd` or
-`torch.nn.functional`) and step(function, *arrays), which is a training step: function's result with gradients of the arrays, of which it
-gives the first one's. Inputs are drawn alike: floats from the normal distribution, integers from 0 to 100.
+An expression is evaluated in the process of its library, with the inputs by name (x, y, ...), F
+(`mpgluon.nd` or `torch.nn.functional`) and step(function, *arrays), which is a training step:
+function's result with gradients of the arrays, of which it gives the first one's. Inputs are drawn
+alike: floats from the normal distribution, integers from 0 to 100.
 """
 
 from ops_case import CUBE, IMAGES, LOW, TALL, WIDE, Case, pair, single, size

@@ -1,11 +1,13 @@
-"""Pipelines on two CPU devices with a thread each, against the ideal: what two independent trainings of the whole network, one on each
-device at the same time and with batches of a micro-batch's size, make together, times M / (M + n - 1).
+"""Pipelines on two CPU devices with a thread each, against the ideal: what two independent
+trainings of the whole network, one on each device at the same time and with batches of a
+micro-batch's size, make together, times M / (M + n - 1).
 
     python benchmarks/pipelines.py [--rounds N] [--cases transformer,mlp,lstm] [--json FILE]
 
-Ours run in one process. Beside them, where it is installed, PyTorch trains the same networks: transformer and MLP by
-torch.distributed.pipelining in two processes with a thread each, the LSTM in one process with two threads. Contenders take turns, and the
-best round of each counts. The JSON: {"machine": text, "libraries": {name: version}, "cases": {case: {contender: {"ms": t, ...}}}}.
+Ours run in one process. Beside them, where it is installed, PyTorch trains the same networks:
+transformer and MLP by torch.distributed.pipelining in two processes with a thread each, the LSTM in
+one process with two threads. Contenders take turns, and the best round of each counts. The JSON:
+{"machine": text, "libraries": {name: version}, "cases": {case: {contender: {"ms": t, ...}}}}.
 """
 
 import argparse
@@ -98,7 +100,8 @@ def square_loss(out, *_):
 
 
 def take_turns(contenders, shortest, seconds):
-    """Runs the contenders call by call for so many seconds each; keeps the shortest of each one's calls."""
+    """Runs the contenders call by call for so many seconds each; keeps the shortest of each one's
+    calls."""
     end = time.perf_counter() + seconds * len(contenders)
     while time.perf_counter() < end:
         for name, run in contenders.items():
@@ -113,7 +116,8 @@ def trainer_of(net):
 
 
 def batchwise(make, pieces):
-    """Contenders of a pipeline along the batch: name -> function that trains one batch; all do the same work."""
+    """Contenders of a pipeline along the batch: name -> function that trains one batch; all do the
+    same work."""
     contenders = {}
     alone = []
     for ctx in DEVICES:

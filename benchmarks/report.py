@@ -15,7 +15,8 @@ def rate(case, seconds):
 
 
 def peak(row, devices=1):
-    """The most floating-point operations per second that any library's large product made beside this case."""
+    """The most floating-point operations per second that any library's large product made beside
+    this case."""
     return BY_NAME[PEAK].flops / min(row["peak"].values()) * devices if row.get("peak") else 0
 
 

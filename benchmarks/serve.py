@@ -1,8 +1,10 @@
-"""What every contender does: announce its version, then do what each line of standard input asks for.
+"""What every contender does: announce its version, then do what each line of standard input asks
+for.
 
-A line is a JSON object, and so is the answer. {"time": case, "seconds": s} asks for seconds per step, the least over repetitions
-that together take about s ({"apart": true}: without the wait for results); {"memory": case, "steps": n} for the memory that n steps take, in a process that has done nothing else;
-the answer is null for a case that the contender does not have.
+A line is a JSON object, and so is the answer. {"time": case, "seconds": s} asks for seconds per
+step, the least over repetitions that together take about s ({"apart": true}: without the wait for
+results); {"memory": case, "steps": n} for the memory that n steps take, in a process that has done
+nothing else; the answer is null for a case that the contender does not have.
 """
 
 import json
@@ -31,8 +33,8 @@ def warm_up(function, wait, span):
 
 
 def best(function, wait, count, seconds, apart=False):
-    """Seconds per call: the least over repetitions of `count` calls and one wait for their results, two repetitions at least. `apart`: the
-    wait is not counted."""
+    """Seconds per call: the least over repetitions of `count` calls and one wait for their results,
+    two repetitions at least. `apart`: the wait is not counted."""
     least, spent, repetitions = float("inf"), 0.0, 0
     while repetitions < 2 or spent < seconds:
         start = time.perf_counter()
@@ -59,8 +61,9 @@ def measure_memory(make, steps, pools):
 
 
 def serve(version, cases, pools=None, span=0.02):
-    """`cases`: name -> function returning (step function, wait function), called once, when the case is first asked for. `pools`: a function
-    that tells the most bytes the library's own pools have had in use, where it knows. `span`: seconds that calls without a wait between take."""
+    """`cases`: name -> function returning (step function, wait function), called once, when the
+    case is first asked for. `pools`: a function that tells the most bytes the library's own pools
+    have had in use, where it knows. `span`: seconds that calls without a wait between take."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is no answer
     print(json.dumps(version), file=answers, flush=True)
@@ -74,9 +77,8 @@ def serve(version, cases, pools=None, span=0.02):
             answer = measure_memory(cases[case], request["steps"], pools)
         else:
             if case not in made:
-                made = {
-                    kept: made[kept] for kept in made if kept == PEAK
-                }  # one case at a time holds memory
+                # One case at a time holds memory
+                made = {kept: made[kept] for kept in made if kept == PEAK}
                 function, wait = cases[case]()
                 made[case] = function, wait, warm_up(function, wait, span)
             answer = best(*made[case], request["seconds"], request.get("apart", False))

@@ -1,7 +1,8 @@
 """The sizes of the benchmarks' models, and the floating-point operations that follow from them.
 
-A multiplication with its addition counts as two operations; only products and convolutions count. Training takes the gradients of
-weights and of inputs besides, each as much work as the forward product, but no gradient of data that nothing needs.
+A multiplication with its addition counts as two operations; only products and convolutions count.
+Training takes the gradients of weights and of inputs besides, each as much work as the forward
+product, but no gradient of data that nothing needs.
 """
 
 SGEMM = 2048
@@ -22,7 +23,8 @@ GPT_VOCABULARY, GPT_UNITS, GPT_HEADS, GPT_LAYERS, GPT_LENGTH, GPT_BATCH = 5000, 
 STAGED_PIECES = 8  # micro-batches of pipelines
 STAGED_UNITS, STAGED_HEADS, STAGED_LAYERS, STAGED_LENGTH, STAGED_BATCH = 256, 8, 6, 128, 16
 STAGED_SHAPE = STAGED_BATCH, STAGED_LENGTH, STAGED_UNITS
-# Two halves of six layers with equal work: the first layer needs no gradient of its input, and has half as much more input instead.
+# Two halves of six layers with equal work: the first layer needs no gradient of its input, and has
+# half as much more input instead.
 STAGED_MLP, STAGED_MLP_BATCH = (1536, *[1024] * 12), 1024
 
 

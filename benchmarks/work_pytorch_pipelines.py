@@ -1,5 +1,6 @@
-"""PyTorch's side of pipelines.py: halves of a network by torch.distributed.pipelining, in two processes with gloo between them, each with
-as many threads as asked for; and a recurrent network in one process.
+"""PyTorch's side of pipelines.py: halves of a network by torch.distributed.pipelining, in two
+processes with gloo between them, each with as many threads as asked for; and a recurrent network in
+one process.
 
     python benchmarks/work_pytorch_pipelines.py THREADS                         # serves, as serve.py says
     python benchmarks/work_pytorch_pipelines.py THREADS CASE SCHEDULE PORT      # the second half, started by the first

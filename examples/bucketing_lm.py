@@ -1,8 +1,11 @@
-"""A model-parallel LSTM with buckets: sentences of several lengths, each length a graph of its own over the same devices.
+"""A model-parallel LSTM with buckets: sentences of several lengths, each length a graph of its own
+over the same devices.
 
-Written with the Module API of MXNet 1.x: symbols made layer by layer in groups (``AttrScope(ctx_group=...)``), a `BucketingModule` that
-puts the groups on devices (``group2ctxs``), and `fit`. All buckets share parameters, gradients and the memory that a pass needs. The text is
-Python's own standard library, a line a sentence; ``--text FILE`` takes another one.
+Written with the Module API of MXNet 1.x: symbols made layer by layer in groups
+(``AttrScope(ctx_group=...)``), a `BucketingModule` that puts the groups on devices
+(``group2ctxs``), and `fit`. All buckets share parameters, gradients and the memory that a pass
+needs. The text is Python's own standard library, a line a sentence; ``--text FILE`` takes another
+one.
 
     python bucketing_lm.py                         # three CPU devices
     python bucketing_lm.py --devices "gpu(0)" "gpu(1)" "gpu(1)"
@@ -22,7 +25,8 @@ PADDING = 0
 
 
 def groups_of(devices, layers):
-    """The device of each group: the embedding goes with the first layer, the decoder with the last."""
+    """The device of each group: the embedding goes with the first layer, the decoder with the
+    last."""
     places = [devices[i * len(devices) // layers] for i in range(layers)]
     return {
         "embed": places[0],

@@ -1,4 +1,5 @@
-"""What several examples share: devices named on the command line, ways to train that take turns, tables."""
+"""What several examples share: devices named on the command line, ways to train that take turns,
+tables."""
 
 import argparse
 import re
@@ -20,7 +21,8 @@ def device(text):
 
 
 def parser(doc, devices, steps):
-    """An argument parser with what all examples take: ``--devices``, ``--steps``, ``--seed``, and defaults in the help."""
+    """An argument parser with what all examples take: ``--devices``, ``--steps``, ``--seed``, and
+    defaults in the help."""
     result = argparse.ArgumentParser(
         description=doc.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
@@ -37,7 +39,8 @@ def parser(doc, devices, steps):
 
 
 def plain_step(net, loss, trainer):
-    """A training step by the ordinary Gluon loop, as `TrainStep` is one: ``step(data, labels)`` gives the losses."""
+    """A training step by the ordinary Gluon loop, as `TrainStep` is one: ``step(data, labels)``
+    gives the losses."""
 
     def step(data, labels):
         with autograd.record():
@@ -51,9 +54,11 @@ def plain_step(net, loss, trainer):
 
 
 def take_turns(ways, batches, steps):
-    """Trains every way on the same batches, step by step in turn, so that whatever else the machine does hits all of them.
+    """Trains every way on the same batches, step by step in turn, so that whatever else the machine
+    does hits all of them.
 
-    `ways` are functions that train on a batch and return its losses, by name. Returns {name: (losses, seconds)}, a number for each step.
+    `ways` are functions that train on a batch and return its losses, by name. Returns {name:
+    (losses, seconds)}, a number for each step.
     """
     losses, seconds = {name: [] for name in ways}, {name: [] for name in ways}
     with tqdm(total=steps, unit="step", dynamic_ncols=True) as progress:

@@ -1,9 +1,11 @@
-"""Trains a classifier on a mesh: replicas of the network along one axis, its stages along another, in micro-batches.
+"""Trains a classifier on a mesh: replicas of the network along one axis, its stages along another,
+in micro-batches.
 
     python data_model_parallel.py --data 2 --stages 2 --steps 200
 
-The task is made up: points of a few intertwined spirals. The same training runs on one device for comparison, and halfway the run on the mesh is
-saved and goes on from the checkpoint on a mesh of another shape.
+The task is made up: points of a few intertwined spirals. The same training runs on one device for
+comparison, and halfway the run on the mesh is saved and goes on from the checkpoint on a mesh of
+another shape.
 """
 
 import argparse
@@ -121,9 +123,8 @@ def main():
     print(
         f"from step {position} on {other.mesh}: loss {moved[-1]:.4f}, accuracy {other.accuracy(*test):.3f}"
     )
-    early = min(
-        20, half
-    )  # rounding is all that differs; tanh has no kink that would turn it into more
+    # Rounding is all that differs; tanh has no kink that would turn it into more
+    early = min(20, half)
     difference = max(abs(a - b) / abs(b) for a, b in zip(losses[:early], expected[:early]))
     print(f"largest relative difference of the first {early} losses: {difference:.1e}")
     assert difference < 1e-5

@@ -1,8 +1,10 @@
-"""An encoder-decoder with its softmax on a device of its own, where a large vocabulary finds memory.
+"""An encoder-decoder with its softmax on a device of its own, where a large vocabulary finds
+memory.
 
-The network reads the names that Unicode gives to Korean syllables, run together ("HANGUGEO"), and writes the syllables, of which there are
-2,350 in common use (KS X 1001): real data that comes with Python. The encoder lies on one device, the decoder with its attention
-on the next, the softmax on the last. It is trained as a pipeline and checked, bit for bit, against one device.
+The network reads the names that Unicode gives to Korean syllables, run together ("HANGUGEO"), and
+writes the syllables, of which there are 2,350 in common use (KS X 1001): real data that comes with
+Python. The encoder lies on one device, the decoder with its attention on the next, the softmax on
+the last. It is trained as a pipeline and checked, bit for bit, against one device.
 
     python encoder_decoder.py                            # half a minute on two cores
     python encoder_decoder.py --devices "gpu(0)" "gpu(0)" "gpu(1)"
@@ -28,7 +30,8 @@ def syllables():
 
 
 def make_data(pairs, count, length, seed):
-    """(letters (count, letters), syllables (count, length)): names written without gaps, so that one must find where they end."""
+    """(letters (count, letters), syllables (count, length)): names written without gaps, so that
+    one must find where they end."""
     random = np.random.RandomState(seed)
     chosen = random.randint(0, len(pairs), (count, length))
     names = ["".join(pairs[i][1] for i in row) for row in chosen]
@@ -39,7 +42,8 @@ def make_data(pairs, count, length, seed):
 
 
 class EncoderDecoder(gluon.HybridBlock):
-    """(letters (batch, letters), syllables so far (batch, length)) to scores (batch, length, syllables); a device for each part."""
+    """(letters (batch, letters), syllables so far (batch, length)) to scores (batch, length,
+    syllables); a device for each part."""
 
     def __init__(self, vocab, units, encoder_ctx, decoder_ctx, softmax_ctx):
         super().__init__(prefix="net_")
@@ -62,7 +66,8 @@ class EncoderDecoder(gluon.HybridBlock):
         return self.encoder(self.letters(letters)).as_in_context(self.decoder_ctx)
 
     def decode(self, F, memory, letters, before):
-        """Scores of the syllables that follow those of `before`; looks at `memory` where `letters` aren't padding."""
+        """Scores of the syllables that follow those of `before`; looks at `memory` where `letters`
+        aren't padding."""
         query = self.decoder(self.syllables(before))
         padding = F.expand_dims((letters == 0) * -1e9, axis=1)
         weights = F.softmax(

@@ -1,6 +1,8 @@
-"""Pictures of digits for the examples: written in the fonts that come with matplotlib, turned, scaled, moved and noisy.
+"""Pictures of digits for the examples: written in the fonts that come with matplotlib, turned,
+scaled, moved and noisy.
 
-Some fonts are kept for validation, so what is measured is how well a network reads digits in letterforms that it has never seen.
+Some fonts are kept for validation, so what is measured is how well a network reads digits in
+letterforms that it has never seen.
 """
 
 import os

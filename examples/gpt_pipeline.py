@@ -1,8 +1,10 @@
-"""A GPT-style transformer of 24 small layers in two halves, pipelined: 1F1B and zero bubble against one device.
+"""A GPT-style transformer of 24 small layers in two halves, pipelined: 1F1B and zero bubble against
+one device.
 
-The batch is divided into micro-batches; while the second half works on one, the first half works on the next. 1F1B begins backward
-passes as soon as it can; zero bubble also puts the weight gradients, for which nobody waits, into the gaps. The losses and parameters
-are, bit for bit, those of the same micro-batches on one device. The text is Python's standard library.
+The batch is divided into micro-batches; while the second half works on one, the first half works on
+the next. 1F1B begins backward passes as soon as it can; zero bubble also puts the weight gradients,
+for which nobody waits, into the gaps. The losses and parameters are, bit for bit, those of the same
+micro-batches on one device. The text is Python's standard library.
 
     python gpt_pipeline.py                            # about two minutes on two cores
     python gpt_pipeline.py --devices "gpu(0)" "gpu(1)" --units 512 --batch 64
@@ -21,7 +23,8 @@ from mpgluon.parallel import Pipeline, TrainStep
 
 
 class Layer(gluon.HybridBlock):
-    """Causal self-attention and a network of two layers, each of the normalised input and added to it."""
+    """Causal self-attention and a network of two layers, each of the normalised input and added to
+    it."""
 
     def __init__(self, units, heads, length):
         super().__init__()
@@ -60,7 +63,8 @@ class Layer(gluon.HybridBlock):
 
 
 class GPT(gluon.HybridBlock):
-    """(batch, length) tokens to (batch, length, vocab) scores; the layers are dealt out over `contexts` in equal parts."""
+    """(batch, length) tokens to (batch, length, vocab) scores; the layers are dealt out over
+    `contexts` in equal parts."""
 
     def __init__(self, vocab, units, heads, layers, length, contexts):
         super().__init__(prefix="gpt_")

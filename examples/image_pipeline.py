@@ -1,8 +1,11 @@
-"""Image classification with a convolutional network, pipelined over two devices against one: what is the same, and what BatchNorm changes.
+"""Image classification with a convolutional network, pipelined over two devices against one: what
+is the same, and what BatchNorm changes.
 
-Without BatchNorm a pipeline computes what the whole batch would: gradients are sums over rows, only added up micro-batch by
-micro-batch; what differs is rounding, which training makes larger step by step. BatchNorm takes means over rows, and in a pipeline over the rows of a micro-batch: training differs, which is measured here, in losses and in
-the accuracy on fonts that were not trained on. Against the same micro-batches on one device, all bits are equal either way.
+Without BatchNorm a pipeline computes what the whole batch would: gradients are sums over rows, only
+added up micro-batch by micro-batch; what differs is rounding, which training makes larger step by
+step. BatchNorm takes means over rows, and in a pipeline over the rows of a micro-batch: training
+differs, which is measured here, in losses and in the accuracy on fonts that were not trained on.
+Against the same micro-batches on one device, all bits are equal either way.
 
     python image_pipeline.py                            # about two minutes on two cores
     python image_pipeline.py --devices "gpu(0)" "gpu(1)"

@@ -1,9 +1,12 @@
-"""Inception: the branches of a layer run on several devices at the same time. How much they overlap is measured with `mx.profiler`.
+"""Inception: the branches of a layer run on several devices at the same time. How much they overlap
+is measured with `mx.profiler`.
 
-Each module has four branches (1x1, 3x3, 5x5 convolutions, and pooling) that read the same input, and whose outputs are joined; the larger kernels come behind
-1x1 convolutions that leave them fewer channels, so that no branch has most of the work. The branches are dealt out over the devices with ``as_in_context``; the block is
-hybridized as one, so all branches that have their input run, forward and backward. What the devices wait for shows in the trace.
-The pictures are digits in many fonts (glyphs.py).
+Each module has four branches (1x1, 3x3, 5x5 convolutions, and pooling) that read the same input,
+and whose outputs are joined; the larger kernels come behind 1x1 convolutions that leave them fewer
+channels, so that no branch has most of the work. The branches are dealt out over the devices with
+``as_in_context``; the block is hybridized as one, so all branches that have their input run,
+forward and backward. What the devices wait for shows in the trace. The pictures are digits in many
+fonts (glyphs.py).
 
     python inception_branches.py                            # about a minute on two cores
     python inception_branches.py --devices "gpu(0)" "gpu(1)" "gpu(2)"
@@ -31,7 +34,8 @@ def conv(inputs, outputs, kernel):
 
 
 class Inception(gluon.HybridBlock):
-    """Four branches with `width` channels each, dealt out over `contexts`; their join lies on the first."""
+    """Four branches with `width` channels each, dealt out over `contexts`; their join lies on the
+    first."""
 
     def __init__(self, inputs, width, contexts):
         super().__init__()
@@ -43,7 +47,8 @@ class Inception(gluon.HybridBlock):
                 branch(conv(inputs, width, 1)),
                 branch(lambda: nn.MaxPool2D(3, 1, 1), conv(inputs, width, 1)),
             ]
-        # Heavy branches first, from the last device on: the join, and the sum of the gradients, are work of the first one's, too.
+        # Heavy branches first, from the last device on: the join, and the sum of the gradients, are
+        # work of the first one's, too.
         self.places = [
             contexts[-1 - ((i + 1) * len(contexts) - 1) // len(self.branches)]
             for i in range(len(self.branches))
@@ -77,7 +82,8 @@ def network(options, contexts):
 
 
 def overlap(events):
-    """(seconds of each device at work, seconds in which at least one is, seconds in which two or more are)."""
+    """(seconds of each device at work, seconds in which at least one is, seconds in which two or
+    more are)."""
     work = [e for e in events if e["kind"] == "op"]
     busy, marks = {}, []
     for event in work:

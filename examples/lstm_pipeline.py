@@ -1,9 +1,11 @@
-"""An LSTM language model on two devices, pipelined along time: layer 2 works on one piece of a sequence while layer 1 is on the next.
+"""An LSTM language model on two devices, pipelined along time: layer 2 works on one piece of a
+sequence while layer 1 is on the next.
 
-Without a pipeline two devices take turns: the second can't begin before the first has gone through the whole sequence.
-``Pipeline(along="time")`` divides sequences into pieces, carries the states from piece to piece, and keeps both devices busy; the network's code stays
-as it is. Three ways are trained on the same batches, with the same losses: two devices pipelined, the same pieces on one device (the
-same bits), and two devices without a pipeline. The text is Python's standard library.
+Without a pipeline two devices take turns: the second can't begin before the first has gone through
+the whole sequence. ``Pipeline(along="time")`` divides sequences into pieces, carries the states
+from piece to piece, and keeps both devices busy; the network's code stays as it is. Three ways are
+trained on the same batches, with the same losses: two devices pipelined, the same pieces on one
+device (the same bits), and two devices without a pipeline. The text is Python's standard library.
 
     python lstm_pipeline.py                            # about a minute on two cores
     python lstm_pipeline.py --devices "gpu(0)" "gpu(1)"
@@ -20,9 +22,11 @@ from mpgluon.parallel import Pipeline, TrainStep
 
 
 class LanguageModel(gluon.HybridBlock):
-    """Embedding, LSTM layers and decoder; the first `split` layers on one device, the rest on another.
+    """Embedding, LSTM layers and decoder; the first `split` layers on one device, the rest on
+    another.
 
-    Takes tokens (time, batch) and the states of all layers; returns scores (time, batch, vocab) and the new states, as pipelines along time ask for.
+    Takes tokens (time, batch) and the states of all layers; returns scores (time, batch, vocab) and
+    the new states, as pipelines along time ask for.
     """
 
     def __init__(self, vocab, hidden, layers, split, ctx1, ctx2):

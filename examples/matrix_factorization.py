@@ -1,8 +1,11 @@
-"""Matrix factorisation over two devices: the tables of users and of items are what is large, so they are split, in two ways.
+"""Matrix factorisation over two devices: the tables of users and of items are what is large, so
+they are split, in two ways.
 
-`by table`: the users' half of the network, table and layers, lies on the first device, the items' half on the last, and only a batch's rows
-cross (``as_in_context``). `by rows`: each device has some rows of both tables, so that one table may be larger than any device
-(``mx.parallel.shard``). Both are compared with one device: time, error, parameters and memory. Ratings are made up: hidden tastes of users and items, and noise.
+`by table`: the users' half of the network, table and layers, lies on the first device, the items'
+half on the last, and only a batch's rows cross (``as_in_context``). `by rows`: each device has some
+rows of both tables, so that one table may be larger than any device (``mx.parallel.shard``). Both
+are compared with one device: time, error, parameters and memory. Ratings are made up: hidden tastes
+of users and items, and noise.
 
     python matrix_factorization.py
     python matrix_factorization.py --devices "gpu(0)" "gpu(1)"
@@ -17,7 +20,8 @@ from mpgluon.gluon import nn
 
 
 class Factorization(gluon.HybridBlock):
-    """Predicts ratings: the product of two towers, each a table with two layers on top, on `user_ctx` and on `item_ctx`."""
+    """Predicts ratings: the product of two towers, each a table with two layers on top, on
+    `user_ctx` and on `item_ctx`."""
 
     def __init__(self, users, items, factors, hidden, user_ctx, item_ctx):
         super().__init__(prefix="factorization_")
@@ -48,7 +52,8 @@ class Factorization(gluon.HybridBlock):
 
 
 def network(options, devices, by_rows=False):
-    """On one device, a tower and its table on each (`devices` are two then), or with the rows of both tables divided over all devices."""
+    """On one device, a tower and its table on each (`devices` are two then), or with the rows of
+    both tables divided over all devices."""
     mx.random.seed(options.seed)
     places = [devices[0]] * 2 if by_rows else [devices[0], devices[-1]]
     net = Factorization(options.users, options.items, options.factors, options.hidden, *places)
@@ -66,7 +71,8 @@ def network(options, devices, by_rows=False):
 
 
 def ratings(users, items, count, seed):
-    """(pairs of user and item, scores): products of hidden tastes, with noise of standard deviation 0.1."""
+    """(pairs of user and item, scores): products of hidden tastes, with noise of standard deviation
+    0.1."""
     draw = np.random.RandomState(seed)
     user_taste, item_taste = (
         draw.normal(size=(users, 3)) / 3**0.5,

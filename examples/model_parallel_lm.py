@@ -1,8 +1,9 @@
 """A two-layer LSTM language model on two devices: one hybridized block, one Trainer, real text.
 
-The first half of the network (embedding, first LSTM) lives on one device, the second (second LSTM, decoder) on another. The
-block says where its data moves with ``as_in_context``; nothing else about it is special. The text is the source code of
-Python's own standard library, which every machine has; ``--text FILE`` takes another one.
+The first half of the network (embedding, first LSTM) lives on one device, the second (second LSTM,
+decoder) on another. The block says where its data moves with ``as_in_context``; nothing else about
+it is special. The text is the source code of Python's own standard library, which every machine
+has; ``--text FILE`` takes another one.
 
     python model_parallel_lm.py                    # cpu(0) and cpu(1), about two minutes on two cores
     python model_parallel_lm.py --devices "gpu(0)" "gpu(1)"
@@ -27,7 +28,8 @@ from mpgluon.gluon import nn, rnn
 class ModelParallelLM(gluon.HybridBlock):
     """Embedding and LSTM 1 where their parameters live; LSTM 2 and the decoder on `ctx2`.
 
-    Takes tokens (time, batch) and the states of both layers; returns scores (time, batch, vocab) on `ctx2` and the new states.
+    Takes tokens (time, batch) and the states of both layers; returns scores (time, batch, vocab) on
+    `ctx2` and the new states.
     """
 
     def __init__(self, vocab, hidden, ctx1, ctx2, **kwargs):
@@ -61,7 +63,7 @@ class ModelParallelLM(gluon.HybridBlock):
         )
 
 
-# --- Text -----------------------------------------------------------------------------------------------------------
+# --- Text -----------------------------------------------------------------------------------------
 TOKEN = re.compile(r"\n[ \t]*|[A-Za-z_]\w*|\d+|[ \t]+|.")
 
 
@@ -76,13 +78,15 @@ class Corpus:
         self.valid = np.array([self.number.get(t, 0) for t in valid], dtype=np.float32)
 
     def unigram_perplexity(self):
-        """Of the validation text, under the token frequencies of the training text (plus one each)."""
+        """Of the validation text, under the token frequencies of the training text (plus one
+        each)."""
         counts = np.bincount(self.train.astype(int), minlength=len(self.words)) + 1.0
         return float(np.exp(-np.log(counts / counts.sum())[self.valid.astype(int)].mean()))
 
 
 def read_text(path, limit):
-    """(training text, validation text): of a file the last tenth validates, of the standard library every tenth file."""
+    """(training text, validation text): of a file the last tenth validates, of the standard library
+    every tenth file."""
     if path:
         with open(path, encoding="utf-8", errors="replace") as f:
             text = f.read(limit)
@@ -102,7 +106,8 @@ def read_text(path, limit):
 
 
 def batches(tokens, batch, steps):
-    """Yields (inputs, targets), (steps, batch) each: `batch` streams through the text side by side."""
+    """Yields (inputs, targets), (steps, batch) each: `batch` streams through the text side by
+    side."""
     length = (len(tokens) - 1) // batch
     streams = tokens[: length * batch].reshape(batch, length).T
     following = tokens[1 : length * batch + 1].reshape(batch, length).T
@@ -110,7 +115,7 @@ def batches(tokens, batch, steps):
         yield streams[start : start + steps], following[start : start + steps]
 
 
-# --- Training -------------------------------------------------------------------------------------------------------
+# --- Training -------------------------------------------------------------------------------------
 def detach(states):
     return [[array.detach() for array in state] for state in states]
 
@@ -140,7 +145,8 @@ class Training:
         return self.loss(scores.reshape((-1, scores.shape[-1])), y.reshape((-1,))).mean()
 
     def step(self, inputs, targets):
-        """One step of truncated back-propagation; returns the loss, which need not be computed yet."""
+        """One step of truncated back-propagation; returns the loss, which need not be computed
+        yet."""
         with autograd.record():
             loss = self.forward(inputs, targets)
         loss.backward()
@@ -205,7 +211,8 @@ def check_equality(corpus, options, ctx1, ctx2):
 
 
 def train(training, corpus, options, total):
-    """Trains for `total` steps with a progress bar; returns [(step, loss)] and [(step, validation perplexity)]."""
+    """Trains for `total` steps with a progress bar; returns [(step, loss)] and [(step, validation
+    perplexity)]."""
     curve, valid_curve, pending = [], [], []
     progress = tqdm(total=total, unit="step", dynamic_ncols=True)
     start, smooth, step = time.perf_counter(), None, 0
@@ -214,9 +221,8 @@ def train(training, corpus, options, total):
         for x, y in batches(corpus.train, options.batch, options.bptt):
             pending.append((step, training.step(x, y)))
             step += 1
-            if (
-                len(pending) == 10 or step == total
-            ):  # losses are read in bunches, so that the devices never wait for Python
+            # Losses are read in bunches, so that the devices never wait for Python
+            if len(pending) == 10 or step == total:
                 for at, loss in pending:
                     value = float(loss.asscalar())
                     smooth = value if smooth is None else 0.95 * smooth + 0.05 * value
@@ -239,7 +245,7 @@ def train(training, corpus, options, total):
     return curve, valid_curve
 
 
-# --- What to look at ------------------------------------------------------------------------------------------------
+# --- What to look at ------------------------------------------------------------------------------
 def sample_text(net, corpus, prompt, length, seed):
     """Continues `prompt` by `length` tokens drawn from the model."""
     random = np.random.RandomState(seed)

@@ -1,9 +1,11 @@
-"""Every layer split over all devices, synchronised after each layer: tensor parallelism against one device, on real pictures.
+"""Every layer split over all devices, synchronised after each layer: tensor parallelism against one
+device, on real pictures.
 
-An ordinary convolutional network is written as for one device; `mx.parallel.shard` splits its layers by their names: convolutions by
-channels, the large dense layer by units, the one behind it by inputs. After every layer the devices exchange what they made. The
-pictures are digits in many fonts (glyphs.py), or those of the file that ``--data`` names (an .npz with x and y); the network learns the same on
-one device and on many.
+An ordinary convolutional network is written as for one device; `mx.parallel.shard` splits its
+layers by their names: convolutions by channels, the large dense layer by units, the one behind it
+by inputs. After every layer the devices exchange what they made. The pictures are digits in many
+fonts (glyphs.py), or those of the file that ``--data`` names (an .npz with x and y); the network
+learns the same on one device and on many.
 
     python split_layers.py                              # cpu(0), cpu(1), cpu(2)
     python split_layers.py --devices "gpu(0)" "gpu(1)"
@@ -41,9 +43,8 @@ def read(path):
             x, y = file["x"], file["y"]
     else:
         x, y = glyphs.digits(2000, glyphs.fonts()[0], seed=0)
-        x = x.reshape(len(x), glyphs.SIZE // 2, 2, glyphs.SIZE // 2, 2).mean(
-            axis=(2, 4)
-        )  # half as large
+        # Half as large.
+        x = x.reshape(len(x), glyphs.SIZE // 2, 2, glyphs.SIZE // 2, 2).mean(axis=(2, 4))
     x = x.astype("float32") / max(float(x.max()), 1)
     order = np.random.RandomState(0).permutation(len(x))
     return x[order].reshape(len(x), 1, *x.shape[-2:]), y[order].astype("float32")

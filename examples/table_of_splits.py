@@ -1,7 +1,8 @@
 """Splits of a network over two devices: what each takes, by prediction and measured, and
 what it needs of memory; and the planner's choice.
 
-    python table_of_splits.py [--width N] [--layers N] [--batch N] [--micro-batches M] [--devices cpu(0) cpu(1)]
+    python table_of_splits.py [--width N] [--layers N] [--batch N] [--micro-batches M] [--devices
+    cpu(0) cpu(1)]
 """
 
 import argparse

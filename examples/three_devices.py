@@ -1,7 +1,9 @@
-"""The same network over one, two and three devices: only the list of contexts changes, and no bit of the result.
+"""The same network over one, two and three devices: only the list of contexts changes, and no bit
+of the result.
 
-A deep network predicts the next token of Python's standard library from the ones before (Bengio et al., 2003). Its layers are dealt out over
-as many devices as the list has, hybridized as one block, trained by one Trainer, and again as a pipeline. Each device holds its own part only.
+A deep network predicts the next token of Python's standard library from the ones before (Bengio et
+al., 2003). Its layers are dealt out over as many devices as the list has, hybridized as one block,
+trained by one Trainer, and again as a pipeline. Each device holds its own part only.
 
     python three_devices.py                                          # about a minute on two cores
     python three_devices.py --devices "gpu(0)" "gpu(1)" "cpu(0)"

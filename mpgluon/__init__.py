@@ -18,7 +18,8 @@ _core._set_package_folder(_os.path.dirname(_os.path.abspath(__file__)))
 
 
 def _library_folders():
-    """Where wheels put libraries (oneDNN, OpenBLAS, and what GPUs need), seen from the interpreter and from where NumPy was found."""
+    """Where wheels put libraries (oneDNN, OpenBLAS, and what GPUs need), seen from the interpreter
+    and from where NumPy was found."""
     site = _os.path.dirname(_os.path.dirname(_sys.modules["numpy"].__file__))
     folders = [
         _os.path.join(_sys.prefix, "lib"),

@@ -1,8 +1,9 @@
-"""Groups of ops by device: what ``AttrScope(ctx_group=...)`` means while a block runs that was given a `group2ctx`.
+"""Groups of ops by device: what ``AttrScope(ctx_group=...)`` means while a block runs that was
+given a `group2ctx`.
 
-`mapped` makes a dict of groups to devices the running one. While there is one, entering a scope of a group lets ops run on the group's
-device and moves there what they take from elsewhere (csrc/autograd/groups.h); without a group, ops run where their first input is.
-State is per thread.
+`mapped` makes a dict of groups to devices the running one. While there is one, entering a scope of
+a group lets ops run on the group's device and moves there what they take from elsewhere
+(csrc/autograd/groups.h); without a group, ops run where their first input is. State is per thread.
 """
 
 import threading

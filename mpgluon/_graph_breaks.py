@@ -1,17 +1,21 @@
 """Programs that are cut in parts where values decide how they go on.
 
-A loop that runs while a condition holds, a branch, and an op whose shape depends on contents can't be inside one compiled program: somebody has to look at a
-value. So the program is cut there, in program order: a compiled part, a step on the host, a compiled part, ... On the tape every
-part is a call of its own, and what a host step does is recorded as it runs, so gradients need nothing special.
+A loop that runs while a condition holds, a branch, and an op whose shape depends on contents can't
+be inside one compiled program: somebody has to look at a value. So the program is cut there, in
+program order: a compiled part, a step on the host, a compiled part, ... On the tape every part is a
+call of its own, and what a host step does is recorded as it runs, so gradients need nothing
+special.
 
-`Split` is such a program. It is traced by running: when the traced function comes to a host step, the part so far is compiled and
-run on the real arrays, the step runs, and tracing goes on with traced arrays that have the shapes of what came out. What was traced is kept as
-a tree, which branches where a step gave other shapes; later calls walk the tree without Python code of the user. Shapes that the tree
-doesn't have yet are traced from the beginning, passing over the parts that ran already. A cut passes on every value that an array still
-stands for then, so whatever the function does next finds what it needs.
+`Split` is such a program. It is traced by running: when the traced function comes to a host step,
+the part so far is compiled and run on the real arrays, the step runs, and tracing goes on with
+traced arrays that have the shapes of what came out. What was traced is kept as a tree, which
+branches where a step gave other shapes; later calls walk the tree without Python code of the user.
+Shapes that the tree doesn't have yet are traced from the beginning, passing over the parts that ran
+already. A cut passes on every value that an array still stands for then, so whatever the function
+does next finds what it needs.
 
-Bodies of loops and branches (`Body`) are traced into traces of their own before there are values, so inside them only steps whose
-shapes are known may cut.
+Bodies of loops and branches (`Body`) are traced into traces of their own before there are values,
+so inside them only steps whose shapes are known may cut.
 """
 
 import threading
@@ -57,9 +61,8 @@ class Host:
         self.bodies = bodies  # of loops and branches
 
     def __call__(self, env):
-        with _core.Scope(
-            (_core.set_group, None), (_core.set_scope, self.scope)
-        ):  # what groups move was moved when it was traced
+        # What groups move was moved when it was traced
+        with _core.Scope((_core.set_group, None), (_core.set_scope, self.scope)):
             return self.run([env[i] for i in self.inputs])
 
 
@@ -142,7 +145,8 @@ class Tracer(_core.Scope):
         return part
 
     def host(self, name, run, inputs, outputs, bodies=()):
-        """A step whose results' descriptions ``(shape, dtype, ctx)`` are known. Returns arrays that stand for them."""
+        """A step whose results' descriptions ``(shape, dtype, ctx)`` are known. Returns arrays that
+        stand for them."""
         raise NotImplementedError(
             f"{name} runs outside of compiled programs, which {type(self).__name__} does not know how to trace; call it outside of the hybridized block"
         )
@@ -173,8 +177,8 @@ def describe(array):
 class Body(Tracer):
     """A function of arrays traced without values: the body of a loop or branch.
 
-    `routine` takes arrays for the function's own inputs, then for `captures`: the arrays of the code around it that it uses. Its results are
-    described by `descs`.
+    `routine` takes arrays for the function's own inputs, then for `captures`: the arrays of the
+    code around it that it uses. Its results are described by `descs`.
     """
 
     def __init__(self, function, likes, what):
@@ -264,7 +268,8 @@ def _running(recording, training):
 
 
 class _Live(Tracer):
-    """Traces a function while it runs. `path`: the parts that ran already, with what their steps gave."""
+    """Traces a function while it runs. `path`: the parts that ran already, with what their steps
+    gave."""
 
     def __init__(self, split, key, path, env):
         super().__init__(split.flags)
@@ -433,8 +438,9 @@ class Split:
             stack.extend(stack.pop().children.values())
 
     def compiled(self):
-        """Like `_core.CachedOp.compiled`, for every part. ``part`` says which one: 'after' which steps on the host, as (name, shapes that they gave, None where
-        those are always the same), and the 'body' of which loop or branch it is ('': of none)."""
+        """Like `_core.CachedOp.compiled`, for every part. ``part`` says which one: 'after' which
+        steps on the host, as (name, shapes that they gave, None where those are always the same),
+        and the 'body' of which loop or branch it is ('': of none)."""
         entries = []
         for root in self._roots.values():
             stack = [(root, ())]

@@ -1,4 +1,5 @@
-"""Says why nothing moves: which device is at which work, and what it waits for. See `engine.set_watchdog`."""
+"""Says why nothing moves: which device is at which work, and what it waits for. See
+`engine.set_watchdog`."""
 
 import os
 import sys

@@ -8,7 +8,8 @@ __all__ = ["AttrScope"]
 
 
 class AttrScope(_core.Scope):
-    """Attaches string attributes, such as ``ctx_group='dev1'``, to the symbols created inside it; scopes nest."""
+    """Attaches string attributes, such as ``ctx_group='dev1'``, to the symbols created inside it;
+    scopes nest."""
 
     _current = threading.local()
 
@@ -29,7 +30,8 @@ class AttrScope(_core.Scope):
         return scope
 
     def get(self, attr):
-        """The attributes of this scope, overridden by those in the dict `attr` (which may be None)."""
+        """The attributes of this scope, overridden by those in the dict `attr` (which may be
+        None)."""
         return {**self._attr, **(attr or {})}
 
     def _changes(self):

@@ -42,7 +42,8 @@ __all__ = [
 
 
 def get_symbol(x):
-    """NotSupportedError: the tape is not kept as a Symbol. Trace a HybridBlock instead and look at what was compiled."""
+    """NotSupportedError: the tape is not kept as a Symbol. Trace a HybridBlock instead and look at
+    what was compiled."""
     if not isinstance(x, _core.NDArray):
         raise TypeError(f"get_symbol: expected an NDArray, got {type(x).__name__}")
     raise _core.NotSupportedError(
@@ -53,8 +54,9 @@ def get_symbol(x):
 class Function:
     """A function with a gradient of your own.
 
-    ``forward(*inputs)`` computes the outputs, ``backward(*output_grads)`` gives one gradient for each input (None for zero).
-    Values to keep in between go through `save_for_backward` into ``saved_tensors``. An instance is called once.
+    ``forward(*inputs)`` computes the outputs, ``backward(*output_grads)`` gives one gradient for
+    each input (None for zero). Values to keep in between go through `save_for_backward` into
+    ``saved_tensors``. An instance is called once.
 
         class Sigmoid(autograd.Function):
             def forward(self, x):

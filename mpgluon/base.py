@@ -1,7 +1,7 @@
 """Errors, and small names that ported programs import from ``mxnet.base``.
 
-All errors are ``MXNetError`` (a ``RuntimeError``). Those with a fitting built-in are of that class too, so ``except ValueError``
-works as well.
+All errors are ``MXNetError`` (a ``RuntimeError``). Those with a fitting built-in are of that class
+too, so ``except ValueError`` works as well.
 """
 
 import numpy as _np

@@ -25,7 +25,8 @@ def _every(period):
 
 
 def module_checkpoint(mod, prefix, period=1, save_optimizer_states=False):
-    """A callback for the end of an epoch: every `period` epochs calls `mod.save_checkpoint(prefix, epoch + 1, save_optimizer_states)`."""
+    """A callback for the end of an epoch: every `period` epochs calls
+    `mod.save_checkpoint(prefix, epoch + 1, save_optimizer_states)`."""
     due = _every(period)
 
     def callback(iter_no, sym=None, arg=None, aux=None):
@@ -36,7 +37,8 @@ def module_checkpoint(mod, prefix, period=1, save_optimizer_states=False):
 
 
 def do_checkpoint(prefix, period=1):
-    """A callback for the end of an epoch: every `period` epochs writes `prefix-symbol.json` and `prefix-0001.params` (the epoch's number)."""
+    """A callback for the end of an epoch: every `period` epochs writes `prefix-symbol.json` and
+    `prefix-0001.params` (the epoch's number)."""
     due = _every(period)
 
     def callback(iter_no, sym, arg, aux):
@@ -47,7 +49,8 @@ def do_checkpoint(prefix, period=1):
 
 
 def log_train_metric(period, auto_reset=False):
-    """A callback for batches: logs the metric every `period` batches, and starts it anew if `auto_reset`."""
+    """A callback for batches: logs the metric every `period` batches, and starts it anew if
+    `auto_reset`."""
 
     def callback(param):
         if param.nbatch % period == 0 and param.eval_metric is not None:
@@ -64,7 +67,8 @@ def log_train_metric(period, auto_reset=False):
 class Speedometer:
     """Logs samples per second, and the metric, every `frequent` batches of `batch_size` samples.
 
-    With `auto_reset` the metric then starts anew, so each line speaks of the batches since the line before.
+    With `auto_reset` the metric then starts anew, so each line speaks of the batches since the line
+    before.
     """
 
     def __init__(self, batch_size, frequent=50, auto_reset=True):

@@ -1,6 +1,7 @@
 """Devices by name, and what they hold.
 
-``cpu(i)``, for any i, is a device of its own: a worker with its own threads and its own memory pool. ``gpu(i)`` is a GPU.
+``cpu(i)``, for any i, is a device of its own: a worker with its own threads and its own memory
+pool. ``gpu(i)`` is a GPU.
 """
 
 from . import _core
@@ -34,8 +35,9 @@ __all__ = [
 
 
 def gpu_memory_info(device_id=0):
-    """``(free, total)`` bytes of a GPU's memory, as its driver tells: all devices on the card and other programs count. A memory limit that was set
-    counts as the total. What is free to the card is less than what is free to us: see `memory_stats` for what is held, and cached."""
+    """``(free, total)`` bytes of a GPU's memory, as its driver tells: all devices on the card and
+    other programs count. A memory limit that was set counts as the total. What is free to the card
+    is less than what is free to us: see `memory_stats` for what is held, and cached."""
     return _core.gpu_memory_info(gpu(device_id))
 
 

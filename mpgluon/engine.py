@@ -10,9 +10,9 @@ _bulk_size = 0
 def set_mode(mode, seed=0):
     """Sets how work runs; waits for all work first.
 
-    ``'async'``: queued, the default. ``'sync'``: each op has run, or failed, when its call returns (for debugging).
-    ``'shuffle'``: late, and in an order drawn from ``seed`` among those that dependencies allow (for tests).
-    ValueError for other words.
+    ``'async'``: queued, the default. ``'sync'``: each op has run, or failed, when its call returns
+    (for debugging). ``'shuffle'``: late, and in an order drawn from ``seed`` among those that
+    dependencies allow (for tests). ValueError for other words.
     """
     _core.set_engine_mode(mode, seed)
 
@@ -23,9 +23,10 @@ def mode():
 
 
 def set_watchdog(seconds):
-    """Says on stderr when no device has finished anything for so many seconds though work is queued: for each device, which work it is at, or
-    which work of which device it waits for, with block, stage, micro-batch and the line that queued it. None (or 0): no watchdog, as
-    by default. A kernel that takes longer than that is reported as well. Returns the former number.
+    """Says on stderr when no device has finished anything for so many seconds though work is
+    queued: for each device, which work it is at, or which work of which device it waits for, with
+    block, stage, micro-batch and the line that queued it. None (or 0): no watchdog, as by default.
+    A kernel that takes longer than that is reported as well. Returns the former number.
     """
     return _watchdog.set_seconds(seconds)
 

@@ -1,7 +1,8 @@
 """`Executor`: a symbol bound to arrays.
 
-An executor runs its symbol the way a hybridized block runs: the nodes are traced into one graph over all devices, which is
-placed, planned and lowered to one program per device for the forward pass, and one for the backward pass.
+An executor runs its symbol the way a hybridized block runs: the nodes are traced into one graph
+over all devices, which is placed, planned and lowered to one program per device for the forward
+pass, and one for the backward pass.
 """
 
 from functools import cached_property
@@ -61,7 +62,8 @@ class Program:
             for node in order
         )
         self._entries = entries
-        # Nodes that make arrays of a shape with open sizes, as states to begin with have: the sizes follow from what is done with them.
+        # Nodes that make arrays of a shape with open sizes, as states to begin with have: the sizes
+        # follow from what is done with them.
         self._open = [
             node
             for node in order
@@ -70,7 +72,8 @@ class Program:
             and 0 in parse_shape(node.attrs.get("shape", "()"))
         ]
         self._inputs = [self.place[node] for node in (*self.arguments, *self.auxiliary)]
-        # Numbers of arrays that are bound to compiled calls: parameters, and with them states. Where nobody says what is a parameter, none.
+        # Numbers of arrays that are bound to compiled calls: parameters, and with them states.
+        # Where nobody says what is a parameter, none.
         named, count = set(parameters), len(self._inputs)
         self.bound = [
             i
@@ -89,8 +92,9 @@ class Program:
         return self.run(in_order)
 
     def run(self, arrays, monitor=None, monitor_all=False, ctx=None, watched=None):
-        """The outputs for arrays of the arguments, then of the auxiliary states. `monitor` is called with names and arrays; `ctx` is where
-        arrays are made that come from nothing, if the nodes don't say it; `watched`: a `WatchedRun` that calls the nodes."""
+        """The outputs for arrays of the arguments, then of the auxiliary states. `monitor` is
+        called with names and arrays; `ctx` is where arrays are made that come from nothing, if the
+        nodes don't say it; `watched`: a `WatchedRun` that calls the nodes."""
         values = [None] * len(self.order)
         for place, array in zip(self._inputs, arrays):
             values[place] = [array]
@@ -150,16 +154,19 @@ def _dict_of(names, arrays):
 
 
 class Executor:
-    """A symbol with arrays for its arguments, gradients and auxiliary states; made by `Symbol.bind` and `Symbol.simple_bind`.
+    """A symbol with arrays for its arguments, gradients and auxiliary states; made by `Symbol.bind`
+    and `Symbol.simple_bind`.
 
     Attributes
     ----------
     arg_arrays, grad_arrays, aux_arrays : list of NDArray
-        In the order of the symbol's `list_arguments` and `list_auxiliary_states`; None where an argument has no gradient.
+        In the order of the symbol's `list_arguments` and `list_auxiliary_states`; None where an
+        argument has no gradient.
     arg_dict, grad_dict, aux_dict, output_dict : dict of str to NDArray
         The same by name.
     outputs : list of NDArray
-        The results of the last forward. The arrays stay the same objects from one forward to the next.
+        The results of the last forward. The arrays stay the same objects from one forward to the
+        next.
     """
 
     def __init__(
@@ -202,7 +209,8 @@ class Executor:
         self._watched = None  # it, while a monitor is installed
         self._trained = False
         self._check_devices()
-        # The executor's own handles on the arrays: they are variables of the tape, the user's arrays stay what they are.
+        # The executor's own handles on the arrays: they are variables of the tape, the user's
+        # arrays stay what they are.
         self._inputs = [array.detach() for array in (*arg_arrays, *aux_arrays)]
         wanted = [
             i
@@ -210,7 +218,8 @@ class Executor:
             if grad is not None and request != "null"
         ]
         self._wanted = wanted
-        # Where a gradient array has another dtype than its argument, the gradient is computed beside it and cast.
+        # Where a gradient array has another dtype than its argument, the gradient is computed
+        # beside it and cast.
         self._casts = {
             i: grad_arrays[i].astype(arg_arrays[i].dtype)
             for i in wanted
@@ -253,7 +262,8 @@ class Executor:
                 )
 
     def _check_gradients(self):
-        """Ops without a gradient, between an output and an argument that wants one, are refused when the symbol is bound."""
+        """Ops without a gradient, between an output and an argument that wants one, are refused
+        when the symbol is bound."""
         program = self._program
         sources = {place: [at for at, _ in inputs] for place, _, inputs, _, _ in program.steps}
         seen, stack = set(), [place for place, _ in program.heads]
@@ -330,12 +340,14 @@ class Executor:
         self._monitor(name, array.detach())
 
     def _release(self):
-        """Gives back what the last forward keeps: its outputs, and what its backward would read. Arrays that users hold stay."""
+        """Gives back what the last forward keeps: its outputs, and what its backward would read.
+        Arrays that users hold stay."""
         self._heads = self._outputs = self._watched = None
 
     @property
     def outputs(self):
-        """The outputs of the last `forward`, a list of NDArray; computed now, in prediction mode, where there was none."""
+        """The outputs of the last `forward`, a list of NDArray; computed now, in prediction mode,
+        where there was none."""
         if self._outputs is None:
             self._run(False, False)
         return self._outputs
@@ -346,7 +358,8 @@ class Executor:
         Parameters
         ----------
         out_grads : NDArray, list of NDArray or dict of str to NDArray, optional
-            Gradients of the outputs. Outputs of loss layers (SoftmaxOutput, MakeLoss, ...) need none.
+            Gradients of the outputs. Outputs of loss layers (SoftmaxOutput, MakeLoss, ...) need
+            none.
         is_train : bool, default True
             The mode of the gradient's ops.
         """
@@ -363,9 +376,8 @@ class Executor:
                 raise TypeError("inputs must be NDArray")
         if not self._wanted:
             return
-        grads = (grads + [None] * len(self._program.heads))[
-            : len(self._program.heads)
-        ]  # MXNet passes over what is too many
+        # MXNet passes over what is too many
+        grads = (grads + [None] * len(self._program.heads))[: len(self._program.heads)]
         if self._flows is None:
             self._flows = [self._reaches(at) for at, _ in self._program.heads]
         self._check_heads(grads)
@@ -446,12 +458,14 @@ class Executor:
 
     @cached_property
     def arg_dict(self):
-        """The argument arrays by name: dict of str to NDArray. ValueError where two arguments have one name."""
+        """The argument arrays by name: dict of str to NDArray. ValueError where two arguments have
+        one name."""
         return _dict_of([node.name for node in self._program.arguments], self.arg_arrays)
 
     @cached_property
     def grad_dict(self):
-        """The gradient arrays by argument name; None where `grad_req` is ``'null'`` or no array was given."""
+        """The gradient arrays by argument name; None where `grad_req` is ``'null'`` or no array was
+        given."""
         return _dict_of([node.name for node in self._program.arguments], self.grad_arrays)
 
     @cached_property
@@ -498,7 +512,8 @@ class Executor:
         return changes
 
     def set_monitor_callback(self, callback, monitor_all=False):
-        """From now on the graph runs node by node, and ``callback(name, array)`` is called with every output.
+        """From now on the graph runs node by node, and ``callback(name, array)`` is called with
+        every output.
 
         Parameters
         ----------
@@ -510,7 +525,8 @@ class Executor:
         self._monitor_all = monitor_all
 
     def reshape(self, partial_shaping=False, allow_up_sizing=False, **kwargs):
-        """An executor of the same symbol for other shapes; it shares the arrays whose shapes stay, and memory of those that shrink.
+        """An executor of the same symbol for other shapes; it shares the arrays whose shapes stay,
+        and memory of those that shrink.
 
         Parameters
         ----------
@@ -586,7 +602,8 @@ class Executor:
         return nd.empty(shape, ctx=array.context, dtype=array.dtype)
 
     def get_optimized_symbol(self):
-        """The symbol that is run: the bound one, as rewrites happen to the compiled graph (`mpgluon._core.CachedOp.dump`)."""
+        """The symbol that is run: the bound one, as rewrites happen to the compiled graph
+        (`mpgluon._core.CachedOp.dump`)."""
         return self._symbol
 
     def debug_str(self):
@@ -617,7 +634,8 @@ class Executor:
         return self._ctx
 
     def _planned(self):
-        """Bytes planned for a forward and what it keeps for its backward; compiles it where it hasn't run, on arrays of its own."""
+        """Bytes planned for a forward and what it keeps for its backward; compiles it where it
+        hasn't run, on arrays of its own."""
         if not self._call.compiled():
             scratch = [
                 nd.zeros(array.shape, ctx=array.context, dtype=array.dtype)

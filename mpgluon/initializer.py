@@ -1,9 +1,10 @@
 """First values of parameters.
 
-An initializer is called with a name (an InitDesc) and an array and fills the array. What it does depends on the end of the
-name: "weight" gets the initializer's own values, "bias" and "beta" zeros, "gamma" ones, "min" zeros, "max" ones; other names
-are an error, unless the parameter brings an initializer of its own. Random values come from the operators of `mx.random`, so
-they depend on the seed and on the order of calls, not on the device.
+An initializer is called with a name (an InitDesc) and an array and fills the array. What it does
+depends on the end of the name: "weight" gets the initializer's own values, "bias" and "beta" zeros,
+"gamma" ones, "min" zeros, "max" ones; other names are an error, unless the parameter brings an
+initializer of its own. Random values come from the operators of `mx.random`, so they depend on the
+seed and on the order of calls, not on the device.
 """
 
 import logging
@@ -38,7 +39,8 @@ __all__ = [
 
 
 class InitDesc(str):
-    """A parameter's name with its attributes (`attrs`, a dict) and the initializer to fall back to (`global_init`)."""
+    """A parameter's name with its attributes (`attrs`, a dict) and the initializer to fall back to
+    (`global_init`)."""
 
     def __new__(cls, name, attrs=None, global_init=None):
         desc = super().__new__(cls, name)
@@ -77,7 +79,8 @@ def _root_mean_square(array):
 
 
 class Initializer:
-    """Base of initializers; a subclass defines `_init_weight(name, array)`. `kwargs` are what `dumps` writes."""
+    """Base of initializers; a subclass defines `_init_weight(name, array)`. `kwargs` are what
+    `dumps` writes."""
 
     def __init__(self, **kwargs):
         self._kwargs = kwargs
@@ -85,7 +88,8 @@ class Initializer:
         self._print_func = None
 
     def set_verbosity(self, verbose=False, print_func=None):
-        """Logs every initialisation if `verbose`, with `print_func(array)` (default: the root of the mean square). Returns self."""
+        """Logs every initialisation if `verbose`, with `print_func(array)` (default: the root of
+        the mean square). Returns self."""
         self._verbose = verbose
         self._print_func = print_func or _root_mean_square
         return self
@@ -205,7 +209,8 @@ def register(klass):
 
 
 class Load:
-    """Copies values from `param`, a dict of arrays or the path of a file of them; names not found go to `default_init`.
+    """Copies values from `param`, a dict of arrays or the path of a file of them; names not found
+    go to `default_init`.
 
     ValueError when a shape differs, or a name is missing and there is no `default_init`.
     """
@@ -245,7 +250,8 @@ class Load:
 
 
 class Mixed:
-    """Chooses the initializer by the name: the first of the regular expressions `patterns` that matches its beginning."""
+    """Chooses the initializer by the name: the first of the regular expressions `patterns` that
+    matches its beginning."""
 
     def __init__(self, patterns, initializers):
         if len(patterns) != len(initializers):
@@ -343,7 +349,8 @@ class Normal(Initializer):
 
 @register
 class Orthogonal(Initializer):
-    """`scale` times a matrix with orthonormal rows or columns, got from the decomposition of a random one ("uniform" or "normal").
+    """`scale` times a matrix with orthonormal rows or columns, got from the decomposition of a
+    random one ("uniform" or "normal").
 
     Axes after the first are taken together.
     """
@@ -369,10 +376,11 @@ class Orthogonal(Initializer):
 
 @register
 class Xavier(Initializer):
-    """Scaled by the number of units a weight connects, (units out, units in, kernel...): sqrt(magnitude / factor).
+    """Scaled by the number of units a weight connects, (units out, units in, kernel...):
+    sqrt(magnitude / factor).
 
-    `rnd_type` "uniform" (in plus or minus the scale) or "gaussian" (the scale as deviation); `factor_type` "in", "out" or
-    "avg" of both. ValueError for arrays of fewer than two dimensions.
+    `rnd_type` "uniform" (in plus or minus the scale) or "gaussian" (the scale as deviation);
+    `factor_type` "in", "out" or "avg" of both. ValueError for arrays of fewer than two dimensions.
     """
 
     def __init__(self, rnd_type="uniform", factor_type="avg", magnitude=3):
@@ -405,7 +413,8 @@ class Xavier(Initializer):
 
 @register
 class MSRAPrelu(Xavier):
-    """Gaussian Xavier for layers followed by a PReLU (or ReLU, `slope` 0): magnitude 2 / (1 + slope ** 2)."""
+    """Gaussian Xavier for layers followed by a PReLU (or ReLU, `slope` 0): magnitude 2 / (1 + slope
+    ** 2)."""
 
     def __init__(self, factor_type="avg", slope=0.25):
         super().__init__("gaussian", factor_type, 2.0 / (1 + slope**2))
@@ -414,7 +423,8 @@ class MSRAPrelu(Xavier):
 
 @register
 class Bilinear(Initializer):
-    """Weights of a transposed convolution that upsamples by bilinear interpolation; 4 dimensions."""
+    """Weights of a transposed convolution that upsamples by bilinear interpolation; 4
+    dimensions."""
 
     def __init__(self):
         super().__init__()
@@ -449,8 +459,9 @@ _GATES = {
 class FusedRNN(Initializer):
     """Fills the one vector of parameters of the `RNN` operator piece by piece.
 
-    `init` (an initializer, its `dumps()` text, or None for the net's own) fills each weight and bias under a name as
-    "l0_i2h_f_weight"; forget gates of an LSTM get `forget_bias`. `mode` is "rnn_relu", "rnn_tanh", "lstm" or "gru".
+    `init` (an initializer, its `dumps()` text, or None for the net's own) fills each weight and
+    bias under a name as "l0_i2h_f_weight"; forget gates of an LSTM get `forget_bias`. `mode` is
+    "rnn_relu", "rnn_tanh", "lstm" or "gru".
     """
 
     def __init__(self, init, num_hidden, num_layers, mode, bidirectional=False, forget_bias=1.0):
@@ -474,11 +485,13 @@ class FusedRNN(Initializer):
         self._forget_bias = forget_bias
 
     def _pieces(self, size):
-        """(name, shape) of each piece, in the order they lie in the vector: all weights, then all biases."""
+        """(name, shape) of each piece, in the order they lie in the vector: all weights, then all
+        biases."""
         hidden, layers, gates = self._num_hidden, self._num_layers, _GATES[self._mode]
         directions = ("l", "r") if self._bidirectional else ("l",)
         count = len(directions)
-        # Everything but the first layer's input weights has a size that does not depend on the number of inputs.
+        # Everything but the first layer's input weights has a size that does not depend on the
+        # number of inputs.
         per_direction = len(gates) * hidden
         rest = per_direction * count * (hidden + 2 + (layers - 1) * (hidden * count + hidden + 2))
         inputs, remainder = divmod(size - rest, per_direction * count)

@@ -1,8 +1,9 @@
 """`KVStore`: values by key, into which devices push and from which they pull.
 
-Everything happens in one process: what several devices push under a key is summed on the device where the value lies, in the order in
-which it is given, and replaces the value, or goes through an updater with it. `Trainer` and `Module` sum and update by themselves, in
-the same order; a store is for programs that call it.
+Everything happens in one process: what several devices push under a key is summed on the device
+where the value lies, in the order in which it is given, and replaces the value, or goes through an
+updater with it. `Trainer` and `Module` sum and update by themselves, in the same order; a store is
+for programs that call it.
 """
 
 from . import optimizer as optimizers
@@ -24,7 +25,8 @@ _SPANNING = ("dist", "p3", "horovod", "byteps")
 
 
 class KVStoreBase:
-    """The base of stores; a subclass that is decorated with `KVStoreBase.register` can be made by `create` with its name."""
+    """The base of stores; a subclass that is decorated with `KVStoreBase.register` can be made by
+    `create` with its name."""
 
     OPTIMIZER = "optimizer"
     kv_registry = {}
@@ -144,7 +146,8 @@ class KVStore(KVStoreBase):
             self._values[one] = arrays[0].copy()
 
     def push(self, key, value, priority=0):
-        """Sums what devices give for a key and puts it in place of the value, or lets the updater work with it.
+        """Sums what devices give for a key and puts it in place of the value, or lets the updater
+        work with it.
 
         Parameters
         ----------
@@ -167,7 +170,8 @@ class KVStore(KVStoreBase):
                 self._updater(one, total, stored)
 
     def pull(self, key, out=None, priority=0, ignore_sparse=True):
-        """Copies values into `out`: an NDArray, or a list of them on several devices; for a list of keys a list of these."""
+        """Copies values into `out`: an NDArray, or a list of them on several devices; for a list of
+        keys a list of these."""
         if out is None:
             raise AssertionError("pull: name the arrays to copy into (out=)")
         for one, arrays in _pairs(key, out, "pull"):
@@ -188,7 +192,8 @@ class KVStore(KVStoreBase):
         raise MXNetError("row_sparse_pull: arrays are dense; use pull")
 
     def set_gradient_compression(self, compression_params):
-        """Nothing is sent between machines, so there is nothing to compress: an error for any type but 'none'."""
+        """Nothing is sent between machines, so there is nothing to compress: an error for any type
+        but 'none'."""
         if (compression_params or {}).get("type", "none") != "none":
             raise MXNetError(
                 f"set_gradient_compression: the store {self._kind!r} works in one process and does not compress"
@@ -242,7 +247,8 @@ class TestStore(KVStoreBase):
 
 
 def create(name="local"):
-    """A store: 'local', 'device' and their relatives, or one that was registered. MXNetError for those that span machines."""
+    """A store: 'local', 'device' and their relatives, or one that was registered. MXNetError for
+    those that span machines."""
     if not isinstance(name, str):
         raise TypeError(f"create: the name of a store is a str, not {type(name).__name__}")
     kind = name.lower()

@@ -40,7 +40,8 @@ class _Formatter(logging.Formatter):
 
 
 def get_logger(name=None, filename=None, filemode=None, level=WARNING):
-    """A logger that writes to the standard error stream, or to `filename` (opened with `filemode`, default "a").
+    """A logger that writes to the standard error stream, or to `filename` (opened with `filemode`,
+    default "a").
 
     The first call for a name sets it up; later ones return it unchanged.
     """

@@ -1,7 +1,8 @@
 """Learning rates that change with the number of updates.
 
-A scheduler is called with the number of updates done so far and returns the learning rate. During the first `warmup_steps`
-updates the rate rises linearly from `warmup_begin_lr` to `base_lr`, or stays at `warmup_begin_lr` (mode "constant").
+A scheduler is called with the number of updates done so far and returns the learning rate. During
+the first `warmup_steps` updates the rate rises linearly from `warmup_begin_lr` to `base_lr`, or
+stays at `warmup_begin_lr` (mode "constant").
 """
 
 import logging
@@ -49,9 +50,9 @@ def _factor(value):
 class LRScheduler:
     """Base of all schedulers.
 
-    Parameters: `base_lr`, the rate after warming up; `warmup_steps`, updates to warm up for; `warmup_begin_lr`, the rate of
-    the first update then; `warmup_mode`, "linear" or "constant". ValueError for rates that are not finite or where warming
-    up would begin above `base_lr`.
+    Parameters: `base_lr`, the rate after warming up; `warmup_steps`, updates to warm up for;
+    `warmup_begin_lr`, the rate of the first update then; `warmup_mode`, "linear" or "constant".
+    ValueError for rates that are not finite or where warming up would begin above `base_lr`.
     """
 
     def __init__(self, base_lr=0.01, warmup_steps=0, warmup_begin_lr=0, warmup_mode="linear"):
@@ -125,7 +126,8 @@ class FactorScheduler(LRScheduler):
 
 
 class MultiFactorScheduler(LRScheduler):
-    """Multiplies the rate by `factor` once each of the update numbers in `step` (a growing list) is passed."""
+    """Multiplies the rate by `factor` once each of the update numbers in `step` (a growing list) is
+    passed."""
 
     def __init__(
         self, step, factor=1, base_lr=0.01, warmup_steps=0, warmup_begin_lr=0, warmup_mode="linear"
@@ -157,7 +159,8 @@ class MultiFactorScheduler(LRScheduler):
 
 
 class _Annealing(LRScheduler):
-    """From `base_lr` to `final_lr` over `max_update` updates along a curve; constant from then on."""
+    """From `base_lr` to `final_lr` over `max_update` updates along a curve; constant from then
+    on."""
 
     def __init__(self, max_update, base_lr, final_lr, warmup_steps, warmup_begin_lr, warmup_mode):
         super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
@@ -167,7 +170,8 @@ class _Annealing(LRScheduler):
         self.max_steps = self.max_update - self.warmup_steps
 
     def _curve(self, span, done):
-        """What is left of `span` (the whole way from `base_lr` to `final_lr`) after `done` of `max_steps` updates."""
+        """What is left of `span` (the whole way from `base_lr` to `final_lr`) after `done` of
+        `max_steps` updates."""
         raise NotImplementedError(f"{type(self).__name__} does not define _curve")
 
     def __call__(self, num_update):
@@ -180,7 +184,8 @@ class _Annealing(LRScheduler):
 
 
 class PolyScheduler(_Annealing):
-    """Anneals the rate as a power: `final_lr + (base_lr - final_lr) * (1 - t / max_steps) ** pwr`."""
+    """Anneals the rate as a power: `final_lr + (base_lr - final_lr) * (1 - t / max_steps) **
+    pwr`."""
 
     def __init__(
         self,
@@ -200,7 +205,8 @@ class PolyScheduler(_Annealing):
 
 
 class CosineScheduler(_Annealing):
-    """Anneals the rate along half a cosine: `final_lr + (base_lr - final_lr) * (1 + cos(pi * t / max_steps)) / 2`."""
+    """Anneals the rate along half a cosine: `final_lr + (base_lr - final_lr) * (1 + cos(pi * t /
+    max_steps)) / 2`."""
 
     def __init__(
         self,

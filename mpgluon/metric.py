@@ -1,8 +1,9 @@
 """Measures of how well predictions fit labels.
 
-A metric gathers a sum and a number of instances over calls of `update(labels, preds)`, both lists of arrays (single arrays are
-accepted); `get()` gives the mean since the last `reset()` or `reset_local()`, `get_global()` the one since the last `reset()`.
-Reading values waits for them; so it happens once per update, after all device work of it is queued.
+A metric gathers a sum and a number of instances over calls of `update(labels, preds)`, both lists
+of arrays (single arrays are accepted); `get()` gives the mean since the last `reset()` or
+`reset_local()`, `get_global()` the one since the last `reset()`. Reading values waits for them; so
+it happens once per update, after all device work of it is queued.
 """
 
 import math
@@ -42,7 +43,8 @@ __all__ = [
 
 
 def check_label_shapes(labels, preds, wrap=False, shape=False):
-    """Checks that there are as many labels as predictions (or, with `shape`, that both have one shape); ValueError otherwise.
+    """Checks that there are as many labels as predictions (or, with `shape`, that both have one
+    shape); ValueError otherwise.
 
     Returns both, with `wrap` as lists even when single arrays were given.
     """
@@ -84,8 +86,8 @@ def _as_list(value):
 class EvalMetric:
     """Base of metrics; a subclass defines `update(labels, preds)` and adds to the sums with `_add`.
 
-    Parameters: `name`, shown; `output_names`, `label_names`, which entries of the dicts given to `update_dict` are used
-    (None: all); further `kwargs` become part of `get_config()`.
+    Parameters: `name`, shown; `output_names`, `label_names`, which entries of the dicts given to
+    `update_dict` are used (None: all); further `kwargs` become part of `get_config()`.
     """
 
     def __init__(self, name, output_names=None, label_names=None, **kwargs):
@@ -132,7 +134,8 @@ class EvalMetric:
         Parameters
         ----------
         labels, preds : NDArray or list of NDArray
-            As many of one as of the other, of any numeric dtype and on any device; the class says which shapes fit. Shapes that do not are a ValueError.
+            As many of one as of the other, of any numeric dtype and on any device; the class says
+            which shapes fit. Shapes that do not are a ValueError.
         """
         raise NotImplementedError(f"{type(self).__name__} must define update(labels, preds)")
 
@@ -191,7 +194,8 @@ _create = registry.get_create_func(EvalMetric, "metric")
 
 
 def create(metric, *args, **kwargs):
-    """Makes a metric: from a name, a config, an instance, a function of NumPy arrays (label, prediction), or a list of these."""
+    """Makes a metric: from a name, a config, an instance, a function of NumPy arrays (label,
+    prediction), or a list of these."""
     if isinstance(metric, list):
         composite = CompositeEvalMetric()
         for child in metric:
@@ -267,7 +271,8 @@ class CompositeEvalMetric(EvalMetric):
 @register
 @alias("acc")
 class Accuracy(EvalMetric):
-    """The part of predictions that equal the label; scores (an axis more than the labels) count by their largest along `axis`."""
+    """The part of predictions that equal the label; scores (an axis more than the labels) count by
+    their largest along `axis`."""
 
     def __init__(self, axis=1, name="accuracy", output_names=None, label_names=None):
         super().__init__(
@@ -293,7 +298,8 @@ class Accuracy(EvalMetric):
 @register
 @alias("top_k_accuracy", "top_k_acc")
 class TopKAccuracy(EvalMetric):
-    """The part of samples whose label is among the `top_k` (2 or more) largest scores; predictions (samples, classes)."""
+    """The part of samples whose label is among the `top_k` (2 or more) largest scores; predictions
+    (samples, classes)."""
 
     def __init__(self, top_k=1, name="top_k_accuracy", output_names=None, label_names=None):
         if top_k <= 1:
@@ -348,7 +354,8 @@ def _binary_confusion(name, label, pred):
 
 
 class _BinaryMetric(EvalMetric):
-    """A figure of the confusion matrix; "macro": averaged over updates, else of all samples together."""
+    """A figure of the confusion matrix; "macro": averaged over updates, else of all samples
+    together."""
 
     def __init__(self, name, output_names, label_names, average):
         self.average = average
@@ -402,7 +409,8 @@ class F1(_BinaryMetric):
 
 @register
 class MCC(_BinaryMetric):
-    """Matthews' correlation of predicted and true class; labels 0 and 1, predictions (samples, 2)."""
+    """Matthews' correlation of predicted and true class; labels 0 and 1, predictions (samples,
+    2)."""
 
     def __init__(self, name="mcc", output_names=None, label_names=None, average="macro"):
         super().__init__(name, output_names, label_names, average)
@@ -413,7 +421,8 @@ class MCC(_BinaryMetric):
 
 @register
 class Perplexity(EvalMetric):
-    """exp of the mean negative logarithm of the probability given to the label; labels equal to `ignore_label` do not count.
+    """exp of the mean negative logarithm of the probability given to the label; labels equal to
+    `ignore_label` do not count.
 
     Predictions are probabilities along their last axis (`axis`).
     """
@@ -453,7 +462,8 @@ class Perplexity(EvalMetric):
 
 
 class _Regression(EvalMetric):
-    """A figure of the difference between labels and predictions, averaged over arrays; vectors count as columns."""
+    """A figure of the difference between labels and predictions, averaged over arrays; vectors
+    count as columns."""
 
     def __init__(self, name, output_names, label_names):
         super().__init__(
@@ -506,7 +516,8 @@ class RMSE(_Regression):
 
 
 class _LogProbability(EvalMetric):
-    """The mean of -log(probability of the label + eps); labels (samples,), predictions (samples, classes)."""
+    """The mean of -log(probability of the label + eps); labels (samples,), predictions (samples,
+    classes)."""
 
     def __init__(self, eps, name, output_names, label_names):
         super().__init__(
@@ -557,9 +568,8 @@ class PearsonCorrelation(EvalMetric):
 
     def reset(self):
         super().reset()
-        self._moments = numpy.zeros(
-            6
-        )  # count, mean of labels and predictions, their sums of squares about it, and of products
+        # count, mean of labels and predictions, their sums of squares about it, and of products
+        self._moments = numpy.zeros(6)
 
     def reset_local(self):
         super().reset_local()
@@ -701,7 +711,8 @@ class Caffe(Loss):
 
 @register
 class CustomMetric(EvalMetric):
-    """A function `feval(label, pred)` of NumPy arrays, which returns a value, or a sum and its number of instances.
+    """A function `feval(label, pred)` of NumPy arrays, which returns a value, or a sum and its
+    number of instances.
 
     With `allow_extra_outputs` there may be more predictions than labels.
     """

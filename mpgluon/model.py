@@ -12,7 +12,8 @@ BatchEndParam = namedtuple("BatchEndParams", ["epoch", "nbatch", "eval_metric", 
 
 
 def save_checkpoint(prefix, epoch, symbol, arg_params, aux_params, remove_amp_cast=True):
-    """Writes ``prefix-symbol.json`` (unless `symbol` is None) and ``prefix-0001.params`` with the epoch's number.
+    """Writes ``prefix-symbol.json`` (unless `symbol` is None) and ``prefix-0001.params`` with the
+    epoch's number.
 
     arg_params, aux_params: dicts of name to NDArray.
     """

@@ -20,7 +20,8 @@ class Monitor:
     Parameters
     ----------
     interval : int
-        Batches from one that is watched to the next. While one is watched, executors run node by node.
+        Batches from one that is watched to the next. While one is watched, executors run node by
+        node.
     stat_func : function, optional
         From an NDArray to an NDArray or a list of them; the root mean square by default.
     pattern : str, default '.*'

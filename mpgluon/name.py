@@ -1,7 +1,7 @@
 """Names for things the user did not name.
 
-A `NameManager` hands out ``hint0``, ``hint1``, ...; a `Prefix` puts a prefix in front of every name. The innermost
-``with`` block of the running thread decides.
+A `NameManager` hands out ``hint0``, ``hint1``, ...; a `Prefix` puts a prefix in front of every
+name. The innermost ``with`` block of the running thread decides.
 """
 
 import threading

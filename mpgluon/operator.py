@@ -1,7 +1,8 @@
 """Ops written in Python: `CustomOp` computes, `CustomOpProp` describes, `register` names the two.
 
-``mx.nd.Custom(x, op_type="name")`` runs one at once, ``mx.sym.Custom`` makes a node of it. In a hybridized block or an executor the
-compiled program is cut there: the op runs on the host between two parts, and reads and writes arrays as everywhere.
+``mx.nd.Custom(x, op_type="name")`` runs one at once, ``mx.sym.Custom`` makes a node of it. In a
+hybridized block or an executor the compiled program is cut there: the op runs on the host between
+two parts, and reads and writes arrays as everywhere.
 """
 
 from collections import namedtuple
@@ -44,7 +45,8 @@ class CustomOp:
         raise NotImplementedError(f"{type(self).__name__}.backward is not defined")
 
     def assign(self, dst, req, src):
-        """Writes `src` into `dst` ('write', 'inplace'), adds it ('add'), or does nothing ('null')."""
+        """Writes `src` into `dst` ('write', 'inplace'), adds it ('add'), or does nothing
+        ('null')."""
         if req in ("write", "inplace"):
             dst[:] = src
         elif req == "add":
@@ -78,7 +80,8 @@ class CustomOpProp:
         return []
 
     def infer_shape(self, in_shape):
-        """``(input shapes, output shapes, shapes of auxiliary states)`` from the inputs' shapes, of which all but the first may be empty."""
+        """``(input shapes, output shapes, shapes of auxiliary
+        states)`` from the inputs' shapes, of which all but the first may be empty."""
         return in_shape, [in_shape[0]] * len(self.list_outputs()), []
 
     def infer_type(self, in_type):
@@ -118,7 +121,8 @@ def _known(shape):
 
 
 class CustomCall:
-    """A call of a registered op with parameters; as a node of a symbol it answers as `_core.OpCall` does."""
+    """A call of a registered op with parameters; as a node of a symbol it answers as `_core.OpCall`
+    does."""
 
     name = "Custom"
     creates = copies = dynamic = False

@@ -1,8 +1,9 @@
 """Profiling: what ran on which device, from when to when.
 
-Mirrors MXNet's ``mx.profiler``: ``set_config``, ``set_state('run' | 'stop')``, ``pause``, ``resume``, ``dump`` (a Chrome trace:
-open it in chrome://tracing or Perfetto) and ``dumps`` (a table). ``events()`` gives the raw events. Recording costs nothing
-while it is off. `Domain`, `Task`, `Frame`, `Event`, `Counter` and `Marker` put what a program does itself into the trace.
+Mirrors MXNet's ``mx.profiler``: ``set_config``, ``set_state('run' | 'stop')``, ``pause``,
+``resume``, ``dump`` (a Chrome trace: open it in chrome://tracing or Perfetto) and ``dumps`` (a
+table). ``events()`` gives the raw events. Recording costs nothing while it is off. `Domain`,
+`Task`, `Frame`, `Event`, `Counter` and `Marker` put what a program does itself into the trace.
 """
 
 import bisect
@@ -34,7 +35,8 @@ __all__ = [
 ]
 
 _config = {"filename": "profile.json", "aggregate_stats": True}
-_marks = []  # rows of the trace that the program makes, with the name of a domain in place of a row's number
+# Rows of the trace that the program makes, with the name of a domain in place of a row's number
+_marks = []
 _recording = False
 _KEYS = (
     "device",
@@ -53,8 +55,9 @@ _KEYS = (
 
 
 def set_config(**kwargs):
-    """Sets ``filename`` (of the trace) and ``aggregate_stats``; MXNet's other options (``profile_all``, ``profile_memory``,
-    ...) are taken and change nothing: ops, copies and waits are always recorded."""
+    """Sets ``filename`` (of the trace) and ``aggregate_stats``; MXNet's other options
+    (``profile_all``, ``profile_memory``, ...) are taken and change nothing: ops, copies and waits
+    are always recorded."""
     known = {"filename", "aggregate_stats"}
     accepted = known | {
         "profile_all",
@@ -115,10 +118,11 @@ def resume(profile_process="worker"):
 
 
 def events():
-    """The recorded events, in order of their begin: dicts with ``device`` ('cpu(0)'), ``name`` (the op), ``kind`` ('op', 'copy',
-    'wait' or 'program'), ``scope`` (the block path), ``backward``, ``program`` (whether a compiled program ran it), ``peer`` (the
-    other device of a copy or wait), ``bytes`` (copied), ``stage`` and ``micro_batch``
-    (numbers in a pipeline, or None), ``begin`` and ``end`` in seconds of one monotonic clock."""
+    """The recorded events, in order of their begin: dicts with ``device`` ('cpu(0)'), ``name`` (the
+    op), ``kind`` ('op', 'copy', 'wait' or 'program'), ``scope`` (the block path), ``backward``,
+    ``program`` (whether a compiled program ran it), ``peer`` (the other device of a copy or wait),
+    ``bytes`` (copied), ``stage`` and ``micro_batch`` (numbers in a pipeline, or None), ``begin``
+    and ``end`` in seconds of one monotonic clock."""
     result = [dict(zip(_KEYS, event)) for event in _core.profiler_events()]
     for event in result:
         event["begin"] *= 1e-9
@@ -128,7 +132,8 @@ def events():
 
 
 def _trace(recorded, marks=()):
-    """The Chrome trace of the events: one row per device, copies as arrows between rows; below them one row per domain."""
+    """The Chrome trace of the events: one row per device, copies as arrows between rows; below them
+    one row per domain."""
     named = {device for event in recorded for device in (event["device"], event["peer"]) if device}
     order = sorted(
         named, key=lambda device: (device.partition("(")[0], int(device.partition("(")[2][:-1]))
@@ -194,14 +199,15 @@ def _trace(recorded, marks=()):
 
 
 def _last_before(event, spans):
-    """Microseconds at which the last of the spans, which are in order, that begins before the event is going on; viewers draw
-    arrows between things that run."""
+    """Microseconds at which the last of the spans, which are in order, that begins before the event
+    is going on; viewers draw arrows between things that run."""
     place = bisect.bisect_right(spans, event["begin"], key=lambda span: span[0])
     return sum(spans[place - 1]) / 2 * 1e6 if place else event["begin"] * 1e6
 
 
 def dump(finished=True, profile_process="worker"):
-    """Writes the Chrome trace to the configured ``filename``; ``finished`` stops recording first."""
+    """Writes the Chrome trace to the configured ``filename``; ``finished`` stops recording
+    first."""
     if finished:
         set_state("stop")
     with open(_config["filename"], "w", encoding="utf-8") as f:
@@ -209,8 +215,9 @@ def dump(finished=True, profile_process="worker"):
 
 
 def dumps(reset=False, format="table", sort_by="total", ascending=False):
-    """A table of the time per device and op (``format='json'``: the same as JSON): calls, total, mean, least and most
-    milliseconds, sorted by ``sort_by`` ('total', 'avg', 'min', 'max' or 'count')."""
+    """A table of the time per device and op (``format='json'``: the same as JSON): calls, total,
+    mean, least and most milliseconds, sorted by ``sort_by`` ('total', 'avg', 'min', 'max' or
+    'count')."""
     if format not in ("table", "json"):
         raise ValueError(f"profiler.dumps: format is 'table' or 'json', not {format!r}")
     columns = ("count", "total", "avg", "min", "max")
@@ -255,7 +262,8 @@ class _Span:
         self._begin = time.monotonic_ns()
 
     def stop(self):
-        """Ends now, and becomes a bar in the trace if the profiler is recording. RuntimeError without `start`."""
+        """Ends now, and becomes a bar in the trace if the profiler is recording. RuntimeError
+        without `start`."""
         if self._begin is None:
             raise RuntimeError(f"{type(self).__name__} {self.name!r}: stop() without start()")
         begin, self._begin = self._begin, None
@@ -324,7 +332,8 @@ class Event(_Span):
 
 
 class Counter:
-    """A number that changes, drawn as a curve; each change while the profiler is recording is a point."""
+    """A number that changes, drawn as a curve; each change while the profiler is recording is a
+    point."""
 
     def __init__(self, domain, name, value=None):
         self.domain = domain
@@ -376,7 +385,8 @@ class Marker:
         self.name = name
 
     def mark(self, scope="process"):
-        """Marks now, for a ``scope`` of 'global', 'process', 'thread' ('task' and 'marker' are taken for it): how far the line is drawn."""
+        """Marks now, for a ``scope`` of 'global', 'process', 'thread' ('task' and 'marker' are
+        taken for it): how far the line is drawn."""
         scopes = {"global": "g", "process": "p", "thread": "t", "task": "t", "marker": "t"}
         if scope not in scopes:
             raise ValueError(f"Marker.mark: scope is one of {', '.join(scopes)}, not {scope!r}")

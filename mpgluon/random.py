@@ -1,6 +1,7 @@
 """Random numbers: the seed, and the samplers of ``mx.nd.random``.
 
-Numbers are a function of the seed, the count of random calls since it was set, and the place in the array: never of the device.
+Numbers are a function of the seed, the count of random calls since it was set, and the place in the
+array: never of the device.
 """
 
 from . import _core

@@ -18,7 +18,8 @@ def get_registry(base_class):
 
 
 def get_register_func(base_class, nickname):
-    """The decorator `register(klass, name=None)` of a family; a second class of one name replaces the first, with a warning."""
+    """The decorator `register(klass, name=None)` of a family; a second class of one name replaces
+    the first, with a warning."""
     family = _family(base_class)
 
     def register(klass, name=None):
@@ -63,8 +64,8 @@ def get_alias_func(base_class, nickname):
 def get_create_func(base_class, nickname):
     """The function `create(what, *args, **kwargs)` of a family.
 
-    `what` is an instance (returned as it is), a registered name, a dict with the name under `nickname`, or the JSON text of
-    ``[name, kwargs]`` or of such a dict.
+    `what` is an instance (returned as it is), a registered name, a dict with the name under
+    `nickname`, or the JSON text of ``[name, kwargs]`` or of such a dict.
     """
     family = _family(base_class)
 

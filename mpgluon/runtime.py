@@ -56,7 +56,8 @@ class Features(dict):
         return str(list(self.values()))
 
     def is_enabled(self, feature_name):
-        """Whether the feature is there, whatever the case of the name. RuntimeError when there is none of that name."""
+        """Whether the feature is there, whatever the case of the name. RuntimeError when there is
+        none of that name."""
         name = feature_name.upper()
         if name not in self:
             raise RuntimeError(f"there is no feature {feature_name!r}; known are {', '.join(self)}")

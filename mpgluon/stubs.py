@@ -106,7 +106,8 @@ def generate():
 
 
 def main(arguments=None):
-    """Writes the stubs of all ops into the file named first in `arguments` (default: the command line, or ``ndarray/op.pyi``)."""
+    """Writes the stubs of all ops into the file named first in `arguments` (default: the command
+    line, or ``ndarray/op.pyi``)."""
     arguments = sys.argv[1:] if arguments is None else arguments
     target = (
         arguments[0]

@@ -44,7 +44,8 @@ _TOLERANCES = {
 
 
 def default_context():
-    """The device tests run on: set by `set_default_context`, or the environment's MXNET_TEST_DEFAULT_CTX ("cpu(1)"), or the current one."""
+    """The device tests run on: set by `set_default_context`, or the environment's
+    MXNET_TEST_DEFAULT_CTX ("cpu(1)"), or the current one."""
     if _default_context is not None:
         return _default_context
     text = os.environ.get("MXNET_TEST_DEFAULT_CTX")
@@ -93,7 +94,8 @@ def _tolerance(a, b, position, given):
 
 
 def get_rtol(rtol=None, a=0.0, b=0.0):
-    """The relative tolerance for comparing `a` and `b`: that of the less precise dtype, unless given."""
+    """The relative tolerance for comparing `a` and `b`: that of the less precise dtype, unless
+    given."""
     return _tolerance(a, b, 0, rtol)
 
 
@@ -130,7 +132,8 @@ def find_max_violation(a, b, rtol=None, atol=None):
 def assert_almost_equal(
     a, b, rtol=None, atol=None, names=("a", "b"), equal_nan=False, mismatches=(10, 10)
 ):
-    """AssertionError, with the worst differences, unless `almost_equal`. `mismatches`: how many of them are shown at most."""
+    """AssertionError, with the worst differences, unless `almost_equal`. `mismatches`: how many of
+    them are shown at most."""
     rtol, atol = get_rtol(rtol, a, b), get_atol(atol, a, b)
     x, y = _values(a), _values(b)
     if x.shape != y.shape:
@@ -168,7 +171,8 @@ def random_arrays(*shapes):
 
 
 def rand_ndarray(shape, stype="default", density=None, dtype=None, ctx=None):
-    """An array of uniform values in [-1, 1), drawn by numpy.random. Only stype "default": arrays are dense here."""
+    """An array of uniform values in [-1, 1), drawn by numpy.random. Only stype "default": arrays
+    are dense here."""
     if stype != "default":
         raise NotImplementedError(
             f"rand_ndarray: arrays are dense; stype {stype!r} is not supported"
@@ -199,7 +203,8 @@ def rand_shape_3d(dim0=10, dim1=10, dim2=10, allow_zero_size=False):
 
 
 def numeric_grad(function, inputs, eps=1e-3):
-    """Gradients of `function(*inputs)`, a number, by central differences; inputs are NumPy arrays of float64."""
+    """Gradients of `function(*inputs)`, a number, by central differences; inputs are NumPy arrays
+    of float64."""
     gradients = []
     for array in inputs:
         gradient = np.zeros_like(array, dtype=np.float64)
@@ -230,7 +235,8 @@ def check_numeric_gradient(
     function : callable of NDArrays that returns an NDArray (or a list of them); a Block is one too.
     location : list of arrays, the point at which gradients are taken.
     grad_nodes : list of int, the inputs whose gradients are compared; default: all.
-    AssertionError when they differ. The output is projected on random numbers, so that its elements cannot cancel.
+    AssertionError when they differ. The output is projected on random numbers, so that its elements
+    cannot cancel.
     """
     ctx = ctx or default_context()
     points = [_values(value).astype(np.float64) for value in location]

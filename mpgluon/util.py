@@ -1,7 +1,9 @@
-"""Small helpers under MXNet's names. The NumPy-like interface (``mx.np``) is not part of this package: its switches are off.
+"""Small helpers under MXNet's names. The NumPy-like interface (``mx.np``) is not part of this
+package: its switches are off.
 
-The switch for NumPy's shapes matters to symbols alone: with it, -1 and None stand for unknown sizes and shapes in what
-`Symbol.infer_shape` takes and gives, instead of 0 and (). Arrays without dimensions and of zero size always exist.
+The switch for NumPy's shapes matters to symbols alone: with it, -1 and None stand for unknown sizes
+and shapes in what `Symbol.infer_shape` takes and gives, instead of 0 and (). Arrays without
+dimensions and of zero size always exist.
 """
 
 import contextlib
@@ -97,7 +99,8 @@ def reset_np():
 
 
 class np_shape(_core.Scope):
-    """A scope in which symbols' unknown sizes and shapes are written -1 and None instead of 0 and ()."""
+    """A scope in which symbols' unknown sizes and shapes are written -1 and None instead of 0 and
+    ()."""
 
     def __init__(self, active=True):
         self._active = bool(active)

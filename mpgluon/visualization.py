@@ -1,6 +1,7 @@
 """Symbols as pictures and as tables.
 
-`plot_network` needs the Python package graphviz; rendering its result needs Graphviz's program ``dot``, too.
+`plot_network` needs the Python package graphviz; rendering its result needs Graphviz's program
+``dot``, too.
 """
 
 import warnings
@@ -83,14 +84,15 @@ def _shape_text(shape):
 
 
 def print_summary(symbol, shape=None, line_length=120, positions=(0.44, 0.64, 0.74, 1.0)):
-    """Prints a table of the symbol's nodes: output shapes without the batch, numbers of parameters (each counted where it is first used),
-    and inputs.
+    """Prints a table of the symbol's nodes: output shapes without the batch, numbers of parameters
+    (each counted where it is first used), and inputs.
 
     Parameters
     ----------
     symbol : Symbol
     shape : dict of str to tuple, optional
-        The shapes of inputs; without it only shapes that the symbol itself says are known, and unknown parameters count as 0.
+        The shapes of inputs; without it only shapes that the symbol itself says are known, and
+        unknown parameters count as 0.
     line_length : int, default 120
     positions : sequence of float or int
         Where the columns end: as parts of a line, or in characters.
@@ -172,8 +174,8 @@ def _label(node):
 
 
 def _places(order, group2ctx, parameters):
-    """Where nodes run, as text: a device with `group2ctx`, where the symbol itself names devices, or as `parameters` (name -> Context)
-    say, else a group; and the order of these."""
+    """Where nodes run, as text: a device with `group2ctx`, where the symbol itself names devices,
+    or as `parameters` (name -> Context) say, else a group; and the order of these."""
     found = {}
     there = {
         node: parameters[node.name]
@@ -206,13 +208,14 @@ def plot_network(
 ):
     """The graph of a symbol, for Graphviz.
 
-    Nodes are coloured by what they do; where ops belong to groups (``AttrScope(ctx_group=...)``), by group, and with `group2ctx` by
-    device. Edges between two of them are drawn thick.
+    Nodes are coloured by what they do; where ops belong to groups (``AttrScope(ctx_group=...)``),
+    by group, and with `group2ctx` by device. Edges between two of them are drawn thick.
 
     Parameters
     ----------
     symbol : Symbol or HybridBlock
-        A block that was hybridized and called is drawn with the devices on which its parameters are.
+        A block that was hybridized and called is drawn with the devices on which its parameters
+        are.
     title, save_format : str
         The name of the file that ``render()`` of the result writes, and its format.
     shape : dict of str to tuple, optional

@@ -10,8 +10,8 @@ from support.devices import test_devices
 
 
 def pytest_configure():
-    """What test modules make when they are imported lies on the first of the test devices, too. Jobs in the background are started
-    with interrupts ignored, which tests send to themselves."""
+    """What test modules make when they are imported lies on the first of the test devices, too.
+    Jobs in the background are started with interrupts ignored, which tests send to themselves."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     test_devices()[0].__enter__()
@@ -24,7 +24,8 @@ def devices():
 
 @pytest.fixture(autouse=True)
 def fresh_state():
-    """Every test starts from the same seed, on the first of the test devices, outside record scopes, and leaves no queued work behind."""
+    """Every test starts from the same seed, on the first of the test devices, outside record
+    scopes, and leaves no queued work behind."""
     mx.random.seed(1)
     with test_devices()[0]:
         yield
@@ -39,7 +40,8 @@ def async_afterwards():
 
 @pytest.fixture(scope="module")
 def garbage_set_aside():
-    """What was there before is not looked at by each collection, which takes a while with all the objects of a test run."""
+    """What was there before is not looked at by each collection, which takes a while with all the
+    objects of a test run."""
     gc.collect()
     gc.freeze()
     yield
@@ -47,7 +49,8 @@ def garbage_set_aside():
 
 
 def pytest_collection_modifyitems(config, items):
-    """MPGLUON_TEST_SHARD="2/8" keeps every eighth test, from the third on: for several processes."""
+    """MPGLUON_TEST_SHARD="2/8" keeps every eighth test, from the third on: for several
+    processes."""
     shard = os.environ.get("MPGLUON_TEST_SHARD")
     if shard:
         number, count = map(int, shard.split("/"))
@@ -59,7 +62,8 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_call(item):
-    """A test that meets an op without a kernel for the device, or needs more devices than there are, is skipped, and says which."""
+    """A test that meets an op without a kernel for the device, or needs more devices than there
+    are, is skipped, and says which."""
     outcome = yield
     error = outcome.excinfo and outcome.excinfo[1]
     if error is None or not os.environ.get("MPGLUON_TEST_DEVICES"):

@@ -1,6 +1,8 @@
-"""What building takes: compiling files that changed, several at once; and the GPU library. Used by setup.py and tests/hostcuda/build.py.
+"""What building takes: compiling files that changed, several at once; and the GPU library. Used by
+setup.py and tests/hostcuda/build.py.
 
-As a program it builds the GPU library alone, into build/: MPGLUON_CUDA=1 python3 tools/native_build.py
+As a program it builds the GPU library alone, into build/: MPGLUON_CUDA=1 python3
+tools/native_build.py
 """
 
 import functools
@@ -31,8 +33,9 @@ CUDA_SHARED = [
 
 
 def toolkits():
-    """Folders where a CUDA toolkit may be, the newest first: the usual ones, and those of NVIDIA's wheels (nvidia-cuda-nvcc with nvidia-nvvm,
-    nvidia-cuda-crt and nvidia-cuda-runtime, from CUDA 13 on; older wheels have no nvcc)."""
+    """Folders where a CUDA toolkit may be, the newest first: the usual ones, and those of NVIDIA's
+    wheels (nvidia-cuda-nvcc with nvidia-nvvm, nvidia-cuda-crt and nvidia-cuda-runtime, from CUDA 13
+    on; older wheels have no nvcc)."""
 
     def newest(pattern):
         return sorted(
@@ -92,7 +95,8 @@ def cuda_sources():
 
 
 def build_cuda(nvcc, output):
-    """The GPU library. The CUDA runtime is linked statically; it looks for the driver when it is first called."""
+    """The GPU library. The CUDA runtime is linked statically; it looks for the driver when it is
+    first called."""
     temp = os.path.join(ROOT, "build", f"cuda-{sysconfig.get_platform()}")
     host = warnings() + ["-fPIC", "-fvisibility=hidden"]
     common = [
@@ -125,7 +129,8 @@ def build_cuda(nvcc, output):
 
 
 def build_groups(nvcc, folder):
-    """Compiles the sources of specialised groups that tests have left in a folder (MPGLUON_CUDA_GROUPS), many at a time. Runs nothing."""
+    """Compiles the sources of specialised groups that tests have left in a folder
+    (MPGLUON_CUDA_GROUPS), many at a time. Runs nothing."""
     found = sorted(glob.glob(os.path.join(folder, "*.cu")))
     temp = os.path.join(ROOT, "build", f"cuda-{sysconfig.get_platform()}", "groups")
     os.makedirs(temp, exist_ok=True)
@@ -147,7 +152,8 @@ def build_groups(nvcc, folder):
     print(f"{len(found)} specialised groups of the tests compile")
 
 
-# What the source of a specialised group includes (kernels/cuda/fusion/specialise.h); the last three are NVRTC's own business, and empty.
+# What the source of a specialised group includes (kernels/cuda/fusion/specialise.h); the last three
+# are NVRTC's own business, and empty.
 GENERATED = [
     "kernels/cuda/fusion/generated.h",
     "kernels/cuda/elements.h",
@@ -166,7 +172,8 @@ STANDARD = ["math.h", "stdint.h", "string.h"]
 
 
 def embed_sources(folder):
-    """Writes them as a C file into the folder; returns its path. Left alone where nothing changed."""
+    """Writes them as a C file into the folder; returns its path. Left alone where nothing
+    changed."""
     names = [name.removeprefix("csrc/") for name in GENERATED] + STANDARD
     lines = [
         "/* Made by tools/native_build.py. */",
@@ -194,14 +201,16 @@ def embed_sources(folder):
 
 
 def warnings():
-    """Flags of warnings. They are errors in CI, not on users' machines, where another compiler may warn of other things."""
+    """Flags of warnings. They are errors in CI, not on users' machines, where another compiler may
+    warn of other things."""
     return ["-Wall", "-Wextra"] + (["-Werror"] if os.environ.get("MPGLUON_WERROR") == "1" else [])
 
 
 @functools.cache
 def struct_flags(*compiler):
-    """Flags with which gcc for x86 clears and copies structs by stores. It does it with one slow instruction (rep stos) otherwise, from some hundred bytes on:
-    a call of a small op took a sixth longer. Other compilers have no such option, and need none."""
+    """Flags with which gcc for x86 clears and copies structs by stores. It does it with one slow
+    instruction (rep stos) otherwise, from some hundred bytes on: a call of a small op took a sixth
+    longer. Other compilers have no such option, and need none."""
     flags = [
         f"-mmem{kind}-strategy=vector_loop:512:noalign,libcall:-1:noalign"
         for kind in ("set", "cpy")
@@ -217,7 +226,8 @@ def nvcc_warnings():
 
 
 def compile_all(jobs):
-    """Compiles what is not up to date, several files at once. A job: source, object, the command without either."""
+    """Compiles what is not up to date, several files at once. A job: source, object, the command
+    without either."""
 
     def compile_one(job):
         source, target, command = job
@@ -241,11 +251,13 @@ def compile_all(jobs):
         raise SystemExit(f"mpgluon: the compiler failed on {', '.join(failed)}")
 
 
-# Headers of packages (-isystem) count by contents: pip unpacks them into another folder for each build.
+# Headers of packages (-isystem) count by contents: pip unpacks them into another folder for each
+# build.
 
 
 def record(target, command):
-    """What an object was made by: the command, and the contents of the packages' headers that it includes."""
+    """What an object was made by: the command, and the contents of the packages' headers that it
+    includes."""
     folders = package_folders(command)
     headers = {
         name: digest(name) for name in dependencies(target) if name.startswith(tuple(folders))
@@ -254,7 +266,8 @@ def record(target, command):
 
 
 def up_to_date(target, command):
-    """True when the object is newer than all it was made from, and was made by the same command with the same headers of packages."""
+    """True when the object is newer than all it was made from, and was made by the same command
+    with the same headers of packages."""
     try:
         with open(target + ".made") as f:
             made = json.load(f)

@@ -18,7 +18,8 @@ def is_call(function):
 
 
 def block_path():
-    """The path of the block whose call is the innermost one running, such as ``ModelParallelLM.lstm2``."""
+    """The path of the block whose call is the innermost one running, such as
+    ``ModelParallelLM.lstm2``."""
     blocks = []
     frame = sys._getframe(1)
     while frame is not None:
@@ -40,7 +41,8 @@ def block_path():
 
 
 def add_path(error, hybridized):
-    """Adds the path of the running block to the text of an error that passes through it, once; and where it is traced, the user's line."""
+    """Adds the path of the running block to the text of an error that passes through it, once; and
+    where it is traced, the user's line."""
     if getattr(error, "block_path", None) is None:
         path = block_path()
         text = str(error)
@@ -55,7 +57,8 @@ def add_path(error, hybridized):
 
 
 def _line_of(error, around):
-    """The innermost line outside of this package on the way to an error, from the block on, or (`around`) further out."""
+    """The innermost line outside of this package on the way to an error, from the block on, or
+    (`around`) further out."""
     found, step = None, error.__traceback__
     while step is not None:
         if not step.tb_frame.f_code.co_filename.startswith(_PACKAGE):

@@ -1,8 +1,10 @@
-"""Arrays from outside that a block uses when it is traced: where they are kept, so that later calls use what is kept there then.
+"""Arrays from outside that a block uses when it is traced: where they are kept, so that later calls
+use what is kept there then.
 
-What is written into such an array is seen by compiled calls anyway. Another array in its place (``block.mask = new``) is looked for before each call, where the
-array was found when the block was traced: in attributes of the blocks and their classes, in variables that their functions see, and in lists, dicts, tuples,
-modules, classes and plain objects there.
+What is written into such an array is seen by compiled calls anyway. Another array in its place
+(``block.mask = new``) is looked for before each call, where the array was found when the block was
+traced: in attributes of the blocks and their classes, in variables that their functions see, and in
+lists, dicts, tuples, modules, classes and plain objects there.
 """
 
 import collections
@@ -17,7 +19,8 @@ from .parameter import Parameter, ParameterDict
 
 # How many objects are looked at, and how far behind an attribute or variable.
 _OBJECTS, _DEPTH = 20000, 6
-# What leads to no array of the user's: values, and functions, classes and modules of these packages.
+# What leads to no array of the user's: values, and functions, classes and modules of these
+# packages.
 _VALUES = (
     type(None),
     bool,
@@ -36,7 +39,8 @@ _PACKAGES = sys.stdlib_module_names | {"mpgluon", "numpy"}
 
 
 class Captured:
-    """A place where a captured array is kept: `keys` lead to it from `root`, one at a time. The array may be kept in others, too."""
+    """A place where a captured array is kept: `keys` lead to it from `root`, one at a time. The
+    array may be kept in others, too."""
 
     __slots__ = ("root", "keys", "array", "place")
 
@@ -56,9 +60,10 @@ class Captured:
 
 
 def are_current(signature):
-    """Whether calls of a signature use the arrays that are now where those were that it captured. It is made so where it is plain which
-    stands for which: where all places that had a captured array's memory have the same other one, and no two captured arrays come to
-    share memory. False: it takes another trace."""
+    """Whether calls of a signature use the arrays that are now where those were that it captured.
+    It is made so where it is plain which stands for which: where all places that had a captured
+    array's memory have the same other one, and no two captured arrays come to share memory. False:
+    it takes another trace."""
     for captured in signature.captured:
         array = captured.current()
         if array is not captured.array or array._place != captured.place:
@@ -82,7 +87,8 @@ def are_current(signature):
 
 
 def _renewed(places, now):
-    """(place, array) for each captured array in whose places there is another one now. None: which stands for which is not plain."""
+    """(place, array) for each captured array in whose places there is another one now. None: which
+    stands for which is not plain."""
     memory, renewed = {}, []
     for captured, array in zip(places, now):
         memory.setdefault(captured.place[0], []).append((captured, array))
@@ -113,16 +119,16 @@ def _item(container, key):
 
 
 def _attribute(value, name):
-    """An attribute of an object or class as it is kept: no property is computed, and no function bound."""
+    """An attribute of an object or class as it is kept: no property is computed, and no function
+    bound."""
     own = getattr(value, "__dict__", ())
     if name in own:
         return own[name]
     for kind in (value if isinstance(value, type) else type(value)).__mro__:
         if name in kind.__dict__:
             found = kind.__dict__[name]
-            return (
-                found.__get__(value) if isinstance(found, types.MemberDescriptorType) else found
-            )  # of __slots__
+            # Members of __slots__ are bound first.
+            return found.__get__(value) if isinstance(found, types.MemberDescriptorType) else found
     raise AttributeError(name)
 
 
@@ -222,9 +228,8 @@ def find(block, arrays):
         if isinstance(value, types.FunctionType):
             names = frozenset(_names(value.__code__))
         for get, key, part in _parts(value, names):
-            mark = (
-                (id(part), names) if isinstance(part, types.ModuleType) else id(part)
-            )  # of a module only what a function names
+            # Of a module counts only what a function names.
+            mark = (id(part), names) if isinstance(part, types.ModuleType) else id(part)
             if isinstance(part, nd.NDArray):
                 if not part._traced and part._place[0] in memory:
                     found.append(Captured(block, (*keys, (get, key)), part))

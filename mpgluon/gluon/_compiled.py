@@ -20,7 +20,8 @@ _clock = count()
 
 
 class Signature:
-    """One way in which a block is called: the structure of its arguments, their devices and the mode."""
+    """One way in which a block is called: the structure of its arguments, their devices and the
+    mode."""
 
     def __init__(self, block, path, structure, training):
         self.block = block
@@ -40,7 +41,8 @@ class Signature:
         self.last_used = 0
 
     def discover(self, flat):
-        """Traces the block to see which copies of parameters it uses, whether it has to be cut, and to find shapes that aren't known yet."""
+        """Traces the block to see which copies of parameters it uses, whether it has to be cut, and
+        to find shapes that aren't known yet."""
         discovery = _tracing.Discovery()
         with discovery:
             arrays = iter([discovery.trace.input(array) for array in flat])
@@ -73,11 +75,13 @@ class Signature:
             self.ready = False
 
     def is_current(self):
-        """Whether calls use the arrays that are now where those were that it captured. False: it takes another trace."""
+        """Whether calls use the arrays that are now where those were that it captured. False: it
+        takes another trace."""
         return _captured.are_current(self)
 
     def bind(self):
-        """Makes the parameters' arrays inputs of every call, until one of the parameters gets others."""
+        """Makes the parameters' arrays inputs of every call, until one of the parameters gets
+        others."""
         while True:  # until nothing has changed meanwhile, in another thread
             seen = self.unbound
             for param, _ in self.used:
@@ -160,7 +164,8 @@ class CompiledCall:
         )
 
     def _prepare(self, key, signature, flat):
-        """The signature with its parameters bound and its captured arrays up to date, or a new one where that takes another trace."""
+        """The signature with its parameters bound and its captured arrays up to date, or a new one
+        where that takes another trace."""
         if not signature.is_current():
             self._forget([key])
             signature = self._add(key, flat)

@@ -5,15 +5,19 @@ from ._compiled import LIMIT
 
 
 class CompiledPrograms:
-    """What is compiled for a block: a sequence of dicts, one for each compiled signature; printing it gives a table.
+    """What is compiled for a block: a sequence of dicts, one for each compiled signature; printing
+    it gives a table.
 
-    Each dict has ``block``, the path of the compiled block, and what `_core.CachedOp.compiled` says of the signature:
-    ``inputs``, ``train``, ``exact``, ``calls``, ``devices`` (name -> its ``forward`` and ``backward`` programs, lists of
-    instructions, and the ``planned`` bytes there), ``copies`` between devices, ``bytes_held`` for backward passes to come.
-    Of a pipelined block the entry has ``pipeline``, ``rows`` (of each micro-batch) and ``stages`` as well, each with its device, blocks, operators (``forward``,
-    ``backward``, ``deferred``), ``copies`` and ``bytes_sent`` for one micro-batch; in ``devices``, ``planned`` are for each size of a micro-batch the bytes of the
-    forward pass, of both passes, and of what arrives from other devices, and ``peak`` is the most that micro-batches under way take together.
-    ``dropped`` is how many signatures made room for others: of more than 64, the least recently used go.
+    Each dict has ``block``, the path of the compiled block, and what `_core.CachedOp.compiled` says
+    of the signature: ``inputs``, ``train``, ``exact``, ``calls``, ``devices`` (name -> its
+    ``forward`` and ``backward`` programs, lists of instructions, and the ``planned`` bytes there),
+    ``copies`` between devices, ``bytes_held`` for backward passes to come. Of a pipelined block the
+    entry has ``pipeline``, ``rows`` (of each micro-batch) and ``stages`` as well, each with its
+    device, blocks, operators (``forward``, ``backward``, ``deferred``), ``copies`` and
+    ``bytes_sent`` for one micro-batch; in ``devices``, ``planned`` are for each size of a
+    micro-batch the bytes of the forward pass, of both passes, and of what arrives from other
+    devices, and ``peak`` is the most that micro-batches under way take together. ``dropped`` is how
+    many signatures made room for others: of more than 64, the least recently used go.
     """
 
     def __init__(self, entries, dropped=0):
@@ -30,8 +34,8 @@ class CompiledPrograms:
         return iter(self._entries)
 
     def programs(self):
-        """The programs themselves, as text: for each signature, device and phase its operators (by block path), copies and
-        waits, in the order in which they run."""
+        """The programs themselves, as text: for each signature, device and phase its operators (by
+        block path), copies and waits, in the order in which they run."""
         lines = []
         for entry in self._entries:
             lines.append(f"{entry['block']} for {'training' if entry['train'] else 'prediction'}")

@@ -10,9 +10,11 @@ _BUCKET = 1 << 20  # bytes; smaller arrays travel together
 
 
 class Bucket:
-    """Parameters that are replicated on the same devices, and one of these devices, where their gradients are summed.
+    """Parameters that are replicated on the same devices, and one of these devices, where their
+    gradients are summed.
 
-    On each device the arrays are joined into one, which is moved as a whole; a parameter that fills a bucket is moved as it is.
+    On each device the arrays are joined into one, which is moved as a whole; a parameter that fills
+    a bucket is moved as it is.
     """
 
     def __init__(self, contexts, params):
@@ -63,10 +65,11 @@ class Bucket:
         ]
 
     def sum(self, everywhere):
-        """Sums the gradients, in the order of the devices: on the bucket's own device, or for all of them.
+        """Sums the gradients, in the order of the devices: on the bucket's own device, or for all
+        of them.
 
-        Beside what the devices do: as soon as these gradients are final, while others are still computed. Where a device can't do that, behind what
-        it does.
+        Beside what the devices do: as soon as these gradients are final, while others are still
+        computed. Where a device can't do that, behind what it does.
         """
         if sum_replicas(self._lists, self.contexts.index(self.home), everywhere):
             return
@@ -100,7 +103,8 @@ class Bucket:
 
 
 def make_buckets(params):
-    """The buckets of replicated parameters, the last ones first: backward begins with these. Each replica sums about as many bytes."""
+    """The buckets of replicated parameters, the last ones first: backward begins with these. Each
+    replica sums about as many bytes."""
     open_, buckets = {}, []
     for param in reversed(params):
         contexts = tuple(param.arrays)

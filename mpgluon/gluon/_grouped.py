@@ -1,7 +1,9 @@
-"""Blocks in groups: where ``AttrScope(ctx_group=...)`` puts them, their inputs and their parameters (see `mpgluon._device_groups`).
+"""Blocks in groups: where ``AttrScope(ctx_group=...)`` puts them, their inputs and their parameters
+(see `mpgluon._device_groups`).
 
-A block belongs to the group in whose scope it was made, or else to the one in whose scope it is called. A parameter whose block was made
-in a group is initialized there; others *float*: they move to the device of the group in which they are first used.
+A block belongs to the group in whose scope it was made, or else to the one in whose scope it is
+called. A parameter whose block was made in a group is initialized there; others *float*: they move
+to the device of the group in which they are first used.
 """
 
 from .. import _core, _device_groups, autograd, ndarray as nd
@@ -36,9 +38,8 @@ def initialize(block, init, ctx, verbose, force_reinit, group2ctx):
     init = Uniform() if init is None else create(init)
     if verbose:
         init.set_verbosity(verbose=verbose)
-    for param in (
-        block.collect_params().values()
-    ):  # in this order, whatever the groups: it decides on initial values
+    # In this order, whatever the groups: it decides on initial values
+    for param in block.collect_params().values():
         home = homes.get(param)
         param.initialize(None, ctx if home is None else home, init, force_reinit=force_reinit)
         param.floating = home is None
@@ -90,13 +91,15 @@ def moved(block, args, symbolic):
 
 
 def near(contexts):
-    """That of the devices which belongs to the running replica, whose ops move it to where they are; None if there isn't one."""
+    """That of the devices which belongs to the running replica, whose ops move it to where they
+    are; None if there isn't one."""
     here = [ctx for ctx in contexts if ctx in _device_groups.devices()]
     return here[0] if len(here) == 1 else None
 
 
 def settled(param, ctx):
-    """Moves a floating parameter to the device of the running group, `ctx`; False if it stays where it is."""
+    """Moves a floating parameter to the device of the running group, `ctx`; False if it stays where
+    it is."""
     if not param.floating or _device_groups.device() != ctx:
         return False
     tracing = _tracing.current()

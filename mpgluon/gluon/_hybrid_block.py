@@ -21,9 +21,9 @@ from .utils import brief, shape_is_known
 class HybridBlock(Block):
     """A block that can be compiled; it defines ``hybrid_forward(F, x, ..., **params)``.
 
-    ``F`` is `mx.nd`; the block's own parameters are passed as keyword arguments: the copies on the device of the first input,
-    or the only copy. The computation may span devices: ``x.as_in_context(ctx)`` moves an array, and children compute where
-    their parameters live::
+    ``F`` is `mx.nd`; the block's own parameters are passed as keyword arguments: the copies on the
+    device of the first input, or the only copy. The computation may span devices:
+    ``x.as_in_context(ctx)`` moves an array, and children compute where their parameters live::
 
         class Model(gluon.HybridBlock):
             def __init__(self, ctx2, **kwargs):
@@ -37,8 +37,9 @@ class HybridBlock(Block):
                 x = F.relu(self.hidden(x))
                 return self.output(x.as_in_context(self.ctx2))
 
-    While it is traced, arrays have a shape, dtype and context but no values. It may define `forward` instead of
-    `hybrid_forward`, and then gets its parameters with ``self.weight.data(ctx)``.
+    While it is traced, arrays have a shape, dtype and context but no values. It may define
+    `forward` instead of `hybrid_forward`, and then gets its parameters with
+    ``self.weight.data(ctx)``.
     """
 
     def __init__(self, prefix=None, params=None):
@@ -77,12 +78,15 @@ class HybridBlock(Block):
         exact : bool, default False
             Leave out the rewrites that change bits: results are bitwise those of eager execution.
         pipeline : mpgluon.parallel.Pipeline, optional
-            Divide every batch into micro-batches, which are under way on the block's devices at the same time.
+            Divide every batch into micro-batches, which are under way on the block's devices at the
+            same time.
         recompute : bool, str, int or dict, default False
-            What backward computes again instead of keeping it from the forward pass; results are the same, bit for bit.
-            True: of this block only what comes in is kept, also where it is part of a hybridized block. A number of bytes
-            (or text, as '64MB'), or a dict from contexts to these: the compiler computes again what it takes to stay
-            within that much planned memory on each device (`compiled` shows it), or fails and names the bytes needed.
+            What backward computes again instead of keeping it from the forward pass; results are
+            the same, bit for bit. True: of this block only what comes in is kept, also where it is
+            part of a hybridized block. A number of bytes (or text, as '64MB'), or a dict from
+            contexts to these: the compiler computes again what it takes to stay within that much
+            planned memory on each device (`compiled` shows it), or fails and names the bytes
+            needed.
         group2ctx : dict of str to Context, optional
             As for `initialize`; parameters stay where they are.
         static_alloc, static_shape, inline_limit, forward_bulk_size, backward_bulk_size
@@ -134,7 +138,8 @@ class HybridBlock(Block):
         super().cast(dtype)
 
     def infer_shape(self, *args):
-        """Finds the unknown shapes of parameters from inputs (arrays), without computing anything."""
+        """Finds the unknown shapes of parameters from inputs (arrays), without computing
+        anything."""
         CompiledCall(self, {}).discover(args)
 
     def _run(self, *args):
@@ -155,7 +160,8 @@ class HybridBlock(Block):
         return call
 
     def forward(self, x, *args):
-        """Calls `hybrid_forward` with the parameters, or the compiled programs when the block is hybridized.
+        """Calls `hybrid_forward` with the parameters, or the compiled programs when the block is
+        hybridized.
 
         Of Symbols the result is a Symbol: ``F`` is `mx.sym` then, and the parameters are variables.
         """
@@ -241,12 +247,14 @@ class HybridBlock(Block):
             )
 
     def _place(self, param, ctx):
-        """The device of the copy to use with inputs on `ctx`, and the parameter if that is another one."""
+        """The device of the copy to use with inputs on `ctx`, and the parameter if that is another
+        one."""
         contexts = param.list_ctx()
         if ctx in contexts or _grouped.settled(param, ctx):
             return ctx, None
         if len(contexts) == 1:
-            # hybrid_forward may be about to move something there. If it isn't, the operator complains.
+            # hybrid_forward may be about to move something there. If it isn't, the operator
+            # complains.
             return contexts[0], param
         near = _grouped.near(contexts)
         if near is not None:
@@ -267,9 +275,11 @@ class HybridBlock(Block):
         raise NotImplementedError(f"{type(self).__name__} does not define hybrid_forward")
 
     def export(self, path, epoch=0, remove_amp_cast=True):
-        """Writes the block for `SymbolBlock.imports`, and for MXNet: ``path-symbol.json`` and ``path-0000.params``.
+        """Writes the block for `SymbolBlock.imports`, and for MXNet: ``path-symbol.json`` and
+        ``path-0000.params``.
 
-        The block must have been hybridized and called. An only input is named ``data``, several are ``data0``, ``data1``, ...
+        The block must have been hybridized and called. An only input is named ``data``, several are
+        ``data0``, ``data1``, ...
 
         Parameters
         ----------
@@ -310,7 +320,8 @@ def _check_backend(what, backend):
 
 
 def is_symbolic(args):
-    """Whether a block is called on Symbols; the package of symbols is not loaded before somebody makes one."""
+    """Whether a block is called on Symbols; the package of symbols is not loaded before somebody
+    makes one."""
     if len(args) == 1 and isinstance(args[0], nd.NDArray):
         return False
     package = sys.modules.get("mpgluon.symbol.symbol")

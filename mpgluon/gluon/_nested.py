@@ -11,12 +11,14 @@ class _Array:
 
 
 ARRAY = _Array()
-# What may be passed beside arrays: values that are compared by content. Each set of them is compiled on its own.
+# What may be passed beside arrays: values that are compared by content. Each set of them is
+# compiled on its own.
 _STATIC = (type(None), bool, int, float, str, _core.Context)
 
 
 def flatten(value, flat, what):
-    """Appends the arrays in `value` (nested lists and tuples) to `flat`; returns its structure, which can be a dict key."""
+    """Appends the arrays in `value` (nested lists and tuples) to `flat`; returns its structure,
+    which can be a dict key."""
     if isinstance(value, nd.NDArray):
         flat.append(value)
         return ARRAY

@@ -66,10 +66,11 @@ class ParameterDict:
         return param
 
     def get(self, name, **kwargs):
-        """The parameter called ``prefix + name``: this dict's, the shared dict's, or a new ``Parameter(prefix + name, **kwargs)``.
+        """The parameter called ``prefix + name``: this dict's, the shared dict's, or a new
+        ``Parameter(prefix + name, **kwargs)``.
 
-        Of one that exists the keyword arguments must agree with what it has; sizes of its shape that are not known yet are
-        filled in.
+        Of one that exists the keyword arguments must agree with what it has; sizes of its shape
+        that are not known yet are filled in.
         """
         name = self._prefix + name
         param = self._find(name)
@@ -144,7 +145,8 @@ class ParameterDict:
             setattr(param, name, value)
 
     def save(self, filename, strip_prefix=""):
-        """Writes all values to a ``.params`` file under the parameters' names, less `strip_prefix`."""
+        """Writes all values to a ``.params`` file under the parameters' names, less
+        `strip_prefix`."""
         arrays = {}
         for param in self.values():
             if not param.name.startswith(strip_prefix):
@@ -203,7 +205,8 @@ class ParameterDict:
         restore_prefix : str, default ''
             Goes in front of the dict's names.
         cast_dtype : bool, default False
-            Whether dtypes may differ; `dtype_source` ('current' or 'saved') then says which one stays.
+            Whether dtypes may differ; `dtype_source` ('current' or 'saved') then says which one
+            stays.
         """
         source = f"file '{filename}'" if filename else "param_dict"
         for name in self.keys():

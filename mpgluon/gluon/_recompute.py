@@ -6,7 +6,8 @@ from .. import _core
 from ..base import MXNetError
 from ._tree import children, is_hybridized
 
-# Counts changes of the option on any block: compiled calls look at their blocks again when it has grown.
+# Counts changes of the option on any block: compiled calls look at their blocks again when it has
+# grown.
 changes = 0
 
 
@@ -40,7 +41,8 @@ def limits(value):
 
 
 def of_descendants(block):
-    """Which blocks under `block` (and it) are computed again: what compiled calls were traced with."""
+    """Which blocks under `block` (and it) are computed again: what compiled calls were traced
+    with."""
     found = [block._flags.get("recompute") is True and is_hybridized(block)]
     for child in children(block).values():
         found += of_descendants(child)

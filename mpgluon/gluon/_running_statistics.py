@@ -1,8 +1,11 @@
-"""BatchNorm's running averages in a pipeline: one update for the whole batch instead of one for each micro-batch.
+"""BatchNorm's running averages in a pipeline: one update for the whole batch instead of one for
+each micro-batch.
 
-While a pipelined block is traced with ``statistics='batch'``, BatchNorm layers leave their running averages alone and hand over the mean and
-variance of the micro-batch, which become results of the block. When all micro-batches are queued, those of the whole batch are put together
-from them: the mean of the means, and the mean of the variances plus the variance of the means, weighted by numbers of elements.
+While a pipelined block is traced with ``statistics='batch'``, BatchNorm layers leave their running
+averages alone and hand over the mean and variance of the micro-batch, which become results of the
+block. When all micro-batches are queued, those of the whole batch are put together from them: the
+mean of the means, and the mean of the variances plus the variance of the means, weighted by numbers
+of elements.
 """
 
 import threading
@@ -28,7 +31,8 @@ class Statistics(_core.Scope):
     Attributes
     ----------
     layers : list of tuple
-        (running mean, running variance, device, momentum, epsilon, elements) for each call of a layer.
+        (running mean, running variance, device, momentum, epsilon, elements) for each call of a
+        layer.
     arrays : list of NDArray
         Traced: for each call, mean and 1 / sqrt(variance + epsilon), of shape (1, channels).
     """
@@ -74,7 +78,8 @@ class Update:
 
     def __init__(self, pieces):
         self.count = 2 * len(pieces[0])  # arrays handed over
-        self._rounds = []  # of calls that update different averages; a layer that is called twice is updated twice
+        # Of calls that update different averages; a layer that is called twice is updated twice
+        self._rounds = []
         for number, (mean, _, ctx, *_) in enumerate(pieces[0]):
             place = sum(pieces[0][k][0] is mean and pieces[0][k][2] == ctx for k in range(number))
             if place == len(self._rounds):

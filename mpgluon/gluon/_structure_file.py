@@ -1,7 +1,8 @@
 """`Block.save` and `Block.load`: which blocks a network is made of, beside its parameters.
 
-The file is that of MXNet without its compiled graphs: each block is an entry ``<class><number>`` with its name, whether it was hybridized,
-the names under which it holds its children, and their entries.
+The file is that of MXNet without its compiled graphs: each block is an entry ``<class><number>``
+with its name, whether it was hybridized, the names under which it holds its children, and their
+entries.
 """
 
 import json
@@ -32,8 +33,8 @@ def _entry(block, counter):
 
 
 def load_structure(block, path):
-    """Gives the tree of blocks the children's names of the file, and hybridizes those that were. ValueError when it is another tree, of
-    which nothing was changed then."""
+    """Gives the tree of blocks the children's names of the file, and hybridizes those that were.
+    ValueError when it is another tree, of which nothing was changed then."""
     with open(path, encoding="utf-8") as file:
         try:
             tree = json.load(file)

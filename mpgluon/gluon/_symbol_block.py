@@ -38,7 +38,8 @@ def _regroup(structure, items):
 
 
 class SymbolBlock(HybridBlock):
-    """A block that computes a symbol, such as one read from a file, or the inner layers of a network.
+    """A block that computes a symbol, such as one read from a file, or the inner layers of a
+    network.
 
     Parameters
     ----------
@@ -51,8 +52,8 @@ class SymbolBlock(HybridBlock):
 
     Examples
     --------
-    >>> internals = net(mx.sym.var('data')).get_internals()
-    >>> features = gluon.SymbolBlock(internals['relu3_output'], mx.sym.var('data'), params=net.collect_params())
+    >>> internals = net(mx.sym.var('data')).get_internals() >>> features =
+    gluon.SymbolBlock(internals['relu3_output'], mx.sym.var('data'), params=net.collect_params())
     """
 
     def __init__(self, outputs, inputs, params=None):
@@ -117,7 +118,8 @@ class SymbolBlock(HybridBlock):
     def imports(
         symbol_file, input_names, param_file=None, ctx=None, allow_missing=False, ignore_extra=False
     ):
-        """Reads a block from the files of `HybridBlock.export`, of a Module's checkpoint, or of MXNet 1.x.
+        """Reads a block from the files of `HybridBlock.export`, of a Module's checkpoint, or of
+        MXNet 1.x.
 
         Parameters
         ----------
@@ -225,7 +227,8 @@ def _symbols_like(structure, names):
 
 
 def symbol_of(block):
-    """The symbol of a block that was hybridized and called, its inputs named as `HybridBlock.export` does."""
+    """The symbol of a block that was hybridized and called, its inputs named as
+    `HybridBlock.export` does."""
     from ..symbol import Group
 
     if isinstance(block, SymbolBlock):

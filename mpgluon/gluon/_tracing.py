@@ -1,12 +1,14 @@
 """What parameters stand for while a block is being traced, and how their unknown shapes are found.
 
-`current()` is None while blocks run eagerly. While a HybridBlock is traced it is an object with one method,
-``parameter(param, ctx)``, which returns the traced array that stands for that copy of the parameter. There are three:
-`Discovery` makes up stand-ins and notes which copies were asked for; `Binding` hands out the inputs of the compiled call; `LateBinding`
-adds inputs to a program in parts (`mpgluon._graph_breaks`) as they are asked for.
+`current()` is None while blocks run eagerly. While a HybridBlock is traced it is an object with one
+method, ``parameter(param, ctx)``, which returns the traced array that stands for that copy of the
+parameter. There are three: `Discovery` makes up stand-ins and notes which copies were asked for;
+`Binding` hands out the inputs of the compiled call; `LateBinding` adds inputs to a program in parts
+(`mpgluon._graph_breaks`) as they are asked for.
 
-A parameter whose shape is not known yet is passed to ``hybrid_forward`` as an `Unknown`, together with an `InferringOps` for
-``F``: the first operator that takes the `Unknown` as an input completes its shape by the operator's own inference.
+A parameter whose shape is not known yet is passed to ``hybrid_forward`` as an `Unknown`, together
+with an `InferringOps` for ``F``: the first operator that takes the `Unknown` as an input completes
+its shape by the operator's own inference.
 """
 
 import threading

@@ -1,7 +1,8 @@
 """Blocks: layers and models.
 
-A `Block` computes with Python code on arrays. A `HybridBlock` describes its computation in ``hybrid_forward(F, x, ...)`` so
-that it can also be compiled: after `hybridize` a call traces it once, whatever devices it spans, and runs programs from then on.
+A `Block` computes with Python code on arrays. A `HybridBlock` describes its computation in
+``hybrid_forward(F, x, ...)`` so that it can also be compiled: after `hybridize` a call traces it
+once, whatever devices it spans, and runs programs from then on.
 """
 
 import re
@@ -81,12 +82,14 @@ class Block:
     Parameters
     ----------
     prefix : str, optional
-        Goes in front of the names of parameters and of children made in `name_scope`; by default made from the class name.
+        Goes in front of the names of parameters and of children made in `name_scope`; by default
+        made from the class name.
     params : ParameterDict, optional
         Parameters to share: ``nn.Dense(20, params=other.params)`` has the weights of `other`.
     """
 
-    _spans_devices = False  # whether the block itself takes its inputs to its devices; inside, no group names them
+    # Whether the block itself takes its inputs to its devices; inside, no group names them
+    _spans_devices = False
 
     def __init__(self, prefix=None, params=None):
         self._empty_prefix = prefix == ""
@@ -158,7 +161,8 @@ class Block:
         self._children[str(len(self._children)) if name is None else name] = block
 
     def register_forward_hook(self, hook):
-        """Calls ``hook(block, inputs, output)`` after every forward. Returns a handle with `detach`."""
+        """Calls ``hook(block, inputs, output)`` after every forward. Returns a handle with
+        `detach`."""
         return HookHandle(self._forward_hooks, hook)
 
     def register_forward_pre_hook(self, hook):
@@ -166,7 +170,8 @@ class Block:
         return HookHandle(self._forward_pre_hooks, hook)
 
     def apply(self, fn):
-        """Calls `fn` on every descendant, children first, and on the block itself, which is returned."""
+        """Calls `fn` on every descendant, children first, and on the block itself, which is
+        returned."""
         for child in self._children.values():
             child.apply(fn)
         fn(self)
@@ -180,7 +185,8 @@ class Block:
         Parameters
         ----------
         select : str, optional
-            A regular expression that names must match from their beginning, such as ``'.*weight|.*bias'``.
+            A regular expression that names must match from their beginning, such as
+            ``'.*weight|.*bias'``.
 
         Returns
         -------
@@ -238,15 +244,16 @@ class Block:
         init : Initializer or str, default ``Uniform()``
             For the parameters that have none of their own.
         ctx : Context or list of Context, default the current context
-            Where they live; a list makes a copy on each device. Children may be given devices of their own by calling
-            ``child.initialize(ctx=...)``.
+            Where they live; a list makes a copy on each device. Children may be given devices of
+            their own by calling ``child.initialize(ctx=...)``.
         verbose : bool, default False
         force_reinit : bool, default False
             Whether parameters that are initialized already start anew.
         group2ctx : dict of str to Context, optional
-            The devices of the groups of ``mx.AttrScope(ctx_group=...)``. Children made in such a scope, or called in one, live and
-            compute on the group's device, and so do ops called in one; arrays move between groups by themselves. `ctx` is then for
-            what belongs to no group.
+            The devices of the groups of ``mx.AttrScope(ctx_group=...)``. Children made in such a
+            scope, or called in one, live and compute on the group's device, and so do ops called in
+            one; arrays move between groups by themselves. `ctx` is then for what belongs to no
+            group.
         """
         if group2ctx is not None:
             _grouped.initialize(self, init, ctx, verbose, force_reinit, group2ctx)
@@ -256,7 +263,8 @@ class Block:
             self.collect_params().initialize(init, ctx, verbose, force_reinit)
 
     def place(self, where, *args, **options):
-        """Places the block on devices: ``where.place(block, ...)``, as of `mpgluon.parallel.Mesh` and `Plan`. Returns the block."""
+        """Places the block on devices: ``where.place(block, ...)``, as of `mpgluon.parallel.Mesh`
+        and `Plan`. Returns the block."""
         if not hasattr(where, "place"):
             raise TypeError(
                 f"place: {type(where).__name__} is neither a Mesh nor a Plan; devices are named by as_in_context and reset_ctx"
@@ -279,18 +287,21 @@ class Block:
             param.cast(dtype)
 
     def save(self, prefix):
-        """Writes ``prefix-model.json``, the tree of blocks, and ``prefix-model.params``, the parameters, for `load`."""
+        """Writes ``prefix-model.json``, the tree of blocks, and ``prefix-model.params``, the
+        parameters, for `load`."""
         save_structure(self, f"{prefix}-model.json")
         self.save_parameters(f"{prefix}-model.params")
 
     def load(self, prefix):
-        """Reads the files of `save` into a network made of the same blocks in the same order: their names in the tree, which were hybridized,
-        and the parameters. ValueError when it is another network."""
+        """Reads the files of `save` into a network made of the same blocks in the same order: their
+        names in the tree, which were hybridized, and the parameters. ValueError when it is another
+        network."""
         load_structure(self, f"{prefix}-model.json")
         self.load_parameters(f"{prefix}-model.params")
 
     def save_parameters(self, filename, deduplicate=False):
-        """Writes the parameters into a ``.params`` file, named by their place in the tree (``output.weight``).
+        """Writes the parameters into a ``.params`` file, named by their place in the tree
+        (``output.weight``).
 
         Parameters
         ----------
@@ -317,19 +328,22 @@ class Block:
         cast_dtype=False,
         dtype_source="current",
     ):
-        """Reads parameters from a ``.params`` file: one of `save_parameters`, or one with parameters' full names.
+        """Reads parameters from a ``.params`` file: one of `save_parameters`, or one with
+        parameters' full names.
 
         Parameters
         ----------
         filename : str
         ctx : Context or list of Context, optional
-            Where to put parameters that aren't initialized yet (default: the current context). The others stay where they are.
+            Where to put parameters that aren't initialized yet (default: the current context). The
+            others stay where they are.
         allow_missing : bool, default False
             Whether parameters that are not in the file keep what they have.
         ignore_extra : bool, default False
             Whether arrays in the file that belong to no parameter are passed over.
         cast_dtype : bool, default False
-            Whether dtypes may differ; `dtype_source` ('current' or 'saved') then says which one stays.
+            Whether dtypes may differ; `dtype_source` ('current' or 'saved') then says which one
+            stays.
         """
         loaded = nd.load(filename)
         source = f"file '{filename}'"
@@ -361,7 +375,8 @@ class Block:
         )
 
     def save_params(self, filename):
-        """Deprecated: writes the parameters by their full names, less the block's prefix. Use `save_parameters`."""
+        """Deprecated: writes the parameters by their full names, less the block's prefix. Use
+        `save_parameters`."""
         warnings.warn(
             "save_params is deprecated. Please use save_parameters.",
             DeprecationWarning,
@@ -387,7 +402,8 @@ class Block:
         cast_dtype=False,
         dtype_source="current",
     ):
-        """Takes over parameters from a dict of arrays named by their place in the tree; see `load_parameters`."""
+        """Takes over parameters from a dict of arrays named by their place in the tree; see
+        `load_parameters`."""
         self._load_structured(
             param_dict, "param_dict", ctx, allow_missing, ignore_extra, cast_dtype, dtype_source
         )
@@ -449,7 +465,8 @@ class Block:
             _core.set_scope(outer)
 
     def _scope_id(self, outer):
-        """The number of the path of this block within the block of scope `outer`, under which its work is queued."""
+        """The number of the path of this block within the block of scope `outer`, under which its
+        work is queued."""
         self._scope_ids[outer] = _core.intern_scope(block_path())
         return self._scope_ids[outer]
 
@@ -466,7 +483,8 @@ class Block:
         raise NotImplementedError(f"{type(self).__name__} does not define forward")
 
     def compiled(self):
-        """What is compiled for this block and its descendants: programs, operators, copies and bytes on each device.
+        """What is compiled for this block and its descendants: programs, operators, copies and
+        bytes on each device.
 
         Returns
         -------
@@ -488,7 +506,8 @@ class Block:
         return CompiledPrograms(entries, dropped)
 
     def summary(self, *inputs):
-        """Runs the inputs through the network and prints each layer's output shape and number of parameters.
+        """Runs the inputs through the network and prints each layer's output shape and number of
+        parameters.
 
         The network must be initialized and not hybridized.
         """

@@ -1,7 +1,8 @@
 """Losses: one number for each sample of a batch.
 
-Every loss takes ``weight``, a factor, ``batch_axis``, the axis that is not averaged over, and when called ``sample_weight``,
-which is broadcast against the elementwise loss: ``(batch, 1)`` weighs samples.
+Every loss takes ``weight``, a factor, ``batch_axis``, the axis that is not averaged over, and when
+called ``sample_weight``, which is broadcast against the elementwise loss: ``(batch, 1)`` weighs
+samples.
 """
 
 import math
@@ -65,7 +66,8 @@ class Loss(HybridBlock):
 
 
 class L2Loss(Loss):
-    """``weight / 2 * (label - pred) ** 2``, averaged over a sample. `label` is reshaped like `pred`."""
+    """``weight / 2 * (label - pred) ** 2``, averaged over a sample. `label` is reshaped like
+    `pred`."""
 
     def __init__(self, weight=1.0, batch_axis=0, **kwargs):
         super().__init__(weight, batch_axis, **kwargs)
@@ -94,7 +96,8 @@ class SigmoidBinaryCrossEntropyLoss(Loss):
     from_sigmoid : bool, default False
         Whether `pred` went through a sigmoid already.
 
-    When called it also takes ``pos_weight``, a factor on the positive part that is broadcast against `label`.
+    When called it also takes ``pos_weight``, a factor on the positive part that is broadcast
+    against `label`.
     """
 
     def __init__(self, from_sigmoid=False, weight=None, batch_axis=0, **kwargs):
@@ -132,7 +135,8 @@ class SoftmaxCrossEntropyLoss(Loss):
     axis : int, default -1
         The classes' axis of `pred`.
     sparse_label : bool, default True
-        Whether labels are class indices, shaped like `pred` without `axis`, rather than probabilities, shaped like `pred`.
+        Whether labels are class indices, shaped like `pred` without `axis`, rather than
+        probabilities, shaped like `pred`.
     from_logits : bool, default False
         Whether `pred` is the logarithm of probabilities already.
 
@@ -168,7 +172,8 @@ class SoftmaxCrossEntropyLoss(Loss):
         if self._sparse_label and isinstance(pred, nd.NDArray):
             self._check(pred, label)
             if self._axis == -1 and not self._from_logits:
-                # One pass over pred in place of three, with the same bits; symbols keep the operators that files may hold.
+                # One pass over pred in place of three, with the same bits; symbols keep the
+                # operators that files may hold.
                 loss = F.expand_dims(F._internal._softmax_ce(pred, label), axis=-1)
                 return self._mean(F, loss, sample_weight)
         if not self._from_logits:
@@ -189,7 +194,8 @@ class KLDivLoss(Loss):
     Parameters
     ----------
     from_logits : bool, default True
-        Whether `pred` is the logarithm of probabilities already; otherwise its softmax along `axis` is taken.
+        Whether `pred` is the logarithm of probabilities already; otherwise its softmax along `axis`
+        is taken.
     axis : int, default -1
     """
 
@@ -208,7 +214,8 @@ class KLDivLoss(Loss):
 
 
 class CTCLoss(Loss):
-    """Connectionist temporal classification: the loss of unsegmented label sequences; the last class is the blank.
+    """Connectionist temporal classification: the loss of unsegmented label sequences; the last
+    class is the blank.
 
     Parameters
     ----------
@@ -313,7 +320,8 @@ class LogisticLoss(Loss):
 
 
 class TripletLoss(Loss):
-    """``max(0, |positive - pred|^2 - |negative - pred|^2 + margin)``, the squares summed over a sample."""
+    """``max(0, |positive - pred|^2 - |negative - pred|^2 +
+    margin)``, the squares summed over a sample."""
 
     def __init__(self, margin=1, weight=None, batch_axis=0, **kwargs):
         super().__init__(weight, batch_axis, **kwargs)
@@ -331,7 +339,8 @@ class TripletLoss(Loss):
 
 
 class PoissonNLLLoss(Loss):
-    """Negative log likelihood of `target` under Poisson distributions of mean `pred`: one number for the whole batch.
+    """Negative log likelihood of `target` under Poisson distributions of mean `pred`: one number
+    for the whole batch.
 
     Parameters
     ----------
@@ -353,7 +362,8 @@ class PoissonNLLLoss(Loss):
         else:
             loss = pred - target * F.log(pred + epsilon)
         if self._compute_full:
-            # The factorial of 0 and 1 is 1; there the logarithms are taken of 1 so that nothing is multiplied by infinity.
+            # The factorial of 0 and 1 is 1; there the logarithms are taken of 1 so that nothing is
+            # multiplied by infinity.
             large = target > 1
             safe = F.where(large, target, F.ones_like(target))
             stirling = target * F.log(safe) - target + 0.5 * F.log(2 * math.pi * safe)
@@ -362,7 +372,8 @@ class PoissonNLLLoss(Loss):
 
 
 class CosineEmbeddingLoss(Loss):
-    """``1 - cos(input1, input2)`` where the label is 1, ``max(0, cos(input1, input2) - margin)`` where it is -1.
+    """``1 - cos(input1, input2)`` where the label is 1, ``max(0, cos(input1, input2) - margin)``
+    where it is -1.
 
     Parameters
     ----------
@@ -387,9 +398,11 @@ class CosineEmbeddingLoss(Loss):
 
 
 class SDMLLoss(Loss):
-    """Smoothed deep metric learning: rows of the same number in `x1` and `x2` belong together, all others of the batch do not.
+    """Smoothed deep metric learning: rows of the same number in `x1` and `x2` belong together, all
+    others of the batch do not.
 
-    The Kullback-Leibler divergence of ``softmax(-distances)`` of each row of `x1` to those of `x2` from the pairs, smoothed.
+    The Kullback-Leibler divergence of ``softmax(-distances)`` of each row of `x1` to those of `x2`
+    from the pairs, smoothed.
 
     Parameters
     ----------

@@ -17,13 +17,14 @@ __all__ = ["DeferredInitializationError", "Parameter", "Constant", "ParameterDic
 
 tensor_types = (nd.NDArray,)
 
-# Each initialisation has this many numbers of random calls to itself, whether it happens at once or is deferred, so initial
-# values depend neither on when nor where they are made.
+# Each initialisation has this many numbers of random calls to itself, whether it happens at once or
+# is deferred, so initial values depend neither on when nor where they are made.
 _CALLS_PER_INITIALIZATION = 64
 
 
 def _reserve_random_calls():
-    """Passes over the random calls of one initialisation; returns the state in which it is to happen."""
+    """Passes over the random calls of one initialisation; returns the state in which it is to
+    happen."""
     key = seed, call = random.get_state()
     random.set_state((seed, call + _CALLS_PER_INITIALIZATION))
     return key
@@ -50,7 +51,8 @@ def _same_dtype(a, b):
     return a == b or dtype_name(a) == dtype_name(b)
 
 
-# How often a parameter got other arrays, or factors for its rates: while the number is the same, so are those of all parameters.
+# How often a parameter got other arrays, or factors for its rates: while the number is the same, so
+# are those of all parameters.
 changes = [0]
 _COUNTED = frozenset(("arrays", "gradients", "lr_mult", "wd_mult"))
 
@@ -58,14 +60,16 @@ _COUNTED = frozenset(("arrays", "gradients", "lr_mult", "wd_mult"))
 class Parameter:
     """A weight of a block.
 
-    After `initialize` it holds an array on each of its devices and, unless `grad_req` is ``'null'``, a gradient array beside
-    each. The arrays of a replicated parameter are independent; `Trainer` keeps them equal.
+    After `initialize` it holds an array on each of its devices and, unless `grad_req` is
+    ``'null'``, a gradient array beside each. The arrays of a replicated parameter are independent;
+    `Trainer` keeps them equal.
 
     Parameters
     ----------
     name : str
     grad_req : {'write', 'add', 'null'}, default 'write'
-        Whether backward writes the gradient, adds to it (then call `zero_grad` between steps), or computes none.
+        Whether backward writes the gradient, adds to it (then call `zero_grad` between steps), or
+        computes none.
     shape : int or tuple of int, optional
         0 stands for a size that is not known yet.
     dtype : str or numpy.dtype, default 'float32'
@@ -147,7 +151,8 @@ class Parameter:
         changes[0] += 1
 
     def bound_by(self, call):
-        """Notes that a compiled call holds the arrays: call.unbind() is due when there are others."""
+        """Notes that a compiled call holds the arrays: call.unbind() is due when there are
+        others."""
         while True:
             calls = self._calls
             if calls is None:
@@ -273,8 +278,8 @@ class Parameter:
         Raises
         ------
         MXNetError
-            When the parameter is not initialized, or not on that device; `DeferredInitializationError` when its shape is not
-            known yet.
+            When the parameter is not initialized, or not on that device;
+            `DeferredInitializationError` when its shape is not known yet.
         """
         tracing = _tracing.current()
         if tracing is not None:
@@ -386,7 +391,8 @@ class Parameter:
             A copy is made on each.
         default_init : Initializer, default ``Uniform()``
         force_reinit : bool, default False
-            Whether to initialize again what is initialized already; otherwise that is left alone, with a warning.
+            Whether to initialize again what is initialized already; otherwise that is left alone,
+            with a warning.
         """
         if self.arrays is not None and not force_reinit:
             warnings.warn(
@@ -432,7 +438,8 @@ class Parameter:
                 self._init_impl(value, contexts)
 
     def _take(self, value, contexts):
-        """Makes `value`, which nobody else holds and which lies on the first device, the first copy."""
+        """Makes `value`, which nobody else holds and which lies on the first device, the first
+        copy."""
         self._hold_data(
             {ctx: value if ctx == contexts[0] else value.copyto(ctx) for ctx in contexts},
             self._grad_req,
@@ -454,7 +461,8 @@ class Parameter:
         self._hold(*marks, arrays=data, gradients=grad, _grad_req=req, deferred_init=())
 
     def _check_load(self, data, ctx, cast_dtype, dtype_source, source="saved params"):
-        """Raises when `data` is no value for this parameter, before anything is changed. `source`: where it is from, in words."""
+        """Raises when `data` is no value for this parameter, before anything is changed. `source`:
+        where it is from, in words."""
         if cast_dtype and dtype_source not in ("current", "saved"):
             raise ValueError(f"dtype_source must be 'current' or 'saved', not {dtype_source!r}")
         failed = f"Failed loading Parameter '{self.name}' from {source}"
@@ -491,7 +499,8 @@ class Parameter:
         return []
 
     def reset_ctx(self, ctx):
-        """Moves the parameter to device `ctx`, or replicates it on a list of devices. Gradients start at zero there."""
+        """Moves the parameter to device `ctx`, or replicates it on a list of devices. Gradients
+        start at zero there."""
         contexts = context_list(ctx)
         if self.arrays is not None:
             with autograd.pause():

@@ -20,11 +20,13 @@ _HALVES = ("float16", "bfloat16")
 
 
 class Trainer:
-    """Applies an optimizer to parameters; one trainer for all of a model's parameters, on whatever devices.
+    """Applies an optimizer to parameters; one trainer for all of a model's parameters, on whatever
+    devices.
 
-    Each parameter lives on one device or is replicated on several. Gradients of replicas are summed, in the order of the
-    parameter's devices, and all replicas get the same bits. Small ones travel together; each replica sums about as many bytes. Updates run on
-    each parameter's device, many parameters at once, and nothing waits for them.
+    Each parameter lives on one device or is replicated on several. Gradients of replicas are
+    summed, in the order of the parameter's devices, and all replicas get the same bits. Small ones
+    travel together; each replica sums about as many bytes. Updates run on each parameter's device,
+    many parameters at once, and nothing waits for them.
 
     Parameters
     ----------
@@ -39,14 +41,15 @@ class Trainer:
     update_on_kvstore : bool, optional
         True is refused: updates happen where the parameters are.
     shard_updates : bool, default False
-        Each replicated parameter is updated on one of its devices, and the others get the new weights: optimizer states are there once,
-        not once for each replica. The bits are the same.
+        Each replicated parameter is updated on one of its devices, and the others get the new
+        weights: optimizer states are there once, not once for each replica. The bits are the same.
     accumulate : int, default 1
-        Update with every so many calls of `step` only; until then gradients add up on their devices, and replicas are not summed. Parameters
-        whose `grad_req` is 'write' are set to 'add', and are zero again after an update. The batch is what all these calls had together.
+        Update with every so many calls of `step` only; until then gradients add up on their
+        devices, and replicas are not summed. Parameters whose `grad_req` is 'write' are set to
+        'add', and are zero again after an update. The batch is what all these calls had together.
     clip_global_norm : float, optional
-        Before each update gradients are scaled such that the 2-norm of all of them together, divided by the batch size, is at most this. Nothing
-        waits for it. Replicas count once.
+        Before each update gradients are scaled such that the 2-norm of all of them together,
+        divided by the batch size, is at most this. Nothing waits for it. Replicas count once.
     """
 
     def __init__(
@@ -156,15 +159,16 @@ class Trainer:
         self._optimizer.set_learning_rate(lr)
 
     def step(self, batch_size, ignore_stale_grad=False):
-        """Sums the gradients of replicas and updates all parameters; call it after ``backward``, outside ``record``.
+        """Sums the gradients of replicas and updates all parameters; call it after ``backward``,
+        outside ``record``.
 
         Parameters
         ----------
         batch_size : int
             Gradients are divided by it; 1 if the loss is a mean already.
         ignore_stale_grad : bool, default False
-            Whether to leave alone parameters whose gradient backward has not written since the last step; otherwise they
-            are an error.
+            Whether to leave alone parameters whose gradient backward has not written since the last
+            step; otherwise they are an error.
 
         Raises
         ------
@@ -190,11 +194,13 @@ class Trainer:
         _core.at_once(*used, (vars(self), "_waiting", (waiting + 1, size + batch_size)))
 
     def allreduce_grads(self):
-        """Sums the gradients of replicas, so that all of them hold the sum (with `shard_updates`, the one that updates); for use with `update`."""
+        """Sums the gradients of replicas, so that all of them hold the sum (with `shard_updates`,
+        the one that updates); for use with `update`."""
         self._allreduce_grads()
 
     def update(self, batch_size, ignore_stale_grad=False):
-        """Updates all parameters with their gradients as they are, whatever `accumulate` says; see `step`."""
+        """Updates all parameters with their gradients as they are, whatever `accumulate` says; see
+        `step`."""
         self._set_scale(self._waiting[1] + batch_size)
         self._update(ignore_stale_grad)
 
@@ -204,7 +210,8 @@ class Trainer:
         self._optimizer.rescale_grad = self._scale / batch_size
 
     def _current_plan(self):
-        """What there is to update where, made anew when a parameter's arrays are others than before."""
+        """What there is to update where, made anew when a parameter's arrays are others than
+        before."""
         plan, now = self._plan, changes[0]
         if plan is not None:
             if plan.changes == now:
@@ -311,7 +318,8 @@ class Trainer:
         return [*changes, (vars(self).update, {"_waiting": (0, 0), "_unequal": False})]
 
     def _equalize(self, plan):
-        """Makes the replicas of each parameter, and what the optimizer remembers of them, equal again: an interrupted step may have updated some of them."""
+        """Makes the replicas of each parameter, and what the optimizer remembers of them, equal
+        again: an interrupted step may have updated some of them."""
         if self._shard_updates:
             _core.at_once(*[change for bucket in plan.buckets for change in bucket.spread()])
             return
@@ -358,7 +366,8 @@ class Trainer:
         return updater
 
     def _bring_state(self, index, ctx):
-        """Copies the state of a parameter that was loaded, moved or replicated since to its device `ctx`."""
+        """Copies the state of a parameter that was loaded, moved or replicated since to its device
+        `ctx`."""
         state = self._loaded.get(index, _NO_STATE)
         counts = self._optimizer._all_index_update_counts
         for device, updater in list(self._updaters.items()):
@@ -382,9 +391,11 @@ class Trainer:
     # States
 
     def save_states(self, fname):
-        """Writes what the optimizer remembers of each parameter, by the parameter's name; it loads onto any placement.
+        """Writes what the optimizer remembers of each parameter, by the parameter's name; it loads
+        onto any placement.
 
-        The file is an array file like ``.params`` files. Multipliers such as ``lr_mult`` are the parameters' own and not in it.
+        The file is an array file like ``.params`` files. Multipliers such as ``lr_mult`` are the
+        parameters' own and not in it.
         """
         arrays = {}
         header = self._describe_states(
@@ -395,7 +406,8 @@ class Trainer:
         nd.save(fname, arrays)
 
     def _describe_states(self, arrays, names):
-        """What is saved of the states, for JSON; adds their arrays to `arrays`. names: of the parameters, by index."""
+        """What is saved of the states, for JSON; adds their arrays to `arrays`. names: of the
+        parameters, by index."""
         shapes, counts = {}, {}
         for i, param in enumerate(self._params):
             state = self._state_of(i, param)
@@ -436,7 +448,8 @@ class Trainer:
         Raises
         ------
         MXNetError
-            When the file is no such file, or belongs to other parameters or another optimizer; nothing is changed then.
+            When the file is no such file, or belongs to other parameters or another optimizer;
+            nothing is changed then.
         """
         if not os.path.exists(fname):
             raise FileNotFoundError(f"Trainer.load_states: there is no file '{fname}'")
@@ -485,7 +498,8 @@ class Trainer:
         )
 
     def _take_over(self, header, loaded, counts):
-        """Goes on with the states and numbers of updates of another trainer, by index; all at once."""
+        """Goes on with the states and numbers of updates of another trainer, by index; all at
+        once."""
         optimizer = self._optimizer
         optimizer._settle()
         every = {
@@ -524,10 +538,11 @@ class _Group:
         self.ctx = ctx
         self.indices, self.grads, self.weights = [], [], []
         self.known = set()  # the indices
+        # What Updater.alike has made of them, for parts of that size
         self.parts, self.size = (
             None,
             0,
-        )  # what Updater.alike has made of them, for parts of that size
+        )
         self.multi = None  # all of these in one call, once they have been updated before
         self.updates = 0  # steps without it so far
         self.used = _core.gradients_used, self.weights  # the change (`_core.at_once`) that notes it
@@ -542,7 +557,8 @@ class _Group:
         return False
 
     def prepare(self, updater, changes):
-        """Makes `multi` where it can be; tries more and more rarely where it can't, or does not last."""
+        """Makes `multi` where it can be; tries more and more rarely where it can't, or does not
+        last."""
         if updater.optimizer.aggregate_num > 0 and self.updates & (self.updates - 1) == 0:
             self.multi = multi.prepare(
                 updater,
@@ -581,7 +597,8 @@ class _Group:
 
 
 class _Plan:
-    """The weights to update, by device. Parameters change their dicts of arrays as a whole: that tells whether it still holds."""
+    """The weights to update, by device. Parameters change their dicts of arrays as a whole: that
+    tells whether it still holds."""
 
     def __init__(self, params, sharded):
         self.changes = changes[0]
@@ -668,7 +685,8 @@ def put_together(shape, name, arrays, fname):
 
 
 def _check_state(state, param, fname):
-    """Every array of a state has the shape of its parameter, or one element, or (layer-wise rates) fewer dimensions."""
+    """Every array of a state has the shape of its parameter, or one element, or (layer-wise rates)
+    fewer dimensions."""
     if isinstance(state, tuple):
         for part in state:
             _check_state(part, param, fname)

@@ -1,4 +1,5 @@
-"""Helpers for training loops: splitting batches over devices, clipping gradients, checking files."""
+"""Helpers for training loops: splitting batches over devices, clipping gradients, checking
+files."""
 
 import hashlib
 import os
@@ -33,8 +34,8 @@ def split_data(data, num_slice, batch_axis=0, even_split=True):
         How many pieces.
     batch_axis : int, default 0
     even_split : bool, default True
-        Whether the pieces must be of one size. Otherwise the first pieces are longer by one than the last, as many of them
-        as it takes.
+        Whether the pieces must be of one size. Otherwise the first pieces are longer by one than
+        the last, as many of them as it takes.
 
     Returns
     -------
@@ -43,7 +44,8 @@ def split_data(data, num_slice, batch_axis=0, even_split=True):
     Raises
     ------
     ValueError
-        When there are fewer elements along the axis than pieces, or they don't divide evenly and should.
+        When there are fewer elements along the axis than pieces, or they don't divide evenly and
+        should.
     """
     if num_slice < 1:
         raise ValueError(f"split_data: num_slice must be at least 1, not {num_slice}")
@@ -71,9 +73,11 @@ def split_data(data, num_slice, batch_axis=0, even_split=True):
 
 
 def split_and_load(data, ctx_list, batch_axis=0, even_split=True):
-    """Splits `data` (NDArray or anything ``nd.array`` takes) along `batch_axis`, one piece for each device of `ctx_list`.
+    """Splits `data` (NDArray or anything ``nd.array`` takes) along `batch_axis`, one piece for each
+    device of `ctx_list`.
 
-    `ctx_list` may be a `mpgluon.parallel.Mesh`: one piece for each of its replicas, on the device of the first stage.
+    `ctx_list` may be a `mpgluon.parallel.Mesh`: one piece for each of its replicas, on the device
+    of the first stage.
 
     Returns
     -------
@@ -93,8 +97,9 @@ def split_and_load(data, ctx_list, batch_axis=0, even_split=True):
 def clip_global_norm(arrays, max_norm, check_isfinite=True):
     """Scales `arrays` in place so that the 2-norm of all of them together is at most `max_norm`.
 
-    The arrays may lie on any devices. The order of the sum is that of `arrays`, whichever device each lies on, so the result
-    does not depend on placement. With ``check_isfinite=False`` nothing waits for the arrays' values.
+    The arrays may lie on any devices. The order of the sum is that of `arrays`, whichever device
+    each lies on, so the result does not depend on placement. With ``check_isfinite=False`` nothing
+    waits for the arrays' values.
 
     Parameters
     ----------
@@ -139,7 +144,8 @@ def _together(arrays):
 def global_norm(arrays):
     """The 2-norm of all arrays together, of shape (1,), on the device of the first."""
     home, groups = arrays[0].context, _together(arrays)
-    # One number for each array crosses the border of its device. They are added up in one place and one order.
+    # One number for each array crosses the border of its device. They are added up in one place and
+    # one order.
     squares = []
     for positions in groups:
         sums = nd.multi_sum_sq(*[arrays[i] for i in positions], num_arrays=len(positions))
@@ -186,14 +192,15 @@ def check_sha1(filename, sha1_hash):
 def download(url, path=None, overwrite=False, sha1_hash=None, retries=5, verify_ssl=True):
     """Fetches `url` into a file and returns the file's path.
 
-    An existing file is kept unless `overwrite` is set or its SHA-1 is not `sha1_hash`. ``file://`` addresses and plain
-    paths need no network.
+    An existing file is kept unless `overwrite` is set or its SHA-1 is not `sha1_hash`. ``file://``
+    addresses and plain paths need no network.
 
     Parameters
     ----------
     url : str
     path : str, optional
-        The file to write, or an existing directory to put it into; by default the address's last part.
+        The file to write, or an existing directory to put it into; by default the address's last
+        part.
     overwrite : bool, default False
     sha1_hash : str, optional
     retries : int, default 5

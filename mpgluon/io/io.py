@@ -71,7 +71,8 @@ class DataBatch:
 
 
 class DataIter:
-    """The base of iterators over batches. Subclasses define `iter_next`, `getdata`, `getlabel`, `getpad`, and `reset`."""
+    """The base of iterators over batches. Subclasses define `iter_next`, `getdata`, `getlabel`,
+    `getpad`, and `reset`."""
 
     def __init__(self, batch_size=0):
         self.batch_size = batch_size
@@ -111,7 +112,8 @@ class DataIter:
 
 
 def _named(data, allow_empty, name):
-    """A list of (name, NDArray) from an array, a list or a dict of arrays; NumPy arrays become float32."""
+    """A list of (name, NDArray) from an array, a list or a dict of arrays; NumPy arrays become
+    float32."""
     if data is None:
         data = []
     if isinstance(data, (np.ndarray, nd.NDArray)):
@@ -146,7 +148,8 @@ class NDArrayIter(DataIter):
     shuffle : bool, default False
         Whether every epoch has another order (drawn with NumPy's generator).
     last_batch_handle : {'pad', 'discard', 'roll_over'}, default 'pad'
-        What becomes of a last batch that isn't full: filled up from the beginning, left out, or kept for the next epoch.
+        What becomes of a last batch that isn't full: filled up from the beginning, left out, or
+        kept for the next epoch.
     data_name, label_name : str
         Names where none are given.
     layout : str, default 'NCHW'
@@ -407,7 +410,8 @@ class _Fetcher:
 
 
 class PrefetchingIter(_WholeBatchIter):
-    """Other iterators whose batches are fetched by threads while the current ones are used; several are combined into one.
+    """Other iterators whose batches are fetched by threads while the current ones are used; several
+    are combined into one.
 
     Parameters
     ----------

@@ -19,8 +19,9 @@ def _call_all(callbacks, *args):
 
 
 class BaseModule:
-    """The base of modules. A subclass defines `bind`, `init_params`, `init_optimizer`, `forward`, `backward`, `update`, `update_metric`,
-    `get_outputs`, `get_params` and the descriptions of its data."""
+    """The base of modules. A subclass defines `bind`, `init_params`, `init_optimizer`, `forward`,
+    `backward`, `update`, `update_metric`, `get_outputs`, `get_params` and the descriptions of its
+    data."""
 
     def __init__(self, logger=logging):
         self.logger = logger
@@ -144,7 +145,8 @@ class BaseModule:
         self._undefined("install_monitor")
 
     def get_states(self, merge_multi_context=True):
-        """The states that are carried from batch to batch, as a list; none, unless a subclass has some."""
+        """The states that are carried from batch to batch, as a list; none, unless a subclass has
+        some."""
         return []
 
     def set_states(self, states=None, value=None):
@@ -245,7 +247,8 @@ class BaseModule:
 
         Returns
         -------
-        NDArray, or a list of them for several outputs or with `always_output_list`; without `merge_batches` a list of lists.
+        NDArray, or a list of them for several outputs or with `always_output_list`; without
+        `merge_batches` a list of lists.
         """
         if isinstance(eval_data, (nd.NDArray, np.ndarray)):
             from ..io import DataBatch
@@ -291,7 +294,8 @@ class BaseModule:
         monitor=None,
         sparse_row_id_fn=None,
     ):
-        """Trains on the batches of `train_data` for the epochs from `begin_epoch` up to `num_epoch`, binding and initializing first.
+        """Trains on the batches of `train_data` for the epochs from `begin_epoch` up to
+        `num_epoch`, binding and initializing first.
 
         Parameters
         ----------
@@ -299,7 +303,8 @@ class BaseModule:
             The latter is scored after every epoch.
         eval_metric, validation_metric : EvalMetric or str
         epoch_end_callback : function or list of functions (epoch, symbol, arg_params, aux_params)
-        batch_end_callback, eval_end_callback, eval_batch_end_callback : function or list of functions (BatchEndParam)
+        batch_end_callback, eval_end_callback, eval_batch_end_callback : function or list of
+        functions (BatchEndParam)
         kvstore, optimizer, optimizer_params : see `init_optimizer`
         initializer, arg_params, aux_params, allow_missing, force_init : see `init_params`
         monitor : Monitor, optional
@@ -335,9 +340,8 @@ class BaseModule:
                 self.update_metric(eval_metric, batch.label)
                 if monitor is not None:
                     monitor.toc_print()
-                values = (
-                    eval_metric.get_global_name_value()
-                )  # of the whole epoch, whatever callbacks reset
+                # Of the whole epoch, whatever callbacks reset
+                values = eval_metric.get_global_name_value()
                 if batch_end_callback is not None:
                     _call_all(
                         batch_end_callback, BatchEndParam(epoch, number, eval_metric, locals())

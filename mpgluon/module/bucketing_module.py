@@ -1,4 +1,5 @@
-"""`BucketingModule`: one symbol for each kind of batch (such as a sequence length), all with the same parameters."""
+"""`BucketingModule`: one symbol for each kind of batch (such as a sequence length), all with the
+same parameters."""
 
 import logging
 
@@ -23,7 +24,8 @@ class BucketingModule(BaseModule):
         ``sym_gen(bucket_key)`` gives ``(symbol, data_names, label_names)``.
     default_bucket_key : anything
         The largest bucket's key; its module is bound first, and has all parameters.
-    logger, context, work_load_list, fixed_param_names, state_names, group2ctxs, compression_params : see `Module`
+    logger, context, work_load_list, fixed_param_names, state_names, group2ctxs, compression_params
+    : see `Module`
     """
 
     def __init__(
@@ -61,7 +63,8 @@ class BucketingModule(BaseModule):
         self._grad_req = "write"
 
     def _generated(self, key):
-        """What sym_gen gives; names that it leaves to the NameManager are the same for every bucket."""
+        """What sym_gen gives; names that it leaves to the NameManager are the same for every
+        bucket."""
         with NameManager():
             return self._sym_gen(key)
 
@@ -138,7 +141,8 @@ class BucketingModule(BaseModule):
             self._params = None
 
     def switch_bucket(self, bucket_key, data_shapes, label_shapes=None):
-        """Makes a bucket the current one, binding it if it is new. What the former one kept for its backward is given back."""
+        """Makes a bucket the current one, binding it if it is new. What the former one kept for its
+        backward is given back."""
         self._require()
         module = self._bind_bucket(bucket_key, data_shapes, label_shapes)
         if self._curr_module is not module:
@@ -278,8 +282,9 @@ class BucketingModule(BaseModule):
             module.install_monitor(mon)
 
     def save_checkpoint(self, prefix, epoch, remove_amp_cast=False):
-        """Writes the parameters (``prefix-0001.params``), the keys of the buckets so far (``prefix.buckets``; they are integers) and the
-        symbol of each (``prefix-10-symbol.json``)."""
+        """Writes the parameters (``prefix-0001.params``), the keys of the buckets so far
+        (``prefix.buckets``; they are integers) and the symbol of each
+        (``prefix-10-symbol.json``)."""
         self._require(params=True)
         for key in self._buckets:
             if not isinstance(key, (int, np.integer)):
@@ -293,7 +298,8 @@ class BucketingModule(BaseModule):
 
     @staticmethod
     def load(prefix, epoch, sym_gen=None, default_bucket_key=None, **kwargs):
-        """A module of what `save_checkpoint` wrote; `kwargs` go to `BucketingModule`. `sym_gen` makes the symbols of further buckets."""
+        """A module of what `save_checkpoint` wrote; `kwargs` go to `BucketingModule`. `sym_gen`
+        makes the symbols of further buckets."""
         keys = [int(key) for key in nd.load(f"{prefix}.buckets")[0].asnumpy()]
         loaded = {key: symbols.load(f"{prefix}-{key}-symbol.json") for key in keys}
         return BucketingModule.load_dict(
@@ -309,7 +315,8 @@ class BucketingModule(BaseModule):
         aux_params=None,
         **kwargs,
     ):
-        """A module of symbols by bucket, and parameters by name; `kwargs` go to `BucketingModule`."""
+        """A module of symbols by bucket, and parameters by name; `kwargs` go to
+        `BucketingModule`."""
         for value, what in (
             (sym_dict, "sym_dict"),
             (sym_gen, "sym_gen"),

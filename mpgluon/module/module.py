@@ -1,4 +1,5 @@
-"""`Module`: one symbol on one device, on several with a part of each batch, or spread over devices by group2ctx."""
+"""`Module`: one symbol on one device, on several with a part of each batch, or spread over devices
+by group2ctx."""
 
 import logging
 import warnings
@@ -15,9 +16,8 @@ from .base_module import BaseModule, copied
 __all__ = ["Module"]
 
 
-ExecutorGroup = namedtuple(
-    "ExecutorGroup", ["execs", "contexts", "param_names", "aux_names"]
-)  # what Module._exec_group shows
+# What Module._exec_group shows
+ExecutorGroup = namedtuple("ExecutorGroup", ["execs", "contexts", "param_names", "aux_names"])
 
 
 def _descs(shapes):
@@ -127,9 +127,8 @@ class Module(BaseModule):
         self.binded = False
         self._execs = []
         self._grad_req = None
-        self._buffers = [
-            {} for _ in self._context
-        ]  # name -> the largest array so far of a data or label, which all buckets use
+        # name -> the largest array so far of a data or label, which all buckets use
+        self._buffers = [{} for _ in self._context]
         self._data_shapes = self._label_shapes = None
 
     @staticmethod
@@ -144,7 +143,8 @@ class Module(BaseModule):
         return module
 
     def save_checkpoint(self, prefix, epoch, save_optimizer_states=False, remove_amp_cast=True):
-        """Writes the symbol, the parameters, and (``prefix-0001.states``) the optimizer's states."""
+        """Writes the symbol, the parameters, and (``prefix-0001.states``) the optimizer's
+        states."""
         save_checkpoint(
             prefix, epoch, self._symbol, *self.get_params(), remove_amp_cast=remove_amp_cast
         )
@@ -448,7 +448,8 @@ class Module(BaseModule):
         _core.at_once(*changes, (vars(self).update, values))
 
     def get_params(self):
-        """The dicts of parameters and of auxiliary states; the latter are averaged over the contexts."""
+        """The dicts of parameters and of auxiliary states; the latter are averaged over the
+        contexts."""
         self._require(params=True)
         if self._params_dirty:
             first = self._execs[0]
@@ -469,9 +470,11 @@ class Module(BaseModule):
         optimizer_params=(("learning_rate", 0.01),),
         force_init=False,
     ):
-        """Installs an optimizer: an Optimizer, or a name with parameters. Gradients are divided by the batch size by default.
+        """Installs an optimizer: an Optimizer, or a name with parameters. Gradients are divided by
+        the batch size by default.
 
-        kvstore: 'local', 'device' or None; parameters of several contexts are updated on the first and copied to the others.
+        kvstore: 'local', 'device' or None; parameters of several contexts are updated on the first
+        and copied to the others.
         """
         self._require(params=True)
         if self.optimizer_initialized and not force_init:
@@ -495,7 +498,8 @@ class Module(BaseModule):
         elif not optimizer.idx2name:
             optimizer.idx2name = names
         updater = optimizers.get_updater(optimizer)
-        # `update` does what pushing and pulling would, in one call for all parameters of a device; the store is there to be asked.
+        # `update` does what pushing and pulling would, in one call for all parameters of a device;
+        # the store is there to be asked.
         store = store if len(self._context) > 1 or not isinstance(kvstore, str) else None
         if isinstance(store, kvstores.KVStore):
             store._set_updater(updater)
@@ -524,7 +528,8 @@ class Module(BaseModule):
     def load_optimizer_states(self, fname):
         """Reads what `save_optimizer_states` wrote, here or in MXNet; load only what you trust.
 
-        MXNetError when the file holds no states, or states of parameters that the module does not have.
+        MXNetError when the file holds no states, or states of parameters that the module does not
+        have.
         """
         self._require(params=True, optimizer=True)
         updater = optimizers.get_updater(self._updater.optimizer)
@@ -535,9 +540,8 @@ class Module(BaseModule):
                 raise
             except MXNetError as error:
                 raise MXNetError(f"{fname}: {error}") from None
-        names = dict(
-            enumerate(self._param_names)
-        )  # MXNet counts parameters where no kvstore updates them
+        # MXNet counts parameters where no kvstore updates them
+        names = dict(enumerate(self._param_names))
         states = {names.get(key, key): state for key, state in updater.states.items()}
         unknown = [str(key) for key in states if key not in self._param_names]
         if unknown:
@@ -551,7 +555,8 @@ class Module(BaseModule):
     # Computing
 
     def forward(self, data_batch, is_train=None):
-        """Computes the outputs for a batch. A batch of other shapes than bound reshapes the module."""
+        """Computes the outputs for a batch. A batch of other shapes than bound reshapes the
+        module."""
         self._require(params=True)
         self._replicate()
         is_train = self.for_training if is_train is None else is_train
@@ -598,7 +603,8 @@ class Module(BaseModule):
             executor.forward(is_train=is_train)
 
     def backward(self, out_grads=None):
-        """Computes the gradients; `out_grads`: of the outputs, where those are not of loss layers."""
+        """Computes the gradients; `out_grads`: of the outputs, where those are not of loss
+        layers."""
         self._require(params=True, training=True)
         grads = [out_grads] if isinstance(out_grads, nd.NDArray) else out_grads
         for (begin, end), executor in zip(self._parts, self._execs):
@@ -654,7 +660,8 @@ class Module(BaseModule):
         )
 
     def get_outputs(self, merge_multi_context=True):
-        """The outputs of the last forward, those of the contexts joined; or a list for each output."""
+        """The outputs of the last forward, those of the contexts joined; or a list for each
+        output."""
         self._require(params=True)
         return self._merged(
             [one.outputs for one in self._execs], merge_multi_context, self._output_axes
@@ -672,7 +679,8 @@ class Module(BaseModule):
         return self._merged(grads, merge_multi_context, [axes[name] for name in self._data_names])
 
     def _merged(self, parts, merge, axes):
-        """The arrays of the contexts joined along their batch axes (-1: those of the first context)."""
+        """The arrays of the contexts joined along their batch axes (-1: those of the first
+        context)."""
         if not merge:
             return [list(arrays) for arrays in zip(*parts)]
         if len(parts) == 1:
@@ -693,7 +701,8 @@ class Module(BaseModule):
         )
 
     def set_states(self, states=None, value=None):
-        """Sets the arrays of `state_names`: from lists per state of arrays per context, or to a number."""
+        """Sets the arrays of `state_names`: from lists per state of arrays per context, or to a
+        number."""
         self._require(params=True)
         if (states is None) == (value is None):
             raise AssertionError("set_states takes either states or a value")

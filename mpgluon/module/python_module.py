@@ -11,8 +11,8 @@ __all__ = ["PythonModule", "PythonLossModule"]
 
 
 class PythonModule(BaseModule):
-    """The base of modules without parameters. A subclass defines `_compute_output_shapes`, `forward`, `backward`, `get_outputs` and
-    `get_input_grads`.
+    """The base of modules without parameters. A subclass defines `_compute_output_shapes`,
+    `forward`, `backward`, `get_outputs` and `get_input_grads`.
 
     Parameters
     ----------
@@ -119,8 +119,8 @@ class PythonLossModule(PythonModule):
     name : str, default 'pyloss'
     data_names, label_names : one name each
     grad_func : function, optional
-        ``grad_func(scores, labels)`` gives the gradient with respect to the scores, an NDArray or a NumPy array. Without it a subclass
-        defines `_backward_impl`.
+        ``grad_func(scores, labels)`` gives the gradient with respect to the scores, an NDArray or a
+        NumPy array. Without it a subclass defines `_backward_impl`.
     """
 
     def __init__(

@@ -128,7 +128,8 @@ class SequentialModule(BaseModule):
         force_init=False,
         allow_extra=False,
     ):
-        """Initializes all modules; see `Module.init_params`. AssertionError when two have a parameter of the same name."""
+        """Initializes all modules; see `Module.init_params`. AssertionError when two have a
+        parameter of the same name."""
         if self.params_initialized and not force_init:
             return
         self._require()

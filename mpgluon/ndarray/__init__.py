@@ -1,7 +1,8 @@
 """``mx.nd``: arrays and their functions.
 
-Every op of the registry is here under its name and aliases, and in the sub-namespaces that MXNet derives from prefixes:
-``nd.random``, ``nd.linalg``, ``nd.contrib``, ``nd.image``; ``nd._internal`` has the names that begin with an underscore.
+Every op of the registry is here under its name and aliases, and in the sub-namespaces that MXNet
+derives from prefixes: ``nd.random``, ``nd.linalg``, ``nd.contrib``, ``nd.image``; ``nd._internal``
+has the names that begin with an underscore.
 """
 
 from .. import _core

@@ -1,7 +1,8 @@
 """Loops and branches over arrays (``nd.contrib.foreach``, ...).
 
-Called on arrays with values they run in Python. While a block is traced their bodies are traced once: short loops over slices are unrolled
-into the block's graph; other loops, and branches, cut it (see `mpgluon._split`).
+Called on arrays with values they run in Python. While a block is traced their bodies are traced
+once: short loops over slices are unrolled into the block's graph; other loops, and branches, cut it
+(see `mpgluon._split`).
 """
 
 import numpy as np
@@ -49,7 +50,8 @@ def _concat(arrays):
 
 
 def _slices(array, count):
-    """The entries along the first axis, of shape (1,) where there is no other. Where gradients may be taken, as the results of one op: its gradient is one op, too."""
+    """The entries along the first axis, of shape (1,) where there is no other. Where gradients may
+    be taken, as the results of one op: its gradient is one op, too."""
     if not (array._in_trace or (_core.is_recording() and _core.on_tape(array))):
         return [array[i] for i in range(count)]
     slices = []
@@ -68,7 +70,8 @@ def _slices(array, count):
 
 
 class _Steps(_core.Scope):
-    """Counts the steps of a loop: errors of work that is queued in one name it, when it runs later, too."""
+    """Counts the steps of a loop: errors of work that is queued in one name it, when it runs later,
+    too."""
 
     def _changes(self):
         self._outer = (_core.get_steps() & 0xFFFFFFFF) << 32
@@ -86,10 +89,11 @@ def _tracer(arrays):
 
 
 def foreach(body, data, init_states):
-    """Calls ``body(slice, states) -> (outputs, states)`` for each slice of ``data`` along its first axis.
+    """Calls ``body(slice, states) -> (outputs, states)`` for each slice of ``data`` along its first
+    axis.
 
-    data, init_states, outputs: an NDArray or nested lists. Returns the outputs of all steps stacked along a new first axis, and the
-    last states. ValueError when there are no slices.
+    data, init_states, outputs: an NDArray or nested lists. Returns the outputs of all steps stacked
+    along a new first axis, and the last states. ValueError when there are no slices.
     """
     arrays, nest = _flat(data, "foreach: data")
     states, nest_states = _flat(init_states, "foreach: init_states")
@@ -119,7 +123,8 @@ def foreach(body, data, init_states):
 
 
 def _traced_foreach(tracer, body, data, nest, states, nest_states, count):
-    """None when the body can't be traced by itself: its states change their shapes from step to step, or a shape depends on values."""
+    """None when the body can't be traced by itself: its states change their shapes from step to
+    step, or a shape depends on values."""
     nests = []
 
     def step(arrays):
@@ -208,11 +213,13 @@ def _step_of(func, variables, what):
 
 
 def while_loop(cond, func, loop_vars, max_iterations=None):
-    """While ``cond(*loop_vars)`` is true, at most ``max_iterations`` times: ``outputs, loop_vars = func(*loop_vars)``.
+    """While ``cond(*loop_vars)`` is true, at most ``max_iterations`` times:
+    ``outputs, loop_vars = func(*loop_vars)``.
 
-    Returns the outputs of all steps stacked along a new first axis of length ``max_iterations``, zeros behind the last step, and the
-    last loop_vars. Called on arrays with values, the list of outputs is empty when there was no step; in a hybridized block they
-    are zeros. ValueError without max_iterations or loop_vars.
+    Returns the outputs of all steps stacked along a new first axis of length ``max_iterations``,
+    zeros behind the last step, and the last loop_vars. Called on arrays with values, the list of
+    outputs is empty when there was no step; in a hybridized block they are zeros. ValueError
+    without max_iterations or loop_vars.
     """
     if max_iterations is None:
         raise ValueError("while_loop: max_iterations has to be given")
@@ -390,7 +397,8 @@ def _inside(error, what):
 
 
 def dynamic(call, inputs):
-    """The results of an op whose shapes depend on values: a step between two parts where the inputs are traced. `call`: a `_core.OpCall`."""
+    """The results of an op whose shapes depend on values: a step between two parts where the inputs
+    are traced. `call`: a `_core.OpCall`."""
     tracer = _tracer(inputs)
     if tracer is not None and _device_groups.current() is not None:
         device = _device_groups.device() or inputs[0].context
@@ -405,7 +413,8 @@ def dynamic(call, inputs):
 
 
 def boolean_mask(data, index, axis=0):
-    """The entries of ``data`` along its first axis where the vector ``index`` is not 0. Waits for ``index``; a hybridized block is cut there."""
+    """The entries of ``data`` along its first axis where the vector ``index`` is not 0. Waits for
+    ``index``; a hybridized block is cut there."""
     return dynamic(_core.OpCall("_contrib_boolean_mask", {"axis": axis}), [data, index])[0]
 
 

@@ -17,14 +17,16 @@ OPS = (
 
 
 def _transpose(self, *axes, **kwargs):
-    """The array with its axes in another order: ``x.transpose((1, 0))`` or ``x.transpose(1, 0)``; reversed without any."""
+    """The array with its axes in another order: ``x.transpose((1, 0))`` or ``x.transpose(1, 0)``;
+    reversed without any."""
     if len(axes) > 1:
         axes = (axes,)
     return _core.get_op("transpose")(self, *axes, **kwargs)
 
 
 def _squeeze(self, axis=None, inplace=False):
-    """The array without its axes of length 1, or those of them in ``axis``; with ``inplace`` it shares memory."""
+    """The array without its axes of length 1, or those of them in ``axis``; with ``inplace`` it
+    shares memory."""
     if not inplace:
         return _core.get_op("squeeze")(self, axis=axis)
     ndim = self.ndim
@@ -127,7 +129,8 @@ def ___dir__(self):
 
 
 def ___array_ufunc__(self, ufunc, method, *inputs, **kwargs):
-    """Operators between NumPy and this are NDArray's; any other ufunc of NumPy computes on copies of the values."""
+    """Operators between NumPy and this are NDArray's; any other ufunc of NumPy computes on copies
+    of the values."""
     if method == "__call__" and ufunc in _UFUNCS and not kwargs and len(inputs) == 2:
         return _core._binary(_UFUNCS[ufunc], *inputs)
     _refuse_recorded(ufunc.__name__, inputs)

@@ -1,10 +1,12 @@
-"""Where each op of the registry is found under ``mx.nd`` (and, with other functions, ``mx.sym``), by MXNet's prefixes."""
+"""Where each op of the registry is found under ``mx.nd`` (and, with other functions, ``mx.sym``),
+by MXNet's prefixes."""
 
 PREFIXES = ("_contrib_", "_linalg_", "_sparse_", "_image_", "_random_")
 
 
 def place(name):
-    """``(sub-namespace, name there)``: ("linalg", "gemm2") for "_linalg_gemm2", ("_internal", ...) for other names in "_", ("op", ...) else."""
+    """``(sub-namespace, name there)``: ("linalg", "gemm2") for "_linalg_gemm2", ("_internal", ...)
+    for other names in "_", ("op", ...) else."""
     for prefix in PREFIXES:
         if name.startswith(prefix):
             return prefix[1:-1], name[len(prefix) :]

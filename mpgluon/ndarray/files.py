@@ -72,8 +72,8 @@ def save(fname, data):
     """Writes arrays to a file.
 
     data : NDArray, list of NDArray, or dict of str to NDArray, on any devices and of any dtype.
-    The file is complete or, after an error or when the program is killed, what it was before. MXNetError when it cannot be
-    written.
+    The file is complete or, after an error or when the program is killed, what it was before.
+    MXNetError when it cannot be written.
     """
     if os.fspath(fname).endswith((".safetensors", ".pt")):
         raise _core.MXNetValueError(
@@ -83,11 +83,12 @@ def save(fname, data):
 
 
 def load(fname):
-    """Reads arrays from a file written by `save` of this package or of MXNet, in any version of the format.
+    """Reads arrays from a file written by `save` of this package or of MXNet, in any version of the
+    format.
 
-    Returns a list of NDArray, or a dict of str to NDArray where they were saved with names. They lie on cpu(0), or on the GPU they
-    were saved from where there is one of that number. MXNetError, naming file and position, when the file is missing, damaged,
-    or holds sparse arrays.
+    Returns a list of NDArray, or a dict of str to NDArray where they were saved with names. They
+    lie on cpu(0), or on the GPU they were saved from where there is one of that number. MXNetError,
+    naming file and position, when the file is missing, damaged, or holds sparse arrays.
     """
     try:
         return _as_saved(*_core.load_arrays(fname))

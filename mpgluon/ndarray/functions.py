@@ -1,4 +1,5 @@
-"""Functions of ``mx.nd`` that are more than one op: making arrays, and operators that take arrays or numbers on either side."""
+"""Functions of ``mx.nd`` that are more than one op: making arrays, and operators that take arrays
+or numbers on either side."""
 
 import builtins
 
@@ -93,11 +94,13 @@ def UpSampling(
     Parameters
     ----------
     *data : NDArray
-        With 'nearest' any number, which are brought to the first one's new size; with 'bilinear' the data and the weight.
+        With 'nearest' any number, which are brought to the first one's new size; with 'bilinear'
+        the data and the weight.
     scale : int
     sample_type : {'nearest', 'bilinear'}
-        Values are repeated; or they are spread by a Deconvolution of each channel with `weight`, (channels, 1, size, size) with size
-        ``2 * scale - scale % 2``, which `mx.init.Bilinear` fills.
+        Values are repeated; or they are spread by a Deconvolution of each channel with `weight`,
+        (channels, 1, size, size) with size ``2 * scale - scale % 2``, which `mx.init.Bilinear`
+        fills.
     num_filter : int
         The number of channels; only for 'bilinear'.
     multi_input_mode : {'concat', 'sum'}
@@ -127,7 +130,8 @@ def _filled(shape, value, ctx, dtype, out):
 
 
 def zeros(shape, ctx=None, dtype=None, stype=None, out=None, **kwargs):
-    """An array of zeros: ``shape`` an integer or tuple, float32 by default, on the current context by default."""
+    """An array of zeros: ``shape`` an integer or tuple, float32 by default, on the current context
+    by default."""
     if stype not in (None, "default"):
         raise _core.NotSupportedError(f"zeros: arrays are dense; stype {stype!r} is not supported")
     return _filled(shape, 0, ctx, dtype, out)
@@ -164,7 +168,8 @@ def arange(start, stop=None, step=1.0, repeat=1, infer_range=None, ctx=None, dty
 
 
 def linspace(start, stop, num, endpoint=True, ctx=None, dtype="float32"):
-    """``num`` numbers at equal distances from start to stop, which is left out with ``endpoint=False``."""
+    """``num`` numbers at equal distances from start to stop, which is left out with
+    ``endpoint=False``."""
     return _op("_linspace")(
         start=start, stop=stop, num=num, endpoint=endpoint, ctx=ctx, dtype=dtype
     )
@@ -176,10 +181,12 @@ def eye(N, M=0, k=0, ctx=None, dtype=None, **kwargs):
 
 
 def from_numpy(ndarray, zero_copy=True, array_cls=NDArray):
-    """An NDArray of a NumPy array, of its dtype; with ``zero_copy`` sharing its memory, which has to be C-contiguous then.
+    """An NDArray of a NumPy array, of its dtype; with ``zero_copy`` sharing its memory, which has
+    to be C-contiguous then.
 
-    The NumPy array is made read-only while memory is shared; it may have been before, by an earlier call or otherwise. ValueError
-    when it is not contiguous, or its memory can't be written (a file mapped for reading, an immutable object).
+    The NumPy array is made read-only while memory is shared; it may have been before, by an earlier
+    call or otherwise. ValueError when it is not contiguous, or its memory can't be written (a file
+    mapped for reading, an immutable object).
     """
     if not isinstance(ndarray, np.ndarray):
         raise TypeError(
@@ -297,7 +304,8 @@ true_divide = divide
 
 
 def concatenate(arrays, axis=0, always_copy=True):
-    """The arrays one after the other along ``axis``. One array alone is given back itself unless ``always_copy``."""
+    """The arrays one after the other along ``axis``. One array alone is given back itself unless
+    ``always_copy``."""
     arrays = list(arrays)
     if not arrays:
         raise _core.MXNetAssertionError("concatenate: no arrays are given")
@@ -316,7 +324,8 @@ def cast_storage(data, stype, out=None):
 
 
 def moveaxis(tensor, source, destination):
-    """The array with the axes ``source`` at the places ``destination``; integers or sequences of them."""
+    """The array with the axes ``source`` at the places ``destination``; integers or sequences of
+    them."""
     sources = [source] if np.isscalar(source) else list(source)
     destinations = [destination] if np.isscalar(destination) else list(destination)
     if len(sources) != len(destinations):
@@ -341,7 +350,8 @@ def moveaxis(tensor, source, destination):
 
 
 def split_v2(ary, indices_or_sections, axis=0, squeeze_axis=False):
-    """The array in pieces along ``axis``: so many equal ones, or cut before each of the given indices. A list, or one array."""
+    """The array in pieces along ``axis``: so many equal ones, or cut before each of the given
+    indices. A list, or one array."""
     size = ary.shape[axis]
     if isinstance(indices_or_sections, (int, np.integer)):
         if indices_or_sections < 1 or size % indices_or_sections:
@@ -362,7 +372,8 @@ def onehot_encode(indices, out):
 
 
 def histogram(a, bins=10, range=None):
-    """Counts and edges: ``bins`` a number of equal bins over ``range`` (default: of the values), or an NDArray of edges.
+    """Counts and edges: ``bins`` a number of equal bins over ``range`` (default: of the values), or
+    an NDArray of edges.
 
     As in MXNet they are a tuple of float32 arrays where `bins` is a number and no range is given;
     else a list, counts are int64, and edges of the dtype of `a`. ValueError for other bins.

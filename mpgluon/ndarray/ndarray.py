@@ -1,4 +1,5 @@
-"""NDArray and the functions on top of ops, under the module name that MXNet's programs import them from."""
+"""NDArray and the functions on top of ops, under the module name that MXNet's programs import them
+from."""
 
 from .._core import NDArray, waitall  # noqa: F401
 from .functions import *  # noqa: F403

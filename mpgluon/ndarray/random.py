@@ -1,4 +1,5 @@
-"""Samplers. Parameters are numbers, or NDArrays, of which each element is the parameter of a draw of ``shape``."""
+"""Samplers. Parameters are numbers, or NDArrays, of which each element is the parameter of a draw
+of ``shape``."""
 
 from .. import _core
 from ..context import current_context  # noqa: F401 - found here in MXNet, too
@@ -99,7 +100,8 @@ def randint(low, high, shape=None, dtype=None, ctx=None, out=None, **kwargs):
 
 
 def multinomial(data, shape=None, get_prob=False, out=None, dtype="int32", **kwargs):
-    """Indices drawn with the probabilities in the last axis of ``data``; with ``get_prob`` also their log-likelihoods."""
+    """Indices drawn with the probabilities in the last axis of ``data``; with ``get_prob`` also
+    their log-likelihoods."""
     options = {} if out is None else {"out": out}
     if shape is not None:
         options["shape"] = shape

@@ -1,6 +1,7 @@
 """Optimizers: how gradients change weights.
 
-`create(name, **options)` makes one by name. Gluon's Trainer drives them; `get_updater` is the form that keeps the states itself.
+`create(name, **options)` makes one by name. Gluon's Trainer drives them; `get_updater` is the form
+that keeps the states itself.
 """
 
 from . import contrib

@@ -58,7 +58,8 @@ class Adam(GroupedOptimizer):
 
 @register
 class AdaGrad(GroupedOptimizer):
-    """AdaGrad: `history += grad ** 2; weight -= lr * (grad / sqrt(history + eps) + wd * weight)`."""
+    """AdaGrad: `history += grad ** 2; weight -= lr * (grad / sqrt(history + eps) + wd *
+    weight)`."""
 
     def __init__(self, eps=1e-7, **kwargs):
         super().__init__(**kwargs)
@@ -88,7 +89,8 @@ class AdaGrad(GroupedOptimizer):
 class RMSProp(GroupedOptimizer):
     """RMSProp: the step is divided by a running root mean square of the gradient (`gamma1`).
 
-    With `centered` by the running deviation, and with a momentum `gamma2`. `clip_weights` cuts the weights off afterwards.
+    With `centered` by the running deviation, and with a momentum `gamma2`. `clip_weights` cuts the
+    weights off afterwards.
     """
 
     def __init__(
@@ -147,7 +149,8 @@ class RMSProp(GroupedOptimizer):
 
 @register
 class AdaDelta(GroupedOptimizer):
-    """AdaDelta: steps scaled by running squares (`rho`) of gradients and of steps; there is no learning rate."""
+    """AdaDelta: steps scaled by running squares (`rho`) of gradients and of steps; there is no
+    learning rate."""
 
     def __init__(self, rho=0.9, epsilon=1e-5, **kwargs):
         super().__init__(**kwargs)
@@ -172,7 +175,8 @@ class AdaDelta(GroupedOptimizer):
 
 @register
 class Adamax(GroupedOptimizer):
-    """Adam with the largest absolute gradient (decayed by `beta2`) in place of the root mean square."""
+    """Adam with the largest absolute gradient (decayed by `beta2`) in place of the root mean
+    square."""
 
     def __init__(self, learning_rate=0.002, beta1=0.9, beta2=0.999, **kwargs):
         super().__init__(learning_rate=learning_rate, **kwargs)
@@ -206,7 +210,8 @@ class Adamax(GroupedOptimizer):
 class Nadam(Adamax):
     """Adam with Nesterov's momentum, which follows a schedule (`schedule_decay`).
 
-    The schedule is a function of how often the parameter was updated, so it does not depend on the other parameters.
+    The schedule is a function of how often the parameter was updated, so it does not depend on the
+    other parameters.
     """
 
     def __init__(
@@ -301,7 +306,8 @@ class Ftrl(GroupedOptimizer):
 
 @register
 class LAMB(GroupedOptimizer):
-    """Adam whose step is scaled, layer by layer, to the norm of the weight (cut off at `lower_bound` and `upper_bound`)."""
+    """Adam whose step is scaled, layer by layer, to the norm of the weight (cut off at
+    `lower_bound` and `upper_bound`)."""
 
     def __init__(
         self,

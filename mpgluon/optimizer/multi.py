@@ -1,4 +1,5 @@
-"""A step of all weights of one device at once: prepared when they have been updated before, then a few numbers for each step."""
+"""A step of all weights of one device at once: prepared when they have been updated before, then a
+few numbers for each step."""
 
 import math
 
@@ -41,9 +42,11 @@ def _known_steps(optimizer):
 
 
 class MultiStep:
-    """Updates of lists of weights, gradients and states, while these and the factors of their rates stay what they are.
+    """Updates of lists of weights, gradients and states, while these and the factors of their rates
+    stay what they are.
 
-    parts: (indices, grads, weights) of one dtype each, as `Updater.alike` makes them, but of any length.
+    parts: (indices, grads, weights) of one dtype each, as `Updater.alike` makes them, but of any
+    length.
     """
 
     def __init__(self, updater, parts, changes):

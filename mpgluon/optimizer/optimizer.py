@@ -25,7 +25,8 @@ def dtype_name(array):
 
 
 def check_rate(name, value):
-    """Returns a learning rate; ValueError unless it is finite and not negative, TypeError unless it is a number."""
+    """Returns a learning rate; ValueError unless it is finite and not negative, TypeError unless it
+    is a number."""
     try:
         finite = math.isfinite(value)
     except TypeError:
@@ -77,9 +78,9 @@ class Optimizer:
     param_dict : dict of int to Parameter
         Their `lr_mult` and `wd_mult` take precedence.
 
-    A subclass defines `create_state(index, weight)` and `update(index, weight, grad, state)` for single arrays. One that sets
-    `aggregate_num` above 0 is given lists of at most so many, all on one device.
-    Rates that are negative or not finite raise ValueError before anything is updated.
+    A subclass defines `create_state(index, weight)` and `update(index, weight, grad, state)` for
+    single arrays. One that sets `aggregate_num` above 0 is given lists of at most so many, all on
+    one device. Rates that are negative or not finite raise ValueError before anything is updated.
     """
 
     opt_registry = {}
@@ -119,9 +120,8 @@ class Optimizer:
         self.num_update = begin_num_update
         self._all_counts = {0: {}}  # per device: how often each parameter was updated
         self._counts = self._all_counts[0]
-        self._counting = (
-            set()
-        )  # MultiSteps that know their weights' counts, which may not be written there yet
+        # MultiSteps that know their weights' counts, which may not be written there yet
+        self._counting = set()
         if param_idx2name is not None and not isinstance(param_idx2name, dict):
             raise TypeError(
                 f"param_idx2name must be a dict of index to name, got {type(param_idx2name).__name__}"
@@ -203,7 +203,8 @@ class Optimizer:
         }
 
     def set_lr_mult(self, args_lr_mult):
-        """Multiplies the learning rate of parameters: dict of name (or index) to factor. Replaces former multipliers."""
+        """Multiplies the learning rate of parameters: dict of name (or index) to factor. Replaces
+        former multipliers."""
         self.lr_mult = {**self._symbol_multipliers("__lr_mult__"), **args_lr_mult}
 
     def _decays(self, name):
@@ -211,7 +212,8 @@ class Optimizer:
         return name.endswith(("_weight", "_gamma"))
 
     def set_wd_mult(self, args_wd_mult):
-        """Multiplies the weight decay of parameters: dict of name (or index) to factor. Biases and the like start at 0."""
+        """Multiplies the weight decay of parameters: dict of name (or index) to factor. Biases and
+        the like start at 0."""
         self.wd_mult = {name: 0.0 for name in self.idx2name.values() if not self._decays(name)}
         self.wd_mult.update(self._symbol_multipliers("__wd_mult__"))
         self.wd_mult.update(args_wd_mult)
@@ -219,11 +221,13 @@ class Optimizer:
     # --- State ---
 
     def create_state(self, index, weight):
-        """What the optimizer remembers of a weight: None, an array, or a tuple of these; it lies where the weight lies."""
+        """What the optimizer remembers of a weight: None, an array, or a tuple of these; it lies
+        where the weight lies."""
         return None
 
     def _keeps_master(self, weight):
-        """Whether the weight is updated through a float32 copy; warns when it has 16 bits and is not."""
+        """Whether the weight is updated through a float32 copy; warns when it has 16 bits and is
+        not."""
         if dtype_name(weight) not in _HALF:
             return False
         if not self.multi_precision:
@@ -362,7 +366,8 @@ class Optimizer:
         state = self.__dict__.copy()
         for name in ("param_dict", "_counting", "_counts", "_all_counts"):
             del state[name]
-        # The current counts are one of all counts: kept as its key, so that they are the same object again.
+        # The current counts are one of all counts: kept as its key, so that they are the same
+        # object again.
         state["_all_index_update_counts"] = self._all_counts
         state["_index_update_count"] = next(
             d for d, counts in self._all_counts.items() if counts is self._counts
@@ -386,7 +391,8 @@ create = Optimizer.create_optimizer
 
 
 def aggregation_size():
-    """How many weights go into one call: the environment's MXNET_OPTIMIZER_AGGREGATION_SIZE, at most LARGEST_GROUP."""
+    """How many weights go into one call: the environment's MXNET_OPTIMIZER_AGGREGATION_SIZE, at
+    most LARGEST_GROUP."""
     setting = os.environ.get("MXNET_OPTIMIZER_AGGREGATION_SIZE", "")
     try:
         size = int(setting) if setting else LARGEST_GROUP
@@ -398,9 +404,11 @@ def aggregation_size():
 
 
 class GroupedOptimizer(Optimizer):
-    """An optimizer whose `update` takes single arrays or lists of any length, on one device, and updates them in groups.
+    """An optimizer whose `update` takes single arrays or lists of any length, on one device, and
+    updates them in groups.
 
-    A subclass defines `_step(indices, weights, grads, states, lrs, wds)` for a group, or `_step_one(index, weight, grad, state, lr, wd)`.
+    A subclass defines `_step(indices, weights, grads, states, lrs,
+    wds)` for a group, or `_step_one(index, weight, grad, state, lr, wd)`.
     """
 
     def __init__(self, **kwargs):
@@ -437,7 +445,8 @@ class GroupedOptimizer(Optimizer):
             )
 
     def _begin(self, indices):
-        """Counts the updates; returns learning rates and weight decays, all checked before anything changes."""
+        """Counts the updates; returns learning rates and weight decays, all checked before anything
+        changes."""
         if not math.isfinite(self.rescale_grad):
             raise ValueError(
                 f"{type(self).__name__}: rescale_grad must be a finite number, got {self.rescale_grad}"
@@ -452,9 +461,10 @@ class GroupedOptimizer(Optimizer):
     def _step_one(self, index, weight, grad, state, lr, wd):
         raise NotImplementedError(f"{type(self).__name__} must define _step or _step_one")
 
-    # An optimizer whose steps of all weights of a device are one update op may define, for MultiStep:
-    # _multi(weights, states): the op's name and, beside weights and gradients, lists of what it takes for each weight; None: not for these.
-    # _multi_numbers(count): a factor on learning rates at that update, and the op's options.
+    # An optimizer whose steps of all weights of a device are one update op may define, for
+    # MultiStep: _multi(weights, states): the op's name and, beside weights and gradients, lists of
+    # what it takes for each weight; None: not for these. _multi_numbers(count): a factor on
+    # learning rates at that update, and the op's options.
 
     def _options(self, **options):
         """Parameters that all update ops share, and more of one's own."""

@@ -17,7 +17,8 @@ from .optimizer import (
 
 
 class _Momentum(GroupedOptimizer):
-    """What SGD, NAG, LARS and LBSGD share: an optional momentum, and the state (momentum, float32 copy) of 16-bit weights."""
+    """What SGD, NAG, LARS and LBSGD share: an optional momentum, and the state (momentum, float32
+    copy) of 16-bit weights."""
 
     def __init__(self, momentum=0.0, **kwargs):
         super().__init__(**kwargs)
@@ -176,7 +177,8 @@ class NAG(_Momentum):
 
 @register
 class Signum(GroupedOptimizer):
-    """Follows only the sign of the gradient, or of its momentum. `wd_lh` is a decay added to the sign's step."""
+    """Follows only the sign of the gradient, or of its momentum. `wd_lh` is a decay added to the
+    sign's step."""
 
     def __init__(self, learning_rate=0.01, momentum=0.9, wd_lh=0.0, **kwargs):
         super().__init__(learning_rate=learning_rate, **kwargs)
@@ -198,7 +200,8 @@ class Signum(GroupedOptimizer):
 
 @register
 class SGLD(GroupedOptimizer):
-    """Stochastic gradient Langevin dynamics: half a gradient step plus normal noise of variance lr."""
+    """Stochastic gradient Langevin dynamics: half a gradient step plus normal noise of variance
+    lr."""
 
     def _step_one(self, index, weight, grad, state, lr, wd):
         grad = self._gradient(grad)
@@ -210,7 +213,8 @@ class SGLD(GroupedOptimizer):
 
 @register
 class DCASGD(GroupedOptimizer):
-    """SGD that makes up for delayed gradients with the weight's change since they were computed, times `lamda`."""
+    """SGD that makes up for delayed gradients with the weight's change since they were computed,
+    times `lamda`."""
 
     def __init__(self, momentum=0.0, lamda=0.04, **kwargs):
         super().__init__(**kwargs)
@@ -235,8 +239,8 @@ class DCASGD(GroupedOptimizer):
 class LARS(_Momentum):
     """SGD with a learning rate per layer: lr * eta * |weight| / (|grad| + wd * |weight| + eps).
 
-    Biases, gammas and betas keep the plain rate. With `momentum_correction` the momentum is scaled when the schedule changes
-    the rate from one step to the next.
+    Biases, gammas and betas keep the plain rate. With `momentum_correction` the momentum is scaled
+    when the schedule changes the rate from one step to the next.
     """
 
     def __init__(
@@ -249,7 +253,8 @@ class LARS(_Momentum):
         self.eps = eps
         self.last_lr = None
         self.cur_lr = None
-        self._rate_update = None  # the update that cur_lr belongs to: all weights of one step see the same two rates
+        # The update that cur_lr belongs to: all weights of one step see the same two rates
+        self._rate_update = None
 
     def _decays(self, name):
         return name.endswith("_weight")
@@ -319,10 +324,12 @@ class LARS(_Momentum):
 
 @register
 class LBSGD(_Momentum):
-    """SGD for large batches: gradients of `batch_scale` updates are averaged, and the rate is raised by a warm-up.
+    """SGD for large batches: gradients of `batch_scale` updates are averaged, and the rate is
+    raised by a warm-up.
 
-    `warmup_strategy` is "linear", "power2", "sqrt" (over `warmup_epochs` of `updates_per_epoch` updates, up to `batch_scale`
-    times the rate) or "lars" (by the norms of weight and gradient, within 0.01 and 100).
+    `warmup_strategy` is "linear", "power2", "sqrt" (over `warmup_epochs` of `updates_per_epoch`
+    updates, up to `batch_scale` times the rate) or "lars" (by the norms of weight and gradient,
+    within 0.01 and 100).
     """
 
     def __init__(
@@ -410,7 +417,8 @@ class LBSGD(_Momentum):
                 )
 
     def _lars(self, weight, grad, wd):
-        """The gradient, rescaled, clipped and with the decay, times the layer's factor; all on the device."""
+        """The gradient, rescaled, clipped and with the decay, times the layer's factor; all on the
+        device."""
         weight_norm, grad_norm = nd.sum(weight * weight), nd.sum(grad * grad)
         factor = nd.clip(nd.sqrt(weight_norm / (grad_norm + wd * weight_norm + 1e-18)), 0.01, 100.0)
         step = self._gradient(grad) + wd * weight

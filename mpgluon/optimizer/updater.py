@@ -52,10 +52,11 @@ def _move(state, context):
 
 
 class Updater:
-    """A function `updater(index, grad, weight)` that makes states as they are needed and applies the optimizer.
+    """A function `updater(index, grad, weight)` that makes states as they are needed and applies
+    the optimizer.
 
-    `index`, `grad` and `weight` are single ones, or lists of weights that lie on one device. States loaded by `set_states` go to
-    where the weight lies when they are first used.
+    `index`, `grad` and `weight` are single ones, or lists of weights that lie on one device. States
+    loaded by `set_states` go to where the weight lies when they are first used.
     """
 
     def __init__(self, optimizer):
@@ -128,8 +129,8 @@ class Updater:
         return _move(state, context)
 
     def set_states(self, states):
-        """Takes over what `get_states` returned, here or in MXNet (there without its optimizer). The bytes are a pickle: load only what
-        you trust. MXNetError when they are no states."""
+        """Takes over what `get_states` returned, here or in MXNet (there without its optimizer).
+        The bytes are a pickle: load only what you trust. MXNetError when they are no states."""
         try:
             loaded = _Unpickler(io.BytesIO(states)).load()
         except (pickle.UnpicklingError, EOFError, struct.error) as error:

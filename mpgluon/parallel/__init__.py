@@ -1,4 +1,5 @@
-"""Training over several devices in one process: pipelines, layers split over devices, replicas, all of these on a mesh, and a planner."""
+"""Training over several devices in one process: pipelines, layers split over devices, replicas, all
+of these on a mesh, and a planner."""
 
 from . import schedules
 from ._checkpoint import Saving, load, save

@@ -1,7 +1,8 @@
 """Checkpoints: a file of arrays for each device, and an index by parameter name and global shape.
 
-The index is the checkpoint. It names files of its own generation, which are on the disk before the index takes the place of the one before;
-files of earlier generations are removed behind that. So whenever a save is killed, the index names complete files.
+The index is the checkpoint. It names files of its own generation, which are on the disk before the
+index takes the place of the one before; files of earlier generations are removed behind that. So
+whenever a save is killed, the index names complete files.
 """
 
 import collections
@@ -27,16 +28,19 @@ _FORMAT = "mpgluon checkpoint 2"
 _FILES = re.compile(r"shard-\d{6}-[\w.-]+\.safetensors|index\.json\.new")
 _STATE = "optimizer:"  # goes in front of names of parameters in names of their states
 
-# An array of a checkpoint, or the part of it that a parameter on one device holds: the ranges [begin, end) of `where` along its axis; where None: all of it.
+# An array of a checkpoint, or the part of it that a parameter on one device holds: the ranges
+# [begin, end) of `where` along its axis; where None: all of it.
 _Part = collections.namedtuple("_Part", "name dtype shape where read device")
 _Where = collections.namedtuple("_Where", "axis ranges")
 
 
 def _parts_of(net):
-    """The parameters of a network: name -> [(parameter, where)], one for each shard, and the global shapes.
+    """The parameters of a network: name -> [(parameter, where)], one for each shard, and the global
+    shapes.
 
-    A parameter that is a shard has the attributes `global_shape`, `axis` and `index`, and `ranges` unless it is one range behind the other shards; its name is
-    that of the whole one, with its number behind it, or what its attribute `global_name` says.
+    A parameter that is a shard has the attributes `global_shape`, `axis` and `index`, and `ranges`
+    unless it is one range behind the other shards; its name is that of the whole one, with its
+    number behind it, or what its attribute `global_name` says.
     """
     shards, shapes, seen = {}, {}, set()
     for name, param in net._collect_params_with_prefix().items():
@@ -90,7 +94,8 @@ def _global_name(name, param):
 
 
 def _data_of(param):
-    """One array for all replicas. Only what the trainer doesn't keep equal (moving statistics) takes a mean."""
+    """One array for all replicas. Only what the trainer doesn't keep equal (moving statistics)
+    takes a mean."""
     return param.reduced() if param.grad_req == "null" else param.list_data()[0].detach()
 
 
@@ -145,8 +150,9 @@ def save(
 ):
     """Writes a checkpoint: parameters, optimizer states, the random state and where training is.
 
-    There is one safetensors file for each device with the arrays that lie there, and ``index.json``. The directory holds one checkpoint: the former one
-    stays whole until the new one is on the disk.
+    There is one safetensors file for each device with the arrays that lie there, and
+    ``index.json``. The directory holds one checkpoint: the former one stays whole until the new one
+    is on the disk.
 
     Parameters
     ----------
@@ -162,10 +168,11 @@ def save(
     extra : optional
         Anything else that JSON takes.
     background : bool, default False
-        Copy the arrays, each on its device, and write in a thread. What goes wrong is raised by ``wait()`` of the result, or by the next save into the directory.
+        Copy the arrays, each on its device, and write in a thread. What goes wrong is raised by
+        ``wait()`` of the result, or by the next save into the directory.
     gather : bool, default False
-        Write one file of whole arrays, which other programs can read, instead of one for each device. Otherwise no more than one array
-        of one device is in the host's memory at a time.
+        Write one file of whole arrays, which other programs can read, instead of one for each
+        device. Otherwise no more than one array of one device is in the host's memory at a time.
     progress : bool, optional
         Whether to show a bar; by default on a terminal when it takes longer than two seconds.
 
@@ -389,7 +396,8 @@ def _sync(directory):
 
 
 def _generation(path):
-    """The generation of the checkpoint that is there; of a damaged one, whose files nobody can name, the latest of all files."""
+    """The generation of the checkpoint that is there; of a damaged one, whose files nobody can
+    name, the latest of all files."""
     found = [
         int(name[6:12])
         for name in os.listdir(os.path.dirname(path))
@@ -410,7 +418,8 @@ def load(directory, net, trainer=None, progress=None):
     ----------
     directory : str
     net : Block
-        Initialized; what its parameters have is overwritten, and shapes that aren't known yet are taken over.
+        Initialized; what its parameters have is overwritten, and shapes that aren't known yet are
+        taken over.
     trainer : Trainer, optional
         Gets the optimizer states; the optimizer must be of the kind that was saved.
     progress : bool, optional
@@ -419,7 +428,8 @@ def load(directory, net, trainer=None, progress=None):
     Returns
     -------
     dict
-        ``step``, ``position``, ``loss_scale`` and ``extra``, as they were given to `save`. The random state is set.
+        ``step``, ``position``, ``loss_scale`` and ``extra``, as they were given to `save`. The
+        random state is set.
 
     Raises
     ------
@@ -618,7 +628,8 @@ class _Reader:
 
 
 def _overlap(axis, there, wanted, here):
-    """What one range of a piece of a file has of one range that is wanted: where it is in the piece and where in the target, by axis; (None, None): nothing."""
+    """What one range of a piece of a file has of one range that is wanted: where it is in the piece
+    and where in the target, by axis; (None, None): nothing."""
     if axis is not None and axis == wanted:
         low, high = max(there[1], here[1]), min(there[2], here[2])
         if low >= high:
@@ -635,7 +646,8 @@ def _overlap(axis, there, wanted, here):
 
 
 def _read_states(reader, index, trainer, names):
-    """The states of a trainer's parameters: index -> nested state, each on its parameter's first device."""
+    """The states of a trainer's parameters: index -> nested state, each on its parameter's first
+    device."""
     loaded = {}
     for i, param in enumerate(trainer.parameters):
         name, where = names[param]

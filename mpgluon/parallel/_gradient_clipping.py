@@ -8,15 +8,18 @@ __all__ = ["clip_global_norm"]
 
 
 def clip_global_norm(params, max_norm):
-    """Scales the gradients of parameters in place so that the 2-norm of all of them together is at most `max_norm`.
+    """Scales the gradients of parameters in place so that the 2-norm of all of them together is at
+    most `max_norm`.
 
-    Replicas count once, the shards of a split parameter each for itself; all copies are scaled by the same number. Nothing waits for values. For the time
-    between ``trainer.allreduce_grads()`` and ``trainer.update(batch_size)``; ``Trainer(clip_global_norm=...)`` does it with each step.
+    Replicas count once, the shards of a split parameter each for itself; all copies are scaled by
+    the same number. Nothing waits for values. For the time between ``trainer.allreduce_grads()``
+    and ``trainer.update(batch_size)``; ``Trainer(clip_global_norm=...)`` does it with each step.
 
     Parameters
     ----------
     params : Trainer, ParameterDict, or list of Parameter
-        A Trainer with ``shard_updates`` knows which copy holds the sum: then give that, not the parameters.
+        A Trainer with ``shard_updates`` knows which copy holds the sum: then give that, not the
+        parameters.
     max_norm : float
         Of gradients as they are, before they are divided by the batch size.
 

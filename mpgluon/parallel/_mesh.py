@@ -1,4 +1,5 @@
-"""Meshes: devices along named axes, and networks placed on them, replicated along one and staged along another."""
+"""Meshes: devices along named axes, and networks placed on them, replicated along one and staged
+along another."""
 
 import itertools
 import math
@@ -34,11 +35,12 @@ class Mesh:
     Parameters
     ----------
     axes : dict of str to int
-        ``{'data': 2, 'stage': 2}``: how many devices there are along each axis. A network is replicated along ``data``, its stages
-        lie along ``stage``, and layers are split along ``model``; axes that are left out have size 1.
+        ``{'data': 2, 'stage': 2}``: how many devices there are along each axis. A network is
+        replicated along ``data``, its stages lie along ``stage``, and layers are split along
+        ``model``; axes that are left out have size 1.
     devices : list of Context, optional
-        As many as the product of the sizes; the last axis varies fastest. By default the first GPUs, or without GPUs the CPU
-        devices ``cpu(0), cpu(1), ...``.
+        As many as the product of the sizes; the last axis varies fastest. By default the first
+        GPUs, or without GPUs the CPU devices ``cpu(0), cpu(1), ...``.
 
     Examples
     --------
@@ -121,7 +123,8 @@ class Mesh:
         return [self.device(**{**at, axis: i}) for i in range(self.size(axis))]
 
     def split_and_load(self, data, batch_axis=0, even_split=True, stage=0):
-        """One piece of `data` for each replica, on the replica's device of that stage (-1: the last, where labels belong).
+        """One piece of `data` for each replica, on the replica's device of that stage (-1: the
+        last, where labels belong).
 
         ``gluon.utils.split_and_load(data, mesh)`` is the same for inputs.
         """
@@ -136,24 +139,30 @@ class Mesh:
     # Networks
 
     def place(self, net, stages=None, split=None):
-        """Places a network: a copy of each parameter on every replica's device of its stage; layers are split along `model`.
+        """Places a network: a copy of each parameter on every replica's device of its stage; layers
+        are split along `model`.
 
-        Calling the network with an input on a device of replica i runs on that replica's devices: what a stage takes from
-        another is moved there. Works before ``net.initialize()``, which then puts parameters where they belong, and after it, keeping values.
+        Calling the network with an input on a device of replica i runs on that replica's devices:
+        what a stage takes from another is moved there. Works before ``net.initialize()``, which
+        then puts parameters where they belong, and after it, keeping values.
 
         Parameters
         ----------
         net : Block
         stages : list or dict, optional
-            For each stage a list of descendants of `net`: blocks, or their paths as ``'features.0'``; or a dict of paths to numbers of
-            stages. A block takes its descendants with it; what belongs to no stage runs where its first input is, and its parameters lie on stage 0.
-            By default the network is taken for a chain of its children (those of nested ``HybridSequential`` counted one by one), cut
-            into stages with about the same bytes of parameters.
+            For each stage a list of descendants of `net`: blocks, or their paths as
+            ``'features.0'``; or a dict of paths to numbers of stages. A block takes its descendants
+            with it; what belongs to no stage runs where its first input is, and its parameters lie
+            on stage 0. By default the network is taken for a chain of its children (those of nested
+            ``HybridSequential`` counted one by one), cut into stages with about the same bytes of
+            parameters.
         split : dict, optional
-            How layers are split over the devices along ``model``: name patterns as for `shard`. By default every layer that can be, and has as many units
-            (channels, rows, cells) as there are devices: Dense and Conv2D by 'column', Embedding by 'vocab', LSTM by 'gates'. What is not split lies
-            on the first device of its stage. Layers of `mx.parallel` that the network is made of move to the stage's devices. Without
-            an axis ``model``, nothing is split.
+            How layers are split over the devices along ``model``: name patterns as for `shard`. By
+            default every layer that can be, and has as many units (channels, rows, cells) as there
+            are devices: Dense and Conv2D by 'column', Embedding by 'vocab', LSTM by 'gates'. What
+            is not split lies on the first device of its stage. Layers of `mx.parallel` that the
+            network is made of move to the stage's devices. Without an axis ``model``, nothing is
+            split.
 
         Returns
         -------
@@ -209,7 +218,8 @@ class Mesh:
         return net
 
     def _groups(self, replica):
-        """The devices of a replica: of the stages, and those that their layers are split over beside."""
+        """The devices of a replica: of the stages, and those that their layers are split over
+        beside."""
         stages = range(self.size("stage"))
         groups = {f"{_GROUP}{s}": self.device(data=replica, stage=s) for s in stages}
         beside = {
@@ -269,7 +279,8 @@ class Mesh:
 
 
 class Replicas:
-    """What stands in for a group2ctx where there are several copies of a network: one dict for each.
+    """What stands in for a group2ctx where there are several copies of a network: one dict for
+    each.
 
     Parameters
     ----------
@@ -360,8 +371,8 @@ def _cut(units, count):
     else:
         weights = [1 if own else 0 for own in params]
     sums = [0, *itertools.accumulate(weights)]
-    # best[k][i]: the largest of k parts of the first i units, and where the last begins. Of equals the latest cut: what has no parameters
-    # stays with what comes before it.
+    # best[k][i]: the largest of k parts of the first i units, and where the last begins. Of equals
+    # the latest cut: what has no parameters stays with what comes before it.
     best = {(1, i): (sums[i], 0) for i in range(1, len(units) + 1)}
     for k in range(2, count + 1):
         for i in range(k, len(units) + 1):

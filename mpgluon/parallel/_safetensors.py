@@ -1,4 +1,5 @@
-"""Files of the safetensors format: eight bytes for the length of a JSON header, the header, then the arrays one after the other.
+"""Files of the safetensors format: eight bytes for the length of a JSON header, the header, then
+the arrays one after the other.
 
 Arrays are written and read one at a time, so a file is never in memory as a whole.
 """
@@ -33,7 +34,8 @@ _CHUNK = 4 << 20
 
 
 def encode(value, dtype):
-    """A NumPy array as it is stored. bfloat16 comes as float32, of which the upper half is all there is."""
+    """A NumPy array as it is stored. bfloat16 comes as float32, of which the upper half is all
+    there is."""
     value = np.ascontiguousarray(value)
     if dtype == "bfloat16":
         value = (value.astype("<f4", copy=False).view("<u4") >> 16).astype("<u2")
@@ -87,7 +89,8 @@ def write(path, arrays, progress):
 
 
 class File:
-    """A file of the format, for reading. Raises MXNetError, naming the file, where it is damaged."""
+    """A file of the format, for reading. Raises MXNetError, naming the file, where it is
+    damaged."""
 
     def __init__(self, path):
         self.path = path
@@ -154,7 +157,8 @@ class File:
         return total
 
     def read(self, name, ranges=None):
-        """An array, or the part of it that `ranges`, a dict of axes to (begin, end), says. bfloat16 is returned as float32."""
+        """An array, or the part of it that `ranges`, a dict of axes to (begin, end), says. bfloat16
+        is returned as float32."""
         dtype, shape, offset, _ = self.entries[name]
         stored = np.dtype("<u2" if dtype == "bfloat16" else dtype).newbyteorder("<")
         if not math.prod(shape):

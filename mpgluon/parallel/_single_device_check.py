@@ -12,12 +12,14 @@ __all__ = ["check_against_single_device"]
 
 
 def check_against_single_device(net, *inputs, ctx=None, train=True, exact=True, rtol=None):
-    """Runs a block where its parameters are, and with everything on one device, and compares results and gradients.
+    """Runs a block where its parameters are, and with everything on one device, and compares
+    results and gradients.
 
     Parameters
     ----------
     net : HybridBlock
-        With initialised parameters, on any devices. Neither they, their gradients, moving statistics nor the random state change.
+        With initialised parameters, on any devices. Neither they, their gradients, moving
+        statistics nor the random state change.
     *inputs
         What the block is called with: arrays, or nested lists of them.
     ctx : Context, default cpu(0)
@@ -25,15 +27,17 @@ def check_against_single_device(net, *inputs, ctx=None, train=True, exact=True, 
     train : bool, default True
         Whether in training mode, as under ``autograd.record()``.
     exact : bool, default True
-        Whether the rewrites that change bits are left out; both ways the bits of both runs must be the same.
+        Whether the rewrites that change bits are left out; both ways the bits of both runs must be
+        the same.
     rtol : float, optional
-        Compare with this tolerance, relative to the largest element, instead of bit by bit: for sums that are split over devices.
+        Compare with this tolerance, relative to the largest element, instead of bit by bit: for
+        sums that are split over devices.
 
     Returns
     -------
     dict of str to float
-        For each result ('output 0', ...) and each gradient (by the parameter's name) the largest difference; all zeros, or
-        within ``rtol``.
+        For each result ('output 0', ...) and each gradient (by the parameter's name) the largest
+        difference; all zeros, or within ``rtol``.
 
     Raises
     ------
@@ -71,7 +75,8 @@ def check_against_single_device(net, *inputs, ctx=None, train=True, exact=True, 
 
 
 def _run(signature, flat, ctx, train, exact):
-    """Results and gradients of one run, on copies of everything: on `ctx`, or (None) where things are."""
+    """Results and gradients of one run, on copies of everything: on `ctx`, or (None) where things
+    are."""
 
     def trace(*arrays):
         if ctx is not None:

@@ -1,8 +1,9 @@
 """Collectives: sums, copies and exchanges of arrays on several devices, one array a device.
 
-They are made of ordinary operators and copies, so they are recorded, differentiated and compiled like everything else; the gradient
-of each is the conjugate one (of a sum a broadcast, of joining cutting). All devices get the same bits of a sum. Between several cards it is NCCL's operators
-where it is there (`transport`).
+They are made of ordinary operators and copies, so they are recorded, differentiated and compiled
+like everything else; the gradient of each is the conjugate one (of a sum a broadcast, of joining
+cutting). All devices get the same bits of a sum. Between several cards it is NCCL's operators where
+it is there (`transport`).
 """
 
 import os
@@ -27,7 +28,8 @@ __all__ = [
 
 
 def divide(total, count):
-    """Where `count` parts of `total` begin and end: they differ by one at most, the larger ones first.
+    """Where `count` parts of `total` begin and end: they differ by one at most, the larger ones
+    first.
 
     Returns
     -------
@@ -74,7 +76,8 @@ _default = None  # the transport of calls that name none; read from the environm
 
 
 def default_transport():
-    """What collectives go through that name no transport: MPGLUON_COLLECTIVES, or what `transport` says."""
+    """What collectives go through that name no transport: MPGLUON_COLLECTIVES, or what `transport`
+    says."""
     global _default
     if _default is None:
         _default = os.environ.get("MPGLUON_COLLECTIVES") or "auto"
@@ -125,12 +128,15 @@ def all_reduce(arrays, algorithm="auto", transport=None):
     arrays : list of NDArray
         Of the same shape and dtype, one on each device.
     algorithm : {'auto', 'one_shot', 'two_shot'}
-        'one_shot': every device gets all arrays and adds them up. 'two_shot': a `reduce_scatter`, then an `all_gather`, which passes
-        no more bytes than a ring does. 'auto' goes by the number of devices and bytes. The bits are the same.
+        'one_shot': every device gets all arrays and adds them up. 'two_shot': a `reduce_scatter`,
+        then an `all_gather`, which passes no more bytes than a ring does. 'auto' goes by the number
+        of devices and bytes. The bits are the same.
     transport : {'auto', 'local', 'nccl'}, optional
-        'local': copies and sums by the devices themselves, in the order of the arrays: the same bits on any devices. 'nccl': NVIDIA's library; each
-        array must be on a GPU (a card) of its own, and sums are taken in NCCL's order. 'auto': 'nccl' where it can be, else 'local', also in pipelines.
-        By default what the setting MPGLUON_COLLECTIVES says, which is 'auto' if not set. 'mpi' is not there yet.
+        'local': copies and sums by the devices themselves, in the order of the arrays: the same
+        bits on any devices. 'nccl': NVIDIA's library; each array must be on a GPU (a card) of its
+        own, and sums are taken in NCCL's order. 'auto': 'nccl' where it can be, else 'local', also
+        in pipelines. By default what the setting MPGLUON_COLLECTIVES says, which is 'auto' if not
+        set. 'mpi' is not there yet.
 
     Returns
     -------
@@ -143,7 +149,8 @@ def all_reduce(arrays, algorithm="auto", transport=None):
 
 
 def reduce(arrays, ctx=None, transport=None):
-    """The sum of all arrays on one device: `ctx`, by default the first array's. Returns an NDArray."""
+    """The sum of all arrays on one device: `ctx`, by default the first array's. Returns an
+    NDArray."""
     arrays = _listed(arrays, "reduce")
     devices = [a.context for a in arrays]
     return _run(
@@ -152,7 +159,8 @@ def reduce(arrays, ctx=None, transport=None):
 
 
 def reduce_scatter(arrays, axis=0, transport=None):
-    """The sum of all arrays, cut along `axis`: each device gets a part. Where it doesn't divide evenly, the first get one more.
+    """The sum of all arrays, cut along `axis`: each device gets a part. Where it doesn't divide
+    evenly, the first get one more.
 
     Returns
     -------
@@ -163,13 +171,15 @@ def reduce_scatter(arrays, axis=0, transport=None):
 
 
 def all_gather(arrays, axis=0, transport=None):
-    """All arrays, joined along `axis`, on each of their devices. They may have different sizes there. Returns a list of NDArray."""
+    """All arrays, joined along `axis`, on each of their devices. They may have different sizes
+    there. Returns a list of NDArray."""
     arrays = _listed(arrays, "all_gather")
     return _run("all_gather", arrays, [a.context for a in arrays], axis, transport=transport)
 
 
 def gather(arrays, ctx=None, axis=0, transport=None):
-    """All arrays, joined along `axis`, on one device: `ctx`, by default the first array's. Returns an NDArray."""
+    """All arrays, joined along `axis`, on one device: `ctx`, by default the first array's. Returns
+    an NDArray."""
     arrays = _listed(arrays, "gather")
     devices = [a.context for a in arrays]
     return _run(
@@ -183,7 +193,8 @@ def gather(arrays, ctx=None, axis=0, transport=None):
 
 
 def scatter(array, ctx, axis=0, transport=None):
-    """An array cut along `axis`: each device of the list `ctx` gets a part. Where it doesn't divide evenly, the first get one more.
+    """An array cut along `axis`: each device of the list `ctx` gets a part. Where it doesn't divide
+    evenly, the first get one more.
 
     Returns
     -------
@@ -202,9 +213,11 @@ def broadcast(array, ctx, transport=None):
 
 
 def all_to_all(arrays, split_axis=0, concat_axis=0, transport=None):
-    """Every array is cut along `split_axis` into a part for each device; the parts a device gets are joined along `concat_axis`.
+    """Every array is cut along `split_axis` into a part for each device; the parts a device gets
+    are joined along `concat_axis`.
 
-    Turns arrays that are divided along `concat_axis` into arrays that are divided along `split_axis`.
+    Turns arrays that are divided along `concat_axis` into arrays that are divided along
+    `split_axis`.
 
     Returns
     -------

@@ -1,11 +1,13 @@
 """Schedules of pipelines: which stage works on which micro-batch, in which order on each device.
 
-A schedule is a table: for each device the list of its actions. An `Action` is the forward pass (``F``) or backward pass (``B``) of one
-stage for one micro-batch, or its deferred part (``W``: weight gradients, which nobody waits for). Tables are made by list
-scheduling: a simulation in which every device takes, whenever it is free, the best action that is ready.
+A schedule is a table: for each device the list of its actions. An `Action` is the forward pass
+(``F``) or backward pass (``B``) of one stage for one micro-batch, or its deferred part (``W``:
+weight gradients, which nobody waits for). Tables are made by list scheduling: a simulation in which
+every device takes, whenever it is free, the best action that is ready.
 
-Sources: GPipe (Huang et al., 2019), 1F1B and interleaving (Narayanan et al., "Efficient Large-Scale Language Model Training on GPU
-Clusters", 2021), zero bubble (Qi et al., "Zero Bubble Pipeline Parallelism", 2023).
+Sources: GPipe (Huang et al., 2019), 1F1B and interleaving (Narayanan et al., "Efficient Large-Scale
+Language Model Training on GPU Clusters", 2021), zero bubble (Qi et al., "Zero Bubble Pipeline
+Parallelism", 2023).
 """
 
 import collections
@@ -93,11 +95,12 @@ class StageGraph:
     deferred : bool
         Whether weight gradients are actions of their own.
     carried : bool
-        Whether a stage carries state from each piece to the next (pipelines along time): then backward passes go from
-        the last piece to the first.
+        Whether a stage carries state from each piece to the next (pipelines along time): then
+        backward passes go from the last piece to the first.
     transfer_only : collection of int
-        Stages that compute nothing: they send the batch to where it is needed. They keep one micro-batch ahead, and are no stages when it is
-        counted how many micro-batches may be under way.
+        Stages that compute nothing: they send the batch to where it is needed. They keep one
+        micro-batch ahead, and are no stages when it is counted how many micro-batches may be under
+        way.
     waits : dict of Action to list of Action, optional
         For each action the others that it waits for, beside the order of one device; by default a
         forward pass waits for those of its sources, and a backward pass for those of the stages
@@ -139,7 +142,8 @@ class StageGraph:
         return max(self.devices, default=-1) + 1
 
     def needs(self, action, micro_batches, kinds):
-        """The actions that must be done before `action`, where kinds of them are part of the table."""
+        """The actions that must be done before `action`, where kinds of them are part of the
+        table."""
         kind, s, m = action
         if kind == "F":
             needed = [Action("F", source, m) for source in self.before[s]]
@@ -268,7 +272,8 @@ def make_table(stages, micro_batches, schedule=DEFAULT, times=None, phases="FB",
 
 
 def _interleaved(stages, micro_batches):
-    """Narayanan's order for stages dealt out to the devices in turn; None where they lie otherwise, or there is no such order."""
+    """Narayanan's order for stages dealt out to the devices in turn; None where they lie otherwise,
+    or there is no such order."""
     count = stages.num_devices
     chunks, rest = divmod(len(stages), count)
     if (
@@ -363,9 +368,11 @@ def parse_table(table, stages):
 
 
 def verify(table, stages, micro_batches, phases="FB", limits=None):
-    """Raises `ScheduleError` unless the table does everything once, on the right devices, in data order and without deadlock.
+    """Raises `ScheduleError` unless the table does everything once, on the right devices, in data
+    order and without deadlock.
 
-    Returns the actions in one order in which they can be queued. ``limits``, for each stage, says how many micro-batches it may hold.
+    Returns the actions in one order in which they can be queued. ``limits``, for each stage, says
+    how many micro-batches it may hold.
     """
     kinds = _kinds(stages, phases)
     seen = {}
@@ -450,7 +457,8 @@ def verify(table, stages, micro_batches, phases="FB", limits=None):
 
 
 class Simulation(collections.namedtuple("Simulation", ["length", "spans", "busy"])):
-    """What a table would take: ``length``, ``spans`` (action -> (begin, end)) and ``busy`` (per device)."""
+    """What a table would take: ``length``, ``spans`` (action -> (begin, end)) and ``busy`` (per
+    device)."""
 
     __slots__ = ()
 

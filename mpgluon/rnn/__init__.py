@@ -1,5 +1,5 @@
-"""Recurrent cells over symbols, as they were before Gluon: `unroll` makes a symbol of a whole sequence, for `Module` and
-`BucketingModule`; and iterators over sentences in buckets of lengths."""
+"""Recurrent cells over symbols, as they were before Gluon: `unroll` makes a symbol of a whole
+sequence, for `Module` and `BucketingModule`; and iterators over sentences in buckets of lengths."""
 
 from . import io, rnn, rnn_cell
 from .conv_cell import BaseConvRNNCell, ConvGRUCell, ConvLSTMCell, ConvRNNCell

@@ -21,7 +21,8 @@ class BaseConvRNNCell(BaseRNNCell):
         Of the states' convolution, which keeps their size: kernels are odd.
     i2h_kernel, i2h_stride, i2h_pad, i2h_dilate : tuple of int
         Of the input's.
-    i2h_weight_initializer, h2h_weight_initializer, i2h_bias_initializer, h2h_bias_initializer : Initializer or str, optional
+    i2h_weight_initializer, h2h_weight_initializer, i2h_bias_initializer, h2h_bias_initializer :
+    Initializer or str, optional
     activation : str or function, default leaky relu
     prefix : str
     params : RNNParams, optional

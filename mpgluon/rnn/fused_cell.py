@@ -86,7 +86,8 @@ class FusedRNNCell(BaseRNNCell):
         return len(self._gate_names)
 
     def _slice_weights(self, arr, num_input, num_hidden):
-        """Views of the pieces of the vector, by the names of the single cells' weights: all weights first, then all biases."""
+        """Views of the pieces of the vector, by the names of the single cells' weights: all weights
+        first, then all biases."""
         pieces, begin = {}, 0
         for kind in ("weight", "bias"):
             for layer in range(self._num_layers):
@@ -176,7 +177,8 @@ class FusedRNNCell(BaseRNNCell):
         return arranged(outputs, length, axis, merge_outputs), last
 
     def unfuse(self):
-        """The same layers as a `SequentialRNNCell` of single cells; `unpack_weights` of this cell and `pack_weights` of that one convert the weights."""
+        """The same layers as a `SequentialRNNCell` of single cells; `unpack_weights` of this cell
+        and `pack_weights` of that one convert the weights."""
 
         def cell(prefix):
             if self._mode.startswith("rnn"):

@@ -59,8 +59,8 @@ def encode_sentences(
 class BucketSentenceIter(DataIter):
     """Batches of sentences, each batch from one bucket of lengths; the labels are the next words.
 
-    Sentences go into the smallest bucket that they fit, filled up with `invalid_label`; those longer than the largest are left out.
-    The order is drawn from NumPy's and Python's generators.
+    Sentences go into the smallest bucket that they fit, filled up with `invalid_label`; those
+    longer than the largest are left out. The order is drawn from NumPy's and Python's generators.
 
     Parameters
     ----------

@@ -1,4 +1,5 @@
-"""Checkpoints in which the weights of cells are unpacked, so that fused and single cells can read each other's."""
+"""Checkpoints in which the weights of cells are unpacked, so that fused and single cells can read
+each other's."""
 
 import warnings
 
@@ -13,7 +14,8 @@ def _list(cells):
 
 
 def rnn_unroll(cell, length, inputs=None, begin_state=None, input_prefix="", layout="NTC"):
-    """``cell.unroll``; without inputs over variables named ``input_prefix + 't0_data'`` and so on."""
+    """``cell.unroll``; without inputs over variables named ``input_prefix + 't0_data'`` and so
+    on."""
     from .. import symbol
 
     warnings.warn("rnn_unroll is deprecated; call cell.unroll", stacklevel=2)
@@ -30,7 +32,8 @@ def save_rnn_checkpoint(cells, prefix, epoch, symbol, arg_params, aux_params):
 
 
 def load_rnn_checkpoint(cells, prefix, epoch):
-    """``(symbol, arg_params, aux_params)`` that `save_rnn_checkpoint` wrote, the weights packed for `cells`."""
+    """``(symbol, arg_params, aux_params)`` that `save_rnn_checkpoint` wrote, the weights packed for
+    `cells`."""
     symbol, arg_params, aux_params = load_checkpoint(prefix, epoch)
     for cell in _list(cells):
         arg_params = cell.pack_weights(arg_params)

@@ -1,7 +1,7 @@
 """Recurrent cells over symbols: a step of time, and `unroll` for many.
 
-A cell is called with the input's symbol and a list of its states' symbols, and returns its output and the new states. Its weights
-are variables that all steps share (`RNNParams`).
+A cell is called with the input's symbol and a list of its states' symbols, and returns its output
+and the new states. Its weights are variables that all steps share (`RNNParams`).
 """
 
 from .. import _core, ndarray as nd, symbol as sym
@@ -135,7 +135,8 @@ class BaseRNNCell:
         Parameters
         ----------
         func : function, default `mx.sym.zeros`
-            Makes a state of a name and what `state_info` says; `mx.sym.Variable` makes inputs of them.
+            Makes a state of a name and what `state_info` says; `mx.sym.Variable` makes inputs of
+            them.
         **kwargs
             Passed on to `func`.
         """
@@ -152,7 +153,8 @@ class BaseRNNCell:
         return states
 
     def unpack_weights(self, args):
-        """A dict of arrays in which the weights of each gate stand alone (``lstm_i2h_i_weight``), from one in which they are stacked."""
+        """A dict of arrays in which the weights of each gate stand alone (``lstm_i2h_i_weight``),
+        from one in which they are stacked."""
         args = dict(args)
         gates = self._gate_names
         for group in ("i2h", "h2h") if gates else ():
@@ -270,7 +272,8 @@ class RNNCell(_GatedCell):
 
 
 def lstm_step(products, states, name, activate, axis=1):
-    """Output and new states of an LSTM, of the products of its gates in the order input, forget, cell, output."""
+    """Output and new states of an LSTM, of the products of its gates in the order input, forget,
+    cell, output."""
     gates = sym.SliceChannel(
         products[0] + products[1], num_outputs=4, axis=axis, name=f"{name}slice"
     )
@@ -285,7 +288,8 @@ def lstm_step(products, states, name, activate, axis=1):
 
 
 def gru_step(products, states, name, activate, axis=1):
-    """Output and new state of a GRU, of the products of its gates in the order reset, update, new."""
+    """Output and new state of a GRU, of the products of its gates in the order reset, update,
+    new."""
     parts = [
         sym.SliceChannel(part, num_outputs=3, axis=axis, name=f"{name}_{kind}_slice")
         for part, kind in zip(products, ("i2h", "h2h"))
@@ -464,7 +468,8 @@ class DropoutCell(BaseRNNCell):
 
 
 class ModifierCell(BaseRNNCell):
-    """The base of cells that change what another cell does; that one is from then on called through the modifier only."""
+    """The base of cells that change what another cell does; that one is from then on called through
+    the modifier only."""
 
     def __init__(self, base_cell):
         self._cells = [base_cell]
@@ -573,7 +578,8 @@ class ResidualCell(ModifierCell):
 
 
 class BidirectionalCell(_Composite):
-    """Runs one cell forward and another backward in time and concatenates their outputs; it can only be unrolled.
+    """Runs one cell forward and another backward in time and concatenates their outputs; it can
+    only be unrolled.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
 """``mx.sym``: computations described as graphs, to be bound to arrays later.
 
-Every op of the registry is here under its name and aliases, and in the sub-namespaces ``random``, ``linalg``, ``contrib``, ``image``
-and ``_internal``, as under ``mx.nd``.
+Every op of the registry is here under its name and aliases, and in the sub-namespaces ``random``,
+``linalg``, ``contrib``, ``image`` and ``_internal``, as under ``mx.nd``.
 """
 
 from . import _internal, contrib, image, linalg, op, random

@@ -9,7 +9,7 @@ from ..executor import Executor
 from ._graph import entries_of, placement, states, topological
 from ._infer import Inference, known
 
-# --- Binding --------------------------------------------------------------------------------------------------------
+# --- Binding --------------------------------------------------------------------------------------
 
 _REQUESTS = ("null", "write", "add")
 
@@ -202,9 +202,8 @@ def simple_bind(
         else {}
     )
     taken_aux = shared_exec.aux_dict if shared_exec else {}
-    own = (
-        keep if shared_arg_names is not None else ()
-    )  # parameters never lie in a buffer, whose arrays others overwrite
+    # Parameters never lie in a buffer, whose arrays others overwrite
+    own = keep if shared_arg_names is not None else ()
     args = [new(node, taken, None if node.name in own else shared_buffer) for node in arguments]
     gradients = [
         None if request == "null" else new(node, taken_grads, None)

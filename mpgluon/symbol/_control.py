@@ -1,8 +1,9 @@
 """Loops and branches of symbols: ``sym.contrib.foreach``, ``while_loop``, ``cond``.
 
-Each is a node with graphs inside it, as in MXNet's files: ``_foreach``, ``_while_loop``, ``_cond``. A graph's variables are the node's inputs, in an order
-that the node's attributes tell ("locs"). The body is called once on new variables; what it uses of the symbols around it becomes
-a variable of the graph, too, and an input of the node.
+Each is a node with graphs inside it, as in MXNet's files: ``_foreach``, ``_while_loop``, ``_cond``.
+A graph's variables are the node's inputs, in an order that the node's attributes tell ("locs"). The
+body is called once on new variables; what it uses of the symbols around it becomes a variable of
+the graph, too, and an input of the node.
 """
 
 from .. import _core
@@ -127,7 +128,8 @@ class Control:
         raise TypeError(f"{self.name} has no parameter {name!r}")
 
     def _learn(self, graph, descs, inputs, train, lift=lambda loc, desc: desc):
-        """Inference of a graph whose variables have `descs`; completes `inputs`, lifting what was found about them."""
+        """Inference of a graph whose variables have `descs`; completes `inputs`, lifting what was
+        found about them."""
         found, results = graph.infer(descs, train)
         for loc, desc in zip(graph.locs, found):
             inputs[loc] = _merged(inputs[loc], lift(loc, desc))
@@ -150,10 +152,11 @@ def _rows(desc, count):
 
 
 def _row(desc):
+    # A row of a vector is an array of one element
     return (
         desc[0][1:] or (1,) if desc[0] else None,
         desc[1],
-    )  # a row of a vector is an array of one element
+    )
 
 
 class Foreach(Control):
@@ -343,7 +346,7 @@ class Cond(Control):
 KINDS = {kind.name: kind for kind in (Foreach, WhileLoop, Cond)}
 
 
-# --- Making them ------------------------------------------------------------------------------------------------------
+# --- Making them ----------------------------------------------------------------------------------
 
 
 def _flat(value, what):
@@ -392,8 +395,9 @@ def _placeholders(symbols):
 
 
 def _cut(results, mark, own):
-    """The graph of what a body returned: entries over copied nodes; own variables and what comes from outside as variables. Returns the entries, and for each
-    variable in their order the entry outside that it stands for (None for own ones)."""
+    """The graph of what a body returned: entries over copied nodes; own variables and what comes
+    from outside as variables. Returns the entries, and for each variable in their order the entry
+    outside that it stands for (None for own ones)."""
     own_nodes = {entries_of(symbol)[0][0] for symbol in own}
     names = {node.name for node in own_nodes}
     copies, outside = {}, {}
@@ -458,10 +462,11 @@ def _node(kind, graphs, inputs, attrs, name):
 
 
 def foreach(body, data, init_states, name="foreach"):
-    """Calls ``body(slice, states) -> (outputs, states)`` for each slice of ``data`` along its first axis, as one node.
+    """Calls ``body(slice, states) -> (outputs, states)`` for each slice of ``data`` along its first
+    axis, as one node.
 
-    data, init_states, outputs: a Symbol or nested lists. Returns the outputs of all steps stacked along a new first axis, and the
-    last states.
+    data, init_states, outputs: a Symbol or nested lists. Returns the outputs of all steps stacked
+    along a new first axis, and the last states.
     """
     arrays, nest = _flat(data, "foreach: data")
     first, nest_states = _flat(init_states, "foreach: init_states")
@@ -506,7 +511,8 @@ def _join(graphs, own, outer):
         known = {symbol.name: entries_of(entry)[0] for symbol, entry in zip(symbols, outer)}
         found = []
         for node, entry in variables:
-            # A loop variable is an input of its own, also where another one, or the body, uses the same symbol.
+            # A loop variable is an input of its own, also where another one, or the body, uses the
+            # same symbol.
             key = (node.name, None) if entry is None else entry
             if key not in places:
                 places[key] = len(inputs)
@@ -517,10 +523,11 @@ def _join(graphs, own, outer):
 
 
 def while_loop(cond, func, loop_vars, max_iterations=None, name="while_loop"):
-    """While ``cond(*loop_vars)`` is true, at most ``max_iterations`` times: ``outputs, loop_vars = func(*loop_vars)``, as one node.
+    """While ``cond(*loop_vars)`` is true, at most ``max_iterations`` times:
+    ``outputs, loop_vars = func(*loop_vars)``, as one node.
 
-    Returns the outputs of all steps stacked along a new first axis of length ``max_iterations``, zeros behind the last step, and the
-    last loop_vars.
+    Returns the outputs of all steps stacked along a new first axis of length ``max_iterations``,
+    zeros behind the last step, and the last loop_vars.
     """
     from .symbol import Symbol
 
@@ -590,8 +597,8 @@ def while_loop(cond, func, loop_vars, max_iterations=None, name="while_loop"):
 
 
 def cond(pred, then_func, else_func, name="cond"):
-    """``then_func()`` if the one element of ``pred`` is true, else ``else_func()``, as one node. Both have to return as many
-    symbols, of the same shapes and dtypes."""
+    """``then_func()`` if the one element of ``pred`` is true, else ``else_func()``, as one node.
+    Both have to return as many symbols, of the same shapes and dtypes."""
     from .symbol import Symbol
 
     if not isinstance(pred, Symbol) or len(pred) != 1:

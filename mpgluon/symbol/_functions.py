@@ -45,7 +45,8 @@ def attributes(attr, extra=None):
 
 
 class Function:
-    """An op as a function of symbols: inputs come first, then parameters; ``name`` and ``attr`` name the node and give it attributes."""
+    """An op as a function of symbols: inputs come first, then parameters; ``name`` and ``attr``
+    name the node and give it attributes."""
 
     __slots__ = ("__name__", "_op", "_hint", "_inputs", "_params", "_variadic")
 
@@ -111,9 +112,8 @@ class Function:
                     raise TypeError(f"{op}: {key} has to be a Symbol, got {type(value).__name__}")
             elif key in HIDDEN or (key.startswith("__") and key.endswith("__")):
                 extra[key] = str(value)
-            elif (
-                not self._params
-            ):  # ops without parameters take any in MXNet, and so do programs written for it
+            # Ops without parameters take any in MXNet, and so do programs written for it
+            elif not self._params:
                 warnings.warn(
                     f"{op} has no parameters; {key!r} is ignored, as in MXNet", stacklevel=2
                 )

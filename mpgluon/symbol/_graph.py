@@ -1,8 +1,9 @@
 """Nodes of symbols, and walks over them.
 
-A node is a variable (``call`` None) or an op with its parameters (`_core.OpCall`) and inputs. An entry is a ``(node, index)`` pair: one
-output of a node; a symbol is a list of entries. Nodes are shared between symbols; only names and attributes of a node ever change
-after it is made, and composition works on copies. All walks are iterative: chains may be very deep.
+A node is a variable (``call`` None) or an op with its parameters (`_core.OpCall`) and inputs. An
+entry is a ``(node, index)`` pair: one output of a node; a symbol is a list of entries. Nodes are
+shared between symbols; only names and attributes of a node ever change after it is made, and
+composition works on copies. All walks are iterative: chains may be very deep.
 """
 
 from .. import _core
@@ -100,7 +101,8 @@ def states(order):
 
 
 def rebuild(entries, replace):
-    """The entries over copied nodes, those in `replace` (node -> entry) put in place of variables."""
+    """The entries over copied nodes, those in `replace` (node -> entry) put in place of
+    variables."""
     copies = {}
     for node in topological(entries):
         if node in replace:
@@ -125,8 +127,9 @@ def hidden_key(key):
 
 
 def make(call, texts, name, arrays, given):
-    """A node that calls `call`. `texts`: its parameters and attributes; `given`: input name -> entry; `arrays`: entries in order, for ops of
-    any number of inputs (else None). Variables are made for inputs that are missing."""
+    """A node that calls `call`. `texts`: its parameters and attributes; `given`: input name ->
+    entry; `arrays`: entries in order, for ops of any number of inputs (else None). Variables are
+    made for inputs that are missing."""
     count = call.num_inputs(len(arrays or ()) + len(given))
     names = call.input_names(count)
     inputs = [None] * count
@@ -161,10 +164,12 @@ def made_at(node):
 
 
 def placement(order, group2ctx, variables):
-    """Where each node of `order` runs: node -> Context; nodes that nothing is said about are left out.
+    """Where each node of `order` runs: node -> Context; nodes that nothing is said about are left
+    out.
 
-    A node of a group (``ctx_group``) runs on the group's device; a copy on the one it names; others follow their first placed input;
-    what is left follows its users. `variables`: node -> Context for variables whose arrays are there already.
+    A node of a group (``ctx_group``) runs on the group's device; a copy on the one it names; others
+    follow their first placed input; what is left follows its users. `variables`: node -> Context
+    for variables whose arrays are there already.
     """
     devices = dict(variables)
     for node in order:

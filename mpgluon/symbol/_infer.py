@@ -1,7 +1,8 @@
 """Inference over a symbol: shapes and dtypes of everything, from what is known of some of it.
 
-Every op's own inference runs until nothing changes any more. It completes inputs from other inputs, and where that is certain
-from outputs; what is found out about a value goes back to its maker and on to its other users.
+Every op's own inference runs until nothing changes any more. It completes inputs from other inputs,
+and where that is certain from outputs; what is found out about a value goes back to its maker and
+on to its other users.
 """
 
 import heapq
@@ -17,7 +18,8 @@ UNKNOWN = (None, None)
 
 
 def parse_shape(text):
-    """The shape in a variable's ``__shape__`` attribute; 0 for sizes that are not known, however they are written."""
+    """The shape in a variable's ``__shape__`` attribute; 0 for sizes that are not known, however
+    they are written."""
     values = "" if text == "None" else text.strip().strip("()[]").replace("L", "")
     try:
         return tuple([max(int(part), 0) for part in values.split(",") if part.strip()])
@@ -48,12 +50,14 @@ def declared(node):
     ) if dtype is not None else None
 
 
-# Sizes to try in place of unknown ones: with many divisors, and of different orders, so that bounds show.
+# Sizes to try in place of unknown ones: with many divisors, and of different orders, so that bounds
+# show.
 PROBES = (1, 5040, 720720)
 
 
 def _agreed(shapes):
-    """The shape that several have in common, 0 where they differ; None when they have different numbers of dimensions."""
+    """The shape that several have in common, 0 where they differ; None when they have different
+    numbers of dimensions."""
     if any(shape is None or len(shape) != len(shapes[0]) for shape in shapes):
         return None
     return tuple([sizes[0] if len(set(sizes)) == 1 else 0 for sizes in zip(*shapes)])
@@ -80,7 +84,8 @@ def _merge(old, new):
 
 
 class Inference:
-    """The descriptions ``(shape, dtype name)`` of all values of a symbol; 0 and None stand for what is not known.
+    """The descriptions ``(shape, dtype name)`` of all values of a symbol; 0 and None stand for what
+    is not known.
 
     Parameters
     ----------
@@ -116,9 +121,8 @@ class Inference:
                 self.values.append([UNKNOWN] * node.num_outputs)
                 for source, _ in node.inputs:
                     self._users[self._place[source]].append(place)
-        self._queue = [
-            place for place, node in enumerate(self.order) if node.call is not None
-        ]  # a heap: earlier nodes first
+        # A heap: earlier nodes first
+        self._queue = [place for place, node in enumerate(self.order) if node.call is not None]
         self._dirty = set(self._queue)
         self._run()
 
@@ -185,10 +189,12 @@ class Inference:
                 self._run()
 
     def probe(self):
-        """Finds what follows from shapes of which some sizes stay unknown, where an op's own inference wants all of them.
+        """Finds what follows from shapes of which some sizes stay unknown, where an op's own
+        inference wants all of them.
 
-        Such an op is asked several times, with different sizes in their place: what is the same each time does not depend on them. That
-        is certain enough to tell users, and not to compile by, so it comes after everything else.
+        Such an op is asked several times, with different sizes in their place: what is the same
+        each time does not depend on them. That is certain enough to tell users, and not to compile
+        by, so it comes after everything else.
         """
         asked = {}
         queue = deque([place for place, node in enumerate(self.order) if node.call is not None])
@@ -223,7 +229,8 @@ class Inference:
                 ]
 
     def _ask(self, place, node, inputs, size):
-        """The shapes of a node's inputs and outputs if unknown sizes are `size`; None if the op does not take that."""
+        """The shapes of a node's inputs and outputs if unknown sizes are `size`; None if the op
+        does not take that."""
         filled = [
             (shape and tuple([one or size for one in shape]), dtype) for shape, dtype in inputs
         ]

@@ -1,4 +1,5 @@
-"""Symbols as text: MXNet's ``-symbol.json``, of version 1.x to write and of all versions to read."""
+"""Symbols as text: MXNet's ``-symbol.json``, of version 1.x to write and of all versions to
+read."""
 
 import json
 import textwrap
@@ -113,8 +114,8 @@ def _entry(value, count, what):
 
 
 def _upgrade(op, attrs, version, params):
-    """Brings the attributes of an op of an older version up to date. Returns those meant for variables among its inputs:
-    (input's name, key, value)."""
+    """Brings the attributes of an op of an older version up to date. Returns those meant for
+    variables among its inputs: (input's name, key, value)."""
     moved = []
     for key in list(attrs):
         for known in HIDDEN:
@@ -278,7 +279,8 @@ def _op_node(op, name, attrs, inputs, version):
         raise MXNetError(f"{name}: {op} takes {count} inputs, the file gives {len(inputs)}")
     names, states = call.input_names(count), call.states(count)
     for place in range(len(inputs), count):
-        # Files of versions before 0.9 leave out variables that nobody named; auxiliary states are never missed.
+        # Files of versions before 0.9 leave out variables that nobody named; auxiliary states are
+        # never missed.
         if version >= 900 and not states[place]:
             raise MXNetError(f"{name}: {op} takes {count} inputs, the file gives {len(inputs)}")
         inputs.append((Node(f"{name}_{names[place]}", dict(attrs)), 0))

@@ -1,7 +1,8 @@
 """A run of an executor's program in which a monitor sees every array, forward and backward.
 
-Each node is recorded on a tape of its own, so that its gradient can be computed alone; what flows between nodes is added up here, in
-the order in which compiled backward programs add it up: users last to first.
+Each node is recorded on a tape of its own, so that its gradient can be computed alone; what flows
+between nodes is added up here, in the order in which compiled backward programs add it up: users
+last to first.
 """
 
 from .. import _core, autograd
@@ -28,7 +29,8 @@ class WatchedRun:
         self._homes = {}  # entry -> the device of its array
 
     def apply(self, node, call, place, sources, inputs, device, values):
-        """Calls a node, for `Program.run`. `values`: those of all nodes so far, before they are moved for this one."""
+        """Calls a node, for `Program.run`. `values`: those of all nodes so far, before they are
+        moved for this one."""
         if not self._record:
             return call.run(inputs, device)
         written = node.call.states(len(inputs))
@@ -43,7 +45,8 @@ class WatchedRun:
         return [array.detach() for array in outputs]
 
     def backward(self, program, head_grads, train_mode):
-        """The gradients of variables: (place, 0) -> NDArray. `head_grads`: of the heads; None for losses and where nothing flows."""
+        """The gradients of variables: (place, 0) -> NDArray. `head_grads`: of the heads; None for
+        losses and where nothing flows."""
         sums, losses = {}, set()
         for entry, grad in zip(program.heads, head_grads):
             if grad is None:

@@ -6,7 +6,8 @@ from ._functions import Function
 
 
 def fill(space, names):
-    """Puts the functions of the sub-namespace `space` into the dict `names`, where they aren't there yet."""
+    """Puts the functions of the sub-namespace `space` into the dict `names`, where they aren't
+    there yet."""
     for name, op in _core.ops().items():
         where, short = place(name)
         if where == space and short not in names and "hidden" not in op.describe()["flags"]:

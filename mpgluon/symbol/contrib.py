@@ -9,7 +9,8 @@ fill("contrib", globals())
 
 
 def rand_zipfian(true_classes, num_sampled, range_max):
-    """Draws classes in [0, range_max) of which smaller ones are more frequent: P(class) = log((class + 2) / (class + 1)) / log(range_max + 1).
+    """Draws classes in [0, range_max) of which smaller ones are more frequent: P(class) =
+    log((class + 2) / (class + 1)) / log(range_max + 1).
 
     Parameters
     ----------

@@ -1,4 +1,5 @@
-"""Functions of ``mx.sym`` that are more than one op: symbols of new arrays, and functions of symbols or numbers."""
+"""Functions of ``mx.sym`` that are more than one op: symbols of new arrays, and functions of
+symbols or numbers."""
 
 import numpy as np
 
@@ -44,7 +45,8 @@ def UpSampling(
     attr=None,
     **kwargs,
 ):
-    """Height and width made larger by a whole factor; see ``nd.UpSampling``. A missing weight becomes a variable, filled bilinearly."""
+    """Height and width made larger by a whole factor; see ``nd.UpSampling``. A missing weight
+    becomes a variable, filled bilinearly."""
     if sample_type != "bilinear":
         kwargs.update({} if num_args is None else {"num_args": num_args})
         return _call(
@@ -109,7 +111,8 @@ def arange(start, stop=None, step=1.0, repeat=1, infer_range=False, name=None, d
 
 
 def linspace(start, stop, num, endpoint=True, name=None, dtype=None):
-    """``num`` numbers at equal distances from start to stop, which is left out with ``endpoint=False``."""
+    """``num`` numbers at equal distances from start to stop, which is left out with
+    ``endpoint=False``."""
     return _call(
         "_linspace",
         start=start,

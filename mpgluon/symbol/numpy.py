@@ -1,4 +1,5 @@
-"""MXNet's NumPy-like symbols are not part of this package. What is here lets programs ask whether a symbol is one of them."""
+"""MXNet's NumPy-like symbols are not part of this package. What is here lets programs ask whether a
+symbol is one of them."""
 
 from .. import _core
 from .symbol import Symbol

@@ -1,4 +1,5 @@
-"""Samplers. Parameters are numbers, or Symbols, of which each element is the parameter of a draw of ``shape``."""
+"""Samplers. Parameters are numbers, or Symbols, of which each element is the parameter of a draw of
+``shape``."""
 
 import numpy as np
 
@@ -84,7 +85,8 @@ def randint(low, high, shape=None, dtype=None, **kwargs):
 
 
 def multinomial(data, shape=None, get_prob=True, dtype="int32", **kwargs):
-    """Indices drawn with the probabilities in the last axis of ``data``; with ``get_prob`` also their log-likelihoods."""
+    """Indices drawn with the probabilities in the last axis of ``data``; with ``get_prob`` also
+    their log-likelihoods."""
     return _call("_sample_multinomial", data, shape=shape, get_prob=get_prob, dtype=dtype, **kwargs)
 
 

@@ -16,8 +16,8 @@ __all__ = ["Symbol", "Variable", "Group", "fromjson", "load", "load_json", "var"
 class Symbol:
     """One or several outputs of a graph of ops on variables.
 
-    Symbols are made by `var`, by the functions of ``mx.sym`` and by operators, and are bound to arrays with `bind` or
-    `simple_bind`. They share the nodes of what they are made of.
+    Symbols are made by `var`, by the functions of ``mx.sym`` and by operators, and are bound to
+    arrays with `bind` or `simple_bind`. They share the nodes of what they are made of.
     """
 
     __slots__ = ("_entries", "__weakref__")
@@ -46,7 +46,8 @@ class Symbol:
         return (self[i] for i in range(len(self)))
 
     def __getitem__(self, index):
-        """An output by number or name, or a group of them by slice. IndexError, ValueError when there is none."""
+        """An output by number or name, or a group of them by slice. IndexError, ValueError when
+        there is none."""
         if isinstance(index, str):
             places = [i for i, name in enumerate(self.list_outputs()) if name == index]
             if not places:
@@ -73,7 +74,8 @@ class Symbol:
         return [node for node in order if node.call is None], written
 
     def list_arguments(self):
-        """The names of the variables that are arguments, in the order in which `bind` takes them."""
+        """The names of the variables that are arguments, in the order in which `bind` takes
+        them."""
         variables, written = self._variables()
         return [node.name for node in variables if node not in written]
 
@@ -151,7 +153,8 @@ class Symbol:
         return _unpickle, (self.tojson(remove_amp_cast=False),)
 
     def __call__(self, *args, **kwargs):
-        """A copy of the symbol with other symbols in place of its variables: by position in `list_arguments`, or by name.
+        """A copy of the symbol with other symbols in place of its variables: by position in
+        `list_arguments`, or by name.
 
         ``name=`` names the node of the first output.
         """
@@ -257,10 +260,12 @@ class Symbol:
         return tuple([[() if shape is None else shape for shape in group] for group in found])
 
     def infer_shape(self, *args, **kwargs):
-        """The shapes of arguments, outputs and auxiliary states, from those of some arguments (by position or name).
+        """The shapes of arguments, outputs and auxiliary states, from those of some arguments (by
+        position or name).
 
-        Returns three lists of tuples, or three times None where something stays unknown. MXNetError when shapes contradict. Under
-        ``mx.np_shape()`` unknown sizes are -1 and unknown shapes None; else 0 and ().
+        Returns three lists of tuples, or three times None where something stays unknown. MXNetError
+        when shapes contradict. Under ``mx.np_shape()`` unknown sizes are -1 and unknown shapes
+        None; else 0 and ().
         """
         found = self._infer_shape_impl(False, *args, **kwargs)
         if found[0] is None:
@@ -279,7 +284,8 @@ class Symbol:
         return found
 
     def infer_shape_partial(self, *args, **kwargs):
-        """Like `infer_shape`, but says what it found: () for unknown shapes, 0 for unknown sizes."""
+        """Like `infer_shape`, but says what it found: () for unknown shapes, 0 for unknown
+        sizes."""
         return self._infer_shape_impl(True, *args, **kwargs)
 
     def _infer_type_impl(self, partial, *args, **kwargs):
@@ -295,8 +301,8 @@ class Symbol:
         return tuple([[dtype_type(dtype) for dtype in group] for group in found])
 
     def infer_type(self, *args, **kwargs):
-        """The dtypes of arguments, outputs and auxiliary states, from those of some arguments; three times None where one stays
-        unknown."""
+        """The dtypes of arguments, outputs and auxiliary states, from those of some arguments;
+        three times None where one stays unknown."""
         return self._infer_type_impl(False, *args, **kwargs)
 
     def infer_type_partial(self, *args, **kwargs):
@@ -360,7 +366,8 @@ class Symbol:
             'write', 'add' or 'null', for all arguments or for each.
         aux_states : list or dict of NDArray, optional
         group2ctx : dict of str to Context, optional
-            The devices of the groups named by ``AttrScope(ctx_group=...)``. Arrays move between groups by themselves.
+            The devices of the groups named by ``AttrScope(ctx_group=...)``. Arrays move between
+            groups by themselves.
         shared_exec : Executor, optional
             Accepted as in MXNet; memory comes from pools that all executors share.
         """
@@ -380,7 +387,8 @@ class Symbol:
         shared_buffer=None,
         **kwargs,
     ):
-        """An `Executor` with new arrays, whose shapes follow from those given by name: ``simple_bind(ctx, data=(32, 100))``.
+        """An `Executor` with new arrays, whose shapes follow from those given by name:
+        ``simple_bind(ctx, data=(32, 100))``.
 
         Parameters
         ----------
@@ -392,7 +400,8 @@ class Symbol:
         shared_exec : Executor, optional
             Where shared arguments and auxiliary states of the same name and shape come from.
         shared_buffer : dict of str to NDArray, optional
-            Arrays to take for arguments of these names if they are large enough; new ones are put in.
+            Arrays to take for arguments of these names if they are large enough; new ones are put
+            in.
         """
         from ._bind import simple_bind
 
@@ -431,7 +440,8 @@ class Symbol:
         skip_infer=False,
         **kwargs,
     ):
-        """The symbol itself when `backend` is None. There are no backends (MXNetError): everything is compiled when it is bound."""
+        """The symbol itself when `backend` is None. There are no backends (MXNetError): everything
+        is compiled when it is bound."""
         if backend is not None:
             raise MXNetError(
                 f"optimize_for: there is no backend {backend!r}; a symbol is compiled when it is bound"
@@ -443,7 +453,8 @@ class Symbol:
         return self.optimize_for(backend)
 
     def as_in_context(self, ctx, name=None):
-        """The value moved to the device `ctx`: what is computed from it runs there. Gradients move back."""
+        """The value moved to the device `ctx`: what is computed from it runs there. Gradients move
+        back."""
         return node_of("_copyto", "_copyto", [self], {"ctx": ctx}, name)
 
     as_in_ctx = as_in_context
@@ -745,7 +756,8 @@ def Group(symbols, create_fn=Symbol):
 
 
 def load(fname):
-    """Reads a symbol from a file. OSError when it can't be read, MXNetError when it holds no symbol of this build's ops."""
+    """Reads a symbol from a file. OSError when it can't be read, MXNetError when it holds no symbol
+    of this build's ops."""
     if not isinstance(fname, str):
         raise TypeError("fname need to be string")
     with open(fname, encoding="utf-8", errors="strict") as file:

@@ -148,9 +148,8 @@ def test_grad_and_gradients_of_gradients():
     x = variable([2.0, 3.0])
     with autograd.record():
         y = x * x * x
-        (dx,) = autograd.grad(
-            y, x, create_graph=True, retain_graph=True
-        )  # a list, for one variable too
+        # A list, for one variable too
+        (dx,) = autograd.grad(y, x, create_graph=True, retain_graph=True)
         (again,) = autograd.grad(dx.sum(), [x], retain_graph=True)
     np.testing.assert_allclose(dx.asnumpy(), [12, 27])
     np.testing.assert_allclose(again.asnumpy(), [12, 18])

@@ -1,4 +1,5 @@
-"""Parameters that are bound to compiled calls are taken together by backward where that is possible, else one by one, with the same results."""
+"""Parameters that are bound to compiled calls are taken together by backward where that is
+possible, else one by one, with the same results."""
 
 import gc
 
@@ -256,7 +257,8 @@ def test_a_forward_between_a_write_and_backward_keeps_what_each_call_saw():
 
 
 def test_backward_reads_the_arrays_of_its_forward():
-    """Parameters that got other arrays after a recorded call: its backward still is that of the old ones."""
+    """Parameters that got other arrays after a recorded call: its backward still is that of the old
+    ones."""
     net = make(True)
     old = [p.data() for p in net._reg_params.values()]
     with autograd.record():

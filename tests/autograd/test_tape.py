@@ -338,9 +338,8 @@ def test_memory_goes_back_as_backward_proceeds():
     gc.collect()
     stats = _core.memory_stats(on(0))
     assert stats["in_use"] <= before
-    assert (
-        stats["peak_in_use"] - before <= 24 * 256 * 1024
-    )  # what was saved is freed while the gradient moves up
+    # What was saved is freed while the gradient moves up
+    assert stats["peak_in_use"] - before <= 24 * 256 * 1024
 
 
 def test_bits_do_not_depend_on_devices():

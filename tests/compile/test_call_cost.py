@@ -1,4 +1,5 @@
-"""What a compiled call costs: bound parameters are not looked at again, and nothing is allocated in the steady state."""
+"""What a compiled call costs: bound parameters are not looked at again, and nothing is allocated in
+the steady state."""
 
 import gc
 import os
@@ -59,7 +60,8 @@ def allocations(call, times):
 
 
 def steady(call):
-    """Whether a time comes from which calls allocate nothing: how many overlap, and so need memory each, depends on the workers."""
+    """Whether a time comes from which calls allocate nothing: how many overlap, and so need memory
+    each, depends on the workers."""
     return any(allocations(call, 50) == 0 for _ in range(20))
 
 
@@ -118,7 +120,8 @@ def test_steady_training_allocates_nothing(ops, params, devices, optimizer):
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_many_heads_share_their_first_gradients(devices):
-    """Heads of one kind get the same ones: as if each had been given its own, variables among the heads too."""
+    """Heads of one kind get the same ones: as if each had been given its own, variables among the
+    heads too."""
     from mpgluon import profiler
 
     found = []

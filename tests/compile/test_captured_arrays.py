@@ -13,7 +13,7 @@ from mpgluon import autograd, gluon, nd
 from support.captures import Net, array, check_alike, first_of, make, paused, same
 from support.devices import on
 
-# --- Arrays from outside of the block -------------------------------------------------------------------------------------
+# --- Arrays from outside of the block -------------------------------------------------------------
 
 CAPTURES = {
     "scaled": lambda F, x, w, c: x * (c * 2),

@@ -1,4 +1,5 @@
-"""Compiled functions (`_core.CachedOp`): the same bits as eager on any number of devices, planned memory, programs per device."""
+"""Compiled functions (`_core.CachedOp`): the same bits as eager on any number of devices, planned
+memory, programs per device."""
 
 import numpy as np
 import pytest
@@ -482,7 +483,8 @@ def test_memory_goes_back():
 
 @pytest.mark.parametrize("mode", ["async", "shuffle"])
 def test_a_failure_inside_a_program(mode):
-    """Work that fails on one device fails what waits for it on others; nobody hangs and later calls work."""
+    """Work that fails on one device fails what waits for it on others; nobody hangs and later calls
+    work."""
 
     def function(x, index):
         first = x * 2
@@ -583,7 +585,8 @@ def test_a_thousand_layers(devices):
 
 
 def sweep(run, expected):
-    """Runs with the n-th allocation of bookkeeping failing, for every n: an error or the right result, and nothing lost."""
+    """Runs with the n-th allocation of bookkeeping failing, for every n: an error or the right
+    result, and nothing lost."""
     n, errors = 1, 0
     while True:
         _core._memory_fail_after(n)
@@ -654,7 +657,8 @@ def test_a_device_that_is_full():
 
 @pytest.mark.parametrize("grad_req", ["write", "add"])
 def test_a_cell_called_step_by_step(engine, grad_req):
-    """Contributions from several calls, and from outside, are added up in eager's order: the same bits."""
+    """Contributions from several calls, and from outside, are added up in eager's order: the same
+    bits."""
     x, w, v = array((3, 5), 0), array((5, 5), 1, scale=0.5), array((5, 5), 2, on(1), scale=0.5)
 
     def cell(h, w, v):
@@ -676,7 +680,8 @@ def test_a_cell_called_step_by_step(engine, grad_req):
 
 
 def random_function(seed):
-    """A random graph of chains, branches, views, reductions, shared values and copies over three devices."""
+    """A random graph of chains, branches, views, reductions, shared values and copies over three
+    devices."""
     rng = np.random.RandomState(seed)
     steps = [tuple(rng.randint(0, 1 << 20, 4)) for _ in range(rng.randint(5, 60))]
     num_outputs = rng.randint(1, 4)

@@ -1,4 +1,5 @@
-"""Loops and branches, and shapes that depend on values: eager, hybridized, as symbols, over devices."""
+"""Loops and branches, and shapes that depend on values: eager, hybridized, as symbols, over
+devices."""
 
 import numpy as np
 import pytest
@@ -324,7 +325,8 @@ def test_cache_is_bounded(monkeypatch):
 
 
 def test_parameters_move_and_grow_late():
-    """Parameters whose shapes are found behind a cut, and parameters that move to another device."""
+    """Parameters whose shapes are found behind a cut, and parameters that move to another
+    device."""
 
     def f(net, F, x, s):
         kept = F.contrib.boolean_mask(s, s[:, 0] > 0)

@@ -11,7 +11,7 @@ from mpgluon.base import MXNetError
 from support.control_flow import Function
 from support.devices import on
 
-# --- Errors ---------------------------------------------------------------------------------------------------------
+# --- Errors ---------------------------------------------------------------------------------------
 
 
 def hybrid(f):
@@ -143,7 +143,7 @@ def test_arrays_kept_from_a_body_are_refused():
         net(nd.ones((2, 5, 4)), nd.ones((5, 4)))
 
 
-# --- Blocks that can't be traced: op, block path, line and the way out ---------------------------------------------------
+# --- Blocks that can't be traced: op, block path, line and the way out ----------------------------
 
 
 class Outer(gluon.HybridBlock):

@@ -9,7 +9,7 @@ from mpgluon import autograd, gluon, nd
 from support.captures import MODES, array, check_alike, first_of, make, paused
 from support.devices import on
 
-# --- Gradients of all orders --------------------------------------------------------------------------------------------
+# --- Gradients of all orders ----------------------------------------------------------------------
 
 
 def moved(f):
@@ -92,7 +92,7 @@ def test_gradients_of_all_orders(stop, place):
         check_alike(eager, orders(make(body, mode), x), mode)
 
 
-# --- What shares memory with what ---------------------------------------------------------------------------------------
+# --- What shares memory with what -----------------------------------------------------------------
 
 # Values of the same elements, or some of them, as ops make them.
 IDENTITIES = {
@@ -253,7 +253,7 @@ def test_results_stay_when_an_input_is_refilled():
     assert [y.asnumpy()[0, 0] for y in kept] == [0, 1, 2]
 
 
-# --- autograd.pause() in a block ----------------------------------------------------------------------------------------
+# --- autograd.pause() in a block ------------------------------------------------------------------
 
 PAUSES = {
     "an op": lambda F, x, w, _: paused(lambda: x * x) + x * w,
@@ -340,7 +340,7 @@ def test_a_call_that_is_not_recorded_is_not_on_the_tape():
         y.backward()
 
 
-# --- Parameters that a result was not computed from -----------------------------------------------------------------------
+# --- Parameters that a result was not computed from -----------------------------------------------
 
 REACHES = {
     "unused": (lambda F, a, b: a, False),

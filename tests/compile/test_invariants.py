@@ -1,4 +1,5 @@
-"""What depends on parameters alone is computed once, and again after each way of writing a parameter."""
+"""What depends on parameters alone is computed once, and again after each way of writing a
+parameter."""
 
 import gc
 

@@ -36,7 +36,8 @@ def plain(F, x, s, w):
 
 
 def swapped(F, x, s, w):
-    """States that change places, stay as they are, or are a row; outputs that are inputs, and the same twice."""
+    """States that change places, stay as they are, or are a row; outputs that are inputs, and the
+    same twice."""
     out, last = F.contrib.foreach(
         lambda a, st: ([a, st[0], F.dot(a, w), st[2]], [st[1], st[0], st[2], a]),
         x,
@@ -231,7 +232,8 @@ inside = {
 
 
 def spread(function):
-    """The same with the parameter, and what it is used for, on another device: in every body, forth and back."""
+    """The same with the parameter, and what it is used for, on another device: in every body, forth
+    and back."""
 
     class Elsewhere:
         def __init__(self, F):
@@ -372,9 +374,8 @@ def test_gradients_of_gradients_go_through_loops():
         z.backward()
         found.append([s.grad.asnumpy(), net.w.grad().asnumpy()])
     for a, b in zip(*found):
-        np.testing.assert_allclose(
-            a, b, rtol=1e-5, atol=1e-6
-        )  # gradients of gradients are taken op by op, and entries near 0 are sums that cancel
+        # Gradients of gradients are taken op by op, and entries near 0 are sums that cancel
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
 def test_loops_without_end_are_interrupted():
@@ -543,7 +544,8 @@ def test_out_of_host_memory_in_loops():
 
 
 class Factors(gluon.HybridBlock):
-    """Cholesky factors of a matrix that stops to be positive definite: its first entry is 1.6 - 0.3 * step."""
+    """Cholesky factors of a matrix that stops to be positive definite: its first entry is 1.6 - 0.3
+    * step."""
 
     def __init__(self, kind):
         super().__init__()
@@ -589,9 +591,9 @@ def test_failed_kernels_name_the_step(kind, where):
     rows, less = nd.zeros((STEPS, 2, 2)), nd.array([[0.3, 0], [0, 0]])
 
     def call(first):
-        _core._stall(
-            mx.cpu(0), 0.2
-        )  # what follows is queued, and fails later; where a condition is read, or the device has become idle, it fails at once
+        # What follows is queued, and fails later; where a condition is read, or the device has
+        # become idle, it fails at once
+        _core._stall(mx.cpu(0), 0.2)
         out = net(rows, nd.array([[first, 0], [0, 1]]), less)
         return (out[0] if isinstance(out, (list, tuple)) else out).asnumpy()
 

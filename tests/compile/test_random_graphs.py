@@ -1,9 +1,11 @@
-"""Random graphs of layers: whatever the compiler recognises, fuses, folds, moves or recomputes, and wherever ops are placed.
+"""Random graphs of layers: whatever the compiler recognises, fuses, folds, moves or recomputes, and
+wherever ops are placed.
 
-Steps are the patterns of real networks (convolution, normalisation, activation; attention written out; residuals; recurrent cells),
-with arrays moved between devices in odd places, also in the middle of a pattern. Held bitwise: eager and exact, on one device
-and on many; default on one device and on many; and all of these under the shuffle engine. The default may differ from eager by
-1e-6 of an array's scale, or by a few times what single precision itself costs the graph.
+Steps are the patterns of real networks (convolution, normalisation, activation; attention written
+out; residuals; recurrent cells), with arrays moved between devices in odd places, also in the
+middle of a pattern. Held bitwise: eager and exact, on one device and on many; default on one device
+and on many; and all of these under the shuffle engine. The default may differ from eager by 1e-6 of
+an array's scale, or by a few times what single precision itself costs the graph.
 """
 
 import numpy as np
@@ -36,7 +38,8 @@ STATES = {"mean": (2,), "variance": (2,), "wide_mean": (WIDTH,), "wide_variance"
 
 
 class Walk:
-    """Runs steps on values of shape (ROWS, WIDTH), each op on the device that comes next in the step's list."""
+    """Runs steps on values of shape (ROWS, WIDTH), each op on the device that comes next in the
+    step's list."""
 
     def __init__(self, arrays, devices):
         self.arrays, self.devices = arrays, devices
@@ -108,7 +111,8 @@ class Walk:
         return y.reshape((ROWS, WIDTH))
 
     def state(self, name):
-        # Effects are not moved: every place has a copy of its own, also where two places are one device.
+        # Effects are not moved: every place has a copy of its own, also where two places are one
+        # device.
         return self.arrays[f"{name}{self.place()}"]
 
     def batch_norm(self, x, relu):
@@ -299,7 +303,8 @@ graphs = st.fixed_dictionaries(
 
 
 def run(graph, num_devices, flags=None, dtype="float32", rounds=2, again=False):
-    """What two rounds of training, and a prediction after them, give. flags: None runs eagerly. again: backward recomputes."""
+    """What two rounds of training, and a prediction after them, give. flags: None runs eagerly.
+    again: backward recomputes."""
     devices = [on(70 + i % num_devices) for i in range(4)]
     mx.random.seed(7)
     draw = np.random.RandomState(3)
@@ -309,7 +314,8 @@ def run(graph, num_devices, flags=None, dtype="float32", rounds=2, again=False):
         values[name] = draw.uniform(-0.7, 0.7, shape) + (1 if name.startswith("gamma") else 0)
         contexts[name] = devices[home]
     trained = list(values)
-    # One copy of each moving statistic per place, so that updates of one are in program order on one device and on many.
+    # One copy of each moving statistic per place, so that updates of one are in program order on
+    # one device and on many.
     for name, shape in STATES.items():
         for place in range(4):
             values[f"{name}{place}"] = np.ones(shape) if "variance" in name else np.zeros(shape)
@@ -352,8 +358,9 @@ def run(graph, num_devices, flags=None, dtype="float32", rounds=2, again=False):
 
 
 def close(found, wanted, truth):
-    """Within 1e-6 of the array's scale in each of the training steps, beside a few times the error that single precision makes anyway. Numbers on
-    the way are about 1, so a result that is nearly 0 is what is left of sums that cancel: noise of that size."""
+    """Within 1e-6 of the array's scale in each of the training steps, beside a few times the error
+    that single precision makes anyway. Numbers on the way are about 1, so a result that is nearly 0
+    is what is left of sums that cancel: noise of that size."""
     for i, (a, b, exact) in enumerate(zip(found, wanted, truth, strict=True)):
         scale = np.abs(exact).max(initial=0.1)
         error = np.abs(b - exact).max(initial=0)
@@ -428,7 +435,8 @@ def test_every_pattern(kind):
 
 
 def test_an_array_that_arrives_and_is_not_read():
-    """Only the shape of what one device pushes to another counts: its place must not serve other arrays, as it may come at any time."""
+    """Only the shape of what one device pushes to another counts: its place must not serve other
+    arrays, as it may come at any time."""
     steps = [
         ("move", [0], (0, 0, 0)),
         ("convolution", [2], (4, 78, 93)),

@@ -57,7 +57,8 @@ def together(work, items, threads=THREADS):
 
 
 def while_predicting(net, x, change):
-    """Calls `change` in one thread and the network in the others, until it returns; all that the network gave."""
+    """Calls `change` in one thread and the network in the others, until it returns; all that the
+    network gave."""
     done = threading.Event()
 
     def run():
@@ -91,7 +92,8 @@ def test_first_calls_race_to_compile(devices):
 
 
 def test_evictions_under_way():
-    """More signatures than the cache holds, in an order in which they are thrown out all the time."""
+    """More signatures than the cache holds, in an order in which they are thrown out all the
+    time."""
     net = network(2)
     net.hybridize()
     batches = [nd.random.uniform(shape=(1 + i % 70, 3, 4, 4)) for i in range(210)]
@@ -107,7 +109,8 @@ def test_evictions_under_way():
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("write", ["set_data", "slices", "optimizer"])
 def test_parameters_change_meanwhile(devices, write):
-    """Every result is that of the parameters before or after some change: never a mixture, and in the end that of the last."""
+    """Every result is that of the parameters before or after some change: never a mixture, and in
+    the end that of the last."""
 
     class Net(gluon.HybridBlock):
         def __init__(self):

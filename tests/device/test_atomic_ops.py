@@ -1,8 +1,11 @@
-"""Ops are whole towards each other: whatever other threads and finalizers queue wherever the core lets them run, each comes before or behind.
+"""Ops are whole towards each other: whatever other threads and finalizers queue wherever the core
+lets them run, each comes before or behind.
 
-`_core._set_intruder` calls a function at each such place. It queues ops of its own on the arrays that the program is working on; what these find must be
-the state before or behind the op that was being queued. In shuffled order (docs/settings.md) whatever is not waited for comes at the wrong time soon. And
-while there is an intruder, the core ends the process if somebody else could run between collecting what an op waits for and noting its uses.
+`_core._set_intruder` calls a function at each such place. It queues ops of its own on the arrays
+that the program is working on; what these find must be the state before or behind the op that was
+being queued. In shuffled order (docs/settings.md) whatever is not waited for comes at the wrong
+time soon. And while there is an intruder, the core ends the process if somebody else could run
+between collecting what an op waits for and noting its uses.
 """
 
 import gc
@@ -47,7 +50,8 @@ def back_to_async():
 
 
 class Counted:
-    """An array whose elements are the number of writes to it; copies that were taken, each with the numbers that it may hold."""
+    """An array whose elements are the number of writes to it; copies that were taken, each with the
+    numbers that it may hold."""
 
     def __init__(self, shape=(40, 3), ctx=C[0]):
         self.array, self.one = nd.zeros(shape, ctx=ctx), nd.ones(shape, ctx=ctx)
@@ -114,7 +118,8 @@ def test_copies_hold_what_came_before_or_behind(write, engine):
 
 
 def test_finalizers_in_the_middle_of_a_call():
-    """Garbage is collected inside of calls (in Python 3.11 by any allocation); its finalizers run ops."""
+    """Garbage is collected inside of calls (in Python 3.11 by any allocation); its finalizers run
+    ops."""
     mx.engine.set_mode("shuffle", 3)
     c = Counted()
 
@@ -164,9 +169,8 @@ def test_values_are_whole_when_others_write_while_they_are_waited_for(engine):
         with Intruder(write, 3) as intruder:
             found = read()
         assert found.min() == found.max() and found[0, 0] % 12 == 0
-        assert intruder.times or engine == (
-            "async",
-        )  # then the work may be done before it is waited for
+        # Then the work may be done before it is waited for
+        assert intruder.times or engine == ("async",)
 
 
 def test_a_value_that_decides_about_a_shape_is_the_one_that_is_used():
@@ -200,7 +204,8 @@ def test_numpy_is_written_as_a_whole():
 
 
 class Net(gluon.HybridBlock):
-    """All elements of a parameter stay the same, so that a copy shows whether it is of one moment."""
+    """All elements of a parameter stay the same, so that a copy shows whether it is of one
+    moment."""
 
     def __init__(self, devices):
         super().__init__()
@@ -265,7 +270,8 @@ def replicated(net):
 @pytest.mark.parametrize("engine", ["async", "shuffle"])
 @pytest.mark.parametrize("way", [eager, hybridized, pipelined, replicated])
 def test_training_is_not_disturbed_by_copies_of_parameters(way, engine):
-    """Weights after training among intruders are those without; a copy of a weight that was taken in between is of one moment of its."""
+    """Weights after training among intruders are those without; a copy of a weight that was taken
+    in between is of one moment of its."""
 
     def train(intruder):
         net = Net(C[:2])
@@ -303,7 +309,8 @@ def test_training_is_not_disturbed_by_copies_of_parameters(way, engine):
 
 
 def test_what_a_recorded_op_has_read_may_not_change_before_it_is_noted():
-    """A write in the middle of a recorded call comes before it, and the gradient is of what was written, or behind it, and the gradient is refused."""
+    """A write in the middle of a recorded call comes before it, and the gradient is of what was
+    written, or behind it, and the gradient is refused."""
     for hybridize in (False, True):
         net = nn.HybridLambda(lambda F, x: F.square(x))
         net.hybridize(hybridize)
@@ -349,7 +356,8 @@ def test_a_recorded_op_leads_to_the_array_that_it_has_read():
 
 
 def test_a_recorded_call_leads_to_the_array_that_it_has_read():
-    """Compiled calls of variables and of results; the results are new arrays, and an input itself."""
+    """Compiled calls of variables and of results; the results are new arrays, and an input
+    itself."""
     ctx, replaced = on(61), 0
     call = _core.CachedOp(lambda x: [x * x, x], {})
     for variable in (False, True):
@@ -393,7 +401,8 @@ def test_a_recorded_call_leads_to_the_array_that_it_has_read():
 
 
 def replaced_within(skip, captured):
-    """A call of a compiled function whose fixed array is replaced at the place number `skip` where others may run; None: there are fewer."""
+    """A call of a compiled function whose fixed array is replaced at the place number `skip` where
+    others may run; None: there are fewer."""
     ctx = on(62)
     mx.context.set_memory_limit(ctx, 0)
     fixed, x = nd.full((100, 100), 2, ctx=ctx), nd.ones((100, 100), ctx=ctx)
@@ -424,9 +433,8 @@ def replaced_within(skip, captured):
                 and holder.captured == ()
             )
         _core.replace_array(fixed, state["after"])
-        state["others"] = [
-            nd.full((100, 100), 777, ctx=ctx) for _ in range(8)
-        ]  # where the former array was, if it went
+        # Where the former array was, if it went
+        state["others"] = [nd.full((100, 100), 777, ctx=ctx) for _ in range(8)]
 
     try:
         with Intruder(intrude):

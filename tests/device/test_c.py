@@ -1,6 +1,8 @@
-"""The C tests of the core's lower layers (tests/c), plain and under the sanitizers that the compiler has.
+"""The C tests of the core's lower layers (tests/c), plain and under the sanitizers that the
+compiler has.
 
-Each test runs in a process of its own, so one that ends, forks or hangs its process cannot hurt another.
+Each test runs in a process of its own, so one that ends, forks or hangs its process cannot hurt
+another.
 """
 
 import glob
@@ -20,7 +22,8 @@ VARIANTS = {
     "thread": ["-O1", "-fsanitize=thread"],
     "address": ["-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"],
 }
-# ThreadSanitizer does not follow a fork of a process with threads; the plain and the address build test it.
+# ThreadSanitizer does not follow a fork of a process with threads; the plain and the address build
+# test it.
 NOT_UNDER = {"thread": {"fork", "shuffle_fork", "short_spins"}}
 
 pytestmark = pytest.mark.skipif(shutil.which(COMPILER[-1]) is None, reason="needs a C compiler")
@@ -84,7 +87,8 @@ def compiled(arguments):
 
 
 def compile_core(folder, flags):
-    """The objects of the layers under test, or None where the compiler cannot build with these flags."""
+    """The objects of the layers under test, or None where the compiler cannot build with these
+    flags."""
     folder.mkdir()
     probe = folder / "probe.c"
     probe.write_text("int main(void) { return 0; }\n")

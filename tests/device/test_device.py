@@ -1,4 +1,5 @@
-"""Devices as Python users meet them: parallel work, memory, fork, exit, interrupts, modes. The C tests have the details."""
+"""Devices as Python users meet them: parallel work, memory, fork, exit, interrupts, modes. The C
+tests have the details."""
 
 import multiprocessing
 import os
@@ -26,7 +27,8 @@ def run(code, timeout=60, **environment):
 
 
 def test_chain_over_devices():
-    """Large steps on alternating devices, each needing the one before: only the copies' order makes them right."""
+    """Large steps on alternating devices, each needing the one before: only the copies' order makes
+    them right."""
     x = mx.nd.ones((300, 300), ctx=mx.cpu(0))
     for i in range(60):
         x = (x + 1).as_in_context(mx.cpu(i % 3))

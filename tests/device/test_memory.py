@@ -1,4 +1,5 @@
-"""What devices hold: their own part of the plan and no more, within their limits, the same after every step."""
+"""What devices hold: their own part of the plan and no more, within their limits, the same after
+every step."""
 
 import contextlib
 import gc
@@ -38,7 +39,8 @@ def total(entry):
 @pytest.mark.parametrize("devices", [2, 3])
 @pytest.mark.parametrize("kind", NETS)
 def test_sum_of_plans(kind, devices):
-    """Training: what is planned on all devices together is what one device would plan, and the arrays that cross."""
+    """Training: what is planned on all devices together is what one device would plan, and the
+    arrays that cross."""
     one, many = compiled(NETS[kind], 1), compiled(NETS[kind], devices)
     crossing = sum(copy["bytes"] for copy in many["copies"])
     assert not one["copies"] and len(one["devices"]) == 1 and len(many["devices"]) == devices
@@ -50,8 +52,8 @@ def test_sum_of_plans(kind, devices):
 
 @pytest.mark.parametrize("kind", NETS)
 def test_plans_for_prediction(kind):
-    """Nothing is kept for a backward: every device plans its working arrays and what arrives, which is never more than one
-    device would."""
+    """Nothing is kept for a backward: every device plans its working arrays and what arrives, which
+    is never more than one device would."""
     one, many = compiled(NETS[kind], 1, train=False), compiled(NETS[kind], 3, train=False)
     arriving = dict.fromkeys(many["devices"], 0)
     for copy in many["copies"]:
@@ -63,7 +65,8 @@ def test_plans_for_prediction(kind):
 
 @pytest.mark.parametrize("kind", NETS)
 def test_devices_run_and_hold_only_their_own(kind):
-    """Every op of a layer is in the program of the layer's device, and no plan has room for a layer that lives elsewhere."""
+    """Every op of a layer is in the program of the layer's device, and no plan has room for a layer
+    that lives elsewhere."""
     entry = compiled(NETS[kind], 2)
     places = place(NETS[kind], 2)
     scopes = {}  # device -> names of the children whose ops it runs
@@ -116,7 +119,8 @@ def train_deep(devices, first, hybridize=True, rows=2048, steps=3):
 
 @pytest.mark.parametrize("hybridize", [True, False], ids=["hybridized", "eager"])
 def test_limits_of_60_percent(hybridize):
-    """The model that does not fit into 60 % of its peak on one device trains on two devices of that size."""
+    """The model that does not fit into 60 % of its peak on one device trains on two devices of that
+    size."""
     devices = [on(60), on(61)]
     for ctx in devices:
         ctx.empty_cache()
@@ -136,9 +140,8 @@ def test_limits_of_60_percent(hybridize):
         except MemoryError as error:
             assert isinstance(error, mx.MXNetError)
             text = str(error)
-            with contextlib.suppress(
-                MemoryError
-            ):  # of what was queued behind it, where work runs later
+            # Of what was queued behind it, where work runs later
+            with contextlib.suppress(MemoryError):
                 mx.nd.waitall()
         gc.collect()  # blocks refer to themselves
         for part in (str(devices[0]), "asked for", "held", f"limit {limit} bytes"):
@@ -190,7 +193,8 @@ def test_steps_leave_nothing_behind(hybridize):
     before = resident()
     in_use_after, held_after, asked_after = steps(200)
     assert in_use_after == in_use
-    # How far the caller runs ahead of the devices decides how many blocks turn: some more at times, never one a step.
+    # How far the caller runs ahead of the devices decides how many blocks turn: some more at times,
+    # never one a step.
     assert all(after - former < 50 for after, former in zip(asked_after, asked)), (
         asked,
         asked_after,
@@ -201,7 +205,8 @@ def test_steps_leave_nothing_behind(hybridize):
 
 
 def test_frames_are_used_again():
-    """Once a hybridized block has run forward and backward, further calls take their frames from the pool."""
+    """Once a hybridized block has run forward and backward, further calls take their frames from
+    the pool."""
     net = MLP({name: on(64 + ctx.device_id) for name, ctx in place(MLP, 2).items()})
     net.hybridize()
     x = batch().as_in_context(on(64))
@@ -229,7 +234,8 @@ def test_frames_are_used_again():
 
 
 def test_unused_results_hold_no_frame():
-    """A recorded call whose outputs are dropped gives its saved arrays back; so does a call that is never differentiated."""
+    """A recorded call whose outputs are dropped gives its saved arrays back; so does a call that is
+    never differentiated."""
     net = MLP(place(MLP, 2))
     net.hybridize()
     for _ in range(3):

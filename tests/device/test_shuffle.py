@@ -1,4 +1,5 @@
-"""Random graphs over several devices: whatever the order in which work runs, the bits are those of one device, eager."""
+"""Random graphs over several devices: whatever the order in which work runs, the bits are those of
+one device, eager."""
 
 import numpy as np
 import pytest
@@ -32,7 +33,8 @@ program = st.tuples(
 
 
 def interpret(steps, outputs, x, weights, devices, recorded):
-    """Runs the steps on arrays of shape (4, 6); each runs on its device, to which its inputs are moved."""
+    """Runs the steps on arrays of shape (4, 6); each runs on its device, to which its inputs are
+    moved."""
     values = [x]
 
     def pick(number, device):
@@ -169,7 +171,8 @@ def test_networks(kind, mode, seed):
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_sums_of_three_gradients(compiled):
-    """Where an array has three uses, one of them on another device, its gradient is summed in the same order as on one device."""
+    """Where an array has three uses, one of them on another device, its gradient is summed in the
+    same order as on one device."""
     program = ([(("move", 0, 0), 1), (("tanh", 0), 0), (("mul", 1, 1), 1)], [0, 1, 2], [0, 0, 0])
     for found, wanted in zip(run(program, 2, compiled), run(program, 1, compiled)):
         np.testing.assert_array_equal(found, wanted)

@@ -79,7 +79,8 @@ def test_networks_trained_in_threads(hybridize):
 
 
 class Many(gluon.HybridBlock):
-    """What prediction does beside running programs: folded norms, packed weights, random draws' counters, loops cut out of the graph, several outputs."""
+    """What prediction does beside running programs: folded norms, packed weights, random draws'
+    counters, loops cut out of the graph, several outputs."""
 
     def __init__(self):
         super().__init__()
@@ -101,7 +102,8 @@ class Many(gluon.HybridBlock):
 
 
 def test_one_network_predicts_in_many_threads_with_many_signatures():
-    """Signatures are compiled, found, dropped from one thread while others call; parameters change in between."""
+    """Signatures are compiled, found, dropped from one thread while others call; parameters change
+    in between."""
     net = Many()
     net.initialize(mx.init.Uniform(1), ctx=mx.cpu(0))
     draw = np.random.RandomState(0)
@@ -241,7 +243,8 @@ def test_arrays_are_passed_between_threads():
 
 
 def test_threads_that_share_arrays_see_whole_ops():
-    """Each op comes before or behind each other, whatever thread it is of: an array that all write is never part of one value and part of another."""
+    """Each op comes before or behind each other, whatever thread it is of: an array that all write
+    is never part of one value and part of another."""
     x, one = nd.zeros((300, 400)), nd.ones((300, 400))
 
     def work(i):

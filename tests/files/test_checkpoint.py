@@ -1,4 +1,5 @@
-"""Checkpoints: what is saved on one layout goes on on any other; killed saves and damaged files do no harm."""
+"""Checkpoints: what is saved on one layout goes on on any other; killed saves and damaged files do
+no harm."""
 
 import io
 import json
@@ -161,7 +162,8 @@ def test_a_network_whose_shapes_are_not_known_yet(tmp_path):
 
 
 class Split(gluon.HybridBlock):
-    """A product whose weight is split over devices, as layers that are split keep theirs: parameters with global_shape, axis and index."""
+    """A product whose weight is split over devices, as layers that are split keep theirs:
+    parameters with global_shape, axis and index."""
 
     def __init__(self, count, axis, sizes):
         super().__init__(prefix="split_")
@@ -365,7 +367,8 @@ print(steps)
 
 
 def kill_while_saving(directory, first, moment, background):
-    """Saves twice in another process, which is killed before the `moment`-th thing that the second does with files. Its return code and output."""
+    """Saves twice in another process, which is killed before the `moment`-th thing that the second
+    does with files. Its return code and output."""
     done = subprocess.run(
         [sys.executable, "-c", KILLED, str(directory), str(first), str(moment), str(background)],
         env=environment(),
@@ -385,7 +388,8 @@ def test_killed_at_any_moment_the_former_checkpoint_is_whole(tmp_path, backgroun
     assert code == 0
     steps = int(steps)
     loaded = []
-    # Every third moment of writing the shards, and all of the index: opened, written, on the disk, replaced, its name on the disk, former files removed.
+    # Every third moment of writing the shards, and all of the index: opened, written, on the disk,
+    # replaced, its name on the disk, former files removed.
     moments = [*range(0, steps - 8, 3), *range(steps - 8, steps)]
     for number, moment in enumerate(moments[::2] if background else moments):
         first = 1 + 2 * number  # into the same directory: what a killed save left does no harm
@@ -395,9 +399,8 @@ def test_killed_at_any_moment_the_former_checkpoint_is_whole(tmp_path, backgroun
         loaded.append(step - first)
         for param in net.collect_params().values():
             assert (param.data().asnumpy() == step).all()
-    assert set(loaded) == {0, 1} and loaded == sorted(
-        loaded
-    )  # once the index is replaced it is the new one, before the former
+    # Once the index is replaced it is the new one, before the former
+    assert set(loaded) == {0, 1} and loaded == sorted(loaded)
 
 
 def damage(path, rng):
@@ -510,7 +513,8 @@ def test_a_checkpoint_of_another_network(tmp_path):
 
 
 def test_no_more_than_one_shard_is_in_memory(tmp_path):
-    """Of four devices with 4 MB each; the host's arrays are counted by tracemalloc, the devices' by their pools."""
+    """Of four devices with 4 MB each; the host's arrays are counted by tracemalloc, the devices' by
+    their pools."""
     net = nn.HybridSequential()
     for i in range(4):
         net.add(nn.Dense(1024, in_units=1024, use_bias=False))
@@ -656,7 +660,8 @@ def together(net):
 @pytest.mark.parametrize("gather", [False, True])
 @pytest.mark.parametrize("name", SEVERAL)
 def test_parts_of_several_ranges(tmp_path, name, gather):
-    """Gates, heads and groups: split, split otherwise, and whole; parameters, momenta, and what comes of the next step."""
+    """Gates, heads and groups: split, split otherwise, and whole; parameters, momenta, and what
+    comes of the next step."""
     make, shape = SEVERAL[name]
     rng = np.random.default_rng(2)
     data = [
@@ -694,7 +699,8 @@ def test_parts_of_several_ranges(tmp_path, name, gather):
 
 
 def test_a_part_of_several_ranges_is_checked_and_read_alone(tmp_path):
-    """Damage is named by file and parameter before anything is changed; no device or host holds more than a part."""
+    """Damage is named by file and parameter before anything is changed; no device or host holds
+    more than a part."""
     net = ParallelLSTM(256, CPU[:4], input_size=256)
     net.initialize()
     net(nd.ones((1, 1, 256)))

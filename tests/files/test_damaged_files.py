@@ -1,6 +1,8 @@
-"""Symbol and parameter files that were damaged at random: an error or a symbol, quickly, and never a crash.
+"""Symbol and parameter files that were damaged at random: an error or a symbol, quickly, and never
+a crash.
 
-The mutations are the same in every run. `FUZZ_SECONDS` in the environment runs more of them, for a sanitizer build.
+The mutations are the same in every run. `FUZZ_SECONDS` in the environment runs more of them, for a
+sanitizer build.
 """
 
 import json
@@ -16,7 +18,8 @@ from mpgluon.base import MXNetError
 from support.paths import TESTS
 
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "0"))
-# What reading and using a damaged file may raise: ours, and what Python raises for values of wrong kinds.
+# What reading and using a damaged file may raise: ours, and what Python raises for values of wrong
+# kinds.
 ALLOWED = (MXNetError, ValueError, TypeError, KeyError, AssertionError, OSError, UnicodeDecodeError)
 
 

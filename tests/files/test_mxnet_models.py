@@ -84,7 +84,8 @@ def test_states_of_another_module(tmp_path):
 
 
 def test_states_that_are_none():
-    """What is no states, cut off, or holds more of MXNet than arrays is an error, and changes nothing."""
+    """What is no states, cut off, or holds more of MXNet than arrays is an error, and changes
+    nothing."""
     with open(os.path.join(FOLDER, "momentum.states"), "rb") as file:
         saved = file.read()
     updater = mx.optimizer.get_updater(mx.optimizer.SGD(momentum=0.9))

@@ -1,4 +1,5 @@
-"""Array files: the format byte by byte, every dtype, former versions, damage, and writing that replaces a file whole or not at all."""
+"""Array files: the format byte by byte, every dtype, former versions, damage, and writing that
+replaces a file whole or not at all."""
 
 import os
 import random

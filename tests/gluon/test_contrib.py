@@ -1,5 +1,5 @@
-"""gluon.contrib: convolutional and projected cells, variational dropout, pixel shuffling, samplers. Values are those of MXNet 1.9.1's formulas,
-written out in NumPy."""
+"""gluon.contrib: convolutional and projected cells, variational dropout, pixel shuffling, samplers.
+Values are those of MXNet 1.9.1's formulas, written out in NumPy."""
 
 import numpy as np
 import pytest

@@ -206,7 +206,8 @@ def test_batch_norm_statistics():
 
 @pytest.mark.parametrize("exact", [None, True, False])
 def test_batch_norm_gradient_that_cancels(exact):
-    # The gradient of the sum is zero: what is left is the error of the mean, unless it is taken out.
+    # The gradient of the sum is zero: what is left is the error of the mean, unless it is taken
+    # out.
     net = nn.BatchNorm(in_channels=20)
     net.initialize()
     if exact is not None:

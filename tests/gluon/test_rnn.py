@@ -276,7 +276,8 @@ def test_truncated_backpropagation(hybrid):
 @pytest.mark.parametrize("dtype, tolerance", [("float32", 2e-5), ("float64", 1e-12)])
 @pytest.mark.parametrize("make", [rnn.LSTM, rnn.GRU, rnn.RNN], ids=["lstm", "gru", "rnn"])
 def test_long_sequences_agree_with_single_steps(make, dtype, tolerance):
-    """Many steps take packed weights, single steps do not; sizes leave remainders in every blocking."""
+    """Many steps take packed weights, single steps do not; sizes leave remainders in every
+    blocking."""
     time, batch, hidden = 7, 13, 75
     layer = make(hidden, num_layers=2, input_size=21)
     layer.initialize(mx.init.Uniform(0.3))

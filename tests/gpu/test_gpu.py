@@ -25,8 +25,9 @@ CASES = [
     for index, sample in enumerate(SAMPLES.get(name, []))
 ]
 
-# Of values: relative, and absolute for an array whose largest element is 1 or less, in proportion for others: where terms cancel, what is left has
-# the error of the terms. Halves may differ by their last bit where the sum before it did.
+# Of values: relative, and absolute for an array whose largest element is 1 or less, in proportion
+# for others: where terms cancel, what is left has the error of the terms. Halves may differ by
+# their last bit where the sum before it did.
 EXACT = {
     "Dropout",
     "_dropout_draw",
@@ -137,7 +138,8 @@ def test_copies_go_every_way():
 
 
 def test_long_chains_across_devices_keep_order():
-    """Every step reads what another device has just written, over the same few blocks of the pools."""
+    """Every step reads what another device has just written, over the same few blocks of the
+    pools."""
     devices = [mx.gpu(0), mx.cpu(0), mx.gpu(mx.num_gpus() - 1)]
     array = mx.nd.zeros((64, 64), ctx=devices[-1])
     for step in range(150):
@@ -245,7 +247,8 @@ def test_a_forked_child_is_told():
 
 
 def test_the_library_has_one_door():
-    """Nothing but its entry is exported, so it cannot clash with the core's functions of the same names."""
+    """Nothing but its entry is exported, so it cannot clash with the core's functions of the same
+    names."""
     symbols = subprocess.run(
         [
             "nm",
@@ -257,12 +260,13 @@ def test_the_library_has_one_door():
         text=True,
     )
     names = {line.split()[-1] for line in symbols.stdout.splitlines() if " T " in line}
+    # For tests, and other stand-ins
     stand_in = {name for name in names if name.startswith("hostcuda_")} | {
         "cudaGetDevice",
         "cudaSetDevice",
         "cudaLaunchHostFunc",
         "cudaMemcpyAsync",
-    }  # for tests, and other stand-ins
+    }
     assert names <= {"mpg_gpu_library_open"} | (stand_in if ON_STAND_IN else set())
     assert ctypes.CDLL(_core.__file__)
 

@@ -1,4 +1,5 @@
-"""What GPUs find wrong when they run: told to whoever waits, with what depends on it and nothing else."""
+"""What GPUs find wrong when they run: told to whoever waits, with what depends on it and nothing
+else."""
 
 import numpy as np
 import pytest
@@ -22,7 +23,8 @@ def arrays(ctx=None):
 
 
 def occupy(ctx, how):
-    """Before the bad work. busy: the stream is behind, so that all of it is issued before anything is found; idle: it is not."""
+    """Before the bad work. busy: the stream is behind, so that all of it is issued before anything
+    is found; idle: it is not."""
     if how == "busy":
         big = mx.nd.ones((700, 700), ctx=ctx)
         for _ in range(2):
@@ -30,7 +32,8 @@ def occupy(ctx, how):
 
 
 def attempt(work):
-    """Queues it, and returns how to read its result; it may be refused at once when the failure is known by then."""
+    """Queues it, and returns how to read its result; it may be refused at once when the failure is
+    known by then."""
     try:
         return work().asnumpy
     except IndexError as error:
@@ -124,7 +127,8 @@ def test_waitall_tells_it_once():
 
 
 def test_more_checks_than_there_are_places():
-    """Every second one fails; each is told by its own result. Then very much work behind a check."""
+    """Every second one fails; each is told by its own result. Then very much work behind a
+    check."""
     table, good, bad = arrays()
     occupy(mx.gpu(0), "busy")
     results = [mx.nd.take(table + k, bad if k % 2 else good, mode="raise") for k in range(150)]

@@ -1,4 +1,5 @@
-"""`make gpu-check`, tried on the stand-in: what it writes, and that what fails keeps nothing else from running."""
+"""`make gpu-check`, tried on the stand-in: what it writes, and that what fails keeps nothing else
+from running."""
 
 import json
 import os

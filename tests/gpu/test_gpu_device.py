@@ -1,4 +1,5 @@
-"""GPUs as devices: copies to and from the host, memory and the lack of it, drivers and cards that fail."""
+"""GPUs as devices: copies to and from the host, memory and the lack of it, drivers and cards that
+fail."""
 
 import threading
 

@@ -85,9 +85,8 @@ def test_a_small_value_written_over_what_everyone_reads():
     """g may lie where s was, which every row of x needs."""
 
     def function(x, s):
-        s = nd.dot(
-            s, nd.ones((7, 7), ctx=mx.gpu(0))
-        )  # made in the program, so its memory may be used again
+        # Made in the program, so its memory may be used again
+        s = nd.dot(s, nd.ones((7, 7), ctx=mx.gpu(0)))
         g = nd.exp(nd.reshape(s, (1, 7)) * 0.01)
         return nd.broadcast_mul(x, g) + 1, g
 

@@ -1,4 +1,5 @@
-"""Compiled programs on a GPU as captures that are replayed (csrc/graph/program/capture.h): the bits of issuing op by op, at a call or two a step."""
+"""Compiled programs on a GPU as captures that are replayed (csrc/graph/program/capture.h): the bits
+of issuing op by op, at a call or two a step."""
 
 import ctypes
 
@@ -42,7 +43,8 @@ def counts():
 
 
 class Net(gluon.HybridBlock):
-    """Dense layers over the contexts in equal parts; without activations between them nothing fuses."""
+    """Dense layers over the contexts in equal parts; without activations between them nothing
+    fuses."""
 
     def __init__(self, contexts, layers=4, drop=0.0):
         super().__init__(prefix="net_")
@@ -78,9 +80,8 @@ def training(contexts, steps, batch=8, drop=0.0, look=lambda step: None, keep=Tr
             loss = (net(data[step % len(data)]) ** 2).sum()
         loss.backward()
         trainer.step(batch)
-        losses = (
-            losses + [loss.as_in_context(mx.cpu(0))] if keep else [loss]
-        )  # on the device they would push others to new addresses
+        # On the device they would push others to new addresses
+        losses = losses + [loss.as_in_context(mx.cpu(0))] if keep else [loss]
         look(step)
     return [value.asscalar() for value in losses], [
         p.data().asnumpy() for p in net.collect_params().values()
@@ -111,9 +112,8 @@ def test_steps_are_replayed_with_the_same_bits(devices, counts):
         print(*[loss.hex() for loss in map(float, losses)])
     """)
     assert [float(loss).hex() for loss in losses] == plain
-    assert (
-        seen[0]["graph"] == 0 and sum(s["capture"] for s in seen) >= 2 * devices
-    )  # forward and backward, on each
+    # Forward and backward, on each
+    assert seen[0]["graph"] == 0 and sum(s["capture"] for s in seen) >= 2 * devices
     steady = seen[-1]
     assert steady["capture"] == steady["instantiate"] == 0 and steady["graph"] >= 2 * devices
     assert steady["launch"] * 2 < seen[0]["launch"]
@@ -122,7 +122,8 @@ def test_steps_are_replayed_with_the_same_bits(devices, counts):
 @pytest.mark.parametrize("drop", [0.0, 0.3])
 @pytest.mark.parametrize("devices", [1, 2])
 def test_ordinary_loops_settle(devices, drop, counts):
-    """Arrays of a repeated step lie where they lay, so that after a few steps nothing is captured any more."""
+    """Arrays of a repeated step lie where they lay, so that after a few steps nothing is captured
+    any more."""
     seen = []
     training(
         [mx.gpu(i) for i in range(devices)],
@@ -161,9 +162,8 @@ def test_a_new_signature_is_captured_anew(counts):
         captured.append(counts.look()["capture"])
         for result in results[1:]:
             np.testing.assert_array_equal(result, results[0])
-    assert (
-        captured[0] >= 1 and captured[1] >= 1 and captured[2] <= 1
-    )  # the first one's is still there; its addresses may have moved
+    # The first one's is still there; its addresses may have moved
+    assert captured[0] >= 1 and captured[1] >= 1 and captured[2] <= 1
 
 
 def test_changed_addresses_are_followed(counts):
@@ -244,7 +244,8 @@ def masks(ctx, times, seeds, look=lambda: None):
 
 @pytest.mark.parametrize("times", [3, 70, 140])
 def test_many_replays_under_way_draw_the_masks_of_the_cpu(times, counts):
-    """Nobody waits between the calls; seeds change between some. More draws than fit beside a capture are several captures."""
+    """Nobody waits between the calls; seeds change between some. More draws than fit beside a
+    capture are several captures."""
     seeds = [3, 0, 0, 9, 0, 3, 0, 0, 0, 4, 0, 0]
     result = masks(mx.gpu(0), times, seeds)
     found = counts.look()
@@ -328,15 +329,15 @@ def test_every_random_kernel_draws_anew_when_it_is_replayed(name, counts):
                 graphs = counts.look()["graph"]
     assert graphs == 1
     for step, (gpu, cpu) in enumerate(zip(*results.values())):
-        np.testing.assert_array_equal(
-            gpu, results[mx.gpu(0)][step % 4]
-        )  # the first was issued op by op
+        # The first was issued op by op
+        np.testing.assert_array_equal(gpu, results[mx.gpu(0)][step % 4])
         np.testing.assert_allclose(gpu, cpu, rtol=2e-5, atol=2e-6)
     assert all((results[mx.gpu(0)][0] != other).any() for other in results[mx.gpu(0)][1:4])
 
 
 def test_kernels_that_wait_for_the_card_are_left_out(counts):
-    """`take(mode='raise')` looks at its indices; what is before and behind it is captured once that is known."""
+    """`take(mode='raise')` looks at its indices; what is before and behind it is captured once that
+    is known."""
 
     class Looks(gluon.HybridBlock):
         def hybrid_forward(self, F, x, index):
@@ -367,7 +368,8 @@ def test_kernels_that_wait_for_the_card_are_left_out(counts):
 
 @pytest.mark.parametrize("drop", [0.0, 0.3])
 def test_pipelines_replay_their_segments(drop, counts):
-    """With dropout each micro-batch draws its rows of the batch's masks, which are those of the CPU's without a pipeline."""
+    """With dropout each micro-batch draws its rows of the batch's masks, which are those of the
+    CPU's without a pipeline."""
     contexts = [mx.gpu(0), mx.gpu(1)]
     losses = pipelined(contexts, drop)
     plain = without_graphs(f"""

@@ -1,4 +1,5 @@
-"""Collectives between cards, through NCCL (its stand-in, or the real one where there are several cards)."""
+"""Collectives between cards, through NCCL (its stand-in, or the real one where there are several
+cards)."""
 
 import ctypes
 import os

@@ -1,4 +1,5 @@
-"""Convolution, pooling, recurrent layers and attention on a GPU against the CPU, and small networks of them over several devices."""
+"""Convolution, pooling, recurrent layers and attention on a GPU against the CPU, and small networks
+of them over several devices."""
 
 import itertools
 
@@ -55,7 +56,8 @@ AXES = {1: ((11,), "NCW", "NWC"), 2: ((9, 8), "NCHW", "NHWC"), 3: ((5, 6, 7), "N
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize("ndim", [1, 2, 3])
 def test_convolutions(ndim, groups, dtype):
-    """Strides, pads and dilations, either layout, with and without a bias; results, all gradients, and deconvolution's."""
+    """Strides, pads and dilations, either layout, with and without a bias; results, all gradients,
+    and deconvolution's."""
     space, first, last = AXES[ndim]
     for stride, dilate, layout in [(1, 1, first), (2, 1, last), (2, 2, first), (3, 2, last)]:
         kernel, channels_last = (3,) * ndim, layout == last
@@ -135,7 +137,8 @@ def test_unaligned_convolutions_have_the_same_bits(dtype):
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC", "NCW", "NDHWC"])
 @pytest.mark.parametrize("groups", [1, 2])
 def test_the_bias_is_added_before_rounding_where_cudnn_can(groups, layout, dtype):
-    """One graph, so one rounding; where the stand-in has no engine for that graph, the convolution's, then the bias'."""
+    """One graph, so one rounding; where the stand-in has no engine for that graph, the
+    convolution's, then the bias'."""
     ndim, last, random = len(layout) - 2, layout.endswith("C"), np.random.RandomState(3)
     shapes = (
         [(2, 5, 4, 6)[: ndim + 1] + (4,), (8,) + (1,) * ndim + (4 // groups,), (8,)]
@@ -184,7 +187,8 @@ def test_more_convolutions_than_are_kept():
     "pool_type, p", [("max", None), ("avg", None), ("sum", None), ("lp", 1), ("lp", 2), ("lp", 3)]
 )
 def test_poolings(pool_type, p, dtype):
-    """Conventions, padding, layouts, windows that are large, and equal elements, of which the first counts."""
+    """Conventions, padding, layouts, windows that are large, and equal elements, of which the first
+    counts."""
     for ndim, convention, count_pad in itertools.product(
         (1, 2, 3), ("valid", "full", "same"), (True, False)
     ):
@@ -236,10 +240,11 @@ def test_recurrent_layers(mode, bidirectional, dtype):
     state = (layers * directions, 3, hidden)
     values = uniform((7, 3, 4), (size,), *[state] * (2 if mode == "lstm" else 1))
     values[1] *= 0.5
+    # The slope jumps at 0: away from there, as values before it are rounded
     if mode == "rnn_relu" and dtype in (
         "float16",
         "bfloat16",
-    ):  # the slope jumps at 0: away from there, as values before it are rounded
+    ):
         values = [np.abs(v) / 2 for v in values]
     for p in (0, 0.4):
 
@@ -295,7 +300,8 @@ def attend(p):
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 @pytest.mark.parametrize("p", [0, 0.3])
 def test_attention(p, dtype):
-    """The fused op with results and gradients: more rows and keys than a tile has, wide heads, masks of rows and of keys."""
+    """The fused op with results and gradients: more rows and keys than a tile has, wide heads,
+    masks of rows and of keys."""
     for rows, keys, width, value_width, mask in [
         (3, 5, 2, 4, None),
         (70, 131, 24, 72, (1, 70, 131)),
@@ -346,7 +352,7 @@ def test_unaligned_attention_has_the_same_bits(dtype):
             np.testing.assert_array_equal(a, b)
 
 
-# --- Networks ------------------------------------------------------------------------------------------------------------------------
+# --- Networks -------------------------------------------------------------------------------------
 
 
 class Parts(gluon.HybridBlock):
@@ -482,7 +488,8 @@ def train(make, devices, hybridize):
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("groups", [1, 2])
 def test_biased_convolutions_have_the_same_bits_on_several_gpus(groups, dtype):
-    """Whatever is one graph of the library's: activations on the convolution's device or on the next."""
+    """Whatever is one graph of the library's: activations on the convolution's device or on the
+    next."""
     if mx.num_gpus() < 2:
         pytest.skip("one GPU")
     results = []
@@ -517,7 +524,8 @@ def test_biased_convolutions_have_the_same_bits_on_several_gpus(groups, dtype):
 @pytest.mark.parametrize("make", [lenet, language_model, transformer])
 @pytest.mark.parametrize("hybridize", [False, True], ids=["eager", "hybridized"])
 def test_networks_train_as_on_cpus(make, hybridize):
-    """On one GPU, over two, and over a GPU and a CPU: the same initial weights and dropout masks, so the same losses."""
+    """On one GPU, over two, and over a GPU and a CPU: the same initial weights and dropout masks,
+    so the same losses."""
     cpu = train(make, (mx.cpu(0), mx.cpu(1)), True)
     assert np.isfinite(cpu).all() and len(set(cpu)) == len(cpu)
     for devices in (

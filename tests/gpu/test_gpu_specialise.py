@@ -1,4 +1,5 @@
-"""Fused groups as kernels of their own (kernels/cuda/fusion/specialise.h): the interpreter's bits, one compilation for each text."""
+"""Fused groups as kernels of their own (kernels/cuda/fusion/specialise.h): the interpreter's bits,
+one compilation for each text."""
 
 import glob
 import os
@@ -67,9 +68,8 @@ def test_kernels_of_their_own_have_the_interpreters_bits(interpreted, tmp_path):
     assert out == interpreted[0]
     launches = int(told)
     texts = [open(path).read() for path in glob.glob(str(tmp_path / "*.cu"))]
-    assert (
-        launches >= 16 and 9 <= len(texts) < launches
-    )  # one for all sizes, alignments and numbers
+    # One for all sizes, alignments and numbers
+    assert launches >= 16 and 9 <= len(texts) < launches
     sigmoids = [
         text for text in texts if text.count("mpg_unary::sigmoid") == 1 and "tanh" not in text
     ]

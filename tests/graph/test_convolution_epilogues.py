@@ -1,4 +1,5 @@
-"""Convolutions in panels of rows that fused groups follow: the same bits, and no pass over memory for what is behind."""
+"""Convolutions in panels of rows that fused groups follow: the same bits, and no pass over memory
+for what is behind."""
 
 import numpy as np
 import pytest
@@ -123,7 +124,8 @@ def test_nan_and_the_sign_of_zero_pass():
 
 
 def test_the_gradient_of_relu_with_nan():
-    """The gradient of the data is a convolution, too: relu's gradient, and the sum for the bias, go into its panels."""
+    """The gradient of the data is a convolution, too: relu's gradient, and the sum for the bias, go
+    into its panels."""
 
     def f(x, w, b, v):
         return winograd(nd.relu(x + b.reshape((1, 1, 1, -1))), w, v)

@@ -136,7 +136,8 @@ def test_work_grows_with_the_number_of_layers():
 
 
 def test_many_lengths_share_memory():
-    """Buckets: each length is compiled once, and all of them use the same parameters and the same memory."""
+    """Buckets: each length is compiled once, and all of them use the same parameters and the same
+    memory."""
 
     def most(lengths):
         net = gluon.rnn.LSTM(32, input_size=32)
@@ -160,7 +161,8 @@ def test_many_lengths_share_memory():
 
 
 def test_trace(tmp_path):
-    """The profiler's Chrome trace: a row per device, arrows for copies, ops by block path, forward and backward."""
+    """The profiler's Chrome trace: a row per device, arrows for copies, ops by block path, forward
+    and backward."""
     net = nn.HybridSequential()
     net.add(
         nn.Dense(4, in_units=4),
@@ -191,9 +193,8 @@ def test_trace(tmp_path):
     ran = [event for event in events if event["ph"] == "X"]
     assert all(event["dur"] >= 0 and event["tid"] in rows.values() for event in ran)
     names = [event["name"] for event in ran]
-    assert any(name.endswith("/FullyConnected") for name in names), (
-        names
-    )  # behind the path of its block
+    # Behind the path of its block
+    assert any(name.endswith("/FullyConnected") for name in names), names
     assert any("/" in name and name.endswith("(backward)") for name in names), names
     begins, ends = (
         {event["id"]: event for event in events if event["ph"] == phase} for phase in "sf"
@@ -205,7 +206,8 @@ def test_trace(tmp_path):
 
 
 def test_trace_of_eager_calls(tmp_path):
-    """Calls that are not compiled: backward is told from forward, and arrows go the way the data goes, from op to op."""
+    """Calls that are not compiled: backward is told from forward, and arrows go the way the data
+    goes, from op to op."""
     path = str(tmp_path / "trace.json")
     x = nd.ones((4, 4), ctx=mx.cpu(0))
     x.attach_grad()

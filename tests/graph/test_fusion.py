@@ -1,4 +1,5 @@
-"""Neighbouring elementwise ops, broadcasts and reductions as single passes over memory: the same bits, less memory, fewer instructions."""
+"""Neighbouring elementwise ops, broadcasts and reductions as single passes over memory: the same
+bits, less memory, fewer instructions."""
 
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
@@ -15,7 +16,7 @@ SETTINGS = dict(
 )
 
 
-# --- What becomes one pass ---------------------------------------------------------------------------------------------------
+# --- What becomes one pass ------------------------------------------------------------------------
 
 
 def test_a_chain_is_one_pass_without_memory():
@@ -142,15 +143,15 @@ def test_trailing_reductions_of_several_kinds_in_one_group():
 
     op = check(f, draw((1024, 4, 128), (1024, 4, 128), (1, 1, 128)))
     assert [len(g) for g in groups(op, entry=1)] == [10]
-    found = check(
-        lambda x: nd.relu(nd.relu(x).sum(axis=0)), draw((512, 256))
-    )  # what a trailing reduction made is there when the group is done
+    # What a trailing reduction made is there when the group is done
+    found = check(lambda x: nd.relu(nd.relu(x).sum(axis=0)), draw((512, 256)))
     assert groups(found, entry=1) == [["relu", "sum"]]
 
 
 @cpus_only
 def test_the_dump_of_a_bias_gradient():
-    """The sum follows what it adds up at once, although two products that read it, too, were there first."""
+    """The sum follows what it adds up at once, although two products that read it, too, were there
+    first."""
 
     def f(x, w, bias):
         return nd.LeakyReLU(nd.FullyConnected(x, w, bias, num_hidden=256), act_type="gelu")
@@ -321,7 +322,7 @@ def test_two_devices_fuse_apart():
         assert [len(g) for g in groups(op, entry=1)] == [3, 2, 3]  # by device
 
 
-# --- What is told about it -----------------------------------------------------------------------------------------------------
+# --- What is told about it ------------------------------------------------------------------------
 
 
 def test_one_event_named_by_its_members():
@@ -435,7 +436,7 @@ def test_only_the_groups_that_need_more_memory_stay_apart():
     assert planned(op, "forward", 1) <= planned(apart, "forward", 1)
 
 
-# --- Random graphs -----------------------------------------------------------------------------------------------------------------
+# --- Random graphs --------------------------------------------------------------------------------
 
 SHAPES = [(4, 6), (4, 1), (1, 6), (1, 1)]
 UNARY = ["tanh", "relu", "negative", "square", "sigmoid", "abs", "softsign"]

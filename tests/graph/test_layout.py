@@ -1,4 +1,5 @@
-"""Convolutions with the channels last: what the compiled graph looks like, numbers against eager, the same bits on many devices."""
+"""Convolutions with the channels last: what the compiled graph looks like, numbers against eager,
+the same bits on many devices."""
 
 import numpy as np
 import pytest
@@ -20,8 +21,9 @@ def distance(a, b):
 
 
 def check(function, arrays):
-    """exact=True has eager's bits. The default differs from eager by at most 1e-6 in norm beside what rounding makes of eager itself, by
-    distance from float64 (gradients through a normalisation are small differences of large sums)."""
+    """exact=True has eager's bits. The default differs from eager by at most 1e-6 in norm beside
+    what rounding makes of eager itself, by distance from float64 (gradients through a normalisation
+    are small differences of large sums)."""
     eager, truth = (
         run(function, arrays, hybridize=False),
         run(function, [a.astype("float64") for a in arrays], hybridize=False),
@@ -85,7 +87,8 @@ def test_transposes_meet():
 
 
 def test_places_of_the_largest_are_kept():
-    """In training a byte an element instead of data and result; gradients as eager ones, bit for bit where windows overlap too."""
+    """In training a byte an element instead of data and result; gradients as eager ones, bit for
+    bit where windows overlap too."""
 
     def function(x, w, v):
         return nd.Pooling(
@@ -376,7 +379,8 @@ def test_cut_anywhere(places):
 @pytest.mark.parametrize("where", ["data", "residual", "weight"])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_not_finite(channels, train, where, value):
-    """What is NaN or infinite in eager results and gradients is so in the default's, element by element."""
+    """What is NaN or infinite in eager results and gradients is so in the default's, element by
+    element."""
     conv = dict(kernel=(1, 1), num_filter=channels, no_bias=True)
 
     def function(x, w, residual):
@@ -428,7 +432,8 @@ def test_predictions_follow_training():
 @pytest.mark.parametrize("channels", [1, 3, 16, 20, 50, 64, 70, 130])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
 def test_max_pooling_while_training_is_that_of_the_other_layout(dtype, channels):
-    """Bit for bit, with zeros of both signs and NaN: whole vectors of channels, and what is left of one."""
+    """Bit for bit, with zeros of both signs and NaN: whole vectors of channels, and what is left of
+    one."""
     random = np.random.RandomState(channels)
     x = random.randn(2, 9, 11, channels)
     x[random.rand(*x.shape) < 0.1] = -0.0

@@ -303,7 +303,7 @@ def test_batches_share_nothing_they_should_not():
     assert all(np.array_equal(a, b) for a, b in zip(first, again))
 
 
-# --- Dense layers ------------------------------------------------------------------------------------------------------------
+# --- Dense layers ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -377,9 +377,10 @@ def test_dense_layers_for_prediction():
             param.set_data(param.data() * scale)
         result = net(x).asnumpy()
         forward = ops(net)
+        # The last one is small
         assert (
             forward.count("_packed_fully_connected") == 2 and forward.count("FullyConnected") == 1
-        )  # the last one is small
+        )
         assert (
             "_pack_fully_connected" not in forward
             and ops(net, "invariants").count("_pack_fully_connected") == 2

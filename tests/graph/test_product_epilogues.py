@@ -1,4 +1,5 @@
-"""Products in panels of rows that fused groups follow: the same bits, no memory for what only the group reads."""
+"""Products in panels of rows that fused groups follow: the same bits, no memory for what only the
+group reads."""
 
 import numpy as np
 import pytest
@@ -14,12 +15,13 @@ def dense(x, w, *bias, **params):
     return nd.FullyConnected(x, w, *bias, num_hidden=w.shape[0], no_bias=not bias, **params)
 
 
+# The last panel is a part of one
 X, W, BIAS, RESIDUAL = (
     (2150, 40),
     (1024, 40),
     (1024,),
     (2150, 1024),
-)  # the last panel is a part of one
+)
 FUNCTIONS = {
     "bias, relu": (lambda x, w, b, r: nd.relu(dense(x, w, b)), ["FullyConnected", "relu"]),
     "bias, gelu, dropout, residual": (
@@ -114,7 +116,8 @@ def test_the_dump():
 
 
 def test_backward():
-    """The gradient of what goes into a product comes as a product, and relu's gradient and the sum for the bias follow it."""
+    """The gradient of what goes into a product comes as a product, and relu's gradient and the sum
+    for the bias follow it."""
 
     def f(x, w, b, v):
         return dense(nd.relu(dense(x, w, b)), v)

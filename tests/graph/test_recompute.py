@@ -148,9 +148,8 @@ def test_only_inputs_are_kept():
     train(net, x, 1)
     layers = planned(net)[str(on(80))]
     kept = 16 * WIDTH * 4 * (LAYERS - 1)  # what comes into each layer but the first
-    assert (
-        kept <= layers["saved"] <= kept + LAYERS * 1024
-    )  # and what backward of a layer reads of the next
+    # And what backward of a layer reads of the next
+    assert kept <= layers["saved"] <= kept + LAYERS * 1024
     assert layers["total"] < 0.55 * everything["total"]
     ops = [op for op, _ in again(net)]
     assert ops.count("Dropout") == ops.count("BatchNorm") == LAYERS  # each once

@@ -1,4 +1,5 @@
-"""Rewrites before the gradient: graph in, graph out; what must stay; numbers, gradients, and the same bits wherever things are."""
+"""Rewrites before the gradient: graph in, graph out; what must stay; numbers, gradients, and the
+same bits wherever things are."""
 
 import numpy as np
 import pytest
@@ -7,7 +8,7 @@ from mpgluon import _core, autograd, nd
 from support.devices import on
 from support.graphs import array, check, dump, error, ops, run
 
-# --- The framework --------------------------------------------------------------------------------------------------------
+# --- The framework --------------------------------------------------------------------------------
 
 
 def test_transposes_fold_into_products():
@@ -64,7 +65,8 @@ def test_nothing_is_rewritten_when_exact():
 
 
 def test_scopes_randoms_and_outputs_survive():
-    """What is not part of a pattern is taken over: block paths, random numbers in program order, the several outputs of an op."""
+    """What is not part of a pattern is taken over: block paths, random numbers in program order,
+    the several outputs of an op."""
 
     def function(x, y):
         a = nd.random.uniform(shape=(3, 6))

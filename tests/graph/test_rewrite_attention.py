@@ -1,4 +1,5 @@
-"""Attention recognised from its parts: in every form that users write, and in none that only looks like it."""
+"""Attention recognised from its parts: in every form that users write, and in none that only looks
+like it."""
 
 import math
 

@@ -1,4 +1,5 @@
-"""Simplification of graphs: what is computed once, what is left out, and what must stay although it looks alike. Bits stay in any case."""
+"""Simplification of graphs: what is computed once, what is left out, and what must stay although it
+looks alike. Bits stay in any case."""
 
 import numpy as np
 import pytest
@@ -14,7 +15,8 @@ SPECIAL = np.array(
 
 @pytest.fixture
 def dumped(tmp_path, monkeypatch):
-    """A function: compiles `function` for the arrays, compares it with eager calls bit for bit, and returns the passes as text."""
+    """A function: compiles `function` for the arrays, compares it with eager calls bit for bit, and
+    returns the passes as text."""
 
     def run(function, *arrays, **options):
         path = tmp_path / "passes.txt"
@@ -191,7 +193,7 @@ def test_other_floats(dumped, dtype):
     assert ops(passes["forward plan"]) == ["tanh", "tanh"]
 
 
-# --- What is computed once ---------------------------------------------------------------------------------------------------
+# --- What is computed once ------------------------------------------------------------------------
 
 
 def test_common_subexpressions(dumped):
@@ -295,7 +297,8 @@ def train(function, arrays, compiled, **options):
 
 
 def test_gradients():
-    """Through what is computed once and what is left out; with gradients that are the same value."""
+    """Through what is computed once and what is left out; with gradients that are the same
+    value."""
     rng = np.random.default_rng(0)
 
     def function(x, y):
@@ -328,7 +331,8 @@ def test_same_gradients_are_arrays_of_their_own():
 
 
 def test_regions_stay_apart():
-    """What is computed again in the backward phase is not kept because something else computes it, too."""
+    """What is computed again in the backward phase is not kept because something else computes it,
+    too."""
 
     def block(x, w):
         return nd.tanh(nd.dot(nd.tanh(nd.dot(x, w)), w))

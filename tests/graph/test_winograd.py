@@ -1,4 +1,5 @@
-"""Convolutions of 3x3 by Winograd's algorithm: the ops, and the rules that put them into a graph."""
+"""Convolutions of 3x3 by Winograd's algorithm: the ops, and the rules that put them into a
+graph."""
 
 import numpy as np
 import pytest
@@ -27,7 +28,8 @@ def error(result, expected):
     )
 
 
-# batch, height, width, channels, filters, pad: odd sizes, panels that are not full, few tiles with large weights, several blocks of tiles
+# batch, height, width, channels, filters, pad: odd sizes, panels that are not full, few tiles with
+# large weights, several blocks of tiles
 CASES = [
     (2, 14, 14, 64, 64, (1, 1)),
     (2, 7, 9, 32, 48, (1, 0)),
@@ -183,7 +185,7 @@ def test_without_the_weight_there_is_no_gradient():
         y.backward()
 
 
-# --- In graphs -------------------------------------------------------------------------------------------------------------
+# --- In graphs ------------------------------------------------------------------------------------
 
 
 class Net(gluon.HybridBlock):
@@ -250,9 +252,8 @@ def test_training(bias):
     net.hybridize()
     for result, expected in zip(step(net, x), eager):
         assert np.linalg.norm(result - expected) <= 2e-6 * np.linalg.norm(expected)
-    assert (
-        ops(net, "forward").count("_winograd_convolution") == 2
-    )  # 16 channels are too few, as strides are
+    # 16 channels are too few, as strides are
+    assert ops(net, "forward").count("_winograd_convolution") == 2
     assert ops(net, "forward").count("_convolution_channels_last") == 2
     assert (
         ops(net, "backward").count("_winograd_backward_weight") == 2

@@ -1,4 +1,5 @@
-"""Builds the GPU library for the host, against the stand-in here: build/hostcuda/mpgluon_hostcuda.so. Prints its path.
+"""Builds the GPU library for the host, against the stand-in here:
+build/hostcuda/mpgluon_hostcuda.so. Prints its path.
 
 HOSTCUDA_SANITIZE="address,undefined" or "thread" makes a sanitizer build in a folder of its own.
 """
@@ -17,7 +18,8 @@ tools = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(tools)
 
 
-# Stand-ins for NVIDIA's libraries, beside the GPU library, where it looks first. They use the stand-in runtime in it.
+# Stand-ins for NVIDIA's libraries, beside the GPU library, where it looks first. They use the
+# stand-in runtime in it.
 LIBRARIES = {"cublaslt": "libcublasLt.so.13", "cudnn": "libcudnn.so.9", "nccl": "libnccl.so.2"}
 
 

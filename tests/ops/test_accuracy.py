@@ -1,4 +1,5 @@
-"""How near results are to the exact ones, and what becomes of NaN, infinities and the sign of zero."""
+"""How near results are to the exact ones, and what becomes of NaN, infinities and the sign of
+zero."""
 
 import math
 
@@ -24,8 +25,9 @@ def of_double(name):
     return lambda x: getattr(mx.nd, name)(mx.nd.array(x, dtype="float64")).asnumpy()
 
 
-# The largest error in units of the last place: bounds of functions of our own (kernels/common/vector_math.h), and of those that GPUs take from
-# their library (vector_math_mixed.h).
+# The largest error in units of the last place: bounds of functions of our own
+# (kernels/common/vector_math.h), and of those that GPUs take from their library
+# (vector_math_mixed.h).
 OWN = {
     "exp": (mx.nd.exp, np.exp, -87, 88.7, 1.05),
     "expm1": (mx.nd.expm1, np.expm1, -87, 88.7, 1.5),
@@ -533,7 +535,8 @@ def test_uniform_draws_stay_below_the_end(low, high, dtype):
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
 @pytest.mark.parametrize("size, kernel", [(4, 2), (10, 10)])
 def test_max_pooling_keeps_nan_and_infinities(size, kernel, dtype, layout):
-    """Each window's largest element as NumPy's max has it, and its gradient at that element; eager and compiled."""
+    """Each window's largest element as NumPy's max has it, and its gradient at that element; eager
+    and compiled."""
     nan, inf = np.nan, np.inf
     planes = np.arange(4.0 * size * size).reshape(4, size, size) % 7
     planes[0, :2, :2] = [[1, nan], [2, 3]]
@@ -589,7 +592,8 @@ NORMS = {
 @pytest.mark.parametrize("name", NORMS)
 @pytest.mark.parametrize("offset", [0, 100, 1e4, 1e6])
 def test_normalisation_far_from_zero(name, offset):
-    """Errors are those of single roundings, however far the data lies from 0: nothing is lost to a rounded mean."""
+    """Errors are those of single roundings, however far the data lies from 0: nothing is lost to a
+    rounded mean."""
     random = np.random.RandomState(0)
     data = (random.normal(size=(4, 3, 20, 21)) + offset).astype("float32")
     gamma, beta, head = (
@@ -673,7 +677,8 @@ def test_constant_channels_are_shifted_alone(name, value):
 
 @pytest.mark.parametrize("mode, gates", [("lstm", 4), ("gru", 3), ("rnn_tanh", 1)])
 def test_gradients_of_biases_do_not_drift(mode, gates):
-    """The gradient of the input's bias is that of a column of ones in the input, summed up by steps and samples: near float64's."""
+    """The gradient of the input's bias is that of a column of ones in the input, summed up by steps
+    and samples: near float64's."""
     steps, batch, size, hidden = 1500, 3, 4, 8
     random = np.random.RandomState(0)
     weights = random.uniform(-0.25, 0.25, gates * hidden * (size + hidden + 2))

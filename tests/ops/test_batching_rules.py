@@ -1,4 +1,5 @@
-"""What goes across the batch: batching rules of every op against the op itself, and what users read when a pipelined block breaks them."""
+"""What goes across the batch: batching rules of every op against the op itself, and what users read
+when a pipelined block breaks them."""
 
 import itertools
 
@@ -28,7 +29,8 @@ WITHOUT_RULE = {
     "_grad_add",
     "_backward_gather_nd",
 }
-# Their results on parts are others by definition: of the part's own statistics; of random numbers that this test draws itself.
+# Their results on parts are others by definition: of the part's own statistics; of random numbers
+# that this test draws itself.
 OWN = {"BatchNorm", "_dropout_part"}
 
 
@@ -42,7 +44,8 @@ def front(a, axis):
 
 
 def divisions(arrays):
-    """Along which axes inputs may be divided: of up to three inputs all combinations, of more one input or all."""
+    """Along which axes inputs may be divided: of up to three inputs all combinations, of more one
+    input or all."""
     if len(arrays) <= 3:
         return itertools.product(*[[None, *range(a.ndim)] for a in arrays])
     single = [
@@ -54,7 +57,8 @@ def divisions(arrays):
 
 
 def said(name, params, arrays, axes, whole, rows, result, at):
-    """Whether the rules let the op work on `arrays`, divided along `axes`, and have the rows of a result along `at`."""
+    """Whether the rules let the op work on `arrays`, divided along `axes`, and have the rows of a
+    result along `at`."""
 
     def function(*traced):
         traced = [x if axis is None else front(x, axis) for x, axis in zip(traced, axes)]
@@ -81,7 +85,8 @@ def said(name, params, arrays, axes, whole, rows, result, at):
 
 
 def cases(name):
-    """(sample, arrays, axes, parts): all ways of dividing an op's samples in two parts on which it can be called."""
+    """(sample, arrays, axes, parts): all ways of dividing an op's samples in two parts on which it
+    can be called."""
     for sample in SAMPLES[name]:
         dtype = sample.dtypes[0] if sample.dtypes else "float32"
         values = sample.arrays(dtype)
@@ -109,7 +114,8 @@ def rows_of(part, axes):
 
 @pytest.mark.parametrize("name", OPS)
 def test_what_a_rule_lets_through_is_what_the_op_does(name):
-    """Two parts, put together along the axis that the rule tells, are the op's result on the whole."""
+    """Two parts, put together along the axis that the rule tells, are the op's result on the
+    whole."""
     ruled = False
     for sample, arrays, axes, parts in cases(name):
         with autograd.train_mode() if sample.train else autograd.predict_mode():
@@ -155,7 +161,7 @@ UPDATES = {
     "_multi_scale",
 }
 
-# --- What users read --------------------------------------------------------------------------------------------------
+# --- What users read ------------------------------------------------------------------------------
 
 
 class Block(gluon.HybridBlock):
@@ -403,7 +409,7 @@ def test_batch_norm_is_let_through_and_its_channels_are_not():
         net(X)
 
 
-# --- Along time ---------------------------------------------------------------------------------------------------------
+# --- Along time -----------------------------------------------------------------------------------
 
 SEQUENCE = nd.array(np.random.RandomState(0).randn(8, 3, 6))
 STATE = nd.zeros((1, 3, 6))

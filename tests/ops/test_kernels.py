@@ -1,4 +1,5 @@
-"""The CPU kernels with and without their libraries, and that bits do not depend on threads or devices."""
+"""The CPU kernels with and without their libraries, and that bits do not depend on threads or
+devices."""
 
 import itertools
 import json
@@ -118,9 +119,8 @@ def test_batch_norm_moves_its_statistics():
     with mx.autograd.train_mode():
         out = mx.nd.BatchNorm(mx.nd.array(x), gamma, beta, mean, var, momentum=0.75)
     np.testing.assert_allclose(mean.asnumpy(), 0.75 + 0.25 * x.mean((0, 2)), rtol=1e-5)
-    np.testing.assert_allclose(
-        var.asnumpy(), 1.5 + 0.25 * x.var((0, 2)), rtol=1e-5
-    )  # the biased variance
+    # The biased variance
+    np.testing.assert_allclose(var.asnumpy(), 1.5 + 0.25 * x.var((0, 2)), rtol=1e-5)
     assert abs(out.asnumpy().std((0, 2)) - 1).max() < 1e-2  # gamma is taken as 1
 
 
@@ -747,7 +747,8 @@ def test_pooling_of_windows_side_by_side(dtype):
 
 
 def test_small_products_have_the_bits_of_larger_ones():
-    """An element of a product without a library is summed up in one order, however many rows and columns there are."""
+    """An element of a product without a library is summed up in one order, however many rows and
+    columns there are."""
     random = np.random.RandomState(12)
     for dtype in ("float32", "float64"):
         for m, n, k in (

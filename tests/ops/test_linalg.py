@@ -58,9 +58,8 @@ def test_gradient_is_symmetric():
     a.attach_grad()
     with autograd.record():
         factor = nd.linalg.potrf(a)
-    factor.backward(
-        nd.array([[0.0, 5.0], [1.0, 0.0]])
-    )  # what lies above the diagonal has no part in it
+    # What lies above the diagonal has no part in it
+    factor.backward(nd.array([[0.0, 5.0], [1.0, 0.0]]))
     grad = a.grad.asnumpy()
     assert grad[0, 1] == grad[1, 0] and abs(grad[0, 1] - 0.25) < 1e-6
 

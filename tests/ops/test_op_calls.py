@@ -1,4 +1,5 @@
-"""Ops as functions: how arguments and parameters are given, what is said about them, what happens to wrong ones."""
+"""Ops as functions: how arguments and parameters are given, what is said about them, what happens
+to wrong ones."""
 
 import inspect
 import pickle

@@ -88,8 +88,8 @@ def cotangents(outputs, seed):
 
 
 def projected(name, sample, arrays, heads=None, squared=False):
-    """sum over outputs of <output, cotangent>, a one-element array, and the cotangents used; `squared`: of <output * output, .>,
-    so that linear ops have a second gradient too."""
+    """sum over outputs of <output, cotangent>, a one-element array, and the cotangents used;
+    `squared`: of <output * output, .>, so that linear ops have a second gradient too."""
     outputs = call(name, arrays, sample.params)
     heads = heads or cotangents(outputs, 7)
     total = None

@@ -1,4 +1,5 @@
-"""Output layers (whose gradients are their own), fused cross-entropy, indices out of range, and bits against threads."""
+"""Output layers (whose gradients are their own), fused cross-entropy, indices out of range, and
+bits against threads."""
 
 import os
 

@@ -1,4 +1,5 @@
-"""Updates write states in place, and the new weight over the old; random draws depend on seed, call and position alone."""
+"""Updates write states in place, and the new weight over the old; random draws depend on seed, call
+and position alone."""
 
 import numpy as np
 import pytest

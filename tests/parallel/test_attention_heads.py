@@ -1,4 +1,5 @@
-"""Attention written out in ordinary blocks, its heads split over devices: what one device computes, to 1e-5."""
+"""Attention written out in ordinary blocks, its heads split over devices: what one device computes,
+to 1e-5."""
 
 import numpy as np
 import pytest
@@ -152,9 +153,8 @@ def test_heads_are_split(make, count, when, where, hybridize):
         close(a, b)
     assert many[2].keys() == one[2].keys()
     for name, value in one[2].items():
-        close(
-            many[2][name], value, scale=max(1.0, np.abs(value).max())
-        )  # keys' biases have no gradient, but noise
+        # keys' biases have no gradient, but noise
+        close(many[2][name], value, scale=max(1.0, np.abs(value).max()))
     assert np.array_equal(many[3], one[3])  # as many random calls
     assert isinstance(net.attention, par.ParallelHeads) and all(
         param.list_ctx()[0] in DEVICES[:4] for param in net.collect_params().values()

@@ -1,4 +1,5 @@
-"""Collectives as single ops that span devices (what NCCL is asked for): the same suite, on any devices, eager, recorded, compiled."""
+"""Collectives as single ops that span devices (what NCCL is asked for): the same suite, on any
+devices, eager, recorded, compiled."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,5 @@
-"""Collectives: values, gradients and errors, for any number of devices and sizes that divide and that don't."""
+"""Collectives: values, gradients and errors, for any number of devices and sizes that divide and
+that don't."""
 
 import numpy as np
 import pytest
@@ -21,7 +22,8 @@ def local():
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 @pytest.mark.parametrize("hybridize", [False, True], ids=["eager", "hybrid"])
 def test_values_and_gradients_bit_for_bit(name, count, hybridize):
-    """Against sums in the order of the ranks, forward and backward: also with sizes that don't divide evenly."""
+    """Against sums in the order of the ranks, forward and backward: also with sizes that don't
+    divide evenly."""
     outputs = check(count, (7, 5), 0, name, hybridize)
     if len(outputs) == count:
         assert [out.context for out in outputs] == DEVICES[:count]
@@ -76,7 +78,8 @@ def test_gradients_of_gradients():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_second_gradients_of_each(name):
-    """Of the cubes of what is exchanged: gradients are exchanged back, and so are theirs. Against the same written out on one device."""
+    """Of the cubes of what is exchanged: gradients are exchanged back, and so are theirs. Against
+    the same written out on one device."""
     call = cases(3, 0)[name][0]
 
     def second(devices):
@@ -122,7 +125,8 @@ def test_second_gradients_of_each(name):
 
 
 def test_devices_that_are_listed_twice_or_missing():
-    """A device may have several ranks; layers and meshes say which device is missing or named twice."""
+    """A device may have several ranks; layers and meshes say which device is missing or named
+    twice."""
     x = [nd.ones((2,), ctx=ctx) for ctx in (DEVICES[0], DEVICES[1], DEVICES[0])]
     assert all((out.asnumpy() == 3).all() for out in par.all_reduce(x))
     with pytest.raises(ValueError, match=r"[cg]pu\(1\) is named twice"):

@@ -1,4 +1,5 @@
-"""Groups of layers and ops on devices of their own: AttrScope(ctx_group=...) with group2ctx, for blocks."""
+"""Groups of layers and ops on devices of their own: AttrScope(ctx_group=...) with group2ctx, for
+blocks."""
 
 import json
 
@@ -44,9 +45,8 @@ class Made(gluon.HybridBlock):
 
     def hybrid_forward(self, F, x):
         h = self.a(x)
-        return self.c(
-            self.b(h) + h
-        )  # the sum belongs to no group: it runs where its first input is
+        # The sum belongs to no group: it runs where its first input is
+        return self.c(self.b(h) + h)
 
 
 def trained(kind, group2ctx, hybrid, steps=3):
@@ -88,9 +88,8 @@ def test_copies_between_groups_are_made_once():
         step["to"] for step in entry["devices"][str(on(1))]["forward"] if step["kind"] == "copy"
     ]
     assert sent == [str(on(2))]  # the hidden layer, which three ops of the other group read
-    assert net.scale.list_ctx() == [
-        on(0)
-    ]  # made in no group and handed to an op, not to a block: it stays, and is copied
+    # Made in no group and handed to an op, not to a block: it stays, and is copied
+    assert net.scale.list_ctx() == [on(0)]
 
 
 def test_groups_of_children_called_by_a_plain_block():
@@ -111,9 +110,8 @@ def test_groups_of_children_called_by_a_plain_block():
     assert net(mx.nd.ones((2, 3))).context == on(2)
     assert net.a.weight.list_ctx() == [on(1)] and len(net.compiled()) == 2
     net._group2ctx = {"dev1": on(3), "dev2": on(3)}
-    assert net(mx.nd.ones((2, 3))).context == on(
-        3
-    )  # compiled anew: the groups are part of the signature
+    # Compiled anew: the groups are part of the signature
+    assert net(mx.nd.ones((2, 3))).context == on(3)
     assert net.a.weight.list_ctx() == [on(1)]
 
 

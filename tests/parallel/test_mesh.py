@@ -1,4 +1,5 @@
-"""Meshes: networks replicated and staged give what one device gives, and their replicas stay equal."""
+"""Meshes: networks replicated and staged give what one device gives, and their replicas stay
+equal."""
 
 import numpy as np
 import pytest
@@ -77,9 +78,8 @@ def test_against_one_device(axes, hybrid, reference):
     )
     np.testing.assert_allclose(losses, reference[0], rtol=1e-5)
     result = values(net)
-    close_by_name(
-        reference[1], result, 2e-5
-    )  # adam's division makes rounding of small gradients visible
+    # adam's division makes rounding of small gradients visible
+    close_by_name(reference[1], result, 2e-5)
     if mesh.size("data") == 1:
         same_bits(reference[1], result)
     for stage in range(mesh.size("stage")):
@@ -147,11 +147,12 @@ def test_large_and_small_gradients_travel_in_buckets():
     net, mesh = build({"data": 2}, make=lambda: mlp(600), hybrid=False)
     train(net, mesh, trainer := gluon.Trainer(net.collect_params(), "sgd"), batches(1))
     buckets = trainer._current_plan().buckets
+    # Two matrices of 1.4 MB, and all the others
     assert sorted(len(bucket.params) for bucket in buckets) == [
         1,
         1,
         10 - 2,
-    ]  # two matrices of 1.4 MB, and all the others
+    ]
     assert {bucket.home for bucket in buckets} == set(mesh.devices)
     results = []
     for axes in ({"data": 1}, {"data": 2}):
@@ -346,7 +347,8 @@ def test_pipelined_ordinary_loop_over_data_and_stages():
 
 @cpus_only
 def test_later_stages_are_reduced_while_earlier_ones_still_go_backward():
-    """The last stage's gradients are summed as soon as they are there, with nobody waiting for the first stage."""
+    """The last stage's gradients are summed as soon as they are there, with nobody waiting for the
+    first stage."""
     net, mesh = build({"data": 2, "stage": 2})
     trainer = gluon.Trainer(net.collect_params(), "sgd")
     x, y = nd.random.normal(shape=(16, 12)), nd.zeros(16)
@@ -376,15 +378,15 @@ def test_later_stages_are_reduced_while_earlier_ones_still_go_backward():
 @cpus_only
 @pytest.mark.parametrize("stages", [1, 2])
 def test_sums_do_not_wait_for_the_end_of_backward(stages):
-    """A gradient is final at a tick inside the backward program, and its sum waits for that tick; what is final last is so at the end."""
+    """A gradient is final at a tick inside the backward program, and its sum waits for that tick;
+    what is final last is so at the end."""
     net, mesh = build({"data": 2, "stage": stages}, make=lambda: mlp(800))
     trainer = gluon.Trainer(net.collect_params(), "sgd")
     x, y = nd.random.normal(shape=(1024, 800)), nd.zeros(1024)
     train(net, mesh, trainer, [(x, y)], loop="all backward together")
     nd.waitall()
-    first, last = [
-        list(net[layer].weight.gradients.values())[1] for layer in (0, 3)
-    ]  # some megabytes each; backward makes the last layer's first
+    # Some megabytes each; backward makes the last layer's first
+    first, last = [list(net[layer].weight.gradients.values())[1] for layer in (0, 3)]
     overlapped = False
     for attempt in range(100):  # a loaded machine may keep the side queue's thread from it for long
         if overlapped:
@@ -400,9 +402,8 @@ def test_sums_do_not_wait_for_the_end_of_backward(stages):
         trainer.allreduce_grads()
         nd.waitall()
         mx.profiler.stop()
-        assert (
-            ticks[1][0] < ticks[1][1] or stages == 2
-        )  # not the last tick that the device was given
+        # Not the last tick that the device was given
+        assert ticks[1][0] < ticks[1][1] or stages == 2
         if stages == 1:
             assert ticks[0][1] == ticks[1][1] and ticks[1][0] < ticks[0][0] <= ticks[0][1]
         events = mx.profiler.events()
@@ -517,9 +518,8 @@ def test_branches_on_several_devices_run_at_the_same_time(hybrid, one_thread):
             net.hybridize()
         trainer = gluon.Trainer(net.collect_params(), "sgd")
         overlap = False
-        for attempt in range(
-            10 if axes["stage"] == 1 else 100
-        ):  # a loaded machine may keep the devices from it for long
+        # A loaded machine may keep the devices from it for long
+        for attempt in range(10 if axes["stage"] == 1 else 100):
             if attempt >= 10 and overlap:
                 break
             mx.profiler.start()
@@ -610,9 +610,8 @@ def test_stages_are_cut_by_bytes_or_as_told():
         1,
     ]
     assert net(nd.ones((2, 100))).context == on(1)
-    net.place(
-        mesh, stages={"0": 1, "1": 0, "2": 1}
-    )  # back and forth, and moved after initialization
+    # Back and forth, and moved after initialization
+    net.place(mesh, stages={"0": 1, "1": 0, "2": 1})
     assert [param.list_ctx()[0].device_id for param in net.collect_params().values()] == [
         1,
         1,

@@ -1,4 +1,5 @@
-"""Meshes with an axis `model`: networks that are replicated, staged and split at once give what one device gives."""
+"""Meshes with an axis `model`: networks that are replicated, staged and split at once give what one
+device gives."""
 
 import numpy as np
 import pytest
@@ -75,7 +76,8 @@ def batches(shape, integers=0, count=3, size=8):
 
 
 def build(axes, make, when="before", hybrid=True, **options):
-    """A network on a mesh that was placed before it was initialized, before its shapes were known, or after its first batch."""
+    """A network on a mesh that was placed before it was initialized, before its shapes were known,
+    or after its first batch."""
     mx.random.seed(5)
     net, mesh = make(), par.Mesh(axes, devices=DEVICES[: np.prod(list(axes.values()))])
     if when != "before":
@@ -249,9 +251,8 @@ def test_what_is_split():
     ]
     assert [type(layer) for layer in net] == kinds
     net, mesh = build({"model": 8}, mlp)
-    assert (
-        type(net[5]) is nn.Dense and net[5].weight.list_ctx() == DEVICES[:1]
-    )  # 5 units are too few for 8 devices
+    # 5 units are too few for 8 devices
+    assert type(net[5]) is nn.Dense and net[5].weight.list_ctx() == DEVICES[:1]
     assert net(batches((10,))[0][0]).shape == (8, 5) and net[0].ctx == DEVICES
     net, _ = build({"data": 2}, mlp, split={"0": "column"})
     assert type(net[0]) is nn.Dense

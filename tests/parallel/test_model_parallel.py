@@ -166,7 +166,8 @@ def test_own_parameters_on_several_devices(hybrid):
 
 @pytest.mark.parametrize("hybrid", [False, True])
 def test_replicas_of_a_split_network(hybrid):
-    """Two replicas of a network, each over two devices: every copy is found by the device it is used on."""
+    """Two replicas of a network, each over two devices: every copy is found by the device it is
+    used on."""
 
     class Pair(gluon.HybridBlock):
         def __init__(self, **kwargs):
@@ -226,9 +227,8 @@ def test_a_device_sends_what_another_waits_for_before_it_does_the_rest():
 
         def hybrid_forward(self, F, x, large):
             y = self.third(self.second(self.first(x).as_in_context(on(1))))
-            return F.broadcast_add(
-                y, F.mean(F.tanh(large)).reshape((1, 1))
-            )  # what lives longer is little beside this
+            # What lives longer is little beside this
+            return F.broadcast_add(y, F.mean(F.tanh(large)).reshape((1, 1)))
 
     net = Split()
     net.first.initialize(ctx=on(0))
@@ -247,6 +247,5 @@ def test_a_device_sends_what_another_waits_for_before_it_does_the_rest():
         if step["kind"] in ("run", "copy")
     ]
     before, after = kinds[: kinds.index("copy")], kinds[kinds.index("copy") + 1 :]
-    assert (
-        before.count("dot") < 4 and "dot" in after
-    )  # gradients of weights come after those of the layers' inputs
+    # Gradients of weights come after those of the layers' inputs
+    assert before.count("dot") < 4 and "dot" in after

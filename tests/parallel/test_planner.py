@@ -259,7 +259,8 @@ def test_no_plan_is_run_where_a_limit_leaves_no_room_for_a_copy(monkeypatch):
 
 
 def test_costs_are_corrected_by_what_stages_took():
-    """A device that is slower than its layers alone said gets fewer of them; other micro-batches' costs follow."""
+    """A device that is slower than its layers alone said gets fewer of them; other micro-batches'
+    costs follow."""
     profile = synthetic(1, 6)
     candidate = Search(profile, None, [4], ["1f1b"]).run()
     spans, took = candidate.simulation.spans, {}
@@ -296,7 +297,8 @@ def test_near_plans_differ_by_one_thing():
 
 
 def test_what_is_run_next(monkeypatch):
-    """The search's own choice, then the best of those near to it, as long as they are predicted to be nearly as quick."""
+    """The search's own choice, then the best of those near to it, as long as they are predicted to
+    be nearly as quick."""
     profile = synthetic(3, 6)
     numbers, names, tried = [2, 4], ["1f1b"], []
     while (candidate := trial_runs._next(profile, None, numbers, names, None, True)) is not None:
@@ -367,7 +369,8 @@ def test_a_stage_behind_what_only_sends_defers_all_of_its_backward():
 
 
 def test_bytes_of_plans_that_were_not_run():
-    """What dense layers keep, their gradients' memory and what crosses to the other device, as the compiled pipeline plans them."""
+    """What dense layers keep, their gradients' memory and what crosses to the other device, as the
+    compiled pipeline plans them."""
 
     def chain():
         net = nn.HybridSequential(prefix="")

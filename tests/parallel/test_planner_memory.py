@@ -1,4 +1,5 @@
-"""Plans within memory limits: what is planned has room, and what is refused really needs what the error says."""
+"""Plans within memory limits: what is planned has room, and what is refused really needs what the
+error says."""
 
 import re
 
@@ -64,9 +65,8 @@ def measured(net, made, x):
     nd.waitall()
     for ctx in made.devices:
         own = [p for p in net.collect_params().values() if p.list_ctx() == [ctx]]
-        held = sum(
-            p.data().size * 4 * (3 if p.grad_req != "null" else 1) for p in own
-        )  # the momentum, too
+        # The momentum, too
+        held = sum(p.data().size * 4 * (3 if p.grad_req != "null" else 1) for p in own)
         found[ctx] = (
             held
             + memory_stats(ctx)["peak_in_use"]
@@ -93,9 +93,8 @@ def test_what_is_refused_needs_what_is_said_and_every_limit_above_is_planned(mak
     free = plan(net, x, CPU[:devices], repeats=1, trials=0, **OPTIONS)
 
     def limited(bytes_of_all):
-        own = Profile.from_json(
-            {**free.profile.to_json(), "weights": []}
-        )  # nothing is known of what was compiled before
+        # Nothing is known of what was compiled before
+        own = Profile.from_json({**free.profile.to_json(), "weights": []})
         return plan(net, x, CPU[:devices], memory=bytes_of_all, profile=own, **OPTIONS)
 
     with pytest.raises(mx.MXNetError, match="no placement has room .* needs") as error:
@@ -116,7 +115,8 @@ def test_what_is_refused_needs_what_is_said_and_every_limit_above_is_planned(mak
 
 @pytest.mark.parametrize("make", [dense, branches])
 def test_the_least_is_the_least_of_all(make):
-    """Every placement that is searched, compiled with every schedule and number of micro-batches."""
+    """Every placement that is searched, compiled with every schedule and number of
+    micro-batches."""
     net, shape = make()
     x = nd.ones(shape)
     profile = plan(net, x, CPU[:2], repeats=1, trials=0, **OPTIONS).profile
@@ -142,9 +142,8 @@ def test_a_refusal_says_the_same_whatever_was_measured():
         needs.add(str(error.value))
     assert len(needs) == 1
     least = need(needs.pop())
-    made = plan(
-        dense()[0], nd.ones(dense()[1]), CPU[:2], memory=least, repeats=1, **OPTIONS
-    )  # with trials
+    # With trials
+    made = plan(dense()[0], nd.ones(dense()[1]), CPU[:2], memory=least, repeats=1, **OPTIONS)
     assert max(made.memory.values()) <= least
 
 

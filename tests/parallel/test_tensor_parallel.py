@@ -1,4 +1,5 @@
-"""Layers split over 2, 3 and 4 devices against the ordinary layer on one: initial values, results, gradients, training."""
+"""Layers split over 2, 3 and 4 devices against the ordinary layer on one: initial values, results,
+gradients, training."""
 
 import numpy as np
 import pytest
@@ -352,7 +353,8 @@ PLAN = {
 @pytest.mark.parametrize("options", [{}, {"accumulate": 2}])
 @pytest.mark.parametrize("ignore", [False, True])
 def test_a_trainer_of_layers_that_were_split_afterwards(when, way, options, ignore):
-    """Its parameters are no part of the network any more; that is what the error says, rather than that gradients are stale."""
+    """Its parameters are no part of the network any more; that is what the error says, rather than
+    that gradients are stale."""
     known = when == "initialized"
     net = chain(nn.Dense(4, in_units=3 * known), nn.Dense(2, in_units=4 * known))
     net.initialize()
@@ -410,7 +412,8 @@ def compare_trained(one, many):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("when", ["before", "deferred", "after"])
 def test_shard_by_name(count, when, dtype):
-    """Whether parameters have values, wait for their shapes, or aren't initialised yet when a network is split."""
+    """Whether parameters have values, wait for their shapes, or aren't initialised yet when a
+    network is split."""
     results = []
     for split in (False, True):
         mx.random.seed(6)

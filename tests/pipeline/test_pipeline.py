@@ -1,4 +1,5 @@
-"""Pipelines: the same bits as accumulating the micro-batches on one device, whatever the schedule and the placement."""
+"""Pipelines: the same bits as accumulating the micro-batches on one device, whatever the schedule
+and the placement."""
 
 import gc
 
@@ -312,7 +313,8 @@ def test_auto_takes_what_is_quickest_on_paper():
 
 
 def test_random_tables_find_no_race(shuffled_engine):
-    """Any order that data allows gives the same bits, and no order of the devices' work shows a missing dependency."""
+    """Any order that data allows gives the same bits, and no order of the devices' work shows a
+    missing dependency."""
     random = np.random.RandomState(3)
     expected = step("branches", [0, 1, 2], Pipeline(4, "gpipe"))
     for _ in range(6):
@@ -376,9 +378,8 @@ def test_gradients_are_summed_one_by_one():
     train = TrainStep(net, loss_of, None, Pipeline(4))
     train(data((4, 256)), [])
     weights = sum(p.data().size * 4 for p in net.parts[0].collect_params().values())
-    assert (
-        train.pipeline.report().planned_bytes[DEVICES[0]] < 0.6 * weights
-    )  # room for one of three
+    # Room for one of three
+    assert train.pipeline.report().planned_bytes[DEVICES[0]] < 0.6 * weights
 
 
 def test_a_schedule_that_does_not_fit_is_refused():
@@ -393,9 +394,8 @@ def test_a_schedule_that_does_not_fit_is_refused():
             train(data((512, 256)), [])
     finally:
         mx.context.set_memory_limit(DEVICES[1], None)
-    assert not any(
-        param.data()._fresh_grad for param in net.collect_params().values()
-    )  # the trainer must not take old gradients
+    # The trainer must not take old gradients
+    assert not any(param.data()._fresh_grad for param in net.collect_params().values())
     train(data((512, 256)), [])
 
 
@@ -501,10 +501,11 @@ def test_what_is_compiled_can_be_looked_at():
         ctx: sum(s["bytes_sent"] for s in entry["stages"] if s["device"] == ctx)
         for ctx in (str(on(0)), str(on(1)))
     }
+    # Of four rows, each way
     assert sent == {
         str(on(0)): 2 * 4 * 16 * 4,
         str(on(1)): 2 * 4 * 16 * 4,
-    }  # of four rows, each way
+    }
     for ctx, device in entry["devices"].items():
         forward, both, arriving = device["planned"][4]
         assert 0 < forward <= both <= device["peak"] and 0 < arriving <= both

@@ -1,4 +1,5 @@
-"""Pipelines of networks of many kinds: the same bits as on one device, by the loop and by TrainStep."""
+"""Pipelines of networks of many kinds: the same bits as on one device, by the loop and by
+TrainStep."""
 
 import numpy as np
 import pytest
@@ -151,7 +152,8 @@ def test_auxiliary_losses_and_labels_anywhere():
 
 @pytest.mark.parametrize("schedule", [None, *schedules.NAMES])
 def test_a_parameter_of_two_stages(schedule):
-    """The last layer has the first one's parameters, and lies on another device: it gets a copy, whose gradient comes back."""
+    """The last layer has the first one's parameters, and lies on another device: it gets a copy,
+    whose gradient comes back."""
 
     def run(devices, schedule):
         net = nn.HybridSequential()
@@ -273,7 +275,8 @@ def test_recomputing_inside_a_pipeline(schedule):
 
 
 class Wide(gluon.HybridBlock):
-    """The second half of a transformer block: what is inside is eight times as large as what goes in and out."""
+    """The second half of a transformer block: what is inside is eight times as large as what goes
+    in and out."""
 
     def __init__(self):
         super().__init__()
@@ -297,7 +300,8 @@ def wide_part(i):
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero_bubble"])
 def test_recomputing_saves_what_is_planned(schedule):
-    """Devices hold the inner activations of one block instead of those of all micro-batches that are under way: as planned, and as measured."""
+    """Devices hold the inner activations of one block instead of those of all micro-batches that
+    are under way: as planned, and as measured."""
 
     def run(recompute):
         net = Chain([0, 1, 2], wide_part)
@@ -327,11 +331,12 @@ def test_recomputing_saves_what_is_planned(schedule):
         assert max(shares[: 1 if schedule == "zero_bubble" else 3]) < 0.45, shares
     for plans, peaks in ((planned, measured), (planned_again, measured_again)):
         for ctx in peaks:
+            # The losses come on top
             assert abs(peaks[ctx] - plans[ctx]) <= 0.05 * plans[ctx] + 3 * 1024 * 4, (
                 ctx,
                 plans,
                 peaks,
-            )  # the losses come on top
+            )
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero_bubble"])
@@ -567,9 +572,8 @@ def test_labels_of_another_length_are_a_mistake():
     assert TrainStep(net, loss, None, Pipeline(3))(
         x, [label, weight.as_in_context(DEVICES[1])]
     ).shape == (9, 6)
-    with pytest.raises(
-        ValueError, match="label 0 has 3 rows along axis 0, the data 9"
-    ):  # as long as a micro-batch: each would meet it
+    # As long as a micro-batch: each would meet it
+    with pytest.raises(ValueError, match="label 0 has 3 rows along axis 0, the data 9"):
         TrainStep(net, loss, None, Pipeline(3))(x, [label[:3], weight])
     assert TrainStep(net, loss, None, Pipeline(3, split=[0], check=False))(
         x, [label[:3], weight]

@@ -1,4 +1,5 @@
-"""Pipelines of convolutions by Winograd's algorithm have the bits of their micro-batches by themselves."""
+"""Pipelines of convolutions by Winograd's algorithm have the bits of their micro-batches by
+themselves."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,5 @@
-"""Pipelines when something goes wrong: what the error says, that nothing is lost, and that everything works afterwards; the watchdog."""
+"""Pipelines when something goes wrong: what the error says, that nothing is lost, and that
+everything works afterwards; the watchdog."""
 
 import gc
 import json
@@ -101,7 +102,8 @@ def test_a_failing_kernel_is_named(way):
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero_bubble"])
 def test_out_of_memory_in_the_middle(schedule, monkeypatch):
-    """A device that has room for part of the micro-batches only: somebody else took it after the check beforehand."""
+    """A device that has room for part of the micro-batches only: somebody else took it after the
+    check beforehand."""
     monkeypatch.setattr(pipeline_module, "_limited", lambda stages: False)
     wide = Chain([0, 1], lambda i: nn.Dense(512, in_units=512 if i else 16, activation="tanh"))
     wide.hybridize(pipeline=Pipeline(8, schedule))
@@ -331,9 +333,8 @@ def test_the_watchdog_names_who_waits_for_whom(watchdog, capfd):
 def test_the_watchdog_is_silent_while_things_move(watchdog, capfd):
     watchdog(0.5)
     for _ in range(60):
-        _core._stall(
-            on(0), 0.01
-        )  # a fiftieth of it, so that a loaded machine does not make it look as if nothing moved
+        # A fiftieth of it, so that a loaded machine does not make it look as if nothing moved
+        _core._stall(on(0), 0.01)
     nd.waitall()
     time.sleep(0.6)  # nothing is queued
     assert capfd.readouterr().err == ""

@@ -14,7 +14,8 @@ from support.pipelines import DEVICES, data, gradients
 
 
 class Parts(gluon.HybridBlock):
-    """Dense layers a and b on two devices, what a function makes of them, and a recurrent layer where there is one."""
+    """Dense layers a and b on two devices, what a function makes of them, and a recurrent layer
+    where there is one."""
 
     def __init__(self, body, layer=None, width=6):
         super().__init__(prefix="net_")
@@ -92,7 +93,8 @@ DROPPED = {
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("where", DROPPED)
 def test_dropout_wherever_the_rows_are(where, exact):
-    """There are as many steps as a micro-batch has rows: what is divided is not found by counting."""
+    """There are as many steps as a micro-batch has rows: what is divided is not found by
+    counting."""
     axis, body = DROPPED[where]
 
     def make():

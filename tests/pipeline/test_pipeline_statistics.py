@@ -58,7 +58,8 @@ class Normalised(gluon.HybridBlock):
 
 
 def by_hand(net, pieces):
-    """Running averages after one update with the statistics of the whole batch, in double precision; every piece is normalised by its own."""
+    """Running averages after one update with the statistics of the whole batch, in double
+    precision; every piece is normalised by its own."""
 
     def normalise(parts, layer):
         return [
@@ -102,7 +103,8 @@ def averages(net):
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("shape, axis", [((11, 6), 0), ((11, 3, 6), 0), ((3, 11, 6), 1)])
 def test_running_averages_of_the_whole_batch(shape, axis, recompute):
-    """statistics='batch': one update, with the mean and variance over all micro-batches; 11 rows in 4, 4 and 3."""
+    """statistics='batch': one update, with the mean and variance over all micro-batches; 11 rows in
+    4, 4 and 3."""
     x = data(shape)
     x[:] = x * 3 + 5
     pieces = [np.take(x.asnumpy(), range(b, e), axis=axis) for b, e in ((0, 4), (4, 8), (8, 11))]
@@ -128,9 +130,8 @@ def test_running_averages_of_the_whole_batch(shape, axis, recompute):
     TrainStep(plain, lambda out: out.mean(axis=-1), None, Pipeline(3, axis=axis), exact=True)(
         x.as_in_context(DEVICES[0]), []
     )
-    assert not np.allclose(
-        plain.last.running_var.data().asnumpy(), results[0][2][3], rtol=1e-3
-    )  # updated three times
+    # Updated three times
+    assert not np.allclose(plain.last.running_var.data().asnumpy(), results[0][2][3], rtol=1e-3)
     for got in results:
         assert np.array_equal(got[0], results[0][0]) and equal(got[1], gradients(plain))
         assert all(np.array_equal(a, b) for a, b in zip(got[2], results[0][2]))

@@ -1,6 +1,8 @@
-"""Pipelines, every combination: networks x devices x schedules x along the batch or time x the ordinary loop or TrainStep, bit for bit.
+"""Pipelines, every combination: networks x devices x schedules x along the batch or time x the
+ordinary loop or TrainStep, bit for bit.
 
-The quick part takes two devices; the sweep over two, three and four devices, both engines and random schedules is slow.
+The quick part takes two devices; the sweep over two, three and four devices, both engines and
+random schedules is slow.
 """
 
 import json
@@ -19,7 +21,8 @@ DEVICES = {"2": [0, 0, 1, 1], "3": [0, 1, 2, 2], "4": [0, 1, 2, 3], "back and fo
 
 
 class Model(gluon.HybridBlock):
-    """Four layers on devices, between an embedding and a decoder that are one weight: it lives on the first device, and the last gets a copy."""
+    """Four layers on devices, between an embedding and a decoder that are one weight: it lives on
+    the first device, and the last gets a copy."""
 
     def __init__(self, devices, make, dropout=0.2):
         super().__init__()
@@ -91,7 +94,8 @@ class Attention(gluon.HybridBlock):
 
 
 class Transformer(Model):
-    """(batch, time) tokens; states are the keys and values so far, and how many steps there were."""
+    """(batch, time) tokens; states are the keys and values so far, and how many steps there
+    were."""
 
     def __init__(self, devices, **options):
         super().__init__(devices, Attention, **options)
@@ -226,8 +230,9 @@ class Case:
         return self._expected
 
     def by_hand(self):
-        """Without a pipeline and without dropout: piece by piece, gradients added up; along time the last piece's backward first, which gives
-        the gradients of the states that the piece before left."""
+        """Without a pipeline and without dropout: piece by piece, gradients added up; along time
+        the last piece's backward first, which gives the gradients of the states that the piece
+        before left."""
         net, axis = self.make([0, 0, 0, 0], dropout=0.0), self.options.get("axis", 0)
         net.hybridize(exact=True)
         net.collect_params().setattr("grad_req", "add")
@@ -318,7 +323,8 @@ def check(got, expected, what):
 
 
 def random_table(case, devices, random):
-    """Any order that data allows: list scheduling by random times, with a random number of micro-batches in flight."""
+    """Any order that data allows: list scheduling by random times, with a random number of
+    micro-batches in flight."""
     graph = case.graph
     times = {(kind, s): random.rand() + 0.1 for kind in "FBW" for s in range(len(graph))}
     return schedules.make_table(
@@ -328,7 +334,8 @@ def random_table(case, devices, random):
 
 @pytest.mark.parametrize("name", CASES)
 def test_two_devices(name):
-    """Tied weights, dropout, pieces of different sizes: all schedules and both ways have the bits of one device."""
+    """Tied weights, dropout, pieces of different sizes: all schedules and both ways have the bits
+    of one device."""
     case = CASES[name]
     check(case.loop(DEVICES["2"], case.pipeline()), case.expected(), "loop")
     for schedule in schedules.NAMES:

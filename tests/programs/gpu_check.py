@@ -1,15 +1,20 @@
-"""Everything that can be checked on a real GPU, in one command and ten minutes: `make gpu-check OUT=folder`.
+"""Everything that can be checked on a real GPU, in one command and ten minutes:
+`make gpu-check OUT=folder`.
 
     python3 tests/programs/gpu_check.py FOLDER [--parts build,gpt,...] [--minutes 9.6] [--tiny]
 
-Needs a machine with a card, nvcc, and a Python that has NumPy, pytest, setuptools and PyTorch; no internet. It builds and installs a copy into
-FOLDER/site (the Python's own packages stay as they are), measures mpgluon against that PyTorch (benchmarks/gpu.py), runs the test suites on the
-card as one GPU and as four logical ones, and compute-sanitizer on a sample. Benchmarks have the card to themselves; suites run several at a time.
+Needs a machine with a card, nvcc, and a Python that has NumPy, pytest, setuptools and PyTorch; no
+internet. It builds and installs a copy into FOLDER/site (the Python's own packages stay as they
+are), measures mpgluon against that PyTorch (benchmarks/gpu.py), runs the test suites on the card as
+one GPU and as four logical ones, and compute-sanitizer on a sample. Benchmarks have the card to
+themselves; suites run several at a time.
 
-FOLDER gets gpu-check.json and gpu-check.md, written anew after every part, and a log of each. A part that fails or takes longer than it may
-keeps no other from running; so does one for which no time is left, which counts as failed. Exit status: 0 when all parts held.
+FOLDER gets gpu-check.json and gpu-check.md, written anew after every part, and a log of each. A
+part that fails or takes longer than it may keeps no other from running; so does one for which no
+time is left, which counts as failed. Exit status: 0 when all parts held.
 
---tiny tries the whole with tiny sizes, for machines without a card: with the stand-in (MPGLUON_CUDA_LIBRARY), without installing anything.
+--tiny tries the whole with tiny sizes, for machines without a card: with the stand-in
+(MPGLUON_CUDA_LIBRARY), without installing anything.
 """
 
 import argparse
@@ -30,7 +35,8 @@ import time
 TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 ROOT = os.path.dirname(TESTS)
 BENCHMARKS = os.path.join(ROOT, "benchmarks")
-# The suites of a GPU; the longest ones in as many parts as there are processes to run them (tests/conftest.py).
+# The suites of a GPU; the longest ones in as many parts as there are processes to run them
+# (tests/conftest.py).
 SUITES = [
     "ops/test_ops.py",
     "gpu/test_gpu.py",
@@ -90,13 +96,14 @@ class Check:
         if self.tiny:
             self.environment["GPU_CHECK_TINY"] = "1"
 
-    # --- Running ------------------------------------------------------------------------------------------------------------
+    # --- Running ----------------------------------------------------------------------------------
 
     def left(self):
         return self.end - time.monotonic()
 
     def run(self, name, command, limit, cwd=ROOT, **settings):
-        """(exit status, None where it was stopped; seconds; the log's text). The whole process group is stopped."""
+        """(exit status, None where it was stopped; seconds; the log's text). The whole process
+        group is stopped."""
         limit, begin = min(limit, self.left()), time.monotonic()
         path = os.path.join(self.folder, name + ".log")
         with open(path, "w") as log:
@@ -133,7 +140,8 @@ class Check:
             return None
 
     def stopped(self, number, frame):
-        """Somebody ends the check: what it has found is written already, and what it started does not go on."""
+        """Somebody ends the check: what it has found is written already, and what it started does
+        not go on."""
         for pid in list(self.running):
             try:
                 os.killpg(pid, signal.SIGKILL)
@@ -158,7 +166,7 @@ class Check:
     def has(self, part):
         return self.wanted is None or part in self.wanted
 
-    # --- Parts --------------------------------------------------------------------------------------------------------------
+    # --- Parts ------------------------------------------------------------------------------------
 
     def machine(self):
         """What there is; never a reason not to go on."""
@@ -302,9 +310,8 @@ class Check:
 
     def suite_jobs(self, gpus):
         """(part's name, pytest's arguments, settings) of the suites on so many logical GPUs."""
-        devices = (
-            ",".join(f"gpu({i})" for i in range(gpus)) if gpus > 1 else "gpu(0),gpu(0)"
-        )  # tests want two
+        # Tests want two
+        devices = ",".join(f"gpu({i})" for i in range(gpus)) if gpus > 1 else "gpu(0),gpu(0)"
         for name in self.suites:
             if gpus == 1 and not name.startswith(ONE_GPU):
                 continue
@@ -422,7 +429,7 @@ class Check:
         found = re.findall(r"ERROR SUMMARY: .*|RACECHECK SUMMARY: .*", text)
         self.note(tool, code == 0, seconds, found[-1] if found else text[-600:])
 
-    # --- Results ------------------------------------------------------------------------------------------------------------
+    # --- Results ----------------------------------------------------------------------------------
 
     def write(self):
         for name, text in (
@@ -436,7 +443,8 @@ class Check:
 
 
 def count(text):
-    """How pytest -v says its tests ended, also where it was stopped; and the names of those that failed."""
+    """How pytest -v says its tests ended, also where it was stopped; and the names of those that
+    failed."""
     ended = re.findall(r"^(\S+::.*?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL)\b", text, re.M)
     counts = {
         key: sum(1 for _, how in ended if how == how_said)

@@ -1,7 +1,8 @@
 """Calls every op, hidden ones too, with hostile parameters, shapes and values. A program of its
 own, since what it looks for ends the process:
 
-    python tests/programs/op_fuzz.py [--seed N] [--seconds S | --calls N] [--ops NAME ...] [--log FILE]
+    python tests/programs/op_fuzz.py [--seed N] [--seconds S | --calls N] [--ops NAME ...] [--log
+    FILE]
 
 Each op is called about as often as any other. What is called next is written to the log first, so
 that the last line of it is what ended the process; a call that takes longer than a minute ends it,

@@ -1,11 +1,13 @@
-"""Stateful random programs: arrays, views, blocks, networks, trainers and memory of others, in random order over several devices, beside a model in
-NumPy, with failures of allocations and interrupts in between, and every array checked.
+"""Stateful random programs: arrays, views, blocks, networks, trainers and memory of others, in
+random order over several devices, beside a model in NumPy, with failures of allocations and
+interrupts in between, and every array checked.
 
     python tests/programs/stateful.py --minutes 60 [--seed N] [--engine shuffle] [--jobs 2]
 
-Programs run in a process of their own, one after the other, seeds counted up from the first. A finding (an array that is not what it should be, an
-exception, the end of the process, two minutes without progress) is printed with its seed and its
-steps, made shorter by leaving steps out, and printed as
+Programs run in a process of their own, one after the other, seeds counted up from the first. A
+finding (an array that is not what it should be, an exception, the end of the process, two minutes
+without progress) is printed with its seed and its steps, made shorter by leaving steps out, and
+printed as
 
     python tests/programs/stateful.py --engine shuffle --one N --keep 3,17-40
 
@@ -120,7 +122,8 @@ def asked(options):
 
 
 def shorter(seed, options, environment):
-    """The steps without which the program has no finding any more, and what the last run said; (None, text) where it has none on its own."""
+    """The steps without which the program has no finding any more, and what the last run said;
+    (None, text) where it has none on its own."""
     common = ["--worker", *asked(options), "--one", seed]
 
     def fails(keep):
@@ -157,7 +160,8 @@ def begun_later(first, seed, options, environment):
 
 
 def hunt(options, environment):
-    """Runs programs for the time that was asked for; how many findings there were, and how many programs."""
+    """Runs programs for the time that was asked for; how many findings there were, and how many
+    programs."""
     end, seed, findings, first = (
         time.monotonic() + 60 * options.minutes,
         options.seed,

@@ -201,7 +201,8 @@ class Arrays:
         return Program(rng, inputs, dtype, self.devices, rng.randint(1, length)), inputs
 
     def commit_values(self, program, inputs, compiled, taped=False):
-        """Results of a program: eager ones share memory as views do, those of a compiled one share it nowhere else, and may be separate."""
+        """Results of a program: eager ones share memory as views do, those of a compiled one share
+        it nowhere else, and may be separate."""
         values = program.evaluate(inputs)
 
         def commit(arrays):

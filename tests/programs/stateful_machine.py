@@ -1,8 +1,11 @@
-"""The machine of `stateful.py`: arrays, views, blocks, networks and what happens to them, beside a model in NumPy.
+"""The machine of `stateful.py`: arrays, views, blocks, networks and what happens to them, beside a
+model in NumPy.
 
-A rule chooses what to do and computes what it should give, and returns a `Plan`, or None where there is nothing to do it with. Then `act`, the
-library's part, runs: as it is, with an allocation that fails, or interrupted. Where it succeeds the model changes as planned. Where it fails its
-results are lost, memory that it was to write has its old numbers or the new ones, and everything else is as it was.
+A rule chooses what to do and computes what it should give, and returns a `Plan`, or None where
+there is nothing to do it with. Then `act`, the library's part, runs: as it is, with an allocation
+that fails, or interrupted. Where it succeeds the model changes as planned. Where it fails its
+results are lost, memory that it was to write has its old numbers or the new ones, and everything
+else is as it was.
 """
 
 import gc
@@ -44,10 +47,11 @@ class Machine(Arrays, Gradients, Blocks, Networks):
         self.rules = list(WEIGHTS.items())
         self.context = mx.current_context()
 
-    # --- Running ---------------------------------------------------------------------------------------------------
+    # --- Running ----------------------------------------------------------------------------------
 
     def run(self, numbers):
-        """Runs the steps of these numbers: what a step does depends on its number and on what is alive."""
+        """Runs the steps of these numbers: what a step does depends on its number and on what is
+        alive."""
         for count, number in enumerate(numbers):
             self.step(number)
             if (count + 1) % self.check_every == 0:
@@ -134,7 +138,8 @@ class Machine(Arrays, Gradients, Blocks, Networks):
 
     @staticmethod
     def interrupted_at_place(act, amount):
-        """At the n-th place where Python runs handlers of signals within the package: where a function begins, behind a call."""
+        """At the n-th place where Python runs handlers of signals within the package: where a
+        function begins, behind a call."""
         left = 1 + int(amount**2 * 300)
 
         def watch(frame, event, _):
@@ -194,7 +199,8 @@ class Machine(Arrays, Gradients, Blocks, Networks):
         return max(readers, key=lambda live: int(np.prod(live.shape)), default=None)
 
     def settle(self, plan):
-        """Behind a failure: what it would have written is as before or as planned, or cannot be read and is dropped."""
+        """Behind a failure: what it would have written is as before or as planned, or cannot be
+        read and is dropped."""
         for memory, values in plan.writes:
             new = np.array(values, "float64").ravel()
             live = self.reader(memory)
@@ -236,7 +242,7 @@ class Machine(Arrays, Gradients, Blocks, Networks):
         if mx.current_context() != self.context:
             raise Finding(f"{name} left {mx.current_context()} as the current device")
 
-    # --- Checking --------------------------------------------------------------------------------------------------
+    # --- Checking ---------------------------------------------------------------------------------
 
     def everything(self):
         for live in [
@@ -269,7 +275,7 @@ class Machine(Arrays, Gradients, Blocks, Networks):
                     f"array {i} of {live.dtype} {live.shape} on {live.ctx} is\n{found}\nand should be\n{live.values}"
                 )
 
-    # --- Choosing --------------------------------------------------------------------------------------------------
+    # --- Choosing ---------------------------------------------------------------------------------
 
     def arrays(self, condition=lambda live: True):
         return [
@@ -303,7 +309,7 @@ class Machine(Arrays, Gradients, Blocks, Networks):
     def dtype(self, rng):
         return rng.choice(["float32"] * 4 + list(GRID))
 
-    # --- The rest --------------------------------------------------------------------------------------------------
+    # --- The rest ---------------------------------------------------------------------------------
 
     def rule_random(self, rng):
         """A seed gives the same bits, whatever happened before and wherever they are drawn."""

@@ -1,6 +1,8 @@
-"""What `stateful.py` knows about arrays, in NumPy: memory that arrays share, and small programs of operators with their gradients.
+"""What `stateful.py` knows about arrays, in NumPy: memory that arrays share, and small programs of
+operators with their gradients.
 
-Numbers are kept on a grid (multiples of a power of two, not too large) on which float32 rounds nothing, so results are equal, not close.
+Numbers are kept on a grid (multiples of a power of two, not too large) on which float32 rounds
+nothing, so results are equal, not close.
 """
 
 import numpy as np
@@ -37,8 +39,9 @@ class Finding(AssertionError):
 
 
 class Plan:
-    """`act` returns what `commit` takes; `writes` are (Memory, its values afterwards). `close`: the relative error that is allowed in them.
-    `fails`: what act must raise. `after_failure`: what is dropped when it failed."""
+    """`act` returns what `commit` takes; `writes` are (Memory, its values afterwards). `close`: the
+    relative error that is allowed in them. `fails`: what act must raise. `after_failure`: what is
+    dropped when it failed."""
 
     def __init__(
         self,
@@ -56,7 +59,8 @@ class Plan:
 
 
 class Memory:
-    """Memory that arrays share; `values` are what it should hold, flat. It is on one device, or outside (`foreign`)."""
+    """Memory that arrays share; `values` are what it should hold, flat. It is on one device, or
+    outside (`foreign`)."""
 
     def __init__(self, values, dtype, ctx):
         self.values, self.dtype, self.ctx = np.array(values, "float64").ravel(), dtype, ctx
@@ -74,7 +78,8 @@ class Memory:
 
 
 class Live:
-    """An array that is alive, and what it should be: `shape` of the memory from `offset` on. `array` is an NDArray or a NumPy array."""
+    """An array that is alive, and what it should be: `shape` of the memory from `offset` on.
+    `array` is an NDArray or a NumPy array."""
 
     def __init__(self, array, memory, shape, offset=0):
         self.array, self.memory, self.shape, self.offset = array, memory, tuple(shape), offset
@@ -98,7 +103,8 @@ class Live:
 
 
 class Value:
-    """A value within a program: its numbers, its device, and where they lie: (whose memory it is, a Memory's or a Value's, and the offset)."""
+    """A value within a program: its numbers, its device, and where they lie: (whose memory it is, a
+    Memory's or a Value's, and the offset)."""
 
     def __init__(self, values, ctx, place=None):
         self.values, self.ctx = values, ctx
@@ -106,10 +112,12 @@ class Value:
 
 
 class Program:
-    """A few operators on some inputs: `steps` are (kind, numbers of values, parameter); values are the inputs, then each step's result."""
+    """A few operators on some inputs: `steps` are (kind, numbers of values, parameter); values are
+    the inputs, then each step's result."""
 
     def __init__(self, rng, inputs, dtype, devices, length):
-        """Draws one whose values all stay on the grid for inputs of these numbers: a list of Live."""
+        """Draws one whose values all stay on the grid for inputs of these numbers: a list of
+        Live."""
         self.dtype, self.steps, self.num_inputs = dtype, [], len(inputs)
         values = self.inputs_of(inputs)
         for _ in range(length):
@@ -184,7 +192,7 @@ class Program:
             return (kind, (a,), rng.choice(devices))
         return (kind, (a,), None)
 
-    # --- The model -------------------------------------------------------------------------------------------------
+    # --- The model --------------------------------------------------------------------------------
 
     def compute(self, step, values):
         """The Value of a step; None where it is not possible."""
@@ -288,7 +296,8 @@ class Program:
         ]
 
     def gradients(self, values, outputs, heads):
-        """For each input its gradient, None where nothing comes to it, 0 where only what is stopped does; None in all where one leaves the grid."""
+        """For each input its gradient, None where nothing comes to it, 0 where only what is stopped
+        does; None in all where one leaves the grid."""
         grads = [None] * len(values)
         for number, head in zip(outputs, heads):
             grads[number] = head if grads[number] is None else grads[number] + head
@@ -351,7 +360,7 @@ class Program:
             "transpose": lambda: [g.T],
         }[kind]()
 
-    # --- The library -----------------------------------------------------------------------------------------------
+    # --- The library ------------------------------------------------------------------------------
 
     def run(self, arrays):
         values = list(arrays)
@@ -434,7 +443,8 @@ class Chain(gluon.HybridBlock):
 
 
 def chain_gradients(x, target, weights):
-    """The results of a Chain with (weight, bias) of each layer, and the gradients of half the sum of squared differences."""
+    """The results of a Chain with (weight, bias) of each layer, and the gradients of half the sum
+    of squared differences."""
     inputs, h = [], x
     for i, (w, b) in enumerate(weights):
         inputs.append(h)

@@ -207,7 +207,8 @@ class Networks:
 
 
 def near_zero(x, weights):
-    """How near the inputs of the ReLUs come to zero, where rounding decides; not for exact zeros."""
+    """How near the inputs of the ReLUs come to zero, where rounding decides; not for exact
+    zeros."""
     h = x
     for w, b in weights[:-1]:
         # Products of multiples of 1/64 are multiples of 1/4096: float32 rounds no sum below 4096.

@@ -25,9 +25,8 @@ def on_the_path(monkeypatch):
 def test_operations_follow_from_the_shapes():
     import sizes
 
-    assert sum(sizes.resnet18_forward(1)) == pytest.approx(
-        2 * 1.814e9, rel=1e-3
-    )  # 1.81 G multiplications, as published
+    # 1.81 G multiplications, as published
+    assert sum(sizes.resnet18_forward(1)) == pytest.approx(2 * 1.814e9, rel=1e-3)
     words = sizes.LSTM_TIME * sizes.LSTM_BATCH
     assert sizes.lstm_lm() == 3 * 2 * words * (2 * 8 * 650 * 650 + 650 * 10000)
     assert sizes.mlp_training() == 2 * 128 * (2 * 784 * 512 + 3 * 512 * 512 + 3 * 512 * 10)
@@ -38,9 +37,8 @@ def test_operations_of_the_gpu_cases(monkeypatch):
     import gpu_sizes
 
     assert not gpu_sizes.TINY
-    assert gpu_sizes.resnet_training() / 256 / 3 == pytest.approx(
-        2 * 4.09e9, rel=0.02
-    )  # 4.09 G multiplications forward, as published
+    # 4.09 G multiplications forward, as published
+    assert gpu_sizes.resnet_training() / 256 / 3 == pytest.approx(2 * 4.09e9, rel=0.02)
     weights = 12 * 12 * 768 * 768 + 768 * 50304
     assert (
         gpu_sizes.gpt_training()
@@ -69,15 +67,17 @@ def test_models_are_the_same_in_both_languages():
     assert parameters(ours["LanguageModel"](50, 16, 2)) == weights(
         models_torch.LanguageModel(50, 16, 2)
     )
+    # As published
     assert (
         parameters(networks.resnet()[0])
         == weights(models_torch.resnet_bottleneck((3, 4, 6, 3), 64, 1000))
         == 25557032
-    )  # as published
+    )
     gluon, peer = ours["GPT"](50, 32, 4, 2, 12), models_torch.GPT(50, 32, 4, 2, 12)
     assert parameters(gluon) == weights(peer)
     gluon.initialize(mx.init.Normal(0.3))
-    # The layers are made in the same order, but for PyTorch's norm1 of a layer, which comes before its products as ours does.
+    # The layers are made in the same order, but for PyTorch's norm1 of a layer, which comes before
+    # its products as ours does.
     theirs = list(peer.parameters())
     for mine, other in zip(gluon.collect_params().values(), theirs):
         assert mine.shape == tuple(other.shape)

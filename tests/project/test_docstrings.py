@@ -1,4 +1,5 @@
-"""Everything that users can reach has a docstring, and every setting its line in docs/settings.md."""
+"""Everything that users can reach has a docstring, and every setting its line in
+docs/settings.md."""
 
 import importlib
 import inspect

@@ -250,7 +250,8 @@ def test_pipelined_language_models(script, tmp_path):
 
 
 def test_image_pipeline(tmp_path):
-    """Without BatchNorm the pipeline's losses are those of the whole batch; with it they are not, but those of the micro-batches."""
+    """Without BatchNorm the pipeline's losses are those of the whole batch; with it they are not,
+    but those of the micro-batches."""
     pytest.importorskip("matplotlib")
     pytest.importorskip("PIL")
     small = [

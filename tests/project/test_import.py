@@ -18,7 +18,8 @@ print([name for name in ("libcuda", "libcudart", "libdnnl") if name in maps])
 
 
 def test_import_is_light():
-    """No heavy module, and no library of kernels, CUDA's least of all, before something needs it."""
+    """No heavy module, and no library of kernels, CUDA's least of all, before something needs
+    it."""
     assert output_of(PROGRAM).split("\n")[:2] == ["[]", "[]"]
 
 

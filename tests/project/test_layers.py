@@ -1,4 +1,5 @@
-"""The layers point one way, files stay readable, and the core keeps no mutable global but its runtime."""
+"""The layers point one way, files stay readable, and the core keeps no mutable global but its
+runtime."""
 
 import ast
 import os
@@ -135,7 +136,8 @@ FAMILIES = (
 
 
 def test_facts_about_ops_are_in_their_rows():
-    """Passes, planners and executors ask for an op's traits; they name an op only to emit or call it."""
+    """Passes, planners and executors ask for an op's traits; they name an op only to emit or call
+    it."""
     with open(os.path.join(ROOT, "csrc/op/op.h")) as f:
         traits = set(re.findall(r"\bMPG_OP_([A-Z_]+)\b", f.read()))
     assert "MAP" in traits
@@ -216,7 +218,8 @@ def test_sources_that_are_named_exist():
 
 
 def test_folders_are_no_flat_lists():
-    """About twenty files of its own. A family of ops has two files, and MXNet's public modules lie side by side."""
+    """About twenty files of its own. A family of ops has two files, and MXNet's public modules lie
+    side by side."""
     more = {"csrc/op/defs": 40, "mpgluon": 35}
     long = []
     for top in ("csrc", "kernels", "mpgluon"):
@@ -228,14 +231,16 @@ def test_folders_are_no_flat_lists():
     assert not long, "\n".join(long)
 
 
-# Runtime state: the registry, the device table and what hangs on them. Anything new here needs a reason.
+# Runtime state: the registry, the device table and what hangs on them. Anything new here needs a
+# reason.
 WRITABLE = {
     "base": "turns|intruder|intruding|collecting|kept_spaces|allocations_until_failure|failures_left|failure_happened|current_host|error_text|(num_)?library_\\w+",
     "device": "table|gpu_library|table_size|chunks|count|known|shuffle|worker_device|latest_start|mpg_profiling|no_memory_cause|passed_on",
     "tensor": "free_storages|num_free|leaving|watched_writes|births|foreign_reads",
     "op": "kernel_tables|random_state|intern_table|names|signatures",
     "graph": "",
-    "autograd": "mode|active|tape|passes|kept_passes|changes|numbers",  # flags of the thread, arenas kept between calls, counts of changed arrays and of leaves
+    # Flags of the thread, arenas kept between calls, counts of changed arrays and of leaves
+    "autograd": "mode|active|tape|passes|kept_passes|changes|numbers",
     "compile": "",
     "io": "counter",
     "comm": "",

@@ -1,4 +1,5 @@
-"""The code in README.md and docs/parallel.md runs as it stands, one block after the other, given the networks and batches that it speaks of."""
+"""The code in README.md and docs/parallel.md runs as it stands, one block after the other, given
+the networks and batches that it speaks of."""
 
 import os
 import re
@@ -19,7 +20,8 @@ SHELL = re.compile(
 
 
 def blocks(path):
-    """The Python code of a document: fenced as such, or indented by four columns below a paragraph."""
+    """The Python code of a document: fenced as such, or indented by four columns below a
+    paragraph."""
     with open(os.path.join(ROOT, path)) as file:
         text = file.read()
     found = [
@@ -89,7 +91,8 @@ def staged():
 
 
 def run(path, given, tmp_path, monkeypatch, capsys):
-    """Runs the blocks of a document with what `given` has for each; the names that each leaves, and what was printed."""
+    """Runs the blocks of a document with what `given` has for each; the names that each leaves, and
+    what was printed."""
     monkeypatch.chdir(tmp_path)
     found, results = blocks(path), []
     assert len(found) == len(given), (

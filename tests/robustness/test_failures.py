@@ -1,4 +1,5 @@
-"""Mistakes, exhausted memory and traps of hybridize: an exception that says what and where, and everything works afterwards."""
+"""Mistakes, exhausted memory and traps of hybridize: an exception that says what and where, and
+everything works afterwards."""
 
 import gc
 
@@ -37,7 +38,8 @@ def test_every_allocation_of_a_step_fails(kind, options, tmp_path):
     def first():
         step(*model(kind, options))
 
-    # Memory kept from earlier steps spares an eager step most of its allocations, so there every one is tried.
+    # Memory kept from earlier steps spares an eager step most of its allocations, so there every
+    # one is tried.
     assert sweep(first, stride=1 if options is None else 5) > (0 if options is None else 2)
     net, trainer = model(kind, options)
     step(net, trainer)
@@ -125,7 +127,8 @@ def test_every_allocation_of_everything_fails(way, tmp_path):
 
 @pytest.mark.parametrize("options", [None, {}], ids=["eager", "hybridized"])
 def test_every_limit(options):
-    """One training step under many memory limits: it works, or says which device had how much; nothing is lost."""
+    """One training step under many memory limits: it works, or says which device had how much;
+    nothing is lost."""
     devices = [mx.cpu(90), mx.cpu(91)]
 
     def attempt():

@@ -1,4 +1,5 @@
-"""Every op, hidden ones too, on its samples with one array of another shape: it works or raises, whatever the shapes; nothing crashes."""
+"""Every op, hidden ones too, on its samples with one array of another shape: it works or raises,
+whatever the shapes; nothing crashes."""
 
 import subprocess
 import sys
@@ -14,7 +15,8 @@ CHUNK = 48
 
 @pytest.mark.parametrize("first", range(0, len(OPS), CHUNK))
 def test_other_shapes_are_errors(first):
-    """In a process of its own, which says what it is at; memory errors that do not crash are left to the sanitizers."""
+    """In a process of its own, which says what it is at; memory errors that do not crash are left
+    to the sanitizers."""
     names = OPS[first : first + CHUNK]
     run = subprocess.run(
         [sys.executable, __file__, *names],

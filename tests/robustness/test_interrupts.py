@@ -1,7 +1,9 @@
-"""Ctrl-C anywhere: nothing that was changed for a while stays changed, and what comes next gives the numbers it would have given.
+"""Ctrl-C anywhere: nothing that was changed for a while stays changed, and what comes next gives
+the numbers it would have given.
 
-Python runs signal handlers when a function is entered, behind calls and when a loop starts over. `interrupted` raises KeyboardInterrupt in such places, one
-after the other, wherever code of this package runs; `test_signals` has real signals raise it.
+Python runs signal handlers when a function is entered, behind calls and when a loop starts over.
+`interrupted` raises KeyboardInterrupt in such places, one after the other, wherever code of this
+package runs; `test_signals` has real signals raise it.
 """
 
 import gc
@@ -265,7 +267,8 @@ def test_many_places_of_checkpoints_plans_and_modules(tmp_path):
 
 
 def whole(read, make, work, places, heal=lambda thing: None):
-    """What `read` says of a thing (parts of it by name) is, for each part, what it was before an interrupted work, or what it is behind one that ends."""
+    """What `read` says of a thing (parts of it by name) is, for each part, what it was before an
+    interrupted work, or what it is behind one that ends."""
     for _ in range(2):
         thing = make()
         before = read(thing)
@@ -308,20 +311,22 @@ def in_training(optimizer, steps, contexts=None, **options):
 
 
 def by_parameter(thing):
-    """Weight, state and number of updates of each parameter, and whether all its copies are the same."""
+    """Weight, state and number of updates of each parameter, and whether all its copies are the
+    same."""
     net, trainer = thing
     found, every = {}, trainer.optimizer._all_index_update_counts
     for index, param in enumerate(trainer._params):
         found[param.name] = copies = set()
         for ctx, array in param.arrays.items():
             count = every.get(ctx.device_id, {}).get(index, 0)
+            # A state that was not used yet is none
             copies.add(
                 (
                     bits(array),
                     bits(trainer._updater(ctx).states.get(index)) if count else None,
                     count,
                 )
-            )  # a state that was not used yet is none
+            )
     found["waiting"] = trainer._waiting
     return found
 
@@ -454,7 +459,8 @@ def test_settings_of_parameters(name):
 
 
 def test_an_interrupted_initialization():
-    """Whoever goes on initializes what is left, and trains; from the beginning the values are those that they would have been."""
+    """Whoever goes on initializes what is left, and trains; from the beginning the values are those
+    that they would have been."""
     x = nd.array(np.random.RandomState(1).rand(4, 5))
 
     def initialize(net, again=False):

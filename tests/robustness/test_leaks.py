@@ -2,8 +2,8 @@
 Python, the memory of malloc and of the devices' pools, and, where CPython is a debug build, all
 references.
 
-`python tests/robustness/test_leaks.py [--seconds S] [--steps N] [WAY ...]` runs ways for longer and prints
-what a step leaves behind."""
+`python tests/robustness/test_leaks.py [--seconds S] [--steps N] [WAY
+...]` runs ways for longer and prints what a step leaves behind."""
 
 import argparse
 import contextlib

@@ -1,5 +1,5 @@
-"""Stateful random programs, with fresh seeds that are printed: a little of what `make stateful` does for
-hours. And what they rest on."""
+"""Stateful random programs, with fresh seeds that are printed: a little of what `make stateful`
+does for hours. And what they rest on."""
 
 import os
 import subprocess
@@ -52,7 +52,8 @@ def poisoned(program):
 
 
 def test_poisoned_pools():
-    """What comes back to a pool is no number, for those who read it later, and may not be written to."""
+    """What comes back to a pool is no number, for those who read it later, and may not be written
+    to."""
     done = poisoned("""
         import mpgluon as mx
         x = mx.nd.ones((300,))

@@ -1,4 +1,5 @@
-"""Samples of attention: rows, heads and parts of one array in every arrangement that a rewrite makes."""
+"""Samples of attention: rows, heads and parts of one array in every arrangement that a rewrite
+makes."""
 
 import numpy as np
 
@@ -96,13 +97,14 @@ def packed(batch, heads, rows, width, **more):
 
 def backward(**more):
     inputs, params = plain(2, 3, 7, 7, 5, 5, **more)
+    # Sums of halves are float32
     return Sample(
         [inputs[0], *inputs, (6, 7, 5), (2, 3, 2, 7)],
         params,
         grad=False,
         dtypes=("float32", "float64"),
         name="backward",
-    )  # sums of halves are float32
+    )
 
 
 def with_mask(distances, shape, name):

@@ -1,4 +1,5 @@
-"""Samples of the collectives as ops, on one device; several: tests/parallel/test_collective_op.py."""
+"""Samples of the collectives as ops, on one device; several:
+tests/parallel/test_collective_op.py."""
 
 import numpy as np
 

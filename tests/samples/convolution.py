@@ -40,7 +40,8 @@ def first(array):
 
 
 def laid_out(reference, weight=True, result_weight=False):
-    """The reference of an op with the channels second, with `layout` as the op has it: data (and weight) with the channels last."""
+    """The reference of an op with the channels second, with `layout` as the op has it: data (and
+    weight) with the channels last."""
 
     def run(data, *rest, layout=None, **params):
         if layout not in LAST + (HIDDEN, "channels_last"):
@@ -166,7 +167,8 @@ def upsampling(*arrays, scale, sample_type, multi_input_mode="concat", num_args=
 
 
 def backward_data(grad, weight, stride=(), dilate=(), pad=(), num_group=1, shape=()):
-    """The adjoint of the convolution in its data: columns of weight^T x grad, added up where they came from."""
+    """The adjoint of the convolution in its data: columns of weight^T x grad, added up where they
+    came from."""
     kernel = weight.shape[2:]
     rows = weight.reshape(num_group, weight.shape[0] // num_group, -1)
     grads = grad.reshape(grad.shape[0], num_group, grad.shape[1] // num_group, -1)
@@ -235,7 +237,8 @@ def packed(
     num_group=1,
     **params,
 ):
-    """A sample whose packed weight is the plain one behind its header; shapes with the channels second."""
+    """A sample whose packed weight is the plain one behind its header; shapes with the channels
+    second."""
     ndim, filters, groups = len(data) - 2, weight[0], num_group
     each, channels = filters // groups, data[1] // groups
     up = lambda n, step: -(-n // step) * step
@@ -300,7 +303,8 @@ def packed(
 
 
 def winograd(data, filters, name, pad=(), no_bias=False, trains=False, add=False, relu=False):
-    """A sample of _winograd_convolution, whose weight the backend packs in an order of its own. Data with the channels last."""
+    """A sample of _winograd_convolution, whose weight the backend packs in an order of its own.
+    Data with the channels last."""
     from mpgluon import _core, cpu, nd
 
     values = np.random.RandomState(1).uniform(-1, 1, (filters, data[3], 3, 3)).astype(np.float32)

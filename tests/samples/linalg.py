@@ -1,4 +1,5 @@
-"""Samples of linear algebra. Gradients that treat a matrix as symmetric are checked in tests/ops/test_linalg.py."""
+"""Samples of linear algebra. Gradients that treat a matrix as symmetric are checked in
+tests/ops/test_linalg.py."""
 
 import numpy as np
 

@@ -1,4 +1,5 @@
-"""Samples of output layers. Their gradients are not those of their outputs: tests/ops/test_output_layers.py checks them by formula."""
+"""Samples of output layers. Their gradients are not those of their outputs:
+tests/ops/test_output_layers.py checks them by formula."""
 
 import itertools
 

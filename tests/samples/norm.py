@@ -55,8 +55,8 @@ def batch_norm_relu(train, *inputs, add=False, **params):
 
 
 def masked(mask, channels):
-    """The mask of _batch_norm_relu as what gradients are multiplied by: a bit an element, whether it was above 0, a bit, whether it was NaN, and
-    a byte a row, whether any was."""
+    """The mask of _batch_norm_relu as what gradients are multiplied by: a bit an element, whether
+    it was above 0, a bit, whether it was NaN, and a byte a row, whether any was."""
     width = (channels + 7) // 8
     above, nan = (
         np.unpackbits(part.astype(np.uint8), axis=-1, bitorder="little")[:, :channels]
@@ -118,7 +118,8 @@ def lrn(data, nsize, alpha=1e-4, beta=0.75, knorm=2.0):
 
 
 def standard_backward(grad, data, gamma, mean, deviation, axes, channel_axes, statistics=True):
-    """The gradient of (data - mean) / deviation * gamma + beta, where mean and deviation come from `axes` of the data."""
+    """The gradient of (data - mean) / deviation * gamma + beta, where mean and deviation come from
+    `axes` of the data."""
     x = (data - mean) / deviation
     g = grad * gamma
     if statistics:
@@ -129,7 +130,8 @@ def standard_backward(grad, data, gamma, mean, deviation, axes, channel_axes, st
 def batch_norm_backward(grad, data, gamma, mean, inverse, axis=1, fix_gamma=True, batch_stats=True):
     axis %= data.ndim
     rest = tuple(i for i in range(data.ndim) if i != axis)
-    # The statistics given need not be the data's: the formula in terms of them, but products are about the true mean of a batch.
+    # The statistics given need not be the data's: the formula in terms of them, but products are
+    # about the true mean of a batch.
     m, i, w = (
         along(v, data.ndim, axis)
         for v in (mean, inverse, np.ones_like(gamma) if fix_gamma else gamma)

@@ -49,7 +49,8 @@ def pooling(
 
 
 def pooling_backward(grad, data, output, **params):
-    """Pooling is piecewise linear (but for Lp): its gradient is read off the pooling of each unit array, or of the marked maxima."""
+    """Pooling is piecewise linear (but for Lp): its gradient is read off the pooling of each unit
+    array, or of the marked maxima."""
     result = np.zeros(data.shape)
     for at in itertools.product(*map(range, data.shape)):
         unit = np.zeros(data.shape)
@@ -64,7 +65,8 @@ def pooling_backward(grad, data, output, **params):
 
 
 def pooling_at_max(values, data, **params):
-    """The values at the largest elements: by adding the smallest bit of them to data that are far apart."""
+    """The values at the largest elements: by adding the smallest bit of them to data that are far
+    apart."""
     return (pooling(data + 1e-6 * values, **params) - pooling(data, **params)) / 1e-6
 
 

@@ -1,4 +1,5 @@
-"""Samples of the random family: values are checked through what must hold for every draw, or where nothing is random."""
+"""Samples of the random family: values are checked through what must hold for every draw, or where
+nothing is random."""
 
 import numpy as np
 
@@ -127,9 +128,8 @@ SAMPLES["_shuffle"] = [
     Sample([(300, 2)], grad=False, name="draws"),
     Sample([(0, 2)], reference=lambda x: x, grad=False, name="empty"),
 ]
-_DRAW = np.array(
-    [7, 3, 0, 0, 0], "int64"
-)  # as _dropout_draw gives it: seed, call, position, run, stride
+# As _dropout_draw gives it: seed, call, position, run, stride
+_DRAW = np.array([7, 3, 0, 0, 0], "int64")
 SAMPLES["Dropout"] = [
     Sample([(3, 4)], {"p": 0.5}, reference=lambda x, **p: x, grad2=True, name="predict"),
     Sample([(3, 4)], {"p": 0.0}, reference=lambda x, **p: x, train=True, name="none"),

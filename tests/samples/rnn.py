@@ -170,7 +170,8 @@ PAIRS += more()
 
 
 def backward_sample():
-    """_rnn_backward, by the numbers that the forward op leaves: checked through the gradients of _rnn; here that it runs."""
+    """_rnn_backward, by the numbers that the forward op leaves: checked through the gradients of
+    _rnn; here that it runs."""
     time, batch, inputs, hidden = 2, 1, 3, 2
     weights = shapes("lstm", inputs, hidden, 1, 1)
     state, output = (1, batch, hidden), (time, batch, hidden)

@@ -32,7 +32,8 @@ def cut(value, count, axis):
     ]
 
 
-# name -> (call on arrays, the same on NumPy arrays, the gradients of the inputs for gradients of the outputs)
+# name -> (call on arrays, the same on NumPy arrays, the gradients of the inputs for gradients of
+# the outputs)
 def cases(count, axis):
     devices = DEVICES[:count]
     split = lambda values: [cut(v, count, axis) for v in values]

@@ -6,7 +6,8 @@ from mpgluon import nd
 
 
 def same_bits(found, wanted, what="result"):
-    """The same shapes, dtypes and bits, of arrays in NumPy or of lists and dicts of them. NaN is NaN, whatever its bits."""
+    """The same shapes, dtypes and bits, of arrays in NumPy or of lists and dicts of them. NaN is
+    NaN, whatever its bits."""
     if isinstance(wanted, dict):
         assert found.keys() == wanted.keys(), what
         for name in wanted:

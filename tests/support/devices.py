@@ -22,8 +22,9 @@ test_devices.__test__ = False
 
 
 def on(index):
-    """Device `index` of a test: of the listed ones, or further of the first one's kind. From 60 on they are a test's own where there are
-    enough of them, and devices 0 to 9 once more where devices are listed. A test that uses one which isn't there is skipped."""
+    """Device `index` of a test: of the listed ones, or further of the first one's kind. From 60 on
+    they are a test's own where there are enough of them, and devices 0 to 9 once more where devices
+    are listed. A test that uses one which isn't there is skipped."""
     if not os.environ.get("MPGLUON_TEST_DEVICES"):
         return mx.cpu(index)
     listed = test_devices()
@@ -37,7 +38,8 @@ cpus_only = pytest.mark.skipif(on(0).device_type != "cpu", reason="of CPU device
 
 @contextlib.contextmanager
 def held(ctx):
-    """The device does nothing of what is queued from here on until the block ends, however long that takes (ten minutes at most)."""
+    """The device does nothing of what is queued from here on until the block ends, however long
+    that takes (ten minutes at most)."""
     if _core.engine_mode() != "async":
         pytest.skip("other engine modes run nothing while other things go on")
     read, write = os.pipe()

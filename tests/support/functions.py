@@ -37,7 +37,8 @@ def planned(op, what="total", entry=0):
 
 
 def train(function, arrays, add=False):
-    """Results and gradients of a function of arrays; with `add`, gradients are added to what is there."""
+    """Results and gradients of a function of arrays; with `add`, gradients are added to what is
+    there."""
     leaves = [array.copy() for array in arrays]
     for leaf in leaves:
         if is_float(leaf):

@@ -49,7 +49,8 @@ def run(function, arrays, head_seed=7, hybridize=True, **flags):
 
 
 def error(a, b):
-    """The largest distance of two results, relative to their norm; of gradients that are zero but for rounding, absolute."""
+    """The largest distance of two results, relative to their norm; of gradients that are zero but
+    for rounding, absolute."""
     return max(
         np.linalg.norm(x.astype(np.float64) - y) / max(np.linalg.norm(y.astype(np.float64)), 1e-3)
         for x, y in zip(a, b)

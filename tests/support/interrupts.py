@@ -10,16 +10,16 @@ import mpgluon as mx
 from mpgluon import _core, _device_groups, _graph_breaks, autograd, gluon, nd
 from mpgluon.gluon import _running_statistics, _tracing
 
-os.register_at_fork(
-    after_in_child=lambda: (sys.settrace(None), sys.setprofile(None))
-)  # interrupts reach one process
+# Interrupts reach one process
+os.register_at_fork(after_in_child=lambda: (sys.settrace(None), sys.setprofile(None)))
 PACKAGE = os.path.dirname(mx.__file__) + os.sep
 
 
 @functools.cache
 def places_of(code):
-    """Where the interpreter looks for signals in a function: offsets of instructions. What is raised behind a call is raised at the next
-    instruction here, so it has to have the call's handlers."""
+    """Where the interpreter looks for signals in a function: offsets of instructions. What is
+    raised behind a call is raised at the next instruction here, so it has to have the call's
+    handlers."""
     table = dis._parse_exception_table(code)
 
     def handlers(offset):
@@ -52,9 +52,8 @@ def interrupted(work, n):
         if places == n:
             raise KeyboardInterrupt
 
-    def watch(
-        frame, event, _
-    ):  # for versions of Python without tables of handlers: not behind calls of types and other objects
+    # For versions of Python without tables of handlers: not behind calls of types and other objects
+    def watch(frame, event, _):
         if event in ("call", "c_return") and frame.f_code.co_filename.startswith(PACKAGE):
             met()
 
@@ -109,7 +108,8 @@ def check_clean():
 
 
 def sweep(make, work, after, places):
-    """Interrupts ``work(make())`` at about so many of its places, and calls ``after(what make gave)`` behind each."""
+    """Interrupts ``work(make())`` at about so many of its places, and calls
+    ``after(what make gave)`` behind each."""
     for _ in range(2):
         count = interrupted(lambda thing=make(): work(thing), 0)
     stride = max(count / places, 1)

@@ -47,7 +47,8 @@ class Attention(gluon.HybridBlock):
 
 
 class Branches(gluon.HybridBlock):
-    """Two branches on two devices, joined on a third; the first part's weight is used again at the end."""
+    """Two branches on two devices, joined on a third; the first part's weight is used again at the
+    end."""
 
     def __init__(self, devices):
         super().__init__()

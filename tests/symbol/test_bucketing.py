@@ -1,4 +1,5 @@
-"""Buckets: one set of parameters and one bucket's activations, however many buckets there are; and their checkpoints."""
+"""Buckets: one set of parameters and one bucket's activations, however many buckets there are; and
+their checkpoints."""
 
 import numpy as np
 import pytest
@@ -71,7 +72,8 @@ def test_buckets_share_memory():
     step(module, batch_of(20))
     many = in_use() - before
     assert len(module._buckets) == 11
-    # Ten more buckets, each about three quarters of the size: their activations alone would make it more than eight times as much.
+    # Ten more buckets, each about three quarters of the size: their activations alone would make it
+    # more than eight times as much.
     assert many < 1.1 * one, f"{one} bytes for one bucket, {many} for eleven"
     for executor in [one for bucket in module._buckets.values() for one in bucket._execs]:
         assert len(executor._call.compiled()) == 1

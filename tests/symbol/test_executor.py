@@ -264,7 +264,8 @@ def test_deep_chain_runs():
 
 
 def test_open_shapes_of_new_arrays():
-    """A size of 0 in sym.zeros and its like is left open; it follows from what is done with the array."""
+    """A size of 0 in sym.zeros and its like is left open; it follows from what is done with the
+    array."""
     state = mx.sym.zeros((0, 4)) + 1
     net = mx.sym.FullyConnected(mx.sym.var("x"), num_hidden=4, no_bias=True, name="fc") + state
     assert net.infer_shape(x=(3, 5))[1] == [(3, 4)]
@@ -283,7 +284,7 @@ def test_debug_str_and_dtype():
     assert "MB allocated" in executor.debug_str()
 
 
-# --- Gluon ----------------------------------------------------------------------------------------------------------
+# --- Gluon ----------------------------------------------------------------------------------------
 
 
 def network():

@@ -371,7 +371,7 @@ def test_buckets():
     )
 
 
-# --- Iterators ------------------------------------------------------------------------------------------------------
+# --- Iterators ------------------------------------------------------------------------------------
 
 
 def rows(batches):
@@ -662,7 +662,8 @@ def instructions(executor, phase):
 
 
 def test_parameters_are_prepared_for_prediction_once():
-    """Folded and packed outside of the calls, and anew after each way of writing a parameter or a state."""
+    """Folded and packed outside of the calls, and anew after each way of writing a parameter or a
+    state."""
     data = mx.sym.var("data")
     net = mx.sym.Convolution(data, kernel=(3, 3), num_filter=8, no_bias=True, name="conv")
     net = mx.sym.BatchNorm(net, fix_gamma=False, name="norm")

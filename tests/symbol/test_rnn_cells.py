@@ -100,9 +100,8 @@ def test_modifiers():
         LENGTH, mx.sym.Variable("data"), merge_outputs=True
     )
     expected = plain.eval(**arrays)[0] + arrays["data"]
-    np.testing.assert_allclose(
-        outputs.eval(**arrays)[0].asnumpy(), expected.asnumpy(), rtol=1e-6
-    )  # nothing is kept in prediction
+    # Nothing is kept in prediction
+    np.testing.assert_allclose(outputs.eval(**arrays)[0].asnumpy(), expected.asnumpy(), rtol=1e-6)
     with mx.autograd.train_mode():
         executor = outputs.bind(mx.cpu(), arrays)
         trained = executor.forward(is_train=True)[0].asnumpy()

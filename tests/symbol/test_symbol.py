@@ -333,7 +333,8 @@ def test_saved_and_loaded(tmp_path):
 
 
 def test_old_json():
-    """Before 0.9: "param" and "attr" apart, two numbers an input, no auxiliary states, multipliers in their short form."""
+    """Before 0.9: "param" and "attr" apart, two numbers an input, no auxiliary states, multipliers
+    in their short form."""
     document = {
         "nodes": [
             {
@@ -378,7 +379,8 @@ def _old(nodes, version=None):
 
 
 def test_old_json_leaves_out_variables():
-    """Before 0.9 the variables that nobody named are not in the file; they get the attributes of their op."""
+    """Before 0.9 the variables that nobody named are not in the file; they get the attributes of
+    their op."""
     nodes = [
         ("null", "data", [], {}),
         (
@@ -413,7 +415,8 @@ def test_old_json_initializes_states():
 
 
 def test_old_json_moves_attributes_to_inputs():
-    """``weight_lr_mult`` of an op is meant for its input of that role, whatever the variable is called."""
+    """``weight_lr_mult`` of an op is meant for its input of that role, whatever the variable is
+    called."""
     nodes = [
         ("null", "x", [], {}),
         ("null", "w", [], {"attr": {"lr_mult": "9"}}),
@@ -490,7 +493,8 @@ def test_names_of_outputs():
 
 
 def test_unknown_attributes_in_json():
-    """As in MXNet: an error for ops with parameters; ops without keep them, and so are attributes between underscores."""
+    """As in MXNet: an error for ops with parameters; ops without keep them, and so are attributes
+    between underscores."""
     text = mx.sym.FullyConnected(mx.sym.var("x"), num_hidden=3, name="f").tojson()
     with pytest.raises(
         mx.MXNetError,

@@ -1,4 +1,5 @@
-"""Every op as a node of a symbol: inferred, written as JSON, read back and run, it is what the imperative function is."""
+"""Every op as a node of a symbol: inferred, written as JSON, read back and run, it is what the
+imperative function is."""
 
 import numpy as np
 import pytest

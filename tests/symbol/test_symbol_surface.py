@@ -1,4 +1,5 @@
-"""Every public name of MXNet 1.9.1's `Symbol` is there and works: methods that are ops compute what they do on arrays."""
+"""Every public name of MXNet 1.9.1's `Symbol` is there and works: methods that are ops compute what
+they do on arrays."""
 
 import copy
 import pickle

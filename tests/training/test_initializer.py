@@ -69,10 +69,11 @@ def test_fixed_values():
         fill(init.Constant(mx.nd.array([[1, 2, 3]] * 2)), (2, 3)), [[1, 2, 3]] * 2
     )
     np.testing.assert_array_equal(fill(init.LSTMBias(2.0), (8,)), [0, 0, 2, 2, 0, 0, 0, 0])
+    # As MXNet computes them
     down, across = (
         np.array([1, 2, 3, 2]) / 3,
         np.array([1, 2, 3, 2, 1]) / 3,
-    )  # as MXNet computes them
+    )
     np.testing.assert_allclose(
         fill(init.Bilinear(), (2, 1, 4, 5)),
         np.broadcast_to(np.outer(down, across), (2, 1, 4, 5)),

@@ -23,7 +23,8 @@ VALUES = np.array([0.5, -1.0, 2.0, 3.5], "float32")
 TARGETS = np.array([0.25, -0.5, 2.5, 3.0], "float32")
 REGRESSION = [(TARGETS, VALUES), (TARGETS * 2, VALUES)]
 
-# name, options, updates, and what MXNet 1.9.1 gives: after the first update, after reset_local and the second, and globally.
+# name, options, updates, and what MXNet 1.9.1 gives: after the first update, after reset_local and
+# the second, and globally.
 CASES = [
     ("acc", {}, MULTI, [0.5, 0.0, 0.25]),
     ("top_k_accuracy", {"top_k": 2}, MULTI, [0.75, 0.25, 0.5]),

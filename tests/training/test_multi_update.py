@@ -1,4 +1,5 @@
-"""Steps of all weights of a device in one call: the bits, counts, rates and errors of single updates."""
+"""Steps of all weights of a device in one call: the bits, counts, rates and errors of single
+updates."""
 
 import pickle
 from contextlib import suppress
@@ -324,9 +325,8 @@ def test_arrays_that_do_not_fit():
     ]:
         with pytest.raises(kind, match=match):
             MultiUpdate(op, arrays, per_weight, factors)
-    update = MultiUpdate(
-        "multi_sgd_mom_update", [w[0:2], g[0:2], w[2:4]], 3, [1, 1]
-    )  # parts of one array that do not overlap
+    # Parts of one array that do not overlap
+    update = MultiUpdate("multi_sgd_mom_update", [w[0:2], g[0:2], w[2:4]], 3, [1, 1])
     for call, match in [
         (lambda: update(1.0), "lr, correction and wd"),
         (lambda: update(1.0, "a", 0.0), "real number"),

@@ -1,4 +1,5 @@
-"""Optimizers: MXNet's numbers, the same bits on any device and in any grouping, states, multipliers, and refusals."""
+"""Optimizers: MXNet's numbers, the same bits on any device and in any grouping, states,
+multipliers, and refusals."""
 
 import json
 import math
@@ -13,9 +14,8 @@ from support.devices import on
 from support.paths import TESTS
 
 with open(os.path.join(TESTS, "data", "optimizer_reference.json")) as file:
-    REFERENCE = json.load(
-        file
-    )  # three updates by MXNet 1.9.1 of the weight and with the gradients below
+    # Three updates by MXNet 1.9.1 of the weight and with the gradients below
+    REFERENCE = json.load(file)
 
 WEIGHT = np.array([[0.5, -1.25, 2.0], [0.1, -0.3, 0.75]], "float32")
 GRADIENTS = [
@@ -314,7 +314,8 @@ def test_rates_that_make_no_sense(rate):
     optimizer = mx.optimizer.create("sgd", learning_rate=0.1, momentum=0.9)
     with pytest.raises(ValueError, match="learning_rate"):
         optimizer.set_learning_rate(rate)
-    # What gets past these (an attribute, a scheduler, a multiplier) is found before anything changes.
+    # What gets past these (an attribute, a scheduler, a multiplier) is found before anything
+    # changes.
     optimizer.set_lr_mult({0: rate})
     updater = mx.optimizer.get_updater(optimizer)
     weight = mx.nd.array(WEIGHT)

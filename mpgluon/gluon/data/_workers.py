@@ -1,9 +1,10 @@
 """Worker processes of a DataLoader.
 
-Workers are forked, so they have the data set without copying it. Each has a socket to the loader's process: tasks go in, a short
-header per finished batch comes out, and the batch itself in an anonymous shared memory file whose descriptor travels with the
-header. So messages never fill a socket (nobody blocks while sending to somebody who blocks), and nothing is left behind when
-a process is killed. A worker that dies is noticed at once by its sentinel.
+Workers are forked, so they have the data set without copying it. Each has a socket to the loader's
+process: tasks go in, a short header per finished batch comes out, and the batch itself in an
+anonymous shared memory file whose descriptor travels with the header. So messages never fill a
+socket (nobody blocks while sending to somebody who blocks), and nothing is left behind when a
+process is killed. A worker that dies is noticed at once by its sentinel.
 """
 
 import io
@@ -72,7 +73,8 @@ def _encode(value):
 def _send(connection, ticket, kind, value):
     """ticket: the number of the round, and that of the batch in it."""
     body, buffers = _encode(value)
-    # Laid out as: sizes of the buffers (as a pickle's prefix), the pickle, then each buffer, aligned.
+    # Laid out as: sizes of the buffers (as a pickle's prefix), the pickle, then each buffer,
+    # aligned.
     body = (
         struct.pack(f"<Q{len(buffers)}Q", len(buffers), *(buffer.nbytes for buffer in buffers))
         + body
@@ -116,9 +118,8 @@ def _receive(connection):
             raise EOFError
         descriptor = descriptors[0]
         try:
-            payload = memoryview(
-                mmap.mmap(descriptor, total)
-            )  # private to us from here on: the worker has closed it
+            # Private to us from here on: the worker has closed it
+            payload = memoryview(mmap.mmap(descriptor, total))
         finally:
             os.close(descriptor)
     (count,) = struct.unpack_from("<Q", payload)
@@ -140,15 +141,15 @@ def _describe(error):
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     try:
         pickle.loads(pickle.dumps(error))
-    except (
-        Exception
-    ):  # an exception whose arguments cannot be pickled, or that cannot be made from them
+    # An exception whose arguments cannot be pickled, or that cannot be made from them
+    except Exception:
         error = None
     return error, text
 
 
 def _seed(base, number):
-    """Random numbers of a batch depend on the loader's seed and the batch's number, not on the worker that makes it."""
+    """Random numbers of a batch depend on the loader's seed and the batch's number, not on the
+    worker that makes it."""
     import random
 
     from ... import random as mx_random
@@ -161,9 +162,8 @@ def _seed(base, number):
 
 def _work(connection, to_close, dataset, batchify, parent):
     """A worker's life: tasks until the loader closes the connection."""
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches the loader, which ends the workers
+    # Ctrl-C reaches the loader, which ends the workers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     for other in to_close:
         other.close()
@@ -219,7 +219,8 @@ class WorkerPool:
                     daemon=True,
                 )
                 with warnings.catch_warnings():
-                    # Devices make themselves anew in a forked child, so forking with their threads around is fine.
+                    # Devices make themselves anew in a forked child, so forking with their threads
+                    # around is fine.
                     warnings.simplefilter("ignore", DeprecationWarning)
                     process.start()
                 theirs.close()

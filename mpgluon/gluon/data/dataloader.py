@@ -13,7 +13,8 @@ __all__ = ["DataLoader", "default_batchify_fn", "default_mp_batchify_fn"]
 
 
 def _gather(data, stack, convert):
-    """Samples as one batch: arrays stacked by `stack`, tuples part by part, numbers by `convert` of their NumPy array."""
+    """Samples as one batch: arrays stacked by `stack`, tuples part by part, numbers by `convert` of
+    their NumPy array."""
     first = data[0]
     if isinstance(first, nd.NDArray):
         return stack(data)
@@ -27,7 +28,8 @@ def _to_array(values):
 
 
 def default_batchify_fn(data):
-    """Stacks samples along a new first axis: a list of NDArrays, NumPy arrays or numbers to an NDArray, of tuples to a list of them."""
+    """Stacks samples along a new first axis: a list of NDArrays, NumPy arrays or numbers to an
+    NDArray, of tuples to a list of them."""
     return _gather(data, lambda arrays: nd.stack(*arrays), _to_array)
 
 
@@ -99,7 +101,8 @@ class _ThreadPool:
 
 
 class _Prefetcher:
-    """Batches of one round in order, `prefetch` of them in the making ahead of the one asked for."""
+    """Batches of one round in order, `prefetch` of them in the making ahead of the one asked
+    for."""
 
     def __init__(self, pool, batches, prefetch, seed, timeout, finish):
         self._pool = pool
@@ -150,14 +153,15 @@ class DataLoader:
     dataset : Dataset
         Anything with indices and a length.
     batch_size, shuffle, sampler, last_batch
-        Samples per batch; random order, or a Sampler of indices; what becomes of an incomplete last batch: "keep" (default),
-        "discard" or "rollover" into the next round.
+        Samples per batch; random order, or a Sampler of indices; what becomes of an incomplete last
+        batch: "keep" (default), "discard" or "rollover" into the next round.
     batch_sampler : Sampler
         Of lists of indices, instead of the four above.
     batchify_fn : callable
         Makes a batch of a list of samples; default: `default_batchify_fn`.
     num_workers : int
-        Processes (forked), or with `thread_pool` threads, that make batches ahead; 0: batches are made when asked for.
+        Processes (forked), or with `thread_pool` threads, that make batches ahead; 0: batches are
+        made when asked for.
     pin_memory, pin_device_id
         Accepted for compatibility.
     prefetch : int
@@ -167,10 +171,11 @@ class DataLoader:
     auto_reload : bool
         Begins the next round as soon as one ends.
 
-    Errors of the data set or of `batchify_fn` are raised by the iteration, wherever they happened; when a worker process dies,
-    RuntimeError says how. The loader can be iterated again after either.
-    In worker processes `random`, `numpy.random` and `mx.random` are seeded for each batch, from the state of `numpy.random`, the
-    number of the round and that of the batch: the same whatever the number of workers.
+    Errors of the data set or of `batchify_fn` are raised by the iteration, wherever they happened;
+    when a worker process dies, RuntimeError says how. The loader can be iterated again after
+    either. In worker processes `random`, `numpy.random` and `mx.random` are seeded for each batch,
+    from the state of `numpy.random`, the number of the round and that of the batch: the same
+    whatever the number of workers.
     """
 
     def __init__(

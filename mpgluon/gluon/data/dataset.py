@@ -7,7 +7,8 @@ __all__ = ["Dataset", "SimpleDataset", "ArrayDataset"]
 
 
 class Dataset:
-    """Base of data sets: `dataset[i]` is a sample, `len(dataset)` their number. A sample of several parts is a tuple."""
+    """Base of data sets: `dataset[i]` is a sample, `len(dataset)` their number. A sample of several
+    parts is a tuple."""
 
     def __getitem__(self, idx):
         raise NotImplementedError(f"{type(self).__name__} must define __getitem__")
@@ -16,13 +17,15 @@ class Dataset:
         raise NotImplementedError(f"{type(self).__name__} must define __len__")
 
     def filter(self, fn):
-        """A data set of the samples for which `fn(sample)` is true. All samples are looked at now."""
+        """A data set of the samples for which `fn(sample)` is true. All samples are looked at
+        now."""
         from .sampler import FilterSampler
 
         return _Selection(self, FilterSampler(fn, self))
 
     def shard(self, num_shards, index):
-        """The part `index` of `num_shards` consecutive parts of nearly equal length (the first ones take what is over)."""
+        """The part `index` of `num_shards` consecutive parts of nearly equal length (the first ones
+        take what is over)."""
         if num_shards < 1:
             raise ValueError(f"num_shards must be at least 1, got {num_shards}")
         if not 0 <= index < num_shards:
@@ -47,7 +50,8 @@ class Dataset:
         return _Selection(self, sampler)
 
     def transform(self, fn, lazy=True):
-        """A data set of `fn(*sample)`: computed each time a sample is asked for, or, unless `lazy`, all of them now."""
+        """A data set of `fn(*sample)`: computed each time a sample is asked for, or, unless `lazy`,
+        all of them now."""
         transformed = _Transformed(self, fn)
         return (
             transformed
@@ -79,7 +83,8 @@ class SimpleDataset(_Sized):
 
 
 class ArrayDataset(_Sized):
-    """Several arrays or lists of one length: sample i is the tuple of their i-th items (the item itself for one array)."""
+    """Several arrays or lists of one length: sample i is the tuple of their i-th items (the item
+    itself for one array)."""
 
     def __init__(self, *args):
         if not args:

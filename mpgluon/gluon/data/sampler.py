@@ -13,7 +13,8 @@ __all__ = [
 
 
 class Sampler:
-    """Base of samplers: iterating gives indices (or lists of them, for batches); `len` says how many."""
+    """Base of samplers: iterating gives indices (or lists of them, for batches); `len` says how
+    many."""
 
     def __iter__(self):
         raise NotImplementedError(f"{type(self).__name__} must define __iter__")
@@ -37,7 +38,8 @@ class SequentialSampler(Sampler):
 
 
 class RandomSampler(Sampler):
-    """0 to `length` - 1 in random order, a new one each time; drawn by `numpy.random`, so `numpy.random.seed` fixes it."""
+    """0 to `length` - 1 in random order, a new one each time; drawn by `numpy.random`, so
+    `numpy.random.seed` fixes it."""
 
     def __init__(self, length):
         self._length = length
@@ -67,7 +69,8 @@ class FilterSampler(Sampler):
 class BatchSampler(Sampler):
     """Lists of `batch_size` indices of another sampler.
 
-    An incomplete last batch is given out ("keep"), left out ("discard"), or put in front of the next round ("rollover").
+    An incomplete last batch is given out ("keep"), left out ("discard"), or put in front of the
+    next round ("rollover").
     """
 
     def __init__(self, sampler, batch_size, last_batch="keep"):
@@ -104,7 +107,8 @@ class BatchSampler(Sampler):
 
 
 class IntervalSampler(Sampler):
-    """0, `interval`, 2 * `interval`, ... below `length`; then, with `rollover`, the same from 1, from 2, and so on."""
+    """0, `interval`, 2 * `interval`, ... below `length`; then, with `rollover`, the same from 1,
+    from 2, and so on."""
 
     def __init__(self, length, interval, rollover=True):
         if not 1 <= interval <= length:

@@ -1,7 +1,7 @@
 """Files of trained parameters.
 
-Nothing is downloaded here: the files are found where MXNet keeps them, ``$MXNET_HOME/models`` (``~/.mxnet/models``), under
-MXNet's names.
+Nothing is downloaded here: the files are found where MXNet keeps them, ``$MXNET_HOME/models``
+(``~/.mxnet/models``), under MXNet's names.
 """
 
 import os
@@ -48,7 +48,8 @@ def get_model_file(name, root=None):
     Raises
     ------
     ValueError
-        When there are no trained parameters for such a model, or the file's contents are not what MXNet published.
+        When there are no trained parameters for such a model, or the file's contents are not what
+        MXNet published.
     FileNotFoundError
         When the file is not there.
     """

@@ -96,14 +96,16 @@ class Dense(HybridBlock):
         See `Activation`.
     use_bias : bool, default True
     flatten : bool, default True
-        Whether all axes of the input but the first are taken as one; otherwise only the last axis is transformed.
+        Whether all axes of the input but the first are taken as one; otherwise only the last axis
+        is transformed.
     dtype : str or numpy.dtype, default 'float32'
     weight_initializer : Initializer or str, optional
     bias_initializer : Initializer or str, default 'zeros'
     in_units : int, default 0
         Size of the input; 0 to find it in the first forward pass.
 
-    Shapes: ``(batch, ...) -> (batch, units)``, or ``(..., in_units) -> (..., units)`` without `flatten`.
+    Shapes: ``(batch, ...) -> (batch, units)``, or ``(..., in_units) -> (..., units)`` without
+    `flatten`.
     """
 
     def __init__(
@@ -160,7 +162,8 @@ class Dense(HybridBlock):
 
 
 class Dropout(HybridBlock):
-    """Sets elements to zero with probability `rate` in training, and divides the others by ``1 - rate``.
+    """Sets elements to zero with probability `rate` in training, and divides the others by
+    ``1 - rate``.
 
     Parameters
     ----------
@@ -234,7 +237,8 @@ class Embedding(HybridBlock):
 
 
 class _Norm(HybridBlock):
-    """What normalisation layers have in common: a scale `gamma` and an offset `beta` for each channel."""
+    """What normalisation layers have in common: a scale `gamma` and an offset `beta` for each
+    channel."""
 
     def _make_scale(
         self, in_channels, scale, center, gamma_initializer, beta_initializer, differentiable
@@ -266,7 +270,8 @@ class _Norm(HybridBlock):
 
 
 class BatchNorm(_Norm):
-    """Normalises each channel by the mean and variance of the batch in training, else by their running averages.
+    """Normalises each channel by the mean and variance of the batch in training, else by their
+    running averages.
 
     Parameters
     ----------
@@ -419,7 +424,8 @@ class LayerNorm(_Norm):
 
 
 class GroupNorm(_Norm):
-    """Normalises each sample over groups of channels (axis 1); each group has one `gamma` and one `beta`.
+    """Normalises each sample over groups of channels (axis 1); each group has one `gamma` and one
+    `beta`.
 
     Parameters
     ----------

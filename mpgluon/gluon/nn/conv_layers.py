@@ -1,6 +1,7 @@
 """Convolution and pooling layers.
 
-Arrays are ``(batch, channels, *space)``, or as `layout` says; N, C, D, H, W stand for batch, channels, depth, height, width.
+Arrays are ``(batch, channels, *space)``, or as `layout` says; N, C, D, H, W stand for batch,
+channels, depth, height, width.
 """
 
 from ..block import HybridBlock
@@ -170,7 +171,8 @@ class Conv3D(_Conv):
 
 
 class _ConvTranspose(_Conv):
-    """A transposed convolution over `_ndim` spatial axes: the gradient of a convolution with respect to its input.
+    """A transposed convolution over `_ndim` spatial axes: the gradient of a convolution with
+    respect to its input.
 
     Parameters
     ----------

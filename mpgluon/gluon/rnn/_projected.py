@@ -1,4 +1,5 @@
-"""LSTM layers whose output is projected, step by step: the op for whole layers has no projection."""
+"""LSTM layers whose output is projected, step by step: the op for whole layers has no
+projection."""
 
 
 def _steps(F, inputs, r, c, weights, clip, backward):

@@ -1,6 +1,7 @@
 """Recurrent cells: one step of time, and `unroll` for many.
 
-A cell is called with an input of shape (batch, features) and its list of states, and returns its output and the new states.
+A cell is called with an input of shape (batch, features) and its list of states, and returns its
+output and the new states.
 """
 
 from ... import _core, ndarray as nd
@@ -26,7 +27,8 @@ __all__ = [
 
 
 def state_options(block, options):
-    """`options` for making a state; without ``ctx``, the device is that of the block's parameters where they live on one."""
+    """`options` for making a state; without ``ctx``, the device is that of the block's parameters
+    where they live on one."""
     if options.get("ctx") is None:
         params = [
             param
@@ -130,7 +132,8 @@ class RecurrentCell(Block):
         raise NotImplementedError(f"{type(self).__name__} does not define state_info")
 
     def _step_name(self):
-        """What the names of the coming step's nodes begin with, where cells are called on symbols."""
+        """What the names of the coming step's nodes begin with, where cells are called on
+        symbols."""
         self._counter += 1
         return f"t{self._counter}_"
 
@@ -188,7 +191,8 @@ class RecurrentCell(Block):
         merge_outputs : bool, optional
             Whether to return one array rather than a list; None: whatever is at hand.
         valid_length : NDArray of shape (batch,), optional
-            How many steps of each sample count: later outputs are zero, and the states are those after the last valid step.
+            How many steps of each sample count: later outputs are zero, and the states are those
+            after the last valid step.
 
         Returns
         -------
@@ -233,7 +237,8 @@ class HybridRecurrentCell(RecurrentCell, HybridBlock):
 
 
 class _GatedCell(HybridRecurrentCell):
-    """A cell with weights for input (i2h) and state (h2h), each of `_gates` times the hidden size."""
+    """A cell with weights for input (i2h) and state (h2h), each of `_gates` times the hidden
+    size."""
 
     _gates = 1
     _states = 1
@@ -580,7 +585,8 @@ class DropoutCell(HybridRecurrentCell):
 
 
 class ModifierCell(HybridRecurrentCell):
-    """The base of cells that change what another cell does; that one is from then on called through the modifier only."""
+    """The base of cells that change what another cell does; that one is from then on called through
+    the modifier only."""
 
     def __init__(self, base_cell):
         if base_cell._modified:
@@ -685,7 +691,8 @@ class ResidualCell(ModifierCell):
 
 
 class BidirectionalCell(HybridRecurrentCell):
-    """Runs one cell forward and another backward in time and concatenates their outputs; it can only be unrolled.
+    """Runs one cell forward and another backward in time and concatenates their outputs; it can
+    only be unrolled.
 
     Parameters
     ----------

@@ -12,7 +12,8 @@ _GATES = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 4, "gru": 3}
 
 
 class _RNNLayer(HybridBlock):
-    """Holds the parameters ``{l,r}{layer}_{i2h,h2h}_{weight,bias}`` (l: forward in time, r: backward)."""
+    """Holds the parameters ``{l,r}{layer}_{i2h,h2h}_{weight,bias}`` (l: forward in time, r:
+    backward)."""
 
     def __init__(
         self,
@@ -147,7 +148,8 @@ class _RNNLayer(HybridBlock):
         func : callable, default `mx.nd.zeros`
             Makes an array of a ``shape``.
         **kwargs
-            Passed to `func`. ``ctx`` is by default the device of the layer's parameters, ``dtype`` theirs.
+            Passed to `func`. ``ctx`` is by default the device of the layer's parameters, ``dtype``
+            theirs.
 
         Returns
         -------
@@ -225,7 +227,8 @@ class _RNNLayer(HybridBlock):
         )
 
     def _symbol(self, F, inputs, states, sequence_length, params):
-        """The layer as MXNet writes it: one op with all weights in one array. A state's open batch size follows from the input's."""
+        """The layer as MXNet writes it: one op with all weights in one array. A state's open batch
+        size follows from the input's."""
         begins = states is None
         if begins:
             states = [F.zeros(shape=info["shape"]) for info in self.state_info(0)]

@@ -1,4 +1,5 @@
-"""Pipelines: a block that spans devices, run on micro-batches that are under way at the same time."""
+"""Pipelines: a block that spans devices, run on micro-batches that are under way at the same
+time."""
 
 import array
 import contextlib
@@ -21,10 +22,12 @@ _NONE = contextlib.nullcontext()
 
 
 class Pipeline:
-    """How a hybridized block is run as a pipeline: ``net.hybridize(pipeline=Pipeline(...))`` or `TrainStep`.
+    """How a hybridized block is run as a pipeline: ``net.hybridize(pipeline=Pipeline(...))`` or
+    `TrainStep`.
 
-    The stages are what the block does on one device between two moves to another; its code stays as it is. Every call divides its batch
-    into micro-batches; while one device works on one of them, the next device works on the one before.
+    The stages are what the block does on one device between two moves to another; its code stays as
+    it is. Every call divides its batch into micro-batches; while one device works on one of them,
+    the next device works on the one before.
 
     Parameters
     ----------
@@ -35,31 +38,38 @@ class Pipeline:
         A name in `mpgluon.parallel.schedules.SCHEDULES` ('gpipe', '1f1b', 'interleaved',
         'zero_bubble'), 'auto' (the quickest of them by measured times, chosen after the first
         steps), or a table: for each device, in the order of its first stage, a list of (kind,
-        stage, micro_batch), kind being 'F', 'B' or 'W'.
-        In the ordinary loop of ``record`` and ``backward`` all forward passes come before all backward passes, whatever the
-        schedule; `TrainStep` has the loss in the graph and follows it.
+        stage, micro_batch), kind being 'F', 'B' or 'W'. In the ordinary loop of ``record`` and
+        ``backward`` all forward passes come before all backward passes, whatever the schedule;
+        `TrainStep` has the loss in the graph and follows it.
     along : {'batch', 'time'}, default 'batch'
-        'time' divides sequences: for recurrent and causal networks whose state is passed on from piece to piece.
+        'time' divides sequences: for recurrent and causal networks whose state is passed on from
+        piece to piece.
     axis : int, default 0
         The axis that is divided, the same for all inputs that have it.
     split : list of int, optional
-        Which inputs (arrays, counted through nested lists) are divided. By default the first, and all others that are as long along
-        ``axis``; those that are not divided go to every micro-batch whole.
+        Which inputs (arrays, counted through nested lists) are divided. By default the first, and
+        all others that are as long along ``axis``; those that are not divided go to every
+        micro-batch whole.
     carry : dict of int to int, optional
-        Along time: which argument is carried from piece to piece, and which result it comes from. By default ``{1: 1}``: the block is
-        called as ``net(x, states)`` and returns ``(out, states)``.
+        Along time: which argument is carried from piece to piece, and which result it comes from.
+        By default ``{1: 1}``: the block is called as ``net(x, states)`` and returns
+        ``(out, states)``.
     statistics : {'micro_batch', 'batch'}, default 'micro_batch'
-        What BatchNorm's running averages are made of: updated by every micro-batch in turn, or once, by the mean and variance of the whole
-        batch, put together from those of the micro-batches. Either way a micro-batch is normalised by its own statistics in
-        training, so that it need not wait for the others; results and gradients are the same bits. 'batch' is for `gluon.nn.BatchNorm`.
+        What BatchNorm's running averages are made of: updated by every micro-batch in turn, or
+        once, by the mean and variance of the whole batch, put together from those of the
+        micro-batches. Either way a micro-batch is normalised by its own statistics in training, so
+        that it need not wait for the others; results and gradients are the same bits. 'batch' is
+        for `gluon.nn.BatchNorm`.
     check : bool, default True
-        An operator whose result on a micro-batch is not its rows of the result on the whole batch (softmax over the batch, a mean of
-        all rows, x[:4], x / len(x)) is an error before anything runs. False: it works on every micro-batch by itself.
+        An operator whose result on a micro-batch is not its rows of the result on the whole batch
+        (softmax over the batch, a mean of all rows, x[:4], x / len(x)) is an error before anything
+        runs. False: it works on every micro-batch by itself.
 
     Notes
     -----
-    Results and gradients are bit for bit those of running the micro-batches one after the other and accumulating. Random numbers
-    (dropout) are those the rows would get in the whole batch. Statistics over the batch (BatchNorm) are those of a micro-batch.
+    Results and gradients are bit for bit those of running the micro-batches one after the other and
+    accumulating. Random numbers (dropout) are those the rows would get in the whole batch.
+    Statistics over the batch (BatchNorm) are those of a micro-batch.
     """
 
     def __init__(
@@ -158,16 +168,19 @@ class Pipeline:
         return self._last
 
     def plot(self, path=None):
-        """The planned and the measured timeline of the last step, as one picture; see `Report.plot`."""
+        """The planned and the measured timeline of the last step, as one picture; see
+        `Report.plot`."""
         return self.report().plot(path)
 
     def trace(self, path):
-        """The planned and the measured timeline of the last step as a Chrome trace; see `Report.trace`."""
+        """The planned and the measured timeline of the last step as a Chrome trace; see
+        `Report.trace`."""
         self.report().trace(path)
 
 
 class Expected:
-    """What a plan says of a pipeline: the devices of its stages, and (kind, stage) -> seconds of one micro-batch's passes."""
+    """What a plan says of a pipeline: the devices of its stages, and (kind, stage) -> seconds of
+    one micro-batch's passes."""
 
     def __init__(self, contexts, times):
         self.contexts, self.times = contexts, times
@@ -183,7 +196,8 @@ def _leading(a, axis):
 
 
 def _carried_places(args, carry):
-    """Which arrays, counted through the nested arguments, belong to the arguments that are carried."""
+    """Which arrays, counted through the nested arguments, belong to the arguments that are
+    carried."""
     places, at = {}, 0
     for number, arg in enumerate(args):
         flat = []
@@ -199,19 +213,23 @@ class _Entry:
 
     def __init__(self, signature, kinds, pipeline):
         self.signature, self.kinds, self.pipeline = signature, kinds, pipeline
-        self.calls = {}  # rows of a piece, and whether a backward is recorded -> (StagedCall, statistics)
+        # Rows of a piece, and whether a backward is recorded -> (StagedCall, statistics)
+        self.calls = {}
         self.output_kinds, self.carried_from = None, None
         self.compared = False  # for two sizes of a micro-batch
         self.misshapen = None  # number and shape of a result that lacks the axis
         self.copied = ()  # results that must be copied to have memory of their own
-        self.statistics = []  # what BatchNorm layers handed over in the last trace (_running_statistics.Statistics.layers)
+        # What BatchNorm layers handed over in the last trace
+        # (_running_statistics.Statistics.layers)
+        self.statistics = []
         self.updates = {}  # sizes of pieces -> _running_statistics.Update
         self.tables = {}  # programs, phases and schedule -> (stages, table, items)
+        # The last call's rows of each piece, and (device, dtype, shape) of its inputs
         self.called, self.pieces, self.shapes = (
             0,
             (),
             (),
-        )  # the last call's rows of each piece, and (device, dtype, shape) of its inputs
+        )
         self.runs, self.chosen = 0, None  # schedule='auto': what was chosen after the first runs
 
     def trace(self, rows, *arrays):
@@ -341,8 +359,8 @@ class _Entry:
         }
 
     def call(self, rows, arrays, whole, wanted, exact, deferred):
-        """A staged call, and what its BatchNorm layers hand over. `whole`: the inputs of all micro-batches; `wanted`: which inputs want a
-        gradient; None: nothing is recorded."""
+        """A staged call, and what its BatchNorm layers hand over. `whole`: the inputs of all
+        micro-batches; `wanted`: which inputs want a gradient; None: nothing is recorded."""
         recording = wanted is not None
         total = next(a.shape[0] for a, kind in zip(whole, self.kinds) if kind == SPLIT)
         divided = rows < total
@@ -389,7 +407,8 @@ class _Entry:
         return self.calls[key]
 
     def update(self, rows, statistics):
-        """Updates the running averages once all pieces are queued; None where there are none to be updated."""
+        """Updates the running averages once all pieces are queued; None where there are none to be
+        updated."""
         if not statistics[0]:
             return None
         key = tuple(rows)
@@ -398,7 +417,8 @@ class _Entry:
         return self.updates[key]
 
     def _check(self, call, rows, arrays, whole):
-        """Raises MXNetError where the block does not do on a micro-batch what it does on the whole batch."""
+        """Raises MXNetError where the block does not do on a micro-batch what it does on the whole
+        batch."""
         kinds, traced = (
             [*self.kinds, *[SHARED] * len(self.signature.used)],
             (self.misshapen, self.statistics),
@@ -410,7 +430,8 @@ class _Entry:
         whole_statistics = self.pipeline.statistics == "batch"
         if self.compared:
             return call.check(*check, whole_statistics=whole_statistics)
-        # Traced on the whole batch, too: numbers and sizes that do not come from shapes show up there.
+        # Traced on the whole batch, too: numbers and sizes that do not come from shapes show up
+        # there.
         none = [False] * len(arrays)
         total = next(a.shape[0] for a, kind in zip(whole, kinds) if kind == SPLIT)
         try:
@@ -438,7 +459,8 @@ def _step(op):
 
 
 def _of_size(error, path, rows, works, axis):
-    """`error` of tracing a micro-batch of `rows`, where tracing as many as `works` met none: with what is to be done."""
+    """`error` of tracing a micro-batch of `rows`, where tracing as many as `works` met none: with
+    what is to be done."""
     return type(error)(
         f"{error}\n  this is a micro-batch of {counted(rows, 'row')} along axis {axis}; {path} works with {works}. A number in it stands for the size of the batch, "
         f"which a pipeline divides: write -1 in its place in a reshape (0 keeps a size of the input), or take it from an input's shape"
@@ -446,7 +468,8 @@ def _of_size(error, path, rows, works, axis):
 
 
 class PipelinedCall:
-    """A block's calls in micro-batches; takes the place of `CompiledCall` where ``hybridize(pipeline=...)`` was said."""
+    """A block's calls in micro-batches; takes the place of `CompiledCall` where
+    ``hybridize(pipeline=...)`` was said."""
 
     def __init__(self, block, flags):
         self._block, self._pipeline = block, flags["pipeline"]
@@ -478,8 +501,8 @@ class PipelinedCall:
         )
 
     def begin(self, args, recording):
-        """A run of all pieces of a batch, of which nothing is queued yet; its entry; and what is to be called with its results when all
-        is queued, or None (`_Entry.update`)."""
+        """A run of all pieces of a batch, of which nothing is queued yet; its entry; and what is to
+        be called with its results when all is queued, or None (`_Entry.update`)."""
         pipeline, axis, flat = self._pipeline, self._pipeline.axis, []
         structure = _nested.flatten(args, flat, "The inputs")
         places = _carried_places(args, pipeline.carry)
@@ -648,13 +671,11 @@ def _check_memory(peaks, advice):
         stats = memory_stats(ctx)
         if not stats["limit"]:
             continue
-        if (
-            needed > stats["limit"] - stats["in_use"] and gc.collect()
-        ):  # arrays that nothing reaches any more count as free
+        # Arrays that nothing reaches any more count as free
+        if needed > stats["limit"] - stats["in_use"] and gc.collect():
             stats = memory_stats(ctx)
-        left = max(
-            stats["limit"] - stats["in_use"], 0
-        )  # what is cached goes back to the system when it is asked for more
+        # What is cached goes back to the system when it is asked for more
+        left = max(stats["limit"] - stats["in_use"], 0)
         if needed > left:
             raise schedules.ScheduleError(
                 f"the schedule needs {needed:,} bytes on {ctx} for micro-batches under way, {needed - left:,} more than its limit of {stats['limit']:,} "
@@ -699,7 +720,8 @@ class Driver:
         return prepared
 
     def _choose(self, run):
-        """schedule='auto': from the third step on, what is quickest on paper with the times of the second, within the devices' memory."""
+        """schedule='auto': from the third step on, what is quickest on paper with the times of the
+        second, within the devices' memory."""
         entry = self.entry
         entry.runs += 1
         if self.pipeline.schedule != AUTO or entry.chosen or entry.runs < 3:

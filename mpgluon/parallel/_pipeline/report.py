@@ -11,7 +11,8 @@ COLORS = {"F": "#8ab6e8", "B": "#f2b076", "W": "#9fd19a"}
 
 
 def draw_spans(ax, spans, rows, seconds):
-    """Draws actions, {action: (begin, end)} in seconds, as bars in ``rows``; those that are wide enough in ``seconds`` have their micro-batch's number."""
+    """Draws actions, {action: (begin, end)} in seconds, as bars in ``rows``; those that are wide
+    enough in ``seconds`` have their micro-batch's number."""
     for (action, (begin, end)), row in zip(spans.items(), rows):
         ax.barh(
             row,
@@ -34,7 +35,8 @@ def draw_spans(ax, spans, rows, seconds):
 
 
 def new_figure(what, height, **subplots):
-    """(figure, axes), without the boxes around; ImportError, which names `what`, without matplotlib."""
+    """(figure, axes), without the boxes around; ImportError, which names `what`, without
+    matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -58,7 +60,8 @@ class Report:
     bubble : float
         The share of the devices' time in which they were idle.
     planned_bubble : float
-        The same for the schedule on paper, with the mean measured time of each action and no time for transfers.
+        The same for the schedule on paper, with the mean measured time of each action and no time
+        for transfers.
     bytes_copied : dict of Context to int
         What each device sent to others.
     times : dict of (kind, stage) to float
@@ -67,7 +70,8 @@ class Report:
         Of each action, the mean of those of its stage and kind that do the same: the first and the
         last micro-batch of a sequence have fewer gradients.
     planned_bytes : dict of Context to int
-        The most memory that the micro-batches under way take on each device, by plan; what they hold between forward and backward included.
+        The most memory that the micro-batches under way take on each device, by plan; what they
+        hold between forward and backward included.
     """
 
     def __init__(self, run, stages, table, phases, micro_batches, memory):
@@ -161,7 +165,8 @@ class Report:
         )
 
     def plot(self, path=None):
-        """Draws the planned timeline above the measured one; returns the figure, and writes it to `path` when that is given.
+        """Draws the planned timeline above the measured one; returns the figure, and writes it to
+        `path` when that is given.
 
         Raises
         ------
@@ -180,8 +185,9 @@ class Report:
         return figure
 
     def trace(self, path):
-        """Writes both timelines as a Chrome trace: for each device a row with what was planned and one with what was measured, and, of a
-        step that ran while `mpgluon.profiler` was recording, the operators and copies in it."""
+        """Writes both timelines as a Chrome trace: for each device a row with what was planned and
+        one with what was measured, and, of a step that ran while `mpgluon.profiler` was recording,
+        the operators and copies in it."""
         marks = []
         for ctx in self.stages.contexts:
             for spans, title in ((self.planned.spans, "planned"), (self.spans, "measured")):

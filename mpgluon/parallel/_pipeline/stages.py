@@ -1,4 +1,5 @@
-"""The stages of a compiled block: which segments of its programs belong to them, and how tables of actions become queued work."""
+"""The stages of a compiled block: which segments of its programs belong to them, and how tables of
+actions become queued work."""
 
 from ... import _core
 from .. import schedules
@@ -276,7 +277,8 @@ class Stages:
                     queued.add(at)
                     numbers.extend((*at, self._owners.get(at, (None, stage))[1]))
 
-        # In the order in which actions begin on paper, so that memory goes on from what ends early to what begins late.
+        # In the order in which actions begin on paper, so that memory goes on from what ends early
+        # to what begins late.
         spans = schedules.simulate(table, self.graph, micro_batches, self.durations, phases).spans
         for action in sorted(spans, key=lambda a: (spans[a][0], self.graph.devices[a.stage])):
             phase, piece, segments = self.segments_of(action)
@@ -292,7 +294,8 @@ class Stages:
         return numbers
 
     def bytes_of(self, schedule, micro_batches, times):
-        """The most bytes on each device with the table that a schedule makes of such times (`peaks`)."""
+        """The most bytes on each device with the table that a schedule makes of such times
+        (`peaks`)."""
         with _core.Scope((vars(self), "durations", self.costs(times))):
             return self.peaks(
                 self.items(self.table(schedule, micro_batches, "FB"), micro_batches, "FB"), "FB"
@@ -304,7 +307,8 @@ class Stages:
         return (0 if kind == "F" else 1), piece, self._segments.get((kind, stage, piece), ())
 
     def actions(self, micro_batches, phases):
-        """The actions of a table: `F` (and `B`, `W`) of every stage and micro-batch, for the phases in `phases` (text of F and B)."""
+        """The actions of a table: `F` (and `B`, `W`) of every stage and micro-batch, for the phases
+        in `phases` (text of F and B)."""
         kinds = ["F"] * ("F" in phases) + (["B"] + ["W"] * self.graph.deferred) * ("B" in phases)
         return [
             Action(kind, s, m)
@@ -314,9 +318,11 @@ class Stages:
         ]
 
     def peaks(self, items, phases, kept=False):
-        """The most bytes that the blocks of all pieces take on each device, when items are queued in this order.
+        """The most bytes that the blocks of all pieces take on each device, when items are queued
+        in this order.
 
-        A block is taken with the first segment that touches it and given back behind the last, unless all are ``kept`` for a backward to come; a lane is kept for other pieces.
+        A block is taken with the first segment that touches it and given back behind the last,
+        unless all are ``kept`` for a backward to come; a lane is kept for other pieces.
         """
         uses, sizes, held, spare = {}, {}, {}, {}
         for phase, described in enumerate((self.forward, self.backward)):
@@ -352,7 +358,8 @@ class Stages:
         return peaks
 
     def planned(self, piece):
-        """Bytes that are planned on each device for one micro-batch: (forward, both passes, of these arriving from other devices)."""
+        """Bytes that are planned on each device for one micro-batch: (forward, both passes, of
+        these arriving from other devices)."""
         forward = self.forward[piece]["blocks"]
         both = (self.backward or self.forward)[piece]["blocks"]
         return {
@@ -365,7 +372,8 @@ class Stages:
         }
 
     def describe(self):
-        """What each stage does for one micro-batch: a list of dicts of device, blocks, operators of each kind of action, copies and bytes sent."""
+        """What each stage does for one micro-batch: a list of dicts of device, blocks, operators of
+        each kind of action, copies and bytes sent."""
         result = []
         for s, name in enumerate(self.names):
             row = {
@@ -408,7 +416,8 @@ def _sends(segment):
 
 
 def _name_of(ops):
-    """The blocks of a stage, by their operators' paths: the smallest block they are all in, or the first and the last child of the whole."""
+    """The blocks of a stage, by their operators' paths: the smallest block they are all in, or the
+    first and the last child of the whole."""
     paths = [
         path.split(".")
         for path, name in (op.rsplit("/", 1) for op in ops)

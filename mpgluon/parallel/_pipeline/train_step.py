@@ -1,4 +1,5 @@
-"""A training step with the loss in the graph, so that backward passes start while forward passes still run."""
+"""A training step with the loss in the graph, so that backward passes start while forward passes
+still run."""
 
 from ... import autograd, ndarray as nd
 from ...base import MXNetError, counted
@@ -50,8 +51,8 @@ class TrainStep:
     net : HybridBlock
         Spans the devices; it need not be hybridized itself.
     loss : callable
-        ``loss(outputs, *labels)`` gives the loss of each sample, as Gluon's losses do, or a list of such (auxiliary losses,
-        all of which are added up).
+        ``loss(outputs, *labels)`` gives the loss of each sample, as Gluon's losses do, or a list of
+        such (auxiliary losses, all of which are added up).
     trainer : Trainer
         None: gradients are computed, and nothing is updated.
     pipeline : Pipeline
@@ -60,10 +61,11 @@ class TrainStep:
 
     Notes
     -----
-    A call is ``step(data, labels)``, where both may be lists, and returns the losses of the samples. Along time it is
-    ``step(data, labels, states)`` and returns ``(losses, states)``.
+    A call is ``step(data, labels)``, where both may be lists, and returns the losses of the
+    samples. Along time it is ``step(data, labels, states)`` and returns ``(losses, states)``.
 
-    Of a network that is placed on a `Mesh` with several replicas, each replica gets its part of the batch, which its pipeline divides further.
+    Of a network that is placed on a `Mesh` with several replicas, each replica gets its part of the
+    batch, which its pipeline divides further.
     """
 
     def __init__(self, net, loss, trainer, pipeline, exact=False):
@@ -99,7 +101,8 @@ class TrainStep:
         return self._pipeline
 
     def compiled(self):
-        """What is compiled: stages, programs, operators, copies and planned bytes, as `HybridBlock.compiled` tells them."""
+        """What is compiled: stages, programs, operators, copies and planned bytes, as
+        `HybridBlock.compiled` tells them."""
         return CompiledPrograms(
             [
                 entry
@@ -149,7 +152,8 @@ class TrainStep:
         return (losses, states) if timewise else losses
 
     def bytes_of_step(self, data, labels):
-        """The most bytes that the micro-batches of such a step take on each device, by plan; it is compiled for that, and nothing is run."""
+        """The most bytes that the micro-batches of such a step take on each device, by plan; it is
+        compiled for that, and nothing is run."""
         labels = list(labels) if isinstance(labels, (list, tuple)) else [labels]
         data = list(data) if isinstance(data, (list, tuple)) else [data]
         call = PipelinedCall(_Losses(self._net, self._loss, len(labels), False), self._flags)
@@ -165,7 +169,8 @@ class TrainStep:
         return [nd.ones_like(out) if i < num_losses else None for i, out in enumerate(outputs)]
 
     def _check_labels(self, data, labels):
-        """A label that is not divided would meet each micro-batch whole: unless that was said, its length is a mistake."""
+        """A label that is not divided would meet each micro-batch whole: unless that was said, its
+        length is a mistake."""
         axis = self._pipeline.axis
         if self._pipeline.carry or self._pipeline.split is not None or data[0].ndim <= axis:
             return

@@ -1,1 +1,2 @@
-"""The planner: layers are measured, placements searched, and the best ones run, compiled or both."""
+"""The planner: layers are measured, placements searched, and the best ones run, compiled or
+both."""

@@ -47,7 +47,8 @@ def _leaves(block, path=""):
 
 
 def _trace(net, sample):
-    """The calls of the layers, in order, for such inputs; ``given`` are the inputs that are the network's own."""
+    """The calls of the layers, in order, for such inputs; ``given`` are the inputs that are the
+    network's own."""
     leaves, calls = _leaves(net), []
     if not leaves:
         raise MXNetError(f"plan: {type(net).__name__} has no children to be placed")
@@ -89,9 +90,8 @@ def _layers(calls, total_bytes):
                 sources[origin] = sources.get(origin, 0) + total_bytes(array)
             elif id(array) not in made:
                 unknown += total_bytes(array)
-        if (
-            not sources and dangling
-        ):  # made by operators between layers, of all that no layer has taken yet
+        # Made by operators between layers, of all that no layer has taken yet
+        if not sources and dangling:
             if len(dangling) == 1:
                 sources[dangling[0]] = unknown
             else:
@@ -159,7 +159,8 @@ def _bytes(shape, dtype):
 
 
 class _Probe(HybridBlock):
-    """A layer with an axis in front, along which micro-batches are told apart whatever the layer's own axes mean."""
+    """A layer with an axis in front, along which micro-batches are told apart whatever the layer's
+    own axes mean."""
 
     def __init__(self, function, structure, flat):
         super().__init__(prefix="")
@@ -245,7 +246,8 @@ class _Bench:
         return found
 
     def memory(self):
-        """(kept for backward, used while running, the same for the first) of one micro-batch, by plan: blocks of both passes, and those of one."""
+        """(kept for backward, used while running, the same for the first) of one micro-batch, by
+        plan: blocks of both passes, and those of one."""
         stages, saved, working = self.pipeline.last_run()[1], 0, []
         for piece, forward in enumerate(stages.forward):
             one, two = (
@@ -311,7 +313,8 @@ def _measure(call, devices, repeats, known):
 
 
 def _quickest(benches, repeats):
-    """Forward and backward passes, all devices at work together: the median of the pieces, each in the repetition where it was quickest."""
+    """Forward and backward passes, all devices at work together: the median of the pieces, each in
+    the repetition where it was quickest."""
     times = {ctx: ([], []) for ctx in benches}
     for repeat in range(repeats + 1):
         for bench in benches.values():

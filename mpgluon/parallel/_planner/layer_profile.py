@@ -1,8 +1,10 @@
 """What the layers of a network take on each device: the measurements that a plan is made from.
 
-A layer is a child of a HybridSequential (nested ones are opened), a branch of a container of branches, or a child of the network in the
-order of calls. Each is compiled alone, for the shapes it gets from micro-batches, and run as a pipeline of one stage on all devices at the
-same time, so that times hold for devices at work together; layers that compile to the same operators and shapes are measured once.
+A layer is a child of a HybridSequential (nested ones are opened), a branch of a container of
+branches, or a child of the network in the order of calls. Each is compiled alone, for the shapes it
+gets from micro-batches, and run as a pipeline of one stage on all devices at the same time, so that
+times hold for devices at work together; layers that compile to the same operators and shapes are
+measured once.
 """
 
 import collections
@@ -17,8 +19,9 @@ __all__ = ["Layer", "Profile"]
 
 FORMAT = "mpgluon profile 2"
 
-# Of one micro-batch: seconds of the forward pass, of the whole backward pass, of input gradients, and of weight gradients where these are
-# apart; bytes kept for backward, bytes used while the layer runs, and the same for the first micro-batch, which adds to no gradients.
+# Of one micro-batch: seconds of the forward pass, of the whole backward pass, of input gradients,
+# and of weight gradients where these are apart; bytes kept for backward, bytes used while the layer
+# runs, and the same for the first micro-batch, which adds to no gradients.
 Cost = collections.namedtuple(
     "Cost",
     ["forward", "backward", "input_gradients", "weight_gradients", "saved", "working", "first"],
@@ -26,9 +29,10 @@ Cost = collections.namedtuple(
 )
 NOTHING = Cost(0.0, 0.0, 0.0, 0.0, 0, 0)
 
-# A plan that was run: seconds of its quickest step, bytes of micro-batches on each device, and seconds of one micro-batch's passes, (kind, stage) ->
-# seconds, from which its schedule's table was made; None where the compiled stages are others than planned; and seconds from the first stage's begin to the
-# last one's end.
+# A plan that was run: seconds of its quickest step, bytes of micro-batches on each device, and
+# seconds of one micro-batch's passes, (kind, stage) -> seconds, from which its schedule's table was
+# made; None where the compiled stages are others than planned; and seconds from the first stage's
+# begin to the last one's end.
 Trial = collections.namedtuple("Trial", ["seconds", "memory", "times", "makespan"], defaults=[None])
 
 
@@ -40,11 +44,13 @@ class Layer:
     path : str
         Where it is in the network's tree, as in ``'features.3'``; empty for what is no block.
     kind : str
-        The class of the block, ``'join'`` where results of several layers come together, or ``'loss'``.
+        The class of the block, ``'join'`` where results of several layers come together, or
+        ``'loss'``.
     sources : list of (int, int)
         The layers whose results it gets, and how many bytes of each for the whole batch.
     follows : int or None
-        The layer whose device it shares: a join runs with the first of its sources, the loss with the last layer.
+        The layer whose device it shares: a join runs with the first of its sources, the loss with
+        the last layer.
     params : dict of str to (int, bool)
         Bytes of its parameters, and whether they are trained.
     """
@@ -114,9 +120,11 @@ class Profile(SavedAsJson):
     host_overhead : float
         Of a step, in seconds.
     trials : dict
-        Plans that were run: (placement, micro-batches, schedule) -> `Trial`, where a placement is the number of each layer's device.
+        Plans that were run: (placement, micro-batches, schedule) -> `Trial`, where a placement is
+        the number of each layer's device.
     measured_bytes : dict
-        Plans that were compiled: (placement, micro-batches, schedule) -> bytes of micro-batches on each device, with the table of stages that are equally heavy.
+        Plans that were compiled: (placement, micro-batches, schedule) -> bytes of micro-batches on
+        each device, with the table of stages that are equally heavy.
     """
 
     def __init__(
@@ -157,7 +165,8 @@ class Profile(SavedAsJson):
         return -(-self.rows // micro_batches)
 
     def cost(self, ctx, rows):
-        """The costs of all layers for micro-batches of so many rows; between two measured sizes, in proportion."""
+        """The costs of all layers for micro-batches of so many rows; between two measured sizes, in
+        proportion."""
         known = self.costs[ctx]
         if rows in known:
             return known[rows]
@@ -175,7 +184,8 @@ class Profile(SavedAsJson):
         ]
 
     def seconds_of_transfer(self, source, target, size):
-        """Seconds that `size` bytes take from one device to another, as measured; KeyError for devices that were not."""
+        """Seconds that `size` bytes take from one device to another, as measured; KeyError for
+        devices that were not."""
         each, per_byte = self.transfer[source, target]
         return each + size * per_byte
 

@@ -1,9 +1,12 @@
-"""Plans held against memory limits: by compiling them, which tells their bytes without running anything.
+"""Plans held against memory limits: by compiling them, which tells their bytes without running
+anything.
 
-What the search knows of the bytes of a plan is an estimate from layers compiled alone. Before a plan is chosen within limits it is compiled as a whole, with
-the table that its schedule has for stages that are equally heavy, and the bytes of that count. Where nothing that the search finds has room, the plans
-that need least are compiled, in the order of their estimates. None of this depends on measured times: so what the error says is needed is the same in every
-call, and a limit of that much is enough.
+What the search knows of the bytes of a plan is an estimate from layers compiled alone. Before a
+plan is chosen within limits it is compiled as a whole, with the table that its schedule has for
+stages that are equally heavy, and the bytes of that count. Where nothing that the search finds has
+room, the plans that need least are compiled, in the order of their estimates. None of this depends
+on measured times: so what the error says is needed is the same in every call, and a limit of that
+much is enough.
 """
 
 from ... import random
@@ -14,7 +17,8 @@ from .search import Search
 
 __all__ = ["MemoryMeter", "best_within"]
 
-SLACK = 0.2  # how far estimated bytes of micro-batches may be above a limit, or above what is needed least
+# How far estimated bytes of micro-batches may be above a limit, or above what is needed least
+SLACK = 0.2
 TURNS = 32  # plans that the search chose which are compiled before those are that need least
 LEANEST = 96  # how many of those
 
@@ -33,7 +37,8 @@ class MemoryMeter:
         self._net, self._sample, self._labels, self._copy = net, sample, labels, None
 
     def has_room(self):
-        """Whether a copy of the network's parameters and gradients has room beside what is there, wherever it is put."""
+        """Whether a copy of the network's parameters and gradients has room beside what is there,
+        wherever it is put."""
         if self._copy is not None:
             return True
         params = list(self._net.collect_params().values())
@@ -57,9 +62,8 @@ class MemoryMeter:
         if self._copy is None:
             self._copy = layer_measurement.detached_copy(self._net)
         self._copy.place(self._plan_of(candidate))
-        pipeline = Pipeline(
-            candidate.micro_batches, candidate.schedule, check=False
-        )  # whoever runs it gets told; here it would be traced again on the whole batch
+        # Whoever runs it gets told; here it would be traced again on the whole batch
+        pipeline = Pipeline(candidate.micro_batches, candidate.schedule, check=False)
         with random.calls_at(random.get_state()):
             peaks = TrainStep(self._copy, self._loss or first_of, None, pipeline).bytes_of_step(
                 self._sample, self._labels
@@ -70,7 +74,8 @@ class MemoryMeter:
 
 
 def best_within(profile, limits, numbers, names, meter=None):
-    """The best candidate that has room; MXNetError, which says what is lacking, where there is none.
+    """The best candidate that has room; MXNetError, which says what is lacking, where there is
+    none.
 
     ``meter``: None where nothing can be compiled; the search's estimates are believed then.
     """
@@ -97,7 +102,8 @@ def best_within(profile, limits, numbers, names, meter=None):
 
 
 def _measure_leanest(search, meter):
-    """Compiles the candidates that need least, until estimates are far above the least that was found."""
+    """Compiles the candidates that need least, until estimates are far above the least that was
+    found."""
     profile, least = search.profile, None
     for candidate in search.lean()[:LEANEST]:
         key = key_of(candidate)

@@ -1,4 +1,5 @@
-"""Plans: which layer of a network goes to which device, in how many micro-batches, by which schedule."""
+"""Plans: which layer of a network goes to which device, in how many micro-batches, by which
+schedule."""
 
 import numbers
 
@@ -39,19 +40,21 @@ def plan(
     progress=None,
     trials=6,
 ):
-    """Finds the placement of a network's layers, the number of micro-batches and the schedule with the smallest predicted step.
+    """Finds the placement of a network's layers, the number of micro-batches and the schedule with
+    the smallest predicted step.
 
     Parameters
     ----------
     net : HybridBlock
-        Initialized, anywhere. Its layers are the children of HybridSequentials (nested ones are opened), the branches of
-        HybridConcurrents, and other children of `net`, in the order of calls.
+        Initialized, anywhere. Its layers are the children of HybridSequentials (nested ones are
+        opened), the branches of HybridConcurrents, and other children of `net`, in the order of
+        calls.
     sample : NDArray or list of NDArray
         A whole batch of inputs.
     devices : list of Context
     memory : int, or dict of Context to int, optional
-        Bytes that each device has for parameters, gradients, optimizer states and micro-batches under way. By default the limits set by
-        `mx.context.set_memory_limit`, where there are such.
+        Bytes that each device has for parameters, gradients, optimizer states and micro-batches
+        under way. By default the limits set by `mx.context.set_memory_limit`, where there are such.
     micro_batches : int or list of int, optional
         What may be chosen; by default 1, 2 and 4 times the number of devices.
     schedules : list of str, optional
@@ -62,14 +65,16 @@ def plan(
     optimizer : str or Optimizer, default 'sgd'
     optimizer_params : dict, optional
     profile : Profile, optional
-        Measurements made before (``plan.profile``, `Profile.load`); nothing is measured then, but within limits plans are compiled.
+        Measurements made before (``plan.profile``, `Profile.load`); nothing is measured then, but
+        within limits plans are compiled.
     repeats : int, default 3
         Of each measurement; the quickest counts.
     progress : bool, optional
         Whether to show bars while measuring and trying; by default on terminals.
     trials : int, default 6
-        How many plans are run at most, for some steps on a copy of the network, to correct what was measured of layers alone. The quickest of
-        them is chosen. 0, or a `profile`: none. Where a device's memory limit leaves no room for the copy none is run either.
+        How many plans are run at most, for some steps on a copy of the network, to correct what was
+        measured of layers alone. The quickest of them is chosen. 0, or a `profile`: none. Where a
+        device's memory limit leaves no room for the copy none is run either.
 
     Returns
     -------
@@ -78,7 +83,8 @@ def plan(
     Raises
     ------
     MXNetError
-        When no placement has room, with the bytes that the leanest needs, where, and how many are lacking.
+        When no placement has room, with the bytes that the leanest needs, where, and how many are
+        lacking.
     """
     if not isinstance(net, HybridBlock):
         raise MXNetError(f"plan: the network must be a HybridBlock, not {type(net).__name__}")
@@ -310,7 +316,8 @@ class Plan(layer_profile.SavedAsJson):
         ]
 
     def move(self, layer, device):
-        """Puts a layer, named by its path, onto another device, and predicts anew. Returns the plan."""
+        """Puts a layer, named by its path, onto another device, and predicts anew. Returns the
+        plan."""
         if device not in self.devices:
             raise ValueError(
                 f"Plan.move: {device} is not among the plan's devices, {', '.join(map(str, self.devices))}"
@@ -357,10 +364,12 @@ class Plan(layer_profile.SavedAsJson):
         return pipeline
 
     def place(self, net):
-        """Moves the parameters of a network to the planned devices, and lets its layers compute there; its code stays as it is.
+        """Moves the parameters of a network to the planned devices, and lets its layers compute
+        there; its code stays as it is.
 
-        Every layer becomes a group of devices of its own (as by ``mx.AttrScope(ctx_group=...)``), so what it gets is moved to it;
-        operators between layers run where their first input is. Optimizer states follow with the next step. Returns the network.
+        Every layer becomes a group of devices of its own (as by ``mx.AttrScope(ctx_group=...)``),
+        so what it gets is moved to it; operators between layers run where their first input is.
+        Optimizer states follow with the next step. Returns the network.
         """
         found = {path: block for _, _, path, block in walk(net)}
         placement = self.placement
@@ -506,7 +515,8 @@ class Plan(layer_profile.SavedAsJson):
         return "\n".join([first, *aligned(rows), *aligned(memory)])
 
     def plot(self, path=None):
-        """Draws the predicted timeline and each device's memory; returns the figure, and writes it to `path` when that is given.
+        """Draws the predicted timeline and each device's memory; returns the figure, and writes it
+        to `path` when that is given.
 
         Raises
         ------
@@ -577,11 +587,13 @@ class Comparison:
     Attributes
     ----------
     predicted, measured : float
-        Seconds from the first stage's begin to the last one's end; of a plan that was run in a trial, those of the quickest step.
+        Seconds from the first stage's begin to the last one's end; of a plan that was run in a
+        trial, those of the quickest step.
     error : float
         How far the prediction is off, as a share of what was measured.
     stages : list of (Context, dict of str to (float or None, float or None))
-        For each stage its device, and predicted and measured seconds of its passes 'F', 'B' and 'W'.
+        For each stage its device, and predicted and measured seconds of its passes 'F', 'B' and
+        'W'.
     """
 
     def __init__(self, plan, report):

@@ -1,11 +1,13 @@
 """Which device each layer goes to: the search behind `mpgluon.parallel.plan`, on a profile alone.
 
-A candidate is a placement with a number of micro-batches and a schedule. Unless it has been run, its step is simulated (`schedules.simulate`) with the sums of
-the layers' times; on CPU devices, where whoever sends also copies, transfers count as work of the sender. Placements are listed
+A candidate is a placement with a number of micro-batches and a schedule. Unless it has been run,
+its step is simulated (`schedules.simulate`) with the sums of the layers' times; on CPU devices,
+where whoever sends also copies, transfers count as work of the sender. Placements are listed
 (contiguous ones, in rounds for schedules that have such, and all of them where branches make few
 enough), ordered by a bound that no schedule can beat, and simulated until the bound reaches the
 best so far. Where they are too many to list, dynamic programming over cut points finds, for each
-longest stage allowed, the split with the smallest sum of times, and the best ones are improved layer by layer.
+longest stage allowed, the split with the smallest sum of times, and the best ones are improved
+layer by layer.
 """
 
 import collections
@@ -54,7 +56,8 @@ class Search:
     names : list of str, optional
         Schedules; by default all that have a name.
     slack : float
-        The share of its micro-batches' bytes that a plan whose bytes were not measured may exceed a limit by: those are estimates.
+        The share of its micro-batches' bytes that a plan whose bytes were not measured may exceed a
+        limit by: those are estimates.
     """
 
     def __init__(self, profile, memory=None, micro_batches=(1,), names=None, slack=0.0):
@@ -63,9 +66,8 @@ class Search:
         self.slack = slack
         self.limits = [(memory or {}).get(ctx) for ctx in profile.devices]
         self.layers, self.count = profile.layers, len(profile.devices)
-        self.free = [
-            i for i, layer in enumerate(self.layers) if layer.follows is None
-        ]  # that are placed; the others follow
+        # Layers that are placed; the others follow.
+        self.free = [i for i, layer in enumerate(self.layers) if layer.follows is None]
         self._costs = {}
         self._seen, self._queue = {}, None
         self._kinds = self._alike()
@@ -92,7 +94,8 @@ class Search:
         return devices
 
     def costs(self, micro_batches):
-        """For each device what pieces of a batch cut into `micro_batches` cost there; computed once."""
+        """For each device what pieces of a batch cut into `micro_batches` cost there; computed
+        once."""
         if micro_batches not in self._costs:
             rows = self.profile.micro_batch_rows(micro_batches)
             self._costs[micro_batches] = [
@@ -101,7 +104,8 @@ class Search:
         return self._costs[micro_batches]
 
     def stages(self, devices):
-        """The layers of each stage: what is on one device between two moves, as compiled programs have it."""
+        """The layers of each stage: what is on one device between two moves, as compiled programs
+        have it."""
         depth, found = [], {}
         for i, layer in enumerate(self.layers):
             depth.append(
@@ -139,7 +143,8 @@ class Search:
         return self._seen[key]
 
     def even(self, placement, micro_batches, schedule):
-        """The candidate with the table of stages that are equally heavy: one that is the same whatever was measured."""
+        """The candidate with the table of stages that are equally heavy: one that is the same
+        whatever was measured."""
         return self.simulated(placement, micro_batches, schedule, even=True)
 
     def forget(self, candidate):
@@ -147,7 +152,8 @@ class Search:
         self._seen.pop(candidate[1:4], None)
 
     def simulated(self, placement, micro_batches, schedule, measured=None, even=False):
-        """The candidate by its layers' costs alone, or by what its passes were measured to take; `even`: in the order that fits stages that are equally heavy."""
+        """The candidate by its layers' costs alone, or by what its passes were measured to take;
+        `even`: in the order that fits stages that are equally heavy."""
         devices = self.whole(placement)
         stages = self.stages(devices)
         deferred = schedules.named(schedule).deferred
@@ -301,10 +307,12 @@ class Search:
         ]
 
     def _memory(self, devices, stages, where, table, costs, micro_batches, whole):
-        """(parameters and states, micro-batches) of each device, in bytes; ``whole``: for each stage, whether its backward pass is one action, that frees all.
+        """(parameters and states, micro-batches) of each device, in bytes; ``whole``: for each
+        stage, whether its backward pass is one action, that frees all.
 
-        As compiled programs have it: what crosses to another device has a lane, of which one more is kept than is in use; what a deferred stage's
-        backward pass works in is kept until its weight gradients are made.
+        As compiled programs have it: what crosses to another device has a lane, of which one more
+        is kept than is in use; what a deferred stage's backward pass works in is kept until its
+        weight gradients are made.
         """
         held, spare, working, gradients = (
             [0.0] * len(stages),
@@ -325,16 +333,15 @@ class Search:
                         if where[at[source]] != where[s]:
                             held[s] += size
                             spare[where[s]] += size if micro_batches > 2 else 0
-                            spare[where[at[source]]] += size * min(
-                                micro_batches, 2
-                            )  # gradients, back
+                            # gradients, back
+                            spare[where[at[source]]] += size * min(micro_batches, 2)
                         continue
                     gradients[s] += size
                     if own[source].saved < size:  # a result that the next layer keeps
                         held[s] += size
-                    elif (
-                        own[i].saved >= size + results.get(i, 0) / micro_batches
-                    ):  # a copy of its own, that a layer makes of another's result only where it is alone
+                    # A copy of its own, that a layer makes of another's result only where it is
+                    # alone
+                    elif own[i].saved >= size + results.get(i, 0) / micro_batches:
                         held[s] -= size
         pieces = list(spare)
         for row in table:
@@ -356,7 +363,8 @@ class Search:
         ]
 
     def over_by(self, fixed, moving, slack=0.0):
-        """(bytes over the limit, or below it: negative, device, bytes needed) of the device that is the worst off."""
+        """(bytes over the limit, or below it: negative, device, bytes needed) of the device that is
+        the worst off."""
         over = [
             (a + round(b * (1 - slack)) - limit, d, a + b)
             for d, (a, b, limit) in enumerate(zip(fixed, moving, self.limits))
@@ -365,13 +373,15 @@ class Search:
         return max(over, default=(0, None, 0))
 
     def over(self, candidate):
-        """How far a candidate is over the limits, or below them: (bytes, device, bytes needed) of the device that is the worst off."""
+        """How far a candidate is over the limits, or below them: (bytes, device, bytes needed) of
+        the device that is the worst off."""
         return self.over_by(
             *zip(*candidate.memory), 0.0 if self.profile.is_measured(candidate) else self.slack
         )
 
     def excess(self, candidate):
-        """(bytes over the limit, device, bytes needed): the worst of the devices; 0 bytes where all have room."""
+        """(bytes over the limit, device, bytes needed): the worst of the devices; 0 bytes where all
+        have room."""
         worst = self.over(candidate)
         return worst if worst[0] > 0 else (0, None, 0)
 
@@ -445,7 +455,8 @@ class Search:
         return found
 
     def bound(self, placement, micro_batches, schedule):
-        """A time that no simulation of the placement can be below: the work of the busiest device, and what must come before and behind."""
+        """A time that no simulation of the placement can be below: the work of the busiest device,
+        and what must come before and behind."""
         trial = self.profile.trials.get((tuple(placement), micro_batches, schedule))
         if trial is not None:
             return trial.seconds
@@ -471,7 +482,8 @@ class Search:
         ) * (1 - 1e-9)
 
     def _split(self, order, micro_batches, schedule):
-        """By dynamic programming over cut points: for several longest stages, the split with the smallest sum of times."""
+        """By dynamic programming over cut points: for several longest stages, the split with the
+        smallest sum of times."""
         costs, n, k = self.costs(micro_batches), len(self.free), len(order)
         behind = {
             i: [j for j, layer in enumerate(self.layers) if layer.follows == i] for i in self.free
@@ -584,7 +596,8 @@ class Search:
         self._queue = sorted(queue), complete
 
     def _forms(self):
-        """(micro-batches, schedule, placements to be looked at with it; None where they are too many)."""
+        """(micro-batches, schedule, placements to be looked at with it; None where they are too
+        many)."""
         for schedule in self.names:
             listed = self.placements(schedule)
             for m in self.micro_batches:
@@ -599,11 +612,12 @@ class Search:
         )
 
     def lean(self):
-        """The candidates that need least, by the limits: those with the fewest bytes above them first. Their tables are those of stages that are equally heavy, so
-        that the list depends on bytes alone.
+        """The candidates that need least, by the limits: those with the fewest bytes above them
+        first. Their tables are those of stages that are equally heavy, so that the list depends on
+        bytes alone.
 
-        Of very many placements those are taken which need least for one micro-batch. What differs from the first by one thing is looked at, too, as long as that
-        needs less.
+        Of very many placements those are taken which need least for one micro-batch. What differs
+        from the first by one thing is looked at, too, as long as that needs less.
         """
         found, seen = {}, set()
 
@@ -655,7 +669,8 @@ class Search:
         return self.over_by(self.fixed_memory(devices), held)[0]
 
     def _even_split(self, order, micro_batches):
-        """By dynamic programming over cut points: the split whose fullest stage is the least full."""
+        """By dynamic programming over cut points: the split whose fullest stage is the least
+        full."""
         costs, n, k = self.costs(micro_batches), len(self.free), len(order)
         behind = {
             i: [j for j, layer in enumerate(self.layers) if layer.follows == i] for i in self.free
@@ -697,7 +712,8 @@ class Search:
         )
 
     def near(self, candidate):
-        """Keys of the candidates that differ by one thing: the device of a layer at the end of a stage (with branches, of any layer), or schedule and micro-batches."""
+        """Keys of the candidates that differ by one thing: the device of a layer at the end of a
+        stage (with branches, of any layer), or schedule and micro-batches."""
         _, placement, m, schedule = candidate[:4]
         found = [
             (placement, m, schedule)
@@ -748,7 +764,8 @@ class Search:
                 )
 
     def fail(self, candidate):
-        """Raises MXNetError, which says what the candidate, of all that which needs least, lacks."""
+        """Raises MXNetError, which says what the candidate, of all that which needs least,
+        lacks."""
         lacking = []
         for ctx, (fixed, moving), limit in zip(self.profile.devices, candidate.memory, self.limits):
             if limit is not None and fixed + moving > limit:

@@ -1,9 +1,11 @@
 """Plans held against reality while they are made.
 
-Layers are measured alone, and the whole differs: operators fuse and keep layouts across layers, memory is shared, the host queues work. So the
-best plan is run for some steps on a copy of the network. The costs of its layers are corrected by what its stages took, what was measured
-is kept as the prediction of that plan, and the search goes on, until its best plan is one that has been run. Then those near to it are run, as costs
-of plans that were not run are only as good as the correction. At last the quickest take turns, step by step, so that what disturbs them disturbs all.
+Layers are measured alone, and the whole differs: operators fuse and keep layouts across layers,
+memory is shared, the host queues work. So the best plan is run for some steps on a copy of the
+network. The costs of its layers are corrected by what its stages took, what was measured is kept as
+the prediction of that plan, and the search goes on, until its best plan is one that has been run.
+Then those near to it are run, as costs of plans that were not run are only as good as the
+correction. At last the quickest take turns, step by step, so that what disturbs them disturbs all.
 """
 
 import copy
@@ -20,14 +22,17 @@ from .search import Search
 __all__ = ["improve"]
 
 WARM, STEPS, SECONDS = 3, 3, 0.3  # steps before and while measuring, and for how long at least
+# How many are run again at most, and how much longer than the quickest they take at most
 FINALISTS, CLOSE = (
     3,
     1.1,
-)  # how many are run again at most, and how much longer than the quickest they take at most
+)
+# What is run beyond the search's own choice: predicted to take at most so much longer, and for so
+# many seconds in all
 NEAR, ENOUGH = (
     1.1,
     20.0,
-)  # what is run beyond the search's own choice: predicted to take at most so much longer, and for so many seconds in all
+)
 MOST = 3.0  # by how much a cost is corrected at most
 
 
@@ -47,9 +52,11 @@ def improve(
     optimizer_params,
     progress=None,
 ):
-    """Runs up to `count` plans, and returns the best candidate of those that were run; of a search without any, where there is no room to run one.
+    """Runs up to `count` plans, and returns the best candidate of those that were run; of a search
+    without any, where there is no room to run one.
 
-    ``plan_of``: makes a `Plan` of a candidate. ``meter``: a `memory_measurement.MemoryMeter`, or None.
+    ``plan_of``: makes a `Plan` of a candidate. ``meter``: a `memory_measurement.MemoryMeter`, or
+    None.
     """
     corrected, tried, trials, bar = (
         set(),
@@ -72,9 +79,8 @@ def improve(
             _take_turns([trial], True)
             profile.trials[key_of(candidate)] = trial.result()
             tried.append(candidate)
-            trials = sorted([*trials, trial], key=lambda t: t.seconds)[
-                :FINALISTS
-            ]  # the others give their memory back
+            # The others give their memory back
+            trials = sorted([*trials, trial], key=lambda t: t.seconds)[:FINALISTS]
             _correct(profile, candidate, trial.stages(), corrected)
             _correct_rest(profile, tried)
             bar(f"{trial.seconds * 1e3:.2f} ms")
@@ -96,7 +102,8 @@ def improve(
 
 
 def _next(profile, limits, numbers, names, meter, further):
-    """The candidate to be run next: the best, as long as it was not run, and then (`further`) the best of those near to it; None: enough were run."""
+    """The candidate to be run next: the best, as long as it was not run, and then (`further`) the
+    best of those near to it; None: enough were run."""
     best = best_within(profile, limits, numbers, names, meter)
     if profile.trial(best) is None:
         return best
@@ -138,7 +145,8 @@ def _take_turns(trials, passes=False):
 
 
 def _has_room(profile, candidate):
-    """Whether a copy of the network, in training, has room beside what is there, where limits are set."""
+    """Whether a copy of the network, in training, has room beside what is there, where limits are
+    set."""
     for ctx, needed in zip(profile.devices, candidate.memory):
         stats = memory_stats(ctx)
         if stats["limit"] and stats["in_use"] + 1.1 * sum(needed) > stats["limit"]:
@@ -149,8 +157,8 @@ def _has_room(profile, candidate):
 class _Trial:
     """A plan that is run on a copy of the network.
 
-    What disturbs a step makes it longer, so the quickest is the one that says most about the plan: ``seconds``. Likewise of each pass of each
-    micro-batch the quickest counts.
+    What disturbs a step makes it longer, so the quickest is the one that says most about the plan:
+    ``seconds``. Likewise of each pass of each micro-batch the quickest counts.
     """
 
     def __init__(self, plan, net, sample, labels, loss, optimizer, optimizer_params):
@@ -177,8 +185,10 @@ class _Trial:
         self.seconds, self.makespan, self.report, self._passes = float("inf"), None, None, {}
 
     def warm(self, fits):
-        """The first steps, which compile; what the later ones take is what the schedule is made from, and kept with the plan: other times would make other
-        tables, which take other time and memory. Where such a table has no room (`fits`, asked with its bytes), the plan's own stays."""
+        """The first steps, which compile; what the later ones take is what the schedule is made
+        from, and kept with the plan: other times would make other tables, which take other time and
+        memory. Where such a table has no room (`fits`, asked with its bytes), the plan's own
+        stays."""
         self._step()
         for _ in range(WARM - 1):
             self.run(True)
@@ -233,8 +243,9 @@ class _Trial:
 
 
 def _correct(profile, candidate, measured, corrected):
-    """Multiplies the costs of each stage's layers so that their sums are what the stage took. Where a layer's costs for micro-batches of
-    another size, or on another device, were not corrected by a plan of their own, they are multiplied likewise."""
+    """Multiplies the costs of each stage's layers so that their sums are what the stage took. Where
+    a layer's costs for micro-batches of another size, or on another device, were not corrected by a
+    plan of their own, they are multiplied likewise."""
     planned = {}
     for s, d in enumerate(candidate.where):
         planned.setdefault(profile.devices[d], []).append(s)
@@ -281,9 +292,8 @@ def _factor(measured, predicted):
 
 def _multiply(profile, ctx, rows, layers, factors, corrected):
     own = profile.costs[ctx].get(rows)
-    columns = {
-        id(column): column for sizes in profile.costs.values() for column in sizes.values()
-    }  # devices that are alike share them
+    # Devices that are alike share them
+    columns = {id(column): column for sizes in profile.costs.values() for column in sizes.values()}
     for column in columns.values():
         for i in layers:
             if column is own or (id(column), i) not in corrected:

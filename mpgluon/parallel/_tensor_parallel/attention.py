@@ -10,7 +10,8 @@ __all__ = ["ParallelSelfAttention", "SequenceParallelDropout", "SequenceParallel
 
 
 def _drop(F, parts, rate, axis):
-    """Dropout of an array whose parts along an axis are on several devices: with the mask that the whole array would get."""
+    """Dropout of an array whose parts along an axis are on several devices: with the mask that the
+    whole array would get."""
     sizes = [part.shape[axis] for part in parts]
     draw = F._internal._dropout_draw(parts[0], axis=axis, total=sum(sizes))
     draws = collectives.broadcast(draw, [part.context for part in parts])
@@ -23,7 +24,8 @@ def _drop(F, parts, rate, axis):
 
 
 class SequenceParallelDropout(SplitLayer):
-    """`Dropout` of sequences that are divided over devices, with the mask of the undivided sequence.
+    """`Dropout` of sequences that are divided over devices, with the mask of the undivided
+    sequence.
 
     Parameters
     ----------
@@ -144,7 +146,8 @@ class ParallelSelfAttention(SplitLayer):
     dropout : float, default 0
         Of the attention weights, with the mask they would have on one device.
     use_bias, dtype, weight_initializer, bias_initializer
-        Of the products that make queries, keys and values (child `qkv`, in this order, head after head) and the result (child `out`).
+        Of the products that make queries, keys and values (child `qkv`, in this order, head after
+        head) and the result (child `out`).
     sequence_axis : int, optional
         1: a list of inputs holds parts of the sequence, and so does the result.
 

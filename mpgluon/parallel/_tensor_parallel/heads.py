@@ -1,8 +1,9 @@
 """Attention that is written out in an ordinary block, its heads split over devices.
 
-The block's own code runs once for each device, with the attributes that count its heads set to those that the device has. Up to the products that make queries,
-keys and values it computes once; there each device gets its part. Where the code comes to the product of the output, the heads of
-all devices are there; what follows runs once again, with the whole result.
+The block's own code runs once for each device, with the attributes that count its heads set to
+those that the device has. Up to the products that make queries, keys and values it computes once;
+there each device gets its part. Where the code comes to the product of the output, the heads of all
+devices are there; what follows runs once again, with the whole result.
 """
 
 import copy
@@ -43,7 +44,8 @@ class ParallelHeads(SplitLayer):
     Parameters
     ----------
     block : HybridBlock
-        Takes batch-first arrays. Its children, of which those that are split have been replaced already, become this block's.
+        Takes batch-first arrays. Its children, of which those that are split have been replaced
+        already, become this block's.
     ctx : list of Context
     inputs : tuple of str
         The children that make queries, keys and values: `ColumnParallelDense`.
@@ -51,7 +53,8 @@ class ParallelHeads(SplitLayer):
         The child that has the heads of all as its input: `RowParallelDense`.
     heads : int
     choices : list of tuple of str
-        The attributes of the block that count what is divided: the first choice for which the parts are the whole is taken.
+        The attributes of the block that count what is divided: the first choice for which the parts
+        are the whole is taken.
     """
 
     def __init__(self, block, ctx, inputs, output, heads, choices):
@@ -117,20 +120,22 @@ class _Run:
         self.layer, self.args, self.batch = layer, args, args[0].shape[0]
         self.ctx = layer._ctx
         self.spans = collectives.divide(layer._heads, len(self.ctx))
+        # Of each projection, of each child before them, of each dropout
         self.parts, self.shared, self.draws = (
             [],
             [],
             [],
-        )  # of each projection, of each child before them, of each dropout
+        )
 
     def block(self, rank):
         """The block for a device's run."""
+        # What the run has had of each
         so_far = {
             "parts": 0,
             "shared": 0,
             "draws": 0,
             "ended": False,
-        }  # what the run has had of each
+        }
         stand_ins = {
             name: self.child(name, child, rank, so_far)
             for name, child in children(self.layer).items()
@@ -227,7 +232,8 @@ def _moved(value, ctx):
 
 
 def _form(layer, x):
-    """How the heads lie in an array whose dropout is asked for: by an axis of their own, behind the samples', or in front of the units."""
+    """How the heads lie in an array whose dropout is asked for: by an axis of their own, behind the
+    samples', or in front of the units."""
     heads = layer._heads  # the array is of one sample
     if x.ndim == 4 and x.shape[1] == heads:
         return "axis"
@@ -261,9 +267,11 @@ class _Ops:
 
 
 class _Check:
-    """Whether the parts are the whole: the attention of random arrays, up to the product of the output, undivided and divided.
+    """Whether the parts are the whole: the attention of random arrays, up to the product of the
+    output, undivided and divided.
 
-    It finds out which attributes count what is divided. In a thread of its own, so that it is part of no trace, and on one sample.
+    It finds out which attributes count what is divided. In a thread of its own, so that it is part
+    of no trace, and on one sample.
     """
 
     def __init__(self, layer, args):
@@ -394,7 +402,8 @@ class _WithoutDropout:
 
 
 def find(block, options):
-    """The parts of an attention that is to be split: names of the inputs and of the output, number of heads, choices of attributes, blocks."""
+    """The parts of an attention that is to be split: names of the inputs and of the output, number
+    of heads, choices of attributes, blocks."""
     options = dict(options)
     dense = {name: child for name, child in children(block).items() if isinstance(child, nn.Dense)}
     there = f"its Dense children are {', '.join(dense) or 'none'}"

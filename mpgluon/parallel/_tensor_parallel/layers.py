@@ -1,8 +1,10 @@
-"""Layers whose weights are split over devices. Each device holds a part and computes with it; collectives put the results together.
+"""Layers whose weights are split over devices. Each device holds a part and computes with it;
+collectives put the results together.
 
-A layer that is called with one array returns one array, on the same device, so it can take the place of the ordinary layer. Called with a
-list of arrays, one on each of its devices, it returns such a list. Initial values are those of the ordinary layer with the same name and seed; results
-and gradients are equal but for the order of sums.
+A layer that is called with one array returns one array, on the same device, so it can take the
+place of the ordinary layer. Called with a list of arrays, one on each of its devices, it returns
+such a list. Initial values are those of the ordinary layer with the same name and seed; results and
+gradients are equal but for the order of sums.
 """
 
 from ... import _device_groups, ndarray as nd
@@ -51,7 +53,8 @@ class SplitLayer(HybridBlock):
         return self._lines[0]
 
     def _lie_on(self, lines):
-        """Says where the parts belong, in each replica; their arrays are to be moved by `reset_ctx`."""
+        """Says where the parts belong, in each replica; their arrays are to be moved by
+        `reset_ctx`."""
         self._lines = lines
         for param in self._reg_params.values():
             param.homes = [line[getattr(param, "index", 0)] for line in lines]
@@ -67,7 +70,8 @@ class SplitLayer(HybridBlock):
                     f"{type(self).__name__} '{self.name}' belongs to a network that is placed on a mesh; call the network"
                 )
             return self._forward(x, *args)
-        # Where a group names the device of every op, what this layer takes comes to the layer's devices, and its own ops stay where they are.
+        # Where a group names the device of every op, what this layer takes comes to the layer's
+        # devices, and its own ops stay where they are.
         with _device_groups.placed(None):
             return self._forward(
                 _device_groups.spread(x, self._ctx, nd.NDArray),
@@ -147,7 +151,8 @@ class _ParallelDense(SplitLayer):
 
 
 class ColumnParallelDense(_ParallelDense):
-    """A `Dense` whose outputs are split: every device computes some of the units from the whole input.
+    """A `Dense` whose outputs are split: every device computes some of the units from the whole
+    input.
 
     Parameters
     ----------
@@ -156,11 +161,14 @@ class ColumnParallelDense(_ParallelDense):
     activation, use_bias, flatten, dtype, weight_initializer, bias_initializer, in_units
         As for `Dense`.
     gather_output : bool, default True
-        Whether the units are put together. If not, the result is a list: of each device its units, along the last axis.
+        Whether the units are put together. If not, the result is a list: of each device its units,
+        along the last axis.
     gather_input : int, optional
-        The axis along which a list of inputs is divided (a sequence), to be put together first. By default each is the whole input.
+        The axis along which a list of inputs is divided (a sequence), to be put together first. By
+        default each is the whole input.
     blocks, unit : int, default 1
-        The units consist of so many equal blocks (queries, keys, values), each of which is split, in multiples of `unit` (a head).
+        The units consist of so many equal blocks (queries, keys, values), each of which is split,
+        in multiples of `unit` (a head).
     """
 
     def __init__(
@@ -221,7 +229,8 @@ class ColumnParallelDense(_ParallelDense):
 
 
 class RowParallelDense(_ParallelDense):
-    """A `Dense` whose inputs are split: every device multiplies some of the features, and the products are summed up.
+    """A `Dense` whose inputs are split: every device multiplies some of the features, and the
+    products are summed up.
 
     Parameters
     ----------
@@ -230,12 +239,14 @@ class RowParallelDense(_ParallelDense):
     activation, use_bias, flatten, dtype, weight_initializer, bias_initializer, in_units
         As for `Dense`. The bias lives on the first device.
     input_is_parallel : bool, default False
-        Whether the input is a list in which each device has its features, as `ColumnParallelDense` with ``gather_output=False`` gives it.
-        The result is then a list, too, unless `output_ctx` says otherwise.
+        Whether the input is a list in which each device has its features, as `ColumnParallelDense`
+        with ``gather_output=False`` gives it. The result is then a list, too, unless `output_ctx`
+        says otherwise.
     output_ctx : Context, optional
         The result is one array there.
     scatter_output : int, optional
-        Of a list, each device gets a part of the sum, cut along this axis, in place of the whole of it.
+        Of a list, each device gets a part of the sum, cut along this axis, in place of the whole of
+        it.
     unit : int, default 1
         The features are split in multiples of it.
     """
@@ -337,7 +348,8 @@ class RowParallelDense(_ParallelDense):
 
 
 class VocabParallelEmbedding(SplitLayer):
-    """An `Embedding` whose rows are split: every device looks up the indices it has, and the vectors are summed up.
+    """An `Embedding` whose rows are split: every device looks up the indices it has, and the
+    vectors are summed up.
 
     Parameters
     ----------
@@ -385,10 +397,12 @@ class VocabParallelEmbedding(SplitLayer):
 
 
 class VocabParallelSoftmaxCELoss(Loss):
-    """`SoftmaxCrossEntropyLoss` of logits that are split over devices along the last axis; no device ever holds all of them.
+    """`SoftmaxCrossEntropyLoss` of logits that are split over devices along the last axis; no
+    device ever holds all of them.
 
-    Called as ``loss(logits, label)`` with the list that `ColumnParallelDense` gives with ``gather_output=False``, and labels that are class
-    indices, on any device. The result is where the labels are. What passes between devices is one number a row: the largest logit, the sum of
+    Called as ``loss(logits, label)`` with the list that `ColumnParallelDense` gives with
+    ``gather_output=False``, and labels that are class indices, on any device. The result is where
+    the labels are. What passes between devices is one number a row: the largest logit, the sum of
     exponentials and the label's logit.
     """
 
@@ -435,10 +449,13 @@ class ParallelConv2D(SplitLayer):
     channels : int
     kernel_size : int or tuple of int
     ctx : list of Context
-    strides, padding, dilation, groups, layout, activation, use_bias, weight_initializer, bias_initializer, in_channels
-        As for `Conv2D`. With groups, every device has whole groups, and of the input only their channels.
+    strides, padding, dilation, groups, layout, activation, use_bias, weight_initializer,
+    bias_initializer, in_channels
+        As for `Conv2D`. With groups, every device has whole groups, and of the input only their
+        channels.
     gather_output : bool, default True
-        Whether the channels are put together. If not, the result is a list: of each device its channels.
+        Whether the channels are put together. If not, the result is a list: of each device its
+        channels.
     """
 
     def __init__(

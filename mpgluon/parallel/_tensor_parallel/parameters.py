@@ -1,4 +1,5 @@
-"""Parameters split over devices: each device holds a part, made of the same values as the whole parameter would have."""
+"""Parameters split over devices: each device holds a part, made of the same values as the whole
+parameter would have."""
 
 from ... import _core, _device_groups, autograd, initializer, ndarray as nd, random
 from ...base import MXNetError
@@ -10,7 +11,8 @@ __all__ = ["HomeParameter", "ShardedParameter"]
 
 
 class HomeParameter(Parameter):
-    """A parameter that lives on its layer's device, whatever device ``net.initialize(ctx=...)`` names.
+    """A parameter that lives on its layer's device, whatever device ``net.initialize(ctx=...)``
+    names.
 
     Attributes
     ----------
@@ -52,10 +54,11 @@ class _Family:
     def __init__(self, name, shape, axis, count, blocks, unit):
         self.name, self.axis, self.count, self.blocks, self.unit = name, axis, count, blocks, unit
         self.members = []
+        # The random calls of the whole, and whose part was drawn from them
         self.key, self.drawn = (
             None,
             set(),
-        )  # the random calls of the whole, and whose part was drawn from them
+        )
         self.shape = None
         self.complete(shape)
 
@@ -78,7 +81,8 @@ class _Family:
             member.shape = self.part_shape(member.index)
 
     def ranges(self, index):
-        """Which (begin, end) of the whole, along the axis, part `index` consists of: one for each block."""
+        """Which (begin, end) of the whole, along the axis, part `index` consists of: one for each
+        block."""
         block = self.shape[self.axis] // self.blocks
         begin, end = divide(block // self.unit, self.count)[index]
         return [
@@ -101,7 +105,8 @@ class _Family:
             return parts[0] if len(parts) == 1 else nd.concat(*parts, dim=self.axis)
 
     def calls(self, index):
-        """All parts of one initialisation have the random calls that the whole would have; whoever comes first takes them."""
+        """All parts of one initialisation have the random calls that the whole would have; whoever
+        comes first takes them."""
         if self.key is None or index in self.drawn:
             self.key, self.drawn = random.get_state(), {index}
             return _core.Scope()
@@ -119,7 +124,8 @@ class ShardedParameter(HomeParameter):
     axis, index, count : int
         The parameter is split along `axis` into `count` parts; this is part `index`.
     ranges : list of (int, int)
-        What the part consists of, along `axis` of the whole: one range or, of gates and of queries, keys and values in one, several.
+        What the part consists of, along `axis` of the whole: one range or, of gates and of queries,
+        keys and values in one, several.
     homes : list of Context
         Where it lives: one device, or one in each replica.
     """
@@ -188,14 +194,16 @@ class ShardedParameter(HomeParameter):
 
 
 def split_parameter(block, name, shape, axis, ctx, blocks=1, unit=1, **kwargs):
-    """Makes the parts of a parameter of a block; on device i it is the attribute ``shard{i}_{name}``. Returns their family.
+    """Makes the parts of a parameter of a block; on device i it is the attribute
+    ``shard{i}_{name}``. Returns their family.
 
     Parameters
     ----------
     shape : tuple of int
         Of the whole.
     blocks, unit : int
-        The axis is made of equal blocks (gates; queries, keys and values), each of which is divided, in multiples of `unit` (heads).
+        The axis is made of equal blocks (gates; queries, keys and values), each of which is
+        divided, in multiples of `unit` (heads).
     """
     family = _Family(block.params.prefix + name, shape, axis, len(ctx), blocks, unit)
     for index, home in enumerate(ctx):

@@ -12,7 +12,8 @@ __all__ = ["ParallelLSTM"]
 
 
 class ParallelLSTM(SplitLayer):
-    """An `LSTM` whose cells, with all their gates, are split over devices; after every time step the outputs are exchanged.
+    """An `LSTM` whose cells, with all their gates, are split over devices; after every time step
+    the outputs are exchanged.
 
     Parameters
     ----------
@@ -23,11 +24,13 @@ class ParallelLSTM(SplitLayer):
     dropout : float, default 0
         Of the outputs of every layer but the last, with the mask of `LSTM`.
     bidirectional : bool, default False
-    input_size, dtype, i2h_weight_initializer, h2h_weight_initializer, i2h_bias_initializer, h2h_bias_initializer
+    input_size, dtype, i2h_weight_initializer, h2h_weight_initializer, i2h_bias_initializer,
+    h2h_bias_initializer
         As for `LSTM`.
 
-    Called with an array, it begins with zero states and returns the output; with an array and states, as `begin_state` makes them, it returns the
-    output and the states afterwards, all on the input's device.
+    Called with an array, it begins with zero states and returns the output; with an array and
+    states, as `begin_state` makes them, it returns the output and the states afterwards, all on the
+    input's device.
     """
 
     def __init__(
@@ -106,12 +109,14 @@ class ParallelLSTM(SplitLayer):
         return text + (", bidirectional" if len(self._directions) == 2 else "")
 
     def state_info(self, batch_size=0):
-        """Two states, h and c: dicts with ``shape`` (layers and directions, batch_size, hidden_size) and ``__layout__``."""
+        """Two states, h and c: dicts with ``shape`` (layers and directions, batch_size,
+        hidden_size) and ``__layout__``."""
         count = self._layers * len(self._directions)
         return [{"shape": (count, batch_size, self._hidden), "__layout__": "LNC"}] * 2
 
     def begin_state(self, batch_size=0, func=nd.zeros, **kwargs):
-        """States to begin with: two arrays of shape (layers * directions, batch_size, hidden_size); see `LSTM.begin_state`."""
+        """States to begin with: two arrays of shape (layers * directions, batch_size, hidden_size);
+        see `LSTM.begin_state`."""
         kwargs = {"ctx": self._ctx[0], "dtype": self._dtype, **kwargs}
         return [func(shape=info["shape"], **kwargs) for info in self.state_info(batch_size)]
 
@@ -132,7 +137,8 @@ class ParallelLSTM(SplitLayer):
         if self._layout == "NTC":
             x = F.swapaxes(x, dim1=0, dim2=1)
         time, batch, _ = x.shape
-        # LSTM's operator takes the number of a random call, used or not: what is drawn after it stays the same.
+        # LSTM's operator takes the number of a random call, used or not: what is drawn after it
+        # stays the same.
         draw = F._internal._dropout_draw(x, axis=0, total=time)
         if begins:
             states = self.begin_state(batch, ctx=home, dtype=x.dtype)
@@ -188,7 +194,8 @@ class ParallelLSTM(SplitLayer):
         return ways[0] if len(ways) == 1 else F.concat(*ways, dim=2)
 
     def _drop(self, F, inputs, draw, layer):
-        """Dropout behind a layer, on every device by the same draw: what LSTM draws for that layer."""
+        """Dropout behind a layer, on every device by the same draw: what LSTM draws for that
+        layer."""
         if not self._dropout:
             return inputs
         offset = nd.array([0, 0, layer << 48, 0, 0], dtype="int64", ctx=draw.context)

@@ -195,20 +195,25 @@ def _take_over(old, new):
 def shard(net, plan, ctx):
     """Splits layers of an ordinary network over devices, in place.
 
-    Every matching layer is replaced by its split form, which takes and returns one array as the layer did, on the device where its input is: the
-    network's code stays as it is. Parameters keep their values, or get those that they would have got. Make the Trainer afterwards.
+    Every matching layer is replaced by its split form, which takes and returns one array as the
+    layer did, on the device where its input is: the network's code stays as it is. Parameters keep
+    their values, or get those that they would have got. Make the Trainer afterwards.
 
     Parameters
     ----------
     net : HybridBlock
     plan : dict of str to str
-        Regular expressions that match a layer's path in the tree (``encoder.0.qkv``) or its name (``net0_qkv``) as a whole, and how it is
-        split; the first that matches counts. 'column': a Dense by its units, a Conv2D by its channels, an LSTM by its cells; 'row': a Dense by its
-        inputs; 'vocab': an Embedding by its rows; 'channel': a Conv2D; 'gates': an LSTM; 'sequence': a LayerNorm or Dropout along axis 1; 'heads': a block with
-        attention, written out, by its heads. A pair ``('row', {'output_ctx': ctx})`` gives options of the split layer; those of 'heads' are ``inputs``, the names
-        of the Dense children that make queries, keys and values (of one, the first third of the units makes queries; with ``blocks=1`` the units are apart by heads first);
-        ``output``, that of the one whose input are the heads; ``attributes``, the names of what counts heads (the first), or units of all heads, in the block. By default
-        they are found by common names.
+        Regular expressions that match a layer's path in the tree (``encoder.0.qkv``) or its name
+        (``net0_qkv``) as a whole, and how it is split; the first that matches counts. 'column': a
+        Dense by its units, a Conv2D by its channels, an LSTM by its cells; 'row': a Dense by its
+        inputs; 'vocab': an Embedding by its rows; 'channel': a Conv2D; 'gates': an LSTM;
+        'sequence': a LayerNorm or Dropout along axis 1; 'heads': a block with attention, written
+        out, by its heads. A pair ``('row', {'output_ctx': ctx})`` gives options of the split layer;
+        those of 'heads' are ``inputs``, the names of the Dense children that make queries, keys and
+        values (of one, the first third of the units makes queries; with ``blocks=1`` the units are
+        apart by heads first); ``output``, that of the one whose input are the heads;
+        ``attributes``, the names of what counts heads (the first), or units of all heads, in the
+        block. By default they are found by common names.
     ctx : list of Context
 
     Returns
@@ -266,7 +271,8 @@ def matches(net, plan, who):
 
 
 def _divide_heads(block, path, options, work, who):
-    """An attention is split together with the products that make its queries, keys and values, and its output."""
+    """An attention is split together with the products that make its queries, keys and values, and
+    its output."""
     try:
         inputs, output, count, choices, blocks = heads.find(block, options)
     except (ValueError, NotImplementedError) as error:
@@ -296,7 +302,8 @@ def _divide_heads(block, path, options, work, who):
 
 
 def every_layer(net, count):
-    """What there is to split over `count` devices: every layer that can be, and is large enough; as `matches` gives it."""
+    """What there is to split over `count` devices: every layer that can be, and is large enough; as
+    `matches` gives it."""
     shared, work = set(_shared(net)), {}
     for _, _, path, layer in walk(net):
         kind = _EVERY.get(type(layer))

@@ -135,7 +135,8 @@ module.fit(batches, num_epoch=2, initializer=mx.init.Xavier())
 module.save_checkpoint("module", 2)
 mx.nd.save("module.nd", {"x0": batches.data[0][1], "o0": module.predict(batches)})
 
-# The checkpoint trained on with momentum: the states after a step, and the parameters before and after a second one.
+# The checkpoint trained on with momentum: the states after a step, and the parameters before and
+# after a second one.
 module = mx.mod.Module.load("module", 2)
 batch = mx.io.DataBatch([mx.nd.load("module.nd")["x0"][:4]], [mx.nd.array([0, 1, 2, 0])])
 module.bind([("data", (4, 4))], [("softmax_label", (4,))])

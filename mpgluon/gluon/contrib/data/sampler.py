@@ -6,7 +6,8 @@ __all__ = ["IntervalSampler"]
 
 
 class IntervalSampler(Sampler):
-    """The numbers 0, `interval`, 2 `interval`, ... below `length`; with `rollover` then 1, 1 + `interval`, ... until all were there.
+    """The numbers 0, `interval`, 2 `interval`, ... below `length`; with `rollover` then 1, 1 +
+    `interval`, ... until all were there.
 
     Parameters
     ----------

@@ -57,7 +57,8 @@ class Identity(HybridBlock):
 
 
 class _PixelShuffle(HybridBlock):
-    """Takes the places of a grid of `factor` out of the channels; `_dims`: how many dimensions the grid has."""
+    """Takes the places of a grid of `factor` out of the channels; `_dims`: how many dimensions the
+    grid has."""
 
     _dims = 1
 
@@ -78,7 +79,8 @@ class _PixelShuffle(HybridBlock):
 
     def hybrid_forward(self, F, x):
         factors, dims = self._factors, self._dims
-        # (N, C f1 f2, W1, W2) -> (N, C, f1, f2, W1, W2) -> (N, C, W1, f1, W2, f2) -> (N, C, W1 f1, W2 f2)
+        # (N, C f1 f2, W1, W2) -> (N, C, f1, f2, W1, W2)
+        # -> (N, C, W1, f1, W2, f2) -> (N, C, W1 f1, W2 f2)
         rest = prod(factors)
         x = F.reshape(x, shape=(0, -4, -1, rest, -2))
         for i, factor in enumerate(factors[:-1]):

@@ -42,7 +42,8 @@ class _ConvCell(HybridRecurrentCell):
         conv_layout,
         activation,
     ):
-        """Makes the parameters. `kernels`, `dilates`: of the input's convolution and of the state's."""
+        """Makes the parameters. `kernels`, `dilates`: of the input's convolution and of the
+        state's."""
         self._hidden_channels = hidden_channels
         self._input_shape = tuple(input_shape)
         self._conv_layout = conv_layout

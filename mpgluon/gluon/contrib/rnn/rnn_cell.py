@@ -17,10 +17,11 @@ __all__ = ["LSTMPCell", "VariationalDropoutCell", "dynamic_unroll"]
 
 
 class VariationalDropoutCell(ModifierCell):
-    """Applies dropout to the input, the first state and the output of a cell, with one mask for all steps of a sequence.
+    """Applies dropout to the input, the first state and the output of a cell, with one mask for all
+    steps of a sequence.
 
-    The masks are drawn in the first step after `reset`, which `unroll` calls. A cell that is hybridized by itself and called step by step
-    draws in every call.
+    The masks are drawn in the first step after `reset`, which `unroll` calls. A cell that is
+    hybridized by itself and called step by step draws in every call.
 
     Parameters
     ----------
@@ -91,14 +92,16 @@ class VariationalDropoutCell(ModifierCell):
 
 
 class LSTMPCell(HybridRecurrentCell):
-    """Long short-term memory whose output is projected: ``r = W_hr h``. The gates' order is input, forget, cell, output.
+    """Long short-term memory whose output is projected: ``r = W_hr h``. The gates' order is input,
+    forget, cell, output.
 
     States: r, of `projection_size`, and c, of `hidden_size`.
 
     Parameters
     ----------
     hidden_size, projection_size : int
-    i2h_weight_initializer, h2h_weight_initializer, h2r_weight_initializer : Initializer or str, optional
+    i2h_weight_initializer, h2h_weight_initializer, h2r_weight_initializer : Initializer or str,
+    optional
     i2h_bias_initializer, h2h_bias_initializer : Initializer or str, default 'zeros'
     input_size : int, default 0
         0 to find it in the first forward pass.
@@ -180,7 +183,8 @@ class LSTMPCell(HybridRecurrentCell):
 def dynamic_unroll(
     cell, inputs, begin_state, drop_inputs=0, drop_outputs=0, layout="TNC", valid_length=None
 ):
-    """Runs a cell over a sequence as a loop (``contrib.foreach``), so that the graph does not grow with the sequence.
+    """Runs a cell over a sequence as a loop (``contrib.foreach``), so that the graph does not grow
+    with the sequence.
 
     Parameters
     ----------
@@ -192,7 +196,8 @@ def dynamic_unroll(
         Probabilities of dropout, whose masks are the same for all steps.
     layout : {'TNC', 'NTC'}
     valid_length : NDArray of shape (batch,), optional
-        How many steps of each sample count: later outputs are zero, and the states are those after the last valid step.
+        How many steps of each sample count: later outputs are zero, and the states are those after
+        the last valid step.
 
     Returns
     -------

@@ -1,4 +1,5 @@
-"""Residual networks: version 1 (`arXiv:1512.03385`) and version 2, with the activation in front (`arXiv:1603.05027`)."""
+"""Residual networks: version 1 (`arXiv:1512.03385`) and version 2, with the activation in front
+(`arXiv:1603.05027`)."""
 
 from ....context import cpu
 from ... import nn
