@@ -5,6 +5,7 @@
 #include "autograd/tape.h"
 #include "autograd/trace.h"
 #include "base/host.h"
+#include "op/placement.h"
 
 /* What a thread does with the ops it calls. One struct, so that a call looks it up once. */
 typedef struct call_mode {
@@ -67,14 +68,10 @@ int mpg_call_outputs(const mpg_op *op, const void *params, int num_inputs) {
 
 /* The device of an op that does not take it from its inputs; NULL for the rest. */
 static mpg_status named_device(const mpg_op *op, const void *params, mpg_device **device) {
+  mpg_device_id id = mpg_op_named_device(op, params);
   *device = NULL;
-  if (!(op->flags & (MPG_OP_COPY | MPG_OP_CREATES))) return MPG_OK;
-  mpg_device_id id = mpg_params_device(op, params);
-  if (id.type == 0) {
-    if (op->flags & MPG_OP_COPY) return MPG_OK;
-    id = (mpg_device_id){MPG_CPU, 0};
-  }
-  return mpg_device_get(id, device);
+  if (id.type == 0 && op->flags & MPG_OP_CREATES) id = (mpg_device_id){MPG_CPU, 0};
+  return id.type ? mpg_device_get(id, device) : MPG_OK;
 }
 
 /* A node for a call that is about to run. It has the edges already: while the call waits, others

@@ -46,6 +46,9 @@ typedef struct mpg_device_id_name {
   char text[32];
 } mpg_device_id_name;
 mpg_device_id_name mpg_device_id_text(mpg_device_id id);
+static inline bool mpg_device_id_equal(mpg_device_id a, mpg_device_id b) {
+  return a.type == b.type && a.index == b.index;
+}
 const char *mpg_device_type_name(int32_t type); /* "cpu"; NULL: there is no such type for users */
 /* One device at *text, which moves behind it; "cpu" is "cpu(0)". False: none is there. */
 bool mpg_device_id_parse(const char **text, mpg_device_id *id);

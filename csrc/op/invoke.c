@@ -7,6 +7,7 @@
 #include "base/memory.h"
 #include "device/profiler.h"
 #include "op/fused.h"
+#include "op/placement.h"
 #include "op/submit.h"
 
 enum { STACK_ARRAYS = 16 };
@@ -85,27 +86,8 @@ mpg_status mpg_kernel_run(mpg_kernel_fn kernel, const mpg_kernel_call *call, uin
 }
 
 /* --- Invocation ------------------------------------------------------------------------------- */
-static mpg_status device_mismatch(const mpg_invocation *inv) {
-  mpg_text text = {0};
-  char name[64];
-  mpg_device *device = mpg_tensor_device(&inv->inputs[0]);
-  int listed = 0, other = 0;
-  for (int i = 0; i < inv->num_inputs && listed < 8; i++) {
-    if (!other && mpg_tensor_device(&inv->inputs[i]) != device) other = i;
-    /* Of many inputs only the first and those that are elsewhere. */
-    if (i && inv->num_inputs > 8 && mpg_tensor_device(&inv->inputs[i]) == device) continue;
-    mpg_text_append(&text, "%s%s on %s", listed++ ? ", " : "",
-                    mpg_op_input_name(inv->op, i, name, sizeof name),
-                    mpg_device_text(mpg_tensor_device(&inv->inputs[i])));
-  }
-  mpg_fail(MPG_ERROR,
-           "%s: the inputs are on different devices: %s. Nothing is copied silently: move one "
-           "first, e.g. with "
-           "%s.as_in_context(mx.%s)",
-           inv->op->name, mpg_text_string(&text),
-           mpg_op_input_name(inv->op, other, name, sizeof name), mpg_device_text(device));
-  mpg_text_free(&text);
-  return MPG_ERROR;
+static mpg_device_id input_device(const void *inputs, int index) {
+  return mpg_tensor_device(&((const mpg_tensor *)inputs)[index])->id;
 }
 
 static mpg_status output_mismatch(const mpg_invocation *inv, int index, const mpg_desc *wanted) {
@@ -355,12 +337,14 @@ static mpg_status try_invoke(mpg_invocation *inv, mpg_desc *descs, mpg_view *vie
   mpg_device *device = inv->device;
   mpg_desc *input_descs = descs, *output_descs = descs + inv->num_inputs;
   bool written_inputs = false;
+  mpg_device_id place;
   if (inv->num_inputs) {
     if (!(op->flags & MPG_OP_COPY) || !device) device = mpg_tensor_device(&inv->inputs[0]);
     for (int i = 0; i < inv->num_inputs; i++) {
       input_descs[i] = inv->inputs[i].desc;
       if (mpg_tensor_device(&inv->inputs[i]) != device && !(op->flags & MPG_OP_COPY))
-        return device_mismatch(inv);
+        return mpg_op_place(op, inv->params, inv->inputs, inv->num_inputs, input_device, device->id,
+                            &place); /* says which input is where */
       written_inputs |= mpg_op_input_mutable(op, i);
     }
   } else if (!device) {

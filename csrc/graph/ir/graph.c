@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "op/array/collective.h"
+#include "op/placement.h"
 
 struct mpg_value_block {
   struct mpg_value_block *older;
@@ -172,11 +173,23 @@ mpg_status mpg_graph_known(mpg_graph *graph, const mpg_op *op, void *opaque, con
   return append(graph, &fields, inputs, node);
 }
 
+typedef struct placed_inputs {
+  const mpg_graph *graph;
+  const mpg_value *values;
+} placed_inputs;
+
+static mpg_device_id input_device(const void *inputs, int index) {
+  const placed_inputs *placed = inputs;
+  return mpg_graph_at(placed->graph, placed->values[index])->device;
+}
+
 mpg_status mpg_graph_emit(mpg_graph *graph, const mpg_op *op, const void *params,
                           const mpg_value *inputs, int num_inputs, mpg_value like,
                           mpg_value *outputs) {
-  mpg_device_id device;
-  MPG_TRY(mpg_place(graph, op, params, inputs, num_inputs, like, &device));
+  mpg_device_id device, otherwise = {MPG_CPU, 0};
+  if (mpg_has_value(like)) otherwise = mpg_graph_at(graph, like)->device;
+  MPG_TRY(mpg_op_place(op, params, &(placed_inputs){graph, inputs}, num_inputs, input_device,
+                       otherwise, &device));
   int num_outputs = mpg_op_num_outputs(op, params, num_inputs);
   MPG_TRY(mpg_grow((void **)&graph->descs, &graph->descs_capacity,
                    (size_t)(num_inputs + num_outputs), sizeof *graph->descs));
@@ -265,14 +278,6 @@ bool mpg_node_mutates(const mpg_node *node) {
   for (uint32_t i = 0; i < node->num_inputs; i++)
     if (mpg_op_input_mutable(node->op, (int)i)) return true;
   return false;
-}
-
-mpg_device_id mpg_params_device(const mpg_op *op, const void *params) {
-  const mpg_param_table *table = op->params;
-  for (int i = 0; params && i < table->count; i++)
-    if (table->params[i].kind == MPG_PARAM_DEVICE)
-      return *(const mpg_device_id *)((const char *)params + table->params[i].offset);
-  return (mpg_device_id){0, 0};
 }
 
 bool mpg_node_crosses(const mpg_graph *graph, const mpg_node *node) {

@@ -115,16 +115,11 @@ static inline bool mpg_node_flag(const mpg_node *node, uint32_t flag) {
 static inline bool mpg_node_spans(const mpg_node *node) {
   return mpg_node_flag(node, MPG_OP_SPANS);
 }
-static inline bool mpg_device_id_equal(mpg_device_id a, mpg_device_id b) {
-  return a.type == b.type && a.index == b.index;
-}
 static inline size_t mpg_desc_bytes(const mpg_desc *desc) {
   return (size_t)mpg_shape_size(&desc->shape) * mpg_dtype_size(desc->dtype);
 }
 /* True when the node writes one of its inputs. */
 bool mpg_node_mutates(const mpg_node *node);
-/* The device a COPY or CREATES op's parameters name; type 0: none named. */
-mpg_device_id mpg_params_device(const mpg_op *op, const void *params);
 /* True when the output 0 may share the memory of input 0, bytes being the same: VIEW ops. */
 static inline bool mpg_node_is_view(const mpg_node *node) {
   return mpg_node_flag(node, MPG_OP_VIEW) && node->num_outputs == 1;
@@ -152,12 +147,6 @@ mpg_status mpg_graph_emit_full_like(mpg_graph *graph, mpg_value like, double fil
 mpg_value mpg_view_root(const mpg_graph *graph, mpg_value value);
 
 /* --- Passes ----------------------------------------------------------------------------------- */
-
-/* place.c: where a node runs. Fails, naming op, block path and which input is where, when inputs
- * are on different devices. */
-mpg_status mpg_place(const mpg_graph *graph, const mpg_op *op, const void *params,
-                     const mpg_value *inputs, int num_inputs, mpg_value like,
-                     mpg_device_id *device);
 
 /* cost.c: what each node costs, by its op's row; costs has an element per node. And its seconds,
  * of copies between devices, too. */

@@ -1,0 +1,24 @@
+/* Where an op runs: the one rule, for eager calls and for graphs.
+ *
+ * Users say where things are. A copy and an op that makes an array run on the device that their
+ * parameters name; every other op runs where its inputs are, and these have to be on one device:
+ * nothing is copied silently. Threads: host lock.
+ */
+#ifndef MPG_OP_PLACEMENT_H
+#define MPG_OP_PLACEMENT_H
+
+#include "op/op.h"
+
+/* The device of one of the inputs. */
+typedef mpg_device_id (*mpg_input_device_fn)(const void *inputs, int index);
+
+/* The device that the parameters name; type 0: none. */
+mpg_device_id mpg_op_named_device(const mpg_op *op, const void *params);
+
+/* otherwise: where an op without inputs runs that names no device. Fails, naming which input is
+ * where, when the inputs are on different devices. */
+mpg_status mpg_op_place(const mpg_op *op, const void *params, const void *inputs, int num_inputs,
+                        mpg_input_device_fn device_of, mpg_device_id otherwise,
+                        mpg_device_id *device);
+
+#endif
