@@ -45,7 +45,8 @@ def instruction_sets():
     unknown = [n for n in names if n not in ISA_FLAGS]
     if unknown:
         raise SystemExit(
-            f"MPGLUON_ISA: unknown instruction set {unknown[0]!r}; choose among {', '.join(ISA_FLAGS)}"
+            f"MPGLUON_ISA: unknown instruction set {unknown[0]!r}; choose among "
+            f"{', '.join(ISA_FLAGS)}"
         )
     return names
 
@@ -194,7 +195,8 @@ class BuildCore(build_ext):
                 if os.environ.get("MPGLUON_CUDA") == "1":
                     raise
                 print(
-                    f"warning: {error}\nmpgluon goes without GPUs: {nvcc} may be older than CUDA 12; MPGLUON_CUDA=1 makes this an error",
+                    f"warning: {error}\nmpgluon goes without GPUs: {nvcc} may be older than CUDA "
+                    "12; MPGLUON_CUDA=1 makes this an error",
                     file=sys.stderr,
                 )
         self.write_stubs(output, sanitize)

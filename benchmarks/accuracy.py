@@ -512,7 +512,8 @@ def main():
         for title, ours, theirs in PARTS[name]():
             ratio = ours / theirs if theirs and ours > 1e-10 else None
             print(
-                f"| {title} | {ours:.2g} | {'' if theirs is None else f'{theirs:.2g}'} | {'' if ratio is None else f'{ratio:.2f}'} |",
+                f"| {title} | {ours:.2g} | {'' if theirs is None else f'{theirs:.2g}'} | "
+                f"{'' if ratio is None else f'{ratio:.2f}'} |",
                 flush=True,
             )
             if args.limit and ratio is not None and ratio > args.limit:

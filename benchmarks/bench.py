@@ -79,7 +79,8 @@ def measure_memory(figures, case, arguments):
         if answer:
             figures["memory"].setdefault(case.name, {})[library] = answer
             progress(
-                f"{case.name}, memory: {library} {(answer['peak'] - answer['imported']) / 2**20:.0f} MiB"
+                f"{case.name}, memory: {library} "
+                f"{(answer['peak'] - answer['imported']) / 2**20:.0f} MiB"
             )
 
 

@@ -139,7 +139,8 @@ def measure(call, prepare, devices, warm):
     _, later = timed(call, prepare, devices, lambda: spin(PAUSE))
     total, made = returns(call, prepare, awake)
     return (
-        f"{medians(handed):.1f} / {medians(first):.1f} / {medians(later):.1f} / {medians(total):.1f} / {made}",
+        f"{medians(handed):.1f} / {medians(first):.1f} / {medians(later):.1f} / "
+        f"{medians(total):.1f} / {made}",
         medians(handed),
     )
 
@@ -202,7 +203,8 @@ if __name__ == "__main__":
     until, own = wake_floor()
     print("handed over / kernel, awake / kernel, asleep / returns / allocations\n")
     print(
-        "| ops | parameters | devices | inputs, outputs | prediction | recorded | backward | Trainer.step, SGD | Adam |"
+        "| ops | parameters | devices | inputs, outputs | prediction | recorded | backward | "
+        "Trainer.step, SGD | Adam |"
     )
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     worst = 0
@@ -245,5 +247,6 @@ if __name__ == "__main__":
             flush=True,
         )
     print(
-        f"\nLargest median until the hand-over: {worst:.1f} us. Waking a thread by itself (a futex, another process): {until:.1f} us until it runs, {own:.1f} us of who wakes it."
+        f"\nLargest median until the hand-over: {worst:.1f} us. Waking a thread by itself (a "
+        f"futex, another process): {until:.1f} us until it runs, {own:.1f} us of who wakes it."
     )

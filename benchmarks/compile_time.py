@@ -27,7 +27,9 @@ def measure(name, **sizes):
     entry = net.compiled()[0]
     planned = entry["devices"]["cpu(0)"]["planned"]
     print(
-        f"{name:10s} {str(sizes):20s} {entry['ops']:6d} ops {queued:8.3f} s; planned {planned['total']:12,d} bytes, {planned['total'] / planned['alive']:.3f} of what is alive at once"
+        f"{name:10s} {str(sizes):20s} {entry['ops']:6d} ops {queued:8.3f} s; planned "
+        f"{planned['total']:12,d} bytes, {planned['total'] / planned['alive']:.3f} of what is "
+        "alive at once"
     )
     return queued
 
@@ -41,5 +43,6 @@ if __name__ == "__main__":
     ):
         times = [measure(name, **{key: count}) for count in counts]
         print(
-            f"{name}: grows as its size to the power {np.polyfit(np.log(counts), np.log(times), 1)[0]:.2f}"
+            f"{name}: grows as its size to the power "
+            f"{np.polyfit(np.log(counts), np.log(times), 1)[0]:.2f}"
         )

@@ -97,7 +97,8 @@ def main():
         f"{sum(r > limit for r in ratios)} above {limit}" for limit in (1.0, 1.2, 1.5)
     )
     print(
-        f"\n{'; '.join(versions)}; {options.threads} threads; {len(rows)} cases, median {statistics.median(ratios):.2f}, {above}"
+        f"\n{'; '.join(versions)}; {options.threads} threads; {len(rows)} cases, median "
+        f"{statistics.median(ratios):.2f}, {above}"
     )
 
 

@@ -236,7 +236,10 @@ def measure(case, rounds, seconds, others):
 
 def table(case, figures):
     """Markdown lines."""
-    yield f"{case}: two independent trainings {figures['independent']['ms']:.1f} ms for two batches; the ideal of a pipeline is {figures['ideal']['ms']:.1f} ms a batch"
+    yield (
+        f"{case}: two independent trainings {figures['independent']['ms']:.1f} ms for two batches; "
+        f"the ideal of a pipeline is {figures['ideal']['ms']:.1f} ms a batch"
+    )
     yield "| | ms | of the ideal | bubble | by plan |"
     yield "| --- | --- | --- | --- | --- |"
     for name, row in figures.items():
@@ -244,11 +247,17 @@ def table(case, figures):
             bubbles = [
                 f"{row[key]:.1%}" if key in row else "" for key in ("bubble", "planned_bubble")
             ]
-            yield f"| {name} | {row['ms']:.1f} | {row['of_ideal']:.3f} | {bubbles[0]} | {bubbles[1]} |"
+            yield (
+                f"| {name} | {row['ms']:.1f} | {row['of_ideal']:.3f} | {bubbles[0]} | {bubbles[1]} "
+                "|"
+            )
     theirs = [row["ms"] for name, row in figures.items() if name.startswith("PyTorch")]
     best_of_ours = min((row["ms"], name) for name, row in figures.items() if "bubble" in row)
     if "1f1b" in figures:
-        yield f"zero_bubble has {figures['1f1b']['ms'] / figures['zero_bubble']['ms']:.3f}x the rate of 1f1b"
+        yield (
+            f"zero_bubble has {figures['1f1b']['ms'] / figures['zero_bubble']['ms']:.3f}x the rate "
+            "of 1f1b"
+        )
     if theirs:
         for ms, name in sorted(
             {(figures[n]["ms"], n) for n in ("1f1b", "gpipe") if n in figures} | {best_of_ours}

@@ -240,7 +240,9 @@ def show(case, kept):
         taken = [one[key] for one in kept["rounds"] if key in one]
         mark = " (the choice)" if key == choice else ""
         print(
-            f"  {key}{mark}: {medians[key]:.3f} of the choice ({min(values):.3f} to {max(values):.3f}, {len(values)} rounds), median {statistics.median(taken) * 1e3:.2f} ms, predicted {kept['predicted'][key] * 1e3:.2f}"
+            f"  {key}{mark}: {medians[key]:.3f} of the choice ({min(values):.3f} to "
+            f"{max(values):.3f}, {len(values)} rounds), median "
+            f"{statistics.median(taken) * 1e3:.2f} ms, predicted {kept['predicted'][key] * 1e3:.2f}"
         )
     measured, best = statistics.median(kept["alone"]), min(splits, key=splits.get)
     off = [expected / measured - 1 for expected, measured in kept["bytes"]]
@@ -260,10 +262,16 @@ def show(case, kept):
     if len(splits) < len(medians):
         form = min(medians, key=medians.get)
         result.update(best_form=form, above_best_form=1 / medians[form] - 1)
-        wide = f", {result['above_best_form']:+.1%} from the best of {len(medians) - len(splits)} other forms and those ({form})"
+        wide = (
+            f", {result['above_best_form']:+.1%} from the best of {len(medians) - len(splits)} "
+            f"other forms and those ({form})"
+        )
     print(
-        f"{case}: {own[0]} micro-batches, {own[1]}, chosen in {kept['planning']:.1f} s; {result['above_best']:+.1%} from the best of {len(splits)} splits ({best}){wide}; predicted "
-        f"{result['predicted_ms']:.2f} ms, measured {result['measured_ms']:.2f} ms ({result['prediction_off']:+.1%}); memory {', '.join(f'{x:+.1%}' for x in off)}; {result['rounds']} rounds",
+        f"{case}: {own[0]} micro-batches, {own[1]}, chosen in {kept['planning']:.1f} s; "
+        f"{result['above_best']:+.1%} from the best of {len(splits)} splits ({best}){wide}; "
+        f"predicted {result['predicted_ms']:.2f} ms, measured {result['measured_ms']:.2f} ms "
+        f"({result['prediction_off']:+.1%}); memory {', '.join(f'{x:+.1%}' for x in off)}; "
+        f"{result['rounds']} rounds",
         flush=True,
     )
     return result

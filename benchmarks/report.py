@@ -74,7 +74,10 @@ def tables(figures):
         peaks = [
             peak(rows[str(threads)]) for rows in figures["cases"].values() if str(threads) in rows
         ]
-        yield f"\n{threads} thread{'s' if threads > 1 else ''}; the peak is {max(peaks, default=0) / 1e9:.0f} GFLOP/s:\n"
+        yield (
+            f"\n{threads} thread{'s' if threads > 1 else ''}; the peak is "
+            f"{max(peaks, default=0) / 1e9:.0f} GFLOP/s:\n"
+        )
         yield from speed_table(figures, threads)
     if figures["memory"]:
         yield "\nMost memory of training beyond the imported library's, 2 threads:\n"

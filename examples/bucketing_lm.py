@@ -153,7 +153,8 @@ def main():
         stats = mx.context.memory_stats(ctx)
         names = sorted({name for name, place in groups.items() if place == ctx})
         print(
-            f"{ctx}: {', '.join(names)}; {stats['peak_in_use'] / 1e6:.1f} MB at most for {len(module._buckets)} buckets"
+            f"{ctx}: {', '.join(names)}; {stats['peak_in_use'] / 1e6:.1f} MB at most for "
+            f"{len(module._buckets)} buckets"
         )
     if options.check:
         single, _ = train(coded, words, dict.fromkeys(groups, devices[0]), options)

@@ -95,7 +95,8 @@ def main():
     single = Training(mx.parallel.Mesh({"data": 1}), args)
     expected = single.run(batches)
     print(
-        f"one device: loss {expected[0]:.4f} -> {expected[-1]:.4f}, accuracy {single.accuracy(*test):.3f}"
+        f"one device: loss {expected[0]:.4f} -> {expected[-1]:.4f}, accuracy "
+        f"{single.accuracy(*test):.3f}"
     )
 
     mesh = mx.parallel.Mesh({"data": args.data, "stage": args.stages})
@@ -117,11 +118,13 @@ def main():
         position = mx.parallel.load(directory, other.net, other.trainer)["position"]
     losses += training.run(batches[half:])
     print(
-        f"{mesh}: loss {losses[0]:.4f} -> {losses[-1]:.4f}, accuracy {training.accuracy(*test):.3f}, {time.time() - start:.1f} s"
+        f"{mesh}: loss {losses[0]:.4f} -> {losses[-1]:.4f}, accuracy "
+        f"{training.accuracy(*test):.3f}, {time.time() - start:.1f} s"
     )
     moved = other.run(batches[position:])
     print(
-        f"from step {position} on {other.mesh}: loss {moved[-1]:.4f}, accuracy {other.accuracy(*test):.3f}"
+        f"from step {position} on {other.mesh}: loss {moved[-1]:.4f}, accuracy "
+        f"{other.accuracy(*test):.3f}"
     )
     # Rounding is all that differs; tanh has no kink that would turn it into more
     early = min(20, half)

@@ -157,7 +157,8 @@ def main():
     for row, text, right in list(zip(letters, written, wanted.astype(int)))[:3]:
         name = "".join(names[int(i)] for i in row if i)
         print(
-            f"{name} -> {''.join(pairs[i][0] for i in text)} ({''.join(pairs[i][0] for i in right)})"
+            f"{name} -> {''.join(pairs[i][0] for i in text)} "
+            f"({''.join(pairs[i][0] for i in right)})"
         )
     print(f"syllables right in new texts: {(written == wanted).mean():.1%}\n")
     rows = [("", "ms a step", "last loss", "losses", "parameters against 3 devices")]

@@ -205,7 +205,8 @@ def check_equality(corpus, options, ctx1, ctx2):
         for losses, values in results[1:]
     )
     print(
-        f"  all {options.check_steps} losses and all {len(reference)} parameters equal bit for bit: {'yes' if equal else 'NO'}"
+        f"  all {options.check_steps} losses and all {len(reference)} parameters equal bit for "
+        f"bit: {'yes' if equal else 'NO'}"
     )
     return equal
 
@@ -366,13 +367,15 @@ def main():
     names = [re.fullmatch(r"(\w+)\((\d+)\)", device) for device in options.devices]
     if not all(names):
         raise SystemExit(
-            f"--devices takes two names such as cpu(0) and cpu(1), not {' and '.join(options.devices)}"
+            "--devices takes two names such as cpu(0) and cpu(1), not "
+            f"{' and '.join(options.devices)}"
         )
     ctx1, ctx2 = (mx.Context(name[1], int(name[2])) for name in names)
     corpus = Corpus(*read_text(options.text, options.limit), options.vocab)
     unigram = corpus.unigram_perplexity()
     print(
-        f"text: {len(corpus.train):,} training and {len(corpus.valid):,} validation tokens, vocabulary {len(corpus.words):,}"
+        f"text: {len(corpus.train):,} training and {len(corpus.valid):,} validation tokens, "
+        f"vocabulary {len(corpus.words):,}"
     )
 
     print(f"\nthe first {options.check_steps} steps, three ways:")
@@ -410,10 +413,12 @@ def main():
     for ctx in dict.fromkeys((ctx1, ctx2)):
         stats = mx.context.memory_stats(ctx)
         print(
-            f"  {ctx}: {stats['in_use'] / 2**20:.1f} MiB in use, peak {stats['peak_in_use'] / 2**20:.1f} MiB, {stats['held'] / 2**20:.1f} MiB held"
+            f"  {ctx}: {stats['in_use'] / 2**20:.1f} MiB in use, peak "
+            f"{stats['peak_in_use'] / 2**20:.1f} MiB, {stats['held'] / 2**20:.1f} MiB held"
         )
     print(
-        f"\nsaved to {params} and {states}; loaded onto {ctx1} alone: validation perplexity {one_device:.4f} (two devices: {perplexity:.4f})"
+        f"\nsaved to {params} and {states}; loaded onto {ctx1} alone: validation perplexity "
+        f"{one_device:.4f} (two devices: {perplexity:.4f})"
     )
     picture = os.path.join(options.out, "lm.png")
     draw(picture, curve, valid_curve, unigram, mx.profiler.events())
@@ -422,7 +427,8 @@ def main():
     print(sample_text(single, corpus, "\n\ndef ", 120, options.seed))
     print("-" * 60)
     print(
-        f"validation perplexity {perplexity:.1f}; a unigram model has {unigram:.1f}. {time.perf_counter() - begin:.0f} s in all."
+        f"validation perplexity {perplexity:.1f}; a unigram model has {unigram:.1f}. "
+        f"{time.perf_counter() - begin:.0f} s in all."
     )
 
 

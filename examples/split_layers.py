@@ -115,7 +115,8 @@ def main():
             "  bytes of parameters: " + ", ".join(f"{ctx} {size:,}" for ctx, size in held.items())
         )
     print(
-        f"largest difference of the losses of the first ten steps: {np.abs(one[0][:10] - many[0][:10]).max() / one[0][0]:.1e}"
+        "largest difference of the losses of the first ten steps: "
+        f"{np.abs(one[0][:10] - many[0][:10]).max() / one[0][0]:.1e}"
     )
     print(many[3])
 

@@ -69,7 +69,8 @@ def main():
     print(made)
     chosen, layers = dict(made.placement), list(made.placement)
     print(
-        f"\nlayers on {devices[0]}   predicted ms   measured ms   bytes on {devices[0]}   bytes on {devices[1]}"
+        f"\nlayers on {devices[0]}   predicted ms   measured ms   bytes on {devices[0]}   bytes on "
+        f"{devices[1]}"
     )
     for cut in range(1, len(layers) + 1):
         for i, layer in enumerate(layers):
@@ -77,7 +78,8 @@ def main():
         ms, _ = measure(net, made, x, y, args.steps)
         mark = "   <- chosen" if made.placement == chosen else ""
         print(
-            f"{cut:>16}   {made.seconds * 1e3:12.2f}   {ms:11.2f}   {made.memory[devices[0]]:15,}   {made.memory[devices[1]]:15,}{mark}"
+            f"{cut:>16}   {made.seconds * 1e3:12.2f}   {ms:11.2f}   "
+            f"{made.memory[devices[0]]:15,}   {made.memory[devices[1]]:15,}{mark}"
         )
     for layer, ctx in chosen.items():
         made.move(layer, ctx)

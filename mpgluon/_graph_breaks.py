@@ -148,13 +148,15 @@ class Tracer(_core.Scope):
         """A step whose results' descriptions ``(shape, dtype, ctx)`` are known. Returns arrays that
         stand for them."""
         raise NotImplementedError(
-            f"{name} runs outside of compiled programs, which {type(self).__name__} does not know how to trace; call it outside of the hybridized block"
+            f"{name} runs outside of compiled programs, which {type(self).__name__} does not know "
+            "how to trace; call it outside of the hybridized block"
         )
 
     def dynamic(self, name, run, inputs):
         """A step whose results' shapes depend on values."""
         raise NotImplementedError(
-            f"the shape of what {name} gives depends on values, which {type(self).__name__} does not know how to trace; call it outside of the hybridized block"
+            f"the shape of what {name} gives depends on values, which {type(self).__name__} does "
+            "not know how to trace; call it outside of the hybridized block"
         )
 
     def _new(self, host, descs):
@@ -322,8 +324,9 @@ class _Live(Tracer):
         """The part up to here ran before the function was traced again."""
         if part.host is None or part.host.name != name or part.nodes != self.trace.nodes:
             raise MXNetError(
-                f"{name}: the block computed something else when it was traced again for arrays of other shapes. The computation of a hybridized "
-                "block may depend only on its inputs' shapes, dtypes and devices, and on the training mode"
+                f"{name}: the block computed something else when it was traced again for arrays of "
+                "other shapes. The computation of a hybridized block may depend only on its "
+                "inputs' shapes, dtypes and devices, and on the training mode"
             )
         constants = self.trace.constants(self._constants)
         self._constants += len(constants)

@@ -168,7 +168,8 @@ def of_module(module, name, ways, prefix=""):
     """The error for a name that a module does not have."""
     way = ways.get(name)
     return AttributeError(
-        f"module '{module}' has no attribute '{name}'{f'; use {prefix if way[0].isupper() else str()}{way}' if way else ''}",
+        f"module '{module}' has no attribute "
+        f"'{name}'{f'; use {prefix if way[0].isupper() else str()}{way}' if way else ''}",
         name=name,
     )
 

@@ -56,7 +56,8 @@ def _work(work):
 def describe(standing, seconds):
     """The text for devices with work queued of which none has moved for so many seconds."""
     lines = [
-        f"mpgluon watchdog: no device has finished anything for {seconds:.1f} s, but work is queued:"
+        f"mpgluon watchdog: no device has finished anything for {seconds:.1f} s, but work is "
+        "queued:"
     ]
     for device, completed, submitted, work, op, path, peer, tick, peer_work in standing:
         left = submitted - completed
@@ -69,7 +70,8 @@ def describe(standing, seconds):
         else:
             lines.append(f"  {device} waits for {peer}, tick {tick}: {_work(peer_work)}")
             lines.append(
-                f"    for: {_work(work)}{' (' + at[1:] + ')' if at and op != 'wait' else ''}; {left}"
+                f"    for: {_work(work)}{' (' + at[1:] + ')' if at and op != 'wait' else ''}; "
+                f"{left}"
             )
     return "\n".join(lines)
 
@@ -106,6 +108,7 @@ def read_setting():
                 raise ValueError
         except ValueError:
             raise ValueError(
-                f"environment variable MPGLUON_WATCHDOG is {text!r}; it must be a number of seconds, 0 for none"
+                f"environment variable MPGLUON_WATCHDOG is {text!r}; it must be a number of "
+                "seconds, 0 for none"
             ) from None
         set_seconds(seconds)

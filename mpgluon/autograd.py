@@ -47,7 +47,8 @@ def get_symbol(x):
     if not isinstance(x, _core.NDArray):
         raise TypeError(f"get_symbol: expected an NDArray, got {type(x).__name__}")
     raise _core.NotSupportedError(
-        "get_symbol: recorded computations are not turned into Symbols; write the computation as a HybridBlock and export it"
+        "get_symbol: recorded computations are not turned into Symbols; write the computation as a "
+        "HybridBlock and export it"
     )
 
 
@@ -80,7 +81,8 @@ class Function:
     def __call__(self, *inputs):
         if getattr(self, "_used", False):
             raise _core.MXNetError(
-                f"{type(self).__name__}: an instance of autograd.Function is called only once; make another"
+                f"{type(self).__name__}: an instance of autograd.Function is called only once; "
+                "make another"
             )
         self._used = True
         with pause(train_mode=is_training()):

@@ -80,5 +80,6 @@ class NotImplementedForSymbol(MXNetError):
         operator = f' (namely operator "{alias}")' if alias else ""
         kinds = f" with arguments ({', '.join(str(type(arg)) for arg in args)})" if args else ""
         super().__init__(
-            f"{function.__name__}{operator}{kinds} needs values, which a Symbol does not have: bind it, or use an NDArray"
+            f"{function.__name__}{operator}{kinds} needs values, which a Symbol does not have: "
+            "bind it, or use an NDArray"
         )

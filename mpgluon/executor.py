@@ -254,11 +254,13 @@ class Executor:
         for node, grad, array in zip(self._program.arguments, self.grad_arrays, self.arg_arrays):
             if grad is not None and grad.shape != array.shape:
                 raise MXNetError(
-                    f"the gradient array of {node.name} has the shape {grad.shape}, the argument {array.shape}"
+                    f"the gradient array of {node.name} has the shape {grad.shape}, the argument "
+                    f"{array.shape}"
                 )
             if grad is not None and grad.context != array.context:
                 raise MXNetError(
-                    f"the gradient array of {node.name} is on {grad.context}, the argument on {array.context}"
+                    f"the gradient array of {node.name} is on {grad.context}, the argument on "
+                    f"{array.context}"
                 )
 
     def _check_gradients(self):
@@ -277,7 +279,8 @@ class Executor:
                 continue
             if node.call.gradient_missing and any(self._reaches(source) for source in sources[at]):
                 raise MXNetError(
-                    f"{node.name}: {node.call.name} has no gradient; bind with grad_req='null' for what it is computed from, or put BlockGrad behind it"
+                    f"{node.name}: {node.call.name} has no gradient; bind with grad_req='null' for "
+                    "what it is computed from, or put BlockGrad behind it"
                 )
             if node.call.differentiable:
                 stack.extend(sources[at])
@@ -303,7 +306,8 @@ class Executor:
                     raise TypeError(f"Unknown argument {name}; there are {', '.join(arguments)}")
                 if arguments[name].shape != tuple(array.shape):
                     raise ValueError(
-                        f"Shape not match! Argument {name}, need: {arguments[name].shape}, received: {array.shape}"
+                        f"Shape not match! Argument {name}, need: {arguments[name].shape}, "
+                        f"received: {array.shape}"
                     )
                 arguments[name][:] = array
         self._trained = bool(is_train)
@@ -432,8 +436,9 @@ class Executor:
                 )
             ):
                 raise MXNetError(
-                    f"backward: the output {node.output_name(index)} is not that of a loss layer, so out_grads must have a gradient for it. To minimize "
-                    "the output itself, bind mx.sym.make_loss of it"
+                    f"backward: the output {node.output_name(index)} is not that of a loss layer, "
+                    "so out_grads must have a gradient for it. To minimize the output itself, "
+                    "bind mx.sym.make_loss of it"
                 )
 
     def _reaches(self, head):
@@ -503,7 +508,8 @@ class Executor:
                 if target is not None:
                     if array.shape != target.shape:
                         raise MXNetError(
-                            f"copy_params_from: {name} has the shape {array.shape}, needed is {target.shape}"
+                            f"copy_params_from: {name} has the shape {array.shape}, needed is "
+                            f"{target.shape}"
                         )
                     if array is not target:
                         changes.append((array.astype(target.dtype, copy=False).copyto, target))
@@ -589,15 +595,16 @@ class Executor:
             return array
         if not may_change:
             raise MXNetError(
-                f"reshape: the shape of unspecified array arg:{name} would change from {array.shape} to {shape}. If this is intended, set "
-                "partial_shaping=True"
+                f"reshape: the shape of unspecified array arg:{name} would change from "
+                f"{array.shape} to {shape}. If this is intended, set partial_shaping=True"
             )
         size = int(np.prod(shape))
         if size <= array.size:
             return array.reshape((-1,))[:size].reshape(shape)
         if not may_grow:
             raise MXNetError(
-                f"reshape: the new shape {shape} of arg:{name} is larger than the original {array.shape}. Set allow_up_sizing=True to allow it"
+                f"reshape: the new shape {shape} of arg:{name} is larger than the original "
+                f"{array.shape}. Set allow_up_sizing=True to allow it"
             )
         return nd.empty(shape, ctx=array.context, dtype=array.dtype)
 
@@ -613,7 +620,8 @@ class Executor:
             for at, index in sources:
                 if target is not None and self._home(at) != target:
                     lines.append(
-                        f"\tCopy {self._program.order[at].output_name(index)} from {self._home(at)} to {target}"
+                        f"\tCopy {self._program.order[at].output_name(index)} from "
+                        f"{self._home(at)} to {target}"
                     )
             lines.append(f"{node.call.name} {node.name} on {device}")
         total = self._planned()

@@ -26,7 +26,8 @@ def lines():
     ]
     for device, threads in context.opened_devices():
         report.append(
-            f"{device!s:<10} {threads} thread{'s' if threads != 1 else ''}; shared out anew as more CPU devices are used"
+            f"{device!s:<10} {threads} thread{'s' if threads != 1 else ''}; shared out anew as "
+            "more CPU devices are used"
         )
     for library in _core.libraries():
         if library["found"]:

@@ -124,7 +124,8 @@ class Initializer:
 
     def _legacy_init(self, name, arr):
         warnings.warn(
-            "call initializers with init(mx.init.InitDesc(name), array); a plain string is deprecated",
+            "call initializers with init(mx.init.InitDesc(name), array); a plain string is "
+            "deprecated",
             DeprecationWarning,
             stacklevel=3,
         )
@@ -171,7 +172,8 @@ class Initializer:
     def _init_loc_bias(self, name, arr):
         if arr.shape != (6,):
             raise ValueError(
-                f"the bias of a spatial transformer's localisation has the shape (6,); {name} has {arr.shape}"
+                f"the bias of a spatial transformer's localisation has the shape (6,); {name} has "
+                f"{arr.shape}"
             )
         arr[:] = np.array([1.0, 0, 0, 0, 1.0, 0], dtype="float32")
 
@@ -183,7 +185,8 @@ class Initializer:
 
     def _init_default(self, name, _):
         raise ValueError(
-            f"no rule says how to initialise {name!r}: names end in weight, bias, gamma or beta; give the parameter an initializer of its own (init=...)"
+            f"no rule says how to initialise {name!r}: names end in weight, bias, gamma or beta; "
+            "give the parameter an initializer of its own (init=...)"
         )
 
     def __eq__(self, other):
@@ -220,7 +223,8 @@ class Load:
             param = ndarray.load(param)
         if not isinstance(param, dict):
             raise TypeError(
-                f"param must be a dict of names and arrays, or the path of such a file, got {type(param).__name__}"
+                "param must be a dict of names and arrays, or the path of such a file, got "
+                f"{type(param).__name__}"
             )
         self.param = {
             name[4:] if name.startswith(("arg:", "aux:")) else name: array
@@ -234,14 +238,16 @@ class Load:
         if source is not None:
             if tuple(arr.shape) != tuple(source.shape):
                 raise ValueError(
-                    f"{name} has the shape {tuple(arr.shape)}, but the loaded array of that name has {tuple(source.shape)}"
+                    f"{name} has the shape {tuple(arr.shape)}, but the loaded array of that name "
+                    f"has {tuple(source.shape)}"
                 )
             arr[:] = source.as_in_context(arr.context).astype(arr.dtype)
         elif self.default_init is not None:
             self.default_init(name, arr)
         else:
             raise ValueError(
-                f"{name} is not among the {len(self.param)} loaded arrays, and no default_init is given"
+                f"{name} is not among the {len(self.param)} loaded arrays, and no default_init is "
+                "given"
             )
         if self.verbose:
             logging.info(
@@ -397,7 +403,8 @@ class Xavier(Initializer):
         shape = arr.shape
         if len(shape) < 2:
             raise ValueError(
-                f"{type(self).__name__} needs at least two dimensions to count inputs and outputs; {name} has the shape {shape}"
+                f"{type(self).__name__} needs at least two dimensions to count inputs and outputs; "
+                f"{name} has the shape {shape}"
             )
         kernel = float(np.prod(shape[2:])) if len(shape) > 2 else 1.0
         fan_in, fan_out = shape[1] * kernel, shape[0] * kernel
@@ -497,7 +504,8 @@ class FusedRNN(Initializer):
         inputs, remainder = divmod(size - rest, per_direction * count)
         if remainder or inputs <= 0:
             raise ValueError(
-                f"{size} parameters do not fit {layers} layers of {hidden} units, mode {self._mode}, {count} direction(s)"
+                f"{size} parameters do not fit {layers} layers of {hidden} units, mode "
+                f"{self._mode}, {count} direction(s)"
             )
         for kind in ("weight", "bias"):
             for layer in range(layers):
@@ -523,7 +531,8 @@ class FusedRNN(Initializer):
                 init = self._init if self._init is not None else piece_desc.global_init
                 if init is None:
                     raise ValueError(
-                        f"FusedRNN without an initializer of its own cannot fill {desc}: no global initializer is given"
+                        f"FusedRNN without an initializer of its own cannot fill {desc}: no global "
+                        "initializer is given"
                     )
                 init(piece_desc, piece)
             pieces.append(piece.reshape((-1,)))

@@ -92,7 +92,8 @@ def _arrays(value, what):
     for array in arrays:
         if not isinstance(array, NDArray):
             raise TypeError(
-                f"{what}: takes NDArrays, or lists of them for several devices, not {type(array).__name__}"
+                f"{what}: takes NDArrays, or lists of them for several devices, not "
+                f"{type(array).__name__}"
             )
     return arrays
 
@@ -161,7 +162,8 @@ class KVStore(KVStoreBase):
             stored = self._values[one]
             if any(array.shape != stored.shape for array in arrays):
                 raise MXNetError(
-                    f"push: the value of {one!r} has the shape {stored.shape}, pushed is {[array.shape for array in arrays]}"
+                    f"push: the value of {one!r} has the shape {stored.shape}, pushed is "
+                    f"{[array.shape for array in arrays]}"
                 )
             total = _sum(arrays, stored.context)
             if self._updater is None:
@@ -196,7 +198,8 @@ class KVStore(KVStoreBase):
         but 'none'."""
         if (compression_params or {}).get("type", "none") != "none":
             raise MXNetError(
-                f"set_gradient_compression: the store {self._kind!r} works in one process and does not compress"
+                f"set_gradient_compression: the store {self._kind!r} works in one process and does "
+                "not compress"
             )
 
     def set_optimizer(self, optimizer):
@@ -258,8 +261,10 @@ def create(name="local"):
         return KVStore(name)
     if kind.startswith(_SPANNING):
         raise MXNetError(
-            f"create: the store {name!r} spans machines, which this package does not; there are {', '.join(_KINDS)}"
+            f"create: the store {name!r} spans machines, which this package does not; there are "
+            f"{', '.join(_KINDS)}"
         )
     raise MXNetError(
-        f"create: unknown store {name!r}; there are {', '.join((*_KINDS, *KVStoreBase.kv_registry))}"
+        f"create: unknown store {name!r}; there are "
+        f"{', '.join((*_KINDS, *KVStoreBase.kv_registry))}"
     )

@@ -30,7 +30,10 @@ class _Formatter(logging.Formatter):
         self._colour = colour
 
     def formatMessage(self, record):
-        head = f"{_LETTERS.get(record.levelno, 'U')} {record.asctime} {record.process} {record.filename}:{record.funcName}:{record.lineno}]"
+        head = (
+            f"{_LETTERS.get(record.levelno, 'U')} {record.asctime} {record.process} "
+            f"{record.filename}:{record.funcName}:{record.lineno}]"
+        )
         if self._colour:
             head = f"{_COLOURS.get(record.levelno, '')}{head}\x1b[0m"
         return f"{head} {record.message}"

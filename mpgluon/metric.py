@@ -322,7 +322,8 @@ class TopKAccuracy(EvalMetric):
         for label, pred in zip(labels, preds):
             if len(pred.shape) > 2:
                 raise ValueError(
-                    f"TopKAccuracy: predictions have at most 2 dimensions, got the shape {tuple(pred.shape)}"
+                    "TopKAccuracy: predictions have at most 2 dimensions, got the shape "
+                    f"{tuple(pred.shape)}"
                 )
             label = _host(label).astype("int32").ravel()
             pred = _host(pred).astype("float32")
@@ -445,7 +446,8 @@ class Perplexity(EvalMetric):
         for label, pred in zip(labels, preds):
             if label.size * pred.shape[-1] != pred.size:
                 raise ValueError(
-                    f"Perplexity: labels {tuple(label.shape)} do not fit predictions {tuple(pred.shape)}: one label per row of the last axis"
+                    f"Perplexity: labels {tuple(label.shape)} do not fit predictions "
+                    f"{tuple(pred.shape)}: one label per row of the last axis"
                 )
             label = label.as_in_context(pred.context).reshape((label.size,)).astype("int32")
             chosen = ndarray.pick(pred.reshape((label.size, pred.shape[-1])), label, axis=self.axis)
@@ -531,7 +533,8 @@ class _LogProbability(EvalMetric):
             label, pred = _host(label).ravel().astype(numpy.int64), _host(pred)
             if pred.ndim != 2 or len(label) != len(pred):
                 raise ValueError(
-                    f"{type(self).__name__}: {len(label)} labels need predictions of the shape ({len(label)}, classes), got {pred.shape}"
+                    f"{type(self).__name__}: {len(label)} labels need predictions of the shape "
+                    f"({len(label)}, classes), got {pred.shape}"
                 )
             chosen = _wide(pred[numpy.arange(len(label)), label])
             self._add((-numpy.log(chosen + self.eps)).sum(), len(label))

@@ -36,7 +36,8 @@ def split_params(arrays, fname, strict):
         kind, colon, name = key.partition(":")
         if not colon or strict and kind not in found:
             raise ValueError(
-                f"Invalid param file {fname}: {key!r} is neither an argument (arg:) nor an auxiliary state (aux:)"
+                f"Invalid param file {fname}: {key!r} is neither an argument (arg:) nor an "
+                "auxiliary state (aux:)"
             )
         if array is None:
             raise MXNetError(f"Invalid param file {fname}: it leaves the array {key!r} out")

@@ -134,7 +134,8 @@ class CustomCall:
     def __init__(self, op_type, params):
         if op_type not in _props:
             raise MXNetError(
-                f"Custom: no op is registered as {op_type!r}; there are {', '.join(sorted(_props)) or 'none'} (mx.operator.register)"
+                f"Custom: no op is registered as {op_type!r}; there are "
+                f"{', '.join(sorted(_props)) or 'none'} (mx.operator.register)"
             )
         self.op_type = op_type
         self.params = {key: str(value) for key, value in params.items()}
@@ -195,7 +196,8 @@ class CustomCall:
         except Exception as error:
             if all(map(_known, args)):
                 raise MXNetError(
-                    f"Custom: infer_shape of {self.op_type!r} failed for {args}: {type(error).__name__}: {error}"
+                    f"Custom: infer_shape of {self.op_type!r} failed for {args}: "
+                    f"{type(error).__name__}: {error}"
                 ) from error
             return [None] * total  # it may need what is not known yet
         self._check("infer_shape", groups)
@@ -203,7 +205,8 @@ class CustomCall:
         for name, old, new in zip(self.arguments, args, ins):
             if _known(old) and tuple(old) != new:
                 raise MXNetError(
-                    f"Custom: infer_shape of {self.op_type!r} wants {name} to be {new}, it is {tuple(old)}"
+                    f"Custom: infer_shape of {self.op_type!r} wants {name} to be {new}, it is "
+                    f"{tuple(old)}"
                 )
         return [*ins, *aux, *outs]
 
@@ -229,7 +232,8 @@ class CustomCall:
         ):
             if len(group) != len(names):
                 raise MXNetError(
-                    f"Custom: {what} of {self.op_type!r} gives {len(group)} {kind}; it has {', '.join(names) or 'none'}"
+                    f"Custom: {what} of {self.op_type!r} gives {len(group)} {kind}; it has "
+                    f"{', '.join(names) or 'none'}"
                 )
 
     # Running
@@ -245,14 +249,16 @@ class CustomCall:
         ]
         if strays:
             raise MXNetError(
-                f"Custom: the inputs of {self.op_type!r} are on different devices: {', '.join(strays)}, the others on {ctx}; move one with as_in_context"
+                f"Custom: the inputs of {self.op_type!r} are on different devices: "
+                f"{', '.join(strays)}, the others on {ctx}; move one with as_in_context"
             )
         _, found = self.infer(descs, [], autograd.is_training())
         if any(array._in_trace for array in inputs):
             tracer = _graph_breaks.current()
             if tracer is None:
                 raise MXNetError(
-                    f"Custom: {self.op_type!r} runs Python code on values, which is not possible in this trace"
+                    f"Custom: {self.op_type!r} runs Python code on values, which is not possible "
+                    "in this trace"
                 )
             return tracer.host(
                 f"Custom {self.op_type}",
@@ -324,7 +330,8 @@ def custom_array(*data, op_type=None, name=None, **kwargs):
     for key in (*arrays, *names):
         if key not in names or not isinstance(given.get(key), nd.NDArray):
             raise TypeError(
-                f"Custom: the inputs of {op_type!r} are the NDArrays {', '.join(names)}; {key!r} is {'none of them' if key not in names else 'missing'}"
+                f"Custom: the inputs of {op_type!r} are the NDArrays {', '.join(names)}; {key!r} "
+                f"is {'none of them' if key not in names else 'missing'}"
             )
     outputs = call.run([given[key] for key in names])
     return outputs[0] if len(outputs) == 1 else outputs

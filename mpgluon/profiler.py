@@ -74,7 +74,8 @@ def set_config(**kwargs):
     unknown = set(kwargs) - accepted
     if unknown:
         raise ValueError(
-            f"profiler.set_config: unknown option {sorted(unknown)[0]!r}; options: {', '.join(sorted(accepted))}"
+            f"profiler.set_config: unknown option {sorted(unknown)[0]!r}; options: "
+            f"{', '.join(sorted(accepted))}"
         )
     _config.update({k: v for k, v in kwargs.items() if k in known})
 
@@ -238,7 +239,8 @@ def dumps(reset=False, format="table", sort_by="total", ascending=False):
     if format == "json":
         return json.dumps([dict(zip(("device", "name") + columns, row)) for row in rows])
     lines = [
-        f"{'Device':10s} {'Name':36s} {'Calls':>8s} {'Total ms':>12s} {'Mean ms':>10s} {'Min ms':>10s} {'Max ms':>10s}"
+        f"{'Device':10s} {'Name':36s} {'Calls':>8s} {'Total ms':>12s} {'Mean ms':>10s} "
+        f"{'Min ms':>10s} {'Max ms':>10s}"
     ]
     lines += [
         f"{d:10s} {n[:36]:36s} {c:8d} {t:12.3f} {a:10.4f} {lo:10.4f} {hi:10.4f}"

@@ -25,13 +25,15 @@ def get_register_func(base_class, nickname):
     def register(klass, name=None):
         if not (isinstance(klass, type) and issubclass(klass, base_class)):
             raise TypeError(
-                f"only subclasses of {base_class.__name__} can be registered as {nickname}, got {klass!r}"
+                f"only subclasses of {base_class.__name__} can be registered as {nickname}, got "
+                f"{klass!r}"
             )
         key = (klass.__name__ if name is None else name).lower()
         former = family.get(key)
         if former is not None and former is not klass:
             warnings.warn(
-                f"{nickname} {key!r}: {klass.__module__}.{klass.__name__} replaces {former.__module__}.{former.__name__}",
+                f"{nickname} {key!r}: {klass.__module__}.{klass.__name__} replaces "
+                f"{former.__module__}.{former.__name__}",
                 UserWarning,
                 stacklevel=2,
             )
@@ -99,9 +101,13 @@ def get_create_func(base_class, nickname):
         klass = family.get(what.lower())
         if klass is None:
             raise MXNetAssertionError(
-                f"there is no {nickname} named {what!r}{near(what, family)}; registered: {', '.join(sorted(family)) or 'none'}"
+                f"there is no {nickname} named {what!r}{near(what, family)}; registered: "
+                f"{', '.join(sorted(family)) or 'none'}"
             )
         return klass(*args, **kwargs)
 
-    create.__doc__ = f"Makes a {nickname} from its name (with arguments for its constructor), JSON text, a dict, or an instance."
+    create.__doc__ = (
+        f"Makes a {nickname} from its name (with arguments for its constructor), JSON text, a "
+        "dict, or an instance."
+    )
     return create

@@ -51,7 +51,11 @@ def _parameter(param):
     if param["required"]:
         return f"{param['name']}: {type_} = ..."
     if default == "None":
-        return f"{param['name']}: {type_ if 'None' in type_.split(' | ') or kind == 'one of' else type_ + ' | None'} = None"
+        return (
+            f"{param['name']}: "
+            f"{type_ if 'None' in type_.split(' | ') or kind == 'one of' else type_ + ' | None'} = "
+            "None"
+        )
     if kind in ("one of", "dtype", "string"):
         default = repr(default)
     elif kind == "boolean":

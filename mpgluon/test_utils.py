@@ -143,7 +143,8 @@ def assert_almost_equal(
         return
     place, worst = find_max_violation(x, y, rtol, atol)
     lines = [
-        f"{int((~close).sum())} of {close.size} values differ by more than rtol={rtol:g}, atol={atol:g}; worst at {place}: {worst:.3g} times that"
+        f"{int((~close).sum())} of {close.size} values differ by more than rtol={rtol:g}, "
+        f"atol={atol:g}; worst at {place}: {worst:.3g} times that"
     ]
     for where in np.argwhere(~close)[: mismatches[0]]:
         where = tuple(int(i) for i in where)

@@ -237,7 +237,8 @@ def plot_network(
         from graphviz import Digraph
     except ImportError:
         raise ImportError(
-            "plot_network needs the package graphviz: pip install graphviz (and, to render, the program dot of Graphviz)"
+            "plot_network needs the package graphviz: pip install graphviz (and, to render, the "
+            "program dot of Graphviz)"
         ) from None
     parameters = {}
     if isinstance(symbol, HybridBlock):
@@ -256,8 +257,8 @@ def plot_network(
     )
     if repeated:
         warnings.warn(
-            "There are multiple variables with the same name in your graph, this may result in cyclic graph. Repeated names: "
-            + ",".join(repeated),
+            "There are multiple variables with the same name in your graph, this may result in "
+            "cyclic graph. Repeated names: " + ",".join(repeated),
             RuntimeWarning,
             stacklevel=2,
         )
@@ -278,7 +279,8 @@ def plot_network(
     ):
         if wanted is not None and not complete:
             raise ValueError(
-                f"Input {what} is incomplete: name the {what}s of {', '.join(symbol.list_inputs())} that nothing else tells"
+                f"Input {what} is incomplete: name the {what}s of "
+                f"{', '.join(symbol.list_inputs())} that nothing else tells"
             )
     ids = {node: f"n{i}" for i, node in enumerate(order)}
     attributes = {

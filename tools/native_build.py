@@ -67,7 +67,9 @@ def find_nvcc():
     found = next(filter(None, (shutil.which(place) for place in places if place)), None)
     if not found and setting == "1":
         raise SystemExit(
-            "mpgluon: MPGLUON_CUDA=1, but nvcc was not found: put it on the PATH, name it with NVCC or CUDA_HOME, or pip install nvidia-cuda-nvcc nvidia-nvvm nvidia-cuda-crt nvidia-cuda-runtime nvidia-cuda-cccl"
+            "mpgluon: MPGLUON_CUDA=1, but nvcc was not found: put it on the PATH, name it with "
+            "NVCC or CUDA_HOME, or pip install nvidia-cuda-nvcc nvidia-nvvm nvidia-cuda-crt "
+            "nvidia-cuda-runtime nvidia-cuda-cccl"
         )
     return found
 

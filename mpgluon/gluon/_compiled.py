@@ -211,7 +211,8 @@ class CompiledCall:
     def _make(self, structure, flat, training):
         if not flat:
             raise ValueError(
-                f"{block_path() or type(self._block).__name__}: the inputs of a hybridized block must hold an NDArray, and all are None or numbers"
+                f"{block_path() or type(self._block).__name__}: the inputs of a hybridized block "
+                "must hold an NDArray, and all are None or numbers"
             )
         signature = Signature(
             self._block, block_path() or type(self._block).__name__, structure, training

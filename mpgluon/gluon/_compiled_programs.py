@@ -49,7 +49,10 @@ class CompiledPrograms:
 
     def __repr__(self):
         if not self._entries:
-            return "nothing is compiled yet: call hybridize(), then the block (what a TrainStep compiles is told by step.compiled())"
+            return (
+                "nothing is compiled yet: call hybridize(), then the block (what a TrainStep "
+                "compiles is told by step.compiled())"
+            )
         devices = list(dict.fromkeys(name for entry in self._entries for name in entry["devices"]))
         rows = [("device", "held bytes", "peak held")]
         for name in devices:
@@ -58,7 +61,8 @@ class CompiledPrograms:
         memory = ["memory really held, all arrays together", *aligned(rows)]
         dropped = (
             [
-                f"{self.dropped} more that were compiled made room for these (the least recently used of more than {LIMIT} go)"
+                f"{self.dropped} more that were compiled made room for these (the least recently "
+                f"used of more than {LIMIT} go)"
             ]
             if self.dropped
             else []
@@ -128,7 +132,8 @@ def _entry_text(entry):
     mode = "training" if entry["train"] else "prediction"
     where = _part_text(entry["part"]) if "part" in entry else ""
     lines = [
-        f"{entry['block']}{where} for {mode}{', exact' if entry['exact'] else ''}: {entry['ops']} operators, called {entry['calls']} {'time' if entry['calls'] == 1 else 'times'}",
+        f"{entry['block']}{where} for {mode}{', exact' if entry['exact'] else ''}: {entry['ops']} "
+        f"operators, called {entry['calls']} {'time' if entry['calls'] == 1 else 'times'}",
         f"  inputs: {'; '.join(arrays)}",
     ]
     if "pipeline" in entry:

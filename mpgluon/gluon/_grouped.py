@@ -49,7 +49,8 @@ def initialize_replicas(block, init, ctx, verbose, force_reinit):
     """`Block.initialize` of a block that is placed on a mesh."""
     if ctx is not None:
         raise ValueError(
-            f"initialize: '{block.name}' is placed on {devices_of_groups(block).mesh}, where its parameters belong; leave ctx out"
+            f"initialize: '{block.name}' is placed on {devices_of_groups(block).mesh}, where its "
+            "parameters belong; leave ctx out"
         )
     init = Uniform() if init is None else create(init)
     if verbose:

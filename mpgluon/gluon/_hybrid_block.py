@@ -57,8 +57,8 @@ class HybridBlock(Block):
         """Adds a child, which must be a HybridBlock too."""
         if not isinstance(block, HybridBlock):
             raise ValueError(
-                f"Children of HybridBlock must also be HybridBlock, but {block} has type {type(block)}. If you are using "
-                "Sequential, please try HybridSequential instead."
+                f"Children of HybridBlock must also be HybridBlock, but {block} has type "
+                f"{type(block)}. If you are using Sequential, please try HybridSequential instead."
             )
         super().register_child(block, name)
         self._clear_compiled()
@@ -98,7 +98,8 @@ class HybridBlock(Block):
         unknown = set(flags) - _FLAGS
         if unknown:
             raise MXNetError(
-                f"hybridize: unknown option {brief(sorted(unknown))}; there are {brief(sorted([*_FLAGS, 'group2ctx']), 20)}"
+                f"hybridize: unknown option {brief(sorted(unknown))}; there are "
+                f"{brief(sorted([*_FLAGS, 'group2ctx']), 20)}"
             )
         pipeline = flags.pop("pipeline", None)
         if pipeline is not None:
@@ -106,7 +107,8 @@ class HybridBlock(Block):
 
             if not isinstance(pipeline, Pipeline):
                 raise MXNetTypeError(
-                    f"hybridize: pipeline must be an mx.parallel.Pipeline, such as Pipeline(micro_batches=4), not {pipeline!r}"
+                    "hybridize: pipeline must be an mx.parallel.Pipeline, such as "
+                    f"Pipeline(micro_batches=4), not {pipeline!r}"
                 )
         if not isinstance(flags.get("exact", False), (bool, int, np.bool_)):
             raise MXNetTypeError(f"hybridize: exact must be True or False, not {flags['exact']!r}")
@@ -121,7 +123,8 @@ class HybridBlock(Block):
         self._clear_compiled()
         if active and (self._forward_hooks or self._forward_pre_hooks):
             warnings.warn(
-                f"'{self.name}' is being hybridized while it has forward hooks: those of its children run only when it is traced.",
+                f"'{self.name}' is being hybridized while it has forward hooks: those of its "
+                "children run only when it is traced.",
                 stacklevel=2,
             )
         super().hybridize(active, **flags)
@@ -168,7 +171,8 @@ class HybridBlock(Block):
         if is_symbolic((x, *args)):
             if _holds((x, *args), nd.NDArray):
                 raise ValueError(
-                    f"{block_path() or type(self).__name__}: the inputs are NDArrays or Symbols, not some of either"
+                    f"{block_path() or type(self).__name__}: the inputs are NDArrays or Symbols, "
+                    "not some of either"
                 )
             return self._forward_symbols(x, *args)
         if self._active and _tracing.current() is None:
@@ -176,7 +180,8 @@ class HybridBlock(Block):
         ctx = x.context if isinstance(x, nd.NDArray) else first_context((x, *args))
         if ctx is None and x is None and not any(arg is not None for arg in args):
             raise ValueError(
-                f"{block_path() or type(self).__name__}: the inputs hold no NDArray and no Symbol, all are None"
+                f"{block_path() or type(self).__name__}: the inputs hold no NDArray and no Symbol, "
+                "all are None"
             )
         if ctx is not None and ctx != current_context():
             with ctx:  # arrays that are made without saying where belong beside the input
@@ -188,8 +193,10 @@ class HybridBlock(Block):
             return self.hybrid_forward(nd, x, *args)
         if ctx is None:
             raise ValueError(
-                f"{block_path() or type(self).__name__}: the inputs of a HybridBlock with parameters must hold an NDArray; got "
-                f"{brief(type(arg).__name__ for arg in (x, *args))}; nd.array(x) makes one of numbers"
+                f"{block_path() or type(self).__name__}: the inputs of a HybridBlock with "
+                "parameters must hold an NDArray; got "
+                f"{brief(type(arg).__name__ for arg in (x, *args))}; nd.array(x) makes one of "
+                "numbers"
             )
         arrays = {}
         strays = unknown = None
@@ -234,8 +241,9 @@ class HybridBlock(Block):
             if unknown is None or "Unknown" not in str(error):
                 raise
             raise DeferredInitializationError(
-                f"{block_path()}: the shape {unknown._param.shape} of parameter '{unknown._param.name}' is not known yet; it is found "
-                "when the parameter is first used as an input of an operator called through F"
+                f"{block_path()}: the shape {unknown._param.shape} of parameter "
+                f"'{unknown._param.name}' is not known yet; it is found when the parameter is "
+                "first used as an input of an operator called through F"
             ) from error
 
     def _forward_symbols(self, *args):
@@ -265,8 +273,9 @@ class HybridBlock(Block):
         contexts = param.list_ctx()
         where = contexts[0] if len(contexts) == 1 else contexts
         text = (
-            f"{block_path() or type(self).__name__}: parameter '{param.name}' lives on {where}, but the input is on {ctx}. Move the "
-            f"input with x.as_in_context(mx.{contexts[0]}), or initialize the block with ctx=mx.{ctx}"
+            f"{block_path() or type(self).__name__}: parameter '{param.name}' lives on {where}, "
+            f"but the input is on {ctx}. Move the input with x.as_in_context(mx.{contexts[0]}), or "
+            f"initialize the block with ctx=mx.{ctx}"
         )
         return MXNetError(text if error is None else f"{text}. ({error})")
 
@@ -315,7 +324,8 @@ class HybridBlock(Block):
 def _check_backend(what, backend):
     if backend is not None:
         raise MXNetError(
-            f"{what}: there is no backend {backend!r}, nor any other but the compiler itself; leave backend out"
+            f"{what}: there is no backend {backend!r}, nor any other but the compiler itself; "
+            "leave backend out"
         )
 
 

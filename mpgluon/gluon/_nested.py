@@ -30,8 +30,8 @@ def flatten(value, flat, what):
     if isinstance(value, _STATIC):
         return (type(value), value) if value is not None else None
     raise ValueError(
-        f"{what} of a hybridized block must be NDArrays (nd.array makes one of numbers), in lists or tuples as may be, "
-        f"but got {type(value).__name__}: {repr(value)[:60]}"
+        f"{what} of a hybridized block must be NDArrays (nd.array makes one of numbers), in lists "
+        f"or tuples as may be, but got {type(value).__name__}: {repr(value)[:60]}"
     )
 
 

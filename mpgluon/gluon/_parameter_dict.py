@@ -103,7 +103,8 @@ class ParameterDict:
         for name, param in other.items():
             if self._params.get(name, param) is not param:
                 raise AssertionError(
-                    f"Cannot update self with other because they have different Parameters with the same name '{name}'"
+                    "Cannot update self with other because they have different Parameters with "
+                    f"the same name '{name}'"
                 )
         self._params.update(other.items())
 
@@ -151,8 +152,9 @@ class ParameterDict:
         for param in self.values():
             if not param.name.startswith(strip_prefix):
                 raise ValueError(
-                    f"Prefix '{strip_prefix}' is to be stripped before saving, but the name of Parameter '{param.name}' does not "
-                    "start with it. The block may share parameters of other blocks, or make children outside name_scope()"
+                    f"Prefix '{strip_prefix}' is to be stripped before saving, but the name of "
+                    f"Parameter '{param.name}' does not start with it. The block may share "
+                    "parameters of other blocks, or make children outside name_scope()"
                 )
             arrays[param.name[len(strip_prefix) :]] = param.reduced()
         nd.save(filename, arrays)
@@ -212,7 +214,8 @@ class ParameterDict:
         for name in self.keys():
             if not name.startswith(restore_prefix):
                 raise AssertionError(
-                    f"restore_prefix is '{restore_prefix}' but the Parameter name '{name}' does not start with it"
+                    f"restore_prefix is '{restore_prefix}' but the Parameter name '{name}' does "
+                    "not start with it"
                 )
         if not isinstance(param_dict, dict) and not param_dict:
             param_dict = {}  # a file of no arrays
@@ -245,13 +248,14 @@ def check_names(params, arrays, source, allow_missing, ignore_extra, skip=0, ext
         for name in params:
             if name not in arrays:
                 raise AssertionError(
-                    f"Parameter '{name[skip:]}' is missing in {source}, which contains parameters: {brief(arrays)}. "
-                    "Set allow_missing=True to ignore missing parameters."
+                    f"Parameter '{name[skip:]}' is missing in {source}, which contains parameters: "
+                    f"{brief(arrays)}. Set allow_missing=True to ignore missing parameters."
                 )
     if not ignore_extra:
         for name in arrays:
             if name not in params:
                 raise extra(
-                    f"Parameter '{name[skip:]}' loaded from {source} is not present in the Block's ParameterDict, which contains parameters: "
-                    f"{brief(params)}. Set ignore_extra=True to ignore."
+                    f"Parameter '{name[skip:]}' loaded from {source} is not present in the Block's "
+                    f"ParameterDict, which contains parameters: {brief(params)}. Set "
+                    "ignore_extra=True to ignore."
                 )

@@ -21,7 +21,8 @@ def _bytes(value):
     )
     if match is None:
         raise MXNetError(
-            f"hybridize: recompute must be True, False, a number of bytes, a text as '64MB', or a dict from contexts to bytes, not {value!r}"
+            "hybridize: recompute must be True, False, a number of bytes, a text as '64MB', or a "
+            f"dict from contexts to bytes, not {value!r}"
         )
     return int(float(match[1]) * 1024 ** " KMGT".index(match[2] or " "))
 

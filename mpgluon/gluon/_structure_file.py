@@ -64,12 +64,14 @@ def _match(block, counter, tree, path, steps):
             else ""
         )
         raise ValueError(
-            f"{path} describes another model: at {block.name} it should have {key}, and has {there or 'nothing'}. The blocks are the same, made in the same order"
+            f"{path} describes another model: at {block.name} it should have {key}, and has "
+            f"{there or 'nothing'}. The blocks are the same, made in the same order"
         )
     names = list(entry["children"].values()) if isinstance(entry.get("children"), dict) else []
     if len(names) != len(children(block)):
         raise ValueError(
-            f"{path} describes another model: {key} has {len(names)} children there, {block.name} has {len(children(block))}"
+            f"{path} describes another model: {key} has {len(names)} children there, {block.name} "
+            f"has {len(children(block))}"
         )
     steps.append((block, entry, names))
     for child in children(block).values():

@@ -150,7 +150,10 @@ class SymbolBlock(HybridBlock):
         return block
 
     def __repr__(self):
-        return f"{type(self).__name__}(\n{self._symbol} : {len(self._input_names)} -> {len(self._symbol)}\n)"
+        return (
+            f"{type(self).__name__}(\n{self._symbol} : {len(self._input_names)} -> "
+            f"{len(self._symbol)}\n)"
+        )
 
     def forward(self, x, *args):
         if isinstance(x, nd.NDArray) or _tracing.current() is not None:
@@ -166,7 +169,8 @@ class SymbolBlock(HybridBlock):
         _collect(args, flat)
         if len(flat) != len(self._input_names):
             raise ValueError(
-                f"{self.name or type(self).__name__}: {len(self._input_names)} inputs ({', '.join(self._input_names)}) are needed, got {len(flat)}"
+                f"{self.name or type(self).__name__}: {len(self._input_names)} inputs "
+                f"({', '.join(self._input_names)}) are needed, got {len(flat)}"
             )
         return dict(zip(self._input_names, flat))
 
@@ -237,7 +241,8 @@ def symbol_of(block):
     structure = None if call is None else call.structure()
     if structure is None:
         raise RuntimeError(
-            "Please first call block.hybridize() and then run forward with this block at least once before calling export."
+            "Please first call block.hybridize() and then run forward with this block at least "
+            "once before calling export."
         )
     structure, first_only = block._export_as(structure)
     count = _nested.count(structure)

@@ -97,9 +97,10 @@ class Binding(_Tracing):
         array = self._arrays.get((param, ctx))
         if array is None:
             raise MXNetError(
-                f"{self._path}: parameter '{param.name}' on {ctx} was used in one trace of the block and not in another of the "
-                "same signature. The computation of a hybridized block may depend only on its inputs' shapes, dtypes and "
-                "devices, and on the training mode"
+                f"{self._path}: parameter '{param.name}' on {ctx} was used in one trace of the "
+                "block and not in another of the same signature. The computation of a hybridized "
+                "block may depend only on its inputs' shapes, dtypes and devices, and on the "
+                "training mode"
             )
         return array
 
@@ -134,9 +135,10 @@ class Unknown:
     def __getattr__(self, attribute):
         param = self._param
         raise MXNetError(
-            f"{self._path()}: the shape {param.shape} of parameter '{param.name}' is not known, and {attribute!r} was asked of "
-            "it. It is found when the parameter is first used as an input of an operator called through F, as in "
-            "F.FullyConnected(x, weight, ...); otherwise give the whole shape when the parameter is made"
+            f"{self._path()}: the shape {param.shape} of parameter '{param.name}' is not known, "
+            f"and {attribute!r} was asked of it. It is found when the parameter is first used as "
+            "an input of an operator called through F, as in F.FullyConnected(x, weight, ...); "
+            "otherwise give the whole shape when the parameter is made"
         )
 
     def _operator(self, *_):
@@ -180,8 +182,9 @@ def _complete(op, name, args, kwargs):
     where = unknown._path()
     if not isinstance(op, _core.Op):
         raise MXNetError(
-            f"{where}: {name} is no operator, so the shape {unknown._param.shape} of parameter '{unknown._param.name}' can't be "
-            "found from it; give the whole shape when the parameter is made"
+            f"{where}: {name} is no operator, so the shape {unknown._param.shape} of parameter "
+            f"'{unknown._param.name}' can't be found from it; give the whole shape when the "
+            "parameter is made"
         )
     info = op.describe()
     inputs = [entry["name"] for entry in info["inputs"]]
@@ -206,8 +209,8 @@ def _complete(op, name, args, kwargs):
             param = array._param
             if not shape_is_known(shape):
                 raise MXNetError(
-                    f"{where}: {name} does not tell the shape of parameter '{param.name}' (known so far: {shape}); give the whole "
-                    "shape when the parameter is made"
+                    f"{where}: {name} does not tell the shape of parameter '{param.name}' (known "
+                    f"so far: {shape}); give the whole shape when the parameter is made"
                 )
             param.shape = tuple(shape)
             known[id(array)] = array._resolve()

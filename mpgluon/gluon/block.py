@@ -121,15 +121,16 @@ class Block:
         existing = self.__dict__.get(name)
         if isinstance(existing, (Parameter, Block)) and not isinstance(value, type(existing)):
             raise TypeError(
-                f"Changing attribute type for {name} from {type(existing)} to {type(value)} is not allowed."
+                f"Changing attribute type for {name} from {type(existing)} to {type(value)} is not "
+                "allowed."
             )
         if isinstance(value, Block):
             self.register_child(value, name)
         elif isinstance(value, Parameter):
             if name in self._reg_params:
                 raise AssertionError(
-                    f"Overriding Parameter attribute {name} is not allowed. To share parameters between blocks, give 'params' when "
-                    "the block is made."
+                    f"Overriding Parameter attribute {name} is not allowed. To share parameters "
+                    "between blocks, give 'params' when the block is made."
                 )
             self._reg_params[name] = value
         super().__setattr__(name, value)
@@ -222,8 +223,9 @@ class Block:
                 and hides_block(value)
             ):
                 warnings.warn(
-                    f"'{type(self).__name__}.{name}' is an unregistered container with Blocks, whose parameters are not found. "
-                    "Register them with register_child(), or use nn.Sequential or nn.HybridSequential.",
+                    f"'{type(self).__name__}.{name}' is an unregistered container with Blocks, "
+                    "whose parameters are not found. Register them with register_child(), or use "
+                    "nn.Sequential or nn.HybridSequential.",
                     stacklevel=3,
                 )
 
@@ -267,7 +269,8 @@ class Block:
         and `Plan`. Returns the block."""
         if not hasattr(where, "place"):
             raise TypeError(
-                f"place: {type(where).__name__} is neither a Mesh nor a Plan; devices are named by as_in_context and reset_ctx"
+                f"place: {type(where).__name__} is neither a Mesh nor a Plan; devices are named by "
+                "as_in_context and reset_ctx"
             )
         return where.place(self, *args, **options)
 
@@ -362,9 +365,11 @@ class Block:
             prefix = "" if any(name in params for name in plain) else self.prefix
             if params and plain and not any(prefix + name in params for name in plain):
                 raise AssertionError(
-                    f"{source} holds parameters by their full names, or those of another block ({brief(plain)}); none is one of the network's "
-                    f"({brief(params)}; {brief(structured)} in files of save_parameters). Load the file into a block like the one that was "
-                    "saved: with the same layers, and for full names with the same prefix"
+                    f"{source} holds parameters by their full names, or those of another block "
+                    f"({brief(plain)}); none is one of the network's ({brief(params)}; "
+                    f"{brief(structured)} in files of save_parameters). Load the file into a block "
+                    "like the one that was saved: with the same layers, and for full names with "
+                    "the same prefix"
                 )
             params.load_dict(
                 loaded, ctx, allow_missing, ignore_extra, prefix, filename, cast_dtype, dtype_source

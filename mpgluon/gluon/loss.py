@@ -155,7 +155,8 @@ class SoftmaxCrossEntropyLoss(Loss):
     def _check(self, pred, label):
         if label.ndim == pred.ndim and label.shape == pred.shape and pred.shape[self._axis] > 1:
             raise ValueError(
-                f"SoftmaxCrossEntropyLoss: labels have the shape of the predictions, {label.shape}; for one-hot labels or probabilities use sparse_label=False"
+                "SoftmaxCrossEntropyLoss: labels have the shape of the predictions, "
+                f"{label.shape}; for one-hot labels or probabilities use sparse_label=False"
             )
         if _core.engine_mode() == "sync" and not label._traced and label.size:
             low, high, classes = (
@@ -165,7 +166,8 @@ class SoftmaxCrossEntropyLoss(Loss):
             )
             if low < 0 or high >= classes:
                 raise ValueError(
-                    f"SoftmaxCrossEntropyLoss: there are {classes} classes, but labels lie between {low} and {high}"
+                    f"SoftmaxCrossEntropyLoss: there are {classes} classes, but labels lie between "
+                    f"{low} and {high}"
                 )
 
     def hybrid_forward(self, F, pred, label, sample_weight=None):
@@ -418,7 +420,8 @@ class SDMLLoss(Loss):
     def hybrid_forward(self, F, x1, x2):
         if x1.shape != x2.shape or len(x1.shape) != 2:
             raise AssertionError(
-                f"SDMLLoss: the inputs have one shape, (batch, features), not {x1.shape} and {x2.shape}"
+                f"SDMLLoss: the inputs have one shape, (batch, features), not {x1.shape} and "
+                f"{x2.shape}"
             )
         batch = x1.shape[0]
         if batch < 2:

@@ -106,7 +106,8 @@ class Parameter:
         for kind, value in (("stype", stype), ("grad_stype", grad_stype)):
             if value != "default":
                 raise ValueError(
-                    f"Parameter '{name}': {kind} must be 'default' (sparse storage is not available), not {value!r}"
+                    f"Parameter '{name}': {kind} must be 'default' (sparse storage is not "
+                    f"available), not {value!r}"
                 )
         self._var = None
         self._calls = None  # weak references to compiled calls that hold the arrays
@@ -238,8 +239,9 @@ class Parameter:
     def replaced_error(self):
         """The error that says that the parameter belongs to no layer of the network any more."""
         return MXNetError(
-            f"Parameter '{self.name}' is not part of the network any more: {self.replaced}. Collect the parameters and make the "
-            "Trainer afterwards: gluon.Trainer(net.collect_params(), ...)"
+            f"Parameter '{self.name}' is not part of the network any more: {self.replaced}. "
+            "Collect the parameters and make the Trainer afterwards: "
+            "gluon.Trainer(net.collect_params(), ...)"
         )
 
     # Values
@@ -250,13 +252,14 @@ class Parameter:
             return self.replaced_error()
         if self.deferred_init:
             return DeferredInitializationError(
-                f"Parameter '{self.name}' has not been initialized yet: its shape {self._shape} is not known before the first "
-                "forward pass. Run one batch through the network first, or give in_units, in_channels, input_size, ... when "
-                "the layer is made"
+                f"Parameter '{self.name}' has not been initialized yet: its shape {self._shape} is "
+                "not known before the first forward pass. Run one batch through the network "
+                "first, or give in_units, in_channels, input_size, ... when the layer is made"
             )
         return MXNetError(
-            f"Parameter '{self.name}' has not been initialized. Call net.initialize(), and make the Trainer with "
-            "net.collect_params(), which includes the parameters of children, rather than net.params"
+            f"Parameter '{self.name}' has not been initialized. Call net.initialize(), and make "
+            "the Trainer with net.collect_params(), which includes the parameters of children, "
+            "rather than net.params"
         )
 
     def _choose(self, ctx):
@@ -268,7 +271,8 @@ class Parameter:
             ctx = current_context()
         if ctx not in contexts:
             raise MXNetError(
-                f"Parameter '{self.name}' was not initialized on context {ctx}. It was only initialized on {contexts}"
+                f"Parameter '{self.name}' was not initialized on context {ctx}. It was only "
+                f"initialized on {contexts}"
             )
         return ctx
 
@@ -396,7 +400,8 @@ class Parameter:
         """
         if self.arrays is not None and not force_reinit:
             warnings.warn(
-                f"Parameter '{self.name}' is already initialized, ignoring. Set force_reinit=True to re-initialize.",
+                f"Parameter '{self.name}' is already initialized, ignoring. Set force_reinit=True "
+                "to re-initialize.",
                 stacklevel=2,
             )
             return
@@ -407,7 +412,8 @@ class Parameter:
             init = default_init if self.init is None else self.init
         if not shape_is_known(self._shape) and not self._allow_deferred_init:
             raise ValueError(
-                f"Cannot initialize Parameter '{self.name}' because it has invalid shape: {self._shape}."
+                f"Cannot initialize Parameter '{self.name}' because it has invalid shape: "
+                f"{self._shape}."
             )
         key = _reserve_random_calls()
         self._hold(
@@ -423,8 +429,8 @@ class Parameter:
         init, contexts, default_init, value, key = self.deferred_init
         if not shape_is_known(self._shape):
             raise MXNetError(
-                f"Cannot initialize Parameter '{self.name}' because it has invalid shape: {self._shape}. "
-                "Give in_units, in_channels, input_size, ... when the layer is made"
+                f"Cannot initialize Parameter '{self.name}' because it has invalid shape: "
+                f"{self._shape}. Give in_units, in_channels, input_size, ... when the layer is made"
             )
         with autograd.pause():
             if value is None:
@@ -477,14 +483,15 @@ class Parameter:
             )
         if not cast_dtype and not _same_dtype(self.dtype, data.dtype):
             raise AssertionError(
-                f"{failed}: dtype incompatible expected {dtype_name(self.dtype)} vs saved {dtype_name(data.dtype)}. "
-                "Set cast_dtype=True to cast the dtype of saved params."
+                f"{failed}: dtype incompatible expected {dtype_name(self.dtype)} vs saved "
+                f"{dtype_name(data.dtype)}. Set cast_dtype=True to cast the dtype of saved params."
             )
         initialized = self.arrays is not None or self.deferred_init
         if ctx is not None and initialized and set(context_list(ctx)) != set(self.list_ctx()):
             raise AssertionError(
-                f"Failed to load Parameter '{self.name}' on {context_list(ctx)} because it was previously initialized on "
-                f"{self.list_ctx()}; leave ctx out to keep it there, or use reset_ctx to move it"
+                f"Failed to load Parameter '{self.name}' on {context_list(ctx)} because it was "
+                f"previously initialized on {self.list_ctx()}; leave ctx out to keep it there, or "
+                "use reset_ctx to move it"
             )
 
     def _load_init(self, data, ctx, cast_dtype=False, dtype_source="current"):
@@ -510,7 +517,8 @@ class Parameter:
             self.deferred_init = (init, contexts, default_init, value, key)
         else:
             raise ValueError(
-                f"Cannot reset context for Parameter '{self.name}' because it has not been initialized."
+                f"Cannot reset context for Parameter '{self.name}' because it has not been "
+                "initialized."
             )
 
     def cast(self, dtype):
@@ -599,8 +607,8 @@ def match_attributes(param, attributes):
             continue
         if value != existing:
             raise AssertionError(
-                f"Cannot retrieve Parameter '{param.name}' because its attribute '{key}' does not match: desired '{value}' vs stored "
-                f"'{existing}'."
+                f"Cannot retrieve Parameter '{param.name}' because its attribute '{key}' does not "
+                f"match: desired '{value}' vs stored '{existing}'."
             )
 
 

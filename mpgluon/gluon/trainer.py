@@ -70,12 +70,14 @@ class Trainer:
             params = [params[name] for name in sorted(params.keys())]
         if not isinstance(params, (list, tuple)):
             raise ValueError(
-                f"First argument must be a list or dict of Parameters, or a Block, got {type(params)}."
+                "First argument must be a list or dict of Parameters, or a Block, got "
+                f"{type(params)}."
             )
         for param in params:
             if not isinstance(param, Parameter):
                 raise ValueError(
-                    f"First argument must be a list or dict of Parameters, got list of {type(param)}."
+                    "First argument must be a list or dict of Parameters, got list of "
+                    f"{type(param)}."
                 )
             if param.replaced:
                 raise param.replaced_error()
@@ -88,11 +90,13 @@ class Trainer:
             raise ValueError("Trainer: gradient compression is not available")
         if kvstore not in _KVSTORES:
             raise ValueError(
-                f"Trainer: kvstore must be one of {brief(str(kind) for kind in _KVSTORES)}, not {kvstore!r}"
+                f"Trainer: kvstore must be one of {brief(str(kind) for kind in _KVSTORES)}, not "
+                f"{kvstore!r}"
             )
         if update_on_kvstore:
             raise ValueError(
-                "Trainer: update_on_kvstore=True is not available; updates happen where the parameters are"
+                "Trainer: update_on_kvstore=True is not available; updates happen where the "
+                "parameters are"
             )
         if not isinstance(accumulate, int) or accumulate < 1:
             raise ValueError(
@@ -127,7 +131,8 @@ class Trainer:
         if isinstance(optimizer, opt.Optimizer):
             if optimizer_params:
                 raise MXNetAssertionError(
-                    "optimizer_params must be None if optimizer is an instance of Optimizer instead of str"
+                    "optimizer_params must be None if optimizer is an instance of Optimizer "
+                    "instead of str"
                 )
             self._optimizer = optimizer
             self._optimizer.param_dict = by_index
@@ -137,7 +142,10 @@ class Trainer:
 
     def __repr__(self):
         devices = dict.fromkeys(str(ctx) for param in self._params for ctx in param.list_ctx())
-        return f"Trainer({self._optimizer!r}, parameters: {len(self._params)}, on {', '.join(devices)})"
+        return (
+            f"Trainer({self._optimizer!r}, parameters: {len(self._params)}, on "
+            f"{', '.join(devices)})"
+        )
 
     @property
     def parameters(self):
@@ -235,8 +243,10 @@ class Trainer:
                 continue
             if self._optimizer.multi_precision and (old in _HALVES) != (dtype in _HALVES):
                 raise MXNetError(
-                    f"Parameter '{self._params[index].name}' was cast from {old} to {dtype} in mid-training, and with multi_precision its state in the "
-                    f"{type(self._optimizer).__name__} optimizer is of another kind then: cast before the first step, or make a new Trainer"
+                    f"Parameter '{self._params[index].name}' was cast from {old} to {dtype} in "
+                    "mid-training, and with multi_precision its state in the "
+                    f"{type(self._optimizer).__name__} optimizer is of another kind then: cast "
+                    "before the first step, or make a new Trainer"
                 )
             for updater in self._updaters.values():
                 if index in updater.states:
@@ -354,9 +364,10 @@ class Trainer:
             if param.grad_req != "null" and not weight._fresh_grad
         )
         raise UserWarning(
-            f"Gradient of Parameter `{param.name}` on context {ctx} has not been updated by backward since last `step`. "
-            "Either the loss does not depend on it, or the forward pass was not recorded. If only some of the Parameters "
-            "are meant to be used, call step with ignore_stale_grad=True to leave the others as they are"
+            f"Gradient of Parameter `{param.name}` on context {ctx} has not been updated by "
+            "backward since last `step`. Either the loss does not depend on it, or the forward "
+            "pass was not recorded. If only some of the Parameters are meant to be used, call "
+            "step with ignore_stale_grad=True to leave the others as they are"
         )
 
     def _updater(self, ctx):
@@ -463,13 +474,15 @@ class Trainer:
         kind = type(self._optimizer).__name__
         if header["optimizer"] != kind:
             raise MXNetError(
-                f"'{fname}' holds states of optimizer {header['optimizer']}, but this trainer has {kind}"
+                f"'{fname}' holds states of optimizer {header['optimizer']}, but this trainer has "
+                f"{kind}"
             )
         states = header["states"]
         unknown = [name for name in states if name not in self._param2idx]
         if unknown:
             raise MXNetError(
-                f"'{fname}' holds states of parameters that this trainer does not have: {brief(unknown)}; it has {brief(self._param2idx)}"
+                f"'{fname}' holds states of parameters that this trainer does not have: "
+                f"{brief(unknown)}; it has {brief(self._param2idx)}"
             )
         missing = (
             [
@@ -666,7 +679,8 @@ def _take_apart(state, name, arrays):
     if state is None or isinstance(state, (int, float, bool)):
         return {"value": state}
     raise MXNetError(
-        f"Trainer.save_states: the state of parameter '{name}' holds a {type(state).__name__}, which can't be saved"
+        f"Trainer.save_states: the state of parameter '{name}' holds a {type(state).__name__}, "
+        "which can't be saved"
     )
 
 
@@ -693,7 +707,8 @@ def _check_state(state, param, fname):
     elif isinstance(state, nd.NDArray) and state.ndim == len(param.shape or ()):
         if any(known not in (0, -1, size) for known, size in zip(param.shape, state.shape)):
             raise MXNetError(
-                f"'{fname}' holds a state of shape {state.shape} for parameter '{param.name}', which has shape {param.shape}"
+                f"'{fname}' holds a state of shape {state.shape} for parameter '{param.name}', "
+                f"which has shape {param.shape}"
             )
 
 

@@ -52,13 +52,14 @@ def split_data(data, num_slice, batch_axis=0, even_split=True):
     size = data.shape[batch_axis]
     if size < num_slice:
         raise ValueError(
-            f"Too many slices: an array of shape {data.shape} has {size} elements along axis {batch_axis}, "
-            f"fewer than the {num_slice} slices asked for"
+            f"Too many slices: an array of shape {data.shape} has {size} elements along axis "
+            f"{batch_axis}, fewer than the {num_slice} slices asked for"
         )
     if even_split and size % num_slice:
         raise ValueError(
-            f"An array of shape {data.shape} cannot be split evenly into {num_slice} slices along axis {batch_axis}. "
-            f"Use a batch size that is a multiple of {num_slice}, or even_split=False"
+            f"An array of shape {data.shape} cannot be split evenly into {num_slice} slices along "
+            f"axis {batch_axis}. Use a batch size that is a multiple of {num_slice}, or "
+            "even_split=False"
         )
     if num_slice == 1:
         return [data]

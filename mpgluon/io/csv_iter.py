@@ -20,7 +20,8 @@ def _read(path, shape, dtype):
         raise MXNetError(f"CSVIter: {path} is empty")
     if values.shape[1] != size:
         raise MXNetError(
-            f"CSVIter: the lines of {path} have {values.shape[1]} numbers, the shape {shape} has {size}"
+            f"CSVIter: the lines of {path} have {values.shape[1]} numbers, the shape {shape} has "
+            f"{size}"
         )
     return values.reshape((-1, *shape))
 

@@ -170,7 +170,8 @@ class NDArrayIter(DataIter):
         super().__init__(batch_size)
         if last_batch_handle not in ("pad", "discard", "roll_over"):
             raise ValueError(
-                f"last_batch_handle must be 'pad', 'discard' or 'roll_over', not {last_batch_handle!r}"
+                "last_batch_handle must be 'pad', 'discard' or 'roll_over', not "
+                f"{last_batch_handle!r}"
             )
         self.data = _named(data, False, data_name)
         self.label = _named(label, True, label_name)
@@ -180,7 +181,8 @@ class NDArrayIter(DataIter):
         for name, array in (*self.data, *self.label):
             if array.shape[self._axis] < self.num_data and shuffle:
                 raise ValueError(
-                    f"NDArrayIter: {name} has {array.shape[self._axis]} samples, {self.data[0][0]} has {self.num_data}"
+                    f"NDArrayIter: {name} has {array.shape[self._axis]} samples, {self.data[0][0]} "
+                    f"has {self.num_data}"
                 )
         self.shuffle = shuffle
         self.last_batch_handle = last_batch_handle
@@ -193,7 +195,8 @@ class NDArrayIter(DataIter):
             self._end = self.num_data
         if self.num_data < batch_size and last_batch_handle == "discard":
             raise ValueError(
-                f"NDArrayIter: batch_size {batch_size} is larger than the number of samples, {self.num_data}"
+                f"NDArrayIter: batch_size {batch_size} is larger than the number of samples, "
+                f"{self.num_data}"
             )
         self.reset()
 

@@ -289,7 +289,8 @@ class BucketingModule(BaseModule):
         for key in self._buckets:
             if not isinstance(key, (int, np.integer)):
                 raise TypeError(
-                    f"save_checkpoint: the bucket {key!r} has a key that is no integer; save its symbol and the parameters by yourself"
+                    f"save_checkpoint: the bucket {key!r} has a key that is no integer; save its "
+                    "symbol and the parameters by yourself"
                 )
         nd.save(f"{prefix}.buckets", [nd.array(list(self._buckets), dtype="int32")])
         for key, module in self._buckets.items():

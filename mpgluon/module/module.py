@@ -32,7 +32,10 @@ def _check_names(symbol, names, what, must):
         guesses = [
             one for one in known if not one.endswith(("_weight", "_bias", "_gamma", "_beta"))
         ]
-        text = f"the module was made with {what}_names={list(names)}, but {name!r} is no argument of its symbol; did you mean one of {guesses}?"
+        text = (
+            f"the module was made with {what}_names={list(names)}, but {name!r} is no argument of "
+            f"its symbol; did you mean one of {guesses}?"
+        )
         if must:
             raise ValueError(text)
         warnings.warn(text, stacklevel=4)
@@ -80,7 +83,8 @@ class Module(BaseModule):
         self._group2ctxs = self._groups(group2ctxs)
         if work_load_list is not None and len(work_load_list) != len(self._context):
             raise ValueError(
-                f"work_load_list has {len(work_load_list)} numbers for {len(self._context)} contexts"
+                f"work_load_list has {len(work_load_list)} numbers for {len(self._context)} "
+                "contexts"
             )
         self._work_load_list = work_load_list or [1] * len(self._context)
         self._symbol = symbol
@@ -278,7 +282,8 @@ class Module(BaseModule):
             strange = [name for name in self._param_names if name not in shared_module._param_names]
             if strange:
                 raise MXNetError(
-                    f"bind: the module that is shared has no parameters {', '.join(strange)}; bind the one with all of them first"
+                    f"bind: the module that is shared has no parameters {', '.join(strange)}; bind "
+                    "the one with all of them first"
                 )
         types = {
             desc.name: desc.dtype
@@ -316,7 +321,8 @@ class Module(BaseModule):
         names = [desc.name for desc in self._data_shapes]
         if sorted(names) != sorted(self._data_names):
             raise ValueError(
-                f"Data provided by data_shapes don't match names specified by data_names ({names} vs. {self._data_names})"
+                f"Data provided by data_shapes don't match names specified by data_names ({names} "
+                f"vs. {self._data_names})"
             )
         batch = self._data_shapes[0].shape[
             max(DataDesc.get_batch_axis(self._data_shapes[0].layout), 0)
@@ -390,7 +396,8 @@ class Module(BaseModule):
                 if given is not None and name in given:
                     if given[name].shape != array.shape:
                         raise MXNetError(
-                            f"init_params: {name} has the shape {given[name].shape}, needed is {array.shape}"
+                            f"init_params: {name} has the shape {given[name].shape}, needed is "
+                            f"{array.shape}"
                         )
                     given[name].copyto(array)
                 elif given is not None and not allow_missing:
@@ -485,7 +492,8 @@ class Module(BaseModule):
             store.set_gradient_compression(self._compression_params)
         elif store is not None and not isinstance(store, kvstores.KVStoreBase):
             raise TypeError(
-                f"init_optimizer: kvstore is the name of a store, a store or None, not {type(kvstore).__name__}"
+                "init_optimizer: kvstore is the name of a store, a store or None, not "
+                f"{type(kvstore).__name__}"
             )
         names = dict(enumerate(self._param_names))
         if isinstance(optimizer, str):
@@ -546,7 +554,8 @@ class Module(BaseModule):
         unknown = [str(key) for key in states if key not in self._param_names]
         if unknown:
             raise MXNetError(
-                f"{fname} holds states of {', '.join(unknown[:5])}, and the module has the parameters {', '.join(self._param_names[:5])}"
+                f"{fname} holds states of {', '.join(unknown[:5])}, and the module has the "
+                f"parameters {', '.join(self._param_names[:5])}"
             )
         vars(self._updater).update(
             optimizer=updater.optimizer, states=states, states_synced=dict.fromkeys(states, False)

@@ -177,5 +177,6 @@ class PythonLossModule(PythonModule):
     def install_monitor(self, mon):
         """No executor runs here that a Monitor could watch."""
         raise NotImplementedError(
-            "a PythonLossModule has no executor to watch; install the monitor on the modules before it"
+            "a PythonLossModule has no executor to watch; install the monitor on the modules "
+            "before it"
         )

@@ -90,7 +90,8 @@ class SequentialModule(BaseModule):
             if meta.get(self.META_AUTO_WIRING):
                 if len(module.data_names) != len(shapes):
                     raise AssertionError(
-                        f"module {i} has {len(module.data_names)} data names for {len(shapes)} arrays"
+                        f"module {i} has {len(module.data_names)} data names for {len(shapes)} "
+                        "arrays"
                     )
                 shapes = [DataDesc(name, desc[1]) for name, desc in zip(module.data_names, shapes)]
             module.bind(
@@ -142,7 +143,8 @@ class SequentialModule(BaseModule):
             for name in [name for arrays in module.get_params() for name in arrays]:
                 if name in owners:
                     raise AssertionError(
-                        f"Duplicated parameter names: {name!r} is one of module {i} and of module {owners[name]}"
+                        f"Duplicated parameter names: {name!r} is one of module {i} and of module "
+                        f"{owners[name]}"
                     )
                 owners[name] = i
         self.params_initialized = True

@@ -116,7 +116,8 @@ def foreach(body, data, init_states):
             leaves, nest_outputs = _flat(outputs, "foreach: the outputs of the body")
             if rows and len(leaves) != len(rows[0]):
                 raise ValueError(
-                    f"foreach: the body returned {len(rows[0])} outputs first, and {len(leaves)} in step {step}"
+                    f"foreach: the body returned {len(rows[0])} outputs first, and {len(leaves)} "
+                    f"in step {step}"
                 )
             rows.append(leaves)
     return nest_outputs([_stack(items) for items in zip(*rows)]), states
@@ -207,7 +208,8 @@ def _step_of(func, variables, what):
     new = [new] if isinstance(new, NDArray) else list(new or [])
     if len(new) != len(variables):
         raise ValueError(
-            f"{what}: func has to return as many loop_vars as it gets, {len(variables)}, not {len(new)}"
+            f"{what}: func has to return as many loop_vars as it gets, {len(variables)}, not "
+            f"{len(new)}"
         )
     return ([] if outputs is None else outputs), new
 
@@ -249,12 +251,14 @@ def while_loop(cond, func, loop_vars, max_iterations=None):
             leaves, nest_outputs = _flat(outputs, "while_loop: the outputs of func")
             if rows and len(leaves) != len(rows[0]):
                 raise ValueError(
-                    f"while_loop: func returned {len(rows[0])} outputs first, and {len(leaves)} in step {len(rows)}"
+                    f"while_loop: func returned {len(rows[0])} outputs first, and {len(leaves)} in "
+                    f"step {len(rows)}"
                 )
             for place, (leaf, first) in enumerate(zip(leaves, rows[0] if rows else ())):
                 if leaf.shape != first.shape:
                     raise ValueError(
-                        f"while_loop: output {place} of func had the shape {first.shape} first, and {leaf.shape} in step {len(rows)}"
+                        f"while_loop: output {place} of func had the shape {first.shape} first, "
+                        f"and {leaf.shape} in step {len(rows)}"
                     )
             rows.append(leaves)
     stacked = [
@@ -293,11 +297,13 @@ def _traced_while(tracer, cond, func, variables, nest, limit):
         result = cond(*nest(arrays))
         if not isinstance(result, NDArray):
             raise ValueError(
-                f"while_loop: in a hybridized block cond has to return an array, not {type(result).__name__}"
+                "while_loop: in a hybridized block cond has to return an array, not "
+                f"{type(result).__name__}"
             )
         if result.size != 1:
             raise ValueError(
-                f"while_loop: what cond returns has to be one number, not an array of shape {result.shape}"
+                "while_loop: what cond returns has to be one number, not an array of shape "
+                f"{result.shape}"
             )
         return [result]
 
@@ -312,8 +318,9 @@ def _traced_while(tracer, cond, func, variables, nest, limit):
     for place, (before, new) in enumerate(zip(descs, after)):
         if before != new:
             raise ValueError(
-                f"while_loop: in a hybridized block the loop_vars keep shapes, dtypes and devices, but number {place} goes in as {_text(before)} and comes "
-                f"out of func as {_text(new)}. Make it {_text(new)} before the loop"
+                "while_loop: in a hybridized block the loop_vars keep shapes, dtypes and devices, "
+                f"but number {place} goes in as {_text(before)} and comes out of func as "
+                f"{_text(new)}. Make it {_text(new)} before the loop"
             )
 
     limit, rows = max(limit, 0), stepped.descs[:num_outputs]
@@ -368,12 +375,14 @@ def cond(pred, then_func, else_func):
     first, second = bodies
     if len(first.descs) != len(second.descs):
         raise ValueError(
-            f"cond: then_func returned {len(first.descs)} arrays, else_func {len(second.descs)}; they have to be as many"
+            f"cond: then_func returned {len(first.descs)} arrays, else_func {len(second.descs)}; "
+            "they have to be as many"
         )
     for place, (left, right) in enumerate(zip(first.descs, second.descs)):
         if left != right:
             raise ValueError(
-                f"cond: output {place} is {_text(left)} from then_func and {_text(right)} from else_func; in a hybridized block they have to be alike"
+                f"cond: output {place} is {_text(left)} from then_func and {_text(right)} from "
+                "else_func; in a hybridized block they have to be alike"
             )
     branch = _core.Routine.branch(
         first.routine, len(first.captures), second.routine, len(second.captures), len(first.descs)
@@ -391,8 +400,10 @@ def _text(desc):
 
 def _inside(error, what):
     return _core.NotSupportedError(
-        f"{error.name}: the shape of its result depends on values, so in a hybridized block it can't be inside {what}, whose steps are compiled before there "
-        f"are values. Use a mask (F.where, multiplication) inside, call {error.name} outside of the {what}, or don't hybridize this block"
+        f"{error.name}: the shape of its result depends on values, so in a hybridized block it "
+        f"can't be inside {what}, whose steps are compiled before there are values. Use a mask "
+        f"(F.where, multiplication) inside, call {error.name} outside of the {what}, or don't "
+        "hybridize this block"
     )
 
 

@@ -8,11 +8,13 @@ from .._hints import ARRAY, absent, present
 
 # As in MXNet: x.op(...) is nd.op(x, ...).
 OPS = (
-    "abs arccos arccosh arcsin arcsinh arctan arctanh argmax argmax_channel argmin argsort broadcast_axes broadcast_like broadcast_to cbrt ceil clip cos cosh "
-    "degrees depth_to_space diag erf erfinv exp expand_dims expm1 fix flatten flip floor gamma gammaln log log10 log1p log2 log_softmax max mean min nanprod "
-    "nansum norm one_hot ones_like pad pick prod radians rcbrt reciprocal relu repeat reshape_like rint round rsqrt shape_array sigmoid sign sin sinh "
-    "size_array slice slice_axis slice_like softmax softmin softsign sort space_to_depth split sqrt square squeeze stack sum swapaxes take tan tanh tile topk "
-    "transpose trunc zeros_like"
+    "abs arccos arccosh arcsin arcsinh arctan arctanh argmax argmax_channel argmin argsort "
+    "broadcast_axes broadcast_like broadcast_to cbrt ceil clip cos cosh degrees depth_to_space "
+    "diag erf erfinv exp expand_dims expm1 fix flatten flip floor gamma gammaln log log10 log1p "
+    "log2 log_softmax max mean min nanprod nansum norm one_hot ones_like pad pick prod radians "
+    "rcbrt reciprocal relu repeat reshape_like rint round rsqrt shape_array sigmoid sign sin sinh "
+    "size_array slice slice_axis slice_like softmax softmin softsign sort space_to_depth split "
+    "sqrt square squeeze stack sum swapaxes take tan tanh tile topk transpose trunc zeros_like"
 ).split()
 
 
@@ -85,7 +87,8 @@ def _refuse_recorded(name, values):
         for value in values:
             if isinstance(value, NDArray) and value._wants_gradient:
                 raise _core.MXNetError(
-                    f"numpy.{name} of an array that autograd records: its gradient would be lost; use mx.nd, or x.asnumpy() or x.detach() for values alone"
+                    f"numpy.{name} of an array that autograd records: its gradient would be lost; "
+                    "use mx.nd, or x.asnumpy() or x.detach() for values alone"
                 )
             if isinstance(value, (list, tuple)):
                 _refuse_recorded(name, value)

@@ -22,7 +22,8 @@ def _arrays_and_names(data):
         arrays, names = list(data), None
     else:
         raise ValueError(
-            f"save: expected an NDArray, a list of them, or a dict of names to them, got {type(data).__name__}"
+            "save: expected an NDArray, a list of them, or a dict of names to them, got "
+            f"{type(data).__name__}"
         )
     for i, array in enumerate(arrays):
         if not isinstance(array, _core.NDArray):
@@ -54,7 +55,8 @@ _FORMATS = {
     ".npy": ("nd.array(numpy.load(file))", "numpy.save(file, array.asnumpy())"),
     ".safetensors": (
         "{name: nd.array(values) for name, values in safetensors.numpy.load_file(file).items()}",
-        "safetensors.numpy.save_file({name: array.asnumpy() for name, array in arrays.items()}, file)",
+        "safetensors.numpy.save_file({name: array.asnumpy() for name, array in arrays.items()}, "
+        "file)",
     ),
     ".pt": (
         "{name: nd.from_dlpack(tensor) for name, tensor in torch.load(file).items()}",
@@ -77,7 +79,8 @@ def save(fname, data):
     """
     if os.fspath(fname).endswith((".safetensors", ".pt")):
         raise _core.MXNetValueError(
-            f"save: {os.fspath(fname)} is named like a file of another format, and this writes MXNet's; {_way(fname, 1)}"
+            f"save: {os.fspath(fname)} is named like a file of another format, and this writes "
+            f"MXNet's; {_way(fname, 1)}"
         )
     _core.save_arrays(fname, *_arrays_and_names(data))
 

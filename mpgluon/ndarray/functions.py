@@ -114,7 +114,8 @@ def UpSampling(
     arrays = [*data, *[array for array in (kwargs.pop("data", None), weight) if array is not None]]
     if len(arrays) != 2:
         raise TypeError(
-            f"UpSampling: sample_type='bilinear' takes the data and the weight, got {len(arrays)} arrays"
+            f"UpSampling: sample_type='bilinear' takes the data and the weight, got {len(arrays)} "
+            "arrays"
         )
     return _op("Deconvolution")(*arrays, **bilinear_upsampling(scale, num_filter), **kwargs)
 
@@ -190,13 +191,15 @@ def from_numpy(ndarray, zero_copy=True, array_cls=NDArray):
     """
     if not isinstance(ndarray, np.ndarray):
         raise TypeError(
-            f"from_numpy takes a NumPy array, not {type(ndarray).__name__}; nd.array takes other things, too"
+            f"from_numpy takes a NumPy array, not {type(ndarray).__name__}; nd.array takes other "
+            "things, too"
         )
     if not zero_copy:
         return array(ndarray, dtype=ndarray.dtype)
     if not ndarray.flags["C_CONTIGUOUS"]:
         raise ValueError(
-            "from_numpy: only C-contiguous arrays can be shared; pass zero_copy=False or numpy.ascontiguousarray(a)"
+            "from_numpy: only C-contiguous arrays can be shared; pass zero_copy=False or "
+            "numpy.ascontiguousarray(a)"
         )
     owner = ndarray
     while isinstance(owner.base, np.ndarray):
@@ -210,7 +213,8 @@ def from_numpy(ndarray, zero_copy=True, array_cls=NDArray):
                 a.flags["WRITEABLE"] = True  # NumPy refuses where the memory itself is read-only
         except ValueError:
             raise ValueError(
-                "from_numpy: the array's memory is read-only and can't be shared; pass zero_copy=False"
+                "from_numpy: the array's memory is read-only and can't be shared; pass "
+                "zero_copy=False"
             ) from None
         shared = from_dlpack(ndarray)
         before[0] = False
@@ -294,7 +298,10 @@ def _make_binary(number, name, words):
         return binary(number, lhs, rhs)
 
     function.__name__ = function.__qualname__ = name
-    function.__doc__ = f"{words}, element by element with broadcasting: NDArrays, NumPy arrays or numbers. Of two numbers: a number."
+    function.__doc__ = (
+        f"{words}, element by element with broadcasting: NDArrays, NumPy arrays or numbers. Of two "
+        "numbers: a number."
+    )
     return function
 
 
@@ -330,7 +337,8 @@ def moveaxis(tensor, source, destination):
     destinations = [destination] if np.isscalar(destination) else list(destination)
     if len(sources) != len(destinations):
         raise ValueError(
-            f"moveaxis: as many sources as destinations are needed, got {len(sources)} and {len(destinations)}"
+            f"moveaxis: as many sources as destinations are needed, got {len(sources)} and "
+            f"{len(destinations)}"
         )
     ndim = tensor.ndim
     normal = []
@@ -356,7 +364,8 @@ def split_v2(ary, indices_or_sections, axis=0, squeeze_axis=False):
     if isinstance(indices_or_sections, (int, np.integer)):
         if indices_or_sections < 1 or size % indices_or_sections:
             raise ValueError(
-                f"split_v2: axis {axis} of length {size} can't be split into {indices_or_sections} equal pieces"
+                f"split_v2: axis {axis} of length {size} can't be split into {indices_or_sections} "
+                "equal pieces"
             )
         indices, sections = (), int(indices_or_sections)
     else:

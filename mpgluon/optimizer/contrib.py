@@ -17,14 +17,16 @@ class GroupAdaGrad(GroupedOptimizer):
     def create_state(self, index, weight):
         if len(weight.shape) != 2:
             raise ValueError(
-                f"GroupAdaGrad is for matrices; parameter {self.idx2name.get(index, index)!r} has the shape {weight.shape}"
+                f"GroupAdaGrad is for matrices; parameter {self.idx2name.get(index, index)!r} has "
+                f"the shape {weight.shape}"
             )
         return nd.zeros((weight.shape[0], 1), ctx=weight.context, dtype=weight.dtype)
 
     def _step_one(self, index, weight, grad, state, lr, wd):
         if wd != 0:
             raise ValueError(
-                f"GroupAdaGrad has no weight decay, but parameter {self.idx2name.get(index, index)!r} has {wd}"
+                "GroupAdaGrad has no weight decay, but parameter "
+                f"{self.idx2name.get(index, index)!r} has {wd}"
             )
         grad = self._gradient(grad)
         history = state + nd.mean(nd.square(grad), axis=1, keepdims=True)

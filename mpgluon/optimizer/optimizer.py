@@ -124,7 +124,8 @@ class Optimizer:
         self._counting = set()
         if param_idx2name is not None and not isinstance(param_idx2name, dict):
             raise TypeError(
-                f"param_idx2name must be a dict of index to name, got {type(param_idx2name).__name__}"
+                "param_idx2name must be a dict of index to name, got "
+                f"{type(param_idx2name).__name__}"
             )
         self.idx2name = dict(param_idx2name or {})
         self.sym_info = (sym.attr_dict(), sym.list_arguments()) if sym is not None else ()
@@ -141,7 +142,8 @@ class Optimizer:
         former = Optimizer.opt_registry.get(name)
         if former is not None and former is not klass:
             warnings.warn(
-                f"optimizer {name!r}: {klass.__module__}.{klass.__name__} replaces {former.__module__}.{former.__name__}",
+                f"optimizer {name!r}: {klass.__module__}.{klass.__name__} replaces "
+                f"{former.__module__}.{former.__name__}",
                 stacklevel=2,
             )
         Optimizer.opt_registry[name] = klass
@@ -153,7 +155,8 @@ class Optimizer:
         klass = Optimizer.opt_registry.get(name.lower())
         if klass is None:
             raise ValueError(
-                f"there is no optimizer named {name!r}{near(name, Optimizer.opt_registry)}; there are {', '.join(sorted(Optimizer.opt_registry))}"
+                f"there is no optimizer named {name!r}{near(name, Optimizer.opt_registry)}; there "
+                f"are {', '.join(sorted(Optimizer.opt_registry))}"
             )
         try:
             return klass(**kwargs)
@@ -170,7 +173,8 @@ class Optimizer:
             if not wrong:
                 raise
             raise TypeError(
-                f"optimizer {name!r} has no option {wrong[0]!r}{near(wrong[0], options)}; it takes {', '.join(options)}"
+                f"optimizer {name!r} has no option {wrong[0]!r}{near(wrong[0], options)}; it takes "
+                f"{', '.join(options)}"
             ) from None
 
     def __repr__(self):
@@ -232,7 +236,8 @@ class Optimizer:
             return False
         if not self.multi_precision:
             warnings.warn(
-                f"{type(self).__name__}: sums in {dtype_name(weight)} lose small updates; multi_precision=True keeps a float32 copy",
+                f"{type(self).__name__}: sums in {dtype_name(weight)} lose small updates; "
+                "multi_precision=True keeps a float32 copy",
                 stacklevel=3,
             )
         return self.multi_precision
@@ -333,7 +338,8 @@ class Optimizer:
         for i, value in zip(indices, lrs):
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(
-                    f"{type(self).__name__}: the learning rate of parameter {self.idx2name.get(i, i)!r} is {value}; it must be finite and not negative"
+                    f"{type(self).__name__}: the learning rate of parameter "
+                    f"{self.idx2name.get(i, i)!r} is {value}; it must be finite and not negative"
                 )
         return lrs
 
@@ -449,7 +455,8 @@ class GroupedOptimizer(Optimizer):
         changes."""
         if not math.isfinite(self.rescale_grad):
             raise ValueError(
-                f"{type(self).__name__}: rescale_grad must be a finite number, got {self.rescale_grad}"
+                f"{type(self).__name__}: rescale_grad must be a finite number, got "
+                f"{self.rescale_grad}"
             )
         self._update_count(indices)
         return self._get_lrs(indices), self._get_wds(indices)

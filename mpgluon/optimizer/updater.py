@@ -29,7 +29,8 @@ class _Unpickler(pickle.Unpickler):
         if name == "NDArray":
             return _SavedArray
         raise MXNetError(
-            f"these states of MXNet's hold a {module}.{name}; only arrays are taken over: save them with dump_optimizer=False"
+            f"these states of MXNet's hold a {module}.{name}; only arrays are taken over: save "
+            "them with dump_optimizer=False"
         )
 
 
@@ -76,7 +77,8 @@ class Updater:
             indices, grads, weights = [index], [grad], [weight]
         if not len(indices) == len(grads) == len(weights):
             raise ValueError(
-                f"Updater: {len(indices)} indices, {len(grads)} gradients and {len(weights)} weights do not belong together"
+                f"Updater: {len(indices)} indices, {len(grads)} gradients and {len(weights)} "
+                "weights do not belong together"
             )
         if not weights:
             return

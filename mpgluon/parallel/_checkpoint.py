@@ -70,14 +70,16 @@ def _parts_of(net):
         total = shapes[name][params[0].axis]
         if at != total:
             raise MXNetError(
-                f"the shards of parameter '{name}' have {at} elements together along axis {params[0].axis}, but its shape is {shapes[name]}"
+                f"the shards of parameter '{name}' have {at} elements together along axis "
+                f"{params[0].axis}, but its shape is {shapes[name]}"
             )
         ends = sorted(span for _, where in parts[name] for span in where.ranges)
         if any(
             end != begin for (_, end), (begin, _) in zip([(0, 0), *ends], [*ends, (total, total)])
         ):
             raise MXNetError(
-                f"the shards of parameter '{name}' don't make a whole: they are the ranges {ends} along axis {params[0].axis} of {shapes[name]}"
+                f"the shards of parameter '{name}' don't make a whole: they are the ranges {ends} "
+                f"along axis {params[0].axis} of {shapes[name]}"
             )
     return parts, shapes
 
@@ -504,7 +506,8 @@ def _read_index(path):
     index = json.loads(text)
     if index.get("format") != _FORMAT:
         raise MXNetError(
-            f"'{path}' is an index of format {index.get('format')!r}, which this version does not read"
+            f"'{path}' is an index of format {index.get('format')!r}, which this version does not "
+            "read"
         )
     return index
 
@@ -538,7 +541,8 @@ def _compare(index, wanted, shapes, directory):
     if differences:
         more = f"; and {len(differences) - 4} more" if len(differences) > 4 else ""
         raise MXNetError(
-            f"the checkpoint '{directory}' is one of another network: {'; '.join(differences[:4])}{more}. Nothing was changed"
+            f"the checkpoint '{directory}' is one of another network: "
+            f"{'; '.join(differences[:4])}{more}. Nothing was changed"
         )
 
 
@@ -551,7 +555,8 @@ def _check_trainer(index, trainer, names, directory):
     kind = type(trainer.optimizer).__name__
     if header["optimizer"] != kind:
         raise MXNetError(
-            f"the checkpoint '{directory}' holds states of optimizer {header['optimizer']}, but this trainer has {kind}. Nothing was changed"
+            f"the checkpoint '{directory}' holds states of optimizer {header['optimizer']}, but "
+            f"this trainer has {kind}. Nothing was changed"
         )
     for param in trainer.parameters:
         names.setdefault(param, (param.name, None))
@@ -559,7 +564,8 @@ def _check_trainer(index, trainer, names, directory):
     strange = [name for name in header["states"] if name not in own]
     if strange:
         raise MXNetError(
-            f"the checkpoint '{directory}' holds states of parameters that this trainer does not have: {brief(strange)}"
+            f"the checkpoint '{directory}' holds states of parameters that this trainer does not "
+            f"have: {brief(strange)}"
         )
     missing = (
         [
@@ -572,7 +578,8 @@ def _check_trainer(index, trainer, names, directory):
     )
     if missing:
         raise MXNetError(
-            f"the checkpoint '{directory}' has no optimizer states of the parameters {brief(missing)}"
+            f"the checkpoint '{directory}' has no optimizer states of the parameters "
+            f"{brief(missing)}"
         )
 
 

@@ -57,14 +57,16 @@ class Mesh:
     def __init__(self, axes, devices=None):
         if not isinstance(axes, dict) or not axes:
             raise TypeError(
-                f"Mesh: axes is a dict of names to sizes, as in {{'data': 2, 'stage': 2}}, not {axes!r}"
+                "Mesh: axes is a dict of names to sizes, as in {'data': 2, 'stage': 2}, not "
+                f"{axes!r}"
             )
         for name, size in axes.items():
             if name not in AXES:
                 raise ValueError(f"Mesh: there is no axis {name!r}; there are {', '.join(AXES)}")
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:
                 raise ValueError(
-                    f"Mesh: axis {name!r} must have a positive whole number of devices, not {size!r}"
+                    f"Mesh: axis {name!r} must have a positive whole number of devices, not "
+                    f"{size!r}"
                 )
         self.axes = dict(axes)
         count = math.prod(axes.values())
@@ -73,7 +75,8 @@ class Mesh:
             there = num_gpus()
             if there and there < count:
                 raise MXNetError(
-                    f"Mesh: {shape} needs {count} devices, but this machine has {there} GPUs; name the devices with devices="
+                    f"Mesh: {shape} needs {count} devices, but this machine has {there} GPUs; name "
+                    "the devices with devices="
                 )
             devices = [(gpu if there else cpu)(i) for i in range(count)]
         devices = list(devices)
@@ -175,13 +178,15 @@ class Mesh:
         for block in assigned:
             if group_of(block) is not None and not group_of(block).startswith(_GROUP):
                 raise MXNetError(
-                    f"Mesh.place: block '{block.name}' belongs to ctx_group {group_of(block)!r} already; place networks without groups"
+                    f"Mesh.place: block '{block.name}' belongs to ctx_group {group_of(block)!r} "
+                    "already; place networks without groups"
                 )
         count, stage_of = self.size("model"), _stages(net, assigned)
         for block in stage_of:
             if isinstance(block, SplitLayer) and len(block.ctx) != count:
                 raise MXNetError(
-                    f"Mesh.place: layer '{block.name}' is split over {len(block.ctx)} devices, but the mesh has {count} along 'model'"
+                    f"Mesh.place: layer '{block.name}' is split over {len(block.ctx)} devices, but "
+                    f"the mesh has {count} along 'model'"
                 )
         work = (
             {}
@@ -238,8 +243,9 @@ class Mesh:
                 return {net: 0}
             if len(units) < count:
                 raise MXNetError(
-                    f"Mesh.place: '{net.name}' has {len(units)} parts in a row ({brief(unit.name for unit in units)}), too few for {count} stages; "
-                    "say with stages= which blocks belong to which"
+                    f"Mesh.place: '{net.name}' has {len(units)} parts in a row "
+                    f"({brief(unit.name for unit in units)}), too few for {count} stages; say with "
+                    "stages= which blocks belong to which"
                 )
             return {unit: stage for stage, part in enumerate(_cut(units, count)) for unit in part}
         if isinstance(stages, dict):
@@ -257,20 +263,24 @@ class Mesh:
             if isinstance(block, str):
                 if block not in paths:
                     raise MXNetError(
-                        f"Mesh.place: '{net.name}' has no block at path {block!r}; it has {brief(path for path in paths if path)}"
+                        f"Mesh.place: '{net.name}' has no block at path {block!r}; it has "
+                        f"{brief(path for path in paths if path)}"
                     )
                 block = paths[block]
             if block not in known:
                 raise MXNetError(
-                    f"Mesh.place: {getattr(block, 'name', block)!r} is no descendant of '{net.name}'"
+                    f"Mesh.place: {getattr(block, 'name', block)!r} is no descendant of "
+                    f"'{net.name}'"
                 )
             if not isinstance(stage, int) or not 0 <= stage < count:
                 raise MXNetError(
-                    f"Mesh.place: block '{block.name}' is given to stage {stage}, but the mesh has stages 0 to {count - 1}"
+                    f"Mesh.place: block '{block.name}' is given to stage {stage}, but the mesh has "
+                    f"stages 0 to {count - 1}"
                 )
             if assigned.setdefault(block, stage) != stage:
                 raise MXNetError(
-                    f"Mesh.place: block '{block.name}' is given to stages {assigned[block]} and {stage}"
+                    f"Mesh.place: block '{block.name}' is given to stages {assigned[block]} and "
+                    f"{stage}"
                 )
         empty = [stage for stage in range(count) if stage not in assigned.values()]
         if empty:
@@ -299,7 +309,8 @@ class Replicas:
             if len(self.dicts) == 1:
                 return self.dicts[0]
             raise MXNetError(
-                f"the network is placed on {self.mesh}, but its input is on {ctx}; see Mesh.split_and_load"
+                f"the network is placed on {self.mesh}, but its input is on {ctx}; see "
+                "Mesh.split_and_load"
             )
         return groups
 

@@ -46,7 +46,8 @@ def check_against_single_device(net, *inputs, ctx=None, train=True, exact=True, 
     """
     if not isinstance(net, HybridBlock):
         raise MXNetError(
-            f"check_against_single_device: the network must be a HybridBlock, not {type(net).__name__}"
+            "check_against_single_device: the network must be a HybridBlock, not "
+            f"{type(net).__name__}"
         )
     ctx = cpu(0) if ctx is None else ctx
     flat = []
@@ -67,7 +68,8 @@ def check_against_single_device(net, *inputs, ctx=None, train=True, exact=True, 
         same = np.array_equal(a, b, equal_nan=True) if rtol is None else difference <= allowed
         if not same:
             raise MXNetError(
-                f"check_against_single_device: {name} differs from what one device ({ctx}) gives by up to {difference:.3g}"
+                f"check_against_single_device: {name} differs from what one device ({ctx}) gives "
+                f"by up to {difference:.3g}"
                 + ("" if rtol is None else f", where {allowed:.3g} is allowed")
             )
         differences[name] = difference if same and difference == difference else 0.0

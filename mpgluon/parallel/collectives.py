@@ -50,7 +50,8 @@ def _listed(arrays, name):
     for rank, array in enumerate(arrays):
         if not isinstance(array, NDArray):
             raise TypeError(
-                f"{name}: the array of rank {rank} is a {type(array).__name__}; collectives take NDArrays"
+                f"{name}: the array of rank {rank} is a {type(array).__name__}; collectives take "
+                "NDArrays"
             )
     return list(arrays)
 

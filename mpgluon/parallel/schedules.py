@@ -342,7 +342,8 @@ def parse_table(table, stages):
     """A user's table (for each device a list of ('F', stage, micro_batch)) as lists of `Action`."""
     if len(table) != stages.num_devices:
         raise ScheduleError(
-            f"the schedule has rows for {len(table)} devices, but the pipeline spans {stages.num_devices}"
+            f"the schedule has rows for {len(table)} devices, but the pipeline spans "
+            f"{stages.num_devices}"
         )
     parsed = []
     for number_of_row, row in enumerate(table):
@@ -352,15 +353,18 @@ def parse_table(table, stages):
                 kind, stage, micro_batch = entry
             except (TypeError, ValueError):
                 raise ScheduleError(
-                    f"entry {entry!r} of device {number_of_row}'s row must be (kind, stage, micro_batch)"
+                    f"entry {entry!r} of device {number_of_row}'s row must be (kind, stage, "
+                    "micro_batch)"
                 ) from None
             if kind not in ("F", "B", "W"):
                 raise ScheduleError(
-                    f"entry {entry!r} of device {number_of_row}'s row: the kind must be 'F', 'B' or 'W'"
+                    f"entry {entry!r} of device {number_of_row}'s row: the kind must be 'F', 'B' "
+                    "or 'W'"
                 )
             if not all(isinstance(number, numbers.Integral) for number in (stage, micro_batch)):
                 raise ScheduleError(
-                    f"entry {entry!r} of device {number_of_row}'s row: stage and micro-batch must be whole numbers"
+                    f"entry {entry!r} of device {number_of_row}'s row: stage and micro-batch must "
+                    "be whole numbers"
                 )
             actions.append(Action(kind, int(stage), int(micro_batch)))
         parsed.append(actions)
@@ -381,7 +385,8 @@ def verify(table, stages, micro_batches, phases="FB", limits=None):
             kind, s, m = action
             if not 0 <= s < len(stages):
                 raise ScheduleError(
-                    f"the schedule has stage {s}, but the pipeline has stages 0 to {len(stages) - 1}"
+                    f"the schedule has stage {s}, but the pipeline has stages 0 to "
+                    f"{len(stages) - 1}"
                 )
             if not 0 <= m < micro_batches:
                 raise ScheduleError(
@@ -395,7 +400,8 @@ def verify(table, stages, micro_batches, phases="FB", limits=None):
                 raise ScheduleError(f"{action}: this pipeline has no such action{advice}")
             if stages.devices[s] != device:
                 raise ScheduleError(
-                    f"{action} is in the row of device {device}, but stage {s} lies on device {stages.devices[s]}"
+                    f"{action} is in the row of device {device}, but stage {s} lies on device "
+                    f"{stages.devices[s]}"
                 )
             if action in seen:
                 raise ScheduleError(f"{action} is in the schedule twice")
@@ -412,7 +418,8 @@ def verify(table, stages, micro_batches, phases="FB", limits=None):
             if order != sorted(order, reverse=downwards):
                 first = next(b for a, b in zip(order, order[1:]) if (a < b if downwards else a > b))
                 raise ScheduleError(
-                    f"{Action(kind, s, first)} is out of order: gradients are added up by micro-batch, {'downwards' if downwards else 'upwards'}"
+                    f"{Action(kind, s, first)} is out of order: gradients are added up by "
+                    f"micro-batch, {'downwards' if downwards else 'upwards'}"
                 )
     order, at, done, held = [], [0] * len(table), set(), [0] * len(stages)
     moved = True
@@ -427,7 +434,8 @@ def verify(table, stages, micro_batches, phases="FB", limits=None):
                     held[action.stage] += 1
                     if limits is not None and held[action.stage] > limits[action.stage]:
                         raise ScheduleError(
-                            f"{action}: the stage would hold {held[action.stage]} micro-batches; its device's memory allows {limits[action.stage]}"
+                            f"{action}: the stage would hold {held[action.stage]} micro-batches; "
+                            f"its device's memory allows {limits[action.stage]}"
                         )
                 elif action.kind == ("W" if stages.deferred else "B"):
                     held[action.stage] -= 1

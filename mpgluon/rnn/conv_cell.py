@@ -53,7 +53,8 @@ class BaseConvRNNCell(BaseRNNCell):
         super().__init__(prefix, params)
         if any(size % 2 == 0 for size in h2h_kernel):
             raise AssertionError(
-                f"{type(self).__name__}: h2h_kernel has to be odd, so that the states keep their size, but is {h2h_kernel}"
+                f"{type(self).__name__}: h2h_kernel has to be odd, so that the states keep their "
+                f"size, but is {h2h_kernel}"
             )
         self._num_hidden = num_hidden
         self._input_shape = input_shape

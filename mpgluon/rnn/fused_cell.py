@@ -103,7 +103,8 @@ class FusedRNNCell(BaseRNNCell):
                             begin = end
         if begin != arr.size:
             raise AssertionError(
-                f"FusedRNNCell: {arr.size} parameters do not fit {self._num_layers} layers of {num_hidden} units, of mode {self._mode}"
+                f"FusedRNNCell: {arr.size} parameters do not fit {self._num_layers} layers of "
+                f"{num_hidden} units, of mode {self._mode}"
             )
         return pieces
 

@@ -43,7 +43,8 @@ def encode_sentences(
         if word not in vocab:
             if not grows and not unknown_token:
                 raise AssertionError(
-                    f"Unknown token {word}; name an unknown_token for words that vocab does not have"
+                    f"Unknown token {word}; name an unknown_token for words that vocab does not "
+                    "have"
                 )
             if unknown_token:
                 word = unknown_token
@@ -99,7 +100,8 @@ class BucketSentenceIter(DataIter):
             ]
         if not buckets:
             raise ValueError(
-                f"BucketSentenceIter: no length has a batch of {batch_size} sentences; name the buckets"
+                f"BucketSentenceIter: no length has a batch of {batch_size} sentences; name the "
+                "buckets"
             )
         buckets = sorted(buckets)
         rows = [[] for _ in buckets]
@@ -114,13 +116,15 @@ class BucketSentenceIter(DataIter):
             rows[place].append(row)
         if dropped:
             logging.warning(
-                "BucketSentenceIter: %d sentences are longer than the largest bucket and are left out",
+                "BucketSentenceIter: %d sentences are longer than the largest bucket and are left "
+                "out",
                 dropped,
             )
         self.buckets = [length for length, kept in zip(buckets, rows) if kept]
         if not self.buckets:
             raise ValueError(
-                f"BucketSentenceIter: all sentences are longer than the largest bucket, {buckets[-1]}"
+                "BucketSentenceIter: all sentences are longer than the largest bucket, "
+                f"{buckets[-1]}"
             )
         self.data = [np.asarray(kept, dtype=dtype) for kept in rows if kept]
         self.data_name, self.label_name = data_name, label_name

@@ -27,7 +27,8 @@ def as_steps(sequence, length, axis):
     if isinstance(sequence, sym.Symbol):
         if len(sequence) != 1:
             raise AssertionError(
-                f"unroll: the input is a group of {len(sequence)} symbols; pass a list of them, or one symbol of the whole sequence"
+                f"unroll: the input is a group of {len(sequence)} symbols; pass a list of them, or "
+                "one symbol of the whole sequence"
             )
         return list(sym.split(sequence, axis=axis, num_outputs=length, squeeze_axis=True))
     if sequence is None:
@@ -122,7 +123,8 @@ class BaseRNNCell:
     def _check_unmodified(self):
         if self._modified:
             raise AssertionError(
-                f"{type(self).__name__} is wrapped by a modifier such as ZoneoutCell or ResidualCell; call that one instead"
+                f"{type(self).__name__} is wrapped by a modifier such as ZoneoutCell or "
+                "ResidualCell; call that one instead"
             )
 
     def _step_name(self):
@@ -524,7 +526,8 @@ class ZoneoutCell(ModifierCell):
     def __init__(self, base_cell, zoneout_outputs=0.0, zoneout_states=0.0):
         if _whole_sequence(base_cell):
             raise AssertionError(
-                "zoneout acts step by step: unfuse a FusedRNNCell first, and put ZoneoutCell around the cells inside a BidirectionalCell"
+                "zoneout acts step by step: unfuse a FusedRNNCell first, and put ZoneoutCell "
+                "around the cells inside a BidirectionalCell"
             )
         super().__init__(base_cell)
         self.zoneout_outputs = zoneout_outputs

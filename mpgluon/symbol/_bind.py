@@ -51,12 +51,14 @@ def _arrays(what, given, names, allow_missing):
         arrays = list(given)
         if len(arrays) != len(names):
             raise ValueError(
-                f"Length of {what} does not match the number of arguments: {len(arrays)} for {', '.join(names) or 'none'}"
+                f"Length of {what} does not match the number of arguments: {len(arrays)} for "
+                f"{', '.join(names) or 'none'}"
             )
     for array in arrays:
         if not isinstance(array, nd.NDArray) and not (allow_missing and array is None):
             raise TypeError(
-                f"Only accept list of NDArrays or dict of str to NDArray; {what} has {type(array).__name__}"
+                f"Only accept list of NDArrays or dict of str to NDArray; {what} has "
+                f"{type(array).__name__}"
             )
     return arrays
 
@@ -82,7 +84,8 @@ def _check_names(what, names):
     )
     if twice:
         raise MXNetError(
-            f"{what}: different variables are named {twice[0]!r}. Use one variable in all places, or give each a name of its own"
+            f"{what}: different variables are named {twice[0]!r}. Use one variable in all places, "
+            "or give each a name of its own"
         )
 
 
@@ -104,7 +107,8 @@ def bind(symbol, ctx, args, args_grad, grad_req, aux_states, group2ctx, shared_e
         for name, array in zip((*names, *symbol.list_auxiliary_states()), (*args, *auxiliary)):
             if array.context != ctx and not moves:
                 raise MXNetError(
-                    f"bind: the array of {name} is on {array.context}, the executor on {ctx}; name devices by group2ctx, or move the array"
+                    f"bind: the array of {name} is on {array.context}, the executor on {ctx}; name "
+                    "devices by group2ctx, or move the array"
                 )
     requests = _requests(grad_req, names, "bind")
     return Executor(symbol.__copy__(), ctx, args, gradients, requests, auxiliary, group2ctx)
@@ -162,7 +166,8 @@ def simple_bind(
     ]
     if missing:
         raise MXNetError(
-            f"simple_bind error. The shapes of these arguments do not follow from those given (0 is unknown): {', '.join(missing[:20])}"
+            "simple_bind error. The shapes of these arguments do not follow from those given (0 "
+            f"is unknown): {', '.join(missing[:20])}"
         )
 
     def new(node, shared, buffer):
@@ -173,7 +178,8 @@ def simple_bind(
             if array is not None:
                 if array.shape != shape or _core.dtype_name(array.dtype) != dtype:
                     raise MXNetError(
-                        f"simple_bind: the shared array of {node.name} is {array.dtype} {array.shape}, needed is {dtype} {shape}"
+                        f"simple_bind: the shared array of {node.name} is {array.dtype} "
+                        f"{array.shape}, needed is {dtype} {shape}"
                     )
                 return array
         if buffer is not None:

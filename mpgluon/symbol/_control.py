@@ -175,7 +175,8 @@ class Foreach(Control):
         self.num_out = _number(attrs, "num_out_data", 0, self.num_outputs)
         if sorted([*data, *state, *remain]) != list(range(num_inputs)) or num_inputs != variables:
             raise MXNetError(
-                f"in_data_locs, in_state_locs and remain_locs have to name each of the {variables} variables of the graph once, for {num_inputs} inputs"
+                f"in_data_locs, in_state_locs and remain_locs have to name each of the {variables} "
+                f"variables of the graph once, for {num_inputs} inputs"
             )
         if (
             self.num_outputs - self.num_out != self.num_states
@@ -183,7 +184,8 @@ class Foreach(Control):
             or not data
         ):
             raise MXNetError(
-                f"the graph has {len(entries)} results, for {self.num_out} outputs and {self.num_states} states, over {self.num_data} arrays"
+                f"the graph has {len(entries)} results, for {self.num_out} outputs and "
+                f"{self.num_states} states, over {self.num_data} arrays"
             )
         locs = [0] * variables
         for loc, place in enumerate([*data, *state, *remain]):
@@ -255,7 +257,8 @@ class WhileLoop(Control):
             or not places
         ):
             raise MXNetError(
-                f"the graphs have {len(graphs[0])} and {len(graphs[1])} results, for {self.num_out} outputs and {len(places)} loop_vars"
+                f"the graphs have {len(graphs[0])} and {len(graphs[1])} results, for "
+                f"{self.num_out} outputs and {len(places)} loop_vars"
             )
         if len(set(places)) != len(places):
             raise MXNetError("func_var_locs names a variable twice")
@@ -484,7 +487,8 @@ def foreach(body, data, init_states, name="foreach"):
     for symbol, outer in zip(own, (*arrays, *first)):
         if symbol.name not in place:
             raise AssertionError(
-                f"foreach: the body does not use {outer.list_outputs()[0]}, one of its data and states; a symbol's body has to use them all"
+                f"foreach: the body does not use {outer.list_outputs()[0]}, one of its data and "
+                "states; a symbol's body has to use them all"
             )
         locs.append(place[symbol.name])
     rest = [(i, outer) for i, (_, outer) in enumerate(variables) if outer is not None]
@@ -549,7 +553,8 @@ def while_loop(cond, func, loop_vars, max_iterations=None, name="while_loop"):
         result = cond(*nest(own[0]))
         if not isinstance(result, Symbol) or len(result) != 1:
             raise ValueError(
-                f"while_loop: cond has to return a Symbol of one output, not {type(result).__name__}"
+                "while_loop: cond has to return a Symbol of one output, not "
+                f"{type(result).__name__}"
             )
         test = _cut([result], mark, own[0])
     mark = _scope_name(name + "_func")
@@ -568,14 +573,16 @@ def while_loop(cond, func, loop_vars, max_iterations=None, name="while_loop"):
         )
         if len(new) != len(outer):
             raise ValueError(
-                f"while_loop: func has to return as many loop_vars as it gets, {len(outer)}, not {len(new)}"
+                f"while_loop: func has to return as many loop_vars as it gets, {len(outer)}, not "
+                f"{len(new)}"
             )
         entries, variables = _cut([*outputs, *new], mark, own[1])
     place = {node.name: i for i, (node, _) in enumerate(variables)}
     for i, symbol in enumerate(own[1]):
         if symbol.name not in place:
             raise ValueError(
-                f"while_loop: func does not use loop_vars[{i}] ({outer[i].list_outputs()[0]}); a symbol's body has to use them all"
+                f"while_loop: func does not use loop_vars[{i}] ({outer[i].list_outputs()[0]}); a "
+                "symbol's body has to use them all"
             )
     inputs, (test_locs, body_locs) = _join([test[1], variables], own, outer)
     results = _node(
@@ -613,7 +620,8 @@ def cond(pred, then_func, else_func, name="cond"):
         counts.append(len(found))
     if counts[1] != counts[2]:
         raise ValueError(
-            f"cond: then_func returned {counts[1]} symbols, else_func {counts[2]}; they have to be as many"
+            f"cond: then_func returned {counts[1]} symbols, else_func {counts[2]}; they have to be "
+            "as many"
         )
     inputs, locs = _join([variables for _, variables in graphs], [[], [], []], [])
     results = _node(

@@ -31,7 +31,8 @@ def single(symbol, what):
     """The one entry of a symbol that is used as an input."""
     if len(entries_of(symbol)) != 1:
         raise MXNetError(
-            f"{what} has {len(entries_of(symbol))} outputs ({', '.join(symbol.list_outputs()[:4])}, ...); an input is a single one"
+            f"{what} has {len(entries_of(symbol))} outputs "
+            f"({', '.join(symbol.list_outputs()[:4])}, ...); an input is a single one"
         )
     return entries_of(symbol)[0]
 
@@ -119,7 +120,8 @@ class Function:
                 )
             else:
                 raise MXNetError(
-                    f"{op} has no parameter {key!r}; it takes {', '.join([*self._inputs, *self._params]) or 'none'}, name, attr"
+                    f"{op} has no parameter {key!r}; it takes "
+                    f"{', '.join([*self._inputs, *self._params]) or 'none'}, name, attr"
                 )
         attrs = attributes(attr, extra)
         for key in [key for key in attrs if key in self._params]:

@@ -137,7 +137,8 @@ def make(call, texts, name, arrays, given):
     for key, entry in given.items():
         if key not in names:
             raise TypeError(
-                f"{call.name}: the input {key!r} is not used with these parameters; inputs are {', '.join(names) or 'none'}"
+                f"{call.name}: the input {key!r} is not used with these parameters; inputs are "
+                f"{', '.join(names) or 'none'}"
             )
         place = names.index(key)
         if inputs[place] is not None:
@@ -177,7 +178,8 @@ def placement(order, group2ctx, variables):
         if group is not None:
             if group not in group2ctx:
                 raise MXNetError(
-                    f"{node.name}: its ctx_group {group!r} is not in group2ctx, which has {sorted(group2ctx)}"
+                    f"{node.name}: its ctx_group {group!r} is not in group2ctx, which has "
+                    f"{sorted(group2ctx)}"
                 )
             devices.setdefault(node, group2ctx[group])
         elif node.call is not None and node.call.context is not None:

@@ -168,7 +168,8 @@ class Inference:
         if merged is None:
             what = self.order[at].output_name(index)
             raise MXNetError(
-                f"Error in operator {node.name}: {what} is {_text(old)}, but has to be {_text(new)} here"
+                f"Error in operator {node.name}: {what} is {_text(old)}, but has to be "
+                f"{_text(new)} here"
             )
         if merged == old:
             return

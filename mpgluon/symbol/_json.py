@@ -228,7 +228,8 @@ def _custom_node(name, attrs, inputs):
         raise MXNetError(f"{name}: {error}") from None
     if len(inputs) != call.num_inputs(0):
         raise MXNetError(
-            f"{name}: {call.op_type} takes {call.num_inputs(0)} inputs, the file gives {len(inputs)}"
+            f"{name}: {call.op_type} takes {call.num_inputs(0)} inputs, the file gives "
+            f"{len(inputs)}"
         )
     return Node(name, attrs, call, tuple(inputs))
 
@@ -256,14 +257,16 @@ def _op_node(op, name, attrs, inputs, version):
         raise MXNetError(f"{name}: there is no op {op!r} in this build") from None
     if "hidden" in described["flags"]:
         raise MXNetError(
-            f"{name}: {op} is a part of other ops' gradients or of compiled networks; files don't hold it"
+            f"{name}: {op} is a part of other ops' gradients or of compiled networks; files don't "
+            "hold it"
         )
     known = {param["name"] for param in described["params"]}
     moved = _upgrade(op, attrs, version, known)
     unknown = [key for key in attrs if key not in known and not key.startswith("__")]
     if known and unknown:  # ops without parameters keep any attribute, as in MXNet
         raise MXNetError(
-            f"{name}: {op} has no parameter {unknown[0]!r}; its parameters are {', '.join(sorted(known))}. Attributes of the user's own begin and end with __"
+            f"{name}: {op} has no parameter {unknown[0]!r}; its parameters are "
+            f"{', '.join(sorted(known))}. Attributes of the user's own begin and end with __"
         )
     try:
         call = _core.OpCall(op, {key: value for key, value in attrs.items() if key in known})

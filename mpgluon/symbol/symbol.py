@@ -62,7 +62,8 @@ class Symbol:
             return Symbol(list(chosen))
         if not isinstance(index, (int, np.integer)):
             raise TypeError(
-                f"Symbol only supports integer index to fetch i-th output, not {type(index).__name__}"
+                "Symbol only supports integer index to fetch i-th output, not "
+                f"{type(index).__name__}"
             )
         if not -len(self) <= index < len(self):
             raise IndexError(f"the symbol has {len(self)} outputs, there is no output {index}")
@@ -117,7 +118,8 @@ class Symbol:
         dict of texts."""
         if recursive:
             raise DeprecationWarning(
-                "Symbol.list_attr with recursive=True has been deprecated. Please use attr_dict instead."
+                "Symbol.list_attr with recursive=True has been deprecated. Please use attr_dict "
+                "instead."
             )
         return self._entries[0][0].all_attrs() if self._entries else {}
 
@@ -166,7 +168,8 @@ class Symbol:
         name = kwargs.pop("name", None)
         if args and kwargs:
             raise TypeError(
-                "compose only accept input Symbols either as positional or keyword arguments, not both"
+                "compose only accept input Symbols either as positional or keyword arguments, not "
+                "both"
             )
         for value in (*args, *kwargs.values()):
             if not isinstance(value, Symbol):
@@ -183,7 +186,8 @@ class Symbol:
             matches = [node for node in variables if node.name == key]
             if not matches:
                 raise MXNetError(
-                    f"{self}: there is no argument {key!r}; there are {', '.join(node.name for node in variables)}"
+                    f"{self}: there is no argument {key!r}; there are "
+                    f"{', '.join(node.name for node in variables)}"
                 )
             for node in matches:
                 replace[node] = single(symbol, f"the symbol for {key}")
@@ -217,7 +221,8 @@ class Symbol:
         unknown = [name for name in kwargs if name not in names]
         if unknown:
             raise MXNetError(
-                f"infer_{what}: the symbol has no argument named {', '.join(unknown)}; there are {', '.join(names)}"
+                f"infer_{what}: the symbol has no argument named {', '.join(unknown)}; there are "
+                f"{', '.join(names)}"
             )
         return {name: value for name, value in kwargs.items() if value is not None}
 
@@ -278,7 +283,8 @@ class Symbol:
                 if not known(shape) or not shape
             ]
             warnings.warn(
-                f"Cannot decide shape for the following arguments (0s in shape means unknown dimensions): {', '.join(unknown[:10])}",
+                "Cannot decide shape for the following arguments (0s in shape means unknown "
+                f"dimensions): {', '.join(unknown[:10])}",
                 stacklevel=2,
             )
         return found
@@ -444,7 +450,8 @@ class Symbol:
         is compiled when it is bound."""
         if backend is not None:
             raise MXNetError(
-                f"optimize_for: there is no backend {backend!r}; a symbol is compiled when it is bound"
+                f"optimize_for: there is no backend {backend!r}; a symbol is compiled when it is "
+                "bound"
             )
         return self
 
@@ -658,10 +665,13 @@ _add_operators()
 
 # Methods that are the functions of these names.
 _METHODS = (
-    "abs arccos arccosh arcsin arcsinh arctan arctanh argmax argmax_channel argmin argsort broadcast_axes broadcast_like broadcast_to cbrt ceil clip cos cosh "
-    "degrees depth_to_space exp expm1 fix flip floor log log10 log1p log2 log_softmax max mean min nanprod nansum norm one_hot ones_like pad pick prod radians "
-    "rcbrt reciprocal relu repeat reshape_like rint round rsqrt shape_array sigmoid sign sin sinh size_array slice slice_axis slice_like softmax softmin sort "
-    "space_to_depth split sqrt square sum swapaxes take tan tanh tile topk trunc zeros_like"
+    "abs arccos arccosh arcsin arcsinh arctan arctanh argmax argmax_channel argmin argsort "
+    "broadcast_axes broadcast_like broadcast_to cbrt ceil clip cos cosh degrees depth_to_space exp "
+    "expm1 fix flip floor log log10 log1p log2 log_softmax max mean min nanprod nansum norm "
+    "one_hot ones_like pad pick prod radians rcbrt reciprocal relu repeat reshape_like rint round "
+    "rsqrt shape_array sigmoid sign sin sinh size_array slice slice_axis slice_like softmax "
+    "softmin sort space_to_depth split sqrt square sum swapaxes take tan tanh tile topk trunc "
+    "zeros_like"
 ).split()
 
 
@@ -735,7 +745,8 @@ def var(
     for key, value in kwargs.items():
         if not (key.startswith("__") and key.endswith("__")):
             raise ValueError(
-                f"Attribute name={key} is not supported. Additional attributes must start and end with double underscores, e.g, __yourattr__"
+                f"Attribute name={key} is not supported. Additional attributes must start and end "
+                "with double underscores, e.g, __yourattr__"
             )
         attrs[key] = str(value)
     for key, value in attrs.items():

@@ -29,7 +29,8 @@ def hybrid(f):
                 lambda v: F.sum(v) < 3, lambda v: ([], F.concat(v, v, dim=0)), s, max_iterations=3
             )[1],
             ValueError,
-            r"loop_vars keep shapes.*number 0 goes in as float32 \(5, 4\) on [cg]pu\(0\) and comes out of func as float32 \(10, 4\)",
+            r"loop_vars keep shapes.*number 0 goes in as float32 \(5, 4\) on [cg]pu\(0\) and comes "
+            r"out of func as float32 \(10, 4\)",
         ),
         (
             lambda net, F, x, s: F.contrib.while_loop(

@@ -174,7 +174,10 @@ def test_info_and_import():
     for word in (mx.__version__, "Python", "NumPy", "cpu(0)", "oneDNN", "OpenBLAS", "cores"):
         assert word in text
     heavy = ("torch", "scipy", "matplotlib", "PIL", "setuptools", "sysconfig", "tqdm")
-    code = f"import sys, numpy; there = set(sys.modules); import mpgluon; print([m for m in {heavy} if m in set(sys.modules) - there])"
+    code = (
+        f"import sys, numpy; there = set(sys.modules); import mpgluon; print([m for m in {heavy} "
+        "if m in set(sys.modules) - there])"
+    )
     assert output_of(code).strip() == "[]"
     with pytest.raises(AttributeError):
         mx.no_such_module

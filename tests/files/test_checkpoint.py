@@ -489,7 +489,8 @@ def test_a_checkpoint_of_another_network(tmp_path):
     for changed, message in (
         (
             other(width=13),
-            r"'0.weight' has shape \(13, 6\) in the network, \(12, 6\) in the checkpoint; .*; and \d more",
+            r"'0.weight' has shape \(13, 6\) in the network, \(12, 6\) in the checkpoint; .*; and "
+            r"\d more",
         ),
         (other(last=False), r"the network has no parameter '3.weight' \(4, 10\)"),
         (other(dtype="float64"), "is float64 in the network, float32 in the checkpoint"),
@@ -730,7 +731,8 @@ def test_a_part_of_several_ranges_is_checked_and_read_alone(tmp_path):
     path.write_bytes(data)
     with pytest.raises(
         MXNetError,
-        match=r"'_unfused.0.i2h_weight' has shape \(512, 256\) in the network, \(1024, 256\) in the checkpoint",
+        match=r"'_unfused.0.i2h_weight' has shape \(512, 256\) in the network, \(1024, 256\) in "
+        r"the checkpoint",
     ):
         other = rnn.LSTM(128, input_size=256)
         other.initialize()
@@ -743,6 +745,7 @@ def test_ranges_that_overlap(tmp_path):
         param.ranges = ranges
     with pytest.raises(
         MXNetError,
-        match=r"shards of parameter 'weight' don't make a whole: they are the ranges \[\(0, 2\), \(2, 3\), \(3, 5\), \(4, 6\)\]",
+        match=r"shards of parameter 'weight' don't make a whole: they are the ranges \[\(0, 2\), "
+        r"\(2, 3\), \(3, 5\), \(4, 6\)\]",
     ):
         save(tmp_path, net)

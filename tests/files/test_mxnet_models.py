@@ -75,7 +75,8 @@ def test_states_of_another_module(tmp_path):
     module.init_optimizer(optimizer_params={"momentum": 0.9})
     with pytest.raises(
         mx.MXNetError,
-        match="momentum.states holds states of 2, 3, and the module has the parameters other_weight, other_bias",
+        match="momentum.states holds states of 2, 3, and the module has the parameters "
+        "other_weight, other_bias",
     ):
         module.load_optimizer_states(os.path.join(FOLDER, "momentum.states"))
     (tmp_path / "empty.states").write_bytes(b"")

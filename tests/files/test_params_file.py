@@ -330,8 +330,14 @@ def test_failed_save_leaves_the_former_file(tmp_path):
     path = tmp_path / "a"
     mx.nd.save(path, [mx.nd.array(SIX)])
     before = path.read_bytes()
-    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100000, 100000)); import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)"
-    code = f"{limit}\nimport mpgluon as mx\ntry:\n  mx.nd.save({str(path)!r}, [mx.nd.zeros((1000, 1000))])\nexcept mx.MXNetError as e:\n  print(e)"
+    limit = (
+        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100000, 100000)); import "
+        "signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)"
+    )
+    code = (
+        f"{limit}\nimport mpgluon as mx\ntry:\n  mx.nd.save({str(path)!r}, [mx.nd.zeros((1000, "
+        "1000))])\nexcept mx.MXNetError as e:\n  print(e)"
+    )
     assert "cannot be written" in output_of(code)
     assert path.read_bytes() == before and os.listdir(tmp_path) == ["a"]
 
@@ -339,7 +345,10 @@ def test_failed_save_leaves_the_former_file(tmp_path):
 def test_killed_while_saving(tmp_path):
     path = tmp_path / "a"
     mx.nd.save(path, [mx.nd.ones((3,))])
-    code = f"import mpgluon as mx\nx = [mx.nd.zeros((1000, 1000)) for _ in range(4)]\nprint('ready', flush=True)\nwhile True: mx.nd.save({str(path)!r}, x)"
+    code = (
+        "import mpgluon as mx\nx = [mx.nd.zeros((1000, 1000)) for _ in range(4)]\nprint('ready', "
+        f"flush=True)\nwhile True: mx.nd.save({str(path)!r}, x)"
+    )
     for delay in (0.01, 0.05):
         child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
         child.stdout.readline()

@@ -49,7 +49,8 @@ LAYERS = [
     (lambda: nn.HybridLambda("relu"), "HybridLambda(relu)", (2, 3), (2, 3), {}),
     (
         lambda: nn.BatchNorm(),
-        "BatchNorm(axis=1, eps=1e-05, momentum=0.9, fix_gamma=False, use_global_stats=False, in_channels=None)",
+        "BatchNorm(axis=1, eps=1e-05, momentum=0.9, fix_gamma=False, use_global_stats=False, "
+        "in_channels=None)",
         (2, 3, 4, 4),
         (2, 3, 4, 4),
         {"gamma": (3,), "beta": (3,), "running_mean": (3,), "running_var": (3,)},
@@ -93,7 +94,8 @@ LAYERS = [
             use_bias=False,
             activation="relu",
         ),
-        "Conv2D(2 -> 4, kernel_size=(3, 2), stride=(2, 2), padding=(1, 1), groups=2, bias=False, Activation(relu))",
+        "Conv2D(2 -> 4, kernel_size=(3, 2), stride=(2, 2), padding=(1, 1), groups=2, bias=False, "
+        "Activation(relu))",
         (2, 4, 8, 8),
         (2, 4, 4, 5),
         {"weight": (4, 2, 3, 2)},
@@ -114,7 +116,8 @@ LAYERS = [
     ),
     (
         lambda: nn.MaxPool2D(),
-        "MaxPool2D(size=(2, 2), stride=(2, 2), padding=(0, 0), ceil_mode=False, global_pool=False, pool_type=max, layout=NCHW)",
+        "MaxPool2D(size=(2, 2), stride=(2, 2), padding=(0, 0), ceil_mode=False, global_pool=False, "
+        "pool_type=max, layout=NCHW)",
         (2, 3, 5, 5),
         (2, 3, 2, 2),
         {},

@@ -54,7 +54,8 @@ def test_kernels_that_are_missing(capsys):
     missing = missing_kernels()
     with capsys.disabled():
         print(
-            f"\n{len(OPS) - len(missing)} of {len(OPS)} ops have a GPU kernel; missing: {' '.join(missing)}\n"
+            f"\n{len(OPS) - len(missing)} of {len(OPS)} ops have a GPU kernel; missing: "
+            f"{' '.join(missing)}\n"
         )
     for name in missing:
         sample = SAMPLES[name][0]
@@ -205,7 +206,8 @@ def test_memory_has_limits_and_figures():
 def test_a_gpu_that_is_not_there():
     with pytest.raises(
         mx.base.MXNetError,
-        match=rf"gpu\({mx.num_gpus()}\) is not there: GPUs here are numbered 0 to {mx.num_gpus() - 1}",
+        match=rf"gpu\({mx.num_gpus()}\) is not there: GPUs here are numbered 0 to "
+        rf"{mx.num_gpus() - 1}",
     ):
         mx.nd.ones((2,), ctx=mx.gpu(mx.num_gpus()))
 

@@ -185,7 +185,10 @@ def test_programs(hybrid, how):
             np.testing.assert_array_equal(two.asnumpy(), TABLE[first][second] * 2 + 1)
             assert x.grad.asnumpy().sum() == 12
             continue
-        text = f"index {9 if which == 1 else 5} is out of range for a dimension of size {4 if which == 1 else 2}"
+        text = (
+            f"index {9 if which == 1 else 5} is out of range for a dimension of size "
+            f"{4 if which == 1 else 2}"
+        )
         with pytest.raises(IndexError, match=text):
             two.asnumpy()
         with pytest.raises(IndexError, match=text):

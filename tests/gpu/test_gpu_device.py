@@ -132,7 +132,10 @@ def test_scratch_that_there_is_no_room_for():
 
 
 NO_DRIVER = "the NVIDIA driver finds no GPU (no CUDA-capable device is detected)"
-OLD_DRIVER = "the NVIDIA driver is for CUDA 12.4, older than CUDA 13.0 that mpgluon was built with: update it"
+OLD_DRIVER = (
+    "the NVIDIA driver is for CUDA 12.4, older than CUDA 13.0 that mpgluon was built with: update "
+    "it"
+)
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,8 @@ def test_communicators_are_ended_with_the_process():
 def test_the_setting():
     assert "there are" not in run(SUM + "    total(None)\n", MPGLUON_COLLECTIVES="local")
     out = run(
-        "import mpgluon as mx\ntry:\n    mx.parallel.all_reduce([mx.nd.ones(2)])\nexcept ValueError as error:\n    print(error)",
+        "import mpgluon as mx\ntry:\n    mx.parallel.all_reduce([mx.nd.ones(2)])\nexcept "
+        "ValueError as error:\n    print(error)",
         MPGLUON_COLLECTIVES="smoke",
     )
     assert "MPGLUON_COLLECTIVES is 'smoke'; it can be auto, local, nccl" in out

@@ -164,8 +164,9 @@ def test_forms(form):
 def test_graph():
     lines = dump(packed, array(QKV[0], 1))
     assert lines[-3:] == [
-        "%1 = _attention(%0, %0, %0) {sizes=(2, 3, 10, 10, 4, 4), query_at=(0, 360, 4, 36), key_at=(12, 360, 4, 36), value_at=(24, 360, 4, 36), "
-        "result_at=(0, 120, 4, 12), shape=(2, 10, 3, 4), scale=0.5, causal=True, packed=True}",
+        "%1 = _attention(%0, %0, %0) {sizes=(2, 3, 10, 10, 4, 4), query_at=(0, 360, 4, 36), "
+        "key_at=(12, 360, 4, 36), value_at=(24, 360, 4, 36), result_at=(0, 120, 4, 12), shape=(2, "
+        "10, 3, 4), scale=0.5, causal=True, packed=True}",
         "%2 = Reshape(%1) {shape=(0, 0, -3)}",
         "return %2",
     ]

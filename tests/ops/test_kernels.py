@@ -71,7 +71,10 @@ def test_every_path_computes_the_same(settings, with_libraries):
 
 
 def test_a_wrong_folder_is_reported_and_harmless():
-    program = "from mpgluon import _core; import mpgluon; l = _core.libraries()[0]; print(l['found'], l['reason'])"
+    program = (
+        "from mpgluon import _core; import mpgluon; l = _core.libraries()[0]; print(l['found'], "
+        "l['reason'])"
+    )
     told = output_of(program, MPGLUON_ONEDNN="/nowhere")
     assert told.startswith("False") and "/nowhere" in told
 

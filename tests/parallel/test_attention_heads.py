@@ -271,7 +271,8 @@ def test_what_cannot_be_divided_is_refused():
 
     with pytest.raises(
         MXNetError,
-        match=r"the attention 'net_attention' \(Mixing\) is not the same divided by heads \(_num_heads: the numbers are others; _num_heads, _units:",
+        match=r"the attention 'net_attention' \(Mixing\) is not the same divided by heads "
+        r"\(_num_heads: the numbers are others; _num_heads, _units:",
     ):
         split(Mixing)
     with pytest.raises(

@@ -187,6 +187,7 @@ def test_shuffled_orders():
     script = (
         "from support import collective_cases as t\nfrom mpgluon import parallel as par\n"
         "with par.collectives.transport('single'):\n"
-        "  for name in t.NAMES:\n    for hybrid in (False, True):\n      t.check(3, (7, 5), 1, name, hybrid)\n      t.check(3, (6, 5), 0, name, hybrid)\nprint('same')"
+        "  for name in t.NAMES:\n    for hybrid in (False, True):\n      t.check(3, (7, 5), 1, "
+        "name, hybrid)\n      t.check(3, (6, 5), 0, name, hybrid)\nprint('same')"
     )
     assert output_of(script, timeout=280, MPGLUON_ENGINE="shuffle").strip() == "same"

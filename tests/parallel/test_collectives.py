@@ -135,7 +135,8 @@ def test_devices_that_are_listed_twice_or_missing():
     layer.initialize()
     with pytest.raises(
         mx.MXNetError,
-        match=r"must hold one array on each of \[[cg]pu\(0\), [cg]pu\(1\), [cg]pu\(2\)\], in this order, but they are on \[[cg]pu\(0\), [cg]pu\(1\)\]",
+        match=r"must hold one array on each of \[[cg]pu\(0\), [cg]pu\(1\), [cg]pu\(2\)\], in this "
+        r"order, but they are on \[[cg]pu\(0\), [cg]pu\(1\)\]",
     ):
         layer([nd.ones((1, 2), ctx=ctx) for ctx in DEVICES[:2]])
 
@@ -198,7 +199,8 @@ def test_compiled_collectives_are_copies_between_programs():
         (
             lambda x: par.all_reduce([x[0], x[1][:2]]),
             mx.MXNetError,
-            r"rank 0 on [cg]pu\(0\) is float32 \(4, 3\), but that of rank 1 on [cg]pu\(1\) is float32 \(2, 3\)",
+            r"rank 0 on [cg]pu\(0\) is float32 \(4, 3\), but that of rank 1 on [cg]pu\(1\) is "
+            r"float32 \(2, 3\)",
         ),
         (
             lambda x: par.all_gather([x[0], x[1].astype("float64")]),
@@ -232,7 +234,10 @@ def test_errors(call, error, text):
 
 def test_shuffled_orders():
     """No dependency between devices is missing, whatever the order of the work."""
-    script = "from support import collective_cases as t\nfor name in t.NAMES:\n  for hybrid in (False, True):\n    t.check(3, (7, 5), 1, name, hybrid)\nprint('same')"
+    script = (
+        "from support import collective_cases as t\nfor name in t.NAMES:\n  for hybrid in (False, "
+        "True):\n    t.check(3, (7, 5), 1, name, hybrid)\nprint('same')"
+    )
     assert (
         output_of(
             script, timeout=280, MPGLUON_ENGINE="shuffle", MPGLUON_COLLECTIVES="local"

@@ -98,7 +98,8 @@ def test_a_plan_that_nothing_can_hold_says_what_is_lacking():
     profile = synthetic(0, 5)
     with pytest.raises(
         mx.MXNetError,
-        match=r"no placement has room .* needs ([\d,]+) bytes on cpu\(\d\), ([\d,]+) more than its limit of 4,000: [\d,]+ for parameters",
+        match=r"no placement has room .* needs ([\d,]+) bytes on cpu\(\d\), ([\d,]+) more than its "
+        r"limit of 4,000: [\d,]+ for parameters",
     ) as error:
         Search(profile, dict.fromkeys(CPU[:2], 4000), [2, 4], SCHEDULES).run()
     import re

@@ -151,7 +151,8 @@ def test_all_devices_that_lack_memory_are_named():
     profile = synthetic(3, 5)
     with pytest.raises(
         mx.MXNetError,
-        match=r"by estimate, needs .* on cpu\(\d\), .* for micro-batches under way; .* bytes on cpu\(\d\), ",
+        match=r"by estimate, needs .* on cpu\(\d\), .* for micro-batches under way; .* bytes on "
+        r"cpu\(\d\), ",
     ) as error:
         Search(profile, dict.fromkeys(CPU[:2], 1000), [2], SCHEDULES).run()
     assert len(re.findall("more than its limit of 1,000", str(error.value))) == 2

@@ -366,7 +366,10 @@ def test_a_trainer_of_layers_that_were_split_afterwards(when, way, options, igno
     with autograd.record():
         value = net(nd.ones((2, 3), ctx=CTX[0])).sum()
     value.backward()
-    text = f"is not part of the network any more: {'shard' if way == 'shard' else 'Mesh.place'} has split its layer '1' over devices.*Trainer afterwards"
+    text = (
+        f"is not part of the network any more: {'shard' if way == 'shard' else 'Mesh.place'} has "
+        "split its layer '1' over devices.*Trainer afterwards"
+    )
     with pytest.raises(mx.MXNetError, match=text):
         trainer.step(2, ignore_stale_grad=ignore)
     with pytest.raises(mx.MXNetError, match=text):
@@ -546,7 +549,8 @@ def shared():
         (
             lambda: par.ColumnParallelDense(3, DEVICES),
             ValueError,
-            r"'.*weight' of shape \(3, 0\) can't be split over 4 devices: there are only 3 along axis 0",
+            r"'.*weight' of shape \(3, 0\) can't be split over 4 devices: there are only 3 along "
+            r"axis 0",
         ),
         (lambda: par.ParallelSelfAttention(8, 2, DEVICES), ValueError, "only 2 groups of 4"),
         (
@@ -646,7 +650,11 @@ def test_wrong_plans_leave_the_network_alone():
 
 
 def test_shuffled_orders():
-    script = "from parallel import test_tensor_parallel as t\nfor name in t.LAYERS:\n  o, s, shape = t.LAYERS[name]\n  t.compare(o, lambda: s(t.DEVICES[:3]), t.inputs_of(shape), True)\nprint('same')"
+    script = (
+        "from parallel import test_tensor_parallel as t\nfor name in t.LAYERS:\n  o, s, shape = "
+        "t.LAYERS[name]\n  t.compare(o, lambda: s(t.DEVICES[:3]), t.inputs_of(shape), "
+        "True)\nprint('same')"
+    )
     assert output_of(script, timeout=280, MPGLUON_ENGINE="shuffle").strip() == "same"
 
 

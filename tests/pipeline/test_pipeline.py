@@ -436,7 +436,8 @@ def test_the_ordinary_loop_plans_what_is_held_between_the_passes():
             autograd.record(),
             pytest.raises(
                 ScheduleError,
-                match=r"bytes on [cg]pu\(1\).*ordinary loop all micro-batches are under way at once",
+                match=r"bytes on [cg]pu\(1\).*ordinary loop all micro-batches are under way at "
+                r"once",
             ),
         ):
             net(x)

@@ -519,8 +519,10 @@ def test_a_schedule_in_which_a_stage_needs_what_a_later_one_makes():
     train = TrainStep(NETS["dense"][0]([0, 1]), loss_of, None, Pipeline(2, table))
     with pytest.raises(
         ScheduleError,
-        match="deadlock: backward of stage 0, micro-batch 0 waits for the backward of stage 1, micro-batch 0, which the schedule puts "
-        "behind the forward of stage 1, micro-batch 1, which waits for the forward of stage 0, micro-batch 1, which the schedule puts behind the backward of stage 0, micro-batch 0",
+        match="deadlock: backward of stage 0, micro-batch 0 waits for the backward of stage 1, "
+        "micro-batch 0, which the schedule puts "
+        "behind the forward of stage 1, micro-batch 1, which waits for the forward of stage 0, "
+        "micro-batch 1, which the schedule puts behind the backward of stage 0, micro-batch 0",
     ):
         train(data((10, 16)), [])
 

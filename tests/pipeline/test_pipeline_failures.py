@@ -341,7 +341,10 @@ def test_the_watchdog_is_silent_while_things_move(watchdog, capfd):
 
 
 def test_the_watchdog_of_the_environment():
-    code = "import mpgluon as mx; from mpgluon import _core; _core._stall(mx.cpu(0), 600, 0); mx.nd.waitall(); print('done')"
+    code = (
+        "import mpgluon as mx; from mpgluon import _core; _core._stall(mx.cpu(0), 600, 0); "
+        "mx.nd.waitall(); print('done')"
+    )
     pipes = dict.fromkeys(["stdin", "stdout", "stderr"], subprocess.PIPE)
     with subprocess.Popen(
         [sys.executable, "-c", code], env=environment(MPGLUON_WATCHDOG="0.1"), text=True, **pipes
@@ -529,7 +532,8 @@ def test_ops_that_run_on_the_host_are_named(name, way):
     net.hybridize(pipeline=Pipeline(2))
     with pytest.raises(
         mx.MXNetError,
-        match=f"^HybridSequential.1: .*{name} runs on the host.*before or behind the pipelined block",
+        match=f"^HybridSequential.1: .*{name} runs on the host.*before or behind the pipelined "
+        "block",
     ):
         if way == "step":
             TrainStep(net, gluon.loss.L2Loss(), None, Pipeline(2))(nd.ones((8, 8)), nd.ones((8, 8)))

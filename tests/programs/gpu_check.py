@@ -471,7 +471,10 @@ def report(results):
     yield f"# GPU check of {results['date']}\n"
     if results["tiny"]:
         yield "Tiny sizes, to try the check itself: the figures mean nothing.\n"
-    yield f"{card or 'no card'}; {machine.get('cores')} cores; Python {machine.get('python')}, NumPy {machine.get('numpy')}, PyTorch {machine.get('torch')}.\n"
+    yield (
+        f"{card or 'no card'}; {machine.get('cores')} cores; Python {machine.get('python')}, NumPy "
+        f"{machine.get('numpy')}, PyTorch {machine.get('torch')}.\n"
+    )
     yield "| case | mpgluon | PyTorch | rate against it | wanted | of the product's rate |"
     yield "| --- | --- | --- | --- | --- | --- |"
     products = [
@@ -540,7 +543,8 @@ def main():
     parser.add_argument("folder")
     parser.add_argument(
         "--parts",
-        help="of: build, suites-1, suites-4, sanitizer, and the cases of benchmarks/gpu_cases.py; default: all",
+        help="of: build, suites-1, suites-4, sanitizer, and the cases of benchmarks/gpu_cases.py; "
+        "default: all",
     )
     parser.add_argument(
         "--minutes", type=float, default=9.6, help="after which everything has ended"

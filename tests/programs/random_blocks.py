@@ -54,7 +54,8 @@ def check_fresh(make, count, program):
     """Checks cases of fresh seeds, which are printed, as are the cases."""
     first = fresh_seed()
     print(
-        f"networks with seeds {first} to {first + count - 1}; python tests/programs/{program} --seed ... --count 1 repeats one"
+        f"networks with seeds {first} to {first + count - 1}; python tests/programs/{program} "
+        "--seed ... --count 1 repeats one"
     )
     for seed in range(first, first + count):
         case = make(seed)
@@ -85,6 +86,7 @@ def hunt(make, parser=None):
                 flush=True,
             )
     print(
-        f"{options.count} networks from seed {first}: {findings} findings, {time.time() - begin:.0f} s"
+        f"{options.count} networks from seed {first}: {findings} findings, "
+        f"{time.time() - begin:.0f} s"
     )
     return bool(findings)

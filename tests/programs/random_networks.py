@@ -190,7 +190,10 @@ class Case:
     def __str__(self):
         steps = "".join(f"\n  v{i + 1} = {node}" for i, node in enumerate(self.nodes))
         order = "second" if self.second else "first"
-        return f"seed {self.seed}: {self.dtype}, {order} order, {self.devices} devices, rows {self.sizes}{steps}\n  results {self.outputs}"
+        return (
+            f"seed {self.seed}: {self.dtype}, {order} order, {self.devices} devices, rows "
+            f"{self.sizes}{steps}\n  results {self.outputs}"
+        )
 
     def run(self, flags, together):
         """Results, gradients, parameters and moving statistics of all steps, as NumPy arrays."""

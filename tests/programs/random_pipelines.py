@@ -164,8 +164,9 @@ class Case:
 
     def __repr__(self):
         lines = [
-            f"seed {self.seed}: {self.devices} devices, {self.rows} rows in {self.micro_batches}, {self.dtype}, "
-            f"recompute={self.recompute}, add={self.add}, statistics={self.statistics}"
+            f"seed {self.seed}: {self.devices} devices, {self.rows} rows in {self.micro_batches}, "
+            f"{self.dtype}, recompute={self.recompute}, add={self.add}, "
+            f"statistics={self.statistics}"
         ]
         first = 2 if self.timewise else 1
         lines += [f"  v{first + i} = {node}" for i, node in enumerate(self.nodes)]

@@ -240,7 +240,8 @@ def main():
     print(f"seed {options.seed}, engine {options.engine}", flush=True)
     findings, programs = hunt(options, environment)
     print(
-        f"{findings} findings in {programs} programs from seed {options.seed} on, engine {options.engine}",
+        f"{findings} findings in {programs} programs from seed {options.seed} on, engine "
+        f"{options.engine}",
         flush=True,
     )
     return 1 if findings else 0

@@ -213,7 +213,8 @@ class Machine(Arrays, Gradients, Blocks, Networks):
                         new = memory.values
                     elif not np.allclose(found, new[part], rtol=plan.close, atol=plan.close):
                         raise Finding(
-                            f"after a failure {found}, which is neither {memory.values[part]} nor {new[part]}"
+                            f"after a failure {found}, which is neither {memory.values[part]} nor "
+                            f"{new[part]}"
                         )
                     elif plan.close:
                         new = new.copy()
@@ -267,12 +268,14 @@ class Machine(Arrays, Gradients, Blocks, Networks):
                     live.dtype,
                 ):
                     raise Finding(
-                        f"array {i} is {array.context} {array.shape} {array.dtype}, and should be {live.ctx} {live.shape} {live.dtype}"
+                        f"array {i} is {array.context} {array.shape} {array.dtype}, and should be "
+                        f"{live.ctx} {live.shape} {live.dtype}"
                     )
                 found = READERS[rng.randrange(len(READERS))](array)
             if found.shape != live.shape or not np.array_equal(found, live.values, equal_nan=True):
                 raise Finding(
-                    f"array {i} of {live.dtype} {live.shape} on {live.ctx} is\n{found}\nand should be\n{live.values}"
+                    f"array {i} of {live.dtype} {live.shape} on {live.ctx} is\n{found}\nand should "
+                    f"be\n{live.values}"
                 )
 
     # --- Choosing ---------------------------------------------------------------------------------

@@ -372,7 +372,8 @@ class Program:
 
     def __repr__(self):
         lines = [
-            f"v{self.num_inputs + i} = {kind}({', '.join(f'v{n}' for n in numbers)}{'' if p is None else f', {p}'})"
+            f"v{self.num_inputs + i} = "
+            f"{kind}({', '.join(f'v{n}' for n in numbers)}{'' if p is None else f', {p}'})"
             for i, (kind, numbers, p) in enumerate(self.steps)
         ]
         return f"{self.dtype}: {'; '.join(lines)} -> {', '.join(f'v{n}' for n in self.outputs)}"

@@ -65,7 +65,8 @@ def test_where_it_must_be_there_the_error_says_what_to_do(tools, monkeypatch):
     monkeypatch.setenv("MPGLUON_CUDA", "1")
     with pytest.raises(
         SystemExit,
-        match="nvcc was not found: put it on the PATH, name it with NVCC or CUDA_HOME, or pip install nvidia-cuda-nvcc",
+        match="nvcc was not found: put it on the PATH, name it with NVCC or CUDA_HOME, or pip "
+        "install nvidia-cuda-nvcc",
     ):
         tools.find_nvcc()
 
@@ -135,7 +136,10 @@ def test_warnings_are_errors_only_when_asked(tools, monkeypatch):
 def compiled_by(command):
     """The instructions of a function that clears a struct of 144 bytes, and of one that copies it;
     None where there is no such compiler."""
-    source = "struct s { char bytes[144]; }; void clear(struct s *a) { *a = (struct s){0}; } void copy(struct s *a, const struct s *b) { *a = *b; }"
+    source = (
+        "struct s { char bytes[144]; }; void clear(struct s *a) { *a = (struct s){0}; } void "
+        "copy(struct s *a, const struct s *b) { *a = *b; }"
+    )
     if not shutil.which(command[0]):
         return None
     return subprocess.run(

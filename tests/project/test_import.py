@@ -51,7 +51,8 @@ def test_a_python_whose_lock_is_off_is_refused():
     ):
         code = (
             f"import sys; sys._is_gil_enabled = lambda: {answer}\n"
-            "try:\n    import mpgluon\nexcept ImportError as error:\n    print(type(error).__name__, error)\nelse:\n    print('imported')"
+            "try:\n    import mpgluon\nexcept ImportError as error:\n    "
+            "print(type(error).__name__, error)\nelse:\n    print('imported')"
         )
         assert output_of(code).startswith(expected)
 

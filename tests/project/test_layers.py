@@ -152,7 +152,8 @@ def test_facts_about_ops_are_in_their_rows():
         for match in asks.finditer(text):
             if (match[1] or match[2]) not in traits:
                 wrong.append(
-                    f"{name}:{text.count(chr(10), 0, match.start()) + 1} asks whether an op is {match[1] or match[2]}"
+                    f"{name}:{text.count(chr(10), 0, match.start()) + 1} asks whether an op is "
+                    f"{match[1] or match[2]}"
                 )
     assert not wrong, "\n".join(wrong)
 

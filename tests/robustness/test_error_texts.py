@@ -75,7 +75,8 @@ def test_lines_of_outer_blocks(body, words):
     text = text_of(MXNetError, lambda: net(nd.ones((2, 3))))
     for word in [
         *words,
-        f"{HERE}:{body.__code__.co_firstlineno + (2 if body is go_backward else 1)} in {body.__name__}",
+        f"{HERE}:{body.__code__.co_firstlineno + (2 if body is go_backward else 1)} in "
+        f"{body.__name__}",
     ]:
         assert word in text, text
     assert text.count("Net") == 1 and text.count(HERE) == 1, text
@@ -537,7 +538,10 @@ def test_labels_that_do_not_fit_their_loss():
 
 
 def test_labels_outside_of_the_classes_under_the_sync_engine():
-    code = "import mpgluon as mx; mx.gluon.loss.SoftmaxCELoss()(mx.nd.ones((3, 4)), mx.nd.array([0, 4, -1]))"
+    code = (
+        "import mpgluon as mx; mx.gluon.loss.SoftmaxCELoss()(mx.nd.ones((3, 4)), mx.nd.array([0, "
+        "4, -1]))"
+    )
     assert (
         "there are 4 classes, but labels lie between -1 and 4"
         in ended(code, MPGLUON_ENGINE="sync").stderr

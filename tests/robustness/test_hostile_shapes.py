@@ -26,7 +26,8 @@ def test_other_shapes_are_errors(first):
         env=environment(),
     )
     assert run.returncode == 0, (
-        f"{(run.stdout.splitlines() or ['nothing'])[-1]}: exit status {run.returncode}\n{run.stderr[-2000:]}"
+        f"{(run.stdout.splitlines() or ['nothing'])[-1]}: exit status "
+        f"{run.returncode}\n{run.stderr[-2000:]}"
     )
     assert run.stdout.splitlines()[-1] == f"done: {len(names)} ops"
 

@@ -781,6 +781,7 @@ if __name__ == "__main__":
     for name in options.ways or WAYS:
         steps, found, grown = run(name, options.steps, options.seconds)
         print(
-            f"{name:32} {steps:7} steps, {grown / 1024:7.0f} KiB more, {f'leaks {found}' if found else 'nothing left'}",
+            f"{name:32} {steps:7} steps, {grown / 1024:7.0f} KiB more, "
+            f"{f'leaks {found}' if found else 'nothing left'}",
             flush=True,
         )

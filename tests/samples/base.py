@@ -23,13 +23,17 @@ TOLERANCE = {
 class Sample:
     """One call of an op.
 
-    inputs     a shape tuple (values uniform in [-1, 1], or in ranges[i]; cast to the dtype under test) or a NumPy array (used as is)
+    inputs     a shape tuple (values uniform in [-1, 1], or in ranges[i]; cast to the dtype under
+               test) or a NumPy array (used as is)
     params     keyword parameters
-    reference  called with NumPy inputs (floats as float64) and the parameters; returns an array or a tuple; None: no value check
+    reference  called with NumPy inputs (floats as float64) and the parameters; returns an array
+               or a tuple; None: no value check
     grad       True, False, or the positions of the inputs whose gradient is checked by differences
-    grad2      whether the gradient of the gradient is checked too: of every op that has a gradient, but for those that test_ops.py names
+    grad2      whether the gradient of the gradient is checked too: of every op that has a
+               gradient, but for those that test_ops.py names
     dtypes     dtypes that shape-tuple inputs are tested in
-    rtol, atol replace the tolerance of float32 and float64 (halves keep theirs unless those are larger)
+    rtol, atol replace the tolerance of float32 and float64 (halves keep theirs unless those are
+               larger)
     train      whether it runs in train mode
     """
 

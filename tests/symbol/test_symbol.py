@@ -498,7 +498,8 @@ def test_unknown_attributes_in_json():
     text = mx.sym.FullyConnected(mx.sym.var("x"), num_hidden=3, name="f").tojson()
     with pytest.raises(
         mx.MXNetError,
-        match="f: FullyConnected has no parameter 'num_hiden'; its parameters are flatten, no_bias, num_hidden",
+        match="f: FullyConnected has no parameter 'num_hiden'; its parameters are flatten, "
+        "no_bias, num_hidden",
     ):
         mx.sym.load_json(text.replace('"num_hidden": "3"', '"num_hidden": "3", "num_hiden": "4"'))
     assert (
@@ -590,7 +591,10 @@ def test_as_in_context():
 
 def test_loaded_when_needed():
     """The import of the package does not load the symbols."""
-    code = "import sys, mpgluon as mx; assert 'mpgluon.symbol' not in sys.modules; mx.sym.var('x'); assert mx.symbol.Symbol is mx.Symbol"
+    code = (
+        "import sys, mpgluon as mx; assert 'mpgluon.symbol' not in sys.modules; mx.sym.var('x'); "
+        "assert mx.symbol.Symbol is mx.Symbol"
+    )
     finished(code)
 
 

@@ -173,5 +173,8 @@ def test_numeric_gradient():
 
 
 def test_these_modules_load_only_when_used():
-    code = "import sys, mpgluon; print([m for m in ('multiprocessing', 'json', 'mpgluon.metric', 'mpgluon.optimizer', 'PIL') if m in sys.modules])"
+    code = (
+        "import sys, mpgluon; print([m for m in ('multiprocessing', 'json', 'mpgluon.metric', "
+        "'mpgluon.optimizer', 'PIL') if m in sys.modules])"
+    )
     assert output_of(code).strip() == "[]"

@@ -198,7 +198,8 @@ class WorkerPool:
 
         if "fork" not in multiprocessing.get_all_start_methods():
             raise RuntimeError(
-                "DataLoader: worker processes need fork, which this system does not have; use thread_pool=True"
+                "DataLoader: worker processes need fork, which this system does not have; use "
+                "thread_pool=True"
             )
         context = multiprocessing.get_context("fork")
         self._owner = os.getpid()
@@ -283,7 +284,8 @@ class WorkerPool:
         ready = wait([*connections, *sentinels], wait_s)
         if not ready:
             raise TimeoutError(
-                f"DataLoader: no batch arrived within {timeout} s; loading is slower than that (raise timeout=), or a worker hangs"
+                f"DataLoader: no batch arrived within {timeout} s; loading is slower than that "
+                "(raise timeout=), or a worker hangs"
             )
         for item in ready:
             worker = connections.get(item)

@@ -88,7 +88,8 @@ class _ThreadPool:
             if batch.done():  # the user's code itself raised it
                 raise
             raise TimeoutError(
-                f"DataLoader: no batch arrived within {timeout} s; loading is slower than that (raise timeout=), or it hangs"
+                f"DataLoader: no batch arrived within {timeout} s; loading is slower than that "
+                "(raise timeout=), or it hangs"
             ) from None
 
     def abandon(self, round_):
@@ -215,7 +216,8 @@ class DataLoader:
             batch_sampler = _sampler.BatchSampler(sampler, batch_size, last_batch or "keep")
         elif batch_size is not None or shuffle or sampler is not None or last_batch is not None:
             raise ValueError(
-                "batch_size, shuffle, sampler and last_batch must not be given together with batch_sampler"
+                "batch_size, shuffle, sampler and last_batch must not be given together with "
+                "batch_sampler"
             )
         self._batch_sampler = batch_sampler
         self._num_workers = max(0, num_workers)

@@ -93,7 +93,8 @@ class ArrayDataset(_Sized):
         for i, data in enumerate(args):
             if len(data) != self._length:
                 raise MXNetAssertionError(
-                    f"all arrays must have one length: array 0 has {self._length}, array {i} has {len(data)}"
+                    f"all arrays must have one length: array 0 has {self._length}, array {i} has "
+                    f"{len(data)}"
                 )
         # Single values of a vector are wanted as numbers, so vectors are kept in NumPy.
         self._data = [

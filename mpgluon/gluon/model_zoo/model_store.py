@@ -55,18 +55,20 @@ def get_model_file(name, root=None):
     """
     if name not in _SHA1:
         raise ValueError(
-            f"there are no trained parameters for {name!r}; there are for {', '.join(sorted(_SHA1))}"
+            f"there are no trained parameters for {name!r}; there are for "
+            f"{', '.join(sorted(_SHA1))}"
         )
     path = os.path.join(_root(root), f"{name}-{_SHA1[name][:8]}.params")
     if not os.path.exists(path):
         raise FileNotFoundError(
-            f"the trained parameters of {name} are not at {path}; put MXNet's file there, name its folder with `root`, "
-            "or leave out pretrained=True and load a file of your own with net.load_parameters"
+            f"the trained parameters of {name} are not at {path}; put MXNet's file there, name its "
+            "folder with `root`, or leave out pretrained=True and load a file of your own with "
+            "net.load_parameters"
         )
     if not check_sha1(path, _SHA1[name]):
         raise ValueError(
-            f"{path} is not the file that MXNet published for {name} (SHA-1 {_SHA1[name]}): it is damaged or another one; "
-            "load a file of your own with net.load_parameters"
+            f"{path} is not the file that MXNet published for {name} (SHA-1 {_SHA1[name]}): it is "
+            "damaged or another one; load a file of your own with net.load_parameters"
         )
     return path
 

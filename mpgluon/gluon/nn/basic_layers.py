@@ -72,7 +72,8 @@ class Sequential(_Stack, Block):
             isinstance(child, HybridBlock) for child in self._children.values()
         ):
             warnings.warn(
-                f"All children of this Sequential layer '{self.prefix}' are HybridBlocks. HybridSequential is compiled as a whole.",
+                f"All children of this Sequential layer '{self.prefix}' are HybridBlocks. "
+                "HybridSequential is compiled as a whole.",
                 stacklevel=2,
             )
         super().hybridize(active, **kwargs)

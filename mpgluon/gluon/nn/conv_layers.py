@@ -141,7 +141,10 @@ class _Conv(HybridBlock):
     def __repr__(self):
         options = self._kwargs
         shape = self.weight.shape
-        text = f"{type(self).__name__}({shape[1] or None} -> {shape[0]}, kernel_size={options['kernel']}, stride={options['stride']}"
+        text = (
+            f"{type(self).__name__}({shape[1] or None} -> {shape[0]}, "
+            f"kernel_size={options['kernel']}, stride={options['stride']}"
+        )
         if any(options["pad"]):
             text += f", padding={options['pad']}"
         if any(size != 1 for size in options["dilate"]):
@@ -295,9 +298,10 @@ class _Pooling(HybridBlock):
     def __repr__(self):
         options = self._kwargs
         return (
-            f"{type(self).__name__}(size={options['kernel']}, stride={options['stride']}, padding={options['pad']}, "
-            f"ceil_mode={options['pooling_convention'] == 'full'}, global_pool={options['global_pool']}, "
-            f"pool_type={options['pool_type']}, layout={options['layout']})"
+            f"{type(self).__name__}(size={options['kernel']}, stride={options['stride']}, "
+            f"padding={options['pad']}, ceil_mode={options['pooling_convention'] == 'full'}, "
+            f"global_pool={options['global_pool']}, pool_type={options['pool_type']}, "
+            f"layout={options['layout']})"
         )
 
 

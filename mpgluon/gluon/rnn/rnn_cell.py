@@ -68,7 +68,8 @@ def _steps(inputs, length, layout):
     if isinstance(inputs, nd.NDArray):
         if length is not None and length != inputs.shape[axis]:
             raise AssertionError(
-                f"unroll: length is {length}, but the input of shape {inputs.shape} has {inputs.shape[axis]} steps"
+                f"unroll: length is {length}, but the input of shape {inputs.shape} has "
+                f"{inputs.shape[axis]} steps"
             )
         length = inputs.shape[axis]
         if length == 1:
@@ -140,7 +141,8 @@ class RecurrentCell(Block):
     def _check_unmodified(self):
         if self._modified:
             raise AssertionError(
-                "After applying modifier cells (e.g. ZoneoutCell) the base cell cannot be called directly. Call the modifier cell instead."
+                "After applying modifier cells (e.g. ZoneoutCell) the base cell cannot be called "
+                "directly. Call the modifier cell instead."
             )
 
     def begin_state(self, batch_size=0, func=nd.zeros, **kwargs):
@@ -630,14 +632,18 @@ class ZoneoutCell(ModifierCell):
     def __init__(self, base_cell, zoneout_outputs=0.0, zoneout_states=0.0):
         if isinstance(base_cell, BidirectionalCell):
             raise AssertionError(
-                "zoneout acts step by step, which a BidirectionalCell does not: put ZoneoutCell around the cells inside it"
+                "zoneout acts step by step, which a BidirectionalCell does not: put ZoneoutCell "
+                "around the cells inside it"
             )
         super().__init__(base_cell)
         self.zoneout_outputs = zoneout_outputs
         self.zoneout_states = zoneout_states
 
     def __repr__(self):
-        return f"{type(self).__name__}(p_out={self.zoneout_outputs}, p_state={self.zoneout_states}, {self.base_cell})"
+        return (
+            f"{type(self).__name__}(p_out={self.zoneout_outputs}, p_state={self.zoneout_states}, "
+            f"{self.base_cell})"
+        )
 
     def _alias(self):
         return "zoneout"
@@ -712,7 +718,10 @@ class BidirectionalCell(HybridRecurrentCell):
         )
 
     def __repr__(self):
-        return f"{type(self).__name__}(forward={self._children['l_cell']}, backward={self._children['r_cell']})"
+        return (
+            f"{type(self).__name__}(forward={self._children['l_cell']}, "
+            f"backward={self._children['r_cell']})"
+        )
 
     def state_info(self, batch_size=0):
         return [info for cell in self._children.values() for info in cell.state_info(batch_size)]

@@ -174,7 +174,8 @@ class _RNNLayer(HybridBlock):
     def forward(self, inputs, *args):
         if isinstance(inputs, nd.NDArray) and len(inputs.shape) != 3:
             raise ValueError(
-                f"{type(self).__name__}: the input must have 3 dimensions ({', '.join(self._layout)}), but its shape is {inputs.shape}"
+                f"{type(self).__name__}: the input must have 3 dimensions "
+                f"({', '.join(self._layout)}), but its shape is {inputs.shape}"
             )
         if isinstance(inputs, nd.NDArray) and self.l0_i2h_weight.shape[1] == 0:
             shape = (self._gates * self._hidden_size, inputs.shape[2])

@@ -128,8 +128,9 @@ class Report:
 
     def __repr__(self):
         lines = [
-            f"{len(self.stages)} stages, {self.micro_batches} micro-batches: {self.seconds * 1e3:.2f} ms, bubble {self.bubble:.1%} "
-            f"(planned {self.planned.length * 1e3:.2f} ms, {self.planned_bubble:.1%})"
+            f"{len(self.stages)} stages, {self.micro_batches} micro-batches: "
+            f"{self.seconds * 1e3:.2f} ms, bubble {self.bubble:.1%} (planned "
+            f"{self.planned.length * 1e3:.2f} ms, {self.planned_bubble:.1%})"
         ]
         rows = [("device", "busy ms", "idle ms", "bytes sent", "bytes of micro-batches")]
         for ctx, busy in self.busy.items():

@@ -38,7 +38,8 @@ class _Losses(HybridBlock):
         losses = list(losses) if isinstance(losses, (list, tuple)) else [losses]
         if not losses or not all(isinstance(loss, nd.NDArray) for loss in losses):
             raise MXNetError(
-                f"TrainStep: loss must return an array with the loss of each sample, or a list of such, not {type(losses[0]).__name__ if losses else 'nothing'}"
+                "TrainStep: loss must return an array with the loss of each sample, or a list of "
+                f"such, not {type(losses[0]).__name__ if losses else 'nothing'}"
             )
         return (losses, states) if self._states else (losses,)
 
@@ -75,7 +76,8 @@ class TrainStep:
             )
         if not callable(loss):
             raise MXNetError(
-                f"TrainStep: loss must be called as loss(outputs, *labels), which {type(loss).__name__} can't be"
+                "TrainStep: loss must be called as loss(outputs, *labels), which "
+                f"{type(loss).__name__} can't be"
             )
         if trainer is not None and not callable(getattr(trainer, "step", None)):
             raise MXNetError(
@@ -83,7 +85,8 @@ class TrainStep:
             )
         if not isinstance(pipeline, Pipeline):
             raise MXNetError(
-                f"TrainStep: pipeline must be an mx.parallel.Pipeline, not {type(pipeline).__name__}"
+                "TrainStep: pipeline must be an mx.parallel.Pipeline, not "
+                f"{type(pipeline).__name__}"
             )
         self._net, self._loss, self._trainer, self._pipeline = net, loss, trainer, pipeline
         self._flags = {"pipeline": pipeline, "exact": exact}
@@ -132,7 +135,8 @@ class TrainStep:
         self._check_labels(data, labels)
         if timewise and states is None:
             raise ValueError(
-                "TrainStep: a pipeline along time needs the states to start from: step(data, labels, states)"
+                "TrainStep: a pipeline along time needs the states to start from: step(data, "
+                "labels, states)"
             )
         call = self._calls.get((len(labels), timewise))
         if call is None:
@@ -177,8 +181,9 @@ class TrainStep:
         for i, label in enumerate(labels):
             if label.ndim > axis and label.shape[axis] not in (1, data[0].shape[axis]):
                 raise ValueError(
-                    f"TrainStep: label {i} has {counted(label.shape[axis], 'row')} along axis {axis}, the data {data[0].shape[axis]}. Pipeline(split=[...]) says "
-                    "what is divided where it is to go whole to each micro-batch"
+                    f"TrainStep: label {i} has {counted(label.shape[axis], 'row')} along axis "
+                    f"{axis}, the data {data[0].shape[axis]}. Pipeline(split=[...]) says what is "
+                    "divided where it is to go whole to each micro-batch"
                 )
 
     def _run(self, call, args):
@@ -197,15 +202,16 @@ class TrainStep:
     def _run_replicas(self, mesh, call, data, labels):
         if self._pipeline.carry:
             raise MXNetError(
-                "TrainStep: a pipeline along time runs on one replica; use the ordinary loop, with states of its own for each replica"
+                "TrainStep: a pipeline along time runs on one replica; use the ordinary loop, with "
+                "states of its own for each replica"
             )
         axis, count = self._pipeline.axis, mesh.size("data")
         if data[0].ndim > axis and data[0].shape[axis] < count:
             rows = data[0].shape[axis]
             raise ValueError(
-                f"TrainStep: a batch of {counted(rows, 'row')} along axis {axis} can't be divided among "
-                f"{count} replicas, which need one each; take larger batches, or leave this one out "
-                "(DataLoader(last_batch='discard'))"
+                f"TrainStep: a batch of {counted(rows, 'row')} along axis {axis} can't be divided "
+                f"among {count} replicas, which need one each; take larger batches, or leave this "
+                "one out (DataLoader(last_batch='discard'))"
             )
         parts = zip(
             *[mesh.split_and_load(a, axis, even_split=False) for a in data],

@@ -108,7 +108,8 @@ def _layers(calls, total_bytes):
         if call.path in places:
             first = layers[places[call.path]]
             raise MXNetError(
-                f"plan: layer {first.name!r} is called more than once in a pass; put what repeats into one block"
+                f"plan: layer {first.name!r} is called more than once in a pass; put what repeats "
+                "into one block"
             )
         places[call.path] = len(layers)
         follows = None

@@ -236,7 +236,8 @@ class Profile(SavedAsJson):
         """The profile that `to_json` gave; MXNetError when `data` is none."""
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise MXNetError(
-                f"this is no profile: its format is {data.get('format') if isinstance(data, dict) else data!r}, not {FORMAT!r}"
+                "this is no profile: its format is "
+                f"{data.get('format') if isinstance(data, dict) else data!r}, not {FORMAT!r}"
             )
         try:
             if any(not 0 <= s < i for i, y in enumerate(data["layers"]) for s, _ in y["sources"]):
@@ -305,7 +306,8 @@ class Profile(SavedAsJson):
             )
         return "\n".join(
             [
-                f"{len(self.layers)} layers, forward + backward of micro-batches of {counted(size, 'row')} (of {self.rows})",
+                f"{len(self.layers)} layers, forward + backward of micro-batches of "
+                f"{counted(size, 'row')} (of {self.rows})",
                 *aligned(rows),
             ]
         )

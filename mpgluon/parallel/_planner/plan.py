@@ -120,7 +120,8 @@ def plan(
         ]
         if uninitialized:
             raise MXNetError(
-                f"plan: parameter '{uninitialized[0]}' is not initialized; call net.initialize() before"
+                f"plan: parameter '{uninitialized[0]}' is not initialized; call net.initialize() "
+                "before"
             )
         profile = layer_measurement.measure(
             net,
@@ -156,11 +157,13 @@ def plan(
     missing = [ctx for ctx in devices if ctx not in profile.devices]
     if missing:
         raise MXNetError(
-            f"plan: the profile has no measurements on {missing[0]}; it has {', '.join(map(str, profile.devices))}"
+            f"plan: the profile has no measurements on {missing[0]}; it has "
+            f"{', '.join(map(str, profile.devices))}"
         )
     if profile.rows != rows:
         raise MXNetError(
-            f"plan: the profile was made for batches of {counted(profile.rows, 'row')}, the sample has {rows}"
+            f"plan: the profile was made for batches of {counted(profile.rows, 'row')}, the sample "
+            f"has {rows}"
         )
     profile = _restricted(profile, devices)
     return plan_of(
@@ -180,7 +183,8 @@ def _check_arrays(sample, labels):
     arrays = list(sample) if isinstance(sample, (list, tuple)) else [sample]
     if not arrays or not all(isinstance(a, NDArray) for a in arrays) or not arrays[0].ndim:
         raise ValueError(
-            f"plan: sample must be an NDArray with the batch along axis 0, or a list of such, not {_described(sample)}"
+            "plan: sample must be an NDArray with the batch along axis 0, or a list of such, not "
+            f"{_described(sample)}"
         )
     rows = arrays[0].shape[0]
     for i, label in enumerate(labels if isinstance(labels, (list, tuple)) else [labels]):
@@ -209,7 +213,8 @@ def _numbers(micro_batches, rows, count):
     bad = [m for m in counts if not isinstance(m, int) or isinstance(m, bool) or not 1 <= m <= rows]
     if bad or not counts:
         raise ValueError(
-            f"plan: a batch of {counted(rows, 'row')} can't be divided into {bad[0] if bad else 'no'} micro-batches"
+            f"plan: a batch of {counted(rows, 'row')} can't be divided into "
+            f"{bad[0] if bad else 'no'} micro-batches"
         )
     return counts
 
@@ -225,7 +230,8 @@ def _limits(memory, devices):
         ):
             continue
         raise ValueError(
-            f"plan: memory must be a number of bytes, or a dict of Context to that, not {limit!r}{f' for {ctx}' if ctx is not None else ''}"
+            "plan: memory must be a number of bytes, or a dict of Context to that, not "
+            f"{limit!r}{f' for {ctx}' if ctx is not None else ''}"
         )
     if isinstance(memory, dict):
         other = [ctx for ctx in memory if ctx not in devices]
@@ -320,7 +326,8 @@ class Plan(layer_profile.SavedAsJson):
         plan."""
         if device not in self.devices:
             raise ValueError(
-                f"Plan.move: {device} is not among the plan's devices, {', '.join(map(str, self.devices))}"
+                f"Plan.move: {device} is not among the plan's devices, "
+                f"{', '.join(map(str, self.devices))}"
             )
         search = self._search()
         places = [self.profile.layers[i].path for i in search.free]
@@ -380,7 +387,8 @@ class Plan(layer_profile.SavedAsJson):
             if block is None or type(block).__name__ != layer.kind:
                 there = "none" if block is None else f"a {type(block).__name__}"
                 raise MXNetError(
-                    f"Plan.place: the plan is for another network: it has a {layer.kind} at {layer.path!r}, and here is {there}"
+                    f"Plan.place: the plan is for another network: it has a {layer.kind} at "
+                    f"{layer.path!r}, and here is {there}"
                 )
             missing = [
                 p.name
@@ -389,7 +397,8 @@ class Plan(layer_profile.SavedAsJson):
             ]
             if missing:
                 raise MXNetError(
-                    f"Plan.place: parameter '{missing[0]}' is not initialized; call net.initialize() before"
+                    f"Plan.place: parameter '{missing[0]}' is not initialized; call "
+                    "net.initialize() before"
                 )
         other = [
             path
@@ -398,7 +407,8 @@ class Plan(layer_profile.SavedAsJson):
         ]
         if other:
             raise MXNetError(
-                f"Plan.place: block {other[0]!r} belongs to the group {group_of(found[other[0]])!r} already"
+                f"Plan.place: block {other[0]!r} belongs to the group "
+                f"{group_of(found[other[0]])!r} already"
             )
         moved = set()
         for block in found.values():
@@ -420,7 +430,8 @@ class Plan(layer_profile.SavedAsJson):
         """What was predicted beside what a `Report` of the pipeline measured: a `Comparison`."""
         if not isinstance(report, Report):
             raise TypeError(
-                f"Plan.compare: report must be what pipeline.report() gives, not {type(report).__name__}"
+                "Plan.compare: report must be what pipeline.report() gives, not "
+                f"{type(report).__name__}"
             )
         return Comparison(self, report)
 
@@ -447,7 +458,8 @@ class Plan(layer_profile.SavedAsJson):
         """The plan that `to_json` gave; MXNetError when `data` is none."""
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise MXNetError(
-                f"this is no plan: its format is {data.get('format') if isinstance(data, dict) else data!r}, not {FORMAT!r}"
+                "this is no plan: its format is "
+                f"{data.get('format') if isinstance(data, dict) else data!r}, not {FORMAT!r}"
             )
         try:
             profile = layer_profile.Profile.from_json(data["profile"])
@@ -511,7 +523,10 @@ class Plan(layer_profile.SavedAsJson):
                     f"{limit:,}" if limit is not None else "",
                 )
             )
-        first = f"{len(self.stages)} stages, {self.micro_batches} micro-batches, {self.schedule}: {_ms(self.seconds)} ms a step predicted, bubble {self.bubble:.1%}"
+        first = (
+            f"{len(self.stages)} stages, {self.micro_batches} micro-batches, {self.schedule}: "
+            f"{_ms(self.seconds)} ms a step predicted, bubble {self.bubble:.1%}"
+        )
         return "\n".join([first, *aligned(rows), *aligned(memory)])
 
     def plot(self, path=None):
@@ -534,7 +549,8 @@ class Plan(layer_profile.SavedAsJson):
             self.simulation.length,
         )
         time.set_title(
-            f"{self.micro_batches} micro-batches, {self.schedule}: {_ms(self.seconds)} ms predicted",
+            f"{self.micro_batches} micro-batches, {self.schedule}: {_ms(self.seconds)} ms "
+            "predicted",
             loc="left",
             fontsize=10,
         )
@@ -617,12 +633,14 @@ class Comparison:
             ctx: len(rows) for ctx, rows in measured.items()
         }:
             raise MXNetError(
-                f"Plan.compare: the report is of another placement: its stages are on {', '.join(str(contexts[d]) for d in graph.devices)}, "
-                f"the plan's on {', '.join(str(ctx) for ctx, _ in plan.stages)}"
+                "Plan.compare: the report is of another placement: its stages are on "
+                f"{', '.join(str(contexts[d]) for d in graph.devices)}, the plan's on "
+                f"{', '.join(str(ctx) for ctx, _ in plan.stages)}"
             )
         if report.micro_batches != plan.micro_batches:
             raise MXNetError(
-                f"Plan.compare: the report is of {report.micro_batches} micro-batches, the plan has {plan.micro_batches}"
+                f"Plan.compare: the report is of {report.micro_batches} micro-batches, the plan "
+                f"has {plan.micro_batches}"
             )
         self.stages = [
             (ctx, {k: (one[k], two[k]) for k in "FBW"})
@@ -660,5 +678,8 @@ class Comparison:
             )
         memory = [("device", "bytes of micro-batches", "by the compiled plan")]
         memory += [(str(ctx), *[f"{size:,}" for size in pair]) for ctx, pair in self.memory.items()]
-        first = f"predicted {_ms(self.predicted)} ms, measured {_ms(self.measured)} ms ({self.error:+.1%}); bubble {self.bubbles[0]:.1%}, measured {self.bubbles[1]:.1%}"
+        first = (
+            f"predicted {_ms(self.predicted)} ms, measured {_ms(self.measured)} ms "
+            f"({self.error:+.1%}); bubble {self.bubbles[0]:.1%}, measured {self.bubbles[1]:.1%}"
+        )
         return "\n".join([first, *aligned(rows), *aligned(memory)])

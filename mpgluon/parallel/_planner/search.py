@@ -580,8 +580,9 @@ class Search:
             if count > 1
         ]
         raise MXNetError(
-            f"plan: there is no placement for {', '.join(self.names)} and {', '.join(map(str, self.micro_batches))} micro-batches of {len(self.free)} layers on {self.count} devices: "
-            f"{'; '.join(needs)}. Allow another schedule"
+            f"plan: there is no placement for {', '.join(self.names)} and "
+            f"{', '.join(map(str, self.micro_batches))} micro-batches of {len(self.free)} layers "
+            f"on {self.count} devices: {'; '.join(needs)}. Allow another schedule"
         )
 
     def _fill_queue(self):
@@ -772,11 +773,15 @@ class Search:
                 lacking.append(
                     (
                         limit - fixed - moving,
-                        f"{fixed + moving:,} bytes on {ctx}, {fixed + moving - limit:,} more than its limit of {limit:,}: {fixed:,} for parameters, gradients and "
+                        f"{fixed + moving:,} bytes on {ctx}, {fixed + moving - limit:,} more than "
+                        f"its limit of {limit:,}: {fixed:,} for parameters, gradients and "
                         f"optimizer states, {moving:,} for micro-batches under way",
                     )
                 )
         raise MXNetError(
-            f"plan: no placement has room within the memory limits. The leanest ({candidate.micro_batches} micro-batches, {candidate.schedule}){'' if self.profile.is_measured(candidate) else ', by estimate,'} needs "
-            f"{'; '.join(text for _, text in sorted(lacking))}. Smaller batches, more micro-batches, more devices or recompute take less"
+            "plan: no placement has room within the memory limits. The leanest "
+            f"({candidate.micro_batches} micro-batches, "
+            f"{candidate.schedule}){'' if self.profile.is_measured(candidate) else ', by estimate,'} "
+            f"needs {'; '.join(text for _, text in sorted(lacking))}. Smaller batches, more "
+            "micro-batches, more devices or recompute take less"
         )

@@ -112,7 +112,8 @@ class SequenceParallelLayerNorm(SplitLayer):
         first = x if isinstance(x, nd.NDArray) else x[0]
         if self._axis % first.ndim == first.ndim - 1:
             raise MXNetError(
-                "SequenceParallelLayerNorm: the axis along which the sequence is divided can't be the last one, which is normalised"
+                "SequenceParallelLayerNorm: the axis along which the sequence is divided can't be "
+                "the last one, which is normalised"
             )
         if not self.gamma.shape[0]:
             self.gamma.shape = self.beta.shape = first.shape[-1:]

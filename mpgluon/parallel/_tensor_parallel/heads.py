@@ -177,7 +177,8 @@ class _Run:
             return self.dropout(args[0], child._rate, rank, so_far) if child._rate else args[0]
         if child.collect_params():
             raise NotImplementedError(
-                f"{self.layer.name}: '{child.name}' has parameters and is used between heads, which can't be split"
+                f"{self.layer.name}: '{child.name}' has parameters and is used between heads, "
+                "which can't be split"
             )
         return child(*args)
 
@@ -216,7 +217,8 @@ class _Run:
         except _Reached as reached:
             return reached.args[0]
         raise MXNetError(
-            f"{self.layer.name}: '{self.layer._output}' was called for one device and not for another"
+            f"{self.layer.name}: '{self.layer._output}' was called for one device and not for "
+            "another"
         )
 
 
@@ -242,7 +244,8 @@ def _form(layer, x):
     if x.ndim == 3 and x.shape[2] % heads == 0:
         return "units"
     raise NotImplementedError(
-        f"{layer.name}: dropout of shape {x.shape} (of one sample) between heads: it is not known along which axis they lie"
+        f"{layer.name}: dropout of shape {x.shape} (of one sample) between heads: it is not known "
+        "along which axis they lie"
     )
 
 
@@ -341,8 +344,10 @@ class _Check:
             layer._choices = [choice]
             return
         raise MXNetError(
-            f"shard: the attention '{layer.name}' ({type(layer._block).__name__}) is not the same divided by heads ({'; '.join(failures)}). Give all attributes "
-            "of the block that count heads, or units of all heads, as in ('heads', {'attributes': ('heads', 'units')})"
+            f"shard: the attention '{layer.name}' ({type(layer._block).__name__}) is not the same "
+            f"divided by heads ({'; '.join(failures)}). Give all attributes of the block that "
+            "count heads, or units of all heads, as in ('heads', {'attributes': ('heads', "
+            "'units')})"
         )
 
     def _reached(self, attributes, rank, args):
@@ -415,11 +420,13 @@ def find(block, options):
     blocks = options.pop("blocks", 3)
     if options:
         raise ValueError(
-            f"'heads' has no option {', '.join(map(repr, options))}; there are inputs, output, attributes and blocks"
+            f"'heads' has no option {', '.join(map(repr, options))}; there are inputs, output, "
+            "attributes and blocks"
         )
     if own_parameters(block):
         raise NotImplementedError(
-            f"the block has parameters of its own ({', '.join(own_parameters(block))}), which can't be split by 'heads'"
+            f"the block has parameters of its own ({', '.join(own_parameters(block))}), which "
+            "can't be split by 'heads'"
         )
     if inputs is None:
         inputs = next((names for names in _INPUTS if all(name in dense for name in names)), None)
@@ -442,7 +449,8 @@ def find(block, options):
         counting = next((name for name in _HEADS if name in numbers), None)
         if counting is None:
             raise ValueError(
-                f"which attribute is the number of heads? There are {', '.join(numbers) or 'no numbers'}; say it with attributes="
+                "which attribute is the number of heads? There are "
+                f"{', '.join(numbers) or 'no numbers'}; say it with attributes="
             )
         heads = numbers[counting]
         units = dense[inputs[0]].weight.shape[0] // (blocks if len(inputs) == 1 else 1)

@@ -62,12 +62,14 @@ class SplitLayer(HybridBlock):
     def forward(self, x, *args):
         if is_symbolic((x, *args)):
             raise MXNetError(
-                f"{type(self).__name__} computes on arrays on several devices; there is no symbol of it"
+                f"{type(self).__name__} computes on arrays on several devices; there is no symbol "
+                "of it"
             )
         if not _device_groups.running():
             if len(self._lines) > 1:
                 raise MXNetError(
-                    f"{type(self).__name__} '{self.name}' belongs to a network that is placed on a mesh; call the network"
+                    f"{type(self).__name__} '{self.name}' belongs to a network that is placed on a "
+                    "mesh; call the network"
                 )
             return self._forward(x, *args)
         # Where a group names the device of every op, what this layer takes comes to the layer's
@@ -89,7 +91,8 @@ class SplitLayer(HybridBlock):
         devices = [a.context for a in x]
         if devices != self._ctx:
             raise MXNetError(
-                f"{type(self).__name__}: a list of inputs must hold one array on each of {self._ctx}, in this order, but they are on {devices}"
+                f"{type(self).__name__}: a list of inputs must hold one array on each of "
+                f"{self._ctx}, in this order, but they are on {devices}"
             )
         return list(x)
 
@@ -196,7 +199,8 @@ class ColumnParallelDense(_ParallelDense):
         )
         if gather_output and blocks != 1:
             raise ValueError(
-                "ColumnParallelDense: the units of several blocks can't be put together in order; set gather_output=False"
+                "ColumnParallelDense: the units of several blocks can't be put together in order; "
+                "set gather_output=False"
             )
         split = {"axis": 0, "ctx": self._ctx, "blocks": blocks, "unit": unit, "dtype": dtype}
         with self.name_scope():
@@ -271,7 +275,8 @@ class RowParallelDense(_ParallelDense):
         super().__init__(ctx, **kwargs)
         if output_ctx is not None and scatter_output is not None:
             raise ValueError(
-                "RowParallelDense: output_ctx makes one array, scatter_output a list; give one of them"
+                "RowParallelDense: output_ctx makes one array, scatter_output a list; give one of "
+                "them"
             )
         self._flatten, self._parallel, self._output_ctx, self._scatter = (
             flatten,
@@ -310,13 +315,15 @@ class RowParallelDense(_ParallelDense):
         if self._parallel:
             if isinstance(x, nd.NDArray):
                 raise MXNetError(
-                    "RowParallelDense: with input_is_parallel=True the input is a list with the features of each device, not one array"
+                    "RowParallelDense: with input_is_parallel=True the input is a list with the "
+                    "features of each device, not one array"
                 )
             inputs = self._check_list(x)
             sizes = [_features(part, self._flatten) for part in inputs]
             if sizes != [end - begin for begin, end in ranges]:
                 raise MXNetError(
-                    f"RowParallelDense: the inputs have {sizes} features on {self._ctx}, but the weights are for {[e - b for b, e in ranges]}"
+                    f"RowParallelDense: the inputs have {sizes} features on {self._ctx}, but the "
+                    f"weights are for {[e - b for b, e in ranges]}"
                 )
         else:
             flat = [
@@ -412,11 +419,13 @@ class VocabParallelSoftmaxCELoss(Loss):
     def forward(self, logits, label, *args):
         if is_symbolic((logits, label)) or isinstance(logits, nd.NDArray):
             raise MXNetError(
-                "VocabParallelSoftmaxCELoss: the logits must be a list of arrays, the classes of each device"
+                "VocabParallelSoftmaxCELoss: the logits must be a list of arrays, the classes of "
+                "each device"
             )
         if any(part.shape[:-1] != label.shape for part in logits):
             raise MXNetError(
-                f"VocabParallelSoftmaxCELoss: logits of shapes {[part.shape for part in logits]} don't fit labels of shape {label.shape}"
+                f"VocabParallelSoftmaxCELoss: logits of shapes {[part.shape for part in logits]} "
+                f"don't fit labels of shape {label.shape}"
             )
         return super().forward(logits, label, *args)
 
@@ -482,7 +491,8 @@ class ParallelConv2D(SplitLayer):
         kernel = per_axis(kernel_size, 2, "kernel_size")
         if channels % groups or in_channels % groups:
             raise ValueError(
-                f"ParallelConv2D: {in_channels} and {channels} channels can't be divided into {groups} groups"
+                f"ParallelConv2D: {in_channels} and {channels} channels can't be divided into "
+                f"{groups} groups"
             )
         self._channels, self._groups, self._gather_output, self._axis = (
             channels,
@@ -527,7 +537,10 @@ class ParallelConv2D(SplitLayer):
         return "conv"
 
     def _describe(self):
-        return f"{self._weight.shape[self._axis] or None} -> {self._channels}, kernel_size={self._kwargs['kernel']}"
+        return (
+            f"{self._weight.shape[self._axis] or None} -> {self._channels}, "
+            f"kernel_size={self._kwargs['kernel']}"
+        )
 
     def _complete(self, x):
         shape = list(self._weight.shape)

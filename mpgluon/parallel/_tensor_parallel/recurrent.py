@@ -105,7 +105,10 @@ class ParallelLSTM(SplitLayer):
         return found
 
     def _describe(self):
-        text = f"{self._inputs[0].shape[1] or None} -> {self._hidden}, {self._layout}, num_layers={self._layers}"
+        text = (
+            f"{self._inputs[0].shape[1] or None} -> {self._hidden}, {self._layout}, "
+            f"num_layers={self._layers}"
+        )
         return text + (", bidirectional" if len(self._directions) == 2 else "")
 
     def state_info(self, batch_size=0):
@@ -126,7 +129,8 @@ class ParallelLSTM(SplitLayer):
     def _complete(self, x):
         if not isinstance(x, nd.NDArray) or x.ndim != 3:
             raise MXNetError(
-                f"ParallelLSTM: the input must be one array of 3 dimensions ({', '.join(self._layout)})"
+                "ParallelLSTM: the input must be one array of 3 dimensions "
+                f"({', '.join(self._layout)})"
             )
         for family in self._inputs:
             if not family.shape[1]:

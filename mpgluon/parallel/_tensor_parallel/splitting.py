@@ -109,7 +109,8 @@ def _lstm(layer, ctx, options):
 def _norm(layer, ctx, options):
     if layer._axis != -1:
         raise NotImplementedError(
-            f"only a LayerNorm of the last axis can be split along a sequence, not of axis {layer._axis}"
+            "only a LayerNorm of the last axis can be split along a sequence, not of axis "
+            f"{layer._axis}"
         )
     given = layer._kwargs
     return SequenceParallelLayerNorm(
@@ -184,7 +185,8 @@ def _take_over(old, new):
             init, _, default_init, value, key = param.deferred_init
             if value is not None:
                 raise MXNetError(
-                    f"parameter '{param.name}' was given a value before its shape was known; run a batch through the network first"
+                    f"parameter '{param.name}' was given a value before its shape was known; run a "
+                    "batch through the network first"
                 )
             for part in parts:
                 part.deferred_init = (init, part.homes, default_init, None, key)
@@ -235,7 +237,8 @@ def matches(net, plan, who):
         kind, options = how if isinstance(how, tuple) else (how, {})
         if kind not in _KINDS:
             raise ValueError(
-                f"{who}: there is no split {kind!r} (for '{pattern}'); there are {', '.join(_KINDS)}"
+                f"{who}: there is no split {kind!r} (for '{pattern}'); there are "
+                f"{', '.join(_KINDS)}"
             )
         try:
             rules.append((re.compile(pattern), kind, options))
@@ -262,7 +265,8 @@ def matches(net, plan, who):
                 and not isinstance(layer, nn.Activation)
             )
             raise ValueError(
-                f"{who}: '{pattern.pattern}' matches the whole path or name of no layer, or only of such that an earlier pattern matches; there are {known or 'no layers'}"
+                f"{who}: '{pattern.pattern}' matches the whole path or name of no layer, or only "
+                f"of such that an earlier pattern matches; there are {known or 'no layers'}"
             )
     for layer, (path, kind, options) in list(work.items()):
         if kind == "heads":
@@ -346,7 +350,8 @@ def split_layers(net, work, ctx_of, who):
     for layer, (path, _, _) in work.items():
         if layer in shared:
             raise MXNetError(
-                f"{who}: '{path}' shares parameters with another layer; shared parameters can't be split"
+                f"{who}: '{path}' shares parameters with another layer; shared parameters can't be "
+                "split"
             )
     for layer, (path, kind, options) in work.items():
         make = next(
@@ -355,7 +360,8 @@ def split_layers(net, work, ctx_of, who):
         if make is None:
             known = ", ".join(klass.__name__ for klass, _ in _KINDS[kind])
             raise MXNetError(
-                f"{who}: '{path}' is a {type(layer).__name__}, which can't be split by '{kind}'; that is for {known}"
+                f"{who}: '{path}' is a {type(layer).__name__}, which can't be split by '{kind}'; "
+                f"that is for {known}"
             )
         try:
             made[layer] = (

@@ -57,7 +57,8 @@ class _ConvCell(HybridRecurrentCell):
         ]
         if any(size % 2 == 0 for size in h2h_kernel):
             raise AssertionError(
-                f"{type(self).__name__}: h2h_kernel has to be odd, so that the states keep their size, but is {h2h_kernel}"
+                f"{type(self).__name__}: h2h_kernel has to be odd, so that the states keep their "
+                f"size, but is {h2h_kernel}"
             )
         common = {
             "stride": (1,) * dims,
@@ -109,7 +110,10 @@ class _ConvCell(HybridRecurrentCell):
     def __repr__(self):
         shape = self.i2h_weight.shape
         channels = shape[1 if self._channel_axis == 1 else -1]
-        return f"{type(self).__name__}({channels or None} -> {shape[0]}, {self._activation}, {self._conv_layout})"
+        return (
+            f"{type(self).__name__}({channels or None} -> {shape[0]}, {self._activation}, "
+            f"{self._conv_layout})"
+        )
 
     def _products(self, F, name, inputs, state, i2h_weight, h2h_weight, i2h_bias, h2h_bias):
         return (

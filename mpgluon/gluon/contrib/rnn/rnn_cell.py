@@ -36,7 +36,8 @@ class VariationalDropoutCell(ModifierCell):
         )
         if drop_states and (both or isinstance(base_cell, BidirectionalCell)):
             raise AssertionError(
-                "drop_states acts step by step, which a BidirectionalCell does not: put VariationalDropoutCell around the cells inside it"
+                "drop_states acts step by step, which a BidirectionalCell does not: put "
+                "VariationalDropoutCell around the cells inside it"
             )
         super().__init__(base_cell)
         self.drop_inputs = drop_inputs

@@ -157,7 +157,8 @@ class _ResNet(HybridBlock):
         super().__init__(**kwargs)
         if len(layers) != len(channels) - 1:
             raise AssertionError(
-                f"channels must have one element more than layers, not {len(channels)} for {len(layers)}"
+                f"channels must have one element more than layers, not {len(channels)} for "
+                f"{len(layers)}"
             )
         with self.name_scope():
             self.features = nn.HybridSequential(prefix="")
@@ -265,7 +266,10 @@ def _maker(num_layers, version):
         return get_resnet(version, num_layers, **kwargs)
 
     make.__name__ = make.__qualname__ = f"resnet{num_layers}_v{version}"
-    make.__doc__ = f"ResNet-{num_layers} of version {version}; the parameters are those of `get_resnet`, from pretrained on."
+    make.__doc__ = (
+        f"ResNet-{num_layers} of version {version}; the parameters are those of `get_resnet`, from "
+        "pretrained on."
+    )
     return make
 
 
