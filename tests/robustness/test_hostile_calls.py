@@ -1,7 +1,6 @@
 """Calls whose arguments misbehave: an error, and never a crash. They run in processes of their
 own."""
 
-
 import pytest
 
 from support.processes import output_of
