@@ -1,14 +1,18 @@
-# make demo: trains a model-parallel network on real text.   make test: sets up and passes the tests.
+# make demo: trains a model-parallel network on real text.
+# make test: sets up and passes the tests.
 # Everything lives in .venv; nothing outside this folder is changed.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
-SOURCES = $(shell find csrc kernels/cpu mpgluon -name '*.[ch]' -o -name '*.def' -o -name '*.py' 2>/dev/null) setup.py pyproject.toml
+SOURCES = $(shell find csrc kernels/cpu mpgluon -name '*.[ch]' -o -name '*.def' \
+  -o -name '*.py' 2>/dev/null) setup.py pyproject.toml
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 test_files = $(patsubst %,tests/$(1)/test_%.py,$(2))  # a folder's, by their subjects
 
-.PHONY: demo test lint format slow-test bench asan tsan check-sanitized fuzz stateful stateful-asan wheel-check compiler-check hostcuda hostcuda-test hostcuda-asan cuda-build gpu-check clean
+.PHONY: demo test lint format slow-test bench asan tsan check-sanitized fuzz \
+  stateful stateful-asan wheel-check compiler-check hostcuda hostcuda-test \
+  hostcuda-asan cuda-build gpu-check clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/model_parallel_lm.py $(ARGS)
@@ -17,7 +21,8 @@ test: $(VENV)/.test
 	cd tests && $(abspath $(BIN))/pytest . -m "not slow"
 
 # How sources look: the formatters' choice, and no other. pyproject.toml has ruff's settings.
-C_SOURCES = $(shell git ls-files csrc kernels tests/c tests/hostcuda | grep -E '\.(c|h|cu|cpp|inc)$$')
+C_SOURCES = $(shell git ls-files csrc kernels tests/c tests/hostcuda | \
+  grep -E '\.(c|h|cu|cpp|inc)$$')
 lint: $(VENV)/.lint
 	@$(BIN)/clang-format --dry-run -Werror $(C_SOURCES)
 	@$(BIN)/ruff format -q --check .
@@ -47,11 +52,13 @@ $(VENV)/.test: $(BIN)/python $(SOURCES)
 	$(BIN)/python -m pip install -q '.[viz,test]'
 	touch $@ $(VENV)/.demo
 
-# Sanitizer builds in environments of their own. The tests print to where sanitizers do (--capture=sys). One thread per device under
-# TSan: it does not know OpenMP's barriers. It also needs memory laid out as ever (setarch), where that is allowed.
-# (The C++ runtime comes along because ASan must see its exceptions from the start; matplotlib throws some.)
-ASAN_LIBRARY = $(shell $(or $(CC),cc) -print-file-name=libasan.so):$(shell $(or $(CC),cc) -print-file-name=libstdc++.so.6)
-TSAN_LIBRARY = $(shell $(or $(CC),cc) -print-file-name=libtsan.so)
+# Sanitizer builds in environments of their own. The tests print to where sanitizers do
+# (--capture=sys). One thread per device under TSan: it does not know OpenMP's barriers. It also
+# needs memory laid out as ever (setarch), where that is allowed. (The C++ runtime comes along
+# because ASan must see its exceptions from the start; matplotlib throws some.)
+library = $(shell $(or $(CC),cc) -print-file-name=$(1))
+ASAN_LIBRARY = $(call library,libasan.so):$(call library,libstdc++.so.6)
+TSAN_LIBRARY = $(call library,libtsan.so)
 FIXED_LAYOUT = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 SANITIZED_TESTS ?= tests -m "not slow"
 SANITIZED_ISA = $(or $(MPGLUON_ISA),$(shell grep -q avx2 /proc/cpuinfo && echo v3 || echo base))
@@ -59,89 +66,120 @@ PYTEST_SANITIZED = pytest -p no:cacheprovider --capture=sys
 
 .venv-asan/.made: $(SOURCES)
 	$(PYTHON) -m venv .venv-asan
-	MPGLUON_CUDA=0 MPGLUON_SANITIZE=address,undefined MPGLUON_ISA=$(SANITIZED_ISA) .venv-asan/bin/python -m pip install -q '.[viz,test]'
+	MPGLUON_CUDA=0 MPGLUON_SANITIZE=address,undefined MPGLUON_ISA=$(SANITIZED_ISA) \
+	  .venv-asan/bin/python -m pip install -q '.[viz,test]'
 	touch $@
 
 .venv-tsan/.made: $(SOURCES)
 	$(PYTHON) -m venv .venv-tsan
-	MPGLUON_CUDA=0 MPGLUON_SANITIZE=thread MPGLUON_ISA=$(SANITIZED_ISA) .venv-tsan/bin/python -m pip install -q '.[viz,test]'
+	MPGLUON_CUDA=0 MPGLUON_SANITIZE=thread MPGLUON_ISA=$(SANITIZED_ISA) \
+	  .venv-tsan/bin/python -m pip install -q '.[viz,test]'
 	touch $@
 
-# Tests ask for more memory than there is: that fails, as without ASan, instead of ending the process.
-UNDER_ASAN = PYTHONSAFEPATH=1 LD_PRELOAD=$(ASAN_LIBRARY) ASAN_OPTIONS=detect_leaks=0:abort_on_error=1:allocator_may_return_null=1 \
+# Tests ask for more memory than there is: that fails, as without ASan, instead of ending the
+# process.
+UNDER_ASAN = PYTHONSAFEPATH=1 LD_PRELOAD=$(ASAN_LIBRARY) \
+	  ASAN_OPTIONS=detect_leaks=0:abort_on_error=1:allocator_may_return_null=1 \
 	  UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
 
 asan: .venv-asan/.made
 	$(UNDER_ASAN) .venv-asan/bin/python .venv-asan/bin/$(PYTEST_SANITIZED) $(SANITIZED_TESTS)
-	PYTHONMALLOC=malloc PYTHONSAFEPATH=1 LD_PRELOAD=$(ASAN_LIBRARY) ASAN_OPTIONS=detect_leaks=1:exitcode=0 .venv-asan/bin/python tests/programs/leaks.py 2>&1 | .venv-asan/bin/python tests/programs/leaks.py --judge
+	PYTHONMALLOC=malloc PYTHONSAFEPATH=1 LD_PRELOAD=$(ASAN_LIBRARY) \
+	  ASAN_OPTIONS=detect_leaks=1:exitcode=0 \
+	  .venv-asan/bin/python tests/programs/leaks.py 2>&1 \
+	  | .venv-asan/bin/python tests/programs/leaks.py --judge
 
 tsan: .venv-tsan/.made
-	PYTHONSAFEPATH=1 LD_PRELOAD=$(TSAN_LIBRARY) TSAN_OPTIONS=halt_on_error=1:die_after_fork=0:suppressions=$(CURDIR)/tests/tsan.supp \
-	  MPGLUON_CPU_THREADS=1 OMP_NUM_THREADS=1 $(FIXED_LAYOUT) .venv-tsan/bin/python .venv-tsan/bin/$(PYTEST_SANITIZED) $(SANITIZED_TESTS)
+	PYTHONSAFEPATH=1 LD_PRELOAD=$(TSAN_LIBRARY) \
+	  TSAN_OPTIONS=halt_on_error=1:die_after_fork=0:suppressions=$(CURDIR)/tests/tsan.supp \
+	  MPGLUON_CPU_THREADS=1 OMP_NUM_THREADS=1 $(FIXED_LAYOUT) \
+	  .venv-tsan/bin/python .venv-tsan/bin/$(PYTEST_SANITIZED) $(SANITIZED_TESTS)
 
-# The GPU backend on the host (docs/cuda.md): all of it, kernels too, against a stand-in for the CUDA runtime; four devices, and more for the
-# tests that ask for them.
+# The GPU backend on the host (docs/cuda.md): all of it, kernels too, against a stand-in for the
+# CUDA runtime; four devices, and more for the tests that ask for them.
 HOSTCUDA_PYTHON ?= $(BIN)/python
 HOSTCUDA_TESTS ?= $(sort $(wildcard tests/gpu/test_*.py)) $(call test_files,ops,ops accuracy) \
-  $(call test_files,compile,compiled_functions random_graphs control_flow invariants loops) \
+  $(call test_files,compile,compiled_functions random_graphs control_flow control_flow_errors \
+    invariants loops) \
   $(call test_files,graph,fusion fold_batch_norm rewrite rewrite_attention simplify recompute) \
-  $(call test_files,parallel,model_parallel collectives mesh mesh_model tensor_parallel attention_heads group2ctx) \
-  $(call test_files,pipeline,pipeline pipeline_cases pipeline_random pipeline_failures) \
-  $(call test_files,autograd,tape autograd_api) $(call test_files,gluon,nn block parameter trainer rnn) \
-  $(call test_files,device,memory) $(call test_files,files,checkpoint) $(call test_files,symbol,module executor symbol bucketing)
+  $(call test_files,parallel,model_parallel collectives mesh mesh_model \
+    tensor_parallel attention_heads group2ctx) \
+  $(call test_files,pipeline,pipeline pipeline_cases pipeline_statistics pipeline_random \
+    pipeline_failures) \
+  $(call test_files,autograd,tape autograd_api) \
+  $(call test_files,gluon,nn block parameter trainer rnn) \
+  $(call test_files,device,memory) $(call test_files,files,checkpoint) \
+  $(call test_files,symbol,module executor symbol bucketing control_flow_symbols)
 hostcuda:
 	python3 tests/hostcuda/build.py
 
 hostcuda-test: hostcuda $(if $(filter $(BIN)/python,$(HOSTCUDA_PYTHON)),$(VENV)/.test)
 	rm -rf build/hostcuda/groups && mkdir -p build/hostcuda/groups
-	cd tests && MPGLUON_CUDA_LIBRARY=$(CURDIR)/build/hostcuda/mpgluon_hostcuda.so HOSTCUDA_DEVICES=8 \
+	cd tests && \
+	  MPGLUON_CUDA_LIBRARY=$(CURDIR)/build/hostcuda/mpgluon_hostcuda.so HOSTCUDA_DEVICES=8 \
 	  MPGLUON_TEST_DEVICES='gpu(0),gpu(1),gpu(2),gpu(3)' \
 	  MPGLUON_CUDA_GROUPS=$(CURDIR)/build/hostcuda/groups \
-	  $(abspath $(HOSTCUDA_PYTHON)) -m pytest -q -p no:cacheprovider $(HOSTCUDA_TESTS:tests/%=%) -m "not slow" $(ARGS)
+	  $(abspath $(HOSTCUDA_PYTHON)) -m pytest -q -p no:cacheprovider \
+	  $(HOSTCUDA_TESTS:tests/%=%) -m "not slow" $(ARGS)
 
-# The same under ASan and UBSan, the library and its stand-in too: every third of the many tests of ops and networks, and what else kernels,
-# programs and pipelines have of their own.
-HOSTCUDA_ASAN = cd tests && MPGLUON_CUDA_LIBRARY=$(CURDIR)/build/hostcuda-address-undefined/mpgluon_hostcuda.so HOSTCUDA_DEVICES=8 \
+# The same under ASan and UBSan, the library and its stand-in too: every third of the many tests of
+# ops and networks, and what else kernels, programs and pipelines have of their own.
+HOSTCUDA_ASAN = cd tests && \
+	  MPGLUON_CUDA_LIBRARY=$(CURDIR)/build/hostcuda-address-undefined/mpgluon_hostcuda.so \
+	  HOSTCUDA_DEVICES=8 \
 	  MPGLUON_TEST_DEVICES='gpu(0),gpu(1),gpu(2),gpu(3)' $(UNDER_ASAN)
-HOSTCUDA_ASAN_TESTS = $(call test_files,gpu,gpu_fused gpu_libraries gpu_device gpu_graphs gpu_alarms) \
+HOSTCUDA_ASAN_TESTS = \
+  $(call test_files,gpu,gpu_fused gpu_libraries gpu_device gpu_graphs gpu_alarms) \
   $(call test_files,compile,compiled_functions random_graphs) $(call test_files,graph,fusion) \
-  $(call test_files,parallel,model_parallel collectives) $(call test_files,pipeline,pipeline pipeline_failures) $(call test_files,device,memory)
+  $(call test_files,parallel,model_parallel collectives) \
+  $(call test_files,pipeline,pipeline pipeline_failures) $(call test_files,device,memory)
 
 hostcuda-asan: .venv-asan/.made
 	HOSTCUDA_SANITIZE=address,undefined python3 tests/hostcuda/build.py
-	$(HOSTCUDA_ASAN) MPGLUON_TEST_SHARD=1/3 ../.venv-asan/bin/python ../.venv-asan/bin/$(PYTEST_SANITIZED) -q ops/test_ops.py gpu/test_gpu.py gpu/test_gpu_networks.py -m "not slow"
-	$(HOSTCUDA_ASAN) ../.venv-asan/bin/python ../.venv-asan/bin/$(PYTEST_SANITIZED) -q $(HOSTCUDA_ASAN_TESTS:tests/%=%) -m "not slow"
+	$(HOSTCUDA_ASAN) MPGLUON_TEST_SHARD=1/3 ../.venv-asan/bin/python \
+	  ../.venv-asan/bin/$(PYTEST_SANITIZED) -q \
+	  ops/test_ops.py gpu/test_gpu.py gpu/test_gpu_networks.py -m "not slow"
+	$(HOSTCUDA_ASAN) ../.venv-asan/bin/python ../.venv-asan/bin/$(PYTEST_SANITIZED) -q \
+	  $(HOSTCUDA_ASAN_TESTS:tests/%=%) -m "not slow"
 
-# Compiles the GPU library with nvcc, and the specialised groups that hostcuda-test has left. Runs nothing.
+# Compiles the GPU library with nvcc, and the specialised groups that hostcuda-test has left. Runs
+# nothing.
 cuda-build:
 	python3 tools/native_build.py
 
-# Everything on a real card, within ten minutes, into the folder OUT: see tests/programs/gpu_check.py. Needs no internet.
+# Everything on a real card, within ten minutes, into the folder OUT: see
+# tests/programs/gpu_check.py. Needs no internet.
 gpu-check:
 	@test -n '$(OUT)' || { echo 'make gpu-check OUT=folder'; exit 2; }
 	$(PYTHON) tests/programs/gpu_check.py '$(OUT)' --tests "$(HOSTCUDA_TESTS)" $(ARGS)
 
-TSAN_TESTS = $(call test_files,device,device context memory shuffle threads) $(call test_files,ops,op_calls) $(call test_files,ndarray,dlpack) \
-  $(call test_files,autograd,tape autograd_api parameter_set) $(call test_files,compile,compiled_functions call_cost) \
-  $(call test_files,gluon,trainer rnn) $(call test_files,files,checkpoint) $(call test_files,pipeline,pipeline pipeline_failures) \
-  $(call test_files,parallel,model_parallel collectives mesh mesh_model tensor_parallel attention_heads)
+TSAN_TESTS = $(call test_files,device,device context memory shuffle threads) \
+  $(call test_files,ops,op_calls) $(call test_files,ndarray,dlpack) \
+  $(call test_files,autograd,tape autograd_api parameter_set) \
+  $(call test_files,compile,compiled_functions call_cost) \
+  $(call test_files,gluon,trainer rnn) $(call test_files,files,checkpoint) \
+  $(call test_files,pipeline,pipeline pipeline_failures) \
+  $(call test_files,parallel,model_parallel collectives mesh mesh_model \
+    tensor_parallel attention_heads)
 
 # What CI can afford: everything quick under ASan, and what threads share under TSan.
 check-sanitized:
 	$(MAKE) asan
 	$(MAKE) tsan SANITIZED_TESTS="$(TSAN_TESTS) -m 'not slow'"
 
-# Fuzzers of all readers of files, guided by coverage: libFuzzer (clang) for the core's, Atheris for Python's. Seconds for each.
+# Fuzzers of all readers of files, guided by coverage: libFuzzer (clang) for the core's, Atheris for
+# Python's. Seconds for each.
 FUZZ_SECONDS ?= 60
 fuzz: $(VENV)/.test
 	$(BIN)/python -m pip install -q atheris
 	$(BIN)/python tests/fuzz/run.py --seconds $(FUZZ_SECONDS) $(ARGS)
 
-# Stateful random programs (tests/programs/stateful.py), in each engine in turn: minutes for each. The same under ASan, which also sees who reads what
-# a pool has taken back.
+# Stateful random programs (tests/programs/stateful.py), in each engine in turn: minutes for each.
+# The same under ASan, which also sees who reads what a pool has taken back.
 STATEFUL_MINUTES ?= 20
 STATEFUL = cd tests && failed=; for engine in async sync shuffle; do \
-	  $(1) programs/stateful.py --minutes $(STATEFUL_MINUTES) --engine $$engine $(ARGS) || failed=1; \
+	  $(1) programs/stateful.py --minutes $(STATEFUL_MINUTES) \
+	    --engine $$engine $(ARGS) || failed=1; \
 	done; [ -z "$$failed" ]
 stateful: $(VENV)/.test
 	$(call STATEFUL,$(abspath $(BIN))/python)
@@ -158,23 +196,30 @@ clean:
 # Benchmarks against PyTorch (and MXNet, given MXNET_PYTHON), in an environment that has it.
 bench: $(VENV)/.test
 	$(BIN)/python -m pip install -q torch==2.13.0
-	$(BIN)/python benchmarks/bench.py $(if $(MXNET_PYTHON),--mxnet-python $(MXNET_PYTHON)) $(ARGS)
+	$(BIN)/python benchmarks/bench.py $(addprefix --mxnet-python ,$(MXNET_PYTHON)) $(ARGS)
 
 # A wheel made from the source distribution, installed into a fresh environment and used from there.
 wheel-check: $(VENV)/.test
 	rm -rf build/wheel .venv-wheel
 	$(BIN)/python -c "from setuptools.build_meta import build_sdist; build_sdist('build/wheel')"
-	MPGLUON_CUDA=0 MPGLUON_ISA=$(SANITIZED_ISA) $(BIN)/python -m pip wheel -q --no-deps -w build/wheel build/wheel/mpgluon-*.tar.gz
+	MPGLUON_CUDA=0 MPGLUON_ISA=$(SANITIZED_ISA) $(BIN)/python \
+	  -m pip wheel -q --no-deps -w build/wheel build/wheel/mpgluon-*.tar.gz
 	$(PYTHON) -m venv .venv-wheel
 	.venv-wheel/bin/python -m pip install -q build/wheel/mpgluon-*.whl pytest
-	cd tests && ../.venv-wheel/bin/python -m mpgluon.info && ../.venv-wheel/bin/pytest -p no:cacheprovider parallel/test_model_parallel.py gluon/test_trainer.py
+	cd tests && ../.venv-wheel/bin/python -m mpgluon.info && \
+	  ../.venv-wheel/bin/pytest -p no:cacheprovider \
+	  parallel/test_model_parallel.py gluon/test_trainer.py
 
 # Another compiler (clang-16 and its libomp): no warnings, and what its code does. docs/testing.md
 # has the compilers that were tried.
 OTHER_CC ?= clang-16
-OTHER_CC_TESTS ?= $(call test_files,device,c) $(call test_files,graph,winograd fusion) $(call test_files,ops,kernels) $(call test_files,symbol,rnn_cells) \
-  $(call test_files,compile,compiled_functions random_graphs) $(call test_files,parallel,model_parallel) $(call test_files,pipeline,pipeline)
+OTHER_CC_TESTS ?= $(call test_files,device,c) $(call test_files,graph,winograd fusion) \
+  $(call test_files,ops,kernels) $(call test_files,symbol,rnn_cells) \
+  $(call test_files,compile,compiled_functions random_graphs) \
+  $(call test_files,parallel,model_parallel) $(call test_files,pipeline,pipeline)
 compiler-check:
 	$(PYTHON) -m venv .venv-$(OTHER_CC)
-	CC=$(OTHER_CC) MPGLUON_WERROR=1 MPGLUON_CUDA=0 MPGLUON_ISA=$(SANITIZED_ISA) .venv-$(OTHER_CC)/bin/python -m pip install -q '.[viz,test]'
-	cd tests && PYTHONSAFEPATH=1 ../.venv-$(OTHER_CC)/bin/pytest -p no:cacheprovider $(OTHER_CC_TESTS:tests/%=%) -m "not slow"
+	CC=$(OTHER_CC) MPGLUON_WERROR=1 MPGLUON_CUDA=0 MPGLUON_ISA=$(SANITIZED_ISA) \
+	  .venv-$(OTHER_CC)/bin/python -m pip install -q '.[viz,test]'
+	cd tests && PYTHONSAFEPATH=1 ../.venv-$(OTHER_CC)/bin/pytest -p no:cacheprovider \
+	  $(OTHER_CC_TESTS:tests/%=%) -m "not slow"
