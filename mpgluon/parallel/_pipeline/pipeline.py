@@ -1,7 +1,6 @@
 """Pipelines: a block that spans devices, run on micro-batches that are under way at the same
 time."""
 
-import array
 import contextlib
 import gc
 
@@ -300,23 +299,13 @@ class _Entry:
 
     def describe(self, path, exact):
         """Stages, programs, copies and planned bytes, as they were last run."""
-        phases, (stages, _, items) = next(
-            ((key[1], value) for key, value in reversed(self.tables.items()) if "B" in key[1]), None
-        ) or (
-            "F",
-            next(reversed(self.tables.values())),
-        )
+        latest = [(key[1], *value) for key, value in reversed(self.tables.items())]
+        phases, stages, _, items = next((found for found in latest if "B" in found[0]), latest[0])
         rows = self.pieces
         if phases == "B":  # the ordinary loop: all forward passes first
-            items = (
-                next(
-                    (value[2] for key, value in reversed(self.tables.items()) if key[1] == "F"),
-                    items[:0],
-                )
-                + items
-            )
-            phases = "FB"
-        peaks = stages.peaks(items, phases)
+            alike = (own for kind, s, _, own in latest if kind == "F" and s.pieces == stages.pieces)
+            items = next(alike, items[:0]) + items
+        peaks = stages.peaks(items)
         devices = {}
         described = stages.describe()
         for ctx in stages.contexts:
@@ -707,15 +696,11 @@ class Driver:
         key = (programs, phases, str(schedule), pipeline.expected)
         prepared = self.entry.tables.get(key)
         if prepared is None:
-            described = Stages(
-                [run.describe(k, 0) for k in range(pieces)],
-                [run.describe(k, 1) for k in range(pieces)] if "B" in phases else None,
-                bool(pipeline.carry),
-            )
+            described = Stages(run, "B" in phases, bool(pipeline.carry))
             if pipeline.expected and described.placement() == pipeline.expected.contexts:
                 described.durations = described.costs(pipeline.expected.times)
             table = described.table(schedule, pieces, phases, pipeline.micro_batches)
-            items = array.array("I", described.items(table, pieces, phases))
+            items = described.items(table, pieces, phases)
             prepared = self.entry.tables[key] = (described, table, items)
         return prepared
 
@@ -732,7 +717,7 @@ class Driver:
             return  # the last step was of another shape
         for name in schedules.SCHEDULES:
             stages, table, items = self._prepare(run, "FB", name)
-            peaks = stages.peaks(items, "FB")
+            peaks = stages.peaks(items)
             if any(
                 memory_stats(ctx)["limit"]
                 and needed > memory_stats(ctx)["limit"] - memory_stats(ctx)["in_use"]
@@ -744,44 +729,44 @@ class Driver:
                 best = (length, sum(peaks.values()), name)
         entry.chosen = best[2] if best else schedules.DEFAULT
 
-    def _note(self, run, stages, table, phases, *memory):
-        """For the report; `memory`: what `Stages.peaks` is asked."""
+    def _note(self, run, stages, table, phases, items, keep=False):
+        """For the report; `items` and `keep`: what `Stages.peaks` is asked."""
         self.pipeline._last = (run.watch(), stages, table, phases, run.pieces)
-        self.pipeline._memory = memory
+        self.pipeline._memory = (items, keep)
 
     def forward(self, run, recording=False):
         stages, table, items = self._prepare(run, "F")
         if recording:
             self.begun = items
-            _check_memory(stages.peaks(items, "F", True) if _limited(stages) else {}, ALL_AT_ONCE)
+            _check_memory(stages.peaks(items, True) if _limited(stages) else {}, ALL_AT_ONCE)
         run.submit(items)
-        self._note(run, stages, table, "F", items, "F", recording)
+        self._note(run, stages, table, "F", items, recording)
 
     def peaks(self, run):
         """The most bytes that both passes, interleaved, take on each device."""
         stages, _, items = self._prepare(run, "FB")
-        return stages.peaks(items, "FB")
+        return stages.peaks(items)
 
     def train(self, run):
         """Both passes, interleaved."""
         self._choose(run)
         stages, table, items = self._prepare(run, "FB")
         _check_memory(
-            stages.peaks(items, "FB") if _limited(stages) else {},
+            stages.peaks(items) if _limited(stages) else {},
             "More micro-batches, schedule='1f1b' or recompute take less",
         )
         run.submit(items)
-        self._note(run, stages, table, "FB", items, "FB")
+        self._note(run, stages, table, "FB", items)
 
     def __call__(self, run):
         """The backward of a recorded run."""
         stages, table, items = self._prepare(run, "B")
         whole = self.begun + items
         if _limited(stages):
-            held = stages.peaks(self.begun, "F", True)
+            held = stages.peaks(self.begun, True)
             _check_memory(
-                {ctx: needed - held[ctx] for ctx, needed in stages.peaks(whole, "FB").items()},
+                {ctx: needed - held[ctx] for ctx, needed in stages.peaks(whole).items()},
                 ALL_AT_ONCE,
             )
         run.submit(items)
-        self._note(run, stages, table, "B", whole, "FB")
+        self._note(run, stages, table, "B", whole)

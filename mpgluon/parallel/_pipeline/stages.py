@@ -1,11 +1,17 @@
 """The stages of a compiled block: which segments of its programs belong to them, and how tables of
 actions become queued work."""
 
+import collections
+import itertools
+from array import array as array_of
+
 from ... import _core
 from .. import schedules
 from ..schedules import Action, ScheduleError, StageGraph
 
 SENDING = 1e-3  # of what a stage takes that computes
+
+Item = collections.namedtuple("Item", "phase piece segment stage")  # a segment to be queued
 
 
 class Stages:
@@ -24,14 +30,19 @@ class Stages:
 
     Parameters
     ----------
-    forward, backward : list of dict
-        For each piece, its programs as `PipelineRun.describe` gives them; backward may be None.
+    run : _core.PipelineRun
+    with_backward : bool
+        Whether its backward pass has been prepared, and has stages.
     carried : bool
     """
 
-    def __init__(self, forward, backward, carried):
+    def __init__(self, run, with_backward, carried):
+        self._run = run.watch()
+        self.pieces, self.contexts = run.pieces, []  # by number of device
+        # For each piece, its programs; backward may be None.
+        forward = [run.describe(k, 0) for k in range(run.pieces)]
+        backward = [run.describe(k, 1) for k in range(run.pieces)] if with_backward else None
         self.forward, self.backward = forward, backward
-        self.pieces, self.contexts = len(forward), []  # by number of device
         first = [s for s in forward[0]["segments"] if s["ops"]]
         for segments in (first, *[piece["segments"] for piece in (*forward, *(backward or ()))]):
             for segment in segments:
@@ -262,9 +273,9 @@ class Stages:
         return [[a for a in row if a.kind in kinds] for row in table]
 
     def items(self, table, micro_batches, phases):
-        """The segments to queue, as numbers: phase, piece, segment, stage, phase, ... Each comes
-        behind all that it needs."""
-        numbers, queued = [], set()
+        """The segments to queue, as `_core.PipelineRun.submit` takes them. Each comes behind all
+        that it needs."""
+        items, queued = [], set()
 
         def queue(segment, stage):
             left = [segment]
@@ -275,7 +286,7 @@ class Stages:
                 left += sorted(before, reverse=True)
                 if not before and left.pop() not in queued:
                     queued.add(at)
-                    numbers.extend((*at, self._owners.get(at, (None, stage))[1]))
+                    items.append(Item(*at, self._owners.get(at, (None, stage))[1]))
 
         # In the order in which actions begin on paper, so that memory goes on from what ends early
         # to what begins late.
@@ -291,15 +302,19 @@ class Stages:
                 for piece in range(micro_batches):
                     for segment in range(len(described[piece]["segments"])):
                         queue((phase, piece, segment), 0 if phase else len(self) - 1)
-        return numbers
+        return array_of("I", itertools.chain.from_iterable(items))
 
     def bytes_of(self, schedule, micro_batches, times):
         """The most bytes on each device with the table that a schedule makes of such times
         (`peaks`)."""
         with _core.Scope((vars(self), "durations", self.costs(times))):
-            return self.peaks(
-                self.items(self.table(schedule, micro_batches, "FB"), micro_batches, "FB"), "FB"
-            )
+            table = self.table(schedule, micro_batches, "FB")
+            return self.peaks(self.items(table, micro_batches, "FB"))
+
+    def peaks(self, items, keep=False):
+        """The most bytes that the blocks of all pieces take on each device, when items are queued
+        in this order; ``keep``: nothing is given back, as a backward is to come."""
+        return {**dict.fromkeys(self.contexts, 0), **self._run.peaks(items, keep)}
 
     def segments_of(self, action):
         """(phase, piece, segments) of an action."""
@@ -316,46 +331,6 @@ class Stages:
             for s in range(len(self))
             for m in range(micro_batches)
         ]
-
-    def peaks(self, items, phases, kept=False):
-        """The most bytes that the blocks of all pieces take on each device, when items are queued
-        in this order.
-
-        A block is taken with the first segment that touches it and given back behind the last,
-        unless all are ``kept`` for a backward to come; a lane is kept for other pieces.
-        """
-        uses, sizes, held, spare = {}, {}, {}, {}
-        for phase, described in enumerate((self.forward, self.backward)):
-            if "FB"[phase] not in phases or described is None:
-                continue
-            for piece, programs in enumerate(described):
-                for number, (ctx, size, lane) in enumerate(programs["blocks"]):
-                    sizes[piece, number] = (ctx, size, lane)
-                for segment in programs["segments"]:
-                    for block in segment["blocks"]:
-                        uses[piece, block] = uses.get((piece, block), 0) + 1
-        now = dict.fromkeys(self.contexts, 0)
-        peaks = dict(now)
-        for phase, piece, number, _ in zip(*[iter(items)] * 4):
-            blocks = (self.forward, self.backward)[phase][piece]["segments"][number]["blocks"]
-            for block in blocks:
-                if (piece, block) not in held:
-                    ctx, size, lane = sizes[piece, block]
-                    held[piece, block] = True
-                    if lane and spare.get((ctx, size), 0) > 1:  # the latest is left alone
-                        spare[ctx, size] -= 1
-                        continue
-                    now[ctx] += size
-                    peaks[ctx] = max(peaks[ctx], now[ctx])
-            for block in blocks:
-                uses[piece, block] -= 1
-                if not uses[piece, block] and not kept:
-                    ctx, size, lane = sizes[piece, block]
-                    if lane:
-                        spare[ctx, size] = spare.get((ctx, size), 0) + 1
-                    else:
-                        now[ctx] -= size
-        return peaks
 
     def planned(self, piece):
         """Bytes that are planned on each device for one micro-batch: (forward, both passes, of
