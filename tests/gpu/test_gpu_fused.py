@@ -55,7 +55,7 @@ def test_slices_that_are_not_aligned():
         )
 
 
-def test_more_operands_and_registers_than_the_small_kernel_has():
+def test_many_operands_and_registers():
     def function(*xs):
         ys = [nd.sin(x) * (k + 1) for k, x in enumerate(xs)]
         total = ys[0]

@@ -1,19 +1,19 @@
-"""Fused groups as kernels of their own (kernels/cuda/fusion/specialise.h): the interpreter's bits,
-one compilation for each text."""
+"""Fused groups as kernels of their own (kernels/cuda/fusion/specialise.h): the bits of ops one by
+one, one compilation for each text."""
 
 import glob
 import os
 import re
+import shutil
 import sys
 
 import pytest
 
 from support.paths import ROOT
 from support.processes import finished
-from support.stand_in import STAND_IN, needs_gpu, needs_stand_in
+from support.stand_in import needs_gpu, needs_stand_in
 
 pytestmark = [needs_stand_in, needs_gpu]
-NVRTC = os.path.join(os.path.dirname(os.path.abspath(STAND_IN)), "nvrtc") if STAND_IN else ""
 
 PROGRAM = """
     import sys
@@ -55,17 +55,17 @@ def run(**environment):
 
 
 @pytest.fixture(scope="module")
-def interpreted():
+def one_by_one():
     return run(MPGLUON_CUDA_NVRTC="0")
 
 
-def test_without_nvrtc_groups_are_interpreted(interpreted):
-    assert interpreted[1] == "0"
+def test_without_nvrtc_nothing_is_fused(one_by_one):
+    assert one_by_one[1] == "0"
 
 
-def test_kernels_of_their_own_have_the_interpreters_bits(interpreted, tmp_path):
-    out, told = run(MPGLUON_NVRTC=NVRTC, MPGLUON_CUDA_GROUPS=str(tmp_path))
-    assert out == interpreted[0]
+def test_groups_have_the_bits_of_ops_one_by_one(one_by_one, tmp_path):
+    out, told = run(MPGLUON_CUDA_GROUPS=str(tmp_path))
+    assert out == one_by_one[0]
     launches = int(told)
     texts = [open(path).read() for path in glob.glob(str(tmp_path / "*.cu"))]
     # One for all sizes, alignments and numbers
@@ -79,18 +79,44 @@ def test_kernels_of_their_own_have_the_interpreters_bits(interpreted, tmp_path):
     )
 
 
-def test_what_cannot_be_compiled_is_interpreted_and_said_once(interpreted, tmp_path):
-    """A compiler that fails, as one that is too old for the card."""
+def failing(tmp_path, condition):
+    """Settings for a compiler that fails on some files."""
     compiler = tmp_path / "c++"
-    compiler.write_text("#!/bin/sh\necho 'no such architecture' >&2\nexit 1\n")
+    compiler.write_text(f"""#!/bin/sh
+if {condition}; then echo 'no such architecture' >&2; exit 1; fi
+exec {shutil.which("c++")} "$@"
+""")
     compiler.chmod(0o755)
-    out, told = run(MPGLUON_NVRTC=NVRTC, PATH=f"{tmp_path}:{os.environ['PATH']}")
-    assert out == interpreted[0]
+    return {
+        "HOSTCUDA_NVRTC_CACHE": str(tmp_path / "cache"),
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+    }
+
+
+def test_where_nvrtc_cannot_compile_nothing_is_fused_and_that_is_said_once(one_by_one, tmp_path):
+    """As one that is too old for the card."""
+    out, told = run(**failing(tmp_path, "true"))
+    assert out == one_by_one[0]
     assert (
         told.endswith("\n0")
-        and told.count("could not be compiled by NVRTC") == 1
+        and told.count("GPUs do not fuse ops") == 1
         and "no such architecture" in told
     )
+
+
+def test_a_group_that_cannot_be_compiled_names_the_setting(tmp_path):
+    program = """
+        import mpgluon as mx
+        from support.functions import compiled
+        try:
+            compiled(lambda x: mx.nd.exp(x) * 2)(mx.nd.ones(3, ctx=mx.gpu(0)))[0].asnumpy()
+        except mx.base.MXNetError as error:
+            print(error)
+    """
+    settings = failing(tmp_path, "grep -qs mpg_group $(echo \"$@\" | grep -o '/[^ ]*cpp')")
+    told = finished(program, timeout=600, **settings).stdout
+    assert re.search("NVRTC at .*libnvrtc.* could not compile mpg_group_", told)
+    assert "with MPGLUON_CUDA_NVRTC=0 ops are not fused: no such architecture" in told
 
 
 def test_generated_code_names_the_files_it_includes(tmp_path):

@@ -8,7 +8,6 @@
 #include <cstdlib>
 #include <deque>
 #include <dlfcn.h>
-#include <filesystem>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -476,16 +475,15 @@ cudaError_t cudaLibraryLoadData(cudaLibrary_t *library, const void *code, void *
   const char *path = (const char *)code;
   void *handle = *path == '/' ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : nullptr;
   if (!handle) return note(cudaErrorInvalidValue); // real machine code
-  std::error_code ignored;
-  std::filesystem::remove_all(std::filesystem::path(path).parent_path(), ignored);
   *library = new CUlib_st{handle};
   return cudaSuccess;
 }
 cudaError_t cudaLibraryGetKernel(cudaKernel_t *kernel, cudaLibrary_t library, const char *name) {
   void *run = dlsym(library->handle, (std::string(name) + "_run").c_str()),
        *size = dlsym(library->handle, (std::string(name) + "_size").c_str());
-  if (!run || !size) return note(cudaErrorInvalidValue);
-  *kernel = new CUkern_st{(void (*)(const void *))run, *(const size_t *)size};
+  if (!run) run = dlsym(library->handle, name); // without arguments
+  if (!run) return note(cudaErrorInvalidValue);
+  *kernel = new CUkern_st{(void (*)(const void *))run, size ? *(const size_t *)size : 0};
   return cudaSuccess;
 }
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *which,

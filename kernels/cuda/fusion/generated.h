@@ -1,6 +1,6 @@
-/* What the source of a specialised group begins with: formulas, rounding, loads and stores. Also
- * the interpreter's, so that both compute the same. Everything here and all that it includes is
- * compiled by NVRTC, which has no headers of its own but those it is given (specialise.cu). */
+/* What the source of a specialised group begins with: formulas, rounding, loads and stores.
+ * Everything here and all that it includes is compiled by NVRTC, which has no headers of its own
+ * but those it is given (specialise.cu). */
 #ifndef KERNELS_CUDA_FUSION_GENERATED_H
 #define KERNELS_CUDA_FUSION_GENERATED_H
 

@@ -137,9 +137,9 @@ void generate(text *t, const mpg_step_program *p, const char *name) {
       "(int)MPG_GROUP_ELEMENTS);\n}\n",
       MPG_CUDA_THREADS, name, name, MPG_CUDA_THREADS, name);
   t->add(
-      "#ifdef HOSTCUDA\nextern \"C\" __attribute__((visibility(\"default\"))) void %s_run(const "
+      "#ifdef HOSTCUDA\nextern \"C\" void %s_run(const "
       "void *p) { %s(*(const of_%s::arguments *)p); }\n"
-      "extern \"C\" __attribute__((visibility(\"default\"))) const size_t %s_size = "
+      "extern \"C\" const size_t %s_size = "
       "sizeof(of_%s::arguments);\n#endif\n",
       name, name, name, name, name);
 }
@@ -150,7 +150,7 @@ struct made { /* one text */
   uint64_t hash;
   unsigned char *key; /* owned */
   size_t size;
-  const void *kernel; /* NULL: it could not be made */
+  const void *kernel;
 };
 
 struct functions {
@@ -160,11 +160,10 @@ struct functions {
 enum { BUCKETS = 1024 };
 struct { /* under the mutex */
   pthread_mutex_t mutex;
-  int state; /* 0: not looked yet; 1: there; -1: not to be had, or turned off */
+  bool looked, there; /* there: NVRTC, which compiles for the card */
   functions nvrtc;
   made *buckets[BUCKETS];
-  bool warned, dumps;
-} specialised = {PTHREAD_MUTEX_INITIALIZER, 0, {}, {}, false, false};
+} specialised = {PTHREAD_MUTEX_INITIALIZER, false, false, {}, {}};
 
 /* What the text depends on, as bytes. */
 size_t write_key(const mpg_step_program *p, unsigned char *key) {
@@ -187,35 +186,14 @@ size_t write_key(const mpg_step_program *p, unsigned char *key) {
   return size;
 }
 enum {
-  MOST_STEPS = MPG_FUSED_MAX_MEMBERS + 2 * MPG_FUSED_MAX_VALUES,
-  MOST_KEY = 64 + MOST_STEPS * sizeof(mpg_step) + MPG_FUSED_MAX_VALUES * 12 + MPG_MAX_NDIM * 8
+  MOST_KEY = 64 + MPG_STEP_MAX_STEPS * sizeof(mpg_step) + MPG_FUSED_MAX_VALUES * 12 +
+  MPG_MAX_NDIM * 8
 };
 
 uint64_t hash_of(const unsigned char *key, size_t size) {
   uint64_t hash = 0xcbf29ce484222325u;
   for (size_t i = 0; i < size; i++) hash = (hash ^ key[i]) * 0x100000001b3u;
   return hash;
-}
-
-void warn(const char *name, const char *why) {
-  if (!specialised.warned)
-    fprintf(stderr,
-            "mpgluon: the fused group %s could not be compiled by NVRTC, so it is interpreted, "
-            "slower, as others may be: %.600s\n",
-            name, why);
-  specialised.warned = true;
-}
-
-void look_for_nvrtc() {
-  const char *setting = getenv("MPGLUON_CUDA_NVRTC"), *folder = getenv("MPGLUON_CUDA_GROUPS");
-  specialised.state = -1;
-  specialised.dumps = folder && *folder;
-  if (setting && !strcmp(setting, "0")) return;
-  static const char *const names[] = {MPG_NVRTC_FUNCTIONS(MPG_CUDA_FUNCTION_NAME)};
-  if (mpg_cuda_library_functions(MPG_CUDA_NVRTC, names, sizeof names / sizeof *names,
-                                 &specialised.nvrtc) != MPG_OK)
-    return;
-  specialised.state = 1;
 }
 
 void write_dump(const char *name, const text *t) {
@@ -229,105 +207,151 @@ void write_dump(const char *name, const text *t) {
   fclose(file);
 }
 
-/* The kernel of a text, or NULL. */
-const void *compile(const text *t, const char *name) {
+/* Makes the program of a text into the card's code. */
+mpg_nvrtc_result make_code(mpg_nvrtc_program_handle program, void **code) {
   const functions *nvrtc = &specialised.nvrtc;
-  mpg_nvrtc_program_handle program = NULL;
-  int headers = 0, card = 0, major = 9, minor = 0;
-  while (mpg_cuda_source_names[headers]) headers++;
+  int card = 0, major = 9, minor = 0;
   cudaGetDevice(&card);
   cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, card);
   cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, card);
   char architecture[40];
   snprintf(architecture, sizeof architecture, "--gpu-architecture=sm_%d%d", major, minor);
   const char *options[] = {architecture, "--fmad=false", "--std=c++17", "-default-device"};
-  mpg_nvrtc_result result = nvrtc->nvrtcCreateProgram(&program, t->data, name, headers,
-                                                      mpg_cuda_source_texts, mpg_cuda_source_names);
-  if (result == 0)
-    result = nvrtc->nvrtcCompileProgram(program, sizeof options / sizeof *options, options);
+  mpg_nvrtc_result result =
+      nvrtc->nvrtcCompileProgram(program, sizeof options / sizeof *options, options);
   size_t size = 0;
-  char *code = NULL;
   if (result == 0) result = nvrtc->nvrtcGetCUBINSize(program, &size);
-  if (result == 0 && (code = (char *)mpg_malloc(size)))
-    result = nvrtc->nvrtcGetCUBIN(program, code);
-  if (result != 0) {
-    size_t length = 0;
-    char *log = program && nvrtc->nvrtcGetProgramLogSize(program, &length) == 0
-                    ? (char *)mpg_malloc(length + 1)
-                    : NULL;
-    if (log && nvrtc->nvrtcGetProgramLog(program, log) == 0)
-      warn(name, log);
-    else
-      warn(name, nvrtc->nvrtcGetErrorString(result));
-    mpg_free(log);
-  }
-  if (program) nvrtc->nvrtcDestroyProgram(&program);
-  const void *kernel = NULL;
-#if CUDART_VERSION >= 12080
-  if (result == 0 && code) {
-    cudaLibrary_t library;
-    cudaKernel_t found;
-    cudaError_t error = cudaLibraryLoadData(&library, code, NULL, NULL, 0, NULL, NULL, 0);
-    if (error == cudaSuccess) error = cudaLibraryGetKernel(&found, library, name);
-    if (error == cudaSuccess)
-      kernel = (const void *)found;
-    else
-      warn(name, cudaGetErrorString(error));
-    cudaGetLastError();
-  }
-#endif
-  mpg_free(code);
-  return kernel;
+  if (result == 0 && (*code = mpg_malloc(size)))
+    result = nvrtc->nvrtcGetCUBIN(program, (char *)*code);
+  return result;
 }
 
-/* The entry of a key, made where there is none. NULL: no memory. */
-made *find(const mpg_step_program *p, const unsigned char *key, size_t size) {
+mpg_status fail_compilation(const char *name, const char *why) {
+  return mpg_fail(MPG_ERROR,
+                  "NVRTC at %s could not compile %s; with MPGLUON_CUDA_NVRTC=0 ops are not fused: "
+                  "%.600s",
+                  mpg_cuda_library_path(MPG_CUDA_NVRTC), name, why);
+}
+
+mpg_status load(const char *name, const void *code, const void **kernel) {
+#if CUDART_VERSION >= 12080
+  cudaLibrary_t library;
+  cudaKernel_t found;
+  cudaError_t error = cudaLibraryLoadData(&library, code, NULL, NULL, 0, NULL, NULL, 0);
+  if (error == cudaSuccess) error = cudaLibraryGetKernel(&found, library, name);
+  if (error == cudaSuccess) {
+    *kernel = (const void *)found;
+    return MPG_OK;
+  }
+  cudaGetLastError();
+  return fail_compilation(name, cudaGetErrorString(error));
+#else
+  (void)code;
+  (void)kernel;
+  return fail_compilation(name, "the CUDA runtime is older than 12.8");
+#endif
+}
+
+/* The kernel of a text. */
+mpg_status compile(const char *source, const char *name, const void **kernel) {
+  const functions *nvrtc = &specialised.nvrtc;
+  mpg_nvrtc_program_handle program = NULL;
+  int headers = 0;
+  while (mpg_cuda_source_names[headers]) headers++;
+  mpg_nvrtc_result result = nvrtc->nvrtcCreateProgram(&program, source, name, headers,
+                                                      mpg_cuda_source_texts, mpg_cuda_source_names);
+  if (result != 0) return fail_compilation(name, nvrtc->nvrtcGetErrorString(result));
+  void *code = NULL;
+  mpg_status status;
+  result = make_code(program, &code);
+  if (result != 0) {
+    size_t length = 0;
+    char *log = nvrtc->nvrtcGetProgramLogSize(program, &length) == 0
+                    ? (char *)mpg_calloc(length + 1, 1)
+                    : NULL;
+    bool told = log && nvrtc->nvrtcGetProgramLog(program, log) == 0 && *log;
+    status = fail_compilation(name, told ? log : nvrtc->nvrtcGetErrorString(result));
+    mpg_free(log);
+  } else {
+    status = code ? load(name, code, kernel) : mpg_out_of_host_memory(0);
+  }
+  nvrtc->nvrtcDestroyProgram(&program);
+  mpg_free(code);
+  return status;
+}
+
+/* Once: whether there is an NVRTC, and what it makes is loaded. */
+void look_for_nvrtc() {
+  const char *setting = getenv("MPGLUON_CUDA_NVRTC");
+  static const char *const names[] = {MPG_NVRTC_FUNCTIONS(MPG_CUDA_FUNCTION_NAME)};
+  const void *kernel;
+  specialised.looked = true;
+  if (setting && !strcmp(setting, "0")) return;
+  if (mpg_cuda_library_functions(MPG_CUDA_NVRTC, names, sizeof names / sizeof *names,
+                                 &specialised.nvrtc) != MPG_OK)
+    return;
+  text t = {};
+  t.add("extern \"C\" __global__ void mpg_probe() {}\n");
+  specialised.there = !t.failed && compile(t.data, "mpg_probe", &kernel) == MPG_OK;
+  if (!specialised.there) fprintf(stderr, "mpgluon: GPUs do not fuse ops: %s\n", mpg_error_text());
+  mpg_free(t.data);
+}
+
+/* The kernel of a key, made where there is none. */
+mpg_status find(const mpg_step_program *p, const unsigned char *key, size_t size,
+                const void **kernel) {
   uint64_t hash = hash_of(key, size);
   made **at = &specialised.buckets[hash % BUCKETS];
   for (made *m = *at; m; m = m->next)
-    if (m->hash == hash && m->size == size && !memcmp(m->key, key, size)) return m;
-  made *m = (made *)mpg_calloc(1, sizeof *m);
-  unsigned char *copy = (unsigned char *)mpg_malloc(size);
-  if (!m || !copy) {
-    mpg_free(m);
-    mpg_free(copy);
-    return NULL;
-  }
-  memcpy(copy, key, size);
+    if (m->hash == hash && m->size == size && !memcmp(m->key, key, size)) {
+      *kernel = m->kernel;
+      return MPG_OK;
+    }
   char name[40];
   snprintf(name, sizeof name, "mpg_group_%016llx", (unsigned long long)hash);
   text t = {};
   t.add("#include \"kernels/cuda/fusion/generated.h\"\n");
   generate(&t, p, name);
-  if (!t.failed) {
-    write_dump(name, &t);
-    if (specialised.state > 0) m->kernel = compile(&t, name);
-  }
+  if (!t.failed) write_dump(name, &t);
+  mpg_status status = t.failed ? mpg_out_of_host_memory(t.length) : compile(t.data, name, kernel);
   mpg_free(t.data);
-  m->hash = hash;
-  m->key = copy;
-  m->size = size;
-  m->next = *at;
-  return *at = m;
+  MPG_TRY(status);
+  made *m = (made *)mpg_malloc(sizeof *m);
+  unsigned char *copy = (unsigned char *)mpg_malloc(size);
+  if (!m || !copy) { /* it runs all the same, and is made again when it is next wanted */
+    mpg_free(m);
+    mpg_free(copy);
+    return MPG_OK;
+  }
+  memcpy(copy, key, size);
+  *m = {*at, hash, copy, size, *kernel};
+  *at = m;
+  return MPG_OK;
 }
 
 } // namespace
 
+extern "C" bool mpg_cuda_specialises(void) {
+  pthread_mutex_lock(&specialised.mutex);
+  if (!specialised.looked) look_for_nvrtc();
+  bool there = specialised.there;
+  pthread_mutex_unlock(&specialised.mutex);
+  return there;
+}
+
 extern "C" mpg_status mpg_cuda_run_specialised(const mpg_kernel_call *call,
-                                               const mpg_step_program *p, bool *done) {
+                                               const mpg_step_program *p) {
   unsigned char key[MOST_KEY];
   union {
     uint64_t aligned;
-    unsigned char bytes[MPG_FUSED_MAX_VALUES * 8 + 8 + 16 + 3 * MPG_FUSED_MAX_MEMBERS * 4];
+    unsigned char bytes[MPG_FUSED_MAX_VALUES * 8 + 8 + 16 + MPG_STEP_MAX_CONSTANTS * sizeof(float)];
   } arguments;
-  *done = false;
+  const void *kernel = NULL;
   if (!p->count) return MPG_OK;
   pthread_mutex_lock(&specialised.mutex);
-  if (!specialised.state) look_for_nvrtc();
-  const made *m =
-      specialised.state > 0 || specialised.dumps ? find(p, key, write_key(p, key)) : NULL;
+  mpg_status status = find(p, key, write_key(p, key), &kernel);
   pthread_mutex_unlock(&specialised.mutex);
-  if (!m || !m->kernel) return MPG_OK;
+  MPG_TRY(status);
   unsigned char *to = arguments.bytes;
   uint32_t packed[4] = {};
   for (int i = 0; i < p->num_operands; i++, to += sizeof(void *)) {
@@ -342,6 +366,5 @@ extern "C" mpg_status mpg_cuda_run_specialised(const mpg_kernel_call *call,
   config.blockDim = dim3(MPG_CUDA_THREADS);
   config.stream = (cudaStream_t)call->stream;
   void *pointers[] = {arguments.bytes};
-  *done = true;
-  return mpg_cuda_check(cudaLaunchKernelExC(&config, m->kernel, pointers), "a kernel launch");
+  return mpg_cuda_check(cudaLaunchKernelExC(&config, kernel, pointers), "a kernel launch");
 }

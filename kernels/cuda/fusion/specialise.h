@@ -3,9 +3,9 @@
  *
  * The text depends on the steps, the operands' dtypes and how they lie in the domain; addresses,
  * constants, alignment and, where all operands are whole, the domain's size are arguments. Where
- * NVRTC is missing or fails (said once on stderr), or MPGLUON_CUDA_NVRTC=0, groups are interpreted,
- * with the same bits. MPGLUON_CUDA_GROUPS names a folder that gets the text of every group made,
- * for reading and to be compiled by nvcc.
+ * NVRTC is missing or cannot compile for the card (said once on stderr), or MPGLUON_CUDA_NVRTC=0,
+ * nothing is fused. MPGLUON_CUDA_GROUPS names a folder that gets the text of every group made, for
+ * reading and to be compiled by nvcc.
  *
  * Ownership: what is compiled lives as long as the process. Threads: any.
  */
@@ -41,18 +41,22 @@ typedef struct mpg_step_operand {
   bool whole, packed; /* along all dims; and aligned to the elements of a thread */
 } mpg_step_operand;
 
+enum {
+  MPG_STEP_MAX_STEPS = MPG_FUSED_MAX_MEMBERS + 2 * MPG_FUSED_MAX_VALUES,
+  MPG_STEP_MAX_CONSTANTS = 3 * MPG_FUSED_MAX_MEMBERS
+};
 typedef struct mpg_step_program {
   int num_steps, num_operands, num_constants, num_registers, ndim;
-  int64_t count;
-  const int64_t *dims;
-  const mpg_step *steps;
-  const mpg_step_operand *operands;
-  const float *constants;
+  int64_t dims[MPG_MAX_NDIM], count;
+  mpg_step steps[MPG_STEP_MAX_STEPS];
+  mpg_step_operand operands[MPG_FUSED_MAX_VALUES];
+  float constants[MPG_STEP_MAX_CONSTANTS];
 } mpg_step_program;
 
-/* Launches the program as a kernel of its own; *done: false where it is to be interpreted. */
-mpg_status mpg_cuda_run_specialised(const mpg_kernel_call *call, const mpg_step_program *program,
-                                    bool *done);
+/* True where groups are compiled: NVRTC is there and makes code that the card takes. */
+bool mpg_cuda_specialises(void);
+/* Launches the program as a kernel of its own. */
+mpg_status mpg_cuda_run_specialised(const mpg_kernel_call *call, const mpg_step_program *program);
 
 /* The files that generated code includes, by the names it does; ends with NULL. Made by the build
  * (tools/native_build.py). */

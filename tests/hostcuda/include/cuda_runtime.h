@@ -10,11 +10,8 @@
 #include "cuda_runtime_api.h"
 
 #ifdef __cplusplus
-#include <cmath>
-#include <cstring>
-#include <functional>
-#include <tuple>
-#include <type_traits>
+#include <math.h>
+#include <string.h>
 
 #define __global__
 #define __device__
@@ -65,6 +62,60 @@ static inline float4 make_float4(float x, float y, float z, float w) { return {x
 extern HOSTCUDA_SHARED thread_local uint3 threadIdx, blockIdx;
 extern HOSTCUDA_SHARED thread_local dim3 blockDim, gridDim;
 enum { warpSize = 32 };
+
+/* --- Numbers ---------------------------------------------------------------------------------- */
+static inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+static inline double rsqrt(double x) { return 1.0 / sqrt(x); }
+static inline int __float_as_int(float x) {
+  int bits;
+  memcpy(&bits, &x, 4);
+  return bits;
+}
+static inline unsigned __float_as_uint(float x) {
+  unsigned bits;
+  memcpy(&bits, &x, 4);
+  return bits;
+}
+static inline float __int_as_float(int bits) {
+  float x;
+  memcpy(&x, &bits, 4);
+  return x;
+}
+static inline float __uint_as_float(unsigned bits) {
+  float x;
+  memcpy(&x, &bits, 4);
+  return x;
+}
+static inline long long __double_as_longlong(double x) {
+  long long bits;
+  memcpy(&bits, &x, 8);
+  return bits;
+}
+static inline double __longlong_as_double(long long bits) {
+  double x;
+  memcpy(&x, &bits, 8);
+  return x;
+}
+static inline int __popc(unsigned x) { return __builtin_popcount(x); }
+static inline int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
+static inline int __clzll(long long x) { return x ? __builtin_clzll((unsigned long long)x) : 64; }
+static inline int __ffs(int x) { return __builtin_ffs(x); }
+static inline unsigned __brev(unsigned x) {
+  unsigned result = 0;
+  for (int i = 0; i < 32; i++) result |= (x >> i & 1) << (31 - i);
+  return result;
+}
+static inline unsigned __umulhi(unsigned a, unsigned b) {
+  return (unsigned)(((uint64_t)a * b) >> 32);
+}
+
+/* What is not needed by NVRTC's stand-in, which has no C++ library, nor a second for its headers.
+ */
+#ifndef HOSTCUDA_DEVICE_ONLY
+#include <cmath>
+#include <functional>
+#include <tuple>
+#include <type_traits>
 
 /* --- Launching -------------------------------------------------------------------------------- */
 typedef struct cudaLaunchAttribute {
@@ -195,51 +246,6 @@ static inline T atomicCAS(T *address, std::common_type_t<T> compare, std::common
   return hostcuda_update(address, [=](T old) { return old == compare ? value : old; });
 }
 
-/* --- Numbers ---------------------------------------------------------------------------------- */
-static inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
-static inline double rsqrt(double x) { return 1.0 / sqrt(x); }
-static inline int __float_as_int(float x) {
-  int bits;
-  memcpy(&bits, &x, 4);
-  return bits;
-}
-static inline unsigned __float_as_uint(float x) {
-  unsigned bits;
-  memcpy(&bits, &x, 4);
-  return bits;
-}
-static inline float __int_as_float(int bits) {
-  float x;
-  memcpy(&x, &bits, 4);
-  return x;
-}
-static inline float __uint_as_float(unsigned bits) {
-  float x;
-  memcpy(&x, &bits, 4);
-  return x;
-}
-static inline long long __double_as_longlong(double x) {
-  long long bits;
-  memcpy(&bits, &x, 8);
-  return bits;
-}
-static inline double __longlong_as_double(long long bits) {
-  double x;
-  memcpy(&x, &bits, 8);
-  return x;
-}
-static inline int __popc(unsigned x) { return __builtin_popcount(x); }
-static inline int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
-static inline int __clzll(long long x) { return x ? __builtin_clzll((unsigned long long)x) : 64; }
-static inline int __ffs(int x) { return __builtin_ffs(x); }
-static inline unsigned __brev(unsigned x) {
-  unsigned result = 0;
-  for (int i = 0; i < 32; i++) result |= (x >> i & 1) << (31 - i);
-  return result;
-}
-static inline unsigned __umulhi(unsigned a, unsigned b) {
-  return (unsigned)(((uint64_t)a * b) >> 32);
-}
 template <class A, class B>
 static inline std::common_type_t<A, B> min(A a, B b) {
   return b < a ? b : a;
@@ -248,6 +254,7 @@ template <class A, class B>
 static inline std::common_type_t<A, B> max(A a, B b) {
   return a < b ? b : a;
 }
+#endif
 #endif
 
 #endif

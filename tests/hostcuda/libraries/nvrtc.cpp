@@ -1,12 +1,14 @@
 // Test-only: NVRTC, by the host's compiler. What it makes is the path of a shared library, which
-// the stand-in runtime opens. In a folder of its own (build/hostcuda/nvrtc), as compiling takes a
-// second a group: MPGLUON_NVRTC names it where that is wanted. It gets by on the headers that it is
-// given.
+// the stand-in runtime opens. It gets by on the headers that it is given and on the device's part
+// of cuda_runtime.h, precompiled. Both and what was made of them are kept, in a folder for each
+// set of headers, for the processes to come (build/hostcuda/nvrtc, or HOSTCUDA_NVRTC_CACHE).
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <string>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "cuda_runtime.h"
@@ -14,28 +16,69 @@
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
+namespace files = std::filesystem;
+
 struct mpg_nvrtc_program {
-  std::string folder, name, log;
+  files::path folder; // of the headers
+  std::string source, made, log;
 };
 
-static void write(const std::string &path, const char *text) {
-  for (size_t at = path.find('/', 1); at != std::string::npos; at = path.find('/', at + 1))
-    mkdir(path.substr(0, at).c_str(), 0777);
-  FILE *file = fopen(path.c_str(), "w");
-  fputs(text, file);
-  fclose(file);
+static std::string read(const files::path &path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+static void write(const files::path &path, const std::string &text) {
+  files::create_directories(path.parent_path());
+  std::ofstream(path) << text;
+}
+
+static std::string digest(const std::string &text) {
+  uint64_t hash = 0xcbf29ce484222325u;
+  for (unsigned char c : text) hash = (hash ^ c) * 0x100000001b3u;
+  char digits[17];
+  snprintf(digits, sizeof digits, "%016llx", (unsigned long long)hash);
+  return digits;
+}
+
+// Runs the compiler on a file; what it makes takes its place as a whole. False: see the log.
+static bool compile(const std::string &options, const files::path &folder, const files::path &file,
+                    const files::path &to, std::string *log) {
+  std::string own = to.string() + "." + std::to_string(getpid());
+  std::string command = std::string(HOSTCUDA_COMPILER) + " " + options + " -isystem " +
+                        HOSTCUDA_INCLUDE + " -I" + folder.string() + " " + file.string() + " -o " +
+                        own + " > " + own + ".log 2>&1";
+  bool succeeded = !system(command.c_str());
+  *log = read(own + ".log");
+  files::remove(own + ".log");
+  if (succeeded) files::rename(own, to);
+  return succeeded;
+}
+
+// Writes the headers; precompiles the first, which includes the others.
+static void prepare(const files::path &folder, int headers, const char *const *texts,
+                    const char *const *names, std::string *log) {
+  files::path own = folder.string() + "." + std::to_string(getpid());
+  for (int i = 0; i < headers; i++)
+    if (strchr(names[i], '/')) write(own / names[i], texts[i]); // the others are the system's
+  std::error_code error;
+  if (compile("-x c++-header", own, own / names[0], own / (names[0] + std::string(".gch")), log))
+    files::rename(own, folder, error);
+  files::remove_all(own, error); // it failed, or another process was quicker
 }
 
 EXPORT mpg_nvrtc_result nvrtcCreateProgram(mpg_nvrtc_program **program, const char *source,
                                            const char *name, int headers, const char *const *texts,
                                            const char *const *names) {
-  char folder[] = "/tmp/hostcuda-nvrtc-XXXXXX";
-  if (!mkdtemp(folder)) return 1;
-  *program = new mpg_nvrtc_program{folder, name, ""};
-  for (int i = 0; i < headers; i++)
-    if (strchr(names[i], '/'))
-      write((*program)->folder + "/" + names[i], texts[i]); // the others are the system's
-  write((*program)->folder + "/group.cpp", source);
+  (void)name;
+  const char *cache = getenv("HOSTCUDA_NVRTC_CACHE");
+  std::string all = HOSTCUDA_COMPILER + read(HOSTCUDA_INCLUDE "/cuda_runtime.h") +
+                    read(HOSTCUDA_INCLUDE "/cuda_runtime_api.h");
+  for (int i = 0; i < headers; i++) all += std::string(names[i]) + texts[i];
+  auto *p =
+      new mpg_nvrtc_program{(cache ? cache : HOSTCUDA_CACHE) + ("/" + digest(all)), source, "", ""};
+  if (!files::exists(p->folder)) prepare(p->folder, headers, texts, names, &p->log);
+  *program = p;
   return 0;
 }
 EXPORT mpg_nvrtc_result nvrtcCompileProgram(mpg_nvrtc_program *p, int count,
@@ -43,24 +86,22 @@ EXPORT mpg_nvrtc_result nvrtcCompileProgram(mpg_nvrtc_program *p, int count,
   bool plain = false; // no contraction
   for (int i = 0; i < count; i++) plain |= !strcmp(options[i], "--fmad=false");
   if (!plain) return 5;
-  std::string out = p->folder + "/group.so", log = p->folder + "/log";
-  std::string command = std::string(HOSTCUDA_COMPILER) + " -shared -fvisibility=hidden -isystem " +
-                        HOSTCUDA_INCLUDE + " -I" + p->folder + " " + p->folder + "/group.cpp " +
-                        HOSTCUDA_LIBRARY + " -o " + out + " > " + log + " 2>&1";
-  int status = system(command.c_str());
-  if (FILE *file = fopen(log.c_str(), "r")) {
-    char part[4096];
-    p->log.assign(part, fread(part, 1, sizeof part, file));
-    fclose(file);
-  }
-  return status ? 6 : 0;
+  if (!p->log.empty()) return 6;
+  p->made = p->folder / (digest(p->source) + ".so");
+  if (files::exists(p->made)) return 0;
+  files::path file = p->made + "." + std::to_string(getpid()) + ".cpp";
+  write(file, p->source);
+  bool succeeded = compile("-shared -nostdlib -Wl,--no-as-needed " HOSTCUDA_LIBRARY, p->folder,
+                           file, p->made, &p->log);
+  files::remove(file);
+  return succeeded ? 0 : 6;
 }
 EXPORT mpg_nvrtc_result nvrtcGetCUBINSize(mpg_nvrtc_program *p, size_t *size) {
-  *size = p->folder.size() + strlen("/group.so") + 1;
+  *size = p->made.size() + 1;
   return 0;
 }
 EXPORT mpg_nvrtc_result nvrtcGetCUBIN(mpg_nvrtc_program *p, char *code) {
-  strcpy(code, (p->folder + "/group.so").c_str());
+  strcpy(code, p->made.c_str());
   return 0;
 }
 EXPORT mpg_nvrtc_result nvrtcGetProgramLogSize(mpg_nvrtc_program *p, size_t *size) {
@@ -71,9 +112,7 @@ EXPORT mpg_nvrtc_result nvrtcGetProgramLog(mpg_nvrtc_program *p, char *log) {
   strcpy(log, p->log.c_str());
   return 0;
 }
-EXPORT mpg_nvrtc_result nvrtcDestroyProgram(
-    mpg_nvrtc_program *
-        *p) { // its folder stays until the library has been opened; see cudaLibraryLoadData
+EXPORT mpg_nvrtc_result nvrtcDestroyProgram(mpg_nvrtc_program **p) {
   delete *p;
   *p = nullptr;
   return 0;
