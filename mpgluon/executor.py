@@ -18,18 +18,6 @@ from .symbol._monitored_run import WatchedRun, deliver
 
 __all__ = ["Executor"]
 
-# Layers whose backward makes its own gradient and takes none from behind.
-LOSSES = {
-    "SoftmaxOutput",
-    "LinearRegressionOutput",
-    "LogisticRegressionOutput",
-    "MAERegressionOutput",
-    "SVMOutput",
-    "MakeLoss",
-    "make_loss",
-    "IdentityAttachKLSparseReg",
-}
-
 
 class Program:
     """How the nodes of a symbol are called in order, and on which devices."""
@@ -427,14 +415,7 @@ class Executor:
     def _check_heads(self, grads):
         for (at, index), grad, flows in zip(self._program.heads, grads, self._flows):
             node = self._program.order[at]
-            if (
-                flows
-                and grad is None
-                and not (
-                    node.call is not None
-                    and (node.call.name in LOSSES or getattr(node.call, "loss", False))
-                )
-            ):
+            if flows and grad is None and not (node.call is not None and node.call.loss):
                 raise MXNetError(
                     f"backward: the output {node.output_name(index)} is not that of a loss layer, "
                     "so out_grads must have a gradient for it. To minimize the output itself, "

@@ -125,7 +125,7 @@ class CustomCall:
     does."""
 
     name = "Custom"
-    creates = copies = dynamic = False
+    creates = copies = dynamic = amp_cast = False
     context = None
     differentiable = True
     gradient_missing = False
@@ -169,6 +169,9 @@ class CustomCall:
 
     def states(self, count):
         return tuple([False] * len(self.arguments) + [True] * len(self.auxiliary))
+
+    def initial_values(self, count):
+        return (None,) * count
 
     def text(self, name):
         return self.params[name]

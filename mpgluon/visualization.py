@@ -15,9 +15,8 @@ from .symbol._infer import Inference, known
 
 __all__ = ["plot_network", "print_summary"]
 
-# The inputs of ops that are parameters, by their names there.
+# The inputs of ops that are parameters, beside states, by their names there.
 _PARAMETERS = ("weight", "bias", "gamma", "beta", "parameters")
-_STATES = ("moving_mean", "moving_var")
 # What tells apart nodes of one op.
 _DETAILS = {
     "Convolution": ("kernel", "stride", "num_filter"),
@@ -67,8 +66,11 @@ def _is_parameter(node, users, given):
     """Whether a variable is a parameter (or state) of the ops that read it."""
     if node.call is not None or node.name in given:
         return False
-    slots = [user.call.input_names(len(user.inputs))[i] for user, i in users.get(node, ())]
-    return bool(slots) and all(slot in _PARAMETERS or slot in _STATES for slot in slots)
+    uses = [(user.call, len(user.inputs), i) for user, i in users.get(node, ())]
+    return bool(uses) and all(
+        call.input_names(count)[i] in _PARAMETERS or call.states(count)[i]
+        for call, count, i in uses
+    )
 
 
 def _users(order):

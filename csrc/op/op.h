@@ -176,46 +176,66 @@ typedef mpg_status (*mpg_batching_fn)(struct mpg_batching *);
 
 typedef enum mpg_op_flags {
   MPG_OP_PLAIN = 0,
-  MPG_OP_INPLACE = 1 << 0, /* output 0 may be written over input 0 (or any input of the same bytes):
-                              element i needs only element i */
-  MPG_OP_HEAVY = 1
-      << 1, /* cost grows faster than its arrays, or uses a library's threads: never runs inline */
-  MPG_OP_RANDOM = 1 << 2, /* draws random numbers: takes one call number */
-  MPG_OP_COPY = 1
-      << 3, /* the input may be on another device than the output, which params->ctx names */
-  MPG_OP_CREATES = 1 << 4, /* no inputs; the device comes from params->ctx */
-  MPG_OP_TRAIN = 1 << 5,   /* behaves differently in train mode */
-  MPG_OP_VIEW = 1
-      << 6, /* output 0 has the bytes of input 0: never needs a kernel when memory can be shared */
-  MPG_OP_HIDDEN = 1 << 7,  /* not offered to users under mx.nd (a gradient's helper) */
-  MPG_OP_DYNAMIC = 1 << 8, /* output shapes depend on values: host waits (boolean_mask) */
-  MPG_OP_SHAPE_ONLY = 1
-      << 9, /* reads only the desc of its inputs, never their contents (zeros_like) */
-  MPG_OP_TINY_INLINE = 1
-      << 10, /* a HEAVY op that takes a plain single-threaded loop when its arrays have at most
-                MPG_TINY_ELEMENTS elements in all, and may run inline then */
-  MPG_OP_SPANS = 1 << 11, /* its arrays are on several devices, which params->from and params->to
-                             name (op/array/collective.h); it runs on its first input's */
-  MPG_OP_GRADIENT_ONLY = 1 << 12, /* an identity of values whose gradient is another one
-                                     (BlockGrad): no rewrite looks behind it */
-  MPG_OP_DETACHES = 1
-      << 13, /* its result is off the tape: nothing behind it is reached by a backward pass */
-  MPG_OP_STATISTICS = 1
-      << 14, /* in train mode, unless use_global_stats is set, it reads the states it writes only to
-                update them, as BatchNorm does its moving averages */
-  /* For fusion: element i of the outputs needs element i of each input, which broadcast. */
-  MPG_OP_MAP = 1 << 15,
-  MPG_OP_MAP_ONE_SHAPE = 1 << 16, /* a map where all arrays have one shape */
-  MPG_OP_MAP_ALONE = 1 << 17,     /* a map where it has one input and one output */
-  MPG_OP_REDUCTION = 1 << 18,     /* over the axes that op/math/reduce.h tells */
-  MPG_OP_DRAWS_ROWS = 1 << 19, /* of a batch's part it draws what it draws there of the whole: its
-                                  random numbers lie as its data does, row by row */
-  MPG_OP_CARRIES = 1 << 20,    /* goes through steps of time with a state that the next part of a
-                                  sequence goes on from */
-  MPG_OP_COUNTS = 1 << 21,     /* its numbers say how far it counts, so they follow sizes */
-  MPG_OP_UNIFORM = 1 << 23, /* of arrays whose elements are all alike, or drawn at random, it makes
-                               such ones (op/batching/batching.h: MPG_BATCH_FREE) */
-  MPG_OP_PACKS = 1 << 22,   /* lays a weight out for its kernel: worth keeping whatever its size */
+  /* Output 0 may be written over input 0, or over any input of as many bytes: element i of it needs
+   * only element i. */
+  MPG_OP_INPLACE = 1 << 0,
+  /* Its cost grows faster than its arrays, or it uses a library's threads: it never runs inline. */
+  MPG_OP_HEAVY = 1 << 1,
+  /* It draws random numbers, and takes one call number. */
+  MPG_OP_RANDOM = 1 << 2,
+  /* Its input may be on another device than its output, whose device params->ctx names. */
+  MPG_OP_COPY = 1 << 3,
+  /* It has no inputs; its device is params->ctx. */
+  MPG_OP_CREATES = 1 << 4,
+  /* It behaves differently in train mode. */
+  MPG_OP_TRAIN = 1 << 5,
+  /* Output 0 has the bytes of input 0: no kernel runs where they can share memory. */
+  MPG_OP_VIEW = 1 << 6,
+  /* It is a helper of gradients or of the compiler, and not offered to users under mx.nd. */
+  MPG_OP_HIDDEN = 1 << 7,
+  /* The shapes of its outputs depend on values, for which the host waits (boolean_mask). */
+  MPG_OP_DYNAMIC = 1 << 8,
+  /* It reads the shape and dtype of its inputs, never their contents (zeros_like). */
+  MPG_OP_SHAPE_ONLY = 1 << 9,
+  /* A HEAVY op with a plain loop in one thread for arrays of at most MPG_TINY_ELEMENTS elements in
+   * all: such a call may run inline. */
+  MPG_OP_TINY_INLINE = 1 << 10,
+  /* Its arrays are on several devices, which params->from and params->to name
+   * (op/array/collective.h); it runs on that of its first input. */
+  MPG_OP_SPANS = 1 << 11,
+  /* It returns its input, with another gradient than the identity's (BlockGrad): no rewrite looks
+   * through it. */
+  MPG_OP_GRADIENT_ONLY = 1 << 12,
+  /* No backward pass goes through it: its result is not on the tape. */
+  MPG_OP_DETACHES = 1 << 13,
+  /* In train mode, unless use_global_stats is set, it reads the states that it writes only to
+   * update them, as BatchNorm its moving averages. */
+  MPG_OP_STATISTICS = 1 << 14,
+  /* Its gradient does not depend on what arrives at its output: backward may start here
+   * without one. */
+  MPG_OP_LOSS = 1 << 15,
+  /* A cast that automatic mixed precision puts between other ops. */
+  MPG_OP_AMP_CAST = 1 << 16,
+  /* It lays a weight out for a kernel: its result is kept whatever its size. */
+  MPG_OP_PACKS = 1 << 17,
+  /* For fusion: element i of its outputs needs element i of each input, which are broadcast. */
+  MPG_OP_MAP = 1 << 18,
+  /* A map where all arrays have one shape. */
+  MPG_OP_MAP_ONE_SHAPE = 1 << 19,
+  /* A map where it has one input and one output. */
+  MPG_OP_MAP_ALONE = 1 << 20,
+  /* A reduction over the axes that op/math/reduce.h gives. */
+  MPG_OP_REDUCTION = 1 << 21,
+  /* Its random numbers are drawn row by row of its data: for a part of a batch it draws what it
+   * draws there of the whole. */
+  MPG_OP_DRAWS_ROWS = 1 << 22,
+  /* It goes through steps of time with a state, which the next part of a sequence starts from. */
+  MPG_OP_CARRIES = 1 << 23,
+  /* Its values are positions (_arange): they depend on the sizes of its outputs. */
+  MPG_OP_COUNTS = 1 << 24,
+  /* Of arrays whose elements are all equal, or random, it makes such arrays
+   * (op/batching/batching.h: MPG_BATCH_FREE). */
+  MPG_OP_UNIFORM = 1 << 25,
 } mpg_op_flags;
 
 typedef int (*mpg_arity_fn)(const mpg_op *op, const void *params,
@@ -228,7 +248,8 @@ struct mpg_op {
   /* "data, weight, bias": names in order. "?bias" may be left out (params say whether it is there:
    * num_inputs).
    * "!moving_mean": also written in place (auxiliary state). "*data": any number (>= 1); "*!data":
-   * all of them also written. "" for none. */
+   * all of them also written. "!moving_var=1": a variable made for it starts with ones. "" for
+   * none. */
   const char *inputs;
   /* "output, ~mean, ~var": "~" marks outputs users do not see (always the last ones; a parameter
    * output_mean_var shows them). "?mask" is there for some parameters only, and "*output" as many
@@ -267,6 +288,8 @@ const char *mpg_op_input_name(const mpg_op *op, int index, char *buffer,
                               size_t size);             /* "arg3" for variadic ones */
 bool mpg_op_input_mutable(const mpg_op *op, int index); /* "!": an auxiliary state */
 bool mpg_op_input_optional(const mpg_op *op, int index);
+/* Whether the row says what a variable for this input starts with, and the number. */
+bool mpg_op_input_initial(const mpg_op *op, int index, double *value);
 /* Whether a call reads the states that it writes only to update them, and no result depends on
  * them. */
 bool mpg_op_only_updates_states(const mpg_op *op, const void *params, bool train);

@@ -1,5 +1,6 @@
 /* The table of ops, made from ops.def; names and signatures resolved once at start. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "op/batching/batching.h"
@@ -43,6 +44,8 @@ typedef struct signature {
     int length;
     int use; /* the BOOL parameter use_<name> that an optional input comes with; -1: there is none
               */
+    bool has_initial;
+    double initial; /* what a variable made for it starts with */
   } inputs[MPG_MAX_NAMED];
 } signature;
 
@@ -93,8 +96,8 @@ static const char *next_name(const char **text, char *marker, int *length) {
   const char *start = *text + strspn(*text, ", ");
   if (!*start) return NULL;
   *marker = strchr("?!*~", *start) ? *start++ : 0;
-  *length = (int)strcspn(start, ", ");
-  *text = start + *length;
+  *length = (int)strcspn(start, ", =");
+  *text = start + strcspn(start, ", ");
   return start;
 }
 
@@ -116,6 +119,8 @@ mpg_status mpg_registry_init(void) {
       }
       s->inputs[s->num_inputs].text = name;
       s->inputs[s->num_inputs].length = length;
+      s->inputs[s->num_inputs].has_initial = name[length] == '=';
+      if (name[length] == '=') s->inputs[s->num_inputs].initial = strtod(name + length + 1, NULL);
       char use[64];
       snprintf(use, sizeof use, "use_%.*s", length, name);
       s->inputs[s->num_inputs].use = marker == '?' ? mpg_params_find(op->params, use) : -1;
@@ -158,6 +163,13 @@ bool mpg_op_input_mutable(const mpg_op *op, int index) {
 bool mpg_op_input_optional(const mpg_op *op, int index) {
   const signature *s = &signatures[op->id];
   return s->optional_inputs >> signature_index(s, index) & 1;
+}
+
+bool mpg_op_input_initial(const mpg_op *op, int index, double *value) {
+  const signature *s = &signatures[op->id];
+  if (index >= s->num_inputs) return false;
+  *value = s->inputs[index].initial;
+  return s->inputs[index].has_initial;
 }
 
 bool mpg_op_input_left_out(const mpg_op *op, const void *params, int index) {

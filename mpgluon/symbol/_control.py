@@ -91,7 +91,7 @@ class Subgraph:
 class Control:
     """What a node with graphs inside it calls; it answers as `_core.OpCall` does."""
 
-    creates = copies = dynamic = False
+    creates = copies = dynamic = loss = amp_cast = False
     context = None
     differentiable = True
     gradient_missing = False
@@ -123,6 +123,9 @@ class Control:
             if node in graph.written
         }
         return tuple([i in written for i in range(count)])
+
+    def initial_values(self, count):
+        return (None,) * count
 
     def text(self, name):
         raise TypeError(f"{self.name} has no parameter {name!r}")

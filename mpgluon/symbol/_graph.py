@@ -11,21 +11,13 @@ from ..base import MXNetError
 
 # Attributes that MXNet knows; they are kept as ``__name__`` and answer to both spellings.
 HIDDEN = ("ctx_group", "lr_mult", "wd_mult", "force_mirroring", "mirror_stage", "profiler_scope")
-# What the variables made for missing inputs are initialized with, where their names don't say it.
-_INITS = {
-    ("BatchNorm", "moving_mean"): '["zero", {}]',
-    ("BatchNorm", "moving_var"): '["one", {}]',
-    ("LeakyReLU", "gamma"): '["Constant", {"value": 0.25}]',
-}
 
 
 def output_names(call, count):
     """The names of the outputs of a call of `count` arrays, behind the node's."""
     names = call.output_names(count)
-    # MXNet numbers the one output that is seen where the op has more of them with these parameters.
-    if names == ("output",) and (
-        call.name == "SliceChannel" or call.name == "topk" and call.text("ret_typ") == "value"
-    ):
+    # MXNet's topk makes the indices of values, too, unseen: so their name has a number.
+    if names == ("output",) and call.name == "topk" and call.text("ret_typ") == "value":
         return ("output0",)
     return names
 
@@ -126,6 +118,11 @@ def hidden_key(key):
     return f"__{key}__" if key in HIDDEN else key
 
 
+def initializer(value):
+    """The attribute ``__init__`` of a variable that starts with a number."""
+    return {0: '["zero", {}]', 1: '["one", {}]'}.get(value, f'["Constant", {{"value": {value}}}]')
+
+
 def make(call, texts, name, arrays, given):
     """A node that calls `call`. `texts`: its parameters and attributes; `given`: input name ->
     entry; `arrays`: entries in order, for ops of any number of inputs (else None). Variables are
@@ -146,12 +143,11 @@ def make(call, texts, name, arrays, given):
         inputs[place] = entry
     if len(inputs) != count:
         raise TypeError(f"{call.name}: takes {count} inputs, {len(inputs)} given")
-    for place, (key, entry) in enumerate(zip(names, inputs)):
+    for place, (key, entry, initial) in enumerate(zip(names, inputs, call.initial_values(count))):
         if entry is None:
             made = dict(texts)
-            init = _INITS.get((call.name, key))
-            if init is not None:
-                made["__init__"] = init
+            if initial is not None:
+                made["__init__"] = initializer(initial)
             inputs[place] = (Node(f"{name}_{key}", made), 0)
     node = Node(name, texts, call, tuple(inputs))
     node.origin = _core._origin()

@@ -9,7 +9,7 @@ from ..base import MXNetError
 from ..ndarray.functions import bilinear_upsampling
 from ..util import is_np_shape
 from ._control import KINDS, MAX_DEPTH, Control
-from ._graph import _INITS, HIDDEN, Node, topological
+from ._graph import HIDDEN, Node, initializer, topological
 
 VERSION = 10901
 # More nodes than any network has; a bound on what a damaged file can ask for.
@@ -19,9 +19,7 @@ _MAX_NODES = 1 << 24
 def without_casts(entries):
     """The entries with the casts of automatic mixed precision taken out."""
     order = topological(entries)
-    if not any(
-        node.call is not None and node.call.name in ("amp_cast", "amp_multicast") for node in order
-    ):
+    if not any(node.call is not None and node.call.amp_cast for node in order):
         return entries
     copies = {}  # node -> its entries
 
@@ -30,7 +28,7 @@ def without_casts(entries):
 
     for node in order:
         inputs = tuple([entry(*one) for one in node.inputs])
-        if node.call is not None and node.call.name in ("amp_cast", "amp_multicast"):
+        if node.call is not None and node.call.amp_cast:
             copies[node] = list(inputs)
         else:
             copy = Node(node.name, dict(node.attrs), node.call, inputs)
@@ -287,11 +285,10 @@ def _op_node(op, name, attrs, inputs, version):
         if version >= 900 and not states[place]:
             raise MXNetError(f"{name}: {op} takes {count} inputs, the file gives {len(inputs)}")
         inputs.append((Node(f"{name}_{names[place]}", dict(attrs)), 0))
-    for place, key in enumerate(names):
-        init = _INITS.get((call.name, key))
+    for place, (key, initial) in enumerate(zip(names, call.initial_values(count))):
         node = inputs[place][0]
-        if init is not None and node.call is None and (version < 904 or place >= stated_inputs):
-            node.attrs.setdefault("__init__", init)
+        if initial is not None and node.call is None and (version < 904 or place >= stated_inputs):
+            node.attrs.setdefault("__init__", initializer(initial))
         for target, attr, value in moved:
             if target == key and node.call is None:
                 node.attrs[attr] = value

@@ -9,6 +9,7 @@ import subprocess
 
 import pytest
 
+from mpgluon import _core
 from support.paths import ROOT
 
 # What each layer may include, beside itself and system headers.
@@ -156,6 +157,36 @@ def test_facts_about_ops_are_in_their_rows():
                     f"{match[1] or match[2]}"
                 )
     assert not wrong, "\n".join(wrong)
+
+
+# Where MXNet itself treats an op apart: a name of topk's output, and what older versions wrote into files.
+PYTHON_RULES = {
+    ("symbol/_graph.py", "topk"),
+    ("symbol/_json.py", "argmax"),
+    ("symbol/_json.py", "argmin"),
+    ("symbol/_json.py", "Custom"),
+    ("symbol/_json.py", "UpSampling"),
+}
+
+
+def test_python_asks_ops_for_their_traits():
+    """No Python code compares names of ops to know something about them."""
+    asks, found = (
+        re.compile(r"(?<!for )\b(?:call\.name|op\.name|op)\s*(?:==|!=|in|not in)\s*([^:\n]*)"),
+        set(),
+    )
+    for path in files("mpgluon", ending=".py"):
+        name = os.path.relpath(path, os.path.join(ROOT, "mpgluon")).replace(os.sep, "/")
+        with open(path) as f:
+            found |= {
+                (name, op)
+                for match in asks.finditer(f.read())
+                for op in re.findall(r"[\"'](\w+)[\"']", match[1].split(" and ")[0])
+            }
+    assert (
+        found & {(name, op) for name, _ in found for op in (*_core.list_ops(), "Custom")}
+        == PYTHON_RULES
+    )
 
 
 # Flat lists of their own kind: files of data, and samples, one file a family.

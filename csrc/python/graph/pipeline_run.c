@@ -22,6 +22,7 @@ static PyObject *describe_segment(const mpg_program_set *set, const mpg_program_
            *arrays = PyList_New(0), *result = NULL;
   size_t sent = 0;
   unsigned int copies = 0;
+  bool computes = false;
   if (waits == NULL || ops == NULL || blocks == NULL || arrays == NULL) goto done;
   for (uint32_t i = segment->begin; i < segment->end; i++) {
     const mpg_instruction *instruction = &program->instructions[i];
@@ -33,6 +34,9 @@ static PyObject *describe_segment(const mpg_program_set *set, const mpg_program_
     int added = item != NULL ? PyList_Append(waiting ? waits : ops, item) : -1;
     Py_XDECREF(item);
     if (added < 0) goto done;
+    uint32_t flags = instruction->op ? instruction->op->flags : 0;
+    bool constant = flags & MPG_OP_SHAPE_ONLY && !(flags & MPG_OP_RANDOM);
+    computes |= instruction->kind == MPG_RUN && !constant;
     if (instruction->kind != MPG_COPY) continue;
     sent += instruction->bytes;
     copies++;
@@ -47,11 +51,11 @@ static PyObject *describe_segment(const mpg_program_set *set, const mpg_program_
     Py_XDECREF(item);
     if (added < 0) goto done;
   }
-  result = Py_BuildValue("{s:N,s:I,s:O,s:O,s:O,s:O,s:O,s:n,s:I}", "device",
+  result = Py_BuildValue("{s:N,s:I,s:O,s:O,s:O,s:O,s:O,s:n,s:I,s:O}", "device",
                          context_of(program->device->id), "depth", (unsigned int)segment->depth,
                          "deferred", segment->deferred ? Py_True : Py_False, "waits", waits, "ops",
                          ops, "blocks", blocks, "arrays", arrays, "bytes_sent", (Py_ssize_t)sent,
-                         "copies", copies);
+                         "copies", copies, "computes", computes ? Py_True : Py_False);
 done:
   Py_XDECREF(waits);
   Py_XDECREF(ops);
@@ -241,7 +245,8 @@ static PyMethodDef staged_call_methods[] = {
      "the pool's rounding, whether it is a lane)]}. A segment is a dict of device,\n"
      "depth, deferred, waits (segments it waits for), ops, blocks (that it touches), arrays "
      "(pairs: number of an external array that it touches, and\n"
-     "whether it writes it), bytes_sent and copies (how many of the ops send them)."},
+     "whether it writes it), bytes_sent, copies (how many of the ops send them) and computes "
+     "(whether any op does more than that, or making constants)."},
     {"check", (PyCFunction)(void (*)(void))staged_call_check, METH_VARARGS | METH_KEYWORDS,
      "check(input_kinds, output_kinds, rows, axis, along_time, other=None, other_rows=1, "
      "whole_statistics=False)\n--\n\nMXNetError, naming op and block, unless the function does on "

@@ -75,6 +75,23 @@ static PyObject *call_states(PyObject *object, PyObject *argument) {
   return flags;
 }
 
+static PyObject *call_initial_values(PyObject *object, PyObject *argument) {
+  const op_call *self = (op_call *)object;
+  int count = count_from(self, argument);
+  PyObject *values = count < 0 ? NULL : PyTuple_New(count);
+  for (int i = 0; values != NULL && i < count; i++) {
+    double value;
+    int place = mpg_op_input_place(self->op, self->params, i);
+    PyObject *item = mpg_op_input_initial(self->op, place, &value) ? PyFloat_FromDouble(value)
+                                                                   : Py_NewRef(Py_None);
+    if (item == NULL)
+      Py_CLEAR(values);
+    else
+      PyTuple_SET_ITEM(values, i, item);
+  }
+  return values;
+}
+
 /* Output i as the row of ops.def names it, without marks; `buffer` gets "" where the row has fewer
  * names. */
 static void output_name(const mpg_op *op, int index, char *buffer, size_t size) {
@@ -310,6 +327,10 @@ static PyMethodDef call_methods[] = {
     {"states", call_states, METH_O,
      "states(count)\n--\n\nFor each of the first `count` inputs: whether it is written, too (an "
      "auxiliary state)."},
+    {"initial_values", call_initial_values, METH_O,
+     "initial_values(count)\n--\n\nFor each of the first `count` inputs: the number that a "
+     "variable "
+     "made for it starts with, or None where the op does not say."},
     {"output_names", call_output_names, METH_O,
      "output_names(count)\n--\n\nThe names of the outputs that users see, for a call of `count` "
      "arrays."},
@@ -332,6 +353,10 @@ static PyGetSetDef call_properties[] = {
      (void *)(uintptr_t)MPG_OP_COPY},
     {"dynamic", call_flag, NULL, "Whether the shape of its result depends on values.",
      (void *)(uintptr_t)MPG_OP_DYNAMIC},
+    {"loss", call_flag, NULL, "Whether backward may start at it without a gradient.",
+     (void *)(uintptr_t)MPG_OP_LOSS},
+    {"amp_cast", call_flag, NULL, "Whether it is a cast that mixed precision puts in.",
+     (void *)(uintptr_t)MPG_OP_AMP_CAST},
     {"differentiable", call_differentiable, NULL, "Whether gradients flow through it.", NULL},
     {"gradient_missing", call_gradient_missing, NULL, "Whether differentiating it is an error.",
      NULL},
