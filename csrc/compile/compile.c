@@ -267,7 +267,7 @@ static mpg_status plan_forward(mpg_compiled *c, mpg_order *order) {
                               .num_externals = mpg_compiled_forward_externals(c),
                               .external = c->external,
                               .saved = c->saved,
-                              .apart = c->apart};
+                              .unfused = c->unfused};
   MPG_GOTO(mpg_schedule(&request, order, c->stages == MPG_STAGES_NONE, &c->plan));
 fail:
   mpg_free(roots);
@@ -353,7 +353,7 @@ mpg_status mpg_compile(mpg_trace *trace, const mpg_array *inputs, uint32_t num_i
   c->num_outputs = num_outputs;
   c->recording = options->recording;
   c->exact = options->exact;
-  c->apart = options->apart;
+  c->unfused = options->unfused;
   c->stages = options->stages;
   if (options->carried && num_inputs) {
     c->carried = mpg_malloc(num_inputs * sizeof *c->carried);
@@ -583,7 +583,7 @@ static mpg_status make_backward(mpg_compiled *c, mpg_compiled_backward *b, const
                               .saved = saved,
                               .forward = &c->plan,
                               .retain = b->retain,
-                              .apart = c->apart};
+                              .unfused = c->unfused};
   MPG_GOTO(mpg_schedule(&request, &order, c->stages == MPG_STAGES_NONE, &b->plan));
   if (lower) {
     mpg_dump_pass("gradient", &joint, NULL, NULL);

@@ -118,7 +118,7 @@ typedef struct mpg_compiled {
   mpg_value *results; /* values that have memory of their own as outputs */
   uint32_t num_results;
   uint32_t *external; /* per value of the graph: external array, or MPG_NO_BASE */
-  bool recording, exact, apart;
+  bool recording, exact, unfused;
   mpg_compile_stages stages;
   mpg_drawn *drawn; /* per random call: where the rows of a piece lie in it, once it was checked
                        (pipeline_run.h); NULL: not known */
@@ -160,7 +160,7 @@ typedef struct mpg_memory_budget {
 typedef struct mpg_compile_options {
   bool recording;
   bool exact;                /* no rewrite that changes bits */
-  bool apart;                /* no fusion: to compare with */
+  bool unfused;              /* no fusion: to compare with */
   const bool *wanted;        /* per given input: it is on the tape */
   mpg_compile_stages stages; /* for calls in pieces (pipeline_run.h); such a call cannot be called
                                 by mpg_compiled_call */

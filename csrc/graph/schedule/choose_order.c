@@ -59,11 +59,11 @@ typedef struct limits {
   uint32_t count;
 } limits;
 
-/* What of a fusion is tried: its groups, and which of their nodes stay apart for now. */
+/* What of a fusion is tried: its groups, and which of their nodes stay unfused for now. */
 typedef struct trial {
   const mpg_plan_request *plain;
   limits limits;
-  bool *apart;     /* per node */
+  bool *unfused;   /* per node */
   mpg_order order; /* the last one tried, and its plan */
   mpg_plan plan;
   bool changed, small,
@@ -74,7 +74,7 @@ static mpg_status try_groups(trial *t) {
   mpg_plan_request request = *t->plain;
   mpg_order_free(&t->order);
   mpg_plan_free(&t->plan);
-  MPG_TRY(mpg_graph_fuse(request.graph, request.order, request.external, request.saved, t->apart,
+  MPG_TRY(mpg_graph_fuse(request.graph, request.order, request.external, request.saved, t->unfused,
                          &t->order, &t->changed));
   t->small = t->changed;
   if (!t->changed) return MPG_OK;
@@ -116,12 +116,12 @@ static mpg_status note_groups(const trial *t, grouping *g) {
   return MPG_OK;
 }
 
-/* Groups [first, first + count) of the one device: as groups, or apart. */
-static void set_apart(trial *t, const grouping *g, uint32_t limit, uint32_t first, uint32_t count,
-                      bool apart) {
+/* Groups [first, first + count) of the one device: as groups, or unfused. */
+static void set_unfused(trial *t, const grouping *g, uint32_t limit, uint32_t first, uint32_t count,
+                        bool unfused) {
   for (uint32_t i = first; i < first + count; i++)
     for (uint32_t k = 0; k < g->groups[i].count && g->groups[i].limit == limit; k++)
-      t->apart[g->nodes[g->groups[i].first + k]] = apart;
+      t->unfused[g->nodes[g->groups[i].first + k]] = unfused;
 }
 
 static void take_trial(trial *t, mpg_order *order, mpg_plan *plan) {
@@ -149,14 +149,14 @@ static mpg_status add_groups(trial *t, const grouping *g, uint32_t limit, mpg_or
     for (uint32_t i = first; i < first + count; i++) own += g->groups[i].limit == limit;
     if (!own) continue;
     if (tries) { /* all of them is what did not fit */
-      set_apart(t, g, limit, first, count, false);
+      set_unfused(t, g, limit, first, count, false);
       MPG_TRY(try_groups(t));
       if (t->small) {
         take_trial(t, fused, plan);
         tries++;
         continue;
       }
-      set_apart(t, g, limit, first, count, true);
+      set_unfused(t, g, limit, first, count, true);
     }
     tries++;
     if (count < 2) continue;
@@ -180,8 +180,8 @@ static mpg_status fuse(const mpg_plan_request *request, mpg_order *order, mpg_pl
     t.limits.devices[i] = plan->devices[i];
     t.limits.bytes[i] = mpg_plan_bytes(plan, plan->devices[i]);
   }
-  t.apart = mpg_calloc(request->graph->num_nodes + 1, sizeof *t.apart);
-  if (!t.apart) return mpg_out_of_host_memory(request->graph->num_nodes);
+  t.unfused = mpg_calloc(request->graph->num_nodes + 1, sizeof *t.unfused);
+  if (!t.unfused) return mpg_out_of_host_memory(request->graph->num_nodes);
   MPG_GOTO(try_groups(&t));
   if (t.changed && !t.small) {
     bool over[MPG_MAX_GRAPH_DEVICES] = {false};
@@ -190,7 +190,7 @@ static mpg_status fuse(const mpg_plan_request *request, mpg_order *order, mpg_pl
          i++) { /* first without any on the devices where they need too much */
       if (!t.changed || !t.over[i]) continue;
       over[i] = true;
-      set_apart(&t, &groups, i, 0, groups.num_groups, true);
+      set_unfused(&t, &groups, i, 0, groups.num_groups, true);
       MPG_GOTO(try_groups(&t));
     }
     if (t.small) take_trial(&t, &fused, &fused_plan);
@@ -212,7 +212,7 @@ fail:
   mpg_plan_free(&t.plan);
   mpg_order_free(&fused);
   mpg_plan_free(&fused_plan);
-  mpg_free(t.apart);
+  mpg_free(t.unfused);
   mpg_free(groups.groups);
   mpg_free(groups.nodes);
   return status;
@@ -233,7 +233,7 @@ mpg_status mpg_schedule(const mpg_plan_request *request, mpg_order *order, bool 
   }
   MPG_GOTO(mpg_plan_make(request, plan));
   if (free_order) MPG_GOTO(wait_less(request, order, plan));
-  if (request->apart) goto fail;
+  if (request->unfused) goto fail;
   MPG_GOTO(fuse(request, order, plan));
 fail:
   mpg_order_free(&other);

@@ -48,10 +48,10 @@ typedef struct mpg_fusion {
   size_t num_uses, groups_capacity, uses_capacity;
 } mpg_fusion;
 
-/* Annotates a copy of the order. external, saved: as for the plan. apart: per node, those that join
- * no group. `fused` is filled only where *changed. */
+/* Annotates a copy of the order. external, saved: as for the plan. unfused: per node, those that
+ * join no group. `fused` is filled only where *changed. */
 mpg_status mpg_graph_fuse(const mpg_graph *graph, const mpg_order *order, const uint32_t *external,
-                          const bool *saved, const bool *apart, mpg_order *fused, bool *changed);
+                          const bool *saved, const bool *unfused, mpg_order *fused, bool *changed);
 void mpg_fusion_free(mpg_fusion *fusion); /* NULL is allowed */
 
 /* First and last position of the step a position belongs to. */

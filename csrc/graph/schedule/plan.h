@@ -59,7 +59,7 @@ typedef struct mpg_plan_request {
       *external;     /* per value: the external array it is or must be written into; MPG_NO_BASE */
   const bool *saved; /* per value: lives on after the phase */
   const mpg_plan *forward; /* NULL in the forward phase */
-  bool apart;              /* mpg_schedule: nothing is fused */
+  bool unfused;            /* mpg_schedule: nothing is fused */
   bool retain;             /* saved values of the forward plan must stay */
 } mpg_plan_request;
 

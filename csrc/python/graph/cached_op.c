@@ -5,7 +5,7 @@
 
 typedef struct cached_op {
   PyObject_HEAD PyObject *trace; /* the function; NULL only while the object dies */
-  bool exact, apart;
+  bool exact, unfused;
   mpg_memory_budget budget; /* owned limits */
   unsigned parameters;      /* how many of the last arguments are parameters */
   mpg_cache *cache;
@@ -133,7 +133,7 @@ static mpg_compiled *trace_and_compile(cached_op *self, const mpg_inputs *inputs
   mpg_compile_options options = {
       .recording = recording,
       .exact = self->exact,
-      .apart = self->apart,
+      .unfused = self->unfused,
       .num_parameters = self->parameters < count ? self->parameters : count,
       .num_bound = inputs->num_bound,
       .budget = &self->budget};
@@ -493,7 +493,7 @@ static PyObject *cached_op_new(PyTypeObject *type, PyObject *args, PyObject *kwa
   if (self == NULL) return NULL;
   self->trace = Py_NewRef(trace);
   self->exact = exact;
-  self->apart = !fuse;
+  self->unfused = !fuse;
   self->parameters = parameters < UINT_MAX ? (unsigned)parameters : UINT_MAX;
   self->cache = PyMem_Calloc(1, sizeof *self->cache);
   if (self->cache == NULL) {

@@ -1,0 +1,145 @@
+/* The order in which a fusion meets nodes: what ends or follows a group comes right behind what it
+ * reads, so that no other reader of that ends the group before. */
+#include <string.h>
+
+#include "graph/schedule/fuse_groups.h"
+
+typedef struct mover {
+  const mpg_graph *graph;
+  const mpg_order *order;
+  const bool *unfused;
+  const mpg_analysis *facts;
+  /* Per node. */
+  uint32_t *place; /* its position, or that of the node it moved behind; UINT32_MAX: not listed */
+  uint32_t *next;  /* the one behind it */
+  uint32_t *last;  /* the last one that moved behind it, or itself */
+  bool *follows;   /* it is a producer, or moved behind one */
+  uint32_t tail;   /* the last node of the list; UINT32_MAX: it is empty */
+  uint32_t write;  /* position of the latest node that writes an input */
+  bool moved;
+} mover;
+
+static mpg_fuse_kind kind_of(const mover *m, uint32_t n) {
+  return m->unfused[n] ? MPG_FUSE_NOT : mpg_fuse_kind_of(m->graph, &m->graph->nodes[n]);
+}
+
+/* Whether it reduces the outer dims of what a member of a group may make. */
+static bool is_trailing_reduction(const mover *m, uint32_t n) {
+  const mpg_graph *graph = m->graph;
+  const mpg_node *node = &graph->nodes[n];
+  mpg_fuse_action a;
+  if (kind_of(m, n) != MPG_FUSE_REDUCE || !mpg_fuse_describe(graph, node, MPG_FUSE_REDUCE, &a))
+    return false;
+  uint32_t reduced = a.bits[0] & ~a.bits[1],
+           maker = mpg_view_root(graph, mpg_node_inputs(graph, node)[0]).node;
+  mpg_fuse_kind kind = kind_of(m, maker);
+  return !(reduced & (reduced + 1)) && (kind == MPG_FUSE_MAP || kind == MPG_FUSE_PRODUCER) &&
+         mpg_device_id_equal(graph->nodes[maker].device, node->device);
+}
+
+/* The input that is listed behind all others; UINT32_MAX: there is none. */
+static uint32_t latest_input(const mover *m, const mpg_node *node) {
+  const mpg_value *inputs = mpg_node_inputs(m->graph, node);
+  uint32_t latest = UINT32_MAX;
+  for (uint32_t i = 0; i < node->num_inputs; i++) {
+    uint32_t place = m->place[inputs[i].node];
+    if (place != UINT32_MAX && (latest == UINT32_MAX || place > m->place[latest]))
+      latest = inputs[i].node;
+  }
+  for (uint32_t i = 0; latest != UINT32_MAX && i < node->num_inputs; i++)
+    if (inputs[i].node != latest && m->place[inputs[i].node] == m->place[latest]) return UINT32_MAX;
+  return latest;
+}
+
+/* The node that a map may follow at once: the only one to read it, with all other inputs there, so
+ * that no array lives longer for it. UINT32_MAX: none. */
+static uint32_t followed_by(const mover *m, uint32_t n) {
+  const mpg_graph *graph = m->graph;
+  const mpg_node *node = &graph->nodes[n];
+  if (kind_of(m, n) != MPG_FUSE_MAP) return UINT32_MAX;
+  uint32_t source = latest_input(m, node);
+  if (source == UINT32_MAX || !m->follows[source]) return UINT32_MAX;
+  const mpg_node *maker = &graph->nodes[source];
+  bool fits = m->facts->uses[maker->values] == 1 && maker->num_outputs == 1 &&
+              node->num_outputs == 1 && mpg_device_id_equal(maker->device, node->device) &&
+              mpg_desc_bytes(&graph->values[node->values].desc) <=
+                  mpg_desc_bytes(&graph->values[maker->values].desc);
+  return fits ? source : UINT32_MAX;
+}
+
+/* Whether a node at position k may move behind `source`: not past a write, nor to another segment.
+ */
+static bool may_move(const mover *m, uint32_t k, uint32_t source) {
+  if (source == UINT32_MAX || m->place[source] == UINT32_MAX) return false;
+  const uint32_t *segment_of = m->order->segment_of;
+  uint32_t place = m->place[source];
+  return place >= m->write && (!segment_of || segment_of[place] == segment_of[k]);
+}
+
+static void insert_behind(mover *m, uint32_t n, uint32_t before) {
+  m->moved |= before != m->tail;
+  if (before == m->tail) {
+    m->next[n] = UINT32_MAX;
+    m->tail = n;
+  } else {
+    m->next[n] = m->next[before];
+  }
+  if (before != UINT32_MAX) m->next[before] = n;
+}
+
+static void visit(mover *m, uint32_t k) {
+  uint32_t n = m->order->nodes[k];
+  const mpg_node *node = &m->graph->nodes[n];
+  if (mpg_node_mutates(node)) m->write = k;
+  bool trailing = is_trailing_reduction(m, n);
+  uint32_t source = trailing ? mpg_node_inputs(m->graph, node)[0].node : followed_by(m, n);
+  bool moves = may_move(m, k, source);
+  m->follows[n] = !trailing && (moves || mpg_fuse_kind_of(m->graph, node) == MPG_FUSE_PRODUCER);
+  m->last[n] = n;
+  m->place[n] = moves ? m->place[source] : k;
+  insert_behind(m, n, moves ? m->last[source] : m->tail);
+  if (moves) m->last[source] = n;
+}
+
+static mpg_status write_order(const mover *m, mpg_order *moved) {
+  const mpg_order *order = m->order;
+  size_t size = (order->count + 1) * sizeof *moved->nodes;
+  *moved = (mpg_order){.segments = order->segments,
+                       .num_segments = order->num_segments,
+                       .nodes = mpg_malloc(size),
+                       .segment_of = order->segment_of ? mpg_malloc(size) : NULL};
+  if (!moved->nodes || (order->segment_of && !moved->segment_of))
+    return mpg_out_of_host_memory(size);
+  for (uint32_t n = order->nodes[0]; n != UINT32_MAX; n = m->next[n]) {
+    if (order->segment_of) moved->segment_of[moved->count] = order->segment_of[m->place[n]];
+    moved->nodes[moved->count++] = n;
+  }
+  MPG_ASSERT(moved->count == order->count);
+  return MPG_OK;
+}
+
+mpg_status mpg_fuse_order(const mpg_graph *graph, const mpg_order *order, const bool *unfused,
+                          const mpg_analysis *facts, mpg_order *moved) {
+  size_t count = graph->num_nodes + 1;
+  mover m = {.graph = graph,
+             .order = order,
+             .unfused = unfused,
+             .facts = facts,
+             .place = mpg_malloc(count * sizeof *m.place),
+             .next = mpg_malloc(count * sizeof *m.next),
+             .last = mpg_malloc(count * sizeof *m.last),
+             .follows = mpg_calloc(count, sizeof *m.follows),
+             .tail = UINT32_MAX};
+  mpg_status status = MPG_OK;
+  if (!m.place || !m.next || !m.last || !m.follows)
+    MPG_GOTO(mpg_out_of_host_memory(count * sizeof *m.place));
+  memset(m.place, 0xff, count * sizeof *m.place);
+  for (uint32_t k = 0; k < order->count; k++) visit(&m, k);
+  if (m.moved) MPG_GOTO(write_order(&m, moved));
+fail:
+  mpg_free(m.place);
+  mpg_free(m.next);
+  mpg_free(m.last);
+  mpg_free(m.follows);
+  return status;
+}
