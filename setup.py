@@ -199,23 +199,24 @@ class BuildCore(build_ext):
                     "12; MPGLUON_CUDA=1 makes this an error",
                     file=sys.stderr,
                 )
-        self.write_stubs(output, sanitize)
+        self.write_stubs(os.path.abspath(os.path.dirname(output)))
 
-    def write_stubs(self, output, sanitize):
-        """The ops' type stubs, made from the registry of what was just built. A sanitizer's library
-        could not be loaded here."""
-        if sanitize:
+    def copy_extensions_to_source(self):
+        super().copy_extensions_to_source()
+        self.write_stubs(os.path.join(ROOT, "mpgluon"))
+
+    def write_stubs(self, package):
+        """The type stubs, made from what was just built. A sanitizer's library could not be loaded
+        here."""
+        complete = os.path.exists(os.path.join(package, "_stubs"))  # not built to be copied from
+        if not complete or os.environ.get("MPGLUON_SANITIZE"):
             return
-        package = os.path.abspath(os.path.dirname(output))
-        if not os.path.exists(os.path.join(package, "stubs.py")):
-            return  # built in place: the package is not complete here
-        stubs = os.path.join(package, "ndarray", "op.pyi")
         environment = dict(
             os.environ,
             PYTHONPATH=os.pathsep.join([os.path.dirname(package)] + [p for p in sys.path if p]),
         )
         done = subprocess.run(
-            [sys.executable, "-m", "mpgluon.stubs", stubs],
+            [sys.executable, "-m", "mpgluon._stubs", package],
             cwd=os.path.dirname(package),
             env=environment,
             capture_output=True,

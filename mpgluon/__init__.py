@@ -7,17 +7,19 @@ It is imported as mx::
 
 # ruff: noqa: E402 - the rest of the package needs the folders of libraries
 
+from __future__ import annotations
+
 import importlib as _importlib
 import os as _os
 import sys as _sys
 
 from . import _core
-from .libinfo import __version__
+from .libinfo import __version__ as __version__
 
 _core._set_package_folder(_os.path.dirname(_os.path.abspath(__file__)))
 
 
-def _library_folders():
+def _library_folders() -> list[str]:
     """Where wheels put libraries (oneDNN, OpenBLAS, and what GPUs need), seen from the interpreter
     and from where NumPy was found."""
     site = _os.path.dirname(_os.path.dirname(_sys.modules["numpy"].__file__))
@@ -37,13 +39,75 @@ def _library_folders():
 
 _core.set_library_folders(_library_folders())
 
-from . import autograd, base, context, engine, ndarray, ndarray as nd, random, runtime, util
+from . import (
+    autograd as autograd,
+    base as base,
+    context as context,
+    engine as engine,
+    ndarray as nd,
+    ndarray as ndarray,
+    random as random,
+    runtime as runtime,
+    util as util,
+)
 from ._hints import FUNCTIONS as _FUNCTIONS, of_module as _of_module
-from .base import MXNetError, bfloat16
-from .context import Context, cpu, cpu_pinned, current_context, gpu, num_gpus
-from .ndarray import NDArray, waitall
-from .random import seed as _seed
-from .util import is_np_array, is_np_shape, np_shape, set_np_shape, use_np_shape
+from .base import MXNetError as MXNetError, bfloat16 as bfloat16
+from .context import (
+    Context as Context,
+    cpu as cpu,
+    cpu_pinned as cpu_pinned,
+    current_context as current_context,
+    gpu as gpu,
+    num_gpus as num_gpus,
+)
+from .ndarray import NDArray as NDArray, waitall as waitall
+from .util import (
+    is_np_array as is_np_array,
+    is_np_shape as is_np_shape,
+    np_shape as np_shape,
+    set_np_shape as set_np_shape,
+    use_np_shape as use_np_shape,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from . import (
+        attribute as attribute,
+        callback as callback,
+        executor as executor,
+        gluon as gluon,
+        info as info,
+        initializer as init,
+        initializer as initializer,
+        io as io,
+        kvstore as kv,
+        kvstore as kvstore,
+        log as log,
+        lr_scheduler as lr_scheduler,
+        metric as metric,
+        model as model,
+        module as mod,
+        module as module,
+        monitor as mon,
+        monitor as monitor,
+        name as name,
+        numpy as np,
+        numpy as numpy,
+        operator as operator,
+        optimizer as opt,
+        optimizer as optimizer,
+        parallel as parallel,
+        profiler as profiler,
+        registry as registry,
+        rnn as rnn,
+        symbol as sym,
+        symbol as symbol,
+        test_utils as test_utils,
+        visualization as visualization,
+        visualization as viz,
+    )
+    from .attribute import AttrScope as AttrScope
+    from .symbol import Symbol as Symbol
 
 # Loaded when first used, so that `import mpgluon` stays quick.
 _LAZY = {
@@ -84,7 +148,7 @@ _LAZY = {
 _LAZY_NAMES = {"AttrScope": "attribute", "Symbol": "symbol"}
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> object:
     if name in _LAZY_NAMES:
         return getattr(_importlib.import_module(f"{__name__}.{_LAZY_NAMES[name]}"), name)
     if name in _LAZY:
@@ -93,5 +157,7 @@ def __getattr__(name):
     raise _of_module(__name__, name, _FUNCTIONS)
 
 
-def __dir__():
-    return sorted(set(globals()) | set(_LAZY) | set(_LAZY_NAMES))
+def __dir__() -> list[str]:
+    return sorted(
+        (set(globals()) | set(_LAZY) | set(_LAZY_NAMES)) - {"TYPE_CHECKING", "annotations"}
+    )

@@ -5,12 +5,34 @@ derives from prefixes: ``nd.random``, ``nd.linalg``, ``nd.contrib``, ``nd.image`
 has the names that begin with an underscore.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from .. import _core
-from .._core import NDArray
+from .._core import NDArray as NDArray
 from .._hints import FUNCTIONS as _FUNCTIONS, of_module as _of_module
-from . import _internal, contrib, image, linalg, ndarray, op, random, sparse
+from . import (
+    _internal as _internal,
+    contrib as contrib,
+    image as image,
+    linalg as linalg,
+    ndarray as ndarray,
+    op as op,
+    random as random,
+    sparse as sparse,
+)
 from ._methods import add_methods as _add_methods
-from .files import load, load_frombuffer, save, save_tobuffer
+from .files import (
+    load as load,
+    load_frombuffer as load_frombuffer,
+    save as save,
+    save_tobuffer as save_tobuffer,
+)
+
+if TYPE_CHECKING:
+    from .op import *
+
 from .functions import *
 from .functions import __all__ as _functions
 
@@ -35,5 +57,5 @@ __all__ = sorted(
 )
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> object:
     raise _of_module(__name__, name, _FUNCTIONS)

@@ -1,9 +1,16 @@
 """Ops that MXNet keeps under ``contrib``."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from .. import _core
 from ..context import current_context  # noqa: F401 - found here in MXNet, too
 from . import _namespaces, _zipfian, random as _random
 from ._control import allclose, boolean_mask, cond, foreach, while_loop  # noqa: F401
+
+if TYPE_CHECKING:
+    from ._contrib_ops import *  # noqa: F403
 
 _namespaces.fill(_core.ops(), {"contrib": globals()})
 

@@ -1,9 +1,16 @@
 """Samplers. Parameters are numbers, or NDArrays, of which each element is the parameter of a draw
 of ``shape``."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from .. import _core
 from ..context import current_context  # noqa: F401 - found here in MXNet, too
 from . import _namespaces
+
+if TYPE_CHECKING:
+    from ._random_ops import *  # noqa: F403
 
 __all__ = [
     "exponential",

@@ -4,11 +4,34 @@ Every op of the registry is here under its name and aliases, and in the sub-name
 ``linalg``, ``contrib``, ``image`` and ``_internal``, as under ``mx.nd``.
 """
 
-from . import _internal, contrib, image, linalg, op, random
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from . import (
+    _internal as _internal,
+    contrib as contrib,
+    image as image,
+    linalg as linalg,
+    op as op,
+    random as random,
+)
 from ._functions import Function as _Function
+
+if TYPE_CHECKING:
+    from .op import *
+
 from .creation import *
 from .creation import __all__ as _functions
-from .symbol import Group, Symbol, Variable, fromjson, load, load_json, var
+from .symbol import (
+    Group as Group,
+    Symbol as Symbol,
+    Variable as Variable,
+    fromjson as fromjson,
+    load as load,
+    load_json as load_json,
+    var as var,
+)
 
 _fixed = {
     *_functions,

@@ -1,6 +1,7 @@
 """The functions of ``mx.sym``: for every op one that makes a node of it."""
 
 import warnings
+from types import MethodType
 
 import numpy as np
 
@@ -11,6 +12,12 @@ from ..name import NameManager
 from ..ndarray._signatures import signature
 from ._graph import HIDDEN, entries_of, hidden_key, make
 
+# What arrays have instead of what nodes have, in docstrings.
+_OUT = "out : Symbol or list of them, optional\n    Arrays the results are written into.\n"
+_NODE = (
+    "name : str, optional\n    The name of the node.\n"
+    "attr : dict of str, optional\n    Its attributes.\n"
+)
 _SIMPLE = (bool, int, float, str, type(None))
 
 
@@ -65,7 +72,7 @@ class Function:
 
     @property
     def __doc__(self):
-        return self._op.__doc__.replace("NDArray", "Symbol")
+        return self._op.__doc__.replace("NDArray", "Symbol").replace(_OUT, _NODE)
 
     @property
     def __signature__(self):
@@ -73,6 +80,10 @@ class Function:
 
     def __repr__(self):
         return f"<mxnet symbol function {self.__name__}>"
+
+    def __get__(self, instance, owner=None):
+        """As a function has it, so that `help` and its like take it for one."""
+        return self if instance is None else MethodType(self, instance)
 
     def __reduce__(self):
         return _by_name, (self._op.__name__, self.__name__)

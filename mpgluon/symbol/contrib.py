@@ -1,9 +1,16 @@
 """Ops that MXNet keeps under ``contrib``."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from ..ndarray import _zipfian
 from . import random as _random
 from ._control import cond, foreach, while_loop  # noqa: F401
 from ._namespaces import fill
+
+if TYPE_CHECKING:
+    from ._contrib_ops import *  # noqa: F403
 
 fill("contrib", globals())
 

@@ -1,12 +1,19 @@
 """Samplers. Parameters are numbers, or Symbols, of which each element is the parameter of a draw of
 ``shape``."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from .. import _core
 from ._functions import Function
 from ._namespaces import fill
 from .symbol import Symbol
+
+if TYPE_CHECKING:
+    from ._random_ops import *  # noqa: F403
 
 __all__ = [
     "exponential",

@@ -1,19 +1,22 @@
 """`Symbol`: a computation described, to be bound to arrays later."""
 
+from __future__ import annotations
+
 import numpy as np
 
 from .. import _core
 from ..base import MXNetError, NotImplementedForSymbol
 from ..util import is_np_shape
-from ._functions import attributes, is_number, node_of, single
+from ._functions import attributes, node_of, single
 from ._graph import Node, hidden_key, rebuild, states, topological
 from ._infer import NUMBERS, Inference, dtype_type, known
 from ._json import dump, parse, without_casts
+from ._methods import SymbolMethods, function
 
 __all__ = ["Symbol", "Variable", "Group", "fromjson", "load", "load_json", "var"]
 
 
-class Symbol:
+class Symbol(SymbolMethods):
     """One or several outputs of a graph of ops on variables.
 
     Symbols are made by `var`, by the functions of ``mx.sym`` and by operators, and are bound to
@@ -484,6 +487,8 @@ class Symbol:
     def __bool__(self):
         raise NotImplementedForSymbol(self.__bool__, "bool")
 
+    __nonzero__ = __bool__
+
     def __abs__(self):
         return node_of("abs", "abs", [self])
 
@@ -502,39 +507,41 @@ class Symbol:
     def __itruediv__(self, other):
         raise NotImplementedForSymbol(self.__itruediv__, "/=", other)
 
+    __idiv__ = __itruediv__
+
     __hash__ = object.__hash__
 
     def reshape(self, *args, **kwargs):
         """``sym.reshape``; the shape may be given as separate integers."""
         if len(args) > 1 and all(isinstance(arg, int) for arg in args):
             args = (args,)
-        return _function("Reshape", "reshape")(self, *args, **kwargs)
+        return function("Reshape", "reshape")(self, *args, **kwargs)
 
     def expand_dims(self, axis, inplace=False, **kwargs):
         """``sym.expand_dims``."""
-        return _function("expand_dims")(self, axis=axis, **kwargs)
+        return function("expand_dims")(self, axis=axis, **kwargs)
 
     def flatten(self, inplace=False, **kwargs):
         """``sym.flatten``."""
-        return _function("Flatten", "flatten")(self, **kwargs)
+        return function("Flatten", "flatten")(self, **kwargs)
 
     def squeeze(self, axis=None, inplace=False, **kwargs):
         """``sym.squeeze``."""
-        return _function("squeeze")(self, axis=axis, **kwargs)
+        return function("squeeze")(self, axis=axis, **kwargs)
 
     def diag(self, k=0, **kwargs):
         """``sym.diag``."""
-        return _function("diag")(self, k=k, **kwargs)
+        return function("diag")(self, k=k, **kwargs)
 
     def astype(self, *args, **kwargs):
         """``sym.cast``."""
-        return _function("Cast", "cast")(self, *args, **kwargs)
+        return function("Cast", "cast")(self, *args, **kwargs)
 
     def transpose(self, *axes, **kwargs):
         """``sym.transpose``; the axes as one tuple or as separate integers."""
         if len(axes) > 1:
             axes = (axes,)
-        return _function("transpose")(self, *axes, **kwargs)
+        return function("transpose")(self, *axes, **kwargs)
 
     def split_v2(self, *args, **kwargs):
         """``sym.split_v2``."""
@@ -545,154 +552,6 @@ class Symbol:
 
 def _unpickle(text):
     return Symbol(parse(text))
-
-
-def _function(op, name=None):
-    from ._functions import Function
-
-    return Function(_core.get_op(op), name or op)
-
-
-_NO_VALUE = ("wait_to_read", "asnumpy", "asscalar", "copy", "detach", "backward")
-
-
-def _without_value(name):
-    def method(self, *args):
-        raise NotImplementedForSymbol(getattr(self, name), None)
-
-    method.__name__ = name
-    method.__qualname__ = f"Symbol.{name}"
-    method.__doc__ = "Symbols have no values: NotImplementedForSymbol."
-    return method
-
-
-for _name in _NO_VALUE:
-    setattr(Symbol, _name, _without_value(_name))
-
-# name: op on symbols, its name; op with a number, its name; op with the number first, its name.
-_OPERATORS = {
-    "add": ("elemwise_add", "_plus", "_plus_scalar", "_plusscalar", "_plus_scalar", "_plusscalar"),
-    "sub": (
-        "elemwise_sub",
-        "_minus",
-        "_minus_scalar",
-        "_minusscalar",
-        "_rminus_scalar",
-        "_rminusscalar",
-    ),
-    "mul": ("elemwise_mul", "_mul", "_mul_scalar", "_mulscalar", "_mul_scalar", "_mulscalar"),
-    "truediv": ("elemwise_div", "_div", "_div_scalar", "_divscalar", "_rdiv_scalar", "_rdivscalar"),
-    "mod": ("_mod", "_mod", "_mod_scalar", "_modscalar", "_rmod_scalar", "_rmodscalar"),
-    "pow": (
-        "_power",
-        "_power",
-        "_power_scalar",
-        "_powerscalar",
-        "_rpower_scalar",
-        "_rpower_scalar",
-    ),
-    "eq": ("_equal", "_equal", "_equal_scalar", "_equal_scalar", None, None),
-    "ne": ("_not_equal", "_not_equal", "_not_equal_scalar", "_not_equal_scalar", None, None),
-    "gt": ("_greater", "_greater", "_greater_scalar", "_greater_scalar", None, None),
-    "ge": (
-        "_greater_equal",
-        "_greater_equal",
-        "_greater_equal_scalar",
-        "_greater_equal_scalar",
-        None,
-        None,
-    ),
-    "lt": ("_lesser", "_lesser", "_lesser_scalar", "_lesser_scalar", None, None),
-    "le": (
-        "_lesser_equal",
-        "_lesser_equal",
-        "_lesser_equal_scalar",
-        "_lesser_equal_scalar",
-        None,
-        None,
-    ),
-}
-
-
-def _add_operators():
-    def make(op, hint, scalar, scalar_hint):
-        def method(self, other):
-            if isinstance(other, Symbol):
-                return node_of(op, hint, [self, other])
-            if is_number(other):
-                return node_of(
-                    scalar,
-                    scalar_hint,
-                    [self],
-                    {"scalar": other.item() if isinstance(other, np.generic) else other},
-                )
-            raise TypeError(f"type {type(other)} not supported")
-
-        return method
-
-    def reflected(op, hint):
-        def method(self, other):
-            if isinstance(other, _core.NDArray):
-                raise NotImplementedForSymbol(method, "operator", other)
-            if is_number(other):
-                return node_of(
-                    op,
-                    hint,
-                    [self],
-                    {"scalar": other.item() if isinstance(other, np.generic) else other},
-                )
-            raise TypeError(f"type {type(other)} not supported")
-
-        return method
-
-    for name, (op, hint, scalar, scalar_hint, other, other_hint) in _OPERATORS.items():
-        methods = {f"__{name}__": make(op, hint, scalar, scalar_hint)}
-        if other is not None:
-            methods[f"__r{name}__"] = reflected(other, other_hint)
-        for key, method in methods.items():
-            method.__name__ = key
-            method.__qualname__ = f"Symbol.{key}"
-            setattr(Symbol, key, method)
-    Symbol.__div__, Symbol.__rdiv__, Symbol.__idiv__ = (
-        Symbol.__truediv__,
-        Symbol.__rtruediv__,
-        Symbol.__itruediv__,
-    )
-    Symbol.__nonzero__ = Symbol.__bool__
-
-
-_add_operators()
-
-# Methods that are the functions of these names.
-_METHODS = (
-    "abs arccos arccosh arcsin arcsinh arctan arctanh argmax argmax_channel argmin argsort "
-    "broadcast_axes broadcast_like broadcast_to cbrt ceil clip cos cosh degrees depth_to_space exp "
-    "expm1 fix flip floor log log10 log1p log2 log_softmax max mean min nanprod nansum norm "
-    "one_hot ones_like pad pick prod radians rcbrt reciprocal relu repeat reshape_like rint round "
-    "rsqrt shape_array sigmoid sign sin sinh size_array slice slice_axis slice_like softmax "
-    "softmin sort space_to_depth split sqrt square sum swapaxes take tan tanh tile topk trunc "
-    "zeros_like"
-).split()
-
-
-def _add_methods():
-    ops = _core.ops()
-
-    def make(name):
-        def method(self, *args, **kwargs):
-            return _function(name)(self, *args, **kwargs)
-
-        method.__name__ = name
-        method.__qualname__ = f"Symbol.{name}"
-        method.__doc__ = f"``sym.{name}`` of this symbol."
-        return method
-
-    for name in _METHODS:
-        if name in ops:
-            setattr(Symbol, name, make(name))
-
-
-_add_methods()
 
 
 def var(

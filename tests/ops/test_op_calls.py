@@ -288,20 +288,6 @@ def test_registry():
     assert hasattr(nd._internal, "_plus_scalar") and hasattr(nd, "_internal")
 
 
-def test_stubs(tmp_path):
-    from mpgluon import stubs
-
-    text = stubs.generate()
-    compile(text, "op.pyi", "exec")
-    assert (
-        "def FullyConnected(data: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None"
-        in text
-    )
-    target = tmp_path / "op.pyi"
-    stubs.main([str(target)])
-    assert target.read_text() == text
-
-
 def test_random_functions():
     mx.random.seed(3)
     first = nd.random.uniform(shape=(3, 2)).asnumpy()

@@ -1,0 +1,5 @@
+"""``python -m mpgluon._stubs``."""
+
+from . import main
+
+main()

@@ -1,0 +1,158 @@
+"""The operators of `Symbol`, and its methods that are ops."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .. import _core
+from ..base import NotImplementedForSymbol
+from ._functions import Function, is_number, node_of
+
+
+def function(op, name=None):
+    """The function of symbols that an op is, under a name of its own."""
+    return Function(_core.get_op(op), name or op)
+
+
+class SymbolMethods:
+    """What `Symbol` has by the functions of ``mx.sym``: operators, and methods that are ops."""
+
+    __slots__ = ()
+
+
+NO_VALUE = ("wait_to_read", "asnumpy", "asscalar", "copy", "detach", "backward")
+
+
+def _without_value(name):
+    def method(self, *args):
+        raise NotImplementedForSymbol(getattr(self, name), None)
+
+    method.__name__ = name
+    method.__qualname__ = f"Symbol.{name}"
+    method.__doc__ = "Symbols have no values: NotImplementedForSymbol."
+    return method
+
+
+for _name in NO_VALUE:
+    setattr(SymbolMethods, _name, _without_value(_name))
+
+# name: op on symbols, its name; op with a number, its name; op with the number first, its name.
+OPERATORS = {
+    "add": ("elemwise_add", "_plus", "_plus_scalar", "_plusscalar", "_plus_scalar", "_plusscalar"),
+    "sub": (
+        "elemwise_sub",
+        "_minus",
+        "_minus_scalar",
+        "_minusscalar",
+        "_rminus_scalar",
+        "_rminusscalar",
+    ),
+    "mul": ("elemwise_mul", "_mul", "_mul_scalar", "_mulscalar", "_mul_scalar", "_mulscalar"),
+    "truediv": ("elemwise_div", "_div", "_div_scalar", "_divscalar", "_rdiv_scalar", "_rdivscalar"),
+    "mod": ("_mod", "_mod", "_mod_scalar", "_modscalar", "_rmod_scalar", "_rmodscalar"),
+    "pow": (
+        "_power",
+        "_power",
+        "_power_scalar",
+        "_powerscalar",
+        "_rpower_scalar",
+        "_rpower_scalar",
+    ),
+    "eq": ("_equal", "_equal", "_equal_scalar", "_equal_scalar", None, None),
+    "ne": ("_not_equal", "_not_equal", "_not_equal_scalar", "_not_equal_scalar", None, None),
+    "gt": ("_greater", "_greater", "_greater_scalar", "_greater_scalar", None, None),
+    "ge": (
+        "_greater_equal",
+        "_greater_equal",
+        "_greater_equal_scalar",
+        "_greater_equal_scalar",
+        None,
+        None,
+    ),
+    "lt": ("_lesser", "_lesser", "_lesser_scalar", "_lesser_scalar", None, None),
+    "le": (
+        "_lesser_equal",
+        "_lesser_equal",
+        "_lesser_equal_scalar",
+        "_lesser_equal_scalar",
+        None,
+        None,
+    ),
+}
+
+
+def _add_operators():
+    def make(op, hint, scalar, scalar_hint):
+        def method(self, other):
+            if isinstance(other, SymbolMethods):
+                return node_of(op, hint, [self, other])
+            if is_number(other):
+                return node_of(
+                    scalar,
+                    scalar_hint,
+                    [self],
+                    {"scalar": other.item() if isinstance(other, np.generic) else other},
+                )
+            raise TypeError(f"type {type(other)} not supported")
+
+        return method
+
+    def reflected(op, hint):
+        def method(self, other):
+            if isinstance(other, _core.NDArray):
+                raise NotImplementedForSymbol(method, "operator", other)
+            if is_number(other):
+                return node_of(
+                    op,
+                    hint,
+                    [self],
+                    {"scalar": other.item() if isinstance(other, np.generic) else other},
+                )
+            raise TypeError(f"type {type(other)} not supported")
+
+        return method
+
+    for name, (op, hint, scalar, scalar_hint, other, other_hint) in OPERATORS.items():
+        methods = {f"__{name}__": make(op, hint, scalar, scalar_hint)}
+        if other is not None:
+            methods[f"__r{name}__"] = reflected(other, other_hint)
+        for key, method in methods.items():
+            method.__name__ = key
+            method.__qualname__ = f"Symbol.{key}"
+            setattr(SymbolMethods, key, method)
+    SymbolMethods.__div__ = SymbolMethods.__truediv__
+    SymbolMethods.__rdiv__ = SymbolMethods.__rtruediv__
+
+
+_add_operators()
+
+# Methods that are the functions of these names.
+METHODS = (
+    "abs arccos arccosh arcsin arcsinh arctan arctanh argmax argmax_channel argmin argsort "
+    "broadcast_axes broadcast_like broadcast_to cbrt ceil clip cos cosh degrees depth_to_space exp "
+    "expm1 fix flip floor log log10 log1p log2 log_softmax max mean min nanprod nansum norm "
+    "one_hot ones_like pad pick prod radians rcbrt reciprocal relu repeat reshape_like rint round "
+    "rsqrt shape_array sigmoid sign sin sinh size_array slice slice_axis slice_like softmax "
+    "softmin sort space_to_depth split sqrt square sum swapaxes take tan tanh tile topk trunc "
+    "zeros_like"
+).split()
+
+
+def _add_methods():
+    ops = _core.ops()
+
+    def make(name):
+        def method(self, *args, **kwargs):
+            return function(name)(self, *args, **kwargs)
+
+        method.__name__ = name
+        method.__qualname__ = f"Symbol.{name}"
+        method.__doc__ = f"``sym.{name}`` of this symbol."
+        return method
+
+    for name in METHODS:
+        if name in ops:
+            setattr(SymbolMethods, name, make(name))
+
+
+_add_methods()

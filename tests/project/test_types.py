@@ -1,0 +1,70 @@
+"""What type checkers and editors are told of the package is what it has."""
+
+import inspect
+import pathlib
+
+import pytest
+
+import mpgluon as mx
+from mpgluon import _stubs
+
+PACKAGE = pathlib.Path(mx.__file__).parent
+
+
+def test_stubs_are_those_of_the_registry():
+    """The build made them; in a tree they are made again by building in place."""
+    if not (PACKAGE / "_core.pyi").exists():
+        pytest.skip("a sanitizer's build makes no stubs")
+    for path, text in _stubs.generate().items():
+        compile(text, path, "exec")
+        assert (PACKAGE / path).read_text(encoding="utf-8") == text, path
+
+
+def test_stubs_have_parameters_and_types():
+    stubs = _stubs.generate()
+    assert (
+        "def FullyConnected(data: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None"
+        in stubs["ndarray/op.pyi"]
+    )
+    assert "def softmax(data: Symbol | None = None" in stubs["symbol/op.pyi"]
+    assert "    def softmax(self, length: ArrayLike | None = None" in stubs["_core.pyi"]
+    assert "    def softmax(self, length: Symbol | None = None" in stubs["symbol/_methods.pyi"]
+    assert "def gemm2(A: ArrayLike, B: ArrayLike, " in stubs["ndarray/linalg.pyi"]
+    # One that is a method of arrays but no op
+    assert "    def asnumpy(self) -> np.ndarray[Any, Any]:" in stubs["_core.pyi"]
+
+
+@pytest.mark.parametrize("space", ["op", "random", "linalg", "contrib", "_internal"])
+def test_stubs_name_every_function(space):
+    """All that `nd` and `sym` have of ops, and no more."""
+    for package in (mx.nd, mx.sym):
+        module = getattr(package, space)
+        text = _stubs.generate_namespace(space, symbol=package is mx.sym)
+        listed = {
+            line.split("(")[0].removeprefix("def ")
+            for line in text.splitlines()
+            if line.startswith("def ")
+        }
+        kinds = {
+            name: type(value)
+            for name, value in vars(module).items()
+            if isinstance(value, (mx._core.Op, type(mx.sym.softmax)))
+        }
+        assert not set(kinds) - listed
+        assert all(hasattr(module, name) for name in listed)
+
+
+def test_functions_of_symbols_have_signatures():
+    assert str(inspect.signature(mx.sym.softmax)).startswith("(data=None, length=None, axis=-1")
+    assert inspect.isroutine(mx.sym.softmax)  # help shows the signature of those alone
+    assert "attr : dict of str" in mx.sym.softmax.__doc__ and "out :" not in mx.sym.softmax.__doc__
+
+
+def test_a_function_of_symbols_is_a_method_in_a_class():
+    class Layer:
+        activation = mx.sym.relu
+
+    assert Layer.activation is mx.sym.relu
+    x = mx.sym.var("x")
+    with pytest.raises(TypeError, match="takes at most 1 arguments, got 2"):
+        Layer().activation(x)
