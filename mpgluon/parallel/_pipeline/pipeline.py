@@ -1,6 +1,7 @@
 """Pipelines: a block that spans devices, run on micro-batches that are under way at the same
 time."""
 
+import collections
 import contextlib
 import gc
 
@@ -133,7 +134,7 @@ class Pipeline:
         self.statistics = statistics
         self.carry = ({1: 1} if carry is None else dict(carry)) if along == "time" else {}
         self.check = bool(check)
-        self._last, self._memory = None, ()
+        self._last = None
         self.expected = None  # by a plan: `Expected`
 
     def __repr__(self):
@@ -142,7 +143,7 @@ class Pipeline:
         return f"Pipeline({self.micro_batches} micro-batches along {self.along}{axis}, schedule={schedule})"
 
     def __getstate__(self):
-        return {**self.__dict__, "_last": None, "_memory": ()}  # a copy has not run
+        return {**self.__dict__, "_last": None}  # a copy has not run
 
     @property
     def deferred(self):
@@ -160,10 +161,10 @@ class Pipeline:
         """What the last step took: a `Report`. Waits for the step to end."""
         if self._last is None:
             raise MXNetError("Pipeline.report: nothing has run in this pipeline yet")
-        return Report(*self._last, self._memory)
+        return Report(*self._last)
 
     def last_run(self):
-        """What was queued last: (its times, stages, table, phases, number of micro-batches)."""
+        """What was queued last: (its times, a `Prepared`, phases)."""
         return self._last
 
     def plot(self, path=None):
@@ -222,7 +223,7 @@ class _Entry:
         # (_running_statistics.Statistics.layers)
         self.statistics = []
         self.updates = {}  # sizes of pieces -> _running_statistics.Update
-        self.tables = {}  # programs, phases and schedule -> (stages, table, items)
+        self.tables = {}  # programs, phases and schedule -> Prepared
         # The last call's rows of each piece, and (device, dtype, shape) of its inputs
         self.called, self.pieces, self.shapes = (
             0,
@@ -299,13 +300,9 @@ class _Entry:
 
     def describe(self, path, exact):
         """Stages, programs, copies and planned bytes, as they were last run."""
-        latest = [(key[1], *value) for key, value in reversed(self.tables.items())]
-        phases, stages, _, items = next((found for found in latest if "B" in found[0]), latest[0])
-        rows = self.pieces
-        if phases == "B":  # the ordinary loop: all forward passes first
-            alike = (own for kind, s, _, own in latest if kind == "F" and s.pieces == stages.pieces)
-            items = next(alike, items[:0]) + items
-        peaks = stages.peaks(items)
+        latest = list(reversed(self.tables.items()))
+        prepared = next((value for key, value in latest if "B" in key[1]), latest[0][1])
+        stages, peaks, rows = prepared.stages, prepared.peaks, self.pieces
         devices = {}
         described = stages.describe()
         for ctx in stages.contexts:
@@ -650,10 +647,6 @@ class PipelinedCall:
         _compiled.CompiledCall(self._block, {}).discover(args)
 
 
-def _limited(stages):
-    return any(memory_stats(ctx)["limit"] for ctx in stages.contexts)
-
-
 def _check_memory(peaks, advice):
     """Raises where a device's limit leaves less than the schedule needs."""
     for ctx, needed in peaks.items():
@@ -675,14 +668,19 @@ def _check_memory(peaks, advice):
 ALL_AT_ONCE = "In the ordinary loop all micro-batches are under way at once: TrainStep with schedule='1f1b', or recompute, takes less"
 
 
+# What passes of a run are queued by; peaks: the most bytes on each device, from the run's begin on.
+Prepared = collections.namedtuple("Prepared", "stages table items peaks")
+
+
 class Driver:
     """Queues the passes of a run by the pipeline's schedule."""
 
     def __init__(self, entry, pipeline):
         self.entry, self.pipeline = entry, pipeline
-        self.begun = None  # of a recorded run: what forward has queued
+        self.begun = None  # of a recorded run: how forward was queued
 
-    def _prepare(self, run, phases, schedule=None):
+    def _prepare(self, run, phases, schedule=None, keep=False):
+        """keep: a backward is to come, for which nothing is given back."""
         pipeline, pieces = self.pipeline, run.pieces
         if schedule is None and pipeline.schedule == AUTO:
             schedule = self.entry.chosen or schedules.DEFAULT
@@ -701,7 +699,9 @@ class Driver:
                 described.durations = described.costs(pipeline.expected.times)
             table = described.table(schedule, pieces, phases, pipeline.micro_batches)
             items = described.items(table, pieces, phases)
-            prepared = self.entry.tables[key] = (described, table, items)
+            whole = self.begun.items + items if phases == "B" else items
+            peaks = described.peaks(run, whole, keep)
+            prepared = self.entry.tables[key] = Prepared(described, table, items, peaks)
         return prepared
 
     def _choose(self, run):
@@ -712,12 +712,11 @@ class Driver:
         if self.pipeline.schedule != AUTO or entry.chosen or entry.runs < 3:
             return
         report, best = self.pipeline.report(), None
-        own = any(report.stages is stages for stages, *_ in entry.tables.values())
+        own = any(report.stages is prepared.stages for prepared in entry.tables.values())
         if report.micro_batches != run.pieces or not own:
             return  # the last step was of another shape
         for name in schedules.SCHEDULES:
-            stages, table, items = self._prepare(run, "FB", name)
-            peaks = stages.peaks(items)
+            stages, table, _, peaks = self._prepare(run, "FB", name)
             if any(
                 memory_stats(ctx)["limit"]
                 and needed > memory_stats(ctx)["limit"] - memory_stats(ctx)["in_use"]
@@ -729,44 +728,33 @@ class Driver:
                 best = (length, sum(peaks.values()), name)
         entry.chosen = best[2] if best else schedules.DEFAULT
 
-    def _note(self, run, stages, table, phases, items, keep=False):
-        """For the report; `items` and `keep`: what `Stages.peaks` is asked."""
-        self.pipeline._last = (run.watch(), stages, table, phases, run.pieces)
-        self.pipeline._memory = (items, keep)
+    def _queue(self, run, prepared, phases):
+        """Queues what was prepared, and notes it for the report."""
+        run.submit(prepared.items)
+        self.pipeline._last = (run.watch(), prepared, phases)
 
     def forward(self, run, recording=False):
-        stages, table, items = self._prepare(run, "F")
+        prepared = self._prepare(run, "F", keep=recording)
         if recording:
-            self.begun = items
-            _check_memory(stages.peaks(items, True) if _limited(stages) else {}, ALL_AT_ONCE)
-        run.submit(items)
-        self._note(run, stages, table, "F", items, recording)
+            self.begun = prepared
+            _check_memory(prepared.peaks, ALL_AT_ONCE)
+        self._queue(run, prepared, "F")
 
     def peaks(self, run):
         """The most bytes that both passes, interleaved, take on each device."""
-        stages, _, items = self._prepare(run, "FB")
-        return stages.peaks(items)
+        return self._prepare(run, "FB").peaks
 
     def train(self, run):
         """Both passes, interleaved."""
         self._choose(run)
-        stages, table, items = self._prepare(run, "FB")
-        _check_memory(
-            stages.peaks(items) if _limited(stages) else {},
-            "More micro-batches, schedule='1f1b' or recompute take less",
-        )
-        run.submit(items)
-        self._note(run, stages, table, "FB", items)
+        prepared = self._prepare(run, "FB")
+        _check_memory(prepared.peaks, "More micro-batches, schedule='1f1b' or recompute take less")
+        self._queue(run, prepared, "FB")
 
     def __call__(self, run):
         """The backward of a recorded run."""
-        stages, table, items = self._prepare(run, "B")
-        whole = self.begun + items
-        if _limited(stages):
-            held = stages.peaks(self.begun, True)
-            _check_memory(
-                {ctx: needed - held[ctx] for ctx, needed in stages.peaks(whole).items()},
-                ALL_AT_ONCE,
-            )
-        run.submit(items)
-        self._note(run, stages, table, "B", whole)
+        prepared = self._prepare(run, "B")
+        held = self.begun.peaks
+        more = {ctx: needed - held.get(ctx, 0) for ctx, needed in prepared.peaks.items()}
+        _check_memory(more, ALL_AT_ONCE)
+        self._queue(run, prepared, "B")

@@ -74,14 +74,11 @@ class Report:
         hold between forward and backward included.
     """
 
-    def __init__(self, run, stages, table, phases, micro_batches, memory):
+    def __init__(self, run, prepared, phases):
         nd.waitall()
-        self.stages, self.table, self.phases, self.micro_batches = (
-            stages,
-            table,
-            phases,
-            micro_batches,
-        )
+        stages, table, micro_batches = prepared.stages, prepared.table, prepared.stages.pieces
+        self._run, self.stages, self.table = run, stages, table
+        self.phases, self.micro_batches = phases, micro_batches
         measured = {
             (piece, phase): run.times(piece, phase)
             for piece in range(micro_batches)
@@ -123,8 +120,12 @@ class Report:
         spans = {a: span for a, span in planned.spans.items() if a in self.spans}
         self.planned = planned._replace(spans=spans)
         self.planned_bubble = planned.bubble
-        self.planned_bytes = stages.peaks(*memory)
+        self.planned_bytes = prepared.peaks
         self.bytes_copied = dict(stages.bytes_sent(phases))
+
+    def peaks_of(self, schedule, times):
+        """What `planned_bytes` would be with another schedule, made of such times."""
+        return self.stages.peaks_of(self._run, schedule, times)
 
     def __repr__(self):
         lines = [

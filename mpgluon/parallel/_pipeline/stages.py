@@ -37,7 +37,6 @@ class Stages:
     """
 
     def __init__(self, run, with_backward, carried):
-        self._run = run.watch()
         self.pieces, self.contexts = run.pieces, []  # by number of device
         # For each piece, its programs; backward may be None.
         forward = [run.describe(k, 0) for k in range(run.pieces)]
@@ -304,17 +303,16 @@ class Stages:
                         queue((phase, piece, segment), 0 if phase else len(self) - 1)
         return array_of("I", itertools.chain.from_iterable(items))
 
-    def bytes_of(self, schedule, micro_batches, times):
-        """The most bytes on each device with the table that a schedule makes of such times
-        (`peaks`)."""
-        with _core.Scope((vars(self), "durations", self.costs(times))):
-            table = self.table(schedule, micro_batches, "FB")
-            return self.peaks(self.items(table, micro_batches, "FB"))
-
-    def peaks(self, items, keep=False):
+    def peaks(self, run, items, keep=False):
         """The most bytes that the blocks of all pieces take on each device, when items are queued
         in this order; ``keep``: nothing is given back, as a backward is to come."""
-        return {**dict.fromkeys(self.contexts, 0), **self._run.peaks(items, keep)}
+        return {**dict.fromkeys(self.contexts, 0), **run.peaks(items, keep)}
+
+    def peaks_of(self, run, schedule, times):
+        """The same with the table that a schedule makes of such times."""
+        with _core.Scope((vars(self), "durations", self.costs(times))):
+            table = self.table(schedule, self.pieces, "FB")
+            return self.peaks(run, self.items(table, self.pieces, "FB"))
 
     def segments_of(self, action):
         """(phase, piece, segments) of an action."""

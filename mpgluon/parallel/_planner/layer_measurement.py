@@ -236,7 +236,7 @@ class _Bench:
 
     def spans(self, kind):
         """Seconds of the passes of the last step, for each piece."""
-        run, stages, _, phases, _ = self.pipeline.last_run()
+        run, (stages, *_), phases = self.pipeline.last_run()
         if kind not in "F" + phases:
             return [0.0] * MICRO_BATCHES
         found = []
@@ -249,7 +249,7 @@ class _Bench:
     def memory(self):
         """(kept for backward, used while running, the same for the first) of one micro-batch, by
         plan: blocks of both passes, and those of one."""
-        stages, saved, working = self.pipeline.last_run()[1], 0, []
+        stages, saved, working = self.pipeline.last_run()[1].stages, 0, []
         for piece, forward in enumerate(stages.forward):
             one, two = (
                 {b for segment in programs["segments"] for b in segment["blocks"]}
@@ -262,7 +262,7 @@ class _Bench:
 
     def same_as(self):
         """What a layer of the same cost has in common."""
-        _, stages, _, phases, _ = self.pipeline.last_run()
+        _, (stages, *_), phases = self.pipeline.last_run()
         described = (stages.forward[0], *(stages.backward[:1] if stages.backward else []))
         ops = [
             tuple(op.rsplit("/", 1)[-1] for s in f["segments"] for op in s["ops"])

@@ -195,11 +195,7 @@ class _Trial:
         self.times, contexts = None, [self.devices[d] for d in self.candidate.where]
         if self.report.stages.placement() == contexts:
             times = {**self.candidate.times, **self._means()}
-            if fits(
-                self.report.stages.bytes_of(
-                    self.candidate.schedule, self.candidate.micro_batches, times
-                )
-            ):
+            if fits(self.report.peaks_of(self.candidate.schedule, times)):
                 self.times, self.pipeline.expected = times, Expected(contexts, times)
         self._step()  # with memory of its own
         self._start()
