@@ -1,10 +1,10 @@
+/* Sums of replicas, queued beside the devices. */
 #include "comm/replicas.h"
 
 #include <string.h>
 
 #include "base/clock.h"
 #include "base/memory.h"
-#include "device/profiler.h"
 #include "op/submit.h"
 
 /* The work: freed by whoever is done with it. */
@@ -13,7 +13,7 @@ typedef struct job {
   bool everywhere;
   size_t bytes;
   mpg_kernel_fn kernel;
-  mpg_view *views; /* [array * num_replicas + replica] */
+  mpg_view views[]; /* [array * num_replicas + replica] */
 } job;
 
 static size_t bytes_of(const mpg_desc *desc) {
@@ -28,14 +28,9 @@ static mpg_status sum(mpg_run *run, void *payload) {
   mpg_num_args_params params = {.num_args = (int64_t)j->num_replicas};
   for (uint32_t i = 0; i < j->num_arrays; i++) {
     const mpg_view *views = j->views + (size_t)i * j->num_replicas;
-    mpg_kernel_call call = {.op = mpg_op_get(MPG_OP_add_n),
-                            .params = &params,
-                            .device = run->device,
-                            .num_threads = run->num_threads,
-                            .num_inputs = (int)j->num_replicas,
-                            .num_outputs = 1,
-                            .inputs = views,
-                            .outputs = &views[j->home]};
+    mpg_kernel_call call =
+        mpg_kernel_call_in(run, mpg_op_get(MPG_OP_add_n), &params, views, (int)j->num_replicas, 1);
+    call.outputs = &views[j->home];
     MPG_TRY(j->kernel(&call));
     size_t bytes = j->everywhere ? bytes_of(&views[j->home].desc) : 0;
     for (uint32_t r = 0; bytes && r < j->num_replicas; r++)
@@ -51,11 +46,7 @@ static mpg_status sum(mpg_run *run, void *payload) {
   return MPG_OK;
 }
 
-static void discard(void *payload) {
-  job *j = *(job **)payload;
-  mpg_free(j->views);
-  mpg_free(j);
-}
+static void discard(void *payload) { mpg_free(*(job **)payload); }
 
 static mpg_status check(const mpg_replicas *r) {
   for (uint32_t i = 0; i < r->num_arrays * r->num_replicas; i++) {
@@ -73,131 +64,98 @@ static mpg_status check(const mpg_replicas *r) {
   return MPG_OK;
 }
 
+static bool written(const mpg_replicas *r, uint32_t replica) {
+  return r->everywhere || replica == r->home;
+}
+
 static mpg_status make_job(const mpg_replicas *r, job **result) {
   size_t count = (size_t)r->num_arrays * r->num_replicas;
-  job *j = mpg_calloc(1, sizeof *j);
-  mpg_view *views = mpg_calloc(count, sizeof *views);
-  if (!j || !views) {
-    mpg_free(j);
-    mpg_free(views);
-    return mpg_out_of_host_memory(count * sizeof *views);
-  }
-  *j = (job){r->num_arrays,
-             r->num_replicas,
-             r->home,
-             r->everywhere,
-             0,
-             mpg_kernel_get(r->arrays[0]->storage->device, mpg_op_get(MPG_OP_add_n)),
-             views};
+  job *j = mpg_malloc(sizeof *j + count * sizeof *j->views);
+  if (!j) return mpg_out_of_host_memory(count * sizeof *j->views);
+  *j = (job){.num_arrays = r->num_arrays,
+             .num_replicas = r->num_replicas,
+             .home = r->home,
+             .everywhere = r->everywhere,
+             .kernel = mpg_kernel_get(r->arrays[0]->storage->device, mpg_op_get(MPG_OP_add_n))};
   for (uint32_t i = 0; i < r->num_arrays; i++) {
     for (uint32_t k = 0; k < r->num_replicas; k++) {
       const mpg_tensor *tensor = r->arrays[k * r->num_arrays + i];
-      views[(size_t)i * r->num_replicas + k] = (mpg_view){mpg_tensor_data(tensor), tensor->desc};
+      j->views[(size_t)i * r->num_replicas + k] = (mpg_view){mpg_tensor_data(tensor), tensor->desc};
     }
-    j->bytes += bytes_of(&views[(size_t)i * r->num_replicas].desc);
+    j->bytes += mpg_tensor_bytes(r->arrays[i]);
   }
   *result = j;
   return MPG_OK;
 }
 
-typedef struct point_list {
-  mpg_point *points;
-  size_t capacity;
-  int count;
-} point_list;
-
-static mpg_status add_point(point_list *list, mpg_point point) {
-  if (!point.tick) return MPG_OK;
-  MPG_TRY(mpg_grow((void **)&list->points, &list->capacity, (size_t)list->count + 1,
-                   sizeof *list->points));
-  list->count = mpg_point_add(list->points, list->count, point);
-  return MPG_OK;
-}
-
-/* The array is final, and where it is written nobody reads it any more. */
-static mpg_status add_points(point_list *list, const mpg_storage *storage, const mpg_device *side,
-                             bool writes) {
-  const mpg_uses *uses = &storage->block.uses;
-  MPG_TRY(add_point(
-      list,
-      (mpg_point){.device = storage->device, .tick = uses->write, .data = storage->version != 0}));
-  if (!writes) return MPG_OK;
-  MPG_TRY(add_point(list, (mpg_point){.device = storage->device, .tick = uses->read}));
-  for (int i = 0; i < uses->num_foreign; i++)
-    if (uses->foreign[i].device != side)
-      MPG_TRY(add_point(
-          list, (mpg_point){.device = uses->foreign[i].device, .tick = uses->foreign[i].tick}));
-  return MPG_OK;
-}
-
-static bool written(const mpg_replicas *r, uint32_t replica) {
-  return r->everywhere || replica == r->home;
-}
-
-/* What is to be queued: the sums beside the devices, and on each device whose arrays they write
- * something that waits for them, so that whatever it does from now on comes behind. */
+/* What is to be queued. The arrays are held: while it waits, others may give them other memory. */
 typedef struct queued_sums {
-  const mpg_replicas *replicas;
-  mpg_device *devices[MPG_MOST_TOGETHER]; /* the side, then those of the written replicas */
-  int count;
-  job *work; /* owned until it is queued */
-  point_list list;
-  mpg_point end;
+  job *work;
+  mpg_array_use *uses; /* owned references */
+  uint32_t num_uses;
+  bool queued; /* the work is its own now */
 } queued_sums;
 
-static mpg_status prepare(void *state, mpg_submission *submissions, bool *done) {
-  queued_sums *q = state;
-  const mpg_replicas *r = q->replicas;
-  mpg_device *side = q->devices[0];
+static mpg_status ready(void *state, bool *done) {
   (void)done;
-  for (uint32_t i = 0; i < r->num_arrays * r->num_replicas; i++) {
-    MPG_TRY(mpg_storage_reserve_read(r->arrays[i]->storage, side));
-    MPG_TRY(add_points(&q->list, r->arrays[i]->storage, side, written(r, i / r->num_arrays)));
-  }
-  MPG_TRY(make_job(r, &q->work));
-  submissions[0] = (mpg_submission){.name = name,
-                                    .work = sum,
-                                    .payload = &q->work,
-                                    .payload_size = sizeof q->work,
-                                    .points = q->list.points,
-                                    .num_points = q->list.count,
-                                    .discard = discard};
-  q->end = (mpg_point){side, mpg_device_next_tick(side), true};
-  for (int k = 1; k < q->count; k++)
-    submissions[k] =
-        (mpg_submission){.name = name, .work = mpg_wait_work, .points = &q->end, .num_points = 1};
+  ((queued_sums *)state)->queued = true;
   return MPG_OK;
 }
 
-static void note(void *state, const mpg_tick *ticks) {
-  const queued_sums *q = state;
-  const mpg_replicas *r = q->replicas;
-  int joined = 1;
-  for (uint32_t k = 0; k < r->num_replicas; k++)
-    for (uint32_t i = 0; i < r->num_arrays; i++) {
-      mpg_storage *storage = r->arrays[k * r->num_arrays + i]->storage;
-      mpg_storage_add_read(storage, q->devices[0], ticks[0]);
-      if (!written(r, k)) continue;
-      mpg_storage_add_write(storage, ticks[joined]);
-      joined += i + 1 == r->num_arrays;
-    }
+static mpg_status hold(const mpg_replicas *r, queued_sums *q) {
+  q->num_uses = r->num_arrays * r->num_replicas;
+  q->uses = mpg_malloc(q->num_uses * sizeof *q->uses);
+  if (!q->uses) return mpg_out_of_host_memory(q->num_uses * sizeof *q->uses);
+  for (uint32_t i = 0; i < q->num_uses; i++) {
+    q->uses[i] = mpg_use_array(r->arrays[i], true, written(r, i / r->num_arrays));
+    mpg_storage_retain(q->uses[i].storage);
+  }
+  return MPG_OK;
+}
+
+static void let_go(queued_sums *q) {
+  for (uint32_t i = 0; q->uses && i < q->num_uses; i++) mpg_storage_release(q->uses[i].storage);
+  mpg_free(q->uses);
+  if (!q->queued) mpg_free(q->work);
+}
+
+/* Beside the devices, in the side queue of the home's. Each device whose arrays the sums are
+ * written to waits for them, so that whatever it does from now on comes behind. */
+static mpg_status queue(const mpg_replicas *r, mpg_device *const *devices, int num_devices) {
+  queued_sums q = {0};
+  mpg_status status = MPG_OK;
+  MPG_GOTO(make_job(r, &q.work));
+  MPG_GOTO(hold(r, &q));
+  const mpg_submission work = {.name = name,
+                               .work = sum,
+                               .payload = &q.work,
+                               .payload_size = sizeof q.work,
+                               .discard = discard};
+  status = mpg_kernel_submit(&(mpg_kernel_submission){.devices = devices,
+                                                      .num_devices = num_devices,
+                                                      .work = work,
+                                                      .uses = q.uses,
+                                                      .num_uses = q.num_uses,
+                                                      .ready = ready,
+                                                      .state = &q});
+fail:
+  let_go(&q);
+  return status;
 }
 
 mpg_status mpg_comm_sum_replicas(const mpg_replicas *r, bool *done) {
+  mpg_device *devices[MPG_MOST_TOGETHER]; /* the side, then those of the written replicas */
+  int count = 1;
   *done = r->num_arrays > 0;
   if (!*done) return MPG_OK;
   MPG_TRY(check(r));
-  queued_sums q = {.replicas = r, .count = 1};
   *done = r->num_replicas < MPG_MOST_TOGETHER;
   for (uint32_t k = 0; k < r->num_replicas && *done; k++) {
     mpg_device *device = r->arrays[k * r->num_arrays]->storage->device;
     *done = device->id.type == MPG_CPU;
-    if (written(r, k)) q.devices[q.count++] = device;
+    if (written(r, k)) devices[count++] = device;
   }
   if (!*done) return MPG_OK;
-  MPG_TRY(mpg_device_side(r->arrays[r->home * r->num_arrays]->storage->device, &q.devices[0]));
-  mpg_status status = mpg_device_queue(&(mpg_queuing){
-      .devices = q.devices, .count = q.count, .prepare = prepare, .note = note, .state = &q});
-  mpg_free(q.list.points);
-  return status;
+  MPG_TRY(mpg_device_side(r->arrays[r->home * r->num_arrays]->storage->device, &devices[0]));
+  return queue(r, devices, count);
 }

@@ -32,6 +32,7 @@ static struct {
   int64_t idle_spin_ns;
   mpg_team_spin team_spin;
   bool poison_pools;
+  mpg_point_list points; /* of the work that is being queued */
   _Atomic(int) spinning; /* idle workers that look for work; any thread */
   bool initialized, shut_down, fork_prepared;
   bool exiting; /* libraries that were opened after this one have taken their state down */
@@ -269,7 +270,8 @@ mpg_status mpg_device_queue(const mpg_queuing *queuing) {
   MPG_ASSERT(queuing->count <= MPG_MOST_TOGETHER);
   MPG_TRY(make_room(queuing->devices, queuing->count));
   uint64_t turns = mpg_host_turns();
-  MPG_TRY(queuing->prepare(queuing->state, submissions, &done));
+  table.points.begin = table.points.count = 0;
+  MPG_TRY(queuing->prepare(queuing->state, &table.points, submissions, &done));
   if (!done) {
     MPG_TRY(queue_all(queuing->devices, submissions, queuing->count, last));
     queuing->note(queuing->state, last);

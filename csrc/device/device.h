@@ -243,11 +243,11 @@ static inline const char *mpg_device_text(const mpg_device *device) { return dev
 mpg_status mpg_device_set_threads(int n);
 int mpg_machine_cores(void); /* cores this process may run on */
 
-/* Queuing. All work is queued by mpg_device_queue, which keeps pieces of work
- * whole towards each other: from collecting what the work must wait for until all its uses are
- * noted, nobody else runs, no other thread of the host and no finalizer. In order: waits while
- * very much is queued (host lock given up; may be interrupted); `prepare`, which looks at the
- * storages, collects points and fills in a submission per device; queues all or none, and no other
+/* Queuing. All work is queued by mpg_device_queue, which keeps pieces of work whole towards each
+ * other: from collecting what the work must wait for until all its uses are noted, nobody else
+ * runs, no other thread of the host and no finalizer. In order: waits while very much is queued
+ * (host lock given up; may be interrupted); `prepare`, which looks at the storages, collects points
+ * (in an empty list) and fills in a submission per device; queues all or none, and no other
  * submission comes between, so programs that wait for each other cannot deadlock; `note`, which
  * tells the storages; and only then anything that may wait, as synchronous mode does. Neither
  * function may let others in (base/host.h counts turns); a mistake there ends the process in debug
@@ -255,14 +255,20 @@ int mpg_machine_cores(void); /* cores this process may run on */
  * line. In `prepare` the first tick of submission i is mpg_device_next_tick(devices[i]), so
  * payloads can name each other's ticks; a device may come more than once, its submissions one
  * behind the other. If it fails, nothing has been queued and payloads are the caller's; later
- * failures discard them. *done: it has done the work itself, and noted it: nothing is to be
- * queued. `note` gets the last tick of each submission. In synchronous mode the work is done on
- * return and its failure is the result. */
+ * failures discard them. *done: it has done the work itself, and noted it: nothing is to be queued.
+ * `note` gets the last tick of each submission. In synchronous mode the work is done on return and
+ * its failure is the result. */
 enum { MPG_MOST_TOGETHER = 72 };
+typedef struct mpg_point_list { /* work space: one for all, as nobody else prepares meanwhile */
+  mpg_point *points;
+  size_t capacity;
+  int begin, count; /* those from `begin` on are the next submission's */
+} mpg_point_list;
 typedef struct mpg_queuing {
   mpg_device *const *devices;
   int count; /* at most MPG_MOST_TOGETHER */
-  mpg_status (*prepare)(void *state, mpg_submission *submissions, bool *done);
+  mpg_status (*prepare)(void *state, mpg_point_list *points, mpg_submission *submissions,
+                        bool *done);
   void (*note)(void *state, const mpg_tick *ticks);
   void *state;
 } mpg_queuing;

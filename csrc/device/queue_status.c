@@ -45,8 +45,9 @@ static mpg_status stall(mpg_run *run, void *payload) {
   return MPG_OK;
 }
 
-static mpg_status prepare_stall(void *state, mpg_submission *submissions, bool *done) {
-  (void)done;
+static mpg_status prepare_stall(void *state, mpg_point_list *points, mpg_submission *submissions,
+                                bool *done) {
+  (void)points, (void)done;
   submissions[0] = (mpg_submission){
       .name = "stall", .work = stall, .payload = state, .payload_size = sizeof(struct stall)};
   return MPG_OK;

@@ -2,10 +2,8 @@
 
 #include <string.h>
 
-#include "base/clock.h"
 #include "base/host.h"
 #include "base/memory.h"
-#include "device/profiler.h"
 #include "op/fused.h"
 #include "op/placement.h"
 #include "op/submit.h"
@@ -54,35 +52,6 @@ mpg_random_key mpg_random_next(uint64_t calls) {
   mpg_random_key key = random_state;
   random_state.call += calls;
   return key;
-}
-
-static void record_event(const mpg_kernel_call *call, uint32_t scope, bool backward,
-                         const mpg_device *source, int64_t begin) {
-  mpg_event event = {.name = call->op->name,
-                     .scope = scope,
-                     .backward = backward,
-                     .kind = source ? MPG_EVENT_COPY : MPG_EVENT_OP,
-                     .peer = source ? source->ordinal : -1,
-                     .begin_ns = begin,
-                     .end_ns = mpg_clock_ns()};
-  if (source)
-    event.bytes = (uint64_t)mpg_shape_size(&call->outputs[0].desc.shape) *
-                  mpg_dtype_size(call->outputs[0].desc.dtype);
-  mpg_profiler_record(call->device, &event);
-}
-
-mpg_status mpg_kernel_run(mpg_kernel_fn kernel, const mpg_kernel_call *call, uint32_t scope,
-                          bool backward, mpg_device *source) {
-  bool profiling = mpg_profiler_on();
-  int64_t begin = __builtin_expect(profiling, 0) ? mpg_clock_ns() : 0;
-  mpg_status status = source && mpg_device_copies(call->device, source)
-                          ? mpg_device_copy(call->device, call->device, call->outputs[0].data,
-                                            source, call->inputs[0].data,
-                                            (size_t)mpg_shape_size(&call->inputs[0].desc.shape) *
-                                                mpg_dtype_size(call->inputs[0].desc.dtype))
-                          : kernel(call);
-  if (__builtin_expect(profiling, 0)) record_event(call, scope, backward, source, begin);
-  return status;
 }
 
 /* --- Invocation ------------------------------------------------------------------------------- */
@@ -201,107 +170,29 @@ static bool runs_inline(const mpg_invocation *inv, const mpg_device *device,
   return true;
 }
 
-/* An op that is to be queued. */
-typedef struct queued_op {
+/* Inference has read contents of the inputs: of these versions. */
+typedef struct seen_inputs {
   const mpg_invocation *inv;
-  mpg_device *device;
-  void *payload;
-  size_t size;
-  uint32_t origin;
-  const uint32_t
-      *seen;   /* versions of the inputs whose contents inference has read; NULL: of none */
+  uint32_t versions[MPG_MAX_NAMED];
   bool *again; /* they are others now: nothing was queued */
-  mpg_point stack_points[STACK_ARRAYS * 4], *points;
-} queued_op;
+} seen_inputs;
 
-static bool unchanged(const mpg_invocation *inv, const uint32_t *seen) {
+static bool unchanged(const seen_inputs *seen) {
+  const mpg_invocation *inv = seen->inv;
   for (int i = 0; i < inv->num_inputs && i < MPG_MAX_NAMED; i++)
-    if (inv->inputs[i].storage->version != seen[i]) return false;
+    if (inv->inputs[i].storage->version != seen->versions[i]) return false;
   return true;
 }
 
-static mpg_status prepare(void *state, mpg_submission *submissions, bool *done) {
-  queued_op *q = state;
-  const mpg_invocation *inv = q->inv;
-  const mpg_op *op = inv->op;
-  if (q->seen && !unchanged(inv, q->seen)) {
-    *done = *q->again = true;
-    return MPG_OK;
-  }
-  size_t most = (size_t)(inv->num_inputs + inv->num_outputs) * (2 + (size_t)mpg_device_count());
-  int count = 0;
-  if (most > sizeof q->stack_points / sizeof *q->stack_points &&
-      !(q->points = mpg_space_take(most * sizeof *q->points)))
-    return mpg_out_of_host_memory(most * sizeof *q->points);
-  for (int i = 0; i < inv->num_inputs; i++) {
-    mpg_storage *storage = inv->inputs[i].storage;
-    MPG_TRY(mpg_storage_reserve_read(storage, q->device));
-    if (!(op->flags & MPG_OP_SHAPE_ONLY))
-      mpg_storage_read_points(storage, q->device, q->points, &count);
-    if (mpg_op_input_mutable(op, i))
-      mpg_storage_write_points(storage, q->device, q->points, &count);
-  }
-  for (int i = 0; i < inv->num_outputs; i++)
-    mpg_tensor_write_points(&inv->outputs[i], q->device, q->points, &count);
-  submissions[0] = (mpg_submission){.name = op->name,
-                                    .work = mpg_op_task_work,
-                                    .payload = q->payload,
-                                    .payload_size = q->size,
-                                    .points = q->points,
-                                    .num_points = count,
-                                    .origin = q->origin,
-                                    .scope = inv->scope,
-                                    .steps = inv->steps};
+static mpg_status check_unchanged(void *state, bool *done) {
+  const seen_inputs *seen = state;
+  *done = *seen->again = !unchanged(seen);
   return MPG_OK;
-}
-
-static void note(void *state, const mpg_tick *ticks) {
-  const queued_op *q = state;
-  const mpg_invocation *inv = q->inv;
-  for (int i = 0; i < inv->num_outputs; i++)
-    mpg_storage_add_write(inv->outputs[i].storage, ticks[0]);
-  for (int i = 0; i < inv->num_inputs; i++) {
-    mpg_storage *storage = inv->inputs[i].storage;
-    if (mpg_op_input_mutable(inv->op, i))
-      mpg_storage_add_write(storage, ticks[0]);
-    else if (storage->device == q->device)
-      storage->block.uses.read = ticks[0];
-    else
-      mpg_storage_add_read(storage, q->device, ticks[0]);
-  }
-}
-
-static mpg_status queue(const mpg_invocation *inv, mpg_kernel_fn kernel, mpg_device *device,
-                        const mpg_view *views, const mpg_random_key *random, const uint32_t *seen,
-                        bool *again) {
-  enum { STACK_PAYLOAD = 8192 };
-  const mpg_op *op = inv->op;
-  size_t size = mpg_op_task_size(inv);
-  _Alignas(16) char stack_payload[STACK_PAYLOAD];
-  char *payload = size > sizeof stack_payload ? mpg_space_take(size) : stack_payload;
-  if (!payload) return mpg_out_of_host_memory(size);
-  bool copies_from_afar = (op->flags & MPG_OP_COPY) && mpg_tensor_device(&inv->inputs[0]) != device;
-  mpg_op_task_fill(payload, inv, kernel, views, *random,
-                   copies_from_afar ? mpg_tensor_device(&inv->inputs[0]) : NULL);
-  queued_op q;
-  q.inv = inv;
-  q.device = device;
-  q.payload = payload;
-  q.size = size;
-  q.origin = inv->origin ? inv->origin : mpg_host_origin();
-  q.points = q.stack_points;
-  q.seen = seen;
-  q.again = again;
-  mpg_status status = mpg_device_queue(&(mpg_queuing){
-      .devices = &device, .count = 1, .prepare = prepare, .note = note, .state = &q});
-  if (q.points != q.stack_points) mpg_space_give(q.points);
-  if (payload != stack_payload) mpg_space_give(payload);
-  return status;
 }
 
 /* Inference that reads contents: it waits for them, and says which versions it has read. */
 static mpg_status infer_values(mpg_invocation *inv, mpg_desc *input_descs, mpg_desc *output_descs,
-                               uint32_t *seen) {
+                               seen_inputs *seen) {
   const void *values[MPG_MAX_NAMED] = {NULL};
   void *copies[MPG_MAX_NAMED] = {NULL};
   mpg_status status = MPG_OK;
@@ -313,7 +204,7 @@ static mpg_status infer_values(mpg_invocation *inv, mpg_desc *input_descs, mpg_d
   } while (turns != mpg_host_turns()); /* waiting for one gives others the time to write another */
   for (int i = 0; i < inv->num_inputs && i < MPG_MAX_NAMED; i++) {
     const mpg_tensor *input = &inv->inputs[i];
-    seen[i] = input->storage->version;
+    seen->versions[i] = input->storage->version;
     if (mpg_tensor_device(input)->backend->host_accessible) {
       values[i] = mpg_tensor_data(input);
     } else {
@@ -351,10 +242,13 @@ static mpg_status try_invoke(mpg_invocation *inv, mpg_desc *descs, mpg_view *vie
     return mpg_fail(MPG_ERROR, "%s: no device was given", op->name);
   }
   mpg_kernel_fn kernel;
-  uint32_t versions[MPG_MAX_NAMED], *seen = op->flags & MPG_OP_DYNAMIC ? versions : NULL;
+  bool by_values = op->flags & MPG_OP_DYNAMIC;
+  seen_inputs seen;
+  seen.inv = inv;
+  seen.again = again;
   MPG_TRY(mpg_kernel_find(device, op, &kernel));
-  if (seen)
-    MPG_TRY(infer_values(inv, input_descs, output_descs, seen));
+  if (by_values)
+    MPG_TRY(infer_values(inv, input_descs, output_descs, &seen));
   else
     MPG_TRY(mpg_op_infer(op, inv->params, inv->train, input_descs, inv->num_inputs, output_descs,
                          inv->num_outputs));
@@ -390,22 +284,13 @@ static mpg_status try_invoke(mpg_invocation *inv, mpg_desc *descs, mpg_view *vie
     views[inv->num_inputs + o] = (mpg_view){mpg_tensor_data(&inv->outputs[o]), output_descs[o]};
   mpg_random_key random = {0};
   if (op->flags & MPG_OP_RANDOM) random = inv->random ? *inv->random : mpg_random_next(1);
-  if (runs_inline(inv, device, output_descs, written_inputs) && (!seen || unchanged(inv, seen))) {
+  if (runs_inline(inv, device, output_descs, written_inputs) && (!by_values || unchanged(&seen))) {
     MPG_GOTO(check_failures(inv));
-    mpg_kernel_call call = {.op = op,
-                            .params = inv->params,
-                            .device = device,
-                            .stream = NULL,
-                            .num_threads = 1,
-                            .num_inputs = inv->num_inputs,
-                            .num_outputs = inv->num_outputs,
-                            .inputs = views,
-                            .outputs = views + inv->num_inputs,
-                            .random = random,
-                            .random_at = NULL,
-                            .train = inv->train,
-                            .scratch = NULL,
-                            .scratch_size = 0};
+    const mpg_run run = {.device = device, .num_threads = 1};
+    mpg_kernel_call call =
+        mpg_kernel_call_in(&run, op, inv->params, views, inv->num_inputs, inv->num_outputs);
+    call.random = random;
+    call.train = inv->train;
     mpg_device *source = (op->flags & MPG_OP_COPY) && mpg_tensor_device(&inv->inputs[0]) != device
                              ? mpg_tensor_device(&inv->inputs[0])
                              : NULL;
@@ -416,7 +301,8 @@ static mpg_status try_invoke(mpg_invocation *inv, mpg_desc *descs, mpg_view *vie
         if (mpg_op_input_mutable(op, i)) mpg_storage_add_write(inv->inputs[i].storage, 0);
     return MPG_OK;
   }
-  MPG_GOTO(queue(inv, kernel, device, views, &random, seen, again));
+  MPG_GOTO(mpg_op_submit(inv, kernel, &device, 1, views, random, by_values ? check_unchanged : NULL,
+                         &seen));
   if (!*again) return MPG_OK;
 fail:
   for (int o = 0; o < made; o++)

@@ -36,11 +36,6 @@ mpg_status mpg_invoke_spanning(mpg_invocation *invocation);
  * hand-over to the worker. */
 enum { MPG_INLINE_ELEMENTS = 16384 };
 
-/* Runs a kernel whose arrays are ready, and tells the profiler. source: of a copy from another
- * device, else NULL. By whoever runs the device's work. */
-mpg_status mpg_kernel_run(mpg_kernel_fn kernel, const mpg_kernel_call *call, uint32_t scope,
-                          bool backward, mpg_device *source);
-
 /* The random state: one seed, one counter of calls. mx.random.seed sets the seed and starts the
  * count anew. */
 void mpg_random_seed(uint64_t seed);

@@ -1,3 +1,4 @@
+/* Updates of many weights, prepared once. */
 #include "op/multi_update.h"
 
 #include <stdlib.h>
@@ -5,6 +6,7 @@
 
 #include "base/host.h"
 #include "base/memory.h"
+#include "op/submit.h"
 
 enum { CHUNK = MPG_MAX_FLOATS, MAX_PARAMS = 4096 };
 
@@ -12,7 +14,7 @@ typedef struct factors {
   double lr, wd;
 } factors;
 
-struct mpg_multi_update {     /* one block of memory, but for the points */
+struct mpg_multi_update {     /* one block of memory */
   _Atomic int32_t references; /* the owner's, and one of each queued call */
   const mpg_op *op;
   mpg_kernel_fn kernel;
@@ -23,8 +25,7 @@ struct mpg_multi_update {     /* one block of memory, but for the points */
   mpg_tensor *arrays;   /* owned; storage NULL when the owner has let go */
   mpg_view *views;      /* of one kernel call after the other: inputs, then outputs */
   factors *factors;
-  mpg_point *points; /* work space of calls; owned */
-  size_t points_capacity;
+  mpg_array_use *uses; /* of the arrays */
 };
 
 /* Followed by the parameters, which the running work fills in. */
@@ -61,15 +62,7 @@ static mpg_status update_work(mpg_run *run, void *payload) {
   for (uint32_t first = 0; first < u->num_weights; first += CHUNK) {
     uint32_t count = chunk_size(u, first), inputs = count * u->per_weight;
     set_rates(u, params, first, count, task->lr, task->correction, task->wd);
-    mpg_kernel_call call = {.op = u->op,
-                            .params = params,
-                            .device = run->device,
-                            .stream = run->stream,
-                            .num_threads = run->num_threads,
-                            .num_inputs = (int)inputs,
-                            .num_outputs = (int)count,
-                            .inputs = views,
-                            .outputs = views + inputs};
+    mpg_kernel_call call = mpg_kernel_call_in(run, u->op, params, views, (int)inputs, (int)count);
     MPG_TRY(mpg_kernel_run(u->kernel, &call, task->scope, false, NULL));
     views += inputs + count;
   }
@@ -77,104 +70,57 @@ static mpg_status update_work(mpg_run *run, void *payload) {
 }
 
 static void drop(mpg_multi_update *u) {
-  if (atomic_fetch_sub_explicit(&u->references, 1, memory_order_acq_rel) != 1) return;
-  mpg_free(u->points);
-  mpg_free(u);
+  if (atomic_fetch_sub_explicit(&u->references, 1, memory_order_acq_rel) == 1) mpg_free(u);
 }
 
 static void update_discard(void *payload) { drop(((update_task *)payload)->update); }
 
 /* --- Calling ---------------------------------------------------------------------------------- */
 
-static bool is_gradient(const mpg_multi_update *u, uint32_t i) { return i % u->per_weight == 1; }
-
 static bool runs_inline(const mpg_multi_update *u) {
   if (u->elements > MPG_INLINE_ELEMENTS || !mpg_device_runs_inline(u->device)) return false;
   for (uint32_t i = 0; i < num_arrays(u); i++)
-    if (!is_gradient(u, i) && !mpg_storage_writable_now(u->arrays[i].storage)) return false;
+    if (u->uses[i].writes && !mpg_storage_writable_now(u->arrays[i].storage)) return false;
   return true;
 }
 
-/* What all arrays must wait for, each point once, about: arrays that were written together follow
- * each other. */
-static mpg_status collect_points(mpg_multi_update *u, int *count) {
-  enum { KNOWN = 4 };
-  mpg_tick known[KNOWN] = {0};
-  int next = 0;
-  *count = 0;
-  for (uint32_t i = 0; i < num_arrays(u); i++) {
-    const mpg_storage *storage = u->arrays[i].storage;
-    const mpg_uses *uses = &storage->block.uses;
-    bool seen = !uses->write || !storage->version;
-    for (int k = 0; k < KNOWN && !seen; k++) seen = known[k] == uses->write;
-    if (seen && (is_gradient(u, i) || !uses->num_foreign)) continue;
-    MPG_TRY(mpg_grow((void **)&u->points, &u->points_capacity,
-                     (size_t)*count + 1 + (size_t)uses->num_foreign, sizeof *u->points));
-    if (!seen) {
-      mpg_storage_read_points(storage, u->device, u->points, count);
-      known[next++ % KNOWN] = uses->write;
-    }
-    if (!is_gradient(u, i)) mpg_storage_write_points(storage, u->device, u->points, count);
-  }
-  return MPG_OK;
-}
-
-static void note_uses(const mpg_multi_update *u, mpg_tick tick) {
-  for (uint32_t i = 0; i < num_arrays(u); i++) {
-    mpg_storage *storage = u->arrays[i].storage;
-    if (!is_gradient(u, i))
-      mpg_storage_add_write(storage, tick);
-    else if (tick)
-      storage->block.uses.read = tick;
-  }
-}
-
-static mpg_status run_here(mpg_multi_update *u, update_task *task) {
+/* Runs in this thread: all arrays are ready, and the device is idle. */
+static mpg_status run_inline(mpg_multi_update *u, update_task *task) {
   for (uint32_t i = 0; i < num_arrays(u); i++) MPG_TRY(mpg_storage_failure(u->arrays[i].storage));
   MPG_TRY(update_work(&(mpg_run){.device = u->device, .num_threads = 1}, task));
-  note_uses(u, 0);
+  for (uint32_t i = 0; i < num_arrays(u); i++)
+    if (u->uses[i].writes) mpg_storage_add_write(u->arrays[i].storage, 0);
   return MPG_OK;
 }
 
-typedef struct update_call {
-  mpg_multi_update *update;
-  update_task *task;
-  uint32_t origin;
-} update_call;
-
-static mpg_status prepare(void *state, mpg_submission *submissions, bool *done) {
-  const update_call *c = state;
-  mpg_multi_update *u = c->update;
-  int count;
-  *done = runs_inline(u);
-  if (*done) return run_here(u, c->task);
-  MPG_TRY(collect_points(u, &count));
-  submissions[0] = (mpg_submission){.name = u->op->name,
-                                    .work = update_work,
-                                    .payload = c->task,
-                                    .payload_size = params_offset() + u->op->params->size,
-                                    .points = u->points,
-                                    .num_points = count,
-                                    .origin = c->origin,
-                                    .scope = c->task->scope,
-                                    .discard = update_discard};
-  atomic_fetch_add_explicit(&u->references, 1, memory_order_relaxed);
+static mpg_status retain(void *state, bool *done) {
+  (void)done;
+  atomic_fetch_add_explicit(&((mpg_multi_update *)state)->references, 1, memory_order_relaxed);
   return MPG_OK;
-}
-
-static void note(void *state, const mpg_tick *ticks) {
-  note_uses(((const update_call *)state)->update, ticks[0]);
 }
 
 static mpg_status call(mpg_multi_update *u, const void *params, double lr, double correction,
                        double wd, uint32_t scope) {
   _Alignas(16) char payload[MAX_PARAMS + 64];
   update_task *task = (update_task *)payload;
+  uint32_t origin = mpg_host_origin(); /* first: it lets others in */
   *task = (update_task){u, lr, correction, wd, scope};
   memcpy(payload + params_offset(), params, u->op->params->size);
-  update_call state = {u, task, mpg_host_origin()};
-  return mpg_device_queue(&(mpg_queuing){
-      .devices = &u->device, .count = 1, .prepare = prepare, .note = note, .state = &state});
+  if (runs_inline(u)) return run_inline(u, task);
+  return mpg_kernel_submit(
+      &(mpg_kernel_submission){.devices = &u->device,
+                               .num_devices = 1,
+                               .work = {.name = u->op->name,
+                                        .work = update_work,
+                                        .payload = task,
+                                        .payload_size = params_offset() + u->op->params->size,
+                                        .origin = origin,
+                                        .scope = scope,
+                                        .discard = update_discard},
+                               .uses = u->uses,
+                               .num_uses = num_arrays(u),
+                               .ready = retain,
+                               .state = u});
 }
 
 mpg_status mpg_multi_update_call(mpg_multi_update *u, const void *params, double lr,
@@ -258,7 +204,9 @@ static mpg_status allocate(uint32_t num_weights, uint32_t per_weight, mpg_multi_
     return mpg_fail(MPG_VALUE_ERROR,
                     "an update takes one weight at least, with 2 to 8 arrays each");
   if (!mpg_size_mul(num_weights, per_weight + 1, &count) || count > UINT32_MAX ||
-      !mpg_size_mul(count, sizeof(mpg_tensor) + sizeof(mpg_view) + sizeof(factors), &bytes))
+      !mpg_size_mul(count,
+                    sizeof(mpg_tensor) + sizeof(mpg_view) + sizeof(mpg_array_use) + sizeof(factors),
+                    &bytes))
     return mpg_out_of_host_memory(SIZE_MAX);
   mpg_multi_update *u = mpg_calloc(1, sizeof *u + bytes);
   if (!u) return mpg_out_of_host_memory(bytes);
@@ -267,7 +215,8 @@ static mpg_status allocate(uint32_t num_weights, uint32_t per_weight, mpg_multi_
   u->per_weight = per_weight;
   u->arrays = (mpg_tensor *)(u + 1);
   u->views = (mpg_view *)(u->arrays + count);
-  u->factors = (factors *)(u->views + count);
+  u->uses = (mpg_array_use *)(u->views + count);
+  u->factors = (factors *)(u->uses + count);
   *result = u;
   return MPG_OK;
 }
@@ -284,6 +233,7 @@ mpg_status mpg_multi_update_make(const mpg_op *op, const mpg_tensor *arrays, uin
   for (uint32_t i = 0; i < num_arrays(u); i++) {
     u->arrays[i] = arrays[i];
     mpg_tensor_retain(&u->arrays[i]);
+    u->uses[i] = mpg_use_array(&arrays[i], true, i % per_weight != 1); /* 1: the gradient */
     u->elements += mpg_shape_size(&arrays[i].desc.shape) *
                    (i % per_weight ? 1 : 2); /* a weight is an output, too */
     if (mpg_tensor_device(&arrays[i]) != u->device)

@@ -1,9 +1,6 @@
 /* Running an op whose arrays are on several devices: it is queued on its first input's, and every
  * other device that has an array of it waits there for its end, so that all it writes is written by
  * a tick of the device it is on. */
-#include <string.h>
-
-#include "base/host.h"
 #include "base/memory.h"
 #include "op/array/collective.h"
 #include "op/submit.h"
@@ -17,95 +14,6 @@ static mpg_status add_device(mpg_device **devices, int *count, mpg_device *devic
     return mpg_fail(MPG_ERROR, "one collective can span up to %d devices", MAX_DEVICES);
   devices[(*count)++] = device;
   return MPG_OK;
-}
-
-/* Such an op that is to be queued. */
-typedef struct queued_spanning {
-  const mpg_invocation *inv;
-  mpg_device *const *devices;
-  int num_devices;
-  void *payload;
-  size_t size;
-  uint32_t origin;
-  mpg_point *points, end;
-} queued_spanning;
-
-static mpg_status prepare(void *state, mpg_submission *submissions, bool *done) {
-  queued_spanning *q = state;
-  const mpg_invocation *inv = q->inv;
-  mpg_device *first = q->devices[0];
-  int count = 0;
-  (void)done;
-  q->points = mpg_space_take((size_t)(inv->num_inputs + inv->num_outputs) *
-                             (3 + (size_t)mpg_device_count()) * sizeof *q->points);
-  if (!q->points) return mpg_out_of_host_memory(sizeof *q->points);
-  for (int i = 0; i < inv->num_inputs; i++) {
-    MPG_TRY(mpg_storage_reserve_read(inv->inputs[i].storage, first));
-    mpg_storage_read_points(inv->inputs[i].storage, first, q->points, &count);
-  }
-  for (int i = 0; i < inv->num_outputs; i++) {
-    mpg_storage *storage = inv->outputs[i].storage;
-    const mpg_uses *uses = &storage->block.uses;
-    mpg_tick last = uses->write > uses->read ? uses->write : uses->read;
-    mpg_tensor_write_points(&inv->outputs[i], storage->device, q->points, &count);
-    if (storage->device != first && last)
-      q->points[count++] = (mpg_point){.device = storage->device, .tick = last};
-  }
-  q->end = (mpg_point){.device = first, .tick = mpg_device_next_tick(first), .data = true};
-  submissions[0] = (mpg_submission){.name = inv->op->name,
-                                    .work = mpg_op_task_work,
-                                    .payload = q->payload,
-                                    .payload_size = q->size,
-                                    .points = q->points,
-                                    .num_points = count,
-                                    .origin = q->origin,
-                                    .scope = inv->scope,
-                                    .steps = inv->steps};
-  for (int i = 1; i < q->num_devices; i++)
-    submissions[i] = (mpg_submission){.name = inv->op->name,
-                                      .work = mpg_wait_work,
-                                      .points = &q->end,
-                                      .num_points = 1,
-                                      .origin = q->origin,
-                                      .scope = inv->scope,
-                                      .steps = inv->steps};
-  return MPG_OK;
-}
-
-static void note(void *state, const mpg_tick *ticks) {
-  const queued_spanning *q = state;
-  const mpg_invocation *inv = q->inv;
-  for (int i = 0; i < inv->num_inputs; i++) {
-    mpg_storage *storage = inv->inputs[i].storage;
-    if (storage->device == q->devices[0])
-      storage->block.uses.read = ticks[0];
-    else
-      mpg_storage_add_read(storage, q->devices[0], ticks[0]);
-  }
-  for (int i = 0; i < inv->num_outputs; i++) {
-    int at = 0;
-    while (q->devices[at] != inv->outputs[i].storage->device) at++;
-    mpg_storage_add_write(inv->outputs[i].storage, ticks[at]);
-  }
-}
-
-static mpg_status queue(const mpg_invocation *inv, mpg_kernel_fn kernel, mpg_device *const *devices,
-                        int num_devices, const mpg_view *views) {
-  size_t size = mpg_op_task_size(inv);
-  char *payload = mpg_space_take(size);
-  if (!payload) return mpg_out_of_host_memory(size);
-  mpg_op_task_fill(payload, inv, kernel, views, (mpg_random_key){0}, NULL);
-  queued_spanning q = {.inv = inv,
-                       .devices = devices,
-                       .num_devices = num_devices,
-                       .payload = payload,
-                       .size = size,
-                       .origin = inv->origin ? inv->origin : mpg_host_origin()};
-  mpg_status status = mpg_device_queue(&(mpg_queuing){
-      .devices = devices, .count = num_devices, .prepare = prepare, .note = note, .state = &q});
-  mpg_space_give(q.points);
-  mpg_space_give(payload);
-  return status;
 }
 
 /* Where its arrays are to be, against where they are. */
@@ -169,7 +77,8 @@ static mpg_status invoke_with(mpg_invocation *inv, mpg_desc *descs, mpg_view *vi
     views[i] = (mpg_view){mpg_tensor_data(&inv->inputs[i]), descs[i]};
   for (int i = 0; i < inv->num_outputs; i++)
     views[inv->num_inputs + i] = (mpg_view){mpg_tensor_data(&inv->outputs[i]), output_descs[i]};
-  MPG_GOTO(queue(inv, kernel, devices, num_devices, views));
+  MPG_GOTO(
+      mpg_op_submit(inv, kernel, devices, num_devices, views, (mpg_random_key){0}, NULL, NULL));
   return MPG_OK;
 fail:
   for (int i = 0; i < inv->num_outputs; i++)

@@ -1,37 +1,81 @@
-/* Queuing kernels: what a queued op is made of, and the points that work waits for.
+/* Queuing kernels: the one way in which work on arrays gets into the queues of devices, but for
+ * programs (graph/program/launch.c).
  *
- * An op's task is the payload of its submission: the kernel, the views of its arrays and its
- * parameters, all by value, so that queued work refers to nothing of its caller's. Tasks are made
- * by whoever submits, with the host lock, and run by the device's worker.
+ * Whoever queues work says which arrays it reads and writes. What it must wait for is collected
+ * from these, and what it does to them is noted, while nobody else runs (mpg_device_queue). An op's
+ * work has the kernel, the views of its arrays and its parameters by value, so that queued work
+ * refers to nothing of its caller's. Threads: host lock; kernels are called by whoever runs the
+ * device's work.
  */
 #ifndef MPG_OP_SUBMIT_H
 #define MPG_OP_SUBMIT_H
 
+#include "device/profiler.h"
 #include "op/invoke.h"
 
-size_t mpg_op_task_size(const mpg_invocation *inv);
-/* task: mpg_op_task_size bytes, aligned to 16. source: of a copy from another device, else NULL. */
-void mpg_op_task_fill(void *task, const mpg_invocation *inv, mpg_kernel_fn kernel,
-                      const mpg_view *views, mpg_random_key random, mpg_device *source);
-mpg_status mpg_op_task_work(mpg_run *run, void *task);
+typedef struct mpg_array_use {
+  mpg_storage *storage; /* borrowed */
+  bool reads, writes;
+} mpg_array_use;
+static inline mpg_array_use mpg_use_array(const mpg_tensor *tensor, bool reads, bool writes) {
+  return (mpg_array_use){tensor->storage, reads || (writes && mpg_tensor_is_part(tensor)), writes};
+}
 
-/* Work that only waits for its points. */
-mpg_status mpg_wait_work(mpg_run *run, void *payload);
+typedef struct mpg_kernel_submission {
+  mpg_device *const *devices; /* the first does the work; arrays that it writes on the others are
+                                 written when these have waited for its end */
+  int num_devices;
+  mpg_submission work; /* but for its points */
+  const mpg_array_use *uses;
+  uint32_t num_uses;
+  /* Optional: called last, when nobody else runs any more until the work is queued, and nothing
+   * else fails before. *done: nothing is to be queued. */
+  mpg_status (*ready)(void *state, bool *done);
+  void *state;
+} mpg_kernel_submission;
+mpg_status mpg_kernel_submit(const mpg_kernel_submission *submission);
 
-/* One more point to wait for, unless it is reached and has not failed, or is known; room was made.
- * The number of points then. */
-static inline int mpg_point_add(mpg_point *points, int count, mpg_point point) {
-  if (mpg_tick_reached(point.device, point.tick) &&
-      !(point.data && atomic_load_explicit(&point.device->failed, memory_order_relaxed)))
-    return count;
-  for (int i = count - 1, tries = 0; i >= 0 && tries < 32; i--, tries++) {
-    mpg_point *known = &points[i];
-    if (known->device != point.device || known->tick != point.tick) continue;
-    known->data |= point.data;
-    return count;
-  }
-  points[count] = point;
-  return count + 1;
+/* Queues an op. views: of its inputs, then its outputs, which have memory. ready, state: as
+ * above. */
+mpg_status mpg_op_submit(const mpg_invocation *inv, mpg_kernel_fn kernel,
+                         mpg_device *const *devices, int num_devices, const mpg_view *views,
+                         mpg_random_key random, mpg_status (*ready)(void *state, bool *done),
+                         void *state);
+
+/* A call of an op's kernel in running work. views: of the inputs, then the outputs. */
+static inline mpg_kernel_call mpg_kernel_call_in(const mpg_run *run, const mpg_op *op,
+                                                 const void *params, const mpg_view *views,
+                                                 int num_inputs, int num_outputs) {
+  return (mpg_kernel_call){.op = op,
+                           .params = params,
+                           .device = run->device,
+                           .stream = run->stream,
+                           .num_threads = run->num_threads,
+                           .num_inputs = num_inputs,
+                           .num_outputs = num_outputs,
+                           .inputs = views,
+                           .outputs = views + num_inputs};
+}
+
+/* Runs it; where it is a copy between devices whose memories the host cannot reach, they do it.
+ * from, to: the devices of a copy, else the call's. */
+static inline mpg_status mpg_kernel_issue(mpg_kernel_fn kernel, const mpg_kernel_call *call,
+                                          mpg_device *from, mpg_device *to) {
+  if (__builtin_expect(!mpg_device_copies(to, from), 1)) return kernel(call);
+  return mpg_device_copy(call->device, to, call->outputs[0].data, from, call->inputs[0].data,
+                         (size_t)mpg_shape_size(&call->inputs[0].desc.shape) *
+                             mpg_dtype_size(call->inputs[0].desc.dtype));
+}
+
+/* The same for an op by itself, and tells the profiler. source: of a copy from another device, else
+ * NULL. */
+mpg_status mpg_kernel_run_profiled(mpg_kernel_fn kernel, const mpg_kernel_call *call,
+                                   uint32_t scope, bool backward, mpg_device *source);
+static inline mpg_status mpg_kernel_run(mpg_kernel_fn kernel, const mpg_kernel_call *call,
+                                        uint32_t scope, bool backward, mpg_device *source) {
+  if (__builtin_expect(mpg_profiler_on(), 0))
+    return mpg_kernel_run_profiled(kernel, call, scope, backward, source);
+  return mpg_kernel_issue(kernel, call, source ? source : call->device, call->device);
 }
 
 #endif

@@ -122,33 +122,35 @@ void mpg_storage_expose(mpg_storage *storage) {
   if (storage->watched) watched_writes++;
 }
 
-void mpg_storage_read_points(const mpg_storage *storage, const mpg_device *device,
-                             mpg_point *points, int *count) {
-  (void)device; /* own device: reached when its turn comes, and then looked at for failures */
-  mpg_tick tick = storage->block.uses.write;
-  if (tick)
-    points[(*count)++] =
-        (mpg_point){.device = storage->device, .tick = tick, .data = storage->version != 0};
+mpg_status mpg_points_add_new(mpg_point_list *list, mpg_device *device, mpg_tick tick, bool data) {
+  enum { MOST_TRIES = 32 };
+  for (int i = 3; i <= MOST_TRIES && list->begin <= list->count - i; i++)
+    if (mpg_points_known(list, list->count - i, device, tick, data)) return MPG_OK;
+  if (mpg_tick_reached(device, tick) &&
+      !(data && atomic_load_explicit(&device->failed, memory_order_relaxed)))
+    return MPG_OK;
+  MPG_TRY(mpg_grow((void **)&list->points, &list->capacity, (size_t)list->count + 1,
+                   sizeof *list->points));
+  list->points[list->count++] = (mpg_point){device, tick, data};
+  return MPG_OK;
 }
 
-void mpg_storage_write_points(const mpg_storage *storage, const mpg_device *device,
-                              mpg_point *points, int *count) {
-  MPG_ASSERT(device == storage->device);
-  const mpg_uses *uses = &storage->block.uses;
-  for (int i = 0; i < uses->num_foreign; i++)
-    if (!mpg_tick_reached(uses->foreign[i].device, uses->foreign[i].tick))
-      points[(*count)++] =
-          (mpg_point){.device = uses->foreign[i].device, .tick = uses->foreign[i].tick};
+mpg_status mpg_storage_foreign_points(mpg_storage *storage, const mpg_device *device, bool writes,
+                                      mpg_point_list *list) {
+  mpg_uses *uses = &storage->block.uses;
+  if (device != storage->device) {
+    MPG_TRY(mpg_uses_reserve(uses));
+    if (writes)
+      MPG_TRY(mpg_points_add(list, storage->device,
+                             uses->write > uses->read ? uses->write : uses->read, false));
+  }
+  for (int i = 0; writes && i < uses->num_foreign; i++)
+    if (uses->foreign[i].device != device)
+      MPG_TRY(mpg_points_add(list, uses->foreign[i].device, uses->foreign[i].tick, false));
+  return MPG_OK;
 }
 
-void mpg_tensor_write_points(const mpg_tensor *tensor, const mpg_device *device, mpg_point *points,
-                             int *count) {
-  if (mpg_tensor_bytes(tensor) != tensor->storage->size)
-    mpg_storage_read_points(tensor->storage, device, points, count);
-  mpg_storage_write_points(tensor->storage, device, points, count);
-}
-
-void mpg_storage_add_read(mpg_storage *storage, mpg_device *device, mpg_tick tick) {
-  foreign_reads += storage->tracked && device != storage->device;
+void mpg_storage_add_foreign_read(mpg_storage *storage, mpg_device *device, mpg_tick tick) {
+  foreign_reads += storage->tracked;
   mpg_uses_add_read(&storage->block.uses, storage->device, device, tick);
 }

@@ -75,9 +75,6 @@ static bool readable(const mpg_tensor *tensor) {
 static bool writable(const mpg_tensor *tensor) {
   return mpg_uses_finished(&tensor->storage->block.uses, tensor->storage->device);
 }
-static bool is_whole(const mpg_tensor *tensor) {
-  return mpg_tensor_bytes(tensor) == tensor->storage->size;
-}
 
 /* Threads that queue more than they let finish would never let this one see the end of it. */
 enum { ROUNDS_WITHOUT_LOCK = 4 };
@@ -112,43 +109,38 @@ static mpg_status copy_work(mpg_run *run, void *payload) {
 typedef struct copy_state {
   const mpg_tensor *from, *to; /* on one device */
   copy_task task;
-  mpg_point *points;
   uint32_t origin;
 } copy_state;
 
-static mpg_status prepare_copy(void *state, mpg_submission *submissions, bool *done) {
+static mpg_status prepare_copy(void *state, mpg_point_list *points, mpg_submission *submissions,
+                               bool *done) {
   copy_state *s = state;
   mpg_device *device = mpg_tensor_device(s->to);
-  int count = 0;
   (void)done;
-  s->points = mpg_space_take((2 + (size_t)mpg_device_count()) * sizeof *s->points);
-  if (!s->points) return mpg_out_of_host_memory(sizeof *s->points);
-  mpg_storage_read_points(s->from->storage, device, s->points, &count);
-  mpg_tensor_write_points(s->to, device, s->points, &count);
+  MPG_TRY(mpg_storage_points(s->from->storage, device, true, false, points));
+  MPG_TRY(mpg_storage_points(s->to->storage, device, mpg_tensor_is_part(s->to), true, points));
   s->task = (copy_task){mpg_tensor_data(s->from), mpg_tensor_data(s->to), mpg_tensor_bytes(s->to)};
   submissions[0] = (mpg_submission){.name = "copy",
                                     .work = copy_work,
                                     .payload = &s->task,
                                     .payload_size = sizeof s->task,
-                                    .points = s->points,
-                                    .num_points = count,
+                                    .points = points->points,
+                                    .num_points = points->count,
                                     .origin = s->origin};
   return MPG_OK;
 }
 
 static void note_copy(void *state, const mpg_tick *ticks) {
   const copy_state *s = state;
-  s->from->storage->block.uses.read = ticks[0];
+  mpg_storage_add_read(s->from->storage, mpg_tensor_device(s->to), ticks[0]);
   mpg_storage_add_write(s->to->storage, ticks[0]);
 }
 
 static mpg_status queue_copy(const mpg_tensor *from, const mpg_tensor *to) {
   copy_state state = {.from = from, .to = to, .origin = mpg_host_origin()};
   mpg_device *device = mpg_tensor_device(to);
-  mpg_status status = mpg_device_queue(&(mpg_queuing){
+  return mpg_device_queue(&(mpg_queuing){
       .devices = &device, .count = 1, .prepare = prepare_copy, .note = note_copy, .state = &state});
-  mpg_space_give(state.points);
-  return status;
 }
 
 /* An array of the same kind that nobody else knows of. */
@@ -204,10 +196,10 @@ mpg_status mpg_tensor_copy_from_host(mpg_tensor *tensor, const void *host) {
   mpg_storage *storage = tensor->storage;
   mpg_device *device = storage->device;
   /* Part of a storage whose last write failed stays failed. */
-  if (!is_whole(tensor) && !readable(tensor)) MPG_TRY(mpg_tensor_wait(tensor));
+  if (mpg_tensor_is_part(tensor) && !readable(tensor)) MPG_TRY(mpg_tensor_wait(tensor));
   if (!writable(tensor)) MPG_TRY(mpg_uses_wait(&storage->block.uses, device, false));
   if (!writable(tensor)) return write_in_order(tensor, host);
-  if (!is_whole(tensor)) MPG_TRY(mpg_storage_failure(storage));
+  if (mpg_tensor_is_part(tensor)) MPG_TRY(mpg_storage_failure(storage));
   MPG_TRY(device->backend->copy_from_host(device, mpg_tensor_data(tensor), host,
                                           mpg_tensor_bytes(tensor)));
   mpg_storage_add_write(storage, 0);

@@ -103,19 +103,41 @@ mpg_status mpg_tensor_copy_from_host(mpg_tensor *tensor, const void *host);
  * device's work. */
 mpg_status mpg_tensor_snapshot(const mpg_tensor *tensor, mpg_tensor *copy);
 
-/* The points queued work on `device` must wait for before it reads (writes) the storage: appended
- * to points[*count]; at most 1 (mpg_device_count()). Own-device order needs no waiting, but for a
- * reader the last write is listed for failures. These functions and those that note uses belong
- * into mpg_device_queue's. */
-void mpg_storage_read_points(const mpg_storage *storage, const mpg_device *device,
-                             mpg_point *points, int *count);
-void mpg_storage_write_points(const mpg_storage *storage, const mpg_device *device,
-                              mpg_point *points, int *count);
-/* The same for a tensor to be written as a whole: where it is only part of its storage, what the
- * rest holds is kept, so a failure of the last write is inherited. At most 1 + mpg_device_count()
- * points. */
-void mpg_tensor_write_points(const mpg_tensor *tensor, const mpg_device *device, mpg_point *points,
-                             int *count);
+/* The points that work on `device` must wait for before it reads or writes the storage, or both:
+ * added to the list, each once, but for those that are reached and have not failed. Own-device
+ * order needs no waiting, but for a reader the last write is listed for failures; who writes only a
+ * part of the storage counts as a reader, as what the rest holds is kept. Work of another device
+ * that writes pushes into the storage: it waits for all that still touches it there. Makes room for
+ * noting it. This function and those that note uses belong into mpg_device_queue's. */
+static inline bool mpg_points_known(const mpg_point_list *list, int i, const mpg_device *device,
+                                    mpg_tick tick, bool data) {
+  if (i < list->begin || list->points[i].tick != tick || list->points[i].device != device)
+    return false;
+  list->points[i].data |= data;
+  return true;
+}
+mpg_status mpg_points_add_new(mpg_point_list *list, mpg_device *device, mpg_tick tick, bool data);
+static inline mpg_status mpg_points_add(mpg_point_list *list, mpg_device *device, mpg_tick tick,
+                                        bool data) {
+  /* what was written together follows each other: mostly it is one of the last two */
+  for (int i = 1; i <= 2; i++)
+    if (mpg_points_known(list, list->count - i, device, tick, data)) return MPG_OK;
+  return mpg_points_add_new(list, device, tick, data);
+}
+mpg_status mpg_storage_foreign_points(mpg_storage *storage, const mpg_device *device, bool writes,
+                                      mpg_point_list *list);
+static inline mpg_status mpg_storage_points(mpg_storage *storage, const mpg_device *device,
+                                            bool reads, bool writes, mpg_point_list *list) {
+  const mpg_uses *uses = &storage->block.uses;
+  if (uses->num_foreign || device != storage->device)
+    MPG_TRY(mpg_storage_foreign_points(storage, device, writes, list));
+  return reads && uses->write
+             ? mpg_points_add(list, storage->device, uses->write, storage->version != 0)
+             : MPG_OK;
+}
+static inline bool mpg_tensor_is_part(const mpg_tensor *tensor) {
+  return mpg_tensor_bytes(tensor) != tensor->storage->size;
+}
 /* The failure of the work that wrote the storage, when that is known already; MPG_OK for storages
  * never written. */
 static inline mpg_status mpg_storage_failure(const mpg_storage *storage) {
@@ -123,14 +145,16 @@ static inline mpg_status mpg_storage_failure(const mpg_storage *storage) {
     return MPG_OK;
   return mpg_device_failure(storage->device, storage->block.uses.write);
 }
-/* Makes room for noting that work on `device` reads it (or, of another device, writes it). Before
- * the work is queued. */
-static inline mpg_status mpg_storage_reserve_read(mpg_storage *storage, const mpg_device *device) {
-  return device == storage->device ? MPG_OK : mpg_uses_reserve(&storage->block.uses);
+/* Tells the storage that work at `tick` of `device` reads (writes) it, after its points were
+ * collected. Only its own device writes; a push by another one is noted like a read. Tick 0:
+ * written at once, in this thread. */
+void mpg_storage_add_foreign_read(mpg_storage *storage, mpg_device *device, mpg_tick tick);
+static inline void mpg_storage_add_read(mpg_storage *storage, mpg_device *device, mpg_tick tick) {
+  if (storage->device != device)
+    mpg_storage_add_foreign_read(storage, device, tick);
+  else if (tick > storage->block.uses.read)
+    storage->block.uses.read = tick;
 }
-/* Tells the storage that work at `tick` of `device` reads (writes) it. Only its own device writes.
- * Tick 0: written at once, in this thread. Reads were reserved. */
-void mpg_storage_add_read(mpg_storage *storage, mpg_device *device, mpg_tick tick);
 void mpg_storage_note_watched(void);
 static inline void mpg_storage_add_write(mpg_storage *storage, mpg_tick tick) {
   storage->block.uses.write = tick;

@@ -68,9 +68,10 @@ typedef struct queued {
   mpg_tick *ticks;
 } queued;
 
-static mpg_status prepare_queued(void *state, mpg_submission *submissions, bool *done) {
+static mpg_status prepare_queued(void *state, mpg_point_list *points, mpg_submission *submissions,
+                                 bool *done) {
   const queued *q = state;
-  (void)done;
+  (void)points, (void)done;
   memcpy(submissions, q->submissions, (size_t)q->count * sizeof *submissions);
   return MPG_OK;
 }

@@ -253,10 +253,11 @@ typedef struct partners {
   mpg_tick firsts[2];
 } partners;
 
-static mpg_status prepare_partners(void *state, mpg_submission *submissions, bool *done) {
+static mpg_status prepare_partners(void *state, mpg_point_list *points, mpg_submission *submissions,
+                                   bool *done) {
   static const char *const names[] = {"first", "second"};
   partners *p = state;
-  (void)done;
+  (void)points, (void)done;
   for (int i = 0; i < 2; i++) p->firsts[i] = mpg_device_next_tick(p->devices[i]);
   for (int i = 0; i < 2; i++) {
     p->payloads[i] =

@@ -215,10 +215,9 @@ static void test_recycled_memory_has_not_failed(void) {
   CHECK(mpg_tensor_data(&fresh) == memory);
   CHECK_OK(mpg_tensor_wait_read(&fresh));
   CHECK_OK(mpg_storage_failure(fresh.storage));
-  mpg_point points[8];
-  int count = 0;
-  mpg_storage_read_points(fresh.storage, cpu(1), points, &count);
-  CHECK(count == 1 && !points[0].data);
+  mpg_point_list list = {0};
+  CHECK_OK(mpg_storage_points(fresh.storage, cpu(1), true, false, &list));
+  CHECK(list.count == 0); /* it is reached, and what failed was not written for this one */
   CHECK_OK(mpg_tensor_copy_from_host(&fresh, values));
   CHECK_OK(mpg_tensor_copy_to_host(&fresh, values));
   CHECK(values[0] == 1 && fresh.storage->version == 1);
@@ -228,12 +227,12 @@ static void test_recycled_memory_has_not_failed(void) {
   CHECK_OK(mpg_tensor_slice(&fresh, 0, 10, &part));
   CHECK(mpg_tensor_copy_from_host(&part, values) ==
         MPG_ERROR); /* the rest would still be what failed */
-  count = 0;
-  mpg_tensor_write_points(&part, device, points, &count);
-  CHECK(count == 1 && points[0].data && points[0].device == device);
-  count = 0;
-  mpg_tensor_write_points(&fresh, device, points, &count);
-  CHECK(count == 0);
+  CHECK(mpg_tensor_is_part(&part) && !mpg_tensor_is_part(&fresh));
+  CHECK_OK(mpg_storage_points(fresh.storage, device, false, true, &list));
+  CHECK(list.count == 0);
+  CHECK_OK(mpg_storage_points(fresh.storage, device, true, true, &list));
+  CHECK(list.count == 1 && list.points[0].data && list.points[0].device == device);
+  mpg_free(list.points);
   CHECK_OK(mpg_tensor_copy_from_host(&fresh, values)); /* all of it: good again */
   CHECK_OK(mpg_tensor_wait_read(&part));
   mpg_tensor_release(&part);
@@ -247,15 +246,21 @@ static void test_points_of_uses(void) {
   CHECK_OK(mpg_tensor_create(device, &floats, &tensor));
   mpg_storage_add_write(tensor.storage,
                         submit(device, wait_for_flag, &(_Atomic bool *){&go}, sizeof(void *)));
-  mpg_point points[8];
-  int count = 0;
-  mpg_storage_read_points(tensor.storage, reader, points, &count);
-  CHECK(count == 1 && points[0].data && points[0].device == device);
-  CHECK_OK(mpg_storage_reserve_read(tensor.storage, reader));
+  mpg_point_list list = {0};
+  for (int i = 0; i < 2; i++) { /* listed once */
+    CHECK_OK(mpg_storage_points(tensor.storage, reader, true, false, &list));
+    CHECK(list.count == 1 && list.points[0].data && list.points[0].device == device);
+  }
   mpg_storage_add_read(tensor.storage, reader, hold(reader, &go));
   CHECK(!mpg_storage_writable_now(tensor.storage));
-  mpg_storage_write_points(tensor.storage, device, points, &count);
-  CHECK(count == 2 && !points[1].data && points[1].device == reader);
+  CHECK_OK(mpg_storage_points(tensor.storage, device, false, true, &list));
+  CHECK(list.count == 2 && !list.points[1].data && list.points[1].device == reader);
+  list.begin = list.count; /* the next submission's: a push waits for all that touches it there */
+  CHECK_OK(mpg_storage_points(tensor.storage, cpu(2), false, true, &list));
+  CHECK(list.count == 4 && list.points[2].device == device && list.points[3].device == reader);
+  CHECK_OK(mpg_storage_points(tensor.storage, reader, false, true, &list));
+  CHECK(list.count == 4); /* its own reads come before anyway */
+  mpg_free(list.points);
   atomic_store(&go, true);
   CHECK_OK(mpg_tensor_wait_write(&tensor));
   CHECK(mpg_storage_writable_now(tensor.storage));

@@ -1,76 +1,35 @@
+/* Queues the programs of a call, all together or segment by segment. */
 #include <string.h>
 
 #include "base/memory.h"
 #include "graph/program/program.h"
-#include "op/submit.h"
-
-/* The points of one program: a part of the set's work space. */
-typedef struct point_list {
-  mpg_program_set *set;
-  size_t begin;
-  int count;
-} point_list;
-
-/* What the program of `device` must wait for before it touches one storage. */
-static mpg_status add_points(point_list *list, const mpg_access *access, const mpg_tensor *tensor,
-                             const mpg_device *device) {
-  enum { FEW = 16 };
-  mpg_program_set *set = list->set;
-  mpg_storage *storage = tensor->storage;
-  const mpg_uses *uses = &storage->block.uses;
-  size_t most = 3 + (size_t)uses->num_foreign;
-  mpg_point few[FEW], *found = few;
-  int count = 0;
-  MPG_TRY(mpg_storage_reserve_read(storage, device));
-  MPG_TRY(mpg_grow((void **)&set->points, &set->points_capacity,
-                   list->begin + (size_t)list->count + most, sizeof *set->points));
-  if (most > FEW && !(found = mpg_space_take(most * sizeof *found)))
-    return mpg_out_of_host_memory(most * sizeof *found);
-  if (access->reads) mpg_storage_read_points(storage, device, found, &count);
-  if (access->writes && storage->device == device) {
-    mpg_tensor_write_points(tensor, device, found, &count);
-  } else if (access->writes) {
-    /* a push into another device's memory: all that still touches it there */
-    mpg_tick last = uses->write > uses->read ? uses->write : uses->read;
-    if (last) found[count++] = (mpg_point){.device = storage->device, .tick = last};
-    for (int i = 0; i < uses->num_foreign; i++)
-      if (uses->foreign[i].device != device)
-        found[count++] =
-            (mpg_point){.device = uses->foreign[i].device, .tick = uses->foreign[i].tick};
-  }
-  mpg_point *points = set->points + list->begin;
-  for (int i = 0; i < count; i++) list->count = mpg_point_add(points, list->count, found[i]);
-  if (found != few) mpg_space_give(found);
-  return MPG_OK;
-}
 
 static mpg_storage *access_storage(const mpg_launching *call, const mpg_access *access) {
   return access->part == MPG_MAX_PARTS ? call->blocks[access->index]
                                        : call->parts[access->part][access->index].storage;
 }
 
-static mpg_tensor access_tensor(const mpg_launching *call, const mpg_access *access) {
-  if (access->part != MPG_MAX_PARTS) return call->parts[access->part][access->index];
-  mpg_storage *storage = call->blocks[access->index];
-  return (mpg_tensor){
-      .storage = storage,
-      .desc = {.shape = {.ndim = 1, .dims = {(int64_t)storage->size}}, .dtype = MPG_UINT8}};
+/* A write to a part keeps what the rest holds. */
+static bool reads_storage(const mpg_launching *call, const mpg_access *access) {
+  return access->reads || (access->part != MPG_MAX_PARTS &&
+                           mpg_tensor_is_part(&call->parts[access->part][access->index]));
 }
 
 /* What a segment must wait for. A fixed array that is only read, or only written while no other
  * device reads it, needs no look, unless work has failed there: what used it before ran on this
  * device. */
-static mpg_status collect_points(const mpg_program_segment *segment, const mpg_launching *call,
-                                 bool unread, point_list *list) {
-  const mpg_device *device = list->set->programs[segment->slot].device;
+static mpg_status collect_points(const mpg_program_set *set, const mpg_program_segment *segment,
+                                 const mpg_launching *call, bool unread, mpg_point_list *points) {
+  const mpg_device *device = set->programs[segment->slot].device;
   bool all = !call->binding || atomic_load_explicit(&device->failed, memory_order_relaxed);
   /* pushes are among the checked */
   uint32_t count = all      ? segment->num_accesses
                    : unread ? segment->num_checked
                             : segment->num_written;
   for (uint32_t i = 0; i < count; i++) {
-    mpg_tensor tensor = access_tensor(call, &segment->accesses[i]);
-    MPG_TRY(add_points(list, &segment->accesses[i], &tensor, device));
+    const mpg_access *access = &segment->accesses[i];
+    MPG_TRY(mpg_storage_points(access_storage(call, access), device, reads_storage(call, access),
+                               access->writes, points));
   }
   return MPG_OK;
 }
@@ -145,16 +104,16 @@ static void note_segment(const mpg_program_set *set, const mpg_program_segment *
       mpg_storage_add_read(storage, device, tick); /* a push is kept track of like a read */
       continue;
     }
-    mpg_uses *uses = &storage->block.uses; /* another base may be the same storage */
+    const mpg_uses *uses = &storage->block.uses; /* another base may be the same storage */
     mpg_tick last = access->done ? tick - segment->num_signals + access->done - 1 : tick;
-    if (access->reads && (last > uses->read || !tick)) uses->read = last;
+    if (access->reads) mpg_storage_add_read(storage, device, last);
     if (access->writes)
       mpg_storage_add_write(storage, last > uses->write || !tick ? last : uses->write);
   }
 }
 
 /* Runs the only program of a small set in this thread. */
-static mpg_status run_here(mpg_program_set *set, const mpg_launching *call) {
+static mpg_status run_inline(mpg_program_set *set, const mpg_launching *call) {
   mpg_program_payload payload = {0};
   MPG_TRY(new_frame(set, call, 1, &payload.frame));
   mpg_run run = {.device = set->programs[set->segments[0].slot].device, .num_threads = 1};
@@ -170,25 +129,24 @@ typedef struct launch {
   mpg_program_payload payloads[MPG_MAX_GRAPH_DEVICES];
 } launch;
 
-/* The set's work space is ours until the work is queued: nobody else runs. */
-static mpg_status prepare_launch(void *state, mpg_submission *submissions, bool *done) {
+static mpg_status prepare_launch(void *state, mpg_point_list *points, mpg_submission *submissions,
+                                 bool *done) {
   launch *l = state;
   mpg_program_set *set = l->set;
   const mpg_launching *call = l->call;
-  point_list lists[MPG_MAX_GRAPH_DEVICES];
+  int begins[MPG_MAX_GRAPH_DEVICES + 1] = {0}; /* of each segment's points */
   int count = (int)set->num_segments;
-  size_t num_points = 0;
   bool unread = false;
   mpg_call_frame *frame = NULL;
   if (call->look) MPG_TRY(call->look(call->looking, &unread));
   for (int k = 0; k < count; k++) {
-    lists[k] = (point_list){set, num_points, 0};
-    MPG_TRY(collect_points(&set->segments[k], call, unread, &lists[k]));
-    num_points += (size_t)lists[k].count;
+    points->begin = points->count;
+    MPG_TRY(collect_points(set, &set->segments[k], call, unread, points));
+    begins[k + 1] = points->count;
   }
-  *done = set->small && num_points == 0 &&
+  *done = set->small && points->count == 0 &&
           mpg_device_runs_inline(set->programs[set->segments[0].slot].device);
-  if (*done) return run_here(set, call);
+  if (*done) return run_inline(set, call);
   MPG_TRY(new_frame(set, call, count, &frame));
   for (int k = 0; k < count; k++) {
     const mpg_program_segment *segment = &set->segments[k];
@@ -197,8 +155,8 @@ static mpg_status prepare_launch(void *state, mpg_submission *submissions, bool 
                                       .work = mpg_program_work,
                                       .payload = &l->payloads[k],
                                       .payload_size = sizeof l->payloads[k],
-                                      .points = set->points + lists[k].begin,
-                                      .num_points = lists[k].count,
+                                      .points = points->points + begins[k],
+                                      .num_points = begins[k + 1] - begins[k],
                                       .ticks = segment->num_signals + 1,
                                       .origin = call->origin,
                                       .scope = call->scope,
@@ -233,8 +191,7 @@ mpg_status mpg_launch(mpg_program_set *set, const mpg_launching *call) {
                                          .state = &l});
 }
 
-/* --- Staged calls
- * ---------------------------------------------------------------------------------- */
+/* --- Staged calls ----------------------------------------------------------------------------- */
 
 mpg_status mpg_staged_call_begin(mpg_program_set *set, const mpg_launching *call, mpg_rows rows,
                                  bool timed, mpg_staged_call *staged_call) {
@@ -295,23 +252,22 @@ typedef struct staged_segment {
   mpg_program_payload payload;
 } staged_segment;
 
-static mpg_status prepare_segment(void *state, mpg_submission *submissions, bool *done) {
+static mpg_status prepare_segment(void *state, mpg_point_list *points, mpg_submission *submissions,
+                                  bool *done) {
   staged_segment *s = state;
   mpg_program_set *set = s->staged_call->frame->set;
   const mpg_launching *call = &s->staged_call->call;
   const mpg_program_segment *segment = &set->segments[s->number];
   (void)done;
   MPG_TRY(check_waits(s->staged_call, segment));
-  /* the set's work space is ours until the work is queued: nobody else runs */
-  point_list list = {set, 0, 0};
-  MPG_TRY(collect_points(segment, call, false, &list));
+  MPG_TRY(collect_points(set, segment, call, false, points));
   s->payload = (mpg_program_payload){s->staged_call->frame, s->number, segment->begin};
   submissions[0] = (mpg_submission){.name = set->name,
                                     .work = mpg_program_work,
                                     .payload = &s->payload,
                                     .payload_size = sizeof s->payload,
-                                    .points = set->points,
-                                    .num_points = list.count,
+                                    .points = points->points,
+                                    .num_points = points->count,
                                     .ticks = segment->num_signals + 1,
                                     .origin = call->origin,
                                     .scope = call->scope,

@@ -1,8 +1,9 @@
+/* Running programs: a frame, its instructions and what they draw at random. */
 #include "graph/program/program.h"
 
 #include "base/clock.h"
-#include "device/profiler.h"
 #include "graph/program/capture.h"
+#include "op/submit.h"
 
 void mpg_program_set_retain(mpg_program_set *set) {
   atomic_fetch_add_explicit(&set->references, 1, memory_order_relaxed);
@@ -30,7 +31,6 @@ void mpg_program_set_release(mpg_program_set *set) {
   mpg_free(set->block_devices);
   mpg_free(set->block_sizes);
   mpg_free(set->block_lanes);
-  mpg_free(set->points);
   free_frames(set->frames);
   free_frames(atomic_load_explicit(&set->returned, memory_order_acquire));
   mpg_arena_free(&set->arena);
@@ -152,17 +152,11 @@ mpg_status mpg_program_issue(mpg_run *run, const mpg_call_frame *frame, const mp
     views[i].data = operands[i].base == MPG_NO_BASE
                         ? NULL
                         : (char *)frame->bases[operands[i].base] + operands[i].offset;
-  mpg_kernel_call call = {.op = instruction->op,
-                          .params = instruction->params,
-                          .device = run->device,
-                          .stream = run->stream,
-                          .num_threads = run->num_threads,
-                          .num_inputs = (int)instruction->num_inputs,
-                          .num_outputs = (int)instruction->num_outputs,
-                          .inputs = views,
-                          .outputs = views + instruction->num_inputs,
-                          .random_at = random_at,
-                          .train = instruction->train};
+  mpg_kernel_call call =
+      mpg_kernel_call_in(run, instruction->op, instruction->params, views,
+                         (int)instruction->num_inputs, (int)instruction->num_outputs);
+  call.random_at = random_at;
+  call.train = instruction->train;
   for (uint32_t i = 0; instruction->fused && i < instruction->fused->num_draws; i++) {
     mpg_fused_draw *draw = &instruction->fused->draws[i];
     draw->key = frame->random;
@@ -171,12 +165,9 @@ mpg_status mpg_program_issue(mpg_run *run, const mpg_call_frame *frame, const mp
   }
   if (instruction->random != MPG_NO_RANDOM && !random_at)
     call.random = mpg_program_key(frame, program, instruction);
-  mpg_device *peer =
-      instruction->kind == MPG_COPY ? frame->set->programs[instruction->peer].device : NULL;
-  mpg_status status = peer && mpg_device_copies(peer, run->device)
-                          ? mpg_device_copy(run->device, peer, views[1].data, run->device,
-                                            views[0].data, instruction->bytes)
-                          : instruction->kernel(&call);
+  mpg_device *to =
+      instruction->kind == MPG_COPY ? frame->set->programs[instruction->peer].device : run->device;
+  mpg_status status = mpg_kernel_issue(instruction->kernel, &call, run->device, to);
   if (status == MPG_OK) return status;
   return instruction->scope ? mpg_fail_prefix(status, "in %s", mpg_scope_text(instruction->scope))
                             : status;

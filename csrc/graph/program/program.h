@@ -120,9 +120,7 @@ typedef struct mpg_program_set {
   mpg_parts parts;
   mpg_call_frame *frames;             /* for further calls; host lock */
   _Atomic(mpg_call_frame *) returned; /* the same, given back by who finished with them */
-  mpg_point *points;                  /* work space of launching */
-  size_t points_capacity;
-  mpg_arena arena; /* params */
+  mpg_arena arena;                    /* params */
 } mpg_program_set;
 
 /* lower.c */
