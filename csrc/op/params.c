@@ -71,7 +71,7 @@ static bool is_none(const char *text) {
   return strncmp(text, "None", 4) == 0 && *skip_space(text + 4) == 0;
 }
 
-static bool parse_bool(const char *text, bool *value) {
+static bool bool_from(const char *text, bool *value) {
   static const char *const words[] = {"False", "false", "0", "True", "true", "1"};
   for (int i = 0; i < 6; i++)
     if (strcmp(text, words[i]) == 0) {
@@ -99,11 +99,11 @@ static bool parse_int_at(const char **text, int64_t *value) {
   return true;
 }
 
-static bool parse_int(const char *text, int64_t *value) {
+static bool int_from(const char *text, int64_t *value) {
   text = skip_space(text);
   bool flag = false;
   if (strcmp(text, "True") == 0 || strcmp(text, "False") == 0) {
-    parse_bool(text, &flag);
+    bool_from(text, &flag);
     *value = flag;
     return true;
   }
@@ -116,6 +116,11 @@ static bool parse_float_at(const char **text, double *value) {
   if (end == *text) return false;
   *text = end;
   return true;
+}
+
+static bool float_from(const char *text, double *value) {
+  text = skip_space(text);
+  return parse_float_at(&text, value) && *skip_space(text) == 0;
 }
 
 /* A sequence "(a, b)", "[a, b]" or a single element; one callback per element. */
@@ -153,10 +158,6 @@ static bool floats_element(const char **text, void *into) {
          ++floats->count;
 }
 
-static bool parse_device(const char *text, mpg_device_id *id) {
-  return mpg_device_id_parse(&text, id) && *text == 0;
-}
-
 int mpg_param_enum_find(const char *constraint, const char *word, size_t length) {
   int position = 0;
   for (const char *start = constraint;; position++) {
@@ -180,114 +181,15 @@ const char *mpg_param_enum_word(const char *constraint, int position, size_t *le
   }
 }
 
-/* Whether None is among what the parameter takes. */
-static bool takes_none(const mpg_param *param) {
-  return param->kind == MPG_PARAM_OPT_INT || param->kind == MPG_PARAM_OPT_FLOAT ||
-         strcmp(param->default_text, "None") == 0;
-}
-
-static bool parse_value(const mpg_param *param, void *field, const char *text) {
-  if (takes_none(param) && is_none(text)) {
-    switch (param->kind) {
-      case MPG_PARAM_OPT_INT: *(mpg_opt_int *)field = (mpg_opt_int){0}; return true;
-      case MPG_PARAM_OPT_FLOAT: *(mpg_opt_float *)field = (mpg_opt_float){0}; return true;
-      case MPG_PARAM_SHAPE:
-        memset(field, 0, sizeof(mpg_tuple));
-        ((mpg_tuple *)field)->count = -1;
-        return true;
-      case MPG_PARAM_FLOATS:
-        memset(field, 0, sizeof(mpg_floats));
-        ((mpg_floats *)field)->count = -1;
-        return true;
-      case MPG_PARAM_DTYPE: *(int32_t *)field = MPG_DTYPE_NONE; return true;
-      case MPG_PARAM_ENUM:
-        *(int32_t *)field = mpg_param_enum_find(param->constraint, "None", 4);
-        return true;
-      case MPG_PARAM_STRING: *(const char **)field = NULL; return true;
-      case MPG_PARAM_DEVICE: *(mpg_device_id *)field = (mpg_device_id){0, 0}; return true;
-      default: break;
-    }
+/* --- Kinds ------------------------------------------------------------------------------------ */
+/* The shortest text that reads back as the same double. */
+static void append_float(mpg_text *text, double value) {
+  char buffer[32];
+  for (int precision = 6; precision <= 17; precision++) {
+    snprintf(buffer, sizeof buffer, "%.*g", precision, value);
+    if (strtod(buffer, NULL) == value || isnan(value)) break;
   }
-  switch (param->kind) {
-    case MPG_PARAM_BOOL: return parse_bool(text, field);
-    case MPG_PARAM_INT: return parse_int(text, field);
-    case MPG_PARAM_OPT_INT: {
-      mpg_opt_int *value = field;
-      value->present = 1;
-      return parse_int(text, &value->value);
-    }
-    case MPG_PARAM_FLOAT: {
-      text = skip_space(text);
-      return parse_float_at(&text, field) && *skip_space(text) == 0;
-    }
-    case MPG_PARAM_OPT_FLOAT: {
-      mpg_opt_float *value = field;
-      value->present = 1;
-      text = skip_space(text);
-      return parse_float_at(&text, &value->value) && *skip_space(text) == 0;
-    }
-    case MPG_PARAM_SHAPE: {
-      mpg_tuple tuple = {0};
-      if (!parse_sequence(text, tuple_element, &tuple)) return false;
-      *(mpg_tuple *)field = tuple;
-      return true;
-    }
-    case MPG_PARAM_FLOATS: {
-      mpg_floats floats = {0};
-      if (!parse_sequence(text, floats_element, &floats)) return false;
-      *(mpg_floats *)field = floats;
-      return true;
-    }
-    case MPG_PARAM_DTYPE: {
-      mpg_dtype dtype = mpg_dtype_from_name(text);
-      *(int32_t *)field = dtype;
-      return dtype != MPG_DTYPE_NONE;
-    }
-    case MPG_PARAM_ENUM: {
-      int position = mpg_param_enum_find(param->constraint, text, strlen(text));
-      *(int32_t *)field = position;
-      return position >= 0;
-    }
-    case MPG_PARAM_STRING: return (*(const char **)field = mpg_intern(text)) != NULL;
-    case MPG_PARAM_DEVICE: return parse_device(text, field);
-  }
-  return false;
-}
-
-void mpg_params_defaults(const mpg_param_table *table, void *params) {
-  if (!table->size) return;
-  memset(params, 0, table->size);
-  for (int i = 0; i < table->count; i++) {
-    const mpg_param *param = &table->params[i];
-    if (!mpg_param_required(param)) {
-      bool parsed = parse_value(param, (char *)params + param->offset, param->default_text);
-      MPG_ASSERT(parsed); /* a default in a .def file that does not parse */
-    }
-  }
-}
-
-static const char *const kind_texts[] = {
-    [MPG_PARAM_BOOL] = "a bool",
-    [MPG_PARAM_INT] = "an integer",
-    [MPG_PARAM_OPT_INT] = "an integer or None",
-    [MPG_PARAM_FLOAT] = "a number",
-    [MPG_PARAM_OPT_FLOAT] = "a number or None",
-    [MPG_PARAM_SHAPE] = "an integer or a tuple of integers",
-    [MPG_PARAM_FLOATS] = "a number or a tuple of numbers",
-    [MPG_PARAM_DTYPE] = "a dtype",
-    [MPG_PARAM_ENUM] = "one of",
-    [MPG_PARAM_STRING] = "text",
-    [MPG_PARAM_DEVICE] = "a device such as cpu(0)",
-};
-
-mpg_status mpg_params_set_text(const mpg_param_table *table, const char *op, void *params,
-                               int index, const char *text) {
-  const mpg_param *param = &table->params[index];
-  if (!parse_value(param, (char *)params + param->offset, text))
-    return mpg_fail(MPG_VALUE_ERROR, "%s: parameter %s takes %s%s%s, not '%.80s'", op, param->name,
-                    kind_texts[param->kind], param->kind == MPG_PARAM_ENUM ? " " : "",
-                    param->kind == MPG_PARAM_ENUM ? param->constraint : "", text);
-  return mpg_params_check(table, op, params, index);
+  mpg_text_append(text, "%s", buffer);
 }
 
 static mpg_status check_range(const mpg_param *param, const char *op, double value) {
@@ -302,114 +204,237 @@ static mpg_status check_range(const mpg_param *param, const char *op, double val
   return MPG_OK;
 }
 
-mpg_status mpg_params_check(const mpg_param_table *table, const char *op, const void *params,
-                            int index) {
-  const mpg_param *param = &table->params[index];
-  const void *field = (const char *)params + param->offset;
-  switch (param->kind) {
-    case MPG_PARAM_INT: return check_range(param, op, (double)*(const int64_t *)field);
-    case MPG_PARAM_OPT_INT: {
-      const mpg_opt_int *value = field;
-      return value->present ? check_range(param, op, (double)value->value) : MPG_OK;
+/* Whether the text is None, and the parameter takes that. */
+static bool means_none(const mpg_param *param, const char *text) {
+  return strcmp(param->default_text, "None") == 0 && is_none(text);
+}
+
+/* What is done with a kind of parameter. `field`: of the kind's C type. */
+typedef struct param_kind {
+  const char *expected; /* in errors */
+  bool (*parse)(const mpg_param *param, void *field, const char *text);
+  void (*print)(const mpg_param *param, const void *field, mpg_text *text);
+  mpg_status (*check)(const mpg_param *param, const char *op, const void *field); /* or NULL */
+} param_kind;
+
+static bool parse_bool(const mpg_param *param, void *field, const char *text) {
+  (void)param;
+  return bool_from(text, field);
+}
+static void print_bool(const mpg_param *param, const void *field, mpg_text *text) {
+  (void)param;
+  mpg_text_append(text, *(const bool *)field ? "True" : "False");
+}
+
+static bool parse_int(const mpg_param *param, void *field, const char *text) {
+  (void)param;
+  return int_from(text, field);
+}
+static void print_int(const mpg_param *param, const void *field, mpg_text *text) {
+  (void)param;
+  mpg_text_append(text, "%" PRId64, *(const int64_t *)field);
+}
+static mpg_status check_int(const mpg_param *param, const char *op, const void *field) {
+  return check_range(param, op, (double)*(const int64_t *)field);
+}
+
+static bool parse_opt_int(const mpg_param *param, void *field, const char *text) {
+  (void)param;
+  mpg_opt_int *value = field;
+  value->present = !is_none(text);
+  if (!value->present) value->value = 0;
+  return !value->present || int_from(text, &value->value);
+}
+static void print_opt_int(const mpg_param *param, const void *field, mpg_text *text) {
+  const mpg_opt_int *value = field;
+  if (value->present)
+    print_int(param, &value->value, text);
+  else
+    mpg_text_append(text, "None");
+}
+static mpg_status check_opt_int(const mpg_param *param, const char *op, const void *field) {
+  const mpg_opt_int *value = field;
+  return value->present ? check_int(param, op, &value->value) : MPG_OK;
+}
+
+static bool parse_float(const mpg_param *param, void *field, const char *text) {
+  (void)param;
+  return float_from(text, field);
+}
+static void print_float(const mpg_param *param, const void *field, mpg_text *text) {
+  (void)param;
+  append_float(text, *(const double *)field);
+}
+static mpg_status check_float(const mpg_param *param, const char *op, const void *field) {
+  return check_range(param, op, *(const double *)field);
+}
+
+static bool parse_opt_float(const mpg_param *param, void *field, const char *text) {
+  (void)param;
+  mpg_opt_float *value = field;
+  value->present = !is_none(text);
+  if (!value->present) value->value = 0;
+  return !value->present || float_from(text, &value->value);
+}
+static void print_opt_float(const mpg_param *param, const void *field, mpg_text *text) {
+  const mpg_opt_float *value = field;
+  if (value->present)
+    print_float(param, &value->value, text);
+  else
+    mpg_text_append(text, "None");
+}
+static mpg_status check_opt_float(const mpg_param *param, const char *op, const void *field) {
+  const mpg_opt_float *value = field;
+  return value->present ? check_float(param, op, &value->value) : MPG_OK;
+}
+
+static bool parse_shape(const mpg_param *param, void *field, const char *text) {
+  mpg_tuple tuple = {0};
+  if (means_none(param, text))
+    tuple.count = -1;
+  else if (!parse_sequence(text, tuple_element, &tuple))
+    return false;
+  *(mpg_tuple *)field = tuple;
+  return true;
+}
+static void print_shape(const mpg_param *param, const void *field, mpg_text *text) {
+  (void)param;
+  const mpg_tuple *tuple = field;
+  if (tuple->count < 0) {
+    mpg_text_append(text, "None");
+    return;
+  }
+  mpg_text_append(text, "(");
+  for (int i = 0; i < tuple->count; i++) {
+    if (i) mpg_text_append(text, ", ");
+    if (tuple->values[i] == MPG_TUPLE_NONE)
+      mpg_text_append(text, "None");
+    else
+      mpg_text_append(text, "%" PRId64, tuple->values[i]);
+  }
+  mpg_text_append(text, tuple->count == 1 ? ",)" : ")");
+}
+
+static bool parse_floats(const mpg_param *param, void *field, const char *text) {
+  mpg_floats floats = {0};
+  if (means_none(param, text))
+    floats.count = -1;
+  else if (!parse_sequence(text, floats_element, &floats))
+    return false;
+  *(mpg_floats *)field = floats;
+  return true;
+}
+static void print_floats(const mpg_param *param, const void *field, mpg_text *text) {
+  (void)param;
+  const mpg_floats *floats = field;
+  if (floats->count < 0) {
+    mpg_text_append(text, "None");
+    return;
+  }
+  mpg_text_append(text, "(");
+  for (int i = 0; i < floats->count; i++) {
+    if (i) mpg_text_append(text, ", ");
+    append_float(text, floats->values[i]);
+  }
+  mpg_text_append(text, floats->count == 1 ? ",)" : ")");
+}
+
+static bool parse_dtype(const mpg_param *param, void *field, const char *text) {
+  *(int32_t *)field = mpg_dtype_from_name(text);
+  return *(int32_t *)field != MPG_DTYPE_NONE || means_none(param, text);
+}
+static void print_dtype(const mpg_param *param, const void *field, mpg_text *text) {
+  (void)param;
+  int32_t dtype = *(const int32_t *)field;
+  mpg_text_append(text, "%s", dtype == MPG_DTYPE_NONE ? "None" : mpg_dtype_name((mpg_dtype)dtype));
+}
+
+static bool parse_enum(const mpg_param *param, void *field, const char *text) {
+  bool none = means_none(param, text);
+  const char *word = none ? "None" : text;
+  *(int32_t *)field = mpg_param_enum_find(param->constraint, word, strlen(word));
+  return *(int32_t *)field >= 0 || none;
+}
+static void print_enum(const mpg_param *param, const void *field, mpg_text *text) {
+  int32_t position = *(const int32_t *)field;
+  size_t length = 0;
+  const char *word =
+      position < 0 ? NULL : mpg_param_enum_word(param->constraint, position, &length);
+  mpg_text_append_bytes(text, word ? word : "None", word ? length : 4);
+}
+
+static bool parse_string(const mpg_param *param, void *field, const char *text) {
+  const char **value = field;
+  bool none = means_none(param, text);
+  *value = none ? NULL : mpg_intern(text);
+  return *value || none;
+}
+static void print_string(const mpg_param *param, const void *field, mpg_text *text) {
+  (void)param;
+  const char *value = *(const char *const *)field;
+  mpg_text_append(text, "%s", value ? value : "None");
+}
+
+static bool parse_device(const mpg_param *param, void *field, const char *text) {
+  mpg_device_id *id = field;
+  if (!means_none(param, text)) return mpg_device_id_parse(&text, id) && *text == 0;
+  *id = (mpg_device_id){0, 0};
+  return true;
+}
+static void print_device(const mpg_param *param, const void *field, mpg_text *text) {
+  (void)param;
+  const mpg_device_id *id = field;
+  mpg_text_append(text, "%s", id->type ? mpg_device_id_text(*id).text : "None");
+}
+
+/* Kinds without a range. */
+#define check_bool NULL
+#define check_shape NULL
+#define check_floats NULL
+#define check_dtype NULL
+#define check_enum NULL
+#define check_string NULL
+#define check_device NULL
+
+#define KIND(KIND, name, type, noun, expected) \
+  [MPG_PARAM_##KIND] = {expected, parse_##name, print_##name, check_##name},
+static const param_kind kinds[] = {MPG_PARAM_KINDS(KIND)};
+#undef KIND
+
+/* --- Parameters ------------------------------------------------------------------------------- */
+void mpg_params_defaults(const mpg_param_table *table, void *params) {
+  if (!table->size) return;
+  memset(params, 0, table->size);
+  for (int i = 0; i < table->count; i++) {
+    const mpg_param *param = &table->params[i];
+    if (!mpg_param_required(param)) {
+      bool parsed =
+          kinds[param->kind].parse(param, (char *)params + param->offset, param->default_text);
+      MPG_ASSERT(parsed); /* a default in a .def file that does not parse */
     }
-    case MPG_PARAM_FLOAT: return check_range(param, op, *(const double *)field);
-    case MPG_PARAM_OPT_FLOAT: {
-      const mpg_opt_float *value = field;
-      return value->present ? check_range(param, op, value->value) : MPG_OK;
-    }
-    default: return MPG_OK;
   }
 }
 
-/* --- Printing --------------------------------------------------------------------------------- */
-/* The shortest text that reads back as the same double. */
-static void append_float(mpg_text *text, double value) {
-  char buffer[32];
-  for (int precision = 6; precision <= 17; precision++) {
-    snprintf(buffer, sizeof buffer, "%.*g", precision, value);
-    if (strtod(buffer, NULL) == value || isnan(value)) break;
-  }
-  mpg_text_append(text, "%s", buffer);
+mpg_status mpg_params_set_text(const mpg_param_table *table, const char *op, void *params,
+                               int index, const char *text) {
+  const mpg_param *param = &table->params[index];
+  bool words = param->kind == MPG_PARAM_ENUM;
+  if (!kinds[param->kind].parse(param, (char *)params + param->offset, text))
+    return mpg_fail(MPG_VALUE_ERROR, "%s: parameter %s takes %s%s%s, not '%.80s'", op, param->name,
+                    kinds[param->kind].expected, words ? " " : "", words ? param->constraint : "",
+                    text);
+  return mpg_params_check(table, op, params, index);
+}
+
+mpg_status mpg_params_check(const mpg_param_table *table, const char *op, const void *params,
+                            int index) {
+  const mpg_param *param = &table->params[index];
+  const param_kind *kind = &kinds[param->kind];
+  return kind->check ? kind->check(param, op, (const char *)params + param->offset) : MPG_OK;
 }
 
 void mpg_params_get_text(const mpg_param_table *table, const void *params, int index,
                          mpg_text *text) {
   const mpg_param *param = &table->params[index];
-  const void *field = (const char *)params + param->offset;
-  switch (param->kind) {
-    case MPG_PARAM_BOOL: mpg_text_append(text, *(const bool *)field ? "True" : "False"); return;
-    case MPG_PARAM_INT: mpg_text_append(text, "%" PRId64, *(const int64_t *)field); return;
-    case MPG_PARAM_OPT_INT: {
-      const mpg_opt_int *value = field;
-      if (value->present)
-        mpg_text_append(text, "%" PRId64, value->value);
-      else
-        mpg_text_append(text, "None");
-      return;
-    }
-    case MPG_PARAM_FLOAT: append_float(text, *(const double *)field); return;
-    case MPG_PARAM_OPT_FLOAT: {
-      const mpg_opt_float *value = field;
-      if (value->present)
-        append_float(text, value->value);
-      else
-        mpg_text_append(text, "None");
-      return;
-    }
-    case MPG_PARAM_SHAPE: {
-      const mpg_tuple *tuple = field;
-      if (tuple->count < 0) {
-        mpg_text_append(text, "None");
-        return;
-      }
-      mpg_text_append(text, "(");
-      for (int i = 0; i < tuple->count; i++) {
-        if (i) mpg_text_append(text, ", ");
-        if (tuple->values[i] == MPG_TUPLE_NONE)
-          mpg_text_append(text, "None");
-        else
-          mpg_text_append(text, "%" PRId64, tuple->values[i]);
-      }
-      mpg_text_append(text, tuple->count == 1 ? ",)" : ")");
-      return;
-    }
-    case MPG_PARAM_FLOATS: {
-      const mpg_floats *floats = field;
-      if (floats->count < 0) {
-        mpg_text_append(text, "None");
-        return;
-      }
-      mpg_text_append(text, "(");
-      for (int i = 0; i < floats->count; i++) {
-        if (i) mpg_text_append(text, ", ");
-        append_float(text, floats->values[i]);
-      }
-      mpg_text_append(text, floats->count == 1 ? ",)" : ")");
-      return;
-    }
-    case MPG_PARAM_DTYPE: {
-      int32_t dtype = *(const int32_t *)field;
-      mpg_text_append(text, "%s",
-                      dtype == MPG_DTYPE_NONE ? "None" : mpg_dtype_name((mpg_dtype)dtype));
-      return;
-    }
-    case MPG_PARAM_ENUM: {
-      int32_t position = *(const int32_t *)field;
-      size_t length = 0;
-      const char *word =
-          position < 0 ? NULL : mpg_param_enum_word(param->constraint, position, &length);
-      mpg_text_append_bytes(text, word ? word : "None", word ? length : 4);
-      return;
-    }
-    case MPG_PARAM_STRING: {
-      const char *value = *(const char *const *)field;
-      mpg_text_append(text, "%s", value ? value : "None");
-      return;
-    }
-    case MPG_PARAM_DEVICE: {
-      const mpg_device_id *id = field;
-      mpg_text_append(text, "%s", id->type ? mpg_device_id_text(*id).text : "None");
-      return;
-    }
-  }
+  kinds[param->kind].print(param, (const char *)params + param->offset, text);
 }

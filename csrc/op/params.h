@@ -7,19 +7,7 @@
  * own (strings are interned), zeroed before they are filled, so they can be copied, hashed and
  * compared as bytes.
  *
- * KIND      C field                 text, and what Python may pass
- * BOOL      bool                    True/False/1/0
- * INT       int64_t                 an integer
- * OPT_INT   mpg_opt_int             an integer or None
- * FLOAT     double                  a number
- * OPT_FLOAT mpg_opt_float           a number or None
- * SHAPE     mpg_tuple               an integer or a tuple of integers; None where the default is
- * None (count -1); elements may be None in slices' begin/end/step (MPG_TUPLE_NONE) FLOATS
- * mpg_floats              a number or a tuple of numbers DTYPE     int32_t (mpg_dtype)     a dtype
- * name, NumPy dtype or type; None where the default is None (MPG_DTYPE_NONE) ENUM      int32_t one
- * of the words of the constraint "a|b|c": its position; None where the default is None (-1) STRING
- * const char *            text, interned; None where the default is None (NULL) DEVICE
- * mpg_device_id           a Context or "cpu(0)"; default "None" means the current context (type 0)
+ * MPG_PARAM_KINDS lists the kinds: the fields they are, their text, and what Python may pass.
  *
  * default: the text form, or "required". constraint: "" or, for INT and FLOAT kinds, "low..high"
  * with either side empty. Defaults are those of MXNet 1.9.1. Any thread may read; parsing happens
@@ -52,19 +40,46 @@ typedef struct mpg_opt_float {
   int64_t present;
 } mpg_opt_float;
 
+/* One row a kind: K(KIND, name, C type, what docs call it, what errors do). What is done with a
+ * kind are functions in tables made from this list: parse_<name> and print_<name> in op/params.c,
+ * from_<name> in python/op/params.c. One that is missing does not compile.
+ *
+ * BOOL       True, False, 1 or 0
+ * INT        an integer
+ * OPT_INT    an integer or None
+ * FLOAT      a number
+ * OPT_FLOAT  a number or None
+ * SHAPE      an integer or a tuple of integers; None (count -1) where the default is None. Elements
+ *            may be None (MPG_TUPLE_NONE) in begin, end and step of slices
+ * FLOATS     a number or a tuple of numbers
+ * DTYPE      an mpg_dtype: a dtype's name, NumPy dtype or type; None (MPG_DTYPE_NONE) where the
+ *            default is None
+ * ENUM       a word of the constraint "a|b|c": its position; None (-1) where the default is None
+ * STRING     text, interned; None (NULL) where the default is None
+ * DEVICE     a Context or "cpu(0)"; the default "None" means the current context (type 0) */
+#define MPG_PARAM_KINDS(K)                                                             \
+  K(BOOL, bool, bool, "boolean", "a bool")                                             \
+  K(INT, int, int64_t, "integer", "an integer")                                        \
+  K(OPT_INT, opt_int, mpg_opt_int, "integer or None", "an integer or None")            \
+  K(FLOAT, float, double, "number", "a number")                                        \
+  K(OPT_FLOAT, opt_float, mpg_opt_float, "number or None", "a number or None")         \
+  K(SHAPE, shape, mpg_tuple, "tuple of integers", "an integer or a tuple of integers") \
+  K(FLOATS, floats, mpg_floats, "tuple of numbers", "a number or a tuple of numbers")  \
+  K(DTYPE, dtype, int32_t, "dtype", "a dtype")                                         \
+  K(ENUM, enum, int32_t, "one of", "one of")                                           \
+  K(STRING, string, const char *, "string", "text")                                    \
+  K(DEVICE, device, mpg_device_id, "Context", "a device such as cpu(0)")
+
 typedef enum mpg_param_kind {
-  MPG_PARAM_BOOL,
-  MPG_PARAM_INT,
-  MPG_PARAM_OPT_INT,
-  MPG_PARAM_FLOAT,
-  MPG_PARAM_OPT_FLOAT,
-  MPG_PARAM_SHAPE,
-  MPG_PARAM_FLOATS,
-  MPG_PARAM_DTYPE,
-  MPG_PARAM_ENUM,
-  MPG_PARAM_STRING,
-  MPG_PARAM_DEVICE
+#define MPG_PARAM_KIND(KIND, name, type, noun, expected) MPG_PARAM_##KIND,
+  MPG_PARAM_KINDS(MPG_PARAM_KIND)
+#undef MPG_PARAM_KIND
 } mpg_param_kind;
+
+/* The C type of a field: mpg_field_INT. */
+#define MPG_PARAM_TYPE(KIND, name, type, noun, expected) typedef type mpg_field_##KIND;
+MPG_PARAM_KINDS(MPG_PARAM_TYPE)
+#undef MPG_PARAM_TYPE
 
 typedef struct mpg_param {
   const char *name, *default_text, *constraint, *doc;
@@ -79,21 +94,9 @@ typedef struct mpg_param_table {
   const mpg_param *params;
 } mpg_param_table;
 
-#define MPG_FIELD_BOOL bool
-#define MPG_FIELD_INT int64_t
-#define MPG_FIELD_OPT_INT mpg_opt_int
-#define MPG_FIELD_FLOAT double
-#define MPG_FIELD_OPT_FLOAT mpg_opt_float
-#define MPG_FIELD_SHAPE mpg_tuple
-#define MPG_FIELD_FLOATS mpg_floats
-#define MPG_FIELD_DTYPE int32_t
-#define MPG_FIELD_ENUM int32_t
-#define MPG_FIELD_STRING const char *
-#define MPG_FIELD_DEVICE mpg_device_id
-
 #include "op/params.def"
 
-#define MPG_PARAM_FIELD(structure, kind, name, default_text, constraint, doc) MPG_FIELD_##kind name;
+#define MPG_PARAM_FIELD(structure, kind, name, default_text, constraint, doc) mpg_field_##kind name;
 #define MPG_PARAM_STRUCT(structure)         \
   typedef struct mpg_##structure##_params { \
     MPG_PARAMS_##structure(MPG_PARAM_FIELD) \

@@ -231,22 +231,9 @@ PyObject *mpg_py_shape_tuple(const mpg_shape *shape) {
   return tuple;
 }
 
-static size_t value_size(mpg_param_kind kind) {
-  switch (kind) {
-    case MPG_PARAM_BOOL: return sizeof(bool);
-    case MPG_PARAM_INT: return sizeof(int64_t);
-    case MPG_PARAM_OPT_INT: return sizeof(mpg_opt_int);
-    case MPG_PARAM_FLOAT: return sizeof(double);
-    case MPG_PARAM_OPT_FLOAT: return sizeof(mpg_opt_float);
-    case MPG_PARAM_SHAPE: return sizeof(mpg_tuple);
-    case MPG_PARAM_FLOATS: return sizeof(mpg_floats);
-    case MPG_PARAM_DTYPE:
-    case MPG_PARAM_ENUM: return sizeof(int32_t);
-    case MPG_PARAM_STRING: return sizeof(const char *);
-    case MPG_PARAM_DEVICE: return sizeof(mpg_device_id);
-  }
-  return 0;
-}
+#define VALUE_SIZE(KIND, name, type, noun, expected) [MPG_PARAM_##KIND] = sizeof(type),
+static const size_t value_sizes[] = {MPG_PARAM_KINDS(VALUE_SIZE)};
+#undef VALUE_SIZE
 
 PyObject *mpg_py_call_named(const char *name, mpg_array *const *inputs, int num_inputs,
                             mpg_array *out, ...) {
@@ -266,7 +253,7 @@ PyObject *mpg_py_call_named(const char *name, mpg_array *const *inputs, int num_
       return PyErr_Format(mpg_py->errors[MPG_ERROR], "op %s has no parameter %s", name, key);
     }
     const mpg_param *param = &op->params->params[index];
-    memcpy(params + param->offset, value, value_size(param->kind));
+    memcpy(params + param->offset, value, value_sizes[param->kind]);
   }
   va_end(values);
   const void *filled = op->params->size > 0 ? params : NULL;

@@ -439,10 +439,9 @@ static PyObject *get_signature_object(PyObject *self, void *unused) {
   return result;
 }
 
-static const char *const kind_names[] = {"boolean",          "integer",        "integer or None",
-                                         "number",           "number or None", "tuple of integers",
-                                         "tuple of numbers", "dtype",          "one of",
-                                         "string",           "Context"};
+#define KIND_NAME(KIND, name, type, noun, expected) [MPG_PARAM_##KIND] = noun,
+static const char *const kind_names[] = {MPG_PARAM_KINDS(KIND_NAME)};
+#undef KIND_NAME
 
 static PyObject *get_doc(PyObject *object, void *unused) {
   (void)unused;

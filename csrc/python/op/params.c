@@ -46,7 +46,7 @@ static PyObject *items_of(PyObject *value) {
   return mpg_py_items(value, "");
 }
 
-static int set_tuple(const mpg_param *param, const char *op, mpg_tuple *tuple, PyObject *value) {
+static int tuple_from(const mpg_param *param, const char *op, mpg_tuple *tuple, PyObject *value) {
   static const char expected[] = "an integer or a tuple of integers";
   memset(tuple, 0, sizeof *tuple);
   if (value == Py_None) {
@@ -80,19 +80,88 @@ static int set_tuple(const mpg_param *param, const char *op, mpg_tuple *tuple, P
   return 0;
 }
 
-static int set_floats(const mpg_param *param, const char *op, mpg_floats *floats, PyObject *value) {
+/* --- Kinds ------------------------------------------------------------------------------------ */
+/* The parameter that a value is for. */
+typedef struct target {
+  const mpg_param_table *table;
+  const mpg_param *param;
+  const char *op;
+  void *params;
+  int index;
+} target;
+
+static int refuse(const target *to, PyObject *value, const char *expected) {
+  return wrong(to->param, to->op, value, expected);
+}
+
+static int from_text(const target *to, const char *text) {
+  MPG_PY_TRY_INT(mpg_params_set_text(to->table, to->op, to->params, to->index, text));
+  return 0;
+}
+
+static int from_default(const target *to) { return from_text(to, to->param->default_text); }
+
+static int from_bool(const target *to, void *field, PyObject *value) {
+  int64_t integer;
+  if (value == Py_True || value == Py_False) {
+    *(bool *)field = value == Py_True;
+    return 0;
+  }
+  if (!PyArray_IsScalar(value, Bool) && as_int(value, &integer) < 0)
+    return refuse(to, value, "True or False");
+  int truth = PyObject_IsTrue(value);
+  if (truth < 0) return -1;
+  *(bool *)field = truth;
+  return 0;
+}
+
+static int from_int(const target *to, void *field, PyObject *value) {
+  return as_int(value, field) < 0 ? refuse(to, value, "an integer") : 0;
+}
+
+static int from_opt_int(const target *to, void *field, PyObject *value) {
+  mpg_opt_int number = {0, value != Py_None};
+  if (number.present && as_int(value, &number.value) < 0)
+    return refuse(to, value, "an integer or None");
+  *(mpg_opt_int *)field = number;
+  return 0;
+}
+
+static int from_float(const target *to, void *field, PyObject *value) {
+  return mpg_py_scalar(value, field) < 0 ? refuse(to, value, "a number") : 0;
+}
+
+static int from_opt_float(const target *to, void *field, PyObject *value) {
+  mpg_opt_float number = {0, value != Py_None};
+  if (number.present && mpg_py_scalar(value, &number.value) < 0)
+    return refuse(to, value, "a number or None");
+  *(mpg_opt_float *)field = number;
+  return 0;
+}
+
+static int from_shape(const target *to, void *field, PyObject *value) {
+  mpg_tuple *tuple = field;
+  if (tuple_from(to->param, to->op, tuple, value) < 0) return -1;
+  if (tuple->count >= 0 || strcmp(to->param->default_text, "None") == 0) return 0;
+  if (mpg_param_required(to->param)) return refuse(to, value, "an integer or a tuple of integers");
+  tuple->count = 0; /* None where MXNet's default is (): not given */
+  return from_default(to);
+}
+
+static int from_floats(const target *to, void *field, PyObject *value) {
   static const char expected[] = "a number or a tuple of numbers";
+  mpg_floats *floats = field;
   memset(floats, 0, sizeof *floats);
   PyObject *items = items_of(value);
   if (items == NULL) {
-    if (PyErr_Occurred()) return wrong(param, op, value, expected);
+    if (PyErr_Occurred()) return refuse(to, value, expected);
     floats->count = 1;
-    return mpg_py_scalar(value, &floats->values[0]) < 0 ? wrong(param, op, value, expected) : 0;
+    return mpg_py_scalar(value, &floats->values[0]) < 0 ? refuse(to, value, expected) : 0;
   }
   Py_ssize_t count = PyTuple_GET_SIZE(items);
   if (count > MPG_MAX_FLOATS) {
     PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: %s has %zd entries; at most %d can be given",
-                 op, param->name, count, MPG_MAX_FLOATS);
+                 to->op, to->param->name, count, MPG_MAX_FLOATS);
     Py_DECREF(items);
     return -1;
   }
@@ -100,13 +169,22 @@ static int set_floats(const mpg_param *param, const char *op, mpg_floats *floats
   for (Py_ssize_t i = 0; i < count; i++)
     if (mpg_py_scalar(PyTuple_GET_ITEM(items, i), &floats->values[i]) < 0) {
       Py_DECREF(items);
-      return wrong(param, op, value, expected);
+      return refuse(to, value, expected);
     }
   Py_DECREF(items);
   return 0;
 }
 
-static int set_enum(const mpg_param *param, const char *op, int32_t *field, PyObject *value) {
+static int from_dtype(const target *to, void *field, PyObject *value) {
+  int32_t *dtype = field;
+  if (value == Py_None && !mpg_param_required(to->param)) return from_default(to);
+  *dtype = mpg_py_dtype(value);
+  return *dtype == MPG_DTYPE_NONE ? -1 : 0;
+}
+
+static int from_enum(const target *to, void *field, PyObject *value) {
+  const mpg_param *param = to->param;
+  int32_t *position = field;
   Py_ssize_t length = 4;
   const char *word = "None";
   PyObject *text = NULL;
@@ -118,115 +196,56 @@ static int set_enum(const mpg_param *param, const char *op, int32_t *field, PyOb
       return -1;
     }
   }
-  *field = mpg_param_enum_find(param->constraint, word, (size_t)length);
-  if (*field < 0 && value == Py_None && !mpg_param_required(param)) /* None: not given */
-    *field =
+  *position = mpg_param_enum_find(param->constraint, word, (size_t)length);
+  if (*position < 0 && value == Py_None && !mpg_param_required(param)) /* None: not given */
+    *position =
         mpg_param_enum_find(param->constraint, param->default_text, strlen(param->default_text));
-  if (*field < 0)
-    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: %s is one of %s, got %R", op, param->name,
-                 param->constraint, value);
+  if (*position < 0)
+    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: %s is one of %s, got %R", to->op,
+                 param->name, param->constraint, value);
   Py_XDECREF(text);
-  return *field < 0 ? -1 : 0;
+  return *position < 0 ? -1 : 0;
+}
+
+static int from_string(const target *to, void *field, PyObject *value) {
+  const char **string = field;
+  *string = NULL;
+  if (value == Py_None) return 0;
+  const char *text = PyUnicode_Check(value) ? PyUnicode_AsUTF8(value) : NULL;
+  if (text == NULL) return refuse(to, value, "a string");
+  if ((*string = mpg_intern(text)) != NULL) return 0;
+  PyErr_NoMemory();
+  return -1;
+}
+
+static int from_device(const target *to, void *field, PyObject *value) {
+  (void)to;
+  mpg_device_id *id = field;
+  *id = (mpg_device_id){0};
+  return value == Py_None ? 0 : mpg_py_device_id(value, id);
+}
+
+#define FROM(KIND, name, type, noun, expected) [MPG_PARAM_##KIND] = from_##name,
+static int (*const from_python[])(const target *to, void *field,
+                                  PyObject *value) = {MPG_PARAM_KINDS(FROM)};
+#undef FROM
+
+/* Kinds whose values are text themselves. Others take the text form, too, as -symbol.json has it:
+ * some programs pass attributes that they read there. */
+static bool is_text(mpg_param_kind kind) {
+  return kind == MPG_PARAM_STRING || kind == MPG_PARAM_ENUM || kind == MPG_PARAM_DTYPE ||
+         kind == MPG_PARAM_DEVICE;
 }
 
 int mpg_py_param_set(const mpg_param_table *table, const char *op, void *params, int index,
                      PyObject *value) {
   const mpg_param *param = &table->params[index];
-  char *field = (char *)params + param->offset;
-  if (PyUnicode_Check(value) && param->kind != MPG_PARAM_STRING && param->kind != MPG_PARAM_ENUM &&
-      param->kind != MPG_PARAM_DTYPE && param->kind != MPG_PARAM_DEVICE) {
-    /* The text form, as -symbol.json has it: some programs pass attributes they read there. */
+  const target to = {table, param, op, params, index};
+  if (PyUnicode_Check(value) && !is_text(param->kind)) {
     const char *text = PyUnicode_AsUTF8(value);
-    if (text == NULL) return -1;
-    MPG_PY_TRY_INT(mpg_params_set_text(table, op, params, index, text));
-    return 0;
+    return text ? from_text(&to, text) : -1;
   }
-  int64_t integer;
-  double number;
-  switch (param->kind) {
-    case MPG_PARAM_BOOL: {
-      if (value == Py_True || value == Py_False) {
-        *(bool *)field = value == Py_True;
-        return 0;
-      }
-      if (!PyArray_IsScalar(value, Bool) && as_int(value, &integer) < 0)
-        return wrong(param, op, value, "True or False");
-      int truth = PyObject_IsTrue(value);
-      if (truth < 0) return -1;
-      *(bool *)field = truth;
-      return 0;
-    }
-    case MPG_PARAM_INT:
-      if (as_int(value, &integer) < 0) return wrong(param, op, value, "an integer");
-      *(int64_t *)field = integer;
-      break;
-    case MPG_PARAM_OPT_INT:
-      if (value == Py_None) {
-        *(mpg_opt_int *)field = (mpg_opt_int){0};
-        return 0;
-      }
-      if (as_int(value, &integer) < 0) return wrong(param, op, value, "an integer or None");
-      *(mpg_opt_int *)field = (mpg_opt_int){integer, 1};
-      break;
-    case MPG_PARAM_FLOAT:
-      if (mpg_py_scalar(value, &number) < 0) return wrong(param, op, value, "a number");
-      *(double *)field = number;
-      break;
-    case MPG_PARAM_OPT_FLOAT:
-      if (value == Py_None) {
-        *(mpg_opt_float *)field = (mpg_opt_float){0};
-        return 0;
-      }
-      if (mpg_py_scalar(value, &number) < 0) return wrong(param, op, value, "a number or None");
-      *(mpg_opt_float *)field = (mpg_opt_float){number, 1};
-      break;
-    case MPG_PARAM_SHAPE:
-      if (set_tuple(param, op, (mpg_tuple *)field, value) < 0) return -1;
-      if (((mpg_tuple *)field)->count < 0 && strcmp(param->default_text, "None") != 0) {
-        if (mpg_param_required(param))
-          return wrong(param, op, value, "an integer or a tuple of integers");
-        ((mpg_tuple *)field)->count = 0; /* None where MXNet's default is (): not given */
-        MPG_PY_TRY_INT(mpg_params_set_text(table, op, params, index, param->default_text));
-        return 0;
-      }
-      break;
-    case MPG_PARAM_FLOATS:
-      if (set_floats(param, op, (mpg_floats *)field, value) < 0) return -1;
-      break;
-    case MPG_PARAM_DTYPE:
-      if (value == Py_None && strcmp(param->default_text, "None") != 0 &&
-          !mpg_param_required(param)) {
-        MPG_PY_TRY_INT(mpg_params_set_text(table, op, params, index, param->default_text));
-        return 0;
-      }
-      if (value == Py_None && !mpg_param_required(param)) {
-        *(int32_t *)field = MPG_DTYPE_NONE;
-        return 0;
-      }
-      *(int32_t *)field = mpg_py_dtype(value);
-      if (*(int32_t *)field == MPG_DTYPE_NONE) return -1;
-      break;
-    case MPG_PARAM_ENUM: return set_enum(param, op, (int32_t *)field, value);
-    case MPG_PARAM_STRING: {
-      if (value == Py_None) {
-        *(const char **)field = NULL;
-        return 0;
-      }
-      const char *text = PyUnicode_Check(value) ? PyUnicode_AsUTF8(value) : NULL;
-      if (text == NULL) return wrong(param, op, value, "a string");
-      if ((*(const char **)field = mpg_intern(text)) == NULL) {
-        PyErr_NoMemory();
-        return -1;
-      }
-      break;
-    }
-    case MPG_PARAM_DEVICE:
-      if (value == Py_None) {
-        *(mpg_device_id *)field = (mpg_device_id){0};
-        return 0;
-      }
-      return mpg_py_device_id(value, (mpg_device_id *)field);
-  }
+  if (from_python[param->kind](&to, (char *)params + param->offset, value) < 0) return -1;
   if (param->constraint[0] != 0) MPG_PY_TRY_INT(mpg_params_check(table, op, params, index));
   return 0;
 }
@@ -267,7 +286,7 @@ int mpg_py_shape_from(PyObject *object, mpg_shape *shape, const char *what) {
     wrong(&param, what, object, "an integer or a tuple of integers");
     return -1;
   }
-  if (set_tuple(&param, what, &tuple, object) < 0) return -1;
+  if (tuple_from(&param, what, &tuple, object) < 0) return -1;
   if (tuple.count > MPG_MAX_NDIM) {
     PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: an array has at most %d dimensions, got %d",
                  what, MPG_MAX_NDIM, tuple.count);
