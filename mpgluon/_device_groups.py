@@ -12,7 +12,7 @@ from . import _core
 from .base import MXNetError
 from .context import Context
 
-__all__ = ["check", "current", "device", "mapped", "move", "placed"]
+__all__ = ["check", "current", "device", "gathered", "mapped", "move", "placed"]
 
 
 class _State(threading.local):
@@ -96,6 +96,12 @@ def running():
 def paused():
     """A scope in which ops run where their inputs are, and nothing is moved."""
     return _core.Scope((_core.set_group, None))
+
+
+def gathered(arrays, ctx):
+    """The inputs of an op of a group, with a copy of each that is on another device; within a
+    trace, one copy per value and device (csrc/autograd/groups.h)."""
+    return [array if array.context == ctx else _core.move_to(array, ctx) for array in arrays]
 
 
 def spread(value, devices, array_type):

@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from . import _core, _graph_breaks, autograd, ndarray as nd
+from . import _core, _device_groups, _graph_breaks, autograd, ndarray as nd
 from .base import MXNetError
 from .ndarray._control import dynamic
 from .symbol._graph import entries_of, made_at, placement, states, topological
@@ -87,17 +87,10 @@ class Program:
         for place, array in zip(self._inputs, arrays):
             values[place] = [array]
         closed = self._closed(arrays) if self._open else {}
-        moved = {}
         for place, node, sources, target, device in self.steps:
             inputs = [values[at][index] for at, index in sources]
             if target is not None:
-                for i, array in enumerate(inputs):
-                    if array.context != target:
-                        key = (*sources[i], target)
-                        copy = moved.get(key)
-                        if copy is None:
-                            copy = moved[key] = array.as_in_context(target)
-                        inputs[i] = copy
+                inputs = _device_groups.gathered(inputs, target)
             if monitor is not None and monitor_all:
                 for name, array in zip(node.call.input_names(len(inputs)), inputs):
                     monitor(f"{node.name}_{name}", array)

@@ -412,10 +412,7 @@ def dynamic(call, inputs):
     are traced. `call`: a `_core.OpCall`."""
     tracer = _tracer(inputs)
     if tracer is not None and _device_groups.current() is not None:
-        device = _device_groups.device() or inputs[0].context
-        inputs = [
-            array if array.context == device else array.as_in_context(device) for array in inputs
-        ]
+        inputs = _device_groups.gathered(inputs, _device_groups.device() or inputs[0].context)
     return (
         call.run(inputs)
         if tracer is None

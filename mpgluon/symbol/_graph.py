@@ -6,8 +6,7 @@ shared between symbols; only names and attributes of a node ever change after it
 composition works on copies. All walks are iterative: chains may be very deep.
 """
 
-from .. import _core
-from ..base import MXNetError
+from .. import _core, _device_groups
 
 # Attributes that MXNet knows; they are kept as ``__name__`` and answer to both spellings.
 HIDDEN = ("ctx_group", "lr_mult", "wd_mult", "force_mirroring", "mirror_stage", "profiler_scope")
@@ -172,12 +171,7 @@ def placement(order, group2ctx, variables):
     for node in order:
         group = node.get("ctx_group") if group2ctx else None
         if group is not None:
-            if group not in group2ctx:
-                raise MXNetError(
-                    f"{node.name}: its ctx_group {group!r} is not in group2ctx, which has "
-                    f"{sorted(group2ctx)}"
-                )
-            devices.setdefault(node, group2ctx[group])
+            devices.setdefault(node, _device_groups.lookup(group, group2ctx, node.name))
         elif node.call is not None and node.call.context is not None:
             devices[node] = node.call.context
         elif node not in devices:
