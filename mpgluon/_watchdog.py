@@ -1,13 +1,19 @@
 """Says why nothing moves: which device is at which work, and what it waits for. See
 `engine.set_watchdog`."""
 
+from __future__ import annotations
+
 import os
 import sys
 import threading
 import time
+from typing import TYPE_CHECKING, Any
 
 from . import _core
 from .base import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _running = None
 
@@ -53,7 +59,7 @@ def _work(work):
     return ", ".join(parts)
 
 
-def describe(standing, seconds):
+def describe(standing: Sequence[tuple[Any, ...]], seconds: float) -> str:
     """The text for devices with work queued of which none has moved for so many seconds."""
     lines = [
         f"mpgluon watchdog: no device has finished anything for {seconds:.1f} s, but work is "
@@ -76,7 +82,7 @@ def describe(standing, seconds):
     return "\n".join(lines)
 
 
-def set_seconds(seconds):
+def set_seconds(seconds: float | None) -> float | None:
     global _running
     if seconds is not None and not (
         isinstance(seconds, (int, float)) and 0 <= seconds < float("inf")
@@ -99,7 +105,7 @@ def _restart():
 os.register_at_fork(after_in_child=_restart)
 
 
-def read_setting():
+def read_setting() -> None:
     text = os.environ.get("MPGLUON_WATCHDOG", "")
     if text:
         try:

@@ -1,5 +1,7 @@
 """``python -m mpgluon.info``: versions, devices, and the optional parts that were found."""
 
+from __future__ import annotations
+
 import os
 import platform
 import sys
@@ -10,7 +12,7 @@ from . import _core, context
 from .libinfo import __version__
 
 
-def lines():
+def lines() -> list[str]:
     """The report, a list of lines."""
     info = _core.build_info()
     context.memory_stats(context.cpu(0))  # opens it, so that its threads are known

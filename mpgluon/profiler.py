@@ -6,10 +6,13 @@ table). ``events()`` gives the raw events. Recording costs nothing while it is o
 `Task`, `Frame`, `Event`, `Counter` and `Marker` put what a program does itself into the trace.
 """
 
+from __future__ import annotations
+
 import bisect
 import json
 import time
 import warnings
+from typing import Any
 
 from . import _core
 
@@ -54,7 +57,7 @@ _KEYS = (
 )
 
 
-def set_config(**kwargs):
+def set_config(**kwargs: Any) -> None:
     """Sets ``filename`` (of the trace) and ``aggregate_stats``; MXNet's other options
     (``profile_all``, ``profile_memory``, ...) are taken and change nothing: ops, copies and waits
     are always recorded."""
@@ -80,7 +83,7 @@ def set_config(**kwargs):
     _config.update({k: v for k, v in kwargs.items() if k in known})
 
 
-def set_state(state="stop", profile_process="worker"):
+def set_state(state: str = "stop", profile_process: str = "worker") -> None:
     """Starts (``'run'``, clearing earlier events) or stops (``'stop'``) recording."""
     if state not in ("run", "stop"):
         raise ValueError(f"profiler.set_state: state is 'run' or 'stop', not {state!r}")
@@ -94,31 +97,31 @@ def set_state(state="stop", profile_process="worker"):
     _recording = state == "run"
 
 
-def start():
+def start() -> None:
     """The same as ``set_state('run')``."""
     set_state("run")
 
 
-def stop():
+def stop() -> None:
     """The same as ``set_state('stop')``."""
     set_state("stop")
 
 
-def pause(profile_process="worker"):
+def pause(profile_process: str = "worker") -> None:
     """Stops recording for a while; what was recorded stays."""
     global _recording
     _core.profiler_stop()
     _recording = False
 
 
-def resume(profile_process="worker"):
+def resume(profile_process: str = "worker") -> None:
     """Goes on recording after ``pause``, keeping the events."""
     global _recording
     _core.profiler_resume()
     _recording = True
 
 
-def events():
+def events() -> list[dict[str, Any]]:
     """The recorded events, in order of their begin: dicts with ``device`` ('cpu(0)'), ``name`` (the
     op), ``kind`` ('op', 'copy', 'wait' or 'program'), ``scope`` (the block path), ``backward``,
     ``program`` (whether a compiled program ran it), ``peer`` (the other device of a copy or wait),
@@ -206,7 +209,7 @@ def _last_before(event, spans):
     return sum(spans[place - 1]) / 2 * 1e6 if place else event["begin"] * 1e6
 
 
-def dump(finished=True, profile_process="worker"):
+def dump(finished: bool = True, profile_process: str = "worker") -> None:
     """Writes the Chrome trace to the configured ``filename``; ``finished`` stops recording
     first."""
     if finished:
@@ -215,7 +218,9 @@ def dump(finished=True, profile_process="worker"):
         json.dump(_trace(events(), _marks), f)
 
 
-def dumps(reset=False, format="table", sort_by="total", ascending=False):
+def dumps(
+    reset: bool = False, format: str = "table", sort_by: str = "total", ascending: bool = False
+) -> str:
     """A table of the time per device and op (``format='json'``: the same as JSON): calls, total,
     mean, least and most milliseconds, sorted by ``sort_by`` ('total', 'avg', 'min', 'max' or
     'count')."""
@@ -254,16 +259,16 @@ class _Span:
 
     _kind = ""
 
-    def __init__(self, domain, name):
+    def __init__(self, domain: Domain | str, name: str) -> None:
         self.domain = domain
         self.name = name
         self._begin = None
 
-    def start(self):
+    def start(self) -> None:
         """Begins now."""
         self._begin = time.monotonic_ns()
 
-    def stop(self):
+    def stop(self) -> None:
         """Ends now, and becomes a bar in the trace if the profiler is recording. RuntimeError
         without `start`."""
         if self._begin is None:
@@ -282,32 +287,32 @@ class _Span:
                 }
             )
 
-    def __str__(self):
+    def __str__(self) -> str:
         return self.name
 
 
 class Domain:
     """What tasks, frames, counters and markers belong to: a row of the trace."""
 
-    def __init__(self, name):
+    def __init__(self, name: str) -> None:
         self.name = name
 
-    def __str__(self):
+    def __str__(self) -> str:
         return self.name
 
-    def new_task(self, name):
+    def new_task(self, name: str) -> Task:
         """A `Task` in this domain."""
         return Task(self, name)
 
-    def new_frame(self, name):
+    def new_frame(self, name: str) -> Frame:
         """A `Frame` in this domain."""
         return Frame(self, name)
 
-    def new_counter(self, name, value=None):
+    def new_counter(self, name: str, value: float | None = None) -> Counter:
         """A `Counter` in this domain, set to `value` if there is one."""
         return Counter(self, name, value)
 
-    def new_marker(self, name):
+    def new_marker(self, name: str) -> Marker:
         """A `Marker` in this domain."""
         return Marker(self, name)
 
@@ -329,7 +334,7 @@ class Event(_Span):
 
     _kind = "event"
 
-    def __init__(self, name):
+    def __init__(self, name: str) -> None:
         super().__init__("events", name)
 
 
@@ -337,14 +342,14 @@ class Counter:
     """A number that changes, drawn as a curve; each change while the profiler is recording is a
     point."""
 
-    def __init__(self, domain, name, value=None):
+    def __init__(self, domain: Domain, name: str, value: float | None = None) -> None:
         self.domain = domain
         self.name = name
         self._value = 0
         if value is not None:
             self.set_value(value)
 
-    def set_value(self, value):
+    def set_value(self, value: float) -> None:
         """Sets the number."""
         self._value = value
         if _recording:
@@ -359,34 +364,34 @@ class Counter:
                 }
             )
 
-    def increment(self, delta=1):
+    def increment(self, delta: float = 1) -> None:
         """Adds `delta`."""
         self.set_value(self._value + delta)
 
-    def decrement(self, delta=1):
+    def decrement(self, delta: float = 1) -> None:
         """Subtracts `delta`."""
         self.set_value(self._value - delta)
 
-    def __iadd__(self, delta):
+    def __iadd__(self, delta: float) -> Counter:
         self.increment(delta)
         return self
 
-    def __isub__(self, delta):
+    def __isub__(self, delta: float) -> Counter:
         self.decrement(delta)
         return self
 
-    def __str__(self):
+    def __str__(self) -> str:
         return self.name
 
 
 class Marker:
     """An instant."""
 
-    def __init__(self, domain, name):
+    def __init__(self, domain: Domain, name: str) -> None:
         self.domain = domain
         self.name = name
 
-    def mark(self, scope="process"):
+    def mark(self, scope: str = "process") -> None:
         """Marks now, for a ``scope`` of 'global', 'process', 'thread' ('task' and 'marker' are
         taken for it): how far the line is drawn."""
         scopes = {"global": "g", "process": "p", "thread": "t", "task": "t", "marker": "t"}
@@ -405,7 +410,7 @@ class Marker:
             )
 
 
-def profiler_set_config(mode="symbolic", filename="profile.json"):
+def profiler_set_config(mode: str = "symbolic", filename: str = "profile.json") -> None:
     """Deprecated: `set_config`."""
     warnings.warn(
         "profiler_set_config is deprecated, use set_config", DeprecationWarning, stacklevel=2
@@ -413,7 +418,7 @@ def profiler_set_config(mode="symbolic", filename="profile.json"):
     set_config(filename=filename)
 
 
-def profiler_set_state(state="stop"):
+def profiler_set_state(state: str = "stop") -> None:
     """Deprecated: `set_state`."""
     warnings.warn(
         "profiler_set_state is deprecated, use set_state", DeprecationWarning, stacklevel=2
@@ -421,7 +426,7 @@ def profiler_set_state(state="stop"):
     set_state(state)
 
 
-def dump_profile():
+def dump_profile() -> None:
     """Deprecated: `dump`."""
     warnings.warn("dump_profile is deprecated, use dump", DeprecationWarning, stacklevel=2)
     dump()

@@ -4,7 +4,10 @@
 ``dot``, too.
 """
 
+from __future__ import annotations
+
 import warnings
+from typing import TYPE_CHECKING
 
 from . import _core
 from .gluon import HybridBlock
@@ -12,6 +15,14 @@ from .gluon._symbol_block import symbol_of
 from .symbol import Symbol
 from .symbol._graph import entries_of, placement, states, topological
 from .symbol._infer import Inference, known
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from graphviz import Digraph
+    from numpy.typing import DTypeLike
+
+    from .context import Context
 
 __all__ = ["plot_network", "print_summary"]
 
@@ -85,7 +96,12 @@ def _shape_text(shape):
     return "x".join(map(str, shape))
 
 
-def print_summary(symbol, shape=None, line_length=120, positions=(0.44, 0.64, 0.74, 1.0)):
+def print_summary(
+    symbol: Symbol,
+    shape: dict[str, tuple[int, ...]] | None = None,
+    line_length: int = 120,
+    positions: Sequence[float] = (0.44, 0.64, 0.74, 1.0),
+) -> None:
     """Prints a table of the symbol's nodes: output shapes without the batch, numbers of parameters
     (each counted where it is first used), and inputs.
 
@@ -199,15 +215,15 @@ def _places(order, group2ctx, parameters):
 
 
 def plot_network(
-    symbol,
-    title="plot",
-    save_format="pdf",
-    shape=None,
-    dtype=None,
-    node_attrs=None,
-    hide_weights=True,
-    group2ctx=None,
-):
+    symbol: Symbol | HybridBlock,
+    title: str = "plot",
+    save_format: str = "pdf",
+    shape: dict[str, tuple[int, ...]] | None = None,
+    dtype: dict[str, DTypeLike] | None = None,
+    node_attrs: dict[str, str] | None = None,
+    hide_weights: bool = True,
+    group2ctx: dict[str, Context] | None = None,
+) -> Digraph:
     """The graph of a symbol, for Graphviz.
 
     Nodes are coloured by what they do; where ops belong to groups (``AttrScope(ctx_group=...)``),

@@ -1,6 +1,8 @@
 """Training over several devices in one process: pipelines, layers split over devices, replicas, all
 of these on a mesh, and a planner."""
 
+from __future__ import annotations
+
 from . import schedules
 from ._checkpoint import Saving, load, save
 from ._gradient_clipping import clip_global_norm
@@ -78,5 +80,5 @@ __all__ = [
 ]
 
 
-def __dir__():
+def __dir__() -> list[str]:
     return __all__

@@ -5,12 +5,15 @@ index takes the place of the one before; files of earlier generations are remove
 whenever a save is killed, the index names complete files.
 """
 
+from __future__ import annotations
+
 import collections
 import json
 import os
 import re
 import threading
 import zlib
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +23,10 @@ from ..base import MXNetError, itemsize
 from ..gluon.trainer import put_together
 from ..gluon.utils import brief
 from . import _safetensors
+
+if TYPE_CHECKING:
+    from ..gluon.block import Block
+    from ..gluon.trainer import Trainer
 
 __all__ = ["Saving", "load", "save"]
 
@@ -104,14 +111,14 @@ def _data_of(param):
 class Saving:
     """A save under way, or done."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._thread = self._error = None
 
-    def done(self):
+    def done(self) -> bool:
         """Whether it has ended, well or not."""
         return self._thread is None or not self._thread.is_alive()
 
-    def wait(self):
+    def wait(self) -> None:
         """Waits until the checkpoint is on the disk. Raises what went wrong, once."""
         if self._thread is not None:
             self._thread.join()
@@ -139,17 +146,17 @@ _saving = {}  # directory -> its latest Saving
 
 
 def save(
-    directory,
-    net,
-    trainer=None,
-    step=None,
-    position=None,
-    loss_scale=None,
-    extra=None,
-    background=False,
-    gather=False,
-    progress=None,
-):
+    directory: str | os.PathLike[str],
+    net: Block,
+    trainer: Trainer | None = None,
+    step: int | None = None,
+    position: Any = None,
+    loss_scale: Any = None,
+    extra: Any = None,
+    background: bool = False,
+    gather: bool = False,
+    progress: bool | None = None,
+) -> Saving:
     """Writes a checkpoint: parameters, optimizer states, the random state and where training is.
 
     There is one safetensors file for each device with the arrays that lie there, and
@@ -411,7 +418,12 @@ def _generation(path):
 # Loading
 
 
-def load(directory, net, trainer=None, progress=None):
+def load(
+    directory: str | os.PathLike[str],
+    net: Block,
+    trainer: Trainer | None = None,
+    progress: bool | None = None,
+) -> dict[str, Any]:
     """Reads a checkpoint into a network, on whatever devices it lies and however it is split.
 
     The whole checkpoint is checked before anything is changed. Arrays are read one at a time.

@@ -1,13 +1,24 @@
 """Clipping gradients of networks that are replicated and split."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from .. import autograd, ndarray as nd
 from ..gluon.trainer import Trainer
 from ..gluon.utils import global_norm, scale_arrays
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..gluon.parameter import Parameter, ParameterDict
+
 __all__ = ["clip_global_norm"]
 
 
-def clip_global_norm(params, max_norm):
+def clip_global_norm(
+    params: Trainer | ParameterDict | Sequence[Parameter], max_norm: float
+) -> nd.NDArray:
     """Scales the gradients of parameters in place so that the 2-norm of all of them together is at
     most `max_norm`.
 

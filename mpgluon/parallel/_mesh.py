@@ -1,8 +1,11 @@
 """Meshes: devices along named axes, and networks placed on them, replicated along one and staged
 along another."""
 
+from __future__ import annotations
+
 import itertools
 import math
+from typing import TYPE_CHECKING, Any
 
 from .. import autograd, ndarray as nd
 from ..base import MXNetError
@@ -22,6 +25,9 @@ from ..gluon.utils import brief, shape_is_known, split_data
 from ._tensor_parallel.layers import SplitLayer
 from ._tensor_parallel.parameters import HomeParameter
 from ._tensor_parallel.splitting import every_layer, matches, split_layers, walk
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = ["Mesh"]
 
@@ -54,7 +60,7 @@ class Mesh:
     >>> trainer.step(data.shape[0])
     """
 
-    def __init__(self, axes, devices=None):
+    def __init__(self, axes: dict[str, int], devices: Sequence[Context] | None = None) -> None:
         if not isinstance(axes, dict) or not axes:
             raise TypeError(
                 "Mesh: axes is a dict of names to sizes, as in {'data': 2, 'stage': 2}, not "
@@ -99,16 +105,16 @@ class Mesh:
         self.devices = devices
         self._at = dict(zip(itertools.product(*map(range, axes.values())), devices))
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"Mesh({self.axes}, devices={self.devices})"
 
-    def size(self, axis):
+    def size(self, axis: str) -> int:
         """How many devices there are along an axis; 1 along one that was left out."""
         if axis not in AXES:
             raise ValueError(f"Mesh: there is no axis {axis!r}; there are {', '.join(AXES)}")
         return self.axes.get(axis, 1)
 
-    def device(self, data=0, stage=0, model=0):
+    def device(self, data: int = 0, stage: int = 0, model: int = 0) -> Context:
         """The device at a place; negative numbers count from the end."""
         place = []
         for axis, at in zip(AXES, (data, stage, model)):
@@ -120,12 +126,14 @@ class Mesh:
             place.append(at % size)
         return self._at[tuple(place[AXES.index(axis)] for axis in self.axes)]
 
-    def line(self, axis, data=0, stage=0, model=0):
+    def line(self, axis: str, data: int = 0, stage: int = 0, model: int = 0) -> list[Context]:
         """The devices along one axis, at a place of the others."""
         at = {"data": data, "stage": stage, "model": model}
         return [self.device(**{**at, axis: i}) for i in range(self.size(axis))]
 
-    def split_and_load(self, data, batch_axis=0, even_split=True, stage=0):
+    def split_and_load(
+        self, data: Any, batch_axis: int = 0, even_split: bool = True, stage: int = 0
+    ) -> list[nd.NDArray]:
         """One piece of `data` for each replica, on the replica's device of that stage (-1: the
         last, where labels belong).
 
@@ -141,7 +149,12 @@ class Mesh:
 
     # Networks
 
-    def place(self, net, stages=None, split=None):
+    def place(
+        self,
+        net: Block,
+        stages: Sequence[Any] | dict[Any, int] | None = None,
+        split: dict[str, Any] | None = None,
+    ) -> Block:
         """Places a network: a copy of each parameter on every replica's device of its stage; layers
         are split along `model`.
 
@@ -298,11 +311,11 @@ class Replicas:
     mesh : Mesh
     """
 
-    def __init__(self, dicts, mesh):
+    def __init__(self, dicts: list[dict[str, Context]], mesh: Mesh) -> None:
         self.dicts, self.mesh = dicts, mesh
         self._by_device = {ctx: groups for groups in dicts for ctx in groups.values()}
 
-    def of(self, ctx):
+    def of(self, ctx: Context) -> dict[str, Context]:
         """The dict of the replica whose device `ctx` is."""
         groups = self._by_device.get(ctx)
         if groups is None:
@@ -314,7 +327,7 @@ class Replicas:
             )
         return groups
 
-    def homes(self, net):
+    def homes(self, net: Block) -> dict[Any, list[Context]]:
         """The devices of each parameter of the network: a dict."""
         homes = {}
         first = next(iter(self.dicts[0]))
@@ -337,7 +350,7 @@ class Replicas:
         return homes
 
 
-def placement(block):
+def placement(block: Block) -> Replicas | None:
     """The `Replicas` a block was placed on, or None."""
     groups = devices_of_groups(block)
     return groups if isinstance(groups, Replicas) else None

@@ -4,14 +4,20 @@ the arrays one after the other.
 Arrays are written and read one at a time, so a file is never in memory as a whole.
 """
 
+from __future__ import annotations
+
 import json
 import math
 import os
 import zlib
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..base import MXNetError, itemsize
+
+if TYPE_CHECKING:
+    pass
 
 _NAMES = {
     "float64": "F64",
@@ -33,7 +39,7 @@ _LARGEST_HEADER = 100_000_000
 _CHUNK = 4 << 20
 
 
-def encode(value, dtype):
+def encode(value: Any, dtype: str) -> Any:
     """A NumPy array as it is stored. bfloat16 comes as float32, of which the upper half is all
     there is."""
     value = np.ascontiguousarray(value)
@@ -42,7 +48,7 @@ def encode(value, dtype):
     return value.astype(value.dtype.newbyteorder("<"), copy=False)
 
 
-def write(path, arrays, progress):
+def write(path: str, arrays: Any, progress: Any) -> Any:
     """Writes a file and flushes it to the disk.
 
     Parameters
@@ -92,7 +98,7 @@ class File:
     """A file of the format, for reading. Raises MXNetError, naming the file, where it is
     damaged."""
 
-    def __init__(self, path):
+    def __init__(self, path: str) -> None:
         self.path = path
         try:
             self.size = os.path.getsize(path)
@@ -123,7 +129,7 @@ class File:
         if cut is not None:
             raise self.damaged(f"it is cut off: '{cut}' would end behind the end of the file")
 
-    def damaged(self, why):
+    def damaged(self, why: str) -> MXNetError:
         """The error that says so."""
         return MXNetError(f"checkpoint shard '{self.path}' is damaged: {why}")
 
@@ -139,7 +145,7 @@ class File:
             raise ValueError("an array's size is not that of its shape")
         return dtype, shape, begin, end
 
-    def checksum(self, name, progress=None):
+    def checksum(self, name: str, progress: Any = None) -> int:
         """The CRC-32 of an array as stored."""
         _, _, begin, end = self.entries[name]
         total = 0
@@ -156,7 +162,7 @@ class File:
                     progress(len(data))
         return total
 
-    def read(self, name, ranges=None):
+    def read(self, name: str, ranges: Any = None) -> np.ndarray:
         """An array, or the part of it that `ranges`, a dict of axes to (begin, end), says. bfloat16
         is returned as float32."""
         dtype, shape, offset, _ = self.entries[name]

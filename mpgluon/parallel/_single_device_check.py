@@ -1,5 +1,9 @@
 """Whether a block over many devices computes what it computes on one."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 
 from .. import _core, autograd, ndarray as nd, random
@@ -8,10 +12,20 @@ from ..context import cpu
 from ..gluon import _compiled, _nested
 from ..gluon.block import HybridBlock
 
+if TYPE_CHECKING:
+    from ..context import Context
+
 __all__ = ["check_against_single_device"]
 
 
-def check_against_single_device(net, *inputs, ctx=None, train=True, exact=True, rtol=None):
+def check_against_single_device(
+    net: HybridBlock,
+    *inputs: Any,
+    ctx: Context | None = None,
+    train: bool = True,
+    exact: bool = True,
+    rtol: float | None = None,
+) -> dict[str, float]:
     """Runs a block where its parameters are, and with everything on one device, and compares
     results and gradients.
 

@@ -6,12 +6,18 @@ cutting). All devices get the same bits of a sum. Between several cards it is NC
 it is there (`transport`).
 """
 
+from __future__ import annotations
+
 import os
+from typing import TYPE_CHECKING
 
 from .. import _core
 from ..base import MXNetError
 from ..context import Context
 from ..ndarray import NDArray
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = [
     "all_reduce",
@@ -27,7 +33,7 @@ __all__ = [
 ]
 
 
-def divide(total, count):
+def divide(total: int, count: int) -> list[tuple[int, int]]:
     """Where `count` parts of `total` begin and end: they differ by one at most, the larger ones
     first.
 
@@ -62,7 +68,7 @@ def _single(array, name):
     return [array]
 
 
-def contexts(ctx, name):
+def contexts(ctx: Context | Sequence[Context], name: str) -> list[Context]:
     """A list of devices, checked."""
     if isinstance(ctx, Context):
         ctx = [ctx]
@@ -76,7 +82,7 @@ _TRANSPORTS = ("auto", "local", "nccl")
 _default = None  # the transport of calls that name none; read from the environment by the first
 
 
-def default_transport():
+def default_transport() -> str:
     """What collectives go through that name no transport: MPGLUON_COLLECTIVES, or what `transport`
     says."""
     global _default
@@ -90,7 +96,7 @@ def default_transport():
     return _default
 
 
-def transport(name):
+def transport(name: str) -> _core.Scope:
     """What collectives go through that name no transport, for the time of a `with`.
 
     Parameters
@@ -102,7 +108,7 @@ def transport(name):
     return _core.Scope((globals(), "_default", name))
 
 
-def in_pipeline():
+def in_pipeline() -> _core.Scope:
     """A pipeline's stages are between copies: 'auto' is 'local' there."""
     return transport("local") if default_transport() == "auto" else _core.Scope()
 
@@ -121,7 +127,9 @@ def _run(kind, arrays, ctx, axis=0, other_axis=0, root=None, algorithm="auto", t
     )
 
 
-def all_reduce(arrays, algorithm="auto", transport=None):
+def all_reduce(
+    arrays: Sequence[NDArray], algorithm: str = "auto", transport: str | None = None
+) -> list[NDArray]:
     """The sum of all arrays, on each of their devices.
 
     Parameters
@@ -149,7 +157,9 @@ def all_reduce(arrays, algorithm="auto", transport=None):
     )
 
 
-def reduce(arrays, ctx=None, transport=None):
+def reduce(
+    arrays: Sequence[NDArray], ctx: Context | None = None, transport: str | None = None
+) -> NDArray:
     """The sum of all arrays on one device: `ctx`, by default the first array's. Returns an
     NDArray."""
     arrays = _listed(arrays, "reduce")
@@ -159,7 +169,9 @@ def reduce(arrays, ctx=None, transport=None):
     )[0]
 
 
-def reduce_scatter(arrays, axis=0, transport=None):
+def reduce_scatter(
+    arrays: Sequence[NDArray], axis: int = 0, transport: str | None = None
+) -> list[NDArray]:
     """The sum of all arrays, cut along `axis`: each device gets a part. Where it doesn't divide
     evenly, the first get one more.
 
@@ -171,14 +183,21 @@ def reduce_scatter(arrays, axis=0, transport=None):
     return _run("reduce_scatter", arrays, [a.context for a in arrays], axis, transport=transport)
 
 
-def all_gather(arrays, axis=0, transport=None):
+def all_gather(
+    arrays: Sequence[NDArray], axis: int = 0, transport: str | None = None
+) -> list[NDArray]:
     """All arrays, joined along `axis`, on each of their devices. They may have different sizes
     there. Returns a list of NDArray."""
     arrays = _listed(arrays, "all_gather")
     return _run("all_gather", arrays, [a.context for a in arrays], axis, transport=transport)
 
 
-def gather(arrays, ctx=None, axis=0, transport=None):
+def gather(
+    arrays: Sequence[NDArray],
+    ctx: Context | None = None,
+    axis: int = 0,
+    transport: str | None = None,
+) -> NDArray:
     """All arrays, joined along `axis`, on one device: `ctx`, by default the first array's. Returns
     an NDArray."""
     arrays = _listed(arrays, "gather")
@@ -193,7 +212,9 @@ def gather(arrays, ctx=None, axis=0, transport=None):
     )[0]
 
 
-def scatter(array, ctx, axis=0, transport=None):
+def scatter(
+    array: NDArray, ctx: Context | Sequence[Context], axis: int = 0, transport: str | None = None
+) -> list[NDArray]:
     """An array cut along `axis`: each device of the list `ctx` gets a part. Where it doesn't divide
     evenly, the first get one more.
 
@@ -206,14 +227,21 @@ def scatter(array, ctx, axis=0, transport=None):
     )
 
 
-def broadcast(array, ctx, transport=None):
+def broadcast(
+    array: NDArray, ctx: Context | Sequence[Context], transport: str | None = None
+) -> list[NDArray]:
     """A copy of an array on each device of the list `ctx`. Returns a list of NDArray."""
     return _run(
         "broadcast", _single(array, "broadcast"), contexts(ctx, "broadcast"), transport=transport
     )
 
 
-def all_to_all(arrays, split_axis=0, concat_axis=0, transport=None):
+def all_to_all(
+    arrays: Sequence[NDArray],
+    split_axis: int = 0,
+    concat_axis: int = 0,
+    transport: str | None = None,
+) -> list[NDArray]:
     """Every array is cut along `split_axis` into a part for each device; the parts a device gets
     are joined along `concat_axis`.
 

@@ -10,11 +10,18 @@ Language Model Training on GPU Clusters", 2021), zero bubble (Qi et al., "Zero B
 Parallelism", 2023).
 """
 
+from __future__ import annotations
+
 import collections
 import numbers
 import typing
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from ..base import MXNetError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
 __all__ = [
     "SCHEDULES",
@@ -49,17 +56,17 @@ class Schedule(typing.NamedTuple):
         without such a function, the table is made by list scheduling.
     """
 
-    in_flight: typing.Callable | None
+    in_flight: Callable[[list[int], int], int] | None
     deferred: bool = False
     rounds: int = 1
-    build: typing.Callable | None = None
+    build: Callable[[StageGraph, int], list[list[Action]] | None] | None = None
 
-    def takes(self, micro_batches):
+    def takes(self, micro_batches: int) -> bool:
         """Whether the planner may choose so many micro-batches for it."""
         return self.rounds == 1 or micro_batches > 1
 
 
-def named(name, who="", more=""):
+def named(name: str, who: str = "", more: str = "") -> Schedule:
     """The `Schedule` of that name; ValueError, with `who` asks and `more` that may be said, where
     there is none."""
     if not isinstance(name, str) or name not in SCHEDULES:
@@ -73,14 +80,28 @@ class ScheduleError(MXNetError):
     """A schedule that can't be carried out; the text names stage and micro-batch."""
 
 
-class Action(collections.namedtuple("Action", ["kind", "stage", "micro_batch"])):
-    """One entry of a table: ``kind`` 'F', 'B' or 'W', the stage's and the micro-batch's number."""
+class Action(typing.NamedTuple):
+    """One entry of a table.
 
-    __slots__ = ()
+    Attributes
+    ----------
+    kind : {'F', 'B', 'W'}
+        The forward pass, the backward pass, or the weight gradients where they are apart.
+    stage, micro_batch : int
+        Their numbers, from 0 on.
+    """
 
-    def __str__(self):
+    kind: str
+    stage: int
+    micro_batch: int
+
+    def __str__(self) -> str:
         names = {"F": "forward", "B": "backward", "W": "weight gradients"}
         return f"{names[self.kind]} of stage {self.stage}, micro-batch {self.micro_batch}"
+
+
+Table = Sequence[Sequence[Action]]  # for each device its actions, in order
+Times = Mapping[tuple[str, int], float] | Mapping[Action, float]  # of (kind, stage), or of actions
 
 
 class StageGraph:
@@ -108,8 +129,14 @@ class StageGraph:
     """
 
     def __init__(
-        self, devices, sources, deferred=False, carried=False, transfer_only=(), waits=None
-    ):
+        self,
+        devices: Iterable[int],
+        sources: Iterable[Iterable[int]],
+        deferred: bool = False,
+        carried: bool = False,
+        transfer_only: Collection[int] = (),
+        waits: dict[Action, list[Action]] | None = None,
+    ) -> None:
         self.devices, self.deferred, self.carried = list(devices), deferred, carried
         self.transfer_only, self.waits = frozenset(transfer_only), waits
         self.sources = [sorted(set(s)) for s in sources]
@@ -133,15 +160,15 @@ class StageGraph:
                 default=0,
             )
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.devices)
 
     @property
-    def num_devices(self):
+    def num_devices(self) -> int:
         """How many devices the stages are on."""
         return max(self.devices, default=-1) + 1
 
-    def needs(self, action, micro_batches, kinds):
+    def needs(self, action: Action, micro_batches: int, kinds: Collection[str]) -> list[Action]:
         """The actions that must be done before `action`, where kinds of them are part of the
         table."""
         kind, s, m = action
@@ -166,11 +193,18 @@ class StageGraph:
         return [a for a in needed if a.kind in kinds]
 
 
-def _kinds(stages, phases):
+def _kinds(stages: StageGraph, phases: str) -> list[str]:
     return list(phases) + (["W"] if stages.deferred and "B" in phases else [])
 
 
-def make_table(stages, micro_batches, schedule=DEFAULT, times=None, phases="FB", in_flight=None):
+def make_table(
+    stages: StageGraph,
+    micro_batches: int,
+    schedule: str = DEFAULT,
+    times: Times | None = None,
+    phases: str = "FB",
+    in_flight: int | None = None,
+) -> list[list[Action]]:
     """The table of a named schedule.
 
     Parameters
@@ -271,7 +305,7 @@ def make_table(stages, micro_batches, schedule=DEFAULT, times=None, phases="FB",
     return table
 
 
-def _interleaved(stages, micro_batches):
+def _interleaved(stages: StageGraph, micro_batches: int) -> list[list[Action]] | None:
     """Narayanan's order for stages dealt out to the devices in turn; None where they lie otherwise,
     or there is no such order."""
     count = stages.num_devices
@@ -307,11 +341,11 @@ def _interleaved(stages, micro_batches):
     return table
 
 
-def _as_many_as_behind(after, stage):
+def _as_many_as_behind(after: list[int], stage: int) -> int:
     return after[stage] + 1
 
 
-def _as_many_as_first(after, stage):
+def _as_many_as_first(after: list[int], stage: int) -> int:
     """No device holds more than the first does with 1f1b."""
     return max(after, default=0) + 1
 
@@ -326,7 +360,7 @@ SCHEDULES = {
 NAMES = tuple(SCHEDULES)
 
 
-def _costs(stages, times):
+def _costs(stages: StageGraph, times: Times | None) -> Callable[[Action], float]:
     default = {"F": 1.0, "B": 1.0 if stages.deferred else 2.0, "W": 1.0}
     if times is None:
         return lambda action: default[action.kind]
@@ -338,7 +372,9 @@ def _costs(stages, times):
     return cost
 
 
-def parse_table(table, stages):
+def parse_table(
+    table: Sequence[Sequence[tuple[str, int, int]]], stages: StageGraph
+) -> list[list[Action]]:
     """A user's table (for each device a list of ('F', stage, micro_batch)) as lists of `Action`."""
     if len(table) != stages.num_devices:
         raise ScheduleError(
@@ -371,7 +407,13 @@ def parse_table(table, stages):
     return parsed
 
 
-def verify(table, stages, micro_batches, phases="FB", limits=None):
+def verify(
+    table: Table,
+    stages: StageGraph,
+    micro_batches: int,
+    phases: str = "FB",
+    limits: Sequence[int] | None = None,
+) -> list[Action]:
     """Raises `ScheduleError` unless the table does everything once, on the right devices, in data
     order and without deadlock.
 
@@ -464,20 +506,38 @@ def verify(table, stages, micro_batches, phases="FB", limits=None):
     return order
 
 
-class Simulation(collections.namedtuple("Simulation", ["length", "spans", "busy"])):
-    """What a table would take: ``length``, ``spans`` (action -> (begin, end)) and ``busy`` (per
-    device)."""
+class Simulation(typing.NamedTuple):
+    """What a table would take, in the unit of the times it was simulated with.
 
-    __slots__ = ()
+    Attributes
+    ----------
+    length : float
+        From the begin of the first action to the end of the last.
+    spans : dict of Action to (float, float)
+        When each action begins and ends.
+    busy : list of float
+        For each device, the sum of its actions' times.
+    """
+
+    length: float
+    spans: dict[Action, tuple[float, float]]
+    busy: list[float]
 
     @property
-    def bubble(self):
+    def bubble(self) -> float:
         """The share of the devices' time that is idle."""
         whole = self.length * len(self.busy)
         return 1 - sum(self.busy) / whole if whole else 0.0
 
 
-def simulate(table, stages, micro_batches, times=None, phases="FB", transfer=0.0):
+def simulate(
+    table: Table,
+    stages: StageGraph,
+    micro_batches: int,
+    times: Times | None = None,
+    phases: str = "FB",
+    transfer: float | Callable[[int, int], float] = 0.0,
+) -> Simulation:
     """Runs a table on paper.
 
     Parameters

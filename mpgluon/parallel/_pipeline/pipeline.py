@@ -1,9 +1,12 @@
 """Pipelines: a block that spans devices, run on micro-batches that are under way at the same
 time."""
 
+from __future__ import annotations
+
 import collections
 import contextlib
 import gc
+from typing import TYPE_CHECKING, Any
 
 from ... import _core, _device_groups, autograd, ndarray as nd
 from ..._core import PIECE_CARRIED as CARRIED, PIECE_SHARED as SHARED, PIECE_SPLIT as SPLIT
@@ -14,6 +17,14 @@ from .. import collectives, schedules
 from ..collectives import divide
 from .report import Report
 from .stages import Stages
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+
+    from matplotlib.figure import Figure
+
+    from ...context import Context
 
 __all__ = ["Pipeline"]
 
@@ -74,15 +85,15 @@ class Pipeline:
 
     def __init__(
         self,
-        micro_batches,
-        schedule=schedules.DEFAULT,
-        along="batch",
-        axis=0,
-        split=None,
-        carry=None,
-        statistics="micro_batch",
-        check=True,
-    ):
+        micro_batches: int,
+        schedule: str | Sequence[Sequence[tuple[str, int, int]]] = schedules.DEFAULT,
+        along: str = "batch",
+        axis: int = 0,
+        split: Sequence[int] | None = None,
+        carry: dict[int, int] | None = None,
+        statistics: str = "micro_batch",
+        check: bool = True,
+    ) -> None:
         if (
             not isinstance(micro_batches, int)
             or isinstance(micro_batches, bool)
@@ -135,18 +146,18 @@ class Pipeline:
         self.carry = ({1: 1} if carry is None else dict(carry)) if along == "time" else {}
         self.check = bool(check)
         self._last = None
-        self.expected = None  # by a plan: `Expected`
+        self.expected: Expected | None = None  # by a plan
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         schedule = repr(self.schedule) if isinstance(self.schedule, str) else "a table of its own"
         axis = f", axis={self.axis}" if self.axis else ""
         return f"Pipeline({self.micro_batches} micro-batches along {self.along}{axis}, schedule={schedule})"
 
-    def __getstate__(self):
+    def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_last": None}  # a copy has not run
 
     @property
-    def deferred(self):
+    def deferred(self) -> bool:
         """Whether weight gradients are queued on their own."""
         if isinstance(self.schedule, str):
             names = schedules.SCHEDULES if self.schedule == AUTO else [self.schedule]
@@ -157,22 +168,22 @@ class Pipeline:
             for entry in row
         )
 
-    def report(self):
+    def report(self) -> Report:
         """What the last step took: a `Report`. Waits for the step to end."""
         if self._last is None:
             raise MXNetError("Pipeline.report: nothing has run in this pipeline yet")
         return Report(*self._last)
 
-    def last_run(self):
+    def last_run(self) -> tuple[Any, ...] | None:
         """What was queued last: (its times, a `Prepared`, phases)."""
         return self._last
 
-    def plot(self, path=None):
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
         """The planned and the measured timeline of the last step, as one picture; see
         `Report.plot`."""
         return self.report().plot(path)
 
-    def trace(self, path):
+    def trace(self, path: str | os.PathLike[str]) -> None:
         """The planned and the measured timeline of the last step as a Chrome trace; see
         `Report.trace`."""
         self.report().trace(path)
@@ -182,7 +193,7 @@ class Expected:
     """What a plan says of a pipeline: the devices of its stages, and (kind, stage) -> seconds of
     one micro-batch's passes."""
 
-    def __init__(self, contexts, times):
+    def __init__(self, contexts: list[Context], times: dict[Any, float]) -> None:
         self.contexts, self.times = contexts, times
 
 
@@ -457,12 +468,12 @@ class PipelinedCall:
     """A block's calls in micro-batches; takes the place of `CompiledCall` where
     ``hybridize(pipeline=...)`` was said."""
 
-    def __init__(self, block, flags):
+    def __init__(self, block: Any, flags: dict[str, Any]) -> None:
         self._block, self._pipeline = block, flags["pipeline"]
         self._exact = bool(flags.get("exact"))
         self._entries = {}
 
-    def __call__(self, args):
+    def __call__(self, args: tuple[Any, ...]) -> Any:
         run, entry, update = self.begin(args, autograd.is_recording())
         driver = Driver(entry, self._pipeline)
         driver.forward(run, autograd.is_recording())
@@ -475,7 +486,7 @@ class PipelinedCall:
             update(outputs[-update.count :])
         return self.regroup(entry, outputs)
 
-    def regroup(self, entry, outputs):
+    def regroup(self, entry: _Entry, outputs: list[nd.NDArray]) -> Any:
         axis = self._pipeline.axis
         outputs = [
             _leading(out, axis) if kind == SPLIT and axis else out
@@ -486,7 +497,9 @@ class PipelinedCall:
             outputs[0] if structure is _nested.ARRAY else _nested.regroup(structure, iter(outputs))
         )
 
-    def begin(self, args, recording):
+    def begin(
+        self, args: tuple[Any, ...], recording: bool
+    ) -> tuple[_core.PipelineRun, _Entry, Any]:
         """A run of all pieces of a batch, of which nothing is queued yet; its entry; and what is to
         be called with its results when all is queued, or None (`_Entry.update`)."""
         pipeline, axis, flat = self._pipeline, self._pipeline.axis, []
@@ -634,16 +647,16 @@ class PipelinedCall:
         ], total
 
     @property
-    def dropped(self):
+    def dropped(self) -> int:
         return 0  # signatures are kept as long as the block
 
-    def entries(self, path):
+    def entries(self, path: str) -> list[dict[str, Any]]:
         """What is compiled, as dicts (see `CompiledPrograms`): one for each signature."""
         return [
             entry.describe(path, self._exact) for entry in self._entries.values() if entry.tables
         ]
 
-    def discover(self, args):
+    def discover(self, args: tuple[Any, ...]) -> None:
         _compiled.CompiledCall(self._block, {}).discover(args)
 
 
@@ -675,7 +688,7 @@ Prepared = collections.namedtuple("Prepared", "stages table items peaks")
 class Driver:
     """Queues the passes of a run by the pipeline's schedule."""
 
-    def __init__(self, entry, pipeline):
+    def __init__(self, entry: _Entry, pipeline: Pipeline) -> None:
         self.entry, self.pipeline = entry, pipeline
         self.begun = None  # of a recorded run: how forward was queued
 
@@ -733,25 +746,25 @@ class Driver:
         run.submit(prepared.items)
         self.pipeline._last = (run.watch(), prepared, phases)
 
-    def forward(self, run, recording=False):
+    def forward(self, run: _core.PipelineRun, recording: bool = False) -> None:
         prepared = self._prepare(run, "F", keep=recording)
         if recording:
             self.begun = prepared
             _check_memory(prepared.peaks, ALL_AT_ONCE)
         self._queue(run, prepared, "F")
 
-    def peaks(self, run):
+    def peaks(self, run: _core.PipelineRun) -> dict[Context, int]:
         """The most bytes that both passes, interleaved, take on each device."""
         return self._prepare(run, "FB").peaks
 
-    def train(self, run):
+    def train(self, run: _core.PipelineRun) -> None:
         """Both passes, interleaved."""
         self._choose(run)
         prepared = self._prepare(run, "FB")
         _check_memory(prepared.peaks, "More micro-batches, schedule='1f1b' or recompute take less")
         self._queue(run, prepared, "FB")
 
-    def __call__(self, run):
+    def __call__(self, run: _core.PipelineRun) -> None:
         """The backward of a recorded run."""
         prepared = self._prepare(run, "B")
         held = self.begun.peaks

@@ -1,16 +1,33 @@
 """What a pipeline's step took, beside what was planned."""
 
+from __future__ import annotations
+
 import collections
 import json
+from typing import TYPE_CHECKING, Any
 
 from ... import ndarray as nd, profiler
 from ...gluon._compiled_programs import aligned
 from .. import schedules
 
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from ...context import Context
+
 COLORS = {"F": "#8ab6e8", "B": "#f2b076", "W": "#9fd19a"}
 
 
-def draw_spans(ax, spans, rows, seconds):
+def draw_spans(
+    ax: Axes,
+    spans: dict[schedules.Action, tuple[float, float]],
+    rows: Sequence[int],
+    seconds: float,
+) -> None:
     """Draws actions, {action: (begin, end)} in seconds, as bars in ``rows``; those that are wide
     enough in ``seconds`` have their micro-batch's number."""
     for (action, (begin, end)), row in zip(spans.items(), rows):
@@ -34,7 +51,7 @@ def draw_spans(ax, spans, rows, seconds):
             )
 
 
-def new_figure(what, height, **subplots):
+def new_figure(what: str, height: float, **subplots: Any) -> tuple[Figure, Any]:
     """(figure, axes), without the boxes around; ImportError, which names `what`, without
     matplotlib."""
     try:
@@ -74,7 +91,7 @@ class Report:
         hold between forward and backward included.
     """
 
-    def __init__(self, run, prepared, phases):
+    def __init__(self, run: Any, prepared: Any, phases: str) -> None:
         nd.waitall()
         stages, table, micro_batches = prepared.stages, prepared.table, prepared.stages.pieces
         self._run, self.stages, self.table = run, stages, table
@@ -123,11 +140,11 @@ class Report:
         self.planned_bytes = prepared.peaks
         self.bytes_copied = dict(stages.bytes_sent(phases))
 
-    def peaks_of(self, schedule, times):
+    def peaks_of(self, schedule: str, times: Any) -> dict[Context, int]:
         """What `planned_bytes` would be with another schedule, made of such times."""
         return self.stages.peaks_of(self._run, schedule, times)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         lines = [
             f"{len(self.stages)} stages, {self.micro_batches} micro-batches: "
             f"{self.seconds * 1e3:.2f} ms, bubble {self.bubble:.1%} (planned "
@@ -166,7 +183,7 @@ class Report:
             line.rstrip() for line in (*lines, *aligned(rows), *aligned(rows_of_stages))
         )
 
-    def plot(self, path=None):
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
         """Draws the planned timeline above the measured one; returns the figure, and writes it to
         `path` when that is given.
 
@@ -186,7 +203,7 @@ class Report:
             figure.savefig(path, dpi=130)
         return figure
 
-    def trace(self, path):
+    def trace(self, path: str | os.PathLike[str]) -> None:
         """Writes both timelines as a Chrome trace: for each device a row with what was planned and
         one with what was measured, and, of a step that ran while `mpgluon.profiler` was recording,
         the operators and copies in it."""

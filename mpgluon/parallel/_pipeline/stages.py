@@ -1,13 +1,21 @@
 """The stages of a compiled block: which segments of its programs belong to them, and how tables of
 actions become queued work."""
 
+from __future__ import annotations
+
 import collections
 import itertools
 from array import array as array_of
+from typing import TYPE_CHECKING, Any
 
 from ... import _core
 from .. import schedules
 from ..schedules import Action, ScheduleError, StageGraph
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ...context import Context
 
 SENDING = 1e-3  # of what a stage takes that computes
 
@@ -36,7 +44,7 @@ class Stages:
     carried : bool
     """
 
-    def __init__(self, run, with_backward, carried):
+    def __init__(self, run: _core.PipelineRun, with_backward: bool, carried: bool) -> None:
         self.pieces, self.contexts = run.pieces, []  # by number of device
         # For each piece, its programs; backward may be None.
         forward = [run.describe(k, 0) for k in range(run.pieces)]
@@ -229,7 +237,7 @@ class Stages:
         }
         return durations == {("F", SENDING), ("B", 0), ("W", 0)}
 
-    def costs(self, times):
+    def costs(self, times: dict[Any, float]) -> Any:
         """(kind, stage) -> seconds of a micro-batch's passes, as what each action takes: none
         where a micro-batch has nothing to do, and all of the backward pass where all of it is
         deferred."""
@@ -241,24 +249,26 @@ class Stages:
                 costs[action] = times[kind, s] + (times.get(("B", s), 0) if whole else 0)
         return costs
 
-    def shown(self, action):
+    def shown(self, action: Action) -> Action:
         """How an action is told: where all of a backward pass is deferred, it is that."""
         kind, s, k = action
         whole = kind == "W" and ("B", s, k) not in self._segments
         return Action("B", s, k) if whole else action
 
-    def alike(self, action):
+    def alike(self, action: Action) -> Any:
         """What is the same for actions of micro-batches that do the same."""
         return action.kind, action.stage, tuple(self._ops(action))
 
-    def placement(self):
+    def placement(self) -> list[Context]:
         """The device of each stage."""
         return [self.contexts[d] for d in self.graph.devices]
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.graph)
 
-    def table(self, schedule, micro_batches, phases, of=None):
+    def table(
+        self, schedule: str | Sequence[Any], micro_batches: int, phases: str, of: int | None = None
+    ) -> list[list[Action]]:
         """The table of a named schedule or of a user's table, checked. ``of``: for how many
         micro-batches the user's table is; those of a smaller batch are the first of them."""
         graph = self.graph
@@ -271,7 +281,7 @@ class Stages:
         schedules.verify(table, graph, micro_batches, "FB")
         return [[a for a in row if a.kind in kinds] for row in table]
 
-    def items(self, table, micro_batches, phases):
+    def items(self, table: schedules.Table, micro_batches: int, phases: str) -> array_of:
         """The segments to queue, as `_core.PipelineRun.submit` takes them. Each comes behind all
         that it needs."""
         items, queued = [], set()
@@ -303,23 +313,23 @@ class Stages:
                         queue((phase, piece, segment), 0 if phase else len(self) - 1)
         return array_of("I", itertools.chain.from_iterable(items))
 
-    def peaks(self, run, items, keep=False):
+    def peaks(self, run: Any, items: array_of, keep: bool = False) -> dict[Context, int]:
         """The most bytes that the blocks of all pieces take on each device, when items are queued
         in this order; ``keep``: nothing is given back, as a backward is to come."""
         return {**dict.fromkeys(self.contexts, 0), **run.peaks(items, keep)}
 
-    def peaks_of(self, run, schedule, times):
+    def peaks_of(self, run: Any, schedule: str, times: Any) -> dict[Context, int]:
         """The same with the table that a schedule makes of such times."""
         with _core.Scope((vars(self), "durations", self.costs(times))):
             table = self.table(schedule, self.pieces, "FB")
             return self.peaks(run, self.items(table, self.pieces, "FB"))
 
-    def segments_of(self, action):
+    def segments_of(self, action: Action) -> tuple[int, int, list[int]]:
         """(phase, piece, segments) of an action."""
         kind, stage, piece = action
         return (0 if kind == "F" else 1), piece, self._segments.get((kind, stage, piece), ())
 
-    def actions(self, micro_batches, phases):
+    def actions(self, micro_batches: int, phases: str) -> Any:
         """The actions of a table: `F` (and `B`, `W`) of every stage and micro-batch, for the phases
         in `phases` (text of F and B)."""
         kinds = ["F"] * ("F" in phases) + (["B"] + ["W"] * self.graph.deferred) * ("B" in phases)
@@ -330,7 +340,7 @@ class Stages:
             for m in range(micro_batches)
         ]
 
-    def planned(self, piece):
+    def planned(self, piece: int) -> dict[Context, tuple[int, int, int]]:
         """Bytes that are planned on each device for one micro-batch: (forward, both passes, of
         these arriving from other devices)."""
         forward = self.forward[piece]["blocks"]
@@ -344,7 +354,7 @@ class Stages:
             for ctx in self.contexts
         }
 
-    def describe(self):
+    def describe(self) -> list[dict[str, Any]]:
         """What each stage does for one micro-batch: a list of dicts of device, blocks, operators of
         each kind of action, copies and bytes sent."""
         result = []
@@ -368,7 +378,7 @@ class Stages:
             result.append(row)
         return result
 
-    def bytes_sent(self, phases):
+    def bytes_sent(self, phases: str) -> dict[Context, int]:
         """Bytes that one step passes from device to device: (from, number of bytes) summed up."""
         total = {}
         for described, kind in ((self.forward, "F"), (self.backward, "B")):

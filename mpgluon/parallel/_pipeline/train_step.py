@@ -1,6 +1,10 @@
 """A training step with the loss in the graph, so that backward passes start while forward passes
 still run."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from ... import autograd, ndarray as nd
 from ...base import MXNetError, counted
 from ...gluon._compiled_programs import CompiledPrograms
@@ -8,10 +12,16 @@ from ...gluon.block import HybridBlock
 from .._mesh import placement
 from .pipeline import Driver, Pipeline, PipelinedCall
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ...context import Context
+    from ...gluon.trainer import Trainer
+
 __all__ = ["TrainStep"]
 
 
-def first_of(outputs, *_):
+def first_of(outputs: Any, *_: Any) -> Any:
     """A network that gives its own loss."""
     return outputs
 
@@ -69,7 +79,14 @@ class TrainStep:
     batch, which its pipeline divides further.
     """
 
-    def __init__(self, net, loss, trainer, pipeline, exact=False):
+    def __init__(
+        self,
+        net: HybridBlock,
+        loss: Callable[..., Any],
+        trainer: Trainer | None,
+        pipeline: Pipeline,
+        exact: bool = False,
+    ) -> None:
         if not isinstance(net, HybridBlock):
             raise MXNetError(
                 f"TrainStep: the network must be a HybridBlock, not {type(net).__name__}"
@@ -92,18 +109,18 @@ class TrainStep:
         self._flags = {"pipeline": pipeline, "exact": exact}
         self._calls = {}
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         loss = getattr(self._loss, "__name__", type(self._loss).__name__)
         return (
             f"TrainStep({type(self._net).__name__}, {loss}, {self._trainer!r}, {self._pipeline!r})"
         )
 
     @property
-    def pipeline(self):
+    def pipeline(self) -> Pipeline:
         """The `Pipeline` that runs the step."""
         return self._pipeline
 
-    def compiled(self):
+    def compiled(self) -> CompiledPrograms:
         """What is compiled: stages, programs, operators, copies and planned bytes, as
         `HybridBlock.compiled` tells them."""
         return CompiledPrograms(
@@ -114,7 +131,13 @@ class TrainStep:
             ]
         )
 
-    def __call__(self, data, labels, states=None, batch_size=None):
+    def __call__(
+        self,
+        data: nd.NDArray | Sequence[nd.NDArray],
+        labels: nd.NDArray | Sequence[nd.NDArray],
+        states: Any = None,
+        batch_size: int | None = None,
+    ) -> Any:
         """Trains on one batch.
 
         Parameters
@@ -155,7 +178,9 @@ class TrainStep:
         losses = losses[0] if len(losses) == 1 else losses
         return (losses, states) if timewise else losses
 
-    def bytes_of_step(self, data, labels):
+    def bytes_of_step(
+        self, data: nd.NDArray | Sequence[nd.NDArray], labels: nd.NDArray | Sequence[nd.NDArray]
+    ) -> dict[Context, int]:
         """The most bytes that the micro-batches of such a step take on each device, by plan; it is
         compiled for that, and nothing is run."""
         labels = list(labels) if isinstance(labels, (list, tuple)) else [labels]

@@ -7,13 +7,22 @@ times hold for devices at work together; layers that compile to the same operato
 measured once.
 """
 
+from __future__ import annotations
+
 import collections
 import json
+from typing import TYPE_CHECKING, Any
 
 from ... import _core
 from ...base import MXNetError, counted
 from ...context import Context
 from ...gluon._compiled_programs import aligned
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable
+
+    from typing_extensions import Self
 
 __all__ = ["Layer", "Profile"]
 
@@ -55,7 +64,14 @@ class Layer:
         Bytes of its parameters, and whether they are trained.
     """
 
-    def __init__(self, path, kind, sources, follows=None, params=None):
+    def __init__(
+        self,
+        path: str,
+        kind: str,
+        sources: Iterable[tuple[int, int]],
+        follows: int | None = None,
+        params: dict[str, tuple[int, bool]] | None = None,
+    ) -> None:
         self.path, self.kind, self.follows = path, kind, follows
         self.sources = [tuple(s) for s in sources]
         self.params = {
@@ -63,12 +79,12 @@ class Layer:
         }
 
     @property
-    def name(self):
+    def name(self) -> str:
         """The layer's path and kind, such as ``body.0 Dense``."""
         return f"{self.path} {self.kind}".strip()
 
     @property
-    def param_bytes(self):
+    def param_bytes(self) -> int:
         """Bytes of all parameters."""
         return sum(size for size, _ in self.params.values())
 
@@ -76,12 +92,12 @@ class Layer:
 class SavedAsJson:
     """What `to_json` turns into plain data and `from_json` back, in files."""
 
-    def save(self, path):
+    def save(self, path: str | os.PathLike[str]) -> None:
         """Writes it as JSON; OSError when the file can't be written."""
         _core.write_file(path, json.dumps(self.to_json(), indent=1).encode())
 
     @classmethod
-    def load(cls, path):
+    def load(cls, path: str | os.PathLike[str]) -> Self:
         """Reads what `save` wrote; MXNetError when the file holds something else."""
         with open(path) as f:
             try:
@@ -129,20 +145,20 @@ class Profile(SavedAsJson):
 
     def __init__(
         self,
-        layers,
-        devices,
-        rows,
-        costs,
-        update=None,
-        state_factor=0.0,
-        transfer=None,
-        home=None,
-        input_bytes=0,
-        waits=None,
-        host_overhead=0.0,
-        trials=None,
-        measured_bytes=None,
-    ):
+        layers: Iterable[Layer],
+        devices: Iterable[Context],
+        rows: int,
+        costs: dict[Context, dict[int, list[Cost]]],
+        update: dict[Context, float] | None = None,
+        state_factor: float = 0.0,
+        transfer: dict[tuple[Context, Context], tuple[float, float]] | None = None,
+        home: Context | None = None,
+        input_bytes: int = 0,
+        waits: dict[tuple[Context, Context], float] | None = None,
+        host_overhead: float = 0.0,
+        trials: dict[Any, Trial] | None = None,
+        measured_bytes: dict[Any, list[int]] | None = None,
+    ) -> None:
         self.layers, self.devices, self.rows, self.costs = list(layers), list(devices), rows, costs
         self.update = update or dict.fromkeys(devices, 0.0)
         self.state_factor = state_factor
@@ -152,19 +168,19 @@ class Profile(SavedAsJson):
         self.host_overhead = host_overhead
         self.trials, self.measured_bytes = dict(trials or {}), dict(measured_bytes or {})
 
-    def trial(self, candidate):
+    def trial(self, candidate: Any) -> Trial | None:
         """The `Trial` of a `Candidate` that was run; None where it was not."""
         return self.trials.get(key_of(candidate))
 
-    def is_measured(self, candidate):
+    def is_measured(self, candidate: Any) -> bool:
         """Whether the candidate's bytes are those of a compiled plan."""
         return key_of(candidate) in self.trials or key_of(candidate) in self.measured_bytes
 
-    def micro_batch_rows(self, micro_batches):
+    def micro_batch_rows(self, micro_batches: int) -> int:
         """Rows of the largest micro-batch."""
         return -(-self.rows // micro_batches)
 
-    def cost(self, ctx, rows):
+    def cost(self, ctx: Context, rows: int) -> list[Cost]:
         """The costs of all layers for micro-batches of so many rows; between two measured sizes, in
         proportion."""
         known = self.costs[ctx]
@@ -183,13 +199,13 @@ class Profile(SavedAsJson):
             for one, two in zip(known[below], known[above])
         ]
 
-    def seconds_of_transfer(self, source, target, size):
+    def seconds_of_transfer(self, source: Context, target: Context, size: int) -> float:
         """Seconds that `size` bytes take from one device to another, as measured; KeyError for
         devices that were not."""
         each, per_byte = self.transfer[source, target]
         return each + size * per_byte
 
-    def to_json(self):
+    def to_json(self) -> dict[str, Any]:
         """A dict of plain values."""
         return {
             "format": FORMAT,
@@ -232,7 +248,7 @@ class Profile(SavedAsJson):
         }
 
     @classmethod
-    def from_json(cls, data):
+    def from_json(cls, data: dict[str, Any]) -> Profile:
         """The profile that `to_json` gave; MXNetError when `data` is none."""
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise MXNetError(
@@ -282,7 +298,7 @@ class Profile(SavedAsJson):
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise MXNetError(f"the profile is damaged: {type(error).__name__}: {error}") from error
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         rows = [
             (
                 "layer",
@@ -313,12 +329,12 @@ class Profile(SavedAsJson):
         )
 
 
-def key_of(candidate):
+def key_of(candidate: Any) -> tuple[Any, int, str]:
     """What a `Candidate` is kept by: (placement, micro-batches, schedule)."""
     return candidate.placement, candidate.micro_batches, candidate.schedule
 
 
-def parse_context(name):
+def parse_context(name: str) -> Context:
     """``'cpu(1)'`` as a Context."""
     kind, _, number = str(name).rstrip(")").partition("(")
     try:

@@ -1,7 +1,10 @@
 """Plans: which layer of a network goes to which device, in how many micro-batches, by which
 schedule."""
 
+from __future__ import annotations
+
 import numbers
+from typing import TYPE_CHECKING, Any
 
 from ...base import MXNetError, counted
 from ...context import Context
@@ -18,6 +21,15 @@ from .memory_measurement import MemoryMeter, best_within
 from .search import Search
 from .trial_runs import improve
 
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Sequence
+
+    from matplotlib.figure import Figure
+
+    from ...optimizer import Optimizer
+    from .._pipeline.pipeline import Pipeline
+
 __all__ = ["Comparison", "Plan", "plan"]
 
 FORMAT = "mpgluon plan 1"
@@ -25,21 +37,21 @@ GROUP = "plan:"  # in front of the names of the groups that a plan makes
 
 
 def plan(
-    net,
-    sample,
-    devices,
-    memory=None,
-    micro_batches=None,
-    schedules=None,
-    loss=None,
-    labels=(),
-    optimizer="sgd",
-    optimizer_params=None,
-    profile=None,
-    repeats=3,
-    progress=None,
-    trials=6,
-):
+    net: HybridBlock,
+    sample: NDArray | Sequence[NDArray],
+    devices: Context | Sequence[Context],
+    memory: int | dict[Context, int | None] | None = None,
+    micro_batches: int | Sequence[int] | None = None,
+    schedules: str | Sequence[str] | None = None,
+    loss: Callable[..., Any] | None = None,
+    labels: NDArray | Sequence[NDArray] = (),
+    optimizer: str | Optimizer = "sgd",
+    optimizer_params: dict[str, Any] | None = None,
+    profile: layer_profile.Profile | None = None,
+    repeats: int = 3,
+    progress: bool | None = None,
+    trials: int = 6,
+) -> Plan:
     """Finds the placement of a network's layers, the number of micro-batches and the schedule with
     the smallest predicted step.
 
@@ -285,7 +297,9 @@ class Plan(layer_profile.SavedAsJson):
         Bytes of parameters, gradients, optimizer states and micro-batches under way, predicted.
     """
 
-    def __init__(self, profile, limits, candidate):
+    def __init__(
+        self, profile: layer_profile.Profile, limits: dict[Context, int], candidate: Any
+    ) -> None:
         self.profile, self.limits, self.devices = profile, limits, profile.devices
         self._take(candidate)
 
@@ -304,7 +318,7 @@ class Plan(layer_profile.SavedAsJson):
         return Search(self.profile, self.limits, [self.micro_batches], [self.schedule])
 
     @property
-    def placement(self):
+    def placement(self) -> dict[str, Context]:
         """The device of each layer, by its path."""
         whole = self._search().whole(self.candidate.placement)
         return {
@@ -314,14 +328,14 @@ class Plan(layer_profile.SavedAsJson):
         }
 
     @property
-    def stages(self):
+    def stages(self) -> list[tuple[Context, list[str]]]:
         """For each stage, its device and its layers' names."""
         return [
             (self.devices[d], [self.profile.layers[i].name for i in stage])
             for d, stage in zip(self.candidate.where, self.candidate.stages)
         ]
 
-    def move(self, layer, device):
+    def move(self, layer: str, device: Context) -> Plan:
         """Puts a layer, named by its path, onto another device, and predicts anew. Returns the
         plan."""
         if device not in self.devices:
@@ -339,7 +353,7 @@ class Plan(layer_profile.SavedAsJson):
         placement[places.index(layer)] = self.devices.index(device)
         return self._anew(tuple(placement), self.micro_batches, self.schedule)
 
-    def change(self, micro_batches=None, schedule=None):
+    def change(self, micro_batches: int | None = None, schedule: str | None = None) -> Plan:
         """Another number of micro-batches or another schedule; predicts anew. Returns the plan."""
         if schedule is not None:
             named(schedule, "Plan.change: ")
@@ -353,13 +367,13 @@ class Plan(layer_profile.SavedAsJson):
         self._take(self._search().evaluate(placement, micro_batches, schedule))
         return self
 
-    def fits(self):
+    def fits(self) -> bool:
         """Whether every device has room."""
         return not self._search().excess(self.candidate)[0]
 
     # Using it
 
-    def pipeline(self):
+    def pipeline(self) -> Pipeline:
         """The `Pipeline` that is planned; its schedule is made with the planned times."""
         from .._pipeline.pipeline import Expected, Pipeline
 
@@ -370,7 +384,7 @@ class Plan(layer_profile.SavedAsJson):
             )
         return pipeline
 
-    def place(self, net):
+    def place(self, net: HybridBlock) -> HybridBlock:
         """Moves the parameters of a network to the planned devices, and lets its layers compute
         there; its code stays as it is.
 
@@ -426,7 +440,7 @@ class Plan(layer_profile.SavedAsJson):
         _recompute.changes += 1  # what contains the network is compiled anew, too
         return net
 
-    def compare(self, report):
+    def compare(self, report: Report) -> Comparison:
         """What was predicted beside what a `Report` of the pipeline measured: a `Comparison`."""
         if not isinstance(report, Report):
             raise TypeError(
@@ -437,7 +451,7 @@ class Plan(layer_profile.SavedAsJson):
 
     # Keeping it
 
-    def to_json(self):
+    def to_json(self) -> dict[str, Any]:
         """A dict of plain values."""
         return {
             "format": FORMAT,
@@ -454,7 +468,7 @@ class Plan(layer_profile.SavedAsJson):
         }
 
     @classmethod
-    def from_json(cls, data):
+    def from_json(cls, data: dict[str, Any]) -> Plan:
         """The plan that `to_json` gave; MXNetError when `data` is none."""
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise MXNetError(
@@ -483,7 +497,7 @@ class Plan(layer_profile.SavedAsJson):
 
     # Showing it
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         times, spans = self.candidate.times, self.simulation.spans
         rows = [
             (
@@ -529,7 +543,7 @@ class Plan(layer_profile.SavedAsJson):
         )
         return "\n".join([first, *aligned(rows), *aligned(memory)])
 
-    def plot(self, path=None):
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
         """Draws the predicted timeline and each device's memory; returns the figure, and writes it
         to `path` when that is given.
 
@@ -612,7 +626,7 @@ class Comparison:
         'W'.
     """
 
-    def __init__(self, plan, report):
+    def __init__(self, plan: Plan, report: Report) -> None:
         trial = plan.profile.trial(plan.candidate)
         self.predicted, self.measured = (
             trial.makespan if trial and trial.makespan else plan.simulation.length,
@@ -653,7 +667,7 @@ class Comparison:
             if ctx in plan.devices
         }
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         rows = [
             (
                 "device",

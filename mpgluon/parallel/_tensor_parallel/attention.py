@@ -1,10 +1,23 @@
 """Attention, normalisation and dropout over several devices. See `layers.py`."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from ... import ndarray as nd
 from ...base import MXNetError
 from .. import collectives
 from .layers import ColumnParallelDense, RowParallelDense, SplitLayer
 from .parameters import home_parameter
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import DTypeLike
+
+    from ...context import Context
+    from ...initializer import Initializer
+    from ...ndarray import NDArray
 
 __all__ = ["ParallelSelfAttention", "SequenceParallelDropout", "SequenceParallelLayerNorm"]
 
@@ -35,7 +48,7 @@ class SequenceParallelDropout(SplitLayer):
         Along which the parts lie.
     """
 
-    def __init__(self, rate, ctx, axis=1, **kwargs):
+    def __init__(self, rate: float, ctx: Sequence[Context], axis: int = 1, **kwargs: Any) -> None:
         super().__init__(ctx, **kwargs)
         if not 0 <= rate < 1:
             raise ValueError(f"SequenceParallelDropout: the rate must be in [0, 1), not {rate}")
@@ -44,7 +57,7 @@ class SequenceParallelDropout(SplitLayer):
     def _describe(self):
         return f"p = {self._rate}, axis={self._axis}"
 
-    def hybrid_forward(self, F, x):
+    def hybrid_forward(self, F: Any, x: NDArray | list[NDArray]) -> NDArray | list[NDArray]:
         parts = self._pieces(x, self._axis)
         outs = (
             _drop(F, parts, self._rate, self._axis)
@@ -71,16 +84,16 @@ class SequenceParallelLayerNorm(SplitLayer):
 
     def __init__(
         self,
-        ctx,
-        axis=1,
-        epsilon=1e-5,
-        center=True,
-        scale=True,
-        beta_initializer="zeros",
-        gamma_initializer="ones",
-        in_channels=0,
-        **kwargs,
-    ):
+        ctx: Sequence[Context],
+        axis: int = 1,
+        epsilon: float = 1e-5,
+        center: bool = True,
+        scale: bool = True,
+        beta_initializer: Initializer | str | None = "zeros",
+        gamma_initializer: Initializer | str | None = "ones",
+        in_channels: int = 0,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(ctx, **kwargs)
         self._axis, self._epsilon = axis, epsilon
         home_parameter(
@@ -118,7 +131,9 @@ class SequenceParallelLayerNorm(SplitLayer):
         if not self.gamma.shape[0]:
             self.gamma.shape = self.beta.shape = first.shape[-1:]
 
-    def hybrid_forward(self, F, x, gamma, beta):
+    def hybrid_forward(
+        self, F: Any, x: NDArray | list[NDArray], gamma: NDArray, beta: NDArray
+    ) -> NDArray | list[NDArray]:
         gammas, betas = (
             collectives.broadcast(gamma, self._ctx),
             collectives.broadcast(beta, self._ctx),
@@ -157,18 +172,18 @@ class ParallelSelfAttention(SplitLayer):
 
     def __init__(
         self,
-        units,
-        num_heads,
-        ctx,
-        causal=False,
-        dropout=0.0,
-        use_bias=True,
-        dtype="float32",
-        weight_initializer=None,
-        bias_initializer="zeros",
-        sequence_axis=None,
-        **kwargs,
-    ):
+        units: int,
+        num_heads: int,
+        ctx: Sequence[Context],
+        causal: bool = False,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        dtype: DTypeLike = "float32",
+        weight_initializer: Initializer | str | None = None,
+        bias_initializer: Initializer | str | None = "zeros",
+        sequence_axis: int | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(ctx, **kwargs)
         if units % num_heads:
             raise ValueError(
@@ -215,7 +230,7 @@ class ParallelSelfAttention(SplitLayer):
     def _describe(self):
         return f"{self._units}, {self._heads} heads"
 
-    def hybrid_forward(self, F, x):
+    def hybrid_forward(self, F: Any, x: NDArray | list[NDArray]) -> NDArray | list[NDArray]:
         head = self._units // self._heads
         values, scores = [], []
         for part in self.qkv(x):

@@ -6,8 +6,11 @@ there each device gets its part. Where the code comes to the product of the outp
 devices are there; what follows runs once again, with the whole result.
 """
 
+from __future__ import annotations
+
 import copy
 import threading
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +21,12 @@ from ...gluon._tree import children, own_parameters
 from ...gluon.block import Block
 from .. import collectives
 from .layers import SplitLayer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ...context import Context
+    from ...gluon.block import HybridBlock
 
 __all__ = ["ParallelHeads"]
 
@@ -57,14 +66,22 @@ class ParallelHeads(SplitLayer):
         are the whole is taken.
     """
 
-    def __init__(self, block, ctx, inputs, output, heads, choices):
+    def __init__(
+        self,
+        block: HybridBlock,
+        ctx: Sequence[Context],
+        inputs: tuple[str, ...],
+        output: str,
+        heads: int,
+        choices: list[tuple[str, ...]],
+    ) -> None:
         super().__init__(ctx, prefix=block.prefix)
         self.__dict__["_block"] = block  # whose parameters are this block's, not known twice
         self._children = children(block)
         self._inputs, self._output, self._heads, self._choices = inputs, output, heads, choices
         self._checked, self._dropouts = False, []
 
-    def __getattr__(self, name):  # what the block had is still found
+    def __getattr__(self, name: str) -> Any:  # what the block had is still found
         if name == "_block":
             raise AttributeError(name)
         return getattr(self._block, name)
@@ -84,7 +101,7 @@ class ParallelHeads(SplitLayer):
                 f"{self.name}: attention that is split by 'heads' takes arrays, not lists of parts"
             )
 
-    def hybrid_forward(self, F, x, *args):
+    def hybrid_forward(self, F: Any, x: nd.NDArray, *args: Any) -> Any:
         home, args = x.context, [_moved(arg, self._ctx[0]) for arg in (x, *args)]
         if not self._checked:
             _Check(self, args).run()
@@ -406,7 +423,7 @@ class _WithoutDropout:
         return self._check.dropout(data)
 
 
-def find(block, options):
+def find(block: Block, options: dict[str, Any]) -> tuple[Any, ...]:
     """The parts of an attention that is to be split: names of the inputs and of the output, number
     of heads, choices of attributes, blocks."""
     options = dict(options)

@@ -7,6 +7,10 @@ such a list. Initial values are those of the ordinary layer with the same name a
 gradients are equal but for the order of sums.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from ... import _device_groups, ndarray as nd
 from ...base import MXNetError
 from ...gluon.block import HybridBlock, is_symbolic
@@ -15,6 +19,16 @@ from ...gluon.nn import Activation
 from ...gluon.nn.conv_layers import check_layout, per_axis
 from .. import collectives
 from .parameters import home_parameter, split_parameter
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import DTypeLike
+
+    from ...context import Context
+    from ...gluon.parameter import ParameterDict
+    from ...initializer import Initializer
+    from ...ndarray import NDArray
 
 __all__ = [
     "ColumnParallelDense",
@@ -36,12 +50,14 @@ class SplitLayer(HybridBlock):
 
     _spans_devices = True
 
-    def __init__(self, ctx, prefix=None, params=None):
+    def __init__(
+        self, ctx: Sequence[Context], prefix: str | None = None, params: ParameterDict | None = None
+    ) -> None:
         super().__init__(prefix=prefix, params=params)
         self._lines = [collectives.contexts(ctx, type(self).__name__)]  # of each replica
 
     @property
-    def ctx(self):
+    def ctx(self) -> list[Context]:
         """The devices of the layer; of replicas, of the one that is running, or else the first."""
         return list(self._ctx)
 
@@ -59,7 +75,7 @@ class SplitLayer(HybridBlock):
         for param in self._reg_params.values():
             param.homes = [line[getattr(param, "index", 0)] for line in lines]
 
-    def forward(self, x, *args):
+    def forward(self, x: NDArray | list[NDArray], *args: Any) -> Any:
         if is_symbolic((x, *args)):
             raise MXNetError(
                 f"{type(self).__name__} computes on arrays on several devices; there is no symbol "
@@ -130,7 +146,7 @@ class SplitLayer(HybridBlock):
             else collectives.all_reduce(outs)
         )
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"{type(self).__name__}({self._describe()}, over {', '.join(map(str, self._ctx))})"
 
 
@@ -176,21 +192,21 @@ class ColumnParallelDense(_ParallelDense):
 
     def __init__(
         self,
-        units,
-        ctx,
-        activation=None,
-        use_bias=True,
-        flatten=True,
-        dtype="float32",
-        weight_initializer=None,
-        bias_initializer="zeros",
-        in_units=0,
-        gather_output=True,
-        gather_input=None,
-        blocks=1,
-        unit=1,
-        **kwargs,
-    ):
+        units: int,
+        ctx: Sequence[Context],
+        activation: str | None = None,
+        use_bias: bool = True,
+        flatten: bool = True,
+        dtype: DTypeLike = "float32",
+        weight_initializer: Initializer | str | None = None,
+        bias_initializer: Initializer | str | None = "zeros",
+        in_units: int = 0,
+        gather_output: bool = True,
+        gather_input: int | None = None,
+        blocks: int = 1,
+        unit: int = 1,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(ctx, **kwargs)
         self._flatten, self._gather_output, self._gather_input = (
             flatten,
@@ -220,7 +236,9 @@ class ColumnParallelDense(_ParallelDense):
                 (units, _features(x if isinstance(x, nd.NDArray) else x[0], self._flatten))
             )
 
-    def hybrid_forward(self, F, x, **params):
+    def hybrid_forward(
+        self, F: Any, x: NDArray | list[NDArray], **params: NDArray
+    ) -> NDArray | list[NDArray]:
         if self._gather_input is not None and not isinstance(x, nd.NDArray):
             x = collectives.all_gather(self._check_list(x), self._gather_input)
         parts = zip(
@@ -257,21 +275,21 @@ class RowParallelDense(_ParallelDense):
 
     def __init__(
         self,
-        units,
-        ctx,
-        activation=None,
-        use_bias=True,
-        flatten=True,
-        dtype="float32",
-        weight_initializer=None,
-        bias_initializer="zeros",
-        in_units=0,
-        input_is_parallel=False,
-        output_ctx=None,
-        scatter_output=None,
-        unit=1,
-        **kwargs,
-    ):
+        units: int,
+        ctx: Sequence[Context],
+        activation: str | None = None,
+        use_bias: bool = True,
+        flatten: bool = True,
+        dtype: DTypeLike = "float32",
+        weight_initializer: Initializer | str | None = None,
+        bias_initializer: Initializer | str | None = "zeros",
+        in_units: int = 0,
+        input_is_parallel: bool = False,
+        output_ctx: Context | None = None,
+        scatter_output: int | None = None,
+        unit: int = 1,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(ctx, **kwargs)
         if output_ctx is not None and scatter_output is not None:
             raise ValueError(
@@ -309,7 +327,9 @@ class RowParallelDense(_ParallelDense):
             parts = [x] if isinstance(x, nd.NDArray) else x if self._parallel else x[:1]
             self._weight.complete((units, sum(_features(part, self._flatten) for part in parts)))
 
-    def hybrid_forward(self, F, x, bias=None, **params):
+    def hybrid_forward(
+        self, F: Any, x: NDArray | list[NDArray], bias: NDArray | None = None, **params: NDArray
+    ) -> NDArray | list[NDArray]:
         weights = self._shards(params, "weight")
         ranges = [self._weight.ranges(i)[0] for i in range(len(self._ctx))]
         if self._parallel:
@@ -367,8 +387,14 @@ class VocabParallelEmbedding(SplitLayer):
     """
 
     def __init__(
-        self, input_dim, output_dim, ctx, dtype="float32", weight_initializer=None, **kwargs
-    ):
+        self,
+        input_dim: int,
+        output_dim: int,
+        ctx: Sequence[Context],
+        dtype: DTypeLike = "float32",
+        weight_initializer: Initializer | str | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(ctx, **kwargs)
         self._input_dim, self._output_dim = input_dim, output_dim
         self._weight = split_parameter(
@@ -384,7 +410,9 @@ class VocabParallelEmbedding(SplitLayer):
     def _describe(self):
         return f"{self._input_dim} -> {self._output_dim}"
 
-    def hybrid_forward(self, F, x, **params):
+    def hybrid_forward(
+        self, F: Any, x: NDArray | list[NDArray], **params: NDArray
+    ) -> NDArray | list[NDArray]:
         outs = []
         for i, (indices, weight) in enumerate(
             zip(self._everywhere(x), self._shards(params, "weight"))
@@ -413,10 +441,10 @@ class VocabParallelSoftmaxCELoss(Loss):
     exponentials and the label's logit.
     """
 
-    def __init__(self, weight=None, batch_axis=0, **kwargs):
+    def __init__(self, weight: float | None = None, batch_axis: int = 0, **kwargs: Any) -> None:
         super().__init__(weight, batch_axis, **kwargs)
 
-    def forward(self, logits, label, *args):
+    def forward(self, logits: list[NDArray], label: NDArray, *args: NDArray) -> NDArray:
         if is_symbolic((logits, label)) or isinstance(logits, nd.NDArray):
             raise MXNetError(
                 "VocabParallelSoftmaxCELoss: the logits must be a list of arrays, the classes of "
@@ -429,7 +457,9 @@ class VocabParallelSoftmaxCELoss(Loss):
             )
         return super().forward(logits, label, *args)
 
-    def hybrid_forward(self, F, logits, label, sample_weight=None):
+    def hybrid_forward(
+        self, F: Any, logits: list[NDArray], label: NDArray, sample_weight: NDArray | None = None
+    ) -> NDArray:
         devices = [part.context for part in logits]
         home = label.context
         largest = [F.max(F.stop_gradient(part), axis=-1, keepdims=True) for part in logits]
@@ -469,23 +499,23 @@ class ParallelConv2D(SplitLayer):
 
     def __init__(
         self,
-        channels,
-        kernel_size,
-        ctx,
-        strides=1,
-        padding=0,
-        dilation=1,
-        groups=1,
-        layout=None,
-        activation=None,
-        use_bias=True,
-        weight_initializer=None,
-        bias_initializer="zeros",
-        in_channels=0,
-        gather_output=True,
-        dtype="float32",
-        **kwargs,
-    ):
+        channels: int,
+        kernel_size: int | tuple[int, int],
+        ctx: Sequence[Context],
+        strides: int | tuple[int, int] = 1,
+        padding: int | tuple[int, int] = 0,
+        dilation: int | tuple[int, int] = 1,
+        groups: int = 1,
+        layout: str | None = None,
+        activation: str | None = None,
+        use_bias: bool = True,
+        weight_initializer: Initializer | str | None = None,
+        bias_initializer: Initializer | str | None = "zeros",
+        in_channels: int = 0,
+        gather_output: bool = True,
+        dtype: DTypeLike = "float32",
+        **kwargs: Any,
+    ) -> None:
         super().__init__(ctx, **kwargs)
         layout = check_layout(layout, 2)
         kernel = per_axis(kernel_size, 2, "kernel_size")
@@ -549,7 +579,9 @@ class ParallelConv2D(SplitLayer):
             shape[self._axis] = channels // self._groups
             self._weight.complete(tuple(shape))
 
-    def hybrid_forward(self, F, x, **params):
+    def hybrid_forward(
+        self, F: Any, x: NDArray | list[NDArray], **params: NDArray
+    ) -> NDArray | list[NDArray]:
         per_group = self._weight.shape[self._axis]
         outs = []
         for i, (part, weight, bias) in enumerate(

@@ -1,11 +1,22 @@
 """Parameters split over devices: each device holds a part, made of the same values as the whole
 parameter would have."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from ... import _core, _device_groups, autograd, initializer, ndarray as nd, random
 from ...base import MXNetError
 from ...gluon.parameter import Parameter, context_list
 from ...gluon.utils import shape_is_known
 from ..collectives import divide
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ...context import Context
+    from ...gluon.block import Block
+    from ...initializer import Initializer
 
 __all__ = ["HomeParameter", "ShardedParameter"]
 
@@ -20,16 +31,22 @@ class HomeParameter(Parameter):
         One device; of a network that is placed on a `Mesh`, one in each replica.
     """
 
-    def __init__(self, name, home, **kwargs):
+    def __init__(self, name: str, home: Context, **kwargs: Any) -> None:
         self.homes = [home]
         super().__init__(name, **kwargs)
 
     @property
-    def home(self):
+    def home(self) -> Context:
         """The device, or that of the first replica."""
         return self.homes[0]
 
-    def initialize(self, init=None, ctx=None, default_init=None, force_reinit=False):
+    def initialize(
+        self,
+        init: Initializer | str | None = None,
+        ctx: Context | Sequence[Context] | None = None,
+        default_init: Initializer | str | None = None,
+        force_reinit: bool = False,
+    ) -> None:
         super().initialize(init, self.homes, default_init, force_reinit)
 
     def _load_init(self, data, ctx, cast_dtype=False, dtype_source="current"):
@@ -38,7 +55,7 @@ class HomeParameter(Parameter):
     def _check_load(self, data, ctx, *options):
         super()._check_load(data, None, *options)
 
-    def reset_ctx(self, ctx):
+    def reset_ctx(self, ctx: Context | Sequence[Context]) -> None:
         if context_list(ctx) != self.homes:
             where = self.home if len(self.homes) == 1 else self.homes
             raise MXNetError(
@@ -132,7 +149,9 @@ class ShardedParameter(HomeParameter):
         Where it lives: one device, or one in each replica.
     """
 
-    def __init__(self, name, family, index, home, **kwargs):
+    def __init__(
+        self, name: str, family: _Family, index: int, home: Context, **kwargs: Any
+    ) -> None:
         self._family, self.index = family, index
         super().__init__(
             name, home, shape=family.part_shape(index), allow_deferred_init=True, **kwargs
@@ -140,38 +159,44 @@ class ShardedParameter(HomeParameter):
         family.members.append(self)
 
     @property
-    def global_name(self):
+    def global_name(self) -> str:
         """The name of the whole parameter, under which checkpoints hold it."""
         return self._family.name
 
     @property
-    def global_shape(self):
+    def global_shape(self) -> tuple[int, ...]:
         """The shape of the whole parameter."""
         return self._family.shape
 
     @property
-    def axis(self):
+    def axis(self) -> int:
         """The axis along which the whole is divided."""
         return self._family.axis
 
     @property
-    def count(self):
+    def count(self) -> int:
         """Into how many parts the whole is divided."""
         return self._family.count
 
     @property
-    def ranges(self):
+    def ranges(self) -> list[tuple[int, int]]:
         """The (begin, end) of the whole, along `axis`, that this part consists of."""
         return self._family.ranges(self.index)
 
-    def initialize(self, init=None, ctx=None, default_init=None, force_reinit=False):
+    def initialize(
+        self,
+        init: Initializer | str | None = None,
+        ctx: Context | Sequence[Context] | None = None,
+        default_init: Initializer | str | None = None,
+        force_reinit: bool = False,
+    ) -> None:
         if self.arrays is not None and not force_reinit:
             super().initialize(init, ctx, default_init, force_reinit)  # which warns
             return
         with self._family.calls(self.index):
             super().initialize(init, ctx, default_init, force_reinit)
 
-    def finish_deferred_init(self):
+    def finish_deferred_init(self) -> None:
         if (
             not self.deferred_init
             or self.deferred_init[3] is not None
@@ -188,14 +213,23 @@ class ShardedParameter(HomeParameter):
                 )
             self._take(self._family.take(whole, self.index), contexts)
 
-    def set_data(self, data):
+    def set_data(self, data: nd.NDArray) -> None:
         """Sets the value: of the part, or, from an array of the whole shape, the part of it."""
         if isinstance(data, nd.NDArray) and tuple(data.shape) == self.global_shape != self.shape:
             data = self._family.take(data, self.index)
         super().set_data(data)
 
 
-def split_parameter(block, name, shape, axis, ctx, blocks=1, unit=1, **kwargs):
+def split_parameter(
+    block: Block,
+    name: str,
+    shape: tuple[int, ...],
+    axis: int,
+    ctx: Sequence[Context],
+    blocks: int = 1,
+    unit: int = 1,
+    **kwargs: Any,
+) -> _Family:
     """Makes the parts of a parameter of a block; on device i it is the attribute
     ``shard{i}_{name}``. Returns their family.
 
@@ -221,7 +255,9 @@ def split_parameter(block, name, shape, axis, ctx, blocks=1, unit=1, **kwargs):
     return family
 
 
-def home_parameter(block, name, shape, home, **kwargs):
+def home_parameter(
+    block: Block, name: str, shape: tuple[int, ...], home: Context, **kwargs: Any
+) -> HomeParameter:
     """Makes a parameter of a block that stays on a device."""
     full = block.params.prefix + name
     param = HomeParameter(full, home, shape=shape, allow_deferred_init=True, **kwargs)

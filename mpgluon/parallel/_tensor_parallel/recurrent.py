@@ -1,12 +1,24 @@
 """LSTMs over several devices. See `layers.py`."""
 
+from __future__ import annotations
+
 import re
+from typing import TYPE_CHECKING, Any
 
 from ... import ndarray as nd
 from ...base import MXNetError
 from .. import collectives
 from .layers import SplitLayer
 from .parameters import split_parameter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import DTypeLike
+
+    from ...context import Context
+    from ...initializer import Initializer
+    from ...ndarray import NDArray
 
 __all__ = ["ParallelLSTM"]
 
@@ -35,20 +47,20 @@ class ParallelLSTM(SplitLayer):
 
     def __init__(
         self,
-        hidden_size,
-        ctx,
-        num_layers=1,
-        layout="TNC",
-        dropout=0,
-        bidirectional=False,
-        input_size=0,
-        i2h_weight_initializer=None,
-        h2h_weight_initializer=None,
-        i2h_bias_initializer="zeros",
-        h2h_bias_initializer="zeros",
-        dtype="float32",
-        **kwargs,
-    ):
+        hidden_size: int,
+        ctx: Sequence[Context],
+        num_layers: int = 1,
+        layout: str = "TNC",
+        dropout: float = 0,
+        bidirectional: bool = False,
+        input_size: int = 0,
+        i2h_weight_initializer: Initializer | str | None = None,
+        h2h_weight_initializer: Initializer | str | None = None,
+        i2h_bias_initializer: Initializer | str | None = "zeros",
+        h2h_bias_initializer: Initializer | str | None = "zeros",
+        dtype: DTypeLike = "float32",
+        **kwargs: Any,
+    ) -> None:
         super().__init__(ctx, **kwargs)
         if layout not in ("TNC", "NTC"):
             raise ValueError(f"ParallelLSTM: the layout must be 'TNC' or 'NTC', not {layout!r}")
@@ -111,19 +123,21 @@ class ParallelLSTM(SplitLayer):
         )
         return text + (", bidirectional" if len(self._directions) == 2 else "")
 
-    def state_info(self, batch_size=0):
+    def state_info(self, batch_size: int = 0) -> list[dict[str, Any]]:
         """Two states, h and c: dicts with ``shape`` (layers and directions, batch_size,
         hidden_size) and ``__layout__``."""
         count = self._layers * len(self._directions)
         return [{"shape": (count, batch_size, self._hidden), "__layout__": "LNC"}] * 2
 
-    def begin_state(self, batch_size=0, func=nd.zeros, **kwargs):
+    def begin_state(
+        self, batch_size: int = 0, func: Callable[..., NDArray] = nd.zeros, **kwargs: Any
+    ) -> list[NDArray]:
         """States to begin with: two arrays of shape (layers * directions, batch_size, hidden_size);
         see `LSTM.begin_state`."""
         kwargs = {"ctx": self._ctx[0], "dtype": self._dtype, **kwargs}
         return [func(shape=info["shape"], **kwargs) for info in self.state_info(batch_size)]
 
-    def __call__(self, inputs, states=None):
+    def __call__(self, inputs: NDArray, states: list[NDArray] | None = None) -> Any:
         return super().__call__(inputs, states)
 
     def _complete(self, x):
@@ -136,7 +150,9 @@ class ParallelLSTM(SplitLayer):
             if not family.shape[1]:
                 family.complete((4 * self._hidden, x.shape[2]))
 
-    def hybrid_forward(self, F, x, states=None, **params):
+    def hybrid_forward(
+        self, F: Any, x: NDArray, states: list[NDArray] | None = None, **params: NDArray
+    ) -> Any:
         home, begins = x.context, states is None
         if self._layout == "NTC":
             x = F.swapaxes(x, dim1=0, dim2=1)

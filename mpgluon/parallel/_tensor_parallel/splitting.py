@@ -1,6 +1,9 @@
 """`shard`: the layers of an ordinary network, split over devices by a plan of name patterns."""
 
+from __future__ import annotations
+
 import re
+from typing import TYPE_CHECKING, Any
 
 from ... import initializer, random
 from ...base import MXNetError
@@ -12,6 +15,11 @@ from . import heads
 from .attention import SequenceParallelDropout, SequenceParallelLayerNorm
 from .layers import ColumnParallelDense, ParallelConv2D, RowParallelDense, VocabParallelEmbedding
 from .recurrent import ParallelLSTM
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from ...context import Context
 
 __all__ = ["shard"]
 
@@ -76,7 +84,7 @@ def _convolution(layer, ctx, options):
     )
 
 
-def unfit_lstm(layer):
+def unfit_lstm(layer: rnn.LSTM) -> Any:
     """Whether the layer is an LSTM that can't be split."""
     return (
         layer._mode != "lstm"
@@ -151,7 +159,7 @@ _KINDS = {
 _EVERY = {nn.Dense: "column", nn.Conv2D: "column", nn.Embedding: "vocab", rnn.LSTM: "gates"}
 
 
-def walk(block, path=""):
+def walk(block: Block, path: str = "") -> Iterator[tuple[Block, str, str, Block]]:
     """The blocks below one: (parent, its name for the block, path, block)."""
     for name, child in list(children(block).items()):
         place = f"{path}.{name}" if path else name
@@ -194,7 +202,7 @@ def _take_over(old, new):
                     part.finish_deferred_init()
 
 
-def shard(net, plan, ctx):
+def shard(net: Block, plan: dict[str, Any], ctx: Context | Sequence[Context]) -> Block:
     """Splits layers of an ordinary network over devices, in place.
 
     Every matching layer is replaced by its split form, which takes and returns one array as the
@@ -230,7 +238,9 @@ def shard(net, plan, ctx):
     return net
 
 
-def matches(net, plan, who):
+def matches(
+    net: Block, plan: dict[str, Any], who: str
+) -> dict[Block, tuple[str, str, dict[str, Any]]]:
     """What a plan of name patterns splits: layer -> (path, kind, options)."""
     rules = []
     for pattern, how in plan.items():
@@ -305,7 +315,7 @@ def _divide_heads(block, path, options, work, who):
     )
 
 
-def every_layer(net, count):
+def every_layer(net: Block, count: int) -> dict[Block, tuple[str, str, dict[str, Any]]]:
     """What there is to split over `count` devices: every layer that can be, and is large enough; as
     `matches` gives it."""
     shared, work = set(_shared(net)), {}
@@ -331,7 +341,12 @@ def _shared(net):
                 yield owners[param]
 
 
-def split_layers(net, work, ctx_of, who):
+def split_layers(
+    net: Block,
+    work: dict[Block, tuple[str, str, dict[str, Any]]],
+    ctx_of: Callable[[Block], Sequence[Context]],
+    who: str,
+) -> dict[Block, Block]:
     """Replaces layers by split ones; nothing is changed where that fails.
 
     Parameters
