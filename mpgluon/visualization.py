@@ -108,10 +108,12 @@ def print_summary(
     Parameters
     ----------
     symbol : Symbol
+        What is told.
     shape : dict of str to tuple, optional
         The shapes of inputs; without it only shapes that the symbol itself says are known, and
         unknown parameters count as 0.
     line_length : int, default 120
+        In characters.
     positions : sequence of float or int
         Where the columns end: as parts of a line, or in characters.
     """
@@ -245,6 +247,7 @@ def plot_network(
     hide_weights : bool, default True
         Whether parameters are left out.
     group2ctx : dict of str to Context, optional
+        The device of each group; the picture shows devices then.
 
     Returns
     -------

@@ -41,9 +41,12 @@ def adamw_update(weight, grad, mean, var, rescale_grad, lr, eta, out=None, **opt
     Parameters
     ----------
     weight, grad, mean, var : NDArray
+        The weight, its gradient, and the moving means of gradients and of their squares, all of
+        one shape.
     rescale_grad : NDArray or float
         Gradients are multiplied by it; where it is 0, inf or nan nothing is updated.
     lr, eta : float
+        The learning rate, and the factor of the whole step (the schedule's multiplier).
     out : NDArray, optional
         Where the new weight is written: `weight`, mostly.
     **options
@@ -113,7 +116,9 @@ def rand_zipfian(true_classes, num_sampled, range_max, ctx=None):
     Parameters
     ----------
     true_classes : NDArray
+        Classes whose expected count is asked for, of any shape.
     num_sampled, range_max : int
+        How many classes are drawn, and below which number they are.
     ctx : Context, optional
         Where; that of `true_classes` by default.
 

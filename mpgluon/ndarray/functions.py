@@ -97,6 +97,7 @@ def UpSampling(
         With 'nearest' any number, which are brought to the first one's new size; with 'bilinear'
         the data and the weight.
     scale : int
+        How many times as high and wide the result is.
     sample_type : {'nearest', 'bilinear'}
         Values are repeated; or they are spread by a Deconvolution of each channel with `weight`,
         (channels, 1, size, size) with size ``2 * scale - scale % 2``, which `mx.init.Bilinear`
@@ -104,6 +105,7 @@ def UpSampling(
     num_filter : int
         The number of channels; only for 'bilinear'.
     multi_input_mode : {'concat', 'sum'}
+        Whether several inputs are joined along the channels, or added up.
     num_args, workspace : int
         Accepted as in MXNet.
     """

@@ -109,7 +109,7 @@ def _data_of(param):
 
 
 class Saving:
-    """A save under way, or done."""
+    """A save under way, or done; what `save` gives."""
 
     def __init__(self) -> None:
         self._thread = self._error = None
@@ -168,12 +168,15 @@ def save(
     directory : str
         Made if it isn't there.
     net : Block
+        The network whose parameters are saved, on whatever devices they lie.
     trainer : Trainer, optional
+        The trainer whose optimizer states are saved.
     step : int, optional
         By default the optimizer's number of updates.
     position : optional
         Where the data is, as anything that JSON takes: ``{'epoch': 3, 'batch': 120}``.
     loss_scale : float, or an object with an attribute loss_scale, optional
+        The factor of the loss in half precision, to be given back by `load`.
     extra : optional
         Anything else that JSON takes.
     background : bool, default False
@@ -188,6 +191,25 @@ def save(
     Returns
     -------
     Saving
+        Ended already, unless ``background=True``.
+
+    Raises
+    ------
+    MXNetError
+        `step`, `position`, `loss_scale` or `extra` are not what JSON takes.
+    OSError
+        The directory can't be written.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> net = mx.gluon.nn.Dense(2, in_units=3)
+    >>> net.initialize()
+    >>> directory = tempfile.mkdtemp()
+    >>> mx.parallel.save(directory, net, step=7, position={'epoch': 1}).done()
+    True
+    >>> mx.parallel.load(directory, net)
+    {'step': 7, 'position': {'epoch': 1}, 'loss_scale': None, 'extra': None}
     """
     directory = os.path.abspath(os.fspath(directory))
     former = _saving.pop(directory, None)
@@ -431,6 +453,7 @@ def load(
     Parameters
     ----------
     directory : str
+        What `save` wrote into.
     net : Block
         Initialized; what its parameters have is overwritten, and shapes that aren't known yet are
         taken over.
@@ -447,8 +470,25 @@ def load(
 
     Raises
     ------
+    FileNotFoundError
+        There is no checkpoint in the directory.
     MXNetError
         Naming the damaged file, or the first differences between the network and the checkpoint.
+
+    Examples
+    --------
+    Onto other devices than it was saved from:
+
+    >>> import tempfile
+    >>> net = mx.gluon.nn.Dense(2, in_units=3)
+    >>> net.initialize(ctx=mx.cpu(0))
+    >>> directory = tempfile.mkdtemp()
+    >>> _ = mx.parallel.save(directory, net)
+    >>> other = mx.gluon.nn.Dense(2, in_units=3)
+    >>> other.initialize(ctx=mx.cpu(1))
+    >>> _ = mx.parallel.load(directory, other)
+    >>> bool((other.weight.data().asnumpy() == net.weight.data().asnumpy()).all())
+    True
     """
     directory = os.path.abspath(os.fspath(directory))
     former = _saving.pop(directory, None)

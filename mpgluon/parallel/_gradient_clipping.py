@@ -38,6 +38,23 @@ def clip_global_norm(
     -------
     NDArray
         The norm before scaling, of shape (1,), on the device of the first parameter.
+
+    Raises
+    ------
+    ValueError
+        None of the parameters has a gradient, or `max_norm` is not positive.
+
+    Examples
+    --------
+    >>> net = mx.gluon.nn.Dense(1, in_units=2, use_bias=False)
+    >>> net.initialize(mx.init.One())
+    >>> with mx.autograd.record():
+    ...     y = net(mx.nd.array([[3, 4]]))
+    >>> y.backward()
+    >>> mx.parallel.clip_global_norm(net.collect_params(), 1.0).asnumpy().tolist()
+    [5.0]
+    >>> net.weight.grad().asnumpy()
+    array([[0.6, 0.8]], dtype=float32)
     """
     if isinstance(params, Trainer):
         plan = params._current_plan()

@@ -48,16 +48,31 @@ class Mesh:
         As many as the product of the sizes; the last axis varies fastest. By default the first
         GPUs, or without GPUs the CPU devices ``cpu(0), cpu(1), ...``.
 
+    Raises
+    ------
+    TypeError, ValueError
+        `axes` or `devices` are not what is described above, or a device is named twice.
+    MXNetError
+        There are not as many devices as the mesh has places.
+
     Examples
     --------
-    >>> mesh = mx.parallel.Mesh({'data': 2, 'stage': 2})
-    >>> mesh.place(net)                       # or net.place(mesh); before or after net.initialize()
-    >>> trainer = gluon.Trainer(net.collect_params(), 'sgd')
+    Two replicas of a network in two stages, on four devices:
+
+    >>> mesh = mx.parallel.Mesh({'data': 2, 'stage': 2}, [mx.cpu(i) for i in range(4)])
+    >>> net = mx.gluon.nn.HybridSequential()
+    >>> net.add(mx.gluon.nn.Dense(8, in_units=4), mx.gluon.nn.Dense(2, in_units=8))
+    >>> _ = mesh.place(net)                # or net.place(mesh); before or after net.initialize()
+    >>> net.initialize()
+    >>> trainer = mx.gluon.Trainer(net.collect_params(), 'sgd')
+    >>> data, label = mx.nd.ones((6, 4)), mx.nd.zeros((6, 2))
     >>> for x, y in zip(mesh.split_and_load(data), mesh.split_and_load(label, stage=-1)):
-    ...     with autograd.record():
-    ...         loss = loss_function(net(x), y)
+    ...     with mx.autograd.record():
+    ...         loss = mx.gluon.loss.L2Loss()(net(x), y)
     ...     loss.backward()
     >>> trainer.step(data.shape[0])
+    >>> net[0].weight.list_ctx(), net[1].weight.list_ctx()
+    ([cpu(0), cpu(2)], [cpu(1), cpu(3)])
     """
 
     def __init__(self, axes: dict[str, int], devices: Sequence[Context] | None = None) -> None:
@@ -109,13 +124,29 @@ class Mesh:
         return f"Mesh({self.axes}, devices={self.devices})"
 
     def size(self, axis: str) -> int:
-        """How many devices there are along an axis; 1 along one that was left out."""
+        """How many devices there are along an axis; 1 along one that was left out. ValueError for
+        names that are no axis.
+
+        Examples
+        --------
+        >>> mesh = mx.parallel.Mesh({'stage': 2}, [mx.cpu(0), mx.cpu(1)])
+        >>> mesh.size('stage'), mesh.size('data')
+        (2, 1)
+        """
         if axis not in AXES:
             raise ValueError(f"Mesh: there is no axis {axis!r}; there are {', '.join(AXES)}")
         return self.axes.get(axis, 1)
 
     def device(self, data: int = 0, stage: int = 0, model: int = 0) -> Context:
-        """The device at a place; negative numbers count from the end."""
+        """The device at a place; negative numbers count from the end. IndexError where there is
+        none.
+
+        Examples
+        --------
+        >>> mesh = mx.parallel.Mesh({'data': 2, 'stage': 2}, [mx.cpu(i) for i in range(4)])
+        >>> mesh.device(data=1), mesh.device(data=1, stage=-1)
+        (cpu(2), cpu(3))
+        """
         place = []
         for axis, at in zip(AXES, (data, stage, model)):
             size = self.size(axis)
@@ -127,7 +158,14 @@ class Mesh:
         return self._at[tuple(place[AXES.index(axis)] for axis in self.axes)]
 
     def line(self, axis: str, data: int = 0, stage: int = 0, model: int = 0) -> list[Context]:
-        """The devices along one axis, at a place of the others."""
+        """The devices along one axis, at a place of the others.
+
+        Examples
+        --------
+        >>> mesh = mx.parallel.Mesh({'data': 2, 'stage': 2}, [mx.cpu(i) for i in range(4)])
+        >>> mesh.line('stage', data=1)
+        [cpu(2), cpu(3)]
+        """
         at = {"data": data, "stage": stage, "model": model}
         return [self.device(**{**at, axis: i}) for i in range(self.size(axis))]
 
@@ -138,6 +176,34 @@ class Mesh:
         last, where labels belong).
 
         ``gluon.utils.split_and_load(data, mesh)`` is the same for inputs.
+
+        Parameters
+        ----------
+        data : NDArray, or what `nd.array` takes
+            The whole batch.
+        batch_axis : int, default 0
+            The axis that is divided.
+        even_split : bool, default True
+            Whether a batch that can't be divided evenly is an error; else the first replicas get a
+            row more.
+        stage : int, default 0
+            The stage on whose devices the pieces are put; negative numbers count from the end.
+
+        Returns
+        -------
+        list of NDArray
+            One for each replica.
+
+        Raises
+        ------
+        ValueError
+            The batch can't be divided among the replicas.
+
+        Examples
+        --------
+        >>> mesh = mx.parallel.Mesh({'data': 2}, [mx.cpu(0), mx.cpu(1)])
+        >>> [(x.shape, x.context) for x in mesh.split_and_load(mx.nd.ones((6, 4)))]
+        [((3, 4), cpu(0)), ((3, 4), cpu(1))]
         """
         devices = self.line("data", stage=stage)
         if not isinstance(data, nd.NDArray):
@@ -165,6 +231,7 @@ class Mesh:
         Parameters
         ----------
         net : Block
+            The network; must not be placed by groups of its own (``AttrScope(ctx_group=...)``).
         stages : list or dict, optional
             For each stage a list of descendants of `net`: blocks, or their paths as
             ``'features.0'``; or a dict of paths to numbers of stages. A block takes its descendants
@@ -184,6 +251,24 @@ class Mesh:
         -------
         Block
             `net`.
+
+        Raises
+        ------
+        MXNetError
+            `stages` names what is not there, leaves a stage without blocks, or gives a block to two
+            of them; or a layer can't be split.
+        ValueError
+            A pattern of `split` matches nothing.
+
+        Examples
+        --------
+        >>> mesh = mx.parallel.Mesh({'stage': 2}, [mx.cpu(0), mx.cpu(1)])
+        >>> net = mx.gluon.nn.HybridSequential()
+        >>> net.add(mx.gluon.nn.Dense(8, in_units=4), mx.gluon.nn.Dense(2, in_units=8))
+        >>> _ = mesh.place(net, stages={'0': 0, '1': 1})
+        >>> net.initialize()
+        >>> net(mx.nd.ones((3, 4))).context
+        cpu(1)
         """
         if not isinstance(net, Block):
             raise TypeError(f"Mesh.place: expected a Block, not {type(net).__name__}")
@@ -308,7 +393,9 @@ class Replicas:
     Parameters
     ----------
     dicts : list of dict of str to Context
+        For each replica, the device of each group.
     mesh : Mesh
+        Named in errors.
     """
 
     def __init__(self, dicts: list[dict[str, Context]], mesh: Mesh) -> None:

@@ -34,12 +34,25 @@ __all__ = [
 
 
 def divide(total: int, count: int) -> list[tuple[int, int]]:
-    """Where `count` parts of `total` begin and end: they differ by one at most, the larger ones
-    first.
+    """Where `count` parts of `total` begin and end: sizes differ by one at most, the larger parts
+    come first.
+
+    Parameters
+    ----------
+    total : int
+        How many elements there are.
+    count : int
+        Into how many parts they are divided.
 
     Returns
     -------
     list of (int, int)
+        Begin and end of each part.
+
+    Examples
+    --------
+    >>> mx.parallel.collectives.divide(7, 3)
+    [(0, 3), (3, 5), (5, 7)]
     """
     each, more = divmod(total, count)
     ends = [each * (k + 1) + min(k + 1, more) for k in range(count)]
@@ -97,12 +110,20 @@ def default_transport() -> str:
 
 
 def transport(name: str) -> _core.Scope:
-    """What collectives go through that name no transport, for the time of a `with`.
+    """Sets what carries the data of collectives that name no transport, for the time of a `with`.
 
     Parameters
     ----------
     name : {'auto', 'local', 'nccl'}
         See `all_reduce`.
+
+    Examples
+    --------
+    >>> a, b = mx.nd.ones((2,), ctx=mx.cpu(0)), mx.nd.ones((2,), ctx=mx.cpu(1))
+    >>> with mx.parallel.collectives.transport('local'):
+    ...     total = mx.parallel.reduce([a, b])
+    >>> total.asnumpy().tolist()
+    [2.0, 2.0]
     """
     default_transport()  # whose setting may be wrong
     return _core.Scope((globals(), "_default", name))
@@ -150,6 +171,22 @@ def all_reduce(
     Returns
     -------
     list of NDArray
+        The sum, of the shape of each array, on each device.
+
+    Raises
+    ------
+    TypeError
+        `arrays` is not a list of NDArrays.
+    ValueError
+        The list is empty.
+    MXNetError
+        Shapes or dtypes don't fit together.
+
+    Examples
+    --------
+    >>> a, b = mx.nd.array([1, 2], ctx=mx.cpu(0)), mx.nd.array([3, 4], ctx=mx.cpu(1))
+    >>> [total.asnumpy().tolist() for total in mx.parallel.all_reduce([a, b])]
+    [[4.0, 6.0], [4.0, 6.0]]
     """
     arrays = _listed(arrays, "all_reduce")
     return _run(
@@ -160,8 +197,37 @@ def all_reduce(
 def reduce(
     arrays: Sequence[NDArray], ctx: Context | None = None, transport: str | None = None
 ) -> NDArray:
-    """The sum of all arrays on one device: `ctx`, by default the first array's. Returns an
-    NDArray."""
+    """The sum of all arrays, on one device.
+
+    Parameters
+    ----------
+    arrays : list of NDArray
+        Of the same shape and dtype, one on each device.
+    ctx : Context, optional
+        Where the sum is; by default the first array's device.
+    transport : {'auto', 'local', 'nccl'}, optional
+        What carries the data; see `all_reduce`.
+
+    Returns
+    -------
+    NDArray
+        Of the shape of each array.
+
+    Raises
+    ------
+    TypeError
+        `arrays` is not a list of NDArrays.
+    ValueError
+        The list is empty.
+    MXNetError
+        Shapes or dtypes don't fit together.
+
+    Examples
+    --------
+    >>> a, b = mx.nd.array([1, 2], ctx=mx.cpu(0)), mx.nd.array([3, 4], ctx=mx.cpu(1))
+    >>> mx.parallel.reduce([a, b], mx.cpu(1)).asnumpy().tolist()
+    [4.0, 6.0]
+    """
     arrays = _listed(arrays, "reduce")
     devices = [a.context for a in arrays]
     return _run(
@@ -175,9 +241,34 @@ def reduce_scatter(
     """The sum of all arrays, cut along `axis`: each device gets a part. Where it doesn't divide
     evenly, the first get one more.
 
+    Parameters
+    ----------
+    arrays : list of NDArray
+        Of the same shape and dtype, one on each device.
+    axis : int, default 0
+        The axis along which the sum is cut.
+    transport : {'auto', 'local', 'nccl'}, optional
+        What carries the data; see `all_reduce`.
+
     Returns
     -------
     list of NDArray
+        The part of each device.
+
+    Raises
+    ------
+    TypeError
+        `arrays` is not a list of NDArrays.
+    ValueError
+        The list is empty.
+    MXNetError
+        Shapes or dtypes don't fit together.
+
+    Examples
+    --------
+    >>> a, b = mx.nd.array([1, 2], ctx=mx.cpu(0)), mx.nd.array([3, 4], ctx=mx.cpu(1))
+    >>> [part.asnumpy().tolist() for part in mx.parallel.reduce_scatter([a, b])]
+    [[4.0], [6.0]]
     """
     arrays = _listed(arrays, "reduce_scatter")
     return _run("reduce_scatter", arrays, [a.context for a in arrays], axis, transport=transport)
@@ -186,8 +277,37 @@ def reduce_scatter(
 def all_gather(
     arrays: Sequence[NDArray], axis: int = 0, transport: str | None = None
 ) -> list[NDArray]:
-    """All arrays, joined along `axis`, on each of their devices. They may have different sizes
-    there. Returns a list of NDArray."""
+    """All arrays, joined along `axis`, on each of their devices.
+
+    Parameters
+    ----------
+    arrays : list of NDArray
+        Of the same dtype, one on each device; of the same shape but for `axis`.
+    axis : int, default 0
+        The axis along which they are joined.
+    transport : {'auto', 'local', 'nccl'}, optional
+        What carries the data; see `all_reduce`.
+
+    Returns
+    -------
+    list of NDArray
+        The joined array, on each device.
+
+    Raises
+    ------
+    TypeError
+        `arrays` is not a list of NDArrays.
+    ValueError
+        The list is empty.
+    MXNetError
+        Shapes or dtypes don't fit together.
+
+    Examples
+    --------
+    >>> a, b = mx.nd.array([1, 2], ctx=mx.cpu(0)), mx.nd.array([3, 4], ctx=mx.cpu(1))
+    >>> [whole.asnumpy().tolist() for whole in mx.parallel.all_gather([a, b])]
+    [[1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 3.0, 4.0]]
+    """
     arrays = _listed(arrays, "all_gather")
     return _run("all_gather", arrays, [a.context for a in arrays], axis, transport=transport)
 
@@ -198,8 +318,39 @@ def gather(
     axis: int = 0,
     transport: str | None = None,
 ) -> NDArray:
-    """All arrays, joined along `axis`, on one device: `ctx`, by default the first array's. Returns
-    an NDArray."""
+    """All arrays, joined along `axis`, on one device.
+
+    Parameters
+    ----------
+    arrays : list of NDArray
+        Of the same dtype, one on each device; of the same shape but for `axis`.
+    ctx : Context, optional
+        Where the result is; by default the first array's device.
+    axis : int, default 0
+        The axis along which they are joined.
+    transport : {'auto', 'local', 'nccl'}, optional
+        What carries the data; see `all_reduce`.
+
+    Returns
+    -------
+    NDArray
+        The joined array.
+
+    Raises
+    ------
+    TypeError
+        `arrays` is not a list of NDArrays.
+    ValueError
+        The list is empty.
+    MXNetError
+        Shapes or dtypes don't fit together.
+
+    Examples
+    --------
+    >>> a, b = mx.nd.array([1, 2], ctx=mx.cpu(0)), mx.nd.array([3, 4], ctx=mx.cpu(1))
+    >>> mx.parallel.gather([a, b]).asnumpy().tolist()
+    [1.0, 2.0, 3.0, 4.0]
+    """
     arrays = _listed(arrays, "gather")
     devices = [a.context for a in arrays]
     return _run(
@@ -215,12 +366,37 @@ def gather(
 def scatter(
     array: NDArray, ctx: Context | Sequence[Context], axis: int = 0, transport: str | None = None
 ) -> list[NDArray]:
-    """An array cut along `axis`: each device of the list `ctx` gets a part. Where it doesn't divide
-    evenly, the first get one more.
+    """An array cut along `axis`: each device gets a part. Where it doesn't divide evenly, the
+    first get one more.
+
+    Parameters
+    ----------
+    array : NDArray
+        On any device.
+    ctx : list of Context
+        The devices, in the order of the parts.
+    axis : int, default 0
+        The axis along which it is cut.
+    transport : {'auto', 'local', 'nccl'}, optional
+        What carries the data; see `all_reduce`.
 
     Returns
     -------
     list of NDArray
+        The part of each device.
+
+    Raises
+    ------
+    TypeError
+        `array` is no NDArray.
+    ValueError
+        `ctx` is no list of devices.
+
+    Examples
+    --------
+    >>> parts = mx.parallel.scatter(mx.nd.arange(3), [mx.cpu(0), mx.cpu(1)])
+    >>> [(part.asnumpy().tolist(), part.context) for part in parts]
+    [([0.0, 1.0], cpu(0)), ([2.0], cpu(1))]
     """
     return _run(
         "scatter", _single(array, "scatter"), contexts(ctx, "scatter"), axis, transport=transport
@@ -230,7 +406,34 @@ def scatter(
 def broadcast(
     array: NDArray, ctx: Context | Sequence[Context], transport: str | None = None
 ) -> list[NDArray]:
-    """A copy of an array on each device of the list `ctx`. Returns a list of NDArray."""
+    """A copy of an array on each device.
+
+    Parameters
+    ----------
+    array : NDArray
+        On any device.
+    ctx : list of Context
+        The devices.
+    transport : {'auto', 'local', 'nccl'}, optional
+        What carries the data; see `all_reduce`.
+
+    Returns
+    -------
+    list of NDArray
+        The array, on each device.
+
+    Raises
+    ------
+    TypeError
+        `array` is no NDArray.
+    ValueError
+        `ctx` is no list of devices.
+
+    Examples
+    --------
+    >>> [a.context for a in mx.parallel.broadcast(mx.nd.arange(3), [mx.cpu(0), mx.cpu(1)])]
+    [cpu(0), cpu(1)]
+    """
     return _run(
         "broadcast", _single(array, "broadcast"), contexts(ctx, "broadcast"), transport=transport
     )
@@ -242,15 +445,42 @@ def all_to_all(
     concat_axis: int = 0,
     transport: str | None = None,
 ) -> list[NDArray]:
-    """Every array is cut along `split_axis` into a part for each device; the parts a device gets
-    are joined along `concat_axis`.
+    """Every array is cut along `split_axis` into a part for each device; the parts that a device
+    gets are joined along `concat_axis`.
 
     Turns arrays that are divided along `concat_axis` into arrays that are divided along
     `split_axis`.
 
+    Parameters
+    ----------
+    arrays : list of NDArray
+        Of the same dtype, one on each device.
+    split_axis : int, default 0
+        The axis along which each array is cut.
+    concat_axis : int, default 0
+        The axis along which parts are joined.
+    transport : {'auto', 'local', 'nccl'}, optional
+        What carries the data; see `all_reduce`.
+
     Returns
     -------
     list of NDArray
+        The array of each device.
+
+    Raises
+    ------
+    TypeError
+        `arrays` is not a list of NDArrays.
+    ValueError
+        The list is empty.
+    MXNetError
+        Shapes or dtypes don't fit together.
+
+    Examples
+    --------
+    >>> a, b = mx.nd.array([1, 2], ctx=mx.cpu(0)), mx.nd.array([3, 4], ctx=mx.cpu(1))
+    >>> [part.asnumpy().tolist() for part in mx.parallel.all_to_all([a, b])]
+    [[1.0, 3.0], [2.0, 4.0]]
     """
     arrays = _listed(arrays, "all_to_all")
     return _run(

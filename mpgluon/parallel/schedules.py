@@ -18,7 +18,7 @@ import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ..base import MXNetError
+from ..base import MXNetError, counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
@@ -54,6 +54,12 @@ class Schedule(typing.NamedTuple):
     build : function of (StageGraph, int), optional
         The table of a whole step for so many micro-batches, or None where it has none: then, and
         without such a function, the table is made by list scheduling.
+
+    Examples
+    --------
+    >>> schedule = mx.parallel.schedules.SCHEDULES['1f1b']
+    >>> schedule.deferred, schedule.rounds
+    (False, 1)
     """
 
     in_flight: Callable[[list[int], int], int] | None
@@ -62,7 +68,14 @@ class Schedule(typing.NamedTuple):
     build: Callable[[StageGraph, int], list[list[Action]] | None] | None = None
 
     def takes(self, micro_batches: int) -> bool:
-        """Whether the planner may choose so many micro-batches for it."""
+        """Whether the planner may choose so many micro-batches for it.
+
+        Examples
+        --------
+        >>> schedules = mx.parallel.schedules.SCHEDULES
+        >>> schedules['1f1b'].takes(1), schedules['interleaved'].takes(1)
+        (True, False)
+        """
         return self.rounds == 1 or micro_batches > 1
 
 
@@ -77,7 +90,16 @@ def named(name: str, who: str = "", more: str = "") -> Schedule:
 
 
 class ScheduleError(MXNetError):
-    """A schedule that can't be carried out; the text names stage and micro-batch."""
+    """A schedule that can't be carried out; the text names stage and micro-batch.
+
+    Examples
+    --------
+    >>> stages = mx.parallel.schedules.StageGraph([0, 1], [[], [0]])
+    >>> mx.parallel.schedules.parse_table([[('F', 0, 0)]], stages)
+    Traceback (most recent call last):
+        ...
+    mpgluon.parallel.schedules.ScheduleError: the schedule has rows for 1 devices, ...
+    """
 
 
 class Action(typing.NamedTuple):
@@ -89,6 +111,11 @@ class Action(typing.NamedTuple):
         The forward pass, the backward pass, or the weight gradients where they are apart.
     stage, micro_batch : int
         Their numbers, from 0 on.
+
+    Examples
+    --------
+    >>> print(mx.parallel.schedules.Action('F', 0, 2))
+    forward of stage 0, micro-batch 2
     """
 
     kind: str
@@ -126,6 +153,13 @@ class StageGraph:
         For each action the others that it waits for, beside the order of one device; by default a
         forward pass waits for those of its sources, and a backward pass for those of the stages
         that it is a source of.
+
+    Examples
+    --------
+    Three stages in a row, on two devices:
+
+    >>> mx.parallel.schedules.StageGraph(devices=[0, 1, 0], sources=[[], [0], [1]])
+    StageGraph(3 stages on 2 devices)
     """
 
     def __init__(
@@ -162,6 +196,9 @@ class StageGraph:
 
     def __len__(self) -> int:
         return len(self.devices)
+
+    def __repr__(self) -> str:
+        return f"StageGraph({counted(len(self), 'stage')} on {counted(self.num_devices, 'device')})"
 
     @property
     def num_devices(self) -> int:
@@ -210,7 +247,9 @@ def make_table(
     Parameters
     ----------
     stages : StageGraph
+        The stages, their devices, and what they need of each other.
     micro_batches : int
+        Into how many micro-batches the batch is divided.
     schedule : str
         A name in `SCHEDULES`.
     times : dict of (kind, stage) or Action to number, optional
@@ -224,6 +263,22 @@ def make_table(
     -------
     list of lists of Action
         For each device.
+
+    Raises
+    ------
+    ValueError
+        There is no schedule of that name.
+    ScheduleError
+        The stages need each other in a circle, or `in_flight` is too small.
+
+    Examples
+    --------
+    >>> from mpgluon.parallel import schedules
+    >>> stages = schedules.StageGraph([0, 1], [[], [0]])
+    >>> for row in schedules.make_table(stages, 3, '1f1b'):
+    ...     print(' '.join(f'{a.kind}{a.micro_batch}' for a in row))
+    F0 F1 B0 F2 B1 B2
+    F0 B0 F1 B1 F2 B2
     """
     made = named(schedule, more=", and tables of one's own")
     cost = _costs(stages, times)
@@ -375,7 +430,32 @@ def _costs(stages: StageGraph, times: Times | None) -> Callable[[Action], float]
 def parse_table(
     table: Sequence[Sequence[tuple[str, int, int]]], stages: StageGraph
 ) -> list[list[Action]]:
-    """A user's table (for each device a list of ('F', stage, micro_batch)) as lists of `Action`."""
+    """A user's table as lists of `Action`.
+
+    Parameters
+    ----------
+    table : list of lists of (str, int, int)
+        For each device, in order: kind ('F', 'B' or 'W'), stage and micro-batch.
+    stages : StageGraph
+        The stages that the table is for.
+
+    Returns
+    -------
+    list of lists of Action
+        For each device.
+
+    Raises
+    ------
+    ScheduleError
+        An entry is not of that form, or there are not as many rows as devices.
+
+    Examples
+    --------
+    >>> from mpgluon.parallel import schedules
+    >>> stages = schedules.StageGraph([0], [[]])
+    >>> schedules.parse_table([[('F', 0, 0), ('B', 0, 0)]], stages)
+    [[Action(kind='F', stage=0, micro_batch=0), Action(kind='B', stage=0, micro_batch=0)]]
+    """
     if len(table) != stages.num_devices:
         raise ScheduleError(
             f"the schedule has rows for {len(table)} devices, but the pipeline spans "
@@ -414,11 +494,43 @@ def verify(
     phases: str = "FB",
     limits: Sequence[int] | None = None,
 ) -> list[Action]:
-    """Raises `ScheduleError` unless the table does everything once, on the right devices, in data
-    order and without deadlock.
+    """Checks that a table does everything once, on the right devices, in data order and without
+    deadlock.
 
-    Returns the actions in one order in which they can be queued. ``limits``, for each stage, says
-    how many micro-batches it may hold.
+    Parameters
+    ----------
+    table : list of lists of Action
+        For each device, in order.
+    stages : StageGraph
+        The stages that the table is for.
+    micro_batches : int
+        Into how many micro-batches the batch is divided.
+    phases : {'FB', 'F', 'B'}
+        Whether the table is of a whole training step or of one pass only.
+    limits : list of int, optional
+        For each stage, how many micro-batches it may hold.
+
+    Returns
+    -------
+    list of Action
+        All actions, in one order in which they can be queued.
+
+    Raises
+    ------
+    ScheduleError
+        Naming the first action that is missing, comes twice, is on the wrong device, or can never
+        run.
+
+    Examples
+    --------
+    >>> from mpgluon.parallel import schedules
+    >>> stages = schedules.StageGraph([0, 1], [[], [0]])
+    >>> table = schedules.parse_table([[('F', 0, 0), ('B', 0, 0)],
+    ...                                [('B', 1, 0), ('F', 1, 0)]], stages)
+    >>> schedules.verify(table, stages, 1)
+    Traceback (most recent call last):
+        ...
+    mpgluon.parallel.schedules.ScheduleError: deadlock: backward of stage 1, micro-batch 0 waits ...
     """
     kinds = _kinds(stages, phases)
     seen = {}
@@ -523,9 +635,27 @@ class Simulation(typing.NamedTuple):
     spans: dict[Action, tuple[float, float]]
     busy: list[float]
 
+    def __repr__(self) -> str:
+        return (
+            f"Simulation({counted(len(self.spans), 'action')} on "
+            f"{counted(len(self.busy), 'device')}, length={self.length:.4g}, "
+            f"bubble={self.bubble:.1%})"
+        )
+
     @property
     def bubble(self) -> float:
-        """The share of the devices' time that is idle."""
+        """The share of the devices' time that is idle.
+
+        Examples
+        --------
+        Two stages, two micro-batches: each device idles for a third of the time.
+
+        >>> from mpgluon.parallel import schedules
+        >>> stages = schedules.StageGraph([0, 1], [[], [0]])
+        >>> step = schedules.simulate(schedules.make_table(stages, 2), stages, 2)
+        >>> round(step.bubble, 3)
+        0.333
+        """
         whole = self.length * len(self.busy)
         return 1 - sum(self.busy) / whole if whole else 0.0
 
@@ -542,9 +672,38 @@ def simulate(
 
     Parameters
     ----------
-    times : dict of (kind, stage) or Action to number
+    table : list of lists of Action
+        For each device, in order.
+    stages : StageGraph
+        The stages that the table is for.
+    micro_batches : int
+        Into how many micro-batches the batch is divided.
+    times : dict of (kind, stage) or Action to number, optional
+        How long actions take, in any unit; defaults are those of `make_table`.
+    phases : {'FB', 'F', 'B'}
+        Whether the table is of a whole training step or of one pass only.
     transfer : number, or function of two stages
-        What passing results on to another device takes.
+        What passing results on to another device takes, in the same unit.
+
+    Returns
+    -------
+    Simulation
+
+    Raises
+    ------
+    ScheduleError
+        The table can't be carried out; see `verify`.
+
+    Examples
+    --------
+    >>> from mpgluon.parallel import schedules
+    >>> stages = schedules.StageGraph([0, 1], [[], [0]])
+    >>> for name in ('gpipe', '1f1b', 'zero_bubble'):
+    ...     step = schedules.simulate(schedules.make_table(stages, 4, name), stages, 4)
+    ...     print(name, step.length, f'{step.bubble:.0%}')
+    gpipe 15.0 20%
+    1f1b 15.0 20%
+    zero_bubble 15.0 20%
     """
     passing = transfer if callable(transfer) else lambda source, target: transfer
     cost = _costs(stages, times)

@@ -81,6 +81,24 @@ class Pipeline:
     Results and gradients are bit for bit those of running the micro-batches one after the other and
     accumulating. Random numbers (dropout) are those the rows would get in the whole batch.
     Statistics over the batch (BatchNorm) are those of a micro-batch.
+
+    Raises
+    ------
+    ValueError
+        An argument is not among what is described above.
+
+    Examples
+    --------
+    >>> net = mx.gluon.nn.HybridSequential()
+    >>> net.add(mx.gluon.nn.Dense(8, in_units=4), mx.gluon.nn.Dense(2, in_units=8))
+    >>> mesh = mx.parallel.Mesh({'stage': 2}, [mx.cpu(0), mx.cpu(1)])
+    >>> _ = mesh.place(net)
+    >>> net.initialize()
+    >>> net.hybridize(pipeline=mx.parallel.Pipeline(micro_batches=4))
+    >>> net(mx.nd.ones((8, 4))).shape
+    (8, 2)
+    >>> mx.parallel.Pipeline(4, 'zero_bubble')
+    Pipeline(4 micro-batches along batch, schedule='zero_bubble')
     """
 
     def __init__(
@@ -169,7 +187,8 @@ class Pipeline:
         )
 
     def report(self) -> Report:
-        """What the last step took: a `Report`. Waits for the step to end."""
+        """What the last step took: a `Report`. Waits for the step to end. MXNetError when nothing
+        has run."""
         if self._last is None:
             raise MXNetError("Pipeline.report: nothing has run in this pipeline yet")
         return Report(*self._last)

@@ -66,7 +66,7 @@ def new_figure(what: str, height: float, **subplots: Any) -> tuple[Figure, Any]:
 
 
 class Report:
-    """Busy and idle time of the devices in one step of a pipeline.
+    """Busy and idle time of the devices in one step of a pipeline; `Pipeline.report` makes it.
 
     Attributes
     ----------
@@ -206,7 +206,13 @@ class Report:
     def trace(self, path: str | os.PathLike[str]) -> None:
         """Writes both timelines as a Chrome trace: for each device a row with what was planned and
         one with what was measured, and, of a step that ran while `mpgluon.profiler` was recording,
-        the operators and copies in it."""
+        the operators and copies in it.
+
+        Parameters
+        ----------
+        path : str
+            The JSON file; chrome://tracing and Perfetto show it.
+        """
         marks = []
         for ctx in self.stages.contexts:
             for spans, title in ((self.planned.spans, "planned"), (self.spans, "measured")):

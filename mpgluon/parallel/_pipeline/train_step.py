@@ -67,6 +67,7 @@ class TrainStep:
     trainer : Trainer
         None: gradients are computed, and nothing is updated.
     pipeline : Pipeline
+        Number of micro-batches, schedule, and which axis is divided.
     exact : bool, default False
         Leave out rewrites that change bits.
 
@@ -77,6 +78,25 @@ class TrainStep:
 
     Of a network that is placed on a `Mesh` with several replicas, each replica gets its part of the
     batch, which its pipeline divides further.
+
+    Raises
+    ------
+    MXNetError
+        An argument is not of the class that is asked for.
+
+    Examples
+    --------
+    >>> net = mx.gluon.nn.HybridSequential()
+    >>> net.add(mx.gluon.nn.Dense(8, in_units=4), mx.gluon.nn.Dense(2, in_units=8))
+    >>> mesh = mx.parallel.Mesh({'stage': 2}, [mx.cpu(0), mx.cpu(1)])
+    >>> _ = mesh.place(net)
+    >>> net.initialize()
+    >>> trainer = mx.gluon.Trainer(net.collect_params(), 'sgd')
+    >>> step = mx.parallel.TrainStep(net, mx.gluon.loss.L2Loss(), trainer, mx.parallel.Pipeline(4))
+    >>> step(mx.nd.ones((8, 4)), mx.nd.zeros((8, 2))).shape
+    (8,)
+    >>> step.pipeline.report().micro_batches
+    4
     """
 
     def __init__(
@@ -142,7 +162,10 @@ class TrainStep:
 
         Parameters
         ----------
-        data, labels : NDArray or list of NDArray
+        data : NDArray or list of NDArray
+            The inputs of the network, the whole batch of each.
+        labels : NDArray or list of NDArray
+            What the loss is called with beside the network's outputs.
         states : NDArray or nested list, optional
             Along time: what the first piece starts from.
         batch_size : int, optional
@@ -151,6 +174,13 @@ class TrainStep:
         Returns
         -------
         NDArray, or list of NDArray where the loss gives several; along time (losses, states).
+
+        Raises
+        ------
+        ValueError
+            Labels have another number of rows than the data, or along time there are no states.
+        ScheduleError
+            A device's memory limit leaves less than the schedule needs.
         """
         data = list(data) if isinstance(data, (list, tuple)) else [data]
         labels = list(labels) if isinstance(labels, (list, tuple)) else [labels]
@@ -182,7 +212,18 @@ class TrainStep:
         self, data: nd.NDArray | Sequence[nd.NDArray], labels: nd.NDArray | Sequence[nd.NDArray]
     ) -> dict[Context, int]:
         """The most bytes that the micro-batches of such a step take on each device, by plan; it is
-        compiled for that, and nothing is run."""
+        compiled for that, and nothing is run.
+
+        Parameters
+        ----------
+        data, labels : NDArray or list of NDArray
+            As for a call; only shapes, dtypes and devices count.
+
+        Returns
+        -------
+        dict of Context to int
+            Bytes, without parameters.
+        """
         labels = list(labels) if isinstance(labels, (list, tuple)) else [labels]
         data = list(data) if isinstance(data, (list, tuple)) else [data]
         call = PipelinedCall(_Losses(self._net, self._loss, len(labels), False), self._flags)

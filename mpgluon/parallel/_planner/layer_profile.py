@@ -118,7 +118,9 @@ class Profile(SavedAsJson):
     Attributes
     ----------
     layers : list of Layer
+        In the order of calls.
     devices : list of Context
+        Those that were measured.
     rows : int
         Of the whole batch.
     costs : dict of Context to dict of int to list of Cost

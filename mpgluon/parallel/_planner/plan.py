@@ -64,6 +64,7 @@ def plan(
     sample : NDArray or list of NDArray
         A whole batch of inputs.
     devices : list of Context
+        The devices that may be used, all different.
     memory : int, or dict of Context to int, optional
         Bytes that each device has for parameters, gradients, optimizer states and micro-batches
         under way. By default the limits set by `mx.context.set_memory_limit`, where there are such.
@@ -74,8 +75,11 @@ def plan(
     loss : callable, optional
         ``loss(outputs, *labels)``, as for `TrainStep`; measured with the last layer.
     labels : NDArray or list of NDArray
+        A whole batch of what the loss takes beside the outputs.
     optimizer : str or Optimizer, default 'sgd'
+        Its updates are measured, and its states count as memory.
     optimizer_params : dict, optional
+        The parameters of an optimizer that is given by name.
     profile : Profile, optional
         Measurements made before (``plan.profile``, `Profile.load`); nothing is measured then, but
         within limits plans are compiled.
@@ -96,7 +100,24 @@ def plan(
     ------
     MXNetError
         When no placement has room, with the bytes that the leanest needs, where, and how many are
-        lacking.
+        lacking; or the network is not initialized, or `profile` is of other devices or another
+        batch.
+    ValueError
+        Another argument is not what is described above.
+
+    Examples
+    --------
+    >>> net = mx.gluon.nn.HybridSequential()
+    >>> net.add(mx.gluon.nn.Dense(8, in_units=4), mx.gluon.nn.Dense(2, in_units=8))
+    >>> net.initialize()
+    >>> plan = mx.parallel.plan(net, mx.nd.ones((8, 4)), [mx.cpu(0), mx.cpu(1)],
+    ...                         micro_batches=2, repeats=1, trials=0, progress=False)
+    >>> sorted(plan.placement)
+    ['0', '1']
+    >>> _ = plan.place(net)
+    >>> net.hybridize(pipeline=plan.pipeline())
+    >>> net(mx.nd.ones((8, 4), ctx=plan.placement['0'])).shape
+    (8, 2)
     """
     if not isinstance(net, HybridBlock):
         raise MXNetError(f"plan: the network must be a HybridBlock, not {type(net).__name__}")
@@ -279,14 +300,18 @@ def _restricted(profile, devices):
 
 
 class Plan(layer_profile.SavedAsJson):
-    """Where the layers of a network go, and what is predicted of it.
+    """Where the layers of a network go, and what is predicted of it; `plan` makes it.
 
     Attributes
     ----------
     profile : Profile
+        The measurements that the predictions are made from.
     devices : list of Context
+        The devices that may be used.
     micro_batches : int
+        Into how many micro-batches the batch is divided.
     schedule : str
+        The schedule's name.
     seconds : float
         Predicted, of a step with its update.
     simulation : schedules.Simulation
@@ -336,8 +361,25 @@ class Plan(layer_profile.SavedAsJson):
         ]
 
     def move(self, layer: str, device: Context) -> Plan:
-        """Puts a layer, named by its path, onto another device, and predicts anew. Returns the
-        plan."""
+        """Puts a layer onto another device, and predicts anew.
+
+        Parameters
+        ----------
+        layer : str
+            Its path in the network's tree, as in `placement`.
+        device : Context
+            One of `devices`.
+
+        Returns
+        -------
+        Plan
+            This one.
+
+        Raises
+        ------
+        ValueError
+            There is no such layer, or the device is not among the plan's.
+        """
         if device not in self.devices:
             raise ValueError(
                 f"Plan.move: {device} is not among the plan's devices, "
@@ -354,7 +396,25 @@ class Plan(layer_profile.SavedAsJson):
         return self._anew(tuple(placement), self.micro_batches, self.schedule)
 
     def change(self, micro_batches: int | None = None, schedule: str | None = None) -> Plan:
-        """Another number of micro-batches or another schedule; predicts anew. Returns the plan."""
+        """Takes another number of micro-batches or another schedule, and predicts anew.
+
+        Parameters
+        ----------
+        micro_batches : int, optional
+            From 1 to the rows of the batch.
+        schedule : str, optional
+            A name in `mpgluon.parallel.schedules.SCHEDULES`.
+
+        Returns
+        -------
+        Plan
+            This one.
+
+        Raises
+        ------
+        ValueError
+            The batch can't be divided so, or there is no such schedule.
+        """
         if schedule is not None:
             named(schedule, "Plan.change: ")
         if micro_batches is not None:
@@ -391,6 +451,12 @@ class Plan(layer_profile.SavedAsJson):
         Every layer becomes a group of devices of its own (as by ``mx.AttrScope(ctx_group=...)``),
         so what it gets is moved to it; operators between layers run where their first input is.
         Optimizer states follow with the next step. Returns the network.
+
+        Raises
+        ------
+        MXNetError
+            The plan is for another network, or the network is not initialized or belongs to groups
+            of its own.
         """
         found = {path: block for _, _, path, block in walk(net)}
         placement = self.placement

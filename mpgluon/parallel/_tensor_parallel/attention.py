@@ -43,9 +43,23 @@ class SequenceParallelDropout(SplitLayer):
     Parameters
     ----------
     rate : float
+        The share of elements that become zero, from 0 to below 1.
     ctx : list of Context
+        The devices, in the order of the parts.
     axis : int, default 1
         Along which the parts lie.
+
+    Raises
+    ------
+    ValueError
+        `rate` is not in [0, 1).
+
+    Examples
+    --------
+    >>> devices = [mx.cpu(0), mx.cpu(1)]
+    >>> layer = mx.parallel.SequenceParallelDropout(0.5, devices)
+    >>> [part.shape for part in layer(mx.parallel.scatter(mx.nd.ones((2, 6, 4)), devices, axis=1))]
+    [(2, 3, 4), (2, 3, 4)]
     """
 
     def __init__(self, rate: float, ctx: Sequence[Context], axis: int = 1, **kwargs: Any) -> None:
@@ -80,6 +94,19 @@ class SequenceParallelLayerNorm(SplitLayer):
         Along which the parts lie.
     epsilon, center, scale, beta_initializer, gamma_initializer, in_channels
         As for `LayerNorm`.
+
+    Raises
+    ------
+    MXNetError
+        `axis` is the last axis of the input.
+
+    Examples
+    --------
+    >>> devices = [mx.cpu(0), mx.cpu(1)]
+    >>> layer = mx.parallel.SequenceParallelLayerNorm(devices)
+    >>> layer.initialize()
+    >>> [part.shape for part in layer(mx.parallel.scatter(mx.nd.ones((2, 6, 4)), devices, axis=1))]
+    [(2, 3, 4), (2, 3, 4)]
     """
 
     def __init__(
@@ -156,7 +183,9 @@ class ParallelSelfAttention(SplitLayer):
     units : int
         Features of input and output.
     num_heads : int
+        Into how many heads the units are divided; `units` is a multiple of it.
     ctx : list of Context
+        The devices; each has ``num_heads / len(ctx)`` of the heads.
     causal : bool, default False
         Whether a position sees only those before it, and itself.
     dropout : float, default 0
@@ -168,6 +197,23 @@ class ParallelSelfAttention(SplitLayer):
         1: a list of inputs holds parts of the sequence, and so does the result.
 
     Shapes: ``(batch, time, units) -> (batch, time, units)``.
+
+    Sources: attention is that of Vaswani et al., "Attention Is All You Need", 2017; its split over
+    devices that of Shoeybi et al., "Megatron-LM", 2019; that of the sequence of Korthikanti et al.,
+    "Reducing Activation Recomputation in Large Transformer Models", 2022.
+
+    Raises
+    ------
+    ValueError
+        `units` can't be divided into `num_heads`.
+
+    Examples
+    --------
+    >>> devices = [mx.cpu(0), mx.cpu(1)]
+    >>> layer = mx.parallel.ParallelSelfAttention(8, 2, devices, causal=True)
+    >>> layer.initialize()
+    >>> layer(mx.nd.ones((2, 5, 8))).shape
+    (2, 5, 8)
     """
 
     def __init__(

@@ -56,11 +56,13 @@ class ParallelHeads(SplitLayer):
         Takes batch-first arrays. Its children, of which those that are split have been replaced
         already, become this block's.
     ctx : list of Context
+        The devices; each has ``heads / len(ctx)`` of the heads.
     inputs : tuple of str
         The children that make queries, keys and values: `ColumnParallelDense`.
     output : str
         The child that has the heads of all as its input: `RowParallelDense`.
     heads : int
+        How many heads there are.
     choices : list of tuple of str
         The attributes of the block that count what is divided: the first choice for which the parts
         are the whole is taken.

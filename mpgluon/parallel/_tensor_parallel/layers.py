@@ -1,5 +1,6 @@
 """Layers whose weights are split over devices. Each device holds a part and computes with it;
-collectives put the results together.
+collectives put the results together (Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter
+Language Models Using Model Parallelism", 2019).
 
 A layer that is called with one array returns one array, on the same device, so it can take the
 place of the ordinary layer. Called with a list of arrays, one on each of its devices, it returns
@@ -176,7 +177,9 @@ class ColumnParallelDense(_ParallelDense):
     Parameters
     ----------
     units : int
+        Size of the output, of all devices together.
     ctx : list of Context
+        The devices; each has ``units / len(ctx)`` rows of the weight.
     activation, use_bias, flatten, dtype, weight_initializer, bias_initializer, in_units
         As for `Dense`.
     gather_output : bool, default True
@@ -188,6 +191,21 @@ class ColumnParallelDense(_ParallelDense):
     blocks, unit : int, default 1
         The units consist of so many equal blocks (queries, keys, values), each of which is split,
         in multiples of `unit` (a head).
+
+    Raises
+    ------
+    ValueError
+        `blocks` is not 1 with ``gather_output=True``.
+
+    Examples
+    --------
+    >>> devices = [mx.cpu(0), mx.cpu(1)]
+    >>> layer = mx.parallel.ColumnParallelDense(6, devices, in_units=4)
+    >>> layer.initialize()
+    >>> layer(mx.nd.ones((2, 4))).shape
+    (2, 6)
+    >>> layer
+    ColumnParallelDense(4 -> 6, linear, over cpu(0), cpu(1))
     """
 
     def __init__(
@@ -257,7 +275,9 @@ class RowParallelDense(_ParallelDense):
     Parameters
     ----------
     units : int
+        Size of the output.
     ctx : list of Context
+        The devices; each has ``in_units / len(ctx)`` columns of the weight.
     activation, use_bias, flatten, dtype, weight_initializer, bias_initializer, in_units
         As for `Dense`. The bias lives on the first device.
     input_is_parallel : bool, default False
@@ -271,6 +291,27 @@ class RowParallelDense(_ParallelDense):
         it.
     unit : int, default 1
         The features are split in multiples of it.
+
+    Raises
+    ------
+    ValueError
+        Both `output_ctx` and `scatter_output` are given.
+
+    Examples
+    --------
+    Two products with one exchange: the hidden units stay where they are computed.
+
+    >>> devices = [mx.cpu(0), mx.cpu(1)]
+    >>> up = mx.parallel.ColumnParallelDense(8, devices, in_units=4, gather_output=False)
+    >>> down = mx.parallel.RowParallelDense(
+    ...     4, devices, in_units=8, input_is_parallel=True, output_ctx=mx.cpu(0))
+    >>> up.initialize(), down.initialize()
+    (None, None)
+    >>> hidden = up(mx.nd.ones((2, 4)))
+    >>> [(part.shape, part.context) for part in hidden]
+    [((2, 4), cpu(0)), ((2, 4), cpu(1))]
+    >>> down(hidden).shape
+    (2, 4)
     """
 
     def __init__(
@@ -380,10 +421,22 @@ class VocabParallelEmbedding(SplitLayer):
 
     Parameters
     ----------
-    input_dim, output_dim : int
+    input_dim : int
+        How many indices there are: rows of the weight, of all devices together.
+    output_dim : int
+        Size of a vector.
     ctx : list of Context
+        The devices; each has ``input_dim / len(ctx)`` rows of the weight.
     dtype, weight_initializer
         As for `Embedding`.
+
+    Examples
+    --------
+    >>> devices = [mx.cpu(0), mx.cpu(1)]
+    >>> layer = mx.parallel.VocabParallelEmbedding(10, 3, devices)
+    >>> layer.initialize()
+    >>> layer(mx.nd.array([[0, 9]])).shape
+    (1, 2, 3)
     """
 
     def __init__(
@@ -439,6 +492,26 @@ class VocabParallelSoftmaxCELoss(Loss):
     ``gather_output=False``, and labels that are class indices, on any device. The result is where
     the labels are. What passes between devices is one number a row: the largest logit, the sum of
     exponentials and the label's logit.
+
+    Parameters
+    ----------
+    weight : float, optional
+        The loss is multiplied by it.
+    batch_axis : int, default 0
+        The axis that is not averaged over.
+
+    Raises
+    ------
+    MXNetError
+        The logits are no list of arrays, or their shapes don't fit that of the labels.
+
+    Examples
+    --------
+    >>> devices = [mx.cpu(0), mx.cpu(1)]
+    >>> logits = mx.parallel.scatter(mx.nd.array([[1, 2, 3, 4]]), devices, axis=1)
+    >>> loss = mx.parallel.VocabParallelSoftmaxCELoss()
+    >>> loss(logits, mx.nd.array([3])).asnumpy().round(4).tolist()
+    [0.44...]
     """
 
     def __init__(self, weight: float | None = None, batch_axis: int = 0, **kwargs: Any) -> None:
@@ -486,15 +559,32 @@ class ParallelConv2D(SplitLayer):
     Parameters
     ----------
     channels : int
+        Channels of the output, of all devices together.
     kernel_size : int or tuple of int
+        Height and width of the window.
     ctx : list of Context
-    strides, padding, dilation, groups, layout, activation, use_bias, weight_initializer,
-    bias_initializer, in_channels
+        The devices; each computes ``channels / len(ctx)`` of the channels.
+    strides, padding, dilation, groups, layout, activation, use_bias : optional
+        As for `Conv2D`.
+    weight_initializer, bias_initializer, in_channels, dtype : optional
         As for `Conv2D`. With groups, every device has whole groups, and of the input only their
         channels.
     gather_output : bool, default True
         Whether the channels are put together. If not, the result is a list: of each device its
         channels.
+
+    Raises
+    ------
+    ValueError
+        The channels can't be divided into `groups`.
+
+    Examples
+    --------
+    >>> devices = [mx.cpu(0), mx.cpu(1)]
+    >>> layer = mx.parallel.ParallelConv2D(4, 3, devices, padding=1)
+    >>> layer.initialize()
+    >>> layer(mx.nd.ones((1, 3, 8, 8))).shape
+    (1, 4, 8, 8)
     """
 
     def __init__(

@@ -30,19 +30,43 @@ class ParallelLSTM(SplitLayer):
     Parameters
     ----------
     hidden_size : int
+        Cells of a layer, of all devices together.
     ctx : list of Context
+        The devices; each has ``hidden_size / len(ctx)`` of the cells.
     num_layers : int, default 1
+        How many layers follow each other.
     layout : {'TNC', 'NTC'}
+        Axes of input and output: time, batch, features; or batch, time, features.
     dropout : float, default 0
         Of the outputs of every layer but the last, with the mask of `LSTM`.
     bidirectional : bool, default False
-    input_size, dtype, i2h_weight_initializer, h2h_weight_initializer, i2h_bias_initializer,
-    h2h_bias_initializer
+        Whether each layer reads the sequence in both directions; outputs are twice as wide then.
+    input_size, dtype : optional
+        As for `LSTM`.
+    i2h_weight_initializer, h2h_weight_initializer : optional
+        As for `LSTM`.
+    i2h_bias_initializer, h2h_bias_initializer : optional
         As for `LSTM`.
 
     Called with an array, it begins with zero states and returns the output; with an array and
     states, as `begin_state` makes them, it returns the output and the states afterwards, all on the
     input's device.
+
+    Raises
+    ------
+    ValueError
+        For other layouts, and a dropout that is not in [0, 1).
+
+    Examples
+    --------
+    >>> devices = [mx.cpu(0), mx.cpu(1)]
+    >>> layer = mx.parallel.ParallelLSTM(6, devices)
+    >>> layer.initialize()
+    >>> layer(mx.nd.ones((4, 2, 3))).shape
+    (4, 2, 6)
+    >>> output, states = layer(mx.nd.ones((4, 2, 3)), layer.begin_state(2))
+    >>> [state.shape for state in states]
+    [(1, 2, 6), (1, 2, 6)]
     """
 
     def __init__(

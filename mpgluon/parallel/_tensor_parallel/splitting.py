@@ -212,6 +212,7 @@ def shard(net: Block, plan: dict[str, Any], ctx: Context | Sequence[Context]) ->
     Parameters
     ----------
     net : HybridBlock
+        The network; its parameters may be initialized or not.
     plan : dict of str to str
         Regular expressions that match a layer's path in the tree (``encoder.0.qkv``) or its name
         (``net0_qkv``) as a whole, and how it is split; the first that matches counts. 'column': a
@@ -225,11 +226,32 @@ def shard(net: Block, plan: dict[str, Any], ctx: Context | Sequence[Context]) ->
         ``attributes``, the names of what counts heads (the first), or units of all heads, in the
         block. By default they are found by common names.
     ctx : list of Context
+        The devices that layers are split over.
 
     Returns
     -------
     HybridBlock
         The network.
+
+    Raises
+    ------
+    ValueError
+        A pattern is no regular expression, matches nothing, or names an unknown split; or a layer
+        can't be split like that.
+    MXNetError
+        A layer is of a kind that the split is not for, or shares parameters with another.
+
+    Examples
+    --------
+    >>> net = mx.gluon.nn.HybridSequential()
+    >>> net.add(mx.gluon.nn.Dense(8, in_units=4), mx.gluon.nn.Dense(2, in_units=8))
+    >>> devices = [mx.cpu(0), mx.cpu(1)]
+    >>> _ = mx.parallel.shard(net, {'0': 'column', '1': 'row'}, devices)
+    >>> net
+    HybridSequential(
+      (0): ColumnParallelDense(4 -> 8, linear, over cpu(0), cpu(1))
+      (1): RowParallelDense(8 -> 2, linear, over cpu(0), cpu(1))
+    )
     """
     if not isinstance(net, Block):
         raise TypeError(f"shard: the network must be a Block, not {type(net).__name__}")
