@@ -1,10 +1,11 @@
 """What `HybridBlock.compiled` tells: the compiled signatures, as data and as text."""
 
 from .. import _core
+from .._tables import Tabular
 from ._compiled import LIMIT
 
 
-class CompiledPrograms:
+class CompiledPrograms(Tabular):
     """What is compiled for a block: a sequence of dicts, one for each compiled signature; printing
     it gives a table.
 
@@ -47,33 +48,33 @@ class CompiledPrograms:
                         )
         return "\n".join(lines)
 
-    def __repr__(self):
+    def _parts(self):
         if not self._entries:
-            return (
+            return [
                 "nothing is compiled yet: call hybridize(), then the block (what a TrainStep "
                 "compiles is told by step.compiled())"
-            )
+            ]
         devices = list(dict.fromkeys(name for entry in self._entries for name in entry["devices"]))
         rows = [("device", "held bytes", "peak held")]
         for name in devices:
             stats = _core.memory_stats(name)
             rows.append((name, f"{stats['held']:,}", f"{stats['peak_held']:,}"))
-        memory = ["memory really held, all arrays together", *aligned(rows)]
         dropped = (
             [
                 f"{self.dropped} more that were compiled made room for these (the least recently "
-                f"used of more than {LIMIT} go)"
+                f"used of more than {LIMIT} go)",
+                "",
             ]
             if self.dropped
             else []
         )
-        return "\n\n".join([*map(_entry_text, self._entries), *dropped, "\n".join(memory)])
+        parts = [part for entry in self._entries for part in (*_entry_parts(entry), "")]
+        return [*parts, *dropped, "memory really held, all arrays together", rows]
 
 
-def _pipeline_text(entry, lines):
+def _pipeline_parts(entry, lines):
     """The tables of a pipelined block."""
     counts = [f"{entry['rows'].count(size)} of {size}" for size in dict.fromkeys(entry["rows"])]
-    width = max(map(len, (*[stage["blocks"] for stage in entry["stages"]], "blocks")))
     rows = [
         (
             "stage",
@@ -83,7 +84,7 @@ def _pipeline_text(entry, lines):
             "deferred ops",
             "copies out",
             "bytes out",
-            "blocks".ljust(width),
+            "blocks",
         )
     ]
     for number, stage in enumerate(entry["stages"]):
@@ -95,7 +96,7 @@ def _pipeline_text(entry, lines):
                 *ops,
                 f"{stage['copies']:,}",
                 f"{stage['bytes_sent']:,}",
-                stage["blocks"].ljust(width),
+                stage["blocks"],
             )
         )
     sizes = list(dict.fromkeys(entry["rows"]))
@@ -115,17 +116,11 @@ def _pipeline_text(entry, lines):
         planned = [f"{number:,}" for size in sizes for number in device["planned"][size]]
         devices.append((name, f"{device['segments']:,}", *planned, f"{device['peak']:,}"))
     lines[0] = lines[0].replace(" operators,", " operators for each micro-batch,", 1)
-    return "\n".join(
-        [
-            *lines,
-            f"  {entry['pipeline']}; rows: {', '.join(counts)}",
-            *[row.rstrip() for row in aligned(rows)],
-            *aligned(devices),
-        ]
-    )
+    return [*lines, f"  {entry['pipeline']}; rows: {', '.join(counts)}", rows, devices]
 
 
-def _entry_text(entry):
+def _entry_parts(entry):
+    """Lines and tables of a signature."""
     arrays = [f"{dtype} {shape} {device}" for shape, dtype, device, _ in entry["inputs"]]
     if len(arrays) > 4:
         arrays = [*arrays[:3], f"... {len(arrays)} arrays in all"]
@@ -137,7 +132,7 @@ def _entry_text(entry):
         f"  inputs: {'; '.join(arrays)}",
     ]
     if "pipeline" in entry:
-        return _pipeline_text(entry, lines)
+        return _pipeline_parts(entry, lines)
     rows = [
         (
             "device",
@@ -180,7 +175,7 @@ def _entry_text(entry):
         for i, title in enumerate(rows[0])
         if title not in ("fused groups", "again", "kept") or any(row[i] != "0" for row in rows[1:])
     ]
-    return "\n".join([*lines, *aligned([[row[i] for i in shown] for row in rows])])
+    return [*lines, [[row[i] for i in shown] for row in rows]]
 
 
 def _part_text(part):
@@ -200,9 +195,3 @@ def _step_text(step):
     if step["kind"] == "copy":
         return f"copy of {step['bytes']:,} bytes to {step['to']}"
     return step["kind"]
-
-
-def aligned(rows):
-    """Lines of a table whose columns are aligned to the right; `rows` are tuples of text."""
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return ["  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths)) for row in rows]

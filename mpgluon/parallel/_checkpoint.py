@@ -114,6 +114,9 @@ class Saving:
     def __init__(self) -> None:
         self._thread = self._error = None
 
+    def __repr__(self) -> str:
+        return f"Saving({'done' if self.done() else 'under way'})"
+
     def done(self) -> bool:
         """Whether it has ended, well or not."""
         return self._thread is None or not self._thread.is_alive()

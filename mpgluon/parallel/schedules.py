@@ -57,15 +57,23 @@ class Schedule(typing.NamedTuple):
 
     Examples
     --------
-    >>> schedule = mx.parallel.schedules.SCHEDULES['1f1b']
-    >>> schedule.deferred, schedule.rounds
-    (False, 1)
+    >>> mx.parallel.schedules.SCHEDULES['zero_bubble']
+    Schedule('zero_bubble', some micro-batches in flight, weight gradients deferred)
     """
 
     in_flight: Callable[[list[int], int], int] | None
     deferred: bool = False
     rounds: int = 1
     build: Callable[[StageGraph, int], list[list[Action]] | None] | None = None
+
+    def __repr__(self) -> str:
+        name = next((name for name, one in SCHEDULES.items() if one is self), None)
+        held = "all" if self.in_flight is None else "some"
+        return (
+            f"Schedule({f'{name!r}, ' if name else ''}{held} micro-batches in flight"
+            f"{', weight gradients deferred' if self.deferred else ''}"
+            f"{f', {self.rounds} stages a device' if self.rounds > 1 else ''})"
+        )
 
     def takes(self, micro_batches: int) -> bool:
         """Whether the planner may choose so many micro-batches for it.

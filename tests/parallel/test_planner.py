@@ -182,6 +182,7 @@ def test_a_small_network(tmp_path):
     assert made.profile.state_factor == 2  # of Adam
     assert all(cost.forward > 0 and cost.backward > 0 for cost in made.profile.costs[CPU[0]][3][:3])
     assert "predicted" in repr(made) and "9 layers" in repr(made.profile)
+    assert "predicted" in made._repr_html_() and "<table>" in made.profile._repr_html_()
 
     again = Plan.from_json(json.loads(json.dumps(made.to_json())))
     assert (

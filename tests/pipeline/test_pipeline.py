@@ -2,6 +2,7 @@
 and the placement."""
 
 import gc
+import re
 
 import numpy as np
 import pytest
@@ -477,6 +478,11 @@ def test_report_and_plot(tmp_path):
         and report.bytes_copied[DEVICES[1]] == 10 * 16 * 4
     )
     assert "stage" in repr(report)
+    for shown in (report, train.compiled()):  # the same cells, as text and as HTML
+        page = shown._repr_html_()
+        cells = re.findall(r"<t[hd][^>]*>([^<]+)</t[hd]>", page)
+        assert "device" in cells and str(DEVICES[1]) in cells and "bytes" in page
+        assert [cell for cell in cells if cell not in repr(shown)] == []
     pytest.importorskip("matplotlib")
     pipeline.plot(tmp_path / "timeline.png")
     assert (tmp_path / "timeline.png").stat().st_size > 1000

@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from ... import ndarray as nd, profiler
-from ...gluon._compiled_programs import aligned
+from ..._tables import Tabular
 from .. import schedules
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def new_figure(what: str, height: float, **subplots: Any) -> tuple[Figure, Any]:
     return figure, axes
 
 
-class Report:
+class Report(Tabular):
     """Busy and idle time of the devices in one step of a pipeline; `Pipeline.report` makes it.
 
     Attributes
@@ -144,12 +144,12 @@ class Report:
         """What `planned_bytes` would be with another schedule, made of such times."""
         return self.stages.peaks_of(self._run, schedule, times)
 
-    def __repr__(self) -> str:
-        lines = [
+    def _parts(self):
+        first = (
             f"{len(self.stages)} stages, {self.micro_batches} micro-batches: "
             f"{self.seconds * 1e3:.2f} ms, bubble {self.bubble:.1%} (planned "
             f"{self.planned.length * 1e3:.2f} ms, {self.planned_bubble:.1%})"
-        ]
+        )
         rows = [("device", "busy ms", "idle ms", "bytes sent", "bytes of micro-batches")]
         for ctx, busy in self.busy.items():
             rows.append(
@@ -161,10 +161,7 @@ class Report:
                     f"{self.planned_bytes.get(ctx, 0):,}",
                 )
             )
-        width = max(map(len, (*self.stages.names, "blocks")))
-        rows_of_stages = [
-            ("stage", "device", "forward ms", "backward ms", "deferred ms", "blocks".ljust(width))
-        ]
+        rows_of_stages = [("stage", "device", "forward ms", "backward ms", "deferred ms", "blocks")]
         sums = collections.defaultdict(list)
         for action, (begin, end) in self.spans.items():
             sums[self.stages.shown(action)[:2]].append(end - begin)
@@ -176,12 +173,10 @@ class Report:
                     str(s),
                     str(self.stages.contexts[self.stages.graph.devices[s]]),
                     *ms,
-                    name.ljust(width),
+                    name,
                 )
             )
-        return "\n".join(
-            line.rstrip() for line in (*lines, *aligned(rows), *aligned(rows_of_stages))
-        )
+        return [first, rows, rows_of_stages]
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
         """Draws the planned timeline above the measured one; returns the figure, and writes it to

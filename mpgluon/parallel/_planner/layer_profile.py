@@ -14,9 +14,9 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from ... import _core
+from ..._tables import Tabular
 from ...base import MXNetError, counted
 from ...context import Context
-from ...gluon._compiled_programs import aligned
 
 if TYPE_CHECKING:
     import os
@@ -112,7 +112,7 @@ class SavedAsJson:
             raise MXNetError(f"{path}: {error}") from error
 
 
-class Profile(SavedAsJson):
+class Profile(SavedAsJson, Tabular):
     """Measurements of a network's layers; `save` and `load` keep them.
 
     Attributes
@@ -300,7 +300,7 @@ class Profile(SavedAsJson):
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise MXNetError(f"the profile is damaged: {type(error).__name__}: {error}") from error
 
-    def __repr__(self) -> str:
+    def _parts(self):
         rows = [
             (
                 "layer",
@@ -322,13 +322,11 @@ class Profile(SavedAsJson):
                     f"{layer.param_bytes:,}",
                 )
             )
-        return "\n".join(
-            [
-                f"{len(self.layers)} layers, forward + backward of micro-batches of "
-                f"{counted(size, 'row')} (of {self.rows})",
-                *aligned(rows),
-            ]
-        )
+        return [
+            f"{len(self.layers)} layers, forward + backward of micro-batches of "
+            f"{counted(size, 'row')} (of {self.rows})",
+            rows,
+        ]
 
 
 def key_of(candidate: Any) -> tuple[Any, int, str]:

@@ -6,10 +6,10 @@ from __future__ import annotations
 import numbers
 from typing import TYPE_CHECKING, Any
 
+from ..._tables import Tabular
 from ...base import MXNetError, counted
 from ...context import Context
 from ...gluon import _recompute
-from ...gluon._compiled_programs import aligned
 from ...gluon._tree import forget_compiled, group_of, set_devices_of_groups, set_group
 from ...gluon.block import HybridBlock
 from ...ndarray import NDArray
@@ -299,7 +299,7 @@ def _restricted(profile, devices):
     )
 
 
-class Plan(layer_profile.SavedAsJson):
+class Plan(layer_profile.SavedAsJson, Tabular):
     """Where the layers of a network go, and what is predicted of it; `plan` makes it.
 
     Attributes
@@ -563,7 +563,7 @@ class Plan(layer_profile.SavedAsJson):
 
     # Showing it
 
-    def __repr__(self) -> str:
+    def _parts(self):
         times, spans = self.candidate.times, self.simulation.spans
         rows = [
             (
@@ -607,7 +607,7 @@ class Plan(layer_profile.SavedAsJson):
             f"{len(self.stages)} stages, {self.micro_batches} micro-batches, {self.schedule}: "
             f"{_ms(self.seconds)} ms a step predicted, bubble {self.bubble:.1%}"
         )
-        return "\n".join([first, *aligned(rows), *aligned(memory)])
+        return [first, rows, memory]
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
         """Draws the predicted timeline and each device's memory; returns the figure, and writes it
@@ -677,7 +677,7 @@ def _span(names):
     )
 
 
-class Comparison:
+class Comparison(Tabular):
     """A plan beside a measured step.
 
     Attributes
@@ -733,7 +733,7 @@ class Comparison:
             if ctx in plan.devices
         }
 
-    def __repr__(self) -> str:
+    def _parts(self):
         rows = [
             (
                 "device",
@@ -762,4 +762,4 @@ class Comparison:
             f"predicted {_ms(self.predicted)} ms, measured {_ms(self.measured)} ms "
             f"({self.error:+.1%}); bubble {self.bubbles[0]:.1%}, measured {self.bubbles[1]:.1%}"
         )
-        return "\n".join([first, *aligned(rows), *aligned(memory)])
+        return [first, rows, memory]

@@ -1,0 +1,50 @@
+"""What is shown as lines and tables: as text by `repr`, as HTML in notebooks."""
+
+from __future__ import annotations
+
+import html
+
+_LEFT = ("blocks", "layers")  # titles of columns of names, which are long
+
+
+class Tabular:
+    """Something that is shown as lines of text and tables.
+
+    A subclass has the method ``_parts``, which gives what is shown: lines, and tables as lists of
+    rows, tuples of text, of which the first are the titles of the columns.
+    """
+
+    def __repr__(self) -> str:
+        lines = []
+        for part in self._parts():
+            lines += [part] if isinstance(part, str) else aligned(part)
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return "".join(
+            f"<div>{html.escape(part.strip())}</div>" if isinstance(part, str) else _table(part)
+            for part in self._parts()
+        )
+
+
+def aligned(rows: list[tuple[str, ...]]) -> list[str]:
+    """Lines of a table. Columns are aligned to the right, but for those of `_LEFT`."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    ways = [str.ljust if title in _LEFT else str.rjust for title in rows[0]]
+    return [
+        "  ".join(["", *(way(cell, width) for way, cell, width in zip(ways, row, widths))]).rstrip()
+        for row in rows
+    ]
+
+
+def _table(rows):
+    """A table of HTML, aligned as the text is."""
+    sides = ["left" if title in _LEFT else "right" for title in rows[0]]
+    lines = []
+    for kind, row in zip(["th", *["td"] * (len(rows) - 1)], rows):
+        cells = [
+            f'<{kind} style="text-align: {side}">{html.escape(cell)}</{kind}>'
+            for side, cell in zip(sides, row)
+        ]
+        lines.append(f"<tr>{''.join(cells)}</tr>")
+    return f"<table>{''.join(lines)}</table>"
