@@ -3,12 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
 from ._core import NDArray
+from .context import Context
 from .symbol import Symbol
+
+if TYPE_CHECKING:
+    from .gluon.block import HybridBlock
+    from .initializer import Initializer
+
+    class Layer(HybridBlock):
+        """A HybridBlock that returns an array for an array, and a symbol for a symbol."""
+
+        def __call__(self, x: Array, *args: Any) -> Array: ...
+
+
+__all__ = [
+    "Array",
+    "ArrayLike",
+    "ArrayOperator",
+    "Arrays",
+    "Class",
+    "DType",
+    "Devices",
+    "Init",
+    "Kind",
+    "Layer",
+    "NDArray",
+    "Register",
+    "Shape",
+    "ShapeLike",
+    "Symbol",
+    "SymbolLike",
+    "SymbolOperator",
+]
+
+Array = TypeVar("Array", NDArray, Symbol)
+Class = TypeVar("Class", bound=type)
+Kind = TypeVar("Kind")
+
+Arrays: TypeAlias = NDArray | Sequence[NDArray]
+
+Devices: TypeAlias = Context | Sequence[Context]
+"""Where something lives: on one device, or a copy on each of several."""
+
+Init: TypeAlias = "Initializer | str"
+"""An initializer, or the name of one."""
 
 ArrayLike: TypeAlias = NDArray | np.ndarray[Any, Any] | np.generic | float
 """What operators and ops take for an array."""
@@ -34,3 +77,9 @@ class SymbolOperator(Protocol):
     """A function of symbols or numbers; of numbers it gives a number."""
 
     def __call__(self, left: SymbolLike, right: SymbolLike) -> Symbol: ...
+
+
+class Register(Protocol):
+    """A class decorator that may be called with another name for the class, too."""
+
+    def __call__(self, klass: Class, name: str | None = None) -> Class: ...

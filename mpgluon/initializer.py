@@ -7,14 +7,24 @@ initializer of its own. Random values come from the operators of `mx.random`, so
 seed and on the order of calls, not on the device.
 """
 
+from __future__ import annotations
+
 import logging
 import re
 import warnings
 from math import sqrt
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from . import ndarray, random, registry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from typing_extensions import Self
+
+    from ._types import Class, Init, NDArray
 
 __all__ = [
     "InitDesc",
@@ -42,7 +52,9 @@ class InitDesc(str):
     """A parameter's name with its attributes (`attrs`, a dict) and the initializer to fall back to
     (`global_init`)."""
 
-    def __new__(cls, name, attrs=None, global_init=None):
+    def __new__(
+        cls, name: str, attrs: dict[str, str] | None = None, global_init: Initializer | None = None
+    ) -> Self:
         desc = super().__new__(cls, name)
         desc.attrs = attrs or {}
         desc.global_init = global_init
@@ -82,12 +94,14 @@ class Initializer:
     """Base of initializers; a subclass defines `_init_weight(name, array)`. `kwargs` are what
     `dumps` writes."""
 
-    def __init__(self, **kwargs):
+    def __init__(self, **kwargs: Any) -> None:
         self._kwargs = kwargs
         self._verbose = False
         self._print_func = None
 
-    def set_verbosity(self, verbose=False, print_func=None):
+    def set_verbosity(
+        self, verbose: bool = False, print_func: Callable[[NDArray], Any] | None = None
+    ) -> Self:
         """Logs every initialisation if `verbose`, with `print_func(array)` (default: the root of
         the mean square). Returns self."""
         self._verbose = verbose
@@ -98,13 +112,13 @@ class Initializer:
         if self._verbose and self._print_func:
             logging.info("Initialized %s as %s: %s", desc, init, self._print_func(arr))
 
-    def dumps(self):
+    def dumps(self) -> str:
         """JSON text of `[name, kwargs]`, from which `create` makes an equal initializer."""
         import json
 
         return json.dumps([type(self).__name__.lower(), self._kwargs])
 
-    def __call__(self, desc, arr):
+    def __call__(self, desc: str, arr: NDArray) -> None:
         if not isinstance(desc, InitDesc):
             self._legacy_init(desc, arr)
             return
@@ -189,14 +203,14 @@ class Initializer:
             "give the parameter an initializer of its own (init=...)"
         )
 
-    def __eq__(self, other):
+    def __eq__(self, other: Any) -> bool:
         if not isinstance(other, Initializer):
             return NotImplemented
         return type(self) is type(other) and self._kwargs == other._kwargs
 
     __hash__ = object.__hash__
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         options = ", ".join(f"{key}={value!r}" for key, value in self._kwargs.items())
         return f"{type(self).__name__}({options})"
 
@@ -206,7 +220,7 @@ alias = registry.get_alias_func(Initializer, "initializer")
 create = registry.get_create_func(Initializer, "initializer")
 
 
-def register(klass):
+def register(klass: Class) -> Class:
     """Decorator: makes a subclass of Initializer known under its lower-case name."""
     return _register(klass)
 
@@ -218,7 +232,12 @@ class Load:
     ValueError when a shape differs, or a name is missing and there is no `default_init`.
     """
 
-    def __init__(self, param, default_init=None, verbose=False):
+    def __init__(
+        self,
+        param: str | dict[str, NDArray],
+        default_init: Callable[[str, NDArray], Any] | None = None,
+        verbose: bool = False,
+    ) -> None:
         if isinstance(param, str):
             param = ndarray.load(param)
         if not isinstance(param, dict):
@@ -233,7 +252,7 @@ class Load:
         self.default_init = default_init
         self.verbose = verbose
 
-    def __call__(self, name, arr):
+    def __call__(self, name: str, arr: NDArray) -> None:
         source = self.param.get(name)
         if source is not None:
             if tuple(arr.shape) != tuple(source.shape):
@@ -259,14 +278,16 @@ class Mixed:
     """Chooses the initializer by the name: the first of the regular expressions `patterns` that
     matches its beginning."""
 
-    def __init__(self, patterns, initializers):
+    def __init__(
+        self, patterns: Sequence[str], initializers: Sequence[Callable[[str, NDArray], Any]]
+    ) -> None:
         if len(patterns) != len(initializers):
             raise ValueError(
                 f"{len(patterns)} patterns need as many initializers, got {len(initializers)}"
             )
         self.map = [(re.compile(pattern), init) for pattern, init in zip(patterns, initializers)]
 
-    def __call__(self, name, arr):
+    def __call__(self, name: str, arr: NDArray) -> None:
         for pattern, init in self.map:
             if pattern.match(name):
                 init(name, arr)
@@ -281,7 +302,7 @@ class Mixed:
 class Zero(Initializer):
     """Zeros."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
 
     def _init_weight(self, _, arr):
@@ -293,7 +314,7 @@ class Zero(Initializer):
 class One(Initializer):
     """Ones."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
 
     def _init_weight(self, _, arr):
@@ -304,14 +325,14 @@ class One(Initializer):
 class Constant(Initializer):
     """One value, or an array of the parameter's shape (or one that broadcasts to it)."""
 
-    def __init__(self, value):
+    def __init__(self, value: Any) -> None:
         super().__init__(value=value)
         self.value = value
 
     def _init_weight(self, _, arr):
         arr[:] = self.value
 
-    def dumps(self):
+    def dumps(self) -> str:
         import json
 
         value = self.value
@@ -321,7 +342,7 @@ class Constant(Initializer):
         self._kwargs["value"] = value  # what text can hold from here on
         return json.dumps([type(self).__name__.lower(), self._kwargs])
 
-    def __eq__(self, other):
+    def __eq__(self, other: Any) -> bool:
         if not isinstance(other, Initializer):
             return NotImplemented
         return type(self) is type(other) and self.dumps() == other.dumps()
@@ -333,7 +354,7 @@ class Constant(Initializer):
 class Uniform(Initializer):
     """Uniform in [-scale, scale)."""
 
-    def __init__(self, scale=0.07):
+    def __init__(self, scale: float = 0.07) -> None:
         super().__init__(scale=scale)
         self.scale = scale
 
@@ -345,7 +366,7 @@ class Uniform(Initializer):
 class Normal(Initializer):
     """Normal with mean 0 and standard deviation `sigma`."""
 
-    def __init__(self, sigma=0.01):
+    def __init__(self, sigma: float = 0.01) -> None:
         super().__init__(sigma=sigma)
         self.sigma = sigma
 
@@ -361,7 +382,7 @@ class Orthogonal(Initializer):
     Axes after the first are taken together.
     """
 
-    def __init__(self, scale=1.414, rand_type="uniform"):
+    def __init__(self, scale: float = 1.414, rand_type: str = "uniform") -> None:
         if rand_type not in ("uniform", "normal"):
             raise ValueError(f"rand_type must be 'uniform' or 'normal', got {rand_type!r}")
         super().__init__(scale=scale, rand_type=rand_type)
@@ -389,7 +410,9 @@ class Xavier(Initializer):
     `factor_type` "in", "out" or "avg" of both. ValueError for arrays of fewer than two dimensions.
     """
 
-    def __init__(self, rnd_type="uniform", factor_type="avg", magnitude=3):
+    def __init__(
+        self, rnd_type: str = "uniform", factor_type: str = "avg", magnitude: float = 3
+    ) -> None:
         if rnd_type not in ("uniform", "gaussian"):
             raise ValueError(f"rnd_type must be 'uniform' or 'gaussian', got {rnd_type!r}")
         if factor_type not in ("avg", "in", "out"):
@@ -423,7 +446,7 @@ class MSRAPrelu(Xavier):
     """Gaussian Xavier for layers followed by a PReLU (or ReLU, `slope` 0): magnitude 2 / (1 + slope
     ** 2)."""
 
-    def __init__(self, factor_type="avg", slope=0.25):
+    def __init__(self, factor_type: str = "avg", slope: float = 0.25) -> None:
         super().__init__("gaussian", factor_type, 2.0 / (1 + slope**2))
         self._kwargs = {"factor_type": factor_type, "slope": slope}
 
@@ -433,7 +456,7 @@ class Bilinear(Initializer):
     """Weights of a transposed convolution that upsamples by bilinear interpolation; 4
     dimensions."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
 
     def _init_weight(self, name, arr):
@@ -444,7 +467,7 @@ class Bilinear(Initializer):
 class LSTMBias(Initializer):
     """Zeros, but `forget_bias` for the forget gate (the second quarter) of an LSTM's bias."""
 
-    def __init__(self, forget_bias=1.0):
+    def __init__(self, forget_bias: float = 1.0) -> None:
         super().__init__(forget_bias=forget_bias)
         self.forget_bias = forget_bias
 
@@ -471,7 +494,15 @@ class FusedRNN(Initializer):
     "rnn_relu", "rnn_tanh", "lstm" or "gru".
     """
 
-    def __init__(self, init, num_hidden, num_layers, mode, bidirectional=False, forget_bias=1.0):
+    def __init__(
+        self,
+        init: Init | None,
+        num_hidden: int,
+        num_layers: int,
+        mode: str,
+        bidirectional: bool = False,
+        forget_bias: float = 1.0,
+    ) -> None:
         if isinstance(init, str):
             init = create(init)
         if mode not in _GATES:

@@ -5,6 +5,8 @@ the first `warmup_steps` updates the rate rises linearly from `warmup_begin_lr` 
 stays at `warmup_begin_lr` (mode "constant").
 """
 
+from __future__ import annotations
+
 import logging
 import math
 
@@ -55,7 +57,13 @@ class LRScheduler:
     ValueError for rates that are not finite or where warming up would begin above `base_lr`.
     """
 
-    def __init__(self, base_lr=0.01, warmup_steps=0, warmup_begin_lr=0, warmup_mode="linear"):
+    def __init__(
+        self,
+        base_lr: float = 0.01,
+        warmup_steps: int = 0,
+        warmup_begin_lr: float = 0,
+        warmup_mode: str = "linear",
+    ) -> None:
         self.base_lr = _finite("base_lr", base_lr)
         self.warmup_steps = _whole("warmup_steps", warmup_steps, 0)
         self.warmup_final_lr = base_lr
@@ -68,10 +76,10 @@ class LRScheduler:
             raise ValueError(f"warmup_mode must be 'linear' or 'constant', got {warmup_mode!r}")
         self.warmup_mode = warmup_mode
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return constructed(self, ("base_lr",))
 
-    def get_warmup_lr(self, num_update):
+    def get_warmup_lr(self, num_update: int) -> float:
         """The rate at an update before `warmup_steps`."""
         if num_update >= self.warmup_steps:
             raise ValueError(f"update {num_update} is past the {self.warmup_steps} warm-up steps")
@@ -84,7 +92,7 @@ class LRScheduler:
         )
         return self.warmup_begin_lr + rise
 
-    def __call__(self, num_update):
+    def __call__(self, num_update: int) -> float:
         raise NotImplementedError(f"{type(self).__name__} must define __call__(num_update)")
 
 
@@ -93,14 +101,14 @@ class FactorScheduler(LRScheduler):
 
     def __init__(
         self,
-        step,
-        factor=1,
-        stop_factor_lr=1e-8,
-        base_lr=0.01,
-        warmup_steps=0,
-        warmup_begin_lr=0,
-        warmup_mode="linear",
-    ):
+        step: int,
+        factor: float = 1,
+        stop_factor_lr: float = 1e-8,
+        base_lr: float = 0.01,
+        warmup_steps: int = 0,
+        warmup_begin_lr: float = 0,
+        warmup_mode: str = "linear",
+    ) -> None:
         super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
         if not step >= 1:
             raise ValueError(f"step must be at least 1 update, got {step}")
@@ -109,7 +117,7 @@ class FactorScheduler(LRScheduler):
         self.stop_factor_lr = stop_factor_lr
         self.count = 0
 
-    def __call__(self, num_update):
+    def __call__(self, num_update: int) -> float:
         if num_update < self.warmup_steps:
             return self.get_warmup_lr(num_update)
         while num_update > self.count + self.step:
@@ -130,8 +138,14 @@ class MultiFactorScheduler(LRScheduler):
     passed."""
 
     def __init__(
-        self, step, factor=1, base_lr=0.01, warmup_steps=0, warmup_begin_lr=0, warmup_mode="linear"
-    ):
+        self,
+        step: list[int],
+        factor: float = 1,
+        base_lr: float = 0.01,
+        warmup_steps: int = 0,
+        warmup_begin_lr: float = 0,
+        warmup_mode: str = "linear",
+    ) -> None:
         super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
         if not isinstance(step, list) or not step:
             raise TypeError(f"step must be a list of at least one update number, got {step!r}")
@@ -144,7 +158,7 @@ class MultiFactorScheduler(LRScheduler):
         self.factor = _factor(factor)
         self.count = 0
 
-    def __call__(self, num_update):
+    def __call__(self, num_update: int) -> float:
         if num_update < self.warmup_steps:
             return self.get_warmup_lr(num_update)
         while self.cur_step_ind < len(self.step) and num_update > self.step[self.cur_step_ind]:
@@ -162,7 +176,15 @@ class _Annealing(LRScheduler):
     """From `base_lr` to `final_lr` over `max_update` updates along a curve; constant from then
     on."""
 
-    def __init__(self, max_update, base_lr, final_lr, warmup_steps, warmup_begin_lr, warmup_mode):
+    def __init__(
+        self,
+        max_update: int,
+        base_lr: float,
+        final_lr: float,
+        warmup_steps: int,
+        warmup_begin_lr: float,
+        warmup_mode: str,
+    ) -> None:
         super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
         self.max_update = _whole("max_update", max_update, 1)
         self.base_lr_orig = base_lr
@@ -174,7 +196,7 @@ class _Annealing(LRScheduler):
         `max_steps` updates."""
         raise NotImplementedError(f"{type(self).__name__} does not define _curve")
 
-    def __call__(self, num_update):
+    def __call__(self, num_update: int) -> float:
         if num_update < self.warmup_steps:
             return self.get_warmup_lr(num_update)
         if num_update <= self.max_update and self.max_steps > 0:
@@ -189,14 +211,14 @@ class PolyScheduler(_Annealing):
 
     def __init__(
         self,
-        max_update,
-        base_lr=0.01,
-        pwr=2,
-        final_lr=0,
-        warmup_steps=0,
-        warmup_begin_lr=0,
-        warmup_mode="linear",
-    ):
+        max_update: int,
+        base_lr: float = 0.01,
+        pwr: float = 2,
+        final_lr: float = 0,
+        warmup_steps: int = 0,
+        warmup_begin_lr: float = 0,
+        warmup_mode: str = "linear",
+    ) -> None:
         super().__init__(max_update, base_lr, final_lr, warmup_steps, warmup_begin_lr, warmup_mode)
         self.power = pwr
 
@@ -210,13 +232,13 @@ class CosineScheduler(_Annealing):
 
     def __init__(
         self,
-        max_update,
-        base_lr=0.01,
-        final_lr=0,
-        warmup_steps=0,
-        warmup_begin_lr=0,
-        warmup_mode="linear",
-    ):
+        max_update: int,
+        base_lr: float = 0.01,
+        final_lr: float = 0,
+        warmup_steps: int = 0,
+        warmup_begin_lr: float = 0,
+        warmup_mode: str = "linear",
+    ) -> None:
         super().__init__(max_update, base_lr, final_lr, warmup_steps, warmup_begin_lr, warmup_mode)
 
     def _curve(self, span, done):

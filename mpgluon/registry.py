@@ -1,28 +1,36 @@
 """Families of classes that can be made by name: initializers, metrics, and users' own."""
 
+from __future__ import annotations
+
 import warnings
+from typing import TYPE_CHECKING, Any
 
 from ._hints import near
 from .base import MXNetAssertionError
 
-_FAMILIES = {}  # base class -> {lower-case name: class}
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ._types import Class, Kind, Register
+
+_FAMILIES: dict[type, dict[str, type]] = {}  # base class -> {lower-case name: class}
 
 
 def _family(base_class):
     return _FAMILIES.setdefault(base_class, {})
 
 
-def get_registry(base_class):
+def get_registry(base_class: type) -> dict[str, type]:
     """A copy of the names registered for `base_class`: dict of lower-case name to class."""
     return dict(_family(base_class))
 
 
-def get_register_func(base_class, nickname):
+def get_register_func(base_class: type, nickname: str) -> Register:
     """The decorator `register(klass, name=None)` of a family; a second class of one name replaces
     the first, with a warning."""
     family = _family(base_class)
 
-    def register(klass, name=None):
+    def register(klass: Class, name: str | None = None) -> Class:
         if not (isinstance(klass, type) and issubclass(klass, base_class)):
             raise TypeError(
                 f"only subclasses of {base_class.__name__} can be registered as {nickname}, got "
@@ -46,11 +54,11 @@ def get_register_func(base_class, nickname):
     return register
 
 
-def get_alias_func(base_class, nickname):
+def get_alias_func(base_class: type, nickname: str) -> Callable[..., Callable[[Class], Class]]:
     """The decorator `alias(*names)` of a family, which registers a class under further names."""
     register = get_register_func(base_class, nickname)
 
-    def alias(*names):
+    def alias(*names: str) -> Callable[[Class], Class]:
         """A class decorator that registers the class under more names."""
 
         def decorate(klass):
@@ -63,7 +71,7 @@ def get_alias_func(base_class, nickname):
     return alias
 
 
-def get_create_func(base_class, nickname):
+def get_create_func(base_class: type[Kind], nickname: str) -> Callable[..., Kind]:
     """The function `create(what, *args, **kwargs)` of a family.
 
     `what` is an instance (returned as it is), a registered name, a dict with the name under
@@ -71,7 +79,7 @@ def get_create_func(base_class, nickname):
     """
     family = _family(base_class)
 
-    def create(*args, **kwargs):
+    def create(*args: Any, **kwargs: Any) -> Kind:
         if args:
             what, args = args[0], args[1:]
         elif nickname in kwargs:

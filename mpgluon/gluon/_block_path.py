@@ -1,16 +1,22 @@
 """Which block is running: the paths of blocks in errors, in traces and in what is queued."""
 
+from __future__ import annotations
+
 import os
 import sys
+from typing import TYPE_CHECKING, Any
 
 from . import _tracing
 from ._tree import children
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _call_code = None  # of `Block.__call__`
 
 
-def is_call(function):
+def is_call(function: Callable[..., Any]) -> Callable[..., Any]:
     """Marks the function whose frames are calls of blocks: its ``self`` is one."""
     global _call_code
     _call_code = function.__code__

@@ -1,8 +1,15 @@
 """What `HybridBlock.compiled` tells: the compiled signatures, as data and as text."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from .. import _core
 from .._tables import Tabular
 from ._compiled import LIMIT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class CompiledPrograms(Tabular):
@@ -21,20 +28,20 @@ class CompiledPrograms(Tabular):
     many signatures made room for others: of more than 64, the least recently used go.
     """
 
-    def __init__(self, entries, dropped=0):
+    def __init__(self, entries: list[dict[str, Any]], dropped: int = 0) -> None:
         self._entries = entries
         self.dropped = dropped
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self._entries)
 
-    def __getitem__(self, i):
+    def __getitem__(self, i: int) -> dict[str, Any]:
         return self._entries[i]
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[dict[str, Any]]:
         return iter(self._entries)
 
-    def programs(self):
+    def programs(self) -> str:
         """The programs themselves, as text: for each signature, device and phase its operators (by
         block path), copies and waits, in the order in which they run."""
         lines = []

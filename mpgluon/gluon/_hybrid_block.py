@@ -1,7 +1,10 @@
 """`HybridBlock`: a block that can be compiled."""
 
+from __future__ import annotations
+
 import sys
 import warnings
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,9 +16,13 @@ from . import _grouped, _recompute, _tracing
 from ._block_path import block_path
 from ._compiled import CompiledCall
 from ._nested import first_context
-from .block import Block
+from .block import Block, overridable
 from .parameter import DeferredInitializationError
 from .utils import brief, shape_is_known
+
+if TYPE_CHECKING:
+    from .._types import DType
+    from .parameter import ParameterDict
 
 
 class HybridBlock(Block):
@@ -42,18 +49,18 @@ class HybridBlock(Block):
     ``self.weight.data(ctx)``.
     """
 
-    def __init__(self, prefix=None, params=None):
+    def __init__(self, prefix: str | None = None, params: ParameterDict | None = None) -> None:
         super().__init__(prefix=prefix, params=params)
         self._active = False
         self._flags = {}
         self._compiled_call = None
 
-    def __setattr__(self, name, value):
+    def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
         if isinstance(value, HybridBlock):
             self._clear_compiled()
 
-    def register_child(self, block, name=None):
+    def register_child(self, block: Block, name: str | None = None) -> None:
         """Adds a child, which must be a HybridBlock too."""
         if not isinstance(block, HybridBlock):
             raise ValueError(
@@ -63,7 +70,7 @@ class HybridBlock(Block):
         super().register_child(block, name)
         self._clear_compiled()
 
-    def hybridize(self, active=True, **flags):
+    def hybridize(self, active: bool = True, **flags: Any) -> None:
         """Turns compilation of this block and its descendants on or off.
 
         A hybridized block does what it does eagerly. Arrays that it uses besides its arguments and
@@ -129,18 +136,18 @@ class HybridBlock(Block):
             )
         super().hybridize(active, **flags)
 
-    def __getstate__(self):
+    def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_compiled_call": None}  # a copy compiles anew
 
     def _clear_compiled(self):
         if self.__dict__.get("_compiled_call") is not None:
             self._compiled_call = None
 
-    def cast(self, dtype):
+    def cast(self, dtype: DType) -> None:
         self._clear_compiled()
         super().cast(dtype)
 
-    def infer_shape(self, *args):
+    def infer_shape(self, *args: Any) -> None:
         """Finds the unknown shapes of parameters from inputs (arrays), without computing
         anything."""
         CompiledCall(self, {}).discover(args)
@@ -162,7 +169,8 @@ class HybridBlock(Block):
         call = self._compiled_call = kind(self, self._flags)
         return call
 
-    def forward(self, x, *args):
+    @overridable
+    def forward(self, x: Any, *args: Any) -> Any:
         """Calls `hybrid_forward` with the parameters, or the compiled programs when the block is
         hybridized.
 
@@ -279,11 +287,12 @@ class HybridBlock(Block):
         )
         return MXNetError(text if error is None else f"{text}. ({error})")
 
-    def hybrid_forward(self, F, x, *args, **kwargs):
+    @overridable
+    def hybrid_forward(self, F: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
         """The computation, with operators taken from `F`; to be defined by the subclass."""
         raise NotImplementedError(f"{type(self).__name__} does not define hybrid_forward")
 
-    def export(self, path, epoch=0, remove_amp_cast=True):
+    def export(self, path: str, epoch: int = 0, remove_amp_cast: bool = True) -> tuple[str, str]:
         """Writes the block for `SymbolBlock.imports`, and for MXNet: ``path-symbol.json`` and
         ``path-0000.params``.
 
@@ -311,7 +320,9 @@ class HybridBlock(Block):
         whether it gives the first output only."""
         return structure, False
 
-    def optimize_for(self, x, *args, backend=None, clear=False, **kwargs):
+    def optimize_for(
+        self, x: Any, *args: Any, backend: str | None = None, clear: bool = False, **kwargs: Any
+    ) -> Any:
         """Hybridizes the block, with the options of `hybridize`, and calls it on the inputs.
 
         There is one compiler and no other backend: `backend` is None, or the call is an MXNetError.

@@ -1,10 +1,21 @@
 """`ParameterDict`: parameters by name."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 
 from .. import initializer, ndarray as nd
 from .parameter import Constant, Parameter, load_values, match_attributes
 from .utils import brief, indent
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
+
+    from .._types import ArrayLike, Devices, Init, NDArray
+    from ..context import Context
 
 
 class ParameterDict:
@@ -18,42 +29,42 @@ class ParameterDict:
         Where `get` looks before it makes a parameter.
     """
 
-    def __init__(self, prefix="", shared=None):
+    def __init__(self, prefix: str = "", shared: ParameterDict | None = None) -> None:
         self._prefix = prefix
         self._params = {}
         self._shared = shared
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         name = self._prefix + " " if self._prefix else ""
         content = "\n".join(indent(f"  {param!r}", 2) for param in self.values())
         return f"{name}(\n{content}\n)"
 
-    def __getitem__(self, name):
+    def __getitem__(self, name: str) -> Parameter:
         return self._params[name]
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[str]:
         return iter(self._params)
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self._params)
 
-    def __contains__(self, name):
+    def __contains__(self, name: str) -> bool:
         return name in self._params
 
-    def items(self):
+    def items(self) -> ItemsView[str, Parameter]:
         """(name, Parameter) pairs, in the order in which they were made; a view as of dict."""
         return self._params.items()
 
-    def keys(self):
+    def keys(self) -> KeysView[str]:
         """The names, in the order in which they were made; a view as of dict."""
         return self._params.keys()
 
-    def values(self):
+    def values(self) -> ValuesView[Parameter]:
         """The parameters, in the order in which they were made; a view as of dict."""
         return self._params.values()
 
     @property
-    def prefix(self):
+    def prefix(self) -> str:
         """What goes in front of the names of the parameters that `get` makes."""
         return self._prefix
 
@@ -65,7 +76,7 @@ class ParameterDict:
                 self._params[name] = param
         return param
 
-    def get(self, name, **kwargs):
+    def get(self, name: str, **kwargs: Any) -> Parameter:
         """The parameter called ``prefix + name``: this dict's, the shared dict's, or a new
         ``Parameter(prefix + name, **kwargs)``.
 
@@ -80,7 +91,7 @@ class ParameterDict:
         match_attributes(param, kwargs)
         return param
 
-    def get_constant(self, name, value=None):
+    def get_constant(self, name: str, value: ArrayLike | Sequence[Any] | None = None) -> Constant:
         """The constant called ``prefix + name``; made from `value` where it does not exist yet."""
         name = self._prefix + name
         param = self._find(name)
@@ -98,7 +109,7 @@ class ParameterDict:
                 )
         return param
 
-    def update(self, other):
+    def update(self, other: ParameterDict | Mapping[str, Parameter]) -> None:
         """Takes in all parameters of `other`; one of the same name must be the same parameter."""
         for name, param in other.items():
             if self._params.get(name, param) is not param:
@@ -108,7 +119,13 @@ class ParameterDict:
                 )
         self._params.update(other.items())
 
-    def initialize(self, init=None, ctx=None, verbose=False, force_reinit=False):
+    def initialize(
+        self,
+        init: Init | None = None,
+        ctx: Devices | None = None,
+        verbose: bool = False,
+        force_reinit: bool = False,
+    ) -> None:
         """Initializes all parameters.
 
         Parameters
@@ -126,26 +143,26 @@ class ParameterDict:
         for param in self.values():
             param.initialize(None, ctx, init, force_reinit=force_reinit)
 
-    def zero_grad(self):
+    def zero_grad(self) -> None:
         """Sets all gradients to zero."""
         for param in self.values():
             param.zero_grad()
 
-    def reset_ctx(self, ctx):
+    def reset_ctx(self, ctx: Devices) -> None:
         """Moves all parameters to `ctx`, a Context or list of Context."""
         for param in self.values():
             param.reset_ctx(ctx)
 
-    def list_ctx(self):
+    def list_ctx(self) -> list[Context]:
         """The devices that parameters are on, in the order in which they first come up."""
         return list(dict.fromkeys(ctx for param in self.values() for ctx in param.list_ctx()))
 
-    def setattr(self, name, value):
+    def setattr(self, name: str, value: Any) -> None:
         """Sets an attribute of all parameters, as in ``params.setattr('grad_req', 'null')``."""
         for param in self.values():
             setattr(param, name, value)
 
-    def save(self, filename, strip_prefix=""):
+    def save(self, filename: str | os.PathLike[str], strip_prefix: str = "") -> None:
         """Writes all values to a ``.params`` file under the parameters' names, less
         `strip_prefix`."""
         arrays = {}
@@ -161,14 +178,14 @@ class ParameterDict:
 
     def load(
         self,
-        filename,
-        ctx=None,
-        allow_missing=False,
-        ignore_extra=False,
-        restore_prefix="",
-        cast_dtype=False,
-        dtype_source="current",
-    ):
+        filename: str | os.PathLike[str],
+        ctx: Devices | None = None,
+        allow_missing: bool = False,
+        ignore_extra: bool = False,
+        restore_prefix: str = "",
+        cast_dtype: bool = False,
+        dtype_source: str = "current",
+    ) -> None:
         """Reads values from a ``.params`` file; see `load_dict`."""
         self.load_dict(
             nd.load(filename),
@@ -183,15 +200,15 @@ class ParameterDict:
 
     def load_dict(
         self,
-        param_dict,
-        ctx=None,
-        allow_missing=False,
-        ignore_extra=False,
-        restore_prefix="",
-        filename=None,
-        cast_dtype=False,
-        dtype_source="current",
-    ):
+        param_dict: Mapping[str, NDArray],
+        ctx: Devices | None = None,
+        allow_missing: bool = False,
+        ignore_extra: bool = False,
+        restore_prefix: str = "",
+        filename: str | os.PathLike[str] | None = None,
+        cast_dtype: bool = False,
+        dtype_source: str = "current",
+    ) -> None:
         """Takes over values from a dict of arrays by name.
 
         Parameters

@@ -1,6 +1,9 @@
 """`SymbolBlock`: a block made of a symbol; and blocks written as symbols."""
 
+from __future__ import annotations
+
 import os
+from typing import TYPE_CHECKING, Any
 
 from .. import ndarray as nd
 from ..base import MXNetAssertionError, MXNetError
@@ -8,6 +11,12 @@ from . import _nested, _tracing
 from .block import HybridBlock
 from .parameter import ParameterDict
 from .utils import shape_is_known
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from .._types import Devices, Symbol
+    from .parameter import Parameter
 
 __all__ = ["SymbolBlock"]
 
@@ -56,7 +65,12 @@ class SymbolBlock(HybridBlock):
     gluon.SymbolBlock(internals['relu3_output'], mx.sym.var('data'), params=net.collect_params())
     """
 
-    def __init__(self, outputs, inputs, params=None):
+    def __init__(
+        self,
+        outputs: Symbol | Sequence[Symbol],
+        inputs: Symbol | Sequence[Symbol],
+        params: ParameterDict | Mapping[str, Parameter] | None = None,
+    ) -> None:
         from ..executor import Program
         from ..symbol import Group
         from ..symbol._graph import entries_of, placement, topological
@@ -116,8 +130,13 @@ class SymbolBlock(HybridBlock):
 
     @staticmethod
     def imports(
-        symbol_file, input_names, param_file=None, ctx=None, allow_missing=False, ignore_extra=False
-    ):
+        symbol_file: str,
+        input_names: str | Sequence[str],
+        param_file: str | None = None,
+        ctx: Devices | None = None,
+        allow_missing: bool = False,
+        ignore_extra: bool = False,
+    ) -> SymbolBlock:
         """Reads a block from the files of `HybridBlock.export`, of a Module's checkpoint, or of
         MXNet 1.x.
 
@@ -149,18 +168,18 @@ class SymbolBlock(HybridBlock):
             )
         return block
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return (
             f"{type(self).__name__}(\n{self._symbol} : {len(self._input_names)} -> "
             f"{len(self._symbol)}\n)"
         )
 
-    def forward(self, x, *args):
+    def forward(self, x: Any, *args: Any) -> Any:
         if isinstance(x, nd.NDArray) or _tracing.current() is not None:
             self._find_shapes((x, *args))
         return super().forward(x, *args)
 
-    def infer_shape(self, *args):
+    def infer_shape(self, *args: Any) -> None:
         self._find_shapes(args)
 
     def _named(self, args):
@@ -192,7 +211,7 @@ class SymbolBlock(HybridBlock):
             if node.name in self._keys and shape is not None:
                 self._params[node.name].shape = shape
 
-    def hybrid_forward(self, F, *args, **params):
+    def hybrid_forward(self, F: Any, *args: Any, **params: Any) -> Any:
         named = self._named(args)
         values = [
             named[node.name] if node.name in named else params[self._keys[node.name]]

@@ -5,9 +5,12 @@ A `Block` computes with Python code on arrays. A `HybridBlock` describes its com
 once, whatever devices it spans, and runs programs from then on.
 """
 
+from __future__ import annotations
+
 import re
 import threading
 import warnings
+from typing import TYPE_CHECKING, Any
 
 from .. import _core, ndarray as nd
 from .._device_groups import running as groups_running
@@ -22,6 +25,16 @@ from ._parameter_dict import ParameterDict, check_names
 from ._structure_file import load_structure, save_structure
 from .parameter import Parameter, load_values
 from .utils import HookHandle, brief, indent
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Mapping
+    from contextlib import AbstractContextManager
+
+    from typing_extensions import Self
+
+    from .._types import Devices, DType, Init, NDArray
+    from ..context import Context
 
 __all__ = ["Block", "HybridBlock", "SymbolBlock"]
 
@@ -64,6 +77,11 @@ class _NameScope(_core.Scope):
         return [(vars(_NameScope._current), "value", self), Prefix(self._block.prefix)]
 
 
+def overridable(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Marks a method for type checkers: what overrides it may take any arguments."""
+    return method
+
+
 class Block:
     """The base of layers and models whose computation is Python code on arrays.
 
@@ -91,7 +109,7 @@ class Block:
     # Whether the block itself takes its inputs to its devices; inside, no group names them
     _spans_devices = False
 
-    def __init__(self, prefix=None, params=None):
+    def __init__(self, prefix: str | None = None, params: ParameterDict | None = None) -> None:
         self._empty_prefix = prefix == ""
         self._prefix, self._params = _NameScope.create(prefix, params, self._alias())
         self._name = self._prefix[:-1] if self._prefix.endswith("_") else self._prefix
@@ -104,20 +122,20 @@ class Block:
         self._group2ctx = None
         self._scope_ids = {}  # scope of the calling block -> scope of this one
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         children = [
             (name, value) for name, value in self.__dict__.items() if isinstance(value, Block)
         ]
         return self._repr_with(children)
 
-    def __dir__(self):
+    def __dir__(self) -> list[str]:
         return present(self, super().__dir__())
 
     def _repr_with(self, children):
         lines = "\n".join(f"  ({name}): {indent(repr(block), 2)}" for name, block in children)
         return f"{type(self).__name__}(\n{lines}\n)"
 
-    def __setattr__(self, name, value):
+    def __setattr__(self, name: str, value: Any) -> None:
         existing = self.__dict__.get(name)
         if isinstance(existing, (Parameter, Block)) and not isinstance(value, type(existing)):
             raise TypeError(
@@ -139,38 +157,42 @@ class Block:
         return type(self).__name__.lower()
 
     @property
-    def prefix(self):
+    def prefix(self) -> str:
         """What goes in front of the names of this block's parameters and children."""
         return self._prefix
 
     @property
-    def name(self):
+    def name(self) -> str:
         """The name of the block: its prefix without the underscore at the end."""
         return self._name
 
     @property
-    def params(self):
+    def params(self) -> ParameterDict:
         """The block's own parameters, without its children's."""
         return self._params
 
-    def name_scope(self):
+    def name_scope(self) -> AbstractContextManager[Any]:
         """A context manager: blocks made inside it get this block's prefix in front of theirs."""
         return self._scope
 
-    def register_child(self, block, name=None):
+    def register_child(self, block: Block, name: str | None = None) -> None:
         """Adds a child, under `name` or its number."""
         self._children[str(len(self._children)) if name is None else name] = block
 
-    def register_forward_hook(self, hook):
+    def register_forward_hook(
+        self, hook: Callable[[Block, tuple[Any, ...], Any], Any]
+    ) -> HookHandle:
         """Calls ``hook(block, inputs, output)`` after every forward. Returns a handle with
         `detach`."""
         return HookHandle(self._forward_hooks, hook)
 
-    def register_forward_pre_hook(self, hook):
+    def register_forward_pre_hook(
+        self, hook: Callable[[Block, tuple[Any, ...]], Any]
+    ) -> HookHandle:
         """Calls ``hook(block, inputs)`` before every forward. Returns a handle with `detach`."""
         return HookHandle(self._forward_pre_hooks, hook)
 
-    def apply(self, fn):
+    def apply(self, fn: Callable[[Block], Any]) -> Self:
         """Calls `fn` on every descendant, children first, and on the block itself, which is
         returned."""
         for child in self._children.values():
@@ -180,7 +202,7 @@ class Block:
 
     # Parameters
 
-    def collect_params(self, select=None):
+    def collect_params(self, select: str | None = None) -> ParameterDict:
         """The parameters of the block and its descendants.
 
         Parameters
@@ -238,7 +260,14 @@ class Block:
             found.update(child._collect_params_with_prefix(prefix + name))
         return found
 
-    def initialize(self, init=None, ctx=None, verbose=False, force_reinit=False, group2ctx=None):
+    def initialize(
+        self,
+        init: Init | None = None,
+        ctx: Devices | None = None,
+        verbose: bool = False,
+        force_reinit: bool = False,
+        group2ctx: Mapping[str, Context] | None = None,
+    ) -> None:
         """Initializes the parameters of the block and its descendants.
 
         Parameters
@@ -264,7 +293,7 @@ class Block:
         else:
             self.collect_params().initialize(init, ctx, verbose, force_reinit)
 
-    def place(self, where, *args, **options):
+    def place(self, where: Any, *args: Any, **options: Any) -> Self:
         """Places the block on devices: ``where.place(block, ...)``, as of `mpgluon.parallel.Mesh`
         and `Plan`. Returns the block."""
         if not hasattr(where, "place"):
@@ -274,35 +303,35 @@ class Block:
             )
         return where.place(self, *args, **options)
 
-    def zero_grad(self):
+    def zero_grad(self) -> None:
         """Sets the gradients of all parameters to zero."""
         self.collect_params().zero_grad()
 
-    def reset_ctx(self, ctx):
+    def reset_ctx(self, ctx: Devices) -> None:
         """Moves all parameters to `ctx`, a Context or list of Context."""
         self.collect_params().reset_ctx(ctx)
 
-    def cast(self, dtype):
+    def cast(self, dtype: DType) -> None:
         """Casts the parameters of the block and its descendants."""
         for child in self._children.values():
             child.cast(dtype)
         for param in self.params.values():
             param.cast(dtype)
 
-    def save(self, prefix):
+    def save(self, prefix: str) -> None:
         """Writes ``prefix-model.json``, the tree of blocks, and ``prefix-model.params``, the
         parameters, for `load`."""
         save_structure(self, f"{prefix}-model.json")
         self.save_parameters(f"{prefix}-model.params")
 
-    def load(self, prefix):
+    def load(self, prefix: str) -> None:
         """Reads the files of `save` into a network made of the same blocks in the same order: their
         names in the tree, which were hybridized, and the parameters. ValueError when it is another
         network."""
         load_structure(self, f"{prefix}-model.json")
         self.load_parameters(f"{prefix}-model.params")
 
-    def save_parameters(self, filename, deduplicate=False):
+    def save_parameters(self, filename: str | os.PathLike[str], deduplicate: bool = False) -> None:
         """Writes the parameters into a ``.params`` file, named by their place in the tree
         (``output.weight``).
 
@@ -324,13 +353,13 @@ class Block:
 
     def load_parameters(
         self,
-        filename,
-        ctx=None,
-        allow_missing=False,
-        ignore_extra=False,
-        cast_dtype=False,
-        dtype_source="current",
-    ):
+        filename: str | os.PathLike[str],
+        ctx: Devices | None = None,
+        allow_missing: bool = False,
+        ignore_extra: bool = False,
+        cast_dtype: bool = False,
+        dtype_source: str = "current",
+    ) -> None:
         """Reads parameters from a ``.params`` file: one of `save_parameters`, or one with
         parameters' full names.
 
@@ -379,7 +408,7 @@ class Block:
             loaded, source, ctx, allow_missing, ignore_extra, cast_dtype, dtype_source
         )
 
-    def save_params(self, filename):
+    def save_params(self, filename: str | os.PathLike[str]) -> None:
         """Deprecated: writes the parameters by their full names, less the block's prefix. Use
         `save_parameters`."""
         warnings.warn(
@@ -389,7 +418,13 @@ class Block:
         )
         self.collect_params().save(filename, strip_prefix=self.prefix)
 
-    def load_params(self, filename, ctx=None, allow_missing=False, ignore_extra=False):
+    def load_params(
+        self,
+        filename: str | os.PathLike[str],
+        ctx: Devices | None = None,
+        allow_missing: bool = False,
+        ignore_extra: bool = False,
+    ) -> None:
         """Deprecated: the same as `load_parameters`."""
         warnings.warn(
             "load_params is deprecated. Please use load_parameters.",
@@ -400,13 +435,13 @@ class Block:
 
     def load_dict(
         self,
-        param_dict,
-        ctx=None,
-        allow_missing=False,
-        ignore_extra=False,
-        cast_dtype=False,
-        dtype_source="current",
-    ):
+        param_dict: Mapping[str, NDArray],
+        ctx: Devices | None = None,
+        allow_missing: bool = False,
+        ignore_extra: bool = False,
+        cast_dtype: bool = False,
+        dtype_source: str = "current",
+    ) -> None:
         """Takes over parameters from a dict of arrays named by their place in the tree; see
         `load_parameters`."""
         self._load_structured(
@@ -438,13 +473,13 @@ class Block:
 
     # Computation
 
-    def hybridize(self, active=True, **kwargs):
+    def hybridize(self, active: bool = True, **kwargs: Any) -> None:
         """Hybridizes the descendants that are HybridBlocks."""
         for child in self._children.values():
             child.hybridize(active, **kwargs)
 
     @is_call
-    def __call__(self, *args):
+    def __call__(self, *args: Any) -> Any:
         """Calls `forward`, with hooks around it."""
         outer = _core.get_scope()
         scope = self._scope_ids.get(outer)
@@ -483,11 +518,12 @@ class Block:
     def _run(self, *args):
         return self.forward(*args)
 
-    def forward(self, *args):
+    @overridable
+    def forward(self, *args: Any) -> Any:
         """The computation, on arrays; to be defined by the subclass."""
         raise NotImplementedError(f"{type(self).__name__} does not define forward")
 
-    def compiled(self):
+    def compiled(self) -> CompiledPrograms:
         """What is compiled for this block and its descendants: programs, operators, copies and
         bytes on each device.
 
@@ -510,7 +546,7 @@ class Block:
         collect(self, type(self).__name__)
         return CompiledPrograms(entries, dropped)
 
-    def summary(self, *inputs):
+    def summary(self, *inputs: Any) -> None:
         """Runs the inputs through the network and prints each layer's output shape and number of
         parameters.
 

@@ -5,10 +5,18 @@ called ``sample_weight``, which is broadcast against the elementwise loss: ``(ba
 samples.
 """
 
+from __future__ import annotations
+
 import math
+from typing import TYPE_CHECKING, Any
 
 from .. import _core, ndarray as nd
 from .block import HybridBlock
+
+if TYPE_CHECKING:
+    from .._types import Layer
+else:
+    Layer = HybridBlock
 
 __all__ = [
     "Loss",
@@ -41,7 +49,7 @@ def _apply_weighting(F, loss, weight=None, sample_weight=None):
     return loss
 
 
-class Loss(HybridBlock):
+class Loss(Layer):
     """The base of losses.
 
     Parameters
@@ -51,12 +59,12 @@ class Loss(HybridBlock):
     batch_axis : int
     """
 
-    def __init__(self, weight, batch_axis, **kwargs):
+    def __init__(self, weight: float | None, batch_axis: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._weight = weight
         self._batch_axis = batch_axis
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"{type(self).__name__}(batch_axis={self._batch_axis}, w={self._weight})"
 
     def _mean(self, F, loss, sample_weight, weight=None):
@@ -69,10 +77,10 @@ class L2Loss(Loss):
     """``weight / 2 * (label - pred) ** 2``, averaged over a sample. `label` is reshaped like
     `pred`."""
 
-    def __init__(self, weight=1.0, batch_axis=0, **kwargs):
+    def __init__(self, weight: float = 1.0, batch_axis: int = 0, **kwargs: Any) -> None:
         super().__init__(weight, batch_axis, **kwargs)
 
-    def hybrid_forward(self, F, pred, label, sample_weight=None):
+    def hybrid_forward(self, F: Any, pred: Any, label: Any, sample_weight: Any = None) -> Any:
         return self._mean(
             F, F.square(F.reshape_like(label, pred) - pred), sample_weight, self._weight / 2
         )
@@ -81,10 +89,10 @@ class L2Loss(Loss):
 class L1Loss(Loss):
     """``abs(label - pred)``, averaged over a sample. `label` is reshaped like `pred`."""
 
-    def __init__(self, weight=None, batch_axis=0, **kwargs):
+    def __init__(self, weight: float | None = None, batch_axis: int = 0, **kwargs: Any) -> None:
         super().__init__(weight, batch_axis, **kwargs)
 
-    def hybrid_forward(self, F, pred, label, sample_weight=None):
+    def hybrid_forward(self, F: Any, pred: Any, label: Any, sample_weight: Any = None) -> Any:
         return self._mean(F, F.abs(F.reshape_like(label, pred) - pred), sample_weight)
 
 
@@ -100,11 +108,19 @@ class SigmoidBinaryCrossEntropyLoss(Loss):
     against `label`.
     """
 
-    def __init__(self, from_sigmoid=False, weight=None, batch_axis=0, **kwargs):
+    def __init__(
+        self,
+        from_sigmoid: bool = False,
+        weight: float | None = None,
+        batch_axis: int = 0,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(weight, batch_axis, **kwargs)
         self._from_sigmoid = from_sigmoid
 
-    def hybrid_forward(self, F, pred, label, sample_weight=None, pos_weight=None):
+    def hybrid_forward(
+        self, F: Any, pred: Any, label: Any, sample_weight: Any = None, pos_weight: Any = None
+    ) -> Any:
         label = F.reshape_like(label, pred)
         if self._from_sigmoid:
             positive = F.log(pred + 1e-12) * label
@@ -145,8 +161,14 @@ class SoftmaxCrossEntropyLoss(Loss):
     """
 
     def __init__(
-        self, axis=-1, sparse_label=True, from_logits=False, weight=None, batch_axis=0, **kwargs
-    ):
+        self,
+        axis: int = -1,
+        sparse_label: bool = True,
+        from_logits: bool = False,
+        weight: float | None = None,
+        batch_axis: int = 0,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(weight, batch_axis, **kwargs)
         self._axis = axis
         self._sparse_label = sparse_label
@@ -170,7 +192,7 @@ class SoftmaxCrossEntropyLoss(Loss):
                     f"{low} and {high}"
                 )
 
-    def hybrid_forward(self, F, pred, label, sample_weight=None):
+    def hybrid_forward(self, F: Any, pred: Any, label: Any, sample_weight: Any = None) -> Any:
         if self._sparse_label and isinstance(pred, nd.NDArray):
             self._check(pred, label)
             if self._axis == -1 and not self._from_logits:
@@ -201,12 +223,19 @@ class KLDivLoss(Loss):
     axis : int, default -1
     """
 
-    def __init__(self, from_logits=True, axis=-1, weight=None, batch_axis=0, **kwargs):
+    def __init__(
+        self,
+        from_logits: bool = True,
+        axis: int = -1,
+        weight: float | None = None,
+        batch_axis: int = 0,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(weight, batch_axis, **kwargs)
         self._from_logits = from_logits
         self._axis = axis
 
-    def hybrid_forward(self, F, pred, label, sample_weight=None):
+    def hybrid_forward(self, F: Any, pred: Any, label: Any, sample_weight: Any = None) -> Any:
         if not self._from_logits:
             pred = F.log_softmax(pred, axis=self._axis)
         loss = _apply_weighting(
@@ -226,7 +255,13 @@ class CTCLoss(Loss):
     label_layout : {'NT', 'TN'}
     """
 
-    def __init__(self, layout="NTC", label_layout="NT", weight=None, **kwargs):
+    def __init__(
+        self,
+        layout: str = "NTC",
+        label_layout: str = "NT",
+        weight: float | None = None,
+        **kwargs: Any,
+    ) -> None:
         if layout not in ("NTC", "TNC"):
             raise AssertionError(
                 f"Only 'NTC' and 'TNC' layouts for pred are supported. Got: {layout}"
@@ -240,8 +275,14 @@ class CTCLoss(Loss):
         self._label_layout = label_layout
 
     def hybrid_forward(
-        self, F, pred, label, pred_lengths=None, label_lengths=None, sample_weight=None
-    ):
+        self,
+        F: Any,
+        pred: Any,
+        label: Any,
+        pred_lengths: Any = None,
+        label_lengths: Any = None,
+        sample_weight: Any = None,
+    ) -> Any:
         if self._layout == "NTC":
             pred = F.swapaxes(pred, dim1=0, dim2=1)
         if self._batch_axis == 1:
@@ -260,11 +301,13 @@ class CTCLoss(Loss):
 class HuberLoss(Loss):
     """Squared error below `rho`, absolute error above, averaged over a sample."""
 
-    def __init__(self, rho=1, weight=None, batch_axis=0, **kwargs):
+    def __init__(
+        self, rho: float = 1, weight: float | None = None, batch_axis: int = 0, **kwargs: Any
+    ) -> None:
         super().__init__(weight, batch_axis, **kwargs)
         self._rho = rho
 
-    def hybrid_forward(self, F, pred, label, sample_weight=None):
+    def hybrid_forward(self, F: Any, pred: Any, label: Any, sample_weight: Any = None) -> Any:
         error = F.abs(F.reshape_like(label, pred) - pred)
         loss = F.where(
             error > self._rho, error - 0.5 * self._rho, (0.5 / self._rho) * F.square(error)
@@ -275,11 +318,13 @@ class HuberLoss(Loss):
 class HingeLoss(Loss):
     """``max(0, margin - pred * label)`` for labels -1 and 1, averaged over a sample."""
 
-    def __init__(self, margin=1, weight=None, batch_axis=0, **kwargs):
+    def __init__(
+        self, margin: float = 1, weight: float | None = None, batch_axis: int = 0, **kwargs: Any
+    ) -> None:
         super().__init__(weight, batch_axis, **kwargs)
         self._margin = margin
 
-    def hybrid_forward(self, F, pred, label, sample_weight=None):
+    def hybrid_forward(self, F: Any, pred: Any, label: Any, sample_weight: Any = None) -> Any:
         return self._mean(
             F, F.relu(self._margin - pred * F.reshape_like(label, pred)), sample_weight
         )
@@ -288,11 +333,13 @@ class HingeLoss(Loss):
 class SquaredHingeLoss(Loss):
     """``max(0, margin - pred * label) ** 2`` for labels -1 and 1, averaged over a sample."""
 
-    def __init__(self, margin=1, weight=None, batch_axis=0, **kwargs):
+    def __init__(
+        self, margin: float = 1, weight: float | None = None, batch_axis: int = 0, **kwargs: Any
+    ) -> None:
         super().__init__(weight, batch_axis, **kwargs)
         self._margin = margin
 
-    def hybrid_forward(self, F, pred, label, sample_weight=None):
+    def hybrid_forward(self, F: Any, pred: Any, label: Any, sample_weight: Any = None) -> Any:
         return self._mean(
             F, F.square(F.relu(self._margin - pred * F.reshape_like(label, pred))), sample_weight
         )
@@ -307,13 +354,19 @@ class LogisticLoss(Loss):
         Whether labels are -1 and 1, or 0 and 1.
     """
 
-    def __init__(self, weight=None, batch_axis=0, label_format="signed", **kwargs):
+    def __init__(
+        self,
+        weight: float | None = None,
+        batch_axis: int = 0,
+        label_format: str = "signed",
+        **kwargs: Any,
+    ) -> None:
         super().__init__(weight, batch_axis, **kwargs)
         if label_format not in ("signed", "binary"):
             raise ValueError(f"label_format can only be signed or binary, received {label_format}.")
         self._label_format = label_format
 
-    def hybrid_forward(self, F, pred, label, sample_weight=None):
+    def hybrid_forward(self, F: Any, pred: Any, label: Any, sample_weight: Any = None) -> Any:
         label = F.reshape_like(label, pred)
         if self._label_format == "signed":
             label = (label + 1.0) / 2.0
@@ -325,11 +378,13 @@ class TripletLoss(Loss):
     """``max(0, |positive - pred|^2 - |negative - pred|^2 +
     margin)``, the squares summed over a sample."""
 
-    def __init__(self, margin=1, weight=None, batch_axis=0, **kwargs):
+    def __init__(
+        self, margin: float = 1, weight: float | None = None, batch_axis: int = 0, **kwargs: Any
+    ) -> None:
         super().__init__(weight, batch_axis, **kwargs)
         self._margin = margin
 
-    def hybrid_forward(self, F, pred, positive, negative):
+    def hybrid_forward(self, F: Any, pred: Any, positive: Any, negative: Any) -> Any:
         positive = F.reshape_like(positive, pred)
         negative = F.reshape_like(negative, pred)
         loss = F.sum(
@@ -352,12 +407,21 @@ class PoissonNLLLoss(Loss):
         Whether to add Stirling's approximation of the term that depends on the target only.
     """
 
-    def __init__(self, weight=None, from_logits=True, batch_axis=0, compute_full=False, **kwargs):
+    def __init__(
+        self,
+        weight: float | None = None,
+        from_logits: bool = True,
+        batch_axis: int = 0,
+        compute_full: bool = False,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(weight, batch_axis, **kwargs)
         self._from_logits = from_logits
         self._compute_full = compute_full
 
-    def hybrid_forward(self, F, pred, target, sample_weight=None, epsilon=1e-08):
+    def hybrid_forward(
+        self, F: Any, pred: Any, target: Any, sample_weight: Any = None, epsilon: Any = 1e-08
+    ) -> Any:
         target = F.reshape_like(target, pred)
         if self._from_logits:
             loss = F.exp(pred) - target * pred
@@ -382,11 +446,15 @@ class CosineEmbeddingLoss(Loss):
     margin : float, default 0
     """
 
-    def __init__(self, weight=None, batch_axis=0, margin=0, **kwargs):
+    def __init__(
+        self, weight: float | None = None, batch_axis: int = 0, margin: float = 0, **kwargs: Any
+    ) -> None:
         super().__init__(weight, batch_axis, **kwargs)
         self._margin = margin
 
-    def hybrid_forward(self, F, input1, input2, label, sample_weight=None):
+    def hybrid_forward(
+        self, F: Any, input1: Any, input2: Any, label: Any, sample_weight: Any = None
+    ) -> Any:
         input1 = F.reshape_like(input1, input2)
         label = F.reshape(label, shape=(-1, 1))
         cosine = self._cosine_similarity(F, input1, input2)
@@ -412,12 +480,18 @@ class SDMLLoss(Loss):
         How much of each row's probability is spread over the rows that it does not belong to.
     """
 
-    def __init__(self, smoothing_parameter=0.3, weight=1.0, batch_axis=0, **kwargs):
+    def __init__(
+        self,
+        smoothing_parameter: float = 0.3,
+        weight: float = 1.0,
+        batch_axis: int = 0,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(weight, batch_axis, **kwargs)
         self.kl_loss = KLDivLoss(from_logits=True)
         self.smoothing_parameter = smoothing_parameter
 
-    def hybrid_forward(self, F, x1, x2):
+    def hybrid_forward(self, F: Any, x1: Any, x2: Any) -> Any:
         if x1.shape != x2.shape or len(x1.shape) != 2:
             raise AssertionError(
                 f"SDMLLoss: the inputs have one shape, (batch, features), not {x1.shape} and "

@@ -1,8 +1,11 @@
 """Parameters: named arrays with gradients, each on one device or replicated on several."""
 
+from __future__ import annotations
+
 import warnings
 import weakref
 from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,6 +15,12 @@ from ..base import MXNetAssertionError, MXNetError
 from ..context import Context, current_context
 from . import _tracing
 from .utils import shape_is_known
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from .._types import ArrayLike, Devices, DType, Init, NDArray, Shape, Symbol
+    from .trainer import Trainer
 
 __all__ = ["DeferredInitializationError", "Parameter", "Constant", "ParameterDict", "tensor_types"]
 
@@ -34,7 +43,7 @@ class DeferredInitializationError(MXNetError):
     """A parameter's value was asked for before the first forward pass told its shape."""
 
 
-def context_list(ctx):
+def context_list(ctx: Devices | None) -> list[Context]:
     if ctx is None:
         return [current_context()]
     if isinstance(ctx, Context):
@@ -91,18 +100,18 @@ class Parameter:
 
     def __init__(
         self,
-        name,
-        grad_req="write",
-        shape=None,
-        dtype=np.float32,
-        lr_mult=1.0,
-        wd_mult=1.0,
-        init=None,
-        allow_deferred_init=False,
-        differentiable=True,
-        stype="default",
-        grad_stype="default",
-    ):
+        name: str,
+        grad_req: str = "write",
+        shape: int | Sequence[int] | None = None,
+        dtype: DType = np.float32,
+        lr_mult: float = 1.0,
+        wd_mult: float = 1.0,
+        init: Init | None = None,
+        allow_deferred_init: bool = False,
+        differentiable: bool = True,
+        stype: str = "default",
+        grad_stype: str = "default",
+    ) -> None:
         for kind, value in (("stype", stype), ("grad_stype", grad_stype)):
             if value != "default":
                 raise ValueError(
@@ -132,10 +141,10 @@ class Parameter:
         self.grad_req = grad_req
         self.init = init
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"{type(self).__name__} {self.name} (shape={self.shape}, dtype={self.dtype})"
 
-    def __setattr__(self, name, value):
+    def __setattr__(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
         if name == "arrays":
             self._unbind()
@@ -151,7 +160,7 @@ class Parameter:
         self._unbind()
         changes[0] += 1
 
-    def bound_by(self, call):
+    def bound_by(self, call: Any) -> None:
         """Notes that a compiled call holds the arrays: call.unbind() is due when there are
         others."""
         while True:
@@ -170,12 +179,12 @@ class Parameter:
                 call.unbind()
 
     @property
-    def grad_req(self):
+    def grad_req(self) -> str:
         """'write', 'add' or 'null'. May be set at any time; 'null' gives the gradient arrays up."""
         return self._grad_req
 
     @grad_req.setter
-    def grad_req(self, req):
+    def grad_req(self, req: str) -> None:
         if req not in ("write", "add", "null"):
             raise MXNetAssertionError(
                 f"Parameter '{self.name}': grad_req must be 'write', 'add' or 'null', not {req!r}"
@@ -196,21 +205,21 @@ class Parameter:
             self._hold_data(self.arrays, req)
 
     @property
-    def dtype(self):
+    def dtype(self) -> DType:
         """The dtype; setting it casts the arrays."""
         return self._dtype
 
     @dtype.setter
-    def dtype(self, dtype):
+    def dtype(self, dtype: DType) -> None:
         self.cast(dtype)
 
     @property
-    def shape(self):
+    def shape(self) -> Shape | None:
         """The shape, with 0 where a size is not known yet, or None."""
         return self._shape
 
     @shape.setter
-    def shape(self, shape):
+    def shape(self, shape: int | Sequence[int]) -> None:
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
         known = self._shape
         if known is not None and (
@@ -222,21 +231,21 @@ class Parameter:
             )
         self._shape = shape
 
-    def __getstate__(self):
+    def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_trainer": None, "_var": None, "_calls": None}
 
-    def __setstate__(self, state):
+    def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         if self.gradients is not None:
             autograd.mark_variables(
                 list(self.arrays.values()), list(self.gradients.values()), self._grad_req
             )
 
-    def set_trainer(self, trainer):
+    def set_trainer(self, trainer: Trainer | None) -> None:
         """Notes the trainer that updates the parameter."""
         self._trainer = trainer
 
-    def replaced_error(self):
+    def replaced_error(self) -> MXNetError:
         """The error that says that the parameter belongs to no layer of the network any more."""
         return MXNetError(
             f"Parameter '{self.name}' is not part of the network any more: {self.replaced}. "
@@ -246,7 +255,7 @@ class Parameter:
 
     # Values
 
-    def missing_error(self):
+    def missing_error(self) -> MXNetError:
         """The error that says why there are no arrays yet."""
         if self.replaced:
             return self.replaced_error()
@@ -276,7 +285,7 @@ class Parameter:
             )
         return ctx
 
-    def data(self, ctx=None):
+    def data(self, ctx: Context | None = None) -> NDArray:
         """The array on device `ctx`; may be left out when there is only one.
 
         Raises
@@ -295,7 +304,7 @@ class Parameter:
         array = self.arrays.get(ctx)
         return array if array is not None else self.arrays[self._choose(ctx)]
 
-    def list_data(self):
+    def list_data(self) -> list[NDArray]:
         """The arrays on all devices, in the order the devices were given."""
         if self.arrays is None:
             raise self.missing_error()
@@ -309,17 +318,17 @@ class Parameter:
                 f"Parameter '{self.name}' has no gradient because its grad_req is 'null'"
             )
 
-    def grad(self, ctx=None):
+    def grad(self, ctx: Context | None = None) -> NDArray:
         """The gradient array on device `ctx`; may be left out when there is only one."""
         self._check_grad()
         return self.gradients[self._choose(ctx)]
 
-    def list_grad(self):
+    def list_grad(self) -> list[NDArray]:
         """The gradient arrays on all devices, in the order of `list_data`."""
         self._check_grad()
         return list(self.gradients.values())
 
-    def list_ctx(self):
+    def list_ctx(self) -> list[Context]:
         """The devices the parameter is initialized on, or will be."""
         if self.arrays is not None:
             return list(self.arrays)
@@ -327,12 +336,12 @@ class Parameter:
             return self.deferred_init[1]
         raise self.missing_error()
 
-    def zero_grad(self):
+    def zero_grad(self) -> None:
         """Sets the gradients on all devices to zero; does nothing where there are none."""
         for array in (self.gradients or {}).values():
             array[:] = 0
 
-    def set_data(self, data):
+    def set_data(self, data: ArrayLike | Sequence[Any]) -> None:
         """Sets the value on all devices.
 
         Parameters
@@ -358,7 +367,7 @@ class Parameter:
         data = data.astype(self.dtype, copy=False)
         return [(data.copyto, array) for array in self.arrays.values() if array is not data]
 
-    def reduced(self):
+    def reduced(self) -> NDArray:
         """One array for all copies: their mean, which of equal copies is exactly that value."""
         with autograd.pause():
             first, *others = self.list_data()
@@ -367,7 +376,7 @@ class Parameter:
             moved = [other.as_in_context(first.context) - first for other in others]
             return first + nd.add_n(*moved) / (len(moved) + 1)
 
-    def var(self):
+    def var(self) -> Symbol:
         """The variable that stands for this parameter in symbols; always the same one."""
         if self._var is None:
             from ..symbol import var
@@ -384,7 +393,13 @@ class Parameter:
 
     # Initialization
 
-    def initialize(self, init=None, ctx=None, default_init=None, force_reinit=False):
+    def initialize(
+        self,
+        init: Init | None = None,
+        ctx: Devices | None = None,
+        default_init: Init | None = None,
+        force_reinit: bool = False,
+    ) -> None:
         """Makes the arrays, or notes that they are to be made when the shape is known.
 
         Parameters
@@ -422,7 +437,7 @@ class Parameter:
         if shape_is_known(self._shape):
             self.finish_deferred_init()
 
-    def finish_deferred_init(self):
+    def finish_deferred_init(self) -> None:
         """Does the initialization that waited for the shape, if there is one."""
         if not self.deferred_init:
             return
@@ -505,7 +520,7 @@ class Parameter:
         self._init_impl(data, self.list_ctx() if self.deferred_init else context_list(ctx))
         return []
 
-    def reset_ctx(self, ctx):
+    def reset_ctx(self, ctx: Devices) -> None:
         """Moves the parameter to device `ctx`, or replicates it on a list of devices. Gradients
         start at zero there."""
         contexts = context_list(ctx)
@@ -521,7 +536,7 @@ class Parameter:
                 "initialized."
             )
 
-    def cast(self, dtype):
+    def cast(self, dtype: DType) -> None:
         """Turns value and gradient into another dtype."""
         if self.arrays is None:
             self._dtype = dtype
@@ -554,7 +569,7 @@ class Constant(Parameter):
     value : NDArray or array-like
     """
 
-    def __init__(self, name, value):
+    def __init__(self, name: str, value: ArrayLike | Sequence[Any]) -> None:
         if not isinstance(value, nd.NDArray):
             value = nd.array(value)
         self.value = value
@@ -563,11 +578,11 @@ class Constant(Parameter):
         )
 
     @property
-    def grad_req(self):
+    def grad_req(self) -> str:
         return "null"
 
     @grad_req.setter
-    def grad_req(self, req):
+    def grad_req(self, req: str) -> None:
         self._grad_req = "null"
         if req != "null":
             warnings.warn(
@@ -588,7 +603,7 @@ def _merge_shapes(a, b):
     return tuple(merged)
 
 
-def match_attributes(param, attributes):
+def match_attributes(param: Parameter, attributes: Mapping[str, Any]) -> None:
     """Gives a parameter the attributes that it has no value of yet, and unknown sizes of its shape.
     AssertionError where it has another value."""
     for key, value in attributes.items():
@@ -612,7 +627,13 @@ def match_attributes(param, attributes):
             )
 
 
-def load_values(items, source, ctx, cast_dtype, dtype_source):
+def load_values(
+    items: Iterable[tuple[str, Parameter, NDArray]],
+    source: str,
+    ctx: Devices,
+    cast_dtype: bool,
+    dtype_source: str,
+) -> None:
     """Loads (name in the source, parameter, array): all of them or, when one does not fit, none.
     Values of parameters that have some change all at once."""
     for name, param, array in items:

@@ -1,7 +1,10 @@
 """The trainer: updates parameters, wherever they live, by their gradients."""
 
+from __future__ import annotations
+
 import json
 import os
+from typing import TYPE_CHECKING, Any
 
 from .. import _core, autograd, ndarray as nd, optimizer as opt
 from .._core import dtype_name
@@ -11,6 +14,12 @@ from ._gradient_buckets import make_buckets
 from .block import Block
 from .parameter import Parameter, ParameterDict, changes
 from .utils import brief, global_norm, scale_arrays
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from .._types import NDArray
+    from ..optimizer.optimizer import Optimizer
 
 __all__ = ["Trainer"]
 
@@ -54,16 +63,16 @@ class Trainer:
 
     def __init__(
         self,
-        params,
-        optimizer,
-        optimizer_params=None,
-        kvstore="device",
-        compression_params=None,
-        update_on_kvstore=None,
-        shard_updates=False,
-        accumulate=1,
-        clip_global_norm=None,
-    ):
+        params: Block | ParameterDict | Mapping[str, Parameter] | Sequence[Parameter],
+        optimizer: str | Optimizer,
+        optimizer_params: Mapping[str, Any] | None = None,
+        kvstore: str | None = "device",
+        compression_params: Mapping[str, Any] | None = None,
+        update_on_kvstore: bool | None = None,
+        shard_updates: bool = False,
+        accumulate: int = 1,
+        clip_global_norm: float | None = None,
+    ) -> None:
         if isinstance(params, Block):
             params = params.collect_params()
         if isinstance(params, (dict, ParameterDict)):
@@ -140,7 +149,7 @@ class Trainer:
             self._optimizer = opt.create(optimizer, param_dict=by_index, **optimizer_params)
         self._optimizer.idx2name = {i: param.name for i, param in by_index.items()}
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         devices = dict.fromkeys(str(ctx) for param in self._params for ctx in param.list_ctx())
         return (
             f"Trainer({self._optimizer!r}, parameters: {len(self._params)}, on "
@@ -148,25 +157,25 @@ class Trainer:
         )
 
     @property
-    def parameters(self):
+    def parameters(self) -> list[Parameter]:
         """The parameters, in the order of the numbers that the optimizer knows them by."""
         return self._params
 
     @property
-    def optimizer(self):
+    def optimizer(self) -> Optimizer:
         """The optimizer."""
         return self._optimizer
 
     @property
-    def learning_rate(self):
+    def learning_rate(self) -> float:
         """The learning rate now."""
         return self._optimizer.learning_rate
 
-    def set_learning_rate(self, lr):
+    def set_learning_rate(self, lr: float) -> None:
         """Sets the learning rate; not possible while a scheduler does."""
         self._optimizer.set_learning_rate(lr)
 
-    def step(self, batch_size, ignore_stale_grad=False):
+    def step(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
         """Sums the gradients of replicas and updates all parameters; call it after ``backward``,
         outside ``record``.
 
@@ -201,12 +210,12 @@ class Trainer:
         used = [(_core.gradients_used, plan.weights)] if fresh and not ignore_stale_grad else []
         _core.at_once(*used, (vars(self), "_waiting", (waiting + 1, size + batch_size)))
 
-    def allreduce_grads(self):
+    def allreduce_grads(self) -> None:
         """Sums the gradients of replicas, so that all of them hold the sum (with `shard_updates`,
         the one that updates); for use with `update`."""
         self._allreduce_grads()
 
-    def update(self, batch_size, ignore_stale_grad=False):
+    def update(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
         """Updates all parameters with their gradients as they are, whatever `accumulate` says; see
         `step`."""
         self._set_scale(self._waiting[1] + batch_size)
@@ -401,7 +410,7 @@ class Trainer:
 
     # States
 
-    def save_states(self, fname):
+    def save_states(self, fname: str | os.PathLike[str]) -> None:
         """Writes what the optimizer remembers of each parameter, by the parameter's name; it loads
         onto any placement.
 
@@ -453,7 +462,7 @@ class Trainer:
             _NO_STATE,
         )
 
-    def load_states(self, fname):
+    def load_states(self, fname: str | os.PathLike[str]) -> None:
         """Reads what `save_states` wrote; parameters may live on other devices than they did.
 
         Raises
@@ -684,7 +693,9 @@ def _take_apart(state, name, arrays):
     )
 
 
-def put_together(shape, name, arrays, fname):
+def put_together(
+    shape: Sequence[int], name: str, arrays: Sequence[NDArray], fname: str | os.PathLike[str]
+) -> NDArray:
     if shape == "array":
         if name not in arrays:
             raise MXNetError(f"'{fname}' is damaged: the array '{name}' is missing")

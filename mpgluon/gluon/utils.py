@@ -1,18 +1,27 @@
 """Helpers for training loops: splitting batches over devices, clipping gradients, checking
 files."""
 
+from __future__ import annotations
+
 import hashlib
 import os
 import shutil
 import urllib.parse
 import urllib.request
 import warnings
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .. import _core, ndarray as nd
 from ..base import MXNetAssertionError, MXNetError
 from ..context import Context
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from .._types import ArrayLike, NDArray
+    from ..parallel import Mesh
 
 __all__ = [
     "split_data",
@@ -24,7 +33,9 @@ __all__ = [
 ]
 
 
-def split_data(data, num_slice, batch_axis=0, even_split=True):
+def split_data(
+    data: NDArray, num_slice: int, batch_axis: int = 0, even_split: bool = True
+) -> list[NDArray]:
     """Splits `data` along `batch_axis` into `num_slice` pieces.
 
     Parameters
@@ -73,7 +84,12 @@ def split_data(data, num_slice, batch_axis=0, even_split=True):
     ]
 
 
-def split_and_load(data, ctx_list, batch_axis=0, even_split=True):
+def split_and_load(
+    data: ArrayLike | Sequence[Any],
+    ctx_list: Context | Sequence[Context] | Mesh,
+    batch_axis: int = 0,
+    even_split: bool = True,
+) -> list[NDArray]:
     """Splits `data` (NDArray or anything ``nd.array`` takes) along `batch_axis`, one piece for each
     device of `ctx_list`.
 
@@ -95,7 +111,9 @@ def split_and_load(data, ctx_list, batch_axis=0, even_split=True):
     return [piece.as_in_context(ctx) for piece, ctx in zip(pieces, ctx_list)]
 
 
-def clip_global_norm(arrays, max_norm, check_isfinite=True):
+def clip_global_norm(
+    arrays: Iterable[NDArray], max_norm: float, check_isfinite: bool = True
+) -> float | NDArray:
     """Scales `arrays` in place so that the 2-norm of all of them together is at most `max_norm`.
 
     The arrays may lie on any devices. The order of the sum is that of `arrays`, whichever device
@@ -142,7 +160,7 @@ def _together(arrays):
     ]
 
 
-def global_norm(arrays):
+def global_norm(arrays: Sequence[NDArray]) -> NDArray:
     """The 2-norm of all arrays together, of shape (1,), on the device of the first."""
     home, groups = arrays[0].context, _together(arrays)
     # One number for each array crosses the border of its device. They are added up in one place and
@@ -161,7 +179,7 @@ def global_norm(arrays):
     return nd.sqrt(nd.sum(squares)).reshape((1,))
 
 
-def scale_arrays(arrays, scale):
+def scale_arrays(arrays: Sequence[NDArray], scale: NDArray) -> None:
     """Multiplies the arrays, on whatever devices, by `scale`, of shape (1,), in place."""
     scales = {scale.context: scale}
     for positions in _together(arrays):
@@ -176,12 +194,12 @@ def scale_arrays(arrays, scale):
 _LARGEST_CALL = 1024  # arrays
 
 
-def shape_is_known(shape):
+def shape_is_known(shape: Sequence[int] | None) -> bool:
     """Whether `shape` says the size of every dimension (0 and -1 mean unknown)."""
     return shape is not None and all(size > 0 for size in shape)
 
 
-def check_sha1(filename, sha1_hash):
+def check_sha1(filename: str | os.PathLike[str], sha1_hash: str) -> bool:
     """Whether the file's SHA-1 starts with `sha1_hash` (hexadecimal; usually all 40 digits)."""
     digest = hashlib.sha1()
     with open(filename, "rb") as file:
@@ -190,7 +208,14 @@ def check_sha1(filename, sha1_hash):
     return bool(sha1_hash) and digest.hexdigest().startswith(sha1_hash.lower())
 
 
-def download(url, path=None, overwrite=False, sha1_hash=None, retries=5, verify_ssl=True):
+def download(
+    url: str,
+    path: str | None = None,
+    overwrite: bool = False,
+    sha1_hash: str | None = None,
+    retries: int = 5,
+    verify_ssl: bool = True,
+) -> str:
     """Fetches `url` into a file and returns the file's path.
 
     An existing file is kept unless `overwrite` is set or its SHA-1 is not `sha1_hash`. ``file://``
@@ -258,24 +283,24 @@ class HookHandle(_core.Scope):
     """What registering a hook returns; `detach`, or the end of a `with`, takes the hook off
     again."""
 
-    def __init__(self, hooks, hook):
+    def __init__(self, hooks: dict[Any, Any], hook: Callable[..., Any]) -> None:
         self._hooks = hooks
         self._key = object()
         hooks[self._key] = hook
 
-    def detach(self):
+    def detach(self) -> None:
         self._hooks.pop(self._key, None)
 
     def _changes(self):
         return [(self._hooks, self._key)]
 
 
-def indent(text, spaces):
+def indent(text: str, spaces: int) -> str:
     """`text` with every line but the first moved right by `spaces`."""
     return text.replace("\n", "\n" + " " * spaces)
 
 
-def brief(names, limit=7):
+def brief(names: Iterable[str], limit: int = 7) -> str:
     """The names, quoted; the middle left out where there are many."""
     names = [f"'{name}'" for name in names]
     if len(names) > limit:

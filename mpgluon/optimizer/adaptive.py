@@ -1,11 +1,17 @@
 """Optimizers that scale each element's step by what its gradients have been."""
 
+from __future__ import annotations
+
 import math
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from .. import ndarray as nd
 from .._core import at_once
 from .optimizer import GroupedOptimizer, register, replace, update_group, zeros_like_state
+
+if TYPE_CHECKING:
+    from .._types import NDArray
 
 
 @register
@@ -21,15 +27,21 @@ class Adam(GroupedOptimizer):
     """
 
     def __init__(
-        self, learning_rate=0.001, beta1=0.9, beta2=0.999, epsilon=1e-8, lazy_update=True, **kwargs
-    ):
+        self,
+        learning_rate: float = 0.001,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        lazy_update: bool = True,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(learning_rate=learning_rate, **kwargs)
         self.beta1 = beta1
         self.beta2 = beta2
         self.epsilon = epsilon
         self.lazy_update = lazy_update
 
-    def create_state(self, index, weight):
+    def create_state(self, index: Any, weight: NDArray) -> Any:
         return (zeros_like_state(weight), zeros_like_state(weight))
 
     def _step(self, indices, weights, grads, states, lrs, wds):
@@ -61,11 +73,11 @@ class AdaGrad(GroupedOptimizer):
     """AdaGrad: `history += grad ** 2; weight -= lr * (grad / sqrt(history + eps) + wd *
     weight)`."""
 
-    def __init__(self, eps=1e-7, **kwargs):
+    def __init__(self, eps: float = 1e-7, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.float_stable_eps = eps
 
-    def create_state(self, index, weight):
+    def create_state(self, index: Any, weight: NDArray) -> Any:
         return zeros_like_state(weight)
 
     def _step(self, indices, weights, grads, states, lrs, wds):
@@ -95,14 +107,14 @@ class RMSProp(GroupedOptimizer):
 
     def __init__(
         self,
-        learning_rate=0.001,
-        gamma1=0.9,
-        gamma2=0.9,
-        epsilon=1e-8,
-        centered=False,
-        clip_weights=None,
-        **kwargs,
-    ):
+        learning_rate: float = 0.001,
+        gamma1: float = 0.9,
+        gamma2: float = 0.9,
+        epsilon: float = 1e-8,
+        centered: bool = False,
+        clip_weights: float | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(learning_rate=learning_rate, **kwargs)
         self.gamma1 = gamma1
         self.gamma2 = gamma2
@@ -110,7 +122,7 @@ class RMSProp(GroupedOptimizer):
         self.epsilon = epsilon
         self.clip_weights = clip_weights
 
-    def create_state(self, index, weight):
+    def create_state(self, index: Any, weight: NDArray) -> Any:
         return tuple(zeros_like_state(weight) for _ in range(3 if self.centered else 1))
 
     def _step(self, indices, weights, grads, states, lrs, wds):
@@ -152,12 +164,12 @@ class AdaDelta(GroupedOptimizer):
     """AdaDelta: steps scaled by running squares (`rho`) of gradients and of steps; there is no
     learning rate."""
 
-    def __init__(self, rho=0.9, epsilon=1e-5, **kwargs):
+    def __init__(self, rho: float = 0.9, epsilon: float = 1e-5, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.rho = rho
         self.epsilon = epsilon
 
-    def create_state(self, index, weight):
+    def create_state(self, index: Any, weight: NDArray) -> Any:
         return (zeros_like_state(weight), zeros_like_state(weight))
 
     def _step_one(self, index, weight, grad, state, lr, wd):
@@ -178,12 +190,14 @@ class Adamax(GroupedOptimizer):
     """Adam with the largest absolute gradient (decayed by `beta2`) in place of the root mean
     square."""
 
-    def __init__(self, learning_rate=0.002, beta1=0.9, beta2=0.999, **kwargs):
+    def __init__(
+        self, learning_rate: float = 0.002, beta1: float = 0.9, beta2: float = 0.999, **kwargs: Any
+    ) -> None:
         super().__init__(learning_rate=learning_rate, **kwargs)
         self.beta1 = beta1
         self.beta2 = beta2
 
-    def create_state(self, index, weight):
+    def create_state(self, index: Any, weight: NDArray) -> Any:
         return (zeros_like_state(weight), zeros_like_state(weight))
 
     def _decayed_gradient(self, weight, grad, wd):
@@ -216,13 +230,13 @@ class Nadam(Adamax):
 
     def __init__(
         self,
-        learning_rate=0.001,
-        beta1=0.9,
-        beta2=0.999,
-        epsilon=1e-8,
-        schedule_decay=0.004,
-        **kwargs,
-    ):
+        learning_rate: float = 0.001,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        schedule_decay: float = 0.004,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(learning_rate=learning_rate, beta1=beta1, beta2=beta2, **kwargs)
         self.epsilon = epsilon
         self.schedule_decay = schedule_decay
@@ -252,13 +266,15 @@ class Nadam(Adamax):
 class FTML(GroupedOptimizer):
     """Follow the moving leader."""
 
-    def __init__(self, beta1=0.6, beta2=0.999, epsilon=1e-8, **kwargs):
+    def __init__(
+        self, beta1: float = 0.6, beta2: float = 0.999, epsilon: float = 1e-8, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
         self.beta1 = beta1
         self.beta2 = beta2
         self.epsilon = epsilon
 
-    def create_state(self, index, weight):
+    def create_state(self, index: Any, weight: NDArray) -> Any:
         return tuple(zeros_like_state(weight) for _ in range(3))
 
     def _step_one(self, index, weight, grad, state, lr, wd):
@@ -283,13 +299,15 @@ class FTML(GroupedOptimizer):
 class Ftrl(GroupedOptimizer):
     """Follow the regularised leader; `lamda1` makes weights sparse."""
 
-    def __init__(self, lamda1=0.01, learning_rate=0.1, beta=1, **kwargs):
+    def __init__(
+        self, lamda1: float = 0.01, learning_rate: float = 0.1, beta: float = 1, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)  # a scheduler keeps its own rate to begin with, as in MXNet
         self.lr = learning_rate
         self.lamda1 = lamda1
         self.beta = beta
 
-    def create_state(self, index, weight):
+    def create_state(self, index: Any, weight: NDArray) -> Any:
         return (zeros_like_state(weight), zeros_like_state(weight))
 
     def _step_one(self, index, weight, grad, state, lr, wd):
@@ -311,15 +329,15 @@ class LAMB(GroupedOptimizer):
 
     def __init__(
         self,
-        learning_rate=0.001,
-        beta1=0.9,
-        beta2=0.999,
-        epsilon=1e-6,
-        lower_bound=None,
-        upper_bound=None,
-        bias_correction=True,
-        **kwargs,
-    ):
+        learning_rate: float = 0.001,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-6,
+        lower_bound: float | None = None,
+        upper_bound: float | None = None,
+        bias_correction: bool = True,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(learning_rate=learning_rate, **kwargs)
         self.beta1 = beta1
         self.beta2 = beta2
@@ -328,7 +346,7 @@ class LAMB(GroupedOptimizer):
         self.upper_bound = upper_bound
         self.bias_correction = bias_correction
 
-    def create_state(self, index, weight):
+    def create_state(self, index: Any, weight: NDArray) -> Any:
         return (zeros_like_state(weight), zeros_like_state(weight))
 
     def _step_one(self, index, weight, grad, state, lr, wd):

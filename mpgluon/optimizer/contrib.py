@@ -1,7 +1,14 @@
 """Optimizers outside MXNet's main set."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from .. import ndarray as nd
 from .optimizer import GroupedOptimizer, register, replace
+
+if TYPE_CHECKING:
+    from .._types import NDArray
 
 __all__ = ["GroupAdaGrad"]
 
@@ -10,11 +17,11 @@ __all__ = ["GroupAdaGrad"]
 class GroupAdaGrad(GroupedOptimizer):
     """AdaGrad with one history for each row of a matrix; without weight decay."""
 
-    def __init__(self, eps=1e-5, **kwargs):
+    def __init__(self, eps: float = 1e-5, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.float_stable_eps = eps
 
-    def create_state(self, index, weight):
+    def create_state(self, index: Any, weight: NDArray) -> Any:
         if len(weight.shape) != 2:
             raise ValueError(
                 f"GroupAdaGrad is for matrices; parameter {self.idx2name.get(index, index)!r} has "

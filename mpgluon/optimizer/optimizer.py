@@ -1,15 +1,25 @@
 """The base of all optimizers: rates per parameter, counts of updates, and grouping."""
 
+from __future__ import annotations
+
 import inspect
 import math
 import operator
 import os
 import warnings
 from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import ndarray as nd
 from .._core import at_once, versions
 from .._hints import constructed, near
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from .._types import Class, NDArray, Symbol
+    from ..gluon.parameter import Parameter
+    from ..lr_scheduler import LRScheduler
 
 # A parameter update op takes at most this many weights; more are updated in several calls.
 LARGEST_GROUP = 60
@@ -18,13 +28,13 @@ _HALF = ("float16", "bfloat16")
 _LR_MULT, _WD_MULT = operator.attrgetter("lr_mult"), operator.attrgetter("wd_mult")
 
 
-def dtype_name(array):
+def dtype_name(array: NDArray) -> str:
     """The name of an array's dtype, "float32"."""
     dtype = array.dtype
     return getattr(dtype, "__name__", None) or getattr(dtype, "name", None) or str(dtype)
 
 
-def check_rate(name, value):
+def check_rate(name: str, value: float) -> float:
     """Returns a learning rate; ValueError unless it is finite and not negative, TypeError unless it
     is a number."""
     try:
@@ -42,12 +52,14 @@ def _check_finite(name, value):
     return value
 
 
-def zeros_like_state(weight):
+def zeros_like_state(weight: NDArray) -> NDArray:
     """Zeros of the weight's shape and dtype, where it lies."""
     return nd.zeros(weight.shape, ctx=weight.context, dtype=weight.dtype)
 
 
-def as_lists(index, weight, grad, state):
+def as_lists(
+    index: Any, weight: Any, grad: Any, state: Any
+) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
     """The arguments of `update`, which may be single ones, as lists."""
     if isinstance(index, (list, tuple)):
         return list(index), list(weight), list(grad), list(state)
@@ -83,21 +95,21 @@ class Optimizer:
     one device. Rates that are negative or not finite raise ValueError before anything is updated.
     """
 
-    opt_registry = {}
+    opt_registry: dict[str, type[Optimizer]] = {}
 
     def __init__(
         self,
-        rescale_grad=1.0,
-        param_idx2name=None,
-        wd=0.0,
-        clip_gradient=None,
-        learning_rate=None,
-        lr_scheduler=None,
-        sym=None,
-        begin_num_update=0,
-        multi_precision=False,
-        param_dict=None,
-    ):
+        rescale_grad: float = 1.0,
+        param_idx2name: dict[int, str] | None = None,
+        wd: float = 0.0,
+        clip_gradient: float | None = None,
+        learning_rate: float | None = None,
+        lr_scheduler: LRScheduler | None = None,
+        sym: Symbol | None = None,
+        begin_num_update: int = 0,
+        multi_precision: bool = False,
+        param_dict: dict[int, Parameter] | None = None,
+    ) -> None:
         self.rescale_grad = rescale_grad
         self.lr_scheduler = lr_scheduler
         if learning_rate is not None:
@@ -134,7 +146,7 @@ class Optimizer:
         self.set_wd_mult({})
 
     @staticmethod
-    def register(klass):
+    def register(klass: Class) -> Class:
         """Decorator: makes an optimizer known to `create` under its lower-case name."""
         if not isinstance(klass, type):
             raise TypeError(f"an optimizer is a class, got {klass!r}")
@@ -150,7 +162,7 @@ class Optimizer:
         return klass
 
     @staticmethod
-    def create_optimizer(name, **kwargs):
+    def create_optimizer(name: str, **kwargs: Any) -> Optimizer:
         """Makes the optimizer of that name (in any case); ValueError when there is none."""
         klass = Optimizer.opt_registry.get(name.lower())
         if klass is None:
@@ -177,16 +189,16 @@ class Optimizer:
                 f"{', '.join(options)}"
             ) from None
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         options = constructed(self, ("wd",)).partition("(")[2]
         return f"{type(self).__name__}(learning_rate={self.learning_rate}, {options}"
 
     @property
-    def learning_rate(self):
+    def learning_rate(self) -> float:
         """The learning rate now, before multipliers."""
         return self.lr if self.lr_scheduler is None else self.lr_scheduler(self.num_update)
 
-    def set_learning_rate(self, lr):
+    def set_learning_rate(self, lr: float) -> None:
         """Sets the learning rate; UserWarning is raised when a scheduler gives it."""
         if self.lr_scheduler is not None:
             raise UserWarning(
@@ -194,7 +206,7 @@ class Optimizer:
             )
         self.lr = check_rate("learning_rate", lr)
 
-    def set_lr_scale(self, args_lrscale):
+    def set_lr_scale(self, args_lrscale: Any) -> NoReturn:
         """Raises DeprecationWarning: `set_lr_mult` took its place."""
         raise DeprecationWarning("set_lr_scale is gone: use set_lr_mult")
 
@@ -206,7 +218,7 @@ class Optimizer:
             name: float(attributes[name][key]) for name in names if key in attributes.get(name, {})
         }
 
-    def set_lr_mult(self, args_lr_mult):
+    def set_lr_mult(self, args_lr_mult: Mapping[Any, float]) -> None:
         """Multiplies the learning rate of parameters: dict of name (or index) to factor. Replaces
         former multipliers."""
         self.lr_mult = {**self._symbol_multipliers("__lr_mult__"), **args_lr_mult}
@@ -215,7 +227,7 @@ class Optimizer:
         """Whether weight decay applies to a parameter of that name unless something else is set."""
         return name.endswith(("_weight", "_gamma"))
 
-    def set_wd_mult(self, args_wd_mult):
+    def set_wd_mult(self, args_wd_mult: Mapping[Any, float]) -> None:
         """Multiplies the weight decay of parameters: dict of name (or index) to factor. Biases and
         the like start at 0."""
         self.wd_mult = {name: 0.0 for name in self.idx2name.values() if not self._decays(name)}
@@ -224,7 +236,7 @@ class Optimizer:
 
     # --- State ---
 
-    def create_state(self, index, weight):
+    def create_state(self, index: Any, weight: NDArray) -> Any:
         """What the optimizer remembers of a weight: None, an array, or a tuple of these; it lies
         where the weight lies."""
         return None
@@ -242,7 +254,7 @@ class Optimizer:
             )
         return self.multi_precision
 
-    def create_state_multi_precision(self, index, weight):
+    def create_state_multi_precision(self, index: Any, weight: NDArray) -> Any:
         """The state, with the float32 copy of a 16-bit weight before it: (copy, state)."""
         if self._keeps_master(weight):
             master = weight.astype("float32")
@@ -251,13 +263,13 @@ class Optimizer:
 
     # --- Updating ---
 
-    def update(self, index, weight, grad, state):
+    def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
         """Changes weight and state, both in place, by the gradient."""
         raise NotImplementedError(
             f"{type(self).__name__} must define update(index, weight, grad, state)"
         )
 
-    def update_multi_precision(self, index, weight, grad, state):
+    def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
         """`update`, by way of the float32 copies for 16-bit weights that have one."""
         if not self.multi_precision:
             self.update(index, weight, grad, state)
@@ -367,7 +379,7 @@ class Optimizer:
     def _get_wd(self, index):
         return self._get_wds([index])[0]
 
-    def __getstate__(self):
+    def __getstate__(self) -> dict[str, Any]:
         self._settle()
         state = self.__dict__.copy()
         for name in ("param_dict", "_counting", "_counts", "_all_counts"):
@@ -380,7 +392,7 @@ class Optimizer:
         )
         return state
 
-    def __setstate__(self, state):
+    def __setstate__(self, state: dict[str, Any]) -> None:
         state = dict(state)
         self._counting, self._all_counts, current = (
             set(),
@@ -396,7 +408,7 @@ register = Optimizer.register
 create = Optimizer.create_optimizer
 
 
-def aggregation_size():
+def aggregation_size() -> int:
     """How many weights go into one call: the environment's MXNET_OPTIMIZER_AGGREGATION_SIZE, at
     most LARGEST_GROUP."""
     setting = os.environ.get("MXNET_OPTIMIZER_AGGREGATION_SIZE", "")
@@ -417,11 +429,11 @@ class GroupedOptimizer(Optimizer):
     wds)` for a group, or `_step_one(index, weight, grad, state, lr, wd)`.
     """
 
-    def __init__(self, **kwargs):
+    def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.aggregate_num = aggregation_size()
 
-    def update(self, index, weight, grad, state):
+    def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
         indices, weights, grads, states = as_lists(index, weight, grad, state)
         counts, num_update, before = self._index_update_count, self.num_update, versions(weights)
         known = {i: counts.get(i) for i in indices}
@@ -490,12 +502,20 @@ class GroupedOptimizer(Optimizer):
         )
 
 
-def replace(*pairs):
+def replace(*pairs: tuple[NDArray, NDArray]) -> None:
     """Gives arrays the values of others, all at once: pairs (array, new value), in this order."""
     at_once(*[(value.copyto, array) for array, value in pairs])
 
 
-def update_group(op, weights, others, lrs, wds, also=(), **options):
+def update_group(
+    op: Callable[..., Any],
+    weights: Sequence[NDArray],
+    others: Sequence[Sequence[Any]],
+    lrs: Sequence[float],
+    wds: Sequence[float],
+    also: Sequence[Any] = (),
+    **options: Any,
+) -> None:
     """Calls an update op for several weights: `others` are lists (gradients, states...) as long as
     `weights`; `also`: changes (`_core.at_once`) that belong to it."""
     every = 1 + len(others)
@@ -513,9 +533,9 @@ def update_group(op, weights, others, lrs, wds, also=(), **options):
 class Test(Optimizer):
     """Adds the rescaled gradient to the weight, which the state copies. For tests."""
 
-    def create_state(self, index, weight):
+    def create_state(self, index: Any, weight: NDArray) -> Any:
         return zeros_like_state(weight)
 
-    def update(self, index, weight, grad, state):
+    def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
         weight += grad * self.rescale_grad
         state[:] = weight

@@ -1,7 +1,10 @@
 """Optimizers that follow the gradient, with one momentum at most."""
 
+from __future__ import annotations
+
 import logging
 import math
+from typing import TYPE_CHECKING, Any
 
 from .. import ndarray as nd, random
 from .._core import at_once
@@ -15,25 +18,28 @@ from .optimizer import (
     zeros_like_state,
 )
 
+if TYPE_CHECKING:
+    from .._types import NDArray
+
 
 class _Momentum(GroupedOptimizer):
     """What SGD, NAG, LARS and LBSGD share: an optional momentum, and the state (momentum, float32
     copy) of 16-bit weights."""
 
-    def __init__(self, momentum=0.0, **kwargs):
+    def __init__(self, momentum: float = 0.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.momentum = momentum
 
-    def create_state(self, index, weight):
+    def create_state(self, index: Any, weight: NDArray) -> Any:
         return zeros_like_state(weight) if self.momentum != 0.0 else None
 
-    def create_state_multi_precision(self, index, weight):
+    def create_state_multi_precision(self, index: Any, weight: NDArray) -> Any:
         if self._keeps_master(weight):
             master = weight.astype("float32")
             return (self.create_state(index, master), master)
         return self.create_state(index, weight)
 
-    def update_multi_precision(self, index, weight, grad, state):
+    def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
         self.update(index, weight, grad, state)
 
     def _step(self, indices, weights, grads, states, lrs, wds):
@@ -104,7 +110,7 @@ class SGD(_Momentum):
     `lazy_update` is accepted for compatibility; arrays are dense here.
     """
 
-    def __init__(self, momentum=0.0, lazy_update=True, **kwargs):
+    def __init__(self, momentum: float = 0.0, lazy_update: bool = True, **kwargs: Any) -> None:
         super().__init__(momentum=momentum, **kwargs)
         self.lazy_update = lazy_update
 
@@ -180,12 +186,14 @@ class Signum(GroupedOptimizer):
     """Follows only the sign of the gradient, or of its momentum. `wd_lh` is a decay added to the
     sign's step."""
 
-    def __init__(self, learning_rate=0.01, momentum=0.9, wd_lh=0.0, **kwargs):
+    def __init__(
+        self, learning_rate: float = 0.01, momentum: float = 0.9, wd_lh: float = 0.0, **kwargs: Any
+    ) -> None:
         super().__init__(learning_rate=learning_rate, **kwargs)
         self.momentum = momentum
         self.wd_lh = wd_lh
 
-    def create_state(self, index, weight):
+    def create_state(self, index: Any, weight: NDArray) -> Any:
         return zeros_like_state(weight) if self.momentum != 0.0 else None
 
     def _step_one(self, index, weight, grad, state, lr, wd):
@@ -216,12 +224,12 @@ class DCASGD(GroupedOptimizer):
     """SGD that makes up for delayed gradients with the weight's change since they were computed,
     times `lamda`."""
 
-    def __init__(self, momentum=0.0, lamda=0.04, **kwargs):
+    def __init__(self, momentum: float = 0.0, lamda: float = 0.04, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.momentum = momentum
         self.lamda = lamda
 
-    def create_state(self, index, weight):
+    def create_state(self, index: Any, weight: NDArray) -> Any:
         return (zeros_like_state(weight) if self.momentum != 0.0 else None, weight.copy())
 
     def _step_one(self, index, weight, grad, state, lr, wd):
@@ -244,8 +252,14 @@ class LARS(_Momentum):
     """
 
     def __init__(
-        self, momentum=0.0, lazy_update=True, eta=0.001, eps=0, momentum_correction=True, **kwargs
-    ):
+        self,
+        momentum: float = 0.0,
+        lazy_update: bool = True,
+        eta: float = 0.001,
+        eps: float = 0,
+        momentum_correction: bool = True,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(momentum=momentum, **kwargs)
         self.momentum_correction = momentum_correction
         self.lazy_update = lazy_update
@@ -334,16 +348,16 @@ class LBSGD(_Momentum):
 
     def __init__(
         self,
-        momentum=0.0,
-        multi_precision=False,
-        warmup_strategy="linear",
-        warmup_epochs=5,
-        batch_scale=1,
-        updates_per_epoch=32,
-        begin_epoch=0,
-        num_epochs=60,
-        **kwargs,
-    ):
+        momentum: float = 0.0,
+        multi_precision: bool = False,
+        warmup_strategy: str = "linear",
+        warmup_epochs: int = 5,
+        batch_scale: float = 1,
+        updates_per_epoch: int = 32,
+        begin_epoch: int = 0,
+        num_epochs: int = 60,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(momentum=momentum, multi_precision=multi_precision, **kwargs)
         logging.info(
             "LBSGD: batch_scale=%f, warmup_epochs=%d, warmup_strategy=%s, updates_per_epoch=%d",

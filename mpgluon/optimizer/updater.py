@@ -1,11 +1,20 @@
 """An optimizer together with the states of what it updates."""
 
+from __future__ import annotations
+
 import io
 import pickle
 import struct
+from typing import TYPE_CHECKING, Any
 
 from ..base import MXNetError
 from ..ndarray import NDArray, load_frombuffer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ..context import Context
+    from .optimizer import Optimizer
 
 
 class _SavedArray:
@@ -60,17 +69,17 @@ class Updater:
     loaded by `set_states` go to where the weight lies when they are first used.
     """
 
-    def __init__(self, optimizer):
+    def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
         self.states = {}
         self.states_synced = {}
 
     @property
-    def aggregate_updates(self):
+    def aggregate_updates(self) -> bool:
         """Whether one call updates several weights: the optimizer's `aggregate_num` is above 0."""
         return self.optimizer.aggregate_num > 0
 
-    def __call__(self, index, grad, weight):
+    def __call__(self, index: Any, grad: Any, weight: Any) -> None:
         if isinstance(index, (list, tuple)):
             indices, grads, weights = list(index), list(grad), list(weight)
         else:
@@ -92,7 +101,9 @@ class Updater:
         for part in self.alike(indices, grads, weights, self.optimizer.aggregate_num):
             self._update(*part)
 
-    def alike(self, indices, grads, weights, size):
+    def alike(
+        self, indices: list[Any], grads: list[NDArray], weights: list[NDArray], size: int
+    ) -> list[Any]:
         """The same in lists of weights of one dtype, each of at most so many."""
         dtypes = [w.dtype for w in weights]
         parts = []
@@ -103,7 +114,7 @@ class Updater:
                 parts.append(tuple([items[k] for k in some] for items in (indices, grads, weights)))
         return parts
 
-    def update_alike(self, device_id, parts):
+    def update_alike(self, device_id: int, parts: Iterable[Any]) -> None:
         """What a call does, for lists that `alike` has made before."""
         self.optimizer._set_current_context(device_id)
         for indices, grads, weights in parts:
@@ -114,7 +125,7 @@ class Updater:
         states = self.states
         self.optimizer.update_multi_precision(indices, weights, grads, [states[i] for i in indices])
 
-    def prepare(self, indices, weights):
+    def prepare(self, indices: Sequence[Any], weights: Sequence[NDArray]) -> None:
         """Makes the states that there aren't yet, and brings loaded ones to where their weights
         lie."""
         if all(map(self.states_synced.get, indices)):
@@ -126,11 +137,11 @@ class Updater:
                 self.states[index] = self.sync_state_context(self.states[index], weight.context)
             self.states_synced[index] = True
 
-    def sync_state_context(self, state, context):
+    def sync_state_context(self, state: Any, context: Context) -> Any:
         """The state on that device; parts that are there already are kept."""
         return _move(state, context)
 
-    def set_states(self, states):
+    def set_states(self, states: bytes) -> None:
         """Takes over what `get_states` returned, here or in MXNet (there without its optimizer).
         The bytes are a pickle: load only what you trust. MXNetError when they are no states."""
         try:
@@ -149,11 +160,11 @@ class Updater:
             states=states, optimizer=optimizer, states_synced=dict.fromkeys(states, False)
         )
 
-    def get_states(self, dump_optimizer=False):
+    def get_states(self, dump_optimizer: bool = False) -> bytes:
         """The states as bytes, with the optimizer itself if `dump_optimizer`."""
         return pickle.dumps((self.states, self.optimizer) if dump_optimizer else self.states)
 
 
-def get_updater(optimizer):
+def get_updater(optimizer: Optimizer) -> Updater:
     """An Updater of that optimizer."""
     return Updater(optimizer)

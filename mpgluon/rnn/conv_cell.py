@@ -1,9 +1,18 @@
 """Recurrent cells over pictures: convolutions in place of matrix products."""
 
+from __future__ import annotations
+
 import functools
+from typing import TYPE_CHECKING, Any
 
 from .. import symbol as sym
 from .rnn_cell import BaseRNNCell, gru_step, lstm_step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from .._types import Init
+    from .rnn_cell import RNNParams
 
 __all__ = ["ConvRNNCell", "ConvLSTMCell", "ConvGRUCell"]
 
@@ -33,23 +42,25 @@ class BaseConvRNNCell(BaseRNNCell):
 
     def __init__(
         self,
-        input_shape,
-        num_hidden,
-        h2h_kernel=(3, 3),
-        h2h_dilate=(1, 1),
-        i2h_kernel=(3, 3),
-        i2h_stride=(1, 1),
-        i2h_pad=(1, 1),
-        i2h_dilate=(1, 1),
-        i2h_weight_initializer=None,
-        h2h_weight_initializer=None,
-        i2h_bias_initializer="zeros",
-        h2h_bias_initializer="zeros",
-        activation=functools.partial(sym.LeakyReLU, act_type="leaky", slope=0.2),
-        prefix="",
-        params=None,
-        conv_layout="NCHW",
-    ):
+        input_shape: Sequence[int],
+        num_hidden: int,
+        h2h_kernel: int | Sequence[int] = (3, 3),
+        h2h_dilate: int | Sequence[int] = (1, 1),
+        i2h_kernel: int | Sequence[int] = (3, 3),
+        i2h_stride: int | Sequence[int] = (1, 1),
+        i2h_pad: int | Sequence[int] = (1, 1),
+        i2h_dilate: int | Sequence[int] = (1, 1),
+        i2h_weight_initializer: Init | None = None,
+        h2h_weight_initializer: Init | None = None,
+        i2h_bias_initializer: Init = "zeros",
+        h2h_bias_initializer: Init = "zeros",
+        activation: str | Callable[..., Any] = functools.partial(
+            sym.LeakyReLU, act_type="leaky", slope=0.2
+        ),
+        prefix: str = "",
+        params: RNNParams | None = None,
+        conv_layout: str = "NCHW",
+    ) -> None:
         super().__init__(prefix, params)
         if any(size % 2 == 0 for size in h2h_kernel):
             raise AssertionError(
@@ -86,7 +97,7 @@ class BaseConvRNNCell(BaseRNNCell):
         self._hB = self.params.get("h2h_bias", init=h2h_bias_initializer)
 
     @property
-    def state_info(self):
+    def state_info(self) -> list[dict[str, Any]]:
         return [{"shape": self._state_shape, "__layout__": self._conv_layout}] * self._states
 
     def _products(self, inputs, states, name):
@@ -129,7 +140,7 @@ class ConvRNNCell(BaseConvRNNCell):
     _gate_names = ("",)
     __init__ = _with_prefix("ConvRNN_")
 
-    def __call__(self, inputs, states):
+    def __call__(self, inputs: Any, states: Any) -> Any:
         name = self._step_name()
         i2h, h2h = self._products(inputs, states, name)
         output = self._active(i2h + h2h, name=f"{name}out")
@@ -143,7 +154,7 @@ class ConvLSTMCell(BaseConvRNNCell):
     _states = 2
     __init__ = _with_prefix("ConvLSTM_")
 
-    def __call__(self, inputs, states):
+    def __call__(self, inputs: Any, states: Any) -> Any:
         name = self._step_name()
         return lstm_step(
             self._products(inputs, states, name), states, name, self._active, self._channels
@@ -156,7 +167,7 @@ class ConvGRUCell(BaseConvRNNCell):
     _gate_names = ("_r", "_z", "_o")
     __init__ = _with_prefix("ConvGRU_")
 
-    def __call__(self, inputs, states):
+    def __call__(self, inputs: Any, states: Any) -> Any:
         name = self._step_name()
         return gru_step(
             self._products(inputs, states, name), states, name, self._active, self._channels

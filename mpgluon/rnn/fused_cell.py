@@ -1,5 +1,9 @@
 """`FusedRNNCell`: stacked recurrent layers as one `RNN` node, with all weights in one vector."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from .. import ndarray as nd, symbol as sym
 from ..initializer import FusedRNN
 from .rnn_cell import (
@@ -13,6 +17,10 @@ from .rnn_cell import (
     arranged,
     as_one,
 )
+
+if TYPE_CHECKING:
+    from .._types import NDArray
+    from .rnn_cell import RNNParams
 
 __all__ = ["FusedRNNCell"]
 
@@ -44,16 +52,16 @@ class FusedRNNCell(BaseRNNCell):
 
     def __init__(
         self,
-        num_hidden,
-        num_layers=1,
-        mode="lstm",
-        bidirectional=False,
-        dropout=0.0,
-        get_next_state=False,
-        forget_bias=1.0,
-        prefix=None,
-        params=None,
-    ):
+        num_hidden: int,
+        num_layers: int = 1,
+        mode: str = "lstm",
+        bidirectional: bool = False,
+        dropout: float = 0.0,
+        get_next_state: bool = False,
+        forget_bias: float = 1.0,
+        prefix: str | None = None,
+        params: RNNParams | None = None,
+    ) -> None:
         if mode not in _GATES:
             raise ValueError(f"FusedRNNCell: mode is one of {', '.join(_GATES)}, not {mode!r}")
         super().__init__(f"{mode}_" if prefix is None else prefix, params)
@@ -70,7 +78,7 @@ class FusedRNNCell(BaseRNNCell):
         )
 
     @property
-    def state_info(self):
+    def state_info(self) -> list[dict[str, Any]]:
         info = {
             "shape": (len(self._directions) * self._num_layers, 0, self._num_hidden),
             "__layout__": "LNC",
@@ -118,7 +126,7 @@ class FusedRNNCell(BaseRNNCell):
         )
         return directions * self._num_gates * hidden * widths
 
-    def unpack_weights(self, args):
+    def unpack_weights(self, args: dict[str, NDArray]) -> dict[str, NDArray]:
         args = dict(args)
         arr = args.pop(self._parameter.name)
         num_input = (arr.size - self._size(0)) // (
@@ -132,7 +140,7 @@ class FusedRNNCell(BaseRNNCell):
         )
         return args
 
-    def pack_weights(self, args):
+    def pack_weights(self, args: dict[str, NDArray]) -> dict[str, NDArray]:
         args = dict(args)
         first = args[f"{self._prefix}l0_i2h{self._gate_names[0]}_weight"]
         arr = nd.zeros((self._size(first.shape[1]),), ctx=first.context, dtype=first.dtype)
@@ -141,12 +149,19 @@ class FusedRNNCell(BaseRNNCell):
         args[self._parameter.name] = arr
         return args
 
-    def __call__(self, inputs, states):
+    def __call__(self, inputs: Any, states: Any) -> Any:
         raise NotImplementedError(
             "a FusedRNNCell runs whole sequences: call unroll, or unfuse() it to step"
         )
 
-    def unroll(self, length, inputs, begin_state=None, layout="NTC", merge_outputs=None):
+    def unroll(
+        self,
+        length: int,
+        inputs: Any,
+        begin_state: list[Any] | None = None,
+        layout: str = "NTC",
+        merge_outputs: bool | None = None,
+    ) -> tuple[Any, list[Any]]:
         self.reset()
         axis = layout.find("T")
         if axis not in (0, 1):
@@ -177,7 +192,7 @@ class FusedRNNCell(BaseRNNCell):
         last = [rnn[1 + i] for i in range(len(states))] if self._get_next_state else []
         return arranged(outputs, length, axis, merge_outputs), last
 
-    def unfuse(self):
+    def unfuse(self) -> SequentialRNNCell:
         """The same layers as a `SequentialRNNCell` of single cells; `unpack_weights` of this cell
         and `pack_weights` of that one convert the weights."""
 

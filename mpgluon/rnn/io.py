@@ -1,20 +1,33 @@
 """Sentences as numbers, and batches of sentences of similar lengths."""
 
+from __future__ import annotations
+
 import bisect
 import logging
 import random
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .. import ndarray as nd
 from ..io import DataBatch, DataDesc, DataIter
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from .._types import DType
+
 __all__ = ["BucketSentenceIter", "encode_sentences"]
 
 
 def encode_sentences(
-    sentences, vocab=None, invalid_label=-1, invalid_key="\n", start_label=0, unknown_token=None
-):
+    sentences: Iterable[Sequence[Any]],
+    vocab: dict[Any, int] | None = None,
+    invalid_label: int = -1,
+    invalid_key: Any = "\n",
+    start_label: int = 0,
+    unknown_token: Any = None,
+) -> tuple[list[list[int]], dict[Any, int]]:
     """Words as numbers.
 
     Parameters
@@ -77,15 +90,15 @@ class BucketSentenceIter(DataIter):
 
     def __init__(
         self,
-        sentences,
-        batch_size,
-        buckets=None,
-        invalid_label=-1,
-        data_name="data",
-        label_name="softmax_label",
-        dtype="float32",
-        layout="NT",
-    ):
+        sentences: Sequence[Sequence[int]],
+        batch_size: int,
+        buckets: Sequence[int] | None = None,
+        invalid_label: int = -1,
+        data_name: str = "data",
+        label_name: str = "softmax_label",
+        dtype: DType = "float32",
+        layout: str = "NT",
+    ) -> None:
         super().__init__(batch_size)
         self.major_axis = layout.find("N")
         if self.major_axis not in (0, 1):
@@ -144,7 +157,7 @@ class BucketSentenceIter(DataIter):
         shape = (self.batch_size, length) if self.major_axis == 0 else (length, self.batch_size)
         return DataDesc(name, shape, self.dtype, self.layout)
 
-    def reset(self):
+    def reset(self) -> None:
         """Starts over, in a new order."""
         self.curr_idx = 0
         random.shuffle(self.idx)
@@ -156,7 +169,7 @@ class BucketSentenceIter(DataIter):
             self.nddata.append(nd.array(kept, dtype=self.dtype))
             self.ndlabel.append(nd.array(label, dtype=self.dtype))
 
-    def next(self):
+    def next(self) -> DataBatch:
         if self.curr_idx == len(self.idx):
             raise StopIteration
         bucket, begin = self.idx[self.curr_idx]

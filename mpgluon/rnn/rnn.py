@@ -1,10 +1,18 @@
 """Checkpoints in which the weights of cells are unpacked, so that fused and single cells can read
 each other's."""
 
+from __future__ import annotations
+
 import warnings
+from typing import TYPE_CHECKING, Any
 
 from ..model import load_checkpoint, save_checkpoint
 from .rnn_cell import BaseRNNCell
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from .._types import NDArray, Symbol
 
 __all__ = ["rnn_unroll", "save_rnn_checkpoint", "load_rnn_checkpoint", "do_rnn_checkpoint"]
 
@@ -13,7 +21,14 @@ def _list(cells):
     return [cells] if isinstance(cells, BaseRNNCell) else cells
 
 
-def rnn_unroll(cell, length, inputs=None, begin_state=None, input_prefix="", layout="NTC"):
+def rnn_unroll(
+    cell: BaseRNNCell,
+    length: int,
+    inputs: Any = None,
+    begin_state: list[Any] | None = None,
+    input_prefix: str = "",
+    layout: str = "NTC",
+) -> tuple[Any, list[Any]]:
     """``cell.unroll``; without inputs over variables named ``input_prefix + 't0_data'`` and so
     on."""
     from .. import symbol
@@ -24,14 +39,23 @@ def rnn_unroll(cell, length, inputs=None, begin_state=None, input_prefix="", lay
     return cell.unroll(length, inputs=inputs, begin_state=begin_state, layout=layout)
 
 
-def save_rnn_checkpoint(cells, prefix, epoch, symbol, arg_params, aux_params):
+def save_rnn_checkpoint(
+    cells: BaseRNNCell | Sequence[BaseRNNCell],
+    prefix: str,
+    epoch: int,
+    symbol: Symbol,
+    arg_params: dict[str, NDArray],
+    aux_params: dict[str, NDArray],
+) -> None:
     """`mx.model.save_checkpoint`, the weights of `cells` (a cell or a list of them) unpacked."""
     for cell in _list(cells):
         arg_params = cell.unpack_weights(arg_params)
     save_checkpoint(prefix, epoch, symbol, arg_params, aux_params)
 
 
-def load_rnn_checkpoint(cells, prefix, epoch):
+def load_rnn_checkpoint(
+    cells: BaseRNNCell | Sequence[BaseRNNCell], prefix: str, epoch: int
+) -> tuple[Symbol, dict[str, NDArray], dict[str, NDArray]]:
     """``(symbol, arg_params, aux_params)`` that `save_rnn_checkpoint` wrote, the weights packed for
     `cells`."""
     symbol, arg_params, aux_params = load_checkpoint(prefix, epoch)
@@ -40,7 +64,9 @@ def load_rnn_checkpoint(cells, prefix, epoch):
     return symbol, arg_params, aux_params
 
 
-def do_rnn_checkpoint(cells, prefix, period=1):
+def do_rnn_checkpoint(
+    cells: BaseRNNCell | Sequence[BaseRNNCell], prefix: str, period: int = 1
+) -> Callable[..., None]:
     """A callback for the end of an epoch: calls `save_rnn_checkpoint` every `period` epochs."""
     period = max(1, int(period))
 

@@ -4,8 +4,17 @@ A cell is called with the input's symbol and a list of its states' symbols, and 
 and the new states. Its weights are variables that all steps share (`RNNParams`).
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from .. import _core, ndarray as nd, symbol as sym
 from ..initializer import LSTMBias
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .._types import NDArray, Symbol
 
 __all__ = [
     "RNNParams",
@@ -22,7 +31,7 @@ __all__ = [
 ]
 
 
-def as_steps(sequence, length, axis):
+def as_steps(sequence: Any, length: int, axis: int) -> Any:
     """The symbols of the single steps."""
     if isinstance(sequence, sym.Symbol):
         if len(sequence) != 1:
@@ -40,14 +49,14 @@ def as_steps(sequence, length, axis):
     return list(sequence)
 
 
-def as_one(sequence, axis):
+def as_one(sequence: Any, axis: int) -> Any:
     """One symbol of the whole sequence."""
     if isinstance(sequence, sym.Symbol):
         return sequence
     return sym.concat(*[sym.expand_dims(step, axis=axis) for step in sequence], dim=axis)
 
 
-def arranged(sequence, length, axis, merge):
+def arranged(sequence: Any, length: int, axis: int, merge: bool | None) -> Any:
     """The sequence as one symbol (merge True), as a list (False), or as it is (None)."""
     if merge is None:
         return sequence
@@ -57,11 +66,11 @@ def arranged(sequence, length, axis, merge):
 class RNNParams:
     """Variables by name, with a prefix; cells that share one share their weights."""
 
-    def __init__(self, prefix=""):
+    def __init__(self, prefix: str = "") -> None:
         self._prefix = prefix
         self._params = {}
 
-    def get(self, name, **kwargs):
+    def get(self, name: str, **kwargs: Any) -> Symbol:
         """The variable of that name, made with `kwargs` when it is new."""
         name = self._prefix + name
         if name not in self._params:
@@ -82,37 +91,37 @@ class BaseRNNCell:
 
     _cells = ()  # those a cell is made of
 
-    def __init__(self, prefix="", params=None):
+    def __init__(self, prefix: str = "", params: RNNParams | None = None) -> None:
         self._own_params = params is None
         self._prefix = prefix
         self._params = RNNParams(prefix) if params is None else params
         self._modified = False
         self.reset()
 
-    def reset(self):
+    def reset(self) -> None:
         """Starts counting steps anew; call it before a cell is used in another graph."""
         self._init_counter = -1
         self._counter = -1
         for cell in self._cells:
             cell.reset()
 
-    def __call__(self, inputs, states):
+    def __call__(self, inputs: Any, states: Any) -> Any:
         """One step: (output, new states)."""
         raise NotImplementedError(f"{type(self).__name__} does not define a step")
 
     @property
-    def params(self):
+    def params(self) -> RNNParams:
         """The cell's weights."""
         self._own_params = False
         return self._params
 
     @property
-    def state_info(self):
+    def state_info(self) -> list[dict[str, Any]]:
         """What the states are: dicts with shape (0: the batch) and layout."""
         raise NotImplementedError(f"{type(self).__name__} does not define state_info")
 
     @property
-    def state_shape(self):
+    def state_shape(self) -> list[tuple[int, ...]]:
         """The states' shapes."""
         return [info["shape"] for info in self.state_info]
 
@@ -131,7 +140,7 @@ class BaseRNNCell:
         self._counter += 1
         return f"{self._prefix}t{self._counter}_"
 
-    def begin_state(self, func=sym.zeros, **kwargs):
+    def begin_state(self, func: Callable[..., Any] = sym.zeros, **kwargs: Any) -> list[Any]:
         """Symbols of the states to begin with.
 
         Parameters
@@ -154,7 +163,7 @@ class BaseRNNCell:
             )
         return states
 
-    def unpack_weights(self, args):
+    def unpack_weights(self, args: dict[str, NDArray]) -> dict[str, NDArray]:
         """A dict of arrays in which the weights of each gate stand alone (``lstm_i2h_i_weight``),
         from one in which they are stacked."""
         args = dict(args)
@@ -169,7 +178,7 @@ class BaseRNNCell:
                     ].copy()
         return args
 
-    def pack_weights(self, args):
+    def pack_weights(self, args: dict[str, NDArray]) -> dict[str, NDArray]:
         """The reverse of `unpack_weights`."""
         args = dict(args)
         for group in ("i2h", "h2h") if self._gate_names else ():
@@ -182,7 +191,14 @@ class BaseRNNCell:
                 )
         return args
 
-    def unroll(self, length, inputs, begin_state=None, layout="NTC", merge_outputs=None):
+    def unroll(
+        self,
+        length: int,
+        inputs: Any,
+        begin_state: list[Any] | None = None,
+        layout: str = "NTC",
+        merge_outputs: bool | None = None,
+    ) -> tuple[Any, list[Any]]:
         """The symbols of a whole sequence.
 
         Parameters
@@ -225,7 +241,7 @@ class BaseRNNCell:
 class _GatedCell(BaseRNNCell):
     """A cell with stacked weights for input (i2h) and state (h2h)."""
 
-    def __init__(self, num_hidden, prefix, params, **bias):
+    def __init__(self, num_hidden: int, prefix: str, params: RNNParams | None, **bias: Any) -> None:
         super().__init__(prefix, params)
         self._num_hidden = num_hidden
         self._iW = self.params.get("i2h_weight")
@@ -234,7 +250,7 @@ class _GatedCell(BaseRNNCell):
         self._hB = self.params.get("h2h_bias")
 
     @property
-    def state_info(self):
+    def state_info(self) -> list[dict[str, Any]]:
         return [{"shape": (0, self._num_hidden), "__layout__": "NC"}]
 
     def _products(self, inputs, states, name):
@@ -262,18 +278,26 @@ class RNNCell(_GatedCell):
 
     _gate_names = ("",)
 
-    def __init__(self, num_hidden, activation="tanh", prefix="rnn_", params=None):
+    def __init__(
+        self,
+        num_hidden: int,
+        activation: str | Callable[..., Any] = "tanh",
+        prefix: str = "rnn_",
+        params: RNNParams | None = None,
+    ) -> None:
         super().__init__(num_hidden, prefix, params)
         self._activation = activation
 
-    def __call__(self, inputs, states):
+    def __call__(self, inputs: Any, states: Any) -> Any:
         name = self._step_name()
         i2h, h2h = self._products(inputs, states, name)
         output = self._activate(i2h + h2h, self._activation, name=f"{name}out")
         return output, [output]
 
 
-def lstm_step(products, states, name, activate, axis=1):
+def lstm_step(
+    products: Any, states: Any, name: str, activate: Callable[..., Any], axis: int = 1
+) -> Any:
     """Output and new states of an LSTM, of the products of its gates in the order input, forget,
     cell, output."""
     gates = sym.SliceChannel(
@@ -289,7 +313,9 @@ def lstm_step(products, states, name, activate, axis=1):
     return hidden, [hidden, cell]
 
 
-def gru_step(products, states, name, activate, axis=1):
+def gru_step(
+    products: Any, states: Any, name: str, activate: Callable[..., Any], axis: int = 1
+) -> Any:
     """Output and new state of a GRU, of the products of its gates in the order reset, update,
     new."""
     parts = [
@@ -323,14 +349,20 @@ class LSTMCell(_GatedCell):
 
     _gate_names = ("_i", "_f", "_c", "_o")
 
-    def __init__(self, num_hidden, prefix="lstm_", params=None, forget_bias=1.0):
+    def __init__(
+        self,
+        num_hidden: int,
+        prefix: str = "lstm_",
+        params: RNNParams | None = None,
+        forget_bias: float = 1.0,
+    ) -> None:
         super().__init__(num_hidden, prefix, params, init=LSTMBias(forget_bias=forget_bias))
 
     @property
-    def state_info(self):
+    def state_info(self) -> list[dict[str, Any]]:
         return super().state_info * 2
 
-    def __call__(self, inputs, states):
+    def __call__(self, inputs: Any, states: Any) -> Any:
         name = self._step_name()
         return lstm_step(self._products(inputs, states, name), states, name, _tanh)
 
@@ -347,10 +379,12 @@ class GRUCell(_GatedCell):
 
     _gate_names = ("_r", "_z", "_o")
 
-    def __init__(self, num_hidden, prefix="gru_", params=None):
+    def __init__(
+        self, num_hidden: int, prefix: str = "gru_", params: RNNParams | None = None
+    ) -> None:
         super().__init__(num_hidden, prefix, params)
 
-    def __call__(self, inputs, states):
+    def __call__(self, inputs: Any, states: Any) -> Any:
         name = self._step_name()
         return gru_step(self._products(inputs, states, f"{name}_"), states, name, _tanh)
 
@@ -401,14 +435,14 @@ class SequentialRNNCell(_Composite):
         Weights for all of them.
     """
 
-    def __init__(self, params=None):
+    def __init__(self, params: RNNParams | None = None) -> None:
         super().__init__(params)
 
-    def add(self, cell):
+    def add(self, cell: BaseRNNCell) -> None:
         """Puts a cell on top."""
         self._take(cell)
 
-    def __call__(self, inputs, states):
+    def __call__(self, inputs: Any, states: Any) -> Any:
         self._counter += 1
         states, following = list(states), []
         for cell in self._cells:
@@ -422,7 +456,14 @@ class SequentialRNNCell(_Composite):
             following += new
         return inputs, following
 
-    def unroll(self, length, inputs, begin_state=None, layout="NTC", merge_outputs=None):
+    def unroll(
+        self,
+        length: int,
+        inputs: Any,
+        begin_state: list[Any] | None = None,
+        layout: str = "NTC",
+        merge_outputs: bool | None = None,
+    ) -> tuple[Any, list[Any]]:
         self.reset()
         states = list(self.begin_state() if begin_state is None else begin_state)
         following = []
@@ -452,16 +493,25 @@ class DropoutCell(BaseRNNCell):
 
     state_info = ()
 
-    def __init__(self, dropout, prefix="dropout_", params=None):
+    def __init__(
+        self, dropout: float, prefix: str = "dropout_", params: RNNParams | None = None
+    ) -> None:
         super().__init__(prefix, params)
         if not isinstance(dropout, (int, float)):
             raise AssertionError(f"dropout has to be a number, not {type(dropout).__name__}")
         self.dropout = dropout
 
-    def __call__(self, inputs, states):
+    def __call__(self, inputs: Any, states: Any) -> Any:
         return (sym.Dropout(data=inputs, p=self.dropout) if self.dropout > 0 else inputs), states
 
-    def unroll(self, length, inputs, begin_state=None, layout="NTC", merge_outputs=None):
+    def unroll(
+        self,
+        length: int,
+        inputs: Any,
+        begin_state: list[Any] | None = None,
+        layout: str = "NTC",
+        merge_outputs: bool | None = None,
+    ) -> tuple[Any, list[Any]]:
         self.reset()
         inputs = arranged(inputs, length, layout.find("T"), merge_outputs)
         if isinstance(inputs, sym.Symbol):
@@ -473,34 +523,34 @@ class ModifierCell(BaseRNNCell):
     """The base of cells that change what another cell does; that one is from then on called through
     the modifier only."""
 
-    def __init__(self, base_cell):
+    def __init__(self, base_cell: BaseRNNCell) -> None:
         self._cells = [base_cell]
         super().__init__()
         base_cell._modified = True
         self.base_cell = base_cell
 
     @property
-    def params(self):
+    def params(self) -> RNNParams:
         self._own_params = False
         return self.base_cell.params
 
     @property
-    def state_info(self):
+    def state_info(self) -> list[dict[str, Any]]:
         return self.base_cell.state_info
 
     def _base(self):
         """A scope in which the cell that is changed can be called by itself."""
         return _core.Scope((vars(self.base_cell), "_modified", False))
 
-    def begin_state(self, func=sym.zeros, **kwargs):
+    def begin_state(self, func: Callable[..., Any] = sym.zeros, **kwargs: Any) -> list[Any]:
         self._check_unmodified()
         with self._base():
             return self.base_cell.begin_state(func=func, **kwargs)
 
-    def unpack_weights(self, args):
+    def unpack_weights(self, args: dict[str, NDArray]) -> dict[str, NDArray]:
         return self.base_cell.unpack_weights(args)
 
-    def pack_weights(self, args):
+    def pack_weights(self, args: dict[str, NDArray]) -> dict[str, NDArray]:
         return self.base_cell.pack_weights(args)
 
 
@@ -523,7 +573,9 @@ class ZoneoutCell(ModifierCell):
         The probabilities.
     """
 
-    def __init__(self, base_cell, zoneout_outputs=0.0, zoneout_states=0.0):
+    def __init__(
+        self, base_cell: BaseRNNCell, zoneout_outputs: float = 0.0, zoneout_states: float = 0.0
+    ) -> None:
         if _whole_sequence(base_cell):
             raise AssertionError(
                 "zoneout acts step by step: unfuse a FusedRNNCell first, and put ZoneoutCell "
@@ -533,11 +585,11 @@ class ZoneoutCell(ModifierCell):
         self.zoneout_outputs = zoneout_outputs
         self.zoneout_states = zoneout_states
 
-    def reset(self):
+    def reset(self) -> None:
         super().reset()
         self.prev_output = None
 
-    def __call__(self, inputs, states):
+    def __call__(self, inputs: Any, states: Any) -> Any:
         output, following = self.base_cell(inputs, states)
 
         def mix(probability, new, old):
@@ -559,11 +611,18 @@ def _plus_residual(output, inputs):
 class ResidualCell(ModifierCell):
     """Adds the input to the output."""
 
-    def __call__(self, inputs, states):
+    def __call__(self, inputs: Any, states: Any) -> Any:
         output, states = self.base_cell(inputs, states)
         return _plus_residual(output, inputs), states
 
-    def unroll(self, length, inputs, begin_state=None, layout="NTC", merge_outputs=None):
+    def unroll(
+        self,
+        length: int,
+        inputs: Any,
+        begin_state: list[Any] | None = None,
+        layout: str = "NTC",
+        merge_outputs: bool | None = None,
+    ) -> tuple[Any, list[Any]]:
         self.reset()
         with self._base():
             outputs, states = self.base_cell.unroll(
@@ -592,18 +651,31 @@ class BidirectionalCell(_Composite):
     output_prefix : str, default 'bi_'
     """
 
-    def __init__(self, l_cell, r_cell, params=None, output_prefix="bi_"):
+    def __init__(
+        self,
+        l_cell: BaseRNNCell,
+        r_cell: BaseRNNCell,
+        params: RNNParams | None = None,
+        output_prefix: str = "bi_",
+    ) -> None:
         super().__init__(params)
         self._output_prefix = output_prefix
         self._take(l_cell)
         self._take(r_cell)
 
-    def __call__(self, inputs, states):
+    def __call__(self, inputs: Any, states: Any) -> Any:
         raise NotImplementedError(
             "a BidirectionalCell needs the whole sequence: call unroll instead of stepping"
         )
 
-    def unroll(self, length, inputs, begin_state=None, layout="NTC", merge_outputs=None):
+    def unroll(
+        self,
+        length: int,
+        inputs: Any,
+        begin_state: list[Any] | None = None,
+        layout: str = "NTC",
+        merge_outputs: bool | None = None,
+    ) -> tuple[Any, list[Any]]:
         self.reset()
         axis = layout.find("T")
         steps = as_steps(inputs, length, axis)

@@ -1,13 +1,22 @@
 """Batches of a data set, made ahead of time by worker processes or threads."""
 
+from __future__ import annotations
+
 import itertools
 import weakref
 import zlib
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ... import ndarray as nd
 from . import sampler as _sampler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from .dataset import Dataset
+    from .sampler import Sampler
 
 __all__ = ["DataLoader", "default_batchify_fn", "default_mp_batchify_fn"]
 
@@ -27,13 +36,13 @@ def _to_array(values):
     return nd.array(values, dtype=values.dtype)
 
 
-def default_batchify_fn(data):
+def default_batchify_fn(data: Sequence[Any]) -> Any:
     """Stacks samples along a new first axis: a list of NDArrays, NumPy arrays or numbers to an
     NDArray, of tuples to a list of them."""
     return _gather(data, lambda arrays: nd.stack(*arrays), _to_array)
 
 
-def default_mp_batchify_fn(data):
+def default_mp_batchify_fn(data: Sequence[Any]) -> Any:
     """The same in a worker process: values are put together by NumPy."""
     return _from_numpy(_to_numpy(data))
 
@@ -56,7 +65,7 @@ class Round:
 
     _numbers = itertools.count()
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.number = next(Round._numbers)
         self.done = {}
 
@@ -181,21 +190,21 @@ class DataLoader:
 
     def __init__(
         self,
-        dataset,
-        batch_size=None,
-        shuffle=False,
-        sampler=None,
-        last_batch=None,
-        batch_sampler=None,
-        batchify_fn=None,
-        num_workers=0,
-        pin_memory=False,
-        pin_device_id=0,
-        prefetch=None,
-        thread_pool=False,
-        timeout=120,
-        auto_reload=False,
-    ):
+        dataset: Dataset,
+        batch_size: int | None = None,
+        shuffle: bool = False,
+        sampler: Sampler | None = None,
+        last_batch: str | None = None,
+        batch_sampler: Sampler | None = None,
+        batchify_fn: Callable[[list[Any]], Any] | None = None,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+        pin_device_id: int = 0,
+        prefetch: int | None = None,
+        thread_pool: bool = False,
+        timeout: float = 120,
+        auto_reload: bool = False,
+    ) -> None:
         if not timeout > 0:
             raise ValueError(f"timeout must be positive, got {timeout}")
         self._pool = None
@@ -235,7 +244,7 @@ class DataLoader:
             self._start()
         self._ahead = self._round() if auto_reload else None
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         workers = (
             f", {'threads' if self._thread_pool else 'worker processes'}: {self._num_workers}"
             if self._num_workers
@@ -272,19 +281,19 @@ class DataLoader:
             self._pool, self._batch_sampler, self._prefetch, seed, self._timeout, finish
         )
 
-    def refresh(self):
+    def refresh(self) -> None:
         """Begins a round ahead of time: the next iteration takes it up."""
         self._ahead = self._round()
 
-    def clean(self):
+    def clean(self) -> None:
         """Gives up a round that was begun ahead of time."""
         self._ahead = None
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Any]:
         batches, self._ahead = self._ahead or self._round(), None
         yield from batches
         if self.auto_reload and self._ahead is None:
             self.refresh()
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self._batch_sampler)

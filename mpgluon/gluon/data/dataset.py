@@ -1,7 +1,16 @@
 """Data sets: samples by index."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from ...base import MXNetAssertionError
 from ...ndarray import NDArray
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .sampler import Sampler
 
 __all__ = ["Dataset", "SimpleDataset", "ArrayDataset"]
 
@@ -10,20 +19,20 @@ class Dataset:
     """Base of data sets: `dataset[i]` is a sample, `len(dataset)` their number. A sample of several
     parts is a tuple."""
 
-    def __getitem__(self, idx):
+    def __getitem__(self, idx: int) -> Any:
         raise NotImplementedError(f"{type(self).__name__} must define __getitem__")
 
-    def __len__(self):
+    def __len__(self) -> int:
         raise NotImplementedError(f"{type(self).__name__} must define __len__")
 
-    def filter(self, fn):
+    def filter(self, fn: Callable[[Any], Any]) -> Dataset:
         """A data set of the samples for which `fn(sample)` is true. All samples are looked at
         now."""
         from .sampler import FilterSampler
 
         return _Selection(self, FilterSampler(fn, self))
 
-    def shard(self, num_shards, index):
+    def shard(self, num_shards: int, index: int) -> Dataset:
         """The part `index` of `num_shards` consecutive parts of nearly equal length (the first ones
         take what is over)."""
         if num_shards < 1:
@@ -34,14 +43,14 @@ class Dataset:
         begin = length * index + min(index, over)
         return _Selection(self, range(begin, begin + length + (index < over)))
 
-    def take(self, count):
+    def take(self, count: int | None) -> Dataset:
         """The first `count` samples (all of them, if there are fewer or `count` is None)."""
         size = len(self)
         if count is not None and count < 0:
             raise ValueError(f"count must not be negative, got {count}")
         return _Selection(self, range(size if count is None else min(count, size)))
 
-    def sample(self, sampler):
+    def sample(self, sampler: Sampler) -> Dataset:
         """The samples at the indices that a Sampler gives, drawn once, now."""
         from .sampler import Sampler
 
@@ -49,7 +58,7 @@ class Dataset:
             raise TypeError(f"expected a gluon.data.Sampler, got {type(sampler).__name__}")
         return _Selection(self, sampler)
 
-    def transform(self, fn, lazy=True):
+    def transform(self, fn: Callable[..., Any], lazy: bool = True) -> Dataset:
         """A data set of `fn(*sample)`: computed each time a sample is asked for, or, unless `lazy`,
         all of them now."""
         transformed = _Transformed(self, fn)
@@ -59,26 +68,26 @@ class Dataset:
             else SimpleDataset([transformed[i] for i in range(len(transformed))])
         )
 
-    def transform_first(self, fn, lazy=True):
+    def transform_first(self, fn: Callable[..., Any], lazy: bool = True) -> Dataset:
         """`transform` of only the first part of each sample, as for pictures with labels."""
         return self.transform(_First(fn), lazy)
 
 
 class _Sized(Dataset):
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"{type(self).__name__.lstrip('_')}(samples: {len(self)})"
 
 
 class SimpleDataset(_Sized):
     """A list, or anything with indices and a length, as a data set."""
 
-    def __init__(self, data):
+    def __init__(self, data: Any) -> None:
         self._data = data
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self._data)
 
-    def __getitem__(self, idx):
+    def __getitem__(self, idx: int) -> Any:
         return self._data[idx]
 
 
@@ -86,7 +95,7 @@ class ArrayDataset(_Sized):
     """Several arrays or lists of one length: sample i is the tuple of their i-th items (the item
     itself for one array)."""
 
-    def __init__(self, *args):
+    def __init__(self, *args: Any) -> None:
         if not args:
             raise MXNetAssertionError("ArrayDataset needs at least one array")
         self._length = len(args[0])
@@ -102,12 +111,12 @@ class ArrayDataset(_Sized):
             for data in args
         ]
 
-    def __getitem__(self, idx):
+    def __getitem__(self, idx: int) -> Any:
         if len(self._data) == 1:
             return self._data[0][idx]
         return tuple(data[idx] for data in self._data)
 
-    def __len__(self):
+    def __len__(self) -> int:
         return self._length
 
 

@@ -1,6 +1,15 @@
 """Orders in which the samples of a data set are visited."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from .dataset import Dataset
 
 __all__ = [
     "Sampler",
@@ -16,24 +25,24 @@ class Sampler:
     """Base of samplers: iterating gives indices (or lists of them, for batches); `len` says how
     many."""
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Any]:
         raise NotImplementedError(f"{type(self).__name__} must define __iter__")
 
-    def __len__(self):
+    def __len__(self) -> int:
         raise NotImplementedError(f"{type(self).__name__} must define __len__")
 
 
 class SequentialSampler(Sampler):
     """`start`, `start + 1`, ...: `length` indices in order."""
 
-    def __init__(self, length, start=0):
+    def __init__(self, length: int, start: int = 0) -> None:
         self._length = length
         self._start = start
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[int]:
         return iter(range(self._start, self._start + self._length))
 
-    def __len__(self):
+    def __len__(self) -> int:
         return self._length
 
 
@@ -41,28 +50,28 @@ class RandomSampler(Sampler):
     """0 to `length` - 1 in random order, a new one each time; drawn by `numpy.random`, so
     `numpy.random.seed` fixes it."""
 
-    def __init__(self, length):
+    def __init__(self, length: int) -> None:
         self._length = length
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[int]:
         indices = np.arange(self._length)
         np.random.shuffle(indices)
         return iter(indices)
 
-    def __len__(self):
+    def __len__(self) -> int:
         return self._length
 
 
 class FilterSampler(Sampler):
     """The indices of the samples for which `fn(sample)` is true, in order."""
 
-    def __init__(self, fn, dataset):
+    def __init__(self, fn: Callable[[Any], Any], dataset: Dataset) -> None:
         self._indices = [i for i in range(len(dataset)) if fn(dataset[i])]
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[int]:
         return iter(self._indices)
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self._indices)
 
 
@@ -73,7 +82,7 @@ class BatchSampler(Sampler):
     next round ("rollover").
     """
 
-    def __init__(self, sampler, batch_size, last_batch="keep"):
+    def __init__(self, sampler: Sampler, batch_size: int, last_batch: str = "keep") -> None:
         if not batch_size >= 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         if last_batch not in ("keep", "discard", "rollover"):
@@ -85,7 +94,7 @@ class BatchSampler(Sampler):
         self._last_batch = last_batch
         self._left = []  # rolled over from the last round
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[list[Any]]:
         batch, self._left = self._left, []
         for index in self._sampler:
             batch.append(index)
@@ -97,7 +106,7 @@ class BatchSampler(Sampler):
         elif self._last_batch == "rollover":
             self._left = batch
 
-    def __len__(self):
+    def __len__(self) -> int:
         count = len(self._sampler)
         if self._last_batch == "keep":
             return -(-count // self._batch_size)
@@ -110,16 +119,16 @@ class IntervalSampler(Sampler):
     """0, `interval`, 2 * `interval`, ... below `length`; then, with `rollover`, the same from 1,
     from 2, and so on."""
 
-    def __init__(self, length, interval, rollover=True):
+    def __init__(self, length: int, interval: int, rollover: bool = True) -> None:
         if not 1 <= interval <= length:
             raise ValueError(f"interval must be between 1 and the length {length}, got {interval}")
         self._length = length
         self._interval = interval
         self._rollover = rollover
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[int]:
         for start in range(self._interval if self._rollover else 1):
             yield from range(start, self._length, self._interval)
 
-    def __len__(self):
+    def __len__(self) -> int:
         return self._length if self._rollover else -(-self._length // self._interval)

@@ -4,6 +4,8 @@ Nothing is downloaded here: the files are found where MXNet keeps them, ``$MXNET
 (``~/.mxnet/models``), under MXNet's names.
 """
 
+from __future__ import annotations
+
 import os
 
 from ..utils import check_sha1
@@ -31,7 +33,7 @@ def _root(root):
     return os.path.expanduser(root)
 
 
-def get_model_file(name, root=None):
+def get_model_file(name: str, root: str | None = None) -> str:
     """The path of a model's file of trained parameters.
 
     Parameters
@@ -73,7 +75,7 @@ def get_model_file(name, root=None):
     return path
 
 
-def purge(root=None):
+def purge(root: str | None = None) -> None:
     """Removes all parameter files from the folder `root`, by default ``$MXNET_HOME/models``."""
     root = _root(root)
     for file in os.listdir(root):

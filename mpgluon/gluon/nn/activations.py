@@ -1,12 +1,22 @@
 """Activation layers: elementwise functions of arrays of any shape."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from ... import initializer
 from ..block import HybridBlock
+
+if TYPE_CHECKING:
+    from ..._types import Init, Layer
+else:
+    Layer = HybridBlock
+
 
 __all__ = ["Activation", "LeakyReLU", "PReLU", "ELU", "SELU", "GELU", "Swish"]
 
 
-class Activation(HybridBlock):
+class Activation(Layer):
     """Applies one of 'relu', 'sigmoid', 'tanh', 'softrelu', 'softsign'.
 
     Parameters
@@ -14,21 +24,21 @@ class Activation(HybridBlock):
     activation : str
     """
 
-    def __init__(self, activation, **kwargs):
+    def __init__(self, activation: str, **kwargs: Any) -> None:
         self._act_type = activation
         super().__init__(**kwargs)
 
     def _alias(self):
         return self._act_type
 
-    def hybrid_forward(self, F, x):
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
         return F.Activation(x, act_type=self._act_type, name="fwd")
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"{type(self).__name__}({self._act_type})"
 
 
-class LeakyReLU(HybridBlock):
+class LeakyReLU(Layer):
     """``x`` where positive, else ``alpha * x``.
 
     Parameters
@@ -37,20 +47,20 @@ class LeakyReLU(HybridBlock):
         Not negative.
     """
 
-    def __init__(self, alpha, **kwargs):
+    def __init__(self, alpha: float, **kwargs: Any) -> None:
         if alpha < 0:
             raise AssertionError(f"LeakyReLU: alpha must not be negative, but is {alpha}")
         super().__init__(**kwargs)
         self._alpha = alpha
 
-    def hybrid_forward(self, F, x):
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
         return F.LeakyReLU(x, act_type="leaky", slope=self._alpha, name="fwd")
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"{type(self).__name__}({self._alpha})"
 
 
-class PReLU(HybridBlock):
+class PReLU(Layer):
     """A leaky ReLU whose slope `alpha` is learned.
 
     Parameters
@@ -60,48 +70,50 @@ class PReLU(HybridBlock):
         The number of slopes: 1, or the size of the input's second axis.
     """
 
-    def __init__(self, alpha_initializer=None, in_channels=1, **kwargs):
+    def __init__(
+        self, alpha_initializer: Init | None = None, in_channels: int = 1, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
         if alpha_initializer is None:
             alpha_initializer = initializer.Constant(0.25)
         with self.name_scope():
             self.alpha = self.params.get("alpha", shape=(in_channels,), init=alpha_initializer)
 
-    def hybrid_forward(self, F, x, alpha):
+    def hybrid_forward(self, F: Any, x: Any, alpha: Any) -> Any:
         return F.LeakyReLU(x, gamma=alpha, act_type="prelu", name="fwd")
 
 
-class ELU(HybridBlock):
+class ELU(Layer):
     """``x`` where positive, else ``alpha * (exp(x) - 1)``."""
 
-    def __init__(self, alpha=1.0, **kwargs):
+    def __init__(self, alpha: float = 1.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._alpha = alpha
 
-    def hybrid_forward(self, F, x):
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
         return F.LeakyReLU(x, act_type="elu", slope=self._alpha, name="fwd")
 
 
-class SELU(HybridBlock):
+class SELU(Layer):
     """The scaled ELU of self-normalizing networks."""
 
-    def hybrid_forward(self, F, x):
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
         return F.LeakyReLU(x, act_type="selu", name="fwd")
 
 
-class GELU(HybridBlock):
+class GELU(Layer):
     """``x`` times the normal distribution function at ``x``."""
 
-    def hybrid_forward(self, F, x):
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
         return F.LeakyReLU(x, act_type="gelu", name="fwd")
 
 
-class Swish(HybridBlock):
+class Swish(Layer):
     """``x * sigmoid(beta * x)``."""
 
-    def __init__(self, beta=1.0, **kwargs):
+    def __init__(self, beta: float = 1.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._beta = beta
 
-    def hybrid_forward(self, F, x):
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
         return x * F.sigmoid(self._beta * x)

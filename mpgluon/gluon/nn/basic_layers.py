@@ -1,12 +1,24 @@
 """Containers, dense layers, embeddings, dropout and normalisation."""
 
+from __future__ import annotations
+
 import warnings
+from typing import TYPE_CHECKING, Any
 
 from ... import autograd, ndarray as nd
 from ..._core import dtype_name
 from .. import _running_statistics
 from ..block import Block, HybridBlock
 from .activations import Activation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ..._types import DType, Init, Layer
+    from ..parameter import ParameterDict
+else:
+    Layer = HybridBlock
+
 
 __all__ = [
     "Sequential",
@@ -28,7 +40,7 @@ __all__ = [
 class _Stack:
     """What both sequential containers have in common."""
 
-    def add(self, *blocks):
+    def add(self, *blocks: Block) -> None:
         """Appends blocks."""
         for block in blocks:
             self.register_child(block)
@@ -38,10 +50,10 @@ class _Stack:
             x = block(x)
         return x
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return self._repr_with(self._children.items())
 
-    def __getitem__(self, key):
+    def __getitem__(self, key: int | slice) -> Any:
         blocks = list(self._children.values())[key]
         if not isinstance(blocks, list):
             return blocks
@@ -50,7 +62,7 @@ class _Stack:
             part.add(*blocks)
         return part
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self._children)
 
 
@@ -64,10 +76,10 @@ class Sequential(_Stack, Block):
             net.add(nn.Dense(10, activation='relu'), nn.Dense(20))
     """
 
-    def forward(self, x):
+    def forward(self, x: Any) -> Any:
         return self._chain(x)
 
-    def hybridize(self, active=True, **kwargs):
+    def hybridize(self, active: bool = True, **kwargs: Any) -> None:
         if self._children and all(
             isinstance(child, HybridBlock) for child in self._children.values()
         ):
@@ -82,11 +94,11 @@ class Sequential(_Stack, Block):
 class HybridSequential(_Stack, HybridBlock):
     """HybridBlocks one after the other; see `Sequential`."""
 
-    def hybrid_forward(self, F, x):
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
         return self._chain(x)
 
 
-class Dense(HybridBlock):
+class Dense(Layer):
     """A fully connected layer, ``act(dot(x, weight.T) + bias)``.
 
     Parameters
@@ -111,16 +123,16 @@ class Dense(HybridBlock):
 
     def __init__(
         self,
-        units,
-        activation=None,
-        use_bias=True,
-        flatten=True,
-        dtype="float32",
-        weight_initializer=None,
-        bias_initializer="zeros",
-        in_units=0,
-        **kwargs,
-    ):
+        units: int,
+        activation: str | None = None,
+        use_bias: bool = True,
+        flatten: bool = True,
+        dtype: DType = "float32",
+        weight_initializer: Init | None = None,
+        bias_initializer: Init = "zeros",
+        in_units: int = 0,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         self._units = units
         self._in_units = in_units
@@ -146,7 +158,7 @@ class Dense(HybridBlock):
                 None if activation is None else Activation(activation, prefix=activation + "_")
             )
 
-    def hybrid_forward(self, F, x, weight, bias=None):
+    def hybrid_forward(self, F: Any, x: Any, weight: Any, bias: Any = None) -> Any:
         if bias is None:
             out = F.FullyConnected(
                 x, weight, num_hidden=self._units, no_bias=True, flatten=self._flatten, name="fwd"
@@ -157,12 +169,12 @@ class Dense(HybridBlock):
             )
         return out if self.act is None else self.act(out)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         units, in_units = self.weight.shape
         return f"{type(self).__name__}({in_units or None} -> {units}, {self.act or 'linear'})"
 
 
-class Dropout(HybridBlock):
+class Dropout(Layer):
     """Sets elements to zero with probability `rate` in training, and divides the others by
     ``1 - rate``.
 
@@ -174,21 +186,21 @@ class Dropout(HybridBlock):
         Axes along which all elements share their fate.
     """
 
-    def __init__(self, rate, axes=(), **kwargs):
+    def __init__(self, rate: float, axes: Sequence[int] = (), **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._rate = rate
         self._axes = axes
 
-    def hybrid_forward(self, F, x):
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
         if self._rate > 0:
             return F.Dropout(x, p=self._rate, axes=self._axes, name="fwd")
         return F.identity(x)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"{type(self).__name__}(p = {self._rate}, axes={self._axes})"
 
 
-class Embedding(HybridBlock):
+class Embedding(Layer):
     """Turns indices into vectors, the rows of `weight`.
 
     Parameters
@@ -207,13 +219,13 @@ class Embedding(HybridBlock):
 
     def __init__(
         self,
-        input_dim,
-        output_dim,
-        dtype="float32",
-        weight_initializer=None,
-        sparse_grad=False,
-        **kwargs,
-    ):
+        input_dim: int,
+        output_dim: int,
+        dtype: DType = "float32",
+        weight_initializer: Init | None = None,
+        sparse_grad: bool = False,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         self._kwargs = {"input_dim": input_dim, "output_dim": output_dim, "dtype": dtype}
         self.weight = self.params.get(
@@ -224,20 +236,20 @@ class Embedding(HybridBlock):
             allow_deferred_init=True,
         )
 
-    def cast(self, dtype):
+    def cast(self, dtype: DType) -> None:
         super().cast(dtype)
         self._kwargs["dtype"] = dtype
 
-    def hybrid_forward(self, F, x, weight):
+    def hybrid_forward(self, F: Any, x: Any, weight: Any) -> Any:
         return F.Embedding(x, weight, name="fwd", **self._kwargs)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return "{}({input_dim} -> {output_dim}, {dtype})".format(
             type(self).__name__, **self._kwargs
         )
 
 
-class _Norm(HybridBlock):
+class _Norm(Layer):
     """What normalisation layers have in common: a scale `gamma` and an offset `beta` for each
     channel."""
 
@@ -260,7 +272,7 @@ class _Norm(HybridBlock):
             **shared,
         )
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"{type(self).__name__}({self._content()}, in_channels={self._shown_channels()})"
 
     def _content(self):
@@ -291,19 +303,19 @@ class BatchNorm(_Norm):
 
     def __init__(
         self,
-        axis=1,
-        momentum=0.9,
-        epsilon=1e-5,
-        center=True,
-        scale=True,
-        use_global_stats=False,
-        beta_initializer="zeros",
-        gamma_initializer="ones",
-        running_mean_initializer="zeros",
-        running_variance_initializer="ones",
-        in_channels=0,
-        **kwargs,
-    ):
+        axis: int = 1,
+        momentum: float = 0.9,
+        epsilon: float = 1e-5,
+        center: bool = True,
+        scale: bool = True,
+        use_global_stats: bool = False,
+        beta_initializer: Init = "zeros",
+        gamma_initializer: Init = "ones",
+        running_mean_initializer: Init = "zeros",
+        running_variance_initializer: Init = "ones",
+        in_channels: int = 0,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         self._kwargs = {
             "axis": axis,
@@ -328,11 +340,13 @@ class BatchNorm(_Norm):
             "running_var", init=running_variance_initializer, **running
         )
 
-    def cast(self, dtype):
+    def cast(self, dtype: DType) -> None:
         # Statistics of half-precision activations are kept in single precision.
         super().cast("float32" if dtype_name(dtype) in ("float16", "bfloat16") else dtype)
 
-    def hybrid_forward(self, F, x, gamma, beta, running_mean, running_var):
+    def hybrid_forward(
+        self, F: Any, x: Any, gamma: Any, beta: Any, running_mean: Any, running_var: Any
+    ) -> Any:
         deferred = _running_statistics.active()
         if deferred is not None and autograd.is_training() and not self._kwargs["use_global_stats"]:
             return deferred.normalise(self, x, gamma, beta, running_mean, running_var, self._kwargs)
@@ -345,7 +359,9 @@ class BatchNorm(_Norm):
 class BatchNormReLU(BatchNorm):
     """`BatchNorm` followed by a ReLU."""
 
-    def hybrid_forward(self, F, x, gamma, beta, running_mean, running_var):
+    def hybrid_forward(
+        self, F: Any, x: Any, gamma: Any, beta: Any, running_mean: Any, running_var: Any
+    ) -> Any:
         return F.relu(super().hybrid_forward(F, x, gamma, beta, running_mean, running_var))
 
 
@@ -364,22 +380,22 @@ class InstanceNorm(_Norm):
 
     def __init__(
         self,
-        axis=1,
-        epsilon=1e-5,
-        center=True,
-        scale=False,
-        beta_initializer="zeros",
-        gamma_initializer="ones",
-        in_channels=0,
-        **kwargs,
-    ):
+        axis: int = 1,
+        epsilon: float = 1e-5,
+        center: bool = True,
+        scale: bool = False,
+        beta_initializer: Init = "zeros",
+        gamma_initializer: Init = "ones",
+        in_channels: int = 0,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         self._kwargs = {"eps": epsilon, "axis": axis, "center": center, "scale": scale}
         self._axis = axis
         self._epsilon = epsilon
         self._make_scale(in_channels, scale, center, gamma_initializer, beta_initializer, False)
 
-    def hybrid_forward(self, F, x, gamma, beta):
+    def hybrid_forward(self, F: Any, x: Any, gamma: Any, beta: Any) -> Any:
         if self._axis == 1:
             return F.InstanceNorm(x, gamma, beta, eps=self._epsilon, name="fwd")
         moved = F.swapaxes(x, dim1=1, dim2=self._axis)
@@ -404,23 +420,23 @@ class LayerNorm(_Norm):
 
     def __init__(
         self,
-        axis=-1,
-        epsilon=1e-5,
-        center=True,
-        scale=True,
-        beta_initializer="zeros",
-        gamma_initializer="ones",
-        in_channels=0,
-        prefix=None,
-        params=None,
-    ):
+        axis: int = -1,
+        epsilon: float = 1e-5,
+        center: bool = True,
+        scale: bool = True,
+        beta_initializer: Init = "zeros",
+        gamma_initializer: Init = "ones",
+        in_channels: int = 0,
+        prefix: str | None = None,
+        params: ParameterDict | None = None,
+    ) -> None:
         super().__init__(prefix=prefix, params=params)
         self._kwargs = {"eps": epsilon, "axis": axis, "center": center, "scale": scale}
         self._axis = axis
         self._epsilon = epsilon
         self._make_scale(in_channels, scale, center, gamma_initializer, beta_initializer, False)
 
-    def hybrid_forward(self, F, x, gamma, beta):
+    def hybrid_forward(self, F: Any, x: Any, gamma: Any, beta: Any) -> Any:
         return F.LayerNorm(x, gamma, beta, axis=self._axis, eps=self._epsilon)
 
 
@@ -437,35 +453,35 @@ class GroupNorm(_Norm):
 
     def __init__(
         self,
-        num_groups=1,
-        epsilon=1e-5,
-        center=True,
-        scale=True,
-        beta_initializer="zeros",
-        gamma_initializer="ones",
-        prefix=None,
-        params=None,
-    ):
+        num_groups: int = 1,
+        epsilon: float = 1e-5,
+        center: bool = True,
+        scale: bool = True,
+        beta_initializer: Init = "zeros",
+        gamma_initializer: Init = "ones",
+        prefix: str | None = None,
+        params: ParameterDict | None = None,
+    ) -> None:
         super().__init__(prefix=prefix, params=params)
         self._kwargs = {"eps": epsilon, "num_groups": num_groups, "center": center, "scale": scale}
         self._num_groups = num_groups
         self._epsilon = epsilon
         self._make_scale(num_groups, scale, center, gamma_initializer, beta_initializer, False)
 
-    def hybrid_forward(self, F, x, gamma, beta):
+    def hybrid_forward(self, F: Any, x: Any, gamma: Any, beta: Any) -> Any:
         return F.GroupNorm(x, gamma, beta, num_groups=self._num_groups, eps=self._epsilon)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"{type(self).__name__}({self._content()})"
 
 
-class Flatten(HybridBlock):
+class Flatten(Layer):
     """Takes all axes but the first as one: ``(batch, a, b, ...) -> (batch, a * b * ...)``."""
 
-    def hybrid_forward(self, F, x):
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
         return F.Flatten(x)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return type(self).__name__
 
 
@@ -477,7 +493,7 @@ class Lambda(Block):
     function : str or callable
     """
 
-    def __init__(self, function, prefix=None):
+    def __init__(self, function: str | Callable[..., Any], prefix: str | None = None) -> None:
         super().__init__(prefix=prefix)
         if isinstance(function, str):
             if not hasattr(nd, function):
@@ -492,10 +508,10 @@ class Lambda(Block):
                 f"Unrecognized function in lambda: {function} of type {type(function)}"
             )
 
-    def forward(self, *args):
+    def forward(self, *args: Any) -> Any:
         return self._func_impl(*args)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"{type(self).__name__}({self._func_name})"
 
 
@@ -507,7 +523,7 @@ class HybridLambda(HybridBlock):
     function : str or callable
     """
 
-    def __init__(self, function, prefix=None):
+    def __init__(self, function: str | Callable[..., Any], prefix: str | None = None) -> None:
         super().__init__(prefix=prefix)
         if isinstance(function, str):
             if not hasattr(nd, function):
@@ -522,8 +538,8 @@ class HybridLambda(HybridBlock):
                 f"Unrecognized function in lambda: {function} of type {type(function)}"
             )
 
-    def hybrid_forward(self, F, x, *args):
+    def hybrid_forward(self, F: Any, x: Any, *args: Any) -> Any:
         return self._func(F, x, *args)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"{type(self).__name__}({self._func_name})"

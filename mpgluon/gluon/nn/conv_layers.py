@@ -4,8 +4,21 @@ Arrays are ``(batch, channels, *space)``, or as `layout` says; N, C, D, H, W sta
 channels, depth, height, width.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from ..block import HybridBlock
 from .activations import Activation
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..._types import Init, Layer
+    from ..parameter import ParameterDict
+else:
+    Layer = HybridBlock
+
 
 __all__ = [
     "Conv1D",
@@ -32,7 +45,7 @@ __all__ = [
 _LAYOUTS = {1: ("NCW", "NWC"), 2: ("NCHW", "NHWC"), 3: ("NCDHW", "NDHWC")}
 
 
-def per_axis(value, ndim, what):
+def per_axis(value: int | Sequence[int], ndim: int, what: str) -> tuple[int, ...]:
     """`value`, or `ndim` times the one integer it is."""
     if isinstance(value, int):
         return (value,) * ndim
@@ -42,7 +55,7 @@ def per_axis(value, ndim, what):
     return value
 
 
-def check_layout(layout, ndim):
+def check_layout(layout: str | None, ndim: int) -> str:
     if layout is None:
         return _LAYOUTS[ndim][0]
     if layout not in _LAYOUTS[ndim]:
@@ -52,7 +65,7 @@ def check_layout(layout, ndim):
     return layout
 
 
-class _Conv(HybridBlock):
+class _Conv(Layer):
     """A convolution over `_ndim` spatial axes.
 
     Parameters
@@ -80,21 +93,21 @@ class _Conv(HybridBlock):
 
     def __init__(
         self,
-        channels,
-        kernel_size,
-        strides=1,
-        padding=0,
-        dilation=1,
-        groups=1,
-        layout=None,
-        activation=None,
-        use_bias=True,
-        weight_initializer=None,
-        bias_initializer="zeros",
-        in_channels=0,
-        prefix=None,
-        params=None,
-    ):
+        channels: int,
+        kernel_size: int | Sequence[int],
+        strides: int | Sequence[int] = 1,
+        padding: int | Sequence[int] = 0,
+        dilation: int | Sequence[int] = 1,
+        groups: int = 1,
+        layout: str | None = None,
+        activation: str | None = None,
+        use_bias: bool = True,
+        weight_initializer: Init | None = None,
+        bias_initializer: Init = "zeros",
+        in_channels: int = 0,
+        prefix: str | None = None,
+        params: ParameterDict | None = None,
+    ) -> None:
         super().__init__(prefix=prefix, params=params)
         ndim = self._ndim
         layout = check_layout(layout, ndim)
@@ -129,7 +142,7 @@ class _Conv(HybridBlock):
     def _weight_channels(self, in_channels, groups):
         return self._channels, in_channels // groups
 
-    def hybrid_forward(self, F, x, weight, bias=None):
+    def hybrid_forward(self, F: Any, x: Any, weight: Any, bias: Any = None) -> Any:
         op = getattr(F, self._op_name)
         inputs = (x, weight) if bias is None else (x, weight, bias)
         out = op(*inputs, name="fwd", **self._kwargs)
@@ -138,7 +151,7 @@ class _Conv(HybridBlock):
     def _alias(self):
         return "conv"
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         options = self._kwargs
         shape = self.weight.shape
         text = (
@@ -189,22 +202,22 @@ class _ConvTranspose(_Conv):
 
     def __init__(
         self,
-        channels,
-        kernel_size,
-        strides=1,
-        padding=0,
-        output_padding=0,
-        dilation=1,
-        groups=1,
-        layout=None,
-        activation=None,
-        use_bias=True,
-        weight_initializer=None,
-        bias_initializer="zeros",
-        in_channels=0,
-        prefix=None,
-        params=None,
-    ):
+        channels: int,
+        kernel_size: int | Sequence[int],
+        strides: int | Sequence[int] = 1,
+        padding: int | Sequence[int] = 0,
+        output_padding: int | Sequence[int] = 0,
+        dilation: int | Sequence[int] = 1,
+        groups: int = 1,
+        layout: str | None = None,
+        activation: str | None = None,
+        use_bias: bool = True,
+        weight_initializer: Init | None = None,
+        bias_initializer: Init = "zeros",
+        in_channels: int = 0,
+        prefix: str | None = None,
+        params: ParameterDict | None = None,
+    ) -> None:
         super().__init__(
             channels,
             kernel_size,
@@ -242,7 +255,7 @@ class Conv3DTranspose(_ConvTranspose):
     _ndim = 3
 
 
-class _Pooling(HybridBlock):
+class _Pooling(Layer):
     """The maximum or mean over windows of spatial axes.
 
     Parameters
@@ -265,15 +278,15 @@ class _Pooling(HybridBlock):
 
     def __init__(
         self,
-        pool_size,
-        strides,
-        padding,
-        layout,
-        ceil_mode,
-        count_include_pad=None,
-        prefix=None,
-        params=None,
-    ):
+        pool_size: int | Sequence[int],
+        strides: int | Sequence[int] | None,
+        padding: int | Sequence[int],
+        layout: str | None,
+        ceil_mode: bool,
+        count_include_pad: bool | None = None,
+        prefix: str | None = None,
+        params: ParameterDict | None = None,
+    ) -> None:
         super().__init__(prefix=prefix, params=params)
         layout = check_layout(layout, self._ndim)
         kernel = per_axis(pool_size, self._ndim, "pool_size")
@@ -292,10 +305,10 @@ class _Pooling(HybridBlock):
     def _alias(self):
         return "pool"
 
-    def hybrid_forward(self, F, x):
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
         return F.Pooling(x, name="fwd", **self._kwargs)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         options = self._kwargs
         return (
             f"{type(self).__name__}(size={options['kernel']}, stride={options['stride']}, "
@@ -314,8 +327,14 @@ class MaxPool1D(_Pooling):
     _pool_type = "max"
 
     def __init__(
-        self, pool_size=2, strides=None, padding=0, layout=None, ceil_mode=False, **kwargs
-    ):
+        self,
+        pool_size: int | Sequence[int] = 2,
+        strides: int | Sequence[int] | None = None,
+        padding: int | Sequence[int] = 0,
+        layout: str | None = None,
+        ceil_mode: bool = False,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(pool_size, strides, padding, layout, ceil_mode, **kwargs)
 
 
@@ -329,8 +348,14 @@ class MaxPool3D(_Pooling):
     _pool_type = "max"
 
     def __init__(
-        self, pool_size=2, strides=None, padding=0, ceil_mode=False, layout=None, **kwargs
-    ):
+        self,
+        pool_size: int | Sequence[int] = 2,
+        strides: int | Sequence[int] | None = None,
+        padding: int | Sequence[int] = 0,
+        ceil_mode: bool = False,
+        layout: str | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(pool_size, strides, padding, layout, ceil_mode, **kwargs)
 
 
@@ -341,14 +366,14 @@ class AvgPool1D(_Pooling):
 
     def __init__(
         self,
-        pool_size=2,
-        strides=None,
-        padding=0,
-        layout=None,
-        ceil_mode=False,
-        count_include_pad=True,
-        **kwargs,
-    ):
+        pool_size: int | Sequence[int] = 2,
+        strides: int | Sequence[int] | None = None,
+        padding: int | Sequence[int] = 0,
+        layout: str | None = None,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(
             pool_size, strides, padding, layout, ceil_mode, count_include_pad, **kwargs
         )
@@ -361,14 +386,14 @@ class AvgPool2D(_Pooling):
 
     def __init__(
         self,
-        pool_size=2,
-        strides=None,
-        padding=0,
-        ceil_mode=False,
-        layout=None,
-        count_include_pad=True,
-        **kwargs,
-    ):
+        pool_size: int | Sequence[int] = 2,
+        strides: int | Sequence[int] | None = None,
+        padding: int | Sequence[int] = 0,
+        ceil_mode: bool = False,
+        layout: str | None = None,
+        count_include_pad: bool = True,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(
             pool_size, strides, padding, layout, ceil_mode, count_include_pad, **kwargs
         )
@@ -389,7 +414,7 @@ class _GlobalPooling(_Pooling):
 
     _global_pool = True
 
-    def __init__(self, layout=None, **kwargs):
+    def __init__(self, layout: str | None = None, **kwargs: Any) -> None:
         super().__init__(1, None, 0, layout, True, **kwargs)
 
 
@@ -421,7 +446,7 @@ class GlobalAvgPool3D(GlobalAvgPool1D):
     _ndim = 3
 
 
-class ReflectionPad2D(HybridBlock):
+class ReflectionPad2D(Layer):
     """Pads height and width with the reflection of the input.
 
     Parameters
@@ -430,7 +455,7 @@ class ReflectionPad2D(HybridBlock):
         Before and after each of the four axes.
     """
 
-    def __init__(self, padding=0, **kwargs):
+    def __init__(self, padding: int | Sequence[int] = 0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         if isinstance(padding, int):
             padding = (0, 0, 0, 0, padding, padding, padding, padding)
@@ -438,5 +463,5 @@ class ReflectionPad2D(HybridBlock):
             raise AssertionError(f"padding must be an integer or 8 of them, not {padding}")
         self._padding = tuple(padding)
 
-    def hybrid_forward(self, F, x):
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
         return F.pad(x, mode="reflect", pad_width=self._padding)

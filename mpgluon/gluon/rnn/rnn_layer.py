@@ -1,10 +1,19 @@
 """Recurrent layers: whole sequences through several layers and both directions in one operator."""
 
+from __future__ import annotations
+
 import re
+from typing import TYPE_CHECKING, Any
 
 from ... import ndarray as nd
 from ..block import HybridBlock
 from . import _projected, rnn_cell
+from ._base_cell import state_options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..._types import DType, Init
 
 __all__ = ["RNN", "LSTM", "GRU"]
 
@@ -17,26 +26,26 @@ class _RNNLayer(HybridBlock):
 
     def __init__(
         self,
-        mode,
-        hidden_size,
-        num_layers,
-        layout,
-        dropout,
-        bidirectional,
-        input_size,
-        i2h_weight_initializer,
-        h2h_weight_initializer,
-        i2h_bias_initializer,
-        h2h_bias_initializer,
-        projection_size=None,
-        h2r_weight_initializer=None,
-        state_clip_min=None,
-        state_clip_max=None,
-        state_clip_nan=False,
-        dtype="float32",
-        use_sequence_length=False,
-        **kwargs,
-    ):
+        mode: str,
+        hidden_size: int,
+        num_layers: int,
+        layout: str,
+        dropout: float,
+        bidirectional: bool,
+        input_size: int,
+        i2h_weight_initializer: Init | None,
+        h2h_weight_initializer: Init | None,
+        i2h_bias_initializer: Init,
+        h2h_bias_initializer: Init,
+        projection_size: int | None = None,
+        h2r_weight_initializer: Init | None = None,
+        state_clip_min: float | None = None,
+        state_clip_max: float | None = None,
+        state_clip_nan: bool = False,
+        dtype: DType = "float32",
+        use_sequence_length: bool = False,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         if layout not in ("TNC", "NTC"):
             raise AssertionError(f"Invalid layout {layout}; must be one of ['TNC' or 'NTC']")
@@ -105,7 +114,7 @@ class _RNNLayer(HybridBlock):
             ),
         )
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         rows, size = self.l0_i2h_weight.shape
         text = f"{type(self).__name__}({size or None} -> {rows // self._gates}, {self._layout}"
         if self._num_layers != 1:
@@ -127,11 +136,11 @@ class _RNNLayer(HybridBlock):
             found[f"{prefix}_unfused.{layer}.{cell}{rest}"] = param
         return found
 
-    def cast(self, dtype):
+    def cast(self, dtype: DType) -> None:
         super().cast(dtype)
         self._dtype = dtype
 
-    def state_info(self, batch_size=0):
+    def state_info(self, batch_size: int = 0) -> list[dict[str, Any]]:
         """The shapes of the states, as dicts."""
         layers = self._num_layers * self._dir
         shapes = [(layers, batch_size, self._projection_size or self._hidden_size)]
@@ -139,7 +148,9 @@ class _RNNLayer(HybridBlock):
             shapes.append((layers, batch_size, self._hidden_size))
         return [{"shape": shape, "__layout__": "LNC", "dtype": self._dtype} for shape in shapes]
 
-    def begin_state(self, batch_size=0, func=nd.zeros, **kwargs):
+    def begin_state(
+        self, batch_size: int = 0, func: Callable[..., Any] = nd.zeros, **kwargs: Any
+    ) -> list[Any]:
         """States to begin with.
 
         Parameters
@@ -156,10 +167,10 @@ class _RNNLayer(HybridBlock):
         list of NDArray
             Of shape (layers * directions, batch_size, hidden_size).
         """
-        kwargs = rnn_cell.state_options(self, {"dtype": self._dtype, **kwargs})
+        kwargs = state_options(self, {"dtype": self._dtype, **kwargs})
         return [func(shape=info["shape"], **kwargs) for info in self.state_info(batch_size)]
 
-    def __call__(self, inputs, states=None, sequence_length=None):
+    def __call__(self, inputs: Any, states: Any = None, sequence_length: Any = None) -> Any:
         if self._use_sequence_length:
             return super().__call__(inputs, states, sequence_length)
         return super().__call__(inputs, states)
@@ -171,7 +182,7 @@ class _RNNLayer(HybridBlock):
         states = (list, *[structure[1]] * len(self.state_info()))
         return (*structure[:2], states, *structure[3:]), True
 
-    def forward(self, inputs, *args):
+    def forward(self, inputs: Any, *args: Any) -> Any:
         if isinstance(inputs, nd.NDArray) and len(inputs.shape) != 3:
             raise ValueError(
                 f"{type(self).__name__}: the input must have 3 dimensions "
@@ -183,7 +194,9 @@ class _RNNLayer(HybridBlock):
                 getattr(self, f"{direction}0_i2h_weight").shape = shape
         return super().forward(inputs, *args)
 
-    def hybrid_forward(self, F, inputs, states, sequence_length=None, **params):
+    def hybrid_forward(
+        self, F: Any, inputs: Any, states: Any, sequence_length: Any = None, **params: Any
+    ) -> Any:
         if not isinstance(inputs, nd.NDArray):
             return self._symbol(F, inputs, states, sequence_length, params)
         batch_size = inputs.shape[self._layout.find("N")]
@@ -307,20 +320,20 @@ class RNN(_RNNLayer):
 
     def __init__(
         self,
-        hidden_size,
-        num_layers=1,
-        activation="relu",
-        layout="TNC",
-        dropout=0,
-        bidirectional=False,
-        i2h_weight_initializer=None,
-        h2h_weight_initializer=None,
-        i2h_bias_initializer="zeros",
-        h2h_bias_initializer="zeros",
-        input_size=0,
-        dtype="float32",
-        **kwargs,
-    ):
+        hidden_size: int,
+        num_layers: int = 1,
+        activation: str = "relu",
+        layout: str = "TNC",
+        dropout: float = 0,
+        bidirectional: bool = False,
+        i2h_weight_initializer: Init | None = None,
+        h2h_weight_initializer: Init | None = None,
+        i2h_bias_initializer: Init = "zeros",
+        h2h_bias_initializer: Init = "zeros",
+        input_size: int = 0,
+        dtype: DType = "float32",
+        **kwargs: Any,
+    ) -> None:
         super().__init__(
             "rnn_" + activation,
             hidden_size,
@@ -352,24 +365,24 @@ class LSTM(_RNNLayer):
 
     def __init__(
         self,
-        hidden_size,
-        num_layers=1,
-        layout="TNC",
-        dropout=0,
-        bidirectional=False,
-        input_size=0,
-        i2h_weight_initializer=None,
-        h2h_weight_initializer=None,
-        i2h_bias_initializer="zeros",
-        h2h_bias_initializer="zeros",
-        projection_size=None,
-        h2r_weight_initializer=None,
-        state_clip_min=None,
-        state_clip_max=None,
-        state_clip_nan=False,
-        dtype="float32",
-        **kwargs,
-    ):
+        hidden_size: int,
+        num_layers: int = 1,
+        layout: str = "TNC",
+        dropout: float = 0,
+        bidirectional: bool = False,
+        input_size: int = 0,
+        i2h_weight_initializer: Init | None = None,
+        h2h_weight_initializer: Init | None = None,
+        i2h_bias_initializer: Init = "zeros",
+        h2h_bias_initializer: Init = "zeros",
+        projection_size: int | None = None,
+        h2r_weight_initializer: Init | None = None,
+        state_clip_min: float | None = None,
+        state_clip_max: float | None = None,
+        state_clip_nan: bool = False,
+        dtype: DType = "float32",
+        **kwargs: Any,
+    ) -> None:
         super().__init__(
             "lstm",
             hidden_size,
@@ -404,19 +417,19 @@ class GRU(_RNNLayer):
 
     def __init__(
         self,
-        hidden_size,
-        num_layers=1,
-        layout="TNC",
-        dropout=0,
-        bidirectional=False,
-        input_size=0,
-        i2h_weight_initializer=None,
-        h2h_weight_initializer=None,
-        i2h_bias_initializer="zeros",
-        h2h_bias_initializer="zeros",
-        dtype="float32",
-        **kwargs,
-    ):
+        hidden_size: int,
+        num_layers: int = 1,
+        layout: str = "TNC",
+        dropout: float = 0,
+        bidirectional: bool = False,
+        input_size: int = 0,
+        i2h_weight_initializer: Init | None = None,
+        h2h_weight_initializer: Init | None = None,
+        i2h_bias_initializer: Init = "zeros",
+        h2h_bias_initializer: Init = "zeros",
+        dtype: DType = "float32",
+        **kwargs: Any,
+    ) -> None:
         super().__init__(
             "gru",
             hidden_size,

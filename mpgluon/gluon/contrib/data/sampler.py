@@ -1,6 +1,13 @@
 """Samplers of places at equal distances."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from ...data.sampler import Sampler
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = ["IntervalSampler"]
 
@@ -15,7 +22,7 @@ class IntervalSampler(Sampler):
     rollover : bool, default True
     """
 
-    def __init__(self, length, interval, rollover=True):
+    def __init__(self, length: int, interval: int, rollover: bool = True) -> None:
         if interval > length:
             raise AssertionError(
                 f"Interval {interval} must be smaller than or equal to length {length}"
@@ -24,9 +31,9 @@ class IntervalSampler(Sampler):
         self._interval = interval
         self._rollover = rollover
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[int]:
         for first in range(self._interval if self._rollover else 1):
             yield from range(first, self._length, self._interval)
 
-    def __len__(self):
+    def __len__(self) -> int:
         return self._length if self._rollover else len(range(0, self._length, self._interval))

@@ -1,9 +1,15 @@
 """Branching containers, and layers that bring channels into space."""
 
+from __future__ import annotations
+
 from math import prod
+from typing import TYPE_CHECKING, Any
 
 from ...block import HybridBlock
 from ...nn import HybridSequential, Sequential
+
+if TYPE_CHECKING:
+    from ...parameter import ParameterDict
 
 __all__ = [
     "Concurrent",
@@ -23,11 +29,13 @@ class Concurrent(Sequential):
     axis : int, default -1
     """
 
-    def __init__(self, axis=-1, prefix=None, params=None):
+    def __init__(
+        self, axis: int = -1, prefix: str | None = None, params: ParameterDict | None = None
+    ) -> None:
         super().__init__(prefix=prefix, params=params)
         self.axis = axis
 
-    def forward(self, x):
+    def forward(self, x: Any) -> Any:
         from .... import ndarray
 
         return ndarray.concat(*[block(x) for block in self._children.values()], dim=self.axis)
@@ -41,18 +49,20 @@ class HybridConcurrent(HybridSequential):
     axis : int, default -1
     """
 
-    def __init__(self, axis=-1, prefix=None, params=None):
+    def __init__(
+        self, axis: int = -1, prefix: str | None = None, params: ParameterDict | None = None
+    ) -> None:
         super().__init__(prefix=prefix, params=params)
         self.axis = axis
 
-    def hybrid_forward(self, F, x):
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
         return F.concat(*[block(x) for block in self._children.values()], dim=self.axis)
 
 
 class Identity(HybridBlock):
     """Returns its input; a branch of `HybridConcurrent` that does nothing."""
 
-    def hybrid_forward(self, F, x):
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
         return x
 
 

@@ -1,17 +1,18 @@
 """Cells with a projection and with dropout that stays the same over time; unrolling as a loop."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from ... import _tracing
 from ..._tree import children
-from ...rnn.rnn_cell import (
-    BidirectionalCell,
-    HybridRecurrentCell,
-    ModifierCell,
-    SequentialRNNCell,
-    _format,
-    _functions,
-    _mask,
-    _merge,
-)
+from ...rnn._sequences import arranged, functions_of, masked, merged
+from ...rnn.rnn_cell import BidirectionalCell, HybridRecurrentCell, ModifierCell, SequentialRNNCell
+
+if TYPE_CHECKING:
+    from ...._types import Init
+    from ...parameter import ParameterDict
+    from ...rnn.rnn_cell import RecurrentCell
 
 __all__ = ["LSTMPCell", "VariationalDropoutCell", "dynamic_unroll"]
 
@@ -30,7 +31,13 @@ class VariationalDropoutCell(ModifierCell):
         The probabilities.
     """
 
-    def __init__(self, base_cell, drop_inputs=0.0, drop_states=0.0, drop_outputs=0.0):
+    def __init__(
+        self,
+        base_cell: RecurrentCell,
+        drop_inputs: float = 0.0,
+        drop_states: float = 0.0,
+        drop_outputs: float = 0.0,
+    ) -> None:
         both = isinstance(base_cell, SequentialRNNCell) and any(
             isinstance(cell, BidirectionalCell) for cell in children(base_cell).values()
         )
@@ -44,13 +51,13 @@ class VariationalDropoutCell(ModifierCell):
         self.drop_states = drop_states
         self.drop_outputs = drop_outputs
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"{type(self).__name__}(p_out={self.drop_outputs}, p_state={self.drop_states})"
 
     def _alias(self):
         return "vardrop"
 
-    def reset(self):
+    def reset(self) -> None:
         super().reset()
         self._masks = {}  # what is masked -> the tracing in which the mask was made, and the mask
 
@@ -63,33 +70,39 @@ class VariationalDropoutCell(ModifierCell):
             self._masks[what] = (_tracing.current(), mask)
         return x * mask
 
-    def hybrid_forward(self, F, inputs, states):
+    def hybrid_forward(self, F: Any, inputs: Any, states: Any) -> Any:
         states = [self._masked(F, "states", self.drop_states, states[0]), *states[1:]]
         inputs = self._masked(F, "inputs", self.drop_inputs, inputs)
         output, next_states = self.base_cell(inputs, states)
         return self._masked(F, "outputs", self.drop_outputs, output), next_states
 
     def unroll(
-        self, length, inputs, begin_state=None, layout="NTC", merge_outputs=None, valid_length=None
-    ):
+        self,
+        length: int | None,
+        inputs: Any,
+        begin_state: list[Any] | None = None,
+        layout: str = "NTC",
+        merge_outputs: bool | None = None,
+        valid_length: Any = None,
+    ) -> tuple[Any, list[Any]]:
         if self.drop_states:
             return super().unroll(length, inputs, begin_state, layout, merge_outputs, valid_length)
         # Without dropout of states, that of inputs and outputs acts on whole sequences.
         self.reset()
         axis = layout.find("T")
-        merged = _merge(inputs, layout)
-        F = _functions(merged)
+        whole = merged(inputs, layout)
+        F = functions_of(whole)
         if self.drop_inputs:
-            merged = F.Dropout(merged, p=self.drop_inputs, axes=(axis,))
+            whole = F.Dropout(whole, p=self.drop_inputs, axes=(axis,))
         with self._base():
             outputs, states = self.base_cell.unroll(
-                length, merged, begin_state, layout, True, valid_length
+                length, whole, begin_state, layout, True, valid_length
             )
         if self.drop_outputs:
             outputs = F.Dropout(outputs, p=self.drop_outputs, axes=(axis,))
         if valid_length is not None:
-            outputs = _mask(outputs, length, layout, valid_length, True)
-        return _format(outputs, length, layout, merge_outputs), states
+            outputs = masked(outputs, length, layout, valid_length, True)
+        return arranged(outputs, length, layout, merge_outputs), states
 
 
 class LSTMPCell(HybridRecurrentCell):
@@ -110,17 +123,17 @@ class LSTMPCell(HybridRecurrentCell):
 
     def __init__(
         self,
-        hidden_size,
-        projection_size,
-        i2h_weight_initializer=None,
-        h2h_weight_initializer=None,
-        h2r_weight_initializer=None,
-        i2h_bias_initializer="zeros",
-        h2h_bias_initializer="zeros",
-        input_size=0,
-        prefix=None,
-        params=None,
-    ):
+        hidden_size: int,
+        projection_size: int,
+        i2h_weight_initializer: Init | None = None,
+        h2h_weight_initializer: Init | None = None,
+        h2r_weight_initializer: Init | None = None,
+        i2h_bias_initializer: Init = "zeros",
+        h2h_bias_initializer: Init = "zeros",
+        input_size: int = 0,
+        prefix: str | None = None,
+        params: ParameterDict | None = None,
+    ) -> None:
         super().__init__(prefix=prefix, params=params)
         self._hidden_size = hidden_size
         self._input_size = input_size
@@ -151,7 +164,7 @@ class LSTMPCell(HybridRecurrentCell):
             "h2h_bias", shape=(rows,), init=h2h_bias_initializer, allow_deferred_init=True
         )
 
-    def state_info(self, batch_size=0):
+    def state_info(self, batch_size: int = 0) -> list[dict[str, Any]]:
         return [
             {"shape": (batch_size, size), "__layout__": "NC"}
             for size in (self._projection_size, self._hidden_size)
@@ -160,13 +173,21 @@ class LSTMPCell(HybridRecurrentCell):
     def _alias(self):
         return "lstmp"
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         rows, size = self.i2h_weight.shape
         return f"{type(self).__name__}({size or None} -> {rows} -> {self._projection_size})"
 
     def hybrid_forward(
-        self, F, inputs, states, i2h_weight, h2h_weight, h2r_weight, i2h_bias, h2h_bias
-    ):
+        self,
+        F: Any,
+        inputs: Any,
+        states: Any,
+        i2h_weight: Any,
+        h2h_weight: Any,
+        h2r_weight: Any,
+        i2h_bias: Any,
+        h2h_bias: Any,
+    ) -> Any:
         name, rows = self._step_name(), 4 * self._hidden_size
         i2h = F.FullyConnected(inputs, i2h_weight, i2h_bias, num_hidden=rows, name=name + "i2h")
         h2h = F.FullyConnected(states[0], h2h_weight, h2h_bias, num_hidden=rows, name=name + "h2h")
@@ -182,8 +203,14 @@ class LSTMPCell(HybridRecurrentCell):
 
 
 def dynamic_unroll(
-    cell, inputs, begin_state, drop_inputs=0, drop_outputs=0, layout="TNC", valid_length=None
-):
+    cell: RecurrentCell,
+    inputs: Any,
+    begin_state: list[Any],
+    drop_inputs: float = 0,
+    drop_outputs: float = 0,
+    layout: str = "TNC",
+    valid_length: Any = None,
+) -> tuple[Any, list[Any]]:
     """Runs a cell over a sequence as a loop (``contrib.foreach``), so that the graph does not grow
     with the sequence.
 
@@ -205,7 +232,7 @@ def dynamic_unroll(
     outputs : NDArray or Symbol
     states : list of NDArray or Symbol
     """
-    F, axis = _functions(inputs), layout.find("T")
+    F, axis = functions_of(inputs), layout.find("T")
     if drop_inputs:
         inputs = F.Dropout(inputs, p=drop_inputs, axes=(axis,))
     if axis != 0:

@@ -1,14 +1,21 @@
 """Networks for images."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from .resnet import *
 from .resnet import __all__ as _resnet
+
+if TYPE_CHECKING:
+    from ...block import HybridBlock
 
 __all__ = ["get_model", *_resnet]
 
 _MODELS = {name: globals()[name] for name in _resnet if name.startswith("resnet")}
 
 
-def get_model(name, **kwargs):
+def get_model(name: str, **kwargs: Any) -> HybridBlock:
     """A model by its name, as ``get_model('resnet18_v1', classes=10)``.
 
     Parameters

@@ -1,10 +1,19 @@
 """Residual networks: version 1 (`arXiv:1512.03385`) and version 2, with the activation in front
 (`arXiv:1603.05027`)."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from ....context import cpu
 from ... import nn
 from ...block import HybridBlock
 from ..model_store import get_model_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ...._types import Devices
 
 __all__ = [
     "ResNetV1",
@@ -49,7 +58,14 @@ class _BlockV1(HybridBlock):
         0 to find it in the first forward pass.
     """
 
-    def __init__(self, channels, stride, downsample=False, in_channels=0, **kwargs):
+    def __init__(
+        self,
+        channels: int,
+        stride: int,
+        downsample: bool = False,
+        in_channels: int = 0,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         self.body = nn.HybridSequential(prefix="")
         self._fill(self.body, channels, stride, in_channels)
@@ -58,7 +74,7 @@ class _BlockV1(HybridBlock):
             self.downsample = nn.HybridSequential(prefix="")
             self.downsample.add(_projection(channels, stride, in_channels), nn.BatchNorm())
 
-    def hybrid_forward(self, F, x):
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
         around = x if self.downsample is None else self.downsample(x)
         return F.Activation(self.body(x) + around, act_type="relu")
 
@@ -91,7 +107,14 @@ class _BlockV2(HybridBlock):
         "version 1.", "version 2: normalisation and relu go before each convolution."
     )
 
-    def __init__(self, channels, stride, downsample=False, in_channels=0, **kwargs):
+    def __init__(
+        self,
+        channels: int,
+        stride: int,
+        downsample: bool = False,
+        in_channels: int = 0,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         self._pairs = []
         for i, make in enumerate(self._convolutions(channels, stride, in_channels), 1):
@@ -100,7 +123,7 @@ class _BlockV2(HybridBlock):
             self._pairs.append((f"bn{i}", f"conv{i}"))
         self.downsample = _projection(channels, stride, in_channels) if downsample else None
 
-    def hybrid_forward(self, F, x):
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
         around = x
         for i, (norm, conv) in enumerate(self._pairs):
             x = F.Activation(getattr(self, norm)(x), act_type="relu")
@@ -153,7 +176,15 @@ class _ResNet(HybridBlock):
         For small images: the first convolution is 3x3 and nothing is pooled before the stages.
     """
 
-    def __init__(self, block, layers, channels, classes=1000, thumbnail=False, **kwargs):
+    def __init__(
+        self,
+        block: type[HybridBlock],
+        layers: Sequence[int],
+        channels: Sequence[int],
+        classes: int = 1000,
+        thumbnail: bool = False,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         if len(layers) != len(channels) - 1:
             raise AssertionError(
@@ -187,7 +218,7 @@ class _ResNet(HybridBlock):
                 stage.add(block(outputs, 1, False, in_channels=outputs, prefix=""))
         return stage
 
-    def hybrid_forward(self, F, x):
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
         return self.output(self.features(x))
 
 
@@ -225,7 +256,14 @@ _VERSIONS = {
 }
 
 
-def get_resnet(version, num_layers, pretrained=False, ctx=cpu(), root=None, **kwargs):
+def get_resnet(
+    version: int,
+    num_layers: int,
+    pretrained: bool = False,
+    ctx: Devices = cpu(),
+    root: str | None = None,
+    **kwargs: Any,
+) -> HybridBlock:
     """A ResNet for images of 224x224.
 
     Parameters
@@ -261,8 +299,8 @@ def get_resnet(version, num_layers, pretrained=False, ctx=cpu(), root=None, **kw
     return net
 
 
-def _maker(num_layers, version):
-    def make(**kwargs):
+def _maker(num_layers: int, version: int) -> Callable[..., HybridBlock]:
+    def make(**kwargs: Any) -> HybridBlock:
         return get_resnet(version, num_layers, **kwargs)
 
     make.__name__ = make.__qualname__ = f"resnet{num_layers}_v{version}"

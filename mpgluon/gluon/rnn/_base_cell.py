@@ -1,0 +1,163 @@
+"""The base of recurrent cells."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ... import ndarray as nd
+from ..block import Block, HybridBlock
+from ..nn.activations import LeakyReLU
+from ._sequences import arranged, functions_of, is_one, masked, steps_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..parameter import ParameterDict
+
+
+def state_options(block: Block, options: dict[str, Any]) -> dict[str, Any]:
+    """`options` for making a state; without ``ctx``, the device is that of the block's parameters
+    where they live on one."""
+    if options.get("ctx") is None:
+        params = [
+            param
+            for param in block.params.values()
+            if param.arrays is not None or param.deferred_init
+        ]
+        contexts = {ctx for param in params for ctx in param.list_ctx()}
+        if len(contexts) == 1:
+            options = {**options, "ctx": contexts.pop()}
+    return options
+
+
+class RecurrentCell(Block):
+    """The base of cells."""
+
+    def __init__(self, prefix: str | None = None, params: ParameterDict | None = None) -> None:
+        super().__init__(prefix=prefix, params=params)
+        self._modified = False
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets what the cell keeps between the steps of a sequence."""
+        self._counter = -1
+        for child in self._children.values():
+            if isinstance(child, RecurrentCell):
+                child.reset()
+
+    def state_info(self, batch_size: int = 0) -> list[dict[str, Any]]:
+        """The shapes of the states, as dicts."""
+        raise NotImplementedError(f"{type(self).__name__} does not define state_info")
+
+    def _step_name(self):
+        """What the names of the coming step's nodes begin with, where cells are called on
+        symbols."""
+        self._counter += 1
+        return f"t{self._counter}_"
+
+    def _check_unmodified(self):
+        if self._modified:
+            raise AssertionError(
+                "After applying modifier cells (e.g. ZoneoutCell) the base cell cannot be called "
+                "directly. Call the modifier cell instead."
+            )
+
+    def begin_state(
+        self, batch_size: int = 0, func: Callable[..., Any] = nd.zeros, **kwargs: Any
+    ) -> list[Any]:
+        """States to begin with.
+
+        Parameters
+        ----------
+        batch_size : int
+        func : callable, default `mx.nd.zeros`
+            Makes an array of a ``shape``.
+        **kwargs
+            Passed to `func`. ``ctx`` is by default the device of the cell's parameters.
+
+        Returns
+        -------
+        list of NDArray
+        """
+        self._check_unmodified()
+        kwargs = state_options(self, kwargs)
+        return [func(shape=info["shape"], **kwargs) for info in self.state_info(batch_size)]
+
+    def _begin(self, begin_state, inputs, layout):
+        if begin_state is not None:
+            return begin_state
+        F = functions_of(inputs)
+        if F is not nd:
+            return self.begin_state(func=lambda shape, **_: F.zeros(shape=shape))
+        if is_one(inputs):
+            first, batch_size = inputs, inputs.shape[layout.find("N")]
+        else:
+            first, batch_size = inputs[0], inputs[0].shape[0]
+        return self.begin_state(batch_size=batch_size, ctx=first.context, dtype=first.dtype)
+
+    def unroll(
+        self,
+        length: int | None,
+        inputs: Any,
+        begin_state: list[Any] | None = None,
+        layout: str = "NTC",
+        merge_outputs: bool | None = None,
+        valid_length: Any = None,
+    ) -> tuple[Any, list[Any]]:
+        """Runs the cell over a sequence.
+
+        Parameters
+        ----------
+        length : int
+            Number of steps.
+        inputs : NDArray or list of NDArray
+            One array as `layout` says, or for each step one of shape (batch, ...).
+        begin_state : list of NDArray, optional
+            Zeros by default.
+        layout : {'NTC', 'TNC'}
+        merge_outputs : bool, optional
+            Whether to return one array rather than a list; None: whatever is at hand.
+        valid_length : NDArray of shape (batch,), optional
+            How many steps of each sample count: later outputs are zero, and the states are those
+            after the last valid step.
+
+        Returns
+        -------
+        outputs : NDArray or list of NDArray
+        states : list of NDArray
+        """
+        self.reset()
+        steps = steps_of(inputs, length, layout)
+        states = self._begin(begin_state, steps, layout)
+        outputs, all_states = [], []
+        for step in steps:
+            output, states = self(step, states)
+            outputs.append(output)
+            all_states.append(states)
+        if valid_length is not None:
+            states = [
+                functions_of(states).SequenceLast(
+                    functions_of(states).stack(*states, axis=0),
+                    valid_length,
+                    use_sequence_length=True,
+                )
+                for states in zip(*all_states)
+            ]
+            outputs = masked(outputs, len(steps), layout, valid_length, True)
+        return arranged(outputs, len(steps), layout, merge_outputs), states
+
+    def _activate(self, F, x, activation, name):
+        if isinstance(activation, str):
+            if activation in ("tanh", "relu", "sigmoid", "softsign"):
+                return getattr(F, activation)(x, name=name)
+            return F.Activation(x, act_type=activation, name=name)
+        if isinstance(activation, LeakyReLU):
+            return F.LeakyReLU(x, act_type="leaky", slope=activation._alpha, name=name)
+        return activation(x)
+
+
+class HybridRecurrentCell(RecurrentCell, HybridBlock):
+    """The base of cells that can be hybridized."""
+
+    def hybrid_forward(self, F: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} does not define hybrid_forward")

@@ -1,0 +1,77 @@
+"""Sequences of steps, as one array or symbol, or as a list of them."""
+
+from __future__ import annotations
+
+from ... import ndarray as nd
+
+
+def functions_of(sequence):
+    """`mx.nd` or `mx.sym`: the functions for an array or a symbol, or for a list of either."""
+    first = sequence[0] if isinstance(sequence, (list, tuple)) else sequence
+    if isinstance(first, nd.NDArray):
+        return nd
+    from ... import symbol
+
+    return symbol
+
+
+def is_one(sequence):
+    """Whether it is one array or symbol, and no list of them."""
+    return not isinstance(sequence, (list, tuple))
+
+
+def steps_of(inputs, length, layout):
+    """The inputs of the single steps, each (batch, ...)."""
+    axis = layout.find("T")
+    if is_one(inputs) and not isinstance(inputs, nd.NDArray):
+        if length is None:
+            raise ValueError("unroll: a symbol has no shape; give the length")
+        return list(
+            functions_of(inputs).split(inputs, num_outputs=length, axis=axis, squeeze_axis=True)
+        )
+    if isinstance(inputs, nd.NDArray):
+        if length is not None and length != inputs.shape[axis]:
+            raise AssertionError(
+                f"unroll: length is {length}, but the input of shape {inputs.shape} has "
+                f"{inputs.shape[axis]} steps"
+            )
+        length = inputs.shape[axis]
+        if length == 1:
+            return [nd.squeeze(inputs, axis=axis)]
+        return list(nd.split(inputs, num_outputs=length, axis=axis, squeeze_axis=True))
+    if length is not None and length != len(inputs):
+        raise AssertionError(f"unroll: length is {length}, but there are {len(inputs)} inputs")
+    return list(inputs)
+
+
+def merged(steps, layout):
+    """Steps as one array."""
+    return steps if is_one(steps) else functions_of(steps).stack(*steps, axis=layout.find("T"))
+
+
+def arranged(sequence, length, layout, merge):
+    """The sequence as one array (merge True), as a list (False), or as it is (None)."""
+    if merge is None:
+        return sequence
+    return merged(sequence, layout) if merge else steps_of(sequence, length, layout)
+
+
+def masked(sequence, length, layout, valid_length, merge):
+    """Zeros after each sample's last valid step."""
+    whole = merged(sequence, layout)
+    result = functions_of(whole).SequenceMask(
+        whole, valid_length, use_sequence_length=True, axis=layout.find("T")
+    )
+    return result if merge is None else arranged(result, length, layout, merge)
+
+
+def reversed_steps(steps, valid_length):
+    """The steps in reverse; with valid lengths, each sample's valid part in reverse."""
+    if valid_length is None:
+        return list(reversed(steps))
+    F = functions_of(steps)
+    return steps_of(
+        F.SequenceReverse(F.stack(*steps, axis=0), valid_length, use_sequence_length=True),
+        len(steps),
+        "TNC",
+    )

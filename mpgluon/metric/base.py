@@ -1,0 +1,328 @@
+"""The base of metrics, metrics by name, and those of several metrics or of a function."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+import numpy
+
+from .. import ndarray, registry
+from ..base import dtype_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from .._types import Arrays, NDArray
+
+
+__all__ = [
+    "EvalMetric",
+    "CompositeEvalMetric",
+    "CustomMetric",
+    "np",
+    "create",
+    "register",
+    "alias",
+    "check_label_shapes",
+]
+
+
+def check_label_shapes(
+    labels: Any, preds: Any, wrap: bool = False, shape: bool = False
+) -> tuple[Any, Any]:
+    """Checks that there are as many labels as predictions (or, with `shape`, that both have one
+    shape); ValueError otherwise.
+
+    Returns both, with `wrap` as lists even when single arrays were given.
+    """
+    label_shape, pred_shape = (labels.shape, preds.shape) if shape else (len(labels), len(preds))
+    if label_shape != pred_shape:
+        what = "shape" if shape else "number"
+        raise ValueError(
+            f"{what} of labels {label_shape} does not match {what} of predictions {pred_shape}"
+        )
+    if wrap:
+        labels = [labels] if isinstance(labels, ndarray.NDArray) else labels
+        preds = [preds] if isinstance(preds, ndarray.NDArray) else preds
+    return labels, preds
+
+
+def host(array):
+    """The array's values in NumPy."""
+    return array.asnumpy() if isinstance(array, ndarray.NDArray) else numpy.asarray(array)
+
+
+def total(array):
+    """The sum of the array's elements, of narrow floats in float32."""
+    return float(
+        ndarray.sum(
+            array.astype("float32") if dtype_name(array.dtype) in ("float16", "bfloat16") else array
+        ).asscalar()
+    )
+
+
+def wide(array):
+    """The NumPy array, of narrow floats as float32: squares and sums may be beyond their range."""
+    return array.astype("float32") if array.dtype.itemsize < 4 else array
+
+
+def _as_list(value):
+    return value if isinstance(value, list) else [value]
+
+
+class EvalMetric:
+    """Base of metrics; a subclass defines `update(labels, preds)` and adds to the sums with `_add`.
+
+    Parameters: `name`, shown; `output_names`, `label_names`, which entries of the dicts given to
+    `update_dict` are used (None: all); further `kwargs` become part of `get_config()`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        output_names: Sequence[str] | None = None,
+        label_names: Sequence[str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.name = str(name)
+        self.output_names = output_names
+        self.label_names = label_names
+        self._has_global_stats = kwargs.pop("has_global_stats", False)
+        self._kwargs = kwargs
+        self.reset()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r})"
+
+    def __str__(self) -> str:
+        return f"EvalMetric: {dict(self.get_name_value())}"
+
+    def get_config(self) -> dict[str, Any]:
+        """A dict from which `create` makes the same metric."""
+        return {
+            **self._kwargs,
+            "metric": type(self).__name__,
+            "name": self.name,
+            "output_names": self.output_names,
+            "label_names": self.label_names,
+        }
+
+    def update_dict(self, label: Mapping[str, NDArray], pred: Mapping[str, NDArray]) -> None:
+        """Updates from dicts of name to array."""
+        preds = (
+            list(pred.values())
+            if self.output_names is None
+            else [pred[name] for name in self.output_names]
+        )
+        labels = (
+            list(label.values())
+            if self.label_names is None
+            else [label[name] for name in self.label_names]
+        )
+        self.update(labels, preds)
+
+    def update(self, labels: Arrays, preds: Arrays) -> None:
+        """Takes in a batch.
+
+        Parameters
+        ----------
+        labels, preds : NDArray or list of NDArray
+            As many of one as of the other, of any numeric dtype and on any device; the class says
+            which shapes fit. Shapes that do not are a ValueError.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define update(labels, preds)")
+
+    def _add(self, value, instances):
+        """Adds to the local and the global sums, in float64 whatever the value's type."""
+        value = float(value) if numpy.ndim(value) == 0 else value
+        self.sum_metric += value
+        self.global_sum_metric += value
+        self.num_inst += instances
+        self.global_num_inst += instances
+
+    def reset(self) -> None:
+        """Forgets everything."""
+        self.num_inst = 0
+        self.sum_metric = 0.0
+        self.global_num_inst = 0
+        self.global_sum_metric = 0.0
+
+    def reset_local(self) -> None:
+        """Starts the local mean anew; the global one goes on."""
+        self.num_inst = 0
+        self.sum_metric = 0.0
+
+    def _mean(self, total, instances):
+        """What is shown for a sum over `instances`."""
+        return total / instances
+
+    def get(self) -> tuple[Any, Any]:
+        """(name, mean since the last reset or reset_local), NaN without instances."""
+        if self.num_inst == 0:
+            return self.name, float("nan")
+        return self.name, self._mean(self.sum_metric, self.num_inst)
+
+    def get_global(self) -> tuple[Any, Any]:
+        """(name, mean since the last reset); the local mean for metrics without global sums."""
+        if not self._has_global_stats:
+            return self.get()
+        if self.global_num_inst == 0:
+            return self.name, float("nan")
+        return self.name, self._mean(self.global_sum_metric, self.global_num_inst)
+
+    def get_name_value(self) -> list[tuple[str, float]]:
+        """A list of (name, value)."""
+        name, value = self.get()
+        return list(zip(_as_list(name), _as_list(value)))
+
+    def get_global_name_value(self) -> list[tuple[str, float]]:
+        """A list of (name, global value)."""
+        name, value = self.get_global()
+        return list(zip(_as_list(name), _as_list(value)))
+
+
+register = registry.get_register_func(EvalMetric, "metric")
+
+
+alias = registry.get_alias_func(EvalMetric, "metric")
+
+
+_create = registry.get_create_func(EvalMetric, "metric")
+
+
+def create(metric: Any, *args: Any, **kwargs: Any) -> EvalMetric:
+    """Makes a metric: from a name, a config, an instance, a function of NumPy arrays (label,
+    prediction), or a list of these."""
+    if isinstance(metric, list):
+        composite = CompositeEvalMetric()
+        for child in metric:
+            composite.add(create(child, *args, **kwargs))
+        return composite
+    if callable(metric) and not isinstance(metric, EvalMetric):
+        return CustomMetric(metric, *args, **kwargs)
+    return _create(metric, *args, **kwargs)
+
+
+@register
+@alias("composite")
+class CompositeEvalMetric(EvalMetric):
+    """Several metrics updated together; `get` gives lists of names and values."""
+
+    def __init__(
+        self,
+        metrics: Iterable[Any] | None = None,
+        name: str = "composite",
+        output_names: Sequence[str] | None = None,
+        label_names: Sequence[str] | None = None,
+    ) -> None:
+        self.metrics = [create(metric) for metric in metrics or []]
+        super().__init__(
+            name, output_names=output_names, label_names=label_names, has_global_stats=True
+        )
+
+    def add(self, metric: Any) -> None:
+        """Adds a metric, given as for `create`."""
+        self.metrics.append(create(metric))
+
+    def get_metric(self, index: int) -> EvalMetric:
+        """The metric of that number; IndexError when there is none."""
+        if not -len(self.metrics) <= index < len(self.metrics):
+            raise IndexError(f"metric {index} is asked for, but there are {len(self.metrics)}")
+        return self.metrics[index]
+
+    def update_dict(self, labels: Mapping[str, NDArray], preds: Mapping[str, NDArray]) -> None:
+        if self.label_names is not None:
+            labels = OrderedDict(
+                (name, value) for name, value in labels.items() if name in self.label_names
+            )
+        if self.output_names is not None:
+            preds = OrderedDict(
+                (name, value) for name, value in preds.items() if name in self.output_names
+            )
+        for metric in self.metrics:
+            metric.update_dict(labels, preds)
+
+    def update(self, labels: Arrays, preds: Arrays) -> None:
+        for metric in self.metrics:
+            metric.update(labels, preds)
+
+    def reset(self) -> None:
+        for metric in self.metrics:
+            metric.reset()
+
+    def reset_local(self) -> None:
+        for metric in self.metrics:
+            metric.reset_local()
+
+    def _gather(self, pairs):
+        names, values = [], []
+        for name, value in pairs:
+            names.extend(_as_list(name))
+            values.extend(_as_list(value))
+        return names, values
+
+    def get(self) -> tuple[Any, Any]:
+        return self._gather(metric.get() for metric in self.metrics)
+
+    def get_global(self) -> tuple[Any, Any]:
+        return self._gather(metric.get_global() for metric in self.metrics)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "metrics": [metric.get_config() for metric in self.metrics]}
+
+
+@register
+class CustomMetric(EvalMetric):
+    """A function `feval(label, pred)` of NumPy arrays, which returns a value, or a sum and its
+    number of instances.
+
+    With `allow_extra_outputs` there may be more predictions than labels.
+    """
+
+    def __init__(
+        self,
+        feval: Callable[..., Any],
+        name: str | None = None,
+        allow_extra_outputs: bool = False,
+        output_names: Sequence[str] | None = None,
+        label_names: Sequence[str] | None = None,
+    ) -> None:
+        if name is None:
+            name = getattr(feval, "__name__", type(feval).__name__)
+            if "<" in name:
+                name = f"custom({name})"
+        super().__init__(
+            name,
+            feval=feval,
+            allow_extra_outputs=allow_extra_outputs,
+            output_names=output_names,
+            label_names=label_names,
+            has_global_stats=True,
+        )
+        self._feval = feval
+        self._allow_extra_outputs = allow_extra_outputs
+
+    def update(self, labels: Arrays, preds: Arrays) -> None:
+        if not self._allow_extra_outputs:
+            labels, preds = check_label_shapes(labels, preds, True)
+        for pred, label in zip(preds, labels):
+            value = self._feval(host(label), host(pred))
+            self._add(*(value if isinstance(value, tuple) else (value, 1)))
+
+    def get_config(self) -> dict[str, Any]:
+        raise NotImplementedError(
+            "a CustomMetric holds a function and cannot be written as a config"
+        )
+
+
+def np(
+    numpy_feval: Callable[..., Any], name: str | None = None, allow_extra_outputs: bool = False
+) -> CustomMetric:
+    """A metric from a function of NumPy arrays (label, prediction); usable as a decorator."""
+
+    def feval(label, pred):
+        return numpy_feval(label, pred)
+
+    feval.__name__ = getattr(numpy_feval, "__name__", type(numpy_feval).__name__)
+    return CustomMetric(feval, name, allow_extra_outputs)

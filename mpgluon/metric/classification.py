@@ -1,0 +1,383 @@
+"""Metrics of predicted classes and of their probabilities."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy
+
+from .. import ndarray
+from ._binary_counts import BinaryCounts
+from .base import EvalMetric, alias, check_label_shapes, host, register, total, wide
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .._types import Arrays
+
+
+__all__ = [
+    "Accuracy",
+    "TopKAccuracy",
+    "F1",
+    "MCC",
+    "PCC",
+    "Perplexity",
+    "CrossEntropy",
+    "NegativeLogLikelihood",
+]
+
+
+@register
+@alias("acc")
+class Accuracy(EvalMetric):
+    """The part of predictions that equal the label; scores (an axis more than the labels) count by
+    their largest along `axis`."""
+
+    def __init__(
+        self,
+        axis: int = 1,
+        name: str = "accuracy",
+        output_names: Sequence[str] | None = None,
+        label_names: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(
+            name,
+            axis=axis,
+            output_names=output_names,
+            label_names=label_names,
+            has_global_stats=True,
+        )
+        self.axis = axis
+
+    def update(self, labels: Arrays, preds: Arrays) -> None:
+        labels, preds = check_label_shapes(labels, preds, True)
+        for label, pred in zip(labels, preds):
+            if tuple(pred.shape) != tuple(label.shape):
+                pred = ndarray.argmax(pred, axis=self.axis)
+            label = host(label).astype("int32").ravel()
+            pred = host(pred).astype("int32").ravel()
+            check_label_shapes(label, pred)
+            self._add((pred == label).sum(), len(pred))
+
+
+@register
+@alias("top_k_accuracy", "top_k_acc")
+class TopKAccuracy(EvalMetric):
+    """The part of samples whose label is among the `top_k` (2 or more) largest scores; predictions
+    (samples, classes)."""
+
+    def __init__(
+        self,
+        top_k: int = 1,
+        name: str = "top_k_accuracy",
+        output_names: Sequence[str] | None = None,
+        label_names: Sequence[str] | None = None,
+    ) -> None:
+        if top_k <= 1:
+            raise ValueError(f"top_k must be 2 or more (use Accuracy for 1), got {top_k}")
+        super().__init__(
+            name,
+            top_k=top_k,
+            output_names=output_names,
+            label_names=label_names,
+            has_global_stats=True,
+        )
+        self.top_k = top_k
+        self.name += f"_{top_k}"
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "name": self.name[: -len(f"_{self.top_k}")]}
+
+    def update(self, labels: Arrays, preds: Arrays) -> None:
+        labels, preds = check_label_shapes(labels, preds, True)
+        for label, pred in zip(labels, preds):
+            if len(pred.shape) > 2:
+                raise ValueError(
+                    "TopKAccuracy: predictions have at most 2 dimensions, got the shape "
+                    f"{tuple(pred.shape)}"
+                )
+            label = host(label).astype("int32").ravel()
+            pred = host(pred).astype("float32")
+            check_label_shapes(label, pred)
+            if pred.ndim == 1:
+                self._add((numpy.argsort(pred, kind="stable") == label).sum(), len(label))
+                continue
+            top_k = min(pred.shape[1], self.top_k)
+            best = numpy.argpartition(pred, -top_k, axis=1)[:, -top_k:]
+            self._add((best == label[:, None]).sum(), len(label))
+
+
+def _binary_confusion(name, label, pred):
+    pred = host(pred)
+    label = host(label).astype("int32").ravel()
+    check_label_shapes(label, pred)
+    if len(numpy.unique(label)) > 2:
+        raise ValueError(
+            f"{name} is for two classes, but the labels hold {len(numpy.unique(label))} values"
+        )
+    said = numpy.argmax(pred, axis=1).ravel() == 1
+    true = label == 1
+    counts = BinaryCounts()
+    counts.true_positives = int((said & true).sum())
+    counts.false_positives = int((said & ~true).sum())
+    counts.false_negatives = int((~said & true).sum())
+    counts.true_negatives = int((~said & ~true).sum())
+    return counts
+
+
+class _BinaryMetric(EvalMetric):
+    """A figure of the confusion matrix; "macro": averaged over updates, else of all samples
+    together."""
+
+    def __init__(
+        self, name: str, output_names: Sequence[str], label_names: Sequence[str], average: str
+    ) -> None:
+        self.average = average
+        self._local, self._global = BinaryCounts(), BinaryCounts()
+        super().__init__(
+            name, output_names=output_names, label_names=label_names, has_global_stats=True
+        )
+
+    def _figure(self, counts):
+        raise NotImplementedError(f"{type(self).__name__} does not define _figure")
+
+    def update(self, labels: Arrays, preds: Arrays) -> None:
+        labels, preds = check_label_shapes(labels, preds, True)
+        for label, pred in zip(labels, preds):
+            counts = _binary_confusion(type(self).__name__, label, pred)
+            self._local.add(counts)
+            self._global.add(counts)
+        if self.average == "macro":
+            self.sum_metric += self._figure(self._local)
+            self.global_sum_metric += self._figure(self._global)
+            self.num_inst += 1
+            self.global_num_inst += 1
+            self._local.clear()
+            self._global.clear()
+        else:
+            self.sum_metric = self._figure(self._local) * self._local.total
+            self.global_sum_metric = self._figure(self._global) * self._global.total
+            self.num_inst = self._local.total
+            self.global_num_inst = self._global.total
+
+    def reset(self) -> None:
+        super().reset()
+        self._local.clear()
+        self._global.clear()
+
+    def reset_local(self) -> None:
+        super().reset_local()
+        self._local.clear()
+
+
+@register
+class F1(_BinaryMetric):
+    """The harmonic mean of precision and recall; labels 0 and 1, predictions (samples, 2)."""
+
+    def __init__(
+        self,
+        name: str = "f1",
+        output_names: Sequence[str] | None = None,
+        label_names: Sequence[str] | None = None,
+        average: str = "macro",
+    ) -> None:
+        super().__init__(name, output_names, label_names, average)
+
+    def _figure(self, counts):
+        return counts.fscore
+
+
+@register
+class MCC(_BinaryMetric):
+    """Matthews' correlation of predicted and true class; labels 0 and 1, predictions (samples,
+    2)."""
+
+    def __init__(
+        self,
+        name: str = "mcc",
+        output_names: Sequence[str] | None = None,
+        label_names: Sequence[str] | None = None,
+        average: str = "macro",
+    ) -> None:
+        super().__init__(name, output_names, label_names, average)
+
+    def _figure(self, counts):
+        return counts.matthews
+
+
+@register
+class PCC(EvalMetric):
+    """Matthews' correlation for any number of classes, of all samples together."""
+
+    def __init__(
+        self,
+        name: str = "pcc",
+        output_names: Sequence[str] | None = None,
+        label_names: Sequence[str] | None = None,
+        has_global_stats: bool = True,
+    ) -> None:
+        self.k = 2
+        super().__init__(
+            name,
+            output_names=output_names,
+            label_names=label_names,
+            has_global_stats=has_global_stats,
+        )
+
+    def reset(self) -> None:
+        self.global_num_inst = 0
+        self._global_counts = numpy.zeros((self.k, self.k))
+        self.reset_local()
+
+    def reset_local(self) -> None:
+        self.num_inst = 0
+        self._local_counts = numpy.zeros((self.k, self.k))
+
+    def _grow(self, classes):
+        more = classes - self.k
+        if more > 0:
+            self._local_counts = numpy.pad(self._local_counts, ((0, more), (0, more)))
+            self._global_counts = numpy.pad(self._global_counts, ((0, more), (0, more)))
+            self.k = classes
+
+    @staticmethod
+    def _correlation(counts):
+        total = counts.sum()
+        said, true = counts.sum(axis=1), counts.sum(axis=0)
+        spread = (said * (total - said)).sum() * (true * (total - true)).sum()
+        if spread == 0:
+            return float("nan")
+        return (counts.diagonal() * total - said * true).sum() / math.sqrt(spread)
+
+    def update(self, labels: Arrays, preds: Arrays) -> None:
+        labels, preds = check_label_shapes(labels, preds, True)
+        for label, pred in zip(labels, preds):
+            label, pred = host(label).astype("int32"), host(pred)
+            pred = pred.argmax(axis=1) if pred.shape != label.shape else pred.astype("int32")
+            label, pred = label.ravel(), pred.ravel()
+            if label.size == 0:
+                continue
+            if min(label.min(), pred.min()) < 0:
+                raise ValueError("PCC: classes are numbered from 0, got a negative one")
+            self._grow(int(max(label.max(), pred.max())) + 1)
+            counts = numpy.zeros((self.k, self.k))
+            numpy.add.at(counts, (pred, label), 1)
+            self._local_counts += counts
+            self._global_counts += counts
+        self.num_inst += 1
+        self.global_num_inst += 1
+
+    @property
+    def sum_metric(self) -> Any:
+        """The coefficient times `num_inst`, over what came in since `reset_local`."""
+        return self._correlation(self._local_counts) * self.num_inst
+
+    @property
+    def global_sum_metric(self) -> Any:
+        """The coefficient times `global_num_inst`, over what came in since `reset`."""
+        return self._correlation(self._global_counts) * self.global_num_inst
+
+
+@register
+class Perplexity(EvalMetric):
+    """exp of the mean negative logarithm of the probability given to the label; labels equal to
+    `ignore_label` do not count.
+
+    Predictions are probabilities along their last axis (`axis`).
+    """
+
+    def __init__(
+        self,
+        ignore_label: int | None,
+        axis: int = -1,
+        name: str = "perplexity",
+        output_names: Sequence[str] | None = None,
+        label_names: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(
+            name,
+            ignore_label=ignore_label,
+            output_names=output_names,
+            label_names=label_names,
+            has_global_stats=True,
+        )
+        self.ignore_label = ignore_label
+        self.axis = axis
+
+    def update(self, labels: Arrays, preds: Arrays) -> None:
+        labels, preds = check_label_shapes(labels, preds, True)
+        for label, pred in zip(labels, preds):
+            if label.size * pred.shape[-1] != pred.size:
+                raise ValueError(
+                    f"Perplexity: labels {tuple(label.shape)} do not fit predictions "
+                    f"{tuple(pred.shape)}: one label per row of the last axis"
+                )
+            label = label.as_in_context(pred.context).reshape((label.size,)).astype("int32")
+            chosen = ndarray.pick(pred.reshape((label.size, pred.shape[-1])), label, axis=self.axis)
+            losses = -ndarray.log(ndarray.maximum(chosen, 1e-10))
+            count = label.size
+            if self.ignore_label is not None:
+                keep = label != self.ignore_label
+                losses = losses * keep.astype(losses.dtype)
+                count = int(ndarray.sum(keep.astype("int64")).asscalar())
+            self._add(total(losses), count)
+
+    def _mean(self, total, instances):
+        return math.exp(total / instances)
+
+
+class _LogProbability(EvalMetric):
+    """The mean of -log(probability of the label + eps); labels (samples,), predictions (samples,
+    classes)."""
+
+    def __init__(
+        self, eps: float, name: str, output_names: Sequence[str], label_names: Sequence[str]
+    ) -> None:
+        super().__init__(
+            name, eps=eps, output_names=output_names, label_names=label_names, has_global_stats=True
+        )
+        self.eps = eps
+
+    def update(self, labels: Arrays, preds: Arrays) -> None:
+        labels, preds = check_label_shapes(labels, preds, True)
+        for label, pred in zip(labels, preds):
+            label, pred = host(label).ravel().astype(numpy.int64), host(pred)
+            if pred.ndim != 2 or len(label) != len(pred):
+                raise ValueError(
+                    f"{type(self).__name__}: {len(label)} labels need predictions of the shape "
+                    f"({len(label)}, classes), got {pred.shape}"
+                )
+            chosen = wide(pred[numpy.arange(len(label)), label])
+            self._add((-numpy.log(chosen + self.eps)).sum(), len(label))
+
+
+@register
+@alias("ce")
+class CrossEntropy(_LogProbability):
+    """The mean cross-entropy of predicted probabilities."""
+
+    def __init__(
+        self,
+        eps: float = 1e-12,
+        name: str = "cross-entropy",
+        output_names: Sequence[str] | None = None,
+        label_names: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(eps, name, output_names, label_names)
+
+
+@register
+@alias("nll_loss")
+class NegativeLogLikelihood(_LogProbability):
+    """The mean negative log-likelihood of predicted probabilities."""
+
+    def __init__(
+        self,
+        eps: float = 1e-12,
+        name: str = "nll-loss",
+        output_names: Sequence[str] | None = None,
+        label_names: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(eps, name, output_names, label_names)

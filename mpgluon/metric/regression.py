@@ -1,0 +1,196 @@
+"""Metrics of numbers, and the mean of losses."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy
+
+from .. import ndarray
+from .base import EvalMetric, alias, check_label_shapes, host, register, total, wide
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .._types import Arrays
+
+
+__all__ = ["MAE", "MSE", "RMSE", "PearsonCorrelation", "Loss", "Torch", "Caffe"]
+
+
+class _Regression(EvalMetric):
+    """A figure of the difference between labels and predictions, averaged over arrays; vectors
+    count as columns."""
+
+    def __init__(self, name: str, output_names: Sequence[str], label_names: Sequence[str]) -> None:
+        super().__init__(
+            name, output_names=output_names, label_names=label_names, has_global_stats=True
+        )
+
+    def _figure(self, difference):
+        raise NotImplementedError(f"{type(self).__name__} does not define _figure")
+
+    def update(self, labels: Arrays, preds: Arrays) -> None:
+        labels, preds = check_label_shapes(labels, preds, True)
+        for label, pred in zip(labels, preds):
+            label, pred = wide(host(label)), wide(host(pred))
+            label = label[:, None] if label.ndim == 1 else label
+            pred = pred[:, None] if pred.ndim == 1 else pred
+            self._add(self._figure(label - pred), 1)
+
+
+@register
+class MAE(_Regression):
+    """The mean absolute error."""
+
+    def __init__(
+        self,
+        name: str = "mae",
+        output_names: Sequence[str] | None = None,
+        label_names: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(name, output_names, label_names)
+
+    def _figure(self, difference):
+        return numpy.abs(difference).mean()
+
+
+@register
+class MSE(_Regression):
+    """The mean squared error."""
+
+    def __init__(
+        self,
+        name: str = "mse",
+        output_names: Sequence[str] | None = None,
+        label_names: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(name, output_names, label_names)
+
+    def _figure(self, difference):
+        return (difference**2.0).mean()
+
+
+@register
+class RMSE(_Regression):
+    """The root of the mean squared error."""
+
+    def __init__(
+        self,
+        name: str = "rmse",
+        output_names: Sequence[str] | None = None,
+        label_names: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(name, output_names, label_names)
+
+    def _figure(self, difference):
+        return numpy.sqrt((difference**2.0).mean())
+
+
+@register
+@alias("pearsonr")
+class PearsonCorrelation(EvalMetric):
+    """Pearson's correlation; "macro": averaged over arrays, "micro": of all values together."""
+
+    def __init__(
+        self,
+        name: str = "pearsonr",
+        output_names: Sequence[str] | None = None,
+        label_names: Sequence[str] | None = None,
+        average: str = "macro",
+    ) -> None:
+        self.average = average
+        super().__init__(
+            name, output_names=output_names, label_names=label_names, has_global_stats=True
+        )
+
+    def reset(self) -> None:
+        super().reset()
+        # count, mean of labels and predictions, their sums of squares about it, and of products
+        self._moments = numpy.zeros(6)
+
+    def reset_local(self) -> None:
+        super().reset_local()
+        self._moments = numpy.zeros(6)
+
+    def _merge(self, label, pred):
+        """Adds values to the moments, about the means, so that large offsets lose nothing."""
+        count, mean_l, mean_p, square_l, square_p, product = self._moments
+        new, new_l, new_p = label.size, label.mean(), pred.mean()
+        total = count + new
+        step_l, step_p, weight = new_l - mean_l, new_p - mean_p, count * new / total
+        self._moments[:] = (
+            total,
+            mean_l + step_l * new / total,
+            mean_p + step_p * new / total,
+            square_l + ((label - new_l) ** 2).sum() + step_l**2 * weight,
+            square_p + ((pred - new_p) ** 2).sum() + step_p**2 * weight,
+            product + ((label - new_l) * (pred - new_p)).sum() + step_l * step_p * weight,
+        )
+
+    def update(self, labels: Arrays, preds: Arrays) -> None:
+        labels, preds = check_label_shapes(labels, preds, True)
+        for label, pred in zip(labels, preds):
+            check_label_shapes(label, pred, False, True)
+            label = host(label).ravel().astype(numpy.float64)
+            pred = host(pred).ravel().astype(numpy.float64)
+            if self.average == "macro":
+                self._add(numpy.corrcoef(pred, label)[0, 1], 1)
+            else:
+                self._add(0.0, 1)
+                if label.size:
+                    self._merge(label, pred)
+
+    def get(self) -> tuple[Any, Any]:
+        if self.average == "macro" or self.num_inst == 0:
+            return super().get()
+        _, _, _, square_l, square_p, product = self._moments
+        return self.name, product / (
+            math.sqrt(square_l) * math.sqrt(square_p)
+        ) if square_l > 0 and square_p > 0 else float("nan")
+
+
+@register
+class Loss(EvalMetric):
+    """The mean of all predictions' elements, which are losses; labels are not looked at."""
+
+    def __init__(
+        self,
+        name: str = "loss",
+        output_names: Sequence[str] | None = None,
+        label_names: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(
+            name, output_names=output_names, label_names=label_names, has_global_stats=True
+        )
+
+    def update(self, _: Any, preds: Arrays) -> None:
+        for pred in [preds] if isinstance(preds, ndarray.NDArray) else preds:
+            self._add(total(pred), pred.size)
+
+
+@register
+class Torch(Loss):
+    """Loss under another name."""
+
+    def __init__(
+        self,
+        name: str = "torch",
+        output_names: Sequence[str] | None = None,
+        label_names: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(name, output_names=output_names, label_names=label_names)
+
+
+@register
+class Caffe(Loss):
+    """Loss under another name."""
+
+    def __init__(
+        self,
+        name: str = "caffe",
+        output_names: Sequence[str] | None = None,
+        label_names: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(name, output_names=output_names, label_names=label_names)
