@@ -463,6 +463,7 @@ class Executor:
         Parameters
         ----------
         arg_params, aux_params : dict of str to NDArray
+            Values by name, of the shapes that were bound.
         allow_extra_params : bool, default False
             Whether names that the symbol doesn't have are passed over; else ValueError.
 
@@ -498,6 +499,7 @@ class Executor:
         Parameters
         ----------
         callback : function, or None to run the compiled programs again
+            Called with the name of an output and the array.
         monitor_all : bool, default False
             Whether it sees the nodes' inputs too.
         """

@@ -153,7 +153,9 @@ class KVStore(KVStoreBase):
         Parameters
         ----------
         key : int or str, or list of them
+            The key, or a list of keys.
         value : NDArray, or list of NDArray for several devices; for a list of keys a list of these
+            The value of each key, or a list of arrays that are added up.
         priority : int
             Accepted as in MXNet.
         """

@@ -33,10 +33,15 @@ class CustomOp:
         Parameters
         ----------
         is_train : bool
+            Whether a gradient may be asked for.
         req : list of str
             What to do with each output: see `assign`.
         aux : list of NDArray
             Auxiliary states, which may be written.
+        in_data : list of NDArray
+            The inputs.
+        out_data : list of NDArray
+            The outputs, to be assigned with `assign`.
         """
         raise NotImplementedError(f"{type(self).__name__}.forward is not defined")
 

@@ -300,7 +300,9 @@ def simple_forward(sym, ctx=None, is_train=False, **inputs):
     sym : Symbol
         Without auxiliary states; MXNetError otherwise, and where an argument is missing.
     ctx : Context, default `default_context()`
+        The device to run on.
     is_train : bool, default False
+        Whether to run as in training.
     **inputs
         The arguments by name: NDArray, array or list; anything but an NDArray becomes float32.
 

@@ -82,6 +82,7 @@ class HybridBlock(Block):
         Parameters
         ----------
         active : bool, default True
+            Whether to compile.
         exact : bool, default False
             Leave out the rewrites that change bits: results are bitwise those of eager execution.
         pipeline : mpgluon.parallel.Pipeline, optional
@@ -302,9 +303,11 @@ class HybridBlock(Block):
         Parameters
         ----------
         path : str
+            What the files' names begin with.
         epoch : int, default 0
             The number in the name of the second file.
         remove_amp_cast : bool, default True
+            Accepted; there are no such casts.
 
         Returns
         -------

@@ -133,9 +133,11 @@ class ParameterDict:
         init : Initializer, default ``Uniform()``
             For the parameters that have none of their own.
         ctx : Context or list of Context, default the current context
+            Where they live; a list makes a copy on each device.
         verbose : bool, default False
             Whether the initializer reports what it does.
         force_reinit : bool, default False
+            Whether parameters that are initialized already start anew.
         """
         init = initializer.Uniform() if init is None else initializer.create(init)
         if verbose:
@@ -226,6 +228,10 @@ class ParameterDict:
         cast_dtype : bool, default False
             Whether dtypes may differ; `dtype_source` ('current' or 'saved') then says which one
             stays.
+        filename : str, optional
+            Where the values are from, for error texts.
+        dtype_source : {'current', 'saved'}, default 'current'
+            Whose dtype stays where they differ, with `cast_dtype`.
         """
         source = f"file '{filename}'" if filename else "param_dict"
         for name in self.keys():

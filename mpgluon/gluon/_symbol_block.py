@@ -143,8 +143,11 @@ class SymbolBlock(HybridBlock):
         Parameters
         ----------
         symbol_file : str
+            Path of the symbol's JSON file.
         input_names : str or list of str
+            Names of the variables that are inputs.
         param_file : str, optional
+            Path of the parameters' file; without it they are not initialized.
         ctx : Context or list of Context, optional
             Where the parameters live.
         allow_missing, ignore_extra : bool, default False

@@ -278,6 +278,7 @@ class Block:
             Where they live; a list makes a copy on each device. Children may be given devices of
             their own by calling ``child.initialize(ctx=...)``.
         verbose : bool, default False
+            Whether the initializer logs what it does.
         force_reinit : bool, default False
             Whether parameters that are initialized already start anew.
         group2ctx : dict of str to Context, optional
@@ -338,6 +339,7 @@ class Block:
         Parameters
         ----------
         filename : str
+            The path of the file.
         deduplicate : bool, default False
             Whether a parameter shared by several blocks is written once only.
         """
@@ -366,6 +368,7 @@ class Block:
         Parameters
         ----------
         filename : str
+            The path of the file.
         ctx : Context or list of Context, optional
             Where to put parameters that aren't initialized yet (default: the current context). The
             others stay where they are.
@@ -376,6 +379,8 @@ class Block:
         cast_dtype : bool, default False
             Whether dtypes may differ; `dtype_source` ('current' or 'saved') then says which one
             stays.
+        dtype_source : {'current', 'saved'}, default 'current'
+            Whose dtype stays where they differ, with `cast_dtype`.
         """
         loaded = nd.load(filename)
         source = f"file '{filename}'"

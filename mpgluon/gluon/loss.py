@@ -57,6 +57,7 @@ class Loss(Layer):
     weight : float or None
         A factor.
     batch_axis : int
+        The axis of the samples, which is not averaged over.
     """
 
     def __init__(self, weight: float | None, batch_axis: int, **kwargs: Any) -> None:
@@ -103,6 +104,10 @@ class SigmoidBinaryCrossEntropyLoss(Loss):
     ----------
     from_sigmoid : bool, default False
         Whether `pred` went through a sigmoid already.
+    weight : float, optional
+        A factor on the loss.
+    batch_axis : int, default 0
+        The axis of the samples, which is not averaged over.
 
     When called it also takes ``pos_weight``, a factor on the positive part that is broadcast
     against `label`.
@@ -155,6 +160,10 @@ class SoftmaxCrossEntropyLoss(Loss):
         probabilities, shaped like `pred`.
     from_logits : bool, default False
         Whether `pred` is the logarithm of probabilities already.
+    weight : float, optional
+        A factor on the loss.
+    batch_axis : int, default 0
+        The axis of the samples, which is not averaged over.
 
     Class indices that do not exist count as the nearest one, as in MXNet; with the environment
     variable MPGLUON_ENGINE=sync they are a ValueError (not in a hybridized block).
@@ -221,6 +230,11 @@ class KLDivLoss(Loss):
         Whether `pred` is the logarithm of probabilities already; otherwise its softmax along `axis`
         is taken.
     axis : int, default -1
+        The axis of the classes, for the softmax.
+    weight : float, optional
+        A factor on the loss.
+    batch_axis : int, default 0
+        The axis of the samples, which is not averaged over.
     """
 
     def __init__(
@@ -253,6 +267,9 @@ class CTCLoss(Loss):
     layout : {'NTC', 'TNC'}
         Of `pred`.
     label_layout : {'NT', 'TN'}
+        Of `label`.
+    weight : float, optional
+        A factor on the loss.
     """
 
     def __init__(
@@ -352,6 +369,10 @@ class LogisticLoss(Loss):
     ----------
     label_format : {'signed', 'binary'}
         Whether labels are -1 and 1, or 0 and 1.
+    weight : float, optional
+        A factor on the loss.
+    batch_axis : int, default 0
+        The axis of the samples, which is not averaged over.
     """
 
     def __init__(
@@ -405,6 +426,10 @@ class PoissonNLLLoss(Loss):
         Whether `pred` is the logarithm of the mean.
     compute_full : bool, default False
         Whether to add Stirling's approximation of the term that depends on the target only.
+    weight : float, optional
+        A factor on the loss.
+    batch_axis : int, default 0
+        The axis of the samples, which is not averaged over.
     """
 
     def __init__(
@@ -444,6 +469,11 @@ class CosineEmbeddingLoss(Loss):
     Parameters
     ----------
     margin : float, default 0
+        Cosines below it cost nothing where the label is -1.
+    weight : float, optional
+        A factor on the loss.
+    batch_axis : int, default 0
+        The axis of the samples, which is not averaged over.
     """
 
     def __init__(
@@ -478,6 +508,10 @@ class SDMLLoss(Loss):
     ----------
     smoothing_parameter : float, default 0.3
         How much of each row's probability is spread over the rows that it does not belong to.
+    weight : float, default 1.0
+        A factor on the loss.
+    batch_axis : int, default 0
+        The axis of the samples, which is not averaged over.
     """
 
     def __init__(

@@ -76,12 +76,14 @@ class Parameter:
     Parameters
     ----------
     name : str
+        The name, unique among a Trainer's parameters.
     grad_req : {'write', 'add', 'null'}, default 'write'
         Whether backward writes the gradient, adds to it (then call `zero_grad` between steps), or
         computes none.
     shape : int or tuple of int, optional
         0 stands for a size that is not known yet.
     dtype : str or numpy.dtype, default 'float32'
+        Of value and gradient.
     lr_mult, wd_mult : float, default 1.0
         Factors on the optimizer's learning rate and weight decay.
     init : Initializer or str, optional
@@ -90,6 +92,10 @@ class Parameter:
         Whether the shape may still be unknown when `initialize` is called.
     differentiable : bool, default True
         False keeps `grad_req` at ``'null'``.
+    stype : str, default 'default'
+        Dense storage, the only one there is.
+    grad_stype : str, default 'default'
+        Dense storage, the only one there is.
 
     Notes
     -----
@@ -409,6 +415,7 @@ class Parameter:
         ctx : Context or list of Context, default the current context
             A copy is made on each.
         default_init : Initializer, default ``Uniform()``
+            For a parameter that has none of its own.
         force_reinit : bool, default False
             Whether to initialize again what is initialized already; otherwise that is left alone,
             with a warning.
@@ -566,7 +573,9 @@ class Constant(Parameter):
     Parameters
     ----------
     name : str
+        The name.
     value : NDArray or array-like
+        The value, which gives shape and dtype.
     """
 
     def __init__(self, name: str, value: ArrayLike | Sequence[Any]) -> None:

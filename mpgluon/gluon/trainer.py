@@ -40,7 +40,9 @@ class Trainer:
     Parameters
     ----------
     params : ParameterDict, or dict or list of Parameter
+        What to update. Every parameter is initialized, or waits for its shape.
     optimizer : str or Optimizer
+        The optimizer, or its name, such as ``'adam'``.
     optimizer_params : dict, optional
         For making the optimizer: ``{'learning_rate': 0.1}``.
     kvstore : {'device', 'local', 'nccl', None}, default 'device'

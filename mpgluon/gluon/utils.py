@@ -41,9 +41,11 @@ def split_data(
     Parameters
     ----------
     data : NDArray
+        The batch, of any shape.
     num_slice : int
         How many pieces.
     batch_axis : int, default 0
+        The axis that is split.
     even_split : bool, default True
         Whether the pieces must be of one size. Otherwise the first pieces are longer by one than
         the last, as many of them as it takes.
@@ -123,7 +125,9 @@ def clip_global_norm(
     Parameters
     ----------
     arrays : list of NDArray
+        Arrays of any shapes, changed in place.
     max_norm : float
+        The largest norm that is left alone, above 0.
     check_isfinite : bool, default True
         Whether to read the norm back and warn when it is not finite.
 
@@ -224,14 +228,18 @@ def download(
     Parameters
     ----------
     url : str
+        The address, or a path.
     path : str, optional
         The file to write, or an existing directory to put it into; by default the address's last
         part.
     overwrite : bool, default False
+        Whether a file that exists is fetched again.
     sha1_hash : str, optional
+        The 40 hexadecimal digits that the file's SHA-1 must have.
     retries : int, default 5
         How often to try again when the network fails.
     verify_ssl : bool, default True
+        Whether certificates are checked.
 
     Raises
     ------

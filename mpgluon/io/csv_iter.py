@@ -38,11 +38,17 @@ class CSVIter(_WholeBatchIter):
     label_csv : str, optional
         The file of the labels; without one they are zeros.
     label_shape : tuple of int, default (1,)
+        Shape of one label.
     batch_size : int
+        Samples of a batch.
     round_batch : bool, default True
         Whether the samples that fill up the last batch count as the first ones of the next epoch.
     dtype : str, default 'float32'
+        Of data and labels.
     data_name, label_name : str
+        Names of the data and of the labels in a batch.
+    prefetch_buffer : int, default 4
+        Accepted; a batch is read when it is asked for.
     """
 
     def __init__(

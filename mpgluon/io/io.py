@@ -144,7 +144,9 @@ class NDArrayIter(DataIter):
     data : NDArray or numpy.ndarray, list or dict of str to them
         Samples lie along the first axis.
     label : likewise, optional
+        Arrays of the labels, given as `data` is.
     batch_size : int, default 1
+        Samples of a batch.
     shuffle : bool, default False
         Whether every epoch has another order (drawn with NumPy's generator).
     last_batch_handle : {'pad', 'discard', 'roll_over'}, default 'pad'
@@ -334,6 +336,7 @@ class ResizeIter(_WholeBatchIter):
     Parameters
     ----------
     data_iter : DataIter
+        The iterator to take batches from.
     size : int
         Batches per epoch; the iterator starts anew whenever it ends.
     reset_internal : bool, default True
@@ -419,6 +422,7 @@ class PrefetchingIter(_WholeBatchIter):
     Parameters
     ----------
     iters : DataIter or list of DataIter
+        The iterators whose batches are read ahead.
     rename_data, rename_label : list of dict of str to str, optional
         New names of the data and labels of each iterator.
     """

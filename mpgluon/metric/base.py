@@ -48,12 +48,12 @@ def check_label_shapes(
     return labels, preds
 
 
-def host(array):
+def host(array: Any) -> numpy.ndarray[Any, Any]:
     """The array's values in NumPy."""
     return array.asnumpy() if isinstance(array, ndarray.NDArray) else numpy.asarray(array)
 
 
-def total(array):
+def total(array: NDArray) -> float:
     """The sum of the array's elements, of narrow floats in float32."""
     return float(
         ndarray.sum(
@@ -62,7 +62,7 @@ def total(array):
     )
 
 
-def wide(array):
+def wide(array: numpy.ndarray[Any, Any]) -> numpy.ndarray[Any, Any]:
     """The NumPy array, of narrow floats as float32: squares and sums may be beyond their range."""
     return array.astype("float32") if array.dtype.itemsize < 4 else array
 

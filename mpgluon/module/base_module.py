@@ -302,8 +302,38 @@ class BaseModule:
         train_data, eval_data : DataIter
             The latter is scored after every epoch.
         eval_metric, validation_metric : EvalMetric or str
+            Metrics of training data, and of `eval_data` (by default the same).
         epoch_end_callback : function or list of functions (epoch, symbol, arg_params, aux_params)
+            Called with epoch, symbol and parameters after each epoch.
         batch_end_callback, eval_end_callback, eval_batch_end_callback : function or list of
+            Called with a `BatchEndParam` after each batch, after each evaluation, and after each
+            batch of one.
+        kvstore : str, default 'local'
+            As of `gluon.Trainer`.
+        optimizer : str or Optimizer, default 'sgd'
+            The optimizer, or its name.
+        optimizer_params : dict, default (('learning_rate', 0.01),)
+            Options for making the optimizer.
+        initializer : Initializer, default Uniform(0.01)
+            First values of parameters that are given none.
+        arg_params : dict of str to NDArray, optional
+            First values of parameters by name.
+        aux_params : dict of str to NDArray, optional
+            First values of auxiliary states by name.
+        allow_missing : bool, default False
+            Whether parameters that `arg_params` leaves out get values of `initializer`.
+        force_rebind : bool, default False
+            Whether to bind again.
+        force_init : bool, default False
+            Whether to initialize again.
+        begin_epoch : int, default 0
+            The number of the first epoch.
+        num_epoch : int, optional
+            The number of the epoch to end before.
+        monitor : Monitor, optional
+            Looks at outputs while training.
+        sparse_row_id_fn : callable, optional
+            Accepted; arrays are dense.
         functions (BatchEndParam)
         kvstore, optimizer, optimizer_params : see `init_optimizer`
         initializer, arg_params, aux_params, allow_missing, force_init : see `init_params`

@@ -47,9 +47,11 @@ class Module(BaseModule):
     Parameters
     ----------
     symbol : Symbol
+        The network, with its losses.
     data_names, label_names : list of str
         The arguments that batches bring; the other ones are parameters.
     logger : Logger
+        Where messages go.
     context : Context or list of Context, default the current context
         Of several, each computes a part of every batch.
     work_load_list : list of number, optional
@@ -233,6 +235,7 @@ class Module(BaseModule):
         Parameters
         ----------
         data_shapes, label_shapes : list of DataDesc or (str, tuple)
+            Name and shape of each input, as of `DataIter.provide_data`.
         for_training : bool, default True
             Whether gradients are computed.
         inputs_need_grad : bool, default False

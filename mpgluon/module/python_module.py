@@ -18,6 +18,8 @@ class PythonModule(BaseModule):
     ----------
     data_names, label_names, output_names : list of str
         `label_names` may be None.
+    logger : logging.Logger, default logging
+        Where messages go.
     """
 
     def __init__(self, data_names, label_names, output_names, logger=logging):
@@ -117,10 +119,14 @@ class PythonLossModule(PythonModule):
     Parameters
     ----------
     name : str, default 'pyloss'
+        What the outputs' names begin with.
     data_names, label_names : one name each
+        Names of the inputs.
     grad_func : function, optional
         ``grad_func(scores, labels)`` gives the gradient with respect to the scores, an NDArray or a
         NumPy array. Without it a subclass defines `_backward_impl`.
+    logger : logging.Logger, default logging
+        Where messages go.
     """
 
     def __init__(

@@ -28,6 +28,7 @@ class SequentialModule(BaseModule):
         Parameters
         ----------
         module : BaseModule
+            The module to append.
         take_labels : bool, default False
             Whether it gets the labels.
         auto_wiring : bool, default False

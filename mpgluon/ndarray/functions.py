@@ -108,6 +108,8 @@ def UpSampling(
         Whether several inputs are joined along the channels, or added up.
     num_args, workspace : int
         Accepted as in MXNet.
+    weight : float, optional
+        The kernel of bilinear upsampling.
     """
     if sample_type != "bilinear":
         return _op("UpSampling")(
@@ -415,6 +417,8 @@ def Custom(*data, op_type=None, name=None, **kwargs):
         Inputs by position or name; parameters of the op by name.
     op_type : str
         The name under which it is registered.
+    name : str, optional
+        Accepted as of every operator.
     """
     from ..operator import custom_array
 

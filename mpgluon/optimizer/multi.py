@@ -1,10 +1,18 @@
 """A step of all weights of one device at once: prepared when they have been updated before, then a
 few numbers for each step."""
 
+from __future__ import annotations
+
 import math
+from typing import TYPE_CHECKING
 
 from .._core import MultiUpdate, holds, set_attributes
 from ..base import MXNetError
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ..optimizer.updater import Updater
 
 # What a subclass may have defined anew: then its own code runs.
 _STEPS = (
@@ -49,7 +57,7 @@ class MultiStep:
     length.
     """
 
-    def __init__(self, updater, parts, changes):
+    def __init__(self, updater: Updater, parts: Any, changes: int) -> None:
         optimizer = updater.optimizer
         self._optimizer, self._states, self._params = (
             optimizer,
@@ -104,13 +112,13 @@ class MultiStep:
         optimizer._counting.add(self)
         return True
 
-    def write_counts(self):
+    def write_counts(self) -> None:
         """Writes the counts where they belong."""
         if self._written != self.count:
             self.counts.update(dict.fromkeys(self.indices, self.count))
             self._written = self.count
 
-    def holds(self, updater):
+    def holds(self, updater: Updater) -> bool:
         """Whether the updater still has the states that this was made for."""
         return (
             updater.optimizer is self._optimizer
@@ -118,7 +126,7 @@ class MultiStep:
             and holds(self._states, self.indices, self._held)
         )
 
-    def step(self, steps, device_id, changes, num_update):
+    def step(self, steps: list[Any], device_id: int, changes: int, num_update: int) -> int | None:
         """Adds to `steps` the changes (`_core.at_once`) that update the weights and count it.
         Returns what `num_update` is then, or None when something else is not what it was."""
         optimizer = self._optimizer
@@ -153,7 +161,7 @@ class MultiStep:
         return num_update
 
 
-def prepare(updater, parts, changes):
+def prepare(updater: Updater, parts: Any, changes: int) -> Any:
     """A MultiStep, or None where the optimizer has none for these weights."""
     optimizer = updater.optimizer
     if not parts or not _known_steps(optimizer) or not optimizer.param_dict:

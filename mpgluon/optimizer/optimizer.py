@@ -89,6 +89,8 @@ class Optimizer:
         Where the counts of updates start.
     param_dict : dict of int to Parameter
         Their `lr_mult` and `wd_mult` take precedence.
+    sym : Symbol, optional
+        Attributes ``__lr_mult__`` and ``__wd_mult__`` of its variables become multipliers.
 
     A subclass defines `create_state(index, weight)` and `update(index, weight, grad, state)` for
     single arrays. One that sets `aggregate_num` above 0 is given lists of at most so many, all on

@@ -30,6 +30,18 @@ class BaseConvRNNCell(BaseRNNCell):
         Of the states' convolution, which keeps their size: kernels are odd.
     i2h_kernel, i2h_stride, i2h_pad, i2h_dilate : tuple of int
         Of the input's.
+    i2h_weight_initializer : Initializer or str, optional
+        First values of the weights of inputs; by default those that ``initialize`` is given.
+    h2h_weight_initializer : Initializer or str, optional
+        First values of the weights of states; by default those that ``initialize`` is given.
+    i2h_bias_initializer : Initializer or str, default 'zeros'
+        First values of the biases of inputs.
+    h2h_bias_initializer : Initializer or str, default 'zeros'
+        First values of the biases of states.
+    activation : str, default functools.partial(sym.LeakyReLU, act_type='leaky', slope=0.2)
+        The function of the new state, or its name.
+    conv_layout : str, default 'NCHW'
+        Where the channels are.
     i2h_weight_initializer, h2h_weight_initializer, i2h_bias_initializer, h2h_bias_initializer :
     Initializer or str, optional
     activation : str or function, default leaky relu

@@ -38,16 +38,23 @@ class FusedRNNCell(BaseRNNCell):
     Parameters
     ----------
     num_hidden : int
+        Features of the state, and of the output.
     num_layers : int, default 1
+        How many layers lie on each other.
     mode : {'rnn_relu', 'rnn_tanh', 'lstm', 'gru'}, default 'lstm'
+        What each layer computes.
     bidirectional : bool, default False
+        Whether each layer also runs backward in time.
     dropout : float, default 0
         Between layers.
     get_next_state : bool, default False
         Whether `unroll` gives the last states; else their list is empty.
     forget_bias : float, default 1.0
+        First value of the bias of an LSTM's forget gate.
     prefix : str, default the mode and an underscore
+        What the names of the weights begin with.
     params : RNNParams, optional
+        The variables that hold the weights; new ones by default.
     """
 
     def __init__(

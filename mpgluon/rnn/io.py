@@ -33,6 +33,7 @@ def encode_sentences(
     Parameters
     ----------
     sentences : list of list of str
+        Sentences as lists of words.
     vocab : dict of str to int, optional
         The numbers of words; without it they are numbered as they come.
     invalid_label : int, default -1
@@ -41,6 +42,8 @@ def encode_sentences(
         The first number.
     unknown_token : str, optional
         Stands for words that `vocab` does not have; without it such a word is an error.
+    invalid_key : object, default '\n'
+        The word of `invalid_label` in a new vocabulary.
 
     Returns
     -------
@@ -79,13 +82,19 @@ class BucketSentenceIter(DataIter):
     Parameters
     ----------
     sentences : list of list of int
+        Sentences as lists of numbers, as of `encode_sentences`.
     batch_size : int
+        Samples of a batch.
     buckets : list of int, optional
         Lengths; by default all those that at least a batch of sentences has.
     invalid_label : int, default -1
+        What fills short sentences, and their labels.
     data_name, label_name : str
+        Names of the data and of the labels in a batch.
     dtype : str, default 'float32'
+        Of the batches.
     layout : {'NT', 'TN'}
+        Of the batches: N samples, T words.
     """
 
     def __init__(

@@ -210,6 +210,7 @@ class BaseRNNCell:
         begin_state : list of Symbol, optional
             Zeros by default.
         layout : {'NTC', 'TNC'}
+            Of inputs and outputs: N batch, T time, C features.
         merge_outputs : bool, optional
             Whether the outputs are one symbol (True) or a list (False); None: whatever is at hand.
 
@@ -271,9 +272,13 @@ class RNNCell(_GatedCell):
     Parameters
     ----------
     num_hidden : int
+        Features of the state, and of the output.
     activation : str or function, default 'tanh'
+        The function of the new state.
     prefix : str, default 'rnn_'
+        What the names of the weights begin with.
     params : RNNParams, optional
+        The variables that hold the weights; new ones by default.
     """
 
     _gate_names = ("",)
@@ -341,8 +346,11 @@ class LSTMCell(_GatedCell):
     Parameters
     ----------
     num_hidden : int
+        Features of the state, and of the output.
     prefix : str, default 'lstm_'
+        What the names of the weights begin with.
     params : RNNParams, optional
+        The variables that hold the weights; new ones by default.
     forget_bias : float, default 1.0
         What the forget gate's bias is initialized to.
     """
@@ -373,8 +381,11 @@ class GRUCell(_GatedCell):
     Parameters
     ----------
     num_hidden : int
+        Features of the state, and of the output.
     prefix : str, default 'gru_'
+        What the names of the weights begin with.
     params : RNNParams, optional
+        The variables that hold the weights; new ones by default.
     """
 
     _gate_names = ("_r", "_z", "_o")
@@ -569,6 +580,7 @@ class ZoneoutCell(ModifierCell):
     Parameters
     ----------
     base_cell : BaseRNNCell
+        The cell whose outputs and states stay now and then.
     zoneout_outputs, zoneout_states : float, default 0
         The probabilities.
     """
@@ -648,7 +660,9 @@ class BidirectionalCell(_Composite):
     l_cell, r_cell : BaseRNNCell
         The cells that run forward and backward.
     params : RNNParams, optional
+        The variables that hold the weights; new ones by default.
     output_prefix : str, default 'bi_'
+        What the names of the output's nodes begin with.
     """
 
     def __init__(

@@ -22,7 +22,9 @@ def rand_zipfian(true_classes, num_sampled, range_max):
     Parameters
     ----------
     true_classes : Symbol
+        The classes that are there, whose expected counts are returned.
     num_sampled, range_max : int
+        How many numbers are drawn, and the number that they are below.
 
     Returns
     -------

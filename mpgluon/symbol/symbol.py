@@ -374,6 +374,7 @@ class Symbol(SymbolMethods):
         grad_req : str, list or dict of str, default 'write'
             'write', 'add' or 'null', for all arguments or for each.
         aux_states : list or dict of NDArray, optional
+            Arrays of the auxiliary states, in order or by name.
         group2ctx : dict of str to Context, optional
             The devices of the groups named by ``AttrScope(ctx_group=...)``. Arrays move between
             groups by themselves.
@@ -402,6 +403,7 @@ class Symbol(SymbolMethods):
         Parameters
         ----------
         ctx, grad_req, group2ctx : see `bind`
+            As of `bind`.
         type_dict : dict of str to dtype, optional
             Dtypes of arguments; without it all that don't say their own are float32.
         shared_arg_names : list of str, optional
@@ -411,6 +413,8 @@ class Symbol(SymbolMethods):
         shared_buffer : dict of str to NDArray, optional
             Arrays to take for arguments of these names if they are large enough; new ones are put
             in.
+        stype_dict : dict, optional
+            Accepted; arrays are dense.
         """
         from ._bind import simple_bind
 
@@ -570,13 +574,17 @@ def var(
     Parameters
     ----------
     name : str
+        The name.
     attr : dict of str, optional
         Attributes.
     shape : tuple of int, optional
         With 0 for unknown sizes. What is given to inference and `simple_bind` overrides it.
     lr_mult, wd_mult : float, optional
+        Factors on learning rate and weight decay.
     dtype : str or dtype, optional
+        Of the variable, where nothing else tells it.
     init : Initializer or str, optional
+        First values of the variable.
     stype : str, optional
         Kept as an attribute; arrays are dense.
     **kwargs

@@ -180,6 +180,8 @@ class DataLoader:
         Seconds to wait for a batch before TimeoutError.
     auto_reload : bool
         Begins the next round as soon as one ends.
+    thread_pool : bool, default False
+        Whether workers are threads.
 
     Errors of the data set or of `batchify_fn` are raised by the iteration, wherever they happened;
     when a worker process dies, RuntimeError says how. The loader can be iterated again after

@@ -22,6 +22,7 @@ class Activation(Layer):
     Parameters
     ----------
     activation : str
+        The function's name.
     """
 
     def __init__(self, activation: str, **kwargs: Any) -> None:
@@ -66,6 +67,7 @@ class PReLU(Layer):
     Parameters
     ----------
     alpha_initializer : Initializer, default ``Constant(0.25)``
+        First values of the slopes.
     in_channels : int, default 1
         The number of slopes: 1, or the size of the input's second axis.
     """

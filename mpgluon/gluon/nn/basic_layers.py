@@ -108,12 +108,16 @@ class Dense(Layer):
     activation : str, optional
         See `Activation`.
     use_bias : bool, default True
+        Whether to add `bias` to the product.
     flatten : bool, default True
         Whether all axes of the input but the first are taken as one; otherwise only the last axis
         is transformed.
     dtype : str or numpy.dtype, default 'float32'
+        Of the parameters.
     weight_initializer : Initializer or str, optional
+        First values of `weight`; by default those that ``initialize`` is given.
     bias_initializer : Initializer or str, default 'zeros'
+        First values of `bias`.
     in_units : int, default 0
         Size of the input; 0 to find it in the first forward pass.
 
@@ -210,7 +214,9 @@ class Embedding(Layer):
     output_dim : int
         Size of the vectors.
     dtype : str or numpy.dtype, default 'float32'
+        Of the parameters.
     weight_initializer : Initializer or str, optional
+        First values of `weight`; by default those that ``initialize`` is given.
     sparse_grad : bool, default False
         Accepted; the gradient is dense.
 
@@ -293,12 +299,21 @@ class BatchNorm(_Norm):
     momentum : float, default 0.9
         Of the running averages.
     epsilon : float, default 1e-5
+        Added to the variance before the root is taken.
     center, scale : bool, default True
         Whether to add `beta`, and to multiply by `gamma`.
     use_global_stats : bool, default False
         Whether to use the running averages in training too.
     in_channels : int, default 0
         0 to find it in the first forward pass.
+    beta_initializer : Initializer or str, default 'zeros'
+        First values of the offsets `beta`.
+    gamma_initializer : Initializer or str, default 'ones'
+        First values of the factors `gamma`.
+    running_mean_initializer : Initializer or str, default 'zeros'
+        First values of the running mean.
+    running_variance_initializer : Initializer or str, default 'ones'
+        First values of the running variance.
     """
 
     def __init__(
@@ -373,9 +388,17 @@ class InstanceNorm(_Norm):
     axis : int, default 1
         The channels' axis.
     epsilon : float, default 1e-5
+        Added to the variance before the root is taken.
     center : bool, default True
+        Whether to add `beta`.
     scale : bool, default False
+        Whether to multiply by `gamma`.
     in_channels : int, default 0
+        Size of the channels' axis; 0 to find it in the first forward pass.
+    beta_initializer : Initializer or str, default 'zeros'
+        First values of the offsets `beta`.
+    gamma_initializer : Initializer or str, default 'ones'
+        First values of the factors `gamma`.
     """
 
     def __init__(
@@ -412,10 +435,17 @@ class LayerNorm(_Norm):
     Parameters
     ----------
     axis : int, default -1
+        The axis that is normalised along.
     epsilon : float, default 1e-5
+        Added to the variance before the root is taken.
     center, scale : bool, default True
+        Whether to add `beta`, and to multiply by `gamma`.
     in_channels : int, default 0
         Size of the axis; 0 to find it in the first forward pass.
+    beta_initializer : Initializer or str, default 'zeros'
+        First values of the offsets `beta`.
+    gamma_initializer : Initializer or str, default 'ones'
+        First values of the factors `gamma`.
     """
 
     def __init__(
@@ -447,8 +477,15 @@ class GroupNorm(_Norm):
     Parameters
     ----------
     num_groups : int, default 1
+        Into how many groups the channels, axis 1, are divided.
     epsilon : float, default 1e-5
+        Added to the variance before the root is taken.
     center, scale : bool, default True
+        Whether to add `beta`, and to multiply by `gamma`.
+    beta_initializer : Initializer or str, default 'zeros'
+        First values of the offsets `beta`.
+    gamma_initializer : Initializer or str, default 'ones'
+        First values of the factors `gamma`.
     """
 
     def __init__(
@@ -491,6 +528,7 @@ class Lambda(Block):
     Parameters
     ----------
     function : str or callable
+        Takes arrays and returns arrays.
     """
 
     def __init__(self, function: str | Callable[..., Any], prefix: str | None = None) -> None:
@@ -521,6 +559,7 @@ class HybridLambda(HybridBlock):
     Parameters
     ----------
     function : str or callable
+        Takes ``F`` and arrays, and returns arrays.
     """
 
     def __init__(self, function: str | Callable[..., Any], prefix: str | None = None) -> None:

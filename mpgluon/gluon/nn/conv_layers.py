@@ -73,8 +73,12 @@ class _Conv(Layer):
     channels : int
         Channels of the output.
     kernel_size : int or tuple of int
+        Elements of the kernel along each spatial axis.
     strides, dilation : int or tuple of int, default 1
+        Elements from one position of the kernel to the next, and from one of its elements to the
+        next.
     padding : int or tuple of int, default 0
+        Zeros in front of and behind each spatial axis.
     groups : int, default 1
         Into how many independent convolutions the channels are split.
     layout : str, optional
@@ -82,8 +86,11 @@ class _Conv(Layer):
     activation : str, optional
         See `Activation`.
     use_bias : bool, default True
+        Whether to add `bias` to the product.
     weight_initializer : Initializer or str, optional
+        First values of `weight`; by default those that ``initialize`` is given.
     bias_initializer : Initializer or str, default 'zeros'
+        First values of `bias`.
     in_channels : int, default 0
         0 to find it in the first forward pass.
     """
@@ -194,8 +201,30 @@ class _ConvTranspose(_Conv):
     ----------
     output_padding : int or tuple of int, default 0
         What is added to one side of the output.
-
-    The other parameters are those of the convolution.
+    weight_initializer : Initializer or str, optional
+        First values of `weight`; by default those that ``initialize`` is given.
+    bias_initializer : Initializer or str, default 'zeros'
+        First values of `bias`.
+    channels : int
+        Channels of the output.
+    kernel_size : int or tuple of int
+        Elements of the kernel along each spatial axis.
+    strides : int or tuple of int, default 1
+        How many times larger each spatial axis becomes.
+    padding : int or tuple of int, default 0
+        Elements cut off in front of and behind each spatial axis.
+    dilation : int or tuple of int, default 1
+        Elements from one element of the kernel to the next.
+    groups : int, default 1
+        Into how many independent convolutions the channels are split.
+    layout : str, optional
+        Channels before the spatial axes by default.
+    activation : str, optional
+        See `Activation`.
+    use_bias : bool, default True
+        Whether to add `bias`.
+    in_channels : int, default 0
+        Channels of the input; 0 to find them in the first forward pass.
     """
 
     _op_name = "Deconvolution"
@@ -261,15 +290,15 @@ class _Pooling(Layer):
     Parameters
     ----------
     pool_size : int or tuple of int, default 2
+        Elements of the window along each spatial axis.
     strides : int or tuple of int, optional
         By default `pool_size`.
     padding : int or tuple of int, default 0
+        Elements in front of and behind each spatial axis.
     ceil_mode : bool, default False
         Whether a window that only partly fits at the end counts.
     layout : str, optional
         Channels before the spatial axes by default.
-    count_include_pad : bool, default True
-        Of mean pooling: whether padding counts.
     """
 
     _ndim = 0
@@ -318,6 +347,10 @@ class _Pooling(Layer):
         )
 
 
+_PADDING = """count_include_pad : bool, default True
+        Whether padding counts in the mean.
+    """
+
 # The order of positional arguments is MXNet's, which differs between the classes.
 
 
@@ -360,7 +393,7 @@ class MaxPool3D(_Pooling):
 
 
 class AvgPool1D(_Pooling):
-    __doc__ = _Pooling.__doc__
+    __doc__ = _Pooling.__doc__ + _PADDING
     _ndim = 1
     _pool_type = "avg"
 
@@ -380,7 +413,7 @@ class AvgPool1D(_Pooling):
 
 
 class AvgPool2D(_Pooling):
-    __doc__ = _Pooling.__doc__
+    __doc__ = _Pooling.__doc__ + _PADDING
     _ndim = 2
     _pool_type = "avg"
 

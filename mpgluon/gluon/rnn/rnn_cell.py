@@ -102,9 +102,19 @@ class RNNCell(_GatedCell):
     Parameters
     ----------
     hidden_size : int
+        Features of the state, and of the output.
     activation : str or callable, default 'tanh'
+        The function of the new state.
     input_size : int, default 0
         0 to find it in the first forward pass.
+    i2h_weight_initializer : Initializer or str, optional
+        First values of the weights of inputs; by default those that ``initialize`` is given.
+    h2h_weight_initializer : Initializer or str, optional
+        First values of the weights of states; by default those that ``initialize`` is given.
+    i2h_bias_initializer : Initializer or str, default 'zeros'
+        First values of the biases of inputs.
+    h2h_bias_initializer : Initializer or str, default 'zeros'
+        First values of the biases of states.
     """
 
     def __init__(
@@ -153,10 +163,21 @@ class LSTMCell(_GatedCell):
     Parameters
     ----------
     hidden_size : int
+        Features of the state, and of the output.
     input_size : int, default 0
         0 to find it in the first forward pass.
     activation : str, default 'tanh'
+        The function of the cell's input and output.
     recurrent_activation : str, default 'sigmoid'
+        The function of the gates.
+    i2h_weight_initializer : Initializer or str, optional
+        First values of the weights of inputs; by default those that ``initialize`` is given.
+    h2h_weight_initializer : Initializer or str, optional
+        First values of the weights of states; by default those that ``initialize`` is given.
+    i2h_bias_initializer : Initializer or str, default 'zeros'
+        First values of the biases of inputs.
+    h2h_bias_initializer : Initializer or str, default 'zeros'
+        First values of the biases of states.
     """
 
     _gates = 4
@@ -220,8 +241,17 @@ class GRUCell(_GatedCell):
     Parameters
     ----------
     hidden_size : int
+        Features of the state, and of the output.
     input_size : int, default 0
         0 to find it in the first forward pass.
+    i2h_weight_initializer : Initializer or str, optional
+        First values of the weights of inputs; by default those that ``initialize`` is given.
+    h2h_weight_initializer : Initializer or str, optional
+        First values of the weights of states; by default those that ``initialize`` is given.
+    i2h_bias_initializer : Initializer or str, default 'zeros'
+        First values of the biases of inputs.
+    h2h_bias_initializer : Initializer or str, default 'zeros'
+        First values of the biases of states.
     """
 
     _gates = 3
@@ -353,6 +383,7 @@ class DropoutCell(HybridRecurrentCell):
     Parameters
     ----------
     rate : float
+        The part of elements that become zero, at least 0 and less than 1.
     axes : tuple of int, default ()
         Axes along which all elements share their fate.
     """
@@ -441,6 +472,7 @@ class ZoneoutCell(ModifierCell):
     Parameters
     ----------
     base_cell : RecurrentCell
+        The cell whose outputs and states stay now and then.
     zoneout_outputs, zoneout_states : float, default 0
         The probabilities.
     """
@@ -528,6 +560,8 @@ class BidirectionalCell(HybridRecurrentCell):
     ----------
     l_cell, r_cell : RecurrentCell
         The cells that run forward and backward.
+    output_prefix : str, default 'bi_'
+        What the names of the output's nodes begin with.
     """
 
     def __init__(

@@ -156,6 +156,7 @@ class _RNNLayer(HybridBlock):
         Parameters
         ----------
         batch_size : int
+            Samples of a batch.
         func : callable, default `mx.nd.zeros`
             Makes an array of a ``shape``.
         **kwargs
@@ -292,17 +293,27 @@ class _RNNLayer(HybridBlock):
 
 _SHARED_DOC = """
     num_layers : int, default 1
+        How many layers lie on each other.
     layout : {'TNC', 'NTC'}
         Of input and output: T time, N batch, C features.
     dropout : float, default 0
         Of the outputs of every layer but the last.
     bidirectional : bool, default False
-        Whether each layer also runs backward in time; the outputs of both directions are concatenated.
+        Whether each layer also runs backward in time; the outputs of both directions are
+        concatenated.
+    i2h_weight_initializer, h2h_weight_initializer : Initializer or str, optional
+        First values of the weights of inputs and of states.
+    i2h_bias_initializer, h2h_bias_initializer : Initializer or str, default 'zeros'
+        First values of the biases of inputs and of states.
     input_size : int, default 0
         0 to find it in the first forward pass.
+    dtype : str or numpy.dtype, default 'float32'
+        Of parameters and states.
 
-    Called with inputs only, it begins with zero states and returns the output, (T, N, directions * hidden_size). Called with
-    inputs and states (an array or a list of them), it returns the output and the list of states afterwards.
+    Called with inputs only, it begins with zero states and returns the output, of shape
+    (T, N, directions * hidden_size). Called with inputs and states (an array or a list of them), it
+    returns the output and the list of states afterwards, each of shape
+    (layers * directions, N, hidden_size).
     """
 
 
@@ -313,8 +324,9 @@ class RNN(_RNNLayer):
     Parameters
     ----------
     hidden_size : int
+        Features of the state.
     activation : {'relu', 'tanh'}
-        (after `num_layers`)"""
+        The function of the new state; the argument behind `num_layers`."""
         + _SHARED_DOC
     )
 
@@ -353,13 +365,21 @@ class RNN(_RNNLayer):
 
 class LSTM(_RNNLayer):
     __doc__ = (
-        """Long short-term memory layers; the gates' order is input, forget, cell, output. States: h and c.
+        """Long short-term memory layers; the gates' order is input, forget, cell, output. States: h
+    and c.
 
     Parameters
     ----------
     hidden_size : int
+        Features of the state.
     projection_size : int, optional
-        Size that h is projected to, last but one of the parameters."""
+        Size that h is projected to.
+    h2r_weight_initializer : Initializer or str, optional
+        First values of the weights of the projection.
+    state_clip_min, state_clip_max : float, optional
+        Bounds of c.
+    state_clip_nan : bool, default False
+        Whether c is clipped where it is NaN, too."""
         + _SHARED_DOC
     )
 
@@ -411,7 +431,8 @@ class GRU(_RNNLayer):
 
     Parameters
     ----------
-    hidden_size : int"""
+    hidden_size : int
+        Features of the state."""
         + _SHARED_DOC
     )
 

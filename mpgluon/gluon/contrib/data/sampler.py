@@ -19,7 +19,9 @@ class IntervalSampler(Sampler):
     Parameters
     ----------
     length, interval : int
+        How many samples there are, and how far apart the ones of a round are.
     rollover : bool, default True
+        Whether to go on with the samples that were passed over.
     """
 
     def __init__(self, length: int, interval: int, rollover: bool = True) -> None:

@@ -27,6 +27,7 @@ class Concurrent(Sequential):
     Parameters
     ----------
     axis : int, default -1
+        The axis along which outputs are concatenated.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class HybridConcurrent(HybridSequential):
     Parameters
     ----------
     axis : int, default -1
+        The axis along which outputs are concatenated.
     """
 
     def __init__(
@@ -108,6 +110,7 @@ class PixelShuffle1D(_PixelShuffle):
     Parameters
     ----------
     factor : int or tuple of int
+        How many times larger each spatial axis becomes.
     """
 
 
@@ -117,6 +120,7 @@ class PixelShuffle2D(_PixelShuffle):
     Parameters
     ----------
     factor : int or tuple of int
+        How many times larger each spatial axis becomes.
     """
 
     _dims = 2
@@ -128,6 +132,7 @@ class PixelShuffle3D(_PixelShuffle):
     Parameters
     ----------
     factor : int or tuple of int
+        How many times larger each spatial axis becomes.
     """
 
     _dims = 3

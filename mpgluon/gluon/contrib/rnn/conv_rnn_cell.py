@@ -230,17 +230,22 @@ _PARAMETERS = """
     Parameters
     ----------
     input_shape : tuple of int
-        Of one step's input, without the batch; 0 for a number of channels to find in the first forward pass.
+        Of one step's input, without the batch; 0 for a number of channels to find in the first
+        forward pass.
     hidden_channels : int
         Channels of the states.
     i2h_kernel, i2h_pad, i2h_dilate : int or tuple of int
         Of the input's convolution.
     h2h_kernel, h2h_dilate : int or tuple of int
         Of the states' convolution, which keeps their size: kernels are odd.
-    i2h_weight_initializer, h2h_weight_initializer, i2h_bias_initializer, h2h_bias_initializer : Initializer or str, optional
+    i2h_weight_initializer, h2h_weight_initializer : Initializer or str, optional
+        First values of the weights of inputs and of states.
+    i2h_bias_initializer, h2h_bias_initializer : Initializer or str, default 'zeros'
+        First values of the biases of inputs and of states.
     conv_layout : str
         Where the channels are: ``'{layout}'`` by default, or last.
     activation : str or Block, default 'tanh'
+        The function of the new state.
     """
 
 

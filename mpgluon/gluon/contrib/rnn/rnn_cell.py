@@ -27,6 +27,7 @@ class VariationalDropoutCell(ModifierCell):
     Parameters
     ----------
     base_cell : RecurrentCell
+        The cell to which dropout is applied.
     drop_inputs, drop_states, drop_outputs : float, default 0
         The probabilities.
     """
@@ -114,9 +115,11 @@ class LSTMPCell(HybridRecurrentCell):
     Parameters
     ----------
     hidden_size, projection_size : int
-    i2h_weight_initializer, h2h_weight_initializer, h2r_weight_initializer : Initializer or str,
-    optional
+        Features of the cell's state, and of the projected output.
+    i2h_weight_initializer, h2h_weight_initializer, h2r_weight_initializer : Initializer, optional
+        First values of the weights of inputs, of states and of the projection.
     i2h_bias_initializer, h2h_bias_initializer : Initializer or str, default 'zeros'
+        First values of the biases of inputs and states.
     input_size : int, default 0
         0 to find it in the first forward pass.
     """
@@ -217,12 +220,15 @@ def dynamic_unroll(
     Parameters
     ----------
     cell : RecurrentCell
+        The cell, called at each step.
     inputs : NDArray or Symbol
         The sequence, as `layout` says.
     begin_state : list of NDArray or Symbol
+        States to begin with, each (batch, ...).
     drop_inputs, drop_outputs : float, default 0
         Probabilities of dropout, whose masks are the same for all steps.
     layout : {'TNC', 'NTC'}
+        Of inputs and outputs: N batch, T time, C features.
     valid_length : NDArray of shape (batch,), optional
         How many steps of each sample count: later outputs are zero, and the states are those after
         the last valid step.

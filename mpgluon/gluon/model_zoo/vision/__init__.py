@@ -21,6 +21,7 @@ def get_model(name: str, **kwargs: Any) -> HybridBlock:
     Parameters
     ----------
     name : str
+        The name, such as ``'resnet18_v1'``; ValueError when there is none of it.
     **kwargs
         Parameters of the function of that name.
 

@@ -52,6 +52,7 @@ class _BlockV1(HybridBlock):
     channels : int
         Channels of the output.
     stride : int
+        Of the first convolution.
     downsample : bool, default False
         Whether the way around goes through a convolution, because stride or channels change.
     in_channels : int, default 0
@@ -172,6 +173,7 @@ class _ResNet(HybridBlock):
     channels : list of int
         Channels of the first convolution, and of each stage.
     classes : int, default 1000
+        How many classes there are: features of the output.
     thumbnail : bool, default False
         For small images: the first convolution is 3x3 and nothing is pooled before the stages.
     """
