@@ -30,6 +30,8 @@ def folder_with(header, *patterns):
     "name, header, wheel",
     [
         ("cublaslt", "cublasLt.h", "nvidia-cublas"),
+        ("cublas", "cublas_v2.h", "nvidia-cublas"),
+        ("cusolver", "cusolverDn.h", "nvidia-cusolver"),
         ("cudnn", "cudnn.h", "nvidia-cudnn-cu13"),
         ("nccl", "nccl.h", "nvidia-nccl-cu13"),
     ],
@@ -89,18 +91,32 @@ PRODUCT = """
     print((mx.nd.ones((2,), ctx=mx.gpu(0)) + 1).asnumpy())
 """
 
+FACTORS = """
+    import mpgluon as mx
+    a = mx.nd.eye(3, ctx=mx.gpu(0)) * 4
+    try:
+        print(mx.nd.linalg.potrf(a).asnumpy())
+    except mx.base.MXNetError as error:
+        print(error)
+    print((mx.nd.ones((2,), ctx=mx.gpu(0)) + 1).asnumpy())
+"""
+
 
 @needs_stand_in
 @pytest.mark.parametrize(
     "code, setting, text, wheel",
     [
         (PRODUCT, "MPGLUON_CUBLAS", "cuBLAS (libcublasLt.so.13)", "nvidia-cublas"),
+        (FACTORS, "MPGLUON_CUBLAS", "cuBLAS (libcublas.so.13)", "nvidia-cublas"),
+        (FACTORS, "MPGLUON_CUSOLVER", "cuSOLVER (libcusolver.so.12)", "nvidia-cusolver"),
         (CONVOLUTION, "MPGLUON_CUDNN", "cuDNN (libcudnn.so.9)", "nvidia-cudnn-cu13"),
     ],
 )
 def test_a_missing_library_is_named(code, setting, text, wheel, tmp_path):
     """With the command that brings it; what needs none goes on."""
     alone = shutil.copy(STAND_IN, tmp_path / "mpgluon_hostcuda.so")
+    if wheel == "nvidia-cusolver":  # which is looked for behind cuBLAS
+        shutil.copy(os.path.join(os.path.dirname(STAND_IN), "libcublas.so.13"), tmp_path)
     out = output_of(code, MPGLUON_CUDA_LIBRARY=str(alone), **{setting: str(tmp_path)})
     assert (
         f"{text} is needed for this on a GPU and was not found" in out
@@ -125,12 +141,19 @@ def test_tf32_is_a_setting(code):
 @needs_stand_in
 def test_what_kernels_keep_is_freed():
     """Handles and descriptors of libraries, when the process ends."""
-    done = finished(
-        CONVOLUTION + "    print(mx.nd.dot(x[0, 0], x[0, 0])[0, 0].asscalar() > 3)\n",
-        HOSTCUDA_REPORT="1",
+    program = (
+        CONVOLUTION
+        + """
+    print(mx.nd.dot(x[0, 0], x[0, 0])[0, 0].asscalar() > 3)
+    a = mx.nd.eye(3, ctx=mx.gpu(0)) * 4
+    print(mx.nd.linalg.det(mx.nd.linalg.potrf(a)).asscalar())
+    """
     )
-    assert done.stdout.split() == ["True", "True", "[2.", "2.]", "True"], done.stdout + done.stderr
-    assert "cudnn stand-in: 0 left" in done.stderr and "cublasLt stand-in: 0 left" in done.stderr
+    done = finished(program, HOSTCUDA_REPORT="1")
+    told = ["True", "True", "[2.", "2.]", "True", "8.0"]
+    assert done.stdout.split() == told, done.stdout + done.stderr
+    for library in ("cudnn", "cublasLt", "cublas", "cusolver"):
+        assert f"{library} stand-in: 0 left" in done.stderr
 
 
 @needs_gpu

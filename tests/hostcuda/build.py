@@ -22,7 +22,13 @@ spec.loader.exec_module(tools)
 
 # Stand-ins for NVIDIA's libraries, beside the GPU library, where it looks first. They use the
 # stand-in runtime in it.
-LIBRARIES = {"cublaslt": "libcublasLt.so.13", "cudnn": "libcudnn.so.9", "nccl": "libnccl.so.2"}
+LIBRARIES = {
+    "cublaslt": "libcublasLt.so.13",
+    "cublas": "libcublas.so.13",
+    "cusolver": "libcusolver.so.12",
+    "cudnn": "libcudnn.so.9",
+    "nccl": "libnccl.so.2",
+}
 
 
 def sources():

@@ -1,20 +1,108 @@
-/* Linear algebra on many matrices, by kernels of our own: a block takes a matrix at a time where
- * the steps of a factorisation depend on each other, a thread takes a row or a column where these
- * do not. That suits batches of matrices of up to a few hundred rows; one large matrix keeps one
- * multiprocessor busy.
+/* Linear algebra on many matrices: cuSOLVER's functions one matrix after the other, and cuBLAS' LU
+ * factors of all at once.
  *
- * All is computed in double, whatever the dtype, without atomics: a matrix's bits depend on it
- * alone. What has no result (a matrix that is singular, or not positive definite) fails a
- * device-side assertion. Blocks that need work space share GRID pieces of it: block b does matrices
- * b, b + GRID, ...
+ * Libraries take matrices by columns, so they see those here transposed: their lower triangles are
+ * our upper ones. What has no result (a matrix that is singular, or not positive definite) fails a
+ * device-side assertion. None of this is captured: libraries may wait for the card.
  */
+#include <limits.h>
+
 #include "kernels/cuda/access.h"
 #include "kernels/cuda/runtime/device_assert.h"
+extern "C" {
+#include "kernels/cuda/runtime/cache.h"
+#include "kernels/cuda/vendor/cusolver.h"
+#include "kernels/cuda/vendor/library.h"
+}
 
 namespace {
 
-enum { GRID = 264, SWEEPS = 60 };
+/* --- The libraries of a device: functions in the order of their names, and handles -------------
+ */
+#define ROUTINE(name, parameters) int(*name) parameters;
+#define BLAS_SINGLE(name, parameters) "cublasS" #name,
+#define BLAS_DOUBLE(name, parameters) "cublasD" #name,
+#define SOLVER_SINGLE(name, parameters) "cusolverDnS" #name,
+#define SOLVER_DOUBLE(name, parameters) "cusolverDnD" #name,
+template <class T>
+struct blas_routines {
+  MPG_CUBLAS_ROUTINES(ROUTINE, T)
+};
+template <class T>
+struct solver_routines {
+  MPG_CUSOLVER_ROUTINES(ROUTINE, T)
+};
+struct blas_functions {
+  MPG_CUBLAS_FUNCTIONS(MPG_CUDA_FUNCTION)
+  blas_routines<float> singles;
+  blas_routines<double> doubles;
+};
+struct solver_functions {
+  MPG_CUSOLVER_FUNCTIONS(MPG_CUDA_FUNCTION)
+  solver_routines<float> singles;
+  solver_routines<double> doubles;
+};
+struct libraries {
+  blas_functions blas;
+  solver_functions solver;
+  cublasHandle_t blas_handle;
+  cusolverDnHandle_t solver_handle;
+};
 
+void release(void *contents) {
+  libraries *all = (libraries *)contents;
+  if (all->solver_handle) all->solver.cusolverDnDestroy(all->solver_handle);
+  if (all->blas_handle) all->blas.cublasDestroy_v2(all->blas_handle);
+  mpg_free(all);
+}
+
+mpg_status load(libraries *all) {
+  static const char *const of_blas[] = {MPG_CUBLAS_FUNCTIONS(MPG_CUDA_FUNCTION_NAME)
+                                            MPG_CUBLAS_ROUTINES(BLAS_SINGLE, float)
+                                                MPG_CUBLAS_ROUTINES(BLAS_DOUBLE, double)};
+  static const char *const of_solver[] = {MPG_CUSOLVER_FUNCTIONS(MPG_CUDA_FUNCTION_NAME)
+                                              MPG_CUSOLVER_ROUTINES(SOLVER_SINGLE, float)
+                                                  MPG_CUSOLVER_ROUTINES(SOLVER_DOUBLE, double)};
+  MPG_TRY(mpg_cuda_library_functions(MPG_CUDA_CUBLAS, of_blas, sizeof of_blas / sizeof *of_blas,
+                                     &all->blas));
+  MPG_TRY(mpg_cuda_library_functions(MPG_CUDA_CUSOLVER, of_solver,
+                                     sizeof of_solver / sizeof *of_solver, &all->solver));
+  int result = all->blas.cublasCreate_v2(&all->blas_handle);
+  if (result != 0) return mpg_fail(MPG_ERROR, "cublasCreate failed with status %d", result);
+  result = all->solver.cusolverDnCreate(&all->solver_handle);
+  if (result != 0) return mpg_fail(MPG_ERROR, "cusolverDnCreate failed with status %d", result);
+  return MPG_OK;
+}
+
+mpg_status make(void **contents) {
+  libraries *all = (libraries *)mpg_calloc(1, sizeof *all);
+  if (!all) return mpg_out_of_host_memory(sizeof *all);
+  mpg_status status = load(all);
+  if (status == MPG_OK)
+    *contents = all;
+  else
+    release(all);
+  return status;
+}
+
+const blas_routines<float> &blas_of(const libraries *all, float) { return all->blas.singles; }
+const blas_routines<double> &blas_of(const libraries *all, double) { return all->blas.doubles; }
+const solver_routines<float> &solver_of(const libraries *all, float) { return all->solver.singles; }
+const solver_routines<double> &solver_of(const libraries *all, double) {
+  return all->solver.doubles;
+}
+
+/* What a library returned: 0 for success. */
+mpg_status check(const mpg_kernel_call *call, const char *library, int status, int no_memory) {
+  if (status == 0) return MPG_OK;
+  return mpg_fail(status == no_memory ? MPG_DEVICE_OUT_OF_MEMORY : MPG_ERROR,
+                  "%s: %s failed with status %d", call->op->name, library, status);
+}
+#define BLAS(expression) MPG_TRY(check(call, "cuBLAS", expression, MPG_CUBLAS_STATUS_ALLOC_FAILED))
+#define SOLVER(expression) \
+  MPG_TRY(check(call, "cuSOLVER", expression, MPG_CUSOLVER_STATUS_ALLOC_FAILED))
+
+/* --- Matrices --------------------------------------------------------------------------------- */
 struct matrices {
   int64_t count, rows, columns;
   int64_t n; /* the side of square ones */
@@ -26,409 +114,280 @@ matrices matrices_of(const mpg_view *view) {
   return {mpg_shape_product(shape, 0, shape->ndim - 2), rows, columns, columns};
 }
 
-/* Threads for a matrix of that side; blocks for that many matrices. */
-unsigned threads_of(int64_t side) { return side <= 16 ? 64 : side <= 64 ? 128 : 512; }
-unsigned blocks_of(int64_t count) { return (unsigned)(count < GRID ? count : (int64_t)GRID); }
+/* The libraries, on the call's stream, for matrices that they can count: in 32 bits. */
+mpg_status open(const mpg_kernel_call *call, const matrices &t, libraries **all) {
+  void *contents;
+  if (call->device->scratch_stays)
+    return mpg_fail(MPG_NOT_IMPLEMENTED, "cuSOLVER's work is not captured");
+  if (t.rows > INT_MAX || t.columns > INT_MAX || t.count > INT_MAX)
+    return mpg_fail(MPG_ERROR, "%s: %lld matrices of %lld x %lld are too large", call->op->name,
+                    (long long)t.count, (long long)t.rows, (long long)t.columns);
+  MPG_TRY(mpg_cuda_cached(call->device, MPG_CUDA_SLOT_LINALG, make, release, &contents));
+  *all = (libraries *)contents;
+  BLAS((*all)->blas.cublasSetStream_v2((*all)->blas_handle, (cudaStream_t)call->stream));
+  SOLVER((*all)->solver.cusolverDnSetStream((*all)->solver_handle, (cudaStream_t)call->stream));
+  return MPG_OK;
+}
 
-/* A word for the first matrix without a result, and `each` doubles for each block. */
-mpg_status work_space(const mpg_kernel_call *call, int64_t count, int64_t each,
-                      unsigned long long **bad, double **work) {
-  size_t bytes;
-  if (!mpg_size_mul((size_t)each, sizeof(double) * blocks_of(count), &bytes) ||
-      !mpg_size_add(bytes, 64, &bytes))
-    return mpg_fail(MPG_VALUE_ERROR, "%s: the matrices are too large", call->op->name);
-  char *memory = (char *)mpg_device_scratch(call->device, bytes);
+struct piece { /* of the device's scratch */
+  void *to;    /* a pointer to T * */
+  int64_t count;
+  size_t item;
+};
+template <int N>
+mpg_status scratch(const mpg_kernel_call *call, const piece (&pieces)[N]) {
+  size_t places[N], total = 0;
+  for (int i = 0; i < N; i++) {
+    size_t bytes;
+    places[i] = total;
+    if (!mpg_size_mul((size_t)pieces[i].count, pieces[i].item, &bytes) ||
+        !mpg_size_add(total, bytes, &total) || !mpg_size_add(total, 255, &total))
+      return mpg_fail(MPG_VALUE_ERROR, "%s: the matrices are too large", call->op->name);
+    total &= ~(size_t)255;
+  }
+  char *memory = (char *)mpg_device_scratch(call->device, total);
   if (!memory) return MPG_DEVICE_OUT_OF_MEMORY;
-  *bad = (unsigned long long *)memory;
-  *work = (double *)(memory + 64);
-  return mpg_cuda_nothing_wrong(call, *bad);
+  for (int i = 0; i < N; i++) *(void **)pieces[i].to = memory + places[i];
+  return MPG_OK;
 }
 
-__global__ void refuse_kernel(mpg_cuda_assert assertion, const unsigned long long *bad) {
-  if (*bad != MPG_CUDA_NONE) assertion.raise((int64_t)*bad);
+struct first {
+  __device__ int64_t operator()(int64_t a, int64_t b) const { return a < b ? a : b; }
+};
+/* One block: the first matrix that has no result. */
+__global__ void refuse_kernel(mpg_cuda_assert assertion, const int *infos, int64_t count) {
+  int64_t own = count;
+  for (int64_t i = threadIdx.x; i < count; i += blockDim.x)
+    if (infos[i] && i < own) own = i;
+  own = mpg_block_reduce(own, count, first());
+  if (threadIdx.x == 0 && own < count) assertion.raise(own);
 }
 
-mpg_status refuse(const mpg_kernel_call *call, const unsigned long long *bad, const char *format) {
+mpg_status refuse(const mpg_kernel_call *call, const int *infos, int64_t count,
+                  const char *format) {
   mpg_cuda_assert assertion;
   MPG_TRY(mpg_cuda_assert_make(call, MPG_ERROR, format, &assertion));
-  return mpg_cuda_launch(call, refuse_kernel, 1, 1, 0, assertion, bad);
+  return mpg_cuda_launch(call, refuse_kernel, 1, MPG_CUDA_THREADS, 0, assertion, infos, count);
 }
 
 /* --- Cholesky --------------------------------------------------------------------------------- */
-
-/* Column by column: a warp takes a row, and subtracts the product of what is known of it and of the
- * column's row. `lower` or its mirror image. */
+/* The triangle that LAPACK leaves alone: zeros, or the other one's mirror image. */
 template <class T>
-__global__ void potrf_kernel(const T *in, T *out, matrices t, bool lower, double *work,
-                             unsigned long long *bad) {
-  __shared__ bool failed;
-  int64_t n = t.n;
-  int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
-  double *l = work + blockIdx.x * n * n;
-  for (int64_t matrix = blockIdx.x; matrix < t.count; matrix += gridDim.x) {
-    const T *a = in + matrix * n * n;
-    for (int64_t i = threadIdx.x; i < n * n; i += blockDim.x)
-      l[i] = (double)a[lower ? i : i % n * n + i / n];
-    if (threadIdx.x == 0) failed = false;
-    __syncthreads();
-    for (int64_t k = 0; k < n; k++) {
-      for (int64_t r = k + warp; r < n; r += warps) {
-        double sum = 0;
-        for (int64_t j = lane; j < k; j += 32) sum += l[r * n + j] * l[k * n + j];
-        sum = mpg_warp_reduce(sum, mpg_plus());
-        if (lane == 0) l[r * n + k] -= sum;
-      }
-      __syncthreads();
-      double pivot = l[k * n + k], root = pivot > 0 ? sqrt(pivot) : 1;
-      __syncthreads();
-      for (int64_t r = k + threadIdx.x; r < n; r += blockDim.x)
-        l[r * n + k] = r == k ? root : l[r * n + k] / root;
-      if (threadIdx.x == 0 && !(pivot > 0)) failed = true;
-      __syncthreads();
-    }
-    T *to = out + matrix * n * n;
-    for (int64_t i = threadIdx.x; i < n * n; i += blockDim.x) {
-      int64_t r = lower ? i / n : i % n, c = lower ? i % n : i / n;
-      to[i] = (T)(c <= r ? l[r * n + c] : 0);
-    }
-    if (threadIdx.x == 0 && failed) atomicMin(bad, (unsigned long long)matrix);
-    __syncthreads();
-  }
+__global__ void other_triangle_kernel(T *a, matrices t, bool lower, bool mirror) {
+  int64_t i = MPG_CUDA_INDEX;
+  if (i >= t.count * t.n * t.n) return;
+  int64_t r = i / t.n % t.n, c = i % t.n;
+  if (lower ? c > r : c < r) a[i] = mirror ? a[i + (c - r) * (t.n - 1)] : (T)0;
 }
 
-/* The inverse of L L^T: X = L^-1, a thread a column, then X^T X. */
 template <class T>
-__global__ void potri_kernel(const T *in, T *out, matrices t, bool lower, double *work,
-                             unsigned long long *bad) {
-  int64_t n = t.n;
-  double *x = work + blockIdx.x * n * n;
-  for (int64_t matrix = blockIdx.x; matrix < t.count; matrix += gridDim.x) {
-    const T *l = in + matrix * n * n;
-    int64_t down = lower ? n : 1, right = lower ? 1 : n;
-    for (int64_t c = threadIdx.x; c < n; c += blockDim.x) {
-      if (l[c * (n + 1)] == 0) atomicMin(bad, (unsigned long long)matrix);
-      for (int64_t r = 0; r < n; r++) {
-        double sum = r == c ? 1 : 0;
-        for (int64_t j = c; j < r; j++) sum -= (double)l[r * down + j * right] * x[j * n + c];
-        x[r * n + c] = r < c ? 0 : sum / (double)l[r * (n + 1)];
-      }
-    }
-    __syncthreads();
-    T *to = out + matrix * n * n;
-    for (int64_t i = threadIdx.x; i < n * n; i += blockDim.x) {
-      int64_t a = i / n, b = i % n;
-      double sum = 0;
-      for (int64_t r = a > b ? a : b; r < n; r++) sum += x[r * n + a] * x[r * n + b];
-      to[i] = (T)sum;
-    }
-    __syncthreads();
-  }
+mpg_status cholesky(const mpg_kernel_call *call, bool inverts) {
+  matrices t = matrices_of(&call->inputs[0]);
+  bool lower = ((const mpg_linalg_cholesky_params *)call->params)->lower;
+  int fill = lower ? MPG_CUBLAS_FILL_MODE_UPPER : MPG_CUBLAS_FILL_MODE_LOWER, n = (int)t.n, size;
+  T *out = (T *)call->outputs[0].data, *work;
+  int *infos;
+  libraries *all;
+  if (count_of(&call->inputs[0]) == 0) return MPG_OK;
+  MPG_TRY(open(call, t, &all));
+  const solver_routines<T> &f = solver_of(all, T());
+  auto *size_of = inverts ? f.potri_bufferSize : f.potrf_bufferSize;
+  auto *run = inverts ? f.potri : f.potrf;
+  SOLVER(size_of(all->solver_handle, fill, n, out, n, &size));
+  const piece pieces[] = {{&infos, t.count, sizeof *infos}, {&work, size, sizeof *work}};
+  MPG_TRY(scratch(call, pieces));
+  MPG_TRY(mpg_cuda_copy(call, &call->inputs[0], &call->outputs[0]));
+  for (int64_t i = 0; i < t.count; i++)
+    SOLVER(run(all->solver_handle, fill, n, out + i * n * n, n, work, size, infos + i));
+  MPG_TRY(mpg_cuda_launch(call, other_triangle_kernel<T>, mpg_cuda_blocks(t.count * t.n * t.n),
+                          MPG_CUDA_THREADS, 0, out, t, lower, inverts));
+  return refuse(call, infos, t.count,
+                inverts ? "%s: matrix %lld has a zero on its diagonal"
+                        : "%s: matrix %lld is not positive definite");
 }
 
 /* --- Triangular products and solutions -------------------------------------------------------- */
-
-struct triangular {
-  bool transpose, right, lower; /* `lower`: of op(A) */
-  double alpha;
-};
-
 template <class T>
-struct factor { /* op(A) */
-  const T *a;
-  int64_t n;
-  bool transpose;
-  __device__ __forceinline__ double at(int64_t r, int64_t c) const {
-    return (double)a[transpose ? c * n + r : r * n + c];
-  }
-};
+mpg_status triangular(const mpg_kernel_call *call) {
+  const mpg_linalg_triangular_params *p = (const mpg_linalg_triangular_params *)call->params;
+  matrices t = matrices_of(&call->outputs[0]);
+  t.n = p->rightside ? t.columns : t.rows;
+  const T *a = (const T *)call->inputs[0].data, *b = (const T *)call->inputs[1].data;
+  T *out = (T *)call->outputs[0].data, alpha = (T)p->alpha;
+  bool product = call->op->id == MPG_OP__linalg_trmm;
+  libraries *all;
+  if (count_of(&call->outputs[0]) == 0) return MPG_OK;
+  MPG_TRY(open(call, t, &all));
+  const blas_routines<T> &f = blas_of(all, T());
+  int side = p->rightside ? MPG_CUBLAS_SIDE_LEFT : MPG_CUBLAS_SIDE_RIGHT,
+      fill = p->lower ? MPG_CUBLAS_FILL_MODE_UPPER : MPG_CUBLAS_FILL_MODE_LOWER,
+      op = p->transpose ? MPG_CUBLAS_OP_T : MPG_CUBLAS_OP_N, m = (int)t.columns, n = (int)t.rows;
+  int64_t each = t.rows * t.columns;
+  if (!product) MPG_TRY(mpg_cuda_copy(call, &call->inputs[1], &call->outputs[0]));
+  for (int64_t i = 0; i < t.count; i++, a += t.n * t.n, b += each, out += each)
+    if (product)
+      BLAS(f.trmm_v2(all->blas_handle, side, fill, op, MPG_CUBLAS_DIAG_NON_UNIT, m, n, &alpha, a,
+                     (int)t.n, b, m, out, m));
+    else
+      BLAS(f.trsm_v2(all->blas_handle, side, fill, op, MPG_CUBLAS_DIAG_NON_UNIT, m, n, &alpha, a,
+                     (int)t.n, out, m));
+  return MPG_OK;
+}
 
-/* A thread an element. */
+/* --- LQ: the factors of A are those of A^T = Q^T L^T ------------------------------------------ */
 template <class T>
-__global__ void trmm_kernel(const T *a, const T *b, T *out, matrices t, triangular p) {
+__global__ void lower_kernel(const T *q, T *l, matrices t) {
   int64_t i = MPG_CUDA_INDEX;
-  if (i >= t.count * t.rows * t.columns) return;
-  int64_t matrix = i / (t.rows * t.columns), r = i / t.columns % t.rows, c = i % t.columns,
-          k = p.right ? c : r;
-  factor<T> m = {a + matrix * t.n * t.n, t.n, p.transpose};
-  const T *own = b + matrix * t.rows * t.columns;
-  /* op(A) times column c of B, or row r of B times op(A): where its row, or column, k is not 0. */
-  bool from_start = p.lower != p.right;
-  double sum = 0;
-  for (int64_t j = from_start ? 0 : k; j < (from_start ? k + 1 : t.n); j++)
-    sum += p.right ? (double)own[r * t.columns + j] * m.at(j, c)
-                   : m.at(r, j) * (double)own[j * t.columns + c];
-  out[i] = (T)(p.alpha * sum);
+  if (i >= t.count * t.rows * t.rows) return;
+  int64_t r = i / t.rows, c = i % t.rows; /* r: of all matrices */
+  l[i] = c <= r % t.rows ? q[r * t.columns + c] : (T)0;
 }
 
-/* A thread a column of X, or with `right` a row: its elements one after the other, from the end
- * where op(A) has one element. */
 template <class T>
-__global__ void trsm_kernel(const T *a, const T *b, T *out, matrices t, triangular p) {
-  int64_t vectors = p.right ? t.rows : t.columns, i = MPG_CUDA_INDEX;
-  if (i >= t.count * vectors) return;
-  int64_t matrix = i / vectors, vector = i % vectors, step = p.right ? 1 : t.columns;
-  int64_t first = matrix * t.rows * t.columns + (p.right ? vector * t.columns : vector);
-  factor<T> m = {a + matrix * t.n * t.n, t.n, p.transpose};
-  bool forward = p.lower != p.right;
-  for (int64_t k = 0; k < t.n; k++) {
-    int64_t at = forward ? k : t.n - 1 - k;
-    double sum = p.alpha * (double)b[first + at * step];
-    for (int64_t j = forward ? 0 : at + 1; j < (forward ? at : t.n); j++)
-      sum -= (p.right ? m.at(j, at) : m.at(at, j)) * (double)out[first + j * step];
-    out[first + at * step] = (T)(sum / m.at(at, at));
-  }
-}
-
-/* --- LQ --------------------------------------------------------------------------------------- */
-
-/* Householder's reflections from the right, as LAPACK chooses their signs; work: the vectors, and a
- * factor for each. A warp takes a row. */
-template <class T>
-__global__ void gelqf_kernel(const T *in, T *q, T *l, matrices t, double *work) {
-  __shared__ double norms[32];
-  int64_t m = t.rows, n = t.columns;
-  int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
-  double *a = work + blockIdx.x * (2 * m * n + m), *made = a + m * n, *factors = made + m * n;
-  for (int64_t matrix = blockIdx.x; matrix < t.count; matrix += gridDim.x) {
-    for (int64_t i = threadIdx.x; i < m * n; i += blockDim.x) {
-      a[i] = (double)in[matrix * m * n + i];
-      made[i] = i / n == i % n;
-    }
-    __syncthreads();
-    for (int64_t k = 0; k < m; k++) {
-      double sum = 0, head = a[k * n + k];
-      for (int64_t j = k + 1 + threadIdx.x; j < n; j += blockDim.x)
-        sum += a[k * n + j] * a[k * n + j];
-      sum = mpg_block_reduce(sum, 0.0, mpg_plus());
-      double size = sqrt(head * head + sum), beta = sum == 0 ? head : head < 0 ? size : -size;
-      double part = sum == 0 ? 0 : (beta - head) / beta;
-      for (int64_t j = k + 1 + threadIdx.x; j < n; j += blockDim.x)
-        a[k * n + j] = sum == 0 ? 0 : a[k * n + j] / (head - beta);
-      if (threadIdx.x == 0) factors[k] = part, norms[0] = beta;
-      __syncthreads();
-      for (int64_t r = k + 1 + warp; r < m; r += warps) { /* row r less part (row . v) v */
-        double product = lane == 0 ? a[r * n + k] : 0;
-        for (int64_t j = k + 1 + lane; j < n; j += 32) product += a[r * n + j] * a[k * n + j];
-        product = mpg_warp_reduce(product, mpg_plus()) * part;
-        if (lane == 0) a[r * n + k] -= product;
-        for (int64_t j = k + 1 + lane; j < n; j += 32) a[r * n + j] -= product * a[k * n + j];
-      }
-      if (threadIdx.x == 0) a[k * n + k] = norms[0];
-      __syncthreads();
-    }
-    for (int64_t k = m - 1; k >= 0; k--) {
-      for (int64_t r = k + warp; r < m; r += warps) {
-        double product = lane == 0 ? made[r * n + k] : 0;
-        for (int64_t j = k + 1 + lane; j < n; j += 32) product += made[r * n + j] * a[k * n + j];
-        product = mpg_warp_reduce(product, mpg_plus()) * factors[k];
-        if (lane == 0) made[r * n + k] -= product;
-        for (int64_t j = k + 1 + lane; j < n; j += 32) made[r * n + j] -= product * a[k * n + j];
-      }
-      __syncthreads();
-    }
-    for (int64_t i = threadIdx.x; i < m * n; i += blockDim.x) q[matrix * m * n + i] = (T)made[i];
-    for (int64_t i = threadIdx.x; i < m * m; i += blockDim.x)
-      l[matrix * m * m + i] = (T)(i % m <= i / m ? a[i / m * n + i % m] : 0);
-    __syncthreads();
-  }
+mpg_status lq(const mpg_kernel_call *call) {
+  matrices t = matrices_of(&call->inputs[0]);
+  int m = (int)t.columns, n = (int)t.rows, size, other;
+  T *q = (T *)call->outputs[0].data, *tau, *work;
+  int *info;
+  libraries *all;
+  if (count_of(&call->inputs[0]) == 0) return MPG_OK;
+  MPG_TRY(open(call, t, &all));
+  const solver_routines<T> &f = solver_of(all, T());
+  SOLVER(f.geqrf_bufferSize(all->solver_handle, m, n, q, m, &size));
+  SOLVER(f.orgqr_bufferSize(all->solver_handle, m, n, n, q, m, q, &other));
+  if (other > size) size = other;
+  const piece pieces[] = {
+      {&info, 1, sizeof *info}, {&tau, t.count * t.rows, sizeof *tau}, {&work, size, sizeof *work}};
+  MPG_TRY(scratch(call, pieces));
+  MPG_TRY(mpg_cuda_copy(call, &call->inputs[0], &call->outputs[0]));
+  for (int64_t i = 0; i < t.count; i++)
+    SOLVER(f.geqrf(all->solver_handle, m, n, q + i * m * n, m, tau + i * n, work, size, info));
+  MPG_TRY(mpg_cuda_launch(call, lower_kernel<T>, mpg_cuda_blocks(t.count * t.rows * t.rows),
+                          MPG_CUDA_THREADS, 0, (const T *)q, (T *)call->outputs[1].data, t));
+  for (int64_t i = 0; i < t.count; i++)
+    SOLVER(f.orgqr(all->solver_handle, m, n, n, q + i * m * n, m, tau + i * n, work, size, info));
+  return MPG_OK;
 }
 
 /* --- Eigenvectors ----------------------------------------------------------------------------- */
+/* A thread a vector, whose largest element (the first of equal ones) becomes positive. */
+template <class T>
+__global__ void signs_kernel(T *vectors, int64_t count, int64_t n) {
+  int64_t i = MPG_CUDA_INDEX;
+  if (i >= count) return;
+  T *own = vectors + i * n, largest = 0;
+  for (int64_t k = 0; k < n; k++)
+    if (fabs((double)own[k]) > fabs((double)largest)) largest = own[k];
+  for (int64_t k = 0; k < n && largest < 0; k++) own[k] = -own[k];
+}
 
-/* Jacobi's rotations, for all pairs of a round at once: round r of a sweep pairs the players of a
- * tournament. A is kept whole. */
-struct pairing {
-  int64_t players; /* even; the last one may be none */
-  __device__ __forceinline__ void of(int64_t round, int64_t k, int64_t *p, int64_t *q) const {
-    int64_t turn = players - 1;
-    int64_t a = k == 0 ? turn : (round + k) % turn, b = (round + turn - k) % turn;
-    *p = a < b ? a : b, *q = a < b ? b : a;
+template <class T>
+mpg_status eigenvectors(const mpg_kernel_call *call) {
+  matrices t = matrices_of(&call->inputs[0]);
+  int n = (int)t.n, size, mode = MPG_CUSOLVER_EIG_MODE_VECTOR, fill = MPG_CUBLAS_FILL_MODE_UPPER;
+  T *u = (T *)call->outputs[0].data, *values = (T *)call->outputs[1].data, *work;
+  int *infos;
+  libraries *all;
+  if (count_of(&call->inputs[0]) == 0) return MPG_OK;
+  MPG_TRY(open(call, t, &all));
+  const solver_routines<T> &f = solver_of(all, T());
+  SOLVER(f.syevd_bufferSize(all->solver_handle, mode, fill, n, u, n, values, &size));
+  const piece pieces[] = {{&infos, t.count, sizeof *infos}, {&work, size, sizeof *work}};
+  MPG_TRY(scratch(call, pieces));
+  MPG_TRY(mpg_cuda_copy(call, &call->inputs[0], &call->outputs[0]));
+  for (int64_t i = 0; i < t.count; i++)
+    SOLVER(f.syevd(all->solver_handle, mode, fill, n, u + i * n * n, n, values + i * n, work, size,
+                   infos + i));
+  MPG_TRY(mpg_cuda_launch(call, signs_kernel<T>, mpg_cuda_blocks(t.count * t.n), MPG_CUDA_THREADS,
+                          0, u, t.count * t.n, t.n));
+  return refuse(call, infos, t.count,
+                "%s: matrix %lld has eigenvalues that were not found (is it finite?)");
+}
+
+/* --- LU --------------------------------------------------------------------------------------- */
+template <class T>
+__global__ void places_kernel(T *lu, T *out, T **factors, T **inverses, matrices t) {
+  int64_t i = MPG_CUDA_INDEX;
+  if (i >= t.count) return;
+  factors[i] = lu + i * t.n * t.n;
+  inverses[i] = out + i * t.n * t.n;
+}
+
+template <class T>
+struct factors { /* of all matrices of a call: L and U in a copy, and the rows exchanged */
+  matrices t;
+  libraries *all;
+  T *lu, **places, **inverses;
+  int *pivots, *infos, *unused; /* unused: what the inversion says, once more */
+
+  mpg_status compute(const mpg_kernel_call *call) {
+    int n = (int)t.n;
+    MPG_TRY(open(call, t, &all));
+    const piece pieces[] = {
+        {&lu, t.count * t.n * t.n, sizeof *lu}, {&places, t.count, sizeof *places},
+        {&inverses, t.count, sizeof *inverses}, {&pivots, t.count * t.n, sizeof *pivots},
+        {&infos, t.count, sizeof *infos},       {&unused, t.count, sizeof *unused}};
+    MPG_TRY(scratch(call, pieces));
+    if (!n) return MPG_OK;
+    MPG_TRY(mpg_cuda_copy(call, call->inputs[0].data, lu, bytes_of(&call->inputs[0])));
+    MPG_TRY(mpg_cuda_launch(call, places_kernel<T>, mpg_cuda_blocks(t.count), MPG_CUDA_THREADS, 0,
+                            lu, (T *)call->outputs[0].data, places, inverses, t));
+    BLAS(blas_of(all, T()).getrfBatched(all->blas_handle, n, places, n, pivots, infos,
+                                        (int)t.count));
+    return MPG_OK;
   }
 };
 
 template <class T>
-__global__ void syevd_kernel(const T *in, T *u, T *values, matrices t, double *work,
-                             unsigned long long *bad) {
-  int64_t n = t.n, half = (n + 1) / 2;
-  double *a = work + blockIdx.x * (2 * n * n + 2 * half), *v = a + n * n, *cosines = v + n * n,
-         *sines = cosines + half;
-  pairing pairs = {2 * half};
-  for (int64_t matrix = blockIdx.x; matrix < t.count; matrix += gridDim.x) {
-    for (int64_t i = threadIdx.x; i < n * n; i += blockDim.x) {
-      int64_t r = i / n, c = i % n;
-      a[i] = (double)in[matrix * n * n + (r > c ? i : c * n + r)];
-      v[i] = r == c;
-    }
-    __syncthreads();
-    bool found = false;
-    for (int sweep = 0; sweep < SWEEPS && !found; sweep++) {
-      double off = 0, all = 0;
-      for (int64_t i = threadIdx.x; i < n * n; i += blockDim.x) {
-        double square = a[i] * a[i];
-        all += square;
-        if (i / n != i % n) off += square;
-      }
-      off = mpg_block_reduce(off, 0.0, mpg_plus());
-      all = mpg_block_reduce(all, 0.0, mpg_plus());
-      found = off <= 1e-32 * all;
-      for (int64_t round = 0; round < pairs.players - 1 && !found; round++) {
-        for (int64_t k = threadIdx.x; k < half; k += blockDim.x) {
-          int64_t p, q;
-          pairs.of(round, k, &p, &q);
-          double c = 1, s = 0;
-          if (q < n && a[p * n + q] != 0) {
-            double theta = (a[q * n + q] - a[p * n + p]) / (2 * a[p * n + q]);
-            double tangent = (theta < 0 ? -1 : 1) / (fabs(theta) + sqrt(theta * theta + 1));
-            c = 1 / sqrt(tangent * tangent + 1), s = tangent * c;
-          }
-          cosines[k] = c, sines[k] = s;
-        }
-        __syncthreads();
-        for (int64_t i = threadIdx.x; i < half * n; i += blockDim.x) { /* rows of both */
-          int64_t p, q, k = i / n, column = i % n;
-          pairs.of(round, k, &p, &q);
-          if (q >= n) continue;
-          double c = cosines[k], s = sines[k], x = a[p * n + column], y = a[q * n + column];
-          a[p * n + column] = c * x - s * y, a[q * n + column] = s * x + c * y;
-          x = v[p * n + column], y = v[q * n + column];
-          v[p * n + column] = c * x - s * y, v[q * n + column] = s * x + c * y;
-        }
-        __syncthreads();
-        for (int64_t i = threadIdx.x; i < half * n; i += blockDim.x) {
-          int64_t p, q, k = i % half, row = i / half;
-          pairs.of(round, k, &p, &q);
-          if (q >= n) continue;
-          double c = cosines[k], s = sines[k], x = a[row * n + p], y = a[row * n + q];
-          a[row * n + p] = q == row ? 0 : c * x - s * y,
-                      a[row * n + q] = p == row ? 0 : s * x + c * y;
-        }
-        __syncthreads();
-      }
-    }
-    if (threadIdx.x == 0 && !found) atomicMin(bad, (unsigned long long)matrix);
-    /* Ascending; a thread a vector, whose largest element (the first of equal ones) becomes
-     * positive. */
-    for (int64_t k = threadIdx.x; k < n; k += blockDim.x) {
-      double own = a[k * (n + 1)], largest = 0;
-      int64_t rank = 0;
-      for (int64_t j = 0; j < n; j++) {
-        double other = a[j * (n + 1)];
-        rank += other < own || (other == own && j < k);
-        if (fabs(v[k * n + j]) > fabs(largest)) largest = v[k * n + j];
-      }
-      values[matrix * n + rank] = (T)own;
-      for (int64_t j = 0; j < n; j++)
-        u[(matrix * n + rank) * n + j] = (T)(largest < 0 ? -v[k * n + j] : v[k * n + j]);
-    }
-    __syncthreads();
-  }
-}
-
-/* --- LU --------------------------------------------------------------------------------------- */
-
-/* In place, with rows exchanged for the largest pivot; source[r]: where row r came from. The whole
- * block. False: a pivot is 0. */
-__device__ bool factorise(double *a, int64_t n, double *source, int *swaps) {
-  __shared__ double best[16];
-  __shared__ int64_t place[16];
-  bool regular = true;
-  *swaps = 0;
-  for (int64_t r = threadIdx.x; r < n; r += blockDim.x) source[r] = (double)r;
-  __syncthreads();
-  for (int64_t k = 0; k < n; k++) {
-    double most = -1;
-    int64_t at = k;
-    for (int64_t r = k + threadIdx.x; r < n; r += blockDim.x)
-      if (fabs(a[r * n + k]) > most) most = fabs(a[r * n + k]), at = r;
-    for (int lanes = 16; lanes; lanes >>= 1) {
-      double other = __shfl_xor_sync(0xffffffffu, most, lanes);
-      int64_t where = __shfl_xor_sync(0xffffffffu, at, lanes);
-      if (other > most || (other == most && where < at)) most = other, at = where;
-    }
-    if ((threadIdx.x & 31) == 0) best[threadIdx.x >> 5] = most, place[threadIdx.x >> 5] = at;
-    __syncthreads();
-    most = best[0], at = place[0];
-    for (int w = 1; w < (int)blockDim.x / 32; w++)
-      if (best[w] > most || (best[w] == most && place[w] < at)) most = best[w], at = place[w];
-    if (most == 0) regular = false;
-    if (at != k) {
-      for (int64_t c = threadIdx.x; c < n; c += blockDim.x) {
-        double x = a[k * n + c];
-        a[k * n + c] = a[at * n + c], a[at * n + c] = x;
-      }
-      if (threadIdx.x == 0) {
-        double x = source[k];
-        source[k] = source[at], source[at] = x;
-      }
-      *swaps ^= 1;
-    }
-    __syncthreads();
-    double pivot = a[k * n + k];
-    for (int64_t r = k + 1 + threadIdx.x; r < n && pivot != 0; r += blockDim.x)
-      a[r * n + k] /= pivot;
-    __syncthreads();
-    int64_t side = n - k - 1;
-    for (int64_t i = threadIdx.x; i < side * side && pivot != 0; i += blockDim.x) {
-      int64_t r = k + 1 + i / side, c = k + 1 + i % side;
-      a[r * n + c] -= a[r * n + k] * a[k * n + c];
-    }
-    __syncthreads();
-  }
-  return regular;
+__global__ void zero_singular_kernel(T *out, const int *infos, matrices t) {
+  int64_t i = MPG_CUDA_INDEX;
+  if (i < t.count * t.n * t.n && infos[i / (t.n * t.n)]) out[i] = 0;
 }
 
 template <class T>
-__global__ void inverse_kernel(const T *in, T *out, matrices t, double *work,
-                               unsigned long long *bad) {
-  int64_t n = t.n;
-  int swaps;
-  double *a = work + blockIdx.x * (2 * n * n + n), *x = a + n * n, *source = x + n * n;
-  for (int64_t matrix = blockIdx.x; matrix < t.count; matrix += gridDim.x) {
-    for (int64_t i = threadIdx.x; i < n * n; i += blockDim.x) a[i] = (double)in[matrix * n * n + i];
-    __syncthreads();
-    bool regular = factorise(a, n, source, &swaps);
-    if (!regular && threadIdx.x == 0) atomicMin(bad, (unsigned long long)matrix);
-    T *to = out + matrix * n * n;
-    for (int64_t c = threadIdx.x; c < n; c += blockDim.x) {
-      for (int64_t r = 0; r < n && regular; r++) {
-        double sum = source[r] == (double)c ? 1 : 0;
-        for (int64_t j = 0; j < r; j++) sum -= a[r * n + j] * x[j * n + c];
-        x[r * n + c] = sum;
-      }
-      for (int64_t r = n - 1; r >= 0 && regular; r--) {
-        double sum = x[r * n + c];
-        for (int64_t j = r + 1; j < n; j++) sum -= a[r * n + j] * x[j * n + c];
-        x[r * n + c] = sum / a[r * n + r];
-      }
-      for (int64_t r = 0; r < n; r++) to[r * n + c] = (T)(regular ? x[r * n + c] : 0);
-    }
-    __syncthreads();
-  }
+mpg_status inverse(const mpg_kernel_call *call) {
+  factors<T> f = {};
+  f.t = matrices_of(&call->inputs[0]);
+  int n = (int)f.t.n;
+  if (count_of(&call->inputs[0]) == 0) return MPG_OK;
+  MPG_TRY(f.compute(call));
+  BLAS(blas_of(f.all, T())
+           .getriBatched(f.all->blas_handle, n, f.places, n, f.pivots, f.inverses, n, f.unused,
+                         (int)f.t.count));
+  MPG_TRY(mpg_cuda_launch(call, zero_singular_kernel<T>, mpg_cuda_blocks(f.t.count * f.t.n * f.t.n),
+                          MPG_CUDA_THREADS, 0, (T *)call->outputs[0].data, f.infos, f.t));
+  return call->op->id == MPG_OP__linalg_inverse
+             ? refuse(call, f.infos, f.t.count, "%s: matrix %lld is singular")
+             : MPG_OK;
 }
 
-/* Determinants, or with `logarithms` their signs and the logarithms of their sizes. */
+/* A thread a matrix: its determinant, or with `logarithms` the sign and the logarithm of its
+ * size. */
 template <class T>
-__global__ void det_kernel(const T *in, T *out, T *logarithms, matrices t, double *work) {
-  int64_t n = t.n;
-  int swaps;
-  double *a = work + blockIdx.x * (n * n + n), *source = a + n * n;
-  for (int64_t matrix = blockIdx.x; matrix < t.count; matrix += gridDim.x) {
-    for (int64_t i = threadIdx.x; i < n * n; i += blockDim.x) a[i] = (double)in[matrix * n * n + i];
-    __syncthreads();
-    factorise(a, n, source, &swaps);
-    if (threadIdx.x == 0) {
-      double product = swaps ? -1 : 1, sign = product, logarithm = 0;
-      for (int64_t k = 0; k < n; k++) {
-        double element = a[k * (n + 1)];
-        product *= element;
-        sign *= (element > 0) - (element < 0);
-        logarithm += log(fabs(element));
-      }
-      out[matrix] = (T)(logarithms ? sign : product);
-      if (logarithms) logarithms[matrix] = (T)logarithm;
-    }
-    __syncthreads();
+__global__ void det_kernel(const T *lu, const int *pivots, T *out, T *logarithms, matrices t) {
+  int64_t matrix = MPG_CUDA_INDEX;
+  if (matrix >= t.count) return;
+  double product = 1, sign = 1, logarithm = 0;
+  for (int64_t k = 0; k < t.n; k++) {
+    double element = (double)lu[(matrix * t.n + k) * t.n + k];
+    if (pivots[matrix * t.n + k] != k + 1) product = -product, sign = -sign;
+    product *= element;
+    sign *= (element > 0) - (element < 0);
+    logarithm += log(fabs(element));
   }
+  out[matrix] = (T)(logarithms ? sign : product);
+  if (logarithms) logarithms[matrix] = (T)logarithm;
+}
+
+template <class T>
+mpg_status det(const mpg_kernel_call *call) {
+  factors<T> f = {};
+  f.t = matrices_of(&call->inputs[0]);
+  if (f.t.count == 0) return MPG_OK;
+  MPG_TRY(f.compute(call));
+  return mpg_cuda_launch(call, det_kernel<T>, mpg_cuda_blocks(f.t.count), MPG_CUDA_THREADS, 0,
+                         (const T *)f.lu, (const int *)f.pivots, (T *)call->outputs[0].data,
+                         call->num_outputs > 1 ? (T *)call->outputs[1].data : (T *)NULL, f.t);
 }
 
 /* --- Diagonals and triangles ------------------------------------------------------------------ */
@@ -443,6 +402,14 @@ __global__ void sumlogdiag_kernel(const T *in, T *out, matrices t) {
       sum += log((double)in[(matrix * t.n + k) * t.n + k]);
   sum = mpg_warp_reduce(sum, mpg_plus());
   if (matrix < t.count && (threadIdx.x & 31) == 0) out[matrix] = (T)sum;
+}
+
+template <class T>
+mpg_status sumlogdiag(const mpg_kernel_call *call) {
+  matrices t = matrices_of(&call->inputs[0]);
+  return mpg_cuda_launch(call, sumlogdiag_kernel<T>,
+                         mpg_cuda_blocks(t.count, MPG_CUDA_THREADS / 32), MPG_CUDA_THREADS, 0,
+                         (const T *)call->inputs[0].data, (T *)call->outputs[0].data, t);
 }
 
 struct part {
@@ -491,106 +458,18 @@ mpg_status parts(const mpg_kernel_call *call, bool extract, bool triangle, int64
 
 } // namespace
 
-/* With T: float or double. */
-#define BY_DTYPE(...)                              \
-  if (call->inputs[0].desc.dtype == MPG_FLOAT64) { \
-    typedef double T;                              \
-    __VA_ARGS__;                                   \
-  } else {                                         \
-    typedef float T;                               \
-    __VA_ARGS__;                                   \
-  }
-#define IN(i) ((const T *)call->inputs[i].data)
-#define OUT(i) ((T *)call->outputs[i].data)
+#define BY_DTYPE(function, ...)                                                    \
+  return call->inputs[0].desc.dtype == MPG_FLOAT64 ? function<double>(__VA_ARGS__) \
+                                                   : function<float>(__VA_ARGS__)
 
-template <class T>
-static mpg_status cholesky(const mpg_kernel_call *call,
-                           void (*kernel)(const T *, T *, matrices, bool, double *,
-                                          unsigned long long *),
-                           const char *refusal) {
-  matrices t = matrices_of(&call->inputs[0]);
-  bool lower = ((const mpg_linalg_cholesky_params *)call->params)->lower;
-  if (count_of(&call->inputs[0]) == 0) return MPG_OK;
-  unsigned long long *bad = NULL;
-  double *work = NULL;
-  MPG_TRY(work_space(call, t.count, t.n * t.n, &bad, &work));
-  MPG_TRY(mpg_cuda_launch(call, kernel, blocks_of(t.count), threads_of(t.n), 0, IN(0), OUT(0), t,
-                          lower, work, bad));
-  return refuse(call, bad, refusal);
-}
-
-MPG_CUDA_KERNEL(linalg_potrf){BY_DTYPE(
-    return cholesky<T>(call, potrf_kernel<T>,
-                       "%s: matrix %lld is not positive definite"))} MPG_CUDA_KERNEL(linalg_potri){
-    BY_DTYPE(return cholesky<T>(call, potri_kernel<T>,
-                                "%s: matrix %lld has a zero on its diagonal"))}
-
-MPG_CUDA_KERNEL(linalg_triangular) {
-  const mpg_linalg_triangular_params *params = (const mpg_linalg_triangular_params *)call->params;
-  matrices t = matrices_of(&call->outputs[0]);
-  t.n = params->rightside ? t.columns : t.rows;
-  triangular p = {params->transpose, params->rightside, params->lower != params->transpose,
-                  params->alpha};
-  int64_t count = count_of(&call->outputs[0]);
-  if (count == 0) return MPG_OK;
-  if (call->op->id == MPG_OP__linalg_trmm)
-    BY_DTYPE(return mpg_cuda_launch(call, trmm_kernel<T>, mpg_cuda_blocks(count), MPG_CUDA_THREADS,
-                                    0, IN(0), IN(1), OUT(0), t, p))
-  else
-    BY_DTYPE(return mpg_cuda_launch(call, trsm_kernel<T>, mpg_cuda_blocks(count / t.n, 64), 64, 0,
-                                    IN(0), IN(1), OUT(0), t, p))
-}
-
-MPG_CUDA_KERNEL(linalg_gelqf) {
-  matrices t = matrices_of(&call->inputs[0]);
-  if (count_of(&call->inputs[0]) == 0) return MPG_OK;
-  unsigned long long *bad = NULL;
-  double *work = NULL;
-  MPG_TRY(work_space(call, t.count, (2 * t.columns + 1) * t.rows, &bad, &work));
-  BY_DTYPE(return mpg_cuda_launch(call, gelqf_kernel<T>, blocks_of(t.count), threads_of(t.columns),
-                                  0, IN(0), OUT(0), OUT(1), t, work))
-}
-
-MPG_CUDA_KERNEL(linalg_syevd) {
-  matrices t = matrices_of(&call->inputs[0]);
-  if (count_of(&call->inputs[0]) == 0) return MPG_OK;
-  unsigned long long *bad = NULL;
-  double *work = NULL;
-  MPG_TRY(work_space(call, t.count, 2 * t.n * t.n + t.n + 1, &bad, &work));
-  BY_DTYPE(MPG_TRY(mpg_cuda_launch(call, syevd_kernel<T>, blocks_of(t.count), threads_of(t.n), 0,
-                                   IN(0), OUT(0), OUT(1), t, work, bad)));
-  return refuse(call, bad, "%s: matrix %lld has eigenvalues that were not found (is it finite?)");
-}
-
-MPG_CUDA_KERNEL(linalg_inverse) {
-  matrices t = matrices_of(&call->inputs[0]);
-  if (count_of(&call->inputs[0]) == 0) return MPG_OK;
-  unsigned long long *bad = NULL;
-  double *work = NULL;
-  MPG_TRY(work_space(call, t.count, (2 * t.n + 1) * t.n, &bad, &work));
-  BY_DTYPE(MPG_TRY(mpg_cuda_launch(call, inverse_kernel<T>, blocks_of(t.count), threads_of(t.n), 0,
-                                   IN(0), OUT(0), t, work, bad)));
-  return call->op->id == MPG_OP__linalg_inverse ? refuse(call, bad, "%s: matrix %lld is singular")
-                                                : MPG_OK;
-}
-
-MPG_CUDA_KERNEL(linalg_det) {
-  matrices t = matrices_of(&call->inputs[0]);
-  if (t.count == 0) return MPG_OK;
-  unsigned long long *bad = NULL;
-  double *work = NULL;
-  MPG_TRY(work_space(call, t.count, (t.n + 1) * t.n, &bad, &work));
-  BY_DTYPE(return mpg_cuda_launch(call, det_kernel<T>, blocks_of(t.count), threads_of(t.n), 0,
-                                  IN(0), OUT(0), call->num_outputs > 1 ? OUT(1) : (T *)NULL, t,
-                                  work))
-}
-
-MPG_CUDA_KERNEL(linalg_sumlogdiag) {
-  matrices t = matrices_of(&call->inputs[0]);
-  BY_DTYPE(return mpg_cuda_launch(call, sumlogdiag_kernel<T>,
-                                  mpg_cuda_blocks(t.count, MPG_CUDA_THREADS / 32), MPG_CUDA_THREADS,
-                                  0, IN(0), OUT(0), t))
-}
+MPG_CUDA_KERNEL(linalg_potrf) { BY_DTYPE(cholesky, call, false); }
+MPG_CUDA_KERNEL(linalg_potri) { BY_DTYPE(cholesky, call, true); }
+MPG_CUDA_KERNEL(linalg_triangular) { BY_DTYPE(triangular, call); }
+MPG_CUDA_KERNEL(linalg_gelqf) { BY_DTYPE(lq, call); }
+MPG_CUDA_KERNEL(linalg_syevd) { BY_DTYPE(eigenvectors, call); }
+MPG_CUDA_KERNEL(linalg_inverse) { BY_DTYPE(inverse, call); }
+MPG_CUDA_KERNEL(linalg_det) { BY_DTYPE(det, call); }
+MPG_CUDA_KERNEL(linalg_sumlogdiag) { BY_DTYPE(sumlogdiag, call); }
 
 MPG_CUDA_KERNEL(linalg_extractdiag) {
   return parts(call, true, false, ((const mpg_linalg_diagonal_params *)call->params)->offset, true);

@@ -8,7 +8,7 @@
 typedef enum mpg_cuda_slot {
   MPG_CUDA_SLOT_PRODUCTS,
   MPG_CUDA_SLOT_CUDNN,
-  MPG_CUDA_SLOT_FUSED,
+  MPG_CUDA_SLOT_LINALG,
   MPG_CUDA_SLOTS
 } mpg_cuda_slot;
 

@@ -1,4 +1,5 @@
-/* NVIDIA's libraries, opened when first needed, never linked: cuBLASLt, cuDNN, NCCL, NVRTC.
+/* NVIDIA's libraries, opened when first needed, never linked: cuBLASLt, cuBLAS,
+ * cuSOLVER, cuDNN, NCCL, NVRTC.
  *
  * Each is looked for beside this library, in the folder its setting names, in the wheels of the
  * host's site-packages (NVIDIA's own, as PyTorch's wheels bring them too), then by its plain name
@@ -14,6 +15,8 @@
 
 typedef enum mpg_cuda_library_id {
   MPG_CUDA_CUBLASLT,
+  MPG_CUDA_CUBLAS,
+  MPG_CUDA_CUSOLVER,
   MPG_CUDA_CUDNN,
   MPG_CUDA_NCCL,
   MPG_CUDA_NVRTC,
