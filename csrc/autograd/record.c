@@ -86,11 +86,7 @@ static mpg_status begin_record(const mpg_invocation *call, mpg_array *const *inp
   node->train = call->train;
   node->scope = call->scope;
   if (node->params) memcpy((void *)node->params, call->params, op->params->size);
-  for (int i = 0; i < call->num_inputs; i++) {
-    mpg_tape_node *source = inputs[i]->node;
-    if (source && !source->consumed)
-      node->edges[i] = (mpg_tape_edge){mpg_tape_retain(source), inputs[i]->output};
-  }
+  for (int i = 0; i < call->num_inputs; i++) mpg_tape_set_edge(node, (uint32_t)i, inputs[i]);
   *result = node;
   return MPG_OK;
 }
@@ -102,15 +98,13 @@ static void end_record(mpg_tape_node *node, const mpg_invocation *call, mpg_arra
   uint32_t num_inputs = node->num_inputs, num_outputs = node->num_outputs;
   node->origin = call->origin;
   for (uint32_t i = 0; i < num_inputs; i++) {
-    node->descs[i] = call->inputs[i].desc;
-    node->devices[i] = mpg_tensor_device(&call->inputs[i]);
+    mpg_tape_describe(node, i, &call->inputs[i]);
     if (op->saves & MPG_SAVE_INPUTS &&
         (i < 16 ? op->saves >> i & 1 : (op->saves & MPG_SAVE_INPUTS) == MPG_SAVE_INPUTS))
       mpg_tape_save(node, i, &call->inputs[i]);
   }
   for (uint32_t i = 0; i < num_outputs; i++) {
-    node->descs[num_inputs + i] = call->outputs[i].desc;
-    node->devices[num_inputs + i] = mpg_tensor_device(&call->outputs[i]);
+    mpg_tape_describe(node, num_inputs + i, &call->outputs[i]);
     if (i < 16 ? op->saves >> (16 + i) & 1 : (op->saves & MPG_SAVE_OUTPUTS) == MPG_SAVE_OUTPUTS)
       mpg_tape_save(node, num_inputs + i, &call->outputs[i]);
   }

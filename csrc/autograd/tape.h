@@ -123,6 +123,17 @@ static inline void mpg_tape_save(mpg_tape_node *node, uint32_t slot, const mpg_t
   node->saved[slot] = (mpg_saved){tensor->storage, tensor->offset, tensor->storage->version};
 }
 
+/* Says where the node's input i comes from on the tape. */
+static inline void mpg_tape_set_edge(mpg_tape_node *node, uint32_t i, const mpg_array *input) {
+  if (input->node && !input->node->consumed)
+    node->edges[i] = (mpg_tape_edge){mpg_tape_retain(input->node), input->output};
+}
+/* Says what the tensor in a slot was. */
+static inline void mpg_tape_describe(mpg_tape_node *node, uint32_t slot, const mpg_tensor *tensor) {
+  node->descs[slot] = tensor->desc;
+  node->devices[slot] = mpg_tensor_device(tensor);
+}
+
 /* Runs an op on arrays (record.c): like mpg_call, with the random key to use (NULL: draw) and with
  * hidden outputs too. */
 mpg_status mpg_record_call(const mpg_op *op, const void *params, mpg_array *const *inputs,

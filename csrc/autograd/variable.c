@@ -119,15 +119,11 @@ mpg_status mpg_autograd_record_callback(const mpg_callback *callback, void *stat
   node->scope = mpg_autograd_scope();
   node->origin = mpg_host_origin();
   for (int i = 0; i < num_inputs; i++) {
-    mpg_tape_node *source = inputs[i]->node;
-    if (source && !source->consumed)
-      node->edges[i] = (mpg_tape_edge){mpg_tape_retain(source), inputs[i]->output};
-    node->descs[i] = inputs[i]->tensor.desc;
-    node->devices[i] = mpg_tensor_device(&inputs[i]->tensor);
+    mpg_tape_set_edge(node, (uint32_t)i, inputs[i]);
+    mpg_tape_describe(node, (uint32_t)i, &inputs[i]->tensor);
   }
   for (int i = 0; i < num_outputs; i++) {
-    node->descs[num_inputs + i] = outputs[i]->tensor.desc;
-    node->devices[num_inputs + i] = mpg_tensor_device(&outputs[i]->tensor);
+    mpg_tape_describe(node, (uint32_t)(num_inputs + i), &outputs[i]->tensor);
     mpg_tape_node *former = outputs[i]->node;
     mpg_array_changed(outputs[i]);
     outputs[i]->node = mpg_tape_retain(node);

@@ -1,19 +1,18 @@
 /* Calling compiled programs, and their place on the tape. */
 #include <string.h>
 
-#include "compile/compiled_call.h"
+#include "compile/call_state.h"
+
+static const char BLOCK[] = "a hybridized block";
 
 /* What a recorded call keeps for its backward. One block of memory, which goes back to the compiled
  * call for its next one. */
 typedef struct mpg_recorded_call {
   struct mpg_recorded_call *next; /* in the list of spare ones */
-  mpg_compiled *compiled;         /* owned */
-  mpg_parameter_set *leaves;      /* owned; NULL: bound inputs are among the others */
-  mpg_leaf_versions *versions;    /* of these, when it was called; owned */
+  mpg_call_state state;
+  mpg_parameter_set *leaves;   /* owned; NULL: bound inputs are among the others */
+  mpg_leaf_versions *versions; /* of these, when it was called; owned */
   mpg_array *inputs; /* owned, all others, as on the tape: gradients of gradients replay the call */
-  mpg_saved *saved;  /* per forward external array but leaves: what the backward reads, with its
-                        version; owned */
-  mpg_storage **blocks; /* the frame; owned */
   size_t held;
   mpg_random_key random;
   uint64_t steps; /* of loops around it */
@@ -25,13 +24,6 @@ void mpg_compiled_free_spare(mpg_compiled *c) {
     recorded_call *next = c->spare->next;
     mpg_free(c->spare);
     c->spare = next;
-  }
-}
-
-static void release_blocks(mpg_storage **blocks, uint32_t count) {
-  for (uint32_t i = 0; i < count; i++) {
-    if (blocks[i]) mpg_storage_release(blocks[i]);
-    blocks[i] = NULL;
   }
 }
 
@@ -54,11 +46,6 @@ static uint32_t num_single(const mpg_compiled *c, const mpg_parameter_set *leave
   return leaves ? c->num_inputs - c->num_bound : c->num_inputs;
 }
 
-static void release_saved(mpg_saved *saved, uint32_t begin, uint32_t end) {
-  for (uint32_t i = begin; i < end; i++)
-    if (saved[i].storage) mpg_storage_release(saved[i].storage);
-}
-
 /* The memory of a recorded call, for any number of leaves. */
 static size_t recorded_size(const mpg_compiled *c) {
   return sizeof(recorded_call) + c->num_inputs * sizeof(mpg_array) +
@@ -68,18 +55,15 @@ static size_t recorded_size(const mpg_compiled *c) {
 
 static void recorded_release(void *state) {
   recorded_call *call = state;
-  mpg_compiled *c = call->compiled;
-  uint32_t own = mpg_compiled_first_fixed(c);
+  mpg_compiled *c = call->state.compiled;
   if (call->held) {
     c->held -= call->held;
     c->frames--;
   }
   for (uint32_t i = 0; i < num_single(c, call->leaves); i++) mpg_array_clear(&call->inputs[i]);
   if (call->ran) {
-    release_blocks(call->blocks, c->plan.num_blocks);
-    release_saved(call->saved, 0, own);
-    release_saved(call->saved, call->leaves ? own + c->num_bound : own,
-                  mpg_compiled_forward_externals(c));
+    mpg_release_blocks(call->state.blocks, 0, c->plan.num_blocks);
+    mpg_call_release_saved(&call->state);
   }
   mpg_parameter_set_release(call->leaves);
   mpg_leaf_versions_release(call->versions);
@@ -104,19 +88,6 @@ static void give_space(void **kept, void *space) {
     *kept = space;
 }
 
-static mpg_status overwritten(const mpg_compiled *c, uint32_t external) {
-  char shape[MPG_SHAPE_TEXT_SIZE];
-  bool input = external < c->num_inputs;
-  mpg_value value = input ? c->inputs[external] : c->results[external - c->num_inputs];
-  const mpg_desc *desc = &mpg_graph_at(&c->graph, value)->desc;
-  return mpg_fail(MPG_ERROR,
-                  "backward of a hybridized block: its %s %u (%s %s) was overwritten after the "
-                  "forward pass, and the gradient needs "
-                  "the old contents. Write into another array, or copy before you write",
-                  input ? "input" : "result", input ? external : external - c->num_inputs,
-                  mpg_dtype_name(desc->dtype), mpg_shape_text(&desc->shape, shape, sizeof shape));
-}
-
 static uint8_t place_of(const mpg_target *target, bool needed) {
   if (!needed) return MPG_PLACE_NONE;
   if (!target->tensor.storage) return MPG_PLACE_NEW;
@@ -134,7 +105,7 @@ typedef struct backward_space {
  * like the others. */
 static mpg_launching launching_of(const recorded_call *call, const backward_space *space,
                                   bool together) {
-  const mpg_compiled *c = call->compiled;
+  const mpg_compiled *c = call->state.compiled;
   const mpg_parameter_set *leaves = call->leaves;
   uint32_t own = mpg_compiled_first_fixed(c);
   const mpg_tensor *in_grads = space->externals + mpg_compiled_in_grad(c, 0),
@@ -148,35 +119,15 @@ static mpg_launching launching_of(const recorded_call *call, const backward_spac
       .blocks = space->blocks};
 }
 
-static void gather_saved(const recorded_call *call, uint32_t begin, uint32_t end,
-                         mpg_tensor *externals) {
-  const mpg_compiled *c = call->compiled;
-  for (uint32_t i = begin; i < end; i++) {
-    const mpg_saved *saved = &call->saved[i];
-    externals[i].storage = NULL;
-    if (!saved->storage) continue;
-    mpg_value value = i < c->num_inputs ? c->inputs[i] : c->results[i - c->num_inputs];
-    externals[i] =
-        (mpg_tensor){saved->storage, saved->offset, mpg_graph_at(&c->graph, value)->desc};
-  }
-}
-
-static mpg_status check_saved(const recorded_call *call, uint32_t begin, uint32_t end) {
-  for (uint32_t i = begin; i < end; i++)
-    if (call->saved[i].storage && call->saved[i].storage->version != call->saved[i].version)
-      return overwritten(call->compiled, i);
-  return MPG_OK;
-}
-
 static mpg_status check_leaves(const recorded_call *call) {
-  const mpg_compiled *c = call->compiled;
+  const mpg_compiled *c = call->state.compiled;
   const mpg_parameter_set *leaves = call->leaves;
   uint32_t own = mpg_compiled_first_fixed(c);
   if (call->versions->watched == mpg_storage_watched_writes()) return MPG_OK;
   for (uint32_t i = 0; i < leaves->count; i++)
     if (c->saved_external[own + i] &&
         leaves->tensors[i].storage->version != call->versions->versions[i])
-      return overwritten(c, own + i);
+      return mpg_call_overwritten(c, own + i, BLOCK);
   return MPG_OK;
 }
 
@@ -189,11 +140,7 @@ typedef struct last_look {
 static mpg_status look(const void *looking, bool *unread) {
   const last_look *last = looking;
   const recorded_call *call = last->call;
-  const mpg_compiled *c = call->compiled;
-  uint32_t own = mpg_compiled_first_fixed(c);
-  MPG_TRY(check_saved(call, 0, own));
-  MPG_TRY(check_saved(call, call->leaves ? own + c->num_bound : own,
-                      mpg_compiled_forward_externals(c)));
+  MPG_TRY(mpg_call_check_saved(&call->state, BLOCK));
   if (call->leaves) MPG_TRY(check_leaves(call));
   *unread = last->together && mpg_parameter_set_unread(call->leaves);
   return MPG_OK;
@@ -202,14 +149,11 @@ static mpg_status look(const void *looking, bool *unread) {
 static mpg_status gather(const recorded_call *call, const backward_space *space, bool together,
                          mpg_array *const *out_grads, mpg_array *const *sums,
                          const mpg_target *targets, mpg_array *in_grads) {
-  const mpg_compiled *c = call->compiled;
+  const mpg_compiled *c = call->state.compiled;
   const mpg_compiled_backward *b = space->b;
   mpg_tensor *externals = space->externals;
-  uint32_t own = mpg_compiled_first_fixed(c),
-           count = together ? c->num_inputs - c->num_bound : c->num_inputs;
-  gather_saved(call, 0, own, externals);
-  gather_saved(call, call->leaves ? own + c->num_bound : own, mpg_compiled_forward_externals(c),
-               externals);
+  uint32_t count = together ? c->num_inputs - c->num_bound : c->num_inputs;
+  mpg_call_get_saved(&call->state, externals);
   for (uint32_t i = 0; i < c->num_outputs; i++)
     externals[mpg_compiled_out_grad(c, i)] = out_grads[i]->tensor;
   for (uint32_t k = 0; k < count; k++) {
@@ -283,7 +227,7 @@ static mpg_status recorded_backward(mpg_tape_node *node, mpg_array *const *out_g
                                     mpg_array *in_grads, bool retain, bool train, bool together) {
   enum { FEW_FLAGS = 4096 };
   recorded_call *call = node->state;
-  mpg_compiled *c = call->compiled;
+  mpg_compiled *c = call->state.compiled;
   together = together && call->leaves;
   uint32_t num_externals = mpg_compiled_all_externals(c),
            count = together ? c->num_inputs - c->num_bound : c->num_inputs, num_blocks = 0;
@@ -308,7 +252,7 @@ static mpg_status recorded_backward(mpg_tape_node *node, mpg_array *const *out_g
   space.blocks = (mpg_storage **)(space.externals + num_externals);
   memset(space.blocks, 0, num_blocks * sizeof *space.blocks);
   if (c->plan.num_blocks)
-    memcpy(space.blocks, call->blocks, c->plan.num_blocks * sizeof *space.blocks);
+    memcpy(space.blocks, call->state.blocks, c->plan.num_blocks * sizeof *space.blocks);
   MPG_GOTO(gather(call, &space, together, out_grads, sums, targets, in_grads));
   mpg_launching launching = launching_of(call, &space, together);
   launching.random = space.b->programs->num_random > c->graph.num_random
@@ -329,7 +273,7 @@ static mpg_status recorded_backward(mpg_tape_node *node, mpg_array *const *out_g
   if (together) targets[count].done = true;
 fail:
   if (space.externals) {
-    release_blocks(space.blocks + c->plan.num_blocks, num_blocks - c->plan.num_blocks);
+    mpg_release_blocks(space.blocks, c->plan.num_blocks, num_blocks);
     give_space(&space.b->space, space.externals);
   }
   if (arrives != few) mpg_free(arrives);
@@ -345,7 +289,7 @@ static bool misses_a_leaf(const mpg_compiled *c, const mpg_parameter_set *leaves
 
 static mpg_status recorded_reaches(mpg_tape_node *node, const bool *arrives, bool *all) {
   const recorded_call *call = node->state;
-  const mpg_compiled *c = call->compiled;
+  const mpg_compiled *c = call->state.compiled;
   for (const mpg_compiled_backward *b = c->backwards; b; b = b->next) {
     if (memcmp(b->arrives, arrives, c->num_outputs * sizeof *arrives)) continue;
     *all = b->reaches_bound || !misses_a_leaf(c, call->leaves, b->reached);
@@ -361,7 +305,7 @@ static mpg_status recorded_reaches(mpg_tape_node *node, const bool *arrives, boo
 
 static mpg_status recorded_expand(mpg_tape_node *node, mpg_array *outputs) {
   recorded_call *call = node->state;
-  const mpg_compiled *c = call->compiled;
+  const mpg_compiled *c = call->state.compiled;
   const mpg_parameter_set *leaves = call->leaves;
   size_t size = c->num_inputs * (sizeof(mpg_array) + sizeof(uint32_t));
   mpg_array *inputs = mpg_calloc(1, size + 1); /* borrowed */
@@ -369,19 +313,19 @@ static mpg_status recorded_expand(mpg_tape_node *node, mpg_array *outputs) {
   if (!inputs) return mpg_out_of_host_memory(size);
   for (uint32_t k = 0; k < num_single(c, leaves); k++) {
     inputs[input_of(c, k)] = call->inputs[k];
-    versions[input_of(c, k)] = call->saved[input_of(c, k)].version;
+    versions[input_of(c, k)] = call->state.saved[input_of(c, k)].version;
   }
   for (uint32_t i = 0; leaves && i < c->num_bound; i++) {
     inputs[own + i] = (mpg_array){.tensor = leaves->tensors[i], .node = leaves->variables[i]};
     versions[own + i] = call->versions->versions[i];
   }
-  mpg_status status = mpg_compiled_replay(call->compiled, inputs, versions, call->random,
+  mpg_status status = mpg_compiled_replay(call->state.compiled, inputs, versions, call->random,
                                           node->sequence + 1, outputs);
   mpg_free(inputs);
   return status;
 }
 
-static const mpg_tape_call recorded_calls = {.name = "a hybridized block",
+static const mpg_tape_call recorded_calls = {.name = BLOCK,
                                              .backward = recorded_backward,
                                              .adds_sums = true,
                                              .reaches = recorded_reaches,
@@ -405,7 +349,7 @@ static mpg_tensor *external_at(const call_space *space, uint32_t external) {
                                   : &space->externals[external - fixed];
 }
 
-static mpg_status new_recorded(mpg_compiled *c, recorded_call **result) {
+static mpg_status new_recorded(mpg_compiled *c, mpg_parameter_set *leaves, recorded_call **result) {
   size_t size = recorded_size(c);
   recorded_call *call = c->spare;
   if (call) {
@@ -415,21 +359,18 @@ static mpg_status new_recorded(mpg_compiled *c, recorded_call **result) {
   }
   mpg_array *inputs = (mpg_array *)(call + 1);
   mpg_saved *saved = (mpg_saved *)(inputs + c->num_inputs);
-  *call = (recorded_call){.inputs = inputs,
-                          .saved = saved,
-                          .blocks = (mpg_storage **)(saved + mpg_compiled_forward_externals(c))};
+  uint32_t own = mpg_compiled_first_fixed(c);
+  *call = (recorded_call){
+      .inputs = inputs,
+      .leaves = mpg_parameter_set_retain(leaves),
+      .state = {.compiled = c,
+                .blocks = (mpg_storage **)(saved + mpg_compiled_forward_externals(c)),
+                .saved = saved,
+                .leaves_begin = own,
+                .leaves_end = leaves ? own + c->num_bound : own}};
+  c->references++;
   *result = call;
   return MPG_OK;
-}
-
-static void save(const call_space *space, mpg_saved *saved, uint32_t begin, uint32_t end) {
-  for (uint32_t i = begin; i < end; i++) {
-    const mpg_tensor *tensor = external_at(space, i);
-    saved[i] = (mpg_saved){NULL, tensor->offset, tensor->storage->version};
-    if (!space->c->saved_external[i]) continue;
-    mpg_storage_retain(tensor->storage);
-    saved[i].storage = tensor->storage;
-  }
 }
 
 /* A node for a call that is about to run. It has its inputs and edges already: while the call
@@ -443,10 +384,7 @@ static mpg_status begin_record(const call_space *space, const mpg_inputs *inputs
   mpg_status status = MPG_OK;
   MPG_TRY(mpg_tape_new(MPG_TAPE_CALL, num_inputs, c->num_outputs, 0, &node));
   mpg_tape_reserve(c->original.num_nodes > 0 ? c->original.num_nodes : c->graph.num_nodes);
-  MPG_GOTO(new_recorded(c, &call));
-  call->compiled = c;
-  c->references++;
-  call->leaves = mpg_parameter_set_retain(inputs->leaves);
+  MPG_GOTO(new_recorded(c, inputs->leaves, &call));
   call->steps = mpg_autograd_steps();
   node->call = &recorded_calls;
   node->state = call;
@@ -463,10 +401,8 @@ static mpg_status begin_record(const call_space *space, const mpg_inputs *inputs
     if (input->tensor.storage != tensor->storage || input->tensor.offset != tensor->offset)
       input = &replaced;
     mpg_array_copy(&call->inputs[k], input);
-    if (c->wanted[i] && input->node && !input->node->consumed)
-      node->edges[k] = (mpg_tape_edge){mpg_tape_retain(input->node), input->output};
-    node->descs[k] = input->tensor.desc;
-    node->devices[k] = mpg_tensor_device(&input->tensor);
+    if (c->wanted[i]) mpg_tape_set_edge(node, k, input);
+    mpg_tape_describe(node, k, &input->tensor);
   }
   *result = node;
   return MPG_OK;
@@ -484,15 +420,16 @@ static mpg_status end_record(const call_space *space, const mpg_inputs *inputs,
   if (call->leaves) MPG_TRY(mpg_parameter_set_versions(call->leaves, &call->versions));
   call->random = random;
   for (uint32_t i = 0; i < c->plan.num_blocks; i++) { /* the frame moves here */
-    call->blocks[i] = space->blocks[i];
+    call->state.blocks[i] = space->blocks[i];
     space->blocks[i] = NULL;
     call->held += c->programs->block_sizes[i];
   }
   c->held += call->held;
   c->frames += call->held != 0;
-  save(space, call->saved, 0, own);
-  save(space, call->saved, call->leaves ? own + c->num_bound : own,
-       mpg_compiled_forward_externals(c));
+  uint32_t end = mpg_compiled_forward_externals(c);
+  for (uint32_t i = mpg_call_external(&call->state, 0); i < end;
+       i = mpg_call_external(&call->state, i + 1))
+    mpg_call_save(&call->state, i, external_at(space, i));
   call->ran = true;
   for (uint32_t i = 0; i < c->num_outputs; i++) {
     node->descs[num_inputs + i] = c->outputs[i].desc;
@@ -515,8 +452,7 @@ mpg_status mpg_compiled_call(mpg_compiled *c, const mpg_inputs *inputs, mpg_arra
   mpg_status status = MPG_OK;
   mpg_tape_node *node = NULL;
   call_space space = {.c = c, .origin = mpg_host_origin()}; /* first: it lets others in */
-  if (c->stages != MPG_STAGES_NONE)
-    return mpg_fail(MPG_ERROR, "internal: a call compiled in stages is called in pieces");
+  MPG_ASSERT(c->stages == MPG_STAGES_NONE); /* else it is called in pieces: pipeline_run.h */
   MPG_TRY(mpg_compiled_bind(c, inputs, &space.binding));
   space.externals = take_space(&c->space, (num_own + c->num_results) * sizeof(mpg_tensor) +
                                               num_blocks * sizeof(mpg_storage *));
@@ -560,7 +496,7 @@ mpg_status mpg_compiled_call(mpg_compiled *c, const mpg_inputs *inputs, mpg_arra
   if (node) MPG_GOTO(end_record(&space, inputs, random, node, outputs));
 fail:
   mpg_tape_release(node);
-  release_blocks(space.blocks, num_blocks);
+  mpg_release_blocks(space.blocks, 0, num_blocks);
   for (uint32_t i = 0; i < num_own; i++) mpg_tensor_release(&space.externals[i]);
   for (uint32_t i = 0; i < c->num_results; i++) mpg_tensor_release(&results[i]);
   if (status != MPG_OK)

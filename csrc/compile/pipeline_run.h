@@ -24,15 +24,14 @@
 #ifndef MPG_COMPILE_PIPELINE_RUN_H
 #define MPG_COMPILE_PIPELINE_RUN_H
 
-#include "compile/compiled_call.h"
+#include "compile/call_state.h"
 #include "compile/pipeline_memory.h"
 #include "op/batching/batching.h"
 
 typedef struct mpg_micro_batch {
-  mpg_compiled *compiled; /* owned reference */
+  mpg_call_state state; /* blocks: of both phases; saved: of a recorded run, else NULL; owned */
   mpg_rows rows;
   mpg_tensor *externals; /* owned references */
-  mpg_storage **blocks;  /* owned references; of both phases */
   uint32_t *uses;        /* per block: segments that are still to touch it */
   uint32_t num_blocks;
   mpg_compiled_backward *backward; /* borrowed from compiled */
@@ -57,7 +56,6 @@ typedef struct mpg_pipeline_run {
   bool finished;
   const struct mpg_pipeline_run_schedule *schedule; /* of a recorded run */
   void *driver;                                     /* the schedule's own; owned */
-  uint32_t *versions; /* of a recorded run: per piece, of the forward's external arrays; owned */
   uint32_t scope, origin;
 } mpg_pipeline_run;
 
@@ -120,5 +118,28 @@ typedef struct mpg_pipeline_run_schedule {
 mpg_status mpg_pipeline_run_record(mpg_pipeline_run *pieces,
                                    const mpg_pipeline_run_schedule *schedule, void *driver,
                                    mpg_array *outputs);
+
+/* --- For the files of pipeline runs ----------------------------------------------------------- */
+static inline const mpg_program_set *mpg_micro_batch_programs(const mpg_micro_batch *piece,
+                                                              mpg_phase phase) {
+  return phase == MPG_PHASE_FORWARD ? piece->state.compiled->programs : piece->backward->programs;
+}
+static inline const mpg_desc *mpg_micro_batch_output(const mpg_micro_batch *piece, uint32_t i) {
+  return &piece->state.compiled->outputs[i].desc;
+}
+static inline const mpg_graph_value *mpg_micro_batch_input(const mpg_micro_batch *piece,
+                                                           uint32_t i) {
+  return mpg_graph_at(&piece->state.compiled->graph, piece->state.compiled->inputs[i]);
+}
+static inline int64_t mpg_micro_batch_rows(const mpg_desc *desc) {
+  return desc->shape.ndim ? desc->shape.dims[0] : 1;
+}
+/* The rows of `whole` from *row on that have this desc; moves *row behind them. what, i: for the
+ * error where there are too few. */
+mpg_status mpg_micro_batch_slice(const mpg_tensor *whole, const mpg_desc *desc, int64_t *row,
+                                 const char *what, uint32_t i, mpg_tensor *result);
+/* Begins the staged call of a phase. */
+mpg_status mpg_micro_batch_begin(const mpg_pipeline_run *run, mpg_micro_batch *piece,
+                                 mpg_phase phase);
 
 #endif

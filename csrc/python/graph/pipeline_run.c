@@ -550,7 +550,7 @@ static PyObject *piece_run_describe(PyObject *object, PyObject *args) {
   int phase;
   const mpg_micro_batch *piece = piece_at(object, args, &phase);
   if (piece == NULL) return NULL;
-  const mpg_program_set *set = phase ? piece->backward->programs : piece->compiled->programs;
+  const mpg_program_set *set = phase ? piece->backward->programs : piece->state.compiled->programs;
   PyObject *arrays = PyList_New(0), *result = describe_set(set);
   for (uint32_t i = 0; arrays != NULL && i < set->num_externals; i++) {
     const mpg_tensor *array = &piece->externals[i];
@@ -572,7 +572,7 @@ static PyObject *piece_run_program(PyObject *object, PyObject *args) {
   const mpg_micro_batch *piece = piece_at(object, args, &phase);
   if (piece == NULL) return NULL;
   return PyLong_FromVoidPtr(phase ? (void *)piece->backward->programs
-                                  : (void *)piece->compiled->programs);
+                                  : (void *)piece->state.compiled->programs);
 }
 
 static PyObject *piece_run_times(PyObject *object, PyObject *args) {

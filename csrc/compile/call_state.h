@@ -1,0 +1,38 @@
+/* What a call of a compiled function keeps: its frame, and what its backward reads.
+ *
+ * A call as a whole (compiled_call.c) has one, a pipeline run has one for each micro-batch
+ * (pipeline_run.h). What a backward reads of arrays outside is saved with the version that it had,
+ * so that overwriting is noticed. Ownership: as said; whoever has the state frees its arrays.
+ * Threads: host lock.
+ */
+#ifndef MPG_COMPILE_CALL_STATE_H
+#define MPG_COMPILE_CALL_STATE_H
+
+#include "autograd/tape.h"
+#include "compile/compiled_call.h"
+
+typedef struct mpg_call_state {
+  mpg_compiled *compiled; /* owned reference */
+  mpg_storage **blocks;   /* the frame; owned references */
+  mpg_saved *saved;       /* per forward external array: what the backward reads, with its version;
+                             owned references */
+  uint32_t leaves_begin, leaves_end; /* but for these, which a parameter set keeps */
+} mpg_call_state;
+
+/* The forward external arrays but leaves, one by one: from 0 on, behind the last one. */
+static inline uint32_t mpg_call_external(const mpg_call_state *state, uint32_t external) {
+  return external == state->leaves_begin ? state->leaves_end : external;
+}
+/* Notes the version of one, and keeps it where the backward reads it. */
+void mpg_call_save(mpg_call_state *state, uint32_t external, const mpg_tensor *tensor);
+/* What is saved of all of them, by their numbers; storage NULL: nothing. Borrowed. */
+void mpg_call_get_saved(const mpg_call_state *state, mpg_tensor *externals);
+void mpg_call_release_saved(mpg_call_state *state);
+/* MPG_ERROR where one that is saved has been written since. block: "a hybridized block". */
+mpg_status mpg_call_check_saved(const mpg_call_state *state, const char *block);
+mpg_status mpg_call_overwritten(const mpg_compiled *compiled, uint32_t external,
+                                const char *block); /* that error */
+
+void mpg_release_blocks(mpg_storage **blocks, uint32_t begin, uint32_t end); /* NULL afterwards */
+
+#endif

@@ -1,0 +1,285 @@
+/* The backward of pipeline runs: gradients of the pieces, and the run's place on the tape. */
+#include "compile/pipeline_run.h"
+
+static const char BLOCK[] = "a pipelined block";
+
+/* --- Gradients -------------------------------------------------------------------------------- */
+
+static mpg_status new_gradient(const mpg_graph_value *value, int64_t rows, mpg_tensor *tensor) {
+  mpg_desc desc = value->desc;
+  mpg_device *device;
+  if (rows >= 0) desc.shape.dims[0] = rows;
+  MPG_TRY(mpg_device_get(value->device, &device));
+  return mpg_tensor_create(device, &desc, tensor);
+}
+
+/* Binds the gradient of output i of a piece; false where none arrives. `row`: where its rows begin.
+ */
+static mpg_status bind_head(mpg_pipeline_run *run, uint32_t k, mpg_array *const *heads, uint32_t i,
+                            int64_t row, bool *arrives) {
+  mpg_micro_batch *piece = &run->pieces[k];
+  mpg_tensor *external = &piece->externals[mpg_compiled_out_grad(piece->state.compiled, i)];
+  mpg_tensor source = {0};
+  bool last = k + 1 == run->num_micro_batches;
+  if (run->output_kinds[i] == MPG_BATCH_DIVIDED || last) {
+    if (heads[i] && heads[i]->tensor.storage) source = heads[i]->tensor;
+  } else { /* what the next piece's backward gives for the input it carried on to; several inputs
+              would need a sum */
+    const mpg_micro_batch *next = &run->pieces[k + 1];
+    uint32_t users = 0;
+    for (uint32_t j = 0; j < run->num_inputs; j++) {
+      if (run->input_kinds[j] != MPG_BATCH_STATE || run->carried_from[j] != i) continue;
+      const mpg_tensor *gradient = &next->externals[mpg_compiled_in_grad(next->state.compiled, j)];
+      if (!next->backward->gives[j] || !gradient->storage) continue;
+      if (users++)
+        return mpg_fail(MPG_ERROR, "result %u of a pipelined block is carried on to several inputs",
+                        i);
+      source = *gradient;
+    }
+  }
+  *arrives = source.storage != NULL;
+  if (!source.storage) return MPG_OK;
+  if (run->output_kinds[i] == MPG_BATCH_DIVIDED)
+    return mpg_micro_batch_slice(&source, mpg_micro_batch_output(piece, i), &row,
+                                 "the gradient of result", i, external);
+  *external = source;
+  mpg_tensor_retain(external);
+  return MPG_OK;
+}
+
+/* Where the gradient of input i goes in a piece; `first`: no piece before it in the order of the
+ * backward has written it. */
+static mpg_status place_input(mpg_pipeline_run *run, uint32_t k, uint32_t i, bool first,
+                              int64_t row, const mpg_target *target, mpg_array *whole,
+                              uint8_t *place, mpg_tensor *tensor) {
+  mpg_micro_batch *piece = &run->pieces[k];
+  const mpg_graph_value *value = mpg_micro_batch_input(piece, i);
+  switch (run->input_kinds[i]) {
+    case MPG_BATCH_DIVIDED:
+      *place = MPG_PLACE_WRITE;
+      return mpg_micro_batch_slice(&whole->tensor, &value->desc, &row, "the gradient of input", i,
+                                   tensor);
+    case MPG_BATCH_STATE:
+      *place = MPG_PLACE_WRITE;
+      if (k == 0) { /* the caller's own */
+        *tensor = whole->tensor;
+        mpg_tensor_retain(tensor);
+        return MPG_OK;
+      }
+      return new_gradient(value, -1, tensor);
+    default:
+      *place = first && !(target->tensor.storage && target->request == MPG_GRAD_ADD)
+                   ? MPG_PLACE_WRITE
+                   : MPG_PLACE_ADD;
+      *tensor = target->tensor.storage ? target->tensor : whole->tensor;
+      mpg_tensor_retain(tensor);
+      return MPG_OK;
+  }
+}
+
+static int64_t row_before(const mpg_pipeline_run *run, uint32_t k, uint32_t i, bool input) {
+  int64_t row = 0;
+  for (uint32_t before = 0; before < k; before++) {
+    const mpg_micro_batch *piece = &run->pieces[before];
+    row += mpg_micro_batch_rows(input ? &mpg_micro_batch_input(piece, i)->desc
+                                      : mpg_micro_batch_output(piece, i));
+  }
+  return row;
+}
+
+/* What an earlier backward left when the graph was retained: another one has arrays and blocks of
+ * its own. */
+static void forget_backward(mpg_micro_batch *piece) {
+  const mpg_compiled *c = piece->state.compiled;
+  mpg_staged_call_end(&piece->staged_calls[MPG_PHASE_BACKWARD]);
+  for (uint32_t i = mpg_compiled_out_grad(c, 0); i < mpg_compiled_all_externals(c); i++) {
+    mpg_tensor_release(&piece->externals[i]);
+    piece->externals[i] = (mpg_tensor){0};
+  }
+  mpg_release_blocks(piece->state.blocks, c->plan.num_blocks, piece->num_blocks);
+}
+
+/* The blocks of the backward phase follow the forward's. */
+static mpg_status grow_blocks(mpg_micro_batch *piece, uint32_t count) {
+  mpg_storage **blocks = mpg_realloc(piece->state.blocks, (count + 1) * sizeof *blocks);
+  if (!blocks) return mpg_out_of_host_memory(count * sizeof *blocks);
+  piece->state.blocks = piece->staged_calls[MPG_PHASE_FORWARD].call.blocks = blocks;
+  uint32_t *uses = mpg_realloc(piece->uses, (count + 1) * sizeof *uses);
+  if (!uses) return mpg_out_of_host_memory(count * sizeof *uses);
+  piece->uses = uses;
+  for (; piece->num_blocks < count; piece->num_blocks++) {
+    blocks[piece->num_blocks] = NULL;
+    uses[piece->num_blocks] = 0;
+  }
+  return MPG_OK;
+}
+
+static mpg_status differentiate_piece(mpg_pipeline_run *run, uint32_t k, bool first,
+                                      mpg_array *const *heads, const bool *needed,
+                                      const mpg_target *targets, mpg_array *results, bool retain,
+                                      bool train) {
+  mpg_micro_batch *piece = &run->pieces[k];
+  mpg_compiled *c = piece->state.compiled;
+  mpg_status status = MPG_OK;
+  bool *arrives = mpg_calloc(c->num_outputs + 2 * c->num_inputs + 1, sizeof *arrives),
+       *summed = arrives + c->num_outputs;
+  if (!arrives) return mpg_out_of_host_memory(c->num_inputs);
+  uint8_t *places = (uint8_t *)(summed + c->num_inputs);
+  for (uint32_t i = 0; i < c->num_outputs; i++)
+    MPG_GOTO(bind_head(run, k, heads, i, row_before(run, k, i, false), &arrives[i]));
+  for (uint32_t i = 0; i < run->num_inputs; i++) {
+    if (!c->wanted[i] || targets[i].missed ||
+        (!needed[i] && !(run->input_kinds[i] == MPG_BATCH_STATE && k)))
+      continue;
+    MPG_GOTO(place_input(run, k, i, first, row_before(run, k, i, true), &targets[i], &results[i],
+                         &places[i], &piece->externals[mpg_compiled_in_grad(c, i)]));
+  }
+  MPG_GOTO(mpg_compiled_get_backward(c, arrives, summed, places, retain, train, &piece->backward));
+  MPG_GOTO(grow_blocks(piece, piece->backward->plan.num_blocks));
+  mpg_count_block_uses(piece->backward->programs, piece->uses);
+  MPG_GOTO(mpg_micro_batch_begin(run, piece, MPG_PHASE_BACKWARD));
+fail:
+  mpg_free(arrives);
+  return status;
+}
+
+/* Which parameters some piece's results were computed from: the others keep the gradients they
+ * have. */
+static mpg_status find_missed(const mpg_pipeline_run *run, mpg_array *const *heads,
+                              const bool *needed, mpg_target *targets) {
+  const mpg_compiled *c = run->pieces[0].state.compiled;
+  bool *arrives = mpg_calloc(run->num_outputs + run->num_inputs + 1, sizeof *arrives),
+       *reached = arrives + run->num_outputs;
+  if (!arrives) return mpg_out_of_host_memory(run->num_inputs);
+  for (uint32_t i = 0; i < run->num_outputs; i++)
+    arrives[i] = (heads[i] && heads[i]->tensor.storage) ||
+                 (run->num_micro_batches > 1 && run->output_kinds[i] == MPG_BATCH_STATE);
+  mpg_status status = mpg_compiled_find_reached(c, arrives, reached);
+  for (uint32_t i = 0; status == MPG_OK && i < run->num_inputs; i++)
+    targets[i].missed = needed[i] && c->wanted[i] && targets[i].tensor.storage &&
+                        run->input_kinds[i] == MPG_BATCH_SAME && !reached[i];
+  mpg_free(arrives);
+  return status;
+}
+
+mpg_status mpg_pipeline_run_differentiate(mpg_pipeline_run *run, mpg_array *const *heads,
+                                          const bool *needed, mpg_target *targets,
+                                          mpg_array *results, bool retain, bool train) {
+  MPG_TRY(find_missed(run, heads, needed, targets));
+  for (uint32_t i = 0; i < run->num_inputs; i++) {
+    bool target = targets[i].tensor.storage && run->input_kinds[i] == MPG_BATCH_SAME;
+    if (!needed[i] || !run->pieces[0].state.compiled->wanted[i] || target) continue;
+    MPG_TRY(new_gradient(mpg_micro_batch_input(&run->pieces[0], i),
+                         run->input_kinds[i] == MPG_BATCH_DIVIDED
+                             ? mpg_micro_batch_rows(&run->inputs[i].tensor.desc)
+                             : -1,
+                         &results[i].tensor));
+  }
+  run->retain = retain;
+  for (uint32_t n = 0; n < run->num_micro_batches; n++) {
+    uint32_t k = run->downwards ? run->num_micro_batches - 1 - n : n;
+    forget_backward(&run->pieces[k]);
+    MPG_TRY(differentiate_piece(run, k, n == 0, heads, needed, targets, results, retain, train));
+  }
+  for (uint32_t i = 0; i < run->num_inputs; i++)
+    targets[i].done = needed[i] && run->pieces[0].state.compiled->wanted[i] &&
+                      targets[i].tensor.storage && run->input_kinds[i] == MPG_BATCH_SAME &&
+                      !targets[i].missed;
+  return MPG_OK;
+}
+
+mpg_status mpg_pipeline_run_train(mpg_pipeline_run *run, mpg_array *const *heads, bool train) {
+  mpg_target *targets = mpg_calloc(run->num_inputs + 1, sizeof *targets);
+  mpg_array *results = mpg_calloc(run->num_inputs + 1, sizeof *results);
+  bool *needed = mpg_calloc(run->num_inputs + 1, sizeof *needed);
+  mpg_status status = MPG_OK;
+  if (!run->missed) run->missed = mpg_calloc(run->num_inputs + 1, sizeof *run->missed);
+  if (!targets || !results || !needed || !run->missed)
+    MPG_GOTO(mpg_out_of_host_memory(run->num_inputs * sizeof *targets));
+  for (uint32_t i = 0; i < run->num_inputs; i++) {
+    const mpg_tape_node *variable = run->inputs[i].node;
+    if (!variable) continue;
+    if (variable->kind != MPG_TAPE_VARIABLE || run->input_kinds[i] != MPG_BATCH_SAME)
+      MPG_GOTO(mpg_fail(MPG_ERROR,
+                        "input %u of a training step in pieces wants a gradient; only parameters "
+                        "can have one. Call detach() on it",
+                        i));
+    needed[i] = variable->request != MPG_GRAD_NULL;
+    targets[i] = (mpg_target){variable->gradient, (mpg_grad_req)variable->request, false, false};
+  }
+  MPG_GOTO(mpg_pipeline_run_differentiate(run, heads, needed, targets, results, false, train));
+  for (uint32_t i = 0; i < run->num_inputs; i++) run->missed[i] = targets[i].missed;
+  run->trains = true;
+fail:
+  for (uint32_t i = 0; results && i < run->num_inputs; i++) mpg_array_clear(&results[i]);
+  mpg_free(targets);
+  mpg_free(results);
+  mpg_free(needed);
+  return status;
+}
+
+/* --- On the tape ------------------------------------------------------------------------------ */
+
+/* Keeps what the pieces' backwards read of arrays outside, which must stay as it is. */
+static mpg_status save(mpg_micro_batch *piece) {
+  uint32_t count = mpg_compiled_forward_externals(piece->state.compiled);
+  piece->state.saved = mpg_malloc((count + 1) * sizeof *piece->state.saved);
+  if (!piece->state.saved) return mpg_out_of_host_memory(count * sizeof *piece->state.saved);
+  for (uint32_t i = 0; i < count; i++) mpg_call_save(&piece->state, i, &piece->externals[i]);
+  return MPG_OK;
+}
+
+static mpg_status run_backward(mpg_tape_node *node, mpg_array *const *out_grads,
+                               mpg_array *const *sums, const bool *needed, mpg_target *targets,
+                               mpg_array *in_grads, bool retain, bool train, bool together) {
+  mpg_pipeline_run *run = node->state;
+  (void)sums, (void)together;
+  for (uint32_t k = 0; k < run->num_micro_batches; k++)
+    MPG_TRY(mpg_call_check_saved(&run->pieces[k].state, BLOCK));
+  MPG_TRY(mpg_pipeline_run_differentiate(run, out_grads, needed, targets, in_grads, retain, train));
+  MPG_TRY(run->schedule->backward(run, run->driver));
+  if (!retain) mpg_pipeline_run_finish(run);
+  return MPG_OK;
+}
+
+static mpg_status refuse_expansion(mpg_tape_node *node, mpg_array *outputs) {
+  (void)node;
+  (void)outputs;
+  return mpg_fail(MPG_ERROR,
+                  "gradients of gradients do not go through a pipelined block; hybridize it "
+                  "without pipeline= for these");
+}
+
+static void run_release(void *state) { mpg_pipeline_run_release(state); }
+
+static const mpg_tape_call pipelined_calls = {
+    .name = BLOCK, .backward = run_backward, .expand = refuse_expansion, .release = run_release};
+
+mpg_status mpg_pipeline_run_record(mpg_pipeline_run *run, const mpg_pipeline_run_schedule *schedule,
+                                   void *driver, mpg_array *outputs) {
+  const mpg_compiled *c = run->pieces[0].state.compiled;
+  mpg_tape_node *node;
+  run->schedule = schedule;
+  run->driver = driver;
+  if (run->finished) return mpg_fail(MPG_VALUE_ERROR, "the run of pieces is finished");
+  for (uint32_t k = 0; k < run->num_micro_batches; k++) MPG_TRY(save(&run->pieces[k]));
+  MPG_TRY(mpg_tape_new(MPG_TAPE_CALL, run->num_inputs, run->num_outputs, 0, &node));
+  node->call = &pipelined_calls;
+  node->state = run;
+  run->references++;
+  node->train = mpg_autograd_training();
+  node->scope = run->scope;
+  node->origin = run->origin;
+  for (uint32_t i = 0; i < run->num_inputs; i++) {
+    const mpg_array *input = &run->inputs[i];
+    if (c->wanted[i]) mpg_tape_set_edge(node, i, input);
+    mpg_tape_describe(node, i, &input->tensor);
+  }
+  for (uint32_t i = 0; i < run->num_outputs; i++) {
+    mpg_tape_describe(node, run->num_inputs + i, &run->outputs[i]);
+    outputs[i].node = mpg_tape_retain(node);
+    outputs[i].output = i;
+  }
+  mpg_tape_release(node);
+  return MPG_OK;
+}
