@@ -2,6 +2,7 @@
 memory, programs per device."""
 
 import gc
+
 import numpy as np
 import pytest
 
