@@ -5,19 +5,20 @@
 
 #include <math.h>
 
+#include "op/math/activation.h"
 #include "op/op.h"
 
 enum { MPG_UNARY_CONSTANTS = 3 };
 
-/* Returns how many there are; the rest of constants[] is 0. shape: the input's. */
+/* Returns how many there are; the rest of constants[] is 0. shape: the input's; NULL for a member
+ * of a fused group, whose constants follow from its parameters alone. */
 static inline int mpg_unary_constants(const mpg_op *op, const void *params, const mpg_shape *shape,
                                       double *constants) {
   for (int i = 0; i < MPG_UNARY_CONSTANTS; i++) constants[i] = 0;
   (void)shape;
   switch (op->id) {
-#define UNARY(op, row, kind)
-#define UNARY_WITH(op, row, kind, structure, ...)               \
-  case MPG_OP_##op: {                                           \
+#define CONSTANTS(id, structure, ...)                           \
+  case MPG_OP_##id: {                                           \
     __attribute__((unused)) const mpg_##structure##_params *p = \
         (const mpg_##structure##_params *)params;               \
     const double values[] = {__VA_ARGS__};                      \

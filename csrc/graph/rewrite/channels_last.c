@@ -16,6 +16,7 @@
 
 #include "graph/rewrite/rewrite.h"
 #include "op/layers/convolution.h"
+#include "op/math/activation.h"
 
 /* --- Transposes ------------------------------------------------------------------------------- */
 
@@ -351,7 +352,7 @@ static bool elementwise(mpg_rewrite *r, const mpg_node *node) {
 static bool leaky_relu(mpg_rewrite *r, const mpg_node *node) {
   mpg_value input, output;
   if (node->num_inputs != 1 || !has_last(r, 0, &input)) return false;
-  if (((const mpg_leaky_relu_params *)node->params)->act_type == 4 /* rrelu */) return false;
+  if (((const mpg_leaky_relu_params *)node->params)->act_type == MPG_LEAKY_RRELU) return false;
   mpg_rewrite_emit(r, MPG_OP_LeakyReLU, node->params, &input, 1, &output);
   replace_last(r, 0, output);
   return true;

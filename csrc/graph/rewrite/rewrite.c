@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "op/kernel.h"
+#include "op/math/activation.h"
 
 /* In this order. */
 static const mpg_rewrite_rule *const rules[] = {
@@ -117,7 +118,7 @@ bool mpg_rewrite_is_relu(const mpg_node *node) {
   if (!node->op) return false;
   return node->op->id == MPG_OP_relu ||
          (node->op->id == MPG_OP_Activation &&
-          ((const mpg_activation_params *)node->params)->act_type == 0 /* relu */);
+          ((const mpg_activation_params *)node->params)->act_type == MPG_ACTIVATION_RELU);
 }
 
 bool mpg_rewrite_is_addition(const mpg_rewrite *r, const mpg_node *node) {

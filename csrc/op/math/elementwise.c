@@ -2,6 +2,7 @@
 #include <math.h>
 
 #include "op/infer.h"
+#include "op/math/activation.h"
 
 mpg_status mpg_infer_broadcast(mpg_infer *infer) {
   mpg_dtype dtype =
@@ -215,16 +216,19 @@ GRADIENT(quadratic) {
 }
 UNARY_GRADIENT(div_sqrt_dim, unary(g, MPG_OP__contrib_div_sqrt_dim, G))
 
-/* Positions of the words of activation's act_type. */
-enum { RELU, SIGMOID, TANH, SOFTRELU, SOFTSIGN };
-
 GRADIENT(activation) { /* from the result alone, so that the input need not be kept */
   const mpg_activation_params *params = g->params;
   switch (params->act_type) {
-    case RELU: g->in_grads[0] = mpg_emit2(g, MPG_OP__backward_relu, NULL, G, Y); break;
-    case SIGMOID: g->in_grads[0] = mpg_emit2(g, MPG_OP__backward_sigmoid, NULL, G, Y); break;
-    case TANH: g->in_grads[0] = mpg_emit2(g, MPG_OP__backward_tanh, NULL, G, Y); break;
-    case SOFTRELU: /* sigmoid(x) = 1 - exp(-y) */
+    case MPG_ACTIVATION_RELU:
+      g->in_grads[0] = mpg_emit2(g, MPG_OP__backward_relu, NULL, G, Y);
+      break;
+    case MPG_ACTIVATION_SIGMOID:
+      g->in_grads[0] = mpg_emit2(g, MPG_OP__backward_sigmoid, NULL, G, Y);
+      break;
+    case MPG_ACTIVATION_TANH:
+      g->in_grads[0] = mpg_emit2(g, MPG_OP__backward_tanh, NULL, G, Y);
+      break;
+    case MPG_ACTIVATION_SOFTRELU: /* sigmoid(x) = 1 - exp(-y) */
       g->in_grads[0] = negative(g, mul(g, G, unary(g, MPG_OP_expm1, negative(g, Y))));
       break;
     default: /* 1 / (1 + |x|) = 1 - |y| */
@@ -235,18 +239,15 @@ GRADIENT(activation) { /* from the result alone, so that the input need not be k
 
 /* --- LeakyReLU -------------------------------------------------------------------------------- */
 
-/* Positions of the words of leaky_relu's act_type. */
-enum { ELU, GELU, LEAKY, PRELU, RRELU, SELU };
-
 int mpg_arity_leaky_relu_inputs(const mpg_op *op, const void *params, int given) {
   (void)op, (void)given;
-  return ((const mpg_leaky_relu_params *)params)->act_type == PRELU ? 2 : 1;
+  return ((const mpg_leaky_relu_params *)params)->act_type == MPG_LEAKY_PRELU ? 2 : 1;
 }
 
 /* Random slopes are an output, as in MXNet. */
 int mpg_arity_leaky_relu_outputs(const mpg_op *op, const void *params, int given) {
   (void)op, (void)given;
-  return ((const mpg_leaky_relu_params *)params)->act_type == RRELU ? 2 : 1;
+  return ((const mpg_leaky_relu_params *)params)->act_type == MPG_LEAKY_RRELU ? 2 : 1;
 }
 
 /* The shape in which gamma, of one dimension, meets the data: along axis 1, or the only axis. */
@@ -261,7 +262,7 @@ static mpg_shape gamma_shape(const mpg_shape *data, const mpg_shape *gamma) {
 mpg_status mpg_infer_leaky_relu(mpg_infer *infer) {
   const mpg_leaky_relu_params *params = infer->params;
   mpg_desc *data = &infer->inputs[0];
-  if (params->act_type == PRELU) {
+  if (params->act_type == MPG_LEAKY_PRELU) {
     mpg_desc *gamma = &infer->inputs[1];
     MPG_TRY(mpg_infer_expect_dtype(infer, 1, data->dtype));
     if (data->shape.ndim == 0)
@@ -284,11 +285,11 @@ mpg_status mpg_infer_leaky_relu(mpg_infer *infer) {
 
 GRADIENT(leaky_relu) {
   const mpg_leaky_relu_params *params = g->params;
-  if (params->act_type == RRELU) {
+  if (params->act_type == MPG_LEAKY_RRELU) {
     g->in_grads[0] = mul(g, G, g->outputs[1]);
     return;
   }
-  if (params->act_type != PRELU) {
+  if (params->act_type != MPG_LEAKY_PRELU) {
     g->in_grads[0] = mpg_emit2(g, MPG_OP__backward_LeakyReLU, params, G, X);
     return;
   }
@@ -309,15 +310,15 @@ GRADIENT(backward_leaky_relu) { /* grad * f(x): f' is 0, or exp(x) times a const
   const mpg_leaky_relu_params *params = g->params;
   mpg_value x = g->inputs[1];
   if (g->needed[0]) g->in_grads[0] = mpg_emit2(g, MPG_OP__backward_LeakyReLU, params, G, x);
-  if (!g->needed[1] || params->act_type == LEAKY) return;
+  if (!g->needed[1] || params->act_type == MPG_LEAKY_LEAKY) return;
   mpg_value both = mul(g, G, X);
-  if (params->act_type == GELU) {
+  if (params->act_type == MPG_LEAKY_GELU) {
     mpg_value density =
         times(g, unary(g, MPG_OP_exp, times(g, square(g, x), -0.5)), 0.39894228040143267794);
     g->in_grads[1] = mul(g, both, mul(g, density, minus_from(g, 2, square(g, x))));
     return;
   }
-  double scale = params->act_type == ELU
+  double scale = params->act_type == MPG_LEAKY_ELU
                      ? params->slope
                      : 1.0507009873554804934193349852946 * 1.6732632423543772848170429916717;
   mpg_value below = mul(g, scalar(g, MPG_OP__lesser_equal_scalar, x, 0),

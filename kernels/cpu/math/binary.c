@@ -158,6 +158,18 @@ static const binary_op *find(mpg_op_id id) {
   return &ops[id];
 }
 
+/* The formula of the array and itself that a call with a number is; NULL: none. */
+static const binary_op *find_of_itself(const mpg_kernel_call *call) {
+#define BINARY_OF_ITSELF(name, row, kind, structure, condition)                  \
+  if (call->op->id == MPG_OP_##name) {                                           \
+    const mpg_##structure##_params *p = call->params;                            \
+    static const binary_op found = {kind(row), HALVES_false(row), false, false}; \
+    if (condition) return &found;                                                \
+  }
+#include "kernels/common/binary.def"
+  return NULL;
+}
+
 /* Shapes collapsed: dims[0] is the innermost. Strides are in elements, 0 where the operand stands
  * still. */
 typedef struct plan {
@@ -438,19 +450,17 @@ MPG_CPU_KERNEL(scalar) {
   const mpg_scalar_params *params = call->params;
   plan base;
   mpg_dtype dtype = call->inputs[0].desc.dtype;
-  prepare(&base, op, dtype);
-  bool dear = op->dear;
-  if (op->rows[MPG_COMPUTE_F32] == power_f32 && !op->swap &&
-      params->scalar == 2) { /* x * x, and the same bits */
-    binary_op square = {ALL(mul), HALVES_false(mul), false, false};
-    mpg_view inputs[2] = {call->inputs[0], call->inputs[0]};
-    prepare(&base, &square, dtype);
-    base.a = base.b = inputs[0].data;
+  const binary_op *of_itself = find_of_itself(call);
+  if (of_itself) {
+    prepare(&base, of_itself, dtype);
+    base.a = base.b = call->inputs[0].data;
     base.out = call->outputs[0].data;
     mpg_cpu_parallel_for(call, mpg_shape_size(&call->outputs[0].desc.shape),
-                         grain_of(&square, dtype), run_equal, &base);
+                         grain_of(of_itself, dtype), run_equal, &base);
     return MPG_OK;
   }
+  prepare(&base, op, dtype);
+  bool dear = op->dear;
   scalar_plan p = {base.row,
                    base.compute,
                    dtype,

@@ -101,12 +101,22 @@ typedef struct unary_op {
 #define WHOLE(name) {name##_f32, name##_f64, name##_i64, HALVES(name)}
 #define ROUNDING(name) {name##_f32, name##_f64, whole_i64, HALVES(name)}
 
-static const unary_op *find(mpg_op_id id) {
+/* The formula of a call; NULL: it has a kernel of its own. */
+static const unary_op *find(const mpg_kernel_call *call) {
   static const unary_op ops[MPG_OP_COUNT] = {
 #define UNARY(op, row, kind) [MPG_OP_##op] = kind(row),
 #include "kernels/common/unary.def"
   };
-  return &ops[id];
+  mpg_op_id id = call->op->id;
+  if (ops[id].f32) return &ops[id];
+#define UNARY_CASE(op, row, kind, structure, condition) \
+  if (id == MPG_OP_##op) {                              \
+    const mpg_##structure##_params *p = call->params;   \
+    static const unary_op chosen = kind(row);           \
+    if (condition) return &chosen;                      \
+  }
+#include "kernels/common/unary.def"
+  return NULL;
 }
 
 typedef struct unary_plan {
@@ -116,7 +126,7 @@ typedef struct unary_plan {
   bool direct; /* the row takes elements of the dtype */
   const void *in;
   void *out;
-  double constants[3];
+  double constants[MPG_UNARY_CONSTANTS];
 } unary_plan;
 
 static void run_unary(void *context, int64_t begin, int64_t end) {
@@ -136,15 +146,14 @@ static void run_unary(void *context, int64_t begin, int64_t end) {
   }
 }
 
-static mpg_status unary(const mpg_kernel_call *call, const unary_op *op, const double *constants) {
+static mpg_status unary(const mpg_kernel_call *call, const unary_op *op) {
   mpg_dtype dtype = call->inputs[0].desc.dtype;
-  unary_plan p = {op->f32,
-                  MPG_COMPUTE_F32,
-                  dtype,
-                  false,
-                  call->inputs[0].data,
-                  call->outputs[0].data,
-                  {constants[0], constants[1], constants[2]}};
+  unary_plan p = {.row = op->f32,
+                  .compute = MPG_COMPUTE_F32,
+                  .dtype = dtype,
+                  .in = call->inputs[0].data,
+                  .out = call->outputs[0].data};
+  mpg_unary_constants(call->op, call->params, &call->inputs[0].desc.shape, p.constants);
   if (dtype == MPG_FLOAT64 || (!mpg_dtype_is_float(dtype) && !op->i64)) {
     p.row = op->f64;
     p.compute = MPG_COMPUTE_F64;
@@ -160,23 +169,7 @@ static mpg_status unary(const mpg_kernel_call *call, const unary_op *op, const d
   return MPG_OK;
 }
 
-MPG_CPU_KERNEL(unary) {
-  double constants[MPG_UNARY_CONSTANTS];
-  mpg_unary_constants(call->op, call->params, &call->inputs[0].desc.shape, constants);
-  switch (call->op->id) {
-    case MPG_OP_Activation: {
-      static const unary_op functions[] = {WHOLE(relu), DEAR(sigmoid), DEAR(hyperbolic_tangent),
-                                           DEAR(softrelu), CHEAP(softsign)};
-      const mpg_activation_params *p = call->params;
-      return unary(call, &functions[p->act_type], constants);
-    }
-    default: break;
-  }
-  return unary(call, find(call->op->id), constants);
-}
-
-/* Positions of the words of leaky_relu's act_type. */
-enum { ELU, GELU, LEAKY, PRELU, RRELU, SELU };
+MPG_CPU_KERNEL(unary) { return unary(call, find(call)); }
 
 typedef struct rrelu_plan {
   mpg_compute compute;
@@ -223,13 +216,11 @@ static void run_rrelu(void *context, int64_t begin, int64_t end) {
 }
 
 MPG_CPU_KERNEL(leaky_relu) {
-  static const unary_op functions[] = {
-      [ELU] = DEAR(elu), [GELU] = DEAR(gelu), [LEAKY] = CHEAP(leaky), [SELU] = DEAR(selu)};
   const mpg_leaky_relu_params *params = call->params;
-  if (params->act_type != PRELU && params->act_type != RRELU)
-    return unary(call, &functions[params->act_type], (const double[]){params->slope, 0, 0});
+  const unary_op *formula = find(call);
+  if (formula) return unary(call, formula);
   const mpg_desc *desc = &call->inputs[0].desc;
-  if (params->act_type == PRELU) {
+  if (params->act_type == MPG_LEAKY_PRELU) {
     mpg_view gamma = call->inputs[1]; /* as it is broadcast: along axis 1 */
     int ndim = desc->shape.ndim, axis = ndim > 1;
     int64_t channels = mpg_shape_size(&gamma.desc.shape);
@@ -264,12 +255,12 @@ typedef struct backward_plan {
   do {                                                                                   \
     const T *g = grads, *d = values, s = (T)p->slope;                                    \
     T *y = place;                                                                        \
-    if (p->act_type == LEAKY) {                                                          \
+    if (p->act_type == MPG_LEAKY_LEAKY) {                                                \
       MPG_INDEPENDENT for (int64_t j = 0; j < n; j++) y[j] = d[j] > 0 ? g[j] : g[j] * s; \
-    } else if (p->act_type == ELU) {                                                     \
+    } else if (p->act_type == MPG_LEAKY_ELU) {                                           \
       MPG_INDEPENDENT for (int64_t j = 0; j < n; j++) y[j] =                             \
           d[j] > 0 ? g[j] : g[j] * (s * exp_function(d[j]));                             \
-    } else if (p->act_type == SELU) {                                                    \
+    } else if (p->act_type == MPG_LEAKY_SELU) {                                          \
       MPG_INDEPENDENT for (int64_t j = 0; j < n; j++) y[j] =                             \
           g[j] * (T)SELU_SCALE * (d[j] > 0 ? 1 : (T)SELU_ALPHA * exp_function(d[j]));    \
     } else {                                                                             \
@@ -300,7 +291,7 @@ MPG_CPU_KERNEL(backward_leaky_relu) {
   backward_plan p = {call->inputs[0].data,       call->inputs[1].data, call->outputs[0].data,
                      call->inputs[0].desc.dtype, params->act_type,     params->slope};
   mpg_cpu_parallel_for(call, mpg_shape_size(&call->outputs[0].desc.shape),
-                       params->act_type == LEAKY ? 32768 : 4096, run_backward, &p);
+                       params->act_type == MPG_LEAKY_LEAKY ? 32768 : 4096, run_backward, &p);
   return MPG_OK;
 }
 

@@ -14,6 +14,7 @@
 #include "kernels/cpu/products/panels.h"
 #include "kernels/cpu/math/reduce.h"
 #include "op/fused.h"
+#include "op/math/activation.h"
 
 enum {
   TILE = 4096,
@@ -295,7 +296,8 @@ static void give_tail(run *r) {
                              : NULL;
     switch (member->op->id) {
       case MPG_OP_Activation:
-        if (((const mpg_activation_params *)member->params)->act_type != 0 /* relu */) return;
+        if (((const mpg_activation_params *)member->params)->act_type != MPG_ACTIVATION_RELU)
+          return;
         /* fall through */
       case MPG_OP_relu: last = r->tail.relu = true; break;
       case MPG_OP__backward_relu:

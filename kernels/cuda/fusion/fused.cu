@@ -52,48 +52,39 @@ bool meaning_of(const mpg_op *op, const void *params, int num_inputs, meaning *m
     case MPG_OP_broadcast_to:
     case MPG_OP_broadcast_axis:
     case MPG_OP__broadcast_exact: m->kind = MPG_STEP_ROUND; return true;
-    case MPG_OP__contrib_div_sqrt_dim: return false; /* its factor is the shape's */
-    case MPG_OP_Activation: {
-      static const uint8_t rows[] = {unary::number_relu, unary::number_sigmoid,
-                                     unary::number_hyperbolic_tangent, unary::number_softrelu,
-                                     unary::number_softsign};
-      m->kind = MPG_STEP_UNARY;
-      m->row = rows[((const mpg_activation_params *)params)->act_type];
-      return true;
-    }
-    case MPG_OP__power_scalar:
-      if (((const mpg_scalar_params *)params)->scalar == 2) { /* x * x, as by itself */
-        *m = {MPG_STEP_UNARY, unary::number_square, 0, 0, {}};
-        return true;
-      }
-      break;
-    default: break;
-  }
-  switch (op->id) {
-#define UNARY(id, name, kind)                                               \
-  case MPG_OP_##id:                                                         \
-    *m = {MPG_STEP_UNARY, unary::number_##name, 0, 0, {}};                  \
-    m->num_constants = mpg_unary_constants(op, params, NULL, m->constants); \
-    return true;
+#define UNARY(id, name, kind_)     \
+  case MPG_OP_##id:                \
+    m->kind = MPG_STEP_UNARY;      \
+    m->row = unary::number_##name; \
+    break;
 #include "kernels/common/unary.def"
-#define BINARY(op, name, kind_, swap, dear)           \
-  case MPG_OP_##op:                                   \
-    *m = {MPG_STEP_BINARY,                            \
-          binary::number_##name,                      \
-          swap ? MPG_STEP_FIXED_A : MPG_STEP_FIXED_B, \
-          0,                                          \
-          {}};                                        \
+#define BINARY(id, name, kind_, swap, dear)                                                       \
+  case MPG_OP_##id:                                                                               \
+    m->kind = MPG_STEP_BINARY;                                                                    \
+    m->row = binary::number_##name;                                                               \
+    m->fixed = num_inputs == 2 ? MPG_STEP_NOT_FIXED : swap ? MPG_STEP_FIXED_A : MPG_STEP_FIXED_B; \
     break;
 #include "kernels/common/binary.def"
-    default: return false;
+    default: break;
   }
-  if (num_inputs == 2) {
-    m->fixed = MPG_STEP_NOT_FIXED;
-  } else {
+#define WHERE(op_name, structure, condition, step, number)                        \
+  if (op->id == MPG_OP_##op_name) {                                               \
+    const mpg_##structure##_params *p = (const mpg_##structure##_params *)params; \
+    if (condition) *m = {step, number, MPG_STEP_NOT_FIXED, 0, {}};                \
+  }
+#define UNARY_CASE(id, name, kind, structure, condition) \
+  WHERE(id, structure, condition, MPG_STEP_UNARY, unary::number_##name)
+#include "kernels/common/unary.def"
+#define BINARY_OF_ITSELF(id, name, kind, structure, condition) \
+  WHERE(id, structure, condition, MPG_STEP_BINARY, binary::number_##name)
+#include "kernels/common/binary.def"
+  if (m->kind == MPG_STEP_UNARY) {
+    m->num_constants = mpg_unary_constants(op, params, NULL, m->constants);
+  } else if (m->fixed != MPG_STEP_NOT_FIXED) {
     m->num_constants = 1;
     m->constants[0] = ((const mpg_scalar_params *)params)->scalar;
   }
-  return true;
+  return m->kind == MPG_STEP_UNARY || m->kind == MPG_STEP_BINARY;
 }
 
 bool is_computed(mpg_dtype dtype) {
@@ -168,7 +159,7 @@ struct builder {
   void compute(const mpg_fused_member &member, uint32_t k, const meaning &m) {
     const uint32_t *inputs = fused->operands + member.operands, out = inputs[member.num_inputs];
     mpg_dtype dtype = fused->values[out].dtype;
-    uint8_t a = read(inputs[0]), b = member.num_inputs == 2 ? read(inputs[1]) : 0;
+    uint8_t a = read(inputs[0]), b = member.num_inputs == 2 ? read(inputs[1]) : a;
     for (uint32_t i = 0; i < member.num_inputs; i++) /* the result may take its place */
       if (there[inputs[i]] && last_read[inputs[i]] == k) release(inputs[i]);
     step *s = add(m.kind, dtype);

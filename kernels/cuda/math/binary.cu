@@ -254,10 +254,15 @@ MPG_CUDA_KERNEL(scalar) {
   o.linear = true;
   o.scalar = ((const mpg_scalar_params *)call->params)->scalar;
   places_of_line(&o.at, o.count);
-  if (call->op->id == MPG_OP__power_scalar && o.scalar == 2) { /* x * x, and the same bits */
-    o.b = o.a;
-    o.how = VARYING_A | VARYING_B;
-    return launch_row<row::mul>(call, number_mul, ALL, o);
+#define BINARY_OF_ITSELF(op_name, name, kind, structure, condition)                     \
+  if (call->op->id == MPG_OP_##op_name) {                                               \
+    const mpg_##structure##_params *p = (const mpg_##structure##_params *)call->params; \
+    if (condition) {                                                                    \
+      o.b = o.a;                                                                        \
+      o.how = VARYING_A | VARYING_B;                                                    \
+      return launch_row<row::name>(call, number_##name, kind, o);                       \
+    }                                                                                   \
   }
+#include "kernels/common/binary.def"
   return launch_binary(call, o, true);
 }

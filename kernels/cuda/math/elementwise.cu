@@ -106,35 +106,34 @@ mpg_status launch_unary(const mpg_kernel_call *call, int row, unary_kind kind, n
 }
 #define LAUNCH(name, kind) launch_unary<row::name>(call, number_##name, kind, constants)
 
+/* Launches the formula of a call; false: it has a kernel of its own. */
+bool launch_formula(const mpg_kernel_call *call, mpg_status *status) {
+  numbers constants;
+  mpg_unary_constants(call->op, call->params, &call->inputs[0].desc.shape, constants.values);
+#define UNARY_CASE(name, row, kind, structure, condition)                               \
+  if (call->op->id == MPG_OP_##name) {                                                  \
+    const mpg_##structure##_params *p = (const mpg_##structure##_params *)call->params; \
+    if (condition) return *status = LAUNCH(row, kind), true;                            \
+  }
+#include "kernels/common/unary.def"
+  switch (call->op->id) {
+#define UNARY(op, row, kind) \
+  case MPG_OP_##op: return *status = LAUNCH(row, kind), true;
+#include "kernels/common/unary.def"
+    default: return false;
+  }
+}
+
 } // namespace
 
 MPG_CUDA_KERNEL(unary) {
-  numbers constants;
-  mpg_unary_constants(call->op, call->params, &call->inputs[0].desc.shape, constants.values);
-  switch (call->op->id) {
-    case MPG_OP_Activation:
-      switch (((const mpg_activation_params *)call->params)->act_type) {
-        case 0: return LAUNCH(relu, WHOLE);
-        case 1: return LAUNCH(sigmoid, DEAR);
-        case 2: return LAUNCH(hyperbolic_tangent, DEAR);
-        case 3: return LAUNCH(softrelu, DEAR);
-        default: return LAUNCH(softsign, CHEAP);
-      }
-    default: break;
-  }
-  switch (call->op->id) {
-#define UNARY(op, row, kind) \
-  case MPG_OP_##op: return LAUNCH(row, kind);
-#include "kernels/common/unary.def"
-    default: return mpg_fail(MPG_NOT_IMPLEMENTED, "%s has no formula for GPUs", call->op->name);
-  }
+  mpg_status status;
+  if (launch_formula(call, &status)) return status;
+  return mpg_fail(MPG_NOT_IMPLEMENTED, "%s has no formula for GPUs", call->op->name);
 }
 
 /* --- LeakyReLU -------------------------------------------------------------------------------- */
 namespace {
-
-/* Positions of the words of leaky_relu's act_type. */
-enum { ELU, GELU, LEAKY, PRELU, RRELU, SELU };
 
 struct slopes {            /* of PRELU and RRELU */
   const void *gamma;       /* NULL: random, or the middle */
@@ -163,14 +162,15 @@ __global__ void prelu_kernel(mpg_dtype dtype, const void *in, void *out, void *m
   mpg_store_any(dtype, out, i, x > 0 ? x : x * (C)slope);
 }
 
-#define SLOPES(T, exponential, gelu_slope)                                                   \
-  MPG_ANYWHERE T leaky_slope(int type, T g, T d, T s) {                                      \
-    switch (type) {                                                                          \
-      case LEAKY: return d > 0 ? g : g * s;                                                  \
-      case ELU: return d > 0 ? g : g * (s * exponential(d));                                 \
-      case SELU: return g * (T)SELU_SCALE * (d > 0 ? (T)1 : (T)SELU_ALPHA * exponential(d)); \
-      default: return g * gelu_slope(d);                                                     \
-    }                                                                                        \
+#define SLOPES(T, exponential, gelu_slope)                                          \
+  MPG_ANYWHERE T leaky_slope(int type, T g, T d, T s) {                             \
+    switch (type) {                                                                 \
+      case MPG_LEAKY_LEAKY: return d > 0 ? g : g * s;                               \
+      case MPG_LEAKY_ELU: return d > 0 ? g : g * (s * exponential(d));              \
+      case MPG_LEAKY_SELU:                                                          \
+        return g * (T)SELU_SCALE * (d > 0 ? (T)1 : (T)SELU_ALPHA * exponential(d)); \
+      default: return g * gelu_slope(d);                                            \
+    }                                                                               \
   }
 SLOPES(float, mpg_expf, GELU_SLOPE_F)
 SLOPES(double, exp, GELU_SLOPE_D)
@@ -188,20 +188,14 @@ __global__ void backward_leaky_kernel(const T *grad, const T *data, T *out, int6
 
 MPG_CUDA_KERNEL(leaky_relu) {
   const mpg_leaky_relu_params *params = (const mpg_leaky_relu_params *)call->params;
-  numbers constants = {{params->slope, 0, 0}};
-  switch (params->act_type) {
-    case ELU: return LAUNCH(elu, DEAR);
-    case GELU: return LAUNCH(gelu, DEAR);
-    case LEAKY: return LAUNCH(leaky, CHEAP);
-    case SELU: return LAUNCH(selu, DEAR);
-    default: break;
-  }
+  mpg_status status;
+  if (launch_formula(call, &status)) return status;
   const mpg_desc *desc = &call->inputs[0].desc;
   int64_t count = mpg_shape_size(&desc->shape);
   slopes s = {NULL,       1, 1, mpg_cuda_key_of(call), params->lower_bound, params->upper_bound,
               call->train};
   void *mask = NULL;
-  if (params->act_type == PRELU) {
+  if (params->act_type == MPG_LEAKY_PRELU) {
     s.gamma = call->inputs[1].data;
     s.channels = count_of(&call->inputs[1]);
     s.inner = desc->shape.ndim == 1
