@@ -12,7 +12,6 @@
 typedef enum mpg_update_rule {
 #define STEP(name, constants, ...) MPG_RULE_##name,
 #include "kernels/common/update.def"
-#undef STEP
   MPG_RULES
 } mpg_update_rule;
 
@@ -36,178 +35,41 @@ typedef struct mpg_update {
                                   finite nothing is updated. NULL: none */
 } mpg_update;
 
-static inline void mpg_update_begin(mpg_update *u, mpg_update_rule rule, int num_states,
-                                    double rescale, double clip) {
-  u->rule = rule;
-  u->num_states = num_states;
-  u->count = 1;
-  u->c.rescale = rescale;
-  u->c.clip = clip;
-}
-
-static inline mpg_update mpg_update_rates(mpg_update u, double lr, double wd, bool mixed) {
-  u.lr = lr;
-  u.wd = wd;
-  u.mixed = mixed;
-  return u;
-}
-
 /* Inputs of each weight. */
 static inline int mpg_update_inputs(const mpg_update *u) { return 2 + u->num_states + u->mixed; }
 
-/* The update that a call for one weight asks for. */
-static inline mpg_update mpg_update_single(const mpg_kernel_call *call) {
+/* The update that a call asks for. */
+static inline mpg_update mpg_update_of(const mpg_kernel_call *call) {
   mpg_update u;
   memset(&u, 0, sizeof u);
+  u.count = 1;
   switch (call->op->id) {
-    case MPG_OP_sgd_update:
-    case MPG_OP_mp_sgd_update: {
-      const mpg_sgd_params *p = (const mpg_sgd_params *)call->params;
-      mpg_update_begin(&u, MPG_RULE_sgd, 0, p->rescale_grad, p->clip_gradient);
-      return mpg_update_rates(u, p->lr, p->wd, call->op->id == MPG_OP_mp_sgd_update);
-    }
-    case MPG_OP_sgd_mom_update:
-    case MPG_OP_mp_sgd_mom_update: {
-      const mpg_sgd_mom_params *p = (const mpg_sgd_mom_params *)call->params;
-      mpg_update_begin(&u, MPG_RULE_sgd_momentum, 1, p->rescale_grad, p->clip_gradient);
-      u.c.momentum = p->momentum;
-      return mpg_update_rates(u, p->lr, p->wd, call->op->id == MPG_OP_mp_sgd_mom_update);
-    }
-    case MPG_OP_nag_mom_update:
-    case MPG_OP_mp_nag_mom_update: {
-      const mpg_nag_mom_params *p = (const mpg_nag_mom_params *)call->params;
-      mpg_update_begin(&u, MPG_RULE_nesterov, 1, p->rescale_grad, p->clip_gradient);
-      u.c.momentum = p->momentum;
-      u.c.ahead =
-          call->op->id == MPG_OP_mp_nag_mom_update || call->outputs[0].data == call->inputs[0].data;
-      return mpg_update_rates(u, p->lr, p->wd, call->op->id == MPG_OP_mp_nag_mom_update);
-    }
-    case MPG_OP_adam_update: {
-      const mpg_adam_params *p = (const mpg_adam_params *)call->params;
-      mpg_update_begin(&u, MPG_RULE_adam, 2, p->rescale_grad, p->clip_gradient);
-      u.c.beta1 = p->beta1;
-      u.c.beta2 = p->beta2;
-      u.c.epsilon = p->epsilon;
-      return mpg_update_rates(u, p->lr, p->wd, false);
-    }
-    case MPG_OP__sparse_adagrad_update: {
-      const mpg_adagrad_params *p = (const mpg_adagrad_params *)call->params;
-      mpg_update_begin(&u, MPG_RULE_adagrad, 1, p->rescale_grad, p->clip_gradient);
-      u.c.epsilon = p->epsilon;
-      return mpg_update_rates(u, p->lr, p->wd, false);
-    }
-    case MPG_OP_rmsprop_update: {
-      const mpg_rmsprop_params *p = (const mpg_rmsprop_params *)call->params;
-      mpg_update_begin(&u, MPG_RULE_rmsprop, 1, p->rescale_grad, p->clip_gradient);
-      u.c.gamma1 = p->gamma1;
-      u.c.epsilon = p->epsilon;
-      u.c.clip_weights = p->clip_weights;
-      return mpg_update_rates(u, p->lr, p->wd, false);
-    }
-    case MPG_OP_rmspropalex_update: {
-      const mpg_rmspropalex_params *p = (const mpg_rmspropalex_params *)call->params;
-      mpg_update_begin(&u, MPG_RULE_rmsprop_centred, 3, p->rescale_grad, p->clip_gradient);
-      u.c.gamma1 = p->gamma1;
-      u.c.gamma2 = p->gamma2;
-      u.c.epsilon = p->epsilon;
-      u.c.clip_weights = p->clip_weights;
-      return mpg_update_rates(u, p->lr, p->wd, false);
-    }
-    case MPG_OP_ftrl_update: {
-      const mpg_ftrl_params *p = (const mpg_ftrl_params *)call->params;
-      mpg_update_begin(&u, MPG_RULE_ftrl, 2, p->rescale_grad, p->clip_gradient);
-      u.c.lamda1 = p->lamda1;
-      u.c.beta1 = p->beta;
-      return mpg_update_rates(u, p->lr, p->wd, false);
-    }
-    case MPG_OP_ftml_update: {
-      const mpg_ftml_params *p = (const mpg_ftml_params *)call->params;
-      mpg_update_begin(&u, MPG_RULE_ftml, 3, p->rescale_grad, p->clip_grad);
-      u.c.beta1 = p->beta1;
-      u.c.beta2 = p->beta2;
-      u.c.epsilon = p->epsilon;
-      u.c.correct1 = 1 - pow(p->beta1, (double)p->t);
-      u.c.correct2 = 1 - pow(p->beta2, (double)p->t);
-      return mpg_update_rates(u, p->lr, p->wd, false);
-    }
-    case MPG_OP_signsgd_update: {
-      const mpg_signsgd_params *p = (const mpg_signsgd_params *)call->params;
-      mpg_update_begin(&u, MPG_RULE_sign_sgd, 0, p->rescale_grad, p->clip_gradient);
-      return mpg_update_rates(u, p->lr, p->wd, false);
-    }
-    case MPG_OP_signum_update: {
-      const mpg_signum_params *p = (const mpg_signum_params *)call->params;
-      mpg_update_begin(&u, MPG_RULE_signum, 1, p->rescale_grad, p->clip_gradient);
-      u.c.momentum = p->momentum;
-      u.c.wd_lh = p->wd_lh;
-      return mpg_update_rates(u, p->lr, p->wd, false);
-    }
-    case MPG_OP__adamw_update:
-    case MPG_OP__mp_adamw_update: {
-      const mpg_adamw_params *p = (const mpg_adamw_params *)call->params;
-      bool mixed = call->op->id == MPG_OP__mp_adamw_update;
-      mpg_update_begin(&u, MPG_RULE_adamw, 2, 1, p->clip_gradient);
-      u.rescale = &call->inputs[mixed ? 5 : 4];
-      u.c.beta1 = p->beta1;
-      u.c.beta2 = p->beta2;
-      u.c.epsilon = p->epsilon;
-      u.c.eta = p->eta;
-      return mpg_update_rates(u, p->lr, p->wd, mixed);
-    }
-    default: { /* lamb_update_phase1 and mp_lamb_update_phase1, whose result is a direction: the
-                  copy is only read */
-      const mpg_lamb_phase1_params *p = (const mpg_lamb_phase1_params *)call->params;
-      mpg_update_begin(&u, MPG_RULE_lamb_direction, 2, p->rescale_grad, p->clip_gradient);
-      u.c.beta1 = p->beta1;
-      u.c.beta2 = p->beta2;
-      u.c.epsilon = p->epsilon;
-      u.c.correct1 = p->bias_correction ? 1 - pow(p->beta1, (double)p->t) : 1;
-      u.c.correct2 = p->bias_correction ? 1 - pow(p->beta2, (double)p->t) : 1;
-      u.keeps_copy = true;
-      return mpg_update_rates(u, 0, p->wd, call->op->id == MPG_OP_mp_lamb_update_phase1);
-    }
+#define UPDATE(op, params_struct, rule_, states, mixed_, ...)                                   \
+  case MPG_OP_##op: {                                                                           \
+    const mpg_##params_struct##_params *p = (const mpg_##params_struct##_params *)call->params; \
+    u.rule = MPG_RULE_##rule_;                                                                  \
+    u.num_states = states;                                                                      \
+    u.mixed = mixed_;                                                                           \
+    __VA_ARGS__;                                                                                \
+    return u;                                                                                   \
   }
-}
-
-/* The update that a call for several weights asks for. */
-static inline mpg_update mpg_update_several(const mpg_kernel_call *call) {
-  mpg_update u;
-  memset(&u, 0, sizeof u);
-  switch (call->op->id) {
-#define GROUP(structure, name, states, more)                                            \
-  {                                                                                     \
-    const mpg_##structure##_params *p = (const mpg_##structure##_params *)call->params; \
-    bool mixed_ = u.mixed;                                                              \
-    mpg_update_begin(&u, MPG_RULE_##name, states, p->rescale_grad, p->clip_gradient);   \
-    u.mixed = mixed_;                                                                   \
-    u.count = (int)p->num_weights;                                                      \
-    more;                                                                               \
-    return u;                                                                           \
-  }
-#define RATES (u.lrs = &p->lrs, u.wds = &p->wds)
-    case MPG_OP_multi_mp_sgd_update: u.mixed = true; __attribute__((fallthrough));
-    case MPG_OP_multi_sgd_update: GROUP(multi_sgd, sgd, 0, RATES)
-    case MPG_OP_multi_mp_sgd_mom_update: u.mixed = true; __attribute__((fallthrough));
-    case MPG_OP_multi_sgd_mom_update:
-      GROUP(multi_sgd_mom, sgd_momentum, 1, (RATES, u.c.momentum = p->momentum))
-    case MPG_OP__multi_nag_mom_update:
-      GROUP(multi_sgd_mom, nesterov, 1, (RATES, u.c.momentum = p->momentum, u.c.ahead = 1))
-    case MPG_OP_preloaded_multi_mp_sgd_update: u.mixed = true; __attribute__((fallthrough));
-    case MPG_OP_preloaded_multi_sgd_update: GROUP(preloaded_sgd, sgd, 0, (void)0)
-    case MPG_OP_preloaded_multi_mp_sgd_mom_update: u.mixed = true; __attribute__((fallthrough));
-    case MPG_OP_preloaded_multi_sgd_mom_update:
-      GROUP(preloaded_sgd_mom, sgd_momentum, 1, u.c.momentum = p->momentum)
-    case MPG_OP__multi_adam_update:
-      GROUP(multi_adam, adam, 2,
-            (RATES, u.c.beta1 = p->beta1, u.c.beta2 = p->beta2, u.c.epsilon = p->epsilon))
-    case MPG_OP__multi_rmsprop_update:
-      GROUP(multi_rmsprop, rmsprop, 1,
-            (RATES, u.c.gamma1 = p->gamma1, u.c.epsilon = p->epsilon,
-             u.c.clip_weights = p->clip_weights))
-    default: GROUP(multi_adagrad, adagrad, 1, (RATES, u.c.epsilon = p->epsilon))
-  }
-#undef GROUP
+#define NUMBER(name) (u.c.name = p->name)
+#define GRADIENT (u.c.rescale = p->rescale_grad, u.c.clip = p->clip_gradient)
+#define RATES (u.lr = p->lr, u.wd = p->wd)
+#define SEVERAL (u.count = (int)p->num_weights)
+#define SEVERAL_RATES (SEVERAL, u.lrs = &p->lrs, u.wds = &p->wds)
+#define IN_PLACE (call->outputs[0].data == call->inputs[0].data)
+#define BEHIND (&call->inputs[mpg_update_inputs(&u)]) /* the weight's inputs */
+#include "kernels/common/update.def"
+#undef NUMBER
+#undef GRADIENT
 #undef RATES
+#undef SEVERAL
+#undef SEVERAL_RATES
+#undef IN_PLACE
+#undef BEHIND
+    default: return u;
+  }
 }
 
 #endif

@@ -63,12 +63,10 @@ typedef void (*step_fn)(const constants *c, double lr, double wd, const void *we
 #define S1 s1[i]
 #define S2 s2[i]
 #include "kernels/common/update.def"
-#undef STEP
 
 static const step_fn steps[MPG_RULES][2] = {
 #define STEP(name, ...) [MPG_RULE_##name] = {name##_f32, name##_f64},
 #include "kernels/common/update.def"
-#undef STEP
 };
 
 typedef struct update_plan {
@@ -152,7 +150,7 @@ static segment segment_of(const mpg_view *inputs, const mpg_view *out, int num_s
 }
 
 MPG_CPU_KERNEL(update) {
-  mpg_update u = mpg_update_single(call);
+  mpg_update u = mpg_update_of(call);
   update_plan plan = {u.rule, u.c, u.num_states, 0, NULL};
   if (u.rescale) {
     mpg_block_buffer buffer;
@@ -195,7 +193,7 @@ MPG_CPU_KERNEL(lamb_phase2) {
 }
 
 MPG_CPU_KERNEL(multi_update) {
-  mpg_update u = mpg_update_several(call);
+  mpg_update u = mpg_update_of(call);
   update_plan plan = {u.rule, u.c, u.num_states, 0, NULL};
   int count = u.count, per_weight = mpg_update_inputs(&u);
   enum { STACK = 64 };

@@ -67,7 +67,6 @@ struct numbers {
 namespace rule {
 #include "kernels/common/update.def"
 }
-#undef STEP
 
 /* Views of a segment's arrays, for float32 throughout or for any dtypes. */
 template <bool fast>
@@ -161,7 +160,6 @@ mpg_status launch(const mpg_kernel_call *call, mpg_update_rule which, table *t, 
 #define STEP(name, ...) \
   case MPG_RULE_##name: return launch_rule<rule::name>(call, *t, blocks, kind);
 #include "kernels/common/update.def"
-#undef STEP
     default: return MPG_OK;
   }
 }
@@ -203,7 +201,7 @@ mpg_status run(const mpg_kernel_call *call, mpg_update_rule which, table *t,
 } // namespace
 
 MPG_CUDA_KERNEL(update) {
-  mpg_update u = mpg_update_single(call);
+  mpg_update u = mpg_update_of(call);
   table t = {};
   t.num_states = u.num_states;
   t.c = u.c;
@@ -231,7 +229,7 @@ MPG_CUDA_KERNEL(lamb_phase2) {
 }
 
 MPG_CUDA_KERNEL(multi_update) {
-  mpg_update u = mpg_update_several(call);
+  mpg_update u = mpg_update_of(call);
   int per_weight = mpg_update_inputs(&u);
   table t = {};
   t.num_states = u.num_states;
