@@ -318,25 +318,14 @@ static mpg_status along(mpg_batching *b, const mpg_opt_int *axis, bool removed) 
   return MPG_OK;
 }
 
-mpg_status mpg_batching_cumsum(mpg_batching *b) {
-  PARAMS(cumsum);
-  return along(b, &p->axis, false);
-}
-mpg_status mpg_batching_sort(mpg_batching *b) {
-  PARAMS(sort);
-  return along(b, &p->axis, false);
-}
-mpg_status mpg_batching_argsort(mpg_batching *b) {
-  PARAMS(argsort);
-  return along(b, &p->axis, false);
-}
-mpg_status mpg_batching_topk(mpg_batching *b) {
-  PARAMS(topk);
-  return along(b, &p->axis, false);
-}
-mpg_status mpg_batching_argmax(mpg_batching *b) {
-  PARAMS(argmax);
-  return along(b, &p->axis, !p->keepdims);
+/* Of ops with a parameter axis; one named keepdims says whether it stays. */
+mpg_status mpg_batching_along_axis(mpg_batching *b) {
+  const mpg_param_table *table = b->op->params;
+  int axis = mpg_params_find(table, "axis"), keepdims = mpg_params_find(table, "keepdims");
+  MPG_ASSERT(axis >= 0 && table->params[axis].kind == MPG_PARAM_OPT_INT);
+  const char *params = b->params;
+  bool removed = keepdims >= 0 && !*(const bool *)(params + table->params[keepdims].offset);
+  return along(b, (const mpg_opt_int *)(params + table->params[axis].offset), removed);
 }
 mpg_status mpg_batching_argmax_channel(mpg_batching *b) {
   return along(b, &(mpg_opt_int){.value = 1, .present = 1}, true);
