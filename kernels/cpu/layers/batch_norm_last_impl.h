@@ -79,79 +79,103 @@ static inline A NAME(through_one)(const batch_norm *t, const uint8_t *mask, int6
              : v;
 }
 
-/* Sums over a piece of rows, of u = (x - center) and u * u, or with dy: of dy, dy * u and u, dy
- * being 0 where relu cut off. */
+/* Sums of u = (x - center) and u * u, or with dy: of dy, dy * u and u, dy being 0 where relu cut
+ * off; for channels from one on. */
+typedef struct NAME(sums) {
+  double *sum, *product, *away;
+} NAME(sums);
+
+/* Adds row r of LINES lines of channels from c on. */
+static inline __attribute__((always_inline)) void NAME(add_lines)(const batch_norm *t, int64_t r,
+                                                                  int64_t c,
+                                                                  const NAME(line) * middle,
+                                                                  NAME(line) * a, NAME(line) * b,
+                                                                  NAME(line) * d) {
+  const S *x = (const S *)t->x + r * t->channels + c,
+          *dy = t->dy ? (const S *)t->dy + r * t->channels + c : NULL;
+  const uint8_t *mask = t->mask ? t->mask + r * (2 * t->mask_bytes + 1) : NULL;
+  for (int k = 0; k < NAME(LINES); k++) {
+    NAME(line) u, v;
+    GATHER(u, x + k * NAME(LINE));
+    u -= middle[k];
+    if (dy) {
+      GATHER(v, dy + k * NAME(LINE));
+      if (mask) v = NAME(through)(t, mask, c + k * NAME(LINE), v);
+      d[k] += u;
+    } else {
+      v = u;
+    }
+    a[k] += v;
+    b[k] += v * u;
+  }
+}
+
+/* Adds rows [begin, end), at most ROWS, of LINES lines of channels from c on. */
+static void NAME(sum_lines)(const batch_norm *t, int64_t begin, int64_t end, int64_t c,
+                            const A *center, NAME(sums) to) {
+  NAME(line)
+  as[NAME(LINES)] = {{0}}, bs[NAME(LINES)] = {{0}}, us[NAME(LINES)] = {{0}}, middle[NAME(LINES)];
+  for (int k = 0; k < NAME(LINES); k++)
+    memcpy(&middle[k], center + c + k * NAME(LINE), sizeof middle[k]);
+  for (int64_t few = begin; few < end; few += NAME(FEW)) {
+    NAME(line) a[NAME(LINES)] = {{0}}, b[NAME(LINES)] = {{0}}, d[NAME(LINES)] = {{0}};
+    int64_t last = end - few < NAME(FEW) ? end : few + NAME(FEW);
+    for (int64_t r = few; r < last; r++) NAME(add_lines)(t, r, c, middle, a, b, d);
+    for (int k = 0; k < NAME(LINES); k++) as[k] += a[k], bs[k] += b[k], us[k] += d[k];
+  }
+  for (int j = 0; j < NAME(COLUMNS); j++) {
+    int k = j / NAME(LINE), l = j % NAME(LINE);
+    to.sum[j] += (double)as[k][l];
+    to.product[j] += (double)bs[k][l];
+    to.away[j] += (double)us[k][l];
+  }
+}
+
+/* Adds rows [begin, end), at most ROWS, of `width` channels from c on, fewer than COLUMNS. */
+static void NAME(sum_columns)(const batch_norm *t, int64_t begin, int64_t end, int64_t c, int width,
+                              const A *center, NAME(sums) to) {
+  const int64_t channels = t->channels, mask_stride = 2 * t->mask_bytes + 1;
+  A as[NAME(COLUMNS)] = {0}, bs[NAME(COLUMNS)] = {0}, us[NAME(COLUMNS)] = {0};
+  for (int64_t few = begin; few < end; few += NAME(FEW)) {
+    A a[NAME(COLUMNS)] = {0}, b[NAME(COLUMNS)] = {0}, d[NAME(COLUMNS)] = {0};
+    for (int64_t r = few; r < (end - few < NAME(FEW) ? end : few + NAME(FEW)); r++) {
+      const S *x = (const S *)t->x + r * channels + c,
+              *dy = t->dy ? (const S *)t->dy + r * channels + c : NULL;
+      const uint8_t *mask = t->mask ? t->mask + r * mask_stride : NULL;
+      for (int j = 0; j < width; j++) {
+        A u = (A)LOAD(x[j]) - center[c + j], v = dy ? (A)LOAD(dy[j]) : u;
+        if (mask) v = NAME(through_one)(t, mask, c + j, v);
+        a[j] += v;
+        b[j] += v * u;
+        d[j] += u;
+      }
+    }
+    for (int j = 0; j < width; j++) as[j] += a[j], bs[j] += b[j], us[j] += d[j];
+  }
+  for (int j = 0; j < width; j++) {
+    to.sum[j] += (double)as[j];
+    to.product[j] += (double)bs[j];
+    to.away[j] += (double)us[j];
+  }
+}
+
+/* The sums of pieces of rows [begin, end). */
 static void NAME(last_sums)(void *context, int64_t begin, int64_t end) {
   const batch_norm *t = context;
-  const int64_t channels = t->channels, mask_stride = 2 * t->mask_bytes + 1;
   const A *center = t->dy ? t->mean : t->center;
   for (int64_t piece = begin; piece < end; piece++) {
-    int64_t first = piece * t->micro_batch_rows,
-            last = t->outer - first < t->micro_batch_rows ? t->outer : first + t->micro_batch_rows;
-    for (int64_t c = 0; c < channels; c += NAME(COLUMNS)) {
-      int width = channels - c < NAME(COLUMNS) ? (int)(channels - c) : NAME(COLUMNS),
-          vectors = width / NAME(LINE);
-      double *sum = t->partial + piece * SUMS * channels + c, *product = sum + channels,
-             *away = product + channels;
-      for (int j = 0; j < width; j++) sum[j] = product[j] = away[j] = 0;
-      for (int64_t r0 = first; r0 < last; r0 += NAME(ROWS)) {
-        int64_t r1 = last - r0 < NAME(ROWS) ? last : r0 + NAME(ROWS);
-        if (vectors == NAME(LINES)) {
-          NAME(line)
-          as[NAME(LINES)] = {{0}}, bs[NAME(LINES)] = {{0}}, us[NAME(LINES)] = {{0}},
-          middle[NAME(LINES)];
-          for (int k = 0; k < NAME(LINES); k++)
-            memcpy(&middle[k], center + c + k * NAME(LINE), sizeof middle[k]);
-          for (int64_t rf = r0; rf < r1; rf += NAME(FEW)) {
-            NAME(line) a[NAME(LINES)] = {{0}}, b[NAME(LINES)] = {{0}}, d[NAME(LINES)] = {{0}};
-            for (int64_t r = rf; r < (r1 - rf < NAME(FEW) ? r1 : rf + NAME(FEW)); r++) {
-              const S *x = (const S *)t->x + r * channels + c,
-                      *dy = t->dy ? (const S *)t->dy + r * channels + c : NULL;
-              const uint8_t *mask = t->mask ? t->mask + r * mask_stride : NULL;
-              for (int k = 0; k < NAME(LINES); k++) {
-                NAME(line) u, v;
-                GATHER(u, x + k * NAME(LINE));
-                u -= middle[k];
-                if (dy) {
-                  GATHER(v, dy + k * NAME(LINE));
-                  if (mask) v = NAME(through)(t, mask, c + k * NAME(LINE), v);
-                  d[k] += u;
-                } else {
-                  v = u;
-                }
-                a[k] += v;
-                b[k] += v * u;
-              }
-            }
-            for (int k = 0; k < NAME(LINES); k++) as[k] += a[k], bs[k] += b[k], us[k] += d[k];
-          }
-          for (int k = 0; k < NAME(LINES); k++)
-            for (int l = 0; l < NAME(LINE); l++) {
-              sum[k * NAME(LINE) + l] += (double)as[k][l];
-              product[k * NAME(LINE) + l] += (double)bs[k][l];
-              away[k * NAME(LINE) + l] += (double)us[k][l];
-            }
-        } else {
-          A as[NAME(COLUMNS)] = {0}, bs[NAME(COLUMNS)] = {0}, us[NAME(COLUMNS)] = {0};
-          for (int64_t rf = r0; rf < r1; rf += NAME(FEW)) {
-            A a[NAME(COLUMNS)] = {0}, b[NAME(COLUMNS)] = {0}, d[NAME(COLUMNS)] = {0};
-            for (int64_t r = rf; r < (r1 - rf < NAME(FEW) ? r1 : rf + NAME(FEW)); r++) {
-              const S *x = (const S *)t->x + r * channels + c,
-                      *dy = t->dy ? (const S *)t->dy + r * channels + c : NULL;
-              const uint8_t *mask = t->mask ? t->mask + r * mask_stride : NULL;
-              for (int j = 0; j < width; j++) {
-                A u = (A)LOAD(x[j]) - center[c + j], v = dy ? (A)LOAD(dy[j]) : u;
-                if (mask) v = NAME(through_one)(t, mask, c + j, v);
-                a[j] += v;
-                b[j] += v * u;
-                d[j] += u;
-              }
-            }
-            for (int j = 0; j < width; j++) as[j] += a[j], bs[j] += b[j], us[j] += d[j];
-          }
-          for (int j = 0; j < width; j++)
-            sum[j] += (double)as[j], product[j] += (double)bs[j], away[j] += (double)us[j];
-        }
+    int64_t first = piece * t->piece_rows,
+            last = t->outer - first < t->piece_rows ? t->outer : first + t->piece_rows;
+    double *sums = t->partial + piece * SUMS * t->channels;
+    memset(sums, 0, (size_t)(SUMS * t->channels) * sizeof *sums);
+    for (int64_t c = 0; c < t->channels; c += NAME(COLUMNS)) {
+      NAME(sums) to = {sums + c, sums + c + t->channels, sums + c + 2 * t->channels};
+      for (int64_t r = first; r < last; r += NAME(ROWS)) {
+        int64_t stop = last - r < NAME(ROWS) ? last : r + NAME(ROWS);
+        if (t->channels - c >= NAME(COLUMNS))
+          NAME(sum_lines)(t, r, stop, c, center, to);
+        else
+          NAME(sum_columns)(t, r, stop, c, (int)(t->channels - c), center, to);
       }
     }
   }
@@ -160,7 +184,7 @@ static void NAME(last_sums)(void *context, int64_t begin, int64_t end) {
 /* Adds up the pieces' sums into those of the first; channels [begin, end). */
 static void NAME(last_total)(void *context, int64_t begin, int64_t end) {
   const batch_norm *t = context;
-  int64_t pieces = (t->outer + t->micro_batch_rows - 1) / t->micro_batch_rows;
+  int64_t pieces = (t->outer + t->piece_rows - 1) / t->piece_rows;
   for (int64_t piece = 1; piece < pieces; piece++) {
     const double *from = t->partial + piece * SUMS * t->channels;
     for (int k = 0; k < SUMS; k++)

@@ -8,9 +8,8 @@
 #include "kernels/cpu/array/move.h"
 #include "kernels/cpu/vendor/onednn.h"
 
-/* --- Windows as columns
- * ------------------------------------------------------------------------------------------------
- * Row r of the columns is one element of the window (channel, then kernel position), with one
+/* --- Windows as columns ----------------------------------------------------------------------- */
+/* Row r of the columns is one element of the window (channel, then kernel position), with one
  * element per place. */
 typedef struct columns {
   const mpg_convolution *c;
@@ -92,9 +91,8 @@ static void scatter(const mpg_kernel_call *call, columns *t) {
   mpg_cpu_parallel_for(call, t->channels, 1 + 8192 / (window * t->count + 1), body, t);
 }
 
-/* --- Plain convolutions: columns and matrix products
- * -------------------------------------------------------------------- Everything in one dtype,
- * float32 or float64. `scratch` holds one block of columns. */
+/* --- Plain convolutions: columns and matrix products ------------------------------------------ */
+/* Everything in one dtype, float32 or float64. `scratch` holds one block of columns. */
 typedef struct plain {
   mpg_convolution c;
   mpg_dtype dtype;
@@ -211,6 +209,18 @@ typedef struct dnnl_build {
   bool bias; /* FORWARD */
 } dnnl_build;
 
+enum { DATA, WEIGHT, OUT, BIAS, ARRAYS };
+
+/* What oneDNN is told of a convolution, an entry an array. Memory of `ours` is as the caller has
+ * it; `any` (not of the bias) leaves the layout to the primitive. */
+typedef struct dnnl_arrays {
+  int ndim[ARRAYS], channel[ARRAYS]; /* channel: which of dims is the channels */
+  bool last[ARRAYS];                 /* the channels are behind the space axes */
+  dnnl_dims_t dims[ARRAYS], stride, dilate, pad;
+  dnnl_memory_desc_t ours[ARRAYS], any[BIAS];
+  int slots[ARRAYS];
+} dnnl_arrays;
+
 /* `last`: dims has the channels (at `channel`) before the space axes, memory has them behind. */
 static bool our_desc(const mpg_onednn *dnnl, dnnl_memory_desc_t *desc, int ndim,
                      const dnnl_dims_t dims, bool last, int channel) {
@@ -230,17 +240,47 @@ static bool any_desc(const mpg_onednn *dnnl, dnnl_memory_desc_t *desc, int ndim,
          dnnl_success;
 }
 
+static dnnl_arrays arrays_of(const mpg_convolution *c) {
+  const mpg_window *w = &c->window;
+  int ndim = w->ndim + 2, grouped = c->groups > 1;
+  bool data_last = c->layout != MPG_CHANNELS_FIRST;
+  dnnl_arrays a = {
+      .ndim = {ndim, ndim + grouped, ndim, 1},
+      .channel = {1, grouped + 1, 1, 0},
+      .last = {data_last, c->layout == MPG_CHANNELS_LAST, data_last, false},
+      .dims = {{c->batch, c->channels}, {c->groups}, {c->batch, c->filters}, {c->filters}}};
+  int64_t *weight = a.dims[WEIGHT] + grouped; /* behind the groups, if there are any */
+  weight[0] = c->filters / c->groups;
+  weight[1] = c->channels / c->groups;
+  for (int i = 0; i < w->ndim; i++) {
+    a.dims[DATA][i + 2] = w->in[i];
+    weight[i + 2] = w->kernel[i];
+    a.dims[OUT][i + 2] = w->out[i];
+    a.stride[i] = w->stride[i];
+    a.dilate[i] = w->dilate[i] - 1;
+    a.pad[i] = w->pad[i];
+  }
+  return a;
+}
+
+static void release(const mpg_onednn *dnnl, const dnnl_arrays *a) {
+  for (int i = 0; i < ARRAYS; i++)
+    if (a->ours[i]) dnnl->memory_desc_destroy(a->ours[i]);
+  for (int i = 0; i < BIAS; i++)
+    if (a->any[i]) dnnl->memory_desc_destroy(a->any[i]);
+}
+
+/* Of arrays in these layouts; NULL: there is none. */
 static dnnl_primitive_desc_t describe(const mpg_onednn *dnnl, const dnnl_build *b,
-                                      dnnl_memory_desc_t *descs, const_dnnl_memory_desc_t bias,
-                                      const dnnl_dims_t stride, const dnnl_dims_t dilate,
-                                      const dnnl_dims_t pad) {
+                                      const dnnl_arrays *a, dnnl_memory_desc_t *descs) {
+  const int64_t *stride = a->stride, *dilate = a->dilate, *pad = a->pad;
   const_dnnl_primitive_attr_t attributes = mpg_cpu_onednn_attributes(dnnl);
   dnnl_primitive_desc_t desc = NULL;
   dnnl_status_t status;
   if (b->direction == FORWARD)
     status = dnnl->convolution_forward_primitive_desc_create(
         &desc, dnnl->engine, dnnl_forward_training, dnnl_convolution_direct, descs[0], descs[1],
-        bias, descs[2], stride, dilate, pad, pad, attributes);
+        a->ours[BIAS], descs[2], stride, dilate, pad, pad, attributes);
   else if (b->direction == BACKWARD_DATA)
     status = dnnl->convolution_backward_data_primitive_desc_create(
         &desc, dnnl->engine, dnnl_convolution_direct, descs[0], descs[1], descs[2], stride, dilate,
@@ -260,90 +300,74 @@ static bool is_reference(const mpg_onednn *dnnl, dnnl_primitive_desc_t desc) {
          name && !strncmp(name, "ref", 3);
 }
 
-/* Slots: data, weight, out, and the bias. Channels-last data is taken as it lies where there is a
- * fast primitive for that. All other layouts are the primitive's choice; where they are not ours,
- * steps before and after reorder. */
+/* Channels-last data is taken as it lies where there is a fast primitive for that. All other
+ * layouts are the primitive's choice. */
+static dnnl_primitive_desc_t choose(const mpg_onednn *dnnl, const dnnl_build *b,
+                                    const dnnl_arrays *a) {
+  dnnl_memory_desc_t any[] = {a->any[DATA], a->any[WEIGHT], a->any[OUT]},
+                     as_it_lies[] = {a->ours[DATA], a->any[WEIGHT], a->ours[OUT]};
+  if (a->last[DATA]) {
+    dnnl_primitive_desc_t desc = describe(dnnl, b, a, as_it_lies);
+    if (desc && !is_reference(dnnl, desc)) return desc;
+    if (desc) dnnl->primitive_desc_destroy(desc);
+  }
+  return describe(dnnl, b, a, any);
+}
+
+/* The step that runs the primitive, which takes `desc` over; where its layouts are not ours, steps
+ * before and after reorder. */
+static bool add_steps(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared, const dnnl_build *b,
+                      const dnnl_arrays *a, dnnl_primitive_desc_t desc) {
+  static const dnnl_query_t queries[3][3] = {
+      {dnnl_query_src_md, dnnl_query_weights_md, dnnl_query_dst_md},
+      {dnnl_query_diff_src_md, dnnl_query_weights_md, dnnl_query_diff_dst_md},
+      {dnnl_query_src_md, dnnl_query_diff_weights_md, dnnl_query_diff_dst_md}};
+  static const int names[3][3] = {{DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_DST},
+                                  {DNNL_ARG_DIFF_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_DIFF_DST},
+                                  {DNNL_ARG_SRC, DNNL_ARG_DIFF_WEIGHTS, DNNL_ARG_DIFF_DST}};
+  int result = b->direction == FORWARD ? OUT : b->direction == BACKWARD_DATA ? DATA : WEIGHT;
+  int args[ARRAYS][2] = {[BIAS] = {DNNL_ARG_BIAS, a->slots[BIAS]}};
+  const_dnnl_memory_desc_t theirs[BIAS];
+  bool good = true;
+  for (int i = 0; i < BIAS && good; i++) {
+    theirs[i] = dnnl->primitive_desc_query_md(desc, queries[b->direction][i], 0);
+    args[i][0] = names[b->direction][i];
+    args[i][1] = a->slots[i];
+    if (dnnl->memory_desc_equal(theirs[i], a->ours[i])) continue;
+    good = mpg_cpu_onednn_inner(dnnl, prepared, theirs[i], &args[i][1]);
+    if (good && i != result)
+      good = mpg_cpu_onednn_reorder(dnnl, prepared, a->ours[i], a->slots[i], theirs[i], args[i][1]);
+  }
+  /* The descs that were asked for live as long as the primitive desc: reordering back needs a copy
+   * of one. */
+  dnnl_memory_desc_t result_desc = NULL;
+  bool reorder_back = good && args[result][1] != a->slots[result];
+  if (reorder_back) good = dnnl->memory_desc_clone(&result_desc, theirs[result]) == dnnl_success;
+  if (good)
+    good =
+        mpg_cpu_onednn_step(dnnl, prepared, desc, b->bias ? ARRAYS : BIAS, (const int (*)[2])args);
+  else
+    dnnl->primitive_desc_destroy(desc);
+  if (good && reorder_back)
+    good = mpg_cpu_onednn_reorder(dnnl, prepared, result_desc, args[result][1], a->ours[result],
+                                  a->slots[result]);
+  if (result_desc) dnnl->memory_desc_destroy(result_desc);
+  return good;
+}
+
+/* Slots: data, weight, out, and the bias. */
 static bool build_convolution(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared,
                               void *context) {
   const dnnl_build *b = context;
-  const mpg_convolution *c = b->c;
-  const mpg_window *w = &c->window;
-  int ndim = w->ndim + 2, grouped = c->groups > 1, wdim = ndim + grouped;
-  dnnl_dims_t dims[4] = {{c->batch, c->channels}, {0}, {c->batch, c->filters}, {c->filters}};
-  dnnl_dims_t stride, dilate, pad;
-  if (grouped) dims[1][0] = c->groups;
-  dims[1][grouped] = c->filters / c->groups;
-  dims[1][grouped + 1] = c->channels / c->groups;
-  for (int i = 0; i < w->ndim; i++) {
-    dims[0][i + 2] = w->in[i];
-    dims[1][wdim - w->ndim + i] = w->kernel[i];
-    dims[2][i + 2] = w->out[i];
-    stride[i] = w->stride[i];
-    dilate[i] = w->dilate[i] - 1;
-    pad[i] = w->pad[i];
-  }
-  bool data_last = c->layout != MPG_CHANNELS_FIRST,
-       last[4] = {data_last, c->layout == MPG_CHANNELS_LAST, data_last, false};
-  int ndims[4] = {ndim, wdim, ndim, 1}, channels[4] = {1, grouped + 1, 1, 0}, slots[4] = {0},
-      used[4];
-  dnnl_memory_desc_t ours[4] = {NULL}, any[3] = {NULL};
+  dnnl_arrays a = arrays_of(b->c);
   bool good = true;
-  for (int i = 0; i < (b->bias ? 4 : 3) && good; i++)
-    good = our_desc(dnnl, &ours[i], ndims[i], dims[i], last[i], channels[i]) &&
-           mpg_cpu_onednn_outer(dnnl, prepared, ours[i], &slots[i]) &&
-           (i == 3 || any_desc(dnnl, &any[i], ndims[i], dims[i]));
-  dnnl_primitive_desc_t desc = NULL;
-  if (good && data_last) {
-    dnnl_memory_desc_t as_it_lies[3] = {ours[0], any[1], ours[2]};
-    desc = describe(dnnl, b, as_it_lies, ours[3], stride, dilate, pad);
-    if (desc && is_reference(dnnl, desc)) {
-      dnnl->primitive_desc_destroy(desc);
-      desc = NULL;
-    }
-  }
-  if (good && !desc) desc = describe(dnnl, b, any, ours[3], stride, dilate, pad);
-  good = desc != NULL;
-  if (good) {
-    int result = b->direction == FORWARD ? 2 : b->direction == BACKWARD_DATA ? 0 : 1;
-    static const dnnl_query_t queries[3][3] = {
-        {dnnl_query_src_md, dnnl_query_weights_md, dnnl_query_dst_md},
-        {dnnl_query_diff_src_md, dnnl_query_weights_md, dnnl_query_diff_dst_md},
-        {dnnl_query_src_md, dnnl_query_diff_weights_md, dnnl_query_diff_dst_md}};
-    static const int names[3][3] = {{DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_DST},
-                                    {DNNL_ARG_DIFF_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_DIFF_DST},
-                                    {DNNL_ARG_SRC, DNNL_ARG_DIFF_WEIGHTS, DNNL_ARG_DIFF_DST}};
-    const_dnnl_memory_desc_t theirs[3];
-    for (int i = 0; i < 3 && good; i++) {
-      theirs[i] = dnnl->primitive_desc_query_md(desc, queries[b->direction][i], 0);
-      used[i] = slots[i];
-      if (dnnl->memory_desc_equal(theirs[i], ours[i])) continue;
-      good = mpg_cpu_onednn_inner(dnnl, prepared, theirs[i], &used[i]);
-      if (good && i != result)
-        good = mpg_cpu_onednn_reorder(dnnl, prepared, ours[i], slots[i], theirs[i], used[i]);
-    }
-    /* The descs that were asked for live as long as the primitive desc, which the step takes over:
-     * reorder back first needs a copy. */
-    dnnl_memory_desc_t result_desc = NULL;
-    bool reorder_back = good && used[result] != slots[result];
-    if (reorder_back) good = dnnl->memory_desc_clone(&result_desc, theirs[result]) == dnnl_success;
-    if (good) {
-      int args[4][2] = {{names[b->direction][0], used[0]},
-                        {names[b->direction][1], used[1]},
-                        {names[b->direction][2], used[2]},
-                        {DNNL_ARG_BIAS, slots[3]}};
-      good = mpg_cpu_onednn_step(dnnl, prepared, desc, b->bias ? 4 : 3, (const int (*)[2])args);
-    } else {
-      dnnl->primitive_desc_destroy(desc);
-    }
-    if (good && reorder_back)
-      good = mpg_cpu_onednn_reorder(dnnl, prepared, result_desc, used[result], ours[result],
-                                    slots[result]);
-    if (result_desc) dnnl->memory_desc_destroy(result_desc);
-  }
-  for (int i = 0; i < 4; i++)
-    if (ours[i]) dnnl->memory_desc_destroy(ours[i]);
-  for (int i = 0; i < 3; i++)
-    if (any[i]) dnnl->memory_desc_destroy(any[i]);
+  for (int i = 0; i < (b->bias ? ARRAYS : BIAS) && good; i++)
+    good = our_desc(dnnl, &a.ours[i], a.ndim[i], a.dims[i], a.last[i], a.channel[i]) &&
+           mpg_cpu_onednn_outer(dnnl, prepared, a.ours[i], &a.slots[i]) &&
+           (i == BIAS || any_desc(dnnl, &a.any[i], a.ndim[i], a.dims[i]));
+  dnnl_primitive_desc_t desc = good ? choose(dnnl, b, &a) : NULL;
+  good = desc && add_steps(dnnl, prepared, b, &a, desc);
+  release(dnnl, &a);
   return good;
 }
 

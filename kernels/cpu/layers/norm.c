@@ -19,7 +19,7 @@ typedef struct batch_norm {
   void *y;                           /* output, or dx */
   void *moving_mean, *moving_var, *mean, *inverse, *dgamma, *dbeta;
   double *partial; /* per piece of rows, SUMS sums per channel */
-  int64_t micro_batch_rows;
+  int64_t piece_rows;
   void *center, *scale, *shift,
       *kept_mean;       /* per channel, apart from inputs that may be written over */
   const void *residual; /* added before relu; NULL: none */
@@ -49,7 +49,7 @@ typedef struct layer_norm {
   char *rows;
   size_t row_bytes;
   void *sums;
-  int64_t micro_batch_rows;
+  int64_t piece_rows;
 } layer_norm;
 
 static void *layer_norm_rows_of(const layer_norm *t) {
@@ -122,9 +122,9 @@ static void split_axis(const mpg_shape *shape, int axis, int64_t *outer, int64_t
 /* Where the channels are the last axis: statistics by pieces of rows, then all rows. */
 static mpg_status last_setup(const mpg_kernel_call *call, batch_norm *t, int64_t *pieces) {
   enum { ELEMENTS = 32768, ROWS = 128 };
-  t->micro_batch_rows = ELEMENTS / (t->channels + 1) / ROWS * ROWS;
-  if (t->micro_batch_rows < ROWS) t->micro_batch_rows = ROWS;
-  *pieces = (t->outer + t->micro_batch_rows - 1) / t->micro_batch_rows;
+  t->piece_rows = ELEMENTS / (t->channels + 1) / ROWS * ROWS;
+  if (t->piece_rows < ROWS) t->piece_rows = ROWS;
+  *pieces = (t->outer + t->piece_rows - 1) / t->piece_rows;
   size_t vector = mpg_align_up((size_t)t->channels * sizeof(double), 64);
   char *scratch = mpg_device_scratch(call->device, vector * (size_t)(SUMS * *pieces + 4));
   if (!scratch) return MPG_DEVICE_OUT_OF_MEMORY;
@@ -317,15 +317,13 @@ MPG_CPU_KERNEL(layer_norm_backward) {
     return MPG_OK;
   }
   /* Pieces of some size, but not many of long rows: each has sums as long as two rows. */
-  t.micro_batch_rows = ELEMENTS / (t.n + 1);
-  if (t.micro_batch_rows < t.outer / PIECES) t.micro_batch_rows = t.outer / PIECES;
-  t.micro_batch_rows = t.micro_batch_rows < 1      ? 1
-                       : t.micro_batch_rows > ROWS ? ROWS
-                                                   : t.micro_batch_rows;
-  int64_t pieces = (t.outer + t.micro_batch_rows - 1) / t.micro_batch_rows;
+  t.piece_rows = ELEMENTS / (t.n + 1);
+  if (t.piece_rows < t.outer / PIECES) t.piece_rows = t.outer / PIECES;
+  t.piece_rows = t.piece_rows < 1 ? 1 : t.piece_rows > ROWS ? ROWS : t.piece_rows;
+  int64_t pieces = (t.outer + t.piece_rows - 1) / t.piece_rows;
   MPG_TRY(layer_norm_setup(call, &t, dtype,
                            mpg_compute_direct(mpg_compute_of(dtype), dtype) ? 1 : 3, pieces));
-  mpg_cpu_parallel_for(call, pieces, grain(t.micro_batch_rows * t.n),
+  mpg_cpu_parallel_for(call, pieces, grain(t.piece_rows * t.n),
                        INSTANCE(dtype, layer_norm_backward_pieces), &t);
   mpg_cpu_parallel_for(call, t.n, (grain(pieces) + BLOCK - 1) / BLOCK * BLOCK,
                        INSTANCE(dtype, layer_norm_backward_columns), &t);

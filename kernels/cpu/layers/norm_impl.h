@@ -329,8 +329,8 @@ static void NAME(layer_norm_backward_pieces)(void *context, int64_t begin, int64
   A *scaled = layer_norm_rows_of(t), *x_row = scaled + n, *dy_row = x_row + n;
   for (int64_t piece = begin; piece < end; piece++) {
     A *dgamma = (A *)t->sums + piece * 2 * n, *dbeta = dgamma + n;
-    int64_t first = piece * t->micro_batch_rows,
-            last = t->outer - first < t->micro_batch_rows ? t->outer : first + t->micro_batch_rows;
+    int64_t first = piece * t->piece_rows,
+            last = t->outer - first < t->piece_rows ? t->outer : first + t->piece_rows;
     memset(dgamma, 0, (size_t)(2 * n) * sizeof(A));
     for (int64_t r = first; r < last; r++) {
       const A *x = direct ? (const A *)t->x + r * n : x_row,
@@ -360,7 +360,7 @@ static void NAME(layer_norm_backward_pieces)(void *context, int64_t begin, int64
 /* The pieces' sums added in order, in double. */
 static void NAME(layer_norm_backward_columns)(void *context, int64_t begin, int64_t end) {
   const layer_norm *t = context;
-  int64_t n = t->n, pieces = (t->outer + t->micro_batch_rows - 1) / t->micro_batch_rows;
+  int64_t n = t->n, pieces = (t->outer + t->piece_rows - 1) / t->piece_rows;
   for (int64_t at = begin; at < end; at += NAME(COLUMNS)) {
     int width = end - at < NAME(COLUMNS) ? (int)(end - at) : NAME(COLUMNS);
     double dgamma[NAME(COLUMNS)] = {0}, dbeta[NAME(COLUMNS)] = {0};
