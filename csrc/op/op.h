@@ -18,9 +18,8 @@ typedef enum mpg_op_id {
 
 typedef struct mpg_op mpg_op;
 
-/* --- Inference
- * ----------------------------------------------------------------------------------------------------
- * Fills output descs from input descs and parameters, checks both, and completes input descs that
+/* --- Inference -------------------------------------------------------------------------------- */
+/* Fills output descs from input descs and parameters, checks both, and completes input descs that
  * are not known yet (a weight's shape from the data's: deferred initialisation,
  * Symbol.infer_shape). Inputs that are fully known must not be changed. Errors name op, shapes and
  * dtypes: use mpg_infer_fail. */
@@ -40,9 +39,8 @@ typedef mpg_status (*mpg_infer_fn)(mpg_infer *infer);
 mpg_status mpg_infer_fail(const mpg_infer *infer, const char *format, ...)
     __attribute__((format(printf, 2, 3), cold));
 
-/* --- Cost
- * ---------------------------------------------------------------------------------------------------------
- * What a call costs, worked out of the descs of its inputs and outputs and its parameters: for
+/* --- Cost ------------------------------------------------------------------------------------- */
+/* What a call costs, worked out of the descs of its inputs and outputs and its parameters: for
  * choices between ways to compute the same (what is computed again, which order), which are made
  * alike on all machines. `call` has been inferred. Bounds of the numbers are not: a product that
  * has another kernel on some device counts as the op says. */
@@ -58,9 +56,8 @@ double mpg_cost_seconds(mpg_cost cost, int32_t device_type, mpg_dtype dtype);
 /* Seconds of copying bytes to another device. */
 double mpg_copy_seconds(double bytes, int32_t device_type);
 
-/* --- Gradient
- * ----------------------------------------------------------------------------------------------------
- * Written once per op, as calls to other ops on values of a graph under construction. Errors stick
+/* --- Gradient --------------------------------------------------------------------------------- */
+/* Written once per op, as calls to other ops on values of a graph under construction. Errors stick
  * to the context, so formulas need no checks in between; after an error every helper returns
  * MPG_NO_VALUE. */
 typedef struct mpg_value {

@@ -29,9 +29,8 @@ extern "C" {
 #include "op/ops.def"
 #undef MPG_OP_ROW
 
-/* --- Launching
- * --------------------------------------------------------------------------------------------------------
- * mpg_cuda_launch(call, kernel<...>, blocks, threads, shared bytes, arguments...). No blocks:
+/* --- Launching -------------------------------------------------------------------------------- */
+/* mpg_cuda_launch(call, kernel<...>, blocks, threads, shared bytes, arguments...). No blocks:
  * nothing to do. */
 template <class... P, class... A>
 static mpg_status mpg_cuda_launch(const mpg_kernel_call *call, void (*kernel)(P...), dim3 grid,
@@ -192,9 +191,8 @@ struct __align__(16) mpg_pack { /* what one thread loads or stores at once */
 };
 static inline bool mpg_cuda_aligned(const void *address) { return ((uintptr_t)address & 15) == 0; }
 
-/* --- Sums over warps and blocks
- * ------------------------------------------------------------------------------------------------
- * In one fixed order, so that bits depend on the shape alone. All threads of the block take part
+/* --- Sums over warps and blocks --------------------------------------------------------------- */
+/* In one fixed order, so that bits depend on the shape alone. All threads of the block take part
  * and get the result. */
 template <class T, class F>
 __device__ __forceinline__ T mpg_warp_reduce(T value, F combine) {

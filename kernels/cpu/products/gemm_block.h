@@ -207,11 +207,10 @@ static void NAME(small)(const mpg_gemm *g) {
   }
 }
 
-/* --- Few rows times a transposed matrix: C = A x B^T with A of at most NARROW rows
- * ------------------------------------------------ B is read once, row by row, and nothing is
- * packed: the product of a recurrent step, or of a layer with a small batch. Every element of C is
- * one sum over k in LANES parts, so its bits depend on k alone. begin and end count groups of 4
- * rows of B. */
+/* --- Few rows times a transposed matrix ------------------------------------------------------- */
+/* C = A x B^T with A of at most NARROW rows. B is read once, row by row, and nothing is packed: the
+ * product of a recurrent step, or of a layer with a small batch. Every element of C is one sum over
+ * k in LANES parts, so its bits depend on k alone. begin and end count groups of 4 rows of B. */
 static inline __attribute__((always_inline)) void NAME(narrow_tile)(int rows, const mpg_gemm *g,
                                                                     int64_t i, int64_t j,
                                                                     const T *a_tails,

@@ -202,8 +202,7 @@ bool complete(const descriptor *d) {
          d->at(o.tensors[1]) && d->at(o.tensors[2]);
 }
 
-// --- A convolution, read from its descriptors
-// ------------------------------------------------------------------------------------
+// --- A convolution, read from its descriptors ----------------------------------------------------
 struct tensor {
   int type, ndim;
   int64_t dims[5], strides[5], alignment, id;
@@ -348,8 +347,7 @@ convolution graph_of(const descriptor *graph) { // that was finalized
   return c;
 }
 
-// --- Engines
-// ---------------------------------------------------------------------------------------------------------------------
+// --- Engines -------------------------------------------------------------------------------------
 enum { HASTY = 1, ROUNDING, HUGE_WORKSPACE, NEVER, GOOD, WINOGRAD };
 std::vector<int> engines_of(const convolution &c, int mode) {
   bool same = true, first = true;
@@ -382,8 +380,7 @@ int64_t workspace_of(const convolution &c, int engine) {
   return c.tensors[1].dims[1] >= 2 ? 64 * c.tensors[1].dims[0] : 0;
 }
 
-// --- Running
-// -----------------------------------------------------------------------------------------------------------------------
+// --- Running -------------------------------------------------------------------------------------
 double load(int type, const void *data, int64_t i) {
   switch (type) {
     case MPG_CUDNN_DATA_DOUBLE: return ((const double *)data)[i];
