@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
 from ._core import NDArray
 from .context import Context
+from .io import DataDesc
+from .metric import EvalMetric
 from .symbol import Symbol
 
 if TYPE_CHECKING:
@@ -26,12 +28,18 @@ __all__ = [
     "ArrayLike",
     "ArrayOperator",
     "Arrays",
+    "Callbacks",
     "Class",
     "DType",
+    "DataShapes",
     "Devices",
+    "Function",
+    "Groups",
     "Init",
+    "Keys",
     "Kind",
     "Layer",
+    "Metric",
     "NDArray",
     "Register",
     "Shape",
@@ -39,11 +47,13 @@ __all__ = [
     "Symbol",
     "SymbolLike",
     "SymbolOperator",
+    "Values",
 ]
 
 Array = TypeVar("Array", NDArray, Symbol)
 Class = TypeVar("Class", bound=type)
 Kind = TypeVar("Kind")
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 Arrays: TypeAlias = NDArray | Sequence[NDArray]
 
@@ -65,6 +75,24 @@ ShapeLike: TypeAlias = int | Sequence[int]
 """A shape where one integer stands for a single dimension."""
 
 SymbolLike: TypeAlias = Symbol | np.generic | float
+
+
+Groups: TypeAlias = Mapping[str, Devices]
+"""The devices of the groups that ``AttrScope(ctx_group=...)`` names."""
+
+DataShapes: TypeAlias = Sequence[DataDesc | tuple[str, Shape]]
+"""Names and shapes of a module's data or labels."""
+
+Metric: TypeAlias = EvalMetric | str | Callable[..., Any] | Sequence[Any]
+"""What `mx.metric.create` takes."""
+
+Callbacks: TypeAlias = Callable[..., Any] | Sequence[Callable[..., Any]]
+
+Keys: TypeAlias = int | str | Sequence[int] | Sequence[str]
+"""A key of a store, or several."""
+
+Values: TypeAlias = NDArray | Sequence[NDArray] | Sequence[Sequence[NDArray]]
+"""An array, or one for each device; for several keys a list of these."""
 
 
 class ArrayOperator(Protocol):

@@ -1,5 +1,7 @@
 """Attributes attached to everything created inside a ``with`` block."""
 
+from __future__ import annotations
+
 import threading
 
 from . import _core, _device_groups
@@ -13,7 +15,7 @@ class AttrScope(_core.Scope):
 
     _current = threading.local()
 
-    def __init__(self, **attributes):
+    def __init__(self, **attributes: str) -> None:
         for key, value in attributes.items():
             if not isinstance(value, str):
                 raise ValueError(
@@ -22,14 +24,14 @@ class AttrScope(_core.Scope):
         self._attr = attributes
 
     @staticmethod
-    def current():
+    def current() -> AttrScope:
         """The innermost scope of this thread."""
         scope = getattr(AttrScope._current, "value", None)
         if scope is None:
             scope = AttrScope._current.value = AttrScope()
         return scope
 
-    def get(self, attr):
+    def get(self, attr: dict[str, str] | None) -> dict[str, str]:
         """The attributes of this scope, overridden by those in the dict `attr` (which may be
         None)."""
         return {**self._attr, **(attr or {})}

@@ -7,6 +7,10 @@
     loss.backward()        # x.grad is 2 * x
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from . import _core
 from ._core import (
     NDArray,
@@ -22,6 +26,10 @@ from ._core import (
     set_training,
     train_mode,
 )
+
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
 
 __all__ = [
     "Function",
@@ -41,7 +49,7 @@ __all__ = [
 ]
 
 
-def get_symbol(x):
+def get_symbol(x: NDArray) -> NoReturn:
     """NotSupportedError: the tape is not kept as a Symbol. Trace a HybridBlock instead and look at
     what was compiled."""
     if not isinstance(x, _core.NDArray):
@@ -70,15 +78,15 @@ class Function:
                 return dy * y * (1 - y)
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._used = False
         self.saved_tensors = ()
 
-    def save_for_backward(self, *args):
+    def save_for_backward(self, *args: Any) -> None:
         """Keeps arrays for `backward`, as ``self.saved_tensors``."""
         self.saved_tensors = args
 
-    def __call__(self, *inputs):
+    def __call__(self, *inputs: Any) -> Any:
         if getattr(self, "_used", False):
             raise _core.MXNetError(
                 f"{type(self).__name__}: an instance of autograd.Function is called only once; "
@@ -100,10 +108,10 @@ class Function:
         with pause():
             return self.backward(*output_grads)
 
-    def forward(self, *inputs):
+    def forward(self, *inputs: Any) -> Any:
         """Computes the outputs; to be defined."""
         raise NotImplementedError(f"{type(self).__name__}.forward is not defined")
 
-    def backward(self, *output_grads):
+    def backward(self, *output_grads: Any) -> Any:
         """Computes the gradients of the inputs; to be defined."""
         raise NotImplementedError(f"{type(self).__name__}.backward is not defined")

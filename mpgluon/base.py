@@ -4,6 +4,10 @@ All errors are ``MXNetError`` (a ``RuntimeError``). Those with a fitting built-i
 too, so ``except ValueError`` works as well.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import numpy as _np
 
 from ._core import (
@@ -21,6 +25,13 @@ from ._core import (
     dtype_name,
 )
 from .libinfo import __version__  # noqa: F401 - found here in MXNet, too
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from ._types import DType
+
 
 __all__ = [
     "DeviceMemoryError",
@@ -47,22 +58,22 @@ string_types = (str,)
 mx_real_t = _np.float32
 
 
-def py_str(value):
+def py_str(value: bytes) -> str:
     """The text of UTF-8 bytes."""
     return value.decode("utf-8")
 
 
-def counted(number, noun):
+def counted(number: int, noun: str) -> str:
     """ "1 row", "3 rows"."""
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
-def is_floating(dtype):
+def is_floating(dtype: DType) -> bool:
     """Whether arrays of that dtype can have gradients."""
     return dtype_name(dtype) in ("float16", "bfloat16", "float32", "float64")
 
 
-def itemsize(dtype):
+def itemsize(dtype: DType) -> int:
     """Bytes of an element."""
     # NumPy knows no bfloat16.
     return 2 if dtype_name(dtype) == "bfloat16" else _np.dtype(dtype).itemsize
@@ -76,7 +87,7 @@ def _as_list(value):
 class NotImplementedForSymbol(MXNetError):
     """What arrays can do and symbols can't: symbols have no values."""
 
-    def __init__(self, function, alias, *args):
+    def __init__(self, function: Callable[..., Any], alias: str | None, *args: object) -> None:
         operator = f' (namely operator "{alias}")' if alias else ""
         kinds = f" with arguments ({', '.join(str(type(arg)) for arg in args)})" if args else ""
         super().__init__(

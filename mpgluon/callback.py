@@ -3,11 +3,21 @@
 Those for batches take one argument with the attributes `epoch`, `nbatch` and `eval_metric`.
 """
 
+from __future__ import annotations
+
 import logging
 import math
 import time
+from typing import TYPE_CHECKING
 
 from .model import save_checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .model import BatchEndParam
+    from .module import BaseModule
+
 
 __all__ = [
     "Speedometer",
@@ -24,7 +34,9 @@ def _every(period):
     return lambda epoch: (epoch + 1) % period == 0
 
 
-def module_checkpoint(mod, prefix, period=1, save_optimizer_states=False):
+def module_checkpoint(
+    mod: BaseModule, prefix: str, period: int = 1, save_optimizer_states: bool = False
+) -> Callable[..., None]:
     """A callback for the end of an epoch: every `period` epochs calls
     `mod.save_checkpoint(prefix, epoch + 1, save_optimizer_states)`."""
     due = _every(period)
@@ -36,7 +48,7 @@ def module_checkpoint(mod, prefix, period=1, save_optimizer_states=False):
     return callback
 
 
-def do_checkpoint(prefix, period=1):
+def do_checkpoint(prefix: str, period: int = 1) -> Callable[..., None]:
     """A callback for the end of an epoch: every `period` epochs writes `prefix-symbol.json` and
     `prefix-0001.params` (the epoch's number)."""
     due = _every(period)
@@ -48,7 +60,7 @@ def do_checkpoint(prefix, period=1):
     return callback
 
 
-def log_train_metric(period, auto_reset=False):
+def log_train_metric(period: int, auto_reset: bool = False) -> Callable[[BatchEndParam], None]:
     """A callback for batches: logs the metric every `period` batches, and starts it anew if
     `auto_reset`."""
 
@@ -71,7 +83,7 @@ class Speedometer:
     before.
     """
 
-    def __init__(self, batch_size, frequent=50, auto_reset=True):
+    def __init__(self, batch_size: int, frequent: int = 50, auto_reset: bool = True) -> None:
         self.batch_size = batch_size
         self.frequent = frequent
         self.auto_reset = auto_reset
@@ -79,7 +91,7 @@ class Speedometer:
         self.tic = 0
         self.last_count = 0
 
-    def __call__(self, param):
+    def __call__(self, param: BatchEndParam) -> None:
         count = param.nbatch
         if count < self.last_count:  # a new epoch
             self.init = False
@@ -116,11 +128,11 @@ class Speedometer:
 class ProgressBar:
     """Logs a bar of `length` characters that is full after `total` batches."""
 
-    def __init__(self, total, length=80):
+    def __init__(self, total: int, length: int = 80) -> None:
         self.total = total
         self.bar_len = length
 
-    def __call__(self, param):
+    def __call__(self, param: BatchEndParam) -> None:
         part = param.nbatch / float(self.total)
         filled = int(round(self.bar_len * part))
         logging.info(
@@ -131,7 +143,7 @@ class ProgressBar:
 class LogValidationMetricsCallback:
     """Logs the metric at the end of an evaluation."""
 
-    def __call__(self, param):
+    def __call__(self, param: BatchEndParam) -> None:
         if param.eval_metric:
             for name, value in param.eval_metric.get_name_value():
                 logging.info("Epoch[%d] Validation-%s=%f", param.epoch, name, value)

@@ -4,6 +4,8 @@
 pool. ``gpu(i)`` is a GPU.
 """
 
+from __future__ import annotations
+
 from . import _core
 from ._core import (
     Context,
@@ -34,7 +36,7 @@ __all__ = [
 ]
 
 
-def gpu_memory_info(device_id=0):
+def gpu_memory_info(device_id: int = 0) -> tuple[int, int]:
     """``(free, total)`` bytes of a GPU's memory, as its driver tells: all devices on the card and
     other programs count. A memory limit that was set counts as the total. What is free to the card
     is less than what is free to us: see `memory_stats` for what is held, and cached."""
@@ -44,13 +46,13 @@ def gpu_memory_info(device_id=0):
 class _DefaultContext:
     """``Context.default_ctx``, the name by which older programs ask for the current device."""
 
-    def __get__(self, instance, owner):
+    def __get__(self, instance: object, owner: type | None) -> Context:
         return current_context()
 
 
 Context.default_ctx = _DefaultContext()
 
 
-def opened_devices():
+def opened_devices() -> list[tuple[Context, int]]:
     """The devices used so far: a list of ``(Context, threads)``."""
     return _core.opened_devices()

@@ -1,13 +1,21 @@
 """How queued work runs."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from . import _core, _watchdog
+
+if TYPE_CHECKING:
+    from ._core import Scope
+
 
 __all__ = ["bulk", "mode", "set_bulk_size", "set_mode", "set_watchdog"]
 
 _bulk_size = 0
 
 
-def set_mode(mode, seed=0):
+def set_mode(mode: str, seed: int = 0) -> None:
     """Sets how work runs; waits for all work first.
 
     ``'async'``: queued, the default. ``'sync'``: each op has run, or failed, when its call returns
@@ -17,12 +25,12 @@ def set_mode(mode, seed=0):
     _core.set_engine_mode(mode, seed)
 
 
-def mode():
+def mode() -> str:
     """The present mode: 'async', 'sync' or 'shuffle'."""
     return _core.engine_mode()
 
 
-def set_watchdog(seconds):
+def set_watchdog(seconds: float | None) -> float | None:
     """Says on stderr when no device has finished anything for so many seconds though work is
     queued: for each device, which work it is at, or which work of which device it waits for, with
     block, stage, micro-batch and the line that queued it. None (or 0): no watchdog, as by default.
@@ -31,14 +39,14 @@ def set_watchdog(seconds):
     return _watchdog.set_seconds(seconds)
 
 
-def set_bulk_size(size):
+def set_bulk_size(size: int) -> int:
     """Kept for MXNet's programs: work is batched by itself here. Returns the former size."""
     global _bulk_size
     former, _bulk_size = _bulk_size, int(size)
     return former
 
 
-def bulk(size):
+def bulk(size: int) -> Scope:
     """Kept for MXNet's programs: a scope with another bulk size, which changes nothing."""
     return _core.Scope((globals(), "_bulk_size", int(size)))
 

@@ -5,7 +5,10 @@ over all devices, which is placed, planned and lowered to one program per device
 pass, and one for the backward pass.
 """
 
+from __future__ import annotations
+
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,13 +19,30 @@ from .symbol._graph import entries_of, made_at, placement, states, topological
 from .symbol._infer import Inference, known, parse_shape
 from .symbol._monitored_run import WatchedRun, deliver
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from ._core import Context, NDArray
+    from ._types import ArrayLike, Arrays, Groups, Shape
+    from .symbol import Symbol
+
+
 __all__ = ["Executor"]
 
 
 class Program:
     """How the nodes of a symbol are called in order, and on which devices."""
 
-    def __init__(self, entries, order, devices, ctx, moves, parameters=()):
+    def __init__(
+        self,
+        entries: Sequence[Any],
+        order: Sequence[Any],
+        devices: Sequence[Any],
+        ctx: Context,
+        moves: Any,
+        parameters: Sequence[Any] = (),
+    ) -> None:
         self.order = order
         self.place = {node: i for i, node in enumerate(order)}
         self.steps = []  # (node number, call, sources, device or None)
@@ -72,14 +92,21 @@ class Program:
         ]
         self.given = [i for i in range(count) if i not in set(self.bound)]
 
-    def trace(self, *arrays):
+    def trace(self, *arrays: Any) -> Any:
         """`run`, as compiled functions are called: the bound arrays come last."""
         in_order = [None] * len(arrays)
         for i, array in zip((*self.given, *self.bound), arrays):
             in_order[i] = array
         return self.run(in_order)
 
-    def run(self, arrays, monitor=None, monitor_all=False, ctx=None, watched=None):
+    def run(
+        self,
+        arrays: Sequence[NDArray],
+        monitor: Callable[..., Any] | None = None,
+        monitor_all: bool = False,
+        ctx: Context | None = None,
+        watched: Any = None,
+    ) -> Any:
         """The outputs for arrays of the arguments, then of the auxiliary states. `monitor` is
         called with names and arrays; `ctx` is where arrays are made that come from nothing, if the
         nodes don't say it; `watched`: a `WatchedRun` that calls the nodes."""
@@ -152,16 +179,16 @@ class Executor:
 
     def __init__(
         self,
-        symbol,
-        ctx,
-        arg_arrays,
-        grad_arrays,
-        grad_req,
-        aux_arrays,
-        group2ctx=None,
-        base=None,
-        parameters=(),
-    ):
+        symbol: Symbol,
+        ctx: Context,
+        arg_arrays: Sequence[NDArray],
+        grad_arrays: Sequence[NDArray | None],
+        grad_req: Sequence[str],
+        aux_arrays: Sequence[NDArray],
+        group2ctx: Groups | None = None,
+        base: Executor | None = None,
+        parameters: Sequence[Any] = (),
+    ) -> None:
         self._symbol = symbol
         self._ctx = ctx
         self._group2ctx = dict(group2ctx) if group2ctx else None
@@ -268,7 +295,7 @@ class Executor:
 
     # Running
 
-    def forward(self, is_train=False, **kwargs):
+    def forward(self, is_train: bool = False, **kwargs: ArrayLike) -> list[NDArray]:
         """Computes the outputs and returns them.
 
         Parameters
@@ -330,14 +357,16 @@ class Executor:
         self._heads = self._outputs = self._watched = None
 
     @property
-    def outputs(self):
+    def outputs(self) -> list[NDArray]:
         """The outputs of the last `forward`, a list of NDArray; computed now, in prediction mode,
         where there was none."""
         if self._outputs is None:
             self._run(False, False)
         return self._outputs
 
-    def backward(self, out_grads=None, is_train=True):
+    def backward(
+        self, out_grads: Arrays | dict[str, NDArray] | None = None, is_train: bool = True
+    ) -> None:
         """Computes the gradients of the arguments into their gradient arrays.
 
         Parameters
@@ -436,28 +465,33 @@ class Executor:
     # Arrays by name
 
     @cached_property
-    def arg_dict(self):
+    def arg_dict(self) -> dict[str, NDArray]:
         """The argument arrays by name: dict of str to NDArray. ValueError where two arguments have
         one name."""
         return _dict_of([node.name for node in self._program.arguments], self.arg_arrays)
 
     @cached_property
-    def grad_dict(self):
+    def grad_dict(self) -> dict[str, NDArray | Any]:
         """The gradient arrays by argument name; None where `grad_req` is ``'null'`` or no array was
         given."""
         return _dict_of([node.name for node in self._program.arguments], self.grad_arrays)
 
     @cached_property
-    def aux_dict(self):
+    def aux_dict(self) -> dict[str, NDArray]:
         """The arrays of auxiliary states (moving averages, ...) by name."""
         return _dict_of([node.name for node in self._program.auxiliary], self.aux_arrays)
 
     @property
-    def output_dict(self):
+    def output_dict(self) -> dict[str, NDArray]:
         """The arrays of `outputs` by output name, such as ``fc_output``."""
         return _dict_of(self._symbol.list_outputs(), self.outputs)
 
-    def copy_params_from(self, arg_params, aux_params=None, allow_extra_params=False):
+    def copy_params_from(
+        self,
+        arg_params: dict[str, NDArray],
+        aux_params: dict[str, NDArray] | None = None,
+        allow_extra_params: bool = False,
+    ) -> None:
         """Copies values into arguments and auxiliary states, by name.
 
         Parameters
@@ -492,7 +526,9 @@ class Executor:
                     raise ValueError(f'Find name "{name}" that is not in the {what}')
         return changes
 
-    def set_monitor_callback(self, callback, monitor_all=False):
+    def set_monitor_callback(
+        self, callback: Callable[[str, NDArray], Any] | None, monitor_all: bool = False
+    ) -> None:
         """From now on the graph runs node by node, and ``callback(name, array)`` is called with
         every output.
 
@@ -506,7 +542,9 @@ class Executor:
         self._monitor = callback
         self._monitor_all = monitor_all
 
-    def reshape(self, partial_shaping=False, allow_up_sizing=False, **kwargs):
+    def reshape(
+        self, partial_shaping: bool = False, allow_up_sizing: bool = False, **kwargs: Shape
+    ) -> Executor:
         """An executor of the same symbol for other shapes; it shares the arrays whose shapes stay,
         and memory of those that shrink.
 
@@ -584,12 +622,12 @@ class Executor:
             )
         return nd.empty(shape, ctx=array.context, dtype=array.dtype)
 
-    def get_optimized_symbol(self):
+    def get_optimized_symbol(self) -> Symbol:
         """The symbol that is run: the bound one, as rewrites happen to the compiled graph
         (`mpgluon._core.CachedOp.dump`)."""
         return self._symbol
 
-    def debug_str(self):
+    def debug_str(self) -> str:
         """The symbol, where its nodes run, and the memory planned for it, once it has run."""
         lines = [self._symbol.debug_str()]
         for place, node, sources, target, device in self._program.steps:

@@ -6,10 +6,21 @@ updater with it. `Trainer` and `Module` sum and update by themselves, in the sam
 for programs that call it.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from . import optimizer as optimizers
 from ._core import write_file
 from .base import MXNetError
 from .ndarray import NDArray
+
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+    from ._types import Arrays, Class, Keys, Values
+    from .optimizer import Optimizer
+
 
 __all__ = ["KVStore", "KVStoreBase", "TestStore", "create"]
 
@@ -32,48 +43,50 @@ class KVStoreBase:
     kv_registry = {}
 
     @staticmethod
-    def register(klass):
+    def register(klass: Class) -> Class:
         """Makes a class known under its name in lower case."""
         KVStoreBase.kv_registry[klass.__name__.lower()] = klass
         return klass
 
-    def broadcast(self, key, value, out, priority=0):
+    def broadcast(self, key: Keys, value: Values, out: Values, priority: int = 0) -> None:
         """Sets the value of a key, and copies it to `out`."""
         raise NotImplementedError(f"{type(self).__name__} does not define broadcast")
 
-    def pushpull(self, key, value, out=None, priority=0):
+    def pushpull(
+        self, key: Keys, value: Values, out: Values | None = None, priority: int = 0
+    ) -> None:
         """Pushes, then pulls."""
         raise NotImplementedError(f"{type(self).__name__} does not define pushpull")
 
-    def set_optimizer(self, optimizer):
+    def set_optimizer(self, optimizer: Optimizer) -> None:
         """What updates values by what is pushed."""
         raise NotImplementedError(f"{type(self).__name__} does not define set_optimizer")
 
     @staticmethod
-    def is_capable(capability):
+    def is_capable(capability: str) -> bool:
         """Whether the store can do that, such as ``KVStoreBase.OPTIMIZER``."""
         raise NotImplementedError("the class does not define is_capable")
 
-    def save_optimizer_states(self, fname, dump_optimizer=False):
+    def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
         """Writes the optimizer's states into a file."""
         raise NotImplementedError(f"{type(self).__name__} does not define save_optimizer_states")
 
-    def load_optimizer_states(self, fname):
+    def load_optimizer_states(self, fname: str) -> None:
         """Reads what `save_optimizer_states` wrote."""
         raise NotImplementedError(f"{type(self).__name__} does not define load_optimizer_states")
 
     @property
-    def type(self):
+    def type(self) -> str:
         """The name of the kind of store."""
         raise NotImplementedError(f"{type(self).__name__} does not define type")
 
     @property
-    def rank(self):
+    def rank(self) -> int:
         """The number of this process."""
         return 0
 
     @property
-    def num_workers(self):
+    def num_workers(self) -> int:
         """How many processes there are."""
         return 1
 
@@ -110,18 +123,18 @@ def _pairs(key, value, what):
 class KVStore(KVStoreBase):
     """Values by key, in this process. Keys are all int or all str."""
 
-    def __init__(self, kind="local"):
+    def __init__(self, kind: str = "local") -> None:
         self._kind = kind
         self._values = {}
         self._updater = None
         self._key_type = None
 
     @property
-    def type(self):
+    def type(self) -> str:
         return self._kind
 
     @staticmethod
-    def is_capable(capability):
+    def is_capable(capability: str) -> bool:
         if capability.lower() == KVStoreBase.OPTIMIZER:
             return True
         raise ValueError(f"is_capable: unknown capability {capability!r}")
@@ -140,13 +153,13 @@ class KVStore(KVStoreBase):
             raise MXNetError(f"KVStore: the key {key!r} has no value; call init first")
         self._key_type = kind
 
-    def init(self, key, value):
+    def init(self, key: Keys, value: Values) -> None:
         """Gives keys their first values, by copies that lie where the arrays do; each key once."""
         for one, arrays in _pairs(key, value, "init"):
             self._check_key(one, True)
             self._values[one] = arrays[0].copy()
 
-    def push(self, key, value, priority=0):
+    def push(self, key: Keys, value: Values, priority: int = 0) -> None:
         """Sums what devices give for a key and puts it in place of the value, or lets the updater
         work with it.
 
@@ -173,7 +186,9 @@ class KVStore(KVStoreBase):
             else:
                 self._updater(one, total, stored)
 
-    def pull(self, key, out=None, priority=0, ignore_sparse=True):
+    def pull(
+        self, key: Keys, out: Values | None = None, priority: int = 0, ignore_sparse: bool = True
+    ) -> None:
         """Copies values into `out`: an NDArray, or a list of them on several devices; for a list of
         keys a list of these."""
         if out is None:
@@ -183,19 +198,23 @@ class KVStore(KVStoreBase):
             for array in arrays:
                 self._values[one].copyto(array)
 
-    def pushpull(self, key, value, out=None, priority=0):
+    def pushpull(
+        self, key: Keys, value: Values, out: Values | None = None, priority: int = 0
+    ) -> None:
         self.push(key, value, priority)
         self.pull(key, value if out is None else out, priority)
 
-    def broadcast(self, key, value, out, priority=0):
+    def broadcast(self, key: Keys, value: Values, out: Values, priority: int = 0) -> None:
         self.init(key, value)
         self.pull(key, out, priority)
 
-    def row_sparse_pull(self, key, out=None, priority=0, row_ids=None):
+    def row_sparse_pull(
+        self, key: Keys, out: Values | None = None, priority: int = 0, row_ids: Arrays | None = None
+    ) -> NoReturn:
         """Only for sparse arrays, which there are none of: an error."""
         raise MXNetError("row_sparse_pull: arrays are dense; use pull")
 
-    def set_gradient_compression(self, compression_params):
+    def set_gradient_compression(self, compression_params: dict[str, Any] | None) -> None:
         """Nothing is sent between machines, so there is nothing to compress: an error for any type
         but 'none'."""
         if (compression_params or {}).get("type", "none") != "none":
@@ -204,7 +223,7 @@ class KVStore(KVStoreBase):
                 "not compress"
             )
 
-    def set_optimizer(self, optimizer):
+    def set_optimizer(self, optimizer: Optimizer) -> None:
         """From now on pushed gradients update the values."""
         self._set_updater(optimizers.get_updater(optimizer))
 
@@ -212,12 +231,12 @@ class KVStore(KVStoreBase):
         """Calls ``updater(key, pushed, value)`` on every push."""
         self._updater = updater
 
-    def save_optimizer_states(self, fname, dump_optimizer=False):
+    def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
         if not isinstance(self._updater, optimizers.Updater):
             raise AssertionError("save_optimizer_states: the store has no optimizer")
         write_file(fname, self._updater.get_states(dump_optimizer))
 
-    def load_optimizer_states(self, fname):
+    def load_optimizer_states(self, fname: str) -> None:
         if not isinstance(self._updater, optimizers.Updater):
             raise AssertionError("load_optimizer_states: the store has no optimizer")
         with open(fname, "rb") as file:
@@ -230,28 +249,30 @@ class TestStore(KVStoreBase):
 
     __test__ = False  # no test case, whatever its name suggests
 
-    def broadcast(self, key, value, out, priority=0):
+    def broadcast(self, key: Keys, value: Values, out: Values, priority: int = 0) -> None:
         for array in _arrays(out, "broadcast"):
             _arrays(value, "broadcast")[0].copyto(array)
 
-    def pushpull(self, key, value, out=None, priority=0):
+    def pushpull(
+        self, key: Keys, value: Values, out: Values | None = None, priority: int = 0
+    ) -> None:
         arrays = _arrays(value, "pushpull")
         total = _sum(arrays, arrays[0].context)
         for array in arrays if out is None else _arrays(out, "pushpull"):
             total.copyto(array)
 
     @staticmethod
-    def is_capable(capability):
+    def is_capable(capability: str) -> bool:
         if capability.lower() == KVStoreBase.OPTIMIZER:
             return False
         raise ValueError(f"is_capable: unknown capability {capability!r}")
 
     @property
-    def type(self):
+    def type(self) -> str:
         return "teststore"
 
 
-def create(name="local"):
+def create(name: str = "local") -> KVStoreBase | Any:
     """A store: 'local', 'device' and their relatives, or one that was registered. MXNetError for
     those that span machines."""
     if not isinstance(name, str):

@@ -1,7 +1,14 @@
 """Loggers with short coloured lines."""
 
+from __future__ import annotations
+
 import logging
 import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    pass
+
 
 __all__ = ["get_logger", "getLogger", "CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG", "NOTSET"]
 
@@ -42,7 +49,12 @@ class _Formatter(logging.Formatter):
         return True
 
 
-def get_logger(name=None, filename=None, filemode=None, level=WARNING):
+def get_logger(
+    name: str | None = None,
+    filename: str | None = None,
+    filemode: str | None = None,
+    level: int = WARNING,
+) -> logging.Logger:
     """A logger that writes to the standard error stream, or to `filename` (opened with `filemode`,
     default "a").
 

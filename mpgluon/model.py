@@ -1,17 +1,34 @@
 """Checkpoints of symbols with their parameters, and what callbacks of training loops are given."""
 
+from __future__ import annotations
+
 import logging
 from collections import namedtuple
+from typing import TYPE_CHECKING
 
 from . import ndarray as nd, symbol as sym
 from .base import MXNetError
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ._core import NDArray
+    from .symbol import Symbol
+
 
 __all__ = ["BatchEndParam", "load_checkpoint", "load_params", "save_checkpoint"]
 
 BatchEndParam = namedtuple("BatchEndParams", ["epoch", "nbatch", "eval_metric", "locals"])
 
 
-def save_checkpoint(prefix, epoch, symbol, arg_params, aux_params, remove_amp_cast=True):
+def save_checkpoint(
+    prefix: str,
+    epoch: int,
+    symbol: Symbol | None,
+    arg_params: dict[str, NDArray],
+    aux_params: dict[str, NDArray],
+    remove_amp_cast: bool = True,
+) -> None:
     """Writes ``prefix-symbol.json`` (unless `symbol` is None) and ``prefix-0001.params`` with the
     epoch's number.
 
@@ -26,7 +43,9 @@ def save_checkpoint(prefix, epoch, symbol, arg_params, aux_params, remove_amp_ca
     logging.info('Saved checkpoint to "%s"', path)
 
 
-def split_params(arrays, fname, strict):
+def split_params(
+    arrays: Any, fname: str, strict: bool
+) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
     """What was loaded from a file, as dicts of arguments and of auxiliary states; strict: names of
     other kinds are errors, too."""
     found = {"arg": {}, "aux": {}}
@@ -45,7 +64,7 @@ def split_params(arrays, fname, strict):
     return found["arg"], found["aux"]
 
 
-def load_params(prefix, epoch):
+def load_params(prefix: str, epoch: int) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
     """The dicts of arguments and auxiliary states in ``prefix-0001.params``. ValueError for files
     of other kinds."""
     fname = f"{prefix}-{epoch:04d}.params"
@@ -56,6 +75,8 @@ def load_params(prefix, epoch):
     return split_params(arrays, fname, False)
 
 
-def load_checkpoint(prefix, epoch):
+def load_checkpoint(
+    prefix: str, epoch: int
+) -> tuple[Symbol, dict[str, NDArray], dict[str, NDArray]]:
     """``(symbol, arg_params, aux_params)`` of a checkpoint; see `save_checkpoint`."""
     return (sym.load(f"{prefix}-symbol.json"), *load_params(prefix, epoch))

@@ -1,10 +1,21 @@
 """`Monitor`: statistics of what flows through executors, every few batches."""
 
+from __future__ import annotations
+
 import logging
 import re
 from math import sqrt
+from typing import TYPE_CHECKING
 
 from . import ndarray as nd
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from ._core import NDArray
+    from .executor import Executor
+
 
 __all__ = ["Monitor"]
 
@@ -32,7 +43,14 @@ class Monitor:
         Whether the nodes' inputs are watched, too.
     """
 
-    def __init__(self, interval, stat_func=None, pattern=".*", sort=False, monitor_all=False):
+    def __init__(
+        self,
+        interval: int,
+        stat_func: Callable[[NDArray], Any] | None = None,
+        pattern: str = ".*",
+        sort: bool = False,
+        monitor_all: bool = False,
+    ) -> None:
         self.interval = interval
         self.stat_func = stat_func or _mean_size
         self.sort = sort
@@ -44,26 +62,26 @@ class Monitor:
         self.re_pattern = re.compile(pattern)
         self.logger = logging.getLogger(__name__)
 
-    def stat_helper(self, name, array):
+    def stat_helper(self, name: str, array: NDArray) -> None:
         """What executors call with every array."""
         if self.activated and self.re_pattern.match(name):
             self.queue.append((self.step, name, self.stat_func(array)))
 
-    def install(self, exe, monitor_all=None):
+    def install(self, exe: Executor, monitor_all: bool | None = None) -> None:
         """Watches an executor."""
         exe.set_monitor_callback(
             self.stat_helper, self.monitor_all if monitor_all is None else monitor_all
         )
         self.exes.append(exe)
 
-    def tic(self):
+    def tic(self) -> None:
         """Call before a forward: starts watching if it is time."""
         if self.step % self.interval == 0:
             self.queue = []
             self.activated = True
         self.step += 1
 
-    def toc(self):
+    def toc(self) -> list[tuple[int, str, str]]:
         """Call after the update: ends watching; a list of (batch, name, statistic as text)."""
         if not self.activated:
             return []
@@ -93,7 +111,7 @@ class Monitor:
             )
         return results
 
-    def toc_print(self):
+    def toc_print(self) -> None:
         """`toc`, with the results logged."""
         for step, name, text in self.toc():
             self.logger.info("Batch: %7d %30s %s", step, name, text)

@@ -4,6 +4,8 @@ A `NameManager` hands out ``hint0``, ``hint1``, ...; a `Prefix` puts a prefix in
 name. The innermost ``with`` block of the running thread decides.
 """
 
+from __future__ import annotations
+
 import threading
 
 from . import _core
@@ -16,18 +18,18 @@ class NameManager(_core.Scope):
 
     _current = threading.local()
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._counter = {}
 
     @staticmethod
-    def current():
+    def current() -> NameManager:
         """The innermost manager of this thread."""
         manager = getattr(NameManager._current, "value", None)
         if manager is None:
             manager = NameManager._current.value = NameManager()
         return manager
 
-    def get(self, name, hint):
+    def get(self, name: str | None, hint: str) -> str:
         """`name` itself if it is given, else the next free name made from `hint`."""
         if name:
             return name
@@ -42,9 +44,9 @@ class NameManager(_core.Scope):
 class Prefix(NameManager):
     """A name manager that puts `prefix` in front of every name, given or made."""
 
-    def __init__(self, prefix):
+    def __init__(self, prefix: str) -> None:
         super().__init__()
         self._prefix = prefix
 
-    def get(self, name, hint):
+    def get(self, name: str | None, hint: str) -> str:
         return self._prefix + super().get(name, hint)

@@ -1,7 +1,15 @@
 """MXNet's NumPy-like interface is not part of this package. What is here lets programs ask whether
 an array is of it."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from . import _core
+
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
 
 __all__ = ["ndarray"]
 
@@ -9,5 +17,5 @@ __all__ = ["ndarray"]
 class ndarray(_core.NDArray):
     """The array type of ``mx.np``: no array is one, so ``isinstance`` says no. Use ``mx.nd``."""
 
-    def __new__(cls, *args, **kwargs):
+    def __new__(cls, *args: Any, **kwargs: Any) -> NoReturn:
         raise _core.NotSupportedError("mx.np.ndarray: there is no mx.np in mpgluon; use mx.nd")

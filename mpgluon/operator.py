@@ -5,12 +5,24 @@ hybridized block or an executor the compiled program is cut there: the op runs o
 two parts, and reads and writes arrays as everywhere.
 """
 
+from __future__ import annotations
+
 from collections import namedtuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from . import _core, _graph_breaks, autograd, ndarray as nd
 from .base import MXNetError, is_floating
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from ._core import Context, NDArray
+    from ._types import ArrayLike, Class
+    from .symbol import Symbol
+
 
 __all__ = [
     "CustomOp",
@@ -27,7 +39,14 @@ OperatorArguments = namedtuple("OperatorArguments", ["narg", "names", "types"])
 class CustomOp:
     """The base of ops' computations."""
 
-    def forward(self, is_train, req, in_data, out_data, aux):
+    def forward(
+        self,
+        is_train: bool,
+        req: list[str],
+        in_data: list[NDArray],
+        out_data: list[NDArray],
+        aux: list[NDArray],
+    ) -> None:
         """Computes `out_data` from `in_data`; all are lists of NDArray.
 
         Parameters
@@ -45,11 +64,19 @@ class CustomOp:
         """
         raise NotImplementedError(f"{type(self).__name__}.forward is not defined")
 
-    def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
+    def backward(
+        self,
+        req: list[str],
+        out_grad: list[NDArray],
+        in_data: list[NDArray],
+        out_data: list[NDArray],
+        in_grad: list[NDArray],
+        aux: list[NDArray],
+    ) -> None:
         """Computes `in_grad` from the others; `req` is for each of them."""
         raise NotImplementedError(f"{type(self).__name__}.backward is not defined")
 
-    def assign(self, dst, req, src):
+    def assign(self, dst: NDArray, req: str, src: ArrayLike) -> None:
         """Writes `src` into `dst` ('write', 'inplace'), adds it ('add'), or does nothing
         ('null')."""
         if req in ("write", "inplace"):
@@ -69,27 +96,27 @@ class CustomOpProp:
         Whether backward reads the gradients of the outputs; a loss does not.
     """
 
-    def __init__(self, need_top_grad=True):
+    def __init__(self, need_top_grad: bool = True) -> None:
         self.need_top_grad_ = need_top_grad
 
-    def list_arguments(self):
+    def list_arguments(self) -> list[str]:
         """The names of the inputs."""
         return ["data"]
 
-    def list_outputs(self):
+    def list_outputs(self) -> list[str]:
         """The names of the outputs."""
         return ["output"]
 
-    def list_auxiliary_states(self):
+    def list_auxiliary_states(self) -> list[str]:
         """The names of the auxiliary states."""
         return []
 
-    def infer_shape(self, in_shape):
+    def infer_shape(self, in_shape: list[Any]) -> tuple[Any, ...]:
         """``(input shapes, output shapes, shapes of auxiliary
         states)`` from the inputs' shapes, of which all but the first may be empty."""
         return in_shape, [in_shape[0]] * len(self.list_outputs()), []
 
-    def infer_type(self, in_type):
+    def infer_type(self, in_type: list[Any]) -> tuple[Any, ...]:
         """Likewise for dtypes."""
         return (
             in_type,
@@ -97,11 +124,13 @@ class CustomOpProp:
             [in_type[0]] * len(self.list_auxiliary_states()),
         )
 
-    def declare_backward_dependency(self, out_grad, in_data, out_data):
+    def declare_backward_dependency(
+        self, out_grad: list[int], in_data: list[int], out_data: list[int]
+    ) -> list[int]:
         """What backward reads; everything is kept for it anyway."""
         return [*(out_grad if self.need_top_grad_ else ()), *in_data, *out_data]
 
-    def create_operator(self, ctx, in_shapes, in_dtypes):
+    def create_operator(self, ctx: Context, in_shapes: list[Any], in_dtypes: list[Any]) -> CustomOp:
         """The CustomOp for inputs of these shapes and dtypes."""
         raise NotImplementedError(f"{type(self).__name__}.create_operator is not defined")
 
@@ -109,7 +138,7 @@ class CustomOpProp:
 _props = {}
 
 
-def register(reg_name):
+def register(reg_name: str) -> Callable[[Class], Class]:
     """A decorator of CustomOpProp classes: makes one known as ``op_type=reg_name``."""
 
     def decorate(prop):
@@ -136,7 +165,7 @@ class CustomCall:
     gradient_missing = False
     splits = True  # compiled programs are cut where it runs
 
-    def __init__(self, op_type, params):
+    def __init__(self, op_type: str, params: dict[str, Any]) -> None:
         if op_type not in _props:
             raise MXNetError(
                 f"Custom: no op is registered as {op_type!r}; there are "
@@ -163,25 +192,25 @@ class CustomCall:
 
     # As a node
 
-    def num_inputs(self, given):
+    def num_inputs(self, given: int) -> int:
         return len(self.arguments) + len(self.auxiliary)
 
-    def input_names(self, count):
+    def input_names(self, count: int) -> list[str]:
         return (*self.arguments, *self.auxiliary)[:count]
 
-    def output_names(self, count):
+    def output_names(self, count: int) -> list[str]:
         return tuple(self.outputs)
 
-    def states(self, count):
+    def states(self, count: int) -> list[bool]:
         return tuple([False] * len(self.arguments) + [True] * len(self.auxiliary))
 
-    def initial_values(self, count):
+    def initial_values(self, count: int) -> list[Any]:
         return (None,) * count
 
-    def text(self, name):
+    def text(self, name: str) -> str:
         return self.params[name]
 
-    def infer(self, inputs, outputs, train):
+    def infer(self, inputs: list[Any], outputs: list[Any], train: bool) -> Any:
         """(completed inputs, outputs) as (shape, dtype) pairs."""
         shapes, dtypes = (
             self._infer_shapes([desc[0] for desc in inputs]),
@@ -246,7 +275,7 @@ class CustomCall:
 
     # Running
 
-    def run(self, inputs, device=None):
+    def run(self, inputs: Sequence[NDArray], device: Context | None = None) -> list[NDArray]:
         """The outputs, for arrays of the arguments and auxiliary states."""
         descs = [(array.shape, _core.dtype_name(array.dtype)) for array in inputs]
         ctx = inputs[0].context if inputs else device
@@ -327,7 +356,9 @@ class CustomCall:
         return _core.record_function(backward, list(inputs[:count]), outputs)
 
 
-def custom_array(*data, op_type=None, name=None, **kwargs):
+def custom_array(
+    *data: NDArray, op_type: str | None = None, name: str | None = None, **kwargs: Any
+) -> NDArray | Any:
     """``mx.nd.Custom``."""
     arrays = {key: value for key, value in kwargs.items() if isinstance(value, nd.NDArray)}
     call = CustomCall(op_type, {key: value for key, value in kwargs.items() if key not in arrays})
@@ -345,7 +376,13 @@ def custom_array(*data, op_type=None, name=None, **kwargs):
     return outputs[0] if len(outputs) == 1 else outputs
 
 
-def custom_symbol(*data, op_type=None, name=None, attr=None, **kwargs):
+def custom_symbol(
+    *data: Symbol,
+    op_type: str | None = None,
+    name: str | None = None,
+    attr: dict[str, str] | None = None,
+    **kwargs: Any,
+) -> Symbol:
     """``mx.sym.Custom``."""
     from .name import NameManager
     from .symbol import Symbol
@@ -371,12 +408,12 @@ def custom_symbol(*data, op_type=None, name=None, attr=None, **kwargs):
     return Symbol([(node, i) for i in range(node.num_outputs)])
 
 
-def get_all_registered_operators():
+def get_all_registered_operators() -> list[str]:
     """The names of all ops."""
     return sorted(_core.ops())
 
 
-def get_operator_arguments(op_name):
+def get_operator_arguments(op_name: str) -> OperatorArguments:
     """The inputs and parameters of an op, as OperatorArguments."""
     info = _core.get_op(op_name).describe()
     names = [entry["name"] for entry in info["inputs"]] + [

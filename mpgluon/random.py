@@ -4,14 +4,22 @@ Numbers are a function of the seed, the count of random calls since it was set, 
 array: never of the device.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from . import _core
 from .ndarray.random import *  # noqa: F403
 from .ndarray.random import __all__ as _samplers
 
+if TYPE_CHECKING:
+    from ._core import Context, Scope
+
+
 __all__ = ["seed", "get_state", "set_state", *_samplers]
 
 
-def seed(seed_state, ctx="all"):
+def seed(seed_state: int, ctx: Context | str = "all") -> None:
     """Sets the seed and starts the count of random calls anew.
 
     ``ctx`` is taken for MXNet's programs: devices share one sequence, so it has no effect.
@@ -25,17 +33,17 @@ def seed(seed_state, ctx="all"):
         ) from None
 
 
-def get_state():
+def get_state() -> tuple[int, int]:
     """The seed and the count of random calls, for `set_state`."""
     return _core.random_state()
 
 
-def calls_at(state):
+def calls_at(state: tuple[int, int]) -> Scope:
     """A scope in which random calls are those that begin at `state`; those after it are as if it
     had made none."""
     return _core.Scope((_core.random_restore, state))
 
 
-def set_state(state):
+def set_state(state: tuple[int, int]) -> None:
     """Goes back to a state that `get_state` gave."""
     _core.random_restore(state)

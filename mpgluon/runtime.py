@@ -1,5 +1,7 @@
 """What the library was built with, and what it found."""
 
+from __future__ import annotations
+
 from . import _core
 
 __all__ = ["Feature", "Features", "feature_list"]
@@ -8,11 +10,11 @@ __all__ = ["Feature", "Features", "feature_list"]
 class Feature:
     """A part that may be there: ``name`` and ``enabled``."""
 
-    def __init__(self, name, enabled):
+    def __init__(self, name: str, enabled: bool) -> None:
         self.name = name
         self.enabled = bool(enabled)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"{'✔' if self.enabled else '✖'} {self.name}"
 
 
@@ -41,7 +43,7 @@ def _features():
     }
 
 
-def feature_list():
+def feature_list() -> list[Feature]:
     """A list of all `Feature`."""
     return [Feature(name, enabled) for name, enabled in _features().items()]
 
@@ -49,13 +51,13 @@ def feature_list():
 class Features(dict):
     """The features by name, as a dict."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__((feature.name, feature) for feature in feature_list())
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return str(list(self.values()))
 
-    def is_enabled(self, feature_name):
+    def is_enabled(self, feature_name: str) -> bool:
         """Whether the feature is there, whatever the case of the name. RuntimeError when there is
         none of that name."""
         name = feature_name.upper()

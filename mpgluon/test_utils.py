@@ -1,12 +1,24 @@
 """Helpers for tests of code that uses arrays: comparison, random arrays, numerical gradients."""
 
+from __future__ import annotations
+
 import os
 import random as _random
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from . import autograd, ndarray as nd
 from .context import Context, current_context
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from ._core import NDArray
+    from ._types import ArrayLike, DType, Shape
+    from .symbol import Symbol
+
 
 __all__ = [
     "almost_equal",
@@ -43,7 +55,7 @@ _TOLERANCES = {
 }
 
 
-def default_context():
+def default_context() -> Context:
     """The device tests run on: set by `set_default_context`, or the environment's
     MXNET_TEST_DEFAULT_CTX ("cpu(1)"), or the current one."""
     if _default_context is not None:
@@ -55,18 +67,18 @@ def default_context():
     return Context(kind, int(number.rstrip(")") or 0))
 
 
-def set_default_context(ctx):
+def set_default_context(ctx: Context) -> None:
     """Makes tests run on `ctx`."""
     global _default_context
     _default_context = ctx
 
 
-def default_dtype():
+def default_dtype() -> type[np.floating[Any]]:
     """The dtype tests use unless they say otherwise: numpy.float32."""
     return np.float32
 
 
-def list_gpus():
+def list_gpus() -> list[int]:
     """The numbers of the GPUs there are."""
     from .context import num_gpus
 
@@ -78,7 +90,7 @@ def _values(value):
     return value.asnumpy() if isinstance(value, nd.NDArray) else np.asarray(value)
 
 
-def effective_dtype(value):
+def effective_dtype(value: Any) -> np.dtype[Any]:
     """The name of the dtype whose precision a value has."""
     dtype = getattr(value, "dtype", None)
     if dtype is None:
@@ -93,30 +105,38 @@ def _tolerance(a, b, position, given):
     return max(_TOLERANCES[effective_dtype(a)][position], _TOLERANCES[effective_dtype(b)][position])
 
 
-def get_rtol(rtol=None, a=0.0, b=0.0):
+def get_rtol(rtol: float | None = None, a: Any = 0.0, b: Any = 0.0) -> float:
     """The relative tolerance for comparing `a` and `b`: that of the less precise dtype, unless
     given."""
     return _tolerance(a, b, 0, rtol)
 
 
-def get_atol(atol=None, a=0.0, b=0.0):
+def get_atol(atol: float | None = None, a: Any = 0.0, b: Any = 0.0) -> float:
     """The absolute tolerance, likewise."""
     return _tolerance(a, b, 1, atol)
 
 
-def same(a, b):
+def same(a: ArrayLike, b: ArrayLike) -> bool:
     """Whether shapes and all values are equal (NaN to nothing)."""
     return np.array_equal(_values(a), _values(b))
 
 
-def almost_equal(a, b, rtol=None, atol=None, equal_nan=False):
+def almost_equal(
+    a: ArrayLike,
+    b: ArrayLike,
+    rtol: float | None = None,
+    atol: float | None = None,
+    equal_nan: bool = False,
+) -> bool:
     """Whether |a - b| <= atol + rtol * |b| everywhere."""
     rtol, atol = get_rtol(rtol, a, b), get_atol(atol, a, b)
     a, b = _values(a), _values(b)
     return a.shape == b.shape and np.allclose(a, b, rtol=rtol, atol=atol, equal_nan=equal_nan)
 
 
-def find_max_violation(a, b, rtol=None, atol=None):
+def find_max_violation(
+    a: ArrayLike, b: ArrayLike, rtol: float | None = None, atol: float | None = None
+) -> tuple[Any, Any]:
     """(position, size) of where a and b differ most in units of what is allowed."""
     rtol, atol = get_rtol(rtol, a, b), get_atol(atol, a, b)
     a, b = _values(a).astype(np.float64), _values(b).astype(np.float64)
@@ -130,8 +150,14 @@ def find_max_violation(a, b, rtol=None, atol=None):
 
 
 def assert_almost_equal(
-    a, b, rtol=None, atol=None, names=("a", "b"), equal_nan=False, mismatches=(10, 10)
-):
+    a: ArrayLike,
+    b: ArrayLike,
+    rtol: float | None = None,
+    atol: float | None = None,
+    names: tuple[str, str] = ("a", "b"),
+    equal_nan: bool = False,
+    mismatches: tuple[int, int] = (10, 10),
+) -> None:
     """AssertionError, with the worst differences, unless `almost_equal`. `mismatches`: how many of
     them are shown at most."""
     rtol, atol = get_rtol(rtol, a, b), get_atol(atol, a, b)
@@ -152,7 +178,9 @@ def assert_almost_equal(
     raise AssertionError("\n".join(lines))
 
 
-def assert_exception(function, exception_type, *args, **kwargs):
+def assert_exception(
+    function: Callable[..., Any], exception_type: type[BaseException], *args: Any, **kwargs: Any
+) -> None:
     """AssertionError unless the call raises `exception_type`."""
     try:
         function(*args, **kwargs)
@@ -163,7 +191,7 @@ def assert_exception(function, exception_type, *args, **kwargs):
     )
 
 
-def random_arrays(*shapes):
+def random_arrays(*shapes: Shape) -> Any:
     """Standard normal NumPy arrays of these shapes: a list, or the array itself for one shape."""
     arrays = [
         np.asarray(np.random.standard_normal(shape), dtype=default_dtype()) for shape in shapes
@@ -171,7 +199,13 @@ def random_arrays(*shapes):
     return arrays[0] if len(arrays) == 1 else arrays
 
 
-def rand_ndarray(shape, stype="default", density=None, dtype=None, ctx=None):
+def rand_ndarray(
+    shape: Shape,
+    stype: str = "default",
+    density: float | None = None,
+    dtype: DType | None = None,
+    ctx: Context | None = None,
+) -> NDArray:
     """An array of uniform values in [-1, 1), drawn by numpy.random. Only stype "default": arrays
     are dense here."""
     if stype != "default":
@@ -185,25 +219,29 @@ def rand_ndarray(shape, stype="default", density=None, dtype=None, ctx=None):
     )
 
 
-def rand_shape_nd(num_dim, dim=10, allow_zero_size=False):
+def rand_shape_nd(num_dim: int, dim: int = 10, allow_zero_size: bool = False) -> Shape:
     """A shape of `num_dim` random dimensions up to `dim`."""
     return tuple(_random.randint(0 if allow_zero_size else 1, dim) for _ in range(num_dim))
 
 
-def rand_shape_2d(dim0=10, dim1=10, allow_zero_size=False):
+def rand_shape_2d(dim0: int = 10, dim1: int = 10, allow_zero_size: bool = False) -> tuple[int, int]:
     """A shape of two dimensions up to `dim0` and `dim1`."""
     least = 0 if allow_zero_size else 1
     return _random.randint(least, dim0), _random.randint(least, dim1)
 
 
-def rand_shape_3d(dim0=10, dim1=10, dim2=10, allow_zero_size=False):
+def rand_shape_3d(
+    dim0: int = 10, dim1: int = 10, dim2: int = 10, allow_zero_size: bool = False
+) -> tuple[int, int, int]:
     """A shape of three dimensions up to `dim0`, `dim1` and `dim2`."""
     return rand_shape_2d(dim0, dim1, allow_zero_size) + (
         _random.randint(0 if allow_zero_size else 1, dim2),
     )
 
 
-def numeric_grad(function, inputs, eps=1e-3):
+def numeric_grad(
+    function: Callable[..., Any], inputs: Sequence[Any], eps: float = 1e-3
+) -> list[np.ndarray[Any, Any]]:
     """Gradients of `function(*inputs)`, a number, by central differences; inputs are NumPy arrays
     of float64."""
     gradients = []
@@ -222,15 +260,15 @@ def numeric_grad(function, inputs, eps=1e-3):
 
 
 def check_numeric_gradient(
-    function,
-    location,
-    numeric_eps=1e-3,
-    rtol=1e-2,
-    atol=1e-4,
-    grad_nodes=None,
-    ctx=None,
-    dtype="float64",
-):
+    function: Any,
+    location: Any,
+    numeric_eps: float = 1e-3,
+    rtol: float = 1e-2,
+    atol: float = 1e-4,
+    grad_nodes: Any = None,
+    ctx: Context | None = None,
+    dtype: DType = "float64",
+) -> None:
     """Compares the gradients that backward gives with differences.
 
     function : callable of NDArrays that returns an NDArray (or a list of them); a Block is one too.
@@ -277,7 +315,9 @@ def check_numeric_gradient(
         )
 
 
-def check_speed(function, location, N=20, ctx=None):
+def check_speed(
+    function: Callable[..., Any], location: Sequence[Any], N: int = 20, ctx: Context | None = None
+) -> float:
     """Seconds per call of `function(*location)`, its results waited for."""
     import time
 
@@ -292,7 +332,9 @@ def check_speed(function, location, N=20, ctx=None):
     return (time.perf_counter() - begin) / N
 
 
-def simple_forward(sym, ctx=None, is_train=False, **inputs):
+def simple_forward(
+    sym: Symbol, ctx: Context | None = None, is_train: bool = False, **inputs: Any
+) -> Any:
     """Evaluates a symbol once.
 
     Parameters

@@ -6,11 +6,22 @@ and shapes in what `Symbol.infer_shape` takes and gives, instead of 0 and (). Ar
 dimensions and of zero size always exist.
 """
 
+from __future__ import annotations
+
 import contextlib
 import os
 import threading
+from typing import TYPE_CHECKING
 
 from . import _core
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import NoReturn
+
+    from ._core import Context
+    from ._types import Function
+
 
 __all__ = [
     "get_cuda_compute_capability",
@@ -33,12 +44,12 @@ __all__ = [
 ]
 
 
-def getenv(name):
+def getenv(name: str) -> str | None:
     """The value of an environment variable, None when it is not set."""
     return os.environ.get(name)
 
 
-def setenv(name, value):
+def setenv(name: str, value: str | None) -> None:
     """Sets an environment variable; None removes it."""
     if value is None:
         os.environ.pop(name, None)
@@ -46,29 +57,29 @@ def setenv(name, value):
         os.environ[name] = str(value)
 
 
-def makedirs(d):
+def makedirs(d: str) -> None:
     """Makes a folder and those above it; it may be there already."""
     os.makedirs(os.path.expanduser(d), exist_ok=True)
 
 
-def get_gpu_count():
+def get_gpu_count() -> int:
     """GPUs that can be used."""
     return _core.num_gpus()
 
 
-def get_gpu_memory(gpu_dev_id):
+def get_gpu_memory(gpu_dev_id: int) -> tuple[int, int]:
     """``(free, total)`` bytes of a GPU."""
     from .context import gpu_memory_info
 
     return gpu_memory_info(gpu_dev_id)
 
 
-def get_cuda_compute_capability(ctx):
+def get_cuda_compute_capability(ctx: Context) -> NoReturn:
     """The compute capability of a GPU as a number such as 90."""
     raise _core.NotSupportedError(f"get_cuda_compute_capability: not available for {ctx}")
 
 
-def is_np_array():
+def is_np_array() -> bool:
     """False: operators and Gluon work with NDArray."""
     return False
 
@@ -76,25 +87,25 @@ def is_np_array():
 _switches = threading.local()
 
 
-def is_np_shape():
+def is_np_shape() -> bool:
     """Whether unknown sizes are written -1 in this thread (see `np_shape`)."""
     return getattr(_switches, "np_shape", False)
 
 
-def set_np_shape(active):
+def set_np_shape(active: bool) -> bool:
     """Sets whether unknown sizes are written -1 in this thread; returns the former value."""
     former = is_np_shape()
     _switches.np_shape = bool(active)
     return former
 
 
-def set_np(shape=True, array=True):
+def set_np(shape: bool = True, array: bool = True) -> None:
     """NotSupportedError: there is no ``mx.np`` here."""
     if array:
         raise _core.NotSupportedError("set_np: there is no mx.np in mpgluon; use mx.nd")
 
 
-def reset_np():
+def reset_np() -> None:
     """Nothing to reset."""
 
 
@@ -102,7 +113,7 @@ class np_shape(_core.Scope):
     """A scope in which symbols' unknown sizes and shapes are written -1 and None instead of 0 and
     ()."""
 
-    def __init__(self, active=True):
+    def __init__(self, active: bool = True) -> None:
         self._active = bool(active)
 
     def _changes(self):
@@ -110,29 +121,29 @@ class np_shape(_core.Scope):
 
 
 @contextlib.contextmanager
-def np_array(active=True):
+def np_array(active: bool = True) -> Iterator[None]:
     """A scope that may only switch NumPy arrays off."""
     if active:
         set_np()
     yield
 
 
-def use_np_shape(func):
+def use_np_shape(func: Function) -> Function:
     """The function or class itself."""
     return func
 
 
-def use_np_array(func):
+def use_np_array(func: Function) -> Function:
     """The function or class itself."""
     return func
 
 
-def use_np(func):
+def use_np(func: Function) -> Function:
     """The function or class itself."""
     return func
 
 
-def set_module(module):
+def set_module(module: str | None) -> Callable[[Function], Function]:
     """A decorator that sets where a function or class says it comes from."""
 
     def decorate(func):

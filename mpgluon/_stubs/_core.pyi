@@ -2,7 +2,7 @@
 # are methods of NDArray, and whatever else the module has.
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar  # noqa: F401 - methods that are ops have words
 
 import numpy as np
 

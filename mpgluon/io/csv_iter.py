@@ -1,10 +1,19 @@
 """`CSVIter`: batches of the lines of a CSV file."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from .. import _core, ndarray as nd
 from ..base import MXNetError
 from .io import DataBatch, DataDesc, _WholeBatchIter
+
+if TYPE_CHECKING:
+    from .._core import NDArray
+    from .._types import DType, Shape
+
 
 __all__ = ["CSVIter"]
 
@@ -53,17 +62,17 @@ class CSVIter(_WholeBatchIter):
 
     def __init__(
         self,
-        data_csv,
-        data_shape,
-        label_csv=None,
-        label_shape=(1,),
-        batch_size=1,
-        round_batch=True,
-        dtype="float32",
-        data_name="data",
-        label_name="softmax_label",
-        prefetch_buffer=4,
-    ):
+        data_csv: str,
+        data_shape: Shape,
+        label_csv: str | None = None,
+        label_shape: Shape = (1,),
+        batch_size: int = 1,
+        round_batch: bool = True,
+        dtype: DType = "float32",
+        data_name: str = "data",
+        label_name: str = "softmax_label",
+        prefetch_buffer: int = 4,
+    ) -> None:
         super().__init__(batch_size)
         dtype = np.dtype(_core.dtype_name(dtype or "float32"))
         self._data = _read(data_csv, tuple(data_shape), dtype)
@@ -86,12 +95,12 @@ class CSVIter(_WholeBatchIter):
             DataDesc(label_name, (batch_size, *self._label.shape[1:]), dtype.type)
         ]
 
-    def reset(self):
+    def reset(self) -> None:
         """Starts over."""
         count = len(self._data)
         self._begin = self._begin - count if self._round and self._begin > count else 0
 
-    def iter_next(self):
+    def iter_next(self) -> bool:
         count, begin = len(self._data), self._begin
         if begin >= count:
             return False
@@ -104,10 +113,10 @@ class CSVIter(_WholeBatchIter):
         self.current_batch = DataBatch(arrays[:1], arrays[1:], pad, rows)
         return True
 
-    def getdata(self):
+    def getdata(self) -> list[NDArray]:
         """The data of the current batch."""
         return self.current_batch.data[0]
 
-    def getlabel(self):
+    def getlabel(self) -> list[NDArray]:
         """The labels of the current batch."""
         return self.current_batch.label[0]

@@ -1,12 +1,23 @@
 """`DataIter` and those that iterate over arrays in memory or over other iterators."""
 
+from __future__ import annotations
+
 import queue
 import threading
 from collections import deque, namedtuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .. import _core, ndarray as nd
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from .._core import NDArray
+    from .._types import DataShapes, DType, Shape
+
 
 __all__ = ["DataBatch", "DataDesc", "DataIter", "NDArrayIter", "PrefetchingIter", "ResizeIter"]
 
@@ -14,22 +25,26 @@ __all__ = ["DataBatch", "DataDesc", "DataIter", "NDArrayIter", "PrefetchingIter"
 class DataDesc(namedtuple("DataDesc", ["name", "shape"])):
     """The name and shape of one array of a batch, with its dtype and layout."""
 
-    def __new__(cls, name, shape, dtype=np.float32, layout="NCHW"):
+    def __new__(
+        cls, name: str, shape: Sequence[int], dtype: DType = np.float32, layout: str | None = "NCHW"
+    ) -> DataDesc:
         desc = super().__new__(cls, name, tuple(shape))
         desc.dtype = dtype
         desc.layout = layout
         return desc
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"DataDesc[{self.name},{self.shape},{self.dtype},{self.layout}]"
 
     @staticmethod
-    def get_batch_axis(layout):
+    def get_batch_axis(layout: str | None) -> int:
         """The place of the batch ('N') in a layout; 0 for None, -1 where there is none."""
         return 0 if layout is None else layout.find("N")
 
     @staticmethod
-    def get_list(shapes, types=None):
+    def get_list(
+        shapes: Sequence[tuple[str, Shape]], types: Sequence[tuple[str, DType]] | None = None
+    ) -> list[DataDesc]:
         """A list of DataDesc from lists of ``(name, shape)`` and ``(name, dtype)``."""
         types = dict(types or ())
         return [
@@ -43,14 +58,14 @@ class DataBatch:
 
     def __init__(
         self,
-        data,
-        label=None,
-        pad=None,
-        index=None,
-        bucket_key=None,
-        provide_data=None,
-        provide_label=None,
-    ):
+        data: Sequence[NDArray] | None,
+        label: Sequence[NDArray] | None = None,
+        pad: int | None = None,
+        index: np.ndarray[Any, Any] | None = None,
+        bucket_key: Any = None,
+        provide_data: DataShapes | None = None,
+        provide_label: DataShapes | None = None,
+    ) -> None:
         for what, value in (("Data", data), ("Label", label)):
             if value is not None and not isinstance(value, (list, tuple)):
                 raise TypeError(f"{what} must be list of NDArrays")
@@ -62,7 +77,7 @@ class DataBatch:
         self.provide_data = provide_data
         self.provide_label = provide_label
 
-    def __str__(self):
+    def __str__(self) -> str:
         data, label = (
             None if arrays is None else [array.shape for array in arrays]
             for arrays in (self.data, self.label)
@@ -74,16 +89,16 @@ class DataIter:
     """The base of iterators over batches. Subclasses define `iter_next`, `getdata`, `getlabel`,
     `getpad`, and `reset`."""
 
-    def __init__(self, batch_size=0):
+    def __init__(self, batch_size: int = 0) -> None:
         self.batch_size = batch_size
 
-    def __iter__(self):
+    def __iter__(self) -> DataIter:
         return self
 
-    def reset(self):
+    def reset(self) -> None:
         """Goes back to the beginning."""
 
-    def next(self):
+    def next(self) -> DataBatch:
         """The next batch. StopIteration behind the last."""
         if not self.iter_next():
             raise StopIteration
@@ -91,23 +106,23 @@ class DataIter:
             data=self.getdata(), label=self.getlabel(), pad=self.getpad(), index=self.getindex()
         )
 
-    def __next__(self):
+    def __next__(self) -> DataBatch:
         return self.next()
 
-    def iter_next(self):
+    def iter_next(self) -> bool:
         """Goes on to the next batch; False behind the last."""
 
-    def getdata(self):
+    def getdata(self) -> list[NDArray]:
         """The data of the current batch."""
 
-    def getlabel(self):
+    def getlabel(self) -> list[NDArray]:
         """The labels of the current batch."""
 
-    def getindex(self):
+    def getindex(self) -> np.ndarray[Any, Any] | None:
         """The numbers of the current batch's samples, or None."""
         return None
 
-    def getpad(self):
+    def getpad(self) -> int | None:
         """How many samples of the current batch are padding."""
 
 
@@ -160,15 +175,15 @@ class NDArrayIter(DataIter):
 
     def __init__(
         self,
-        data,
-        label=None,
-        batch_size=1,
-        shuffle=False,
-        last_batch_handle="pad",
-        data_name="data",
-        label_name="softmax_label",
-        layout="NCHW",
-    ):
+        data: Any,
+        label: Any = None,
+        batch_size: int = 1,
+        shuffle: bool = False,
+        last_batch_handle: str = "pad",
+        data_name: str = "data",
+        label_name: str = "softmax_label",
+        layout: str = "NCHW",
+    ) -> None:
         super().__init__(batch_size)
         if last_batch_handle not in ("pad", "discard", "roll_over"):
             raise ValueError(
@@ -202,7 +217,7 @@ class NDArrayIter(DataIter):
             )
         self.reset()
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         arrays = ", ".join(
             f"{name} {tuple(array.shape)}" for name, array in (*self.data, *self.label)
         )
@@ -217,26 +232,26 @@ class NDArrayIter(DataIter):
         return found
 
     @property
-    def provide_data(self):
+    def provide_data(self) -> list[DataDesc]:
         """Names and shapes of a batch's data."""
         return self._describe(self.data)
 
     @property
-    def provide_label(self):
+    def provide_label(self) -> list[DataDesc]:
         """Names and shapes of a batch's labels."""
         return self._describe(self.label)
 
     @property
-    def num_source(self):
+    def num_source(self) -> int:
         """How many arrays there are, data and labels together."""
         return len(self.data) + len(self.label)
 
-    def hard_reset(self):
+    def hard_reset(self) -> None:
         """Goes back to the beginning, and forgets what was to roll over."""
         self._kept = None
         self._start()
 
-    def reset(self):
+    def reset(self) -> None:
         self._start()
 
     def _start(self):
@@ -246,11 +261,11 @@ class NDArrayIter(DataIter):
         # With samples rolled over the first batch begins before the data do.
         self.cursor = -held - self.batch_size
 
-    def iter_next(self):
+    def iter_next(self) -> bool:
         self.cursor += self.batch_size
         return self.cursor < self._end
 
-    def next(self):
+    def next(self) -> DataBatch:
         if not self.iter_next():
             raise StopIteration
         if self.last_batch_handle == "roll_over" and self.cursor + self.batch_size > self.num_data:
@@ -296,13 +311,13 @@ class NDArrayIter(DataIter):
             missing -= more
         return found
 
-    def getdata(self):
+    def getdata(self) -> list[NDArray]:
         return self._batch(self.data, self._kept and self._kept[0])
 
-    def getlabel(self):
+    def getlabel(self) -> list[NDArray]:
         return self._batch(self.label, self._kept and self._kept[1])
 
-    def getpad(self):
+    def getpad(self) -> int:
         end = self.cursor + self.batch_size
         if self.last_batch_handle == "pad" and end > self.num_data:
             return end - self.num_data
@@ -312,21 +327,21 @@ class NDArrayIter(DataIter):
 class _WholeBatchIter(DataIter):
     """An iterator whose `iter_next` leaves the batch in `current_batch`."""
 
-    def next(self):
+    def next(self) -> DataBatch:
         if not self.iter_next():
             raise StopIteration
         return self.current_batch
 
-    def getdata(self):
+    def getdata(self) -> list[NDArray]:
         return self.current_batch.data
 
-    def getlabel(self):
+    def getlabel(self) -> list[NDArray]:
         return self.current_batch.label
 
-    def getindex(self):
+    def getindex(self) -> np.ndarray[Any, Any] | None:
         return self.current_batch.index
 
-    def getpad(self):
+    def getpad(self) -> int | None:
         return self.current_batch.pad
 
 
@@ -343,7 +358,7 @@ class ResizeIter(_WholeBatchIter):
         Whether `reset` resets `data_iter`, too.
     """
 
-    def __init__(self, data_iter, size, reset_internal=True):
+    def __init__(self, data_iter: DataIter, size: int, reset_internal: bool = True) -> None:
         super().__init__()
         self.data_iter = data_iter
         self.size = size
@@ -356,12 +371,12 @@ class ResizeIter(_WholeBatchIter):
         if hasattr(data_iter, "default_bucket_key"):
             self.default_bucket_key = data_iter.default_bucket_key
 
-    def reset(self):
+    def reset(self) -> None:
         self.cur = 0
         if self.reset_internal:
             self.data_iter.reset()
 
-    def iter_next(self):
+    def iter_next(self) -> bool:
         if self.cur == self.size:
             return False
         try:
@@ -427,7 +442,12 @@ class PrefetchingIter(_WholeBatchIter):
         New names of the data and labels of each iterator.
     """
 
-    def __init__(self, iters, rename_data=None, rename_label=None):
+    def __init__(
+        self,
+        iters: DataIter | Sequence[DataIter],
+        rename_data: Sequence[dict[str, str]] | None = None,
+        rename_label: Sequence[dict[str, str]] | None = None,
+    ) -> None:
         super().__init__()
         self.iters = list(iters) if isinstance(iters, (list, tuple)) else [iters]
         if not self.iters:
@@ -441,7 +461,7 @@ class PrefetchingIter(_WholeBatchIter):
         self._ended = False
         self._begin()
 
-    def __del__(self):
+    def __del__(self) -> None:
         for fetcher in getattr(self, "_fetchers", ()):
             fetcher.close()
 
@@ -457,12 +477,12 @@ class PrefetchingIter(_WholeBatchIter):
         return found
 
     @property
-    def provide_data(self):
+    def provide_data(self) -> list[DataDesc]:
         """Names and shapes of a batch's data."""
         return self._described([source.provide_data for source in self.iters], self.rename_data)
 
     @property
-    def provide_label(self):
+    def provide_label(self) -> list[DataDesc]:
         """Names and shapes of a batch's labels."""
         return self._described([source.provide_label for source in self.iters], self.rename_label)
 
@@ -472,14 +492,14 @@ class PrefetchingIter(_WholeBatchIter):
         for fetcher in self._fetchers:
             fetcher.order()
 
-    def reset(self):
+    def reset(self) -> None:
         for fetcher in self._fetchers:
             fetcher.end()
         for source in self.iters:
             source.reset()
         self._begin()
 
-    def iter_next(self):
+    def iter_next(self) -> bool:
         if self._ended or any(fetcher.closed for fetcher in self._fetchers):
             return False
         # before something is taken: an interrupt finds one order too many, and never one too few

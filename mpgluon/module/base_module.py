@@ -1,7 +1,10 @@
 """`BaseModule`: what all modules do with batches: train, score, predict."""
 
+from __future__ import annotations
+
 import logging
 import time
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -9,6 +12,22 @@ from .. import metric as metrics, ndarray as nd
 from ..context import cpu
 from ..initializer import Uniform
 from ..model import BatchEndParam, split_params
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from logging import Logger
+    from typing import Any
+
+    from .._core import NDArray
+    from .._types import ArrayLike, Arrays, Callbacks, DataShapes, Metric, Shape
+    from ..initializer import Initializer
+    from ..io import DataBatch, DataDesc, DataIter
+    from ..kvstore import KVStoreBase
+    from ..metric import EvalMetric
+    from ..monitor import Monitor
+    from ..optimizer import Optimizer
+    from ..symbol import Symbol
+
 
 __all__ = ["BaseModule"]
 
@@ -23,7 +42,7 @@ class BaseModule:
     `backward`, `update`, `update_metric`, `get_outputs`, `get_params` and the descriptions of its
     data."""
 
-    def __init__(self, logger=logging):
+    def __init__(self, logger: Logger = logging) -> None:
         self.logger = logger
         self.binded = False
         self.for_training = False
@@ -33,7 +52,7 @@ class BaseModule:
         self._symbol = None
 
     @property
-    def symbol(self):
+    def symbol(self) -> Symbol | None:
         """The symbol of the module."""
         return self._symbol
 
@@ -53,124 +72,133 @@ class BaseModule:
         raise NotImplementedError(f"{type(self).__name__} does not define {name}")
 
     @property
-    def data_names(self):
+    def data_names(self) -> Sequence[str]:
         """The names of the data."""
         self._undefined("data_names")
 
     @property
-    def output_names(self):
+    def output_names(self) -> Sequence[str]:
         """The names of the outputs."""
         self._undefined("output_names")
 
     @property
-    def data_shapes(self):
+    def data_shapes(self) -> list[DataDesc]:
         """The data that it is bound to, as DataDesc."""
         self._undefined("data_shapes")
 
     @property
-    def label_shapes(self):
+    def label_shapes(self) -> list[DataDesc] | None:
         """The labels that it is bound to, as DataDesc."""
         self._undefined("label_shapes")
 
     @property
-    def output_shapes(self):
+    def output_shapes(self) -> list[tuple[str, Shape]]:
         """(name, shape) of the outputs."""
         self._undefined("output_shapes")
 
     def bind(
         self,
-        data_shapes,
-        label_shapes=None,
-        for_training=True,
-        inputs_need_grad=False,
-        force_rebind=False,
-        shared_module=None,
-        grad_req="write",
-    ):
+        data_shapes: DataShapes,
+        label_shapes: DataShapes | None = None,
+        for_training: bool = True,
+        inputs_need_grad: bool = False,
+        force_rebind: bool = False,
+        shared_module: BaseModule | None = None,
+        grad_req: str | Sequence[str] | dict[str, str] = "write",
+    ) -> None:
         """Makes the executors for these shapes of data and labels: DataDesc, or (name, shape)."""
         self._undefined("bind")
 
     def init_params(
         self,
-        initializer=Uniform(0.01),
-        arg_params=None,
-        aux_params=None,
-        allow_missing=False,
-        force_init=False,
-        allow_extra=False,
-    ):
+        initializer: Initializer | None = Uniform(0.01),
+        arg_params: dict[str, NDArray] | None = None,
+        aux_params: dict[str, NDArray] | None = None,
+        allow_missing: bool = False,
+        force_init: bool = False,
+        allow_extra: bool = False,
+    ) -> None:
         """Sets the parameters: from the dicts where they are there, else by the initializer."""
         self._undefined("init_params")
 
     def init_optimizer(
         self,
-        kvstore="local",
-        optimizer="sgd",
-        optimizer_params=(("learning_rate", 0.01),),
-        force_init=False,
-    ):
+        kvstore: str | KVStoreBase | None = "local",
+        optimizer: str | Optimizer = "sgd",
+        optimizer_params: dict[str, Any] | Sequence[tuple[str, Any]] = (("learning_rate", 0.01),),
+        force_init: bool = False,
+    ) -> None:
         """Makes the optimizer."""
         self._undefined("init_optimizer")
 
-    def forward(self, data_batch, is_train=None):
+    def forward(self, data_batch: DataBatch, is_train: bool | None = None) -> None:
         """Computes the outputs of a batch; `is_train` None: as it was bound."""
         self._undefined("forward")
 
-    def backward(self, out_grads=None):
+    def backward(self, out_grads: Arrays | None = None) -> None:
         """Computes the gradients; `out_grads`: of the outputs, for those that are no losses."""
         self._undefined("backward")
 
-    def update(self):
+    def update(self) -> None:
         """Updates the parameters with the gradients of the last `backward`."""
         self._undefined("update")
 
-    def update_metric(self, eval_metric, labels, pre_sliced=False):
+    def update_metric(
+        self, eval_metric: EvalMetric, labels: Sequence[Any], pre_sliced: bool = False
+    ) -> None:
         """Updates a metric with the labels and the outputs of the last `forward`."""
         self._undefined("update_metric")
 
-    def get_outputs(self, merge_multi_context=True):
+    def get_outputs(self, merge_multi_context: bool = True) -> list[NDArray | Any]:
         """The outputs of the last `forward`, as a list; not merged, a list per device for each."""
         self._undefined("get_outputs")
 
-    def get_input_grads(self, merge_multi_context=True):
+    def get_input_grads(self, merge_multi_context: bool = True) -> list[NDArray | Any]:
         """The gradients of the data, like `get_outputs`; bound with `inputs_need_grad`."""
         self._undefined("get_input_grads")
 
-    def get_params(self):
+    def get_params(self) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
         """(arguments, auxiliary states): dicts of name to NDArray on the host."""
         self._undefined("get_params")
 
-    def install_monitor(self, mon):
+    def install_monitor(self, mon: Monitor) -> None:
         """Makes a `Monitor` see the executors."""
         self._undefined("install_monitor")
 
-    def get_states(self, merge_multi_context=True):
+    def get_states(self, merge_multi_context: bool = True) -> list[NDArray | Any]:
         """The states that are carried from batch to batch, as a list; none, unless a subclass has
         some."""
         return []
 
-    def set_states(self, states=None, value=None):
+    def set_states(self, states: Sequence[Any] | None = None, value: float | None = None) -> None:
         """Sets the states, to arrays or to one number."""
         if states or value:
             raise ValueError(f"{type(self).__name__} has no states")
 
     # --- What works for all
 
-    def forward_backward(self, data_batch):
+    def forward_backward(self, data_batch: DataBatch) -> None:
         """`forward` in train mode, then `backward`."""
         self.forward(data_batch, is_train=True)
         self.backward()
 
-    def prepare(self, data_batch, sparse_row_id_fn=None):
+    def prepare(
+        self, data_batch: DataBatch, sparse_row_id_fn: Callable[..., Any] | None = None
+    ) -> None:
         """Makes ready for a batch before its `forward`; nothing to do for most modules."""
 
     def set_params(
-        self, arg_params, aux_params, allow_missing=False, force_init=True, allow_extra=False
-    ):
+        self,
+        arg_params: dict[str, NDArray] | None,
+        aux_params: dict[str, NDArray] | None,
+        allow_missing: bool = False,
+        force_init: bool = True,
+        allow_extra: bool = False,
+    ) -> None:
         """Takes over parameters from dicts of name to NDArray."""
         self.init_params(None, arg_params, aux_params, allow_missing, force_init, allow_extra)
 
-    def save_params(self, fname):
+    def save_params(self, fname: str) -> None:
         """Writes the parameters into a ``.params`` file."""
         arguments, states = self.get_params()
         nd.save(
@@ -181,7 +209,7 @@ class BaseModule:
             },
         )
 
-    def load_params(self, fname):
+    def load_params(self, fname: str) -> None:
         """Reads what `save_params` wrote. ValueError for files of other kinds."""
         self.set_params(*split_params(nd.load(fname), fname, True))
 
@@ -196,15 +224,15 @@ class BaseModule:
 
     def score(
         self,
-        eval_data,
-        eval_metric,
-        num_batch=None,
-        batch_end_callback=None,
-        score_end_callback=None,
-        reset=True,
-        epoch=0,
-        sparse_row_id_fn=None,
-    ):
+        eval_data: DataIter,
+        eval_metric: Metric,
+        num_batch: int | None = None,
+        batch_end_callback: Callbacks | None = None,
+        score_end_callback: Callbacks | None = None,
+        reset: bool = True,
+        epoch: int = 0,
+        sparse_row_id_fn: Callable[..., Any] | None = None,
+    ) -> list[tuple[str, float]]:
         """Evaluates a metric over the batches of an iterator; a list of (name, value)."""
         eval_metric = (
             eval_metric
@@ -223,7 +251,13 @@ class BaseModule:
             _call_all(score_end_callback, BatchEndParam(epoch, number + 1, eval_metric, locals()))
         return eval_metric.get_name_value()
 
-    def iter_predict(self, eval_data, num_batch=None, reset=True, sparse_row_id_fn=None):
+    def iter_predict(
+        self,
+        eval_data: DataIter,
+        num_batch: int | None = None,
+        reset: bool = True,
+        sparse_row_id_fn: Callable[..., Any] | None = None,
+    ) -> Iterator[tuple[list[NDArray], int, DataBatch]]:
         """Yields ``(outputs, number, batch)`` for every batch, padding cut off."""
         for number, batch in self._batches(eval_data, num_batch, reset):
             self.prepare(batch)
@@ -236,13 +270,13 @@ class BaseModule:
 
     def predict(
         self,
-        eval_data,
-        num_batch=None,
-        merge_batches=True,
-        reset=True,
-        always_output_list=False,
-        sparse_row_id_fn=None,
-    ):
+        eval_data: DataIter | ArrayLike,
+        num_batch: int | None = None,
+        merge_batches: bool = True,
+        reset: bool = True,
+        always_output_list: bool = False,
+        sparse_row_id_fn: Callable[..., Any] | None = None,
+    ) -> NDArray | Any:
         """The outputs for all batches of an iterator, or for an array.
 
         Returns
@@ -272,28 +306,28 @@ class BaseModule:
 
     def fit(
         self,
-        train_data,
-        eval_data=None,
-        eval_metric="acc",
-        epoch_end_callback=None,
-        batch_end_callback=None,
-        kvstore="local",
-        optimizer="sgd",
-        optimizer_params=(("learning_rate", 0.01),),
-        eval_end_callback=None,
-        eval_batch_end_callback=None,
-        initializer=Uniform(0.01),
-        arg_params=None,
-        aux_params=None,
-        allow_missing=False,
-        force_rebind=False,
-        force_init=False,
-        begin_epoch=0,
-        num_epoch=None,
-        validation_metric=None,
-        monitor=None,
-        sparse_row_id_fn=None,
-    ):
+        train_data: DataIter,
+        eval_data: DataIter | None = None,
+        eval_metric: Metric = "acc",
+        epoch_end_callback: Callbacks | None = None,
+        batch_end_callback: Callbacks | None = None,
+        kvstore: str | KVStoreBase | None = "local",
+        optimizer: str | Optimizer = "sgd",
+        optimizer_params: dict[str, Any] | Sequence[tuple[str, Any]] = (("learning_rate", 0.01),),
+        eval_end_callback: Callbacks | None = None,
+        eval_batch_end_callback: Callbacks | None = None,
+        initializer: Initializer | None = Uniform(0.01),
+        arg_params: dict[str, NDArray] | None = None,
+        aux_params: dict[str, NDArray] | None = None,
+        allow_missing: bool = False,
+        force_rebind: bool = False,
+        force_init: bool = False,
+        begin_epoch: int = 0,
+        num_epoch: int | None = None,
+        validation_metric: Metric | None = None,
+        monitor: Monitor | None = None,
+        sparse_row_id_fn: Callable[..., Any] | None = None,
+    ) -> None:
         """Trains on the batches of `train_data` for the epochs from `begin_epoch` up to
         `num_epoch`, binding and initializing first.
 
@@ -394,6 +428,6 @@ class BaseModule:
             train_data.reset()
 
 
-def copied(arrays):
+def copied(arrays: dict[str, NDArray]) -> dict[str, NDArray]:
     """Copies of a dict's arrays on the first CPU device."""
     return {name: array.copyto(cpu()) for name, array in arrays.items()}

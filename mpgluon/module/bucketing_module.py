@@ -1,7 +1,10 @@
 """`BucketingModule`: one symbol for each kind of batch (such as a sequence length), all with the
 same parameters."""
 
+from __future__ import annotations
+
 import logging
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,6 +14,22 @@ from ..model import load_params
 from ..name import NameManager
 from .base_module import BaseModule
 from .module import Module
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from logging import Logger
+    from typing import Any
+
+    from .._core import NDArray
+    from .._types import Arrays, DataShapes, Devices, Groups
+    from ..initializer import Initializer
+    from ..io import DataBatch
+    from ..kvstore import KVStoreBase
+    from ..metric import EvalMetric
+    from ..monitor import Monitor
+    from ..optimizer import Optimizer
+    from ..symbol import Symbol
+
 
 __all__ = ["BucketingModule"]
 
@@ -31,16 +50,16 @@ class BucketingModule(BaseModule):
 
     def __init__(
         self,
-        sym_gen,
-        default_bucket_key=None,
-        logger=logging,
-        context=None,
-        work_load_list=None,
-        fixed_param_names=None,
-        state_names=None,
-        group2ctxs=None,
-        compression_params=None,
-    ):
+        sym_gen: Callable[[Any], tuple[Symbol, Sequence[str], Sequence[str]]],
+        default_bucket_key: Any = None,
+        logger: Logger = logging,
+        context: Devices | None = None,
+        work_load_list: Sequence[float] | None = None,
+        fixed_param_names: Sequence[str] | None = None,
+        state_names: Sequence[str] | None = None,
+        group2ctxs: Groups | Sequence[Groups] | None = None,
+        compression_params: dict[str, Any] | None = None,
+    ) -> None:
         super().__init__(logger)
         if default_bucket_key is None:
             raise AssertionError("default_bucket_key is needed")
@@ -75,7 +94,7 @@ class BucketingModule(BaseModule):
         return Module(symbol, data_names, label_names, **self._options)
 
     @property
-    def data_names(self):
+    def data_names(self) -> Sequence[str]:
         return (
             self._curr_module.data_names
             if self._curr_module is not None
@@ -83,7 +102,7 @@ class BucketingModule(BaseModule):
         )
 
     @property
-    def label_names(self):
+    def label_names(self) -> Sequence[str]:
         """The names of the labels of the current bucket (of the default one before `bind`)."""
         return (
             self._curr_module.label_names
@@ -97,7 +116,7 @@ class BucketingModule(BaseModule):
     symbol = property(lambda self: self._bound().symbol)
 
     @property
-    def output_names(self):
+    def output_names(self) -> Sequence[str]:
         return (
             self._curr_module.output_names
             if self._curr_module is not None
@@ -110,14 +129,14 @@ class BucketingModule(BaseModule):
 
     def bind(
         self,
-        data_shapes,
-        label_shapes=None,
-        for_training=True,
-        inputs_need_grad=False,
-        force_rebind=False,
-        shared_module=None,
-        grad_req="write",
-    ):
+        data_shapes: DataShapes,
+        label_shapes: DataShapes | None = None,
+        for_training: bool = True,
+        inputs_need_grad: bool = False,
+        force_rebind: bool = False,
+        shared_module: BaseModule | None = None,
+        grad_req: str | Sequence[str] | dict[str, str] = "write",
+    ) -> None:
         """Binds the default bucket; see `Module.bind`."""
         if shared_module is not None:
             raise AssertionError("shared_module for BucketingModule is not supported")
@@ -141,7 +160,9 @@ class BucketingModule(BaseModule):
             self.set_params(*former)
             self._params = None
 
-    def switch_bucket(self, bucket_key, data_shapes, label_shapes=None):
+    def switch_bucket(
+        self, bucket_key: Any, data_shapes: DataShapes, label_shapes: DataShapes | None = None
+    ) -> None:
         """Makes a bucket the current one, binding it if it is new. What the former one kept for its
         backward is given back."""
         self._require()
@@ -178,13 +199,13 @@ class BucketingModule(BaseModule):
 
     def init_params(
         self,
-        initializer=Uniform(0.01),
-        arg_params=None,
-        aux_params=None,
-        allow_missing=False,
-        force_init=False,
-        allow_extra=False,
-    ):
+        initializer: Initializer | None = Uniform(0.01),
+        arg_params: dict[str, NDArray] | None = None,
+        aux_params: dict[str, NDArray] | None = None,
+        allow_missing: bool = False,
+        force_init: bool = False,
+        allow_extra: bool = False,
+    ) -> None:
         """See `Module.init_params`."""
         if self.params_initialized and not force_init:
             return
@@ -201,8 +222,13 @@ class BucketingModule(BaseModule):
         self.params_initialized = True
 
     def set_params(
-        self, arg_params, aux_params, allow_missing=False, force_init=True, allow_extra=False
-    ):
+        self,
+        arg_params: dict[str, NDArray] | None,
+        aux_params: dict[str, NDArray] | None,
+        allow_missing: bool = False,
+        force_init: bool = True,
+        allow_extra: bool = False,
+    ) -> None:
         """See `Module.set_params`."""
         if not allow_missing or self.params_initialized and not force_init:
             self.init_params(None, arg_params, aux_params, allow_missing, force_init, allow_extra)
@@ -213,7 +239,7 @@ class BucketingModule(BaseModule):
         )
         self._note_params()
 
-    def get_params(self):
+    def get_params(self) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
         """See `Module.get_params`."""
         self._require(params=True)
         default = self._buckets[self._default_bucket_key]
@@ -226,11 +252,11 @@ class BucketingModule(BaseModule):
 
     def init_optimizer(
         self,
-        kvstore="local",
-        optimizer="sgd",
-        optimizer_params=(("learning_rate", 0.01),),
-        force_init=False,
-    ):
+        kvstore: str | KVStoreBase | None = "local",
+        optimizer: str | Optimizer = "sgd",
+        optimizer_params: dict[str, Any] | Sequence[tuple[str, Any]] = (("learning_rate", 0.01),),
+        force_init: bool = False,
+    ) -> None:
         """See `Module.init_optimizer`."""
         self._require(params=True)
         if self.optimizer_initialized and not force_init:
@@ -243,46 +269,50 @@ class BucketingModule(BaseModule):
                 module.borrow_optimizer(default)
         self.optimizer_initialized = True
 
-    def prepare(self, data_batch, sparse_row_id_fn=None):
+    def prepare(
+        self, data_batch: DataBatch, sparse_row_id_fn: Callable[..., Any] | None = None
+    ) -> None:
         """Binds the batch's bucket ahead of its forward; the current one stays."""
         self._require(params=True)
         self._bind_bucket(data_batch.bucket_key, data_batch.provide_data, data_batch.provide_label)
 
-    def forward(self, data_batch, is_train=None):
+    def forward(self, data_batch: DataBatch, is_train: bool | None = None) -> None:
         """Computes the outputs with the module of ``data_batch.bucket_key``."""
         self._require(params=True)
         self.switch_bucket(data_batch.bucket_key, data_batch.provide_data, data_batch.provide_label)
         self._curr_module.forward(data_batch, is_train)
 
-    def backward(self, out_grads=None):
+    def backward(self, out_grads: Arrays | None = None) -> None:
         self._bound().backward(out_grads)
 
-    def update(self):
+    def update(self) -> None:
         self._require(params=True, optimizer=True)
         self._curr_module.update()
 
-    def get_outputs(self, merge_multi_context=True):
+    def get_outputs(self, merge_multi_context: bool = True) -> list[NDArray | Any]:
         return self._bound().get_outputs(merge_multi_context)
 
-    def get_input_grads(self, merge_multi_context=True):
+    def get_input_grads(self, merge_multi_context: bool = True) -> list[NDArray | Any]:
         return self._bound().get_input_grads(merge_multi_context)
 
-    def get_states(self, merge_multi_context=True):
+    def get_states(self, merge_multi_context: bool = True) -> list[NDArray | Any]:
         return self._bound().get_states(merge_multi_context)
 
-    def set_states(self, states=None, value=None):
+    def set_states(self, states: Sequence[Any] | None = None, value: float | None = None) -> None:
         self._bound().set_states(states, value)
 
-    def update_metric(self, eval_metric, labels, pre_sliced=False):
+    def update_metric(
+        self, eval_metric: EvalMetric, labels: Sequence[Any], pre_sliced: bool = False
+    ) -> None:
         self._bound().update_metric(eval_metric, labels, pre_sliced)
 
-    def install_monitor(self, mon):
+    def install_monitor(self, mon: Monitor) -> None:
         self._require()
         self._monitor = mon
         for module in self._buckets.values():
             module.install_monitor(mon)
 
-    def save_checkpoint(self, prefix, epoch, remove_amp_cast=False):
+    def save_checkpoint(self, prefix: str, epoch: int, remove_amp_cast: bool = False) -> None:
         """Writes the parameters (``prefix-0001.params``), the keys of the buckets so far
         (``prefix.buckets``; they are integers) and the symbol of each
         (``prefix-10-symbol.json``)."""
@@ -299,7 +329,13 @@ class BucketingModule(BaseModule):
         self.save_params(f"{prefix}-{epoch:04d}.params")
 
     @staticmethod
-    def load(prefix, epoch, sym_gen=None, default_bucket_key=None, **kwargs):
+    def load(
+        prefix: str,
+        epoch: int,
+        sym_gen: Callable[[Any], Any] | None = None,
+        default_bucket_key: Any = None,
+        **kwargs: Any,
+    ) -> BucketingModule:
         """A module of what `save_checkpoint` wrote; `kwargs` go to `BucketingModule`. `sym_gen`
         makes the symbols of further buckets."""
         keys = [int(key) for key in nd.load(f"{prefix}.buckets")[0].asnumpy()]
@@ -310,13 +346,13 @@ class BucketingModule(BaseModule):
 
     @staticmethod
     def load_dict(
-        sym_dict=None,
-        sym_gen=None,
-        default_bucket_key=None,
-        arg_params=None,
-        aux_params=None,
-        **kwargs,
-    ):
+        sym_dict: dict[Any, Symbol] | None = None,
+        sym_gen: Callable[[Any], Any] | None = None,
+        default_bucket_key: Any = None,
+        arg_params: dict[str, NDArray] | None = None,
+        aux_params: dict[str, NDArray] | None = None,
+        **kwargs: Any,
+    ) -> BucketingModule:
         """A module of symbols by bucket, and parameters by name; `kwargs` go to
         `BucketingModule`."""
         for value, what in (

@@ -1,9 +1,12 @@
 """`Module`: one symbol on one device, on several with a part of each batch, or spread over devices
 by group2ctx."""
 
+from __future__ import annotations
+
 import logging
 import warnings
 from collections import namedtuple
+from typing import TYPE_CHECKING
 
 from .. import _core, kvstore as kvstores, ndarray as nd, optimizer as optimizers
 from ..base import MXNetError, itemsize
@@ -12,6 +15,22 @@ from ..initializer import InitDesc, Uniform
 from ..io import DataDesc
 from ..model import load_checkpoint, save_checkpoint
 from .base_module import BaseModule, copied
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from logging import Logger
+    from typing import Any
+
+    from .._core import NDArray
+    from .._types import Arrays, DataShapes, Devices, Groups, Shape
+    from ..initializer import Initializer
+    from ..io import DataBatch
+    from ..kvstore import KVStoreBase
+    from ..metric import EvalMetric
+    from ..monitor import Monitor
+    from ..optimizer import Optimizer
+    from ..symbol import Symbol
+
 
 __all__ = ["Module"]
 
@@ -68,17 +87,17 @@ class Module(BaseModule):
 
     def __init__(
         self,
-        symbol,
-        data_names=("data",),
-        label_names=("softmax_label",),
-        logger=logging,
-        context=None,
-        work_load_list=None,
-        fixed_param_names=None,
-        state_names=None,
-        group2ctxs=None,
-        compression_params=None,
-    ):
+        symbol: Symbol,
+        data_names: Sequence[str] = ("data",),
+        label_names: Sequence[str] | None = ("softmax_label",),
+        logger: Logger = logging,
+        context: Devices | None = None,
+        work_load_list: Sequence[float] | None = None,
+        fixed_param_names: Sequence[str] | None = None,
+        state_names: Sequence[str] | None = None,
+        group2ctxs: Groups | Sequence[Groups] | None = None,
+        compression_params: dict[str, Any] | None = None,
+    ) -> None:
         super().__init__(logger)
         context = current_context() if context is None else context
         self._context = [context] if isinstance(context, Context) else list(context)
@@ -138,7 +157,7 @@ class Module(BaseModule):
         self._data_shapes = self._label_shapes = None
 
     @staticmethod
-    def load(prefix, epoch, load_optimizer_states=False, **kwargs):
+    def load(prefix: str, epoch: int, load_optimizer_states: bool = False, **kwargs: Any) -> Module:
         """A module of a checkpoint; `kwargs` go to `Module`."""
         symbol, arguments, states = load_checkpoint(prefix, epoch)
         module = Module(symbol=symbol, **kwargs)
@@ -148,7 +167,13 @@ class Module(BaseModule):
             module._preload_opt_states = f"{prefix}-{epoch:04d}.states"
         return module
 
-    def save_checkpoint(self, prefix, epoch, save_optimizer_states=False, remove_amp_cast=True):
+    def save_checkpoint(
+        self,
+        prefix: str,
+        epoch: int,
+        save_optimizer_states: bool = False,
+        remove_amp_cast: bool = True,
+    ) -> None:
         """Writes the symbol, the parameters, and (``prefix-0001.states``) the optimizer's
         states."""
         save_checkpoint(
@@ -186,17 +211,17 @@ class Module(BaseModule):
     output_names = property(lambda self: self._output_names)
 
     @property
-    def data_shapes(self):
+    def data_shapes(self) -> list[DataDesc]:
         self._require()
         return self._data_shapes
 
     @property
-    def label_shapes(self):
+    def label_shapes(self) -> list[DataDesc] | None:
         self._require()
         return self._label_shapes
 
     @property
-    def output_shapes(self):
+    def output_shapes(self) -> list[tuple[str, Shape]]:
         """(name, shape) of the outputs for the whole batch."""
         self._require()
         shapes = {
@@ -222,14 +247,14 @@ class Module(BaseModule):
 
     def bind(
         self,
-        data_shapes,
-        label_shapes=None,
-        for_training=True,
-        inputs_need_grad=False,
-        force_rebind=False,
-        shared_module=None,
-        grad_req="write",
-    ):
+        data_shapes: DataShapes,
+        label_shapes: DataShapes | None = None,
+        for_training: bool = True,
+        inputs_need_grad: bool = False,
+        force_rebind: bool = False,
+        shared_module: BaseModule | None = None,
+        grad_req: str | Sequence[str] | dict[str, str] = "write",
+    ) -> None:
         """Makes executors for batches of these shapes.
 
         Parameters
@@ -351,7 +376,7 @@ class Module(BaseModule):
                 shapes[desc.name] = tuple(shape)
         return shapes
 
-    def reshape(self, data_shapes, label_shapes=None):
+    def reshape(self, data_shapes: DataShapes, label_shapes: DataShapes | None = None) -> None:
         """Goes over to batches of other shapes."""
         self._require()
         self._set_shapes(data_shapes, label_shapes)
@@ -364,13 +389,13 @@ class Module(BaseModule):
 
     def init_params(
         self,
-        initializer=Uniform(0.01),
-        arg_params=None,
-        aux_params=None,
-        allow_missing=False,
-        force_init=False,
-        allow_extra=False,
-    ):
+        initializer: Initializer | None = Uniform(0.01),
+        arg_params: dict[str, NDArray] | None = None,
+        aux_params: dict[str, NDArray] | None = None,
+        allow_missing: bool = False,
+        force_init: bool = False,
+        allow_extra: bool = False,
+    ) -> None:
         """Sets the parameters: from the dicts where they are there, else by the initializer; all
         of them or, when one does not fit, none.
 
@@ -414,8 +439,13 @@ class Module(BaseModule):
         self._spread(*found)
 
     def set_params(
-        self, arg_params, aux_params, allow_missing=False, force_init=True, allow_extra=False
-    ):
+        self,
+        arg_params: dict[str, NDArray] | None,
+        aux_params: dict[str, NDArray] | None,
+        allow_missing: bool = False,
+        force_init: bool = True,
+        allow_extra: bool = False,
+    ) -> None:
         """Takes over parameters from dicts of name to NDArray: all of them or, when one does not
         fit, none.
 
@@ -457,7 +487,7 @@ class Module(BaseModule):
         }
         _core.at_once(*changes, (vars(self).update, values))
 
-    def get_params(self):
+    def get_params(self) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
         """The dicts of parameters and of auxiliary states; the latter are averaged over the
         contexts."""
         self._require(params=True)
@@ -475,11 +505,11 @@ class Module(BaseModule):
 
     def init_optimizer(
         self,
-        kvstore="local",
-        optimizer="sgd",
-        optimizer_params=(("learning_rate", 0.01),),
-        force_init=False,
-    ):
+        kvstore: str | KVStoreBase | None = "local",
+        optimizer: str | Optimizer = "sgd",
+        optimizer_params: dict[str, Any] | Sequence[tuple[str, Any]] = (("learning_rate", 0.01),),
+        force_init: bool = False,
+    ) -> None:
         """Installs an optimizer: an Optimizer, or a name with parameters. Gradients are divided by
         the batch size by default.
 
@@ -521,7 +551,7 @@ class Module(BaseModule):
             self.load_optimizer_states(self._preload_opt_states)
             self._preload_opt_states = None
 
-    def borrow_optimizer(self, shared_module):
+    def borrow_optimizer(self, shared_module: Module) -> None:
         """Uses the optimizer of another module."""
         shared_module._require(params=True, optimizer=True)
         vars(self).update(
@@ -531,12 +561,12 @@ class Module(BaseModule):
             optimizer_initialized=True,
         )
 
-    def save_optimizer_states(self, fname):
+    def save_optimizer_states(self, fname: str) -> None:
         """Writes the optimizer's states into a file."""
         self._require(params=True, optimizer=True)
         _core.write_file(fname, self._updater.get_states())
 
-    def load_optimizer_states(self, fname):
+    def load_optimizer_states(self, fname: str) -> None:
         """Reads what `save_optimizer_states` wrote, here or in MXNet; load only what you trust.
 
         MXNetError when the file holds no states, or states of parameters that the module does not
@@ -566,7 +596,7 @@ class Module(BaseModule):
 
     # Computing
 
-    def forward(self, data_batch, is_train=None):
+    def forward(self, data_batch: DataBatch, is_train: bool | None = None) -> None:
         """Computes the outputs for a batch. A batch of other shapes than bound reshapes the
         module."""
         self._require(params=True)
@@ -614,7 +644,7 @@ class Module(BaseModule):
                 array.copyto(target)
             executor.forward(is_train=is_train)
 
-    def backward(self, out_grads=None):
+    def backward(self, out_grads: Arrays | None = None) -> None:
         """Computes the gradients; `out_grads`: of the outputs, where those are not of loss
         layers."""
         self._require(params=True, training=True)
@@ -630,7 +660,7 @@ class Module(BaseModule):
                     ]
             executor.backward(part)
 
-    def update(self):
+    def update(self) -> None:
         """Updates the parameters by their gradients."""
         self._require(params=True, optimizer=True)
         self._params_dirty = True
@@ -660,7 +690,9 @@ class Module(BaseModule):
         ]
         _core.at_once(*copies, (vars(self), "_replicas_behind", False))
 
-    def update_metric(self, eval_metric, labels, pre_sliced=False):
+    def update_metric(
+        self, eval_metric: EvalMetric, labels: Sequence[Any], pre_sliced: bool = False
+    ) -> None:
         """Takes the outputs of the last forward into a metric."""
         if pre_sliced:
             for parts, executor in zip(labels, self._execs):
@@ -671,7 +703,7 @@ class Module(BaseModule):
             dict(zip(names, labels or ())), dict(zip(self._output_names, self.get_outputs()))
         )
 
-    def get_outputs(self, merge_multi_context=True):
+    def get_outputs(self, merge_multi_context: bool = True) -> list[NDArray | Any]:
         """The outputs of the last forward, those of the contexts joined; or a list for each
         output."""
         self._require(params=True)
@@ -679,7 +711,7 @@ class Module(BaseModule):
             [one.outputs for one in self._execs], merge_multi_context, self._output_axes
         )
 
-    def get_input_grads(self, merge_multi_context=True):
+    def get_input_grads(self, merge_multi_context: bool = True) -> list[NDArray | Any]:
         """The gradients of the data, likewise; needs ``bind(inputs_need_grad=True)``."""
         self._require(params=True)
         if not self.inputs_need_grad:
@@ -703,7 +735,7 @@ class Module(BaseModule):
             joined.append(here[0] if axis < 0 else nd.concat(*here, dim=axis))
         return joined
 
-    def get_states(self, merge_multi_context=True):
+    def get_states(self, merge_multi_context: bool = True) -> list[NDArray | Any]:
         """The arrays of `state_names`."""
         self._require(params=True)
         return self._merged(
@@ -712,7 +744,7 @@ class Module(BaseModule):
             [0] * len(self._state_names),
         )
 
-    def set_states(self, states=None, value=None):
+    def set_states(self, states: Sequence[Any] | None = None, value: float | None = None) -> None:
         """Sets the arrays of `state_names`: from lists per state of arrays per context, or to a
         number."""
         self._require(params=True)
@@ -722,7 +754,7 @@ class Module(BaseModule):
             for k, name in enumerate(self._state_names):
                 executor.arg_dict[name][:] = value if states is None else states[k][i]
 
-    def install_monitor(self, mon):
+    def install_monitor(self, mon: Monitor) -> None:
         """Lets a Monitor watch the executors."""
         self._require()
         for executor in self._execs:

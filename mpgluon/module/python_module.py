@@ -1,11 +1,29 @@
 """Modules written in Python, without a symbol."""
 
+from __future__ import annotations
+
 import logging
+from typing import TYPE_CHECKING
 
 from .. import ndarray as nd
 from ..initializer import Uniform
 from ..io import DataDesc
 from .base_module import BaseModule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from logging import Logger
+    from typing import Any
+
+    from .._core import NDArray
+    from .._types import Arrays, DataShapes
+    from ..initializer import Initializer
+    from ..io import DataBatch
+    from ..kvstore import KVStoreBase
+    from ..metric import EvalMetric
+    from ..monitor import Monitor
+    from ..optimizer import Optimizer
+
 
 __all__ = ["PythonModule", "PythonLossModule"]
 
@@ -22,7 +40,13 @@ class PythonModule(BaseModule):
         Where messages go.
     """
 
-    def __init__(self, data_names, label_names, output_names, logger=logging):
+    def __init__(
+        self,
+        data_names: Sequence[str],
+        label_names: Sequence[str] | None,
+        output_names: Sequence[str],
+        logger: Logger = logging,
+    ) -> None:
         super().__init__(logger)
         self._data_names = list(data_names)
         self._label_names = None if label_names is None else list(label_names)
@@ -38,14 +62,14 @@ class PythonModule(BaseModule):
 
     def bind(
         self,
-        data_shapes,
-        label_shapes=None,
-        for_training=True,
-        inputs_need_grad=False,
-        force_rebind=False,
-        shared_module=None,
-        grad_req="write",
-    ):
+        data_shapes: DataShapes,
+        label_shapes: DataShapes | None = None,
+        for_training: bool = True,
+        inputs_need_grad: bool = False,
+        force_rebind: bool = False,
+        shared_module: BaseModule | None = None,
+        grad_req: str | Sequence[str] | dict[str, str] = "write",
+    ) -> None:
         """Takes note of the shapes; see `Module.bind`."""
         if self.binded and not force_rebind:
             self.logger.warning("Already bound, ignoring bind()")
@@ -75,36 +99,38 @@ class PythonModule(BaseModule):
         """(name, shape) of the outputs, from `self._data_shapes` and `self._label_shapes`."""
         raise NotImplementedError(f"{type(self).__name__} does not define _compute_output_shapes")
 
-    def get_params(self):
+    def get_params(self) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
         """Two empty dicts."""
         return {}, {}
 
     def init_params(
         self,
-        initializer=Uniform(0.01),
-        arg_params=None,
-        aux_params=None,
-        allow_missing=False,
-        force_init=False,
-        allow_extra=False,
-    ):
+        initializer: Initializer | None = Uniform(0.01),
+        arg_params: dict[str, NDArray] | None = None,
+        aux_params: dict[str, NDArray] | None = None,
+        allow_missing: bool = False,
+        force_init: bool = False,
+        allow_extra: bool = False,
+    ) -> None:
         """There is nothing to initialize."""
         self.params_initialized = True
 
     def init_optimizer(
         self,
-        kvstore="local",
-        optimizer="sgd",
-        optimizer_params=(("learning_rate", 0.01),),
-        force_init=False,
-    ):
+        kvstore: str | KVStoreBase | None = "local",
+        optimizer: str | Optimizer = "sgd",
+        optimizer_params: dict[str, Any] | Sequence[tuple[str, Any]] = (("learning_rate", 0.01),),
+        force_init: bool = False,
+    ) -> None:
         """There is nothing to update."""
         self.optimizer_initialized = True
 
-    def update(self):
+    def update(self) -> None:
         """There is nothing to update."""
 
-    def update_metric(self, eval_metric, labels, pre_sliced=False):
+    def update_metric(
+        self, eval_metric: EvalMetric, labels: Sequence[Any], pre_sliced: bool = False
+    ) -> None:
         """Takes the outputs into a metric, where the module has labels."""
         if self._label_shapes is None:
             return
@@ -131,12 +157,12 @@ class PythonLossModule(PythonModule):
 
     def __init__(
         self,
-        name="pyloss",
-        data_names=("data",),
-        label_names=("softmax_label",),
-        logger=logging,
-        grad_func=None,
-    ):
+        name: str = "pyloss",
+        data_names: Sequence[str] = ("data",),
+        label_names: Sequence[str] | None = ("softmax_label",),
+        logger: Logger = logging,
+        grad_func: Callable[..., Any] | None = None,
+    ) -> None:
         super().__init__(data_names, label_names, [f"{name}_output"], logger)
         if len(self._data_names) != 1 or len(self._label_names) != 1:
             raise AssertionError("PythonLossModule takes one data and one label")
@@ -149,17 +175,17 @@ class PythonLossModule(PythonModule):
     def _compute_output_shapes(self):
         return [(f"{self._name}_output", self._data_shapes[0].shape)]
 
-    def forward(self, data_batch, is_train=None):
+    def forward(self, data_batch: DataBatch, is_train: bool | None = None) -> None:
         """Keeps the scores, and in training the labels."""
         self._scores = data_batch.data[0]
         if self.for_training if is_train is None else is_train:
             self._labels = data_batch.label[0]
 
-    def get_outputs(self, merge_multi_context=True):
+    def get_outputs(self, merge_multi_context: bool = True) -> list[NDArray | Any]:
         """The scores."""
         return [self._scores]
 
-    def backward(self, out_grads=None):
+    def backward(self, out_grads: Arrays | None = None) -> None:
         """Computes the gradient of the scores."""
         if out_grads is not None:
             raise AssertionError("a loss takes no gradients from behind it")
@@ -176,11 +202,11 @@ class PythonLossModule(PythonModule):
             grad if isinstance(grad, nd.NDArray) else nd.array(grad, ctx=self._scores.context)
         )
 
-    def get_input_grads(self, merge_multi_context=True):
+    def get_input_grads(self, merge_multi_context: bool = True) -> list[NDArray | Any]:
         """The gradient of the scores."""
         return [self._scores_grad]
 
-    def install_monitor(self, mon):
+    def install_monitor(self, mon: Monitor) -> None:
         """No executor runs here that a Monitor could watch."""
         raise NotImplementedError(
             "a PythonLossModule has no executor to watch; install the monitor on the modules "

@@ -1,11 +1,29 @@
 """`SequentialModule`: modules one behind the other, the outputs of each the data of the next."""
 
+from __future__ import annotations
+
 import copy
 import logging
+from typing import TYPE_CHECKING
 
 from ..initializer import Uniform
 from ..io import DataDesc
 from .base_module import BaseModule
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from logging import Logger
+    from typing import Any
+
+    from .._core import NDArray
+    from .._types import Arrays, DataShapes, Shape
+    from ..initializer import Initializer
+    from ..io import DataBatch
+    from ..kvstore import KVStoreBase
+    from ..metric import EvalMetric
+    from ..monitor import Monitor
+    from ..optimizer import Optimizer
+
 
 __all__ = ["SequentialModule"]
 
@@ -16,13 +34,13 @@ class SequentialModule(BaseModule):
     META_TAKE_LABELS = "take_labels"
     META_AUTO_WIRING = "auto_wiring"
 
-    def __init__(self, logger=logging):
+    def __init__(self, logger: Logger = logging) -> None:
         super().__init__(logger)
         self._modules = []
         self._metas = []
         self._label_shapes = None
 
-    def add(self, module, **kwargs):
+    def add(self, module: BaseModule, **kwargs: Any) -> SequentialModule:
         """Puts a module behind the others.
 
         Parameters
@@ -52,30 +70,30 @@ class SequentialModule(BaseModule):
     output_names = property(lambda self: self._modules[-1].output_names if self._modules else [])
 
     @property
-    def data_shapes(self):
+    def data_shapes(self) -> list[DataDesc]:
         self._require()
         return self._modules[0].data_shapes
 
     @property
-    def label_shapes(self):
+    def label_shapes(self) -> list[DataDesc] | None:
         self._require()
         return self._label_shapes
 
     @property
-    def output_shapes(self):
+    def output_shapes(self) -> list[tuple[str, Shape]]:
         self._require()
         return self._modules[-1].output_shapes
 
     def bind(
         self,
-        data_shapes,
-        label_shapes=None,
-        for_training=True,
-        inputs_need_grad=False,
-        force_rebind=False,
-        shared_module=None,
-        grad_req="write",
-    ):
+        data_shapes: DataShapes,
+        label_shapes: DataShapes | None = None,
+        for_training: bool = True,
+        inputs_need_grad: bool = False,
+        force_rebind: bool = False,
+        shared_module: BaseModule | None = None,
+        grad_req: str | Sequence[str] | dict[str, str] = "write",
+    ) -> None:
         """Binds all modules, each for what the one before it gives; see `Module.bind`."""
         if self.binded and not force_rebind:
             self.logger.warning("Already bound, ignoring bind()")
@@ -111,7 +129,7 @@ class SequentialModule(BaseModule):
         )
         self.binded = True
 
-    def get_params(self):
+    def get_params(self) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
         """The parameters and auxiliary states of all modules."""
         self._require(params=True)
         arguments, states = {}, {}
@@ -123,13 +141,13 @@ class SequentialModule(BaseModule):
 
     def init_params(
         self,
-        initializer=Uniform(0.01),
-        arg_params=None,
-        aux_params=None,
-        allow_missing=False,
-        force_init=False,
-        allow_extra=False,
-    ):
+        initializer: Initializer | None = Uniform(0.01),
+        arg_params: dict[str, NDArray] | None = None,
+        aux_params: dict[str, NDArray] | None = None,
+        allow_missing: bool = False,
+        force_init: bool = False,
+        allow_extra: bool = False,
+    ) -> None:
         """Initializes all modules; see `Module.init_params`. AssertionError when two have a
         parameter of the same name."""
         if self.params_initialized and not force_init:
@@ -152,11 +170,11 @@ class SequentialModule(BaseModule):
 
     def init_optimizer(
         self,
-        kvstore="local",
-        optimizer="sgd",
-        optimizer_params=(("learning_rate", 0.01),),
-        force_init=False,
-    ):
+        kvstore: str | KVStoreBase | None = "local",
+        optimizer: str | Optimizer = "sgd",
+        optimizer_params: dict[str, Any] | Sequence[tuple[str, Any]] = (("learning_rate", 0.01),),
+        force_init: bool = False,
+    ) -> None:
         """Installs an optimizer in every module; see `Module.init_optimizer`."""
         self._require(params=True)
         if self.optimizer_initialized and not force_init:
@@ -166,7 +184,7 @@ class SequentialModule(BaseModule):
             module.init_optimizer(kvstore, optimizer, optimizer_params, force_init)
         self.optimizer_initialized = True
 
-    def forward(self, data_batch, is_train=None):
+    def forward(self, data_batch: DataBatch, is_train: bool | None = None) -> None:
         self._require(params=True)
         batch = copy.copy(data_batch)
         for module in self._modules:
@@ -178,23 +196,23 @@ class SequentialModule(BaseModule):
                     for (name, _), array in zip(module.output_shapes, batch.data)
                 ]
 
-    def backward(self, out_grads=None):
+    def backward(self, out_grads: Arrays | None = None) -> None:
         self._require(params=True, training=True)
         for module in reversed(self._modules):
             module.backward(out_grads)
             if module is not self._modules[0]:
                 out_grads = module.get_input_grads()
 
-    def update(self):
+    def update(self) -> None:
         self._require(params=True, optimizer=True)
         for module in self._modules:
             module.update()
 
-    def get_outputs(self, merge_multi_context=True):
+    def get_outputs(self, merge_multi_context: bool = True) -> list[NDArray | Any]:
         self._require(params=True)
         return self._modules[-1].get_outputs(merge_multi_context)
 
-    def get_input_grads(self, merge_multi_context=True):
+    def get_input_grads(self, merge_multi_context: bool = True) -> list[NDArray | Any]:
         self._require(params=True)
         if not self.inputs_need_grad:
             raise AssertionError(
@@ -202,13 +220,15 @@ class SequentialModule(BaseModule):
             )
         return self._modules[0].get_input_grads(merge_multi_context)
 
-    def update_metric(self, eval_metric, labels, pre_sliced=False):
+    def update_metric(
+        self, eval_metric: EvalMetric, labels: Sequence[Any], pre_sliced: bool = False
+    ) -> None:
         self._require(params=True)
         for module, meta in zip(self._modules, self._metas):
             if meta.get(self.META_TAKE_LABELS):
                 module.update_metric(eval_metric, labels, pre_sliced)
 
-    def install_monitor(self, mon):
+    def install_monitor(self, mon: Monitor) -> None:
         self._require()
         for module in self._modules:
             module.install_monitor(mon)

@@ -5,10 +5,19 @@ once: short loops over slices are unrolled into the block's graph; other loops, 
 (see `mpgluon._split`).
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from .. import _core, _device_groups, _graph_breaks
 from .._core import NDArray
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
 
 # foreach is unrolled into the graph around it up to this many ops.
 UNROLLED = 1024
@@ -88,7 +97,9 @@ def _tracer(arrays):
     return _graph_breaks.current() if any(array._in_trace for array in arrays) else None
 
 
-def foreach(body, data, init_states):
+def foreach(
+    body: Callable[[Any, Any], tuple[Any, Any]], data: Any, init_states: Any
+) -> tuple[Any, Any]:
     """Calls ``body(slice, states) -> (outputs, states)`` for each slice of ``data`` along its first
     axis.
 
@@ -214,7 +225,12 @@ def _step_of(func, variables, what):
     return ([] if outputs is None else outputs), new
 
 
-def while_loop(cond, func, loop_vars, max_iterations=None):
+def while_loop(
+    cond: Callable[..., Any],
+    func: Callable[..., tuple[Any, Any]],
+    loop_vars: Any,
+    max_iterations: int | None = None,
+) -> tuple[Any, Any]:
     """While ``cond(*loop_vars)`` is true, at most ``max_iterations`` times:
     ``outputs, loop_vars = func(*loop_vars)``.
 
@@ -345,7 +361,7 @@ def _traced_while(tracer, cond, func, variables, nest, limit):
     return nest_outputs(results[:num_outputs]), nest_new(results[num_outputs:])
 
 
-def cond(pred, then_func, else_func):
+def cond(pred: Any, then_func: Callable[..., Any], else_func: Callable[..., Any]) -> Any:
     """``then_func()`` if the one element of ``pred`` is true, else ``else_func()``.
 
     In a hybridized block both have to return arrays of the same shapes, dtypes and devices.
@@ -407,7 +423,7 @@ def _inside(error, what):
     )
 
 
-def dynamic(call, inputs):
+def dynamic(call: Any, inputs: Sequence[NDArray]) -> Any:
     """The results of an op whose shapes depend on values: a step between two parts where the inputs
     are traced. `call`: a `_core.OpCall`."""
     tracer = _tracer(inputs)
@@ -420,13 +436,15 @@ def dynamic(call, inputs):
     )
 
 
-def boolean_mask(data, index, axis=0):
+def boolean_mask(data: NDArray, index: NDArray, axis: int = 0) -> NDArray:
     """The entries of ``data`` along its first axis where the vector ``index`` is not 0. Waits for
     ``index``; a hybridized block is cut there."""
     return dynamic(_core.OpCall("_contrib_boolean_mask", {"axis": axis}), [data, index])[0]
 
 
-def allclose(a, b, rtol=1e-5, atol=1e-8, equal_nan=False):
+def allclose(
+    a: NDArray, b: NDArray, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
+) -> NDArray:
     """A uint8 array of shape () with 1 when all elements are equal within ``atol + rtol *
     abs(b)``, else with 0. Waits for both."""
     close = np.allclose(a.asnumpy(), b.asnumpy(), rtol=rtol, atol=atol, equal_nan=equal_nan)

@@ -10,6 +10,11 @@ from . import _namespaces, _zipfian, random as _random
 from ._control import allclose, boolean_mask, cond, foreach, while_loop  # noqa: F401
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from .._core import Context, NDArray
+    from .._types import Arrays
     from ._contrib_ops import *  # noqa: F403
 
 _namespaces.fill(_core.ops(), {"contrib": globals()})
@@ -18,7 +23,14 @@ _namespaces.fill(_core.ops(), {"contrib": globals()})
 uniform = _random.uniform
 
 
-def BatchNormWithReLU(data, gamma, beta, moving_mean, moving_var, **kwargs):
+def BatchNormWithReLU(
+    data: NDArray,
+    gamma: NDArray,
+    beta: NDArray,
+    moving_mean: NDArray,
+    moving_var: NDArray,
+    **kwargs: Any,
+) -> NDArray | Any:
     """``relu(nd.BatchNorm(...))``, with BatchNorm's parameters by name; a hybridized block
     computes both in one op."""
     result = _core.get_op("BatchNorm")(data, gamma, beta, moving_mean, moving_var, **kwargs)
@@ -34,7 +46,17 @@ def _rescale(value, like):
     )
 
 
-def adamw_update(weight, grad, mean, var, rescale_grad, lr, eta, out=None, **options):
+def adamw_update(
+    weight: NDArray,
+    grad: NDArray,
+    mean: NDArray,
+    var: NDArray,
+    rescale_grad: NDArray | float,
+    lr: float,
+    eta: float,
+    out: NDArray | None = None,
+    **options: Any,
+) -> NDArray:
     """One step of AdamW: ``w -= eta * (lr * m / (sqrt(v) + epsilon) + wd * w)``; `mean` and `var`
     are written.
 
@@ -57,7 +79,18 @@ def adamw_update(weight, grad, mean, var, rescale_grad, lr, eta, out=None, **opt
     )
 
 
-def mp_adamw_update(weight, grad, mean, var, weight32, rescale_grad, lr, eta, out=None, **options):
+def mp_adamw_update(
+    weight: NDArray,
+    grad: NDArray,
+    mean: NDArray,
+    var: NDArray,
+    weight32: NDArray,
+    rescale_grad: NDArray | float,
+    lr: float,
+    eta: float,
+    out: NDArray | None = None,
+    **options: Any,
+) -> NDArray:
     """`adamw_update` of a float32 copy of the weight, `weight32`, which is written, too."""
     return _core.get_op("_mp_adamw_update")(
         weight,
@@ -84,8 +117,18 @@ def _each(update, arrays, rates, out):
 
 
 def multi_adamw_update(
-    weights, grads, mean, var, rescale_grad, lrs, wds, etas, out=None, size=0, **options
-):
+    weights: Sequence[NDArray],
+    grads: Sequence[NDArray],
+    mean: Sequence[NDArray],
+    var: Sequence[NDArray],
+    rescale_grad: NDArray | float,
+    lrs: Sequence[float],
+    wds: Sequence[float],
+    etas: Sequence[float],
+    out: Arrays | None = None,
+    size: int = 0,
+    **options: Any,
+) -> list[NDArray]:
     """`adamw_update` of each of a list of weights, with rates of their own."""
 
     def update(weight, grad, mean, var, lr, wd, eta, out):
@@ -97,8 +140,19 @@ def multi_adamw_update(
 
 
 def multi_mp_adamw_update(
-    weights, grads, mean, var, weights32, rescale_grad, lrs, wds, etas, out=None, size=0, **options
-):
+    weights: Sequence[NDArray],
+    grads: Sequence[NDArray],
+    mean: Sequence[NDArray],
+    var: Sequence[NDArray],
+    weights32: Sequence[NDArray],
+    rescale_grad: NDArray | float,
+    lrs: Sequence[float],
+    wds: Sequence[float],
+    etas: Sequence[float],
+    out: Arrays | None = None,
+    size: int = 0,
+    **options: Any,
+) -> list[NDArray]:
     """`mp_adamw_update` of each of a list of weights, with rates of their own."""
 
     def update(weight, grad, mean, var, weight32, lr, wd, eta, out):
@@ -109,7 +163,9 @@ def multi_mp_adamw_update(
     return _each(update, (weights, grads, mean, var, weights32), (lrs, wds, etas), out)
 
 
-def rand_zipfian(true_classes, num_sampled, range_max, ctx=None):
+def rand_zipfian(
+    true_classes: NDArray, num_sampled: int, range_max: int, ctx: Context | None = None
+) -> tuple[NDArray, NDArray, NDArray]:
     """Draws classes in [0, range_max) of which smaller ones are more frequent: P(class) =
     log((class + 2) / (class + 1)) / log(range_max + 1).
 

@@ -1,9 +1,18 @@
 """Arrays in files, in MXNet's format (".params"), readable and writable by both."""
 
+from __future__ import annotations
+
 import os
 import warnings
+from typing import TYPE_CHECKING
 
 from .. import _core
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .._core import NDArray
+
 
 __all__ = ["save", "load", "load_frombuffer", "save_tobuffer"]
 
@@ -70,7 +79,7 @@ def _way(fname, writing):
     return f"for that format use {ways[writing]}" if ways else ""
 
 
-def save(fname, data):
+def save(fname: str, data: NDArray | list[NDArray] | dict[str, NDArray]) -> None:
     """Writes arrays to a file.
 
     data : NDArray, list of NDArray, or dict of str to NDArray, on any devices and of any dtype.
@@ -85,7 +94,7 @@ def save(fname, data):
     _core.save_arrays(fname, *_arrays_and_names(data))
 
 
-def load(fname):
+def load(fname: str) -> Any:
     """Reads arrays from a file written by `save` of this package or of MXNet, in any version of the
     format.
 
@@ -102,13 +111,13 @@ def load(fname):
         raise type(error)(f"{error}; {way}") from None
 
 
-def load_frombuffer(buf):
+def load_frombuffer(buf: bytes | bytearray | memoryview) -> Any:
     """`load` from the bytes of such a file."""
     if not isinstance(buf, (bytes, bytearray, memoryview)):
         raise TypeError(f"load_frombuffer: expected bytes, got {type(buf).__name__}")
     return _as_saved(*_core.load_arrays_from_bytes(buf))
 
 
-def save_tobuffer(data):
+def save_tobuffer(data: NDArray | list[NDArray] | dict[str, NDArray]) -> bytes:
     """The bytes that `save` would write."""
     return _core.save_arrays_to_bytes(*_arrays_and_names(data))

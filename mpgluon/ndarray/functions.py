@@ -1,12 +1,23 @@
 """Functions of ``mx.nd`` that are more than one op: making arrays, and operators that take arrays
 or numbers on either side."""
 
+from __future__ import annotations
+
 import builtins
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .. import _core
 from .._core import NDArray, array, from_dlpack, to_dlpack_for_read, to_dlpack_for_write, waitall
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from .._core import Context
+    from .._types import ArrayLike, ArrayOperator, DType, ShapeLike
+
 
 __all__ = [
     "Custom",
@@ -61,7 +72,7 @@ def _op(name):
     return op
 
 
-def bilinear_upsampling(scale, num_filter):
+def bilinear_upsampling(scale: int, num_filter: int) -> dict[str, Any]:
     """The parameters of the Deconvolution that upsamples bilinearly, given a bilinear weight."""
     if num_filter < 1:
         raise ValueError(
@@ -79,16 +90,16 @@ def bilinear_upsampling(scale, num_filter):
 
 
 def UpSampling(
-    *data,
-    scale,
-    sample_type,
-    num_filter=0,
-    multi_input_mode="concat",
-    num_args=1,
-    workspace=512,
-    weight=None,
-    **kwargs,
-):
+    *data: NDArray,
+    scale: int,
+    sample_type: str,
+    num_filter: int = 0,
+    multi_input_mode: str = "concat",
+    num_args: int = 1,
+    workspace: int = 512,
+    weight: NDArray | None = None,
+    **kwargs: Any,
+) -> NDArray:
     """Height and width made larger by a whole factor.
 
     Parameters
@@ -134,7 +145,14 @@ def _filled(shape, value, ctx, dtype, out):
     )
 
 
-def zeros(shape, ctx=None, dtype=None, stype=None, out=None, **kwargs):
+def zeros(
+    shape: ShapeLike,
+    ctx: Context | None = None,
+    dtype: DType | None = None,
+    stype: str | None = None,
+    out: NDArray | None = None,
+    **kwargs: Any,
+) -> NDArray:
     """An array of zeros: ``shape`` an integer or tuple, float32 by default, on the current context
     by default."""
     if stype not in (None, "default"):
@@ -142,22 +160,42 @@ def zeros(shape, ctx=None, dtype=None, stype=None, out=None, **kwargs):
     return _filled(shape, 0, ctx, dtype, out)
 
 
-def ones(shape, ctx=None, dtype=None, out=None, **kwargs):
+def ones(
+    shape: ShapeLike,
+    ctx: Context | None = None,
+    dtype: DType | None = None,
+    out: NDArray | None = None,
+    **kwargs: Any,
+) -> NDArray:
     """An array of ones."""
     return _filled(shape, 1, ctx, dtype, out)
 
 
-def full(shape, val, ctx=None, dtype="float32", out=None):
+def full(
+    shape: ShapeLike,
+    val: float,
+    ctx: Context | None = None,
+    dtype: DType = "float32",
+    out: NDArray | None = None,
+) -> NDArray:
     """An array filled with the number ``val``."""
     return _filled(shape, val, ctx, dtype, out)
 
 
-def empty(shape, ctx=None, dtype=None):
+def empty(shape: ShapeLike, ctx: Context | None = None, dtype: DType | None = None) -> NDArray:
     """A new array whose contents are not defined."""
     return _core.empty(shape, ctx, "float32" if dtype is None else dtype)
 
 
-def arange(start, stop=None, step=1.0, repeat=1, infer_range=None, ctx=None, dtype="float32"):
+def arange(
+    start: float,
+    stop: float | None = None,
+    step: float = 1.0,
+    repeat: int = 1,
+    infer_range: bool | None = None,
+    ctx: Context | None = None,
+    dtype: DType = "float32",
+) -> NDArray:
     """start, start + step, ... below stop, each ``repeat`` times; arange(n) begins at 0."""
     if stop is None and not infer_range:
         start, stop = 0, start
@@ -172,7 +210,14 @@ def arange(start, stop=None, step=1.0, repeat=1, infer_range=None, ctx=None, dty
     )
 
 
-def linspace(start, stop, num, endpoint=True, ctx=None, dtype="float32"):
+def linspace(
+    start: float,
+    stop: float,
+    num: int,
+    endpoint: bool = True,
+    ctx: Context | None = None,
+    dtype: DType = "float32",
+) -> NDArray:
     """``num`` numbers at equal distances from start to stop, which is left out with
     ``endpoint=False``."""
     return _op("_linspace")(
@@ -180,12 +225,21 @@ def linspace(start, stop, num, endpoint=True, ctx=None, dtype="float32"):
     )
 
 
-def eye(N, M=0, k=0, ctx=None, dtype=None, **kwargs):
+def eye(
+    N: int,
+    M: int = 0,
+    k: int = 0,
+    ctx: Context | None = None,
+    dtype: DType | None = None,
+    **kwargs: Any,
+) -> NDArray:
     """N x M (M 0: N x N) zeros with ones on the k-th diagonal."""
     return _op("_eye")(N=N, M=M, k=k, ctx=ctx, dtype="float32" if dtype is None else dtype)
 
 
-def from_numpy(ndarray, zero_copy=True, array_cls=NDArray):
+def from_numpy(
+    ndarray: np.ndarray[Any, Any], zero_copy: bool = True, array_cls: type[NDArray] = NDArray
+) -> NDArray:
     """An NDArray of a NumPy array, of its dtype; with ``zero_copy`` sharing its memory, which has
     to be C-contiguous then.
 
@@ -228,77 +282,15 @@ def from_numpy(ndarray, zero_copy=True, array_cls=NDArray):
             a.flags["WRITEABLE"] = writable
 
 
-_KINDS = (
-    "add",
-    "subtract",
-    "multiply",
-    "divide",
-    "modulo",
-    "power",
-    "equal",
-    "not_equal",
-    "greater",
-    "greater_equal",
-    "lesser",
-    "lesser_equal",
-    "maximum",
-    "minimum",
-    "logical_and",
-    "logical_or",
-    "logical_xor",
-    "hypot",
-)
-_WORDS = (
-    "lhs + rhs",
-    "lhs - rhs",
-    "lhs * rhs",
-    "lhs / rhs",
-    "lhs % rhs",
-    "base ** exp",
-    "lhs == rhs",
-    "lhs != rhs",
-    "lhs > rhs",
-    "lhs >= rhs",
-    "lhs < rhs",
-    "lhs <= rhs",
-    "The larger of both",
-    "The smaller of both",
-    "1 where both are not 0",
-    "1 where one is not 0",
-    "1 where exactly one is not 0",
-    "sqrt(lhs**2 + rhs**2)",
-)
-_NUMBERS = {
-    "add": lambda a, b: a + b,
-    "subtract": lambda a, b: a - b,
-    "multiply": lambda a, b: a * b,
-    "divide": lambda a, b: a / b,
-    "modulo": lambda a, b: a % b,
-    "power": pow,
-    "equal": lambda a, b: 1 if a == b else 0,
-    "not_equal": lambda a, b: 1 if a != b else 0,
-    "greater": lambda a, b: 1 if a > b else 0,
-    "greater_equal": lambda a, b: 1 if a >= b else 0,
-    "lesser": lambda a, b: 1 if a < b else 0,
-    "lesser_equal": lambda a, b: 1 if a <= b else 0,
-    "maximum": lambda a, b: a if a > b else b,
-    "minimum": lambda a, b: a if a < b else b,
-    "logical_and": lambda a, b: 1 if a and b else 0,
-    "logical_or": lambda a, b: 1 if a or b else 0,
-    "logical_xor": lambda a, b: 1 if bool(a) ^ bool(b) else 0,
-    "hypot": np.hypot,
-}
-
-
-def _make_binary(number, name, words):
+def _elementwise(name: str, words: str, number: int, of_numbers: Callable[[Any, Any], Any]) -> Any:
+    """The function of two arrays or numbers that is the operator of that number."""
     binary = _core._binary
-    numbers = _NUMBERS[name]
 
-    def function(lhs, rhs):
+    def function(lhs: ArrayLike, rhs: ArrayLike) -> Any:
         if isinstance(lhs, NDArray) or isinstance(rhs, NDArray):
             return binary(number, lhs, rhs)
         if isinstance(lhs, (int, float, np.generic)) and isinstance(rhs, (int, float, np.generic)):
-            return numbers(lhs, rhs)
+            return of_numbers(lhs, rhs)
         return binary(number, lhs, rhs)
 
     function.__name__ = function.__qualname__ = name
@@ -309,12 +301,44 @@ def _make_binary(number, name, words):
     return function
 
 
-for _number, (_name, _text) in enumerate(zip(_KINDS, _WORDS)):
-    globals()[_name] = _make_binary(_number, _name, _text)
+add: ArrayOperator = _elementwise("add", "lhs + rhs", 0, lambda a, b: a + b)
+subtract: ArrayOperator = _elementwise("subtract", "lhs - rhs", 1, lambda a, b: a - b)
+multiply: ArrayOperator = _elementwise("multiply", "lhs * rhs", 2, lambda a, b: a * b)
+divide: ArrayOperator = _elementwise("divide", "lhs / rhs", 3, lambda a, b: a / b)
+modulo: ArrayOperator = _elementwise("modulo", "lhs % rhs", 4, lambda a, b: a % b)
+power: ArrayOperator = _elementwise("power", "base ** exp", 5, pow)
+equal: ArrayOperator = _elementwise("equal", "lhs == rhs", 6, lambda a, b: 1 if a == b else 0)
+not_equal: ArrayOperator = _elementwise(
+    "not_equal", "lhs != rhs", 7, lambda a, b: 1 if a != b else 0
+)
+greater: ArrayOperator = _elementwise("greater", "lhs > rhs", 8, lambda a, b: 1 if a > b else 0)
+greater_equal: ArrayOperator = _elementwise(
+    "greater_equal", "lhs >= rhs", 9, lambda a, b: 1 if a >= b else 0
+)
+lesser: ArrayOperator = _elementwise("lesser", "lhs < rhs", 10, lambda a, b: 1 if a < b else 0)
+lesser_equal: ArrayOperator = _elementwise(
+    "lesser_equal", "lhs <= rhs", 11, lambda a, b: 1 if a <= b else 0
+)
+maximum: ArrayOperator = _elementwise(
+    "maximum", "The larger of both", 12, lambda a, b: a if a > b else b
+)
+minimum: ArrayOperator = _elementwise(
+    "minimum", "The smaller of both", 13, lambda a, b: a if a < b else b
+)
+logical_and: ArrayOperator = _elementwise(
+    "logical_and", "1 where both are not 0", 14, lambda a, b: 1 if a and b else 0
+)
+logical_or: ArrayOperator = _elementwise(
+    "logical_or", "1 where one is not 0", 15, lambda a, b: 1 if a or b else 0
+)
+logical_xor: ArrayOperator = _elementwise(
+    "logical_xor", "1 where exactly one is not 0", 16, lambda a, b: 1 if bool(a) ^ bool(b) else 0
+)
+hypot: ArrayOperator = _elementwise("hypot", "sqrt(lhs**2 + rhs**2)", 17, np.hypot)
 true_divide = divide
 
 
-def concatenate(arrays, axis=0, always_copy=True):
+def concatenate(arrays: Sequence[NDArray], axis: int = 0, always_copy: bool = True) -> NDArray:
     """The arrays one after the other along ``axis``. One array alone is given back itself unless
     ``always_copy``."""
     arrays = list(arrays)
@@ -325,7 +349,7 @@ def concatenate(arrays, axis=0, always_copy=True):
     return _op("Concat")(*arrays, dim=axis)
 
 
-def cast_storage(data, stype, out=None):
+def cast_storage(data: NDArray, stype: str, out: NDArray | None = None) -> NDArray:
     """The array itself for stype 'default'; NotSupportedError for others: arrays are dense."""
     if stype != "default":
         raise _core.NotSupportedError(
@@ -334,7 +358,9 @@ def cast_storage(data, stype, out=None):
     return data if out is None else data.copyto(out)
 
 
-def moveaxis(tensor, source, destination):
+def moveaxis(
+    tensor: NDArray, source: int | Sequence[int], destination: int | Sequence[int]
+) -> NDArray:
     """The array with the axes ``source`` at the places ``destination``; integers or sequences of
     them."""
     sources = [source] if np.isscalar(source) else list(source)
@@ -361,7 +387,12 @@ def moveaxis(tensor, source, destination):
     return _op("transpose")(tensor, axes=tuple(order))
 
 
-def split_v2(ary, indices_or_sections, axis=0, squeeze_axis=False):
+def split_v2(
+    ary: NDArray,
+    indices_or_sections: int | Sequence[int],
+    axis: int = 0,
+    squeeze_axis: bool = False,
+) -> NDArray | Any:
     """The array in pieces along ``axis``: so many equal ones, or cut before each of the given
     indices. A list, or one array."""
     size = ary.shape[axis]
@@ -379,12 +410,14 @@ def split_v2(ary, indices_or_sections, axis=0, squeeze_axis=False):
     )
 
 
-def onehot_encode(indices, out):
+def onehot_encode(indices: NDArray, out: NDArray) -> NDArray:
     """Writes one-hot rows of the indices into ``out``, of shape (n, depth); returns it."""
     return _op("one_hot")(indices, depth=out.shape[1], dtype=out.dtype, out=out)
 
 
-def histogram(a, bins=10, range=None):
+def histogram(
+    a: NDArray, bins: int | NDArray = 10, range: tuple[float, float] | None = None
+) -> Sequence[NDArray]:
     """Counts and edges: ``bins`` a number of equal bins over ``range`` (default: of the values), or
     an NDArray of edges.
 
@@ -408,7 +441,9 @@ def histogram(a, bins=10, range=None):
     return found if plain else list(found)
 
 
-def Custom(*data, op_type=None, name=None, **kwargs):
+def Custom(
+    *data: NDArray, op_type: str | None = None, name: str | None = None, **kwargs: Any
+) -> NDArray | Any:
     """Calls an op written in Python; see `mx.operator`.
 
     Parameters

@@ -10,6 +10,10 @@ from ..context import current_context  # noqa: F401 - found here in MXNet, too
 from . import _namespaces
 
 if TYPE_CHECKING:
+    from typing import Any
+
+    from .._core import Context, NDArray
+    from .._types import DType, ShapeLike
     from ._random_ops import *  # noqa: F403
 
 __all__ = [
@@ -59,54 +63,129 @@ def _draw(name, params, shape, dtype, ctx, out):
     return op(*params, shape=1 if shape is None else shape, ctx=ctx, **options)
 
 
-def uniform(low=0, high=1, shape=None, dtype=None, ctx=None, out=None, **kwargs):
+def uniform(
+    low: NDArray | float = 0,
+    high: NDArray | float = 1,
+    shape: ShapeLike | None = None,
+    dtype: DType | None = None,
+    ctx: Context | None = None,
+    out: NDArray | None = None,
+    **kwargs: Any,
+) -> NDArray:
     """Uniform on [low, high): ``shape`` draws (default 1), float32 by default."""
     return _draw("uniform", (low, high), shape, dtype, ctx, out)
 
 
-def normal(loc=0, scale=1, shape=None, dtype=None, ctx=None, out=None, **kwargs):
+def normal(
+    loc: NDArray | float = 0,
+    scale: NDArray | float = 1,
+    shape: ShapeLike | None = None,
+    dtype: DType | None = None,
+    ctx: Context | None = None,
+    out: NDArray | None = None,
+    **kwargs: Any,
+) -> NDArray:
     """Normal with mean ``loc`` and standard deviation ``scale``."""
     return _draw("normal", (loc, scale), shape, dtype, ctx, out)
 
 
-def randn(*shape, loc=0, scale=1, dtype=None, ctx=None, out=None, **kwargs):
+def randn(
+    *shape: int,
+    loc: NDArray | float = 0,
+    scale: NDArray | float = 1,
+    dtype: DType | None = None,
+    ctx: Context | None = None,
+    out: NDArray | None = None,
+    **kwargs: Any,
+) -> NDArray:
     """Normal, the shape given as arguments: ``randn(2, 3)``."""
     return _draw("normal", (loc, scale), shape or None, dtype, ctx, out)
 
 
-def poisson(lam=1, shape=None, dtype=None, ctx=None, out=None, **kwargs):
+def poisson(
+    lam: NDArray | float = 1,
+    shape: ShapeLike | None = None,
+    dtype: DType | None = None,
+    ctx: Context | None = None,
+    out: NDArray | None = None,
+    **kwargs: Any,
+) -> NDArray:
     """Poisson with rate ``lam``."""
     return _draw("poisson", (lam,), shape, dtype, ctx, out)
 
 
-def exponential(scale=1, shape=None, dtype=None, ctx=None, out=None, **kwargs):
+def exponential(
+    scale: NDArray | float = 1,
+    shape: ShapeLike | None = None,
+    dtype: DType | None = None,
+    ctx: Context | None = None,
+    out: NDArray | None = None,
+    **kwargs: Any,
+) -> NDArray:
     """Exponential with mean ``scale``."""
     return _draw("exponential", (1.0 / scale,), shape, dtype, ctx, out)
 
 
-def gamma(alpha=1, beta=1, shape=None, dtype=None, ctx=None, out=None, **kwargs):
+def gamma(
+    alpha: NDArray | float = 1,
+    beta: NDArray | float = 1,
+    shape: ShapeLike | None = None,
+    dtype: DType | None = None,
+    ctx: Context | None = None,
+    out: NDArray | None = None,
+    **kwargs: Any,
+) -> NDArray:
     """Gamma with shape ``alpha`` and scale ``beta``."""
     return _draw("gamma", (alpha, beta), shape, dtype, ctx, out)
 
 
-def negative_binomial(k=1, p=1, shape=None, dtype=None, ctx=None, out=None, **kwargs):
+def negative_binomial(
+    k: NDArray | int = 1,
+    p: NDArray | float = 1,
+    shape: ShapeLike | None = None,
+    dtype: DType | None = None,
+    ctx: Context | None = None,
+    out: NDArray | None = None,
+    **kwargs: Any,
+) -> NDArray:
     """Negative binomial: failures before the ``k``-th success of probability ``p``."""
     return _draw("negative_binomial", (k, p), shape, dtype, ctx, out)
 
 
 def generalized_negative_binomial(
-    mu=1, alpha=1, shape=None, dtype=None, ctx=None, out=None, **kwargs
-):
+    mu: NDArray | float = 1,
+    alpha: NDArray | float = 1,
+    shape: ShapeLike | None = None,
+    dtype: DType | None = None,
+    ctx: Context | None = None,
+    out: NDArray | None = None,
+    **kwargs: Any,
+) -> NDArray:
     """Negative binomial by mean ``mu`` and dispersion ``alpha``."""
     return _draw("generalized_negative_binomial", (mu, alpha), shape, dtype, ctx, out)
 
 
-def randint(low, high, shape=None, dtype=None, ctx=None, out=None, **kwargs):
+def randint(
+    low: int,
+    high: int,
+    shape: ShapeLike | None = None,
+    dtype: DType | None = None,
+    ctx: Context | None = None,
+    out: NDArray | None = None,
+    **kwargs: Any,
+) -> NDArray:
     """Integers of [low, high), int32 by default."""
     return _draw("randint", (low, high), shape, dtype, ctx, out)
 
 
-def multinomial(data, shape=None, get_prob=False, out=None, dtype="int32", **kwargs):
+def multinomial(
+    data: NDArray,
+    shape: ShapeLike | None = None,
+    get_prob: bool = False,
+    out: NDArray | None = None,
+    dtype: DType = "int32",
+    **kwargs: Any,
+) -> NDArray | Any:
     """Indices drawn with the probabilities in the last axis of ``data``; with ``get_prob`` also
     their log-likelihoods."""
     options = {} if out is None else {"out": out}
@@ -115,7 +194,7 @@ def multinomial(data, shape=None, get_prob=False, out=None, dtype="int32", **kwa
     return _OPS["_sample_multinomial"](data, get_prob=get_prob, dtype=dtype, **options)
 
 
-def shuffle(data, **kwargs):
+def shuffle(data: NDArray, **kwargs: Any) -> NDArray:
     """The array with its first axis in random order."""
     return _OPS["_shuffle"](data, **kwargs)
 

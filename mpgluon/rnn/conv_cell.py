@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .. import symbol as sym
 from .rnn_cell import BaseRNNCell, gru_step, lstm_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from typing import Any
 
-    from .._types import Init
-    from .rnn_cell import RNNParams
+    from .._types import Init, Shape
+    from ..rnn.rnn_cell import RNNParams
+    from ..symbol import Symbol
+
 
 __all__ = ["ConvRNNCell", "ConvLSTMCell", "ConvGRUCell"]
 
@@ -54,19 +57,19 @@ class BaseConvRNNCell(BaseRNNCell):
 
     def __init__(
         self,
-        input_shape: Sequence[int],
+        input_shape: Shape,
         num_hidden: int,
-        h2h_kernel: int | Sequence[int] = (3, 3),
-        h2h_dilate: int | Sequence[int] = (1, 1),
-        i2h_kernel: int | Sequence[int] = (3, 3),
-        i2h_stride: int | Sequence[int] = (1, 1),
-        i2h_pad: int | Sequence[int] = (1, 1),
-        i2h_dilate: int | Sequence[int] = (1, 1),
+        h2h_kernel: Shape = (3, 3),
+        h2h_dilate: Shape = (1, 1),
+        i2h_kernel: Shape = (3, 3),
+        i2h_stride: Shape = (1, 1),
+        i2h_pad: Shape = (1, 1),
+        i2h_dilate: Shape = (1, 1),
         i2h_weight_initializer: Init | None = None,
         h2h_weight_initializer: Init | None = None,
-        i2h_bias_initializer: Init = "zeros",
-        h2h_bias_initializer: Init = "zeros",
-        activation: str | Callable[..., Any] = functools.partial(
+        i2h_bias_initializer: Init | None = "zeros",
+        h2h_bias_initializer: Init | None = "zeros",
+        activation: str | Callable[..., Symbol] = functools.partial(
             sym.LeakyReLU, act_type="leaky", slope=0.2
         ),
         prefix: str = "",
@@ -152,7 +155,7 @@ class ConvRNNCell(BaseConvRNNCell):
     _gate_names = ("",)
     __init__ = _with_prefix("ConvRNN_")
 
-    def __call__(self, inputs: Any, states: Any) -> Any:
+    def __call__(self, inputs: Symbol, states: Sequence[Symbol]) -> tuple[Symbol, list[Symbol]]:
         name = self._step_name()
         i2h, h2h = self._products(inputs, states, name)
         output = self._active(i2h + h2h, name=f"{name}out")
@@ -166,7 +169,7 @@ class ConvLSTMCell(BaseConvRNNCell):
     _states = 2
     __init__ = _with_prefix("ConvLSTM_")
 
-    def __call__(self, inputs: Any, states: Any) -> Any:
+    def __call__(self, inputs: Symbol, states: Sequence[Symbol]) -> tuple[Symbol, list[Symbol]]:
         name = self._step_name()
         return lstm_step(
             self._products(inputs, states, name), states, name, self._active, self._channels
@@ -179,7 +182,7 @@ class ConvGRUCell(BaseConvRNNCell):
     _gate_names = ("_r", "_z", "_o")
     __init__ = _with_prefix("ConvGRU_")
 
-    def __call__(self, inputs: Any, states: Any) -> Any:
+    def __call__(self, inputs: Symbol, states: Sequence[Symbol]) -> tuple[Symbol, list[Symbol]]:
         name = self._step_name()
         return gru_step(
             self._products(inputs, states, name), states, name, self._active, self._channels

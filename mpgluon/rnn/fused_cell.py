@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .. import ndarray as nd, symbol as sym
 from ..initializer import FusedRNN
@@ -19,8 +19,13 @@ from .rnn_cell import (
 )
 
 if TYPE_CHECKING:
-    from .._types import NDArray
-    from .rnn_cell import RNNParams
+    from collections.abc import Sequence
+    from typing import Any, NoReturn
+
+    from .._core import NDArray
+    from ..rnn.rnn_cell import RNNParams
+    from ..symbol import Symbol
+
 
 __all__ = ["FusedRNNCell"]
 
@@ -156,7 +161,7 @@ class FusedRNNCell(BaseRNNCell):
         args[self._parameter.name] = arr
         return args
 
-    def __call__(self, inputs: Any, states: Any) -> Any:
+    def __call__(self, inputs: Symbol, states: Sequence[Symbol]) -> NoReturn:
         raise NotImplementedError(
             "a FusedRNNCell runs whole sequences: call unroll, or unfuse() it to step"
         )
@@ -164,11 +169,11 @@ class FusedRNNCell(BaseRNNCell):
     def unroll(
         self,
         length: int,
-        inputs: Any,
-        begin_state: list[Any] | None = None,
+        inputs: Symbol | Sequence[Symbol] | None,
+        begin_state: Sequence[Symbol] | None = None,
         layout: str = "NTC",
         merge_outputs: bool | None = None,
-    ) -> tuple[Any, list[Any]]:
+    ) -> tuple[Symbol | Any, list[Symbol]]:
         self.reset()
         axis = layout.find("T")
         if axis not in (0, 1):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import logging
 import random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,15 +13,17 @@ from .. import ndarray as nd
 from ..io import DataBatch, DataDesc, DataIter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
+    from typing import Any
 
     from .._types import DType
+
 
 __all__ = ["BucketSentenceIter", "encode_sentences"]
 
 
 def encode_sentences(
-    sentences: Iterable[Sequence[Any]],
+    sentences: Sequence[Sequence[Any]],
     vocab: dict[Any, int] | None = None,
     invalid_label: int = -1,
     invalid_key: Any = "\n",

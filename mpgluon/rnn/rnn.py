@@ -4,15 +4,18 @@ each other's."""
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..model import load_checkpoint, save_checkpoint
 from .rnn_cell import BaseRNNCell
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from typing import Any
 
-    from .._types import NDArray, Symbol
+    from .._core import NDArray
+    from ..symbol import Symbol
+
 
 __all__ = ["rnn_unroll", "save_rnn_checkpoint", "load_rnn_checkpoint", "do_rnn_checkpoint"]
 
@@ -24,11 +27,11 @@ def _list(cells):
 def rnn_unroll(
     cell: BaseRNNCell,
     length: int,
-    inputs: Any = None,
-    begin_state: list[Any] | None = None,
+    inputs: Symbol | Sequence[Symbol] | None = None,
+    begin_state: Sequence[Symbol] | None = None,
     input_prefix: str = "",
     layout: str = "NTC",
-) -> tuple[Any, list[Any]]:
+) -> tuple[Any, Any]:
     """``cell.unroll``; without inputs over variables named ``input_prefix + 't0_data'`` and so
     on."""
     from .. import symbol

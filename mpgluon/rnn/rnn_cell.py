@@ -6,15 +6,19 @@ and the new states. Its weights are variables that all steps share (`RNNParams`)
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .. import _core, ndarray as nd, symbol as sym
 from ..initializer import LSTMBias
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+    from typing import Any, NoReturn
 
-    from .._types import NDArray, Symbol
+    from .._core import NDArray
+    from .._types import Shape
+    from ..symbol import Symbol
+
 
 __all__ = [
     "RNNParams",
@@ -31,7 +35,7 @@ __all__ = [
 ]
 
 
-def as_steps(sequence: Any, length: int, axis: int) -> Any:
+def as_steps(sequence: Symbol | Sequence[Symbol], length: int, axis: int) -> Any:
     """The symbols of the single steps."""
     if isinstance(sequence, sym.Symbol):
         if len(sequence) != 1:
@@ -49,14 +53,16 @@ def as_steps(sequence: Any, length: int, axis: int) -> Any:
     return list(sequence)
 
 
-def as_one(sequence: Any, axis: int) -> Any:
+def as_one(sequence: Symbol | Sequence[Symbol], axis: int) -> Symbol:
     """One symbol of the whole sequence."""
     if isinstance(sequence, sym.Symbol):
         return sequence
     return sym.concat(*[sym.expand_dims(step, axis=axis) for step in sequence], dim=axis)
 
 
-def arranged(sequence: Any, length: int, axis: int, merge: bool | None) -> Any:
+def arranged(
+    sequence: Symbol | Sequence[Symbol], length: int, axis: int, merge: bool | None
+) -> Any:
     """The sequence as one symbol (merge True), as a list (False), or as it is (None)."""
     if merge is None:
         return sequence
@@ -105,7 +111,7 @@ class BaseRNNCell:
         for cell in self._cells:
             cell.reset()
 
-    def __call__(self, inputs: Any, states: Any) -> Any:
+    def __call__(self, inputs: Symbol, states: Sequence[Symbol]) -> tuple[Symbol, list[Symbol]]:
         """One step: (output, new states)."""
         raise NotImplementedError(f"{type(self).__name__} does not define a step")
 
@@ -121,7 +127,7 @@ class BaseRNNCell:
         raise NotImplementedError(f"{type(self).__name__} does not define state_info")
 
     @property
-    def state_shape(self) -> list[tuple[int, ...]]:
+    def state_shape(self) -> list[Shape]:
         """The states' shapes."""
         return [info["shape"] for info in self.state_info]
 
@@ -140,7 +146,7 @@ class BaseRNNCell:
         self._counter += 1
         return f"{self._prefix}t{self._counter}_"
 
-    def begin_state(self, func: Callable[..., Any] = sym.zeros, **kwargs: Any) -> list[Any]:
+    def begin_state(self, func: Callable[..., Symbol] = sym.zeros, **kwargs: Any) -> list[Symbol]:
         """Symbols of the states to begin with.
 
         Parameters
@@ -194,11 +200,11 @@ class BaseRNNCell:
     def unroll(
         self,
         length: int,
-        inputs: Any,
-        begin_state: list[Any] | None = None,
+        inputs: Symbol | Sequence[Symbol] | None,
+        begin_state: Sequence[Symbol] | None = None,
         layout: str = "NTC",
         merge_outputs: bool | None = None,
-    ) -> tuple[Any, list[Any]]:
+    ) -> tuple[Symbol | Any, list[Symbol]]:
         """The symbols of a whole sequence.
 
         Parameters
@@ -286,14 +292,14 @@ class RNNCell(_GatedCell):
     def __init__(
         self,
         num_hidden: int,
-        activation: str | Callable[..., Any] = "tanh",
+        activation: str = "tanh",
         prefix: str = "rnn_",
         params: RNNParams | None = None,
     ) -> None:
         super().__init__(num_hidden, prefix, params)
         self._activation = activation
 
-    def __call__(self, inputs: Any, states: Any) -> Any:
+    def __call__(self, inputs: Symbol, states: Sequence[Symbol]) -> tuple[Symbol, list[Symbol]]:
         name = self._step_name()
         i2h, h2h = self._products(inputs, states, name)
         output = self._activate(i2h + h2h, self._activation, name=f"{name}out")
@@ -301,7 +307,11 @@ class RNNCell(_GatedCell):
 
 
 def lstm_step(
-    products: Any, states: Any, name: str, activate: Callable[..., Any], axis: int = 1
+    products: Sequence[Symbol],
+    states: Sequence[Symbol],
+    name: str,
+    activate: Callable[..., Symbol],
+    axis: int = 1,
 ) -> Any:
     """Output and new states of an LSTM, of the products of its gates in the order input, forget,
     cell, output."""
@@ -319,7 +329,11 @@ def lstm_step(
 
 
 def gru_step(
-    products: Any, states: Any, name: str, activate: Callable[..., Any], axis: int = 1
+    products: Sequence[Symbol],
+    states: Sequence[Symbol],
+    name: str,
+    activate: Callable[..., Symbol],
+    axis: int = 1,
 ) -> Any:
     """Output and new state of a GRU, of the products of its gates in the order reset, update,
     new."""
@@ -370,7 +384,7 @@ class LSTMCell(_GatedCell):
     def state_info(self) -> list[dict[str, Any]]:
         return super().state_info * 2
 
-    def __call__(self, inputs: Any, states: Any) -> Any:
+    def __call__(self, inputs: Symbol, states: Sequence[Symbol]) -> tuple[Symbol, list[Symbol]]:
         name = self._step_name()
         return lstm_step(self._products(inputs, states, name), states, name, _tanh)
 
@@ -395,7 +409,7 @@ class GRUCell(_GatedCell):
     ) -> None:
         super().__init__(num_hidden, prefix, params)
 
-    def __call__(self, inputs: Any, states: Any) -> Any:
+    def __call__(self, inputs: Symbol, states: Sequence[Symbol]) -> tuple[Symbol, list[Symbol]]:
         name = self._step_name()
         return gru_step(self._products(inputs, states, f"{name}_"), states, name, _tanh)
 
@@ -453,7 +467,7 @@ class SequentialRNNCell(_Composite):
         """Puts a cell on top."""
         self._take(cell)
 
-    def __call__(self, inputs: Any, states: Any) -> Any:
+    def __call__(self, inputs: Symbol, states: Sequence[Symbol]) -> tuple[Symbol, list[Symbol]]:
         self._counter += 1
         states, following = list(states), []
         for cell in self._cells:
@@ -470,11 +484,11 @@ class SequentialRNNCell(_Composite):
     def unroll(
         self,
         length: int,
-        inputs: Any,
-        begin_state: list[Any] | None = None,
+        inputs: Symbol | Sequence[Symbol] | None,
+        begin_state: Sequence[Symbol] | None = None,
         layout: str = "NTC",
         merge_outputs: bool | None = None,
-    ) -> tuple[Any, list[Any]]:
+    ) -> tuple[Symbol | Any, list[Symbol]]:
         self.reset()
         states = list(self.begin_state() if begin_state is None else begin_state)
         following = []
@@ -512,17 +526,17 @@ class DropoutCell(BaseRNNCell):
             raise AssertionError(f"dropout has to be a number, not {type(dropout).__name__}")
         self.dropout = dropout
 
-    def __call__(self, inputs: Any, states: Any) -> Any:
+    def __call__(self, inputs: Symbol, states: Sequence[Symbol]) -> tuple[Symbol, list[Symbol]]:
         return (sym.Dropout(data=inputs, p=self.dropout) if self.dropout > 0 else inputs), states
 
     def unroll(
         self,
         length: int,
-        inputs: Any,
-        begin_state: list[Any] | None = None,
+        inputs: Symbol | Sequence[Symbol] | None,
+        begin_state: Sequence[Symbol] | None = None,
         layout: str = "NTC",
         merge_outputs: bool | None = None,
-    ) -> tuple[Any, list[Any]]:
+    ) -> tuple[Symbol | Any, list[Symbol]]:
         self.reset()
         inputs = arranged(inputs, length, layout.find("T"), merge_outputs)
         if isinstance(inputs, sym.Symbol):
@@ -553,7 +567,7 @@ class ModifierCell(BaseRNNCell):
         """A scope in which the cell that is changed can be called by itself."""
         return _core.Scope((vars(self.base_cell), "_modified", False))
 
-    def begin_state(self, func: Callable[..., Any] = sym.zeros, **kwargs: Any) -> list[Any]:
+    def begin_state(self, func: Callable[..., Symbol] = sym.zeros, **kwargs: Any) -> list[Symbol]:
         self._check_unmodified()
         with self._base():
             return self.base_cell.begin_state(func=func, **kwargs)
@@ -601,7 +615,7 @@ class ZoneoutCell(ModifierCell):
         super().reset()
         self.prev_output = None
 
-    def __call__(self, inputs: Any, states: Any) -> Any:
+    def __call__(self, inputs: Symbol, states: Sequence[Symbol]) -> tuple[Symbol, list[Symbol]]:
         output, following = self.base_cell(inputs, states)
 
         def mix(probability, new, old):
@@ -623,18 +637,18 @@ def _plus_residual(output, inputs):
 class ResidualCell(ModifierCell):
     """Adds the input to the output."""
 
-    def __call__(self, inputs: Any, states: Any) -> Any:
+    def __call__(self, inputs: Symbol, states: Sequence[Symbol]) -> tuple[Symbol, list[Symbol]]:
         output, states = self.base_cell(inputs, states)
         return _plus_residual(output, inputs), states
 
     def unroll(
         self,
         length: int,
-        inputs: Any,
-        begin_state: list[Any] | None = None,
+        inputs: Symbol | Sequence[Symbol] | None,
+        begin_state: Sequence[Symbol] | None = None,
         layout: str = "NTC",
         merge_outputs: bool | None = None,
-    ) -> tuple[Any, list[Any]]:
+    ) -> tuple[Symbol | Any, list[Symbol]]:
         self.reset()
         with self._base():
             outputs, states = self.base_cell.unroll(
@@ -677,7 +691,7 @@ class BidirectionalCell(_Composite):
         self._take(l_cell)
         self._take(r_cell)
 
-    def __call__(self, inputs: Any, states: Any) -> Any:
+    def __call__(self, inputs: Symbol, states: Sequence[Symbol]) -> NoReturn:
         raise NotImplementedError(
             "a BidirectionalCell needs the whole sequence: call unroll instead of stepping"
         )
@@ -685,11 +699,11 @@ class BidirectionalCell(_Composite):
     def unroll(
         self,
         length: int,
-        inputs: Any,
-        begin_state: list[Any] | None = None,
+        inputs: Symbol | Sequence[Symbol] | None,
+        begin_state: Sequence[Symbol] | None = None,
         layout: str = "NTC",
         merge_outputs: bool | None = None,
-    ) -> tuple[Any, list[Any]]:
+    ) -> tuple[Symbol | Any, list[Symbol]]:
         self.reset()
         axis = layout.find("T")
         steps = as_steps(inputs, length, axis)

@@ -6,6 +6,10 @@ body is called once on new variables; what it uses of the symbols around it beco
 the graph, too, and an input of the node.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from .. import _core
 from ..attribute import AttrScope
 from ..base import MXNetError
@@ -13,6 +17,13 @@ from ..name import NameManager
 from ._functions import attributes
 from ._graph import Node, entries_of, placement, states, topological
 from ._infer import Inference
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from .._core import Context
+
 
 # Graphs within graphs within graphs: more is no network but a bomb.
 MAX_DEPTH = 32
@@ -47,7 +58,7 @@ def _number(attrs, key, low, high):
 class Subgraph:
     """A graph inside a node: its entries, and which input of the node each of its variables is."""
 
-    def __init__(self, entries, locs):
+    def __init__(self, entries, locs) -> None:
         self.entries = entries
         self.order = topological(entries)
         self.variables = [node for node in self.order if node.call is None]
@@ -97,7 +108,7 @@ class Control:
     gradient_missing = False
     splits = True  # compiled programs may be cut where it runs
 
-    def __init__(self, attrs, graphs, num_inputs):
+    def __init__(self, attrs, graphs, num_inputs) -> None:
         self.graphs = graphs
         self.count = num_inputs
         self.num_outputs = _number(attrs, "num_outputs", 1, 4096)
@@ -127,7 +138,7 @@ class Control:
     def initial_values(self, count):
         return (None,) * count
 
-    def text(self, name):
+    def text(self, name: str | None):
         raise TypeError(f"{self.name} has no parameter {name!r}")
 
     def _learn(self, graph, descs, inputs, train, lift=lambda loc, desc: desc):
@@ -166,7 +177,7 @@ class Foreach(Control):
     name = "_foreach"
     num_graphs = 1
 
-    def __init__(self, attrs, graphs, num_inputs):
+    def __init__(self, attrs, graphs, num_inputs) -> None:
         super().__init__(attrs, graphs, num_inputs)
         (entries,) = graphs
         variables = sum(node.call is None for node in topological(entries))
@@ -221,7 +232,7 @@ class Foreach(Control):
             *results[self.num_out :],
         ]
 
-    def run(self, inputs, ctx=None):
+    def run(self, inputs, ctx: Context | None = None):
         from ..ndarray import contrib
 
         rest = inputs[self.num_data + self.num_states :]
@@ -240,7 +251,7 @@ class WhileLoop(Control):
     name = "_while_loop"
     num_graphs = 2
 
-    def __init__(self, attrs, graphs, num_inputs):
+    def __init__(self, attrs, graphs, num_inputs) -> None:
         super().__init__(attrs, graphs, num_inputs)
         counts = [sum(node.call is None for node in topological(entries)) for entries in graphs]
         test = _numbers(
@@ -280,7 +291,7 @@ class WhileLoop(Control):
             *results[self.num_out :],
         ]
 
-    def run(self, inputs, ctx=None):
+    def run(self, inputs, ctx: Context | None = None):
         from ..ndarray import _control
 
         def with_vars(variables):
@@ -317,7 +328,7 @@ class Cond(Control):
     name = "_cond"
     num_graphs = 3
 
-    def __init__(self, attrs, graphs, num_inputs):
+    def __init__(self, attrs, graphs, num_inputs) -> None:
         super().__init__(attrs, graphs, num_inputs)
         made = []
         for key, entries, count in zip(
@@ -340,7 +351,7 @@ class Cond(Control):
         second = self._learn(self.graphs[2], inputs, inputs, train)
         return inputs, [_merged(*pair) for pair in zip(first, second)]
 
-    def run(self, inputs, ctx=None):
+    def run(self, inputs, ctx: Context | None = None):
         from ..ndarray import contrib
 
         pred = self.graphs[0].run(inputs)[0]
@@ -467,7 +478,9 @@ def _node(kind, graphs, inputs, attrs, name):
     return [Symbol([(node, i)]) for i in range(node.num_outputs)]
 
 
-def foreach(body, data, init_states, name="foreach"):
+def foreach(
+    body: Callable[[Any, Any], tuple[Any, Any]], data: Any, init_states: Any, name: str = "foreach"
+) -> tuple[Any, Any]:
     """Calls ``body(slice, states) -> (outputs, states)`` for each slice of ``data`` along its first
     axis, as one node.
 
@@ -529,7 +542,13 @@ def _join(graphs, own, outer):
     return inputs, locs
 
 
-def while_loop(cond, func, loop_vars, max_iterations=None, name="while_loop"):
+def while_loop(
+    cond: Callable[..., Any],
+    func: Callable[..., tuple[Any, Any]],
+    loop_vars: Any,
+    max_iterations: int | None = None,
+    name: str = "while_loop",
+) -> tuple[Any, Any]:
     """While ``cond(*loop_vars)`` is true, at most ``max_iterations`` times:
     ``outputs, loop_vars = func(*loop_vars)``, as one node.
 
@@ -606,7 +625,9 @@ def while_loop(cond, func, loop_vars, max_iterations=None, name="while_loop"):
     return nest_outputs(results[: len(outputs)]), (last[0] if single else last)
 
 
-def cond(pred, then_func, else_func, name="cond"):
+def cond(
+    pred: Any, then_func: Callable[..., Any], else_func: Callable[..., Any], name: str = "cond"
+) -> Any:
     """``then_func()`` if the one element of ``pred`` is true, else ``else_func()``, as one node.
     Both have to return as many symbols, of the same shapes and dtypes."""
     from .symbol import Symbol

@@ -1,7 +1,10 @@
 """The functions of ``mx.sym``: for every op one that makes a node of it."""
 
+from __future__ import annotations
+
 import warnings
 from types import MethodType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,6 +14,15 @@ from ..base import MXNetError
 from ..name import NameManager
 from ..ndarray._signatures import signature
 from ._graph import HIDDEN, entries_of, hidden_key, make
+
+if TYPE_CHECKING:
+    import inspect
+    from collections.abc import Sequence
+    from typing import Any
+
+    from .._core import Op
+    from ..symbol import Symbol
+
 
 # What arrays have instead of what nodes have, in docstrings.
 _OUT = "out : Symbol or list of them, optional\n    Arrays the results are written into.\n"
@@ -27,14 +39,14 @@ def _is_simple(value):
     )
 
 
-def texts_of(call, params):
+def texts_of(call: Any, params: dict[str, Any]) -> dict[str, str]:
     """Parameters as text, the way users wrote them, where that can be read back."""
     return {
         key: str(value) if _is_simple(value) else call.text(key) for key, value in params.items()
     }
 
 
-def single(symbol, what):
+def single(symbol: Symbol, what: str) -> Any:
     """The one entry of a symbol that is used as an input."""
     if len(entries_of(symbol)) != 1:
         raise MXNetError(
@@ -44,7 +56,7 @@ def single(symbol, what):
     return entries_of(symbol)[0]
 
 
-def attributes(attr, extra=None):
+def attributes(attr: dict[str, str] | None, extra: dict[str, str] | None = None) -> dict[str, str]:
     """The attributes of the running AttrScope and of `attr`, kept under MXNet's keys."""
     found = AttrScope.current().get(attr)
     if extra:
@@ -58,7 +70,7 @@ class Function:
 
     __slots__ = ("__name__", "_op", "_hint", "_inputs", "_params", "_variadic")
 
-    def __init__(self, op, name):
+    def __init__(self, op: Op, name: str) -> None:
         self._op = op
         self.__name__ = name
         self._hint = name.lower()
@@ -71,24 +83,31 @@ class Function:
         self._inputs = [entry["name"] for entry in info["inputs"]]
 
     @property
-    def __doc__(self):
+    def __doc__(self) -> str:
         return self._op.__doc__.replace("NDArray", "Symbol").replace(_OUT, _NODE)
 
     @property
-    def __signature__(self):
+    def __signature__(self) -> inspect.Signature:
         return signature(self._op, symbol=True)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"<mxnet symbol function {self.__name__}>"
 
-    def __get__(self, instance, owner=None):
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
         """As a function has it, so that `help` and its like take it for one."""
         return self if instance is None else MethodType(self, instance)
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return _by_name, (self._op.__name__, self.__name__)
 
-    def __call__(self, *args, name=None, attr=None, out=None, **kwargs):
+    def __call__(
+        self,
+        *args: Any,
+        name: str | None = None,
+        attr: dict[str, str] | None = None,
+        out: Any = None,
+        **kwargs: Any,
+    ) -> Symbol:
         from .symbol import Symbol
 
         if self._inputs is None:
@@ -154,7 +173,14 @@ def _by_name(op, name):
     return Function(_core.get_op(op), name)
 
 
-def node_of(op, hint, inputs, params=None, name=None, attr=None):
+def node_of(
+    op: str,
+    hint: str,
+    inputs: Sequence[Symbol],
+    params: dict[str, Any] | None = None,
+    name: str | None = None,
+    attr: dict[str, str] | None = None,
+) -> Symbol:
     """The symbol of an op called on symbols; what operators are made of."""
     from .symbol import Symbol
 
@@ -165,5 +191,5 @@ def node_of(op, hint, inputs, params=None, name=None, attr=None):
     return Symbol([(node, i) for i in range(node.num_outputs)])
 
 
-def is_number(value):
+def is_number(value: object) -> bool:
     return isinstance(value, (int, float, np.generic))

@@ -10,12 +10,15 @@ from ._control import cond, foreach, while_loop  # noqa: F401
 from ._namespaces import fill
 
 if TYPE_CHECKING:
+    from ..symbol import Symbol
     from ._contrib_ops import *  # noqa: F403
 
 fill("contrib", globals())
 
 
-def rand_zipfian(true_classes, num_sampled, range_max):
+def rand_zipfian(
+    true_classes: Symbol, num_sampled: int, range_max: int
+) -> tuple[Symbol, Symbol, Symbol]:
     """Draws classes in [0, range_max) of which smaller ones are more frequent: P(class) =
     log((class + 2) / (class + 1)) / log(range_max + 1).
 

@@ -1,6 +1,10 @@
 """Functions of ``mx.sym`` that are more than one op: symbols of new arrays, and functions of
 symbols or numbers."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from .. import _core
@@ -8,6 +12,12 @@ from ..name import NameManager
 from ..ndarray import functions as array_functions
 from ._functions import Function, is_number, node_of
 from .symbol import Symbol, var
+
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+    from .._types import DType, ShapeLike, SymbolLike, SymbolOperator
+
 
 __all__ = [
     "Custom",
@@ -33,18 +43,18 @@ def _call(op, *args, **kwargs):
 
 
 def UpSampling(
-    *data,
-    scale,
-    sample_type,
-    num_filter=0,
-    multi_input_mode="concat",
-    num_args=None,
-    workspace=512,
-    weight=None,
-    name=None,
-    attr=None,
-    **kwargs,
-):
+    *data: Symbol,
+    scale: int,
+    sample_type: str,
+    num_filter: int = 0,
+    multi_input_mode: str = "concat",
+    num_args: int | None = None,
+    workspace: int = 512,
+    weight: Symbol | None = None,
+    name: str | None = None,
+    attr: dict[str, str] | None = None,
+    **kwargs: Any,
+) -> Symbol:
     """Height and width made larger by a whole factor; see ``nd.UpSampling``. A missing weight
     becomes a variable, filled bilinearly."""
     if sample_type != "bilinear":
@@ -76,27 +86,35 @@ def UpSampling(
     )
 
 
-def eye(N, M=0, k=0, dtype=None, **kwargs):
+def eye(N: int, M: int = 0, k: int = 0, dtype: DType | None = None, **kwargs: Any) -> Symbol:
     """N x M (M 0: N x N) zeros with ones on the k-th diagonal; float32 by default."""
     return _call("_eye", N=N, M=M, k=k, dtype=dtype or "float32", **kwargs)
 
 
-def zeros(shape, dtype=None, **kwargs):
+def zeros(shape: ShapeLike, dtype: DType | None = None, **kwargs: Any) -> Symbol:
     """Zeros of a shape; float32 by default."""
     return _call("_zeros", shape=shape, dtype=dtype or "float32", **kwargs)
 
 
-def ones(shape, dtype=None, **kwargs):
+def ones(shape: ShapeLike, dtype: DType | None = None, **kwargs: Any) -> Symbol:
     """Ones of a shape; float32 by default."""
     return _call("_ones", shape=shape, dtype=dtype or "float32", **kwargs)
 
 
-def full(shape, val, dtype=None, **kwargs):
+def full(shape: ShapeLike, val: float, dtype: DType | None = None, **kwargs: Any) -> Symbol:
     """The number ``val`` in every place."""
     return _call("_full", shape=shape, dtype=dtype or "float32", value=float(val), **kwargs)
 
 
-def arange(start, stop=None, step=1.0, repeat=1, infer_range=False, name=None, dtype=None):
+def arange(
+    start: float,
+    stop: float | None = None,
+    step: float = 1.0,
+    repeat: int = 1,
+    infer_range: bool = False,
+    name: str | None = None,
+    dtype: DType | None = None,
+) -> Symbol:
     """start, start + step, ... below stop, each ``repeat`` times; arange(n) begins at 0."""
     return _call(
         "_arange",
@@ -110,7 +128,14 @@ def arange(start, stop=None, step=1.0, repeat=1, infer_range=False, name=None, d
     )
 
 
-def linspace(start, stop, num, endpoint=True, name=None, dtype=None):
+def linspace(
+    start: float,
+    stop: float,
+    num: int,
+    endpoint: bool = True,
+    name: str | None = None,
+    dtype: DType | None = None,
+) -> Symbol:
     """``num`` numbers at equal distances from start to stop, which is left out with
     ``endpoint=False``."""
     return _call(
@@ -124,14 +149,21 @@ def linspace(start, stop, num, endpoint=True, name=None, dtype=None):
     )
 
 
-def histogram(a, bins=10, range=None, **kwargs):
+def histogram(
+    a: Symbol, bins: int | Symbol = 10, range: tuple[float, float] | None = None, **kwargs: Any
+) -> NoReturn:
     """NotSupportedError: this build has no histogram op; ``nd.histogram`` computes one."""
     raise _core.NotSupportedError(
         "sym.histogram: there is no histogram op; use nd.histogram on the arrays"
     )
 
 
-def split_v2(ary, indices_or_sections, axis=0, squeeze_axis=False):
+def split_v2(
+    ary: Symbol,
+    indices_or_sections: int | tuple[int, ...],
+    axis: int = 0,
+    squeeze_axis: bool = False,
+) -> Symbol:
     """The pieces along ``axis``: so many equal ones, or cut before each of a tuple of indices."""
     if isinstance(indices_or_sections, int):
         sections, indices = indices_or_sections, ()
@@ -144,8 +176,10 @@ def split_v2(ary, indices_or_sections, axis=0, squeeze_axis=False):
     )
 
 
-def _either(op, op_hint, scalar, scalar_hint, reflected, reflected_hint, numbers, name, words):
-    def function(left, right):
+def _either(
+    op, op_hint, scalar, scalar_hint, reflected, reflected_hint, numbers, name, words
+) -> Any:
+    def function(left: SymbolLike, right: SymbolLike) -> Any:
         if isinstance(left, Symbol) and isinstance(right, Symbol):
             return node_of(op, op_hint, [left, right])
         if isinstance(left, Symbol) and is_number(right):
@@ -161,7 +195,7 @@ def _either(op, op_hint, scalar, scalar_hint, reflected, reflected_hint, numbers
     return function
 
 
-pow = _either(
+pow: SymbolOperator = _either(
     "_power",
     "_power",
     "_power_scalar",
@@ -172,8 +206,8 @@ pow = _either(
     "pow",
     "base ** exp",
 )
-power = pow
-maximum = _either(
+power: SymbolOperator = pow
+maximum: SymbolOperator = _either(
     "_maximum",
     "_maximum",
     "_maximum_scalar",
@@ -184,7 +218,7 @@ maximum = _either(
     "maximum",
     "The larger of both",
 )
-minimum = _either(
+minimum: SymbolOperator = _either(
     "_minimum",
     "_minimum",
     "_minimum_scalar",
@@ -195,7 +229,7 @@ minimum = _either(
     "minimum",
     "The smaller of both",
 )
-hypot = _either(
+hypot: SymbolOperator = _either(
     "_hypot",
     "_hypot",
     "_hypot_scalar",
@@ -208,7 +242,9 @@ hypot = _either(
 )
 
 
-def Custom(*data, op_type=None, name=None, **kwargs):
+def Custom(
+    *data: Symbol, op_type: str | None = None, name: str | None = None, **kwargs: Any
+) -> Symbol:
     from ..operator import custom_symbol
 
     return custom_symbol(*data, op_type=op_type, name=name, **kwargs)

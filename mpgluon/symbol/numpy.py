@@ -1,8 +1,16 @@
 """MXNet's NumPy-like symbols are not part of this package. What is here lets programs ask whether a
 symbol is one of them."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from .. import _core
 from .symbol import Symbol
+
+if TYPE_CHECKING:
+    from typing import Any
+
 
 __all__ = ["_Symbol"]
 
@@ -12,5 +20,5 @@ class _Symbol(Symbol):
 
     __slots__ = ()
 
-    def __init__(self, *args):
+    def __init__(self, *args: Any) -> None:
         raise _core.NotSupportedError("mx.sym.np: there is no mx.np in mpgluon; use mx.sym")

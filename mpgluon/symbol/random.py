@@ -13,6 +13,9 @@ from ._namespaces import fill
 from .symbol import Symbol
 
 if TYPE_CHECKING:
+    from typing import Any
+
+    from .._types import DType, ShapeLike, SymbolLike
     from ._random_ops import *  # noqa: F403
 
 __all__ = [
@@ -46,58 +49,106 @@ def _draw(name, params, shape, dtype, kwargs):
     return _call(f"_random_{name}", *params, shape=shape, dtype=dtype, **kwargs)
 
 
-def uniform(low=0, high=1, shape=None, dtype=None, **kwargs):
+def uniform(
+    low: SymbolLike = 0,
+    high: SymbolLike = 1,
+    shape: ShapeLike | None = None,
+    dtype: DType | None = None,
+    **kwargs: Any,
+) -> Symbol:
     """Uniform on [low, high)."""
     return _draw("uniform", (low, high), shape, dtype, kwargs)
 
 
-def normal(loc=0, scale=1, shape=None, dtype=None, **kwargs):
+def normal(
+    loc: SymbolLike = 0,
+    scale: SymbolLike = 1,
+    shape: ShapeLike | None = None,
+    dtype: DType | None = None,
+    **kwargs: Any,
+) -> Symbol:
     """Normal with mean ``loc`` and standard deviation ``scale``."""
     return _draw("normal", (loc, scale), shape, dtype, kwargs)
 
 
-def randn(*shape, loc=0, scale=1, dtype=None, **kwargs):
+def randn(
+    *shape: int,
+    loc: SymbolLike = 0,
+    scale: SymbolLike = 1,
+    dtype: DType | None = None,
+    **kwargs: Any,
+) -> Symbol:
     """Normal, the shape given as arguments: ``randn(2, 3)``."""
     return _draw("normal", (loc, scale), shape or None, dtype, kwargs)
 
 
-def poisson(lam=1, shape=None, dtype=None, **kwargs):
+def poisson(
+    lam: SymbolLike = 1, shape: ShapeLike | None = None, dtype: DType | None = None, **kwargs: Any
+) -> Symbol:
     """Poisson with rate ``lam``."""
     return _draw("poisson", (lam,), shape, dtype, kwargs)
 
 
-def exponential(scale=1, shape=None, dtype=None, **kwargs):
+def exponential(
+    scale: SymbolLike = 1, shape: ShapeLike | None = None, dtype: DType | None = None, **kwargs: Any
+) -> Symbol:
     """Exponential with mean ``scale``."""
     return _draw("exponential", (1.0 / scale,), shape, dtype, kwargs)
 
 
-def gamma(alpha=1, beta=1, shape=None, dtype=None, **kwargs):
+def gamma(
+    alpha: SymbolLike = 1,
+    beta: SymbolLike = 1,
+    shape: ShapeLike | None = None,
+    dtype: DType | None = None,
+    **kwargs: Any,
+) -> Symbol:
     """Gamma with shape ``alpha`` and scale ``beta``."""
     return _draw("gamma", (alpha, beta), shape, dtype, kwargs)
 
 
-def negative_binomial(k=1, p=1, shape=None, dtype=None, **kwargs):
+def negative_binomial(
+    k: SymbolLike = 1,
+    p: SymbolLike = 1,
+    shape: ShapeLike | None = None,
+    dtype: DType | None = None,
+    **kwargs: Any,
+) -> Symbol:
     """Negative binomial: failures before the ``k``-th success of probability ``p``."""
     return _draw("negative_binomial", (k, p), shape, dtype, kwargs)
 
 
-def generalized_negative_binomial(mu=1, alpha=1, shape=None, dtype=None, **kwargs):
+def generalized_negative_binomial(
+    mu: SymbolLike = 1,
+    alpha: SymbolLike = 1,
+    shape: ShapeLike | None = None,
+    dtype: DType | None = None,
+    **kwargs: Any,
+) -> Symbol:
     """Negative binomial by mean ``mu`` and dispersion ``alpha``."""
     return _draw("generalized_negative_binomial", (mu, alpha), shape, dtype, kwargs)
 
 
-def randint(low, high, shape=None, dtype=None, **kwargs):
+def randint(
+    low: int, high: int, shape: ShapeLike | None = None, dtype: DType | None = None, **kwargs: Any
+) -> Symbol:
     """Integers of [low, high), int32 by default."""
     return _draw("randint", (low, high), shape, dtype, kwargs)
 
 
-def multinomial(data, shape=None, get_prob=True, dtype="int32", **kwargs):
+def multinomial(
+    data: Symbol,
+    shape: ShapeLike | None = None,
+    get_prob: bool = True,
+    dtype: DType = "int32",
+    **kwargs: Any,
+) -> Symbol:
     """Indices drawn with the probabilities in the last axis of ``data``; with ``get_prob`` also
     their log-likelihoods."""
     return _call("_sample_multinomial", data, shape=shape, get_prob=get_prob, dtype=dtype, **kwargs)
 
 
-def shuffle(data, **kwargs):
+def shuffle(data: Symbol, **kwargs: Any) -> Symbol:
     """The symbol with its first axis in random order."""
     return _call("_shuffle", data, **kwargs)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from .. import _core
@@ -12,6 +14,16 @@ from ._graph import Node, hidden_key, rebuild, states, topological
 from ._infer import NUMBERS, Inference, dtype_type, known
 from ._json import dump, parse, without_casts
 from ._methods import SymbolMethods, function
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from typing import Any, NoReturn
+
+    from .._core import Context, NDArray
+    from .._types import DType, Groups, Shape, ShapeLike
+    from ..executor import Executor
+    from ..initializer import Initializer
+
 
 __all__ = ["Symbol", "Variable", "Group", "fromjson", "load", "load_json", "var"]
 
@@ -25,30 +37,30 @@ class Symbol(SymbolMethods):
 
     __slots__ = ("_entries", "__weakref__")
 
-    def __init__(self, entries):
+    def __init__(self, entries: Sequence[Any]) -> None:
         self._entries = entries
 
     # Looking at it
 
     @property
-    def name(self):
+    def name(self) -> str | None:
         """The name of the node, or None for a group of several nodes."""
         node = self._entries[0][0]
         return node.name if all(other is node for other, _ in self._entries) else None
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         name = self.name
         if name is None:
             return f"<{type(self).__name__} group [{', '.join([symbol.name for symbol in self])}]>"
         return f"<{type(self).__name__} {name}>"
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self._entries)
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Symbol]:
         return (self[i] for i in range(len(self)))
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: int | str | slice) -> Symbol:
         """An output by number or name, or a group of them by slice. IndexError, ValueError when
         there is none."""
         if isinstance(index, str):
@@ -77,32 +89,32 @@ class Symbol(SymbolMethods):
         written = states(order)
         return [node for node in order if node.call is None], written
 
-    def list_arguments(self):
+    def list_arguments(self) -> list[str]:
         """The names of the variables that are arguments, in the order in which `bind` takes
         them."""
         variables, written = self._variables()
         return [node.name for node in variables if node not in written]
 
-    def list_auxiliary_states(self):
+    def list_auxiliary_states(self) -> list[str]:
         """The names of the variables that ops write, such as a BatchNorm's moving mean."""
         variables, written = self._variables()
         return [node.name for node in variables if node in written]
 
-    def list_inputs(self):
+    def list_inputs(self) -> list[str]:
         """The names of all variables."""
         return [node.name for node in self._variables()[0]]
 
-    def list_outputs(self):
+    def list_outputs(self) -> list[str]:
         """The names of the outputs."""
         return [node.output_name(index) for node, index in self._entries]
 
-    def get_internals(self):
+    def get_internals(self) -> Symbol:
         """A group of the outputs of all nodes."""
         return Symbol(
             [(node, i) for node in topological(self._entries) for i in range(node.num_outputs)]
         )
 
-    def get_children(self):
+    def get_children(self) -> Symbol | None:
         """A group of the inputs of the nodes, or None for a variable."""
         nodes = list(dict.fromkeys(node for node, _ in self._entries))
         inputs = [entry for node in nodes for entry in node.inputs]
@@ -110,13 +122,13 @@ class Symbol(SymbolMethods):
 
     # Attributes
 
-    def attr(self, key):
+    def attr(self, key: str) -> str | None:
         """The attribute of that name as text, or None."""
         if self.name is None:
             return None
         return self._entries[0][0].get(key)
 
-    def list_attr(self, recursive=False):
+    def list_attr(self, recursive: bool = False) -> dict[str, str]:
         """The attributes of the node (of a group: of its first one), parameters included, as a
         dict of texts."""
         if recursive:
@@ -126,7 +138,7 @@ class Symbol(SymbolMethods):
             )
         return self._entries[0][0].all_attrs() if self._entries else {}
 
-    def attr_dict(self):
+    def attr_dict(self) -> dict[str, dict[str, str]]:
         """The attributes of all nodes: name -> dict of texts; nodes without any are left out."""
         return {node.name: node.all_attrs() for node in topological(self._entries) if node.attrs}
 
@@ -142,22 +154,22 @@ class Symbol(SymbolMethods):
 
     # Copies, composition
 
-    def __copy__(self):
+    def __copy__(self) -> Symbol:
         return self.__deepcopy__(None)
 
-    def __deepcopy__(self, _):
+    def __deepcopy__(self, _: Any) -> Symbol:
         return Symbol(rebuild(self._entries, {}))
 
-    def __getstate__(self):
+    def __getstate__(self) -> dict[str, Any]:
         return {"handle": self.tojson(remove_amp_cast=False)}
 
-    def __setstate__(self, state):
+    def __setstate__(self, state: dict[str, Any]) -> None:
         self._entries = parse(state["handle"])
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return _unpickle, (self.tojson(remove_amp_cast=False),)
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, *args: Symbol, **kwargs: Any) -> Symbol:
         """A copy of the symbol with other symbols in place of its variables: by position in
         `list_arguments`, or by name.
 
@@ -267,7 +279,7 @@ class Symbol(SymbolMethods):
             )
         return tuple([[() if shape is None else shape for shape in group] for group in found])
 
-    def infer_shape(self, *args, **kwargs):
+    def infer_shape(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
         """The shapes of arguments, outputs and auxiliary states, from those of some arguments (by
         position or name).
 
@@ -292,7 +304,7 @@ class Symbol(SymbolMethods):
             )
         return found
 
-    def infer_shape_partial(self, *args, **kwargs):
+    def infer_shape_partial(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
         """Like `infer_shape`, but says what it found: () for unknown shapes, 0 for unknown
         sizes."""
         return self._infer_shape_impl(True, *args, **kwargs)
@@ -309,26 +321,26 @@ class Symbol(SymbolMethods):
             return None, None, None
         return tuple([[dtype_type(dtype) for dtype in group] for group in found])
 
-    def infer_type(self, *args, **kwargs):
+    def infer_type(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
         """The dtypes of arguments, outputs and auxiliary states, from those of some arguments;
         three times None where one stays unknown."""
         return self._infer_type_impl(False, *args, **kwargs)
 
-    def infer_type_partial(self, *args, **kwargs):
+    def infer_type_partial(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
         """Like `infer_type`, but says what it found: None for unknown dtypes."""
         return self._infer_type_impl(True, *args, **kwargs)
 
     # Text
 
-    def tojson(self, remove_amp_cast=True):
+    def tojson(self, remove_amp_cast: bool = True) -> str:
         """The symbol as the text of a ``-symbol.json`` file."""
         return dump(without_casts(self._entries) if remove_amp_cast else self._entries)
 
-    def save(self, fname, remove_amp_cast=True):
+    def save(self, fname: str, remove_amp_cast: bool = True) -> None:
         """Writes the symbol into a file, for `load`."""
         _core.write_file(fname, self.tojson(remove_amp_cast).encode())
 
-    def debug_str(self):
+    def debug_str(self) -> str:
         """What the symbol is made of, node by node."""
         lines = ["Symbol Outputs:"]
         lines += [
@@ -353,14 +365,14 @@ class Symbol(SymbolMethods):
 
     def bind(
         self,
-        ctx,
-        args,
-        args_grad=None,
-        grad_req="write",
-        aux_states=None,
-        group2ctx=None,
-        shared_exec=None,
-    ):
+        ctx: Context,
+        args: Sequence[NDArray] | dict[str, NDArray],
+        args_grad: Sequence[NDArray | None] | dict[str, NDArray] | None = None,
+        grad_req: str | Sequence[str] | dict[str, str] = "write",
+        aux_states: Sequence[NDArray] | dict[str, NDArray] | None = None,
+        group2ctx: Groups | None = None,
+        shared_exec: Executor | None = None,
+    ) -> Executor:
         """An `Executor` that computes the symbol on given arrays.
 
         Parameters
@@ -387,16 +399,16 @@ class Symbol(SymbolMethods):
 
     def simple_bind(
         self,
-        ctx,
-        grad_req="write",
-        type_dict=None,
-        stype_dict=None,
-        group2ctx=None,
-        shared_arg_names=None,
-        shared_exec=None,
-        shared_buffer=None,
-        **kwargs,
-    ):
+        ctx: Context,
+        grad_req: str | Sequence[str] | dict[str, str] = "write",
+        type_dict: dict[str, DType] | None = None,
+        stype_dict: dict[str, str] | None = None,
+        group2ctx: Groups | None = None,
+        shared_arg_names: Sequence[str] | None = None,
+        shared_exec: Executor | None = None,
+        shared_buffer: dict[str, NDArray] | None = None,
+        **kwargs: Any,
+    ) -> Executor:
         """An `Executor` with new arrays, whose shapes follow from those given by name:
         ``simple_bind(ctx, data=(32, 100))``.
 
@@ -431,11 +443,11 @@ class Symbol(SymbolMethods):
             kwargs,
         )
 
-    def eval(self, ctx=None, **kwargs):
+    def eval(self, ctx: Context | None = None, **kwargs: NDArray) -> list[NDArray]:
         """The outputs for arguments given by name: a list of NDArrays."""
         return self.bind(_core.current_context() if ctx is None else ctx, kwargs).forward()
 
-    def gradient(self, wrt):
+    def gradient(self, wrt: Any) -> NoReturn:
         """NotSupportedError, as in MXNet: bind the symbol and call `Executor.backward`."""
         raise _core.NotSupportedError(
             "Symbol.gradient is not supported; bind the symbol and call backward() of the executor"
@@ -443,16 +455,16 @@ class Symbol(SymbolMethods):
 
     def optimize_for(
         self,
-        backend,
-        args=None,
-        aux=None,
-        ctx=None,
-        shape_dict=None,
-        type_dict=None,
-        stype_dict=None,
-        skip_infer=False,
-        **kwargs,
-    ):
+        backend: str | None,
+        args: Any = None,
+        aux: Any = None,
+        ctx: Context | None = None,
+        shape_dict: dict[str, Shape] | None = None,
+        type_dict: dict[str, DType] | None = None,
+        stype_dict: dict[str, str] | None = None,
+        skip_infer: bool = False,
+        **kwargs: Any,
+    ) -> Symbol:
         """The symbol itself when `backend` is None. There are no backends (MXNetError): everything
         is compiled when it is bound."""
         if backend is not None:
@@ -462,92 +474,94 @@ class Symbol(SymbolMethods):
             )
         return self
 
-    def get_backend_symbol(self, backend):
+    def get_backend_symbol(self, backend: str | None) -> Symbol:
         """The symbol itself when `backend` is None; see `optimize_for`."""
         return self.optimize_for(backend)
 
-    def as_in_context(self, ctx, name=None):
+    def as_in_context(self, ctx: Context, name: str | None = None) -> Symbol:
         """The value moved to the device `ctx`: what is computed from it runs there. Gradients move
         back."""
         return node_of("_copyto", "_copyto", [self], {"ctx": ctx}, name)
 
     as_in_ctx = as_in_context
 
-    def as_nd_ndarray(self):
+    def as_nd_ndarray(self) -> Symbol:
         """The symbol itself."""
         return self
 
-    def as_np_ndarray(self):
+    def as_np_ndarray(self) -> NoReturn:
         """NotSupportedError: there is no ``mx.np`` here."""
         raise _core.NotSupportedError("as_np_ndarray: there is no mx.np in mpgluon")
 
     @property
-    def handle(self):
+    def handle(self) -> Any:
         """What stands for MXNet's handle: the entries."""
         return self._entries
 
     # Operators
 
-    def __bool__(self):
+    def __bool__(self) -> NoReturn:
         raise NotImplementedForSymbol(self.__bool__, "bool")
 
     __nonzero__ = __bool__
 
-    def __abs__(self):
+    def __abs__(self) -> Symbol:
         return node_of("abs", "abs", [self])
 
-    def __neg__(self):
+    def __neg__(self) -> Symbol:
         return self.__mul__(-1.0)
 
-    def __iadd__(self, other):
+    def __iadd__(self, other: Any) -> NoReturn:
         raise NotImplementedForSymbol(self.__iadd__, "+=", other, 1)
 
-    def __isub__(self, other):
+    def __isub__(self, other: Any) -> NoReturn:
         raise NotImplementedForSymbol(self.__isub__, "-=", other)
 
-    def __imul__(self, other):
+    def __imul__(self, other: Any) -> NoReturn:
         raise NotImplementedForSymbol(self.__imul__, "*=", other)
 
-    def __itruediv__(self, other):
+    def __itruediv__(self, other: Any) -> NoReturn:
         raise NotImplementedForSymbol(self.__itruediv__, "/=", other)
 
     __idiv__ = __itruediv__
 
     __hash__ = object.__hash__
 
-    def reshape(self, *args, **kwargs):
+    def reshape(self, *args: Any, **kwargs: Any) -> Symbol:
         """``sym.reshape``; the shape may be given as separate integers."""
         if len(args) > 1 and all(isinstance(arg, int) for arg in args):
             args = (args,)
         return function("Reshape", "reshape")(self, *args, **kwargs)
 
-    def expand_dims(self, axis, inplace=False, **kwargs):
+    def expand_dims(self, axis: int, inplace: bool = False, **kwargs: Any) -> Symbol:
         """``sym.expand_dims``."""
         return function("expand_dims")(self, axis=axis, **kwargs)
 
-    def flatten(self, inplace=False, **kwargs):
+    def flatten(self, inplace: bool = False, **kwargs: Any) -> Symbol:
         """``sym.flatten``."""
         return function("Flatten", "flatten")(self, **kwargs)
 
-    def squeeze(self, axis=None, inplace=False, **kwargs):
+    def squeeze(
+        self, axis: int | Sequence[int] | None = None, inplace: bool = False, **kwargs: Any
+    ) -> Symbol:
         """``sym.squeeze``."""
         return function("squeeze")(self, axis=axis, **kwargs)
 
-    def diag(self, k=0, **kwargs):
+    def diag(self, k: int = 0, **kwargs: Any) -> Symbol:
         """``sym.diag``."""
         return function("diag")(self, k=k, **kwargs)
 
-    def astype(self, *args, **kwargs):
+    def astype(self, *args: Any, **kwargs: Any) -> Symbol:
         """``sym.cast``."""
         return function("Cast", "cast")(self, *args, **kwargs)
 
-    def transpose(self, *axes, **kwargs):
+    def transpose(self, *axes: int | Sequence[int], **kwargs: Any) -> Symbol:
         """``sym.transpose``; the axes as one tuple or as separate integers."""
         if len(axes) > 1:
             axes = (axes,)
         return function("transpose")(self, *axes, **kwargs)
 
-    def split_v2(self, *args, **kwargs):
+    def split_v2(self, *args: Any, **kwargs: Any) -> Symbol:
         """``sym.split_v2``."""
         from .creation import split_v2
 
@@ -559,16 +573,16 @@ def _unpickle(text):
 
 
 def var(
-    name,
-    attr=None,
-    shape=None,
-    lr_mult=None,
-    wd_mult=None,
-    dtype=None,
-    init=None,
-    stype=None,
-    **kwargs,
-):
+    name: str,
+    attr: dict[str, str] | None = None,
+    shape: ShapeLike | None = None,
+    lr_mult: float | None = None,
+    wd_mult: float | None = None,
+    dtype: DType | None = None,
+    init: Initializer | str | None = None,
+    stype: str | None = None,
+    **kwargs: Any,
+) -> Symbol:
     """A variable: an array to be given when the symbol is bound.
 
     Parameters
@@ -625,7 +639,7 @@ def var(
 Variable = var
 
 
-def Group(symbols, create_fn=Symbol):
+def Group(symbols: Iterable[Symbol], create_fn: Callable[..., Symbol] = Symbol) -> Symbol:
     """One symbol with the outputs of all the given ones."""
     symbols = list(symbols)
     if not symbols or any(not isinstance(symbol, Symbol) for symbol in symbols):
@@ -633,7 +647,7 @@ def Group(symbols, create_fn=Symbol):
     return create_fn([entry for symbol in symbols for entry in symbol._entries])
 
 
-def load(fname):
+def load(fname: str) -> Symbol:
     """Reads a symbol from a file. OSError when it can't be read, MXNetError when it holds no symbol
     of this build's ops."""
     if not isinstance(fname, str):
@@ -649,7 +663,7 @@ def load(fname):
         raise type(error)(f"{fname}: {error}") from None
 
 
-def load_json(json_str):
+def load_json(json_str: str) -> Symbol:
     """The symbol that the text of a ``-symbol.json`` file describes; see `load`."""
     if not isinstance(json_str, str):
         raise TypeError("json_str need to be string")
