@@ -183,13 +183,15 @@ def near(name, known):
 def constructed(instance, always=()):
     """``Kind(option=value, ...)``: the options of the constructor that the object keeps under
     their names, where they are not the default."""
-    options = {}
+    options, seen = {}, set()
     for kind in type(instance).__mro__:
         if "__init__" not in kind.__dict__ or kind is object:
             continue
         for name, parameter in inspect.signature(kind.__init__).parameters.items():
             value = instance.__dict__.get(name)
             plain = isinstance(value, (bool, int, float, str, tuple, list))
-            if plain and name not in options and (name in always or value != parameter.default):
+            if plain and name not in seen and (name in always or value != parameter.default):
                 options[name] = value
-    return f"{type(instance).__name__}({', '.join(f'{name}={value!r}' for name, value in options.items())})"
+            seen.add(name)
+    given = ", ".join(f"{name}={value!r}" for name, value in options.items())
+    return f"{type(instance).__name__}({given})"

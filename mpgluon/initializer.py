@@ -50,7 +50,13 @@ __all__ = [
 
 class InitDesc(str):
     """A parameter's name with its attributes (`attrs`, a dict) and the initializer to fall back to
-    (`global_init`)."""
+    (`global_init`).
+
+    Examples
+    --------
+    >>> mx.init.InitDesc("dense0_weight", {"lr_mult": "2"}).attrs
+    {'lr_mult': '2'}
+    """
 
     def __new__(
         cls, name: str, attrs: dict[str, str] | None = None, global_init: Initializer | None = None
@@ -92,7 +98,19 @@ def _root_mean_square(array):
 
 class Initializer:
     """Base of initializers; a subclass defines `_init_weight(name, array)`. `kwargs` are what
-    `dumps` writes."""
+    `dumps` writes.
+
+    Examples
+    --------
+    >>> class Half(mx.init.Initializer):
+    ...     def _init_weight(self, name, array):
+    ...         array[:] = 0.5
+    ...
+    >>> net = nn.Dense(1, in_units=2)
+    >>> net.initialize(Half())
+    >>> net.weight.data().asnumpy().tolist()
+    [[0.5, 0.5]]
+    """
 
     def __init__(self, **kwargs: Any) -> None:
         self._kwargs = kwargs
@@ -230,6 +248,14 @@ class Load:
     go to `default_init`.
 
     ValueError when a shape differs, or a name is missing and there is no `default_init`.
+
+    Examples
+    --------
+    >>> init = mx.init.Load({"a_weight": nd.ones(2)}, default_init=mx.init.Zero())
+    >>> array = nd.zeros(2)
+    >>> init("a_weight", array)
+    >>> array.asnumpy().tolist()
+    [1.0, 1.0]
     """
 
     def __init__(
@@ -251,6 +277,10 @@ class Load:
         }
         self.default_init = default_init
         self.verbose = verbose
+
+    def __repr__(self) -> str:
+        default = "" if self.default_init is None else f", default_init={self.default_init!r}"
+        return f"{type(self).__name__}(arrays: {len(self.param)}{default})"
 
     def __call__(self, name: str, arr: NDArray) -> None:
         source = self.param.get(name)
@@ -276,7 +306,16 @@ class Load:
 
 class Mixed:
     """Chooses the initializer by the name: the first of the regular expressions `patterns` that
-    matches its beginning."""
+    matches its beginning.
+
+    Examples
+    --------
+    >>> init = mx.init.Mixed([".*bias", ".*"], [mx.init.Zero(), mx.init.Uniform(0.1)])
+    >>> array = nd.ones(2)
+    >>> init(mx.init.InitDesc("a_bias"), array)
+    >>> array.asnumpy().tolist()
+    [0.0, 0.0]
+    """
 
     def __init__(
         self, patterns: Sequence[str], initializers: Sequence[Callable[[str, NDArray], Any]]
@@ -286,6 +325,10 @@ class Mixed:
                 f"{len(patterns)} patterns need as many initializers, got {len(initializers)}"
             )
         self.map = [(re.compile(pattern), init) for pattern, init in zip(patterns, initializers)]
+
+    def __repr__(self) -> str:
+        patterns = [pattern.pattern for pattern, _ in self.map]
+        return f"{type(self).__name__}({patterns!r}, {[init for _, init in self.map]!r})"
 
     def __call__(self, name: str, arr: NDArray) -> None:
         for pattern, init in self.map:
@@ -300,7 +343,13 @@ class Mixed:
 @register
 @alias("zeros")
 class Zero(Initializer):
-    """Zeros."""
+    """Zeros.
+
+    Examples
+    --------
+    >>> mx.init.create("zeros")
+    Zero()
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -312,7 +361,13 @@ class Zero(Initializer):
 @register
 @alias("ones")
 class One(Initializer):
-    """Ones."""
+    """Ones.
+
+    Examples
+    --------
+    >>> mx.init.create("ones")
+    One()
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -323,7 +378,13 @@ class One(Initializer):
 
 @register
 class Constant(Initializer):
-    """One value, or an array of the parameter's shape (or one that broadcasts to it)."""
+    """One value, or an array of the parameter's shape (or one that broadcasts to it).
+
+    Examples
+    --------
+    >>> mx.init.Constant(3)
+    Constant(value=3)
+    """
 
     def __init__(self, value: Any) -> None:
         super().__init__(value=value)
@@ -352,7 +413,13 @@ class Constant(Initializer):
 
 @register
 class Uniform(Initializer):
-    """Uniform in [-scale, scale)."""
+    """Uniform in [-scale, scale).
+
+    Examples
+    --------
+    >>> mx.init.Uniform(0.1)
+    Uniform(scale=0.1)
+    """
 
     def __init__(self, scale: float = 0.07) -> None:
         super().__init__(scale=scale)
@@ -364,7 +431,13 @@ class Uniform(Initializer):
 
 @register
 class Normal(Initializer):
-    """Normal with mean 0 and standard deviation `sigma`."""
+    """Normal with mean 0 and standard deviation `sigma`.
+
+    Examples
+    --------
+    >>> mx.init.Normal(0.02)
+    Normal(sigma=0.02)
+    """
 
     def __init__(self, sigma: float = 0.01) -> None:
         super().__init__(sigma=sigma)
@@ -380,6 +453,11 @@ class Orthogonal(Initializer):
     random one ("uniform" or "normal").
 
     Axes after the first are taken together.
+
+    Examples
+    --------
+    >>> mx.init.Orthogonal()
+    Orthogonal(scale=1.414, rand_type='uniform')
     """
 
     def __init__(self, scale: float = 1.414, rand_type: str = "uniform") -> None:
@@ -408,6 +486,11 @@ class Xavier(Initializer):
 
     `rnd_type` "uniform" (in plus or minus the scale) or "gaussian" (the scale as deviation);
     `factor_type` "in", "out" or "avg" of both. ValueError for arrays of fewer than two dimensions.
+
+    Examples
+    --------
+    >>> mx.init.Xavier(magnitude=2.24)
+    Xavier(rnd_type='uniform', factor_type='avg', magnitude=2.24)
     """
 
     def __init__(
@@ -444,7 +527,13 @@ class Xavier(Initializer):
 @register
 class MSRAPrelu(Xavier):
     """Gaussian Xavier for layers followed by a PReLU (or ReLU, `slope` 0): magnitude 2 / (1 + slope
-    ** 2)."""
+    ** 2).
+
+    Examples
+    --------
+    >>> mx.init.MSRAPrelu()
+    MSRAPrelu(factor_type='avg', slope=0.25)
+    """
 
     def __init__(self, factor_type: str = "avg", slope: float = 0.25) -> None:
         super().__init__("gaussian", factor_type, 2.0 / (1 + slope**2))
@@ -454,7 +543,16 @@ class MSRAPrelu(Xavier):
 @register
 class Bilinear(Initializer):
     """Weights of a transposed convolution that upsamples by bilinear interpolation; 4
-    dimensions."""
+    dimensions.
+
+    Examples
+    --------
+    >>> init = mx.init.Bilinear()
+    >>> layer = nn.Conv2DTranspose(1, 4, strides=2, padding=1, weight_initializer=init)
+    >>> layer.initialize()
+    >>> layer(nd.ones((1, 1, 3, 3))).shape
+    (1, 1, 6, 6)
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -465,7 +563,15 @@ class Bilinear(Initializer):
 
 @register
 class LSTMBias(Initializer):
-    """Zeros, but `forget_bias` for the forget gate (the second quarter) of an LSTM's bias."""
+    """Zeros, but `forget_bias` for the forget gate (the second quarter) of an LSTM's bias.
+
+    Examples
+    --------
+    >>> array = nd.zeros(8)
+    >>> mx.init.LSTMBias(1.0)(mx.init.InitDesc("weight"), array)
+    >>> array.asnumpy().tolist()
+    [0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
+    """
 
     def __init__(self, forget_bias: float = 1.0) -> None:
         super().__init__(forget_bias=forget_bias)
@@ -492,6 +598,14 @@ class FusedRNN(Initializer):
     `init` (an initializer, its `dumps()` text, or None for the net's own) fills each weight and
     bias under a name as "l0_i2h_f_weight"; forget gates of an LSTM get `forget_bias`. `mode` is
     "rnn_relu", "rnn_tanh", "lstm" or "gru".
+
+    Examples
+    --------
+    >>> array = nd.zeros(3 * 4 * (5 + 4 + 2))
+    >>> init = mx.init.FusedRNN(mx.init.One(), num_hidden=4, num_layers=1, mode="gru")
+    >>> init(mx.init.InitDesc("weight"), array)
+    >>> array.sum().asscalar().item()  # biases are zero
+    108.0
     """
 
     def __init__(

@@ -55,6 +55,15 @@ class LRScheduler:
     Parameters: `base_lr`, the rate after warming up; `warmup_steps`, updates to warm up for;
     `warmup_begin_lr`, the rate of the first update then; `warmup_mode`, "linear" or "constant".
     ValueError for rates that are not finite or where warming up would begin above `base_lr`.
+
+    Examples
+    --------
+    >>> class Halved(mx.lr_scheduler.LRScheduler):
+    ...     def __call__(self, num_update):
+    ...         return self.base_lr / 2
+    ...
+    >>> mx.optimizer.SGD(lr_scheduler=Halved(base_lr=0.5)).learning_rate
+    0.25
     """
 
     def __init__(
@@ -97,7 +106,14 @@ class LRScheduler:
 
 
 class FactorScheduler(LRScheduler):
-    """Multiplies the rate by `factor` after every `step` updates, down to `stop_factor_lr`."""
+    """Multiplies the rate by `factor` after every `step` updates, down to `stop_factor_lr`.
+
+    Examples
+    --------
+    >>> schedule = mx.lr_scheduler.FactorScheduler(step=10, factor=0.5, base_lr=1.0)
+    >>> [schedule(update) for update in (1, 11, 21)]
+    [1.0, 0.5, 0.25]
+    """
 
     def __init__(
         self,
@@ -135,7 +151,14 @@ class FactorScheduler(LRScheduler):
 
 class MultiFactorScheduler(LRScheduler):
     """Multiplies the rate by `factor` once each of the update numbers in `step` (a growing list) is
-    passed."""
+    passed.
+
+    Examples
+    --------
+    >>> schedule = mx.lr_scheduler.MultiFactorScheduler(step=[5, 8], factor=0.5, base_lr=1.0)
+    >>> [schedule(update) for update in (1, 6, 9)]
+    [1.0, 0.5, 0.25]
+    """
 
     def __init__(
         self,
@@ -207,7 +230,14 @@ class _Annealing(LRScheduler):
 
 class PolyScheduler(_Annealing):
     """Anneals the rate as a power: `final_lr + (base_lr - final_lr) * (1 - t / max_steps) **
-    pwr`."""
+    pwr`.
+
+    Examples
+    --------
+    >>> schedule = mx.lr_scheduler.PolyScheduler(max_update=10, base_lr=1.0, pwr=1)
+    >>> [schedule(update) for update in (0, 5, 10)]
+    [1.0, 0.5, 0.0]
+    """
 
     def __init__(
         self,
@@ -228,7 +258,14 @@ class PolyScheduler(_Annealing):
 
 class CosineScheduler(_Annealing):
     """Anneals the rate along half a cosine: `final_lr + (base_lr - final_lr) * (1 + cos(pi * t /
-    max_steps)) / 2`."""
+    max_steps)) / 2`.
+
+    Examples
+    --------
+    >>> schedule = mx.lr_scheduler.CosineScheduler(max_update=10, base_lr=1.0)
+    >>> [round(schedule(update), 3) for update in (0, 5, 10)]
+    [1.0, 0.5, 0.0]
+    """
 
     def __init__(
         self,

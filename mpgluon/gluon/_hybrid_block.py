@@ -47,6 +47,21 @@ class HybridBlock(Block):
     While it is traced, arrays have a shape, dtype and context but no values. It may define
     `forward` instead of `hybrid_forward`, and then gets its parameters with
     ``self.weight.data(ctx)``.
+
+    Examples
+    --------
+    >>> class Scale(gluon.HybridBlock):
+    ...     def __init__(self, **kwargs):
+    ...         super().__init__(**kwargs)
+    ...         self.factor = self.params.get("factor", shape=(1,), init="ones")
+    ...     def hybrid_forward(self, F, x, factor):
+    ...         return F.broadcast_mul(x, factor)
+    ...
+    >>> net = Scale()
+    >>> net.initialize()
+    >>> net.hybridize()
+    >>> net(nd.array([1, 2])).asnumpy().tolist()
+    [1.0, 2.0]
     """
 
     def __init__(self, prefix: str | None = None, params: ParameterDict | None = None) -> None:

@@ -27,6 +27,14 @@ class ParameterDict:
         Goes in front of the names of the parameters that `get` makes.
     shared : ParameterDict, optional
         Where `get` looks before it makes a parameter.
+
+    Examples
+    --------
+    >>> params = gluon.ParameterDict("net_")
+    >>> params.get("weight", shape=(2,))
+    Parameter net_weight (shape=(2,), dtype=<class 'numpy.float32'>)
+    >>> list(params.keys())
+    ['net_weight']
     """
 
     def __init__(self, prefix: str = "", shared: ParameterDict | None = None) -> None:

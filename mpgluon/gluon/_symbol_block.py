@@ -61,8 +61,11 @@ class SymbolBlock(HybridBlock):
 
     Examples
     --------
-    >>> internals = net(mx.sym.var('data')).get_internals() >>> features =
-    gluon.SymbolBlock(internals['relu3_output'], mx.sym.var('data'), params=net.collect_params())
+    >>> data = mx.sym.var("data")
+    >>> net = gluon.SymbolBlock(mx.sym.FullyConnected(data, num_hidden=3, name="dense"), data)
+    >>> net.initialize()
+    >>> net(nd.zeros((2, 5))).shape, list(net.params.keys())
+    ((2, 3), ['dense_weight', 'dense_bias'])
     """
 
     def __init__(

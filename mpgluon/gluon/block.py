@@ -104,6 +104,15 @@ class Block:
         made from the class name.
     params : ParameterDict, optional
         Parameters to share: ``nn.Dense(20, params=other.params)`` has the weights of `other`.
+
+    Examples
+    --------
+    >>> class Twice(gluon.Block):
+    ...     def forward(self, x):
+    ...         return 2 * x
+    ...
+    >>> Twice()(nd.ones(3)).asnumpy().tolist()
+    [2.0, 2.0, 2.0]
     """
 
     # Whether the block itself takes its inputs to its devices; inside, no group names them

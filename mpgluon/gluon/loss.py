@@ -58,6 +58,15 @@ class Loss(Layer):
         A factor.
     batch_axis : int
         The axis of the samples, which is not averaged over.
+
+    Examples
+    --------
+    >>> class Distance(gluon.loss.Loss):
+    ...     def hybrid_forward(self, F, pred, label):
+    ...         return F.abs(pred - label).mean(axis=self._batch_axis, exclude=True)
+    ...
+    >>> Distance(None, 0)(nd.ones((2, 3)), nd.zeros((2, 3))).asnumpy().tolist()
+    [1.0, 1.0]
     """
 
     def __init__(self, weight: float | None, batch_axis: int, **kwargs: Any) -> None:
@@ -76,7 +85,13 @@ class Loss(Layer):
 
 class L2Loss(Loss):
     """``weight / 2 * (label - pred) ** 2``, averaged over a sample. `label` is reshaped like
-    `pred`."""
+    `pred`.
+
+    Examples
+    --------
+    >>> gluon.loss.L2Loss()(nd.array([[1, 3]]), nd.array([[1, 1]])).asnumpy().tolist()
+    [1.0]
+    """
 
     def __init__(self, weight: float = 1.0, batch_axis: int = 0, **kwargs: Any) -> None:
         super().__init__(weight, batch_axis, **kwargs)
@@ -88,7 +103,13 @@ class L2Loss(Loss):
 
 
 class L1Loss(Loss):
-    """``abs(label - pred)``, averaged over a sample. `label` is reshaped like `pred`."""
+    """``abs(label - pred)``, averaged over a sample. `label` is reshaped like `pred`.
+
+    Examples
+    --------
+    >>> gluon.loss.L1Loss()(nd.array([[1, 3]]), nd.array([[1, 1]])).asnumpy().tolist()
+    [1.0]
+    """
 
     def __init__(self, weight: float | None = None, batch_axis: int = 0, **kwargs: Any) -> None:
         super().__init__(weight, batch_axis, **kwargs)
@@ -111,6 +132,12 @@ class SigmoidBinaryCrossEntropyLoss(Loss):
 
     When called it also takes ``pos_weight``, a factor on the positive part that is broadcast
     against `label`.
+
+    Examples
+    --------
+    >>> loss = gluon.loss.SigmoidBinaryCrossEntropyLoss()
+    >>> loss(nd.zeros((2, 1)), nd.array([[0], [1]])).asnumpy().astype(float).round(3).tolist()
+    [0.693, 0.693]
     """
 
     def __init__(
@@ -167,6 +194,12 @@ class SoftmaxCrossEntropyLoss(Loss):
 
     Class indices that do not exist count as the nearest one, as in MXNet; with the environment
     variable MPGLUON_ENGINE=sync they are a ValueError (not in a hybridized block).
+
+    Examples
+    --------
+    >>> loss = gluon.loss.SoftmaxCrossEntropyLoss()
+    >>> loss(nd.zeros((2, 4)), nd.array([0, 3])).asnumpy().astype(float).round(3).tolist()
+    [1.386, 1.386]
     """
 
     def __init__(
@@ -235,6 +268,12 @@ class KLDivLoss(Loss):
         A factor on the loss.
     batch_axis : int, default 0
         The axis of the samples, which is not averaged over.
+
+    Examples
+    --------
+    >>> loss = gluon.loss.KLDivLoss(from_logits=False)
+    >>> loss(nd.zeros((1, 2)), nd.array([[1, 0]])).asnumpy().astype(float).round(3).tolist()
+    [0.693]
     """
 
     def __init__(
@@ -270,6 +309,12 @@ class CTCLoss(Loss):
         Of `label`.
     weight : float, optional
         A factor on the loss.
+
+    Examples
+    --------
+    >>> loss = gluon.loss.CTCLoss()
+    >>> loss(nd.zeros((1, 3, 4)), nd.array([[0, 1]])).shape
+    (1,)
     """
 
     def __init__(
@@ -316,7 +361,13 @@ class CTCLoss(Loss):
 
 
 class HuberLoss(Loss):
-    """Squared error below `rho`, absolute error above, averaged over a sample."""
+    """Squared error below `rho`, absolute error above, averaged over a sample.
+
+    Examples
+    --------
+    >>> gluon.loss.HuberLoss()(nd.array([[3.0]]), nd.array([[1.0]])).asnumpy().tolist()
+    [1.5]
+    """
 
     def __init__(
         self, rho: float = 1, weight: float | None = None, batch_axis: int = 0, **kwargs: Any
@@ -333,7 +384,13 @@ class HuberLoss(Loss):
 
 
 class HingeLoss(Loss):
-    """``max(0, margin - pred * label)`` for labels -1 and 1, averaged over a sample."""
+    """``max(0, margin - pred * label)`` for labels -1 and 1, averaged over a sample.
+
+    Examples
+    --------
+    >>> gluon.loss.HingeLoss()(nd.array([[0.5]]), nd.array([[1]])).asnumpy().tolist()
+    [0.5]
+    """
 
     def __init__(
         self, margin: float = 1, weight: float | None = None, batch_axis: int = 0, **kwargs: Any
@@ -348,7 +405,13 @@ class HingeLoss(Loss):
 
 
 class SquaredHingeLoss(Loss):
-    """``max(0, margin - pred * label) ** 2`` for labels -1 and 1, averaged over a sample."""
+    """``max(0, margin - pred * label) ** 2`` for labels -1 and 1, averaged over a sample.
+
+    Examples
+    --------
+    >>> gluon.loss.SquaredHingeLoss()(nd.array([[0.5]]), nd.array([[1]])).asnumpy().tolist()
+    [0.25]
+    """
 
     def __init__(
         self, margin: float = 1, weight: float | None = None, batch_axis: int = 0, **kwargs: Any
@@ -373,6 +436,12 @@ class LogisticLoss(Loss):
         A factor on the loss.
     batch_axis : int, default 0
         The axis of the samples, which is not averaged over.
+
+    Examples
+    --------
+    >>> loss = gluon.loss.LogisticLoss()
+    >>> loss(nd.zeros((1, 1)), nd.array([[1]])).asnumpy().astype(float).round(3).tolist()
+    [0.693]
     """
 
     def __init__(
@@ -397,7 +466,14 @@ class LogisticLoss(Loss):
 
 class TripletLoss(Loss):
     """``max(0, |positive - pred|^2 - |negative - pred|^2 +
-    margin)``, the squares summed over a sample."""
+    margin)``, the squares summed over a sample.
+
+    Examples
+    --------
+    >>> loss = gluon.loss.TripletLoss()
+    >>> loss(nd.array([[0, 0]]), nd.array([[1, 0]]), nd.array([[0, 1]])).asnumpy().tolist()
+    [1.0]
+    """
 
     def __init__(
         self, margin: float = 1, weight: float | None = None, batch_axis: int = 0, **kwargs: Any
@@ -430,6 +506,12 @@ class PoissonNLLLoss(Loss):
         A factor on the loss.
     batch_axis : int, default 0
         The axis of the samples, which is not averaged over.
+
+    Examples
+    --------
+    >>> loss = gluon.loss.PoissonNLLLoss(from_logits=False)
+    >>> loss(nd.array([1.0, 2.0]), nd.array([1.0, 2.0])).asnumpy().astype(float).round(3).tolist()
+    [0.807]
     """
 
     def __init__(
@@ -474,6 +556,12 @@ class CosineEmbeddingLoss(Loss):
         A factor on the loss.
     batch_axis : int, default 0
         The axis of the samples, which is not averaged over.
+
+    Examples
+    --------
+    >>> loss = gluon.loss.CosineEmbeddingLoss()
+    >>> loss(nd.array([[1, 0]]), nd.array([[0, 1]]), nd.array([1])).asnumpy().tolist()
+    [[1.0]]
     """
 
     def __init__(
@@ -512,6 +600,11 @@ class SDMLLoss(Loss):
         A factor on the loss.
     batch_axis : int, default 0
         The axis of the samples, which is not averaged over.
+
+    Examples
+    --------
+    >>> gluon.loss.SDMLLoss()(nd.zeros((2, 3)), nd.zeros((2, 3))).shape
+    (2,)
     """
 
     def __init__(

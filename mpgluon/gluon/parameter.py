@@ -102,6 +102,15 @@ class Parameter:
     For the package's other modules, and not to be changed by users: `arrays` and `gradients`
     (device -> array, None where there are none), `deferred_init` (what an initialization that waits
     for the shape was given; empty where none does), `floating`, `replaced`.
+
+    Examples
+    --------
+    >>> weight = gluon.Parameter("weight", shape=(2, 3), init="ones")
+    >>> weight.initialize(ctx=[mx.cpu(0), mx.cpu(1)])
+    >>> weight
+    Parameter weight (shape=(2, 3), dtype=<class 'numpy.float32'>)
+    >>> weight.data(mx.cpu(1)).asnumpy().tolist()
+    [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]
     """
 
     def __init__(
@@ -576,6 +585,11 @@ class Constant(Parameter):
         The name.
     value : NDArray or array-like
         The value, which gives shape and dtype.
+
+    Examples
+    --------
+    >>> gluon.Constant("two", [2.0])
+    Constant two (shape=(1,), dtype=<class 'numpy.float32'>)
     """
 
     def __init__(self, name: str, value: ArrayLike | Sequence[Any]) -> None:

@@ -61,6 +61,19 @@ class Trainer:
     clip_global_norm : float, optional
         Before each update gradients are scaled such that the 2-norm of all of them together,
         divided by the batch size, is at most this. Nothing waits for it. Replicas count once.
+
+    Examples
+    --------
+    >>> net = nn.Dense(1, in_units=2)
+    >>> net.initialize("ones")
+    >>> trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5})
+    >>> with mx.autograd.record():
+    ...     loss = net(nd.ones((4, 2))).sum()
+    ...
+    >>> loss.backward()
+    >>> trainer.step(batch_size=4)
+    >>> net.weight.data().asnumpy().tolist()
+    [[0.5, 0.5]]
     """
 
     def __init__(

@@ -59,6 +59,11 @@ def split_data(
     ValueError
         When there are fewer elements along the axis than pieces, or they don't divide evenly and
         should.
+
+    Examples
+    --------
+    >>> [part.shape for part in gluon.utils.split_data(nd.zeros((6, 2)), 3)]
+    [(2, 2), (2, 2), (2, 2)]
     """
     if num_slice < 1:
         raise ValueError(f"split_data: num_slice must be at least 1, not {num_slice}")
@@ -102,6 +107,11 @@ def split_and_load(
     -------
     list of NDArray
         Piece i lies on ``ctx_list[i]``.
+
+    Examples
+    --------
+    >>> gluon.utils.split_and_load(nd.zeros((4, 2)), [mx.cpu(0), mx.cpu(1)])[1].context
+    cpu(1)
     """
     if isinstance(ctx_list, Context):
         ctx_list = [ctx_list]
@@ -135,6 +145,14 @@ def clip_global_norm(
     -------
     float, or NDArray of shape (1,) when `check_isfinite` is False
         The norm before scaling.
+
+    Examples
+    --------
+    >>> gradient = nd.array([3, 4])
+    >>> gluon.utils.clip_global_norm([gradient], 1)
+    5.0
+    >>> gradient.asnumpy().astype(float).round(3).tolist()
+    [0.6, 0.8]
     """
     arrays = list(arrays)
     if not arrays:
@@ -199,7 +217,13 @@ _LARGEST_CALL = 1024  # arrays
 
 
 def shape_is_known(shape: Sequence[int] | None) -> bool:
-    """Whether `shape` says the size of every dimension (0 and -1 mean unknown)."""
+    """Whether `shape` says the size of every dimension (0 and -1 mean unknown).
+
+    Examples
+    --------
+    >>> gluon.utils.shape_is_known((3, 0))
+    False
+    """
     return shape is not None and all(size > 0 for size in shape)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from .. import ndarray, registry
+from .._hints import constructed
 from ..base import dtype_name
 
 if TYPE_CHECKING:
@@ -76,6 +77,18 @@ class EvalMetric:
 
     Parameters: `name`, shown; `output_names`, `label_names`, which entries of the dicts given to
     `update_dict` are used (None: all); further `kwargs` become part of `get_config()`.
+
+    Examples
+    --------
+    >>> class Largest(mx.metric.EvalMetric):
+    ...     def update(self, labels, preds):
+    ...         self.sum_metric = max(self.sum_metric, preds.max().asscalar().item())
+    ...         self.num_inst = 1
+    ...
+    >>> largest = Largest("largest")
+    >>> largest.update(None, nd.array([1, 3]))
+    >>> largest.get()
+    ('largest', 3.0)
     """
 
     def __init__(
@@ -93,7 +106,7 @@ class EvalMetric:
         self.reset()
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.name!r})"
+        return constructed(self, ("name",))
 
     def __str__(self) -> str:
         return f"EvalMetric: {dict(self.get_name_value())}"
@@ -193,7 +206,13 @@ _create = registry.get_create_func(EvalMetric, "metric")
 
 def create(metric: Any, *args: Any, **kwargs: Any) -> EvalMetric:
     """Makes a metric: from a name, a config, an instance, a function of NumPy arrays (label,
-    prediction), or a list of these."""
+    prediction), or a list of these.
+
+    Examples
+    --------
+    >>> mx.metric.create(["acc", "ce"])
+    CompositeEvalMetric([Accuracy(name='accuracy'), CrossEntropy(name='cross-entropy')])
+    """
     if isinstance(metric, list):
         composite = CompositeEvalMetric()
         for child in metric:
@@ -207,7 +226,15 @@ def create(metric: Any, *args: Any, **kwargs: Any) -> EvalMetric:
 @register
 @alias("composite")
 class CompositeEvalMetric(EvalMetric):
-    """Several metrics updated together; `get` gives lists of names and values."""
+    """Several metrics updated together; `get` gives lists of names and values.
+
+    Examples
+    --------
+    >>> metric = mx.metric.CompositeEvalMetric(["acc", mx.metric.MAE()])
+    >>> metric.update(nd.array([0, 1]), nd.array([0, 1]))
+    >>> metric.get()
+    (['accuracy', 'mae'], [1.0, 0.0])
+    """
 
     def __init__(
         self,
@@ -220,6 +247,9 @@ class CompositeEvalMetric(EvalMetric):
         super().__init__(
             name, output_names=output_names, label_names=label_names, has_global_stats=True
         )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.metrics!r})"
 
     def add(self, metric: Any) -> None:
         """Adds a metric, given as for `create`."""
@@ -278,6 +308,13 @@ class CustomMetric(EvalMetric):
     number of instances.
 
     With `allow_extra_outputs` there may be more predictions than labels.
+
+    Examples
+    --------
+    >>> metric = mx.metric.CustomMetric(lambda label, pred: abs(label - pred).max(), name="worst")
+    >>> metric.update([nd.array([1, 2])], [nd.array([1, 5])])
+    >>> metric.get()
+    ('worst', 3.0)
     """
 
     def __init__(
@@ -310,6 +347,10 @@ class CustomMetric(EvalMetric):
             value = self._feval(host(label), host(pred))
             self._add(*(value if isinstance(value, tuple) else (value, 1)))
 
+    def __repr__(self) -> str:
+        function = getattr(self._feval, "__name__", type(self._feval).__name__)
+        return f"{type(self).__name__}({function}, name={self.name!r})"
+
     def get_config(self) -> dict[str, Any]:
         raise NotImplementedError(
             "a CustomMetric holds a function and cannot be written as a config"
@@ -319,7 +360,15 @@ class CustomMetric(EvalMetric):
 def np(
     numpy_feval: Callable[..., Any], name: str | None = None, allow_extra_outputs: bool = False
 ) -> CustomMetric:
-    """A metric from a function of NumPy arrays (label, prediction); usable as a decorator."""
+    """A metric from a function of NumPy arrays (label, prediction); usable as a decorator.
+
+    Examples
+    --------
+    >>> metric = mx.metric.np(lambda label, pred: float((label == pred).mean()), name="same")
+    >>> metric.update([nd.array([1, 2])], [nd.array([1, 5])])
+    >>> metric.get()
+    ('same', 0.5)
+    """
 
     def feval(label, pred):
         return numpy_feval(label, pred)

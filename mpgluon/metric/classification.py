@@ -33,7 +33,15 @@ __all__ = [
 @alias("acc")
 class Accuracy(EvalMetric):
     """The part of predictions that equal the label; scores (an axis more than the labels) count by
-    their largest along `axis`."""
+    their largest along `axis`.
+
+    Examples
+    --------
+    >>> metric = mx.metric.Accuracy()
+    >>> metric.update([nd.array([0, 1])], [nd.array([[0.9, 0.1], [0.7, 0.3]])])
+    >>> metric.get()
+    ('accuracy', 0.5)
+    """
 
     def __init__(
         self,
@@ -66,7 +74,15 @@ class Accuracy(EvalMetric):
 @alias("top_k_accuracy", "top_k_acc")
 class TopKAccuracy(EvalMetric):
     """The part of samples whose label is among the `top_k` (2 or more) largest scores; predictions
-    (samples, classes)."""
+    (samples, classes).
+
+    Examples
+    --------
+    >>> metric = mx.metric.TopKAccuracy(top_k=2)
+    >>> metric.update([nd.array([0, 2])], [nd.array([[0.5, 0.4, 0.1], [0.5, 0.4, 0.1]])])
+    >>> metric.get()
+    ('top_k_accuracy_2', 0.5)
+    """
 
     def __init__(
         self,
@@ -86,6 +102,9 @@ class TopKAccuracy(EvalMetric):
         )
         self.top_k = top_k
         self.name += f"_{top_k}"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(top_k={self.top_k}, name={self.get_config()['name']!r})"
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "name": self.name[: -len(f"_{self.top_k}")]}
@@ -174,7 +193,15 @@ class _BinaryMetric(EvalMetric):
 
 @register
 class F1(_BinaryMetric):
-    """The harmonic mean of precision and recall; labels 0 and 1, predictions (samples, 2)."""
+    """The harmonic mean of precision and recall; labels 0 and 1, predictions (samples, 2).
+
+    Examples
+    --------
+    >>> metric = mx.metric.F1()
+    >>> metric.update([nd.array([0, 1])], [nd.array([[0.9, 0.1], [0.2, 0.8]])])
+    >>> metric.get()
+    ('f1', 1.0)
+    """
 
     def __init__(
         self,
@@ -192,7 +219,15 @@ class F1(_BinaryMetric):
 @register
 class MCC(_BinaryMetric):
     """Matthews' correlation of predicted and true class; labels 0 and 1, predictions (samples,
-    2)."""
+    2).
+
+    Examples
+    --------
+    >>> metric = mx.metric.MCC()
+    >>> metric.update([nd.array([0, 1])], [nd.array([[0.9, 0.1], [0.2, 0.8]])])
+    >>> metric.get()
+    ('mcc', 1.0)
+    """
 
     def __init__(
         self,
@@ -209,7 +244,15 @@ class MCC(_BinaryMetric):
 
 @register
 class PCC(EvalMetric):
-    """Matthews' correlation for any number of classes, of all samples together."""
+    """Matthews' correlation for any number of classes, of all samples together.
+
+    Examples
+    --------
+    >>> metric = mx.metric.PCC()
+    >>> metric.update([nd.array([0, 1, 2])], [nd.array([0, 1, 2])])
+    >>> round(float(metric.get()[1]), 3)
+    1.0
+    """
 
     def __init__(
         self,
@@ -286,6 +329,13 @@ class Perplexity(EvalMetric):
     `ignore_label` do not count.
 
     Predictions are probabilities along their last axis (`axis`).
+
+    Examples
+    --------
+    >>> metric = mx.metric.Perplexity(ignore_label=None)
+    >>> metric.update([nd.array([0, 1])], [nd.array([[0.5, 0.5], [0.5, 0.5]])])
+    >>> round(float(metric.get()[1]), 3)
+    2.0
     """
 
     def __init__(
@@ -356,7 +406,15 @@ class _LogProbability(EvalMetric):
 @register
 @alias("ce")
 class CrossEntropy(_LogProbability):
-    """The mean cross-entropy of predicted probabilities."""
+    """The mean cross-entropy of predicted probabilities.
+
+    Examples
+    --------
+    >>> metric = mx.metric.CrossEntropy()
+    >>> metric.update([nd.array([0])], [nd.array([[1.0, 0.0]])])
+    >>> round(metric.get()[1], 3) == 0
+    True
+    """
 
     def __init__(
         self,
@@ -371,7 +429,15 @@ class CrossEntropy(_LogProbability):
 @register
 @alias("nll_loss")
 class NegativeLogLikelihood(_LogProbability):
-    """The mean negative log-likelihood of predicted probabilities."""
+    """The mean negative log-likelihood of predicted probabilities.
+
+    Examples
+    --------
+    >>> metric = mx.metric.NegativeLogLikelihood()
+    >>> metric.update([nd.array([0])], [nd.array([[0.5, 0.5]])])
+    >>> round(float(metric.get()[1]), 3)
+    0.693
+    """
 
     def __init__(
         self,

@@ -42,7 +42,15 @@ class _Regression(EvalMetric):
 
 @register
 class MAE(_Regression):
-    """The mean absolute error."""
+    """The mean absolute error.
+
+    Examples
+    --------
+    >>> metric = mx.metric.MAE()
+    >>> metric.update([nd.array([1, 2])], [nd.array([1, 4])])
+    >>> metric.get()
+    ('mae', 1.0)
+    """
 
     def __init__(
         self,
@@ -58,7 +66,15 @@ class MAE(_Regression):
 
 @register
 class MSE(_Regression):
-    """The mean squared error."""
+    """The mean squared error.
+
+    Examples
+    --------
+    >>> metric = mx.metric.MSE()
+    >>> metric.update([nd.array([1, 2])], [nd.array([1, 4])])
+    >>> metric.get()
+    ('mse', 2.0)
+    """
 
     def __init__(
         self,
@@ -74,7 +90,15 @@ class MSE(_Regression):
 
 @register
 class RMSE(_Regression):
-    """The root of the mean squared error."""
+    """The root of the mean squared error.
+
+    Examples
+    --------
+    >>> metric = mx.metric.RMSE()
+    >>> metric.update([nd.array([0, 0])], [nd.array([3, 3])])
+    >>> metric.get()
+    ('rmse', 3.0)
+    """
 
     def __init__(
         self,
@@ -91,7 +115,15 @@ class RMSE(_Regression):
 @register
 @alias("pearsonr")
 class PearsonCorrelation(EvalMetric):
-    """Pearson's correlation; "macro": averaged over arrays, "micro": of all values together."""
+    """Pearson's correlation; "macro": averaged over arrays, "micro": of all values together.
+
+    Examples
+    --------
+    >>> metric = mx.metric.PearsonCorrelation()
+    >>> metric.update([nd.array([1, 2, 3])], [nd.array([2, 4, 6])])
+    >>> round(metric.get()[1], 3)
+    1.0
+    """
 
     def __init__(
         self,
@@ -153,7 +185,15 @@ class PearsonCorrelation(EvalMetric):
 
 @register
 class Loss(EvalMetric):
-    """The mean of all predictions' elements, which are losses; labels are not looked at."""
+    """The mean of all predictions' elements, which are losses; labels are not looked at.
+
+    Examples
+    --------
+    >>> metric = mx.metric.Loss()
+    >>> metric.update(None, [nd.array([1, 2])])
+    >>> metric.get()
+    ('loss', 1.5)
+    """
 
     def __init__(
         self,

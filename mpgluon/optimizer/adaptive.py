@@ -24,6 +24,14 @@ class Adam(GroupedOptimizer):
         weight -= lr * sqrt(1 - beta2 ** t) / (1 - beta1 ** t) * mean / (sqrt(var) + epsilon)
 
     `lazy_update` is accepted for compatibility; arrays are dense here.
+
+    Examples
+    --------
+    >>> weight = nd.ones(2)
+    >>> adam = mx.optimizer.Adam(learning_rate=0.5)
+    >>> adam.update(0, weight, nd.ones(2), adam.create_state(0, weight))
+    >>> weight.asnumpy().astype(float).round(3).tolist()
+    [0.5, 0.5]
     """
 
     def __init__(
@@ -71,7 +79,13 @@ class Adam(GroupedOptimizer):
 @register
 class AdaGrad(GroupedOptimizer):
     """AdaGrad: `history += grad ** 2; weight -= lr * (grad / sqrt(history + eps) + wd *
-    weight)`."""
+    weight)`.
+
+    Examples
+    --------
+    >>> mx.optimizer.AdaGrad(learning_rate=0.1)
+    AdaGrad(learning_rate=0.1, wd=0.0)
+    """
 
     def __init__(self, eps: float = 1e-7, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -103,6 +117,11 @@ class RMSProp(GroupedOptimizer):
 
     With `centered` by the running deviation, and with a momentum `gamma2`. `clip_weights` cuts the
     weights off afterwards.
+
+    Examples
+    --------
+    >>> mx.optimizer.RMSProp(centered=True)
+    RMSProp(learning_rate=0.001, centered=True, wd=0.0)
     """
 
     def __init__(
@@ -162,7 +181,13 @@ class RMSProp(GroupedOptimizer):
 @register
 class AdaDelta(GroupedOptimizer):
     """AdaDelta: steps scaled by running squares (`rho`) of gradients and of steps; there is no
-    learning rate."""
+    learning rate.
+
+    Examples
+    --------
+    >>> mx.optimizer.AdaDelta(rho=0.95)
+    AdaDelta(learning_rate=0.01, rho=0.95, wd=0.0)
+    """
 
     def __init__(self, rho: float = 0.9, epsilon: float = 1e-5, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -188,7 +213,13 @@ class AdaDelta(GroupedOptimizer):
 @register
 class Adamax(GroupedOptimizer):
     """Adam with the largest absolute gradient (decayed by `beta2`) in place of the root mean
-    square."""
+    square.
+
+    Examples
+    --------
+    >>> mx.optimizer.Adamax(beta1=0.8)
+    Adamax(learning_rate=0.002, beta1=0.8, wd=0.0)
+    """
 
     def __init__(
         self, learning_rate: float = 0.002, beta1: float = 0.9, beta2: float = 0.999, **kwargs: Any
@@ -226,6 +257,11 @@ class Nadam(Adamax):
 
     The schedule is a function of how often the parameter was updated, so it does not depend on the
     other parameters.
+
+    Examples
+    --------
+    >>> mx.optimizer.Nadam(schedule_decay=0.01)
+    Nadam(learning_rate=0.001, schedule_decay=0.01, wd=0.0)
     """
 
     def __init__(
@@ -264,7 +300,13 @@ class Nadam(Adamax):
 
 @register
 class FTML(GroupedOptimizer):
-    """Follow the moving leader."""
+    """Follow the moving leader.
+
+    Examples
+    --------
+    >>> mx.optimizer.FTML(learning_rate=0.1)
+    FTML(learning_rate=0.1, wd=0.0)
+    """
 
     def __init__(
         self, beta1: float = 0.6, beta2: float = 0.999, epsilon: float = 1e-8, **kwargs: Any
@@ -297,7 +339,13 @@ class FTML(GroupedOptimizer):
 
 @register
 class Ftrl(GroupedOptimizer):
-    """Follow the regularised leader; `lamda1` makes weights sparse."""
+    """Follow the regularised leader; `lamda1` makes weights sparse.
+
+    Examples
+    --------
+    >>> mx.optimizer.Ftrl(lamda1=0.1)
+    Ftrl(learning_rate=0.1, lamda1=0.1, wd=0.0)
+    """
 
     def __init__(
         self, lamda1: float = 0.01, learning_rate: float = 0.1, beta: float = 1, **kwargs: Any
@@ -325,7 +373,13 @@ class Ftrl(GroupedOptimizer):
 @register
 class LAMB(GroupedOptimizer):
     """Adam whose step is scaled, layer by layer, to the norm of the weight (cut off at
-    `lower_bound` and `upper_bound`)."""
+    `lower_bound` and `upper_bound`).
+
+    Examples
+    --------
+    >>> mx.optimizer.LAMB(upper_bound=10.0)
+    LAMB(learning_rate=0.001, upper_bound=10.0, wd=0.0)
+    """
 
     def __init__(
         self,

@@ -95,6 +95,11 @@ class Optimizer:
     A subclass defines `create_state(index, weight)` and `update(index, weight, grad, state)` for
     single arrays. One that sets `aggregate_num` above 0 is given lists of at most so many, all on
     one device. Rates that are negative or not finite raise ValueError before anything is updated.
+
+    Examples
+    --------
+    >>> mx.optimizer.create("sgd", learning_rate=0.1, momentum=0.9)
+    SGD(learning_rate=0.1, momentum=0.9, wd=0.0)
     """
 
     opt_registry: dict[str, type[Optimizer]] = {}

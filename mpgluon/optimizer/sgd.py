@@ -108,6 +108,11 @@ class SGD(_Momentum):
         weight += state
 
     `lazy_update` is accepted for compatibility; arrays are dense here.
+
+    Examples
+    --------
+    >>> mx.optimizer.SGD(momentum=0.9, wd=1e-4)
+    SGD(learning_rate=0.01, momentum=0.9, wd=0.0001)
     """
 
     def __init__(self, momentum: float = 0.0, lazy_update: bool = True, **kwargs: Any) -> None:
@@ -146,6 +151,11 @@ class NAG(_Momentum):
         grad = clip(grad * rescale_grad) + wd * weight
         state = momentum * state - lr * grad
         weight += momentum * state - lr * grad
+
+    Examples
+    --------
+    >>> mx.optimizer.NAG(momentum=0.9)
+    NAG(learning_rate=0.01, momentum=0.9, wd=0.0)
     """
 
     def _step_alike(self, indices, weights, grads, states, lrs, wds, master):
@@ -184,7 +194,13 @@ class NAG(_Momentum):
 @register
 class Signum(GroupedOptimizer):
     """Follows only the sign of the gradient, or of its momentum. `wd_lh` is a decay added to the
-    sign's step."""
+    sign's step.
+
+    Examples
+    --------
+    >>> mx.optimizer.Signum(wd_lh=0.1)
+    Signum(learning_rate=0.01, wd_lh=0.1, wd=0.0)
+    """
 
     def __init__(
         self, learning_rate: float = 0.01, momentum: float = 0.9, wd_lh: float = 0.0, **kwargs: Any
@@ -209,7 +225,13 @@ class Signum(GroupedOptimizer):
 @register
 class SGLD(GroupedOptimizer):
     """Stochastic gradient Langevin dynamics: half a gradient step plus normal noise of variance
-    lr."""
+    lr.
+
+    Examples
+    --------
+    >>> mx.optimizer.SGLD(learning_rate=0.1)
+    SGLD(learning_rate=0.1, wd=0.0)
+    """
 
     def _step_one(self, index, weight, grad, state, lr, wd):
         grad = self._gradient(grad)
@@ -222,7 +244,13 @@ class SGLD(GroupedOptimizer):
 @register
 class DCASGD(GroupedOptimizer):
     """SGD that makes up for delayed gradients with the weight's change since they were computed,
-    times `lamda`."""
+    times `lamda`.
+
+    Examples
+    --------
+    >>> mx.optimizer.DCASGD(lamda=0.1)
+    DCASGD(learning_rate=0.01, lamda=0.1, wd=0.0)
+    """
 
     def __init__(self, momentum: float = 0.0, lamda: float = 0.04, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -249,6 +277,11 @@ class LARS(_Momentum):
 
     Biases, gammas and betas keep the plain rate. With `momentum_correction` the momentum is scaled
     when the schedule changes the rate from one step to the next.
+
+    Examples
+    --------
+    >>> mx.optimizer.LARS(momentum=0.9, eta=0.01)
+    LARS(learning_rate=0.01, momentum=0.9, eta=0.01, wd=0.0)
     """
 
     def __init__(
@@ -344,6 +377,11 @@ class LBSGD(_Momentum):
     `warmup_strategy` is "linear", "power2", "sqrt" (over `warmup_epochs` of `updates_per_epoch`
     updates, up to `batch_scale` times the rate) or "lars" (by the norms of weight and gradient,
     within 0.01 and 100).
+
+    Examples
+    --------
+    >>> mx.optimizer.LBSGD(momentum=0.9, batch_scale=4)
+    LBSGD(learning_rate=0.01, momentum=0.9, batch_scale=4, wd=0.0)
     """
 
     def __init__(

@@ -67,12 +67,23 @@ class Updater:
 
     `index`, `grad` and `weight` are single ones, or lists of weights that lie on one device. States
     loaded by `set_states` go to where the weight lies when they are first used.
+
+    Examples
+    --------
+    >>> updater = mx.optimizer.get_updater(mx.optimizer.SGD(learning_rate=0.5))
+    >>> weight = nd.ones(2)
+    >>> updater(0, nd.ones(2), weight)
+    >>> weight.asnumpy().tolist()
+    [0.5, 0.5]
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
         self.states = {}
         self.states_synced = {}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.optimizer!r}, states: {len(self.states)})"
 
     @property
     def aggregate_updates(self) -> bool:
@@ -166,5 +177,11 @@ class Updater:
 
 
 def get_updater(optimizer: Optimizer) -> Updater:
-    """An Updater of that optimizer."""
+    """An Updater of that optimizer.
+
+    Examples
+    --------
+    >>> mx.optimizer.get_updater(mx.optimizer.Adam()).aggregate_updates
+    True
+    """
     return Updater(optimizer)

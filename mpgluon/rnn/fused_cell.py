@@ -60,6 +60,12 @@ class FusedRNNCell(BaseRNNCell):
         What the names of the weights begin with.
     params : RNNParams, optional
         The variables that hold the weights; new ones by default.
+
+    Examples
+    --------
+    >>> cell = mx.rnn.FusedRNNCell(4, num_layers=2, mode="gru")
+    >>> len(cell.unfuse().state_info)
+    2
     """
 
     def __init__(

@@ -50,6 +50,12 @@ def encode_sentences(
     Returns
     -------
     (list of list of int, dict of str to int)
+
+    Examples
+    --------
+    >>> codes, vocabulary = mx.rnn.encode_sentences([["a", "b"], ["b"]], start_label=1)
+    >>> codes, vocabulary["b"]
+    ([[1, 2], [2]], 2)
     """
     grows = vocab is None
     if grows:
@@ -97,6 +103,12 @@ class BucketSentenceIter(DataIter):
         Of the batches.
     layout : {'NT', 'TN'}
         Of the batches: N samples, T words.
+
+    Examples
+    --------
+    >>> data = mx.rnn.BucketSentenceIter([[1, 2], [3, 4], [5, 6, 7]], 1, buckets=[2, 3])
+    >>> data.default_bucket_key
+    3
     """
 
     def __init__(

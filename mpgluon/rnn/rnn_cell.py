@@ -285,6 +285,13 @@ class RNNCell(_GatedCell):
         What the names of the weights begin with.
     params : RNNParams, optional
         The variables that hold the weights; new ones by default.
+
+    Examples
+    --------
+    >>> cell = mx.rnn.RNNCell(4)
+    >>> outputs, states = cell.unroll(3, mx.sym.var("data"), merge_outputs=True)
+    >>> outputs.infer_shape(data=(2, 3, 5))[1]
+    [(2, 3, 4)]
     """
 
     _gate_names = ("",)
@@ -367,6 +374,13 @@ class LSTMCell(_GatedCell):
         The variables that hold the weights; new ones by default.
     forget_bias : float, default 1.0
         What the forget gate's bias is initialized to.
+
+    Examples
+    --------
+    >>> cell = mx.rnn.LSTMCell(4)
+    >>> outputs, states = cell.unroll(3, mx.sym.var("data"), merge_outputs=True)
+    >>> outputs.infer_shape(data=(2, 3, 5))[1]
+    [(2, 3, 4)]
     """
 
     _gate_names = ("_i", "_f", "_c", "_o")
@@ -400,6 +414,13 @@ class GRUCell(_GatedCell):
         What the names of the weights begin with.
     params : RNNParams, optional
         The variables that hold the weights; new ones by default.
+
+    Examples
+    --------
+    >>> cell = mx.rnn.GRUCell(4)
+    >>> outputs, states = cell.unroll(3, mx.sym.var("data"), merge_outputs=True)
+    >>> outputs.infer_shape(data=(2, 3, 5))[1]
+    [(2, 3, 4)]
     """
 
     _gate_names = ("_r", "_z", "_o")
@@ -458,6 +479,13 @@ class SequentialRNNCell(_Composite):
     ----------
     params : RNNParams, optional
         Weights for all of them.
+
+    Examples
+    --------
+    >>> cell = mx.rnn.SequentialRNNCell()
+    >>> cell.add(mx.rnn.LSTMCell(4))
+    >>> len(cell.state_info)
+    2
     """
 
     def __init__(self, params: RNNParams | None = None) -> None:
@@ -677,6 +705,12 @@ class BidirectionalCell(_Composite):
         The variables that hold the weights; new ones by default.
     output_prefix : str, default 'bi_'
         What the names of the output's nodes begin with.
+
+    Examples
+    --------
+    >>> cell = mx.rnn.BidirectionalCell(mx.rnn.GRUCell(4, "l_"), mx.rnn.GRUCell(4, "r_"))
+    >>> len(cell.state_info)
+    2
     """
 
     def __init__(

@@ -586,7 +586,28 @@ def test_objects_that_say_what_they_are():
         "FactorScheduler(step=3, factor=0.5, base_lr=0.01)": mx.lr_scheduler.FactorScheduler(
             3, 0.5
         ),
-        "Accuracy('accuracy')": mx.metric.Accuracy(),
+        "Accuracy(name='accuracy')": mx.metric.Accuracy(),
+        "Accuracy(axis=2, name='a')": mx.metric.Accuracy(axis=2, name="a"),
+        "TopKAccuracy(top_k=2, name='top_k_accuracy')": mx.metric.TopKAccuracy(2),
+        "CrossEntropy(eps=0.1, name='ce')": mx.metric.CrossEntropy(0.1, "ce"),
+        "CompositeEvalMetric([MAE(name='mae')])": mx.metric.create(["mae"]),
+        "CustomMetric(max, name='max')": mx.metric.CustomMetric(max),
+        "Updater(Adam(learning_rate=0.001, wd=0.0), states: 0)": mx.optimizer.get_updater(
+            mx.optimizer.Adam()
+        ),
+        "Xavier(rnd_type='uniform', factor_type='avg', magnitude=3)": mx.init.Xavier(),
+        "Mixed(['.*bias', '.*'], [Zero(), One()])": mx.init.Mixed(
+            [".*bias", ".*"], [mx.init.Zero(), mx.init.One()]
+        ),
+        "Load(arrays: 1, default_init=Zero())": mx.init.Load({"a": nd.ones(1)}, mx.init.Zero()),
+        "SequentialSampler(5, start=2)": gluon.data.SequentialSampler(5, 2),
+        "RandomSampler(5)": gluon.data.RandomSampler(5),
+        "FilterSampler(samples: 3)": gluon.data.FilterSampler(lambda sample: True, data),
+        "BatchSampler(SequentialSampler(5), 2, last_batch='keep')": gluon.data.BatchSampler(
+            gluon.data.SequentialSampler(5), 2
+        ),
+        "IntervalSampler(6, 3, rollover=True)": gluon.data.IntervalSampler(6, 3),
+        "L2Loss(batch_axis=0, w=1.0)": gluon.loss.L2Loss(),
         "ArrayDataset(samples: 3)": data,
         "Transformed(samples: 3)": data.transform(lambda *sample: sample),
         "Selection(samples: 2)": data.take(2),

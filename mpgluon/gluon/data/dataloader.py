@@ -38,7 +38,13 @@ def _to_array(values):
 
 def default_batchify_fn(data: Sequence[Any]) -> Any:
     """Stacks samples along a new first axis: a list of NDArrays, NumPy arrays or numbers to an
-    NDArray, of tuples to a list of them."""
+    NDArray, of tuples to a list of them.
+
+    Examples
+    --------
+    >>> gluon.data.dataloader.default_batchify_fn([nd.zeros(3), nd.ones(3)]).shape
+    (2, 3)
+    """
     return _gather(data, lambda arrays: nd.stack(*arrays), _to_array)
 
 
@@ -188,6 +194,12 @@ class DataLoader:
     either. In worker processes `random`, `numpy.random` and `mx.random` are seeded for each batch,
     from the state of `numpy.random`, the number of the round and that of the batch: the same
     whatever the number of workers.
+
+    Examples
+    --------
+    >>> data = gluon.data.ArrayDataset(nd.arange(5), nd.ones((5, 2)))
+    >>> [(x.shape, y.shape) for x, y in gluon.data.DataLoader(data, batch_size=2)]
+    [((2,), (2, 2)), ((2,), (2, 2)), ((1,), (1, 2))]
     """
 
     def __init__(

@@ -17,7 +17,14 @@ __all__ = ["Dataset", "SimpleDataset", "ArrayDataset"]
 
 class Dataset:
     """Base of data sets: `dataset[i]` is a sample, `len(dataset)` their number. A sample of several
-    parts is a tuple."""
+    parts is a tuple.
+
+    Examples
+    --------
+    >>> data = gluon.data.SimpleDataset([1, 2, 3, 4]).filter(lambda x: x % 2 == 0)
+    >>> list(data.transform(lambda x: 10 * x))
+    [20, 40]
+    """
 
     def __getitem__(self, idx: int) -> Any:
         raise NotImplementedError(f"{type(self).__name__} must define __getitem__")
@@ -79,7 +86,13 @@ class _Sized(Dataset):
 
 
 class SimpleDataset(_Sized):
-    """A list, or anything with indices and a length, as a data set."""
+    """A list, or anything with indices and a length, as a data set.
+
+    Examples
+    --------
+    >>> gluon.data.SimpleDataset(["a", "b"])[1]
+    'b'
+    """
 
     def __init__(self, data: Any) -> None:
         self._data = data
@@ -93,7 +106,13 @@ class SimpleDataset(_Sized):
 
 class ArrayDataset(_Sized):
     """Several arrays or lists of one length: sample i is the tuple of their i-th items (the item
-    itself for one array)."""
+    itself for one array).
+
+    Examples
+    --------
+    >>> gluon.data.ArrayDataset([1, 2, 3], ["a", "b", "c"])[1]
+    (2, 'b')
+    """
 
     def __init__(self, *args: Any) -> None:
         if not args:

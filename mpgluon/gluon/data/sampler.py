@@ -23,7 +23,20 @@ __all__ = [
 
 class Sampler:
     """Base of samplers: iterating gives indices (or lists of them, for batches); `len` says how
-    many."""
+    many.
+
+    Examples
+    --------
+    >>> class Reversed(gluon.data.Sampler):
+    ...     def __iter__(self):
+    ...         return iter([2, 1, 0])
+    ...     def __len__(self):
+    ...         return 3
+    ...
+    >>> data = gluon.data.SimpleDataset(["a", "b", "c"])
+    >>> list(gluon.data.DataLoader(data, 2, sampler=Reversed(), batchify_fn=list))
+    [['c', 'b'], ['a']]
+    """
 
     def __iter__(self) -> Iterator[Any]:
         raise NotImplementedError(f"{type(self).__name__} must define __iter__")
@@ -33,11 +46,21 @@ class Sampler:
 
 
 class SequentialSampler(Sampler):
-    """`start`, `start + 1`, ...: `length` indices in order."""
+    """`start`, `start + 1`, ...: `length` indices in order.
+
+    Examples
+    --------
+    >>> list(gluon.data.SequentialSampler(3))
+    [0, 1, 2]
+    """
 
     def __init__(self, length: int, start: int = 0) -> None:
         self._length = length
         self._start = start
+
+    def __repr__(self) -> str:
+        start = f", start={self._start}" if self._start else ""
+        return f"{type(self).__name__}({self._length}{start})"
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(self._start, self._start + self._length))
@@ -48,10 +71,19 @@ class SequentialSampler(Sampler):
 
 class RandomSampler(Sampler):
     """0 to `length` - 1 in random order, a new one each time; drawn by `numpy.random`, so
-    `numpy.random.seed` fixes it."""
+    `numpy.random.seed` fixes it.
+
+    Examples
+    --------
+    >>> sorted(int(i) for i in gluon.data.RandomSampler(3))
+    [0, 1, 2]
+    """
 
     def __init__(self, length: int) -> None:
         self._length = length
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._length})"
 
     def __iter__(self) -> Iterator[int]:
         indices = np.arange(self._length)
@@ -63,10 +95,19 @@ class RandomSampler(Sampler):
 
 
 class FilterSampler(Sampler):
-    """The indices of the samples for which `fn(sample)` is true, in order."""
+    """The indices of the samples for which `fn(sample)` is true, in order.
+
+    Examples
+    --------
+    >>> list(gluon.data.FilterSampler(lambda x: x > 1, gluon.data.SimpleDataset([3, 0, 2])))
+    [0, 2]
+    """
 
     def __init__(self, fn: Callable[[Any], Any], dataset: Dataset) -> None:
         self._indices = [i for i in range(len(dataset)) if fn(dataset[i])]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(samples: {len(self)})"
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._indices)
@@ -80,6 +121,11 @@ class BatchSampler(Sampler):
 
     An incomplete last batch is given out ("keep"), left out ("discard"), or put in front of the
     next round ("rollover").
+
+    Examples
+    --------
+    >>> list(gluon.data.BatchSampler(gluon.data.SequentialSampler(5), 2))
+    [[0, 1], [2, 3], [4]]
     """
 
     def __init__(self, sampler: Sampler, batch_size: int, last_batch: str = "keep") -> None:
@@ -93,6 +139,10 @@ class BatchSampler(Sampler):
         self._batch_size = batch_size
         self._last_batch = last_batch
         self._left = []  # rolled over from the last round
+
+    def __repr__(self) -> str:
+        name, last = type(self).__name__, self._last_batch
+        return f"{name}({self._sampler!r}, {self._batch_size}, last_batch={last!r})"
 
     def __iter__(self) -> Iterator[list[Any]]:
         batch, self._left = self._left, []
@@ -117,7 +167,13 @@ class BatchSampler(Sampler):
 
 class IntervalSampler(Sampler):
     """0, `interval`, 2 * `interval`, ... below `length`; then, with `rollover`, the same from 1,
-    from 2, and so on."""
+    from 2, and so on.
+
+    Examples
+    --------
+    >>> list(gluon.data.IntervalSampler(6, 3))
+    [0, 3, 1, 4, 2, 5]
+    """
 
     def __init__(self, length: int, interval: int, rollover: bool = True) -> None:
         if not 1 <= interval <= length:
@@ -125,6 +181,10 @@ class IntervalSampler(Sampler):
         self._length = length
         self._interval = interval
         self._rollover = rollover
+
+    def __repr__(self) -> str:
+        name, rollover = type(self).__name__, self._rollover
+        return f"{name}({self._length}, {self._interval}, rollover={rollover})"
 
     def __iter__(self) -> Iterator[int]:
         for start in range(self._interval if self._rollover else 1):

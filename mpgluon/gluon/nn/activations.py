@@ -23,6 +23,11 @@ class Activation(Layer):
     ----------
     activation : str
         The function's name.
+
+    Examples
+    --------
+    >>> nn.Activation("relu")(nd.array([-1, 2])).asnumpy().tolist()
+    [0.0, 2.0]
     """
 
     def __init__(self, activation: str, **kwargs: Any) -> None:
@@ -46,6 +51,11 @@ class LeakyReLU(Layer):
     ----------
     alpha : float
         Not negative.
+
+    Examples
+    --------
+    >>> nn.LeakyReLU(0.5)(nd.array([-1, 2])).asnumpy().tolist()
+    [-0.5, 2.0]
     """
 
     def __init__(self, alpha: float, **kwargs: Any) -> None:
@@ -70,6 +80,13 @@ class PReLU(Layer):
         First values of the slopes.
     in_channels : int, default 1
         The number of slopes: 1, or the size of the input's second axis.
+
+    Examples
+    --------
+    >>> layer = nn.PReLU()
+    >>> layer.initialize()
+    >>> layer(nd.array([[-1, 2]])).asnumpy().tolist()
+    [[-0.25, 2.0]]
     """
 
     def __init__(
@@ -86,7 +103,13 @@ class PReLU(Layer):
 
 
 class ELU(Layer):
-    """``x`` where positive, else ``alpha * (exp(x) - 1)``."""
+    """``x`` where positive, else ``alpha * (exp(x) - 1)``.
+
+    Examples
+    --------
+    >>> nn.ELU()(nd.array([-1, 2])).asnumpy().astype(float).round(2).tolist()
+    [-0.63, 2.0]
+    """
 
     def __init__(self, alpha: float = 1.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -97,21 +120,39 @@ class ELU(Layer):
 
 
 class SELU(Layer):
-    """The scaled ELU of self-normalizing networks."""
+    """The scaled ELU of self-normalizing networks.
+
+    Examples
+    --------
+    >>> nn.SELU()(nd.array([0, 1])).asnumpy().astype(float).round(2).tolist()
+    [0.0, 1.05]
+    """
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:
         return F.LeakyReLU(x, act_type="selu", name="fwd")
 
 
 class GELU(Layer):
-    """``x`` times the normal distribution function at ``x``."""
+    """``x`` times the normal distribution function at ``x``.
+
+    Examples
+    --------
+    >>> nn.GELU()(nd.array([0, 1])).asnumpy().astype(float).round(2).tolist()
+    [0.0, 0.84]
+    """
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:
         return F.LeakyReLU(x, act_type="gelu", name="fwd")
 
 
 class Swish(Layer):
-    """``x * sigmoid(beta * x)``."""
+    """``x * sigmoid(beta * x)``.
+
+    Examples
+    --------
+    >>> nn.Swish()(nd.array([0, 1])).asnumpy().astype(float).round(2).tolist()
+    [0.0, 0.73]
+    """
 
     def __init__(self, beta: float = 1.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)

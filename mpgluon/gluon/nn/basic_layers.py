@@ -74,6 +74,16 @@ class Sequential(_Stack, Block):
         net = nn.Sequential()
         with net.name_scope():
             net.add(nn.Dense(10, activation='relu'), nn.Dense(20))
+
+    Examples
+    --------
+    >>> net = nn.Sequential()
+    >>> net.add(nn.Dense(3, in_units=2), nn.Flatten())
+    >>> net
+    Sequential(
+      (0): Dense(2 -> 3, linear)
+      (1): Flatten
+    )
     """
 
     def forward(self, x: Any) -> Any:
@@ -92,7 +102,17 @@ class Sequential(_Stack, Block):
 
 
 class HybridSequential(_Stack, HybridBlock):
-    """HybridBlocks one after the other; see `Sequential`."""
+    """HybridBlocks one after the other; see `Sequential`.
+
+    Examples
+    --------
+    >>> net = nn.HybridSequential()
+    >>> net.add(nn.Dense(10, activation="relu"), nn.Dense(2))
+    >>> net.initialize()
+    >>> net.hybridize()
+    >>> net(nd.zeros((4, 5))).shape
+    (4, 2)
+    """
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:
         return self._chain(x)
@@ -123,6 +143,13 @@ class Dense(Layer):
 
     Shapes: ``(batch, ...) -> (batch, units)``, or ``(..., in_units) -> (..., units)`` without
     `flatten`.
+
+    Examples
+    --------
+    >>> layer = nn.Dense(3)
+    >>> layer.initialize()
+    >>> layer(nd.zeros((2, 5))).shape, layer.weight.shape
+    ((2, 3), (3, 5))
     """
 
     def __init__(
@@ -188,6 +215,11 @@ class Dropout(Layer):
         0 <= rate < 1.
     axes : tuple of int, default ()
         Axes along which all elements share their fate.
+
+    Examples
+    --------
+    >>> nn.Dropout(0.5)(nd.ones(3)).asnumpy().tolist()  # only training drops
+    [1.0, 1.0, 1.0]
     """
 
     def __init__(self, rate: float, axes: Sequence[int] = (), **kwargs: Any) -> None:
@@ -221,6 +253,13 @@ class Embedding(Layer):
         Accepted; the gradient is dense.
 
     Shapes: ``(...) -> (..., output_dim)``.
+
+    Examples
+    --------
+    >>> layer = nn.Embedding(10, 4)
+    >>> layer.initialize()
+    >>> layer(nd.array([1, 7])).shape
+    (2, 4)
     """
 
     def __init__(
@@ -314,6 +353,13 @@ class BatchNorm(_Norm):
         First values of the running mean.
     running_variance_initializer : Initializer or str, default 'ones'
         First values of the running variance.
+
+    Examples
+    --------
+    >>> layer = nn.BatchNorm()
+    >>> layer.initialize()
+    >>> layer(nd.zeros((2, 3, 4, 4))).shape, layer.running_mean.shape
+    ((2, 3, 4, 4), (3,))
     """
 
     def __init__(
@@ -372,7 +418,15 @@ class BatchNorm(_Norm):
 
 
 class BatchNormReLU(BatchNorm):
-    """`BatchNorm` followed by a ReLU."""
+    """`BatchNorm` followed by a ReLU.
+
+    Examples
+    --------
+    >>> layer = nn.BatchNormReLU()
+    >>> layer.initialize()
+    >>> layer(nd.full((1, 2), -1)).asnumpy().tolist()
+    [[0.0, 0.0]]
+    """
 
     def hybrid_forward(
         self, F: Any, x: Any, gamma: Any, beta: Any, running_mean: Any, running_var: Any
@@ -399,6 +453,13 @@ class InstanceNorm(_Norm):
         First values of the offsets `beta`.
     gamma_initializer : Initializer or str, default 'ones'
         First values of the factors `gamma`.
+
+    Examples
+    --------
+    >>> layer = nn.InstanceNorm()
+    >>> layer.initialize()
+    >>> layer(nd.ones((2, 3, 4))).sum().asscalar().item()
+    0.0
     """
 
     def __init__(
@@ -446,6 +507,13 @@ class LayerNorm(_Norm):
         First values of the offsets `beta`.
     gamma_initializer : Initializer or str, default 'ones'
         First values of the factors `gamma`.
+
+    Examples
+    --------
+    >>> layer = nn.LayerNorm()
+    >>> layer.initialize()
+    >>> layer(nd.array([[1, 3]])).asnumpy().astype(float).round(2).tolist()
+    [[-1.0, 1.0]]
     """
 
     def __init__(
@@ -486,6 +554,13 @@ class GroupNorm(_Norm):
         First values of the offsets `beta`.
     gamma_initializer : Initializer or str, default 'ones'
         First values of the factors `gamma`.
+
+    Examples
+    --------
+    >>> layer = nn.GroupNorm(num_groups=2)
+    >>> layer.initialize()
+    >>> layer(nd.zeros((1, 4, 3))).shape
+    (1, 4, 3)
     """
 
     def __init__(
@@ -513,7 +588,13 @@ class GroupNorm(_Norm):
 
 
 class Flatten(Layer):
-    """Takes all axes but the first as one: ``(batch, a, b, ...) -> (batch, a * b * ...)``."""
+    """Takes all axes but the first as one: ``(batch, a, b, ...) -> (batch, a * b * ...)``.
+
+    Examples
+    --------
+    >>> nn.Flatten()(nd.zeros((2, 3, 4))).shape
+    (2, 12)
+    """
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:
         return F.Flatten(x)
@@ -529,6 +610,11 @@ class Lambda(Block):
     ----------
     function : str or callable
         Takes arrays and returns arrays.
+
+    Examples
+    --------
+    >>> nn.Lambda(lambda x: x + 1)(nd.zeros(2)).asnumpy().tolist()
+    [1.0, 1.0]
     """
 
     def __init__(self, function: str | Callable[..., Any], prefix: str | None = None) -> None:
@@ -560,6 +646,11 @@ class HybridLambda(HybridBlock):
     ----------
     function : str or callable
         Takes ``F`` and arrays, and returns arrays.
+
+    Examples
+    --------
+    >>> nn.HybridLambda(lambda F, x: F.relu(x) + 1)(nd.zeros(2)).asnumpy().tolist()
+    [1.0, 1.0]
     """
 
     def __init__(self, function: str | Callable[..., Any], prefix: str | None = None) -> None:

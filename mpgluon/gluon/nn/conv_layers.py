@@ -6,6 +6,7 @@ channels, depth, height, width.
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 from ..block import HybridBlock
@@ -63,6 +64,13 @@ def check_layout(layout: str | None, ndim: int) -> str:
             f"layout must be one of {', '.join(_LAYOUTS[ndim])} for {ndim}D layers, not {layout}"
         )
     return layout
+
+
+def _with_example(doc, *lines):
+    """A docstring and an example: calls, and what the last one gives."""
+    *calls, result = lines
+    shown = "".join(f">>> {call}\n" for call in calls)
+    return f"{inspect.cleandoc(doc)}\n\nExamples\n--------\n{shown}{result}\n"
 
 
 class _Conv(Layer):
@@ -179,17 +187,35 @@ class _Conv(Layer):
 
 
 class Conv1D(_Conv):
-    __doc__ = _Conv.__doc__.replace("`_ndim` spatial axes", "one spatial axis")
+    __doc__ = _with_example(
+        _Conv.__doc__.replace("`_ndim` spatial axes", "one spatial axis"),
+        "layer = nn.Conv1D(4, kernel_size=3, padding=1)",
+        "layer.initialize()",
+        "layer(nd.zeros((2, 3, 8))).shape",
+        "(2, 4, 8)",
+    )
     _ndim = 1
 
 
 class Conv2D(_Conv):
-    __doc__ = _Conv.__doc__.replace("`_ndim`", "two")
+    __doc__ = _with_example(
+        _Conv.__doc__.replace("`_ndim`", "two"),
+        "layer = nn.Conv2D(4, kernel_size=3, padding=1)",
+        "layer.initialize()",
+        "layer(nd.zeros((2, 3, 8, 8))).shape",
+        "(2, 4, 8, 8)",
+    )
     _ndim = 2
 
 
 class Conv3D(_Conv):
-    __doc__ = _Conv.__doc__.replace("`_ndim`", "three")
+    __doc__ = _with_example(
+        _Conv.__doc__.replace("`_ndim`", "three"),
+        "layer = nn.Conv3D(4, kernel_size=3, padding=1)",
+        "layer.initialize()",
+        "layer(nd.zeros((2, 3, 8, 8, 8))).shape",
+        "(2, 4, 8, 8, 8)",
+    )
     _ndim = 3
 
 
@@ -270,17 +296,35 @@ class _ConvTranspose(_Conv):
 
 
 class Conv1DTranspose(_ConvTranspose):
-    __doc__ = _ConvTranspose.__doc__.replace("`_ndim` spatial axes", "one spatial axis")
+    __doc__ = _with_example(
+        _ConvTranspose.__doc__.replace("`_ndim` spatial axes", "one spatial axis"),
+        "layer = nn.Conv1DTranspose(4, kernel_size=2, strides=2)",
+        "layer.initialize()",
+        "layer(nd.zeros((2, 3, 8))).shape",
+        "(2, 4, 16)",
+    )
     _ndim = 1
 
 
 class Conv2DTranspose(_ConvTranspose):
-    __doc__ = _ConvTranspose.__doc__.replace("`_ndim`", "two")
+    __doc__ = _with_example(
+        _ConvTranspose.__doc__.replace("`_ndim`", "two"),
+        "layer = nn.Conv2DTranspose(4, kernel_size=2, strides=2)",
+        "layer.initialize()",
+        "layer(nd.zeros((2, 3, 8, 8))).shape",
+        "(2, 4, 16, 16)",
+    )
     _ndim = 2
 
 
 class Conv3DTranspose(_ConvTranspose):
-    __doc__ = _ConvTranspose.__doc__.replace("`_ndim`", "three")
+    __doc__ = _with_example(
+        _ConvTranspose.__doc__.replace("`_ndim`", "three"),
+        "layer = nn.Conv3DTranspose(4, kernel_size=2, strides=2)",
+        "layer.initialize()",
+        "layer(nd.zeros((2, 3, 8, 8, 8))).shape",
+        "(2, 4, 16, 16, 16)",
+    )
     _ndim = 3
 
 
@@ -355,7 +399,9 @@ _PADDING = """count_include_pad : bool, default True
 
 
 class MaxPool1D(_Pooling):
-    __doc__ = _Pooling.__doc__
+    __doc__ = _with_example(
+        _Pooling.__doc__, "nn.MaxPool1D()(nd.zeros((2, 3, 8))).shape", "(2, 3, 4)"
+    )
     _ndim = 1
     _pool_type = "max"
 
@@ -372,11 +418,16 @@ class MaxPool1D(_Pooling):
 
 
 class MaxPool2D(MaxPool1D):
+    __doc__ = _with_example(
+        _Pooling.__doc__, "nn.MaxPool2D()(nd.zeros((2, 3, 8, 8))).shape", "(2, 3, 4, 4)"
+    )
     _ndim = 2
 
 
 class MaxPool3D(_Pooling):
-    __doc__ = _Pooling.__doc__
+    __doc__ = _with_example(
+        _Pooling.__doc__, "nn.MaxPool3D()(nd.zeros((2, 3, 8, 8, 8))).shape", "(2, 3, 4, 4, 4)"
+    )
     _ndim = 3
     _pool_type = "max"
 
@@ -393,7 +444,9 @@ class MaxPool3D(_Pooling):
 
 
 class AvgPool1D(_Pooling):
-    __doc__ = _Pooling.__doc__ + _PADDING
+    __doc__ = _with_example(
+        _Pooling.__doc__ + _PADDING, "nn.AvgPool1D()(nd.zeros((2, 3, 8))).shape", "(2, 3, 4)"
+    )
     _ndim = 1
     _pool_type = "avg"
 
@@ -413,7 +466,9 @@ class AvgPool1D(_Pooling):
 
 
 class AvgPool2D(_Pooling):
-    __doc__ = _Pooling.__doc__ + _PADDING
+    __doc__ = _with_example(
+        _Pooling.__doc__ + _PADDING, "nn.AvgPool2D()(nd.zeros((2, 3, 8, 8))).shape", "(2, 3, 4, 4)"
+    )
     _ndim = 2
     _pool_type = "avg"
 
@@ -433,6 +488,11 @@ class AvgPool2D(_Pooling):
 
 
 class AvgPool3D(AvgPool2D):
+    __doc__ = _with_example(
+        _Pooling.__doc__ + _PADDING,
+        "nn.AvgPool3D()(nd.zeros((2, 3, 8, 8, 8))).shape",
+        "(2, 3, 4, 4, 4)",
+    )
     _ndim = 3
 
 
@@ -452,30 +512,50 @@ class _GlobalPooling(_Pooling):
 
 
 class GlobalMaxPool1D(_GlobalPooling):
-    __doc__ = _GlobalPooling.__doc__
+    __doc__ = _with_example(
+        _GlobalPooling.__doc__, "nn.GlobalMaxPool1D()(nd.zeros((2, 3, 8))).shape", "(2, 3, 1)"
+    )
     _ndim = 1
     _pool_type = "max"
 
 
 class GlobalMaxPool2D(GlobalMaxPool1D):
+    __doc__ = _with_example(
+        _GlobalPooling.__doc__, "nn.GlobalMaxPool2D()(nd.zeros((2, 3, 8, 8))).shape", "(2, 3, 1, 1)"
+    )
     _ndim = 2
 
 
 class GlobalMaxPool3D(GlobalMaxPool1D):
+    __doc__ = _with_example(
+        _GlobalPooling.__doc__,
+        "nn.GlobalMaxPool3D()(nd.zeros((2, 3, 8, 8, 8))).shape",
+        "(2, 3, 1, 1, 1)",
+    )
     _ndim = 3
 
 
 class GlobalAvgPool1D(_GlobalPooling):
-    __doc__ = _GlobalPooling.__doc__
+    __doc__ = _with_example(
+        _GlobalPooling.__doc__, "nn.GlobalAvgPool1D()(nd.zeros((2, 3, 8))).shape", "(2, 3, 1)"
+    )
     _ndim = 1
     _pool_type = "avg"
 
 
 class GlobalAvgPool2D(GlobalAvgPool1D):
+    __doc__ = _with_example(
+        _GlobalPooling.__doc__, "nn.GlobalAvgPool2D()(nd.zeros((2, 3, 8, 8))).shape", "(2, 3, 1, 1)"
+    )
     _ndim = 2
 
 
 class GlobalAvgPool3D(GlobalAvgPool1D):
+    __doc__ = _with_example(
+        _GlobalPooling.__doc__,
+        "nn.GlobalAvgPool3D()(nd.zeros((2, 3, 8, 8, 8))).shape",
+        "(2, 3, 1, 1, 1)",
+    )
     _ndim = 3
 
 
@@ -486,6 +566,11 @@ class ReflectionPad2D(Layer):
     ----------
     padding : int or tuple of 8 int, default 0
         Before and after each of the four axes.
+
+    Examples
+    --------
+    >>> nn.ReflectionPad2D(1)(nd.zeros((1, 1, 3, 3))).shape
+    (1, 1, 5, 5)
     """
 
     def __init__(self, padding: int | Sequence[int] = 0, **kwargs: Any) -> None:

@@ -31,7 +31,20 @@ def state_options(block: Block, options: dict[str, Any]) -> dict[str, Any]:
 
 
 class RecurrentCell(Block):
-    """The base of cells."""
+    """The base of cells.
+
+    Examples
+    --------
+    >>> class Sum(gluon.rnn.RecurrentCell):
+    ...     def state_info(self, batch_size=0):
+    ...         return [{"shape": (batch_size, 1)}]
+    ...     def forward(self, x, states):
+    ...         total = states[0] + x
+    ...         return total, [total]
+    ...
+    >>> Sum().unroll(3, nd.ones((1, 3, 1)), merge_outputs=True)[0].asnumpy().ravel().tolist()
+    [1.0, 2.0, 3.0]
+    """
 
     def __init__(self, prefix: str | None = None, params: ParameterDict | None = None) -> None:
         super().__init__(prefix=prefix, params=params)
@@ -157,7 +170,13 @@ class RecurrentCell(Block):
 
 
 class HybridRecurrentCell(RecurrentCell, HybridBlock):
-    """The base of cells that can be hybridized."""
+    """The base of cells that can be hybridized.
+
+    Examples
+    --------
+    >>> isinstance(gluon.rnn.LSTMCell(3), gluon.rnn.HybridRecurrentCell)
+    True
+    """
 
     def hybrid_forward(self, F: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(f"{type(self).__name__} does not define hybrid_forward")

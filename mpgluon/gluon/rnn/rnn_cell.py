@@ -115,6 +115,14 @@ class RNNCell(_GatedCell):
         First values of the biases of inputs.
     h2h_bias_initializer : Initializer or str, default 'zeros'
         First values of the biases of states.
+
+    Examples
+    --------
+    >>> cell = gluon.rnn.RNNCell(4)
+    >>> cell.initialize()
+    >>> output, states = cell(nd.zeros((2, 3)), cell.begin_state(2))
+    >>> output.shape
+    (2, 4)
     """
 
     def __init__(
@@ -178,6 +186,14 @@ class LSTMCell(_GatedCell):
         First values of the biases of inputs.
     h2h_bias_initializer : Initializer or str, default 'zeros'
         First values of the biases of states.
+
+    Examples
+    --------
+    >>> cell = gluon.rnn.LSTMCell(4)
+    >>> cell.initialize()
+    >>> outputs, states = cell.unroll(5, nd.zeros((2, 5, 3)), merge_outputs=True)
+    >>> outputs.shape, [state.shape for state in states]
+    ((2, 5, 4), [(2, 4), (2, 4)])
     """
 
     _gates = 4
@@ -252,6 +268,14 @@ class GRUCell(_GatedCell):
         First values of the biases of inputs.
     h2h_bias_initializer : Initializer or str, default 'zeros'
         First values of the biases of states.
+
+    Examples
+    --------
+    >>> cell = gluon.rnn.GRUCell(4)
+    >>> cell.initialize()
+    >>> output, states = cell(nd.zeros((2, 3)), cell.begin_state(2))
+    >>> output.shape
+    (2, 4)
     """
 
     _gates = 3
@@ -364,14 +388,31 @@ class _CellStack:
 
 
 class SequentialRNNCell(_CellStack, RecurrentCell):
-    """Cells on top of each other."""
+    """Cells on top of each other.
+
+    Examples
+    --------
+    >>> cell = gluon.rnn.SequentialRNNCell()
+    >>> cell.add(gluon.rnn.LSTMCell(4))
+    >>> cell.add(gluon.rnn.GRUCell(3))
+    >>> len(cell.state_info())
+    3
+    """
 
     def forward(self, inputs: Any, states: Any) -> Any:
         return self._step(inputs, states)
 
 
 class HybridSequentialRNNCell(_CellStack, HybridRecurrentCell):
-    """Hybridizable cells on top of each other."""
+    """Hybridizable cells on top of each other.
+
+    Examples
+    --------
+    >>> cell = gluon.rnn.HybridSequentialRNNCell()
+    >>> cell.add(gluon.rnn.LSTMCell(4))
+    >>> len(cell.state_info())
+    2
+    """
 
     def hybrid_forward(self, F: Any, inputs: Any, states: Any) -> Any:
         return self._step(inputs, states)
@@ -386,6 +427,11 @@ class DropoutCell(HybridRecurrentCell):
         The part of elements that become zero, at least 0 and less than 1.
     axes : tuple of int, default ()
         Axes along which all elements share their fate.
+
+    Examples
+    --------
+    >>> gluon.rnn.DropoutCell(0.5)(nd.ones((1, 2)), [])[0].asnumpy().tolist()  # only training drops
+    [[1.0, 1.0]]
     """
 
     def __init__(
@@ -435,7 +481,13 @@ class DropoutCell(HybridRecurrentCell):
 
 class ModifierCell(HybridRecurrentCell):
     """The base of cells that change what another cell does; that one is from then on called through
-    the modifier only."""
+    the modifier only.
+
+    Examples
+    --------
+    >>> isinstance(gluon.rnn.ResidualCell(gluon.rnn.GRUCell(3)), gluon.rnn.ModifierCell)
+    True
+    """
 
     def __init__(self, base_cell: RecurrentCell) -> None:
         if base_cell._modified:
@@ -475,6 +527,11 @@ class ZoneoutCell(ModifierCell):
         The cell whose outputs and states stay now and then.
     zoneout_outputs, zoneout_states : float, default 0
         The probabilities.
+
+    Examples
+    --------
+    >>> gluon.rnn.ZoneoutCell(gluon.rnn.RNNCell(3, input_size=3), zoneout_states=0.1)
+    ZoneoutCell(p_out=0.0, p_state=0.1, RNNCell(3 -> 3, tanh))
     """
 
     def __init__(
@@ -522,7 +579,15 @@ class ZoneoutCell(ModifierCell):
 
 
 class ResidualCell(ModifierCell):
-    """Adds the input to the output."""
+    """Adds the input to the output.
+
+    Examples
+    --------
+    >>> cell = gluon.rnn.ResidualCell(gluon.rnn.RNNCell(2, i2h_weight_initializer="zeros"))
+    >>> cell.initialize("zeros")
+    >>> cell(nd.ones((1, 2)), cell.begin_state(batch_size=1))[0].asnumpy().tolist()
+    [[1.0, 1.0]]
+    """
 
     def hybrid_forward(self, F: Any, inputs: Any, states: Any) -> Any:
         output, states = self.base_cell(inputs, states)
@@ -562,6 +627,13 @@ class BidirectionalCell(HybridRecurrentCell):
         The cells that run forward and backward.
     output_prefix : str, default 'bi_'
         What the names of the output's nodes begin with.
+
+    Examples
+    --------
+    >>> cell = gluon.rnn.BidirectionalCell(gluon.rnn.GRUCell(4), gluon.rnn.GRUCell(4))
+    >>> cell.initialize()
+    >>> cell.unroll(5, nd.zeros((2, 5, 3)), merge_outputs=True)[0].shape
+    (2, 5, 8)
     """
 
     def __init__(

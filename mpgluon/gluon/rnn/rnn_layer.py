@@ -314,20 +314,27 @@ _SHARED_DOC = """
     (T, N, directions * hidden_size). Called with inputs and states (an array or a list of them), it
     returns the output and the list of states afterwards, each of shape
     (layers * directions, N, hidden_size).
+
+    Examples
+    --------
+    >>> layer = gluon.rnn.KIND(8, num_layers=2)
+    >>> layer.initialize()
+    >>> output, states = layer(nd.zeros((5, 3, 4)), layer.begin_state(3))
+    >>> output.shape, states[0].shape
+    ((5, 3, 8), (2, 3, 8))
     """
 
 
 class RNN(_RNNLayer):
-    __doc__ = (
-        """Elman layers: ``h' = act(W_i x + b_i + W_h h + b_h)``.
+    __doc__ = """Elman layers: ``h' = act(W_i x + b_i + W_h h + b_h)``.
 
     Parameters
     ----------
     hidden_size : int
         Features of the state.
     activation : {'relu', 'tanh'}
-        The function of the new state; the argument behind `num_layers`."""
-        + _SHARED_DOC
+        The function of the new state; the argument behind `num_layers`.""" + _SHARED_DOC.replace(
+        "KIND", "RNN"
     )
 
     def __init__(
@@ -364,9 +371,9 @@ class RNN(_RNNLayer):
 
 
 class LSTM(_RNNLayer):
-    __doc__ = (
-        """Long short-term memory layers; the gates' order is input, forget, cell, output. States: h
-    and c.
+    __doc__ = """Long short-term memory layers, with states h and c.
+
+    The gates' order is input, forget, cell, output.
 
     Parameters
     ----------
@@ -379,9 +386,7 @@ class LSTM(_RNNLayer):
     state_clip_min, state_clip_max : float, optional
         Bounds of c.
     state_clip_nan : bool, default False
-        Whether c is clipped where it is NaN, too."""
-        + _SHARED_DOC
-    )
+        Whether c is clipped where it is NaN, too.""" + _SHARED_DOC.replace("KIND", "LSTM")
 
     def __init__(
         self,
@@ -426,15 +431,12 @@ class LSTM(_RNNLayer):
 
 
 class GRU(_RNNLayer):
-    __doc__ = (
-        """Gated recurrent unit layers; the gates' order is reset, update, new.
+    __doc__ = """Gated recurrent unit layers; the gates' order is reset, update, new.
 
     Parameters
     ----------
     hidden_size : int
-        Features of the state."""
-        + _SHARED_DOC
-    )
+        Features of the state.""" + _SHARED_DOC.replace("KIND", "GRU")
 
     def __init__(
         self,

@@ -9,6 +9,8 @@ from ...block import HybridBlock
 from ...nn import HybridSequential, Sequential
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ...parameter import ParameterDict
 
 __all__ = [
@@ -28,6 +30,13 @@ class Concurrent(Sequential):
     ----------
     axis : int, default -1
         The axis along which outputs are concatenated.
+
+    Examples
+    --------
+    >>> net = gluon.contrib.nn.Concurrent()
+    >>> net.add(nn.Flatten(), nn.Flatten())
+    >>> net(nd.zeros((2, 3))).shape
+    (2, 6)
     """
 
     def __init__(
@@ -49,6 +58,13 @@ class HybridConcurrent(HybridSequential):
     ----------
     axis : int, default -1
         The axis along which outputs are concatenated.
+
+    Examples
+    --------
+    >>> net = gluon.contrib.nn.HybridConcurrent()
+    >>> net.add(nn.Flatten(), gluon.contrib.nn.Identity())
+    >>> net(nd.zeros((2, 3))).shape
+    (2, 6)
     """
 
     def __init__(
@@ -62,7 +78,13 @@ class HybridConcurrent(HybridSequential):
 
 
 class Identity(HybridBlock):
-    """Returns its input; a branch of `HybridConcurrent` that does nothing."""
+    """Returns its input; a branch of `HybridConcurrent` that does nothing.
+
+    Examples
+    --------
+    >>> gluon.contrib.nn.Identity()(nd.ones(2)).asnumpy().tolist()
+    [1.0, 1.0]
+    """
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:
         return x
@@ -74,7 +96,7 @@ class _PixelShuffle(HybridBlock):
 
     _dims = 1
 
-    def __init__(self, factor):
+    def __init__(self, factor: int | Sequence[int]) -> None:
         super().__init__()
         self._factors = (
             (int(factor),) * self._dims
@@ -89,7 +111,7 @@ class _PixelShuffle(HybridBlock):
     def __repr__(self):
         return f"{type(self).__name__}({self._factors[0] if self._dims == 1 else self._factors})"
 
-    def hybrid_forward(self, F, x):
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
         factors, dims = self._factors, self._dims
         # (N, C f1 f2, W1, W2) -> (N, C, f1, f2, W1, W2)
         # -> (N, C, W1, f1, W2, f2) -> (N, C, W1 f1, W2 f2)
@@ -111,6 +133,11 @@ class PixelShuffle1D(_PixelShuffle):
     ----------
     factor : int or tuple of int
         How many times larger each spatial axis becomes.
+
+    Examples
+    --------
+    >>> gluon.contrib.nn.PixelShuffle1D(2)(nd.zeros((2, 4, 3))).shape
+    (2, 2, 6)
     """
 
 
@@ -121,6 +148,11 @@ class PixelShuffle2D(_PixelShuffle):
     ----------
     factor : int or tuple of int
         How many times larger each spatial axis becomes.
+
+    Examples
+    --------
+    >>> gluon.contrib.nn.PixelShuffle2D(2)(nd.zeros((2, 8, 3, 3))).shape
+    (2, 2, 6, 6)
     """
 
     _dims = 2
@@ -133,6 +165,11 @@ class PixelShuffle3D(_PixelShuffle):
     ----------
     factor : int or tuple of int
         How many times larger each spatial axis becomes.
+
+    Examples
+    --------
+    >>> gluon.contrib.nn.PixelShuffle3D(2)(nd.zeros((2, 16, 3, 3, 3))).shape
+    (2, 2, 6, 6, 6)
     """
 
     _dims = 3

@@ -246,16 +246,30 @@ _PARAMETERS = """
         Where the channels are: ``'{layout}'`` by default, or last.
     activation : str or Block, default 'tanh'
         The function of the new state.
+
+    Examples
+    --------
+    >>> Cell = gluon.contrib.rnn.{name}
+    >>> cell = Cell({shape}, 4, i2h_kernel=3, h2h_kernel=3, i2h_pad={pad})
+    >>> cell.initialize()
+    >>> cell(nd.zeros({batch}), cell.begin_state(2))[0].shape
+    {output}
     """
 
 
 def _cell(base, kind, dims, layout):
     what = {1: "signals", 2: "pictures", 3: "volumes"}[dims]
-    doc = f"{kind} over {what}: convolutions in place of matrix products." + _PARAMETERS.replace(
-        "{layout}", layout
+    name, space = f"Conv{dims}D{kind}", (8,) * dims
+    doc = f"{kind} over {what}: convolutions in place of matrix products." + _PARAMETERS.format(
+        layout=layout,
+        name=name,
+        shape=(3, *space),
+        pad=(1,) * dims,
+        batch=(2, 3, *space),
+        output=(2, 4, *space),
     )
     return type(
-        f"Conv{dims}D{kind}",
+        name,
         (base,),
         {"__init__": _constructor(dims, layout), "__doc__": doc, "__module__": __name__},
     )

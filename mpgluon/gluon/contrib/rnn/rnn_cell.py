@@ -30,6 +30,11 @@ class VariationalDropoutCell(ModifierCell):
         The cell to which dropout is applied.
     drop_inputs, drop_states, drop_outputs : float, default 0
         The probabilities.
+
+    Examples
+    --------
+    >>> gluon.contrib.rnn.VariationalDropoutCell(gluon.rnn.LSTMCell(3), drop_inputs=0.2).drop_inputs
+    0.2
     """
 
     def __init__(
@@ -122,6 +127,13 @@ class LSTMPCell(HybridRecurrentCell):
         First values of the biases of inputs and states.
     input_size : int, default 0
         0 to find it in the first forward pass.
+
+    Examples
+    --------
+    >>> cell = gluon.contrib.rnn.LSTMPCell(8, 4)
+    >>> cell.initialize()
+    >>> cell(nd.zeros((2, 3)), cell.begin_state(2))[0].shape
+    (2, 4)
     """
 
     def __init__(
@@ -237,6 +249,14 @@ def dynamic_unroll(
     -------
     outputs : NDArray or Symbol
     states : list of NDArray or Symbol
+
+    Examples
+    --------
+    >>> cell = gluon.rnn.GRUCell(4)
+    >>> cell.initialize()
+    >>> steps = nd.zeros((5, 2, 3))
+    >>> gluon.contrib.rnn.dynamic_unroll(cell, steps, cell.begin_state(2))[0].shape
+    (5, 2, 4)
     """
     F, axis = functions_of(inputs), layout.find("T")
     if drop_inputs:

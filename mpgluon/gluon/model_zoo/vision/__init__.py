@@ -28,6 +28,12 @@ def get_model(name: str, **kwargs: Any) -> HybridBlock:
     Returns
     -------
     HybridBlock
+
+    Examples
+    --------
+    >>> net = gluon.model_zoo.vision.get_model("resnet18_v1", classes=10, thumbnail=True)
+    >>> type(net).__name__
+    'ResNetV1'
     """
     if name.lower() not in _MODELS:
         raise ValueError(f"there is no model {name!r}; there are {', '.join(sorted(_MODELS))}")

@@ -286,6 +286,12 @@ def get_resnet(
     Returns
     -------
     HybridBlock
+
+    Examples
+    --------
+    >>> net = gluon.model_zoo.vision.get_resnet(2, 18, classes=10)
+    >>> net.output.weight.shape
+    (10, 512)
     """
     if num_layers not in _SPECS:
         raise AssertionError(
