@@ -1,3 +1,4 @@
+/* Arrays as users hold them: making, assigning and releasing them. */
 #include "autograd/array.h"
 
 #include <string.h>

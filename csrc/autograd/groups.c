@@ -1,3 +1,4 @@
+/* Device groups: which device a name stands for, and the copies into a group. */
 #include "autograd/groups.h"
 
 #include "autograd/autograd.h"

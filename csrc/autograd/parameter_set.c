@@ -1,3 +1,4 @@
+/* Parameter sets: the variables among a call's bound arrays, as one thing on the tape. */
 #include "autograd/parameter_set.h"
 
 #include <string.h>

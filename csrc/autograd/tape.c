@@ -1,3 +1,4 @@
+/* The tape: its nodes, their order and their release. */
 #include "autograd/tape.h"
 
 #include <string.h>

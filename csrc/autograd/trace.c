@@ -1,3 +1,4 @@
+/* Traces: begins and ends them, and makes nodes of the ops that run meanwhile. */
 #include "autograd/trace.h"
 
 #include <string.h>

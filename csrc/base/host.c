@@ -1,3 +1,4 @@
+/* The host lock, turns, interrupts and other services of whoever drives the core. */
 #include "base/host.h"
 
 #include <stdio.h>

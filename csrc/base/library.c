@@ -1,3 +1,4 @@
+/* Opens optional libraries, oneDNN and OpenBLAS. */
 #include "base/library.h"
 
 #include <dlfcn.h>

@@ -1,3 +1,4 @@
+/* Host memory for bookkeeping: allocation that tests can make fail, spaces and arenas. */
 #include "base/memory.h"
 
 #include <stdatomic.h>

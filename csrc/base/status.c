@@ -1,3 +1,4 @@
+/* Status codes and the error text of each thread. */
 #include "base/status.h"
 
 #include <stdio.h>

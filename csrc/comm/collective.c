@@ -1,3 +1,4 @@
+/* Collectives as plans of ordinary ops and copies. */
 #include "comm/collective.h"
 
 #include <string.h>

@@ -1,3 +1,4 @@
+/* The signature cache of a compiled function. */
 #include "compile/call_cache.h"
 
 static bool input_fits(const mpg_signature_input *input, const mpg_array *array, bool recording) {

@@ -1,3 +1,4 @@
+/* Functions cut out of traces, and calls of them inside other traces. */
 #include "compile/function.h"
 
 void mpg_function_free(mpg_function *function) {

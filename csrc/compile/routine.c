@@ -1,3 +1,4 @@
+/* Routines: compiled functions joined by sequences, branches and loops. */
 #include "compile/routine.h"
 
 #include <string.h>

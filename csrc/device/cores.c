@@ -1,3 +1,4 @@
+/* Counts the cores that this process may use, with the limits of control groups. */
 #define _GNU_SOURCE
 #include <sched.h>
 #include <stdio.h>

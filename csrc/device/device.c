@@ -1,3 +1,4 @@
+/* The device table and timelines: submission, signals and failures of work. */
 #include "device/device.h"
 
 #include <errno.h>

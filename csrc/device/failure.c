@@ -1,3 +1,4 @@
+/* Failure records: which ticks of a device failed, and why. */
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>

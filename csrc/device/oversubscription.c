@@ -1,3 +1,4 @@
+/* Detects more runnable threads than cores, and shortens the spinning of teams then. */
 #define _GNU_SOURCE
 #include "device/oversubscription.h"
 

@@ -1,3 +1,4 @@
+/* The memory pool of a device: size classes, a cache, a limit and statistics. */
 #include "device/pool.h"
 
 #include <stdio.h>

@@ -1,3 +1,4 @@
+/* Profiler events: a buffer for each device. */
 #include "device/profiler.h"
 
 #include "base/memory.h"

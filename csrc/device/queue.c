@@ -1,3 +1,4 @@
+/* The queue of a device's worker: one producer, one consumer. */
 #define _GNU_SOURCE
 #include "device/queue.h"
 

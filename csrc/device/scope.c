@@ -1,3 +1,4 @@
+/* Block paths by number, for errors and events. */
 #include <stdatomic.h>
 #include <string.h>
 

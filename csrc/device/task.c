@@ -1,3 +1,4 @@
+/* Queued work as backends keep it: its signals, and dropping or failing it. */
 #include "device/internal.h"
 
 static _Thread_local mpg_device *worker_device;

@@ -1,3 +1,4 @@
+/* Waits for ticks and points: spins, then sleeps, and checks for Ctrl-C. */
 #include "base/clock.h"
 #include "base/host.h"
 #include "device/internal.h"

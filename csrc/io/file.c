@@ -1,3 +1,4 @@
+/* Sources and sinks: checked reads, and files that are replaced when they are whole. */
 #include "io/file.h"
 
 #include <errno.h>

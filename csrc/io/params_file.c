@@ -1,3 +1,4 @@
+/* Reads and writes MXNet's array files. */
 #include "io/params_file.h"
 
 #include <string.h>

@@ -1,3 +1,4 @@
+/* Runs one op: checks, inference, allocation, then at once or queued. */
 #include "op/invoke.h"
 
 #include <string.h>

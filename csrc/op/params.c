@@ -1,3 +1,4 @@
+/* Typed op parameters: parses, prints, checks and compares them. */
 #include "op/params.h"
 
 #include <ctype.h>

@@ -1,3 +1,4 @@
+/* Element types: names, sizes and kinds. */
 #include "tensor/dtype.h"
 
 #include <string.h>

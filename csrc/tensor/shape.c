@@ -1,3 +1,4 @@
+/* Shapes: sizes, comparison, axes and text. */
 #include "tensor/shape.h"
 
 #include <inttypes.h>

@@ -1,3 +1,4 @@
+/* Storages: memory on a device with its version, readers and writers. */
 #include <stddef.h>
 #include <string.h>
 

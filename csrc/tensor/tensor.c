@@ -1,3 +1,4 @@
+/* Tensors: views of storages. */
 #include "tensor/tensor.h"
 
 #include "base/host.h"

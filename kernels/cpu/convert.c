@@ -1,3 +1,4 @@
+/* Converts blocks of elements between dtypes. */
 #include "kernels/cpu/convert.h"
 
 #include "kernels/common/index.h"

@@ -1,3 +1,4 @@
+/* Chooses the build of the CPU kernels that this processor runs. */
 #include "kernels/cpu/dispatch.h"
 
 #include <stdlib.h>

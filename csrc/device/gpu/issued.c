@@ -1,3 +1,4 @@
+/* A log of the work that a GPU has issued lately. */
 #include "device/gpu/issued.h"
 
 #include <stdio.h>

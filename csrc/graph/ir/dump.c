@@ -1,3 +1,4 @@
+/* Prints graphs and plans, for MPGLUON_DUMP. */
 #include <stdio.h>
 #include <stdlib.h>
 

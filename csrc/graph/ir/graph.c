@@ -1,3 +1,4 @@
+/* Makes, copies and extends graphs. */
 #include "graph/ir/graph.h"
 
 #include <string.h>

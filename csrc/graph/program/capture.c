@@ -1,3 +1,4 @@
+/* Captures runs of instructions once and replays them. */
 #include "graph/program/capture.h"
 
 #include <string.h>

@@ -1,3 +1,4 @@
+/* Lowers graph, order and plan to one flat program per device. */
 #include <string.h>
 
 #include "graph/program/lower_fused.h"

@@ -1,3 +1,4 @@
+/* Lowers a fused group to what a backend runs. */
 #include "graph/program/lower_fused.h"
 
 #include <string.h>

@@ -1,3 +1,4 @@
+/* The sweep of rewrites: shows nodes to rules and emits replacements. */
 #include "graph/rewrite/rewrite.h"
 
 #include <string.h>

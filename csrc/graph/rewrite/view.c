@@ -1,3 +1,4 @@
+/* Follows reshapes, transposes and slices back to the array they are views of. */
 #include "graph/rewrite/view.h"
 
 #include <string.h>

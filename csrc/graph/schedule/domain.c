@@ -1,3 +1,4 @@
+/* Joins, widens and maps the domains of fused groups. */
 #include "graph/schedule/domain.h"
 
 #include <string.h>

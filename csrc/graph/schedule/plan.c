@@ -1,3 +1,4 @@
+/* The memory plan: places values by liveness. */
 #include "graph/schedule/fuse.h"
 #include "graph/schedule/plan.h"
 

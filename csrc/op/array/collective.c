@@ -1,3 +1,4 @@
+/* Collectives as single ops: inference and gradients. */
 #include "op/array/collective.h"
 
 #include <stdio.h>

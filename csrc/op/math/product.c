@@ -1,3 +1,4 @@
+/* Chooses the panels of rows that a product may come in. */
 #include "op/math/product.h"
 
 #include "op/layers/convolution.h"

@@ -1,3 +1,4 @@
+/* Moves of elements between layouts. */
 #include "kernels/cpu/array/move.h"
 
 #include <string.h>

@@ -1,3 +1,4 @@
+/* Convolution and Deconvolution, by oneDNN or by columns. */
 #include "op/layers/convolution.h"
 
 #include <string.h>

@@ -1,3 +1,4 @@
+/* BatchNorm, LayerNorm, GroupNorm, InstanceNorm, L2Normalization and LRN. */
 #include <math.h>
 #include <omp.h>
 #include <string.h>

@@ -1,3 +1,4 @@
+/* Pooling, channels first and last. */
 #include <float.h>
 #include <math.h>
 #include <string.h>

@@ -1,3 +1,4 @@
+/* Matrix products for other kernels, by oneDNN, OpenBLAS or plain C. */
 #include "kernels/cpu/products/gemm.h"
 
 #include <limits.h>

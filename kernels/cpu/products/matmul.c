@@ -1,3 +1,4 @@
+/* The ops dot, batch_dot and FullyConnected. */
 #include <string.h>
 
 #include "kernels/cpu/products/gemm.h"

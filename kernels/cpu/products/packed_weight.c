@@ -1,3 +1,4 @@
+/* Headers and layouts that kernels with packed weights share. */
 #include "kernels/cpu/products/packed_weight.h"
 
 #include <string.h>

@@ -1,3 +1,4 @@
+/* Products made panel by panel, with the weight packed once. */
 #include "kernels/cpu/products/panels.h"
 
 #include <string.h>

@@ -1,3 +1,4 @@
+/* Opens oneDNN and caches its primitives per device. */
 #include "kernels/cpu/vendor/onednn.h"
 
 #ifdef MPG_WITH_ONEDNN

@@ -1,3 +1,4 @@
+/* Opens OpenBLAS. */
 #include "kernels/cpu/vendor/openblas.h"
 
 #include <pthread.h>

@@ -1,3 +1,4 @@
+/* Writes fused groups as C++ and compiles them by NVRTC. */
 #include "kernels/cuda/fusion/generated.h"
 
 #include <pthread.h>

@@ -1,3 +1,4 @@
+/* Copies between a card and pageable host memory through pinned rings. */
 #include "kernels/cuda/runtime/staging.h"
 
 #include <pthread.h>

@@ -1,3 +1,4 @@
+/* Opens NVIDIA's libraries. */
 #define _GNU_SOURCE
 #include "kernels/cuda/vendor/library.h"
 

@@ -1,3 +1,4 @@
+/* Opens NCCL and makes its communicators. */
 #include "kernels/cuda/vendor/nccl.h"
 
 #include <pthread.h>
