@@ -1,4 +1,4 @@
-"""Programs that are cut in parts where values decide how they go on.
+"""Graph breaks: programs that are cut in parts where values decide how they go on.
 
 A loop that runs while a condition holds, a branch, and an op whose shape depends on contents can't
 be inside one compiled program: somebody has to look at a value. So the program is cut there, in

@@ -1,5 +1,5 @@
 /* Pieces: one compiled function called on the pieces of a batch (or of a sequence), all of them
- * under way at once.
+ * in flight at once.
  *
  * A run has a piece for each micro-batch. Every piece is a compiled call with stages
  * (mpg_compile_options.stages); whoever drives the run says in which order the segments of all

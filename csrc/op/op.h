@@ -171,6 +171,7 @@ void mpg_gradient_fail(mpg_gradient *g, const char *format, ...)
 struct mpg_batching;
 typedef mpg_status (*mpg_batching_fn)(struct mpg_batching *);
 
+/* The traits of an op. */
 typedef enum mpg_op_flags {
   MPG_OP_PLAIN = 0,
   /* Output 0 may be written over input 0, or over any input of as many bytes: element i of it needs

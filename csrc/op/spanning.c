@@ -1,6 +1,6 @@
-/* Running an op whose arrays are on several devices: it is queued on its first input's, and every
- * other device that has an array of it waits there for its end, so that all it writes is written by
- * a tick of the device it is on. */
+/* Running a spanning op, whose arrays are on several devices: it is queued on its first input's,
+ * and every other device that has an array of it waits there for its end, so that all it writes is
+ * written by a tick of the device it is on. */
 #include "base/memory.h"
 #include "op/array/collective.h"
 #include "op/submit.h"

@@ -1,13 +1,13 @@
 /* Fusion: which nodes of an order run as one pass over memory.
  *
- * Nothing is rewritten: a fusion is an annotation of an order. A group is a run of neighbouring
- * positions: elementwise ops, broadcasts, reductions and views on one device, all of them moved to
- * the place of the last. Values are described on the group's domain (op/fused.h); what only the
- * group reads gets no memory. Bits stay: members are computed by their own kernels' expressions, on
- * tiles that never cut what a reduction adds up. Where it adds up along the outer dims, it ends a
- * group (a trailing reduction); then it follows what it reads at once, so that nobody else who
- * reads that ends the group before. A product that comes in panels of rows (op/math/product.h) may
- * be the producer of a group, which follows it panel by panel.
+ * Nothing is rewritten: a fusion is an annotation of an order. A fused group is a run of
+ * neighbouring positions: elementwise ops, broadcasts, reductions and views on one device, all of
+ * them moved to the place of the last. Values are described on the group's domain (op/fused.h);
+ * what only the group reads gets no memory. Bits stay: members are computed by their own kernels'
+ * expressions, on tiles that never cut what a reduction adds up. Where it adds up along the outer
+ * dims, it ends a group (a trailing reduction); then it follows what it reads at once, so that
+ * nobody else who reads that ends the group before. A product that comes in panels of rows
+ * (op/math/product.h) may be the producer of a group, which follows it panel by panel.
  *
  * Ownership: belongs to its order. Threads: host lock.
  */

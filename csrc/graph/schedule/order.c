@@ -1,5 +1,6 @@
-/* Orders: the live nodes as they were made, with copies to other devices as early as can be; and
- * changes of such an order (sums of gradients early, the critical path first). */
+/* Orders: the live nodes as they were made (dead code is in none), with copies to other devices as
+ * early as can be; and changes of such an order (sums of gradients early, the critical path first).
+ */
 #include <string.h>
 
 #include "graph/ir/analysis.h"

@@ -1,5 +1,6 @@
-/* Nodes whose result is a value that is there already, bit for bit: what that takes of numbers like
- * -0.0 and NaN, of dtypes and of kernels' rounding is said where each is. */
+/* Algebraic simplification: nodes whose result is a value that is there already, bit for bit. What
+ * that takes of numbers like -0.0 and NaN, of dtypes and of kernels' rounding is said where each
+ * is. */
 #include <math.h>
 #include <string.h>
 

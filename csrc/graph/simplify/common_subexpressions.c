@@ -1,4 +1,5 @@
-/* Common subexpressions: a hash table of nodes, which finds those that compute the same. */
+/* Common subexpression elimination: a hash table of nodes, which finds those that compute the
+ * same. */
 #include <string.h>
 
 #include "graph/ir/analysis.h"

@@ -1,5 +1,5 @@
-/* What is known of values when a graph is compiled: arrays made of numbers, shapes and comparisons,
- * such as masks. In double. */
+/* Constant folding: what is known of values when a graph is compiled, as of arrays made of numbers,
+ * shapes and comparisons, such as masks. In double. */
 #include <math.h>
 #include <string.h>
 

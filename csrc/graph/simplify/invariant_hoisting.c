@@ -1,4 +1,5 @@
-/* Invariants: nodes that depend on parameters and constants alone leave the call's program. */
+/* Loop-invariant hoisting: nodes that depend on parameters and constants alone leave the program of
+ * every call. */
 #include <string.h>
 
 #include "graph/ir/analysis.h"

@@ -1,4 +1,4 @@
-/* Weights in the layout that a kernel wants: an array of floats, of which the first
+/* Packed weights, in the layout that a kernel wants: an array of floats, of which the first
  * MPG_PACKED_HEADER say what the rest is. It has room for the weight as it is, and for layouts in
  * blocks. Plain values; any thread. */
 #ifndef MPG_OP_LAYERS_PACKED_H

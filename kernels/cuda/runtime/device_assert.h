@@ -1,6 +1,7 @@
-/* What a kernel finds wrong with its inputs when it runs: an error of the call, told to whoever
- * waits for the results (device/gpu/gpu.h). The work goes on meanwhile, so a kernel that raises an
- * assertion makes results of some kind nevertheless, and touches nothing it must not.
+/* Device-side assertions: what a kernel finds wrong with its inputs when it runs is an error of the
+ * call, told to whoever waits for the results (device/gpu/gpu.h). The work goes on meanwhile, so a
+ * kernel that raises an assertion makes results of some kind nevertheless, and touches nothing it
+ * must not.
  *
  * One kernel of one thread decides and raises. It comes behind those that look: they leave the
  * smallest number of what is wrong in a word that begins as MPG_CUDA_NONE.

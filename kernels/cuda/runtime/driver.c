@@ -1,7 +1,7 @@
 /* The driver of GPUs (device/gpu/gpu.h) over the CUDA runtime.
  *
- * A device is a card, or a share of one: with MPGLUON_GPU_LOGICAL=n there are n devices, device i
- * on card i mod cards, each with streams and a memory pool of its own.
+ * A device is a card, or a share of one: with MPGLUON_GPU_LOGICAL=n there are n logical devices,
+ * device i on card i mod cards, each with streams and a memory pool of its own.
  */
 #include <stdio.h>
 #include <stdlib.h>
