@@ -80,7 +80,7 @@ class Function:
 
     def __init__(self) -> None:
         self._used = False
-        self.saved_tensors = ()
+        self.saved_tensors: tuple[Any, ...] = ()
 
     def save_for_backward(self, *args: Any) -> None:
         """Keeps arrays for `backward`, as ``self.saved_tensors``."""

@@ -52,10 +52,10 @@ __all__ = [
     "string_types",
 ]
 
-integer_types = (int, _np.int32, _np.int64)
-numeric_types = (float, int, _np.generic)
-string_types = (str,)
-mx_real_t = _np.float32
+integer_types: tuple[type, ...] = (int, _np.int32, _np.int64)
+numeric_types: tuple[type, ...] = (float, int, _np.generic)
+string_types: tuple[type, ...] = (str,)
+mx_real_t: type[_np.float32] = _np.float32
 
 
 def py_str(value: bytes) -> str:

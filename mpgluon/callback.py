@@ -88,7 +88,7 @@ class Speedometer:
         self.frequent = frequent
         self.auto_reset = auto_reset
         self.init = False
-        self.tic = 0
+        self.tic = 0.0
         self.last_count = 0
 
     def __call__(self, param: BatchEndParam) -> None:

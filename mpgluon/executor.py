@@ -44,12 +44,12 @@ class Program:
         parameters: Sequence[Any] = (),
     ) -> None:
         self.order = order
-        self.place = {node: i for i, node in enumerate(order)}
-        self.steps = []  # (node number, call, sources, device or None)
+        self.place: dict[Any, int] = {node: i for i, node in enumerate(order)}
+        self.steps: list[tuple[Any, ...]] = []  # (node number, call, sources, device or None)
         written = states(order)
         variables = [node for node in order if node.call is None]
-        self.arguments = [node for node in variables if node not in written]
-        self.auxiliary = [node for node in variables if node in written]
+        self.arguments: list[Any] = [node for node in variables if node not in written]
+        self.auxiliary: list[Any] = [node for node in variables if node in written]
         for node in order:
             if node.call is not None:
                 sources = [(self.place[source], index) for source, index in node.inputs]
@@ -63,9 +63,9 @@ class Program:
                         device,
                     )
                 )
-        self.heads = [(self.place[node], index) for node, index in entries]
+        self.heads: list[tuple[int, int]] = [(self.place[node], index) for node, index in entries]
         # Whether it has to look at values on the way, and is compiled in parts.
-        self.splits = any(
+        self.splits: bool = any(
             node.call is not None and (node.call.dynamic or getattr(node.call, "splits", False))
             for node in order
         )
@@ -83,14 +83,14 @@ class Program:
         # Numbers of arrays that are bound to compiled calls: parameters, and with them states.
         # Where nobody says what is a parameter, none.
         named, count = set(parameters), len(self._inputs)
-        self.bound = [
+        self.bound: list[int] = [
             i
             for i in range(count)
             if named
             and not self.splits
             and (i >= len(self.arguments) or self.arguments[i].name in named)
         ]
-        self.given = [i for i in range(count) if i not in set(self.bound)]
+        self.given: list[int] = [i for i in range(count) if i not in set(self.bound)]
 
     def trace(self, *arrays: Any) -> Any:
         """`run`, as compiled functions are called: the bound arrays come last."""

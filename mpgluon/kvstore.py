@@ -16,7 +16,7 @@ from .base import MXNetError
 from .ndarray import NDArray
 
 if TYPE_CHECKING:
-    from typing import Any, NoReturn
+    from typing import Any, ClassVar, NoReturn
 
     from ._types import Arrays, Class, Keys, Values
     from .optimizer import Optimizer
@@ -40,7 +40,7 @@ class KVStoreBase:
     `create` with its name."""
 
     OPTIMIZER = "optimizer"
-    kv_registry = {}
+    kv_registry: ClassVar[dict[str, Any]] = {}
 
     @staticmethod
     def register(klass: Class) -> Class:

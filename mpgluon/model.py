@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import namedtuple
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import ndarray as nd, symbol as sym
 from .base import MXNetError
@@ -18,7 +17,14 @@ if TYPE_CHECKING:
 
 __all__ = ["BatchEndParam", "load_checkpoint", "load_params", "save_checkpoint"]
 
-BatchEndParam = namedtuple("BatchEndParams", ["epoch", "nbatch", "eval_metric", "locals"])
+
+class BatchEndParam(NamedTuple):
+    """What callbacks for batches are given."""
+
+    epoch: int
+    nbatch: int
+    eval_metric: Any  # an EvalMetric, or None
+    locals: dict[str, Any] | None
 
 
 def save_checkpoint(

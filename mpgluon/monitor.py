@@ -52,15 +52,15 @@ class Monitor:
         monitor_all: bool = False,
     ) -> None:
         self.interval = interval
-        self.stat_func = stat_func or _mean_size
+        self.stat_func: Callable[[NDArray], Any] = stat_func or _mean_size
         self.sort = sort
         self.monitor_all = monitor_all
         self.activated = False
-        self.queue = []
+        self.queue: list[tuple[int, str, Any]] = []
         self.step = 0
-        self.exes = []
-        self.re_pattern = re.compile(pattern)
-        self.logger = logging.getLogger(__name__)
+        self.exes: list[Executor] = []
+        self.re_pattern: re.Pattern[str] = re.compile(pattern)
+        self.logger: logging.Logger = logging.getLogger(__name__)
 
     def stat_helper(self, name: str, array: NDArray) -> None:
         """What executors call with every array."""

@@ -7,8 +7,7 @@ two parts, and reads and writes arrays as everywhere.
 
 from __future__ import annotations
 
-from collections import namedtuple
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -33,7 +32,13 @@ __all__ = [
     "register",
 ]
 
-OperatorArguments = namedtuple("OperatorArguments", ["narg", "names", "types"])
+
+class OperatorArguments(NamedTuple):
+    """What an op takes: how many inputs and parameters, their names, and the kinds of each."""
+
+    narg: int
+    names: list[str]
+    types: list[str]
 
 
 class CustomOp:
@@ -172,12 +177,16 @@ class CustomCall:
                 f"{', '.join(sorted(_props)) or 'none'} (mx.operator.register)"
             )
         self.op_type = op_type
-        self.params = {key: str(value) for key, value in params.items()}
-        self.prop = self._ask("the constructor", lambda: _props[op_type](**self.params))
-        self.arguments = list(self._ask("list_arguments", self.prop.list_arguments))
-        self.auxiliary = list(self._ask("list_auxiliary_states", self.prop.list_auxiliary_states))
-        self.outputs = list(self._ask("list_outputs", self.prop.list_outputs))
-        self.loss = not self.prop.need_top_grad_
+        self.params: dict[str, str] = {key: str(value) for key, value in params.items()}
+        self.prop: CustomOpProp = self._ask(
+            "the constructor", lambda: _props[op_type](**self.params)
+        )
+        self.arguments: list[str] = list(self._ask("list_arguments", self.prop.list_arguments))
+        self.auxiliary: list[str] = list(
+            self._ask("list_auxiliary_states", self.prop.list_auxiliary_states)
+        )
+        self.outputs: list[str] = list(self._ask("list_outputs", self.prop.list_outputs))
+        self.loss: bool = not self.prop.need_top_grad_
 
     def _ask(self, what, function):
         """What the user's code gives; its mistakes as MXNetError that names the op."""

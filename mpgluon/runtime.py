@@ -12,7 +12,7 @@ class Feature:
 
     def __init__(self, name: str, enabled: bool) -> None:
         self.name = name
-        self.enabled = bool(enabled)
+        self.enabled: bool = bool(enabled)
 
     def __repr__(self) -> str:
         return f"{'✔' if self.enabled else '✖'} {self.name}"

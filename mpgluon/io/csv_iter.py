@@ -90,8 +90,10 @@ class CSVIter(_WholeBatchIter):
             self._label = self._label.reshape((-1,))
         self._round = round_batch
         self._begin = 0  # of the coming batch; beyond the end: of the coming epoch
-        self.provide_data = [DataDesc(data_name, (batch_size, *self._data.shape[1:]), dtype.type)]
-        self.provide_label = [
+        self.provide_data: list[DataDesc] = [
+            DataDesc(data_name, (batch_size, *self._data.shape[1:]), dtype.type)
+        ]
+        self.provide_label: list[DataDesc] = [
             DataDesc(label_name, (batch_size, *self._label.shape[1:]), dtype.type)
         ]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections import deque, namedtuple
-from typing import TYPE_CHECKING
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -22,8 +22,16 @@ if TYPE_CHECKING:
 __all__ = ["DataBatch", "DataDesc", "DataIter", "NDArrayIter", "PrefetchingIter", "ResizeIter"]
 
 
-class DataDesc(namedtuple("DataDesc", ["name", "shape"])):
+class _NameAndShape(NamedTuple):
+    name: str
+    shape: Shape
+
+
+class DataDesc(_NameAndShape):
     """The name and shape of one array of a batch, with its dtype and layout."""
+
+    dtype: DType
+    layout: str | None
 
     def __new__(
         cls, name: str, shape: Sequence[int], dtype: DType = np.float32, layout: str | None = "NCHW"
@@ -88,6 +96,10 @@ class DataBatch:
 class DataIter:
     """The base of iterators over batches. Subclasses define `iter_next`, `getdata`, `getlabel`,
     `getpad`, and `reset`."""
+
+    # Names and shapes of a batch's arrays; subclasses have them.
+    provide_data: list[DataDesc]
+    provide_label: list[DataDesc]
 
     def __init__(self, batch_size: int = 0) -> None:
         self.batch_size = batch_size
@@ -190,11 +202,11 @@ class NDArrayIter(DataIter):
                 "last_batch_handle must be 'pad', 'discard' or 'roll_over', not "
                 f"{last_batch_handle!r}"
             )
-        self.data = _named(data, False, data_name)
-        self.label = _named(label, True, label_name)
+        self.data: list[tuple[str, NDArray]] = _named(data, False, data_name)
+        self.label: list[tuple[str, NDArray]] = _named(label, True, label_name)
         self.layout = layout
         self._axis = layout.find("N")
-        self.num_data = self.data[0][1].shape[0]
+        self.num_data: int = self.data[0][1].shape[0]
         for name, array in (*self.data, *self.label):
             if array.shape[self._axis] < self.num_data and shuffle:
                 raise ValueError(
@@ -203,8 +215,8 @@ class NDArrayIter(DataIter):
                 )
         self.shuffle = shuffle
         self.last_batch_handle = last_batch_handle
-        self.idx = np.arange(self.num_data)
-        self.cursor = -batch_size
+        self.idx: np.ndarray[Any, Any] = np.arange(self.num_data)
+        self.cursor: int = -batch_size
         self._kept = None  # the samples of a last batch that rolls over: (data, labels)
         if last_batch_handle == "discard":
             self._end = self.num_data - self.num_data % batch_size
@@ -327,6 +339,8 @@ class NDArrayIter(DataIter):
 class _WholeBatchIter(DataIter):
     """An iterator whose `iter_next` leaves the batch in `current_batch`."""
 
+    current_batch: Any  # a DataBatch; None before the first
+
     def next(self) -> DataBatch:
         if not self.iter_next():
             raise StopIteration
@@ -365,11 +379,11 @@ class ResizeIter(_WholeBatchIter):
         self.reset_internal = reset_internal
         self.cur = 0
         self.current_batch = None
-        self.provide_data = data_iter.provide_data
-        self.provide_label = data_iter.provide_label
+        self.provide_data: list[DataDesc] = data_iter.provide_data
+        self.provide_label: list[DataDesc] = data_iter.provide_label
         self.batch_size = data_iter.batch_size
         if hasattr(data_iter, "default_bucket_key"):
-            self.default_bucket_key = data_iter.default_bucket_key
+            self.default_bucket_key: Any = data_iter.default_bucket_key
 
     def reset(self) -> None:
         self.cur = 0
@@ -449,13 +463,13 @@ class PrefetchingIter(_WholeBatchIter):
         rename_label: Sequence[dict[str, str]] | None = None,
     ) -> None:
         super().__init__()
-        self.iters = list(iters) if isinstance(iters, (list, tuple)) else [iters]
+        self.iters: list[DataIter] = list(iters) if isinstance(iters, (list, tuple)) else [iters]
         if not self.iters:
             raise ValueError("PrefetchingIter: there are no iterators")
         self.n_iter = len(self.iters)
         self.rename_data = rename_data
         self.rename_label = rename_label
-        self.batch_size = self.provide_data[0][1][0]
+        self.batch_size: int = self.provide_data[0][1][0]
         self.current_batch = None
         self._fetchers = []
         self._ended = False

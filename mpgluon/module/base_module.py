@@ -15,7 +15,6 @@ from ..model import BatchEndParam, split_params
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from logging import Logger
     from typing import Any
 
     from .._core import NDArray
@@ -42,13 +41,13 @@ class BaseModule:
     `backward`, `update`, `update_metric`, `get_outputs`, `get_params` and the descriptions of its
     data."""
 
-    def __init__(self, logger: Logger = logging) -> None:
+    def __init__(self, logger: Any = logging) -> None:
         self.logger = logger
-        self.binded = False
-        self.for_training = False
-        self.inputs_need_grad = False
-        self.params_initialized = False
-        self.optimizer_initialized = False
+        self.binded: bool = False
+        self.for_training: bool = False
+        self.inputs_need_grad: bool = False
+        self.params_initialized: bool = False
+        self.optimizer_initialized: bool = False
         self._symbol = None
 
     @property

@@ -17,13 +17,12 @@ from .module import Module
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from logging import Logger
     from typing import Any
 
     from .._core import NDArray
-    from .._types import Arrays, DataShapes, Devices, Groups
+    from .._types import Arrays, DataShapes, Devices, Groups, Shape
     from ..initializer import Initializer
-    from ..io import DataBatch
+    from ..io import DataBatch, DataDesc
     from ..kvstore import KVStoreBase
     from ..metric import EvalMetric
     from ..monitor import Monitor
@@ -52,7 +51,7 @@ class BucketingModule(BaseModule):
         self,
         sym_gen: Callable[[Any], tuple[Symbol, Sequence[str], Sequence[str]]],
         default_bucket_key: Any = None,
-        logger: Logger = logging,
+        logger: Any = logging,
         context: Devices | None = None,
         work_load_list: Sequence[float] | None = None,
         fixed_param_names: Sequence[str] | None = None,
@@ -110,10 +109,21 @@ class BucketingModule(BaseModule):
             else list(self._generated(self._default_bucket_key)[2] or ())
         )
 
-    data_shapes = property(lambda self: self._bound().data_shapes)
-    label_shapes = property(lambda self: self._bound().label_shapes)
-    output_shapes = property(lambda self: self._bound().output_shapes)
-    symbol = property(lambda self: self._bound().symbol)
+    @property
+    def data_shapes(self) -> list[DataDesc]:
+        return self._bound().data_shapes
+
+    @property
+    def label_shapes(self) -> list[DataDesc] | None:
+        return self._bound().label_shapes
+
+    @property
+    def output_shapes(self) -> list[tuple[str, Shape]]:
+        return self._bound().output_shapes
+
+    @property
+    def symbol(self) -> Symbol | None:
+        return self._bound().symbol
 
     @property
     def output_names(self) -> Sequence[str]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections import namedtuple
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from .. import _core, kvstore as kvstores, ndarray as nd, optimizer as optimizers
 from ..base import MXNetError, itemsize
@@ -18,11 +17,11 @@ from .base_module import BaseModule, copied
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from logging import Logger
     from typing import Any
 
     from .._core import NDArray
     from .._types import Arrays, DataShapes, Devices, Groups, Shape
+    from ..executor import Executor
     from ..initializer import Initializer
     from ..io import DataBatch
     from ..kvstore import KVStoreBase
@@ -36,7 +35,13 @@ __all__ = ["Module"]
 
 
 # What Module._exec_group shows
-ExecutorGroup = namedtuple("ExecutorGroup", ["execs", "contexts", "param_names", "aux_names"])
+class ExecutorGroup(NamedTuple):
+    """The executors of a module, a device each, and the names of what they share."""
+
+    execs: list[Executor]
+    contexts: list[Context]
+    param_names: list[str]
+    aux_names: list[str]
 
 
 def _descs(shapes):
@@ -90,7 +95,7 @@ class Module(BaseModule):
         symbol: Symbol,
         data_names: Sequence[str] = ("data",),
         label_names: Sequence[str] | None = ("softmax_label",),
-        logger: Logger = logging,
+        logger: Any = logging,
         context: Devices | None = None,
         work_load_list: Sequence[float] | None = None,
         fixed_param_names: Sequence[str] | None = None,
@@ -206,9 +211,18 @@ class Module(BaseModule):
         ]
         return sum(array.size * itemsize(array.dtype) for array in arrays)
 
-    data_names = property(lambda self: self._data_names)
-    label_names = property(lambda self: self._label_names, doc="The names of the labels.")
-    output_names = property(lambda self: self._output_names)
+    @property
+    def data_names(self) -> Sequence[str]:
+        return self._data_names
+
+    @property
+    def label_names(self) -> Sequence[str]:
+        """The names of the labels."""
+        return self._label_names
+
+    @property
+    def output_names(self) -> Sequence[str]:
+        return self._output_names
 
     @property
     def data_shapes(self) -> list[DataDesc]:

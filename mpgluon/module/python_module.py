@@ -12,11 +12,10 @@ from .base_module import BaseModule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from logging import Logger
     from typing import Any
 
     from .._core import NDArray
-    from .._types import Arrays, DataShapes
+    from .._types import Arrays, DataShapes, Shape
     from ..initializer import Initializer
     from ..io import DataBatch
     from ..kvstore import KVStoreBase
@@ -45,7 +44,7 @@ class PythonModule(BaseModule):
         data_names: Sequence[str],
         label_names: Sequence[str] | None,
         output_names: Sequence[str],
-        logger: Logger = logging,
+        logger: Any = logging,
     ) -> None:
         super().__init__(logger)
         self._data_names = list(data_names)
@@ -53,12 +52,30 @@ class PythonModule(BaseModule):
         self._output_names = list(output_names)
         self._data_shapes = self._label_shapes = self._output_shapes = None
 
-    data_names = property(lambda self: self._data_names)
-    label_names = property(lambda self: self._label_names, doc="The names of the labels.")
-    output_names = property(lambda self: self._output_names)
-    data_shapes = property(lambda self: self._data_shapes)
-    label_shapes = property(lambda self: self._label_shapes)
-    output_shapes = property(lambda self: self._output_shapes)
+    @property
+    def data_names(self) -> Sequence[str]:
+        return self._data_names
+
+    @property
+    def label_names(self) -> Sequence[str]:
+        """The names of the labels."""
+        return self._label_names
+
+    @property
+    def output_names(self) -> Sequence[str]:
+        return self._output_names
+
+    @property
+    def data_shapes(self) -> list[DataDesc]:
+        return self._data_shapes
+
+    @property
+    def label_shapes(self) -> list[DataDesc] | None:
+        return self._label_shapes
+
+    @property
+    def output_shapes(self) -> list[tuple[str, Shape]]:
+        return self._output_shapes
 
     def bind(
         self,
@@ -160,7 +177,7 @@ class PythonLossModule(PythonModule):
         name: str = "pyloss",
         data_names: Sequence[str] = ("data",),
         label_names: Sequence[str] | None = ("softmax_label",),
-        logger: Logger = logging,
+        logger: Any = logging,
         grad_func: Callable[..., Any] | None = None,
     ) -> None:
         super().__init__(data_names, label_names, [f"{name}_output"], logger)

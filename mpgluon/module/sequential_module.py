@@ -12,7 +12,6 @@ from .base_module import BaseModule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from logging import Logger
     from typing import Any
 
     from .._core import NDArray
@@ -34,7 +33,7 @@ class SequentialModule(BaseModule):
     META_TAKE_LABELS = "take_labels"
     META_AUTO_WIRING = "auto_wiring"
 
-    def __init__(self, logger: Logger = logging) -> None:
+    def __init__(self, logger: Any = logging) -> None:
         super().__init__(logger)
         self._modules = []
         self._metas = []
@@ -66,8 +65,13 @@ class SequentialModule(BaseModule):
         self.binded = self.params_initialized = self.optimizer_initialized = False
         return self
 
-    data_names = property(lambda self: self._modules[0].data_names if self._modules else [])
-    output_names = property(lambda self: self._modules[-1].output_names if self._modules else [])
+    @property
+    def data_names(self) -> Sequence[str]:
+        return self._modules[0].data_names if self._modules else []
+
+    @property
+    def output_names(self) -> Sequence[str]:
+        return self._modules[-1].output_names if self._modules else []
 
     @property
     def data_shapes(self) -> list[DataDesc]:

@@ -10,7 +10,7 @@ from . import _namespaces, _zipfian, random as _random
 from ._control import allclose, boolean_mask, cond, foreach, while_loop  # noqa: F401
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from .._core import Context, NDArray
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _namespaces.fill(_core.ops(), {"contrib": globals()})
 
 
-uniform = _random.uniform
+uniform: Callable[..., NDArray] = _random.uniform
 
 
 def BatchNormWithReLU(

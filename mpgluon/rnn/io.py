@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
+    from .._core import NDArray
     from .._types import DType
 
 
@@ -123,7 +124,7 @@ class BucketSentenceIter(DataIter):
         layout: str = "NT",
     ) -> None:
         super().__init__(batch_size)
-        self.major_axis = layout.find("N")
+        self.major_axis: int = layout.find("N")
         if self.major_axis not in (0, 1):
             raise ValueError(f"BucketSentenceIter: the layout is NT or TN, not {layout!r}")
         if not buckets:
@@ -156,19 +157,24 @@ class BucketSentenceIter(DataIter):
                 "out",
                 dropped,
             )
-        self.buckets = [length for length, kept in zip(buckets, rows) if kept]
+        self.buckets: list[int] = [length for length, kept in zip(buckets, rows) if kept]
         if not self.buckets:
             raise ValueError(
                 "BucketSentenceIter: all sentences are longer than the largest bucket, "
                 f"{buckets[-1]}"
             )
-        self.data = [np.asarray(kept, dtype=dtype) for kept in rows if kept]
-        self.data_name, self.label_name = data_name, label_name
-        self.dtype, self.layout, self.invalid_label = dtype, layout, invalid_label
-        self.default_bucket_key = max(self.buckets)
-        self.provide_data = [self._desc(data_name, self.default_bucket_key)]
-        self.provide_label = [self._desc(label_name, self.default_bucket_key)]
-        self.idx = [
+        self.data: list[np.ndarray[Any, Any]] = [
+            np.asarray(kept, dtype=dtype) for kept in rows if kept
+        ]
+        self.data_name = data_name
+        self.label_name = label_name
+        self.dtype = dtype
+        self.layout = layout
+        self.invalid_label = invalid_label
+        self.default_bucket_key: int = max(self.buckets)
+        self.provide_data: list[DataDesc] = [self._desc(data_name, self.default_bucket_key)]
+        self.provide_label: list[DataDesc] = [self._desc(label_name, self.default_bucket_key)]
+        self.idx: list[tuple[int, int]] = [
             (i, j)
             for i, kept in enumerate(self.data)
             for j in range(0, len(kept) - batch_size + 1, batch_size)
@@ -184,7 +190,8 @@ class BucketSentenceIter(DataIter):
         """Starts over, in a new order."""
         self.curr_idx = 0
         random.shuffle(self.idx)
-        self.nddata, self.ndlabel = [], []
+        self.nddata: list[NDArray] = []
+        self.ndlabel: list[NDArray] = []
         for kept in self.data:
             np.random.shuffle(kept)
             label = np.full_like(kept, self.invalid_label)

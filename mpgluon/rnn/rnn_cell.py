@@ -122,7 +122,7 @@ class BaseRNNCell:
         return self._params
 
     @property
-    def state_info(self) -> list[dict[str, Any]]:
+    def state_info(self) -> Sequence[dict[str, Any]]:
         """What the states are: dicts with shape (0: the batch) and layout."""
         raise NotImplementedError(f"{type(self).__name__} does not define state_info")
 
@@ -257,7 +257,7 @@ class _GatedCell(BaseRNNCell):
         self._hB = self.params.get("h2h_bias")
 
     @property
-    def state_info(self) -> list[dict[str, Any]]:
+    def state_info(self) -> Sequence[dict[str, Any]]:
         return [{"shape": (0, self._num_hidden), "__layout__": "NC"}]
 
     def _products(self, inputs, states, name):
@@ -395,7 +395,7 @@ class LSTMCell(_GatedCell):
         super().__init__(num_hidden, prefix, params, init=LSTMBias(forget_bias=forget_bias))
 
     @property
-    def state_info(self) -> list[dict[str, Any]]:
+    def state_info(self) -> Sequence[dict[str, Any]]:
         return super().state_info * 2
 
     def __call__(self, inputs: Symbol, states: Sequence[Symbol]) -> tuple[Symbol, list[Symbol]]:
@@ -438,8 +438,8 @@ class GRUCell(_GatedCell):
 class _Composite(BaseRNNCell):
     """What cells that are made of others have in common."""
 
-    def __init__(self, params):
-        self._cells = []
+    def __init__(self, params: RNNParams | None) -> None:
+        self._cells: list[Any] = []
         super().__init__("", params)
         self._override_cell_params = params is not None
 
@@ -454,19 +454,19 @@ class _Composite(BaseRNNCell):
         self.params._params.update(cell.params._params)
 
     @property
-    def state_info(self):
+    def state_info(self) -> Sequence[dict[str, Any]]:
         return [info for cell in self._cells for info in cell.state_info]
 
-    def begin_state(self, **kwargs):
+    def begin_state(self, func: Callable[..., Symbol] = sym.zeros, **kwargs: Any) -> list[Symbol]:
         self._check_unmodified()
-        return [state for cell in self._cells for state in cell.begin_state(**kwargs)]
+        return [state for cell in self._cells for state in cell.begin_state(func=func, **kwargs)]
 
-    def unpack_weights(self, args):
+    def unpack_weights(self, args: dict[str, NDArray]) -> dict[str, NDArray]:
         for cell in self._cells:
             args = cell.unpack_weights(args)
         return args
 
-    def pack_weights(self, args):
+    def pack_weights(self, args: dict[str, NDArray]) -> dict[str, NDArray]:
         for cell in self._cells:
             args = cell.pack_weights(args)
         return args
@@ -544,7 +544,7 @@ class DropoutCell(BaseRNNCell):
         The probability.
     """
 
-    state_info = ()
+    state_info: Sequence[dict[str, Any]] = ()
 
     def __init__(
         self, dropout: float, prefix: str = "dropout_", params: RNNParams | None = None
@@ -588,7 +588,7 @@ class ModifierCell(BaseRNNCell):
         return self.base_cell.params
 
     @property
-    def state_info(self) -> list[dict[str, Any]]:
+    def state_info(self) -> Sequence[dict[str, Any]]:
         return self.base_cell.state_info
 
     def _base(self):
@@ -654,7 +654,7 @@ class ZoneoutCell(ModifierCell):
             output = mix(self.zoneout_outputs, output, former)
         if self.zoneout_states:
             following = [mix(self.zoneout_states, new, old) for new, old in zip(following, states)]
-        self.prev_output = output
+        self.prev_output: Symbol | None = output
         return output, following
 
 
