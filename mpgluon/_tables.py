@@ -22,7 +22,7 @@ class Tabular:
 
     def _repr_html_(self) -> str:
         return "".join(
-            f"<div>{html.escape(part.strip())}</div>" if isinstance(part, str) else _table(part)
+            f"<div>{html.escape(part.strip())}</div>" if isinstance(part, str) else html_table(part)
             for part in self._parts()
         )
 
@@ -37,7 +37,7 @@ def aligned(rows: list[tuple[str, ...]]) -> list[str]:
     ]
 
 
-def _table(rows):
+def html_table(rows: list[tuple[str, ...]]) -> str:
     """A table of HTML, aligned as the text is."""
     sides = ["left" if title in _LEFT else "right" for title in rows[0]]
     lines = []

@@ -1,7 +1,11 @@
-"""The table that `Block.summary` prints."""
+"""The table that `Block.summary` prints, and the one that notebooks show."""
+
+import html
 
 from .. import _core, ndarray as nd
-from ._tree import forward_hooks, is_hybridized
+from .._tables import html_table
+from ..base import itemsize
+from ._tree import children, forward_hooks, is_hybridized, own_parameters
 from .utils import shape_is_known
 
 
@@ -61,3 +65,44 @@ def print_summary(net, inputs):
     print(f"Shared params in forward computation graph: {shared}")
     print(f"Unique parameters in model: {total - shared}")
     print("-" * 80)
+
+
+def _elements(param):
+    """How many elements a parameter has; None while its shape is not known."""
+    if not shape_is_known(param.shape):
+        return None
+    elements = 1
+    for length in param.shape:
+        elements *= length
+    return elements
+
+
+def _row(layer, params):
+    """The cells of a layer: its text, devices, parameters and bytes on each device."""
+    placed = [p for p in params if p.arrays is not None or p.deferred_init]
+    devices = dict.fromkeys(str(ctx) for param in placed for ctx in param.list_ctx())
+    counts = [_elements(param) for param in params]
+    if None in counts:
+        return layer, ", ".join(devices), "?", "?"
+    size = sum(count * itemsize(param.dtype) for count, param in zip(counts, params))
+    return layer, ", ".join(devices), f"{sum(counts):,}", f"{size:,}"
+
+
+def html_of(net):
+    """The table of a network's layers, those that have parameters or no children: HTML."""
+    rows, seen = [("layers", "device", "parameters", "bytes")], {}
+
+    def add(block, path):
+        params = list(own_parameters(block).values())
+        seen.update(dict.fromkeys(params))
+        inside = children(block)
+        if params or not inside:
+            text = type(block).__name__ if inside else repr(block)
+            rows.append(_row(f"{path}: {text}" if path else text, params))
+        for name, child in inside.items():
+            add(child, f"{path}.{name}" if path else name)
+
+    add(net, "")
+    if len(rows) > 2:
+        rows.append(_row("all, shared ones once", list(seen)))
+    return f"<div>{html.escape(type(net).__name__)}</div>{html_table(rows)}"

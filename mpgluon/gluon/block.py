@@ -137,6 +137,11 @@ class Block:
         ]
         return self._repr_with(children)
 
+    def _repr_html_(self) -> str:
+        from ._summary import html_of
+
+        return html_of(self)
+
     def __dir__(self) -> list[str]:
         return present(self, super().__dir__())
 

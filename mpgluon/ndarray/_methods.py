@@ -117,6 +117,18 @@ def ___format__(self, spec):
     return format(self.item(), spec) if spec else str(self)
 
 
+def __repr_html_(self):
+    """What notebooks show: the values, those in the middle left out, shape, dtype and device."""
+    import html
+
+    if self._traced:
+        return f"<div>{html.escape(repr(self))}</div>"
+    values = np.array2string(self.asnumpy(), max_line_width=100, threshold=100)
+    shape = " × ".join(map(str, self.shape)) or "no axes"
+    line = f"NDArray {shape}, {_core.dtype_name(self.dtype)}, {self.context}"
+    return f"<pre>{html.escape(values)}</pre><div>{html.escape(line)}</div>"
+
+
 def _tolist(self):
     """The values as nested lists of Python's numbers; waits for them."""
     return self.asnumpy().tolist()
@@ -207,6 +219,7 @@ def add_methods(ops):
         ___format__,
         ___iter__,
         _to_numpy,
+        __repr_html_,
         _tolist,
         _transpose,
         _squeeze,

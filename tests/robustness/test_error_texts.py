@@ -623,3 +623,18 @@ def test_objects_that_say_what_they_are():
     }
     for text, thing in shown.items():
         assert repr(thing) == text
+
+
+def test_what_notebooks_show():
+    net = nn.HybridSequential()
+    net.add(nn.Dense(3, in_units=2), nn.Dropout(0.5), nn.Dense(2))
+    assert ">?<" in net._repr_html_()  # a shape that is not known yet
+    net.initialize(ctx=mx.cpu(1))
+    net(nd.zeros((1, 2), ctx=mx.cpu(1)))
+    page = net._repr_html_()
+    assert "0: Dense(2 -&gt; 3, linear)" in page and "cpu(1)" in page
+    assert ">17<" in page and ">68<" in page  # parameters and bytes of all
+    shown = nd.arange(1000).reshape((10, 100))._repr_html_()
+    assert "..." in shown and shown.endswith("<div>NDArray 10 × 100, float32, cpu(0)</div>")
+    assert "<pre>[]</pre>" in nd.zeros((0, 3))._repr_html_()
+    assert not hasattr(mx.sym.var("x"), "_repr_html_")
