@@ -196,8 +196,8 @@ static mpg_status find_missed(mpg_backward_pass *pass, bool *missed) {
   return MPG_OK;
 }
 
-/* again: where no gradient arrives at leaves that were taken as one, or only at some of them, all
- * begins anew, taking them one by one. */
+/* again: no gradient arrives at a parameter set that was taken as one variable, or only at some of
+ * its variables. The caller starts over with the variables one by one. */
 static mpg_status backward(mpg_backward_pass *pass, head_list *list, bool retain, bool train,
                            bool *again) {
   mpg_graph *graph = &pass->graph;

@@ -40,7 +40,8 @@ static inline mpg_parameter_set *mpg_parameter_set_retain(mpg_parameter_set *lea
   return leaves;
 }
 
-/* What the contents are now, with a reference. Allocates only where an older one is still held. */
+/* The versions of the contents now, with a reference. Allocates only where an older one is still
+ * held. */
 mpg_status mpg_parameter_set_versions(mpg_parameter_set *leaves, mpg_leaf_versions **versions);
 void mpg_leaf_versions_release(mpg_leaf_versions *versions); /* NULL is allowed */
 /* True when no other device may still be reading a gradient. */

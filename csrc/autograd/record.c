@@ -7,7 +7,7 @@
 #include "base/host.h"
 #include "op/placement.h"
 
-/* What a thread does with the ops it calls. One struct, so that a call looks it up once. */
+/* The thread's mode for the ops it calls. One struct, so that a call looks it up once. */
 typedef struct call_mode {
   bool recording, training;
   uint32_t scope;

@@ -327,7 +327,7 @@ mpg_status mpg_backward_pass_run(mpg_backward_pass *pass, const mpg_value *kept,
     }
     release_inputs(pass, node);
   }
-  /* What was kept stays; the rest (head gradients nobody read, unused outputs) goes. */
+  /* Kept values stay; the rest (head gradients nobody read, unused outputs) goes. */
   for (size_t i = 0; i < graph->num_values; i++)
     if (!pass->uses[i] || pass->targets[i]) mpg_array_clear(&pass->arrays[i]);
   return MPG_OK;

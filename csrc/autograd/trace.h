@@ -80,7 +80,7 @@ mpg_status mpg_trace_pause_value(mpg_trace *trace, mpg_value *value);
  * call). */
 bool mpg_trace_takes(const mpg_array *array);
 
-/* What is traced from here to the end is one region, computed again in the backward phase
+/* Nodes traced from here to the end are one region, computed again in the backward phase
  * (graph/gradient/recompute.h). False, and nothing begins, where no trace is active or a region has
  * begun already. */
 bool mpg_trace_begin_region(void);

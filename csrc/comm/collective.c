@@ -64,7 +64,7 @@ static bool same_device(mpg_device_id a, mpg_device_id b) {
   return a.type == b.type && a.index == b.index;
 }
 
-/* What is in the slot, on that device: the slot itself where it is there. */
+/* The slot's array on that device: the slot itself where it is there. */
 static mpg_status move(mpg_comm_plan *plan, uint32_t from, mpg_device_id device, uint32_t *to) {
   *to = from;
   mpg_desc desc = plan->slots[from].desc;

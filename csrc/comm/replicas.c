@@ -88,7 +88,7 @@ static mpg_status make_job(const mpg_replicas *r, job **result) {
   return MPG_OK;
 }
 
-/* What is to be queued. The arrays are held: while it waits, others may give them other memory. */
+/* The work to queue. The arrays are held: while it waits, others may give them other memory. */
 typedef struct queued_sums {
   job *work;
   mpg_array_use *uses; /* owned references */

@@ -209,7 +209,7 @@ static mpg_status take_step(const mpg_loop *loop, mpg_loop_space *space, mpg_arr
   return MPG_OK;
 }
 
-/* Other threads of the host have their turn, and so has the user who wants to stop. */
+/* Releases the host lock for a moment and checks for Ctrl-C. */
 static mpg_status let_others_in(void) {
   mpg_host_acquire_lock(mpg_host_release_lock());
   return mpg_host_check_interrupt();

@@ -182,7 +182,7 @@ static mpg_status try_choice(chooser *ch, choice choice, bool *fits) {
   return MPG_OK;
 }
 
-/* The least amount that fits, given that all of choice->amount does. */
+/* Binary search for the smallest amount that fits; choice->amount does. */
 static mpg_status reduce(chooser *ch, choice *choice) {
   size_t low = 1, high = choice->amount;
   while (low < high) {

@@ -59,7 +59,7 @@ typedef struct mpg_point {
   bool data; /* this work reads what was written at the point, so it fails if that failed */
 } mpg_point;
 
-/* What running work may know and ask for. Lives on the worker's stack. */
+/* The context of running work. Lives on the worker's stack. */
 typedef struct mpg_run {
   mpg_device *device;
   int num_threads;             /* threads this work may use */
@@ -169,7 +169,7 @@ typedef struct mpg_backend {
 
 enum { MPG_CAPTURE_KEYS = 64 }; /* random keys that a capture may have */
 
-/* What is kept of a submission for looking back: where the queue stands, and who stands there. */
+/* The record of a submission by which the status of the queue is told. */
 typedef struct mpg_submitted {
   mpg_tick last;
   const char *name;

@@ -39,8 +39,8 @@ static mpg_cause no_memory_cause = {
     .status = MPG_HOST_OUT_OF_MEMORY,
     .text = "work failed, and there was no memory left to keep what its error said"};
 
-/* What mpg_device_failure gave last to this thread, which runs work: when that work passes it on,
- * the cause stays the same. */
+/* The latest failure that mpg_device_failure gave to this worker thread: when its work passes the
+ * failure on, the cause stays the same. */
 static _Thread_local const mpg_cause *passed_on;
 
 void mpg_failures_forget_passed_on(void) { passed_on = NULL; }
@@ -79,7 +79,7 @@ static size_t range_at(const struct mpg_failures *failures, mpg_tick tick) {
   return low;
 }
 
-/* What the device itself has found wrong since. */
+/* Adds failures that the device itself has reported since. */
 static void hear_reports(mpg_device *device) {
   if (device->raised && atomic_load_explicit(device->raised, memory_order_acquire))
     device->backend->collect(device);

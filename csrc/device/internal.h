@@ -1,4 +1,4 @@
-/* What the files of csrc/device share among themselves; nobody above includes it.
+/* Internals shared by the files of csrc/device; no other layer includes it.
  *
  * Failures: per device, ranges of ticks that failed, each with a cause; a cause is shared by all
  * ranges it spread to. Tasks: a submission as the backends keep it. Threads: as said at each

@@ -48,8 +48,8 @@ void mpg_oversubscription_judge(mpg_oversubscription_state *s, int64_t now, uint
 
 /* --- Short spins ------------------------------------------------------------------------------ */
 
-/* libgomp spins shortly while it has more threads than the machine has processors (GOMP_SPINCOUNT
- * in its manual). A team that sleeps makes it so. */
+/* libgomp shortens its spinning while it has more threads than the machine has processors
+ * (GOMP_SPINCOUNT in its manual). A team of sleeping threads raises the count above that. */
 struct mpg_short_spin {
   pthread_t thread;
   pthread_mutex_t mutex;

@@ -21,7 +21,7 @@ typedef enum mpg_team_spin {
   MPG_TEAM_SPIN_SHORT
 } mpg_team_spin; /* MPGLUON_TEAM_SPIN */
 
-/* What is known of a worker, apart from where it is read and what follows from it. */
+/* The state of the detection for one worker: samples and decisions, no system calls. */
 typedef struct mpg_oversubscription_state {
   int64_t looked_ns; /* 0: never */
   uint64_t ran_ns, waited_ns;

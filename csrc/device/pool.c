@@ -440,7 +440,7 @@ mpg_status mpg_pool_set_limit(mpg_pool *pool, size_t limit) {
   return limit ? shrink(pool, limit, true, true) : MPG_OK;
 }
 
-/* What is cached can be given back by the host alone, so scratch may go beyond the limit by as
+/* Only the host can give cached blocks back, so scratch may go beyond the limit by as
  * much; the host trims at its next allocation. */
 mpg_status mpg_pool_resize_scratch(mpg_pool *pool, size_t size) {
   size_t bound = GET(limit), old = GET(scratch), in_use;

@@ -56,7 +56,7 @@ void mpg_pool_destroy(mpg_pool *pool);
  * has collected its garbage, which lets others in. */
 mpg_status mpg_pool_alloc(mpg_pool *pool, size_t size, bool host_access, mpg_block *block);
 void mpg_pool_free(mpg_pool *pool, const mpg_block *block);
-/* What a block of `size` bytes really takes. */
+/* The bytes that a block of `size` bytes takes. */
 size_t mpg_pool_block_size(size_t size);
 
 /* Gives cached blocks back to the system; waits for those still in use by queued work when `wait`.

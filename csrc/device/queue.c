@@ -292,8 +292,8 @@ static bool shares_core(mpg_queue *queue) {
   return core && core == mpg_this_core();
 }
 
-/* Looks for work for a while. An idle worker does that as long as it was worth it lately, and on
- * another core than who calls. */
+/* Spins for queue->spin_ns while the queue is empty, unless the worker shares a core with the
+ * thread that submits work. */
 static void spin(mpg_queue *queue, int64_t begin) {
   if (mpg_idle_spin_begin()) do
       for (int i = 0; i < 32 && mpg_queue_empty(queue); i++) mpg_cpu_pause();
@@ -308,8 +308,8 @@ mpg_record *mpg_queue_next(mpg_queue *queue) {
     int64_t begin = mpg_clock_ns();
     spin(queue, begin);
     if (mpg_queue_empty(queue)) sleep_until_work(queue);
-    /* Would it have come within the limit? What it took to wake up counts, too: so that the limit
-     * is not met by much. */
+    /* The next spin is as long as the limit where work came within it. Twice the limit, because
+     * waking up took time, too; otherwise half as long as this one. */
     queue->spin_ns = mpg_clock_ns() - begin < 2 * limit ? limit : queue->spin_ns / 2;
     if (queue->spin_ns < SPIN_MIN_NS) queue->spin_ns = SPIN_MIN_NS;
   } else if (mpg_queue_empty(queue)) {

@@ -10,7 +10,7 @@ static void discard(const mpg_task *task) {
   if (task->submission.discard) task->submission.discard((void *)task->submission.payload);
 }
 
-/* What a task has signalled stays good when it fails later. */
+/* Ticks that a task has signalled stay good when it fails later. */
 static mpg_tick first_unsignalled(mpg_device *device, const mpg_task *task) {
   mpg_tick done = device->backend->issued
                       ? device->backend->issued(device)

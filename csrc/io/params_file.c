@@ -54,7 +54,7 @@ typedef struct reader {
   size_t array; /* number of the array being read, for errors */
 } reader;
 
-/* What is known of an array after the walk. */
+/* The description of an array that the walk found. */
 typedef struct found_array {
   mpg_desc desc;
   mpg_device_id saved_on;

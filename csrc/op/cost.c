@@ -1,4 +1,4 @@
-/* What ops cost that have no product in them, and seconds of a cost. See op.h. */
+/* Costs of ops without products, and seconds of a cost. See op.h. */
 #include "op/infer.h"
 
 static double size_of(const mpg_desc *desc) { return (double)mpg_shape_size(&desc->shape); }

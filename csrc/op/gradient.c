@@ -1,4 +1,4 @@
-/* What gradient formulas are written with. */
+/* Helpers for gradient formulas. */
 #include <stdio.h>
 #include <string.h>
 

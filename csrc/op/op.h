@@ -40,7 +40,7 @@ mpg_status mpg_infer_fail(const mpg_infer *infer, const char *format, ...)
     __attribute__((format(printf, 2, 3), cold));
 
 /* --- Cost ------------------------------------------------------------------------------------- */
-/* What a call costs, worked out of the descs of its inputs and outputs and its parameters: for
+/* The cost of a call, worked out of the descs of its inputs and outputs and its parameters: for
  * choices between ways to compute the same (what is computed again, which order), which are made
  * alike on all machines. `call` has been inferred. Bounds of the numbers are not: a product that
  * has another kernel on some device counts as the op says. */
@@ -68,7 +68,7 @@ static inline bool mpg_has_value(mpg_value value) { return value.node != UINT32_
 
 typedef struct mpg_gradient mpg_gradient;
 
-/* What a graph under construction offers to gradient formulas; implemented by csrc/graph. */
+/* The graph under construction as gradient formulas see it; implemented by csrc/graph. */
 typedef struct mpg_builder {
   /* Appends a node; fills outputs[num_outputs of the op]. The device is that of the inputs, or
    * `like`'s without inputs. */

@@ -31,7 +31,7 @@ static const mpg_op ops[] = {
 #undef MPG_OP_ROW
 _Static_assert(sizeof ops / sizeof *ops == MPG_OP_COUNT, "one row an op");
 
-/* What the input and output texts of a row say. */
+/* The input and output texts of a row, parsed. */
 typedef struct signature {
   int num_inputs, num_outputs;
   bool variadic, variadic_outputs;

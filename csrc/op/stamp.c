@@ -1,4 +1,4 @@
-/* What a library of kernels must have in common with the core; compiled into both. */
+/* The stamp that a library of kernels must have in common with the core; compiled into both. */
 #include "device/gpu/gpu.h"
 #include "op/fused.h"
 

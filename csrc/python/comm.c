@@ -5,7 +5,7 @@
 
 #include "python/core.h"
 
-/* What a call asks for, taken from Python objects. */
+/* The request of a call, taken from Python objects. */
 typedef struct request {
   mpg_comm_request r;
   const char *transport;

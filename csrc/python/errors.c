@@ -72,7 +72,7 @@ int mpg_py_errors_init(PyObject *module) {
 PyObject *mpg_py_raise(mpg_status status) {
   MPG_ASSERT(status > MPG_OK && status < MPG_STATUS_COUNT);
   if (status == MPG_INTERRUPTED || status == MPG_HOST_EXCEPTION) {
-    /* Whoever stopped the core left the exception here; without one, it was the user's Ctrl-C. */
+    /* The exception that stopped the core; without one, it was the user's Ctrl-C. */
     if (!PyErr_Occurred()) {
       if (status == MPG_INTERRUPTED)
         PyErr_SetNone(PyExc_KeyboardInterrupt);

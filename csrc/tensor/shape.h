@@ -14,7 +14,7 @@ typedef struct mpg_shape {
                                  compared as bytes */
 } mpg_shape;
 
-/* What inference works on and graphs store for a value. */
+/* Shape and dtype, as inference works on them and graphs store them for a value. */
 typedef struct mpg_desc {
   mpg_shape shape;
   mpg_dtype dtype;

@@ -17,7 +17,7 @@ typedef struct mpg_storage {
   int32_t references;
   uint32_t version; /* 0: never written, so whatever work the block's uses tell of was not for this
                        storage */
-  bool watched;     /* somebody keeps what was made of its contents: writes are counted */
+  bool watched;     /* a cache depends on its contents: writes are counted */
   bool tracked;     /* reads by other devices are counted */
   bool exposed;     /* others hold its address and may write without a word: memory from outside, or
                        given out (DLPack) */

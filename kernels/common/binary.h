@@ -1,4 +1,4 @@
-/* What the formulas of binary.def are made of, for every backend. Stateless; any thread. */
+/* Building blocks of the formulas of binary.def, for every backend. Stateless; any thread. */
 #ifndef KERNELS_COMMON_BINARY_H
 #define KERNELS_COMMON_BINARY_H
 

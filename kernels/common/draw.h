@@ -1,5 +1,5 @@
-/* What random draws are made of, for every backend; kernels/cpu/math/random.c documents the scheme.
- * Define MPG_MATH_WITHOUT_FMA before. Stateless; any thread. */
+/* Building blocks of random draws, for every backend; kernels/cpu/math/random.c documents the
+ * scheme. Define MPG_MATH_WITHOUT_FMA before. Stateless; any thread. */
 #ifndef KERNELS_COMMON_DRAW_H
 #define KERNELS_COMMON_DRAW_H
 
@@ -41,7 +41,7 @@ typedef enum mpg_distribution {
   MPG_DRAW_INTEGERS
 } mpg_distribution;
 
-/* What is drawn from: a and b as mpg_draw takes them; integers of [low, low + span). */
+/* A distribution: a and b as mpg_draw takes them; integers of [low, low + span). */
 typedef struct mpg_law {
   mpg_distribution kind;
   double a, b;

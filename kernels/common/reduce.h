@@ -1,4 +1,4 @@
-/* What reductions and broadcasting come down to, on every backend. Stateless; any thread. */
+/* Reductions and broadcasting in their plainest form, for every backend. Stateless; any thread. */
 #ifndef KERNELS_COMMON_REDUCE_H
 #define KERNELS_COMMON_REDUCE_H
 
@@ -71,7 +71,7 @@ static inline mpg_runs mpg_runs_of(const mpg_shape *shape, const bool *reduced) 
   return r;
 }
 
-/* What lies around run `run`, once those behind it have been reduced: the source is (outer, its
+/* The sizes around run `run`, once those behind it have been reduced: the source is (outer, its
  * size, inner). */
 static inline void mpg_runs_around(const mpg_runs *r, int run, int64_t *outer, int64_t *inner) {
   *outer = *inner = 1;

@@ -1,4 +1,4 @@
-/* What the formulas of unary.def are made of, for every backend. Stateless; any thread. */
+/* Building blocks of the formulas of unary.def, for every backend. Stateless; any thread. */
 #ifndef KERNELS_COMMON_UNARY_H
 #define KERNELS_COMMON_UNARY_H
 

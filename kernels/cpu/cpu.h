@@ -1,6 +1,6 @@
-/* What CPU kernels share. Each file here is compiled once per instruction set (MPG_ISA: base, v3,
- * v4), so every symbol that is not static carries the set's name: define kernels with
- * MPG_CPU_KERNEL(name), other shared functions with MPG_CPU_NAME(name).
+/* Declarations that CPU kernels share. Each file here is compiled once per instruction set
+ * (MPG_ISA: base, v3, v4), so every symbol that is not static carries the set's name: define
+ * kernels with MPG_CPU_KERNEL(name), other shared functions with MPG_CPU_NAME(name).
  *
  * Threads: a kernel runs on the worker of its device, or inline on the host with num_threads 1. Two
  * devices run at the same time, so kernels keep no state but in call->device.
@@ -21,7 +21,7 @@
 #include "op/ops.def"
 #undef MPG_OP_ROW
 
-/* What a compiler is told of the loop that follows: to write out n steps at a time; that no step
+/* Hints to the compiler for the loop that follows: to write out n steps at a time; that no step
  * reads what another one writes. */
 #define MPG_PRAGMA(text) _Pragma(#text)
 #ifdef __clang__

@@ -1,5 +1,5 @@
-/* What GPU kernels (.cu files) share: the interface of a kernel, launching, element types, blocks
- * and warps.
+/* Declarations that GPU kernels (.cu files) share: the interface of a kernel, launching, element
+ * types, blocks and warps.
  *
  * A kernel of the op table is a function of the host that launches kernels of the device on
  * call->stream and returns. It does not wait, and reads no array. See docs/cuda.md for how to write

@@ -43,7 +43,7 @@ static inline float mpg_half_of_pair(uint32_t pair, int which) {
   value.bits = (uint16_t)(which ? pair >> 16 : pair);
   return mpg_to<float>(value);
 }
-/* What another lane has at hand; until the warp meets again. */
+/* A value of another lane; until the warp meets again. */
 template <class T>
 static __device__ inline const T *mpg_of_lane(const T *own, int lane) {
   return (const T *)(uintptr_t)__shfl_sync(0xffffffffu, (unsigned long long)(uintptr_t)own, lane);

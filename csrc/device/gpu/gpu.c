@@ -378,7 +378,7 @@ static mpg_status usable(mpg_device *device) {
   return MPG_OK;
 }
 
-/* What a call of the driver says, once it is known whether the device is lost. */
+/* Adds to the driver's error that the device is lost, where it is. */
 static mpg_status note_loss(mpg_device *device, mpg_status status) {
   if (status != MPG_OK && status != MPG_DEVICE_OUT_OF_MEMORY) {
     char text[512];

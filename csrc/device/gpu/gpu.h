@@ -20,9 +20,9 @@
 
 typedef struct mpg_gpu mpg_gpu; /* the driver's state of one (logical) device */
 
-/* What kernels find wrong with their inputs when they run. Host memory, which the card writes in
- * the order of the work: the report first, `raised` then, and `completed` behind the work. Pointers
- * are the host's. */
+/* Device-side assertions: errors that kernels find in their inputs. Host memory, which the card
+ * writes in the order of the work: the report first, `raised` then, and `completed` behind the
+ * work. Pointers are the host's. */
 enum { MPG_GPU_REPORTS = 64 };
 typedef struct mpg_gpu_report {
   const char *format; /* for mpg_fail: of the op's name (%s) and four int64_t (%lld); as long-lived
@@ -37,7 +37,7 @@ typedef struct mpg_gpu_reports {
   mpg_gpu_report list[MPG_GPU_REPORTS];
 } mpg_gpu_reports;
 
-/* What the library may ask of the core. */
+/* Services of the core for the library. */
 typedef struct mpg_gpu_services {
   mpg_status (*fail)(mpg_status code, const char *format, va_list arguments);
   const char *(*error_text)(void);
@@ -100,8 +100,8 @@ typedef struct mpg_gpu_driver {
   const char *(*describe)(mpg_gpu *gpu); /* "NVIDIA H100 80GB HBM3 (compute capability 9.0)" */
 } mpg_gpu_driver;
 
-/* What the library exports, as mpg_gpu_library_open. `stamp` tells builds from different sources
- * apart. */
+/* The table that the library exports, by mpg_gpu_library_open. `stamp` tells builds from different
+ * sources apart. */
 typedef struct mpg_gpu_library {
   uint64_t stamp;
   const mpg_gpu_driver *driver;

@@ -1,5 +1,5 @@
-/* What a GPU has issued lately: to say what was running when the device was lost, and which work
- * depends on checks whose outcome is not known.
+/* A log of the work a GPU has issued lately: to say what was running when the device was lost, and
+ * which work depends on checks whose outcome is not known.
  *
  * A check is what work asks of its inputs on the card itself (an index that must be in range). Its
  * outcome comes with the work's completion, when work that depends on it may have been issued: each

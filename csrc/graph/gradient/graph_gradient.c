@@ -55,7 +55,7 @@ static mpg_status node_gradient(pass *p, uint32_t number) {
   graph->origin = node.origin;
   graph->region = node.region;
   if (node.opaque) {
-    /* What has been summed up for an input goes in, the sum comes out: so a call adds up its
+    /* The sum so far for an input goes in, the new sum comes out: so a call adds up its
      * contributions as its ops would. */
     uint32_t call;
     for (uint32_t i = 0; i < node.num_inputs; i++) {

@@ -97,7 +97,7 @@ static void want(walker *w, uint32_t node) {
   w->stack[w->depth++] = node;
 }
 
-/* Where regions end. */
+/* Marks the values where regions end. */
 static void find_border(walker *w, mpg_value value, uint32_t region, bool *saved) {
   (void)saved;
   uint32_t own = w->graph->nodes[value.node].region;
@@ -108,7 +108,7 @@ static void find_border(walker *w, mpg_value value, uint32_t region, bool *saved
     w->kept[mpg_value_index(w->graph, value)] = true;
 }
 
-/* What is read, given where regions end. */
+/* Marks the values that are read, given where regions end. */
 static void find_read(walker *w, mpg_value value, uint32_t region, bool *saved) {
   (void)region;
   uint32_t index = mpg_value_index(w->graph, value);

@@ -1,4 +1,4 @@
-/* What the nodes of a graph cost. */
+/* Costs of the nodes of a graph. */
 #include <string.h>
 
 #include "graph/ir/graph.h"

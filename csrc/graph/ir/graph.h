@@ -67,7 +67,7 @@ typedef struct mpg_graph {
   size_t descs_capacity;
   mpg_arena arena; /* params */
   uint32_t num_random;
-  /* What newly emitted nodes are given. */
+  /* Fields of newly emitted nodes. */
   uint32_t scope, origin, region;
   uint8_t phase;
   bool train;

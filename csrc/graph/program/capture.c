@@ -217,7 +217,8 @@ static mpg_status capture(mpg_run *run, const mpg_call_frame *frame, const mpg_p
   return MPG_OK;
 }
 
-/* What cannot be captured twice in a row never will be: the piece is cut there. */
+/* An instruction that cannot be captured twice in a row is never tried again: the captured segment
+ * ends before it. */
 static void learn(const mpg_program *program, mpg_captured_segment *piece, uint32_t failed_before) {
   struct mpg_captures *replays = program->replays;
   bool again = piece->failed != UINT32_MAX && piece->failed == failed_before;

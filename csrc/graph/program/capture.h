@@ -36,7 +36,7 @@ void mpg_captures_free(mpg_program *program);
  * NULL: it gets it with the call. */
 mpg_status mpg_program_issue(mpg_run *run, const mpg_call_frame *frame, const mpg_program *program,
                              const mpg_instruction *instruction, const mpg_random_key *random_at);
-/* What a random one draws with in this call. */
+/* The random key of an instruction in this call. */
 mpg_random_key mpg_program_key(const mpg_call_frame *frame, const mpg_program *program,
                                const mpg_instruction *instruction);
 

@@ -15,9 +15,9 @@ static bool reads_storage(const mpg_launching *call, const mpg_access *access) {
                            mpg_tensor_is_part(&call->parts[access->part][access->index]));
 }
 
-/* What a segment must wait for. A fixed array that is only read, or only written while no other
- * device reads it, needs no look, unless work has failed there: what used it before ran on this
- * device. */
+/* Collects the points that a segment must wait for. A fixed array that is only read, or only
+ * written while no other device reads it, needs no look, unless work has failed there: what used it
+ * before ran on this device. */
 static mpg_status collect_points(const mpg_program_set *set, const mpg_program_segment *segment,
                                  const mpg_launching *call, bool unread, mpg_point_list *points) {
   const mpg_device *device = set->programs[segment->slot].device;
@@ -232,7 +232,7 @@ static mpg_status resolve_bases(mpg_staged_call *staged_call, const mpg_program_
   return MPG_OK;
 }
 
-/* What the segment waits for must be queued already. */
+/* Segments that this one waits for must be queued already. */
 static mpg_status check_waits(const mpg_staged_call *staged_call,
                               const mpg_program_segment *segment) {
   const mpg_program_set *set = staged_call->frame->set;

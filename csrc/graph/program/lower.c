@@ -100,7 +100,7 @@ static mpg_status add_operand(lowering *l, uint32_t slot, mpg_value value, bool 
 static mpg_status wait_for(lowering *l, uint32_t slot, mpg_value value) {
   const struct arrival *arrival = &l->arrivals[l->plan->roots[mpg_value_index(l->graph, value)]];
   if (arrival->source == UINT32_MAX || arrival->source == slot) return MPG_OK;
-  /* What is pushed into a device's memory counts as written by its own program too, which waits for
+  /* A push into a device's memory counts as a write by that device's program too, which waits for
    * it. */
   MPG_TRY(note_access(l, slot, l->plan->locations[mpg_value_index(l->graph, value)].base, false,
                       true, false));

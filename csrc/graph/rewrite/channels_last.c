@@ -358,7 +358,7 @@ static bool leaky_relu(mpg_rewrite *r, const mpg_node *node) {
   return true;
 }
 
-/* What stands for a copy where a program moves an array to the device it is on. */
+/* An identity: a copy to the device that the array is on already. */
 static bool identity(mpg_rewrite *r) {
   const mpg_shape *from =
                       &mpg_rewrite_desc(r, mpg_rewrite_input(r, mpg_rewrite_shown(r), 0))->shape,

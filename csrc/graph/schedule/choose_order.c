@@ -59,7 +59,7 @@ typedef struct limits {
   uint32_t count;
 } limits;
 
-/* What of a fusion is tried: its groups, and which of their nodes stay unfused for now. */
+/* A trial of a fusion: its groups, and which of their nodes stay unfused for now. */
 typedef struct trial {
   const mpg_plan_request *plain;
   limits limits;

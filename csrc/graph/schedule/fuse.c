@@ -321,7 +321,7 @@ static mpg_status put_group(fuser *f, mpg_open_group *g, uint32_t number, mpg_or
   return MPG_OK;
 }
 
-/* Marks as internal, and notes the group of, what members make that is neither kept nor a result.
+/* Notes the group that makes each value, and marks values that are neither kept nor results.
  */
 static void find_made(const fuser *f, mpg_order *fused, uint32_t *made_by) {
   const mpg_graph *graph = f->graph;
@@ -339,8 +339,8 @@ static void find_made(const fuser *f, mpg_order *fused, uint32_t *made_by) {
     fusion->internal[mpg_value_index(graph, graph->outputs[i])] = false;
 }
 
-/* What members make is internal where it is neither kept nor read by others. From the end, so that
- * a view's users are seen before its source. */
+/* A value of a member is internal where it is neither kept nor read by others. From the end, so
+ * that a view's users are seen before its source. */
 static mpg_status find_internal(const fuser *f, mpg_order *fused) {
   const mpg_graph *graph = f->graph;
   mpg_fusion *fusion = fused->fusion;

@@ -81,7 +81,7 @@ mpg_fuse_kind mpg_fuse_kind_of(const mpg_graph *graph, const mpg_node *node);
 bool mpg_fuse_product(const mpg_graph *graph, const mpg_node *node,
                       mpg_product *product); /* of a PRODUCER */
 
-/* What a node does on its own domain: bits per input, then per output. */
+/* How a node acts on its own domain: bits per input, then per output. */
 typedef struct mpg_fuse_action {
   mpg_domain domain;
   uint32_t num_inputs;  /* whose contents are read */

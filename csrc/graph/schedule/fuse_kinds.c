@@ -1,4 +1,5 @@
-/* What nodes are to fusion: maps, reductions, views and products, and how they act on a domain. */
+/* Kinds of nodes for fusion: maps, reductions, views and producers, and how they act on a domain.
+ */
 #include "graph/schedule/fuse.h"
 #include "op/math/reduce.h"
 

@@ -1,5 +1,4 @@
-/* The batching rules of a graph's nodes, one after the other: does it do on parts of a batch what
- * it does on the whole? */
+/* Checks that a graph can be split along the batch, by the batching rules of its nodes. */
 #include "graph/schedule/micro_batching.h"
 
 #include <string.h>

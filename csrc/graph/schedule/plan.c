@@ -311,8 +311,8 @@ typedef struct space {
   item_list list;
 } space;
 
-/* What lies in a block: saved values of the forward phase, for as long as they are read; or what is
- * pushed into a lane. */
+/* Enters the memory in use in a block: saved values of the forward phase, for as long as they are
+ * read; or values pushed into a lane. */
 static mpg_status occupy(planner *p, space *space) {
   mpg_plan *plan = p->plan;
   bool old = space->block < plan->first_block;

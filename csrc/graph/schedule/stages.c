@@ -70,7 +70,7 @@ static uint32_t device_number(mpg_device_id *devices, uint32_t *count, mpg_devic
   return (*count)++;
 }
 
-/* What no other device waits for is done with what the device does next. */
+/* A stage that sends nothing joins the device's next one. */
 static void merge_depths(staging *s, const uint32_t *device_of, uint32_t num_devices,
                          uint32_t *next) {
   size_t row = (size_t)s->max_depth + 1;

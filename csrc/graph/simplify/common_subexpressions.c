@@ -48,7 +48,7 @@ static bool same_desc(const mpg_desc *a, const mpg_desc *b) {
 }
 
 /* One phase and one region: a value of another would have to be kept until this one reads it.
- * What was one node when regions were given out (recompute_budget.c) stays one. */
+ * Nodes that were one when regions were given out (recompute_budget.c) stay one. */
 static bool same_node(const mpg_graph *graph, uint32_t number_a, uint32_t number_b) {
   const mpg_node *a = &graph->nodes[number_a], *b = &graph->nodes[number_b];
   if (a->op != b->op || a->num_inputs != b->num_inputs || a->num_outputs != b->num_outputs ||

@@ -4,8 +4,7 @@
 
 #include "graph/ir/analysis.h"
 
-/* What a call's inputs make of a value. VIEW: a view of a fixed input, which lies where that does,
- * whoever reads it. */
+/* How a value depends on a call's inputs. VIEW: a view of a fixed input, in that input's memory. */
 typedef enum state { VARIES, FIXED, VIEW, HOISTED } state;
 
 /* Packed weights are always: they have room for blocks that small ones do not fill. */

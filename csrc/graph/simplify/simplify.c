@@ -46,8 +46,8 @@ static bool reads_written(const state *s, const mpg_node *node) {
   return false;
 }
 
-/* What is written is not what it was before. Outputs that are arrays of their own stay apart from
- * each other and from inputs. */
+/* A value whose memory is written is not replaced: it changes. Outputs that are arrays of their own
+ * stay apart from each other and from inputs. */
 static bool may_replace(state *s, uint32_t n, mpg_value by) {
   uint32_t root = s->root[by.node];
   if (s->written[s->root[n]] || s->written[root] || reads_written(s, &s->graph->nodes[n]))

@@ -172,7 +172,7 @@ mpg_status mpg_batching_slice_like(mpg_batching *b) {
   return cut(b, 0, own, 0, b->outputs[0].shape.dims[own], 1);
 }
 
-/* What is written into must be all rows. */
+/* The part that is written must be all rows. */
 mpg_status mpg_batching_slice_assign(mpg_batching *b) {
   PARAMS(slice);
   mpg_region region;

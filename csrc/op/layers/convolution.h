@@ -35,8 +35,8 @@ typedef struct mpg_convolution {
   mpg_window window;
 } mpg_convolution;
 
-/* What a Convolution, Deconvolution or Pooling's parameter `layout` means; -1 (None) is
- * channels-first. */
+/* The layout that the parameter `layout` of Convolution, Deconvolution or Pooling names; -1 (None)
+ * is channels-first. */
 mpg_layout mpg_layout_of(int param);
 /* The shape with its last axis moved behind the first, and the other way round. */
 mpg_shape mpg_channels_first(const mpg_shape *shape);
@@ -69,8 +69,7 @@ void mpg_convolution_set(mpg_convolution *c, mpg_layout layout, const mpg_shape 
  */
 mpg_layout mpg_convolution_layout(const mpg_op *op, const void *params);
 /* A packed weight (op/layers/packed.h) has room for layouts in blocks of 16 and 64 channels. */
-/* What a convolution's parameters have in common with those of its packed form; the rest is as by
- * default. */
+/* The packed form's parameters from a convolution's; those that it does not have are defaults. */
 void mpg_packed_params_from(mpg_packed_convolution_params *to, const mpg_convolution_params *from);
 void mpg_packed_params_to(const mpg_packed_convolution_params *from, mpg_convolution_params *to);
 int64_t mpg_packed_elements(const mpg_packed_convolution_params *p, int64_t channels);

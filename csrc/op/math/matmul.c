@@ -378,7 +378,7 @@ mpg_cost mpg_cost_fully_connected(const mpg_infer *call) {
                          (double)((const mpg_fully_connected_params *)call->params)->num_hidden);
 }
 
-/* What is summed over has as many elements in A as the result's rows have in it. */
+/* The summed axes of A have as many elements as the result's rows have in it. */
 mpg_cost mpg_cost_linalg_gemm(const mpg_infer *call) {
   double a = elements(&call->inputs[0]),
          columns = (double)call->outputs[0].shape.dims[call->outputs[0].shape.ndim - 1];

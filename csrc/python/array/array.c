@@ -73,7 +73,7 @@ mpg_array *mpg_py_expect_array(PyObject *object, const char *what) {
   return NULL;
 }
 
-/* What to do instead of reading a value while a block is traced. */
+/* Advice for code that reads a value while a block is traced. */
 static const char *other_way(const char *what) {
   static const struct {
     const char *what, *way;

@@ -1,4 +1,4 @@
-/* What Python is told of compiled calls: their programs, instructions, copies and memory. */
+/* Descriptions of compiled calls for Python: their programs, instructions, copies and memory. */
 #include "python/graph/describe.h"
 
 #include "graph/program/lower_fused.h"

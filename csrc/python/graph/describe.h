@@ -1,4 +1,4 @@
-/* What Python is told of compiled calls. New references, NULL with an exception; host lock. */
+/* Descriptions of compiled calls for Python. New references, NULL with an exception; host lock. */
 #ifndef MPG_PYTHON_GRAPH_DESCRIBE_H
 #define MPG_PYTHON_GRAPH_DESCRIBE_H
 

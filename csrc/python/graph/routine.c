@@ -267,7 +267,7 @@ static int routine_traverse(PyObject *object, visitproc visit, void *arg) {
   return 0;
 }
 
-/* What is called goes with the routine only, so this breaks cycles by making the routine refuse
+/* The called functions go with the routine only, so this breaks cycles by making the routine refuse
  * calls. */
 static int routine_break(PyObject *object) {
   py_routine *self = (py_routine *)object;

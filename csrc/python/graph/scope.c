@@ -87,7 +87,7 @@ static int revert_all(PyObject *undos) {
   return -1;
 }
 
-/* What undoes the changes that were made: a new list; NULL, and nothing is changed. */
+/* Makes the changes. Returns those that undo them: a new list; NULL, and nothing is changed. */
 static PyObject *apply_all(PyObject *changes) {
   Py_ssize_t count = PyTuple_GET_SIZE(changes);
   PyObject *undos = PyList_New(count);

@@ -1,4 +1,4 @@
-/* What mpgluon.gluon needs of the core: inference on partly known shapes, the scope under which
+/* Functions of the core for mpgluon.gluon: inference on partly known shapes, the scope under which
  * work is queued, names of dtypes. See core.h. */
 #include "autograd/groups.h"
 #include "python/core.h"

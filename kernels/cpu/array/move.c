@@ -15,8 +15,8 @@ typedef struct item16 {
   item8 words[2];
 } item16;
 
-/* What is left of a move: outer dimensions, and an inner row (or a plane to transpose) that one
- * call handles. Bytes throughout. */
+/* A move without its inner part: outer dimensions, and an inner row (or a plane to transpose) that
+ * one call handles. Bytes throughout. */
 typedef struct plan {
   int ndim; /* outer dimensions */
   int64_t dims[MPG_MOVE_NDIM], in_strides[MPG_MOVE_NDIM], out_strides[MPG_MOVE_NDIM];

@@ -311,7 +311,7 @@ static void NAME(weights_again)(const attention *p, const NAME(work) * w, int64_
   }
 }
 
-/* What a head's blocks read. */
+/* The inputs of a head's blocks. */
 static void NAME(prepare)(const attention *p, NAME(work) * w, int64_t index) {
   int64_t batch = index / p->heads, head = index % p->heads;
   const T *key = NAME(at)(&p->key, batch, head), *value = NAME(at)(&p->value, batch, head),

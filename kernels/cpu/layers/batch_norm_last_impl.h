@@ -193,7 +193,7 @@ static void NAME(last_total)(void *context, int64_t begin, int64_t end) {
   }
 }
 
-/* What the sums are taken around: the mean of the first rows. */
+/* Makes the center that sums are taken around: the mean of the first rows. */
 static void NAME(last_center)(const batch_norm *t) {
   int64_t rows = t->outer < NAME(ROWS) ? t->outer : NAME(ROWS);
   A *center = t->center;

@@ -212,7 +212,7 @@ typedef struct dnnl_build {
 
 enum { DATA, WEIGHT, OUT, BIAS, ARRAYS };
 
-/* What oneDNN is told of a convolution, an entry an array. Memory of `ours` is as the caller has
+/* The arrays of a convolution as oneDNN gets them. Memory of `ours` is as the caller has
  * it; `any` (not of the bias) leaves the layout to the primitive. */
 typedef struct dnnl_arrays {
   int ndim[ARRAYS], channel[ARRAYS]; /* channel: which of dims is the channels */

@@ -132,8 +132,8 @@ static inline __attribute__((always_inline)) void NAME(store_index)(const NAME(p
   for (int j = 0; j < MIN(count, NAME(LANES)); j++) to[j] = (uint8_t)values[j];
 }
 
-/* What a place and an element have to do with each other: of all windows that are not at a border
- * the same. */
+/* The windows that an element is in, as offsets and numbers: the same for all away from borders.
+ */
 typedef struct NAME(reach) {
   int count;
   int64_t offset[MPG_POOLING_INDEX_NONE];

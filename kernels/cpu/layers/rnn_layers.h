@@ -378,7 +378,7 @@ typedef struct NAME(back_step) {
   T *d_hidden;  /* GRU: gradients of the hidden products [N, 3 * H] */
 } NAME(back_step);
 
-/* What the cell reads of a step, and what it makes. */
+/* Gradients of an LSTM's cell at one step. */
 static __attribute__((noinline)) void NAME(lstm_back_row)(
     int64_t count, const T *restrict gi, const T *restrict gf, const T *restrict gz,
     const T *restrict go, const T *restrict c, const T *restrict c_before, const T *restrict dy,

@@ -39,12 +39,12 @@ static int64_t tile_of(int64_t inner, int64_t *tiles) {
   return *tiles == 1 ? inner : (width + MPG_WIDE - 1) / MPG_WIDE * MPG_WIDE;
 }
 
-/* What holds sums of any length. */
+/* The type that holds sums of any length. */
 static mpg_compute accumulator_of(mpg_dtype dtype) {
   return mpg_dtype_is_float(dtype) ? mpg_compute_of(dtype) : MPG_COMPUTE_I64;
 }
 
-/* What a vector is loaded from. */
+/* The source that a vector is loaded from. */
 typedef enum source_kind { SOURCE_T, SOURCE_NARROW, SOURCE_NARROW_TOO } source_kind;
 
 typedef struct pass {
@@ -210,8 +210,8 @@ static void run_pass(const mpg_kernel_call *call, pass *p) {
                        run_items, p);
 }
 
-/* What follows the last pass: division by the count, the square root, and conversion to the
- * result's dtype. */
+/* The end of a reduction, after the last pass: division by the count, the square root, and
+ * conversion to the result's dtype. */
 typedef struct finish_plan {
   mpg_compute compute;
   mpg_dtype dtype;

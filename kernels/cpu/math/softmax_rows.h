@@ -252,8 +252,8 @@ static void NAME(put_columns)(const job *p, int64_t first, int64_t columns, int6
   }
 }
 
-/* What fold_sum makes of each column: element i in lane i % 16. Lanes without elements are left
- * out. */
+/* The sum of each column as fold_sum has it: element i in lane i % 16. Lanes without elements are
+ * left out. */
 static void NAME(sum_columns)(const T *tile, int64_t n, int64_t width, T *sums) {
   enum { COLUMNS = 64 };
   T lane[16][COLUMNS];

@@ -1,6 +1,6 @@
-/* What kernels with packed weights (op/layers/packed.h) share. A packed weight begins with a header
- * that says what lies behind: the weight in the layout of oneDNN's primitive, or, where there is
- * none, as it was.
+/* Headers that kernels with packed weights (op/layers/packed.h) share. A packed weight begins with
+ * a header that says what lies behind: the weight in the layout of oneDNN's primitive, or, where
+ * there is none, as it was.
  */
 #ifndef KERNELS_CPU_PRODUCTS_PACKED_WEIGHT_H
 #define KERNELS_CPU_PRODUCTS_PACKED_WEIGHT_H

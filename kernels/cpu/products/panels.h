@@ -11,8 +11,8 @@
 
 enum { MPG_PANEL_THREADS = 64 };
 
-/* What a producer does itself with each element of its result: addition, relu or its gradient, in
- * this order. Arrays of the result's size, or NULL. */
+/* Work that a producer does itself on each element of its result: addition, relu or its gradient,
+ * in this order. Arrays of the result's size, or NULL. */
 typedef struct mpg_panel_tail {
   const float *added, *gate; /* gate: what _backward_relu takes as relu's result */
   bool relu;

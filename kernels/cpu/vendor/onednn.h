@@ -60,7 +60,7 @@ typedef struct mpg_onednn {
 #define mpg_cpu_onednn MPG_CPU_NAME(onednn)
 const mpg_onednn *mpg_cpu_onednn(void); /* NULL: not there, or turned off by MPGLUON_ONEDNN=0 */
 
-/* What a primitive is prepared for. Unused fields are zero; compared as bytes. */
+/* The key of a primitive in the cache. Unused fields are zero; compared as bytes. */
 enum { MPG_ONEDNN_KEY_VALUES = 32 };
 typedef struct mpg_onednn_key {
   int32_t kind; /* of mpg_onednn_kind */

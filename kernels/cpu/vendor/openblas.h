@@ -18,7 +18,7 @@ enum {
   MPG_BLAS_RIGHT = 142
 };
 
-/* What there is for one dtype. LAPACK's functions are Fortran's: column-major, by reference, and
+/* Functions for one dtype. LAPACK's functions are Fortran's: column-major, by reference, and
  * the lengths of texts behind all else. */
 #define MPG_OPENBLAS_OF(T)                                                                         \
   void (*gemm)(int order, int transpose_a, int transpose_b, int m, int n, int k, T alpha,          \

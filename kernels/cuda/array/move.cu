@@ -14,8 +14,8 @@ struct alignas(16) item16 {
   uint64_t words[2];
 };
 
-/* What is left of a move: strides in items, the innermost dimension last. Indices are divided in 32
- * bits where they fit. */
+/* A move without its inner part: strides in items, the innermost dimension last. Indices are
+ * divided in 32 bits where they fit. */
 struct plan {
   int ndim;
   int64_t dims[MPG_MOVE_NDIM], in[MPG_MOVE_NDIM], out[MPG_MOVE_NDIM];

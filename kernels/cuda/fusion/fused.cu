@@ -196,8 +196,8 @@ struct builder {
   }
 };
 
-/* What is written while others still read it, as it stands still along some dims, is read from a
- * copy. */
+/* A value that is written while others still read it, because it does not vary along some dims, is
+ * read from a copy. */
 mpg_status separate(const mpg_kernel_call *call, mpg_step_program *p) {
   for (int pass = 0; pass < 2; pass++) {
     size_t total = 0;

@@ -1,4 +1,4 @@
-/* What the source of a specialised group begins with: formulas, rounding, loads and stores.
+/* The beginning of a specialised group's source: formulas, rounding, loads and stores.
  * Everything here and all that it includes is compiled by NVRTC, which has no headers of its own
  * but those it is given (specialise.cu). */
 #ifndef KERNELS_CUDA_FUSION_GENERATED_H

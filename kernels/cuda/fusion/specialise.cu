@@ -166,7 +166,7 @@ struct { /* under the mutex */
   made *buckets[BUCKETS];
 } specialised = {PTHREAD_MUTEX_INITIALIZER, false, false, {}, {}};
 
-/* What the text depends on, as bytes. */
+/* The key of a text: all that it depends on, as bytes. */
 size_t write_key(const mpg_step_program *p, unsigned char *key) {
   bool whole = true;
   size_t size = 0;

@@ -1,5 +1,5 @@
-/* What the kernels of attention share: attention.cu's for every dtype, attention_tensor.cu's for
- * halves. Include in .cu files only. */
+/* Declarations that the kernels of attention share: attention.cu's for every dtype,
+ * attention_tensor.cu's for halves. Include in .cu files only. */
 #ifndef KERNELS_CUDA_LAYERS_ATTENTION_H
 #define KERNELS_CUDA_LAYERS_ATTENTION_H
 
@@ -37,7 +37,7 @@ __device__ __forceinline__ bool mpg_sees(const mpg_attention<T> &p, int64_t row,
   return row < p.rows && key < p.keys && (!p.causal || key <= row);
 }
 
-/* What the weights' words are drawn with. A row of weights is in one run of the whole. */
+/* The random key of the weights' words. A row of weights is in one run of the whole. */
 template <class T>
 __device__ __forceinline__ mpg_random_key mpg_key_of(const mpg_attention<T> &p) {
   return p.drawn ? mpg_cuda_read_key(p.drawn) : p.draw.read();

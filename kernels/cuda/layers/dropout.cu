@@ -66,7 +66,7 @@ __global__ void dropout_kernel(plan p, const T *in, T *out, uint8_t *mask, int64
   }
 }
 
-/* What a mask keeps. */
+/* Keeps and scales the elements that a mask keeps. */
 template <class T, class C>
 __global__ void apply_kernel(plan p, const T *in, T *out, const uint8_t *mask, int64_t count) {
   C scale = (C)p.scale;

@@ -92,7 +92,7 @@ const solver_routines<double> &solver_of(const libraries *all, double) {
   return all->solver.doubles;
 }
 
-/* What a library returned: 0 for success. */
+/* A library's result: 0 for success. */
 mpg_status check(const mpg_kernel_call *call, const char *library, int status, int no_memory) {
   if (status == 0) return MPG_OK;
   return mpg_fail(status == no_memory ? MPG_DEVICE_OUT_OF_MEMORY : MPG_ERROR,

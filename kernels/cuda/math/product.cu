@@ -2,7 +2,7 @@
  * op(a)^T (k, m), and the result (n, m). The bias lies along cuBLASLt's rows then, where its
  * epilogue adds it.
  *
- * What a product is, but for its addresses and factors, is its signature. Descriptors and algorithm
+ * The signature of a product is all of it but its addresses and factors. Descriptors and algorithm
  * are made once per signature (plans.h). A call finds its plan, fills in the bias' address, and
  * queues.
  */

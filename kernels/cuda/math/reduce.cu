@@ -36,7 +36,7 @@ struct source_of<anything> {
   }
 };
 
-/* What happens to a sum at the end. */
+/* How a sum ends. */
 struct ending {
   bool last; /* else it is stored as it is, for another pass */
   mpg_dtype dtype;

@@ -1,5 +1,6 @@
-/* What kernels keep on a device between calls (device->kernel_cache): handles of libraries, chosen
- * algorithms. One slot an owner. By the device's worker, as kernels are; freed with the device. */
+/* Data that kernels keep on a device between calls (device->kernel_cache): handles of libraries,
+ * chosen algorithms. One slot an owner. By the device's worker, as kernels are; freed with the
+ * device. */
 #ifndef KERNELS_CUDA_RUNTIME_CACHE_H
 #define KERNELS_CUDA_RUNTIME_CACHE_H
 

@@ -1,4 +1,5 @@
-/* What the C files of the GPU library share: the driver's state and the core's services. */
+/* Declarations that the C files of the GPU library share: the driver's state and the core's
+ * services. */
 #ifndef KERNELS_CUDA_RUNTIME_RUNTIME_H
 #define KERNELS_CUDA_RUNTIME_RUNTIME_H
 

@@ -1,4 +1,4 @@
-/* What is called of cuBLAS, beside cuBLASLt: its types, constants and functions, as its stable
+/* The parts of cuBLAS in use, besides cuBLASLt: its types, constants and functions, as its stable
  * interface has them (12 and 13 agree). Matrices lie by columns.
  *
  * Nothing here is linked; kernels/cuda/vendor/library.h opens the library. With MPG_CUBLAS_REAL

@@ -1,5 +1,5 @@
-/* What is called of cuBLASLt: its types, constants and functions, as its stable interface has them
- * (12 and 13 agree).
+/* The parts of cuBLASLt in use: its types, constants and functions, as its stable interface has
+ * them (12 and 13 agree).
  *
  * Nothing here is linked; kernels/cuda/vendor/library.h opens the library. With MPG_CUBLASLT_REAL
  * NVIDIA's own header takes the place of the types: tests/hostcuda/check_cublaslt.c compiles the

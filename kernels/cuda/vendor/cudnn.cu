@@ -57,7 +57,7 @@ mpg_status failed(const mpg_kernel_call *call, const functions *dnn, const char 
                   what, dnn->cudnnGetErrorString(status), *more ? ": " : "", more);
 }
 
-/* What cuDNN has no way for, as far as it says. */
+/* Whether a status says that cuDNN does not support the call. */
 bool unsupported(cudnnStatus_t status) {
   return status >= MPG_CUDNN_STATUS_BAD_PARAM && status < MPG_CUDNN_STATUS_INTERNAL_ERROR;
 }
@@ -155,7 +155,7 @@ int type_of(int64_t dtype) {
                                  : MPG_CUDNN_DATA_FLOAT;
 }
 
-/* What it sums in. */
+/* The type of its sums. */
 int sum_type(const signature &key) {
   return key.dtype == MPG_FLOAT64 ? MPG_CUDNN_DATA_DOUBLE : MPG_CUDNN_DATA_FLOAT;
 }

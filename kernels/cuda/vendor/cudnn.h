@@ -1,5 +1,5 @@
-/* What is called of cuDNN 9: its types, constants and functions, as its stable interface has them.
- * Convolutions go through the graph interface: descriptors of tensors, operations, a plan.
+/* The parts of cuDNN 9 in use: its types, constants and functions, as its stable interface has
+ * them. Convolutions go through the graph interface: descriptors of tensors, operations, a plan.
  *
  * Nothing here is linked; kernels/cuda/vendor/library.h opens the library. With MPG_CUDNN_REAL
  * NVIDIA's own header takes the place of the types: tests/hostcuda/check_cudnn.c compiles the rest

@@ -1,5 +1,5 @@
-/* What is called of cuSOLVER: its types, constants and functions, as its stable interface has them
- * (11, of CUDA 12, and 12 agree). Matrices lie by columns; what is wrong with one is left in
+/* The parts of cuSOLVER in use: its types, constants and functions, as its stable interface has
+ * them (11, of CUDA 12, and 12 agree). Matrices lie by columns; what is wrong with one is left in
  * `info`, on the card: 0, or LAPACK's number.
  *
  * Nothing here is linked; kernels/cuda/vendor/library.h opens the library. With MPG_CUSOLVER_REAL

@@ -1,4 +1,4 @@
-/* What is called of NCCL 2: its types, constants and functions; and the communicators of this
+/* The parts of NCCL 2 in use: its types, constants and functions; and the communicators of this
  * process.
  *
  * Nothing here is linked; kernels/cuda/vendor/library.h opens the library. With MPG_NCCL_REAL

@@ -1,4 +1,4 @@
-/* What is called of NVRTC, declared here: see library.h. */
+/* The parts of NVRTC in use, declared here: see library.h. */
 #ifndef KERNELS_CUDA_VENDOR_NVRTC_H
 #define KERNELS_CUDA_VENDOR_NVRTC_H
 
