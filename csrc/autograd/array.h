@@ -36,6 +36,9 @@ static inline bool mpg_array_traced(const mpg_array *array) { return array->trac
 mpg_device_id mpg_array_device_id(const mpg_array *array); /* of a traced one too */
 void mpg_array_clear(
     mpg_array *array); /* releases what it holds; the struct becomes empty, all zeros */
+static inline void mpg_array_clear_all(mpg_array *arrays, size_t count) {
+  for (size_t i = 0; arrays && i < count; i++) mpg_array_clear(&arrays[i]);
+}
 void mpg_array_copy(mpg_array *target,
                     const mpg_array *source); /* another reference to the same array (retains) */
 /* How often a bound array was given another tensor or node. */

@@ -74,6 +74,10 @@ uint32_t mpg_autograd_set_scope(uint32_t scope);
 uint64_t mpg_autograd_steps(void); /* the steps of loops, as of a submission, in which this thread
                                       queues work; set returns the former ones */
 uint64_t mpg_autograd_set_steps(uint64_t steps);
+/* Step `step`, from 0, of a loop that began in the steps `outer`. */
+static inline void mpg_autograd_begin_step(uint64_t outer, int64_t step) {
+  mpg_autograd_set_steps(outer << 32 | (uint32_t)(step + 1));
+}
 uint32_t mpg_autograd_scope(void);
 
 #endif

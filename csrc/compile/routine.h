@@ -21,6 +21,7 @@
 #define MPG_COMPILE_ROUTINE_H
 
 #include "autograd/autograd.h"
+#include "compile/loop_rows.h"
 
 typedef struct mpg_callee {
   /* outputs: empty structs; they stay so on failure, and whoever fails says why. */
@@ -57,11 +58,6 @@ typedef struct mpg_branch {
   mpg_callee first, second;
   uint32_t num_first, num_second; /* inputs */
 } mpg_branch;
-
-typedef struct mpg_loop_output { /* of a step */
-  mpg_desc desc;
-  mpg_device_id device;
-} mpg_loop_output;
 
 typedef struct mpg_loop {
   char *name;                 /* for errors; owned */

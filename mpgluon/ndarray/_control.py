@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 # foreach is unrolled into the graph around it up to this many ops.
 UNROLLED = 1024
-# Pieces that one op makes or joins at most.
-_PIECES = 512
 
 
 def _flat(items, what):
@@ -45,50 +43,17 @@ def _flat(items, what):
     return [leaf for leaves, _ in parts for leaf in leaves], nest
 
 
-def _stack(arrays):
-    """The arrays along a new first axis."""
-    if len(arrays) > _PIECES:
-        return _concat([_stack(arrays[i : i + _PIECES]) for i in range(0, len(arrays), _PIECES)])
-    return _core.get_op("stack")(*arrays, axis=0)
-
-
-def _concat(arrays):
-    while len(arrays) > _PIECES:
-        arrays = [_concat(arrays[i : i + _PIECES]) for i in range(0, len(arrays), _PIECES)]
-    return _core.get_op("Concat")(*arrays, dim=0)
-
-
-def _slices(array, count):
-    """The entries along the first axis, of shape (1,) where there is no other. Where gradients may
-    be taken, as the results of one op: its gradient is one op, too."""
-    if not (array._in_trace or (_core.is_recording() and _core.on_tape(array))):
-        return [array[i] for i in range(count)]
-    slices = []
-    for begin in range(0, count, _PIECES):
-        size = min(_PIECES, count - begin)
-        piece = (
-            array
-            if size == count
-            else _core.get_op("slice_axis")(array, axis=0, begin=begin, end=begin + size)
-        )
-        found = _core.get_op("SliceChannel")(
-            piece, num_outputs=size, axis=0, squeeze_axis=len(array.shape) > 1
-        )
-        slices += found if isinstance(found, (list, tuple)) else [found]
-    return slices
-
-
 class _Steps(_core.Scope):
     """Counts the steps of a loop: errors of work that is queued in one name it, when it runs later,
     too."""
 
     def _changes(self):
-        self._outer = (_core.get_steps() & 0xFFFFFFFF) << 32
+        self._outer = _core.get_steps()
         return [(_core.set_steps, 0)]
 
     def numbers(self, limit):
         for step in range(limit):
-            _core.set_steps(self._outer | (step + 1) & 0xFFFFFFFF)
+            _core.begin_step(self._outer, step)
             yield step
 
 
@@ -119,7 +84,7 @@ def foreach(
         found = _traced_foreach(tracer, body, arrays, nest, states, nest_states, count)
         if found is not None:
             return found
-    slices = [_slices(array, count) for array in arrays]
+    slices = [_core.loop_slices(array) for array in arrays]
     states, rows, nest_outputs = init_states, [], None
     with _Steps() as numbered:
         for step in numbered.numbers(count):
@@ -131,7 +96,7 @@ def foreach(
                     f"in step {step}"
                 )
             rows.append(leaves)
-    return nest_outputs([_stack(items) for items in zip(*rows)]), states
+    return nest_outputs([_core.loop_stack(items, count) for items in zip(*rows)]), states
 
 
 def _traced_foreach(tracer, body, data, nest, states, nest_states, count):
@@ -162,7 +127,7 @@ def _traced_foreach(tracer, body, data, nest, states, nest_states, count):
         return None
 
     def inlined(arrays):
-        slices = [_slices(array, count) for array in arrays[: len(data)]]
+        slices = [_core.loop_slices(array) for array in arrays[: len(data)]]
         now, captures = (
             arrays[len(data) : len(data) + len(states)],
             arrays[len(data) + len(states) :],
@@ -172,7 +137,7 @@ def _traced_foreach(tracer, body, data, nest, states, nest_states, count):
             results = traced.inline([*[array[step] for array in slices], *now, *captures])
             rows.append(results[:num_outputs])
             now = results[num_outputs:]
-        return [*[_stack(items) for items in zip(*rows)], *now]
+        return [*[_core.loop_stack(items, count) for items in zip(*rows)], *now]
 
     arrays = [*data, *states, *traced.captures]
     if traced.inlines and count * traced.nodes <= UNROLLED:
@@ -277,21 +242,8 @@ def while_loop(
                         f"and {leaf.shape} in step {len(rows)}"
                     )
             rows.append(leaves)
-    stacked = [
-        _padded(list(items), limit, _graph_breaks.describe(items[0])) for items in zip(*rows)
-    ]
+    stacked = [_core.loop_stack(items, limit) for items in zip(*rows)]
     return (nest_outputs(stacked) if nest_outputs else []), (variables[0] if single else variables)
-
-
-def _padded(items, count, desc):
-    """The arrays along a new first axis, with zeros behind them up to `count`."""
-    rows, missing = _stack(items), count - len(items)
-    if not missing:
-        return rows
-    shape, dtype, ctx = desc
-    return _concat(
-        [rows, _core.get_op("_full")(shape=(missing, *shape), ctx=ctx, dtype=dtype, value=0.0)]
-    )
 
 
 def _rows(descs, count):

@@ -459,6 +459,15 @@ static PyObject *set_steps(PyObject *module, PyObject *steps) {
   if (number == (unsigned long long)-1 && PyErr_Occurred()) return NULL;
   return PyLong_FromUnsignedLongLong(mpg_autograd_set_steps(number));
 }
+static PyObject *begin_step(PyObject *module, PyObject *args) {
+  (void)module;
+  unsigned long long outer;
+  long long step;
+  if (!PyArg_ParseTuple(args, "KL:begin_step", &outer, &step)) return NULL;
+  mpg_autograd_begin_step(outer, step);
+  Py_RETURN_NONE;
+}
+
 static PyObject *get_steps(PyObject *module, PyObject *unused) {
   (void)module, (void)unused;
   return PyLong_FromUnsignedLongLong(mpg_autograd_steps());
@@ -547,6 +556,9 @@ PyMethodDef mpg_py_autograd_methods[] = {
      "set_steps(steps)\n--\n\nThe steps of loops that errors name for work queued from now on: 1 "
      "+ that of the innermost loop, above it (<< 32) that of the one\n"
      "around it; 0: none. Returns the former number."},
+    {"begin_step", begin_step, METH_VARARGS,
+     "begin_step(outer, step)\n--\n\nSets the steps to those of a loop's step, from 0, in the "
+     "steps `outer`."},
     {"get_steps", get_steps, METH_NOARGS, "get_steps()\n--\n\nWhat set_steps has set."},
     {"current_scope", current_scope, METH_NOARGS, "current_scope()\n--\n\nThe present block path."},
     {0}};

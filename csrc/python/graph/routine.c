@@ -334,7 +334,62 @@ static PyObject *allocate(mpg_routine_kind kind) {
   return (PyObject *)self;
 }
 
+/* --- Rows of loops ---------------------------------------------------------------------------- */
+
+static PyObject *loop_slices(PyObject *module, PyObject *object) {
+  (void)module;
+  mpg_array *whole = mpg_py_expect_array(object, "loop_slices");
+  if (whole == NULL) return NULL;
+  const mpg_shape *shape = &whole->tensor.desc.shape;
+  Py_ssize_t count = shape->ndim > 0 ? (Py_ssize_t)shape->dims[0] : 0;
+  mpg_array *slices = PyMem_Calloc((size_t)count + 1, sizeof *slices);
+  if (slices == NULL) return PyErr_NoMemory();
+  mpg_status status = mpg_loop_slices(whole, count, slices);
+  PyObject *result = status == MPG_OK ? mpg_py_array_take_all(slices, count) : mpg_py_raise(status);
+  mpg_array_clear_all(slices, (size_t)count);
+  PyMem_Free(slices);
+  return result;
+}
+
+static PyObject *loop_stack(PyObject *module, PyObject *args) {
+  (void)module;
+  PyObject *list, *result = NULL;
+  long long limit;
+  if (!PyArg_ParseTuple(args, "O!L:loop_stack", &PyTuple_Type, &list, &limit)) return NULL;
+  Py_ssize_t count = PyTuple_GET_SIZE(list);
+  if (count == 0 || count > limit)
+    return PyErr_Format(PyExc_ValueError, "loop_stack: there must be 1 to %lld rows", limit);
+  /* Rows of their own: another thread may change the arrays' while the lock is given up. */
+  mpg_array *rows = PyMem_Calloc((size_t)count, sizeof *rows), joined = {0};
+  mpg_loop_pieces space = {0};
+  if (rows == NULL) return PyErr_NoMemory();
+  for (Py_ssize_t i = 0; i < count; i++) {
+    const mpg_array *row = mpg_py_expect_array(PyTuple_GET_ITEM(list, i), "loop_stack");
+    if (row == NULL) goto done;
+    mpg_array_copy(&rows[i], row);
+  }
+  mpg_loop_output output = {.desc = rows->tensor.desc, .device = mpg_array_device_id(rows)};
+  mpg_status status = mpg_loop_stack(rows, 1, count, &output, limit, &space, &joined);
+  result = status == MPG_OK ? mpg_py_array_take(&joined) : mpg_py_raise(status);
+done:
+  mpg_array_clear_all(rows, (size_t)count);
+  PyMem_Free(rows);
+  mpg_free(space.pieces);
+  return result;
+}
+
+static PyMethodDef loop_methods[] = {
+    {"loop_slices", loop_slices, METH_O,
+     "loop_slices(array)\n--\n\nThe entries along the first axis, of shape (1,) where there is no "
+     "other. Where gradients may be taken they are results of one op, whose\n"
+     "gradient is one op, too."},
+    {"loop_stack", loop_stack, METH_VARARGS,
+     "loop_stack(rows, limit)\n--\n\nA tuple of arrays along a new first axis, with zeros behind "
+     "them up to that many."},
+    {0}};
+
 int mpg_py_routine_init(PyObject *module) {
+  if (PyModule_AddFunctions(module, loop_methods) < 0) return -1;
   mpg_py->routine_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &routine_spec, NULL);
   if (mpg_py->routine_type == NULL) return -1;
   return PyModule_AddObjectRef(module, "Routine", (PyObject *)mpg_py->routine_type);

@@ -1,0 +1,140 @@
+/* Rows of loops: arrays cut into slices along their first axis, and rows put together again. */
+#include "compile/loop_rows.h"
+
+#include <string.h>
+
+#include "autograd/autograd.h"
+#include "autograd/tape.h"
+#include "autograd/trace.h"
+#include "op/invoke.h"
+
+enum { PIECES = 512 }; /* arrays that one op makes or joins at most */
+
+/* Rows [begin, begin + count) as the results of one op, so that their gradient is one op, too. */
+static mpg_status cut(mpg_array *whole, int64_t begin, int64_t count, mpg_array *slices) {
+  mpg_array piece = {0}, *input = whole;
+  mpg_slice_axis_params part;
+  mpg_split_params split;
+  mpg_params_defaults(mpg_op_get(MPG_OP_slice_axis)->params, &part);
+  mpg_params_defaults(mpg_op_get(MPG_OP_SliceChannel)->params, &split);
+  part.axis = 0;
+  part.begin = begin;
+  part.end = (mpg_opt_int){.value = begin + count, .present = 1};
+  split.num_outputs = count;
+  split.axis = 0;
+  split.squeeze_axis = whole->tensor.desc.shape.ndim > 1;
+  if (whole->tensor.desc.shape.dims[0] != count) {
+    MPG_TRY(mpg_call(mpg_op_get(MPG_OP_slice_axis), &part, &input, 1, &piece, 1, NULL));
+    input = &piece;
+  }
+  mpg_status status =
+      mpg_call(mpg_op_get(MPG_OP_SliceChannel), &split, &input, 1, slices, (int)count, NULL);
+  mpg_array_clear(&piece);
+  return status;
+}
+
+mpg_status mpg_loop_slices(mpg_array *whole, int64_t count, mpg_array *slices) {
+  bool on_tape = mpg_autograd_recording() && whole->node && !whole->node->consumed;
+  memset(slices, 0, (size_t)count * sizeof *slices);
+  if (on_tape || mpg_trace_takes(whole)) {
+    for (int64_t begin = 0; begin < count; begin += PIECES) {
+      int64_t size = count - begin < PIECES ? count - begin : PIECES;
+      MPG_TRY(cut(whole, begin, size, slices + begin));
+    }
+    return MPG_OK;
+  }
+  mpg_desc row = whole->tensor.desc;
+  if (row.shape.ndim > 1) { /* else rows are of one element */
+    row.shape.ndim--;
+    memmove(row.shape.dims, whole->tensor.desc.shape.dims + 1,
+            (size_t)row.shape.ndim * sizeof *row.shape.dims);
+  } else {
+    row.shape.dims[0] = 1;
+  }
+  size_t bytes = mpg_desc_bytes(&row);
+  for (int64_t i = 0; i < count; i++) {
+    slices[i] = (mpg_array){
+        .tensor = {whole->tensor.storage, whole->tensor.offset + (size_t)i * bytes, row}};
+    mpg_tensor_retain(&slices[i].tensor);
+  }
+  return MPG_OK;
+}
+
+/* Joins at most PIECES arrays, `stride` apart, along a new first axis (`stacks`) or their own. */
+static mpg_status join_few(mpg_array *arrays, size_t stride, size_t count, bool stacks,
+                           mpg_array *joined) {
+  mpg_array *pointers[PIECES];
+  mpg_stack_params stack;
+  mpg_concat_params concat;
+  mpg_params_defaults(mpg_op_get(MPG_OP_stack)->params, &stack);
+  mpg_params_defaults(mpg_op_get(MPG_OP_Concat)->params, &concat);
+  concat.dim = 0;
+  for (size_t i = 0; i < count; i++) pointers[i] = &arrays[i * stride];
+  stack.num_args = concat.num_args = (int64_t)count;
+  return mpg_call(mpg_op_get(stacks ? MPG_OP_stack : MPG_OP_Concat),
+                  stacks ? (void *)&stack : &concat, pointers, (int)count, joined, 1, NULL);
+}
+
+/* Stacks arrays along a new first axis, by as many rounds as it takes. */
+static mpg_status stack(mpg_loop_pieces *space, mpg_array *arrays, size_t stride, size_t count,
+                        mpg_array *joined) {
+  if (count <= PIECES) return join_few(arrays, stride, count, true, joined);
+  size_t num_pieces = (count + PIECES - 1) / PIECES;
+  MPG_TRY(mpg_grow((void **)&space->pieces, &space->capacity, num_pieces, sizeof *space->pieces));
+  mpg_array *pieces = space->pieces;
+  mpg_status status = MPG_OK;
+  size_t made = num_pieces;
+  memset(pieces, 0, num_pieces * sizeof *pieces);
+  for (size_t k = 0; k < num_pieces; k++) {
+    size_t begin = k * PIECES, size = count - begin < PIECES ? count - begin : PIECES;
+    MPG_GOTO(join_few(arrays + begin * stride, stride, size, true, &pieces[k]));
+  }
+  for (; num_pieces > PIECES; num_pieces = (num_pieces + PIECES - 1) / PIECES)
+    for (size_t k = 0; k * PIECES < num_pieces; k++) {
+      /* In place: a joined piece lies before those that it is made of, or is the first of them. */
+      size_t begin = k * PIECES, size = num_pieces - begin < PIECES ? num_pieces - begin : PIECES;
+      mpg_array whole = {0};
+      MPG_GOTO(join_few(pieces + begin, 1, size, false, &whole));
+      mpg_array_clear_all(pieces + begin, size);
+      pieces[k] = whole;
+    }
+  status = join_few(pieces, 1, num_pieces, false, joined);
+fail:
+  mpg_array_clear_all(pieces, made);
+  return status;
+}
+
+static mpg_status zeros(const mpg_loop_output *output, int64_t rows, mpg_array *array) {
+  const mpg_shape *shape = &output->desc.shape;
+  if (shape->ndim + 1 > MPG_MAX_NDIM)
+    return mpg_fail(MPG_VALUE_ERROR,
+                    "a loop's outputs have one axis more than its steps', which is more than %d",
+                    MPG_MAX_NDIM);
+  mpg_full_params params;
+  memset(&params, 0, sizeof params);
+  params.shape.count = shape->ndim + 1;
+  params.shape.values[0] = rows;
+  for (int i = 0; i < shape->ndim; i++) params.shape.values[i + 1] = shape->dims[i];
+  params.dtype = output->desc.dtype;
+  mpg_device *device;
+  MPG_TRY(mpg_device_get(output->device, &device));
+  mpg_invocation call = {.op = mpg_op_get(MPG_OP__full),
+                         .params = &params,
+                         .num_outputs = 1,
+                         .outputs = &array->tensor,
+                         .device = device};
+  return mpg_invoke(&call);
+}
+
+mpg_status mpg_loop_stack(mpg_array *rows, size_t stride, int64_t count,
+                          const mpg_loop_output *output, int64_t limit, mpg_loop_pieces *space,
+                          mpg_array *joined) {
+  if (!count) return zeros(output, limit, joined);
+  if (count == limit) return stack(space, rows, stride, (size_t)count, joined);
+  mpg_array parts[2] = {{.node = NULL}, {.node = NULL}};
+  mpg_status status = stack(space, rows, stride, (size_t)count, &parts[0]);
+  if (status == MPG_OK) status = zeros(output, limit - count, &parts[1]);
+  if (status == MPG_OK) status = join_few(parts, 1, 2, false, joined);
+  mpg_array_clear_all(parts, 2);
+  return status;
+}
