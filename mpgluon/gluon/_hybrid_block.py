@@ -230,7 +230,7 @@ class HybridBlock(Block):
             if data is None:
                 if not param.deferred_init:
                     raise param.missing_error()
-                if not shape_is_known(param._shape):
+                if not shape_is_known(param.shape):
                     device, stray = self._place(param, ctx)
                     arrays[name] = unknown = _tracing.Unknown(
                         param, _resolver(param, device), block_path
@@ -265,9 +265,8 @@ class HybridBlock(Block):
             if unknown is None or "Unknown" not in str(error):
                 raise
             raise DeferredInitializationError(
-                f"{block_path()}: the shape {unknown._param.shape} of parameter "
-                f"'{unknown._param.name}' is not known yet; it is found when the parameter is "
-                "first used as an input of an operator called through F"
+                f"{block_path()}: the {_tracing.size_of_unknown(unknown)} is not known yet; it is "
+                "found when the parameter is first used as an input of an operator called through F"
             ) from error
 
     def _forward_symbols(self, *args):

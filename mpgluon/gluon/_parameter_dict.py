@@ -76,6 +76,11 @@ class ParameterDict:
         """What goes in front of the names of the parameters that `get` makes."""
         return self._prefix
 
+    def of_child(self, prefix: str) -> ParameterDict:
+        """An empty dict for a child whose names begin with `prefix` behind this one's; it looks for
+        parameters where this one does."""
+        return ParameterDict(self._prefix + prefix, self._shared)
+
     def _find(self, name):
         param = self._params.get(name)
         if param is None and self._shared is not None:

@@ -152,6 +152,11 @@ class Unknown:
     ) = __iter__ = _operator
 
 
+def size_of_unknown(unknown):
+    """The shape and the name of the parameter that an `Unknown` stands for, in words."""
+    return f"shape {unknown._param.shape} of parameter '{unknown._param.name}'"
+
+
 class InferringOps:
     """``mx.nd`` whose operators complete the shapes of the `Unknown` parameters they are given."""
 
@@ -182,9 +187,8 @@ def _complete(op, name, args, kwargs):
     where = unknown._path()
     if not isinstance(op, _core.Op):
         raise MXNetError(
-            f"{where}: {name} is no operator, so the shape {unknown._param.shape} of parameter "
-            f"'{unknown._param.name}' can't be found from it; give the whole shape when the "
-            "parameter is made"
+            f"{where}: {name} is no operator, so the {size_of_unknown(unknown)} can't be found "
+            "from it; give the whole shape when the parameter is made"
         )
     info = op.describe()
     inputs = [entry["name"] for entry in info["inputs"]]

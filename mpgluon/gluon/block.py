@@ -65,8 +65,7 @@ class _NameScope(_core.Scope):
             scope._counter[hint] = count + 1
             prefix = f"{hint}{count}_"
         if shared is None:
-            parent = scope._block.params
-            params = ParameterDict(parent.prefix + prefix, parent._shared)
+            params = scope._block.params.of_child(prefix)
         else:
             params = ParameterDict(shared.prefix, shared)
         return scope._block.prefix + prefix, params

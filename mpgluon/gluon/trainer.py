@@ -10,6 +10,7 @@ from .. import _core, autograd, ndarray as nd, optimizer as opt
 from .._core import dtype_name
 from ..base import MXNetAssertionError, MXNetError
 from ..optimizer import multi
+from ..optimizer.optimizer import HALF
 from ._gradient_buckets import make_buckets
 from .block import Block
 from .parameter import Parameter, ParameterDict, changes
@@ -25,7 +26,6 @@ __all__ = ["Trainer"]
 
 _KVSTORES = (None, "", "local", "device", "nccl")
 _FORMAT = "mpgluon trainer states 1"
-_HALVES = ("float16", "bfloat16")
 
 
 class Trainer:
@@ -265,7 +265,7 @@ class Trainer:
             old = former.get(index, dtype)
             if old == dtype:
                 continue
-            if self._optimizer.multi_precision and (old in _HALVES) != (dtype in _HALVES):
+            if self._optimizer.multi_precision and (old in HALF) != (dtype in HALF):
                 raise MXNetError(
                     f"Parameter '{self._params[index].name}' was cast from {old} to {dtype} in "
                     "mid-training, and with multi_precision its state in the "
@@ -357,7 +357,7 @@ class Trainer:
         if self._shard_updates:
             _core.at_once(*[change for bucket in plan.buckets for change in bucket.spread()])
             return
-        counts = self._optimizer._all_index_update_counts
+        counts = self._optimizer.update_counts
         for index in plan.owners:
             (first, weight), *others = self._params[index].arrays.items()
             known, count = self._updater(first).states, counts.get(first.device_id, {}).get(index)
@@ -404,7 +404,7 @@ class Trainer:
         """Copies the state of a parameter that was loaded, moved or replicated since to its device
         `ctx`."""
         state = self._loaded.get(index, _NO_STATE)
-        counts = self._optimizer._all_index_update_counts
+        counts = self._optimizer.update_counts
         for device, updater in list(self._updaters.items()):
             if index in updater.states and state is _NO_STATE:
                 state = updater.states[index]
@@ -448,7 +448,7 @@ class Trainer:
             state = self._state_of(i, param)
             if state is not _NO_STATE:
                 shapes[names[i]] = _take_apart(state, names[i], arrays)
-            for per_device in self._optimizer._all_index_update_counts.values():
+            for per_device in self._optimizer.update_counts.values():
                 if i in per_device:
                     counts[names[i]] = max(counts.get(names[i], 0), per_device[i])
         return {
@@ -538,7 +538,7 @@ class Trainer:
         """Goes on with the states and numbers of updates of another trainer, by index; all at
         once."""
         optimizer = self._optimizer
-        optimizer._settle()
+        optimizer.settle_counts()
         every = {
             ctx.device_id: dict(counts) for param in self._params for ctx in param.list_ctx()
         } or {0: {}}

@@ -138,7 +138,7 @@ class MultiStep:
             or (changes != self._changes and not self._same_factors(changes))
         ):
             return None
-        optimizer._set_current_context(device_id)
+        optimizer.count_on(device_id)
         if not self._same_counts(optimizer):
             return None
         for update in self._updates:

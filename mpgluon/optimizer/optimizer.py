@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # A parameter update op takes at most this many weights; more are updated in several calls.
 LARGEST_GROUP = 60
 
-_HALF = ("float16", "bfloat16")
+HALF = ("float16", "bfloat16")
 _LR_MULT, _WD_MULT = operator.attrgetter("lr_mult"), operator.attrgetter("wd_mult")
 
 
@@ -251,7 +251,7 @@ class Optimizer:
     def _keeps_master(self, weight):
         """Whether the weight is updated through a float32 copy; warns when it has 16 bits and is
         not."""
-        if dtype_name(weight) not in _HALF:
+        if dtype_name(weight) not in HALF:
             return False
         if not self.multi_precision:
             warnings.warn(
@@ -283,7 +283,7 @@ class Optimizer:
             return
         many = isinstance(index, (list, tuple))
         indices, weights, grads, states = as_lists(index, weight, grad, state)
-        half = [dtype_name(w) in _HALF for w in weights]
+        half = [dtype_name(w) in HALF for w in weights]
         if not any(half):
             self.update(index, weight, grad, state)
             return
@@ -298,36 +298,44 @@ class Optimizer:
             if h:
                 nd.cast(master, dtype=dtype_name(w), out=w)
 
-    def _settle(self):
-        """All counts are where they belong, and may change."""
+    def settle_counts(self) -> None:
+        """Writes all counts of updates to where they belong, so that they may change. For the
+        package's other modules."""
         for step in list(self._counting):
             step.write_counts()
             step.counts = None
             self._counting.discard(step)
 
     @property
-    def _all_index_update_counts(self):
-        self._settle()
+    def update_counts(self) -> dict[int, dict[Any, int]]:
+        """How often each parameter was updated: number of the device -> index -> count."""
+        self.settle_counts()
         return self._all_counts
+
+    @property
+    def _all_index_update_counts(self):
+        return self.update_counts
 
     @_all_index_update_counts.setter
     def _all_index_update_counts(self, counts):
-        self._settle()
+        self.settle_counts()
         self._all_counts = counts
 
     @property
     def _index_update_count(self):
-        self._settle()
+        self.settle_counts()
         return self._counts
 
     @_index_update_count.setter
     def _index_update_count(self, counts):
-        self._settle()
+        self.settle_counts()
         self._counts = counts
 
-    def _set_current_context(self, device_id):
-        """From now on counts updates of the copies of parameters on that device."""
+    def count_on(self, device_id: int) -> None:
+        """From now on counts updates of the copies of parameters on the device of that number."""
         self._counts = self._all_counts.setdefault(device_id, {})
+
+    _set_current_context = count_on
 
     def _update_count(self, index):
         counts = self._index_update_count
@@ -387,7 +395,7 @@ class Optimizer:
         return self._get_wds([index])[0]
 
     def __getstate__(self) -> dict[str, Any]:
-        self._settle()
+        self.settle_counts()
         state = self.__dict__.copy()
         for name in ("param_dict", "_counting", "_counts", "_all_counts"):
             del state[name]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from .. import ndarray as nd, random
 from .._core import at_once
 from .optimizer import (
-    _HALF,
+    HALF,
     GroupedOptimizer,
     dtype_name,
     register,
@@ -64,9 +64,7 @@ class _Momentum(GroupedOptimizer):
 
     def _through_master(self, weight, state):
         return (
-            self.multi_precision
-            and isinstance(state, (tuple, list))
-            and dtype_name(weight) in _HALF
+            self.multi_precision and isinstance(state, (tuple, list)) and dtype_name(weight) in HALF
         )
 
     def _step_alike(self, indices, weights, grads, states, lrs, wds, master):

@@ -103,7 +103,7 @@ class Updater:
         if not weights:
             return
         indices = [i.decode("utf-8") if isinstance(i, bytes) else i for i in indices]
-        self.optimizer._set_current_context(weights[0].context.device_id)
+        self.optimizer.count_on(weights[0].context.device_id)
         self.prepare(indices, weights)
         if not self.aggregate_updates:
             for i, w, g in zip(indices, weights, grads):
@@ -127,7 +127,7 @@ class Updater:
 
     def update_alike(self, device_id: int, parts: Iterable[Any]) -> None:
         """What a call does, for lists that `alike` has made before."""
-        self.optimizer._set_current_context(device_id)
+        self.optimizer.count_on(device_id)
         for indices, grads, weights in parts:
             self.prepare(indices, weights)
             self._update(indices, grads, weights)
