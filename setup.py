@@ -3,12 +3,15 @@ dispatched to. Where nvcc is found, also mpgluon/_cuda.so: the GPU kernels, a li
 opens when a GPU is first asked for.
 
 Settings (environment variables):
-  MPGLUON_ISA       instruction sets of the CPU kernels, comma-separated, of: base, v3, v4 (x86-64), or base elsewhere; default: all
+  MPGLUON_ISA       instruction sets of the CPU kernels, comma-separated, of: base, v3, v4 (x86-64),
+                    or base elsewhere; default: all
   MPGLUON_SANITIZE  "address,undefined" or "thread": a sanitizer build
   MPGLUON_DEBUG     1: no optimisation, graph verification between passes
-  MPGLUON_ONEDNN    folder with include/ (and lib/) of another oneDNN >= 3.2; "0": build without oneDNN
-  MPGLUON_CUDA      1: build the GPU library, or fail; 0: don't; default: where nvcc is found, if it can (NVCC, CUDA_HOME, PATH, /usr/local/cuda*, NVIDIA's wheels)
-  MPGLUON_CUDA_ARCH compute capabilities of the GPU kernels, comma-separated; default: 90. Newer GPUs compile from the last one's PTX.
+  MPGLUON_ONEDNN    folder with include/ (and lib/) of another oneDNN >= 3.2; "0": build without
+  MPGLUON_CUDA      1: build the GPU library, or fail; 0: don't; default: where nvcc is found, if it
+                    can (NVCC, CUDA_HOME, PATH, /usr/local/cuda*, NVIDIA's wheels)
+  MPGLUON_CUDA_ARCH compute capabilities of the GPU kernels, comma-separated; default: 90. Newer
+                    GPUs compile from the last one's PTX.
   MPGLUON_WERROR    1: a compiler's warning is an error, as in CI
   CC, CFLAGS, MAX_JOBS  as usual
 """

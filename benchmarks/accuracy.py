@@ -2,7 +2,7 @@
 
     python benchmarks/accuracy.py                          everything, a few minutes
     python benchmarks/accuracy.py --parts functions,sums   some of it
-    python benchmarks/accuracy.py --limit 2                fails where an error is more than twice PyTorch's
+    python benchmarks/accuracy.py --limit 2                fails where one is above twice PyTorch's
 
 Functions: the largest error in units of the last place (of the exact result as float32), over
 samples of all magnitudes whose results are finite and normal numbers. Everything else: the largest

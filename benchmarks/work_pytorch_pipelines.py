@@ -2,8 +2,10 @@
 processes with gloo between them, each with as many threads as asked for; and a recurrent network in
 one process.
 
-    python benchmarks/work_pytorch_pipelines.py THREADS                         # serves, as serve.py says
-    python benchmarks/work_pytorch_pipelines.py THREADS CASE SCHEDULE PORT      # the second half, started by the first
+    # serves, as serve.py says
+    python benchmarks/work_pytorch_pipelines.py THREADS
+    # the second half, started by the first
+    python benchmarks/work_pytorch_pipelines.py THREADS CASE SCHEDULE PORT
 """
 
 import os

@@ -5,7 +5,7 @@ decoder) on another. The block says where its data moves with ``as_in_context``;
 it is special. The text is the source code of Python's own standard library, which every machine
 has; ``--text FILE`` takes another one.
 
-    python model_parallel_lm.py                    # cpu(0) and cpu(1), about two minutes on two cores
+    python model_parallel_lm.py                    # cpu(0) and cpu(1), two minutes on two cores
     python model_parallel_lm.py --devices "gpu(0)" "gpu(1)"
 """
 

@@ -644,7 +644,8 @@ def test_a_device_that_is_full():
     op = _core.CachedOp(function, {})
     expected = gradients(op, arrays)
     big = [array((4096, 6), 5)] + arrays[1:]
-    gc.collect()  # as the core does where memory is short: what earlier tests left is no spare memory
+    # As the core does where memory is short: what earlier tests left is no spare memory
+    gc.collect()
     nd.waitall()
     on(1).empty_cache()
     held = _core.memory_stats(on(1))["held"]

@@ -183,7 +183,8 @@ try:
     a.wait_to_read()
     print('finished')
 except KeyboardInterrupt:
-    print('interrupted', [completed < submitted for device, completed, submitted, *_ in mx._core.engine_queue_status() if device == 'cpu(1)'])
+    print('interrupted', [completed < submitted for device, completed, submitted, *_
+                          in mx._core.engine_queue_status() if device == 'cpu(1)'])
 print(mx.nd.ones((2,)).asnumpy().tolist())
 os.close(write)
 print(a.asnumpy().sum())

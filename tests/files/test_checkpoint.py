@@ -338,7 +338,7 @@ class Written:
     def __exit__(self, *error):
         self.file.close()
     def write(self, data):
-        half = len(data) // 2  # what was written may be cut anywhere: it is killed after a half, too
+        half = len(data) // 2  # what was written may be cut anywhere: it is killed there, too
         self.file.write(data[:half])
         self.file.flush()
         return half + step(self.file.write, data[half:])

@@ -82,7 +82,8 @@ def test_memory_info_is_the_cards():
         """
         import mpgluon as mx
         mx.nd.ones((1 << 20,), ctx=mx.gpu(0)).wait_to_read()
-        print(*mx.context.gpu_memory_info(0), *mx.context.gpu_memory_info(1), *mx.util.get_gpu_memory(1))
+        print(*mx.context.gpu_memory_info(0), *mx.context.gpu_memory_info(1),
+              *mx.util.get_gpu_memory(1))
     """,
         HOSTCUDA_MEMORY=str(64 << 20),
     )
@@ -100,7 +101,7 @@ def test_memory_that_other_devices_of_the_card_have_cached_is_given_back():
     out = output_of(
         """
         import mpgluon as mx
-        mx.nd.ones((3 << 20,), ctx=mx.gpu(1)).wait_to_read()     # 12 MiB, cached by gpu(1) from here on
+        mx.nd.ones((3 << 20,), ctx=mx.gpu(1)).wait_to_read()  # 12 MiB, cached by gpu(1)
         print(mx.nd.ones((4 << 20,), ctx=mx.gpu(0))[:1].asnumpy())
         print(mx.context.memory_stats(mx.gpu(1))["held"])
     """,
@@ -170,7 +171,7 @@ def test_out_of_memory_of_the_card():
         keep = mx.nd.ones((1 << 20,), ctx=mx.gpu(0))
         spare = mx.nd.ones((3 << 20,), ctx=mx.gpu(0))
         spare.wait_to_read()
-        del spare                                          # cached, and given back when something else needs the room
+        del spare  # cached, and given back when something else needs the room
         other = mx.nd.ones((7 << 19,), ctx=mx.gpu(0))
         print(other[:1].asnumpy())
         try:

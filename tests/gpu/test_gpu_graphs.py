@@ -203,7 +203,8 @@ def test_random_numbers_are_drawn_anew(devices, counts):
     plain = without_graphs(f"""
         import mpgluon as mx
         from gpu.test_gpu_graphs import training
-        print(*[float(loss).hex() for loss in training([mx.gpu(i) for i in range({devices})], 10, drop=0.5)[0]])
+        losses = training([mx.gpu(i) for i in range({devices})], 10, drop=0.5)[0]
+        print(*[float(loss).hex() for loss in losses])
     """)
     assert [float(loss).hex() for loss in losses] == plain
     assert len(set(losses[-4:])) == 4
@@ -435,7 +436,8 @@ def test_no_capture_writes_beyond_scratch_that_was_made_anew():
                     for _ in range(3):
                         assert (net(x).asnumpy() == expected).all()
                     gpu.empty_cache()
-                    nd.dot(nd.ones((rows, 64), ctx=gpu), nd.ones((64, 8), ctx=gpu)).asnumpy()  # wants little scratch
+                    # Wants little scratch
+                    nd.dot(nd.ones((rows, 64), ctx=gpu), nd.ones((64, 8), ctx=gpu)).asnumpy()
                     for _ in range(3):
                         assert (net(x).asnumpy() == expected).all()
         print("done")

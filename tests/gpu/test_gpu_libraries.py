@@ -75,8 +75,10 @@ CONVOLUTION = """
     import mpgluon as mx
     try:
         x = mx.nd.full((1, 8, 4, 4), 1.0 + 2.0 ** -20, ctx=mx.gpu(0))
-        print(mx.nd.Convolution(x, mx.nd.ones((1, 8, 4, 4), ctx=mx.gpu(0)), kernel=(4, 4), num_filter=1, no_bias=True).asscalar() > 128)
-        print(mx.nd.Convolution(x, mx.nd.ones((1, 8, 4, 4), ctx=mx.gpu(0)), mx.nd.zeros((1,), ctx=mx.gpu(0)), kernel=(4, 4), num_filter=1).asscalar() > 128)
+        weight, bias = mx.nd.ones((1, 8, 4, 4), ctx=mx.gpu(0)), mx.nd.zeros((1,), ctx=mx.gpu(0))
+        form = dict(kernel=(4, 4), num_filter=1)
+        print(mx.nd.Convolution(x, weight, no_bias=True, **form).asscalar() > 128)
+        print(mx.nd.Convolution(x, weight, bias, **form).asscalar() > 128)
     except mx.base.MXNetError as error:
         print(error)
     print((mx.nd.ones((2,), ctx=mx.gpu(0)) + 1).asnumpy())

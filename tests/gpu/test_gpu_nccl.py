@@ -126,7 +126,8 @@ SUM = """
     from mpgluon import parallel as par
     def total(transport):
         try:
-            print([a.asnumpy().tolist() for a in par.all_reduce([mx.nd.ones((2,), ctx=mx.gpu(i)) * (i + 1) for i in range(2)], transport=transport)])
+            arrays = [mx.nd.ones((2,), ctx=mx.gpu(i)) * (i + 1) for i in range(2)]
+            print([a.asnumpy().tolist() for a in par.all_reduce(arrays, transport=transport)])
         except mx.base.MXNetError as error:
             print(error)
 """
@@ -172,7 +173,8 @@ FAILURE = (
     SUM
     + """
     import ctypes, os
-    nccl = ctypes.CDLL(os.path.join(os.path.dirname(os.environ['MPGLUON_CUDA_LIBRARY']), 'libnccl.so.2'))
+    folder = os.path.dirname(os.environ['MPGLUON_CUDA_LIBRARY'])
+    nccl = ctypes.CDLL(os.path.join(folder, 'libnccl.so.2'))
     {before}
     nccl.hostcuda_nccl_fail({how})
     total('nccl')

@@ -33,16 +33,22 @@ PROGRAM = """
             print(name, result.shape, result.astype("float32").asnumpy().tobytes().hex()[:20000])
 
     for dtype in ("float32", "float16", "bfloat16"):
-        told("mixture " + dtype, mixture, [draw((7, 11), dtype), draw((11,), dtype, 1), draw((11,), dtype, 2)], calls=3)
-    told("again, other sizes", lambda x, y: nd.sigmoid(x) * y + x, [draw((5, 3), "float32"), draw((5, 3), "float32", 1)])
-    told("again, other sizes", lambda x, y: nd.sigmoid(x) * y + x, [draw((300, 41), "float32"), draw((300, 41), "float32", 1)])
+        arrays = [draw((7, 11), dtype), draw((11,), dtype, 1), draw((11,), dtype, 2)]
+        told("mixture " + dtype, mixture, arrays, calls=3)
+    for shape in ((5, 3), (300, 41)):
+        told("again, other sizes", lambda x, y: nd.sigmoid(x) * y + x,
+             [draw(shape, "float32"), draw(shape, "float32", 1)])
     whole = draw((4, 1031), "float32")
     told("not aligned", lambda x, y: nd.sigmoid(x) * y + x, [whole[1, 1:-1], whole[2, 2:]])
     told("other numbers", lambda x: nd.clip(x * 2.5, -1, 1) + 3, [draw((9,), "float32")])
     told("other numbers", lambda x: nd.clip(x * 0.5, -2, 0.25) - 3 + 6.5, [draw((9,), "float32")])
-    told("dims", lambda x, s: nd.broadcast_mul(nd.exp(x), s) + 1, [draw((3, 4, 5), "float32"), draw((3, 1, 5), "float32", 1)])
-    told("casts", lambda x: nd.Cast(nd.Cast(nd.exp(x) * 1.1, dtype="float16") + 3, dtype="bfloat16") * 7, [draw((33, 5), "float32")])
-    told("many", lambda *xs: [nd.tanh(x) * (k + 1) + xs[0] for k, x in enumerate(xs)], [draw((41, 3), "float32", k) for k in range(18)])
+    told("dims", lambda x, s: nd.broadcast_mul(nd.exp(x), s) + 1,
+         [draw((3, 4, 5), "float32"), draw((3, 1, 5), "float32", 1)])
+    told("casts",
+         lambda x: nd.Cast(nd.Cast(nd.exp(x) * 1.1, dtype="float16") + 3, dtype="bfloat16") * 7,
+         [draw((33, 5), "float32")])
+    told("many", lambda *xs: [nd.tanh(x) * (k + 1) + xs[0] for k, x in enumerate(xs)],
+         [draw((41, 3), "float32", k) for k in range(18)])
     print("empty", compiled(lambda x: nd.exp(x) * 2)(nd.zeros((0, 3), ctx=mx.gpu(0)))[0].shape)
     nd.waitall()
     print(counts.library.hostcuda_count(b"specialised"), file=sys.stderr)

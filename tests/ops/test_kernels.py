@@ -26,12 +26,14 @@ for dtype in ("float32", "float64", "float16"):
     data.attach_grad()
     weight.attach_grad()
     with mx.autograd.record():
-        y = mx.nd.Convolution(data, weight, kernel=(3, 3), stride=(2, 1), pad=(1, 1), num_filter=8, num_group=2, no_bias=True)
+        y = mx.nd.Convolution(data, weight, kernel=(3, 3), stride=(2, 1), pad=(1, 1),
+                              num_filter=8, num_group=2, no_bias=True)
     y.backward()
     product = mx.nd.dot(mx.nd.array(a, dtype=dtype), mx.nd.array(b, dtype=dtype))
     stack = mx.nd.array(np.stack([a, a + 1]), dtype=dtype)
     products = mx.nd.batch_dot(stack, stack, transpose_b=True)
-    result[dtype] = [v.asnumpy().astype("float64").tolist() for v in (product, products, y, data.grad, weight.grad)]
+    found = (product, products, y, data.grad, weight.grad)
+    result[dtype] = [v.asnumpy().astype("float64").tolist() for v in found]
 json.dump(result, sys.stdout)
 """
 

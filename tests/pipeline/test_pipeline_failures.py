@@ -19,7 +19,7 @@ from mpgluon import _core, _watchdog, autograd, gluon, nd
 from mpgluon.context import memory_stats, set_memory_limit
 from mpgluon.gluon import nn
 from mpgluon.parallel import Pipeline, TrainStep
-from mpgluon.parallel._pipeline import pipeline as pipeline_module
+from mpgluon.parallel._pipeline import driver
 from support.devices import at_work, cpus_only, held, on
 from support.failures import sweep
 from support.pipelines import DEVICES, NETS, Chain, data, equal, gradients, loss_of
@@ -104,7 +104,7 @@ def test_a_failing_kernel_is_named(way):
 def test_out_of_memory_in_the_middle(schedule, monkeypatch):
     """A device that has room for part of the micro-batches only: somebody else took it after the
     check beforehand."""
-    monkeypatch.setattr(pipeline_module, "_check_memory", lambda peaks, advice: None)
+    monkeypatch.setattr(driver, "_check_memory", lambda peaks, advice: None)
     wide = Chain([0, 1], lambda i: nn.Dense(512, in_units=512 if i else 16, activation="tanh"))
     wide.hybridize(pipeline=Pipeline(8, schedule))
     x = data((2048, 16))

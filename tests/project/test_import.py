@@ -8,7 +8,10 @@ before = set(sys.modules)
 import numpy
 numpy_loads = set(sys.modules)
 import mpgluon
-heavy = {"multiprocessing", "PIL", "matplotlib", "tqdm", "mpgluon.symbol", "mpgluon.module", "mpgluon.gluon.data", "mpgluon.optimizer"}
+heavy = {
+    "multiprocessing", "PIL", "matplotlib", "tqdm", "mpgluon.symbol", "mpgluon.module",
+    "mpgluon.gluon.data", "mpgluon.optimizer",
+}
 print(sorted((set(sys.modules) - numpy_loads) & heavy))
 import os
 with open("/proc/self/maps") as f:
@@ -27,7 +30,8 @@ def test_a_failed_import_can_be_repeated():
     """NumPy may be there the next time."""
     printed = output_of("""
         import sys
-        names = ("numpy", "numpy._core", "numpy._core._multiarray_umath", "numpy.core", "numpy.core._multiarray_umath")
+        names = ("numpy", "numpy._core", "numpy._core._multiarray_umath", "numpy.core",
+                 "numpy.core._multiarray_umath")
         sys.modules.update(dict.fromkeys(names))
         try:
             import mpgluon

@@ -174,7 +174,8 @@ def test_facts_about_ops_are_in_their_rows():
     assert not wrong, "\n".join(wrong)
 
 
-# Where MXNet itself treats an op apart: a name of topk's output, and what older versions wrote into files.
+# Where MXNet itself treats an op apart: a name of topk's output, and what older versions wrote into
+# files.
 PYTHON_RULES = {
     ("symbol/_graph.py", "topk"),
     ("symbol/_json.py", "argmax"),
@@ -287,8 +288,14 @@ def test_folders_are_no_flat_lists():
 # Runtime state: the registry, the device table and what hangs on them. Anything new here needs a
 # reason.
 WRITABLE = {
-    "base": "turns|intruder|intruding|collecting|kept_spaces|allocations_until_failure|failures_left|failure_happened|current_host|error_text|(num_)?library_\\w+",
-    "device": "table|gpu_library|table_size|chunks|count|known|shuffle|worker_device|latest_start|mpg_profiling|no_memory_cause|passed_on",
+    "base": (
+        "turns|intruder|intruding|collecting|kept_spaces|allocations_until_failure|failures_left|"
+        "failure_happened|current_host|error_text|(num_)?library_\\w+"
+    ),
+    "device": (
+        "table|gpu_library|table_size|chunks|count|known|shuffle|worker_device|latest_start|"
+        "mpg_profiling|no_memory_cause|passed_on"
+    ),
     "tensor": "free_storages|num_free|leaving|watched_writes|births|foreign_reads",
     "op": "kernel_tables|random_state|intern_table|names|signatures",
     "graph": "",
@@ -299,7 +306,10 @@ WRITABLE = {
     "comm": "",
     "kernels": "(onednn|openblas)_(attributes|available|functions|loaded)",
     # Python wants its method and slot tables writable.
-    "python": r"\w*(methods|slots|spec|members|properties|definition)|mpg_py|state|names|mpg_numpy_api\w*|cached|current|lines|unused|all|scalar_params|intruder|aside",
+    "python": (
+        r"\w*(methods|slots|spec|members|properties|definition)|mpg_py|state|names|"
+        r"mpg_numpy_api\w*|cached|current|lines|unused|all|scalar_params|intruder|aside"
+    ),
 }
 
 

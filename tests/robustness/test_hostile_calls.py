@@ -34,7 +34,8 @@ class Sequence:  # with a length that is not the truth
 def attempt(call, *args, **kwargs):
     try:
         call(*args, **kwargs)
-    except (mx.MXNetError, ValueError, TypeError, OverflowError, MemoryError):  # no SystemError, for one
+    # No SystemError, for one
+    except (mx.MXNetError, ValueError, TypeError, OverflowError, MemoryError):
         return 1
     return 0
 
@@ -42,8 +43,8 @@ big = lambda: [10 ** 9 + i for i in range(8)]
 calls = 0
 for name in _core.list_ops():
     for param in _core.get_op(name).describe()["params"]:
-        for make in (lambda: [Emptying(), *big()], lambda: [3, Emptying(), *big()], lambda: Emptying(),
-                     lambda: Sequence(1 << 40), lambda: Sequence(-1)):
+        for make in (lambda: [Emptying(), *big()], lambda: [3, Emptying(), *big()],
+                     lambda: Emptying(), lambda: Sequence(1 << 40), lambda: Sequence(-1)):
             value = make()
             container = value if isinstance(value, list) else []
             attempt(_core.infer_shape, name, [], {param["name"]: value})
@@ -52,14 +53,21 @@ for name in _core.list_ops():
             calls += 2
 
 x = nd.ones((2, 3, 4, 4))
-for call in (lambda l: nd.zeros(l), lambda l: nd.full(l, 1), lambda l: nd.random.uniform(shape=l), lambda l: x.reshape(l), lambda l: x.slice(begin=l, end=l),
-             lambda l: x.transpose(l), lambda l: nd.tile(x, reps=l), lambda l: nd.contrib.MultiBoxPrior(x, sizes=l), lambda l: x[l], lambda l: nd.array(l),
+for call in (lambda l: nd.zeros(l), lambda l: nd.full(l, 1), lambda l: nd.random.uniform(shape=l),
+             lambda l: x.reshape(l), lambda l: x.slice(begin=l, end=l),
+             lambda l: x.transpose(l), lambda l: nd.tile(x, reps=l),
+             lambda l: nd.contrib.MultiBoxPrior(x, sizes=l), lambda l: x[l], lambda l: nd.array(l),
              lambda l: sym.Reshape(sym.var("a"), shape=l), lambda l: sym.zeros(l),
-             lambda l: nd.concat(*l), lambda l: nd.add_n(*l), lambda l: nd.stack(l), lambda l: _core.empty(l, mx.cpu(), "float32"),
-             lambda l: _core.sum_replicas(l, 0, True), lambda l: _core.MultiUpdate("multi_sgd_update", [x, x.copy()], 2, l),
-             lambda l: mx.autograd.backward(l), lambda l: mx.autograd.grad(l, [x]), lambda l: mx.autograd.mark_variables([x], [x.copy()], l),
-             lambda l: _core.CachedOp(lambda a: a, {"budget": l}), lambda l: mx.nd.save("/dev/null/x", l)):
-    for make in (lambda: [Emptying(), *big()], lambda: [3, Emptying(), *big()], lambda: [x, Emptying(), x, x, x]):
+             lambda l: nd.concat(*l), lambda l: nd.add_n(*l), lambda l: nd.stack(l),
+             lambda l: _core.empty(l, mx.cpu(), "float32"),
+             lambda l: _core.sum_replicas(l, 0, True),
+             lambda l: _core.MultiUpdate("multi_sgd_update", [x, x.copy()], 2, l),
+             lambda l: mx.autograd.backward(l), lambda l: mx.autograd.grad(l, [x]),
+             lambda l: mx.autograd.mark_variables([x], [x.copy()], l),
+             lambda l: _core.CachedOp(lambda a: a, {"budget": l}),
+             lambda l: mx.nd.save("/dev/null/x", l)):
+    for make in (lambda: [Emptying(), *big()], lambda: [3, Emptying(), *big()],
+                 lambda: [x, Emptying(), x, x, x]):
         container = make()
         attempt(call, container)
         calls += 1
@@ -68,10 +76,13 @@ for what in range(4):
         container = [Emptying(), *big()]
         pairs = [(container, "float32"), ((2, 3), "float32"), ((2, 3), "float32")]
         if name == "whole":
-            container = pairs = [([Emptying(), 10 ** 9], "float32"), ((10 ** 9, 3), "float32"), ((10 ** 9, 3), "float32")]
+            wide = ((10 ** 9, 3), "float32")
+            container = pairs = [([Emptying(), 10 ** 9], "float32"), wide, wide]
         attempt(_core.infer_shape, "add_n", pairs, {})
         container = [Emptying(), *big()] if name == "shape" else None
-        pairs = [(container, "float32")] if container else [([Emptying(), 10 ** 9], "float32"), ((10 ** 9, 3), "float32")]
+        pairs = [(container, "float32")]
+        if not container:
+            pairs = [([Emptying(), 10 ** 9], "float32"), ((10 ** 9, 3), "float32")]
         container = container or pairs
         attempt(_core.OpCall("add_n", {"num_args": len(pairs)}).infer, pairs, pairs, False)
 print(calls)
@@ -87,15 +98,19 @@ def test_packed_weights_that_are_none():
     printed = output_of("""
         import numpy as np, mpgluon as mx
         from mpgluon import _core, nd
-        convolution, dense = _core.get_op("_packed_convolution"), _core.get_op("_packed_fully_connected")
-        for contents in (np.ones, np.zeros, lambda n: np.full(n, np.nan), lambda n: np.full(n, 1e30)):
+        convolution = _core.get_op("_packed_convolution")
+        dense = _core.get_op("_packed_fully_connected")
+        for contents in (np.ones, np.zeros, lambda n: np.full(n, np.nan),
+                         lambda n: np.full(n, 1e30)):
             weights = nd.array(contents(528)), nd.array(contents(4112))
-            for call in (lambda: convolution(nd.ones((2, 1, 8, 5)), weights[0], kernel=(1, 2), num_filter=1, no_bias=True),
+            for call in (lambda: convolution(nd.ones((2, 1, 8, 5)), weights[0], kernel=(1, 2),
+                                             num_filter=1, no_bias=True),
                          lambda: dense(nd.ones((2, 64)), weights[1], num_hidden=64, no_bias=True)):
                 try:
                     call().wait_to_read()
                 except mx.MXNetError as error:
-                    assert "does not fit" in str(error) or "must have the shape" in str(error), error
+                    text = str(error)
+                    assert "does not fit" in text or "must have the shape" in text, error
         print("done")
         """)
     assert printed.strip() == "done"

@@ -38,7 +38,8 @@ def poisoned(program):
 
 
 def test_poisoned_pools():
-    """What comes back to a pool is no number, for those who read it later, and may not be written to."""
+    """What comes back to a pool is no number, for those who read it later, and may not be written
+    to."""
     done = poisoned("""
         import mpgluon as mx
         x = mx.nd.ones((300,))

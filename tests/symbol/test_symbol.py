@@ -522,21 +522,56 @@ HOSTILE = {
     "deeper": '{"nodes":' * 100000,
     "cut": mlp().tojson()[:700],
     "cyclic": '{"nodes":[{"op":"relu","name":"a","inputs":[[0,0,0]]}],"heads":[[0,0,0]]}',
-    "forward": '{"nodes":[{"op":"relu","name":"a","inputs":[[1,0,0]]},{"op":"null","name":"b","inputs":[]}],"heads":[[0,0,0]]}',
-    "negative": '{"nodes":[{"op":"null","name":"a","inputs":[]},{"op":"relu","name":"b","inputs":[[-1,0,0]]}],"heads":[[1,0,0]]}',
-    "output": '{"nodes":[{"op":"null","name":"a","inputs":[]},{"op":"relu","name":"b","inputs":[[0,7,0]]}],"heads":[[1,0,0]]}',
+    "forward": (
+        '{"nodes":[{"op":"relu","name":"a","inputs":[[1,0,0]]},{"op":"null","name":"b",'
+        '"inputs":[]}],"heads":[[0,0,0]]}'
+    ),
+    "negative": (
+        '{"nodes":[{"op":"null","name":"a","inputs":[]},{"op":"relu","name":"b",'
+        '"inputs":[[-1,0,0]]}],"heads":[[1,0,0]]}'
+    ),
+    "output": (
+        '{"nodes":[{"op":"null","name":"a","inputs":[]},{"op":"relu","name":"b","inputs":[[0,'
+        '7,0]]}],"heads":[[1,0,0]]}'
+    ),
     "head": '{"nodes":[{"op":"null","name":"a","inputs":[]}],"heads":[[9,0,0]]}',
     "no heads": '{"nodes":[{"op":"null","name":"a","inputs":[]}],"heads":[]}',
     "unknown op": '{"nodes":[{"op":"Nonesuch","name":"a","inputs":[]}],"heads":[[0,0,0]]}',
-    "missing parameter": '{"nodes":[{"op":"null","name":"x","inputs":[]},{"op":"FullyConnected","name":"a","inputs":[[0,0,0],[0,0,0],[0,0,0]]}],"heads":[[1,0,0]]}',
-    "wrong parameter": '{"nodes":[{"op":"null","name":"x","inputs":[]},{"op":"relu","name":"a","attrs":[1],"inputs":[[0,0,0]]}],"heads":[[1,0,0]]}',
-    "few inputs": '{"nodes":[{"op":"null","name":"x","inputs":[]},{"op":"elemwise_add","name":"a","inputs":[[0,0,0]]}],"heads":[[1,0,0]],"attrs":{"mxnet_version":["int",10901]}}',
-    "many inputs": '{"nodes":[{"op":"null","name":"x","inputs":[]},{"op":"relu","name":"a","inputs":[[0,0,0],[0,0,0]]}],"heads":[[1,0,0]]}',
-    "huge count": '{"nodes":[{"op":"null","name":"x","inputs":[]},{"op":"Concat","name":"a","attrs":{"num_args":"999999999999"},"inputs":[[0,0,0]]}],"heads":[[1,0,0]]}',
-    "huge outputs": '{"nodes":[{"op":"null","name":"x","inputs":[]},{"op":"split","name":"a","attrs":{"num_outputs":"99999999"},"inputs":[[0,0,0]]}],"heads":[[1,0,0]]}',
-    "huge number": '{"nodes":[{"op":"null","name":"x","inputs":[]},{"op":"relu","name":"a","inputs":[[99999999999999999999999,0,0]]}],"heads":[[1,0,0]]}',
-    "text for a number": '{"nodes":[{"op":"null","name":"x","inputs":[]},{"op":"relu","name":"a","inputs":[["0",0,0]]}],"heads":[[1,0,0]]}',
-    "subgraph": '{"nodes":[{"op":"_foreach","name":"a","inputs":[],"subgraphs":[{}]}],"heads":[[0,0,0]]}',
+    "missing parameter": (
+        '{"nodes":[{"op":"null","name":"x","inputs":[]},{"op":"FullyConnected","name":"a",'
+        '"inputs":[[0,0,0],[0,0,0],[0,0,0]]}],"heads":[[1,0,0]]}'
+    ),
+    "wrong parameter": (
+        '{"nodes":[{"op":"null","name":"x","inputs":[]},{"op":"relu","name":"a","attrs":[1],'
+        '"inputs":[[0,0,0]]}],"heads":[[1,0,0]]}'
+    ),
+    "few inputs": (
+        '{"nodes":[{"op":"null","name":"x","inputs":[]},{"op":"elemwise_add","name":"a",'
+        '"inputs":[[0,0,0]]}],"heads":[[1,0,0]],"attrs":{"mxnet_version":["int",10901]}}'
+    ),
+    "many inputs": (
+        '{"nodes":[{"op":"null","name":"x","inputs":[]},{"op":"relu","name":"a","inputs":[[0,'
+        '0,0],[0,0,0]]}],"heads":[[1,0,0]]}'
+    ),
+    "huge count": (
+        '{"nodes":[{"op":"null","name":"x","inputs":[]},{"op":"Concat","name":"a",'
+        '"attrs":{"num_args":"999999999999"},"inputs":[[0,0,0]]}],"heads":[[1,0,0]]}'
+    ),
+    "huge outputs": (
+        '{"nodes":[{"op":"null","name":"x","inputs":[]},{"op":"split","name":"a",'
+        '"attrs":{"num_outputs":"99999999"},"inputs":[[0,0,0]]}],"heads":[[1,0,0]]}'
+    ),
+    "huge number": (
+        '{"nodes":[{"op":"null","name":"x","inputs":[]},{"op":"relu","name":"a",'
+        '"inputs":[[99999999999999999999999,0,0]]}],"heads":[[1,0,0]]}'
+    ),
+    "text for a number": (
+        '{"nodes":[{"op":"null","name":"x","inputs":[]},{"op":"relu","name":"a",'
+        '"inputs":[["0",0,0]]}],"heads":[[1,0,0]]}'
+    ),
+    "subgraph": (
+        '{"nodes":[{"op":"_foreach","name":"a","inputs":[],"subgraphs":[{}]}],"heads":[[0,0,0]]}'
+    ),
 }
 
 

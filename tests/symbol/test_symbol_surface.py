@@ -11,25 +11,31 @@ import mpgluon as mx
 from mpgluon import nd
 
 NAMES = """
-__abs__ __add__ __bool__ __call__ __copy__ __deepcopy__ __div__ __eq__ __ge__ __getitem__ __getstate__ __gt__ __iadd__ __idiv__ __imul__
-__isub__ __iter__ __itruediv__ __le__ __len__ __lt__ __mod__ __mul__ __ne__ __neg__ __nonzero__ __pow__ __radd__ __rdiv__ __repr__ __rmod__
-__rmul__ __rpow__ __rsub__ __rtruediv__ __setstate__ __sub__ __truediv__ abs arccos arccosh arcsin arcsinh arctan arctanh argmax
-argmax_channel argmin argsort as_in_context as_nd_ndarray as_np_ndarray asnumpy asscalar astype attr attr_dict backward bind broadcast_axes
-broadcast_like broadcast_to cbrt ceil clip copy cos cosh debug_str degrees depth_to_space detach diag eval exp expand_dims expm1 fix flatten
-flip floor get_backend_symbol get_children get_internals gradient handle infer_shape infer_shape_partial infer_type infer_type_partial
-list_arguments list_attr list_auxiliary_states list_inputs list_outputs log log10 log1p log2 log_softmax max mean min name nanprod nansum norm
-one_hot ones_like optimize_for pad pick prod radians rcbrt reciprocal relu repeat reshape reshape_like rint round rsqrt save shape_array
-sigmoid sign simple_bind sin sinh size_array slice slice_axis slice_like softmax softmin sort space_to_depth split split_v2 sqrt square squeeze
-sum swapaxes take tan tanh tile tojson topk transpose trunc wait_to_read zeros_like
+__abs__ __add__ __bool__ __call__ __copy__ __deepcopy__ __div__ __eq__ __ge__ __getitem__
+__getstate__ __gt__ __iadd__ __idiv__ __imul__ __isub__ __iter__ __itruediv__ __le__ __len__ __lt__
+__mod__ __mul__ __ne__ __neg__ __nonzero__ __pow__ __radd__ __rdiv__ __repr__ __rmod__ __rmul__
+__rpow__ __rsub__ __rtruediv__ __setstate__ __sub__ __truediv__ abs arccos arccosh arcsin arcsinh
+arctan arctanh argmax argmax_channel argmin argsort as_in_context as_nd_ndarray as_np_ndarray
+asnumpy asscalar astype attr attr_dict backward bind broadcast_axes broadcast_like broadcast_to cbrt
+ceil clip copy cos cosh debug_str degrees depth_to_space detach diag eval exp expand_dims expm1 fix
+flatten flip floor get_backend_symbol get_children get_internals gradient handle infer_shape
+infer_shape_partial infer_type infer_type_partial list_arguments list_attr list_auxiliary_states
+list_inputs list_outputs log log10 log1p log2 log_softmax max mean min name nanprod nansum norm
+one_hot ones_like optimize_for pad pick prod radians rcbrt reciprocal relu repeat reshape
+reshape_like rint round rsqrt save shape_array sigmoid sign simple_bind sin sinh size_array slice
+slice_axis slice_like softmax softmin sort space_to_depth split split_v2 sqrt square squeeze sum
+swapaxes take tan tanh tile tojson topk transpose trunc wait_to_read zeros_like
 """.split()
 
 # Calls that mean the same for symbols and arrays; `x` has the shape (1, 4, 2, 6), `y` (3, 4, 2, 6).
 CALLS = {
     name: (lambda x, y, name=name: getattr(x, name)())
     for name in """
-    __abs__ __neg__ abs arccos arcsin arcsinh arctan arctanh argmax argmin argsort cbrt ceil cos cosh degrees diag exp expm1 fix flatten floor
-    log log10 log1p log2 log_softmax max mean min nanprod nansum norm ones_like prod radians rcbrt reciprocal relu rint round rsqrt
-    shape_array sigmoid sign sin sinh size_array softmax softmin sort sqrt square squeeze sum tan tanh topk transpose trunc zeros_like
+__abs__ __neg__ abs arccos arcsin arcsinh arctan arctanh argmax argmin argsort cbrt ceil cos cosh
+degrees diag exp expm1 fix flatten floor log log10 log1p log2 log_softmax max mean min nanprod
+nansum norm ones_like prod radians rcbrt reciprocal relu rint round rsqrt shape_array sigmoid sign
+sin sinh size_array softmax softmin sort sqrt square squeeze sum tan tanh topk transpose trunc
+zeros_like
 """.split()
 }
 CALLS.update(

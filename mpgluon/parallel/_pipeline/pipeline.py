@@ -3,20 +3,17 @@ time."""
 
 from __future__ import annotations
 
-import collections
 import contextlib
-import gc
 from typing import TYPE_CHECKING, Any
 
 from ... import _core, _device_groups, autograd, ndarray as nd
 from ..._core import PIECE_CARRIED as CARRIED, PIECE_SHARED as SHARED, PIECE_SPLIT as SPLIT
 from ...base import MXNetError, counted, is_floating
-from ...context import memory_stats
 from ...gluon import _compiled, _nested, _recompute, _running_statistics
 from .. import collectives, schedules
 from ..collectives import divide
+from .driver import AUTO, Driver
 from .report import Report
-from .stages import Stages
 
 if TYPE_CHECKING:
     import os
@@ -28,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Pipeline"]
 
-AUTO = "auto"  # as a schedule: one that is chosen by what the first steps took
 _NONE = contextlib.nullcontext()
 
 
@@ -128,11 +124,13 @@ class Pipeline:
             isinstance(row, (list, tuple)) for row in schedule if not isinstance(schedule, str)
         ):
             raise ValueError(
-                f"Pipeline: schedule must be a name, or for each device a list of (kind, stage, micro_batch), not {str(schedule)[:80]}"
+                "Pipeline: schedule must be a name, or for each device a list of (kind, stage, "
+                f"micro_batch), not {str(schedule)[:80]}"
             )
         if not _whole(axis):
             raise ValueError(
-                f"Pipeline: axis must be a whole number from 0 on (inputs may have different numbers of axes), not {axis!r}"
+                "Pipeline: axis must be a whole number from 0 on (inputs may have different "
+                f"numbers of axes), not {axis!r}"
             )
         if split is not None and not (
             isinstance(split, (list, tuple))
@@ -169,7 +167,10 @@ class Pipeline:
     def __repr__(self) -> str:
         schedule = repr(self.schedule) if isinstance(self.schedule, str) else "a table of its own"
         axis = f", axis={self.axis}" if self.axis else ""
-        return f"Pipeline({self.micro_batches} micro-batches along {self.along}{axis}, schedule={schedule})"
+        return (
+            f"Pipeline({self.micro_batches} micro-batches along {self.along}{axis}, "
+            f"schedule={schedule})"
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_last": None}  # a copy has not run
@@ -306,7 +307,8 @@ class _Entry:
         structure = self.signature.outputs
         if not isinstance(structure, tuple) or structure[0] not in (list, tuple):
             raise MXNetError(
-                f"{self.signature.path}: a pipeline along time needs a block that is called as net(x, states) and returns (out, states)"
+                f"{self.signature.path}: a pipeline along time needs a block that is called as "
+                "net(x, states) and returns (out, states)"
             )
         places, at = {}, 0
         for number, part in enumerate(structure[1:]):
@@ -319,7 +321,8 @@ class _Entry:
             outputs = places.get(result, ())
             if len(inputs) != len(outputs):
                 raise MXNetError(
-                    f"{self.signature.path}: argument {argument} has {len(inputs)} arrays of state, but result {result}, which is to be carried on, "
+                    f"{self.signature.path}: argument {argument} has {len(inputs)} arrays of "
+                    f"state, but result {result}, which is to be carried on, "
                     f"has {len(outputs)}"
                 )
             for i, o in zip(inputs, outputs):
@@ -416,8 +419,10 @@ class _Entry:
                 self._check(call, rows, arrays, whole)
             if self.misshapen is not None:
                 raise MXNetError(
-                    f"{self.signature.path}: result {self.misshapen[0]} of a micro-batch of {counted(rows, 'row')} has shape {self.misshapen[1]}, without the axis "
-                    "along which the batch is divided: an operator goes across the batch. Do that after the pipeline, on its whole result"
+                    f"{self.signature.path}: result {self.misshapen[0]} of a micro-batch of "
+                    f"{counted(rows, 'row')} has shape {self.misshapen[1]}, without the axis "
+                    "along which the batch is divided: an operator goes across the batch. Do that "
+                    "after the pipeline, on its whole result"
                 )
             self.calls[key] = call, self.statistics
         return self.calls[key]
@@ -478,8 +483,10 @@ def _of_size(error, path, rows, works, axis):
     """`error` of tracing a micro-batch of `rows`, where tracing as many as `works` met none: with
     what is to be done."""
     return type(error)(
-        f"{error}\n  this is a micro-batch of {counted(rows, 'row')} along axis {axis}; {path} works with {works}. A number in it stands for the size of the batch, "
-        f"which a pipeline divides: write -1 in its place in a reshape (0 keeps a size of the input), or take it from an input's shape"
+        f"{error}\n  this is a micro-batch of {counted(rows, 'row')} along axis {axis}; {path} "
+        f"works with {works}. A number in it stands for the size of the batch, "
+        "which a pipeline divides: write -1 in its place in a reshape (0 keeps a size of the "
+        "input), or take it from an input's shape"
     )
 
 
@@ -559,9 +566,12 @@ class PipelinedCall:
             if signature.splits:
                 name, path = signature.splits
                 raise MXNetError(
-                    f"{path or signature.path}: {name} runs on the host, between two compiled programs, and "
-                    "the stages of a pipeline are programs as a whole. Use it before or behind the pipelined "
-                    "block; or do without pipeline=, with a loop over micro-batches and grad_req='add'"
+                    f"{path or signature.path}: {name} runs on the host, between two compiled "
+                    "programs, and "
+                    "the stages of a pipeline are programs as a whole. Use it before or behind the "
+                    "pipelined "
+                    "block; or do without pipeline=, with a loop over micro-batches and "
+                    "grad_req='add'"
                 )
             entry = self._entries[key] = _Entry(signature, kinds, pipeline)
         params = [param.arrays[ctx] for param, ctx in entry.signature.used]
@@ -653,13 +663,15 @@ class PipelinedCall:
             bad = [i for i in split if not 0 <= i < len(flat) or flat[i].ndim <= axis]
             if bad or not split:
                 raise ValueError(
-                    f"Pipeline: split={split} does not fit the {len(flat)} inputs: there must be such inputs, with axis {axis}"
+                    f"Pipeline: split={split} does not fit the {len(flat)} inputs: there must be "
+                    f"such inputs, with axis {axis}"
                 )
             total = flat[split[0]].shape[axis]
             other = [i for i in split if flat[i].shape[axis] != total]
             if other:
                 raise ValueError(
-                    f"Pipeline: input {other[0]} has {counted(flat[other[0]].shape[axis], 'row')} along axis {axis}, input {split[0]} has {total}"
+                    f"Pipeline: input {other[0]} has {counted(flat[other[0]].shape[axis], 'row')} "
+                    f"along axis {axis}, input {split[0]} has {total}"
                 )
         return [
             CARRIED if i in carried else SPLIT if i in split else SHARED for i in range(len(flat))
@@ -677,116 +689,3 @@ class PipelinedCall:
 
     def discover(self, args: tuple[Any, ...]) -> None:
         _compiled.CompiledCall(self._block, {}).discover(args)
-
-
-def _check_memory(peaks, advice):
-    """Raises where a device's limit leaves less than the schedule needs."""
-    for ctx, needed in peaks.items():
-        stats = memory_stats(ctx)
-        if not stats["limit"]:
-            continue
-        # Arrays that nothing reaches any more count as free
-        if needed > stats["limit"] - stats["in_use"] and gc.collect():
-            stats = memory_stats(ctx)
-        # What is cached goes back to the system when it is asked for more
-        left = max(stats["limit"] - stats["in_use"], 0)
-        if needed > left:
-            raise schedules.ScheduleError(
-                f"the schedule needs {needed:,} bytes on {ctx} for micro-batches under way, {needed - left:,} more than its limit of {stats['limit']:,} "
-                f"leaves beside the {stats['in_use']:,} in use. {advice}"
-            )
-
-
-ALL_AT_ONCE = "In the ordinary loop all micro-batches are under way at once: TrainStep with schedule='1f1b', or recompute, takes less"
-
-
-# What passes of a run are queued by; peaks: the most bytes on each device, from the run's begin on.
-Prepared = collections.namedtuple("Prepared", "stages table items peaks")
-
-
-class Driver:
-    """Queues the passes of a run by the pipeline's schedule."""
-
-    def __init__(self, entry: _Entry, pipeline: Pipeline) -> None:
-        self.entry, self.pipeline = entry, pipeline
-        self.begun = None  # of a recorded run: how forward was queued
-
-    def _prepare(self, run, phases, schedule=None, keep=False):
-        """keep: a backward is to come, for which nothing is given back."""
-        pipeline, pieces = self.pipeline, run.pieces
-        if schedule is None and pipeline.schedule == AUTO:
-            schedule = self.entry.chosen or schedules.DEFAULT
-        schedule = schedule or pipeline.schedule
-        programs = tuple(
-            run.program(k, phase)
-            for k in range(pieces)
-            for phase, name in enumerate("FB")
-            if name in phases
-        )
-        key = (programs, phases, str(schedule), pipeline.expected)
-        prepared = self.entry.tables.get(key)
-        if prepared is None:
-            described = Stages(run, "B" in phases, bool(pipeline.carry))
-            if pipeline.expected and described.placement() == pipeline.expected.contexts:
-                described.durations = described.costs(pipeline.expected.times)
-            table = described.table(schedule, pieces, phases, pipeline.micro_batches)
-            items = described.items(table, pieces, phases)
-            whole = self.begun.items + items if phases == "B" else items
-            peaks = described.peaks(run, whole, keep)
-            prepared = self.entry.tables[key] = Prepared(described, table, items, peaks)
-        return prepared
-
-    def _choose(self, run):
-        """schedule='auto': from the third step on, what is quickest on paper with the times of the
-        second, within the devices' memory."""
-        entry = self.entry
-        entry.runs += 1
-        if self.pipeline.schedule != AUTO or entry.chosen or entry.runs < 3:
-            return
-        report, best = self.pipeline.report(), None
-        own = any(report.stages is prepared.stages for prepared in entry.tables.values())
-        if report.micro_batches != run.pieces or not own:
-            return  # the last step was of another shape
-        for name in schedules.SCHEDULES:
-            stages, table, _, peaks = self._prepare(run, "FB", name)
-            if any(
-                memory_stats(ctx)["limit"]
-                and needed > memory_stats(ctx)["limit"] - memory_stats(ctx)["in_use"]
-                for ctx, needed in peaks.items()
-            ):
-                continue
-            length = schedules.simulate(table, stages.graph, run.pieces, report.costs).length
-            if best is None or (length, sum(peaks.values())) < best[:2]:
-                best = (length, sum(peaks.values()), name)
-        entry.chosen = best[2] if best else schedules.DEFAULT
-
-    def _queue(self, run, prepared, phases):
-        """Queues what was prepared, and notes it for the report."""
-        run.submit(prepared.items)
-        self.pipeline._last = (run.watch(), prepared, phases)
-
-    def forward(self, run: _core.PipelineRun, recording: bool = False) -> None:
-        prepared = self._prepare(run, "F", keep=recording)
-        if recording:
-            self.begun = prepared
-            _check_memory(prepared.peaks, ALL_AT_ONCE)
-        self._queue(run, prepared, "F")
-
-    def peaks(self, run: _core.PipelineRun) -> dict[Context, int]:
-        """The most bytes that both passes, interleaved, take on each device."""
-        return self._prepare(run, "FB").peaks
-
-    def train(self, run: _core.PipelineRun) -> None:
-        """Both passes, interleaved."""
-        self._choose(run)
-        prepared = self._prepare(run, "FB")
-        _check_memory(prepared.peaks, "More micro-batches, schedule='1f1b' or recompute take less")
-        self._queue(run, prepared, "FB")
-
-    def __call__(self, run: _core.PipelineRun) -> None:
-        """The backward of a recorded run."""
-        prepared = self._prepare(run, "B")
-        held = self.begun.peaks
-        more = {ctx: needed - held.get(ctx, 0) for ctx, needed in prepared.peaks.items()}
-        _check_memory(more, ALL_AT_ONCE)
-        self._queue(run, prepared, "B")

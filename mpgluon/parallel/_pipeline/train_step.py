@@ -10,7 +10,8 @@ from ...base import MXNetError, counted
 from ...gluon._compiled_programs import CompiledPrograms
 from ...gluon.block import HybridBlock
 from .._mesh import placement
-from .pipeline import Driver, Pipeline, PipelinedCall
+from .driver import Driver
+from .pipeline import Pipeline, PipelinedCall
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -39,9 +39,11 @@ Candidate = collections.namedtuple(
         "order",
     ],
 )
-Candidate.__doc__ = """A placement (for each layer, the number of its device) and what is predicted: ``seconds`` of a step, the layers of each
-stage (none for one that only sends the batch), the number of its device, ``times`` of one micro-batch's passes ((kind, stage) -> seconds), the simulation, ``memory``, bytes of each device as (parameters and states, micro-batches), and ``order``, the times that the schedule's table is made of; None:
-stages that are equally heavy."""
+Candidate.__doc__ = """A placement (for each layer, the number of its device) and what
+is predicted: ``seconds`` of a step, the layers of each stage (none for one that only sends the
+batch), the number of its device, ``times`` of one micro-batch's passes ((kind, stage) -> seconds),
+the simulation, ``memory``, bytes of each device as (parameters and states, micro-batches), and
+``order``, the times that the schedule's table is made of; None: stages that are equally heavy."""
 
 
 class Search:
@@ -781,7 +783,8 @@ class Search:
         raise MXNetError(
             "plan: no placement has room within the memory limits. The leanest "
             f"({candidate.micro_batches} micro-batches, "
-            f"{candidate.schedule}){'' if self.profile.is_measured(candidate) else ', by estimate,'} "
+            f"{candidate.schedule})"
+            f"{'' if self.profile.is_measured(candidate) else ', by estimate,'} "
             f"needs {'; '.join(text for _, text in sorted(lacking))}. Smaller batches, more "
             "micro-batches, more devices or recompute take less"
         )

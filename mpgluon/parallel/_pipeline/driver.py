@@ -1,0 +1,137 @@
+"""What queues the passes of a pipeline's run, by its schedule and within the devices' memory."""
+
+from __future__ import annotations
+
+import collections
+import gc
+from typing import TYPE_CHECKING
+
+from ... import _core
+from ...context import memory_stats
+from .. import schedules
+from .stages import Stages
+
+if TYPE_CHECKING:
+    from ...context import Context
+    from .pipeline import Pipeline, _Entry
+
+__all__ = ["AUTO", "Driver"]
+
+AUTO = "auto"  # as a schedule: one that is chosen by what the first steps took
+
+
+def _check_memory(peaks, advice):
+    """Raises where a device's limit leaves less than the schedule needs."""
+    for ctx, needed in peaks.items():
+        stats = memory_stats(ctx)
+        if not stats["limit"]:
+            continue
+        # Arrays that nothing reaches any more count as free
+        if needed > stats["limit"] - stats["in_use"] and gc.collect():
+            stats = memory_stats(ctx)
+        # What is cached goes back to the system when it is asked for more
+        left = max(stats["limit"] - stats["in_use"], 0)
+        if needed > left:
+            raise schedules.ScheduleError(
+                f"the schedule needs {needed:,} bytes on {ctx} for micro-batches under way, "
+                f"{needed - left:,} more than its limit of {stats['limit']:,} "
+                f"leaves beside the {stats['in_use']:,} in use. {advice}"
+            )
+
+
+ALL_AT_ONCE = (
+    "In the ordinary loop all micro-batches are under way at once: TrainStep with schedule='1f1b', "
+    "or recompute, takes less"
+)
+
+
+# What passes of a run are queued by; peaks: the most bytes on each device, from the run's begin on.
+Prepared = collections.namedtuple("Prepared", "stages table items peaks")
+
+
+class Driver:
+    """Queues the passes of a run by the pipeline's schedule."""
+
+    def __init__(self, entry: _Entry, pipeline: Pipeline) -> None:
+        self.entry, self.pipeline = entry, pipeline
+        self.begun = None  # of a recorded run: how forward was queued
+
+    def _prepare(self, run, phases, schedule=None, keep=False):
+        """keep: a backward is to come, for which nothing is given back."""
+        pipeline, pieces = self.pipeline, run.pieces
+        if schedule is None and pipeline.schedule == AUTO:
+            schedule = self.entry.chosen or schedules.DEFAULT
+        schedule = schedule or pipeline.schedule
+        programs = tuple(
+            run.program(k, phase)
+            for k in range(pieces)
+            for phase, name in enumerate("FB")
+            if name in phases
+        )
+        key = (programs, phases, str(schedule), pipeline.expected)
+        prepared = self.entry.tables.get(key)
+        if prepared is None:
+            described = Stages(run, "B" in phases, bool(pipeline.carry))
+            if pipeline.expected and described.placement() == pipeline.expected.contexts:
+                described.durations = described.costs(pipeline.expected.times)
+            table = described.table(schedule, pieces, phases, pipeline.micro_batches)
+            items = described.items(table, pieces, phases)
+            whole = self.begun.items + items if phases == "B" else items
+            peaks = described.peaks(run, whole, keep)
+            prepared = self.entry.tables[key] = Prepared(described, table, items, peaks)
+        return prepared
+
+    def _choose(self, run):
+        """schedule='auto': from the third step on, what is quickest on paper with the times of the
+        second, within the devices' memory."""
+        entry = self.entry
+        entry.runs += 1
+        if self.pipeline.schedule != AUTO or entry.chosen or entry.runs < 3:
+            return
+        report, best = self.pipeline.report(), None
+        own = any(report.stages is prepared.stages for prepared in entry.tables.values())
+        if report.micro_batches != run.pieces or not own:
+            return  # the last step was of another shape
+        for name in schedules.SCHEDULES:
+            stages, table, _, peaks = self._prepare(run, "FB", name)
+            if any(
+                memory_stats(ctx)["limit"]
+                and needed > memory_stats(ctx)["limit"] - memory_stats(ctx)["in_use"]
+                for ctx, needed in peaks.items()
+            ):
+                continue
+            length = schedules.simulate(table, stages.graph, run.pieces, report.costs).length
+            if best is None or (length, sum(peaks.values())) < best[:2]:
+                best = (length, sum(peaks.values()), name)
+        entry.chosen = best[2] if best else schedules.DEFAULT
+
+    def _queue(self, run, prepared, phases):
+        """Queues what was prepared, and notes it for the report."""
+        run.submit(prepared.items)
+        self.pipeline._last = (run.watch(), prepared, phases)
+
+    def forward(self, run: _core.PipelineRun, recording: bool = False) -> None:
+        prepared = self._prepare(run, "F", keep=recording)
+        if recording:
+            self.begun = prepared
+            _check_memory(prepared.peaks, ALL_AT_ONCE)
+        self._queue(run, prepared, "F")
+
+    def peaks(self, run: _core.PipelineRun) -> dict[Context, int]:
+        """The most bytes that both passes, interleaved, take on each device."""
+        return self._prepare(run, "FB").peaks
+
+    def train(self, run: _core.PipelineRun) -> None:
+        """Both passes, interleaved."""
+        self._choose(run)
+        prepared = self._prepare(run, "FB")
+        _check_memory(prepared.peaks, "More micro-batches, schedule='1f1b' or recompute take less")
+        self._queue(run, prepared, "FB")
+
+    def __call__(self, run: _core.PipelineRun) -> None:
+        """The backward of a recorded run."""
+        prepared = self._prepare(run, "B")
+        held = self.begun.peaks
+        more = {ctx: needed - held.get(ctx, 0) for ctx, needed in prepared.peaks.items()}
+        _check_memory(more, ALL_AT_ONCE)
+        self._queue(run, prepared, "B")
