@@ -264,66 +264,80 @@ mpg_status scale(const mpg_kernel_call *call, const mpg_cuda_product *p) {
   return MPG_OK;
 }
 
+/* The distance of rows does not matter where there is one, but cuBLASLt checks it. */
+signature normalise(mpg_cuda_product *p) {
+  int64_t a_columns = p->transpose_a ? p->m : p->k, b_columns = p->transpose_b ? p->k : p->n;
+  if (p->lda < a_columns) p->lda = a_columns;
+  if (p->ldb < b_columns) p->ldb = b_columns;
+  if (p->ldc < p->n) p->ldc = p->n;
+  if (p->count == 1) p->a_step = p->b_step = p->c_step = 0;
+  if (p->beta == 0) p->c0 = NULL;
+  return {p->m,     p->n,           p->k,           p->lda,          p->ldb,
+          p->ldc,   p->count,       p->a_step,      p->b_step,       p->c_step,
+          p->dtype, p->transpose_a, p->transpose_b, p->bias != NULL, 0};
+}
+
 /* Bytes from an operand's first element to its last. */
-size_t extent(const mpg_cuda_product *p, int64_t rows, int64_t columns, int64_t ld, int64_t step) {
-  return (size_t)((p->count - 1) * step + (rows - 1) * ld + columns) * mpg_dtype_size(p->dtype);
+size_t extent(const mpg_cuda_product *p, bool transposed, int64_t rows, int64_t columns, int64_t ld,
+              int64_t step) {
+  int64_t last = transposed ? (columns - 1) * ld + rows : (rows - 1) * ld + columns;
+  return (size_t)((p->count - 1) * step + last) * mpg_dtype_size(p->dtype);
 }
 size_t padded(size_t bytes) { return (bytes + 255) & ~(size_t)255; }
 
-mpg_status copy(const mpg_kernel_call *call, void *to, const void *from, size_t bytes) {
-  return mpg_cuda_check(
-      cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, (cudaStream_t)call->stream),
-      "cudaMemcpyAsync");
+struct copies { /* of operands that are not aligned */
+  struct {
+    const void **operand;
+    size_t bytes;
+  } all[5];
+  int count;
+  size_t total;
+
+  void want(const void **operand, size_t bytes) {
+    if (mpg_cuda_aligned(*operand)) return;
+    all[count++] = {operand, bytes};
+    total += padded(bytes);
+  }
+  mpg_status make(const mpg_kernel_call *call, char *next) {
+    for (int i = 0; i < count; i++) {
+      MPG_TRY(mpg_cuda_copy(call, *all[i].operand, next, all[i].bytes));
+      *all[i].operand = next;
+      next += padded(all[i].bytes);
+    }
+    return MPG_OK;
+  }
+};
+
+/* Operands become copies where they are not aligned; behind cuBLASLt's own scratch. c's copy is the
+ * whole range, with what lies between the rows, which goes back as it was. */
+mpg_status align(const mpg_kernel_call *call, const plan *found, mpg_cuda_product *p,
+                 char **workspace) {
+  bool in_place = !p->c0 || p->c0 == p->c;
+  const void *c = p->c, *c0 = in_place ? NULL : p->c0, *bias = found->bias_apart ? NULL : p->bias;
+  size_t c_bytes = extent(p, false, p->m, p->n, p->ldc, p->c_step);
+  copies made = {};
+  made.want(&p->a, extent(p, p->transpose_a, p->m, p->k, p->lda, p->a_step));
+  made.want(&p->b, extent(p, p->transpose_b, p->k, p->n, p->ldb, p->b_step));
+  made.want(&c, c_bytes);
+  made.want(&c0, c_bytes);
+  made.want(&bias, (size_t)p->n * mpg_dtype_size(p->dtype));
+  size_t total = padded(found->workspace) + made.total;
+  *workspace = total ? (char *)mpg_device_scratch(call->device, total) : NULL;
+  if (total && !*workspace) return MPG_DEVICE_OUT_OF_MEMORY;
+  MPG_TRY(made.make(call, *workspace + padded(found->workspace)));
+  p->c = (void *)c;
+  p->c0 = in_place ? c : c0;
+  if (bias) p->bias = bias;
+  return MPG_OK;
 }
 
 mpg_status queue(const mpg_kernel_call *call, products *all, const mpg_cuda_product *product) {
   mpg_cuda_product p = *product;
-  /* The distance of rows does not matter where there is one, but cuBLASLt checks it. */
-  int64_t a_columns = p.transpose_a ? p.m : p.k, b_columns = p.transpose_b ? p.k : p.n;
-  if (p.lda < a_columns) p.lda = a_columns;
-  if (p.ldb < b_columns) p.ldb = b_columns;
-  if (p.ldc < p.n) p.ldc = p.n;
-  if (p.count == 1) p.a_step = p.b_step = p.c_step = 0;
-  signature key = {p.m,     p.n,           p.k,           p.lda,          p.ldb,
-                   p.ldc,   p.count,       p.a_step,      p.b_step,       p.c_step,
-                   p.dtype, p.transpose_a, p.transpose_b, p.bias != NULL, 0};
+  signature key = normalise(&p);
   plan *found = NULL;
+  char *workspace;
   MPG_TRY(find(call, all, key, &found));
-
-  /* Scratch: cuBLASLt's own, then copies of what is not aligned. */
-  size_t a_bytes = extent(&p, p.transpose_a ? p.k : p.m, a_columns, p.lda, p.a_step),
-         b_bytes = extent(&p, p.transpose_b ? p.n : p.k, b_columns, p.ldb, p.b_step);
-  size_t c_bytes = extent(&p, p.m, p.n, p.ldc, p.c_step),
-         bias_bytes = (size_t)p.n * mpg_dtype_size(p.dtype);
-  if (p.beta == 0) p.c0 = NULL;
-  bool move_a = !mpg_cuda_aligned(p.a), move_b = !mpg_cuda_aligned(p.b),
-       move_c = !mpg_cuda_aligned(p.c), move_c0 = p.c0 && p.c0 != p.c && !mpg_cuda_aligned(p.c0);
-  bool move_bias = p.bias && !found->bias_apart && !mpg_cuda_aligned(p.bias);
-  size_t sizes[] = {found->workspace,     move_a ? a_bytes : 0,  move_b ? b_bytes : 0,
-                    move_c ? c_bytes : 0, move_c0 ? c_bytes : 0, move_bias ? bias_bytes : 0},
-         total = 0;
-  for (size_t size : sizes) total += padded(size);
-  char *scratch = NULL, *next;
-  if (total && !(scratch = (char *)mpg_device_scratch(call->device, total)))
-    return MPG_DEVICE_OUT_OF_MEMORY;
-  next = scratch + padded(found->workspace);
-  auto staged = [&](const void **operand, size_t bytes) {
-    MPG_TRY(copy(call, next, *operand, bytes));
-    *operand = next;
-    next += padded(bytes);
-    return MPG_OK;
-  };
-  bool in_place = !p.c0 || p.c0 == p.c;
-  if (move_a) MPG_TRY(staged(&p.a, a_bytes));
-  if (move_b) MPG_TRY(staged(&p.b, b_bytes));
-  if (move_c0) MPG_TRY(staged(&p.c0, c_bytes));
-  if (move_bias) MPG_TRY(staged(&p.bias, bias_bytes));
-  void *out = p.c;
-  if (move_c) { /* with what lies between the rows, which goes back as it was */
-    MPG_TRY(copy(call, next, p.c, c_bytes));
-    p.c = next;
-  }
-  if (in_place) p.c0 = p.c;
+  MPG_TRY(align(call, found, &p, &workspace));
   if (p.bias && found->bias_apart) {
     MPG_TRY(fill_rows(call, &p));
     p.beta = 1;
@@ -338,9 +352,10 @@ mpg_status queue(const mpg_kernel_call *call, products *all, const mpg_cuda_prod
   cublasStatus_t status = all->lt.cublasLtMatmul(
       all->handle, found->desc, wide ? (const void *)&p.alpha : &alpha, p.b, found->b, p.a,
       found->a, wide ? (const void *)&p.beta : &beta, p.c0, found->c, p.c, found->c, &found->algo,
-      scratch, found->workspace, (cudaStream_t)call->stream);
+      workspace, found->workspace, (cudaStream_t)call->stream);
   if (status != MPG_CUBLAS_STATUS_SUCCESS) return failed(call, &all->lt, "cublasLtMatmul", status);
-  return move_c ? copy(call, out, p.c, c_bytes) : MPG_OK;
+  return mpg_cuda_copy(call, p.c, product->c,
+                       extent(&p, false, p.m, p.n, p.ldc, p.c_step)); /* where c was copied */
 }
 
 } // namespace
