@@ -53,7 +53,7 @@ static int64_t blocks_of(int64_t n, int64_t block) { return (n + block - 1) / bl
 static int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 #define T float
-#define NAME(x) single_##x
+#define NAME(name) name##_f32
 #define BITS int32_t
 #define EXP mpg_expf
 #include "kernels/cpu/products/lanes.h"
@@ -64,7 +64,7 @@ static int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; 
 #undef EXP
 
 #define T double
-#define NAME(x) double_##x
+#define NAME(name) name##_f64
 #define BITS int64_t
 #define EXP exp
 #define LANES_OF_DOUBLE
@@ -122,9 +122,10 @@ static mpg_status forward(const mpg_kernel_call *call) {
     draw[0] = a.draw.seed, draw[1] = a.draw.call, draw[2] = a.draw.position, draw[3] = a.draw.run,
     draw[4] = a.draw.stride;
   }
-  MPG_TRY(get_scratch(&a, wide ? double_forward_bytes(&a) : single_forward_bytes(&a)));
+  MPG_TRY(
+      get_scratch(&a, wide ? attention_forward_bytes_f64(&a) : attention_forward_bytes_f32(&a)));
   mpg_cpu_parallel_for(call, a.batch * a.heads * blocks_of(a.rows, BLOCK_ROWS), 1,
-                       wide ? double_forward : single_forward, &a);
+                       wide ? attention_forward_f64 : attention_forward_f32, &a);
   return MPG_OK;
 }
 
@@ -143,8 +144,9 @@ static mpg_status backward(const mpg_kernel_call *call) {
     a.draw = (mpg_random_key){
         .seed = draw[0], .call = draw[1], .position = draw[2], .run = draw[3], .stride = draw[4]};
   }
-  MPG_TRY(get_scratch(&a, wide ? double_backward_bytes(&a) : single_backward_bytes(&a)));
-  mpg_range_fn backward = wide ? double_backward : single_backward;
+  MPG_TRY(
+      get_scratch(&a, wide ? attention_backward_bytes_f64(&a) : attention_backward_bytes_f32(&a)));
+  mpg_range_fn backward = wide ? attention_backward_f64 : attention_backward_f32;
   int64_t heads = a.batch * a.heads;
   a.all_at_once = heads >= call->num_threads;
   if (a.all_at_once) {

@@ -178,14 +178,14 @@ static T NAME(sum)(const T *s, int64_t n) {
 
 /* --- Forward ---------------------------------------------------------------------------------- */
 
-static size_t NAME(forward_bytes)(const attention *p) {
+static size_t NAME(attention_forward_bytes)(const attention *p) {
   int64_t keys = round_up(p->keys, BLOCK_KEYS), padded = round_up(p->value_width, NAME(NR));
   return (size_t)(keys * (p->width + padded) + BLOCK_ROWS * (p->width + BLOCK_KEYS + padded)) *
          sizeof(T);
 }
 
 /* Units are blocks of rows, head by head. */
-static void NAME(forward)(void *context, int64_t begin, int64_t end) {
+static void NAME(attention_forward)(void *context, int64_t begin, int64_t end) {
   const attention *p = context;
   int64_t keys = round_up(p->keys, BLOCK_KEYS), padded = round_up(p->value_width, NAME(NR)),
           packed = -1;
@@ -278,7 +278,7 @@ static size_t NAME(divide)(const attention *p, char *scratch, NAME(work) * w) {
   return bytes;
 }
 
-static size_t NAME(backward_bytes)(const attention *p) {
+static size_t NAME(attention_backward_bytes)(const attention *p) {
   NAME(work) w;
   return NAME(divide)(p, NULL, &w);
 }
@@ -364,7 +364,7 @@ static void NAME(backward_block)(const attention *p, const NAME(work) * w, int64
   }
 }
 
-static void NAME(backward)(void *context, int64_t begin, int64_t end) {
+static void NAME(attention_backward)(void *context, int64_t begin, int64_t end) {
   const attention *p = context;
   NAME(work) w;
   NAME(divide)(p, p->scratch + (size_t)omp_get_thread_num() * p->scratch_bytes, &w);

@@ -71,7 +71,7 @@ typedef struct lrn {
 #define STORE AS_IS
 #define DTYPE MPG_FLOAT32
 #define COMPUTE MPG_COMPUTE_F32
-#define NAME(x) float32_##x
+#define NAME(name) name##_f32
 #include "kernels/cpu/layers/norm_impl.h"
 #define S double
 #define A double
@@ -79,7 +79,7 @@ typedef struct lrn {
 #define STORE AS_IS
 #define DTYPE MPG_FLOAT64
 #define COMPUTE MPG_COMPUTE_F64
-#define NAME(x) float64_##x
+#define NAME(name) name##_f64
 #include "kernels/cpu/layers/norm_impl.h"
 #define S uint16_t
 #define A float
@@ -87,7 +87,7 @@ typedef struct lrn {
 #define STORE mpg_float_to_half
 #define DTYPE MPG_FLOAT16
 #define COMPUTE MPG_COMPUTE_F32
-#define NAME(x) float16_##x
+#define NAME(name) name##_f16
 #include "kernels/cpu/layers/norm_impl.h"
 #define S uint16_t
 #define A float
@@ -95,15 +95,15 @@ typedef struct lrn {
 #define STORE mpg_float_to_bfloat16
 #define DTYPE MPG_BFLOAT16
 #define COMPUTE MPG_COMPUTE_F32
-#define NAME(x) bfloat16_##x
+#define NAME(name) name##_bf16
 #include "kernels/cpu/layers/norm_impl.h"
 
 /* The instance of a function for the dtype. */
-#define INSTANCE(dtype, function)                \
-  ((dtype) == MPG_FLOAT32   ? float32_##function \
-   : (dtype) == MPG_FLOAT64 ? float64_##function \
-   : (dtype) == MPG_FLOAT16 ? float16_##function \
-                            : bfloat16_##function)
+#define INSTANCE(dtype, function)            \
+  ((dtype) == MPG_FLOAT32   ? function##_f32 \
+   : (dtype) == MPG_FLOAT64 ? function##_f64 \
+   : (dtype) == MPG_FLOAT16 ? function##_f16 \
+                            : function##_bf16)
 
 enum { BLOCK = 64 }; /* columns handled together: norm_impl.h's COLUMNS */
 static int64_t blocks(int64_t columns) { return (columns + BLOCK - 1) / BLOCK; }

@@ -36,7 +36,7 @@ typedef struct upsampling {
 #define LANE_INT int32_t
 #define LOAD AS_IS
 #define STORE AS_IS
-#define NAME(x) float32_##x
+#define NAME(name) name##_f32
 #define LOWEST (-FLT_MAX)
 #include "kernels/cpu/layers/pooling_impl.h"
 #define S double
@@ -44,7 +44,7 @@ typedef struct upsampling {
 #define LANE_INT int64_t
 #define LOAD AS_IS
 #define STORE AS_IS
-#define NAME(x) float64_##x
+#define NAME(name) name##_f64
 #define LOWEST (-DBL_MAX)
 #include "kernels/cpu/layers/pooling_impl.h"
 #define S uint16_t
@@ -52,7 +52,7 @@ typedef struct upsampling {
 #define LANE_INT int32_t
 #define LOAD mpg_half_to_float
 #define STORE mpg_float_to_half
-#define NAME(x) float16_##x
+#define NAME(name) name##_f16
 #define LOWEST (-65504.0f)
 #include "kernels/cpu/layers/pooling_impl.h"
 #define S uint16_t
@@ -60,15 +60,15 @@ typedef struct upsampling {
 #define LANE_INT int32_t
 #define LOAD mpg_bfloat16_to_float
 #define STORE mpg_float_to_bfloat16
-#define NAME(x) bfloat16_##x
+#define NAME(name) name##_bf16
 #define LOWEST (-0x1.fep127f)
 #include "kernels/cpu/layers/pooling_impl.h"
 
-#define INSTANCE(dtype, function)                \
-  ((dtype) == MPG_FLOAT32   ? float32_##function \
-   : (dtype) == MPG_FLOAT64 ? float64_##function \
-   : (dtype) == MPG_FLOAT16 ? float16_##function \
-                            : bfloat16_##function)
+#define INSTANCE(dtype, function)            \
+  ((dtype) == MPG_FLOAT32   ? function##_f32 \
+   : (dtype) == MPG_FLOAT64 ? function##_f64 \
+   : (dtype) == MPG_FLOAT16 ? function##_f16 \
+                            : function##_bf16)
 
 enum { BLOCK = 64 }; /* CHANNELS of pooling_last_impl.h */
 
@@ -113,9 +113,10 @@ MPG_CPU_KERNEL(pooling) {
                        .mean = t.type == POOL_AVG};
     return mpg_cpu_reduce_lines(call, data, planes, out, f);
   }
-  mpg_cpu_parallel_for(
-      call, planes, grain(&t),
-      t.last ? INSTANCE(data->desc.dtype, forward_last) : INSTANCE(data->desc.dtype, forward), &t);
+  mpg_cpu_parallel_for(call, planes, grain(&t),
+                       t.last ? INSTANCE(data->desc.dtype, pooling_forward_last)
+                              : INSTANCE(data->desc.dtype, pooling_forward),
+                       &t);
   return MPG_OK;
 }
 
@@ -126,10 +127,10 @@ MPG_CPU_KERNEL(pooling_backward) {
   if (planes == 0) return MPG_OK;
   t.data = data->data, t.grad = grad->data, t.result = call->inputs[2].data,
   t.out = call->outputs[0].data;
-  mpg_cpu_parallel_for(
-      call, planes, grain(&t),
-      t.last ? INSTANCE(data->desc.dtype, backward_last) : INSTANCE(data->desc.dtype, backward),
-      &t);
+  mpg_cpu_parallel_for(call, planes, grain(&t),
+                       t.last ? INSTANCE(data->desc.dtype, pooling_backward_last)
+                              : INSTANCE(data->desc.dtype, pooling_backward),
+                       &t);
   return MPG_OK;
 }
 
@@ -139,9 +140,10 @@ MPG_CPU_KERNEL(pooling_at_max) {
   int64_t planes = setup(&t, call->params, &data->desc.shape, &out->desc.shape);
   if (planes == 0) return MPG_OK;
   t.data = data->data, t.grad = call->inputs[0].data, t.out = out->data;
-  mpg_cpu_parallel_for(
-      call, planes, grain(&t),
-      t.last ? INSTANCE(data->desc.dtype, at_max_last) : INSTANCE(data->desc.dtype, at_max), &t);
+  mpg_cpu_parallel_for(call, planes, grain(&t),
+                       t.last ? INSTANCE(data->desc.dtype, pooling_at_max_last)
+                              : INSTANCE(data->desc.dtype, pooling_at_max),
+                       &t);
   return MPG_OK;
 }
 
@@ -151,7 +153,8 @@ MPG_CPU_KERNEL(max_pooling) {
   int64_t pieces = setup(&t, call->params, &data->desc.shape, &out->desc.shape);
   if (pieces == 0) return MPG_OK;
   t.data = data->data, t.out = out->data, t.index = call->outputs[1].data;
-  mpg_cpu_parallel_for(call, pieces, grain(&t), INSTANCE(data->desc.dtype, forward_index), &t);
+  mpg_cpu_parallel_for(call, pieces, grain(&t), INSTANCE(data->desc.dtype, pooling_forward_index),
+                       &t);
   return MPG_OK;
 }
 
@@ -167,7 +170,8 @@ MPG_CPU_KERNEL(max_pooling_backward) {
   int64_t pieces = setup(&t, &params, &data->desc.shape, &grad->desc.shape);
   if (pieces == 0) return MPG_OK;
   t.grad = grad->data, t.out = data->data, t.index = call->inputs[1].data;
-  mpg_cpu_parallel_for(call, pieces, grain(&t), INSTANCE(data->desc.dtype, backward_index), &t);
+  mpg_cpu_parallel_for(call, pieces, grain(&t), INSTANCE(data->desc.dtype, pooling_backward_index),
+                       &t);
   return MPG_OK;
 }
 

@@ -116,7 +116,7 @@ static void NAME(side_by_side)(const pooling *t, const S *in, const int64_t *low
   }
 }
 
-static void NAME(forward)(void *context, int64_t begin, int64_t end) {
+static void NAME(pooling_forward)(void *context, int64_t begin, int64_t end) {
   const pooling *t = context;
   const mpg_window *w = &t->window;
   int64_t plane = w->in[0] * w->in[1] * w->in[2], places = w->out[0] * w->out[1] * w->out[2];
@@ -169,7 +169,7 @@ static void NAME(forward)(void *context, int64_t begin, int64_t end) {
   }
 }
 
-static void NAME(backward)(void *context, int64_t begin, int64_t end) {
+static void NAME(pooling_backward)(void *context, int64_t begin, int64_t end) {
   const pooling *t = context;
   const mpg_window *w = &t->window;
   int64_t plane = w->in[0] * w->in[1] * w->in[2], places = w->out[0] * w->out[1] * w->out[2];
@@ -202,7 +202,7 @@ static void NAME(backward)(void *context, int64_t begin, int64_t end) {
 }
 
 /* out[place] = grad at the place of the window's largest element; grad lies as the data does. */
-static void NAME(at_max)(void *context, int64_t begin, int64_t end) {
+static void NAME(pooling_at_max)(void *context, int64_t begin, int64_t end) {
   const pooling *t = context;
   const mpg_window *w = &t->window;
   int64_t plane = w->in[0] * w->in[1] * w->in[2], places = w->out[0] * w->out[1] * w->out[2];

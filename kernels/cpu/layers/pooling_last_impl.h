@@ -28,7 +28,7 @@ enum { NAME(CHANNELS) = 64 };
 #define EACH_CHANNEL(...) \
   for (int c = 0; c < width; c++) __VA_ARGS__
 
-static void NAME(forward_last)(void *context, int64_t begin, int64_t end) {
+static void NAME(pooling_forward_last)(void *context, int64_t begin, int64_t end) {
   EACH_BLOCK(const S *in = (const S *)t->data + data; S *out = (S *)t->out + result; EACH_PLACE(
                  A value[NAME(CHANNELS)];
                  EACH_CHANNEL(value[c] = t->type == POOL_MAX ? LEAST : 0;) EACH_ELEMENT({
@@ -63,7 +63,7 @@ static void NAME(forward_last)(void *context, int64_t begin, int64_t end) {
     if (LARGER(a, best[c])) best[c] = a, at[c] = i; \
   }))
 
-static void NAME(backward_last)(void *context, int64_t begin, int64_t end) {
+static void NAME(pooling_backward_last)(void *context, int64_t begin, int64_t end) {
   EACH_BLOCK(const S *in = (const S *)t->data + data, *grad = (const S *)t->grad + result,
              *pooled = (const S *)t->result + result;
              S *out = (S *)t->out + data; for (int64_t i = 0; i < plane; i++)
@@ -93,7 +93,7 @@ static void NAME(backward_last)(void *context, int64_t begin, int64_t end) {
                  }))
 }
 
-static void NAME(at_max_last)(void *context, int64_t begin, int64_t end) {
+static void NAME(pooling_at_max_last)(void *context, int64_t begin, int64_t end) {
   EACH_BLOCK(const S *in = (const S *)t->data + data, *values = (const S *)t->grad + data;
              S *out = (S *)t->out + result; EACH_PLACE(FIND_LARGEST EACH_CHANNEL(
                  out[place * t->channels + c] =
@@ -168,7 +168,7 @@ static inline __attribute__((always_inline)) void NAME(largest_lanes)(const NAME
 }
 
 /* The largest element, and its position in the window, padding counted. */
-static void NAME(forward_index)(void *context, int64_t begin, int64_t end) {
+static void NAME(pooling_forward_index)(void *context, int64_t begin, int64_t end) {
   NAME(reach) reach;
   EACH_BLOCK(
       const S *in = (const S *)t->data + data; S *out = (S *)t->out + result;
@@ -208,7 +208,7 @@ static inline __attribute__((always_inline)) void NAME(gather_lanes)(const NAME(
 }
 
 /* Each element gathers from the windows it lies in, in their order. */
-static void NAME(backward_index)(void *context, int64_t begin, int64_t end) {
+static void NAME(pooling_backward_index)(void *context, int64_t begin, int64_t end) {
   NAME(reach) reach;
   EACH_BLOCK(const S *grad = (const S *)t->grad + result; const uint8_t *index = t->index + result;
              S *out = (S *)t->out + data; for (int64_t i = 0; i < plane; i++) {

@@ -11,7 +11,7 @@
 
 #define T float
 #define DTYPE MPG_FLOAT32
-#define NAME(x) single_##x
+#define NAME(name) name##_f32
 #define SIGMOID mpg_sigmoidf
 #define TANH mpg_tanhf
 #include "kernels/cpu/products/lanes.h"
@@ -25,7 +25,7 @@
 static inline double sigmoid_double(double x) { return 1 / (1 + exp(-x)); }
 #define T double
 #define DTYPE MPG_FLOAT64
-#define NAME(x) double_##x
+#define NAME(name) name##_f64
 #define SIGMOID sigmoid_double
 #define TANH tanh
 #define LANES_OF_DOUBLE
@@ -80,8 +80,8 @@ typedef struct rnn_call {
   bool flat, dropped;
 } rnn_call;
 
-#define FILL(KIND, TYPE)                                                                        \
-  KIND##_rnn r = {                                                                              \
+#define FILL(SUFFIX, TYPE)                                                                      \
+  rnn_##SUFFIX r = {                                                                            \
       .call = c->call,                                                                          \
       .s = c->size,                                                                             \
       .dropped = c->dropped,                                                                    \
@@ -115,19 +115,19 @@ static mpg_status forward_in(const rnn_call *c, const mpg_view *inputs, const mp
   bool with_states = c->params->state_outputs;
   read_weights(c, inputs, &set);
   if (inputs[0].desc.dtype == MPG_FLOAT64) {
-    FILL(double, double);
+    FILL(f64, double);
     r.output = outputs[0].data;
     r.hn = with_states ? outputs[1].data : NULL;
     r.cn = with_states && r.s.is_lstm ? outputs[2].data : NULL;
     r.reserve = outputs[last].data;
-    return double_forward(&r);
+    return rnn_forward_f64(&r);
   }
-  FILL(single, float);
+  FILL(f32, float);
   r.output = outputs[0].data;
   r.hn = with_states ? outputs[1].data : NULL;
   r.cn = with_states && r.s.is_lstm ? outputs[2].data : NULL;
   r.reserve = outputs[last].data;
-  return single_forward(&r);
+  return rnn_forward_f32(&r);
 }
 
 static mpg_status backward_in(const rnn_call *c, const mpg_view *inputs, const mpg_view *outputs) {
@@ -138,25 +138,25 @@ static mpg_status backward_in(const rnn_call *c, const mpg_view *inputs, const m
   read_weights(c, inputs, &set);
   read_weights(c, outputs, &gradients);
   const mpg_view *d_out = inputs + forward + 2;
-#define BACKWARD(KIND, TYPE)                                                           \
-  FILL(KIND, TYPE);                                                                    \
-  r.output = inputs[forward].data;                                                     \
-  r.reserve = inputs[forward + 1].data;                                                \
-  KIND##_rnn_gradients d = {.d_output = d_out[0].data,                                 \
-                            .d_hn = with_states ? d_out[1].data : NULL,                \
-                            .d_cn = with_states && r.s.is_lstm ? d_out[2].data : NULL, \
-                            .d_data = outputs[0].data,                                 \
-                            .d_h0 = outputs[states].data,                              \
-                            .d_c0 = r.s.is_lstm ? outputs[states + 1].data : NULL,     \
-                            .d_wi = (TYPE **)gradients.wi,                             \
-                            .d_wh = (TYPE **)gradients.wh,                             \
-                            .d_bi = (TYPE **)gradients.bi,                             \
-                            .d_bh = (TYPE **)gradients.bh};                            \
-  return KIND##_backward(&r, &d)
+#define BACKWARD(SUFFIX, TYPE)                                                           \
+  FILL(SUFFIX, TYPE);                                                                    \
+  r.output = inputs[forward].data;                                                       \
+  r.reserve = inputs[forward + 1].data;                                                  \
+  rnn_gradients_##SUFFIX d = {.d_output = d_out[0].data,                                 \
+                              .d_hn = with_states ? d_out[1].data : NULL,                \
+                              .d_cn = with_states && r.s.is_lstm ? d_out[2].data : NULL, \
+                              .d_data = outputs[0].data,                                 \
+                              .d_h0 = outputs[states].data,                              \
+                              .d_c0 = r.s.is_lstm ? outputs[states + 1].data : NULL,     \
+                              .d_wi = (TYPE **)gradients.wi,                             \
+                              .d_wh = (TYPE **)gradients.wh,                             \
+                              .d_bi = (TYPE **)gradients.bi,                             \
+                              .d_bh = (TYPE **)gradients.bh};                            \
+  return rnn_backward_##SUFFIX(&r, &d)
   if (inputs[0].desc.dtype == MPG_FLOAT64) {
-    BACKWARD(double, double);
+    BACKWARD(f64, double);
   }
-  BACKWARD(single, float);
+  BACKWARD(f32, float);
 #undef BACKWARD
 }
 

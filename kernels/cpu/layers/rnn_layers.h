@@ -257,7 +257,7 @@ static mpg_status NAME(gemm)(const mpg_kernel_call *call, bool ta, bool tb, int6
 
 /* Bytes of scratch that one direction takes forward, and the part of it that is aligned for packed
  * weights. */
-static size_t NAME(forward_bytes)(const NAME(rnn) * r, size_t *packed_at) {
+static size_t NAME(rnn_forward_bytes)(const NAME(rnn) * r, size_t *packed_at) {
   int64_t GH = r->s.gates * r->s.hidden;
   NAME(stepping) p = NAME(stepping_of)(r, NULL, true);
   *packed_at = mpg_align_up((size_t)(GH + r->s.batch * GH) * sizeof(T), 64);
@@ -335,9 +335,9 @@ static void NAME(drop_range)(void *context, int64_t begin, int64_t end) {
   }
 }
 
-static mpg_status NAME(forward)(NAME(rnn) * r) {
+static mpg_status NAME(rnn_forward)(NAME(rnn) * r) {
   const mpg_rnn_size *s = &r->s;
-  size_t packed_at, size = NAME(forward_bytes)(r, &packed_at);
+  size_t packed_at, size = NAME(rnn_forward_bytes)(r, &packed_at);
   T *scratch = mpg_device_scratch_slot(r->call->device, MPG_SCRATCH_KERNEL, size);
   if (!scratch) return MPG_DEVICE_OUT_OF_MEMORY;
   for (int layer = 0; layer < s->layers; layer++) {
@@ -586,7 +586,7 @@ static void NAME(undrop_range)(void *context, int64_t begin, int64_t end) {
     p->gradient[e] = p->after[e] == 0 && signbit(p->after[e]) ? 0 : p->gradient[e] * p->scale;
 }
 
-static mpg_status NAME(backward)(NAME(rnn) * r, const NAME(rnn_gradients) * d) {
+static mpg_status NAME(rnn_backward)(NAME(rnn) * r, const NAME(rnn_gradients) * d) {
   const mpg_rnn_size *s = &r->s;
   int64_t rows = s->time * s->batch, wide = s->hidden * s->directions,
           gates = rows * s->gates * s->hidden;

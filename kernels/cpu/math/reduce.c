@@ -133,7 +133,7 @@ static inline int64_t magnitude_i64(int64_t x) { return x < 0 ? (int64_t)(0u - (
 #define T float
 #define U float
 #define INT int32_t
-#define NAME(x) x##_f32
+#define NAME(name) name##_f32
 #define LOWEST -INFINITY
 #define HIGHEST INFINITY
 #define MAGNITUDE fabsf
@@ -152,7 +152,7 @@ static inline int64_t magnitude_i64(int64_t x) { return x < 0 ? (int64_t)(0u - (
 #define T double
 #define U double
 #define INT int64_t
-#define NAME(x) x##_f64
+#define NAME(name) name##_f64
 #define LOWEST -(double)INFINITY
 #define HIGHEST (double)INFINITY
 #define MAGNITUDE fabs
@@ -173,7 +173,7 @@ static inline int64_t magnitude_i64(int64_t x) { return x < 0 ? (int64_t)(0u - (
 #define T int32_t
 #define U uint32_t
 #define INT int32_t
-#define NAME(x) x##_i32
+#define NAME(name) name##_i32
 #define LOWEST INT32_MIN
 #define HIGHEST INT32_MAX
 #define MAGNITUDE magnitude_i32
@@ -184,7 +184,7 @@ static inline int64_t magnitude_i64(int64_t x) { return x < 0 ? (int64_t)(0u - (
 #define T int64_t
 #define U uint64_t
 #define INT int64_t
-#define NAME(x) x##_i64
+#define NAME(name) name##_i64
 #define LOWEST INT64_MIN
 #define HIGHEST INT64_MAX
 #define MAGNITUDE magnitude_i64

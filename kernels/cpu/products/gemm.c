@@ -48,7 +48,7 @@ enum {
   case MPG_FLOAT16: FINISH(uint16_t, mpg_half_to_float, mpg_float_to_half) \
   case MPG_BFLOAT16: FINISH(uint16_t, mpg_bfloat16_to_float, mpg_float_to_bfloat16)
 #define T float
-#define NAME(x) single_##x
+#define NAME(name) name##_f32
 #define FMA(a, b, c) FUSED(f, a, b, c)
 #include "kernels/cpu/products/lanes.h"
 #include "kernels/cpu/products/gemm_block.h"
@@ -60,7 +60,7 @@ enum {
 #define MPG_GEMM_TARGETS(FINISH) \
   case MPG_FLOAT64: FINISH(double, AS_IS, AS_IS)
 #define T double
-#define NAME(x) double_##x
+#define NAME(name) name##_f64
 #undef FMA
 #define FMA(a, b, c) FUSED(, a, b, c)
 #define LANES_OF_DOUBLE
@@ -74,17 +74,17 @@ static void blocked(const mpg_kernel_call *call, mpg_gemm *g) {
                  mpg_gemm_tiny(g->m, g->n, g->k) &&
                  g->m * g->n * g->k <= (g->n < lanes ? MPG_GEMM_FEW : MPG_GEMM_SMALL);
   if (by_rows && g->dtype == MPG_FLOAT32) {
-    single_small(g);
+    gemm_small_f32(g);
     return;
   }
   if (by_rows && g->dtype == MPG_FLOAT64) {
-    double_small(g);
+    gemm_small_f64(g);
     return;
   }
   if (g->dtype == MPG_FLOAT64)
-    double_product(call, g);
+    gemm_product_f64(call, g);
   else
-    single_product(call, g);
+    gemm_product_f32(call, g);
 }
 
 /* --- The product of two vectors --------------------------------------------------------------- */
@@ -220,7 +220,7 @@ static mpg_status product(const mpg_kernel_call *call, mpg_gemm *g) {
       !g->transpose_a && g->transpose_b && g->m <= MPG_GEMM_NARROW && g->n % 4 == 0 && g->k >= 64;
   if (narrow && (g->dtype == MPG_FLOAT32 || g->dtype == MPG_FLOAT64)) {
     mpg_cpu_parallel_for(call, g->n / 4, 1 + 65536 / (g->m * g->k),
-                         g->dtype == MPG_FLOAT32 ? single_narrow : double_narrow, g);
+                         g->dtype == MPG_FLOAT32 ? gemm_narrow_f32 : gemm_narrow_f64, g);
     return MPG_OK;
   }
   if ((g->dtype == MPG_FLOAT32 || g->dtype == MPG_FLOAT64) && fits_int(g) && mpg_cpu_openblas())
@@ -248,9 +248,9 @@ static void row_groups(void *context, int64_t begin, int64_t end) {
     int64_t from = i * t->groups < begin ? begin - i * t->groups : 0,
             to = (i + 1) * t->groups > end ? end - i * t->groups : t->groups;
     if (g.dtype == MPG_FLOAT32)
-      single_narrow(&g, from, to);
+      gemm_narrow_f32(&g, from, to);
     else
-      double_narrow(&g, from, to);
+      gemm_narrow_f64(&g, from, to);
   }
 }
 

@@ -134,7 +134,7 @@ static void NAME(blocks)(void *context, int64_t begin, int64_t end) {
   }
 }
 
-static void NAME(product)(const mpg_kernel_call *call, mpg_gemm *g) {
+static void NAME(gemm_product)(const mpg_kernel_call *call, mpg_gemm *g) {
   int64_t down = (g->m + NAME(ROWS) - 1) / NAME(ROWS),
           across = (g->n + NAME(COLUMNS) - 1) / NAME(COLUMNS);
   if (down * across == 1)
@@ -181,7 +181,7 @@ static inline __attribute__((always_inline)) void NAME(small_tile)(int rows, int
   }
 }
 
-static void NAME(small)(const mpg_gemm *g) {
+static void NAME(gemm_small)(const mpg_gemm *g) {
   switch (g->n < LANES ? g->n : 0) {
     case 0: break;
     case 1: NAME(small_of)(g, 1); return;
@@ -249,7 +249,7 @@ static inline __attribute__((always_inline)) void NAME(narrow_tile)(int rows, co
   }
 }
 
-static void NAME(narrow)(void *context, int64_t begin, int64_t end) {
+static void NAME(gemm_narrow)(void *context, int64_t begin, int64_t end) {
   const mpg_gemm *g = context;
   T a_tails[MPG_GEMM_NARROW * LANES] __attribute__((aligned(64))) = {0},
                                      b_tails[4 * LANES] __attribute__((aligned(64))) = {0};

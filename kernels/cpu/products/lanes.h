@@ -30,18 +30,18 @@
 #define V_SET(x) _mm256_set1_ps(x)
 #define V_FMA(a, b, c) _mm256_fmadd_ps(a, b, c)
 #else
-typedef float single_vector __attribute__((vector_size(16)));
-static inline __attribute__((unused)) single_vector single_load(const float *p) {
-  single_vector v;
+typedef float vector_f32 __attribute__((vector_size(16)));
+static inline __attribute__((unused)) vector_f32 load_f32(const float *p) {
+  vector_f32 v;
   memcpy(&v, p, sizeof v);
   return v;
 }
-static inline void single_store(float *p, single_vector v) { memcpy(p, &v, sizeof v); }
-#define V single_vector
+static inline void store_f32(float *p, vector_f32 v) { memcpy(p, &v, sizeof v); }
+#define V vector_f32
 #define LANES 4
-#define V_LOAD(p) single_load(p)
-#define V_STORE(p, v) single_store(p, v)
-#define V_SET(x) ((single_vector){} + (float)(x))
+#define V_LOAD(p) load_f32(p)
+#define V_STORE(p, v) store_f32(p, v)
+#define V_SET(x) ((vector_f32){} + (float)(x))
 #define V_FMA(a, b, c) ((a) * (b) + (c))
 #endif
 #else
@@ -60,18 +60,18 @@ static inline void single_store(float *p, single_vector v) { memcpy(p, &v, sizeo
 #define V_SET(x) _mm256_set1_pd(x)
 #define V_FMA(a, b, c) _mm256_fmadd_pd(a, b, c)
 #else
-typedef double double_vector __attribute__((vector_size(16)));
-static inline double_vector double_load(const double *p) {
-  double_vector v;
+typedef double vector_f64 __attribute__((vector_size(16)));
+static inline vector_f64 load_f64(const double *p) {
+  vector_f64 v;
   memcpy(&v, p, sizeof v);
   return v;
 }
-static inline void double_store(double *p, double_vector v) { memcpy(p, &v, sizeof v); }
-#define V double_vector
+static inline void store_f64(double *p, vector_f64 v) { memcpy(p, &v, sizeof v); }
+#define V vector_f64
 #define LANES 2
-#define V_LOAD(p) double_load(p)
-#define V_STORE(p, v) double_store(p, v)
-#define V_SET(x) ((double_vector){} + (double)(x))
+#define V_LOAD(p) load_f64(p)
+#define V_STORE(p, v) store_f64(p, v)
+#define V_SET(x) ((vector_f64){} + (double)(x))
 #define V_FMA(a, b, c) ((a) * (b) + (c))
 #endif
 #endif
