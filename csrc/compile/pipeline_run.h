@@ -141,5 +141,10 @@ mpg_status mpg_micro_batch_slice(const mpg_tensor *whole, const mpg_desc *desc, 
 /* Begins the staged call of a phase. */
 mpg_status mpg_micro_batch_begin(const mpg_pipeline_run *run, mpg_micro_batch *piece,
                                  mpg_phase phase);
+/* partial_gradients.c. Gradients to which some of the items' micro-batches are added, and others
+ * never will be, as queueing failed in the middle: reading them fails, with this thread's present
+ * error text, until they are written anew. Host lock. */
+void mpg_fail_partial_gradients(const mpg_pipeline_run *run, const mpg_micro_batch_item *items,
+                                size_t count, mpg_status status);
 
 #endif

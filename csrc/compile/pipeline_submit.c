@@ -1,5 +1,4 @@
 /* Queues the segments of a pipeline run, in the order of its schedule. */
-#include "compile/partial_gradients.h"
 #include "compile/pipeline_run.h"
 
 static mpg_status check_item(const mpg_pipeline_run *run, const mpg_micro_batch_item *item) {
