@@ -73,10 +73,10 @@ class LRScheduler:
         warmup_begin_lr: float = 0,
         warmup_mode: str = "linear",
     ) -> None:
-        self.base_lr = _finite("base_lr", base_lr)
-        self.warmup_steps = _whole("warmup_steps", warmup_steps, 0)
+        self.base_lr: float = _finite("base_lr", base_lr)
+        self.warmup_steps: int = _whole("warmup_steps", warmup_steps, 0)
         self.warmup_final_lr = base_lr
-        self.warmup_begin_lr = _finite("warmup_begin_lr", warmup_begin_lr)
+        self.warmup_begin_lr: float = _finite("warmup_begin_lr", warmup_begin_lr)
         if warmup_begin_lr > base_lr:
             raise ValueError(
                 f"warmup_begin_lr ({warmup_begin_lr}) must not be above base_lr ({base_lr})"
@@ -129,7 +129,7 @@ class FactorScheduler(LRScheduler):
         if not step >= 1:
             raise ValueError(f"step must be at least 1 update, got {step}")
         self.step = step
-        self.factor = _factor(factor)
+        self.factor: float = _factor(factor)
         self.stop_factor_lr = stop_factor_lr
         self.count = 0
 
@@ -178,7 +178,7 @@ class MultiFactorScheduler(LRScheduler):
             raise ValueError(f"update numbers in step must grow, got {step}")
         self.step = step
         self.cur_step_ind = 0
-        self.factor = _factor(factor)
+        self.factor: float = _factor(factor)
         self.count = 0
 
     def __call__(self, num_update: int) -> float:
@@ -209,9 +209,9 @@ class _Annealing(LRScheduler):
         warmup_mode: str,
     ) -> None:
         super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
-        self.max_update = _whole("max_update", max_update, 1)
+        self.max_update: int = _whole("max_update", max_update, 1)
         self.base_lr_orig = base_lr
-        self.final_lr = _finite("final_lr", final_lr)
+        self.final_lr: float = _finite("final_lr", final_lr)
         self.max_steps = self.max_update - self.warmup_steps
 
     def _curve(self, span, done):

@@ -114,6 +114,13 @@ class HybridBlock(Block):
             As for `initialize`; parameters stay where they are.
         static_alloc, static_shape, inline_limit, forward_bulk_size, backward_bulk_size
             Accepted as in MXNet. Memory is always planned ahead and reused.
+
+        Raises
+        ------
+        MXNetError
+            When an option is unknown, or `backend` is given.
+        MXNetTypeError
+            When an option has a value of another type.
         """
         groups = flags.pop("group2ctx", None)
         if groups is not None:
@@ -327,6 +334,11 @@ class HybridBlock(Block):
         -------
         (str, str)
             The names of the files.
+
+        Raises
+        ------
+        RuntimeError
+            When the block was not hybridized and called before.
         """
         from ._symbol_block import export_block
 

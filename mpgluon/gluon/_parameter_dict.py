@@ -95,6 +95,11 @@ class ParameterDict:
 
         Of one that exists the keyword arguments must agree with what it has; sizes of its shape
         that are not known yet are filled in.
+
+        Raises
+        ------
+        AssertionError
+            When the parameter exists with other attributes.
         """
         name = self._prefix + name
         param = self._find(name)
@@ -123,7 +128,13 @@ class ParameterDict:
         return param
 
     def update(self, other: ParameterDict | Mapping[str, Parameter]) -> None:
-        """Takes in all parameters of `other`; one of the same name must be the same parameter."""
+        """Takes in all parameters of `other`; one of the same name must be the same parameter.
+
+        Raises
+        ------
+        AssertionError
+            When another parameter has the name of one of these.
+        """
         for name, param in other.items():
             if self._params.get(name, param) is not param:
                 raise AssertionError(
@@ -245,6 +256,12 @@ class ParameterDict:
             Where the values are from, for error texts.
         dtype_source : {'current', 'saved'}, default 'current'
             Whose dtype stays where they differ, with `cast_dtype`.
+
+        Raises
+        ------
+        AssertionError
+            When names are missing or too many, or a shape or dtype is another one; then nothing has
+            changed.
         """
         source = f"file '{filename}'" if filename else "param_dict"
         for name in self.keys():

@@ -394,6 +394,12 @@ class Block:
             stays.
         dtype_source : {'current', 'saved'}, default 'current'
             Whose dtype stays where they differ, with `cast_dtype`.
+
+        Raises
+        ------
+        AssertionError, ValueError
+            When names are missing or too many, or a shape or dtype is another one; then nothing has
+            changed.
         """
         loaded = nd.load(filename)
         source = f"file '{filename}'"

@@ -334,7 +334,13 @@ class Parameter:
             )
 
     def grad(self, ctx: Context | None = None) -> NDArray:
-        """The gradient array on device `ctx`; may be left out when there is only one."""
+        """The gradient array on device `ctx`; may be left out when there is only one.
+
+        Raises
+        ------
+        MXNetError
+            When the parameter is not initialized, not on that device, or its `grad_req` is 'null'.
+        """
         self._check_grad()
         return self.gradients[self._choose(ctx)]
 
@@ -363,6 +369,13 @@ class Parameter:
         ----------
         data : NDArray or array-like
             Of the parameter's shape, on any device.
+
+        Raises
+        ------
+        AssertionError
+            When the shape is another one.
+        MXNetError
+            When the parameter is not initialized.
         """
         if not isinstance(data, nd.NDArray):
             data = nd.array(data, dtype=self.dtype)
@@ -428,6 +441,11 @@ class Parameter:
         force_reinit : bool, default False
             Whether to initialize again what is initialized already; otherwise that is left alone,
             with a warning.
+
+        Raises
+        ------
+        ValueError
+            When the shape is not known and `allow_deferred_init` is False.
         """
         if self.arrays is not None and not force_reinit:
             warnings.warn(
@@ -538,7 +556,13 @@ class Parameter:
 
     def reset_ctx(self, ctx: Devices) -> None:
         """Moves the parameter to device `ctx`, or replicates it on a list of devices. Gradients
-        start at zero there."""
+        start at zero there.
+
+        Raises
+        ------
+        ValueError
+            When the parameter was never initialized.
+        """
         contexts = context_list(ctx)
         if self.arrays is not None:
             with autograd.pause():

@@ -62,6 +62,13 @@ class Trainer:
         Before each update gradients are scaled such that the 2-norm of all of them together,
         divided by the batch size, is at most this. Nothing waits for it. Replicas count once.
 
+    Raises
+    ------
+    ValueError
+        When `params` are no parameters, two have one name, or an option is one that there is not.
+    MXNetError
+        When a parameter was never initialized.
+
     Examples
     --------
     >>> net = nn.Dense(1, in_units=2)

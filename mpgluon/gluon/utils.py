@@ -146,6 +146,11 @@ def clip_global_norm(
     float, or NDArray of shape (1,) when `check_isfinite` is False
         The norm before scaling.
 
+    Raises
+    ------
+    MXNetAssertionError
+        When there are no arrays.
+
     Examples
     --------
     >>> gradient = nd.array([3, 4])

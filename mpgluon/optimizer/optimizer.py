@@ -129,7 +129,7 @@ class Optimizer:
         elif lr_scheduler is None:
             learning_rate = 0.01
         self.lr = learning_rate
-        self.wd = _check_finite("wd", wd)
+        self.wd: float = _check_finite("wd", wd)
         if clip_gradient is not None and not clip_gradient >= 0:
             raise ValueError(f"clip_gradient must not be negative, got {clip_gradient}")
         self.clip_gradient = clip_gradient
@@ -149,6 +149,8 @@ class Optimizer:
         self.idx2name = dict(param_idx2name or {})
         self.sym_info = (sym.attr_dict(), sym.list_arguments()) if sym is not None else ()
         self.param_dict = param_dict or {}
+        self.lr_mult: dict[Any, float] = {}
+        self.wd_mult: dict[Any, float] = {}
         self.set_lr_mult({})
         self.set_wd_mult({})
 

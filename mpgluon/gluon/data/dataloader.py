@@ -195,6 +195,11 @@ class DataLoader:
     from the state of `numpy.random`, the number of the round and that of the batch: the same
     whatever the number of workers.
 
+    Raises
+    ------
+    ValueError
+        When options contradict each other, or `timeout` is not positive.
+
     Examples
     --------
     >>> data = gluon.data.ArrayDataset(nd.arange(5), nd.ones((5, 2)))
