@@ -13,7 +13,14 @@ from .libinfo import __version__
 
 
 def lines() -> list[str]:
-    """The report, a list of lines."""
+    """The report, a list of lines.
+
+    Examples
+    --------
+    >>> from mpgluon import info
+    >>> info.lines()[0].split()[0]
+    'mpgluon'
+    """
     info = _core.build_info()
     context.memory_stats(context.cpu(0))  # opens it, so that its threads are known
     report = [

@@ -126,7 +126,16 @@ def events() -> list[dict[str, Any]]:
     op), ``kind`` ('op', 'copy', 'wait' or 'program'), ``scope`` (the block path), ``backward``,
     ``program`` (whether a compiled program ran it), ``peer`` (the other device of a copy or wait),
     ``bytes`` (copied), ``stage`` and ``micro_batch`` (numbers in a pipeline, or None), ``begin``
-    and ``end`` in seconds of one monotonic clock."""
+    and ``end`` in seconds of one monotonic clock.
+
+    Examples
+    --------
+    >>> mx.profiler.start()
+    >>> (nd.ones((2,)) + 1).wait_to_read()
+    >>> mx.profiler.stop()
+    >>> [event["device"] for event in mx.profiler.events()][:1]
+    ['cpu(0)']
+    """
     result = [dict(zip(_KEYS, event)) for event in _core.profiler_events()]
     for event in result:
         event["begin"] *= 1e-9
@@ -292,7 +301,15 @@ class _Span:
 
 
 class Domain:
-    """What tasks, frames, counters and markers belong to: a row of the trace."""
+    """What tasks, frames, counters and markers belong to: a row of the trace.
+
+    Examples
+    --------
+    >>> domain = mx.profiler.Domain("data")
+    >>> task = domain.new_task("reading")
+    >>> task.start(), task.stop()
+    (None, None)
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -340,7 +357,15 @@ class Event(_Span):
 
 class Counter:
     """A number that changes, drawn as a curve; each change while the profiler is recording is a
-    point."""
+    point.
+
+    Examples
+    --------
+    >>> counter = mx.profiler.Counter(mx.profiler.Domain("data"), "batches", 1)
+    >>> counter += 2
+    >>> print(counter)
+    batches
+    """
 
     def __init__(self, domain: Domain, name: str, value: float | None = None) -> None:
         self.domain = domain

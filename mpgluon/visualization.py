@@ -116,6 +116,15 @@ def print_summary(
         In characters.
     positions : sequence of float or int
         Where the columns end: as parts of a line, or in characters.
+
+    Examples
+    --------
+    >>> symbol = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2, name="fc")
+    >>> mx.viz.print_summary(symbol, {"data": (1, 3)}, line_length=70)
+    ______________________________________________________________________
+    ...
+    Total params: 8
+    ...
     """
     if not isinstance(symbol, Symbol):
         raise TypeError(f"print_summary: symbol must be a Symbol, not {type(symbol).__name__}")

@@ -85,6 +85,14 @@ def save(fname: str, data: NDArray | list[NDArray] | dict[str, NDArray]) -> None
     data : NDArray, list of NDArray, or dict of str to NDArray, on any devices and of any dtype.
     The file is complete or, after an error or when the program is killed, what it was before.
     MXNetError when it cannot be written.
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> file = os.path.join(tempfile.mkdtemp(), "arrays.params")
+    >>> nd.save(file, {"weight": nd.ones((2, 3))})
+    >>> nd.load(file)["weight"].shape
+    (2, 3)
     """
     if os.fspath(fname).endswith((".safetensors", ".pt")):
         raise _core.MXNetValueError(
@@ -101,6 +109,14 @@ def load(fname: str) -> Any:
     Returns a list of NDArray, or a dict of str to NDArray where they were saved with names. They
     lie on cpu(0), or on the GPU they were saved from where there is one of that number. MXNetError,
     naming file and position, when the file is missing, damaged, or holds sparse arrays.
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> file = os.path.join(tempfile.mkdtemp(), "arrays.params")
+    >>> nd.save(file, [nd.ones((2, 3)), nd.zeros((4,))])
+    >>> [array.shape for array in nd.load(file)]
+    [(2, 3), (4,)]
     """
     try:
         return _as_saved(*_core.load_arrays(fname))
@@ -112,12 +128,24 @@ def load(fname: str) -> Any:
 
 
 def load_frombuffer(buf: bytes | bytearray | memoryview) -> Any:
-    """`load` from the bytes of such a file."""
+    """`load` from the bytes of such a file.
+
+    Examples
+    --------
+    >>> nd.load_frombuffer(nd.save_tobuffer([nd.ones((2,))]))[0].shape
+    (2,)
+    """
     if not isinstance(buf, (bytes, bytearray, memoryview)):
         raise TypeError(f"load_frombuffer: expected bytes, got {type(buf).__name__}")
     return _as_saved(*_core.load_arrays_from_bytes(buf))
 
 
 def save_tobuffer(data: NDArray | list[NDArray] | dict[str, NDArray]) -> bytes:
-    """The bytes that `save` would write."""
+    """The bytes that `save` would write.
+
+    Examples
+    --------
+    >>> type(nd.save_tobuffer([nd.ones((2,))])) is bytes
+    True
+    """
     return _core.save_arrays_to_bytes(*_arrays_and_names(data))

@@ -121,6 +121,11 @@ def UpSampling(
         Accepted as in MXNet.
     weight : float, optional
         The kernel of bilinear upsampling.
+
+    Examples
+    --------
+    >>> nd.UpSampling(nd.ones((1, 1, 2, 3)), scale=2, sample_type="nearest").shape
+    (1, 1, 4, 6)
     """
     if sample_type != "bilinear":
         return _op("UpSampling")(
@@ -154,7 +159,13 @@ def zeros(
     **kwargs: Any,
 ) -> NDArray:
     """An array of zeros: ``shape`` an integer or tuple, float32 by default, on the current context
-    by default."""
+    by default.
+
+    Examples
+    --------
+    >>> nd.zeros((2,)).asnumpy()
+    array([0., 0.], dtype=float32)
+    """
     if stype not in (None, "default"):
         raise _core.NotSupportedError(f"zeros: arrays are dense; stype {stype!r} is not supported")
     return _filled(shape, 0, ctx, dtype, out)
@@ -167,7 +178,13 @@ def ones(
     out: NDArray | None = None,
     **kwargs: Any,
 ) -> NDArray:
-    """An array of ones."""
+    """An array of ones.
+
+    Examples
+    --------
+    >>> nd.ones((2,), dtype="int32").asnumpy()
+    array([1, 1], dtype=int32)
+    """
     return _filled(shape, 1, ctx, dtype, out)
 
 
@@ -178,12 +195,24 @@ def full(
     dtype: DType = "float32",
     out: NDArray | None = None,
 ) -> NDArray:
-    """An array filled with the number ``val``."""
+    """An array filled with the number ``val``.
+
+    Examples
+    --------
+    >>> nd.full((2,), 7).asnumpy()
+    array([7., 7.], dtype=float32)
+    """
     return _filled(shape, val, ctx, dtype, out)
 
 
 def empty(shape: ShapeLike, ctx: Context | None = None, dtype: DType | None = None) -> NDArray:
-    """A new array whose contents are not defined."""
+    """A new array whose contents are not defined.
+
+    Examples
+    --------
+    >>> nd.empty((2, 3)).shape
+    (2, 3)
+    """
     return _core.empty(shape, ctx, "float32" if dtype is None else dtype)
 
 
@@ -196,7 +225,15 @@ def arange(
     ctx: Context | None = None,
     dtype: DType = "float32",
 ) -> NDArray:
-    """start, start + step, ... below stop, each ``repeat`` times; arange(n) begins at 0."""
+    """start, start + step, ... below stop, each ``repeat`` times; arange(n) begins at 0.
+
+    Examples
+    --------
+    >>> nd.arange(3).asnumpy()
+    array([0., 1., 2.], dtype=float32)
+    >>> nd.arange(1, 2, 0.5, repeat=2).asnumpy()
+    array([1. , 1. , 1.5, 1.5], dtype=float32)
+    """
     if stop is None and not infer_range:
         start, stop = 0, start
     return _op("_arange")(
@@ -219,7 +256,13 @@ def linspace(
     dtype: DType = "float32",
 ) -> NDArray:
     """``num`` numbers at equal distances from start to stop, which is left out with
-    ``endpoint=False``."""
+    ``endpoint=False``.
+
+    Examples
+    --------
+    >>> nd.linspace(0, 1, 3).asnumpy()
+    array([0. , 0.5, 1. ], dtype=float32)
+    """
     return _op("_linspace")(
         start=start, stop=stop, num=num, endpoint=endpoint, ctx=ctx, dtype=dtype
     )
@@ -233,7 +276,14 @@ def eye(
     dtype: DType | None = None,
     **kwargs: Any,
 ) -> NDArray:
-    """N x M (M 0: N x N) zeros with ones on the k-th diagonal."""
+    """N x M (M 0: N x N) zeros with ones on the k-th diagonal.
+
+    Examples
+    --------
+    >>> nd.eye(2, k=1).asnumpy()
+    array([[0., 1.],
+           [0., 0.]], dtype=float32)
+    """
     return _op("_eye")(N=N, M=M, k=k, ctx=ctx, dtype="float32" if dtype is None else dtype)
 
 
@@ -246,6 +296,12 @@ def from_numpy(
     The NumPy array is made read-only while memory is shared; it may have been before, by an earlier
     call or otherwise. ValueError when it is not contiguous, or its memory can't be written (a file
     mapped for reading, an immutable object).
+
+    Examples
+    --------
+    >>> values = np.arange(3)
+    >>> nd.from_numpy(values).dtype == values.dtype, values.flags["WRITEABLE"]
+    (True, False)
     """
     if not isinstance(ndarray, np.ndarray):
         raise TypeError(
@@ -340,7 +396,13 @@ true_divide = divide
 
 def concatenate(arrays: Sequence[NDArray], axis: int = 0, always_copy: bool = True) -> NDArray:
     """The arrays one after the other along ``axis``. One array alone is given back itself unless
-    ``always_copy``."""
+    ``always_copy``.
+
+    Examples
+    --------
+    >>> nd.concatenate([nd.zeros((1, 2)), nd.ones((2, 2))]).shape
+    (3, 2)
+    """
     arrays = list(arrays)
     if not arrays:
         raise _core.MXNetAssertionError("concatenate: no arrays are given")
@@ -350,7 +412,13 @@ def concatenate(arrays: Sequence[NDArray], axis: int = 0, always_copy: bool = Tr
 
 
 def cast_storage(data: NDArray, stype: str, out: NDArray | None = None) -> NDArray:
-    """The array itself for stype 'default'; NotSupportedError for others: arrays are dense."""
+    """The array itself for stype 'default'; NotSupportedError for others: arrays are dense.
+
+    Examples
+    --------
+    >>> nd.cast_storage(nd.ones((2,)), "default").shape
+    (2,)
+    """
     if stype != "default":
         raise _core.NotSupportedError(
             f"cast_storage: arrays are dense; stype {stype!r} is not supported"
@@ -362,7 +430,13 @@ def moveaxis(
     tensor: NDArray, source: int | Sequence[int], destination: int | Sequence[int]
 ) -> NDArray:
     """The array with the axes ``source`` at the places ``destination``; integers or sequences of
-    them."""
+    them.
+
+    Examples
+    --------
+    >>> nd.moveaxis(nd.zeros((2, 3, 4)), 0, 2).shape
+    (3, 4, 2)
+    """
     sources = [source] if np.isscalar(source) else list(source)
     destinations = [destination] if np.isscalar(destination) else list(destination)
     if len(sources) != len(destinations):
@@ -394,7 +468,13 @@ def split_v2(
     squeeze_axis: bool = False,
 ) -> NDArray | Any:
     """The array in pieces along ``axis``: so many equal ones, or cut before each of the given
-    indices. A list, or one array."""
+    indices. A list, or one array.
+
+    Examples
+    --------
+    >>> [part.shape for part in nd.split_v2(nd.zeros((5, 2)), (1, 3))]
+    [(1, 2), (2, 2), (2, 2)]
+    """
     size = ary.shape[axis]
     if isinstance(indices_or_sections, (int, np.integer)):
         if indices_or_sections < 1 or size % indices_or_sections:
@@ -411,7 +491,14 @@ def split_v2(
 
 
 def onehot_encode(indices: NDArray, out: NDArray) -> NDArray:
-    """Writes one-hot rows of the indices into ``out``, of shape (n, depth); returns it."""
+    """Writes one-hot rows of the indices into ``out``, of shape (n, depth); returns it.
+
+    Examples
+    --------
+    >>> nd.onehot_encode(nd.array([1, 0]), nd.zeros((2, 3))).asnumpy()
+    array([[0., 1., 0.],
+           [1., 0., 0.]], dtype=float32)
+    """
     return _op("one_hot")(indices, depth=out.shape[1], dtype=out.dtype, out=out)
 
 
@@ -423,6 +510,12 @@ def histogram(
 
     As in MXNet they are a tuple of float32 arrays where `bins` is a number and no range is given;
     else a list, counts are int64, and edges of the dtype of `a`. ValueError for other bins.
+
+    Examples
+    --------
+    >>> counts, edges = nd.histogram(nd.array([1, 2, 2, 4]), bins=3)
+    >>> counts.asnumpy().tolist(), edges.asnumpy().tolist()
+    ([1.0, 2.0, 1.0], [1.0, 2.0, 3.0, 4.0])
     """
     if isinstance(bins, NDArray):
         edges = bins.asnumpy()

@@ -72,7 +72,14 @@ def uniform(
     out: NDArray | None = None,
     **kwargs: Any,
 ) -> NDArray:
-    """Uniform on [low, high): ``shape`` draws (default 1), float32 by default."""
+    """Uniform on [low, high): ``shape`` draws (default 1), float32 by default.
+
+    Examples
+    --------
+    >>> draws = nd.random.uniform(0, 10, shape=(2, 3))
+    >>> draws.shape, bool((draws.asnumpy() < 10).all())
+    ((2, 3), True)
+    """
     return _draw("uniform", (low, high), shape, dtype, ctx, out)
 
 
@@ -85,7 +92,13 @@ def normal(
     out: NDArray | None = None,
     **kwargs: Any,
 ) -> NDArray:
-    """Normal with mean ``loc`` and standard deviation ``scale``."""
+    """Normal with mean ``loc`` and standard deviation ``scale``.
+
+    Examples
+    --------
+    >>> nd.random.normal(5, 0.1, shape=(2,)).shape
+    (2,)
+    """
     return _draw("normal", (loc, scale), shape, dtype, ctx, out)
 
 
@@ -98,7 +111,13 @@ def randn(
     out: NDArray | None = None,
     **kwargs: Any,
 ) -> NDArray:
-    """Normal, the shape given as arguments: ``randn(2, 3)``."""
+    """Normal, the shape given as arguments: ``randn(2, 3)``.
+
+    Examples
+    --------
+    >>> nd.random.randn(2, 3).shape
+    (2, 3)
+    """
     return _draw("normal", (loc, scale), shape or None, dtype, ctx, out)
 
 
@@ -110,7 +129,13 @@ def poisson(
     out: NDArray | None = None,
     **kwargs: Any,
 ) -> NDArray:
-    """Poisson with rate ``lam``."""
+    """Poisson with rate ``lam``.
+
+    Examples
+    --------
+    >>> nd.random.poisson(4, shape=(2,)).shape
+    (2,)
+    """
     return _draw("poisson", (lam,), shape, dtype, ctx, out)
 
 
@@ -122,7 +147,13 @@ def exponential(
     out: NDArray | None = None,
     **kwargs: Any,
 ) -> NDArray:
-    """Exponential with mean ``scale``."""
+    """Exponential with mean ``scale``.
+
+    Examples
+    --------
+    >>> nd.random.exponential(0.5, shape=(2,)).shape
+    (2,)
+    """
     return _draw("exponential", (1.0 / scale,), shape, dtype, ctx, out)
 
 
@@ -135,7 +166,13 @@ def gamma(
     out: NDArray | None = None,
     **kwargs: Any,
 ) -> NDArray:
-    """Gamma with shape ``alpha`` and scale ``beta``."""
+    """Gamma with shape ``alpha`` and scale ``beta``.
+
+    Examples
+    --------
+    >>> nd.random.gamma(2, 1, shape=(2,)).shape
+    (2,)
+    """
     return _draw("gamma", (alpha, beta), shape, dtype, ctx, out)
 
 
@@ -148,7 +185,13 @@ def negative_binomial(
     out: NDArray | None = None,
     **kwargs: Any,
 ) -> NDArray:
-    """Negative binomial: failures before the ``k``-th success of probability ``p``."""
+    """Negative binomial: failures before the ``k``-th success of probability ``p``.
+
+    Examples
+    --------
+    >>> nd.random.negative_binomial(3, 0.5, shape=(2,)).shape
+    (2,)
+    """
     return _draw("negative_binomial", (k, p), shape, dtype, ctx, out)
 
 
@@ -161,7 +204,13 @@ def generalized_negative_binomial(
     out: NDArray | None = None,
     **kwargs: Any,
 ) -> NDArray:
-    """Negative binomial by mean ``mu`` and dispersion ``alpha``."""
+    """Negative binomial by mean ``mu`` and dispersion ``alpha``.
+
+    Examples
+    --------
+    >>> nd.random.generalized_negative_binomial(2, 0.3, shape=(2,)).shape
+    (2,)
+    """
     return _draw("generalized_negative_binomial", (mu, alpha), shape, dtype, ctx, out)
 
 
@@ -174,7 +223,13 @@ def randint(
     out: NDArray | None = None,
     **kwargs: Any,
 ) -> NDArray:
-    """Integers of [low, high), int32 by default."""
+    """Integers of [low, high), int32 by default.
+
+    Examples
+    --------
+    >>> int(nd.random.randint(3, 4).asscalar())
+    3
+    """
     return _draw("randint", (low, high), shape, dtype, ctx, out)
 
 
@@ -187,7 +242,13 @@ def multinomial(
     **kwargs: Any,
 ) -> NDArray | Any:
     """Indices drawn with the probabilities in the last axis of ``data``; with ``get_prob`` also
-    their log-likelihoods."""
+    their log-likelihoods.
+
+    Examples
+    --------
+    >>> nd.random.multinomial(nd.array([0, 1, 0]), shape=4).asnumpy()
+    array([1, 1, 1, 1], dtype=int32)
+    """
     options = {} if out is None else {"out": out}
     if shape is not None:
         options["shape"] = shape
@@ -195,7 +256,13 @@ def multinomial(
 
 
 def shuffle(data: NDArray, **kwargs: Any) -> NDArray:
-    """The array with its first axis in random order."""
+    """The array with its first axis in random order.
+
+    Examples
+    --------
+    >>> sorted(nd.random.shuffle(nd.arange(3)).asnumpy().tolist())
+    [0.0, 1.0, 2.0]
+    """
     return _OPS["_shuffle"](data, **kwargs)
 
 

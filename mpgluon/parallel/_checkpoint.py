@@ -109,7 +109,18 @@ def _data_of(param):
 
 
 class Saving:
-    """A save under way, or done; what `save` gives."""
+    """A save under way, or done; what `save` gives.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> net = nn.Dense(2, in_units=3)
+    >>> net.initialize()
+    >>> saving = mx.parallel.save(tempfile.mkdtemp(), net, background=True)
+    >>> saving.wait()
+    >>> saving
+    Saving(done)
+    """
 
     def __init__(self) -> None:
         self._thread = self._error = None

@@ -637,6 +637,13 @@ class Simulation(typing.NamedTuple):
         When each action begins and ends.
     busy : list of float
         For each device, the sum of its actions' times.
+
+    Examples
+    --------
+    >>> from mpgluon.parallel import schedules
+    >>> stages = schedules.StageGraph([0, 1], [[], [0]])
+    >>> schedules.simulate(schedules.make_table(stages, 2), stages, 2)
+    Simulation(8 actions on 2 devices, length=9, bubble=33.3%)
     """
 
     length: float

@@ -13,7 +13,7 @@ import mpgluon as mx
 from mpgluon import gluon, nd
 
 # Whose classes all have an example; `gluon` with the packages in it.
-COMPLETE = ["gluon", "optimizer", "metric", "initializer", "lr_scheduler"]
+COMPLETE = ["gluon", "optimizer", "metric", "initializer", "lr_scheduler", "parallel"]
 # Bases and helpers that users do not make.
 WITHOUT = {
     "DeferredInitializationError",
@@ -80,3 +80,10 @@ def test_classes_have_examples(package):
             if inspect.isclass(value) and path not in WITHOUT and ">>>" not in str(value.__doc__):
                 missing.append(f"{name}.{path}")
     assert not missing, missing
+
+
+def test_everything_of_parallel_has_examples():
+    """But for attention's split form, which `shard` makes."""
+    there = {name: getattr(mx.parallel, name) for name in mx.parallel.__all__}
+    found = [name for name, value in there.items() if ">>>" not in str(value.__doc__)]
+    assert found == ["ParallelHeads", "schedules"]

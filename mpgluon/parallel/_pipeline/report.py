@@ -89,6 +89,19 @@ class Report(Tabular):
     planned_bytes : dict of Context to int
         The most memory that the micro-batches under way take on each device, by plan; what they
         hold between forward and backward included.
+
+    Examples
+    --------
+    >>> net = nn.HybridSequential()
+    >>> net.add(nn.Dense(8, in_units=4), nn.Dense(2, in_units=8))
+    >>> _ = mx.parallel.Mesh({'stage': 2}, [mx.cpu(0), mx.cpu(1)]).place(net)
+    >>> net.initialize()
+    >>> pipeline = mx.parallel.Pipeline(4)
+    >>> net.hybridize(pipeline=pipeline)
+    >>> _ = net(nd.ones((8, 4)))
+    >>> report = pipeline.report()
+    >>> list(report.busy), 0 <= report.bubble < 1
+    ([cpu(0), cpu(1)], True)
     """
 
     def __init__(self, run: Any, prepared: Any, phases: str) -> None:

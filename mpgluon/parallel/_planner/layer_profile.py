@@ -143,6 +143,16 @@ class Profile(SavedAsJson, Tabular):
     measured_bytes : dict
         Plans that were compiled: (placement, micro-batches, schedule) -> bytes of micro-batches on
         each device, with the table of stages that are equally heavy.
+
+    Examples
+    --------
+    >>> net = nn.HybridSequential()
+    >>> net.add(nn.Dense(8, in_units=4), nn.Dense(2, in_units=8))
+    >>> net.initialize()
+    >>> plan = mx.parallel.plan(net, nd.ones((8, 4)), [mx.cpu(0)], micro_batches=1, repeats=1,
+    ...                         trials=0, progress=False)
+    >>> [layer.name for layer in plan.profile.layers]
+    ['0 Dense', '1 Dense']
     """
 
     def __init__(

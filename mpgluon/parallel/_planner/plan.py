@@ -40,6 +40,7 @@ def plan(
     net: HybridBlock,
     sample: NDArray | Sequence[NDArray],
     devices: Context | Sequence[Context],
+    *,
     memory: int | dict[Context, int | None] | None = None,
     micro_batches: int | Sequence[int] | None = None,
     schedules: str | Sequence[str] | None = None,
@@ -53,7 +54,7 @@ def plan(
     trials: int = 6,
 ) -> Plan:
     """Finds the placement of a network's layers, the number of micro-batches and the schedule with
-    the smallest predicted step.
+    the smallest predicted step. All but the first three arguments are given by name.
 
     Parameters
     ----------
@@ -320,6 +321,18 @@ class Plan(layer_profile.SavedAsJson, Tabular):
         The share of the used devices' time that is idle, predicted.
     memory : dict of Context to int
         Bytes of parameters, gradients, optimizer states and micro-batches under way, predicted.
+
+    Examples
+    --------
+    >>> net = nn.HybridSequential()
+    >>> net.add(nn.Dense(8, in_units=4), nn.Dense(2, in_units=8))
+    >>> net.initialize()
+    >>> plan = mx.parallel.plan(net, nd.ones((8, 4)), [mx.cpu(0), mx.cpu(1)], micro_batches=2,
+    ...                         repeats=1, trials=0, progress=False)
+    >>> plan.move('0', mx.cpu(1)).move('1', mx.cpu(0)).placement
+    {'0': cpu(1), '1': cpu(0)}
+    >>> plan.change(schedule='1f1b').schedule
+    '1f1b'
     """
 
     def __init__(

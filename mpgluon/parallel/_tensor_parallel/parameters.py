@@ -29,6 +29,12 @@ class HomeParameter(Parameter):
     ----------
     homes : list of Context
         One device; of a network that is placed on a `Mesh`, one in each replica.
+
+    Examples
+    --------
+    >>> layer = mx.parallel.RowParallelDense(3, [mx.cpu(0), mx.cpu(1)], in_units=4)
+    >>> layer.bias.home
+    cpu(0)
     """
 
     def __init__(self, name: str, home: Context, **kwargs: Any) -> None:
@@ -147,6 +153,13 @@ class ShardedParameter(HomeParameter):
         keys and values in one, several.
     homes : list of Context
         Where it lives: one device, or one in each replica.
+
+    Examples
+    --------
+    >>> layer = mx.parallel.ColumnParallelDense(6, [mx.cpu(0), mx.cpu(1)], in_units=4)
+    >>> part = layer.shard1_weight
+    >>> part.shape, part.global_shape, part.ranges, part.home
+    ((3, 4), (6, 4), [(3, 6)], cpu(1))
     """
 
     def __init__(
