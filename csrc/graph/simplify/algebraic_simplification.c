@@ -163,26 +163,17 @@ static mpg_value behind_views(const mpg_graph *graph, const mpg_node *node) {
   return MPG_NO_VALUE;
 }
 
-mpg_value mpg_graph_find_identity(const mpg_graph *graph, const mpg_node *node) {
-  if (!node->op || node->num_outputs != 1 || node->num_inputs == 0 ||
-      mpg_node_flag(node, MPG_OP_SHAPE_ONLY | MPG_OP_RANDOM))
-    return MPG_NO_VALUE;
-  const mpg_value *inputs = mpg_node_inputs(graph, node);
-  mpg_value input = inputs[0];
-  if (mpg_node_is_view(node)) return behind_views(graph, node);
-  if (is_cast(node) && !same_array(graph, input, node)) {
-    mpg_value origin = mpg_graph_behind_cast(graph, node);
-    return mpg_has_value(origin) && same_array(graph, origin, node) ? origin : MPG_NO_VALUE;
-  }
-  mpg_value undone = undone_permutation(graph, node);
-  if (mpg_has_value(undone)) return undone;
-  if (node->op->id == MPG_OP_where)
-    return same_value(inputs[1], inputs[2]) && same_array(graph, inputs[1], node) ? inputs[1]
-                                                                                  : MPG_NO_VALUE;
-  if (!same_array(graph, input, node)) return MPG_NO_VALUE;
-  if (mpg_node_flag(node, MPG_OP_COPY)) return input;
-  const mpg_node *source = source_of(graph, input);
-  if (idempotent(node->op->id)) return source->op == node->op ? input : MPG_NO_VALUE;
+static mpg_value undone_negation(const mpg_graph *graph, const mpg_node *node) {
+  const mpg_node *source = source_of(graph, mpg_node_inputs(graph, node)[0]);
+  return turns_sign(graph, node) && turns_sign(graph, source) ? mpg_node_inputs(graph, source)[0]
+                                                              : MPG_NO_VALUE;
+}
+
+/* Whether the result, of the input's shape and dtype, is the input. */
+static bool gives_input(const mpg_graph *graph, const mpg_node *node) {
+  mpg_value input = mpg_node_inputs(graph, node)[0];
+  if (mpg_node_flag(node, MPG_OP_COPY)) return true;
+  if (idempotent(node->op->id)) return source_of(graph, input)->op == node->op;
   switch (node->op->id) {
     case MPG_OP__copy:
     case MPG_OP_Cast:
@@ -194,28 +185,43 @@ mpg_value mpg_graph_find_identity(const mpg_graph *graph, const mpg_node *node) 
     case MPG_OP_slice_axis:
     case MPG_OP_slice_like:
     case MPG_OP_tile:
-    case MPG_OP_repeat: return input; /* of the same shape */
-    case MPG_OP_slice:
-      return forward_steps(&((const mpg_slice_params *)node->params)->step) ? input : MPG_NO_VALUE;
+    case MPG_OP_repeat: return true;
+    case MPG_OP_slice: return forward_steps(&((const mpg_slice_params *)node->params)->step);
     case MPG_OP_Concat:
-    case MPG_OP_add_n: return node->num_inputs == 1 ? input : MPG_NO_VALUE;
-    case MPG_OP_clip: return clips_nothing(graph, node) ? input : MPG_NO_VALUE;
-    case MPG_OP_negative:
-      return turns_sign(graph, node) && turns_sign(graph, source)
-                 ? mpg_node_inputs(graph, source)[0]
-                 : MPG_NO_VALUE;
+    case MPG_OP_add_n: return node->num_inputs == 1;
+    case MPG_OP_clip: return clips_nothing(graph, node);
     case MPG_OP__mul_scalar:
-      if (turns_sign(graph, node) && turns_sign(graph, source))
-        return mpg_node_inputs(graph, source)[0];
-      /* fall through */
     case MPG_OP__plus_scalar:
     case MPG_OP__minus_scalar:
     case MPG_OP__div_scalar:
     case MPG_OP__power_scalar:
       return neutral(node->op, ((const mpg_scalar_params *)node->params)->scalar,
-                     desc_of(graph, input)->dtype)
-                 ? input
-                 : MPG_NO_VALUE;
-    default: return MPG_NO_VALUE;
+                     desc_of(graph, input)->dtype);
+    default: return false;
   }
+}
+
+/* A cast that changes the dtype: back to the one before an earlier cast. */
+static mpg_value undone_cast(const mpg_graph *graph, const mpg_node *node) {
+  mpg_value origin = mpg_graph_behind_cast(graph, node);
+  return mpg_has_value(origin) && same_array(graph, origin, node) ? origin : MPG_NO_VALUE;
+}
+
+mpg_value mpg_graph_find_identity(const mpg_graph *graph, const mpg_node *node) {
+  if (!node->op || node->num_outputs != 1 || node->num_inputs == 0 ||
+      mpg_node_flag(node, MPG_OP_SHAPE_ONLY | MPG_OP_RANDOM))
+    return MPG_NO_VALUE;
+  const mpg_value *inputs = mpg_node_inputs(graph, node);
+  mpg_value input = inputs[0];
+  if (mpg_node_is_view(node)) return behind_views(graph, node);
+  if (is_cast(node) && !same_array(graph, input, node)) return undone_cast(graph, node);
+  mpg_value undone = undone_permutation(graph, node);
+  if (mpg_has_value(undone)) return undone;
+  if (node->op->id == MPG_OP_where)
+    return same_value(inputs[1], inputs[2]) && same_array(graph, inputs[1], node) ? inputs[1]
+                                                                                  : MPG_NO_VALUE;
+  if (!same_array(graph, input, node)) return MPG_NO_VALUE;
+  undone = undone_negation(graph, node);
+  if (mpg_has_value(undone)) return undone;
+  return gives_input(graph, node) ? input : MPG_NO_VALUE;
 }
