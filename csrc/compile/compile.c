@@ -521,86 +521,141 @@ static void set_external(const mpg_graph *joint, uint32_t *external, mpg_value v
   if (mpg_has_value(value)) external[mpg_value_index(joint, mpg_view_root(joint, value))] = array;
 }
 
+/* The graph of both phases, with its gradients. */
+typedef struct joint_graph {
+  mpg_graph graph;
+  mpg_value *out_grads;       /* per output */
+  mpg_value *in_grads, *sums; /* per input: its gradient; the sum that it begins with */
+  mpg_value *stored, *old;    /* per input: its gradient in the variable's array; that array */
+  bool *wanted;               /* per input */
+  uint32_t *external;         /* per value */
+  bool *saved;                /* per value */
+  uint32_t num_nodes;         /* without those that store gradients */
+} joint_graph;
+
+static mpg_status begin_joint(const mpg_compiled *c, joint_graph *j) {
+  size_t count = c->num_outputs + 4 * (size_t)c->num_inputs + 1;
+  mpg_graph_init(&j->graph);
+  j->wanted = mpg_calloc(c->num_inputs + 1, sizeof *j->wanted);
+  j->out_grads = mpg_malloc(count * sizeof *j->out_grads);
+  if (!j->out_grads || !j->wanted) return mpg_out_of_host_memory(count * sizeof *j->out_grads);
+  j->in_grads = j->out_grads + c->num_outputs;
+  j->stored = j->in_grads + c->num_inputs;
+  j->sums = j->stored + c->num_inputs;
+  j->old = j->sums + c->num_inputs;
+  return MPG_OK;
+}
+
+static void end_joint(joint_graph *j) {
+  mpg_graph_free(&j->graph);
+  mpg_free(j->out_grads);
+  mpg_free(j->wanted);
+  mpg_free(j->external);
+  mpg_free(j->saved);
+}
+
+/* Takes the gradients, simplified, with forward nodes repeated where they are recomputed. */
+static mpg_status take_gradients(const mpg_compiled *c, const mpg_compiled_backward *b,
+                                 const bool *arrives, bool fill, joint_graph *j) {
+  for (uint32_t i = 0; i < c->num_inputs; i++) /* in stages, places tell what is reached */
+    j->wanted[i] =
+        b->places[i] != MPG_PLACE_NONE && (b->reached[i] || c->stages != MPG_STAGES_NONE);
+  MPG_TRY(differentiate(c, arrives, fill, j->wanted, b->summed, b->train, &j->graph, j->out_grads,
+                        j->sums, j->in_grads));
+  for (uint32_t i = 0; i < c->num_inputs; i++)
+    if (!b->summed[i]) j->sums[i] = MPG_NO_VALUE;
+  MPG_TRY(simplify_joint(&j->graph, j->in_grads, c->num_inputs));
+  MPG_TRY(repeat(c, &j->graph, j->out_grads, j->sums, j->in_grads));
+  j->graph.train = b->train;
+  return MPG_OK;
+}
+
+static mpg_status store_gradients(const mpg_compiled *c, mpg_compiled_backward *b, joint_graph *j) {
+  mpg_gradient_store store;
+  j->num_nodes = (uint32_t)j->graph.num_nodes;
+  MPG_TRY(mpg_gradient_store_begin(&j->graph, true, &store));
+  for (uint32_t i = 0; i < c->num_inputs; i++) {
+    j->stored[i] = j->old[i] = MPG_NO_VALUE;
+    b->gives[i] =
+        j->wanted[i] && (mpg_has_value(j->in_grads[i]) || b->places[i] == MPG_PLACE_WRITE);
+    if (b->gives[i])
+      MPG_TRY(mpg_gradient_store_put(&store, c->inputs[i], j->in_grads[i],
+                                     b->places[i] == MPG_PLACE_ADD, &j->stored[i], &j->old[i]));
+  }
+  return MPG_OK;
+}
+
+/* External arrays and saved values: those of the forward phase, and of gradients. */
+static mpg_status find_places(const mpg_compiled *c, joint_graph *j) {
+  const mpg_graph *graph = &j->graph;
+  size_t values = graph->num_values + 1;
+  j->external = mpg_malloc(values * sizeof *j->external);
+  j->saved = mpg_calloc(values, sizeof *j->saved);
+  if (!j->external || !j->saved) return mpg_out_of_host_memory(values * sizeof *j->external);
+  memcpy(j->saved, c->saved, c->graph.num_values * sizeof *j->saved);
+  for (size_t v = 0; v < graph->num_values; v++)
+    j->external[v] = v < c->graph.num_values ? c->external[v] : MPG_NO_BASE;
+  for (uint32_t i = 0; i < c->num_outputs; i++)
+    set_external(graph, j->external, j->out_grads[i], mpg_compiled_out_grad(c, i));
+  for (uint32_t i = 0; i < c->num_inputs; i++) {
+    set_external(graph, j->external, j->sums[i], mpg_compiled_sum(c, i));
+    set_external(graph, j->external, j->stored[i], mpg_compiled_in_grad(c, i));
+    set_external(graph, j->external, j->old[i], mpg_compiled_in_grad(c, i));
+  }
+  return MPG_OK;
+}
+
+static mpg_status order_backward(const mpg_compiled *c, const joint_graph *j, mpg_order *order) {
+  MPG_TRY(mpg_graph_order(&j->graph, MPG_PHASE_BACKWARD, j->stored, c->num_inputs, order));
+  MPG_TRY(mpg_order_follow(&j->graph, j->num_nodes, order));
+  return c->stages == MPG_STAGES_NONE ? MPG_OK : stage_backward(c, &j->graph, j->stored, order);
+}
+
+static mpg_status lower_backward(const mpg_compiled *c, const mpg_graph *joint,
+                                 const mpg_order *order, mpg_compiled_backward *b) {
+  mpg_dump_pass("gradient", joint, NULL, NULL);
+  mpg_dump_pass("backward plan", joint, order, &b->plan);
+  MPG_TRY(mpg_lower(joint, order, &b->plan, "compiled backward", &b->programs));
+  if (c->stages == MPG_STAGES_NONE) arrange_backward(c, b->programs);
+  return MPG_OK;
+}
+
 /* fill: outputs without a gradient get zeros, so that the gradient is the one for which values were
- * saved. */
-static mpg_status make_backward(mpg_compiled *c, mpg_compiled_backward *b, const bool *arrives,
-                                bool fill, bool lower) {
-  mpg_graph joint;
+ * saved. *made: whether all values that it reads were. */
+static mpg_status try_backward(const mpg_compiled *c, mpg_compiled_backward *b, const bool *arrives,
+                               bool fill, bool lower, bool *made) {
+  joint_graph j = {0};
   mpg_order order = {0};
   mpg_status status = MPG_OK;
-  uint32_t *external = NULL;
-  bool again = false, *saved = NULL, *wanted = mpg_calloc(c->num_inputs + 1, sizeof *wanted);
-  mpg_graph_init(&joint);
-  mpg_value *out_grads = mpg_malloc((c->num_outputs + 4 * c->num_inputs + 1) * sizeof *out_grads);
-  if (!out_grads || !wanted) MPG_GOTO(mpg_out_of_host_memory(c->num_outputs * sizeof *out_grads));
-  mpg_value *in_grads = out_grads + c->num_outputs, *stored = in_grads + c->num_inputs,
-            *sums = stored + c->num_inputs, *old = sums + c->num_inputs;
-  for (uint32_t i = 0; i < c->num_inputs; i++)
-    wanted[i] =
-        b->places[i] != MPG_PLACE_NONE &&
-        (b->reached[i] || c->stages != MPG_STAGES_NONE); /* pieces say by places what is reached */
-  MPG_GOTO(differentiate(c, arrives, fill, wanted, b->summed, b->train, &joint, out_grads, sums,
-                         in_grads));
-  for (uint32_t i = 0; i < c->num_inputs; i++)
-    if (!b->summed[i]) sums[i] = MPG_NO_VALUE;
-  MPG_GOTO(simplify_joint(&joint, in_grads, c->num_inputs));
-  MPG_GOTO(repeat(c, &joint, out_grads, sums, in_grads));
-  joint.train = b->train;
-  uint32_t num_nodes = (uint32_t)joint.num_nodes; /* before what puts gradients in their places */
-  mpg_gradient_store store;
-  MPG_GOTO(mpg_gradient_store_begin(&joint, true, &store));
-  for (uint32_t i = 0; i < c->num_inputs; i++) {
-    stored[i] = old[i] = MPG_NO_VALUE;
-    b->gives[i] = wanted[i] && (mpg_has_value(in_grads[i]) || b->places[i] == MPG_PLACE_WRITE);
-    if (b->gives[i])
-      MPG_GOTO(mpg_gradient_store_put(&store, c->inputs[i], in_grads[i],
-                                      b->places[i] == MPG_PLACE_ADD, &stored[i], &old[i]));
-  }
-  external = mpg_malloc((joint.num_values + 1) * sizeof *external);
-  if (!external) MPG_GOTO(mpg_out_of_host_memory(joint.num_values * sizeof *external));
-  for (size_t v = 0; v < joint.num_values; v++)
-    external[v] = v < c->graph.num_values ? c->external[v] : MPG_NO_BASE;
-  for (uint32_t i = 0; i < c->num_outputs; i++)
-    set_external(&joint, external, out_grads[i], mpg_compiled_out_grad(c, i));
-  for (uint32_t i = 0; i < c->num_inputs; i++) {
-    set_external(&joint, external, sums[i], mpg_compiled_sum(c, i));
-    set_external(&joint, external, stored[i], mpg_compiled_in_grad(c, i));
-    set_external(&joint, external, old[i], mpg_compiled_in_grad(c, i));
-  }
-  MPG_VERIFY(&joint);
-  saved = mpg_calloc(joint.num_values + 1, sizeof *saved);
-  if (!saved) MPG_GOTO(mpg_out_of_host_memory(joint.num_values));
-  memcpy(saved, c->saved, c->graph.num_values * sizeof *saved);
-  MPG_GOTO(mpg_graph_order(&joint, MPG_PHASE_BACKWARD, stored, c->num_inputs, &order));
-  MPG_GOTO(mpg_order_follow(&joint, num_nodes, &order));
-  if (c->stages != MPG_STAGES_NONE) MPG_GOTO(stage_backward(c, &joint, stored, &order));
-  again = !fill && !reads_saved_only(c, &joint, &order);
-  if (again) goto fail;
-  mpg_plan_request request = {.graph = &joint,
+  MPG_GOTO(begin_joint(c, &j));
+  MPG_GOTO(take_gradients(c, b, arrives, fill, &j));
+  MPG_GOTO(store_gradients(c, b, &j));
+  MPG_GOTO(find_places(c, &j));
+  MPG_VERIFY(&j.graph);
+  MPG_GOTO(order_backward(c, &j, &order));
+  *made = fill || reads_saved_only(c, &j.graph, &order);
+  if (!*made) goto fail;
+  mpg_plan_request request = {.graph = &j.graph,
                               .order = &order,
                               .num_externals = mpg_compiled_all_externals(c),
-                              .external = external,
-                              .saved = saved,
+                              .external = j.external,
+                              .saved = j.saved,
                               .forward = &c->plan,
                               .retain = b->retain,
                               .unfused = c->unfused};
   MPG_GOTO(mpg_schedule(&request, &order, c->stages == MPG_STAGES_NONE, &b->plan));
-  if (lower) {
-    mpg_dump_pass("gradient", &joint, NULL, NULL);
-    mpg_dump_pass("backward plan", &joint, &order, &b->plan);
-  }
-  if (lower) {
-    MPG_GOTO(mpg_lower(&joint, &order, &b->plan, "compiled backward", &b->programs));
-    if (c->stages == MPG_STAGES_NONE) arrange_backward(c, b->programs);
-  }
+  if (lower) MPG_GOTO(lower_backward(c, &j.graph, &order, b));
 fail:
   mpg_order_free(&order);
-  mpg_graph_free(&joint);
-  mpg_free(out_grads);
-  mpg_free(external);
-  mpg_free(saved);
-  mpg_free(wanted);
-  return again ? make_backward(c, b, arrives, true, lower) : status;
+  end_joint(&j);
+  return status;
+}
+
+static mpg_status make_backward(const mpg_compiled *c, mpg_compiled_backward *b,
+                                const bool *arrives, bool lower) {
+  bool made = false;
+  MPG_TRY(try_backward(c, b, arrives, false, lower, &made));
+  return made ? MPG_OK : try_backward(c, b, arrives, true, lower, &made);
 }
 
 mpg_status mpg_compiled_measure(mpg_compiled *c, mpg_plan *plan) {
@@ -620,7 +675,7 @@ mpg_status mpg_compiled_measure(mpg_compiled *c, mpg_plan *plan) {
   MPG_GOTO(find_reached(c, &b));
   MPG_GOTO(find_saved(c));
   MPG_GOTO(plan_forward(c, &order));
-  MPG_GOTO(make_backward(c, &b, b.arrives, false, false));
+  MPG_GOTO(make_backward(c, &b, b.arrives, false));
   *plan = b.plan;
   b.plan = (mpg_plan){0};
 fail:
@@ -665,7 +720,7 @@ mpg_status mpg_compiled_get_backward(mpg_compiled *c, const bool *arrives, const
   memcpy(b->places, places, c->num_inputs);
   memcpy(b->summed, summed, c->num_inputs * sizeof *summed);
   MPG_GOTO(find_reached(c, b));
-  MPG_GOTO(make_backward(c, b, arrives, false, true));
+  MPG_GOTO(make_backward(c, b, arrives, true));
   b->next = c->backwards;
   c->backwards = b;
   *result = b;
