@@ -199,9 +199,9 @@ mpg_status mpg_graph_order(const mpg_graph *graph, mpg_phase phase, const mpg_va
                            size_t num_roots, mpg_order *order);
 /* The same nodes, with those first that another device waits for: what no copy depends on runs
  * after the copies, while the other device works. Bits stay. It may keep arrays alive for longer,
- * so the caller compares plans. `hurried` is filled only where *changed. */
+ * so the caller compares plans. `faster` is filled only where *changed. */
 mpg_status mpg_order_critical_path_first(const mpg_graph *graph, const mpg_order *order,
-                                         mpg_order *hurried, bool *changed);
+                                         mpg_order *faster, bool *changed);
 /* Nodes numbered from `first` on go right behind the last of what they need: sums of gradients, so
  * that what is added is still in a cache and its memory serves the next one. */
 mpg_status mpg_order_follow(const mpg_graph *graph, uint32_t first, mpg_order *order);

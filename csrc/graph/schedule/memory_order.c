@@ -555,7 +555,7 @@ mpg_status mpg_order_for_time(const mpg_plan_request *request, mpg_order faster[
   schedule s;
   double *ways = NULL;
   size_t most[MPG_MAX_GRAPH_DEVICES];
-  bool hurried = false;
+  bool changed = false;
   mpg_status status = MPG_OK;
   MPG_GOTO(begin(&s, request));
   MPG_GOTO(find_seconds(&s));
@@ -571,8 +571,8 @@ mpg_status mpg_order_for_time(const mpg_plan_request *request, mpg_order faster[
   MPG_GOTO(new_order(&s, &faster[0]));
   MPG_GOTO(longest_way(&s, ways, NULL, &faster[0]));
   MPG_GOTO(run_in_order(&s, &faster[0], &seconds[1]));
-  MPG_GOTO(mpg_order_critical_path_first(request->graph, request->order, &faster[1], &hurried));
-  if (hurried) MPG_GOTO(run_in_order(&s, &faster[1], &seconds[2]));
+  MPG_GOTO(mpg_order_critical_path_first(request->graph, request->order, &faster[1], &changed));
+  if (changed) MPG_GOTO(run_in_order(&s, &faster[1], &seconds[2]));
   peaks_of(&s, request->order, most);
   MPG_GOTO(new_order(&s, &faster[2]));
   MPG_GOTO(longest_way(&s, ways, most, &faster[2]));
