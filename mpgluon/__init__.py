@@ -148,13 +148,15 @@ _LAZY = {
 _LAZY_NAMES = {"AttrScope": "attribute", "Symbol": "symbol"}
 
 
-def __getattr__(name: str) -> object:
-    if name in _LAZY_NAMES:
-        return getattr(_importlib.import_module(f"{__name__}.{_LAZY_NAMES[name]}"), name)
-    if name in _LAZY:
-        module = globals()[name] = _importlib.import_module(f"{__name__}.{_LAZY[name]}")
-        return module
-    raise _of_module(__name__, name, _FUNCTIONS)
+if not TYPE_CHECKING:  # they take what is here for all there is
+
+    def __getattr__(name: str) -> object:
+        if name in _LAZY_NAMES:
+            return getattr(_importlib.import_module(f"{__name__}.{_LAZY_NAMES[name]}"), name)
+        if name in _LAZY:
+            module = globals()[name] = _importlib.import_module(f"{__name__}.{_LAZY[name]}")
+            return module
+        raise _of_module(__name__, name, _FUNCTIONS)
 
 
 def __dir__() -> list[str]:

@@ -369,7 +369,7 @@ def _check_backend(what, backend):
         )
 
 
-def is_symbolic(args):
+def is_symbolic(args: Any) -> bool:
     """Whether a block is called on Symbols; the package of symbols is not loaded before somebody
     makes one."""
     if len(args) == 1 and isinstance(args[0], nd.NDArray):

@@ -294,7 +294,9 @@ class ParameterDict:
         )
 
 
-def check_names(params, arrays, source, allow_missing, ignore_extra, skip=0, extra=AssertionError):
+def check_names(
+    params, arrays, source, allow_missing: bool, ignore_extra, skip: int = 0, extra=AssertionError
+):
     """Raises when arrays are missing for parameters, or (`extra`) belong to none, before any of
     them is touched."""
     if not allow_missing:

@@ -255,7 +255,7 @@ def _symbols_like(structure, names):
     return structure[1]
 
 
-def symbol_of(block):
+def symbol_of(block: HybridBlock) -> Symbol:
     """The symbol of a block that was hybridized and called, its inputs named as
     `HybridBlock.export` does."""
     from ..symbol import Group
@@ -278,7 +278,7 @@ def symbol_of(block):
     return found[0] if len(found) == 1 else Group(found)
 
 
-def export_block(block, path, epoch, remove_amp_cast):
+def export_block(block: HybridBlock, path: str, epoch: int, remove_amp_cast) -> Any:
     """See `HybridBlock.export`."""
     symbol = symbol_of(block)
     symbol_file, param_file = f"{path}-symbol.json", f"{path}-{epoch:04d}.params"

@@ -57,5 +57,7 @@ __all__ = sorted(
 )
 
 
-def __getattr__(name: str) -> object:
-    raise _of_module(__name__, name, _FUNCTIONS)
+if not TYPE_CHECKING:  # they take what is here for all there is
+
+    def __getattr__(name: str) -> object:
+        raise _of_module(__name__, name, _FUNCTIONS)

@@ -1,10 +1,19 @@
 """Methods of NDArray that are ops, and a few that are not worth C."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from .. import _core
 from .._core import NDArray
 from .._hints import ARRAY, absent, present
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from typing import Any, NoReturn
+
 
 # As in MXNet: x.op(...) is nd.op(x, ...).
 OPS = (
@@ -18,7 +27,7 @@ OPS = (
 ).split()
 
 
-def _transpose(self, *axes, **kwargs):
+def _transpose(self, *axes: int | Sequence[int], **kwargs: Any) -> NDArray:
     """The array with its axes in another order: ``x.transpose((1, 0))`` or ``x.transpose(1, 0)``;
     reversed without any."""
     if len(axes) > 1:
@@ -26,7 +35,7 @@ def _transpose(self, *axes, **kwargs):
     return _core.get_op("transpose")(self, *axes, **kwargs)
 
 
-def _squeeze(self, axis=None, inplace=False):
+def _squeeze(self, axis: int | Sequence[int] | None = None, inplace: bool = False) -> NDArray:
     """The array without its axes of length 1, or those of them in ``axis``; with ``inplace`` it
     shares memory."""
     if not inplace:
@@ -48,7 +57,7 @@ def _squeeze(self, axis=None, inplace=False):
     return self.reshape([self.shape[i] for i in range(ndim) if i not in dropped] or [1])
 
 
-def _expand_dims(self, axis, inplace=False):
+def _expand_dims(self, axis: int, inplace: bool = False) -> NDArray:
     """The array with a new axis of length 1 at ``axis``; with ``inplace`` it shares memory."""
     if not inplace:
         return _core.get_op("expand_dims")(self, axis=axis)
@@ -61,7 +70,7 @@ def _expand_dims(self, axis, inplace=False):
     return self.reshape(shape)
 
 
-def _flatten(self, inplace=False):
+def _flatten(self, inplace: bool = False) -> NDArray:
     """The array as a matrix: all axes but the first as one; with ``inplace`` it shares memory."""
     return self.reshape((0, -1)) if inplace else _core.get_op("Flatten")(self)
 
@@ -82,7 +91,7 @@ _UFUNCS = {
 }
 
 
-def _refuse_recorded(name, values):
+def _refuse_recorded(name: str, values: Iterable[Any]) -> None:
     if _core.is_recording():
         for value in values:
             if isinstance(value, NDArray) and value._wants_gradient:
@@ -94,7 +103,7 @@ def _refuse_recorded(name, values):
                 _refuse_recorded(name, value)
 
 
-def ___array_function__(self, function, types, args, kwargs):
+def ___array_function__(self, function: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Functions of NumPy compute on copies of the values, or call NDArray's method of that name;
     MXNetError where a gradient would be lost."""
     _refuse_recorded(function.__name__, (*args, *kwargs.values()))
@@ -107,17 +116,17 @@ def ___array_function__(self, function, types, args, kwargs):
     return function._implementation(*args, **kwargs)
 
 
-def ___iter__(self):
+def ___iter__(self) -> Iterator[NDArray]:
     """The entries along the first axis."""
     return map(self.__getitem__, range(len(self)))
 
 
-def ___format__(self, spec):
+def ___format__(self, spec: str) -> str:
     """The one element in the given format: ``f"{loss:.4f}"``."""
     return format(self.item(), spec) if spec else str(self)
 
 
-def __repr_html_(self):
+def __repr_html_(self) -> str:
     """What notebooks show: the values, those in the middle left out, shape, dtype and device."""
     import html
 
@@ -129,21 +138,21 @@ def __repr_html_(self):
     return f"<pre>{html.escape(values)}</pre><div>{html.escape(line)}</div>"
 
 
-def _tolist(self):
+def _tolist(self) -> Any:
     """The values as nested lists of Python's numbers; waits for them."""
     return self.asnumpy().tolist()
 
 
-def _to_numpy(self):
+def _to_numpy(self) -> np.ndarray[Any, Any]:
     """The values as `asnumpy` gives them, for libraries that ask for them in this way."""
     return self.asnumpy()
 
 
-def ___dir__(self):
+def ___dir__(self) -> list[str]:
     return present(self, object.__dir__(self))
 
 
-def ___array_ufunc__(self, ufunc, method, *inputs, **kwargs):
+def ___array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
     """Operators between NumPy and this are NDArray's; any other ufunc of NumPy computes on copies
     of the values."""
     if method == "__call__" and ufunc in _UFUNCS and not kwargs and len(inputs) == 2:
@@ -155,14 +164,16 @@ def ___array_ufunc__(self, ufunc, method, *inputs, **kwargs):
     return getattr(ufunc, method)(*values, **kwargs)
 
 
-def _split_v2(self, indices_or_sections, axis=0, squeeze_axis=False):
+def _split_v2(
+    self, indices_or_sections: int | Sequence[int], axis: int = 0, squeeze_axis: bool = False
+) -> NDArray | Any:
     """See ``nd.split_v2``."""
     from .functions import split_v2
 
     return split_v2(self, indices_or_sections, axis, squeeze_axis)
 
 
-def _tostype(self, stype):
+def _tostype(self, stype: str) -> NDArray:
     """The array itself for 'default'; other storage types do not exist here."""
     if stype != "default":
         raise _core.NotSupportedError(
@@ -171,41 +182,53 @@ def _tostype(self, stype):
     return self
 
 
-def _as_nd_ndarray(self):
+def _as_nd_ndarray(self) -> NDArray:
     """The array itself."""
     return self
 
 
-def _as_np_ndarray(self):
+def _as_np_ndarray(self) -> NoReturn:
     """NotSupportedError: there is no ``mx.np`` here."""
     raise _core.NotSupportedError(
         "as_np_ndarray: there is no mx.np in mpgluon; asnumpy() gives a NumPy array"
     )
 
 
-def _slice_assign(self, rhs, begin, end, step=()):
+def _slice_assign(
+    self,
+    rhs: NDArray,
+    begin: Sequence[int | None],
+    end: Sequence[int | None],
+    step: Sequence[int | None] = (),
+) -> NDArray:
     """Writes ``rhs`` into the slice of this array; returns the array."""
     return _core.get_op("_slice_assign")(self, rhs, begin=begin, end=end, step=step, out=self)
 
 
-def _slice_assign_scalar(self, value, begin, end, step=()):
+def _slice_assign_scalar(
+    self,
+    value: float,
+    begin: Sequence[int | None],
+    end: Sequence[int | None],
+    step: Sequence[int | None] = (),
+) -> NDArray:
     """Writes a number into the slice of this array; returns the array."""
     return _core.get_op("_slice_assign_scalar")(
         self, scalar=value, begin=begin, end=end, step=step, out=self
     )
 
 
-def _to_dlpack_for_read(self):
+def _to_dlpack_for_read(self) -> Any:
     """See ``nd.to_dlpack_for_read``."""
     return _core.to_dlpack_for_read(self)
 
 
-def _to_dlpack_for_write(self):
+def _to_dlpack_for_write(self) -> Any:
     """See ``nd.to_dlpack_for_write``."""
     return _core.to_dlpack_for_write(self)
 
 
-def add_methods(ops):
+def add_methods(ops: dict[str, _core.Op]) -> None:
     """Gives NDArray its methods; called once."""
     for name in OPS:
         if name in ops and not hasattr(NDArray, name):

@@ -1,5 +1,6 @@
 """What type checkers and editors are told of the package is what it has."""
 
+import ast
 import inspect
 import os
 import pathlib
@@ -55,6 +56,36 @@ def test_stubs_name_every_function(space):
         }
         assert not set(kinds) - listed
         assert all(hasattr(module, name) for name in listed)
+
+
+def is_public(name):
+    return not name.startswith("_") or (name.startswith("__") and name.endswith("__"))
+
+
+def without_types(body, prefix, in_class):
+    """The public functions and methods whose parameters or results have no annotations."""
+    for node in body:
+        if isinstance(node, ast.ClassDef) and is_public(node.name):
+            yield from without_types(node.body, f"{prefix}{node.name}.", True)
+        elif isinstance(node, (ast.If, ast.Try)):
+            yield from without_types(node.body, prefix, in_class)
+        elif isinstance(node, ast.FunctionDef) and is_public(node.name):
+            static = any(ast.unparse(name) == "staticmethod" for name in node.decorator_list)
+            given = node.args
+            arguments = [*given.posonlyargs, *given.args][in_class and not static :]
+            arguments += [*given.kwonlyargs, *filter(None, (given.vararg, given.kwarg))]
+            if node.returns is None or any(one.annotation is None for one in arguments):
+                yield prefix + node.name
+
+
+def test_public_functions_have_annotations():
+    found = []
+    for path in sorted(PACKAGE.glob("**/*.py")):
+        name = path.relative_to(PACKAGE)
+        if all(is_public(part.removesuffix(".py")) for part in name.parts):
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            found += [f"{name}: {one}" for one in without_types(tree.body, "", False)]
+    assert not found, "\n".join(found)
 
 
 def test_functions_of_symbols_have_signatures():

@@ -1,5 +1,9 @@
 """Layers."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from ..._hints import LAYERS as _LAYERS, of_module as _of_module
 from ..block import Block, HybridBlock, SymbolBlock
 from .activations import *
@@ -12,5 +16,7 @@ from .conv_layers import __all__ as _conv
 __all__ = ["Block", "HybridBlock", "SymbolBlock", *_activations, *_basic, *_conv]
 
 
-def __getattr__(name):
-    raise _of_module(__name__, name, _LAYERS, "nn.")
+if not TYPE_CHECKING:  # they take what is here for all there is
+
+    def __getattr__(name: str) -> object:
+        raise _of_module(__name__, name, _LAYERS, "nn.")

@@ -12,7 +12,7 @@ from ..block import Block, HybridBlock
 from .activations import Activation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from ..._types import DType, Init, Layer
     from ..parameter import ParameterDict
@@ -52,6 +52,9 @@ class _Stack:
 
     def __repr__(self) -> str:
         return self._repr_with(self._children.items())
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(list(self._children.values()))
 
     def __getitem__(self, key: int | slice) -> Any:
         blocks = list(self._children.values())[key]
