@@ -10,7 +10,7 @@ SOURCES = $(shell find csrc kernels/cpu mpgluon -name '*.[ch]' -o -name '*.def' 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 test_files = $(patsubst %,tests/$(1)/test_%.py,$(2))  # a folder's, by their subjects
 
-.PHONY: demo test lint format slow-test bench asan tsan check-sanitized fuzz \
+.PHONY: demo test lint format types slow-test bench asan tsan check-sanitized fuzz \
   stateful stateful-asan wheel-check compiler-check hostcuda hostcuda-test \
   hostcuda-asan cuda-build gpu-check clean
 
@@ -34,6 +34,14 @@ format: $(VENV)/.lint
 $(VENV)/.lint: Makefile
 	[ -d $(VENV) ] || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q clang-format==23.1.5 ruff==0.17.6
+	touch $@
+
+# Whether the examples are without errors of types, and how much of the package has types.
+types: $(VENV)/.test $(VENV)/.types
+	cd examples && $(abspath $(BIN))/python ../tools/check_types.py
+$(VENV)/.types: $(VENV)/.test Makefile
+	$(BIN)/python -m pip install -q mypy==2.4.1 basedpyright==1.40.2 \
+	  types-tqdm==4.70.0.20261106
 	touch $@
 
 slow-test: $(VENV)/.test

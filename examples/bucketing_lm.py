@@ -14,6 +14,8 @@ one.
 import argparse
 import logging
 import random
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +26,7 @@ from model_parallel_lm import TOKEN, read_text
 PADDING = 0
 
 
-def groups_of(devices, layers):
+def groups_of(devices: list[mx.Context], layers: int) -> dict[str, mx.Context]:
     """The device of each group: the embedding goes with the first layer, the decoder with the
     last."""
     places = [devices[i * len(devices) // layers] for i in range(layers)]
@@ -35,10 +37,10 @@ def groups_of(devices, layers):
     }
 
 
-def generator(words, options):
+def generator(words: int, options: argparse.Namespace) -> Callable[[int], tuple[Any, ...]]:
     """The function that makes the graph of a bucket."""
 
-    def generate(length):
+    def generate(length: int) -> tuple[Any, ...]:
         with mx.AttrScope(ctx_group="embed"):
             hidden = mx.sym.Embedding(
                 mx.sym.Variable("data"), input_dim=words, output_dim=options.hidden, name="embed"
@@ -65,14 +67,16 @@ def generator(words, options):
     return generate
 
 
-def sentences_of(text, vocabulary=None, most=2000):
+def sentences_of(
+    text: str, vocabulary: dict[str, int] | None = None, most: int = 2000
+) -> tuple[list[list[int]], dict[str, int]]:
     """Lines as numbers; the words that are not among the `most` frequent ones are all one."""
     lines = [TOKEN.findall(line.strip()) for line in text.split("\n")]
     lines = [
         ["<s>", *(token for token in line if not token.isspace()), "</s>"] for line in lines if line
     ]
     if vocabulary is None:
-        count = {}
+        count: dict[str, int] = {}
         for line in lines:
             for token in line:
                 count[token] = count.get(token, 0) + 1
@@ -84,7 +88,9 @@ def sentences_of(text, vocabulary=None, most=2000):
     return coded, vocabulary
 
 
-def train(coded, words, groups, options):
+def train(
+    coded: Any, words: int, groups: dict[str, mx.Context], options: argparse.Namespace
+) -> tuple[mx.mod.BucketingModule, mx.io.DataIter]:
     """A trained module, and the iterator over validation sentences."""
     random.seed(1)
     np.random.seed(1)
@@ -113,7 +119,7 @@ def train(coded, words, groups, options):
     return module, valid_data
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
@@ -140,8 +146,8 @@ def main():
     logging.basicConfig(level=logging.INFO, format="%(message)s")
 
     train_text, valid_text = read_text(options.text, options.limit)
-    coded, vocabulary = sentences_of(train_text, most=options.vocab)
-    coded = coded, sentences_of(valid_text, vocabulary)[0]
+    first, vocabulary = sentences_of(train_text, most=options.vocab)
+    coded = first, sentences_of(valid_text, vocabulary)[0]
     words = len(vocabulary) + 1
     devices = options.devices
     groups = groups_of(devices, options.layers)

@@ -11,6 +11,8 @@ another shape.
 import argparse
 import tempfile
 import time
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +21,7 @@ from mpgluon import gluon, nd
 from mpgluon.gluon import nn
 
 
-def make_net(width, classes):
+def make_net(width: int, classes: int) -> nn.HybridSequential:
     net = nn.HybridSequential(prefix="net_")
     with net.name_scope():
         for _ in range(4):
@@ -28,7 +30,7 @@ def make_net(width, classes):
     return net
 
 
-def spirals(count, classes, rng):
+def spirals(count: int, classes: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Points of spirals, and which spiral each is of."""
     label = rng.integers(0, classes, count)
     radius = rng.random(count)
@@ -41,7 +43,7 @@ def spirals(count, classes, rng):
 class Training:
     """A network on a mesh, its trainer, and a step in micro-batches."""
 
-    def __init__(self, mesh, args):
+    def __init__(self, mesh: Any, args: argparse.Namespace) -> None:
         mx.random.seed(args.seed)
         self.mesh, self.net = mesh, make_net(args.width, args.classes)
         self.net.place(mesh)
@@ -60,7 +62,7 @@ class Training:
             self.net, gluon.loss.SoftmaxCrossEntropyLoss(), self.trainer, pipeline
         )
 
-    def run(self, batches):
+    def run(self, batches: Iterable[Any]) -> list[float]:
         losses = [
             self.step(
                 nd.array(x, ctx=self.mesh.device()), nd.array(y, ctx=self.mesh.device())
@@ -69,12 +71,12 @@ class Training:
         ]
         return [float(loss.asscalar()) for loss in losses]
 
-    def accuracy(self, x, y):
+    def accuracy(self, x: np.ndarray, y: np.ndarray) -> float:
         out = self.net(nd.array(x, ctx=self.mesh.device())).asnumpy()
         return float((out.argmax(1) == y).mean())
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--data", type=int, default=2, help="replicas")
     parser.add_argument("--stages", type=int, default=2)
@@ -103,9 +105,7 @@ def main():
     training = Training(mesh, args)
     for ctx in mesh.devices:
         names = [
-            name
-            for name, param in training.net._collect_params_with_prefix().items()
-            if ctx in param.list_ctx()
+            name for name, param in training.net.collect_params().items() if ctx in param.list_ctx()
         ]
         print(f"{ctx}: {names[0]} ... {names[-1]}")
     start = time.time()

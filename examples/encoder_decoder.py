@@ -10,7 +10,10 @@ the last. It is trained as a pipeline and checked, bit for bit, against one devi
     python encoder_decoder.py --devices "gpu(0)" "gpu(0)" "gpu(1)"
 """
 
+import argparse
 import unicodedata
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -23,13 +26,15 @@ from mpgluon.parallel import Pipeline, TrainStep
 LETTERS = {letter: i + 1 for i, letter in enumerate("ABCDEFGHIJKLMNOPQRSTUVWXYZ")}  # 0: padding
 
 
-def syllables():
+def syllables() -> list[tuple[str, str]]:
     """[(syllable, its name)] of those that the encoding EUC-KR has."""
     common = [c for c in map(chr, range(0xAC00, 0xD7A4)) if len(c.encode("euc_kr", "ignore")) == 2]
     return [(c, unicodedata.name(c).removeprefix("HANGUL SYLLABLE ")) for c in common]
 
 
-def make_data(pairs, count, length, seed):
+def make_data(
+    pairs: list[tuple[str, str]], count: int, length: int, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
     """(letters (count, letters), syllables (count, length)): names written without gaps, so that
     one must find where they end."""
     random = np.random.RandomState(seed)
@@ -45,7 +50,14 @@ class EncoderDecoder(gluon.HybridBlock):
     """(letters (batch, letters), syllables so far (batch, length)) to scores (batch, length,
     syllables); a device for each part."""
 
-    def __init__(self, vocab, units, encoder_ctx, decoder_ctx, softmax_ctx):
+    def __init__(
+        self,
+        vocab: int,
+        units: int,
+        encoder_ctx: mx.Context,
+        decoder_ctx: mx.Context,
+        softmax_ctx: mx.Context,
+    ) -> None:
         super().__init__(prefix="net_")
         self.decoder_ctx, self.softmax_ctx, self.units = decoder_ctx, softmax_ctx, units
         with self.name_scope():
@@ -62,10 +74,10 @@ class EncoderDecoder(gluon.HybridBlock):
             for child in children:
                 child.initialize(mx.init.Xavier(), ctx=ctx)
 
-    def encode(self, letters):
+    def encode(self, letters: Any) -> Any:
         return self.encoder(self.letters(letters)).as_in_context(self.decoder_ctx)
 
-    def decode(self, F, memory, letters, before):
+    def decode(self, F: Any, memory: Any, letters: Any, before: Any) -> Any:
         """Scores of the syllables that follow those of `before`; looks at `memory` where `letters`
         aren't padding."""
         query = self.decoder(self.syllables(before))
@@ -78,7 +90,7 @@ class EncoderDecoder(gluon.HybridBlock):
         seen = self.join(F.concat(query, F.batch_dot(weights, memory), dim=2))
         return self.scores(seen.as_in_context(self.softmax_ctx))
 
-    def hybrid_forward(self, F, letters, before):
+    def hybrid_forward(self, F: Any, letters: Any, before: Any) -> Any:
         return self.decode(
             F,
             self.encode(letters),
@@ -87,7 +99,9 @@ class EncoderDecoder(gluon.HybridBlock):
         )
 
 
-def way(options, vocab, contexts):
+def way(
+    options: argparse.Namespace, vocab: int, contexts: list[mx.Context]
+) -> tuple[Callable[..., Any], EncoderDecoder, Any]:
     """A function that trains on a batch, its network, and its pipeline."""
     mx.random.seed(options.seed)
     net = EncoderDecoder(vocab, options.units, *contexts)
@@ -96,21 +110,21 @@ def way(options, vocab, contexts):
     pipeline = Pipeline(options.micro_batches)
     step = TrainStep(net, gluon.loss.SoftmaxCrossEntropyLoss(), trainer, pipeline)
 
-    def train(letters, before, after):
+    def train(letters: np.ndarray, before: np.ndarray, after: np.ndarray) -> Any:
         x, y = (mx.nd.array(a, ctx=contexts[0]) for a in (letters, before))
         return step([x, y], mx.nd.array(after, ctx=contexts[-1]))
 
     return train, net, pipeline
 
 
-def with_begin(syllables, vocab):
+def with_begin(syllables: np.ndarray, vocab: int) -> np.ndarray:
     """What the decoder has seen before each syllable."""
     return np.concatenate(
         [np.full((len(syllables), 1), vocab, dtype=np.float32), syllables[:, :-1]], axis=1
     )
 
 
-def translate(net, letters, length, vocab):
+def translate(net: EncoderDecoder, letters: np.ndarray, length: int, vocab: int) -> np.ndarray:
     """The syllables that the network writes, taking the best each time."""
     x = mx.nd.array(letters, ctx=net.letters.weight.list_ctx()[0])
     written = np.full((len(letters), length + 1), vocab, dtype=np.float32)
@@ -120,22 +134,22 @@ def translate(net, letters, length, vocab):
     return written[:, 1:].astype(int)
 
 
-def main():
-    options = parser(__doc__, devices=3, steps=400)
-    options.add_argument("--syllables", type=int, help="use the first so many only")
-    options.add_argument("--length", type=int, default=4, help="syllables of a text")
-    options.add_argument("--units", type=int, default=128)
-    options.add_argument("--batch", type=int, default=128)
-    options.add_argument("--micro-batches", type=int, default=4)
-    options.add_argument("--lr", type=float, default=4e-3)
-    options = options.parse_args()
+def main() -> None:
+    arguments = parser(__doc__, devices=3, steps=400)
+    arguments.add_argument("--syllables", type=int, help="use the first so many only")
+    arguments.add_argument("--length", type=int, default=4, help="syllables of a text")
+    arguments.add_argument("--units", type=int, default=128)
+    arguments.add_argument("--batch", type=int, default=128)
+    arguments.add_argument("--micro-batches", type=int, default=4)
+    arguments.add_argument("--lr", type=float, default=4e-3)
+    options = arguments.parse_args()
     if len(options.devices) != 3:
         raise SystemExit("--devices takes three devices: of encoder, decoder and softmax")
     mx.context.set_threads(1)  # the same threads on every device: then placement can't change a bit
     pairs = syllables()[: options.syllables]
     vocab = len(pairs)
 
-    def batches():
+    def batches() -> Iterator[Any]:
         for number in range(options.steps):
             letters, after = make_data(
                 pairs, options.batch, options.length, options.seed * 100_000 + number

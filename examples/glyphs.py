@@ -6,6 +6,8 @@ letterforms that it has never seen.
 """
 
 import os
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -13,7 +15,7 @@ from PIL import Image, ImageDraw, ImageFont
 SIZE = 28
 
 
-def fonts():
+def fonts() -> tuple[list[str], list[str]]:
     """(fonts for training, fonts for validation), files."""
     import matplotlib
 
@@ -30,7 +32,7 @@ def fonts():
     return [f for i, f in enumerate(files) if i % 4 != 1], files[1::4]
 
 
-def draw(digit, font, random):
+def draw(digit: int, font: Any, random: np.random.RandomState) -> np.ndarray:
     """One picture, (SIZE, SIZE), from 0 to 1."""
     page = Image.new("L", (2 * SIZE, 2 * SIZE))
     ImageDraw.Draw(page).text(
@@ -40,13 +42,13 @@ def draw(digit, font, random):
         font=ImageFont.truetype(font, int(random.randint(20, 30))),
         anchor="mm",
     )
-    page = page.rotate(random.uniform(-25, 25), resample=Image.BILINEAR)
+    page = page.rotate(random.uniform(-25, 25), resample=Image.Resampling.BILINEAR)
     left, top = (SIZE // 2 + random.randint(-3, 4, 2)).tolist()
     picture = np.asarray(page.crop((left, top, left + SIZE, top + SIZE)), dtype=np.float32) / 255
     return np.clip(picture * random.uniform(0.5, 1) + 0.15 * random.randn(SIZE, SIZE), 0, 1)
 
 
-def digits(count, files, seed):
+def digits(count: int, files: list[str], seed: int) -> tuple[np.ndarray, np.ndarray]:
     """(pictures (count, 1, SIZE, SIZE), labels (count,)), both float32."""
     random = np.random.RandomState(seed)
     labels = random.randint(0, 10, count)
@@ -56,13 +58,17 @@ def digits(count, files, seed):
     return pictures[:, None].astype(np.float32), labels.astype(np.float32)
 
 
-def data(train, valid, seed):
+def data(
+    train: int, valid: int, seed: int
+) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
     """((pictures, labels) for training, (pictures, labels) for validation)."""
     known, unknown = fonts()
     return digits(train, known, seed), digits(valid, unknown, seed + 1)
 
 
-def batches(pictures, labels, batch, seed):
+def batches(
+    pictures: np.ndarray, labels: np.ndarray, batch: int, seed: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields (pictures, labels) in random order, one pass."""
     order = np.random.RandomState(seed).permutation(len(labels))
     for i in range(0, len(order) - batch + 1, batch):

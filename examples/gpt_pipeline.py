@@ -10,7 +10,10 @@ micro-batches on one device. The text is Python's standard library.
     python gpt_pipeline.py --devices "gpu(0)" "gpu(1)" --units 512 --batch 64
 """
 
+import argparse
 import os
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +29,7 @@ class Layer(gluon.HybridBlock):
     """Causal self-attention and a network of two layers, each of the normalised input and added to
     it."""
 
-    def __init__(self, units, heads, length):
+    def __init__(self, units: int, heads: int, length: int) -> None:
         super().__init__()
         self.heads, self.size, self.length = heads, units // heads, length
         with self.name_scope():
@@ -39,7 +42,7 @@ class Layer(gluon.HybridBlock):
             self.widen = nn.Dense(4 * units, in_units=units, flatten=False)
             self.narrow = nn.Dense(units, in_units=4 * units, flatten=False)
 
-    def attention(self, F, x):
+    def attention(self, F: Any, x: Any) -> Any:
         # (batch, time, 3 * units) -> three of (batch * heads, time, size)
         parts = F.transpose(
             F.reshape(self.qkv(x), (0, 0, 3, self.heads, self.size)), (2, 0, 3, 1, 4)
@@ -57,7 +60,7 @@ class Layer(gluon.HybridBlock):
         out = F.reshape(F.batch_dot(F.softmax(scores), v), (-4, -1, self.heads, 0, 0))
         return self.out(F.reshape(F.transpose(out, (0, 2, 1, 3)), (0, 0, -3)))
 
-    def hybrid_forward(self, F, x):
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
         x = x + self.attention(F, self.norm1(x))
         return x + self.narrow(F.LeakyReLU(self.widen(self.norm2(x)), act_type="gelu"))
 
@@ -66,33 +69,44 @@ class GPT(gluon.HybridBlock):
     """(batch, length) tokens to (batch, length, vocab) scores; the layers are dealt out over
     `contexts` in equal parts."""
 
-    def __init__(self, vocab, units, heads, layers, length, contexts):
+    def __init__(
+        self,
+        vocab: int,
+        units: int,
+        heads: int,
+        layers: int,
+        length: int,
+        contexts: list[mx.Context],
+    ) -> None:
         super().__init__(prefix="gpt_")
         self.length = length
         self.contexts = [contexts[i * len(contexts) // layers] for i in range(layers)]
         with self.name_scope():
-            self.embed, self.place = nn.Embedding(vocab, units), nn.Embedding(length, units)
+            self.embed = nn.Embedding(vocab, units)
+            self.positions = nn.Embedding(length, units)
             self.layers = [Layer(units, heads, length) for _ in range(layers)]
             for number, layer in enumerate(self.layers):
                 self.register_child(layer, f"layer{number}")
             self.norm = nn.LayerNorm(in_channels=units)
             self.decoder = nn.Dense(vocab, in_units=units, flatten=False)
-        for child in (self.embed, self.place):
-            child.initialize(mx.init.Normal(0.02), ctx=contexts[0])
-        for layer, ctx in zip(
+        for table in (self.embed, self.positions):
+            table.initialize(mx.init.Normal(0.02), ctx=contexts[0])
+        for child, ctx in zip(
             (*self.layers, self.norm, self.decoder), (*self.contexts, contexts[-1], contexts[-1])
         ):
-            layer.initialize(mx.init.Xavier(), ctx=ctx)
+            child.initialize(mx.init.Xavier(), ctx=ctx)
 
-    def hybrid_forward(self, F, tokens):
-        places = self.place(F.arange(self.length, ctx=tokens.context))
+    def hybrid_forward(self, F: Any, tokens: Any) -> Any:
+        places = self.positions(F.arange(self.length, ctx=tokens.context))
         x = F.broadcast_add(self.embed(tokens), F.expand_dims(places, axis=0))
         for layer, ctx in zip(self.layers, self.contexts):
             x = layer(x.as_in_context(ctx))
         return self.decoder(self.norm(x))
 
 
-def way(options, vocab, contexts, pipeline=None):
+def way(
+    options: argparse.Namespace, vocab: int, contexts: list[mx.Context], pipeline: Any = None
+) -> Any:
     """A function that trains on a batch, and its network."""
     mx.random.seed(options.seed)
     net = GPT(vocab, options.units, options.heads, options.layers, options.length, contexts)
@@ -106,36 +120,41 @@ def way(options, vocab, contexts, pipeline=None):
     return lambda x, y: step(mx.nd.array(x, ctx=contexts[0]), mx.nd.array(y, ctx=contexts[-1])), net
 
 
-def batches(tokens, batch, length, seed):
+def batches(
+    tokens: np.ndarray, batch: int, length: int, seed: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields (inputs, targets), (batch, length) each, of windows in random order."""
     starts = np.random.RandomState(seed).permutation((len(tokens) - 1) // length) * length
     for i in range(0, len(starts) - batch + 1, batch):
-        yield tuple(
-            np.stack([tokens[s + shift : s + shift + length] for s in starts[i : i + batch]])
-            for shift in (0, 1)
+        chosen = starts[i : i + batch]
+        yield (
+            np.stack([tokens[s : s + length] for s in chosen]),
+            np.stack([tokens[s + 1 : s + 1 + length] for s in chosen]),
         )
 
 
-def main():
-    options = parser(__doc__, devices=2, steps=60)
-    options.add_argument(
+def main() -> None:
+    arguments = parser(__doc__, devices=2, steps=60)
+    arguments.add_argument(
         "--text", help="a text file to learn, instead of Python's standard library"
     )
-    options.add_argument(
+    arguments.add_argument(
         "--limit", type=int, default=1_000_000, help="characters of text to read at most"
     )
-    options.add_argument("--vocab", type=int, default=1000)
-    options.add_argument("--units", type=int, default=128)
-    options.add_argument("--heads", type=int, default=4)
-    options.add_argument("--layers", type=int, default=24)
-    options.add_argument("--batch", type=int, default=16)
-    options.add_argument("--length", type=int, default=64, help="tokens that the network looks at")
-    options.add_argument("--micro-batches", type=int, default=8)
-    options.add_argument("--lr", type=float, default=1e-3)
-    options.add_argument(
+    arguments.add_argument("--vocab", type=int, default=1000)
+    arguments.add_argument("--units", type=int, default=128)
+    arguments.add_argument("--heads", type=int, default=4)
+    arguments.add_argument("--layers", type=int, default=24)
+    arguments.add_argument("--batch", type=int, default=16)
+    arguments.add_argument(
+        "--length", type=int, default=64, help="tokens that the network looks at"
+    )
+    arguments.add_argument("--micro-batches", type=int, default=8)
+    arguments.add_argument("--lr", type=float, default=1e-3)
+    arguments.add_argument(
         "--out", default="gpt_pipeline.png", help="picture of the zero-bubble timeline"
     )
-    options = options.parse_args()
+    options = arguments.parse_args()
     mx.context.set_threads(1)  # the same threads on every device: then placement can't change a bit
     one, many = options.devices[:1], options.devices
     corpus = Corpus(*read_text(options.text, options.limit), options.vocab)

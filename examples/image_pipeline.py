@@ -11,6 +11,9 @@ Against the same micro-batches on one device, all bits are equal either way.
     python image_pipeline.py --devices "gpu(0)" "gpu(1)"
 """
 
+import argparse
+from typing import Any
+
 import numpy as np
 
 import glyphs
@@ -24,7 +27,7 @@ from mpgluon.parallel import Pipeline, TrainStep
 class Classifier(gluon.HybridBlock):
     """Convolutions on `ctx1`, more of them and the classifier on `ctx2`."""
 
-    def __init__(self, channels, norm, ctx1, ctx2):
+    def __init__(self, channels: int, norm: bool, ctx1: mx.Context, ctx2: mx.Context) -> None:
         super().__init__(prefix="net_")
         self.ctx1, self.ctx2 = ctx1, ctx2
         with self.name_scope():
@@ -43,17 +46,19 @@ class Classifier(gluon.HybridBlock):
         self.second.initialize(mx.init.Xavier(), ctx=ctx2)
 
     @staticmethod
-    def add(part, inputs, outputs, norm):
+    def add(part: nn.HybridSequential, inputs: int, outputs: int, norm: bool) -> None:
         part.add(nn.Conv2D(outputs, 3, padding=1, in_channels=inputs))
         if norm:
             part.add(nn.BatchNorm(in_channels=outputs))
         part.add(nn.Activation("relu"))
 
-    def hybrid_forward(self, F, x):
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
         return self.second(self.first(x).as_in_context(self.ctx2))
 
 
-def way(options, norm, contexts, pipeline=None):
+def way(
+    options: argparse.Namespace, norm: bool, contexts: list[mx.Context], pipeline: Any = None
+) -> Any:
     """A function that trains on a batch, and its network."""
     mx.random.seed(options.seed)
     net = Classifier(options.channels, norm, *contexts)
@@ -68,7 +73,7 @@ def way(options, norm, contexts, pipeline=None):
     return lambda x, y: step(mx.nd.array(x, ctx=net.ctx1), mx.nd.array(y, ctx=net.ctx2)), net
 
 
-def accuracy(net, pictures, labels, batch=100):
+def accuracy(net: Classifier, pictures: np.ndarray, labels: np.ndarray, batch: int = 100) -> Any:
     metric = mx.metric.Accuracy()
     for i in range(0, len(labels), batch):
         metric.update(
@@ -78,15 +83,15 @@ def accuracy(net, pictures, labels, batch=100):
     return metric.get()[1]
 
 
-def main():
-    options = parser(__doc__, devices=2, steps=120)
-    options.add_argument("--train", type=int, default=4000, help="pictures to train on")
-    options.add_argument("--valid", type=int, default=1000, help="pictures to validate on")
-    options.add_argument("--channels", type=int, default=32)
-    options.add_argument("--batch", type=int, default=64)
-    options.add_argument("--micro-batches", type=int, default=8)
-    options.add_argument("--lr", type=float, default=1e-3)
-    options = options.parse_args()
+def main() -> None:
+    arguments = parser(__doc__, devices=2, steps=120)
+    arguments.add_argument("--train", type=int, default=4000, help="pictures to train on")
+    arguments.add_argument("--valid", type=int, default=1000, help="pictures to validate on")
+    arguments.add_argument("--channels", type=int, default=32)
+    arguments.add_argument("--batch", type=int, default=64)
+    arguments.add_argument("--micro-batches", type=int, default=8)
+    arguments.add_argument("--lr", type=float, default=1e-3)
+    options = arguments.parse_args()
     if len(options.devices) != 2:
         raise SystemExit("--devices takes two devices")
     mx.context.set_threads(1)  # the same threads on every device: then placement can't change a bit

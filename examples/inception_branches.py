@@ -12,6 +12,10 @@ fonts (glyphs.py).
     python inception_branches.py --devices "gpu(0)" "gpu(1)" "gpu(2)"
 """
 
+import argparse
+from collections.abc import Callable
+from typing import Any
+
 import glyphs
 import mpgluon as mx
 from common import difference, milliseconds, parameters, parser, plain_step, print_table, take_turns
@@ -19,7 +23,7 @@ from mpgluon import gluon
 from mpgluon.gluon import nn
 
 
-def branch(*layers):
+def branch(*layers: Callable[[], gluon.HybridBlock]) -> nn.HybridSequential:
     part = nn.HybridSequential()
     with part.name_scope():
         for layer in layers:
@@ -27,7 +31,7 @@ def branch(*layers):
     return part
 
 
-def conv(inputs, outputs, kernel):
+def conv(inputs: int, outputs: int, kernel: int) -> Callable[[], gluon.HybridBlock]:
     return lambda: nn.Conv2D(
         outputs, kernel, padding=kernel // 2, in_channels=inputs, activation="relu"
     )
@@ -37,7 +41,7 @@ class Inception(gluon.HybridBlock):
     """Four branches with `width` channels each, dealt out over `contexts`; their join lies on the
     first."""
 
-    def __init__(self, inputs, width, contexts):
+    def __init__(self, inputs: int, width: int, contexts: list[mx.Context]) -> None:
         super().__init__()
         self.home = contexts[0]
         with self.name_scope():
@@ -57,12 +61,12 @@ class Inception(gluon.HybridBlock):
             self.register_child(part, f"branch{number}")
             part.initialize(mx.init.Xavier(), ctx=ctx)
 
-    def hybrid_forward(self, F, x):
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
         outputs = [part(x.as_in_context(ctx)) for part, ctx in zip(self.branches, self.places)]
         return F.concat(*[out.as_in_context(self.home) for out in outputs], dim=1)
 
 
-def network(options, contexts):
+def network(options: argparse.Namespace, contexts: list[mx.Context]) -> Any:
     mx.random.seed(options.seed)
     net = nn.HybridSequential(prefix="net_")
     with net.name_scope():
@@ -81,11 +85,12 @@ def network(options, contexts):
     return net
 
 
-def overlap(events):
+def overlap(events: list[dict[str, Any]]) -> tuple[dict[str, float], float, float]:
     """(seconds of each device at work, seconds in which at least one is, seconds in which two or
     more are)."""
     work = [e for e in events if e["kind"] == "op"]
-    busy, marks = {}, []
+    busy: dict[str, float] = {}
+    marks: list[tuple[float, int]] = []
     for event in work:
         busy[event["device"]] = busy.get(event["device"], 0.0) + event["end"] - event["begin"]
         marks += [(event["begin"], 1), (event["end"], -1)]
@@ -98,18 +103,18 @@ def overlap(events):
     return dict(sorted(busy.items())), any_busy, several
 
 
-def main():
-    options = parser(__doc__, devices=2, steps=120)
-    options.add_argument("--train", type=int, default=4000, help="pictures to train on")
-    options.add_argument("--valid", type=int, default=1000, help="pictures to validate on")
-    options.add_argument("--width", type=int, default=32, help="channels of a branch")
-    options.add_argument("--modules", type=int, default=3)
-    options.add_argument("--batch", type=int, default=32)
-    options.add_argument("--lr", type=float, default=1e-3)
-    options.add_argument(
+def main() -> None:
+    arguments = parser(__doc__, devices=2, steps=120)
+    arguments.add_argument("--train", type=int, default=4000, help="pictures to train on")
+    arguments.add_argument("--valid", type=int, default=1000, help="pictures to validate on")
+    arguments.add_argument("--width", type=int, default=32, help="channels of a branch")
+    arguments.add_argument("--modules", type=int, default=3)
+    arguments.add_argument("--batch", type=int, default=32)
+    arguments.add_argument("--lr", type=float, default=1e-3)
+    arguments.add_argument(
         "--trace", default="inception.json", help="Chrome trace of a step; open it in Perfetto"
     )
-    options = options.parse_args()
+    options = arguments.parse_args()
     mx.context.set_threads(1)  # the same threads on every device: then placement can't change a bit
     train, valid = glyphs.data(options.train, options.valid, options.seed)
     home = options.devices[0]

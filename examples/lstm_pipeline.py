@@ -11,7 +11,11 @@ device (the same bits), and two devices without a pipeline. The text is Python's
     python lstm_pipeline.py --devices "gpu(0)" "gpu(1)"
 """
 
+import argparse
 import os
+from typing import Any
+
+import numpy as np
 
 import mpgluon as mx
 from common import difference, milliseconds, parameters, parser, print_table, take_turns
@@ -29,7 +33,9 @@ class LanguageModel(gluon.HybridBlock):
     the new states, as pipelines along time ask for.
     """
 
-    def __init__(self, vocab, hidden, layers, split, ctx1, ctx2):
+    def __init__(
+        self, vocab: int, hidden: int, layers: int, split: int, ctx1: mx.Context, ctx2: mx.Context
+    ) -> None:
         super().__init__(prefix="lm_")
         self.contexts = [ctx1] * split + [ctx2] * (layers - split)
         with self.name_scope():
@@ -43,18 +49,24 @@ class LanguageModel(gluon.HybridBlock):
         ):
             child.initialize(mx.init.Uniform(0.1), ctx=ctx)
 
-    def hybrid_forward(self, F, tokens, states):
+    def hybrid_forward(self, F: Any, tokens: Any, states: Any) -> Any:
         out, after = self.embed(tokens), []
         for layer, ctx, state in zip(self.layers, self.contexts, states):
             out, state = layer(out.as_in_context(ctx), state)
             after.append(state)
         return self.decoder(out), after
 
-    def begin_state(self, batch):
+    def begin_state(self, batch: int) -> Any:
         return [layer.begin_state(batch, ctx=ctx) for layer, ctx in zip(self.layers, self.contexts)]
 
 
-def way(options, vocab, ctx1, ctx2, pipeline=None):
+def way(
+    options: argparse.Namespace,
+    vocab: int,
+    ctx1: mx.Context,
+    ctx2: mx.Context,
+    pipeline: Any = None,
+) -> Any:
     """A function that trains on a batch, and its network."""
     mx.random.seed(options.seed)
     net = LanguageModel(vocab, options.hidden, options.layers, options.split, ctx1, ctx2)
@@ -66,7 +78,7 @@ def way(options, vocab, ctx1, ctx2, pipeline=None):
     else:
         net.hybridize()
 
-    def train(inputs, targets):
+    def train(inputs: np.ndarray, targets: np.ndarray) -> Any:
         nonlocal states
         x, y = mx.nd.array(inputs, ctx=ctx1), mx.nd.array(targets, ctx=ctx2)
         if pipeline is not None:
@@ -83,27 +95,29 @@ def way(options, vocab, ctx1, ctx2, pipeline=None):
     return train, net
 
 
-def main():
-    options = parser(__doc__, devices=2, steps=60)
-    options.add_argument(
+def main() -> None:
+    arguments = parser(__doc__, devices=2, steps=60)
+    arguments.add_argument(
         "--text", help="a text file to learn, instead of Python's standard library"
     )
-    options.add_argument(
+    arguments.add_argument(
         "--limit", type=int, default=1_000_000, help="characters of text to read at most"
     )
-    options.add_argument("--vocab", type=int, default=2000)
-    options.add_argument("--hidden", type=int, default=384, help="size of embedding and LSTMs")
-    options.add_argument("--layers", type=int, default=4)
-    options.add_argument("--split", type=int, default=2, help="layers on the first device")
-    options.add_argument("--batch", type=int, default=20)
-    options.add_argument("--length", type=int, default=64, help="time steps of a batch")
-    options.add_argument(
+    arguments.add_argument("--vocab", type=int, default=2000)
+    arguments.add_argument("--hidden", type=int, default=384, help="size of embedding and LSTMs")
+    arguments.add_argument("--layers", type=int, default=4)
+    arguments.add_argument("--split", type=int, default=2, help="layers on the first device")
+    arguments.add_argument("--batch", type=int, default=20)
+    arguments.add_argument("--length", type=int, default=64, help="time steps of a batch")
+    arguments.add_argument(
         "--pieces", type=int, default=8, help="pieces that a sequence is divided into"
     )
-    options.add_argument("--schedule", default="zero_bubble", help="see mpgluon.parallel.schedules")
-    options.add_argument("--lr", type=float, default=2e-3)
-    options.add_argument("--out", default="lstm_pipeline.png", help="picture of the timeline")
-    options = options.parse_args()
+    arguments.add_argument(
+        "--schedule", default="zero_bubble", help="see mpgluon.parallel.schedules"
+    )
+    arguments.add_argument("--lr", type=float, default=2e-3)
+    arguments.add_argument("--out", default="lstm_pipeline.png", help="picture of the timeline")
+    options = arguments.parse_args()
     if len(options.devices) != 2:
         raise SystemExit("--devices takes two devices")
     mx.context.set_threads(1)  # the same threads on every device: then placement can't change a bit

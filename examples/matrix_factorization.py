@@ -11,6 +11,10 @@ of users and items, and noise.
     python matrix_factorization.py --devices "gpu(0)" "gpu(1)"
 """
 
+import argparse
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
 
 import mpgluon as mx
@@ -23,7 +27,15 @@ class Factorization(gluon.HybridBlock):
     """Predicts ratings: the product of two towers, each a table with two layers on top, on
     `user_ctx` and on `item_ctx`."""
 
-    def __init__(self, users, items, factors, hidden, user_ctx, item_ctx):
+    def __init__(
+        self,
+        users: int,
+        items: int,
+        factors: int,
+        hidden: int,
+        user_ctx: mx.Context,
+        item_ctx: mx.Context,
+    ) -> None:
         super().__init__(prefix="factorization_")
         self.user_ctx, self.item_ctx = user_ctx, item_ctx
         with self.name_scope():
@@ -41,7 +53,7 @@ class Factorization(gluon.HybridBlock):
                         nn.Dense(factors, in_units=hidden),
                     )
 
-    def hybrid_forward(self, F, pairs):
+    def hybrid_forward(self, F: Any, pairs: Any) -> Any:
         users = pairs.slice_axis(axis=1, begin=0, end=1).reshape((-1,)).as_in_context(self.user_ctx)
         items = pairs.slice_axis(axis=1, begin=1, end=2).reshape((-1,)).as_in_context(self.item_ctx)
         user, item = (
@@ -51,7 +63,7 @@ class Factorization(gluon.HybridBlock):
         return F.sum(user * item.as_in_context(self.user_ctx), axis=1)
 
 
-def network(options, devices, by_rows=False):
+def network(options: argparse.Namespace, devices: list[mx.Context], by_rows: bool = False) -> Any:
     """On one device, a tower and its table on each (`devices` are two then), or with the rows of
     both tables divided over all devices."""
     mx.random.seed(options.seed)
@@ -70,7 +82,7 @@ def network(options, devices, by_rows=False):
     return net
 
 
-def ratings(users, items, count, seed):
+def ratings(users: int, items: int, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """(pairs of user and item, scores): products of hidden tastes, with noise of standard deviation
     0.1."""
     draw = np.random.RandomState(seed)
@@ -83,7 +95,7 @@ def ratings(users, items, count, seed):
     return np.stack([user, item], axis=1).astype("float32"), scores.astype("float32")
 
 
-def batches(pairs, scores, size, seed):
+def batches(pairs: np.ndarray, scores: np.ndarray, size: int, seed: int) -> Iterator[Any]:
     """One pass in random order; what is left over waits for the next."""
     order = np.random.RandomState(seed).permutation(len(pairs))
     for at in range(0, len(order) - size + 1, size):
@@ -91,7 +103,7 @@ def batches(pairs, scores, size, seed):
         yield pairs[part], scores[part]
 
 
-def whole(net):
+def whole(net: Factorization) -> dict[str, np.ndarray]:
     """Parameters as NumPy arrays by name, those that are split put together."""
     values = parameters(net)
     for kind, table in (("user", net.user_table), ("item", net.item_table)):
@@ -105,16 +117,16 @@ def whole(net):
     return values
 
 
-def main():
-    options = parser(__doc__, devices=2, steps=2800)
-    options.add_argument("--users", type=int, default=3000)
-    options.add_argument("--items", type=int, default=2000)
-    options.add_argument("--ratings", type=int, default=200_000)
-    options.add_argument("--factors", type=int, default=16)
-    options.add_argument("--hidden", type=int, default=32)
-    options.add_argument("--batch", type=int, default=256)
-    options.add_argument("--lr", type=float, default=5e-3)
-    options = options.parse_args()
+def main() -> None:
+    arguments = parser(__doc__, devices=2, steps=2800)
+    arguments.add_argument("--users", type=int, default=3000)
+    arguments.add_argument("--items", type=int, default=2000)
+    arguments.add_argument("--ratings", type=int, default=200_000)
+    arguments.add_argument("--factors", type=int, default=16)
+    arguments.add_argument("--hidden", type=int, default=32)
+    arguments.add_argument("--batch", type=int, default=256)
+    arguments.add_argument("--lr", type=float, default=5e-3)
+    options = arguments.parse_args()
     if len(options.devices) < 2:
         raise SystemExit("--devices takes two devices or more, over which the tables are split")
     pairs, scores = ratings(options.users, options.items, options.ratings, options.seed)
@@ -137,7 +149,7 @@ def main():
         ways, lambda: batches(pairs[:cut], scores[:cut], options.batch, options.seed), options.steps
     )
 
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             "",
             "ms a step",
@@ -150,7 +162,7 @@ def main():
     for name, net in nets.items():
         predicted = net(mx.nd.array(pairs[cut:], ctx=home)).asnumpy()
         error = ((predicted - scores[cut:]) ** 2).mean() ** 0.5
-        sizes = {}
+        sizes: dict[mx.Context, tuple[float, float]] = {}
         for param in net.collect_params().values():
             table, everything = sizes.get(param.list_ctx()[0], (0, 0))
             size = param.data().size * 4 / 1e6

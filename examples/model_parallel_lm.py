@@ -16,6 +16,8 @@ import re
 import sysconfig
 import time
 from collections import Counter
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -32,7 +34,9 @@ class ModelParallelLM(gluon.HybridBlock):
     `ctx2` and the new states.
     """
 
-    def __init__(self, vocab, hidden, ctx1, ctx2, **kwargs):
+    def __init__(
+        self, vocab: int, hidden: int, ctx1: mx.Context, ctx2: mx.Context, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
         self.ctx1, self.ctx2 = ctx1, ctx2
         with self.name_scope():
@@ -41,12 +45,12 @@ class ModelParallelLM(gluon.HybridBlock):
             self.lstm2 = rnn.LSTM(hidden, input_size=hidden)
             self.decoder = nn.Dense(vocab, in_units=hidden, flatten=False)
 
-    def hybrid_forward(self, F, tokens, state1, state2):
+    def hybrid_forward(self, F: Any, tokens: Any, state1: Any, state2: Any) -> Any:
         out, state1 = self.lstm1(self.embed(tokens), state1)
         out, state2 = self.lstm2(out.as_in_context(self.ctx2), state2)
         return self.decoder(out), state1, state2
 
-    def place(self, init):
+    def place(self, init: Any) -> "ModelParallelLM":
         """Initialises every child on its own device."""
         for child, ctx in (
             (self.embed, self.ctx1),
@@ -57,7 +61,7 @@ class ModelParallelLM(gluon.HybridBlock):
             child.initialize(init, ctx=ctx)
         return self
 
-    def begin_state(self, batch):
+    def begin_state(self, batch: int) -> Any:
         return self.lstm1.begin_state(batch, ctx=self.ctx1), self.lstm2.begin_state(
             batch, ctx=self.ctx2
         )
@@ -70,21 +74,21 @@ TOKEN = re.compile(r"\n[ \t]*|[A-Za-z_]\w*|\d+|[ \t]+|.")
 class Corpus:
     """Text as numbers: the `size` - 1 most frequent tokens, and number 0 for all others."""
 
-    def __init__(self, train_text, valid_text, size):
+    def __init__(self, train_text: str, valid_text: str, size: int) -> None:
         train, valid = TOKEN.findall(train_text), TOKEN.findall(valid_text)
         self.words = ["<unk>"] + [word for word, _ in Counter(train).most_common(size - 1)]
         self.number = {word: i for i, word in enumerate(self.words)}
         self.train = np.array([self.number.get(t, 0) for t in train], dtype=np.float32)
         self.valid = np.array([self.number.get(t, 0) for t in valid], dtype=np.float32)
 
-    def unigram_perplexity(self):
+    def unigram_perplexity(self) -> float:
         """Of the validation text, under the token frequencies of the training text (plus one
         each)."""
         counts = np.bincount(self.train.astype(int), minlength=len(self.words)) + 1.0
         return float(np.exp(-np.log(counts / counts.sum())[self.valid.astype(int)].mean()))
 
 
-def read_text(path, limit):
+def read_text(path: str | None, limit: int) -> tuple[str, str]:
     """(training text, validation text): of a file the last tenth validates, of the standard library
     every tenth file."""
     if path:
@@ -93,7 +97,9 @@ def read_text(path, limit):
         cut = len(text) * 9 // 10
         return text[:cut], text[cut:]
     folder = sysconfig.get_paths()["stdlib"]
-    train, valid, size = [], [], 0
+    train: list[str] = []
+    valid: list[str] = []
+    size = 0
     names = sorted(n for n in os.listdir(folder) if n.endswith(".py"))
     for i, name in enumerate(names):
         with open(os.path.join(folder, name), encoding="utf-8", errors="replace") as f:
@@ -105,7 +111,7 @@ def read_text(path, limit):
     return "\n".join(train), "\n".join(valid)
 
 
-def batches(tokens, batch, steps):
+def batches(tokens: np.ndarray, batch: int, steps: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields (inputs, targets), (steps, batch) each: `batch` streams through the text side by
     side."""
     length = (len(tokens) - 1) // batch
@@ -116,14 +122,14 @@ def batches(tokens, batch, steps):
 
 
 # --- Training -------------------------------------------------------------------------------------
-def detach(states):
+def detach(states: Any) -> Any:
     return [[array.detach() for array in state] for state in states]
 
 
 class Training:
     """A network, its loss and its Trainer, stepped batch by batch with the states carried over."""
 
-    def __init__(self, net, options, total_steps):
+    def __init__(self, net: ModelParallelLM, options: argparse.Namespace, total_steps: int) -> None:
         self.net, self.options = net, options
         self.loss = gluon.loss.SoftmaxCrossEntropyLoss()
         schedule = mx.lr_scheduler.CosineScheduler(
@@ -137,14 +143,14 @@ class Training:
         )
         self.states = net.begin_state(options.batch)
 
-    def forward(self, inputs, targets):
+    def forward(self, inputs: Any, targets: Any) -> Any:
         x = mx.nd.array(inputs, ctx=self.net.ctx1)
         y = mx.nd.array(targets, ctx=self.net.ctx2)
         scores, *self.states = self.net(x, *self.states)
         self.states = detach(self.states)
         return self.loss(scores.reshape((-1, scores.shape[-1])), y.reshape((-1,))).mean()
 
-    def step(self, inputs, targets):
+    def step(self, inputs: Any, targets: Any) -> Any:
         """One step of truncated back-propagation; returns the loss, which need not be computed
         yet."""
         with autograd.record():
@@ -157,7 +163,7 @@ class Training:
         self.trainer.step(1)
         return loss
 
-    def evaluate(self, tokens):
+    def evaluate(self, tokens: np.ndarray) -> float:
         """Perplexity over `tokens`, with fresh states."""
         kept, self.states = self.states, self.net.begin_state(self.options.batch)
         losses = [
@@ -167,7 +173,14 @@ class Training:
         return math.exp(sum(float(loss.asscalar()) for loss in losses) / len(losses))
 
 
-def build(options, vocab, ctx1, ctx2, hybridize=False, exact=False):
+def build(
+    options: argparse.Namespace,
+    vocab: int,
+    ctx1: mx.Context,
+    ctx2: mx.Context,
+    hybridize: bool = False,
+    exact: bool = False,
+) -> Any:
     mx.random.seed(options.seed)
     net = ModelParallelLM(vocab, options.hidden, ctx1, ctx2, prefix="lm_").place(
         mx.init.Uniform(0.1)
@@ -177,7 +190,9 @@ def build(options, vocab, ctx1, ctx2, hybridize=False, exact=False):
     return net
 
 
-def check_equality(corpus, options, ctx1, ctx2):
+def check_equality(
+    corpus: Corpus, options: argparse.Namespace, ctx1: mx.Context, ctx2: mx.Context
+) -> bool:
     """The first steps three ways; True when losses and all parameters agree bit for bit."""
     ways = [
         ("eager, one device", ctx1, ctx1, False),
@@ -189,8 +204,8 @@ def check_equality(corpus, options, ctx1, ctx2):
         net = build(options, len(corpus.words), first, second, hybridize, exact=True)
         training = Training(net, options, 1000)
         data = batches(corpus.train, options.batch, options.bptt)
-        losses = [training.step(*next(data)) for _ in range(options.check_steps)]
-        losses = np.array([loss.asscalar() for loss in losses])
+        steps = [training.step(*next(data)) for _ in range(options.check_steps)]
+        losses = np.array([loss.asscalar() for loss in steps])
         results.append(
             (
                 losses,
@@ -211,7 +226,9 @@ def check_equality(corpus, options, ctx1, ctx2):
     return equal
 
 
-def train(training, corpus, options, total):
+def train(
+    training: Training, corpus: Corpus, options: argparse.Namespace, total: int
+) -> tuple[list[Any], list[Any]]:
     """Trains for `total` steps with a progress bar; returns [(step, loss)] and [(step, validation
     perplexity)]."""
     curve, valid_curve, pending = [], [], []
@@ -231,7 +248,7 @@ def train(training, corpus, options, total):
                 rate = step * options.bptt * options.batch / (time.perf_counter() - start)
                 progress.set_postfix(
                     loss=f"{smooth:.3f}",
-                    ppl=f"{math.exp(min(smooth, 20)):.1f}",
+                    ppl=f"{math.exp(min(smooth or 0.0, 20)):.1f}",
                     tokens_s=f"{rate:.0f}",
                 )
                 progress.update(len(pending))
@@ -247,7 +264,7 @@ def train(training, corpus, options, total):
 
 
 # --- What to look at ------------------------------------------------------------------------------
-def sample_text(net, corpus, prompt, length, seed):
+def sample_text(net: Any, corpus: Corpus, prompt: str, length: int, seed: int) -> str:
     """Continues `prompt` by `length` tokens drawn from the model."""
     random = np.random.RandomState(seed)
     states = net.begin_state(1)
@@ -264,7 +281,7 @@ def sample_text(net, corpus, prompt, length, seed):
     return "".join(corpus.words[t] for t in tokens)
 
 
-def kind_of(event):
+def kind_of(event: dict[str, Any]) -> str:
     """What an event of the profiler is part of."""
     if event["kind"] == "copy":
         return "copy"
@@ -273,7 +290,9 @@ def kind_of(event):
     return "backward" if event["backward"] else "forward"
 
 
-def draw(path, curve, valid_curve, unigram, events):
+def draw(
+    path: str, curve: Any, valid_curve: Any, unigram: float, events: list[dict[str, Any]]
+) -> None:
     """Loss curves beside the timeline of the devices, as a PNG."""
     import matplotlib
 
@@ -326,7 +345,7 @@ def draw(path, curve, valid_curve, unigram, events):
     figure.savefig(path, dpi=110)
 
 
-def arguments():
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
@@ -359,7 +378,7 @@ def arguments():
     return parser.parse_args()
 
 
-def main():
+def main() -> None:
     options = arguments()
     begin = time.perf_counter()
     os.makedirs(options.out, exist_ok=True)
@@ -370,7 +389,7 @@ def main():
             "--devices takes two names such as cpu(0) and cpu(1), not "
             f"{' and '.join(options.devices)}"
         )
-    ctx1, ctx2 = (mx.Context(name[1], int(name[2])) for name in names)
+    ctx1, ctx2 = (mx.Context(name[1], int(name[2])) for name in names if name)
     corpus = Corpus(*read_text(options.text, options.limit), options.vocab)
     unigram = corpus.unigram_perplexity()
     print(

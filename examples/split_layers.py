@@ -14,6 +14,7 @@ learns the same on one device and on many.
 import argparse
 import re
 import time
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from mpgluon.gluon import nn
 PLAN = {".*conv[0-9]": "channel", ".*hidden": "column", ".*out": "row"}
 
 
-def network(width):
+def network(width: int) -> Any:
     net = nn.HybridSequential(prefix="digits_")
     with net.name_scope():
         net.add(nn.Conv2D(width, 3, padding=1, activation="relu", prefix="conv1_"))
@@ -36,7 +37,7 @@ def network(width):
     return net
 
 
-def read(path):
+def read(path: str) -> tuple[np.ndarray, np.ndarray]:
     """(pictures (n, 1, height, width) in [0, 1], labels), in a fixed random order."""
     if path:
         with np.load(path) as file:
@@ -50,14 +51,16 @@ def read(path):
     return x[order].reshape(len(x), 1, *x.shape[-2:]), y[order].astype("float32")
 
 
-def device(text):
+def device(text: str) -> mx.Context:
     match = re.fullmatch(r"(cpu|gpu)\((\d+)\)", text)
     if match is None:
         raise SystemExit(f"'{text}' is no device; there are 'cpu(0)', 'gpu(1)' and so on")
     return mx.Context(match[1], int(match[2]))
 
 
-def train(options, devices, x, y):
+def train(
+    options: argparse.Namespace, devices: list[mx.Context], x: np.ndarray, y: np.ndarray
+) -> Any:
     """The losses of all steps, validation accuracy, seconds, and the network."""
     mx.random.seed(options.seed)
     net = network(options.width)
@@ -81,13 +84,13 @@ def train(options, devices, x, y):
             )
             trainer.step(options.batch)
             losses.append(loss.mean())
-    losses = np.array([float(loss.asscalar()) for loss in losses])
+    values = np.array([float(loss.asscalar()) for loss in losses])
     seconds = time.time() - start
     right = net(mx.nd.array(x[cut:], ctx=devices[0])).asnumpy().argmax(axis=1) == y[cut:]
-    return losses, float(right.mean()), seconds, net
+    return values, float(right.mean()), seconds, net
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--devices", nargs="+", default=["cpu(0)", "cpu(1)", "cpu(2)"])
     parser.add_argument("--data", help="an .npz file with x (n, height, width) and y")
@@ -106,7 +109,7 @@ def main():
         (f"{len(devices)} devices", many),
     ):
         print(f"{name}: validation accuracy {accuracy:.4f}, {seconds:.1f} s")
-        held = {}
+        held: dict[mx.Context, int] = {}
         for param in net.collect_params().values():
             held[param.list_ctx()[0]] = (
                 held.get(param.list_ctx()[0], 0) + int(np.prod(param.shape)) * 4

@@ -7,6 +7,7 @@ what it needs of memory; and the planner's choice.
 
 import argparse
 import time
+from typing import Any
 
 import mpgluon as mx
 from mpgluon import gluon, nd
@@ -14,11 +15,11 @@ from mpgluon.gluon import nn
 from mpgluon.parallel import TrainStep, plan
 
 
-def loss(out, label):
+def loss(out: Any, label: Any) -> Any:
     return ((out - label) ** 2).mean(axis=1)
 
 
-def measure(net, made, x, y, steps):
+def measure(net: Any, made: Any, x: Any, y: Any, steps: int) -> tuple[float, Any]:
     """Milliseconds of the quickest step, and the report of the last."""
     net.place(made)
     pipeline = made.pipeline()
@@ -34,13 +35,13 @@ def measure(net, made, x, y, steps):
     return shortest * 1e3, pipeline.report()
 
 
-def device(name):
+def device(name: str) -> mx.Context:
     """The device that is called ``cpu(0)``."""
     kind, _, number = name.rstrip(")").partition("(")
     return mx.Context(kind, int(number))
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -9,6 +9,10 @@ trained by one Trainer, and again as a pipeline. Each device holds its own part 
     python three_devices.py --devices "gpu(0)" "gpu(1)" "cpu(0)"
 """
 
+import argparse
+from collections.abc import Iterator, Sequence
+from typing import Any
+
 import numpy as np
 
 import mpgluon as mx
@@ -22,7 +26,7 @@ from mpgluon.parallel import Pipeline, TrainStep
 class Chain(gluon.HybridBlock):
     """Layers one after the other, in as many runs as there are contexts."""
 
-    def __init__(self, layers, contexts):
+    def __init__(self, layers: Sequence[gluon.HybridBlock], contexts: list[mx.Context]) -> None:
         super().__init__(prefix="chain_")
         self.layers = layers
         self.contexts = [contexts[i * len(contexts) // len(layers)] for i in range(len(layers))]
@@ -30,22 +34,22 @@ class Chain(gluon.HybridBlock):
             self.register_child(layer, f"layer{number}")
             layer.initialize(mx.init.Xavier(), ctx=ctx)
 
-    def hybrid_forward(self, F, x):
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
         for layer, ctx in zip(self.layers, self.contexts):
             x = layer(x.as_in_context(ctx))
         return x
 
 
-def network(options, vocab, contexts):
+def network(options: argparse.Namespace, vocab: int, contexts: list[mx.Context]) -> Chain:
     mx.random.seed(options.seed)
-    layers = [nn.Embedding(vocab, options.embed, prefix="embed_")]
+    layers: list[gluon.HybridBlock] = [nn.Embedding(vocab, options.embed, prefix="embed_")]
     sizes = [options.window * options.embed] + [options.units] * options.layers
     for i, (inputs, outputs) in enumerate(zip(sizes, sizes[1:])):
         layers.append(nn.Dense(outputs, activation="relu", in_units=inputs, prefix=f"dense{i}_"))
     return Chain([*layers, nn.Dense(vocab, in_units=options.units, prefix="out_")], contexts)
 
 
-def batches(tokens, window, batch, seed):
+def batches(tokens: np.ndarray, window: int, batch: int, seed: int) -> Iterator[Any]:
     """Yields (`window` tokens, the next token) for `batch` places, in random order."""
     order = np.random.RandomState(seed).permutation(len(tokens) - window)
     for i in range(0, len(order) - batch + 1, batch):
@@ -53,23 +57,23 @@ def batches(tokens, window, batch, seed):
         yield tokens[places[:, None] + np.arange(window)], tokens[places + window]
 
 
-def main():
-    options = parser(__doc__, devices=3, steps=100)
-    options.add_argument(
+def main() -> None:
+    arguments = parser(__doc__, devices=3, steps=100)
+    arguments.add_argument(
         "--text", help="a text file to learn, instead of Python's standard library"
     )
-    options.add_argument(
+    arguments.add_argument(
         "--limit", type=int, default=1_000_000, help="characters of text to read at most"
     )
-    options.add_argument("--vocab", type=int, default=500)
-    options.add_argument("--window", type=int, default=12, help="tokens that the network sees")
-    options.add_argument("--embed", type=int, default=32)
-    options.add_argument("--units", type=int, default=512)
-    options.add_argument("--layers", type=int, default=7)
-    options.add_argument("--batch", type=int, default=256)
-    options.add_argument("--micro-batches", type=int, default=4)
-    options.add_argument("--lr", type=float, default=5e-4)
-    options = options.parse_args()
+    arguments.add_argument("--vocab", type=int, default=500)
+    arguments.add_argument("--window", type=int, default=12, help="tokens that the network sees")
+    arguments.add_argument("--embed", type=int, default=32)
+    arguments.add_argument("--units", type=int, default=512)
+    arguments.add_argument("--layers", type=int, default=7)
+    arguments.add_argument("--batch", type=int, default=256)
+    arguments.add_argument("--micro-batches", type=int, default=4)
+    arguments.add_argument("--lr", type=float, default=5e-4)
+    options = arguments.parse_args()
     mx.context.set_threads(1)  # the same threads on every device: then placement can't change a bit
     corpus = Corpus(*read_text(options.text, options.limit), options.vocab)
     loss = gluon.loss.SoftmaxCrossEntropyLoss()
@@ -82,7 +86,7 @@ def main():
             net = nets[name] = network(options, len(corpus.words), contexts)
             trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": options.lr})
             if pipelined:
-                step = TrainStep(net, loss, trainer, Pipeline(options.micro_batches))
+                step: Any = TrainStep(net, loss, trainer, Pipeline(options.micro_batches))
             else:
                 net.hybridize()
                 step = plain_step(net, loss, trainer)
@@ -110,7 +114,7 @@ def main():
     ]
     for name, (losses, seconds) in results.items():
         reference = nets["1 device, pipelined" if "pipelined" in name else "1 device"]
-        held = dict.fromkeys(nets[name].contexts, 0)
+        held = dict.fromkeys(nets[name].contexts, 0.0)
         for param in nets[name].collect_params().values():
             held[param.list_ctx()[0]] += param.data(param.list_ctx()[0]).size * 4 / 1e6
         bits = difference(parameters(reference), parameters(nets[name]))

@@ -1,0 +1,40 @@
+"""What type checkers make of the installed package: that the examples are without errors (mypy),
+and how much of what is public has types that they know (basedpyright).
+
+    cd examples && python ../tools/check_types.py
+
+Both find packages as the interpreter that runs it does.
+"""
+
+import json
+import subprocess
+import sys
+
+# Percent of public names whose types are known: raise it when there are more.
+KNOWN = 83.0
+
+EXAMPLES = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", "../build/mypy", "."]
+PACKAGE = ["--verifytypes", "mpgluon", "--ignoreexternal", "--outputjson"]
+
+
+def main():
+    """Runs both, and ends with an error where one finds something."""
+    examples = subprocess.Popen(EXAMPLES)
+    checker = [sys.executable, "-m", "basedpyright", "--pythonpath", sys.executable, *PACKAGE]
+    ran = subprocess.run(checker, stdout=subprocess.PIPE, text=True)
+    report = json.loads(ran.stdout)["typeCompleteness"]
+    known = int(1000 * report["completenessScore"]) / 10
+    print(f"types: those of {known} % of the public names are known")
+    if known < KNOWN:
+        for symbol in report["symbols"]:
+            if symbol["isExported"] and not symbol["isTypeKnown"]:
+                for found in symbol["diagnostics"]:
+                    print(f"{symbol['name']}: {found['message']}")
+        raise SystemExit(f"types: {KNOWN} % were known before (KNOWN in tools/check_types.py)")
+    if known > KNOWN:
+        print(f"types: raise KNOWN in tools/check_types.py from {KNOWN} to {known}")
+    raise SystemExit(examples.wait())
+
+
+if __name__ == "__main__":
+    main()
