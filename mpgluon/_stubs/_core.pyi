@@ -2,7 +2,7 @@
 # are methods of NDArray, and whatever else the module has.
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, ClassVar, Literal, TypeVar  # noqa: F401 - methods that are ops have words
+from typing import Any, ClassVar, Literal, NoReturn, TypeVar  # noqa: F401 - for what is added
 
 import numpy as np
 

@@ -1,6 +1,7 @@
 """What type checkers and editors are told of the package is what it has."""
 
 import ast
+import builtins
 import inspect
 import os
 import pathlib
@@ -22,6 +23,22 @@ def test_stubs_are_those_of_the_registry():
     for path, text in _stubs.generate().items():
         compile(text, path, "exec")
         assert (PACKAGE / path).read_text(encoding="utf-8") == text, path
+
+
+def test_stubs_define_what_they_name():
+    """A type checker takes a name that it does not find for an unknown type, and says nothing."""
+    for path, text in _stubs.generate().items():
+        tree = ast.parse(text)
+        defined = set(dir(builtins))
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.ImportFrom, ast.Import)):
+                defined |= {alias.asname or alias.name for alias in node.names}
+            elif isinstance(node, ast.ClassDef):
+                defined.add(node.name)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                defined.add(node.id)
+        used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        assert not used - defined - {"property", "staticmethod"}, path
 
 
 def test_stubs_have_parameters_and_types():
