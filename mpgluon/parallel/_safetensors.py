@@ -54,6 +54,7 @@ def write(path: str, arrays: Any, progress: Any) -> Any:
     Parameters
     ----------
     path : str
+        The file; one that is there is overwritten.
     arrays : list of (name, dtype, shape, callable)
         The callable gives the contents, a NumPy array, when their turn has come.
     progress : callable

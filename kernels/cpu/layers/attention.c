@@ -3,7 +3,10 @@
  * out again from those sums.
  *
  * Every element is summed over keys (or rows) in ascending order, block by block, whichever threads
- * share the work. */
+ * share the work.
+ *
+ * Sources: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018; Dao et al.,
+ * "FlashAttention: Fast and Memory-Efficient Exact Attention with IO-Awareness", 2022. */
 #include <math.h>
 #include <omp.h>
 #include <string.h>

@@ -4,6 +4,8 @@
  * 4x4. As everything is linear, the gradient of the weight is G'[(B'd B) * (A y A')]G, summed over
  * tiles.
  *
+ * Source: Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", 2016.
+ *
  * Packed weights (G g G'): [panel][16 points][channels][PANEL filters], the last panel as wide as
  * filters are left. Products keep a tile of ROWS x PANEL in registers and sum over the channels in
  * ascending order, so neither threads nor blocks nor the other samples of a batch change bits. The

@@ -39,9 +39,11 @@ class Stages:
     Parameters
     ----------
     run : _core.PipelineRun
+        The run whose programs are looked at.
     with_backward : bool
         Whether its backward pass has been prepared, and has stages.
     carried : bool
+        Whether state goes from each piece to the next, as along time.
     """
 
     def __init__(self, run: _core.PipelineRun, with_backward: bool, carried: bool) -> None:

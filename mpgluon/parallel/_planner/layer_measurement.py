@@ -488,14 +488,17 @@ def measure(
     sample : NDArray or list of NDArray
         A whole batch.
     devices : list of Context
+        The devices that layers are measured on.
     micro_batches : list of int
         The numbers of micro-batches to be planned for.
     loss : callable, optional
         ``loss(outputs, *labels)``, as for `TrainStep`.
     labels : NDArray or list of NDArray
+        A whole batch of what the loss takes beside the outputs.
     optimizer, optimizer_params
         As for `Trainer`.
     repeats : int, default 3
+        Of each measurement; the quickest counts.
     progress : bool, optional
         Whether to show a bar; by default on terminals.
 

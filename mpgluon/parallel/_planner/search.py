@@ -52,9 +52,11 @@ class Search:
     Parameters
     ----------
     profile : Profile
+        The measurements that predictions are made from.
     memory : dict of Context to int
         Limits; devices without one have no limit.
     micro_batches : list of int
+        The numbers of micro-batches that may be chosen.
     names : list of str, optional
         Schedules; by default all that have a name.
     slack : float
