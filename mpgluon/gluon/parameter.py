@@ -135,11 +135,13 @@ class Parameter:
                 )
         self._var = None
         self._calls = None  # weak references to compiled calls that hold the arrays
-        self.arrays = None  # in the order the devices were given
-        self.gradients = None
-        self.deferred_init = ()  # (init, devices, default initializer, value or None, random key)
+        self.arrays: dict[Context, NDArray] | None = None  # in the order the devices were given
+        self.gradients: dict[Context, NDArray] | None = None
+        self.deferred_init: tuple[
+            Any, ...
+        ] = ()  # (init, devices, default initializer, value or None, random key)
         self._trainer = None
-        self.replaced = None  # who took the layer out of the network, and why
+        self.replaced: str | None = None  # who took the layer out of the network, and why
         self.floating = False  # moves to the device of the group in which it is first used
         self._differentiable = differentiable
         self._allow_deferred_init = allow_deferred_init

@@ -98,7 +98,7 @@ class EvalMetric:
         label_names: Sequence[str] | None = None,
         **kwargs: Any,
     ) -> None:
-        self.name = str(name)
+        self.name: str = str(name)
         self.output_names = output_names
         self.label_names = label_names
         self._has_global_stats = kwargs.pop("has_global_stats", False)
@@ -156,10 +156,10 @@ class EvalMetric:
 
     def reset(self) -> None:
         """Forgets everything."""
-        self.num_inst = 0
-        self.sum_metric = 0.0
-        self.global_num_inst = 0
-        self.global_sum_metric = 0.0
+        self.num_inst: int = 0
+        self.sum_metric: float = 0.0
+        self.global_num_inst: int = 0
+        self.global_sum_metric: float = 0.0
 
     def reset_local(self) -> None:
         """Starts the local mean anew; the global one goes on."""

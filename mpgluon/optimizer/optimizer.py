@@ -136,7 +136,7 @@ class Optimizer:
         self.multi_precision = multi_precision
         self.aggregate_num = 0
         self.begin_num_update = begin_num_update
-        self.num_update = begin_num_update
+        self.num_update: int = begin_num_update
         self._all_counts = {0: {}}  # per device: how often each parameter was updated
         self._counts = self._all_counts[0]
         # MultiSteps that know their weights' counts, which may not be written there yet
@@ -146,9 +146,11 @@ class Optimizer:
                 "param_idx2name must be a dict of index to name, got "
                 f"{type(param_idx2name).__name__}"
             )
-        self.idx2name = dict(param_idx2name or {})
-        self.sym_info = (sym.attr_dict(), sym.list_arguments()) if sym is not None else ()
-        self.param_dict = param_dict or {}
+        self.idx2name: dict[int, str] = dict(param_idx2name or {})
+        self.sym_info: tuple[Any, ...] = (
+            (sym.attr_dict(), sym.list_arguments()) if sym is not None else ()
+        )
+        self.param_dict: dict[int, Parameter] = param_dict or {}
         self.lr_mult: dict[Any, float] = {}
         self.wd_mult: dict[Any, float] = {}
         self.set_lr_mult({})

@@ -9,6 +9,7 @@ from ..block import HybridBlock
 
 if TYPE_CHECKING:
     from ..._types import Init, Layer
+    from ..parameter import Parameter
 else:
     Layer = HybridBlock
 
@@ -96,7 +97,9 @@ class PReLU(Layer):
         if alpha_initializer is None:
             alpha_initializer = initializer.Constant(0.25)
         with self.name_scope():
-            self.alpha = self.params.get("alpha", shape=(in_channels,), init=alpha_initializer)
+            self.alpha: Parameter = self.params.get(
+                "alpha", shape=(in_channels,), init=alpha_initializer
+            )
 
     def hybrid_forward(self, F: Any, x: Any, alpha: Any) -> Any:
         return F.LeakyReLU(x, gamma=alpha, act_type="prelu", name="fwd")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ..._types import DType, Init, Layer
-    from ..parameter import ParameterDict
+    from ..parameter import Parameter, ParameterDict
 else:
     Layer = HybridBlock
 
@@ -172,14 +172,14 @@ class Dense(Layer):
         self._in_units = in_units
         self._flatten = flatten
         with self.name_scope():
-            self.weight = self.params.get(
+            self.weight: Parameter = self.params.get(
                 "weight",
                 shape=(units, in_units),
                 init=weight_initializer,
                 dtype=dtype,
                 allow_deferred_init=True,
             )
-            self.bias = None
+            self.bias: Parameter | None = None
             if use_bias:
                 self.bias = self.params.get(
                     "bias",
@@ -188,7 +188,7 @@ class Dense(Layer):
                     dtype=dtype,
                     allow_deferred_init=True,
                 )
-            self.act = (
+            self.act: Activation | None = (
                 None if activation is None else Activation(activation, prefix=activation + "_")
             )
 
@@ -276,7 +276,7 @@ class Embedding(Layer):
     ) -> None:
         super().__init__(**kwargs)
         self._kwargs = {"input_dim": input_dim, "output_dim": output_dim, "dtype": dtype}
-        self.weight = self.params.get(
+        self.weight: Parameter = self.params.get(
             "weight",
             shape=(input_dim, output_dim),
             init=weight_initializer,
@@ -305,14 +305,14 @@ class _Norm(Layer):
         self, in_channels, scale, center, gamma_initializer, beta_initializer, differentiable
     ):
         shared = {"shape": (in_channels,), "allow_deferred_init": True}
-        self.gamma = self.params.get(
+        self.gamma: Parameter = self.params.get(
             "gamma",
             grad_req="write" if scale else "null",
             init=gamma_initializer,
             differentiable=scale or not differentiable,
             **shared,
         )
-        self.beta = self.params.get(
+        self.beta: Parameter = self.params.get(
             "beta",
             grad_req="write" if center else "null",
             init=beta_initializer,
@@ -397,10 +397,10 @@ class BatchNorm(_Norm):
             "allow_deferred_init": True,
             "differentiable": False,
         }
-        self.running_mean = self.params.get(
+        self.running_mean: Parameter = self.params.get(
             "running_mean", init=running_mean_initializer, **running
         )
-        self.running_var = self.params.get(
+        self.running_var: Parameter = self.params.get(
             "running_var", init=running_variance_initializer, **running
         )
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..._types import Init, Layer
-    from ..parameter import ParameterDict
+    from ..parameter import Parameter, ParameterDict
 else:
     Layer = HybridBlock
 
@@ -142,15 +142,15 @@ class _Conv(Layer):
         first, second = self._weight_channels(in_channels, groups)
         shape = (first, second, *kernel) if layout[1] == "C" else (first, *kernel, second)
         with self.name_scope():
-            self.weight = self.params.get(
+            self.weight: Parameter = self.params.get(
                 "weight", shape=shape, init=weight_initializer, allow_deferred_init=True
             )
-            self.bias = None
+            self.bias: Parameter | None = None
             if use_bias:
                 self.bias = self.params.get(
                     "bias", shape=(channels,), init=bias_initializer, allow_deferred_init=True
                 )
-            self.act = (
+            self.act: Activation | None = (
                 None if activation is None else Activation(activation, prefix=activation + "_")
             )
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ..._types import Init
-    from ..parameter import ParameterDict
+    from ..parameter import Parameter, ParameterDict
 
 __all__ = [
     "RecurrentCell",
@@ -59,22 +59,22 @@ class _GatedCell(HybridRecurrentCell):
         self._input_size = input_size
         rows = self._gates * hidden_size
         get = self.params.get
-        self.i2h_weight = get(
+        self.i2h_weight: Parameter = get(
             "i2h_weight",
             shape=(rows, input_size),
             init=i2h_weight_initializer,
             allow_deferred_init=True,
         )
-        self.h2h_weight = get(
+        self.h2h_weight: Parameter = get(
             "h2h_weight",
             shape=(rows, hidden_size),
             init=h2h_weight_initializer,
             allow_deferred_init=True,
         )
-        self.i2h_bias = get(
+        self.i2h_bias: Parameter = get(
             "i2h_bias", shape=(rows,), init=i2h_bias_initializer, allow_deferred_init=True
         )
-        self.h2h_bias = get(
+        self.h2h_bias: Parameter = get(
             "h2h_bias", shape=(rows,), init=h2h_bias_initializer, allow_deferred_init=True
         )
 

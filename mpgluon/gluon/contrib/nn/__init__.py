@@ -108,7 +108,7 @@ class _PixelShuffle(HybridBlock):
                 f"{type(self).__name__}: factor is a number or {self._dims} of them, not {factor}"
             )
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"{type(self).__name__}({self._factors[0] if self._dims == 1 else self._factors})"
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:

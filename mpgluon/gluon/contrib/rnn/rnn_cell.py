@@ -11,7 +11,7 @@ from ...rnn.rnn_cell import BidirectionalCell, HybridRecurrentCell, ModifierCell
 
 if TYPE_CHECKING:
     from ...._types import Init
-    from ...parameter import ParameterDict
+    from ...parameter import Parameter, ParameterDict
     from ...rnn.rnn_cell import RecurrentCell
 
 __all__ = ["LSTMPCell", "VariationalDropoutCell", "dynamic_unroll"]
@@ -154,28 +154,28 @@ class LSTMPCell(HybridRecurrentCell):
         self._input_size = input_size
         self._projection_size = projection_size
         get, rows = self.params.get, 4 * hidden_size
-        self.i2h_weight = get(
+        self.i2h_weight: Parameter = get(
             "i2h_weight",
             shape=(rows, input_size),
             init=i2h_weight_initializer,
             allow_deferred_init=True,
         )
-        self.h2h_weight = get(
+        self.h2h_weight: Parameter = get(
             "h2h_weight",
             shape=(rows, projection_size),
             init=h2h_weight_initializer,
             allow_deferred_init=True,
         )
-        self.h2r_weight = get(
+        self.h2r_weight: Parameter = get(
             "h2r_weight",
             shape=(projection_size, hidden_size),
             init=h2r_weight_initializer,
             allow_deferred_init=True,
         )
-        self.i2h_bias = get(
+        self.i2h_bias: Parameter = get(
             "i2h_bias", shape=(rows,), init=i2h_bias_initializer, allow_deferred_init=True
         )
-        self.h2h_bias = get(
+        self.h2h_bias: Parameter = get(
             "h2h_bias", shape=(rows,), init=h2h_bias_initializer, allow_deferred_init=True
         )
 
