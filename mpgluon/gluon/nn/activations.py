@@ -65,6 +65,11 @@ class LeakyReLU(Layer):
         super().__init__(**kwargs)
         self._alpha = alpha
 
+    @property
+    def slope(self) -> float:
+        """What negative elements are multiplied by."""
+        return self._alpha
+
     def hybrid_forward(self, F: Any, x: Any) -> Any:
         return F.LeakyReLU(x, act_type="leaky", slope=self._alpha, name="fwd")
 

@@ -165,7 +165,7 @@ class RecurrentCell(Block):
                 return getattr(F, activation)(x, name=name)
             return F.Activation(x, act_type=activation, name=name)
         if isinstance(activation, LeakyReLU):
-            return F.LeakyReLU(x, act_type="leaky", slope=activation._alpha, name=name)
+            return F.LeakyReLU(x, act_type="leaky", slope=activation.slope, name=name)
         return activation(x)
 
 
