@@ -87,9 +87,9 @@ class Speedometer:
         self.batch_size = batch_size
         self.frequent = frequent
         self.auto_reset = auto_reset
-        self.init = False
-        self.tic = 0.0
-        self.last_count = 0
+        self.init: bool = False
+        self.tic: float = 0.0
+        self.last_count: int = 0
 
     def __call__(self, param: BatchEndParam) -> None:
         count = param.nbatch

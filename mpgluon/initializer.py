@@ -226,7 +226,8 @@ class Initializer:
             return NotImplemented
         return type(self) is type(other) and self._kwargs == other._kwargs
 
-    __hash__ = object.__hash__
+    def __hash__(self) -> int:
+        return object.__hash__(self)
 
     def __repr__(self) -> str:
         options = ", ".join(f"{key}={value!r}" for key, value in self._kwargs.items())

@@ -55,9 +55,9 @@ class Monitor:
         self.stat_func: Callable[[NDArray], Any] = stat_func or _mean_size
         self.sort = sort
         self.monitor_all = monitor_all
-        self.activated = False
+        self.activated: bool = False
         self.queue: list[tuple[int, str, Any]] = []
-        self.step = 0
+        self.step: int = 0
         self.exes: list[Executor] = []
         self.re_pattern: re.Pattern[str] = re.compile(pattern)
         self.logger: logging.Logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 
 # Percent of public names whose types are known: raise it when there are more.
-KNOWN = 83.1
+KNOWN = 93.1
 
 EXAMPLES = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", "../build/mypy", "."]
 PACKAGE = ["--verifytypes", "mpgluon", "--ignoreexternal", "--outputjson"]

@@ -377,7 +377,7 @@ class ResizeIter(_WholeBatchIter):
         self.data_iter = data_iter
         self.size = size
         self.reset_internal = reset_internal
-        self.cur = 0
+        self.cur: int = 0
         self.current_batch = None
         self.provide_data: list[DataDesc] = data_iter.provide_data
         self.provide_label: list[DataDesc] = data_iter.provide_label
@@ -466,7 +466,7 @@ class PrefetchingIter(_WholeBatchIter):
         self.iters: list[DataIter] = list(iters) if isinstance(iters, (list, tuple)) else [iters]
         if not self.iters:
             raise ValueError("PrefetchingIter: there are no iterators")
-        self.n_iter = len(self.iters)
+        self.n_iter: int = len(self.iters)
         self.rename_data = rename_data
         self.rename_label = rename_label
         self.batch_size: int = self.provide_data[0][1][0]

@@ -134,7 +134,7 @@ class Optimizer:
             raise ValueError(f"clip_gradient must not be negative, got {clip_gradient}")
         self.clip_gradient = clip_gradient
         self.multi_precision = multi_precision
-        self.aggregate_num = 0
+        self.aggregate_num: int = 0
         self.begin_num_update = begin_num_update
         self.num_update: int = begin_num_update
         self._all_counts = {0: {}}  # per device: how often each parameter was updated

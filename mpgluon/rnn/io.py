@@ -179,7 +179,7 @@ class BucketSentenceIter(DataIter):
             for i, kept in enumerate(self.data)
             for j in range(0, len(kept) - batch_size + 1, batch_size)
         ]
-        self.curr_idx = 0
+        self.curr_idx: int = 0
         self.reset()
 
     def _desc(self, name, length):
