@@ -13,7 +13,7 @@ from .stages import Stages
 
 if TYPE_CHECKING:
     from ...context import Context
-    from .pipeline import Pipeline, _Entry
+    from .pipeline import Entry, Pipeline
 
 __all__ = ["AUTO", "Driver"]
 
@@ -52,7 +52,7 @@ Prepared = collections.namedtuple("Prepared", "stages table items peaks")
 class Driver:
     """Queues the passes of a run by the pipeline's schedule."""
 
-    def __init__(self, entry: _Entry, pipeline: Pipeline) -> None:
+    def __init__(self, entry: Entry, pipeline: Pipeline) -> None:
         self.entry, self.pipeline = entry, pipeline
         self.begun = None  # of a recorded run: how forward was queued
 

@@ -239,7 +239,7 @@ def _carried_places(args, carry):
     return places
 
 
-class _Entry:
+class Entry:
     """A block compiled for pieces of certain shapes: a staged call for each size of a piece."""
 
     def __init__(self, signature, kinds, pipeline):
@@ -512,7 +512,7 @@ class PipelinedCall:
             update(outputs[-update.count :])
         return self.regroup(entry, outputs)
 
-    def regroup(self, entry: _Entry, outputs: list[nd.NDArray]) -> Any:
+    def regroup(self, entry: Entry, outputs: list[nd.NDArray]) -> Any:
         axis = self._pipeline.axis
         outputs = [
             _leading(out, axis) if kind == SPLIT and axis else out
@@ -523,11 +523,9 @@ class PipelinedCall:
             outputs[0] if structure is _nested.ARRAY else _nested.regroup(structure, iter(outputs))
         )
 
-    def begin(
-        self, args: tuple[Any, ...], recording: bool
-    ) -> tuple[_core.PipelineRun, _Entry, Any]:
+    def begin(self, args: tuple[Any, ...], recording: bool) -> tuple[_core.PipelineRun, Entry, Any]:
         """A run of all pieces of a batch, of which nothing is queued yet; its entry; and what is to
-        be called with its results when all is queued, or None (`_Entry.update`)."""
+        be called with its results when all is queued, or None (`Entry.update`)."""
         pipeline, axis, flat = self._pipeline, self._pipeline.axis, []
         structure = _nested.flatten(args, flat, "The inputs")
         places = _carried_places(args, pipeline.carry)
@@ -573,7 +571,7 @@ class PipelinedCall:
                     "block; or do without pipeline=, with a loop over micro-batches and "
                     "grad_req='add'"
                 )
-            entry = self._entries[key] = _Entry(signature, kinds, pipeline)
+            entry = self._entries[key] = Entry(signature, kinds, pipeline)
         params = [param.arrays[ctx] for param, ctx in entry.signature.used]
         wanted = None
         if recording:

@@ -104,6 +104,16 @@ class Report(Tabular):
     ([cpu(0), cpu(1)], True)
     """
 
+    seconds: float
+    busy: dict[Context, float]
+    idle: dict[Context, float]
+    bubble: float
+    planned_bubble: float
+    bytes_copied: dict[Context, int]
+    times: dict[tuple[str, int], float]
+    costs: dict[schedules.Action, float]
+    planned_bytes: dict[Context, int]
+
     def __init__(self, run: Any, prepared: Any, phases: str) -> None:
         nd.waitall()
         stages, table, micro_batches = prepared.stages, prepared.table, prepared.stages.pieces

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from ...optimizer import Optimizer
     from .._pipeline.pipeline import Pipeline
+    from ..schedules import Simulation
 
 __all__ = ["Comparison", "Plan", "plan"]
 
@@ -334,6 +335,15 @@ class Plan(layer_profile.SavedAsJson, Tabular):
     >>> plan.change(schedule='1f1b').schedule
     '1f1b'
     """
+
+    profile: layer_profile.Profile
+    devices: list[Context]
+    micro_batches: int
+    schedule: str
+    seconds: float
+    simulation: Simulation
+    bubble: float
+    memory: dict[Context, int]
 
     def __init__(
         self, profile: layer_profile.Profile, limits: dict[Context, int], candidate: Any
@@ -704,6 +714,11 @@ class Comparison(Tabular):
         For each stage its device, and predicted and measured seconds of its passes 'F', 'B' and
         'W'.
     """
+
+    predicted: float
+    measured: float
+    error: float
+    stages: list[tuple[Context, dict[str, tuple[float | None, float | None]]]]
 
     def __init__(self, plan: Plan, report: Report) -> None:
         trial = plan.profile.trial(plan.candidate)
