@@ -1,5 +1,6 @@
-"""What type checkers make of the installed package: that the examples are without errors (mypy),
-and how much of what is public has types that they know (basedpyright).
+"""What type checkers make of the installed package: that the examples, and a program that overrides
+what users override, are without errors (mypy), and how much of what is public has types that they
+know (basedpyright).
 
     cd examples && python ../tools/check_types.py
 
@@ -14,6 +15,7 @@ import sys
 KNOWN = 93.1
 
 EXAMPLES = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", "../build/mypy", "."]
+EXAMPLES += ["../tests/programs/typed_user.py"]
 PACKAGE = ["--verifytypes", "mpgluon", "--ignoreexternal", "--outputjson"]
 
 

@@ -3,10 +3,7 @@
 import ast
 import builtins
 import inspect
-import os
 import pathlib
-import subprocess
-import sys
 
 import pytest
 
@@ -119,15 +116,3 @@ def test_a_function_of_symbols_is_a_method_in_a_class():
     x = mx.sym.var("x")
     with pytest.raises(TypeError, match="takes at most 1 arguments, got 2"):
         Layer().activation(x)
-
-
-@pytest.mark.slow
-def test_a_users_program_is_accepted():
-    """Also where it overrides `forward` and `hybrid_forward`, and registers classes."""
-    pytest.importorskip("mypy")
-    command = [sys.executable, "-m", "mypy", "--strict", "tests/programs/typed_user.py"]
-    environment = {**os.environ, "MYPYPATH": str(PACKAGE.parent)}
-    done = subprocess.run(
-        command, cwd=PACKAGE.parent, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout
