@@ -2,15 +2,13 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 import mpgluon as mx
 from support.paths import ROOT
-from support.processes import environment
+from support.processes import ran
 
 BENCHMARKS = os.path.join(ROOT, "benchmarks")
 if not os.path.isdir(BENCHMARKS):
@@ -95,21 +93,9 @@ def test_models_are_the_same_in_both_languages():
 
 def test_bench_measures_and_tells(tmp_path):
     file = tmp_path / "figures.json"
-    command = [
-        sys.executable,
-        os.path.join(BENCHMARKS, "bench.py"),
-        "--cases",
-        "add,mlp",
-        "--rounds",
-        "1",
-        "--seconds",
-        "0",
-        "--threads",
-        "1",
-        "--json",
-        str(file),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment())
+    bench = os.path.join(BENCHMARKS, "bench.py")
+    options = "--rounds 1 --seconds 0 --threads 1 --json".split() + [str(file)]
+    done = ran(bench, *options, "--cases", "add,mlp")
     assert done.returncode == 0, done.stderr
     figures = json.loads(file.read_text())
     assert figures["cases"]["add"]["1"]["seconds"]["mpgluon"] > 0
@@ -119,23 +105,13 @@ def test_bench_measures_and_tells(tmp_path):
     assert "| MLP, training |" in done.stdout and "% |" in done.stdout
     assert "mlp 1/1" in done.stderr
 
-    again = subprocess.run(
-        [*command, "--add", "--measure", "speed", "--cases", "exp"],
-        capture_output=True,
-        text=True,
-        env=environment(),
-    )
+    again = ran(bench, *options, "--add", "--measure", "speed", "--cases", "exp")
     assert again.returncode == 0, again.stderr
     assert set(json.loads(file.read_text())["cases"]) == {"add", "mlp", "exp"}
 
 
 def test_bench_names_a_case_it_does_not_have():
-    done = subprocess.run(
-        [sys.executable, os.path.join(BENCHMARKS, "bench.py"), "--cases", "nothing"],
-        capture_output=True,
-        text=True,
-        env=environment(),
-    )
+    done = ran(os.path.join(BENCHMARKS, "bench.py"), "--cases", "nothing")
     assert (
         done.returncode == 2 and "unknown case nothing" in done.stderr and "resnet18" in done.stderr
     )
@@ -162,23 +138,10 @@ def test_ratios_are_against_the_better_peer():
 
 def test_single_ops_are_measured(tmp_path):
     file = tmp_path / "ops.json"
-    command = [
-        sys.executable,
-        os.path.join(BENCHMARKS, "ops.py"),
-        "--rounds",
-        "1",
-        "--seconds",
-        "0",
-        "--threads",
-        "1",
-        "--only",
-        "move: flip",
-        "clip, 100000x3",
-        "--json",
-        str(file),
-    ]
     pytest.importorskip("torch")
-    done = subprocess.run(command, capture_output=True, text=True, env=environment())
+    options = "--rounds 1 --seconds 0 --threads 1".split() + ["--json", str(file)]
+    only = ["--only", "move: flip", "clip, 100000x3"]
+    done = ran(os.path.join(BENCHMARKS, "ops.py"), *options, *only)
     assert done.returncode == 0, done.stderr
     assert set(json.loads(file.read_text())) == {
         "move: flip, 1000x1000",

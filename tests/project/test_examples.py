@@ -2,30 +2,19 @@
 
 import os
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 from support.paths import ROOT
-from support.processes import environment
+from support.processes import ran
 
 EXAMPLES = os.path.join(ROOT, "examples")
 
 
 def run(script, *arguments, cwd, **settings):
     """Runs an example in `cwd`; its output. The package is the one that the tests use."""
-    env = environment(**settings)
-    env.pop("PYTHONSAFEPATH", None)  # a script finds what lies beside it
-    result = subprocess.run(
-        [sys.executable, os.path.join(EXAMPLES, script), *arguments],
-        cwd=cwd,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
+    result = ran(os.path.join(EXAMPLES, script), *arguments, cwd=cwd, **settings)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 

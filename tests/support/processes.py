@@ -30,6 +30,19 @@ def ended(code, timeout=120, base=None, **settings):
     )
 
 
+def ran(script, *arguments, cwd=None, timeout=280, **settings):
+    """A process that has run a script, with what lies beside it."""
+    base = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+    return subprocess.run(
+        [sys.executable, script, *arguments],
+        cwd=cwd,
+        env=environment(base, **settings),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+
+
 def finished(code, timeout=120, base=None, **settings):
     """The same without an error."""
     done = ended(code, timeout, base, **settings)
