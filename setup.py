@@ -26,6 +26,7 @@ import sysconfig
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 ROOT = os.path.dirname(os.path.abspath(__file__))
 spec = importlib.util.spec_from_file_location(
@@ -75,6 +76,19 @@ def onednn_include():
         if os.path.exists(os.path.join(folder, "oneapi", "dnnl", "dnnl.h")):
             return folder
     return None
+
+
+class BuildPython(build_py):
+    """Leaves no module in the build's folder that is no longer among the sources: it would be
+    installed, and a file may hide the package that took its place."""
+
+    def run(self):
+        super().run()
+        sources = {os.path.abspath(path) for path in self.get_outputs(include_bytecode=False)}
+        package = os.path.join(os.path.abspath(self.build_lib), "mpgluon")
+        for path in glob.glob(os.path.join(package, "**", "*.py"), recursive=True):
+            if path not in sources:
+                os.remove(path)
 
 
 class BuildCore(build_ext):
@@ -191,9 +205,12 @@ class BuildCore(build_ext):
             os.remove(output)
             raise SystemExit(f"mpgluon: not defined: {', '.join(missing)}")
         nvcc = None if sanitize else tools.find_nvcc()
+        library = os.path.join(os.path.dirname(output), "_cuda.so")
+        if not nvcc and os.path.exists(library):  # of a former build, for another core
+            os.remove(library)
         if nvcc:
             try:
-                tools.build_cuda(nvcc, os.path.join(os.path.dirname(output), "_cuda.so"))
+                tools.build_cuda(nvcc, library)
             except SystemExit as error:
                 if os.environ.get("MPGLUON_CUDA") == "1":
                     raise
@@ -229,4 +246,7 @@ class BuildCore(build_ext):
             raise SystemExit(f"mpgluon: the stubs could not be made: {done.stderr}")
 
 
-setup(ext_modules=[Extension("mpgluon._core", sources=[])], cmdclass={"build_ext": BuildCore})
+setup(
+    ext_modules=[Extension("mpgluon._core", sources=[])],
+    cmdclass={"build_py": BuildPython, "build_ext": BuildCore},
+)

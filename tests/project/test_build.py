@@ -161,3 +161,14 @@ def test_structs_are_cleared_by_stores(compiler):
     tools = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tools)
     assert "rep" not in compiled_by([compiler, *tools.struct_flags(compiler)]).split()
+
+
+def test_modules_that_are_gone_are_not_installed(tmp_path):
+    package = tmp_path / "mpgluon"
+    (package / "metric").mkdir(parents=True)
+    for name in ("metric.py", "metric/gone.py"):
+        (package / name).write_text("")
+    command = [sys.executable, "setup.py", "-q", "build_py", "--build-lib", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    there = {path.relative_to(package).as_posix() for path in package.rglob("*.py")}
+    assert "metric/__init__.py" in there and not {"metric.py", "metric/gone.py"} & there
