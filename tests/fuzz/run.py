@@ -52,7 +52,7 @@ def fuzz_python(target, arguments):
 
         import mpgluon as mx
         import mpgluon.parallel
-        import mpgluon.symbol  # noqa: F401: not loaded with the package
+        import mpgluon.symbol  # not loaded with the package
     mx.context.set_memory_limit(mx.cpu(0), readers.LIMIT)
     atheris.Setup([sys.argv[0], *arguments], readers.TARGETS[target])
     atheris.Fuzz()
