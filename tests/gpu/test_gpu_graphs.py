@@ -2,6 +2,7 @@
 of issuing op by op, at a call or two a step."""
 
 import ctypes
+import gc
 
 import numpy as np
 import pytest
@@ -38,8 +39,11 @@ class Counts:
 
 @pytest.fixture
 def counts():
+    gc.collect()  # what earlier tests left, freed in between, would move arrays
+    gc.disable()
     nd.waitall()
-    return Counts()
+    yield Counts()
+    gc.enable()
 
 
 class Net(gluon.HybridBlock):
