@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 
 __all__ = [
+    "Alias",
     "Array",
     "ArrayLike",
     "ArrayOperator",
@@ -105,6 +106,12 @@ class SymbolOperator(Protocol):
     """A function of symbols or numbers; of numbers it gives a number."""
 
     def __call__(self, left: SymbolLike, right: SymbolLike) -> Symbol: ...
+
+
+class Alias(Protocol):
+    """`alias(*names)`: a decorator that registers a class under more names."""
+
+    def __call__(self, *names: str) -> Callable[[Class], Class]: ...
 
 
 class Register(Protocol):

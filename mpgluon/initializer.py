@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from ._types import Class, Init, NDArray
+    from ._types import Alias, Class, Init, NDArray
 
 __all__ = [
     "InitDesc",
@@ -235,8 +235,8 @@ class Initializer:
 
 
 _register = registry.get_register_func(Initializer, "initializer")
-alias = registry.get_alias_func(Initializer, "initializer")
-create = registry.get_create_func(Initializer, "initializer")
+alias: Alias = registry.get_alias_func(Initializer, "initializer")
+create: Callable[..., Initializer] = registry.get_create_func(Initializer, "initializer")
 
 
 def register(klass: Class) -> Class:
@@ -272,7 +272,7 @@ class Load:
                 "param must be a dict of names and arrays, or the path of such a file, got "
                 f"{type(param).__name__}"
             )
-        self.param = {
+        self.param: dict[str, NDArray] = {
             name[4:] if name.startswith(("arg:", "aux:")) else name: array
             for name, array in param.items()
         }
@@ -325,7 +325,9 @@ class Mixed:
             raise ValueError(
                 f"{len(patterns)} patterns need as many initializers, got {len(initializers)}"
             )
-        self.map = [(re.compile(pattern), init) for pattern, init in zip(patterns, initializers)]
+        self.map: list[tuple[re.Pattern[str], Any]] = [
+            (re.compile(pattern), init) for pattern, init in zip(patterns, initializers)
+        ]
 
     def __repr__(self) -> str:
         patterns = [pattern.pattern for pattern, _ in self.map]
@@ -409,7 +411,8 @@ class Constant(Initializer):
             return NotImplemented
         return type(self) is type(other) and self.dumps() == other.dumps()
 
-    __hash__ = object.__hash__
+    def __hash__(self) -> int:
+        return object.__hash__(self)
 
 
 @register
@@ -504,7 +507,7 @@ class Xavier(Initializer):
         super().__init__(rnd_type=rnd_type, factor_type=factor_type, magnitude=magnitude)
         self.rnd_type = rnd_type
         self.factor_type = factor_type
-        self.magnitude = float(magnitude)
+        self.magnitude: float = float(magnitude)
 
     def _init_weight(self, name, arr):
         shape = arr.shape

@@ -11,7 +11,7 @@ from .base import MXNetAssertionError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ._types import Class, Kind, Register
+    from ._types import Alias, Class, Kind, Register
 
 _FAMILIES: dict[type, dict[str, type]] = {}  # base class -> {lower-case name: class}
 
@@ -54,7 +54,7 @@ def get_register_func(base_class: type, nickname: str) -> Register:
     return register
 
 
-def get_alias_func(base_class: type, nickname: str) -> Callable[..., Callable[[Class], Class]]:
+def get_alias_func(base_class: type, nickname: str) -> Alias:
     """The decorator `alias(*names)` of a family, which registers a class under further names."""
     register = get_register_func(base_class, nickname)
 

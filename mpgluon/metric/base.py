@@ -14,7 +14,7 @@ from ..base import dtype_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from .._types import Arrays, NDArray
+    from .._types import Alias, Arrays, NDArray, Register
 
 
 __all__ = [
@@ -195,10 +195,10 @@ class EvalMetric:
         return list(zip(_as_list(name), _as_list(value)))
 
 
-register = registry.get_register_func(EvalMetric, "metric")
+register: Register = registry.get_register_func(EvalMetric, "metric")
 
 
-alias = registry.get_alias_func(EvalMetric, "metric")
+alias: Alias = registry.get_alias_func(EvalMetric, "metric")
 
 
 _create = registry.get_create_func(EvalMetric, "metric")
@@ -243,7 +243,7 @@ class CompositeEvalMetric(EvalMetric):
         output_names: Sequence[str] | None = None,
         label_names: Sequence[str] | None = None,
     ) -> None:
-        self.metrics = [create(metric) for metric in metrics or []]
+        self.metrics: list[EvalMetric] = [create(metric) for metric in metrics or []]
         super().__init__(
             name, output_names=output_names, label_names=label_names, has_global_stats=True
         )

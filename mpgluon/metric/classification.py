@@ -261,7 +261,7 @@ class PCC(EvalMetric):
         label_names: Sequence[str] | None = None,
         has_global_stats: bool = True,
     ) -> None:
-        self.k = 2
+        self.k: int = 2
         super().__init__(
             name,
             output_names=output_names,
@@ -270,12 +270,12 @@ class PCC(EvalMetric):
         )
 
     def reset(self) -> None:
-        self.global_num_inst = 0
+        self.global_num_inst: int = 0
         self._global_counts = numpy.zeros((self.k, self.k))
         self.reset_local()
 
     def reset_local(self) -> None:
-        self.num_inst = 0
+        self.num_inst: int = 0
         self._local_counts = numpy.zeros((self.k, self.k))
 
     def _grow(self, classes):

@@ -152,7 +152,8 @@ class BucketingModule(BaseModule):
             raise AssertionError("shared_module for BucketingModule is not supported")
         former = self.get_params() if self.params_initialized and self.binded else self._params
         if force_rebind:
-            self.binded, self._buckets = False, {}
+            self.binded: bool = False
+            self._buckets = {}
         if self.binded:
             self.logger.warning("Already bound, ignoring bind()")
             return

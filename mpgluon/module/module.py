@@ -154,7 +154,7 @@ class Module(BaseModule):
         return list(group2ctxs)
 
     def _reset_bind(self):
-        self.binded = False
+        self.binded: bool = False
         self._execs = []
         self._grad_req = None
         # name -> the largest array so far of a data or label, which all buckets use

@@ -104,7 +104,8 @@ class PythonModule(BaseModule):
                 raise AssertionError(
                     f"bind: {what}_shapes are of {given}, the module's {what}_names are {names}"
                 )
-        self.for_training, self.inputs_need_grad = for_training, inputs_need_grad
+        self.for_training: bool = for_training
+        self.inputs_need_grad: bool = inputs_need_grad
         self._data_shapes = [
             desc if isinstance(desc, DataDesc) else DataDesc(*desc) for desc in data_shapes
         ]

@@ -62,7 +62,9 @@ class SequentialModule(BaseModule):
                 raise AssertionError(f"add: unknown option {key!r}; there are {', '.join(known)}")
         self._modules.append(module)
         self._metas.append(kwargs)
-        self.binded = self.params_initialized = self.optimizer_initialized = False
+        self.binded: bool = False
+        self.params_initialized: bool = False
+        self.optimizer_initialized: bool = False
         return self
 
     @property
@@ -127,7 +129,8 @@ class SequentialModule(BaseModule):
                 grad_req,
             )
             shapes = module.output_shapes
-        self.for_training, self.inputs_need_grad = for_training, inputs_need_grad
+        self.for_training: bool = for_training
+        self.inputs_need_grad: bool = inputs_need_grad
         self._label_shapes = (
             label_shapes if any(meta.get(self.META_TAKE_LABELS) for meta in self._metas) else None
         )

@@ -65,8 +65,8 @@ class MultiStep:
             optimizer.param_dict,
         )
         self._changes = changes
-        self.indices, self._held, self._updates = [], [], []
-        self._rates = []
+        self.indices: list[Any] = []
+        self._held, self._updates, self._rates = [], [], []
         for indices, grads, weights in parts:
             states = [updater.states[i] for i in indices]
             op, others = optimizer._multi(weights, states)
@@ -82,10 +82,9 @@ class MultiStep:
             self._rates += rates
         self._good = all(math.isfinite(rate) for rate in self._rates) and min(self._rates[::2]) >= 0
         self._largest = max(self._rates[::2]), max(map(abs, self._rates[1::2]))
-        self.counts = (
-            None  # the device's counts of updates, while all these weights have had `count`
-        )
-        self.count = 0
+        # The device's counts of updates, while all these weights have had `count`.
+        self.counts: dict[Any, int] | None = None
+        self.count: int = 0
         self._written = 0  # what is written there
 
     def _same_factors(self, changes):

@@ -423,8 +423,8 @@ class Optimizer:
         self.param_dict = {}
 
 
-register = Optimizer.register
-create = Optimizer.create_optimizer
+register: Callable[[Class], Class] = Optimizer.register
+create: Callable[..., Optimizer] = Optimizer.create_optimizer
 
 
 def aggregation_size() -> int:
@@ -450,7 +450,7 @@ class GroupedOptimizer(Optimizer):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.aggregate_num = aggregation_size()
+        self.aggregate_num: int = aggregation_size()
 
     def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
         indices, weights, grads, states = as_lists(index, weight, grad, state)

@@ -296,8 +296,8 @@ class LARS(_Momentum):
         self.lazy_update = lazy_update
         self.eta = eta
         self.eps = eps
-        self.last_lr = None
-        self.cur_lr = None
+        self.last_lr: float | None = None
+        self.cur_lr: float | None = None
         # The update that cur_lr belongs to: all weights of one step see the same two rates
         self._rate_update = None
 
@@ -406,9 +406,10 @@ class LBSGD(_Momentum):
         self.warmup_epochs = warmup_epochs
         self.batch_scale = batch_scale
         self.updates_per_epoch = updates_per_epoch
-        self.init_updates = begin_epoch * updates_per_epoch
+        self.init_updates: int = begin_epoch * updates_per_epoch
         self.num_epochs = num_epochs
-        self.cumgrads = {}  # index -> (sum of gradients or None, number of gradients seen)
+        # index -> (sum of gradients or None, number of gradients seen)
+        self.cumgrads: dict[Any, tuple[Any, int]] = {}
 
     def _warmup_factor(self, updates):
         total = self.warmup_epochs * self.updates_per_epoch

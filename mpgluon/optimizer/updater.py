@@ -79,8 +79,8 @@ class Updater:
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
-        self.states = {}
-        self.states_synced = {}
+        self.states: dict[Any, Any] = {}
+        self.states_synced: dict[Any, bool] = {}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.optimizer!r}, states: {len(self.states)})"

@@ -179,23 +179,27 @@ class StageGraph:
         transfer_only: Collection[int] = (),
         waits: dict[Action, list[Action]] | None = None,
     ) -> None:
-        self.devices, self.deferred, self.carried = list(devices), deferred, carried
-        self.transfer_only, self.waits = frozenset(transfer_only), waits
-        self.sources = [sorted(set(s)) for s in sources]
-        self.targets = [
+        self.devices: list[int] = list(devices)
+        self.deferred: bool = deferred
+        self.carried: bool = carried
+        self.transfer_only: frozenset[int] = frozenset(transfer_only)
+        self.waits: dict[Action, list[Action]] | None = waits
+        self.sources: list[list[int]] = [sorted(set(s)) for s in sources]
+        self.targets: list[list[int]] = [
             [t for t, needs in enumerate(self.sources) if s in needs]
             for s in range(len(self.devices))
         ]
         # The passes of one micro-batch keep their order on a device: memory is planned for that.
-        self.before = [
+        self.before: list[list[int]] = [
             [t for t in range(s) if self.devices[t] == self.devices[s]]
             for s in range(len(self.devices))
         ]
-        self.behind = [
+        self.behind: list[list[int]] = [
             [t for t in range(s + 1, len(self.devices)) if self.devices[t] == self.devices[s]]
             for s in range(len(self.devices))
         ]
-        self.after = [0] * len(self.devices)  # the longest chain of stages behind each
+        # The longest chain of stages behind each.
+        self.after: list[int] = [0] * len(self.devices)
         for s in reversed(range(len(self.devices))):
             self.after[s] = max(
                 [(s not in self.transfer_only) + self.after[t] for t in self.targets[s] if t > s],

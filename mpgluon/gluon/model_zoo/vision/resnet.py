@@ -319,5 +319,13 @@ def _maker(num_layers: int, version: int) -> Callable[..., HybridBlock]:
     return make
 
 
-resnet18_v1, resnet34_v1, resnet50_v1, resnet101_v1, resnet152_v1 = (_maker(n, 1) for n in _SPECS)
-resnet18_v2, resnet34_v2, resnet50_v2, resnet101_v2, resnet152_v2 = (_maker(n, 2) for n in _SPECS)
+resnet18_v1: Callable[..., HybridBlock] = _maker(18, 1)
+resnet34_v1: Callable[..., HybridBlock] = _maker(34, 1)
+resnet50_v1: Callable[..., HybridBlock] = _maker(50, 1)
+resnet101_v1: Callable[..., HybridBlock] = _maker(101, 1)
+resnet152_v1: Callable[..., HybridBlock] = _maker(152, 1)
+resnet18_v2: Callable[..., HybridBlock] = _maker(18, 2)
+resnet34_v2: Callable[..., HybridBlock] = _maker(34, 2)
+resnet50_v2: Callable[..., HybridBlock] = _maker(50, 2)
+resnet101_v2: Callable[..., HybridBlock] = _maker(101, 2)
+resnet152_v2: Callable[..., HybridBlock] = _maker(152, 2)
