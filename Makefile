@@ -8,6 +8,8 @@ BIN = $(VENV)/bin
 SOURCES = $(shell find csrc kernels/cpu mpgluon -name '*.[ch]' -o -name '*.def' \
   -o -name '*.py' 2>/dev/null) setup.py pyproject.toml
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
+# Tests run in a process for each core, four at most.
+PARALLEL = -n auto --maxprocesses 4 --dist worksteal
 test_files = $(patsubst %,tests/$(1)/test_%.py,$(2))  # a folder's, by their subjects
 
 .PHONY: demo test lint format types slow-test bench asan tsan check-sanitized fuzz \
@@ -18,7 +20,7 @@ demo: $(VENV)/.demo
 	$(BIN)/python examples/model_parallel_lm.py $(ARGS)
 
 test: $(VENV)/.test
-	cd tests && $(abspath $(BIN))/pytest . -m "not slow"
+	cd tests && $(abspath $(BIN))/pytest . -m "not slow" $(PARALLEL)
 
 # How sources look: the formatters' choice, and no other. pyproject.toml has ruff's settings.
 C_SOURCES = $(shell git ls-files csrc kernels tests/c tests/hostcuda | \
@@ -70,7 +72,7 @@ TSAN_LIBRARY = $(call library,libtsan.so)
 FIXED_LAYOUT = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 SANITIZED_TESTS ?= tests -m "not slow"
 SANITIZED_ISA = $(or $(MPGLUON_ISA),$(shell grep -q avx2 /proc/cpuinfo && echo v3 || echo base))
-PYTEST_SANITIZED = pytest -p no:cacheprovider --capture=sys
+PYTEST_SANITIZED = pytest -p no:cacheprovider --capture=sys $(PARALLEL)
 
 .venv-asan/.made: $(SOURCES)
 	$(PYTHON) -m venv .venv-asan
@@ -128,7 +130,7 @@ hostcuda-test: hostcuda $(if $(filter $(BIN)/python,$(HOSTCUDA_PYTHON)),$(VENV)/
 	  MPGLUON_TEST_DEVICES='gpu(0),gpu(1),gpu(2),gpu(3)' \
 	  MPGLUON_CUDA_GROUPS=$(CURDIR)/build/hostcuda/groups \
 	  $(abspath $(HOSTCUDA_PYTHON)) -m pytest -q -p no:cacheprovider \
-	  $(HOSTCUDA_TESTS:tests/%=%) -m "not slow" $(ARGS)
+	  $(HOSTCUDA_TESTS:tests/%=%) -m "not slow" $(PARALLEL) $(ARGS)
 
 # The same under ASan and UBSan, the library and its stand-in too: every third of the many tests of
 # ops and networks, and what else kernels, programs and pipelines have of their own.
@@ -230,4 +232,4 @@ compiler-check:
 	CC=$(OTHER_CC) MPGLUON_WERROR=1 MPGLUON_CUDA=0 MPGLUON_ISA=$(SANITIZED_ISA) \
 	  .venv-$(OTHER_CC)/bin/python -m pip install -q '.[viz,test]'
 	cd tests && PYTHONSAFEPATH=1 ../.venv-$(OTHER_CC)/bin/pytest -p no:cacheprovider \
-	  $(OTHER_CC_TESTS:tests/%=%) -m "not slow"
+	  $(OTHER_CC_TESTS:tests/%=%) -m "not slow" $(PARALLEL)
