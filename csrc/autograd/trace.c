@@ -194,14 +194,14 @@ fail:
   return status;
 }
 
-bool mpg_trace_begin_region(void) {
+bool mpg_trace_begin_recompute(void) {
   mpg_trace *active = mpg_trace_active();
-  if (!active || active->graph.region) return false;
-  active->graph.region = ++active->graph.num_regions;
+  if (!active || active->graph.recompute_region) return false;
+  active->graph.recompute_region = ++active->graph.num_recompute_regions;
   return true;
 }
 
-void mpg_trace_end_region(void) {
+void mpg_trace_end_recompute(void) {
   mpg_trace *active = mpg_trace_active();
-  if (active) active->graph.region = 0;
+  if (active) active->graph.recompute_region = 0;
 }

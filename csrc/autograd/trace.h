@@ -80,10 +80,10 @@ mpg_status mpg_trace_pause_value(mpg_trace *trace, mpg_value *value);
  * call). */
 bool mpg_trace_takes(const mpg_array *array);
 
-/* Nodes traced from here to the end are one region, computed again in the backward phase
- * (graph/gradient/recompute.h). False, and nothing begins, where no trace is active or a region has
- * begun already. */
-bool mpg_trace_begin_region(void);
-void mpg_trace_end_region(void);
+/* Puts the nodes traced between begin and end into one recompute region
+ * (graph/gradient/recompute.h). False, and no region begins, where no trace is active or a region
+ * has begun already. */
+bool mpg_trace_begin_recompute(void);
+void mpg_trace_end_recompute(void);
 
 #endif

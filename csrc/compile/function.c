@@ -41,7 +41,7 @@ static mpg_status emit(const mpg_graph *from, const mpg_node *node, mpg_graph *i
                        uint32_t regions, mpg_value *known) {
   mpg_value stack[32], *inputs = stack;
   mpg_status status = MPG_OK;
-  uint32_t region = into->region;
+  uint32_t region = into->recompute_region;
   if (node->num_inputs > sizeof stack / sizeof *stack &&
       !(inputs = mpg_malloc(node->num_inputs * sizeof *inputs)))
     return mpg_out_of_host_memory(node->num_inputs * sizeof *inputs);
@@ -50,13 +50,14 @@ static mpg_status emit(const mpg_graph *from, const mpg_node *node, mpg_graph *i
   into->scope = node->scope;
   into->origin = node->origin;
   into->train = node->train;
-  if (!region && node->region) into->region = regions + node->region;
-  if (into->region > into->num_regions) into->num_regions = into->region;
+  if (!region && node->recompute_region) into->recompute_region = regions + node->recompute_region;
+  if (into->recompute_region > into->num_recompute_regions)
+    into->num_recompute_regions = into->recompute_region;
   MPG_GOTO(mpg_graph_emit(into, node->op, node->params, inputs, (int)node->num_inputs, MPG_NO_VALUE,
                           known + node->values));
   if (node->num_outputs) into->nodes[known[node->values].node].separate = node->separate;
 fail:
-  into->region = region;
+  into->recompute_region = region;
   if (inputs != stack) mpg_free(inputs);
   return status;
 }
@@ -110,7 +111,7 @@ mpg_status mpg_function_call(const mpg_function *function, mpg_trace *trace,
                              mpg_array *const *inputs, mpg_array *outputs) {
   const mpg_graph *from = &function->graph;
   mpg_status status = MPG_OK;
-  uint32_t regions = trace->graph.num_regions;
+  uint32_t regions = trace->graph.num_recompute_regions;
   mpg_value *known = mpg_malloc((from->num_values + 1) * sizeof *known);
   if (!known) return mpg_out_of_host_memory(from->num_values * sizeof *known);
   for (uint32_t i = 0; i < function->num_inputs; i++)

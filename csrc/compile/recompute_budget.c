@@ -107,7 +107,7 @@ static mpg_status begin(chooser *ch) {
   MPG_TRY(mpg_graph_costs(graph, ch->costs));
   for (size_t n = 0; n < count; n++) {
     const mpg_node *node = &graph->nodes[n];
-    ch->given[n] = node->region;
+    ch->given[n] = node->recompute_region;
     ch->classes[n] = (uint8_t)class_of(graph, node, ch->costs[n]);
     for (uint32_t i = 0; i < node->num_outputs && !mpg_node_is_input(node); i++)
       ch->weights[n] += mpg_desc_bytes(&graph->values[node->values + i].desc);
@@ -146,10 +146,11 @@ static size_t segment_end(const chooser *ch, const size_t *sums, size_t number, 
 
 static mpg_status apply(chooser *ch, choice choice) {
   mpg_graph *graph = &ch->c->graph;
-  for (size_t n = 0; n < graph->num_nodes; n++) graph->nodes[n].region = ch->given[n];
+  for (size_t n = 0; n < graph->num_nodes; n++) graph->nodes[n].recompute_region = ch->given[n];
   if (choice.kind != CHOOSE_SEGMENTS) {
     for (size_t n = 0; n < choice.amount; n++)
-      if (!ch->given[n] && ch->classes[n] <= choice.kind) graph->nodes[n].region = MPG_REGION_ALL;
+      if (!ch->given[n] && ch->classes[n] <= choice.kind)
+        graph->nodes[n].recompute_region = MPG_RECOMPUTE_ANYWHERE;
     return MPG_OK;
   }
   size_t *sums = mpg_malloc((graph->num_nodes + 1) * sizeof *sums), sum = 0, first = 0;
@@ -159,7 +160,8 @@ static mpg_status apply(chooser *ch, choice choice) {
        s++) { /* what the last segment computes is needed at once */
     size_t last = segment_end(ch, sums, s, choice.segments);
     for (size_t n = first; n <= last; n++)
-      if (!ch->given[n]) graph->nodes[n].region = graph->num_regions + (uint32_t)s;
+      if (!ch->given[n])
+        graph->nodes[n].recompute_region = graph->num_recompute_regions + (uint32_t)s;
     first = last + 1 > first ? last + 1 : first;
   }
   mpg_free(sums);
@@ -223,7 +225,7 @@ static double work_of(const chooser *ch) {
   const mpg_graph *graph = &ch->c->graph;
   double work = 0;
   for (size_t n = 0; n < graph->num_nodes; n++)
-    if (graph->nodes[n].region && !ch->given[n])
+    if (graph->nodes[n].recompute_region && !ch->given[n])
       work += mpg_node_seconds(graph, &graph->nodes[n], ch->costs[n]);
   return work;
 }

@@ -101,7 +101,7 @@ class Signature:
         outputs = []
         with _tracing.Binding(self.used, arrays[inputs:], self.path):
             if self.block._flags.get("recompute") is True:
-                _core.begin_region()
+                _core.begin_recompute()
             value = self.block.forward(*regroup(self.structure, iter(arrays[:inputs])))
             self.outputs = flatten(value, outputs, "The outputs")
             self._note_captured()
@@ -111,7 +111,7 @@ class Signature:
         outputs = []
         with _tracing.LateBinding():
             if self.block._flags.get("recompute") is True:
-                _core.begin_region()
+                _core.begin_recompute()
             value = self.block.forward(*regroup(self.structure, iter(arrays)))
             self.outputs = flatten(value, outputs, "The outputs")
             self._note_captured()

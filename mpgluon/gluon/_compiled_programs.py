@@ -146,7 +146,7 @@ def _entry_parts(entry):
             "forward ops",
             "backward ops",
             "fused groups",
-            "again",
+            "recomputed",
             "copies out",
             "bytes out",
             "planned: forward",
@@ -165,7 +165,7 @@ def _entry_parts(entry):
         ops.append(
             sum("fused" in step for phase in ("forward", "backward") for step in device[phase])
         )
-        ops.append(sum(step.get("again", False) for step in device["backward"]))
+        ops.append(sum(step.get("recomputed", False) for step in device["backward"]))
         sent = [
             step["bytes"]
             for phase in ("forward", "backward")
@@ -180,7 +180,7 @@ def _entry_parts(entry):
     shown = [
         i
         for i, title in enumerate(rows[0])
-        if title not in ("fused groups", "again", "kept") or any(row[i] != "0" for row in rows[1:])
+        if title not in ("fused groups", "recomputed", "kept") or any(row[i] != "0" for row in rows[1:])
     ]
     return [*lines, [[row[i] for i in shown] for row in rows]]
 

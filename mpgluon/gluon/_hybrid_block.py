@@ -178,11 +178,11 @@ class HybridBlock(Block):
     def _run(self, *args):
         if self._active and _tracing.current() is None and not is_symbolic(args):
             return (self._compiled_call or self._new_call())(args)
-        if self._active and self._flags.get("recompute") is True and _core.begin_region():
+        if self._active and self._flags.get("recompute") is True and _core.begin_recompute():
             try:
                 return self.forward(*args)
             finally:
-                _core.end_region()
+                _core.end_recompute()
         return self.forward(*args)
 
     def _new_call(self):

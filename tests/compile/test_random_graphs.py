@@ -331,10 +331,10 @@ def run(graph, num_devices, flags=None, dtype="float32", rounds=2, again=False):
     def function(*given):
         walk = Walk(dict(zip(names, given)), devices)
         for i, (kind, places, numbers) in enumerate(graph["steps"]):
-            begun = again and graph["again"] >> i & 1 and _core.begin_region()
+            begun = again and graph["again"] >> i & 1 and _core.begin_recompute()
             walk.step(kind, places, numbers)
             if begun:
-                _core.end_region()
+                _core.end_recompute()
         return [walk.values[-1 - number % len(walk.values)] for number in graph["outputs"]]
 
     op = function if flags is None else _core.CachedOp(function, flags)

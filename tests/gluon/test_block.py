@@ -509,7 +509,7 @@ def test_compiled_counts_ops_and_fused_groups():
         dict(zip(titles, numbers))["fused groups"] == "1"
         and dict(zip(titles, numbers))["forward ops"] == "2"
     )
-    assert "again" not in titles and "kept" not in titles  # nothing of the sort here
+    assert "recomputed" not in titles and "kept" not in titles  # nothing of the sort here
 
 
 def test_signatures_are_bounded():

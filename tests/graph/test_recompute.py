@@ -83,7 +83,7 @@ def again(net):
         step
         for device in net.compiled()[0]["devices"].values()
         for step in device["backward"]
-        if step.get("again")
+        if step.get("recomputed")
     ]
     return [(op, step["scope"]) for step in steps for op in step.get("fused", [step["op"]])]
 
@@ -257,7 +257,7 @@ def test_a_budget_is_kept_and_no_more_is_computed_than_needed():
     assert counts[0] == (0, 0)  # it fits
     assert 0 < counts[1][0] and counts[1][1] == 0  # cheap ones do
     assert counts[3][1] > 0
-    assert "again" in repr(net.compiled())
+    assert "recomputed" in repr(net.compiled())
 
 
 def test_a_child_is_computed_again_in_a_block_of_parts():

@@ -339,7 +339,7 @@ def test_regions_stay_apart():
 
     def function(x, w):
         a = block(x, w)
-        _core.begin_region()
+        _core.begin_recompute()
         b = block(x, w)
         return [a + b]
 

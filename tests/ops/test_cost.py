@@ -212,7 +212,7 @@ def again(net):
         step
         for device in net.compiled()[0]["devices"].values()
         for step in device["backward"]
-        if step.get("again")
+        if step.get("recomputed")
     ]
     return [op for step in steps for op in step.get("fused", [step["op"]])]
 

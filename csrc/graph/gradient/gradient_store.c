@@ -10,7 +10,7 @@ mpg_status mpg_gradient_store_begin(mpg_graph *graph, bool views, mpg_gradient_s
   if (!store->taken) return mpg_out_of_host_memory(store->num_known);
   memset(store->taken, 0, store->num_known);
   graph->phase = MPG_PHASE_BACKWARD;
-  graph->scope = graph->origin = graph->region = 0;
+  graph->scope = graph->origin = graph->recompute_region = 0;
   return MPG_OK;
 }
 

@@ -53,7 +53,7 @@ static mpg_status node_gradient(pass *p, uint32_t number) {
   for (uint32_t i = 0; i < node.num_inputs; i++) p->in_grads[i] = MPG_NO_VALUE;
   graph->scope = node.scope;
   graph->origin = node.origin;
-  graph->region = node.region;
+  graph->recompute_region = node.recompute_region;
   if (node.opaque) {
     /* The sum so far for an input goes in, the new sum comes out: so a call adds up its
      * contributions as its ops would. */
@@ -153,7 +153,7 @@ static mpg_status make_work_space(pass *p) {
 }
 
 mpg_status mpg_graph_gradient(mpg_graph *graph, const mpg_differentiation *request) {
-  uint32_t scope = graph->scope, origin = graph->origin, region = graph->region;
+  uint32_t scope = graph->scope, origin = graph->origin, region = graph->recompute_region;
   uint8_t phase = graph->phase;
   bool train = graph->train;
   pass p = {.graph = graph, .num_values = graph->num_values};
@@ -167,6 +167,6 @@ mpg_status mpg_graph_gradient(mpg_graph *graph, const mpg_differentiation *reque
   graph->train = train;
   graph->scope = scope;
   graph->origin = origin;
-  graph->region = region;
+  graph->recompute_region = region;
   return status;
 }

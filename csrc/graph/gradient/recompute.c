@@ -1,4 +1,5 @@
-/* Recomputation: which forward values are kept, and the backward phase that repeats the others. */
+/* Recomputation: chooses the forward values to keep; the backward phase computes the others again.
+ */
 #include "graph/gradient/recompute.h"
 
 #include <stdlib.h>
@@ -9,10 +10,10 @@
 typedef struct walker {
   const mpg_graph *graph;
   size_t num_forward;
-  bool *repeatable; /* per forward node */
-  bool *kept;       /* per forward value: a region ends there */
-  bool *wanted;     /* per forward node: to be repeated */
-  uint32_t *stack;  /* of forward nodes */
+  bool *recomputable; /* per forward node */
+  bool *kept;         /* per forward value: a region ends there */
+  bool *wanted;       /* per forward node: to be recomputed */
+  uint32_t *stack;    /* of forward nodes */
   size_t depth;
 } walker;
 
@@ -24,7 +25,7 @@ static bool is_state(const mpg_node *node, uint32_t input) {
   return mpg_op_input_mutable(node->op, (int)input);
 }
 
-/* Per value: an effect writes it, or what it is a view of. */
+/* Per value: whether an effect writes it, or the value that it is a view of. */
 static mpg_status find_written(const mpg_graph *graph, size_t num_forward, bool **result) {
   bool *written = mpg_calloc(graph->num_values + 1, sizeof *written);
   if (!written) return mpg_out_of_host_memory(graph->num_values);
@@ -48,11 +49,11 @@ static mpg_status begin(walker *w, const mpg_graph *graph, size_t num_forward) {
   bool *written = NULL, draws = false; /* the backward phase has random numbers of its own: those of
                                           the call are not at hand then */
   MPG_TRY(find_written(graph, num_forward, &written));
-  w->repeatable = mpg_calloc(num_forward + 1, sizeof *w->repeatable);
+  w->recomputable = mpg_calloc(num_forward + 1, sizeof *w->recomputable);
   w->kept = mpg_calloc(graph->num_values + 1, sizeof *w->kept);
   w->wanted = mpg_calloc(num_forward + 1, sizeof *w->wanted);
   w->stack = mpg_malloc((num_forward + 1) * sizeof *w->stack);
-  if (!w->repeatable || !w->kept || !w->wanted || !w->stack) {
+  if (!w->recomputable || !w->kept || !w->wanted || !w->stack) {
     mpg_free(written);
     return mpg_out_of_host_memory(graph->num_values);
   }
@@ -61,19 +62,20 @@ static mpg_status begin(walker *w, const mpg_graph *graph, size_t num_forward) {
   for (size_t n = 0; n < num_forward; n++) {
     const mpg_node *node = &graph->nodes[n];
     bool states = only_updates_states(node);
-    w->repeatable[n] = node->op && node->region && (states || !mpg_node_mutates(node)) &&
-                       !(draws && node->random != MPG_NO_RANDOM);
-    for (uint32_t i = 0; i < node->num_inputs && w->repeatable[n]; i++)
+    w->recomputable[n] = node->op && node->recompute_region &&
+                         (states || !mpg_node_mutates(node)) &&
+                         !(draws && node->random != MPG_NO_RANDOM);
+    for (uint32_t i = 0; i < node->num_inputs && w->recomputable[n]; i++)
       if (!(states && is_state(node, i)) &&
           written[mpg_value_index(graph, mpg_node_inputs(graph, node)[i])])
-        w->repeatable[n] = false;
+        w->recomputable[n] = false;
   }
   mpg_free(written);
   return MPG_OK;
 }
 
 static void end(walker *w) {
-  mpg_free(w->repeatable);
+  mpg_free(w->recomputable);
   mpg_free(w->kept);
   mpg_free(w->wanted);
   mpg_free(w->stack);
@@ -87,7 +89,7 @@ static void visit_inputs(walker *w, const mpg_node *node, visitor *visit, bool *
   for (uint32_t i = 0; i < node->num_inputs; i++) {
     mpg_value input = mpg_node_inputs(w->graph, node)[i];
     if (mpg_has_value(input) && input.node < w->num_forward && !(states && is_state(node, i)))
-      visit(w, input, node->region, saved);
+      visit(w, input, node->recompute_region, saved);
   }
 }
 
@@ -100,9 +102,9 @@ static void want(walker *w, uint32_t node) {
 /* Marks the values where regions end. */
 static void find_border(walker *w, mpg_value value, uint32_t region, bool *saved) {
   (void)saved;
-  uint32_t own = w->graph->nodes[value.node].region;
+  uint32_t own = w->graph->nodes[value.node].recompute_region;
   bool kept = w->kept[mpg_value_index(w->graph, value)];
-  if (w->repeatable[value.node] && !kept && (own == region || own == MPG_REGION_ALL))
+  if (w->recomputable[value.node] && !kept && (own == region || own == MPG_RECOMPUTE_ANYWHERE))
     want(w, value.node);
   else
     w->kept[mpg_value_index(w->graph, value)] = true;
@@ -112,7 +114,7 @@ static void find_border(walker *w, mpg_value value, uint32_t region, bool *saved
 static void find_read(walker *w, mpg_value value, uint32_t region, bool *saved) {
   (void)region;
   uint32_t index = mpg_value_index(w->graph, value);
-  if (w->repeatable[value.node] && !w->kept[index])
+  if (w->recomputable[value.node] && !w->kept[index])
     want(w, value.node);
   else
     saved[index] = true;
@@ -160,30 +162,30 @@ fail:
 
 bool mpg_recompute_wanted(const mpg_graph *graph, size_t num_forward) {
   for (size_t n = 0; n < num_forward; n++)
-    if (graph->nodes[n].region) return true;
+    if (graph->nodes[n].recompute_region) return true;
   return false;
 }
 
-/* --- Repeating -------------------------------------------------------------------------------- */
+/* --- Recomputing ------------------------------------------------------------------------------ */
 
-typedef struct repeater {
+typedef struct recomputation {
   walker walk;
   const bool *saved;
   mpg_graph *result;
-  uint32_t *places; /* per node of the joint graph: its number in the result (forward nodes: of the
-                       repetition); UINT32_MAX */
-  uint32_t *batch;  /* forward nodes to repeat now */
+  uint32_t *places; /* per node of the joint graph: its number in the result (forward nodes:
+                       of the copy); UINT32_MAX */
+  uint32_t *batch;  /* forward nodes to recompute now */
   mpg_value *inputs;
   size_t inputs_capacity;
-} repeater;
+} recomputation;
 
-static bool is_repeated(const repeater *r, mpg_value value) {
-  return value.node < r->walk.num_forward && r->walk.repeatable[value.node] &&
+static bool is_recomputed(const recomputation *r, mpg_value value) {
+  return value.node < r->walk.num_forward && r->walk.recomputable[value.node] &&
          !r->saved[mpg_value_index(r->walk.graph, value)];
 }
 
-static mpg_value renamed(const repeater *r, mpg_value value) {
-  if (!mpg_has_value(value) || (value.node < r->walk.num_forward && !is_repeated(r, value)))
+static mpg_value renamed(const recomputation *r, mpg_value value) {
+  if (!mpg_has_value(value) || (value.node < r->walk.num_forward && !is_recomputed(r, value)))
     return value;
   return (mpg_value){r->places[value.node], value.output};
 }
@@ -193,25 +195,26 @@ static int by_number(const void *a, const void *b) {
   return x < y ? -1 : x > y;
 }
 
-/* An array for a state that a repeated node is not to write. */
-static mpg_status scratch(repeater *r, const mpg_node *node, mpg_value state, mpg_value *result) {
+/* A scratch array for a state, which a recomputed node must not write again. */
+static mpg_status scratch(recomputation *r, const mpg_node *node, mpg_value state,
+                          mpg_value *result) {
   r->result->phase = MPG_PHASE_BACKWARD;
   r->result->scope = node->scope;
   r->result->origin = node->origin;
-  r->result->region = node->region;
+  r->result->recompute_region = node->recompute_region;
   MPG_TRY(mpg_graph_emit_full_like(r->result, state, 0, result));
-  r->result->nodes[result->node].repeats = true;
+  r->result->nodes[result->node].recomputes = true;
   return MPG_OK;
 }
 
-static mpg_status append(repeater *r, uint32_t number, bool repeats) {
+static mpg_status append(recomputation *r, uint32_t number, bool recomputes) {
   const mpg_node *node = &r->walk.graph->nodes[number];
   const mpg_value *inputs = mpg_node_inputs(r->walk.graph, node);
   bool contents = !mpg_node_flag(node, MPG_OP_SHAPE_ONLY);
   MPG_TRY(
       mpg_grow((void **)&r->inputs, &r->inputs_capacity, node->num_inputs + 1, sizeof *r->inputs));
   for (uint32_t i = 0; i < node->num_inputs; i++) {
-    if (repeats && only_updates_states(node) && is_state(node, i)) {
+    if (recomputes && only_updates_states(node) && is_state(node, i)) {
       MPG_TRY(scratch(r, node, inputs[i], &r->inputs[i]));
     } else {
       r->inputs[i] = contents || !mpg_has_value(inputs[i]) || inputs[i].node >= r->walk.num_forward
@@ -221,15 +224,15 @@ static mpg_status append(repeater *r, uint32_t number, bool repeats) {
   }
   MPG_TRY(mpg_graph_append(r->result, r->walk.graph, number, r->inputs, &r->places[number]));
   mpg_node *made = &r->result->nodes[r->places[number]];
-  if (repeats) {
+  if (recomputes) {
     made->phase = MPG_PHASE_BACKWARD;
-    made->repeats = true;
+    made->recomputes = true;
   }
   return MPG_OK;
 }
 
-/* Repeats what the node reads and nobody has repeated so far, in the order in which it ran. */
-static mpg_status repeat_inputs(repeater *r, const mpg_node *node) {
+/* Recomputes the values that the node reads and that are not there yet, in program order. */
+static mpg_status recompute_inputs(recomputation *r, const mpg_node *node) {
   walker *w = &r->walk;
   size_t count = 0;
   for (;;) {
@@ -237,7 +240,7 @@ static mpg_status repeat_inputs(repeater *r, const mpg_node *node) {
          states = only_updates_states(node) && node->phase == MPG_PHASE_FORWARD;
     for (uint32_t i = 0; i < node->num_inputs && contents; i++) {
       mpg_value input = mpg_node_inputs(w->graph, node)[i];
-      if (mpg_has_value(input) && is_repeated(r, input) && !(states && is_state(node, i)))
+      if (mpg_has_value(input) && is_recomputed(r, input) && !(states && is_state(node, i)))
         want(w, input.node);
     }
     if (!w->depth) break;
@@ -251,7 +254,7 @@ static mpg_status repeat_inputs(repeater *r, const mpg_node *node) {
 
 mpg_status mpg_recompute_apply(const mpg_graph *joint, size_t num_forward, const bool *saved,
                                const mpg_value_list *lists, int num_lists, mpg_graph *result) {
-  repeater r = {.saved = saved, .result = result};
+  recomputation r = {.saved = saved, .result = result};
   mpg_status status = MPG_OK;
   bool *live = NULL;
   r.places = mpg_malloc((joint->num_nodes + 1) * sizeof *r.places);
@@ -266,7 +269,7 @@ mpg_status mpg_recompute_apply(const mpg_graph *joint, size_t num_forward, const
   MPG_GOTO(find_live(joint, lists[0].values, lists[0].count, &live));
   for (size_t n = num_forward; n < joint->num_nodes; n++) {
     if (!live[n] && !mpg_node_is_input(&joint->nodes[n])) continue;
-    MPG_GOTO(repeat_inputs(&r, &joint->nodes[n]));
+    MPG_GOTO(recompute_inputs(&r, &joint->nodes[n]));
     MPG_GOTO(append(&r, (uint32_t)n, false));
   }
   for (int i = 0; i < num_lists; i++)

@@ -60,10 +60,11 @@ void mpg_graph_dump(const mpg_graph *graph, mpg_text *text) {
     mpg_text_append(text, " : ");
     dump_values(graph, node, text);
     if (node->phase == MPG_PHASE_BACKWARD)
-      mpg_text_append(text, node->repeats ? " again" : " backward");
-    else if (node->region)
-      mpg_text_append(text, node->region == MPG_REGION_ALL ? " region=*" : " region=%u",
-                      node->region);
+      mpg_text_append(text, node->recomputes ? " recomputed" : " backward");
+    else if (node->recompute_region)
+      mpg_text_append(text,
+                      node->recompute_region == MPG_RECOMPUTE_ANYWHERE ? " region=*" : " region=%u",
+                      node->recompute_region);
     if (node->phase == MPG_PHASE_INVARIANT) mpg_text_append(text, " invariants");
     if (node->random != MPG_NO_RANDOM) mpg_text_append(text, " random=%u", node->random);
     if (node->scope) mpg_text_append(text, " @%s", mpg_scope_text(node->scope));

@@ -92,7 +92,8 @@ void mpg_graph_clear(mpg_graph *graph) {
     free_value_blocks(graph->value_block->older);
     graph->value_block->older = NULL;
   }
-  graph->num_random = graph->scope = graph->origin = graph->region = graph->num_regions = 0;
+  graph->num_random = graph->scope = graph->origin = graph->recompute_region =
+      graph->num_recompute_regions = 0;
   graph->phase = MPG_PHASE_FORWARD;
   graph->train = false;
   if (graph->arena.blocks) mpg_arena_reset(&graph->arena);
@@ -120,7 +121,7 @@ mpg_status mpg_graph_copy(mpg_graph *target, const mpg_graph *source) {
   target->num_inputs = source->num_inputs;
   target->num_values = source->num_values;
   target->num_random = source->num_random;
-  target->num_regions = source->num_regions;
+  target->num_recompute_regions = source->num_recompute_regions;
   return mpg_graph_set_outputs(target, source->outputs, source->num_outputs);
 }
 
@@ -142,7 +143,7 @@ static mpg_status append(mpg_graph *graph, const mpg_node *fields, const mpg_val
   node->train = graph->train;
   node->scope = graph->scope;
   node->origin = graph->origin;
-  node->region = graph->region;
+  node->recompute_region = graph->recompute_region;
   if (fields->num_inputs)
     memcpy(graph->inputs + graph->num_inputs, inputs, fields->num_inputs * sizeof *inputs);
   graph->num_inputs += fields->num_inputs;

@@ -31,18 +31,17 @@ typedef struct mpg_node {
   uint32_t inputs; /* first of its inputs in graph->inputs */
   uint32_t values; /* first of its outputs in graph->values */
   uint32_t num_inputs, num_outputs;
-  uint32_t scope;  /* block path */
-  uint32_t origin; /* host line */
-  uint32_t region; /* what is computed again in the backward phase as a piece (recompute.h); 0:
-                      nothing */
-  uint32_t duplicate_of; /* the node that computes the same (simplify.c), plus 1; 0: none */
+  uint32_t scope;            /* block path */
+  uint32_t origin;           /* host line */
+  uint32_t recompute_region; /* nodes that are recomputed together (recompute.h); 0: none */
+  uint32_t duplicate_of;     /* the node that computes the same (simplify.c), plus 1; 0: none */
   uint32_t random; /* which random call of the graph this is, in program order; MPG_NO_RANDOM */
   uint8_t phase;   /* mpg_phase */
   bool train;
   /* of a view: to users its result is an array of its own, as an op's is; an output of the graph
    * shares no memory by it */
   bool separate;
-  bool repeats; /* computes again, in the backward phase, what a forward node computed */
+  bool recomputes; /* a copy, in the backward phase, of a forward node (recompute.h) */
 } mpg_node;
 
 typedef struct mpg_graph_value {
@@ -68,11 +67,11 @@ typedef struct mpg_graph {
   mpg_arena arena; /* params */
   uint32_t num_random;
   /* Fields of newly emitted nodes. */
-  uint32_t scope, origin, region;
+  uint32_t scope, origin, recompute_region;
   uint8_t phase;
   bool train;
-  uint32_t num_regions; /* 1..num_regions were given out */
-  bool borrow_params;   /* params outlive the graph: do not copy them */
+  uint32_t num_recompute_regions; /* regions 1..num_recompute_regions are in use */
+  bool borrow_params;             /* params outlive the graph: do not copy them */
 } mpg_graph;
 
 void mpg_graph_init(mpg_graph *graph);

@@ -191,7 +191,7 @@ static mpg_status lower_node(lowering *l, const mpg_node *node, const mpg_segmen
       .kind = crosses ? MPG_COPY : MPG_RUN,
       .train = node->train,
       .backward = node->phase == MPG_PHASE_BACKWARD,
-      .repeats = node->repeats,
+      .recomputes = node->recomputes,
       .peer = slot,
       .op = node->op,
       .kernel = kernel,
@@ -233,7 +233,7 @@ static mpg_status lower_group(lowering *l, const mpg_order *order, const mpg_fus
   const mpg_node *node = &l->graph->nodes[call.first];
   mpg_instruction instruction = {.kind = MPG_RUN,
                                  .backward = node->phase == MPG_PHASE_BACKWARD,
-                                 .repeats = node->repeats,
+                                 .recomputes = node->recomputes,
                                  .peer = slot,
                                  .fused = call.fused,
                                  .params = call.fused,

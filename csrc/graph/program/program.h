@@ -5,8 +5,8 @@
  * block) and an offset; where the bases of a call lie comes with the call, in a frame. Signal k of
  * a segment is the tick first_tick + k of its device's timeline.
  *
- * A set is the programs of one phase, one per device. A program is cut into segments, pieces of
- * work that are queued one by one; signals are numbered within their segment. Mostly a program is
+ * A set is the programs of one phase, one per device. A program is cut into segments, which
+ * are queued one by one; signals are numbered within their segment. Mostly a program is
  * one segment, and those of a set are queued together; they wait for each other only in the order
  * of one sequence, so they cannot deadlock. Pipelines queue the segments of many calls in an order
  * of their own (compile/pipeline_run.h). When an instruction fails its segment ends and its ticks
@@ -35,7 +35,7 @@ typedef enum mpg_instruction_kind { MPG_RUN, MPG_COPY, MPG_SIGNAL, MPG_WAIT } mp
 typedef struct mpg_instruction {
   uint8_t kind; /* mpg_instruction_kind */
   bool train, backward;
-  bool repeats;     /* computes again what the forward phase computed */
+  bool recomputes;  /* a recomputed node of the forward phase */
   uint32_t peer;    /* slot of the other device: of a copy's target, of a wait's source */
   uint32_t segment; /* of a wait: the segment that signals */
   uint32_t tick;    /* number of the signal in its segment */
@@ -113,8 +113,8 @@ typedef struct mpg_program_set {
   bool *block_lanes;
   uint32_t first_block; /* blocks before it come with the frame of the forward phase */
   uint32_t num_random;
-  mpg_drawn *drawn; /* per random call: where the rows of a piece lie in it; in the arena; NULL:
-                       looked for */
+  mpg_drawn *drawn; /* per random call: where the rows of a micro-batch lie in it; in the arena;
+                       NULL: looked for */
   uint32_t num_drawn;
   bool small; /* one program, so short that handing it over would cost more than running it */
   mpg_parts parts;
@@ -130,7 +130,8 @@ mpg_status mpg_lower(const mpg_graph *graph, const mpg_order *order, const mpg_p
 /* Says in which parts the external arrays come; else they are one, not fixed. Before the first
  * launch. */
 void mpg_program_set_arrange(mpg_program_set *set, const mpg_parts *parts);
-/* Says where the rows of pieces lie in what is drawn; copied. Before the first staged call. */
+/* Sets where the rows of micro-batches lie in random draws; copied. Before the first staged call.
+ */
 mpg_status mpg_program_set_draw(mpg_program_set *set, const mpg_drawn *drawn, uint32_t count);
 void mpg_program_set_retain(mpg_program_set *set);
 void mpg_program_set_release(mpg_program_set *set);

@@ -135,7 +135,7 @@ bool mpg_rewrite_is_addition(const mpg_rewrite *r, const mpg_node *node) {
 static void as_node(mpg_graph *target, const mpg_node *node) {
   target->scope = node->scope;
   target->origin = node->origin;
-  target->region = node->region;
+  target->recompute_region = node->recompute_region;
   target->phase = node->phase;
   target->train = node->train;
 }
@@ -322,7 +322,7 @@ static mpg_status sweep(const mpg_rewrite_request *request, const mpg_rewrite_ru
   }
   if (r.started) {
     r.target.num_random = source->num_random;
-    r.target.num_regions = source->num_regions;
+    r.target.num_recompute_regions = source->num_recompute_regions;
     MPG_GOTO(mpg_graph_set_outputs(&r.target, source->outputs, source->num_outputs));
     for (size_t i = 0; i < source->num_outputs; i++)
       r.target.outputs[i] = r.map[mpg_value_index(source, source->outputs[i])];

@@ -17,7 +17,7 @@ mpg_status mpg_cse_table_init(mpg_cse_table *seen, size_t num_nodes) {
 void mpg_cse_table_free(mpg_cse_table *seen) { mpg_free(seen->slots); }
 
 static bool may_be_eliminated(const mpg_graph *graph, const mpg_node *node) {
-  if (!node->op || (node->op->flags & (MPG_OP_RANDOM | MPG_OP_DYNAMIC)) || node->repeats ||
+  if (!node->op || (node->op->flags & (MPG_OP_RANDOM | MPG_OP_DYNAMIC)) || node->recomputes ||
       mpg_node_mutates(node))
     return false;
   return (node->op->flags & MPG_OP_HEAVY) || mpg_node_worth_keeping(graph, node);
@@ -47,14 +47,15 @@ static bool same_desc(const mpg_desc *a, const mpg_desc *b) {
   return a->dtype == b->dtype && mpg_shape_equal(&a->shape, &b->shape);
 }
 
-/* One phase and one region: a value of another would have to be kept until this one reads it.
- * Nodes that were one when regions were given out (recompute_budget.c) stay one. */
+/* Two nodes are merged within one phase and one recompute region: a value of another region would
+ * have to be kept for the second reader. Nodes that were one when recompute_budget.c assigned the
+ * regions are merged in any case. */
 static bool same_node(const mpg_graph *graph, uint32_t number_a, uint32_t number_b) {
   const mpg_node *a = &graph->nodes[number_a], *b = &graph->nodes[number_b];
   if (a->op != b->op || a->num_inputs != b->num_inputs || a->num_outputs != b->num_outputs ||
       a->train != b->train || a->phase != b->phase || !mpg_device_id_equal(a->device, b->device))
     return false;
-  if (a->region != b->region && b->duplicate_of != number_a + 1) return false;
+  if (a->recompute_region != b->recompute_region && b->duplicate_of != number_a + 1) return false;
   if (a->op->params->size && memcmp(a->params, b->params, a->op->params->size)) return false;
   const mpg_value *x = mpg_node_inputs(graph, a), *y = mpg_node_inputs(graph, b);
   for (uint32_t i = 0; i < a->num_inputs; i++) {

@@ -47,7 +47,7 @@ static PyObject *describe_instruction(const mpg_program_set *set, const mpg_prog
   if (put(dict, "op", PyUnicode_FromString(mpg_instruction_name(instruction))) < 0 ||
       put(dict, "scope", PyUnicode_FromString(mpg_scope_text(instruction->scope))) < 0)
     goto fail;
-  if (instruction->repeats && put(dict, "again", PyBool_FromLong(1)) < 0) goto fail;
+  if (instruction->recomputes && put(dict, "recomputed", PyBool_FromLong(1)) < 0) goto fail;
   if (instruction->fused && put(dict, "fused", describe_members(instruction->fused)) < 0) goto fail;
   PyObject *shapes = PyList_New(0);
   for (uint32_t i = 0; shapes != NULL && i < instruction->num_outputs; i++) {

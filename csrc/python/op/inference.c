@@ -203,14 +203,14 @@ static PyObject *get_scope(PyObject *module, PyObject *unused) {
   return PyLong_FromUnsignedLong(mpg_autograd_scope());
 }
 
-static PyObject *begin_region(PyObject *module, PyObject *unused) {
+static PyObject *begin_recompute(PyObject *module, PyObject *unused) {
   (void)module, (void)unused;
-  return PyBool_FromLong(mpg_trace_begin_region());
+  return PyBool_FromLong(mpg_trace_begin_recompute());
 }
 
-static PyObject *end_region(PyObject *module, PyObject *unused) {
+static PyObject *end_recompute(PyObject *module, PyObject *unused) {
   (void)module, (void)unused;
-  mpg_trace_end_region();
+  mpg_trace_end_recompute();
   Py_RETURN_NONE;
 }
 
@@ -276,14 +276,15 @@ static PyMethodDef methods[] = {
      "the former number."},
     {"get_scope", get_scope, METH_NOARGS,
      "get_scope()\n--\n\nThe number of the block path under which this thread queues work."},
-    {"begin_region", begin_region, METH_NOARGS,
-     "begin_region()\n--\n\nWhat the active trace gets from now on is computed again in the "
-     "backward phase, until end_region. False, and nothing\n"
-     "begins, where nothing is traced or a region has begun."},
+    {"begin_recompute", begin_recompute, METH_NOARGS,
+     "begin_recompute()\n--\n\nOps traced from here to end_recompute are computed again in the "
+     "backward phase. False, and nothing\n"
+     "begins, where nothing is traced or this has begun already."},
     {"trace_on", trace_on, METH_O,
      "trace_on(ctx)\n--\n\nEverything that the active trace gets from now on is put on ctx, "
      "whatever device it names."},
-    {"end_region", end_region, METH_NOARGS, "end_region()\n--\n\nEnds what begin_region began."},
+    {"end_recompute", end_recompute, METH_NOARGS,
+     "end_recompute()\n--\n\nEnds what begin_recompute began."},
     {"set_group", set_group, METH_O,
      "set_group(group)\n--\n\nFrom now on this thread moves the inputs of ops: to a Context, or "
      "(True) to the first input's device, or (None) not at\n"
