@@ -179,13 +179,13 @@ static void bind_heads(mpg_backward_pass *pass, const head_list *list) {
                      list->gradients[i]);
 }
 
-/* Whether one of the calls whose leaves were taken as one does not lead to all of them. */
+/* Whether a call does not lead to all parameters of a set that was one value. */
 static mpg_status find_missed(mpg_backward_pass *pass, bool *missed) {
   mpg_graph *graph = &pass->graph;
-  for (size_t n = 0; pass->num_leaves && n < graph->num_nodes && !*missed; n++) {
+  for (size_t n = 0; pass->num_parameter_sets && n < graph->num_nodes && !*missed; n++) {
     const mpg_node *node = &graph->nodes[n];
     mpg_tape_node *owner = node->phase == MPG_PHASE_BACKWARD ? node->opaque : NULL;
-    if (!owner || !owner->leaves || !owner->call->reaches) continue;
+    if (!owner || !owner->parameters || !owner->call->reaches) continue;
     bool all = true, *arrives = mpg_arena_alloc(&graph->arena, owner->num_outputs + 1);
     if (!arrives) return mpg_out_of_host_memory(owner->num_outputs);
     for (uint32_t i = 0; i < owner->num_outputs; i++)
@@ -201,7 +201,7 @@ static mpg_status find_missed(mpg_backward_pass *pass, bool *missed) {
 static mpg_status backward(mpg_backward_pass *pass, head_list *list, bool retain, bool train,
                            bool *again) {
   mpg_graph *graph = &pass->graph;
-  size_t num_wanted = 0, num_variables = pass->num_variables + pass->num_leaves;
+  size_t num_wanted = 0, num_variables = pass->num_variables + pass->num_parameter_sets;
   mpg_value *wanted = list->gradient_values + list->count, *results = wanted + num_variables,
             *stored = results + num_variables, *old = stored + num_variables;
   for (size_t i = 0; i < pass->num_variables; i++) {
@@ -210,14 +210,14 @@ static mpg_status backward(mpg_backward_pass *pass, head_list *list, bool retain
     pass->variables[num_wanted] = variable;
     wanted[num_wanted++] = (mpg_value){variable->graph_node, 0};
   }
-  if (num_wanted + pass->num_leaves == 0)
+  if (num_wanted + pass->num_parameter_sets == 0)
     return mpg_fail(MPG_ERROR,
                     "backward: nothing that the heads were computed from wants a gradient: "
                     "grad_req is 'null' everywhere");
-  for (size_t k = 0; k < pass->num_leaves; k++)
-    wanted[num_wanted + k] = (mpg_value){pass->leaves[k].graph_node, 0};
-  MPG_TRY(differentiate(pass, list, wanted, num_wanted + pass->num_leaves, results, train));
-  for (size_t k = 0; k < pass->num_leaves; k++) {
+  for (size_t k = 0; k < pass->num_parameter_sets; k++)
+    wanted[num_wanted + k] = (mpg_value){pass->parameter_sets[k].graph_node, 0};
+  MPG_TRY(differentiate(pass, list, wanted, num_wanted + pass->num_parameter_sets, results, train));
+  for (size_t k = 0; k < pass->num_parameter_sets; k++) {
     stored[num_wanted + k] = results[num_wanted + k];
     *again |= !mpg_has_value(results[num_wanted + k]);
   }
@@ -244,10 +244,12 @@ static mpg_status backward(mpg_backward_pass *pass, head_list *list, bool retain
       mpg_tensor_retain(&array->tensor);
     }
   }
-  MPG_TRY(mpg_backward_pass_run(pass, stored, num_wanted + pass->num_leaves, retain, false, train));
+  MPG_TRY(mpg_backward_pass_run(pass, stored, num_wanted + pass->num_parameter_sets, retain, false,
+                                train));
   for (size_t i = 0; i < num_wanted; i++)
     if (!pass->target_list[i].missed) pass->variables[i]->fresh = true;
-  for (size_t k = 0; k < pass->num_leaves; k++) mpg_parameter_set_set_fresh(pass->leaves[k].leaves);
+  for (size_t k = 0; k < pass->num_parameter_sets; k++)
+    mpg_parameter_set_set_fresh(pass->parameter_sets[k].parameters);
   return MPG_OK;
 }
 
@@ -283,7 +285,8 @@ static mpg_status try_backward(head_list *list, bool retain, bool train, bool to
   mode former = enter(false, train);
   mpg_status status = mpg_backward_pass_collect(pass, list->heads, list->count, false, together);
   if (status == MPG_OK)
-    status = reserve_lists(pass, list->count, 4, pass->num_variables + pass->num_leaves, list);
+    status =
+        reserve_lists(pass, list->count, 4, pass->num_variables + pass->num_parameter_sets, list);
   if (status == MPG_OK) {
     status = backward(pass, list, retain, train, again);
     if (!*again && !retain && (status == MPG_OK || pass->taken)) consume(pass);

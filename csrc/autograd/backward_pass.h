@@ -39,14 +39,14 @@ typedef struct mpg_backward_pass {
   size_t target_list_capacity;
   mpg_tape_node **variables; /* borrowed from nodes */
   size_t num_variables, variables_capacity;
-  /* Calls with leaves. `together`: each call's leaves are one value, which is possible where no
+  /* Parameter sets of calls. `together`: each set is one value, which is possible where no
    * variable is reached twice. */
-  struct mpg_backward_pass_leaves {
-    mpg_parameter_set *leaves; /* borrowed from nodes */
+  struct mpg_backward_pass_set {
+    mpg_parameter_set *parameters; /* borrowed from nodes */
     uint32_t graph_node;
-  } *leaves;
-  size_t num_leaves, leaves_capacity;
-  uint64_t *distinct; /* numbers of leaves that are known to have no variable in common */
+  } *parameter_sets;
+  size_t num_parameter_sets, parameter_sets_capacity;
+  uint64_t *distinct; /* numbers of sets that are known to have no variable in common */
   size_t num_distinct, distinct_capacity;
   bool together, clash;
   bool taken; /* saved contents were taken from the tape */
@@ -54,7 +54,7 @@ typedef struct mpg_backward_pass {
 } mpg_backward_pass;
 
 /* Collects what the heads were computed from and builds its graph. create_graph: calls are expanded
- * to ops. together: leaves are taken as one where that is possible. */
+ * to ops. together: a parameter set is one value where that is possible. */
 mpg_status mpg_backward_pass_collect(mpg_backward_pass *pass, mpg_array *const *heads,
                                      int num_heads, bool create_graph, bool together);
 /* The value of the graph an array of the tape stands for. */

@@ -42,47 +42,48 @@ static mpg_status append(mpg_backward_pass *pass, mpg_tape_node *node) {
 }
 
 /* How many inputs a call has behind its own. */
-static uint32_t num_leaves(const mpg_backward_pass *pass, const mpg_tape_node *node) {
-  return node->leaves && !pass->together ? node->leaves->count : 0;
+static uint32_t num_parameters(const mpg_backward_pass *pass, const mpg_tape_node *node) {
+  return node->parameters && !pass->together ? node->parameters->count : 0;
 }
 
 static mpg_tape_edge edge_at(const mpg_tape_node *node, uint32_t i) {
-  return i < node->num_inputs ? node->edges[i]
-                              : (mpg_tape_edge){node->leaves->variables[i - node->num_inputs], 0};
+  return i < node->num_inputs
+             ? node->edges[i]
+             : (mpg_tape_edge){node->parameters->variables[i - node->num_inputs], 0};
 }
 
 /* Whether what is reached here is reached in another way too. */
-static mpg_status note_leaves(mpg_backward_pass *pass, mpg_tape_node *node) {
-  mpg_parameter_set *leaves = node->leaves;
+static mpg_status note_parameter_set(mpg_backward_pass *pass, mpg_tape_node *node) {
+  mpg_parameter_set *parameters = node->parameters;
   if (!pass->together) return MPG_OK;
-  if (node->kind == MPG_TAPE_VARIABLE && node->leaves_number) pass->clash = true;
-  if (!leaves) return MPG_OK;
-  if (!leaves->distinct || leaves->visit == pass->visit) pass->clash = true;
-  leaves->visit = pass->visit;
-  MPG_TRY(mpg_grow((void **)&pass->leaves, &pass->leaves_capacity, pass->num_leaves + 1,
-                   sizeof *pass->leaves));
-  pass->leaves[pass->num_leaves++] = (struct mpg_backward_pass_leaves){leaves, 0};
+  if (node->kind == MPG_TAPE_VARIABLE && node->parameter_set_number) pass->clash = true;
+  if (!parameters) return MPG_OK;
+  if (!parameters->distinct || parameters->visit == pass->visit) pass->clash = true;
+  parameters->visit = pass->visit;
+  MPG_TRY(mpg_grow((void **)&pass->parameter_sets, &pass->parameter_sets_capacity,
+                   pass->num_parameter_sets + 1, sizeof *pass->parameter_sets));
+  pass->parameter_sets[pass->num_parameter_sets++] = (struct mpg_backward_pass_set){parameters, 0};
   return MPG_OK;
 }
 
-/* Whether several leaves have a variable in common; the answer for the same ones is kept. */
-static mpg_status compare_leaves(mpg_backward_pass *pass) {
-  bool known = pass->num_distinct == pass->num_leaves;
-  for (size_t i = 0; known && i < pass->num_leaves; i++)
-    known = pass->distinct[i] == pass->leaves[i].leaves->number;
+/* Whether parameter sets have a variable in common; the answer for the same sets is kept. */
+static mpg_status compare_parameter_sets(mpg_backward_pass *pass) {
+  bool known = pass->num_distinct == pass->num_parameter_sets;
+  for (size_t i = 0; known && i < pass->num_parameter_sets; i++)
+    known = pass->distinct[i] == pass->parameter_sets[i].parameters->number;
   if (known) return MPG_OK;
-  for (size_t k = 0; k < pass->num_leaves; k++)
-    for (uint32_t i = 0; i < pass->leaves[k].leaves->count; i++) {
-      mpg_tape_node *variable = pass->leaves[k].leaves->variables[i];
+  for (size_t k = 0; k < pass->num_parameter_sets; k++)
+    for (uint32_t i = 0; i < pass->parameter_sets[k].parameters->count; i++) {
+      mpg_tape_node *variable = pass->parameter_sets[k].parameters->variables[i];
       if (variable && variable->visit == pass->visit) pass->clash = true;
       if (variable) variable->visit = pass->visit;
     }
   if (pass->clash) return MPG_OK;
   pass->num_distinct = 0;
-  MPG_TRY(mpg_grow((void **)&pass->distinct, &pass->distinct_capacity, pass->num_leaves,
+  MPG_TRY(mpg_grow((void **)&pass->distinct, &pass->distinct_capacity, pass->num_parameter_sets,
                    sizeof *pass->distinct));
-  for (size_t i = 0; i < pass->num_leaves; i++)
-    pass->distinct[pass->num_distinct++] = pass->leaves[i].leaves->number;
+  for (size_t i = 0; i < pass->num_parameter_sets; i++)
+    pass->distinct[pass->num_distinct++] = pass->parameter_sets[i].parameters->number;
   return MPG_OK;
 }
 
@@ -97,12 +98,12 @@ static mpg_status visit(mpg_backward_pass *pass, mpg_tape_node *start, uint32_t 
     struct mpg_backward_pass_frame *top = &pass->stack[depth - 1];
     mpg_tape_node *node = top->node;
     if (top->next == 0) MPG_TRY(check_differentiable(node));
-    if (top->next == 0) MPG_TRY(note_leaves(pass, node));
+    if (top->next == 0) MPG_TRY(note_parameter_set(pass, node));
     if (top->next == 0 && create_graph && node->call && node->call->expand)
       MPG_TRY(mpg_tape_expand(node));
     mpg_tape_node *child = NULL;
     uint32_t num_children =
-        node->expansion ? node->num_outputs : node->num_inputs + num_leaves(pass, node);
+        node->expansion ? node->num_outputs : node->num_inputs + num_parameters(pass, node);
     while (!child && top->next < num_children) {
       uint32_t i = top->next++, end;
       if (node->expansion) {
@@ -165,38 +166,39 @@ static mpg_status add_variable(mpg_backward_pass *pass, mpg_tape_node *node) {
   return own(pass, value.node, node);
 }
 
-/* All leaves of a call as one value. */
-static mpg_status add_leaves(mpg_backward_pass *pass, const mpg_tape_node *node, mpg_value *value) {
+/* The parameter set of a call as one value. */
+static mpg_status add_parameter_set(mpg_backward_pass *pass, const mpg_tape_node *node,
+                                    mpg_value *value) {
   size_t k = 0;
-  while (pass->leaves[k].leaves != node->leaves) k++;
-  mpg_desc desc = {.shape = {.ndim = 1}, .dtype = node->leaves->tensors[0].desc.dtype};
-  MPG_TRY(mpg_graph_input(&pass->graph, &desc, mpg_tensor_device(&node->leaves->tensors[0])->id,
+  while (pass->parameter_sets[k].parameters != node->parameters) k++;
+  mpg_desc desc = {.shape = {.ndim = 1}, .dtype = node->parameters->tensors[0].desc.dtype};
+  MPG_TRY(mpg_graph_input(&pass->graph, &desc, mpg_tensor_device(&node->parameters->tensors[0])->id,
                           value));
-  pass->leaves[k].graph_node = value->node;
+  pass->parameter_sets[k].graph_node = value->node;
   return own(pass, value->node, NULL);
 }
 
 static mpg_status add_op(mpg_backward_pass *pass, mpg_tape_node *node) {
   mpg_graph *graph = &pass->graph;
-  bool together = node->leaves && pass->together;
-  uint32_t num_inputs = node->num_inputs + num_leaves(pass, node) + together;
+  bool together = node->parameters && pass->together;
+  uint32_t num_inputs = node->num_inputs + num_parameters(pass, node) + together;
   MPG_TRY(mpg_grow((void **)&pass->edges, &pass->edges_capacity, num_inputs, sizeof *pass->edges));
   size_t most = graph->num_values + num_inputs + node->num_outputs;
   MPG_TRY(
       mpg_grow((void **)&pass->bindings, &pass->bindings_capacity, most, sizeof *pass->bindings));
   for (size_t i = graph->num_values; i < most; i++) pass->bindings[i] = (mpg_binding){NULL, 0};
   bool saves = node->kind == MPG_TAPE_OP;
-  if (together) MPG_TRY(add_leaves(pass, node, &pass->edges[--num_inputs]));
+  if (together) MPG_TRY(add_parameter_set(pass, node, &pass->edges[--num_inputs]));
   for (uint32_t i = 0; i < num_inputs; i++) {
     mpg_tape_edge edge = edge_at(node, i);
     mpg_tape_node *source = resolve(edge.node, &edge.output);
     if (source) {
       pass->edges[i] = (mpg_value){source->graph_node, edge.output};
     } else {
-      const mpg_tensor *leaf =
-          i < node->num_inputs ? NULL : &node->leaves->tensors[i - node->num_inputs];
-      MPG_TRY(mpg_graph_input(graph, leaf ? &leaf->desc : &node->descs[i],
-                              leaf ? mpg_tensor_device(leaf)->id : node->devices[i]->id,
+      const mpg_tensor *parameter =
+          i < node->num_inputs ? NULL : &node->parameters->tensors[i - node->num_inputs];
+      MPG_TRY(mpg_graph_input(graph, parameter ? &parameter->desc : &node->descs[i],
+                              parameter ? mpg_tensor_device(parameter)->id : node->devices[i]->id,
                               &pass->edges[i]));
       MPG_TRY(own(pass, pass->edges[i].node, NULL));
     }
@@ -232,7 +234,7 @@ static mpg_status visit_heads(mpg_backward_pass *pass, mpg_array *const *heads, 
   pass->visit = ++passes;
   pass->together = together;
   pass->clash = false;
-  pass->num_leaves = 0;
+  pass->num_parameter_sets = 0;
   for (int i = 0; i < num_heads && !pass->clash; i++) {
     uint32_t output = heads[i]->output;
     if (heads[i]->node) MPG_TRY(visit(pass, heads[i]->node, output, create_graph));
@@ -243,7 +245,7 @@ static mpg_status visit_heads(mpg_backward_pass *pass, mpg_array *const *heads, 
                       "(autograd.record), so it is not part of a recorded computation",
                       i);
   }
-  if (pass->num_leaves > 1 && !pass->clash) MPG_TRY(compare_leaves(pass));
+  if (pass->num_parameter_sets > 1 && !pass->clash) MPG_TRY(compare_parameter_sets(pass));
   return MPG_OK;
 }
 

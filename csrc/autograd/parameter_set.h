@@ -13,11 +13,11 @@
 #include "autograd/tape.h"
 
 /* Versions of the contents at one time. */
-typedef struct mpg_leaf_versions {
+typedef struct mpg_parameter_versions {
   int32_t references;
   uint64_t watched; /* mpg_storage_watched_writes then: while it is the same, so are the versions */
   uint32_t versions[];
-} mpg_leaf_versions;
+} mpg_parameter_versions;
 
 struct mpg_parameter_set {
   int32_t references;
@@ -27,26 +27,27 @@ struct mpg_parameter_set {
   bool distinct;   /* no variable is there twice */
   uint64_t quiet;  /* mpg_storage_foreign_reads when no other device was reading a gradient;
                       UINT64_MAX: not known */
-  mpg_leaf_versions *latest; /* owned reference */
-  mpg_tape_node **variables; /* owned references; NULL: no gradient is wanted */
-  mpg_tensor *gradients;     /* borrowed from the variables; empty where there are none */
+  mpg_parameter_versions *latest; /* owned reference */
+  mpg_tape_node **variables;      /* owned references; NULL: no gradient is wanted */
+  mpg_tensor *gradients;          /* borrowed from the variables; empty where there are none */
   mpg_tensor tensors[];
 };
 
 mpg_status mpg_parameter_set_make(mpg_array *const *arrays, uint32_t count,
-                                  mpg_parameter_set **leaves); /* new */
-static inline mpg_parameter_set *mpg_parameter_set_retain(mpg_parameter_set *leaves) {
-  if (leaves) leaves->references++;
-  return leaves;
+                                  mpg_parameter_set **parameters); /* new */
+static inline mpg_parameter_set *mpg_parameter_set_retain(mpg_parameter_set *parameters) {
+  if (parameters) parameters->references++;
+  return parameters;
 }
 
 /* The versions of the contents now, with a reference. Allocates only where an older one is still
  * held. */
-mpg_status mpg_parameter_set_versions(mpg_parameter_set *leaves, mpg_leaf_versions **versions);
-void mpg_leaf_versions_release(mpg_leaf_versions *versions); /* NULL is allowed */
+mpg_status mpg_parameter_set_versions(mpg_parameter_set *parameters,
+                                      mpg_parameter_versions **versions);
+void mpg_parameter_versions_release(mpg_parameter_versions *versions); /* NULL is allowed */
 /* True when no other device may still be reading a gradient. */
-bool mpg_parameter_set_unread(mpg_parameter_set *leaves);
+bool mpg_parameter_set_unread(mpg_parameter_set *parameters);
 /* Backward has written the gradients. */
-void mpg_parameter_set_set_fresh(mpg_parameter_set *leaves);
+void mpg_parameter_set_set_fresh(mpg_parameter_set *parameters);
 
 #endif

@@ -105,9 +105,9 @@ static void drop_contents(mpg_tape_node *node) {
     node->call->release(state);
   }
   if (node->kind == MPG_TAPE_VARIABLE) mpg_tensor_release(&node->gradient);
-  mpg_parameter_set *leaves = node->leaves;
-  node->leaves = NULL;
-  mpg_parameter_set_release(leaves);
+  mpg_parameter_set *parameters = node->parameters;
+  node->parameters = NULL;
+  mpg_parameter_set_release(parameters);
 }
 
 /* Frees what is on the list, unless a caller further up is doing so already. */

@@ -44,13 +44,13 @@ typedef struct mpg_tape_call {
   /* Computes the gradients of the inputs that are `needed` into in_grads (empty structs), or
    * straight into targets[i], which it then says. An empty out_grad is zero; so is a result left
    * empty. Host lock held. sums[i] is what was summed up for input i so far (may be empty): calls
-   * that say `adds_sums` begin with it. The inputs are the node's, then its leaves: one by one, or,
-   * `together`, as one more that is always needed, whose gradients go where they belong. */
+   * that say `adds_sums` begin with it. The inputs are the node's, then its parameters: one by one,
+   * or, `together`, as one more that is always needed, whose gradients go where they belong. */
   mpg_status (*backward)(mpg_tape_node *node, mpg_array *const *out_grads, mpg_array *const *sums,
                          const bool *needed, mpg_target *targets, mpg_array *in_grads, bool retain,
                          bool train, bool together);
   bool adds_sums;
-  /* Whether a backward from these outputs reaches all leaves of the call; NULL: it does. */
+  /* Whether a backward from these outputs reaches all parameters of the call; NULL: it does. */
   mpg_status (*reaches)(mpg_tape_node *node, const bool *arrives, bool *all);
   /* The same call as ops on the tape, for gradients of gradients; NULL: backward itself records
    * what it does. The ops have the numbers that follow the call's own, which were reserved for them
@@ -64,9 +64,9 @@ struct mpg_tape_node {
   uint8_t kind; /* mpg_tape_kind */
   uint8_t size_class;
   bool train, consumed;
-  bool fresh;             /* of a variable: backward has written since the flag was cleared */
-  uint8_t request;        /* of a variable: mpg_grad_req */
-  uint64_t leaves_number; /* of a variable: the latest leaves it is among; 0: none */
+  bool fresh;      /* of a variable: backward has written since the flag was cleared */
+  uint8_t request; /* of a variable: mpg_grad_req */
+  uint64_t parameter_set_number; /* of a variable: the latest set it is in; 0: none */
   uint32_t scope, origin;
   uint32_t num_inputs, num_outputs;
   uint64_t sequence;   /* creation order */
@@ -84,10 +84,10 @@ struct mpg_tape_node {
   mpg_tape_edge *expansion; /* of a call that was expanded: per output, what stands for it from then
                                on; owned, as are the nodes */
   mpg_tensor gradient;      /* of a variable: owned */
-  mpg_parameter_set *leaves; /* of a call: inputs behind those above (parameter_set.h); owned
+  mpg_parameter_set *parameters; /* of a call: inputs behind those above (parameter_set.h); owned
                          reference; NULL: none */
 };
-void mpg_parameter_set_release(mpg_parameter_set *leaves); /* NULL is allowed */
+void mpg_parameter_set_release(mpg_parameter_set *parameters); /* NULL is allowed */
 
 mpg_status mpg_tape_new(mpg_tape_kind kind, uint32_t num_inputs, uint32_t num_outputs,
                         size_t params_size, mpg_tape_node **node); /* new */

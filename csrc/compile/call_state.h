@@ -16,12 +16,12 @@ typedef struct mpg_call_state {
   mpg_storage **blocks;   /* the frame; owned references */
   mpg_saved *saved;       /* per forward external array: what the backward reads, with its version;
                              owned references */
-  uint32_t leaves_begin, leaves_end; /* but for these, which a parameter set keeps */
+  uint32_t parameters_begin, parameters_end; /* but for these, which a parameter set keeps */
 } mpg_call_state;
 
-/* The forward external arrays but leaves, one by one: from 0 on, behind the last one. */
+/* Goes through the forward external arrays but the parameter set: from 0 on, past the last one. */
 static inline uint32_t mpg_call_external(const mpg_call_state *state, uint32_t external) {
-  return external == state->leaves_begin ? state->leaves_end : external;
+  return external == state->parameters_begin ? state->parameters_end : external;
 }
 /* Notes the version of one, and keeps it where the backward reads it. */
 void mpg_call_save(mpg_call_state *state, uint32_t external, const mpg_tensor *tensor);

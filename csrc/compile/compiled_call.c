@@ -10,8 +10,8 @@ static const char BLOCK[] = "a hybridized block";
 typedef struct mpg_recorded_call {
   struct mpg_recorded_call *next; /* in the list of spare ones */
   mpg_call_state state;
-  mpg_parameter_set *leaves;   /* owned; NULL: bound inputs are among the others */
-  mpg_leaf_versions *versions; /* of these, when it was called; owned */
+  mpg_parameter_set *parameters;    /* owned; NULL: bound inputs are among the others */
+  mpg_parameter_versions *versions; /* of these, when it was called; owned */
   mpg_array *inputs; /* owned, all others, as on the tape: gradients of gradients replay the call */
   size_t held;
   mpg_random_key random;
@@ -33,7 +33,7 @@ static uint32_t input_of(const mpg_compiled *c, uint32_t i) {
   return i < own ? i : i < own + c->num_constants ? i + c->num_bound : i - c->num_constants;
 }
 
-/* The other way around: which is not for leaves. */
+/* The other way around: which is not of the parameter set. */
 static uint32_t place_on_tape(const mpg_compiled *c, uint32_t input) {
   uint32_t own = mpg_compiled_first_fixed(c);
   return input < own                  ? input
@@ -42,11 +42,11 @@ static uint32_t place_on_tape(const mpg_compiled *c, uint32_t input) {
 }
 
 /* How many inputs of a call are on the tape by themselves. */
-static uint32_t num_single(const mpg_compiled *c, const mpg_parameter_set *leaves) {
-  return leaves ? c->num_inputs - c->num_bound : c->num_inputs;
+static uint32_t num_single(const mpg_compiled *c, const mpg_parameter_set *parameters) {
+  return parameters ? c->num_inputs - c->num_bound : c->num_inputs;
 }
 
-/* The memory of a recorded call, for any number of leaves. */
+/* The memory of a recorded call, for any number of bound parameters. */
 static size_t recorded_size(const mpg_compiled *c) {
   return sizeof(recorded_call) + c->num_inputs * sizeof(mpg_array) +
          mpg_compiled_forward_externals(c) * sizeof(mpg_saved) +
@@ -60,13 +60,13 @@ static void recorded_release(void *state) {
     c->held -= call->held;
     c->frames--;
   }
-  for (uint32_t i = 0; i < num_single(c, call->leaves); i++) mpg_array_clear(&call->inputs[i]);
+  for (uint32_t i = 0; i < num_single(c, call->parameters); i++) mpg_array_clear(&call->inputs[i]);
   if (call->ran) {
     mpg_release_blocks(call->state.blocks, 0, c->plan.num_blocks);
     mpg_call_release_saved(&call->state);
   }
-  mpg_parameter_set_release(call->leaves);
-  mpg_leaf_versions_release(call->versions);
+  mpg_parameter_set_release(call->parameters);
+  mpg_parameter_versions_release(call->versions);
   mpg_poison(call, recorded_size(c));
   call->next = c->spare;
   c->spare = call;
@@ -101,32 +101,32 @@ typedef struct backward_space {
   mpg_storage **blocks;
 } backward_space;
 
-/* Of the bound inputs' parts those that are there: leaves, taken together or one by one, or else
- * like the others. */
+/* Of the bound inputs' parts those that are there: parameters, taken together or one by one, or
+ * else like the others. */
 static mpg_launching launching_of(const recorded_call *call, const backward_space *space,
                                   bool together) {
   const mpg_compiled *c = call->state.compiled;
-  const mpg_parameter_set *leaves = call->leaves;
+  const mpg_parameter_set *parameters = call->parameters;
   uint32_t own = mpg_compiled_first_fixed(c);
   const mpg_tensor *in_grads = space->externals + mpg_compiled_in_grad(c, 0),
                    *sums = space->externals + mpg_compiled_sum(c, 0);
   return (mpg_launching){
-      .parts = {space->externals, leaves ? leaves->tensors : space->externals + own,
+      .parts = {space->externals, parameters ? parameters->tensors : space->externals + own,
                 space->externals + own + c->num_bound,
-                together ? leaves->gradients : in_grads + own, in_grads + own + c->num_bound,
+                together ? parameters->gradients : in_grads + own, in_grads + own + c->num_bound,
                 together ? NULL : sums + own, sums + own + c->num_bound},
-      .binding = together ? leaves->number : 0,
+      .binding = together ? parameters->number : 0,
       .blocks = space->blocks};
 }
 
-static mpg_status check_leaves(const recorded_call *call) {
+static mpg_status check_parameters(const recorded_call *call) {
   const mpg_compiled *c = call->state.compiled;
-  const mpg_parameter_set *leaves = call->leaves;
+  const mpg_parameter_set *parameters = call->parameters;
   uint32_t own = mpg_compiled_first_fixed(c);
   if (call->versions->watched == mpg_storage_watched_writes()) return MPG_OK;
-  for (uint32_t i = 0; i < leaves->count; i++)
+  for (uint32_t i = 0; i < parameters->count; i++)
     if (c->saved_external[own + i] &&
-        leaves->tensors[i].storage->version != call->versions->versions[i])
+        parameters->tensors[i].storage->version != call->versions->versions[i])
       return mpg_call_overwritten(c, own + i, BLOCK);
   return MPG_OK;
 }
@@ -141,8 +141,8 @@ static mpg_status look(const void *looking, bool *unread) {
   const last_look *last = looking;
   const recorded_call *call = last->call;
   MPG_TRY(mpg_call_check_saved(&call->state, BLOCK));
-  if (call->leaves) MPG_TRY(check_leaves(call));
-  *unread = last->together && mpg_parameter_set_unread(call->leaves);
+  if (call->parameters) MPG_TRY(check_parameters(call));
+  *unread = last->together && mpg_parameter_set_unread(call->parameters);
   return MPG_OK;
 }
 
@@ -183,11 +183,12 @@ typedef struct backward_signature {
   bool retain, train;
 } backward_signature;
 
-/* The one that was used before with these leaves, together. */
-static mpg_compiled_backward *find_known(const mpg_compiled *c, const mpg_parameter_set *leaves,
+/* The one that was used before with this parameter set. */
+static mpg_compiled_backward *find_known(const mpg_compiled *c, const mpg_parameter_set *parameters,
                                          const backward_signature *m) {
   for (mpg_compiled_backward *b = c->backwards; b; b = b->next) {
-    if (b->leaves != leaves->number || b->retain != m->retain || b->train != m->train) continue;
+    if (b->parameter_set != parameters->number || b->retain != m->retain || b->train != m->train)
+      continue;
     bool fits = !memcmp(b->arrives, m->arrives, c->num_outputs * sizeof *m->arrives);
     for (uint32_t k = 0; fits && k < c->num_inputs - c->num_bound; k++)
       fits = b->places[input_of(c, k)] == m->places[k] && b->summed[input_of(c, k)] == m->summed[k];
@@ -217,7 +218,7 @@ static mpg_status find_backward(mpg_compiled *c, const mpg_parameter_set *togeth
   }
   mpg_status status =
       mpg_compiled_get_backward(c, m->arrives, summed, places, m->retain, m->train, b);
-  if (status == MPG_OK && together) (*b)->leaves = together->number;
+  if (status == MPG_OK && together) (*b)->parameter_set = together->number;
   mpg_space_give(places);
   return status;
 }
@@ -228,7 +229,7 @@ static mpg_status recorded_backward(mpg_tape_node *node, mpg_array *const *out_g
   enum { FEW_FLAGS = 4096 };
   recorded_call *call = node->state;
   mpg_compiled *c = call->state.compiled;
-  together = together && call->leaves;
+  together = together && call->parameters;
   uint32_t num_externals = mpg_compiled_all_externals(c),
            count = together ? c->num_inputs - c->num_bound : c->num_inputs, num_blocks = 0;
   size_t flags_size = c->num_outputs + 2 * (size_t)count;
@@ -244,7 +245,7 @@ static mpg_status recorded_backward(mpg_tape_node *node, mpg_array *const *out_g
     m.places[k] = c->wanted[input_of(c, k)] ? place_of(&targets[k], needed[k]) : MPG_PLACE_NONE;
     m.summed[k] = m.places[k] != MPG_PLACE_NONE && sums[k]->tensor.storage;
   }
-  MPG_GOTO(find_backward(c, together ? call->leaves : NULL, &m, &space.b));
+  MPG_GOTO(find_backward(c, together ? call->parameters : NULL, &m, &space.b));
   num_blocks = space.b->plan.num_blocks;
   space.externals = take_space(
       &space.b->space, num_externals * sizeof *space.externals + num_blocks * sizeof *space.blocks);
@@ -280,10 +281,10 @@ fail:
   return status;
 }
 
-static bool misses_a_leaf(const mpg_compiled *c, const mpg_parameter_set *leaves,
-                          const bool *reached) {
-  for (uint32_t i = 0; i < leaves->count; i++)
-    if (leaves->variables[i] && !reached[mpg_compiled_first_fixed(c) + i]) return true;
+static bool misses_a_parameter(const mpg_compiled *c, const mpg_parameter_set *parameters,
+                               const bool *reached) {
+  for (uint32_t i = 0; i < parameters->count; i++)
+    if (parameters->variables[i] && !reached[mpg_compiled_first_fixed(c) + i]) return true;
   return false;
 }
 
@@ -292,13 +293,13 @@ static mpg_status recorded_reaches(mpg_tape_node *node, const bool *arrives, boo
   const mpg_compiled *c = call->state.compiled;
   for (const mpg_compiled_backward *b = c->backwards; b; b = b->next) {
     if (memcmp(b->arrives, arrives, c->num_outputs * sizeof *arrives)) continue;
-    *all = b->reaches_bound || !misses_a_leaf(c, call->leaves, b->reached);
+    *all = b->reaches_bound || !misses_a_parameter(c, call->parameters, b->reached);
     return MPG_OK;
   }
   bool *reached = mpg_malloc(c->num_inputs + 1);
   if (!reached) return mpg_out_of_host_memory(c->num_inputs);
   mpg_status status = mpg_compiled_find_reached(c, arrives, reached);
-  if (status == MPG_OK) *all = !misses_a_leaf(c, call->leaves, reached);
+  if (status == MPG_OK) *all = !misses_a_parameter(c, call->parameters, reached);
   mpg_free(reached);
   return status;
 }
@@ -306,17 +307,18 @@ static mpg_status recorded_reaches(mpg_tape_node *node, const bool *arrives, boo
 static mpg_status recorded_expand(mpg_tape_node *node, mpg_array *outputs) {
   recorded_call *call = node->state;
   const mpg_compiled *c = call->state.compiled;
-  const mpg_parameter_set *leaves = call->leaves;
+  const mpg_parameter_set *parameters = call->parameters;
   size_t size = c->num_inputs * (sizeof(mpg_array) + sizeof(uint32_t));
   mpg_array *inputs = mpg_calloc(1, size + 1); /* borrowed */
   uint32_t *versions = (uint32_t *)(inputs + c->num_inputs), own = mpg_compiled_first_fixed(c);
   if (!inputs) return mpg_out_of_host_memory(size);
-  for (uint32_t k = 0; k < num_single(c, leaves); k++) {
+  for (uint32_t k = 0; k < num_single(c, parameters); k++) {
     inputs[input_of(c, k)] = call->inputs[k];
     versions[input_of(c, k)] = call->state.saved[input_of(c, k)].version;
   }
-  for (uint32_t i = 0; leaves && i < c->num_bound; i++) {
-    inputs[own + i] = (mpg_array){.tensor = leaves->tensors[i], .node = leaves->variables[i]};
+  for (uint32_t i = 0; parameters && i < c->num_bound; i++) {
+    inputs[own + i] =
+        (mpg_array){.tensor = parameters->tensors[i], .node = parameters->variables[i]};
     versions[own + i] = call->versions->versions[i];
   }
   mpg_status status = mpg_compiled_replay(call->state.compiled, inputs, versions, call->random,
@@ -349,7 +351,8 @@ static mpg_tensor *external_at(const call_space *space, uint32_t external) {
                                   : &space->externals[external - fixed];
 }
 
-static mpg_status new_recorded(mpg_compiled *c, mpg_parameter_set *leaves, recorded_call **result) {
+static mpg_status new_recorded(mpg_compiled *c, mpg_parameter_set *parameters,
+                               recorded_call **result) {
   size_t size = recorded_size(c);
   recorded_call *call = c->spare;
   if (call) {
@@ -362,12 +365,12 @@ static mpg_status new_recorded(mpg_compiled *c, mpg_parameter_set *leaves, recor
   uint32_t own = mpg_compiled_first_fixed(c);
   *call = (recorded_call){
       .inputs = inputs,
-      .leaves = mpg_parameter_set_retain(leaves),
+      .parameters = mpg_parameter_set_retain(parameters),
       .state = {.compiled = c,
                 .blocks = (mpg_storage **)(saved + mpg_compiled_forward_externals(c)),
                 .saved = saved,
-                .leaves_begin = own,
-                .leaves_end = leaves ? own + c->num_bound : own}};
+                .parameters_begin = own,
+                .parameters_end = parameters ? own + c->num_bound : own}};
   c->references++;
   *result = call;
   return MPG_OK;
@@ -378,17 +381,17 @@ static mpg_status new_recorded(mpg_compiled *c, mpg_parameter_set *leaves, recor
 static mpg_status begin_record(const call_space *space, const mpg_inputs *inputs,
                                mpg_tape_node **result) {
   mpg_compiled *c = space->c;
-  uint32_t num_inputs = num_single(c, inputs->leaves);
+  uint32_t num_inputs = num_single(c, inputs->parameters);
   mpg_tape_node *node;
   recorded_call *call = NULL;
   mpg_status status = MPG_OK;
   MPG_TRY(mpg_tape_new(MPG_TAPE_CALL, num_inputs, c->num_outputs, 0, &node));
   mpg_tape_reserve(c->original.num_nodes > 0 ? c->original.num_nodes : c->graph.num_nodes);
-  MPG_GOTO(new_recorded(c, inputs->leaves, &call));
+  MPG_GOTO(new_recorded(c, inputs->parameters, &call));
   call->steps = mpg_autograd_steps();
   node->call = &recorded_calls;
   node->state = call;
-  node->leaves = mpg_parameter_set_retain(inputs->leaves);
+  node->parameters = mpg_parameter_set_retain(inputs->parameters);
   node->train = mpg_autograd_training();
   node->scope = mpg_autograd_scope();
   node->origin = space->origin;
@@ -417,7 +420,7 @@ static mpg_status end_record(const call_space *space, const mpg_inputs *inputs,
   mpg_compiled *c = space->c;
   recorded_call *call = node->state;
   uint32_t num_inputs = node->num_inputs, own = mpg_compiled_first_fixed(c);
-  if (call->leaves) MPG_TRY(mpg_parameter_set_versions(call->leaves, &call->versions));
+  if (call->parameters) MPG_TRY(mpg_parameter_set_versions(call->parameters, &call->versions));
   call->random = random;
   for (uint32_t i = 0; i < c->plan.num_blocks; i++) { /* the frame moves here */
     call->state.blocks[i] = space->blocks[i];
@@ -437,9 +440,9 @@ static mpg_status end_record(const call_space *space, const mpg_inputs *inputs,
     const mpg_compiled_output *output = &c->outputs[i];
     const mpg_array *input = NULL;
     if (output->input != MPG_NO_BASE) {
-      bool leaf = call->leaves && output->input >= own && output->input < own + c->num_bound;
-      input = leaf ? mpg_compiled_input(c, inputs, output->input)
-                   : &call->inputs[place_on_tape(c, output->input)];
+      bool bound = call->parameters && output->input >= own && output->input < own + c->num_bound;
+      input = bound ? mpg_compiled_input(c, inputs, output->input)
+                    : &call->inputs[place_on_tape(c, output->input)];
     }
     outputs[i].node = mpg_tape_retain(input ? input->node : node);
     outputs[i].output = input ? input->output : output->same;
@@ -452,7 +455,7 @@ mpg_status mpg_compiled_call(mpg_compiled *c, const mpg_inputs *inputs, mpg_arra
   mpg_status status = MPG_OK;
   mpg_tape_node *node = NULL;
   call_space space = {.c = c, .origin = mpg_host_origin()}; /* first: it lets others in */
-  MPG_ASSERT(c->stages == MPG_STAGES_NONE); /* else it is called in pieces: pipeline_run.h */
+  MPG_ASSERT(c->stages == MPG_STAGES_NONE); /* else it is called by pipeline runs: pipeline_run.h */
   MPG_TRY(mpg_compiled_bind(c, inputs, &space.binding));
   space.externals = take_space(&c->space, (num_own + c->num_results) * sizeof(mpg_tensor) +
                                               num_blocks * sizeof(mpg_storage *));

@@ -16,7 +16,7 @@
  * these.
  *
  * On the tape, a call's inputs are those that are not bound, constants, then bound ones, which are
- * mostly one set of leaves (parameter_set.h).
+ * mostly one parameter set (parameter_set.h).
  *
  * Of the user's inputs, the last ones may be *bound*: the same arrays from call to call (a block's
  * parameters). A binding has a number; where a call comes with the number that the compiled call
@@ -47,8 +47,8 @@ typedef struct mpg_inputs {
   uint32_t num_given, num_bound;
   uint64_t binding; /* the same number, the same bound arrays with the same tensors and nodes; 0:
                        look at them */
-  mpg_parameter_set *leaves; /* the bound ones, where they are variables; NULL: to be recorded one
-                         by one. Borrowed */
+  mpg_parameter_set *parameters; /* the bound ones, where they are variables; NULL: to be recorded
+                         one by one. Borrowed */
 } mpg_inputs;
 static inline uint32_t mpg_inputs_count(const mpg_inputs *inputs) {
   return inputs->num_given + inputs->num_bound;
@@ -88,8 +88,8 @@ typedef struct mpg_compiled_backward {
   bool *reached; /* per input: the outputs that have a gradient were computed from it on the tape,
                     or a sum arrives. Others keep the gradient they have, as those do that no
                     recorded op leads to */
-  bool reaches_bound; /* all bound inputs are reached */
-  uint64_t leaves;    /* number of leaves that it is known to fit */
+  bool reaches_bound;     /* all bound inputs are reached */
+  uint64_t parameter_set; /* number of the parameter set that it is known to fit */
   mpg_program_set *programs;
   mpg_plan plan;
   void *space; /* for the next call's bookkeeping; owned */
@@ -120,11 +120,12 @@ typedef struct mpg_compiled {
   uint32_t *external; /* per value of the graph: external array, or MPG_NO_BASE */
   bool recording, exact, unfused;
   mpg_compile_stages stages;
-  mpg_drawn *drawn; /* per random call: where the rows of a piece lie in it, once it was checked
-                       (pipeline_run.h); NULL: not known */
-  bool *carried;    /* per given input: its gradient is what other pieces wait for; NULL: none */
-  bool *wanted;     /* per input: needs a gradient */
-  bool *saved;      /* per value: lives until backward; NULL for prediction */
+  mpg_drawn *drawn; /* per random call: where the rows of a micro-batch lie in it, once it was
+                       checked (pipeline_run.h); NULL: not known */
+  bool
+      *carried; /* per given input: its gradient is what other micro-batches wait for; NULL: none */
+  bool *wanted; /* per input: needs a gradient */
+  bool *saved;  /* per value: lives until backward; NULL for prediction */
   bool *saved_external; /* per external array of the forward: holds a saved value; NULL for
                            prediction */
   mpg_plan plan;
@@ -162,7 +163,7 @@ typedef struct mpg_compile_options {
   bool exact;                /* no rewrite that changes bits */
   bool unfused;              /* no fusion: to compare with */
   const bool *wanted;        /* per given input: it is on the tape */
-  mpg_compile_stages stages; /* for calls in pieces (pipeline_run.h); such a call cannot be called
+  mpg_compile_stages stages; /* for pipeline runs (pipeline_run.h); such a call cannot be called
                                 by mpg_compiled_call */
   const bool *carried;       /* per given input; NULL: none */
   uint32_t num_parameters;   /* of the given inputs, the last: the same arrays in call after call */

@@ -16,7 +16,7 @@ typedef struct cached_op {
   bool unbound;       /* calls that count on a binding return None until there is another */
   uint64_t changes;   /* mpg_array_changes when that was last looked at */
   bool bound_wanted;
-  mpg_parameter_set *leaves; /* what is bound, once a call was recorded; owned */
+  mpg_parameter_set *parameter_set; /* what is bound, once a call was recorded; owned */
 } cached_op;
 
 /* --- Tracing ---------------------------------------------------------------------------------- */
@@ -195,8 +195,8 @@ static void note_binding(cached_op *self) {
   self->changes = mpg_array_changes();
   self->binding = ++self->bindings;
   self->bound_wanted = false;
-  mpg_parameter_set_release(self->leaves);
-  self->leaves = NULL;
+  mpg_parameter_set_release(self->parameter_set);
+  self->parameter_set = NULL;
   for (Py_ssize_t i = 0; i < count; i++) {
     mpg_array *array = mpg_py_array_of(PyTuple_GET_ITEM(self->bound, i));
     array->bound = true;
@@ -264,27 +264,27 @@ static PyObject *cached_op_call(PyObject *object, PyObject *args, PyObject *kwar
     result = call_traced(self, args);
   } else {
     if (!self->binding || self->changes != mpg_array_changes()) note_binding(self);
-    mpg_parameter_set *leaves = NULL;
+    mpg_parameter_set *parameters = NULL;
     if (self->binding && self->bound_wanted && mpg_autograd_recording()) {
       mpg_status status =
-          self->leaves != NULL
+          self->parameter_set != NULL
               ? MPG_OK
               : mpg_parameter_set_make((mpg_array **)PyBytes_AS_STRING(pointers),
-                                       (uint32_t)PyTuple_GET_SIZE(bound), &self->leaves);
+                                       (uint32_t)PyTuple_GET_SIZE(bound), &self->parameter_set);
       if (status != MPG_OK) {
         mpg_py_raise(status);
         goto done;
       }
-      leaves = mpg_parameter_set_retain(self->leaves);
+      parameters = mpg_parameter_set_retain(self->parameter_set);
     }
     mpg_inputs inputs = {.given = given,
                          .num_given = (uint32_t)count,
                          .bound = bound != NULL ? (mpg_array **)PyBytes_AS_STRING(pointers) : NULL,
                          .num_bound = bound != NULL ? (uint32_t)PyTuple_GET_SIZE(bound) : 0,
                          .binding = self->binding,
-                         .leaves = leaves};
+                         .parameters = parameters};
     result = call_with(self, &inputs);
-    mpg_parameter_set_release(leaves);
+    mpg_parameter_set_release(parameters);
   }
 done:
   if (given != few) PyMem_Free(given);
@@ -520,12 +520,12 @@ static int cached_op_traverse(PyObject *object, visitproc visit, void *arg) {
 static int cached_op_break(PyObject *object) {
   cached_op *self = (cached_op *)object;
   PyObject *trace = self->trace, *bound = self->bound, *pointers = self->pointers;
-  mpg_parameter_set *leaves = self->leaves;
+  mpg_parameter_set *parameter_set = self->parameter_set;
   self->trace = self->bound = self->pointers = NULL;
-  self->leaves = NULL;
+  self->parameter_set = NULL;
   self->binding = 0;
   if (self->cache != NULL) mpg_cache_clear(self->cache);
-  mpg_parameter_set_release(leaves);
+  mpg_parameter_set_release(parameter_set);
   Py_XDECREF(trace);
   Py_XDECREF(bound);
   Py_XDECREF(pointers);
