@@ -17,14 +17,14 @@ typedef struct mpg_loop_space {
   mpg_array **arguments;
   size_t slices_capacity, rows_capacity, states_capacity, arguments_capacity;
   size_t num_rows;
-  mpg_loop_pieces pieces;
+  mpg_loop_joined joined;
 } mpg_loop_space;
 
 static void free_space(mpg_loop_space *space) {
   if (!space) return;
   mpg_free(space->slices);
   mpg_free(space->rows);
-  mpg_free(space->pieces.pieces);
+  mpg_free(space->joined.joined);
   mpg_free(space->states);
   mpg_free(space->arguments);
   mpg_free(space);
@@ -140,7 +140,7 @@ static mpg_status run(mpg_loop *loop, mpg_loop_space *space, mpg_array *const *i
   MPG_GOTO(status);
   for (uint32_t i = 0; i < loop->num_outputs; i++)
     MPG_GOTO(mpg_loop_stack(space->rows + i, loop->num_outputs, steps, &loop->outputs[i],
-                            loop->limit, &space->pieces, &outputs[i]));
+                            loop->limit, &space->joined, &outputs[i]));
   if (loop->num_states) {
     memcpy(outputs + loop->num_outputs, space->states, loop->num_states * sizeof *outputs);
     memset(space->states, 0, loop->num_states * sizeof *outputs);

@@ -8,11 +8,11 @@
 #include "autograd/trace.h"
 #include "op/invoke.h"
 
-enum { PIECES = 512 }; /* arrays that one op makes or joins at most */
+enum { MOST_ARRAYS = 512 }; /* arrays that one op makes or joins at most */
 
 /* Rows [begin, begin + count) as the results of one op, so that their gradient is one op, too. */
 static mpg_status cut(mpg_array *whole, int64_t begin, int64_t count, mpg_array *slices) {
-  mpg_array piece = {0}, *input = whole;
+  mpg_array made = {0}, *input = whole;
   mpg_slice_axis_params part;
   mpg_split_params split;
   mpg_params_defaults(mpg_op_get(MPG_OP_slice_axis)->params, &part);
@@ -24,12 +24,12 @@ static mpg_status cut(mpg_array *whole, int64_t begin, int64_t count, mpg_array 
   split.axis = 0;
   split.squeeze_axis = whole->tensor.desc.shape.ndim > 1;
   if (whole->tensor.desc.shape.dims[0] != count) {
-    MPG_TRY(mpg_call(mpg_op_get(MPG_OP_slice_axis), &part, &input, 1, &piece, 1, NULL));
-    input = &piece;
+    MPG_TRY(mpg_call(mpg_op_get(MPG_OP_slice_axis), &part, &input, 1, &made, 1, NULL));
+    input = &made;
   }
   mpg_status status =
       mpg_call(mpg_op_get(MPG_OP_SliceChannel), &split, &input, 1, slices, (int)count, NULL);
-  mpg_array_clear(&piece);
+  mpg_array_clear(&made);
   return status;
 }
 
@@ -37,8 +37,8 @@ mpg_status mpg_loop_slices(mpg_array *whole, int64_t count, mpg_array *slices) {
   bool on_tape = mpg_autograd_recording() && whole->node && !whole->node->consumed;
   memset(slices, 0, (size_t)count * sizeof *slices);
   if (on_tape || mpg_trace_takes(whole)) {
-    for (int64_t begin = 0; begin < count; begin += PIECES) {
-      int64_t size = count - begin < PIECES ? count - begin : PIECES;
+    for (int64_t begin = 0; begin < count; begin += MOST_ARRAYS) {
+      int64_t size = count - begin < MOST_ARRAYS ? count - begin : MOST_ARRAYS;
       MPG_TRY(cut(whole, begin, size, slices + begin));
     }
     return MPG_OK;
@@ -60,10 +60,11 @@ mpg_status mpg_loop_slices(mpg_array *whole, int64_t count, mpg_array *slices) {
   return MPG_OK;
 }
 
-/* Joins at most PIECES arrays, `stride` apart, along a new first axis (`stacks`) or their own. */
+/* Joins at most MOST_ARRAYS arrays, `stride` apart, along a new first axis (`stacks`) or their own.
+ */
 static mpg_status join_few(mpg_array *arrays, size_t stride, size_t count, bool stacks,
                            mpg_array *joined) {
-  mpg_array *pointers[PIECES];
+  mpg_array *pointers[MOST_ARRAYS];
   mpg_stack_params stack;
   mpg_concat_params concat;
   mpg_params_defaults(mpg_op_get(MPG_OP_stack)->params, &stack);
@@ -76,31 +77,33 @@ static mpg_status join_few(mpg_array *arrays, size_t stride, size_t count, bool 
 }
 
 /* Stacks arrays along a new first axis, by as many rounds as it takes. */
-static mpg_status stack(mpg_loop_pieces *space, mpg_array *arrays, size_t stride, size_t count,
+static mpg_status stack(mpg_loop_joined *space, mpg_array *arrays, size_t stride, size_t count,
                         mpg_array *joined) {
-  if (count <= PIECES) return join_few(arrays, stride, count, true, joined);
-  size_t num_pieces = (count + PIECES - 1) / PIECES;
-  MPG_TRY(mpg_grow((void **)&space->pieces, &space->capacity, num_pieces, sizeof *space->pieces));
-  mpg_array *pieces = space->pieces;
+  if (count <= MOST_ARRAYS) return join_few(arrays, stride, count, true, joined);
+  size_t num_parts = (count + MOST_ARRAYS - 1) / MOST_ARRAYS;
+  MPG_TRY(mpg_grow((void **)&space->joined, &space->capacity, num_parts, sizeof *space->joined));
+  mpg_array *parts = space->joined;
   mpg_status status = MPG_OK;
-  size_t made = num_pieces;
-  memset(pieces, 0, num_pieces * sizeof *pieces);
-  for (size_t k = 0; k < num_pieces; k++) {
-    size_t begin = k * PIECES, size = count - begin < PIECES ? count - begin : PIECES;
-    MPG_GOTO(join_few(arrays + begin * stride, stride, size, true, &pieces[k]));
+  size_t made = num_parts;
+  memset(parts, 0, num_parts * sizeof *parts);
+  for (size_t k = 0; k < num_parts; k++) {
+    size_t begin = k * MOST_ARRAYS,
+           size = count - begin < MOST_ARRAYS ? count - begin : MOST_ARRAYS;
+    MPG_GOTO(join_few(arrays + begin * stride, stride, size, true, &parts[k]));
   }
-  for (; num_pieces > PIECES; num_pieces = (num_pieces + PIECES - 1) / PIECES)
-    for (size_t k = 0; k * PIECES < num_pieces; k++) {
-      /* In place: a joined piece lies before those that it is made of, or is the first of them. */
-      size_t begin = k * PIECES, size = num_pieces - begin < PIECES ? num_pieces - begin : PIECES;
+  for (; num_parts > MOST_ARRAYS; num_parts = (num_parts + MOST_ARRAYS - 1) / MOST_ARRAYS)
+    for (size_t k = 0; k * MOST_ARRAYS < num_parts; k++) {
+      /* In place: a joined array lies before those that it is made of, or is the first of them. */
+      size_t begin = k * MOST_ARRAYS,
+             size = num_parts - begin < MOST_ARRAYS ? num_parts - begin : MOST_ARRAYS;
       mpg_array whole = {0};
-      MPG_GOTO(join_few(pieces + begin, 1, size, false, &whole));
-      mpg_array_clear_all(pieces + begin, size);
-      pieces[k] = whole;
+      MPG_GOTO(join_few(parts + begin, 1, size, false, &whole));
+      mpg_array_clear_all(parts + begin, size);
+      parts[k] = whole;
     }
-  status = join_few(pieces, 1, num_pieces, false, joined);
+  status = join_few(parts, 1, num_parts, false, joined);
 fail:
-  mpg_array_clear_all(pieces, made);
+  mpg_array_clear_all(parts, made);
   return status;
 }
 
@@ -127,7 +130,7 @@ static mpg_status zeros(const mpg_loop_output *output, int64_t rows, mpg_array *
 }
 
 mpg_status mpg_loop_stack(mpg_array *rows, size_t stride, int64_t count,
-                          const mpg_loop_output *output, int64_t limit, mpg_loop_pieces *space,
+                          const mpg_loop_output *output, int64_t limit, mpg_loop_joined *space,
                           mpg_array *joined) {
   if (!count) return zeros(output, limit, joined);
   if (count == limit) return stack(space, rows, stride, (size_t)count, joined);

@@ -12,10 +12,10 @@ typedef struct mpg_loop_output { /* of a step */
   mpg_device_id device;
 } mpg_loop_output;
 
-typedef struct mpg_loop_pieces { /* work space: joined rows that are to be joined; mpg_free */
-  mpg_array *pieces;
+typedef struct mpg_loop_joined { /* work space: rows joined so far; mpg_free */
+  mpg_array *joined;
   size_t capacity;
-} mpg_loop_pieces;
+} mpg_loop_joined;
 
 /* The entries along the first axis, of shape (1,) where there is no other. Where gradients may be
  * taken they are results of one op, so that their gradient is one op, too. slices: count structs;
@@ -25,7 +25,7 @@ mpg_status mpg_loop_slices(mpg_array *whole, int64_t count, mpg_array *slices);
 /* Rows, `stride` structs apart, along a new first axis, with zeros behind them up to the limit;
  * output: what a row is, where zeros are needed. */
 mpg_status mpg_loop_stack(mpg_array *rows, size_t stride, int64_t count,
-                          const mpg_loop_output *output, int64_t limit, mpg_loop_pieces *space,
+                          const mpg_loop_output *output, int64_t limit, mpg_loop_joined *space,
                           mpg_array *joined);
 
 #endif

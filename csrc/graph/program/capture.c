@@ -4,7 +4,7 @@
 #include <string.h>
 
 enum {
-  KEPT = 4,          /* captures of a piece */
+  KEPT = 4,          /* captures of a segment */
   SHORTEST = 3,      /* kernels that are worth a capture */
   MISSES = 2 * KEPT, /* in a row: its addresses keep changing */
   REST = 64,         /* calls before it is tried again then */
@@ -12,8 +12,8 @@ enum {
 
 typedef struct kept_capture {
   void *capture;    /* the backend's; NULL: none */
-  uint64_t used;    /* the piece's call that used it last */
-  void **addresses; /* per base of the piece */
+  uint64_t used;    /* the segment's call that used it last */
+  void **addresses; /* per base of the segment */
   struct {
     const void *memory;
     size_t size; /* kernels were given up to that much */
@@ -35,10 +35,10 @@ struct mpg_captured_segment {
 
 struct mpg_captures {
   mpg_arena arena;
-  bool *alone;               /* per instruction: never in a piece */
-  mpg_captured_segment **at; /* per instruction: the piece that begins there */
+  bool *alone;               /* per instruction: never in a captured segment */
+  mpg_captured_segment **at; /* per instruction: the captured segment that begins there */
   mpg_captured_segment
-      *pieces; /* also those that were cut anew: captures are freed with the program */
+      *segments; /* also those that were cut anew: captures are freed with the program */
 };
 
 /* Whether an instruction is issued the same way whenever its addresses are. */
@@ -55,7 +55,8 @@ static bool draws(const mpg_instruction *instruction) {
   return instruction->kind == MPG_RUN && instruction->random != MPG_NO_RANDOM;
 }
 
-/* Marks what no piece may hold: waits, signals that the set waits for, what does not repeat. */
+/* Marks the instructions that no captured segment holds: waits, signals that the set waits for,
+ * what does not repeat. */
 static void mark_alone(const mpg_program_set *set, const mpg_program *program, bool *alone) {
   for (uint32_t i = 0; i < program->count; i++) {
     const mpg_instruction *instruction = &program->instructions[i];
@@ -77,8 +78,8 @@ static void mark_alone(const mpg_program_set *set, const mpg_program *program, b
   }
 }
 
-static mpg_status add_piece(const mpg_program *program, struct mpg_captures *replays,
-                            uint32_t begin, uint32_t end) {
+static mpg_status add_segment(const mpg_program *program, struct mpg_captures *replays,
+                              uint32_t begin, uint32_t end) {
   uint32_t kernels = 0, num_draws = 0, num_operands = 0, num_bases = 0, last_signal = UINT32_MAX;
   for (uint32_t i = begin; i < end; i++) {
     const mpg_instruction *instruction = &program->instructions[i];
@@ -89,10 +90,11 @@ static mpg_status add_piece(const mpg_program *program, struct mpg_captures *rep
         instruction->kind == MPG_SIGNAL ? 0 : instruction->num_inputs + instruction->num_outputs;
   }
   if (kernels < SHORTEST) return MPG_OK;
-  mpg_captured_segment *piece = mpg_arena_alloc(&replays->arena, sizeof *piece);
-  uint32_t *bases = piece ? mpg_arena_alloc(&replays->arena, num_operands * sizeof *bases) : NULL;
-  if (!bases) return mpg_out_of_host_memory(sizeof *piece);
-  memset(piece, 0, sizeof *piece);
+  mpg_captured_segment *captured = mpg_arena_alloc(&replays->arena, sizeof *captured);
+  uint32_t *bases =
+      captured ? mpg_arena_alloc(&replays->arena, num_operands * sizeof *bases) : NULL;
+  if (!bases) return mpg_out_of_host_memory(sizeof *captured);
+  memset(captured, 0, sizeof *captured);
   for (uint32_t i = begin; i < end; i++) {
     const mpg_instruction *instruction = &program->instructions[i];
     if (instruction->kind == MPG_SIGNAL) continue;
@@ -103,29 +105,30 @@ static mpg_status add_piece(const mpg_program *program, struct mpg_captures *rep
     }
   }
   for (int k = 0; k < KEPT; k++) {
-    piece->kept[k].addresses = mpg_arena_alloc(&replays->arena, (num_bases + 1) * sizeof(void *));
-    if (!piece->kept[k].addresses) return mpg_out_of_host_memory(num_bases * sizeof(void *));
+    captured->kept[k].addresses =
+        mpg_arena_alloc(&replays->arena, (num_bases + 1) * sizeof(void *));
+    if (!captured->kept[k].addresses) return mpg_out_of_host_memory(num_bases * sizeof(void *));
   }
-  piece->begin = begin;
-  piece->end = end;
-  piece->last_signal = last_signal;
-  piece->bases = bases;
-  piece->num_draws = num_draws;
-  piece->num_bases = num_bases;
-  piece->failed = UINT32_MAX;
-  piece->next = replays->pieces;
-  replays->pieces = replays->at[begin] = piece;
+  captured->begin = begin;
+  captured->end = end;
+  captured->last_signal = last_signal;
+  captured->bases = bases;
+  captured->num_draws = num_draws;
+  captured->num_bases = num_bases;
+  captured->failed = UINT32_MAX;
+  captured->next = replays->segments;
+  replays->segments = replays->at[begin] = captured;
   return MPG_OK;
 }
 
-/* The pieces of begin..end, part of one segment. */
+/* The captured segments of begin..end, part of one segment. */
 static mpg_status cut(const mpg_program *program, struct mpg_captures *replays, uint32_t begin,
                       uint32_t end) {
   uint32_t from = begin, num_draws = 0;
   for (uint32_t i = begin; i <= end; i++) {
     bool alone = i == end || replays->alone[i], drawn = !alone && draws(&program->instructions[i]);
     if (alone || (drawn && num_draws == MPG_CAPTURE_KEYS)) {
-      MPG_TRY(add_piece(program, replays, from, i));
+      MPG_TRY(add_segment(program, replays, from, i));
       from = i + alone;
       num_draws = 0;
     }
@@ -159,24 +162,24 @@ mpg_captured_segment *mpg_capture_at(const mpg_call_frame *frame, mpg_program *p
                               : NULL; /* without memory for it things go as ever */
 }
 
-static bool fits(const kept_capture *kept, const mpg_captured_segment *piece,
+static bool fits(const kept_capture *kept, const mpg_captured_segment *captured,
                  const mpg_call_frame *frame, const mpg_device *device) {
   for (int i = 0; i < MPG_SCRATCH_SLOTS; i++)
     if (kept->scratch[i].memory != device->scratch[i].memory ||
         kept->scratch[i].size > device->scratch[i].size)
       return false;
-  for (uint32_t i = 0; i < piece->num_bases; i++)
-    if (kept->addresses[i] != frame->bases[piece->bases[i]]) return false;
+  for (uint32_t i = 0; i < captured->num_bases; i++)
+    if (kept->addresses[i] != frame->bases[captured->bases[i]]) return false;
   return true;
 }
 
 /* The one that fits, or else the one to make anew. */
-static kept_capture *choose(mpg_captured_segment *piece, const mpg_call_frame *frame,
+static kept_capture *choose(mpg_captured_segment *captured, const mpg_call_frame *frame,
                             const mpg_device *device, bool *found) {
-  kept_capture *oldest = &piece->kept[0];
+  kept_capture *oldest = &captured->kept[0];
   for (int i = 0; i < KEPT; i++) {
-    kept_capture *kept = &piece->kept[i];
-    *found = kept->capture && fits(kept, piece, frame, device);
+    kept_capture *kept = &captured->kept[i];
+    *found = kept->capture && fits(kept, captured, frame, device);
     if (*found) return kept;
     if (!kept->capture ? oldest->capture != NULL : oldest->capture && kept->used < oldest->used)
       oldest = kept;
@@ -186,15 +189,15 @@ static kept_capture *choose(mpg_captured_segment *piece, const mpg_call_frame *f
 
 /* MPG_OK with a capture, or not: then `failed` says where. */
 static mpg_status capture(mpg_run *run, const mpg_call_frame *frame, const mpg_program *program,
-                          mpg_captured_segment *piece, kept_capture *kept) {
+                          mpg_captured_segment *captured, kept_capture *kept) {
   mpg_device *device = run->device;
   mpg_run into = *run;
-  if (piece->num_draws && !device->keys) MPG_TRY(device->backend->capture_keys(device, NULL, 0));
+  if (captured->num_draws && !device->keys) MPG_TRY(device->backend->capture_keys(device, NULL, 0));
   MPG_TRY(device->backend->capture_begin(device, &into.stream));
   device->scratch_stays = true;
   mpg_status status = MPG_OK;
-  uint32_t i = piece->begin, draw = 0;
-  for (; i < piece->end && status == MPG_OK; i++) {
+  uint32_t i = captured->begin, draw = 0;
+  for (; i < captured->end && status == MPG_OK; i++) {
     const mpg_instruction *instruction = &program->instructions[i];
     if (instruction->kind != MPG_SIGNAL)
       status = mpg_program_issue(&into, frame, program, instruction,
@@ -205,11 +208,11 @@ static mpg_status capture(mpg_run *run, const mpg_call_frame *frame, const mpg_p
   if (status != MPG_OK || ended != MPG_OK) {
     if (kept->capture) device->backend->capture_free(device, kept->capture);
     kept->capture = NULL;
-    if (status != MPG_OK) piece->failed = i - 1;
+    if (status != MPG_OK) captured->failed = i - 1;
     return status != MPG_OK ? status : ended;
   }
-  for (uint32_t k = 0; k < piece->num_bases; k++)
-    kept->addresses[k] = frame->bases[piece->bases[k]];
+  for (uint32_t k = 0; k < captured->num_bases; k++)
+    kept->addresses[k] = frame->bases[captured->bases[k]];
   for (int k = 0; k < MPG_SCRATCH_SLOTS; k++) {
     kept->scratch[k].memory = device->scratch[k].memory;
     kept->scratch[k].size = device->scratch[k].size;
@@ -219,69 +222,71 @@ static mpg_status capture(mpg_run *run, const mpg_call_frame *frame, const mpg_p
 
 /* An instruction that cannot be captured twice in a row is never tried again: the captured segment
  * ends before it. */
-static void learn(const mpg_program *program, mpg_captured_segment *piece, uint32_t failed_before) {
+static void learn(const mpg_program *program, mpg_captured_segment *captured,
+                  uint32_t failed_before) {
   struct mpg_captures *replays = program->replays;
-  bool again = piece->failed != UINT32_MAX && piece->failed == failed_before;
+  bool again = captured->failed != UINT32_MAX && captured->failed == failed_before;
   if (!again) {
-    piece->misses++;
+    captured->misses++;
     return;
   }
-  replays->alone[piece->failed] = true;
-  replays->at[piece->begin] = NULL;
-  cut(program, replays, piece->begin,
-      piece->end); /* without memory for it: pieces that are not there */
+  replays->alone[captured->failed] = true;
+  replays->at[captured->begin] = NULL;
+  cut(program, replays, captured->begin, captured->end); /* without memory, none begins here */
 }
 
 /* The keys of this call, for the captured work that is issued next. */
 static mpg_status write_keys(mpg_device *device, const mpg_call_frame *frame,
-                             const mpg_program *program, const mpg_captured_segment *piece) {
+                             const mpg_program *program, const mpg_captured_segment *captured) {
   mpg_random_key keys[MPG_CAPTURE_KEYS];
   int count = 0;
-  for (uint32_t i = piece->begin; i < piece->end; i++)
+  for (uint32_t i = captured->begin; i < captured->end; i++)
     if (draws(&program->instructions[i]))
       keys[count++] = mpg_program_key(frame, program, &program->instructions[i]);
   return device->backend->capture_keys(device, keys, count);
 }
 
 mpg_status mpg_capture_run(mpg_run *run, const mpg_call_frame *frame, mpg_program *program,
-                           mpg_captured_segment *piece, uint32_t *next) {
-  if (!piece->calls++) return MPG_OK;
-  if (piece->rest) {
-    piece->rest--;
+                           mpg_captured_segment *captured, uint32_t *next) {
+  if (!captured->calls++) return MPG_OK;
+  if (captured->rest) {
+    captured->rest--;
     return MPG_OK;
   }
   bool found;
-  kept_capture *kept = choose(piece, frame, run->device, &found);
+  kept_capture *kept = choose(captured, frame, run->device, &found);
   if (!found) {
-    if (piece->misses >= MISSES) {
-      piece->misses = 0;
-      piece->rest = REST;
+    if (captured->misses >= MISSES) {
+      captured->misses = 0;
+      captured->rest = REST;
       return MPG_OK;
     }
-    uint32_t failed_before = piece->failed;
-    piece->failed = UINT32_MAX;
-    if (capture(run, frame, program, piece, kept) != MPG_OK) {
-      learn(program, piece, failed_before);
+    uint32_t failed_before = captured->failed;
+    captured->failed = UINT32_MAX;
+    if (capture(run, frame, program, captured, kept) != MPG_OK) {
+      learn(program, captured, failed_before);
       return MPG_OK; /* issued one by one; what is wrong shows there */
     }
-    piece->misses++;
+    captured->misses++;
   } else {
-    piece->misses = 0;
+    captured->misses = 0;
   }
-  kept->used = piece->calls;
-  if (piece->num_draws) MPG_TRY(write_keys(run->device, frame, program, piece));
+  kept->used = captured->calls;
+  if (captured->num_draws) MPG_TRY(write_keys(run->device, frame, program, captured));
   MPG_TRY(run->device->backend->capture_run(run->device, kept->capture));
-  if (piece->last_signal != UINT32_MAX) mpg_run_signal(run, run->first_tick + piece->last_signal);
-  *next = piece->end;
+  if (captured->last_signal != UINT32_MAX)
+    mpg_run_signal(run, run->first_tick + captured->last_signal);
+  *next = captured->end;
   return MPG_OK;
 }
 
 void mpg_captures_free(mpg_program *program) {
   if (!program->replays) return;
-  for (mpg_captured_segment *piece = program->replays->pieces; piece; piece = piece->next)
+  for (mpg_captured_segment *captured = program->replays->segments; captured;
+       captured = captured->next)
     for (int i = 0; i < KEPT; i++)
-      if (piece->kept[i].capture)
-        program->device->backend->capture_free(program->device, piece->kept[i].capture);
+      if (captured->kept[i].capture)
+        program->device->backend->capture_free(program->device, captured->kept[i].capture);
   mpg_arena_free(&program->replays->arena);
   mpg_free(program->replays);
 }

@@ -126,7 +126,7 @@ static void shift_random(mpg_random_key *key, const mpg_call_frame *frame, uint3
     own = rows->count;
   }
   shift_rows(key, rows, by_rows ? outer : 1, own,
-             by_rows ? inner : inner * outer); /* others draw what no other piece draws */
+             by_rows ? inner : inner * outer); /* others draw what no other micro-batch draws */
 }
 
 mpg_random_key mpg_program_key(const mpg_call_frame *frame, const mpg_program *program,
@@ -200,13 +200,13 @@ mpg_status mpg_program_work(mpg_run *run, void *payload) {
   bool profiling = mpg_profiler_on(), replaying = run->device->captures && !profiling;
   for (; state->next < segment->end; state->next++) {
     const mpg_instruction *instruction = &program->instructions[state->next];
-    mpg_captured_segment *piece = replaying ? mpg_capture_at(frame, program, state->next) : NULL;
-    if (piece) {
+    mpg_captured_segment *captured = replaying ? mpg_capture_at(frame, program, state->next) : NULL;
+    if (captured) {
       uint32_t next = state->next;
       mpg_run_at(run, mpg_instruction_name(instruction), instruction->scope);
       if (frame->times && !frame->times[state->segment].begin)
         frame->times[state->segment].begin = mpg_clock_ns();
-      MPG_TRY(mpg_capture_run(run, frame, program, piece, &next));
+      MPG_TRY(mpg_capture_run(run, frame, program, captured, &next));
       if (next != state->next) {
         state->next = next - 1;
         continue;

@@ -361,7 +361,7 @@ static PyObject *loop_stack(PyObject *module, PyObject *args) {
     return PyErr_Format(PyExc_ValueError, "loop_stack: there must be 1 to %lld rows", limit);
   /* Rows of their own: another thread may change the arrays' while the lock is given up. */
   mpg_array *rows = PyMem_Calloc((size_t)count, sizeof *rows), joined = {0};
-  mpg_loop_pieces space = {0};
+  mpg_loop_joined space = {0};
   if (rows == NULL) return PyErr_NoMemory();
   for (Py_ssize_t i = 0; i < count; i++) {
     const mpg_array *row = mpg_py_expect_array(PyTuple_GET_ITEM(list, i), "loop_stack");
@@ -374,7 +374,7 @@ static PyObject *loop_stack(PyObject *module, PyObject *args) {
 done:
   mpg_array_clear_all(rows, (size_t)count);
   PyMem_Free(rows);
-  mpg_free(space.pieces);
+  mpg_free(space.joined);
   return result;
 }
 
