@@ -3,7 +3,7 @@
 
 static const mpg_staged_call *backward_call(const mpg_pipeline_run *run,
                                             const mpg_micro_batch_item *item) {
-  return &run->pieces[item->piece].staged_calls[MPG_PHASE_BACKWARD];
+  return &run->micro_batches[item->micro_batch].staged_calls[MPG_PHASE_BACKWARD];
 }
 
 /* The first tick of the backward segments that are queued on the device; 0: there is none. */

@@ -1,4 +1,5 @@
-/* The backward of pipeline runs: gradients of the pieces, and the run's place on the tape. */
+/* The backward of pipeline runs: gradients of the micro-batches, and the run's place on the tape.
+ */
 #include "compile/pipeline_run.h"
 
 static const char BLOCK[] = "a pipelined block";
@@ -13,19 +14,21 @@ static mpg_status new_gradient(const mpg_graph_value *value, int64_t rows, mpg_t
   return mpg_tensor_create(device, &desc, tensor);
 }
 
-/* Binds the gradient of output i of a piece; false where none arrives. `row`: where its rows begin.
+/* Binds the gradient of output i of a micro-batch; false where none arrives. `row`: where its rows
+ * begin.
  */
 static mpg_status bind_head(mpg_pipeline_run *run, uint32_t k, mpg_array *const *heads, uint32_t i,
                             int64_t row, bool *arrives) {
-  mpg_micro_batch *piece = &run->pieces[k];
-  mpg_tensor *external = &piece->externals[mpg_compiled_out_grad(piece->state.compiled, i)];
+  mpg_micro_batch *micro_batch = &run->micro_batches[k];
+  mpg_tensor *external =
+      &micro_batch->externals[mpg_compiled_out_grad(micro_batch->state.compiled, i)];
   mpg_tensor source = {0};
   bool last = k + 1 == run->num_micro_batches;
   if (run->output_kinds[i] == MPG_BATCH_DIVIDED || last) {
     if (heads[i] && heads[i]->tensor.storage) source = heads[i]->tensor;
-  } else { /* what the next piece's backward gives for the input it carried on to; several inputs
-              would need a sum */
-    const mpg_micro_batch *next = &run->pieces[k + 1];
+  } else { /* what the next micro-batch's backward gives for the input it carried on to; several
+              inputs would need a sum */
+    const mpg_micro_batch *next = &run->micro_batches[k + 1];
     uint32_t users = 0;
     for (uint32_t j = 0; j < run->num_inputs; j++) {
       if (run->input_kinds[j] != MPG_BATCH_STATE || run->carried_from[j] != i) continue;
@@ -40,20 +43,20 @@ static mpg_status bind_head(mpg_pipeline_run *run, uint32_t k, mpg_array *const 
   *arrives = source.storage != NULL;
   if (!source.storage) return MPG_OK;
   if (run->output_kinds[i] == MPG_BATCH_DIVIDED)
-    return mpg_micro_batch_slice(&source, mpg_micro_batch_output(piece, i), &row,
+    return mpg_micro_batch_slice(&source, mpg_micro_batch_output(micro_batch, i), &row,
                                  "the gradient of result", i, external);
   *external = source;
   mpg_tensor_retain(external);
   return MPG_OK;
 }
 
-/* Where the gradient of input i goes in a piece; `first`: no piece before it in the order of the
- * backward has written it. */
+/* Where a micro-batch writes the gradient of input i; `first`: it is the first of the backward to
+ * write it. */
 static mpg_status place_input(mpg_pipeline_run *run, uint32_t k, uint32_t i, bool first,
                               int64_t row, const mpg_target *target, mpg_array *whole,
                               uint8_t *place, mpg_tensor *tensor) {
-  mpg_micro_batch *piece = &run->pieces[k];
-  const mpg_graph_value *value = mpg_micro_batch_input(piece, i);
+  mpg_micro_batch *micro_batch = &run->micro_batches[k];
+  const mpg_graph_value *value = mpg_micro_batch_input(micro_batch, i);
   switch (run->input_kinds[i]) {
     case MPG_BATCH_DIVIDED:
       *place = MPG_PLACE_WRITE;
@@ -80,46 +83,46 @@ static mpg_status place_input(mpg_pipeline_run *run, uint32_t k, uint32_t i, boo
 static int64_t row_before(const mpg_pipeline_run *run, uint32_t k, uint32_t i, bool input) {
   int64_t row = 0;
   for (uint32_t before = 0; before < k; before++) {
-    const mpg_micro_batch *piece = &run->pieces[before];
-    row += mpg_micro_batch_rows(input ? &mpg_micro_batch_input(piece, i)->desc
-                                      : mpg_micro_batch_output(piece, i));
+    const mpg_micro_batch *micro_batch = &run->micro_batches[before];
+    row += mpg_micro_batch_rows(input ? &mpg_micro_batch_input(micro_batch, i)->desc
+                                      : mpg_micro_batch_output(micro_batch, i));
   }
   return row;
 }
 
 /* What an earlier backward left when the graph was retained: another one has arrays and blocks of
  * its own. */
-static void forget_backward(mpg_micro_batch *piece) {
-  const mpg_compiled *c = piece->state.compiled;
-  mpg_staged_call_end(&piece->staged_calls[MPG_PHASE_BACKWARD]);
+static void forget_backward(mpg_micro_batch *micro_batch) {
+  const mpg_compiled *c = micro_batch->state.compiled;
+  mpg_staged_call_end(&micro_batch->staged_calls[MPG_PHASE_BACKWARD]);
   for (uint32_t i = mpg_compiled_out_grad(c, 0); i < mpg_compiled_all_externals(c); i++) {
-    mpg_tensor_release(&piece->externals[i]);
-    piece->externals[i] = (mpg_tensor){0};
+    mpg_tensor_release(&micro_batch->externals[i]);
+    micro_batch->externals[i] = (mpg_tensor){0};
   }
-  mpg_release_blocks(piece->state.blocks, c->plan.num_blocks, piece->num_blocks);
+  mpg_release_blocks(micro_batch->state.blocks, c->plan.num_blocks, micro_batch->num_blocks);
 }
 
 /* The blocks of the backward phase follow the forward's. */
-static mpg_status grow_blocks(mpg_micro_batch *piece, uint32_t count) {
-  mpg_storage **blocks = mpg_realloc(piece->state.blocks, (count + 1) * sizeof *blocks);
+static mpg_status grow_blocks(mpg_micro_batch *micro_batch, uint32_t count) {
+  mpg_storage **blocks = mpg_realloc(micro_batch->state.blocks, (count + 1) * sizeof *blocks);
   if (!blocks) return mpg_out_of_host_memory(count * sizeof *blocks);
-  piece->state.blocks = piece->staged_calls[MPG_PHASE_FORWARD].call.blocks = blocks;
-  uint32_t *uses = mpg_realloc(piece->uses, (count + 1) * sizeof *uses);
+  micro_batch->state.blocks = micro_batch->staged_calls[MPG_PHASE_FORWARD].call.blocks = blocks;
+  uint32_t *uses = mpg_realloc(micro_batch->uses, (count + 1) * sizeof *uses);
   if (!uses) return mpg_out_of_host_memory(count * sizeof *uses);
-  piece->uses = uses;
-  for (; piece->num_blocks < count; piece->num_blocks++) {
-    blocks[piece->num_blocks] = NULL;
-    uses[piece->num_blocks] = 0;
+  micro_batch->uses = uses;
+  for (; micro_batch->num_blocks < count; micro_batch->num_blocks++) {
+    blocks[micro_batch->num_blocks] = NULL;
+    uses[micro_batch->num_blocks] = 0;
   }
   return MPG_OK;
 }
 
-static mpg_status differentiate_piece(mpg_pipeline_run *run, uint32_t k, bool first,
-                                      mpg_array *const *heads, const bool *needed,
-                                      const mpg_target *targets, mpg_array *results, bool retain,
-                                      bool train) {
-  mpg_micro_batch *piece = &run->pieces[k];
-  mpg_compiled *c = piece->state.compiled;
+static mpg_status differentiate_micro_batch(mpg_pipeline_run *run, uint32_t k, bool first,
+                                            mpg_array *const *heads, const bool *needed,
+                                            const mpg_target *targets, mpg_array *results,
+                                            bool retain, bool train) {
+  mpg_micro_batch *micro_batch = &run->micro_batches[k];
+  mpg_compiled *c = micro_batch->state.compiled;
   mpg_status status = MPG_OK;
   bool *arrives = mpg_calloc(c->num_outputs + 2 * c->num_inputs + 1, sizeof *arrives),
        *summed = arrives + c->num_outputs;
@@ -132,22 +135,23 @@ static mpg_status differentiate_piece(mpg_pipeline_run *run, uint32_t k, bool fi
         (!needed[i] && !(run->input_kinds[i] == MPG_BATCH_STATE && k)))
       continue;
     MPG_GOTO(place_input(run, k, i, first, row_before(run, k, i, true), &targets[i], &results[i],
-                         &places[i], &piece->externals[mpg_compiled_in_grad(c, i)]));
+                         &places[i], &micro_batch->externals[mpg_compiled_in_grad(c, i)]));
   }
-  MPG_GOTO(mpg_compiled_get_backward(c, arrives, summed, places, retain, train, &piece->backward));
-  MPG_GOTO(grow_blocks(piece, piece->backward->plan.num_blocks));
-  mpg_count_block_uses(piece->backward->programs, piece->uses);
-  MPG_GOTO(mpg_micro_batch_begin(run, piece, MPG_PHASE_BACKWARD));
+  MPG_GOTO(
+      mpg_compiled_get_backward(c, arrives, summed, places, retain, train, &micro_batch->backward));
+  MPG_GOTO(grow_blocks(micro_batch, micro_batch->backward->plan.num_blocks));
+  mpg_count_block_uses(micro_batch->backward->programs, micro_batch->uses);
+  MPG_GOTO(mpg_micro_batch_begin(run, micro_batch, MPG_PHASE_BACKWARD));
 fail:
   mpg_free(arrives);
   return status;
 }
 
-/* Which parameters some piece's results were computed from: the others keep the gradients they
- * have. */
+/* Finds the parameters that the results of some micro-batch depend on; the others keep their
+ * gradients. */
 static mpg_status find_missed(const mpg_pipeline_run *run, mpg_array *const *heads,
                               const bool *needed, mpg_target *targets) {
-  const mpg_compiled *c = run->pieces[0].state.compiled;
+  const mpg_compiled *c = run->micro_batches[0].state.compiled;
   bool *arrives = mpg_calloc(run->num_outputs + run->num_inputs + 1, sizeof *arrives),
        *reached = arrives + run->num_outputs;
   if (!arrives) return mpg_out_of_host_memory(run->num_inputs);
@@ -168,8 +172,8 @@ mpg_status mpg_pipeline_run_differentiate(mpg_pipeline_run *run, mpg_array *cons
   MPG_TRY(find_missed(run, heads, needed, targets));
   for (uint32_t i = 0; i < run->num_inputs; i++) {
     bool target = targets[i].tensor.storage && run->input_kinds[i] == MPG_BATCH_SAME;
-    if (!needed[i] || !run->pieces[0].state.compiled->wanted[i] || target) continue;
-    MPG_TRY(new_gradient(mpg_micro_batch_input(&run->pieces[0], i),
+    if (!needed[i] || !run->micro_batches[0].state.compiled->wanted[i] || target) continue;
+    MPG_TRY(new_gradient(mpg_micro_batch_input(&run->micro_batches[0], i),
                          run->input_kinds[i] == MPG_BATCH_DIVIDED
                              ? mpg_micro_batch_rows(&run->inputs[i].tensor.desc)
                              : -1,
@@ -178,11 +182,12 @@ mpg_status mpg_pipeline_run_differentiate(mpg_pipeline_run *run, mpg_array *cons
   run->retain = retain;
   for (uint32_t n = 0; n < run->num_micro_batches; n++) {
     uint32_t k = run->downwards ? run->num_micro_batches - 1 - n : n;
-    forget_backward(&run->pieces[k]);
-    MPG_TRY(differentiate_piece(run, k, n == 0, heads, needed, targets, results, retain, train));
+    forget_backward(&run->micro_batches[k]);
+    MPG_TRY(
+        differentiate_micro_batch(run, k, n == 0, heads, needed, targets, results, retain, train));
   }
   for (uint32_t i = 0; i < run->num_inputs; i++)
-    targets[i].done = needed[i] && run->pieces[0].state.compiled->wanted[i] &&
+    targets[i].done = needed[i] && run->micro_batches[0].state.compiled->wanted[i] &&
                       targets[i].tensor.storage && run->input_kinds[i] == MPG_BATCH_SAME &&
                       !targets[i].missed;
   return MPG_OK;
@@ -201,7 +206,7 @@ mpg_status mpg_pipeline_run_train(mpg_pipeline_run *run, mpg_array *const *heads
     if (!variable) continue;
     if (variable->kind != MPG_TAPE_VARIABLE || run->input_kinds[i] != MPG_BATCH_SAME)
       MPG_GOTO(mpg_fail(MPG_ERROR,
-                        "input %u of a training step in pieces wants a gradient; only parameters "
+                        "input %u of a pipelined training step wants a gradient; only parameters "
                         "can have one. Call detach() on it",
                         i));
     needed[i] = variable->request != MPG_GRAD_NULL;
@@ -220,12 +225,14 @@ fail:
 
 /* --- On the tape ------------------------------------------------------------------------------ */
 
-/* Keeps what the pieces' backwards read of arrays outside, which must stay as it is. */
-static mpg_status save(mpg_micro_batch *piece) {
-  uint32_t count = mpg_compiled_forward_externals(piece->state.compiled);
-  piece->state.saved = mpg_malloc((count + 1) * sizeof *piece->state.saved);
-  if (!piece->state.saved) return mpg_out_of_host_memory(count * sizeof *piece->state.saved);
-  for (uint32_t i = 0; i < count; i++) mpg_call_save(&piece->state, i, &piece->externals[i]);
+/* Saves the external arrays that the micro-batch's backward reads, with their versions. */
+static mpg_status save(mpg_micro_batch *micro_batch) {
+  uint32_t count = mpg_compiled_forward_externals(micro_batch->state.compiled);
+  micro_batch->state.saved = mpg_malloc((count + 1) * sizeof *micro_batch->state.saved);
+  if (!micro_batch->state.saved)
+    return mpg_out_of_host_memory(count * sizeof *micro_batch->state.saved);
+  for (uint32_t i = 0; i < count; i++)
+    mpg_call_save(&micro_batch->state, i, &micro_batch->externals[i]);
   return MPG_OK;
 }
 
@@ -235,7 +242,7 @@ static mpg_status run_backward(mpg_tape_node *node, mpg_array *const *out_grads,
   mpg_pipeline_run *run = node->state;
   (void)sums, (void)together;
   for (uint32_t k = 0; k < run->num_micro_batches; k++)
-    MPG_TRY(mpg_call_check_saved(&run->pieces[k].state, BLOCK));
+    MPG_TRY(mpg_call_check_saved(&run->micro_batches[k].state, BLOCK));
   MPG_TRY(mpg_pipeline_run_differentiate(run, out_grads, needed, targets, in_grads, retain, train));
   MPG_TRY(run->schedule->backward(run, run->driver));
   if (!retain) mpg_pipeline_run_finish(run);
@@ -257,12 +264,12 @@ static const mpg_tape_call pipelined_calls = {
 
 mpg_status mpg_pipeline_run_record(mpg_pipeline_run *run, const mpg_pipeline_run_schedule *schedule,
                                    void *driver, mpg_array *outputs) {
-  const mpg_compiled *c = run->pieces[0].state.compiled;
+  const mpg_compiled *c = run->micro_batches[0].state.compiled;
   mpg_tape_node *node;
   run->schedule = schedule;
   run->driver = driver;
-  if (run->finished) return mpg_fail(MPG_VALUE_ERROR, "the run of pieces is finished");
-  for (uint32_t k = 0; k < run->num_micro_batches; k++) MPG_TRY(save(&run->pieces[k]));
+  if (run->finished) return mpg_fail(MPG_VALUE_ERROR, "the pipeline run is finished");
+  for (uint32_t k = 0; k < run->num_micro_batches; k++) MPG_TRY(save(&run->micro_batches[k]));
   MPG_TRY(mpg_tape_new(MPG_TAPE_CALL, run->num_inputs, run->num_outputs, 0, &node));
   node->call = &pipelined_calls;
   node->state = run;

@@ -34,55 +34,57 @@ void mpg_count_block_uses(const mpg_program_set *set, uint32_t *uses) {
 
 /* --- Peaks ------------------------------------------------------------------------------------ */
 
-typedef struct simulated_piece {
+typedef struct simulated_micro_batch {
   uint32_t *uses; /* per block: segments that are still to touch it */
   bool *held;
-} simulated_piece;
+} simulated_micro_batch;
 
 typedef struct simulation {
-  simulated_piece *pieces;
+  simulated_micro_batch *micro_batches;
   mpg_spare_lanes spares;
   size_t *held; /* bytes on each device, by ordinal */
 } simulation;
 
-static const mpg_program_set *set_at(const mpg_schedule_memory *schedule, uint32_t piece,
+static const mpg_program_set *set_at(const mpg_schedule_memory *schedule, uint32_t micro_batch,
                                      int phase) {
-  return schedule->sets[2 * piece + (uint32_t)phase];
+  return schedule->sets[2 * micro_batch + (uint32_t)phase];
 }
 
 static mpg_status begin_simulation(const mpg_schedule_memory *schedule, simulation *state) {
-  state->pieces = mpg_calloc(schedule->num_micro_batches + 1, sizeof *state->pieces);
+  state->micro_batches = mpg_calloc(schedule->num_micro_batches + 1, sizeof *state->micro_batches);
   state->held = mpg_calloc((size_t)mpg_device_count() + 1, sizeof *state->held);
-  if (!state->pieces || !state->held)
-    return mpg_out_of_host_memory(schedule->num_micro_batches * sizeof *state->pieces);
+  if (!state->micro_batches || !state->held)
+    return mpg_out_of_host_memory(schedule->num_micro_batches * sizeof *state->micro_batches);
   for (uint32_t k = 0; k < schedule->num_micro_batches; k++) {
-    simulated_piece *piece = &state->pieces[k];
+    simulated_micro_batch *micro_batch = &state->micro_batches[k];
     uint32_t count = 0;
     for (int phase = 0; phase < 2; phase++) {
       const mpg_program_set *set = set_at(schedule, k, phase);
       if (set && set->num_blocks > count) count = set->num_blocks;
     }
-    piece->uses = mpg_calloc((size_t)count + 1, sizeof *piece->uses);
-    piece->held = mpg_calloc((size_t)count + 1, sizeof *piece->held);
-    if (!piece->uses || !piece->held) return mpg_out_of_host_memory(count * sizeof *piece->uses);
+    micro_batch->uses = mpg_calloc((size_t)count + 1, sizeof *micro_batch->uses);
+    micro_batch->held = mpg_calloc((size_t)count + 1, sizeof *micro_batch->held);
+    if (!micro_batch->uses || !micro_batch->held)
+      return mpg_out_of_host_memory(count * sizeof *micro_batch->uses);
     for (int phase = 0; phase < 2; phase++)
-      if (set_at(schedule, k, phase)) mpg_count_block_uses(set_at(schedule, k, phase), piece->uses);
+      if (set_at(schedule, k, phase))
+        mpg_count_block_uses(set_at(schedule, k, phase), micro_batch->uses);
   }
   return MPG_OK;
 }
 
 static void end_simulation(const mpg_schedule_memory *schedule, simulation *state) {
-  for (uint32_t k = 0; state->pieces && k < schedule->num_micro_batches; k++) {
-    mpg_free(state->pieces[k].uses);
-    mpg_free(state->pieces[k].held);
+  for (uint32_t k = 0; state->micro_batches && k < schedule->num_micro_batches; k++) {
+    mpg_free(state->micro_batches[k].uses);
+    mpg_free(state->micro_batches[k].held);
   }
-  mpg_free(state->pieces);
+  mpg_free(state->micro_batches);
   mpg_free(state->spares.lanes);
   mpg_free(state->held);
 }
 
 static mpg_status simulate_segment(const mpg_program_set *set, const mpg_program_segment *segment,
-                                   bool keep, simulated_piece *piece, simulation *state,
+                                   bool keep, simulated_micro_batch *micro_batch, simulation *state,
                                    size_t *peaks) {
   mpg_lane lane = {0};
   for (int back = 0; back < 2; back++) /* first all is taken, then given back */
@@ -93,15 +95,15 @@ static mpg_status simulate_segment(const mpg_program_set *set, const mpg_program
       size_t *held = &state->held[device->ordinal], *peak = &peaks[device->ordinal];
       size_t size = mpg_pool_block_size(set->block_sizes[block]);
       if (!back) {
-        if (piece->held[block]) continue;
-        piece->held[block] = true;
+        if (micro_batch->held[block]) continue;
+        micro_batch->held[block] = true;
         if (set->block_lanes[block] &&
             mpg_spare_lanes_take(&state->spares, device, set->block_sizes[block], &lane))
           continue;
         *held += size;
         if (*held > *peak) *peak = *held;
       } else {
-        if (--piece->uses[block] || keep) continue;
+        if (--micro_batch->uses[block] || keep) continue;
         lane = (mpg_lane){device, set->block_sizes[block], NULL};
         if (set->block_lanes[block])
           MPG_TRY(mpg_spare_lanes_add(&state->spares, &lane));
@@ -119,14 +121,14 @@ mpg_status mpg_schedule_peaks(const mpg_schedule_memory *schedule, size_t *peaks
   MPG_GOTO(begin_simulation(schedule, &state));
   for (size_t i = 0; i < schedule->num_items; i++) {
     const mpg_micro_batch_item *item = &schedule->items[i];
-    const mpg_program_set *set = item->piece < schedule->num_micro_batches
-                                     ? set_at(schedule, item->piece, (int)item->phase)
+    const mpg_program_set *set = item->micro_batch < schedule->num_micro_batches
+                                     ? set_at(schedule, item->micro_batch, (int)item->phase)
                                      : NULL;
     if (!set || item->segment >= set->num_segments)
-      MPG_GOTO(mpg_fail(MPG_VALUE_ERROR, "there is no segment %u of piece %u", item->segment,
-                        item->piece));
+      MPG_GOTO(mpg_fail(MPG_VALUE_ERROR, "there is no segment %u of micro-batch %u", item->segment,
+                        item->micro_batch));
     MPG_GOTO(simulate_segment(set, &set->segments[item->segment], schedule->keep,
-                              &state.pieces[item->piece], &state, peaks));
+                              &state.micro_batches[item->micro_batch], &state, peaks));
   }
 fail:
   end_simulation(schedule, &state);

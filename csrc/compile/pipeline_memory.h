@@ -30,15 +30,15 @@ bool mpg_spare_lanes_take(mpg_spare_lanes *spares, const mpg_device *device, siz
 /* Adds up, per block, the segments of the programs that touch it. */
 void mpg_count_block_uses(const mpg_program_set *set, uint32_t *uses);
 
-typedef struct mpg_micro_batch_item { /* one segment of one piece, to be queued */
-  uint32_t piece, segment;
+typedef struct mpg_micro_batch_item { /* one segment of one micro-batch, to be queued */
+  uint32_t micro_batch, segment;
   uint32_t stage; /* for errors and the profiler */
   mpg_phase phase;
 } mpg_micro_batch_item;
 
 typedef struct mpg_schedule_memory {
-  const mpg_program_set *const *sets; /* per piece: of its forward, of its backward phase; NULL: is
-                                         not queued */
+  const mpg_program_set *const *sets; /* per micro-batch: of its forward, of its backward phase;
+                                         NULL: is not queued */
   uint32_t num_micro_batches;
   const mpg_micro_batch_item *items; /* in the order in which they are queued */
   size_t num_items;

@@ -6,17 +6,19 @@
 #include "base/host.h"
 #include "graph/schedule/micro_batching.h"
 
-static void give_back(mpg_micro_batch *piece) {
-  if (piece->state.blocks) mpg_release_blocks(piece->state.blocks, 0, piece->num_blocks);
-  if (piece->state.saved) mpg_call_release_saved(&piece->state);
-  for (uint32_t i = 0; piece->externals && i < mpg_compiled_all_externals(piece->state.compiled);
-       i++)
-    mpg_tensor_release(&piece->externals[i]);
+static void give_back(mpg_micro_batch *micro_batch) {
+  if (micro_batch->state.blocks)
+    mpg_release_blocks(micro_batch->state.blocks, 0, micro_batch->num_blocks);
+  if (micro_batch->state.saved) mpg_call_release_saved(&micro_batch->state);
+  for (uint32_t i = 0;
+       micro_batch->externals && i < mpg_compiled_all_externals(micro_batch->state.compiled); i++)
+    mpg_tensor_release(&micro_batch->externals[i]);
 }
 
 void mpg_pipeline_run_finish(mpg_pipeline_run *run) {
   run->finished = true;
-  for (uint32_t k = 0; run->pieces && k < run->num_micro_batches; k++) give_back(&run->pieces[k]);
+  for (uint32_t k = 0; run->micro_batches && k < run->num_micro_batches; k++)
+    give_back(&run->micro_batches[k]);
   while (run->spares.count) mpg_storage_release(run->spares.lanes[--run->spares.count].storage);
   for (uint32_t i = 0; run->inputs && i < run->num_inputs; i++) mpg_array_clear(&run->inputs[i]);
   for (uint32_t i = 0; run->outputs && i < run->num_outputs; i++)
@@ -24,16 +26,16 @@ void mpg_pipeline_run_finish(mpg_pipeline_run *run) {
 }
 
 static void free_run(mpg_pipeline_run *run) {
-  for (uint32_t k = 0; run->pieces && k < run->num_micro_batches; k++) {
-    mpg_micro_batch *piece = &run->pieces[k];
-    for (int phase = 0; phase < 2; phase++) mpg_staged_call_end(&piece->staged_calls[phase]);
-    mpg_free(piece->externals);
-    mpg_free(piece->state.blocks);
-    mpg_free(piece->state.saved);
-    mpg_free(piece->uses);
-    mpg_compiled_release(piece->state.compiled);
+  for (uint32_t k = 0; run->micro_batches && k < run->num_micro_batches; k++) {
+    mpg_micro_batch *micro_batch = &run->micro_batches[k];
+    for (int phase = 0; phase < 2; phase++) mpg_staged_call_end(&micro_batch->staged_calls[phase]);
+    mpg_free(micro_batch->externals);
+    mpg_free(micro_batch->state.blocks);
+    mpg_free(micro_batch->state.saved);
+    mpg_free(micro_batch->uses);
+    mpg_compiled_release(micro_batch->state.compiled);
   }
-  mpg_free(run->pieces);
+  mpg_free(run->micro_batches);
   mpg_free(run->input_kinds);
   mpg_free(run->output_kinds);
   mpg_free(run->carried_from);
@@ -65,35 +67,38 @@ mpg_status mpg_micro_batch_slice(const mpg_tensor *whole, const mpg_desc *desc, 
   int64_t end = *row + mpg_micro_batch_rows(desc);
   char have[MPG_SHAPE_TEXT_SIZE], want[MPG_SHAPE_TEXT_SIZE];
   if (end > mpg_micro_batch_rows(&whole->desc))
-    return mpg_fail(MPG_ERROR,
-                    "%s %u of a pipelined block has shape %s, too small for its pieces of shape %s",
-                    what, i, mpg_shape_text(&whole->desc.shape, have, sizeof have),
-                    mpg_shape_text(&desc->shape, want, sizeof want));
+    return mpg_fail(
+        MPG_ERROR,
+        "%s %u of a pipelined block has shape %s, too small for its micro-batches of shape %s",
+        what, i, mpg_shape_text(&whole->desc.shape, have, sizeof have),
+        mpg_shape_text(&desc->shape, want, sizeof want));
   MPG_TRY(mpg_tensor_slice(whole, *row, end, result));
   *row = end;
   return MPG_OK;
 }
 
-mpg_status mpg_micro_batch_begin(const mpg_pipeline_run *run, mpg_micro_batch *piece,
+mpg_status mpg_micro_batch_begin(const mpg_pipeline_run *run, mpg_micro_batch *micro_batch,
                                  mpg_phase phase) {
-  const mpg_compiled *c = piece->state.compiled;
-  mpg_program_set *set = phase == MPG_PHASE_FORWARD ? c->programs : piece->backward->programs;
+  const mpg_compiled *c = micro_batch->state.compiled;
+  mpg_program_set *set = phase == MPG_PHASE_FORWARD ? c->programs : micro_batch->backward->programs;
   if (c->drawn && !set->drawn) MPG_TRY(mpg_program_set_draw(set, c->drawn, c->graph.num_random));
-  mpg_launching call = {.parts = {piece->externals},
-                        .blocks = piece->state.blocks,
+  mpg_launching call = {.parts = {micro_batch->externals},
+                        .blocks = micro_batch->state.blocks,
                         .random = run->random,
                         .scope = run->scope,
                         .origin = run->origin};
-  return mpg_staged_call_begin(set, &call, piece->rows, true, &piece->staged_calls[phase]);
+  return mpg_staged_call_begin(set, &call, micro_batch->rows, true,
+                               &micro_batch->staged_calls[phase]);
 }
 
 /* --- Making a run ----------------------------------------------------------------------------- */
 
 static mpg_status check_compiled(const mpg_compiled *c, const mpg_pipeline_run_request *request) {
   if (c->num_given != request->num_inputs || c->num_outputs != request->num_outputs)
-    return mpg_fail(MPG_ERROR,
-                    "a piece was compiled for %u inputs and %u outputs, but the run has %u and %u",
-                    c->num_given, c->num_outputs, request->num_inputs, request->num_outputs);
+    return mpg_fail(
+        MPG_ERROR,
+        "a micro-batch was compiled for %u inputs and %u outputs, but the run has %u and %u",
+        c->num_given, c->num_outputs, request->num_inputs, request->num_outputs);
   for (uint32_t i = c->num_given; i < c->num_inputs; i++)
     if (c->wanted[i])
       return mpg_fail(MPG_ERROR,
@@ -146,22 +151,24 @@ mpg_status mpg_pipeline_run_check(mpg_compiled *c, const mpg_micro_batch_check *
   return status;
 }
 
-/* The whole array that split output i is rows of: as many as the pieces have together. A carried
- * one is the last piece's, and may have another shape there: what is carried on may grow. */
+/* The description of output i of the whole. A split output has the rows of all micro-batches. A
+ * carried one is that of the last micro-batch, whose shape may differ: carried state may grow. */
 static mpg_status make_output(mpg_pipeline_run *run, uint32_t i) {
   mpg_desc desc = *mpg_micro_batch_output(
-      &run->pieces[run->output_kinds[i] == MPG_BATCH_DIVIDED ? 0 : run->num_micro_batches - 1], i);
+      &run->micro_batches[run->output_kinds[i] == MPG_BATCH_DIVIDED ? 0
+                                                                    : run->num_micro_batches - 1],
+      i);
   mpg_device *device;
   if (run->output_kinds[i] == MPG_BATCH_DIVIDED) {
     if (!desc.shape.ndim)
       return mpg_fail(MPG_ERROR,
                       "result %u of a pipelined block is a scalar: it has no axis along which the "
-                      "pieces' results can be put together",
+                      "micro-batches' results can be put together",
                       i);
     for (uint32_t k = 1; k < run->num_micro_batches; k++)
-      desc.shape.dims[0] += mpg_micro_batch_rows(mpg_micro_batch_output(&run->pieces[k], i));
+      desc.shape.dims[0] += mpg_micro_batch_rows(mpg_micro_batch_output(&run->micro_batches[k], i));
   }
-  const mpg_compiled *c = run->pieces[0].state.compiled;
+  const mpg_compiled *c = run->micro_batches[0].state.compiled;
   MPG_TRY(mpg_device_get(
       mpg_graph_at(&c->graph, c->results[c->outputs[i].external - mpg_compiled_result(c, 0)])
           ->device,
@@ -177,19 +184,21 @@ static mpg_status check_input(const mpg_tensor *tensor, const mpg_graph_value *v
     return MPG_OK;
   return mpg_fail(
       MPG_ERROR,
-      "input %u of a pipelined block's piece is %s %s, but the piece was compiled for %s %s", i,
-      mpg_dtype_name(tensor->desc.dtype), mpg_shape_text(&tensor->desc.shape, have, sizeof have),
+      "input %u of a pipelined block's micro-batch is %s %s, but the micro-batch was compiled for "
+      "%s %s",
+      i, mpg_dtype_name(tensor->desc.dtype), mpg_shape_text(&tensor->desc.shape, have, sizeof have),
       mpg_dtype_name(value->desc.dtype), mpg_shape_text(&value->desc.shape, want, sizeof want));
 }
 
-/* Where the pieces write output i: into their rows of the whole, or what they carry on. */
+/* Binds output i of all micro-batches: their rows of the whole array, or the carried arrays. */
 static mpg_status bind_output(mpg_pipeline_run *run, uint32_t i) {
   int64_t row = 0;
   MPG_TRY(make_output(run, i));
   for (uint32_t k = 0; k < run->num_micro_batches; k++) {
-    mpg_micro_batch *piece = &run->pieces[k];
-    mpg_tensor *external = &piece->externals[piece->state.compiled->outputs[i].external];
-    const mpg_desc *desc = mpg_micro_batch_output(piece, i);
+    mpg_micro_batch *micro_batch = &run->micro_batches[k];
+    mpg_tensor *external =
+        &micro_batch->externals[micro_batch->state.compiled->outputs[i].external];
+    const mpg_desc *desc = mpg_micro_batch_output(micro_batch, i);
     if (run->output_kinds[i] == MPG_BATCH_DIVIDED) {
       MPG_TRY(mpg_micro_batch_slice(&run->outputs[i], desc, &row, "result", i, external));
     } else if (k + 1 == run->num_micro_batches) {
@@ -202,10 +211,11 @@ static mpg_status bind_output(mpg_pipeline_run *run, uint32_t i) {
   return MPG_OK;
 }
 
-/* What piece k reads as input i, which is not divided: the whole, or what was carried on to it. */
+/* The array that micro-batch k reads as input i, which is not divided: the whole input, or the
+ * carried output of the micro-batch before. */
 static const mpg_tensor *undivided_input(const mpg_pipeline_run *run, uint32_t k, uint32_t i) {
   if (run->input_kinds[i] != MPG_BATCH_STATE || !k) return &run->inputs[i].tensor;
-  const mpg_micro_batch *before = &run->pieces[k - 1];
+  const mpg_micro_batch *before = &run->micro_batches[k - 1];
   return &before->externals[before->state.compiled->outputs[run->carried_from[i]].external];
 }
 
@@ -214,8 +224,8 @@ static mpg_status bind_input(mpg_pipeline_run *run, uint32_t i) {
   bool divided = run->input_kinds[i] == MPG_BATCH_DIVIDED;
   int64_t row = 0;
   for (uint32_t k = 0; k < run->num_micro_batches; k++) {
-    mpg_tensor *external = &run->pieces[k].externals[i];
-    const mpg_graph_value *value = mpg_micro_batch_input(&run->pieces[k], i);
+    mpg_tensor *external = &run->micro_batches[k].externals[i];
+    const mpg_graph_value *value = mpg_micro_batch_input(&run->micro_batches[k], i);
     if (divided) {
       MPG_TRY(mpg_micro_batch_slice(whole, &value->desc, &row, "input", i, external));
     } else {
@@ -225,42 +235,45 @@ static mpg_status bind_input(mpg_pipeline_run *run, uint32_t i) {
     MPG_TRY(check_input(external, value, i));
   }
   if (!divided || row == mpg_micro_batch_rows(&whole->desc)) return MPG_OK;
-  return mpg_fail(MPG_ERROR,
-                  "the pieces of a pipelined block take %lld rows of input %u, which has %lld",
-                  (long long)row, i, (long long)mpg_micro_batch_rows(&whole->desc));
+  return mpg_fail(
+      MPG_ERROR,
+      "the micro-batches of a pipelined block take %lld rows of input %u, which has %lld",
+      (long long)row, i, (long long)mpg_micro_batch_rows(&whole->desc));
 }
 
-static void bind_constants(mpg_micro_batch *piece) {
-  const mpg_compiled *c = piece->state.compiled;
+static void bind_constants(mpg_micro_batch *micro_batch) {
+  const mpg_compiled *c = micro_batch->state.compiled;
   for (uint32_t i = 0; i < c->num_constants; i++) {
-    piece->externals[c->num_given + i] = c->constants[i].tensor;
+    micro_batch->externals[c->num_given + i] = c->constants[i].tensor;
     mpg_tensor_retain(&c->constants[i].tensor);
   }
 }
 
-/* Arrays that the forward phase of all pieces reads and writes. */
+/* Binds the arrays that the forward phase of all micro-batches reads and writes. */
 static mpg_status bind_forward(mpg_pipeline_run *run) {
   for (uint32_t i = 0; i < run->num_outputs; i++) MPG_TRY(bind_output(run, i));
   for (uint32_t i = 0; i < run->num_inputs; i++) MPG_TRY(bind_input(run, i));
-  for (uint32_t k = 0; k < run->num_micro_batches; k++) bind_constants(&run->pieces[k]);
+  for (uint32_t k = 0; k < run->num_micro_batches; k++) bind_constants(&run->micro_batches[k]);
   return MPG_OK;
 }
 
-static mpg_status prepare_piece(mpg_pipeline_run *run, uint32_t k,
-                                const mpg_pipeline_run_request *request) {
-  mpg_micro_batch *piece = &run->pieces[k];
+static mpg_status prepare_micro_batch(mpg_pipeline_run *run, uint32_t k,
+                                      const mpg_pipeline_run_request *request) {
+  mpg_micro_batch *micro_batch = &run->micro_batches[k];
   mpg_compiled *c = request->compiled[k];
   MPG_TRY(check_compiled(c, request));
-  piece->state.compiled = c;
+  micro_batch->state.compiled = c;
   c->references++;
-  piece->rows = request->rows[k];
-  piece->num_blocks = c->plan.num_blocks;
-  piece->externals = mpg_calloc(mpg_compiled_all_externals(c) + 1, sizeof *piece->externals);
-  piece->state.blocks = mpg_calloc(piece->num_blocks + 1, sizeof *piece->state.blocks);
-  piece->uses = mpg_calloc(piece->num_blocks + 1, sizeof *piece->uses);
-  if (!piece->externals || !piece->state.blocks || !piece->uses)
-    return mpg_out_of_host_memory(piece->num_blocks * sizeof *piece->state.blocks);
-  mpg_count_block_uses(c->programs, piece->uses);
+  micro_batch->rows = request->rows[k];
+  micro_batch->num_blocks = c->plan.num_blocks;
+  micro_batch->externals =
+      mpg_calloc(mpg_compiled_all_externals(c) + 1, sizeof *micro_batch->externals);
+  micro_batch->state.blocks =
+      mpg_calloc(micro_batch->num_blocks + 1, sizeof *micro_batch->state.blocks);
+  micro_batch->uses = mpg_calloc(micro_batch->num_blocks + 1, sizeof *micro_batch->uses);
+  if (!micro_batch->externals || !micro_batch->state.blocks || !micro_batch->uses)
+    return mpg_out_of_host_memory(micro_batch->num_blocks * sizeof *micro_batch->state.blocks);
+  mpg_count_block_uses(c->programs, micro_batch->uses);
   run->recording |= c->recording;
   return MPG_OK;
 }
@@ -275,17 +288,17 @@ static void *copied(const void *source, size_t size) {
 static mpg_status allocate(mpg_pipeline_run *run, const mpg_pipeline_run_request *request) {
   run->num_inputs = request->num_inputs;
   run->num_outputs = request->num_outputs;
-  run->pieces = mpg_calloc(request->num_micro_batches + 1, sizeof *run->pieces);
+  run->micro_batches = mpg_calloc(request->num_micro_batches + 1, sizeof *run->micro_batches);
   run->input_kinds = copied(request->input_kinds, request->num_inputs);
   run->output_kinds = copied(request->output_kinds, request->num_outputs);
   run->carried_from =
       copied(request->carried_from, request->num_inputs * sizeof *run->carried_from);
   run->inputs = mpg_calloc(run->num_inputs + 1, sizeof *run->inputs);
   run->outputs = mpg_calloc(run->num_outputs + 1, sizeof *run->outputs);
-  return run->pieces && run->input_kinds && run->output_kinds && run->carried_from && run->inputs &&
-                 run->outputs
+  return run->micro_batches && run->input_kinds && run->output_kinds && run->carried_from &&
+                 run->inputs && run->outputs
              ? MPG_OK
-             : mpg_out_of_host_memory(request->num_micro_batches * sizeof *run->pieces);
+             : mpg_out_of_host_memory(request->num_micro_batches * sizeof *run->micro_batches);
 }
 
 static mpg_status check_carried(const mpg_pipeline_run *run) {
@@ -310,7 +323,7 @@ mpg_status mpg_pipeline_run_new(const mpg_pipeline_run_request *request,
   run->origin = mpg_host_origin();
   MPG_GOTO(allocate(run, request));
   if (!request->num_micro_batches)
-    MPG_GOTO(mpg_fail(MPG_VALUE_ERROR, "a run must have at least one piece"));
+    MPG_GOTO(mpg_fail(MPG_VALUE_ERROR, "a run must have at least one micro-batch"));
   for (uint32_t i = 0; i < run->num_inputs; i++) {
     mpg_array_copy(&run->inputs[i], request->inputs[i]);
     run->downwards |= run->input_kinds[i] == MPG_BATCH_STATE;
@@ -318,14 +331,14 @@ mpg_status mpg_pipeline_run_new(const mpg_pipeline_run_request *request,
   MPG_GOTO(check_carried(run));
   while (run->num_micro_batches < request->num_micro_batches) {
     const mpg_compiled *c = request->compiled[run->num_micro_batches];
-    MPG_GOTO(prepare_piece(run, run->num_micro_batches++, request));
+    MPG_GOTO(prepare_micro_batch(run, run->num_micro_batches++, request));
     if (c->graph.num_random > num_random) num_random = c->graph.num_random;
   }
   MPG_GOTO(bind_forward(run));
   if (num_random) run->random = mpg_random_next(num_random);
   for (uint32_t k = 0; k < run->num_micro_batches; k++) {
-    run->pieces[k].state.compiled->calls++;
-    MPG_GOTO(mpg_micro_batch_begin(run, &run->pieces[k], MPG_PHASE_FORWARD));
+    run->micro_batches[k].state.compiled->calls++;
+    MPG_GOTO(mpg_micro_batch_begin(run, &run->micro_batches[k], MPG_PHASE_FORWARD));
   }
   *result = run;
   run = NULL;

@@ -4,52 +4,53 @@
 static mpg_status check_item(const mpg_pipeline_run *run, const mpg_micro_batch_item *item) {
   if (run->finished)
     return mpg_fail(MPG_VALUE_ERROR,
-                    "the run of pieces is finished: its memory has been given back");
-  if (item->piece >= run->num_micro_batches)
-    return mpg_fail(MPG_VALUE_ERROR, "there is no piece %u: the run has %u", item->piece,
-                    run->num_micro_batches);
-  const mpg_micro_batch *piece = &run->pieces[item->piece];
-  if (!piece->staged_calls[item->phase].frame)
-    return mpg_fail(MPG_VALUE_ERROR, "the backward of piece %u is not prepared", item->piece);
-  if (item->segment >= mpg_micro_batch_programs(piece, item->phase)->num_segments)
-    return mpg_fail(MPG_VALUE_ERROR, "there is no segment %u of piece %u", item->segment,
-                    item->piece);
-  if (piece->staged_calls[item->phase].frame->first_ticks[item->segment])
-    return mpg_fail(MPG_VALUE_ERROR, "segment %u of piece %u was queued already", item->segment,
-                    item->piece);
+                    "the pipeline run is finished: its memory has been given back");
+  if (item->micro_batch >= run->num_micro_batches)
+    return mpg_fail(MPG_VALUE_ERROR, "there is no micro-batch %u: the run has %u",
+                    item->micro_batch, run->num_micro_batches);
+  const mpg_micro_batch *micro_batch = &run->micro_batches[item->micro_batch];
+  if (!micro_batch->staged_calls[item->phase].frame)
+    return mpg_fail(MPG_VALUE_ERROR, "the backward of micro-batch %u is not prepared",
+                    item->micro_batch);
+  if (item->segment >= mpg_micro_batch_programs(micro_batch, item->phase)->num_segments)
+    return mpg_fail(MPG_VALUE_ERROR, "there is no segment %u of micro-batch %u", item->segment,
+                    item->micro_batch);
+  if (micro_batch->staged_calls[item->phase].frame->first_ticks[item->segment])
+    return mpg_fail(MPG_VALUE_ERROR, "segment %u of micro-batch %u was queued already",
+                    item->segment, item->micro_batch);
   return MPG_OK;
 }
 
 /* The lanes that the segment is the first to touch: spare ones, where there are some. */
-static void take_lanes(mpg_pipeline_run *run, mpg_micro_batch *piece, const mpg_program_set *set,
-                       const mpg_program_segment *segment) {
+static void take_lanes(mpg_pipeline_run *run, mpg_micro_batch *micro_batch,
+                       const mpg_program_set *set, const mpg_program_segment *segment) {
   for (uint32_t i = 0; i < segment->num_accesses; i++) {
     if (segment->accesses[i].base < set->num_externals) continue;
     uint32_t block = segment->accesses[i].base - set->num_externals;
     const mpg_device *device = set->programs[set->block_devices[block]].device;
     mpg_lane lane;
-    if (!piece->state.blocks[block] && set->block_lanes[block] &&
+    if (!micro_batch->state.blocks[block] && set->block_lanes[block] &&
         mpg_spare_lanes_take(&run->spares, device, set->block_sizes[block], &lane))
-      piece->state.blocks[block] = lane.storage;
+      micro_batch->state.blocks[block] = lane.storage;
   }
 }
 
 /* Memory that nothing queued from now on touches goes back behind what is queued. */
-static mpg_status drop_blocks(mpg_pipeline_run *run, mpg_micro_batch *piece,
+static mpg_status drop_blocks(mpg_pipeline_run *run, mpg_micro_batch *micro_batch,
                               const mpg_program_set *set, const mpg_program_segment *segment,
                               bool keep) {
   for (uint32_t i = 0; i < segment->num_accesses; i++) {
     if (segment->accesses[i].base < set->num_externals) continue;
     uint32_t block = segment->accesses[i].base - set->num_externals;
-    if (--piece->uses[block] || keep || run->retain) continue;
+    if (--micro_batch->uses[block] || keep || run->retain) continue;
     if (set->block_lanes[block]) {
-      mpg_storage *storage = piece->state.blocks[block];
+      mpg_storage *storage = micro_batch->state.blocks[block];
       MPG_TRY(
           mpg_spare_lanes_add(&run->spares, &(mpg_lane){storage->device, storage->size, storage}));
     } else {
-      mpg_storage_release(piece->state.blocks[block]);
+      mpg_storage_release(micro_batch->state.blocks[block]);
     }
-    piece->state.blocks[block] = NULL;
+    micro_batch->state.blocks[block] = NULL;
   }
   return MPG_OK;
 }
@@ -62,7 +63,7 @@ static mpg_status name_item(mpg_status status, const mpg_program_set *set,
     scope = set->programs[segment->slot].instructions[i].scope;
   return mpg_fail_prefix(status, "%s of stage %u on %s, micro-batch %u%s%s",
                          item->phase == MPG_PHASE_FORWARD ? "forward" : "backward", item->stage,
-                         mpg_device_text(set->programs[segment->slot].device), item->piece,
+                         mpg_device_text(set->programs[segment->slot].device), item->micro_batch,
                          scope ? ", in " : "", mpg_scope_text(scope));
 }
 
@@ -73,10 +74,11 @@ mpg_status mpg_pipeline_run_peaks(const mpg_pipeline_run *run, const mpg_micro_b
   const mpg_program_set **sets = mpg_calloc(2 * (size_t)run->num_micro_batches, sizeof *sets);
   if (!sets) return mpg_out_of_host_memory(run->num_micro_batches * sizeof *sets);
   for (uint32_t k = 0; k < run->num_micro_batches; k++) {
-    const mpg_micro_batch *piece = &run->pieces[k];
-    if (queued[MPG_PHASE_FORWARD]) sets[2 * k] = mpg_micro_batch_programs(piece, MPG_PHASE_FORWARD);
-    if (queued[MPG_PHASE_BACKWARD] && piece->backward)
-      sets[2 * k + 1] = mpg_micro_batch_programs(piece, MPG_PHASE_BACKWARD);
+    const mpg_micro_batch *micro_batch = &run->micro_batches[k];
+    if (queued[MPG_PHASE_FORWARD])
+      sets[2 * k] = mpg_micro_batch_programs(micro_batch, MPG_PHASE_FORWARD);
+    if (queued[MPG_PHASE_BACKWARD] && micro_batch->backward)
+      sets[2 * k + 1] = mpg_micro_batch_programs(micro_batch, MPG_PHASE_BACKWARD);
   }
   mpg_status status =
       mpg_schedule_peaks(&(mpg_schedule_memory){.sets = sets,
@@ -91,14 +93,14 @@ mpg_status mpg_pipeline_run_peaks(const mpg_pipeline_run *run, const mpg_micro_b
 
 static mpg_status submit_item(mpg_pipeline_run *run, const mpg_micro_batch_item *item) {
   MPG_TRY(check_item(run, item));
-  mpg_micro_batch *piece = &run->pieces[item->piece];
-  const mpg_program_set *set = mpg_micro_batch_programs(piece, item->phase);
+  mpg_micro_batch *micro_batch = &run->micro_batches[item->micro_batch];
+  const mpg_program_set *set = mpg_micro_batch_programs(micro_batch, item->phase);
   const mpg_program_segment *segment = &set->segments[item->segment];
-  take_lanes(run, piece, set, segment);
-  mpg_status status = mpg_staged_call_submit(&piece->staged_calls[item->phase], item->segment,
-                                             item->stage + 1, item->piece + 1);
+  take_lanes(run, micro_batch, set, segment);
+  mpg_status status = mpg_staged_call_submit(&micro_batch->staged_calls[item->phase], item->segment,
+                                             item->stage + 1, item->micro_batch + 1);
   if (status != MPG_OK) return status == MPG_INTERRUPTED ? status : name_item(status, set, item);
-  return drop_blocks(run, piece, set, segment, run->recording && !piece->backward);
+  return drop_blocks(run, micro_batch, set, segment, run->recording && !micro_batch->backward);
 }
 
 mpg_status mpg_pipeline_run_submit(mpg_pipeline_run *run, const mpg_micro_batch_item *items,

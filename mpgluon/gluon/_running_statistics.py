@@ -68,27 +68,32 @@ class Statistics(_core.Scope):
 
 
 class Update:
-    """The update of the running averages, from what all pieces handed over.
+    """The update of the running averages, from what all micro-batches handed over.
 
     Parameters
     ----------
-    pieces : list of list of tuple
-        ``Statistics.layers`` of each piece.
+    micro_batches : list of list of tuple
+        ``Statistics.layers`` of each micro-batch.
     """
 
-    def __init__(self, pieces):
-        self.count = 2 * len(pieces[0])  # arrays handed over
+    def __init__(self, micro_batches):
+        self.count = 2 * len(micro_batches[0])  # arrays handed over
         # Of calls that update different averages; a layer that is called twice is updated twice
         self._rounds = []
-        for number, (mean, _, ctx, *_) in enumerate(pieces[0]):
-            place = sum(pieces[0][k][0] is mean and pieces[0][k][2] == ctx for k in range(number))
+        for number, (mean, _, ctx, *_) in enumerate(micro_batches[0]):
+            place = sum(
+                micro_batches[0][k][0] is mean and micro_batches[0][k][2] == ctx
+                for k in range(number)
+            )
             if place == len(self._rounds):
                 self._rounds.append([])
             self._rounds[place].append(number)
-        self._targets = [(mean, variance, ctx) for mean, variance, ctx, *_ in pieces[0]]
+        self._targets = [(mean, variance, ctx) for mean, variance, ctx, *_ in micro_batches[0]]
         self._ops = [
             _core.CachedOp(
-                self._function([[piece[k][3:] for piece in pieces] for k in numbers]),
+                self._function(
+                    [[micro_batch[k][3:] for micro_batch in micro_batches] for k in numbers]
+                ),
                 {"exact": True},
             )
             for numbers in self._rounds
@@ -96,16 +101,16 @@ class Update:
 
     @staticmethod
     def _function(layers):
-        """layers: for each call, (momentum, epsilon, elements) of each piece."""
+        """layers: for each call, (momentum, epsilon, elements) of each micro-batch."""
 
         def combine(*arrays):
             results = []
-            for number, pieces in enumerate(layers):
+            for number, micro_batches in enumerate(layers):
                 means, inverses, mean, variance = arrays[4 * number : 4 * number + 4]
-                momentum, eps, _ = pieces[0]
-                total = sum(elements for *_, elements in pieces)
+                momentum, eps, _ = micro_batches[0]
+                total = sum(elements for *_, elements in micro_batches)
                 weights = nd.array(
-                    [[elements / total if total else 1] for *_, elements in pieces],
+                    [[elements / total if total else 1] for *_, elements in micro_batches],
                     ctx=means.context,
                     dtype=means.dtype,
                 )
@@ -121,7 +126,7 @@ class Update:
 
     def __call__(self, outputs):
         """Queues it, all at once; ``outputs``: for each call of a layer, means and inverse
-        deviations of all pieces."""
+        deviations of all micro-batches."""
         newest = {}  # averages that are updated: (parameter, device) -> array
         with autograd.pause():
             for numbers, op in zip(self._rounds, self._ops):

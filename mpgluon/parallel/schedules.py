@@ -151,8 +151,8 @@ class StageGraph:
     deferred : bool
         Whether weight gradients are actions of their own.
     carried : bool
-        Whether a stage carries state from each piece to the next (pipelines along time): then
-        backward passes go from the last piece to the first.
+        Whether a stage carries state from each micro-batch to the next (pipelines along time): then
+        backward passes go from the last micro-batch to the first.
     transfer_only : collection of int
         Stages that compute nothing: they send the batch to where it is needed. They keep one
         micro-batch ahead, and are no stages when it is counted how many micro-batches may be under
@@ -647,17 +647,17 @@ class Simulation(typing.NamedTuple):
     >>> from mpgluon.parallel import schedules
     >>> stages = schedules.StageGraph([0, 1], [[], [0]])
     >>> schedules.simulate(schedules.make_table(stages, 2), stages, 2)
-    Simulation(8 actions on 2 devices, length=9, bubble=33.3%)
+    Simulation(8 actions on 2 devices, makespan=9, bubble=33.3%)
     """
 
-    length: float
+    makespan: float
     spans: dict[Action, tuple[float, float]]
     busy: list[float]
 
     def __repr__(self) -> str:
         return (
             f"Simulation({counted(len(self.spans), 'action')} on "
-            f"{counted(len(self.busy), 'device')}, length={self.length:.4g}, "
+            f"{counted(len(self.busy), 'device')}, makespan={self.makespan:.4g}, "
             f"bubble={self.bubble:.1%})"
         )
 
@@ -675,7 +675,7 @@ class Simulation(typing.NamedTuple):
         >>> round(step.bubble, 3)
         0.333
         """
-        whole = self.length * len(self.busy)
+        whole = self.makespan * len(self.busy)
         return 1 - sum(self.busy) / whole if whole else 0.0
 
 
@@ -719,7 +719,7 @@ def simulate(
     >>> stages = schedules.StageGraph([0, 1], [[], [0]])
     >>> for name in ('gpipe', '1f1b', 'zero_bubble'):
     ...     step = schedules.simulate(schedules.make_table(stages, 4, name), stages, 4)
-    ...     print(name, step.length, f'{step.bubble:.0%}')
+    ...     print(name, step.makespan, f'{step.bubble:.0%}')
     gpipe 15.0 20%
     1f1b 15.0 20%
     zero_bubble 15.0 20%

@@ -230,14 +230,14 @@ def test_schedules_have_the_known_bubbles():
     for count in (2, 3, 4):
         for name in ("gpipe", "1f1b"):
             table = schedules.make_table(linear(count), 8, name)
-            assert schedules.simulate(table, linear(count), 8).length == 3 * (8 + count - 1)
+            assert schedules.simulate(table, linear(count), 8).makespan == 3 * (8 + count - 1)
     graph = linear(4, deferred=True)
     assert schedules.simulate(
         schedules.make_table(graph, 8, "zero_bubble"), graph, 8
-    ).length < 3 * (8 + 3)
+    ).makespan < 3 * (8 + 3)
     graph = linear(4, [0, 1, 0, 1])
     assert (
-        schedules.simulate(schedules.make_table(graph, 8, "interleaved"), graph, 8).length
+        schedules.simulate(schedules.make_table(graph, 8, "interleaved"), graph, 8).makespan
         == 2 * 3 * 8 + 3
     )
 
@@ -307,7 +307,7 @@ def test_auto_takes_what_is_quickest_on_paper():
     lengths = {
         name: schedules.simulate(
             schedules.make_table(report.stages.graph, 4, name), report.stages.graph, 4, report.times
-        ).length
+        ).makespan
         for name in schedules.NAMES
     }
     assert report.planned.length <= min(lengths.values()) * 1.5

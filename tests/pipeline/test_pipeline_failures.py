@@ -287,7 +287,7 @@ def test_a_finished_run_takes_no_more():
         with pytest.raises(ValueError, match="finished"):
             other.outputs()
     assert watch.watch().times(0, 0) == [(0, 0)]
-    with pytest.raises(ValueError, match="phase, piece, segment, stage"):
+    with pytest.raises(ValueError, match="phase, micro-batch, segment, stage"):
         run.submit(array.array("I", [0, 0, 0]))
 
 

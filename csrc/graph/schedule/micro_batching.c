@@ -50,14 +50,14 @@ static mpg_status run_rule(walk *w, uint32_t number, mpg_batch *out) {
   return mpg_op_batching(&b);
 }
 
-/* The error for a value that a piece alone makes of its steps, where that can't be: the one of the
- * op that did so. */
+/* The error for a value that a chunk computes from its own steps alone, where that is an error:
+ * that of the op that computed it. */
 static mpg_status fail_cause(walk *w, uint32_t cause) {
   return run_rule(w, cause, w->in + MPG_MAX_INPUTS);
 }
 
-/* Along time: what was carried on may meet anything, since it was made for that; what a piece alone
- * makes of its steps may become state, and nothing else. */
+/* Along time: carried state may be combined with anything, as it is meant to be; a value computed
+ * from the steps of one chunk alone may become state, and nothing else. */
 static mpg_status along_time(walk *w, uint32_t number, mpg_batch *out, bool *done) {
   const mpg_node *node = &w->graph->nodes[number];
   const mpg_value *inputs = mpg_node_inputs(w->graph, node);
@@ -109,7 +109,7 @@ static mpg_status check_output(walk *w, size_t i) {
   const mpg_graph *graph = w->graph;
   const mpg_batch *batch = &w->values[mpg_value_index(graph, graph->outputs[i])];
   const mpg_desc *desc = &mpg_graph_at(graph, graph->outputs[i])->desc;
-  const char *piece = w->request->along_time ? "piece" : "micro-batch";
+  const char *part = w->request->along_time ? "chunk" : "micro-batch";
   char shape[MPG_SHAPE_TEXT_SIZE];
   if (w->request->output_kinds[i] == MPG_BATCH_STATE || batch->kind == MPG_BATCH_STATE ||
       batch->kind == MPG_BATCH_FREE)
@@ -122,19 +122,19 @@ static mpg_status check_output(walk *w, size_t i) {
                     "the divided inputs: it has no rows that could be "
                     "put together. Return it from outside of the block; Pipeline(check=False) puts "
                     "together what every %s gives",
-                    i, shape, piece, piece);
+                    i, shape, part, part);
   if (batch->axis || batch->outer != 1)
     return mpg_fail(MPG_ERROR,
                     "result %zu of the pipelined block, of shape %s for one %s, has the rows%s "
                     "along axis %d (the divided axis in front), so the results can't be put "
                     "together there. Return it with the axis that is divided where the inputs have "
                     "it; Pipeline(check=False) joins along that axis anyway",
-                    i, shape, piece, batch->outer != 1 || batch->inner != 1 ? " among others" : "",
+                    i, shape, part, batch->outer != 1 || batch->inner != 1 ? " among others" : "",
                     batch->axis);
   return MPG_OK;
 }
 
-/* Where the rows lie in what a node draws: other pieces go on from there. */
+/* Notes where the rows lie in what a node draws: other micro-batches go on from there. */
 static void note_drawn(const walk *w, const mpg_node *node) {
   if (!mpg_node_flag(node, MPG_OP_DRAWS_ROWS)) return;
   const mpg_value *inputs = mpg_node_inputs(w->graph, node);
@@ -214,7 +214,7 @@ static mpg_status compare_node(const walk *a, const walk *b, uint32_t n) {
   double one, two;
   char shapes[2][MPG_SHAPE_TEXT_SIZE];
   const char *path = mpg_scope_text(node->scope), *in = *path ? " in block " : "",
-             *piece = a->request->along_time ? "piece" : "micro-batch";
+             *part = a->request->along_time ? "chunk" : "micro-batch";
   bool counts = mpg_node_flag(node, MPG_OP_COUNTS); /* as far as it must: its users are asked */
   for (uint32_t k = 0; k < node->num_outputs; k++) {
     const mpg_batch *x = &a->values[node->values + k], *y = &b->values[other->values + k];
@@ -228,7 +228,7 @@ static mpg_status compare_node(const walk *a, const walk *b, uint32_t n) {
         "%s%s%s goes across the %s: a %s of %lld row%s gives %s, one of %lld %s, "
         "which are not as many for each row. Sizes must follow from the "
         "inputs' shapes; Pipeline(check=False) leaves this to you",
-        node->op->name, in, path, a->request->along_time ? "sequence" : "batch", piece,
+        node->op->name, in, path, a->request->along_time ? "sequence" : "batch", part,
         (long long)a->request->rows, plural(a->request->rows),
         mpg_shape_text(&a->graph->values[node->values + k].desc.shape, shapes[0], sizeof shapes[0]),
         (long long)b->request->rows,
@@ -243,8 +243,8 @@ static mpg_status compare_node(const walk *a, const walk *b, uint32_t n) {
                   "whole has more. Do this outside of the pipelined block; Pipeline(check=False) "
                   "takes the number of every %s",
                   node->op->name, in, path, a->request->along_time ? "sequence" : "batch",
-                  node->op->params->params[number].name, one, piece, (long long)a->request->rows,
-                  plural(a->request->rows), two, (long long)b->request->rows, piece);
+                  node->op->params->params[number].name, one, part, (long long)a->request->rows,
+                  plural(a->request->rows), two, (long long)b->request->rows, part);
 }
 
 mpg_status mpg_graph_compare_batching(const mpg_graph *first, const mpg_batching_request *request,

@@ -1,5 +1,5 @@
 /* _core.StagedCall and _core.PipelineRun: functions compiled in stages, and their runs on the
- * pieces of a batch. See core.h. */
+ * micro-batches of a batch. See core.h. */
 #include "compile/pipeline_run.h"
 #include "python/core.h"
 
@@ -250,7 +250,7 @@ static PyMethodDef staged_call_methods[] = {
     {"check", (PyCFunction)(void (*)(void))staged_call_check, METH_VARARGS | METH_KEYWORDS,
      "check(input_kinds, output_kinds, rows, axis, along_time, other=None, other_rows=1, "
      "whole_statistics=False)\n--\n\nMXNetError, naming op and block, unless the function does on "
-     "a piece of so many rows what\n"
+     "a micro-batch of so many rows what\n"
      "it does on the whole. Kinds: as in PipelineRun; axis: of rows in arrays that the function "
      "makes itself; other: the same function for other_rows rows;\n"
      "whole_statistics: no BatchNorm may update its moving averages."},
@@ -287,7 +287,7 @@ static int rows_from(PyObject *object, mpg_rows *rows) {
   return 0;
 }
 
-static PyObject *piece_run_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+static PyObject *pipeline_run_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
   static char *names[] = {"calls",        "rows",   "input_kinds", "output_kinds",
                           "carried_from", "inputs", NULL};
   PyObject *calls_object, *rows_object, *input_kinds, *output_kinds, *carried_from, *inputs_object,
@@ -298,8 +298,8 @@ static PyObject *piece_run_new(PyTypeObject *type, PyObject *args, PyObject *kwa
     return NULL;
   Py_ssize_t count = PyTuple_GET_SIZE(calls_object);
   if (count != PyTuple_GET_SIZE(rows_object) || count == 0 || count > MOST) {
-    PyErr_Format(PyExc_ValueError, "PipelineRun: there must be 1 to %d pieces, with rows each",
-                 MOST);
+    PyErr_Format(PyExc_ValueError,
+                 "PipelineRun: there must be 1 to %d micro-batches, with rows each", MOST);
     return NULL;
   }
   pipeline_run *self = NULL;
@@ -320,7 +320,7 @@ static PyObject *piece_run_new(PyTypeObject *type, PyObject *args, PyObject *kwa
   for (Py_ssize_t k = 0; k < count; k++) {
     PyObject *call = PyTuple_GET_ITEM(calls_object, k);
     if (Py_TYPE(call)->tp_dealloc != staged_call_dealloc) { /* the type can't be subclassed */
-      PyErr_Format(PyExc_TypeError, "PipelineRun: pieces must be StagedCalls, got %s",
+      PyErr_Format(PyExc_TypeError, "PipelineRun: micro-batches must be StagedCalls, got %s",
                    Py_TYPE(call)->tp_name);
       goto done;
     }
@@ -366,7 +366,7 @@ done:
   return (PyObject *)self;
 }
 
-static void piece_run_dealloc(PyObject *object) {
+static void pipeline_run_dealloc(PyObject *object) {
   PyTypeObject *type = Py_TYPE(object);
   pipeline_run *self = (pipeline_run *)object;
   if (self->watches)
@@ -377,7 +377,7 @@ static void piece_run_dealloc(PyObject *object) {
   Py_DECREF(type);
 }
 
-static PyObject *piece_run_outputs(PyObject *object, PyObject *unused) {
+static PyObject *pipeline_run_outputs(PyObject *object, PyObject *unused) {
   (void)unused;
   const mpg_pipeline_run *run = ((pipeline_run *)object)->run;
   PyObject *list = PyList_New(run->num_outputs);
@@ -408,7 +408,7 @@ static mpg_micro_batch_item *items_from(PyObject *object, size_t *count) {
   if (items == NULL) PyErr_NoMemory();
   if ((size_t)view.len != *count * 4 * sizeof *numbers)
     PyErr_SetString(PyExc_ValueError,
-                    "PipelineRun: items are an array of (phase, piece, segment, "
+                    "PipelineRun: items are an array of (phase, micro-batch, segment, "
                     "stage) as 32-bit numbers");
   for (size_t i = 0; !PyErr_Occurred() && i < *count; i++) {
     const uint32_t *item = numbers + 4 * i;
@@ -423,7 +423,7 @@ static mpg_micro_batch_item *items_from(PyObject *object, size_t *count) {
   return NULL;
 }
 
-static PyObject *piece_run_submit(PyObject *object, PyObject *items) {
+static PyObject *pipeline_run_submit(PyObject *object, PyObject *items) {
   size_t count;
   mpg_micro_batch_item *list = items_from(items, &count);
   if (list == NULL) return NULL;
@@ -432,7 +432,7 @@ static PyObject *piece_run_submit(PyObject *object, PyObject *items) {
   return status == MPG_OK ? Py_NewRef(Py_None) : mpg_py_raise(status);
 }
 
-static PyObject *piece_run_peaks(PyObject *object, PyObject *args) {
+static PyObject *pipeline_run_peaks(PyObject *object, PyObject *args) {
   PyObject *items, *result = NULL;
   int keep = 0;
   size_t count;
@@ -461,7 +461,7 @@ static PyObject *piece_run_peaks(PyObject *object, PyObject *args) {
   return result;
 }
 
-static PyObject *piece_run_train(PyObject *object, PyObject *args) {
+static PyObject *pipeline_run_train(PyObject *object, PyObject *args) {
   mpg_pipeline_run *run = ((pipeline_run *)object)->run;
   PyObject *heads_object;
   int train = 1;
@@ -491,14 +491,14 @@ static PyObject *piece_run_train(PyObject *object, PyObject *args) {
 }
 
 /* The driver of a recorded run is a Python callable that takes the run. */
-static mpg_status drive_backward(mpg_pipeline_run *pieces, void *driver) {
+static mpg_status drive_backward(mpg_pipeline_run *run, void *driver) {
   PyTypeObject *type = (PyTypeObject *)PyTuple_GET_ITEM((PyObject *)driver, 1);
-  pipeline_run *run = (pipeline_run *)type->tp_alloc(type, 0);
-  if (run == NULL) return mpg_py_host_exception();
-  run->run = pieces;
-  pieces->references++;
-  PyObject *result = PyObject_CallOneArg(PyTuple_GET_ITEM((PyObject *)driver, 0), (PyObject *)run);
-  Py_DECREF(run);
+  pipeline_run *self = (pipeline_run *)type->tp_alloc(type, 0);
+  if (self == NULL) return mpg_py_host_exception();
+  self->run = run;
+  run->references++;
+  PyObject *result = PyObject_CallOneArg(PyTuple_GET_ITEM((PyObject *)driver, 0), (PyObject *)self);
+  Py_DECREF(self);
   if (result == NULL) return mpg_py_host_exception();
   Py_DECREF(result);
   return MPG_OK;
@@ -506,11 +506,11 @@ static mpg_status drive_backward(mpg_pipeline_run *pieces, void *driver) {
 static void release_driver(void *driver) { Py_DECREF((PyObject *)driver); }
 static const mpg_pipeline_run_schedule python_schedule = {drive_backward, release_driver};
 
-static PyObject *piece_run_record(PyObject *object, PyObject *driver) {
+static PyObject *pipeline_run_record(PyObject *object, PyObject *driver) {
   mpg_pipeline_run *run = ((pipeline_run *)object)->run;
   if (run->finished || run->driver != NULL)
     return PyErr_Format(PyExc_ValueError, "PipelineRun.record: it is recorded already");
-  PyObject *arrays = piece_run_outputs(object, NULL),
+  PyObject *arrays = pipeline_run_outputs(object, NULL),
            *pair = arrays != NULL ? PyTuple_Pack(2, driver, (PyObject *)Py_TYPE(object)) : NULL;
   mpg_array *outputs = PyMem_Calloc(run->num_outputs + 1, sizeof *outputs);
   if (pair == NULL || outputs == NULL) {
@@ -533,27 +533,28 @@ static PyObject *piece_run_record(PyObject *object, PyObject *driver) {
   return arrays;
 }
 
-/* (piece, phase) -> the piece; NULL with an exception. */
-static const mpg_micro_batch *piece_at(PyObject *object, PyObject *args, int *phase) {
+/* (micro_batch, phase) -> the micro-batch; NULL with an exception. */
+static const mpg_micro_batch *micro_batch_at(PyObject *object, PyObject *args, int *phase) {
   const mpg_pipeline_run *run = ((pipeline_run *)object)->run;
-  unsigned int piece;
-  if (!PyArg_ParseTuple(args, "Ii", &piece, phase)) return NULL;
-  if (piece >= run->num_micro_batches || *phase < 0 || *phase > 1 ||
-      (*phase == 1 && run->pieces[piece].backward == NULL)) {
-    PyErr_SetString(PyExc_ValueError, "PipelineRun: there is no such piece or phase");
+  unsigned int micro_batch;
+  if (!PyArg_ParseTuple(args, "Ii", &micro_batch, phase)) return NULL;
+  if (micro_batch >= run->num_micro_batches || *phase < 0 || *phase > 1 ||
+      (*phase == 1 && run->micro_batches[micro_batch].backward == NULL)) {
+    PyErr_SetString(PyExc_ValueError, "PipelineRun: there is no such micro-batch or phase");
     return NULL;
   }
-  return &run->pieces[piece];
+  return &run->micro_batches[micro_batch];
 }
 
-static PyObject *piece_run_describe(PyObject *object, PyObject *args) {
+static PyObject *pipeline_run_describe(PyObject *object, PyObject *args) {
   int phase;
-  const mpg_micro_batch *piece = piece_at(object, args, &phase);
-  if (piece == NULL) return NULL;
-  const mpg_program_set *set = phase ? piece->backward->programs : piece->state.compiled->programs;
+  const mpg_micro_batch *micro_batch = micro_batch_at(object, args, &phase);
+  if (micro_batch == NULL) return NULL;
+  const mpg_program_set *set =
+      phase ? micro_batch->backward->programs : micro_batch->state.compiled->programs;
   PyObject *arrays = PyList_New(0), *result = describe_set(set);
   for (uint32_t i = 0; arrays != NULL && i < set->num_externals; i++) {
-    const mpg_tensor *array = &piece->externals[i];
+    const mpg_tensor *array = &micro_batch->externals[i];
     PyObject *item =
         array->storage != NULL
             ? Py_BuildValue("Nn", PyLong_FromVoidPtr(array->storage), (Py_ssize_t)array->offset)
@@ -567,19 +568,19 @@ static PyObject *piece_run_describe(PyObject *object, PyObject *args) {
   return result;
 }
 
-static PyObject *piece_run_program(PyObject *object, PyObject *args) {
+static PyObject *pipeline_run_program(PyObject *object, PyObject *args) {
   int phase;
-  const mpg_micro_batch *piece = piece_at(object, args, &phase);
-  if (piece == NULL) return NULL;
-  return PyLong_FromVoidPtr(phase ? (void *)piece->backward->programs
-                                  : (void *)piece->state.compiled->programs);
+  const mpg_micro_batch *micro_batch = micro_batch_at(object, args, &phase);
+  if (micro_batch == NULL) return NULL;
+  return PyLong_FromVoidPtr(phase ? (void *)micro_batch->backward->programs
+                                  : (void *)micro_batch->state.compiled->programs);
 }
 
-static PyObject *piece_run_times(PyObject *object, PyObject *args) {
+static PyObject *pipeline_run_times(PyObject *object, PyObject *args) {
   int phase;
-  const mpg_micro_batch *piece = piece_at(object, args, &phase);
-  if (piece == NULL) return NULL;
-  const mpg_call_frame *frame = piece->staged_calls[phase].frame;
+  const mpg_micro_batch *micro_batch = micro_batch_at(object, args, &phase);
+  if (micro_batch == NULL) return NULL;
+  const mpg_call_frame *frame = micro_batch->staged_calls[phase].frame;
   PyObject *list = PyList_New(0);
   for (uint32_t s = 0;
        list != NULL && frame != NULL && frame->times != NULL && s < frame->set->num_segments; s++) {
@@ -595,7 +596,7 @@ static PyObject *piece_run_times(PyObject *object, PyObject *args) {
   return list;
 }
 
-static PyObject *piece_run_watch(PyObject *object, PyObject *unused) {
+static PyObject *pipeline_run_watch(PyObject *object, PyObject *unused) {
   (void)unused;
   PyTypeObject *type = Py_TYPE(object);
   pipeline_run *watcher = (pipeline_run *)type->tp_alloc(type, 0);
@@ -606,67 +607,72 @@ static PyObject *piece_run_watch(PyObject *object, PyObject *unused) {
   return (PyObject *)watcher;
 }
 
-static PyObject *piece_run_finish(PyObject *object, PyObject *unused) {
+static PyObject *pipeline_run_finish(PyObject *object, PyObject *unused) {
   (void)unused;
   mpg_pipeline_run_finish(((pipeline_run *)object)->run);
   Py_RETURN_NONE;
 }
 
-static PyMethodDef piece_run_methods[] = {
-    {"outputs", piece_run_outputs, METH_NOARGS,
-     "outputs()\n--\n\nThe results, of all pieces together, not on the tape."},
-    {"submit", piece_run_submit, METH_O,
+static PyMethodDef pipeline_run_methods[] = {
+    {"outputs", pipeline_run_outputs, METH_NOARGS,
+     "outputs()\n--\n\nThe results, of all micro-batches together, not on the tape."},
+    {"submit", pipeline_run_submit, METH_O,
      "submit(items)\n--\n\nQueues segments in that order; items: array('I') of phase (0 forward, "
-     "1 backward), piece, segment, stage, ...\n"
+     "1 backward), micro-batch, segment, stage, ...\n"
      "A segment must come after those it waits for; MXNetError otherwise."},
-    {"peaks", piece_run_peaks, METH_VARARGS,
-     "peaks(items, keep=False)\n--\n\nThe most bytes that the memory of all pieces takes on each "
+    {"peaks", pipeline_run_peaks, METH_VARARGS,
+     "peaks(items, keep=False)\n--\n\nThe most bytes that the memory of all micro-batches takes on "
+     "each "
      "device when items are queued in this order, by plan: a dict of Context to int, without "
      "devices that take\n"
      "none. keep: nothing is given back, as a backward is to come."},
-    {"record", piece_run_record, METH_O,
+    {"record", pipeline_run_record, METH_O,
      "record(driver)\n--\n\nPuts the run on the tape as one call and returns its results. "
      "backward calls driver(run), which submits the\n"
      "backward items."},
-    {"train", piece_run_train, METH_VARARGS,
-     "train(heads, train=True)\n--\n\nPrepares the backward of all pieces, heads being the "
+    {"train", pipeline_run_train, METH_VARARGS,
+     "train(heads, train=True)\n--\n\nPrepares the backward of all micro-batches, heads being the "
      "gradients of the results (None: zero), towards the\n"
      "gradient arrays of the inputs; then backward items can be submitted."},
-    {"describe", piece_run_describe, METH_VARARGS,
-     "describe(piece, phase)\n--\n\nThe programs of a piece, as of StagedCall.forward, with "
+    {"describe", pipeline_run_describe, METH_VARARGS,
+     "describe(micro_batch, phase)\n--\n\nThe programs of a micro-batch, as of StagedCall.forward, "
+     "with "
      "arrays: which array each external one is, or None."},
-    {"program", piece_run_program, METH_VARARGS,
-     "program(piece, phase)\n--\n\nA number that tells whether two pieces run the same programs."},
-    {"times", piece_run_times, METH_VARARGS,
-     "times(piece, phase)\n--\n\n(begin, end) of each segment in ns, zeros while it has not run."},
-    {"watch", piece_run_watch, METH_NOARGS,
+    {"program", pipeline_run_program, METH_VARARGS,
+     "program(micro_batch, phase)\n--\n\nA number that tells whether two micro-batches run the "
+     "same programs."},
+    {"times", pipeline_run_times, METH_VARARGS,
+     "times(micro_batch, phase)\n--\n\n(begin, end) of each segment in ns, zeros while it has not "
+     "run."},
+    {"watch", pipeline_run_watch, METH_NOARGS,
      "watch()\n--\n\nThe same run, for its times: it keeps no memory of the run's."},
-    {"finish", piece_run_finish, METH_NOARGS,
+    {"finish", pipeline_run_finish, METH_NOARGS,
      "finish()\n--\n\nGives memory back; all that is wanted has been submitted."},
     {0}};
-static PyObject *piece_run_pieces(PyObject *object, void *unused) {
+static PyObject *pipeline_run_micro_batches(PyObject *object, void *unused) {
   (void)unused;
   return PyLong_FromUnsignedLong(((pipeline_run *)object)->run->num_micro_batches);
 }
-static PyGetSetDef piece_run_properties[] = {
-    {"pieces", piece_run_pieces, NULL, "How many pieces there are.", NULL}, {0}};
-static PyType_Slot piece_run_slots[] = {
-    {Py_tp_new, piece_run_new},
-    {Py_tp_dealloc, piece_run_dealloc},
-    {Py_tp_methods, piece_run_methods},
-    {Py_tp_getset, piece_run_properties},
+static PyGetSetDef pipeline_run_properties[] = {
+    {"micro_batches", pipeline_run_micro_batches, NULL, "How many micro-batches there are.", NULL},
+    {0}};
+static PyType_Slot pipeline_run_slots[] = {
+    {Py_tp_new, pipeline_run_new},
+    {Py_tp_dealloc, pipeline_run_dealloc},
+    {Py_tp_methods, pipeline_run_methods},
+    {Py_tp_getset, pipeline_run_properties},
     {Py_tp_doc,
      "PipelineRun(calls, rows, input_kinds, output_kinds, carried_from, inputs)\n--\n\n"
-     "StagedCalls on the pieces of a batch, one each. Kinds: PIECE_SHARED by all pieces, "
-     "PIECE_SPLIT along the first axis, PIECE_CARRIED from result\n"
-     "carried_from[i] of the piece before. rows: (axis, begin, count, total) of each piece, by "
-     "which random numbers are drawn."},
+     "A StagedCall for each micro-batch of a batch. Kinds: MICRO_BATCH_SHARED by all "
+     "micro-batches, MICRO_BATCH_SPLIT along the first axis, MICRO_BATCH_CARRIED from result\n"
+     "carried_from[i] of the micro-batch before. rows: (axis, begin, count, total) of each "
+     "micro-batch, which random draws need."},
     {0, NULL}};
-static PyType_Spec piece_run_spec = {"mpgluon._core.PipelineRun", sizeof(pipeline_run), 0,
-                                     Py_TPFLAGS_DEFAULT, piece_run_slots};
+static PyType_Spec pipeline_run_spec = {"mpgluon._core.PipelineRun", sizeof(pipeline_run), 0,
+                                        Py_TPFLAGS_DEFAULT, pipeline_run_slots};
 
 int mpg_py_pipeline_run_init(PyObject *module) {
-  PyType_Spec *specs[] = {&staged_call_spec, &piece_run_spec};
+  PyType_Spec *specs[] = {&staged_call_spec, &pipeline_run_spec};
   const char *names[] = {"StagedCall", "PipelineRun"};
   for (int i = 0; i < 2; i++) {
     PyObject *type = PyType_FromModuleAndSpec(module, specs[i], NULL);
@@ -678,9 +684,9 @@ int mpg_py_pipeline_run_init(PyObject *module) {
   const struct {
     const char *name;
     long value;
-  } kinds[] = {{"PIECE_SHARED", MPG_BATCH_SAME},
-               {"PIECE_SPLIT", MPG_BATCH_DIVIDED},
-               {"PIECE_CARRIED", MPG_BATCH_STATE}};
+  } kinds[] = {{"MICRO_BATCH_SHARED", MPG_BATCH_SAME},
+               {"MICRO_BATCH_SPLIT", MPG_BATCH_DIVIDED},
+               {"MICRO_BATCH_CARRIED", MPG_BATCH_STATE}};
   for (int i = 0; i < 3; i++)
     if (PyModule_AddIntConstant(module, kinds[i].name, kinds[i].value) < 0) return -1;
   return 0;

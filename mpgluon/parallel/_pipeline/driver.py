@@ -58,13 +58,13 @@ class Driver:
 
     def _prepare(self, run, phases, schedule=None, keep=False):
         """keep: a backward is to come, for which nothing is given back."""
-        pipeline, pieces = self.pipeline, run.pieces
+        pipeline, micro_batches = self.pipeline, run.micro_batches
         if schedule is None and pipeline.schedule == AUTO:
             schedule = self.entry.chosen or schedules.DEFAULT
         schedule = schedule or pipeline.schedule
         programs = tuple(
             run.program(k, phase)
-            for k in range(pieces)
+            for k in range(micro_batches)
             for phase, name in enumerate("FB")
             if name in phases
         )
@@ -74,8 +74,8 @@ class Driver:
             described = Stages(run, "B" in phases, bool(pipeline.carry))
             if pipeline.expected and described.placement() == pipeline.expected.contexts:
                 described.durations = described.costs(pipeline.expected.times)
-            table = described.table(schedule, pieces, phases, pipeline.micro_batches)
-            items = described.items(table, pieces, phases)
+            table = described.table(schedule, micro_batches, phases, pipeline.micro_batches)
+            items = described.items(table, micro_batches, phases)
             whole = self.begun.items + items if phases == "B" else items
             peaks = described.peaks(run, whole, keep)
             prepared = self.entry.tables[key] = Prepared(described, table, items, peaks)
@@ -90,7 +90,7 @@ class Driver:
             return
         report, best = self.pipeline.report(), None
         own = any(report.stages is prepared.stages for prepared in entry.tables.values())
-        if report.micro_batches != run.pieces or not own:
+        if report.micro_batches != run.micro_batches or not own:
             return  # the last step was of another shape
         for name in schedules.SCHEDULES:
             stages, table, _, peaks = self._prepare(run, "FB", name)
@@ -100,9 +100,11 @@ class Driver:
                 for ctx, needed in peaks.items()
             ):
                 continue
-            length = schedules.simulate(table, stages.graph, run.pieces, report.costs).length
-            if best is None or (length, sum(peaks.values())) < best[:2]:
-                best = (length, sum(peaks.values()), name)
+            makespan = schedules.simulate(
+                table, stages.graph, run.micro_batches, report.costs
+            ).makespan
+            if best is None or (makespan, sum(peaks.values())) < best[:2]:
+                best = (makespan, sum(peaks.values()), name)
         entry.chosen = best[2] if best else schedules.DEFAULT
 
     def _queue(self, run, prepared, phases):

@@ -7,7 +7,11 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from ... import _core, _device_groups, autograd, ndarray as nd
-from ..._core import PIECE_CARRIED as CARRIED, PIECE_SHARED as SHARED, PIECE_SPLIT as SPLIT
+from ..._core import (
+    MICRO_BATCH_CARRIED as CARRIED,
+    MICRO_BATCH_SHARED as SHARED,
+    MICRO_BATCH_SPLIT as SPLIT,
+)
 from ...base import MXNetError, counted, is_floating
 from ...gluon import _compiled, _nested, _recompute, _running_statistics
 from .. import collectives, schedules
@@ -39,8 +43,8 @@ class Pipeline:
     Parameters
     ----------
     micro_batches : int
-        Into how many pieces the batch is divided. Where it doesn't divide evenly the first ones
-        have a row more; a batch of fewer rows has a micro-batch for each of them.
+        The number of micro-batches. Where the batch doesn't divide evenly, the first ones have one
+        row more; a batch with fewer rows has one micro-batch for each row.
     schedule : str or list, default '1f1b'
         A name in `mpgluon.parallel.schedules.SCHEDULES` ('gpipe', '1f1b', 'interleaved',
         'zero_bubble'), 'auto' (the quickest of them by measured times, chosen after the first
@@ -50,7 +54,7 @@ class Pipeline:
         `TrainStep` has the loss in the graph and follows it.
     along : {'batch', 'time'}, default 'batch'
         'time' divides sequences: for recurrent and causal networks whose state is passed on from
-        piece to piece.
+        micro-batch to micro-batch.
     axis : int, default 0
         The axis that is divided, the same for all inputs that have it.
     split : list of int, optional
@@ -58,9 +62,9 @@ class Pipeline:
         all others that are as long along ``axis``; those that are not divided go to every
         micro-batch whole.
     carry : dict of int to int, optional
-        Along time: which argument is carried from piece to piece, and which result it comes from.
-        By default ``{1: 1}``: the block is called as ``net(x, states)`` and returns
-        ``(out, states)``.
+        Along time: from the number of an argument that carries state to the number of the result
+        that becomes it in the next micro-batch. By default ``{1: 1}``: the block is called as
+        ``net(x, states)`` and returns ``(out, states)``.
     statistics : {'micro_batch', 'batch'}, default 'micro_batch'
         What BatchNorm's running averages are made of: updated by every micro-batch in turn, or
         once, by the mean and variance of the whole batch, put together from those of the
@@ -240,11 +244,11 @@ def _carried_places(args, carry):
 
 
 class Entry:
-    """A block compiled for pieces of certain shapes: a staged call for each size of a piece."""
+    """A block compiled for batches of certain shapes: a staged call for each micro-batch size."""
 
     def __init__(self, signature, kinds, pipeline):
         self.signature, self.kinds, self.pipeline = signature, kinds, pipeline
-        # Rows of a piece, and whether a backward is recorded -> (StagedCall, statistics)
+        # Rows of a micro-batch, and whether a backward is recorded -> (StagedCall, statistics)
         self.calls = {}
         self.output_kinds, self.carried_from = None, None
         self.compared = False  # for two sizes of a micro-batch
@@ -253,10 +257,10 @@ class Entry:
         # What BatchNorm layers handed over in the last trace
         # (_running_statistics.Statistics.layers)
         self.statistics = []
-        self.updates = {}  # sizes of pieces -> _running_statistics.Update
+        self.updates = {}  # sizes of micro-batches -> _running_statistics.Update
         self.tables = {}  # programs, phases and schedule -> Prepared
-        # The last call's rows of each piece, and (device, dtype, shape) of its inputs
-        self.called, self.pieces, self.shapes = (
+        # The last call's rows of each micro-batch, and (device, dtype, shape) of its inputs
+        self.called, self.micro_batches, self.shapes = (
             0,
             (),
             (),
@@ -295,7 +299,7 @@ class Entry:
                 self.misshapen = self.misshapen or (i, out.shape)
             results.append(out.copy() if i in self.copied else out)
         if statistics:
-            kinds += [SPLIT] * len(statistics.arrays)  # a row for each piece
+            kinds += [SPLIT] * len(statistics.arrays)  # a row for each micro-batch
             results += statistics.arrays
         self.output_kinds = kinds
         return results
@@ -335,7 +339,7 @@ class Entry:
         """Stages, programs, copies and planned bytes, as they were last run."""
         latest = list(reversed(self.tables.items()))
         prepared = next((value for key, value in latest if "B" in key[1]), latest[0][1])
-        stages, peaks, rows = prepared.stages, prepared.peaks, self.pieces
+        stages, peaks, rows = prepared.stages, prepared.peaks, self.micro_batches
         devices = {}
         described = stages.describe()
         for ctx in stages.contexts:
@@ -428,8 +432,8 @@ class Entry:
         return self.calls[key]
 
     def update(self, rows, statistics):
-        """Updates the running averages once all pieces are queued; None where there are none to be
-        updated."""
+        """The function that updates the running averages, to be called once all micro-batches are
+        queued; None where there are none to update."""
         if not statistics[0]:
             return None
         key = tuple(rows)
@@ -524,8 +528,8 @@ class PipelinedCall:
         )
 
     def begin(self, args: tuple[Any, ...], recording: bool) -> tuple[_core.PipelineRun, Entry, Any]:
-        """A run of all pieces of a batch, of which nothing is queued yet; its entry; and what is to
-        be called with its results when all is queued, or None (`Entry.update`)."""
+        """A run of all micro-batches, with nothing queued yet; its entry; and the function to
+        call with its results once all is queued, or None (`Entry.update`)."""
         pipeline, axis, flat = self._pipeline, self._pipeline.axis, []
         structure = _nested.flatten(args, flat, "The inputs")
         places = _carried_places(args, pipeline.carry)
@@ -595,7 +599,7 @@ class PipelinedCall:
             )
             calls.append(call)
             statistics.append(found)
-            for i in state:  # the shape the state has after this piece
+            for i in state:  # the shape the state has after this micro-batch
                 shape, dtype, _ = calls[-1].outputs[entry.carried_from[i]]
                 if shape != state[i].shape:
                     state[i] = nd.empty(shape, ctx=state[i].context, dtype=dtype)
@@ -610,7 +614,7 @@ class PipelinedCall:
             [*fronts, *params],
         )
         entry.called += 1
-        entry.pieces, entry.shapes = (
+        entry.micro_batches, entry.shapes = (
             [end - begin for begin, end in rows],
             [(a.context, a.dtype, a.shape) for a in flat],
         )

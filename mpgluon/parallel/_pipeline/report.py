@@ -116,19 +116,23 @@ class Report(Tabular):
 
     def __init__(self, run: Any, prepared: Any, phases: str) -> None:
         nd.waitall()
-        stages, table, micro_batches = prepared.stages, prepared.table, prepared.stages.pieces
+        stages, table, micro_batches = (
+            prepared.stages,
+            prepared.table,
+            prepared.stages.micro_batches,
+        )
         self._run, self.stages, self.table = run, stages, table
         self.phases, self.micro_batches = phases, micro_batches
         measured = {
-            (piece, phase): run.times(piece, phase)
-            for piece in range(micro_batches)
+            (micro_batch, phase): run.times(micro_batch, phase)
+            for micro_batch in range(micro_batches)
             for phase, kind in enumerate("FB")
             if kind in phases
         }
         self.spans = {}  # action -> (begin, end), seconds from the step's begin
         for action in stages.actions(micro_batches, phases):
-            phase, piece, segments = stages.segments_of(action)
-            spans = [measured[piece, phase][s] for s in segments]
+            phase, micro_batch, segments = stages.segments_of(action)
+            spans = [measured[micro_batch, phase][s] for s in segments]
             spans = [span for span in spans if span[0] and span[1]]
             if spans:
                 self.spans[action] = (
@@ -171,7 +175,7 @@ class Report(Tabular):
         first = (
             f"{len(self.stages)} stages, {self.micro_batches} micro-batches: "
             f"{self.seconds * 1e3:.2f} ms, bubble {self.bubble:.1%} (planned "
-            f"{self.planned.length * 1e3:.2f} ms, {self.planned_bubble:.1%})"
+            f"{self.planned.makespan * 1e3:.2f} ms, {self.planned_bubble:.1%})"
         )
         rows = [("device", "busy ms", "idle ms", "bytes sent", "bytes of micro-batches")]
         for ctx, busy in self.busy.items():

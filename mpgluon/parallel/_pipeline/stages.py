@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 
 SENDING = 1e-3  # of what a stage takes that computes
 
-Item = collections.namedtuple("Item", "phase piece segment stage")  # a segment to be queued
+Item = collections.namedtuple("Item", "phase micro_batch segment stage")  # a segment to be queued
 
 
 class Stages:
-    """Stages of the pieces of a run.
+    """Stages of the micro-batches of a run.
 
     A stage is what one device does between two moves of data: a segment of the forward programs,
     one of the backward programs, and what of those is deferred. The backward pass may change
     devices more often than the forward pass does (gradients of several branches, what is computed
     again); then devices have further stages, which do nothing in the forward pass.
 
-    What waits for what comes from the segments themselves: from the signals that they wait for,
-    the order of a device's program, and the arrays that pieces pass on to each other. A program
-    lists its segments such that each comes behind all that it needs, and a forward or backward
-    action is one segment; nothing waits for deferred ones but what is deferred itself. So actions
-    never need each other in a circle, and `items` never queues a segment before what it waits for.
+    Dependencies are found from the segments themselves: from the signals that they wait for, the
+    order of a device's program, and the arrays that micro-batches pass to each other. A program
+    lists its segments so that each comes after all that it needs. A forward or backward action is
+    one segment, and only deferred segments wait for deferred ones. So the dependencies of actions
+    have no cycle, and `items` never queues a segment before one that it waits for.
 
     Parameters
     ----------
@@ -43,23 +43,26 @@ class Stages:
     with_backward : bool
         Whether its backward pass has been prepared, and has stages.
     carried : bool
-        Whether state goes from each piece to the next, as along time.
+        Whether state goes from each micro-batch to the next, as along time.
     """
 
     def __init__(self, run: _core.PipelineRun, with_backward: bool, carried: bool) -> None:
-        self.pieces, self.contexts = run.pieces, []  # by number of device
-        # For each piece, its programs; backward may be None.
-        forward = [run.describe(k, 0) for k in range(run.pieces)]
-        backward = [run.describe(k, 1) for k in range(run.pieces)] if with_backward else None
+        self.micro_batches, self.contexts = run.micro_batches, []  # by number of device
+        # For each micro-batch, its programs; backward may be None.
+        forward = [run.describe(k, 0) for k in range(run.micro_batches)]
+        backward = [run.describe(k, 1) for k in range(run.micro_batches)] if with_backward else None
         self.forward, self.backward = forward, backward
         first = [s for s in forward[0]["segments"] if s["ops"]]
-        for segments in (first, *[piece["segments"] for piece in (*forward, *(backward or ()))]):
+        for segments in (
+            first,
+            *[micro_batch["segments"] for micro_batch in (*forward, *(backward or ()))],
+        ):
             for segment in segments:
                 if segment["device"] not in self.contexts:
                     self.contexts.append(segment["device"])
-        self._owners = {}  # (phase, piece, segment) -> (kind, stage)
+        self._owners = {}  # (phase, micro-batch, segment) -> (kind, stage)
         devices = self._find_owners()
-        self._segments = {}  # (kind, stage, piece) -> its segments
+        self._segments = {}  # (kind, stage, micro-batch) -> its segments
         for (_, k, i), (kind, s) in sorted(self._owners.items()):
             self._segments.setdefault((kind, s, k), []).append(i)
         self._needed = self._find_needed(carried)
@@ -79,23 +82,25 @@ class Stages:
 
     def _find_owners(self):
         """Which stage each segment belongs to; returns the number of each stage's device."""
-        forwards = [self._forwards(piece["segments"]) for piece in self.forward]
+        forwards = [self._forwards(micro_batch["segments"]) for micro_batch in self.forward]
         backwards = [self._backwards(k, forwards[k]) for k in range(len(self.backward or ()))]
-        # The pieces of a sequence may differ: the mean over one step is no operator.
-        most = max(forwards, key=lambda of_piece: sum(map(len, of_piece.values())))
+        # The micro-batches of a sequence may differ: the mean over one step is no operator.
+        most = max(forwards, key=lambda by_device: sum(map(len, by_device.values())))
         devices = [d for _, d in sorted((i, d) for d, own in most.items() for i in own)]
         for d in range(len(self.contexts)):
             stages = [s for s, device in enumerate(devices) if device == d]
             count = len(stages)
-            further = max(len(of_piece.get(d, ())) for of_piece in (*forwards, *backwards)) - count
+            further = (
+                max(len(by_device.get(d, ())) for by_device in (*forwards, *backwards)) - count
+            )
             stages += range(len(devices), len(devices) + further)
             devices += [d] * further
-            for k, of_piece in enumerate(forwards):
-                for i, s in zip(of_piece.get(d, ()), stages):
+            for k, by_device in enumerate(forwards):
+                for i, s in zip(by_device.get(d, ()), stages):
                     self._owners[0, k, i] = ("F", s)
-            for k, of_piece in enumerate(backwards):
+            for k, by_device in enumerate(backwards):
                 # From the last stage to the first; those without a forward pass come before them.
-                groups = of_piece.get(d, ())
+                groups = by_device.get(d, ())
                 for g, (segment, late) in enumerate(groups):
                     stage = stages[max(len(groups), count) - 1 - g]
                     if segment is not None:
@@ -104,17 +109,17 @@ class Stages:
         return devices
 
     def _forwards(self, segments):
-        """Of a piece's forward program, the segments that compute or send, by device."""
+        """Of a micro-batch's forward program, the segments that compute or send, by device."""
         found = {}
         for i, segment in enumerate(segments):
             if segment["ops"]:
                 found.setdefault(self.contexts.index(segment["device"]), []).append(i)
         return found
 
-    def _backwards(self, piece, forwards):
-        """Of a piece's backward program, by device: for each of its stages in the order in which
-        they go backward, [its segment or None, what is deferred of it]."""
-        segments, found = self.backward[piece]["segments"], {}
+    def _backwards(self, micro_batch, forwards):
+        """Groups the segments of a micro-batch's backward program by device: for each stage, in the
+        order of the backward pass, [its segment or None, its deferred segments]."""
+        segments, found = self.backward[micro_batch]["segments"], {}
         for i, segment in enumerate(segments):
             if segment["ops"]:
                 depths = found.setdefault(self.contexts.index(segment["device"]), {})
@@ -139,23 +144,23 @@ class Stages:
 
     def _ops_of_stage(self, s):
         """The operators by which a stage is named: of the forward pass, if it has one."""
-        passes = [(kind, k) for kind in "FBW" for k in range(self.pieces)]
+        passes = [(kind, k) for kind in "FBW" for k in range(self.micro_batches)]
         return next(self._ops((kind, s, k)) for kind, k in passes if (kind, s, k) in self._segments)
 
     def _ops(self, action):
         return [op for segment in self._described(action) for op in segment["ops"]]
 
     def _described(self, action):
-        phase, piece, segments = self.segments_of(action)
-        return [(self.forward, self.backward)[phase][piece]["segments"][i] for i in segments]
+        phase, micro_batch, segments = self.segments_of(action)
+        return [(self.forward, self.backward)[phase][micro_batch]["segments"][i] for i in segments]
 
     def _find_needed(self, carried):
-        """(phase, piece, segment) -> the segments that must be queued before it."""
+        """(phase, micro-batch, segment) -> the segments that must be queued before it."""
         needed = {}
         for phase, described in enumerate((self.forward, self.backward or ())):
-            for k, piece in enumerate(described):
+            for k, micro_batch in enumerate(described):
                 last = {}  # on each device: what its program did last
-                for i, segment in enumerate(piece["segments"]):
+                for i, segment in enumerate(micro_batch["segments"]):
                     at, own = (phase, k, i), last.get(segment["device"])
                     if any(w >= i for w in segment["waits"]):
                         raise ScheduleError(
@@ -179,13 +184,15 @@ class Stages:
 
     @staticmethod
     def _link(described, phase, order, needed):
-        """What pieces write outside of their own memory (states that are carried on, gradients
-        that are summed up, running averages) is written and read in the order of pieces."""
+        """Orders the micro-batches' accesses to arrays outside of their own memory that one of them
+        writes: carried states, sums of gradients, running averages."""
         written = set()
-        for piece in described:
-            for segment in piece["segments"]:
-                written.update(piece["arrays"][a] for a, writes in segment["arrays"] if writes)
-        # array -> {segment of the last piece that wrote it, or reads it since: if it writes}
+        for micro_batch in described:
+            for segment in micro_batch["segments"]:
+                written.update(
+                    micro_batch["arrays"][a] for a, writes in segment["arrays"] if writes
+                )
+        # array -> {segment of the last micro-batch that wrote it, or reads it since: if it writes}
         last = {}
         for k in order:
             arrays, touched = described[k]["arrays"], {}
@@ -202,9 +209,9 @@ class Stages:
     def _actions_before(self, action):
         """The actions with the segments that must be queued before an action's. Segments that
         belong to no action stand for those before them."""
-        phase, piece, segments = self.segments_of(action)
+        phase, micro_batch, segments = self.segments_of(action)
         found, seen = set(), set()
-        left = [s for i in segments for s in self._needed[phase, piece, i]]
+        left = [s for i in segments for s in self._needed[phase, micro_batch, i]]
         while left:
             at = left.pop()
             if at in seen:
@@ -220,7 +227,7 @@ class Stages:
         """What each action is taken to last, of stages that are equally heavy: those that only
         send take next to nothing."""
         durations = {}
-        for k in range(self.pieces):
+        for k in range(self.micro_batches):
             for s in range(count):
                 own = dict.fromkeys("FBW", 0)
                 for kind in own:
@@ -235,7 +242,7 @@ class Stages:
 
     def _only_sends(self, s):
         durations = {
-            (kind, self.durations[kind, s, k]) for kind in "FBW" for k in range(self.pieces)
+            (kind, self.durations[kind, s, k]) for kind in "FBW" for k in range(self.micro_batches)
         }
         return durations == {("F", SENDING), ("B", 0), ("W", 0)}
 
@@ -303,33 +310,37 @@ class Stages:
         # to what begins late.
         spans = schedules.simulate(table, self.graph, micro_batches, self.durations, phases).spans
         for action in sorted(spans, key=lambda a: (spans[a][0], self.graph.devices[a.stage])):
-            phase, piece, segments = self.segments_of(action)
+            phase, micro_batch, segments = self.segments_of(action)
             for segment in segments:
-                queue((phase, piece, segment), action.stage)
+                queue((phase, micro_batch, segment), action.stage)
         # What only receives (a result that is moved), and sends what nobody takes: behind
         # everything.
         for phase, described in enumerate((self.forward, self.backward)):
             if "FB"[phase] in phases:
-                for piece in range(micro_batches):
-                    for segment in range(len(described[piece]["segments"])):
-                        queue((phase, piece, segment), 0 if phase else len(self) - 1)
+                for micro_batch in range(micro_batches):
+                    for segment in range(len(described[micro_batch]["segments"])):
+                        queue((phase, micro_batch, segment), 0 if phase else len(self) - 1)
         return array_of("I", itertools.chain.from_iterable(items))
 
     def peaks(self, run: Any, items: array_of, keep: bool = False) -> dict[Context, int]:
-        """The most bytes that the blocks of all pieces take on each device, when items are queued
-        in this order; ``keep``: nothing is given back, as a backward is to come."""
+        """The most bytes that the blocks of all micro-batches take on each device, with items
+        queued in this order; ``keep``: nothing is given back, as a backward is to come."""
         return {**dict.fromkeys(self.contexts, 0), **run.peaks(items, keep)}
 
     def peaks_of(self, run: Any, schedule: str, times: Any) -> dict[Context, int]:
         """The same with the table that a schedule makes of such times."""
         with _core.Scope((vars(self), "durations", self.costs(times))):
-            table = self.table(schedule, self.pieces, "FB")
-            return self.peaks(run, self.items(table, self.pieces, "FB"))
+            table = self.table(schedule, self.micro_batches, "FB")
+            return self.peaks(run, self.items(table, self.micro_batches, "FB"))
 
     def segments_of(self, action: Action) -> tuple[int, int, list[int]]:
-        """(phase, piece, segments) of an action."""
-        kind, stage, piece = action
-        return (0 if kind == "F" else 1), piece, self._segments.get((kind, stage, piece), ())
+        """(phase, micro-batch, segments) of an action."""
+        kind, stage, micro_batch = action
+        return (
+            (0 if kind == "F" else 1),
+            micro_batch,
+            self._segments.get((kind, stage, micro_batch), ()),
+        )
 
     def actions(self, micro_batches: int, phases: str) -> Any:
         """The actions of a table: `F` (and `B`, `W`) of every stage and micro-batch, for the phases
@@ -342,11 +353,11 @@ class Stages:
             for m in range(micro_batches)
         ]
 
-    def planned(self, piece: int) -> dict[Context, tuple[int, int, int]]:
+    def planned(self, micro_batch: int) -> dict[Context, tuple[int, int, int]]:
         """Bytes that are planned on each device for one micro-batch: (forward, both passes, of
         these arriving from other devices)."""
-        forward = self.forward[piece]["blocks"]
-        both = (self.backward or self.forward)[piece]["blocks"]
+        forward = self.forward[micro_batch]["blocks"]
+        both = (self.backward or self.forward)[micro_batch]["blocks"]
         return {
             ctx: (
                 sum(size for device, size, _ in forward if device == ctx),
@@ -385,8 +396,8 @@ class Stages:
         total = {}
         for described, kind in ((self.forward, "F"), (self.backward, "B")):
             if kind in phases and described:
-                for piece in described:
-                    for segment in piece["segments"]:
+                for micro_batch in described:
+                    for segment in micro_batch["segments"]:
                         total[segment["device"]] = (
                             total.get(segment["device"], 0) + segment["bytes_sent"]
                         )

@@ -168,7 +168,7 @@ class TrainStep:
         labels : NDArray or list of NDArray
             What the loss is called with beside the network's outputs.
         states : NDArray or nested list, optional
-            Along time: what the first piece starts from.
+            Along time: what the first micro-batch starts from.
         batch_size : int, optional
             What the trainer divides gradients by; by default the number of samples.
 

@@ -227,7 +227,7 @@ class _Bench:
         self.call = PipelinedCall(probe, {"pipeline": self.pipeline})
 
     def start(self):
-        """Queues the passes of all pieces."""
+        """Queues the passes of all micro-batches."""
         with autograd.record():
             outputs = self.call(tuple(self.arrays))
         outputs = [out for out in outputs if is_floating(out.dtype)]
@@ -235,14 +235,16 @@ class _Bench:
             autograd.backward(outputs, [nd.ones_like(out) for out in outputs])
 
     def spans(self, kind):
-        """Seconds of the passes of the last step, for each piece."""
+        """Seconds of the passes of the last step, for each micro-batch."""
         run, (stages, *_), phases = self.pipeline.last_run()
         if kind not in "F" + phases:
             return [0.0] * MICRO_BATCHES
         found = []
-        for piece in range(MICRO_BATCHES):
-            times = run.times(piece, "FB".index(kind))
-            own = [i for s in range(len(stages)) for i in stages.segments_of((kind, s, piece))[2]]
+        for micro_batch in range(MICRO_BATCHES):
+            times = run.times(micro_batch, "FB".index(kind))
+            own = [
+                i for s in range(len(stages)) for i in stages.segments_of((kind, s, micro_batch))[2]
+            ]
             found.append(sum(times[i][1] - times[i][0] for i in own) / 1e9)
         return found
 
@@ -250,12 +252,17 @@ class _Bench:
         """(kept for backward, used while running, the same for the first) of one micro-batch, by
         plan: blocks of both passes, and those of one."""
         stages, saved, working = self.pipeline.last_run()[1].stages, 0, []
-        for piece, forward in enumerate(stages.forward):
+        for micro_batch, forward in enumerate(stages.forward):
             one, two = (
                 {b for segment in programs["segments"] for b in segment["blocks"]}
-                for programs in (forward, stages.backward[piece] if stages.backward else forward)
+                for programs in (
+                    forward,
+                    stages.backward[micro_batch] if stages.backward else forward,
+                )
             )
-            sizes = [size for _, size, _ in (stages.backward or stages.forward)[piece]["blocks"]]
+            sizes = [
+                size for _, size, _ in (stages.backward or stages.forward)[micro_batch]["blocks"]
+            ]
             saved = max(saved, sum(sizes[b] for b in one & two) if stages.backward else 0)
             working.append(sum(sizes[b] for b in (one ^ two if stages.backward else one)))
         return saved, max(working), working[0]
@@ -314,8 +321,8 @@ def _measure(call, devices, repeats, known):
 
 
 def _quickest(benches, repeats):
-    """Forward and backward passes, all devices at work together: the median of the pieces, each in
-    the repetition where it was quickest."""
+    """Times of forward and backward passes, with all devices at work: the median over the
+    micro-batches of each one's quickest repetition."""
     times = {ctx: ([], []) for ctx in benches}
     for repeat in range(repeats + 1):
         for bench in benches.values():

@@ -611,7 +611,7 @@ class Plan(layer_profile.SavedAsJson, Tabular):
                     str(s),
                     str(ctx),
                     *ms,
-                    f"{1 - busy[ctx] / max(self.simulation.length, 1e-30):.1%}",
+                    f"{1 - busy[ctx] / max(self.simulation.makespan, 1e-30):.1%}",
                     f"{size:,}",
                     _span(names),
                 )
@@ -649,7 +649,7 @@ class Plan(layer_profile.SavedAsJson, Tabular):
             time,
             spans,
             [self.devices.index(self.stages[action.stage][0]) for action in spans],
-            self.simulation.length,
+            self.simulation.makespan,
         )
         time.set_title(
             f"{self.micro_batches} micro-batches, {self.schedule}: {_ms(self.seconds)} ms "
@@ -723,7 +723,7 @@ class Comparison(Tabular):
     def __init__(self, plan: Plan, report: Report) -> None:
         trial = plan.profile.trial(plan.candidate)
         self.predicted, self.measured = (
-            trial.makespan if trial and trial.makespan else plan.simulation.length,
+            trial.makespan if trial and trial.makespan else plan.simulation.makespan,
             report.seconds,
         )
         self.error = self.predicted / self.measured - 1 if self.measured else 0.0

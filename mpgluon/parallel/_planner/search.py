@@ -98,7 +98,7 @@ class Search:
         return devices
 
     def costs(self, micro_batches):
-        """For each device what pieces of a batch cut into `micro_batches` cost there; computed
+        """The cost of each layer on each device for one of `micro_batches` micro-batches; computed
         once."""
         if micro_batches not in self._costs:
             rows = self.profile.micro_batch_rows(micro_batches)
@@ -347,7 +347,7 @@ class Search:
                     # alone
                     elif own[i].saved >= size + results.get(i, 0) / micro_batches:
                         held[s] -= size
-        pieces = list(spare)
+        memory = list(spare)
         for row in table:
             now = 0.0
             for kind, s, m in row:
@@ -356,14 +356,14 @@ class Search:
                     now += held[s]
                 elif kind == "B" and not whole[s]:
                     now += inner + gradients[s]
-                pieces[d] = max(
-                    pieces[d], spare[d] + now + (inner if whole[s] and kind != "F" else 0)
+                memory[d] = max(
+                    memory[d], spare[d] + now + (inner if whole[s] and kind != "F" else 0)
                 )
                 if kind == "W" or (kind == "B" and "W" not in (a.kind for a in row)):
                     now -= held[s] + (0 if whole[s] else inner + gradients[s])
         return [
             (round(fixed), round(moving))
-            for fixed, moving in zip(self.fixed_memory(devices), pieces)
+            for fixed, moving in zip(self.fixed_memory(devices), memory)
         ]
 
     def over_by(self, fixed, moving, slack=0.0):
@@ -651,7 +651,7 @@ class Search:
                 }
             if len(listed) > SIMULATED:
                 costs = self.costs(m)
-                listed = sorted(listed, key=lambda p: (self._one_piece(p, costs), p))[
+                listed = sorted(listed, key=lambda p: (self._one_micro_batch(p, costs), p))[
                     : SIMULATED // 4
                 ]
             for placement in listed:
@@ -665,7 +665,7 @@ class Search:
                     add(key)
         return ranked()
 
-    def _one_piece(self, placement, costs):
+    def _one_micro_batch(self, placement, costs):
         """How far over the limits a placement is with one micro-batch under way."""
         devices = self.whole(placement)
         held = [0.0] * self.count
