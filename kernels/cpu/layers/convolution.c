@@ -7,7 +7,7 @@
 #include "kernels/cpu/products/gemm.h"
 #include "kernels/common/half.h"
 #include "kernels/cpu/array/move.h"
-#include "kernels/cpu/vendor/onednn.h"
+#include "kernels/cpu/vendor/onednn_convolution.h"
 
 /* --- Windows as columns ----------------------------------------------------------------------- */
 /* Row r of the columns is one element of the window (channel, then kernel position), with one
@@ -119,18 +119,17 @@ static char *at(const void *base, int64_t elements, mpg_dtype dtype) {
   return (char *)base + elements * (int64_t)mpg_dtype_size(dtype);
 }
 
-enum { FORWARD, BACKWARD_DATA, BACKWARD_WEIGHT };
-
-/* FORWARD: out = w x columns(data). BACKWARD_DATA: data = scatter(w^T x out). BACKWARD_WEIGHT: w =
- * sum of out x columns(data)^T. */
+/* MPG_FORWARD: out = w x columns(data). MPG_BACKWARD_DATA: data = scatter(w^T x out).
+ * MPG_BACKWARD_WEIGHT: w = sum of out x columns(data)^T. */
 static mpg_status plain_convolution(const mpg_kernel_call *call, const plain *p, int direction,
                                     void *data, void *weight, void *out, void *scratch) {
   const mpg_convolution *c = &p->c;
   int64_t channels = c->channels / c->groups, filters = c->filters / c->groups,
           plane = mpg_window_product(c->window.in, c->window.ndim);
   size_t size = mpg_dtype_size(p->dtype);
-  if (direction == BACKWARD_DATA) memset(data, 0, (size_t)(c->batch * c->channels * plane) * size);
-  if (direction == BACKWARD_WEIGHT) memset(weight, 0, (size_t)(c->filters * p->rows) * size);
+  if (direction == MPG_BACKWARD_DATA)
+    memset(data, 0, (size_t)(c->batch * c->channels * plane) * size);
+  if (direction == MPG_BACKWARD_WEIGHT) memset(weight, 0, (size_t)(c->filters * p->rows) * size);
   for (int64_t n = 0; n < c->batch; n++)
     for (int64_t group = 0; group < c->groups; group++) {
       char *image = at(data, (n * c->channels + group * channels) * plane, p->dtype);
@@ -139,14 +138,14 @@ static mpg_status plain_convolution(const mpg_kernel_call *call, const plain *p,
         int64_t count = p->places - first < p->block ? p->places - first : p->block;
         char *y = at(out, (n * c->filters + group * filters) * p->places + first, p->dtype);
         columns t = {c, p->dtype, channels, first, count, image, scratch};
-        if (direction == BACKWARD_DATA) {
+        if (direction == MPG_BACKWARD_DATA) {
           MPG_TRY(mpg_cpu_gemm_any(call, p->dtype, true, false, p->rows, count, filters, 1, w,
                                    p->rows, y, p->places, 0, scratch, count));
           scatter(call, &t);
           continue;
         }
         gather(call, &t);
-        if (direction == FORWARD)
+        if (direction == MPG_FORWARD)
           MPG_TRY(mpg_cpu_gemm_any(call, p->dtype, false, false, filters, count, p->rows, 1, w,
                                    p->rows, scratch, count, 0, y, p->places));
         else
@@ -182,7 +181,7 @@ static mpg_status plain_in_layout(const mpg_kernel_call *call, const plain *p, i
           channels[3] = {c->channels, c->channels / c->groups, c->filters};
   bool last[3] = {c->layout != MPG_CHANNELS_FIRST, c->layout == MPG_CHANNELS_LAST,
                   c->layout != MPG_CHANNELS_FIRST};
-  int result = direction == FORWARD ? 2 : direction == BACKWARD_DATA ? 0 : 1;
+  int result = direction == MPG_FORWARD ? 2 : direction == MPG_BACKWARD_DATA ? 0 : 1;
   char *next = (char *)scratch + plain_scratch(p);
   void *work[3];
   for (int i = 0; i < 3; i++) {
@@ -201,192 +200,6 @@ static mpg_status plain_in_layout(const mpg_kernel_call *call, const plain *p, i
              p->dtype);
   return MPG_OK;
 }
-
-/* --- oneDNN ----------------------------------------------------------------------------------- */
-#ifdef MPG_WITH_ONEDNN
-typedef struct dnnl_build {
-  const mpg_convolution *c;
-  int direction;
-  bool bias; /* FORWARD */
-} dnnl_build;
-
-enum { DATA, WEIGHT, OUT, BIAS, ARRAYS };
-
-/* The arrays of a convolution as oneDNN gets them. Memory of `ours` is as the caller has
- * it; `any` (not of the bias) leaves the layout to the primitive. */
-typedef struct dnnl_arrays {
-  int ndim[ARRAYS], channel[ARRAYS]; /* channel: which of dims is the channels */
-  bool last[ARRAYS];                 /* the channels are behind the space axes */
-  dnnl_dims_t dims[ARRAYS], stride, dilate, pad;
-  dnnl_memory_desc_t ours[ARRAYS], any[BIAS];
-  int slots[ARRAYS];
-} dnnl_arrays;
-
-/* `last`: dims has the channels (at `channel`) before the space axes, memory has them behind. */
-static bool our_desc(const mpg_onednn *dnnl, dnnl_memory_desc_t *desc, int ndim,
-                     const dnnl_dims_t dims, bool last, int channel) {
-  dnnl_dims_t strides;
-  int64_t stride = 1;
-  if (last) strides[channel] = stride, stride = dims[channel];
-  for (int i = ndim - 1; i >= 0; i--) {
-    if (last && i == channel) continue;
-    strides[i] = stride;
-    stride *= dims[i];
-  }
-  return dnnl->memory_desc_create_with_strides(desc, ndim, dims, dnnl_f32, strides) == dnnl_success;
-}
-static bool any_desc(const mpg_onednn *dnnl, dnnl_memory_desc_t *desc, int ndim,
-                     const dnnl_dims_t dims) {
-  return dnnl->memory_desc_create_with_tag(desc, ndim, dims, dnnl_f32, dnnl_format_tag_any) ==
-         dnnl_success;
-}
-
-static dnnl_arrays arrays_of(const mpg_convolution *c) {
-  const mpg_window *w = &c->window;
-  int ndim = w->ndim + 2, grouped = c->groups > 1;
-  bool data_last = c->layout != MPG_CHANNELS_FIRST;
-  dnnl_arrays a = {
-      .ndim = {ndim, ndim + grouped, ndim, 1},
-      .channel = {1, grouped + 1, 1, 0},
-      .last = {data_last, c->layout == MPG_CHANNELS_LAST, data_last, false},
-      .dims = {{c->batch, c->channels}, {c->groups}, {c->batch, c->filters}, {c->filters}}};
-  int64_t *weight = a.dims[WEIGHT] + grouped; /* behind the groups, if there are any */
-  weight[0] = c->filters / c->groups;
-  weight[1] = c->channels / c->groups;
-  for (int i = 0; i < w->ndim; i++) {
-    a.dims[DATA][i + 2] = w->in[i];
-    weight[i + 2] = w->kernel[i];
-    a.dims[OUT][i + 2] = w->out[i];
-    a.stride[i] = w->stride[i];
-    a.dilate[i] = w->dilate[i] - 1;
-    a.pad[i] = w->pad[i];
-  }
-  return a;
-}
-
-static void release(const mpg_onednn *dnnl, const dnnl_arrays *a) {
-  for (int i = 0; i < ARRAYS; i++)
-    if (a->ours[i]) dnnl->memory_desc_destroy(a->ours[i]);
-  for (int i = 0; i < BIAS; i++)
-    if (a->any[i]) dnnl->memory_desc_destroy(a->any[i]);
-}
-
-/* Of arrays in these layouts; NULL: there is none. */
-static dnnl_primitive_desc_t describe(const mpg_onednn *dnnl, const dnnl_build *b,
-                                      const dnnl_arrays *a, dnnl_memory_desc_t *descs) {
-  const int64_t *stride = a->stride, *dilate = a->dilate, *pad = a->pad;
-  const_dnnl_primitive_attr_t attributes = mpg_cpu_onednn_attributes(dnnl);
-  dnnl_primitive_desc_t desc = NULL;
-  dnnl_status_t status;
-  if (b->direction == FORWARD)
-    status = dnnl->convolution_forward_primitive_desc_create(
-        &desc, dnnl->engine, dnnl_forward_training, dnnl_convolution_direct, descs[0], descs[1],
-        a->ours[BIAS], descs[2], stride, dilate, pad, pad, attributes);
-  else if (b->direction == BACKWARD_DATA)
-    status = dnnl->convolution_backward_data_primitive_desc_create(
-        &desc, dnnl->engine, dnnl_convolution_direct, descs[0], descs[1], descs[2], stride, dilate,
-        pad, pad, NULL, attributes);
-  else
-    status = dnnl->convolution_backward_weights_primitive_desc_create(
-        &desc, dnnl->engine, dnnl_convolution_direct, descs[0], descs[1], NULL, descs[2], stride,
-        dilate, pad, pad, NULL, attributes);
-  return status == dnnl_success ? desc : NULL;
-}
-
-/* Its reference implementation takes every layout, at a hundredth of the speed. */
-static bool is_reference(const mpg_onednn *dnnl, dnnl_primitive_desc_t desc) {
-  const char *name = NULL;
-  return dnnl->primitive_desc_query(desc, dnnl_query_impl_info_str, 0, (void *)&name) ==
-             dnnl_success &&
-         name && !strncmp(name, "ref", 3);
-}
-
-/* Channels-last data is taken as it lies where there is a fast primitive for that. All other
- * layouts are the primitive's choice. */
-static dnnl_primitive_desc_t choose(const mpg_onednn *dnnl, const dnnl_build *b,
-                                    const dnnl_arrays *a) {
-  dnnl_memory_desc_t any[] = {a->any[DATA], a->any[WEIGHT], a->any[OUT]},
-                     as_it_lies[] = {a->ours[DATA], a->any[WEIGHT], a->ours[OUT]};
-  if (a->last[DATA]) {
-    dnnl_primitive_desc_t desc = describe(dnnl, b, a, as_it_lies);
-    if (desc && !is_reference(dnnl, desc)) return desc;
-    if (desc) dnnl->primitive_desc_destroy(desc);
-  }
-  return describe(dnnl, b, a, any);
-}
-
-/* The step that runs the primitive, which takes `desc` over; where its layouts are not ours, steps
- * before and after reorder. */
-static bool add_steps(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared, const dnnl_build *b,
-                      const dnnl_arrays *a, dnnl_primitive_desc_t desc) {
-  static const dnnl_query_t queries[3][3] = {
-      {dnnl_query_src_md, dnnl_query_weights_md, dnnl_query_dst_md},
-      {dnnl_query_diff_src_md, dnnl_query_weights_md, dnnl_query_diff_dst_md},
-      {dnnl_query_src_md, dnnl_query_diff_weights_md, dnnl_query_diff_dst_md}};
-  static const int names[3][3] = {{DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_DST},
-                                  {DNNL_ARG_DIFF_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_DIFF_DST},
-                                  {DNNL_ARG_SRC, DNNL_ARG_DIFF_WEIGHTS, DNNL_ARG_DIFF_DST}};
-  int result = b->direction == FORWARD ? OUT : b->direction == BACKWARD_DATA ? DATA : WEIGHT;
-  int args[ARRAYS][2] = {[BIAS] = {DNNL_ARG_BIAS, a->slots[BIAS]}};
-  const_dnnl_memory_desc_t theirs[BIAS];
-  bool good = true;
-  for (int i = 0; i < BIAS && good; i++) {
-    theirs[i] = dnnl->primitive_desc_query_md(desc, queries[b->direction][i], 0);
-    args[i][0] = names[b->direction][i];
-    args[i][1] = a->slots[i];
-    if (dnnl->memory_desc_equal(theirs[i], a->ours[i])) continue;
-    good = mpg_cpu_onednn_inner(dnnl, prepared, theirs[i], &args[i][1]);
-    if (good && i != result)
-      good = mpg_cpu_onednn_reorder(dnnl, prepared, a->ours[i], a->slots[i], theirs[i], args[i][1]);
-  }
-  /* The descs that were asked for live as long as the primitive desc: reordering back needs a copy
-   * of one. */
-  dnnl_memory_desc_t result_desc = NULL;
-  bool reorder_back = good && args[result][1] != a->slots[result];
-  if (reorder_back) good = dnnl->memory_desc_clone(&result_desc, theirs[result]) == dnnl_success;
-  if (good)
-    good =
-        mpg_cpu_onednn_step(dnnl, prepared, desc, b->bias ? ARRAYS : BIAS, (const int (*)[2])args);
-  else
-    dnnl->primitive_desc_destroy(desc);
-  if (good && reorder_back)
-    good = mpg_cpu_onednn_reorder(dnnl, prepared, result_desc, args[result][1], a->ours[result],
-                                  a->slots[result]);
-  if (result_desc) dnnl->memory_desc_destroy(result_desc);
-  return good;
-}
-
-/* Slots: data, weight, out, and the bias. */
-static bool build_convolution(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared,
-                              void *context) {
-  const dnnl_build *b = context;
-  dnnl_arrays a = arrays_of(b->c);
-  bool good = true;
-  for (int i = 0; i < (b->bias ? ARRAYS : BIAS) && good; i++)
-    good = our_desc(dnnl, &a.ours[i], a.ndim[i], a.dims[i], a.last[i], a.channel[i]) &&
-           mpg_cpu_onednn_outer(dnnl, prepared, a.ours[i], &a.slots[i]) &&
-           (i == BIAS || any_desc(dnnl, &a.any[i], a.ndim[i], a.dims[i]));
-  dnnl_primitive_desc_t desc = good ? choose(dnnl, b, &a) : NULL;
-  good = desc && add_steps(dnnl, prepared, b, &a, desc);
-  release(dnnl, &a);
-  return good;
-}
-
-static const mpg_onednn_prepared *find_convolution(const mpg_kernel_call *call,
-                                                   const mpg_convolution *c, int direction,
-                                                   bool bias) {
-  mpg_onednn_key key = {.kind = MPG_ONEDNN_CONVOLUTION + direction,
-                        .values = {c->batch, c->channels, c->filters, c->groups, c->window.ndim,
-                                   bias, (int64_t)c->layout}};
-  const mpg_window *w = &c->window;
-  const int64_t *const parts[6] = {w->in, w->out, w->kernel, w->stride, w->dilate, w->pad};
-  key.count = 7;
-  for (int part = 0; part < 6; part++)
-    for (int i = 0; i < w->ndim; i++) key.values[key.count++] = parts[part][i];
-  dnnl_build b = {c, direction, bias};
-  return mpg_cpu_onednn_find(call, &key, build_convolution, &b);
-}
-#endif
 
 /* --- All of it -------------------------------------------------------------------------------- */
 typedef struct conversion {
@@ -431,11 +244,11 @@ static void add_bias(void *context, int64_t begin, int64_t end) { /* counts (sam
  * NULL). */
 static mpg_status run(const mpg_kernel_call *call, const mpg_convolution *c, int direction,
                       mpg_dtype dtype, void *const *buffers) {
-  int result = direction == FORWARD ? 2 : direction == BACKWARD_DATA ? 0 : 1;
+  int result = direction == MPG_FORWARD ? 2 : direction == MPG_BACKWARD_DATA ? 0 : 1;
   int64_t in = mpg_window_product(c->window.in, c->window.ndim),
           out = mpg_window_product(c->window.out, c->window.ndim);
   int64_t kernel = mpg_window_product(c->window.kernel, c->window.ndim);
-  int64_t bias_size = !buffers[3] ? 0 : direction == FORWARD ? c->filters : c->channels;
+  int64_t bias_size = !buffers[3] ? 0 : direction == MPG_FORWARD ? c->filters : c->channels;
   int64_t sizes[4] = {c->batch * c->channels * in, c->filters * (c->channels / c->groups) * kernel,
                       c->batch * c->filters * out, bias_size};
   if (sizes[result] == 0) return MPG_OK;
@@ -447,9 +260,14 @@ static mpg_status run(const mpg_kernel_call *call, const mpg_convolution *c, int
   size_t scratch_size = empty ? 0 : plain_scratch(&p) + transposed_bytes(c, sizes, computed),
          offsets[4] = {0}, total = 0;
 #ifdef MPG_WITH_ONEDNN
-  bool fused_bias = direction == FORWARD && buffers[3];
+  mpg_onednn_convolution how = {
+      .c = c, .direction = direction, .bias = direction == MPG_FORWARD && buffers[3]};
+  mpg_onednn_key key = mpg_onednn_convolution_key(&how);
+  key.kind = MPG_ONEDNN_CONVOLUTION + direction;
   const mpg_onednn_prepared *prepared =
-      computed == MPG_FLOAT32 && !empty ? find_convolution(call, c, direction, fused_bias) : NULL;
+      computed == MPG_FLOAT32 && !empty
+          ? mpg_cpu_onednn_find(call, &key, mpg_cpu_onednn_convolution_build, &how)
+          : NULL;
   if (prepared) scratch_size = prepared->scratch;
 #endif
   if (half)
@@ -472,7 +290,7 @@ static mpg_status run(const mpg_kernel_call *call, const mpg_convolution *c, int
 #ifdef MPG_WITH_ONEDNN
   if (prepared) {
     status = mpg_cpu_onednn_run(call, prepared, work, scratch + total);
-    bias_done = fused_bias;
+    bias_done = how.bias;
   } else
 #endif
       if (empty) {
@@ -483,7 +301,7 @@ static mpg_status run(const mpg_kernel_call *call, const mpg_convolution *c, int
   }
   MPG_TRY(status);
   if (buffers[3] && !bias_done) {
-    int64_t plane = direction == FORWARD ? out : in, rows = c->batch * bias_size;
+    int64_t plane = direction == MPG_FORWARD ? out : in, rows = c->batch * bias_size;
     if (c->layout != MPG_CHANNELS_FIRST) rows *= plane, plane = 1;
     bias_planes t = {bias_size, plane, computed, work[3], work[result]};
     mpg_cpu_parallel_for(call, rows, 1 + 16384 / (plane + 1), add_bias, &t);
@@ -504,7 +322,7 @@ MPG_CPU_KERNEL(convolution) {
                       p->num_group);
   void *buffers[4] = {data->data, weight->data, out->data,
                       call->num_inputs == 3 ? call->inputs[2].data : NULL};
-  return run(call, &c, FORWARD, data->desc.dtype, buffers);
+  return run(call, &c, MPG_FORWARD, data->desc.dtype, buffers);
 }
 
 /* Also Deconvolution, whose data is what a convolution puts out. */
@@ -529,7 +347,7 @@ MPG_CPU_KERNEL(convolution_backward_data) {
                         &weight->desc.shape, &out_grad->desc.shape, &p->stride, &p->dilate, &p->pad,
                         p->num_group);
   }
-  return run(call, &c, BACKWARD_DATA, data->desc.dtype, buffers);
+  return run(call, &c, MPG_BACKWARD_DATA, data->desc.dtype, buffers);
 }
 
 MPG_CPU_KERNEL(convolution_backward_weight) {
@@ -541,7 +359,7 @@ MPG_CPU_KERNEL(convolution_backward_weight) {
                       &weight->desc.shape, &out_grad->desc.shape, &p->stride, &p->dilate, &p->pad,
                       p->num_group);
   void *buffers[4] = {data->data, weight->data, out_grad->data, NULL};
-  return run(call, &c, BACKWARD_WEIGHT, data->desc.dtype, buffers);
+  return run(call, &c, MPG_BACKWARD_WEIGHT, data->desc.dtype, buffers);
 }
 
 /* --- im2col, col2im --------------------------------------------------------------------------- */

@@ -45,7 +45,6 @@
   X(reorder_primitive_desc_create)                                                                 \
   X(post_ops_create)                                                                               \
   X(post_ops_destroy)                                                                              \
-  X(post_ops_append_eltwise)                                                                       \
   X(post_ops_append_binary)                                                                        \
   X(primitive_attr_set_post_ops)
 /* clang-format on */

@@ -1,0 +1,232 @@
+/* Builds oneDNN's convolutions: their descs, the choice of a primitive, and the steps that run it.
+ */
+#include "kernels/cpu/vendor/onednn_convolution.h"
+
+#ifdef MPG_WITH_ONEDNN
+#include <string.h>
+
+enum { DATA, WEIGHT, OUT, BIAS, ADDED, ARRAYS };
+
+/* The arrays of a convolution as oneDNN gets them. Memory of `ours` is as the caller has
+ * it; `any` (not of the bias) leaves the layout to the primitive. What is added is as the result.
+ */
+typedef struct arrays {
+  int ndim[ADDED], channel[ADDED]; /* channel: which of dims is the channels */
+  bool last[ADDED];                /* the channels are behind the space axes */
+  dnnl_dims_t dims[ADDED], stride, dilate, pad;
+  dnnl_memory_desc_t ours[ADDED], any[BIAS];
+} arrays;
+
+mpg_onednn_key mpg_onednn_convolution_key(const mpg_onednn_convolution *how) {
+  const mpg_convolution *c = how->c;
+  const mpg_window *w = &c->window;
+  const int64_t *const parts[6] = {w->in, w->out, w->kernel, w->stride, w->dilate, w->pad};
+  mpg_onednn_key key = {.count = 7,
+                        .values = {c->batch, c->channels, c->filters, c->groups, w->ndim,
+                                   how->bias | how->add << 1, (int64_t)c->layout}};
+  for (int part = 0; part < 6; part++)
+    for (int i = 0; i < w->ndim; i++) key.values[key.count++] = parts[part][i];
+  return key;
+}
+
+static arrays arrays_of(const mpg_convolution *c) {
+  const mpg_window *w = &c->window;
+  int ndim = (int)w->ndim + 2, grouped = c->groups > 1;
+  bool data_last = c->layout != MPG_CHANNELS_FIRST;
+  arrays a = {.ndim = {ndim, ndim + grouped, ndim, 1},
+              .channel = {1, grouped + 1, 1, 0},
+              .last = {data_last, c->layout == MPG_CHANNELS_LAST, data_last, false},
+              .dims = {{c->batch, c->channels}, {c->groups}, {c->batch, c->filters}, {c->filters}}};
+  int64_t *weight = a.dims[WEIGHT] + grouped; /* behind the groups, if there are any */
+  weight[0] = c->filters / c->groups;
+  weight[1] = c->channels / c->groups;
+  for (int i = 0; i < w->ndim; i++) {
+    a.dims[DATA][i + 2] = w->in[i];
+    weight[i + 2] = w->kernel[i];
+    a.dims[OUT][i + 2] = w->out[i];
+    a.stride[i] = w->stride[i];
+    a.dilate[i] = w->dilate[i] - 1;
+    a.pad[i] = w->pad[i];
+  }
+  return a;
+}
+
+/* `last`: dims has the channels (at `channel`) before the space axes, memory has them behind. */
+static bool our_desc(const mpg_onednn *dnnl, dnnl_memory_desc_t *desc, int ndim,
+                     const dnnl_dims_t dims, bool last, int channel) {
+  dnnl_dims_t strides;
+  int64_t stride = 1;
+  if (last) strides[channel] = stride, stride = dims[channel];
+  for (int i = ndim - 1; i >= 0; i--) {
+    if (last && i == channel) continue;
+    strides[i] = stride;
+    stride *= dims[i];
+  }
+  return dnnl->memory_desc_create_with_strides(desc, ndim, dims, dnnl_f32, strides) == dnnl_success;
+}
+
+static bool make_descs(const mpg_onednn *dnnl, const mpg_onednn_convolution *how, arrays *a) {
+  for (int i = 0; i < (how->bias ? ADDED : BIAS); i++)
+    if (!our_desc(dnnl, &a->ours[i], a->ndim[i], a->dims[i], a->last[i], a->channel[i]) ||
+        (i < BIAS && dnnl->memory_desc_create_with_tag(&a->any[i], a->ndim[i], a->dims[i], dnnl_f32,
+                                                       dnnl_format_tag_any) != dnnl_success))
+      return false;
+  return true;
+}
+
+static void free_descs(const mpg_onednn *dnnl, const arrays *a) {
+  for (int i = 0; i < ADDED; i++)
+    if (a->ours[i]) dnnl->memory_desc_destroy(a->ours[i]);
+  for (int i = 0; i < BIAS; i++)
+    if (a->any[i]) dnnl->memory_desc_destroy(a->any[i]);
+}
+
+/* --- The primitive ---------------------------------------------------------------------------- */
+
+/* Attributes of a convolution that adds an array to its result; the caller's. NULL: oneDNN
+ * refuses. */
+static dnnl_primitive_attr_t attributes_to_add(const mpg_onednn *dnnl,
+                                               const_dnnl_memory_desc_t added) {
+  dnnl_primitive_attr_t attributes = NULL;
+  dnnl_post_ops_t ops = NULL;
+  bool good = dnnl->primitive_attr_create(&attributes) == dnnl_success &&
+              dnnl->primitive_attr_set_scratchpad_mode(attributes, dnnl_scratchpad_mode_user) ==
+                  dnnl_success &&
+              dnnl->post_ops_create(&ops) == dnnl_success &&
+              dnnl->post_ops_append_binary(ops, dnnl_binary_add, added) == dnnl_success &&
+              dnnl->primitive_attr_set_post_ops(attributes, ops) == dnnl_success;
+  if (ops) dnnl->post_ops_destroy(ops);
+  if (good) return attributes;
+  if (attributes) dnnl->primitive_attr_destroy(attributes);
+  return NULL;
+}
+
+/* Of arrays in these layouts; NULL: there is none. */
+static dnnl_primitive_desc_t describe(const mpg_onednn *dnnl, const mpg_onednn_convolution *how,
+                                      const arrays *a, const dnnl_memory_desc_t *descs) {
+  const int64_t *stride = a->stride, *dilate = a->dilate, *pad = a->pad;
+  dnnl_primitive_attr_t own = how->add ? attributes_to_add(dnnl, a->ours[OUT]) : NULL;
+  const_dnnl_primitive_attr_t attributes = how->add ? own : mpg_cpu_onednn_attributes(dnnl);
+  dnnl_primitive_desc_t desc = NULL;
+  dnnl_status_t status;
+  if (!attributes) return NULL;
+  if (how->direction == MPG_FORWARD)
+    status = dnnl->convolution_forward_primitive_desc_create(
+        &desc, dnnl->engine, dnnl_forward_training, dnnl_convolution_direct, descs[0], descs[1],
+        a->ours[BIAS], descs[2], stride, dilate, pad, pad, attributes);
+  else if (how->direction == MPG_BACKWARD_DATA)
+    status = dnnl->convolution_backward_data_primitive_desc_create(
+        &desc, dnnl->engine, dnnl_convolution_direct, descs[0], descs[1], descs[2], stride, dilate,
+        pad, pad, NULL, attributes);
+  else
+    status = dnnl->convolution_backward_weights_primitive_desc_create(
+        &desc, dnnl->engine, dnnl_convolution_direct, descs[0], descs[1], NULL, descs[2], stride,
+        dilate, pad, pad, NULL, attributes);
+  if (own) dnnl->primitive_attr_destroy(own);
+  return status == dnnl_success ? desc : NULL;
+}
+
+/* As `describe`, but NULL for the reference implementation, which takes every layout, at a
+ * hundredth of the speed. */
+static dnnl_primitive_desc_t describe_fast(const mpg_onednn *dnnl,
+                                           const mpg_onednn_convolution *how, const arrays *a,
+                                           const dnnl_memory_desc_t *descs) {
+  const char *name = NULL;
+  dnnl_primitive_desc_t desc = describe(dnnl, how, a, descs);
+  if (!desc ||
+      dnnl->primitive_desc_query(desc, dnnl_query_impl_info_str, 0, (void *)&name) != dnnl_success)
+    return desc;
+  if (!name || strncmp(name, "ref", 3)) return desc;
+  dnnl->primitive_desc_destroy(desc);
+  return NULL;
+}
+
+/* Channels-last data is taken as it lies where there is a fast primitive for that. All other
+ * layouts are the primitive's choice. */
+static dnnl_primitive_desc_t choose(const mpg_onednn *dnnl, const mpg_onednn_convolution *how,
+                                    const arrays *a) {
+  dnnl_memory_desc_t as_it_lies[] = {a->ours[DATA], a->any[WEIGHT], a->ours[OUT]};
+  dnnl_primitive_desc_t desc = a->last[DATA] ? describe_fast(dnnl, how, a, as_it_lies) : NULL;
+  if (desc) return desc;
+  return how->packed ? describe_fast(dnnl, how, a, a->any) : describe(dnnl, how, a, a->any);
+}
+
+dnnl_primitive_desc_t mpg_cpu_onednn_convolution_choose(const mpg_onednn *dnnl,
+                                                        const mpg_onednn_convolution *how,
+                                                        dnnl_memory_desc_t *weight) {
+  arrays a = arrays_of(how->c);
+  dnnl_primitive_desc_t desc = make_descs(dnnl, how, &a) ? choose(dnnl, how, &a) : NULL;
+  *weight = a.ours[WEIGHT];
+  a.ours[WEIGHT] = NULL;
+  free_descs(dnnl, &a);
+  return desc;
+}
+
+/* --- Steps ------------------------------------------------------------------------------------ */
+
+/* The step that runs the primitive, which takes `desc` over; where its layouts are not the slots',
+ * steps before and after reorder. */
+static bool add_steps(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared,
+                      const mpg_onednn_convolution *how, const arrays *a,
+                      dnnl_primitive_desc_t desc) {
+  static const dnnl_query_t queries[3][3] = {
+      {dnnl_query_src_md, dnnl_query_weights_md, dnnl_query_dst_md},
+      {dnnl_query_diff_src_md, dnnl_query_weights_md, dnnl_query_diff_dst_md},
+      {dnnl_query_src_md, dnnl_query_diff_weights_md, dnnl_query_diff_dst_md}};
+  static const int names[3][3] = {{DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_DST},
+                                  {DNNL_ARG_DIFF_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_DIFF_DST},
+                                  {DNNL_ARG_SRC, DNNL_ARG_DIFF_WEIGHTS, DNNL_ARG_DIFF_DST}};
+  int result = how->direction == MPG_FORWARD         ? OUT
+               : how->direction == MPG_BACKWARD_DATA ? DATA
+                                                     : WEIGHT;
+  int args[ARRAYS][2], count = BIAS, slots[BIAS];
+  const_dnnl_memory_desc_t theirs[BIAS], given[BIAS];
+  bool good = true;
+  for (int i = 0; i < BIAS && good; i++) {
+    theirs[i] = dnnl->primitive_desc_query_md(desc, queries[how->direction][i], 0);
+    given[i] = how->packed && i == WEIGHT ? theirs[i] : a->ours[i];
+    good = mpg_cpu_onednn_outer(dnnl, prepared, given[i], &slots[i]);
+  }
+  if (good && how->bias) {
+    args[count][0] = DNNL_ARG_BIAS;
+    good = mpg_cpu_onednn_outer(dnnl, prepared, a->ours[BIAS], &args[count++][1]);
+  }
+  if (good && how->add) {
+    args[count][0] = DNNL_ARG_ATTR_MULTIPLE_POST_OP(0) | DNNL_ARG_SRC_1;
+    good = mpg_cpu_onednn_outer(dnnl, prepared, a->ours[OUT], &args[count++][1]);
+  }
+  for (int i = 0; i < BIAS && good; i++) {
+    args[i][0] = names[how->direction][i];
+    args[i][1] = slots[i];
+    if (dnnl->memory_desc_equal(theirs[i], given[i])) continue;
+    good = mpg_cpu_onednn_inner(dnnl, prepared, theirs[i], &args[i][1]);
+    if (good && i != result)
+      good = mpg_cpu_onednn_reorder(dnnl, prepared, given[i], slots[i], theirs[i], args[i][1]);
+  }
+  /* The descs that were asked for live as long as the primitive desc: reordering back needs a copy
+   * of one. */
+  dnnl_memory_desc_t result_desc = NULL;
+  bool reorder_back = good && args[result][1] != slots[result];
+  if (reorder_back) good = dnnl->memory_desc_clone(&result_desc, theirs[result]) == dnnl_success;
+  if (good)
+    good = mpg_cpu_onednn_step(dnnl, prepared, desc, count, (const int (*)[2])args);
+  else
+    dnnl->primitive_desc_destroy(desc);
+  if (good && reorder_back)
+    good = mpg_cpu_onednn_reorder(dnnl, prepared, result_desc, args[result][1], given[result],
+                                  slots[result]);
+  if (result_desc) dnnl->memory_desc_destroy(result_desc);
+  return good;
+}
+
+bool mpg_cpu_onednn_convolution_build(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared,
+                                      void *context) {
+  const mpg_onednn_convolution *how = context;
+  arrays a = arrays_of(how->c);
+  dnnl_primitive_desc_t desc = make_descs(dnnl, how, &a) ? choose(dnnl, how, &a) : NULL;
+  bool good = desc && add_steps(dnnl, prepared, how, &a, desc);
+  free_descs(dnnl, &a);
+  return good;
+}
+
+#endif
