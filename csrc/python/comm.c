@@ -101,8 +101,7 @@ static mpg_status run(const mpg_comm_plan *plan, mpg_array *slots) {
   return MPG_OK;
 }
 
-static PyObject *collective(PyObject *self, PyObject *args) {
-  (void)self;
+static PyObject *collective(PyObject *Py_UNUSED(self), PyObject *args) {
   request q;
   mpg_comm_plan plan = {0};
   mpg_array *slots = NULL;
@@ -138,8 +137,7 @@ done:
   return list;
 }
 
-static PyObject *collective_plan(PyObject *self, PyObject *args) {
-  (void)self;
+static PyObject *collective_plan(PyObject *Py_UNUSED(self), PyObject *args) {
   request q;
   mpg_comm_plan plan = {0};
   PyObject *ops = NULL, *result = NULL;
@@ -164,8 +162,7 @@ done:
   return result;
 }
 
-static PyObject *sum_replicas(PyObject *self, PyObject *args) {
-  (void)self;
+static PyObject *sum_replicas(PyObject *Py_UNUSED(self), PyObject *args) {
   PyObject *given, *result = NULL, **kept = NULL;
   int home, everywhere;
   if (!PyArg_ParseTuple(args, "O!ip", &PyList_Type, &given, &home, &everywhere)) return NULL;
@@ -231,8 +228,7 @@ out:
 
 /* For tests: when the latest write of an array is done, and the last tick that its device was
  * given. */
-static PyObject *written_at(PyObject *self, PyObject *object) {
-  (void)self;
+static PyObject *written_at(PyObject *Py_UNUSED(self), PyObject *object) {
   mpg_array *array;
   PyObject *keep = NULL, *list = PyList_New(1), *result = NULL;
   if (list == NULL) return NULL;

@@ -107,8 +107,7 @@ static PyObject *context_compare(PyObject *a, PyObject *b, int operation) {
   mpg_device_id x = ((context *)a)->id, y = ((context *)b)->id;
   return PyBool_FromLong((x.type == y.type && x.index == y.index) == (operation == Py_EQ));
 }
-static PyObject *context_enter(PyObject *self, PyObject *unused) {
-  (void)unused;
+static PyObject *context_enter(PyObject *self, PyObject *Py_UNUSED(unused)) {
   if (current.depth == MAX_DEPTH) {
     PyErr_SetString(PyExc_RecursionError, "more than 256 contexts are entered");
     return NULL;
@@ -116,13 +115,11 @@ static PyObject *context_enter(PyObject *self, PyObject *unused) {
   current.stack[current.depth++] = ((context *)self)->id;
   return Py_NewRef(self);
 }
-static PyObject *context_exit(PyObject *self, PyObject *args) {
-  (void)self, (void)args;
+static PyObject *context_exit(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(args)) {
   if (current.depth > 0) current.depth--;
   Py_RETURN_NONE;
 }
-static PyObject *context_reduce(PyObject *self, PyObject *unused) {
-  (void)unused;
+static PyObject *context_reduce(PyObject *self, PyObject *Py_UNUSED(unused)) {
   mpg_device_id id = ((context *)self)->id;
   return Py_BuildValue("O(si)", mpg_py->context_type, mpg_device_type_name(id.type), id.index);
 }
@@ -134,23 +131,19 @@ static mpg_device *context_device(PyObject *self) {
   mpg_py_raise(status);
   return NULL;
 }
-static PyObject *context_empty_cache(PyObject *self, PyObject *unused) {
-  (void)unused;
+static PyObject *context_empty_cache(PyObject *self, PyObject *Py_UNUSED(unused)) {
   mpg_device *device = context_device(self);
   if (device == NULL) return NULL;
   MPG_PY_TRY(mpg_pool_trim(device->pool, true));
   Py_RETURN_NONE;
 }
-static PyObject *get_device_type(PyObject *self, void *unused) {
-  (void)unused;
+static PyObject *get_device_type(PyObject *self, void *Py_UNUSED(unused)) {
   return PyUnicode_FromString(mpg_device_type_name(((context *)self)->id.type));
 }
-static PyObject *get_device_typeid(PyObject *self, void *unused) {
-  (void)unused;
+static PyObject *get_device_typeid(PyObject *self, void *Py_UNUSED(unused)) {
   return PyLong_FromLong(((context *)self)->id.type);
 }
-static PyObject *get_device_id(PyObject *self, void *unused) {
-  (void)unused;
+static PyObject *get_device_id(PyObject *self, void *Py_UNUSED(unused)) {
   return PyLong_FromLong(((context *)self)->id.index);
 }
 
@@ -217,12 +210,10 @@ MAKER(cpu, MPG_CPU)
 MAKER(gpu, MPG_GPU)
 MAKER(cpu_pinned, MPG_CPU_PINNED)
 
-static PyObject *current_context(PyObject *module, PyObject *unused) {
-  (void)module, (void)unused;
+static PyObject *current_context(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
   return mpg_py_context(mpg_py_current_device());
 }
-static PyObject *num_gpus(PyObject *module, PyObject *unused) {
-  (void)module, (void)unused;
+static PyObject *num_gpus(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
   return PyLong_FromLong(mpg_gpu_count());
 }
 
@@ -235,8 +226,7 @@ static mpg_device *device_of(PyObject *object) {
   mpg_py_raise(status);
   return NULL;
 }
-static PyObject *memory_stats(PyObject *module, PyObject *object) {
-  (void)module;
+static PyObject *memory_stats(PyObject *Py_UNUSED(module), PyObject *object) {
   mpg_device *device = device_of(object);
   if (device == NULL) return NULL;
   mpg_memory_stats stats;
@@ -247,8 +237,7 @@ static PyObject *memory_stats(PyObject *module, PyObject *object) {
                        "allocations", (unsigned long long)stats.allocations, "system_allocations",
                        (unsigned long long)stats.system_allocations);
 }
-static PyObject *gpu_memory_info(PyObject *module, PyObject *object) {
-  (void)module;
+static PyObject *gpu_memory_info(PyObject *Py_UNUSED(module), PyObject *object) {
   mpg_device *device = device_of(object);
   if (device == NULL) return NULL;
   size_t free_bytes, total;
@@ -256,8 +245,7 @@ static PyObject *gpu_memory_info(PyObject *module, PyObject *object) {
   if (status != MPG_OK) return mpg_py_raise(status), NULL;
   return Py_BuildValue("(nn)", (Py_ssize_t)free_bytes, (Py_ssize_t)total);
 }
-static PyObject *set_memory_limit(PyObject *module, PyObject *args) {
-  (void)module;
+static PyObject *set_memory_limit(PyObject *Py_UNUSED(module), PyObject *args) {
   PyObject *object, *limit;
   if (!PyArg_ParseTuple(args, "OO:set_memory_limit", &object, &limit)) return NULL;
   mpg_device *device = device_of(object);
@@ -276,15 +264,13 @@ static PyObject *set_memory_limit(PyObject *module, PyObject *args) {
   MPG_PY_TRY(mpg_pool_set_limit(device->pool, (size_t)bytes));
   Py_RETURN_NONE;
 }
-static PyObject *reset_peak_memory(PyObject *module, PyObject *object) {
-  (void)module;
+static PyObject *reset_peak_memory(PyObject *Py_UNUSED(module), PyObject *object) {
   mpg_device *device = device_of(object);
   if (device == NULL) return NULL;
   mpg_pool_reset_peak(device->pool);
   Py_RETURN_NONE;
 }
-static PyObject *opened_devices(PyObject *module, PyObject *unused) {
-  (void)module, (void)unused;
+static PyObject *opened_devices(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
   PyObject *list = PyList_New(0);
   for (int i = 0; list != NULL && i < mpg_device_count(); i++) {
     mpg_device *device = mpg_device_at(i);
@@ -296,8 +282,7 @@ static PyObject *opened_devices(PyObject *module, PyObject *unused) {
   }
   return list;
 }
-static PyObject *set_threads(PyObject *module, PyObject *object) {
-  (void)module;
+static PyObject *set_threads(PyObject *Py_UNUSED(module), PyObject *object) {
   long threads = object == Py_None ? 0 : PyLong_AsLong(object);
   if (threads == -1 && PyErr_Occurred()) return NULL;
   if (threads < 0 || threads > 4096)

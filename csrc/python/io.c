@@ -96,8 +96,7 @@ static PyObject *load(mpg_source *source) {
   return result;
 }
 
-static PyObject *load_arrays(PyObject *module, PyObject *path) {
-  (void)module;
+static PyObject *load_arrays(PyObject *Py_UNUSED(module), PyObject *path) {
   PyObject *encoded;
   if (!PyUnicode_FSConverter(path, &encoded)) return NULL;
   mpg_source source;
@@ -107,8 +106,7 @@ static PyObject *load_arrays(PyObject *module, PyObject *path) {
   return result;
 }
 
-static PyObject *load_arrays_from(PyObject *module, PyObject *bytes) {
-  (void)module;
+static PyObject *load_arrays_from(PyObject *Py_UNUSED(module), PyObject *bytes) {
   Py_buffer view;
   if (PyObject_GetBuffer(bytes, &view, PyBUF_SIMPLE) < 0) return NULL;
   mpg_source source;
@@ -118,8 +116,7 @@ static PyObject *load_arrays_from(PyObject *module, PyObject *bytes) {
   return result;
 }
 
-static PyObject *save_arrays(PyObject *module, PyObject *args) {
-  (void)module;
+static PyObject *save_arrays(PyObject *Py_UNUSED(module), PyObject *args) {
   PyObject *encoded, *arrays, *names;
   if (!PyArg_ParseTuple(args, "O&OO:save_arrays", PyUnicode_FSConverter, &encoded, &arrays, &names))
     return NULL;
@@ -141,8 +138,7 @@ fail:
   Py_RETURN_NONE;
 }
 
-static PyObject *save_arrays_to(PyObject *module, PyObject *args) {
-  (void)module;
+static PyObject *save_arrays_to(PyObject *Py_UNUSED(module), PyObject *args) {
   PyObject *arrays, *names, *result = NULL;
   if (!PyArg_ParseTuple(args, "OO:save_arrays_to_bytes", &arrays, &names)) return NULL;
   mpg_tensor_list list;
@@ -159,8 +155,7 @@ static PyObject *save_arrays_to(PyObject *module, PyObject *args) {
   return result;
 }
 
-static PyObject *write_file(PyObject *module, PyObject *args) {
-  (void)module;
+static PyObject *write_file(PyObject *Py_UNUSED(module), PyObject *args) {
   PyObject *encoded;
   Py_buffer view;
   if (!PyArg_ParseTuple(args, "O&y*:write_file", PyUnicode_FSConverter, &encoded, &view))

@@ -3,23 +3,17 @@
 #include "device/profiler.h"
 #include "python/core.h"
 
-static PyObject *start(PyObject *module, PyObject *unused) {
-  (void)module;
-  (void)unused;
+static PyObject *start(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
   mpg_profiler_start();
   Py_RETURN_NONE;
 }
 
-static PyObject *stop(PyObject *module, PyObject *unused) {
-  (void)module;
-  (void)unused;
+static PyObject *stop(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
   mpg_profiler_stop();
   Py_RETURN_NONE;
 }
 
-static PyObject *resume(PyObject *module, PyObject *unused) {
-  (void)module;
-  (void)unused;
+static PyObject *resume(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
   mpg_profiler_resume();
   Py_RETURN_NONE;
 }
@@ -44,9 +38,7 @@ static PyObject *event_tuple(const mpg_device *device, const mpg_event *event) {
                        (long long)event->end_ns);
 }
 
-static PyObject *events(PyObject *module, PyObject *unused) {
-  (void)module;
-  (void)unused;
+static PyObject *events(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
   MPG_PY_TRY(mpg_wait_all());
   PyObject *list = PyList_New(0);
   if (!list) return NULL;

@@ -6,14 +6,12 @@
 #include "kernels/cpu/dispatch.h"
 #include "python/core.h"
 
-static PyObject *waitall(PyObject *module, PyObject *unused) {
-  (void)module, (void)unused;
+static PyObject *waitall(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
   MPG_PY_TRY(mpg_wait_all());
   Py_RETURN_NONE;
 }
 
-static PyObject *random_seed(PyObject *module, PyObject *seed) {
-  (void)module;
+static PyObject *random_seed(PyObject *Py_UNUSED(module), PyObject *seed) {
   PyObject *index = PyNumber_Index(seed);
   if (index == NULL) return NULL;
   unsigned long long number = PyLong_AsUnsignedLongLongMask(index);
@@ -22,8 +20,7 @@ static PyObject *random_seed(PyObject *module, PyObject *seed) {
   mpg_random_seed(number);
   Py_RETURN_NONE;
 }
-static PyObject *random_state(PyObject *module, PyObject *unused) {
-  (void)module, (void)unused;
+static PyObject *random_state(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
   mpg_random_key key = mpg_random_state();
   return Py_BuildValue("(KK)", (unsigned long long)key.seed, (unsigned long long)key.call);
 }
@@ -40,8 +37,7 @@ static PyObject *random_restore(PyObject *module, PyObject *state) {
 static const char *const modes[] = {
     [MPG_ENGINE_ASYNC] = "async", [MPG_ENGINE_SYNC] = "sync", [MPG_ENGINE_SHUFFLE] = "shuffle"};
 
-static PyObject *set_engine_mode(PyObject *module, PyObject *args, PyObject *kwargs) {
-  (void)module;
+static PyObject *set_engine_mode(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs) {
   static char *names[] = {"mode", "seed", NULL};
   const char *mode;
   unsigned long long seed = 0;
@@ -54,13 +50,11 @@ static PyObject *set_engine_mode(PyObject *module, PyObject *args, PyObject *kwa
   return PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR],
                       "the engine's mode is 'async', 'sync' or 'shuffle', got '%s'", mode);
 }
-static PyObject *engine_mode(PyObject *module, PyObject *unused) {
-  (void)module, (void)unused;
+static PyObject *engine_mode(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
   return PyUnicode_FromString(modes[mpg_engine_get_mode()]);
 }
 
-static PyObject *build_info(PyObject *module, PyObject *unused) {
-  (void)module, (void)unused;
+static PyObject *build_info(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
 #ifdef MPG_WITH_ONEDNN
   int onednn = 1;
 #else
@@ -76,8 +70,7 @@ static PyObject *build_info(PyObject *module, PyObject *unused) {
                        mpg_machine_cores(), "ops", (int)MPG_OP_COUNT);
 }
 
-static PyObject *set_library_folders(PyObject *module, PyObject *folders) {
-  (void)module;
+static PyObject *set_library_folders(PyObject *Py_UNUSED(module), PyObject *folders) {
   PyObject *items = mpg_py_items(folders, "expected a list of folders");
   if (items == NULL) return NULL;
   const char *texts[32];
@@ -93,8 +86,7 @@ static PyObject *set_library_folders(PyObject *module, PyObject *folders) {
   Py_RETURN_NONE;
 }
 
-static PyObject *libraries(PyObject *module, PyObject *unused) {
-  (void)module, (void)unused;
+static PyObject *libraries(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
   PyObject *list = PyList_New(MPG_LIBRARY_COUNT);
   for (int i = 0; list != NULL && i < MPG_LIBRARY_COUNT; i++) {
     const mpg_library *library = mpg_library_get((mpg_library_id)i);
@@ -110,21 +102,18 @@ static PyObject *libraries(PyObject *module, PyObject *unused) {
   return list;
 }
 
-static PyObject *memory_fail_after(PyObject *module, PyObject *args) {
-  (void)module;
+static PyObject *memory_fail_after(PyObject *Py_UNUSED(module), PyObject *args) {
   long long n, count = 1;
   if (!PyArg_ParseTuple(args, "L|L:_memory_fail_after", &n, &count)) return NULL;
   return PyBool_FromLong(mpg_memory_fail_after(n, count));
 }
 
-static PyObject *memory_free_kept(PyObject *module, PyObject *unused) {
-  (void)module, (void)unused;
+static PyObject *memory_free_kept(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
   mpg_space_free_kept();
   Py_RETURN_NONE;
 }
 
-static PyObject *memory_until_failure(PyObject *module, PyObject *unused) {
-  (void)module, (void)unused;
+static PyObject *memory_until_failure(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
   return PyLong_FromLongLong(mpg_memory_until_failure());
 }
 
@@ -141,8 +130,7 @@ static PyObject *work_tuple(const mpg_submitted *work) {
                        micro_batch);
 }
 
-static PyObject *engine_queue_status(PyObject *module, PyObject *unused) {
-  (void)module, (void)unused;
+static PyObject *engine_queue_status(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
   PyObject *list = PyList_New(0);
   for (int i = 0; list != NULL && i < mpg_device_count(); i++) {
     const mpg_device *device = mpg_device_at(i);
@@ -158,8 +146,7 @@ static PyObject *engine_queue_status(PyObject *module, PyObject *unused) {
   return list;
 }
 
-static PyObject *stall(PyObject *module, PyObject *args) {
-  (void)module;
+static PyObject *stall(PyObject *Py_UNUSED(module), PyObject *args) {
   PyObject *ctx;
   double seconds;
   mpg_device_id id;
@@ -173,8 +160,7 @@ static PyObject *stall(PyObject *module, PyObject *args) {
   Py_RETURN_NONE;
 }
 
-static PyObject *handed_over(PyObject *module, PyObject *ctx) {
-  (void)module;
+static PyObject *handed_over(PyObject *Py_UNUSED(module), PyObject *ctx) {
   mpg_device_id id;
   mpg_device *device;
   if (mpg_py_device_id(ctx, &id) < 0) return NULL;

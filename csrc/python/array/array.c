@@ -335,8 +335,8 @@ PyObject *mpg_py_broadcast(PyObject *self, const mpg_shape *shape) {
   return result;
 }
 
-static PyObject *array_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-  (void)type, (void)args, (void)kwargs;
+static PyObject *array_new(PyTypeObject *Py_UNUSED(type), PyObject *Py_UNUSED(args),
+                           PyObject *Py_UNUSED(kwargs)) {
   PyErr_SetString(mpg_py->errors[MPG_TYPE_ERROR],
                   "NDArray is not called; make arrays with nd.array, nd.zeros, nd.empty, ...");
   return NULL;

@@ -176,17 +176,14 @@ PyObject *mpg_py_dlpack(PyObject *self, PyObject *args, PyObject *kwargs) {
   Py_DECREF(source);
   return capsule;
 }
-PyObject *mpg_py_dlpack_device(PyObject *self, PyObject *unused) {
-  (void)unused;
+PyObject *mpg_py_dlpack_device(PyObject *self, PyObject *Py_UNUSED(unused)) {
   dl_device device = device_of(mpg_array_device_id(mpg_py_array_of(self)));
   return Py_BuildValue("(ii)", device.type, device.id);
 }
-static PyObject *for_read(PyObject *module, PyObject *object) {
-  (void)module;
+static PyObject *for_read(PyObject *Py_UNUSED(module), PyObject *object) {
   return mpg_py_expect_array(object, "to_dlpack_for_read") ? export(object, false, false) : NULL;
 }
-static PyObject *for_write(PyObject *module, PyObject *object) {
-  (void)module;
+static PyObject *for_write(PyObject *Py_UNUSED(module), PyObject *object) {
   return mpg_py_expect_array(object, "to_dlpack_for_write") ? export(object, true, false) : NULL;
 }
 
@@ -287,8 +284,7 @@ static PyObject *from_capsule(PyObject *capsule) {
   return mpg_py_array_take(&array);
 }
 
-static PyObject *from_dlpack(PyObject *module, PyObject *object) {
-  (void)module;
+static PyObject *from_dlpack(PyObject *Py_UNUSED(module), PyObject *object) {
   if (PyCapsule_CheckExact(object)) return from_capsule(object);
   PyObject *method = PyObject_GetAttrString(object, "__dlpack__");
   if (method == NULL) {

@@ -302,8 +302,7 @@ PyObject *mpg_py_operand(PyObject *object, const mpg_array *like, const char *wh
   return mpg_py_from_object(object, own, device);
 }
 
-static PyObject *py_array(PyObject *module, PyObject *args, PyObject *kwargs) {
-  (void)module;
+static PyObject *py_array(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs) {
   static char *names[] = {"source_array", "ctx", "dtype", NULL};
   PyObject *source, *ctx = NULL, *dtype_object = Py_None;
   if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|OO:array", names, &source, &ctx, &dtype_object))
@@ -323,8 +322,7 @@ static PyObject *py_array(PyObject *module, PyObject *args, PyObject *kwargs) {
   return mpg_py_from_object(source, dtype == MPG_DTYPE_NONE ? MPG_FLOAT32 : dtype, id);
 }
 
-static PyObject *py_empty(PyObject *module, PyObject *const *args, Py_ssize_t count) {
-  (void)module;
+static PyObject *py_empty(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
   if (count != 3)
     return PyErr_Format(PyExc_TypeError, "empty takes a shape, a context and a dtype");
   mpg_desc desc = {0};
@@ -407,8 +405,7 @@ int mpg_py_getbuffer(PyObject *self, Py_buffer *view, int flags) {
   return 0;
 }
 
-void mpg_py_releasebuffer(PyObject *self, Py_buffer *view) {
-  (void)self;
+void mpg_py_releasebuffer(PyObject *Py_UNUSED(self), Py_buffer *view) {
   buffer *kept = view->internal;
   mpg_tensor_release(&kept->tensor);
   PyMem_Free(kept);

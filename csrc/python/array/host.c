@@ -114,8 +114,7 @@ static void origin_text(uint32_t number, char *buffer, size_t size) {
   PyErr_Restore(type, value, traceback);
 }
 
-static PyObject *set_package_folder(PyObject *module, PyObject *folder) {
-  (void)module;
+static PyObject *set_package_folder(PyObject *Py_UNUSED(module), PyObject *folder) {
   Py_ssize_t length;
   const char *text = PyUnicode_AsUTF8AndSize(folder, &length);
   if (text == NULL) return NULL;
@@ -127,20 +126,17 @@ static PyObject *set_package_folder(PyObject *module, PyObject *folder) {
   Py_RETURN_NONE;
 }
 
-static PyObject *current_line(PyObject *module, PyObject *unused) {
-  (void)module, (void)unused;
+static PyObject *current_line(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
   char text[1024];
   origin_text(current_origin(), text, sizeof text);
   return PyUnicode_FromString(text);
 }
 
-static PyObject *origin_number(PyObject *module, PyObject *unused) {
-  (void)module, (void)unused;
+static PyObject *origin_number(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
   return PyLong_FromUnsignedLong(current_origin());
 }
 
-static PyObject *origin_line(PyObject *module, PyObject *number) {
-  (void)module;
+static PyObject *origin_line(PyObject *Py_UNUSED(module), PyObject *number) {
   unsigned long origin = PyLong_AsUnsignedLong(number);
   if (origin == (unsigned long)-1 && PyErr_Occurred()) return NULL;
   char text[1024];
@@ -175,8 +171,7 @@ static void intrude(void) {
   PyErr_Restore(type, value, traceback);
 }
 
-static PyObject *set_intruder(PyObject *module, PyObject *callable) {
-  (void)module;
+static PyObject *set_intruder(PyObject *Py_UNUSED(module), PyObject *callable) {
   PyObject *former = intruder;
   intruder = callable == Py_None ? NULL : Py_NewRef(callable);
   mpg_host_set_intruder(intruder != NULL ? intrude : NULL);
@@ -196,8 +191,7 @@ PyMethodDef mpg_py_host_methods[] = {
      "nothing."},
     {0}};
 
-int mpg_py_host_init(PyObject *module) {
-  (void)module;
+int mpg_py_host_init(PyObject *Py_UNUSED(module)) {
   if (lines.table == NULL) {
     lines.table = PyMem_RawCalloc(TABLE_SIZE, sizeof *lines.table);
     lines.origins = PyMem_RawMalloc(MAX_ORIGINS * sizeof *lines.origins);

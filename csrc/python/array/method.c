@@ -4,40 +4,32 @@
 #include "python/array/numpy.h"
 
 /* --- Properties ------------------------------------------------------------------------------- */
-static PyObject *get_shape(PyObject *self, void *unused) {
-  (void)unused;
+static PyObject *get_shape(PyObject *self, void *Py_UNUSED(unused)) {
   return mpg_py_shape_tuple(&mpg_py_array_of(self)->tensor.desc.shape);
 }
-static PyObject *get_ndim(PyObject *self, void *unused) {
-  (void)unused;
+static PyObject *get_ndim(PyObject *self, void *Py_UNUSED(unused)) {
   return PyLong_FromLong(mpg_py_array_of(self)->tensor.desc.shape.ndim);
 }
-static PyObject *get_size(PyObject *self, void *unused) {
-  (void)unused;
+static PyObject *get_size(PyObject *self, void *Py_UNUSED(unused)) {
   return PyLong_FromLongLong(mpg_shape_size(&mpg_py_array_of(self)->tensor.desc.shape));
 }
-static PyObject *get_dtype(PyObject *self, void *unused) {
-  (void)unused;
+static PyObject *get_dtype(PyObject *self, void *Py_UNUSED(unused)) {
   mpg_dtype dtype = mpg_py_array_of(self)->tensor.desc.dtype;
   return Py_NewRef(mpg_dtype_valid(dtype) ? mpg_py->dtypes[dtype] : Py_None);
 }
-static PyObject *get_context(PyObject *self, void *unused) {
-  (void)unused;
+static PyObject *get_context(PyObject *self, void *Py_UNUSED(unused)) {
   mpg_array *array = mpg_py_array_of(self);
   if (!mpg_array_traced(array) && mpg_py_expect_value(array, "context") < 0) return NULL;
   return mpg_py_context(mpg_array_device_id(array));
 }
-static PyObject *get_stype(PyObject *self, void *unused) {
-  (void)self, (void)unused;
+static PyObject *get_stype(PyObject *Py_UNUSED(self), void *Py_UNUSED(unused)) {
   return PyUnicode_FromString("default");
 }
-static PyObject *get_t(PyObject *self, void *unused) {
-  (void)unused;
+static PyObject *get_t(PyObject *self, void *Py_UNUSED(unused)) {
   mpg_array *array = mpg_py_array_of(self);
   return mpg_py_call_named("transpose", &array, 1, NULL, NULL);
 }
-static PyObject *get_grad(PyObject *self, void *unused) {
-  (void)unused;
+static PyObject *get_grad(PyObject *self, void *Py_UNUSED(unused)) {
   mpg_tensor gradient;
   mpg_grad_req request;
   if (!mpg_autograd_gradient(mpg_py_array_of(self), &gradient, &request)) Py_RETURN_NONE;
@@ -49,8 +41,7 @@ static PyObject *get_grad(PyObject *self, void *unused) {
     mpg_py_array_of(result)->tensor = gradient;
   return result;
 }
-static PyObject *get_grad_req(PyObject *self, void *unused) {
-  (void)unused;
+static PyObject *get_grad_req(PyObject *self, void *Py_UNUSED(unused)) {
   mpg_tensor gradient = {0};
   mpg_grad_req request;
   if (!mpg_autograd_gradient(mpg_py_array_of(self), &gradient, &request)) Py_RETURN_NONE;
@@ -59,37 +50,30 @@ static PyObject *get_grad_req(PyObject *self, void *unused) {
                               : request == MPG_GRAD_WRITE ? "write"
                                                           : "null");
 }
-static PyObject *get_fresh(PyObject *self, void *unused) {
-  (void)unused;
+static PyObject *get_fresh(PyObject *self, void *Py_UNUSED(unused)) {
   return PyLong_FromLong(mpg_autograd_fresh(mpg_py_array_of(self)));
 }
-static int set_fresh(PyObject *self, PyObject *value, void *unused) {
-  (void)unused;
+static int set_fresh(PyObject *self, PyObject *value, void *Py_UNUSED(unused)) {
   int fresh = value ? PyObject_IsTrue(value) : 0;
   if (fresh < 0) return -1;
   mpg_autograd_set_fresh(mpg_py_array_of(self), fresh);
   return 0;
 }
-static PyObject *get_writable(PyObject *self, void *unused) {
-  (void)unused;
+static PyObject *get_writable(PyObject *self, void *Py_UNUSED(unused)) {
   return PyBool_FromLong(!mpg_array_traced(mpg_py_array_of(self)));
 }
-static PyObject *get_traced(PyObject *self, void *unused) {
-  (void)unused;
+static PyObject *get_traced(PyObject *self, void *Py_UNUSED(unused)) {
   return PyBool_FromLong(mpg_array_traced(mpg_py_array_of(self)));
 }
-static PyObject *get_in_trace(PyObject *self, void *unused) {
-  (void)unused;
+static PyObject *get_in_trace(PyObject *self, void *Py_UNUSED(unused)) {
   return PyBool_FromLong(mpg_trace_takes(mpg_py_array_of(self)));
 }
-static PyObject *get_place(PyObject *self, void *unused) {
-  (void)unused;
+static PyObject *get_place(PyObject *self, void *Py_UNUSED(unused)) {
   const mpg_array *array = mpg_py_array_of(self);
   return Py_BuildValue("NNN", PyLong_FromVoidPtr(array->tensor.storage),
                        PyLong_FromSize_t(array->tensor.offset), PyLong_FromVoidPtr(array->node));
 }
-static PyObject *get_wants_gradient(PyObject *self, void *unused) {
-  (void)unused;
+static PyObject *get_wants_gradient(PyObject *self, void *Py_UNUSED(unused)) {
   return PyBool_FromLong(mpg_cache_wants(mpg_py_array_of(self)));
 }
 PyGetSetDef mpg_py_array_properties[] = {
@@ -125,8 +109,7 @@ PyGetSetDef mpg_py_array_properties[] = {
     {0}};
 
 /* --- Values ----------------------------------------------------------------------------------- */
-static PyObject *asnumpy(PyObject *self, PyObject *unused) {
-  (void)unused;
+static PyObject *asnumpy(PyObject *self, PyObject *Py_UNUSED(unused)) {
   mpg_array *array = mpg_py_array_of(self);
   return mpg_py_expect_readable(array, "asnumpy()") < 0 ? NULL : mpg_py_to_numpy(array);
 }
@@ -141,8 +124,7 @@ static PyObject *one_element(PyObject *self, const char *what) {
   }
   return mpg_py_to_numpy(array);
 }
-static PyObject *asscalar(PyObject *self, PyObject *unused) {
-  (void)unused;
+static PyObject *asscalar(PyObject *self, PyObject *Py_UNUSED(unused)) {
   PyObject *values = one_element(self, "asscalar()");
   if (values == NULL) return NULL;
   PyObject *result =
@@ -176,12 +158,10 @@ static PyObject *wait_with(PyObject *self, const char *what,
   MPG_PY_TRY(status);
   Py_RETURN_NONE;
 }
-static PyObject *wait_to_read(PyObject *self, PyObject *unused) {
-  (void)unused;
+static PyObject *wait_to_read(PyObject *self, PyObject *Py_UNUSED(unused)) {
   return wait_with(self, "wait_to_read()", mpg_tensor_wait_read);
 }
-static PyObject *wait_to_write(PyObject *self, PyObject *unused) {
-  (void)unused;
+static PyObject *wait_to_write(PyObject *self, PyObject *Py_UNUSED(unused)) {
   return wait_with(self, "wait_to_write()", mpg_tensor_wait_write);
 }
 
@@ -220,8 +200,7 @@ static PyObject *to_array(PyObject *self, PyObject *args, PyObject *kwargs) {
 }
 
 /* --- Copies ----------------------------------------------------------------------------------- */
-static PyObject *copy(PyObject *self, PyObject *unused) {
-  (void)unused;
+static PyObject *copy(PyObject *self, PyObject *Py_UNUSED(unused)) {
   return mpg_py_to_device(self, mpg_array_device_id(mpg_py_array_of(self)), true);
 }
 static PyObject *as_in_context(PyObject *self, PyObject *context) {
@@ -300,8 +279,7 @@ static PyObject *attach_grad(PyObject *self, PyObject *args, PyObject *kwargs) {
   if (status != MPG_OK) return mpg_py_raise(status);
   Py_RETURN_NONE;
 }
-static PyObject *detach(PyObject *self, PyObject *unused) {
-  (void)unused;
+static PyObject *detach(PyObject *self, PyObject *Py_UNUSED(unused)) {
   PyObject *result = mpg_py_array_new();
   if (result == NULL) return NULL;
   mpg_status status = mpg_array_detach(mpg_py_array_of(result), mpg_py_array_of(self));
@@ -379,8 +357,7 @@ wrong_size:;
                       mpg_shape_text(own, text, sizeof text), wanted);
 }
 
-static PyObject *reduce(PyObject *self, PyObject *unused) {
-  (void)unused;
+static PyObject *reduce(PyObject *self, PyObject *Py_UNUSED(unused)) {
   PyObject *values = asnumpy(self, NULL);
   if (values == NULL) return NULL;
   PyObject *module = PyImport_ImportModule("mpgluon._core"),
@@ -397,10 +374,7 @@ static PyObject *reduce(PyObject *self, PyObject *unused) {
   return Py_BuildValue("N(NNs)", rebuild, values, context,
                        mpg_dtype_name(array->tensor.desc.dtype));
 }
-static PyObject *deepcopy(PyObject *self, PyObject *memo) {
-  (void)memo;
-  return copy(self, NULL);
-}
+static PyObject *deepcopy(PyObject *self, PyObject *Py_UNUSED(memo)) { return copy(self, NULL); }
 
 PyMethodDef mpg_py_array_methods[] = {
     {"asnumpy", asnumpy, METH_NOARGS,

@@ -265,8 +265,7 @@ PyType_Slot mpg_py_number_slots[] = {
 
 /* _binary(kind, a, b): nd.add, nd.maximum, ...: operands may be arrays or numbers on either side.
  */
-static PyObject *py_binary(PyObject *module, PyObject *const *args, Py_ssize_t count) {
-  (void)module;
+static PyObject *py_binary(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
   if (count != 3) return PyErr_Format(PyExc_TypeError, "expected two operands");
   long kind = PyLong_AsLong(args[0]);
   if (kind == -1 && PyErr_Occurred()) return NULL;

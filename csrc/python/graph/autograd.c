@@ -8,15 +8,14 @@ typedef struct scope {
   signed char old_record, old_train;       /* what it was before */
 } scope;
 
-static PyObject *scope_enter(PyObject *object, PyObject *unused) {
-  (void)unused;
+static PyObject *scope_enter(PyObject *object, PyObject *Py_UNUSED(unused)) {
   scope *self = (scope *)object;
   if (self->record >= 0) self->old_record = mpg_autograd_set_recording(self->record);
   if (self->train >= 0) self->old_train = mpg_autograd_set_training(self->train);
   return Py_NewRef(object);
 }
-static PyObject *scope_exit(PyObject *object, PyObject *const *args, Py_ssize_t count) {
-  (void)args, (void)count;
+static PyObject *scope_exit(PyObject *object, PyObject *const *Py_UNUSED(args),
+                            Py_ssize_t Py_UNUSED(count)) {
   scope *self = (scope *)object;
   if (self->record >= 0) mpg_autograd_set_recording(self->old_record);
   if (self->train >= 0) mpg_autograd_set_training(self->old_train);
@@ -66,40 +65,32 @@ static PyObject *scope_with_mode(PyObject *const *args, Py_ssize_t count, PyObje
   }
   return scope_new(record, train);
 }
-static PyObject *record(PyObject *module, PyObject *const *args, Py_ssize_t count,
+static PyObject *record(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count,
                         PyObject *keywords) {
-  (void)module;
   return scope_with_mode(args, count, keywords, 1, 1, "record");
 }
-static PyObject *pause_(PyObject *module, PyObject *const *args, Py_ssize_t count,
+static PyObject *pause_(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count,
                         PyObject *keywords) {
-  (void)module;
   return scope_with_mode(args, count, keywords, 0, 0, "pause");
 }
-static PyObject *train_mode(PyObject *module, PyObject *unused) {
-  (void)module, (void)unused;
+static PyObject *train_mode(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
   return scope_new(-1, 1);
 }
-static PyObject *predict_mode(PyObject *module, PyObject *unused) {
-  (void)module, (void)unused;
+static PyObject *predict_mode(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
   return scope_new(-1, 0);
 }
 
-static PyObject *is_recording(PyObject *module, PyObject *unused) {
-  (void)module, (void)unused;
+static PyObject *is_recording(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
   return PyBool_FromLong(mpg_autograd_recording());
 }
-static PyObject *is_training(PyObject *module, PyObject *unused) {
-  (void)module, (void)unused;
+static PyObject *is_training(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
   return PyBool_FromLong(mpg_autograd_training());
 }
-static PyObject *set_recording(PyObject *module, PyObject *value) {
-  (void)module;
+static PyObject *set_recording(PyObject *Py_UNUSED(module), PyObject *value) {
   int on = PyObject_IsTrue(value);
   return on < 0 ? NULL : PyBool_FromLong(mpg_autograd_set_recording(on));
 }
-static PyObject *set_training(PyObject *module, PyObject *value) {
-  (void)module;
+static PyObject *set_training(PyObject *Py_UNUSED(module), PyObject *value) {
   int on = PyObject_IsTrue(value);
   return on < 0 ? NULL : PyBool_FromLong(mpg_autograd_set_training(on));
 }
@@ -176,8 +167,7 @@ static int heads_from(arrays *heads, arrays *gradients, PyObject *head_object,
   return -1;
 }
 
-static PyObject *backward(PyObject *module, PyObject *args, PyObject *kwargs) {
-  (void)module;
+static PyObject *backward(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs) {
   static char *names[] = {"heads", "head_grads", "retain_graph", "train_mode", NULL};
   PyObject *head_object, *gradient_object = Py_None;
   int retain = 0, train = 1;
@@ -198,8 +188,7 @@ static PyObject *backward(PyObject *module, PyObject *args, PyObject *kwargs) {
   Py_RETURN_NONE;
 }
 
-static PyObject *grad(PyObject *module, PyObject *args, PyObject *kwargs) {
-  (void)module;
+static PyObject *grad(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs) {
   static char *names[] = {"heads",        "variables",  "head_grads", "retain_graph",
                           "create_graph", "train_mode", NULL};
   PyObject *head_object, *variable_object, *gradient_object = Py_None, *retain_object = Py_None;
@@ -261,8 +250,7 @@ static int request_of(PyObject *object, mpg_grad_req *request) {
   return -1;
 }
 
-static PyObject *mark_variables(PyObject *module, PyObject *args, PyObject *kwargs) {
-  (void)module;
+static PyObject *mark_variables(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs) {
   static char *names[] = {"variables", "gradients", "grad_reqs", NULL};
   PyObject *variable_object, *gradient_object, *request_object = NULL;
   if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|O:mark_variables", names, &variable_object,
@@ -393,8 +381,7 @@ done:
 
 /* The outputs on the tape are other arrays than those given, over the same memory: whatever the
  * function kept of these does not lead back to the node, which holds the function. */
-static PyObject *record_function(PyObject *module, PyObject *args) {
-  (void)module;
+static PyObject *record_function(PyObject *Py_UNUSED(module), PyObject *args) {
   static const mpg_callback callback = {"Function", function_backward, function_release};
   PyObject *function, *input_object, *output_object;
   if (!PyArg_ParseTuple(args, "OOO:record_function", &function, &input_object, &output_object))
@@ -442,25 +429,21 @@ static PyObject *record_function(PyObject *module, PyObject *args) {
 }
 
 /* --- Block paths ------------------------------------------------------------------------------ */
-static PyObject *intern_scope(PyObject *module, PyObject *path) {
-  (void)module;
+static PyObject *intern_scope(PyObject *Py_UNUSED(module), PyObject *path) {
   const char *text = PyUnicode_AsUTF8(path);
   return text ? PyLong_FromUnsignedLong(mpg_scope_intern(text)) : NULL;
 }
-static PyObject *set_scope(PyObject *module, PyObject *number) {
-  (void)module;
+static PyObject *set_scope(PyObject *Py_UNUSED(module), PyObject *number) {
   unsigned long scope = PyLong_AsUnsignedLong(number);
   if (scope == (unsigned long)-1 && PyErr_Occurred()) return NULL;
   return PyLong_FromUnsignedLong(mpg_autograd_set_scope((uint32_t)scope));
 }
-static PyObject *set_steps(PyObject *module, PyObject *steps) {
-  (void)module;
+static PyObject *set_steps(PyObject *Py_UNUSED(module), PyObject *steps) {
   unsigned long long number = PyLong_AsUnsignedLongLong(steps);
   if (number == (unsigned long long)-1 && PyErr_Occurred()) return NULL;
   return PyLong_FromUnsignedLongLong(mpg_autograd_set_steps(number));
 }
-static PyObject *begin_step(PyObject *module, PyObject *args) {
-  (void)module;
+static PyObject *begin_step(PyObject *Py_UNUSED(module), PyObject *args) {
   unsigned long long outer;
   long long step;
   if (!PyArg_ParseTuple(args, "KL:begin_step", &outer, &step)) return NULL;
@@ -468,18 +451,15 @@ static PyObject *begin_step(PyObject *module, PyObject *args) {
   Py_RETURN_NONE;
 }
 
-static PyObject *get_steps(PyObject *module, PyObject *unused) {
-  (void)module, (void)unused;
+static PyObject *get_steps(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
   return PyLong_FromUnsignedLongLong(mpg_autograd_steps());
 }
-static PyObject *current_scope(PyObject *module, PyObject *unused) {
-  (void)module, (void)unused;
+static PyObject *current_scope(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
   return PyUnicode_FromString(mpg_scope_text(mpg_autograd_scope()));
 }
 
 /* Flags of the variables in a list of arrays, which whoever calls keeps from changing. */
-static PyObject *gradients_fresh(PyObject *module, PyObject *arrays) {
-  (void)module;
+static PyObject *gradients_fresh(PyObject *Py_UNUSED(module), PyObject *arrays) {
   if (!PyList_Check(arrays))
     return PyErr_Format(PyExc_TypeError, "gradients_fresh takes a list of arrays, not %s",
                         Py_TYPE(arrays)->tp_name);
@@ -490,8 +470,7 @@ static PyObject *gradients_fresh(PyObject *module, PyObject *arrays) {
   }
   Py_RETURN_TRUE;
 }
-static PyObject *gradients_used(PyObject *module, PyObject *arrays) {
-  (void)module;
+static PyObject *gradients_used(PyObject *Py_UNUSED(module), PyObject *arrays) {
   if (!PyList_Check(arrays))
     return PyErr_Format(PyExc_TypeError, "gradients_used takes a list of arrays, not %s",
                         Py_TYPE(arrays)->tp_name);

@@ -373,8 +373,7 @@ done:
 
 /* --- Looking inside --------------------------------------------------------------------------- */
 
-static PyObject *cached_op_compiled(PyObject *object, PyObject *unused) {
-  (void)unused;
+static PyObject *cached_op_compiled(PyObject *object, PyObject *Py_UNUSED(unused)) {
   const cached_op *self = (cached_op *)object;
   PyObject *list = PyList_New(0);
   for (uint32_t i = 0; list != NULL && i < self->cache->count; i++) {
@@ -385,8 +384,7 @@ static PyObject *cached_op_compiled(PyObject *object, PyObject *unused) {
   return list;
 }
 
-static PyObject *cached_op_dump(PyObject *object, PyObject *unused) {
-  (void)unused;
+static PyObject *cached_op_dump(PyObject *object, PyObject *Py_UNUSED(unused)) {
   const cached_op *self = (cached_op *)object;
   mpg_text text = {0};
   for (uint32_t i = 0; i < self->cache->count; i++) {
@@ -400,8 +398,7 @@ static PyObject *cached_op_dump(PyObject *object, PyObject *unused) {
   return result;
 }
 
-static PyObject *cached_op_groups(PyObject *object, PyObject *unused) {
-  (void)unused;
+static PyObject *cached_op_groups(PyObject *object, PyObject *Py_UNUSED(unused)) {
   const cached_op *self = (cached_op *)object;
   mpg_text text = {0};
   for (uint32_t i = 0; i < self->cache->count; i++) {
@@ -415,8 +412,7 @@ static PyObject *cached_op_groups(PyObject *object, PyObject *unused) {
   return result;
 }
 
-static PyObject *cached_op_clear(PyObject *object, PyObject *unused) {
-  (void)unused;
+static PyObject *cached_op_clear(PyObject *object, PyObject *Py_UNUSED(unused)) {
   mpg_cache_clear(((cached_op *)object)->cache);
   Py_RETURN_NONE;
 }
@@ -460,8 +456,7 @@ static PyObject *cached_op_bind(PyObject *object, PyObject *arrays) {
   return bind_arrays((cached_op *)object, arrays, false);
 }
 
-static PyObject *cached_op_unbind(PyObject *object, PyObject *unused) {
-  (void)unused;
+static PyObject *cached_op_unbind(PyObject *object, PyObject *Py_UNUSED(unused)) {
   PyObject *nothing = PyTuple_New(0),
            *result = nothing != NULL ? bind_arrays((cached_op *)object, nothing, true) : NULL;
   Py_XDECREF(nothing);
@@ -543,8 +538,7 @@ static void cached_op_dealloc(PyObject *object) {
   Py_DECREF(type);
 }
 
-static PyObject *cached_op_dropped(PyObject *object, void *unused) {
-  (void)unused;
+static PyObject *cached_op_dropped(PyObject *object, void *Py_UNUSED(unused)) {
   return PyLong_FromUnsignedLongLong(((cached_op *)object)->cache->dropped);
 }
 

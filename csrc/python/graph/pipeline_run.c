@@ -157,8 +157,7 @@ static void staged_call_dealloc(PyObject *object) {
   Py_DECREF(type);
 }
 
-static PyObject *staged_call_outputs(PyObject *object, void *unused) {
-  (void)unused;
+static PyObject *staged_call_outputs(PyObject *object, void *Py_UNUSED(unused)) {
   const mpg_compiled *c = ((staged_call *)object)->compiled;
   PyObject *list = PyList_New(0);
   for (uint32_t i = 0; list != NULL && i < c->num_outputs; i++) {
@@ -173,8 +172,7 @@ static PyObject *staged_call_outputs(PyObject *object, void *unused) {
   return list;
 }
 
-static PyObject *staged_call_forward(PyObject *object, PyObject *unused) {
-  (void)unused;
+static PyObject *staged_call_forward(PyObject *object, PyObject *Py_UNUSED(unused)) {
   const mpg_compiled *c = ((staged_call *)object)->compiled;
   return describe_set(c->programs);
 }
@@ -377,8 +375,7 @@ static void pipeline_run_dealloc(PyObject *object) {
   Py_DECREF(type);
 }
 
-static PyObject *pipeline_run_outputs(PyObject *object, PyObject *unused) {
-  (void)unused;
+static PyObject *pipeline_run_outputs(PyObject *object, PyObject *Py_UNUSED(unused)) {
   const mpg_pipeline_run *run = ((pipeline_run *)object)->run;
   PyObject *list = PyList_New(run->num_outputs);
   for (uint32_t i = 0; list != NULL && i < run->num_outputs; i++) {
@@ -596,8 +593,7 @@ static PyObject *pipeline_run_times(PyObject *object, PyObject *args) {
   return list;
 }
 
-static PyObject *pipeline_run_watch(PyObject *object, PyObject *unused) {
-  (void)unused;
+static PyObject *pipeline_run_watch(PyObject *object, PyObject *Py_UNUSED(unused)) {
   PyTypeObject *type = Py_TYPE(object);
   pipeline_run *watcher = (pipeline_run *)type->tp_alloc(type, 0);
   if (watcher == NULL) return NULL;
@@ -607,8 +603,7 @@ static PyObject *pipeline_run_watch(PyObject *object, PyObject *unused) {
   return (PyObject *)watcher;
 }
 
-static PyObject *pipeline_run_finish(PyObject *object, PyObject *unused) {
-  (void)unused;
+static PyObject *pipeline_run_finish(PyObject *object, PyObject *Py_UNUSED(unused)) {
   mpg_pipeline_run_finish(((pipeline_run *)object)->run);
   Py_RETURN_NONE;
 }
@@ -649,8 +644,7 @@ static PyMethodDef pipeline_run_methods[] = {
     {"finish", pipeline_run_finish, METH_NOARGS,
      "finish()\n--\n\nGives memory back; all that is wanted has been submitted."},
     {0}};
-static PyObject *pipeline_run_micro_batches(PyObject *object, void *unused) {
-  (void)unused;
+static PyObject *pipeline_run_micro_batches(PyObject *object, void *Py_UNUSED(unused)) {
   return PyLong_FromUnsignedLong(((pipeline_run *)object)->run->num_micro_batches);
 }
 static PyGetSetDef pipeline_run_properties[] = {

@@ -109,8 +109,7 @@ static int sequence_call_from(py_routine *self, PyObject *item, mpg_sequence_cal
   return callee_from(self, function, &call->callee);
 }
 
-static PyObject *make_sequence(PyObject *type, PyObject *args) {
-  (void)type;
+static PyObject *make_sequence(PyObject *Py_UNUSED(type), PyObject *args) {
   unsigned num_inputs;
   PyObject *calls, *results, *items = NULL;
   if (!PyArg_ParseTuple(args, "IOO:Routine.sequence", &num_inputs, &calls, &results)) return NULL;
@@ -147,8 +146,7 @@ fail:
   return NULL;
 }
 
-static PyObject *make_branch(PyObject *type, PyObject *args) {
-  (void)type;
+static PyObject *make_branch(PyObject *Py_UNUSED(type), PyObject *args) {
   unsigned num_first, num_second, num_outputs;
   PyObject *first, *second;
   if (!PyArg_ParseTuple(args, "OIOII:Routine.branch", &first, &num_first, &second, &num_second,
@@ -181,8 +179,7 @@ static int loop_output_from(PyObject *item, mpg_loop_output *output) {
   return (output->desc.dtype = mpg_py_dtype(dtype)) == MPG_DTYPE_NONE ? -1 : 0;
 }
 
-static PyObject *make_loop(PyObject *type, PyObject *args) {
-  (void)type;
+static PyObject *make_loop(PyObject *Py_UNUSED(type), PyObject *args) {
   const char *name;
   long long limit;
   unsigned num_data, num_states, step_captures, condition_captures;
@@ -336,8 +333,7 @@ static PyObject *allocate(mpg_routine_kind kind) {
 
 /* --- Rows of loops ---------------------------------------------------------------------------- */
 
-static PyObject *loop_slices(PyObject *module, PyObject *object) {
-  (void)module;
+static PyObject *loop_slices(PyObject *Py_UNUSED(module), PyObject *object) {
   mpg_array *whole = mpg_py_expect_array(object, "loop_slices");
   if (whole == NULL) return NULL;
   const mpg_shape *shape = &whole->tensor.desc.shape;
@@ -351,8 +347,7 @@ static PyObject *loop_slices(PyObject *module, PyObject *object) {
   return result;
 }
 
-static PyObject *loop_stack(PyObject *module, PyObject *args) {
-  (void)module;
+static PyObject *loop_stack(PyObject *Py_UNUSED(module), PyObject *args) {
   PyObject *list, *result = NULL;
   long long limit;
   if (!PyArg_ParseTuple(args, "O!L:loop_stack", &PyTuple_Type, &list, &limit)) return NULL;

@@ -116,8 +116,7 @@ static PyObject *changes_of(PyObject *object) {
   return changes;
 }
 
-static PyObject *scope_enter(PyObject *object, PyObject *unused) {
-  (void)unused;
+static PyObject *scope_enter(PyObject *object, PyObject *Py_UNUSED(unused)) {
   scope *self = (scope *)object;
   PyObject *changes = changes_of(object);
   if (changes == NULL) return NULL;
@@ -140,8 +139,8 @@ static PyObject *scope_enter(PyObject *object, PyObject *unused) {
   return Py_NewRef(object);
 }
 
-static PyObject *scope_exit(PyObject *object, PyObject *const *args, Py_ssize_t count) {
-  (void)args, (void)count;
+static PyObject *scope_exit(PyObject *object, PyObject *const *Py_UNUSED(args),
+                            Py_ssize_t Py_UNUSED(count)) {
   scope *self = (scope *)object;
   Py_ssize_t last = self->entered != NULL ? PyList_GET_SIZE(self->entered) - 1 : -1;
   if (last < 0) {
@@ -217,8 +216,7 @@ static void scope_dealloc(PyObject *object) {
 }
 
 /* Copies of what Python's subclasses hold; nobody has entered them. */
-static PyObject *scope_getstate(PyObject *object, PyObject *unused) {
-  (void)unused;
+static PyObject *scope_getstate(PyObject *object, PyObject *Py_UNUSED(unused)) {
   if (Py_TYPE(object) == mpg_py->change_type)
     return PyErr_Format(PyExc_TypeError, "cannot pickle '%s' object", Py_TYPE(object)->tp_name);
   PyObject *attributes = PyObject_GetAttrString(object, "__dict__"),
@@ -234,8 +232,7 @@ static bool is_call(PyObject *change) {
          PyCallable_Check(PyTuple_GET_ITEM(change, 0));
 }
 
-static PyObject *at_once(PyObject *module, PyObject *const *changes, Py_ssize_t count) {
-  (void)module;
+static PyObject *at_once(PyObject *Py_UNUSED(module), PyObject *const *changes, Py_ssize_t count) {
   for (Py_ssize_t i = 0; i < count; i++) /* before any of them is made */
     if (!is_call(changes[i]) && !(is_item(changes[i]) && PyTuple_GET_SIZE(changes[i]) == 3))
       return PyErr_Format(PyExc_TypeError, "at_once(): %R is no change", changes[i]);
@@ -256,8 +253,8 @@ static PyObject *at_once(PyObject *module, PyObject *const *changes, Py_ssize_t 
   Py_RETURN_NONE;
 }
 
-static PyObject *set_attributes(PyObject *module, PyObject *const *args, Py_ssize_t count) {
-  (void)module;
+static PyObject *set_attributes(PyObject *Py_UNUSED(module), PyObject *const *args,
+                                Py_ssize_t count) {
   if (count % 2 == 0) {
     PyErr_SetString(PyExc_TypeError,
                     "set_attributes takes an object, and for each attribute a name and a value");

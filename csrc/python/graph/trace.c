@@ -67,18 +67,15 @@ static PyObject *ids_tuple(const uint32_t *ids, uint32_t count) {
   return tuple;
 }
 
-static PyObject *function_inputs(PyObject *object, void *unused) {
-  (void)unused;
+static PyObject *function_inputs(PyObject *object, void *Py_UNUSED(unused)) {
   const mpg_function *function = ((py_function *)object)->function;
   return ids_tuple(function->input_ids, function->num_inputs);
 }
-static PyObject *function_outputs(PyObject *object, void *unused) {
-  (void)unused;
+static PyObject *function_outputs(PyObject *object, void *Py_UNUSED(unused)) {
   const mpg_function *function = ((py_function *)object)->function;
   return ids_tuple(function->output_ids, function->num_outputs);
 }
-static PyObject *function_nodes(PyObject *object, void *unused) {
-  (void)unused;
+static PyObject *function_nodes(PyObject *object, void *Py_UNUSED(unused)) {
   const mpg_function *function = ((py_function *)object)->function;
   return PyLong_FromSize_t(function->graph.num_nodes - function->num_inputs);
 }
@@ -125,8 +122,7 @@ static PyObject *trace_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
   return type->tp_alloc(type, 0);
 }
 
-static PyObject *trace_enter(PyObject *object, PyObject *unused) {
-  (void)unused;
+static PyObject *trace_enter(PyObject *object, PyObject *Py_UNUSED(unused)) {
   py_trace *self = (py_trace *)object;
   if (self->trace != NULL) {
     PyErr_SetString(mpg_py->errors[MPG_ERROR], "a trace begins once");
@@ -145,8 +141,8 @@ static void end(py_trace *self) {
   mpg_trace_swap(active == self->trace ? outer : active);
 }
 
-static PyObject *trace_exit(PyObject *object, PyObject *const *args, Py_ssize_t count) {
-  (void)args, (void)count;
+static PyObject *trace_exit(PyObject *object, PyObject *const *Py_UNUSED(args),
+                            Py_ssize_t Py_UNUSED(count)) {
   end((py_trace *)object);
   Py_RETURN_NONE;
 }
@@ -210,8 +206,7 @@ static PyObject *trace_constants(PyObject *object, PyObject *from) {
   return list;
 }
 
-static PyObject *trace_live(PyObject *object, PyObject *unused) {
-  (void)unused;
+static PyObject *trace_live(PyObject *object, PyObject *Py_UNUSED(unused)) {
   mpg_trace *trace = open_trace(object);
   PyObject *list = trace ? PyList_New(0) : NULL;
   for (size_t i = 0; list != NULL && i < trace->graph.num_values && i < trace->live_capacity; i++) {
@@ -268,22 +263,19 @@ static PyObject *trace_cut(PyObject *object, PyObject *args) {
 
 /* Copies between groups that a part made are not passed over the cut: they aren't arrays of
  * anybody's. */
-static PyObject *trace_forget_moves(PyObject *object, PyObject *unused) {
-  (void)unused;
+static PyObject *trace_forget_moves(PyObject *object, PyObject *Py_UNUSED(unused)) {
   mpg_trace *trace = open_trace(object);
   if (trace == NULL) return NULL;
   trace->num_copies = 0;
   Py_RETURN_NONE;
 }
 
-static PyObject *trace_nodes(PyObject *object, void *unused) {
-  (void)unused;
+static PyObject *trace_nodes(PyObject *object, void *Py_UNUSED(unused)) {
   mpg_trace *trace = open_trace(object);
   return trace ? PyLong_FromSize_t(trace->graph.num_nodes) : NULL;
 }
 
-static PyObject *trace_paused(PyObject *object, void *unused) {
-  (void)unused;
+static PyObject *trace_paused(PyObject *object, void *Py_UNUSED(unused)) {
   mpg_trace *trace = open_trace(object);
   return trace ? PyBool_FromLong(mpg_trace_paused(trace)) : NULL;
 }
@@ -336,8 +328,7 @@ static PyType_Spec trace_spec = {.name = "mpgluon._core.Trace",
                                  .flags = Py_TPFLAGS_DEFAULT,
                                  .slots = trace_slots};
 
-static PyObject *swap_trace(PyObject *module, PyObject *item) {
-  (void)module;
+static PyObject *swap_trace(PyObject *Py_UNUSED(module), PyObject *item) {
   mpg_trace *trace = NULL;
   if (item != Py_None) {
     if (!PyObject_TypeCheck(item, mpg_py->trace_type)) {
@@ -360,8 +351,7 @@ static PyObject *swap_trace(PyObject *module, PyObject *item) {
   return (PyObject *)result;
 }
 
-static PyObject *captured_arrays(PyObject *module, PyObject *unused) {
-  (void)module, (void)unused;
+static PyObject *captured_arrays(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
   const mpg_trace *trace = mpg_trace_active();
   PyObject *list = PyList_New(0);
   for (size_t i = 0; list != NULL && trace != NULL && i < trace->num_constants; i++) {
@@ -377,8 +367,7 @@ static PyObject *captured_arrays(PyObject *module, PyObject *unused) {
  * reference. */
 static _Thread_local mpg_trace *aside;
 
-static PyObject *collecting(PyObject *module, PyObject *args) {
-  (void)module;
+static PyObject *collecting(PyObject *Py_UNUSED(module), PyObject *args) {
   const char *phase;
   PyObject *info;
   if (!PyArg_ParseTuple(args, "sO:_collecting", &phase, &info)) return NULL;

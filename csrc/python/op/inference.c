@@ -144,8 +144,7 @@ static void end_call(inferred_call *call) {
   PyMem_Free(call->descs);
 }
 
-static PyObject *infer_shape(PyObject *module, PyObject *args) {
-  (void)module;
+static PyObject *infer_shape(PyObject *Py_UNUSED(module), PyObject *args) {
   inferred_call call;
   PyObject *result = NULL;
   if (infer_call(args, &call) == 0) {
@@ -159,8 +158,7 @@ static PyObject *infer_shape(PyObject *module, PyObject *args) {
   return result;
 }
 
-static PyObject *op_cost(PyObject *module, PyObject *args) {
-  (void)module;
+static PyObject *op_cost(PyObject *Py_UNUSED(module), PyObject *args) {
   inferred_call call;
   PyObject *result = NULL;
   if (infer_call(args, &call) == 0) {
@@ -180,8 +178,7 @@ static PyObject *op_cost(PyObject *module, PyObject *args) {
 }
 
 /* --- Scopes, dtypes --------------------------------------------------------------------------- */
-static PyObject *intern_scope(PyObject *module, PyObject *path) {
-  (void)module;
+static PyObject *intern_scope(PyObject *Py_UNUSED(module), PyObject *path) {
   const char *text = PyUnicode_Check(path) ? PyUnicode_AsUTF8(path) : NULL;
   if (text == NULL) {
     if (!PyErr_Occurred())
@@ -191,32 +188,27 @@ static PyObject *intern_scope(PyObject *module, PyObject *path) {
   return PyLong_FromUnsignedLong(mpg_scope_intern(text));
 }
 
-static PyObject *set_scope(PyObject *module, PyObject *scope) {
-  (void)module;
+static PyObject *set_scope(PyObject *Py_UNUSED(module), PyObject *scope) {
   unsigned long number = PyLong_AsUnsignedLong(scope);
   if (number == (unsigned long)-1 && PyErr_Occurred()) return NULL;
   return PyLong_FromUnsignedLong(mpg_autograd_set_scope((uint32_t)number));
 }
 
-static PyObject *get_scope(PyObject *module, PyObject *unused) {
-  (void)module, (void)unused;
+static PyObject *get_scope(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
   return PyLong_FromUnsignedLong(mpg_autograd_scope());
 }
 
-static PyObject *begin_recompute(PyObject *module, PyObject *unused) {
-  (void)module, (void)unused;
+static PyObject *begin_recompute(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
   return PyBool_FromLong(mpg_trace_begin_recompute());
 }
 
-static PyObject *end_recompute(PyObject *module, PyObject *unused) {
-  (void)module, (void)unused;
+static PyObject *end_recompute(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
   mpg_trace_end_recompute();
   Py_RETURN_NONE;
 }
 
 /* None: no group; True: one without a device; a Context: its device. */
-static PyObject *set_group(PyObject *module, PyObject *object) {
-  (void)module;
+static PyObject *set_group(PyObject *Py_UNUSED(module), PyObject *object) {
   mpg_group group = {.active = object != Py_None};
   if (group.active && object != Py_True && mpg_py_device_id(object, &group.device) < 0) return NULL;
   group = mpg_group_set(group);
@@ -224,8 +216,7 @@ static PyObject *set_group(PyObject *module, PyObject *object) {
   return group.device.type ? mpg_py_context(group.device) : Py_NewRef(Py_True);
 }
 
-static PyObject *move_to(PyObject *module, PyObject *args) {
-  (void)module;
+static PyObject *move_to(PyObject *Py_UNUSED(module), PyObject *args) {
   PyObject *array, *context;
   mpg_device_id device;
   if (!PyArg_ParseTuple(args, "O!O:move_to", mpg_py->array_type, &array, &context) ||
@@ -242,14 +233,12 @@ static PyObject *move_to(PyObject *module, PyObject *args) {
   return mpg_py_raise(status);
 }
 
-static PyObject *dtype_name(PyObject *module, PyObject *dtype) {
-  (void)module;
+static PyObject *dtype_name(PyObject *Py_UNUSED(module), PyObject *dtype) {
   mpg_dtype number = mpg_py_dtype(dtype);
   return number == MPG_DTYPE_NONE ? NULL : PyUnicode_FromString(mpg_dtype_name(number));
 }
 
-static PyObject *trace_on(PyObject *module, PyObject *ctx) {
-  (void)module;
+static PyObject *trace_on(PyObject *Py_UNUSED(module), PyObject *ctx) {
   mpg_trace *trace = mpg_trace_active();
   mpg_device_id id;
   if (mpg_py_device_id(ctx, &id) < 0) return NULL;

@@ -356,8 +356,7 @@ static PyObject *op_call(PyObject *callable, PyObject *const *args, size_t flags
 }
 
 /* --- The type --------------------------------------------------------------------------------- */
-static PyObject *op_get(PyObject *self, PyObject *object, PyObject *type) {
-  (void)type;
+static PyObject *op_get(PyObject *self, PyObject *object, PyObject *Py_UNUSED(type)) {
   return object == NULL || object == Py_None ? Py_NewRef(self) : PyMethod_New(self, object);
 }
 static PyObject *op_repr(PyObject *self) {
@@ -372,8 +371,7 @@ static void op_dealloc(PyObject *object) {
   type->tp_free(object);
   Py_DECREF(type);
 }
-static PyObject *op_reduce(PyObject *self, PyObject *unused) {
-  (void)unused;
+static PyObject *op_reduce(PyObject *self, PyObject *Py_UNUSED(unused)) {
   PyObject *module = PyImport_ImportModule("mpgluon._core"),
            *get = module ? PyObject_GetAttrString(module, "get_op") : NULL;
   Py_XDECREF(module);
@@ -424,15 +422,13 @@ static PyObject *take_text(mpg_text *text) {
   mpg_text_free(text);
   return result;
 }
-static PyObject *get_signature(PyObject *self, void *unused) {
-  (void)unused;
+static PyObject *get_signature(PyObject *self, void *Py_UNUSED(unused)) {
   mpg_text text = {0};
   append_signature(&text, (op_object *)self);
   return take_text(&text);
 }
 
-static PyObject *get_signature_object(PyObject *self, void *unused) {
-  (void)unused;
+static PyObject *get_signature_object(PyObject *self, void *Py_UNUSED(unused)) {
   PyObject *module = PyImport_ImportModule("mpgluon.ndarray._signatures");
   PyObject *result = module ? PyObject_CallMethod(module, "signature", "O", self) : NULL;
   Py_XDECREF(module);
@@ -443,8 +439,7 @@ static PyObject *get_signature_object(PyObject *self, void *unused) {
 static const char *const kind_names[] = {MPG_PARAM_KINDS(KIND_NAME)};
 #undef KIND_NAME
 
-static PyObject *get_doc(PyObject *object, void *unused) {
-  (void)unused;
+static PyObject *get_doc(PyObject *object, void *Py_UNUSED(unused)) {
   op_object *self = (op_object *)object;
   const mpg_op *op = self->op;
   mpg_text text = {0};
@@ -478,12 +473,10 @@ static PyObject *get_doc(PyObject *object, void *unused) {
   mpg_text_append(&text, ". MXNetError when shapes, dtypes or devices do not fit.");
   return take_text(&text);
 }
-static PyObject *get_name(PyObject *self, void *unused) {
-  (void)unused;
+static PyObject *get_name(PyObject *self, void *Py_UNUSED(unused)) {
   return Py_NewRef(((op_object *)self)->name);
 }
-static PyObject *get_module(PyObject *self, void *unused) {
-  (void)self, (void)unused;
+static PyObject *get_module(PyObject *Py_UNUSED(self), void *Py_UNUSED(unused)) {
   return PyUnicode_FromString("mpgluon.ndarray.op");
 }
 
@@ -505,8 +498,7 @@ static PyObject *describe_params(const op_object *self) {
   return list;
 }
 
-static PyObject *op_describe(PyObject *object, PyObject *unused) {
-  (void)unused;
+static PyObject *op_describe(PyObject *object, PyObject *Py_UNUSED(unused)) {
   op_object *self = (op_object *)object;
   const mpg_op *op = self->op;
   static const struct {
@@ -649,8 +641,7 @@ fail:
   return NULL;
 }
 
-static PyObject *list_ops(PyObject *module, PyObject *unused) {
-  (void)module, (void)unused;
+static PyObject *list_ops(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
   PyObject *list = PyList_New(MPG_OP_COUNT);
   for (int i = 0; list != NULL && i < MPG_OP_COUNT; i++) {
     PyObject *name = PyUnicode_FromString(mpg_op_get((mpg_op_id)i)->name);
@@ -675,15 +666,13 @@ static PyObject *has_kernel(PyObject *module, PyObject *args) {
   return PyBool_FromLong(mpg_kernel_get(device, op) != NULL);
 }
 
-static PyObject *get_op(PyObject *module, PyObject *name) {
-  (void)module;
+static PyObject *get_op(PyObject *Py_UNUSED(module), PyObject *name) {
   PyObject *op = PyDict_GetItemWithError(mpg_py->ops_by_name, name);
   if (op != NULL) return Py_NewRef(op);
   if (!PyErr_Occurred()) PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "there is no op %R", name);
   return NULL;
 }
-static PyObject *ops(PyObject *module, PyObject *unused) {
-  (void)module, (void)unused;
+static PyObject *ops(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
   return PyDict_Copy(mpg_py->ops_by_name);
 }
 

@@ -218,8 +218,7 @@ static int from_string(const target *to, void *field, PyObject *value) {
   return -1;
 }
 
-static int from_device(const target *to, void *field, PyObject *value) {
-  (void)to;
+static int from_device(const target *Py_UNUSED(to), void *field, PyObject *value) {
   mpg_device_id *id = field;
   *id = (mpg_device_id){0};
   return value == Py_None ? 0 : mpg_py_device_id(value, id);

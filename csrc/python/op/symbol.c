@@ -286,15 +286,13 @@ static void call_dealloc(PyObject *self) {
   Py_DECREF(type);
 }
 
-static PyObject *call_name(PyObject *self, void *unused) {
-  (void)unused;
+static PyObject *call_name(PyObject *self, void *Py_UNUSED(unused)) {
   return PyUnicode_InternFromString(((op_call *)self)->op->name);
 }
 static PyObject *call_flag(PyObject *self, void *flag) {
   return PyBool_FromLong((((op_call *)self)->op->flags & (uint32_t)(uintptr_t)flag) != 0);
 }
-static PyObject *call_context(PyObject *object, void *unused) {
-  (void)unused;
+static PyObject *call_context(PyObject *object, void *Py_UNUSED(unused)) {
   const op_call *self = (op_call *)object;
   mpg_device_id id = {0};
   int index = self->op->flags & (MPG_OP_CREATES | MPG_OP_COPY) && self->op->params->size
@@ -304,14 +302,12 @@ static PyObject *call_context(PyObject *object, void *unused) {
     id = *(const mpg_device_id *)(self->params + self->op->params->params[index].offset);
   return id.type ? mpg_py_context(id) : Py_NewRef(Py_None);
 }
-static PyObject *call_differentiable(PyObject *self, void *unused) {
-  (void)unused;
+static PyObject *call_differentiable(PyObject *self, void *Py_UNUSED(unused)) {
   mpg_gradient_fn gradient = ((op_call *)self)->op->gradient;
   return PyBool_FromLong(gradient != NULL && gradient != mpg_gradient_none &&
                          gradient != mpg_gradient_missing);
 }
-static PyObject *call_gradient_missing(PyObject *self, void *unused) {
-  (void)unused;
+static PyObject *call_gradient_missing(PyObject *self, void *Py_UNUSED(unused)) {
   return PyBool_FromLong(((op_call *)self)->op->gradient == mpg_gradient_missing);
 }
 static PyObject *call_repr(PyObject *self) {
@@ -382,8 +378,7 @@ static PyType_Spec call_spec = {.name = "mpgluon._core.OpCall",
 
 /* Makes the object of `target` stand for the array of `source`: the same memory, off the tape.
  * Executors keep their outputs' identities this way from one forward to the next. */
-static PyObject *replace_array(PyObject *module, PyObject *args) {
-  (void)module;
+static PyObject *replace_array(PyObject *Py_UNUSED(module), PyObject *args) {
   PyObject *to, *from;
   if (!PyArg_ParseTuple(args, "OO:replace_array", &to, &from)) return NULL;
   mpg_array *target = mpg_py_expect_array(to, "replace_array"),
@@ -398,8 +393,7 @@ static PyObject *replace_array(PyObject *module, PyObject *args) {
 }
 
 /* Whether a gradient can flow from the array. */
-static PyObject *on_tape(PyObject *module, PyObject *object) {
-  (void)module;
+static PyObject *on_tape(PyObject *Py_UNUSED(module), PyObject *object) {
   const mpg_array *array = mpg_py_expect_array(object, "on_tape");
   return array == NULL ? NULL : PyBool_FromLong(array->node != NULL);
 }

@@ -63,8 +63,7 @@ static PyObject *update_call(PyObject *object, PyObject *const *args, size_t fla
   Py_RETURN_NONE;
 }
 
-static PyObject *update_ready(PyObject *self, PyObject *unused) {
-  (void)unused;
+static PyObject *update_ready(PyObject *self, PyObject *Py_UNUSED(unused)) {
   return PyBool_FromLong(ready((multi_update *)self));
 }
 
@@ -209,8 +208,7 @@ static PyType_Spec update_spec = {
 
 /* --- What a step looks at --------------------------------------------------------------------- */
 
-static PyObject *holds(PyObject *module, PyObject *args) {
-  (void)module;
+static PyObject *holds(PyObject *Py_UNUSED(module), PyObject *args) {
   PyObject *dict, *keys, *values;
   if (!PyArg_ParseTuple(args, "O!O!O!:holds", &PyDict_Type, &dict, &PyList_Type, &keys,
                         &PyList_Type, &values))
@@ -230,8 +228,7 @@ static PyObject *holds(PyObject *module, PyObject *args) {
   Py_RETURN_TRUE;
 }
 
-static PyObject *versions(PyObject *module, PyObject *arrays) {
-  (void)module;
+static PyObject *versions(PyObject *Py_UNUSED(module), PyObject *arrays) {
   if (!PyList_Check(arrays))
     return PyErr_Format(PyExc_TypeError, "versions takes a list of arrays, not %s",
                         Py_TYPE(arrays)->tp_name);
