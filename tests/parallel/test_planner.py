@@ -353,7 +353,7 @@ def test_a_run_plan_keeps_the_times_of_its_schedule():
             and again.seconds == 0.5
             and [m for _, m in again.memory] == [300, 200]
         )
-        assert again.simulation.length == pytest.approx(1.5 * found.simulation.length, rel=0.05)
+        assert again.simulation.makespan == pytest.approx(1.5 * found.simulation.makespan, rel=0.05)
         for column in profile.costs[CPU[0]].values():
             column[:] = [cost._replace(forward=3 * cost.forward) for cost in column]
     assert Profile.from_json(json.loads(json.dumps(profile.to_json()))).trials == profile.trials
@@ -422,7 +422,7 @@ def test_what_only_sends_the_batch_does_not_slow_a_pipeline():
             schedules.simulate(schedules.make_table(g, 6, schedule, t), g, 6, t)
             for g, t in ((plain, times), (sent, longer))
         )
-        assert two.length == one.length, schedule
+        assert two.makespan == one.makespan, schedule
     row = schedules.make_table(sent, 6, "1f1b", longer)[1]
     at = {(a.stage, a.micro_batch): i for i, a in enumerate(row) if a.kind == "F"}
     assert at[0, 5] > at[2, 0]  # not all of the batch at once

@@ -304,13 +304,13 @@ def test_auto_takes_what_is_quickest_on_paper():
     losses = [train(data((64, 256)), []).asnumpy() for _ in range(4)]
     assert all(np.array_equal(losses[0], loss) for loss in losses)
     report = pipeline.report()
-    lengths = {
+    makespans = {
         name: schedules.simulate(
             schedules.make_table(report.stages.graph, 4, name), report.stages.graph, 4, report.times
         ).makespan
         for name in schedules.NAMES
     }
-    assert report.planned.length <= min(lengths.values()) * 1.5
+    assert report.planned.makespan <= min(makespans.values()) * 1.5
 
 
 def test_random_tables_find_no_race(shuffled_engine):
