@@ -82,9 +82,7 @@ static mpg_status head_gradient(mpg_backward_pass *pass, const mpg_array *head,
   }
   mpg_exact_shape_params params;
   memset(&params, 0, sizeof params);
-  params.shape.count = desc->shape.ndim;
-  memcpy(params.shape.values, desc->shape.dims,
-         (size_t)desc->shape.ndim * sizeof *desc->shape.dims);
+  params.shape = mpg_shape_tuple(&desc->shape);
   return mpg_graph_emit(graph, mpg_op_get(MPG_OP__reshape_exact), &params, &given, 1, given,
                         result);
 }

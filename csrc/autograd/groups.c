@@ -18,9 +18,7 @@ static mpg_status call_alone(const mpg_op *op, const void *params, mpg_array *co
 static mpg_status move(const mpg_array *array, mpg_device_id device, mpg_array *target) {
   mpg_array *input = (mpg_array *)array;
   if (mpg_device_id_equal(mpg_array_device_id(array), device)) {
-    const mpg_shape *shape = &array->tensor.desc.shape;
-    mpg_exact_shape_params params = {.shape = {.count = shape->ndim}};
-    for (int i = 0; i < shape->ndim; i++) params.shape.values[i] = shape->dims[i];
+    mpg_exact_shape_params params = {.shape = mpg_shape_tuple(&array->tensor.desc.shape)};
     return call_alone(mpg_op_get(MPG_OP__reshape_exact), &params, &input, 1, target, 1, NULL,
                       false);
   }

@@ -102,9 +102,7 @@ static mpg_status deliver(mpg_array *result, mpg_target *target) {
 static mpg_status fill_zero(const mpg_graph_value *value, mpg_tensor *tensor) {
   mpg_full_params params;
   memset(&params, 0, sizeof params);
-  params.shape.count = value->desc.shape.ndim;
-  for (int i = 0; i < value->desc.shape.ndim; i++)
-    params.shape.values[i] = value->desc.shape.dims[i];
+  params.shape = mpg_shape_tuple(&value->desc.shape);
   params.dtype = value->desc.dtype;
   mpg_device *device;
   MPG_TRY(mpg_device_get(value->device, &device));

@@ -60,15 +60,11 @@ static mpg_status add_step(mpg_comm_plan *plan, mpg_op_id op, const void *params
   return MPG_OK;
 }
 
-static bool same_device(mpg_device_id a, mpg_device_id b) {
-  return a.type == b.type && a.index == b.index;
-}
-
 /* The slot's array on that device: the slot itself where it is there. */
 static mpg_status move(mpg_comm_plan *plan, uint32_t from, mpg_device_id device, uint32_t *to) {
   *to = from;
   mpg_desc desc = plan->slots[from].desc;
-  if (same_device(plan->slots[from].device, device)) return MPG_OK;
+  if (mpg_device_id_equal(plan->slots[from].device, device)) return MPG_OK;
   mpg_copyto_params params;
   mpg_params_defaults(&mpg_copyto_table, &params);
   params.ctx = device;
@@ -129,8 +125,7 @@ static mpg_status cut(mpg_comm_plan *plan, uint32_t from, int count, int axis, u
 static mpg_status reshape(mpg_comm_plan *plan, uint32_t from, const mpg_shape *shape,
                           uint32_t *to) {
   slot old = plan->slots[from];
-  mpg_exact_shape_params params = {.shape = {.count = shape->ndim}};
-  for (int i = 0; i < shape->ndim; i++) params.shape.values[i] = shape->dims[i];
+  mpg_exact_shape_params params = {.shape = mpg_shape_tuple(shape)};
   old.desc.shape = *shape;
   return add_step(plan, MPG_OP__reshape_exact, &params, &from, 1, &old.desc, 1, old.device, to);
 }
@@ -285,7 +280,7 @@ static mpg_status exchange(mpg_comm_plan *plan, uint32_t *slots, const mpg_devic
     int moved = 0;
     for (; end < count && moved < MPG_MAX_SPANNED; end++) {
       const slot *s = &plan->slots[slots[end]];
-      if (same_device(s->device, devices[end])) continue;
+      if (mpg_device_id_equal(s->device, devices[end])) continue;
       size_t bytes;
       MPG_GOTO(mpg_shape_check(&s->desc.shape, s->desc.dtype, &bytes));
       plan->num_copies++;
@@ -296,7 +291,7 @@ static mpg_status exchange(mpg_comm_plan *plan, uint32_t *slots, const mpg_devic
     }
     if (moved) MPG_GOTO(span(plan, MPG_EXCHANGE, inputs, moved, descs, to, moved, &first));
     for (size_t i = begin; moved && i < end; i++)
-      if (!same_device(plan->slots[slots[i]].device, devices[i])) slots[i] = first++;
+      if (!mpg_device_id_equal(plan->slots[slots[i]].device, devices[i])) slots[i] = first++;
     begin = end;
   }
 fail:
@@ -376,7 +371,7 @@ static mpg_status span_gather(mpg_comm_plan *plan, const mpg_comm_request *r, co
   bool even = count == n && mpg_shape_size(&r->inputs[0].shape);
   for (int i = 1; i < n; i++)
     even = even && mpg_shape_equal(&r->inputs[i].shape, &r->inputs[0].shape);
-  for (int i = 0; i < n; i++) even = even && same_device(r->input_devices[i], devices[i]);
+  for (int i = 0; i < n; i++) even = even && mpg_device_id_equal(r->input_devices[i], devices[i]);
   if (even) {
     uint32_t lines[MPG_COMM_MAX_RANKS] = {0}, first;
     mpg_desc descs[MPG_COMM_MAX_RANKS] = {0};
@@ -466,11 +461,11 @@ static mpg_status check_nccl(const mpg_comm_request *r) {
                        : i < r->num_inputs + r->num_ranks ? r->devices[i - r->num_inputs]
                                                           : r->root;
     int known = 0;
-    while (known < count && !same_device(all[known], id)) known++;
+    while (known < count && !mpg_device_id_equal(all[known], id)) known++;
     for (int k = i < r->num_inputs ? 0 : r->num_inputs; k < i && i < r->num_inputs + r->num_ranks;
          k++)
-      twice |=
-          same_device(id, k < r->num_inputs ? r->input_devices[k] : r->devices[k - r->num_inputs]);
+      twice |= mpg_device_id_equal(
+          id, k < r->num_inputs ? r->input_devices[k] : r->devices[k - r->num_inputs]);
     if (twice)
       return mpg_fail(MPG_ERROR,
                       "two arrays are on %s; NCCL takes one array from each GPU. "

@@ -73,10 +73,6 @@ static mpg_status take_inputs(mpg_compiled *c, mpg_trace *trace, const mpg_array
   return MPG_OK;
 }
 
-static bool same_value(mpg_value a, mpg_value b) {
-  return a.node == b.node && a.output == b.output;
-}
-
 /* Whether a value is an array of its own to users, though a view: it was made by an op. */
 static bool is_separate(const mpg_graph *graph, mpg_value value) {
   for (; mpg_node_is_view(&graph->nodes[value.node]);
@@ -91,8 +87,8 @@ static bool shares_memory(const mpg_graph *graph, const bool *separate, size_t i
   mpg_value root = mpg_view_root(graph, graph->outputs[i]);
   if (mpg_node_is_input(&graph->nodes[root.node])) return true;
   for (size_t k = 0; k < graph->num_outputs; k++) {
-    if (same_value(graph->outputs[k], graph->outputs[i]) ||
-        !same_value(mpg_view_root(graph, graph->outputs[k]), root))
+    if (mpg_value_equal(graph->outputs[k], graph->outputs[i]) ||
+        !mpg_value_equal(mpg_view_root(graph, graph->outputs[k]), root))
       continue;
     if (k < i || !separate[k]) return true;
   }
@@ -107,7 +103,7 @@ static mpg_status separate_outputs(mpg_graph *graph, const bool *separate) {
     mpg_value value = graph->outputs[i], copy;
     MPG_TRY(mpg_graph_emit_copy(graph, value, &copy));
     for (size_t k = i; k < graph->num_outputs; k++)
-      if (same_value(graph->outputs[k], value)) graph->outputs[k] = copy;
+      if (mpg_value_equal(graph->outputs[k], value)) graph->outputs[k] = copy;
   }
   return MPG_OK;
 }
@@ -135,9 +131,9 @@ static mpg_status take_outputs(mpg_compiled *c, const mpg_value *values) {
     *output = (mpg_compiled_output){.external = *external,
                                     .input = MPG_NO_BASE,
                                     .desc = mpg_graph_at(&c->graph, values[i])->desc};
-    while (!same_value(traced[output->same], traced[i])) output->same++;
+    while (!mpg_value_equal(traced[output->same], traced[i])) output->same++;
     for (uint32_t k = 0; k < c->num_inputs; k++)
-      if (same_value(c->inputs[k], traced[i])) output->input = k;
+      if (mpg_value_equal(c->inputs[k], traced[i])) output->input = k;
   }
   return MPG_OK;
 }

@@ -25,6 +25,13 @@ int mpg_arity_names(const mpg_op *op, const void *params, int given);
 /* Shared rules. */
 /* All inputs and outputs have one shape and dtype (each completes the others). */
 mpg_status mpg_infer_same(mpg_infer *infer);
+/* All inputs and outputs have one dtype. */
+mpg_status mpg_infer_same_dtype(mpg_infer *infer);
+/* outputs[0] has the dtype of input 0. Whether that input's shape is known. */
+static inline bool mpg_infer_begin(mpg_infer *infer) {
+  infer->outputs[0].dtype = infer->inputs[0].dtype;
+  return mpg_shape_known(&infer->inputs[0].shape);
+}
 /* Requires inputs[i].dtype to equal `dtype` (or takes it over when unknown). */
 mpg_status mpg_infer_expect_dtype(mpg_infer *infer, int input, mpg_dtype dtype);
 /* Requires (or completes) inputs[i].shape. */

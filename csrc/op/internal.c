@@ -7,8 +7,7 @@
 static mpg_exact_shape_params exact_shape(const mpg_shape *shape) {
   mpg_exact_shape_params params;
   memset(&params, 0, sizeof params);
-  params.shape.count = shape->ndim;
-  for (int i = 0; i < shape->ndim; i++) params.shape.values[i] = shape->dims[i];
+  params.shape = mpg_shape_tuple(shape);
   return params;
 }
 

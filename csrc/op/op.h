@@ -65,6 +65,9 @@ typedef struct mpg_value {
 } mpg_value;
 #define MPG_NO_VALUE ((mpg_value){UINT32_MAX, 0})
 static inline bool mpg_has_value(mpg_value value) { return value.node != UINT32_MAX; }
+static inline bool mpg_value_equal(mpg_value a, mpg_value b) {
+  return a.node == b.node && a.output == b.output;
+}
 
 typedef struct mpg_gradient mpg_gradient;
 

@@ -27,6 +27,11 @@ typedef struct mpg_tuple {
   int32_t count; /* -1: None */
   int64_t values[MPG_MAX_TUPLE];
 } mpg_tuple;
+static inline mpg_tuple mpg_shape_tuple(const mpg_shape *shape) {
+  mpg_tuple tuple = {.count = shape->ndim};
+  for (int i = 0; i < shape->ndim; i++) tuple.values[i] = shape->dims[i];
+  return tuple;
+}
 typedef struct mpg_floats {
   int32_t count;
   double values[MPG_MAX_FLOATS];

@@ -347,3 +347,12 @@ mpg_status mpg_infer_same(mpg_infer *infer) {
   for (int i = 0; i < infer->num_outputs; i++) mpg_infer_set(infer, i, &shape, dtype);
   return MPG_OK;
 }
+
+mpg_status mpg_infer_same_dtype(mpg_infer *infer) {
+  mpg_dtype dtype = MPG_DTYPE_NONE;
+  for (int i = 0; i < infer->num_inputs && dtype == MPG_DTYPE_NONE; i++)
+    dtype = infer->inputs[i].dtype;
+  for (int i = 0; i < infer->num_inputs; i++) MPG_TRY(mpg_infer_expect_dtype(infer, i, dtype));
+  for (int i = 0; i < infer->num_outputs; i++) infer->outputs[i].dtype = dtype;
+  return MPG_OK;
+}

@@ -146,11 +146,6 @@ int mpg_py_call_out(const mpg_op *op, const void *params, mpg_array *const *inpu
  * an error. Into `out`, or (NULL) a new NDArray. */
 PyObject *mpg_py_call_named(const char *op, mpg_array *const *inputs, int num_inputs,
                             mpg_array *out, ...);
-static inline mpg_tuple mpg_py_tuple(const mpg_shape *shape) {
-  mpg_tuple tuple = {.count = shape->ndim};
-  for (int i = 0; i < shape->ndim; i++) tuple.values[i] = shape->dims[i];
-  return tuple;
-}
 /* On the tape while recording, or traced: reads must go through ops. */
 static inline bool mpg_py_tracked(const mpg_array *array) {
   return mpg_array_traced(array) || (array->node != NULL && mpg_autograd_recording());

@@ -33,6 +33,10 @@ typedef uint32_t mpg_dtype_set;
 
 bool mpg_dtype_valid(int dtype);
 size_t mpg_dtype_size(mpg_dtype dtype); /* bytes an element */
+/* The dtype of sums and statistics of such elements. */
+static inline mpg_dtype mpg_dtype_of_sums(mpg_dtype dtype) {
+  return dtype == MPG_FLOAT16 || dtype == MPG_BFLOAT16 ? MPG_FLOAT32 : dtype;
+}
 const char *mpg_dtype_name(mpg_dtype dtype);
 mpg_dtype mpg_dtype_from_name(
     const char *name); /* MPG_DTYPE_NONE when there is none of that name */

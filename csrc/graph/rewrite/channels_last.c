@@ -50,8 +50,7 @@ static mpg_value emit_transposed(mpg_rewrite *r, mpg_value value, bool back) {
   memset(&params, 0, sizeof params);
   mpg_shape axes = in_order(shape.ndim);
   axes = back ? mpg_channels_first(&axes) : mpg_channels_last(&axes);
-  params.axes.count = axes.ndim;
-  for (int i = 0; i < axes.ndim; i++) params.axes.values[i] = axes.dims[i];
+  params.axes = mpg_shape_tuple(&axes);
   return mpg_rewrite_emit(r, MPG_OP_transpose, &params, &value, 1, &value);
 }
 
@@ -368,8 +367,7 @@ static bool identity(mpg_rewrite *r) {
   mpg_exact_shape_params params;
   memset(&params, 0, sizeof params);
   mpg_shape shape = mpg_channels_last(to);
-  params.shape.count = shape.ndim;
-  for (int i = 0; i < shape.ndim; i++) params.shape.values[i] = shape.dims[i];
+  params.shape = mpg_shape_tuple(&shape);
   mpg_rewrite_emit(r, MPG_OP__reshape_exact, &params, &last, 1, &last);
   replace_last(r, 0, last);
   return true;

@@ -95,8 +95,7 @@ static void replace(mpg_rewrite *r, const found *f) {
   params.add = f->add;
   params.relu = f->relu;
   const mpg_shape *data = &mpg_rewrite_desc(r, mpg_rewrite_input(r, f->convolution, 0))->shape;
-  params.shape.count = data->ndim;
-  for (int i = 0; i < data->ndim; i++) params.shape.values[i] = data->dims[i];
+  params.shape = mpg_shape_tuple(data);
   mpg_value inputs[4], result,
       weight = mpg_rewrite_take(r, mpg_rewrite_input(r, f->convolution, 1));
   int count = take_inputs(r, f, inputs);

@@ -213,8 +213,7 @@ mpg_value mpg_rewrite_reshape(mpg_rewrite *r, mpg_value value, const mpg_shape *
     return value;
   mpg_exact_shape_params params;
   memset(&params, 0, sizeof params);
-  params.shape.count = shape->ndim;
-  for (int i = 0; i < shape->ndim; i++) params.shape.values[i] = shape->dims[i];
+  params.shape = mpg_shape_tuple(shape);
   return mpg_rewrite_emit(r, MPG_OP__reshape_exact, &params, &value, 1, &value);
 }
 

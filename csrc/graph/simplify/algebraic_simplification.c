@@ -21,10 +21,6 @@ static bool same_array(const mpg_graph *graph, mpg_value value, const mpg_node *
          mpg_device_id_equal(from->device, to->device);
 }
 
-static bool same_value(mpg_value a, mpg_value b) {
-  return a.node == b.node && a.output == b.output;
-}
-
 /* x + 0.0 is not among them: it makes 0.0 of -0.0, as does 0.0 - -x. Of integers, only what is
  * computed in integers. */
 static bool neutral(const mpg_op *op, double scalar, mpg_dtype dtype) {
@@ -218,8 +214,9 @@ mpg_value mpg_graph_find_identity(const mpg_graph *graph, const mpg_node *node) 
   mpg_value undone = undone_permutation(graph, node);
   if (mpg_has_value(undone)) return undone;
   if (node->op->id == MPG_OP_where)
-    return same_value(inputs[1], inputs[2]) && same_array(graph, inputs[1], node) ? inputs[1]
-                                                                                  : MPG_NO_VALUE;
+    return mpg_value_equal(inputs[1], inputs[2]) && same_array(graph, inputs[1], node)
+               ? inputs[1]
+               : MPG_NO_VALUE;
   if (!same_array(graph, input, node)) return MPG_NO_VALUE;
   undone = undone_negation(graph, node);
   if (mpg_has_value(undone)) return undone;

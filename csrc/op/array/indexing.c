@@ -6,21 +6,11 @@
 #define PARAMS(structure, name) const mpg_##structure##_params *name = infer->params
 #define GRADIENT_PARAMS(structure, name) const mpg_##structure##_params *name = g->params
 
-static bool begin(mpg_infer *infer) {
-  infer->outputs[0].dtype = infer->inputs[0].dtype;
-  return mpg_shape_known(&infer->inputs[0].shape);
-}
-
 static mpg_status expect_numeric(mpg_infer *infer, int input) {
   mpg_dtype dtype = infer->inputs[input].dtype;
   if (dtype != MPG_DTYPE_NONE && !(MPG_DTYPES_NUMERIC >> dtype & 1))
     return mpg_infer_fail(infer, "indices and lengths are numbers");
   return MPG_OK;
-}
-
-static void shape_to_tuple(const mpg_shape *shape, mpg_tuple *tuple) {
-  tuple->count = shape->ndim;
-  for (int i = 0; i < shape->ndim; i++) tuple->values[i] = shape->dims[i];
 }
 
 /* --- take, Embedding -------------------------------------------------------------------------- */
@@ -41,7 +31,7 @@ mpg_status mpg_infer_take(mpg_infer *infer) {
   PARAMS(take, params);
   MPG_TRY(expect_numeric(infer, 1));
   const mpg_shape *indices = &infer->inputs[1].shape;
-  if (!begin(infer) || !mpg_shape_known(indices)) return MPG_OK;
+  if (!mpg_infer_begin(infer) || !mpg_shape_known(indices)) return MPG_OK;
   int axis;
   MPG_TRY(mpg_axis_normalize(params->axis, infer->inputs[0].shape.ndim, infer->op->name, &axis));
   if (infer->inputs[0].shape.dims[axis] == 0 && mpg_shape_size(indices) > 0)
@@ -55,7 +45,7 @@ static mpg_value take_back(mpg_gradient *g, int64_t axis, int mode, const mpg_sh
   memset(&params, 0, sizeof params);
   params.axis = axis;
   params.mode = mode;
-  shape_to_tuple(shape, &params.shape);
+  params.shape = mpg_shape_tuple(shape);
   return mpg_emit2(g, MPG_OP__backward_take, &params, grad, indices);
 }
 
@@ -157,7 +147,7 @@ static mpg_value pick_back(mpg_gradient *g, int64_t axis, int mode, const mpg_sh
   memset(&params, 0, sizeof params);
   params.axis = axis;
   params.mode = mode;
-  shape_to_tuple(shape, &params.shape);
+  params.shape = mpg_shape_tuple(shape);
   return mpg_emit2(g, MPG_OP__backward_pick, &params, grad, index);
 }
 
@@ -197,7 +187,7 @@ void mpg_gradient_pick_back(mpg_gradient *g) {
 
 mpg_status mpg_infer_batch_take(mpg_infer *infer) {
   MPG_TRY(expect_numeric(infer, 1));
-  if (!begin(infer)) return MPG_OK;
+  if (!mpg_infer_begin(infer)) return MPG_OK;
   const mpg_shape *a = &infer->inputs[0].shape;
   if (a->ndim != 2) return mpg_infer_fail(infer, "a is a matrix");
   if (a->dims[1] == 0 && a->dims[0] > 0)
@@ -212,7 +202,7 @@ mpg_status mpg_infer_fill_element(mpg_infer *infer) {
   MPG_TRY(expect_numeric(infer, 2));
   if (infer->inputs[0].dtype != MPG_DTYPE_NONE)
     MPG_TRY(mpg_infer_expect_dtype(infer, 1, infer->inputs[0].dtype));
-  if (!begin(infer)) return MPG_OK;
+  if (!mpg_infer_begin(infer)) return MPG_OK;
   const mpg_shape *lhs = &infer->inputs[0].shape;
   if (lhs->ndim != 2) return mpg_infer_fail(infer, "lhs is a matrix");
   if (lhs->dims[1] == 0 && lhs->dims[0] > 0)
@@ -304,7 +294,7 @@ static mpg_status gathered_shape(mpg_infer *infer, const mpg_shape *shape, const
 
 mpg_status mpg_infer_gather_nd(mpg_infer *infer) {
   MPG_TRY(expect_numeric(infer, 1));
-  if (!begin(infer) || !mpg_shape_known(&infer->inputs[1].shape)) return MPG_OK;
+  if (!mpg_infer_begin(infer) || !mpg_shape_known(&infer->inputs[1].shape)) return MPG_OK;
   return gathered_shape(infer, &infer->inputs[0].shape, &infer->inputs[1].shape,
                         &infer->outputs[0].shape);
 }
@@ -313,7 +303,7 @@ void mpg_gradient_gather_nd(mpg_gradient *g) {
   if (!g->needed[0]) return;
   mpg_shape_of_params params;
   memset(&params, 0, sizeof params);
-  shape_to_tuple(&mpg_value_desc(g, g->inputs[0])->shape, &params.shape);
+  params.shape = mpg_shape_tuple(&mpg_value_desc(g, g->inputs[0])->shape);
   g->in_grads[0] = mpg_emit2(g, MPG_OP__backward_gather_nd, &params, g->out_grads[0], g->inputs[1]);
 }
 
@@ -342,7 +332,7 @@ mpg_status mpg_infer_scatter_set_nd(mpg_infer *infer) {
   MPG_TRY(expect_numeric(infer, 2));
   if (infer->inputs[0].dtype != MPG_DTYPE_NONE)
     MPG_TRY(mpg_infer_expect_dtype(infer, 1, infer->inputs[0].dtype));
-  if (!begin(infer)) return MPG_OK;
+  if (!mpg_infer_begin(infer)) return MPG_OK;
   infer->outputs[0].shape = infer->inputs[0].shape;
   if (!mpg_shape_known(&infer->inputs[2].shape)) return MPG_OK;
   mpg_shape gathered;
@@ -376,7 +366,7 @@ static mpg_status indexed_shape(mpg_infer *infer, const mpg_tuple *tuple) {
 mpg_status mpg_infer_ravel(mpg_infer *infer) {
   PARAMS(index_shape, params);
   MPG_TRY(indexed_shape(infer, &params->shape));
-  if (!begin(infer)) return MPG_OK;
+  if (!mpg_infer_begin(infer)) return MPG_OK;
   const mpg_shape *in = &infer->inputs[0].shape;
   if (in->ndim < 1 || in->dims[0] != params->shape.count)
     return mpg_infer_fail(infer,
@@ -392,7 +382,7 @@ mpg_status mpg_infer_ravel(mpg_infer *infer) {
 mpg_status mpg_infer_unravel(mpg_infer *infer) {
   PARAMS(index_shape, params);
   MPG_TRY(indexed_shape(infer, &params->shape));
-  if (!begin(infer)) return MPG_OK;
+  if (!mpg_infer_begin(infer)) return MPG_OK;
   const mpg_shape *in = &infer->inputs[0].shape;
   if (in->ndim >= MPG_MAX_NDIM)
     return mpg_infer_fail(infer, "the result has more than %d dimensions", MPG_MAX_NDIM);
@@ -428,7 +418,7 @@ static mpg_status expect_lengths(mpg_infer *infer, const mpg_shape *data, int64_
 
 mpg_status mpg_infer_sequence_mask(mpg_infer *infer) {
   PARAMS(sequence_mask, params);
-  if (!begin(infer)) return MPG_OK;
+  if (!mpg_infer_begin(infer)) return MPG_OK;
   MPG_TRY(expect_lengths(infer, &infer->inputs[0].shape, params->axis));
   infer->outputs[0].shape = infer->inputs[0].shape;
   return MPG_OK;
@@ -446,7 +436,7 @@ void mpg_gradient_sequence_mask(mpg_gradient *g) {
 
 mpg_status mpg_infer_sequence_reverse(mpg_infer *infer) {
   PARAMS(sequence, params);
-  if (!begin(infer)) return MPG_OK;
+  if (!mpg_infer_begin(infer)) return MPG_OK;
   if (params->axis != 0) return mpg_infer_fail(infer, "the time dimension is 0");
   MPG_TRY(expect_lengths(infer, &infer->inputs[0].shape, params->axis));
   infer->outputs[0].shape = infer->inputs[0].shape;
@@ -467,7 +457,7 @@ static void last_shape(const mpg_shape *data, int64_t time_axis, mpg_shape *shap
 
 mpg_status mpg_infer_sequence_last(mpg_infer *infer) {
   PARAMS(sequence, params);
-  if (!begin(infer)) return MPG_OK;
+  if (!mpg_infer_begin(infer)) return MPG_OK;
   const mpg_shape *data = &infer->inputs[0].shape;
   MPG_TRY(expect_lengths(infer, data, params->axis));
   last_shape(data, params->axis, &infer->outputs[0].shape);
@@ -483,7 +473,7 @@ void mpg_gradient_sequence_last(mpg_gradient *g) {
   memset(&back, 0, sizeof back);
   back.use_sequence_length = params->use_sequence_length;
   back.axis = params->axis;
-  shape_to_tuple(&mpg_value_desc(g, g->inputs[0])->shape, &back.shape);
+  back.shape = mpg_shape_tuple(&mpg_value_desc(g, g->inputs[0])->shape);
   mpg_value inputs[2] = {g->out_grads[0], g->num_inputs > 1 ? g->inputs[1] : MPG_NO_VALUE};
   g->in_grads[0] = mpg_emit(g, MPG_OP__backward_SequenceLast, &back, g->num_inputs, inputs);
 }
@@ -517,7 +507,7 @@ mpg_status mpg_infer_index_copy(mpg_infer *infer) {
   MPG_TRY(expect_numeric(infer, 1));
   if (infer->inputs[0].dtype != MPG_DTYPE_NONE)
     MPG_TRY(mpg_infer_expect_dtype(infer, 2, infer->inputs[0].dtype));
-  if (!begin(infer)) return MPG_OK;
+  if (!mpg_infer_begin(infer)) return MPG_OK;
   mpg_shape rows = infer->inputs[0].shape;
   infer->outputs[0].shape = rows;
   if (rows.ndim < 1) return mpg_infer_fail(infer, "old_tensor has at least one dimension");
@@ -571,7 +561,7 @@ mpg_status mpg_infer_boolean_mask(mpg_infer *infer) {
     return mpg_infer_fail(
         infer, "only axis 0 is supported; move the axis to the front with swapaxes first");
   MPG_TRY(expect_vector(infer));
-  if (!begin(infer)) return MPG_OK;
+  if (!mpg_infer_begin(infer)) return MPG_OK;
   mpg_shape rows = infer->inputs[0].shape;
   if (rows.ndim < 1) return mpg_infer_fail(infer, "data has at least one dimension");
   mpg_shape length = {.ndim = 1, .dims = {rows.dims[0]}};
@@ -590,7 +580,7 @@ mpg_status mpg_infer_boolean_mask(mpg_infer *infer) {
 mpg_status mpg_infer_boolean_mask_known(mpg_infer *infer) {
   PARAMS(boolean_mask_known, params);
   MPG_TRY(expect_vector(infer));
-  if (!begin(infer)) return MPG_OK;
+  if (!mpg_infer_begin(infer)) return MPG_OK;
   infer->outputs[0].shape = infer->inputs[0].shape;
   if (infer->outputs[0].shape.ndim < 1)
     return mpg_infer_fail(infer, "data has at least one dimension");
@@ -601,7 +591,7 @@ mpg_status mpg_infer_boolean_mask_known(mpg_infer *infer) {
 
 mpg_status mpg_infer_boolean_mask_back(mpg_infer *infer) {
   MPG_TRY(expect_vector(infer));
-  if (!begin(infer) || !mpg_shape_known(&infer->inputs[1].shape)) return MPG_OK;
+  if (!mpg_infer_begin(infer) || !mpg_shape_known(&infer->inputs[1].shape)) return MPG_OK;
   infer->outputs[0].shape = infer->inputs[0].shape;
   if (infer->outputs[0].shape.ndim < 1)
     return mpg_infer_fail(infer, "ograd has at least one dimension");

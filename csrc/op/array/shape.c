@@ -6,11 +6,6 @@
 #define GRADIENT_PARAMS(structure, name) const mpg_##structure##_params *name = g->params
 
 /* Passes the dtype on; true when the input's shape is known. */
-static bool begin(mpg_infer *infer) {
-  infer->outputs[0].dtype = infer->inputs[0].dtype;
-  return mpg_shape_known(&infer->inputs[0].shape);
-}
-
 static mpg_status multiply(mpg_infer *infer, int64_t a, int64_t b, int64_t *result) {
   if (__builtin_mul_overflow(a, b, result))
     return mpg_infer_fail(infer, "the result's shape is too large");
@@ -111,7 +106,7 @@ static mpg_status same_size(mpg_infer *infer, const mpg_shape *shape) {
 
 mpg_status mpg_infer_reshape(mpg_infer *infer) {
   PARAMS(reshape, params);
-  if (!begin(infer)) return MPG_OK;
+  if (!mpg_infer_begin(infer)) return MPG_OK;
   const mpg_shape *in = &infer->inputs[0].shape;
   mpg_shape shape = {0};
   if (params->shape.count > 0) {
@@ -167,7 +162,7 @@ mpg_status mpg_infer_reshape(mpg_infer *infer) {
 mpg_status mpg_infer_reshape_like(mpg_infer *infer) {
   PARAMS(reshape_like, params);
   const mpg_shape *rhs = &infer->inputs[1].shape;
-  if (!begin(infer) || !mpg_shape_known(rhs)) return MPG_OK;
+  if (!mpg_infer_begin(infer) || !mpg_shape_known(rhs)) return MPG_OK;
   const mpg_shape *lhs = &infer->inputs[0].shape;
   int64_t bounds[4] = {0, lhs->ndim, 0, rhs->ndim};
   const mpg_opt_int *given[4] = {&params->lhs_begin, &params->lhs_end, &params->rhs_begin,
@@ -191,7 +186,7 @@ mpg_status mpg_infer_reshape_like(mpg_infer *infer) {
 }
 
 mpg_status mpg_infer_flatten(mpg_infer *infer) {
-  if (!begin(infer)) return MPG_OK;
+  if (!mpg_infer_begin(infer)) return MPG_OK;
   const mpg_shape *in = &infer->inputs[0].shape;
   mpg_shape shape = {.ndim = 2};
   shape.dims[0] = in->ndim > 0 ? in->dims[0] : 1;
@@ -202,7 +197,7 @@ mpg_status mpg_infer_flatten(mpg_infer *infer) {
 
 mpg_status mpg_infer_expand_dims(mpg_infer *infer) {
   PARAMS(expand_dims, params);
-  if (!begin(infer)) return MPG_OK;
+  if (!mpg_infer_begin(infer)) return MPG_OK;
   const mpg_shape *in = &infer->inputs[0].shape;
   if (in->ndim >= MPG_MAX_NDIM)
     return mpg_infer_fail(infer, "an array has at most %d dimensions", MPG_MAX_NDIM);
@@ -217,7 +212,7 @@ mpg_status mpg_infer_expand_dims(mpg_infer *infer) {
 
 mpg_status mpg_infer_squeeze(mpg_infer *infer) {
   PARAMS(squeeze, params);
-  if (!begin(infer)) return MPG_OK;
+  if (!mpg_infer_begin(infer)) return MPG_OK;
   const mpg_shape *in = &infer->inputs[0].shape;
   bool drop[MPG_MAX_NDIM] = {false};
   for (int j = 0; j < params->axis.count; j++) {
@@ -280,7 +275,7 @@ void mpg_gradient_transpose(mpg_gradient *g) {
 
 mpg_status mpg_infer_swap_axis(mpg_infer *infer) {
   PARAMS(swap_axis, params);
-  if (!begin(infer)) return MPG_OK;
+  if (!mpg_infer_begin(infer)) return MPG_OK;
   mpg_shape shape = infer->inputs[0].shape;
   int a, b;
   MPG_TRY(mpg_axis_normalize(params->dim1, shape.ndim, infer->op->name, &a));
@@ -298,7 +293,7 @@ void mpg_gradient_swap_axis(mpg_gradient *g) {
 
 mpg_status mpg_infer_reverse(mpg_infer *infer) {
   PARAMS(reverse, params);
-  if (!begin(infer)) return MPG_OK;
+  if (!mpg_infer_begin(infer)) return MPG_OK;
   infer->outputs[0].shape = infer->inputs[0].shape;
   uint32_t seen = 0;
   if (params->axis.count < 1) return mpg_infer_fail(infer, "axis names no dimension");
@@ -320,7 +315,7 @@ void mpg_gradient_reverse(mpg_gradient *g) {
 
 mpg_status mpg_infer_tile(mpg_infer *infer) {
   PARAMS(tile, params);
-  if (!begin(infer)) return MPG_OK;
+  if (!mpg_infer_begin(infer)) return MPG_OK;
   const mpg_shape *in = &infer->inputs[0].shape;
   int reps = params->reps.count;
   if (reps < 0 || reps > MPG_MAX_NDIM)
@@ -363,7 +358,7 @@ void mpg_gradient_tile(mpg_gradient *g) {
 
 mpg_status mpg_infer_repeat(mpg_infer *infer) {
   PARAMS(repeat, params);
-  if (!begin(infer)) return MPG_OK;
+  if (!mpg_infer_begin(infer)) return MPG_OK;
   mpg_shape shape = infer->inputs[0].shape;
   int axis = 0;
   if (params->axis.present) {
@@ -391,7 +386,7 @@ void mpg_gradient_repeat(mpg_gradient *g) {
 
 mpg_status mpg_infer_depth_to_space(mpg_infer *infer) {
   PARAMS(block, params);
-  if (!begin(infer)) return MPG_OK;
+  if (!mpg_infer_begin(infer)) return MPG_OK;
   mpg_shape shape = infer->inputs[0].shape;
   int64_t b = params->block_size, square;
   if (shape.ndim != 4)
@@ -409,7 +404,7 @@ mpg_status mpg_infer_depth_to_space(mpg_infer *infer) {
 
 mpg_status mpg_infer_space_to_depth(mpg_infer *infer) {
   PARAMS(block, params);
-  if (!begin(infer)) return MPG_OK;
+  if (!mpg_infer_begin(infer)) return MPG_OK;
   mpg_shape shape = infer->inputs[0].shape;
   int64_t b = params->block_size, square;
   if (shape.ndim != 4)
@@ -452,7 +447,7 @@ static mpg_status diagonal_shape(mpg_infer *infer, const mpg_shape *in, int64_t 
 
 mpg_status mpg_infer_diag(mpg_infer *infer) {
   PARAMS(diag, params);
-  if (!begin(infer)) return MPG_OK;
+  if (!mpg_infer_begin(infer)) return MPG_OK;
   const mpg_shape *in = &infer->inputs[0].shape;
   if (in->ndim == 0) return mpg_infer_fail(infer, "the array has no dimensions");
   if (in->ndim > 1)
@@ -475,8 +470,7 @@ void mpg_gradient_diag(mpg_gradient *g) {
     return;
   }
   mpg_diag_back_params back = {
-      .k = params->k, .axis1 = params->axis1, .axis2 = params->axis2, .shape = {.count = in->ndim}};
-  for (int i = 0; i < in->ndim; i++) back.shape.values[i] = in->dims[i];
+      .k = params->k, .axis1 = params->axis1, .axis2 = params->axis2, .shape = mpg_shape_tuple(in)};
   g->in_grads[0] = mpg_emit1(g, MPG_OP__backward_diag, &back, g->out_grads[0]);
 }
 

@@ -7,16 +7,6 @@
 #define PARAMS(structure, name) const mpg_##structure##_params *name = infer->params
 #define GRADIENT_PARAMS(structure, name) const mpg_##structure##_params *name = g->params
 
-static bool begin(mpg_infer *infer) {
-  infer->outputs[0].dtype = infer->inputs[0].dtype;
-  return mpg_shape_known(&infer->inputs[0].shape);
-}
-
-static void shape_to_tuple(const mpg_shape *shape, mpg_tuple *tuple) {
-  tuple->count = shape->ndim;
-  for (int i = 0; i < shape->ndim; i++) tuple->values[i] = shape->dims[i];
-}
-
 /* The region as parameters of slice: begin, end (None where a negative step runs off the start) and
  * step. */
 static void region_to_tuples(const mpg_region *region, mpg_tuple *begin_, mpg_tuple *end,
@@ -40,7 +30,7 @@ static mpg_value pad_region(mpg_gradient *g, const mpg_region *region, const mpg
   mpg_slice_pad_params params;
   memset(&params, 0, sizeof params);
   region_to_tuples(region, &params.begin, &params.end, &params.step);
-  shape_to_tuple(shape, &params.shape);
+  params.shape = mpg_shape_tuple(shape);
   return mpg_emit1(g, MPG_OP__backward_slice, &params, grad);
 }
 
@@ -56,19 +46,9 @@ static mpg_value part_of(mpg_gradient *g, mpg_value value, int axis, int64_t fro
 
 /* --- Joining ---------------------------------------------------------------------------------- */
 
-static mpg_status same_dtypes(mpg_infer *infer) {
-  mpg_dtype dtype = MPG_DTYPE_NONE;
-  for (int i = 0; i < infer->num_inputs && dtype == MPG_DTYPE_NONE; i++)
-    dtype = infer->inputs[i].dtype;
-  for (int i = 0; i < infer->num_inputs && dtype != MPG_DTYPE_NONE; i++)
-    MPG_TRY(mpg_infer_expect_dtype(infer, i, dtype));
-  infer->outputs[0].dtype = dtype;
-  return MPG_OK;
-}
-
 mpg_status mpg_infer_concat(mpg_infer *infer) {
   PARAMS(concat, params);
-  MPG_TRY(same_dtypes(infer));
+  MPG_TRY(mpg_infer_same_dtype(infer));
   mpg_shape common = MPG_SHAPE_UNKNOWN;
   for (int i = 0; i < infer->num_inputs && common.ndim < 0; i++) common = infer->inputs[i].shape;
   if (common.ndim < 0) return MPG_OK;
@@ -112,7 +92,7 @@ void mpg_gradient_concat(mpg_gradient *g) {
 
 mpg_status mpg_infer_stack(mpg_infer *infer) {
   PARAMS(stack, params);
-  MPG_TRY(same_dtypes(infer));
+  MPG_TRY(mpg_infer_same_dtype(infer));
   mpg_shape common = infer->inputs[0].shape;
   for (int pass = 0; pass < 2; pass++)
     for (int i = 0; i < infer->num_inputs; i++)
@@ -173,7 +153,7 @@ static mpg_status set_part(mpg_infer *infer, int part, int axis, int64_t size, b
 mpg_status mpg_infer_split(mpg_infer *infer) {
   PARAMS(split, params);
   for (int i = 0; i < infer->num_outputs; i++) infer->outputs[i].dtype = infer->inputs[0].dtype;
-  if (!begin(infer)) return MPG_OK;
+  if (!mpg_infer_begin(infer)) return MPG_OK;
   const mpg_shape *in = &infer->inputs[0].shape;
   int axis;
   MPG_TRY(mpg_axis_normalize(params->axis, in->ndim, infer->op->name, &axis));
@@ -189,7 +169,7 @@ mpg_status mpg_infer_split(mpg_infer *infer) {
 mpg_status mpg_infer_split_v2(mpg_infer *infer) {
   PARAMS(split_v2, params);
   for (int i = 0; i < infer->num_outputs; i++) infer->outputs[i].dtype = infer->inputs[0].dtype;
-  if (!begin(infer)) return MPG_OK;
+  if (!mpg_infer_begin(infer)) return MPG_OK;
   const mpg_shape *in = &infer->inputs[0].shape;
   int axis;
   MPG_TRY(mpg_axis_normalize(params->axis, in->ndim, infer->op->name, &axis));
@@ -281,7 +261,7 @@ void mpg_gradient_slice(mpg_gradient *g) {
   back.begin = params->begin;
   back.end = params->end;
   back.step = params->step;
-  shape_to_tuple(&mpg_value_desc(g, g->inputs[0])->shape, &back.shape);
+  back.shape = mpg_shape_tuple(&mpg_value_desc(g, g->inputs[0])->shape);
   g->in_grads[0] = mpg_emit1(g, MPG_OP__backward_slice, &back, g->out_grads[0]);
 }
 
@@ -310,7 +290,7 @@ void mpg_gradient_slice_pad(mpg_gradient *g) {
 
 mpg_status mpg_infer_slice_assign(mpg_infer *infer) {
   PARAMS(slice, params);
-  MPG_TRY(same_dtypes(infer));
+  MPG_TRY(mpg_infer_same_dtype(infer));
   if (!mpg_shape_known(&infer->inputs[0].shape)) return MPG_OK;
   mpg_region region;
   MPG_TRY(mpg_region_make(infer->op->name, &infer->inputs[0].shape, &params->begin, &params->end,
@@ -338,7 +318,7 @@ void mpg_gradient_slice_assign(mpg_gradient *g) {
 
 mpg_status mpg_infer_slice_assign_scalar(mpg_infer *infer) {
   PARAMS(slice_scalar, params);
-  if (!begin(infer)) return MPG_OK;
+  if (!mpg_infer_begin(infer)) return MPG_OK;
   mpg_region region;
   MPG_TRY(mpg_region_make(infer->op->name, &infer->inputs[0].shape, &params->begin, &params->end,
                           &params->step, &region));
@@ -381,7 +361,7 @@ void mpg_gradient_slice_axis(mpg_gradient *g) {
 
 mpg_status mpg_infer_slice_like(mpg_infer *infer) {
   PARAMS(slice_like, params);
-  if (!begin(infer) || !mpg_shape_known(&infer->inputs[1].shape)) return MPG_OK;
+  if (!mpg_infer_begin(infer) || !mpg_shape_known(&infer->inputs[1].shape)) return MPG_OK;
   mpg_region region;
   MPG_TRY(mpg_region_like(infer->op->name, &infer->inputs[0].shape, &infer->inputs[1].shape,
                           &params->axes, &region));
@@ -404,7 +384,8 @@ mpg_status mpg_infer_crop(mpg_infer *infer) {
   PARAMS(crop, params);
   if (infer->num_inputs > 2)
     return mpg_infer_fail(infer, "one or two arrays, not %d", infer->num_inputs);
-  if (!begin(infer) || (infer->num_inputs == 2 && !mpg_shape_known(&infer->inputs[1].shape)))
+  if (!mpg_infer_begin(infer) ||
+      (infer->num_inputs == 2 && !mpg_shape_known(&infer->inputs[1].shape)))
     return MPG_OK;
   mpg_region region;
   MPG_TRY(mpg_region_crop(infer->op->name, &infer->inputs[0].shape,
@@ -451,7 +432,7 @@ static mpg_status padded_shape(mpg_infer *infer, int mode, const mpg_tuple *widt
 
 mpg_status mpg_infer_pad(mpg_infer *infer) {
   PARAMS(pad, params);
-  if (!begin(infer)) return MPG_OK;
+  if (!mpg_infer_begin(infer)) return MPG_OK;
   return padded_shape(infer, params->mode, &params->pad_width, &infer->inputs[0].shape,
                       &infer->outputs[0].shape);
 }
@@ -459,7 +440,7 @@ mpg_status mpg_infer_pad(mpg_infer *infer) {
 /* The original array's shape, from the padded one's. */
 mpg_status mpg_infer_pad_back(mpg_infer *infer) {
   PARAMS(pad_back, params);
-  if (!begin(infer)) return MPG_OK;
+  if (!mpg_infer_begin(infer)) return MPG_OK;
   mpg_shape shape = infer->inputs[0].shape, padded;
   if (params->pad_width.count != 2 * shape.ndim)
     return mpg_infer_fail(infer, "pad_width has two numbers for each of the %d dimensions, not %d",

@@ -73,10 +73,6 @@ static mpg_status check(mpg_infer *infer, const mpg_desc *query, const mpg_desc 
                        mpg_shape_size(&mask->shape));
 }
 
-static mpg_dtype sums_dtype(mpg_dtype dtype) {
-  return dtype == MPG_FLOAT16 || dtype == MPG_BFLOAT16 ? MPG_FLOAT32 : dtype;
-}
-
 /* But for the inputs from `from` to before `to`. */
 static mpg_status same_dtypes(mpg_infer *infer, int from, int to) {
   for (int i = 1; i < infer->num_inputs; i++)
@@ -94,7 +90,7 @@ mpg_status mpg_infer_attention(mpg_infer *infer) {
       .ndim = 4,
       .dims = {p->sizes.values[BATCH], p->sizes.values[HEADS], 2, p->sizes.values[ROWS]}};
   mpg_infer_set(infer, 0, &shape, infer->inputs[0].dtype);
-  mpg_infer_set(infer, 1, &rows, sums_dtype(infer->inputs[0].dtype));
+  mpg_infer_set(infer, 1, &rows, mpg_dtype_of_sums(infer->inputs[0].dtype));
   if (infer->num_outputs > 2)
     mpg_infer_set(infer, 2, &(mpg_shape){.ndim = 1, .dims = {DRAW_WORDS}}, MPG_INT64);
   return MPG_OK;
@@ -104,7 +100,7 @@ mpg_status mpg_infer_attention_backward(mpg_infer *infer) {
   const mpg_attention_params *p = infer->params;
   mpg_shape shape;
   MPG_TRY(same_dtypes(infer, 5, 6 + drops(p)));
-  MPG_TRY(mpg_infer_expect_dtype(infer, 5, sums_dtype(infer->inputs[0].dtype)));
+  MPG_TRY(mpg_infer_expect_dtype(infer, 5, mpg_dtype_of_sums(infer->inputs[0].dtype)));
   MPG_TRY(check(infer, &infer->inputs[1], &infer->inputs[2], &infer->inputs[3],
                 masked(p) ? &infer->inputs[6 + drops(p)] : NULL, &shape));
   MPG_TRY(mpg_infer_expect_shape(infer, 0, &shape));

@@ -59,15 +59,6 @@ static int64_t places(int64_t in, int64_t kernel, int64_t stride, int64_t dilate
   return in + 2 * pad < span ? -1 : (in + 2 * pad - span) / stride + 1;
 }
 
-static mpg_status common_dtype(mpg_infer *infer, mpg_dtype *dtype) {
-  *dtype = MPG_DTYPE_NONE;
-  for (int i = 0; i < infer->num_inputs && *dtype == MPG_DTYPE_NONE; i++)
-    *dtype = infer->inputs[i].dtype;
-  for (int i = 0; i < infer->num_inputs; i++) MPG_TRY(mpg_infer_expect_dtype(infer, i, *dtype));
-  infer->outputs[0].dtype = *dtype;
-  return MPG_OK;
-}
-
 /* --- Convolution ------------------------------------------------------------------------------ */
 int mpg_arity_convolution(const mpg_op *op, const void *params, int given) {
   (void)op;
@@ -79,8 +70,7 @@ mpg_status mpg_infer_convolution(mpg_infer *infer) {
   const mpg_convolution_params *p = infer->params;
   mpg_layout layout = mpg_convolution_layout(infer->op, p);
   mpg_shape first = mpg_data_first(&infer->inputs[0].shape, layout), *data = &first;
-  mpg_dtype dtype;
-  MPG_TRY(common_dtype(infer, &dtype));
+  MPG_TRY(mpg_infer_same_dtype(infer));
   MPG_TRY(check_window(infer, &p->kernel, &p->stride, &p->dilate, &p->pad));
   int ndim = p->kernel.count;
   MPG_TRY(check_layout(infer, p->layout, ndim));
@@ -111,7 +101,7 @@ mpg_status mpg_infer_convolution(mpg_infer *infer) {
   weight = mpg_weight_laid(&weight, layout);
   out = mpg_data_laid(&out, layout);
   MPG_TRY(mpg_infer_expect_shape(infer, 1, &weight));
-  mpg_infer_set(infer, 0, &out, dtype);
+  infer->outputs[0].shape = out;
   return MPG_OK;
 }
 
@@ -128,8 +118,7 @@ static mpg_convolution_backward_params backward_params(mpg_layout layout, const 
 static mpg_value emit_backward(mpg_gradient *g, mpg_op_id op,
                                mpg_convolution_backward_params params, mpg_value out_grad,
                                mpg_value other, const mpg_shape *shape) {
-  params.shape = (mpg_tuple){.count = shape->ndim};
-  for (int i = 0; i < shape->ndim; i++) params.shape.values[i] = shape->dims[i];
+  params.shape = mpg_shape_tuple(shape);
   return mpg_emit2(g, op, &params, out_grad, other);
 }
 
@@ -184,11 +173,10 @@ void mpg_gradient_convolution(mpg_gradient *g) {
  * two make. */
 static mpg_status infer_backward(mpg_infer *infer, bool of_data) {
   const mpg_convolution_backward_params *p = infer->params;
-  mpg_dtype dtype;
   mpg_shape shape;
-  MPG_TRY(common_dtype(infer, &dtype));
+  MPG_TRY(mpg_infer_same_dtype(infer));
   MPG_TRY(mpg_infer_tuple_shape(infer, &p->shape, &shape));
-  mpg_infer_set(infer, 0, &shape, dtype);
+  infer->outputs[0].shape = shape;
   const mpg_shape *other = &infer->inputs[1].shape;
   if (!mpg_shape_known(other)) return MPG_OK;
   if (shape.ndim < 3 || shape.ndim > 5 || other->ndim != shape.ndim)
@@ -295,8 +283,7 @@ mpg_status mpg_infer_deconvolution(mpg_infer *infer) {
   const mpg_deconvolution_params *p = infer->params;
   mpg_layout layout = mpg_layout_of(p->layout);
   mpg_shape first = mpg_data_first(&infer->inputs[0].shape, layout), *data = &first;
-  mpg_dtype dtype;
-  MPG_TRY(common_dtype(infer, &dtype));
+  MPG_TRY(mpg_infer_same_dtype(infer));
   MPG_TRY(check_window(infer, &p->kernel, &p->stride, &p->dilate, &p->pad));
   int ndim = p->kernel.count;
   MPG_TRY(check_tuple(infer, "adj", &p->adj, ndim, 0));
@@ -319,7 +306,7 @@ mpg_status mpg_infer_deconvolution(mpg_infer *infer) {
   mpg_tuple pads;
   MPG_TRY(deconvolution_shape(infer, p, data, &out, &pads));
   out = mpg_data_laid(&out, layout);
-  mpg_infer_set(infer, 0, &out, dtype);
+  infer->outputs[0].shape = out;
   return MPG_OK;
 }
 
@@ -345,8 +332,7 @@ void mpg_gradient_deconvolution(mpg_gradient *g) {
 mpg_status mpg_infer_im2col(mpg_infer *infer) {
   const mpg_im2col_params *p = infer->params;
   const mpg_shape *data = &infer->inputs[0].shape;
-  mpg_dtype dtype;
-  MPG_TRY(common_dtype(infer, &dtype));
+  MPG_TRY(mpg_infer_same_dtype(infer));
   MPG_TRY(check_window(infer, &p->kernel, &p->stride, &p->dilate, &p->pad));
   if (!mpg_shape_known(data)) return MPG_OK;
   int ndim = p->kernel.count;
@@ -364,15 +350,14 @@ mpg_status mpg_infer_im2col(mpg_infer *infer) {
         __builtin_mul_overflow(out.dims[2], n, &out.dims[2]))
       return mpg_infer_fail(infer, "the result is too large");
   }
-  mpg_infer_set(infer, 0, &out, dtype);
+  infer->outputs[0].shape = out;
   return MPG_OK;
 }
 
 mpg_status mpg_infer_col2im(mpg_infer *infer) {
   const mpg_col2im_params *p = infer->params;
   const mpg_shape *data = &infer->inputs[0].shape;
-  mpg_dtype dtype;
-  MPG_TRY(common_dtype(infer, &dtype));
+  MPG_TRY(mpg_infer_same_dtype(infer));
   MPG_TRY(check_window(infer, &p->kernel, &p->stride, &p->dilate, &p->pad));
   int ndim = p->kernel.count;
   if (p->output_size.count != ndim)
@@ -400,7 +385,7 @@ mpg_status mpg_infer_col2im(mpg_infer *infer) {
                           "must be its %lld places",
                           (long long)window, (long long)columns);
   out.dims[1] = data->dims[1] / window;
-  mpg_infer_set(infer, 0, &out, dtype);
+  infer->outputs[0].shape = out;
   return MPG_OK;
 }
 
@@ -485,8 +470,7 @@ void mpg_gradient_pooling(mpg_gradient *g) {
 mpg_status mpg_infer_pooling_backward(mpg_infer *infer) {
   const mpg_desc *data = &infer->inputs[1];
   mpg_shape out;
-  mpg_dtype dtype;
-  MPG_TRY(common_dtype(infer, &dtype));
+  MPG_TRY(mpg_infer_same_dtype(infer));
   if (!mpg_shape_known(&data->shape)) return MPG_OK;
   MPG_TRY(pooled_shape(infer, data, &out));
   MPG_TRY(mpg_infer_expect_shape(infer, 0, &out));
@@ -521,8 +505,7 @@ void mpg_gradient_pooling_backward(mpg_gradient *g) {
 }
 
 mpg_status mpg_infer_pooling_at_max(mpg_infer *infer) {
-  mpg_dtype dtype;
-  MPG_TRY(common_dtype(infer, &dtype));
+  MPG_TRY(mpg_infer_same_dtype(infer));
   if (mpg_shape_known(&infer->inputs[0].shape))
     MPG_TRY(mpg_infer_expect_shape(infer, 1, &infer->inputs[0].shape));
   return mpg_infer_pooling(infer);
@@ -557,13 +540,12 @@ void mpg_gradient_max_pooling(mpg_gradient *g) {
   mpg_pooling_index_params params = {.kernel = {.count = w.ndim},
                                      .stride = {.count = w.ndim},
                                      .pad = {.count = w.ndim},
-                                     .shape = {.count = shape->ndim}};
+                                     .shape = mpg_shape_tuple(shape)};
   for (int i = 0; i < w.ndim; i++) {
     params.kernel.values[i] = w.kernel[i];
     params.stride.values[i] = w.stride[i];
     params.pad.values[i] = w.pad[i];
   }
-  for (int i = 0; i < shape->ndim; i++) params.shape.values[i] = shape->dims[i];
   g->in_grads[0] = mpg_emit2(g, MPG_OP__backward_max_pooling_channels_last, &params,
                              g->out_grads[0], g->outputs[1]);
 }
@@ -604,8 +586,7 @@ int mpg_arity_upsampling(const mpg_op *op, const void *params, int given) {
 
 mpg_status mpg_infer_upsampling(mpg_infer *infer) {
   const mpg_upsampling_params *p = infer->params;
-  mpg_dtype dtype;
-  MPG_TRY(common_dtype(infer, &dtype));
+  MPG_TRY(mpg_infer_same_dtype(infer));
   if (p->sample_type == SAMPLE_BILINEAR)
     return mpg_infer_fail(
         infer,
@@ -633,7 +614,7 @@ mpg_status mpg_infer_upsampling(mpg_infer *infer) {
       return mpg_infer_fail(infer, "the channels must be equal to be added");
     if (p->multi_input_mode == MODE_CONCAT) out.dims[1] += shape->dims[1];
   }
-  mpg_infer_set(infer, 0, &out, dtype);
+  infer->outputs[0].shape = out;
   return MPG_OK;
 }
 

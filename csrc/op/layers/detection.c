@@ -3,15 +3,6 @@
 
 #define PARAMS(structure, name) const mpg_##structure##_params *name = infer->params
 
-static mpg_status common_dtype(mpg_infer *infer) {
-  mpg_dtype dtype = MPG_DTYPE_NONE;
-  for (int i = 0; i < infer->num_inputs; i++)
-    if (infer->inputs[i].dtype != MPG_DTYPE_NONE) dtype = infer->inputs[i].dtype;
-  for (int i = 0; i < infer->num_inputs; i++) MPG_TRY(mpg_infer_expect_dtype(infer, i, dtype));
-  for (int i = 0; i < infer->num_outputs; i++) infer->outputs[i].dtype = dtype;
-  return MPG_OK;
-}
-
 static mpg_status count_of(mpg_infer *infer, const mpg_floats *floats, int count,
                            const char *name) {
   if (floats->count == count) return MPG_OK;
@@ -20,7 +11,7 @@ static mpg_status count_of(mpg_infer *infer, const mpg_floats *floats, int count
 
 mpg_status mpg_infer_multibox_prior(mpg_infer *infer) {
   PARAMS(multibox_prior, p);
-  MPG_TRY(common_dtype(infer));
+  MPG_TRY(mpg_infer_same_dtype(infer));
   MPG_TRY(count_of(infer, &p->steps, 2, "steps"));
   MPG_TRY(count_of(infer, &p->offsets, 2, "offsets"));
   if (p->sizes.count < 1 || p->ratios.count < 1)
@@ -55,7 +46,7 @@ static mpg_status anchors_of(mpg_infer *infer, int input, int64_t *count) {
 mpg_status mpg_infer_multibox_target(mpg_infer *infer) {
   PARAMS(multibox_target, p);
   int64_t anchors;
-  MPG_TRY(common_dtype(infer));
+  MPG_TRY(mpg_infer_same_dtype(infer));
   MPG_TRY(count_of(infer, &p->variances, 4, "variances"));
   if (p->negative_mining_ratio > 0 && !(p->negative_mining_thresh > 0))
     return mpg_infer_fail(infer, "negative_mining_thresh is above 0");
@@ -82,7 +73,7 @@ mpg_status mpg_infer_multibox_target(mpg_infer *infer) {
 mpg_status mpg_infer_multibox_detection(mpg_infer *infer) {
   PARAMS(multibox_detection, p);
   int64_t anchors;
-  MPG_TRY(common_dtype(infer));
+  MPG_TRY(mpg_infer_same_dtype(infer));
   MPG_TRY(count_of(infer, &p->variances, 4, "variances"));
   MPG_TRY(anchors_of(infer, 2, &anchors));
   const mpg_shape *prob = &infer->inputs[0].shape, *loc = &infer->inputs[1].shape;
@@ -148,7 +139,7 @@ mpg_status mpg_infer_box_nms_back(mpg_infer *infer) {
 
 mpg_status mpg_infer_box_iou(mpg_infer *infer) {
   const mpg_shape *a = &infer->inputs[0].shape, *b = &infer->inputs[1].shape;
-  MPG_TRY(common_dtype(infer));
+  MPG_TRY(mpg_infer_same_dtype(infer));
   if (!mpg_shape_known(a) || !mpg_shape_known(b)) return MPG_OK;
   if (a->ndim < 1 || b->ndim < 1 || a->dims[a->ndim - 1] != 4 || b->dims[b->ndim - 1] != 4)
     return mpg_infer_fail(infer, "boxes have 4 numbers, along the last dimension");

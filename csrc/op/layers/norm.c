@@ -15,14 +15,10 @@ static mpg_status expect_vectors(mpg_infer *infer, int first, int last, int64_t 
 }
 
 /* --- BatchNorm -------------------------------------------------------------------------------- */
-static mpg_dtype statistics_dtype(mpg_dtype dtype) {
-  return dtype == MPG_FLOAT16 || dtype == MPG_BFLOAT16 ? MPG_FLOAT32 : dtype;
-}
-
 mpg_status mpg_infer_batch_norm(mpg_infer *infer) {
   const mpg_batch_norm_params *p = infer->params;
   const mpg_desc *data = &infer->inputs[0];
-  mpg_dtype statistics = statistics_dtype(data->dtype);
+  mpg_dtype statistics = mpg_dtype_of_sums(data->dtype);
   for (int i = 1; i < 5; i++) MPG_TRY(mpg_infer_expect_dtype(infer, i, statistics));
   infer->outputs[0].dtype = data->dtype;
   infer->outputs[1].dtype = infer->outputs[2].dtype = statistics;
@@ -140,7 +136,7 @@ static mpg_shape mask_shape(const mpg_shape *data) {
 
 mpg_status mpg_infer_batch_norm_relu(mpg_infer *infer) {
   const mpg_desc *data = &infer->inputs[0];
-  mpg_dtype statistics = statistics_dtype(data->dtype);
+  mpg_dtype statistics = mpg_dtype_of_sums(data->dtype);
   for (int i = 1; i < 5; i++) MPG_TRY(mpg_infer_expect_dtype(infer, i, statistics));
   if (infer->num_inputs == 6) MPG_TRY(mpg_infer_expect_dtype(infer, 5, data->dtype));
   infer->outputs[0].dtype = data->dtype;
@@ -190,18 +186,9 @@ void mpg_gradient_batch_norm_relu(mpg_gradient *g) {
 }
 
 /* --- LayerNorm, GroupNorm, InstanceNorm ------------------------------------------------------- */
-static mpg_status same_dtypes(mpg_infer *infer) {
-  mpg_dtype dtype = MPG_DTYPE_NONE;
-  for (int i = 0; i < infer->num_inputs && dtype == MPG_DTYPE_NONE; i++)
-    dtype = infer->inputs[i].dtype;
-  for (int i = 0; i < infer->num_inputs; i++) MPG_TRY(mpg_infer_expect_dtype(infer, i, dtype));
-  for (int i = 0; i < infer->num_outputs; i++) infer->outputs[i].dtype = dtype;
-  return MPG_OK;
-}
-
 mpg_status mpg_infer_layer_norm(mpg_infer *infer) {
   const mpg_layer_norm_params *p = infer->params;
-  MPG_TRY(same_dtypes(infer));
+  MPG_TRY(mpg_infer_same_dtype(infer));
   const mpg_desc *data = &infer->inputs[0];
   if (data->shape.ndim < 0) return MPG_OK;
   int axis;
@@ -222,7 +209,7 @@ void mpg_gradient_layer_norm(mpg_gradient *g) {
 }
 
 static mpg_status infer_groups(mpg_infer *infer, int64_t num_groups) { /* 0: as many as channels */
-  MPG_TRY(same_dtypes(infer));
+  MPG_TRY(mpg_infer_same_dtype(infer));
   const mpg_desc *data = &infer->inputs[0];
   if (data->shape.ndim < 0) return MPG_OK;
   if (data->shape.ndim < 3)
@@ -262,7 +249,7 @@ void mpg_gradient_instance_norm(mpg_gradient *g) {
 mpg_status mpg_infer_l2_normalization(mpg_infer *infer) {
   const mpg_l2_normalization_params *p = infer->params;
   const mpg_desc *data = &infer->inputs[0];
-  MPG_TRY(same_dtypes(infer));
+  MPG_TRY(mpg_infer_same_dtype(infer));
   if (data->shape.ndim < 0) return MPG_OK;
   enum { INSTANCE, CHANNEL, SPATIAL };
   if (data->shape.ndim < (p->mode == INSTANCE ? 1 : p->mode == CHANNEL ? 2 : 3))

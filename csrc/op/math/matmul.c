@@ -14,14 +14,6 @@ static int64_t known_product(const mpg_shape *shape, int begin, int end) {
 
 static bool disagree(int64_t a, int64_t b) { return a >= 0 && b >= 0 && a != b; }
 
-static mpg_status common_dtype(mpg_infer *infer, mpg_dtype *dtype) {
-  *dtype = MPG_DTYPE_NONE;
-  for (int i = 0; i < infer->num_inputs && *dtype == MPG_DTYPE_NONE; i++)
-    *dtype = infer->inputs[i].dtype;
-  for (int i = 0; i < infer->num_inputs; i++) MPG_TRY(mpg_infer_expect_dtype(infer, i, *dtype));
-  return MPG_OK;
-}
-
 /* A value seen as a matrix of `rows` x `columns`. */
 static mpg_value as_matrix(mpg_gradient *g, mpg_value value, int64_t rows, int64_t columns) {
   return mpg_emit_reshape(g, value, &(mpg_shape){.ndim = 2, .dims = {rows, columns}});
@@ -38,9 +30,7 @@ static mpg_value emit_dot(mpg_gradient *g, mpg_value a, mpg_value b, bool transp
 mpg_status mpg_infer_dot(mpg_infer *infer) {
   const mpg_dot_params *p = infer->params;
   const mpg_shape *a = &infer->inputs[0].shape, *b = &infer->inputs[1].shape;
-  mpg_dtype dtype;
-  MPG_TRY(common_dtype(infer, &dtype));
-  infer->outputs[0].dtype = dtype;
+  MPG_TRY(mpg_infer_same_dtype(infer));
   if (a->ndim < 0 || b->ndim < 0) return MPG_OK;
   if (a->ndim == 0 || b->ndim == 0)
     return mpg_infer_fail(infer, "takes arrays with at least one axis");
@@ -67,7 +57,7 @@ mpg_status mpg_infer_dot(mpg_infer *infer) {
     for (int i = 0; i < b->ndim - 1; i++)
       out.dims[out.ndim++] = b->dims[p->transpose_b ? i : i + 1];
   }
-  mpg_infer_set(infer, 0, &out, dtype);
+  infer->outputs[0].shape = out;
   return MPG_OK;
 }
 
@@ -98,9 +88,7 @@ void mpg_gradient_dot(mpg_gradient *g) {
 mpg_status mpg_infer_batch_dot(mpg_infer *infer) {
   const mpg_batch_dot_params *p = infer->params;
   const mpg_shape *a = &infer->inputs[0].shape, *b = &infer->inputs[1].shape;
-  mpg_dtype dtype;
-  MPG_TRY(common_dtype(infer, &dtype));
-  infer->outputs[0].dtype = dtype;
+  MPG_TRY(mpg_infer_same_dtype(infer));
   if (a->ndim < 0 || b->ndim < 0) return MPG_OK;
   int ndim = a->ndim;
   if (ndim < 3 || b->ndim != ndim)
@@ -120,7 +108,7 @@ mpg_status mpg_infer_batch_dot(mpg_infer *infer) {
     return MPG_OK;
   out.dims[ndim - 2] = a->dims[p->transpose_a ? ndim - 1 : ndim - 2];
   out.dims[ndim - 1] = b->dims[p->transpose_b ? ndim - 2 : ndim - 1];
-  mpg_infer_set(infer, 0, &out, dtype);
+  infer->outputs[0].shape = out;
   return MPG_OK;
 }
 
@@ -153,9 +141,7 @@ int mpg_arity_fully_connected(const mpg_op *op, const void *params, int given) {
 mpg_status mpg_infer_fully_connected(mpg_infer *infer) {
   const mpg_fully_connected_params *p = infer->params;
   const mpg_shape *data = &infer->inputs[0].shape;
-  mpg_dtype dtype;
-  MPG_TRY(common_dtype(infer, &dtype));
-  infer->outputs[0].dtype = dtype;
+  MPG_TRY(mpg_infer_same_dtype(infer));
   if (infer->num_inputs == 3) {
     mpg_shape bias = {.ndim = 1, .dims = {p->num_hidden}};
     MPG_TRY(mpg_infer_expect_shape(infer, 2, &bias));
@@ -178,7 +164,7 @@ mpg_status mpg_infer_fully_connected(mpg_infer *infer) {
     out = *data;
     out.dims[last] = p->num_hidden;
   }
-  mpg_infer_set(infer, 0, &out, dtype);
+  infer->outputs[0].shape = out;
   return MPG_OK;
 }
 
@@ -284,22 +270,20 @@ static mpg_status infer_linalg(mpg_infer *infer, bool ta, bool tb, int64_t axis_
 
 mpg_status mpg_infer_linalg_gemm(mpg_infer *infer) {
   const mpg_linalg_gemm_params *p = infer->params;
-  mpg_dtype dtype;
   mpg_shape out;
-  MPG_TRY(common_dtype(infer, &dtype));
+  MPG_TRY(mpg_infer_same_dtype(infer));
   MPG_TRY(infer_linalg(infer, p->transpose_a, p->transpose_b, p->axis, &out));
   if (out.ndim >= 0) MPG_TRY(mpg_infer_expect_shape(infer, 2, &out));
-  mpg_infer_set(infer, 0, &out, dtype);
+  infer->outputs[0].shape = out;
   return MPG_OK;
 }
 
 mpg_status mpg_infer_linalg_gemm2(mpg_infer *infer) {
   const mpg_linalg_gemm2_params *p = infer->params;
-  mpg_dtype dtype;
   mpg_shape out;
-  MPG_TRY(common_dtype(infer, &dtype));
+  MPG_TRY(mpg_infer_same_dtype(infer));
   MPG_TRY(infer_linalg(infer, p->transpose_a, p->transpose_b, p->axis, &out));
-  mpg_infer_set(infer, 0, &out, dtype);
+  infer->outputs[0].shape = out;
   return MPG_OK;
 }
 
@@ -328,8 +312,7 @@ void mpg_gradient_linalg_gemm2(mpg_gradient *g) {
 }
 
 mpg_status mpg_infer_khatri_rao(mpg_infer *infer) {
-  mpg_dtype dtype;
-  MPG_TRY(common_dtype(infer, &dtype));
+  MPG_TRY(mpg_infer_same_dtype(infer));
   mpg_shape out = {.ndim = 2, .dims = {1, -1}};
   for (int i = 0; i < infer->num_inputs; i++) {
     const mpg_shape *shape = &infer->inputs[i].shape;
@@ -346,7 +329,7 @@ mpg_status mpg_infer_khatri_rao(mpg_infer *infer) {
     else if (__builtin_mul_overflow(out.dims[0], shape->dims[0], &out.dims[0]))
       return mpg_infer_fail(infer, "the result is too large");
   }
-  mpg_infer_set(infer, 0, &out, dtype);
+  infer->outputs[0].shape = out;
   return MPG_OK;
 }
 

@@ -191,14 +191,10 @@ void mpg_gradient_softmax_cross_entropy(mpg_gradient *g) {
 }
 
 /* Half precision would lose what the backward pass needs. */
-static mpg_dtype statistics_dtype(mpg_dtype dtype) {
-  return dtype == MPG_FLOAT16 || dtype == MPG_BFLOAT16 ? MPG_FLOAT32 : dtype;
-}
-
 mpg_status mpg_infer_softmax_ce(mpg_infer *infer) {
   mpg_dtype dtype = infer->inputs[0].dtype;
   infer->outputs[0].dtype = dtype;
-  infer->outputs[1].dtype = infer->outputs[2].dtype = statistics_dtype(dtype);
+  infer->outputs[1].dtype = infer->outputs[2].dtype = mpg_dtype_of_sums(dtype);
   if (!mpg_shape_known(&infer->inputs[0].shape)) return MPG_OK;
   mpg_shape rows;
   MPG_TRY(expect_labels(infer, 0, 1, &rows));
@@ -220,7 +216,7 @@ mpg_status mpg_infer_softmax_ce_back(mpg_infer *infer) {
     for (int i = 0; i < 5; i++)
       if (i != 2)
         MPG_TRY(mpg_infer_expect_dtype(
-            infer, i, i < 2 ? infer->inputs[1].dtype : statistics_dtype(infer->inputs[1].dtype)));
+            infer, i, i < 2 ? infer->inputs[1].dtype : mpg_dtype_of_sums(infer->inputs[1].dtype)));
   if (!mpg_shape_known(&infer->inputs[1].shape)) return MPG_OK;
   mpg_shape rows;
   MPG_TRY(expect_labels(infer, 1, 2, &rows));

@@ -265,7 +265,7 @@ PyObject *mpg_py_call_named(const char *name, mpg_array *const *inputs, int num_
 PyObject *mpg_py_reshape(PyObject *self, const mpg_shape *shape) {
   mpg_array *array = mpg_py_array_of(self);
   if (mpg_py_tracked(array)) {
-    mpg_tuple dims = mpg_py_tuple(shape);
+    mpg_tuple dims = mpg_shape_tuple(shape);
     return mpg_py_call_named("_reshape_exact", &array, 1, NULL, "shape", &dims, NULL);
   }
   if (mpg_py_expect_value(array, "reshape") < 0) return NULL;
@@ -294,7 +294,7 @@ PyObject *mpg_py_to_device(PyObject *self, mpg_device_id id, bool copy) {
     /* A view: gradients that arrive through it are summed before they join the others, as they are
      * where it is a copy. So the order of sums, and with it their bits, is the same on one device
      * and on many. */
-    mpg_tuple same = mpg_py_tuple(&array->tensor.desc.shape);
+    mpg_tuple same = mpg_shape_tuple(&array->tensor.desc.shape);
     return mpg_py_call_named("_reshape_exact", &array, 1, NULL, "shape", &same, NULL);
   }
   mpg_copyto_params params;
@@ -329,7 +329,7 @@ PyObject *mpg_py_broadcast(PyObject *self, const mpg_shape *shape) {
     array = mpg_py_array_of(source);
     if (mpg_shape_equal(&array->tensor.desc.shape, shape)) return source;
   }
-  mpg_tuple dims = mpg_py_tuple(shape);
+  mpg_tuple dims = mpg_shape_tuple(shape);
   PyObject *result = mpg_py_call_named("broadcast_to", &array, 1, NULL, "shape", &dims, NULL);
   Py_DECREF(source);
   return result;

@@ -613,7 +613,7 @@ static int assign_advanced(PyObject *self, PyObject *key, PyObject *value) {
   mpg_shape line = {.ndim = 2, .dims = {1, lines.dims[0]}};
   if (positions != NULL) Py_SETREF(positions, mpg_py_reshape(positions, &line));
   if (positions == NULL) goto done;
-  mpg_tuple shape = mpg_py_tuple(&g.rows);
+  mpg_tuple shape = mpg_shape_tuple(&g.rows);
   mpg_array *inputs[3] = {mpg_py_array_of(rows), mpg_py_array_of(prepared),
                           mpg_py_array_of(positions)};
   result = done_of(mpg_py_call_named("_scatter_set_nd", inputs, 3, mpg_py_array_of(rows), "shape",

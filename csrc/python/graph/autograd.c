@@ -317,7 +317,7 @@ static void function_release(void *pointer) {
 }
 
 static PyObject *zeros_for(const function_state *state, int output) {
-  mpg_tuple shape = mpg_py_tuple(&state->outputs[output].desc.shape);
+  mpg_tuple shape = mpg_shape_tuple(&state->outputs[output].desc.shape);
   int32_t dtype = state->outputs[output].desc.dtype;
   double value = 0;
   mpg_device_id device = state->outputs[output].device;

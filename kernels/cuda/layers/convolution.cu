@@ -174,7 +174,6 @@ mpg_status add_bias(const mpg_kernel_call *call, const void *bias, int64_t chann
 }
 
 /* --- cuDNN ------------------------------------------------------------------------------------ */
-size_t padded(size_t bytes) { return (bytes + 255) & ~(size_t)255; }
 
 /* (filters, channels, window) to (filters, window, channels). */
 mpg_status exchange(const mpg_kernel_call *call, int64_t outer, int64_t a, int64_t b,
@@ -209,19 +208,19 @@ mpg_status by_library(const mpg_kernel_call *call, mpg_convolution c, mpg_cuda_d
   bool moved[ARRAYS];
   void *used[ARRAYS];
   int count = *added ? ARRAYS : BIAS;
-  total = padded(workspace);
+  total = mpg_align_up(workspace, 256);
   for (int i = 0; i < count; i++) {
     moved[i] = !mpg_cuda_aligned(arrays[i]) || (i == WEIGHT && exchanges);
-    if (moved[i]) total += padded((size_t)sizes[i] * item);
+    if (moved[i]) total += mpg_align_up((size_t)sizes[i] * item, 256);
   }
   char *scratch = NULL;
   if (total && !(scratch = (char *)mpg_device_scratch(call->device, total)))
     return MPG_DEVICE_OUT_OF_MEMORY;
-  char *next = scratch + padded(workspace);
+  char *next = scratch + mpg_align_up(workspace, 256);
   for (int i = 0; i < count; i++) {
     used[i] = moved[i] ? next : arrays[i];
     if (!moved[i]) continue;
-    next += padded((size_t)sizes[i] * item);
+    next += mpg_align_up((size_t)sizes[i] * item, 256);
     if (i == result) continue;
     if (i == WEIGHT && exchanges)
       MPG_TRY(exchange(call, c.filters, channels, window, arrays[i], used[i], item));

@@ -317,8 +317,6 @@ bounds<T> bounds_of(const mpg_rnn_params *p) {
   return b;
 }
 
-size_t padded(size_t bytes) { return (bytes + 255) & ~(size_t)255; }
-
 /* --- Forward ---------------------------------------------------------------------------------- */
 /* scratch: GRU's products with the hidden state [N, G * H], or the LSTM's cell state [N, H]. */
 template <class T>
@@ -480,7 +478,7 @@ mpg_status backward(const rnn<T> &r, const rnn_gradients<T> &d) {
   size_t total = 0, at[5];
   for (int i = 0; i < 5; i++) {
     at[i] = total;
-    total += padded(sizes[i]);
+    total += mpg_align_up(sizes[i], 256);
   }
   char *scratch =
       (char *)mpg_device_scratch_slot(r.call->device, MPG_SCRATCH_KERNEL, total ? total : 1);

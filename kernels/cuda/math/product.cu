@@ -283,7 +283,6 @@ size_t extent(const mpg_cuda_product *p, bool transposed, int64_t rows, int64_t 
   int64_t last = transposed ? (columns - 1) * ld + rows : (rows - 1) * ld + columns;
   return (size_t)((p->count - 1) * step + last) * mpg_dtype_size(p->dtype);
 }
-size_t padded(size_t bytes) { return (bytes + 255) & ~(size_t)255; }
 
 struct copies { /* of operands that are not aligned */
   struct {
@@ -296,13 +295,13 @@ struct copies { /* of operands that are not aligned */
   void want(const void **operand, size_t bytes) {
     if (mpg_cuda_aligned(*operand)) return;
     all[count++] = {operand, bytes};
-    total += padded(bytes);
+    total += mpg_align_up(bytes, 256);
   }
   mpg_status make(const mpg_kernel_call *call, char *next) {
     for (int i = 0; i < count; i++) {
       MPG_TRY(mpg_cuda_copy(call, *all[i].operand, next, all[i].bytes));
       *all[i].operand = next;
-      next += padded(all[i].bytes);
+      next += mpg_align_up(all[i].bytes, 256);
     }
     return MPG_OK;
   }
@@ -321,10 +320,10 @@ mpg_status align(const mpg_kernel_call *call, const plan *found, mpg_cuda_produc
   made.want(&c, c_bytes);
   made.want(&c0, c_bytes);
   made.want(&bias, (size_t)p->n * mpg_dtype_size(p->dtype));
-  size_t total = padded(found->workspace) + made.total;
+  size_t total = mpg_align_up(found->workspace, 256) + made.total;
   *workspace = total ? (char *)mpg_device_scratch(call->device, total) : NULL;
   if (total && !*workspace) return MPG_DEVICE_OUT_OF_MEMORY;
-  MPG_TRY(made.make(call, *workspace + padded(found->workspace)));
+  MPG_TRY(made.make(call, *workspace + mpg_align_up(found->workspace, 256)));
   p->c = (void *)c;
   p->c0 = in_place ? c : c0;
   if (bias) p->bias = bias;
