@@ -11,7 +11,15 @@ __all__ = ["AttrScope"]
 
 class AttrScope(_core.Scope):
     """Attaches string attributes, such as ``ctx_group='dev1'``, to the symbols created inside it;
-    scopes nest."""
+    scopes nest.
+
+    Examples
+    --------
+    >>> with mx.AttrScope(ctx_group="dev1"):
+    ...     x = mx.sym.var("x")
+    >>> x.attr("ctx_group")
+    'dev1'
+    """
 
     _current = threading.local()
 

@@ -76,6 +76,21 @@ class Function:
             def backward(self, dy):
                 (y,) = self.saved_tensors
                 return dy * y * (1 - y)
+
+    Examples
+    --------
+    >>> class Twice(mx.autograd.Function):
+    ...     def forward(self, x):
+    ...         return x * 2
+    ...     def backward(self, grad):
+    ...         return grad * 2
+    >>> x = nd.array([3])
+    >>> x.attach_grad()
+    >>> with mx.autograd.record():
+    ...     y = Twice()(x)
+    >>> y.backward()
+    >>> y.asnumpy(), x.grad.asnumpy()
+    (array([6.], dtype=float32), array([2.], dtype=float32))
     """
 
     def __init__(self) -> None:

@@ -38,7 +38,16 @@ def module_checkpoint(
     mod: BaseModule, prefix: str, period: int = 1, save_optimizer_states: bool = False
 ) -> Callable[..., None]:
     """A callback for the end of an epoch: every `period` epochs calls
-    `mod.save_checkpoint(prefix, epoch + 1, save_optimizer_states)`."""
+    `mod.save_checkpoint(prefix, epoch + 1, save_optimizer_states)`.
+
+    Examples
+    --------
+    >>> x = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2)
+    >>> module = mx.mod.Module(mx.sym.SoftmaxOutput(x, name="softmax"))
+    >>> save = mx.callback.module_checkpoint(module, "net", period=10)
+    >>> data = mx.io.NDArrayIter(np.ones((4, 3)), np.zeros(4), batch_size=2)
+    >>> module.fit(data, num_epoch=2, epoch_end_callback=save)
+    """
     due = _every(period)
 
     def callback(iter_no, sym=None, arg=None, aux=None):
@@ -50,7 +59,19 @@ def module_checkpoint(
 
 def do_checkpoint(prefix: str, period: int = 1) -> Callable[..., None]:
     """A callback for the end of an epoch: every `period` epochs writes `prefix-symbol.json` and
-    `prefix-0001.params` (the epoch's number)."""
+    `prefix-0001.params` (the epoch's number).
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save = mx.callback.do_checkpoint(os.path.join(folder, "net"), period=2)
+    ...     for epoch in range(2):
+    ...         save(epoch, mx.sym.var("x"), {}, {})
+    ...     names = sorted(os.listdir(folder))
+    >>> names
+    ['net-0002.params', 'net-symbol.json']
+    """
     due = _every(period)
 
     def callback(iter_no, sym, arg, aux):
@@ -62,7 +83,13 @@ def do_checkpoint(prefix: str, period: int = 1) -> Callable[..., None]:
 
 def log_train_metric(period: int, auto_reset: bool = False) -> Callable[[BatchEndParam], None]:
     """A callback for batches: logs the metric every `period` batches, and starts it anew if
-    `auto_reset`."""
+    `auto_reset`.
+
+    Examples
+    --------
+    >>> report = mx.callback.log_train_metric(period=50)
+    >>> report(mx.model.BatchEndParam(epoch=0, nbatch=1, eval_metric=None, locals=None))
+    """
 
     def callback(param):
         if param.nbatch % period == 0 and param.eval_metric is not None:
@@ -81,6 +108,12 @@ class Speedometer:
 
     With `auto_reset` the metric then starts anew, so each line speaks of the batches since the line
     before.
+
+    Examples
+    --------
+    >>> report = mx.callback.Speedometer(batch_size=32, frequent=50)
+    >>> for batch in range(100):
+    ...     report(mx.model.BatchEndParam(epoch=0, nbatch=batch, eval_metric=None, locals=None))
     """
 
     def __init__(self, batch_size: int, frequent: int = 50, auto_reset: bool = True) -> None:
@@ -126,7 +159,13 @@ class Speedometer:
 
 
 class ProgressBar:
-    """Logs a bar of `length` characters that is full after `total` batches."""
+    """Logs a bar of `length` characters that is full after `total` batches.
+
+    Examples
+    --------
+    >>> bar = mx.callback.ProgressBar(total=2, length=10)
+    >>> bar(mx.model.BatchEndParam(epoch=0, nbatch=1, eval_metric=None, locals=None))
+    """
 
     def __init__(self, total: int, length: int = 80) -> None:
         self.total = total
@@ -141,7 +180,15 @@ class ProgressBar:
 
 
 class LogValidationMetricsCallback:
-    """Logs the metric at the end of an evaluation."""
+    """Logs the metric at the end of an evaluation.
+
+    Examples
+    --------
+    >>> metric = mx.metric.Accuracy()
+    >>> metric.update([nd.array([1])], [nd.array([[0.1, 0.9]])])
+    >>> report = mx.callback.LogValidationMetricsCallback()
+    >>> report(mx.model.BatchEndParam(epoch=0, nbatch=1, eval_metric=metric, locals=None))
+    """
 
     def __call__(self, param: BatchEndParam) -> None:
         if param.eval_metric:

@@ -54,5 +54,12 @@ Context.default_ctx = _DefaultContext()
 
 
 def opened_devices() -> list[tuple[Context, int]]:
-    """The devices used so far: a list of ``(Context, threads)``."""
+    """The devices used so far: a list of ``(Context, threads)``.
+
+    Examples
+    --------
+    >>> x = nd.ones(2, ctx=mx.cpu(1))
+    >>> mx.cpu(1) in [device for device, _ in mx.context.opened_devices()]
+    True
+    """
     return _core.opened_devices()

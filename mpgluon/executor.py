@@ -175,6 +175,13 @@ class Executor:
     outputs : list of NDArray
         The results of the last forward. The arrays stay the same objects from one forward to the
         next.
+
+    Examples
+    --------
+    >>> x, y = mx.sym.var("x"), mx.sym.var("y")
+    >>> executor = (x * y).bind(mx.cpu(), {"x": nd.array([1, 2]), "y": nd.array([3, 4])})
+    >>> executor.forward()[0].asnumpy()
+    array([3., 8.], dtype=float32)
     """
 
     def __init__(

@@ -240,7 +240,19 @@ create: Callable[..., Initializer] = registry.get_create_func(Initializer, "init
 
 
 def register(klass: Class) -> Class:
-    """Decorator: makes a subclass of Initializer known under its lower-case name."""
+    """Decorator: makes a subclass of Initializer known under its lower-case name.
+
+    Examples
+    --------
+    >>> @mx.init.register
+    ... class Threes(mx.init.Initializer):
+    ...     def _init_weight(self, name, array):
+    ...         array[:] = 3
+    >>> weight = gluon.Parameter("weight", shape=(2,), init="threes")
+    >>> weight.initialize()
+    >>> weight.data().asnumpy()
+    array([3., 3.], dtype=float32)
+    """
     return _register(klass)
 
 

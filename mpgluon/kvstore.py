@@ -121,7 +121,18 @@ def _pairs(key, value, what):
 
 
 class KVStore(KVStoreBase):
-    """Values by key, in this process. Keys are all int or all str."""
+    """Values by key, in this process. Keys are all int or all str.
+
+    Examples
+    --------
+    >>> store = mx.kv.create("local")
+    >>> store.init("a", nd.zeros(2))
+    >>> store.push("a", [nd.ones(2), nd.ones(2)])
+    >>> out = nd.empty(2)
+    >>> store.pull("a", out=out)
+    >>> out.asnumpy()
+    array([2., 2.], dtype=float32)
+    """
 
     def __init__(self, kind: str = "local") -> None:
         self._kind = kind
@@ -274,7 +285,13 @@ class TestStore(KVStoreBase):
 
 def create(name: str = "local") -> KVStoreBase | Any:
     """A store: 'local', 'device' and their relatives, or one that was registered. MXNetError for
-    those that span machines."""
+    those that span machines.
+
+    Examples
+    --------
+    >>> mx.kv.create("local").type
+    'local'
+    """
     if not isinstance(name, str):
         raise TypeError(f"create: the name of a store is a str, not {type(name).__name__}")
     kind = name.lower()

@@ -59,6 +59,11 @@ def get_logger(
     default "a").
 
     The first call for a name sets it up; later ones return it unchanged.
+
+    Examples
+    --------
+    >>> mx.log.get_logger("training", level=mx.log.INFO).name
+    'training'
     """
     logger = logging.getLogger(name)
     if name is not None and not getattr(logger, "_mpgluon_ready", False):

@@ -19,7 +19,13 @@ __all__ = ["BatchEndParam", "load_checkpoint", "load_params", "save_checkpoint"]
 
 
 class BatchEndParam(NamedTuple):
-    """What callbacks for batches are given."""
+    """What callbacks for batches are given.
+
+    Examples
+    --------
+    >>> mx.model.BatchEndParam(epoch=0, nbatch=5, eval_metric=None, locals=None).nbatch
+    5
+    """
 
     epoch: int
     nbatch: int
@@ -39,6 +45,18 @@ def save_checkpoint(
     epoch's number.
 
     arg_params, aux_params: dicts of name to NDArray.
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> y = mx.sym.FullyConnected(mx.sym.var("x"), num_hidden=1, name="fc")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = os.path.join(folder, "net")
+    ...     mx.model.save_checkpoint(path, 3, y, {"fc_weight": nd.ones((1, 2))}, {})
+    ...     symbol, arg_params, aux_params = mx.model.load_checkpoint(path, 3)
+    ...     names = sorted(os.listdir(folder))
+    >>> names, arg_params["fc_weight"].shape
+    (['net-0003.params', 'net-symbol.json'], (1, 2))
     """
     if symbol is not None:
         symbol.save(f"{prefix}-symbol.json", remove_amp_cast=remove_amp_cast)
@@ -72,7 +90,18 @@ def split_params(
 
 def load_params(prefix: str, epoch: int) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
     """The dicts of arguments and auxiliary states in ``prefix-0001.params``. ValueError for files
-    of other kinds."""
+    of other kinds.
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = os.path.join(folder, "net")
+    ...     mx.model.save_checkpoint(path, 3, None, {"gamma": nd.ones(3)}, {"mean": nd.ones(2)})
+    ...     arg_params, aux_params = mx.model.load_params(path, 3)
+    >>> arg_params["gamma"].shape, aux_params["mean"].shape
+    ((3,), (2,))
+    """
     fname = f"{prefix}-{epoch:04d}.params"
     arrays = nd.load(fname)
     if not arrays:
@@ -84,5 +113,17 @@ def load_params(prefix: str, epoch: int) -> tuple[dict[str, NDArray], dict[str, 
 def load_checkpoint(
     prefix: str, epoch: int
 ) -> tuple[Symbol, dict[str, NDArray], dict[str, NDArray]]:
-    """``(symbol, arg_params, aux_params)`` of a checkpoint; see `save_checkpoint`."""
+    """``(symbol, arg_params, aux_params)`` of a checkpoint; see `save_checkpoint`.
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> y = mx.sym.FullyConnected(mx.sym.var("x"), num_hidden=1, name="fc")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = os.path.join(folder, "net")
+    ...     mx.model.save_checkpoint(path, 3, y, {"fc_weight": nd.ones((1, 2))}, {})
+    ...     symbol, arg_params, aux_params = mx.model.load_checkpoint(path, 3)
+    >>> symbol.list_arguments(), arg_params["fc_weight"].shape
+    (['x', 'fc_weight', 'fc_bias'], (1, 2))
+    """
     return (sym.load(f"{prefix}-symbol.json"), *load_params(prefix, epoch))

@@ -41,6 +41,16 @@ class Monitor:
         Whether results are sorted by name.
     monitor_all : bool, default False
         Whether the nodes' inputs are watched, too.
+
+    Examples
+    --------
+    >>> monitor = mx.monitor.Monitor(1, lambda x: x.max())
+    >>> executor = mx.sym.relu(mx.sym.var("x"), name="r").bind(mx.cpu(), {"x": nd.array([1, 2])})
+    >>> monitor.install(executor)
+    >>> monitor.tic()
+    >>> _ = executor.forward()
+    >>> [(step, name) for step, name, _ in monitor.toc()]
+    [(1, 'r_output'), (1, 'x')]
     """
 
     def __init__(

@@ -14,7 +14,15 @@ __all__ = ["NameManager", "Prefix"]
 
 
 class NameManager(_core.Scope):
-    """Hands out names, counting up per hint."""
+    """Hands out names, counting up per hint.
+
+    Examples
+    --------
+    >>> with mx.name.NameManager():
+    ...     y = mx.sym.relu(mx.sym.var("x"))
+    >>> y.name
+    'relu0'
+    """
 
     _current = threading.local()
 
@@ -42,7 +50,15 @@ class NameManager(_core.Scope):
 
 
 class Prefix(NameManager):
-    """A name manager that puts `prefix` in front of every name, given or made."""
+    """A name manager that puts `prefix` in front of every name, given or made.
+
+    Examples
+    --------
+    >>> with mx.name.Prefix("stage1_"):
+    ...     y = mx.sym.relu(mx.sym.var("x"))
+    >>> y.name
+    'stage1_relu0'
+    """
 
     def __init__(self, prefix: str) -> None:
         super().__init__()

@@ -34,7 +34,13 @@ __all__ = [
 
 
 class OperatorArguments(NamedTuple):
-    """What an op takes: how many inputs and parameters, their names, and the kinds of each."""
+    """What an op takes: how many inputs and parameters, their names, and the kinds of each.
+
+    Examples
+    --------
+    >>> mx.operator.get_operator_arguments("relu")
+    OperatorArguments(narg=1, names=['data'], types=['NDArray-or-Symbol'])
+    """
 
     narg: int
     names: list[str]
@@ -42,7 +48,22 @@ class OperatorArguments(NamedTuple):
 
 
 class CustomOp:
-    """The base of ops' computations."""
+    """The base of ops' computations.
+
+    Examples
+    --------
+    >>> class Square(mx.operator.CustomOp):
+    ...     def forward(self, is_train, req, in_data, out_data, aux):
+    ...         self.assign(out_data[0], req[0], in_data[0] ** 2)
+    ...     def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
+    ...         self.assign(in_grad[0], req[0], 2 * in_data[0] * out_grad[0])
+    >>> class SquareProp(mx.operator.CustomOpProp):
+    ...     def create_operator(self, ctx, shapes, dtypes):
+    ...         return Square()
+    >>> _ = mx.operator.register("square_of_mine")(SquareProp)
+    >>> nd.Custom(nd.array([1, 3]), op_type="square_of_mine").asnumpy()
+    array([1., 9.], dtype=float32)
+    """
 
     def forward(
         self,
@@ -99,6 +120,16 @@ class CustomOpProp:
     ----------
     need_top_grad : bool, default True
         Whether backward reads the gradients of the outputs; a loss does not.
+
+    Examples
+    --------
+    >>> class TwoOutputs(mx.operator.CustomOpProp):
+    ...     def list_outputs(self):
+    ...         return ["sum", "difference"]
+    ...     def list_arguments(self):
+    ...         return ["left", "right"]
+    >>> TwoOutputs().infer_shape([[2, 3], [2, 3]])[1]
+    [[2, 3], [2, 3]]
     """
 
     def __init__(self, need_top_grad: bool = True) -> None:
@@ -144,7 +175,22 @@ _props = {}
 
 
 def register(reg_name: str) -> Callable[[Class], Class]:
-    """A decorator of CustomOpProp classes: makes one known as ``op_type=reg_name``."""
+    """A decorator of CustomOpProp classes: makes one known as ``op_type=reg_name``.
+
+    Examples
+    --------
+    >>> @mx.operator.register("double")
+    ... class Double(mx.operator.CustomOpProp):
+    ...     def create_operator(self, ctx, shapes, dtypes):
+    ...         return DoubleOp()
+    >>> class DoubleOp(mx.operator.CustomOp):
+    ...     def forward(self, is_train, req, in_data, out_data, aux):
+    ...         self.assign(out_data[0], req[0], in_data[0] * 2)
+    ...     def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
+    ...         self.assign(in_grad[0], req[0], out_grad[0] * 2)
+    >>> nd.Custom(nd.array([1, 2]), op_type="double").asnumpy()
+    array([2., 4.], dtype=float32)
+    """
 
     def decorate(prop):
         if not (isinstance(prop, type) and issubclass(prop, CustomOpProp)):
@@ -418,12 +464,24 @@ def custom_symbol(
 
 
 def get_all_registered_operators() -> list[str]:
-    """The names of all ops."""
+    """The names of all ops.
+
+    Examples
+    --------
+    >>> "softmax" in mx.operator.get_all_registered_operators()
+    True
+    """
     return sorted(_core.ops())
 
 
 def get_operator_arguments(op_name: str) -> OperatorArguments:
-    """The inputs and parameters of an op, as OperatorArguments."""
+    """The inputs and parameters of an op, as OperatorArguments.
+
+    Examples
+    --------
+    >>> mx.operator.get_operator_arguments("softmax").names
+    ['data', 'length', 'axis', 'temperature', 'dtype', 'use_length']
+    """
     info = _core.get_op(op_name).describe()
     names = [entry["name"] for entry in info["inputs"]] + [
         param["name"] for param in info["params"]

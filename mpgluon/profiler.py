@@ -60,7 +60,12 @@ _KEYS = (
 def set_config(**kwargs: Any) -> None:
     """Sets ``filename`` (of the trace) and ``aggregate_stats``; MXNet's other options
     (``profile_all``, ``profile_memory``, ...) are taken and change nothing: ops, copies and waits
-    are always recorded."""
+    are always recorded.
+
+    Examples
+    --------
+    >>> mx.profiler.set_config(filename="profile.json", aggregate_stats=True)
+    """
     known = {"filename", "aggregate_stats"}
     accepted = known | {
         "profile_all",
@@ -84,7 +89,14 @@ def set_config(**kwargs: Any) -> None:
 
 
 def set_state(state: str = "stop", profile_process: str = "worker") -> None:
-    """Starts (``'run'``, clearing earlier events) or stops (``'stop'``) recording."""
+    """Starts (``'run'``, clearing earlier events) or stops (``'stop'``) recording.
+
+    Examples
+    --------
+    >>> mx.profiler.set_state("run")
+    >>> _ = nd.ones(2).asnumpy()
+    >>> mx.profiler.set_state("stop")
+    """
     if state not in ("run", "stop"):
         raise ValueError(f"profiler.set_state: state is 'run' or 'stop', not {state!r}")
     global _recording
@@ -98,24 +110,54 @@ def set_state(state: str = "stop", profile_process: str = "worker") -> None:
 
 
 def start() -> None:
-    """The same as ``set_state('run')``."""
+    """The same as ``set_state('run')``.
+
+    Examples
+    --------
+    >>> mx.profiler.start()
+    >>> _ = nd.ones(2).asnumpy()
+    >>> mx.profiler.stop()
+    """
     set_state("run")
 
 
 def stop() -> None:
-    """The same as ``set_state('stop')``."""
+    """The same as ``set_state('stop')``.
+
+    Examples
+    --------
+    >>> mx.profiler.start()
+    >>> mx.profiler.stop()
+    """
     set_state("stop")
 
 
 def pause(profile_process: str = "worker") -> None:
-    """Stops recording for a while; what was recorded stays."""
+    """Stops recording for a while; what was recorded stays.
+
+    Examples
+    --------
+    >>> mx.profiler.start()
+    >>> mx.profiler.pause()
+    >>> _ = nd.ones(2).asnumpy()  # leaves no events
+    >>> mx.profiler.resume()
+    >>> mx.profiler.stop()
+    """
     global _recording
     _core.profiler_stop()
     _recording = False
 
 
 def resume(profile_process: str = "worker") -> None:
-    """Goes on recording after ``pause``, keeping the events."""
+    """Goes on recording after ``pause``, keeping the events.
+
+    Examples
+    --------
+    >>> mx.profiler.start()
+    >>> mx.profiler.pause()
+    >>> mx.profiler.resume()
+    >>> mx.profiler.stop()
+    """
     global _recording
     _core.profiler_resume()
     _recording = True
@@ -220,7 +262,19 @@ def _last_before(event, spans):
 
 def dump(finished: bool = True, profile_process: str = "worker") -> None:
     """Writes the Chrome trace to the configured ``filename``; ``finished`` stops recording
-    first."""
+    first.
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     mx.profiler.set_config(filename=os.path.join(folder, "profile.json"))
+    ...     mx.profiler.dump()
+    ...     names = os.listdir(folder)
+    >>> mx.profiler.set_config(filename="profile.json")
+    >>> names
+    ['profile.json']
+    """
     if finished:
         set_state("stop")
     with open(_config["filename"], "w", encoding="utf-8") as f:
@@ -232,7 +286,16 @@ def dumps(
 ) -> str:
     """A table of the time per device and op (``format='json'``: the same as JSON): calls, total,
     mean, least and most milliseconds, sorted by ``sort_by`` ('total', 'avg', 'min', 'max' or
-    'count')."""
+    'count').
+
+    Examples
+    --------
+    >>> mx.profiler.start()
+    >>> (nd.ones(2) + 1).wait_to_read()
+    >>> mx.profiler.stop()
+    >>> "_plus_scalar" in mx.profiler.dumps()
+    True
+    """
     if format not in ("table", "json"):
         raise ValueError(f"profiler.dumps: format is 'table' or 'json', not {format!r}")
     columns = ("count", "total", "avg", "min", "max")
@@ -335,19 +398,40 @@ class Domain:
 
 
 class Task(_Span):
-    """A piece of work of a program, from `start` to `stop`: ``Task(domain, name)``."""
+    """A piece of work of a program, from `start` to `stop`: ``Task(domain, name)``.
+
+    Examples
+    --------
+    >>> task = mx.profiler.Task(mx.profiler.Domain("data"), "reading")
+    >>> task.start(), task.stop()
+    (None, None)
+    """
 
     _kind = "task"
 
 
 class Frame(_Span):
-    """One round of something that repeats, as a batch: ``Frame(domain, name)``."""
+    """One round of something that repeats, as a batch: ``Frame(domain, name)``.
+
+    Examples
+    --------
+    >>> frame = mx.profiler.Frame(mx.profiler.Domain("video"), "frame")
+    >>> frame.start(), frame.stop()
+    (None, None)
+    """
 
     _kind = "frame"
 
 
 class Event(_Span):
-    """A stretch of time of no domain: ``Event(name)``."""
+    """A stretch of time of no domain: ``Event(name)``.
+
+    Examples
+    --------
+    >>> event = mx.profiler.Event("loading")
+    >>> event.start(), event.stop()
+    (None, None)
+    """
 
     _kind = "event"
 
@@ -410,7 +494,12 @@ class Counter:
 
 
 class Marker:
-    """An instant."""
+    """An instant.
+
+    Examples
+    --------
+    >>> mx.profiler.Marker(mx.profiler.Domain("training"), "epoch").mark()
+    """
 
     def __init__(self, domain: Domain, name: str) -> None:
         self.domain = domain

@@ -24,6 +24,14 @@ def seed(seed_state: int, ctx: Context | str = "all") -> None:
 
     ``ctx`` is taken for MXNet's programs: devices share one sequence, so it has no effect.
     ValueError when the seed is no integer.
+
+    Examples
+    --------
+    >>> mx.random.seed(7)
+    >>> first = nd.random.uniform(shape=3).asnumpy()
+    >>> mx.random.seed(7)
+    >>> bool((nd.random.uniform(shape=3).asnumpy() == first).all())
+    True
     """
     try:
         _core.random_seed(seed_state)
@@ -34,7 +42,13 @@ def seed(seed_state: int, ctx: Context | str = "all") -> None:
 
 
 def get_state() -> tuple[int, int]:
-    """The seed and the count of random calls, for `set_state`."""
+    """The seed and the count of random calls, for `set_state`.
+
+    Examples
+    --------
+    >>> state = mx.random.get_state()
+    >>> mx.random.set_state(state)
+    """
     return _core.random_state()
 
 
@@ -45,5 +59,14 @@ def calls_at(state: tuple[int, int]) -> Scope:
 
 
 def set_state(state: tuple[int, int]) -> None:
-    """Goes back to a state that `get_state` gave."""
+    """Goes back to a state that `get_state` gave.
+
+    Examples
+    --------
+    >>> state = mx.random.get_state()
+    >>> first = nd.random.uniform(shape=3).asnumpy()
+    >>> mx.random.set_state(state)
+    >>> bool((nd.random.uniform(shape=3).asnumpy() == first).all())
+    True
+    """
     _core.random_restore(state)

@@ -27,7 +27,20 @@ def get_registry(base_class: type) -> dict[str, type]:
 
 def get_register_func(base_class: type, nickname: str) -> Register:
     """The decorator `register(klass, name=None)` of a family; a second class of one name replaces
-    the first, with a warning."""
+    the first, with a warning.
+
+    Examples
+    --------
+    >>> class Shape:
+    ...     pass
+    >>> register = mx.registry.get_register_func(Shape, "shape")
+    >>> create = mx.registry.get_create_func(Shape, "shape")
+    >>> @register
+    ... class Circle(Shape):
+    ...     pass
+    >>> type(create("circle")).__name__
+    'Circle'
+    """
     family = _family(base_class)
 
     def register(klass: Class, name: str | None = None) -> Class:

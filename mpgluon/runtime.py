@@ -8,7 +8,13 @@ __all__ = ["Feature", "Features", "feature_list"]
 
 
 class Feature:
-    """A part that may be there: ``name`` and ``enabled``."""
+    """A part that may be there: ``name`` and ``enabled``.
+
+    Examples
+    --------
+    >>> mx.runtime.Feature("OPENMP", True)
+    ✔ OPENMP
+    """
 
     def __init__(self, name: str, enabled: bool) -> None:
         self.name = name
@@ -44,12 +50,24 @@ def _features():
 
 
 def feature_list() -> list[Feature]:
-    """A list of all `Feature`."""
+    """A list of all `Feature`.
+
+    Examples
+    --------
+    >>> [feature for feature in mx.runtime.feature_list() if feature.name == "OPENMP"]
+    [✔ OPENMP]
+    """
     return [Feature(name, enabled) for name, enabled in _features().items()]
 
 
 class Features(dict):
-    """The features by name, as a dict."""
+    """The features by name, as a dict.
+
+    Examples
+    --------
+    >>> mx.runtime.Features().is_enabled("openmp")
+    True
+    """
 
     def __init__(self) -> None:
         super().__init__((feature.name, feature) for feature in feature_list())

@@ -58,12 +58,28 @@ def setenv(name: str, value: str | None) -> None:
 
 
 def makedirs(d: str) -> None:
-    """Makes a folder and those above it; it may be there already."""
+    """Makes a folder and those above it; it may be there already.
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     mx.util.makedirs(os.path.join(folder, "a", "b"))
+    ...     names = os.listdir(folder)
+    >>> names
+    ['a']
+    """
     os.makedirs(os.path.expanduser(d), exist_ok=True)
 
 
 def get_gpu_count() -> int:
-    """GPUs that can be used."""
+    """GPUs that can be used.
+
+    Examples
+    --------
+    >>> mx.util.get_gpu_count() == mx.context.num_gpus()
+    True
+    """
     return _core.num_gpus()
 
 
@@ -88,12 +104,25 @@ _switches = threading.local()
 
 
 def is_np_shape() -> bool:
-    """Whether unknown sizes are written -1 in this thread (see `np_shape`)."""
+    """Whether unknown sizes are written -1 in this thread (see `np_shape`).
+
+    Examples
+    --------
+    >>> mx.util.is_np_shape()
+    False
+    """
     return getattr(_switches, "np_shape", False)
 
 
 def set_np_shape(active: bool) -> bool:
-    """Sets whether unknown sizes are written -1 in this thread; returns the former value."""
+    """Sets whether unknown sizes are written -1 in this thread; returns the former value.
+
+    Examples
+    --------
+    >>> former = mx.util.set_np_shape(True)
+    >>> mx.util.set_np_shape(former)
+    True
+    """
     former = is_np_shape()
     _switches.np_shape = bool(active)
     return former
@@ -111,7 +140,15 @@ def reset_np() -> None:
 
 class np_shape(_core.Scope):
     """A scope in which symbols' unknown sizes and shapes are written -1 and None instead of 0 and
-    ()."""
+    ().
+
+    Examples
+    --------
+    >>> with mx.util.np_shape(True):
+    ...     shape = nd.zeros((0, 2)).shape
+    >>> shape
+    (0, 2)
+    """
 
     def __init__(self, active: bool = True) -> None:
         self._active = bool(active)
@@ -129,7 +166,16 @@ def np_array(active: bool = True) -> Iterator[None]:
 
 
 def use_np_shape(func: Function) -> Function:
-    """The function or class itself."""
+    """The function or class itself.
+
+    Examples
+    --------
+    >>> @mx.util.use_np_shape
+    ... def rows():
+    ...     return nd.zeros((0, 2)).shape
+    >>> rows()
+    (0, 2)
+    """
     return func
 
 

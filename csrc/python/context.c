@@ -164,7 +164,11 @@ static PyType_Slot context_slots[] = {
     {Py_tp_doc,
      "Context(device_type, device_id=0)\n--\n\nA device: where arrays live and ops run. In a "
      "with-statement it is the current one of the\n"
-     "thread: where arrays are made that name no other."},
+     "thread: where arrays are made that name no other.\n\nExamples\n--------\n"
+     ">>> with mx.cpu(1):\n"
+     "...     x = nd.zeros(2)\n"
+     ">>> x.context, x.as_in_context(mx.cpu(0)).context\n"
+     "(cpu(1), cpu(0))"},
     {Py_tp_new, context_new},
     {Py_tp_dealloc, context_dealloc},
     {Py_tp_repr, context_repr},

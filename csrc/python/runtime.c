@@ -185,7 +185,9 @@ PyMethodDef mpg_py_runtime_methods[] = {
      "long, or until a file descriptor can be read; for tests."},
     {"waitall", waitall, METH_NOARGS,
      "waitall()\n--\n\nWaits for everything queued on all devices; raises the first failure not "
-     "raised before."},
+     "raised before.\n\nExamples\n--------\n"
+     ">>> x = nd.ones((2, 3)) * 2  # queued\n"
+     ">>> nd.waitall()              # done"},
     {"random_seed", random_seed, METH_O,
      "random_seed(seed)\n--\n\nSets the seed of all random ops and starts their count anew."},
     {"random_state", random_state, METH_NOARGS,

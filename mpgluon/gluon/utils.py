@@ -233,7 +233,18 @@ def shape_is_known(shape: Sequence[int] | None) -> bool:
 
 
 def check_sha1(filename: str | os.PathLike[str], sha1_hash: str) -> bool:
-    """Whether the file's SHA-1 starts with `sha1_hash` (hexadecimal; usually all 40 digits)."""
+    """Whether the file's SHA-1 starts with `sha1_hash` (hexadecimal; usually all 40 digits).
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = os.path.join(folder, "empty")
+    ...     open(path, "w").close()
+    ...     same = gluon.utils.check_sha1(path, "da39a3ee5e6b4b0d3255bfef95601890afd80709")
+    >>> same
+    True
+    """
     digest = hashlib.sha1()
     with open(filename, "rb") as file:
         for block in iter(lambda: file.read(1 << 20), b""):

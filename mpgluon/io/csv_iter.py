@@ -58,6 +58,16 @@ class CSVIter(_WholeBatchIter):
         Names of the data and of the labels in a batch.
     prefetch_buffer : int, default 4
         Accepted; a batch is read when it is asked for.
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = os.path.join(folder, "data.csv")
+    ...     np.savetxt(path, [[1, 2], [3, 4]], delimiter=",")
+    ...     batches = list(mx.io.CSVIter(path, data_shape=(2,), batch_size=2))
+    >>> batches[0].data[0].asnumpy().tolist()
+    [[1.0, 2.0], [3.0, 4.0]]
     """
 
     def __init__(

@@ -28,7 +28,14 @@ class _NameAndShape(NamedTuple):
 
 
 class DataDesc(_NameAndShape):
-    """The name and shape of one array of a batch, with its dtype and layout."""
+    """The name and shape of one array of a batch, with its dtype and layout.
+
+    Examples
+    --------
+    >>> desc = mx.io.DataDesc("data", (32, 3, 8, 8), layout="NCHW")
+    >>> desc.name, desc.shape, mx.io.DataDesc.get_batch_axis(desc.layout)
+    ('data', (32, 3, 8, 8), 0)
+    """
 
     dtype: DType
     layout: str | None
@@ -62,7 +69,14 @@ class DataDesc(_NameAndShape):
 
 
 class DataBatch:
-    """One batch: lists of arrays, and how many of the samples are padding (`pad`)."""
+    """One batch: lists of arrays, and how many of the samples are padding (`pad`).
+
+    Examples
+    --------
+    >>> batch = mx.io.DataBatch(data=[nd.ones((4, 2))], label=[nd.zeros(4)])
+    >>> batch.data[0].shape
+    (4, 2)
+    """
 
     def __init__(
         self,
@@ -95,7 +109,22 @@ class DataBatch:
 
 class DataIter:
     """The base of iterators over batches. Subclasses define `iter_next`, `getdata`, `getlabel`,
-    `getpad`, and `reset`."""
+    `getpad`, and `reset`.
+
+    Examples
+    --------
+    >>> class Numbers(mx.io.DataIter):
+    ...     def __init__(self):
+    ...         super().__init__(batch_size=2)
+    ...         self.count = 0
+    ...     def next(self):
+    ...         self.count += 1
+    ...         if self.count > 3:
+    ...             raise StopIteration
+    ...         return mx.io.DataBatch(data=[nd.full(2, self.count)])
+    >>> [batch.data[0].asnumpy().tolist() for batch in Numbers()]
+    [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]
+    """
 
     # Names and shapes of a batch's arrays; subclasses have them.
     provide_data: list[DataDesc]
@@ -183,6 +212,12 @@ class NDArrayIter(DataIter):
         Names where none are given.
     layout : str, default 'NCHW'
         Where the batch axis ('N') is.
+
+    Examples
+    --------
+    >>> data = mx.io.NDArrayIter(np.zeros((5, 2)), np.arange(5), batch_size=2)
+    >>> [(batch.data[0].shape, batch.pad) for batch in data]
+    [((2, 2), 0), ((2, 2), 0), ((2, 2), 1)]
     """
 
     def __init__(
@@ -370,6 +405,12 @@ class ResizeIter(_WholeBatchIter):
         Batches per epoch; the iterator starts anew whenever it ends.
     reset_internal : bool, default True
         Whether `reset` resets `data_iter`, too.
+
+    Examples
+    --------
+    >>> data = mx.io.NDArrayIter(np.zeros((4, 2)), batch_size=2)
+    >>> len(list(mx.io.ResizeIter(data, size=3)))
+    3
     """
 
     def __init__(self, data_iter: DataIter, size: int, reset_internal: bool = True) -> None:
@@ -454,6 +495,12 @@ class PrefetchingIter(_WholeBatchIter):
         The iterators whose batches are read ahead.
     rename_data, rename_label : list of dict of str to str, optional
         New names of the data and labels of each iterator.
+
+    Examples
+    --------
+    >>> data = mx.io.NDArrayIter(np.zeros((4, 2)), batch_size=2)
+    >>> [batch.data[0].shape for batch in mx.io.PrefetchingIter(data)]
+    [(2, 2), (2, 2)]
     """
 
     def __init__(

@@ -45,6 +45,17 @@ class BucketingModule(BaseModule):
     logger, context, work_load_list, fixed_param_names, state_names, group2ctxs, compression_params
         As of `Module`.
     : see `Module`
+
+    Examples
+    --------
+    >>> def network(length):
+    ...     x = mx.sym.Embedding(mx.sym.var("data"), input_dim=5, output_dim=length)
+    ...     y = mx.sym.FullyConnected(mx.sym.sum(x, axis=(1, 2)).reshape((-1, 1)), num_hidden=2)
+    ...     return mx.sym.SoftmaxOutput(y, name="softmax"), ("data",), ("softmax_label",)
+    >>> module = mx.mod.BucketingModule(network, default_bucket_key=4)
+    >>> module.bind([("data", (2, 4))], [("softmax_label", (2,))])
+    >>> module.output_shapes
+    [('softmax_output', (2, 2))]
     """
 
     def __init__(

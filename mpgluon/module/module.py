@@ -88,6 +88,15 @@ class Module(BaseModule):
         The devices of the groups of ``AttrScope(ctx_group=...)``, for each context.
     compression_params : optional
         Accepted as in MXNet.
+
+    Examples
+    --------
+    >>> x = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2)
+    >>> module = mx.mod.Module(mx.sym.SoftmaxOutput(x, name="softmax"))
+    >>> data = mx.io.NDArrayIter(np.ones((4, 3)), np.zeros(4), batch_size=2)
+    >>> module.fit(data, num_epoch=1)
+    >>> module.predict(data).shape
+    (4, 2)
     """
 
     def __init__(

@@ -171,6 +171,16 @@ class PythonLossModule(PythonModule):
         NumPy array. Without it a subclass defines `_backward_impl`.
     logger : logging.Logger, default logging
         Where messages go.
+
+    Examples
+    --------
+    >>> module = mx.mod.PythonLossModule(grad_func=lambda scores, labels: scores - labels)
+    >>> module.bind([("data", (2, 1))], [("softmax_label", (2, 1))])
+    >>> batch = mx.io.DataBatch([nd.array([[3], [4]])], [nd.array([[1], [1]])])
+    >>> module.forward(batch, is_train=True)
+    >>> module.backward()
+    >>> module.get_input_grads()[0].asnumpy().tolist()
+    [[2.0], [3.0]]
     """
 
     def __init__(

@@ -28,7 +28,18 @@ __all__ = ["SequentialModule"]
 
 
 class SequentialModule(BaseModule):
-    """A chain of modules; see `add`."""
+    """A chain of modules; see `add`.
+
+    Examples
+    --------
+    >>> x = mx.sym.var("data")
+    >>> module = mx.mod.SequentialModule()
+    >>> _ = module.add(mx.mod.Module(mx.sym.FullyConnected(x, num_hidden=4), label_names=[]))
+    >>> _ = module.add(mx.mod.Module(mx.sym.relu(x, name="r"), label_names=[]), auto_wiring=True)
+    >>> module.bind([("data", (2, 3))])
+    >>> module.output_shapes
+    [('r_output', (2, 4))]
+    """
 
     META_TAKE_LABELS = "take_labels"
     META_AUTO_WIRING = "auto_wiring"

@@ -70,6 +70,13 @@ def foreach(
 
     data, init_states, outputs: an NDArray or nested lists. Returns the outputs of all steps stacked
     along a new first axis, and the last states. ValueError when there are no slices.
+
+    Examples
+    --------
+    >>> add = lambda x, state: (x + state, x + state)
+    >>> sums, last = nd.contrib.foreach(add, nd.array([1, 2, 3]), nd.array([0]))
+    >>> sums.asnumpy().tolist(), last.asnumpy()
+    ([[1.0], [3.0], [6.0]], array([6.], dtype=float32))
     """
     arrays, nest = _flat(data, "foreach: data")
     states, nest_states = _flat(init_states, "foreach: init_states")
@@ -203,6 +210,14 @@ def while_loop(
     zeros behind the last step, and the last loop_vars. Called on arrays with values, the list of
     outputs is empty when there was no step; in a hybridized block they are zeros. ValueError
     without max_iterations or loop_vars.
+
+    Examples
+    --------
+    >>> outputs, (i,) = nd.contrib.while_loop(
+    ...     lambda i: i < 3, lambda i: (i * i, [i + 1]), [nd.array([1])], max_iterations=2
+    ... )
+    >>> outputs.asnumpy().tolist(), i.asnumpy()
+    ([[1.0], [4.0]], array([3.], dtype=float32))
     """
     if max_iterations is None:
         raise ValueError("while_loop: max_iterations has to be given")
@@ -317,6 +332,12 @@ def cond(pred: Any, then_func: Callable[..., Any], else_func: Callable[..., Any]
     """``then_func()`` if the one element of ``pred`` is true, else ``else_func()``.
 
     In a hybridized block both have to return arrays of the same shapes, dtypes and devices.
+
+    Examples
+    --------
+    >>> x = nd.array([3])
+    >>> nd.contrib.cond(x > 2, lambda: x * 10, lambda: x).asnumpy()
+    array([30.], dtype=float32)
     """
     tracer = _tracer([pred]) if isinstance(pred, NDArray) else None
     if tracer is None:
@@ -390,7 +411,14 @@ def dynamic(call: Any, inputs: Sequence[NDArray]) -> Any:
 
 def boolean_mask(data: NDArray, index: NDArray, axis: int = 0) -> NDArray:
     """The entries of ``data`` along its first axis where the vector ``index`` is not 0. Waits for
-    ``index``; a hybridized block is cut there."""
+    ``index``; a hybridized block is cut there.
+
+    Examples
+    --------
+    >>> x = nd.array([[1, 2], [3, 4], [5, 6]])
+    >>> nd.contrib.boolean_mask(x, nd.array([0, 1, 1])).asnumpy().tolist()
+    [[3.0, 4.0], [5.0, 6.0]]
+    """
     return dynamic(_core.OpCall("_contrib_boolean_mask", {"axis": axis}), [data, index])[0]
 
 
@@ -398,6 +426,12 @@ def allclose(
     a: NDArray, b: NDArray, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
 ) -> NDArray:
     """A uint8 array of shape () with 1 when all elements are equal within ``atol + rtol *
-    abs(b)``, else with 0. Waits for both."""
+    abs(b)``, else with 0. Waits for both.
+
+    Examples
+    --------
+    >>> nd.contrib.allclose(nd.array([1, 2]), nd.array([1, 2.00001])).asnumpy()
+    array(1, dtype=uint8)
+    """
     close = np.allclose(a.asnumpy(), b.asnumpy(), rtol=rtol, atol=atol, equal_nan=equal_nan)
     return _core.array(np.asarray(close), ctx=a.context, dtype="uint8")

@@ -32,7 +32,16 @@ def BatchNormWithReLU(
     **kwargs: Any,
 ) -> NDArray | Any:
     """``relu(nd.BatchNorm(...))``, with BatchNorm's parameters by name; a hybridized block
-    computes both in one op."""
+    computes both in one op.
+
+    Examples
+    --------
+    >>> x, one, zero = nd.array([[1], [3]]), nd.ones(1), nd.zeros(1)
+    >>> with mx.autograd.train_mode():
+    ...     y = nd.contrib.BatchNormWithReLU(x, one, zero, zero.copy(), one.copy())
+    >>> y.asnumpy().round(2).tolist()
+    [[0.0], [1.0]]
+    """
     result = _core.get_op("BatchNorm")(data, gamma, beta, moving_mean, moving_var, **kwargs)
     relu = _core.get_op("relu")
     return [relu(result[0]), *result[1:]] if isinstance(result, list) else relu(result)
@@ -73,6 +82,13 @@ def adamw_update(
         Where the new weight is written: `weight`, mostly.
     **options
         beta1, beta2, epsilon, wd, clip_gradient.
+
+    Examples
+    --------
+    >>> weight, grad, mean, var = nd.array([1]), nd.array([10]), nd.zeros(1), nd.zeros(1)
+    >>> _ = nd.contrib.adamw_update(weight, grad, mean, var, 1.0, lr=0.1, eta=1, out=weight)
+    >>> weight.asnumpy().round(3)
+    array([0.684], dtype=float32)
     """
     return _core.get_op("_adamw_update")(
         weight, grad, mean, var, _rescale(rescale_grad, weight), lr=lr, eta=eta, out=out, **options
@@ -91,7 +107,17 @@ def mp_adamw_update(
     out: NDArray | None = None,
     **options: Any,
 ) -> NDArray:
-    """`adamw_update` of a float32 copy of the weight, `weight32`, which is written, too."""
+    """`adamw_update` of a float32 copy of the weight, `weight32`, which is written, too.
+
+    Examples
+    --------
+    >>> weight32, mean, var = nd.array([1]), nd.zeros(1), nd.zeros(1)
+    >>> weight, grad = weight32.astype("float16"), nd.array([10], dtype="float16")
+    >>> arrays = [weight, grad, mean, var, weight32, 1.0]
+    >>> _ = nd.contrib.mp_adamw_update(*arrays, lr=0.1, eta=1, out=weight)
+    >>> weight32.asnumpy().round(3)
+    array([0.684], dtype=float32)
+    """
     return _core.get_op("_mp_adamw_update")(
         weight,
         grad,
@@ -129,7 +155,17 @@ def multi_adamw_update(
     size: int = 0,
     **options: Any,
 ) -> list[NDArray]:
-    """`adamw_update` of each of a list of weights, with rates of their own."""
+    """`adamw_update` of each of a list of weights, with rates of their own.
+
+    Examples
+    --------
+    >>> weights, grads = [nd.array([1]), nd.array([2])], [nd.array([10]), nd.array([10])]
+    >>> states = [nd.zeros(1), nd.zeros(1)], [nd.zeros(1), nd.zeros(1)]
+    >>> rates = {"lrs": [0.1, 0.2], "wds": [0, 0], "etas": [1, 1]}
+    >>> _ = nd.contrib.multi_adamw_update(weights, grads, *states, 1.0, **rates, out=weights)
+    >>> [weight.asnumpy().round(3) for weight in weights]
+    [array([0.684], dtype=float32), array([1.368], dtype=float32)]
+    """
 
     def update(weight, grad, mean, var, lr, wd, eta, out):
         return adamw_update(
@@ -153,7 +189,19 @@ def multi_mp_adamw_update(
     size: int = 0,
     **options: Any,
 ) -> list[NDArray]:
-    """`mp_adamw_update` of each of a list of weights, with rates of their own."""
+    """`mp_adamw_update` of each of a list of weights, with rates of their own.
+
+    Examples
+    --------
+    >>> copies, grads = [nd.array([1])], [nd.array([10], dtype="float16")]
+    >>> weights = [copy.astype("float16") for copy in copies]
+    >>> arrays = [weights, grads, [nd.zeros(1)], [nd.zeros(1)], copies]
+    >>> _ = nd.contrib.multi_mp_adamw_update(
+    ...     *arrays, 1.0, lrs=[0.1], wds=[0], etas=[1], out=weights
+    ... )
+    >>> copies[0].asnumpy().round(3)
+    array([0.684], dtype=float32)
+    """
 
     def update(weight, grad, mean, var, weight32, lr, wd, eta, out):
         return mp_adamw_update(
@@ -183,6 +231,12 @@ def rand_zipfian(
     sampled_classes : NDArray, int64
     expected_count_true, expected_count_sampled : NDArray, float64
         How often the true and the sampled classes are expected in so many draws.
+
+    Examples
+    --------
+    >>> samples, true, sampled = nd.contrib.rand_zipfian(nd.array([3]), num_sampled=4, range_max=5)
+    >>> samples.shape, true.asnumpy().round(3)
+    ((4,), array([0.498]))
     """
     ctx = true_classes.context if ctx is None else ctx
     true_classes = true_classes.as_in_context(ctx)

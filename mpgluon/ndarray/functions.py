@@ -338,8 +338,16 @@ def from_numpy(
             a.flags["WRITEABLE"] = writable
 
 
-def _elementwise(name: str, words: str, number: int, of_numbers: Callable[[Any, Any], Any]) -> Any:
-    """The function of two arrays or numbers that is the operator of that number."""
+def _elementwise(
+    name: str,
+    words: str,
+    number: int,
+    of_numbers: Callable[[Any, Any], Any],
+    result: str,
+    lhs: str = "[3, 4]",
+) -> Any:
+    """The function of two arrays or numbers that is the operator of that number. `result`: what it
+    gives for `lhs` and 4, as its docstring shows it."""
     binary = _core._binary
 
     def function(lhs: ArrayLike, rhs: ArrayLike) -> Any:
@@ -352,45 +360,64 @@ def _elementwise(name: str, words: str, number: int, of_numbers: Callable[[Any, 
     function.__name__ = function.__qualname__ = name
     function.__doc__ = (
         f"{words}, element by element with broadcasting: NDArrays, NumPy arrays or numbers. Of two "
-        "numbers: a number."
+        "numbers: a number.\n\nExamples\n--------\n"
+        f">>> nd.{name}(nd.array({lhs}), 4).asnumpy()\narray([{result}], dtype=float32)"
     )
     return function
 
 
-add: ArrayOperator = _elementwise("add", "lhs + rhs", 0, lambda a, b: a + b)
-subtract: ArrayOperator = _elementwise("subtract", "lhs - rhs", 1, lambda a, b: a - b)
-multiply: ArrayOperator = _elementwise("multiply", "lhs * rhs", 2, lambda a, b: a * b)
-divide: ArrayOperator = _elementwise("divide", "lhs / rhs", 3, lambda a, b: a / b)
-modulo: ArrayOperator = _elementwise("modulo", "lhs % rhs", 4, lambda a, b: a % b)
-power: ArrayOperator = _elementwise("power", "base ** exp", 5, pow)
-equal: ArrayOperator = _elementwise("equal", "lhs == rhs", 6, lambda a, b: 1 if a == b else 0)
+add: ArrayOperator = _elementwise("add", "lhs + rhs", 0, lambda a, b: a + b, "7., 8.")
+subtract: ArrayOperator = _elementwise("subtract", "lhs - rhs", 1, lambda a, b: a - b, "-1.,  0.")
+multiply: ArrayOperator = _elementwise("multiply", "lhs * rhs", 2, lambda a, b: a * b, "12., 16.")
+divide: ArrayOperator = _elementwise("divide", "lhs / rhs", 3, lambda a, b: a / b, "0.75, 1.  ")
+modulo: ArrayOperator = _elementwise("modulo", "lhs % rhs", 4, lambda a, b: a % b, "3., 0.")
+power: ArrayOperator = _elementwise("power", "base ** exp", 5, pow, " 81., 256.")
+equal: ArrayOperator = _elementwise(
+    "equal", "lhs == rhs", 6, lambda a, b: 1 if a == b else 0, "0., 1."
+)
 not_equal: ArrayOperator = _elementwise(
-    "not_equal", "lhs != rhs", 7, lambda a, b: 1 if a != b else 0
+    "not_equal", "lhs != rhs", 7, lambda a, b: 1 if a != b else 0, "1., 0."
 )
-greater: ArrayOperator = _elementwise("greater", "lhs > rhs", 8, lambda a, b: 1 if a > b else 0)
+greater: ArrayOperator = _elementwise(
+    "greater", "lhs > rhs", 8, lambda a, b: 1 if a > b else 0, "0., 1.", "[3, 5]"
+)
 greater_equal: ArrayOperator = _elementwise(
-    "greater_equal", "lhs >= rhs", 9, lambda a, b: 1 if a >= b else 0
+    "greater_equal", "lhs >= rhs", 9, lambda a, b: 1 if a >= b else 0, "0., 1.", "[3, 4]"
 )
-lesser: ArrayOperator = _elementwise("lesser", "lhs < rhs", 10, lambda a, b: 1 if a < b else 0)
+lesser: ArrayOperator = _elementwise(
+    "lesser", "lhs < rhs", 10, lambda a, b: 1 if a < b else 0, "1., 0."
+)
 lesser_equal: ArrayOperator = _elementwise(
-    "lesser_equal", "lhs <= rhs", 11, lambda a, b: 1 if a <= b else 0
+    "lesser_equal", "lhs <= rhs", 11, lambda a, b: 1 if a <= b else 0, "1., 0.", "[4, 5]"
 )
 maximum: ArrayOperator = _elementwise(
-    "maximum", "The larger of both", 12, lambda a, b: a if a > b else b
+    "maximum", "The larger of both", 12, lambda a, b: a if a > b else b, "4., 5.", "[3, 5]"
 )
 minimum: ArrayOperator = _elementwise(
-    "minimum", "The smaller of both", 13, lambda a, b: a if a < b else b
+    "minimum", "The smaller of both", 13, lambda a, b: a if a < b else b, "3., 4.", "[3, 5]"
 )
 logical_and: ArrayOperator = _elementwise(
-    "logical_and", "1 where both are not 0", 14, lambda a, b: 1 if a and b else 0
+    "logical_and",
+    "1 where both are not 0",
+    14,
+    lambda a, b: 1 if a and b else 0,
+    "0., 1.",
+    "[0, 3]",
 )
 logical_or: ArrayOperator = _elementwise(
-    "logical_or", "1 where one is not 0", 15, lambda a, b: 1 if a or b else 0
+    "logical_or", "1 where one is not 0", 15, lambda a, b: 1 if a or b else 0, "1., 1.", "[0, 3]"
 )
 logical_xor: ArrayOperator = _elementwise(
-    "logical_xor", "1 where exactly one is not 0", 16, lambda a, b: 1 if bool(a) ^ bool(b) else 0
+    "logical_xor",
+    "1 where exactly one is not 0",
+    16,
+    lambda a, b: 1 if bool(a) ^ bool(b) else 0,
+    "1., 0.",
+    "[0, 3]",
 )
-hypot: ArrayOperator = _elementwise("hypot", "sqrt(lhs**2 + rhs**2)", 17, np.hypot)
+hypot: ArrayOperator = _elementwise(
+    "hypot", "sqrt(lhs**2 + rhs**2)", 17, np.hypot, "5., 4.", "[3, 0]"
+)
 true_divide = divide
 
 
@@ -547,6 +574,18 @@ def Custom(
         The name under which it is registered.
     name : str, optional
         Accepted as of every operator.
+
+    Examples
+    --------
+    >>> @mx.operator.register("negate")
+    ... class Negate(mx.operator.CustomOpProp):
+    ...     def create_operator(self, ctx, shapes, dtypes):
+    ...         return NegateOp()
+    >>> class NegateOp(mx.operator.CustomOp):
+    ...     def forward(self, is_train, req, in_data, out_data, aux):
+    ...         self.assign(out_data[0], req[0], -in_data[0])
+    >>> nd.Custom(nd.array([1, 2]), op_type="negate").asnumpy()
+    array([-1., -2.], dtype=float32)
     """
     from ..operator import custom_array
 

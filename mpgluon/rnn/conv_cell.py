@@ -150,7 +150,15 @@ def _with_prefix(prefix):
 
 
 class ConvRNNCell(BaseConvRNNCell):
-    """`RNNCell` over pictures; for the parameters see `BaseConvRNNCell`."""
+    """`RNNCell` over pictures; for the parameters see `BaseConvRNNCell`.
+
+    Examples
+    --------
+    >>> cell = mx.rnn.ConvRNNCell(input_shape=(1, 3, 8, 8), num_hidden=4)
+    >>> output, states = cell(mx.sym.var("x"), cell.begin_state())
+    >>> output.infer_shape(x=(1, 3, 8, 8))[1]
+    [(1, 4, 8, 8)]
+    """
 
     _gate_names = ("",)
     __init__ = _with_prefix("ConvRNN_")
@@ -163,7 +171,14 @@ class ConvRNNCell(BaseConvRNNCell):
 
 
 class ConvLSTMCell(BaseConvRNNCell):
-    """`LSTMCell` over pictures; for the parameters see `BaseConvRNNCell`."""
+    """`LSTMCell` over pictures; for the parameters see `BaseConvRNNCell`.
+
+    Examples
+    --------
+    >>> cell = mx.rnn.ConvLSTMCell(input_shape=(1, 3, 8, 8), num_hidden=4)
+    >>> [info["shape"] for info in cell.state_info]
+    [(0, 4, 8, 8), (0, 4, 8, 8)]
+    """
 
     _gate_names = ("_i", "_f", "_c", "_o")
     _states = 2
@@ -177,7 +192,14 @@ class ConvLSTMCell(BaseConvRNNCell):
 
 
 class ConvGRUCell(BaseConvRNNCell):
-    """`GRUCell` over pictures; for the parameters see `BaseConvRNNCell`."""
+    """`GRUCell` over pictures; for the parameters see `BaseConvRNNCell`.
+
+    Examples
+    --------
+    >>> cell = mx.rnn.ConvGRUCell(input_shape=(1, 3, 8, 8), num_hidden=4)
+    >>> [info["shape"] for info in cell.state_info]
+    [(0, 4, 8, 8)]
+    """
 
     _gate_names = ("_r", "_z", "_o")
     __init__ = _with_prefix("ConvGRU_")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from .. import ndarray as nd, symbol as sym
 from ..initializer import FusedRNN
+from ._sequences import arranged, as_one
 from .rnn_cell import (
     BaseRNNCell,
     BidirectionalCell,
@@ -14,8 +15,6 @@ from .rnn_cell import (
     LSTMCell,
     RNNCell,
     SequentialRNNCell,
-    arranged,
-    as_one,
 )
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from .. import _core, ndarray as nd, symbol as sym
 from ..initializer import LSTMBias
+from ._sequences import arranged, as_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,42 +36,15 @@ __all__ = [
 ]
 
 
-def as_steps(sequence: Symbol | Sequence[Symbol], length: int, axis: int) -> Any:
-    """The symbols of the single steps."""
-    if isinstance(sequence, sym.Symbol):
-        if len(sequence) != 1:
-            raise AssertionError(
-                f"unroll: the input is a group of {len(sequence)} symbols; pass a list of them, or "
-                "one symbol of the whole sequence"
-            )
-        return list(sym.split(sequence, axis=axis, num_outputs=length, squeeze_axis=True))
-    if sequence is None:
-        raise AssertionError(
-            "unroll: inputs=None is not possible; make the input's variables before the call"
-        )
-    if length is not None and len(sequence) != length:
-        raise AssertionError(f"unroll: length is {length}, but there are {len(sequence)} inputs")
-    return list(sequence)
-
-
-def as_one(sequence: Symbol | Sequence[Symbol], axis: int) -> Symbol:
-    """One symbol of the whole sequence."""
-    if isinstance(sequence, sym.Symbol):
-        return sequence
-    return sym.concat(*[sym.expand_dims(step, axis=axis) for step in sequence], dim=axis)
-
-
-def arranged(
-    sequence: Symbol | Sequence[Symbol], length: int, axis: int, merge: bool | None
-) -> Any:
-    """The sequence as one symbol (merge True), as a list (False), or as it is (None)."""
-    if merge is None:
-        return sequence
-    return as_one(sequence, axis) if merge else as_steps(sequence, length, axis)
-
-
 class RNNParams:
-    """Variables by name, with a prefix; cells that share one share their weights."""
+    """Variables by name, with a prefix; cells that share one share their weights.
+
+    Examples
+    --------
+    >>> params = mx.rnn.RNNParams("lstm_")
+    >>> params.get("weight").name
+    'lstm_weight'
+    """
 
     def __init__(self, prefix: str = "") -> None:
         self._prefix = prefix
@@ -542,6 +516,12 @@ class DropoutCell(BaseRNNCell):
     ----------
     dropout : float
         The probability.
+
+    Examples
+    --------
+    >>> cells = mx.rnn.SequentialRNNCell()
+    >>> cells.add(mx.rnn.LSTMCell(4))
+    >>> cells.add(mx.rnn.DropoutCell(0.5))
     """
 
     state_info: Sequence[dict[str, Any]] = ()
@@ -625,6 +605,13 @@ class ZoneoutCell(ModifierCell):
         The cell whose outputs and states stay now and then.
     zoneout_outputs, zoneout_states : float, default 0
         The probabilities.
+
+    Examples
+    --------
+    >>> cell = mx.rnn.ZoneoutCell(mx.rnn.LSTMCell(4, prefix="lstm_"), zoneout_outputs=0.5)
+    >>> outputs, states = cell.unroll(2, mx.sym.var("x"), merge_outputs=True)
+    >>> outputs.infer_shape(x=(1, 2, 3))[1]
+    [(1, 2, 4)]
     """
 
     def __init__(
@@ -663,7 +650,15 @@ def _plus_residual(output, inputs):
 
 
 class ResidualCell(ModifierCell):
-    """Adds the input to the output."""
+    """Adds the input to the output.
+
+    Examples
+    --------
+    >>> cell = mx.rnn.ResidualCell(mx.rnn.GRUCell(3, prefix="gru_"))
+    >>> outputs, states = cell.unroll(2, mx.sym.var("x"), merge_outputs=True)
+    >>> outputs.infer_shape(x=(1, 2, 3))[1]
+    [(1, 2, 3)]
+    """
 
     def __call__(self, inputs: Symbol, states: Sequence[Symbol]) -> tuple[Symbol, list[Symbol]]:
         output, states = self.base_cell(inputs, states)

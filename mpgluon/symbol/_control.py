@@ -486,6 +486,13 @@ def foreach(
 
     data, init_states, outputs: a Symbol or nested lists. Returns the outputs of all steps stacked
     along a new first axis, and the last states.
+
+    Examples
+    --------
+    >>> add = lambda x, state: (x + state, x + state)
+    >>> sums, last = mx.sym.contrib.foreach(add, mx.sym.var("x"), mx.sym.var("start"))
+    >>> sums.eval(x=nd.array([1, 2, 3]), start=nd.array([0]))[0].asnumpy().tolist()
+    [[1.0], [3.0], [6.0]]
     """
     arrays, nest = _flat(data, "foreach: data")
     first, nest_states = _flat(init_states, "foreach: init_states")
@@ -554,6 +561,14 @@ def while_loop(
 
     Returns the outputs of all steps stacked along a new first axis of length ``max_iterations``,
     zeros behind the last step, and the last loop_vars.
+
+    Examples
+    --------
+    >>> outputs, last = mx.sym.contrib.while_loop(
+    ...     lambda i: i < 3, lambda i: (i * i, [i + 1]), [mx.sym.var("i")], max_iterations=2
+    ... )
+    >>> outputs[0].eval(i=nd.array([1]))[0].asnumpy().tolist()
+    [[1.0], [4.0]]
     """
     from .symbol import Symbol
 
@@ -629,7 +644,15 @@ def cond(
     pred: Any, then_func: Callable[..., Any], else_func: Callable[..., Any], name: str = "cond"
 ) -> Any:
     """``then_func()`` if the one element of ``pred`` is true, else ``else_func()``, as one node.
-    Both have to return as many symbols, of the same shapes and dtypes."""
+    Both have to return as many symbols, of the same shapes and dtypes.
+
+    Examples
+    --------
+    >>> x = mx.sym.var("x")
+    >>> y = mx.sym.contrib.cond(x > 2, lambda: x * 10, lambda: x)
+    >>> y.eval(x=nd.array([3]))[0].asnumpy()
+    array([30.], dtype=float32)
+    """
     from .symbol import Symbol
 
     if not isinstance(pred, Symbol) or len(pred) != 1:

@@ -30,6 +30,7 @@ _NODE = (
     "name : str, optional\n    The name of the node.\n"
     "attr : dict of str, optional\n    Its attributes.\n"
 )
+_EXAMPLES = "Examples\n--------\n"
 _SIMPLE = (bool, int, float, str, type(None))
 
 
@@ -84,7 +85,8 @@ class Function:
 
     @property
     def __doc__(self) -> str:
-        return self._op.__doc__.replace("NDArray", "Symbol").replace(_OUT, _NODE)
+        text = self._op.__doc__.replace("NDArray", "Symbol").replace(_OUT, _NODE)
+        return text.replace(_EXAMPLES, _EXAMPLES + "As a function of arrays:\n\n")
 
     @property
     def __signature__(self) -> inspect.Signature:

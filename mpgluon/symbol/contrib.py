@@ -34,6 +34,12 @@ def rand_zipfian(
     sampled_classes : Symbol, int64
     expected_count_true, expected_count_sampled : Symbol, float64
         How often the true and the sampled classes are expected in so many draws.
+
+    Examples
+    --------
+    >>> samples, true, sampled = mx.sym.contrib.rand_zipfian(mx.sym.var("x"), 4, 5)
+    >>> samples.eval(x=nd.array([3]))[0].shape
+    (4,)
     """
     return _zipfian.draw(
         lambda high: _random.uniform(0, high, shape=(num_sampled,), dtype="float64"),

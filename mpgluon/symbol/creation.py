@@ -56,7 +56,14 @@ def UpSampling(
     **kwargs: Any,
 ) -> Symbol:
     """Height and width made larger by a whole factor; see ``nd.UpSampling``. A missing weight
-    becomes a variable, filled bilinearly."""
+    becomes a variable, filled bilinearly.
+
+    Examples
+    --------
+    >>> y = mx.sym.UpSampling(mx.sym.var("x"), scale=2, sample_type="nearest")
+    >>> y.infer_shape(x=(1, 1, 2, 3))[1]
+    [(1, 1, 4, 6)]
+    """
     if sample_type != "bilinear":
         kwargs.update({} if num_args is None else {"num_args": num_args})
         return _call(
@@ -87,22 +94,46 @@ def UpSampling(
 
 
 def eye(N: int, M: int = 0, k: int = 0, dtype: DType | None = None, **kwargs: Any) -> Symbol:
-    """N x M (M 0: N x N) zeros with ones on the k-th diagonal; float32 by default."""
+    """N x M (M 0: N x N) zeros with ones on the k-th diagonal; float32 by default.
+
+    Examples
+    --------
+    >>> mx.sym.eye(2).eval()[0].asnumpy().tolist()
+    [[1.0, 0.0], [0.0, 1.0]]
+    """
     return _call("_eye", N=N, M=M, k=k, dtype=dtype or "float32", **kwargs)
 
 
 def zeros(shape: ShapeLike, dtype: DType | None = None, **kwargs: Any) -> Symbol:
-    """Zeros of a shape; float32 by default."""
+    """Zeros of a shape; float32 by default.
+
+    Examples
+    --------
+    >>> mx.sym.zeros(2).eval()[0].asnumpy()
+    array([0., 0.], dtype=float32)
+    """
     return _call("_zeros", shape=shape, dtype=dtype or "float32", **kwargs)
 
 
 def ones(shape: ShapeLike, dtype: DType | None = None, **kwargs: Any) -> Symbol:
-    """Ones of a shape; float32 by default."""
+    """Ones of a shape; float32 by default.
+
+    Examples
+    --------
+    >>> mx.sym.ones(2).eval()[0].asnumpy()
+    array([1., 1.], dtype=float32)
+    """
     return _call("_ones", shape=shape, dtype=dtype or "float32", **kwargs)
 
 
 def full(shape: ShapeLike, val: float, dtype: DType | None = None, **kwargs: Any) -> Symbol:
-    """The number ``val`` in every place."""
+    """The number ``val`` in every place.
+
+    Examples
+    --------
+    >>> mx.sym.full(2, 7).eval()[0].asnumpy()
+    array([7., 7.], dtype=float32)
+    """
     return _call("_full", shape=shape, dtype=dtype or "float32", value=float(val), **kwargs)
 
 
@@ -115,7 +146,13 @@ def arange(
     name: str | None = None,
     dtype: DType | None = None,
 ) -> Symbol:
-    """start, start + step, ... below stop, each ``repeat`` times; arange(n) begins at 0."""
+    """start, start + step, ... below stop, each ``repeat`` times; arange(n) begins at 0.
+
+    Examples
+    --------
+    >>> mx.sym.arange(3).eval()[0].asnumpy()
+    array([0., 1., 2.], dtype=float32)
+    """
     return _call(
         "_arange",
         start=start,
@@ -137,7 +174,13 @@ def linspace(
     dtype: DType | None = None,
 ) -> Symbol:
     """``num`` numbers at equal distances from start to stop, which is left out with
-    ``endpoint=False``."""
+    ``endpoint=False``.
+
+    Examples
+    --------
+    >>> mx.sym.linspace(0, 1, 3).eval()[0].asnumpy()
+    array([0. , 0.5, 1. ], dtype=float32)
+    """
     return _call(
         "_linspace",
         start=start,
@@ -164,7 +207,14 @@ def split_v2(
     axis: int = 0,
     squeeze_axis: bool = False,
 ) -> Symbol:
-    """The pieces along ``axis``: so many equal ones, or cut before each of a tuple of indices."""
+    """The pieces along ``axis``: so many equal ones, or cut before each of a tuple of indices.
+
+    Examples
+    --------
+    >>> first, second = mx.sym.split_v2(mx.sym.var("x"), 2)
+    >>> first.infer_shape(x=(4, 3))[1]
+    [(2, 3)]
+    """
     if isinstance(indices_or_sections, int):
         sections, indices = indices_or_sections, ()
     elif isinstance(indices_or_sections, tuple):
@@ -177,8 +227,10 @@ def split_v2(
 
 
 def _either(
-    op, op_hint, scalar, scalar_hint, reflected, reflected_hint, numbers, name, words
+    op, op_hint, scalar, scalar_hint, reflected, reflected_hint, numbers, name, words, result
 ) -> Any:
+    """`result`: what it gives for [1.5, 0] and 2, as its docstring shows it."""
+
     def function(left: SymbolLike, right: SymbolLike) -> Any:
         if isinstance(left, Symbol) and isinstance(right, Symbol):
             return node_of(op, op_hint, [left, right])
@@ -191,7 +243,11 @@ def _either(
         raise TypeError(f"types ({type(left)}, {type(right)}) not supported")
 
     function.__name__ = function.__qualname__ = name
-    function.__doc__ = f"{words}, of symbols or numbers; of two numbers: a number."
+    function.__doc__ = (
+        f"{words}, of symbols or numbers; of two numbers: a number.\n\nExamples\n--------\n"
+        f">>> y = mx.sym.{name}(mx.sym.var('x'), 2)\n"
+        f">>> y.eval(x=nd.array([1.5, 0]))[0].asnumpy()\narray([{result}], dtype=float32)"
+    )
     return function
 
 
@@ -205,6 +261,7 @@ pow: SymbolOperator = _either(
     lambda a, b: a**b,
     "pow",
     "base ** exp",
+    "2.25, 0.  ",
 )
 power: SymbolOperator = pow
 maximum: SymbolOperator = _either(
@@ -217,6 +274,7 @@ maximum: SymbolOperator = _either(
     lambda a, b: a if a > b else b,
     "maximum",
     "The larger of both",
+    "2., 2.",
 )
 minimum: SymbolOperator = _either(
     "_minimum",
@@ -228,6 +286,7 @@ minimum: SymbolOperator = _either(
     lambda a, b: a if a < b else b,
     "minimum",
     "The smaller of both",
+    "1.5, 0. ",
 )
 hypot: SymbolOperator = _either(
     "_hypot",
@@ -239,6 +298,7 @@ hypot: SymbolOperator = _either(
     np.hypot,
     "hypot",
     "sqrt(left**2 + right**2)",
+    "2.5, 2. ",
 )
 
 

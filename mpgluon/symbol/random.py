@@ -56,7 +56,13 @@ def uniform(
     dtype: DType | None = None,
     **kwargs: Any,
 ) -> Symbol:
-    """Uniform on [low, high)."""
+    """Uniform on [low, high).
+
+    Examples
+    --------
+    >>> mx.sym.random.uniform(2, 3, shape=(2, 4)).eval()[0].shape
+    (2, 4)
+    """
     return _draw("uniform", (low, high), shape, dtype, kwargs)
 
 
@@ -67,7 +73,13 @@ def normal(
     dtype: DType | None = None,
     **kwargs: Any,
 ) -> Symbol:
-    """Normal with mean ``loc`` and standard deviation ``scale``."""
+    """Normal with mean ``loc`` and standard deviation ``scale``.
+
+    Examples
+    --------
+    >>> mx.sym.random.normal(0, 0.1, shape=(2, 4)).eval()[0].shape
+    (2, 4)
+    """
     return _draw("normal", (loc, scale), shape, dtype, kwargs)
 
 
@@ -78,21 +90,39 @@ def randn(
     dtype: DType | None = None,
     **kwargs: Any,
 ) -> Symbol:
-    """Normal, the shape given as arguments: ``randn(2, 3)``."""
+    """Normal, the shape given as arguments: ``randn(2, 3)``.
+
+    Examples
+    --------
+    >>> mx.sym.random.randn(2, 4).eval()[0].shape
+    (2, 4)
+    """
     return _draw("normal", (loc, scale), shape or None, dtype, kwargs)
 
 
 def poisson(
     lam: SymbolLike = 1, shape: ShapeLike | None = None, dtype: DType | None = None, **kwargs: Any
 ) -> Symbol:
-    """Poisson with rate ``lam``."""
+    """Poisson with rate ``lam``.
+
+    Examples
+    --------
+    >>> mx.sym.random.poisson(4, shape=(2, 4)).eval()[0].shape
+    (2, 4)
+    """
     return _draw("poisson", (lam,), shape, dtype, kwargs)
 
 
 def exponential(
     scale: SymbolLike = 1, shape: ShapeLike | None = None, dtype: DType | None = None, **kwargs: Any
 ) -> Symbol:
-    """Exponential with mean ``scale``."""
+    """Exponential with mean ``scale``.
+
+    Examples
+    --------
+    >>> mx.sym.random.exponential(4, shape=(2, 4)).eval()[0].shape
+    (2, 4)
+    """
     return _draw("exponential", (1.0 / scale,), shape, dtype, kwargs)
 
 
@@ -103,7 +133,13 @@ def gamma(
     dtype: DType | None = None,
     **kwargs: Any,
 ) -> Symbol:
-    """Gamma with shape ``alpha`` and scale ``beta``."""
+    """Gamma with shape ``alpha`` and scale ``beta``.
+
+    Examples
+    --------
+    >>> mx.sym.random.gamma(9, 0.5, shape=(2, 4)).eval()[0].shape
+    (2, 4)
+    """
     return _draw("gamma", (alpha, beta), shape, dtype, kwargs)
 
 
@@ -114,7 +150,13 @@ def negative_binomial(
     dtype: DType | None = None,
     **kwargs: Any,
 ) -> Symbol:
-    """Negative binomial: failures before the ``k``-th success of probability ``p``."""
+    """Negative binomial: failures before the ``k``-th success of probability ``p``.
+
+    Examples
+    --------
+    >>> mx.sym.random.negative_binomial(3, 0.4, shape=(2, 4)).eval()[0].shape
+    (2, 4)
+    """
     return _draw("negative_binomial", (k, p), shape, dtype, kwargs)
 
 
@@ -125,14 +167,26 @@ def generalized_negative_binomial(
     dtype: DType | None = None,
     **kwargs: Any,
 ) -> Symbol:
-    """Negative binomial by mean ``mu`` and dispersion ``alpha``."""
+    """Negative binomial by mean ``mu`` and dispersion ``alpha``.
+
+    Examples
+    --------
+    >>> mx.sym.random.generalized_negative_binomial(2, 0.3, shape=(2, 4)).eval()[0].shape
+    (2, 4)
+    """
     return _draw("generalized_negative_binomial", (mu, alpha), shape, dtype, kwargs)
 
 
 def randint(
     low: int, high: int, shape: ShapeLike | None = None, dtype: DType | None = None, **kwargs: Any
 ) -> Symbol:
-    """Integers of [low, high), int32 by default."""
+    """Integers of [low, high), int32 by default.
+
+    Examples
+    --------
+    >>> mx.sym.random.randint(0, 2, shape=(2, 4)).eval()[0].shape
+    (2, 4)
+    """
     return _draw("randint", (low, high), shape, dtype, kwargs)
 
 
@@ -144,12 +198,26 @@ def multinomial(
     **kwargs: Any,
 ) -> Symbol:
     """Indices drawn with the probabilities in the last axis of ``data``; with ``get_prob`` also
-    their log-likelihoods."""
+    their log-likelihoods.
+
+    Examples
+    --------
+    >>> draws = mx.sym.random.multinomial(mx.sym.var("p"), shape=3)
+    >>> draws.eval(p=nd.array([0, 0, 1]))[0].asnumpy()
+    array([2, 2, 2], dtype=int32)
+    """
     return _call("_sample_multinomial", data, shape=shape, get_prob=get_prob, dtype=dtype, **kwargs)
 
 
 def shuffle(data: Symbol, **kwargs: Any) -> Symbol:
-    """The symbol with its first axis in random order."""
+    """The symbol with its first axis in random order.
+
+    Examples
+    --------
+    >>> y = mx.sym.random.shuffle(mx.sym.var("x")).eval(x=nd.array([1, 2, 3]))[0]
+    >>> sorted(y.asnumpy().tolist())
+    [1.0, 2.0, 3.0]
+    """
     return _call("_shuffle", data, **kwargs)
 
 

@@ -33,6 +33,13 @@ class Symbol(SymbolMethods):
 
     Symbols are made by `var`, by the functions of ``mx.sym`` and by operators, and are bound to
     arrays with `bind` or `simple_bind`. They share the nodes of what they are made of.
+
+    Examples
+    --------
+    >>> x = mx.sym.var("x")
+    >>> y = mx.sym.FullyConnected(x, num_hidden=4, name="fc")
+    >>> y.list_arguments(), y.infer_shape(x=(2, 3))[1]
+    (['x', 'fc_weight', 'fc_bias'], [(2, 4)])
     """
 
     __slots__ = ("_entries", "__weakref__")
@@ -603,6 +610,11 @@ def var(
         Kept as an attribute; arrays are dense.
     **kwargs
         Other attributes; their names begin and end with two underscores.
+
+    Examples
+    --------
+    >>> mx.sym.var("x", shape=(2, 3)).infer_shape()[1]
+    [(2, 3)]
     """
     if not isinstance(name, str):
         raise TypeError("Expect a string for variable `name`")
@@ -640,7 +652,14 @@ Variable = var
 
 
 def Group(symbols: Iterable[Symbol], create_fn: Callable[..., Symbol] = Symbol) -> Symbol:
-    """One symbol with the outputs of all the given ones."""
+    """One symbol with the outputs of all the given ones.
+
+    Examples
+    --------
+    >>> x = mx.sym.var("x")
+    >>> mx.sym.Group([mx.sym.relu(x, name="r"), mx.sym.exp(x, name="e")]).list_outputs()
+    ['r_output', 'e_output']
+    """
     symbols = list(symbols)
     if not symbols or any(not isinstance(symbol, Symbol) for symbol in symbols):
         raise TypeError("Expected a list of symbols as input")
@@ -649,7 +668,18 @@ def Group(symbols: Iterable[Symbol], create_fn: Callable[..., Symbol] = Symbol) 
 
 def load(fname: str) -> Symbol:
     """Reads a symbol from a file. OSError when it can't be read, MXNetError when it holds no symbol
-    of this build's ops."""
+    of this build's ops.
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = os.path.join(folder, "net-symbol.json")
+    ...     mx.sym.relu(mx.sym.var("x"), name="r").save(path)
+    ...     y = mx.sym.load(path)
+    >>> y.list_outputs()
+    ['r_output']
+    """
     if not isinstance(fname, str):
         raise TypeError("fname need to be string")
     with open(fname, encoding="utf-8", errors="strict") as file:
@@ -664,7 +694,14 @@ def load(fname: str) -> Symbol:
 
 
 def load_json(json_str: str) -> Symbol:
-    """The symbol that the text of a ``-symbol.json`` file describes; see `load`."""
+    """The symbol that the text of a ``-symbol.json`` file describes; see `load`.
+
+    Examples
+    --------
+    >>> y = mx.sym.relu(mx.sym.var("x"), name="r")
+    >>> mx.sym.load_json(y.tojson()).list_outputs()
+    ['r_output']
+    """
     if not isinstance(json_str, str):
         raise TypeError("json_str need to be string")
     return Symbol(parse(json_str))

@@ -1,6 +1,7 @@
 """The examples in docstrings run and give what they show."""
 
 import doctest
+import functools
 import importlib.util
 import inspect
 import pkgutil
@@ -10,12 +11,23 @@ import numpy as np
 import pytest
 
 import mpgluon as mx
-from mpgluon import gluon, nd
+from mpgluon import _core, gluon, nd
+from mpgluon.ndarray._namespaces import place
+from mpgluon.symbol._functions import Function
 
-# Whose classes all have an example; `gluon` with the packages in it.
-COMPLETE = ["gluon", "optimizer", "metric", "initializer", "lr_scheduler", "parallel"]
-# Bases and helpers that users do not make.
+# Bases and helpers that users do not make, besides errors.
 WITHOUT = {
+    "BaseConvRNNCell",
+    "BaseModule",
+    "BaseRNNCell",
+    "CustomCall",
+    "ExecutorGroup",
+    "KVStoreBase",
+    "ModifierCell",
+    "Program",
+    "PythonModule",
+    "TestStore",
+    "ndarray",
     "DeferredInitializationError",
     "HookHandle",
     "GroupedOptimizer",
@@ -55,32 +67,105 @@ def objects(module):
                     yield f"{name}.{member}", function
 
 
+def failures_of(name, text):
+    """What running the examples in a text reports."""
+    if ">>>" not in text:
+        return ""
+    failures = []
+    names = {"mx": mx, "nd": nd, "gluon": gluon, "nn": gluon.nn, "np": np}
+    test = doctest.DocTestParser().get_doctest(text, names, name, None, 0)
+    runner = doctest.DocTestRunner(verbose=False, optionflags=doctest.ELLIPSIS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        runner.run(test, out=failures.append)
+    return "".join(failures)
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_examples(module):
     module = importlib.import_module(module)
-    parser, failures = doctest.DocTestParser(), []
-    for name, value in objects(module):
-        if ">>>" not in str(value.__doc__):
-            continue
-        names = {"mx": mx, "nd": nd, "gluon": gluon, "nn": gluon.nn, "np": np}
-        test = parser.get_doctest(inspect.cleandoc(value.__doc__), names, name, None, 0)
-        runner = doctest.DocTestRunner(verbose=False, optionflags=doctest.ELLIPSIS)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            runner.run(test, out=failures.append)
-    assert not failures, "".join(failures)
+    failures = [
+        failures_of(name, inspect.cleandoc(str(value.__doc__))) for name, value in objects(module)
+    ]
+    assert not any(failures), "".join(failures)
 
 
-@pytest.mark.parametrize("package", COMPLETE)
-def test_classes_have_examples(package):
-    missing = []
-    for name in MODULES:
-        if name.split(".")[1] != package or any(p[0] == "_" for p in name.split(".")):
-            continue
-        for path, value in objects(importlib.import_module(name)):
-            if inspect.isclass(value) and path not in WITHOUT and ">>>" not in str(value.__doc__):
-                missing.append(f"{name}.{path}")
+def call_of(name):
+    """How a call of an op begins, None where users do not find it."""
+    space, short = place(name)
+    spaces = {"op": "nd", "_internal": None}
+    space = spaces.get(space, f"nd.{space}")
+    return space and f"{space}.{short}("
+
+
+def test_examples_of_ops():
+    """Every op that users find in `nd` and in the namespaces below it has one, which calls it."""
+    missing, failures = [], []
+    for name in _core.list_ops():
+        about = _core.get_op(name).describe()
+        calls = list(filter(None, map(call_of, [name, *about["aliases"].split()])))
+        if calls and "hidden" not in about["flags"]:
+            if not any(call in about["example"] for call in calls):
+                missing.append(name)
+            failures.append(failures_of(name, about["example"]))
     assert not missing, missing
+    assert len(failures) > 250 and not any(failures), "".join(failures)
+
+
+def test_docstrings_of_ops_end_with_their_examples():
+    example = "\n\nExamples\n--------\n>>> nd.relu(nd.array([-1, 0, 2])).asnumpy()\n"
+    assert nd.relu.__doc__.endswith(example + "array([0., 0., 2.], dtype=float32)")
+    assert example.replace(">>>", "As a function of arrays:\n\n>>>") in mx.sym.relu.__doc__
+    assert _core.get_op("relu").describe()["doc"] == "The value, or 0 where it is negative."
+    assert "Examples" not in nd._internal._mod.__doc__
+
+
+def is_public(name):
+    return not any(part.startswith("_") for part in name.split("."))
+
+
+def without_example(value):
+    return ">>>" not in str(value.__doc__)
+
+
+def test_classes_have_examples():
+    missing = []
+    for name in filter(is_public, MODULES):
+        for path, value in objects(importlib.import_module(name)):
+            if inspect.isclass(value) and path not in WITHOUT and without_example(value):
+                missing += [] if issubclass(value, Exception) else [f"{name}.{path}"]
+    missing += [kind.__name__ for kind in (nd.NDArray, mx.Context) if without_example(kind)]
+    assert not missing, missing
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["nd", "nd.random", "nd.contrib", "nd.image", "sym", "sym.random", "sym.contrib", "profiler"],
+)
+def test_functions_have_examples(name):
+    """Functions that are no ops; those of `sym` may leave it to the ones of arrays."""
+    space = functools.reduce(getattr, name.split("."), mx)
+    # Of other modules, always an error, an old name.
+    elsewhere = {"current_context", "fill", "histogram", "dump_profile"}
+    missing = [
+        key
+        for key, value in vars(space).items()
+        if is_public(key)
+        and inspect.isroutine(value)
+        and not isinstance(value, (_core.Op, Function))
+        and not key.startswith("profiler_")
+        and key not in elsewhere
+        and without_example(value)
+    ]
+    assert not missing, missing
+
+
+def test_examples_of_the_core():
+    """What is written in C."""
+    values = [nd.NDArray, mx.Context, nd.array, nd.waitall, nd.from_dlpack]
+    values += [nd.to_dlpack_for_read, nd.to_dlpack_for_write]
+    failures = [failures_of(value.__name__, inspect.getdoc(value)) for value in values]
+    assert not any(failures), "".join(failures)
 
 
 def test_everything_of_parallel_has_examples():

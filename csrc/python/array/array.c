@@ -386,7 +386,11 @@ int mpg_py_array_init(PyObject *module) {
        "An array on a device, with the operators of Python and the methods of MXNet's NDArray.\n\n"
        "Ops on it are queued; what reads its values (asnumpy, printing, float(), ...) waits for "
        "them. Arrays are contiguous:\n"
-       "reshape and x[begin:end] share memory, other indexing copies."},
+       "reshape and x[begin:end] share memory, other indexing copies.\n\nExamples\n--------\n"
+       ">>> x = nd.array([[1, 2], [3, 4]])\n"
+       ">>> x[0] = x[1] * 10\n"
+       ">>> x.asnumpy().tolist(), x.shape, x.context\n"
+       "([[30.0, 40.0], [3.0, 4.0]], (2, 2), cpu(0))"},
       {Py_tp_new, array_new},
       {Py_tp_dealloc, array_dealloc},
       {Py_tp_repr, array_repr},

@@ -315,13 +315,26 @@ static PyObject *from_dlpack(PyObject *Py_UNUSED(module), PyObject *object) {
 PyMethodDef mpg_py_dlpack_methods[] = {
     {"to_dlpack_for_read", for_read, METH_O,
      "to_dlpack_for_read(data)\n--\n\nA DLPack capsule sharing the array's memory, after its "
-     "writes are done."},
+     "writes are done.\n\nExamples\n--------\n"
+     ">>> x = nd.from_dlpack(nd.to_dlpack_for_read(nd.array([1, 2])))\n"
+     ">>> x.asnumpy()\n"
+     "array([1., 2.], dtype=float32)"},
     {"to_dlpack_for_write", for_write, METH_O,
      "to_dlpack_for_write(data)\n--\n\nA DLPack capsule sharing the array's memory, after its "
-     "reads and writes are done."},
+     "reads and writes are done.\n\nExamples\n--------\n"
+     ">>> x = nd.array([1, 2])\n"
+     ">>> y = nd.from_dlpack(nd.to_dlpack_for_write(x))\n"
+     ">>> y[:] = 7\n"
+     ">>> x.asnumpy()\n"
+     "array([7., 7.], dtype=float32)"},
     {"from_dlpack", from_dlpack, METH_O,
      "from_dlpack(dlpack)\n--\n\nAn NDArray sharing the memory of a DLPack capsule, or of an "
      "object with __dlpack__. ValueError when it is not contiguous, is\n"
      "read-only or of another dtype. An array of this package comes back as one that shares its "
-     "storage."},
+     "storage.\n\nExamples\n--------\n"
+     ">>> values = np.array([1, 2])\n"
+     ">>> x = nd.from_dlpack(values)\n"
+     ">>> values[0] = 7\n"
+     ">>> x.asnumpy()\n"
+     "array([7, 2])"},
     {0}};

@@ -417,7 +417,9 @@ PyMethodDef mpg_py_exchange_methods[] = {
      "NDArray, a NumPy array, a number or nested sequences.\n\n"
      "dtype: None means the source's for an NDArray and float32 for all else. ctx: None means the "
      "current context.\n"
-     "TypeError when the source is not array-like."},
+     "TypeError when the source is not array-like.\n\nExamples\n--------\n"
+     ">>> nd.array([[1, 2], [3, 4]], dtype='int32').asnumpy().tolist()\n"
+     "[[1, 2], [3, 4]]"},
     {"empty", (PyCFunction)(void (*)(void))py_empty, METH_FASTCALL,
      "empty(shape, ctx, dtype)\n--\n\nA new NDArray whose contents are not defined."},
     {0}};

@@ -439,11 +439,26 @@ static PyObject *get_signature_object(PyObject *self, void *Py_UNUSED(unused)) {
 static const char *const kind_names[] = {MPG_PARAM_KINDS(KIND_NAME)};
 #undef KIND_NAME
 
+/* What a row says to users: a text, and an example, which may be empty. */
+typedef struct row_doc {
+  const char *text;
+  int length;
+  const char *example;
+} row_doc;
+static row_doc split_doc(const mpg_op *op) {
+  const char *end = strstr(op->doc, "\n>>> ");
+  size_t length = end ? (size_t)(end - op->doc) : strlen(op->doc);
+  const char *example = op->doc + length + strspn(op->doc + length, "\n");
+  while (length > 0 && op->doc[length - 1] == '\n') length--;
+  return (row_doc){op->doc, (int)length, example};
+}
+
 static PyObject *get_doc(PyObject *object, void *Py_UNUSED(unused)) {
   op_object *self = (op_object *)object;
   const mpg_op *op = self->op;
+  row_doc doc = split_doc(op);
   mpg_text text = {0};
-  mpg_text_append(&text, "%s\n\nParameters\n----------\n", op->doc);
+  mpg_text_append(&text, "%.*s\n\nParameters\n----------\n", doc.length, doc.text);
   for (int i = 0; i < self->num_inputs; i++) {
     const char *name = PyUnicode_AsUTF8(PyTuple_GET_ITEM(self->names, i));
     bool star = self->variadic && i == self->num_inputs - 1;
@@ -471,6 +486,7 @@ static PyObject *get_doc(PyObject *object, void *Py_UNUSED(unused)) {
       first = false;
     }
   mpg_text_append(&text, ". MXNetError when shapes, dtypes or devices do not fit.");
+  if (*doc.example) mpg_text_append(&text, "\n\nExamples\n--------\n%s", doc.example);
   return take_text(&text);
 }
 static PyObject *get_name(PyObject *self, void *Py_UNUSED(unused)) {
@@ -550,11 +566,13 @@ static PyObject *op_describe(PyObject *object, PyObject *Py_UNUSED(unused)) {
     }
     Py_DECREF(item);
   }
-  result = Py_BuildValue("{s:s,s:s,s:s,s:O,s:s,s:O,s:O,s:O,s:s,s:O}", "name", op->name, "aliases",
-                         op->aliases, "doc", op->doc, "inputs", inputs, "outputs", op->outputs,
-                         "params", params, "dtypes", dtypes, "flags", set, "params_struct",
-                         op->params->name, "differentiable",
-                         op->gradient && op->gradient != mpg_gradient_none ? Py_True : Py_False);
+  row_doc doc = split_doc(op);
+  result =
+      Py_BuildValue("{s:s,s:s,s:s#,s:s,s:O,s:s,s:O,s:O,s:O,s:s,s:O}", "name", op->name, "aliases",
+                    op->aliases, "doc", doc.text, (Py_ssize_t)doc.length, "example", doc.example,
+                    "inputs", inputs, "outputs", op->outputs, "params", params, "dtypes", dtypes,
+                    "flags", set, "params_struct", op->params->name, "differentiable",
+                    op->gradient && op->gradient != mpg_gradient_none ? Py_True : Py_False);
 done:
   Py_XDECREF(inputs);
   Py_XDECREF(dtypes);
@@ -568,8 +586,8 @@ static PyMemberDef op_members[] = {
 static PyMethodDef op_methods[] = {
     {"__reduce__", op_reduce, METH_NOARGS, NULL},
     {"describe", op_describe, METH_NOARGS,
-     "describe()\n--\n\nAll that is known of the op, as a dict: inputs, parameters with defaults "
-     "and constraints, outputs, dtypes, flags."},
+     "describe()\n--\n\nAll that is known of the op, as a dict: text, example, inputs, parameters "
+     "with defaults and constraints, outputs, dtypes, flags."},
     {0}};
 static PyGetSetDef op_properties[] = {{"__doc__", get_doc, NULL, NULL, NULL},
                                       {"__text_signature__", get_signature, NULL, NULL, NULL},
