@@ -16,6 +16,8 @@
 #ifndef MPG_OP_PARAMS_H
 #define MPG_OP_PARAMS_H
 
+#include <string.h>
+
 #include "base/text.h"
 #include "device/device.h"
 #include "tensor/shape.h"
@@ -28,7 +30,9 @@ typedef struct mpg_tuple {
   int64_t values[MPG_MAX_TUPLE];
 } mpg_tuple;
 static inline mpg_tuple mpg_shape_tuple(const mpg_shape *shape) {
-  mpg_tuple tuple = {.count = shape->ndim};
+  mpg_tuple tuple;
+  memset(&tuple, 0, sizeof tuple);
+  tuple.count = shape->ndim;
   for (int i = 0; i < shape->ndim; i++) tuple.values[i] = shape->dims[i];
   return tuple;
 }
