@@ -1,4 +1,4 @@
-/* BatchNorm kernels for one storage type with the channels last, maybe with an addition and relu
+/* BatchNorm kernels for one dtype with the channels last, maybe with an addition and relu
  * behind. Included by norm_impl.h, with its macros. Statistics take one pass: sums of distances
  * from the mean of the first ROWS rows, and of their squares, in A over FEW rows, of those over
  * ROWS rows, in double beyond. Rows are cut into pieces by shapes alone, and the pieces' sums added

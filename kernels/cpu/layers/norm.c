@@ -64,46 +64,8 @@ typedef struct lrn {
   void *y, *norm;
 } lrn;
 
-#define AS_IS(x) (x)
-#define S float
-#define A float
-#define LOAD AS_IS
-#define STORE AS_IS
-#define DTYPE MPG_FLOAT32
-#define COMPUTE MPG_COMPUTE_F32
-#define NAME(name) name##_f32
-#include "kernels/cpu/layers/norm_impl.h"
-#define S double
-#define A double
-#define LOAD AS_IS
-#define STORE AS_IS
-#define DTYPE MPG_FLOAT64
-#define COMPUTE MPG_COMPUTE_F64
-#define NAME(name) name##_f64
-#include "kernels/cpu/layers/norm_impl.h"
-#define S uint16_t
-#define A float
-#define LOAD mpg_half_to_float
-#define STORE mpg_float_to_half
-#define DTYPE MPG_FLOAT16
-#define COMPUTE MPG_COMPUTE_F32
-#define NAME(name) name##_f16
-#include "kernels/cpu/layers/norm_impl.h"
-#define S uint16_t
-#define A float
-#define LOAD mpg_bfloat16_to_float
-#define STORE mpg_float_to_bfloat16
-#define DTYPE MPG_BFLOAT16
-#define COMPUTE MPG_COMPUTE_F32
-#define NAME(name) name##_bf16
-#include "kernels/cpu/layers/norm_impl.h"
-
-/* The instance of a function for the dtype. */
-#define INSTANCE(dtype, function)            \
-  ((dtype) == MPG_FLOAT32   ? function##_f32 \
-   : (dtype) == MPG_FLOAT64 ? function##_f64 \
-   : (dtype) == MPG_FLOAT16 ? function##_f16 \
-                            : function##_bf16)
+#define IMPLEMENTATION "kernels/cpu/layers/norm_impl.h"
+#include "kernels/cpu/float_instances.h"
 
 enum { BLOCK = 64 }; /* columns handled together: norm_impl.h's COLUMNS */
 static int64_t blocks(int64_t columns) { return (columns + BLOCK - 1) / BLOCK; }
@@ -166,89 +128,102 @@ static mpg_status last_backward(const mpg_kernel_call *call, batch_norm *t, mpg_
   return MPG_OK;
 }
 
-MPG_CPU_KERNEL(batch_norm) {
-  const mpg_batch_norm_params *p = call->params;
-  const mpg_view *x = &call->inputs[0];
-  batch_norm t = {.eps = p->eps,
-                  .momentum = p->momentum,
-                  .x = x->data,
-                  .gamma = p->fix_gamma ? NULL : call->inputs[1].data,
+/* The arrays of BatchNorm, with or without relu behind it, and of their gradients. */
+static batch_norm batch_norm_of(const mpg_kernel_call *call, int axis, bool fix_gamma) {
+  batch_norm t = {.x = call->inputs[0].data,
+                  .gamma = fix_gamma ? NULL : call->inputs[1].data,
                   .beta = call->inputs[2].data,
                   .moving_mean = call->inputs[3].data,
                   .moving_var = call->inputs[4].data,
                   .y = call->outputs[0].data,
                   .mean = call->outputs[1].data,
                   .inverse = call->outputs[2].data};
-  split_axis(&x->desc.shape, axis_of(p->axis, x->desc.shape.ndim), &t.outer, &t.channels, &t.inner);
+  split_axis(&call->inputs[0].desc.shape, axis, &t.outer, &t.channels, &t.inner);
+  return t;
+}
+
+static batch_norm batch_norm_backward_of(const mpg_kernel_call *call, int axis, bool fix_gamma) {
+  batch_norm t = {.x = call->inputs[1].data,
+                  .dy = call->inputs[0].data,
+                  .gamma = fix_gamma ? NULL : call->inputs[2].data,
+                  .mean = call->inputs[3].data,
+                  .inverse = call->inputs[4].data,
+                  .y = call->outputs[0].data,
+                  .dgamma = call->outputs[1].data,
+                  .dbeta = call->outputs[2].data};
+  split_axis(&call->inputs[1].desc.shape, axis, &t.outer, &t.channels, &t.inner);
+  return t;
+}
+
+MPG_CPU_KERNEL(batch_norm) {
+  const mpg_batch_norm_params *p = call->params;
+  const mpg_desc *x = &call->inputs[0].desc;
+  batch_norm t = batch_norm_of(call, axis_of(p->axis, x->shape.ndim), p->fix_gamma);
+  t.eps = p->eps, t.momentum = p->momentum;
   /* An empty batch has no statistics. */
   t.batch_stats = call->train && !p->use_global_stats && t.outer * t.inner > 0;
-  if (t.inner == 1) return last_forward(call, &t, x->desc.dtype);
+  if (t.inner == 1) return last_forward(call, &t, x->dtype);
   mpg_cpu_parallel_for(call, t.channels, grain(t.outer * t.inner),
-                       INSTANCE(x->desc.dtype, batch_norm_channels), &t);
+                       INSTANCE(x->dtype, batch_norm_channels), &t);
   return MPG_OK;
 }
 
 MPG_CPU_KERNEL(batch_norm_backward) {
   const mpg_batch_norm_backward_params *p = call->params;
-  const mpg_view *x = &call->inputs[1];
-  batch_norm t = {.x = x->data,
-                  .dy = call->inputs[0].data,
-                  .gamma = p->fix_gamma ? NULL : call->inputs[2].data,
-                  .mean = call->inputs[3].data,
-                  .inverse = call->inputs[4].data,
-                  .y = call->outputs[0].data,
-                  .dgamma = call->outputs[1].data,
-                  .dbeta = call->outputs[2].data,
-                  .batch_stats = p->batch_stats};
-  split_axis(&x->desc.shape, axis_of(p->axis, x->desc.shape.ndim), &t.outer, &t.channels, &t.inner);
-  if (t.inner == 1) return last_backward(call, &t, x->desc.dtype);
+  const mpg_desc *x = &call->inputs[1].desc;
+  batch_norm t = batch_norm_backward_of(call, axis_of(p->axis, x->shape.ndim), p->fix_gamma);
+  t.batch_stats = p->batch_stats;
+  if (t.inner == 1) return last_backward(call, &t, x->dtype);
   mpg_cpu_parallel_for(call, t.channels, grain(t.outer * t.inner),
-                       INSTANCE(x->desc.dtype, batch_norm_backward_channels), &t);
+                       INSTANCE(x->dtype, batch_norm_backward_channels), &t);
   return MPG_OK;
 }
 
 MPG_CPU_KERNEL(batch_norm_relu) {
   const mpg_batch_norm_relu_params *p = call->params;
-  const mpg_view *x = &call->inputs[0];
-  batch_norm t = {.inner = 1,
-                  .eps = p->eps,
-                  .momentum = p->momentum,
-                  .x = x->data,
-                  .gamma = p->fix_gamma ? NULL : call->inputs[1].data,
-                  .beta = call->inputs[2].data,
-                  .moving_mean = call->inputs[3].data,
-                  .moving_var = call->inputs[4].data,
-                  .y = call->outputs[0].data,
-                  .mean = call->outputs[1].data,
-                  .inverse = call->outputs[2].data,
-                  .residual = p->add ? call->inputs[5].data : NULL,
-                  .mask = call->outputs[3].data};
-  split_axis(&x->desc.shape, x->desc.shape.ndim - 1, &t.outer, &t.channels, &t.inner);
+  const mpg_desc *x = &call->inputs[0].desc;
+  batch_norm t = batch_norm_of(call, x->shape.ndim - 1, p->fix_gamma);
+  t.eps = p->eps, t.momentum = p->momentum;
+  t.residual = p->add ? call->inputs[5].data : NULL;
+  t.mask = call->outputs[3].data;
   t.mask_bytes = (t.channels + 7) / 8;
   t.batch_stats = call->train && !p->use_global_stats && t.outer > 0;
-  return last_forward(call, &t, x->desc.dtype);
+  return last_forward(call, &t, x->dtype);
 }
 
 MPG_CPU_KERNEL(batch_norm_relu_backward) {
   const mpg_batch_norm_relu_backward_params *p = call->params;
-  const mpg_view *x = &call->inputs[1];
-  batch_norm t = {.x = x->data,
-                  .dy = call->inputs[0].data,
-                  .gamma = p->fix_gamma ? NULL : call->inputs[2].data,
-                  .mean = call->inputs[3].data,
-                  .inverse = call->inputs[4].data,
-                  .mask = call->inputs[5].data,
-                  .y = call->outputs[0].data,
-                  .dgamma = call->outputs[1].data,
-                  .dbeta = call->outputs[2].data,
-                  .batch_stats = p->batch_stats,
-                  .dresidual = p->add ? call->outputs[3].data : NULL};
-  split_axis(&x->desc.shape, x->desc.shape.ndim - 1, &t.outer, &t.channels, &t.inner);
+  const mpg_desc *x = &call->inputs[1].desc;
+  batch_norm t = batch_norm_backward_of(call, x->shape.ndim - 1, p->fix_gamma);
+  t.mask = call->inputs[5].data;
   t.mask_bytes = (t.channels + 7) / 8;
-  return last_backward(call, &t, x->desc.dtype);
+  t.dresidual = p->add ? call->outputs[3].data : NULL;
+  t.batch_stats = p->batch_stats;
+  return last_backward(call, &t, x->dtype);
 }
 
 /* --- LayerNorm -------------------------------------------------------------------------------- */
+/* The arrays of LayerNorm, GroupNorm or InstanceNorm, and of their gradients. */
+static layer_norm forward_of(const mpg_kernel_call *call) {
+  return (layer_norm){.x = call->inputs[0].data,
+                      .gamma = call->inputs[1].data,
+                      .beta = call->inputs[2].data,
+                      .y = call->outputs[0].data,
+                      .mean = call->outputs[1].data,
+                      .deviation = call->outputs[2].data};
+}
+
+static layer_norm backward_of(const mpg_kernel_call *call) {
+  return (layer_norm){.dy = call->inputs[0].data,
+                      .x = call->inputs[1].data,
+                      .gamma = call->inputs[2].data,
+                      .mean = call->inputs[3].data,
+                      .deviation = call->inputs[4].data,
+                      .y = call->outputs[0].data,
+                      .dgamma = call->outputs[1].data,
+                      .dbeta = call->outputs[2].data};
+}
+
 /* Memory of LayerNorm along the last axis: `rows` rows for each thread, gamma and beta (unless
  * NULL) where they are converted, `pieces` pieces' sums. */
 static mpg_status layer_norm_setup(const mpg_kernel_call *call, layer_norm *t, mpg_dtype dtype,
@@ -276,13 +251,8 @@ static mpg_status layer_norm_setup(const mpg_kernel_call *call, layer_norm *t, m
 MPG_CPU_KERNEL(layer_norm) {
   const mpg_layer_norm_params *p = call->params;
   const mpg_view *x = &call->inputs[0];
-  layer_norm t = {.eps = p->eps,
-                  .x = x->data,
-                  .gamma = call->inputs[1].data,
-                  .beta = call->inputs[2].data,
-                  .y = call->outputs[0].data,
-                  .mean = call->outputs[1].data,
-                  .deviation = call->outputs[2].data};
+  layer_norm t = forward_of(call);
+  t.eps = p->eps;
   split_axis(&x->desc.shape, axis_of(p->axis, x->desc.shape.ndim), &t.outer, &t.n, &t.inner);
   mpg_dtype dtype = x->desc.dtype;
   if (t.inner != 1) {
@@ -300,14 +270,7 @@ MPG_CPU_KERNEL(layer_norm_backward) {
   enum { ELEMENTS = 32768, ROWS = 128, PIECES = 16 };
   const mpg_layer_norm_backward_params *p = call->params;
   const mpg_view *x = &call->inputs[1];
-  layer_norm t = {.x = x->data,
-                  .dy = call->inputs[0].data,
-                  .gamma = call->inputs[2].data,
-                  .mean = call->inputs[3].data,
-                  .deviation = call->inputs[4].data,
-                  .y = call->outputs[0].data,
-                  .dgamma = call->outputs[1].data,
-                  .dbeta = call->outputs[2].data};
+  layer_norm t = backward_of(call);
   split_axis(&x->desc.shape, axis_of(p->axis, x->desc.shape.ndim), &t.outer, &t.n, &t.inner);
   mpg_dtype dtype = x->desc.dtype;
   if (t.inner != 1) {
@@ -335,14 +298,8 @@ MPG_CPU_KERNEL(layer_norm_backward) {
 MPG_CPU_KERNEL(group_norm) {
   const mpg_view *x = &call->inputs[0];
   const mpg_shape *moments = &call->outputs[1].desc.shape;
-  layer_norm t = {.outer = mpg_shape_size(moments),
-                  .inner = moments->dims[1],
-                  .x = x->data,
-                  .gamma = call->inputs[1].data,
-                  .beta = call->inputs[2].data,
-                  .y = call->outputs[0].data,
-                  .mean = call->outputs[1].data,
-                  .deviation = call->outputs[2].data};
+  layer_norm t = forward_of(call);
+  t.outer = mpg_shape_size(moments), t.inner = moments->dims[1];
   t.eps = call->op->id == MPG_OP_GroupNorm ? ((const mpg_group_norm_params *)call->params)->eps
                                            : ((const mpg_instance_norm_params *)call->params)->eps;
   if (t.outer == 0) return MPG_OK;
@@ -354,16 +311,8 @@ MPG_CPU_KERNEL(group_norm) {
 MPG_CPU_KERNEL(group_norm_backward) {
   const mpg_view *x = &call->inputs[1];
   const mpg_shape *moments = &call->inputs[3].desc.shape;
-  layer_norm t = {.outer = mpg_shape_size(moments),
-                  .inner = moments->dims[1],
-                  .x = x->data,
-                  .dy = call->inputs[0].data,
-                  .gamma = call->inputs[2].data,
-                  .mean = call->inputs[3].data,
-                  .deviation = call->inputs[4].data,
-                  .y = call->outputs[0].data,
-                  .dgamma = call->outputs[1].data,
-                  .dbeta = call->outputs[2].data};
+  layer_norm t = backward_of(call);
+  t.outer = mpg_shape_size(moments), t.inner = moments->dims[1];
   if (t.outer) {
     t.n = mpg_shape_size(&x->desc.shape) / t.outer;
     t.partial = mpg_device_scratch(call->device, (size_t)t.outer * 2 * sizeof(double));

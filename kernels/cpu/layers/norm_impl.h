@@ -1,7 +1,4 @@
-/* Normalisation kernels for one storage type. Included by norm.c with
- *   S           storage type          A         computing type (float or double)
- *   LOAD(x)     S to A                STORE(x)  A to S              NAME(x)  names of this instance
- *   DTYPE       of S                  COMPUTE   of A (convert.h)
+/* Normalisation kernels for one dtype: an implementation as float_instances.h wants it.
  * Sums run in chunks whose borders depend on shapes alone, in A within a chunk and in double across
  * chunks, so the bits do not depend on threads.
  */
@@ -581,11 +578,3 @@ static void NAME(lrn_backward)(void *context, int64_t begin, int64_t end) {
     }
   }
 }
-
-#undef S
-#undef A
-#undef LOAD
-#undef STORE
-#undef DTYPE
-#undef COMPUTE
-#undef NAME

@@ -1,5 +1,4 @@
 /* Pooling, channels first and last. */
-#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -7,8 +6,6 @@
 #include "kernels/common/half.h"
 #include "kernels/cpu/math/reduce.h"
 #include "op/layers/convolution.h"
-
-enum { POOL_AVG, POOL_LP, POOL_MAX, POOL_SUM }; /* pool_type */
 
 typedef struct pooling {
   mpg_window window; /* with three axes */
@@ -29,46 +26,8 @@ typedef struct upsampling {
 
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
 #define MAX(a, b) ((a) > (b) ? (a) : (b))
-#define AS_IS(x) (x)
-
-#define S float
-#define A float
-#define LANE_INT int32_t
-#define LOAD AS_IS
-#define STORE AS_IS
-#define NAME(name) name##_f32
-#define LOWEST (-FLT_MAX)
-#include "kernels/cpu/layers/pooling_impl.h"
-#define S double
-#define A double
-#define LANE_INT int64_t
-#define LOAD AS_IS
-#define STORE AS_IS
-#define NAME(name) name##_f64
-#define LOWEST (-DBL_MAX)
-#include "kernels/cpu/layers/pooling_impl.h"
-#define S uint16_t
-#define A float
-#define LANE_INT int32_t
-#define LOAD mpg_half_to_float
-#define STORE mpg_float_to_half
-#define NAME(name) name##_f16
-#define LOWEST (-65504.0f)
-#include "kernels/cpu/layers/pooling_impl.h"
-#define S uint16_t
-#define A float
-#define LANE_INT int32_t
-#define LOAD mpg_bfloat16_to_float
-#define STORE mpg_float_to_bfloat16
-#define NAME(name) name##_bf16
-#define LOWEST (-0x1.fep127f)
-#include "kernels/cpu/layers/pooling_impl.h"
-
-#define INSTANCE(dtype, function)            \
-  ((dtype) == MPG_FLOAT32   ? function##_f32 \
-   : (dtype) == MPG_FLOAT64 ? function##_f64 \
-   : (dtype) == MPG_FLOAT16 ? function##_f16 \
-                            : function##_bf16)
+#define IMPLEMENTATION "kernels/cpu/layers/pooling_impl.h"
+#include "kernels/cpu/float_instances.h"
 
 enum { BLOCK = 64 }; /* CHANNELS of pooling_last_impl.h */
 
@@ -107,10 +66,10 @@ MPG_CPU_KERNEL(pooling) {
   int64_t planes = setup(&t, call->params, &data->desc.shape, &out->desc.shape);
   if (planes == 0) return MPG_OK;
   t.data = data->data, t.out = out->data;
-  if (one_window(&t) && !(t.type == POOL_LP && t.p > 1)) {
-    mpg_reduction f = {.how = t.type == POOL_MAX ? MPG_LARGEST : MPG_ADD,
+  if (one_window(&t) && !(t.type == MPG_POOL_LP && t.p > 1)) {
+    mpg_reduction f = {.how = t.type == MPG_POOL_MAX ? MPG_LARGEST : MPG_ADD,
                        .prepare = MPG_PLAIN,
-                       .mean = t.type == POOL_AVG};
+                       .mean = t.type == MPG_POOL_AVG};
     return mpg_cpu_reduce_lines(call, data, planes, out, f);
   }
   mpg_cpu_parallel_for(call, planes, grain(&t),
@@ -162,7 +121,7 @@ MPG_CPU_KERNEL(max_pooling_backward) {
   const mpg_pooling_index_params *p = call->params;
   const mpg_view *grad = &call->inputs[0], *data = &call->outputs[0];
   mpg_pooling_params params = {.kernel = p->kernel,
-                               .pool_type = POOL_MAX,
+                               .pool_type = MPG_POOL_MAX,
                                .stride = p->stride,
                                .pad = p->pad,
                                .layout = 5 /* NWC, or alike */};

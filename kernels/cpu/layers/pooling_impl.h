@@ -1,7 +1,6 @@
-/* Pooling kernels for one storage type. Included by pooling.c with S, A, LOAD, STORE, NAME as in
- * norm_impl.h, and LOWEST, the least finite value of S. begin and end count (sample, channel):
- * planes of their own. The largest element is the first of equal ones, and NaN where there is one
- * (the last); a window without elements has LOWEST.
+/* Pooling kernels for one dtype: an implementation as float_instances.h wants it. begin and end
+ * count (sample, channel): planes of their own. The largest element is the first of equal ones, and
+ * NaN where there is one (the last); a window without elements has LOWEST.
  */
 
 /* For each place of the window: its clipped borders, its first element (-1: none), how many
@@ -66,11 +65,11 @@ static inline __attribute__((always_inline)) void NAME(take)(const pooling *t, c
       value[x] = v;                       \
     }                                     \
   }
-  if (t->type == POOL_MAX)
+  if (t->type == MPG_POOL_MAX)
     EACH_WINDOW(v = LARGER(a, v) ? a : v)
-  else if (t->type == POOL_LP && t->p == 2)
+  else if (t->type == MPG_POOL_LP && t->p == 2)
     EACH_WINDOW(v += a * a)
-  else if (t->type == POOL_LP && t->p == 3)
+  else if (t->type == MPG_POOL_LP && t->p == 3)
     EACH_WINDOW(v += a * a * a)
   else
     EACH_WINDOW(v += a)
@@ -84,7 +83,7 @@ static void NAME(side_by_side)(const pooling *t, const S *in, const int64_t *low
                                S *out) {
   const mpg_window *w = &t->window;
   A apart[NAME(RUN)], *value = sizeof(S) == sizeof(A) ? (A *)(void *)out : apart;
-  for (int64_t x = 0; x < count; x++) value[x] = t->type == POOL_MAX ? -(A)INFINITY : 0;
+  for (int64_t x = 0; x < count; x++) value[x] = t->type == MPG_POOL_MAX ? -(A)INFINITY : 0;
 #define TAKE(width)                                   \
   {                                                   \
     if (step == 1)                                    \
@@ -105,12 +104,12 @@ static void NAME(side_by_side)(const pooling *t, const S *in, const int64_t *low
         TAKE(1)
     }
 #undef TAKE
-  if (t->type == POOL_MAX && value != apart) return;
+  if (t->type == MPG_POOL_MAX && value != apart) return;
   for (int64_t x = 0; x < count; x++) {
     A y = value[x];
-    if (t->type == POOL_LP && t->p > 1)
+    if (t->type == MPG_POOL_LP && t->p > 1)
       y = t->p == 2 ? (A)sqrt(y) : (A)cbrt(y);
-    else if (t->type != POOL_MAX)
+    else if (t->type != MPG_POOL_MAX)
       y /= divisor;
     out[x] = STORE(y);
   }
@@ -124,20 +123,20 @@ static void NAME(pooling_forward)(void *context, int64_t begin, int64_t end) {
   int64_t inner = MIN((w->pad[2] + w->stride[2] - 1) / w->stride[2], w->out[2]),
           reach = w->in[2] + w->pad[2] - w->kernel[2];
   int64_t behind = reach < 0 ? inner : MAX(MIN(reach / w->stride[2] + 1, w->out[2]), inner);
-  bool rows = behind - inner >= 4 && (t->type == POOL_MAX || w->kernel[2] < 16);
+  bool rows = behind - inner >= 4 && (t->type == MPG_POOL_MAX || w->kernel[2] < 16);
   for (int64_t r = begin; r < end; r++) {
     const S *in = (const S *)t->data + r * plane;
     S *out = (S *)t->out + r * places;
     EACH_PLACE(
         if (rows && x == inner && z0 < z1 && y0 < y1) {
           int64_t low[2] = {z0, y0}, high[2] = {z1, y1};
-          A divisor = t->type == POOL_AVG && counted > 0 ? (A)counted : 1;
+          A divisor = t->type == MPG_POOL_AVG && counted > 0 ? (A)counted : 1;
           for (int64_t done = inner; done < behind; done += NAME(RUN))
             NAME(side_by_side)(t, in, low, high, done, MIN(behind - done, NAME(RUN)), divisor,
                                out + place + done - inner);
           place += behind - inner - 1, x = behind - 1;
           continue;
-        } if (t->type == POOL_MAX) {
+        } if (t->type == MPG_POOL_MAX) {
           A best = LEAST, nan = 0;
           EACH_ELEMENT({
             A value = (A)LOAD(in[i]);
@@ -145,7 +144,7 @@ static void NAME(pooling_forward)(void *context, int64_t begin, int64_t end) {
             nan = value != value ? value : nan;
           })
           out[place] = STORE(nan != nan ? nan : best);
-        } else if (t->type == POOL_LP && t->p > 1) {
+        } else if (t->type == MPG_POOL_LP && t->p > 1) {
           A sum = 0;
           EACH_ELEMENT({
             A value = (A)LOAD(in[i]);
@@ -164,7 +163,7 @@ static void NAME(pooling_forward)(void *context, int64_t begin, int64_t end) {
           } else {
             EACH_ELEMENT(sum += (A)LOAD(in[i]);)
           }
-          out[place] = STORE(t->type == POOL_AVG && counted > 0 ? sum / (A)counted : sum);
+          out[place] = STORE(t->type == MPG_POOL_AVG && counted > 0 ? sum / (A)counted : sum);
         })
   }
 }
@@ -178,13 +177,13 @@ static void NAME(pooling_backward)(void *context, int64_t begin, int64_t end) {
             *result = (const S *)t->result + r * places;
     S *out = (S *)t->out + r * plane;
     memset(out, 0, (size_t)plane * sizeof(S));
-    if (t->type == POOL_MAX) {
+    if (t->type == MPG_POOL_MAX) {
       EACH_PLACE(A best = LEAST; int64_t at = front;
                  EACH_ELEMENT({
                    A value = (A)LOAD(in[i]);
                    if (LARGER(value, best)) best = value, at = i;
                  }) if (at >= 0) out[at] = STORE((A)LOAD(out[at]) + (A)LOAD(grad[place]));)
-    } else if (t->type == POOL_LP && t->p > 1) {
+    } else if (t->type == MPG_POOL_LP && t->p > 1) {
       EACH_PLACE(A y = (A)LOAD(result[place]), g = (A)LOAD(grad[place]);
                  A scale = y == 0      ? 0
                            : t->p == 2 ? g / y
@@ -195,7 +194,7 @@ static void NAME(pooling_backward)(void *context, int64_t begin, int64_t end) {
                  }))
     } else {
       EACH_PLACE(A share = (A)LOAD(grad[place]);
-                 if (t->type == POOL_AVG && counted > 0) share /= (A)counted;
+                 if (t->type == MPG_POOL_AVG && counted > 0) share /= (A)counted;
                  EACH_ELEMENT(out[i] = STORE((A)LOAD(out[i]) + share);))
     }
   }
@@ -241,10 +240,3 @@ static void NAME(upsample)(void *context, int64_t begin, int64_t end) {
 #undef EACH_ELEMENT
 #undef LEAST
 #undef LARGER
-#undef S
-#undef A
-#undef LANE_INT
-#undef LOAD
-#undef STORE
-#undef NAME
-#undef LOWEST

@@ -1,6 +1,6 @@
-/* Pooling kernels for one storage type with the channels last: data is (batch, space..., channels),
- * and begin and end count (sample, block of CHANNELS channels). Included by pooling.c with S, A,
- * LOAD, STORE, NAME, LOWEST and the loops of pooling_impl.h. Each element of the result is summed
+/* Pooling kernels for one dtype with the channels last: data is (batch, space..., channels), and
+ * begin and end count (sample, block of CHANNELS channels). Part of pooling_impl.h, whose loops it
+ * uses. Each element of the result is summed
  * up in the order of the window, as with the channels second.
  */
 
@@ -29,28 +29,29 @@ enum { NAME(CHANNELS) = 64 };
   for (int c = 0; c < width; c++) __VA_ARGS__
 
 static void NAME(pooling_forward_last)(void *context, int64_t begin, int64_t end) {
-  EACH_BLOCK(const S *in = (const S *)t->data + data; S *out = (S *)t->out + result; EACH_PLACE(
-                 A value[NAME(CHANNELS)];
-                 EACH_CHANNEL(value[c] = t->type == POOL_MAX ? LEAST : 0;) EACH_ELEMENT({
-                   const S *x = in + i * t->channels;
-                   if (t->type == POOL_MAX)
-                     EACH_CHANNEL({
-                       A a = (A)LOAD(x[c]);
-                       value[c] = LARGER(a, value[c]) ? a : value[c];
-                     })
-                   else if (t->type == POOL_LP && t->p == 2)
-                     EACH_CHANNEL(value[c] += (A)LOAD(x[c]) * (A)LOAD(x[c]);)
-                   else if (t->type == POOL_LP && t->p == 3)
-                     EACH_CHANNEL(value[c] += (A)LOAD(x[c]) * (A)LOAD(x[c]) * (A)LOAD(x[c]);)
-                   else
-                     EACH_CHANNEL(value[c] += (A)LOAD(x[c]);)
-                 }) S *y = out + place * t->channels;
-                 if (t->type == POOL_LP && t->p > 1) EACH_CHANNEL(
-                     y[c] = STORE(t->p == 2 ? (A)sqrt(value[c])
-                                            : (A)cbrt(value[c]));) else if (t->type == POOL_AVG &&
-                                                                            counted > 0)
-                     EACH_CHANNEL(y[c] = STORE(value[c] / (A)counted);) else EACH_CHANNEL(
-                         y[c] = STORE(value[c]);)))
+  EACH_BLOCK(
+      const S *in = (const S *)t->data + data; S *out = (S *)t->out + result; EACH_PLACE(
+          A value[NAME(CHANNELS)];
+          EACH_CHANNEL(value[c] = t->type == MPG_POOL_MAX ? LEAST : 0;) EACH_ELEMENT({
+            const S *x = in + i * t->channels;
+            if (t->type == MPG_POOL_MAX)
+              EACH_CHANNEL({
+                A a = (A)LOAD(x[c]);
+                value[c] = LARGER(a, value[c]) ? a : value[c];
+              })
+            else if (t->type == MPG_POOL_LP && t->p == 2)
+              EACH_CHANNEL(value[c] += (A)LOAD(x[c]) * (A)LOAD(x[c]);)
+            else if (t->type == MPG_POOL_LP && t->p == 3)
+              EACH_CHANNEL(value[c] += (A)LOAD(x[c]) * (A)LOAD(x[c]) * (A)LOAD(x[c]);)
+            else
+              EACH_CHANNEL(value[c] += (A)LOAD(x[c]);)
+          }) S *y = out + place * t->channels;
+          if (t->type == MPG_POOL_LP && t->p > 1) EACH_CHANNEL(
+              y[c] = STORE(t->p == 2 ? (A)sqrt(value[c])
+                                     : (A)cbrt(value[c]));) else if (t->type == MPG_POOL_AVG &&
+                                                                     counted > 0)
+              EACH_CHANNEL(y[c] = STORE(value[c] / (A)counted);) else EACH_CHANNEL(
+                  y[c] = STORE(value[c]);)))
 }
 
 /* Which element of the window is the largest; -1: none. */
@@ -70,13 +71,13 @@ static void NAME(pooling_backward_last)(void *context, int64_t begin, int64_t en
                  memset(out + i * t->channels, 0, (size_t)width * sizeof(S));
              EACH_PLACE(
                  const S *g = grad + place * t->channels, *y = pooled + place * t->channels;
-                 if (t->type == POOL_MAX) {
+                 if (t->type == MPG_POOL_MAX) {
                    FIND_LARGEST
                    EACH_CHANNEL(if (at[c] >= 0) {
                      S *to = &out[at[c] * t->channels + c];
                      *to = STORE((A)LOAD(*to) + (A)LOAD(g[c]));
                    })
-                 } else if (t->type == POOL_LP && t->p > 1) {
+                 } else if (t->type == MPG_POOL_LP && t->p > 1) {
                    EACH_ELEMENT(EACH_CHANNEL({
                      A p = (A)LOAD(y[c]), value = (A)LOAD(in[i * t->channels + c]),
                        slope = (A)LOAD(g[c]);
@@ -85,7 +86,7 @@ static void NAME(pooling_backward_last)(void *context, int64_t begin, int64_t en
                      *to = STORE((A)LOAD(*to) + scale * (t->p == 2 ? value : value * value));
                    }))
                  } else {
-                   A divisor = t->type == POOL_AVG && counted > 0 ? (A)counted : 1;
+                   A divisor = t->type == MPG_POOL_AVG && counted > 0 ? (A)counted : 1;
                    EACH_ELEMENT(EACH_CHANNEL({
                      S *to = &out[i * t->channels + c];
                      *to = STORE((A)LOAD(*to) + (A)LOAD(g[c]) / divisor);
