@@ -1,5 +1,4 @@
-/* Where gradients go: straight into the arrays of their variables, for the tape and compiled calls.
- */
+/* Stores gradients directly into the arrays of their variables, for the tape and compiled calls. */
 #include "graph/gradient/gradient_store.h"
 
 #include <string.h>

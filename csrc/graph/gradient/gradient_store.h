@@ -1,4 +1,4 @@
-/* Where gradients go: a gradient becomes the value that is computed straight into the array of its
+/* Stores of gradients: a gradient becomes a value that is computed directly into the array of its
  * variable.
  *
  * A store lives as long as its graph, whose arena it uses; one thread.
@@ -12,15 +12,15 @@ typedef struct mpg_gradient_store {
   mpg_graph *graph;
   bool *taken; /* per value there was at the beginning: it is computed in a variable's array */
   size_t num_known;
-  bool views; /* a view may be stored: what it is a view of is computed in the array */
+  bool views; /* a view may be stored: its root is computed in the array */
 } mpg_gradient_store;
 
 /* From here on the graph's nodes are of the backward phase and of no block. */
 mpg_status mpg_gradient_store_begin(mpg_graph *graph, bool views, mpg_gradient_store *store);
-/* *stored: what is computed in the variable's array: the gradient, a copy of it where it cannot be
- * computed there, zeros where there is none. With `add`: its sum with *old, an input that the
- * array's contents are, or MPG_NO_VALUE where there is no gradient; a compiled call's gradient
- * stays as it is, the call adds. Each variable once. */
+/* Once per variable. *stored is the value that is computed in the variable's array: the gradient, a
+ * copy if it cannot be computed there, or zeros if there is none. With `add` it is the sum with
+ * *old, an input for the array's contents, or MPG_NO_VALUE if there is no gradient; a gradient from
+ * a compiled call is not changed, as the call adds. */
 mpg_status mpg_gradient_store_put(mpg_gradient_store *store, mpg_value variable, mpg_value gradient,
                                   bool add, mpg_value *stored, mpg_value *old);
 

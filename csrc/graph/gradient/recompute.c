@@ -46,8 +46,8 @@ static mpg_status find_written(const mpg_graph *graph, size_t num_forward, bool 
 
 static mpg_status begin(walker *w, const mpg_graph *graph, size_t num_forward) {
   *w = (walker){.graph = graph, .num_forward = num_forward};
-  bool *written = NULL, draws = false; /* the backward phase has random numbers of its own: those of
-                                          the call are not at hand then */
+  bool *written = NULL, draws = false; /* the backward phase draws random numbers itself: the call's
+                                          keys are not available then */
   MPG_TRY(find_written(graph, num_forward, &written));
   w->recomputable = mpg_calloc(num_forward + 1, sizeof *w->recomputable);
   w->kept = mpg_calloc(graph->num_values + 1, sizeof *w->kept);

@@ -1,10 +1,10 @@
 /* Facts about a graph, and about an order of its nodes, that several passes read.
  *
- * An analysis says what held when it was made: a pass that changes the graph or the order makes
- * another one. A view lies in the memory of what it is a view of, its root. A node with
- * MPG_OP_SHAPE_ONLY uses its inputs but does not read their memory.
+ * An analysis is a snapshot: a pass that changes the graph or the order makes a new one. A view
+ * lies in the memory of another value, its root. A node with MPG_OP_SHAPE_ONLY uses its inputs but
+ * does not read their memory.
  *
- * Ownership: an analysis owns one piece of memory and borrows nothing. Threads: host lock.
+ * Ownership: an analysis owns one block of memory and borrows nothing. Threads: host lock.
  */
 #ifndef MPG_GRAPH_IR_ANALYSIS_H
 #define MPG_GRAPH_IR_ANALYSIS_H
@@ -19,7 +19,7 @@ typedef struct mpg_analysis {
   uint32_t *last_use;  /* per value: the position of the last node that uses it; 0: none does */
   uint32_t *root;      /* per value: the value whose memory it lies in, maybe itself */
   uint32_t *readers;   /* per root: inputs of nodes in the order that read its memory */
-  uint32_t *last_read; /* per root: the position of its last reader; 0: nobody reads it */
+  uint32_t *last_read; /* per root: the position of its last reader; 0: none */
   bool *written;       /* per root: a node in the order writes its memory */
 } mpg_analysis;
 
@@ -29,8 +29,8 @@ void mpg_analysis_free(mpg_analysis *analysis);
 
 /* Marks the nodes that marked nodes depend on. live: per node. */
 void mpg_graph_mark_live(const mpg_graph *graph, bool *live);
-/* Whether keeping a node's outputs costs little more memory than what they are made of: a row of
- * ones broadcast over a batch is cheaper to compute again. */
+/* Whether a node's outputs take little more memory than its inputs. Others, such as a row of ones
+ * broadcast over a batch, are cheaper to compute again. */
 bool mpg_node_worth_keeping(const mpg_graph *graph, const mpg_node *node);
 
 #endif

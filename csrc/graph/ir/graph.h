@@ -25,7 +25,7 @@ typedef enum mpg_phase { MPG_PHASE_FORWARD, MPG_PHASE_BACKWARD, MPG_PHASE_INVARI
 
 typedef struct mpg_node {
   const mpg_op *op;   /* NULL: an input or an opaque call */
-  void *opaque;       /* the maker's own, of an opaque call */
+  void *opaque;       /* of an opaque call: its maker's data */
   const void *params; /* NULL for ops without */
   mpg_device_id device;
   uint32_t inputs; /* first of its inputs in graph->inputs */
@@ -38,8 +38,8 @@ typedef struct mpg_node {
   uint32_t random; /* which random call of the graph this is, in program order; MPG_NO_RANDOM */
   uint8_t phase;   /* mpg_phase */
   bool train;
-  /* of a view: to users its result is an array of its own, as an op's is; an output of the graph
-   * shares no memory by it */
+  /* of a view: users get a new array, as from other ops; an output of the graph shares no memory
+   * with its input */
   bool separate;
   bool recomputes; /* a copy, in the backward phase, of a forward node (recompute.h) */
 } mpg_node;
@@ -50,7 +50,7 @@ typedef struct mpg_graph_value {
 } mpg_graph_value;
 
 typedef struct mpg_graph {
-  mpg_builder builder; /* what gradient formulas emit into */
+  mpg_builder builder; /* the target of gradient formulas */
   mpg_node *nodes;
   size_t num_nodes, nodes_capacity;
   mpg_value *inputs; /* of all nodes; MPG_NO_VALUE only for opaque calls */
@@ -82,8 +82,8 @@ mpg_status mpg_graph_copy(
 
 mpg_status mpg_graph_input(mpg_graph *graph, const mpg_desc *desc, mpg_device_id device,
                            mpg_value *value);
-/* An op whose outputs are known already (it ran): nothing is inferred or copied. Outputs are filled
- * in by the caller: graph->values[nodes[*node].values + i]. */
+/* Appends an op whose outputs are known, because it ran: nothing is inferred or copied. The caller
+ * fills in the outputs: graph->values[nodes[*node].values + i]. */
 mpg_status mpg_graph_known(mpg_graph *graph, const mpg_op *op, void *opaque, const void *params,
                            const mpg_value *inputs, uint32_t num_inputs, uint32_t num_outputs,
                            mpg_device_id device, uint32_t *node);
@@ -91,8 +91,8 @@ mpg_status mpg_graph_known(mpg_graph *graph, const mpg_op *op, void *opaque, con
 mpg_status mpg_graph_emit(mpg_graph *graph, const mpg_op *op, const void *params,
                           const mpg_value *inputs, int num_inputs, mpg_value like,
                           mpg_value *outputs);
-/* Appends node `number` of another graph, on inputs of this one: everything else is as there,
- * random numbers too. */
+/* Appends a copy of node `number` of another graph, with inputs of this one; random numbers stay.
+ */
 mpg_status mpg_graph_append(mpg_graph *graph, const mpg_graph *from, uint32_t number,
                             const mpg_value *inputs, uint32_t *node);
 mpg_status mpg_graph_set_outputs(mpg_graph *graph, const mpg_value *values, size_t count);
@@ -110,7 +110,7 @@ static inline bool mpg_node_is_input(const mpg_node *node) { return !node->op &&
 static inline bool mpg_node_flag(const mpg_node *node, uint32_t flag) {
   return node->op && (node->op->flags & flag);
 }
-/* Several devices take part in it at once (op/array/collective.h). */
+/* True for a node that several devices take part in (op/array/collective.h). */
 static inline bool mpg_node_spans(const mpg_node *node) {
   return mpg_node_flag(node, MPG_OP_SPANS);
 }
@@ -123,16 +123,15 @@ bool mpg_node_mutates(const mpg_node *node);
 static inline bool mpg_node_is_view(const mpg_node *node) {
   return mpg_node_flag(node, MPG_OP_VIEW) && node->num_outputs == 1;
 }
-/* True for a view whose gradient is the view back: the same bytes for gradients of all orders,
- * too. */
+/* True for a view whose gradient is a view too, for gradients of all orders. */
 static inline bool mpg_node_is_reshape(const mpg_node *node) {
   return mpg_node_is_view(node) && !mpg_node_flag(node, MPG_OP_GRADIENT_ONLY);
 }
 /* True for a COPY node whose input is on another device. */
 bool mpg_node_crosses(const mpg_graph *graph, const mpg_node *node);
 
-/* Where the rows of a batch lie in what a random call draws: it is outer * rows * inner elements.
- * outer 0: nobody knows. */
+/* The place of a batch's rows in the numbers that a random call draws, which are outer * rows *
+ * inner elements. outer 0: not known. */
 typedef struct mpg_drawn {
   int64_t outer, inner;
 } mpg_drawn;
@@ -147,8 +146,8 @@ mpg_value mpg_view_root(const mpg_graph *graph, mpg_value value);
 
 /* --- Passes ----------------------------------------------------------------------------------- */
 
-/* cost.c: what each node costs, by its op's row; costs has an element per node. And its seconds,
- * of copies between devices, too. */
+/* cost.c: the cost of each node by its op's row, and its estimated seconds, also of copies between
+ * devices; one element per node. */
 mpg_status mpg_graph_costs(const mpg_graph *graph, mpg_cost *costs);
 double mpg_node_seconds(const mpg_graph *graph, const mpg_node *node, mpg_cost cost);
 
@@ -166,10 +165,11 @@ typedef struct mpg_differentiation {
 } mpg_differentiation;
 mpg_status mpg_graph_gradient(mpg_graph *graph, const mpg_differentiation *request);
 
-/* simplify.c: rewires users of nodes that change nothing (algebraic_simplification.c), and of nodes
- * that compute what an earlier one of the same phase and region computes (common_subexpressions.c),
- * and the graph's outputs. Bits stay, effects, draws and what is read before or after a write too.
- * Outputs that are arrays of their own stay apart from each other and from the user's inputs. */
+/* simplify.c: rewires users of nodes that change nothing (algebraic_simplification.c), users of
+ * nodes that compute the same as an earlier one of their phase and recompute region
+ * (common_subexpressions.c), and the graph's outputs. Bits, effects, random draws, and the order of
+ * reads and writes stay. Outputs that were separate arrays still share no memory with each other or
+ * with the user's inputs. */
 mpg_status mpg_graph_simplify(mpg_graph *graph);
 
 /* invariant_hoisting.c: nodes that depend on `fixed` inputs (parameters) and constants alone go
@@ -179,12 +179,13 @@ mpg_status mpg_graph_simplify(mpg_graph *graph);
 mpg_status mpg_graph_hoist_invariants(mpg_graph *graph, const mpg_value *fixed, size_t num_fixed,
                                       mpg_value *kept, size_t *num_kept);
 
-/* order.c: the live nodes in the order in which they run: those of `phase` that `roots` (and
- * effects, in the forward phase) need. Copies to other devices go right behind what they copy. */
-typedef struct mpg_segment { /* a run of one device's nodes, queued as one piece of work */
+/* order.c: the live nodes of `phase` in the order in which they run: those that `roots` need, and
+ * in the forward phase also those that effects need. Copies to other devices go right behind the
+ * value that they copy. */
+typedef struct mpg_segment { /* a run of one device's nodes that is queued as one task */
   mpg_device_id device;
   uint32_t depth; /* how often data has changed devices before it */
-  bool deferred;  /* nothing on other devices waits for it (weight gradients) */
+  bool deferred;  /* no other device waits for it (weight gradients) */
 } mpg_segment;
 typedef struct mpg_order {
   uint32_t *nodes; /* owned */
@@ -196,13 +197,13 @@ typedef struct mpg_order {
 } mpg_order;
 mpg_status mpg_graph_order(const mpg_graph *graph, mpg_phase phase, const mpg_value *roots,
                            size_t num_roots, mpg_order *order);
-/* The same nodes, with those first that another device waits for: what no copy depends on runs
- * after the copies, while the other device works. Bits stay. It may keep arrays alive for longer,
- * so the caller compares plans. `faster` is filled only where *changed. */
+/* Reorders nodes so that those that another device waits for come first. Nodes that no copy depends
+ * on run after the copies, while the other device works. Bits stay. Arrays may live longer, so the
+ * caller compares plans. `faster` is filled only if *changed. */
 mpg_status mpg_order_critical_path_first(const mpg_graph *graph, const mpg_order *order,
                                          mpg_order *faster, bool *changed);
-/* Nodes numbered from `first` on go right behind the last of what they need: sums of gradients, so
- * that what is added is still in a cache and its memory serves the next one. */
+/* Moves nodes numbered from `first` on (sums of gradients) right behind the last of their inputs,
+ * which are then still in a cache, and whose memory is free for the next gradient. */
 mpg_status mpg_order_follow(const mpg_graph *graph, uint32_t first, mpg_order *order);
 void mpg_order_free(mpg_order *order);
 /* The device whose program holds a node: a copy to another device runs on the device it copies
@@ -214,14 +215,15 @@ static inline mpg_device_id mpg_node_runs_on(const mpg_graph *graph, const mpg_n
 }
 
 /* stages.c: reorders the nodes by stage, and cuts them into segments that can be queued one by one
- * (pipelines). A stage is what one device does between two changes of device. With `defer`, what
- * neither another device nor `urgent` needs comes last on each device, in segments of its own. Bits
- * stay: no node moves before one it depends on, nor past one that shares a state with it. */
+ * (pipelines). A stage is the part of a network that one device runs between two changes of device.
+ * With `defer`, nodes that neither another device nor `urgent` needs come last on each device, in
+ * segments of their own. Bits stay: a node moves neither before one that it depends on, nor past
+ * one that shares a state with it. */
 mpg_status mpg_graph_stages(const mpg_graph *graph, mpg_order *order, const mpg_value *urgent,
                             size_t num_urgent, bool defer);
 
-/* dump.c: one line a node, stable text for tests. verify: MPG_ERROR naming the first broken rule;
- * debug builds check between passes. */
+/* dump.c: stable text for tests, one line per node. verify: MPG_ERROR that names the first broken
+ * rule; debug builds verify between passes. */
 void mpg_graph_dump(const mpg_graph *graph, mpg_text *text);
 mpg_status mpg_graph_verify(const mpg_graph *graph);
 #ifdef MPG_DEBUG

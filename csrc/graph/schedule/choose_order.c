@@ -1,9 +1,9 @@
-/* Which order a phase runs in: each change of the order is weighed by its plan. */
+/* Chooses the order of a phase. A change of the order is accepted or not by its memory plan. */
 #include "graph/schedule/fuse.h"
 #include "graph/schedule/plan.h"
 
-/* Takes the order `other` and its plan instead, unless that costs a device more than a fiftieth of
- * its memory. */
+/* Replaces the order and its plan by `other`, unless that needs over a fiftieth more memory on a
+ * device. */
 static mpg_status take_if_small(const mpg_plan_request *plain, mpg_order *other, mpg_order *order,
                                 mpg_plan *plan, bool *taken) {
   mpg_plan_request request = *plain;
@@ -29,7 +29,7 @@ static mpg_status take_if_small(const mpg_plan_request *plain, mpg_order *other,
   return MPG_OK;
 }
 
-/* Takes the fastest of the orders in which devices wait less for each other that memory allows. */
+/* Tries the orders in which devices wait less, and takes the fastest one that memory allows. */
 static mpg_status wait_less(const mpg_plan_request *request, mpg_order *order, mpg_plan *plan) {
   mpg_order faster[MPG_FASTER_ORDERS] = {{0}};
   double seconds[1 + MPG_FASTER_ORDERS] = {0};
@@ -59,7 +59,7 @@ typedef struct limits {
   uint32_t count;
 } limits;
 
-/* A trial of a fusion: its groups, and which of their nodes stay unfused for now. */
+/* A trial of a fusion: its groups, and the nodes of these that stay unfused for now. */
 typedef struct trial {
   const mpg_plan_request *plain;
   limits limits;
@@ -133,8 +133,7 @@ static void take_trial(trial *t, mpg_order *order, mpg_plan *plan) {
   t->plan = (mpg_plan){0};
 }
 
-/* Halves that do not fit are halved again, until single groups are left out or the tries are used
- * up. */
+/* Bisects groups that do not fit, until single groups are left out or the tries are used up. */
 static mpg_status add_groups(trial *t, const grouping *g, uint32_t limit, mpg_order *fused,
                              mpg_plan *plan) {
   enum { TRIES = 12 };
@@ -168,7 +167,7 @@ static mpg_status add_groups(trial *t, const grouping *g, uint32_t limit, mpg_or
   return MPG_OK;
 }
 
-/* As many groups as leave every device's plan no larger than it is. */
+/* Fuses as many groups as possible without a larger plan on any device. */
 static mpg_status fuse(const mpg_plan_request *request, mpg_order *order, mpg_plan *plan) {
   trial t = {.plain = request};
   grouping groups = {0};

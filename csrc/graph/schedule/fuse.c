@@ -1,6 +1,6 @@
-/* Fusion: which neighbours in an order become one pass over memory. One walk along the order: a
- * node joins the open groups that its inputs come from, or closes them, because a group runs where
- * its last member is and whoever uses its results comes after it. */
+/* Fusion: finds runs of an order that become one pass over memory. The pass walks along the order
+ * once. A node joins the open groups that its inputs come from, or closes them: a group runs at the
+ * place of its last member, and users of its results come after it. */
 #include "graph/schedule/fuse.h"
 
 #include <string.h>
@@ -24,7 +24,7 @@ typedef struct fuser {
 
 /* --- Open groups ------------------------------------------------------------------------------ */
 
-/* Memory of a group for the next one. */
+/* Recycled memory of groups. */
 static void reuse(fuser *f, mpg_open_group *g) {
   if (!f->spare)
     f->spare = g;
@@ -89,7 +89,7 @@ static uint32_t value_from(const fuser *f, const mpg_node *node, uint32_t group)
   return UINT32_MAX;
 }
 
-/* The trial becomes the group of that number. */
+/* Replaces the group of that number by the trial. */
 static void take_over(fuser *f, uint32_t number) {
   mpg_open_group *g = f->groups[number];
   f->groups[number] = f->trial;
@@ -113,7 +113,7 @@ static bool has_gap(const fuser *f, const mpg_open_group *g, uint32_t position,
   return false;
 }
 
-/* Bytes that the inputs of a group's producer are read later than without it. */
+/* Bytes of the producer's inputs that the group keeps alive longer. */
 static size_t producer_inputs_longer(const fuser *f, const mpg_open_group *g, uint32_t position) {
   const mpg_graph *graph = f->graph;
   size_t longer = 0;
@@ -127,8 +127,8 @@ static size_t producer_inputs_longer(const fuser *f, const mpg_open_group *g, ui
   return longer;
 }
 
-/* Moving a group to a later place keeps what it reads alive until there, and what it makes out of
- * memory until there. */
+/* The change in live bytes if a group moves to a later place: its inputs live longer, its outputs
+ * begin later. */
 static bool worth_moving(const fuser *f, const mpg_open_group *g, uint32_t position,
                          const uint32_t *sources, uint32_t num_sources) {
   if (!has_gap(f, g, position, sources, num_sources)) return true;
@@ -148,7 +148,7 @@ static bool worth_moving(const fuser *f, const mpg_open_group *g, uint32_t posit
 
 /* --- The walk --------------------------------------------------------------------------------- */
 
-/* Whether the device's runner of groups takes the node. */
+/* Whether the device's fused kernels can compute the node. */
 static mpg_status is_taken(const fuser *f, const mpg_node *node, bool *taken) {
   mpg_device *device;
   mpg_dtype dtypes[MPG_MAX_NAMED];
@@ -165,7 +165,7 @@ static mpg_status is_taken(const fuser *f, const mpg_node *node, bool *taken) {
   return MPG_OK;
 }
 
-/* How the node acts on a domain. False: it is in no group but as a view. */
+/* Finds how the node acts on a domain. False: it may be in a group only as a view. */
 static mpg_status describe(const fuser *f, mpg_fuse_candidate *c, bool *fusible) {
   mpg_fuse_action *a = &c->action;
   *fusible = false;
@@ -206,7 +206,7 @@ static void join_view(fuser *f, const mpg_fuse_candidate *c, uint32_t group) {
     close_group(f, group);
 }
 
-/* Brings the group of the largest domain to the place `first` of the list. */
+/* Moves the group with the largest domain to position `first` of the list. */
 static uint32_t largest_to(const fuser *f, uint32_t *sources, uint32_t first, uint32_t count) {
   uint32_t best = first;
   int64_t best_size = -1;
@@ -220,7 +220,7 @@ static uint32_t largest_to(const fuser *f, uint32_t *sources, uint32_t first, ui
   return sources[first] = number;
 }
 
-/* The group that the node joins, the largest that takes it; UINT32_MAX: none does. */
+/* The group that the node joins: the largest that accepts it; UINT32_MAX: none. */
 static uint32_t join_largest(fuser *f, const mpg_fuse_candidate *c, uint32_t *sources,
                              uint32_t count) {
   for (uint32_t i = 0; i < count; i++) {
@@ -382,7 +382,7 @@ static mpg_status begin_result(const fuser *f, mpg_order *fused) {
   return MPG_OK;
 }
 
-/* Groups where their last kernels were, and all other nodes. */
+/* Writes the new order: groups at the places of their last kernels, and all other nodes. */
 static mpg_status make_result(fuser *f, mpg_order *fused) {
   const mpg_order *order = f->order;
   MPG_TRY(begin_result(f, fused));

@@ -1,13 +1,13 @@
-/* Fusion: which nodes of an order run as one pass over memory.
+/* Fusion: runs of nodes of an order that become one pass over memory.
  *
  * Nothing is rewritten: a fusion is an annotation of an order. A fused group is a run of
  * neighbouring positions: elementwise ops, broadcasts, reductions and views on one device, all of
- * them moved to the place of the last. Values are described on the group's domain (op/fused.h);
- * what only the group reads gets no memory. Bits stay: members are computed by their own kernels'
- * expressions, on tiles that never cut what a reduction adds up. Where it adds up along the outer
- * dims, it ends a group (a trailing reduction); then it follows what it reads at once, so that
- * nobody else who reads that ends the group before. A product that comes in panels of rows
- * (op/math/product.h) may be the producer of a group, which follows it panel by panel.
+ * them moved to the place of the last. Values are described on the group's domain (op/fused.h); a
+ * value that only the group reads gets no memory. Bits stay: members are computed by the
+ * expressions of their own kernels, on tiles that never cut the range of a reduction. A reduction
+ * along outer dims ends a group (a trailing reduction). It is moved right behind its input, so that
+ * another reader of the input does not end the group before. A product that is computed in panels
+ * of rows (op/math/product.h) may be the producer of a group, which follows it panel by panel.
  *
  * Ownership: belongs to its order. Threads: host lock.
  */
@@ -18,7 +18,7 @@
 #include "graph/schedule/domain.h"
 #include "op/fused.h"
 
-/* Members do not cut what lies behind the dim they split; so much of it may be in one tile. */
+/* Tiles split one dim and are whole along the dims behind it, which may have this many elements. */
 enum {
   MPG_FUSED_MAX_TILE = 16384,
   MPG_FUSED_MAX_FEW = 65536

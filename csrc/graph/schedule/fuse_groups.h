@@ -1,7 +1,6 @@
-/* Groups of a fusion while they are made (fuse.c): the nodes that have joined, the domain that they
- * share, and how they see each value on it. A group is a plain value: what may fail is tried on a
- * copy. Ownership: whoever makes it. Threads: host lock.
- */
+/* Open groups of a fusion (fuse.c): the nodes that have joined, their common domain, and how they
+ * see each value on it. A group is a plain value, so a step that may fail is tried on a copy.
+ * Ownership: the maker's. Threads: host lock. */
 #ifndef MPG_GRAPH_SCHEDULE_FUSE_GROUPS_H
 #define MPG_GRAPH_SCHEDULE_FUSE_GROUPS_H
 

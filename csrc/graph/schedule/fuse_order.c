@@ -1,5 +1,5 @@
-/* The order in which a fusion meets nodes: what ends or follows a group comes right behind what it
- * reads, so that no other reader of that ends the group before. */
+/* The order in which fusion visits nodes: trailing reductions, and maps that follow a producer,
+ * come right behind their inputs, so that no other reader of these closes the group before. */
 #include <string.h>
 
 #include "graph/schedule/fuse_groups.h"

@@ -203,7 +203,7 @@ static void run_node(schedule *s, const mpg_node *node, size_t *alive) {
     if (--s->left_uses[root] == 0 && !s->stays[root])
       alive[slot_of(s, graph->values[root].device)] -= s->bytes[root];
   }
-  for (uint32_t i = 0; i < node->num_outputs; i++) { /* what nobody reads */
+  for (uint32_t i = 0; i < node->num_outputs; i++) { /* without readers */
     uint32_t value = node->values + i;
     if (s->facts.root[value] == value && !s->facts.readers[value] && !s->stays[value])
       alive[slot] -= s->bytes[value];
@@ -333,8 +333,8 @@ fail:
 
 /* --- Memory: depth first ---------------------------------------------------------------------- */
 
-/* needs: per position, the bytes that it takes to compute the node when what it depends on is a
- * tree: what needs most goes first. */
+/* needs: per position, the bytes that computing the node takes if its dependencies form a tree; the
+ * largest need goes first. */
 static void sort_before(const double *needs, const double *keeps, uint32_t *before, size_t count) {
   for (size_t i = 1; i < count; i++) {
     uint32_t moved = before[i];
@@ -497,9 +497,9 @@ static mpg_status pop_within(schedule *s, heap *ready, const size_t *alive, cons
   return MPG_OK;
 }
 
-/* List scheduling: whichever device can start something first takes, of what is ready there by
- * then, the node with the longest way. most: the bytes that may be alive on each device, as far as
- * that can be had; NULL: as many as it takes. */
+/* List scheduling: the device that can start a node first takes, of the nodes that are ready there,
+ * the one with the longest path to the end. most: the bytes that should be alive on each device at
+ * most; NULL: no limit. */
 static mpg_status longest_way(schedule *s, const double *ways, const size_t *most,
                               mpg_order *order) {
   heap ready[MPG_MAX_GRAPH_DEVICES] = {{0}}, coming[MPG_MAX_GRAPH_DEVICES] = {{0}};

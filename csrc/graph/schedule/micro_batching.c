@@ -139,8 +139,8 @@ static void note_drawn(const walk *w, const mpg_node *node) {
   if (!mpg_node_flag(node, MPG_OP_DRAWS_ROWS)) return;
   const mpg_value *inputs = mpg_node_inputs(w->graph, node);
   const mpg_graph_value *outputs = &w->graph->values[node->values];
-  /* Of those that carry a state the last output is that; of keys for parts of an array the rows
-   * are those of the input. */
+  /* The last output of an op that carries a state is the state. Keys for parts of an array have the
+   * rows of the input. */
   uint32_t last = mpg_node_flag(node, MPG_OP_CARRIES) ? 0 : node->num_outputs - 1;
   mpg_shape drawn =
       mpg_op_drawn_shape(node->op, node->params, &mpg_graph_at(w->graph, inputs[0])->desc.shape,

@@ -176,7 +176,7 @@ static mpg_status give_places(planner *p) {
       MPG_TRY(add_block(plan, MPG_BLOCK_LANE, slot, mpg_plan_slot(plan, from), &number));
       p->pushed[node->values] = true;
       p->lives[node->values].begin =
-          0; /* it may arrive at any time: later than now, where nobody waits for it */
+          0; /* it may arrive at any time, even later than now if no work waits for it */
       if (p->lives[node->values].end == k) p->lives[node->values].end = FOREVER;
       plan->locations[node->values] =
           (mpg_location){plan->num_externals + number, plan->blocks[number].size};
@@ -208,8 +208,8 @@ static bool may_lie_over(const planner *p, size_t k, uint32_t out, uint32_t inpu
   bool overwrites = mpg_node_flag(node, MPG_OP_INPLACE) &&
                     !mpg_node_flag(node, MPG_OP_SHAPE_ONLY) && out == node->values;
   if (!group) return overwrites;
-  /* A group works tile by tile: both must be whole along its domain, and nobody may read the input
-   * after it was overwritten. */
+  /* A group works tile by tile: both values must be whole along its domain, and no member may read
+   * the input after it was overwritten. */
   int64_t all = 1;
   for (int d = 0; d < group->ndim; d++) all *= group->dims[d];
   const mpg_node *producer = group->producer != UINT32_MAX ? &graph->nodes[group->producer] : NULL;
@@ -322,7 +322,7 @@ static mpg_status occupy(planner *p, space *space) {
     lifetime life = {0, p->lives[find(plan, (uint32_t)v)].end};
     if (old && p->request->retain) life.end = FOREVER;
     if (old && !p->request->retain && p->lives[find(plan, (uint32_t)v)].begin == FOREVER)
-      continue; /* nobody reads it */
+      continue; /* without readers */
     MPG_TRY(put(&space->list, &(item){plan->locations[v].offset, value_bytes(p, (uint32_t)v), life,
                                       (uint32_t)v, space->block}));
   }

@@ -1,4 +1,4 @@
-/* Plans: where every value of one phase lies.
+/* Memory plans: the place of every value of one phase.
  *
  * A value lies in an external array (an input, an output, a gradient: one "base" each), or at an
  * offset in a block that is planned per device: the main block, for values whose lifetimes are
@@ -7,9 +7,9 @@
  * to its last use, so that a push waits for nothing that the receiving device does; after that the
  * part serves other values. Values share memory by lifetime (best fit, largest first); an op whose
  * elements allow it writes over an input that dies there; a view lies where its input lies. The
- * backward plan starts from the forward plan: what was saved lies there, and the blocks' gaps, and
- * (unless the graph is retained) the saved values' memory after their last use, are filled before
- * more is asked for.
+ * backward plan starts from the forward plan, where the saved values lie. It fills the gaps of the
+ * forward blocks before it adds memory, and reuses the memory of saved values after their last use
+ * (unless the graph is retained).
  *
  * Ownership: a plan owns its memory and borrows nothing. Threads: host lock.
  */
@@ -64,10 +64,10 @@ typedef struct mpg_plan_request {
 } mpg_plan_request;
 
 mpg_status mpg_plan_make(const mpg_plan_request *request, mpg_plan *plan); /* plan: zeroed */
-/* choose_order.c: the order in which request's nodes run, and its plan. With `free_order`: that of
- * least memory, then one in which devices wait less for each other, taken if no device's plan grows
- * by over a fiftieth; then fused, but for groups that would make a device's plan larger. *order,
- * which is request->order, is replaced. */
+/* choose_order.c: chooses the order of the request's nodes, and plans it. With `free_order` it
+ * tries the order of least memory, then one in which devices wait less, which is taken if no
+ * device's plan grows by over a fiftieth. Then it fuses the order, except for groups that would
+ * make a device's plan larger. *order, which is request->order, is replaced. */
 mpg_status mpg_schedule(const mpg_plan_request *request, mpg_order *order, bool free_order,
                         mpg_plan *plan);
 void mpg_plan_free(mpg_plan *plan);
@@ -80,24 +80,26 @@ uint32_t mpg_plan_slot(const mpg_plan *plan,
 bool mpg_plan_aliased(const mpg_plan *plan, const mpg_graph *graph, const mpg_node *node);
 
 /* memory_order.c. Bits never depend on the order: random numbers and sums are fixed before, and
- * whoever uses what an effect writes keeps its place among these users. Copies to other devices go
- * right behind what they copy.
+ * users of a state that an effect writes keep their order. Copies to other devices go right behind
+ * the value that they copy.
  *
- * Memory: of an order that takes next what frees most, and one that goes depth first, inputs that
- * need most memory first, the one with fewer bytes alive at once (their sum over devices), if that
- * is a twentieth less than in the given order: *changed, and `better` is filled. */
+ * Memory: two orders are tried. One takes the node that frees most next; the other goes depth
+ * first, with the input that needs most memory first. The one with fewer live bytes at once (summed
+ * over devices) is put into `better`, and *changed set, if that is a twentieth less than in the
+ * given order.
+ */
 mpg_status mpg_order_for_memory(const mpg_plan_request *request, mpg_order *better, bool *changed);
-/* Time: orders in which devices wait less for each other. faster[0]: every device takes, of what is
- * ready, the node with the longest way to the end; faster[1]: mpg_order_critical_path_first's;
- * faster[2]: as faster[0], but nodes with which more bytes would be alive than ever are in the
- * given order are put off. seconds: of the given order, then of these (0: there is none), estimated
- * from bytes and multiplications. The caller frees all. */
+/* Time: orders in which devices wait less for each other. faster[0]: every device takes the ready
+ * node with the longest path to the end. faster[1]: that of mpg_order_critical_path_first.
+ * faster[2]: as faster[0], but a node is put off if more bytes would be alive than the given order
+ * ever has. seconds: estimates for the given order, then for these, from bytes and floating-point
+ * operations (0: none). The caller frees all. */
 enum { MPG_FASTER_ORDERS = 3 };
 mpg_status mpg_order_for_time(const mpg_plan_request *request, mpg_order faster[MPG_FASTER_ORDERS],
                               double seconds[1 + MPG_FASTER_ORDERS]);
 
-/* dump.c: appends a pass's graph, or with a plan the nodes in the order in which they run and where
- * their values lie, to the file that the environment's MPGLUON_DUMP names; nothing without. */
+/* dump.c: appends the graph after a pass to the file that MPGLUON_DUMP names, if it is set. With a
+ * plan: the nodes in their order, with the places of their values. */
 void mpg_dump_pass(const char *pass, const mpg_graph *graph, const mpg_order *order,
                    const mpg_plan *plan);
 

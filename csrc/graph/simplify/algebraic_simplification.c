@@ -21,8 +21,8 @@ static bool same_array(const mpg_graph *graph, mpg_value value, const mpg_node *
          mpg_device_id_equal(from->device, to->device);
 }
 
-/* x + 0.0 is not among them: it makes 0.0 of -0.0, as does 0.0 - -x. Of integers, only what is
- * computed in integers. */
+/* x + 0.0 is not one of them: it turns -0.0 into 0.0, as 0.0 - -x does. Integers only where the op
+ * computes in integers. */
 static bool neutral(const mpg_op *op, double scalar, mpg_dtype dtype) {
   bool real = mpg_dtype_is_float(dtype);
   switch (op->id) {
@@ -35,7 +35,7 @@ static bool neutral(const mpg_op *op, double scalar, mpg_dtype dtype) {
   }
 }
 
-/* Of everything, -0.0 too. */
+/* For all numbers, -0.0 included. */
 static bool turns_sign(const mpg_graph *graph, const mpg_node *node) {
   if (!node->op || !mpg_dtype_is_float(graph->values[node->values].desc.dtype)) return false;
   return node->op->id == MPG_OP_negative ||
@@ -43,7 +43,8 @@ static bool turns_sign(const mpg_graph *graph, const mpg_node *node) {
           ((const mpg_scalar_params *)node->params)->scalar == -1);
 }
 
-/* Where each dimension of the result comes from; false when the op does not only permute. */
+/* Finds the input dimension of each dimension of the result; false if the op does more than
+ * permute. */
 static bool permutation(const mpg_graph *graph, const mpg_node *node, int *from) {
   if (!node->op || (node->op->id != MPG_OP_transpose && node->op->id != MPG_OP_SwapAxis))
     return false;
@@ -142,8 +143,8 @@ mpg_value mpg_graph_behind_cast(const mpg_graph *graph, const mpg_node *node) {
   mpg_value origin = mpg_node_inputs(graph, source)[0];
   mpg_dtype from = desc_of(graph, origin)->dtype, through = desc_of(graph, input)->dtype,
             to = graph->values[node->values].desc.dtype;
-  /* Integers out of range are not converted alike from integers and from floats; and amp_cast keeps
-   * some dtypes as they are. */
+  /* Conversions of numbers out of range differ between integers and floats, and amp_cast does not
+   * convert some dtypes. */
   bool alike = from == to ||
                (node->op->id == MPG_OP_Cast && mpg_dtype_is_float(from) && mpg_dtype_is_float(to));
   return holds_all(from, through) && alike ? origin : MPG_NO_VALUE;

@@ -1,5 +1,5 @@
-/* Constant folding: what is known of values when a graph is compiled, as of arrays made of numbers,
- * shapes and comparisons, such as masks. In double. */
+/* Constant folding: evaluates, in double, values that depend on numbers and shapes alone, such as
+ * masks made by comparisons. */
 #include <math.h>
 #include <string.h>
 
@@ -55,7 +55,7 @@ static bool number(mpg_op_id op, double a, double b, double *result) {
   }
 }
 
-/* Where element `at` of an array of `shape` lies in one of `from`, which is broadcast to it. */
+/* The index, in an array of shape `from` that is broadcast to `shape`, of element `at`. */
 static int64_t broadcast_at(const mpg_shape *shape, const mpg_shape *from, int64_t at) {
   int64_t index = 0, step = 1;
   for (int i = shape->ndim - 1, k = from->ndim - 1; i >= 0 && k >= 0; i--, k--) {

@@ -25,7 +25,8 @@ static state state_of(const mpg_graph *graph, const mpg_node *node, const uint8_
   return worth_keeping(graph, node) ? HOISTED : VARIES;
 }
 
-/* Nodes that must run in every call: those whose memory becomes an output, and what is written. */
+/* Marks nodes that must run in every call: those whose memory becomes an output, and written ones.
+ */
 static void find_varying(const mpg_graph *graph, bool *varies) {
   for (size_t i = 0; i < graph->num_outputs; i++) varies[graph->outputs[i].node] = true;
   for (size_t n = graph->num_nodes; n-- > 0;) {
@@ -52,7 +53,7 @@ mpg_status mpg_graph_hoist_invariants(mpg_graph *graph, const mpg_value *fixed, 
     if (!mpg_node_is_input(&graph->nodes[n]))
       states[n] = (uint8_t)state_of(graph, &graph->nodes[n], states, varies);
   for (size_t n = graph->num_nodes;
-       n-- > 0;) { /* views of parameters that what is hoisted reads come along */
+       n-- > 0;) { /* views of parameters that hoisted nodes read are hoisted too */
     const mpg_node *node = &graph->nodes[n];
     if (states[n] != HOISTED) continue;
     for (uint32_t i = 0; i < node->num_inputs; i++)

@@ -8,7 +8,7 @@
 /* algebraic_simplification.c: the value that a node's only output equals bit for bit; MPG_NO_VALUE.
  */
 mpg_value mpg_graph_find_identity(const mpg_graph *graph, const mpg_node *node);
-/* Of a cast of a cast: what may be cast at once, with the same bits; MPG_NO_VALUE. */
+/* For a cast of a cast: the value that one cast takes to the same bits; MPG_NO_VALUE. */
 mpg_value mpg_graph_behind_cast(const mpg_graph *graph, const mpg_node *node);
 
 /* common_subexpressions.c: a table of nodes, to find those that compute the same. Owned by the
