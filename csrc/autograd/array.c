@@ -22,8 +22,8 @@ void mpg_array_clear(mpg_array *array) {
   mpg_trace *trace = array->trace;
   mpg_value value = array->value;
   mpg_array_changed(array);
-  *array =
-      (mpg_array){0}; /* first: what is released may look at the array; whole: structs are reused */
+  *array = (mpg_array){0}; /* cleared first, because a finalizer may look at the array; and as a
+                              whole, because structs are reused */
   if (storage) mpg_storage_release(storage);
   mpg_tape_release(node);
   if (trace) trace->live[mpg_value_index(&trace->graph, value)]--;

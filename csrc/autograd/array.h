@@ -35,13 +35,13 @@ static inline const mpg_desc *mpg_array_desc(const mpg_array *array) { return &a
 static inline bool mpg_array_traced(const mpg_array *array) { return array->trace != NULL; }
 mpg_device_id mpg_array_device_id(const mpg_array *array); /* of a traced one too */
 void mpg_array_clear(
-    mpg_array *array); /* releases what it holds; the struct becomes empty, all zeros */
+    mpg_array *array); /* releases its references; the struct becomes empty, all zeros */
 static inline void mpg_array_clear_all(mpg_array *arrays, size_t count) {
   for (size_t i = 0; arrays && i < count; i++) mpg_array_clear(&arrays[i]);
 }
 void mpg_array_copy(mpg_array *target,
                     const mpg_array *source); /* another reference to the same array (retains) */
-/* How often a bound array was given another tensor or node. */
+/* Counts how often bound arrays got another tensor or node. */
 uint64_t mpg_array_changes(void);
 void mpg_array_note_change(void);
 static inline void mpg_array_changed(const mpg_array *array) {

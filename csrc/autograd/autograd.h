@@ -22,8 +22,8 @@ bool mpg_autograd_set_training(bool on);
  * CREATES ops; NULL: the current one is in params. */
 mpg_status mpg_call(const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs,
                     mpg_array *outputs, int num_visible, mpg_array *const *out);
-/* The same. separate: the result is an array of its own, as a user of an op expects, also of those
- * whose bytes are the input's (reshape). */
+/* The same. separate: the result is a new array, also for ops whose bytes are the input's
+ * (reshape). */
 mpg_status mpg_call_as(const mpg_op *op, const void *params, mpg_array *const *inputs,
                        int num_inputs, mpg_array *outputs, int num_visible, mpg_array *const *out,
                        bool separate);

@@ -41,7 +41,7 @@ static mpg_status append(mpg_backward_pass *pass, mpg_tape_node *node) {
   return MPG_OK;
 }
 
-/* How many inputs a call has behind its own. */
+/* The number of parameters that are inputs one by one, behind the call's other inputs. */
 static uint32_t num_parameters(const mpg_backward_pass *pass, const mpg_tape_node *node) {
   return node->parameters && !pass->together ? node->parameters->count : 0;
 }
@@ -52,7 +52,7 @@ static mpg_tape_edge edge_at(const mpg_tape_node *node, uint32_t i) {
              : (mpg_tape_edge){node->parameters->variables[i - node->num_inputs], 0};
 }
 
-/* Whether what is reached here is reached in another way too. */
+/* Notes a parameter set, and whether one of its variables is reached in another way too. */
 static mpg_status note_parameter_set(mpg_backward_pass *pass, mpg_tape_node *node) {
   mpg_parameter_set *parameters = node->parameters;
   if (!pass->together) return MPG_OK;
@@ -87,7 +87,7 @@ static mpg_status compare_parameter_sets(mpg_backward_pass *pass) {
   return MPG_OK;
 }
 
-/* Depth first, without recursion; nodes are listed after what they depend on. */
+/* Depth first, without recursion; nodes are listed after their dependencies. */
 static mpg_status visit(mpg_backward_pass *pass, mpg_tape_node *start, uint32_t output,
                         bool create_graph) {
   start = resolve(start, &output);
@@ -131,7 +131,8 @@ static int by_sequence(const void *a, const void *b) {
   return x < y ? -1 : x > y;
 }
 
-/* Recorded order, which is the order of a trace, so that gradients are summed alike. */
+/* The order of recording, which is that of a trace, so that gradients are summed in the same order.
+ */
 static void sort(mpg_backward_pass *pass) {
   for (size_t i = 1; i < pass->num_nodes; i++) {
     if (pass->nodes[i - 1]->sequence < pass->nodes[i]->sequence) continue;

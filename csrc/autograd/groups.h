@@ -1,5 +1,5 @@
-/* Groups: inside one, ops run on its device, and what they take from other devices is moved there
- * by copies put in for them.
+/* Groups: ops in a group run on its device; copies of inputs from other devices are inserted for
+ * them.
  *
  * The mode is per thread; programs switch it on where a user names the device of every op, as
  * AttrScope(ctx_group=...) does with group2ctx. Outside, an op with inputs on different devices

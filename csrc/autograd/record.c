@@ -163,8 +163,8 @@ static mpg_status run_and_record(mpg_invocation *call, mpg_array *const *inputs,
   mpg_tape_node *node = NULL;
   if (recording && on_tape && !(op->flags & MPG_OP_DETACHES)) {
     MPG_GOTO(begin_record(call, inputs, &node));
-    call->origin = mpg_host_origin(); /* before it runs: nobody else may between its running and its
-                                         node's saving what it has read */
+    call->origin = mpg_host_origin(); /* before the op runs: no other thread may run between the op
+                                         and the saving of its inputs */
   }
   MPG_GOTO(mpg_invoke(call));
   if (!out) {
@@ -251,8 +251,7 @@ mpg_status mpg_call_as(const mpg_op *op, const void *params, mpg_array *const *i
                           now->training, now->scope);
   }
   if (out) MPG_TRY(check_out(now, op, inputs, num_inputs, out, num_visible));
-  /* All fields are named: what is left out would be cleared, with the rest, before anything is set.
-   */
+  /* All fields are named: with one left out, the compiler would clear the whole struct first. */
   mpg_invocation call = {.op = op,
                          .params = params,
                          .num_inputs = num_inputs,

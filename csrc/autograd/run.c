@@ -59,7 +59,7 @@ static mpg_status bind_values(mpg_backward_pass *pass, bool retain, bool create_
   return MPG_OK;
 }
 
-/* An array for an input whose contents nobody reads. */
+/* An array for an input whose contents are not read. */
 static mpg_status stand_in(mpg_backward_pass *pass, uint32_t value) {
   mpg_graph_value *wanted = &pass->graph.values[value];
   mpg_device *device;
@@ -167,8 +167,8 @@ static mpg_status run_call(mpg_backward_pass *pass, const mpg_node *node, bool r
   for (uint32_t i = 0; i < num_results; i++) {
     uint32_t value = node->values + i;
     needed[i] = pass->uses[value] > 0;
-    /* A result that others read too must come back as an array of its own when it is added to what
-     * is there. */
+    /* A result with other readers must be returned as a separate array if it is added to an old
+     * gradient. */
     if (pass->targets[value] &&
         (pass->uses[value] == 1 || pass->targets[value]->request == MPG_GRAD_WRITE))
       targets[i] = *pass->targets[value];
@@ -325,7 +325,7 @@ mpg_status mpg_backward_pass_run(mpg_backward_pass *pass, const mpg_value *kept,
     }
     release_inputs(pass, node);
   }
-  /* Kept values stay; the rest (head gradients nobody read, unused outputs) goes. */
+  /* Releases all but the kept values: unread head gradients, unused outputs. */
   for (size_t i = 0; i < graph->num_values; i++)
     if (!pass->uses[i] || pass->targets[i]) mpg_array_clear(&pass->arrays[i]);
   return MPG_OK;

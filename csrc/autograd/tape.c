@@ -110,7 +110,7 @@ static void drop_contents(mpg_tape_node *node) {
   mpg_parameter_set_release(parameters);
 }
 
-/* Frees what is on the list, unless a caller further up is doing so already. */
+/* Frees the nodes on the list, unless a caller further up does so already. */
 static void free_dying(void) {
   if (tape.freeing) return;
   tape.freeing = true;
@@ -141,7 +141,7 @@ void mpg_tape_destroy(mpg_tape_node *node) {
 void mpg_tape_consume(mpg_tape_node *node) {
   if (node->consumed || node->kind == MPG_TAPE_VARIABLE) return;
   node->consumed = true;
-  node->references++; /* what is dropped may hold the last reference */
+  node->references++; /* a dropped object may hold the last reference */
   drop_contents(node);
   drop_expansion(node);
   mpg_tape_release(node);

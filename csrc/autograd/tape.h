@@ -30,7 +30,7 @@ typedef struct mpg_saved {
   uint32_t version;
 } mpg_saved;
 
-/* Where the gradient of a variable goes. */
+/* The destination of a variable's gradient. */
 typedef struct mpg_target {
   mpg_tensor tensor; /* borrowed; storage NULL: nowhere in particular */
   mpg_grad_req request;
@@ -52,9 +52,9 @@ typedef struct mpg_tape_call {
   bool adds_sums;
   /* Whether a backward from these outputs reaches all parameters of the call; NULL: it does. */
   mpg_status (*reaches)(mpg_tape_node *node, const bool *arrives, bool *all);
-  /* The same call as ops on the tape, for gradients of gradients; NULL: backward itself records
-   * what it does. The ops have the numbers that follow the call's own, which were reserved for them
-   * (mpg_tape_reserve). */
+  /* Replaces the call by ops on the tape, for gradients of gradients; NULL: `backward` itself
+   * records its ops. The ops have the numbers after the call's own, which mpg_tape_reserve has
+   * reserved. */
   mpg_status (*expand)(mpg_tape_node *node, mpg_array *outputs);
   void (*release)(void *state);
 } mpg_tape_call;
@@ -108,7 +108,7 @@ mpg_status mpg_tape_expand(mpg_tape_node *node);
  * expanded to. */
 void mpg_tape_reserve(uint64_t count);
 
-/* Whether what is computed from it while recording needs a gradient; NULL is allowed. */
+/* Whether results computed from it while recording need a gradient; NULL is allowed. */
 static inline bool mpg_tape_wants(const mpg_tape_node *node) {
   return node && !node->consumed &&
          !(node->kind == MPG_TAPE_VARIABLE && node->request == MPG_GRAD_NULL);

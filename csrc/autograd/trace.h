@@ -60,9 +60,9 @@ mpg_status mpg_trace_array(mpg_trace *trace, mpg_value value, mpg_array *array);
 /* The value of any array in the trace: a constant where it has contents. */
 mpg_status mpg_trace_value(mpg_trace *trace, const mpg_array *array, const char *op,
                            mpg_value *value);
-/* Fails where the array may not be written to now: values of a trace never are, and what is written
- * to an array from outside of the active trace would be written once, while it is traced. */
-/* The error of an array that outlived its trace; %s: what it was used for. */
+/* Fails if the array may not be written now: values of a trace never may, and a write to an array
+ * from outside of the active trace would happen only once, while tracing. */
+/* The error for an array that outlived its trace; %s: the attempted use. */
 #define MPG_TRACE_OVER                                                                             \
   "%s: the array was made inside a hybridized block (or the body of a loop) while it was traced, " \
   "and kept beyond: it has no value. "                                                             \
@@ -72,7 +72,7 @@ mpg_status mpg_trace_check_write(const mpg_array *array, const char *what);
 mpg_status mpg_trace_call(mpg_trace *trace, const mpg_op *op, const void *params,
                           mpg_array *const *inputs, int num_inputs, mpg_array *outputs,
                           int num_visible, bool separate, bool train, uint32_t scope);
-/* Under autograd.pause(): what was just computed, off the tape. */
+/* Under autograd.pause(): whether it is active, and taking a new value off the tape. */
 bool mpg_trace_paused(const mpg_trace *trace);
 mpg_status mpg_trace_pause_value(mpg_trace *trace, mpg_value *value);
 /* Whether ops on the array belong to the active trace: it is traced, or was made before the trace

@@ -1,9 +1,9 @@
-/* What a call of a compiled function keeps: its frame, and what its backward reads.
+/* The state of a call of a compiled function: its frame, and the arrays saved for its backward.
  *
  * A call as a whole (compiled_call.c) has one, a pipeline run has one for each micro-batch
- * (pipeline_run.h). What a backward reads of arrays outside is saved with the version that it had,
- * so that overwriting is noticed. Ownership: as said; whoever has the state frees its arrays.
- * Threads: host lock.
+ * (pipeline_run.h). External arrays that the backward reads are saved with their versions, so that
+ * overwriting is detected. Ownership: as said; the owner of the state frees its arrays. Threads:
+ * host lock.
  */
 #ifndef MPG_COMPILE_CALL_STATE_H
 #define MPG_COMPILE_CALL_STATE_H
@@ -16,7 +16,7 @@ typedef struct mpg_call_state {
   mpg_storage **blocks;   /* the frame; owned references */
   mpg_saved *saved;       /* per forward external array: what the backward reads, with its version;
                              owned references */
-  uint32_t parameters_begin, parameters_end; /* but for these, which a parameter set keeps */
+  uint32_t parameters_begin, parameters_end; /* without these, which a parameter set keeps */
 } mpg_call_state;
 
 /* Goes through the forward external arrays but the parameter set: from 0 on, past the last one. */
@@ -25,7 +25,7 @@ static inline uint32_t mpg_call_external(const mpg_call_state *state, uint32_t e
 }
 /* Notes the version of one, and keeps it where the backward reads it. */
 void mpg_call_save(mpg_call_state *state, uint32_t external, const mpg_tensor *tensor);
-/* What is saved of all of them, by their numbers; storage NULL: nothing. Borrowed. */
+/* The saved tensors of all external arrays, by number; storage NULL: not saved. Borrowed. */
 void mpg_call_get_saved(const mpg_call_state *state, mpg_tensor *externals);
 void mpg_call_release_saved(mpg_call_state *state);
 /* MPG_ERROR where one that is saved has been written since. block: "a hybridized block". */

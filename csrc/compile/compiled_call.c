@@ -5,8 +5,8 @@
 
 static const char BLOCK[] = "a hybridized block";
 
-/* What a recorded call keeps for its backward. One block of memory, which goes back to the compiled
- * call for its next one. */
+/* The state that a recorded call keeps for its backward. One block of memory, which the compiled
+ * call reuses for its next call. */
 typedef struct mpg_recorded_call {
   struct mpg_recorded_call *next; /* in the list of spare ones */
   mpg_call_state state;
@@ -27,13 +27,13 @@ void mpg_compiled_free_spare(mpg_compiled *c) {
   }
 }
 
-/* Which input of the compiled call is number i on the tape. */
+/* The input of the compiled call that has number i on the tape. */
 static uint32_t input_of(const mpg_compiled *c, uint32_t i) {
   uint32_t own = mpg_compiled_first_fixed(c);
   return i < own ? i : i < own + c->num_constants ? i + c->num_bound : i - c->num_constants;
 }
 
-/* The other way around: which is not of the parameter set. */
+/* The reverse: the number on the tape of an input that is not in the parameter set. */
 static uint32_t place_on_tape(const mpg_compiled *c, uint32_t input) {
   uint32_t own = mpg_compiled_first_fixed(c);
   return input < own                  ? input
@@ -41,7 +41,7 @@ static uint32_t place_on_tape(const mpg_compiled *c, uint32_t input) {
                                       : input - c->num_bound;
 }
 
-/* How many inputs of a call are on the tape by themselves. */
+/* The number of inputs that are on the tape one by one. */
 static uint32_t num_single(const mpg_compiled *c, const mpg_parameter_set *parameters) {
   return parameters ? c->num_inputs - c->num_bound : c->num_inputs;
 }
@@ -94,15 +94,15 @@ static uint8_t place_of(const mpg_target *target, bool needed) {
   return target->request == MPG_GRAD_ADD ? MPG_PLACE_ADD : MPG_PLACE_WRITE;
 }
 
-/* What a backward works with. */
+/* Work space of a backward. */
 typedef struct backward_space {
   mpg_compiled_backward *b;
   mpg_tensor *externals;
   mpg_storage **blocks;
 } backward_space;
 
-/* Of the bound inputs' parts those that are there: parameters, taken together or one by one, or
- * else like the others. */
+/* The parts of bound inputs: a parameter set, as one or one by one, or else inputs like the others.
+ */
 static mpg_launching launching_of(const recorded_call *call, const backward_space *space,
                                   bool together) {
   const mpg_compiled *c = call->state.compiled;
@@ -131,7 +131,8 @@ static mpg_status check_parameters(const recorded_call *call) {
   return MPG_OK;
 }
 
-/* The last look before a backward is queued: what it reads must be what the forward left. */
+/* The last check before a backward is queued: the arrays that it reads must be as the forward left
+ * them. */
 typedef struct last_look {
   const recorded_call *call;
   bool together;
@@ -176,7 +177,7 @@ static mpg_status gather(const recorded_call *call, const backward_space *space,
   return MPG_OK;
 }
 
-/* Which backward a call needs. Flags per input on the tape. */
+/* Finds the backward signature of a call. Flags are per input on the tape. */
 typedef struct backward_signature {
   bool *arrives, *summed;
   uint8_t *places;
@@ -334,7 +335,7 @@ static const mpg_tape_call recorded_calls = {.name = BLOCK,
                                              .expand = recorded_expand,
                                              .release = recorded_release};
 
-/* What a call works with. Arrays of its own: those inputs that are not bound, then results. */
+/* Work space of a call. Its arrays are the inputs that are not bound, then the results. */
 typedef struct call_space {
   mpg_compiled *c;
   mpg_binding *binding;

@@ -57,8 +57,8 @@ static inline mpg_array *mpg_inputs_at(const mpg_inputs *inputs, uint32_t i) {
   return i < inputs->num_given ? inputs->given[i] : inputs->bound[i - inputs->num_given];
 }
 
-/* The tensors of bound inputs and constants, then what is kept; all owned: while a call waits,
- * others may give the arrays other memory. Counted: a call under way keeps its own. */
+/* The tensors of bound inputs and constants, then the kept values. All are owned, because arrays
+ * may get other memory while a call waits. Counted: a call in progress keeps its binding. */
 typedef struct mpg_binding {
   int32_t references;
   uint64_t number;
@@ -98,7 +98,7 @@ typedef struct mpg_compiled_backward {
 typedef enum mpg_compile_stages {
   MPG_STAGES_NONE,     /* one segment a device */
   MPG_STAGES_WHOLE,    /* segments by stage */
-  MPG_STAGES_DEFERRED, /* and in the backward, what nobody waits for in segments of its own */
+  MPG_STAGES_DEFERRED, /* and in the backward, deferred work in segments of its own */
 } mpg_compile_stages;
 
 typedef struct mpg_compiled {
@@ -148,9 +148,9 @@ typedef struct mpg_compiled {
   uint32_t frames;
 } mpg_compiled;
 
-/* How many bytes may be planned on devices, forward and backward together (recompute_budget.c). */
+/* The limit of planned bytes per device, forward and backward together (recompute_budget.c). */
 typedef struct mpg_memory_limit {
-  mpg_device_id device; /* type 0: every device that has no limit of its own */
+  mpg_device_id device; /* type 0: all devices without their own limit */
   size_t bytes;
 } mpg_memory_limit;
 typedef struct mpg_memory_budget {
@@ -169,7 +169,7 @@ typedef struct mpg_compile_options {
   uint32_t num_parameters;   /* of the given inputs, the last: the same arrays in call after call */
   uint32_t num_bound;        /* likewise: those that come with a binding */
   const mpg_memory_budget
-      *budget; /* when recording: compute again what it takes to stay within; NULL: no limit */
+      *budget; /* when recording: values are recomputed to stay within it; NULL: no limit */
 } mpg_compile_options;
 
 /* Compiles an ended trace whose first inputs are `inputs`. Takes over what the trace holds. */
@@ -177,8 +177,8 @@ mpg_status mpg_compile(mpg_trace *trace, const mpg_array *inputs, uint32_t num_i
                        mpg_array *const *outputs, uint32_t num_outputs,
                        const mpg_compile_options *options, mpg_compiled **compiled); /* new */
 void mpg_compiled_release(mpg_compiled *compiled);
-/* Where a captured array was, its memory and its place on the tape, only to be compared; and the
- * one that is to be read for it. */
+/* A captured array's former memory and tape node, only for comparison, and the array to read in its
+ * place. */
 typedef struct mpg_captured {
   const void *storage;
   size_t offset;
@@ -214,8 +214,8 @@ mpg_status mpg_compiled_replay(mpg_compiled *compiled, const mpg_array *inputs,
                                const uint32_t *versions, mpg_random_key random, uint64_t sequence,
                                mpg_array *outputs);
 
-/* Per input: whether the outputs that have a gradient were computed from it, not counting what was
- * detached on the way. */
+/* Per input: whether outputs that have a gradient depend on it, other than through detached values.
+ */
 mpg_status mpg_compiled_find_reached(const mpg_compiled *compiled, const bool *arrives,
                                      bool *reached);
 
@@ -225,7 +225,7 @@ mpg_status mpg_compiled_make_invariants(mpg_compiled *compiled);
 mpg_status mpg_compiled_bind(mpg_compiled *compiled, const mpg_inputs *inputs,
                              mpg_binding **binding);
 void mpg_binding_release(mpg_binding *binding); /* NULL is allowed */
-/* Runs the invariants unless what is kept is up to date. given: the inputs that are not bound,
+/* Runs the invariants unless the kept values are up to date. given: the inputs that are not bound,
  * which it does not read. */
 mpg_status mpg_compiled_refresh(mpg_compiled *compiled, mpg_binding *binding,
                                 const mpg_tensor *given);

@@ -56,8 +56,8 @@ static mpg_status copy_traced(const mpg_compiled *c, mpg_graph *graph,
   return mpg_graph_set_outputs(graph, c->traced + graph->num_inputs, c->num_outputs);
 }
 
-/* The inputs that are read must be what they were when the call ran; those that it wrote itself
- * (moving statistics) are another matter. */
+/* Inputs that are read must be unchanged since the call ran, except those that the call itself
+ * wrote (moving statistics). */
 static mpg_status check_unchanged(const mpg_graph *graph, const mpg_order *order,
                                   const mpg_value *input_values, const mpg_array *inputs,
                                   const uint32_t *versions, uint32_t num_inputs) {

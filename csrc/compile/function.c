@@ -35,8 +35,9 @@ static mpg_status take_inputs(const mpg_graph *graph, const mpg_node *node, mpg_
   return MPG_OK;
 }
 
-/* Emits a node of one graph into another; known: per value of `from` what it is in `into`; regions:
- * how many `into` had before. Where `into` is in a region, the node becomes part of that. */
+/* Emits a node of one graph into another. known: for each value of `from`, its value in `into`.
+ * regions: the number of recompute regions that `into` had before. If `into` is in a region, the
+ * node joins it. */
 static mpg_status emit(const mpg_graph *from, const mpg_node *node, mpg_graph *into,
                        uint32_t regions, mpg_value *known) {
   mpg_value stack[32], *inputs = stack;

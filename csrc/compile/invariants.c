@@ -1,11 +1,11 @@
-/* Bindings, and what is kept with them: values that depend on parameters and constants alone. */
+/* Bindings, and the values kept with them, which depend on parameters and constants alone. */
 #include <string.h>
 
 #include "compile/compiled_call.h"
 
 /* --- Compiling -------------------------------------------------------------------------------- */
 
-/* Which fixed arrays the invariants reads. */
+/* Finds the fixed arrays that the invariants read. */
 static mpg_status find_sources(mpg_compiled *c) {
   const mpg_program_set *set = c->invariants;
   uint32_t first = mpg_compiled_first_fixed(c), num_borrowed = c->num_bound + c->num_constants;
@@ -89,8 +89,8 @@ static mpg_status new_binding(mpg_compiled *c, const mpg_inputs *inputs, mpg_bin
   if (!binding) return mpg_out_of_host_memory(fixed * sizeof *binding->tensors);
   *binding = (mpg_binding){.references = 1, .number = inputs->binding, .num_fixed = fixed};
   if (inputs->binding)
-    binding->launched =
-        ++c->bindings; /* others may have bound anew since inputs->binding was read */
+    binding->launched = ++c->bindings; /* another thread may have made a new binding since
+                                          inputs->binding was read */
   for (uint32_t i = 0; i < fixed; i++) {
     binding->tensors[i] = mpg_compiled_input(c, inputs, mpg_compiled_first_fixed(c) + i)->tensor;
     mpg_tensor_retain(&binding->tensors[i]);
@@ -116,7 +116,7 @@ fail:
 mpg_status mpg_compiled_bind(mpg_compiled *c, const mpg_inputs *inputs, mpg_binding **result) {
   if (!c->binding || !inputs->binding || c->binding->number != inputs->binding) {
     mpg_binding *binding = NULL;
-    mpg_compiled_unbind(c); /* first: what it keeps makes room for the new one's */
+    mpg_compiled_unbind(c); /* first, so that its memory can serve the new one */
     MPG_TRY(new_binding(c, inputs, &binding));
     mpg_compiled_unbind(c); /* waiting for memory lets others in */
     c->binding = binding;

@@ -90,8 +90,8 @@ static int64_t row_before(const mpg_pipeline_run *run, uint32_t k, uint32_t i, b
   return row;
 }
 
-/* What an earlier backward left when the graph was retained: another one has arrays and blocks of
- * its own. */
+/* Releases what an earlier backward of a retained graph left; each backward has its own arrays and
+ * blocks. */
 static void forget_backward(mpg_micro_batch *micro_batch) {
   const mpg_compiled *c = micro_batch->state.compiled;
   mpg_staged_call_end(&micro_batch->staged_calls[MPG_PHASE_BACKWARD]);

@@ -22,8 +22,8 @@ typedef struct mpg_spare_lanes {
 } mpg_spare_lanes;
 
 mpg_status mpg_spare_lanes_add(mpg_spare_lanes *spares, const mpg_lane *lane);
-/* A spare lane of that device and size, the oldest. False where none may be taken: the latest is
- * still being read, and who pushes into it would wait for the reader. */
+/* Takes the oldest spare lane of that device and size. False if there is none, or if the latest is
+ * still being read: a push into it would wait for the reader. */
 bool mpg_spare_lanes_take(mpg_spare_lanes *spares, const mpg_device *device, size_t size,
                           mpg_lane *lane);
 

@@ -284,7 +284,7 @@ static void *copied(const void *source, size_t size) {
   return copy;
 }
 
-/* What the run has of its own, empty, and copies of what the request says. */
+/* Allocates the arrays of the run, and copies those of the request. */
 static mpg_status allocate(mpg_pipeline_run *run, const mpg_pipeline_run_request *request) {
   run->num_inputs = request->num_inputs;
   run->num_outputs = request->num_outputs;

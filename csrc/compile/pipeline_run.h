@@ -75,7 +75,7 @@ typedef struct mpg_pipeline_run_request {
 typedef struct mpg_micro_batch_check {
   const uint8_t *input_kinds, *output_kinds; /* as in the request */
   int64_t rows;                              /* of the micro-batch it was compiled for */
-  int axis; /* of what it divides, among arrays that the function makes itself */
+  int axis; /* the divided axis of arrays that the function creates */
   bool along_time, whole_statistics;
   const mpg_compiled *other; /* the same function for other_rows rows; NULL: nothing to compare */
   int64_t other_rows;
@@ -143,9 +143,9 @@ mpg_status mpg_micro_batch_slice(const mpg_tensor *whole, const mpg_desc *desc, 
 /* Begins the staged call of a phase. */
 mpg_status mpg_micro_batch_begin(const mpg_pipeline_run *run, mpg_micro_batch *micro_batch,
                                  mpg_phase phase);
-/* partial_gradients.c. Gradients to which some of the items' micro-batches are added, and others
- * never will be, as queueing failed in the middle: reading them fails, with this thread's present
- * error text, until they are written anew. Host lock. */
+/* partial_gradients.c. Marks gradients that are sums over some micro-batches only, because queueing
+ * failed in the middle. Reading them fails with this thread's current error text, until they are
+ * written again. Host lock. */
 void mpg_fail_partial_gradients(const mpg_pipeline_run *run, const mpg_micro_batch_item *items,
                                 size_t count, mpg_status status);
 

@@ -35,7 +35,7 @@ static void take_lanes(mpg_pipeline_run *run, mpg_micro_batch *micro_batch,
   }
 }
 
-/* Memory that nothing queued from now on touches goes back behind what is queued. */
+/* Frees blocks after their last use, in queue order. */
 static mpg_status drop_blocks(mpg_pipeline_run *run, mpg_micro_batch *micro_batch,
                               const mpg_program_set *set, const mpg_program_segment *segment,
                               bool keep) {

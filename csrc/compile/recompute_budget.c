@@ -1,4 +1,4 @@
-/* Choosing what is computed again, so that a plan fits into a memory budget. */
+/* Chooses values to recompute, so that a plan fits into a memory budget. */
 #include <stdio.h>
 #include <string.h>
 
@@ -47,8 +47,8 @@ static double excess_of(const mpg_plan *plan, const mpg_memory_budget *budget) {
   return worst;
 }
 
-/* Whether computing it again costs much for what it saves: products and what is made of them,
- * windows, long sums. */
+/* Whether recomputing the node costs much for the memory that it saves: products and values made of
+ * them, windows, long sums. */
 static bool is_dear(const mpg_graph *graph, const mpg_node *node, mpg_cost cost) {
   enum { FLOPS_PER_ELEMENT = 16 };
   double elements = 0;
@@ -125,8 +125,8 @@ static void end(chooser *ch) {
   mpg_plan_free(&ch->least);
 }
 
-/* Where segment `number` (from 1) of `count` ends: near its share of all bytes, where the fewest
- * bytes cross. */
+/* The end of segment `number` (from 1) of `count`: near its share of all bytes, at the place that
+ * the fewest bytes cross. */
 static size_t segment_end(const chooser *ch, const size_t *sums, size_t number, size_t count) {
   size_t nodes = ch->c->graph.num_nodes, low = 0, high = nodes - 1;
   double share = (double)ch->total / (double)count, from = share * ((double)number - 0.5),

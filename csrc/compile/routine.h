@@ -1,15 +1,14 @@
-/* Routines: compiled functions put together where values decide how a program goes on. Loops,
- * branches, and sequences of such calls, in each other as deep as one likes, run in one call of the
- * core; on the tape every compiled call stands by itself.
+/* Routines: compiled functions combined by control flow that depends on values. Loops, branches,
+ * and sequences of such calls, in each other as deep as one likes, run in one call of the core; on
+ * the tape every compiled call stands by itself.
  *
- * All of them are called alike (`mpg_callee`): arrays in, arrays out.
- * - A sequence has slots: its inputs, then the results of its calls in their order. What no later
- * call reads is released at once.
- * - A branch gets its condition, then what its first function takes, then the second's, and calls
- * one of them.
- * - A loop gets data (a row of each is for one step), states, what its step captures, what its
- * condition captures. A step takes rows, states and captures, and gives rows of the loop's outputs
- * and the next states; a condition takes states and captures, and gives one number.
+ * All of them are called alike (`mpg_callee`): arrays in, arrays out. - A sequence has slots: its
+ * inputs, then the results of its calls in their order. Values that no later call reads are
+ * released at once. - A branch gets its condition, then what its first function takes, then the
+ * second's, and calls one of them. - A loop gets data (a row of each is for one step), states, what
+ * its step captures, what its condition captures. A step takes rows, states and captures, and gives
+ * rows of the loop's outputs and the next states; a condition takes states and captures, and gives
+ * one number.
  *
  * Work space is kept for the next call, so that steady calls allocate nothing; a routine may be
  * under way several times at once.
@@ -24,7 +23,7 @@
 #include "compile/loop_rows.h"
 
 typedef struct mpg_callee {
-  /* outputs: empty structs; they stay so on failure, and whoever fails says why. */
+  /* outputs: empty structs; they stay empty on failure, and the error text is set. */
   mpg_status (*call)(void *function, mpg_array *const *inputs, uint32_t num_inputs,
                      mpg_array *outputs, uint32_t num_outputs);
   void *function;
@@ -82,8 +81,8 @@ typedef struct mpg_routine {
   };
 } mpg_routine;
 
-/* Finds out what is dead where. Slots are within bounds, and no call reads what a later one makes.
- */
+/* Finds where each slot is dead. Slots are within bounds, and no call reads the result of a later
+ * one. */
 mpg_status mpg_sequence_finish(mpg_sequence *sequence);
 mpg_status mpg_routine_call(void *routine, mpg_array *const *inputs, uint32_t num_inputs,
                             mpg_array *outputs, uint32_t num_outputs);

@@ -50,7 +50,7 @@ static int cgroup_cores(void) {
 }
 
 int mpg_machine_cores(void) {
-  static _Atomic int known; /* the same whoever finds it out */
+  static _Atomic int known; /* every thread finds the same */
   int cores = atomic_load_explicit(&known, memory_order_relaxed);
   if (cores) return cores;
 #ifdef __linux__

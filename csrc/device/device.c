@@ -20,7 +20,7 @@ enum {
                           wait_for_room waits */
   LOOK_INTERVAL =
       256, /* it looks once in so many: `completed` is on a cache line that the worker writes */
-  DEFAULT_SPIN_US = 50, /* about what it takes to wake a thread, on both sides */
+  DEFAULT_SPIN_US = 50, /* about the time to wake a thread, on both sides */
 };
 
 /* Runtime state: the device table and the settings. Host lock. */
@@ -223,7 +223,8 @@ static void wake(mpg_device *device) {
   if (device->backend->wake) device->backend->wake(device);
 }
 
-/* Queues all or none, and lets it run. Discards payloads where it fails. Lets nobody in. */
+/* Queues all submissions or none, and publishes them. Discards payloads on failure. No other thread
+ * runs meanwhile. */
 static mpg_status queue_all(mpg_device *const *devices, const mpg_submission *submissions,
                             int count, mpg_tick *last) {
   mpg_status status = MPG_OK;

@@ -56,7 +56,7 @@ bool mpg_device_id_parse(const char **text, mpg_device_id *id);
 typedef struct mpg_point {
   mpg_device *device;
   mpg_tick tick;
-  bool data; /* this work reads what was written at the point, so it fails if that failed */
+  bool data; /* this work reads data written at the point, so it fails if that work failed */
 } mpg_point;
 
 /* The context of running work. Lives on the worker's stack. */
@@ -119,9 +119,9 @@ typedef struct mpg_backend {
                          void **memory); /* 64-byte aligned; raw, below the pool */
   void (*free)(mpg_device *device, void *memory, size_t size);
   /* Submission in two steps, so that several devices take work together or not at all. enqueue
-   * copies the work, starting nothing; publish (cannot fail) lets everything enqueued run; wake
-   * (optional) comes behind publish, where a thread may sleep; retract forgets what was enqueued
-   * and not published, without discarding payloads. */
+   * copies the work and starts nothing. publish (cannot fail) lets all enqueued work run. wake
+   * (optional) is called after publish if a thread may sleep. retract forgets work that was
+   * enqueued and not published, without discarding payloads. */
   mpg_status (*enqueue)(mpg_device *device, const mpg_submission *submission, mpg_tick first_tick);
   void (*publish)(mpg_device *device);
   void (*wake)(mpg_device *device);
@@ -207,8 +207,7 @@ struct mpg_device {
   mpg_submitted *recent;           /* the latest submissions, a ring; host lock */
   uint64_t submissions;
   mpg_device_id_name name; /* of `id`, made once */
-  /* Where the running work is, for whoever asks why nothing moves; written by the worker, relaxed.
-   */
+  /* The progress of the running work, for the watchdog; written by the worker, relaxed. */
   struct {
     _Atomic(const char *)
         name; /* the instruction's op, as long-lived as the process; NULL: not said */
@@ -218,7 +217,7 @@ struct mpg_device {
     _Atomic(int) core;      /* 1 + the core that its worker was last seen on; 0: none */
   } at;
   _Alignas(64) _Atomic(mpg_tick)
-      completed; /* any thread reads; the backend writes. On a cache line of its own. */
+      completed; /* any thread reads; the backend writes. On a separate cache line. */
 };
 
 /* The device of that type and index, opened on first use. Borrowed. MPG_ERROR says why there is
@@ -259,7 +258,7 @@ int mpg_machine_cores(void); /* cores this process may run on */
  * `note` gets the last tick of each submission. In synchronous mode the work is done on return and
  * its failure is the result. */
 enum { MPG_MOST_TOGETHER = 72 };
-typedef struct mpg_point_list { /* work space: one for all, as nobody else prepares meanwhile */
+typedef struct mpg_point_list { /* work space: one for all, as no other thread prepares meanwhile */
   mpg_point *points;
   size_t capacity;
   int begin, count; /* those from `begin` on are the next submission's */
@@ -289,8 +288,8 @@ static inline bool mpg_device_runs_inline(const mpg_device *device) {
   return device->backend->runs_inline && mpg_device_idle(device);
 }
 
-/* Waits for a point and looks for interrupts; gives the host lock up while it blocks, or keeps it,
- * so that nobody queues more meanwhile (but for handlers of signals). Fails with the point's
+/* Waits for a point and checks for interrupts. Releases the host lock while it blocks, or keeps it,
+ * so that no other thread queues work meanwhile (signal handlers may). Fails with the point's
  * failure if point.data, or with MPG_INTERRUPTED. */
 mpg_status mpg_point_wait(mpg_point point, bool keep_lock);
 /* Waits for everything submitted to all devices; reports the first failure not reported before. */
@@ -307,8 +306,8 @@ void mpg_device_fail(mpg_device *device, mpg_tick first, mpg_tick last, mpg_stat
 
 /* For running work only. mpg_run_wait: true when the point is reached (or the backend has ordered
  * it by other means); false: return MPG_OK from the work at once and expect to be called again.
- * mpg_run_signal: everything the work did so far is visible to whoever waits for `tick` (first_tick
- * <= tick < last_tick, growing). */
+ * mpg_run_signal: everything the work did so far is visible to threads that wait for `tick`
+ * (first_tick <= tick < last_tick, growing). */
 static inline bool mpg_run_wait(mpg_run *run, mpg_point point) {
   return mpg_tick_reached(point.device, point.tick) || run->device->backend->run_wait(run, point);
 }
@@ -328,9 +327,9 @@ mpg_status mpg_device_copy(mpg_device *running, mpg_device *to, void *target, mp
 /* Scratch memory of the running kernel, `size` bytes, 64-byte aligned, contents undefined; valid
  * until the kernel returns or asks for the same slot again. Grows the slot's one buffer, which
  * counts in the device's pool. NULL: out of memory, or it may not grow (scratch_stays), error set.
- * Called by whoever runs the device's work (its worker, or the host inline). Most kernels and the
- * library wrappers they call use MPG_SCRATCH_LIBRARY; a kernel that keeps scratch while it calls
- * others' helpers (a recurrent layer around its products) takes a slot further out. */
+ * Called by the thread that runs the device's work (its worker, or the host inline). Most kernels
+ * and the library wrappers they call use MPG_SCRATCH_LIBRARY; a kernel that keeps scratch while it
+ * calls others' helpers (a recurrent layer around its products) takes a slot further out. */
 typedef enum mpg_scratch_slot {
   MPG_SCRATCH_LIBRARY,
   MPG_SCRATCH_KERNEL,
@@ -342,7 +341,7 @@ static inline void *mpg_device_scratch(mpg_device *device, size_t size) {
   return mpg_device_scratch_slot(device, MPG_SCRATCH_LIBRARY, size);
 }
 
-/* Running work says what it does next. */
+/* Running work calls this to say what it does next. */
 static inline void mpg_run_at(const mpg_run *run, const char *name, uint32_t scope) {
   atomic_store_explicit(&run->device->at.name, name, memory_order_relaxed);
   atomic_store_explicit(&run->device->at.scope, scope, memory_order_relaxed);
@@ -355,9 +354,9 @@ typedef struct mpg_queue_status {
                                 the next submission. */
   const char *op;            /* and in it; NULL: not known */
   uint32_t scope;
-  mpg_device *peer; /* what it waits for; NULL: nothing */
+  mpg_device *peer; /* the device that it waits for; NULL: none */
   mpg_tick tick;
-  const mpg_submitted *peer_work; /* which work reaches that tick; NULL likewise */
+  const mpg_submitted *peer_work; /* the work that reaches that tick; NULL: none */
 } mpg_queue_status;
 mpg_queue_status mpg_device_queue_status(const mpg_device *device);
 /* Queues work that does nothing for that long, or until a file descriptor (-1: none) can be read or
@@ -366,7 +365,7 @@ mpg_status mpg_device_stall(mpg_device *device, int32_t ms, int until);
 
 /* Execution mode. Set before the first device is opened (environment
  * MPGLUON_ENGINE=async|sync|shuffle, and MXNet's MXNET_ENGINE_TYPE=NaiveEngine for sync) or by this
- * call, which waits for all work first. `shuffle` is the mock backend: nothing runs until somebody
+ * call, which waits for all work first. `shuffle` is the mock backend: nothing runs until a thread
  * waits, then in a random order that the points allow, drawn from `seed`. */
 typedef enum mpg_engine_mode {
   MPG_ENGINE_ASYNC,

@@ -134,7 +134,7 @@ static void add_range(struct mpg_failures *failures, mpg_tick first, mpg_tick la
 void mpg_failures_add(mpg_device *device, mpg_tick first, mpg_tick last, const mpg_cause *cause) {
   struct mpg_failures *failures = device->failures;
   pthread_mutex_lock(&failures->lock);
-  for (mpg_tick tick = first; tick <= last;) { /* what has failed already has its cause */
+  for (mpg_tick tick = first; tick <= last;) { /* ticks that have failed already have their cause */
     size_t at = range_at(failures, tick);
     const failed_range *next = at < failures->count ? &failures->ranges[at] : NULL;
     mpg_tick end = last;
@@ -183,8 +183,8 @@ void mpg_device_fail(mpg_device *device, mpg_tick first, mpg_tick last, mpg_stat
 
 mpg_status mpg_failures_report(const mpg_cause *cause) {
   atomic_store(&((mpg_cause *)cause)->reported, true);
-  if (mpg_worker_device()) { /* no host lock, so the host's line cannot be asked for; whoever
-                                reports it will */
+  if (mpg_worker_device()) { /* without the host lock the source line is not available; the reporter
+                                asks for it */
     passed_on = cause;
     return mpg_fail(cause->status, "%s", cause->text);
   }

@@ -26,7 +26,7 @@ mpg_status mpg_failures_report(const mpg_cause *cause); /* sets the error text; 
 const mpg_cause *mpg_failures_unreported(
     mpg_device *device); /* the first one; all are marked as reported. NULL: none */
 void mpg_failures_forget_passed_on(
-    void); /* this thread begins other work: it passes on what it asks for from now */
+    void); /* this thread begins other work, which passes on failures that it asks for from now */
 void mpg_failures_fork_prepare(mpg_device *device);
 void mpg_failures_fork_done(mpg_device *device, bool child);
 
@@ -78,8 +78,9 @@ bool mpg_tick_spin(const mpg_device *device, mpg_tick tick, int64_t ns);
 void mpg_tick_wait(mpg_device *device, mpg_tick tick, bool give_up_lock);
 int64_t mpg_spin_limit_ns(void); /* the longest spin that pays here: 0 on one core */
 int64_t mpg_idle_spin_ns(void);  /* the same for workers that have nothing to do (MPGLUON_SPIN) */
-bool mpg_idle_spin_begin(void);  /* whether one more may spin: a core is left to who calls */
-void mpg_idle_spin_end(void);    /* whatever that said */
+bool mpg_idle_spin_begin(
+    void);                    /* whether one more thread may spin: one core is left to the caller */
+void mpg_idle_spin_end(void); /* whatever that said */
 
 mpg_team_spin mpg_team_spin_setting(void); /* MPGLUON_TEAM_SPIN */
 bool mpg_pool_poison_setting(void);        /* MPGLUON_POOL_POISON */
@@ -88,8 +89,8 @@ bool mpg_pool_poison_setting(void);        /* MPGLUON_POOL_POISON */
 void mpg_shuffle_seed(uint64_t seed);
 
 /* --- Pool and profiler ------------------------------------------------------------------------ */
-/* Accounts for the device's scratch buffers being `size` bytes together. By whoever runs the
- * device's work. */
+/* Sets the total size of the device's scratch buffers. Called by the thread that runs the device's
+ * work. */
 mpg_status mpg_pool_resize_scratch(mpg_pool *pool, size_t size);
 /* Frees the device's scratch buffers: host lock, device idle. */
 void mpg_device_free_scratch(mpg_device *device);

@@ -1,8 +1,6 @@
-/* The shuffled order: a backend without workers, for tests. Tasks are kept until somebody waits;
- * then the waiting thread runs them one by one, each time drawing among the devices whose next task
- * may run. So whatever relies on more than the points it was given shows, reproducibly. Memory and
- * copies are the CPU backend's.
- */
+/* The shuffled engine: a backend without workers, for tests. Tasks are kept until a thread waits.
+ * The waiting thread runs them one by one, each time from a random device whose next task may run.
+ * So work that lacks a point fails, reproducibly. Memory and copies are the CPU backend's. */
 #include <errno.h>
 #include <omp.h>
 #include <pthread.h>
@@ -272,5 +270,5 @@ const mpg_backend mpg_shuffle_backend = {
     .copy_to_host = shuffle_copy_to_host,
     .copy_from_host = shuffle_copy_from_host,
     .host_accessible = true,
-    .runs_inline = false, /* nothing runs before somebody waits */
+    .runs_inline = false, /* nothing runs before a thread waits */
 };

@@ -33,8 +33,8 @@ void mpg_oversubscription_judge(mpg_oversubscription_state *s, int64_t now, uint
     return;
   }
   s->lasted_ns += passed;
-  /* How oversubscribed cores are shows only while teams spin (threads that sleep have not long to
-     wait afterwards): so it is tried again, less and less often. */
+  /* Oversubscription shows only while teams spin: threads that sleep get a core soon after. So
+   * spinning is tried again, at growing intervals. */
   if (s->oversubscribed) {
     if (s->lasted_ns >= s->stay_ns) s->oversubscribed = false, s->lasted_ns = 0;
   } else if (waiting * 100 > (running + waiting) * WAITING_PERCENT) {

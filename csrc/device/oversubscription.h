@@ -1,9 +1,9 @@
-/* Whether a worker and its team have their cores to themselves. Threads of a team wait for each
- * other at the end of every kernel, and spin there for milliseconds: the fastest way as long as
- * each has a core. Where other programs want the cores too, who spins keeps away the very thread
- * that it waits for, and a step takes a hundred times as long. So a worker looks now and then for
- * how much of its time it had to wait for a core; when that is much, its process's teams sleep at
- * once instead of spinning, for a while.
+/* Detects whether a worker and its OpenMP team have their cores to themselves. Threads of a team
+ * wait for each other at the end of every kernel, and spin there for milliseconds. This is fastest
+ * if each has a core. If other programs use the cores too, a spinning thread keeps the thread that
+ * it waits for from running, and a step takes a hundred times as long. So a worker measures now and
+ * then how long it had to wait for a core. If that is much, the teams of its process sleep at once
+ * instead of spinning, for a while.
  *
  * Ownership: the backend embeds one per worker, zeroed before. All calls are the worker's, but for
  * mpg_oversubscription_forget.

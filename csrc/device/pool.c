@@ -31,18 +31,18 @@ enum {
 };
 
 typedef struct size_class {
-  mpg_block *cached; /* a stack, so what is warm is reused first */
+  mpg_block *cached; /* a stack, so that blocks in caches are reused first */
   size_t count;
   size_t capacity; /* at least as many as there are blocks of this class, so that giving one back
                       cannot fail */
   size_t blocks;   /* of this class: cached or handed out */
 } size_class;
 
-/* The atomics have one writer, the host (scratch: whoever runs the device's work), so adding is a
- * load and a store. */
+/* The atomics have one writer, the host (scratch: the thread that runs the device's work), so
+ * adding is a load and a store. */
 struct mpg_pool {
   mpg_device *device;
-  bool poison;                          /* for tests: what is cached is filled with a pattern */
+  bool poison;                          /* for tests: cached memory is filled with a pattern */
   _Atomic size_t in_use, held, scratch; /* in_use and held: without scratch */
   _Atomic size_t peak_in_use, peak_held;
   size_t working_set; /* the largest in_use there has been; host lock */
@@ -116,7 +116,7 @@ mpg_status mpg_uses_wait(const mpg_uses *uses, mpg_device *owner, bool keep_lock
 
 enum { POISON = 0xff }; /* NaN in every float dtype, -1 in integers */
 
-/* Memory that nobody has a right to any more; what queued work still uses stays as it is. */
+/* Poisons memory that has been freed, unless queued work still uses it. */
 static __attribute__((noinline)) void poison(const mpg_pool *pool, mpg_block *block) {
   if (!pool->poison || block->poisoned || !mpg_uses_finished(&block->uses, pool->device)) return;
   memset(block->memory, POISON, block->size);
@@ -124,8 +124,8 @@ static __attribute__((noinline)) void poison(const mpg_pool *pool, mpg_block *bl
   block->poisoned = true;
 }
 
-/* It is about to be used, or given back. Without the pattern, somebody wrote to it who had no right
- * to. */
+/* Checks a block before it is used or returned to the system. Without the pattern it was written
+ * after it was freed. */
 static void unpoison(const mpg_pool *pool, mpg_block *block) {
   if (!block->poisoned) return;
   ASAN_UNPOISON_MEMORY_REGION(block->memory, block->size);
@@ -212,7 +212,7 @@ static mpg_status shrink(mpg_pool *pool, size_t target, bool wait, bool give_up_
     size_class *class = &pool->classes[i];
     for (size_t j = class->count; j-- > 0;) {
       if (GET(held) + GET(scratch) <= target) return MPG_OK;
-      if (j >= class->count) continue; /* somebody took some while the lock was given up */
+      if (j >= class->count) continue; /* another thread took some while the lock was released */
       if (!mpg_uses_finished(&class->cached[j].uses, pool->device)) {
         if (!wait) continue;
         const mpg_uses *uses = &class->cached[j].uses;
@@ -300,9 +300,9 @@ static mpg_status system_alloc(mpg_pool *pool, size_class *class, size_t size, s
 
 /* --- Blocks ----------------------------------------------------------------------------------- */
 
-/* The block at the lowest address, of those that need no waiting; class->count: none is. Which that
- * is depends on what is handed out and not on the order in which it came back, so that a step that
- * is repeated finds its arrays where they were: captures hold addresses. */
+/* The block at the lowest address of those that need no waiting; class->count: none. The choice
+ * depends on the blocks handed out, not on the order in which they came back. So a repeated step
+ * gets the same addresses, which captures contain. */
 static size_t choose_steady(const mpg_pool *pool, const size_class *class, bool host_access) {
   size_t chosen = class->count;
   for (size_t i = 0; i < class->count; i++) {
@@ -316,14 +316,14 @@ static size_t choose_steady(const mpg_pool *pool, const size_class *class, bool 
   return chosen;
 }
 
-/* Whether the block that came back last is good as it is: work of its own device comes in order,
- * and no other reads it. */
+/* Whether the block that came back last can be used without waiting: work on its own device is in
+ * order, and no other device reads it. */
 static inline bool top_is_good(const mpg_pool *pool, const size_class *class, bool host_access) {
   return !host_access && class->cached[class->count - 1].uses.num_foreign == 0 &&
          !pool->device->captures;
 }
 
-/* Which cached block to hand out; class->count: none is good enough. */
+/* Chooses the cached block to hand out; class->count: none is suitable. */
 static size_t choose(const mpg_pool *pool, const size_class *class, bool host_access) {
   size_t top = class->count - 1;
   const mpg_block *cached = class->cached;
@@ -399,7 +399,7 @@ mpg_status mpg_pool_alloc(mpg_pool *pool, size_t size, bool host_access, mpg_blo
        collected = true) {
     if (collected || status != MPG_DEVICE_OUT_OF_MEMORY || (GET(limit) && rounded > GET(limit)))
       return status;
-    mpg_host_collect(); /* what is garbage to the host may hold arrays */
+    mpg_host_collect(); /* garbage of the host may hold arrays */
   }
   if (__builtin_expect(pool->poison, 0)) make_usable(pool, class, block);
   size_t in_use = GET(in_use) + block->size;

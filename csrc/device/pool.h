@@ -2,7 +2,7 @@
  * statistics.
  *
  * Blocks are reused in program order: a block freed while queued work still uses it is handed out
- * again at once, together with its last uses (mpg_uses), and whoever gets it must respect them. So
+ * again at once, together with its last uses (mpg_uses), which the new owner must wait for. So
  * freeing never waits. Ownership: a device owns its pool; a block belongs to the caller between
  * alloc and free. Threads: host lock, except for the statistics, which any thread may read.
  */
@@ -17,7 +17,7 @@ typedef struct mpg_foreign_read {
   mpg_tick tick;
 } mpg_foreign_read;
 typedef struct mpg_uses {
-  mpg_tick write;  /* last write, on the block's own device (nobody else writes) */
+  mpg_tick write;  /* last write, on the block's own device (no other writes) */
   mpg_tick read;   /* last read by its own device */
   int num_foreign; /* reads by other devices still out; finished ones are dropped when a new one is
                       added */
@@ -28,9 +28,9 @@ typedef struct mpg_uses {
 
 typedef struct mpg_block {
   void *memory;
-  size_t size; /* what was really reserved, >= what was asked */
+  size_t size; /* bytes reserved, >= bytes asked for */
   mpg_uses uses;
-  bool poisoned; /* cached, and filled with what nobody may read or write (MPGLUON_POOL_POISON) */
+  bool poisoned; /* cached and filled with the poison pattern (MPGLUON_POOL_POISON) */
 } mpg_block;
 
 /* Makes room for reads by all other devices there are; before the work is queued, as adding one can

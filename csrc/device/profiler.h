@@ -1,8 +1,8 @@
 /* Profiler events: what ran where, from when to when.
  *
  * Off by default; then recording costs one relaxed load. Each device has its own buffer, written
- * only by whoever runs the device's work; read under the host lock after profiling was stopped and
- * the device is idle.
+ * only by the thread that runs the device's work; read under the host lock after profiling was
+ * stopped and the device is idle.
  */
 #ifndef MPG_DEVICE_PROFILER_H
 #define MPG_DEVICE_PROFILER_H
@@ -33,10 +33,10 @@ static inline bool mpg_profiler_on(void) {
   return atomic_load_explicit(&mpg_profiling, memory_order_relaxed);
 }
 
-void mpg_profiler_record(
-    mpg_device *device,
-    const mpg_event *event);   /* by whoever runs the device's work; drops when out of memory */
-void mpg_profiler_start(void); /* clears old events */
+void mpg_profiler_record(mpg_device *device,
+                         const mpg_event *event); /* by the thread that runs the device's work;
+                                                     drops events when out of memory */
+void mpg_profiler_start(void);                    /* clears old events */
 void mpg_profiler_stop(void);
 void mpg_profiler_resume(void); /* after a stop: goes on, keeping the events */
 size_t mpg_profiler_event_count(const mpg_device *device);

@@ -65,8 +65,9 @@ bool mpg_sleepers_wait(mpg_sleepers *sleepers, mpg_queue *queue, const _Atomic(m
 
 void mpg_sleepers_wake(mpg_sleepers *sleepers, mpg_queue *queue) {
   pthread_mutex_lock(&queue->mutex);
-  atomic_store(&sleepers->wake_at, NEVER); /* who is not served yet puts its tick in again */
-  pthread_mutex_unlock(&queue->mutex);     /* first: who wakes up takes it */
+  atomic_store(&sleepers->wake_at,
+               NEVER);                 /* a waiter that is not served yet puts its tick in again */
+  pthread_mutex_unlock(&queue->mutex); /* first: who wakes up takes it */
   pthread_cond_broadcast(&sleepers->reached);
 }
 

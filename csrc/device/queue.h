@@ -1,7 +1,7 @@
-/* The queue of a device's worker: one producer (whoever holds the host lock), one consumer (the
- * worker; the host once there is none). It is a chain of segments that holds tasks of any size one
- * after the other. `published` counts tasks; the worker reads nothing beyond it. Nobody takes a
- * lock unless somebody sleeps.
+/* The queue of a device's worker: one producer (the holder of the host lock), one consumer (the
+ * worker, or the host once there is no worker). It is a chain of segments that holds tasks of any
+ * size one after the other. `published` counts tasks; the worker reads nothing beyond it. No lock
+ * is taken unless a thread sleeps.
  *
  * Ownership: a backend embeds the queue in its state; tasks own the copies of payload and points
  * until they are popped.
@@ -26,12 +26,11 @@ typedef struct mpg_queue {
   mpg_queue_segment *write_segment;
   size_t write_offset;
   uint64_t enqueued;
-  mpg_queue_segment
-      *published_segment; /* where to go back to when what was enqueued is retracted */
+  mpg_queue_segment *published_segment; /* the place to return to when enqueued work is retracted */
   size_t published_offset;
   bool started; /* there is a worker */
 
-  /* Shared; what is written with every task is apart from what is only looked at. */
+  /* Shared; fields written with every task are apart from fields that are mostly read. */
   _Alignas(64) _Atomic(uint64_t) published;
   _Atomic(int) producer_core;              /* mpg_this_core, when that was */
   _Alignas(64) _Atomic(uint32_t) sleeping; /* the worker sleeps, or is about to */

@@ -1,4 +1,4 @@
-/* Where the devices' queues stand: what a watchdog asks when nothing moves. */
+/* The state of the devices' queues, for the watchdog. */
 #include <errno.h>
 #include <poll.h>
 

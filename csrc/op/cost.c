@@ -45,7 +45,7 @@ mpg_cost mpg_cost_math(const mpg_infer *call) {
 
 mpg_cost mpg_cost_draws(const mpg_infer *call) { return mpg_cost_math(call); }
 
-/* Of a larger input (what is cut out of, or looked up in) only what comes out is read; a smaller
+/* Of a larger input (one that is sliced, or a table) only the result's elements are read; a smaller
  * one is read as a whole. */
 mpg_cost mpg_cost_moves(const mpg_infer *call) {
   double in = total(call->inputs, call->num_inputs, bytes_of),
@@ -59,7 +59,7 @@ typedef struct rates {
   double start, bytes, flops, copied;
 } rates;
 
-/* Of a core with its share of the memory, and of a card as are sold for training. */
+/* Rates of a core with its share of the memory bandwidth, and of a typical card for training. */
 static const rates cpu_rates = {1e-6, 1e10, 1e11, 5e9}, gpu_rates = {5e-6, 2e12, 4e13, 2e10};
 
 static const rates *rates_of(int32_t device_type) {

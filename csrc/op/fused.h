@@ -1,19 +1,19 @@
-/* A fused group, as backends see it: ops that run tile by tile, so that what one hands to the next
- * need not be in memory.
+/* A fused group, as backends see it: ops that run tile by tile, so that intermediate results need
+ * not be in memory.
  *
- * The group has a domain, a row-major box of dims. Each value of the group moves along some of them
- * and stands still along the others (where its size is 1). Tiles cut the domain along dims 0..split
- * only, each tile being whole along those behind it; what members make moves along all of 0..split,
- * so every tile makes its own part of everything once. A value's part of a tile that fixes dims
- * before d, takes a range of d, and is whole behind it is contiguous. Only trailing reductions are
- * otherwise: members that reduce a value of the whole domain over dims 0..k, split <= k, keeping
- * those behind. Their results are there when all tiles are done, and no member reads them. A
- * reduction's bits come from how it adds up; an op's kernel does so in chunks of so many rows of
- * the source, first within each and then their results in the same way, so tiles may be fed into it
- * in order and chunks go to different threads. A group may have a producer, a product that comes in
- * panels of rows (op/math/product.h). Its result moves along the whole domain; tiles of a panel's
- * rows may follow as soon as the panel is made, and where nobody else reads the result it has no
- * memory, but a panel's. A backend may run the members' kernels on each tile
+ * The group has a domain, a row-major box of dims. Each value of the group varies along some of
+ * them and is broadcast along the others (where its size is 1). Tiles cut the domain along dims
+ * 0..split only, each tile being whole along those behind it; what members make moves along all of
+ * 0..split, so every tile makes its own part of everything once. A value's part of a tile that
+ * fixes dims before d, takes a range of d, and is whole behind it is contiguous. Only trailing
+ * reductions are otherwise: members that reduce a value of the whole domain over dims 0..k, split
+ * <= k, keeping those behind. Their results are there when all tiles are done, and no member reads
+ * them. A reduction's bits come from how it adds up; an op's kernel does so in chunks of so many
+ * rows of the source, first within each and then their results in the same way, so tiles may be fed
+ * into it in order and chunks go to different threads. A group may have a producer, a product that
+ * comes in panels of rows (op/math/product.h). Its result moves along the whole domain; tiles of a
+ * panel's rows may follow as soon as the panel is made, and where nobody else reads the result it
+ * has no memory, but a panel's. A backend may run the members' kernels on each tile
  * (kernels/cpu/math/fused.c), or generate one kernel: members are in order, an element's bits are
  * those of the members' own kernels.
  *
@@ -43,7 +43,7 @@ static inline int64_t mpg_reduction_chunk(int64_t count, int64_t inner) {
 typedef struct mpg_fused_value {
   mpg_dtype dtype;
   uint32_t varying;              /* bit i: along dim i */
-  int64_t strides[MPG_MAX_NDIM]; /* in elements; 0 where it stands still */
+  int64_t strides[MPG_MAX_NDIM]; /* in elements; 0 where it is broadcast */
   uint32_t operand; /* of the call: inputs, then outputs; LOCAL: no memory but a tile's; PANEL: of a
                        producer's result, but a panel's */
   uint32_t slot;    /* of a local one; those of one slot live one after the other */
@@ -51,8 +51,8 @@ typedef struct mpg_fused_value {
 
 typedef struct mpg_fused_draw { /* of a random member */
   uint32_t call;                /* its number within the graph */
-  mpg_shape shape;              /* of what it draws */
-  mpg_random_key key;           /* filled in by whoever runs the call */
+  mpg_shape shape;              /* of its random draws */
+  mpg_random_key key;           /* filled in by the runner of the call */
 } mpg_fused_draw;
 
 typedef struct mpg_fused_member {
@@ -88,8 +88,8 @@ typedef struct mpg_fused {
   const char *name; /* "sum+mul+relu" */
 } mpg_fused;
 
-/* Whether a device type's runner of groups takes an op among the members; dtypes: of its inputs,
- * then outputs. NULL: it takes all. Set once at start by whoever loads the backend's library. */
+/* Whether the fused kernels of a device type can compute an op; dtypes: of its inputs, then
+ * outputs. NULL: all ops. Set once when the backend's library is loaded. */
 typedef bool (*mpg_fuses_fn)(const mpg_op *op, const void *params, const mpg_dtype *dtypes,
                              int count);
 void mpg_kernels_set_fuses(mpg_device_type type, mpg_fuses_fn fuses);

@@ -1,6 +1,5 @@
-/* Inference against the direction of data: what outputs say of inputs' shapes. Symbols need it: a
- * variable's shape may follow from what is done with a result. Rules exist where the answer is
- * certain. */
+/* Inference of input shapes from output shapes. Symbols need it: a variable's shape may follow from
+ * the use of a result. Rules exist where the answer is certain. */
 #include <string.h>
 
 #include "op/infer.h"

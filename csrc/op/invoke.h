@@ -36,8 +36,8 @@ mpg_status mpg_invoke_spanning(mpg_invocation *invocation);
  * hand-over to the worker. */
 enum { MPG_INLINE_ELEMENTS = 16384 };
 
-/* The random state: one seed, one counter of calls. mx.random.seed sets the seed and starts the
- * count anew. */
+/* The random state: one seed, one counter of calls. mx.random.seed sets the seed and resets the
+ * counter. */
 void mpg_random_seed(uint64_t seed);
 mpg_random_key mpg_random_next(
     uint64_t calls); /* reserves `calls` numbers; key.call is the first */

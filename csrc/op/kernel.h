@@ -39,8 +39,8 @@ typedef struct mpg_kernel_call {
 
 typedef mpg_status (*mpg_kernel_fn)(const mpg_kernel_call *call);
 
-/* The kernels of a device type: a table indexed by mpg_op_id, set once at start by whoever loads
- * the backend's library. */
+/* The kernels of a device type: a table indexed by mpg_op_id, set once when the backend's library
+ * is loaded. */
 void mpg_kernels_set(mpg_device_type type, const mpg_kernel_fn *table,
                      mpg_kernel_fn fused); /* borrowed, must outlive the process */
 mpg_kernel_fn mpg_kernel_get(const mpg_device *device,

@@ -24,8 +24,7 @@ void mpg_multi_update_release(mpg_multi_update *update); /* NULL is allowed */
 const mpg_tensor *mpg_multi_update_arrays(const mpg_multi_update *update,
                                           uint32_t *count); /* in the order given */
 
-/* params: the op's, but for the rates, which are lr * factor * correction and wd * factor for each
- * weight. */
+/* params: the op's. For each weight the rates are lr * factor * correction and wd * factor. */
 mpg_status mpg_multi_update_call(mpg_multi_update *update, const void *params, double lr,
                                  double correction, double wd, uint32_t scope);
 

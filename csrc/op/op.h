@@ -40,10 +40,10 @@ mpg_status mpg_infer_fail(const mpg_infer *infer, const char *format, ...)
     __attribute__((format(printf, 2, 3), cold));
 
 /* --- Cost ------------------------------------------------------------------------------------- */
-/* The cost of a call, worked out of the descs of its inputs and outputs and its parameters: for
- * choices between ways to compute the same (what is computed again, which order), which are made
- * alike on all machines. `call` has been inferred. Bounds of the numbers are not: a product that
- * has another kernel on some device counts as the op says. */
+/* The cost of a call, from the descs of its inputs and outputs and its parameters. Passes use it to
+ * choose values to recompute and orders; their choices are the same on all machines. `call` has
+ * been inferred. Bounds of the numbers are not: a product that has another kernel on some device
+ * counts as the op says. */
 typedef struct mpg_cost {
   double bytes; /* read and written */
   double flops; /* floating-point operations; an elementary function counts for ten */
@@ -132,7 +132,7 @@ mpg_value mpg_emit_sum_to(mpg_gradient *g, mpg_value a,
                           const mpg_shape *shape); /* undoes broadcasting; `a` itself when equal */
 mpg_value mpg_emit_broadcast_to(mpg_gradient *g, mpg_value a, const mpg_shape *shape);
 mpg_value mpg_emit_reshape(mpg_gradient *g, mpg_value a, const mpg_shape *shape);
-mpg_value mpg_emit_view(mpg_gradient *g, mpg_value a); /* the same array as a value of its own */
+mpg_value mpg_emit_view(mpg_gradient *g, mpg_value a); /* the same array as a separate value */
 mpg_value mpg_emit_cast(mpg_gradient *g, mpg_value a,
                         mpg_dtype dtype); /* `a` itself when it has the dtype */
 mpg_value mpg_emit_mean(
@@ -141,8 +141,8 @@ mpg_value mpg_emit_mean(
 static inline const mpg_desc *mpg_value_desc(mpg_gradient *g, mpg_value value) {
   return g->builder->desc(g->builder, value);
 }
-/* The gradient of a gradient that is an op of its own: that of the forward op written out as other
- * ops, from which the first gradient is taken, then its. */
+/* The second gradient of an op whose gradient is a single op: the forward op is written out as
+ * other ops and differentiated twice. */
 #define MPG_ZEROS_LIKE(i) (-1 - (i))
 typedef struct mpg_written_out {
   int num_inputs, num_outputs; /* of the forward op, as far as gradients arrive at its outputs */
@@ -158,19 +158,19 @@ void mpg_gradient_fail(mpg_gradient *g, const char *format, ...)
     __attribute__((format(printf, 2, 3), cold));
 
 /* --- Descriptor ------------------------------------------------------------------------------- */
-/* Which forward values the gradient reads, for `saves`: bits 0-15 inputs, 16-31 outputs;
+/* The forward values that the gradient reads, for `saves`: bits 0-15 inputs, 16-31 outputs;
  * SAVE_INPUTS for all inputs. */
 #define MPG_SAVE_INPUT(i) (1u << (i))
 #define MPG_SAVE_OUTPUT(i) (1u << (16 + (i)))
 #define MPG_SAVE_NONE 0u
 #define MPG_SAVE_INPUTS 0x0000ffffu
 #define MPG_SAVE_OUTPUTS 0xffff0000u
-/* Of elementwise ops. */
+/* For elementwise ops. */
 #define MPG_SAVE_BOTH (MPG_SAVE_INPUT(0) | MPG_SAVE_OUTPUT(0))
 #define MPG_SAVE_INPUTS_OUTPUT (MPG_SAVE_INPUTS | MPG_SAVE_OUTPUT(0))
 #define MPG_SAVE_RHS_OUTPUT (MPG_SAVE_INPUT(1) | MPG_SAVE_OUTPUT(0))
 
-/* How micro-batches go through the op: op/batching/batching.h. */
+/* The batching rule: op/batching/batching.h. */
 struct mpg_batching;
 typedef mpg_status (*mpg_batching_fn)(struct mpg_batching *);
 
@@ -227,15 +227,15 @@ typedef enum mpg_op_flags {
   MPG_OP_MAP_ALONE = 1 << 20,
   /* A reduction over the axes that op/math/reduce.h gives. */
   MPG_OP_REDUCTION = 1 << 21,
-  /* Its random numbers are drawn row by row of its data: for a part of a batch it draws what it
-   * draws there of the whole. */
+  /* Its random numbers are drawn row by row: the rows of a micro-batch get the numbers that they
+   * get in the whole batch. */
   MPG_OP_DRAWS_ROWS = 1 << 22,
   /* It goes through steps of time with a state, which the next part of a sequence starts from. */
   MPG_OP_CARRIES = 1 << 23,
   /* Its values are positions (_arange): they depend on the sizes of its outputs. */
   MPG_OP_COUNTS = 1 << 24,
-  /* Of arrays whose elements are all equal, or random, it makes such arrays
-   * (op/batching/batching.h: MPG_BATCH_FREE). */
+  /* Arrays with equal or random elements give such arrays (op/batching/batching.h: MPG_BATCH_FREE).
+   */
   MPG_OP_UNIFORM = 1 << 25,
 } mpg_op_flags;
 
@@ -310,7 +310,7 @@ int mpg_op_input_place(const mpg_op *op, const void *params, int index);
 /* Runs inference with the common checks (number of inputs, dtype set) around the op's own. */
 mpg_status mpg_op_infer(const mpg_op *op, const void *params, bool train, mpg_desc *inputs,
                         int num_inputs, mpg_desc *outputs, int num_outputs);
-/* The same with the inputs' contents at hand, for DYNAMIC ops. */
+/* The same with the inputs' contents available, for DYNAMIC ops. */
 mpg_status mpg_op_infer_values(const mpg_op *op, const void *params, bool train, mpg_desc *inputs,
                                int num_inputs, const void *const *values, mpg_desc *outputs,
                                int num_outputs);

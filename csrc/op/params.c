@@ -210,7 +210,7 @@ static bool means_none(const mpg_param *param, const char *text) {
   return strcmp(param->default_text, "None") == 0 && is_none(text);
 }
 
-/* What is done with a kind of parameter. `field`: of the kind's C type. */
+/* Functions for a kind of parameter. `field`: of the kind's C type. */
 typedef struct param_kind {
   const char *expected; /* in errors */
   bool (*parse)(const mpg_param *param, void *field, const char *text);

@@ -21,7 +21,7 @@ static mpg_status devices_differ(const mpg_op *op, const void *inputs, int num_i
     mpg_device_id device = device_of(inputs, i);
     bool differs = !mpg_device_id_equal(device, first);
     if (!other && differs) other = i;
-    /* Of many inputs only the first and those that are elsewhere. */
+    /* Lists the first input and those on other devices. */
     if (i && num_inputs > 8 && !differs) continue;
     mpg_text_append(&text, "%s%s on %s", listed++ ? ", " : "",
                     mpg_op_input_name(op, i, name, sizeof name), mpg_device_id_text(device).text);

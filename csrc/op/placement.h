@@ -1,8 +1,8 @@
-/* Where an op runs: the one rule, for eager calls and for graphs.
+/* The device of an op: one rule, for eager calls and for graphs.
  *
- * Users say where things are. A copy and an op that makes an array run on the device that their
- * parameters name; every other op runs where its inputs are, and these have to be on one device:
- * nothing is copied silently. Threads: host lock.
+ * A copy, and an op that creates an array, run on the device that their parameters name. Every
+ * other op runs on the device of its inputs, which must be on one device: nothing is copied
+ * silently. Threads: host lock.
  */
 #ifndef MPG_OP_PLACEMENT_H
 #define MPG_OP_PLACEMENT_H

@@ -16,7 +16,7 @@ static mpg_status add_device(mpg_device **devices, int *count, mpg_device *devic
   return MPG_OK;
 }
 
-/* Where its arrays are to be, against where they are. */
+/* Compares the devices of the op's arrays with those that they must be on. */
 static mpg_status find_devices(const mpg_invocation *inv, mpg_device **outputs,
                                mpg_device **devices, int *num_devices) {
   const mpg_collective_params *params = inv->params;

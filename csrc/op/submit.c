@@ -1,4 +1,4 @@
-/* Queues kernels: collects what they wait for, and the work of ops. */
+/* Queues kernels: collects the points that they wait for, and packs the work of ops. */
 #include "op/submit.h"
 
 #include <string.h>

@@ -1,11 +1,9 @@
-/* Queuing kernels: the one way in which work on arrays gets into the queues of devices, but for
- * programs (graph/program/launch.c).
+/* Queues kernels. All work on arrays is queued here, except programs (graph/program/launch.c).
  *
- * Whoever queues work says which arrays it reads and writes. What it must wait for is collected
- * from these, and what it does to them is noted, while nobody else runs (mpg_device_queue). An op's
- * work has the kernel, the views of its arrays and its parameters by value, so that queued work
- * refers to nothing of its caller's. Threads: host lock; kernels are called by whoever runs the
- * device's work.
+ * The caller says which arrays the work reads and writes. The points to wait for are collected from
+ * these and the new uses are recorded, while no other thread runs (mpg_device_queue). The work of
+ * an op has its kernel, views and parameters by value, so that it holds no pointer to the caller's
+ * memory. Threads: host lock; kernels are called by the thread that runs the device's work.
  */
 #ifndef MPG_OP_SUBMIT_H
 #define MPG_OP_SUBMIT_H
@@ -28,8 +26,8 @@ typedef struct mpg_kernel_submission {
   mpg_submission work; /* but for its points */
   const mpg_array_use *uses;
   uint32_t num_uses;
-  /* Optional: called last, when nobody else runs any more until the work is queued, and nothing
-   * else fails before. *done: nothing is to be queued. */
+  /* Optional: called last. No other thread runs, and nothing else can fail, from then until the
+   * work is queued. *done: nothing is to be queued. */
   mpg_status (*ready)(void *state, bool *done);
   void *state;
 } mpg_kernel_submission;

@@ -146,7 +146,7 @@ static void wait_on_stream(mpg_device *device, mpg_device *peer, mpg_tick tick) 
     mpg_tick at = other->event_ticks[i];
     if (at >= tick && (best < 0 || at < other->event_ticks[best])) best = i;
   }
-  if (best < 0) { /* nobody signalled it: behind all that has been issued */
+  if (best < 0) { /* no signal was given for it: it is behind all issued work */
     best = (int)(other->next_event++ % MPG_GPU_EVENTS);
     mpg_tick issued = atomic_load(&other->issued);
     status = other->driver->record(other->gpu, best);
@@ -318,7 +318,7 @@ static void gpu_close(mpg_device *device) {
   if (state->forked) return;
   mpg_queue_join(&state->queue);
   state->driver->close(
-      state->gpu); /* what was issued is done; the calls of this thread are this GPU's */
+      state->gpu); /* all issued work is done; driver calls of this thread go to this GPU */
   mpg_device_free_kernel_cache(device);
   while (!mpg_queue_empty(&state->queue)) {
     mpg_record *left = mpg_queue_front(&state->queue);

@@ -43,15 +43,15 @@ typedef struct mpg_gpu_services {
   const char *(*error_text)(void);
   void *(*scratch)(mpg_device *device, mpg_scratch_slot slot, size_t size); /* running work */
   int (*folders)(const char *const **folders); /* where the host keeps libraries; borrowed */
-  /* Running work: what it issues next may write *report, if that says nothing yet, and set *raised
-   * then. Waits while very many works have such checks under way. */
+  /* For running work: a kernel that it issues next may write *report, if that is still empty, and
+   * then sets *raised. Waits while too many works have open checks. */
   mpg_status (*check)(mpg_device *device, mpg_gpu_report **report, _Atomic(uint32_t) **raised);
 } mpg_gpu_services;
 
 enum { MPG_GPU_EVENTS = 64 };
 
 typedef struct mpg_gpu_driver {
-  /* How many devices there are; 0: *reason (static) says why. */
+  /* The number of devices; 0: *reason (static) says why. */
   int (*count)(const char **reason);
   /* Opens one. The stream writes ticks to `completed`, which lies in a page that only this device
    * uses. */
@@ -63,35 +63,35 @@ typedef struct mpg_gpu_driver {
   void *(*stream)(mpg_gpu *gpu); /* the compute stream */
   mpg_status (*allocate)(mpg_gpu *gpu, size_t size,
                          void **memory); /* 256-byte aligned, usable at once */
-  /* `after`: what was issued so far may still use it, else nothing does. */
+  /* `after`: work issued so far may still use it; else none does. */
   void (*free)(mpg_gpu *gpu, void *memory, bool after);
-  /* By whoever issues the work: puts a write of `tick` behind what was issued. */
+  /* Called by the issuing thread: puts a write of `tick` behind the issued work. */
   mpg_status (*publish)(mpg_gpu *gpu, mpg_tick tick);
-  /* Events of a device are numbered 0..MPG_GPU_EVENTS-1. Recorded behind what was issued so far (by
+  /* Events of a device are numbered 0..MPG_GPU_EVENTS-1. Recorded behind the work issued so far (by
    * any thread); `peer`'s stream waits, in its order. */
   mpg_status (*record)(mpg_gpu *gpu, int event);
   mpg_status (*wait)(mpg_gpu *peer, mpg_gpu *gpu, int event);
   /* MPG_OK, or what went wrong on the device: it is lost then, all its work with it. */
   mpg_status (*check)(mpg_gpu *gpu);
-  /* Beside the compute stream. The first blocks; the second returns when it has read `host`, and
-   * its bytes are there before what is issued from then on. */
+  /* On other streams than the compute stream. The first blocks. The second returns when it has read
+   * `host`; work issued from then on sees the bytes. */
   mpg_status (*copy_to_host)(mpg_gpu *gpu, void *host, const void *memory, size_t size);
   mpg_status (*copy_from_host)(mpg_gpu *gpu, void *memory, const void *host, size_t size);
-  /* In the order of the compute stream; by whoever issues its work. `to`, `from`: NULL for host
-   * memory, which may be written or read until the stream has passed. */
+  /* In the order of the compute stream; called by the issuing thread. `to`, `from`: NULL for host
+   * memory, which may be written or read until the stream has finished the copy. */
   mpg_status (*copy)(mpg_gpu *gpu, mpg_gpu *to, void *target, mpg_gpu *from, const void *source,
                      size_t size);
   mpg_status (*memory)(mpg_gpu *gpu, size_t *free_bytes, size_t *total); /* of the card */
-  /* Work once issued, to be issued again as one. By whoever issues: between the two calls it goes
-   * to *stream and does not run. `keep`: *capture becomes what was issued, made from the earlier
-   * one if that is not NULL; where this fails *capture may be NULL and the work is to be issued as
-   * ever. */
+  /* Captures of issued work, to be replayed as one. Called by the issuing thread: between the two
+   * calls work goes to *stream and does not run. `keep`: *capture becomes the issued work, as an
+   * update of the earlier capture if there is one. On failure *capture may be NULL, and the work
+   * must be issued without it. */
   mpg_status (*capture_begin)(mpg_gpu *gpu, void **stream);
   mpg_status (*capture_end)(mpg_gpu *gpu, bool keep, void **capture);
   mpg_status (*capture_run)(mpg_gpu *gpu, void *capture);
   void (*capture_free)(void *capture); /* any thread; it may still be running */
-  /* MPG_CAPTURE_KEYS in the device's memory, made when first asked for; and behind what was issued,
-   * the first of them become these, which may go at once. */
+  /* MPG_CAPTURE_KEYS keys in the device's memory, allocated by the first call. Given keys are
+   * written to the first of them, behind the issued work, and may be freed at once. */
   mpg_status (*keys)(mpg_gpu *gpu, mpg_random_key **keys);
   mpg_status (*write_keys)(mpg_gpu *gpu, const mpg_random_key *keys, int count);
   /* MPG_OK if the devices of these numbers can take part in one collective; else why not. Host

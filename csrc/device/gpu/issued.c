@@ -14,8 +14,8 @@ void mpg_issued_close(mpg_issued *issued) { mpg_free(issued->works); }
 
 enum {
   BEING_READ = 2
-}; /* of `raised`: not 0, so that whoever looks meanwhile waits for the mutex, and so for what is
-      being recorded */
+}; /* of `raised`: not 0, so that a thread that looks meanwhile waits for the mutex, and so for the
+      recording */
 
 static mpg_issued_work *work_at(const mpg_issued *issued, uint64_t number) {
   return &issued->works[number % MPG_ISSUED_KEPT];
@@ -153,8 +153,7 @@ void mpg_issued_collect(mpg_issued *issued, mpg_device *device) {
     issued->failed &= ~bit;
     atomic_fetch_and_explicit(&issued->open, ~bit, memory_order_relaxed);
   }
-  uint32_t as_left =
-      BEING_READ; /* what has been raised meanwhile is found next time, if it was not now */
+  uint32_t as_left = BEING_READ; /* a report raised meanwhile is found now or next time */
   atomic_compare_exchange_strong(&issued->reports->raised, &as_left, 0);
 }
 

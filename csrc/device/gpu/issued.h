@@ -1,7 +1,7 @@
-/* A log of the work a GPU has issued lately: to say what was running when the device was lost, and
- * which work depends on checks whose outcome is not known.
+/* A log of the work that a GPU has issued lately. It tells which work was running when the device
+ * was lost, and which work depends on device-side assertions (checks) with unknown outcome.
  *
- * A check is what work asks of its inputs on the card itself (an index that must be in range). Its
+ * A check is a condition on the inputs of work that the card tests (an index must be in range). Its
  * outcome comes with the work's completion, when work that depends on it may have been issued: each
  * work carries the set of the open checks that it depends on, and a report fails them all. Only
  * work on the same device does so; others wait until there is no open check before the tick they
@@ -32,7 +32,7 @@ typedef struct mpg_issued {
   mpg_issued_work *works; /* a ring of the latest */
   uint64_t count;
   mpg_gpu_reports *reports;
-  _Atomic(uint64_t) open; /* checks; the worker adds, whoever holds the mutex takes away */
+  _Atomic(uint64_t) open; /* checks; the worker adds, the holder of the mutex removes */
   uint64_t failed;        /* mutex: of these, reported and recorded */
   struct {
     uint64_t work;  /* its number */
@@ -45,13 +45,13 @@ void mpg_issued_close(mpg_issued *issued);
 /* The task is about to run. */
 void mpg_issued_begin(mpg_issued *issued, mpg_device *device, pthread_mutex_t *mutex,
                       const mpg_task *task);
-/* Where the running work may report what is wrong from tick `first` on. NULL: all places are taken;
- * *wait_for says for which tick to wait. */
+/* The place where the running work may report errors from tick `first` on. NULL: all places are
+ * taken; wait for tick *wait_for. */
 mpg_gpu_report *mpg_issued_check(mpg_issued *issued, mpg_device *device, pthread_mutex_t *mutex,
                                  mpg_tick first, mpg_tick *wait_for);
 /* The tick to wait for before another work begins, or 0. */
 mpg_tick mpg_issued_oversubscribed(mpg_issued *issued);
-/* Records what has been reported. With the mutex. */
+/* Records reports. With the mutex held. */
 void mpg_issued_collect(mpg_issued *issued, mpg_device *device);
 /* Whether the outcome of a check before `tick` is not known. With the mutex. */
 bool mpg_issued_open_before(mpg_issued *issued, mpg_device *device, mpg_tick tick);

@@ -38,7 +38,7 @@ struct mpg_captures {
   bool *alone;               /* per instruction: never in a captured segment */
   mpg_captured_segment **at; /* per instruction: the captured segment that begins there */
   mpg_captured_segment
-      *segments; /* also those that were cut anew: captures are freed with the program */
+      *segments; /* also those that were replaced: captures are freed with the program */
 };
 
 /* Whether an instruction is issued the same way whenever its addresses are. */
@@ -55,8 +55,8 @@ static bool draws(const mpg_instruction *instruction) {
   return instruction->kind == MPG_RUN && instruction->random != MPG_NO_RANDOM;
 }
 
-/* Marks the instructions that no captured segment holds: waits, signals that the set waits for,
- * what does not repeat. */
+/* Marks instructions that cannot be captured: waits, signals that the set waits for, work that
+ * cannot be replayed. */
 static void mark_alone(const mpg_program_set *set, const mpg_program *program, bool *alone) {
   for (uint32_t i = 0; i < program->count; i++) {
     const mpg_instruction *instruction = &program->instructions[i];
@@ -173,7 +173,7 @@ static bool fits(const kept_capture *kept, const mpg_captured_segment *captured,
   return true;
 }
 
-/* The one that fits, or else the one to make anew. */
+/* The capture that fits, or else the one to replace. */
 static kept_capture *choose(mpg_captured_segment *captured, const mpg_call_frame *frame,
                             const mpg_device *device, bool *found) {
   kept_capture *oldest = &captured->kept[0];
@@ -265,7 +265,7 @@ mpg_status mpg_capture_run(mpg_run *run, const mpg_call_frame *frame, mpg_progra
     captured->failed = UINT32_MAX;
     if (capture(run, frame, program, captured, kept) != MPG_OK) {
       learn(program, captured, failed_before);
-      return MPG_OK; /* issued one by one; what is wrong shows there */
+      return MPG_OK; /* issued one by one, which reports the error */
     }
     captured->misses++;
   } else {

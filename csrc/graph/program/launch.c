@@ -68,7 +68,7 @@ static mpg_status new_frame(mpg_program_set *set, const mpg_launching *call, int
                             mpg_call_frame **result) {
   mpg_call_frame *frame = NULL;
   MPG_TRY(take_frame(set, &frame));
-  /* then the addresses of what is bound are those of the last call */
+  /* then the bound arrays have the addresses of the last call */
   bool known = call->binding && frame->binding == call->binding;
   *frame = (mpg_call_frame){.references = references,
                             .set = set,
@@ -300,7 +300,7 @@ mpg_status mpg_staged_call_submit(mpg_staged_call *staged_call, uint32_t number,
                                                       .prepare = prepare_segment,
                                                       .note = note_staged_segment,
                                                       .state = &state});
-  /* Not queued: nobody may wait for it. */
+  /* Not queued: no work may wait for it. */
   if (status != MPG_OK && staged_call->frame->first_ticks[number] > device->submitted)
     staged_call->frame->first_ticks[number] = 0;
   return status;

@@ -275,7 +275,7 @@ static void find_final(lowering *l, const mpg_order *order) {
     uint32_t runs_on = mpg_node_crosses(l->graph, node)
                            ? mpg_plan_slot(l->plan, mpg_graph_at(l->graph, inputs[0])->device)
                            : slot;
-    bool spans = mpg_node_spans(node); /* then each device touches what is on it */
+    bool spans = mpg_node_spans(node); /* then each device touches the arrays on it */
     for (uint32_t i = 0; i < node->num_inputs; i++)
       touch(l, inputs[i], at,
             spans ? mpg_plan_slot(l->plan, mpg_graph_at(l->graph, inputs[i])->device) : runs_on,
@@ -297,7 +297,8 @@ static void find_final(lowering *l, const mpg_order *order) {
   }
 }
 
-/* Behind the instruction at `position`: notes what is final now, and signals when it is enough. */
+/* Behind the instruction at `position`: notes the arrays that are final now, and signals when these
+ * have enough bytes. */
 static mpg_status signal_final(lowering *l, size_t position) {
   for (uint32_t i = l->final[position], next; i != NONE; i = next) {
     struct external *e = &l->externals[i];
@@ -345,14 +346,13 @@ static mpg_status lower_all(lowering *l, const mpg_order *order) {
       MPG_TRY(lower_group(l, order, group, segment));
     MPG_TRY(signal_final(l, k));
   }
-  for (size_t k = 0; k < order->count; k++) { /* arrays that nobody read on their device: outputs */
+  for (size_t k = 0; k < order->count; k++) { /* arrays without readers on their device: outputs */
     const mpg_node *node = &l->graph->nodes[order->nodes[k]];
     uint32_t slot = mpg_plan_slot(l->plan, node->device);
     if (!mpg_node_crosses(l->graph, node)) continue;
     const struct arrival *arrival = &l->arrivals[l->plan->roots[node->values]];
     if (l->waited[slot * l->plan->num_devices + arrival->source] >
-        arrival
-            ->number) { /* a later signal was waited for; whoever uses the array waits for that */
+        arrival->number) { /* a later signal was waited for; users of the array wait for that */
       MPG_TRY(note_access(l, slot, l->plan->locations[node->values].base, false, true, false));
       continue;
     }

@@ -1,4 +1,4 @@
-/* Running programs: a frame, its instructions and what they draw at random. */
+/* Runs programs: frames, instructions and random draws. */
 #include "graph/program/program.h"
 
 #include "base/clock.h"
@@ -44,7 +44,7 @@ void mpg_program_discard(void *payload) {
   mpg_free(frame->times);
   frame->times = NULL;
   mpg_call_frame *top = atomic_load_explicit(&set->returned, memory_order_relaxed);
-  do frame->next = top; /* only whole lists are taken, so what is on top stays what it was */
+  do frame->next = top; /* only whole lists are taken, so the head cannot change and come back */
   while (!atomic_compare_exchange_weak_explicit(&set->returned, &top, frame, memory_order_release,
                                                 memory_order_relaxed));
   mpg_program_set_release(set);
@@ -104,8 +104,8 @@ static void shift_rows(mpg_random_key *key, const mpg_rows *rows, int64_t outer,
   key->stride = (uint64_t)(rows->total * inner);
 }
 
-/* Where in the stream of a random op the elements of these rows lie, as if the whole batch were
- * drawn. random: its number in the graph. */
+/* Finds the place of these rows in the stream of a random op, as if the whole batch were drawn.
+ * random: the op's number in the graph. */
 static void shift_random(mpg_random_key *key, const mpg_call_frame *frame, uint32_t random,
                          bool by_rows, const mpg_shape *shape) {
   const mpg_rows *rows = &frame->rows;

@@ -94,7 +94,8 @@ typedef struct mpg_program {
   mpg_view *views; /* descs are constant, addresses are filled in when it runs */
   uint32_t num_operands;
   size_t operands_capacity, views_capacity;
-  struct mpg_captures *replays; /* see capture.h; NULL: not made yet. By whoever runs it */
+  struct mpg_captures
+      *replays; /* see capture.h; NULL: not made yet. Used by the thread that runs the program */
 } mpg_program;
 
 typedef struct mpg_call_frame mpg_call_frame;
@@ -141,9 +142,9 @@ typedef struct mpg_launching {
   const mpg_tensor *parts[MPG_MAX_PARTS]; /* a tensor per external array of each part (storage NULL
                                              where no program touches it; NULL: none is touched) */
   uint64_t binding; /* names the fixed ones: the same number, the same arrays; 0: look at them */
-  /* Optional: the caller's last look, when nobody else runs any more until the work is queued:
-   * whether the arrays are still what the call was made for, and *unread: no other device still
-   * reads a fixed one that is written. */
+  /* Optional: the caller's last check; no other thread runs from then until the work is queued.
+   * Fails if the arrays have changed since the call was made. *unread: no other device still reads
+   * a fixed array that is written. */
   mpg_status (*look)(const void *looking, bool *unread);
   const void *looking;
   mpg_storage **blocks; /* a storage per block; those from first_block on are filled in (new; the
@@ -154,9 +155,9 @@ typedef struct mpg_launching {
 } mpg_launching;
 mpg_status mpg_launch(mpg_program_set *set, const mpg_launching *call);
 
-/* Which rows of a batch a call works on: what it draws at random is what these rows of the whole
- * batch would. Where nobody said where they lie in it, `axis` of an array that has `count` rows
- * there is taken for the batch's. */
+/* The rows of a batch that a call works on: they draw the random numbers that they would draw in
+ * the whole batch. If their place in a draw is not known, `axis` of an array that has `count` rows
+ * there is taken as the batch's axis. */
 typedef struct mpg_rows {
   int32_t axis;
   int64_t begin, count, total; /* total 0: all of them */
@@ -172,7 +173,7 @@ typedef struct mpg_segment_time { /* monotonic clock, ns; 0: not run yet */
  * one behind the last such segment. External arrays must be there when a segment that touches them
  * is queued. Nothing is fixed. Host lock. */
 typedef struct mpg_staged_call {
-  mpg_launching call;    /* what it points to is borrowed */
+  mpg_launching call;    /* its pointers are borrowed */
   mpg_call_frame *frame; /* owned reference */
 } mpg_staged_call;
 mpg_status mpg_staged_call_begin(mpg_program_set *set, const mpg_launching *call, mpg_rows rows,
@@ -191,8 +192,8 @@ struct mpg_call_frame {
   uint64_t binding;           /* whose addresses are among the bases */
   mpg_random_key random;
   mpg_rows rows;
-  mpg_segment_time *times; /* per segment, filled in as they run; to be read when they have run;
-                              NULL: nobody asks. Owned while in use */
+  mpg_segment_time *times; /* per segment, filled in as they run; read when they have run; NULL: not
+                              wanted. Owned while in use */
   mpg_tick *first_ticks;   /* per segment */
   void *bases[];           /* addresses: externals, then blocks */
 };

@@ -211,8 +211,8 @@ static bool fuse_relu(mpg_rewrite *r, const relu_behind *found) {
         r, (mpg_operand){mpg_node_inputs(r->graph, addition)[found->residual], false});
   if (r->status != MPG_OK) return true;
   if (addition && !made_from_last(r, residual, &inputs[5])) {
-    /* Nothing follows an addition to what has no channels-last form: with a copy in between it
-     * would not, either. */
+    /* An addition to a value without channels-last form ends the layout: with a copy in between it
+     * would, too. */
     mpg_value terms[2], sum;
     emit_norm(r, norm, inputs, outputs);
     terms[!found->residual] = emit_transposed(r, outputs[0], true);

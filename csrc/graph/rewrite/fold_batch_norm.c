@@ -3,7 +3,7 @@
 
 #include "graph/rewrite/rewrite.h"
 
-/* The product behind a BatchNorm's data whose results nobody else reads, normalised along its
+/* The product that makes a BatchNorm's data, if it has no other reader and is normalised along its
  * channels. */
 static bool product_before(const mpg_rewrite *r, mpg_operand data, int64_t axis,
                            mpg_operand *product, bool *has_bias) {

@@ -110,7 +110,7 @@ static bool match_added(mpg_rewrite *r, pattern *p, mpg_operand from) {
     return false;
   mpg_operand sides[2] = {mpg_rewrite_input(r, sum, 0), mpg_rewrite_input(r, sum, 1)};
   for (int side = 0; side < 2;
-       side++) { /* the scores are what has the sum's shape and comes from a product */
+       side++) { /* the scores are the operand with the sum's shape that comes from a product */
     mpg_operand scores = sides[side], mask = sides[1 - side], product,
                 scaled = behind_views(r, scores);
     double factor;
@@ -246,8 +246,7 @@ static int by_stride(const void *a, const void *b) {
   return (x->stride > y->stride) - (x->stride < y->stride);
 }
 
-/* Three parts of an array, alike but for where they begin, that make it up: one more factor makes
- * theirs a mixed radix. */
+/* Three equal parts that make up an array: their offset is one more factor of its mixed radix. */
 static bool make_up(const mpg_rewrite *r, const part *q, const part *k, const part *v) {
   int64_t a = q->layout.offset, b = k->layout.offset, c = v->layout.offset;
   int64_t low = a < b ? (a < c ? a : c) : (b < c ? b : c),
@@ -307,7 +306,7 @@ static mpg_tuple place_of(const part *t, const mpg_lead *lead) {
                      .values = {t->layout.offset, lead->stride[0], lead->stride[1], t->by_row}};
 }
 
-/* Where masks that broadcast to the scores lie, added to each other. */
+/* Finds the masks that broadcast to the scores and are added to each other. */
 static bool read_masks(const mpg_rewrite *r, const pattern *p, mpg_lead *lead, mpg_tuple *place) {
   const mpg_shape *scores = &p->masked->shape;
   mpg_shape mask = {0};
@@ -494,7 +493,7 @@ static bool write_in_place(mpg_rewrite *r, uint32_t n) {
   for (uint32_t i = 1; i < attention->num_outputs; i++)
     if (r->users[attention->values + i]) return false;
   if (shape->dims[2] != sizes[ROWS] || shape->dims[3] != sizes[VALUE_WIDTH]) return false;
-  /* As the attention made it: by head. */
+  /* The result of the attention, by head. */
   if (params.result_at.values[3] != sizes[VALUE_WIDTH] ||
       params.result_at.values[1] != sizes[HEADS] * sizes[ROWS] * sizes[VALUE_WIDTH])
     return false;

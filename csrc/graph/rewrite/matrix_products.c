@@ -28,7 +28,7 @@ static bool exchanged(const mpg_rewrite *r, mpg_operand from, mpg_operand *x) {
   return true;
 }
 
-/* dot and batch_dot of transposes: the product reads what was transposed. */
+/* dot and batch_dot of transposes: the product reads the array before the transpose. */
 static bool fold_transposes(mpg_rewrite *r, uint32_t n) {
   const mpg_node *node = &r->graph->nodes[n];
   if (node->op->id != MPG_OP_dot && node->op->id != MPG_OP_batch_dot) return false;

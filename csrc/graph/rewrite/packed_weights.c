@@ -55,8 +55,8 @@ static bool match_sum(const mpg_rewrite *r, mpg_operand from, found *f) {
   return false;
 }
 
-/* The inputs of the op that a convolution becomes: data, packed weight (left out), bias, what is
- * added. */
+/* The inputs of the op that replaces a convolution: data, packed weight (left out), bias, the added
+ * array. */
 static int take_inputs(mpg_rewrite *r, const found *f, mpg_value *inputs) {
   int count = 2;
   inputs[0] = mpg_rewrite_take(r, mpg_rewrite_input(r, f->convolution, 0));
@@ -127,9 +127,9 @@ static bool pack(mpg_rewrite *r, uint32_t n) {
   return true;
 }
 
-/* A dense layer. Small products are not worth it: they are done by a loop that packs nothing. Large
- * ones come in panels, which what is behind follows; packing for each call is little of their work.
- */
+/* A dense layer. Small products gain nothing: their loop needs no packing. Large ones are computed
+ * in panels, which a fused group follows; for these, packing in each call is a small part of the
+ * work. */
 static bool pack_dense(mpg_rewrite *r, uint32_t n) {
   const mpg_node *node = &r->graph->nodes[n];
   mpg_operand shown = mpg_rewrite_shown(r), data = mpg_rewrite_input(r, shown, 0),

@@ -12,7 +12,7 @@ static const mpg_rewrite_rule *const rules[] = {
     &mpg_rule_attention,     &mpg_rule_attention_result,
     &mpg_rule_channels_last, /* behind those that match convolutions as they are traced */
     &mpg_rule_packed_relu,   &mpg_rule_packed,
-    &mpg_rule_packed_dense,  &mpg_rule_winograd, /* what is not packed */
+    &mpg_rule_packed_dense,  &mpg_rule_winograd, /* an array that is not packed */
 };
 
 static const mpg_operand none = {{UINT32_MAX, 0}, false};
@@ -47,7 +47,7 @@ mpg_operand mpg_rewrite_behind(const mpg_rewrite *r, mpg_operand operand) {
   return operand;
 }
 
-/* Whether a node reads what is written after it. */
+/* Whether a node reads an array that is written after it. */
 static bool overwritten(const mpg_rewrite *r, uint32_t number) {
   const mpg_node *node = &r->graph->nodes[number];
   for (uint32_t i = 0; i < node->num_inputs; i++)
@@ -240,8 +240,8 @@ static bool reads_shape_only(const mpg_node *node, uint32_t i) {
          node->op->id == MPG_OP_slice_like;
 }
 
-/* Marks what outputs and effects need, and all inputs; counts uses by those; and finds what is
- * written. All are zero before. */
+/* Marks the nodes that outputs and effects need, and all inputs; counts their uses; finds written
+ * values. All arrays are zero before. */
 static void find_live(const mpg_graph *graph, bool *live, uint32_t *users, uint32_t *written) {
   for (size_t i = 0; i < graph->num_outputs; i++) {
     live[graph->outputs[i].node] = true;
@@ -285,7 +285,7 @@ static bool can_run(const mpg_rewrite_rule *rule, const mpg_node *node) {
          mpg_kernel_get(device, mpg_op_get((mpg_op_id)(rule->needs - 1)));
 }
 
-/* rule NULL: only leaves out what is dead. */
+/* rule NULL: only removes dead nodes. */
 static mpg_status sweep(const mpg_rewrite_request *request, const mpg_rewrite_rule *rule,
                         bool *changed) {
   mpg_graph *source = request->graph;

@@ -1,11 +1,11 @@
 /* Rewrites that change bits: patterns of ops replaced by ops that compute the same function another
  * way.
  *
- * They run on the graph as traced, before the gradient, so that what is fused forward is fused
- * backward. Every rule is one sweep: it is shown the nodes in order, matches a pattern by its last
- * op, looking back, and builds the replacement there; all other nodes are taken over as they are,
- * in their order, with their scope, origin, mode and random number. What nobody reads any more is
- * left out. Rules run one after the other, each on what the one before left.
+ * They run on the graph as traced, before the gradient, so that ops that are fused forward are
+ * fused backward. Every rule is one sweep: it is shown the nodes in order, matches a pattern by its
+ * last op, looking back, and builds the replacement there; all other nodes are taken over as they
+ * are, in their order, with their scope, origin, mode and random number. Nodes without readers are
+ * removed. Rules run one after the other, each on the result of the one before.
  *
  * What a rule decides depends on ops, shapes, dtypes and parameters alone, never on devices (a kind
  * of device that has no kernel for what it would put in keeps the ops as they are): a pattern looks
@@ -58,7 +58,7 @@ struct mpg_rewrite {
   mpg_graph target;
   mpg_value *map; /* per value of the source; MPG_NO_VALUE */
   const bool *live;
-  /* attention.c: the last mask that was looked at, as many layers share one, and what it is. */
+  /* attention.c: the last mask that was examined, which many layers share, and the result. */
   mpg_value looked_at;
   bool hides, hides_forever;
 };

@@ -95,7 +95,7 @@ static bool cut(mpg_view_layout *layout, int dim, int64_t size, int64_t begin, i
     mpg_factor factor = old.factors[i];
     if (old.dims[i] == dim) {
       inner /= factor.size;
-      if (first) { /* the outermost one is cut; what is inside stays whole */
+      if (first) { /* the outermost one is cut; inner ones stay whole */
         if (begin % inner || length % inner) return false;
         layout->offset += begin / inner * factor.stride;
         factor.size = length / inner;

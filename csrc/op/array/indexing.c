@@ -321,8 +321,8 @@ mpg_status mpg_infer_scatter_nd(mpg_infer *infer) {
   return MPG_OK;
 }
 
-/* Of both scatter_nd and _backward_gather_nd. Where scatter_nd drops all but the last of equal
- * indices, this counts each of them, as MXNet's does. */
+/* The gradient of scatter_nd and of _backward_gather_nd. scatter_nd keeps only the last of equal
+ * indices, but this counts each of them, as MXNet does. */
 void mpg_gradient_scatter_nd(mpg_gradient *g) {
   if (g->needed[0])
     g->in_grads[0] = mpg_emit2(g, MPG_OP_gather_nd, NULL, g->out_grads[0], g->inputs[1]);

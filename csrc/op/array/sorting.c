@@ -101,7 +101,7 @@ void mpg_gradient_topk(mpg_gradient *g) {
   g->in_grads[0] = put_back(g, &params->axis, mpg_emit1(g, MPG_OP_topk, &order, g->inputs[0]));
 }
 
-/* Indices in the dtype of the data, but for types that are too small for them. */
+/* Indices have the dtype of the data, unless it is too small for them. */
 static mpg_dtype index_dtype(mpg_dtype dtype) {
   return dtype == MPG_INT8 || dtype == MPG_UINT8 || dtype == MPG_BOOL || dtype == MPG_BFLOAT16
              ? MPG_FLOAT32

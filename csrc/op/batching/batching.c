@@ -318,7 +318,7 @@ static mpg_status along(mpg_batching *b, const mpg_opt_int *axis, bool removed) 
   return MPG_OK;
 }
 
-/* Of ops with a parameter axis; one named keepdims says whether it stays. */
+/* The rule of ops with a parameter `axis`; a parameter `keepdims` says whether the axis stays. */
 mpg_status mpg_batching_along_axis(mpg_batching *b) {
   const mpg_param_table *table = b->op->params;
   int axis = mpg_params_find(table, "axis"), keepdims = mpg_params_find(table, "keepdims");

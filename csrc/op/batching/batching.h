@@ -20,9 +20,9 @@
 typedef enum mpg_batch_kind {
   MPG_BATCH_SAME,    /* the same in every micro-batch: parameters, constants */
   MPG_BATCH_DIVIDED, /* the micro-batch's rows of a larger array */
-  MPG_BATCH_STATE,   /* along time: made with what was carried on from the piece before */
-  /* What a block is given and returns is one of these; what is made inside may also be: */
-  MPG_BATCH_FREE, /* all elements alike (or drawn at random): rows of something, or not */
+  MPG_BATCH_STATE,   /* along time: computed with the state of the chunk before */
+  /* Inputs and results of a block are one of these; values inside may also be: */
+  MPG_BATCH_FREE, /* all elements equal (or random): usable as rows, or as one value */
   MPG_BATCH_PART, /* along time: what a piece alone makes of its steps; fit for states only */
 } mpg_batch_kind;
 

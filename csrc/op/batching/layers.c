@@ -16,8 +16,8 @@ mpg_status mpg_batching_dot(mpg_batching *b) {
   return MPG_OK;
 }
 
-/* Of stacks of matrices whose rows and columns are these axes; every other axis must have the batch
- * in both. */
+/* The rule of stacks of matrices with these axes as rows and columns; the batch must be on the same
+ * other axis in both. */
 static mpg_status product(mpg_batching *b, int row, int column, bool transpose_a,
                           bool transpose_b) {
   int first = mpg_batching_first(b), own = b->in[first].axis;

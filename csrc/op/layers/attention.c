@@ -4,7 +4,7 @@
 
 enum { BATCH, HEADS, ROWS, KEYS, WIDTH, VALUE_WIDTH, SIZES };
 enum { OFFSET, BY_BATCH, BY_HEAD, BY_ROW, PLACES };
-enum { DRAW_WORDS = 5 }; /* what is kept of a random key: seed, call, position, run, stride */
+enum { DRAW_WORDS = 5 }; /* the saved fields of a random key: seed, call, position, run, stride */
 
 static bool drops(const mpg_attention_params *p) { return p->p > 0; }
 static bool masked(const mpg_attention_params *p) { return p->mask_at.count >= 0; }

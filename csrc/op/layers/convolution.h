@@ -99,7 +99,7 @@ static inline bool mpg_winograd_shares(const mpg_winograd *w) {
 }
 /* The gradient of a bias: the sum of `grad` over all axes but the channels. */
 mpg_value mpg_emit_channel_sum(mpg_gradient *g, mpg_value grad, mpg_layout layout);
-/* The pad that a deconvolution really has: what it says, or what target_shape asks for. data, out:
+/* The padding of a deconvolution: its parameter, or the one that target_shape needs. data, out:
  * channels-first. */
 void mpg_deconvolution_pads(const mpg_deconvolution_params *p, const mpg_shape *data,
                             const mpg_shape *out, mpg_tuple *pads);

@@ -145,7 +145,7 @@ mpg_status mpg_infer_rnn_backward(mpg_infer *infer) {
   MPG_TRY(params->flat ? mpg_infer_rnn(&forward) : mpg_infer_rnn_separate(&forward));
   int visible = forward.num_outputs - 1;
   for (int i = 0; i < forward.num_outputs + 1;
-       i++) { /* output, reserve, gradients of what is visible */
+       i++) { /* output, reserve, gradients of the visible outputs */
     const mpg_desc *desc = &results[i == 0 ? 0 : i == 1 ? visible : i - 2];
     MPG_TRY(mpg_infer_expect_dtype(infer, count + i, desc->dtype));
     if (mpg_shape_known(&desc->shape))

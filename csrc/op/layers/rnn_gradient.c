@@ -100,8 +100,8 @@ static void cell(mpg_gradient *g, const mpg_rnn_size *s, mpg_value x, mpg_value 
   }
 }
 
-/* A layer's output as the next one sees it. The forward pass left it in the reserve, with a
- * negative zero for what was dropped. */
+/* A layer's output as input of the next one. The forward pass left it in the reserve, with negative
+ * zeros for dropped elements. */
 static mpg_value drop(mpg_gradient *g, const mpg_rnn_size *s, int layer, mpg_value output,
                       mpg_value reserve) {
   const mpg_rnn_backward_params *p = g->params;
@@ -208,7 +208,7 @@ static void emit_rnn(mpg_gradient *g, const mpg_value *inputs, mpg_value *output
   mpg_free(a);
 }
 
-/* (forward inputs, output, reserve, gradients of what is visible) -> gradients of the forward
+/* (forward inputs, output, reserve, gradients of the visible outputs) -> gradients of the forward
  * inputs. */
 void mpg_gradient_rnn_back(mpg_gradient *g) {
   const mpg_rnn_backward_params *p = g->params;

@@ -26,8 +26,7 @@ static mpg_value scalar(mpg_gradient *g, mpg_op_id op, mpg_value a, double numbe
 static mpg_value unary(mpg_gradient *g, mpg_op_id op, mpg_value a) {
   return mpg_emit1(g, op, NULL, a);
 }
-/* The broadcasting form only where shapes differ: the other says more to whoever reads the graph.
- */
+/* The broadcasting form only where shapes differ: passes know more about the other form. */
 static mpg_value binary(mpg_gradient *g, mpg_op_id same, mpg_op_id broadcasting, mpg_value a,
                         mpg_value b) {
   if (g->status != MPG_OK) return MPG_NO_VALUE;

@@ -22,7 +22,7 @@ static mpg_status matrices(mpg_infer *infer, bool square, bool *known) {
   return MPG_OK;
 }
 
-/* Arrays without axes would be what is left of one matrix: MXNet gives them one of size 1. */
+/* The result for one matrix would have no axes; as in MXNet it has one of size 1. */
 static mpg_shape one_per_matrix(const mpg_shape *a) {
   mpg_shape shape = *a;
   if (a->ndim == 2) return (mpg_shape){.ndim = 1, .dims = {1}};

@@ -195,8 +195,7 @@ int64_t mpg_packed_matrix_elements(int64_t rows, int64_t columns) {
   return MPG_PACKED_HEADER + in_blocks(rows) * in_blocks(columns);
 }
 
-/* That of a checked weight: a matrix of that size rounded up to whole blocks has to be possible,
- * too. */
+/* The size of a packed weight: the shape rounded up to whole blocks must not overflow either. */
 static mpg_status packed_shape(const mpg_infer *infer, int64_t rows, int64_t columns,
                                mpg_shape *shape) {
   mpg_shape whole = {.ndim = 2, .dims = {in_blocks(rows), in_blocks(columns)}};

@@ -17,7 +17,7 @@ typedef struct mpg_product { /* the result is (m, n); of a dense one, (m, k) by 
   int64_t least; /* panels may be halved while they stay whole multiples of so many rows */
 } mpg_product;
 
-/* So many threads may want smaller panels. */
+/* With many threads, smaller panels may be better. */
 static inline int64_t mpg_product_panel(const mpg_product *p, int threads) {
   int64_t rows = p->panel;
   while (rows % (2 * p->least) == 0 && p->m / rows < 4 * (int64_t)threads) rows /= 2;
@@ -28,7 +28,7 @@ static inline int64_t mpg_product_panel(const mpg_product *p, int threads) {
  * first two are read. */
 bool mpg_product_in_panels(const mpg_op *op, const void *params, const mpg_desc *const *inputs,
                            mpg_product *p);
-/* Of a dense product: the decision by sizes alone. */
+/* For a dense product: the decision by sizes alone. */
 bool mpg_product_cut(mpg_product *p);
 
 #endif

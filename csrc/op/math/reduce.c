@@ -1,7 +1,7 @@
 /* Reductions and broadcasting to a shape: inference and gradients. */
 #include "op/infer.h"
 
-/* Which axes a reduction goes over. Each of `axis` is checked; naming one twice is an error. */
+/* The axes of a reduction. Each entry of `axis` is checked; a repeated one is an error. */
 static mpg_status reduced_axes(const mpg_infer *infer, const mpg_tuple *axis, bool exclude,
                                int ndim, bool *reduced) {
   bool all = axis->count <= 0;
@@ -136,7 +136,7 @@ void mpg_gradient_nanprod(
   g->in_grads[0] = mul(g, product_gradient(g, numbers), is_number(g));
 }
 
-/* To all that are equal to it; of NaN, which equals nothing, to all NaN. */
+/* The gradient goes to all elements equal to the result; for NaN, to all NaN. */
 void mpg_gradient_extremum(mpg_gradient *g) {
   mpg_value equal = mpg_emit2(g, MPG_OP_broadcast_equal, NULL, X, kept(g, Y)),
             nan = mpg_emit2(g, MPG_OP__not_equal, NULL, X, X);

@@ -1,5 +1,5 @@
-/* Which axes a reduction (a row with MPG_OP_REDUCTION) goes over; inference has checked them.
- * Stateless; any thread. */
+/* The axes of a reduction (a row with MPG_OP_REDUCTION), checked by inference. Stateless; any
+ * thread. */
 #ifndef MPG_OP_MATH_REDUCE_H
 #define MPG_OP_MATH_REDUCE_H
 
