@@ -212,7 +212,7 @@ class _Annealing(LRScheduler):
         self.max_update: int = _whole("max_update", max_update, 1)
         self.base_lr_orig = base_lr
         self.final_lr: float = _finite("final_lr", final_lr)
-        self.max_steps = self.max_update - self.warmup_steps
+        self.max_steps: int = self.max_update - self.warmup_steps
 
     def _curve(self, span, done):
         """What is left of `span` (the whole way from `base_lr` to `final_lr`) after `done` of
@@ -224,7 +224,7 @@ class _Annealing(LRScheduler):
             return self.get_warmup_lr(num_update)
         if num_update <= self.max_update and self.max_steps > 0:
             span = self.base_lr_orig - self.final_lr
-            self.base_lr = self.final_lr + self._curve(span, num_update - self.warmup_steps)
+            self.base_lr: float = self.final_lr + self._curve(span, num_update - self.warmup_steps)
         return self.base_lr
 
 

@@ -60,7 +60,7 @@ def feature_list() -> list[Feature]:
     return [Feature(name, enabled) for name, enabled in _features().items()]
 
 
-class Features(dict):
+class Features(dict[str, Feature]):
     """The features by name, as a dict.
 
     Examples

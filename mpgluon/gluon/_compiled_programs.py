@@ -180,7 +180,8 @@ def _entry_parts(entry):
     shown = [
         i
         for i, title in enumerate(rows[0])
-        if title not in ("fused groups", "recomputed", "kept") or any(row[i] != "0" for row in rows[1:])
+        if title not in ("fused groups", "recomputed", "kept")
+        or any(row[i] != "0" for row in rows[1:])
     ]
     return [*lines, [[row[i] for i in shown] for row in rows]]
 

@@ -615,7 +615,7 @@ class SDMLLoss(Loss):
         **kwargs: Any,
     ) -> None:
         super().__init__(weight, batch_axis, **kwargs)
-        self.kl_loss = KLDivLoss(from_logits=True)
+        self.kl_loss: KLDivLoss = KLDivLoss(from_logits=True)
         self.smoothing_parameter = smoothing_parameter
 
     def hybrid_forward(self, F: Any, x1: Any, x2: Any) -> Any:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DeferredInitializationError", "Parameter", "Constant", "ParameterDict", "tensor_types"]
 
-tensor_types = (nd.NDArray,)
+tensor_types: tuple[type[NDArray], ...] = (nd.NDArray,)
 
 # Each initialisation has this many numbers of random calls to itself, whether it happens at once or
 # is deferred, so initial values depend neither on when nor where they are made.
@@ -62,7 +62,7 @@ def _same_dtype(a, b):
 
 # How often a parameter got other arrays, or factors for its rates: while the number is the same, so
 # are those of all parameters.
-changes = [0]
+changes: list[int] = [0]
 _COUNTED = frozenset(("arrays", "gradients", "lr_mult", "wd_mult"))
 
 

@@ -11,6 +11,8 @@ from ..base import MXNetError
 from .io import DataBatch, DataDesc, _WholeBatchIter
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from .._core import NDArray
     from .._types import DType, Shape
 
@@ -122,7 +124,7 @@ class CSVIter(_WholeBatchIter):
         arrays = [
             nd.array(values[rows], dtype=values.dtype) for values in (self._data, self._label)
         ]
-        self.current_batch = DataBatch(arrays[:1], arrays[1:], pad, rows)
+        self.current_batch: Any = DataBatch(arrays[:1], arrays[1:], pad, rows)
         return True
 
     def getdata(self) -> list[NDArray]:

@@ -419,10 +419,10 @@ class ResizeIter(_WholeBatchIter):
         self.size = size
         self.reset_internal = reset_internal
         self.cur: int = 0
-        self.current_batch = None
+        self.current_batch: Any = None
         self.provide_data: list[DataDesc] = data_iter.provide_data
         self.provide_label: list[DataDesc] = data_iter.provide_label
-        self.batch_size = data_iter.batch_size
+        self.batch_size: int = data_iter.batch_size
         if hasattr(data_iter, "default_bucket_key"):
             self.default_bucket_key: Any = data_iter.default_bucket_key
 
@@ -517,7 +517,7 @@ class PrefetchingIter(_WholeBatchIter):
         self.rename_data = rename_data
         self.rename_label = rename_label
         self.batch_size: int = self.provide_data[0][1][0]
-        self.current_batch = None
+        self.current_batch: Any = None
         self._fetchers = []
         self._ended = False
         self._begin()

@@ -101,7 +101,7 @@ class TopKAccuracy(EvalMetric):
             has_global_stats=True,
         )
         self.top_k = top_k
-        self.name += f"_{top_k}"
+        self.name: str = f"{self.name}_{top_k}"
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(top_k={self.top_k}, name={self.get_config()['name']!r})"
@@ -176,10 +176,10 @@ class _BinaryMetric(EvalMetric):
             self._local.clear()
             self._global.clear()
         else:
-            self.sum_metric = self._figure(self._local) * self._local.total
-            self.global_sum_metric = self._figure(self._global) * self._global.total
-            self.num_inst = self._local.total
-            self.global_num_inst = self._global.total
+            self.sum_metric: float = self._figure(self._local) * self._local.total
+            self.global_sum_metric: float = self._figure(self._global) * self._global.total
+            self.num_inst: int = self._local.total
+            self.global_num_inst: int = self._global.total
 
     def reset(self) -> None:
         super().reset()

@@ -168,11 +168,9 @@ class BucketingModule(BaseModule):
         if self.binded:
             self.logger.warning("Already bound, ignoring bind()")
             return
-        self.for_training, self.inputs_need_grad, self._grad_req = (
-            for_training,
-            inputs_need_grad,
-            grad_req,
-        )
+        self.for_training: bool = for_training
+        self.inputs_need_grad: bool = inputs_need_grad
+        self._grad_req = grad_req
         module = self._module(self._default_bucket_key)
         module.bind(data_shapes, label_shapes, for_training, inputs_need_grad, grad_req=grad_req)
         self._curr_module, self._curr_bucket_key = module, self._default_bucket_key

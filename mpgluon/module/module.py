@@ -304,11 +304,9 @@ class Module(BaseModule):
             raise AssertionError("inputs_need_grad needs for_training")
         if shared_module is not None:
             self._buffers = shared_module._buffers
-        self.for_training, self.inputs_need_grad, self._grad_req = (
-            for_training,
-            inputs_need_grad,
-            grad_req,
-        )
+        self.for_training: bool = for_training
+        self.inputs_need_grad: bool = inputs_need_grad
+        self._grad_req = grad_req
         self._set_shapes(data_shapes, label_shapes)
         arguments = self._symbol.list_arguments()
         if isinstance(grad_req, str):

@@ -89,7 +89,7 @@ class Mesh:
                     f"Mesh: axis {name!r} must have a positive whole number of devices, not "
                     f"{size!r}"
                 )
-        self.axes = dict(axes)
+        self.axes: dict[str, int] = dict(axes)
         count = math.prod(axes.values())
         shape = " x ".join(f"{name} {size}" for name, size in axes.items())
         if devices is None:

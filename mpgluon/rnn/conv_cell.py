@@ -161,7 +161,8 @@ class ConvRNNCell(BaseConvRNNCell):
     """
 
     _gate_names = ("",)
-    __init__ = _with_prefix("ConvRNN_")
+    if not TYPE_CHECKING:  # which knows no other default than that of the base
+        __init__ = _with_prefix("ConvRNN_")
 
     def __call__(self, inputs: Symbol, states: Sequence[Symbol]) -> tuple[Symbol, list[Symbol]]:
         name = self._step_name()
@@ -182,7 +183,8 @@ class ConvLSTMCell(BaseConvRNNCell):
 
     _gate_names = ("_i", "_f", "_c", "_o")
     _states = 2
-    __init__ = _with_prefix("ConvLSTM_")
+    if not TYPE_CHECKING:  # which knows no other default than that of the base
+        __init__ = _with_prefix("ConvLSTM_")
 
     def __call__(self, inputs: Symbol, states: Sequence[Symbol]) -> tuple[Symbol, list[Symbol]]:
         name = self._step_name()
@@ -202,7 +204,8 @@ class ConvGRUCell(BaseConvRNNCell):
     """
 
     _gate_names = ("_r", "_z", "_o")
-    __init__ = _with_prefix("ConvGRU_")
+    if not TYPE_CHECKING:  # which knows no other default than that of the base
+        __init__ = _with_prefix("ConvGRU_")
 
     def __call__(self, inputs: Symbol, states: Sequence[Symbol]) -> tuple[Symbol, list[Symbol]]:
         name = self._step_name()

@@ -72,8 +72,8 @@ class Round:
     _numbers = itertools.count()
 
     def __init__(self) -> None:
-        self.number = next(Round._numbers)
-        self.done = {}
+        self.number: int = next(Round._numbers)
+        self.done: dict[int, Any] = {}
 
 
 class _ThreadPool:

@@ -289,7 +289,8 @@ class _ConvTranspose(_Conv):
             prefix,
             params,
         )
-        self.outpad = self._kwargs["adj"] = per_axis(output_padding, self._ndim, "output_padding")
+        self.outpad: tuple[int, ...] = per_axis(output_padding, self._ndim, "output_padding")
+        self._kwargs["adj"] = self.outpad
 
     def _weight_channels(self, in_channels, groups):
         return in_channels, self._channels // groups

@@ -161,10 +161,12 @@ class Pipeline:
         self.schedule = schedule
         self.along = along
         self.axis = axis
-        self.split = None if split is None else list(split)
+        self.split: list[int] | None = None if split is None else list(split)
         self.statistics = statistics
-        self.carry = ({1: 1} if carry is None else dict(carry)) if along == "time" else {}
-        self.check = bool(check)
+        self.carry: dict[int, int] = (
+            ({1: 1} if carry is None else dict(carry)) if along == "time" else {}
+        )
+        self.check: bool = bool(check)
         self._last = None
         self.expected: Expected | None = None  # by a plan
 
@@ -218,7 +220,8 @@ class Expected:
     one micro-batch's passes."""
 
     def __init__(self, contexts: list[Context], times: dict[Any, float]) -> None:
-        self.contexts, self.times = contexts, times
+        self.contexts: list[Context] = contexts
+        self.times: dict[Any, float] = times
 
 
 def _whole(value):

@@ -107,6 +107,12 @@ class Report(Tabular):
     seconds: float
     busy: dict[Context, float]
     idle: dict[Context, float]
+    stages: Any
+    table: Any
+    phases: str
+    micro_batches: int
+    spans: dict[schedules.Action, tuple[float, float]]
+    planned: schedules.Simulation
     bubble: float
     planned_bubble: float
     bytes_copied: dict[Context, int]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import collections
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ... import _core
 from ..._tables import Tabular
@@ -38,11 +38,19 @@ Cost = collections.namedtuple(
 )
 NOTHING = Cost(0.0, 0.0, 0.0, 0.0, 0, 0)
 
+
 # A plan that was run: seconds of its quickest step, bytes of micro-batches on each device, and
 # seconds of one micro-batch's passes, (kind, stage) -> seconds, from which its schedule's table was
 # made; None where the compiled stages are others than planned; and seconds from the first stage's
 # begin to the last one's end.
-Trial = collections.namedtuple("Trial", ["seconds", "memory", "times", "makespan"], defaults=[None])
+class Trial(NamedTuple):
+    """What running a plan took: seconds of a step, bytes by device, times of the stages' passes,
+    and the makespan that is expected of those."""
+
+    seconds: Any
+    memory: Any
+    times: Any
+    makespan: Any = None
 
 
 class Layer:
@@ -171,14 +179,24 @@ class Profile(SavedAsJson, Tabular):
         trials: dict[Any, Trial] | None = None,
         measured_bytes: dict[Any, list[int]] | None = None,
     ) -> None:
-        self.layers, self.devices, self.rows, self.costs = list(layers), list(devices), rows, costs
-        self.update = update or dict.fromkeys(devices, 0.0)
+        self.layers: list[Layer] = list(layers)
+        self.devices: list[Context] = list(devices)
+        self.rows: int = rows
+        self.costs: dict[Context, dict[int, list[Cost]]] = costs
+        self.update: dict[Context, float] = update or dict.fromkeys(devices, 0.0)
         self.state_factor = state_factor
-        self.transfer = transfer or {(a, b): (0.0, 0.0) for a in devices for b in devices if a != b}
-        self.home, self.input_bytes = home, input_bytes
-        self.waits = waits or dict.fromkeys(self.transfer, 0.0)
+        pairs = [(a, b) for a in devices for b in devices if a != b]
+        self.transfer: dict[tuple[Context, Context], tuple[float, float]] = (
+            transfer or dict.fromkeys(pairs, (0.0, 0.0))
+        )
+        self.home: Context | None = home
+        self.input_bytes: int = input_bytes
+        self.waits: dict[tuple[Context, Context], float] = waits or dict.fromkeys(
+            self.transfer, 0.0
+        )
         self.host_overhead = host_overhead
-        self.trials, self.measured_bytes = dict(trials or {}), dict(measured_bytes or {})
+        self.trials: dict[Any, Trial] = dict(trials or {})
+        self.measured_bytes: dict[Any, list[int]] = dict(measured_bytes or {})
 
     def trial(self, candidate: Any) -> Trial | None:
         """The `Trial` of a `Candidate` that was run; None where it was not."""

@@ -348,11 +348,12 @@ class Plan(layer_profile.SavedAsJson, Tabular):
     def __init__(
         self, profile: layer_profile.Profile, limits: dict[Context, int], candidate: Any
     ) -> None:
-        self.profile, self.limits, self.devices = profile, limits, profile.devices
+        self.profile, self.devices = profile, profile.devices
+        self.limits: dict[Context, int] = limits
         self._take(candidate)
 
     def _take(self, candidate):
-        self.candidate = candidate
+        self.candidate: Any = candidate
         self.micro_batches, self.schedule, self.seconds, self.simulation = (
             candidate.micro_batches,
             candidate.schedule,
@@ -727,7 +728,7 @@ class Comparison(Tabular):
             report.seconds,
         )
         self.error = self.predicted / self.measured - 1 if self.measured else 0.0
-        self.bubbles = plan.bubble, report.bubble
+        self.bubbles: tuple[float, float] = plan.bubble, report.bubble
         times = plan.candidate.times
         graph, contexts = report.stages.graph, report.stages.contexts
         planned, measured = {}, {}
@@ -755,7 +756,7 @@ class Comparison(Tabular):
             for ctx, rows in planned.items()
             for one, two in zip(rows, measured[ctx])
         ]
-        self.memory = {
+        self.memory: dict[Context, tuple[Any, int]] = {
             ctx: (plan.candidate.memory[plan.devices.index(ctx)][1], size)
             for ctx, size in report.planned_bytes.items()
             if ctx in plan.devices

@@ -251,7 +251,7 @@ class ParallelSelfAttention(SplitLayer):
         }
         head = units // num_heads
         with self.name_scope():
-            self.qkv = ColumnParallelDense(
+            self.qkv: ColumnParallelDense = ColumnParallelDense(
                 3 * units,
                 ctx,
                 in_units=units,
@@ -262,7 +262,7 @@ class ParallelSelfAttention(SplitLayer):
                 prefix="qkv_",
                 **shared,
             )
-            self.out = RowParallelDense(
+            self.out: RowParallelDense = RowParallelDense(
                 units,
                 ctx,
                 in_units=units,

@@ -243,7 +243,7 @@ class ColumnParallelDense(_ParallelDense):
             )
             if use_bias:
                 split_parameter(self, "bias", (units,), init=bias_initializer, **split)
-            self.act = (
+            self.act: Activation | None = (
                 None if activation is None else Activation(activation, prefix=activation + "_")
             )
 
@@ -358,7 +358,7 @@ class RowParallelDense(_ParallelDense):
                 home_parameter(
                     self, "bias", (units,), self._ctx[0], init=bias_initializer, dtype=dtype
                 )
-            self.act = (
+            self.act: Activation | None = (
                 None if activation is None else Activation(activation, prefix=activation + "_")
             )
 
@@ -649,7 +649,7 @@ class ParallelConv2D(SplitLayer):
                     init=bias_initializer,
                     dtype=dtype,
                 )
-            self.act = (
+            self.act: Activation | None = (
                 None if activation is None else Activation(activation, prefix=activation + "_")
             )
 

@@ -38,7 +38,7 @@ class HomeParameter(Parameter):
     """
 
     def __init__(self, name: str, home: Context, **kwargs: Any) -> None:
-        self.homes = [home]
+        self.homes: list[Context] = [home]
         super().__init__(name, **kwargs)
 
     @property
@@ -74,18 +74,24 @@ class HomeParameter(Parameter):
 class _Family:
     """The parts of one parameter: what they have in common."""
 
-    def __init__(self, name, shape, axis, count, blocks, unit):
+    name: str
+    axis: int
+    count: int
+    blocks: int
+    unit: int
+
+    def __init__(
+        self, name: str, shape: Sequence[int], axis: int, count: int, blocks: int, unit: int
+    ) -> None:
         self.name, self.axis, self.count, self.blocks, self.unit = name, axis, count, blocks, unit
-        self.members = []
+        self.members: list[ShardedParameter] = []
         # The random calls of the whole, and whose part was drawn from them
-        self.key, self.drawn = (
-            None,
-            set(),
-        )
-        self.shape = None
+        self.key: Any = None
+        self.drawn: set[int] = set()
+        self.shape: tuple[int, ...] = ()
         self.complete(shape)
 
-    def complete(self, shape):
+    def complete(self, shape: Sequence[int]) -> None:
         """Takes over what is known of the whole shape, and tells the parts."""
         self.shape = tuple(shape)
         total = self.shape[self.axis]
@@ -105,7 +111,7 @@ class _Family:
         for member in self.members:
             member.shape = self.part_shape(member.index)
 
-    def ranges(self, index):
+    def ranges(self, index: int) -> list[tuple[int, int]]:
         """Which (begin, end) of the whole, along the axis, part `index` consists of: one for each
         block."""
         block = self.shape[self.axis] // self.blocks
@@ -114,13 +120,13 @@ class _Family:
             (b * block + begin * self.unit, b * block + end * self.unit) for b in range(self.blocks)
         ]
 
-    def part_shape(self, index):
+    def part_shape(self, index: int) -> tuple[int, ...]:
         if self.shape[self.axis] <= 0:
             return self.shape
         size = sum(end - begin for begin, end in self.ranges(index))
         return (*self.shape[: self.axis], size, *self.shape[self.axis + 1 :])
 
-    def take(self, whole, index):
+    def take(self, whole: nd.NDArray, index: int) -> nd.NDArray:
         """Part `index` of an array of the whole shape."""
         with _device_groups.paused():
             parts = [
@@ -129,7 +135,7 @@ class _Family:
             ]
             return parts[0] if len(parts) == 1 else nd.concat(*parts, dim=self.axis)
 
-    def calls(self, index):
+    def calls(self, index: int) -> _core.Scope:
         """All parts of one initialisation have the random calls that the whole would have; whoever
         comes first takes them."""
         if self.key is None or index in self.drawn:
@@ -165,7 +171,8 @@ class ShardedParameter(HomeParameter):
     def __init__(
         self, name: str, family: _Family, index: int, home: Context, **kwargs: Any
     ) -> None:
-        self._family, self.index = family, index
+        self._family = family
+        self.index: int = index
         super().__init__(
             name, home, shape=family.part_shape(index), allow_deferred_init=True, **kwargs
         )

@@ -68,9 +68,9 @@ class _BlockV1(HybridBlock):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.body = nn.HybridSequential(prefix="")
+        self.body: nn.HybridSequential = nn.HybridSequential(prefix="")
         self._fill(self.body, channels, stride, in_channels)
-        self.downsample = None
+        self.downsample: nn.HybridSequential | None = None
         if downsample:
             self.downsample = nn.HybridSequential(prefix="")
             self.downsample.add(_projection(channels, stride, in_channels), nn.BatchNorm())
@@ -122,7 +122,9 @@ class _BlockV2(HybridBlock):
             setattr(self, f"bn{i}", nn.BatchNorm())
             setattr(self, f"conv{i}", make())
             self._pairs.append((f"bn{i}", f"conv{i}"))
-        self.downsample = _projection(channels, stride, in_channels) if downsample else None
+        self.downsample: nn.Conv2D | None = (
+            _projection(channels, stride, in_channels) if downsample else None
+        )
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:
         around = x
@@ -194,7 +196,7 @@ class _ResNet(HybridBlock):
                 f"{len(layers)}"
             )
         with self.name_scope():
-            self.features = nn.HybridSequential(prefix="")
+            self.features: nn.HybridSequential = nn.HybridSequential(prefix="")
             self._before()
             if thumbnail:
                 self.features.add(_conv3x3(channels[0], 1, 0))
@@ -210,7 +212,7 @@ class _ResNet(HybridBlock):
                     self._stage(block, blocks, inputs, outputs, 1 if i == 0 else 2, i + 1)
                 )
             self._behind()
-            self.output = nn.Dense(classes, in_units=channels[-1])
+            self.output: nn.Dense = nn.Dense(classes, in_units=channels[-1])
 
     def _stage(self, block, blocks, inputs, outputs, stride, number):
         stage = nn.HybridSequential(prefix=f"stage{number}_")
