@@ -347,7 +347,7 @@ def plot_network(
         for source, index in node.inputs:
             if source in hidden:
                 continue
-            found, kind = inference.values[inference._place[source]][index]
+            found, kind = inference.values[inference.place[source]][index]
             parts = (
                 [_shape_text(found[1:]) if found and len(found) > 1 else _shape_text(found or ())]
                 if shape is not None

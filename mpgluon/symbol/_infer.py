@@ -103,7 +103,7 @@ class Inference:
         self.order = topological(entries)
         self.entries = entries
         self._train = train
-        self._place = {node: place for place, node in enumerate(self.order)}
+        self.place = {node: place for place, node in enumerate(self.order)}
         self._users = [[] for _ in self.order]
         self.values = []
         for place, node in enumerate(self.order):
@@ -120,7 +120,7 @@ class Inference:
             else:
                 self.values.append([UNKNOWN] * node.num_outputs)
                 for source, _ in node.inputs:
-                    self._users[self._place[source]].append(place)
+                    self._users[self.place[source]].append(place)
         # A heap: earlier nodes first
         self._queue = [place for place, node in enumerate(self.order) if node.call is not None]
         self._dirty = set(self._queue)
@@ -147,7 +147,7 @@ class Inference:
             self._visit(place, self.order[place])
 
     def _visit(self, place, node):
-        sources = [(self._place[source], index) for source, index in node.inputs]
+        sources = [(self.place[source], index) for source, index in node.inputs]
         inputs = [self.values[at][index] for at, index in sources]
         try:
             completed, outputs = node.call.infer(inputs, self.values[place], self._train)
@@ -202,7 +202,7 @@ class Inference:
         while queue:
             place = queue.popleft()
             node = self.order[place]
-            sources = [(self._place[source], index) for source, index in node.inputs]
+            sources = [(self.place[source], index) for source, index in node.inputs]
             inputs = [self.values[at][index] for at, index in sources]
             key = (tuple(inputs), tuple(self.values[place]))
             if asked.get(place) == key or not any(
@@ -256,7 +256,7 @@ class Inference:
             node, result = self.order[place], self.values[place][0][1]
             if node.call is None or result is None:
                 continue
-            sources = [(self._place[source], index) for source, index in node.inputs]
+            sources = [(self.place[source], index) for source, index in node.inputs]
             dtypes = [self.values[at][index][1] for at, index in sources]
             open_inputs = [k for k, dtype in enumerate(dtypes) if dtype is None]
             filled = [result if dtype is None else dtype for dtype in dtypes]
@@ -277,10 +277,10 @@ class Inference:
             return None
 
     def of(self, nodes):
-        return [self.values[self._place[node]][0] for node in nodes]
+        return [self.values[self.place[node]][0] for node in nodes]
 
     def outputs(self):
-        return [self.values[self._place[node]][index] for node, index in self.entries]
+        return [self.values[self.place[node]][index] for node, index in self.entries]
 
 
 def _text(desc):

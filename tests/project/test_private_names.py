@@ -1,14 +1,34 @@
-"""Modules know little of each other's private names, and less as time goes by."""
+"""Modules know little of each other's private names, and less as time goes by.
+
+The extension and its types have names that begin with an underscore for the package alone: those,
+and ops' names, are no module's own. Nor are such names of the standard library that it documents.
+"""
 
 import ast
+import inspect
 import pathlib
 
+from mpgluon import _core
+
+STANDARD = {"_create_unverified_context", "_getframe", "_replace"}
 PACKAGE = pathlib.Path(__file__).resolve().parents[2] / "mpgluon"
-LIMIT = 128  # lower it when there are fewer
+LIMIT = 76  # lower it when there are fewer
 
 
 def is_private(name):
     return name.startswith("_") and not name.startswith("__") and name != "_"
+
+
+def names_of_the_core():
+    """What the extension, its types and the registry of ops offer to the package."""
+    types = [value for value in vars(_core).values() if inspect.isclass(value)]
+    methods = {
+        name
+        for kind in types
+        for name, value in vars(kind).items()
+        if inspect.ismethoddescriptor(value) or inspect.isdatadescriptor(value)
+    }
+    return {*vars(_core), *methods, *_core.ops()}
 
 
 def own_names(tree):
@@ -45,7 +65,8 @@ def foreign_names(tree, modules):
 def test_private_names_of_other_modules():
     files = sorted(PACKAGE.glob("**/*.py"))
     assert files
-    modules = {"_core"} | {path.stem for path in files} | {path.parent.name for path in files}
+    modules = STANDARD | names_of_the_core()
+    modules |= {"_core"} | {path.stem for path in files} | {path.parent.name for path in files}
     uses = [
         f"{path.relative_to(PACKAGE)}: {name}"
         for path in files
