@@ -107,6 +107,12 @@ class Part:
         if self.op is not None:
             env.update(zip(self.outputs, self.op(*[env[i] for i in self.inputs])))
 
+    def inline(self, values, arrays):
+        """The results, in the active trace, for arrays in place of the values it begins with."""
+        env = dict(zip(values, arrays))
+        self.compute(env)
+        return [env[i] for i in self.results]
+
     def pass_on(self, env, arrays):
         """What of `env` the parts behind this one may use, with what its host step gave."""
         kept = {i: env[i] for i in self.keep if i in env}
@@ -124,6 +130,7 @@ class Tracer(_core.Scope):
         self._constants = 0
         self.passed = set()  # constants so far: parts behind may use them
         self.late = []
+        self.has_bodies = False  # of loops or branches
 
     def _changes(self):
         return [self.trace, (vars(_local), "tracer", self)]
@@ -136,6 +143,11 @@ class Tracer(_core.Scope):
         part = Part(function, self.flags, constants, self.late, self.trace.nodes)
         self.passed.update(i for i, _, _ in self.late)
         self.late = []
+        return part
+
+    def _last_part(self, results):
+        part = self._part(results)
+        part.results = tuple([self.trace.value(array) for array in results])
         return part
 
     def _cut(self, host):
@@ -185,6 +197,7 @@ class Body(Tracer):
 
     def __init__(self, function, likes, what):
         outer = current()
+        outer.has_bodies = True
         super().__init__(outer.flags)
         self.what = what
         self._parts = []
@@ -194,10 +207,7 @@ class Body(Tracer):
             results = function(inputs)
             del inputs
             self.descs = [describe(array) for array in results]
-            part = self._part(results)
-            part.results = tuple([self.trace.value(array) for array in results])
-            part.constants += self.trace.constants(self._constants)
-            self._parts.append(part)
+            self._parts.append(self._last_part(results))
         captured = [pair for part in self._parts for pair in part.constants]
         self._inputs += [i for i, _ in captured]
         for part in self._parts:
@@ -241,11 +251,7 @@ class Body(Tracer):
 
     def inline(self, arrays):
         """`routine` on traced arrays."""
-        env = dict(zip(self._inputs, arrays))
-        part = self._parts[0]
-        if part.op is not None:
-            env.update(zip(part.outputs, part.op(*[env[i] for i in part.inputs])))
-        return [env[i] for i in part.results]
+        return self._parts[0].inline(self._inputs, arrays)
 
     def parts(self):
         """All compiled parts, as (part, what it is)."""
@@ -335,9 +341,7 @@ class _Live(Tracer):
         self.late = []
 
     def finish(self, results):
-        part = self._part(results)
-        part.results = tuple([self.trace.value(array) for array in results])
-        part.constants += self.trace.constants(self._constants)
+        part = self._last_part(results)
         self._split._attach(part, self._end, self._root)
         with _running(*self.mode):
             part.get_late(self.env)

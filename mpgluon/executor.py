@@ -207,14 +207,7 @@ class Executor:
         self._program = self._make_program(parameters) if base is None else base._program
         # Compiled programs belong to the family of executors that come from each other by reshape.
         kind = _graph_breaks.Split if self._program.splits else _core.CachedOp
-        self._call = (
-            kind(
-                self._program.trace,
-                {"parameters": len(self._program.bound)} if self._program.bound else {},
-            )
-            if base is None
-            else base._call
-        )
+        self._call = kind(self._program.trace, {}) if base is None else base._call
         self._latest = [None] if base is None else base._latest  # whose arrays are bound to it
         self._mark = object()
         self._monitor = None

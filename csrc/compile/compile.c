@@ -294,22 +294,20 @@ fail:
 }
 
 /* The rewrites that change bits; the graph before them is kept where there were any. */
-static mpg_status rewrite(mpg_compiled *c, const mpg_trace *trace,
-                          const mpg_compile_options *options) {
+static mpg_status rewrite(mpg_compiled *c, const mpg_trace *trace) {
   bool changed = false;
   if (c->exact) return MPG_OK;
   c->original_inputs = mpg_malloc((c->num_inputs + 1) * sizeof *c->original_inputs);
   if (!c->original_inputs)
     return mpg_out_of_host_memory(c->num_inputs * sizeof *c->original_inputs);
   memcpy(c->original_inputs, c->inputs, c->num_inputs * sizeof *c->inputs);
-  mpg_rewrite_request request = {
-      .graph = &c->graph,
-      .inputs = c->inputs,
-      .num_inputs = c->num_inputs,
-      .wanted = c->wanted,
-      .recording = c->recording,
-      .keeps = c->stages == MPG_STAGES_NONE && options->num_bound == options->num_parameters,
-      .num_parameters = options->num_parameters + c->num_constants};
+  mpg_rewrite_request request = {.graph = &c->graph,
+                                 .inputs = c->inputs,
+                                 .num_inputs = c->num_inputs,
+                                 .wanted = c->wanted,
+                                 .recording = c->recording,
+                                 .keeps = c->stages == MPG_STAGES_NONE,
+                                 .num_parameters = c->num_bound + c->num_constants};
   mpg_value *outputs = mpg_malloc((c->num_outputs + 1) * sizeof *outputs);
   mpg_status status = MPG_OK;
   if (!outputs) return mpg_out_of_host_memory(c->num_outputs * sizeof *outputs);
@@ -368,7 +366,7 @@ mpg_status mpg_compile(mpg_trace *trace, const mpg_array *inputs, uint32_t num_i
   for (uint32_t i = 0; i < num_inputs; i++) c->wanted[i] = options->recording && options->wanted[i];
   if (c->stages == MPG_STAGES_NONE) c->recording = memchr(c->wanted, true, c->num_inputs) != NULL;
   mpg_dump_pass("traced", &c->graph, NULL, NULL);
-  MPG_GOTO(rewrite(c, trace, options));
+  MPG_GOTO(rewrite(c, trace));
   MPG_GOTO(separate_outputs(&c->graph, separate));
   mpg_dump_pass("rewritten", &c->graph, NULL, NULL);
   c->traced = mpg_malloc((c->graph.num_inputs + num_outputs + 1) * sizeof *c->traced);

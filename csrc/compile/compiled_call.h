@@ -166,8 +166,7 @@ typedef struct mpg_compile_options {
   mpg_compile_stages stages; /* for pipeline runs (pipeline_run.h); such a call cannot be called
                                 by mpg_compiled_call */
   const bool *carried;       /* per given input; NULL: none */
-  uint32_t num_parameters;   /* of the given inputs, the last: the same arrays in call after call */
-  uint32_t num_bound;        /* likewise: those that come with a binding */
+  uint32_t num_bound;        /* of the given inputs, the last: those that come with a binding */
   const mpg_memory_budget
       *budget; /* when recording: values are recomputed to stay within it; NULL: no limit */
 } mpg_compile_options;

@@ -30,6 +30,7 @@ class Signature:
         self.training = training
         self.used = []  # copies of parameters the block uses, as (parameter, device)
         self.outputs = None  # structure of what the block returns
+        self.first_trace = None  # what `discover` traced, until `op` compiles it
         self.op = None
         self.bound = False  # the parameters' arrays are bound to `op`
         self.ready = False  # calls need no preparation: it is bound, and nothing was captured
@@ -42,29 +43,48 @@ class Signature:
 
     def discover(self, flat):
         """Traces the block to see which copies of parameters it uses, whether it has to be cut, and
-        to find shapes that aren't known yet."""
+        to find shapes that aren't known yet. What it returns goes to `first_trace`."""
         discovery = _tracing.Discovery()
+        traced = None
         with discovery:
-            arrays = iter([discovery.trace.input(array) for array in flat])
+            inputs = [discovery.trace.input(array) for array in flat]
             try:
-                flatten(self.block.forward(*regroup(self.structure, arrays)), [], "The outputs")
+                outputs = self._forward(inputs)
             except _graph_breaks.NeedsValues:
                 pass  # what comes behind is found when it runs
-            self._note_captured()
+            else:
+                traced = discovery.traced(inputs, outputs)
+                state = self._state([*inputs, *discovery.used.values()])
         self.splits = discovery.splits
         if not self.splits:
-            self.used = discovery.used
+            self.used = list(discovery.used)
         for param, ctx in discovery.settled.items():
-            param.floating = False
             param.reset_ctx(ctx)
+            param.floating = False
         for param in self.block.collect_params().values():
             if param.deferred_init and shape_is_known(param.shape):
                 param.finish_deferred_init()
+        return traced and (state, traced)
 
-    def _note_captured(self):
-        """Finds out where the arrays are kept that the active trace has captured."""
+    def _state(self, arrays):
+        """What a trace depends on beside what is the same in all calls of a signature."""
+        return _core.is_recording(), self.captured, [_graph_breaks.describe(a) for a in arrays]
+
+    def _forward(self, arrays):
+        """What the block gives for traced arrays."""
+        if self.block._flags.get("recompute") is True:
+            _core.begin_recompute()
+        value = self.block.forward(*regroup(self.structure, iter(arrays)))
+        outputs = []
+        self.outputs = flatten(value, outputs, "The outputs")
+        self._note_captured(outputs)
+        return outputs
+
+    def _note_captured(self, outputs):
+        """Finds out where the arrays are kept that the active trace has captured, or gives back."""
         known = {captured.place for captured in self.captured}
-        arrays = [array for array in _core.captured_arrays() if array._place not in known]
+        arrays = [*_core.captured_arrays(), *[array for array in outputs if not array._traced]]
+        arrays = [array for array in arrays if array._place not in known]
         if arrays:
             found = [
                 captured
@@ -97,25 +117,17 @@ class Signature:
         self.op.unbind()
 
     def trace(self, *arrays):
+        """The block on traced arrays: its inputs, then the copies of parameters that it uses."""
+        first, self.first_trace = self.first_trace, None
+        if first is not None and first[0] == self._state(arrays):
+            return first[1](arrays)
         inputs = len(arrays) - len(self.used)
-        outputs = []
         with _tracing.Binding(self.used, arrays[inputs:], self.path):
-            if self.block._flags.get("recompute") is True:
-                _core.begin_recompute()
-            value = self.block.forward(*regroup(self.structure, iter(arrays[:inputs])))
-            self.outputs = flatten(value, outputs, "The outputs")
-            self._note_captured()
-        return outputs
+            return self._forward(arrays[:inputs])
 
     def trace_parts(self, *arrays):
-        outputs = []
         with _tracing.LateBinding():
-            if self.block._flags.get("recompute") is True:
-                _core.begin_recompute()
-            value = self.block.forward(*regroup(self.structure, iter(arrays)))
-            self.outputs = flatten(value, outputs, "The outputs")
-            self._note_captured()
-        return outputs
+            return self._forward(arrays)
 
 
 class CompiledCall:
@@ -217,7 +229,7 @@ class CompiledCall:
         signature = Signature(
             self._block, block_path() or type(self._block).__name__, structure, training
         )
-        signature.discover(flat)
+        signature.first_trace = signature.discover(flat)
         return signature
 
     def _add(self, key, flat):
@@ -227,9 +239,7 @@ class CompiledCall:
         if signature.splits:
             signature.op = _graph_breaks.Split(signature.trace_parts, self._flags)
         else:
-            signature.op = _core.CachedOp(
-                signature.trace, {**self._flags, "parameters": len(signature.used)}
-            )
+            signature.op = _core.CachedOp(signature.trace, self._flags)
         if len(self._signatures) >= LIMIT:
             used = sorted(
                 (other.last_used, number, old)

@@ -2,9 +2,9 @@
 
 `current()` is None while blocks run eagerly. While a HybridBlock is traced it is an object with one
 method, ``parameter(param, ctx)``, which returns the traced array that stands for that copy of the
-parameter. There are three: `Discovery` makes up stand-ins and notes which copies were asked for;
-`Binding` hands out the inputs of the compiled call; `LateBinding` adds inputs to a program in parts
-(`mpgluon._graph_breaks`) as they are asked for.
+parameter. There are three: `Discovery` makes inputs of the copies that are asked for, in the first
+trace; `Binding` hands out these inputs in later ones; `LateBinding` adds inputs to a program in
+parts (`mpgluon._graph_breaks`) as they are asked for.
 
 A parameter whose shape is not known yet is passed to ``hybrid_forward`` as an `Unknown`, together
 with an `InferringOps` for ``F``: the first operator that takes the `Unknown` as an input completes
@@ -37,7 +37,7 @@ class _Tracing(_core.Scope):
 
 
 class Discovery(_graph_breaks.Tracer):
-    """A trace of a block without values, before it is compiled.
+    """The first trace of a block, when nobody knows yet what it uses.
 
     It notes the copies of parameters that the block uses, in the order of their first use; where
     floating parameters settle, to be moved there when the trace has ended; and whether the block
@@ -47,20 +47,29 @@ class Discovery(_graph_breaks.Tracer):
     def __init__(self):
         super().__init__({})
         self.settled = {}  # parameter -> device
-        self.used = []  # of (parameter, device)
+        self.used = {}  # (parameter, device) -> the traced array that stands for it
         self.splits = None  # (name, path of the block) of the first step that cuts it
-        self._stand_ins = {}
 
     def _changes(self):
         return [*super()._changes(), (vars(_local), "tracing", self)]
 
     def parameter(self, param, ctx):
-        key = (param, ctx)
-        array = self._stand_ins.get(key)
+        array = self.used.get((param, ctx))
         if array is None:
-            array = self._stand_ins[key] = self.trace.new_input(param.shape, param.dtype, ctx)
-            self.used.append(key)
+            array = self.trace.new_input(param.shape, param.dtype, ctx)
+            self.used[param, ctx] = array
         return array
+
+    def traced(self, inputs, outputs):
+        """What was traced, as a function of a list of arrays for `inputs` and those in `used`: it
+        gives what stands for `outputs` then, inside of another trace. None where that trace would
+        differ from this one: where the block is cut, and where it has loops or branches, which are
+        traced by themselves here."""
+        if self.splits or self.has_bodies:
+            return None
+        part = self._last_part(outputs)
+        values = [self.trace.value(array) for array in (*inputs, *self.used.values())]
+        return lambda arrays: part.inline(values, arrays)
 
     def settle(self, param, ctx):
         """Notes that a floating parameter is to live on `ctx`; False if it is to live elsewhere."""

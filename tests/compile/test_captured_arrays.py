@@ -236,6 +236,17 @@ def test_captured_arrays_that_change_places():
     )
 
 
+@pytest.mark.parametrize("cut", [False, True])
+def test_an_array_that_is_only_given_back(cut):
+    def body(F, x, w, c):
+        return [F.contrib.boolean_mask(x, x[:, 0] > -9) if cut else x * w, c]
+
+    net = make(body, "hybridized", array(1))
+    for seed in (1, 2, 2, 3):
+        net.captured = array(seed)
+        assert np.array_equal(net(array(0))[1].asnumpy(), net.captured.asnumpy())
+
+
 class Settings:
     __slots__ = ("mask",)
     scale = None

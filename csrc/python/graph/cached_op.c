@@ -7,7 +7,6 @@ typedef struct cached_op {
   PyObject_HEAD PyObject *trace; /* the function; NULL only while the object dies */
   bool exact, unfused;
   mpg_memory_budget budget; /* owned limits */
-  unsigned parameters;      /* how many of the last arguments are parameters */
   mpg_cache *cache;
   PyObject *bound;    /* tuple of arrays that every call gets behind its own; NULL: none */
   PyObject *pointers; /* bytes: the mpg_array pointers of these */
@@ -129,14 +128,11 @@ static bool alive(const cached_op *self) {
 }
 
 static mpg_compiled *trace_and_compile(cached_op *self, const mpg_inputs *inputs, bool recording) {
-  uint32_t count = mpg_inputs_count(inputs);
-  mpg_compile_options options = {
-      .recording = recording,
-      .exact = self->exact,
-      .unfused = self->unfused,
-      .num_parameters = self->parameters < count ? self->parameters : count,
-      .num_bound = inputs->num_bound,
-      .budget = &self->budget};
+  mpg_compile_options options = {.recording = recording,
+                                 .exact = self->exact,
+                                 .unfused = self->unfused,
+                                 .num_bound = inputs->num_bound,
+                                 .budget = &self->budget};
   return alive(self) ? mpg_py_trace_and_compile(self->trace, inputs, &options) : NULL;
 }
 
@@ -479,17 +475,11 @@ static PyObject *cached_op_new(PyTypeObject *type, PyObject *args, PyObject *kwa
   if (flag != NULL && (exact = PyObject_IsTrue(flag)) < 0) return NULL;
   flag = flags != NULL ? PyDict_GetItemString(flags, "fuse") : NULL;
   if (flag != NULL && (fuse = PyObject_IsTrue(flag)) < 0) return NULL;
-  unsigned long parameters = 0;
-  flag = flags != NULL ? PyDict_GetItemString(flags, "parameters") : NULL;
-  if (flag != NULL && (parameters = PyLong_AsUnsignedLong(flag)) == (unsigned long)-1 &&
-      PyErr_Occurred())
-    return NULL;
   cached_op *self = (cached_op *)type->tp_alloc(type, 0);
   if (self == NULL) return NULL;
   self->trace = Py_NewRef(trace);
   self->exact = exact;
   self->unfused = !fuse;
-  self->parameters = parameters < UINT_MAX ? (unsigned)parameters : UINT_MAX;
   self->cache = PyMem_Calloc(1, sizeof *self->cache);
   if (self->cache == NULL) {
     Py_DECREF(self);
@@ -605,8 +595,7 @@ static PyType_Slot cached_op_slots[] = {
      "returns the list; while recording it is one call on the tape. Arrays with values that the "
      "function uses besides its\n"
      "arguments become constants. flags: {'exact': True} leaves out rewrites that change bits, "
-     "{'fuse': False} runs every op by itself;\n"
-     "{'parameters': n} says that the last n arguments are the same arrays in call after call.\n\n"
+     "{'fuse': False} runs every op by itself.\n\n"
      "Raises TypeError for arguments that are no arrays, MXNetError for what cannot be traced, and "
      "what `trace` raises."},
     {0, NULL}};
