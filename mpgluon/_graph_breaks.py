@@ -297,6 +297,13 @@ class _Live(Tracer):
         self.late.append((self.trace.value(traced), param, ctx))
         return traced
 
+    def settle(self, param, ctx):
+        """Moves a floating parameter to `ctx`."""
+        with _running(False, self.mode[1]):
+            param.reset_ctx(ctx)
+            param.floating = False
+        return True
+
     def host(self, name, run, inputs, outputs, bodies=()):
         return self._step(name, run, inputs, bodies, False)
 

@@ -106,7 +106,7 @@ def settled(param, ctx):
     tracing = _tracing.current()
     if tracing is not None:
         return tracing.settle(param, ctx)
-    param.floating = False
     with autograd.pause():
         param.reset_ctx(ctx)
+    param.floating = False
     return True

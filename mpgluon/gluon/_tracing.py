@@ -123,12 +123,16 @@ class LateBinding(_Tracing):
 
     def parameter(self, param, ctx):
         if self._tracer is None:  # within the trace of somebody who doesn't know of parameters
-            return param.data(ctx)
+            return param.arrays[ctx]
         key = (param, ctx)
         array = self._arrays.get(key)
         if array is None:
             array = self._arrays[key] = self._tracer.parameter(param, ctx)
         return array
+
+    def settle(self, param, ctx):
+        """Moves a floating parameter to `ctx`: where it is used was not seen before."""
+        return self._tracer is not None and self._tracer.settle(param, ctx)
 
 
 class Unknown:

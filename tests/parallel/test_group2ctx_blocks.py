@@ -198,3 +198,28 @@ def test_groups_are_in_the_exported_symbol(tmp_path):
     out = executor.forward(data=mx.nd.ones((4, 5)))[0]
     assert out.context == on(2)
     np.testing.assert_allclose(out.asnumpy(), expected, rtol=1e-6)
+
+
+def test_parameters_settle_behind_a_step_that_needs_values():
+    class Net(gluon.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            with self.name_scope():
+                self.a, self.b = nn.Dense(4), nn.Dense(3)
+
+        def hybrid_forward(self, F, x):
+            with mx.AttrScope(ctx_group="dev1"):
+                x = self.a(x)
+            x = F.contrib.boolean_mask(x, x[:, 0] > -9)
+            with mx.AttrScope(ctx_group="dev2"):
+                return self.b(x)
+
+    net = Net()
+    net.initialize(ctx=on(0), group2ctx=TWO)
+    net.hybridize()
+    x = mx.nd.ones((2, 5), ctx=on(0))
+    for _ in range(2):
+        with autograd.record():
+            out = net(x)
+        out.backward()
+    assert out.context == net.b.weight.list_ctx()[0] == net.b.weight.grad().context == TWO["dev2"]
