@@ -75,8 +75,14 @@ def _as_list(value):
 class EvalMetric:
     """Base of metrics; a subclass defines `update(labels, preds)` and adds to the sums with `_add`.
 
-    Parameters: `name`, shown; `output_names`, `label_names`, which entries of the dicts given to
-    `update_dict` are used (None: all); further `kwargs` become part of `get_config()`.
+    Parameters
+    ----------
+    name : str
+        Shown in front of the value.
+    output_names, label_names : list of str, optional
+        Which entries of the dicts given to `update_dict` count; by default all.
+    **kwargs
+        Become part of `get_config()`.
 
     Examples
     --------
@@ -228,6 +234,15 @@ def create(metric: Any, *args: Any, **kwargs: Any) -> EvalMetric:
 class CompositeEvalMetric(EvalMetric):
     """Several metrics updated together; `get` gives lists of names and values.
 
+    Parameters
+    ----------
+    metrics : list, optional
+        Metrics, or what `create` takes; more are added with `add`.
+    name : str, default 'composite'
+        Shown in front of the value.
+    output_names, label_names : list of str, optional
+        Which entries of the dicts given to `update_dict` count; by default all.
+
     Examples
     --------
     >>> metric = mx.metric.CompositeEvalMetric(["acc", mx.metric.MAE()])
@@ -308,6 +323,17 @@ class CustomMetric(EvalMetric):
     number of instances.
 
     With `allow_extra_outputs` there may be more predictions than labels.
+
+    Parameters
+    ----------
+    feval : function
+        Takes the label and the prediction as NumPy arrays.
+    name : str, optional
+        Shown in front of the value. By default that of `feval`.
+    allow_extra_outputs : bool, default False
+        Whether there may be more predictions than labels.
+    output_names, label_names : list of str, optional
+        Which entries of the dicts given to `update_dict` count; by default all.
 
     Examples
     --------

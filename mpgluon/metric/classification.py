@@ -35,6 +35,15 @@ class Accuracy(EvalMetric):
     """The part of predictions that equal the label; scores (an axis more than the labels) count by
     their largest along `axis`.
 
+    Parameters
+    ----------
+    axis : int, default 1
+        The axis of the classes' scores.
+    name : str, default 'accuracy'
+        Shown in front of the value.
+    output_names, label_names : list of str, optional
+        Which entries of the dicts given to `update_dict` count; by default all.
+
     Examples
     --------
     >>> metric = mx.metric.Accuracy()
@@ -75,6 +84,15 @@ class Accuracy(EvalMetric):
 class TopKAccuracy(EvalMetric):
     """The part of samples whose label is among the `top_k` (2 or more) largest scores; predictions
     (samples, classes).
+
+    Parameters
+    ----------
+    top_k : int, default 1
+        How many of the largest scores count.
+    name : str, default 'top_k_accuracy'
+        Shown in front of the value.
+    output_names, label_names : list of str, optional
+        Which entries of the dicts given to `update_dict` count; by default all.
 
     Examples
     --------
@@ -195,6 +213,15 @@ class _BinaryMetric(EvalMetric):
 class F1(_BinaryMetric):
     """The harmonic mean of precision and recall; labels 0 and 1, predictions (samples, 2).
 
+    Parameters
+    ----------
+    name : str, default 'f1'
+        Shown in front of the value.
+    output_names, label_names : list of str, optional
+        Which entries of the dicts given to `update_dict` count; by default all.
+    average : str, default 'macro'
+        'macro': averaged over updates; 'micro': of all samples together.
+
     Examples
     --------
     >>> metric = mx.metric.F1()
@@ -221,6 +248,15 @@ class MCC(_BinaryMetric):
     """Matthews' correlation of predicted and true class; labels 0 and 1, predictions (samples,
     2).
 
+    Parameters
+    ----------
+    name : str, default 'mcc'
+        Shown in front of the value.
+    output_names, label_names : list of str, optional
+        Which entries of the dicts given to `update_dict` count; by default all.
+    average : str, default 'macro'
+        'macro': averaged over updates; 'micro': of all samples together.
+
     Examples
     --------
     >>> metric = mx.metric.MCC()
@@ -245,6 +281,15 @@ class MCC(_BinaryMetric):
 @register
 class PCC(EvalMetric):
     """Matthews' correlation for any number of classes, of all samples together.
+
+    Parameters
+    ----------
+    name : str, default 'pcc'
+        Shown in front of the value.
+    output_names, label_names : list of str, optional
+        Which entries of the dicts given to `update_dict` count; by default all.
+    has_global_stats : bool, default True
+        Whether there are figures besides those since `reset_local`.
 
     Examples
     --------
@@ -330,6 +375,17 @@ class Perplexity(EvalMetric):
 
     Predictions are probabilities along their last axis (`axis`).
 
+    Parameters
+    ----------
+    ignore_label : int or None
+        A label that does not count; None: all do.
+    axis : int, default -1
+        The axis of the classes' probabilities.
+    name : str, default 'perplexity'
+        Shown in front of the value.
+    output_names, label_names : list of str, optional
+        Which entries of the dicts given to `update_dict` count; by default all.
+
     Examples
     --------
     >>> metric = mx.metric.Perplexity(ignore_label=None)
@@ -408,6 +464,15 @@ class _LogProbability(EvalMetric):
 class CrossEntropy(_LogProbability):
     """The mean cross-entropy of predicted probabilities.
 
+    Parameters
+    ----------
+    eps : float, default 1e-12
+        Added to probabilities.
+    name : str, default 'cross-entropy'
+        Shown in front of the value.
+    output_names, label_names : list of str, optional
+        Which entries of the dicts given to `update_dict` count; by default all.
+
     Examples
     --------
     >>> metric = mx.metric.CrossEntropy()
@@ -430,6 +495,15 @@ class CrossEntropy(_LogProbability):
 @alias("nll_loss")
 class NegativeLogLikelihood(_LogProbability):
     """The mean negative log-likelihood of predicted probabilities.
+
+    Parameters
+    ----------
+    eps : float, default 1e-12
+        Added to probabilities.
+    name : str, default 'nll-loss'
+        Shown in front of the value.
+    output_names, label_names : list of str, optional
+        Which entries of the dicts given to `update_dict` count; by default all.
 
     Examples
     --------

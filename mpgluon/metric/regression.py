@@ -44,6 +44,13 @@ class _Regression(EvalMetric):
 class MAE(_Regression):
     """The mean absolute error.
 
+    Parameters
+    ----------
+    name : str, default 'mae'
+        Shown in front of the value.
+    output_names, label_names : list of str, optional
+        Which entries of the dicts given to `update_dict` count; by default all.
+
     Examples
     --------
     >>> metric = mx.metric.MAE()
@@ -67,6 +74,13 @@ class MAE(_Regression):
 @register
 class MSE(_Regression):
     """The mean squared error.
+
+    Parameters
+    ----------
+    name : str, default 'mse'
+        Shown in front of the value.
+    output_names, label_names : list of str, optional
+        Which entries of the dicts given to `update_dict` count; by default all.
 
     Examples
     --------
@@ -92,6 +106,13 @@ class MSE(_Regression):
 class RMSE(_Regression):
     """The root of the mean squared error.
 
+    Parameters
+    ----------
+    name : str, default 'rmse'
+        Shown in front of the value.
+    output_names, label_names : list of str, optional
+        Which entries of the dicts given to `update_dict` count; by default all.
+
     Examples
     --------
     >>> metric = mx.metric.RMSE()
@@ -116,6 +137,15 @@ class RMSE(_Regression):
 @alias("pearsonr")
 class PearsonCorrelation(EvalMetric):
     """Pearson's correlation; "macro": averaged over arrays, "micro": of all values together.
+
+    Parameters
+    ----------
+    name : str, default 'pearsonr'
+        Shown in front of the value.
+    output_names, label_names : list of str, optional
+        Which entries of the dicts given to `update_dict` count; by default all.
+    average : str, default 'macro'
+        'macro': averaged over arrays; 'micro': of all values together.
 
     Examples
     --------
@@ -186,6 +216,13 @@ class PearsonCorrelation(EvalMetric):
 @register
 class Loss(EvalMetric):
     """The mean of all predictions' elements, which are losses; labels are not looked at.
+
+    Parameters
+    ----------
+    name : str, default 'loss'
+        Shown in front of the value.
+    output_names, label_names : list of str, optional
+        Which entries of the dicts given to `update_dict` count; by default all.
 
     Examples
     --------

@@ -23,7 +23,18 @@ class Adam(GroupedOptimizer):
         var = beta2 * var + (1 - beta2) * grad ** 2
         weight -= lr * sqrt(1 - beta2 ** t) / (1 - beta1 ** t) * mean / (sqrt(var) + epsilon)
 
-    `lazy_update` is accepted for compatibility; arrays are dense here.
+    Parameters
+    ----------
+    learning_rate : float, default 0.001
+        The learning rate.
+    beta1, beta2 : float, default 0.9 and 0.999
+        How slowly the means of gradients and of their squares change.
+    epsilon : float, default 1e-08
+        Added to the divisor.
+    lazy_update : bool, default True
+        Accepted for compatibility; arrays are dense.
+    **kwargs
+        See `Optimizer`.
 
     Examples
     --------
@@ -81,6 +92,13 @@ class AdaGrad(GroupedOptimizer):
     """AdaGrad: `history += grad ** 2; weight -= lr * (grad / sqrt(history + eps) + wd *
     weight)`.
 
+    Parameters
+    ----------
+    eps : float, default 1e-07
+        Added to the sum of squares.
+    **kwargs
+        See `Optimizer`.
+
     Examples
     --------
     >>> mx.optimizer.AdaGrad(learning_rate=0.1)
@@ -117,6 +135,23 @@ class RMSProp(GroupedOptimizer):
 
     With `centered` by the running deviation, and with a momentum `gamma2`. `clip_weights` cuts the
     weights off afterwards.
+
+    Parameters
+    ----------
+    learning_rate : float, default 0.001
+        The learning rate.
+    gamma1 : float, default 0.9
+        How slowly the running square changes.
+    gamma2 : float, default 0.9
+        How much of the last step goes into the next one, where `centered`.
+    epsilon : float, default 1e-08
+        Added to the divisor.
+    centered : bool, default False
+        Whether the running mean is taken off, and there is a momentum.
+    clip_weights : float, optional
+        The largest absolute value that weights keep; None: any.
+    **kwargs
+        See `Optimizer`.
 
     Examples
     --------
@@ -183,6 +218,15 @@ class AdaDelta(GroupedOptimizer):
     """AdaDelta: steps scaled by running squares (`rho`) of gradients and of steps; there is no
     learning rate.
 
+    Parameters
+    ----------
+    rho : float, default 0.9
+        How slowly the running squares change.
+    epsilon : float, default 1e-05
+        Added to the running squares.
+    **kwargs
+        See `Optimizer`.
+
     Examples
     --------
     >>> mx.optimizer.AdaDelta(rho=0.95)
@@ -214,6 +258,15 @@ class AdaDelta(GroupedOptimizer):
 class Adamax(GroupedOptimizer):
     """Adam with the largest absolute gradient (decayed by `beta2`) in place of the root mean
     square.
+
+    Parameters
+    ----------
+    learning_rate : float, default 0.002
+        The learning rate.
+    beta1, beta2 : float, default 0.9 and 0.999
+        How slowly the mean of gradients and their largest absolute value change.
+    **kwargs
+        See `Optimizer`.
 
     Examples
     --------
@@ -257,6 +310,19 @@ class Nadam(Adamax):
 
     The schedule is a function of how often the parameter was updated, so it does not depend on the
     other parameters.
+
+    Parameters
+    ----------
+    learning_rate : float, default 0.001
+        The learning rate.
+    beta1, beta2 : float, default 0.9 and 0.999
+        How slowly the means of gradients and of their squares change.
+    epsilon : float, default 1e-08
+        Added to the divisor.
+    schedule_decay : float, default 0.004
+        How fast the schedule of the momentum approaches `beta1`.
+    **kwargs
+        See `Optimizer`.
 
     Examples
     --------
@@ -302,6 +368,15 @@ class Nadam(Adamax):
 class FTML(GroupedOptimizer):
     """Follow the moving leader.
 
+    Parameters
+    ----------
+    beta1, beta2 : float, default 0.6 and 0.999
+        How slowly the means of gradients and of their squares change.
+    epsilon : float, default 1e-08
+        Added to the divisor.
+    **kwargs
+        See `Optimizer`.
+
     Examples
     --------
     >>> mx.optimizer.FTML(learning_rate=0.1)
@@ -341,6 +416,17 @@ class FTML(GroupedOptimizer):
 class Ftrl(GroupedOptimizer):
     """Follow the regularised leader; `lamda1` makes weights sparse.
 
+    Parameters
+    ----------
+    lamda1 : float, default 0.01
+        The coefficient of the weights' absolute values.
+    learning_rate : float, default 0.1
+        The learning rate.
+    beta : float, default 1
+        Added to the root of the sum of squares, which divides the rate.
+    **kwargs
+        See `Optimizer`.
+
     Examples
     --------
     >>> mx.optimizer.Ftrl(lamda1=0.1)
@@ -374,6 +460,21 @@ class Ftrl(GroupedOptimizer):
 class LAMB(GroupedOptimizer):
     """Adam whose step is scaled, layer by layer, to the norm of the weight (cut off at
     `lower_bound` and `upper_bound`).
+
+    Parameters
+    ----------
+    learning_rate : float, default 0.001
+        The learning rate.
+    beta1, beta2 : float, default 0.9 and 0.999
+        How slowly the means of gradients and of their squares change.
+    epsilon : float, default 1e-06
+        Added to the divisor.
+    lower_bound, upper_bound : float, optional
+        Where the norm of the weight is cut off; None: nowhere.
+    bias_correction : bool, default True
+        Whether the means are corrected for having begun at 0.
+    **kwargs
+        See `Optimizer`.
 
     Examples
     --------

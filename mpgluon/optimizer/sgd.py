@@ -105,7 +105,14 @@ class SGD(_Momentum):
         state = momentum * state - lr * grad
         weight += state
 
-    `lazy_update` is accepted for compatibility; arrays are dense here.
+    Parameters
+    ----------
+    momentum : float, default 0.0
+        How much of the last step goes into the next one; 0 keeps no state.
+    lazy_update : bool, default True
+        Accepted for compatibility; arrays are dense.
+    **kwargs
+        See `Optimizer`.
 
     Examples
     --------
@@ -194,6 +201,18 @@ class Signum(GroupedOptimizer):
     """Follows only the sign of the gradient, or of its momentum. `wd_lh` is a decay added to the
     sign's step.
 
+    Parameters
+    ----------
+    learning_rate : float, default 0.01
+        The size of a step.
+    momentum : float, default 0.9
+        How slowly the running gradient changes, whose sign is followed; 0 for the gradient
+        itself.
+    wd_lh : float, default 0.0
+        Part of the weight that is taken off it in each step, times the rate.
+    **kwargs
+        See `Optimizer`.
+
     Examples
     --------
     >>> mx.optimizer.Signum(wd_lh=0.1)
@@ -244,6 +263,15 @@ class DCASGD(GroupedOptimizer):
     """SGD that makes up for delayed gradients with the weight's change since they were computed,
     times `lamda`.
 
+    Parameters
+    ----------
+    momentum : float, default 0.0
+        How much of the last step goes into the next one.
+    lamda : float, default 0.04
+        How strongly the delay is made up for.
+    **kwargs
+        See `Optimizer`.
+
     Examples
     --------
     >>> mx.optimizer.DCASGD(lamda=0.1)
@@ -275,6 +303,21 @@ class LARS(_Momentum):
 
     Biases, gammas and betas keep the plain rate. With `momentum_correction` the momentum is scaled
     when the schedule changes the rate from one step to the next.
+
+    Parameters
+    ----------
+    momentum : float, default 0.0
+        How much of the last step goes into the next one.
+    lazy_update : bool, default True
+        Accepted for compatibility; arrays are dense.
+    eta : float, default 0.001
+        The factor of the norms' ratio.
+    eps : float, default 0
+        Added to the divisor.
+    momentum_correction : bool, default True
+        Whether the momentum is scaled when the schedule changes the rate.
+    **kwargs
+        See `Optimizer`.
 
     Examples
     --------
@@ -375,6 +418,27 @@ class LBSGD(_Momentum):
     `warmup_strategy` is "linear", "power2", "sqrt" (over `warmup_epochs` of `updates_per_epoch`
     updates, up to `batch_scale` times the rate) or "lars" (by the norms of weight and gradient,
     within 0.01 and 100).
+
+    Parameters
+    ----------
+    momentum : float, default 0.0
+        How much of the last step goes into the next one.
+    multi_precision : bool, default False
+        Whether 16-bit weights have a float32 copy, which is updated.
+    warmup_strategy : str, default 'linear'
+        'linear', 'power2', 'sqrt' or 'lars'.
+    warmup_epochs : int, default 5
+        How long the warm-up takes.
+    batch_scale : float, default 1
+        How many updates' gradients make one step.
+    updates_per_epoch : int, default 32
+        Updates of an epoch.
+    begin_epoch : int, default 0
+        The epoch that training begins with.
+    num_epochs : int, default 60
+        Epochs of the whole training.
+    **kwargs
+        See `Optimizer`.
 
     Examples
     --------

@@ -68,6 +68,11 @@ class Updater:
     `index`, `grad` and `weight` are single ones, or lists of weights that lie on one device. States
     loaded by `set_states` go to where the weight lies when they are first used.
 
+    Parameters
+    ----------
+    optimizer : Optimizer
+        What computes the steps.
+
     Examples
     --------
     >>> updater = mx.optimizer.get_updater(mx.optimizer.SGD(learning_rate=0.5))

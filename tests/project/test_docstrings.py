@@ -86,6 +86,25 @@ def test_docstrings_of_operators(package, part):
     assert not [name for name in names if not has_doc(getattr(namespace, name))]
 
 
+@pytest.mark.parametrize("module", [mx.optimizer, mx.metric])
+def test_parameters_of_optimizers_and_metrics(module):
+    """Each has its entry: what it does, and its default."""
+    missing, other_names = [], {"Caffe", "Torch"}  # those of Loss
+    for name, kind in vars(module).items():
+        if not inspect.isclass(kind) or name.startswith("_") or name in other_names:
+            continue
+        if "__init__" in vars(kind):
+            lines = [
+                line.split(" :")[0].replace("*", "").split(", ")
+                for line in inspect.getdoc(kind).splitlines()
+                if re.match(r"[\w*]+(, [\w*]+)*( :|$)", line)
+            ]
+            entries = {entry for line in lines for entry in line}
+            parameters = [one for one in inspect.signature(kind).parameters if one != "args"]
+            missing += [f"{name}: {one}" for one in parameters if one not in entries]
+    assert not missing, missing
+
+
 def test_this_test():
     class Some:
         """A class."""
