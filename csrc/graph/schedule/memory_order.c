@@ -290,117 +290,175 @@ static double gain_of(const schedule *s, uint32_t k) {
   return gain;
 }
 
-/* Nodes whose gain has grown since they were pushed are pushed again: `readers` has, per root, the
- * sum of the positions of its readers to come, so the last one's is known. */
-static mpg_status greedy(schedule *s, mpg_order *order) {
+typedef struct greedy_search {
+  heap ready;
+  bool *done;
+  uint64_t *readers; /* per root: the sum of the positions of its readers to come, so that the last
+                        one's is known */
+} greedy_search;
+
+static mpg_status push_by_gain(schedule *s, greedy_search *g, uint32_t k) {
+  return push(&g->ready, gain_of(s, k), k);
+}
+
+static mpg_status begin_greedy(schedule *s, greedy_search *g) {
   const mpg_graph *graph = s->graph;
-  heap ready = {0};
-  mpg_status status = MPG_OK;
-  bool *done = mpg_calloc(s->count + 1, sizeof *done);
-  uint64_t *readers = mpg_calloc(graph->num_values + 1, sizeof *readers);
-  if (!done || !readers) MPG_GOTO(mpg_out_of_host_memory(graph->num_values * sizeof *readers));
+  g->done = mpg_calloc(s->count + 1, sizeof *g->done);
+  g->readers = mpg_calloc(graph->num_values + 1, sizeof *g->readers);
+  if (!g->done || !g->readers)
+    return mpg_out_of_host_memory(graph->num_values * sizeof *g->readers);
   memcpy(s->left, s->waits, s->count * sizeof *s->left);
   memcpy(s->left_uses, s->facts.readers, graph->num_values * sizeof *s->left_uses);
   for (uint32_t k = 0; k < s->count; k++) {
     const mpg_node *node = node_at(s, k);
     for (uint32_t i = 0; i < node->num_inputs && reads(node); i++)
-      readers[s->facts.root[mpg_value_index(graph, mpg_node_inputs(graph, node)[i])]] += k;
+      g->readers[s->facts.root[mpg_value_index(graph, mpg_node_inputs(graph, node)[i])]] += k;
   }
   for (uint32_t k = 0; k < s->count; k++)
-    if (!s->left[k]) MPG_GOTO(push(&ready, gain_of(s, k), k));
-  while (ready.count) {
-    uint32_t k = pop(&ready).node;
-    if (done[k]) continue;
-    done[k] = true;
-    const mpg_node *node = node_at(s, k);
+    if (!s->left[k]) MPG_TRY(push_by_gain(s, g, k));
+  return MPG_OK;
+}
+
+/* The node is in the order: updates its inputs. A ready node that has become the last reader of one
+ * gains more, so it is pushed again. */
+static mpg_status release_inputs(schedule *s, greedy_search *g, uint32_t k) {
+  const mpg_node *node = node_at(s, k);
+  for (uint32_t i = 0; i < node->num_inputs && reads(node); i++) {
+    uint32_t root = s->facts.root[mpg_value_index(s->graph, mpg_node_inputs(s->graph, node)[i])];
+    g->readers[root] -= k;
+    if (--s->left_uses[root] != 1) continue;
+    uint32_t last = (uint32_t)g->readers[root];
+    if (!g->done[last] && !s->left[last]) MPG_TRY(push_by_gain(s, g, last));
+  }
+  return MPG_OK;
+}
+
+static mpg_status greedy(schedule *s, mpg_order *order) {
+  greedy_search g = {{0}, NULL, NULL};
+  mpg_status status = MPG_OK;
+  MPG_GOTO(begin_greedy(s, &g));
+  while (g.ready.count) {
+    uint32_t k = pop(&g.ready).node;
+    if (g.done[k]) continue;
+    g.done[k] = true;
     order->nodes[order->count++] = s->order->nodes[k];
-    for (uint32_t i = 0; i < node->num_inputs && reads(node); i++) {
-      uint32_t root = s->facts.root[mpg_value_index(graph, mpg_node_inputs(graph, node)[i])];
-      readers[root] -= k;
-      if (--s->left_uses[root] != 1) continue;
-      uint32_t last = (uint32_t)readers[root];
-      if (!done[last] && !s->left[last]) MPG_GOTO(push(&ready, gain_of(s, last), last));
-    }
+    MPG_GOTO(release_inputs(s, &g, k));
     for (uint32_t e = s->first[k]; e < s->first[k + 1]; e++)
-      if (--s->left[s->next[e]] == 0) MPG_GOTO(push(&ready, gain_of(s, s->next[e]), s->next[e]));
+      if (--s->left[s->next[e]] == 0) MPG_GOTO(push_by_gain(s, &g, s->next[e]));
   }
 fail:
-  mpg_free(done);
-  mpg_free(readers);
-  mpg_free(ready.entries);
+  mpg_free(g.done);
+  mpg_free(g.readers);
+  mpg_free(g.ready.entries);
   return status;
 }
 
 /* --- Memory: depth first ---------------------------------------------------------------------- */
 
-/* needs: per position, the bytes that computing the node takes if its dependencies form a tree; the
- * largest need goes first. */
-static void sort_before(const double *needs, const double *keeps, uint32_t *before, size_t count) {
+typedef struct depth_search { /* everything per position */
+  uint32_t *first, *before;   /* its dependencies: `first` and `next` of the schedule, reversed */
+  double *needs;              /* bytes to compute it, as if its dependencies formed a tree */
+  double *keeps;              /* bytes of its outputs */
+  uint32_t *stack;
+  uint32_t *seen; /* dependencies that were visited; NOBODY: the node is in the order */
+} depth_search;
+
+static mpg_status begin_depth_search(const schedule *s, depth_search *d) {
+  d->first = mpg_calloc(s->count + 2, sizeof *d->first);
+  d->before = mpg_malloc(((size_t)s->first[s->count] + 1) * sizeof *d->before);
+  d->stack = mpg_malloc((s->count + 1) * sizeof *d->stack);
+  d->seen = mpg_calloc(s->count + 1, sizeof *d->seen);
+  d->needs = mpg_calloc(s->count + 1, sizeof *d->needs);
+  d->keeps = mpg_calloc(s->count + 1, sizeof *d->keeps);
+  return d->first && d->before && d->stack && d->seen && d->needs && d->keeps
+             ? MPG_OK
+             : mpg_out_of_host_memory(s->count * sizeof *d->needs);
+}
+
+static void end_depth_search(depth_search *d) {
+  mpg_free(d->first);
+  mpg_free(d->before);
+  mpg_free(d->stack);
+  mpg_free(d->seen);
+  mpg_free(d->needs);
+  mpg_free(d->keeps);
+}
+
+static void find_dependencies(schedule *s, depth_search *d) {
+  for (uint32_t k = 0; k < s->count; k++) d->first[k + 1] = d->first[k] + s->waits[k];
+  memset(s->left, 0, s->count * sizeof *s->left);
+  for (uint32_t k = 0; k < s->count; k++)
+    for (uint32_t e = s->first[k]; e < s->first[k + 1]; e++)
+      d->before[d->first[s->next[e]] + s->left[s->next[e]]++] = k;
+}
+
+/* Sorts the dependencies of a node: the one that needs most beside its outputs comes first. */
+static void sort_dependencies(depth_search *d, uint32_t k) {
+  uint32_t *before = d->before + d->first[k];
+  size_t count = d->first[k + 1] - d->first[k];
   for (size_t i = 1; i < count; i++) {
     uint32_t moved = before[i];
-    double surplus = needs[moved] - keeps[moved];
+    double surplus = d->needs[moved] - d->keeps[moved];
     size_t at = i;
-    for (; at > 0 && needs[before[at - 1]] - keeps[before[at - 1]] < surplus; at--)
+    for (; at > 0 && d->needs[before[at - 1]] - d->keeps[before[at - 1]] < surplus; at--)
       before[at] = before[at - 1];
     before[at] = moved;
   }
 }
 
-static mpg_status depth_first(schedule *s, mpg_order *order) {
-  uint32_t *first = mpg_calloc(
-      s->count + 2, sizeof *first); /* who comes before whom: as `first` and `next`, turned round */
-  uint32_t *before = mpg_malloc(((size_t)s->first[s->count] + 1) * sizeof *before);
-  uint32_t *stack = mpg_malloc((s->count + 1) * sizeof *stack),
-           *seen = mpg_calloc(s->count + 1, sizeof *seen);
-  double *needs = mpg_calloc(s->count + 1, sizeof *needs),
-         *keeps = mpg_calloc(s->count + 1, sizeof *keeps);
-  mpg_status status = MPG_OK;
-  if (!first || !before || !stack || !seen || !needs || !keeps)
-    MPG_GOTO(mpg_out_of_host_memory(s->count * sizeof *needs));
-  for (uint32_t k = 0; k < s->count; k++) first[k + 1] = first[k] + s->waits[k];
-  memset(s->left, 0, s->count * sizeof *s->left);
-  for (uint32_t k = 0; k < s->count; k++)
-    for (uint32_t e = s->first[k]; e < s->first[k + 1]; e++)
-      before[first[s->next[e]] + s->left[s->next[e]]++] = k;
+static void find_needs(const schedule *s, depth_search *d) {
   for (uint32_t k = 0; k < s->count; k++) {
     const mpg_node *node = node_at(s, k);
-    for (uint32_t i = 0; i < node->num_outputs; i++) keeps[k] += (double)s->bytes[node->values + i];
-    sort_before(needs, keeps, before + first[k], first[k + 1] - first[k]);
+    for (uint32_t i = 0; i < node->num_outputs; i++)
+      d->keeps[k] += (double)s->bytes[node->values + i];
+    sort_dependencies(d, k);
     double held = 0;
-    for (uint32_t e = first[k]; e < first[k + 1]; e++) {
-      if (held + needs[before[e]] > needs[k]) needs[k] = held + needs[before[e]];
-      held += keeps[before[e]];
+    for (uint32_t e = d->first[k]; e < d->first[k + 1]; e++) {
+      uint32_t other = d->before[e];
+      if (held + d->needs[other] > d->needs[k]) d->needs[k] = held + d->needs[other];
+      held += d->keeps[other];
     }
-    if (held + keeps[k] > needs[k]) needs[k] = held + keeps[k];
+    if (held + d->keeps[k] > d->needs[k]) d->needs[k] = held + d->keeps[k];
   }
-  for (uint32_t k = 0; k < s->count;
-       k++) { /* each node that nothing follows, and what it still needs */
-    if (s->first[k] != s->first[k + 1]) continue;
-    size_t depth = 0;
-    stack[depth++] = k;
-    while (depth) {
-      uint32_t top = stack[depth - 1];
-      bool down = false;
-      while (seen[top] < first[top + 1] - first[top] && !down) {
-        uint32_t other = before[first[top] + seen[top]++];
-        if (seen[other] == NOBODY) continue;
-        stack[depth++] = other;
-        down = true;
-      }
-      if (down) continue;
-      depth--;
-      if (seen[top] == NOBODY) continue;
-      seen[top] = NOBODY;
-      order->nodes[order->count++] = s->order->nodes[top];
+}
+
+/* The next dependency of the node that is not in the order yet; NOBODY: none. */
+static uint32_t next_dependency(depth_search *d, uint32_t k) {
+  while (d->seen[k] < d->first[k + 1] - d->first[k]) {
+    uint32_t other = d->before[d->first[k] + d->seen[k]++];
+    if (d->seen[other] != NOBODY) return other;
+  }
+  return NOBODY;
+}
+
+/* Appends the node behind all that it depends on, without recursion. */
+static void append_depth_first(const schedule *s, depth_search *d, uint32_t k, mpg_order *order) {
+  size_t depth = 0;
+  d->stack[depth++] = k;
+  while (depth) {
+    uint32_t top = d->stack[depth - 1];
+    uint32_t other = d->seen[top] == NOBODY ? NOBODY : next_dependency(d, top);
+    if (other != NOBODY) {
+      d->stack[depth++] = other;
+      continue;
     }
+    depth--;
+    if (d->seen[top] == NOBODY) continue;
+    d->seen[top] = NOBODY;
+    order->nodes[order->count++] = s->order->nodes[top];
   }
+}
+
+static mpg_status depth_first(schedule *s, mpg_order *order) {
+  depth_search d = {0};
+  mpg_status status = MPG_OK;
+  MPG_GOTO(begin_depth_search(s, &d));
+  find_dependencies(s, &d);
+  find_needs(s, &d);
+  for (uint32_t k = 0; k < s->count; k++)
+    if (s->first[k] == s->first[k + 1]) append_depth_first(s, &d, k, order); /* without users */
 fail:
-  mpg_free(first);
-  mpg_free(before);
-  mpg_free(stack);
-  mpg_free(seen);
-  mpg_free(needs);
-  mpg_free(keeps);
+  end_depth_search(&d);
   return status;
 }
 
@@ -434,7 +492,7 @@ fail:
   return status;
 }
 
-/* --- Time: the longest way first -------------------------------------------------------------- */
+/* --- Time: the longest path first ------------------------------------------------------------- */
 
 static mpg_status find_seconds(schedule *s) {
   mpg_cost *costs = mpg_malloc((s->graph->num_nodes + 1) * sizeof *costs);
@@ -497,88 +555,138 @@ static mpg_status pop_within(schedule *s, heap *ready, const size_t *alive, cons
   return MPG_OK;
 }
 
+typedef struct list_scheduler {
+  heap ready[MPG_MAX_GRAPH_DEVICES];  /* by path; copies to other devices first */
+  heap coming[MPG_MAX_GRAPH_DEVICES]; /* by the time at which they become ready, negative */
+  double free_at[MPG_MAX_GRAPH_DEVICES];
+  double *starts; /* per position: when its last dependency ends */
+  size_t alive[MPG_MAX_GRAPH_DEVICES];
+} list_scheduler;
+
+static mpg_status push_coming(schedule *s, list_scheduler *l, uint32_t k) {
+  return push(&l->coming[slot_of(s, runs_on(s, k))], -l->starts[k], k);
+}
+
+static mpg_status begin_list(schedule *s, list_scheduler *l) {
+  l->starts = mpg_calloc(s->count + 1, sizeof *l->starts);
+  if (!l->starts) return mpg_out_of_host_memory(s->count * sizeof *l->starts);
+  alive_before(s, l->alive);
+  memcpy(s->left, s->waits, s->count * sizeof *s->left);
+  for (uint32_t k = 0; k < s->count; k++)
+    if (!s->left[k]) MPG_TRY(push_coming(s, l, k));
+  return MPG_OK;
+}
+
+static void end_list(list_scheduler *l) {
+  for (uint32_t i = 0; i < MPG_MAX_GRAPH_DEVICES; i++) {
+    mpg_free(l->ready[i].entries);
+    mpg_free(l->coming[i].entries);
+  }
+  mpg_free(l->starts);
+}
+
+/* Moves the nodes that are ready when the device is free from `coming` to `ready`. */
+static mpg_status note_ready(schedule *s, list_scheduler *l, uint32_t slot, const double *paths) {
+  heap *coming = &l->coming[slot];
+  while (coming->count && -coming->entries[0].rank <= l->free_at[slot]) {
+    uint32_t k = pop(coming).node;
+    bool crosses = mpg_node_crosses(s->graph, node_at(s, k));
+    MPG_TRY(push(&l->ready[slot], crosses ? 1e30 : paths[k], k));
+  }
+  return MPG_OK;
+}
+
+/* The device that can start a node first, and when. */
+static mpg_status choose_device(schedule *s, list_scheduler *l, const double *paths, uint32_t *slot,
+                                double *when) {
+  *slot = NOBODY;
+  for (uint32_t i = 0; i < s->num_devices; i++) {
+    MPG_TRY(note_ready(s, l, i, paths));
+    if (!l->ready[i].count && !l->coming[i].count) continue;
+    double possible = l->ready[i].count ? l->free_at[i] : -l->coming[i].entries[0].rank;
+    if (*slot == NOBODY || possible < *when) *slot = i, *when = possible;
+  }
+  return *slot != NOBODY ? MPG_OK
+                         : mpg_fail(MPG_ERROR, "internal: the order of a graph has a cycle");
+}
+
+static mpg_status choose_node(schedule *s, list_scheduler *l, uint32_t slot, const size_t *most,
+                              uint32_t *k) {
+  heap *ready = &l->ready[slot];
+  if (ready->count && most) return pop_within(s, ready, l->alive, most, k);
+  *k = pop(ready->count ? ready : &l->coming[slot]).node;
+  return MPG_OK;
+}
+
+/* The node ends at `end`: its users wait for it no more. */
+static mpg_status release_users(schedule *s, list_scheduler *l, uint32_t k, double end) {
+  for (uint32_t e = s->first[k]; e < s->first[k + 1]; e++) {
+    uint32_t user = s->next[e];
+    if (end > l->starts[user]) l->starts[user] = end;
+    if (--s->left[user] == 0) MPG_TRY(push_coming(s, l, user));
+  }
+  return MPG_OK;
+}
+
 /* List scheduling: the device that can start a node first takes, of the nodes that are ready there,
  * the one with the longest path to the end. most: the bytes that should be alive on each device at
  * most; NULL: no limit. */
-static mpg_status longest_way(schedule *s, const double *ways, const size_t *most,
-                              mpg_order *order) {
-  heap ready[MPG_MAX_GRAPH_DEVICES] = {{0}}, coming[MPG_MAX_GRAPH_DEVICES] = {{0}};
-  double free_at[MPG_MAX_GRAPH_DEVICES] = {0};
-  size_t alive[MPG_MAX_GRAPH_DEVICES];
+static mpg_status list_schedule(schedule *s, const double *paths, const size_t *most,
+                                mpg_order *order) {
+  list_scheduler l = {.starts = NULL};
   mpg_status status = MPG_OK;
-  double *starts = mpg_calloc(s->count + 1, sizeof *starts);
-  if (!starts) return mpg_out_of_host_memory(s->count * sizeof *starts);
-  alive_before(s, alive);
-  memcpy(s->left, s->waits, s->count * sizeof *s->left);
-  for (uint32_t k = 0; k < s->count; k++)
-    if (!s->left[k]) MPG_GOTO(push(&coming[slot_of(s, runs_on(s, k))], 0, k));
-  for (uint32_t taken = 0; taken < s->count; taken++) {
-    uint32_t slot = NOBODY, k;
+  MPG_GOTO(begin_list(s, &l));
+  while (order->count < s->count) {
+    uint32_t slot, k;
     double when = 0;
-    for (uint32_t i = 0; i < s->num_devices; i++) {
-      while (coming[i].count && -coming[i].entries[0].rank <= free_at[i]) {
-        k = pop(&coming[i]).node;
-        MPG_GOTO(push(&ready[i], mpg_node_crosses(s->graph, node_at(s, k)) ? 1e30 : ways[k], k));
-      }
-      if (!ready[i].count && !coming[i].count) continue;
-      double possible = ready[i].count ? free_at[i] : -coming[i].entries[0].rank;
-      if (slot == NOBODY || possible < when) slot = i, when = possible;
-    }
-    if (slot == NOBODY) MPG_GOTO(mpg_fail(MPG_ERROR, "internal: the order of a graph has a cycle"));
-    if (!ready[slot].count)
-      k = pop(&coming[slot]).node;
-    else if (most)
-      MPG_GOTO(pop_within(s, &ready[slot], alive, most, &k));
-    else
-      k = pop(&ready[slot]).node;
+    MPG_GOTO(choose_device(s, &l, paths, &slot, &when));
+    MPG_GOTO(choose_node(s, &l, slot, most, &k));
     order->nodes[order->count++] = s->order->nodes[k];
-    run_node(s, node_at(s, k), alive);
-    free_at[slot] = when + s->seconds[k];
-    for (uint32_t e = s->first[k]; e < s->first[k + 1]; e++) {
-      uint32_t then = s->next[e];
-      if (free_at[slot] > starts[then]) starts[then] = free_at[slot];
-      if (--s->left[then] == 0)
-        MPG_GOTO(push(&coming[slot_of(s, runs_on(s, then))], -starts[then], then));
-    }
+    run_node(s, node_at(s, k), l.alive);
+    l.free_at[slot] = when + s->seconds[k];
+    MPG_GOTO(release_users(s, &l, k, l.free_at[slot]));
   }
 fail:
-  for (uint32_t i = 0; i < MPG_MAX_GRAPH_DEVICES; i++) {
-    mpg_free(ready[i].entries);
-    mpg_free(coming[i].entries);
-  }
-  mpg_free(starts);
+  end_list(&l);
   return status;
+}
+
+/* Per position: the seconds of the longest path from there to the end. */
+static mpg_status find_paths(const schedule *s, double **result) {
+  double *paths = mpg_calloc(s->count + 1, sizeof *paths);
+  if (!paths) return mpg_out_of_host_memory(s->count * sizeof *paths);
+  for (uint32_t k = s->count; k-- > 0;) {
+    double longest = 0;
+    for (uint32_t e = s->first[k]; e < s->first[k + 1]; e++)
+      if (paths[s->next[e]] > longest) longest = paths[s->next[e]];
+    paths[k] = longest + s->seconds[k];
+  }
+  *result = paths;
+  return MPG_OK;
 }
 
 mpg_status mpg_order_for_time(const mpg_plan_request *request, mpg_order faster[MPG_FASTER_ORDERS],
                               double seconds[1 + MPG_FASTER_ORDERS]) {
   schedule s;
-  double *ways = NULL;
+  double *paths = NULL;
   size_t most[MPG_MAX_GRAPH_DEVICES];
   bool changed = false;
   mpg_status status = MPG_OK;
   MPG_GOTO(begin(&s, request));
   MPG_GOTO(find_seconds(&s));
-  ways = mpg_calloc(s.count + 1, sizeof *ways);
-  if (!ways) MPG_GOTO(mpg_out_of_host_memory(s.count * sizeof *ways));
-  for (uint32_t k = s.count; k-- > 0;) {
-    double longest = 0;
-    for (uint32_t e = s.first[k]; e < s.first[k + 1]; e++)
-      if (ways[s.next[e]] > longest) longest = ways[s.next[e]];
-    ways[k] = longest + s.seconds[k];
-  }
+  MPG_GOTO(find_paths(&s, &paths));
   MPG_GOTO(run_in_order(&s, request->order, &seconds[0]));
   MPG_GOTO(new_order(&s, &faster[0]));
-  MPG_GOTO(longest_way(&s, ways, NULL, &faster[0]));
+  MPG_GOTO(list_schedule(&s, paths, NULL, &faster[0]));
   MPG_GOTO(run_in_order(&s, &faster[0], &seconds[1]));
   MPG_GOTO(mpg_order_critical_path_first(request->graph, request->order, &faster[1], &changed));
   if (changed) MPG_GOTO(run_in_order(&s, &faster[1], &seconds[2]));
   peaks_of(&s, request->order, most);
   MPG_GOTO(new_order(&s, &faster[2]));
-  MPG_GOTO(longest_way(&s, ways, most, &faster[2]));
+  MPG_GOTO(list_schedule(&s, paths, most, &faster[2]));
   MPG_GOTO(run_in_order(&s, &faster[2], &seconds[3]));
 fail:
-  mpg_free(ways);
+  mpg_free(paths);
   end(&s);
   return status;
 }
