@@ -159,26 +159,29 @@ def made_at(node):
     return f"\n  made at {line}" if line else ""
 
 
+def _named_device(node, group2ctx):
+    """The device that the program names for a node: that of its group, or a copy's target; None."""
+    group = node.get("ctx_group") if group2ctx else None
+    if group is not None:
+        return _device_groups.lookup(group, group2ctx, node.name)
+    return node.call.context if node.call is not None else None
+
+
 def placement(order, group2ctx, variables):
-    """Where each node of `order` runs: node -> Context; nodes that nothing is said about are left
+    """The devices of nodes, as a dict of node -> Context; nodes without a known device are left
     out.
 
-    A node of a group (``ctx_group``) runs on the group's device; a copy on the one it names; others
-    follow their first placed input; what is left follows its users. `variables`: node -> Context
-    for variables whose arrays are there already.
+    A node runs on the device that is named for it, else on that of its first placed input. A node
+    that is still without a device takes that of a user. `variables`: node -> Context for variables
+    that have arrays already.
     """
     devices = dict(variables)
     for node in order:
-        group = node.get("ctx_group") if group2ctx else None
-        if group is not None:
-            devices.setdefault(node, _device_groups.lookup(group, group2ctx, node.name))
-        elif node.call is not None and node.call.context is not None:
-            devices[node] = node.call.context
-        elif node not in devices:
-            for source, _ in node.inputs:
-                if source in devices:
-                    devices[node] = devices[source]
-                    break
+        device = _named_device(node, group2ctx)
+        if device is None:
+            device = next((devices[source] for source, _ in node.inputs if source in devices), None)
+        if device is not None:
+            devices.setdefault(node, device)
     for node in reversed(order):
         device = devices.get(node)
         if device is not None and not (node.call is not None and node.call.copies):
