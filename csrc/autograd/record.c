@@ -1,6 +1,7 @@
 /* The one entry through which every op call of a user goes: trace, or run and record. */
 #include <string.h>
 
+#include "autograd/composed.h"
 #include "autograd/groups.h"
 #include "autograd/tape.h"
 #include "autograd/trace.h"
@@ -251,6 +252,8 @@ mpg_status mpg_call_as(const mpg_op *op, const void *params, mpg_array *const *i
                           now->training, now->scope);
   }
   if (out) MPG_TRY(check_out(now, op, inputs, num_inputs, out, num_visible));
+  if (__builtin_expect((op->flags & MPG_OP_COMPOSED) != 0, 0))
+    return mpg_composed_call(op, params, inputs, num_inputs, outputs, num_visible, out);
   /* All fields are named: with one left out, the compiler would clear the whole struct first. */
   mpg_invocation call = {.op = op,
                          .params = params,

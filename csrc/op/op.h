@@ -11,8 +11,10 @@
 /* Ids, in the order of ops.def. */
 typedef enum mpg_op_id {
 #define MPG_OP_ROW(id, ...) MPG_OP_##id,
+#define MPG_COMPOSED_ROW(id, ...) MPG_OP_##id,
 #include "op/ops.def"
 #undef MPG_OP_ROW
+#undef MPG_COMPOSED_ROW
   MPG_OP_COUNT
 } mpg_op_id;
 
@@ -141,6 +143,11 @@ mpg_value mpg_emit_mean(
 static inline const mpg_desc *mpg_value_desc(mpg_gradient *g, mpg_value value) {
   return g->builder->desc(g->builder, value);
 }
+
+/* --- Composed ops ----------------------------------------------------------------------------- */
+/* Emits other ops that compute `outputs` of `inputs`. No output is an input, or a view of one. */
+typedef void (*mpg_compose_fn)(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs);
+
 /* The second gradient of an op whose gradient is a single op: the forward op is written out as
  * other ops and differentiated twice. */
 #define MPG_ZEROS_LIKE(i) (-1 - (i))
@@ -149,7 +156,7 @@ typedef struct mpg_written_out {
   const int *inputs; /* which inputs of the gradient they are; MPG_ZEROS_LIKE(i): none, because no
                         gradient reads its contents */
   const int *out_grads; /* and which are what arrived at the outputs */
-  void (*emit)(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs);
+  mpg_compose_fn emit;
 } mpg_written_out;
 /* g's outputs are the gradients of the forward op's inputs, in order; of the first ones only, where
  * they are fewer. */
@@ -237,6 +244,8 @@ typedef enum mpg_op_flags {
   /* Arrays with equal or random elements give such arrays (op/batching/batching.h: MPG_BATCH_FREE).
    */
   MPG_OP_UNIFORM = 1 << 25,
+  /* It is composed of other ops, which run, or stand in graphs, in its place (`compose`). */
+  MPG_OP_COMPOSED = 1 << 26,
 } mpg_op_flags;
 
 typedef int (*mpg_arity_fn)(const mpg_op *op, const void *params,
@@ -260,6 +269,7 @@ struct mpg_op {
   mpg_infer_fn infer;
   mpg_cost_fn cost;
   mpg_gradient_fn gradient; /* NULL: none */
+  mpg_compose_fn compose;   /* of COMPOSED ops; NULL: it has a kernel */
   mpg_arity_fn num_inputs;  /* NULL: as many as the names, or as given for "*" */
   mpg_arity_fn num_outputs; /* NULL: as many as the names */
   uint32_t saves;
@@ -320,5 +330,8 @@ mpg_status mpg_op_infer_inputs(const mpg_op *op, const void *params, mpg_desc *i
                                int num_inputs, const mpg_desc *outputs, int num_outputs);
 /* Runs the op's gradient; MPG_ERROR when it has none. */
 mpg_status mpg_op_gradient(mpg_gradient *g);
+/* Has the builder emit the ops that a COMPOSED op is composed of. */
+mpg_status mpg_op_compose(mpg_builder *builder, const mpg_op *op, const void *params, bool train,
+                          const mpg_value *inputs, int num_inputs, mpg_value *outputs);
 
 #endif

@@ -137,3 +137,56 @@ SAMPLES = {
     ],
     "_backward_attention": [backward(scale=0.5)],
 }
+
+
+# --- Interleaved projections ---------------------------------------------------------------------
+
+
+def parts_of(projection, heads, parts):
+    """(batch * heads, length, features) of each part."""
+    length, batch, width = projection.shape
+    split = projection.reshape(length, batch * heads, parts, width // heads // parts)
+    return [split[:, :, i].swapaxes(0, 1) for i in range(parts)]
+
+
+def joined(values, heads):
+    rows, length, features = values.shape
+    return values.swapaxes(0, 1).reshape(length, rows // heads, heads * features)
+
+
+def scores(query, key):
+    return query @ key.swapaxes(1, 2) / np.sqrt(query.shape[2])
+
+
+SAMPLES["_contrib_interleaved_matmul_selfatt_qk"] = [
+    Sample(
+        [(5, 2, 36)],
+        {"heads": 3},
+        reference=lambda x, heads: scores(*parts_of(x, heads, 3)[:2]),
+        dtypes=ALL,
+    )
+]
+SAMPLES["_contrib_interleaved_matmul_selfatt_valatt"] = [
+    Sample(
+        [(5, 2, 36), (6, 5, 5)],
+        {"heads": 3},
+        reference=lambda x, a, heads: joined(a @ parts_of(x, heads, 3)[2], heads),
+        dtypes=ALL,
+    )
+]
+SAMPLES["_contrib_interleaved_matmul_encdec_qk"] = [
+    Sample(
+        [(4, 2, 12), (5, 2, 24)],
+        {"heads": 3},
+        reference=lambda q, x, heads: scores(parts_of(q, heads, 1)[0], parts_of(x, heads, 2)[0]),
+        dtypes=ALL,
+    )
+]
+SAMPLES["_contrib_interleaved_matmul_encdec_valatt"] = [
+    Sample(
+        [(5, 2, 24), (6, 4, 5)],
+        {"heads": 3},
+        reference=lambda x, a, heads: joined(a @ parts_of(x, heads, 2)[1], heads),
+        dtypes=ALL,
+    )
+]

@@ -2,6 +2,7 @@
 nothing is random."""
 
 import numpy as np
+from scipy import special, stats
 
 from samples.base import Sample
 
@@ -179,4 +180,105 @@ SAMPLES["_dropout_apply"] = [
         grad=[0],
         name="axes",
     ),
+]
+
+
+# --- Densities -----------------------------------------------------------------------------------
+
+
+def _density(distribution):
+    """The reference: a density whose parameters are spread over the trailing axes of samples."""
+
+    def reference(sample, *parameters, is_log=False):
+        spread = [p.reshape(p.shape + (1,) * (sample.ndim - p.ndim)) for p in parameters]
+        value = distribution(sample, *spread)
+        return value if is_log else np.exp(value)
+
+    return reference
+
+
+def _dirichlet(sample, alpha, is_log=False):
+    spread = alpha.reshape(alpha.shape[:-1] + (1,) * (sample.ndim - alpha.ndim) + alpha.shape[-1:])
+    value = ((spread - 1) * np.log(sample)).sum(-1)
+    value = value + special.gammaln(spread.sum(-1)) - special.gammaln(spread).sum(-1)
+    value = value if is_log else np.exp(value)
+    return value.reshape(1) if value.ndim == 0 else value
+
+
+def _negative_binomial(x, k, p):
+    choices = special.gammaln(x + k) - special.gammaln(x + 1) - special.gammaln(k)
+    return choices + k * np.log(p) + x * np.log(1 - p)
+
+
+def _densities(reference, ranges, counts=False):
+    """Samples with a parameter each, with parameters of leading axes, and logarithms;
+    counts get no gradient."""
+    number = len(ranges) - 1
+    made = []
+    for name, sample, parameter, params in [
+        ("each", (2, 3), (2, 3), {}),
+        ("leading", (2, 3), (2,), {}),
+        ("log", (2, 3), (2,), {"is_log": True}),
+    ]:
+        made.append(
+            Sample(
+                [sample] + [parameter] * number,
+                params,
+                reference=reference,
+                ranges=ranges,
+                grad=list(range(1, number + 1)) if counts else True,
+                dtypes=("float32", "float64", "float16", "bfloat16"),
+                rtol=1e-4,
+                atol=1e-5,
+                name=name,
+            )
+        )
+    return made
+
+
+def _uniform(sample, low, high):
+    return -np.log(high - low) + 0 * sample
+
+
+SAMPLES["_random_pdf_uniform"] = _densities(
+    _density(_uniform), [(-1, 1), (-2, -1), (1, 2)], counts=True
+)
+SAMPLES["_random_pdf_normal"] = _densities(
+    _density(lambda x, mu, sigma: stats.norm.logpdf(x, mu, sigma)), [(-1, 1), (-1, 1), (0.5, 2)]
+)
+SAMPLES["_random_pdf_gamma"] = _densities(
+    _density(lambda x, a, b: stats.gamma.logpdf(x, a, scale=1 / b)), [(0.5, 2), (1, 3), (1, 2)]
+)
+SAMPLES["_random_pdf_exponential"] = _densities(
+    _density(lambda x, lam: stats.expon.logpdf(x, scale=1 / lam)), [(0.5, 2), (0.5, 2)]
+)
+SAMPLES["_random_pdf_poisson"] = _densities(
+    _density(lambda x, lam: x * np.log(lam) - special.gammaln(x + 1) - lam),
+    [(0, 4), (0.5, 2)],
+    counts=True,
+)
+SAMPLES["_random_pdf_negative_binomial"] = _densities(
+    _density(_negative_binomial), [(0, 4), (1, 3), (0.2, 0.8)], counts=True
+)
+SAMPLES["_random_pdf_generalized_negative_binomial"] = _densities(
+    _density(lambda x, mu, alpha: _negative_binomial(x, 1 / alpha, 1 / (mu * alpha + 1))),
+    [(0, 4), (1, 3), (0.5, 2)],
+    counts=True,
+)
+SAMPLES["_random_pdf_dirichlet"] = [
+    Sample(
+        [sample, alpha],
+        params,
+        reference=_dirichlet,
+        ranges=[(0.2, 0.9), (0.5, 2)],
+        rtol=1e-4,
+        atol=1e-5,
+        name=name,
+    )
+    for name, sample, alpha, params in [
+        ("each", (2, 3), (2, 3), {}),
+        ("leading", (2, 4, 3), (2, 3), {}),
+        ("log", (2, 4, 3), (2, 3), {"is_log": True}),
+        ("single", (3,), (3,), {}),
+    ]
 ]

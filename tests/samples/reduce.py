@@ -307,3 +307,21 @@ SAMPLES = {
         ),
     ],
 }
+SAMPLES["moments"] = [
+    Sample(
+        [shape],
+        params,
+        reference=lambda x, axes, keepdims=False: (
+            x.mean(axes, keepdims=keepdims),
+            x.var(axes, keepdims=keepdims),
+        ),
+        name=name,
+    )
+    for name, shape, params in [
+        ("all", (3, 4), {"axes": (0, 1), "keepdims": True}),
+        ("rows", (3, 4, 5), {"axes": (1, 2)}),
+        ("first", (6, 2), {"axes": (0,)}),
+        ("negative", (2, 3, 4), {"axes": (-1,), "keepdims": True}),
+        ("alone", (3, 1), {"axes": (1,)}),
+    ]
+]

@@ -189,6 +189,8 @@ mpg_status mpg_graph_emit(mpg_graph *graph, const mpg_op *op, const void *params
                           const mpg_value *inputs, int num_inputs, mpg_value like,
                           mpg_value *outputs) {
   mpg_device_id device, otherwise = {MPG_CPU, 0};
+  if (op->flags & MPG_OP_COMPOSED)
+    return mpg_op_compose(&graph->builder, op, params, graph->train, inputs, num_inputs, outputs);
   if (mpg_has_value(like)) otherwise = mpg_graph_at(graph, like)->device;
   MPG_TRY(mpg_op_place(op, params, &(placed_inputs){graph, inputs}, num_inputs, input_device,
                        otherwise, &device));

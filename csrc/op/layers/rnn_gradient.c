@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "op/formula/arithmetic.h"
 #include "op/infer.h"
 #include "op/layers/rnn.h"
 
@@ -53,12 +54,6 @@ static mpg_value stack_steps(mpg_gradient *g, int64_t count, mpg_value *steps) {
 static mpg_value apply(mpg_gradient *g, mpg_op_id op, mpg_value a) {
   return mpg_emit1(g, op, NULL, a);
 }
-static mpg_value add(mpg_gradient *g, mpg_value a, mpg_value b) {
-  return mpg_emit2(g, MPG_OP_elemwise_add, NULL, a, b);
-}
-static mpg_value multiply(mpg_gradient *g, mpg_value a, mpg_value b) {
-  return mpg_emit2(g, MPG_OP_elemwise_mul, NULL, a, b);
-}
 
 static mpg_value dense(mpg_gradient *g, mpg_value data, mpg_value weight, mpg_value bias,
                        int64_t rows) {
@@ -83,20 +78,20 @@ static void cell(mpg_gradient *g, const mpg_rnn_size *s, mpg_value x, mpg_value 
                  mpg_value *c) {
   mpg_value a[4], b[4];
   if (s->mode == MPG_RNN_LSTM) {
-    split(g, add(g, x, y), 4, 1, false, a);
-    mpg_value kept = multiply(g, apply(g, MPG_OP_sigmoid, a[1]), *c);
-    mpg_value new = multiply(g, apply(g, MPG_OP_sigmoid, a[0]), apply(g, MPG_OP_tanh, a[2]));
-    *c = clip_cell(g, (const mpg_rnn_params *)g->params, add(g, kept, new));
-    *h = multiply(g, apply(g, MPG_OP_sigmoid, a[3]), apply(g, MPG_OP_tanh, *c));
+    split(g, mpg_add(g, x, y), 4, 1, false, a);
+    mpg_value kept = mpg_multiply(g, apply(g, MPG_OP_sigmoid, a[1]), *c);
+    mpg_value new = mpg_multiply(g, apply(g, MPG_OP_sigmoid, a[0]), apply(g, MPG_OP_tanh, a[2]));
+    *c = clip_cell(g, (const mpg_rnn_params *)g->params, mpg_add(g, kept, new));
+    *h = mpg_multiply(g, apply(g, MPG_OP_sigmoid, a[3]), apply(g, MPG_OP_tanh, *c));
   } else if (s->mode == MPG_RNN_GRU) {
     split(g, x, 3, 1, false, a);
     split(g, y, 3, 1, false, b);
-    mpg_value r = apply(g, MPG_OP_sigmoid, add(g, a[0], b[0])),
-              z = apply(g, MPG_OP_sigmoid, add(g, a[1], b[1]));
-    mpg_value n = apply(g, MPG_OP_tanh, add(g, a[2], multiply(g, r, b[2])));
-    *h = add(g, n, multiply(g, z, mpg_emit2(g, MPG_OP_elemwise_sub, NULL, *h, n)));
+    mpg_value r = apply(g, MPG_OP_sigmoid, mpg_add(g, a[0], b[0])),
+              z = apply(g, MPG_OP_sigmoid, mpg_add(g, a[1], b[1]));
+    mpg_value n = apply(g, MPG_OP_tanh, mpg_add(g, a[2], mpg_multiply(g, r, b[2])));
+    *h = mpg_add(g, n, mpg_multiply(g, z, mpg_emit2(g, MPG_OP_elemwise_sub, NULL, *h, n)));
   } else {
-    *h = apply(g, s->mode == MPG_RNN_TANH ? MPG_OP_tanh : MPG_OP_relu, add(g, x, y));
+    *h = apply(g, s->mode == MPG_RNN_TANH ? MPG_OP_tanh : MPG_OP_relu, mpg_add(g, x, y));
   }
 }
 
@@ -114,8 +109,8 @@ static mpg_value drop(mpg_gradient *g, const mpg_rnn_size *s, int layer, mpg_val
                                        mpg_emit_scalar(g, MPG_OP__rdiv_scalar, seen, 1), 0);
   mpg_value kept = mpg_emit2(g, MPG_OP__maximum, NULL,
                              mpg_emit_scalar(g, MPG_OP__not_equal_scalar, seen, 0), positive);
-  return multiply(g, output,
-                  mpg_emit_scalar(g, MPG_OP__mul_scalar, kept, p->p < 1 ? 1 / (1 - p->p) : 0));
+  return mpg_multiply(g, output,
+                      mpg_emit_scalar(g, MPG_OP__mul_scalar, kept, p->p < 1 ? 1 / (1 - p->p) : 0));
 }
 
 typedef struct arrays {

@@ -1,6 +1,7 @@
 /* Elementwise ops: inference and gradients. */
 #include <math.h>
 
+#include "op/formula/arithmetic.h"
 #include "op/infer.h"
 #include "op/math/activation.h"
 
@@ -25,31 +26,6 @@ static mpg_value scalar(mpg_gradient *g, mpg_op_id op, mpg_value a, double numbe
 }
 static mpg_value unary(mpg_gradient *g, mpg_op_id op, mpg_value a) {
   return mpg_emit1(g, op, NULL, a);
-}
-/* The broadcasting form only where shapes differ: passes know more about the other form. */
-static mpg_value binary(mpg_gradient *g, mpg_op_id same, mpg_op_id broadcasting, mpg_value a,
-                        mpg_value b) {
-  if (g->status != MPG_OK) return MPG_NO_VALUE;
-  bool equal = mpg_shape_equal(&mpg_value_desc(g, a)->shape, &mpg_value_desc(g, b)->shape);
-  return mpg_emit2(g, equal ? same : broadcasting, NULL, a, b);
-}
-static mpg_value add(mpg_gradient *g, mpg_value a, mpg_value b) {
-  return binary(g, MPG_OP_elemwise_add, MPG_OP_broadcast_add, a, b);
-}
-static mpg_value mul(mpg_gradient *g, mpg_value a, mpg_value b) {
-  return binary(g, MPG_OP_elemwise_mul, MPG_OP_broadcast_mul, a, b);
-}
-static mpg_value divide(mpg_gradient *g, mpg_value a, mpg_value b) {
-  return binary(g, MPG_OP_elemwise_div, MPG_OP_broadcast_div, a, b);
-}
-static mpg_value times(mpg_gradient *g, mpg_value a, double number) {
-  return scalar(g, MPG_OP__mul_scalar, a, number);
-}
-static mpg_value plus(mpg_gradient *g, mpg_value a, double number) {
-  return scalar(g, MPG_OP__plus_scalar, a, number);
-}
-static mpg_value minus_from(mpg_gradient *g, double number, mpg_value a) {
-  return scalar(g, MPG_OP__rminus_scalar, a, number);
 }
 static mpg_value square(mpg_gradient *g, mpg_value a) { return unary(g, MPG_OP_square, a); }
 static mpg_value negative(mpg_gradient *g, mpg_value a) { return unary(g, MPG_OP_negative, a); }
@@ -79,53 +55,58 @@ GRADIENT(sub) {
   if (g->needed[1]) give(g, 1, negative(g, G));
 }
 GRADIENT(mul) {
-  if (g->needed[0]) give(g, 0, mul(g, G, g->inputs[1]));
-  if (g->needed[1]) give(g, 1, mul(g, G, g->inputs[0]));
+  if (g->needed[0]) give(g, 0, mpg_multiply(g, G, g->inputs[1]));
+  if (g->needed[1]) give(g, 1, mpg_multiply(g, G, g->inputs[0]));
 }
 GRADIENT(div) {
-  mpg_value quotient = divide(g, G, g->inputs[1]);
+  mpg_value quotient = mpg_divide(g, G, g->inputs[1]);
   if (g->needed[0]) give(g, 0, quotient);
-  if (g->needed[1]) give(g, 1, negative(g, mul(g, quotient, Y)));
+  if (g->needed[1]) give(g, 1, negative(g, mpg_multiply(g, quotient, Y)));
 }
 GRADIENT(mod) {
   if (g->needed[0]) give(g, 0, G);
   if (g->needed[1])
     give(g, 1,
-         negative(g, mul(g, G, unary(g, MPG_OP_floor, divide(g, g->inputs[0], g->inputs[1])))));
+         negative(g, mpg_multiply(
+                         g, G, unary(g, MPG_OP_floor, mpg_divide(g, g->inputs[0], g->inputs[1])))));
 }
 GRADIENT(power) {
   mpg_value base = g->inputs[0], exponent = g->inputs[1];
   if (g->needed[0]) {
-    mpg_value less = binary(g, MPG_OP__power, MPG_OP_broadcast_power, base, plus(g, exponent, -1));
-    give(g, 0, mul(g, G, mul(g, exponent, less)));
+    mpg_value less =
+        mpg_binary(g, MPG_OP__power, MPG_OP_broadcast_power, base, mpg_plus(g, exponent, -1));
+    give(g, 0, mpg_multiply(g, G, mpg_multiply(g, exponent, less)));
   }
-  if (g->needed[1]) give(g, 1, mul(g, G, mul(g, Y, unary(g, MPG_OP_log, base))));
+  if (g->needed[1]) give(g, 1, mpg_multiply(g, G, mpg_multiply(g, Y, unary(g, MPG_OP_log, base))));
 }
 GRADIENT(maximum) {
   if (g->needed[0])
     give(g, 0,
-         mul(g, G,
-             binary(g, MPG_OP__greater_equal, MPG_OP_broadcast_greater_equal, g->inputs[0],
-                    g->inputs[1])));
+         mpg_multiply(g, G,
+                      mpg_binary(g, MPG_OP__greater_equal, MPG_OP_broadcast_greater_equal,
+                                 g->inputs[0], g->inputs[1])));
   if (g->needed[1])
     give(g, 1,
-         mul(g, G, binary(g, MPG_OP__lesser, MPG_OP_broadcast_lesser, g->inputs[0], g->inputs[1])));
+         mpg_multiply(
+             g, G,
+             mpg_binary(g, MPG_OP__lesser, MPG_OP_broadcast_lesser, g->inputs[0], g->inputs[1])));
 }
 GRADIENT(minimum) {
   if (g->needed[0])
     give(g, 0,
-         mul(g, G,
-             binary(g, MPG_OP__lesser_equal, MPG_OP_broadcast_lesser_equal, g->inputs[0],
-                    g->inputs[1])));
+         mpg_multiply(g, G,
+                      mpg_binary(g, MPG_OP__lesser_equal, MPG_OP_broadcast_lesser_equal,
+                                 g->inputs[0], g->inputs[1])));
   if (g->needed[1])
     give(g, 1,
-         mul(g, G,
-             binary(g, MPG_OP__greater, MPG_OP_broadcast_greater, g->inputs[0], g->inputs[1])));
+         mpg_multiply(
+             g, G,
+             mpg_binary(g, MPG_OP__greater, MPG_OP_broadcast_greater, g->inputs[0], g->inputs[1])));
 }
 GRADIENT(hypot) {
-  mpg_value quotient = divide(g, G, Y);
+  mpg_value quotient = mpg_divide(g, G, Y);
   for (int i = 0; i < 2; i++)
-    if (g->needed[i]) give(g, i, mul(g, quotient, g->inputs[i]));
+    if (g->needed[i]) give(g, i, mpg_multiply(g, quotient, g->inputs[i]));
 }
 GRADIENT(add_n) {
   for (int i = 0; i < g->num_inputs; i++) g->in_grads[i] = G;
@@ -138,80 +119,89 @@ GRADIENT(backward_relu) {
 GRADIENT(backward_sigmoid) { /* grad * y * (1 - y) */
   mpg_value y = g->inputs[1];
   if (g->needed[0]) g->in_grads[0] = mpg_emit2(g, MPG_OP__backward_sigmoid, NULL, G, y);
-  if (g->needed[1]) g->in_grads[1] = mul(g, mul(g, G, X), minus_from(g, 1, times(g, y, 2)));
+  if (g->needed[1])
+    g->in_grads[1] =
+        mpg_multiply(g, mpg_multiply(g, G, X), mpg_minus_from(g, 1, mpg_times(g, y, 2)));
 }
 GRADIENT(backward_tanh) { /* grad * (1 - y * y) */
   mpg_value y = g->inputs[1];
   if (g->needed[0]) g->in_grads[0] = mpg_emit2(g, MPG_OP__backward_tanh, NULL, G, y);
-  if (g->needed[1]) g->in_grads[1] = mul(g, mul(g, G, X), times(g, y, -2));
+  if (g->needed[1]) g->in_grads[1] = mpg_multiply(g, mpg_multiply(g, G, X), mpg_times(g, y, -2));
 }
 
 /* --- One array -------------------------------------------------------------------------------- */
 
 UNARY_GRADIENT(identity, G)
 UNARY_GRADIENT(make_loss, mpg_emit_full_like(g, X, 1))
-UNARY_GRADIENT(abs, mul(g, G, unary(g, MPG_OP_sign, X)))
+UNARY_GRADIENT(abs, mpg_multiply(g, G, unary(g, MPG_OP_sign, X)))
 UNARY_GRADIENT(negative, negative(g, G))
-UNARY_GRADIENT(square, mul(g, G, times(g, X, 2)))
-UNARY_GRADIENT(sqrt, times(g, divide(g, G, Y), 0.5))
-UNARY_GRADIENT(rsqrt, divide(g, mul(g, times(g, G, -0.5), Y),
-                             X)) /* in an order that does not overflow before its value does */
-UNARY_GRADIENT(cbrt, divide(g, G, times(g, square(g, Y), 3)))
-UNARY_GRADIENT(rcbrt, divide(g, mul(g, times(g, G, -1.0 / 3), Y), X)) /* likewise */
-UNARY_GRADIENT(reciprocal, negative(g, mul(g, G, square(g, Y))))
-UNARY_GRADIENT(exp, mul(g, G, Y))
-UNARY_GRADIENT(expm1, mul(g, G, plus(g, Y, 1)))
-UNARY_GRADIENT(log, divide(g, G, X))
-UNARY_GRADIENT(log2, times(g, divide(g, G, X), 1 / M_LN2))
-UNARY_GRADIENT(log10, times(g, divide(g, G, X), 1 / M_LN10))
-UNARY_GRADIENT(log1p, divide(g, G, plus(g, X, 1)))
-UNARY_GRADIENT(sin, mul(g, G, unary(g, MPG_OP_cos, X)))
-UNARY_GRADIENT(cos, negative(g, mul(g, G, unary(g, MPG_OP_sin, X))))
-UNARY_GRADIENT(tan, mul(g, G, plus(g, square(g, Y), 1)))
-UNARY_GRADIENT(arcsin, mul(g, G, unary(g, MPG_OP_rsqrt, minus_from(g, 1, square(g, X)))))
-UNARY_GRADIENT(arccos,
-               negative(g, mul(g, G, unary(g, MPG_OP_rsqrt, minus_from(g, 1, square(g, X))))))
-UNARY_GRADIENT(arctan, divide(g, G, plus(g, square(g, X), 1)))
-UNARY_GRADIENT(sinh, mul(g, G, unary(g, MPG_OP_cosh, X)))
-UNARY_GRADIENT(cosh, mul(g, G, unary(g, MPG_OP_sinh, X)))
+UNARY_GRADIENT(square, mpg_multiply(g, G, mpg_times(g, X, 2)))
+UNARY_GRADIENT(sqrt, mpg_times(g, mpg_divide(g, G, Y), 0.5))
+UNARY_GRADIENT(rsqrt, mpg_divide(g, mpg_multiply(g, mpg_times(g, G, -0.5), Y),
+                                 X)) /* in an order that does not overflow before its value does */
+UNARY_GRADIENT(cbrt, mpg_divide(g, G, mpg_times(g, square(g, Y), 3)))
+UNARY_GRADIENT(rcbrt,
+               mpg_divide(g, mpg_multiply(g, mpg_times(g, G, -1.0 / 3), Y), X)) /* likewise */
+UNARY_GRADIENT(reciprocal, negative(g, mpg_multiply(g, G, square(g, Y))))
+UNARY_GRADIENT(exp, mpg_multiply(g, G, Y))
+UNARY_GRADIENT(expm1, mpg_multiply(g, G, mpg_plus(g, Y, 1)))
+UNARY_GRADIENT(log, mpg_divide(g, G, X))
+UNARY_GRADIENT(log2, mpg_times(g, mpg_divide(g, G, X), 1 / M_LN2))
+UNARY_GRADIENT(log10, mpg_times(g, mpg_divide(g, G, X), 1 / M_LN10))
+UNARY_GRADIENT(log1p, mpg_divide(g, G, mpg_plus(g, X, 1)))
+UNARY_GRADIENT(sin, mpg_multiply(g, G, unary(g, MPG_OP_cos, X)))
+UNARY_GRADIENT(cos, negative(g, mpg_multiply(g, G, unary(g, MPG_OP_sin, X))))
+UNARY_GRADIENT(tan, mpg_multiply(g, G, mpg_plus(g, square(g, Y), 1)))
+UNARY_GRADIENT(arcsin,
+               mpg_multiply(g, G, unary(g, MPG_OP_rsqrt, mpg_minus_from(g, 1, square(g, X)))))
+UNARY_GRADIENT(
+    arccos,
+    negative(g, mpg_multiply(g, G, unary(g, MPG_OP_rsqrt, mpg_minus_from(g, 1, square(g, X))))))
+UNARY_GRADIENT(arctan, mpg_divide(g, G, mpg_plus(g, square(g, X), 1)))
+UNARY_GRADIENT(sinh, mpg_multiply(g, G, unary(g, MPG_OP_cosh, X)))
+UNARY_GRADIENT(cosh, mpg_multiply(g, G, unary(g, MPG_OP_sinh, X)))
 UNARY_GRADIENT(tanh, mpg_emit2(g, MPG_OP__backward_tanh, NULL, G, Y))
-UNARY_GRADIENT(arcsinh, mul(g, G, unary(g, MPG_OP_rsqrt, plus(g, square(g, X), 1))))
-UNARY_GRADIENT(arccosh, mul(g, G, unary(g, MPG_OP_rsqrt, plus(g, square(g, X), -1))))
-UNARY_GRADIENT(arctanh, divide(g, G, minus_from(g, 1, square(g, X))))
-UNARY_GRADIENT(degrees, times(g, G, 180 / M_PI))
-UNARY_GRADIENT(radians, times(g, G, M_PI / 180))
+UNARY_GRADIENT(arcsinh, mpg_multiply(g, G, unary(g, MPG_OP_rsqrt, mpg_plus(g, square(g, X), 1))))
+UNARY_GRADIENT(arccosh, mpg_multiply(g, G, unary(g, MPG_OP_rsqrt, mpg_plus(g, square(g, X), -1))))
+UNARY_GRADIENT(arctanh, mpg_divide(g, G, mpg_minus_from(g, 1, square(g, X))))
+UNARY_GRADIENT(degrees, mpg_times(g, G, 180 / M_PI))
+UNARY_GRADIENT(radians, mpg_times(g, G, M_PI / 180))
 UNARY_GRADIENT(erf,
-               times(g, mul(g, G, unary(g, MPG_OP_exp, negative(g, square(g, X)))), M_2_SQRTPI))
-UNARY_GRADIENT(erfinv, times(g, mul(g, G, unary(g, MPG_OP_exp, square(g, Y))), 1 / M_2_SQRTPI))
-UNARY_GRADIENT(gamma, mul(g, G, mul(g, Y, unary(g, MPG_OP__digamma, X))))
-UNARY_GRADIENT(gammaln, mul(g, G, unary(g, MPG_OP__digamma, X)))
-UNARY_GRADIENT(digamma, mul(g, G, unary(g, MPG_OP__trigamma, X)))
+               mpg_times(g, mpg_multiply(g, G, unary(g, MPG_OP_exp, negative(g, square(g, X)))),
+                         M_2_SQRTPI))
+UNARY_GRADIENT(erfinv,
+               mpg_times(g, mpg_multiply(g, G, unary(g, MPG_OP_exp, square(g, Y))), 1 / M_2_SQRTPI))
+UNARY_GRADIENT(gamma, mpg_multiply(g, G, mpg_multiply(g, Y, unary(g, MPG_OP__digamma, X))))
+UNARY_GRADIENT(gammaln, mpg_multiply(g, G, unary(g, MPG_OP__digamma, X)))
+UNARY_GRADIENT(digamma, mpg_multiply(g, G, unary(g, MPG_OP__trigamma, X)))
 UNARY_GRADIENT(relu, mpg_emit2(g, MPG_OP__backward_relu, NULL, G, Y))
 UNARY_GRADIENT(sigmoid, mpg_emit2(g, MPG_OP__backward_sigmoid, NULL, G, Y))
-UNARY_GRADIENT(softrelu, mul(g, G, unary(g, MPG_OP_sigmoid, X)))
-UNARY_GRADIENT(log_sigmoid, negative(g, mul(g, G, unary(g, MPG_OP_expm1, Y)))) /* 1 - sigmoid(x) */
-UNARY_GRADIENT(softsign, divide(g, G, square(g, plus(g, unary(g, MPG_OP_abs, X), 1))))
+UNARY_GRADIENT(softrelu, mpg_multiply(g, G, unary(g, MPG_OP_sigmoid, X)))
+UNARY_GRADIENT(log_sigmoid,
+               negative(g, mpg_multiply(g, G, unary(g, MPG_OP_expm1, Y)))) /* 1 - sigmoid(x) */
+UNARY_GRADIENT(softsign, mpg_divide(g, G, square(g, mpg_plus(g, unary(g, MPG_OP_abs, X), 1))))
 
 GRADIENT(mish) { /* x * t, t = tanh(softrelu(x)): t + x * (1 - t * t) * sigmoid(x) */
   mpg_value t = unary(g, MPG_OP_tanh, unary(g, MPG_OP__softrelu, X));
-  mpg_value inner = mul(g, X, mul(g, unary(g, MPG_OP_sigmoid, X), minus_from(g, 1, square(g, t))));
-  g->in_grads[0] = mul(g, G, add(g, t, inner));
+  mpg_value inner = mpg_multiply(
+      g, X, mpg_multiply(g, unary(g, MPG_OP_sigmoid, X), mpg_minus_from(g, 1, square(g, t))));
+  g->in_grads[0] = mpg_multiply(g, G, mpg_add(g, t, inner));
 }
 GRADIENT(hard_sigmoid) { /* alpha where the result is neither 0 nor 1 */
   const mpg_hard_sigmoid_params *params = g->params;
-  mpg_value inside =
-      mul(g, scalar(g, MPG_OP__greater_scalar, Y, 0), scalar(g, MPG_OP__lesser_scalar, Y, 1));
-  g->in_grads[0] = mul(g, times(g, G, params->alpha), inside);
+  mpg_value inside = mpg_multiply(g, scalar(g, MPG_OP__greater_scalar, Y, 0),
+                                  scalar(g, MPG_OP__lesser_scalar, Y, 1));
+  g->in_grads[0] = mpg_multiply(g, mpg_times(g, G, params->alpha), inside);
 }
 GRADIENT(clip) {
   const mpg_clip_params *params = g->params;
-  mpg_value inside = mul(g, scalar(g, MPG_OP__greater_equal_scalar, X, params->a_min),
-                         scalar(g, MPG_OP__lesser_equal_scalar, X, params->a_max));
-  g->in_grads[0] = mul(g, G, inside);
+  mpg_value inside = mpg_multiply(g, scalar(g, MPG_OP__greater_equal_scalar, X, params->a_min),
+                                  scalar(g, MPG_OP__lesser_equal_scalar, X, params->a_max));
+  g->in_grads[0] = mpg_multiply(g, G, inside);
 }
 GRADIENT(quadratic) {
   const mpg_quadratic_params *params = g->params;
-  g->in_grads[0] = mul(g, G, plus(g, times(g, X, 2 * params->a), params->b));
+  g->in_grads[0] = mpg_multiply(g, G, mpg_plus(g, mpg_times(g, X, 2 * params->a), params->b));
 }
 UNARY_GRADIENT(div_sqrt_dim, unary(g, MPG_OP__contrib_div_sqrt_dim, G))
 
@@ -228,10 +218,10 @@ GRADIENT(activation) { /* from the result alone, so that the input need not be k
       g->in_grads[0] = mpg_emit2(g, MPG_OP__backward_tanh, NULL, G, Y);
       break;
     case MPG_ACTIVATION_SOFTRELU: /* sigmoid(x) = 1 - exp(-y) */
-      g->in_grads[0] = negative(g, mul(g, G, unary(g, MPG_OP_expm1, negative(g, Y))));
+      g->in_grads[0] = negative(g, mpg_multiply(g, G, unary(g, MPG_OP_expm1, negative(g, Y))));
       break;
     default: /* 1 / (1 + |x|) = 1 - |y| */
-      g->in_grads[0] = mul(g, G, square(g, minus_from(g, 1, unary(g, MPG_OP_abs, Y))));
+      g->in_grads[0] = mpg_multiply(g, G, square(g, mpg_minus_from(g, 1, unary(g, MPG_OP_abs, Y))));
       break;
   }
 }
@@ -285,23 +275,24 @@ mpg_status mpg_infer_leaky_relu(mpg_infer *infer) {
 GRADIENT(leaky_relu) {
   const mpg_leaky_relu_params *params = g->params;
   if (params->act_type == MPG_LEAKY_RRELU) {
-    g->in_grads[0] = mul(g, G, g->outputs[1]);
+    g->in_grads[0] = mpg_multiply(g, G, g->outputs[1]);
     return;
   }
   if (params->act_type != MPG_LEAKY_PRELU) {
     g->in_grads[0] = mpg_emit2(g, MPG_OP__backward_LeakyReLU, params, G, X);
     return;
   }
-  mpg_value below = mul(g, G, scalar(g, MPG_OP__lesser_equal_scalar, X, 0));
+  mpg_value below = mpg_multiply(g, G, scalar(g, MPG_OP__lesser_equal_scalar, X, 0));
   const mpg_shape *gamma = &mpg_value_desc(g, g->inputs[1])->shape;
   mpg_shape shape = gamma_shape(&mpg_value_desc(g, X)->shape, gamma), original = *gamma;
   if (g->needed[0]) {
     mpg_value slope = mpg_emit_reshape(g, g->inputs[1], &shape);
-    g->in_grads[0] =
-        add(g, mul(g, G, scalar(g, MPG_OP__greater_scalar, X, 0)), mul(g, below, slope));
+    g->in_grads[0] = mpg_add(g, mpg_multiply(g, G, scalar(g, MPG_OP__greater_scalar, X, 0)),
+                             mpg_multiply(g, below, slope));
   }
   if (g->needed[1])
-    g->in_grads[1] = mpg_emit_reshape(g, mpg_emit_sum_to(g, mul(g, below, X), &shape), &original);
+    g->in_grads[1] =
+        mpg_emit_reshape(g, mpg_emit_sum_to(g, mpg_multiply(g, below, X), &shape), &original);
 }
 
 GRADIENT(backward_leaky_relu) { /* grad * f(x): f' is 0, or exp(x) times a constant below zero, or
@@ -310,17 +301,18 @@ GRADIENT(backward_leaky_relu) { /* grad * f(x): f' is 0, or exp(x) times a const
   mpg_value x = g->inputs[1];
   if (g->needed[0]) g->in_grads[0] = mpg_emit2(g, MPG_OP__backward_LeakyReLU, params, G, x);
   if (!g->needed[1] || params->act_type == MPG_LEAKY_LEAKY) return;
-  mpg_value both = mul(g, G, X);
+  mpg_value both = mpg_multiply(g, G, X);
   if (params->act_type == MPG_LEAKY_GELU) {
-    mpg_value density =
-        times(g, unary(g, MPG_OP_exp, times(g, square(g, x), -0.5)), 0.39894228040143267794);
-    g->in_grads[1] = mul(g, both, mul(g, density, minus_from(g, 2, square(g, x))));
+    mpg_value density = mpg_times(g, unary(g, MPG_OP_exp, mpg_times(g, square(g, x), -0.5)),
+                                  0.39894228040143267794);
+    g->in_grads[1] =
+        mpg_multiply(g, both, mpg_multiply(g, density, mpg_minus_from(g, 2, square(g, x))));
     return;
   }
   double scale = params->act_type == MPG_LEAKY_ELU
                      ? params->slope
                      : 1.0507009873554804934193349852946 * 1.6732632423543772848170429916717;
-  mpg_value below = mul(g, scalar(g, MPG_OP__lesser_equal_scalar, x, 0),
-                        unary(g, MPG_OP_exp, scalar(g, MPG_OP__minimum_scalar, x, 0)));
-  g->in_grads[1] = times(g, mul(g, both, below), scale);
+  mpg_value below = mpg_multiply(g, scalar(g, MPG_OP__lesser_equal_scalar, x, 0),
+                                 unary(g, MPG_OP_exp, scalar(g, MPG_OP__minimum_scalar, x, 0)));
+  g->in_grads[1] = mpg_times(g, mpg_multiply(g, both, below), scale);
 }

@@ -3,6 +3,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "op/formula/arithmetic.h"
 #include "op/infer.h"
 
 /* --- Inference -------------------------------------------------------------------------------- */
@@ -206,13 +207,6 @@ static mpg_value swapped(mpg_gradient *g, mpg_value a) {
   return mpg_emit1(g, MPG_OP_SwapAxis, &params, a);
 }
 
-static mpg_value add(mpg_gradient *g, mpg_value a, mpg_value b) {
-  return mpg_emit2(g, MPG_OP_elemwise_add, NULL, a, b);
-}
-static mpg_value subtract(mpg_gradient *g, mpg_value a, mpg_value b) {
-  return mpg_emit2(g, MPG_OP_elemwise_sub, NULL, a, b);
-}
-
 static mpg_value diagonal(mpg_gradient *g, mpg_op_id op, mpg_value a) {
   mpg_linalg_diagonal_params params;
   memset(&params, 0, sizeof params);
@@ -232,7 +226,7 @@ static mpg_value triangle(mpg_gradient *g, mpg_value a, bool lower) {
 static mpg_value mirrored(mpg_gradient *g, mpg_value a, bool lower) {
   mpg_value half = triangle(g, a, lower),
             main = diagonal(g, MPG_OP__linalg_makediag, diagonal(g, MPG_OP__linalg_extractdiag, a));
-  return subtract(g, add(g, half, swapped(g, half)), main);
+  return mpg_subtract(g, mpg_add(g, half, swapped(g, half)), main);
 }
 
 /* The gradient of output i; zeros where none arrives. */
@@ -255,7 +249,7 @@ void mpg_gradient_linalg_potrf(mpg_gradient *g) {
 /* B = (L L^T)^-1: dL = -B (G + G^T) L^-T, and for upper factors -U^-T (G + G^T) B. */
 void mpg_gradient_linalg_potri(mpg_gradient *g) {
   bool lower = ((const mpg_linalg_cholesky_params *)g->params)->lower;
-  mpg_value b = g->outputs[0], sum = add(g, G, swapped(g, G));
+  mpg_value b = g->outputs[0], sum = mpg_add(g, G, swapped(g, G));
   mpg_value p = lower ? product(g, b, false, sum, false, -1) : product(g, sum, false, b, false, -1);
   g->in_grads[0] = triangle(
       g, triangular(g, MPG_OP__linalg_trsm, g->inputs[0], p, true, lower, lower, 1), lower);
@@ -298,7 +292,7 @@ void mpg_gradient_linalg_trsm(mpg_gradient *g) {
 
 void mpg_gradient_linalg_syrk(mpg_gradient *g) {
   const mpg_linalg_syrk_params *p = g->params;
-  mpg_value sum = add(g, G, swapped(g, G));
+  mpg_value sum = mpg_add(g, G, swapped(g, G));
   g->in_grads[0] = p->transpose ? product(g, g->inputs[0], false, sum, false, p->alpha)
                                 : product(g, sum, false, g->inputs[0], false, p->alpha);
 }
@@ -336,9 +330,9 @@ void mpg_gradient_linalg_maketrian(mpg_gradient *g) {
 /* dA = L^-T (dQ + P Q), where P is the mirrored lower triangle of L^T dL - dQ Q^T. */
 void mpg_gradient_linalg_gelqf(mpg_gradient *g) {
   mpg_value q = g->outputs[0], l = g->outputs[1], dq = arrived(g, 0), dl = arrived(g, 1);
-  mpg_value m = subtract(g, triangular(g, MPG_OP__linalg_trmm, l, dl, true, false, true, 1),
-                         product(g, dq, false, q, true, 1));
-  mpg_value sum = add(g, dq, product(g, mirrored(g, m, true), false, q, false, 1));
+  mpg_value m = mpg_subtract(g, triangular(g, MPG_OP__linalg_trmm, l, dl, true, false, true, 1),
+                             product(g, dq, false, q, true, 1));
+  mpg_value sum = mpg_add(g, dq, product(g, mirrored(g, m, true), false, q, false, 1));
   g->in_grads[0] = triangular(g, MPG_OP__linalg_trsm, l, sum, true, false, true, 1);
 }
 
@@ -359,8 +353,9 @@ void mpg_gradient_linalg_syevd(mpg_gradient *g) {
                                mpg_emit_scalar(g, MPG_OP__maximum_scalar, distance, least), 2);
     mpg_value t = product(g, G, false, u, true, 1);
     t = triangle(
-        g, mpg_emit2(g, MPG_OP_elemwise_div, NULL, subtract(g, t, swapped(g, t)), distance), true);
-    inner = add(g, inner, add(g, t, swapped(g, t))); /* t's diagonal is 0 */
+        g, mpg_emit2(g, MPG_OP_elemwise_div, NULL, mpg_subtract(g, t, swapped(g, t)), distance),
+        true);
+    inner = mpg_add(g, inner, mpg_add(g, t, swapped(g, t))); /* t's diagonal is 0 */
   }
   g->in_grads[0] = product(g, product(g, u, true, inner, false, 1), false, u, false, 1);
 }

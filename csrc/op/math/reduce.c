@@ -1,4 +1,7 @@
 /* Reductions and broadcasting to a shape: inference and gradients. */
+#include <string.h>
+
+#include "op/formula/arithmetic.h"
 #include "op/infer.h"
 
 /* The axes of a reduction. Each entry of `axis` is checked; a repeated one is an error. */
@@ -76,13 +79,6 @@ static mpg_shape kept_shape(mpg_gradient *g, const mpg_tuple *axis, bool exclude
   return shape;
 }
 
-static mpg_value mul(mpg_gradient *g, mpg_value a, mpg_value b) {
-  return mpg_emit2(g, MPG_OP_broadcast_mul, NULL, a, b);
-}
-static mpg_value divide(mpg_gradient *g, mpg_value a, mpg_value b) {
-  return mpg_emit2(g, MPG_OP_broadcast_div, NULL, a, b);
-}
-
 /* `value`, which has the output's shape, with its reduced axes back (of size 1). */
 static mpg_value kept(mpg_gradient *g, mpg_value value) {
   const mpg_reduce_params *params = g->params;
@@ -120,27 +116,30 @@ static mpg_value product_gradient(mpg_gradient *g, mpg_value x) {
             zero = mpg_emit_scalar(g, MPG_OP__equal_scalar, x, 0), others = where(g, zero, one, x);
   mpg_value only =
       mpg_emit_scalar(g, MPG_OP__equal_scalar, mpg_emit1(g, MPG_OP_sum, &params, zero), 1);
-  mpg_value rest = mul(g, mul(g, kept(g, G), only), mpg_emit1(g, MPG_OP_prod, &params, others));
+  mpg_value rest = mpg_multiply(g, mpg_multiply(g, kept(g, G), only),
+                                mpg_emit1(g, MPG_OP_prod, &params, others));
   mpg_shape shape = mpg_value_desc(g, x)->shape;
   return where(g, zero, mpg_emit_broadcast_to(g, rest, &shape),
-               divide(g, mul(g, kept(g, G), kept(g, Y)), others));
+               mpg_divide(g, mpg_multiply(g, kept(g, G), kept(g, Y)), others));
 }
 
 void mpg_gradient_prod(mpg_gradient *g) { g->in_grads[0] = product_gradient(g, X); }
 
-void mpg_gradient_nansum(mpg_gradient *g) { g->in_grads[0] = mul(g, kept(g, G), is_number(g)); }
+void mpg_gradient_nansum(mpg_gradient *g) {
+  g->in_grads[0] = mpg_multiply(g, kept(g, G), is_number(g));
+}
 
 void mpg_gradient_nanprod(
     mpg_gradient *g) { /* as of prod, but 0 (chosen, not multiplied) where x is NaN */
   mpg_value numbers = where(g, is_number(g), X, mpg_emit_full_like(g, X, 1));
-  g->in_grads[0] = mul(g, product_gradient(g, numbers), is_number(g));
+  g->in_grads[0] = mpg_multiply(g, product_gradient(g, numbers), is_number(g));
 }
 
 /* The gradient goes to all elements equal to the result; for NaN, to all NaN. */
 void mpg_gradient_extremum(mpg_gradient *g) {
   mpg_value equal = mpg_emit2(g, MPG_OP_broadcast_equal, NULL, X, kept(g, Y)),
             nan = mpg_emit2(g, MPG_OP__not_equal, NULL, X, X);
-  g->in_grads[0] = mul(g, kept(g, G), mpg_emit2(g, MPG_OP__maximum, NULL, equal, nan));
+  g->in_grads[0] = mpg_multiply(g, kept(g, G), mpg_emit2(g, MPG_OP__maximum, NULL, equal, nan));
 }
 
 void mpg_gradient_norm(mpg_gradient *g) { /* 1: sign(x); 2: x / y, and 0 where the norm is */
@@ -155,11 +154,12 @@ void mpg_gradient_norm(mpg_gradient *g) { /* 1: sign(x); 2: x / y, and 0 where t
     norm = mpg_emit1(g, MPG_OP_Cast, &cast, norm);
   }
   if (params->ord == 1) {
-    g->in_grads[0] = mul(g, grad, mpg_emit1(g, MPG_OP_sign, NULL, X));
+    g->in_grads[0] = mpg_multiply(g, grad, mpg_emit1(g, MPG_OP_sign, NULL, X));
     return;
   }
   mpg_value zero = mpg_emit_scalar(g, MPG_OP__equal_scalar, norm, 0);
-  g->in_grads[0] = mul(g, divide(g, grad, mpg_emit2(g, MPG_OP_elemwise_add, NULL, norm, zero)), X);
+  g->in_grads[0] =
+      mpg_multiply(g, mpg_divide(g, grad, mpg_emit2(g, MPG_OP_elemwise_add, NULL, norm, zero)), X);
 }
 
 /* --- Broadcasting to a shape ------------------------------------------------------------------ */
@@ -238,4 +238,24 @@ void mpg_gradient_broadcast(mpg_gradient *g) {
   if (g->status != MPG_OK || !g->needed[0]) return;
   mpg_shape shape = mpg_value_desc(g, X)->shape;
   g->in_grads[0] = mpg_emit_sum_to(g, G, &shape);
+}
+
+void mpg_compose_moments(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
+  const mpg_moments_params *params = g->params;
+  if (params->axes.count <= 0) {
+    mpg_gradient_fail(g, "axes must name one axis at least; for moments of all elements, name all");
+    return;
+  }
+  mpg_dtype dtype = mpg_value_desc(g, inputs[0])->dtype;
+  mpg_value data = mpg_widen(g, inputs[0]);
+  mpg_reduce_params along, kept;
+  memset(&along, 0, sizeof along);
+  along.axis = params->axes;
+  kept = along;
+  along.keepdims = params->keepdims;
+  kept.keepdims = true;
+  mpg_value centered = mpg_subtract(g, data, mpg_emit1(g, MPG_OP_mean, &kept, data));
+  mpg_value squares = mpg_emit1(g, MPG_OP_square, NULL, centered);
+  outputs[0] = mpg_emit_cast(g, mpg_emit1(g, MPG_OP_mean, &along, data), dtype);
+  outputs[1] = mpg_emit_cast(g, mpg_emit1(g, MPG_OP_mean, &along, squares), dtype);
 }

@@ -1,6 +1,7 @@
 /* Ops of an array and a number: gradients. */
 #include <math.h>
 
+#include "op/formula/arithmetic.h"
 #include "op/infer.h"
 
 #define G (g->out_grads[0])
@@ -9,44 +10,37 @@
 #define NUMBER (((const mpg_scalar_params *)g->params)->scalar)
 #define GRADIENT(name) void mpg_gradient_##name(mpg_gradient *g)
 
-static mpg_value mul(mpg_gradient *g, mpg_value a, mpg_value b) {
-  return mpg_emit2(g, MPG_OP_elemwise_mul, NULL, a, b);
-}
-static mpg_value divide(mpg_gradient *g, mpg_value a, mpg_value b) {
-  return mpg_emit2(g, MPG_OP_elemwise_div, NULL, a, b);
-}
-
 GRADIENT(mul_scalar) { g->in_grads[0] = mpg_emit_scalar(g, MPG_OP__mul_scalar, G, NUMBER); }
 GRADIENT(gradient_multiplier) {
   g->in_grads[0] = mpg_emit_scalar(g, MPG_OP__mul_scalar, G, NUMBER);
 }
 GRADIENT(div_scalar) { g->in_grads[0] = mpg_emit_scalar(g, MPG_OP__div_scalar, G, NUMBER); }
 GRADIENT(rdiv_scalar) { /* -s / (x * x) = -y / x */
-  g->in_grads[0] = mpg_emit1(g, MPG_OP_negative, NULL, divide(g, mul(g, G, Y), X));
+  g->in_grads[0] = mpg_emit1(g, MPG_OP_negative, NULL, mpg_divide(g, mpg_multiply(g, G, Y), X));
 }
 GRADIENT(rmod_scalar) { /* s - x * floor(s / x) */
   mpg_value whole =
       mpg_emit1(g, MPG_OP_floor, NULL, mpg_emit_scalar(g, MPG_OP__rdiv_scalar, X, NUMBER));
-  g->in_grads[0] = mpg_emit1(g, MPG_OP_negative, NULL, mul(g, G, whole));
+  g->in_grads[0] = mpg_emit1(g, MPG_OP_negative, NULL, mpg_multiply(g, G, whole));
 }
 GRADIENT(power_scalar) {
   double p = NUMBER;
   if (p == 0) return;
   mpg_value less = p == 2 ? X : mpg_emit_scalar(g, MPG_OP__power_scalar, X, p - 1);
-  g->in_grads[0] = mul(g, G, mpg_emit_scalar(g, MPG_OP__mul_scalar, less, p));
+  g->in_grads[0] = mpg_multiply(g, G, mpg_emit_scalar(g, MPG_OP__mul_scalar, less, p));
 }
 GRADIENT(rpower_scalar) {
-  g->in_grads[0] = mpg_emit_scalar(g, MPG_OP__mul_scalar, mul(g, G, Y), log(NUMBER));
+  g->in_grads[0] = mpg_emit_scalar(g, MPG_OP__mul_scalar, mpg_multiply(g, G, Y), log(NUMBER));
 }
 GRADIENT(maximum_scalar) {
-  g->in_grads[0] = mul(g, G, mpg_emit_scalar(g, MPG_OP__greater_equal_scalar, X, NUMBER));
+  g->in_grads[0] = mpg_multiply(g, G, mpg_emit_scalar(g, MPG_OP__greater_equal_scalar, X, NUMBER));
 }
 GRADIENT(minimum_scalar) {
-  g->in_grads[0] = mul(g, G, mpg_emit_scalar(g, MPG_OP__lesser_equal_scalar, X, NUMBER));
+  g->in_grads[0] = mpg_multiply(g, G, mpg_emit_scalar(g, MPG_OP__lesser_equal_scalar, X, NUMBER));
 }
-GRADIENT(hypot_scalar) { g->in_grads[0] = divide(g, mul(g, G, X), Y); }
+GRADIENT(hypot_scalar) { g->in_grads[0] = mpg_divide(g, mpg_multiply(g, G, X), Y); }
 GRADIENT(smooth_l1) { /* s^2 x where that is within -1 and 1, else the sign */
   mpg_clip_params bounds = {.a_min = -1, .a_max = 1};
   mpg_value slope = mpg_emit_scalar(g, MPG_OP__mul_scalar, X, NUMBER * NUMBER);
-  g->in_grads[0] = mul(g, G, mpg_emit1(g, MPG_OP_clip, &bounds, slope));
+  g->in_grads[0] = mpg_multiply(g, G, mpg_emit1(g, MPG_OP_clip, &bounds, slope));
 }

@@ -1,6 +1,7 @@
 /* Softmax and cross-entropy. Inference and gradients. */
 #include <string.h>
 
+#include "op/formula/arithmetic.h"
 #include "op/infer.h"
 
 #define PARAMS(structure, name) const mpg_##structure##_params *name = infer->params
@@ -95,9 +96,6 @@ static mpg_value sum_along(mpg_gradient *g, mpg_value value, int64_t axis) {
   shape.dims[axis < 0 ? axis + shape.ndim : axis] = 1;
   return mpg_emit_sum_to(g, value, &shape);
 }
-static mpg_value mul(mpg_gradient *g, mpg_value a, mpg_value b) {
-  return mpg_emit2(g, MPG_OP_elemwise_mul, NULL, a, b);
-}
 static mpg_value scaled(mpg_gradient *g, mpg_value a, double scale) {
   return scale == 1 ? a : mpg_emit_scalar(g, MPG_OP__mul_scalar, a, scale);
 }
@@ -109,9 +107,9 @@ void mpg_gradient_softmax_back(mpg_gradient *g) {
   mpg_value d = g->inputs[0], y = g->inputs[1], v = g->out_grads[0];
   if (g->needed[0]) g->in_grads[0] = mpg_emit2(g, MPG_OP__softmax_backward, params, v, y);
   if (g->needed[1]) {
-    mpg_value s = sum_along(g, mul(g, d, y), params->axis),
-              t = sum_along(g, mul(g, v, y), params->axis);
-    mpg_value first = mul(g, v, mpg_emit2(g, MPG_OP_broadcast_sub, NULL, d, s));
+    mpg_value s = sum_along(g, mpg_multiply(g, d, y), params->axis),
+              t = sum_along(g, mpg_multiply(g, v, y), params->axis);
+    mpg_value first = mpg_multiply(g, v, mpg_emit2(g, MPG_OP_broadcast_sub, NULL, d, s));
     mpg_value second = mpg_emit2(g, MPG_OP_broadcast_mul, NULL, d, t);
     g->in_grads[1] =
         scaled(g, mpg_emit2(g, MPG_OP_elemwise_sub, NULL, first, second), params->scale);
@@ -123,7 +121,7 @@ void mpg_gradient_softmax_back(mpg_gradient *g) {
 void mpg_gradient_log_softmax_back(mpg_gradient *g) {
   GRADIENT_PARAMS(softmax_back, params);
   mpg_value d = g->inputs[0], v = g->out_grads[0];
-  mpg_value weighted = mul(g, v, mpg_emit1(g, MPG_OP_exp, NULL, g->inputs[1]));
+  mpg_value weighted = mpg_multiply(g, v, mpg_emit1(g, MPG_OP_exp, NULL, g->inputs[1]));
   if (g->needed[0])
     g->in_grads[0] =
         scaled(g, mpg_emit2(g, MPG_OP_broadcast_sub, NULL, v, sum_along(g, weighted, params->axis)),
@@ -241,7 +239,8 @@ void mpg_gradient_softmax_ce_back(mpg_gradient *g) {
     mpg_pick_params pick;
     memset(&pick, 0, sizeof pick);
     pick.axis = (mpg_opt_int){.value = -1, .present = 1};
-    mpg_value expected = mpg_emit_reshape(g, mpg_emit_sum_to(g, mul(g, v, p), &kept), &rows);
+    mpg_value expected =
+        mpg_emit_reshape(g, mpg_emit_sum_to(g, mpg_multiply(g, v, p), &kept), &rows);
     mpg_value chosen = mpg_emit_reshape(g, mpg_emit2(g, MPG_OP_pick, &pick, v, label), &rows);
     g->in_grads[0] = mpg_emit2(g, MPG_OP_elemwise_sub, NULL, expected, chosen);
   }

@@ -532,6 +532,7 @@ static PyObject *op_describe(PyObject *object, PyObject *Py_UNUSED(unused)) {
                {MPG_OP_SHAPE_ONLY, "shape_only"},
                {MPG_OP_GRADIENT_ONLY, "gradient_only"},
                {MPG_OP_DETACHES, "detaches"},
+               {MPG_OP_COMPOSED, "composed"},
                {MPG_OP_STATISTICS, "statistics"}};
   PyObject *inputs = PyList_New(0), *dtypes = PyList_New(0), *set = PyList_New(0),
            *params = describe_params(self), *result = NULL;

@@ -1,0 +1,104 @@
+/* Calls of ops that are composed of others, on arrays: each of them is called in turn. */
+#include "autograd/composed.h"
+
+#include "autograd/autograd.h"
+#include "base/memory.h"
+
+enum { BLOCK = 32, MOST_BLOCKS = 64 };
+
+/* The arrays that there are so far; blocks, because formulas hold pointers to descs. */
+typedef struct array_builder {
+  mpg_builder builder;
+  uint32_t count;
+  mpg_array *blocks[MOST_BLOCKS];
+  mpg_array first[BLOCK];
+} array_builder;
+
+static mpg_array *array_at(const array_builder *b, uint32_t number) {
+  return &b->blocks[number / BLOCK][number % BLOCK];
+}
+
+/* An empty array that is the next value. */
+static mpg_status add(array_builder *b, mpg_array **array, mpg_value *value) {
+  uint32_t block = b->count / BLOCK;
+  if (block == MOST_BLOCKS)
+    return mpg_fail(MPG_ERROR, "internal: composed of more than %d arrays", BLOCK * MOST_BLOCKS);
+  if (!b->blocks[block] && !(b->blocks[block] = mpg_calloc(BLOCK, sizeof(mpg_array))))
+    return mpg_out_of_host_memory(BLOCK * sizeof(mpg_array));
+  *value = (mpg_value){b->count, 0};
+  *array = array_at(b, b->count++);
+  return MPG_OK;
+}
+
+static const mpg_desc *desc_of(mpg_builder *builder, mpg_value value) {
+  return &array_at((array_builder *)builder, value.node)->tensor.desc;
+}
+
+static mpg_device_id device_of(mpg_builder *builder, mpg_value value) {
+  return mpg_array_device_id(array_at((array_builder *)builder, value.node));
+}
+
+static mpg_status call_emitted(mpg_builder *builder, const mpg_op *op, const void *params,
+                               const mpg_value *inputs, int num_inputs, mpg_value like,
+                               mpg_value *outputs) {
+  enum { FEW = 16 };
+  array_builder *b = (array_builder *)builder;
+  mpg_array *few_inputs[FEW], **arguments = few_inputs;
+  mpg_array few_results[FEW], *results = few_results;
+  int visible = mpg_call_outputs(op, params, num_inputs);
+  mpg_status status = MPG_OK;
+  (void)like;
+  if (num_inputs > FEW && !(arguments = mpg_malloc((size_t)num_inputs * sizeof *arguments)))
+    return mpg_out_of_host_memory((size_t)num_inputs * sizeof *arguments);
+  if (visible > FEW) results = mpg_malloc((size_t)visible * sizeof *results);
+  if (!results) MPG_GOTO(mpg_out_of_host_memory((size_t)visible * sizeof *results));
+  for (int i = 0; i < num_inputs; i++) arguments[i] = array_at(b, inputs[i].node);
+  for (int i = 0; i < visible; i++) results[i] = (mpg_array){0};
+  MPG_GOTO(mpg_call(op, params, arguments, num_inputs, results, visible, NULL));
+  for (int i = 0; i < visible; i++) {
+    mpg_array *array;
+    if (status == MPG_OK) status = add(b, &array, &outputs[i]);
+    if (status == MPG_OK)
+      *array = results[i];
+    else
+      mpg_array_clear(&results[i]);
+  }
+fail:
+  if (arguments != few_inputs) mpg_free(arguments);
+  if (results != few_results) mpg_free(results);
+  return status;
+}
+
+mpg_status mpg_composed_call(const mpg_op *op, const void *params, mpg_array *const *inputs,
+                             int num_inputs, mpg_array *outputs, int num_visible,
+                             mpg_array *const *out) {
+  mpg_value few[MPG_MAX_NAMED * 2], *values = few;
+  int total = num_inputs + mpg_op_num_outputs(op, params, num_inputs);
+  mpg_status status = MPG_OK;
+  array_builder b;
+  b.builder = (mpg_builder){.emit = call_emitted, .desc = desc_of, .device = device_of};
+  b.count = 0;
+  for (int i = 0; i < MOST_BLOCKS; i++) b.blocks[i] = NULL;
+  b.blocks[0] = b.first;
+  if (total > MPG_MAX_NAMED * 2 && !(values = mpg_malloc((size_t)total * sizeof *values)))
+    return mpg_out_of_host_memory((size_t)total * sizeof *values);
+  for (int i = 0; i < num_inputs; i++) { /* while one op waits, others may change an array */
+    mpg_array *array;
+    MPG_GOTO(add(&b, &array, &values[i]));
+    mpg_array_copy(array, inputs[i]);
+  }
+  MPG_GOTO(mpg_op_compose(&b.builder, op, params, mpg_autograd_training(), values, num_inputs,
+                          values + num_inputs));
+  for (int i = 0; i < num_visible; i++) {
+    mpg_array *result = array_at(&b, values[num_inputs + i].node);
+    if (out)
+      MPG_GOTO(mpg_call(mpg_op_get(MPG_OP__copy), NULL, &result, 1, NULL, 1, &out[i]));
+    else
+      mpg_array_copy(&outputs[i], result);
+  }
+fail:
+  for (uint32_t i = 0; i < b.count; i++) mpg_array_clear(array_at(&b, i));
+  for (int i = 1; i < MOST_BLOCKS && b.blocks[i]; i++) mpg_free(b.blocks[i]);
+  if (values != few) mpg_free(values);
+  return status;
+}

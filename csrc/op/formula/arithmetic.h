@@ -1,0 +1,46 @@
+/* Arithmetic on values, for formulas of gradients and of composed ops. Shapes broadcast. */
+#ifndef MPG_OP_FORMULA_ARITHMETIC_H
+#define MPG_OP_FORMULA_ARITHMETIC_H
+
+#include "op/op.h"
+
+/* The broadcasting form only where shapes differ: passes know more about the other form. */
+static inline mpg_value mpg_binary(mpg_gradient *g, mpg_op_id same, mpg_op_id broadcasting,
+                                   mpg_value a, mpg_value b) {
+  if (g->status != MPG_OK) return MPG_NO_VALUE;
+  bool equal = mpg_shape_equal(&mpg_value_desc(g, a)->shape, &mpg_value_desc(g, b)->shape);
+  return mpg_emit2(g, equal ? same : broadcasting, NULL, a, b);
+}
+static inline mpg_value mpg_add(mpg_gradient *g, mpg_value a, mpg_value b) {
+  return mpg_binary(g, MPG_OP_elemwise_add, MPG_OP_broadcast_add, a, b);
+}
+static inline mpg_value mpg_subtract(mpg_gradient *g, mpg_value a, mpg_value b) {
+  return mpg_binary(g, MPG_OP_elemwise_sub, MPG_OP_broadcast_sub, a, b);
+}
+static inline mpg_value mpg_multiply(mpg_gradient *g, mpg_value a, mpg_value b) {
+  return mpg_binary(g, MPG_OP_elemwise_mul, MPG_OP_broadcast_mul, a, b);
+}
+static inline mpg_value mpg_divide(mpg_gradient *g, mpg_value a, mpg_value b) {
+  return mpg_binary(g, MPG_OP_elemwise_div, MPG_OP_broadcast_div, a, b);
+}
+static inline mpg_value mpg_times(mpg_gradient *g, mpg_value a, double number) {
+  return mpg_emit_scalar(g, MPG_OP__mul_scalar, a, number);
+}
+static inline mpg_value mpg_plus(mpg_gradient *g, mpg_value a, double number) {
+  return mpg_emit_scalar(g, MPG_OP__plus_scalar, a, number);
+}
+static inline mpg_value mpg_minus_from(mpg_gradient *g, double number, mpg_value a) {
+  return mpg_emit_scalar(g, MPG_OP__rminus_scalar, a, number);
+}
+static inline mpg_value mpg_over(mpg_gradient *g, double number, mpg_value a) {
+  return mpg_emit_scalar(g, MPG_OP__rdiv_scalar, a, number);
+}
+
+/* `a` in at least float32, in which halves are worked with; `a` itself where it is that. */
+static inline mpg_value mpg_widen(mpg_gradient *g, mpg_value a) {
+  if (!mpg_has_value(a)) return a;
+  mpg_dtype dtype = mpg_value_desc(g, a)->dtype;
+  return dtype == MPG_FLOAT16 || dtype == MPG_BFLOAT16 ? mpg_emit_cast(g, a, MPG_FLOAT32) : a;
+}
+
+#endif

@@ -1,0 +1,112 @@
+/* Ops that are composed of other ops, and their inference. */
+#include <string.h>
+
+#include "base/memory.h"
+#include "op/infer.h"
+
+static mpg_status compose(mpg_builder *builder, const mpg_op *op, const void *params, bool train,
+                          const mpg_value *inputs, int num_inputs, mpg_value *outputs) {
+  int num_outputs = mpg_op_num_outputs(op, params, num_inputs);
+  mpg_gradient context = {.builder = builder,
+                          .op = op,
+                          .params = params,
+                          .num_inputs = num_inputs,
+                          .num_outputs = num_outputs,
+                          .inputs = inputs,
+                          .train = train};
+  for (int i = 0; i < num_outputs; i++) outputs[i] = MPG_NO_VALUE;
+  op->compose(&context, inputs, outputs);
+  if (context.status != MPG_OK && strncmp(mpg_error_text(), op->name, strlen(op->name)) != 0)
+    mpg_fail_prefix(context.status, "%s", op->name);
+  return context.status;
+}
+
+/* --- Inference: the composition on descs alone ------------------------------------------------ */
+typedef struct desc_builder {
+  mpg_builder builder;
+  bool train;
+  mpg_arena arena; /* of the descs that were made */
+  mpg_desc **descs;
+  size_t count, capacity;
+} desc_builder;
+
+static mpg_status add_desc(desc_builder *b, const mpg_desc *desc, mpg_value *value) {
+  MPG_TRY(mpg_grow((void **)&b->descs, &b->capacity, b->count + 1, sizeof *b->descs));
+  mpg_desc *copy = mpg_arena_copy(&b->arena, desc, sizeof *desc);
+  if (!copy) return mpg_out_of_host_memory(sizeof *desc);
+  *value = (mpg_value){(uint32_t)b->count, 0};
+  b->descs[b->count++] = copy;
+  return MPG_OK;
+}
+
+static const mpg_desc *desc_of(mpg_builder *builder, mpg_value value) {
+  return ((desc_builder *)builder)->descs[value.node];
+}
+
+static mpg_status infer_emitted(mpg_builder *builder, const mpg_op *op, const void *params,
+                                const mpg_value *inputs, int num_inputs, mpg_value like,
+                                mpg_value *outputs) {
+  desc_builder *b = (desc_builder *)builder;
+  int num_outputs = mpg_op_num_outputs(op, params, num_inputs);
+  (void)like;
+  mpg_desc *descs = mpg_arena_alloc(&b->arena, (size_t)(num_inputs + num_outputs) * sizeof *descs);
+  if (!descs) return mpg_out_of_host_memory((size_t)(num_inputs + num_outputs) * sizeof *descs);
+  for (int i = 0; i < num_inputs; i++) descs[i] = *b->descs[inputs[i].node];
+  MPG_TRY(mpg_op_infer(op, params, b->train, descs, num_inputs, descs + num_inputs, num_outputs));
+  for (int i = 0; i < num_outputs; i++) MPG_TRY(add_desc(b, &descs[num_inputs + i], &outputs[i]));
+  return MPG_OK;
+}
+
+/* What the outputs are is known where the shapes of all inputs are; their dtypes, where those of
+ * the inputs are, too: shapes do not depend on them. */
+mpg_status mpg_infer_composed(mpg_infer *infer) {
+  enum { FEW = 16 };
+  bool typed = true;
+  mpg_dtype some = MPG_FLOAT32; /* for inputs of no known dtype */
+  for (int i = 0; i < infer->num_inputs; i++) {
+    if (!mpg_shape_known(&infer->inputs[i].shape)) return MPG_OK;
+    if (infer->inputs[i].dtype != MPG_DTYPE_NONE)
+      some = infer->inputs[i].dtype;
+    else
+      typed = false;
+  }
+  desc_builder b = {.builder = {.emit = infer_emitted, .desc = desc_of}, .train = infer->train};
+  mpg_value few[FEW], *values = few;
+  mpg_status status = MPG_OK;
+  size_t total = (size_t)infer->num_inputs + (size_t)infer->num_outputs;
+  mpg_arena_init(&b.arena);
+  if (total > FEW && !(values = mpg_malloc(total * sizeof *values)))
+    return mpg_out_of_host_memory(total * sizeof *values);
+  mpg_value *outputs = values + infer->num_inputs;
+  for (int i = 0; i < infer->num_inputs; i++) {
+    mpg_desc input = infer->inputs[i];
+    if (input.dtype == MPG_DTYPE_NONE) input.dtype = some;
+    MPG_GOTO(add_desc(&b, &input, &values[i]));
+  }
+  MPG_GOTO(compose(&b.builder, infer->op, infer->params, infer->train, values, infer->num_inputs,
+                   outputs));
+  for (int i = 0; i < infer->num_outputs; i++) {
+    infer->outputs[i] = *b.descs[outputs[i].node];
+    if (!typed) infer->outputs[i].dtype = MPG_DTYPE_NONE;
+  }
+fail:
+  if (values != few) mpg_free(values);
+  mpg_free(b.descs);
+  mpg_arena_free(&b.arena);
+  return status;
+}
+
+mpg_status mpg_op_compose(mpg_builder *builder, const mpg_op *op, const void *params, bool train,
+                          const mpg_value *inputs, int num_inputs, mpg_value *outputs) {
+  enum { FEW = 16 };
+  mpg_desc few[FEW], *descs = few;
+  size_t total = (size_t)num_inputs + (size_t)mpg_op_num_outputs(op, params, num_inputs);
+  if (total > FEW && !(descs = mpg_malloc(total * sizeof *descs)))
+    return mpg_out_of_host_memory(total * sizeof *descs);
+  for (int i = 0; i < num_inputs; i++) descs[i] = *builder->desc(builder, inputs[i]);
+  mpg_status status = mpg_op_infer(op, params, train, descs, num_inputs, descs + num_inputs,
+                                   (int)total - num_inputs);
+  if (status == MPG_OK) status = compose(builder, op, params, train, inputs, num_inputs, outputs);
+  if (descs != few) mpg_free(descs);
+  return status;
+}

@@ -1,0 +1,117 @@
+"""Ops that are composed of others: what is seen of them is the op."""
+
+import json
+
+import numpy as np
+import pytest
+
+import mpgluon as mx
+from mpgluon import _core, autograd, nd
+from mpgluon.ndarray._namespaces import place as place_of
+from samples.base import all_samples
+from support.sample_calls import call, mode, place
+
+SAMPLES = all_samples()
+COMPOSED = sorted(
+    name for name in _core.list_ops() if "composed" in _core.get_op(name).describe()["flags"]
+)
+
+
+def test_there_are_some():
+    assert "moments" in COMPOSED and "_contrib_interleaved_matmul_selfatt_qk" in COMPOSED
+
+
+@pytest.mark.parametrize("name", COMPOSED)
+def test_results_are_arrays_of_their_own(name):
+    for sample in SAMPLES[name]:
+        arrays = place(sample, sample.dtypes[0])
+        before = [array.asnumpy() for array in arrays]
+        with mode(sample):
+            outputs = call(name, arrays, sample.params)
+        for output in outputs:
+            output[:] = 77
+        for array, values in zip(arrays, before):
+            np.testing.assert_array_equal(array.asnumpy(), values)
+        for i, output in enumerate(outputs):
+            output[:] = i
+        assert [set(output.asnumpy().ravel()) for output in outputs if output.size] == [
+            {i} for i, output in enumerate(outputs) if output.size
+        ]
+
+
+@pytest.mark.parametrize("name", COMPOSED)
+def test_results_are_written_where_out_says(name):
+    sample = SAMPLES[name][0]
+    arrays = place(sample, sample.dtypes[0])
+    mx.random.seed(3)
+    with mode(sample):
+        expected = call(name, arrays, sample.params)
+    out = [nd.zeros(array.shape, dtype=array.dtype) for array in expected]
+    mx.random.seed(3)
+    with mode(sample):
+        _core.get_op(name)(*arrays, **sample.params or {}, out=out if len(out) > 1 else out[0])
+    for one, other in zip(expected, out):
+        np.testing.assert_array_equal(one.asnumpy(), other.asnumpy())
+
+
+@pytest.mark.parametrize("name", COMPOSED)
+def test_symbols_keep_the_op(name):
+    sample = SAMPLES[name][0]
+    arrays = place(sample, sample.dtypes[0])
+    variables = [mx.sym.var(f"x{i}") for i in range(len(arrays))]
+    space, short = place_of(name)
+    function = getattr(mx.sym if space == "op" else getattr(mx.sym, space), short)
+    made = function(*variables, **sample.params or {})
+    assert [n["op"] for n in json.loads(made.tojson())["nodes"] if n["op"] != "null"] == [name]
+    shapes = {f"x{i}": array.shape for i, array in enumerate(arrays)}
+    _, inferred, _ = made.infer_shape(**shapes)
+    mx.random.seed(3)
+    with mode(sample):
+        expected = call(name, arrays, sample.params)
+    assert inferred == [array.shape for array in expected]
+    mx.random.seed(3)
+    executor = made.bind(mx.cpu(), {f"x{i}": array for i, array in enumerate(arrays)})
+    for one, other in zip(executor.forward(is_train=sample.train), expected):
+        np.testing.assert_allclose(one.asnumpy(), other.asnumpy(), rtol=1e-6)
+
+
+def test_errors_name_the_op():
+    with pytest.raises(mx.MXNetError, match=r"^moments: axes must name one axis at least"):
+        nd.moments(nd.ones((2, 3)))
+    with pytest.raises(mx.MXNetError, match=r"^moments: .*axis 5"):
+        nd.moments(nd.ones((2, 3)), axes=5)
+    with pytest.raises(mx.MXNetError, match=r"^moments: dtype int32 is not supported"):
+        nd.moments(nd.ones((2, 3), dtype="int32"), axes=0)
+    with pytest.raises(mx.MXNetError, match=r"^_random_pdf_normal: parameters of shape \(3,\)"):
+        nd.random_pdf_normal(nd.ones((2, 3)), nd.ones((3,)), nd.ones((3,)))
+    with pytest.raises(mx.MXNetError, match=r"queries_keys_values must be \(length, batch, heads"):
+        nd.contrib.interleaved_matmul_selfatt_qk(nd.ones((2, 3, 10)), heads=2)
+
+
+def test_gradients_do_not_reach_samples_of_discrete_distributions():
+    x, rate = nd.array([[1.0, 2.0]]), nd.array([1.25])
+    for array in (x, rate):
+        array.attach_grad()
+    with autograd.record():
+        y = nd.random_pdf_poisson(x, rate, is_log=True)
+    y.backward()
+    assert (x.grad.asnumpy() == 0).all()
+    np.testing.assert_allclose(rate.grad.asnumpy(), [1 / 1.25 - 1 + 2 / 1.25 - 1], rtol=1e-5)
+
+
+def test_every_allocation_fails_once():
+    x, rate = nd.array([[1.0, 2.0]]), nd.array([1.5])
+    for n in range(1, 60):
+        _core._memory_fail_after(n)
+        try:
+            nd.random_pdf_poisson(x, rate).wait_to_read()
+        except (MemoryError, mx.MXNetError):
+            pass
+        finally:
+            failed = _core._memory_fail_after(0)
+        if not failed:
+            break
+    assert n > 1
+    np.testing.assert_allclose(
+        nd.random_pdf_poisson(x, rate).asnumpy(), [[0.3346952, 0.2510214]], rtol=1e-5
+    )
