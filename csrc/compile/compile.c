@@ -328,19 +328,11 @@ static mpg_status make_all(mpg_compiled *c, const mpg_memory_budget *budget) {
   return make_forward(c);
 }
 
-mpg_status mpg_compile(mpg_trace *trace, const mpg_array *inputs, uint32_t num_inputs,
-                       mpg_array *const *outputs, uint32_t num_outputs,
-                       const mpg_compile_options *options, mpg_compiled **compiled) {
-  mpg_compiled *c = mpg_calloc(1, sizeof *c);
-  mpg_status status = MPG_OK;
-  mpg_value *values = mpg_malloc((num_outputs + 1) * sizeof *values);
-  bool *separate = mpg_malloc((num_outputs + 1) * sizeof *separate);
-  if (!c || !values || !separate) {
-    mpg_free(c);
-    mpg_free(values);
-    mpg_free(separate);
-    return mpg_out_of_host_memory(sizeof *c);
-  }
+/* A compiled call of which nothing is made yet; *result is to be released on failure, too. */
+static mpg_status new_compiled(uint32_t num_inputs, uint32_t num_outputs,
+                               const mpg_compile_options *options, mpg_compiled **result) {
+  mpg_compiled *c = *result = mpg_calloc(1, sizeof *c);
+  if (!c) return mpg_out_of_host_memory(sizeof *c);
   c->references = 1;
   c->num_given = num_inputs;
   c->num_bound = options->num_bound;
@@ -349,32 +341,64 @@ mpg_status mpg_compile(mpg_trace *trace, const mpg_array *inputs, uint32_t num_i
   c->exact = options->exact;
   c->unfused = options->unfused;
   c->stages = options->stages;
-  if (options->carried && num_inputs) {
-    c->carried = mpg_malloc(num_inputs * sizeof *c->carried);
-    if (!c->carried) MPG_GOTO(mpg_out_of_host_memory(num_inputs));
-    memcpy(c->carried, options->carried, num_inputs * sizeof *c->carried);
-  }
   mpg_graph_init(&c->graph);
   mpg_graph_init(&c->original);
-  for (uint32_t i = 0; i < num_outputs; i++)
+  if (!options->carried || !num_inputs) return MPG_OK;
+  c->carried = mpg_malloc(num_inputs * sizeof *c->carried);
+  if (!c->carried) return mpg_out_of_host_memory(num_inputs);
+  memcpy(c->carried, options->carried, num_inputs * sizeof *c->carried);
+  return MPG_OK;
+}
+
+/* The trace's graph, inputs and outputs. separate: per output, whether it is an array of its own.
+ */
+static mpg_status take_trace(mpg_compiled *c, mpg_trace *trace, const mpg_array *inputs,
+                             mpg_array *const *outputs, const mpg_compile_options *options,
+                             bool *separate) {
+  mpg_status status = MPG_OK;
+  mpg_value *values = mpg_malloc((c->num_outputs + 1) * sizeof *values);
+  if (!values) return mpg_out_of_host_memory(c->num_outputs * sizeof *values);
+  for (uint32_t i = 0; i < c->num_outputs; i++) {
     MPG_GOTO(mpg_trace_value(trace, outputs[i], "the block's result", &values[i]));
-  for (uint32_t i = 0; i < num_outputs; i++) separate[i] = is_separate(&trace->graph, values[i]);
+    separate[i] = is_separate(&trace->graph, values[i]);
+  }
   MPG_GOTO(mpg_graph_copy(&c->graph, &trace->graph));
-  MPG_GOTO(mpg_graph_set_outputs(&c->graph, values, num_outputs));
+  MPG_GOTO(mpg_graph_set_outputs(&c->graph, values, c->num_outputs));
   MPG_VERIFY(&c->graph);
   MPG_GOTO(take_inputs(c, trace, inputs));
-  for (uint32_t i = 0; i < num_inputs; i++) c->wanted[i] = options->recording && options->wanted[i];
+  for (uint32_t i = 0; i < c->num_given; i++)
+    c->wanted[i] = options->recording && options->wanted[i];
   if (c->stages == MPG_STAGES_NONE) c->recording = memchr(c->wanted, true, c->num_inputs) != NULL;
+fail:
+  mpg_free(values);
+  return status;
+}
+
+/* What nodes and outputs read before simplification. */
+static mpg_status keep_traced(mpg_compiled *c) {
+  size_t inputs = c->graph.num_inputs, count = inputs + c->num_outputs;
+  c->traced = mpg_malloc((count + 1) * sizeof *c->traced);
+  if (!c->traced) return mpg_out_of_host_memory(count * sizeof *c->traced);
+  if (inputs) memcpy(c->traced, c->graph.inputs, inputs * sizeof *c->traced);
+  if (c->num_outputs)
+    memcpy(c->traced + inputs, c->graph.outputs, c->num_outputs * sizeof *c->traced);
+  return MPG_OK;
+}
+
+mpg_status mpg_compile(mpg_trace *trace, const mpg_array *inputs, uint32_t num_inputs,
+                       mpg_array *const *outputs, uint32_t num_outputs,
+                       const mpg_compile_options *options, mpg_compiled **compiled) {
+  mpg_compiled *c = NULL;
+  mpg_status status = MPG_OK;
+  bool *separate = mpg_malloc((num_outputs + 1) * sizeof *separate);
+  if (!separate) return mpg_out_of_host_memory(num_outputs * sizeof *separate);
+  MPG_GOTO(new_compiled(num_inputs, num_outputs, options, &c));
+  MPG_GOTO(take_trace(c, trace, inputs, outputs, options, separate));
   mpg_dump_pass("traced", &c->graph, NULL, NULL);
   MPG_GOTO(rewrite(c, trace));
   MPG_GOTO(separate_outputs(&c->graph, separate));
   mpg_dump_pass("rewritten", &c->graph, NULL, NULL);
-  c->traced = mpg_malloc((c->graph.num_inputs + num_outputs + 1) * sizeof *c->traced);
-  if (!c->traced) MPG_GOTO(mpg_out_of_host_memory(c->graph.num_inputs * sizeof *c->traced));
-  if (c->graph.num_inputs)
-    memcpy(c->traced, c->graph.inputs, c->graph.num_inputs * sizeof *c->traced);
-  if (num_outputs)
-    memcpy(c->traced + c->graph.num_inputs, c->graph.outputs, num_outputs * sizeof *c->traced);
+  MPG_GOTO(keep_traced(c));
   MPG_GOTO(mpg_graph_simplify(&c->graph));
   mpg_dump_pass("simplified", &c->graph, NULL, NULL);
   if (!c->recording && c->stages == MPG_STAGES_NONE) MPG_GOTO(mpg_compiled_make_invariants(c));
@@ -383,7 +407,6 @@ mpg_status mpg_compile(mpg_trace *trace, const mpg_array *inputs, uint32_t num_i
   *compiled = c;
   c = NULL;
 fail:
-  mpg_free(values);
   mpg_free(separate);
   mpg_compiled_release(c);
   return status;
@@ -549,13 +572,13 @@ static void end_joint(joint_graph *j) {
 }
 
 /* Takes the gradients, simplified, with forward nodes repeated where they are recomputed. */
-static mpg_status take_gradients(const mpg_compiled *c, const mpg_compiled_backward *b,
-                                 const bool *arrives, bool fill, joint_graph *j) {
+static mpg_status take_gradients(const mpg_compiled *c, const mpg_compiled_backward *b, bool fill,
+                                 joint_graph *j) {
   for (uint32_t i = 0; i < c->num_inputs; i++) /* in stages, places tell what is reached */
     j->wanted[i] =
         b->places[i] != MPG_PLACE_NONE && (b->reached[i] || c->stages != MPG_STAGES_NONE);
-  MPG_TRY(differentiate(c, arrives, fill, j->wanted, b->summed, b->train, &j->graph, j->out_grads,
-                        j->sums, j->in_grads));
+  MPG_TRY(differentiate(c, b->arrives, fill, j->wanted, b->summed, b->train, &j->graph,
+                        j->out_grads, j->sums, j->in_grads));
   for (uint32_t i = 0; i < c->num_inputs; i++)
     if (!b->summed[i]) j->sums[i] = MPG_NO_VALUE;
   MPG_TRY(simplify_joint(&j->graph, j->in_grads, c->num_inputs));
@@ -616,13 +639,13 @@ static mpg_status lower_backward(const mpg_compiled *c, const mpg_graph *joint,
 
 /* fill: outputs without a gradient get zeros, so that the gradient is the one for which values were
  * saved. *made: whether all values that it reads were. */
-static mpg_status try_backward(const mpg_compiled *c, mpg_compiled_backward *b, const bool *arrives,
-                               bool fill, bool lower, bool *made) {
+static mpg_status try_backward(const mpg_compiled *c, mpg_compiled_backward *b, bool fill,
+                               bool lower, bool *made) {
   joint_graph j = {0};
   mpg_order order = {0};
   mpg_status status = MPG_OK;
   MPG_GOTO(begin_joint(c, &j));
-  MPG_GOTO(take_gradients(c, b, arrives, fill, &j));
+  MPG_GOTO(take_gradients(c, b, fill, &j));
   MPG_GOTO(store_gradients(c, b, &j));
   MPG_GOTO(find_places(c, &j));
   MPG_VERIFY(&j.graph);
@@ -645,59 +668,14 @@ fail:
   return status;
 }
 
-static mpg_status make_backward(const mpg_compiled *c, mpg_compiled_backward *b,
-                                const bool *arrives, bool lower) {
+static mpg_status make_backward(const mpg_compiled *c, mpg_compiled_backward *b, bool lower) {
   bool made = false;
-  MPG_TRY(try_backward(c, b, arrives, false, lower, &made));
-  return made ? MPG_OK : try_backward(c, b, arrives, true, lower, &made);
+  MPG_TRY(try_backward(c, b, false, lower, &made));
+  return made ? MPG_OK : try_backward(c, b, true, lower, &made);
 }
 
-mpg_status mpg_compiled_measure(mpg_compiled *c, mpg_plan *plan) {
-  mpg_order order = {0};
-  mpg_compiled_backward b = {.train = true};
-  mpg_status status = MPG_OK;
-  b.arrives = mpg_calloc(c->num_outputs + 1, sizeof *b.arrives);
-  b.places = mpg_calloc(c->num_inputs + 1, sizeof *b.places);
-  b.gives = mpg_calloc(c->num_inputs + 1, sizeof *b.gives);
-  b.reached = mpg_calloc(c->num_inputs + 1, sizeof *b.reached);
-  b.summed = mpg_calloc(c->num_inputs + 1, sizeof *b.summed);
-  if (!b.arrives || !b.places || !b.gives || !b.reached || !b.summed)
-    MPG_GOTO(mpg_out_of_host_memory(c->num_inputs));
-  for (uint32_t i = 0; i < c->num_outputs; i++) b.arrives[i] = differentiable(&c->outputs[i].desc);
-  for (uint32_t i = 0; i < c->num_inputs; i++)
-    b.places[i] = c->wanted[i] ? MPG_PLACE_WRITE : MPG_PLACE_NONE;
-  MPG_GOTO(find_reached(c, &b));
-  MPG_GOTO(find_saved(c));
-  MPG_GOTO(plan_forward(c, &order));
-  MPG_GOTO(make_backward(c, &b, b.arrives, false));
-  *plan = b.plan;
-  b.plan = (mpg_plan){0};
-fail:
-  mpg_order_free(&order);
-  mpg_plan_free(&c->plan);
-  mpg_free(c->saved);
-  c->saved = NULL;
-  mpg_free(b.arrives);
-  mpg_free(b.places);
-  mpg_free(b.gives);
-  mpg_free(b.reached);
-  mpg_free(b.summed);
-  mpg_plan_free(&b.plan);
-  return status;
-}
-
-mpg_status mpg_compiled_get_backward(mpg_compiled *c, const bool *arrives, const bool *summed,
-                                     const uint8_t *places, bool retain, bool train,
-                                     mpg_compiled_backward **result) {
-  for (mpg_compiled_backward *b = c->backwards; b; b = b->next) {
-    if (b->retain != retain || b->train != train ||
-        memcmp(b->arrives, arrives, c->num_outputs * sizeof *arrives) ||
-        memcmp(b->places, places, c->num_inputs) ||
-        memcmp(b->summed, summed, c->num_inputs * sizeof *summed))
-      continue;
-    *result = b;
-    return MPG_OK;
-  }
+/* One of an empty signature, of which nothing is made yet. */
+static mpg_status new_backward(const mpg_compiled *c, mpg_compiled_backward **result) {
   mpg_compiled_backward *b = mpg_calloc(1, sizeof *b);
   if (!b) return mpg_out_of_host_memory(sizeof *b);
   b->arrives = mpg_calloc(c->num_outputs + 1, sizeof *b->arrives);
@@ -705,19 +683,67 @@ mpg_status mpg_compiled_get_backward(mpg_compiled *c, const bool *arrives, const
   b->gives = mpg_calloc(c->num_inputs + 1, sizeof *b->gives);
   b->reached = mpg_calloc(c->num_inputs + 1, sizeof *b->reached);
   b->summed = mpg_calloc(c->num_inputs + 1, sizeof *b->summed);
+  if (b->arrives && b->places && b->gives && b->reached && b->summed) {
+    *result = b;
+    return MPG_OK;
+  }
+  free_backward(b);
+  return mpg_out_of_host_memory(c->num_inputs);
+}
+
+mpg_status mpg_compiled_measure(mpg_compiled *c, mpg_plan *plan) {
+  mpg_order order = {0};
+  mpg_compiled_backward *b;
+  mpg_status status = MPG_OK;
+  MPG_TRY(new_backward(c, &b));
+  b->train = true;
+  for (uint32_t i = 0; i < c->num_outputs; i++) b->arrives[i] = differentiable(&c->outputs[i].desc);
+  for (uint32_t i = 0; i < c->num_inputs; i++)
+    b->places[i] = c->wanted[i] ? MPG_PLACE_WRITE : MPG_PLACE_NONE;
+  MPG_GOTO(find_reached(c, b));
+  MPG_GOTO(find_saved(c));
+  MPG_GOTO(plan_forward(c, &order));
+  MPG_GOTO(make_backward(c, b, false));
+  *plan = b->plan;
+  b->plan = (mpg_plan){0};
+fail:
+  mpg_order_free(&order);
+  mpg_plan_free(&c->plan);
+  mpg_free(c->saved);
+  c->saved = NULL;
+  free_backward(b);
+  return status;
+}
+
+/* The one of this signature; NULL: it is not made yet. */
+static mpg_compiled_backward *find_backward(const mpg_compiled *c, const bool *arrives,
+                                            const bool *summed, const uint8_t *places, bool retain,
+                                            bool train) {
+  mpg_compiled_backward *b = c->backwards;
+  while (b && (b->retain != retain || b->train != train ||
+               memcmp(b->arrives, arrives, c->num_outputs * sizeof *arrives) ||
+               memcmp(b->places, places, c->num_inputs) ||
+               memcmp(b->summed, summed, c->num_inputs * sizeof *summed)))
+    b = b->next;
+  return b;
+}
+
+mpg_status mpg_compiled_get_backward(mpg_compiled *c, const bool *arrives, const bool *summed,
+                                     const uint8_t *places, bool retain, bool train,
+                                     mpg_compiled_backward **result) {
+  mpg_status status = MPG_OK;
+  mpg_compiled_backward *b = find_backward(c, arrives, summed, places, retain, train);
+  if ((*result = b) != NULL) return MPG_OK;
+  MPG_TRY(new_backward(c, &b));
   b->retain = retain;
   b->train = train;
-  mpg_status status = MPG_OK;
-  if (!b->arrives || !b->places || !b->gives || !b->reached || !b->summed)
-    MPG_GOTO(mpg_out_of_host_memory(c->num_inputs));
   memcpy(b->arrives, arrives, c->num_outputs * sizeof *arrives);
   memcpy(b->places, places, c->num_inputs);
   memcpy(b->summed, summed, c->num_inputs * sizeof *summed);
   MPG_GOTO(find_reached(c, b));
-  MPG_GOTO(make_backward(c, b, arrives, true));
+  MPG_GOTO(make_backward(c, b, true));
   b->next = c->backwards;
-  c->backwards = b;
-  *result = b;
+  *result = c->backwards = b;
   return MPG_OK;
 fail:
   free_backward(b);
