@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "compile/compiled_call.h"
+#include "base/workspace.h"
 #include "graph/gradient/recompute.h"
 #include "graph/ir/analysis.h"
 
@@ -25,6 +26,7 @@ typedef struct chooser {
   size_t total;     /* of weights */
   mpg_plan least;   /* the plan that comes nearest to the budget */
   double excess;    /* of `least`: the greatest of planned / allowed */
+  mpg_workspace space;
 } chooser;
 
 static size_t allowed_on(const mpg_memory_budget *budget, mpg_device_id device) {
@@ -70,12 +72,10 @@ static uint32_t last_use_of(const mpg_graph *graph, const mpg_analysis *facts, s
 static mpg_status find_crossing(chooser *ch) {
   const mpg_graph *graph = &ch->c->graph;
   mpg_analysis facts = {0};
+  size_t *end = mpg_workspace_take(&ch->space, graph->num_nodes, sizeof *end);
+  MPG_TRY(mpg_workspace_check(&ch->space));
   MPG_TRY(mpg_analyse(graph, NULL, &facts));
-  size_t *begin = ch->crossing, *end = mpg_calloc(graph->num_nodes + 1, sizeof *end), alive = 0;
-  if (!end) {
-    mpg_analysis_free(&facts);
-    return mpg_out_of_host_memory(graph->num_nodes * sizeof *end);
-  }
+  size_t *begin = ch->crossing, alive = 0;
   for (size_t n = 0; n < graph->num_nodes; n++) {
     uint32_t last = last_use_of(graph, &facts, n);
     if (!last) continue;
@@ -83,7 +83,6 @@ static mpg_status find_crossing(chooser *ch) {
     end[last] += ch->weights[n];
   }
   for (size_t n = 0; n < graph->num_nodes; n++) ch->crossing[n] = alive += begin[n] - end[n];
-  mpg_free(end);
   mpg_analysis_free(&facts);
   return MPG_OK;
 }
@@ -97,13 +96,12 @@ static choice_kind class_of(const mpg_graph *graph, const mpg_node *node, mpg_co
 static mpg_status begin(chooser *ch) {
   const mpg_graph *graph = &ch->c->graph;
   size_t count = graph->num_nodes;
-  ch->given = mpg_malloc((count + 1) * sizeof *ch->given);
-  ch->classes = mpg_malloc(count + 1);
-  ch->weights = mpg_calloc(count + 1, sizeof *ch->weights);
-  ch->costs = mpg_malloc((count + 1) * sizeof *ch->costs);
-  ch->crossing = mpg_calloc(count + 1, sizeof *ch->crossing);
-  if (!ch->given || !ch->classes || !ch->weights || !ch->costs || !ch->crossing)
-    return mpg_out_of_host_memory(count * sizeof *ch->costs);
+  ch->given = mpg_workspace_take(&ch->space, count, sizeof *ch->given);
+  ch->classes = mpg_workspace_take(&ch->space, count, sizeof *ch->classes);
+  ch->weights = mpg_workspace_take(&ch->space, count, sizeof *ch->weights);
+  ch->costs = mpg_workspace_take(&ch->space, count, sizeof *ch->costs);
+  ch->crossing = mpg_workspace_take(&ch->space, count, sizeof *ch->crossing);
+  MPG_TRY(mpg_workspace_check(&ch->space));
   MPG_TRY(mpg_graph_costs(graph, ch->costs));
   for (size_t n = 0; n < count; n++) {
     const mpg_node *node = &graph->nodes[n];
@@ -117,11 +115,7 @@ static mpg_status begin(chooser *ch) {
 }
 
 static void end(chooser *ch) {
-  mpg_free(ch->given);
-  mpg_free(ch->classes);
-  mpg_free(ch->weights);
-  mpg_free(ch->costs);
-  mpg_free(ch->crossing);
+  mpg_workspace_free(&ch->space);
   mpg_plan_free(&ch->least);
 }
 

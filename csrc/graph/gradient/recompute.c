@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/workspace.h"
 #include "graph/ir/analysis.h"
 
 typedef struct walker {
@@ -15,6 +16,7 @@ typedef struct walker {
   bool *wanted;       /* per forward node: to be recomputed */
   uint32_t *stack;    /* of forward nodes */
   size_t depth;
+  mpg_workspace space; /* has all these arrays */
 } walker;
 
 static bool only_updates_states(const mpg_node *node) {
@@ -26,9 +28,7 @@ static bool is_state(const mpg_node *node, uint32_t input) {
 }
 
 /* Per value: whether an effect writes it, or the value that it is a view of. */
-static mpg_status find_written(const mpg_graph *graph, size_t num_forward, bool **result) {
-  bool *written = mpg_calloc(graph->num_values + 1, sizeof *written);
-  if (!written) return mpg_out_of_host_memory(graph->num_values);
+static void find_written(const mpg_graph *graph, size_t num_forward, bool *written) {
   for (size_t n = 0; n < num_forward; n++) {
     const mpg_node *node = &graph->nodes[n];
     for (uint32_t i = 0; i < node->num_inputs && mpg_node_mutates(node); i++)
@@ -40,23 +40,19 @@ static mpg_status find_written(const mpg_graph *graph, size_t num_forward, bool 
     if (mpg_node_is_view(node) && written[mpg_value_index(graph, mpg_node_inputs(graph, node)[0])])
       written[node->values] = true;
   }
-  *result = written;
-  return MPG_OK;
 }
 
 static mpg_status begin(walker *w, const mpg_graph *graph, size_t num_forward) {
   *w = (walker){.graph = graph, .num_forward = num_forward};
-  bool *written = NULL, draws = false; /* the backward phase draws random numbers itself: the call's
-                                          keys are not available then */
-  MPG_TRY(find_written(graph, num_forward, &written));
-  w->recomputable = mpg_calloc(num_forward + 1, sizeof *w->recomputable);
-  w->kept = mpg_calloc(graph->num_values + 1, sizeof *w->kept);
-  w->wanted = mpg_calloc(num_forward + 1, sizeof *w->wanted);
-  w->stack = mpg_malloc((num_forward + 1) * sizeof *w->stack);
-  if (!w->recomputable || !w->kept || !w->wanted || !w->stack) {
-    mpg_free(written);
-    return mpg_out_of_host_memory(graph->num_values);
-  }
+  bool *written = mpg_workspace_take(&w->space, graph->num_values, sizeof *written);
+  bool draws = false; /* the backward phase draws random numbers itself: the call's keys are not
+                         available then */
+  w->recomputable = mpg_workspace_take(&w->space, num_forward, sizeof *w->recomputable);
+  w->kept = mpg_workspace_take(&w->space, graph->num_values, sizeof *w->kept);
+  w->wanted = mpg_workspace_take(&w->space, num_forward, sizeof *w->wanted);
+  w->stack = mpg_workspace_take(&w->space, num_forward, sizeof *w->stack);
+  MPG_TRY(mpg_workspace_check(&w->space));
+  find_written(graph, num_forward, written);
   for (size_t n = num_forward; n < graph->num_nodes; n++)
     draws = draws || graph->nodes[n].random != MPG_NO_RANDOM;
   for (size_t n = 0; n < num_forward; n++) {
@@ -70,15 +66,7 @@ static mpg_status begin(walker *w, const mpg_graph *graph, size_t num_forward) {
           written[mpg_value_index(graph, mpg_node_inputs(graph, node)[i])])
         w->recomputable[n] = false;
   }
-  mpg_free(written);
   return MPG_OK;
-}
-
-static void end(walker *w) {
-  mpg_free(w->recomputable);
-  mpg_free(w->kept);
-  mpg_free(w->wanted);
-  mpg_free(w->stack);
 }
 
 /* Calls visit for each forward value whose contents the node reads. */
@@ -134,13 +122,12 @@ static void walk(walker *w, const bool *live, const mpg_value *roots, size_t num
 }
 
 /* Per node: roots need it. */
-static mpg_status find_live(const mpg_graph *graph, const mpg_value *roots, size_t num_roots,
-                            bool **result) {
-  bool *live = mpg_calloc(graph->num_nodes + 1, sizeof *live);
-  if (!live) return mpg_out_of_host_memory(graph->num_nodes);
+static mpg_status find_live(walker *w, const mpg_value *roots, size_t num_roots, bool **result) {
+  bool *live = mpg_workspace_take(&w->space, w->graph->num_nodes, sizeof *live);
+  MPG_TRY(mpg_workspace_check(&w->space));
   for (size_t i = 0; i < num_roots; i++)
     if (mpg_has_value(roots[i])) live[roots[i].node] = true;
-  mpg_graph_mark_live(graph, live);
+  mpg_graph_mark_live(w->graph, live);
   *result = live;
   return MPG_OK;
 }
@@ -151,12 +138,11 @@ mpg_status mpg_recompute_find(const mpg_graph *joint, size_t num_forward, const 
   mpg_status status = MPG_OK;
   bool *live = NULL;
   MPG_GOTO(begin(&w, joint, num_forward));
-  MPG_GOTO(find_live(joint, roots, num_roots, &live));
+  MPG_GOTO(find_live(&w, roots, num_roots, &live));
   walk(&w, live, roots, num_roots, find_border, saved);
   walk(&w, live, roots, num_roots, find_read, saved);
 fail:
-  end(&w);
-  mpg_free(live);
+  mpg_workspace_free(&w.space);
   return status;
 }
 
@@ -257,16 +243,16 @@ mpg_status mpg_recompute_apply(const mpg_graph *joint, size_t num_forward, const
   recomputation r = {.saved = saved, .result = result};
   mpg_status status = MPG_OK;
   bool *live = NULL;
-  r.places = mpg_malloc((joint->num_nodes + 1) * sizeof *r.places);
-  r.batch = mpg_malloc((num_forward + 1) * sizeof *r.batch);
   MPG_GOTO(begin(&r.walk, joint, num_forward));
-  if (!r.places || !r.batch) MPG_GOTO(mpg_out_of_host_memory(joint->num_nodes * sizeof *r.places));
+  r.places = mpg_workspace_take(&r.walk.space, joint->num_nodes, sizeof *r.places);
+  r.batch = mpg_workspace_take(&r.walk.space, num_forward, sizeof *r.batch);
+  MPG_GOTO(mpg_workspace_check(&r.walk.space));
   for (size_t n = 0; n < num_forward; n++) {
     const mpg_node *node = &joint->nodes[n];
     MPG_GOTO(
         mpg_graph_append(result, joint, (uint32_t)n, mpg_node_inputs(joint, node), &r.places[n]));
   }
-  MPG_GOTO(find_live(joint, lists[0].values, lists[0].count, &live));
+  MPG_GOTO(find_live(&r.walk, lists[0].values, lists[0].count, &live));
   for (size_t n = num_forward; n < joint->num_nodes; n++) {
     if (!live[n] && !mpg_node_is_input(&joint->nodes[n])) continue;
     MPG_GOTO(recompute_inputs(&r, &joint->nodes[n]));
@@ -278,10 +264,7 @@ mpg_status mpg_recompute_apply(const mpg_graph *joint, size_t num_forward, const
       if (mpg_has_value(*value) && value->node >= num_forward) value->node = r.places[value->node];
     }
 fail:
-  end(&r.walk);
-  mpg_free(r.places);
-  mpg_free(r.batch);
+  mpg_workspace_free(&r.walk.space);
   mpg_free(r.inputs);
-  mpg_free(live);
   return status;
 }

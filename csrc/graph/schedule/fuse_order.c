@@ -2,6 +2,7 @@
  * come right behind their inputs, so that no other reader of these closes the group before. */
 #include <string.h>
 
+#include "base/workspace.h"
 #include "graph/schedule/fuse_groups.h"
 
 typedef struct mover {
@@ -121,25 +122,22 @@ static mpg_status write_order(const mover *m, mpg_order *moved) {
 mpg_status mpg_fuse_order(const mpg_graph *graph, const mpg_order *order, const bool *unfused,
                           const mpg_analysis *facts, mpg_order *moved) {
   size_t count = graph->num_nodes + 1;
+  mpg_workspace space = {0};
   mover m = {.graph = graph,
              .order = order,
              .unfused = unfused,
              .facts = facts,
-             .place = mpg_malloc(count * sizeof *m.place),
-             .next = mpg_malloc(count * sizeof *m.next),
-             .last = mpg_malloc(count * sizeof *m.last),
-             .follows = mpg_calloc(count, sizeof *m.follows),
+             .place = mpg_workspace_take(&space, count, sizeof *m.place),
+             .next = mpg_workspace_take(&space, count, sizeof *m.next),
+             .last = mpg_workspace_take(&space, count, sizeof *m.last),
+             .follows = mpg_workspace_take(&space, count, sizeof *m.follows),
              .tail = UINT32_MAX};
   mpg_status status = MPG_OK;
-  if (!m.place || !m.next || !m.last || !m.follows)
-    MPG_GOTO(mpg_out_of_host_memory(count * sizeof *m.place));
+  MPG_GOTO(mpg_workspace_check(&space));
   memset(m.place, 0xff, count * sizeof *m.place);
   for (uint32_t k = 0; k < order->count; k++) visit(&m, k);
   if (m.moved) MPG_GOTO(write_order(&m, moved));
 fail:
-  mpg_free(m.place);
-  mpg_free(m.next);
-  mpg_free(m.last);
-  mpg_free(m.follows);
+  mpg_workspace_free(&space);
   return status;
 }

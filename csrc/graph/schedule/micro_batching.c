@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "base/workspace.h"
 #include "graph/ir/analysis.h"
 #include "op/batching/batching.h"
 
@@ -13,6 +14,7 @@ typedef struct walk {
   bool *live;        /* per node */
   mpg_batch *in;     /* work space */
   mpg_desc *descs;
+  mpg_workspace space; /* has all these arrays */
 } walk;
 
 static void mark_live(walk *w) {
@@ -155,22 +157,14 @@ static void note_drawn(const walk *w, const mpg_node *node) {
     *(d < batch.axis ? &found->outer : &found->inner) *= d == batch.axis ? 1 : drawn.dims[d];
 }
 
-static void end_walk(walk *w) {
-  mpg_free(w->values);
-  mpg_free(w->live);
-  mpg_free(w->in);
-  mpg_free(w->descs);
-}
-
 static mpg_status run_walk(walk *w) {
   const mpg_graph *graph = w->graph;
   const mpg_batching_request *request = w->request;
-  w->values = mpg_calloc(graph->num_values + 1, sizeof *w->values);
-  w->live = mpg_calloc(graph->num_nodes + 1, sizeof *w->live);
-  w->in = mpg_calloc(MPG_MAX_INPUTS + MPG_MAX_OUTPUTS, sizeof *w->in);
-  w->descs = mpg_calloc(MPG_MAX_INPUTS + MPG_MAX_OUTPUTS, sizeof *w->descs);
-  if (!w->values || !w->live || !w->in || !w->descs)
-    return mpg_out_of_host_memory((MPG_MAX_INPUTS + MPG_MAX_OUTPUTS) * sizeof *w->descs);
+  w->values = mpg_workspace_take(&w->space, graph->num_values, sizeof *w->values);
+  w->live = mpg_workspace_take(&w->space, graph->num_nodes, sizeof *w->live);
+  w->in = mpg_workspace_take(&w->space, MPG_MAX_INPUTS + MPG_MAX_OUTPUTS, sizeof *w->in);
+  w->descs = mpg_workspace_take(&w->space, MPG_MAX_INPUTS + MPG_MAX_OUTPUTS, sizeof *w->descs);
+  MPG_TRY(mpg_workspace_check(&w->space));
   for (uint32_t i = 0; i < request->num_inputs; i++)
     w->values[mpg_value_index(graph, request->inputs[i])] =
         (mpg_batch){.kind = request->input_kinds[i], .outer = 1, .inner = 1};
@@ -187,7 +181,7 @@ static mpg_status run_walk(walk *w) {
 mpg_status mpg_graph_check_batching(const mpg_graph *graph, const mpg_batching_request *request) {
   walk w = {.graph = graph, .request = request};
   mpg_status status = run_walk(&w);
-  end_walk(&w);
+  mpg_workspace_free(&w.space);
   return status;
 }
 
@@ -260,7 +254,7 @@ mpg_status mpg_graph_compare_batching(const mpg_graph *first, const mpg_batching
   for (uint32_t n = 0; n < first->num_nodes && alike; n++)
     if (a.live[n] && b.live[n] && first->nodes[n].op) MPG_GOTO(compare_node(&a, &b, n));
 fail:
-  end_walk(&a);
-  end_walk(&b);
+  mpg_workspace_free(&a.space);
+  mpg_workspace_free(&b.space);
   return status;
 }

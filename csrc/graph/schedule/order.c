@@ -3,6 +3,7 @@
  */
 #include <string.h>
 
+#include "base/workspace.h"
 #include "graph/ir/analysis.h"
 #include "graph/schedule/fuse.h"
 
@@ -16,19 +17,16 @@ static bool moves_up(const mpg_graph *graph, const mpg_node *node) {
 mpg_status mpg_graph_order(const mpg_graph *graph, mpg_phase phase, const mpg_value *roots,
                            size_t num_roots, mpg_order *order) {
   size_t count = graph->num_nodes;
-  bool *live = mpg_calloc(count + 1, sizeof *live);
-  uint32_t *first =
-      mpg_malloc((count + 1) * sizeof *first); /* per node: the copies that follow it, linked */
-  uint32_t *next = mpg_malloc((count + 1) * sizeof *next);
+  mpg_workspace space = {0};
+  mpg_status status = MPG_OK;
+  bool *live = mpg_workspace_take(&space, count, sizeof *live);
+  /* Per node: the copies that follow it, linked. */
+  uint32_t *first = mpg_workspace_take(&space, count, sizeof *first);
+  uint32_t *next = mpg_workspace_take(&space, count, sizeof *next);
   order->nodes = mpg_malloc((count + 1) * sizeof *order->nodes);
   order->count = 0;
-  if (!live || !first || !next || !order->nodes) {
-    mpg_free(live);
-    mpg_free(first);
-    mpg_free(next);
-    mpg_order_free(order);
-    return mpg_out_of_host_memory(count * sizeof *first);
-  }
+  MPG_GOTO(mpg_workspace_check(&space));
+  if (!order->nodes) MPG_GOTO(mpg_out_of_host_memory(count * sizeof *order->nodes));
   for (size_t i = 0; i < num_roots; i++)
     if (mpg_has_value(roots[i])) live[roots[i].node] = true;
   for (size_t n = count; n-- > 0;) {
@@ -56,10 +54,10 @@ mpg_status mpg_graph_order(const mpg_graph *graph, mpg_phase phase, const mpg_va
       for (uint32_t copy = first[order->nodes[done]]; copy != UINT32_MAX; copy = next[copy])
         order->nodes[order->count++] = copy;
   }
-  mpg_free(live);
-  mpg_free(first);
-  mpg_free(next);
-  return MPG_OK;
+fail:
+  mpg_workspace_free(&space);
+  if (status != MPG_OK) mpg_order_free(order);
+  return status;
 }
 
 mpg_status mpg_order_follow(const mpg_graph *graph, uint32_t first, mpg_order *order) {
@@ -208,22 +206,22 @@ mpg_status mpg_order_critical_path_first(const mpg_graph *graph, const mpg_order
   if (!may_be_faster(graph, order)) return MPG_OK;
   mpg_status status = MPG_OK;
   size_t nodes = graph->num_nodes + 1;
+  mpg_workspace space = {0};
   critical c = {.graph = graph,
                 .order = order,
-                .urgent = mpg_calloc(nodes, sizeof *c.urgent),
-                .next = mpg_malloc(nodes * sizeof *c.next),
+                .urgent = mpg_workspace_take(&space, nodes, sizeof *c.urgent),
+                .next = mpg_workspace_take(&space, nodes, sizeof *c.next),
                 .faster = faster};
   faster->nodes = mpg_malloc((order->count + 1) * sizeof *faster->nodes);
   faster->count = 0;
-  if (!c.urgent || !c.next || !faster->nodes)
-    MPG_GOTO(mpg_out_of_host_memory(nodes * sizeof *c.next));
+  MPG_GOTO(mpg_workspace_check(&space));
+  if (!faster->nodes) MPG_GOTO(mpg_out_of_host_memory(order->count * sizeof *faster->nodes));
   find_urgent(&c);
   if (!count_urgent(&c)) goto fail;
   for (size_t k = 0; k < order->count; k++) *changed |= place_node(&c, k);
   for (uint32_t i = 0; i < c.num_devices; i++) release(&c, &c.devices[i]);
 fail:
-  mpg_free(c.urgent);
-  mpg_free(c.next);
+  mpg_workspace_free(&space);
   if (status != MPG_OK || !*changed) mpg_order_free(faster);
   return status;
 }

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/workspace.h"
+
 enum { ALIGNMENT = 64 };
 #define FOREVER UINT32_MAX
 
@@ -31,6 +33,7 @@ typedef struct planner {
   bool *planned;   /* per root: wants a place in a block */
   bool *pushed;    /* per root: another device pushes it into a lane */
   bool *written;   /* per value: an effect writes it */
+  mpg_workspace space;
 } planner;
 
 void mpg_plan_free(mpg_plan *plan) {
@@ -437,14 +440,10 @@ static mpg_status find_alive(planner *p) {
   const mpg_plan *forward = p->request->forward;
   uint32_t count = (uint32_t)p->request->order->count;
   size_t stride = (size_t)count + 2;
-  ptrdiff_t *steps = mpg_calloc(stride * (plan->num_devices + 1), sizeof *steps);
-  lifetime *saved =
-      mpg_malloc((plan->num_values + 1) * sizeof *saved); /* per root of the forward plan */
-  if (!steps || !saved) {
-    mpg_free(steps);
-    mpg_free(saved);
-    return mpg_out_of_host_memory(stride * sizeof *steps);
-  }
+  ptrdiff_t *steps = mpg_workspace_take(&p->space, stride * (plan->num_devices + 1), sizeof *steps);
+  /* Per root of the forward plan. */
+  lifetime *saved = mpg_workspace_take(&p->space, plan->num_values, sizeof *saved);
+  MPG_TRY(mpg_workspace_check(&p->space));
   for (size_t v = 0; v < plan->num_values; v++) saved[v] = (lifetime){FOREVER, 0};
   for (size_t v = 0; v < plan->num_values; v++) {
     uint32_t root = find(plan, (uint32_t)v), slot = mpg_plan_slot(plan, p->graph->values[v].device);
@@ -471,8 +470,6 @@ static mpg_status find_alive(planner *p) {
       if ((size_t)(alive += steps[slot * stride + k]) > plan->alive[slot])
         plan->alive[slot] = (size_t)alive;
   }
-  mpg_free(steps);
-  mpg_free(saved);
   return MPG_OK;
 }
 
@@ -483,11 +480,12 @@ static mpg_status prepare(planner *p) {
   plan->num_externals = p->request->num_externals;
   plan->locations = mpg_malloc((plan->num_values + 1) * sizeof *plan->locations);
   plan->roots = mpg_malloc((plan->num_values + 1) * sizeof *plan->roots);
-  p->lives = mpg_malloc((plan->num_values + 1) * sizeof *p->lives);
-  p->planned = mpg_calloc(plan->num_values + 1, sizeof *p->planned);
-  p->pushed = mpg_calloc(plan->num_values + 1, sizeof *p->pushed);
-  p->written = mpg_calloc(plan->num_values + 1, sizeof *p->written);
-  if (!plan->locations || !plan->roots || !p->lives || !p->planned || !p->pushed || !p->written)
+  p->lives = mpg_workspace_take(&p->space, plan->num_values, sizeof *p->lives);
+  p->planned = mpg_workspace_take(&p->space, plan->num_values, sizeof *p->planned);
+  p->pushed = mpg_workspace_take(&p->space, plan->num_values, sizeof *p->pushed);
+  p->written = mpg_workspace_take(&p->space, plan->num_values, sizeof *p->written);
+  MPG_TRY(mpg_workspace_check(&p->space));
+  if (!plan->locations || !plan->roots)
     return mpg_out_of_host_memory(plan->num_values * sizeof *plan->locations);
   for (size_t v = 0; v < plan->num_values; v++) {
     plan->locations[v] = (mpg_location){MPG_NO_BASE, 0};
@@ -527,10 +525,7 @@ mpg_status mpg_plan_make(const mpg_plan_request *request, mpg_plan *plan) {
   for (size_t v = 0; v < plan->num_values; v++)
     if (plan->roots[v] != v) plan->locations[v] = plan->locations[plan->roots[v]];
 fail:
-  mpg_free(p.lives);
-  mpg_free(p.planned);
-  mpg_free(p.pushed);
-  mpg_free(p.written);
+  mpg_workspace_free(&p.space);
   if (status != MPG_OK) mpg_plan_free(plan);
   return status;
 }

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/workspace.h"
 #include "graph/ir/analysis.h"
 
 typedef struct staging {
@@ -13,6 +14,7 @@ typedef struct staging {
   bool *late;         /* per position: deferred */
   uint32_t *floor;    /* per value: 1 + the depth of the last node that shared it as a state */
   uint32_t max_depth;
+  mpg_workspace space;
 } staging;
 
 /* True when the node's results depend on the contents of that input. */
@@ -97,10 +99,9 @@ static void merge_depths(staging *s, const uint32_t *device_of, uint32_t num_dev
 static mpg_status cut(staging *s, const uint32_t *device_of, const mpg_device_id *devices,
                       uint32_t num_devices, mpg_order *result) {
   size_t row = (size_t)s->max_depth + 1, cells = 2 * row * num_devices, count = s->order->count;
-  size_t *begin = mpg_calloc(cells + 1, sizeof *begin);
-  uint32_t *number = mpg_malloc((cells + 1) * sizeof *number);
-  mpg_status status = MPG_OK;
-  if (!begin || !number) MPG_GOTO(mpg_out_of_host_memory(cells * sizeof *begin));
+  size_t *begin = mpg_workspace_take(&s->space, cells + 1, sizeof *begin);
+  uint32_t *number = mpg_workspace_take(&s->space, cells, sizeof *number);
+  MPG_TRY(mpg_workspace_check(&s->space));
 #define CELL(k) ((s->late[k] * row + s->depth[k]) * num_devices + device_of[k])
   for (size_t k = 0; k < count; k++) begin[CELL(k) + 1]++;
   for (size_t c = 0; c < cells; c++) {
@@ -109,7 +110,7 @@ static mpg_status cut(staging *s, const uint32_t *device_of, const mpg_device_id
   }
   result->segments = mpg_calloc(result->num_segments + 1, sizeof *result->segments);
   if (!result->segments)
-    MPG_GOTO(mpg_out_of_host_memory(result->num_segments * sizeof *result->segments));
+    return mpg_out_of_host_memory(result->num_segments * sizeof *result->segments);
   for (size_t k = 0; k < count; k++) {
     uint32_t segment = number[CELL(k)];
     size_t at = begin[CELL(k)]++;
@@ -118,10 +119,7 @@ static mpg_status cut(staging *s, const uint32_t *device_of, const mpg_device_id
     result->nodes[at] = s->order->nodes[k];
   }
 #undef CELL
-fail:
-  mpg_free(begin);
-  mpg_free(number);
-  return status;
+  return MPG_OK;
 }
 
 mpg_status mpg_graph_stages(const mpg_graph *graph, mpg_order *order, const mpg_value *urgent,
@@ -129,17 +127,18 @@ mpg_status mpg_graph_stages(const mpg_graph *graph, mpg_order *order, const mpg_
   size_t count = order->count;
   staging s = {.graph = graph, .order = order};
   mpg_order result = {.count = count};
-  mpg_device_id *devices = mpg_malloc((count + 1) * sizeof *devices);
-  uint32_t num_devices = 0, *next = NULL, *device_of = mpg_malloc((count + 1) * sizeof *device_of);
+  mpg_device_id *devices = mpg_workspace_take(&s.space, count, sizeof *devices);
+  uint32_t *next, *device_of = mpg_workspace_take(&s.space, count, sizeof *device_of);
+  uint32_t num_devices = 0;
   mpg_status status = MPG_OK;
-  s.depth = mpg_calloc(count + 1, sizeof *s.depth);
-  s.late = mpg_calloc(count + 1, sizeof *s.late);
-  s.floor = mpg_calloc(graph->num_values + 1, sizeof *s.floor);
+  s.depth = mpg_workspace_take(&s.space, count, sizeof *s.depth);
+  s.late = mpg_workspace_take(&s.space, count, sizeof *s.late);
+  s.floor = mpg_workspace_take(&s.space, graph->num_values, sizeof *s.floor);
   result.nodes = mpg_malloc((count + 1) * sizeof *result.nodes);
   result.segment_of = mpg_malloc((count + 1) * sizeof *result.segment_of);
-  if (!devices || !device_of || !s.depth || !s.late || !s.floor || !result.nodes ||
-      !result.segment_of)
-    MPG_GOTO(mpg_out_of_host_memory(count * sizeof *devices));
+  MPG_GOTO(mpg_workspace_check(&s.space));
+  if (!result.nodes || !result.segment_of)
+    MPG_GOTO(mpg_out_of_host_memory(count * sizeof *result.nodes));
   for (size_t k = 0; k < count; k++)
     if (mpg_node_spans(&graph->nodes[order->nodes[k]]))
       MPG_GOTO(mpg_fail(MPG_NOT_IMPLEMENTED,
@@ -151,8 +150,9 @@ mpg_status mpg_graph_stages(const mpg_graph *graph, mpg_order *order, const mpg_
   for (size_t k = 0; k < count; k++)
     device_of[k] = device_number(devices, &num_devices,
                                  mpg_node_runs_on(graph, &graph->nodes[order->nodes[k]]));
-  next = mpg_calloc(((size_t)s.max_depth + 1) * num_devices + 1, sizeof *next + 2 * sizeof(bool));
-  if (!next) MPG_GOTO(mpg_out_of_host_memory(s.max_depth));
+  next = mpg_workspace_take(&s.space, ((size_t)s.max_depth + 1) * num_devices,
+                            sizeof *next + 2 * sizeof(bool));
+  MPG_GOTO(mpg_workspace_check(&s.space));
   merge_depths(&s, device_of, num_devices, next);
   MPG_GOTO(cut(&s, device_of, devices, num_devices, &result));
   mpg_order_free(order);
@@ -160,12 +160,7 @@ mpg_status mpg_graph_stages(const mpg_graph *graph, mpg_order *order, const mpg_
   result = (mpg_order){0};
 fail:
   mpg_order_free(&result);
-  mpg_free(devices);
-  mpg_free(device_of);
-  mpg_free(next);
   mpg_analysis_free(&s.facts);
-  mpg_free(s.depth);
-  mpg_free(s.late);
-  mpg_free(s.floor);
+  mpg_workspace_free(&s.space);
   return status;
 }

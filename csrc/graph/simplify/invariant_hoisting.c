@@ -2,6 +2,7 @@
  * every call. */
 #include <string.h>
 
+#include "base/workspace.h"
 #include "graph/ir/analysis.h"
 
 /* How a value depends on a call's inputs. VIEW: a view of a fixed input, in that input's memory. */
@@ -40,12 +41,13 @@ static void find_varying(const mpg_graph *graph, bool *varies) {
 
 mpg_status mpg_graph_hoist_invariants(mpg_graph *graph, const mpg_value *fixed, size_t num_fixed,
                                       mpg_value *kept, size_t *num_kept) {
-  uint8_t *states = mpg_calloc(graph->num_nodes + 1, 1);
-  bool *varies = mpg_calloc(graph->num_nodes + 1, 1),
-       *listed = mpg_calloc(graph->num_values + 1, 1);
+  mpg_workspace space = {0};
+  uint8_t *states = mpg_workspace_take(&space, graph->num_nodes, sizeof *states);
+  bool *varies = mpg_workspace_take(&space, graph->num_nodes, sizeof *varies);
+  bool *listed = mpg_workspace_take(&space, graph->num_values, sizeof *listed);
   mpg_status status = MPG_OK;
   *num_kept = 0;
-  if (!states || !varies || !listed) MPG_GOTO(mpg_out_of_host_memory(graph->num_values));
+  MPG_GOTO(mpg_workspace_check(&space));
   find_varying(graph, varies);
   for (size_t i = 0; i < num_fixed; i++)
     if (!varies[fixed[i].node]) states[fixed[i].node] = FIXED;
@@ -75,8 +77,6 @@ mpg_status mpg_graph_hoist_invariants(mpg_graph *graph, const mpg_value *fixed, 
   }
   MPG_VERIFY(graph);
 fail:
-  mpg_free(states);
-  mpg_free(varies);
-  mpg_free(listed);
+  mpg_workspace_free(&space);
   return status;
 }

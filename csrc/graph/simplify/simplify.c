@@ -1,6 +1,8 @@
 /* Simplification: users of nodes that change nothing, or repeat an earlier one, are rewired. */
 #include "graph/simplify/simplify.h"
 
+#include "base/workspace.h"
+
 typedef struct state {
   mpg_graph *graph;
   mpg_cse_table seen;
@@ -82,15 +84,15 @@ static void simplify_node(state *s, uint32_t n) {
 }
 
 mpg_status mpg_graph_simplify(mpg_graph *graph) {
-  size_t count = graph->num_nodes + 1;
+  size_t count = graph->num_nodes;
+  mpg_workspace space = {0};
   state s = {.graph = graph,
-             .stands_for = mpg_malloc(count * sizeof *s.stands_for),
-             .root = mpg_malloc(count * sizeof *s.root),
-             .written = mpg_calloc(count, sizeof *s.written),
-             .result = mpg_calloc(count, sizeof *s.result)};
+             .stands_for = mpg_workspace_take(&space, count, sizeof *s.stands_for),
+             .root = mpg_workspace_take(&space, count, sizeof *s.root),
+             .written = mpg_workspace_take(&space, count, sizeof *s.written),
+             .result = mpg_workspace_take(&space, count, sizeof *s.result)};
   mpg_status status = MPG_OK;
-  if (!s.stands_for || !s.root || !s.written || !s.result)
-    MPG_GOTO(mpg_out_of_host_memory(count * sizeof *s.stands_for));
+  MPG_GOTO(mpg_workspace_check(&space));
   MPG_GOTO(mpg_cse_table_init(&s.seen, graph->num_nodes));
   find_memory(&s);
   for (uint32_t n = 0; n < graph->num_nodes; n++) simplify_node(&s, n);
@@ -99,9 +101,6 @@ mpg_status mpg_graph_simplify(mpg_graph *graph) {
   MPG_VERIFY(graph);
 fail:
   mpg_cse_table_free(&s.seen);
-  mpg_free(s.stands_for);
-  mpg_free(s.root);
-  mpg_free(s.written);
-  mpg_free(s.result);
+  mpg_workspace_free(&space);
   return status;
 }
