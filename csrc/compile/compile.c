@@ -1,6 +1,7 @@
 /* From a trace to programs. */
 #include <string.h>
 
+#include "base/workspace.h"
 #include "compile/compiled_call.h"
 #include "graph/gradient/gradient_store.h"
 #include "graph/gradient/recompute.h"
@@ -217,10 +218,13 @@ static mpg_status find_saved(mpg_compiled *c) {
   mpg_order order = {0};
   mpg_status status = MPG_OK;
   mpg_graph_init(&joint);
-  mpg_value *out_grads = mpg_malloc((c->num_outputs + c->num_inputs + 1) * sizeof *out_grads);
-  bool *arrives = mpg_calloc(c->num_outputs + 1, sizeof *arrives);
+  mpg_workspace space = {0};
+  mpg_value *out_grads =
+      mpg_workspace_take(&space, (size_t)c->num_outputs + c->num_inputs, sizeof *out_grads);
+  bool *arrives = mpg_workspace_take(&space, c->num_outputs, sizeof *arrives);
   c->saved = mpg_calloc(c->graph.num_values + 1, sizeof *c->saved);
-  if (!out_grads || !arrives || !c->saved) MPG_GOTO(mpg_out_of_host_memory(c->graph.num_values));
+  MPG_GOTO(mpg_workspace_check(&space));
+  if (!c->saved) MPG_GOTO(mpg_out_of_host_memory(c->graph.num_values));
   mpg_value *in_grads = out_grads + c->num_outputs;
   for (uint32_t i = 0; i < c->num_outputs; i++) arrives[i] = differentiable(&c->outputs[i].desc);
   MPG_GOTO(
@@ -242,8 +246,7 @@ static mpg_status find_saved(mpg_compiled *c) {
 fail:
   mpg_order_free(&order);
   mpg_graph_free(&joint);
-  mpg_free(out_grads);
-  mpg_free(arrives);
+  mpg_workspace_free(&space);
   return status;
 }
 
@@ -548,14 +551,15 @@ typedef struct joint_graph {
   uint32_t *external;         /* per value */
   bool *saved;                /* per value */
   uint32_t num_nodes;         /* without those that store gradients */
+  mpg_workspace space;        /* has all these arrays */
 } joint_graph;
 
 static mpg_status begin_joint(const mpg_compiled *c, joint_graph *j) {
-  size_t count = c->num_outputs + 4 * (size_t)c->num_inputs + 1;
+  size_t count = c->num_outputs + 4 * (size_t)c->num_inputs;
   mpg_graph_init(&j->graph);
-  j->wanted = mpg_calloc(c->num_inputs + 1, sizeof *j->wanted);
-  j->out_grads = mpg_malloc(count * sizeof *j->out_grads);
-  if (!j->out_grads || !j->wanted) return mpg_out_of_host_memory(count * sizeof *j->out_grads);
+  j->wanted = mpg_workspace_take(&j->space, c->num_inputs, sizeof *j->wanted);
+  j->out_grads = mpg_workspace_take(&j->space, count, sizeof *j->out_grads);
+  MPG_TRY(mpg_workspace_check(&j->space));
   j->in_grads = j->out_grads + c->num_outputs;
   j->stored = j->in_grads + c->num_inputs;
   j->sums = j->stored + c->num_inputs;
@@ -565,10 +569,7 @@ static mpg_status begin_joint(const mpg_compiled *c, joint_graph *j) {
 
 static void end_joint(joint_graph *j) {
   mpg_graph_free(&j->graph);
-  mpg_free(j->out_grads);
-  mpg_free(j->wanted);
-  mpg_free(j->external);
-  mpg_free(j->saved);
+  mpg_workspace_free(&j->space);
 }
 
 /* Takes the gradients, simplified, with forward nodes repeated where they are recomputed. */
@@ -605,10 +606,9 @@ static mpg_status store_gradients(const mpg_compiled *c, mpg_compiled_backward *
 /* External arrays and saved values: those of the forward phase, and of gradients. */
 static mpg_status find_places(const mpg_compiled *c, joint_graph *j) {
   const mpg_graph *graph = &j->graph;
-  size_t values = graph->num_values + 1;
-  j->external = mpg_malloc(values * sizeof *j->external);
-  j->saved = mpg_calloc(values, sizeof *j->saved);
-  if (!j->external || !j->saved) return mpg_out_of_host_memory(values * sizeof *j->external);
+  j->external = mpg_workspace_take(&j->space, graph->num_values, sizeof *j->external);
+  j->saved = mpg_workspace_take(&j->space, graph->num_values, sizeof *j->saved);
+  MPG_TRY(mpg_workspace_check(&j->space));
   memcpy(j->saved, c->saved, c->graph.num_values * sizeof *j->saved);
   for (size_t v = 0; v < graph->num_values; v++)
     j->external[v] = v < c->graph.num_values ? c->external[v] : MPG_NO_BASE;

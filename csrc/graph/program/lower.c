@@ -1,6 +1,7 @@
 /* Lowers graph, order and plan to one flat program per device. */
 #include <string.h>
 
+#include "base/workspace.h"
 #include "graph/program/lower_fused.h"
 #include "graph/program/program.h"
 
@@ -418,6 +419,7 @@ static mpg_status describe_blocks(mpg_program_set *set, const mpg_plan *plan) {
 mpg_status mpg_lower(const mpg_graph *graph, const mpg_order *order, const mpg_plan *plan,
                      const char *name, mpg_program_set **result) {
   lowering l = {.graph = graph, .plan = plan};
+  mpg_workspace space = {0};
   mpg_status status = MPG_OK;
   l.set = mpg_calloc(1, sizeof *l.set);
   if (!l.set) return mpg_out_of_host_memory(sizeof *l.set);
@@ -425,16 +427,16 @@ mpg_status mpg_lower(const mpg_graph *graph, const mpg_order *order, const mpg_p
   l.set->name = name;
   mpg_arena_init(&l.set->arena);
   l.set->programs = mpg_calloc(plan->num_devices + 1, sizeof *l.set->programs);
-  l.arrivals = mpg_malloc((graph->num_values + 1) * sizeof *l.arrivals);
-  l.waited = mpg_calloc((size_t)plan->num_devices * plan->num_devices + 1, sizeof *l.waited);
-  l.current = mpg_malloc((plan->num_devices + 1) * sizeof *l.current);
-  l.signals = mpg_calloc(plan->num_devices + 1, sizeof *l.signals);
-  l.externals = mpg_malloc((plan->num_externals + 1) * sizeof *l.externals);
-  l.final = mpg_malloc((order->count + 1) * sizeof *l.final);
-  l.pending = mpg_malloc((plan->num_devices + 1) * sizeof *l.pending);
-  if (!l.set->programs || !l.arrivals || !l.waited || !l.current || !l.signals || !l.externals ||
-      !l.final || !l.pending)
-    MPG_GOTO(mpg_out_of_host_memory(graph->num_values * sizeof *l.arrivals));
+  l.arrivals = mpg_workspace_take(&space, graph->num_values, sizeof *l.arrivals);
+  l.waited =
+      mpg_workspace_take(&space, (size_t)plan->num_devices * plan->num_devices, sizeof *l.waited);
+  l.current = mpg_workspace_take(&space, plan->num_devices, sizeof *l.current);
+  l.signals = mpg_workspace_take(&space, plan->num_devices, sizeof *l.signals);
+  l.externals = mpg_workspace_take(&space, plan->num_externals, sizeof *l.externals);
+  l.final = mpg_workspace_take(&space, order->count, sizeof *l.final);
+  l.pending = mpg_workspace_take(&space, plan->num_devices, sizeof *l.pending);
+  MPG_GOTO(mpg_workspace_check(&space));
+  if (!l.set->programs) MPG_GOTO(mpg_out_of_host_memory(sizeof *l.set->programs));
   for (size_t v = 0; v < graph->num_values; v++)
     l.arrivals[v] = (struct arrival){.source = UINT32_MAX};
   for (uint32_t i = 0; i < plan->num_devices; i++) {
@@ -453,13 +455,7 @@ mpg_status mpg_lower(const mpg_graph *graph, const mpg_order *order, const mpg_p
   *result = l.set;
   l.set = NULL;
 fail:
-  mpg_free(l.arrivals);
-  mpg_free(l.waited);
-  mpg_free(l.current);
-  mpg_free(l.signals);
-  mpg_free(l.externals);
-  mpg_free(l.final);
-  mpg_free(l.pending);
+  mpg_workspace_free(&space);
   if (l.set) mpg_program_set_release(l.set);
   return status;
 }

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "base/workspace.h"
 #include "op/kernel.h"
 #include "op/math/activation.h"
 
@@ -292,14 +293,14 @@ static mpg_status sweep(const mpg_rewrite_request *request, const mpg_rewrite_ru
   mpg_status status = MPG_OK;
   mpg_rewrite r = {.graph = source, .looked_at = MPG_NO_VALUE};
   mpg_graph_init(&r.target);
-  bool *parameter = mpg_calloc(source->num_nodes + 1, sizeof *parameter),
-       *live = mpg_calloc(source->num_nodes + 1, sizeof *live);
-  bool *wants = mpg_calloc(source->num_values + 1, sizeof *wants);
-  uint32_t *users = mpg_calloc(source->num_values + 1, sizeof *users),
-           *written = mpg_calloc(source->num_values + 1, sizeof *written);
-  r.map = mpg_malloc((source->num_values + 1) * sizeof *r.map);
-  if (!parameter || !live || !wants || !users || !written || !r.map)
-    MPG_GOTO(mpg_out_of_host_memory(source->num_values * sizeof *r.map));
+  mpg_workspace space = {0};
+  bool *parameter = mpg_workspace_take(&space, source->num_nodes, sizeof *parameter);
+  bool *live = mpg_workspace_take(&space, source->num_nodes, sizeof *live);
+  bool *wants = mpg_workspace_take(&space, source->num_values, sizeof *wants);
+  uint32_t *users = mpg_workspace_take(&space, source->num_values, sizeof *users);
+  uint32_t *written = mpg_workspace_take(&space, source->num_values, sizeof *written);
+  r.map = mpg_workspace_take(&space, source->num_values, sizeof *r.map);
+  MPG_GOTO(mpg_workspace_check(&space));
   for (size_t i = request->num_inputs - request->num_parameters; i < request->num_inputs; i++)
     parameter[request->inputs[i].node] = true;
   for (size_t i = 0; i < source->num_values; i++) r.map[i] = MPG_NO_VALUE;
@@ -335,12 +336,7 @@ static mpg_status sweep(const mpg_rewrite_request *request, const mpg_rewrite_ru
   }
 fail:
   mpg_graph_free(&r.target);
-  mpg_free(parameter);
-  mpg_free(live);
-  mpg_free(wants);
-  mpg_free(users);
-  mpg_free(written);
-  mpg_free(r.map);
+  mpg_workspace_free(&space);
   return status;
 }
 
