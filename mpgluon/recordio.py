@@ -1,0 +1,525 @@
+"""RecordIO files: records of bytes one behind the other, with an index of where each begins, and
+images packed into records with their labels."""
+
+from __future__ import annotations
+
+import numbers
+import os
+import struct
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from .base import MXNetAssertionError, MXNetError, MXNetValueError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ._core import NDArray
+
+__all__ = [
+    "IRHeader",
+    "MXIndexedRecordIO",
+    "MXRecordIO",
+    "pack",
+    "pack_img",
+    "unpack",
+    "unpack_img",
+]
+
+# A part of a record: magic number, then its kind in 3 bits and its length in 29, then its bytes,
+# filled up with zeros to a multiple of 4. A record that has the magic number at a multiple of 4 is
+# cut there, and the number itself left out, so that readers can find the next part anywhere.
+_MAGIC = struct.pack("<I", 0xCED7230A)
+_PART = struct.Struct("<4sI")
+_WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
+_LENGTH_BITS = 29
+
+
+def _parts(data):
+    """The pieces of a record between the magic numbers in it."""
+    begin = at = 0
+    while (at := data.find(_MAGIC, at)) >= 0:
+        if at % 4:
+            at += 1
+            continue
+        yield data[begin:at]
+        begin = at = at + len(_MAGIC)
+    yield data[begin:]
+
+
+def _encode(data):
+    """What a file holds of a record."""
+    parts = list(_parts(data))
+    kinds = [_FIRST, *[_MIDDLE] * (len(parts) - 2), _LAST] if len(parts) > 1 else [_WHOLE]
+    pieces = []
+    for kind, part in zip(kinds, parts):
+        pieces += [_PART.pack(_MAGIC, kind << _LENGTH_BITS | len(part)), part]
+    pieces.append(b"\0" * (-len(parts[-1]) % 4))  # the others end at a multiple of 4
+    return b"".join(pieces)
+
+
+class MXRecordIO:
+    """A file of records, which is read or written from its beginning on.
+
+    A reader that a forked process inherits cannot go on reading there, as both would move one
+    position: it raises a RuntimeError until it is `reset`. A pickled reader opens the file anew.
+
+    Parameters
+    ----------
+    uri : str
+        Path of the file.
+    flag : {'r', 'w'}
+        Whether it is read, or written anew.
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> path = os.path.join(tempfile.mkdtemp(), "some.rec")
+    >>> record = mx.recordio.MXRecordIO(path, "w")
+    >>> for i in range(2):
+    ...     record.write(b"record %d" % i)
+    >>> record.close()
+    >>> record = mx.recordio.MXRecordIO(path, "r")
+    >>> record.read(), record.read(), record.read()
+    (b'record 0', b'record 1', None)
+    """
+
+    def __init__(self, uri: str | os.PathLike[str], flag: str) -> None:
+        self.is_open = False
+        self.uri: str = os.fspath(uri)
+        self.flag = flag
+        self.writable: bool = flag == "w"
+        self.pid: int | None = None
+        self._file = None
+        self.open()
+
+    def open(self) -> None:
+        """Opens the file, as `reset` and unpickling do."""
+        if self.flag not in ("r", "w"):
+            raise ValueError(f"flag must be 'r' or 'w', got {self.flag!r}")
+        # Unbuffered where it is written: a forked process has nothing left to write a second time.
+        self._file = open(self.uri, "wb", buffering=0) if self.writable else open(self.uri, "rb")
+        self.pid = os.getpid()
+        self.is_open = True
+
+    def close(self) -> None:
+        """Closes the file; nothing happens where it is closed."""
+        if self.is_open:
+            self._file.close()
+            self.is_open = False
+            self.pid = None
+
+    def __del__(self) -> None:
+        if getattr(self, "is_open", False):
+            self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self.is_open and self.writable:
+            raise MXNetError(
+                f"{self.uri} is being written: a copy of its MXRecordIO would empty the file; "
+                "close it first"
+            )
+        return {**self.__dict__, "_file": None, "pid": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        was_open, self.is_open = self.is_open, False
+        if was_open:
+            self.open()
+
+    def _check(self, writable, allow_reset=False):
+        """An error where the file cannot be used that way, here."""
+        if self.writable != writable:
+            way = ("read", "written") if writable else ("written", "read")
+            raise MXNetAssertionError(f"{self.uri} is open to be {way[0]}, and cannot be {way[1]}")
+        if not self.is_open:
+            raise MXNetError(f"{self.uri} is closed; open it with reset()")
+        if self.pid != os.getpid():
+            if not allow_reset:
+                raise RuntimeError(
+                    f"{self.uri} was opened by another process; call reset(), or open it here"
+                )
+            self.reset()
+
+    def reset(self) -> None:
+        """Goes back to the beginning. A file that is written becomes empty.
+
+        Examples
+        --------
+        >>> import os, tempfile
+        >>> path = os.path.join(tempfile.mkdtemp(), "some.rec")
+        >>> record = mx.recordio.MXRecordIO(path, "w")
+        >>> record.write(b"first")
+        >>> record.close()
+        >>> record = mx.recordio.MXRecordIO(path, "r")
+        >>> record.read()
+        b'first'
+        >>> record.reset()
+        >>> record.read()
+        b'first'
+        """
+        self.close()
+        self.open()
+
+    def write(self, buf: bytes) -> None:
+        """Adds a record.
+
+        Parameters
+        ----------
+        buf : bytes
+            What is written, less than 512 MiB.
+        """
+        self._check(writable=True)
+        if isinstance(buf, str):
+            raise TypeError("a record is bytes, got str; encode it")
+        data = bytes(buf)
+        if len(data) >> _LENGTH_BITS:
+            raise MXNetError(f"a record has less than 512 MiB, got {len(data)} bytes")
+        view = memoryview(_encode(data))
+        while view:
+            view = view[self._file.write(view) :]
+
+    def _damaged(self, begin, what):
+        return MXNetError(f"{self.uri} is damaged: the record at byte {begin} {what}")
+
+    def read(self) -> bytes | None:
+        """The next record; None at the end of the file.
+
+        Raises
+        ------
+        MXNetError
+            When the file ends within the record, or there is none at this place.
+        """
+        self._check(writable=False)
+        begin, parts = self._file.tell(), []
+        while True:
+            head = self._file.read(_PART.size)
+            if not head and not parts:
+                return None
+            if len(head) < _PART.size:
+                raise self._damaged(begin, "is cut off")
+            magic, word = _PART.unpack(head)
+            kind, size = word >> _LENGTH_BITS, word & ((1 << _LENGTH_BITS) - 1)
+            if magic != _MAGIC:
+                raise self._damaged(begin, "does not begin with the magic number")
+            if kind not in ((_MIDDLE, _LAST) if parts else (_WHOLE, _FIRST)):
+                raise self._damaged(begin, f"has a part of kind {kind} at the wrong place")
+            padded = size + -size % 4
+            part = self._file.read(padded)
+            if len(part) < padded:
+                raise self._damaged(begin, f"says {size} bytes, and the file ends before")
+            parts.append(part[:size])
+            if kind in (_WHOLE, _LAST):
+                return _MAGIC.join(parts)
+
+
+class MXIndexedRecordIO(MXRecordIO):
+    """A file of records with an index, a text file of keys and places: records are read in any
+    order. A reader that a forked process inherits opens the file anew there.
+
+    Parameters
+    ----------
+    idx_path : str
+        Path of the index.
+    uri : str
+        Path of the file of records.
+    flag : {'r', 'w'}
+        Whether they are read, or written anew.
+    key_type : callable, default int
+        Makes a key of its text in the index.
+
+    Attributes
+    ----------
+    keys : list
+        The keys in the order of the index.
+    idx : dict
+        Where the record of each key begins.
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> paths = os.path.join(folder, "some.idx"), os.path.join(folder, "some.rec")
+    >>> record = mx.recordio.MXIndexedRecordIO(*paths, "w")
+    >>> for i in range(3):
+    ...     record.write_idx(i, b"record %d" % i)
+    >>> record.close()
+    >>> record = mx.recordio.MXIndexedRecordIO(*paths, "r")
+    >>> record.keys, record.read_idx(1)
+    ([0, 1, 2], b'record 1')
+    """
+
+    def __init__(
+        self,
+        idx_path: str | os.PathLike[str],
+        uri: str | os.PathLike[str],
+        flag: str,
+        key_type: Callable[[Any], Any] = int,
+    ) -> None:
+        self.idx_path: str = os.fspath(idx_path)
+        self.idx: dict[Any, int] = {}
+        self.keys: list[Any] = []
+        self.key_type = key_type
+        self.fidx: Any = None
+        super().__init__(uri, flag)
+
+    def open(self) -> None:
+        super().open()
+        try:
+            self.idx, self.keys = {}, []
+            if self.writable:
+                self.fidx = open(self.idx_path, "w", buffering=1)
+            else:
+                with open(self.idx_path) as lines:
+                    self._read_index(lines)
+        except BaseException:
+            super().close()
+            raise
+
+    def _read_index(self, lines):
+        for number, line in enumerate(lines, 1):
+            try:
+                key, place = line.strip().split("\t")
+                key, place = self.key_type(key), int(place)
+            except ValueError:
+                place = -1
+            if place < 0:
+                raise MXNetError(
+                    f"{self.idx_path} is damaged: line {number} is not a key, a tab and the place "
+                    "of a record"
+                )
+            self.idx[key] = place
+            self.keys.append(key)
+
+    def close(self) -> None:
+        if self.is_open and self.fidx is not None:
+            self.fidx.close()
+            self.fidx = None
+        super().close()
+
+    def seek(self, idx: Any) -> None:
+        """Goes to the record with the key `idx`, which `read` then gives."""
+        self._check(writable=False, allow_reset=True)
+        if idx not in self.idx:
+            raise KeyError(idx)
+        self._file.seek(self.idx[idx])
+
+    def tell(self) -> int:
+        """The place where the next record will be written.
+
+        Examples
+        --------
+        >>> import os, tempfile
+        >>> path = os.path.join(tempfile.mkdtemp(), "some")
+        >>> record = mx.recordio.MXIndexedRecordIO(path + ".idx", path + ".rec", "w")
+        >>> record.write_idx(0, b"record 0")
+        >>> record.tell()
+        16
+        """
+        self._check(writable=True)
+        return self._file.tell()
+
+    def read_idx(self, idx: Any) -> bytes:
+        """The record with the key `idx`.
+
+        Raises
+        ------
+        KeyError
+            When the index has no such key.
+        MXNetError
+            When there is no record at its place.
+        """
+        self.seek(idx)
+        record = self.read()
+        if record is None:
+            raise MXNetError(
+                f"{self.uri} ends before the place of record {idx!r}, byte {self.idx[idx]}: it is "
+                f"cut off, or {self.idx_path} is the index of another file"
+            )
+        return record
+
+    def write_idx(self, idx: Any, buf: bytes) -> None:
+        """Adds a record with the key `idx`.
+
+        Parameters
+        ----------
+        idx : int
+            The key; of another type where `key_type` says so.
+        buf : bytes
+            What is written.
+        """
+        key = self.key_type(idx)
+        place = self.tell()
+        self.write(buf)
+        self.fidx.write(f"{key}\t{place}\n")
+        self.idx[key] = place
+        self.keys.append(key)
+
+
+class IRHeader(NamedTuple):
+    """What a record says of its image.
+
+    Parameters
+    ----------
+    flag : int
+        How many labels there are where `label` is an array; `pack` sets it.
+    label : float or array of float
+        The label or labels.
+    id : int
+        Number of the image.
+    id2 : int
+        Higher bits of the number, as a rule 0.
+
+    Examples
+    --------
+    >>> mx.recordio.IRHeader(0, 4.0, 2574, 0)
+    HEADER(flag=0, label=4.0, id=2574, id2=0)
+    """
+
+    flag: int
+    label: Any
+    id: int
+    id2: int
+
+    def __repr__(self) -> str:
+        flag, label, number, high = self
+        return f"HEADER(flag={flag!r}, label={label!r}, id={number!r}, id2={high!r})"
+
+
+_HEADER = struct.Struct("<IfQQ")
+
+
+def pack(header: IRHeader | tuple[int, Any, int, int], s: bytes) -> bytes:
+    """A record of a header and bytes, such as those of a JPEG file.
+
+    Parameters
+    ----------
+    header : IRHeader
+        Its `label` is a number or an array; its `flag` is taken from that.
+    s : bytes
+        What follows the header.
+
+    Returns
+    -------
+    bytes
+
+    Examples
+    --------
+    >>> record = mx.recordio.pack(mx.recordio.IRHeader(0, [1, 2], 7, 0), b"image")
+    >>> mx.recordio.unpack(record)
+    (HEADER(flag=2, label=array([1., 2.], dtype=float32), id=7, id2=0), b'image')
+    """
+    _, label, number, high = header
+    if isinstance(label, numbers.Number):
+        flag, labels = 0, b""
+    else:
+        label = label.asnumpy() if hasattr(label, "asnumpy") else label
+        array = np.asarray(label, np.float32)
+        flag, label, labels = array.size, 0, array.tobytes()
+    try:
+        head = _HEADER.pack(flag, label, number, high)
+    except (struct.error, OverflowError) as error:
+        raise MXNetValueError(f"{header} cannot be packed: {error}") from None
+    return head + labels + bytes(s)
+
+
+def unpack(s: bytes) -> tuple[IRHeader, bytes]:
+    """The header and the bytes of a record that `pack` made.
+
+    Parameters
+    ----------
+    s : bytes
+        The record, as `MXRecordIO.read` gives it.
+
+    Returns
+    -------
+    header : IRHeader
+        Its `label` is a float, or a float32 array of `flag` labels where that is not 0.
+    s : bytes
+
+    Raises
+    ------
+    MXNetValueError
+        When the record is shorter than its header says.
+    """
+    if len(s) < _HEADER.size:
+        raise MXNetValueError(
+            f"a packed record has a header of {_HEADER.size} bytes, got {len(s)} bytes"
+        )
+    header, s = IRHeader(*_HEADER.unpack_from(s)), s[_HEADER.size :]
+    if header.flag > 0:
+        if header.flag > len(s) // 4:
+            raise MXNetValueError(
+                f"the header of a packed record says {header.flag} labels, {len(s)} bytes follow"
+            )
+        header = header._replace(label=np.frombuffer(s, "<f4", header.flag))
+        s = s[4 * header.flag :]
+    return header, s
+
+
+def unpack_img(s: bytes, iscolor: int = -1) -> tuple[IRHeader, np.ndarray[Any, Any]]:
+    """The header and the image of a record that `pack_img` made. It needs Pillow.
+
+    Parameters
+    ----------
+    s : bytes
+        The record.
+    iscolor : {-1, 0, 1}, default -1
+        The image as it is, in grey, or in colours.
+
+    Returns
+    -------
+    header : IRHeader
+    image : numpy.ndarray
+        uint8 of shape (height, width, 3), channels in the order blue, green, red as in OpenCV;
+        (height, width) of an image in grey.
+    """
+    from .image._files import decode
+
+    header, s = unpack(s)
+    image = decode(s, {-1: None}.get(iscolor, int(iscolor > 0)))
+    if image.shape[2] == 1:
+        return header, image[:, :, 0]
+    # An alpha channel stays behind the others.
+    return header, np.ascontiguousarray(image[:, :, [2, 1, 0, 3][: image.shape[2]]])
+
+
+def pack_img(
+    header: IRHeader | tuple[int, Any, int, int],
+    img: np.ndarray[Any, Any] | NDArray,
+    quality: int = 95,
+    img_fmt: str = ".jpg",
+) -> bytes:
+    """A record of a header and an image, which is compressed. It needs Pillow.
+
+    Parameters
+    ----------
+    header : IRHeader
+        Its `label` is a number or an array.
+    img : numpy.ndarray
+        uint8 of shape (height, width, 3), channels in the order blue, green, red as in OpenCV, or
+        (height, width) in grey.
+    quality : int, default 95
+        Of JPEG from 1 to 100; of PNG how much it is compressed, from 0 to 9.
+    img_fmt : {'.jpg', '.jpeg', '.png'}
+        How the image is stored.
+
+    Returns
+    -------
+    bytes
+
+    Examples
+    --------
+    >>> image = np.zeros((4, 6, 3), np.uint8)
+    >>> record = mx.recordio.pack_img((0, 1.0, 0, 0), image, quality=9, img_fmt=".png")
+    >>> header, same = mx.recordio.unpack_img(record)
+    >>> header.label, same.shape
+    (1.0, (4, 6, 3))
+    """
+    from .image._files import encode
+
+    img = img.asnumpy() if hasattr(img, "asnumpy") else np.asarray(img)
+    if img.ndim == 3 and img.shape[2] in (3, 4):
+        img = img[:, :, [2, 1, 0, 3][: img.shape[2]]]
+    return pack(header, encode(img, img_fmt, quality))

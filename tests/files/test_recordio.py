@@ -1,0 +1,248 @@
+"""RecordIO files: MXNet's bytes, records by index, in other processes, and damaged files."""
+
+import io
+import os
+import pickle
+
+import numpy as np
+import pytest
+
+import mpgluon as mx
+from mpgluon import recordio
+from mpgluon.base import MXNetError
+
+MAGIC = bytes.fromhex("0a23d7ce")
+# Records, and what MXNet 1.9.1 writes for them.
+WRITTEN = [
+    (b"", "0a23d7ce00000000"),
+    (b"abcde", "0a23d7ce050000006162636465000000"),
+    (MAGIC, "0a23d7ce000000200a23d7ce00000060"),
+    (b"abcd" + MAGIC + b"e", "0a23d7ce04000020616263640a23d7ce0100006065000000"),
+    (MAGIC + MAGIC + b"x", "0a23d7ce000000200a23d7ce000000400a23d7ce0100006078000000"),
+    (b"a" + MAGIC, "0a23d7ce05000000610a23d7ce000000"),
+]
+
+
+@pytest.fixture
+def paths(tmp_path):
+    return str(tmp_path / "some.idx"), str(tmp_path / "some.rec")
+
+
+def write(paths, records):
+    record = recordio.MXIndexedRecordIO(*paths, "w")
+    for i, data in enumerate(records):
+        record.write_idx(i, data)
+    record.close()
+
+
+def test_bytes_of_records(paths):
+    write(paths, [data for data, _ in WRITTEN])
+    with open(paths[1], "rb") as file:
+        assert file.read().hex() == "".join(text for _, text in WRITTEN)
+    with open(paths[0]) as file:
+        assert file.read() == "0\t0\n1\t8\n2\t24\n3\t40\n4\t64\n5\t92\n"
+
+
+def test_reading(paths):
+    records = [data for data, _ in WRITTEN]
+    write(paths, records)
+    record = recordio.MXRecordIO(paths[1], "r")
+    for _ in range(2):
+        assert [record.read() for _ in range(len(records) + 2)] == [*records, None, None]
+        record.reset()
+    record = recordio.MXIndexedRecordIO(*paths, "r")
+    assert [record.read_idx(i) for i in reversed(record.keys)] == records[::-1]
+    with pytest.raises(KeyError):
+        record.read_idx(7)
+
+
+def test_random_records(paths):
+    random = np.random.RandomState(0)
+    pieces = [MAGIC, b"\x0a", b"\x23\xd7", b"abcd", b""]
+    records = [b"".join(random.choice(pieces, 6)) for _ in range(100)]
+    write(paths, records)
+    record = recordio.MXIndexedRecordIO(*paths, "r")
+    assert [record.read_idx(i) for i in range(100)] == records
+
+
+def test_wrong_use(paths):
+    with pytest.raises(ValueError, match="flag"):
+        recordio.MXRecordIO(paths[1], "a")
+    with pytest.raises(FileNotFoundError):
+        recordio.MXRecordIO(paths[1], "r")
+    record = recordio.MXIndexedRecordIO(*paths, "w")
+    with pytest.raises(TypeError, match="encode"):
+        record.write("text")
+    with pytest.raises(AssertionError, match="cannot be read"):
+        record.read()
+    with pytest.raises(MXNetError, match="close it first"):
+        pickle.dumps(record)
+    record.close()
+    record.close()
+    with pytest.raises(MXNetError, match="closed"):
+        record.write(b"")
+    os.remove(paths[0])
+    with pytest.raises(FileNotFoundError):
+        recordio.MXIndexedRecordIO(*paths, "r")
+
+
+def test_pickled_readers(paths):
+    write(paths, [b"a", b"b"])
+    record = recordio.MXIndexedRecordIO(*paths, "r")
+    record.read_idx(1)
+    copy = pickle.loads(pickle.dumps(record))
+    assert copy.read() == b"a" and copy.read_idx(1) == b"b" and record.read() is None
+    record.close()
+    copy = pickle.loads(pickle.dumps(record))
+    assert not copy.is_open
+    copy.reset()
+    assert copy.read() == b"a"
+
+
+def in_a_fork(function):
+    """What a function gives in a forked process."""
+    source, target = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.write(target, pickle.dumps(function()))
+        finally:
+            os._exit(0)
+    os.close(target)
+    with open(source, "rb") as file:
+        value = pickle.loads(file.read())
+    os.waitpid(child, 0)
+    return value
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_forked_processes(paths):
+    write(paths, [b"a", b"b", b"c"])
+    record = recordio.MXIndexedRecordIO(*paths, "r")
+    assert record.read() == b"a"
+    assert in_a_fork(lambda: record.read_idx(2)) == b"c"
+    assert record.read() == b"b"
+
+    def read():
+        try:
+            record.read()
+        except RuntimeError as error:
+            return str(error)
+
+    assert "another process" in in_a_fork(read)
+    writer = recordio.MXRecordIO(paths[1], "w")
+    writer.write(b"a")
+    in_a_fork(writer.close)
+    writer.write(b"b")
+    writer.close()
+    assert os.path.getsize(paths[1]) == 24
+
+
+def read_all(path):
+    record, found = recordio.MXRecordIO(path, "r"), []
+    while (data := record.read()) is not None:
+        found.append(data)
+    return found
+
+
+def test_cut_files(paths):
+    """The records before the cut, then an error; none where the cut is between two."""
+    records = [data for data, _ in WRITTEN]
+    write(paths, records)
+    ends = [0, *np.cumsum([len(text) // 2 for _, text in WRITTEN]).tolist()]
+    with open(paths[1], "rb") as file:
+        whole = file.read()
+    for size in range(len(whole)):
+        with open(paths[1], "wb") as file:
+            file.write(whole[:size])
+        if size in ends:
+            assert read_all(paths[1]) == records[: ends.index(size)]
+            with pytest.raises(MXNetError, match="ends before"):
+                recordio.MXIndexedRecordIO(*paths, "r").read_idx(ends.index(size))
+        else:
+            with pytest.raises(MXNetError, match="damaged"):
+                read_all(paths[1])
+
+
+@pytest.mark.parametrize(
+    "place, value",
+    [(0, b"x"), (4, b"\xff"), (7, b"\x1f"), (7, b"\x40"), (7, b"\x60"), (7, b"\xa0")],
+)
+def test_damaged_heads(paths, place, value):
+    write(paths, [b"abcde"])
+    with open(paths[1], "r+b") as file:
+        file.seek(place)
+        file.write(value)
+    with pytest.raises(MXNetError, match="damaged"):
+        read_all(paths[1])
+
+
+@pytest.mark.parametrize("line", ["", "0", "0\tx", "x\t0", "0\t-8", "0\t0\t0", "\t"])
+def test_damaged_index(paths, line):
+    write(paths, [b"a"])
+    with open(paths[0], "a") as file:
+        file.write(line + "\n")
+    with pytest.raises(MXNetError, match="line 2"):
+        recordio.MXIndexedRecordIO(*paths, "r")
+
+
+def test_pack():
+    record = recordio.pack((5, 2.5, 7, 1), b"data")
+    assert record.hex() == "00000000000020400700000000000000010000000000000064617461"
+    header, data = recordio.unpack(record)
+    assert header == recordio.IRHeader(0, 2.5, 7, 1) and data == b"data"
+    for label in ([1, 2], np.array([1.0, 2.0]), mx.nd.array([1, 2])):
+        header, data = recordio.unpack(recordio.pack(recordio.IRHeader(0, label, 7, 0), b"data"))
+        assert header.flag == 2 and header.label.tolist() == [1, 2] and data == b"data"
+        assert header.label.dtype == np.float32
+    for bad in ((0, 1, -1, 0), (0, 1, 0, 2**64), (0, 1, "a", 0)):
+        with pytest.raises(ValueError, match="cannot be packed"):
+            recordio.pack(bad, b"")
+
+
+def test_cut_packed_records():
+    record = recordio.pack((0, [1, 2, 3], 0, 0), b"")
+    for size in range(len(record)):
+        with pytest.raises(MXNetError, match="header"):
+            recordio.unpack(record[:size])
+
+
+def picture(mode):
+    shape = (6, 5) if mode == "L" else (6, 5, len(mode))
+    return np.random.RandomState(0).randint(0, 256, shape).astype(np.uint8)
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA"])
+def test_images(mode):
+    image = pytest.importorskip("PIL.Image")
+    values = picture(mode)
+    record = recordio.pack_img((0, 1, 2, 0), values, quality=3, img_fmt=".png")
+    header, same = recordio.unpack_img(record)
+    assert header == (0, 1, 2, 0) and same.dtype == np.uint8
+    np.testing.assert_array_equal(same, values)
+    # blue, green, red
+    stored = np.asarray(image.open(io.BytesIO(recordio.unpack(record)[1])))
+    np.testing.assert_array_equal(
+        stored[..., :3], values[..., ::-1] if mode == "RGB" else stored[..., :3]
+    )
+    assert recordio.unpack_img(record, 0)[1].shape == (6, 5)
+    assert recordio.unpack_img(record, 1)[1].shape == (6, 5, 3)
+    smooth = np.full_like(values, 100)
+    near = recordio.unpack_img(recordio.pack_img((0, 1, 2, 0), smooth))[1]
+    assert abs(near.astype(int) - 100).max() <= 2
+
+
+def test_wrong_images():
+    pytest.importorskip("PIL")
+    values = picture("RGB")
+    with pytest.raises(ValueError, match="img_fmt"):
+        recordio.pack_img((0, 1, 0, 0), values, img_fmt=".xyz")
+    with pytest.raises(ValueError, match="uint8"):
+        recordio.pack_img((0, 1, 0, 0), values.astype("float32"))
+    with pytest.raises(ValueError, match="shape"):
+        recordio.pack_img((0, 1, 0, 0), values[0, 0])
+    for suffix in (".jpg", ".png"):
+        record = recordio.pack_img((0, 1, 0, 0), values, img_fmt=suffix)
+        for size in range(24, len(record) - 20, 7):
+            with pytest.raises(MXNetError, match="decoded"):
+                recordio.unpack_img(record[:size])
