@@ -1,14 +1,13 @@
-"""Callbacks, loggers, registries, and the helpers for tests."""
+"""Callbacks, loggers and registries."""
 
 import logging
 import os
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 import mpgluon as mx
-from mpgluon import callback, test_utils
+from mpgluon import callback
 from support.processes import output_of
 
 
@@ -109,67 +108,6 @@ def test_registry():
         register(int)
     with pytest.warns(UserWarning, match="replaces"):
         register(type("Short", (Base,), {}))
-
-
-def test_comparison():
-    a = mx.nd.array([1.0, 2.0, np.nan])
-    assert test_utils.same(mx.nd.array([1, 2]), [1, 2]) and not test_utils.same(a, a)
-    assert test_utils.almost_equal(a, a, equal_nan=True) and not test_utils.almost_equal(a, a)
-    assert not test_utils.almost_equal(mx.nd.zeros((2, 1)), mx.nd.zeros((2,)))
-    test_utils.assert_almost_equal(np.float16([1.0]), [1.005])
-    with pytest.raises(AssertionError, match=r"worst at \(1,\)"):
-        test_utils.assert_almost_equal(mx.nd.array([1.0, 2.0]), [1.0, 2.1])
-    with pytest.raises(AssertionError, match="shapes"):
-        test_utils.assert_almost_equal(np.zeros(2), np.zeros(3))
-    test_utils.assert_exception(int, ValueError, "x")
-    with pytest.raises(AssertionError):
-        test_utils.assert_exception(int, ValueError, "1")
-
-
-def test_random_shapes_and_arrays():
-    assert (
-        all(1 <= d <= 4 for d in test_utils.rand_shape_nd(6, 4))
-        and len(test_utils.rand_shape_2d()) == 2
-        and len(test_utils.rand_shape_3d()) == 3
-    )
-    array = test_utils.rand_ndarray((3, 4), ctx=mx.cpu(1))
-    assert array.shape == (3, 4) and array.context == mx.cpu(1)
-    with pytest.raises(NotImplementedError):
-        test_utils.rand_ndarray((3, 4), "csr")
-
-
-def test_simple_forward():
-    a, b = mx.sym.Variable("a"), mx.sym.Variable("b")
-    assert np.array_equal(test_utils.simple_forward(a * b, a=np.arange(3), b=[2, 3, 4]), [0, 3, 8])
-    both = test_utils.simple_forward(
-        mx.sym.Group([a + b, a - b]), ctx=mx.cpu(1), a=mx.nd.ones((2,)), b=np.ones(2)
-    )
-    assert [value.tolist() for value in both] == [[2, 2], [0, 0]]
-    dropped = mx.sym.Dropout(a, p=0.5)
-    assert np.array_equal(test_utils.simple_forward(dropped, a=np.ones(64)), np.ones(64))
-    assert set(test_utils.simple_forward(dropped, is_train=True, a=np.ones(64)).tolist()) == {0, 2}
-    with pytest.raises((ValueError, mx.MXNetError), match="b"):
-        test_utils.simple_forward(a * b, a=np.ones(3))
-
-
-def test_default_context(monkeypatch):
-    assert test_utils.default_context() == mx.cpu(0)
-    monkeypatch.setenv("MXNET_TEST_DEFAULT_CTX", "cpu(2)")
-    assert test_utils.default_context() == mx.cpu(2)
-    monkeypatch.setattr(test_utils, "_default_context", mx.cpu(1))
-    assert test_utils.default_context() == mx.cpu(1)
-
-
-def test_numeric_gradient():
-    test_utils.check_numeric_gradient(
-        lambda a, b: a * b + a * a, [np.array([[1.0, -2.0]]), np.array([[0.5, 3.0]])]
-    )
-
-    def wrong(a):
-        return a * mx.nd.BlockGrad(a)
-
-    with pytest.raises(AssertionError, match="gradient of input 0"):
-        test_utils.check_numeric_gradient(wrong, [np.array([1.0, 2.0])])
 
 
 def test_these_modules_load_only_when_used():

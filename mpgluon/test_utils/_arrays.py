@@ -1,0 +1,265 @@
+"""Random shapes, arrays and matrices."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .. import io, ndarray as nd
+from ..base import NotSupportedError
+from ._environment import default_context, default_dtype
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any, NoReturn
+
+    from .._core import Context, NDArray
+    from .._types import DType, Shape
+
+
+__all__ = [
+    "DummyIter",
+    "create_2d_tensor",
+    "create_sparse_array",
+    "create_sparse_array_zd",
+    "create_vector",
+    "get_identity_mat",
+    "get_identity_mat_batch",
+    "new_matrix_with_real_eigvals_2d",
+    "new_matrix_with_real_eigvals_nd",
+    "new_orthonormal_matrix_2d",
+    "new_sym_matrix_with_real_eigvals_2d",
+    "new_sym_matrix_with_real_eigvals_nd",
+    "rand_coord_2d",
+    "rand_ndarray",
+    "rand_shape_2d",
+    "rand_shape_3d",
+    "rand_shape_nd",
+    "rand_sparse_ndarray",
+    "random_arrays",
+    "random_sample",
+    "random_uniform_arrays",
+    "shuffle_csr_column_indices",
+]
+
+
+def random_arrays(*shapes: Shape) -> Any:
+    """Standard normal NumPy arrays of these shapes: a list, or the array itself for one shape."""
+    arrays = [
+        np.asarray(np.random.standard_normal(shape), dtype=default_dtype()) for shape in shapes
+    ]
+    return arrays[0] if len(arrays) == 1 else arrays
+
+
+def random_uniform_arrays(*shapes: Shape, **kwargs: Any) -> list[np.ndarray[Any, Any]]:
+    """A list of NumPy arrays of these shapes, uniform in ``[low, high)``, by default 0 and 1.
+
+    low, high, dtype: by keyword; TypeError for other keywords.
+    """
+    low, high = kwargs.pop("low", 0.0), kwargs.pop("high", 1.0)
+    dtype = kwargs.pop("dtype", default_dtype())
+    if kwargs:
+        raise TypeError(f"random_uniform_arrays: unexpected arguments {', '.join(kwargs)}")
+    return [np.asarray(np.random.uniform(low, high, shape)).astype(dtype) for shape in shapes]
+
+
+def random_sample(population: Sequence[Any], k: int) -> Any:
+    """`k` elements of a list or an array, each at most once, in random order."""
+    if not 0 <= k <= len(population):
+        raise ValueError(f"random_sample: {k} of {len(population)} elements")
+    shuffled: Any = population[:]
+    if isinstance(shuffled, np.ndarray):
+        shuffled = shuffled.copy()
+    np.random.shuffle(shuffled)
+    return shuffled[:k]
+
+
+def rand_ndarray(
+    shape: Shape,
+    stype: str = "default",
+    density: float | None = None,
+    dtype: DType | None = None,
+    modifier_func: Callable[[Any], Any] | None = None,
+    shuffle_csr_indices: bool = False,
+    distribution: str | None = None,
+    ctx: Context | None = None,
+) -> NDArray:
+    """An array of uniform values in [-1, 1), drawn by numpy.random. Only stype "default": arrays
+    are dense here, NotSupportedError for others; what describes sparse arrays has no effect."""
+    if stype != "default":
+        raise _no_sparse("rand_ndarray", stype)
+    return nd.array(
+        np.random.uniform(-1, 1, shape),
+        ctx=ctx or default_context(),
+        dtype=dtype or default_dtype(),
+    )
+
+
+def _no_sparse(function, stype):
+    return NotSupportedError(f"{function}: arrays are dense; stype {stype!r} is not supported")
+
+
+def rand_sparse_ndarray(
+    shape: Shape,
+    stype: str,
+    density: float | None = None,
+    dtype: DType | None = None,
+    distribution: str | None = None,
+    data_init: float | None = None,
+    rsp_indices: Any = None,
+    modifier_func: Callable[[Any], Any] | None = None,
+    shuffle_csr_indices: bool = False,
+    ctx: Context | None = None,
+) -> NoReturn:
+    """NotSupportedError: arrays are dense."""
+    raise _no_sparse("rand_sparse_ndarray", stype)
+
+
+def create_sparse_array(
+    shape: Shape,
+    stype: str,
+    data_init: float | None = None,
+    rsp_indices: Any = None,
+    dtype: DType | None = None,
+    modifier_func: Callable[[Any], Any] | None = None,
+    density: float = 0.5,
+    shuffle_csr_indices: bool = False,
+) -> NoReturn:
+    """NotSupportedError: arrays are dense."""
+    raise _no_sparse("create_sparse_array", stype)
+
+
+def create_sparse_array_zd(
+    shape: Shape,
+    stype: str,
+    density: float,
+    data_init: float | None = None,
+    rsp_indices: Any = None,
+    dtype: DType | None = None,
+    modifier_func: Callable[[Any], Any] | None = None,
+    shuffle_csr_indices: bool = False,
+) -> NoReturn:
+    """NotSupportedError: arrays are dense."""
+    raise _no_sparse("create_sparse_array_zd", stype)
+
+
+def shuffle_csr_column_indices(csr: Any) -> None:
+    """Shuffles the column numbers within each row of a CSR matrix, such as one of SciPy, in place:
+    its ``indices``, by its ``indptr``."""
+    for begin, end in zip(csr.indptr[:-1], csr.indptr[1:]):
+        columns = np.array(csr.indices[begin:end])
+        np.random.shuffle(columns)
+        csr.indices[begin:end] = columns
+
+
+def rand_shape_nd(num_dim: int, dim: int = 10, allow_zero_size: bool = False) -> Shape:
+    """A shape of `num_dim` random dimensions up to `dim`."""
+    least = 0 if allow_zero_size else 1
+    return tuple(int(size) for size in np.random.randint(least, dim + 1, num_dim))
+
+
+def rand_shape_2d(dim0: int = 10, dim1: int = 10, allow_zero_size: bool = False) -> tuple[int, int]:
+    """A shape of two dimensions up to `dim0` and `dim1`."""
+    least = 0 if allow_zero_size else 1
+    return int(np.random.randint(least, dim0 + 1)), int(np.random.randint(least, dim1 + 1))
+
+
+def rand_shape_3d(
+    dim0: int = 10, dim1: int = 10, dim2: int = 10, allow_zero_size: bool = False
+) -> tuple[int, int, int]:
+    """A shape of three dimensions up to `dim0`, `dim1` and `dim2`."""
+    last = int(np.random.randint(0 if allow_zero_size else 1, dim2 + 1))
+    return (*rand_shape_2d(dim0, dim1, allow_zero_size), last)
+
+
+def rand_coord_2d(x_low: int, x_high: int, y_low: int, y_high: int) -> tuple[Any, Any]:
+    """``(x, y)``, random integers of NumPy from ``x_low`` and ``y_low`` to below ``x_high`` and
+    ``y_high``."""
+    return (
+        np.random.randint(x_low, x_high, dtype=np.int64),
+        np.random.randint(y_low, y_high, dtype=np.int64),
+    )
+
+
+def create_2d_tensor(rows: int, columns: int, dtype: DType = np.int64) -> NDArray:
+    """An array of shape (rows, columns) that has the number of its row everywhere."""
+    return nd.broadcast_to(nd.arange(0, rows, dtype=dtype).reshape((rows, 1)), (rows, columns))
+
+
+def create_vector(size: int, dtype: DType = np.int64) -> NDArray:
+    """The numbers from 0 to below `size`."""
+    return nd.arange(0, size, dtype=dtype)
+
+
+def get_identity_mat(size: int) -> NDArray:
+    """The identity matrix, of shape (size, size), float32."""
+    return nd.eye(size)
+
+
+def get_identity_mat_batch(size: int) -> NDArray:
+    """Two identity matrices, an array of shape (2, size, size), float32."""
+    return nd.stack(nd.eye(size), nd.eye(size))
+
+
+def _many(make, shape):
+    count = int(np.prod(shape[:-2]))
+    return np.array([make(shape[-1]) for _ in range(count)]).reshape(shape)
+
+
+def new_matrix_with_real_eigvals_2d(n: int) -> np.ndarray[Any, Any]:
+    """A random matrix of shape (n, n) whose eigenvalues are real, between -10 and 10, and whose
+    eigenvectors are far from dependent."""
+    while True:
+        normal = np.random.uniform(-1.0, 1.0, (n, 1))
+        normal /= np.linalg.norm(normal)
+        reflection = np.eye(n) - 2 * normal @ normal.T
+        vectors = reflection @ np.diag(np.random.uniform(-1.0, 1.0, n))
+        if np.linalg.cond(vectors, 2) < 3:
+            break
+    return np.linalg.inv(vectors) @ np.diag(np.random.uniform(-10.0, 10.0, n)) @ vectors
+
+
+def new_matrix_with_real_eigvals_nd(shape: Shape) -> np.ndarray[Any, Any]:
+    """An array of the matrices of `new_matrix_with_real_eigvals_2d` in its last two dimensions."""
+    return _many(new_matrix_with_real_eigvals_2d, shape)
+
+
+def new_orthonormal_matrix_2d(n: int) -> np.ndarray[Any, Any]:
+    """A random orthonormal matrix of shape (n, n)."""
+    x = np.random.standard_normal((n, n))
+    return np.linalg.qr(x.T @ x)[0]
+
+
+def new_sym_matrix_with_real_eigvals_2d(n: int) -> np.ndarray[Any, Any]:
+    """A random symmetric matrix of shape (n, n) with eigenvalues between -10 and 10."""
+    vectors = new_orthonormal_matrix_2d(n)
+    return vectors.T @ np.diag(np.random.uniform(-10.0, 10.0, n)) @ vectors
+
+
+def new_sym_matrix_with_real_eigvals_nd(shape: Shape) -> np.ndarray[Any, Any]:
+    """An array of the matrices of `new_sym_matrix_with_real_eigvals_2d` in its last two
+    dimensions."""
+    return _many(new_sym_matrix_with_real_eigvals_2d, shape)
+
+
+class DummyIter(io.DataIter):
+    """Gives the first batch of another iterator again and again, without an end: for measuring how
+    fast a loop is without its data.
+
+    Parameters
+    ----------
+    real_iter : DataIter
+        Its first batch is taken.
+    """
+
+    def __init__(self, real_iter: io.DataIter) -> None:
+        super().__init__(real_iter.batch_size)
+        self.real_iter: io.DataIter = real_iter
+        self.provide_data: list[io.DataDesc] = real_iter.provide_data
+        self.provide_label: list[io.DataDesc] = real_iter.provide_label
+        self.the_batch: io.DataBatch = next(real_iter)
+
+    def next(self) -> io.DataBatch:
+        """The batch."""
+        return self.the_batch

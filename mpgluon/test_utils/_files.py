@@ -1,0 +1,239 @@
+"""Data sets and models in local files."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import os
+import shutil
+import zipfile
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .. import io
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .._types import Shape
+
+
+__all__ = [
+    "download",
+    "download_model",
+    "get_bz2_data",
+    "get_cifar10",
+    "get_im2rec_path",
+    "get_mnist",
+    "get_mnist_iterator",
+    "get_mnist_pkl",
+    "get_mnist_ubyte",
+    "get_zip_data",
+]
+
+_MNIST = [
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+]
+_CIFAR10 = ["cifar/train.rec", "cifar/test.rec", "cifar/train.lst", "cifar/test.lst"]
+
+
+def download(
+    url: str,
+    fname: str | None = None,
+    dirname: str | None = None,
+    overwrite: bool = False,
+    retries: int = 5,
+) -> str:
+    """Fetches an address, or copies a local file, and returns the name of the file; see
+    `gluon.utils.download`.
+
+    fname: the file to write, by default the address's last part. dirname: its folder, made where
+    it is not there. overwrite: whether a file that exists is fetched again.
+    """
+    from ..gluon import utils
+
+    fname = url.split("/")[-1] if fname is None else fname
+    path = fname if dirname is None else os.path.join(dirname, fname)
+    return utils.download(url, path, overwrite=overwrite, retries=retries)
+
+
+def _no_file(what, paths):
+    names = ", ".join(os.path.abspath(path) for path in paths)
+    return FileNotFoundError(f"{what}: nothing is downloaded; put the data there first: {names}")
+
+
+def download_model(
+    model_name: str, dst_dir: str = "./", meta_info: dict[str, dict[str, str]] | None = None
+) -> tuple[str | None, int]:
+    """The prefix and the epoch of a model's files, for `mx.model.load_checkpoint`.
+
+    Parameters
+    ----------
+    model_name : str
+    dst_dir : str, default "./"
+        The folder of ``NAME-symbol.json`` and ``NAME-0000.params``.
+    meta_info : dict of str to dict, optional
+        Where models are: ``{name: {"symbol": address, "params": address}}``, addresses or local
+        files, see `download`. By default the files must be in `dst_dir`; FileNotFoundError
+        otherwise.
+
+    Returns
+    -------
+    (prefix, 0), or (None, 0) for a model that `meta_info` lacks.
+    """
+    prefix = os.path.join(dst_dir, model_name)
+    files = {"symbol": f"{prefix}-symbol.json", "params": f"{prefix}-0000.params"}
+    if meta_info is None:
+        missing = [path for path in files.values() if not os.path.exists(path)]
+        if missing:
+            raise _no_file(f"download_model({model_name!r})", missing)
+        return prefix, 0
+    if model_name not in meta_info:
+        return None, 0
+    for kind, path in files.items():
+        if kind not in meta_info[model_name]:
+            raise ValueError(f"download_model: meta_info of {model_name!r} lacks {kind!r}")
+        download(meta_info[model_name][kind], path)
+    return prefix, 0
+
+
+def _read_idx(path):
+    """The array of unsigned bytes in a file of the IDX format, compressed or not."""
+    with (gzip.open if path.endswith(".gz") else open)(path, "rb") as file:
+        content = file.read()
+    dimensions = content[3] if len(content) > 3 else 0
+    begin = 4 + 4 * dimensions
+    if content[:3] != b"\0\0\x08" or len(content) < begin:
+        raise ValueError(f"{path} is no IDX file of unsigned bytes")
+    shape = np.frombuffer(content[4:begin], ">u4").astype(np.int64)
+    if len(content) - begin != np.prod(shape):
+        raise ValueError(
+            f"{path} says shape {shape.tolist()}, but has {len(content) - begin} bytes"
+        )
+    return np.frombuffer(content, np.uint8, offset=begin).reshape(shape)
+
+
+def _mnist_files(folders):
+    """The paths of MNIST's four files, from the first folder that has them."""
+    for folder in folders:
+        for suffix in (".gz", ""):
+            paths = [os.path.join(folder, name + suffix) for name in _MNIST]
+            if all(map(os.path.exists, paths)):
+                return paths
+    raise _no_file("MNIST", [os.path.join(folders[0], name + ".gz") for name in _MNIST])
+
+
+def get_mnist() -> dict[str, np.ndarray[Any, Any]]:
+    """The MNIST data from the four ``*-ubyte.gz`` files in the current folder or its folder
+    ``data``, unpacked or not: a dict.
+
+    ``train_data`` and ``test_data`` have the shape (count, 1, 28, 28), float32 in [0, 1];
+    ``train_label`` and ``test_label`` the shape (count,), int8. FileNotFoundError names the files
+    that are missing.
+    """
+    read = dict(zip(_MNIST, map(_read_idx, _mnist_files([os.curdir, "data"]))))
+    found: dict[str, np.ndarray[Any, Any]] = {}
+    for part, prefix in (("train", "train"), ("test", "t10k")):
+        images = read[f"{prefix}-images-idx3-ubyte"]
+        found[f"{part}_data"] = images[:, None].astype(np.float32) / 255
+        found[f"{part}_label"] = read[f"{prefix}-labels-idx1-ubyte"].astype(np.int8)
+    return found
+
+
+def get_mnist_pkl() -> None:
+    """FileNotFoundError unless ``data/mnist.pkl.gz`` is there."""
+    path = os.path.join("data", "mnist.pkl.gz")
+    if not os.path.exists(path):
+        raise _no_file("get_mnist_pkl", [path])
+
+
+def _unpack(what, names, archive):
+    """Unpacks an archive of the folder ``data`` there unless all its files are."""
+    if all(os.path.exists(os.path.join("data", name)) for name in names):
+        return
+    path = os.path.join("data", archive)
+    if not os.path.exists(path):
+        raise _no_file(what, [path])
+    with zipfile.ZipFile(path) as file:
+        file.extractall("data")
+
+
+def get_mnist_ubyte() -> None:
+    """Makes sure that MNIST's four ``*-ubyte`` files are in the folder ``data``, from
+    ``data/mnist.zip`` if need be; FileNotFoundError where that is missing, too."""
+    _unpack("get_mnist_ubyte", _MNIST, "mnist.zip")
+
+
+def get_cifar10() -> None:
+    """Makes sure that CIFAR-10's record files are in ``data/cifar``, from ``data/cifar10.zip`` if
+    need be; FileNotFoundError where that is missing, too."""
+    _unpack("get_cifar10", _CIFAR10, "cifar10.zip")
+
+
+def get_mnist_iterator(
+    batch_size: int, input_shape: Shape, num_parts: int = 1, part_index: int = 0
+) -> tuple[io.NDArrayIter, io.NDArrayIter]:
+    """Iterators over the training and the test data of MNIST in ``data``, see `get_mnist_ubyte`.
+
+    Parameters
+    ----------
+    batch_size : int
+        The last samples are left out where they fill no batch.
+    input_shape : tuple
+        Of a sample: three dimensions, or (784,) for flat ones.
+    num_parts, part_index : int
+        Which part of the samples is read: for as many programs as there are parts.
+    """
+    get_mnist_ubyte()
+
+    def iterator(images, labels, shuffle):
+        images, labels = (_read_idx(os.path.join("data", name)) for name in (images, labels))
+        size = len(images) // num_parts
+        own = slice(part_index * size, (part_index + 1) * size)
+        data = images[own].astype(np.float32) / 256
+        shape = (1, *images.shape[1:]) if len(input_shape) == 3 else (-1,)
+        return io.NDArrayIter(
+            data.reshape((len(data), *shape)),
+            labels[own].astype(np.float32),
+            batch_size,
+            shuffle=shuffle,
+            last_batch_handle="discard",
+        )
+
+    return iterator(*_MNIST[:2], True), iterator(*_MNIST[2:], False)
+
+
+def get_zip_data(data_dir: str, url: str, data_origin_name: str) -> None:
+    """Fetches an archive into `data_dir` (see `download`) and unpacks it there, unless
+    ``data_dir/data_origin_name`` is there."""
+    path = os.path.join(data_dir, data_origin_name)
+    if not os.path.exists(path):
+        with zipfile.ZipFile(download(url, dirname=data_dir)) as file:
+            file.extractall(data_dir)
+
+
+def get_bz2_data(data_dir: str, data_name: str, url: str, data_origin_name: str) -> None:
+    """Fetches a compressed file as ``data_dir/data_origin_name`` (see `download`), unpacks it to
+    ``data_dir/data_name`` and removes it, unless the latter is there."""
+    path = os.path.join(data_dir, data_name)
+    if os.path.exists(path):
+        return
+    packed = download(url, fname=data_origin_name, dirname=data_dir)
+    with bz2.BZ2File(packed) as file, open(path, "wb") as unpacked:
+        shutil.copyfileobj(file, unpacked)
+    os.remove(packed)
+
+
+def get_im2rec_path(home_env: str = "MXNET_HOME") -> str:
+    """The path of MXNet's program im2rec in the folder that an environment variable names, or in
+    ours; OSError where there is none."""
+    home = os.environ.get(home_env, os.path.dirname(os.path.dirname(__file__)))
+    for folder in (home, os.path.join(home, os.pardir, os.pardir)):
+        path = os.path.join(folder, "tools", "im2rec.py")
+        if os.path.isfile(path):
+            return path
+    raise OSError(f"there is no program im2rec in {home}; set {home_env} to MXNet's folder")

@@ -1,0 +1,126 @@
+"""Whether random numbers have the distribution that they should have."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any, TypeAlias
+
+    Generator: TypeAlias = Callable[[int], Any]
+    Buckets: TypeAlias = list[Any]
+
+
+__all__ = [
+    "chi_square_check",
+    "gen_buckets_probs_with_ppf",
+    "mean_check",
+    "var_check",
+    "verify_generator",
+]
+
+
+def gen_buckets_probs_with_ppf(
+    ppf: Callable[[float], float], nbuckets: int
+) -> tuple[list[tuple[float, float]], list[float]]:
+    """``(buckets, probs)`` of `nbuckets` ranges that are equally probable.
+
+    ppf: the inverse of the distribution function, such as ``scipy.stats.norm.ppf``.
+    """
+    if nbuckets < 1:
+        raise ValueError(f"gen_buckets_probs_with_ppf: nbuckets must be positive, got {nbuckets}")
+    borders = [ppf(i / float(nbuckets)) for i in range(nbuckets + 1)]
+    return list(zip(borders, borders[1:])), [1.0 / nbuckets] * nbuckets
+
+
+def _samples(generator, count):
+    samples = generator(count)
+    return samples.asnumpy() if hasattr(samples, "asnumpy") else np.asarray(samples)
+
+
+def mean_check(generator: Generator, mu: float, sigma: float, nsamples: int = 1000000) -> bool:
+    """Whether the mean of ``generator(nsamples)`` lies within three of its standard deviations,
+    ``sigma / sqrt(nsamples)``, of `mu`."""
+    mean = _samples(generator, nsamples).mean()
+    return bool(abs(mean - mu) < 3 * sigma / np.sqrt(nsamples))
+
+
+def var_check(generator: Generator, sigma: float, nsamples: int = 1000000) -> bool:
+    """Whether the variance of ``generator(nsamples)``, of a normal distribution, lies within three
+    of its standard deviations of ``sigma ** 2``."""
+    variance = _samples(generator, nsamples).var(ddof=1)
+    allowed = 3 * np.sqrt(2 * sigma**4 / (nsamples - 1))
+    return bool(abs(variance - sigma**2) < allowed)
+
+
+def chi_square_check(
+    generator: Generator, buckets: Buckets, probs: Sequence[float], nsamples: int = 1000000
+) -> tuple[float, np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """A chi-square test of ``generator(nsamples)``.
+
+    Parameters
+    ----------
+    generator : callable
+        Returns as many random numbers as it is asked for.
+    buckets : list
+        Ranges ``(from, to)``, ascending and disjoint, of a continuous distribution; the values of
+        a discrete one.
+    probs : sequence of float
+        The probability of each.
+    nsamples : int, default 1000000
+
+    Returns
+    -------
+    (p, counts, expected)
+        The probability of a deviation as great as this one; how often each bucket was hit, and how
+        often it should be. SciPy must be there; ImportError otherwise.
+    """
+    from scipy import stats
+
+    if not isinstance(buckets, list) or len(buckets) != len(probs):
+        raise ValueError(
+            "chi_square_check: buckets must be a list with one entry for each of probs"
+        )
+    samples = _samples(generator, nsamples)
+    expected = (nsamples * np.array(probs, np.float32)).astype(np.int32)
+    if isinstance(buckets[0], (list, tuple)):
+        borders = np.array(buckets, np.float32).ravel()
+        if np.any(borders[1:] < borders[:-1]):
+            raise ValueError("chi_square_check: buckets must ascend and be disjoint")
+        places = np.searchsorted(borders, samples, side="right") // 2
+        counts = np.array([(places == i).sum() for i in range(len(buckets))])
+    else:
+        counts = np.array([(samples == value).sum() for value in buckets])
+    # The statistic itself: SciPy's function wants equal sums, which rounded probabilities lack.
+    statistic = ((counts - expected) ** 2 / expected).sum()
+    return float(stats.chi2.sf(statistic, len(buckets) - 1)), counts, expected
+
+
+def verify_generator(
+    generator: Generator,
+    buckets: Buckets,
+    probs: Sequence[float],
+    nsamples: int = 1000000,
+    nrepeat: int = 5,
+    success_rate: float = 0.2,
+    alpha: float = 0.05,
+) -> list[float]:
+    """Runs `chi_square_check` `nrepeat` times; AssertionError when less than the share
+    `success_rate` of the tests gives more than `alpha`.
+
+    Returns
+    -------
+    list of float, what each test gave.
+    """
+    results = [chi_square_check(generator, buckets, probs, nsamples) for _ in range(nrepeat)]
+    found = [p for p, _, _ in results]
+    if sum(p > alpha for p in found) < nrepeat * success_rate:
+        raise AssertionError(
+            f"the distribution is another one: chi-square tests give p={found}; counts "
+            f"{[counts.tolist() for _, counts, _ in results]}, expected "
+            f"{results[0][2].tolist()} in {buckets}"
+        )
+    return found
