@@ -45,7 +45,8 @@ class Program:
     ) -> None:
         self.order = order
         self.place: dict[Any, int] = {node: i for i, node in enumerate(order)}
-        self.steps: list[tuple[Any, ...]] = []  # (node number, call, sources, device or None)
+        # (number, node, sources, device that its inputs are moved to or None, device of the node)
+        self.steps: list[tuple[Any, ...]] = []
         written = states(order)
         variables = [node for node in order if node.call is None]
         self.arguments: list[Any] = [node for node in variables if node not in written]

@@ -7,8 +7,8 @@
  * traces around it, which the body of a loop captures. Ops on arrays that were made of numbers
  * since run at once. A trace knows which of its values an array still stands for ("live"): what
  * code that is yet to be traced can use. Where a program is cut in two, those are what passes over
- * the cut (function.h). Ownership: traced arrays share the trace (reference count); who began it
- * ends it. Threads: host lock; the active trace is per thread.
+ * the cut (compile/function.h). Ownership: traced arrays share the trace (reference count); who
+ * began it ends it. Threads: host lock; the active trace is per thread.
  */
 #ifndef MPG_AUTOGRAD_TRACE_H
 #define MPG_AUTOGRAD_TRACE_H

@@ -16,7 +16,7 @@
  * these.
  *
  * On the tape, a call's inputs are those that are not bound, constants, then bound ones, which are
- * mostly one parameter set (parameter_set.h).
+ * mostly one parameter set (autograd/parameter_set.h).
  *
  * Of the user's inputs, the last ones may be *bound*: the same arrays from call to call (a block's
  * parameters). A binding has a number; where a call comes with the number that the compiled call

@@ -2,7 +2,7 @@
 
 Called on arrays with values they run in Python. While a block is traced their bodies are traced
 once: short loops over slices are unrolled into the block's graph; other loops, and branches, cut it
-(see `mpgluon._split`).
+(see `mpgluon._graph_breaks`).
 """
 
 from __future__ import annotations

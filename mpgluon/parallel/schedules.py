@@ -16,12 +16,8 @@ import collections
 import numbers
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from ..base import MXNetError, counted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
 
 __all__ = [
     "SCHEDULES",

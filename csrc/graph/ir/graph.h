@@ -151,7 +151,7 @@ mpg_value mpg_view_root(const mpg_graph *graph, mpg_value value);
 mpg_status mpg_graph_costs(const mpg_graph *graph, mpg_cost *costs);
 double mpg_node_seconds(const mpg_graph *graph, const mpg_node *node, mpg_cost cost);
 
-/* gradient.c: appends the gradient of sum(heads[i] * head_grads[i]) with respect to `wanted`.
+/* graph_gradient.c: appends the gradient of sum(heads[i] * head_grads[i]) with respect to `wanted`.
  * gradients[i] is MPG_NO_VALUE where it is zero. Contributions to one value are added in reverse
  * order of their users, so the bits do not depend on placement. */
 typedef struct mpg_differentiation {

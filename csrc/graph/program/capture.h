@@ -1,6 +1,6 @@
-/* Captured programs, as CUDA graphs are: on a device that can capture work (device.h) a run of
- * instructions is issued once into a capture. From then on the capture is replayed, at the cost of
- * one call.
+/* Captured programs, as CUDA graphs are: on a device that can capture work (device/device.h) a run
+ * of instructions is issued once into a capture. From then on the capture is replayed, at the cost
+ * of one call.
  *
  * A *captured segment* is a run of instructions of one segment that the device's stream always gets
  * together. It ends where the worker must look or wait: before waits, behind signals that another

@@ -58,7 +58,7 @@ struct mpg_rewrite {
   mpg_graph target;
   mpg_value *map; /* per value of the source; MPG_NO_VALUE */
   const bool *live;
-  /* attention.c: the last mask that was examined, which many layers share, and the result. */
+  /* fused_attention.c: the last mask that was examined, which many layers share, and the result. */
   mpg_value looked_at;
   bool hides, hides_forever;
 };
@@ -122,7 +122,7 @@ static inline bool mpg_rewrite_wants(const mpg_rewrite *r, mpg_operand operand) 
 bool mpg_rewrite_is_relu(const mpg_node *node);
 bool mpg_rewrite_is_addition(const mpg_rewrite *r, const mpg_node *node);
 /* The operand is a convolution with the channels last that Winograd's algorithm is faster for
- * (winograd.c). */
+ * (op/layers/winograd.c). */
 bool mpg_rewrite_winograd_pays(const mpg_rewrite *r, mpg_operand convolution, bool packed);
 
 /* --- For rules: building ---------------------------------------------------------------------- */
@@ -145,11 +145,11 @@ void mpg_rewrite_replace(mpg_rewrite *r, uint32_t output, mpg_value value);
 /* The rules, one file each. */
 extern const mpg_rewrite_rule mpg_rule_transposed_product; /* matrix_products.c */
 extern const mpg_rewrite_rule mpg_rule_folded_norm;        /* fold_batch_norm.c */
-extern const mpg_rewrite_rule mpg_rule_attention;          /* attention.c */
-extern const mpg_rewrite_rule mpg_rule_attention_result;   /* attention.c */
+extern const mpg_rewrite_rule mpg_rule_attention;          /* fused_attention.c */
+extern const mpg_rewrite_rule mpg_rule_attention_result;   /* fused_attention.c */
 extern const mpg_rewrite_rule mpg_rule_channels_last;      /* channels_last.c */
 extern const mpg_rewrite_rule mpg_rule_packed_relu, mpg_rule_packed,
     mpg_rule_packed_dense;                       /* packed_weights.c: after what chooses layouts */
-extern const mpg_rewrite_rule mpg_rule_winograd; /* winograd.c */
+extern const mpg_rewrite_rule mpg_rule_winograd; /* winograd_convolution.c */
 
 #endif

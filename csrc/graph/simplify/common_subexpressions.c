@@ -48,8 +48,8 @@ static bool same_desc(const mpg_desc *a, const mpg_desc *b) {
 }
 
 /* Two nodes are merged within one phase and one recompute region: a value of another region would
- * have to be kept for the second reader. Nodes that were one when recompute_budget.c assigned the
- * regions are merged in any case. */
+ * have to be kept for the second reader. Nodes that were one when regions were assigned
+ * (compile/recompute_budget.c) are merged in any case. */
 static bool same_node(const mpg_graph *graph, uint32_t number_a, uint32_t number_b) {
   const mpg_node *a = &graph->nodes[number_a], *b = &graph->nodes[number_b];
   if (a->op != b->op || a->num_inputs != b->num_inputs || a->num_outputs != b->num_outputs ||
