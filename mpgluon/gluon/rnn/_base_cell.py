@@ -82,7 +82,8 @@ class RecurrentCell(Block):
 
         Parameters
         ----------
-        batch_size : int
+        batch_size : int, default 0
+            Rows of each state; 0, for symbols alone: not known yet.
         func : callable, default `mx.nd.zeros`
             Makes an array of a ``shape``.
         **kwargs
@@ -128,6 +129,7 @@ class RecurrentCell(Block):
         begin_state : list of NDArray, optional
             Zeros by default.
         layout : {'NTC', 'TNC'}
+            Whether the batch or the steps come first, in inputs and outputs.
         merge_outputs : bool, optional
             Whether to return one array rather than a list; None: whatever is at hand.
         valid_length : NDArray of shape (batch,), optional
