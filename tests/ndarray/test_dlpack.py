@@ -51,8 +51,29 @@ def test_torch():
     half = nd.from_dlpack(torch.tensor([1.5, 2.5], dtype=torch.bfloat16))
     assert half.dtype is mx.bfloat16 and half.asnumpy().tolist() == [1.5, 2.5]
     assert torch.from_dlpack(nd.array([1.5], dtype="bfloat16")).dtype == torch.bfloat16
-    with pytest.raises(ValueError, match="contiguous"):
-        nd.from_dlpack(torch.ones(3, 4).t())
+    for strided in (
+        torch.arange(12).reshape(3, 4).t(),
+        torch.arange(24, dtype=torch.bfloat16).reshape(2, 3, 4)[:, 1:, ::2],
+        torch.arange(3.0).expand(4, 3),
+    ):
+        copied = nd.from_dlpack(strided)
+        assert copied.asnumpy().tolist() == strided.tolist()
+        copied[:] = 7
+        copied.wait_to_read()
+        assert not strided.eq(7).all()
+
+
+def test_other_strides_are_copied():
+    values = np.arange(24, dtype="int16").astype("int32").reshape(2, 3, 4)
+    for source in (values.T, values[:, ::-1], values[1:, :, 1::2], values[:0, :, ::2]):
+        copied = nd.from_dlpack(source)
+        np.testing.assert_array_equal(copied.asnumpy(), source)
+        copied[:] = -1
+        copied.wait_to_read()
+    assert (values == np.arange(24).reshape(2, 3, 4)).all()
+    gone = nd.from_dlpack(np.arange(6.0).reshape(2, 3).T)
+    gc.collect()
+    assert gone.asnumpy().tolist() == [[0, 3], [1, 4], [2, 5]]
 
 
 def test_capsules():

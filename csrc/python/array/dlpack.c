@@ -202,8 +202,24 @@ static int refuse(const char *why) {
   return -1;
 }
 
+/* The elements one after the other in new memory; NULL without enough of it. */
+static void *gather(const dl_tensor *source, const mpg_desc *desc, size_t bytes) {
+  char *target = PyMem_RawMalloc(bytes);
+  if (target == NULL) return NULL;
+  const char *first = (const char *)source->data + source->byte_offset;
+  const size_t size = mpg_dtype_size(desc->dtype);
+  int64_t index[MPG_MAX_NDIM] = {0};
+  for (size_t done = 0; done < bytes; done += size) {
+    int64_t offset = 0;
+    for (int i = 0; i < source->ndim; i++) offset += index[i] * source->strides[i];
+    memcpy(target + done, first + offset * (int64_t)size, size);
+    for (int i = source->ndim - 1; i >= 0 && ++index[i] == source->shape[i]; i--) index[i] = 0;
+  }
+  return target;
+}
+
 /* The memory as a tensor, which takes `owner` over: its storage calls release_owner(owner) at its
- * end. -1: `owner` is the caller's still. */
+ * end; of a tensor with other strides than those of C a copy. -1: `owner` is the caller's still. */
 static int import(const dl_tensor *source, void (*release_owner)(void *), void *owner,
                   mpg_tensor *tensor) {
   mpg_device_id id = {MPG_CPU, 0};
@@ -222,18 +238,35 @@ static int import(const dl_tensor *source, void (*release_owner)(void *), void *
   for (int i = 0; i < source->ndim; i++) desc.shape.dims[i] = source->shape[i];
   size_t bytes;
   MPG_PY_TRY_INT(mpg_shape_check(&desc.shape, desc.dtype, &bytes));
+  bool contiguous = true;
   int64_t stride = 1;
   for (int i = source->ndim - 1; i >= 0 && source->strides != NULL && bytes > 0; i--) {
-    if (source->shape[i] != 1 && source->strides[i] != stride)
-      return refuse("the tensor is not contiguous; make it so first");
+    if (source->shape[i] != 1 && source->strides[i] != stride) contiguous = false;
     stride *= source->shape[i];
   }
+  if (!contiguous && source->device.type == DL_CUDA)
+    return refuse("the tensor is not contiguous; make it so first, or bring it to the CPU");
   char *data = bytes > 0 ? (char *)source->data + source->byte_offset : NULL;
   if (bytes > 0 && (uintptr_t)data % mpg_dtype_size(desc.dtype) != 0)
     return refuse("the tensor's memory is not aligned to its elements");
   mpg_device *device;
   MPG_PY_TRY_INT(mpg_device_get(id, &device));
-  MPG_PY_TRY_INT(mpg_tensor_wrap(device, data, &desc, release_owner, owner, tensor));
+  if (contiguous) {
+    MPG_PY_TRY_INT(mpg_tensor_wrap(device, data, &desc, release_owner, owner, tensor));
+    return 0;
+  }
+  void *copy = gather(source, &desc, bytes);
+  if (copy == NULL) {
+    PyErr_NoMemory();
+    return -1;
+  }
+  mpg_status status = mpg_tensor_wrap(device, copy, &desc, PyMem_RawFree, copy, tensor);
+  if (status != MPG_OK) {
+    PyMem_RawFree(copy);
+    mpg_py_raise(status);
+    return -1;
+  }
+  release_owner(owner);
   return 0;
 }
 
@@ -329,9 +362,10 @@ PyMethodDef mpg_py_dlpack_methods[] = {
      "array([7., 7.], dtype=float32)"},
     {"from_dlpack", from_dlpack, METH_O,
      "from_dlpack(dlpack)\n--\n\nAn NDArray sharing the memory of a DLPack capsule, or of an "
-     "object with __dlpack__. ValueError when it is not contiguous, is\n"
-     "read-only or of another dtype. An array of this package comes back as one that shares its "
-     "storage.\n\nExamples\n--------\n"
+     "object with __dlpack__; of a tensor that is not contiguous (a transposed one) a copy.\n"
+     "ValueError when it is read-only, of another dtype, or on a GPU and not contiguous. An array "
+     "of "
+     "this package comes back as one that shares its storage.\n\nExamples\n--------\n"
      ">>> values = np.array([1, 2])\n"
      ">>> x = nd.from_dlpack(values)\n"
      ">>> values[0] = 7\n"
