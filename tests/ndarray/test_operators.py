@@ -216,3 +216,11 @@ def test_ufuncs_of_numpy():
     values += x
     assert values.tolist() == [2, 5]
     assert np.add.reduce(x) == 5 and not isinstance(x, mx.np.ndarray)
+
+
+def test_values_of_truth_of_numpy_are_numbers():
+    x = nd.array([1, 4])
+    mask = np.array([True, False])
+    for result, expected in ((x * mask, [1, 0]), (mask + x, [2, 4]), (x == mask, [1, 0])):
+        assert result.dtype == np.float32 and result.asnumpy().tolist() == expected
+    assert (nd.array([3, 5], dtype="int32") * mask).asnumpy().tolist() == [3, 0]

@@ -53,6 +53,10 @@ mpg_dtype mpg_py_dtype(PyObject *object) {
   mpg_dtype dtype = MPG_DTYPE_NONE;
   if (object != Py_None && PyArray_DescrConverter(object, &descr) == NPY_SUCCEED) {
     dtype = mpg_py_from_numpy_type(descr->type_num);
+    /* ml_dtypes gives NumPy one of its own */
+    const char *point = strrchr(descr->typeobj->tp_name, '.');
+    if (dtype == MPG_DTYPE_NONE && point != NULL && strcmp(point, ".bfloat16") == 0)
+      dtype = MPG_BFLOAT16;
     Py_DECREF(descr);
   }
   PyErr_Clear();
@@ -297,7 +301,7 @@ PyObject *mpg_py_operand(PyObject *object, const mpg_array *like, const char *wh
   mpg_dtype own = mpg_py_from_numpy_type(PyArray_TYPE((PyArrayObject *)object));
   if (own == MPG_DTYPE_NONE || own == MPG_FLOAT64) own = MPG_FLOAT32;
   if (like && ((mpg_dtype_is_float(own) && mpg_dtype_is_float(wanted)) ||
-               (mpg_dtype_is_integer(own) && mpg_dtype_is_integer(wanted))))
+               (mpg_dtype_is_integer(own) && mpg_dtype_is_integer(wanted)) || own == MPG_BOOL))
     own = wanted;
   return mpg_py_from_object(object, own, device);
 }
