@@ -9,9 +9,10 @@ import numpy as np
 from .. import _core
 from .._core import NDArray
 from .._hints import ARRAY, absent, present
+from ._numpy_protocol import array_function, array_ufunc
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from typing import Any, NoReturn
 
 
@@ -75,47 +76,6 @@ def _flatten(self, inplace: bool = False) -> NDArray:
     return self.reshape((0, -1)) if inplace else _core.get_op("Flatten")(self)
 
 
-_UFUNCS = {
-    np.add: 0,
-    np.subtract: 1,
-    np.multiply: 2,
-    np.true_divide: 3,
-    np.remainder: 4,
-    np.power: 5,
-    np.equal: 6,
-    np.not_equal: 7,
-    np.greater: 8,
-    np.greater_equal: 9,
-    np.less: 10,
-    np.less_equal: 11,
-}
-
-
-def _refuse_recorded(name: str, values: Iterable[Any]) -> None:
-    if _core.is_recording():
-        for value in values:
-            if isinstance(value, NDArray) and value._wants_gradient:
-                raise _core.MXNetError(
-                    f"numpy.{name} of an array that autograd records: its gradient would be lost; "
-                    "use mx.nd, or x.asnumpy() or x.detach() for values alone"
-                )
-            if isinstance(value, (list, tuple)):
-                _refuse_recorded(name, value)
-
-
-def ___array_function__(self, function: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Functions of NumPy compute on copies of the values, or call NDArray's method of that name;
-    MXNetError where a gradient would be lost."""
-    _refuse_recorded(function.__name__, (*args, *kwargs.values()))
-    if function in (np.mean, np.round):  # methods here have other parameters
-        args = [item.asnumpy() if isinstance(item, NDArray) else item for item in args]
-        kwargs = {
-            key: item.asnumpy() if isinstance(item, NDArray) else item
-            for key, item in kwargs.items()
-        }
-    return function._implementation(*args, **kwargs)
-
-
 def ___iter__(self) -> Iterator[NDArray]:
     """The entries along the first axis."""
     return map(self.__getitem__, range(len(self)))
@@ -150,18 +110,6 @@ def _to_numpy(self) -> np.ndarray[Any, Any]:
 
 def ___dir__(self) -> list[str]:
     return present(self, object.__dir__(self))
-
-
-def ___array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
-    """Operators between NumPy and this are NDArray's; any other ufunc of NumPy computes on copies
-    of the values."""
-    if method == "__call__" and ufunc in _UFUNCS and not kwargs and len(inputs) == 2:
-        return _core._binary(_UFUNCS[ufunc], *inputs)
-    _refuse_recorded(ufunc.__name__, inputs)
-    values = [item.asnumpy() if isinstance(item, NDArray) else item for item in inputs]
-    if any(isinstance(item, NDArray) for item in kwargs.get("out", ())):
-        return NotImplemented
-    return getattr(ufunc, method)(*values, **kwargs)
 
 
 def _split_v2(
@@ -234,10 +182,10 @@ def add_methods(ops: dict[str, _core.Op]) -> None:
         if name in ops and not hasattr(NDArray, name):
             setattr(NDArray, name, ops[name])
     NDArray.__array_priority__ = 1000.0
+    NDArray.__array_ufunc__ = array_ufunc
+    NDArray.__array_function__ = array_function
     absent(NDArray, ARRAY)
     for function in (
-        ___array_ufunc__,
-        ___array_function__,
         ___dir__,
         ___format__,
         ___iter__,

@@ -148,39 +148,6 @@ def test_lists_formats_and_iteration():
         iter(nd.array(1.0))
 
 
-def test_numpy_functions_keep_gradients_or_say_no():
-    x = nd.array([[1.0, 2.5], [3.0, 4.0]])
-    assert (
-        np.mean(x) == 2.625
-        and np.mean(x, axis=0).tolist() == [2, 3.25]
-        and np.mean(x, dtype="float64").dtype == np.float64
-    )
-    np.testing.assert_array_equal(
-        np.round(x * 1.01, 1), np.round(x.asnumpy() * np.float32(1.01), 1)
-    )
-    assert (
-        isinstance(np.sum(x), nd.NDArray)
-        and np.concatenate([x, x]).shape == (4, 2)
-        and isinstance(np.exp(x), np.ndarray)
-    )
-    x.attach_grad()
-    with mx.autograd.record():
-        y = x * 2
-        for call in (
-            lambda: np.exp(y),
-            lambda: np.mean(y),
-            lambda: np.concatenate([y, y]),
-            lambda: np.where(y, y, 0),
-            lambda: np.maximum(y, 0),
-        ):
-            with pytest.raises(mx.MXNetError, match="its gradient would be lost"):
-                call()
-        assert np.exp(y.detach()).shape == np.asarray(y).shape == y.asnumpy().shape == (2, 2)
-        z = np.float32(3) * y + np.ones((2, 2), "float32")
-    z.backward()
-    assert (x.grad.asnumpy() == 6).all()
-
-
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_functions_that_cut_off_keep_nan(dtype):
     x = nd.array([np.nan, np.inf, -np.inf, -0.0], dtype=dtype)

@@ -1,0 +1,713 @@
+"""NumPy's functions of NDArrays: ``np.exp(x)``, ``np.concatenate([x, y])``, ``np.mean(x, axis=0)``.
+
+Those that have an op, or are made of a few, give NDArrays and are recorded. They take NumPy's
+arguments and give its shapes; whole numbers become float32 where NumPy makes them float64. All
+others compute on copies of the values and give NumPy's arrays, which is an error where a gradient
+would be lost. A function here returns NotImplemented for arguments that the ops don't have.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .. import _core
+from .._core import NDArray, bfloat16
+from . import functions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+_op = _core.get_op
+_UNSET = object()
+
+# Operators of NDArray, by their numbers.
+_OPERATORS = {
+    np.add: 0,
+    np.subtract: 1,
+    np.multiply: 2,
+    np.true_divide: 3,
+    np.remainder: 4,
+    np.power: 5,
+    np.equal: 6,
+    np.not_equal: 7,
+    np.greater: 8,
+    np.greater_equal: 9,
+    np.less: 10,
+    np.less_equal: 11,
+}
+_BINARY = {
+    np.maximum: functions.maximum,
+    np.minimum: functions.minimum,
+    np.hypot: functions.hypot,
+    np.logical_and: functions.logical_and,
+    np.logical_or: functions.logical_or,
+    np.logical_xor: functions.logical_xor,
+}
+# Of whole numbers: in float32.
+_REAL = {
+    getattr(np, name): name
+    for name in (
+        "exp expm1 log log2 log10 log1p sqrt cbrt sin cos tan sinh cosh tanh arcsin arccos arctan "
+        "arcsinh arccosh arctanh degrees radians"
+    ).split()
+} | {np.rad2deg: "degrees", np.deg2rad: "radians"}
+_UNARY = {
+    getattr(np, name): name
+    for name in "abs sign floor ceil trunc square negative reciprocal logical_not".split()
+} | {np.fabs: "abs", np.positive: "_copy", np.conjugate: "_copy"}
+_REDUCTIONS = {np.add: np.sum, np.multiply: np.prod, np.maximum: np.max, np.minimum: np.min}
+
+# Their results have no gradient to lose.
+_TRUTH = {np.isnan, np.isinf, np.isfinite, np.signbit, *_OPERATORS, *_BINARY} - {
+    *list(_OPERATORS)[:6],
+    *list(_BINARY)[:3],
+}
+_WITHOUT_GRADIENT = {
+    getattr(np, name)
+    for name in (
+        "all any allclose isclose array_equal array_equiv count_nonzero nonzero argwhere "
+        "flatnonzero argpartition lexsort nanargmax nanargmin searchsorted digitize bincount isin "
+        "array_repr array_str array2string result_type can_cast min_scalar_type common_type "
+        "isreal iscomplex isrealobj iscomplexobj isneginf isposinf "
+        "save savez savez_compressed savetxt"
+    ).split()
+}
+_WRITERS = {np.copyto, np.put, np.place, np.putmask, np.fill_diagonal, np.put_along_axis}
+
+_FUNCTIONS: dict[Any, Callable[..., Any]] = {}
+
+
+def _implements(*names):
+    """Makes a function the one for NumPy's of these names, where this NumPy has them."""
+
+    def register(function):
+        for name in names:
+            try:
+                _FUNCTIONS[operator.attrgetter(name)(np)] = function
+            except AttributeError:  # of another NumPy
+                continue
+        return function
+
+    return register
+
+
+# --- Arguments ------------------------------------------------------------------------------------
+def _is_float(dtype):
+    return dtype is bfloat16 or np.dtype(dtype).kind == "f"
+
+
+def _real(x):
+    """An array of real numbers: whole ones as float32."""
+    return x if _is_float(x.dtype) else x.astype("float32")
+
+
+def _wide(x):
+    """Whole numbers as int64, in which NumPy adds them up."""
+    return x if _is_float(x.dtype) else x.astype("int64")
+
+
+def _arrays(values, joined=True):
+    """NDArrays of values, some of which are: on the device and, if `joined`, of the dtype that
+    suits all; of what is no array the dtype follows."""
+    ours = [value for value in values if isinstance(value, NDArray)]
+    kinds = list(dict.fromkeys(array.dtype for array in ours))
+    if len(kinds) == 1:
+        dtype = kinds[0]
+    elif bfloat16 in kinds:
+        dtype = np.float32
+    else:
+        dtype = np.result_type(*kinds).type
+    others = [value if isinstance(value, NDArray) else np.asarray(value) for value in values]
+    if not _is_float(dtype) and any(
+        isinstance(value, np.ndarray) and value.dtype.kind == "f" for value in others
+    ):
+        dtype = np.float32
+    made = [
+        value if isinstance(value, NDArray) else functions.array(value, ours[0].context, dtype)
+        for value in others
+    ]
+    return [value.astype(dtype, copy=False) for value in made] if joined else made
+
+
+def _holds_array(value):
+    return isinstance(value, NDArray) or (
+        isinstance(value, (list, tuple)) and any(map(_holds_array, value))
+    )
+
+
+def _axes(axis, ndim):
+    """The axes of an argument of NumPy, as numbers from 0 on: None means all."""
+    if axis is None:
+        return tuple(range(ndim))
+    axes = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
+    found = []
+    for i in axes:
+        i = operator.index(i)
+        if not -ndim <= i < ndim:
+            raise np.exceptions.AxisError(i, ndim)
+        found.append(i % ndim)
+    if len(set(found)) < len(found):
+        raise ValueError("duplicate value in 'axis'")
+    return tuple(found)
+
+
+def _shaped(x, shape):
+    """An array in that exact shape; () too."""
+    shape = tuple(shape)
+    return x if x.shape == shape else _op("_reshape_exact")(x, shape=shape)
+
+
+def _cast(x, dtype):
+    return x if dtype is None else x.astype(dtype)
+
+
+# --- Without an op --------------------------------------------------------------------------------
+def _refuse_recorded(name, values):
+    for value in values:
+        if isinstance(value, NDArray) and value._wants_gradient:
+            raise _core.MXNetError(
+                f"numpy.{name} of an array that autograd records: its gradient would be lost; "
+                "use mx.nd, or x.asnumpy() or x.detach() for values alone"
+            )
+        if isinstance(value, (list, tuple)):
+            _refuse_recorded(name, value)
+        elif isinstance(value, dict):
+            _refuse_recorded(name, value.values())
+
+
+def _copied(value):
+    if isinstance(value, NDArray):
+        return value.asnumpy()
+    if isinstance(value, (list, tuple)) and _holds_array(value):
+        return [*map(_copied, value)] if isinstance(value, list) else tuple(map(_copied, value))
+    return value
+
+
+def _by_numpy(name, call, args, kwargs, gradient):
+    """What NumPy makes of copies of the values; NDArrays in ``out`` are written at the end."""
+    if gradient and _core.is_recording():
+        _refuse_recorded(name, (*args, *kwargs.values()))
+    out = kwargs.get("out")
+    targets = out if isinstance(out, tuple) else (out,)
+    args = [_copied(value) for value in args]
+    copies = {key: _copied(value) for key, value in kwargs.items()}
+    result = call(*args, **copies)
+    if not any(isinstance(target, NDArray) for target in targets):
+        return result
+    written = copies["out"] if isinstance(out, tuple) else (copies["out"],)
+    for target, values in zip(targets, written):
+        if isinstance(target, NDArray):
+            target[:] = values
+    return targets[0] if len(targets) == 1 else targets
+
+
+def _into(result, out):
+    """The result, written into ``out`` if there is one."""
+    if out is None or result is NotImplemented:
+        return result
+    if not isinstance(out, NDArray):
+        return NotImplemented
+    if out.shape != result.shape:
+        raise ValueError(f"out has the shape {out.shape}, the result {result.shape}")
+    return _op("_copyto")(result.astype(out.dtype, copy=False), out=out)
+
+
+# --- The protocols --------------------------------------------------------------------------------
+def array_ufunc(self: NDArray, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+    """Ufuncs of NumPy are computed by ops, or on copies of the values where there is no op;
+    MXNetError where a gradient would be lost."""
+    if not kwargs and method == "__call__":
+        result = _of_ufunc(ufunc, inputs)
+    else:
+        result = _with_options(ufunc, method, inputs, dict(kwargs))
+    if result is not NotImplemented:
+        return result
+    call = getattr(ufunc, method)
+    return _by_numpy(ufunc.__name__, call, inputs, kwargs, gradient=ufunc not in _TRUTH)
+
+
+def _with_options(ufunc, method, inputs, options):
+    if method == "reduce" and ufunc in _REDUCTIONS:
+        options.setdefault("axis", 0)
+        options["out"] = options.get("out", (None,))[0]
+        return _FUNCTIONS[_REDUCTIONS[ufunc]](*inputs, **options)
+    if method == "at" and isinstance(inputs[0], NDArray):
+        raise _core.MXNetError(f"numpy.{ufunc.__name__}.at writes into an NDArray; use x[...] = y")
+    if method != "__call__" or [*options] != ["out"] or not isinstance(options["out"][0], NDArray):
+        return NotImplemented
+    if not any(isinstance(x, NDArray) for x in inputs):
+        return NotImplemented
+    return _into(_of_ufunc(ufunc, inputs), options["out"][0])
+
+
+def _operands(ufunc, left, right):
+    """Those of a function that is no operator: whole numbers beside real ones become real."""
+    arrays = [x for x in (left, right) if isinstance(x, NDArray)]
+    if all(_is_float(x.dtype) for x in arrays):
+        return left, right
+    left, right = _arrays((left, right))
+    return (_real(left), _real(right)) if ufunc is np.hypot else (left, right)
+
+
+def _of_ufunc(ufunc, inputs):
+    number = _OPERATORS.get(ufunc)
+    if number is not None or ufunc in _BINARY:
+        left, right = inputs
+        if isinstance(left, (list, tuple)) or isinstance(right, (list, tuple)):
+            left, right = _arrays(inputs, joined=False)
+        if number is not None:
+            return _core._binary(number, left, right)
+        return _BINARY[ufunc](*_operands(ufunc, left, right))
+    if ufunc in _REAL:
+        return _op(_REAL[ufunc])(_real(inputs[0]))
+    if ufunc in _UNARY:
+        return _op(_UNARY[ufunc])(inputs[0])
+    if ufunc in _FUNCTIONS:
+        return _FUNCTIONS[ufunc](*inputs)
+    return NotImplemented
+
+
+def array_function(
+    self: NDArray, function: Any, types: Any, args: Any, kwargs: dict[str, Any]
+) -> Any:
+    """Functions of NumPy are computed by ops, or on copies of the values where there is no op;
+    MXNetError where a gradient would be lost."""
+    if function in _FUNCTIONS:
+        result = _FUNCTIONS[function](*args, **kwargs)
+        if result is not NotImplemented:
+            return result
+    if function in _WRITERS and args and isinstance(args[0], NDArray):
+        raise _core.MXNetError(
+            f"numpy.{function.__name__} writes into an NDArray; assign with x[...] = values"
+        )
+    gradient = function not in _WITHOUT_GRADIENT
+    return _by_numpy(function.__name__, function._implementation, args, kwargs, gradient)
+
+
+# --- Ufuncs that are several ops ------------------------------------------------------------------
+@_implements("rint")
+def _rint(x):
+    """Halves go to the even neighbour."""
+    x = _real(x)
+    below = _op("rint")(x)  # the lower one
+    return _op("where")(x - below == 0.5, below + below % 2, below)
+
+
+@_implements("exp2")
+def _exp2(x):
+    return functions.power(2, _real(x))
+
+
+def _truth(op):
+    """Values of truth are NumPy's, but for arrays that are being traced."""
+    return lambda x: _op(op)(x) if x._traced else NotImplemented
+
+
+_implements("isnan")(_truth("_contrib_isnan"))
+_implements("isinf")(_truth("_contrib_isinf"))
+_implements("isfinite")(_truth("_contrib_isfinite"))
+
+
+@_implements("matmul")
+def _matmul(a, b):
+    a, b = _arrays((a, b))
+    if not _is_float(a.dtype):
+        return NotImplemented
+    return _dot(a, b) if a.ndim == 1 or b.ndim == 1 else a @ b
+
+
+# --- Reductions -----------------------------------------------------------------------------------
+def _reduce(op, x, axis, keepdims, **params):
+    axes = _axes(axis, x.ndim)
+    if not axes:
+        return _op("_copy")(x)
+    kept = [1 if i in axes else size for i, size in enumerate(x.shape)]
+    shape = kept if keepdims else [size for i, size in enumerate(x.shape) if i not in axes]
+    return _shaped(_op(op)(x, axis=axes, keepdims=True, **params), shape)
+
+
+def _reduction(op, prepare, *names):
+    def function(a, axis=None, dtype=None, out=None, keepdims=False, initial=_UNSET, where=True):
+        if initial is not _UNSET or where is not True or not isinstance(a, NDArray):
+            return NotImplemented
+        if prepare is None:  # max and min have no dtype
+            return _into(_reduce(op, a, axis, keepdims), out)
+        return _into(_reduce(op, prepare(_cast(a, dtype)), axis, keepdims), out)
+
+    if prepare is not None:
+        _implements(*names)(function)
+        return
+
+    def without_dtype(
+        a, axis=None, out=None, keepdims=False, initial=_UNSET, where=True, dtype=None
+    ):
+        return function(a, axis, None, out, keepdims, initial, where)
+
+    _implements(*names)(without_dtype)
+
+
+_reduction("sum", _wide, "sum")
+_reduction("prod", _wide, "prod")
+_reduction("nansum", _wide, "nansum")
+_reduction("nanprod", _wide, "nanprod")
+_reduction("max", None, "max", "amax")
+_reduction("min", None, "min", "amin")
+
+
+@_implements("mean")
+def _mean(a, axis=None, dtype=None, out=None, keepdims=False, *, where=True):
+    if where is not True or not isinstance(a, NDArray):
+        return NotImplemented
+    return _into(_reduce("mean", _real(_cast(a, dtype)), axis, keepdims), out)
+
+
+def _variance(x, axis, dtype, ddof, keepdims):
+    x = _real(_cast(x, dtype))
+    count = math.prod(x.shape[i] for i in _axes(axis, x.ndim))
+    from_mean = _core._binary(1, x, _reduce("mean", x, axis, True))
+    square = _op("square")(from_mean)
+    if not ddof:
+        return _reduce("mean", square, axis, keepdims)
+    return _reduce("sum", square, axis, keepdims) / max(count - ddof, 0)
+
+
+@_implements("var")
+def _var(a, axis=None, dtype=None, out=None, ddof=0, keepdims=False, *, where=True, **options):
+    if where is not True or options:
+        return NotImplemented
+    return _into(_variance(a, axis, dtype, ddof, keepdims), out)
+
+
+@_implements("std")
+def _std(a, axis=None, dtype=None, out=None, ddof=0, keepdims=False, *, where=True, **options):
+    if where is not True or options:
+        return NotImplemented
+    return _into(_op("sqrt")(_variance(a, axis, dtype, ddof, keepdims)), out)
+
+
+@_implements("linalg.norm")
+def _norm(x, ord=None, axis=None, keepdims=False):
+    vectors = isinstance(axis, int) or x.ndim == 1
+    if not (ord is None or (vectors and ord in (1, 2))):
+        return NotImplemented
+    return _reduce("norm", _real(x), axis, keepdims, ord=ord or 2)
+
+
+def _chosen(op):
+    def function(a, axis=None, out=None, *, keepdims=False):
+        if not isinstance(a, NDArray) or not a.ndim or out is not None:
+            return NotImplemented
+        length = a.size if axis is None else a.shape[_axes(axis, a.ndim)[0]]
+        wide = a.dtype in (np.float64, np.int64, np.int32)
+        if length > 2**24 and not wide:
+            return NotImplemented  # the op's indices are float32
+        shape = [1] * a.ndim
+        if axis is not None:
+            (axis,) = _axes(axis, a.ndim)
+            shape = [1 if i == axis else size for i, size in enumerate(a.shape)]
+            if not keepdims:
+                del shape[axis]
+        elif not keepdims:
+            shape = []
+        found = _op(op)(a if wide else a.astype("float32", copy=False), axis=axis)
+        return _shaped(found.astype("int64"), shape)
+
+    return function
+
+
+_implements("argmax")(_chosen("argmax"))
+_implements("argmin")(_chosen("argmin"))
+
+
+@_implements("cumsum")
+def _cumsum(a, axis=None, dtype=None, out=None):
+    x = _wide(_cast(a, dtype))
+    if axis is not None:
+        (axis,) = _axes(axis, x.ndim)
+    return _into(_op("cumsum")(x, axis=axis), out)
+
+
+@_implements("sort")
+def _sort(a, axis=-1, kind=None, order=None, *, stable=None):
+    if not a.ndim and axis is not None:
+        return NotImplemented
+    return _op("sort")(a if axis is not None else _ravel(a), axis=-1 if axis is None else axis)
+
+
+@_implements("argsort")
+def _argsort(a, axis=-1, kind=None, order=None, *, stable=None):
+    if not a.ndim and axis is not None:
+        return NotImplemented
+    x = a if axis is not None else _ravel(a)
+    return _op("argsort")(x, axis=-1 if axis is None else axis, dtype="int64")
+
+
+# --- Elements -------------------------------------------------------------------------------------
+@_implements("clip")
+def _clip(a, a_min=None, a_max=None, out=None, *, min=None, max=None, **options):
+    lowest = min if a_min is None else a_min
+    highest = max if a_max is None else a_max
+    if options or not isinstance(a, NDArray):
+        return NotImplemented
+    limits = [limit for limit in (lowest, highest) if limit is not None]
+    whole = all(isinstance(limit, (int, np.integer)) for limit in limits)
+    if len(limits) == 2 and all(isinstance(limit, (int, float, np.number)) for limit in limits):
+        a = a if whole else _real(a)
+        return _into(_op("clip")(a, a_min=lowest, a_max=highest), out)
+    result = a if lowest is None else _of_ufunc(np.maximum, (a, lowest))
+    result = result if highest is None else _of_ufunc(np.minimum, (result, highest))
+    return _into(_op("_copy")(a) if result is a else result, out)
+
+
+@_implements("round", "around", "round_")
+def _round(a, decimals=0, out=None):
+    if not _is_float(a.dtype):
+        return _into(_op("_copy")(a), out) if decimals >= 0 else NotImplemented
+    scale = 10.0 ** abs(decimals)
+    if decimals > 0:
+        return _into(_rint(a * scale) / scale, out)
+    return _into(_rint(a) if decimals == 0 else _rint(a / scale) * scale, out)
+
+
+@_implements("fix")
+def _fix(x, out=None):
+    return _into(_op("fix")(x), out)
+
+
+@_implements("where")
+def _where(condition, *values):
+    if not values:
+        return NotImplemented
+    like = next(v for v in (*values, condition) if isinstance(v, NDArray))
+    if not isinstance(condition, NDArray):
+        condition = functions.array(np.asarray(condition, bool), like.context)
+    if any(isinstance(v, NDArray) for v in values):
+        left, right = _arrays(values)
+    else:
+        left, right = (functions.array(v, like.context) for v in values)
+    shape = np.broadcast_shapes(condition.shape, left.shape, right.shape)
+    return _op("where")(*(_broadcast_to(x, shape) for x in (condition, left, right)))
+
+
+@_implements("zeros_like")
+def _zeros_like(a, dtype=None, order="K", subok=True, shape=None, *, device=None):
+    if shape is not None:
+        return NotImplemented
+    return _cast(_op("zeros_like")(a), dtype)
+
+
+@_implements("ones_like")
+def _ones_like(a, dtype=None, order="K", subok=True, shape=None, *, device=None):
+    if shape is not None:
+        return NotImplemented
+    return _cast(_op("ones_like")(a), dtype)
+
+
+@_implements("copy")
+def _copy(a, order="K", subok=False):
+    return _op("_copy")(a)
+
+
+# --- Shapes ---------------------------------------------------------------------------------------
+@_implements("shape")
+def _shape(a):
+    return a.shape if isinstance(a, NDArray) else NotImplemented
+
+
+@_implements("ndim")
+def _ndim(a):
+    return a.ndim if isinstance(a, NDArray) else NotImplemented
+
+
+@_implements("size")
+def _size(a, axis=None):
+    if not isinstance(a, NDArray):
+        return NotImplemented
+    return a.size if axis is None else math.prod(a.shape[i] for i in _axes(axis, a.ndim))
+
+
+@_implements("reshape")
+def _reshape(a, shape=None, order="C", *, newshape=None, copy=None):
+    shape = newshape if shape is None else shape
+    if order != "C" or shape is None:
+        return NotImplemented
+    shape = [shape] if isinstance(shape, (int, np.integer)) else list(shape)
+    if -1 in shape:
+        known = math.prod(size for size in shape if size != -1)
+        if shape.count(-1) > 1 or not known or a.size % known:
+            raise ValueError(f"cannot reshape array of size {a.size} into shape {tuple(shape)}")
+        shape[shape.index(-1)] = a.size // known
+    return _op("_reshape_exact")(a, shape=tuple(shape))
+
+
+@_implements("ravel")
+def _ravel(a, order="C"):
+    return _shaped(a, (a.size,)) if order == "C" else NotImplemented
+
+
+@_implements("transpose", "permute_dims")
+def _transpose(a, axes=None):
+    if a.ndim < 2:
+        return _op("_copy")(a)
+    return _op("transpose")(a) if axes is None else _op("transpose")(a, axes=_axes(axes, a.ndim))
+
+
+@_implements("swapaxes")
+def _swapaxes(a, axis1, axis2):
+    return _op("swapaxes")(a, dim1=axis1, dim2=axis2)
+
+
+@_implements("moveaxis")
+def _moveaxis(a, source, destination):
+    return functions.moveaxis(a, source, destination)
+
+
+@_implements("expand_dims")
+def _expand_dims(a, axis):
+    axes = axis if isinstance(axis, (tuple, list)) else (axis,)
+    new = _axes(axes, a.ndim + len(axes))
+    sizes = iter(a.shape)
+    return _shaped(a, [1 if i in new else next(sizes) for i in range(a.ndim + len(axes))])
+
+
+@_implements("squeeze")
+def _squeeze(a, axis=None):
+    if axis is None:
+        return _shaped(a, [size for size in a.shape if size != 1])
+    axes = _axes(axis, a.ndim)
+    if any(a.shape[i] != 1 for i in axes):
+        raise ValueError("cannot select an axis to squeeze out which has size not equal to one")
+    return _shaped(a, [size for i, size in enumerate(a.shape) if i not in axes])
+
+
+@_implements("broadcast_to")
+def _broadcast_to(array, shape, subok=False):
+    shape = (shape,) if isinstance(shape, int) else tuple(shape)
+    if array.shape == shape:
+        return array
+    if len(shape) < array.ndim or np.broadcast_shapes(array.shape, shape) != shape:
+        raise ValueError(f"an array of shape {array.shape} can't be broadcast to {shape}")
+    whole = _shaped(array, (1,) * (len(shape) - array.ndim) + array.shape)
+    return _op("broadcast_to")(whole, shape=shape)
+
+
+@_implements("concatenate", "concat")
+def _concatenate(arrays, axis=0, out=None, *, dtype=None, casting="same_kind"):
+    if isinstance(arrays, NDArray):
+        arrays = list(arrays)
+    if not any(isinstance(array, NDArray) for array in arrays):
+        return NotImplemented
+    arrays = _arrays([*arrays])
+    if axis is None:
+        arrays, axis = [_ravel(array) for array in arrays], 0
+    (axis,) = _axes(axis, arrays[0].ndim)
+    return _into(_cast(_op("concat")(*arrays, dim=axis), dtype), out)
+
+
+@_implements("stack")
+def _stack(arrays, axis=0, out=None, *, dtype=None, casting="same_kind"):
+    if isinstance(arrays, NDArray):
+        arrays = list(arrays)
+    if not any(isinstance(array, NDArray) for array in arrays):
+        return NotImplemented
+    arrays = _arrays([*arrays])
+    (axis,) = _axes(axis, arrays[0].ndim + 1)
+    return _into(_cast(_op("stack")(*arrays, axis=axis), dtype), out)
+
+
+@_implements("vstack", "row_stack")
+def _vstack(tup, *, dtype=None, casting="same_kind"):
+    arrays = [_shaped(x, (1,) * (2 - x.ndim) + x.shape) for x in _arrays([*tup])]
+    return _concatenate(arrays, 0, dtype=dtype)
+
+
+@_implements("hstack")
+def _hstack(tup, *, dtype=None, casting="same_kind"):
+    arrays = [_shaped(x, x.shape or (1,)) for x in _arrays([*tup])]
+    return _concatenate(arrays, 0 if arrays[0].ndim == 1 else 1, dtype=dtype)
+
+
+@_implements("split", "array_split")
+def _split(ary, indices_or_sections, axis=0):
+    (axis,) = _axes(axis, ary.ndim)
+    length = ary.shape[axis]
+    if isinstance(indices_or_sections, (int, np.integer)):
+        if indices_or_sections < 1 or length % indices_or_sections:
+            return NotImplemented
+        part = length // indices_or_sections
+        ends = [part * i for i in range(1, indices_or_sections + 1)]
+    else:
+        ends = [slice(None, int(i)).indices(length)[1] for i in indices_or_sections] + [length]
+    starts = [0, *ends[:-1]]
+    pick = (slice(None),) * axis
+    return [ary[(*pick, slice(start, max(start, end)))] for start, end in zip(starts, ends)]
+
+
+@_implements("tile")
+def _tile(A, reps):
+    return _op("tile")(A, reps=(reps,) if isinstance(reps, int) else tuple(reps))
+
+
+@_implements("repeat")
+def _repeat(a, repeats, axis=None):
+    if not isinstance(repeats, (int, np.integer)):
+        return NotImplemented
+    return _op("repeat")(a, repeats=repeats, axis=axis)
+
+
+@_implements("flip")
+def _flip(m, axis=None):
+    return _op("flip")(m, axis=_axes(axis, m.ndim))
+
+
+@_implements("take")
+def _take(a, indices, axis=None, out=None, mode="raise"):
+    if not isinstance(a, NDArray):
+        return NotImplemented
+    if not isinstance(indices, NDArray):
+        indices = functions.array(np.asarray(indices), a.context, "int64")
+    source, axis = (_ravel(a), 0) if axis is None else (a, _axes(axis, a.ndim)[0])
+    shape = source.shape[:axis] + indices.shape + source.shape[axis + 1 :]
+    length = source.shape[axis]
+    if mode == "raise":  # as the op has it, but negative ones count from the end
+        indices = functions.add(indices, (indices < 0) * length)
+    return _into(_shaped(_op("take")(source, indices, axis=axis, mode=mode), shape), out)
+
+
+# --- Products -------------------------------------------------------------------------------------
+@_implements("dot")
+def _dot(a, b, out=None):
+    a, b = _arrays((a, b))
+    if not a.ndim or not b.ndim:
+        return _into(a * b, out)
+    if b.ndim > 2 or not _is_float(a.dtype):
+        return NotImplemented
+    return _into(_shaped(_op("dot")(a, b), a.shape[:-1] + b.shape[1:]), out)
+
+
+@_implements("outer")
+def _outer(a, b, out=None):
+    a, b = _arrays((a, b))
+    return _into(_shaped(a, (a.size, 1)) * _shaped(b, (1, b.size)), out)
+
+
+def _of_matrices(op):
+    def function(a):
+        return _shaped(_op(op)(_real(a)), a.shape[:-2] if op == "linalg_det" else a.shape)
+
+    return function
+
+
+_implements("linalg.det")(_of_matrices("linalg_det"))
+_implements("linalg.inv")(_of_matrices("linalg_inverse"))
+
+
+# --- Memory ---------------------------------------------------------------------------------------
+@_implements("shares_memory", "may_share_memory")
+def _shares_memory(a, b, max_work=None):
+    return np.may_share_memory(np.asarray(a), np.asarray(b))

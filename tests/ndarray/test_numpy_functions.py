@@ -1,0 +1,224 @@
+"""NumPy's functions of NDArrays: ops where there are some, NumPy on copies elsewhere."""
+
+import numpy as np
+import pytest
+
+import mpgluon as mx
+from mpgluon import autograd, gluon, nd
+
+VALUES = np.array([[0.2, 0.45, 0.6], [0.3, 0.9, 0.5]], "float32")
+WHOLE = np.array([[4, 1, 3], [2, 5, 2]], "int32")
+OTHER = np.arange(6, dtype="float32").reshape(2, 3) + 1
+
+# By ops: values are NumPy's, the gradient is a difference quotient's.
+SMOOTH = {
+    "exp": lambda a: np.exp(a) * OTHER,
+    "exp2": lambda a: np.exp2(a),
+    "sum": lambda a: np.sum(a**2),
+    "sum of an axis": lambda a: np.sum(a**2, axis=-1, keepdims=True),
+    "sum of no axis": lambda a: np.sum(a, axis=()),
+    "reduce": lambda a: np.add.reduce(a**2),
+    "mean": lambda a: np.mean(a**2, axis=0),
+    "prod": lambda a: np.prod(a, 0),
+    "max": lambda a: np.max(a, axis=0) ** 2,
+    "var": lambda a: np.var(a, axis=1, ddof=1),
+    "std": lambda a: np.std(a),
+    "norm": lambda a: np.linalg.norm(a, axis=1),
+    "cumsum": lambda a: np.cumsum(a, axis=1) ** 2,
+    "sort": lambda a: np.sort(a, axis=1) * OTHER,
+    "clip": lambda a: np.clip(a, 0.25, 0.55) ** 2,
+    "clip by an array": lambda a: np.clip(a, None, OTHER / 7) ** 2,
+    "maximum": lambda a: np.maximum(OTHER / 8, a),
+    "operators": lambda a: np.float64(3) * a + OTHER * a - np.float32(1) / a,
+    "list": lambda a: np.multiply([1, 2, 3], a),
+    "where": lambda a: np.where(a > 0.48, a**2, 0),
+    "where of a row": lambda a: np.where(np.array([True, False, True]), a, -a),
+    "concatenate": lambda a: np.concatenate([a, OTHER, a * 2], axis=-1) ** 2,
+    "concatenate flat": lambda a: np.concatenate([a, a[:1] ** 2], axis=None),
+    "stack": lambda a: np.stack([a, OTHER], -1) ** 2,
+    "vstack": lambda a: np.vstack([a[0] ** 2, OTHER[1]]),
+    "hstack": lambda a: np.hstack([a, OTHER]) ** 2,
+    "split": lambda a: np.split(a, [1], axis=1)[1] ** 2,
+    "take": lambda a: np.take(a, [0, -1], axis=1) ** 2,
+    "take flat": lambda a: np.take(a, [[5, 0]]) ** 2,
+    "reshape": lambda a: np.reshape(a, (3, -1)) ** 2,
+    "transpose": lambda a: np.transpose(a, (-1, 0)) ** 2,
+    "expand_dims": lambda a: np.expand_dims(a, (0, -1)) ** 2,
+    "broadcast_to": lambda a: np.broadcast_to(a, (4, 2, 3)) ** 2,
+    "repeat": lambda a: np.repeat(a, 2) ** 2,
+    "tile": lambda a: np.tile(a, (2, 1)) ** 2,
+    "flip": lambda a: np.flip(a, 1) * OTHER,
+    "matmul": lambda a: np.matmul(OTHER.T, a),
+    "matmul from the right": lambda a: a @ OTHER.T,
+    "dot": lambda a: np.dot(a, a[0]),
+    "outer": lambda a: np.outer(a, a[0]),
+}
+EXACT = {
+    "rint": lambda a: np.rint(a),
+    "rint of halves": lambda a: np.rint(np.concatenate([a[0] * 0 - 1.5, a[1] * 0 + 2.5])),
+    "round": lambda a: np.round(a, 1),
+    "floor": lambda a: np.floor(a * 3),
+    "argmax": lambda a: np.argmax(a),
+    "argmin": lambda a: np.argmin(a, axis=0, keepdims=True),
+    "argsort": lambda a: np.argsort(a, axis=None, kind="stable"),
+    "mean": lambda a: np.mean(a),
+    "mean in float64": lambda a: np.mean(a, dtype="float64"),
+    "prod": lambda a: np.prod(a),
+    "sqrt": lambda a: np.sqrt(a),
+    "hypot": lambda a: np.hypot(a, a),
+    "maximum": lambda a: np.maximum(a, 2.5),
+    "minimum": lambda a: np.minimum(OTHER, a),
+    "clip": lambda a: np.clip(a, 0.5, 2.5),
+    "concatenate": lambda a: np.concatenate([a, OTHER]),
+    "squeeze": lambda a: np.squeeze(a[:1]),
+}
+BY_NUMPY = {
+    "median": lambda a: np.median(a),
+    "unique": lambda a: np.unique(a),
+    "einsum": lambda a: np.einsum("ij,kj", a, a),
+    "arctan2": lambda a: np.arctan2(a, 2),
+    "initial": lambda a: np.sum(a, initial=3),
+    "where=": lambda a: np.sum(a, where=[True, False, True]),
+    "reshape": lambda a: np.reshape(a, 6, order="F"),
+    "add.outer": lambda a: np.add.outer(a[0], a[0]),
+    "nested": lambda a: np.block([[a, a]]),
+}
+
+
+@pytest.mark.parametrize("case", SMOOTH)
+def test_ops_and_their_gradients(case):
+    function = SMOOTH[case]
+    x = nd.array(VALUES)
+    x.attach_grad()
+    with autograd.record():
+        y = function(x)
+    y.backward()
+    assert isinstance(y, nd.NDArray)
+    np.testing.assert_allclose(y.asnumpy(), function(VALUES), rtol=2e-6, atol=1e-6)
+    exact = VALUES.astype("float64")
+    steps = np.eye(6).reshape(6, 2, 3) * 1e-6
+    slopes = [np.sum(function(exact + step)) - np.sum(function(exact - step)) for step in steps]
+    slopes = np.reshape(slopes, (2, 3)) / 2e-6
+    np.testing.assert_allclose(x.grad.asnumpy(), slopes, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", EXACT)
+def test_numbers_are_those_of_numpy(case):
+    for values in (VALUES, WHOLE) if "halves" not in case else (VALUES,):
+        expected = EXACT[case](values)
+        result = EXACT[case](nd.array(values, dtype=values.dtype))
+        assert isinstance(result, nd.NDArray) and result.shape == np.shape(expected)
+        assert np.dtype(result.dtype).kind == expected.dtype.kind
+        np.testing.assert_allclose(result.asnumpy(), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("case", BY_NUMPY)
+def test_without_an_op(case):
+    """NumPy's result; an error where a gradient would be lost."""
+    x = nd.array(VALUES)
+    np.testing.assert_array_equal(BY_NUMPY[case](x), BY_NUMPY[case](VALUES))
+    x.attach_grad()
+    with autograd.record():
+        with pytest.raises(mx.MXNetError, match="its gradient would be lost"):
+            BY_NUMPY[case](x)
+        np.testing.assert_array_equal(BY_NUMPY[case](x.detach()), BY_NUMPY[case](VALUES))
+
+
+def test_values_of_truth_are_numpys():
+    x = nd.array([1, np.nan])
+    x.attach_grad()
+    with autograd.record():
+        y = x * 2
+        assert np.isnan(y).any() and not np.isfinite(y).all() and np.any(y == y)
+        assert np.array_equal(y, y, equal_nan=True) and np.shape(y) == (2,) and np.size(y) == 2
+
+
+def test_out():
+    x = nd.array(VALUES)
+    target = nd.zeros((2, 3))
+    assert np.add(x, 1, out=target) is target
+    np.testing.assert_array_equal(target.asnumpy(), VALUES + 1)
+    np.exp(x, out=target, where=OTHER > 3)
+    expected = VALUES + 1
+    np.testing.assert_allclose(
+        target.asnumpy(), np.exp(VALUES, out=expected, where=OTHER > 3), rtol=1e-6
+    )
+    np.floor_divide(x, 0.25, out=target)
+    np.testing.assert_array_equal(target.asnumpy(), VALUES // np.float32(0.25))
+    assert np.sum(x, axis=0, out=nd.zeros(3)).shape == (3,)
+    values = np.zeros((2, 3), "float32")
+    assert np.add(x, 1, out=values) is values and (values == VALUES + 1).all()
+    with pytest.raises(ValueError, match="shape"):
+        np.exp(x, out=nd.zeros(2))
+    x.attach_grad()
+    with autograd.record():
+        y = np.exp(x * 2, out=nd.zeros((2, 3)))
+        with pytest.raises(mx.MXNetError, match="its gradient would be lost"):
+            np.exp(x * 2, out=values)
+    y.backward()
+    np.testing.assert_allclose(x.grad.asnumpy(), 2 * np.exp(2 * VALUES), rtol=1e-5)
+
+
+def test_functions_that_write_are_refused():
+    x = nd.array(VALUES)
+    for write in (
+        lambda: np.copyto(x, 0),
+        lambda: np.put(x, [0], 1),
+        lambda: np.fill_diagonal(x, 1),
+        lambda: np.add.at(x, 0, 1),
+    ):
+        with pytest.raises(mx.MXNetError, match="writes into an NDArray"):
+            write()
+    np.testing.assert_array_equal(x.asnumpy(), VALUES)
+    values = np.zeros((2, 3), "float32")
+    np.copyto(values, x)
+    assert (values == VALUES).all()
+
+
+def test_errors_are_those_of_numpy():
+    x = nd.array(VALUES)
+    for wrong, error in (
+        (lambda a: np.sum(a, axis=2), IndexError),
+        (lambda a: np.mean(a, axis=(0, 0)), ValueError),
+        (lambda a: np.reshape(a, (4, -1)), ValueError),
+        (lambda a: np.squeeze(a, 0), ValueError),
+        (lambda a: np.broadcast_to(a, (2, 4)), ValueError),
+        (lambda a: np.take(a, [7], axis=0).tolist(), IndexError),
+        (lambda a: np.mean(a, axes=0), TypeError),
+    ):
+        for array in (VALUES, x):
+            with pytest.raises(error):
+                wrong(array)
+
+
+class Applied(gluon.HybridBlock):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def hybrid_forward(self, F, x):
+        return self.function(x)
+
+
+def all_in_one(x):
+    y = np.concatenate([np.exp(x), np.where(x > 0.48, x, 0), np.stack([x[0], x[1]])], axis=0)
+    return np.std(np.clip(y, 0.1, 1.2), axis=0) * np.shape(x)[0] + np.isnan(np.rint(x[0]))
+
+
+def test_in_hybridized_blocks():
+    x = nd.array(VALUES)
+    eager, block = Applied(all_in_one)(x), Applied(all_in_one)
+    block.hybridize()
+    np.testing.assert_allclose(block(x).asnumpy(), eager.asnumpy(), rtol=1e-5)
+    for function in (np.median, lambda a: np.any(a) * a, np.asarray):
+        block = Applied(function)
+        block.hybridize()
+        with pytest.raises(mx.MXNetError, match="needs the value of an array"):
+            block(x)
+
+
+def test_bfloat16_and_devices():
+    x = nd.array(VALUES, ctx=mx.cpu(1), dtype="bfloat16")
+    y = np.concatenate([np.exp(x), VALUES])
+    assert y.dtype is mx.bfloat16 and y.context == mx.cpu(1) and np.sum(y).dtype is mx.bfloat16
+    assert np.concatenate([x, nd.array(VALUES, ctx=mx.cpu(1))]).dtype == np.float32
