@@ -9,6 +9,7 @@ import pytest
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from support.devices import cpus_only, on
+from support.processes import output_of
 
 
 class Scaled(gluon.HybridBlock):
@@ -264,3 +265,46 @@ def test_changed_threads_make_it_anew():
             np.testing.assert_allclose(net(x).asnumpy(), expected(net, x), rtol=1e-5)
     finally:
         mx.context.set_threads(0)
+
+
+VIEWS = """
+import numpy as np
+import mpgluon as mx
+from mpgluon import gluon, nd
+
+N = 100
+MADE = {
+    "arange": lambda: nd.arange(0, N),
+    "linspace": lambda: nd.linspace(0, 1, N),
+    "full": lambda: nd.full((N,), 3),
+    "eye": lambda: nd.eye(10).reshape((N,)),
+}
+READ = {
+    "two": lambda x, a: nd.broadcast_mul(a.reshape((N, 1)), a.reshape((1, N))),
+    "three": lambda x, a: nd.broadcast_mul(a.reshape((N, 1)), a.reshape((1, N))) + a,
+    "itself": lambda x, a: nd.broadcast_mul(a, a.reshape((N, 1))) + a.expand_dims(0),
+    "kept": lambda x, a: nd.broadcast_mul(a.reshape((N, 1)), nd.cos(a).reshape((1, N)))
+    * nd.broadcast_add(a.expand_dims(0), x.reshape((N, 1))),
+}
+
+class Net(gluon.HybridBlock):
+    def hybrid_forward(self, F, x):
+        return nd.dot(self.read(x, self.made()), x)
+
+for made in MADE:
+    for read in READ:
+        net = Net()
+        net.made, net.read = MADE[made], READ[read]
+        x = nd.random.uniform(shape=(N,))
+        expected = net(x).asnumpy()
+        net.hybridize(exact=True)
+        for _ in range(2):
+            assert (net(x).asnumpy() == expected).all(), (made, read)
+print("done")
+"""
+
+
+def test_views_of_what_is_made_once():
+    """Several views of one array, that no call changes, are read by what each call computes.
+    Memory that nobody wrote holds NaN."""
+    assert output_of(VIEWS, MPGLUON_POOL_POISON="1").strip() == "done"

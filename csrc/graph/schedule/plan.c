@@ -33,6 +33,7 @@ typedef struct planner {
   bool *planned;   /* per root: wants a place in a block */
   bool *pushed;    /* per root: another device pushes it into a lane */
   bool *written;   /* per value: an effect writes it */
+  uint32_t *taken; /* per root: the external array that the class has, or MPG_NO_BASE */
   mpg_workspace space;
 } planner;
 
@@ -116,12 +117,13 @@ static void share_views(planner *p) {
     uint32_t input = mpg_value_index(graph, mpg_node_inputs(graph, node)[0]),
              root = find(plan, input);
     if (p->written[root] || p->written[input]) continue;
-    uint32_t own = p->request->external[node->values], its = p->request->external[root];
+    uint32_t own = p->request->external[node->values], its = p->taken[root];
     bool located = has_place(p, root) ||
                    p->graph->nodes[mpg_node_inputs(graph, node)[0].node].phase != node->phase;
     if (own != MPG_NO_BASE && own != its && (its != MPG_NO_BASE || located))
       continue; /* it must be written elsewhere */
     plan->roots[node->values] = root;
+    if (own != MPG_NO_BASE) p->taken[root] = own;
   }
 }
 
@@ -484,6 +486,7 @@ static mpg_status prepare(planner *p) {
   p->planned = mpg_workspace_take(&p->space, plan->num_values, sizeof *p->planned);
   p->pushed = mpg_workspace_take(&p->space, plan->num_values, sizeof *p->pushed);
   p->written = mpg_workspace_take(&p->space, plan->num_values, sizeof *p->written);
+  p->taken = mpg_workspace_take(&p->space, plan->num_values, sizeof *p->taken);
   MPG_TRY(mpg_workspace_check(&p->space));
   if (!plan->locations || !plan->roots)
     return mpg_out_of_host_memory(plan->num_values * sizeof *plan->locations);
@@ -491,6 +494,7 @@ static mpg_status prepare(planner *p) {
     plan->locations[v] = (mpg_location){MPG_NO_BASE, 0};
     plan->roots[v] = (uint32_t)v;
     p->lives[v] = (lifetime){FOREVER, 0};
+    p->taken[v] = p->request->external[v];
   }
   if (!forward) return MPG_OK;
   memcpy(plan->devices, forward->devices, sizeof plan->devices);
