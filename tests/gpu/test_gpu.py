@@ -47,7 +47,8 @@ CLOSE = {
 
 
 def test_kernels_that_are_missing_are_those_of_the_list():
-    missing = {name for name in OPS if not _core.has_kernel(name, mx.gpu(0))}
+    composed = {name for name in OPS if "composed" in _core.get_op(name).describe()["flags"]}
+    missing = {name for name in OPS if not _core.has_kernel(name, mx.gpu(0))} - composed
     assert missing - MISSING == set(), "kernels that vanished, or new ops without one"
     assert MISSING - missing == set(), "kernels that are there, or ops that are not"
 
