@@ -43,4 +43,18 @@ static inline mpg_value mpg_widen(mpg_gradient *g, mpg_value a) {
   return dtype == MPG_FLOAT16 || dtype == MPG_BFLOAT16 ? mpg_emit_cast(g, a, MPG_FLOAT32) : a;
 }
 
+/* A new array on the device of `like`, filled with a number. */
+mpg_value mpg_emit_full(mpg_gradient *g, mpg_value like, const mpg_shape *shape, mpg_dtype dtype,
+                        double number);
+/* `numbers` along an axis, in a shape that broadcasts to that of `like`. */
+mpg_value mpg_emit_numbers(mpg_gradient *g, mpg_value like, int axis, mpg_dtype dtype,
+                           const double *numbers, int count);
+/* a[..., begin:end, ...] along an axis. */
+mpg_value mpg_emit_slice(mpg_gradient *g, mpg_value a, int axis, int64_t begin, int64_t end);
+mpg_value mpg_emit_concat(mpg_gradient *g, const mpg_value *parts, int count, int axis);
+/* The sum, or another reduction, along an axis, which is kept with size 1. */
+mpg_value mpg_emit_reduce(mpg_gradient *g, mpg_op_id reduction, mpg_value a, int axis);
+/* a where the condition, which broadcasts to it, is not 0, else b. */
+mpg_value mpg_emit_where(mpg_gradient *g, mpg_value condition, mpg_value a, mpg_value b);
+
 #endif

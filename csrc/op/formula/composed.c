@@ -43,6 +43,12 @@ static const mpg_desc *desc_of(mpg_builder *builder, mpg_value value) {
   return ((desc_builder *)builder)->descs[value.node];
 }
 
+static mpg_device_id some_device(mpg_builder *builder, mpg_value value) {
+  (void)builder;
+  (void)value;
+  return (mpg_device_id){MPG_CPU, 0};
+}
+
 static mpg_status infer_emitted(mpg_builder *builder, const mpg_op *op, const void *params,
                                 const mpg_value *inputs, int num_inputs, mpg_value like,
                                 mpg_value *outputs) {
@@ -70,7 +76,8 @@ mpg_status mpg_infer_composed(mpg_infer *infer) {
     else
       typed = false;
   }
-  desc_builder b = {.builder = {.emit = infer_emitted, .desc = desc_of}, .train = infer->train};
+  desc_builder b = {.builder = {.emit = infer_emitted, .desc = desc_of, .device = some_device},
+                    .train = infer->train};
   mpg_value few[FEW], *values = few;
   mpg_status status = MPG_OK;
   size_t total = (size_t)infer->num_inputs + (size_t)infer->num_outputs;

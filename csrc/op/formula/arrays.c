@@ -1,0 +1,61 @@
+/* What composed ops make of arrays: constants, parts, joins, choices. */
+#include <string.h>
+
+#include "op/formula/arithmetic.h"
+
+mpg_value mpg_emit_full(mpg_gradient *g, mpg_value like, const mpg_shape *shape, mpg_dtype dtype,
+                        double number) {
+  if (g->status != MPG_OK) return MPG_NO_VALUE;
+  mpg_full_params params;
+  mpg_value result = MPG_NO_VALUE;
+  memset(&params, 0, sizeof params);
+  params.shape = mpg_shape_tuple(shape);
+  params.value = number;
+  params.dtype = dtype;
+  params.ctx = g->builder->device(g->builder, like);
+  g->status =
+      g->builder->emit(g->builder, mpg_op_get(MPG_OP__full), &params, NULL, 0, like, &result);
+  return result;
+}
+
+mpg_value mpg_emit_numbers(mpg_gradient *g, mpg_value like, int axis, mpg_dtype dtype,
+                           const double *numbers, int count) {
+  mpg_value parts[MPG_MAX_FLOATS];
+  if (g->status != MPG_OK) return MPG_NO_VALUE;
+  mpg_shape one = {.ndim = mpg_value_desc(g, like)->shape.ndim};
+  for (int i = 0; i < one.ndim; i++) one.dims[i] = 1;
+  for (int i = 0; i < count; i++) parts[i] = mpg_emit_full(g, like, &one, dtype, numbers[i]);
+  return mpg_emit_concat(g, parts, count, axis);
+}
+
+mpg_value mpg_emit_slice(mpg_gradient *g, mpg_value a, int axis, int64_t begin, int64_t end) {
+  mpg_slice_axis_params params;
+  memset(&params, 0, sizeof params);
+  params.axis = axis;
+  params.begin = begin;
+  params.end = (mpg_opt_int){.value = end, .present = 1};
+  return mpg_emit1(g, MPG_OP_slice_axis, &params, a);
+}
+
+mpg_value mpg_emit_concat(mpg_gradient *g, const mpg_value *parts, int count, int axis) {
+  mpg_concat_params params;
+  memset(&params, 0, sizeof params);
+  params.num_args = count;
+  params.dim = axis;
+  return count == 1 ? parts[0] : mpg_emit(g, MPG_OP_Concat, &params, count, parts);
+}
+
+mpg_value mpg_emit_reduce(mpg_gradient *g, mpg_op_id reduction, mpg_value a, int axis) {
+  mpg_reduce_params params;
+  memset(&params, 0, sizeof params);
+  params.axis = (mpg_tuple){.count = 1, .values = {axis}};
+  params.keepdims = true;
+  return mpg_emit1(g, reduction, &params, a);
+}
+
+mpg_value mpg_emit_where(mpg_gradient *g, mpg_value condition, mpg_value a, mpg_value b) {
+  if (g->status != MPG_OK) return MPG_NO_VALUE;
+  mpg_shape shape = mpg_value_desc(g, a)->shape;
+  return mpg_emit3(g, MPG_OP_where, NULL, mpg_emit_broadcast_to(g, condition, &shape), a,
+                   mpg_emit_broadcast_to(g, b, &shape));
+}
