@@ -228,6 +228,7 @@ def assert_almost_equal(
     Parameters
     ----------
     a, b : NDArray, numpy.ndarray, list or number
+        What are compared.
     rtol, atol : float, dict of dtype to float, or None
         By default the tolerances of the less precise dtype: `default_rtols`, `default_atols`.
     names : two str

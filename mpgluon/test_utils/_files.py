@@ -74,6 +74,7 @@ def download_model(
     Parameters
     ----------
     model_name : str
+        The name of the model in `meta_info`, and of its files.
     dst_dir : str, default "./"
         The folder of ``NAME-symbol.json`` and ``NAME-0000.params``.
     meta_info : dict of str to dict, optional

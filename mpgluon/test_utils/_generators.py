@@ -71,6 +71,7 @@ def chi_square_check(
     probs : sequence of float
         The probability of each.
     nsamples : int, default 1000000
+        How many numbers are drawn.
 
     Returns
     -------

@@ -136,13 +136,17 @@ def check_symbolic_forward(
     Parameters
     ----------
     sym : Symbol
+        What is computed.
     location : list of arrays, or dict by name
         All arguments.
     expected : list of arrays, or dict by the name of the output
+        What the outputs should be.
     rtol, atol : float, optional
         See `assert_almost_equal`.
     aux_states : list of arrays, or dict by name, optional
+        The auxiliary states; by default zeros.
     ctx : Context, default `default_context()`
+        Where it is computed.
     equal_nan : bool, default False
         Whether NaN equals NaN.
     dtype : default float32
@@ -337,6 +341,7 @@ def check_numeric_gradient(
     use_forward_train : bool, default True
         Whether the differences are taken as in training.
     ctx : Context, default `default_context()`
+        Where it is computed.
     grad_stype_dict : dict of str to str, optional
         Only "default": arrays are dense.
     dtype : default float32
@@ -436,9 +441,11 @@ def check_speed(
     location : dict of str to array, optional
         The arguments; by default random ones of the shapes in `kwargs`. For a function: a list.
     ctx : Context, default `default_context()`
+        Where it runs.
     N : int, default 20
         How many runs are measured, after one that is not.
     grad_req : str, list of str, or dict of str to str, default "write"
+        What becomes of the gradients: "write", "add" or "null".
     typ : {"whole", "forward"}
         Forward and backward, or forward alone. A function has no backward here.
     **kwargs
@@ -558,6 +565,7 @@ def check_consistency(
     Parameters
     ----------
     sym : Symbol, or one for each context
+        What is computed.
     ctx_list : list of dict
         What `Symbol.simple_bind` takes, as ``{"ctx": mx.cpu(0), "data": (2, 3), "type_dict":
         {"data": "float32"}}``.

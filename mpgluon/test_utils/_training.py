@@ -57,6 +57,7 @@ def check_gluon_hybridize_consistency(
     test_grad : bool, default True
         Whether the gradients of the inputs are compared, too.
     rtol, atol : float, default 1e-4
+        See `assert_almost_equal`.
     """
     values: dict[str, Any] = {}
     outputs: list[Any] = []
@@ -104,12 +105,15 @@ def compare_optimizer(
     Parameters
     ----------
     opt1, opt2 : Optimizer
+        The optimizers.
     shape : tuple, or list of them
         Of the weight. With a list, `opt2` updates all weights in one call.
     dtype : str or type
+        Of the weight.
     w_stype, g_stype : str, default "default"
         NotSupportedError for others: arrays are dense.
     rtol, atol : float
+        See `assert_almost_equal`.
     compare_states : bool, default True
         Whether states are compared, too.
     ntensors : int, default 1
