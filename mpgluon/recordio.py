@@ -86,7 +86,7 @@ class MXRecordIO:
     """
 
     def __init__(self, uri: str | os.PathLike[str], flag: str) -> None:
-        self.is_open = False
+        self.is_open: bool = False
         self.uri: str = os.fspath(uri)
         self.flag = flag
         self.writable: bool = flag == "w"
