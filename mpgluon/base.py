@@ -6,6 +6,7 @@ too, so ``except ValueError`` works as well.
 
 from __future__ import annotations
 
+import os as _os
 from typing import TYPE_CHECKING
 
 import numpy as _np
@@ -46,6 +47,7 @@ __all__ = [
     "NotImplementedForSymbol",
     "NotSupportedError",
     "bfloat16",
+    "data_dir",
     "integer_types",
     "mx_real_t",
     "numeric_types",
@@ -56,6 +58,19 @@ integer_types: tuple[type, ...] = (int, _np.int32, _np.int64)
 numeric_types: tuple[type, ...] = (float, int, _np.generic)
 string_types: tuple[type, ...] = (str,)
 mx_real_t: type[_np.float32] = _np.float32
+
+
+def data_dir() -> str:
+    """The folder of files that are fetched or kept for programs: ``$MXNET_HOME``, ``~/.mxnet`` when
+    it is not set.
+
+    Examples
+    --------
+    >>> import os
+    >>> os.path.basename(mx.base.data_dir()) != ""
+    True
+    """
+    return _os.environ.get("MXNET_HOME") or _os.path.join(_os.path.expanduser("~"), ".mxnet")
 
 
 def py_str(value: bytes) -> str:

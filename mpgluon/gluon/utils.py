@@ -16,6 +16,7 @@ import numpy as np
 from .. import _core, ndarray as nd
 from ..base import MXNetAssertionError, MXNetError
 from ..context import Context
+from ._repository import repository_file_url, repository_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -31,6 +32,10 @@ __all__ = [
     "download",
     "shape_is_known",
 ]
+
+# Their names in MXNet, which packages import.
+_get_repo_url = repository_url
+_get_repo_file_url = repository_file_url
 
 
 def split_data(

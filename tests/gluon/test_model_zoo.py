@@ -1,30 +1,132 @@
-"""Networks of the model zoo: structure, parameter names, files of trained parameters."""
+"""Networks of the model zoo: structure, parameter names, outputs, files of trained parameters."""
 
 import hashlib
+import json
+import zipfile
 
 import numpy as np
 import pytest
 
 import mpgluon as mx
+from mpgluon import autograd
 from mpgluon.gluon.model_zoo import model_store, vision
+from support.devices import on
+from support.model_zoo import CLASSES, RECORD, fill, image, size_of, structure
 
-# Parameters and their elements, as in MXNet 1.9.1.
-SIZES = {
-    "resnet18_v1": (102, 11699112),
-    "resnet34_v1": (182, 21814696),
-    "resnet50_v1": (299, 25629032),
-    "resnet18_v2": (98, 11695796),
-    "resnet50_v2": (259, 25595060),
+with open(RECORD, encoding="utf-8") as file:
+    MXNET = json.load(file)  # what MXNet 1.9.1 has
+# Whose outputs are compared in every run.
+QUICK = {"densenet121", "mobilenet0.25", "mobilenetv2_0.25", "resnet18_v2", "squeezenet1.1"}
+
+
+def test_structures():
+    """Names and shapes of parameters, in order, without memory for them."""
+    assert sorted(MXNET) == sorted(vision._MODELS)
+    for name, there in MXNET.items():
+        net = vision.get_model(name, prefix="net_", classes=CLASSES)
+        symbol = net(mx.sym.var("data"))
+        shapes, _, others = symbol.infer_shape(data=image(size_of(name)).shape)
+        names = symbol.list_arguments() + symbol.list_auxiliary_states()
+        parameters = net.collect_params()
+        for parameter, shape in zip(names, shapes + others):
+            if parameter != "data":
+                parameters[parameter].shape = shape
+        assert structure(net) == there["structure"], name
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in MXNET]
+)
+def test_outputs(name):
+    """As in MXNet; and the same bits when it is hybridized."""
+    net = vision.get_model(name, prefix="net_", classes=CLASSES)
+    x = mx.nd.array(image(size_of(name)))
+    net.initialize()
+    net.infer_shape(x)
+    fill(net, mx.nd)
+    eager = net(x)
+    expected = np.array([MXNET[name]["output"]])
+    assert eager.shape == (1, CLASSES)
+    error = np.abs(eager.asnumpy() - expected).max() / np.abs(expected).max()
+    assert error < 1e-4
+    net.hybridize(exact=True)
+    assert np.array_equal(net(x).asnumpy(), eager.asnumpy())
+
+
+SMALL = {
+    "MobileNet": (lambda: vision.MobileNet(0.25, classes=4, prefix="net_"), 32),
+    "MobileNetV2": (lambda: vision.MobileNetV2(0.25, classes=4, prefix="net_"), 32),
+    "DenseNet": (lambda: vision.DenseNet(8, 4, [2, 2], classes=4, prefix="net_"), 56),
 }
 
 
-@pytest.mark.parametrize("name", SIZES)
-def test_parameters(name):
-    net = vision.get_model(name)
-    net.initialize()
-    net(mx.nd.zeros((1, 3, 32, 32)))
-    parameters = net.collect_params()
-    assert (len(parameters), sum(int(np.prod(p.shape)) for p in parameters.values())) == SIZES[name]
+class TwoDevices(mx.gluon.HybridBlock):
+    """A network of the zoo with the layers from `border` on, and the output, on another device."""
+
+    def __init__(self, net, border):
+        super().__init__(prefix="")
+        self.net, self.border = net, border
+        for layer in [*net.features[border:], net.output]:
+            layer.collect_params().reset_ctx(on(1))
+
+    def hybrid_forward(self, F, x):
+        for i, layer in enumerate(self.net.features):
+            x = layer(x.as_in_context(on(1)) if i == self.border else x)
+        return self.net.output(x)
+
+
+@pytest.mark.parametrize("hybridize", [False, True])
+@pytest.mark.parametrize("kind", SMALL)
+def test_two_devices(kind, hybridize):
+    """Outputs and gradients have the bits of one device."""
+    make, size = SMALL[kind]
+    # Both devices work in both cases: they share the cores, and weights' gradients have other bits
+    # with another number of threads.
+    mx.nd.zeros(1, ctx=on(1))
+    x = mx.nd.array(np.random.RandomState(1).randn(2, 3, size, size), ctx=on(0))
+    found = []
+    for border in (None, 6):
+        net = make()
+        net.initialize(ctx=on(0))
+        net.infer_shape(x)
+        fill(net, mx.nd)
+        block = net if border is None else TwoDevices(net, border)
+        if hybridize:
+            block.hybridize()
+        with autograd.record():
+            out = block(x)
+        out.backward()
+        gradients = {n: p.grad() for n, p in net.collect_params().items() if p.grad_req != "null"}
+        assert border is None or {g.context for g in gradients.values()} == {on(0), on(1)}
+        found.append({"out": out.asnumpy(), **{n: g.asnumpy() for n, g in gradients.items()}})
+    one, two = found
+    assert one.keys() == two.keys()
+    assert all(np.array_equal(one[name], two[name]) for name in one)
+
+
+def losses_of(net, size, rate=0.05):
+    net.initialize(mx.init.Xavier())
+    net.hybridize()
+    x = mx.nd.array(np.random.RandomState(0).randn(4, 3, size, size))
+    trainer = mx.gluon.Trainer(
+        net.collect_params(), "sgd", {"learning_rate": rate, "momentum": 0.9}
+    )
+    loss = mx.gluon.loss.SoftmaxCrossEntropyLoss()
+    losses = []
+    for _ in range(8):
+        with autograd.record():
+            error = loss(net(x), mx.nd.array([0, 1, 2, 3])).mean()
+        error.backward()
+        trainer.step(1)
+        losses.append(error.asscalar())
+    return losses
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_training(kind):
+    make, size = SMALL[kind]
+    losses = losses_of(make(), size, 0.005)
+    assert losses[-1] < losses[0]
 
 
 def test_names():
@@ -41,21 +143,7 @@ def test_names():
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_thumbnail_trains(version):
-    net = vision.get_resnet(version, 18, classes=4, thumbnail=True)
-    net.initialize(mx.init.Xavier())
-    net.hybridize()
-    x = mx.nd.array(np.random.RandomState(0).randn(4, 3, 16, 16))
-    trainer = mx.gluon.Trainer(
-        net.collect_params(), "sgd", {"learning_rate": 0.05, "momentum": 0.9}
-    )
-    loss = mx.gluon.loss.SoftmaxCrossEntropyLoss()
-    losses = []
-    for _ in range(8):
-        with mx.autograd.record():
-            error = loss(net(x), mx.nd.array([0, 1, 2, 3])).mean()
-        error.backward()
-        trainer.step(1)
-        losses.append(error.asscalar())
+    losses = losses_of(vision.get_resnet(version, 18, classes=4, thumbnail=True), 16)
     assert losses[-1] < losses[0] / 2
 
 
@@ -70,12 +158,71 @@ def test_pretrained(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="is not the file"):
         vision.resnet18_v1(pretrained=True, root=str(tmp_path))
     digest = hashlib.sha1(path.read_bytes()).hexdigest()
-    monkeypatch.setitem(model_store._SHA1, "resnet18_v1", digest)
+    monkeypatch.setitem(model_store._model_sha1, "resnet18_v1", digest)
     path.rename(tmp_path / f"resnet18_v1-{digest[:8]}.params")
     again = vision.get_model("ResNet18_v1", pretrained=True, root=str(tmp_path))
     assert np.array_equal(again.output.weight.data().asnumpy(), net.output.weight.data().asnumpy())
     model_store.purge(str(tmp_path))
     assert not list(tmp_path.iterdir())
+
+
+def test_missing_files(tmp_path, monkeypatch):
+    """The error names the file, which is the one that MXNet looks for, and its folder."""
+    monkeypatch.delenv("MXNET_GLUON_REPO", raising=False)
+    monkeypatch.setenv("MXNET_HOME", str(tmp_path / "home"))
+    for name in MXNET:
+        file = f"{name}-{model_store.short_hash(name)}.params"
+        with pytest.raises(FileNotFoundError, match="MXNET_GLUON_REPO") as raised:
+            vision.get_model(name, pretrained=True, root=str(tmp_path))
+        assert str(tmp_path / file) in str(raised.value)
+        with pytest.raises(FileNotFoundError) as raised:
+            model_store.get_model_file(name)
+        assert str(tmp_path / "home" / "models" / file) in str(raised.value)
+
+
+def test_repository(tmp_path, monkeypatch):
+    """A file that is not there comes from the user's address, whole or not at all."""
+    contents = b"parameters"
+    digest = hashlib.sha1(contents).hexdigest()
+    monkeypatch.setitem(model_store._model_sha1, "mine", digest)
+    stem = f"mine-{digest[:8]}"
+    folder, root = tmp_path / "files" / "gluon" / "models", tmp_path / "root"
+    folder.mkdir(parents=True)
+    path = root / f"{stem}.params"
+
+    def publish(name, data):
+        with zipfile.ZipFile(folder / f"{stem}.zip", "w") as archive:
+            archive.writestr("../outside", b"")
+            archive.writestr(name, data)
+
+    def get():
+        return model_store.get_model_file("mine", str(root))
+
+    for address in (str(tmp_path / "files"), (tmp_path / "files").as_uri() + "/"):
+        monkeypatch.setenv("MXNET_GLUON_REPO", address)
+        publish(f"{stem}.params", contents)
+        assert get() == str(path) and path.read_bytes() == contents
+        path.write_bytes(b"damaged")
+        with pytest.warns(UserWarning, match="fetched anew"):
+            get()
+        assert path.read_bytes() == contents
+        model_store.purge(str(root))
+        publish(f"{stem}.params", b"others")
+        with pytest.raises(ValueError, match="what .* has is not the file"):
+            get()
+        publish("other.params", contents)
+        with pytest.raises(mx.MXNetError, match=f"has {stem}.params in it"):
+            get()
+        (folder / f"{stem}.zip").write_bytes(b"no archive")
+        with pytest.raises(mx.MXNetError, match="is not a zip file"):
+            get()
+        (folder / f"{stem}.zip").unlink()
+        with pytest.raises(mx.MXNetError, match="cannot read"):
+            get()
+        assert not list(root.iterdir())
+    monkeypatch.delenv("MXNET_GLUON_REPO")
+    with pytest.raises(mx.MXNetError, match="set the environment variable MXNET_GLUON_REPO"):
+        mx.gluon.utils._get_repo_file_url("gluon/models", "a.zip")
 
 
 def test_mistakes():
@@ -87,5 +234,15 @@ def test_mistakes():
         vision.get_resnet(3, 18)
     with pytest.raises(AssertionError, match="18, 34"):
         vision.get_resnet(1, 20)
+    with pytest.raises(ValueError, match="11, 13, 16, 19, not 12"):
+        vision.get_vgg(12)
+    with pytest.raises(ValueError, match="121, 161"):
+        vision.densenet.get_densenet(122)
+    with pytest.raises(AssertionError, match="'1.0' or '1.1', not '2'"):
+        vision.SqueezeNet("2")
+    with pytest.raises(AssertionError, match="not 1 for 2"):
+        vision.VGG([1, 1], [8])
+    with pytest.raises(ValueError, match="mobilenet0.3"):
+        vision.get_mobilenet(0.3, pretrained=True)
     with pytest.raises(AssertionError, match="one element more"):
         vision.ResNetV1(vision.BasicBlockV1, [1, 1], [8, 8])

@@ -1,19 +1,40 @@
 """Files of trained parameters.
 
-Nothing is downloaded here: the files are found where MXNet keeps them, ``$MXNET_HOME/models``
-(``~/.mxnet/models``), under MXNet's names.
+They are found where MXNet keeps them, ``$MXNET_HOME/models`` (``~/.mxnet/models``), under MXNet's
+names. One that is not there is fetched from ``MXNET_GLUON_REPO`` if that is set; there is no
+default address.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
+import warnings
+import zipfile
 
-from ..utils import check_sha1
+from ...base import MXNetError, data_dir
+from .._repository import repository_file_url
+from ..utils import check_sha1, download
 
 __all__ = ["get_model_file", "purge"]
 
-# SHA-1 of the files that MXNet published.
-_SHA1 = {
+# SHA-1 of the files that MXNet published. Packages with models of their own put them into it.
+_model_sha1 = {
+    "alexnet": "44335d1f0046b328243b32a26a4fbd62d9057b45",
+    "densenet121": "f27dbf2dbd5ce9a80b102d89c7483342cd33cb31",
+    "densenet161": "b6c8a95717e3e761bd88d145f4d0a214aaa515dc",
+    "densenet169": "2603f878403c6aa5a71a124c4a3307143d6820e9",
+    "densenet201": "1cdbc116bc3a1b65832b18cf53e1cb8e7da017eb",
+    "inceptionv3": "ed47ec45a937b656fcc94dabde85495bbef5ba1f",
+    "mobilenet0.25": "9f83e440996887baf91a6aff1cccc1c903a64274",
+    "mobilenet0.5": "8e9d539cc66aa5efa71c4b6af983b936ab8701c3",
+    "mobilenet0.75": "529b2c7f4934e6cb851155b22c96c9ab0a7c4dc2",
+    "mobilenet1.0": "6b8c5106c730e8750bcd82ceb75220a3351157cd",
+    "mobilenetv2_0.25": "ae8f9392789b04822cbb1d98c27283fc5f8aa0a7",
+    "mobilenetv2_0.5": "aabd26cd335379fcb72ae6c8fac45a70eab11785",
+    "mobilenetv2_0.75": "e2be7b72a79fe4a750d1dd415afedf01c3ea818d",
+    "mobilenetv2_1.0": "36da4ff1867abccd32b29592d79fc753bca5a215",
     "resnet18_v1": "a0666292f0a30ff61f857b0b66efc0228eb6a54b",
     "resnet34_v1": "48216ba99a8b1005d75c0f3a0c422301a0473233",
     "resnet50_v1": "0aee57f96768c0a2d5b23a6ec91eb08dfb0a45ce",
@@ -24,17 +45,80 @@ _SHA1 = {
     "resnet50_v2": "ecdde35339c1aadbec4f547857078e734a76fb49",
     "resnet101_v2": "18e93e4f48947e002547f50eabbcc9c83e516aa6",
     "resnet152_v2": "f2695542de38cf7e71ed58f02893d82bb409415e",
+    "squeezenet1.0": "264ba4970a0cc87a4f15c96e25246a1307caf523",
+    "squeezenet1.1": "33ba0f93753c83d86e1eb397f38a667eaf2e9376",
+    "vgg11": "dd221b160977f36a53f464cb54648d227c707a05",
+    "vgg11_bn": "ee79a8098a91fbe05b7a973fed2017a6117723a8",
+    "vgg13": "6bc5de58a05a5e2e7f493e2d75a580d83efde38c",
+    "vgg13_bn": "7d97a06c3c7a1aecc88b6e7385c2b373a249e95e",
+    "vgg16": "e660d4569ccb679ec68f1fd3cce07a387252a90a",
+    "vgg16_bn": "7f01cf050d357127a73826045c245041b0df7363",
+    "vgg19": "ad2f660d101905472b83590b59708b71ea22b2e5",
+    "vgg19_bn": "f360b758e856f1074a85abd5fd873ed1d98297c3",
 }
 
 
 def _root(root):
-    if root is None:
-        root = os.path.join(os.environ.get("MXNET_HOME", os.path.join("~", ".mxnet")), "models")
-    return os.path.expanduser(root)
+    return os.path.expanduser(os.path.join(data_dir(), "models") if root is None else root)
+
+
+def short_hash(name: str) -> str:
+    """The part of a model's SHA-1 that its file's name has.
+
+    Parameters
+    ----------
+    name : str
+        Name of the model; ValueError when there are no trained parameters for it.
+
+    Returns
+    -------
+    str
+
+    Examples
+    --------
+    >>> gluon.model_zoo.model_store.short_hash("resnet18_v1")
+    'a0666292'
+    """
+    if name not in _model_sha1:
+        raise ValueError(
+            f"there are no trained parameters for {name!r}; there are for "
+            f"{', '.join(sorted(_model_sha1))}"
+        )
+    return _model_sha1[name][:8]
+
+
+def _fetch(name, path):
+    """Writes a model's file, unpacked from ``gluon/models`` in the repository, to `path`."""
+    folder, file = os.path.split(path)
+    archive = os.path.splitext(file)[0] + ".zip"
+    url = repository_file_url("gluon/models", archive)
+    os.makedirs(folder, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        unpacked = os.path.join(scratch, file)
+        packed = download(url, os.path.join(scratch, archive))
+        try:
+            with (
+                zipfile.ZipFile(packed) as files,
+                files.open(file) as source,
+                open(unpacked, "wb") as target,
+            ):
+                shutil.copyfileobj(source, target)
+        except (zipfile.BadZipFile, KeyError) as error:
+            raise MXNetError(f"{url} is not a zip file that has {file} in it: {error}") from error
+        if not check_sha1(unpacked, _model_sha1[name]):
+            raise ValueError(
+                f"what {url} has is not the file that MXNet published for {name} (SHA-1 "
+                f"{_model_sha1[name]})"
+            )
+        os.replace(unpacked, path)
 
 
 def get_model_file(name: str, root: str | None = None) -> str:
     """The path of a model's file of trained parameters.
+
+    A file that is not there, or is another one, is fetched where the environment variable
+    ``MXNET_GLUON_REPO`` has the address (or the folder) of files such as
+    ``gluon/models/resnet18_v1-a0666292.zip``.
 
     Parameters
     ----------
@@ -53,26 +137,29 @@ def get_model_file(name: str, root: str | None = None) -> str:
         When there are no trained parameters for such a model, or the file's contents are not what
         MXNet published.
     FileNotFoundError
-        When the file is not there.
+        When the file is not there, and there is nowhere to fetch it from.
+    MXNetError
+        When it cannot be fetched.
     """
-    if name not in _SHA1:
+    path = os.path.join(_root(root), f"{name}-{short_hash(name)}.params")
+    there = os.path.exists(path)
+    if there and check_sha1(path, _model_sha1[name]):
+        return path
+    if os.environ.get("MXNET_GLUON_REPO"):
+        if there:
+            warnings.warn(f"{path} is damaged or another file; it is fetched anew", stacklevel=2)
+        _fetch(name, path)
+        return path
+    if there:
         raise ValueError(
-            f"there are no trained parameters for {name!r}; there are for "
-            f"{', '.join(sorted(_SHA1))}"
+            f"{path} is not the file that MXNet published for {name} (SHA-1 {_model_sha1[name]}): "
+            "it is damaged or another one; load a file of your own with net.load_parameters"
         )
-    path = os.path.join(_root(root), f"{name}-{_SHA1[name][:8]}.params")
-    if not os.path.exists(path):
-        raise FileNotFoundError(
-            f"the trained parameters of {name} are not at {path}; put MXNet's file there, name its "
-            "folder with `root`, or leave out pretrained=True and load a file of your own with "
-            "net.load_parameters"
-        )
-    if not check_sha1(path, _SHA1[name]):
-        raise ValueError(
-            f"{path} is not the file that MXNet published for {name} (SHA-1 {_SHA1[name]}): it is "
-            "damaged or another one; load a file of your own with net.load_parameters"
-        )
-    return path
+    raise FileNotFoundError(
+        f"the trained parameters of {name} are not at {path}; put MXNet's file there, name its "
+        "folder with `root`, set MXNET_GLUON_REPO to an address that has it, or leave out "
+        "pretrained=True and load a file of your own with net.load_parameters"
+    )
 
 
 def purge(root: str | None = None) -> None:

@@ -1,18 +1,80 @@
-"""Networks for images."""
+"""Networks for images.
+
+Each has the name, the parameters' names and the structure that it has in MXNet, so that files of
+parameters can be exchanged. Images are arrays of shape (batch, 3, height, width); what the networks
+were trained on is scaled to 0..1, less the mean (0.485, 0.456, 0.406), divided by (0.229, 0.224,
+0.225).
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .alexnet import *
+from .alexnet import __all__ as _alexnet
+from .densenet import *
+from .densenet import __all__ as _densenet
+from .inception import *
+from .inception import __all__ as _inception
+from .mobilenet import *
+from .mobilenet import __all__ as _mobilenet
 from .resnet import *
 from .resnet import __all__ as _resnet
+from .squeezenet import *
+from .squeezenet import __all__ as _squeezenet
+from .vgg import *
+from .vgg import __all__ as _vgg
 
 if TYPE_CHECKING:
     from ...block import HybridBlock
 
-__all__ = ["get_model", *_resnet]
+__all__ = [
+    "get_model",
+    *_alexnet,
+    *_densenet,
+    *_inception,
+    *_mobilenet,
+    *_resnet,
+    *_squeezenet,
+    *_vgg,
+]
 
-_MODELS = {name: globals()[name] for name in _resnet if name.startswith("resnet")}
+_MODELS = {
+    "alexnet": alexnet,
+    "densenet121": densenet121,
+    "densenet161": densenet161,
+    "densenet169": densenet169,
+    "densenet201": densenet201,
+    "inceptionv3": inception_v3,
+    "mobilenet0.25": mobilenet0_25,
+    "mobilenet0.5": mobilenet0_5,
+    "mobilenet0.75": mobilenet0_75,
+    "mobilenet1.0": mobilenet1_0,
+    "mobilenetv2_0.25": mobilenet_v2_0_25,
+    "mobilenetv2_0.5": mobilenet_v2_0_5,
+    "mobilenetv2_0.75": mobilenet_v2_0_75,
+    "mobilenetv2_1.0": mobilenet_v2_1_0,
+    "resnet101_v1": resnet101_v1,
+    "resnet101_v2": resnet101_v2,
+    "resnet152_v1": resnet152_v1,
+    "resnet152_v2": resnet152_v2,
+    "resnet18_v1": resnet18_v1,
+    "resnet18_v2": resnet18_v2,
+    "resnet34_v1": resnet34_v1,
+    "resnet34_v2": resnet34_v2,
+    "resnet50_v1": resnet50_v1,
+    "resnet50_v2": resnet50_v2,
+    "squeezenet1.0": squeezenet1_0,
+    "squeezenet1.1": squeezenet1_1,
+    "vgg11": vgg11,
+    "vgg11_bn": vgg11_bn,
+    "vgg13": vgg13,
+    "vgg13_bn": vgg13_bn,
+    "vgg16": vgg16,
+    "vgg16_bn": vgg16_bn,
+    "vgg19": vgg19,
+    "vgg19_bn": vgg19_bn,
+}
 
 
 def get_model(name: str, **kwargs: Any) -> HybridBlock:
@@ -21,9 +83,10 @@ def get_model(name: str, **kwargs: Any) -> HybridBlock:
     Parameters
     ----------
     name : str
-        The name, such as ``'resnet18_v1'``; ValueError when there is none of it.
+        The name, such as ``'resnet18_v1'`` or ``'squeezenet1.0'``, in capitals or not; ValueError,
+        with all names, when there is none of it.
     **kwargs
-        Parameters of the function of that name.
+        Parameters of the model's function.
 
     Returns
     -------

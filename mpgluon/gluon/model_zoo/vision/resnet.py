@@ -9,6 +9,7 @@ from ....context import cpu
 from ... import nn
 from ...block import HybridBlock
 from ..model_store import get_model_file
+from ._constructors import constructor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -309,25 +310,18 @@ def get_resnet(
     return net
 
 
-def _maker(num_layers: int, version: int) -> Callable[..., HybridBlock]:
-    def make(**kwargs: Any) -> HybridBlock:
-        return get_resnet(version, num_layers, **kwargs)
-
-    make.__name__ = make.__qualname__ = f"resnet{num_layers}_v{version}"
-    make.__doc__ = (
-        f"ResNet-{num_layers} of version {version}; the parameters are those of `get_resnet`, from "
-        "pretrained on."
-    )
-    return make
+def _resnet(num_layers: int, version: int) -> Callable[..., HybridBlock]:
+    what = f"ResNet-{num_layers} of version {version}"
+    return constructor(f"resnet{num_layers}_v{version}", what, get_resnet, version, num_layers)
 
 
-resnet18_v1: Callable[..., HybridBlock] = _maker(18, 1)
-resnet34_v1: Callable[..., HybridBlock] = _maker(34, 1)
-resnet50_v1: Callable[..., HybridBlock] = _maker(50, 1)
-resnet101_v1: Callable[..., HybridBlock] = _maker(101, 1)
-resnet152_v1: Callable[..., HybridBlock] = _maker(152, 1)
-resnet18_v2: Callable[..., HybridBlock] = _maker(18, 2)
-resnet34_v2: Callable[..., HybridBlock] = _maker(34, 2)
-resnet50_v2: Callable[..., HybridBlock] = _maker(50, 2)
-resnet101_v2: Callable[..., HybridBlock] = _maker(101, 2)
-resnet152_v2: Callable[..., HybridBlock] = _maker(152, 2)
+resnet18_v1: Callable[..., HybridBlock] = _resnet(18, 1)
+resnet34_v1: Callable[..., HybridBlock] = _resnet(34, 1)
+resnet50_v1: Callable[..., HybridBlock] = _resnet(50, 1)
+resnet101_v1: Callable[..., HybridBlock] = _resnet(101, 1)
+resnet152_v1: Callable[..., HybridBlock] = _resnet(152, 1)
+resnet18_v2: Callable[..., HybridBlock] = _resnet(18, 2)
+resnet34_v2: Callable[..., HybridBlock] = _resnet(34, 2)
+resnet50_v2: Callable[..., HybridBlock] = _resnet(50, 2)
+resnet101_v2: Callable[..., HybridBlock] = _resnet(101, 2)
+resnet152_v2: Callable[..., HybridBlock] = _resnet(152, 2)

@@ -1,0 +1,24 @@
+"""Where files of models and data sets are fetched from."""
+
+from __future__ import annotations
+
+import os
+
+from ..base import MXNetError
+
+
+def repository_url() -> str:
+    """``MXNET_GLUON_REPO``, an address or a folder, with a slash at its end. MXNetError when it is
+    not set: there is no default."""
+    url = os.environ.get("MXNET_GLUON_REPO")
+    if not url:
+        raise MXNetError(
+            "nothing is fetched by default: set the environment variable MXNET_GLUON_REPO to the "
+            "address or the folder of your files of models and data sets"
+        )
+    return url if url.endswith("/") else f"{url}/"
+
+
+def repository_file_url(namespace: str, filename: str) -> str:
+    """The address of a file in the repository's folder `namespace`."""
+    return f"{repository_url()}{namespace}/{filename}"
