@@ -27,7 +27,8 @@ typedef struct gpu_state {
   const mpg_gpu_driver *driver;
   mpg_sleepers sleepers; /* until work is issued */
   _Atomic(bool) lost;
-  bool forked; /* host lock: this is a child process, where the driver cannot be used */
+  char loss[600]; /* what the driver said; does not change once `lost` is set */
+  bool forked;    /* host lock: this is a child process, where the driver cannot be used */
   mpg_tick
       event_ticks[MPG_GPU_EVENTS]; /* everything up to there is before event i; 0: not recorded */
   uint32_t next_event;
@@ -85,16 +86,24 @@ static void fail_issued(mpg_device *device, gpu_state *state) {
   atomic_store(&device->completed, issued);
 }
 
+/* The error of everything that is asked of a device which has been lost. */
+static mpg_status fail_lost(mpg_device *device, mpg_status status) {
+  return mpg_fail(status,
+                  "%s is lost: %s. Its arrays cannot be used any more in this process; other "
+                  "devices can",
+                  mpg_device_text(device), state_of(device)->loss);
+}
+
 /* Something went wrong on the device itself; the error text says what. Nothing on it can be relied
- * upon. Any thread. */
+ * upon. The first cause is kept: what fails afterwards is a consequence. Any thread. */
 static void lose(mpg_device *device) {
   gpu_state *state = state_of(device);
-  char text[640];
-  snprintf(text, sizeof text, "%.600s", mpg_error_text());
   pthread_mutex_lock(&state->queue.mutex);
-  mpg_fail(MPG_ERROR, "%s is lost: %s. Its arrays cannot be used any more; other devices can",
-           mpg_device_text(device), text);
-  atomic_store(&state->lost, true);
+  if (!atomic_load(&state->lost)) {
+    snprintf(state->loss, sizeof state->loss, "%s", mpg_error_text());
+    atomic_store(&state->lost, true);
+  }
+  fail_lost(device, MPG_ERROR);
   fail_issued(device, state);
   pthread_mutex_unlock(&state->queue.mutex);
 }
@@ -114,7 +123,7 @@ static void issue(mpg_device *device, gpu_state *state, mpg_tick tick) {
   atomic_store(&state->issued, tick); /* sequentially consistent: against wake_at and `lost` */
   if (atomic_load(&state->lost)) {
     pthread_mutex_lock(&state->queue.mutex);
-    mpg_fail(MPG_ERROR, "%s is lost", mpg_device_text(device));
+    fail_lost(device, MPG_ERROR);
     fail_issued(device, state);
     pthread_mutex_unlock(&state->queue.mutex);
   }
@@ -283,8 +292,7 @@ static void *worker_main(void *argument) {
     mpg_point blocked_on = {0};
     bool done = true;
     if (atomic_load(&state->lost)) {
-      mpg_fail(MPG_ERROR, "%s is lost: an earlier error has made it unusable for this process",
-               mpg_device_text(device));
+      fail_lost(device, MPG_ERROR);
       mpg_task_fail(device, task, MPG_ERROR);
     } else {
       done = mpg_task_advance(device, task, &blocked_on);
@@ -372,24 +380,17 @@ static mpg_status usable(mpg_device *device) {
     return mpg_fail(
         MPG_ERROR, "%s cannot be used in a forked process; start processes with the method 'spawn'",
         mpg_device_text(device));
-  if (atomic_load(&state->lost))
-    return mpg_fail(MPG_ERROR, "%s is lost: an earlier error has made it unusable for this process",
-                    mpg_device_text(device));
+  if (atomic_load(&state->lost)) return fail_lost(device, MPG_ERROR);
   return MPG_OK;
 }
 
-/* Adds to the driver's error that the device is lost, where it is. */
+/* An error of the driver: the cause of a loss, a consequence of one, or neither. */
 static mpg_status note_loss(mpg_device *device, mpg_status status) {
-  if (status != MPG_OK && status != MPG_DEVICE_OUT_OF_MEMORY) {
-    char text[512];
-    snprintf(text, sizeof text, "%s", mpg_error_text());
-    if (found_lost(device))
-      mpg_fail(status, "%s is lost: %s. Its arrays cannot be used any more; other devices can",
-               mpg_device_text(device), text);
-    else
-      mpg_fail(status, "%s", text);
-  }
-  return status;
+  if (status == MPG_OK || status == MPG_DEVICE_OUT_OF_MEMORY) return status;
+  char text[512];
+  snprintf(text, sizeof text, "%s", mpg_error_text());
+  if (found_lost(device)) return fail_lost(device, status);
+  return mpg_fail(status, "%s", text); /* found_lost may have changed it */
 }
 
 static void gpu_work_failed(mpg_device *device, mpg_status status) { note_loss(device, status); }
