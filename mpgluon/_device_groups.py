@@ -98,9 +98,18 @@ def paused():
     return _core.Scope((_core.set_group, None))
 
 
-def gathered(arrays, ctx):
-    """The inputs of an op of a group, with a copy of each that is on another device; within a
-    trace, one copy per value and device (csrc/autograd/groups.h)."""
+def on(ctx):
+    """A scope in which ops run on that device, to which their inputs are moved."""
+    return _core.Scope((_core.set_group, ctx))
+
+
+def gathered(arrays):
+    """The inputs of an op that Python runs, moved as the core moves those of its own ops
+    (csrc/autograd/groups.h)."""
+    group = _core.get_group()
+    if group is None or not arrays:
+        return arrays
+    ctx = arrays[0].context if group is True else group
     return [array if array.context == ctx else _core.move_to(array, ctx) for array in arrays]
 
 

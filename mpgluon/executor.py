@@ -7,6 +7,7 @@ pass, and one for the backward pass.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -40,12 +41,13 @@ class Program:
         order: Sequence[Any],
         devices: Sequence[Any],
         ctx: Context,
-        moves: Any,
+        groups: bool = False,
         parameters: Sequence[Any] = (),
     ) -> None:
         self.order = order
         self.place: dict[Any, int] = {node: i for i, node in enumerate(order)}
-        # (number, node, sources, device that its inputs are moved to or None, device of the node)
+        self.groups = groups  # whether each node runs in the group of its device
+        # (number, node, sources, device of the node)
         self.steps: list[tuple[Any, ...]] = []
         written = states(order)
         variables = [node for node in order if node.call is None]
@@ -54,16 +56,7 @@ class Program:
         for node in order:
             if node.call is not None:
                 sources = [(self.place[source], index) for source, index in node.inputs]
-                device = devices.get(node, ctx)
-                self.steps.append(
-                    (
-                        self.place[node],
-                        node,
-                        sources,
-                        device if moves and not node.call.copies else None,
-                        device,
-                    )
-                )
+                self.steps.append((self.place[node], node, sources, devices.get(node, ctx)))
         self.heads: list[tuple[int, int]] = [(self.place[node], index) for node, index in entries]
         # Whether it has to look at values on the way, and is compiled in parts.
         self.splits: bool = any(
@@ -103,41 +96,31 @@ class Program:
     def run(
         self,
         arrays: Sequence[NDArray],
-        monitor: Callable[..., Any] | None = None,
-        monitor_all: bool = False,
         ctx: Context | None = None,
-        watched: Any = None,
+        watched: WatchedRun | None = None,
     ) -> Any:
-        """The outputs for arrays of the arguments, then of the auxiliary states. `monitor` is
-        called with names and arrays; `ctx` is where arrays are made that come from nothing, if the
-        nodes don't say it; `watched`: a `WatchedRun` that calls the nodes."""
+        """The outputs for arrays of the arguments, then of the auxiliary states. `ctx` is where
+        arrays are made that come from nothing, if the nodes don't say it; `watched` calls the nodes
+        for a monitor."""
         values = [None] * len(self.order)
         for place, array in zip(self._inputs, arrays):
             values[place] = [array]
         closed = self._closed(arrays) if self._open else {}
-        for place, node, sources, target, device in self.steps:
+        for place, node, sources, device in self.steps:
             inputs = [values[at][index] for at, index in sources]
-            if target is not None:
-                inputs = _device_groups.gathered(inputs, target)
-            if monitor is not None and monitor_all:
-                for name, array in zip(node.call.input_names(len(inputs)), inputs):
-                    monitor(f"{node.name}_{name}", array)
+            call = closed.get(node, node.call)
             try:
-                call = closed.get(node, node.call)
-                if watched is None:
-                    values[place] = (
-                        dynamic(call, inputs) if call.dynamic else call.run(inputs, device or ctx)
-                    )
-                else:
-                    values[place] = watched.apply(
-                        node, call, place, sources, inputs, device or ctx, values
-                    )
+                with _device_groups.on(device) if self.groups else nullcontext():
+                    if watched is not None:
+                        outputs = watched.apply(node, call, place, sources, inputs, device or ctx)
+                    elif call.dynamic:
+                        outputs = dynamic(call, inputs)
+                    else:
+                        outputs = call.run(inputs, device or ctx)
             except MXNetError as error:
                 line = "" if "\n  made at " in str(error) else made_at(node)
                 raise type(error)(f"Error in operator {node.name}: {error}{line}") from None
-            if monitor is not None:
-                for i, array in enumerate(values[place]):
-                    monitor(node.output_name(i), array)
+            values[place] = outputs
         return [values[at][index] for at, index in self.heads]
 
     def _closed(self, arrays):
@@ -276,7 +259,7 @@ class Executor:
         """Ops without a gradient, between an output and an argument that wants one, are refused
         when the symbol is bound."""
         program = self._program
-        sources = {place: [at for at, _ in inputs] for place, _, inputs, _, _ in program.steps}
+        sources = {place: [at for at, _ in inputs] for place, _, inputs, _ in program.steps}
         seen, stack = set(), [place for place, _ in program.heads]
         while stack:
             at = stack.pop()
@@ -328,10 +311,8 @@ class Executor:
         self._watched = None
         with autograd.record(train_mode=train) if record else autograd.pause(train_mode=train):
             if self._monitor is not None:
-                self._watched = WatchedRun(self._watch, record)
-                results = self._program.run(
-                    self._inputs, self._watch, self._monitor_all, watched=self._watched
-                )
+                self._watched = WatchedRun(self._watch, self._monitor_all, record)
+                results = self._program.run(self._inputs, watched=self._watched)
             else:
                 results = self._call_with(self._inputs, self._mark)
         if record:
@@ -449,7 +430,7 @@ class Executor:
         """Whether a gradient of that output reaches an argument that wants one."""
         program = self._program
         wanted = {program.place[program.arguments[i]] for i in self._wanted}
-        sources = {place: [at for at, _ in inputs] for place, _, inputs, _, _ in program.steps}
+        sources = {place: [at for at, _ in inputs] for place, _, inputs, _ in program.steps}
         seen, stack = set(), [head]
         while stack:
             at = stack.pop()
@@ -631,12 +612,12 @@ class Executor:
     def debug_str(self) -> str:
         """The symbol, where its nodes run, and the memory planned for it, once it has run."""
         lines = [self._symbol.debug_str()]
-        for place, node, sources, target, device in self._program.steps:
+        for place, node, sources, device in self._program.steps:
             for at, index in sources:
-                if target is not None and self._home(at) != target:
+                if self._program.groups and not node.call.copies and self._home(at) != device:
                     lines.append(
                         f"\tCopy {self._program.order[at].output_name(index)} from "
-                        f"{self._home(at)} to {target}"
+                        f"{self._home(at)} to {device}"
                     )
             lines.append(f"{node.call.name} {node.name} on {device}")
         total = self._planned()
@@ -644,7 +625,7 @@ class Executor:
         return "\n".join(lines) + "\n"
 
     def _home(self, at):
-        for place, _, _, _, device in self._program.steps:
+        for place, _, _, device in self._program.steps:
             if place == at:
                 return device
         node = self._program.order[at]

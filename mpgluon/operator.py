@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from . import _core, _graph_breaks, autograd, ndarray as nd
+from . import _core, _device_groups, _graph_breaks, autograd, ndarray as nd
+from ._python_call import PythonCall
 from .base import MXNetError, is_floating
 
 if TYPE_CHECKING:
@@ -205,16 +206,10 @@ def _known(shape):
     return shape is not None and all(size > 0 for size in shape)
 
 
-class CustomCall:
-    """A call of a registered op with parameters; as a node of a symbol it answers as `_core.OpCall`
-    does."""
+class CustomCall(PythonCall):
+    """A call of a registered op with parameters."""
 
     name = "Custom"
-    creates = copies = dynamic = amp_cast = False
-    context = None
-    differentiable = True
-    gradient_missing = False
-    splits = True  # compiled programs are cut where it runs
 
     def __init__(self, op_type: str, params: dict[str, Any]) -> None:
         if op_type not in _props:
@@ -258,9 +253,6 @@ class CustomCall:
 
     def states(self, count: int) -> list[bool]:
         return tuple([False] * len(self.arguments) + [True] * len(self.auxiliary))
-
-    def initial_values(self, count: int) -> list[Any]:
-        return (None,) * count
 
     def text(self, name: str) -> str:
         return self.params[name]
@@ -332,6 +324,8 @@ class CustomCall:
 
     def run(self, inputs: Sequence[NDArray], device: Context | None = None) -> list[NDArray]:
         """The outputs, for arrays of the arguments and auxiliary states."""
+        count = len(self.arguments)
+        inputs = [*_device_groups.gathered(inputs[:count]), *inputs[count:]]
         descs = [(array.shape, _core.dtype_name(array.dtype)) for array in inputs]
         ctx = inputs[0].context if inputs else device
         strays = [

@@ -2,6 +2,7 @@
 #include "autograd/groups.h"
 
 #include "autograd/autograd.h"
+#include "op/placement.h"
 
 /* Calls an op outside of any group. */
 static mpg_status call_alone(const mpg_op *op, const void *params, mpg_array *const *inputs,
@@ -60,12 +61,16 @@ mpg_status mpg_group_move(const mpg_array *array, mpg_device_id device, mpg_arra
 
 enum { STACK_INPUTS = 16 };
 
+static mpg_device_id input_device(const void *inputs, int index) {
+  return mpg_array_device_id(((mpg_array *const *)inputs)[index]);
+}
+
 mpg_status mpg_group_call(mpg_trace *trace, const mpg_op *op, const void *params,
                           mpg_array *const *inputs, int num_inputs, mpg_array *outputs,
                           int num_visible, mpg_array *const *out, bool separate) {
-  mpg_device_id device = mpg_group_get().device;
+  mpg_device_id device =
+      mpg_op_place_in_group(op, params, inputs, num_inputs, input_device, mpg_group_get().device);
   if (out) device = mpg_array_device_id(out[0]);
-  if (device.type == 0 && num_inputs) device = mpg_array_device_id(inputs[0]);
   int strays = 0;
   for (int i = 0; i < num_inputs; i++)
     strays += !mpg_op_input_mutable(op, i) &&

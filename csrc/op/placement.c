@@ -49,3 +49,13 @@ mpg_status mpg_op_place(const mpg_op *op, const void *params, const void *inputs
       return devices_differ(op, inputs, num_inputs, device_of);
   return MPG_OK;
 }
+
+mpg_device_id mpg_op_place_in_group(const mpg_op *op, const void *params, const void *inputs,
+                                    int num_inputs, mpg_input_device_fn device_of,
+                                    mpg_device_id group) {
+  const mpg_device_id named = mpg_op_named_device(op, params);
+  if (op->flags & MPG_OP_COPY && named.type) return named;
+  mpg_device_id device = group;
+  for (int i = 0; device.type == 0 && i < num_inputs; i++) device = device_of(inputs, i);
+  return device.type ? device : named;
+}

@@ -2,7 +2,7 @@
  *
  * A copy, and an op that creates an array, run on the device that their parameters name. Every
  * other op runs on the device of its inputs, which must be on one device: nothing is copied
- * silently. Threads: host lock.
+ * silently, but for ops in a group (autograd/groups.h). Threads: host lock.
  */
 #ifndef MPG_OP_PLACEMENT_H
 #define MPG_OP_PLACEMENT_H
@@ -20,5 +20,11 @@ mpg_device_id mpg_op_named_device(const mpg_op *op, const void *params);
 mpg_status mpg_op_place(const mpg_op *op, const void *params, const void *inputs, int num_inputs,
                         mpg_input_device_fn device_of, mpg_device_id otherwise,
                         mpg_device_id *device);
+
+/* The device of an op whose inputs are moved to it: that of its group, else of its first input with
+ * a known device, else the named one. A copy goes where it is told. Type 0: not known. */
+mpg_device_id mpg_op_place_in_group(const mpg_op *op, const void *params, const void *inputs,
+                                    int num_inputs, mpg_input_device_fn device_of,
+                                    mpg_device_id group);
 
 #endif

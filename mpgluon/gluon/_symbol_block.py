@@ -94,9 +94,7 @@ class SymbolBlock(HybridBlock):
         self._input_names = [symbol.name for symbol in given]
         self._symbol = found[0] if len(found) == 1 else Group(found)
         order = topological(entries_of(self._symbol))
-        self._program = Program(
-            entries_of(self._symbol), order, placement(order, None, {}), None, False
-        )
+        self._program = Program(entries_of(self._symbol), order, placement(order, None, {}), None)
         self._declare(given)
         self._active = True
 

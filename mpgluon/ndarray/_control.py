@@ -400,13 +400,10 @@ def dynamic(call: Any, inputs: Sequence[NDArray]) -> Any:
     """The results of an op whose shapes depend on values: a step between two parts where the inputs
     are traced. `call`: a `_core.OpCall`."""
     tracer = _tracer(inputs)
-    if tracer is not None and _device_groups.current() is not None:
-        inputs = _device_groups.gathered(inputs, _device_groups.device() or inputs[0].context)
-    return (
-        call.run(inputs)
-        if tracer is None
-        else tracer.dynamic(call.name.removeprefix("_contrib_"), call.run, inputs)
-    )
+    if tracer is None:
+        return call.run(inputs)
+    name = call.name.removeprefix("_contrib_")
+    return tracer.dynamic(name, call.run, _device_groups.gathered(inputs))
 
 
 def boolean_mask(data: NDArray, index: NDArray, axis: int = 0) -> NDArray:

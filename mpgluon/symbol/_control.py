@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .. import _core
+from .._python_call import PythonCall
 from ..attribute import AttrScope
 from ..base import MXNetError
 from ..name import NameManager
@@ -73,9 +74,7 @@ class Subgraph:
         if self._program is None:
             from ..executor import Program
 
-            self._program = Program(
-                self.entries, self.order, placement(self.order, None, {}), None, False
-            )
+            self._program = Program(self.entries, self.order, placement(self.order, None, {}), None)
             place = {node: self.locs[i] for i, node in enumerate(self.variables)}
             self._places = [
                 place[node] for node in (*self._program.arguments, *self._program.auxiliary)
@@ -99,14 +98,8 @@ class Subgraph:
         return inference.of(self.variables), inference.outputs()
 
 
-class Control:
-    """What a node with graphs inside it calls; it answers as `_core.OpCall` does."""
-
-    creates = copies = dynamic = loss = amp_cast = False
-    context = None
-    differentiable = True
-    gradient_missing = False
-    splits = True  # compiled programs may be cut where it runs
+class Control(PythonCall):
+    """The call of a node with graphs inside it."""
 
     def __init__(self, attrs, graphs, num_inputs) -> None:
         self.graphs = graphs
@@ -134,9 +127,6 @@ class Control:
             if node in graph.written
         }
         return tuple([i in written for i in range(count)])
-
-    def initial_values(self, count):
-        return (None,) * count
 
     def text(self, name: str | None):
         raise TypeError(f"{self.name} has no parameter {name!r}")

@@ -159,27 +159,20 @@ def made_at(node):
     return f"\n  made at {line}" if line else ""
 
 
-def _named_device(node, group2ctx):
-    """The device that the program names for a node: that of its group, or a copy's target; None."""
-    group = node.get("ctx_group") if group2ctx else None
-    if group is not None:
-        return _device_groups.lookup(group, group2ctx, node.name)
-    return node.call.context if node.call is not None else None
-
-
 def placement(order, group2ctx, variables):
     """The devices of nodes, as a dict of node -> Context; nodes without a known device are left
     out.
 
-    A node runs on the device that is named for it, else on that of its first placed input. A node
+    An op runs where the core says for its group and the devices of its inputs. A variable or op
     that is still without a device takes that of a user. `variables`: node -> Context for variables
     that have arrays already.
     """
     devices = dict(variables)
     for node in order:
-        device = _named_device(node, group2ctx)
-        if device is None:
-            device = next((devices[source] for source, _ in node.inputs if source in devices), None)
+        name = node.get("ctx_group") if group2ctx else None
+        device = None if name is None else _device_groups.lookup(name, group2ctx, node.name)
+        if node.call is not None:
+            device = node.call.place([devices.get(source) for source, _ in node.inputs], device)
         if device is not None:
             devices.setdefault(node, device)
     for node in reversed(order):

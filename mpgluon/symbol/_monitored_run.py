@@ -5,8 +5,19 @@ between nodes is added up here, in the order in which compiled backward programs
 last to first.
 """
 
-from .. import _core, autograd
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .. import _core, _device_groups, autograd
 from ..base import is_floating
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from .._core import NDArray
+
 
 __all__ = ["WatchedRun", "deliver"]
 
@@ -18,28 +29,44 @@ class WatchedRun:
     ----------
     watch : function
         Called with names and arrays.
+    watch_inputs : bool
+        Whether it sees the inputs of nodes, too.
     record : bool
         Whether a backward is to follow.
     """
 
-    def __init__(self, watch, record):
+    def __init__(
+        self, watch: Callable[[str, NDArray], Any], watch_inputs: bool, record: bool
+    ) -> None:
         self._watch = watch
+        self._watch_inputs = watch_inputs
         self._record = record
         self._steps = []  # (node, its place, sources, inputs, outputs)
         self._homes = {}  # entry -> the device of its array
 
-    def apply(self, node, call, place, sources, inputs, device, values):
-        """Calls a node, for `Program.run`. `values`: those of all nodes so far, before they are
-        moved for this one."""
+    def apply(self, node, call, place, sources, inputs, device):
+        """Calls a node, for `Program.run`."""
+        written = node.call.states(len(inputs))
+        for entry, array in zip(sources, inputs):
+            self._homes[entry] = array.context
+        moved = _device_groups.gathered(inputs)
+        inputs = [old if state else new for old, new, state in zip(inputs, moved, written)]
+        if self._watch_inputs:
+            for name, array in zip(node.call.input_names(len(inputs)), inputs):
+                self._watch(f"{node.name}_{name}", array)
+        outputs = self._recorded(node, call, place, sources, inputs, device, written)
+        for i, array in enumerate(outputs):
+            self._watch(node.output_name(i), array)
+        return outputs
+
+    def _recorded(self, node, call, place, sources, inputs, device, written):
+        """The outputs of a node, which is recorded where a backward is to follow."""
         if not self._record:
             return call.run(inputs, device)
-        written = node.call.states(len(inputs))
         inputs = [array if state else array.detach() for array, state in zip(inputs, written)]
         for array, state in zip(inputs, written):
             if not state and is_floating(array.dtype):
                 array.attach_grad()
-        for at, index in sources:
-            self._homes[at, index] = values[at][index].context
         outputs = call.run(inputs, device)
         self._steps.append((node, place, sources, inputs, outputs))
         return [array.detach() for array in outputs]

@@ -235,3 +235,22 @@ def test_registered_ops():
     assert {"Convolution", "dot"} <= set(mx.operator.get_all_registered_operators())
     found = mx.operator.get_operator_arguments("Activation")
     assert found.names == ["data", "act_type"] and found.narg == 2
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_groups_of_blocks_move_their_inputs(hybrid):
+    class Net(gluon.HybridBlock):
+        def hybrid_forward(self, F, x):
+            with mx.AttrScope(ctx_group="a"):
+                scores = F.relu(x)
+            with mx.AttrScope(ctx_group="b"):
+                if not hybrid:
+                    scores = scores.detach()
+                    scores.attach_grad()
+                    assert scores.grad.context == scores.context
+                return F.Custom(scores, x.sum(axis=1), op_type="test_softmax")
+
+    net = Net()
+    net.initialize(group2ctx={"a": mx.cpu(1), "b": mx.cpu(2)})
+    net.hybridize(hybrid)
+    assert net(mx.nd.ones((2, 3))).context == mx.cpu(2)

@@ -152,3 +152,35 @@ def test_as_in_context_places_what_follows():
     executor.forward(is_train=True)
     executor.backward(mx.nd.ones((4, 2), ctx=on(3)))
     assert executor.grad_dict["a_weight"].context == on(0)
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_loops_take_their_inputs_from_anywhere(watched):
+    with mx.AttrScope(ctx_group="one"):
+        rows, _ = mx.sym.contrib.foreach(
+            lambda x, s: (x * mx.sym.var("w") + s, s + x), mx.sym.var("x"), mx.sym.var("s")
+        )
+    results = []
+    for group2ctx in (None, GROUPS):
+        arrays = {"x": mx.nd.arange(6).reshape((3, 2)), "w": mx.nd.ones(2) * 2, "s": mx.nd.ones(2)}
+        arrays = {name: array.as_in_context(on(0)) for name, array in arrays.items()}
+        grads = {name: mx.nd.zeros_like(array) for name, array in arrays.items()}
+        executor = (rows * 2).bind(on(0), arrays, grads, group2ctx=group2ctx)
+        if watched:
+            executor.set_monitor_callback(lambda name, array: None, True)
+        executor.forward(is_train=True)
+        executor.backward(mx.nd.ones((3, 2)))
+        results.append([executor.outputs[0].asnumpy(), *[g.asnumpy() for g in grads.values()]])
+    assert executor.outputs[0].context == on(1)
+    for alone, grouped in zip(*results):
+        np.testing.assert_array_equal(grouped, alone)
+
+
+def test_a_state_on_another_device_is_refused():
+    with mx.AttrScope(ctx_group="one"):
+        net = mx.sym.BatchNorm(mx.sym.var("x"), name="bn")
+    arrays = [mx.nd.ones(shape, ctx=on(1)) for shape in ((4, 2), 2, 2)]
+    states = [mx.nd.zeros(2, ctx=on(0)), mx.nd.ones(2, ctx=on(0))]
+    executor = net.bind(on(1), arrays, aux_states=states, group2ctx=GROUPS)
+    with pytest.raises(mx.MXNetError, match="moving_mean on"):
+        executor.forward(is_train=True)

@@ -1,4 +1,5 @@
 /* Methods and properties of NDArray that are no ops. Ops become methods in mpgluon/ndarray. */
+#include "autograd/groups.h"
 #include "compile/call_cache.h"
 #include "python/core.h"
 #include "python/array/numpy.h"
@@ -271,7 +272,9 @@ static PyObject *attach_grad(PyObject *self, PyObject *args, PyObject *kwargs) {
   mpg_array *array = mpg_py_array_of(self);
   if (mpg_py_expect_value(array, "attach_grad()") < 0) return NULL;
   bool recording = mpg_autograd_set_recording(false);
+  mpg_group group = mpg_group_set((mpg_group){0}); /* the gradient is where the array is */
   PyObject *zeros = mpg_py_call_named("zeros_like", &array, 1, NULL, NULL);
+  mpg_group_set(group);
   mpg_autograd_set_recording(recording);
   if (zeros == NULL) return NULL;
   mpg_status status = mpg_autograd_mark_variable(array, number, &mpg_py_array_of(zeros)->tensor);

@@ -208,12 +208,19 @@ static PyObject *end_recompute(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(
 }
 
 /* None: no group; True: one without a device; a Context: its device. */
+static PyObject *group_object(mpg_group group) {
+  if (!group.active) Py_RETURN_NONE;
+  return group.device.type ? mpg_py_context(group.device) : Py_NewRef(Py_True);
+}
+
 static PyObject *set_group(PyObject *Py_UNUSED(module), PyObject *object) {
   mpg_group group = {.active = object != Py_None};
   if (group.active && object != Py_True && mpg_py_device_id(object, &group.device) < 0) return NULL;
-  group = mpg_group_set(group);
-  if (!group.active) Py_RETURN_NONE;
-  return group.device.type ? mpg_py_context(group.device) : Py_NewRef(Py_True);
+  return group_object(mpg_group_set(group));
+}
+
+static PyObject *get_group(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
+  return group_object(mpg_group_get());
 }
 
 static PyObject *move_to(PyObject *Py_UNUSED(module), PyObject *args) {
@@ -278,6 +285,8 @@ static PyMethodDef methods[] = {
      "set_group(group)\n--\n\nFrom now on this thread moves the inputs of ops: to a Context, or "
      "(True) to the first input's device, or (None) not at\n"
      "all. Returns the former group."},
+    {"get_group", get_group, METH_NOARGS,
+     "get_group()\n--\n\nThe group that `set_group` set last."},
     {"move_to", move_to, METH_VARARGS,
      "move_to(array, ctx)\n--\n\nThe array on that device; within a trace one copy serves all who "
      "ask. On the tape a view where it is there already."},

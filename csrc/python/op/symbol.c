@@ -4,6 +4,7 @@
  * made. See core.h.
  */
 #include "op/infer.h"
+#include "op/placement.h"
 #include "python/core.h"
 
 typedef struct op_call {
@@ -201,6 +202,38 @@ done:
   return result;
 }
 
+/* --- Placement -------------------------------------------------------------------------------- */
+/* A device of a list of Contexts and None, which is type 0. */
+static mpg_device_id listed_device(const void *list, int index) {
+  return ((const mpg_device_id *)list)[index];
+}
+
+static PyObject *call_place(PyObject *object, PyObject *args) {
+  const op_call *self = (op_call *)object;
+  PyObject *list, *group, *contexts = NULL, *result = NULL;
+  mpg_device_id *devices = NULL;
+  if (!PyArg_ParseTuple(args, "O!O:place", &PyList_Type, &list, &group)) return NULL;
+  if ((contexts = PyList_AsTuple(list)) == NULL) return NULL;
+  const Py_ssize_t count = PyTuple_GET_SIZE(contexts);
+  devices = PyMem_Calloc((size_t)count + 1, sizeof *devices);
+  if (devices == NULL) {
+    PyErr_NoMemory();
+    goto done;
+  }
+  for (Py_ssize_t i = 0; i <= count; i++) {
+    PyObject *context = i < count ? PyTuple_GET_ITEM(contexts, i) : group;
+    if (context != Py_None && mpg_py_device_id(context, &devices[i]) < 0) goto done;
+  }
+  mpg_device_id device =
+      mpg_op_place_in_group(self->op, self->op->params->size ? self->params : NULL, devices,
+                            (int)count, listed_device, devices[count]);
+  result = device.type ? mpg_py_context(device) : Py_NewRef(Py_None);
+done:
+  Py_DECREF(contexts);
+  PyMem_Free(devices);
+  return result;
+}
+
 /* --- Running ---------------------------------------------------------------------------------- */
 static PyObject *call_run(PyObject *object, PyObject *args) {
   const op_call *self = (op_call *)object;
@@ -292,16 +325,6 @@ static PyObject *call_name(PyObject *self, void *Py_UNUSED(unused)) {
 static PyObject *call_flag(PyObject *self, void *flag) {
   return PyBool_FromLong((((op_call *)self)->op->flags & (uint32_t)(uintptr_t)flag) != 0);
 }
-static PyObject *call_context(PyObject *object, void *Py_UNUSED(unused)) {
-  const op_call *self = (op_call *)object;
-  mpg_device_id id = {0};
-  int index = self->op->flags & (MPG_OP_CREATES | MPG_OP_COPY) && self->op->params->size
-                  ? mpg_params_find(self->op->params, "ctx")
-                  : -1;
-  if (index >= 0)
-    id = *(const mpg_device_id *)(self->params + self->op->params->params[index].offset);
-  return id.type ? mpg_py_context(id) : Py_NewRef(Py_None);
-}
 static PyObject *call_differentiable(PyObject *self, void *Py_UNUSED(unused)) {
   mpg_gradient_fn gradient = ((op_call *)self)->op->gradient;
   return PyBool_FromLong(gradient != NULL && gradient != mpg_gradient_none &&
@@ -336,6 +359,10 @@ static PyMethodDef call_methods[] = {
      "dtype) pairs, 0 standing for sizes and None for shapes and dtypes\n"
      "that are not known; outputs: likewise, what is known of the first of them. Returns the lists "
      "of completed inputs and of visible outputs, likewise. MXNetError when they do not fit."},
+    {"place", call_place, METH_VARARGS,
+     "place(inputs, group)\n--\n\nThe device the op runs on in a group, to which its inputs are "
+     "moved; None: not known. inputs: a list of the inputs' devices,\n"
+     "None where one is not known; group: the group's device or None."},
     {"run", call_run, METH_VARARGS,
      "run(arrays, ctx=None)\n--\n\nCalls the op (traces it, where the arrays are traced); a list "
      "of the visible outputs. ctx: where an op that creates\n"
@@ -356,7 +383,6 @@ static PyGetSetDef call_properties[] = {
     {"differentiable", call_differentiable, NULL, "Whether gradients flow through it.", NULL},
     {"gradient_missing", call_gradient_missing, NULL, "Whether differentiating it is an error.",
      NULL},
-    {"context", call_context, NULL, "The device its parameters name, or None.", NULL},
     {0}};
 static PyType_Slot call_slots[] = {
     {Py_tp_new, call_new},
