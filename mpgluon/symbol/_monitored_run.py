@@ -13,10 +13,11 @@ from .. import _core, _device_groups, autograd
 from ..base import is_floating
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Any
 
-    from .._core import NDArray
+    from .._core import Context, NDArray
+    from ..executor import Program
 
 
 __all__ = ["WatchedRun", "deliver"]
@@ -44,7 +45,15 @@ class WatchedRun:
         self._steps = []  # (node, its place, sources, inputs, outputs)
         self._homes = {}  # entry -> the device of its array
 
-    def apply(self, node, call, place, sources, inputs, device):
+    def apply(
+        self,
+        node: Any,
+        call: Any,
+        place: int,
+        sources: Sequence[tuple[int, int]],
+        inputs: list[NDArray],
+        device: Context | None,
+    ) -> list[NDArray]:
         """Calls a node, for `Program.run`."""
         written = node.call.states(len(inputs))
         for entry, array in zip(sources, inputs):
@@ -71,7 +80,9 @@ class WatchedRun:
         self._steps.append((node, place, sources, inputs, outputs))
         return [array.detach() for array in outputs]
 
-    def backward(self, program, head_grads, train_mode):
+    def backward(
+        self, program: Program, head_grads: Sequence[NDArray | None], train_mode: bool
+    ) -> dict[tuple[int, int], NDArray]:
         """The gradients of variables: (place, 0) -> NDArray. `head_grads`: of the heads; None for
         losses and where nothing flows."""
         sums, losses = {}, set()
