@@ -98,6 +98,14 @@ def __repr_html_(self) -> str:
     return f"<pre>{html.escape(values)}</pre><div>{html.escape(line)}</div>"
 
 
+def _array_interface(self) -> dict[str, Any]:
+    """What libraries from before the buffer protocol ask for: shape, type and memory, read-only.
+    Arrays of bfloat16, on a GPU or being traced have none."""
+    if self._traced or self.dtype is _core.bfloat16 or self.context.device_type == "gpu":
+        raise AttributeError("__array_interface__: take x.asnumpy()")
+    return {**np.asarray(self).__array_interface__, "data": memoryview(self)}
+
+
 def _tolist(self) -> Any:
     """The values as nested lists of Python's numbers; waits for them."""
     return self.asnumpy().tolist()
@@ -184,6 +192,7 @@ def add_methods(ops: dict[str, _core.Op]) -> None:
     NDArray.__array_priority__ = 1000.0
     NDArray.__array_ufunc__ = array_ufunc
     NDArray.__array_function__ = array_function
+    NDArray.__array_interface__ = property(_array_interface)
     absent(NDArray, ARRAY)
     for function in (
         ___dir__,

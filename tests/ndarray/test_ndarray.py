@@ -279,6 +279,35 @@ def test_numpy_sees_arrays():
     assert bytes(nd.array([1, 2], dtype="uint8")) == b"\x01\x02"
 
 
+def test_array_interface():
+    class Foreign:
+        def __init__(self, array):
+            self.__array_interface__ = array.__array_interface__
+
+    for dtype in ("float16", "float32", "float64", "uint8", "int8", "int32", "int64", "bool"):
+        x = nd.array([[0, 1, 1], [1, 0, 1]], dtype=dtype)
+        seen = np.asarray(Foreign(x[:, 1:] if dtype == "int8" else x))
+        assert seen.dtype == np.dtype(dtype) and not seen.flags.writeable
+        assert seen.tolist() == x.asnumpy()[:, 1 if dtype == "int8" else 0 :].tolist()
+    assert not hasattr(nd.array([1], dtype="bfloat16"), "__array_interface__")
+    assert np.asarray(nd.array([1], dtype="bfloat16")).dtype == np.float32
+
+
+def test_pictures():
+    image = pytest.importorskip("PIL.Image")
+    x = nd.array(np.arange(24).reshape(2, 4, 3), dtype="uint8")
+    assert image.fromarray(x).size == (4, 2) and image.fromarray(x).getpixel((1, 1)) == (15, 16, 17)
+
+
+def test_bfloat16_of_ml_dtypes():
+    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+    values = np.array([1.5, 2.25, -3], bfloat16)
+    x = nd.array(values, dtype=bfloat16)
+    assert x.dtype is mx.bfloat16 and x.asnumpy().tolist() == values.tolist()
+    assert nd.from_numpy(values, zero_copy=False).dtype is mx.bfloat16
+    assert x.asnumpy().dtype == np.float32 and (np.asarray(x, dtype=bfloat16) == values).all()
+
+
 def test_from_numpy_shares():
     source = np.arange(6, dtype="float64").reshape(2, 3)
     x = nd.from_numpy(source)
