@@ -12,16 +12,15 @@
   void mpg_gradient_##gradient(mpg_gradient *);                                             \
   int mpg_arity_##num_inputs(const mpg_op *, const void *, int);                            \
   int mpg_arity_##num_outputs(const mpg_op *, const void *, int);
-#define MPG_COMPOSED_ROW(id, aliases, inputs, outputs, params, compose, num_inputs, num_outputs, \
-                         flags, dtypes, doc)                                                     \
-  void mpg_compose_##compose(mpg_gradient *, const mpg_value *, mpg_value *);                    \
-  int mpg_arity_##num_inputs(const mpg_op *, const void *, int);                                 \
+#define MPG_COMPOSED_ROW(id, aliases, inputs, outputs, params, infer, compose, num_inputs, \
+                         num_outputs, flags, dtypes, doc)                                  \
+  mpg_status mpg_infer_##infer(mpg_infer *);                                               \
+  void mpg_compose_##compose(mpg_gradient *, const mpg_value *, mpg_value *);              \
+  int mpg_arity_##num_inputs(const mpg_op *, const void *, int);                           \
   int mpg_arity_##num_outputs(const mpg_op *, const void *, int);
 #include "op/ops.def"
 #undef MPG_OP_ROW
 #undef MPG_COMPOSED_ROW
-
-mpg_status mpg_infer_composed(mpg_infer *infer);
 
 /* For rows without a gradient; mpg_op_gradient reports it. */
 void mpg_gradient_missing(mpg_gradient *g);

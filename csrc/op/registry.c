@@ -25,23 +25,23 @@
    .dtypes = op_dtypes,                                                                       \
    .batching = mpg_batching_##op_batching,                                                    \
    .doc = op_doc},
-#define MPG_COMPOSED_ROW(op_id, op_aliases, op_inputs, op_outputs, op_params, op_compose, \
-                         op_num_inputs, op_num_outputs, op_flags, op_dtypes, op_doc)      \
-  {.id = MPG_OP_##op_id,                                                                  \
-   .name = #op_id,                                                                        \
-   .aliases = op_aliases,                                                                 \
-   .inputs = op_inputs,                                                                   \
-   .outputs = op_outputs,                                                                 \
-   .params = &mpg_##op_params##_table,                                                    \
-   .infer = mpg_infer_composed,                                                           \
-   .cost = mpg_cost_passes,                                                               \
-   .gradient = mpg_gradient_missing,                                                      \
-   .compose = mpg_compose_##op_compose,                                                   \
-   .num_inputs = mpg_arity_##op_num_inputs,                                               \
-   .num_outputs = mpg_arity_##op_num_outputs,                                             \
-   .flags = MPG_OP_COMPOSED | (op_flags),                                                 \
-   .dtypes = op_dtypes,                                                                   \
-   .batching = mpg_batching_unknown,                                                      \
+#define MPG_COMPOSED_ROW(op_id, op_aliases, op_inputs, op_outputs, op_params, op_infer,          \
+                         op_compose, op_num_inputs, op_num_outputs, op_flags, op_dtypes, op_doc) \
+  {.id = MPG_OP_##op_id,                                                                         \
+   .name = #op_id,                                                                               \
+   .aliases = op_aliases,                                                                        \
+   .inputs = op_inputs,                                                                          \
+   .outputs = op_outputs,                                                                        \
+   .params = &mpg_##op_params##_table,                                                           \
+   .infer = mpg_infer_##op_infer,                                                                \
+   .cost = mpg_cost_passes,                                                                      \
+   .gradient = mpg_gradient_missing,                                                             \
+   .compose = mpg_compose_##op_compose,                                                          \
+   .num_inputs = mpg_arity_##op_num_inputs,                                                      \
+   .num_outputs = mpg_arity_##op_num_outputs,                                                    \
+   .flags = MPG_OP_COMPOSED | (op_flags),                                                        \
+   .dtypes = op_dtypes,                                                                          \
+   .batching = mpg_batching_unknown,                                                             \
    .doc = op_doc},
 static const mpg_op ops[] = {
 #include "op/ops.def"

@@ -54,6 +54,14 @@ mpg_value mpg_emit_slice(mpg_gradient *g, mpg_value a, int axis, int64_t begin, 
 mpg_value mpg_emit_concat(mpg_gradient *g, const mpg_value *parts, int count, int axis);
 /* The sum, or another reduction, along an axis, which is kept with size 1. */
 mpg_value mpg_emit_reduce(mpg_gradient *g, mpg_op_id reduction, mpg_value a, int axis);
+/* The mean over several axes, which are dropped. */
+mpg_value mpg_emit_mean_over(mpg_gradient *g, mpg_value a, int count, const int64_t *axes);
+mpg_value mpg_emit_transpose(mpg_gradient *g, mpg_value a, int count, const int64_t *axes);
+/* 0, 1, ... below `count`, in a shape of as many elements, on the device of `like`. */
+mpg_value mpg_emit_count(mpg_gradient *g, mpg_value like, int64_t count, mpg_dtype dtype,
+                         const mpg_shape *shape);
+/* Whether two inputs have one dtype; else the composition fails and says so. */
+bool mpg_same_dtype(mpg_gradient *g, int first, int second);
 /* a where the condition, which broadcasts to it, is not 0, else b. */
 mpg_value mpg_emit_where(mpg_gradient *g, mpg_value condition, mpg_value a, mpg_value b);
 

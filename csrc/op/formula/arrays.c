@@ -53,6 +53,51 @@ mpg_value mpg_emit_reduce(mpg_gradient *g, mpg_op_id reduction, mpg_value a, int
   return mpg_emit1(g, reduction, &params, a);
 }
 
+mpg_value mpg_emit_mean_over(mpg_gradient *g, mpg_value a, int count, const int64_t *axes) {
+  mpg_reduce_params params;
+  memset(&params, 0, sizeof params);
+  params.axis.count = count;
+  for (int i = 0; i < count; i++) params.axis.values[i] = axes[i];
+  return mpg_emit1(g, MPG_OP_mean, &params, a);
+}
+
+mpg_value mpg_emit_transpose(mpg_gradient *g, mpg_value a, int count, const int64_t *axes) {
+  mpg_transpose_params params;
+  memset(&params, 0, sizeof params);
+  params.axes.count = count;
+  for (int i = 0; i < count; i++) params.axes.values[i] = axes[i];
+  return mpg_emit1(g, MPG_OP_transpose, &params, a);
+}
+
+mpg_value mpg_emit_count(mpg_gradient *g, mpg_value like, int64_t count, mpg_dtype dtype,
+                         const mpg_shape *shape) {
+  mpg_arange_params params;
+  mpg_value result = MPG_NO_VALUE;
+  if (g->status != MPG_OK) return MPG_NO_VALUE;
+  memset(&params, 0, sizeof params);
+  params.stop = (mpg_opt_float){.value = (double)count, .present = 1};
+  params.step = 1;
+  params.repeat = 1;
+  params.dtype = dtype;
+  params.ctx = g->builder->device(g->builder, like);
+  g->status =
+      g->builder->emit(g->builder, mpg_op_get(MPG_OP__arange), &params, NULL, 0, like, &result);
+  return mpg_emit_reshape(g, result, shape);
+}
+
+bool mpg_same_dtype(mpg_gradient *g, int first, int second) {
+  char names[2][64];
+  if (g->status != MPG_OK) return false;
+  mpg_dtype a = mpg_value_desc(g, g->inputs[first])->dtype,
+            b = mpg_value_desc(g, g->inputs[second])->dtype;
+  if (a != b)
+    mpg_gradient_fail(g, "%s must be %s, as %s is, not %s; convert it with astype",
+                      mpg_op_input_name(g->op, second, names[0], sizeof names[0]),
+                      mpg_dtype_name(a), mpg_op_input_name(g->op, first, names[1], sizeof names[1]),
+                      mpg_dtype_name(b));
+  return a == b;
+}
+
 mpg_value mpg_emit_where(mpg_gradient *g, mpg_value condition, mpg_value a, mpg_value b) {
   if (g->status != MPG_OK) return MPG_NO_VALUE;
   mpg_shape shape = mpg_value_desc(g, a)->shape;

@@ -8,19 +8,9 @@ static const double PI = 3.14159265358979323846;
 
 /* 0 to n - 1, as a row or a column. */
 static mpg_value count_to(mpg_gradient *g, mpg_value like, int64_t n, bool column) {
-  mpg_arange_params params;
-  mpg_value result = MPG_NO_VALUE;
-  if (g->status != MPG_OK) return MPG_NO_VALUE;
-  memset(&params, 0, sizeof params);
-  params.stop = (mpg_opt_float){.value = (double)n, .present = 1};
-  params.step = 1;
-  params.repeat = 1;
-  params.dtype = MPG_FLOAT64; /* products of two positions are exact, also where n is large */
-  params.ctx = g->builder->device(g->builder, like);
-  g->status =
-      g->builder->emit(g->builder, mpg_op_get(MPG_OP__arange), &params, NULL, 0, like, &result);
   mpg_shape shape = {.ndim = 2, .dims = {column ? n : 1, column ? 1 : n}};
-  return mpg_emit_reshape(g, result, &shape);
+  /* In float64 products of two positions are exact, also where n is large. */
+  return mpg_emit_count(g, like, n, MPG_FLOAT64, &shape);
 }
 
 /* (n, n): 2 pi j k / n, from 0 to 2 pi. */

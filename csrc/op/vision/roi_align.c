@@ -1,0 +1,255 @@
+/* Regions of interest, averaged over samples between the elements (He et al., Mask R-CNN, 2017).
+ * Composed of other ops. */
+#include <string.h>
+
+#include "op/formula/arithmetic.h"
+#include "op/infer.h"
+#include "op/vision/sampling.h"
+
+/* Where regions lie along height or width, in elements: (regions, 1, 1) each. */
+typedef struct extent {
+  mpg_value begin, size;
+  int64_t bins, elements; /* of the result and of the data along this axis */
+} extent;
+
+/* One number of each region, (regions, 1, 1). */
+static mpg_value number_of(mpg_gradient *g, mpg_value rois, int column) {
+  if (g->status != MPG_OK) return MPG_NO_VALUE;
+  mpg_shape shape = {.ndim = 3, .dims = {mpg_value_desc(g, rois)->shape.dims[0], 1, 1}};
+  return mpg_emit_reshape(g, mpg_emit_slice(g, rois, 1, column, column + 1), &shape);
+}
+
+static mpg_value clipped(mpg_gradient *g, mpg_value a, double low, double high) {
+  mpg_clip_params params = {.a_min = low, .a_max = high};
+  return mpg_emit1(g, MPG_OP_clip, &params, a);
+}
+
+/* --- A given number of samples ---------------------------------------------------------------- */
+/* Where the samples of all bins lie along height or width: (regions, bins x samples, 1) or
+ * (regions, 1, bins x samples). */
+static mpg_value samples_along(mpg_gradient *g, const extent *e, int64_t samples, bool across) {
+  if (g->status != MPG_OK) return MPG_NO_VALUE;
+  int64_t count = e->bins * samples;
+  mpg_shape shape = {.ndim = 3, .dims = {1, across ? 1 : count, across ? count : 1}};
+  mpg_value place = mpg_emit_count(g, e->begin, count, mpg_value_desc(g, e->begin)->dtype, &shape);
+  place = mpg_times(g, mpg_plus(g, place, 0.5), 1 / (double)count);
+  return mpg_add(g, e->begin, mpg_multiply(g, e->size, place));
+}
+
+/* 1 where low <= place <= high. */
+static mpg_value within(mpg_gradient *g, mpg_value place, double low, double high) {
+  return mpg_multiply(g, mpg_emit_scalar(g, MPG_OP__greater_equal_scalar, place, low),
+                      mpg_emit_scalar(g, MPG_OP__lesser_equal_scalar, place, high));
+}
+
+/* The means of samples: (regions, channels, bins, bins). */
+static mpg_value sampled(mpg_gradient *g, mpg_value data, mpg_value picture, const extent *high,
+                         const extent *wide, int64_t samples) {
+  static const int64_t channels_second[] = {0, 3, 1, 2}, samples_last[] = {2, 4};
+  if (g->status != MPG_OK) return MPG_NO_VALUE;
+  int64_t regions = mpg_value_desc(g, picture)->shape.dims[0],
+          channels = mpg_value_desc(g, data)->shape.dims[1], rows = high->bins * samples,
+          columns = wide->bins * samples;
+  mpg_value y = samples_along(g, high, samples, false), x = samples_along(g, wide, samples, true);
+  /* Samples up to an element beyond the edge count, and of pictures that there are. */
+  mpg_value counted = mpg_multiply(g, within(g, y, -1, (double)high->elements),
+                                   within(g, x, -1, (double)wide->elements));
+  mpg_value there = within(g, picture, 0, (double)(mpg_value_desc(g, data)->shape.dims[0] - 1));
+  counted = mpg_multiply(g, counted, mpg_emit_cast(g, there, mpg_value_desc(g, data)->dtype));
+  mpg_shape all = {.ndim = 3, .dims = {regions, rows, columns}},
+            weights = {.ndim = 4, .dims = {regions, rows, columns, 1}},
+            bins = {.ndim = 6,
+                    .dims = {regions, high->bins, samples, wide->bins, samples, channels}};
+  y = mpg_emit_broadcast_to(g, clipped(g, y, 0, (double)(high->elements - 1)), &all);
+  x = mpg_emit_broadcast_to(g, clipped(g, x, 0, (double)(wide->elements - 1)), &all);
+  mpg_pixels pixels = mpg_emit_pixels(g, data, 1, 3);
+  pixels.base = mpg_times(g, mpg_emit_cast(g, picture, pixels.index),
+                          (double)(high->elements * wide->elements));
+  pixels.clamped = true;
+  mpg_value values =
+      mpg_multiply(g, mpg_emit_sampled(g, &pixels, y, x), mpg_emit_reshape(g, counted, &weights));
+  mpg_value means = mpg_emit_mean_over(g, mpg_emit_reshape(g, values, &bins), 2, samples_last);
+  return mpg_emit_transpose(g, means, 4, channels_second);
+}
+
+/* --- Any number of samples -------------------------------------------------------------------- */
+/* Samples of a bin are products of places along height and places along width, and so are their
+ * weights: the means are two products of matrices, whatever the number of samples is. */
+
+/* How much each element counts in each bin, (regions, bins, elements): over the samples of a bin,
+ * which are `step` apart, the mean of 1 less the distance from the element, where that is above 0.
+ *
+ * Between two elements that weight is linear in the sample's place, so the number of the samples
+ * there and the sum of their places tell it. Samples up to an element beyond the edge count for the
+ * element at the edge, others not at all. */
+static mpg_value weights_along(mpg_gradient *g, const extent *e, int64_t ratio, mpg_dtype dtype) {
+  int64_t n = e->elements;
+  mpg_shape bins = {.ndim = 3, .dims = {1, e->bins, 1}}, edges = {.ndim = 3, .dims = {1, 1, n + 2}},
+            between = {.ndim = 3, .dims = {1, 1, n + 1}};
+  mpg_value count = MPG_NO_VALUE, length = mpg_times(g, e->size, 1 / (double)e->bins);
+  if (ratio < 1)
+    count = mpg_emit_scalar(g, MPG_OP__maximum_scalar, mpg_emit1(g, MPG_OP_ceil, NULL, length), 1);
+  else
+    count = mpg_plus(g, mpg_times(g, length, 0), (double)ratio);
+  count = mpg_emit_cast(g, count, MPG_FLOAT64);
+  length = mpg_emit_scalar(g, MPG_OP__maximum_scalar, mpg_emit_cast(g, length, MPG_FLOAT64), 1e-9);
+  mpg_value step = mpg_divide(g, length, count);
+  mpg_value begin =
+      mpg_add(g, mpg_emit_cast(g, e->begin, MPG_FLOAT64),
+              mpg_multiply(g, length, mpg_emit_count(g, length, e->bins, MPG_FLOAT64, &bins)));
+  /* Samples are at begin + (i + 0.5) * step: of how many is i < count, and the place below each
+   * edge -1, 0, ... n? And the sum of their places? The last edge belongs to the picture. */
+  mpg_value edge = mpg_plus(g, mpg_emit_count(g, length, n + 2, MPG_FLOAT64, &edges), -1);
+  edge = mpg_add(g, edge,
+                 mpg_times(g, mpg_emit_scalar(g, MPG_OP__equal_scalar, edge, (double)n), 1e-9));
+  mpg_value below = mpg_emit1(g, MPG_OP_ceil, NULL,
+                              mpg_plus(g, mpg_divide(g, mpg_subtract(g, edge, begin), step), -0.5));
+  below = mpg_emit2(g, MPG_OP_broadcast_minimum, NULL,
+                    mpg_emit_scalar(g, MPG_OP__maximum_scalar, below, 0), count);
+  mpg_value sums =
+      mpg_add(g, mpg_multiply(g, below, begin),
+              mpg_multiply(g, mpg_times(g, mpg_emit1(g, MPG_OP_square, NULL, below), 0.5), step));
+  /* Of those between the edges i - 1 and i. */
+  mpg_value samples = mpg_subtract(g, mpg_emit_slice(g, below, 2, 1, n + 2),
+                                   mpg_emit_slice(g, below, 2, 0, n + 1)),
+            places = mpg_subtract(g, mpg_emit_slice(g, sums, 2, 1, n + 2),
+                                  mpg_emit_slice(g, sums, 2, 0, n + 1)),
+            index = mpg_emit_count(g, length, n + 1, MPG_FLOAT64, &between);
+  mpg_value first = mpg_emit_scalar(g, MPG_OP__equal_scalar, index, 0),
+            inside = mpg_minus_from(
+                g, 1,
+                mpg_add(g, first, mpg_emit_scalar(g, MPG_OP__equal_scalar, index, (double)n)));
+  mpg_value upper = mpg_multiply(
+      g, mpg_subtract(g, places, mpg_multiply(g, mpg_plus(g, index, -1), samples)), inside);
+  upper = mpg_add(g, upper, mpg_multiply(g, samples, first));
+  mpg_value lower = mpg_subtract(g, samples, upper);
+  mpg_value weights =
+      mpg_add(g, mpg_emit_slice(g, upper, 2, 0, n), mpg_emit_slice(g, lower, 2, 1, n + 1));
+  return mpg_emit_cast(g, mpg_divide(g, weights, count), dtype);
+}
+
+static mpg_value batch_product(mpg_gradient *g, mpg_value a, mpg_value b, bool transpose_b) {
+  mpg_batch_dot_params params;
+  memset(&params, 0, sizeof params);
+  params.transpose_b = transpose_b;
+  params.forward_stype = -1;
+  return mpg_emit2(g, MPG_OP_batch_dot, &params, a, b);
+}
+
+/* The sums of the data times the weights of rows, (regions, bins, all rows of all pictures), and of
+ * columns: (regions, channels, bins, bins). */
+static mpg_value weighted(mpg_gradient *g, mpg_value data, mpg_value rows, mpg_value columns) {
+  static const int64_t rows_first[] = {0, 2, 1, 3}, channels_second[] = {0, 2, 1, 3};
+  if (g->status != MPG_OK) return MPG_NO_VALUE;
+  mpg_shape shape = mpg_value_desc(g, data)->shape, of_rows = mpg_value_desc(g, rows)->shape;
+  int64_t regions = of_rows.dims[0], high = of_rows.dims[1], channels = shape.dims[1],
+          wide = mpg_value_desc(g, columns)->shape.dims[1];
+  mpg_shape matrix = {.ndim = 2, .dims = {of_rows.dims[2], channels * shape.dims[3]}},
+            all = {.ndim = 2, .dims = {regions * high, of_rows.dims[2]}},
+            bands = {.ndim = 3, .dims = {regions, high * channels, shape.dims[3]}},
+            bins = {.ndim = 4, .dims = {regions, high, channels, wide}};
+  mpg_dot_params product;
+  memset(&product, 0, sizeof product);
+  product.forward_stype = -1;
+  mpg_value sums =
+      mpg_emit2(g, MPG_OP_dot, &product, mpg_emit_reshape(g, rows, &all),
+                mpg_emit_reshape(g, mpg_emit_transpose(g, data, 4, rows_first), &matrix));
+  sums = batch_product(g, mpg_emit_reshape(g, sums, &bands), columns, true);
+  return mpg_emit_transpose(g, mpg_emit_reshape(g, sums, &bins), 4, channels_second);
+}
+
+/* The same where each bin has channels of its own. */
+static mpg_value weighted_by_bin(mpg_gradient *g, mpg_value data, mpg_value rows,
+                                 mpg_value columns) {
+  static const int64_t rows_of_bins_first[] = {2, 0, 4, 1, 3, 5}, bins_first[] = {1, 0, 2},
+                       regions_first[] = {1, 2, 0, 3};
+  if (g->status != MPG_OK) return MPG_NO_VALUE;
+  mpg_shape shape = mpg_value_desc(g, data)->shape, of_rows = mpg_value_desc(g, rows)->shape;
+  int64_t regions = of_rows.dims[0], high = of_rows.dims[1],
+          wide = mpg_value_desc(g, columns)->shape.dims[1],
+          channels = shape.dims[1] / (high * wide);
+  mpg_shape split = {.ndim = 6,
+                     .dims = {shape.dims[0], channels, high, wide, shape.dims[2], shape.dims[3]}},
+            matrices = {.ndim = 3,
+                        .dims = {high, of_rows.dims[2], channels * wide * shape.dims[3]}},
+            bands = {.ndim = 5, .dims = {high, regions, channels, wide, shape.dims[3]}},
+            factors = {.ndim = 5, .dims = {1, regions, 1, wide, shape.dims[3]}},
+            bins = {.ndim = 4, .dims = {high, regions, channels, wide}};
+  mpg_value moved = mpg_emit_transpose(g, mpg_emit_reshape(g, data, &split), 6, rows_of_bins_first);
+  mpg_value sums = batch_product(g, mpg_emit_transpose(g, rows, 3, bins_first),
+                                 mpg_emit_reshape(g, moved, &matrices), false);
+  sums = mpg_multiply(g, mpg_emit_reshape(g, sums, &bands), mpg_emit_reshape(g, columns, &factors));
+  sums = mpg_emit_reshape(g, mpg_emit_reduce(g, MPG_OP_sum, sums, 4), &bins);
+  return mpg_emit_transpose(g, sums, 4, regions_first);
+}
+
+/* Weights of rows of one picture as those of all rows of all pictures; 0 in other pictures. */
+static mpg_value of_picture(mpg_gradient *g, mpg_value rows, mpg_value picture, int64_t pictures) {
+  if (g->status != MPG_OK) return MPG_NO_VALUE;
+  const mpg_shape *shape = &mpg_value_desc(g, rows)->shape;
+  mpg_shape which = {.ndim = 4, .dims = {1, 1, pictures, 1}},
+            chosen = {.ndim = 4, .dims = {shape->dims[0], 1, 1, 1}},
+            split = {.ndim = 4, .dims = {shape->dims[0], shape->dims[1], 1, shape->dims[2]}},
+            joined = {.ndim = 3,
+                      .dims = {shape->dims[0], shape->dims[1], pictures * shape->dims[2]}};
+  mpg_value own = mpg_emit2(g, MPG_OP_broadcast_equal, NULL, mpg_emit_reshape(g, picture, &chosen),
+                            mpg_emit_count(g, rows, pictures, MPG_INT32, &which));
+  own = mpg_emit_cast(g, own, mpg_value_desc(g, rows)->dtype);
+  return mpg_emit_reshape(g, mpg_multiply(g, own, mpg_emit_reshape(g, rows, &split)), &joined);
+}
+
+/* --- ROIAlign --------------------------------------------------------------------------------- */
+static bool fits(mpg_gradient *g, const mpg_shape *data, const mpg_shape *rois) {
+  const mpg_roi_align_params *params = g->params;
+  const mpg_tuple *bins = &params->pooled_size;
+  char text[MPG_SHAPE_TEXT_SIZE];
+  if (!mpg_same_dtype(g, 0, 1)) return false;
+  if (data->ndim != 4 || data->dims[2] < 1 || data->dims[3] < 1)
+    mpg_gradient_fail(g, "data must be (batch, channels, height, width), not %s",
+                      mpg_shape_text(data, text, sizeof text));
+  else if (rois->ndim != 2 || rois->dims[1] != 5)
+    mpg_gradient_fail(g, "rois must be (regions, [picture, xmin, ymin, xmax, ymax]), not %s",
+                      mpg_shape_text(rois, text, sizeof text));
+  else if (bins->count != 2 || bins->values[0] < 1 || bins->values[1] < 1)
+    mpg_gradient_fail(g, "pooled_size must be a height and a width, not below 1");
+  else if (params->position_sensitive && data->dims[1] % (bins->values[0] * bins->values[1]))
+    mpg_gradient_fail(g,
+                      "channels must be a multiple of the number of bins, where bins have channels "
+                      "of their own");
+  return g->status == MPG_OK;
+}
+
+void mpg_compose_roi_align(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
+  const mpg_roi_align_params *params = g->params;
+  mpg_shape shape = mpg_value_desc(g, inputs[0])->shape, rois = mpg_value_desc(g, inputs[1])->shape;
+  mpg_dtype dtype = mpg_value_desc(g, inputs[0])->dtype;
+  if (!fits(g, &shape, &rois)) return;
+  mpg_value region = mpg_emit1(g, MPG_OP_BlockGrad, NULL, mpg_widen(g, inputs[1])),
+            data = mpg_widen(g, inputs[0]), low[2], high[2];
+  mpg_value picture = mpg_emit_cast(g, number_of(g, region, 0), MPG_INT32);
+  extent extents[2]; /* along height, along width */
+  for (int i = 0; i < 2; i++) {
+    double scale = params->spatial_scale, shift = params->aligned ? -0.5 : 0;
+    low[i] = mpg_plus(g, mpg_times(g, number_of(g, region, 2 - i), scale), shift);
+    high[i] = mpg_plus(g, mpg_times(g, number_of(g, region, 4 - i), scale), shift);
+    mpg_value size = mpg_subtract(g, high[i], low[i]);
+    if (!params->aligned) size = mpg_emit_scalar(g, MPG_OP__maximum_scalar, size, 1);
+    extents[i] = (extent){.begin = low[i],
+                          .size = size,
+                          .bins = params->pooled_size.values[i],
+                          .elements = shape.dims[2 + i]};
+  }
+  mpg_value result = MPG_NO_VALUE;
+  if (g->status != MPG_OK) return;
+  if (params->sample_ratio > 0 && !params->position_sensitive) {
+    result = sampled(g, data, picture, &extents[0], &extents[1], params->sample_ratio);
+  } else {
+    mpg_dtype wide = mpg_value_desc(g, data)->dtype;
+    mpg_value rows = weights_along(g, &extents[0], params->sample_ratio, wide),
+              columns = weights_along(g, &extents[1], params->sample_ratio, wide);
+    rows = of_picture(g, rows, picture, shape.dims[0]);
+    result = params->position_sensitive ? weighted_by_bin(g, data, rows, columns)
+                                        : weighted(g, data, rows, columns);
+  }
+  outputs[0] = mpg_emit_cast(g, result, dtype);
+}
