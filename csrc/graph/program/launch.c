@@ -35,8 +35,9 @@ static mpg_status collect_points(const mpg_program_set *set, const mpg_program_s
 }
 
 static mpg_status allocate_blocks(mpg_program_set *set, mpg_storage **blocks) {
+  enum { REFERENCES_AHEAD = 6 };
   /* A lane that nothing queued touches lets the pusher run ahead; not without bound. */
-  bool ahead = atomic_load_explicit(&set->references, memory_order_relaxed) < 6;
+  bool ahead = atomic_load_explicit(&set->references, memory_order_relaxed) < REFERENCES_AHEAD;
   for (uint32_t i = set->first_block; i < set->num_blocks; i++)
     MPG_TRY(mpg_storage_create(set->programs[set->block_devices[i]].device, set->block_sizes[i],
                                set->block_lanes[i] && ahead, &blocks[i]));

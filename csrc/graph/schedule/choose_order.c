@@ -2,8 +2,9 @@
 #include "graph/schedule/fuse.h"
 #include "graph/schedule/plan.h"
 
-/* Replaces the order and its plan by `other`, unless that needs over a fiftieth more memory on a
- * device. */
+enum { MEMORY_FOR_TIME = 50 }; /* a faster order may take 1/50 more memory on a device */
+
+/* Replaces the order and its plan by `other`, unless that needs much more memory on a device. */
 static mpg_status take_if_small(const mpg_plan_request *plain, mpg_order *other, mpg_order *order,
                                 mpg_plan *plan, bool *taken) {
   mpg_plan_request request = *plain;
@@ -14,7 +15,7 @@ static mpg_status take_if_small(const mpg_plan_request *plain, mpg_order *other,
   for (uint32_t i = 0; i < plan->num_devices; i++) {
     size_t before = mpg_plan_bytes(plan, plan->devices[i]),
            after = mpg_plan_bytes(&other_plan, plan->devices[i]);
-    small = small && after <= before + before / 50;
+    small = small && after <= before + before / MEMORY_FOR_TIME;
   }
   if (small) {
     mpg_order order_before = *order;

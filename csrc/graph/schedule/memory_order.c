@@ -462,6 +462,9 @@ fail:
   return status;
 }
 
+/* The order of the program keeps neighbours together: it stays unless another saves 1/20. */
+enum { WORTH_A_CHANGE = 20 };
+
 mpg_status mpg_order_for_memory(const mpg_plan_request *request, mpg_order *better, bool *changed) {
   schedule s;
   mpg_order tried = {0};
@@ -469,8 +472,7 @@ mpg_status mpg_order_for_memory(const mpg_plan_request *request, mpg_order *bett
   *changed = false;
   MPG_GOTO(begin(&s, request));
   size_t least = peak_of(&s, request->order);
-  least -= least / 20; /* the order of the program keeps neighbours together: it stays unless
-                          another one saves something */
+  least -= least / WORTH_A_CHANGE;
   for (int i = 0; i < 2; i++) {
     MPG_GOTO(new_order(&s, &tried));
     MPG_GOTO(i ? depth_first(&s, &tried) : greedy(&s, &tried));
