@@ -10,14 +10,11 @@ import json
 import math
 import os
 import zlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ..base import MXNetError, itemsize
-
-if TYPE_CHECKING:
-    pass
 
 _NAMES = {
     "float64": "F64",
