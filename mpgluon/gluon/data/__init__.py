@@ -1,7 +1,8 @@
 """Data sets, samplers, and the loader that makes batches of them."""
 
+from . import vision
 from .dataloader import DataLoader, default_batchify_fn, default_mp_batchify_fn
-from .dataset import ArrayDataset, Dataset, SimpleDataset
+from .dataset import ArrayDataset, Dataset, RecordFileDataset, SimpleDataset
 from .sampler import (
     BatchSampler,
     FilterSampler,
@@ -19,9 +20,11 @@ __all__ = [
     "FilterSampler",
     "IntervalSampler",
     "RandomSampler",
+    "RecordFileDataset",
     "Sampler",
     "SequentialSampler",
     "SimpleDataset",
     "default_batchify_fn",
     "default_mp_batchify_fn",
+    "vision",
 ]

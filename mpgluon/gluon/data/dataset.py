@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from ...base import MXNetAssertionError
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 
     from .sampler import Sampler
 
-__all__ = ["Dataset", "SimpleDataset", "ArrayDataset"]
+__all__ = ["ArrayDataset", "Dataset", "RecordFileDataset", "SimpleDataset"]
 
 
 class Dataset:
@@ -137,6 +138,39 @@ class ArrayDataset(_Sized):
 
     def __len__(self) -> int:
         return self._length
+
+
+class RecordFileDataset(_Sized):
+    """The records of a RecordIO file as bytes, in the order of its index.
+
+    Parameters
+    ----------
+    filename : str
+        Path of the file, `some.rec`; `some.idx` is its index.
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> path = os.path.join(tempfile.mkdtemp(), "some")
+    >>> record = mx.recordio.MXIndexedRecordIO(path + ".idx", path + ".rec", "w")
+    >>> record.write_idx(0, b"first")
+    >>> record.close()
+    >>> gluon.data.RecordFileDataset(path + ".rec")[0]
+    b'first'
+    """
+
+    def __init__(self, filename: str) -> None:
+        from ...recordio import MXIndexedRecordIO
+
+        self.filename = filename
+        self.idx_file: str = os.path.splitext(filename)[0] + ".idx"
+        self._record = MXIndexedRecordIO(self.idx_file, filename, "r")
+
+    def __getitem__(self, idx: int) -> Any:
+        return self._record.read_idx(self._record.keys[idx])
+
+    def __len__(self) -> int:
+        return len(self._record.keys)
 
 
 class _Selection(_Sized):

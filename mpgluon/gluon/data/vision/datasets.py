@@ -1,0 +1,439 @@
+"""Data sets of images in files. Nothing is downloaded: where files are missing, the error says
+which, and where they belong."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+import warnings
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .... import image, ndarray as nd, recordio
+from ....base import MXNetError, MXNetValueError, data_dir
+from ....image._lists import entry_of, read_list
+from ....io.idx_file import read_idx
+from ..dataset import Dataset, RecordFileDataset
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = [
+    "CIFAR10",
+    "CIFAR100",
+    "MNIST",
+    "FashionMNIST",
+    "ImageFolderDataset",
+    "ImageListDataset",
+    "ImageRecordDataset",
+]
+
+
+class _ImagesInFiles(Dataset):
+    """Images and labels that are read as a whole."""
+
+    _folder: str  # below $MXNET_HOME/datasets
+
+    def __init__(self, root, transform):
+        if root is None:
+            root = os.path.join(data_dir(), "datasets", self._folder)
+        self._root = os.path.expanduser(root)
+        self._transform = transform
+        images, self._label = self._read()
+        self._data = nd.array(images, dtype="uint8")
+
+    def _read(self):
+        """A uint8 array of the images, an int32 array of the labels."""
+        raise NotImplementedError
+
+    def _missing(self, names):
+        return FileNotFoundError(
+            f"{type(self).__name__} needs the files {', '.join(names)} in {self._root}; put them "
+            "there, or name their folder with `root`"
+        )
+
+    def __getitem__(self, idx: int) -> Any:
+        sample = self._data[idx], self._label[idx]
+        return sample if self._transform is None else self._transform(*sample)
+
+    def __len__(self) -> int:
+        return len(self._label)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(samples: {len(self)})"
+
+
+class MNIST(_ImagesInFiles):
+    """Handwritten digits: images (28, 28, 1) of uint8, labels of int32.
+
+    The files are the four of http://yann.lecun.com/exdb/mnist, `train-images-idx3-ubyte.gz` and so
+    on, or what is in them under the same names without `.gz`.
+
+    Parameters
+    ----------
+    root : str, default $MXNET_HOME/datasets/mnist
+        The folder of the files; `$MXNET_HOME` is `~/.mxnet` where it is not set.
+    train : bool, default True
+        Whether the training set is read, or the test set.
+    transform : callable, optional
+        `transform(data, label)` gives the sample.
+
+    Raises
+    ------
+    FileNotFoundError
+        When the files are not there; it names them.
+    MXNetError
+        When a file is damaged.
+
+    Examples
+    --------
+    >>> gluon.data.vision.MNIST(root="nowhere")
+    Traceback (most recent call last):
+    ...
+    FileNotFoundError: MNIST needs the files train-images-idx3-ubyte.gz, ...
+    """
+
+    _folder = "mnist"
+
+    def __init__(
+        self,
+        root: str | None = None,
+        train: bool = True,
+        transform: Callable[[Any, Any], Any] | None = None,
+    ) -> None:
+        self._train = train
+        super().__init__(root, transform)
+
+    def _read(self):
+        part = "train" if self._train else "t10k"
+        names = [f"{part}-images-idx3-ubyte.gz", f"{part}-labels-idx1-ubyte.gz"]
+        paths = []
+        for name in names:
+            path = os.path.join(self._root, name)
+            there = [one for one in (path, path.removesuffix(".gz")) if os.path.isfile(one)]
+            if not there:
+                raise self._missing(names)
+            paths += there[:1]
+        images, labels = read_idx(paths[0], 3), read_idx(paths[1], 1)
+        if len(images) != len(labels):
+            raise MXNetError(
+                f"{paths[0]} has {len(images)} images, {paths[1]} has {len(labels)} labels"
+            )
+        return images[..., None], labels.astype(np.int32)
+
+
+class FashionMNIST(MNIST):
+    """Articles of clothing, in files like those of `MNIST`: images (28, 28, 1) of uint8, labels of
+    int32. They are at https://github.com/zalandoresearch/fashion-mnist.
+
+    Parameters
+    ----------
+    root : str, default $MXNET_HOME/datasets/fashion-mnist
+        The folder of the files.
+    train : bool, default True
+        Whether the training set is read, or the test set.
+    transform : callable, optional
+        `transform(data, label)` gives the sample.
+
+    Examples
+    --------
+    >>> gluon.data.vision.FashionMNIST(root="nowhere", train=False)
+    Traceback (most recent call last):
+    ...
+    FileNotFoundError: FashionMNIST needs the files t10k-images-idx3-ubyte.gz, ...
+    """
+
+    _folder = "fashion-mnist"
+
+
+class CIFAR10(_ImagesInFiles):
+    """Small images of ten classes: (32, 32, 3) of uint8, labels of int32.
+
+    The files are those of the binary version at https://www.cs.toronto.edu/~kriz/cifar.html:
+    `cifar-10-binary.tar.gz`, or the `.bin` files in it.
+
+    Parameters
+    ----------
+    root : str, default $MXNET_HOME/datasets/cifar10
+        The folder of the files; `$MXNET_HOME` is `~/.mxnet` where it is not set.
+    train : bool, default True
+        Whether the training set is read, or the test set.
+    transform : callable, optional
+        `transform(data, label)` gives the sample.
+
+    Raises
+    ------
+    FileNotFoundError
+        When the files are not there; it names them.
+    MXNetError
+        When a file is damaged.
+
+    Examples
+    --------
+    >>> gluon.data.vision.CIFAR10(root="nowhere", train=False)
+    Traceback (most recent call last):
+    ...
+    FileNotFoundError: CIFAR10 needs the files test_batch.bin (or cifar-10-binary.tar.gz) in ...
+    """
+
+    _folder = "cifar10"
+    _archive = "cifar-10-binary.tar.gz"
+    _train_files = [f"data_batch_{i}.bin" for i in range(1, 6)]
+    _test_files = ["test_batch.bin"]
+    _labels = 1  # bytes of labels before each image
+
+    def __init__(
+        self,
+        root: str | None = None,
+        train: bool = True,
+        transform: Callable[[Any, Any], Any] | None = None,
+    ) -> None:
+        self._train = train
+        self._label_byte = 0
+        super().__init__(root, transform)
+
+    def _read(self):
+        names = self._train_files if self._train else self._test_files
+        rows = np.concatenate(list(self._rows(names)))
+        images = rows[:, self._labels :].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+        return np.ascontiguousarray(images), rows[:, self._label_byte].astype(np.int32)
+
+    def _rows(self, names):
+        """Of each file, an array (images, bytes of one)."""
+        paths = [os.path.join(self._root, name) for name in names]
+        archive = os.path.join(self._root, self._archive)
+        if all(os.path.isfile(path) for path in paths):
+            for path in paths:
+                with open(path, "rb") as file:
+                    yield self._as_rows(path, file.read())
+        elif os.path.isfile(archive):
+            contents = self._unpacked(archive, names)
+            for name in names:
+                yield self._as_rows(f"{archive}: {name}", contents[name])
+        else:
+            raise self._missing([*names[:-1], f"{names[-1]} (or {self._archive})"])
+
+    def _as_rows(self, path, data):
+        size = self._labels + 3 * 32 * 32
+        if not data or len(data) % size:
+            raise MXNetError(
+                f"{path} is damaged: {len(data)} bytes are no multiple of the {size} of an image"
+            )
+        return np.frombuffer(data, np.uint8).reshape(-1, size)
+
+    @staticmethod
+    def _unpacked(archive, names):
+        """The contents of files in an archive, whatever folder they are in there."""
+        found = {}
+        try:
+            with tarfile.open(archive) as members:
+                for member in members:
+                    name = os.path.basename(member.name)
+                    if name in names and member.isfile():
+                        found[name] = members.extractfile(member).read()
+        except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+            raise MXNetError(f"{archive} is damaged: {error}") from None
+        absent = [name for name in names if name not in found]
+        if absent:
+            raise MXNetError(f"{archive} is damaged, or another one: it has no {absent[0]}")
+        return found
+
+
+class CIFAR100(CIFAR10):
+    """Small images of 100 classes in 20 groups: (32, 32, 3) of uint8, labels of int32.
+
+    The files are those of the binary version at https://www.cs.toronto.edu/~kriz/cifar.html:
+    `cifar-100-binary.tar.gz`, or the `.bin` files in it.
+
+    Parameters
+    ----------
+    root : str, default $MXNET_HOME/datasets/cifar100
+        The folder of the files.
+    fine_label : bool, default False
+        Whether the label is the class, or the group.
+    train : bool, default True
+        Whether the training set is read, or the test set.
+    transform : callable, optional
+        `transform(data, label)` gives the sample.
+
+    Examples
+    --------
+    >>> gluon.data.vision.CIFAR100(root="nowhere")
+    Traceback (most recent call last):
+    ...
+    FileNotFoundError: CIFAR100 needs the files train.bin (or cifar-100-binary.tar.gz) in nowhere...
+    """
+
+    _folder = "cifar100"
+    _archive = "cifar-100-binary.tar.gz"
+    _train_files = ["train.bin"]
+    _test_files = ["test.bin"]
+    _labels = 2
+
+    def __init__(
+        self,
+        root: str | None = None,
+        fine_label: bool = False,
+        train: bool = True,
+        transform: Callable[[Any, Any], Any] | None = None,
+    ) -> None:
+        self._train = train
+        self._label_byte = int(bool(fine_label))
+        _ImagesInFiles.__init__(self, root, transform)
+
+
+class ImageRecordDataset(RecordFileDataset):
+    """Images and labels in a RecordIO file, which has its index beside it. It needs Pillow.
+
+    Parameters
+    ----------
+    filename : str
+        Path of the file, `some.rec`; `some.idx` is its index.
+    flag : {0, 1}, default 1
+        Whether images are read in grey, or in colours.
+    transform : callable, optional
+        `transform(data, label)` gives the sample.
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> path = os.path.join(tempfile.mkdtemp(), "some")
+    >>> record = mx.recordio.MXIndexedRecordIO(path + ".idx", path + ".rec", "w")
+    >>> picture = np.zeros((4, 6, 3), np.uint8)
+    >>> record.write_idx(0, mx.recordio.pack_img((0, 5.0, 0, 0), picture))
+    >>> record.close()
+    >>> image, label = gluon.data.vision.ImageRecordDataset(path + ".rec")[0]
+    >>> image.shape, label
+    ((4, 6, 3), 5.0)
+    """
+
+    def __init__(
+        self, filename: str, flag: int = 1, transform: Callable[[Any, Any], Any] | None = None
+    ) -> None:
+        super().__init__(filename)
+        self._flag = flag
+        self._transform = transform
+
+    def __getitem__(self, idx: int) -> Any:
+        header, data = recordio.unpack(super().__getitem__(idx))
+        sample = image.imdecode(data, self._flag), header.label
+        return sample if self._transform is None else self._transform(*sample)
+
+
+class ImageFolderDataset(Dataset):
+    """Images in folders, each of which is a class: ``root/car/0001.jpg``, ``root/bus/some.png``.
+
+    Parameters
+    ----------
+    root : str
+        Path of the folder of folders.
+    flag : {0, 1}, default 1
+        Whether images are read in grey, or in colours.
+    transform : callable, optional
+        `transform(data, label)` gives the sample.
+
+    Attributes
+    ----------
+    synsets : list of str
+        The names of the classes; the label of an image is a place in it.
+    items : list of tuple
+        Path and label of each image.
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> root = tempfile.mkdtemp()
+    >>> for name in ("car", "bus"):
+    ...     os.mkdir(os.path.join(root, name))
+    >>> data = gluon.data.vision.ImageFolderDataset(root)
+    >>> data.synsets, len(data)
+    (['bus', 'car'], 0)
+    """
+
+    def __init__(
+        self, root: str, flag: int = 1, transform: Callable[[Any, Any], Any] | None = None
+    ) -> None:
+        self._root = os.path.expanduser(root)
+        self._flag = flag
+        self._transform = transform
+        self._exts = [".jpg", ".jpeg", ".png"]
+        self.synsets: list[str] = []
+        self.items: list[tuple[str, int]] = []
+        self._list_images(self._root)
+
+    def _list_images(self, root):
+        for folder in sorted(os.listdir(root)):
+            path = os.path.join(root, folder)
+            if not os.path.isdir(path):
+                warnings.warn(f"{path} is no folder, and left out", stacklevel=3)
+                continue
+            for name in sorted(os.listdir(path)):
+                if os.path.splitext(name)[1].lower() in self._exts:
+                    self.items.append((os.path.join(path, name), len(self.synsets)))
+                else:
+                    warnings.warn(
+                        f"{os.path.join(path, name)} is left out: it ends with none of "
+                        f"{', '.join(self._exts)}",
+                        stacklevel=3,
+                    )
+            self.synsets.append(folder)
+
+    def __getitem__(self, idx: int) -> Any:
+        path, label = self.items[idx]
+        sample = image.imread(path, self._flag), label
+        return sample if self._transform is None else self._transform(*sample)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+
+class ImageListDataset(Dataset):
+    """Images in files that a list names, with their labels.
+
+    Parameters
+    ----------
+    root : str, default '.'
+        Folder that the paths begin in.
+    imglist : str or list
+        A file of lines `number<TAB>label...<TAB>path`, or a list of `[label..., path]`, where a
+        label may be a list, too.
+    flag : {0, 1}, default 1
+        Whether images are read in grey, or in colours.
+
+    Attributes
+    ----------
+    items : list of tuple
+        Path and label of each image; a label is a float32 array, or a number if it is single.
+
+    Examples
+    --------
+    >>> data = gluon.data.vision.ImageListDataset("images", [[0, "a.jpg"], [1, 2, "b.jpg"]])
+    >>> len(data), data.items[1][1]
+    (2, array([1., 2.], dtype=float32))
+    """
+
+    def __init__(
+        self, root: str = ".", imglist: str | Sequence[Sequence[Any]] | None = None, flag: int = 1
+    ) -> None:
+        self._root = os.path.expanduser(root)
+        self._flag = flag
+        if isinstance(imglist, (str, os.PathLike)):
+            entries = read_list(os.path.join(self._root, imglist))
+            found = [(labels, path) for _, labels, path in entries]
+        elif isinstance(imglist, (list, tuple)):
+            found = [entry_of(entry) for entry in imglist]
+        else:
+            raise MXNetValueError(f"imglist is the path of a list, or a list, not {imglist!r}")
+        self.items: list[tuple[str, Any]] = [
+            (os.path.join(self._root, path), labels[0] if len(labels) == 1 else labels)
+            for labels, path in found
+        ]
+
+    def __getitem__(self, idx: int) -> Any:
+        path, label = self.items[idx]
+        return image.imread(path, self._flag), label
+
+    def __len__(self) -> int:
+        return len(self.items)

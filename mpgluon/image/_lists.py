@@ -1,0 +1,39 @@
+"""Lists of images: files of lines `number<TAB>label...<TAB>path`, and Python's lists."""
+
+from numbers import Number
+
+import numpy as np
+
+from ..base import MXNetError, MXNetValueError
+
+
+def read_list(path, dtype="float32"):
+    """[(number, array of labels, path)] of a file."""
+    found = []
+    with open(path) as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            parts = line.strip().split("\t")
+            try:
+                key, labels = int(parts[0]), np.array(parts[1:-1], np.float64).astype(dtype)
+            except ValueError:
+                labels = ()
+            if not len(labels):
+                raise MXNetError(
+                    f"{path}: line {number} is not a number, labels and a path, between tabs"
+                )
+            found.append((key, labels, parts[-1]))
+    return found
+
+
+def entry_of(entry, dtype="float32"):
+    """(array of labels, path) of an entry of a list: [label..., path], or [labels, path]."""
+    if len(entry) < 2:
+        raise MXNetValueError(f"an entry of a list of images is [label..., path], got {entry!r}")
+    if len(entry) > 2:
+        labels = entry[:-1]
+    else:
+        labels = [entry[0]] if isinstance(entry[0], Number) else entry[0]
+    labels = labels.asnumpy() if hasattr(labels, "asnumpy") else labels
+    return np.array(labels, dtype), entry[-1]

@@ -1,0 +1,617 @@
+"""Images read, resized, cropped and rotated."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from numbers import Number
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .. import ndarray as nd
+from ..base import MXNetAssertionError, MXNetError, MXNetValueError
+from . import _resize
+from ._files import decode
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+
+    from .._core import NDArray
+
+__all__ = [
+    "center_crop",
+    "color_normalize",
+    "copyMakeBorder",
+    "fixed_crop",
+    "imdecode",
+    "imread",
+    "imresize",
+    "imrotate",
+    "random_crop",
+    "random_rotate",
+    "random_size_crop",
+    "resize_short",
+    "scale_down",
+]
+
+
+def _result(values, out):
+    """An array of the values, or `out` with them."""
+    values = np.ascontiguousarray(values)
+    if out is None:
+        return nd.array(values, dtype=values.dtype)
+    if tuple(out.shape) != values.shape:
+        raise MXNetValueError(f"out has the shape {tuple(out.shape)}, the image {values.shape}")
+    out[:] = nd.array(values, dtype=values.dtype)
+    return out
+
+
+def imdecode(
+    buf: bytes | bytearray | np.ndarray[Any, Any] | NDArray,
+    flag: int = 1,
+    to_rgb: bool | int = True,
+    out: NDArray | None = None,
+) -> NDArray:
+    """The image in the bytes of an image file (JPEG, PNG, or another format that Pillow reads).
+
+    Parameters
+    ----------
+    buf : bytes, bytearray, or an array of uint8
+        The bytes.
+    flag : {0, 1}, default 1
+        0: in grey, with one channel; 1: in colours, with three.
+    to_rgb : bool, default True
+        Whether channels are red, green, blue; else blue, green, red.
+    out : NDArray, optional
+        Where the image goes.
+
+    Returns
+    -------
+    NDArray
+        uint8 of shape (height, width, channels), on the CPU.
+
+    Raises
+    ------
+    MXNetError
+        When the bytes are no image, or end before it does.
+    ImportError
+        When Pillow is not installed.
+    """
+    if isinstance(buf, nd.NDArray):
+        buf = buf.asnumpy()
+    if isinstance(buf, np.ndarray):
+        if buf.dtype != np.uint8:
+            raise MXNetValueError(f"the bytes of an image are of uint8, not {buf.dtype}")
+        buf = buf.tobytes()
+    elif not isinstance(buf, (bytes, bytearray, memoryview)):
+        raise ValueError(
+            f"imdecode takes bytes, bytearray or an array of uint8, got {type(buf).__name__}"
+        )
+    values = decode(buf, int(bool(flag)))
+    return _result(values[:, :, ::-1] if flag and not to_rgb else values, out)
+
+
+def imread(
+    filename: str | os.PathLike[str],
+    flag: int = 1,
+    to_rgb: bool | int = True,
+    out: NDArray | None = None,
+) -> NDArray:
+    """The image in a file.
+
+    Parameters
+    ----------
+    filename : str
+        Path of the file.
+    flag : {0, 1}, default 1
+        0: in grey, with one channel; 1: in colours, with three.
+    to_rgb : bool, default True
+        Whether channels are red, green, blue; else blue, green, red.
+    out : NDArray, optional
+        Where the image goes.
+
+    Returns
+    -------
+    NDArray
+        uint8 of shape (height, width, channels), on the CPU.
+
+    Raises
+    ------
+    MXNetError
+        When the file cannot be read, or is no image.
+    """
+    try:
+        with open(filename, "rb") as file:
+            data = file.read()
+    except OSError as error:
+        raise MXNetError(f"imread: {error}") from error
+    try:
+        return imdecode(data, flag, to_rgb, out)
+    except MXNetValueError:
+        raise
+    except MXNetError as error:
+        raise MXNetError(f"imread: {filename}: {error}") from None
+
+
+def imresize(src: NDArray, w: int, h: int, interp: int = 1, out: NDArray | None = None) -> NDArray:
+    """An image in another size.
+
+    Parameters
+    ----------
+    src : NDArray
+        The image, (height, width, channels), of uint8 or float.
+    w, h : int
+        The new width and height.
+    interp : {0, 1, 2, 3, 4}, default 1
+        0: the nearest pixel; 1: linear; 2: cubic; 3: averages of areas; 4: Lanczos over 8 x 8
+        pixels. Only 3 smooths an image that shrinks.
+    out : NDArray, optional
+        Where the result goes.
+
+    Returns
+    -------
+    NDArray
+
+    Examples
+    --------
+    >>> mx.image.imresize(nd.ones((4, 6, 3)), 3, 2).shape
+    (2, 3, 3)
+    """
+    return _result(_resize.resize(src.asnumpy(), w, h, interp), out)
+
+
+def scale_down(src_size: tuple[int, int], size: tuple[float, float]) -> tuple[int, int]:
+    """The largest size with the proportions of `size`, and not above it, that fits into an image.
+
+    Parameters
+    ----------
+    src_size : tuple of int
+        Width and height of the image.
+    size : tuple of int
+        Width and height that are wanted.
+
+    Returns
+    -------
+    tuple of int
+
+    Examples
+    --------
+    >>> mx.image.scale_down((640, 480), (720, 120))
+    (640, 106)
+    """
+    (width, height), (w, h) = src_size, size
+    if height < h:
+        w, h = float(w * height) / h, height
+    if width < w:
+        w, h = width, float(h * width) / w
+    return int(w), int(h)
+
+
+# The kinds of borders, by OpenCV's numbers.
+_BORDERS = {0: "constant", 1: "edge", 2: "symmetric", 3: "wrap", 4: "reflect"}
+_ISOLATED = 16
+
+
+def copyMakeBorder(
+    src: NDArray,
+    top: int,
+    bot: int,
+    left: int,
+    right: int,
+    type: int = 0,
+    value: float = 0.0,
+    values: Sequence[float] = (),
+    out: NDArray | None = None,
+) -> NDArray:
+    """An image with a border around it.
+
+    Parameters
+    ----------
+    src : NDArray
+        The image, (height, width, channels).
+    top, bot, left, right : int
+        How wide the border is.
+    type : {0, 1, 2, 3, 4}, default 0
+        0: a constant; 1: the image's edge repeated; 2: the image mirrored; 3: its other side; 4:
+        mirrored without its edge.
+    value : float, default 0
+        The constant.
+    values : tuple of float, optional
+        One constant for each channel.
+    out : NDArray, optional
+        Where the result goes.
+
+    Returns
+    -------
+    NDArray
+
+    Examples
+    --------
+    >>> mx.image.copyMakeBorder(nd.ones((2, 3, 1)), 1, 0, 1, 0).shape
+    (3, 4, 1)
+    """
+    if min(top, bot, left, right) < 0:
+        raise MXNetValueError(f"a border is not narrower than 0, got {(top, bot, left, right)}")
+    if type & ~_ISOLATED not in _BORDERS:
+        raise MXNetValueError(f"type must be 0 to 4, got {type!r}")
+    image = src.asnumpy()
+    widths, kind = ((top, bot), (left, right), (0, 0)), _BORDERS[type & ~_ISOLATED]
+    if kind != "constant":
+        return _result(np.pad(image, widths, kind), out)
+    fill = np.zeros(image.shape[2])
+    # OpenCV's single value is that of the first three channels.
+    constants = list(values) if len(values) else [value] * 3
+    fill[: len(constants)] = constants[: len(fill)]
+    if image.dtype == np.uint8:
+        fill = np.rint(fill).clip(0, 255)
+    framed = np.empty(
+        (image.shape[0] + top + bot, image.shape[1] + left + right, image.shape[2]), image.dtype
+    )
+    framed[:] = fill
+    framed[top : top + image.shape[0], left : left + image.shape[1]] = image
+    return _result(framed, out)
+
+
+def chosen_interp(interp: int, sizes: Sequence[int] = ()) -> int:
+    """The method that 9 (by whether an image grows or shrinks) and 10 (by chance) stand for; others
+    stand for themselves. `sizes`: old height, old width, new height, new width."""
+    if interp == 9:
+        if not sizes:
+            return _resize.CUBIC
+        height, width, new_height, new_width = sizes
+        if new_height > height and new_width > width:
+            return _resize.CUBIC
+        smaller = new_height < height and new_width < width
+        return _resize.AREA if smaller else _resize.LINEAR
+    if interp == 10:
+        return random.randint(0, 4)
+    if interp not in range(5):
+        raise ValueError(f"interp must be 0 to 4, 9 or 10, got {interp!r}")
+    return interp
+
+
+def resize_short(src: NDArray, size: int, interp: int = 2) -> NDArray:
+    """An image in another size with its proportions: its shorter edge gets the length `size`.
+
+    Parameters
+    ----------
+    src : NDArray
+        The image, (height, width, channels).
+    size : int
+        Length of the shorter edge.
+    interp : int, default 2
+        As of `imresize`; 9: cubic where it grows, areas where it shrinks; 10: one by chance.
+
+    Returns
+    -------
+    NDArray
+
+    Examples
+    --------
+    >>> mx.image.resize_short(nd.ones((4, 6, 3)), 2).shape
+    (2, 3, 3)
+    """
+    height, width, _ = src.shape
+    if height > width:
+        new_height, new_width = size * height // width, size
+    else:
+        new_height, new_width = size, size * width // height
+    interp = chosen_interp(interp, (height, width, new_height, new_width))
+    return imresize(src, new_width, new_height, interp=interp)
+
+
+def fixed_crop(
+    src: NDArray,
+    x0: int,
+    y0: int,
+    w: int,
+    h: int,
+    size: tuple[int, int] | None = None,
+    interp: int = 2,
+) -> NDArray:
+    """A rectangle of an image.
+
+    Parameters
+    ----------
+    src : NDArray
+        The image, (height, width, channels).
+    x0, y0 : int
+        Left and upper edge of the rectangle.
+    w, h : int
+        Width and height of the rectangle.
+    size : tuple of int, optional
+        Width and height of the result, where it is to be resized.
+    interp : int, default 2
+        As of `resize_short`.
+
+    Returns
+    -------
+    NDArray
+
+    Examples
+    --------
+    >>> mx.image.fixed_crop(nd.ones((4, 6, 3)), 1, 1, 2, 3).shape
+    (3, 2, 3)
+    """
+    out = src[y0 : y0 + h, x0 : x0 + w]
+    if size is not None and (w, h) != tuple(size):
+        width, height = size
+        out = imresize(out, width, height, interp=chosen_interp(interp, (h, w, height, width)))
+    return out
+
+
+def _crop_at(src, size, interp, place):
+    """A rectangle of the proportions of `size`; `place` gives where it begins on an axis."""
+    height, width, _ = src.shape
+    new_width, new_height = scale_down((width, height), size)
+    x0, y0 = place(width - new_width), place(height - new_height)
+    out = fixed_crop(src, x0, y0, new_width, new_height, size, interp)
+    return out, (x0, y0, new_width, new_height)
+
+
+def random_crop(
+    src: NDArray, size: tuple[int, int], interp: int = 2
+) -> tuple[NDArray, tuple[int, int, int, int]]:
+    """A rectangle of an image at a random place; resized where the image is smaller.
+
+    Parameters
+    ----------
+    src : NDArray
+        The image, (height, width, channels).
+    size : tuple of int
+        Width and height of the result.
+    interp : int, default 2
+        As of `resize_short`.
+
+    Returns
+    -------
+    out : NDArray
+    rectangle : tuple of int
+        Left and upper edge, width and height of what was cut out.
+
+    Examples
+    --------
+    >>> out, rectangle = mx.image.random_crop(nd.ones((4, 6, 3)), (3, 2))
+    >>> out.shape, rectangle[2:]
+    ((2, 3, 3), (3, 2))
+    """
+    return _crop_at(src, size, interp, lambda room: random.randint(0, room))
+
+
+def center_crop(
+    src: NDArray, size: tuple[int, int], interp: int = 2
+) -> tuple[NDArray, tuple[int, int, int, int]]:
+    """The rectangle in the middle of an image; resized where the image is smaller.
+
+    Parameters
+    ----------
+    src : NDArray
+        The image, (height, width, channels).
+    size : tuple of int
+        Width and height of the result.
+    interp : int, default 2
+        As of `resize_short`.
+
+    Returns
+    -------
+    out : NDArray
+    rectangle : tuple of int
+        Left and upper edge, width and height of what was cut out.
+
+    Examples
+    --------
+    >>> out, rectangle = mx.image.center_crop(nd.ones((4, 6, 3)), (2, 2))
+    >>> out.shape, rectangle
+    ((2, 2, 3), (2, 1, 2, 2))
+    """
+    return _crop_at(src, size, interp, lambda room: room // 2)
+
+
+def random_size_crop(
+    src: NDArray,
+    size: tuple[int, int],
+    area: float | tuple[float, float],
+    ratio: tuple[float, float],
+    interp: int = 2,
+    **kwargs: Any,
+) -> tuple[NDArray, tuple[int, int, int, int]]:
+    """A rectangle of random place, area and proportions, resized; the one in the middle, after ten
+    rectangles that did not fit.
+
+    Parameters
+    ----------
+    src : NDArray
+        The image, (height, width, channels).
+    size : tuple of int
+        Width and height of the result.
+    area : float or tuple of float
+        The least and the largest part of the image's area; of a number, the least, up to 1.
+    ratio : tuple of float
+        The least and the largest width by height.
+    interp : int, default 2
+        As of `resize_short`.
+    **kwargs
+        `min_area`, the old name of `area`.
+
+    Returns
+    -------
+    out : NDArray
+    rectangle : tuple of int
+        Left and upper edge, width and height of what was cut out.
+
+    Examples
+    --------
+    >>> out, _ = mx.image.random_size_crop(nd.ones((8, 8, 3)), (4, 4), 0.2, (0.75, 1.33))
+    >>> out.shape
+    (4, 4, 3)
+    """
+    area = area_of(area, kwargs, "random_size_crop")
+    height, width, _ = src.shape
+    low, high = (area, 1.0) if isinstance(area, Number) else area
+    for _ in range(10):
+        target = random.uniform(low, high) * height * width
+        proportion = np.exp(random.uniform(np.log(ratio[0]), np.log(ratio[1])))
+        new_width = int(round(np.sqrt(target * proportion)))
+        new_height = int(round(np.sqrt(target / proportion)))
+        if new_width <= width and new_height <= height:
+            x0 = random.randint(0, width - new_width)
+            y0 = random.randint(0, height - new_height)
+            out = fixed_crop(src, x0, y0, new_width, new_height, size, interp)
+            return out, (x0, y0, new_width, new_height)
+    return center_crop(src, size, interp)
+
+
+def area_of(area: Any, options: dict[str, Any], function: str) -> Any:
+    """`area`, or the `min_area` of calls in the old form."""
+    if "min_area" in options:
+        warnings.warn("min_area is called area now", DeprecationWarning, stacklevel=3)
+        area = options.pop("min_area")
+    if options:
+        raise MXNetAssertionError(f"{function} has no parameter {', '.join(options)}")
+    return area
+
+
+def color_normalize(
+    src: NDArray, mean: NDArray | float | None, std: NDArray | float | None = None
+) -> NDArray:
+    """An image less `mean`, divided by `std`. It changes `src` and returns it.
+
+    Parameters
+    ----------
+    src : NDArray
+        The image, (height, width, channels), of float.
+    mean : NDArray or None
+        What is taken off each channel.
+    std : NDArray, optional
+        What each channel is divided by.
+
+    Returns
+    -------
+    NDArray
+
+    Examples
+    --------
+    >>> mx.image.color_normalize(nd.ones((1, 1, 2)), nd.array([0, 1]), nd.array([2, 2])).asnumpy()
+    array([[[0.5, 0. ]]], dtype=float32)
+    """
+    if mean is not None:
+        src -= mean
+    if std is not None:
+        src /= std
+    return src
+
+
+def _sample(images, x, y):
+    """Pixels between the pixels of images (N, C, H, W), at places (N, H, W); 0 outside."""
+    count, _, height, width = images.shape
+    left, top = np.floor(x).astype(int), np.floor(y).astype(int)
+    number = np.arange(count)[:, None, None]
+    out = 0
+    for row in (top, top + 1):
+        for column in (left, left + 1):
+            weight = (1 - np.abs(y - row)) * (1 - np.abs(x - column))
+            inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
+            # (N, H, W, C)
+            pixels = images[number, :, row.clip(0, height - 1), column.clip(0, width - 1)]
+            out = out + pixels * (weight * inside)[..., None]
+    return out.transpose(0, 3, 1, 2)
+
+
+def imrotate(
+    src: NDArray,
+    rotation_degrees: float | NDArray,
+    zoom_in: bool = False,
+    zoom_out: bool = False,
+) -> NDArray:
+    """Images rotated about their middles; what lies outside of them is 0.
+
+    Parameters
+    ----------
+    src : NDArray
+        An image (channels, height, width), or a batch of them, of float32.
+    rotation_degrees : float or NDArray
+        By how much; of a batch also an array of one angle for each.
+    zoom_in : bool, default False
+        Whether to enlarge the image until nothing from outside of it is seen.
+    zoom_out : bool, default False
+        Whether to shrink the image until all of it is seen.
+
+    Returns
+    -------
+    NDArray
+
+    Examples
+    --------
+    >>> mx.image.imrotate(nd.array([[[1, 2], [3, 4]]]), 180).asnumpy().round()
+    array([[[4., 3.],
+            [2., 1.]]], dtype=float32)
+    """
+    if zoom_in and zoom_out:
+        raise ValueError("zoom_in and zoom_out cannot be both True")
+    if src.dtype != np.float32:
+        raise TypeError(f"imrotate takes images of float32, got {src.dtype}")
+    if src.ndim not in (3, 4):
+        raise ValueError(f"imrotate takes images of 3 or 4 dimensions, got {src.ndim}")
+    scalar = isinstance(rotation_degrees, Number)
+    if src.ndim == 3 and not scalar:
+        raise TypeError("the angle of a single image is a number")
+    images = src.asnumpy()
+    images = images[None] if src.ndim == 3 else images
+    degrees = np.full(len(images), rotation_degrees) if scalar else rotation_degrees.asnumpy()
+    if len(degrees) != len(images):
+        raise ValueError(f"there are {len(images)} images and {len(degrees)} angles")
+    angle = np.deg2rad(degrees.astype(np.float64))[:, None, None]
+    height, width = images.shape[2:]
+    middle_y, middle_x = (height - 1) / 2, (width - 1) / 2
+    y, x = np.arange(height)[:, None] - middle_y, np.arange(width) - middle_x
+    if zoom_in or zoom_out:
+        # How far the corners reach: half of the rotated rectangle
+        diagonal, corner = np.hypot(height, width), np.arctan2(height, width)
+        corners = corner + np.abs(angle), corner - np.abs(angle)
+        reach_x = np.maximum(*(np.abs(diagonal * np.cos(turned)) for turned in corners))
+        reach_y = np.maximum(*(np.abs(diagonal * np.sin(turned)) for turned in corners))
+        if zoom_out:
+            scale = np.maximum(reach_x / width, reach_y / height)
+        else:
+            scale = np.minimum(width / reach_x, height / reach_y)
+    else:
+        scale = 1.0
+    turned_x = (x * np.cos(angle) - y * np.sin(angle)) * scale
+    turned_y = (x * np.sin(angle) + y * np.cos(angle)) * scale
+    out = _sample(images, turned_x + middle_x, turned_y + middle_y).astype(np.float32)
+    return nd.array(out[0] if src.ndim == 3 else out, ctx=src.context)
+
+
+def random_rotate(
+    src: NDArray,
+    angle_limits: tuple[float, float],
+    zoom_in: bool = False,
+    zoom_out: bool = False,
+) -> NDArray:
+    """Images rotated by random angles, each by its own.
+
+    Parameters
+    ----------
+    src : NDArray
+        An image (channels, height, width), or a batch of them, of float32.
+    angle_limits : tuple of float
+        The least and the largest angle, in degrees.
+    zoom_in, zoom_out : bool, default False
+        As of `imrotate`.
+
+    Returns
+    -------
+    NDArray
+
+    Examples
+    --------
+    >>> mx.image.random_rotate(nd.ones((2, 3, 4, 4)), (-10, 10)).shape
+    (2, 3, 4, 4)
+    """
+    if src.ndim == 3:
+        degrees = np.random.uniform(*angle_limits)
+    else:
+        degrees = nd.array(np.random.uniform(*angle_limits, size=src.shape[0]))
+    return imrotate(src, degrees, zoom_in=zoom_in, zoom_out=zoom_out)
