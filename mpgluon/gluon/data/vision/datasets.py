@@ -36,7 +36,9 @@ class _ImagesInFiles(Dataset):
 
     _folder: str  # below $MXNET_HOME/datasets
 
-    def __init__(self, root, transform):
+    def __init__(
+        self, root: str | None, transform: Callable[[Any, Any], Any] | None = None
+    ) -> None:
         if root is None:
             root = os.path.join(data_dir(), "datasets", self._folder)
         self._root = os.path.expanduser(root)
@@ -44,11 +46,11 @@ class _ImagesInFiles(Dataset):
         images, self._label = self._read()
         self._data = nd.array(images, dtype="uint8")
 
-    def _read(self):
+    def _read(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         """A uint8 array of the images, an int32 array of the labels."""
         raise NotImplementedError
 
-    def _missing(self, names):
+    def _missing(self, names: Sequence[str]) -> FileNotFoundError:
         return FileNotFoundError(
             f"{type(self).__name__} needs the files {', '.join(names)} in {self._root}; put them "
             "there, or name their folder with `root`"
