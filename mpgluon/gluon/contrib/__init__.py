@@ -1,5 +1,5 @@
 """Layers and cells beyond the usual ones."""
 
-from . import data, nn, rnn
+from . import data, estimator, nn, rnn
 
-__all__ = ["data", "nn", "rnn"]
+__all__ = ["data", "estimator", "nn", "rnn"]

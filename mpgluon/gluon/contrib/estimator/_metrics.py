@@ -1,0 +1,41 @@
+"""What estimators and handlers share: checks of metrics."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ....metric import Accuracy, CompositeEvalMetric, EvalMetric
+from ...loss import SoftmaxCrossEntropyLoss
+
+if TYPE_CHECKING:
+    from typing import Any
+
+
+def check_metrics(metrics: Any) -> list[EvalMetric]:
+    """A list of simple metrics, from one, a composite one, a list, or None."""
+    if isinstance(metrics, CompositeEvalMetric):
+        return [one for metric in metrics.metrics for one in check_metrics(metric)]
+    if isinstance(metrics, EvalMetric):
+        return [metrics]
+    metrics = [] if metrics is None else metrics
+    if not all(isinstance(metric, EvalMetric) for metric in metrics):
+        raise ValueError(f"metrics must be an EvalMetric or a list of them, got {metrics}")
+    return metrics
+
+
+def check_handler_metric_ref(handler: object, known_metrics: list[EvalMetric]) -> None:
+    """ValueError where a handler has a metric, in an attribute of that name, that is unknown."""
+    for attribute, value in vars(handler).items():
+        if "metric" not in attribute or not value:
+            continue
+        for metric in value if isinstance(value, list) else [value]:
+            if not any(metric is known for known in known_metrics):
+                raise ValueError(
+                    f"{type(handler).__name__} has the metric {metric}, which is not one of the "
+                    "estimator's: use those of estimator.train_metrics and estimator.val_metrics"
+                )
+
+
+def suggest_metric_for_loss(loss: object) -> EvalMetric | None:
+    """The metric that goes with a loss."""
+    return Accuracy() if isinstance(loss, SoftmaxCrossEntropyLoss) else None

@@ -1,0 +1,339 @@
+"""Handlers that go by how a metric develops: checkpoints, and the end of training."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import warnings
+from typing import TYPE_CHECKING
+
+from ....metric import CompositeEvalMetric, EvalMetric
+from ._events import BatchEnd, EpochEnd, TrainBegin, TrainEnd
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .estimator import Estimator
+
+
+__all__ = ["CheckpointHandler", "EarlyStoppingHandler"]
+
+
+def _greater_is_better(mode, monitor):
+    """Whether greater is better."""
+    if mode not in ("auto", "min", "max"):
+        warnings.warn(f"mode {mode!r} is unknown; taken for 'auto'", RuntimeWarning, stacklevel=4)
+        mode = "auto"
+    if mode != "auto":
+        return mode == "max"
+    names = " ".join(name.lower() for name, _ in monitor.get_name_value())
+    return "acc" in names or "f1" in names
+
+
+def _monitored(monitor):
+    """The value of the monitored metric, or None with a warning where it has none."""
+    name, value = monitor.get_name_value()[0]
+    if math.isnan(value):
+        warnings.warn(
+            f"{name} is not updated: monitor one of the metrics of estimator.train_metrics and "
+            "estimator.val_metrics",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+        return None
+    return value
+
+
+class CheckpointHandler(TrainBegin, BatchEnd, EpochEnd):
+    """Saves parameters and the trainer's states every so many epochs or batches, and the symbol of
+    a hybridized network after the first batch.
+
+    The files are ``PREFIX-epochEbatchB.params`` and ``.states``, ``PREFIX-best.params`` and
+    ``.states``, and ``PREFIX-symbol.json``.
+
+    Parameters
+    ----------
+    model_dir : str
+        The folder; it is made where it is not there.
+    model_prefix : str, default "model"
+        How the files' names begin.
+    monitor : EvalMetric, optional
+        Of the estimator: what `save_best` goes by.
+    verbose : int, default 0
+        1: what is saved is logged.
+    save_best : bool, default False
+        Whether the best checkpoint is saved, too. ValueError without a monitor.
+    mode : {"auto", "min", "max"}
+        Which values are better; "auto": the greater ones of accuracies and F1, else the smaller.
+    epoch_period : int or None, default 1
+        None: there are no checkpoints after epochs.
+    batch_period : int, optional
+        By default there are no checkpoints within epochs.
+    max_checkpoints : int, default 5
+        How many are kept, beside the best one.
+    resume_from_checkpoint : bool, default False
+        Whether training goes on from the last checkpoint in the folder, for the rest of the epochs
+        or batches. Checkpoints must be made by epochs where training goes by epochs, by batches
+        where it goes by batches; ValueError otherwise, and where nothing is left to train.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     handler = gluon.contrib.estimator.CheckpointHandler(folder, max_checkpoints=2)
+    >>> handler.epoch_period
+    1
+    """
+
+    def __init__(
+        self,
+        model_dir: str,
+        model_prefix: str = "model",
+        monitor: EvalMetric | None = None,
+        verbose: int = 0,
+        save_best: bool = False,
+        mode: str = "auto",
+        epoch_period: int | None = 1,
+        batch_period: int | None = None,
+        max_checkpoints: int = 5,
+        resume_from_checkpoint: bool = False,
+    ) -> None:
+        if save_best and not isinstance(monitor, EvalMetric):
+            raise ValueError(
+                "CheckpointHandler: save_best needs a monitor, a metric of estimator.train_metrics "
+                "or estimator.val_metrics"
+            )
+        os.makedirs(model_dir, exist_ok=True)
+        self.model_dir = model_dir
+        self.model_prefix = model_prefix
+        self.monitor = monitor
+        self.verbose = verbose
+        self.save_best = save_best
+        self.epoch_period = epoch_period
+        self.batch_period = batch_period
+        self.max_checkpoints = max_checkpoints
+        self.resume_from_checkpoint = resume_from_checkpoint
+        self.current_batch: int = 0
+        self.current_epoch: int = 0
+        self.trained_epoch: int = -1
+        self.trained_batch: int = -1
+        self.saved_checkpoints: list[str] = []
+        self.greater_is_better: bool = bool(save_best) and _greater_is_better(mode, monitor)
+        self.best: float = -math.inf if self.greater_is_better else math.inf
+
+    def train_begin(self, estimator: Estimator, *args: Any, **kwargs: Any) -> None:
+        """Counts from zero, and loads the last checkpoint where training is to go on from it."""
+        self.current_epoch = self.current_batch = 0
+        self.best = -math.inf if self.greater_is_better else math.inf
+        if not self.resume_from_checkpoint:
+            return
+        by_batches, by_epochs = bool(self.batch_period), bool(self.epoch_period)
+        if by_batches != bool(estimator.max_batch) or by_epochs != bool(estimator.max_epoch):
+            raise ValueError(
+                "CheckpointHandler: to resume, set batch_period alone where training goes by "
+                "batches, and epoch_period alone where it goes by epochs"
+            )
+        self._resume(estimator)
+
+    def batch_end(self, estimator: Estimator, *args: Any, **kwargs: Any) -> None:
+        """Saves, where it is time."""
+        if self.current_batch == 0:
+            self._save_symbol(estimator)
+        if self.batch_period and (self.current_batch + 1) % self.batch_period == 0:
+            self._save_checkpoint(estimator, self.current_batch + 1)
+        self.current_batch += 1
+
+    def epoch_end(self, estimator: Estimator, *args: Any, **kwargs: Any) -> None:
+        """Saves, where it is time."""
+        if self.epoch_period and (self.current_epoch + 1) % self.epoch_period == 0:
+            self._save_checkpoint(estimator, self.current_batch)
+        self.current_epoch += 1
+
+    def _path(self, name, suffix):
+        return os.path.join(self.model_dir, f"{name}{suffix}")
+
+    def _save_symbol(self, estimator):
+        from ..._symbol_block import symbol_of
+        from ...block import HybridBlock
+
+        path = self._path(self.model_prefix, "-symbol.json")
+        net = estimator.net
+        if isinstance(net, HybridBlock) and getattr(net, "_active", False):
+            symbol_of(net).save(path)
+        else:
+            estimator.logger.info(
+                "CheckpointHandler: %s is not written: the network is no hybridized HybridBlock",
+                path,
+            )
+
+    def _save_checkpoint(self, estimator, batches):
+        epoch, batch = self.current_epoch, self.current_batch
+        if self.resume_from_checkpoint:
+            epoch += self.trained_epoch + 1
+            # At the end of an epoch the batch is counted already.
+            batch += self.trained_batch + (0 if estimator.max_epoch else 1)
+        name = f"{self.model_prefix}-epoch{epoch}batch{batch}"
+        self._save(estimator, name)
+        if name in self.saved_checkpoints:
+            self.saved_checkpoints.remove(name)
+        self.saved_checkpoints.append(name)
+        if len(self.saved_checkpoints) > self.max_checkpoints:
+            oldest = self.saved_checkpoints.pop(0)
+            for suffix in (".params", ".states"):
+                os.remove(self._path(oldest, suffix))
+        self._report(
+            estimator,
+            f"{batches} batches are trained; saved {name} in {self.model_dir}",
+        )
+        value = _monitored(self.monitor) if self.save_best else None
+        if value is None:
+            return
+        if value > self.best if self.greater_is_better else value < self.best:
+            best = f"{self.model_prefix}-best"
+            self._save(estimator, best)
+            self._report(
+                estimator,
+                f"the metric improved from {self.best:0.5f} to {value:0.5f}; saved {best} in "
+                f"{self.model_dir}",
+            )
+            self.best = value
+        else:
+            self._report(estimator, f"the metric did not improve from {self.best:0.5f}")
+
+    def _report(self, estimator, text):
+        if self.verbose > 0:
+            estimator.logger.info("[Epoch %d] CheckpointHandler: %s", self.current_epoch, text)
+
+    def _save(self, estimator, name):
+        estimator.net.save_parameters(self._path(name, ".params"))
+        estimator.trainer.save_states(self._path(name, ".states"))
+
+    def _found(self):
+        """The checkpoints in the folder: (epoch, batch, name), the oldest first."""
+        pattern = re.compile(
+            re.escape(self.model_prefix) + r"-epoch(\d+)batch(\d+)\.params", re.ASCII
+        )
+        matches = filter(None, map(pattern.fullmatch, os.listdir(self.model_dir)))
+        return sorted((int(m[1]), int(m[2]), m[0].removesuffix(".params")) for m in matches)
+
+    def _resume(self, estimator):
+        found = self._found()
+        self.saved_checkpoints = [name for _, _, name in found]
+        unit = "epoch" if estimator.max_epoch else "batch"
+        total = estimator.max_epoch or estimator.max_batch
+        if not found:
+            self.trained_epoch = self.trained_batch = -1
+            estimator.logger.info(
+                "CheckpointHandler: there is no checkpoint; training begins anew, for %d %s",
+                total,
+                "epochs" if unit == "epoch" else "batches",
+            )
+            return
+        self.trained_epoch, self.trained_batch, name = found[-1]
+        done = self.trained_epoch if unit == "epoch" else self.trained_batch
+        if done >= total - 1:
+            raise ValueError(
+                f"CheckpointHandler: the checkpoint {name} has all {total} of the number of {unit} "
+                "to train; set resume_from_checkpoint=False to train from the beginning"
+            )
+        for suffix in (".params", ".states"):
+            if not os.path.exists(self._path(name, suffix)):
+                raise FileNotFoundError(f"CheckpointHandler: {self._path(name, suffix)} is missing")
+        rest = total - done - 1
+        if unit == "epoch":
+            estimator.max_epoch = rest
+        else:
+            estimator.max_batch = rest
+        # Parameters that span several devices are loaded where they are.
+        devices = None if estimator.spans_devices else estimator.context
+        estimator.net.load_parameters(self._path(name, ".params"), ctx=devices)
+        estimator.trainer.load_states(self._path(name, ".states"))
+        estimator.logger.warning(
+            "CheckpointHandler: training goes on from the checkpoint of epoch %d, batch %d, for "
+            "%d %s",
+            self.trained_epoch,
+            self.trained_batch,
+            rest,
+            "epochs" if unit == "epoch" else "batches",
+        )
+
+
+class EarlyStoppingHandler(TrainBegin, EpochEnd, TrainEnd):
+    """Ends training when a metric improves no more.
+
+    Parameters
+    ----------
+    monitor : EvalMetric
+        Of the estimator's metrics; ValueError for composite ones.
+    min_delta : float, default 0
+        The least change that is an improvement.
+    patience : int, default 0
+        How many epochs without improvement end training.
+    mode : {"auto", "min", "max"}
+        Which values are better; "auto": the greater ones of accuracies and F1, else the smaller.
+    baseline : float, optional
+        What the first epochs are compared with.
+
+    Examples
+    --------
+    >>> loss = mx.metric.Loss()
+    >>> gluon.contrib.estimator.EarlyStoppingHandler(loss, patience=3).greater_is_better
+    False
+    """
+
+    def __init__(
+        self,
+        monitor: EvalMetric,
+        min_delta: float = 0,
+        patience: int = 0,
+        mode: str = "auto",
+        baseline: float | None = None,
+    ) -> None:
+        if not isinstance(monitor, EvalMetric) or isinstance(monitor, CompositeEvalMetric):
+            raise ValueError(
+                "EarlyStoppingHandler: monitor must be a simple metric of estimator.train_metrics "
+                f"or estimator.val_metrics, not {type(monitor).__name__}"
+            )
+        self.monitor = monitor
+        self.greater_is_better: bool = _greater_is_better(mode, monitor)
+        self.min_delta: float = min_delta if self.greater_is_better else -min_delta
+        self.patience = patience
+        self.baseline = baseline
+        self.wait: int = 0
+        self.stopped_epoch: int = 0
+        self.current_epoch: int = 0
+        self.stop_training: bool = False
+        self.best: float = 0.0
+
+    def train_begin(self, estimator: Estimator, *args: Any, **kwargs: Any) -> None:
+        """Counts from zero."""
+        self.wait = self.stopped_epoch = self.current_epoch = 0
+        self.stop_training = False
+        worst = -math.inf if self.greater_is_better else math.inf
+        self.best = worst if self.baseline is None else self.baseline
+
+    def epoch_end(self, estimator: Estimator, *args: Any, **kwargs: Any) -> bool:
+        """Whether training ends."""
+        value = _monitored(self.monitor)
+        if value is not None:
+            changed = value - self.min_delta
+            if changed > self.best if self.greater_is_better else changed < self.best:
+                self.best = value
+                self.wait = 0
+            else:
+                self.wait += 1
+                if self.wait >= self.patience:
+                    self.stopped_epoch = self.current_epoch
+                    self.stop_training = True
+        self.current_epoch += 1
+        return self.stop_training
+
+    def train_end(self, estimator: Estimator, *args: Any, **kwargs: Any) -> None:
+        """Logs that it was this handler."""
+        if self.stopped_epoch > 0:
+            estimator.logger.info(
+                "[Epoch %d] EarlyStoppingHandler: early stopping due to %s not improving",
+                self.stopped_epoch,
+                self.monitor.get()[0],
+            )

@@ -1,0 +1,136 @@
+"""What an estimator does with one batch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .... import autograd
+from ...utils import split_and_load
+
+if TYPE_CHECKING:
+    from typing import Any, TypeAlias
+
+    from ...._core import Context, NDArray
+    from ....parallel import Pipeline, TrainStep
+    from .estimator import Estimator
+
+    Parts: TypeAlias = tuple[list[NDArray], list[NDArray], list[Any], list[Any]]
+
+
+__all__ = ["BatchProcessor", "PipelineBatchProcessor"]
+
+
+def _beside(labels, outputs):
+    """Labels on the devices of the outputs, where these are arrays: those of a network that spans
+    several devices are on its last."""
+    return [
+        label.as_in_context(output.context) if hasattr(output, "context") else label
+        for label, output in zip(labels, outputs)
+    ]
+
+
+class BatchProcessor:
+    """Trains and evaluates one batch. Subclasses override `fit_batch` and `evaluate_batch`.
+
+    Examples
+    --------
+    >>> class WithTwoInputs(gluon.contrib.estimator.BatchProcessor):
+    ...     def fit_batch(self, estimator, train_batch, batch_axis=0):
+    ...         (left, right), label = train_batch
+    ...         with mx.autograd.record():
+    ...             pred = estimator.net(left, right)
+    ...             loss = estimator.loss(pred, label)
+    ...         loss.backward()
+    ...         return [left, right], [label], [pred], [loss]
+    """
+
+    def _get_data_and_label(
+        self, batch: Any, ctx: list[Context], batch_axis: int = 0
+    ) -> tuple[list[NDArray], list[NDArray]]:
+        return (
+            split_and_load(batch[0], ctx_list=ctx, batch_axis=batch_axis),
+            split_and_load(batch[1], ctx_list=ctx, batch_axis=batch_axis),
+        )
+
+    def evaluate_batch(self, estimator: Estimator, val_batch: Any, batch_axis: int = 0) -> Parts:
+        """Runs the validation network and its loss.
+
+        Parameters
+        ----------
+        estimator : Estimator
+            Whose networks and losses these are.
+        val_batch : sequence
+            The data and the labels.
+        batch_axis : int, default 0
+            The axis along which the batch is divided over the estimator's devices.
+
+        Returns
+        -------
+        (data, label, pred, loss), each a list with an array for each device.
+        """
+        data, label = self._get_data_and_label(val_batch, estimator.context, batch_axis)
+        pred = [estimator.val_net(x) for x in data]
+        label = _beside(label, pred)
+        loss = [estimator.val_loss(y_hat, y) for y_hat, y in zip(pred, label)]
+        return data, label, pred, loss
+
+    def fit_batch(self, estimator: Estimator, train_batch: Any, batch_axis: int = 0) -> Parts:
+        """Computes the loss and the gradients; `GradientUpdateHandler` updates the parameters.
+
+        Parameters
+        ----------
+        estimator : Estimator
+            Whose networks and losses these are.
+        train_batch : sequence
+            The data and the labels.
+        batch_axis : int, default 0
+            The axis along which the batch is divided over the estimator's devices.
+
+        Returns
+        -------
+        (data, label, pred, loss), each a list with an array for each device.
+        """
+        data, label = self._get_data_and_label(train_batch, estimator.context, batch_axis)
+        with autograd.record():
+            pred = [estimator.net(x) for x in data]
+            label = _beside(label, pred)
+            loss = [estimator.loss(y_hat, y) for y_hat, y in zip(pred, label)]
+        autograd.backward(loss)
+        return data, label, pred, loss
+
+
+class PipelineBatchProcessor(BatchProcessor):
+    """Trains in a pipeline (`mpgluon.parallel.TrainStep`); evaluates as `BatchProcessor` does. A
+    pipeline gives no predictions, only losses.
+
+    Parameters
+    ----------
+    pipeline : mpgluon.parallel.Pipeline
+        Number of micro-batches, schedule, and which axis is divided.
+
+    Examples
+    --------
+    >>> pipeline = mx.parallel.Pipeline(4)
+    >>> gluon.contrib.estimator.PipelineBatchProcessor(pipeline).pipeline is pipeline
+    True
+    """
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.pipeline = pipeline
+        self._step: TrainStep | None = None
+
+    def fit_batch(self, estimator: Estimator, train_batch: Any, batch_axis: int = 0) -> Parts:
+        """Computes the loss and the gradients in the pipeline; see `BatchProcessor.fit_batch`. The
+        list of predictions is empty."""
+        from ....parallel import TrainStep
+
+        if len(estimator.context) != 1:
+            raise ValueError(
+                "Estimator: with pipeline=, context must be one device, where batches are put; "
+                f"got {estimator.context}"
+            )
+        if self._step is None:
+            self._step = TrainStep(estimator.net, estimator.loss, None, self.pipeline)
+        data, label = self._get_data_and_label(train_batch, estimator.context, batch_axis)
+        loss = self._step(data, label)
+        return data, label, [], list(loss) if isinstance(loss, (list, tuple)) else [loss]

@@ -1,0 +1,230 @@
+"""`gluon.contrib.estimator`: the training loop, and the handlers that take part in it."""
+
+import io
+import os
+import sys
+
+import numpy as np
+import pytest
+
+import mpgluon as mx
+from mpgluon import autograd, gluon
+from mpgluon.gluon import nn
+from mpgluon.gluon.contrib import estimator as est
+
+LOSS = gluon.loss.SoftmaxCrossEntropyLoss
+
+
+def loader(count=32, batch_size=8):
+    random = np.random.RandomState(0)
+    x = random.standard_normal((count, 5)).astype(np.float32)
+    return gluon.data.DataLoader(
+        gluon.data.ArrayDataset(x, (x[:, 0] > 0).astype(np.float32)), batch_size=batch_size
+    )
+
+
+def network(devices=None, hybridize=True):
+    mx.random.seed(1)
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(nn.Dense(8, activation="relu", in_units=5), nn.Dense(2, in_units=8))
+    if devices:
+        net.initialize("xavier", ctx=devices)
+    if hybridize:
+        net.hybridize()
+    return net
+
+
+def trainer_of(net):
+    return gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.05})
+
+
+def make(devices=(mx.cpu(0),), **settings):
+    devices = list(devices)
+    net = network(devices)
+    one = est.Estimator(net, LOSS(), trainer=trainer_of(net), context=devices, **settings)
+    one.logger.setLevel("ERROR")
+    return one
+
+
+def values(net):
+    return [parameter.data(parameter.list_ctx()[0]) for parameter in net.collect_params().values()]
+
+
+def test_fit_is_the_loop_one_would_write():
+    devices = [mx.cpu(0), mx.cpu(1)]
+    one = make(devices)
+    one.fit(loader(), val_data=loader(16), epochs=3)
+    net = network(devices)
+    trainer = trainer_of(net)
+    for _ in range(3):
+        for x, y in loader():
+            parts = gluon.utils.split_and_load(x, devices), gluon.utils.split_and_load(y, devices)
+            with autograd.record():
+                losses = [LOSS()(net(x), y) for x, y in zip(*parts)]
+            autograd.backward(losses)
+            trainer.step(len(x))
+    for left, right in zip(values(one.net), values(net)):
+        assert np.array_equal(left.asnumpy(), right.asnumpy())
+    assert [metric.name for metric in one.train_metrics + one.val_metrics] == [
+        "training accuracy",
+        "training softmaxcrossentropyloss",
+        "validation accuracy",
+        "validation softmaxcrossentropyloss",
+    ]
+    assert one.val_metrics[0].num_inst == 16 and one.train_metrics[0].num_inst == 32
+    assert one.train_metrics[0].get()[1] > 0.8
+
+
+def test_training_by_batches_with_handlers():
+    events = []
+
+    class Recorder(est.TrainBegin, est.EpochBegin, est.BatchBegin, est.BatchEnd, est.TrainEnd):
+        priority = -5000
+
+        def train_begin(self, estimator, *args, **kwargs):
+            events.append("train")
+
+        def epoch_begin(self, estimator, *args, **kwargs):
+            events.append("epoch")
+
+        def batch_begin(self, estimator, *args, **kwargs):
+            events.append("batch")
+
+        def batch_end(self, estimator, *args, **kwargs):
+            assert set(kwargs) == {"batch", "pred", "label", "loss"}
+
+        def train_end(self, estimator, *args, **kwargs):
+            events.append("end")
+
+    one = make()
+    given = [Recorder(), est.ValidationHandler(loader(8), one.evaluate, None, batch_period=3)]
+    one.fit(loader(), batches=6, event_handlers=given)
+    assert events == ["train", "epoch", *["batch"] * 4, "epoch", *["batch"] * 2, "end"]
+    assert len(given) == 2 and one.val_metrics[0].num_inst == 8
+
+
+def test_logging_and_progress(monkeypatch):
+    one = make()
+    one.logger.setLevel("INFO")
+    one.logger.handlers[0].setStream(io.StringIO())
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.setattr(sys, "stderr", terminal)
+    log = est.LoggingHandler(log_interval=2, metrics=one.train_metrics)
+    one.fit(loader(), loader(8), epochs=1, event_handlers=log)
+    lines = one.logger.handlers[0].stream.getvalue().splitlines()
+    begins = [
+        "Training begin: using optimizer Adam with current learning rate 0.0500 ",
+        "Train for 1 epochs.",
+        "[Epoch 0] Begin, current learning rate: 0.0500",
+        "[Epoch 0][Batch 0][Samples 8] time/interval: ",
+        "[Epoch 0][Batch 2][Samples 24] time/interval: ",
+        "Validation Begin",
+        "[Epoch 0] Finished in ",
+        "[Epoch 0] Finished in ",
+        "Train finished using total 0s with 1 epochs. training accuracy: ",
+    ]
+    assert len(lines) == len(begins) and all(map(str.startswith, lines, begins)), lines
+    assert "Epoch 0:" in terminal.getvalue() and "/4" in terminal.getvalue()
+    with pytest.raises(ValueError, match="log_interval"):
+        est.LoggingHandler("batch")
+
+
+def test_checkpoints_and_resuming(tmp_path):
+    whole = make()
+    whole.fit(loader(), epochs=4)
+    folder = str(tmp_path / "checkpoints")
+    first = make()
+    handler = est.CheckpointHandler(
+        folder, monitor=first.train_metrics[0], save_best=True, max_checkpoints=2
+    )
+    first.fit(loader(), epochs=3, event_handlers=handler)
+    names = {"model-epoch1batch8", "model-epoch2batch12", "model-best"}
+    expected = {f"{name}.{kind}" for name in names for kind in ("params", "states")}
+    assert set(os.listdir(folder)) == expected | {"model-symbol.json"}
+    assert handler.best == first.train_metrics[0].get()[1]
+    rest = make()
+    rest.fit(
+        loader(),
+        epochs=4,
+        event_handlers=est.CheckpointHandler(
+            folder, max_checkpoints=2, resume_from_checkpoint=True
+        ),
+    )
+    for left, right in zip(values(rest.net), values(whole.net)):
+        assert np.array_equal(left.asnumpy(), right.asnumpy())
+    assert "model-epoch3batch16.params" in os.listdir(folder)
+    assert "model-epoch1batch8.params" not in os.listdir(folder)
+    again = est.CheckpointHandler(folder, resume_from_checkpoint=True)
+    with pytest.raises(ValueError, match="has all 4"):
+        make().fit(loader(), epochs=4, event_handlers=again)
+    with pytest.raises(ValueError, match="to resume"):
+        make().fit(loader(), batches=4, event_handlers=again)
+    with pytest.raises(ValueError, match="needs a monitor"):
+        est.CheckpointHandler(folder, save_best=True)
+
+
+def test_early_stopping():
+    class Constant(mx.metric.EvalMetric):
+        def update(self, labels, preds):
+            self.sum_metric += 1
+            self.num_inst += 1
+
+    one = make(train_metrics=Constant("acc"))
+    stop = est.EarlyStoppingHandler(one.train_metrics[0], patience=2)
+    one.fit(loader(), epochs=10, event_handlers=stop)
+    assert stop.stopped_epoch == 2 and stop.current_epoch == 3 and stop.greater_is_better
+    assert not est.EarlyStoppingHandler(mx.metric.Loss()).greater_is_better
+    with pytest.warns(RuntimeWarning, match="unknown"):
+        est.EarlyStoppingHandler(mx.metric.MSE(), mode="best")
+    with pytest.raises(ValueError, match="simple metric"):
+        est.EarlyStoppingHandler(mx.metric.CompositeEvalMetric())
+
+
+def test_a_pipeline_trains_like_one_device():
+    plain = make()
+    plain.fit(loader(), epochs=2)
+    net = network(hybridize=False)
+    mx.parallel.Mesh({"stage": 2}, [mx.cpu(0), mx.cpu(1)]).place(net)
+    net.initialize("xavier")
+    piped = est.Estimator(
+        net,
+        LOSS(),
+        trainer=trainer_of(net),
+        context=mx.cpu(0),
+        pipeline=mx.parallel.Pipeline(2),
+    )
+    piped.logger.setLevel("ERROR")
+    piped.fit(loader(), loader(16), epochs=2)
+    for left, right in zip(values(net), values(plain.net)):
+        assert np.allclose(left.asnumpy(), right.asnumpy(), atol=1e-5)
+    assert [metric.name for metric in piped.train_metrics] == ["training softmaxcrossentropyloss"]
+    assert piped.val_metrics[0].name == "validation accuracy"
+    assert piped.val_metrics[0].num_inst == 16
+    with pytest.raises(ValueError, match="losses and no predictions"):
+        est.Estimator(net, LOSS(), mx.metric.Accuracy(), pipeline=mx.parallel.Pipeline(2))
+
+
+def test_wrong_arguments():
+    net = network([mx.cpu(0)])
+    with pytest.raises(ValueError, match="must be a gluon.loss.Loss"):
+        est.Estimator(net, lambda x, y: x)
+    with pytest.raises(ValueError, match="must be a gluon.Trainer"):
+        est.Estimator(net, LOSS(), trainer="sgd")
+    with pytest.raises(ValueError, match="context must be"):
+        est.Estimator(net, LOSS(), context="cpu")
+    with pytest.raises(ValueError, match="evaluate_batch"):
+        est.Estimator(net, LOSS(), trainer=trainer_of(net), batch_processor=object())
+    with pytest.warns(UserWarning) as warned:
+        est.Estimator(net, LOSS(), initializer="ones", context=mx.cpu(0))
+    assert ["already" in str(one.message) for one in warned] == [True, False]
+    one = make()
+    with pytest.raises(ValueError, match="epochs= or by batches="):
+        one.fit(loader())
+    with pytest.raises(ValueError, match="DataLoader"):
+        one.fit([1], epochs=1)
+    with pytest.raises(ValueError, match="not one of the estimator's"):
+        one.fit(loader(), epochs=1, event_handlers=est.LoggingHandler(metrics=mx.metric.MAE()))
+    with pytest.raises(ValueError, match="EventHandler"):
+        one.fit(loader(), epochs=1, event_handlers=[1])
