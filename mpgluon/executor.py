@@ -333,11 +333,6 @@ class Executor:
     def _watch(self, name, array):
         self._monitor(name, array.detach())
 
-    def _release(self):
-        """Gives back what the last forward keeps: its outputs, and what its backward would read.
-        Arrays that users hold stay."""
-        self._heads = self._outputs = self._watched = None
-
     @property
     def outputs(self) -> list[NDArray]:
         """The outputs of the last `forward`, a list of NDArray; computed now, in prediction mode,
@@ -661,3 +656,22 @@ class Executor:
             for entry in (entries if self._program.splits else entries[:1])
             for device in entry["devices"].values()
         )
+
+
+# For modules.
+
+
+def release(executor: Executor) -> None:
+    """Gives back what the last forward keeps: its outputs, and what its backward would read. Arrays
+    that users hold stay."""
+    executor._heads = executor._outputs = executor._watched = None
+
+
+def changes_to_copy(
+    executor: Executor,
+    arg_params: dict[str, NDArray],
+    aux_params: dict[str, NDArray],
+    allow_extra_params: bool,
+) -> list[Any]:
+    """The changes (`_core.at_once`) that copy values into arguments and auxiliary states."""
+    return executor._copies(arg_params, aux_params, allow_extra_params)

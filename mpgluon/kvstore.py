@@ -16,6 +16,7 @@ from .base import MXNetError
 from .ndarray import NDArray
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any, ClassVar, NoReturn
 
     from ._types import Arrays, Class, Keys, Values
@@ -308,3 +309,8 @@ def create(name: str = "local") -> KVStoreBase | Any:
         f"create: unknown store {name!r}; there are "
         f"{', '.join((*_KINDS, *KVStoreBase.kv_registry))}"
     )
+
+
+def set_updater(store: KVStore, updater: Callable[[Any, Any, Any], Any]) -> None:
+    """From now on a store updates what is pushed by ``updater(key, gradient, weight)``."""
+    store._set_updater(updater)

@@ -8,13 +8,12 @@ table). ``events()`` gives the raw events. Recording costs nothing while it is o
 
 from __future__ import annotations
 
-import bisect
 import json
 import time
 import warnings
 from typing import Any
 
-from . import _core
+from . import _chrome_trace, _core
 
 __all__ = [
     "Counter",
@@ -186,80 +185,6 @@ def events() -> list[dict[str, Any]]:
     return result
 
 
-def _trace(recorded, marks=()):
-    """The Chrome trace of the events: one row per device, copies as arrows between rows; below them
-    one row per domain."""
-    named = {device for event in recorded for device in (event["device"], event["peer"]) if device}
-    order = sorted(
-        named, key=lambda device: (device.partition("(")[0], int(device.partition("(")[2][:-1]))
-    )
-    devices = {
-        device: number
-        for number, device in enumerate([*order, *dict.fromkeys(mark["tid"] for mark in marks)])
-    }
-    rows = [{"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "mpgluon"}}]
-    for device, number in devices.items():
-        rows.append(
-            {"ph": "M", "name": "thread_name", "pid": 0, "tid": number, "args": {"name": device}}
-        )
-        rows.append(
-            {
-                "ph": "M",
-                "name": "thread_sort_index",
-                "pid": 0,
-                "tid": number,
-                "args": {"sort_index": number},
-            }
-        )
-    busy = {
-        device: [(event["begin"], event["end"]) for event in recorded if event["device"] == device]
-        for device in order
-    }
-    for number, event in enumerate(recorded):
-        begin, end = event["begin"] * 1e6, event["end"] * 1e6
-        name = f"{event['scope']}/{event['name']}" if event["scope"] else event["name"]
-        if event["backward"]:
-            name += " (backward)"
-        row = {
-            "ph": "X",
-            "name": name,
-            "cat": event["kind"],
-            "pid": 0,
-            "tid": devices[event["device"]],
-            "ts": begin,
-            "dur": end - begin,
-            "args": {"op": event["name"], "bytes": event["bytes"]},
-        }
-        if event["stage"] is not None:
-            row["args"].update(stage=event["stage"], micro_batch=event["micro_batch"])
-        rows.append(row)
-        if event["kind"] == "copy" and event["peer"]:
-            arrow = {"name": "copy", "cat": "copy", "id": number, "pid": 0}
-            tids = {"device": devices[event["device"]], "peer": devices[event["peer"]]}
-            if event["program"]:  # programs push: from this row to what runs next on the other
-                rows.append({**arrow, "ph": "s", "tid": tids["device"], "ts": begin})
-                rows.append({**arrow, "ph": "f", "tid": tids["peer"], "ts": end})
-            else:  # else the receiver fetches: from what ran last on the other row to this one
-                rows.append(
-                    {
-                        **arrow,
-                        "ph": "s",
-                        "tid": tids["peer"],
-                        "ts": _last_before(event, busy[event["peer"]]),
-                    }
-                )
-                rows.append({**arrow, "ph": "f", "bp": "e", "tid": tids["device"], "ts": begin})
-    rows += [{**mark, "pid": 0, "tid": devices[mark["tid"]]} for mark in marks]
-    return {"traceEvents": rows, "displayTimeUnit": "ms"}
-
-
-def _last_before(event, spans):
-    """Microseconds at which the last of the spans, which are in order, that begins before the event
-    is going on; viewers draw arrows between things that run."""
-    place = bisect.bisect_right(spans, event["begin"], key=lambda span: span[0])
-    return sum(spans[place - 1]) / 2 * 1e6 if place else event["begin"] * 1e6
-
-
 def dump(finished: bool = True, profile_process: str = "worker") -> None:
     """Writes the Chrome trace to the configured ``filename``; ``finished`` stops recording
     first.
@@ -278,7 +203,7 @@ def dump(finished: bool = True, profile_process: str = "worker") -> None:
     if finished:
         set_state("stop")
     with open(_config["filename"], "w", encoding="utf-8") as f:
-        json.dump(_trace(events(), _marks), f)
+        json.dump(_chrome_trace.chrome_trace(events(), _marks), f)
 
 
 def dumps(

@@ -10,6 +10,7 @@ from .. import _core, _device_groups, _graph_breaks, autograd, ndarray as nd
 from . import _captured, _recompute, _tracing
 from ._block_path import block_path
 from ._nested import ARRAY, flatten, regroup
+from ._tree import flags_of
 from .utils import shape_is_known
 
 _ONLY_ARRAYS = {nd.NDArray}
@@ -72,7 +73,7 @@ class Signature:
 
     def _forward(self, arrays):
         """What the block gives for traced arrays."""
-        if self.block._flags.get("recompute") is True:
+        if flags_of(self.block).get("recompute") is True:
             _core.begin_recompute()
         value = self.block.forward(*regroup(self.structure, iter(arrays)))
         outputs = []

@@ -12,7 +12,7 @@ from ..context import current_context
 from ..initializer import Uniform, create
 from . import _tracing
 from ._nested import first_context
-from ._tree import children, devices_of_groups, group_of, set_devices_of_groups
+from ._tree import children, devices_of_groups, group_of, set_devices_of_groups, spans_devices
 
 
 def initialize(block, init, ctx, verbose, force_reinit, group2ctx):
@@ -86,7 +86,7 @@ def group(block, symbolic):
 def moved(block, args, symbolic):
     """`args` on the device of the running group."""
     device = None if symbolic else _device_groups.device()
-    if device is None or block._spans_devices:
+    if device is None or spans_devices(block):
         return args
     return _device_groups.move(args, device, nd.NDArray)
 

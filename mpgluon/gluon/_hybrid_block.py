@@ -16,6 +16,7 @@ from . import _grouped, _recompute, _tracing
 from ._block_path import block_path
 from ._compiled import CompiledCall
 from ._nested import first_context
+from ._tree import Compilable
 from .block import Block, overridable
 from .parameter import DeferredInitializationError
 from .utils import brief, shape_is_known
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from .parameter import ParameterDict
 
 
-class HybridBlock(Block):
+class HybridBlock(Block, Compilable):
     """A block that can be compiled; it defines ``hybrid_forward(F, x, ..., **params)``.
 
     ``F`` is `mx.nd`; the block's own parameters are passed as keyword arguments: the copies on the
@@ -65,10 +66,8 @@ class HybridBlock(Block):
     """
 
     def __init__(self, prefix: str | None = None, params: ParameterDict | None = None) -> None:
-        super().__init__(prefix=prefix, params=params)
-        self._active = False
-        self._flags = {}
-        self._compiled_call = None
+        Block.__init__(self, prefix, params)
+        Compilable.__init__(self)
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -161,10 +160,6 @@ class HybridBlock(Block):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_compiled_call": None}  # a copy compiles anew
-
-    def _clear_compiled(self):
-        if self.__dict__.get("_compiled_call") is not None:
-            self._compiled_call = None
 
     def cast(self, dtype: DType) -> None:
         self._clear_compiled()
@@ -343,11 +338,6 @@ class HybridBlock(Block):
         from ._symbol_block import export_block
 
         return export_block(self, path, epoch, remove_amp_cast)
-
-    def _export_as(self, structure):
-        """How the exported block is called, given the structure of the arguments of a call; and
-        whether it gives the first output only."""
-        return structure, False
 
     def optimize_for(
         self, x: Any, *args: Any, backend: str | None = None, clear: bool = False, **kwargs: Any

@@ -314,3 +314,8 @@ def check_names(
                     f"ParameterDict, which contains parameters: {brief(params)}. Set "
                     "ignore_extra=True to ignore."
                 )
+
+
+def find_parameter(params: ParameterDict, name: str) -> Parameter | None:
+    """The parameter of that full name, here or where the dict shares parameters."""
+    return params._find(name)

@@ -4,7 +4,7 @@ import re
 
 from .. import _core
 from ..base import MXNetError
-from ._tree import children, is_hybridized
+from ._tree import children, flags_of, is_hybridized
 
 # Counts changes of the option on any block: compiled calls look at their blocks again when it has
 # grown.
@@ -44,7 +44,7 @@ def limits(value):
 def of_descendants(block):
     """Which blocks under `block` (and it) are computed again: what compiled calls were traced
     with."""
-    found = [block._flags.get("recompute") is True and is_hybridized(block)]
+    found = [flags_of(block).get("recompute") is True and is_hybridized(block)]
     for child in children(block).values():
         found += of_descendants(child)
     return found

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from .. import ndarray as nd
 from ..base import MXNetAssertionError, MXNetError
 from . import _nested, _tracing
+from ._tree import compiled_call, export_form
 from .block import HybridBlock
 from .parameter import ParameterDict
 from .utils import shape_is_known
@@ -226,9 +227,7 @@ class SymbolBlock(HybridBlock):
         return out[0] if isinstance(out, list) and len(out) == 1 else out
 
     def _forward_symbols(self, *args):
-        copied = self._symbol.__copy__()
-        copied._compose(**self._named(args))
-        out = _regroup(self._out_format, iter(copied))
+        out = _regroup(self._out_format, iter(self._symbol(**self._named(args))))
         return out[0] if isinstance(out, list) and len(out) == 1 else out
 
 
@@ -260,14 +259,14 @@ def symbol_of(block: HybridBlock) -> Symbol:
 
     if isinstance(block, SymbolBlock):
         return block._symbol
-    call = block._compiled_call
+    call = compiled_call(block)
     structure = None if call is None else call.structure()
     if structure is None:
         raise RuntimeError(
             "Please first call block.hybridize() and then run forward with this block at least "
             "once before calling export."
         )
-    structure, first_only = block._export_as(structure)
+    structure, first_only = export_form(block, structure)
     count = _nested.count(structure)
     names = iter(["data"] if count == 1 else [f"data{i}" for i in range(count)])
     outputs = block(*_symbols_like(structure, names))

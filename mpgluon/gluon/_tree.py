@@ -1,4 +1,56 @@
-"""What modules beside block.py see of a block: children, parameters, hooks, programs, groups."""
+"""What blocks are to the modules around them: nodes of a tree, with parameters, hooks and groups,
+some of which are compiled.
+
+`Block` and `HybridBlock` inherit this state; other modules ask for it and change it by functions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..attribute import AttrScope
+
+
+class TreeNode:
+    """The state of a `Block` as a node of its tree."""
+
+    # Whether the block itself takes its inputs to its devices; inside, no group names them
+    _spans_devices = False
+
+    def __init__(self) -> None:
+        self._children: dict[str, Any] = {}
+        self._reg_params: dict[str, Any] = {}
+        self._forward_hooks: dict[int, Any] = {}
+        self._forward_pre_hooks: dict[int, Any] = {}
+        self._ctx_group: str | None = AttrScope.current().get(None).get("ctx_group")
+        self._group2ctx: Any = None
+
+    def _collect_params_with_prefix(self, prefix=""):
+        """Parameters by their place in the tree, as in ``output.weight``."""
+        if prefix:
+            prefix += "."
+        found = {prefix + name: param for name, param in self._reg_params.items()}
+        for name, child in self._children.items():
+            found.update(child._collect_params_with_prefix(prefix + name))
+        return found
+
+
+class Compilable:
+    """The state of a `HybridBlock`: how it is hybridized, and what is compiled for it."""
+
+    def __init__(self) -> None:
+        self._active: bool = False
+        self._flags: dict[str, Any] = {}
+        self._compiled_call: Any = None
+
+    def _clear_compiled(self):
+        if self.__dict__.get("_compiled_call") is not None:
+            self._compiled_call = None
+
+    def _export_as(self, structure):
+        """How the exported block is called, given the structure of the arguments of a call; and
+        whether it gives the first output only."""
+        return structure, False
 
 
 def children(block):
@@ -6,10 +58,21 @@ def children(block):
     return block._children
 
 
+def set_children(block, blocks):
+    """Gives a block other children, by name."""
+    block._children = blocks
+
+
 def own_parameters(block):
     """The parameters that are a block's own, not its children's, by the names that
     ``hybrid_forward`` gets them under: the block's own dict."""
     return block._reg_params
+
+
+def parameters_by_path(block):
+    """All parameters by their place in the tree, as in ``output.weight``: layers may name their own
+    in another way."""
+    return block._collect_params_with_prefix()
 
 
 def forward_hooks(block):
@@ -22,20 +85,45 @@ def forget_hooks(block):
     block._forward_hooks, block._forward_pre_hooks = {}, {}
 
 
-def is_hybridized(block):
-    """Whether calls of the block are compiled."""
-    return getattr(block, "_active", False)
+def spans_devices(block):
+    """Whether the block itself takes its inputs to its devices."""
+    return block._spans_devices
 
 
 def can_be_hybridized(block):
     """Whether it is a HybridBlock."""
-    return hasattr(block, "_active")
+    return isinstance(block, Compilable)
+
+
+def is_hybridized(block):
+    """Whether calls of the block are compiled."""
+    return isinstance(block, Compilable) and getattr(block, "_active", False)
+
+
+def run_eagerly(block):
+    """Calls of the block itself are not compiled from now on."""
+    block._active = False
+
+
+def flags_of(block):
+    """The options of `hybridize`; of a block that can't be hybridized, none."""
+    return block._flags if isinstance(block, Compilable) else {}
+
+
+def compiled_call(block):
+    """The compiled call of the block, or None."""
+    return block._compiled_call if isinstance(block, Compilable) else None
 
 
 def forget_compiled(block):
     """Gives up what is compiled for a block, if it is one that can be."""
-    if hasattr(block, "_clear_compiled"):
+    if isinstance(block, Compilable):
         block._clear_compiled()
+
+
+def export_form(block, structure):
+    """How an exported block is called: see `Compilable`."""
+    return block._export_as(structure)
 
 
 def group_of(block):

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from .. import _core, ndarray as nd
 from .._device_groups import running as groups_running
 from .._hints import BLOCK, absent, absent_before_init, present
-from ..attribute import AttrScope
 from ..base import MXNetError
 from ..name import NameManager, Prefix
 from . import _grouped
@@ -23,6 +22,7 @@ from ._block_path import add_path, block_path, is_call
 from ._compiled_programs import CompiledPrograms
 from ._parameter_dict import ParameterDict, check_names
 from ._structure_file import load_structure, save_structure
+from ._tree import TreeNode, children, compiled_call, is_hybridized
 from .parameter import Parameter, load_values
 from .utils import HookHandle, brief, indent
 
@@ -81,7 +81,7 @@ def overridable(method: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
-class Block:
+class Block(TreeNode):
     """The base of layers and models whose computation is Python code on arrays.
 
     Children and parameters assigned as attributes are registered, and found by `collect_params`::
@@ -114,27 +114,18 @@ class Block:
     [2.0, 2.0, 2.0]
     """
 
-    # Whether the block itself takes its inputs to its devices; inside, no group names them
-    _spans_devices = False
-
     def __init__(self, prefix: str | None = None, params: ParameterDict | None = None) -> None:
         self._empty_prefix = prefix == ""
         self._prefix, self._params = _NameScope.create(prefix, params, self._alias())
         self._name = self._prefix[:-1] if self._prefix.endswith("_") else self._prefix
         self._scope = _NameScope(self)
-        self._children = {}
-        self._reg_params = {}
-        self._forward_hooks = {}
-        self._forward_pre_hooks = {}
-        self._ctx_group = AttrScope.current().get(None).get("ctx_group")
-        self._group2ctx = None
+        TreeNode.__init__(self)
         self._scope_ids = {}  # scope of the calling block -> scope of this one
 
     def __repr__(self) -> str:
-        children = [
-            (name, value) for name, value in self.__dict__.items() if isinstance(value, Block)
-        ]
-        return self._repr_with(children)
+        return self._repr_with(
+            [(name, value) for name, value in self.__dict__.items() if isinstance(value, Block)]
+        )
 
     def _repr_html_(self) -> str:
         from ._summary import html_of
@@ -144,8 +135,8 @@ class Block:
     def __dir__(self) -> list[str]:
         return present(self, super().__dir__())
 
-    def _repr_with(self, children):
-        lines = "\n".join(f"  ({name}): {indent(repr(block), 2)}" for name, block in children)
+    def _repr_with(self, named):
+        lines = "\n".join(f"  ({name}): {indent(repr(block), 2)}" for name, block in named)
         return f"{type(self).__name__}(\n{lines}\n)"
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -263,15 +254,6 @@ class Block:
                     "nn.Sequential or nn.HybridSequential.",
                     stacklevel=3,
                 )
-
-    def _collect_params_with_prefix(self, prefix=""):
-        """Parameters by their place in the tree, as in ``output.weight``."""
-        if prefix:
-            prefix += "."
-        found = {prefix + name: param for name, param in self._reg_params.items()}
-        for name, child in self._children.items():
-            found.update(child._collect_params_with_prefix(prefix + name))
-        return found
 
     def initialize(
         self,
@@ -523,7 +505,7 @@ class Block:
                     hook(self, args, out)
             return out
         except MXNetError as error:
-            add_path(error, getattr(self, "_active", False))
+            add_path(error, is_hybridized(self))
             raise
         finally:
             _core.set_scope(outer)
@@ -560,11 +542,11 @@ class Block:
 
         def collect(block, path):
             nonlocal dropped
-            call = getattr(block, "_compiled_call", None)
+            call = compiled_call(block)
             if call is not None:
                 entries.extend(call.entries(path))
                 dropped += call.dropped
-            for name, child in block._children.items():
+            for name, child in children(block).items():
                 collect(child, f"{path}.{name}")
 
         collect(self, type(self).__name__)

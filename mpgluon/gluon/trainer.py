@@ -763,3 +763,26 @@ def _read_header(arrays, fname):
     ):
         raise MXNetError(f"'{fname}' is damaged: its header is incomplete")
     return header
+
+
+# For the package's other modules.
+
+
+def current_plan(trainer: Trainer) -> Any:
+    """The plan of a trainer: what there is to update where."""
+    return trainer._current_plan()
+
+
+def describe_states(
+    trainer: Trainer, arrays: dict[str, nd.NDArray], names: dict[int, str]
+) -> dict[str, Any]:
+    """What is saved of the optimizer's states, for JSON; adds their arrays to `arrays`. `names`: of
+    the parameters, by index."""
+    return trainer._describe_states(arrays, names)
+
+
+def take_over_states(
+    trainer: Trainer, header: dict[str, Any], loaded: dict[int, Any], counts: dict[int, int]
+) -> None:
+    """Goes on with the states and numbers of updates of another trainer, by index; all at once."""
+    trainer._take_over(header, loaded, counts)

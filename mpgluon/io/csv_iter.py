@@ -8,7 +8,7 @@ import numpy as np
 
 from .. import _core, ndarray as nd
 from ..base import MXNetError
-from .io import DataBatch, DataDesc, _WholeBatchIter
+from .io import DataBatch, DataDesc, WholeBatchIter
 
 if TYPE_CHECKING:
     from typing import Any
@@ -37,7 +37,7 @@ def _read(path, shape, dtype):
     return values.reshape((-1, *shape))
 
 
-class CSVIter(_WholeBatchIter):
+class CSVIter(WholeBatchIter):
     """Batches of the lines of a CSV file, which is read as a whole.
 
     Parameters

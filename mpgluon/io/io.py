@@ -371,8 +371,21 @@ class NDArrayIter(DataIter):
         return -self.cursor if self.last_batch_handle == "roll_over" and self.cursor < 0 else 0
 
 
-class _WholeBatchIter(DataIter):
-    """An iterator whose `iter_next` leaves the batch in `current_batch`."""
+class WholeBatchIter(DataIter):
+    """An iterator whose `iter_next` leaves the batch in `current_batch`.
+
+    Examples
+    --------
+    >>> class Three(mx.io.io.WholeBatchIter):
+    ...     current_batch = mx.io.DataBatch([nd.zeros((2, 2))], pad=0)
+    ...     left = 3
+    ...
+    ...     def iter_next(self):
+    ...         self.left -= 1
+    ...         return self.left >= 0
+    >>> [batch.pad for batch in Three()]
+    [0, 0, 0]
+    """
 
     current_batch: Any  # a DataBatch; None before the first
 
@@ -394,7 +407,7 @@ class _WholeBatchIter(DataIter):
         return self.current_batch.pad
 
 
-class ResizeIter(_WholeBatchIter):
+class ResizeIter(WholeBatchIter):
     """Another iterator with a number of batches of its own.
 
     Parameters
@@ -485,7 +498,7 @@ class _Fetcher:
         self._thread.join()
 
 
-class PrefetchingIter(_WholeBatchIter):
+class PrefetchingIter(WholeBatchIter):
     """Other iterators whose batches are fetched by threads while the current ones are used; several
     are combined into one.
 

@@ -430,3 +430,8 @@ class BaseModule:
 def copied(arrays: dict[str, NDArray]) -> dict[str, NDArray]:
     """Copies of a dict's arrays on the first CPU device."""
     return {name: array.copyto(cpu()) for name, array in arrays.items()}
+
+
+def require(module: BaseModule, *, params: bool = False, optimizer: bool = False) -> None:
+    """AssertionError unless a module is bound, and has what is asked for."""
+    module._require(params=params, optimizer=optimizer)

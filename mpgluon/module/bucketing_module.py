@@ -13,7 +13,7 @@ from ..initializer import Uniform
 from ..model import load_params
 from ..name import NameManager
 from .base_module import BaseModule
-from .module import Module
+from .module import Module, give_back, note_updates, share_params
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -188,7 +188,7 @@ class BucketingModule(BaseModule):
         self._require()
         module = self._bind_bucket(bucket_key, data_shapes, label_shapes)
         if self._curr_module is not module:
-            self._curr_module._release()  # at any time one bucket holds outputs and activations
+            give_back(self._curr_module)  # at any time one bucket holds outputs and activations
         self._curr_module, self._curr_bucket_key = module, bucket_key
 
     def _bind_bucket(self, bucket_key, data_shapes, label_shapes):
@@ -210,11 +210,7 @@ class BucketingModule(BaseModule):
         if self.optimizer_initialized and not module.optimizer_initialized:
             module.borrow_optimizer(default)
         if self.params_initialized and not module.params_initialized:
-            module._arg_params, module._aux_params, module.params_initialized = (
-                default._arg_params,
-                default._aux_params,
-                True,
-            )
+            share_params(module, default)
         return module
 
     def init_params(
@@ -263,11 +259,7 @@ class BucketingModule(BaseModule):
         """See `Module.get_params`."""
         self._require(params=True)
         default = self._buckets[self._default_bucket_key]
-        default._params_dirty = default._params_dirty or any(
-            module._params_dirty for module in self._buckets.values()
-        )
-        for module in self._buckets.values():
-            module._params_dirty = False if module is not default else module._params_dirty
+        note_updates(default, self._buckets.values())
         return default.get_params()
 
     def init_optimizer(

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from .. import _core, kvstore as kvstores, ndarray as nd, optimizer as optimizers
 from ..base import MXNetError, itemsize
 from ..context import Context, cpu, current_context
+from ..executor import changes_to_copy, release
 from ..initializer import InitDesc, Uniform
 from ..io import DataDesc
 from ..model import load_checkpoint, save_checkpoint
-from .base_module import BaseModule, copied
+from .base_module import BaseModule, copied, require
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from typing import Any
 
     from .._core import NDArray
@@ -197,11 +198,6 @@ class Module(BaseModule):
             path = f"{prefix}-{epoch:04d}.states"
             self.save_optimizer_states(path)
             logging.info('Saved optimizer state to "%s"', path)
-
-    def _release(self):
-        """Gives back what the last forward keeps."""
-        for executor in self._execs:
-            executor._release()
 
     # What it is
 
@@ -487,7 +483,7 @@ class Module(BaseModule):
         changes = [
             change
             for executor in self._execs
-            for change in executor._copies(arg_params, aux_params, allow_extra)
+            for change in changes_to_copy(executor, arg_params, aux_params, allow_extra)
         ]
         _core.at_once(
             *changes, (vars(self).update, {"params_initialized": True, "_params_dirty": True})
@@ -498,7 +494,7 @@ class Module(BaseModule):
         changes = [
             change
             for executor in self._execs
-            for change in executor._copies(arg_params, aux_params, True)
+            for change in changes_to_copy(executor, arg_params, aux_params, True)
         ]
         values = {
             "_arg_params": arg_params,
@@ -564,7 +560,7 @@ class Module(BaseModule):
         # the store is there to be asked.
         store = store if len(self._context) > 1 or not isinstance(kvstore, str) else None
         if isinstance(store, kvstores.KVStore):
-            store._set_updater(updater)
+            kvstores.set_updater(store, updater)
         vars(self).update(
             _optimizer=optimizer, _updater=updater, _kvstore=store, optimizer_initialized=True
         )
@@ -574,7 +570,7 @@ class Module(BaseModule):
 
     def borrow_optimizer(self, shared_module: Module) -> None:
         """Uses the optimizer of another module."""
-        shared_module._require(params=True, optimizer=True)
+        require(shared_module, params=True, optimizer=True)
         vars(self).update(
             _optimizer=shared_module._optimizer,
             _updater=shared_module._updater,
@@ -780,3 +776,23 @@ class Module(BaseModule):
         self._require()
         for executor in self._execs:
             mon.install(executor)
+
+
+def give_back(module: Module) -> None:
+    """Gives back what the last forward keeps."""
+    for executor in module._execs:
+        release(executor)
+
+
+def share_params(module: Module, owner: Module) -> None:
+    """The dicts of parameters of `owner` are those of `module`, too."""
+    module._arg_params, module._aux_params = owner._arg_params, owner._aux_params
+    module.params_initialized = True
+
+
+def note_updates(owner: Module, modules: Iterable[Module]) -> None:
+    """Where one of the modules has updated the arrays, the dicts of `owner` are to be made anew."""
+    updated = any(module._params_dirty for module in (owner, *modules))
+    for module in modules:
+        module._params_dirty = False
+    owner._params_dirty = updated

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from .._core import MultiUpdate, holds, set_attributes
 from ..base import MXNetError
+from .optimizer import counting_steps, multi_numbers, running_counts
 
 if TYPE_CHECKING:
     from typing import Any
@@ -98,17 +99,17 @@ class MultiStep:
 
     def _same_counts(self, optimizer):
         """Whether all weights have been updated equally often."""
-        if self.counts is optimizer._counts:
+        counts = running_counts(optimizer)
+        if self.counts is counts:
             return True
-        for step in optimizer._counting:
+        for step in counting_steps(optimizer):
             step.write_counts()
-        counts = optimizer._counts
         known = {counts.get(i, optimizer.begin_num_update) for i in self.indices}
         count = known.pop()
         if known:
             return False
         self.counts, self.count, self._written = counts, count, count
-        optimizer._counting.add(self)
+        counting_steps(optimizer).add(self)
         return True
 
     def write_counts(self) -> None:
@@ -152,7 +153,7 @@ class MultiStep:
         largest_lr, largest_wd = self._largest
         if not (lr >= 0 and math.isfinite(lr * largest_lr) and math.isfinite(wd * largest_wd)):
             return None
-        correction, options = optimizer._multi_numbers(count)
+        correction, options = multi_numbers(optimizer, count)
         for update in self._updates:
             steps.append((update, lr, correction, wd, options))
         steps.append((set_attributes, self, "count", count))

@@ -499,6 +499,9 @@ class GroupedOptimizer(Optimizer):
     def _step_one(self, index, weight, grad, state, lr, wd):
         raise NotImplementedError(f"{type(self).__name__} must define _step or _step_one")
 
+    def _multi_numbers(self, count):
+        raise NotImplementedError(f"{type(self).__name__} must define _multi_numbers, as _multi")
+
     # An optimizer whose steps of all weights of a device are one update op may define, for
     # MultiStep: _multi(weights, states): the op's name and, beside weights and gradients, lists of
     # what it takes for each weight; None: not for these. _multi_numbers(count): a factor on
@@ -558,3 +561,22 @@ class Test(Optimizer):
     def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
         weight += grad * self.rescale_grad
         state[:] = weight
+
+
+# For MultiStep.
+
+
+def running_counts(optimizer: Optimizer) -> dict[Any, int]:
+    """The counts of updates on the device that is counted on now. `MultiStep`s that know counts may
+    have to write theirs first."""
+    return optimizer._counts
+
+
+def counting_steps(optimizer: Optimizer) -> set[Any]:
+    """The `MultiStep`s that know their weights' counts, which may not be written yet."""
+    return optimizer._counting
+
+
+def multi_numbers(optimizer: Optimizer, count: int) -> tuple[float, dict[str, Any]]:
+    """A factor on the learning rates at that update, and the options of the op that updates."""
+    return optimizer._multi_numbers(count)

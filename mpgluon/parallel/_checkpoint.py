@@ -20,9 +20,11 @@ import numpy as np
 from .. import autograd, ndarray as nd, random
 from .._core import dtype_name
 from ..base import MXNetError, itemsize
-from ..gluon.trainer import put_together
+from ..gluon._tree import parameters_by_path
+from ..gluon.trainer import describe_states, put_together, take_over_states
 from ..gluon.utils import brief
 from . import _safetensors
+from ._tensor_parallel.parameters import ShardedParameter, complete_whole
 
 if TYPE_CHECKING:
     from ..gluon.block import Block
@@ -50,7 +52,7 @@ def _parts_of(net):
     number behind it, or what its attribute `global_name` says.
     """
     shards, shapes, seen = {}, {}, set()
-    for name, param in net._collect_params_with_prefix().items():
+    for name, param in parameters_by_path(net).items():
         if param in seen:  # shared by several blocks: it goes by its first name
             continue
         seen.add(param)
@@ -282,7 +284,7 @@ def _describe(net, trainer):
         name, where = names.setdefault(param, (param.name, None))
         numbered[i] = name if where is None else f"{name}:{where.ranges[0][0]}"
     arrays = {}
-    header = trainer._describe_states(arrays, numbered)
+    header = describe_states(trainer, arrays, numbered)
     states = {"states": {}, "counts": {}}
     for i, param in enumerate(trainer.parameters):
         name, where = names[param]
@@ -535,7 +537,8 @@ def load(
                     reader.read(name, where, target)
     if trainer is not None:
         counts = index["trainer"]["counts"]
-        trainer._take_over(
+        take_over_states(
+            trainer,
             index["trainer"],
             states,
             {
@@ -551,9 +554,8 @@ def load(
 def _complete(params, shape):
     """Takes over the shape of a parameter, or of the whole of its shards."""
     for param in params:
-        family = getattr(param, "_family", None)
-        if family is not None:
-            family.complete(shape)
+        if isinstance(param, ShardedParameter):
+            complete_whole(param, shape)
             return
         if getattr(param, "global_shape", None) is None:
             param.shape = shape

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .. import autograd, ndarray as nd
-from ..gluon.trainer import Trainer
+from ..gluon.trainer import Trainer, current_plan
 from ..gluon.utils import global_norm, scale_arrays
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def clip_global_norm(
     array([[0.6, 0.8]], dtype=float32)
     """
     if isinstance(params, Trainer):
-        plan = params._current_plan()
+        plan = current_plan(params)
         once = [params.parameters[index].gradients[ctx] for index, ctx in plan.owners.items()]
         params = params.parameters
     else:

@@ -22,7 +22,7 @@ from ..gluon._tree import (
 from ..gluon.block import Block
 from ..gluon.nn import HybridSequential, Sequential
 from ..gluon.utils import brief, shape_is_known, split_data
-from ._tensor_parallel.layers import SplitLayer
+from ._tensor_parallel.layers import SplitLayer, lie_on
 from ._tensor_parallel.parameters import HomeParameter
 from ._tensor_parallel.splitting import every_layer, matches, split_layers, walk
 
@@ -302,12 +302,11 @@ class Mesh:
             set_group(block, f"{_GROUP}{stage}")
         for block, stage in _stages(net, assigned).items():
             if isinstance(block, SplitLayer):
-                block._lie_on(
-                    [
-                        self.line("model", data=replica, stage=stage)
-                        for replica in range(self.size("data"))
-                    ]
-                )
+                lines = [
+                    self.line("model", data=replica, stage=stage)
+                    for replica in range(self.size("data"))
+                ]
+                lie_on(block, lines)
         set_devices_of_groups(
             net, Replicas([self._groups(replica) for replica in range(self.size("data"))], self)
         )

@@ -199,10 +199,9 @@ class FusedRNNCell(BaseRNNCell):
             state_outputs=self._get_next_state,
             mode=self._mode,
             name=f"{self._prefix}rnn",
+            attr={"__layout__": "LNC"} if self._get_next_state else None,
             **states,
         )
-        if self._get_next_state:
-            rnn[1]._set_attr(__layout__="LNC")
         outputs = rnn[0]
         if axis == 1:
             outputs = sym.swapaxes(outputs, dim1=0, dim2=1)

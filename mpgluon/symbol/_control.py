@@ -381,7 +381,7 @@ def _flat(value, what):
 
 def _scope_name(name):
     """A name for the graph of a body, unlike all others."""
-    outer = AttrScope.current()._attr.get(_MARK)
+    outer = AttrScope.current().get(None).get(_MARK)
     return NameManager.current().get(None, f"{outer}${name}" if outer else name)
 
 

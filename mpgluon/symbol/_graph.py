@@ -183,6 +183,12 @@ def placement(order, group2ctx, variables):
     return devices
 
 
+class Entries:
+    """The state of a symbol: its entries."""
+
+    __slots__ = ("_entries",)
+
+
 def entries_of(symbol):
-    """What a symbol stands for: a list of (node, number of its output)."""
+    """The entries of a symbol: a list of (node, number of its output)."""
     return symbol._entries

@@ -10,7 +10,7 @@ from .. import _core
 from ..base import MXNetError, NotImplementedForSymbol
 from ..util import is_np_shape
 from ._functions import attributes, node_of, single
-from ._graph import Node, hidden_key, rebuild, states, topological
+from ._graph import Entries, Node, hidden_key, rebuild, states, topological
 from ._infer import NUMBERS, Inference, dtype_type, known
 from ._json import dump, parse, without_casts
 from ._methods import SymbolMethods, function
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Symbol", "Variable", "Group", "fromjson", "load", "load_json", "var"]
 
 
-class Symbol(SymbolMethods):
+class Symbol(SymbolMethods, Entries):
     """One or several outputs of a graph of ops on variables.
 
     Symbols are made by `var`, by the functions of ``mx.sym`` and by operators, and are bound to
@@ -42,7 +42,7 @@ class Symbol(SymbolMethods):
     (['x', 'fc_weight', 'fc_bias'], [(2, 4)])
     """
 
-    __slots__ = ("_entries", "__weakref__")
+    __slots__ = ("__weakref__",)
 
     def __init__(self, entries: Sequence[Any]) -> None:
         self._entries = entries

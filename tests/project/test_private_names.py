@@ -1,4 +1,4 @@
-"""Modules know little of each other's private names, and less as time goes by.
+"""Modules use no private names of each other: whoever has a private attribute offers a function.
 
 The extension and its types have names that begin with an underscore for the package alone: those,
 and ops' names, are no module's own. Nor are such names of the standard library, and of PyTorch,
@@ -11,9 +11,9 @@ import pathlib
 
 from mpgluon import _core
 
-STANDARD = {"_create_unverified_context", "_getframe", "_replace", "_version"}
+# `_implementation` is how NumPy says (NEP 18) that its own function is called for other arrays.
+STANDARD = {"_create_unverified_context", "_getframe", "_implementation", "_replace", "_version"}
 PACKAGE = pathlib.Path(__file__).resolve().parents[2] / "mpgluon"
-LIMIT = 76  # lower it when there are fewer
 
 
 def is_private(name):
@@ -73,4 +73,4 @@ def test_private_names_of_other_modules():
         for path in files
         for name in foreign_names(ast.parse(path.read_text(encoding="utf-8")), modules)
     ]
-    assert len(uses) <= LIMIT, f"{len(uses)} uses, {LIMIT} are allowed:\n" + "\n".join(uses)
+    assert not uses, "\n".join(uses)

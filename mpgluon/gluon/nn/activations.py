@@ -168,3 +168,8 @@ class Swish(Layer):
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:
         return x * F.sigmoid(self._beta * x)
+
+
+def activation_name(layer: Any) -> str | None:
+    """The name of the activation function that a layer ends with, or None. For `parallel.shard`."""
+    return None if layer.act is None else layer.act._act_type

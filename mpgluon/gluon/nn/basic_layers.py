@@ -9,7 +9,7 @@ from ... import autograd, ndarray as nd
 from ..._core import dtype_name
 from .. import _running_statistics
 from ..block import Block, HybridBlock
-from .activations import Activation
+from .activations import Activation, activation_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -676,3 +676,40 @@ class HybridLambda(HybridBlock):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._func_name})"
+
+
+# The arguments that a layer was made with, sizes as they are known now; for `parallel.shard`.
+
+
+def dense_arguments(layer: Dense) -> dict[str, Any]:
+    """The arguments of a `Dense`."""
+    units, in_units = layer.weight.shape
+    return {
+        "units": units,
+        "activation": activation_name(layer),
+        "use_bias": layer.bias is not None,
+        "flatten": layer._flatten,
+        "dtype": layer.weight.dtype,
+        "weight_initializer": layer.weight.init,
+        "bias_initializer": layer.bias.init if layer.bias is not None else "zeros",
+        "in_units": in_units,
+    }
+
+
+def dropout_arguments(layer: Dropout) -> dict[str, Any]:
+    """The arguments of a `Dropout`."""
+    return {"rate": layer._rate, "axes": layer._axes}
+
+
+def layer_norm_arguments(layer: LayerNorm) -> dict[str, Any]:
+    """The arguments of a `LayerNorm`."""
+    given = layer._kwargs
+    return {
+        "axis": layer._axis,
+        "epsilon": given["eps"],
+        "center": given["center"],
+        "scale": given["scale"],
+        "beta_initializer": layer.beta.init,
+        "gamma_initializer": layer.gamma.init,
+        "in_channels": layer.gamma.shape[0],
+    }

@@ -10,7 +10,7 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from ..block import HybridBlock
-from .activations import Activation
+from .activations import Activation, activation_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -584,3 +584,24 @@ class ReflectionPad2D(Layer):
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:
         return F.pad(x, mode="reflect", pad_width=self._padding)
+
+
+def convolution_arguments(layer: Conv2D) -> dict[str, Any]:
+    """The arguments that a convolution was made with, sizes as they are known now; for
+    `parallel.shard`."""
+    given = layer._kwargs
+    groups = given["num_group"]
+    return {
+        "channels": layer._channels,
+        "kernel_size": given["kernel"],
+        "strides": given["stride"],
+        "padding": given["pad"],
+        "dilation": given["dilate"],
+        "groups": groups,
+        "layout": given["layout"],
+        "activation": activation_name(layer),
+        "use_bias": layer.bias is not None,
+        "weight_initializer": layer.weight.init,
+        "bias_initializer": layer.bias.init if layer.bias is not None else "zeros",
+        "in_channels": layer.weight.shape[given["layout"].index("C")] * groups,
+    }

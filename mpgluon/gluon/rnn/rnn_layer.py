@@ -468,3 +468,26 @@ class GRU(_RNNLayer):
             dtype=dtype,
             **kwargs,
         )
+
+
+def lstm_arguments(layer: _RNNLayer) -> dict[str, Any] | None:
+    """The arguments that an LSTM was made with, sizes as they are known now, for `parallel.shard`;
+    None for other layers, and for LSTMs with a projection, clipped states or lengths of
+    sequences."""
+    if (
+        layer._mode != "lstm"
+        or layer._use_sequence_length
+        or layer._projection_size
+        or any(name.startswith("lstm_state_clip") for name in layer._options)
+    ):
+        return None
+    return {
+        "hidden_size": layer._hidden_size,
+        "num_layers": layer._num_layers,
+        "layout": layer._layout,
+        "input_size": layer.l0_i2h_weight.shape[1],
+        "dtype": layer._dtype,
+        "dropout": layer._dropout,
+        "bidirectional": layer._dir == 2,
+        **layer._initializers,
+    }

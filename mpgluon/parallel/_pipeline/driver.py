@@ -110,7 +110,7 @@ class Driver:
     def _queue(self, run, prepared, phases):
         """Queues what was prepared, and notes it for the report."""
         run.submit(prepared.items)
-        self.pipeline._last = (run.watch(), prepared, phases)
+        self.pipeline.note_run(run.watch(), prepared, phases)
 
     def forward(self, run: _core.PipelineRun, recording: bool = False) -> None:
         prepared = self._prepare(run, "F", keep=recording)

@@ -200,6 +200,10 @@ class Pipeline:
             raise MXNetError("Pipeline.report: nothing has run in this pipeline yet")
         return Report(*self._last)
 
+    def note_run(self, *run: Any) -> None:
+        """Sets the value of `last_run`. For the package's other modules."""
+        self._last = run
+
     def last_run(self) -> tuple[Any, ...] | None:
         """What was queued last: (its times, a `Prepared`, phases)."""
         return self._last

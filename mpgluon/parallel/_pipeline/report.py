@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from ... import ndarray as nd, profiler
+from ..._chrome_trace import chrome_trace
 from ..._tables import Tabular
 from .. import schedules
 
@@ -268,7 +269,7 @@ class Report(Tabular):
             if event["end"] >= self._start and event["begin"] <= self._start + self.seconds
         ]
         with open(path, "w", encoding="utf-8") as f:
-            json.dump(profiler._trace(inside, marks), f)
+            json.dump(chrome_trace(inside, marks), f)
 
     def _draw(self, ax, spans, title):
         draw_spans(

@@ -17,10 +17,11 @@ import numpy as np
 from ... import autograd, ndarray as nd, random
 from ...base import MXNetError
 from ...gluon import nn
-from ...gluon._tree import children, own_parameters
+from ...gluon._tree import children, own_parameters, run_eagerly, set_children
 from ...gluon.block import Block
+from ...gluon.nn.basic_layers import dense_arguments, dropout_arguments
 from .. import collectives
-from .layers import SplitLayer
+from .layers import SplitLayer, whole_weight
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -114,10 +115,10 @@ class ParallelHeads(SplitLayer):
         """The block with other children and attributes."""
         block = copy.copy(self._block)
         block.__dict__.update(attributes)
-        block._active = False
-        block._children = {
-            name: stand_ins.get(name, child) for name, child in self._children.items()
-        }
+        run_eagerly(block)
+        set_children(
+            block, {name: stand_ins.get(name, child) for name, child in self._children.items()}
+        )
         for key, value in block.__dict__.items():
             if isinstance(value, Block):
                 name = next(
@@ -137,7 +138,7 @@ class _Run:
 
     def __init__(self, layer, args):
         self.layer, self.args, self.batch = layer, args, args[0].shape[0]
-        self.ctx = layer._ctx
+        self.ctx = layer.ctx
         self.spans = collectives.divide(layer._heads, len(self.ctx))
         # Of each projection, of each child before them, of each dropout
         self.parts, self.shared, self.draws = (
@@ -189,11 +190,13 @@ class _Run:
             value = self.shared[so_far["shared"] - 1]
             return _moved(value, self.ctx[rank]) if rank else value
         if isinstance(child, nn.Dropout):
-            if child._axes:
+            arguments = dropout_arguments(child)
+            if arguments["axes"]:
                 raise NotImplementedError(
                     f"{self.layer.name}: dropout with axes= between heads can't be split"
                 )
-            return self.dropout(args[0], child._rate, rank, so_far) if child._rate else args[0]
+            rate = arguments["rate"]
+            return self.dropout(args[0], rate, rank, so_far) if rate else args[0]
         if child.collect_params():
             raise NotImplementedError(
                 f"{self.layer.name}: '{child.name}' has parameters and is used between heads, "
@@ -348,7 +351,7 @@ class _Check:
             try:
                 parts = [
                     self._reached(layer._counts(rank, choice), rank, args).asnumpy()
-                    for rank in range(len(layer._ctx))
+                    for rank in range(len(layer.ctx))
                 ]
                 divided = np.concatenate(parts, -1)
                 if divided.shape != whole.shape:
@@ -379,7 +382,8 @@ class _Check:
             elif name == self.layer._output:
                 stand_ins[name] = self._end
             elif isinstance(child, nn.Dropout):
-                stand_ins[name] = lambda x, rate=child._rate: self.dropout(x) if rate else x
+                rate = dropout_arguments(child)["rate"]
+                stand_ins[name] = lambda x, rate=rate: self.dropout(x) if rate else x
             elif child.collect_params():
                 stand_ins[name] = lambda x, *_: x  # what is before or behind the heads
         self.apart = False
@@ -401,14 +405,14 @@ class _Check:
 
     def _project(self, x, name, child, rank):
         """With random weights, the same for the same child."""
-        units, self.apart = child._weight.shape[0], True
+        units, self.apart = whole_weight(child).shape[0], True
         if name not in self.weights:
             self.weights[name] = (
                 self.rng.standard_normal((units, x.shape[-1])) * x.shape[-1] ** -0.5
             )
         weight = nd.array(self.weights[name], ctx=x.context, dtype=x.dtype)
         if rank is not None:
-            weight = child._weight.take(weight, rank)
+            weight = whole_weight(child).take(weight, rank)
         return nd.FullyConnected(x, weight, num_hidden=weight.shape[0], no_bias=True, flatten=False)
 
 
@@ -495,6 +499,6 @@ def find(block: Block, options: dict[str, Any]) -> tuple[Any, ...]:
             raise ValueError(
                 f"the {units} units of '{name}' can't be divided into {blocks} x {heads} heads"
             )
-        if dense[name]._flatten:
+        if dense_arguments(dense[name])["flatten"]:
             raise ValueError(f"'{name}' has flatten=True: it makes no heads of a sequence")
     return inputs, output, heads, choices, blocks

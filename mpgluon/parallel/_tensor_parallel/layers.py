@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from ... import _device_groups, ndarray as nd
 from ...base import MXNetError
+from ...gluon._tree import own_parameters
 from ...gluon.block import HybridBlock, is_symbolic
 from ...gluon.loss import Loss
 from ...gluon.nn import Activation
 from ...gluon.nn.conv_layers import check_layout, per_axis
 from .. import collectives
-from .parameters import home_parameter, split_parameter
+from .parameters import Family, home_parameter, split_parameter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,13 +69,6 @@ class SplitLayer(HybridBlock):
             here = _device_groups.devices()
             return next((line for line in self._lines if line[0] in here), self._lines[0])
         return self._lines[0]
-
-    def _lie_on(self, lines):
-        """Says where the parts belong, in each replica; their arrays are to be moved by
-        `reset_ctx`."""
-        self._lines = lines
-        for param in self._reg_params.values():
-            param.homes = [line[getattr(param, "index", 0)] for line in lines]
 
     def forward(self, x: NDArray | list[NDArray], *args: Any) -> Any:
         if is_symbolic((x, *args)):
@@ -691,3 +685,16 @@ class ParallelConv2D(SplitLayer):
             )
             outs.append(out if self.act is None else self.act(out))
         return self._whole(outs, x, self._axis) if self._gather_output else outs
+
+
+def whole_weight(layer: _ParallelDense) -> Family:
+    """The weight of a split layer as a whole."""
+    return layer._weight
+
+
+def lie_on(layer: SplitLayer, lines: list[list[Context]]) -> None:
+    """Says where the parts of a layer belong, in each replica; their arrays are to be moved by
+    `reset_ctx`."""
+    layer._lines = lines
+    for param in own_parameters(layer).values():
+        param.homes = [line[getattr(param, "index", 0)] for line in lines]

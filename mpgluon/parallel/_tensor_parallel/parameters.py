@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import _core, _device_groups, autograd, initializer, ndarray as nd, random
 from ...base import MXNetError
+from ...gluon._parameter_dict import find_parameter
 from ...gluon.parameter import Parameter, context_list
 from ...gluon.utils import shape_is_known
 from ..collectives import divide
@@ -71,7 +72,7 @@ class HomeParameter(Parameter):
         super().reset_ctx(self.homes)
 
 
-class _Family:
+class Family:
     """The parts of one parameter: what they have in common."""
 
     name: str
@@ -168,9 +169,7 @@ class ShardedParameter(HomeParameter):
     ((3, 4), (6, 4), [(3, 6)], cpu(1))
     """
 
-    def __init__(
-        self, name: str, family: _Family, index: int, home: Context, **kwargs: Any
-    ) -> None:
+    def __init__(self, name: str, family: Family, index: int, home: Context, **kwargs: Any) -> None:
         self._family = family
         self.index: int = index
         super().__init__(
@@ -249,7 +248,7 @@ def split_parameter(
     blocks: int = 1,
     unit: int = 1,
     **kwargs: Any,
-) -> _Family:
+) -> Family:
     """Makes the parts of a parameter of a block; on device i it is the attribute
     ``shard{i}_{name}``. Returns their family.
 
@@ -261,10 +260,10 @@ def split_parameter(
         The axis is made of equal blocks (gates; queries, keys and values), each of which is
         divided, in multiples of `unit` (heads).
     """
-    family = _Family(block.params.prefix + name, shape, axis, len(ctx), blocks, unit)
+    family = Family(block.params.prefix + name, shape, axis, len(ctx), blocks, unit)
     for index, home in enumerate(ctx):
         full = f"{block.params.prefix}shard{index}_{name}"
-        if block.params._find(full) is not None:
+        if find_parameter(block.params, full) is not None:
             raise MXNetError(
                 f"Parameter '{full}' exists already; layers that are split over devices can't "
                 "share parameters (params=)"
@@ -284,3 +283,8 @@ def home_parameter(
     block.params.update({full: param})
     setattr(block, name, param)
     return param
+
+
+def complete_whole(param: ShardedParameter, shape: Sequence[int]) -> None:
+    """Takes over what is known of the shape of the whole that a parameter is a part of."""
+    param._family.complete(shape)

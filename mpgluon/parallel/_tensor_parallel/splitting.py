@@ -10,6 +10,9 @@ from ...base import MXNetError
 from ...gluon import nn, rnn
 from ...gluon._tree import children, forget_compiled, own_parameters
 from ...gluon.block import Block, HybridBlock
+from ...gluon.nn.basic_layers import dense_arguments, dropout_arguments, layer_norm_arguments
+from ...gluon.nn.conv_layers import convolution_arguments
+from ...gluon.rnn.rnn_layer import lstm_arguments
 from .. import collectives
 from . import heads
 from .attention import SequenceParallelDropout, SequenceParallelLayerNorm
@@ -24,26 +27,9 @@ if TYPE_CHECKING:
 __all__ = ["shard"]
 
 
-def _activation(layer):
-    return None if layer.act is None else layer.act._act_type
-
-
 def _dense(kind):
     def make(layer, ctx, options):
-        units, in_units = layer.weight.shape
-        return kind(
-            units,
-            ctx,
-            activation=_activation(layer),
-            use_bias=layer.bias is not None,
-            flatten=layer._flatten,
-            dtype=layer.weight.dtype,
-            weight_initializer=layer.weight.init,
-            bias_initializer=layer.bias.init if layer.bias is not None else "zeros",
-            in_units=in_units,
-            prefix=layer.prefix,
-            **options,
-        )
+        return kind(ctx=ctx, prefix=layer.prefix, **dense_arguments(layer), **options)
 
     return make
 
@@ -62,82 +48,39 @@ def _embedding(layer, ctx, options):
 
 
 def _convolution(layer, ctx, options):
-    given = layer._kwargs
-    axis = given["layout"].index("C")
     return ParallelConv2D(
-        layer._channels,
-        given["kernel"],
-        ctx,
-        strides=given["stride"],
-        padding=given["pad"],
-        dilation=given["dilate"],
-        groups=given["num_group"],
-        layout=given["layout"],
-        activation=_activation(layer),
-        use_bias=layer.bias is not None,
-        weight_initializer=layer.weight.init,
-        bias_initializer=layer.bias.init if layer.bias is not None else "zeros",
-        in_channels=layer.weight.shape[axis] * given["num_group"],
+        ctx=ctx,
         dtype=layer.weight.dtype,
         prefix=layer.prefix,
+        **convolution_arguments(layer),
         **options,
-    )
-
-
-def unfit_lstm(layer: rnn.LSTM) -> Any:
-    """Whether the layer is an LSTM that can't be split."""
-    return (
-        layer._mode != "lstm"
-        or layer._use_sequence_length
-        or layer._projection_size
-        or any(name.startswith("lstm_state_clip") for name in layer._options)
     )
 
 
 def _lstm(layer, ctx, options):
-    if unfit_lstm(layer):
+    arguments = lstm_arguments(layer)
+    if arguments is None:
         raise NotImplementedError(
             "LSTMs with a projection, clipped states or lengths of sequences can't be split"
         )
-    return ParallelLSTM(
-        layer._hidden_size,
-        ctx,
-        num_layers=layer._num_layers,
-        layout=layer._layout,
-        input_size=layer.l0_i2h_weight.shape[1],
-        dtype=layer._dtype,
-        dropout=layer._dropout,
-        bidirectional=layer._dir == 2,
-        prefix=layer.prefix,
-        **layer._initializers,
-        **options,
-    )
+    return ParallelLSTM(ctx=ctx, prefix=layer.prefix, **arguments, **options)
 
 
 def _norm(layer, ctx, options):
-    if layer._axis != -1:
+    arguments = layer_norm_arguments(layer)
+    axis = arguments.pop("axis")
+    if axis != -1:
         raise NotImplementedError(
-            "only a LayerNorm of the last axis can be split along a sequence, not of axis "
-            f"{layer._axis}"
+            f"only a LayerNorm of the last axis can be split along a sequence, not of axis {axis}"
         )
-    given = layer._kwargs
-    return SequenceParallelLayerNorm(
-        ctx,
-        epsilon=given["eps"],
-        center=given["center"],
-        scale=given["scale"],
-        beta_initializer=layer.beta.init,
-        gamma_initializer=layer.gamma.init,
-        in_channels=layer.gamma.shape[0],
-        prefix=layer.prefix,
-        **options,
-    )
+    return SequenceParallelLayerNorm(ctx, prefix=layer.prefix, **arguments, **options)
 
 
 def _dropout(layer, ctx, options):
-    if layer._axes:
+    arguments = dropout_arguments(layer)
+    if arguments["axes"]:
         raise NotImplementedError("Dropout with axes= can't be split along a sequence")
-    return SequenceParallelDropout(layer._rate, ctx, prefix=layer.prefix, **options)
+    return SequenceParallelDropout(arguments["rate"], ctx, prefix=layer.prefix, **options)
 
 
 # kind of split -> the layers it is for, and what they become
@@ -182,13 +125,8 @@ def _take_over(old, new):
         if param.arrays is not None:
             value = param.reduced()
             for part in parts:
-                whole = getattr(part, "global_shape", None)
                 part.initialize(initializer.Zero())
-                part.set_data(
-                    value
-                    if whole is None or whole == part.shape
-                    else part._family.take(value, part.index)
-                )
+                part.set_data(value)
         elif param.deferred_init:
             init, _, default_init, value, key = param.deferred_init
             if value is not None:
@@ -347,7 +285,7 @@ def every_layer(net: Block, count: int) -> dict[Block, tuple[str, str, dict[str,
             continue
         weight = next(iter(own_parameters(layer).values()))
         if weight.shape[0] // (4 if kind == "gates" else 1) >= count and not (
-            kind == "gates" and unfit_lstm(layer)
+            kind == "gates" and lstm_arguments(layer) is None
         ):
             work[layer] = path, kind, {}
     return work
