@@ -19,6 +19,7 @@ so inside them only steps whose shapes are known may cut.
 """
 
 import threading
+from typing import Any
 
 from . import _core
 from .base import MXNetError
@@ -36,6 +37,22 @@ LIMIT = 256
 def current():
     """What cuts the trace that is active in this thread, or None."""
     return _local.tracer
+
+
+class PythonCall:
+    """A call of an op that runs as Python code, at a cut: a node of a symbol asks it what it asks a
+    `_core.OpCall`."""
+
+    creates = copies = dynamic = loss = amp_cast = False
+    differentiable = True
+    gradient_missing = False
+    splits = True  # compiled programs may be cut where it runs
+
+    def initial_values(self, count: int) -> tuple[Any, ...]:
+        return (None,) * count
+
+    def place(self, inputs: list[Any], group: Any) -> Any:
+        return _core.OpCall("_copy", {}).place(inputs, group)
 
 
 class NeedsValues(Exception):

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from . import _core, _device_groups, _graph_breaks, autograd, ndarray as nd
-from ._python_call import PythonCall
 from .base import MXNetError, is_floating
 
 if TYPE_CHECKING:
@@ -206,7 +205,7 @@ def _known(shape):
     return shape is not None and all(size > 0 for size in shape)
 
 
-class CustomCall(PythonCall):
+class CustomCall(_graph_breaks.PythonCall):
     """A call of a registered op with parameters."""
 
     name = "Custom"
