@@ -289,7 +289,9 @@ class Module(BaseModule):
         shared_module : Module, optional
             Whose parameters and memory are shared, as by buckets.
         grad_req : str, list or dict of str
-            For parameters.
+            What becomes of the gradients of parameters and, with `inputs_need_grad`, of data:
+            'write', 'add' or 'null'. A list has one for each argument of the symbol; names that a
+            dict leaves out have 'write'.
         """
         if force_rebind:
             self._reset_bind()
@@ -305,23 +307,7 @@ class Module(BaseModule):
         self._grad_req = grad_req
         self._set_shapes(data_shapes, label_shapes)
         arguments = self._symbol.list_arguments()
-        if isinstance(grad_req, str):
-            grad_req = dict.fromkeys(arguments, grad_req)
-        elif isinstance(grad_req, (list, tuple)):
-            grad_req = dict(zip(arguments, grad_req))
-        requests = {}
-        for name in arguments:
-            if (
-                not for_training
-                or name in self._label_names
-                or name in self._state_names
-                or name in self._fixed_param_names
-            ):
-                requests[name] = "null"
-            elif name in self._data_names:
-                requests[name] = "write" if inputs_need_grad else "null"
-            else:
-                requests[name] = grad_req.get(name, "write")
+        requests = self._grad_requests(grad_req) if for_training else "null"
         shared = shared_module._execs if shared_module is not None else [None] * len(self._context)
         if shared_module is not None:
             strange = [name for name in self._param_names if name not in shared_module._param_names]
@@ -359,6 +345,20 @@ class Module(BaseModule):
             self._spread(self._arg_params, self._aux_params)
         if shared_module is not None and shared_module.optimizer_initialized:
             self.borrow_optimizer(shared_module)
+
+    def _grad_requests(self, grad_req):
+        """What becomes of the gradient of each argument, by name."""
+        arguments = self._symbol.list_arguments()
+        if isinstance(grad_req, str):
+            grad_req = dict.fromkeys(arguments, grad_req)
+        elif isinstance(grad_req, (list, tuple)):
+            grad_req = dict(zip(arguments, grad_req))
+        never = {*self._label_names, *self._state_names, *self._fixed_param_names}
+        if not self.inputs_need_grad:
+            never.update(self._data_names)
+        return {
+            name: "null" if name in never else grad_req.get(name, "write") for name in arguments
+        }
 
     def _set_shapes(self, data_shapes, label_shapes):
         self._data_shapes = _descs(data_shapes)
@@ -729,7 +729,8 @@ class Module(BaseModule):
         )
 
     def get_input_grads(self, merge_multi_context: bool = True) -> list[NDArray | Any]:
-        """The gradients of the data, likewise; needs ``bind(inputs_need_grad=True)``."""
+        """The gradients of the data, likewise; needs ``bind(inputs_need_grad=True)``. None where
+        `grad_req` is 'null'."""
         self._require(params=True)
         if not self.inputs_need_grad:
             raise AssertionError(
@@ -748,6 +749,9 @@ class Module(BaseModule):
             return list(parts[0])
         joined = []
         for arrays, axis in zip(zip(*parts), axes):
+            if arrays[0] is None:
+                joined.append(None)
+                continue
             here = [array.as_in_context(arrays[0].context) for array in arrays]
             joined.append(here[0] if axis < 0 else nd.concat(*here, dim=axis))
         return joined

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ..initializer import Uniform
 from ..io import DataDesc
 from .base_module import BaseModule
+from .module import Module
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,6 +26,16 @@ if TYPE_CHECKING:
 
 
 __all__ = ["SequentialModule"]
+
+
+def _behind_another(module, grad_req):
+    """`grad_req` for a module whose data come from another one: what it passes back to that one
+    are the gradients of this batch, also where those of parameters are added up."""
+    if not isinstance(module, Module) or isinstance(grad_req, (list, tuple)):
+        return grad_req
+    if isinstance(grad_req, str):
+        grad_req = dict.fromkeys(module.symbol.list_arguments(), grad_req)
+    return {**grad_req, **dict.fromkeys(module.data_names, "write")}
 
 
 class SequentialModule(BaseModule):
@@ -137,7 +148,7 @@ class SequentialModule(BaseModule):
                 bool(inputs_need_grad or (for_training and i > 0)),
                 force_rebind,
                 None,
-                grad_req,
+                _behind_another(module, grad_req) if i > 0 else grad_req,
             )
             shapes = module.output_shapes
         self.for_training: bool = for_training

@@ -510,6 +510,40 @@ def test_monitored_gradients_are_the_compiled_ones():
         np.testing.assert_allclose(other.asnumpy(), one.asnumpy(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("contexts", [1, 2])
+def test_gradients_of_data_follow_grad_req(contexts):
+    def bound(grad_req):
+        net = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, no_bias=True, name="fc")
+        module = mx.mod.Module(net, label_names=None, context=[on(i) for i in range(contexts)])
+        module.bind([("data", (4, 2))], inputs_need_grad=True, grad_req=grad_req)
+        module.init_params(mx.init.One())
+        for _ in range(2):
+            module.forward(mx.io.DataBatch([mx.nd.ones((4, 2))]), is_train=True)
+            module.backward([mx.nd.ones((4, 3))])
+        (grad,) = module.get_input_grads()
+        return grad if grad is None else grad.asnumpy().tolist()
+
+    once, twice = [[3.0, 3.0]] * 4, [[6.0, 6.0]] * 4
+    for kept in (once, "write"), (twice, "add"), (None, "null"):
+        values, grad_req = kept
+        assert bound(grad_req) == bound({"data": grad_req}) == bound([grad_req, "write"]) == values
+    assert bound({"fc_weight": "null"}) == once
+
+
+def test_sequential_module_adds_gradients_of_parameters():
+    def module(name):
+        net = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2, no_bias=True, name=name)
+        return mx.mod.Module(net, label_names=None)
+
+    chain = mx.mod.SequentialModule().add(module("one")).add(module("two"), auto_wiring=True)
+    chain.bind([("data", (1, 2))], inputs_need_grad=True, grad_req="add")
+    chain.init_params(mx.init.One())
+    for _ in range(3):
+        chain.forward(mx.io.DataBatch([mx.nd.ones((1, 2))]), is_train=True)
+        chain.backward([mx.nd.ones((1, 2))])
+    assert chain.get_input_grads()[0].asnumpy().tolist() == [[12.0, 12.0]]  # 3 times 4
+
+
 def test_sequential_module():
     data, label = task()
     train = mx.io.NDArrayIter(data, label, batch_size=32)
