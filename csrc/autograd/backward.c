@@ -303,6 +303,18 @@ mpg_status mpg_autograd_backward(mpg_array *const *heads, mpg_array *const *head
   return again ? try_backward(&list, retain_graph, train, false, &unused) : status;
 }
 
+/* A recorded gradient that no variable went into is a constant. It is on the tape nevertheless, so
+ * that it can be differentiated again, which gives zeros. */
+static mpg_status record_constant(mpg_array *gradient, mpg_array *variable) {
+  mpg_array *inputs[] = {gradient, variable}, recorded = {0};
+  mpg_reshape_like_params params;
+  memset(&params, 0, sizeof params);
+  MPG_TRY(mpg_call(mpg_op_get(MPG_OP_reshape_like), &params, inputs, 2, &recorded, 1, NULL));
+  mpg_array_clear(gradient);
+  *gradient = recorded;
+  return MPG_OK;
+}
+
 static mpg_status grad(mpg_backward_pass *pass, head_list *list, mpg_array *const *variables,
                        int num_variables, bool retain, bool create_graph, bool train,
                        mpg_array *gradients) {
@@ -328,7 +340,11 @@ static mpg_status grad(mpg_backward_pass *pass, head_list *list, mpg_array *cons
   for (int i = 0; i < num_variables; i++)
     mpg_array_copy(&gradients[i], &pass->arrays[mpg_value_index(&pass->graph, results[i])]);
   clear_arrays(pass, pass->graph.num_values);
-  return MPG_OK;
+  mpg_status status = MPG_OK;
+  for (int i = 0; i < num_variables && create_graph && status == MPG_OK; i++)
+    if (!gradients[i].node) status = record_constant(&gradients[i], variables[i]);
+  if (status != MPG_OK) mpg_array_clear_all(gradients, (size_t)num_variables);
+  return status;
 }
 
 mpg_status mpg_autograd_grad(mpg_array *const *heads, mpg_array *const *head_grads, int num_heads,

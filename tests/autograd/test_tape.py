@@ -223,6 +223,21 @@ def test_gradients_of_gradients(engine):
     assert np.allclose(x.grad.asnumpy(), 24 * v)
 
 
+@pytest.mark.parametrize("linear", [lambda x: 3 * x, nd.radians, nd.transpose, nd.sum])
+def test_gradients_of_constant_gradients_are_zero(engine, linear):
+    x, w = variable([[1.0, 2.0], [3.0, 4.0]]), variable([5.0])
+    with autograd.record():
+        g, of_w = autograd.grad([linear(x), w * w], [x, w], create_graph=True)
+        (second,) = autograd.grad(g, [x], create_graph=True)
+        (third,) = autograd.grad(second, [x], create_graph=True)
+        (of_square,) = autograd.grad(of_w, [w], create_graph=True)
+        mixed = (g * x).sum() + of_square
+    assert not second.asnumpy().any() and not third.asnumpy().any()
+    assert of_square.asscalar() == 2
+    mixed.backward()
+    assert np.array_equal(x.grad.asnumpy(), g.asnumpy()) and w.grad.asscalar() == 0
+
+
 def test_gradients_of_gradients_across_devices():
     x = variable([1.0, 2.0])
     with autograd.record():
