@@ -139,8 +139,6 @@ static mpg_status take_outputs(mpg_compiled *c, const mpg_value *values) {
   return MPG_OK;
 }
 
-static bool differentiable(const mpg_desc *desc) { return mpg_dtype_is_float(desc->dtype); }
-
 /* The trace's graph with the gradient appended. out_grads[i]: new inputs where `arrives`; elsewhere
  * no gradient flows, or with `fill`, zeros do. */
 static mpg_status differentiate(const mpg_compiled *c, const bool *arrives, bool fill,
@@ -167,7 +165,7 @@ static mpg_status differentiate(const mpg_compiled *c, const bool *arrives, bool
     if (arrives[i]) {
       MPG_GOTO(mpg_graph_input(joint, &value.desc, value.device, &out_grads[i]));
       head_grads[num_heads] = out_grads[i];
-    } else if (fill && differentiable(&value.desc)) {
+    } else if (fill) {
       MPG_GOTO(mpg_graph_emit_full_like(joint, traced_outputs[i], 0, &head_grads[num_heads]));
     } else {
       continue;
@@ -226,7 +224,7 @@ static mpg_status find_saved(mpg_compiled *c) {
   MPG_GOTO(mpg_workspace_check(&space));
   if (!c->saved) MPG_GOTO(mpg_out_of_host_memory(c->graph.num_values));
   mpg_value *in_grads = out_grads + c->num_outputs;
-  for (uint32_t i = 0; i < c->num_outputs; i++) arrives[i] = differentiable(&c->outputs[i].desc);
+  for (uint32_t i = 0; i < c->num_outputs; i++) arrives[i] = true;
   MPG_GOTO(
       differentiate(c, arrives, false, c->wanted, NULL, true, &joint, out_grads, NULL, in_grads));
   MPG_GOTO(simplify_joint(&joint, in_grads, c->num_inputs));
@@ -697,7 +695,7 @@ mpg_status mpg_compiled_measure(mpg_compiled *c, mpg_plan *plan) {
   mpg_status status = MPG_OK;
   MPG_TRY(new_backward(c, &b));
   b->train = true;
-  for (uint32_t i = 0; i < c->num_outputs; i++) b->arrives[i] = differentiable(&c->outputs[i].desc);
+  for (uint32_t i = 0; i < c->num_outputs; i++) b->arrives[i] = true;
   for (uint32_t i = 0; i < c->num_inputs; i++)
     b->places[i] = c->wanted[i] ? MPG_PLACE_WRITE : MPG_PLACE_NONE;
   MPG_GOTO(find_reached(c, b));

@@ -220,11 +220,12 @@ def test_grad_req_add(engine):
 def test_only_some_outputs_get_a_gradient(engine):
     def function(x, w):
         h = nd.tanh(nd.dot(x, w))
-        return [h, (h * x).sum(), x * x]
+        whole = (x * 5).astype("int32")
+        return [h, (h * x).sum(), x * x, whole * (w * 5).astype("int64").astype("int32")]
 
     x, w = array((3, 3), 0), array((3, 3), 1)
     op = _core.CachedOp(function, {})
-    for which in ([0], [1], [2], [0, 2], [0, 1, 2]):
+    for which in ([0], [1], [2], [3], [0, 2], [1, 3], [0, 1, 2]):
         results = []
         for f in (function, op):
             for a in (x, w):
