@@ -235,6 +235,15 @@ static mpg_status samples(mpg_batching *b, int anchor) {
 mpg_status mpg_batching_multibox_target(mpg_batching *b) { return samples(b, 0); }
 mpg_status mpg_batching_multibox_detection(mpg_batching *b) { return samples(b, 2); }
 
+/* Rows of regions, which are of any picture of the first input. */
+mpg_status mpg_batching_regions(mpg_batching *b) {
+  if (mpg_batching_divided(b, 0))
+    return mpg_batching_fail(b, 0, "regions may be of any picture of the batch");
+  if (b->in[1].axis != 0) return mpg_batching_fail_along(b, 1);
+  mpg_batching_set(b, 0, 0, 1);
+  return MPG_OK;
+}
+
 /* Every box of one with every box of the other. */
 mpg_status mpg_batching_box_iou(mpg_batching *b) {
   int input;

@@ -152,6 +152,20 @@ mpg_status mpg_infer_box_iou(mpg_infer *infer) {
   return MPG_OK;
 }
 
+mpg_status mpg_infer_bipartite_matching(mpg_infer *infer) {
+  const mpg_desc *data = &infer->inputs[0];
+  infer->outputs[0].dtype = infer->outputs[1].dtype = data->dtype;
+  if (!mpg_shape_known(&data->shape)) return MPG_OK;
+  if (data->shape.ndim < 2)
+    return mpg_infer_fail(infer, "data has at least 2 dimensions (rows, columns)");
+  mpg_shape rows = data->shape, columns = data->shape;
+  columns.dims[columns.ndim - 2] = columns.dims[columns.ndim - 1];
+  rows.dims[--rows.ndim] = columns.dims[--columns.ndim] = 0;
+  infer->outputs[0].shape = rows;
+  infer->outputs[1].shape = columns;
+  return MPG_OK;
+}
+
 /* Every box is held against every other, or every one of the second array, within a picture. */
 mpg_cost mpg_cost_boxes(const mpg_infer *call) {
   enum { OVERLAP = 16 };

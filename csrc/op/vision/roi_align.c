@@ -4,6 +4,7 @@
 
 #include "op/formula/arithmetic.h"
 #include "op/infer.h"
+#include "op/vision/regions.h"
 #include "op/vision/sampling.h"
 
 /* Where regions lie along height or width, in elements: (regions, 1, 1) each. */
@@ -11,13 +12,6 @@ typedef struct extent {
   mpg_value begin, size;
   int64_t bins, elements; /* of the result and of the data along this axis */
 } extent;
-
-/* One number of each region, (regions, 1, 1). */
-static mpg_value number_of(mpg_gradient *g, mpg_value rois, int column) {
-  if (g->status != MPG_OK) return MPG_NO_VALUE;
-  mpg_shape shape = {.ndim = 3, .dims = {mpg_value_desc(g, rois)->shape.dims[0], 1, 1}};
-  return mpg_emit_reshape(g, mpg_emit_slice(g, rois, 1, column, column + 1), &shape);
-}
 
 static mpg_value clipped(mpg_gradient *g, mpg_value a, double low, double high) {
   mpg_clip_params params = {.a_min = low, .a_max = high};
@@ -36,26 +30,20 @@ static mpg_value samples_along(mpg_gradient *g, const extent *e, int64_t samples
   return mpg_add(g, e->begin, mpg_multiply(g, e->size, place));
 }
 
-/* 1 where low <= place <= high. */
-static mpg_value within(mpg_gradient *g, mpg_value place, double low, double high) {
-  return mpg_multiply(g, mpg_emit_scalar(g, MPG_OP__greater_equal_scalar, place, low),
-                      mpg_emit_scalar(g, MPG_OP__lesser_equal_scalar, place, high));
-}
-
 /* The means of samples: (regions, channels, bins, bins). */
-static mpg_value sampled(mpg_gradient *g, mpg_value data, mpg_value picture, const extent *high,
+static mpg_value sampled(mpg_gradient *g, mpg_value data, mpg_value rois, const extent *high,
                          const extent *wide, int64_t samples) {
   static const int64_t channels_second[] = {0, 3, 1, 2}, samples_last[] = {2, 4};
   if (g->status != MPG_OK) return MPG_NO_VALUE;
-  int64_t regions = mpg_value_desc(g, picture)->shape.dims[0],
+  int64_t regions = mpg_value_desc(g, rois)->shape.dims[0],
           channels = mpg_value_desc(g, data)->shape.dims[1], rows = high->bins * samples,
           columns = wide->bins * samples;
   mpg_value y = samples_along(g, high, samples, false), x = samples_along(g, wide, samples, true);
   /* Samples up to an element beyond the edge count, and of pictures that there are. */
-  mpg_value counted = mpg_multiply(g, within(g, y, -1, (double)high->elements),
-                                   within(g, x, -1, (double)wide->elements));
-  mpg_value there = within(g, picture, 0, (double)(mpg_value_desc(g, data)->shape.dims[0] - 1));
-  counted = mpg_multiply(g, counted, mpg_emit_cast(g, there, mpg_value_desc(g, data)->dtype));
+  mpg_value counted = mpg_multiply(g, mpg_emit_within(g, y, -1, (double)high->elements),
+                                   mpg_emit_within(g, x, -1, (double)wide->elements));
+  counted = mpg_multiply(g, counted,
+                         mpg_emit_roi_there(g, rois, mpg_value_desc(g, data)->shape.dims[0], 3));
   mpg_shape all = {.ndim = 3, .dims = {regions, rows, columns}},
             weights = {.ndim = 4, .dims = {regions, rows, columns, 1}},
             bins = {.ndim = 6,
@@ -63,7 +51,7 @@ static mpg_value sampled(mpg_gradient *g, mpg_value data, mpg_value picture, con
   y = mpg_emit_broadcast_to(g, clipped(g, y, 0, (double)(high->elements - 1)), &all);
   x = mpg_emit_broadcast_to(g, clipped(g, x, 0, (double)(wide->elements - 1)), &all);
   mpg_pixels pixels = mpg_emit_pixels(g, data, 1, 3);
-  pixels.base = mpg_times(g, mpg_emit_cast(g, picture, pixels.index),
+  pixels.base = mpg_times(g, mpg_emit_cast(g, mpg_emit_roi_picture(g, rois, 3), pixels.index),
                           (double)(high->elements * wide->elements));
   pixels.clamped = true;
   mpg_value values =
@@ -199,18 +187,12 @@ static mpg_value of_picture(mpg_gradient *g, mpg_value rows, mpg_value picture, 
 }
 
 /* --- ROIAlign --------------------------------------------------------------------------------- */
-static bool fits(mpg_gradient *g, const mpg_shape *data, const mpg_shape *rois) {
+static bool fits(mpg_gradient *g, const mpg_value *inputs) {
   const mpg_roi_align_params *params = g->params;
   const mpg_tuple *bins = &params->pooled_size;
-  char text[MPG_SHAPE_TEXT_SIZE];
-  if (!mpg_same_dtype(g, 0, 1)) return false;
-  if (data->ndim != 4 || data->dims[2] < 1 || data->dims[3] < 1)
-    mpg_gradient_fail(g, "data must be (batch, channels, height, width), not %s",
-                      mpg_shape_text(data, text, sizeof text));
-  else if (rois->ndim != 2 || rois->dims[1] != 5)
-    mpg_gradient_fail(g, "rois must be (regions, [picture, xmin, ymin, xmax, ymax]), not %s",
-                      mpg_shape_text(rois, text, sizeof text));
-  else if (bins->count != 2 || bins->values[0] < 1 || bins->values[1] < 1)
+  if (!mpg_is_regions(g, inputs, 5)) return false;
+  const mpg_shape *data = &mpg_value_desc(g, inputs[0])->shape;
+  if (bins->count != 2 || bins->values[0] < 1 || bins->values[1] < 1)
     mpg_gradient_fail(g, "pooled_size must be a height and a width, not below 1");
   else if (params->position_sensitive && data->dims[1] % (bins->values[0] * bins->values[1]))
     mpg_gradient_fail(g,
@@ -221,17 +203,16 @@ static bool fits(mpg_gradient *g, const mpg_shape *data, const mpg_shape *rois) 
 
 void mpg_compose_roi_align(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
   const mpg_roi_align_params *params = g->params;
-  mpg_shape shape = mpg_value_desc(g, inputs[0])->shape, rois = mpg_value_desc(g, inputs[1])->shape;
+  if (!fits(g, inputs)) return;
+  mpg_shape shape = mpg_value_desc(g, inputs[0])->shape;
   mpg_dtype dtype = mpg_value_desc(g, inputs[0])->dtype;
-  if (!fits(g, &shape, &rois)) return;
   mpg_value region = mpg_emit1(g, MPG_OP_BlockGrad, NULL, mpg_widen(g, inputs[1])),
             data = mpg_widen(g, inputs[0]), low[2], high[2];
-  mpg_value picture = mpg_emit_cast(g, number_of(g, region, 0), MPG_INT32);
   extent extents[2]; /* along height, along width */
   for (int i = 0; i < 2; i++) {
     double scale = params->spatial_scale, shift = params->aligned ? -0.5 : 0;
-    low[i] = mpg_plus(g, mpg_times(g, number_of(g, region, 2 - i), scale), shift);
-    high[i] = mpg_plus(g, mpg_times(g, number_of(g, region, 4 - i), scale), shift);
+    low[i] = mpg_plus(g, mpg_times(g, mpg_emit_roi_number(g, region, 2 - i, 3), scale), shift);
+    high[i] = mpg_plus(g, mpg_times(g, mpg_emit_roi_number(g, region, 4 - i, 3), scale), shift);
     mpg_value size = mpg_subtract(g, high[i], low[i]);
     if (!params->aligned) size = mpg_emit_scalar(g, MPG_OP__maximum_scalar, size, 1);
     extents[i] = (extent){.begin = low[i],
@@ -242,12 +223,12 @@ void mpg_compose_roi_align(mpg_gradient *g, const mpg_value *inputs, mpg_value *
   mpg_value result = MPG_NO_VALUE;
   if (g->status != MPG_OK) return;
   if (params->sample_ratio > 0 && !params->position_sensitive) {
-    result = sampled(g, data, picture, &extents[0], &extents[1], params->sample_ratio);
+    result = sampled(g, data, region, &extents[0], &extents[1], params->sample_ratio);
   } else {
     mpg_dtype wide = mpg_value_desc(g, data)->dtype;
     mpg_value rows = weights_along(g, &extents[0], params->sample_ratio, wide),
               columns = weights_along(g, &extents[1], params->sample_ratio, wide);
-    rows = of_picture(g, rows, picture, shape.dims[0]);
+    rows = of_picture(g, rows, mpg_emit_roi_picture(g, region, 3), shape.dims[0]);
     result = params->position_sensitive ? weighted_by_bin(g, data, rows, columns)
                                         : weighted(g, data, rows, columns);
   }

@@ -17,7 +17,7 @@ typedef struct job {
   char *scratch;
   size_t scratch_each;
   bool wide;                    /* float64 */
-  int64_t boxes, width, others; /* of a sample; `others`: classes, or objects */
+  int64_t boxes, width, others; /* of a sample; `others`: classes, objects, or rows */
 } job;
 
 static inline double round_of(const job *t, double x) { return t->wide ? x : (double)(float)x; }
@@ -211,6 +211,43 @@ MPG_CPU_KERNEL(box_nms_back) {
       memcpy((char *)call->outputs[0].data + (size_t)(i / t.boxes * t.boxes + record[i]) * row,
              (const char *)call->inputs[0].data + (size_t)i * row, row);
   return MPG_OK;
+}
+
+/* --- Pairs ------------------------------------------------------------------------------------ */
+
+static void match(const job *t, int64_t n, double *scratch) {
+  const mpg_bipartite_params *p = t->call->params;
+  const mpg_view *rows = &t->call->outputs[0], *columns = &t->call->outputs[1];
+  int64_t count = 0, pairs = 0, first_row = n * t->others, first_column = n * t->width;
+  double *keys = scratch, threshold = (double)(float)p->threshold;
+  int64_t *order = (int64_t *)(void *)(keys + t->boxes), *spare = order + t->boxes;
+  for (int64_t i = 0; i < t->boxes; i++) {
+    double score = at(t, 0, n * t->boxes + i);
+    if (p->is_ascend ? !(score < threshold) : !(score > threshold)) continue;
+    keys[i] = p->is_ascend ? -score : score;
+    order[count++] = i;
+  }
+  sort_falling(keys, order, spare, count);
+  for (int64_t i = 0; i < count; i++) {
+    int64_t row = order[i] / t->width, column = order[i] % t->width;
+    if (mpg_real_at(rows, first_row + row) != -1 ||
+        mpg_real_at(columns, first_column + column) != -1)
+      continue;
+    put(t, 0, first_row + row, (double)column);
+    put(t, 1, first_column + column, (double)row);
+    if (p->topk > 0 && ++pairs > p->topk) return;
+  }
+}
+
+MPG_CPU_KERNEL(bipartite_matching) {
+  job t = rows_of(call, &call->inputs[0]);
+  for (int i = 0; i < 2; i++)
+    for (int64_t k = 0; k < mpg_shape_size(&call->outputs[i].desc.shape); k++)
+      mpg_real_store(&call->outputs[i], k, -1);
+  t.sample = match;
+  t.others = t.boxes;
+  t.boxes *= t.width;
+  return run(&t, 3, 0);
 }
 
 /* --- Anchors ---------------------------------------------------------------------------------- */

@@ -1,0 +1,78 @@
+/* Bins of regions of interest, in the arithmetic that MXNet has: of float32, or of float64 for
+ * arrays of that dtype. Stateless; any thread. */
+#ifndef KERNELS_COMMON_REGIONS_H
+#define KERNELS_COMMON_REGIONS_H
+
+#include <math.h>
+#include <stdint.h>
+
+#include "base/anywhere.h"
+
+MPG_ANYWHERE double mpg_region_round(double x, int wide) { return wide ? x : (double)(float)x; }
+
+/* The elements [*begin, *end) along an axis of `elements` that belong to a bin of a region from
+ * `low` to `high`, whose edges are rounded to elements. */
+MPG_ANYWHERE void mpg_region_bin(double low, double high, double scale, int64_t bins, int64_t bin,
+                                 int64_t elements, int wide, int64_t *begin, int64_t *end) {
+  scale = (double)(float)scale;
+  double first = round(mpg_region_round(low * scale, wide)),
+         last = round(mpg_region_round(high * scale, wide));
+  double size = mpg_region_round(fmax(last - first + 1, 1) / (double)bins, wide);
+  double from = floor(mpg_region_round((double)bin * size, wide)) + first,
+         to = ceil(mpg_region_round((double)(bin + 1) * size, wide)) + first;
+  *begin = (int64_t)fmin(fmax(from, 0), (double)elements);
+  *end = (int64_t)fmin(fmax(to, 0), (double)elements);
+}
+
+/* A rotated region: its center, its size, and how many samples a bin has down and across. */
+typedef struct mpg_rotated_region {
+  double x, y, width, height, cosine, sine;
+  int64_t down, across;
+} mpg_rotated_region;
+
+/* A side of a bin has at most so many samples: as many as the largest pictures have elements. */
+enum { MPG_MOST_SAMPLES = 4096 };
+
+MPG_ANYWHERE mpg_rotated_region mpg_rotated_region_of(const double *numbers, double scale,
+                                                      int64_t high, int64_t wide_bins,
+                                                      int64_t ratio, int wide) {
+  mpg_rotated_region r;
+  double angle = mpg_region_round(numbers[4] * 3.14159265358979323846 / 180, wide);
+  r.x = mpg_region_round(numbers[0] * scale, wide);
+  r.y = mpg_region_round(numbers[1] * scale, wide);
+  r.width = fmax(mpg_region_round(numbers[2] * scale, wide), 1);
+  r.height = fmax(mpg_region_round(numbers[3] * scale, wide), 1);
+  r.cosine = cos(angle), r.sine = sin(angle);
+  double down = ceil(mpg_region_round(r.height / (double)high, wide)),
+         across = ceil(mpg_region_round(r.width / (double)wide_bins, wide));
+  r.down = ratio > 0 ? ratio : (int64_t)fmin(down, MPG_MOST_SAMPLES);
+  r.across = ratio > 0 ? ratio : (int64_t)fmin(across, MPG_MOST_SAMPLES);
+  return r;
+}
+
+/* Four neighbours of a sample and how much each counts: not at all beyond the picture. */
+typedef struct mpg_four_elements {
+  int64_t at[4];
+  double weight[4];
+} mpg_four_elements;
+
+/* Of the sample (i, j) of a bin whose place in the region, in samples, is (i, j) too. */
+MPG_ANYWHERE mpg_four_elements mpg_rotated_sample(const mpg_rotated_region *r, double down,
+                                                  double across, int64_t height, int64_t width) {
+  mpg_four_elements four;
+  double y = (down - 0.5) * r->height, x = (across - 0.5) * r->width;
+  double px = x * r->cosine + y * r->sine + r->x, py = y * r->cosine - x * r->sine + r->y;
+  int inside = py >= -1 && py <= (double)height && px >= -1 && px <= (double)width;
+  px = inside ? fmin(fmax(px, 0), (double)(width - 1)) : 0;
+  py = inside ? fmin(fmax(py, 0), (double)(height - 1)) : 0;
+  int64_t left = (int64_t)px, top = (int64_t)py, right = left + 1 < width ? left + 1 : left,
+          bottom = top + 1 < height ? top + 1 : top;
+  double lx = px - (double)left, ly = py - (double)top, one = inside ? 1 : 0;
+  four.at[0] = top * width + left, four.weight[0] = one * (1 - ly) * (1 - lx);
+  four.at[1] = top * width + right, four.weight[1] = one * (1 - ly) * lx;
+  four.at[2] = bottom * width + left, four.weight[2] = one * ly * (1 - lx);
+  four.at[3] = bottom * width + right, four.weight[3] = one * ly * lx;
+  return four;
+}
+
+#endif
