@@ -1,5 +1,6 @@
-"""Data sets of images."""
+"""Data sets of images, and what is done to these."""
 
+from . import transforms
 from .datasets import (
     CIFAR10,
     CIFAR100,
@@ -18,4 +19,5 @@ __all__ = [
     "ImageFolderDataset",
     "ImageListDataset",
     "ImageRecordDataset",
+    "transforms",
 ]

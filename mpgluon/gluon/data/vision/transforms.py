@@ -1,0 +1,590 @@
+"""What is done to images before they become batches. All are blocks; those that are HybridBlocks
+run on any device, and can be hybridized."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .... import image, ndarray as nd
+from ....base import MXNetTypeError, MXNetValueError
+from ...block import Block, HybridBlock
+from ...nn import HybridSequential, Sequential
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ...._core import NDArray
+    from ...._types import DType
+
+__all__ = [
+    "Cast",
+    "CenterCrop",
+    "Compose",
+    "CropResize",
+    "Normalize",
+    "RandomApply",
+    "RandomBrightness",
+    "RandomColorJitter",
+    "RandomContrast",
+    "RandomFlipLeftRight",
+    "RandomFlipTopBottom",
+    "RandomHue",
+    "RandomLighting",
+    "RandomResizedCrop",
+    "RandomRotation",
+    "RandomSaturation",
+    "Resize",
+    "Rotate",
+    "ToTensor",
+]
+
+
+class Compose(Sequential):
+    """Transforms one after the other.
+
+    HybridBlocks that follow each other are put together in a HybridSequential. It is not
+    hybridized: images of many sizes would each be compiled. Where all have one size, call
+    `hybridize`.
+
+    Parameters
+    ----------
+    transforms : list of Block
+        The transforms.
+
+    Examples
+    --------
+    >>> transforms = gluon.data.vision.transforms
+    >>> transform = transforms.Compose([transforms.CenterCrop(4), transforms.ToTensor()])
+    >>> transform(nd.zeros((8, 6, 3), dtype="uint8")).shape
+    (3, 4, 4)
+    """
+
+    def __init__(self, transforms: Sequence[Block]) -> None:
+        super().__init__()
+        hybrid: list[HybridBlock] = []
+        for transform in [*transforms, None]:
+            if isinstance(transform, HybridBlock):
+                hybrid.append(transform)
+                continue
+            if len(hybrid) == 1:
+                self.add(hybrid[0])
+            elif hybrid:
+                together = HybridSequential()
+                together.add(*hybrid)
+                self.add(together)
+            hybrid = []
+            if transform is not None:
+                self.add(transform)
+
+
+class RandomApply(Sequential):
+    """A transform that is applied with a probability.
+
+    Parameters
+    ----------
+    transforms : Block
+        The transform; for several, a `Compose`. TypeError for a list.
+    p : float, default 0.5
+        The probability.
+
+    Examples
+    --------
+    >>> transforms = gluon.data.vision.transforms
+    >>> transforms.RandomApply(transforms.Cast(), p=0)(nd.zeros(1, dtype="uint8")).dtype
+    <class 'numpy.uint8'>
+    """
+
+    def __init__(self, transforms: Callable[[Any], Any], p: float = 0.5) -> None:
+        super().__init__()
+        if not callable(transforms):
+            raise MXNetTypeError(
+                f"transforms is one block, not a {type(transforms).__name__}: put several into a "
+                "Compose"
+            )
+        self.transforms = transforms
+        self.p = p
+
+    def forward(self, x: Any) -> Any:
+        return x if self.p < random.random() else self.transforms(x)
+
+
+class Cast(HybridBlock):
+    """An array in another dtype.
+
+    Parameters
+    ----------
+    dtype : str or type, default 'float32'
+        The dtype.
+
+    Examples
+    --------
+    >>> gluon.data.vision.transforms.Cast("float16")(nd.zeros(1)).dtype
+    <class 'numpy.float16'>
+    """
+
+    def __init__(self, dtype: DType = "float32") -> None:
+        super().__init__()
+        self._dtype = dtype
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        return F.cast(x, self._dtype)
+
+
+class ToTensor(HybridBlock):
+    """An image (height, width, channels) of numbers from 0 to 255, or a batch of them, as float32
+    (channels, height, width) from 0 to 1.
+
+    Examples
+    --------
+    >>> image = nd.full((2, 4, 3), 51, dtype="uint8")
+    >>> tensor = gluon.data.vision.transforms.ToTensor()(image)
+    >>> tensor.shape, round(tensor.max().item(), 3)
+    ((3, 2, 4), 0.2)
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        return F.image.to_tensor(x)
+
+
+class Normalize(HybridBlock):
+    """``(x - mean) / std`` of an image (channels, height, width), or of a batch of them.
+
+    Parameters
+    ----------
+    mean : float or tuple of float, default 0
+        What is taken off, of all channels or of each.
+    std : float or tuple of float, default 1
+        What all channels are divided by, or each.
+
+    Examples
+    --------
+    >>> normalize = gluon.data.vision.transforms.Normalize(mean=(0, 1, 2), std=(1, 2, 4))
+    >>> normalize(nd.ones((3, 1, 1))).asnumpy().ravel()
+    array([ 1.  ,  0.  , -0.25], dtype=float32)
+    """
+
+    def __init__(
+        self, mean: float | Sequence[float] = 0.0, std: float | Sequence[float] = 1.0
+    ) -> None:
+        super().__init__()
+        self._mean = mean
+        self._std = std
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        return F.image.normalize(x, self._mean, self._std)
+
+
+def _check_float32(x, transform):
+    if x.dtype != np.float32:
+        raise MXNetTypeError(
+            f"{type(transform).__name__} takes images of float32, not {np.dtype(x.dtype)}: put "
+            "ToTensor in front of it"
+        )
+
+
+class Rotate(Block):
+    """Images rotated about their middles; see `image.imrotate`.
+
+    Parameters
+    ----------
+    rotation_degrees : float
+        By how much.
+    zoom_in : bool, default False
+        Whether to enlarge the image until nothing from outside of it is seen.
+    zoom_out : bool, default False
+        Whether to shrink the image until all of it is seen.
+
+    Examples
+    --------
+    >>> rotate = gluon.data.vision.transforms.Rotate(180)
+    >>> rotate(nd.array([[[1, 2], [3, 4]]])).asnumpy().round().ravel()
+    array([4., 3., 2., 1.], dtype=float32)
+    """
+
+    def __init__(
+        self, rotation_degrees: float, zoom_in: bool = False, zoom_out: bool = False
+    ) -> None:
+        super().__init__()
+        self._args = (rotation_degrees, zoom_in, zoom_out)
+
+    def forward(self, x: NDArray) -> NDArray:
+        _check_float32(x, self)
+        return image.imrotate(x, *self._args)
+
+
+class RandomRotation(Block):
+    """Images rotated by random angles; see `image.random_rotate`.
+
+    Parameters
+    ----------
+    angle_limits : tuple of float
+        The least and the largest angle, in degrees; ValueError in another order.
+    zoom_in, zoom_out : bool, default False
+        As of `Rotate`.
+    rotate_with_proba : float, default 1
+        The probability that there is a rotation.
+
+    Examples
+    --------
+    >>> rotate = gluon.data.vision.transforms.RandomRotation((-10, 10), zoom_in=True)
+    >>> rotate(nd.ones((3, 4, 4))).shape
+    (3, 4, 4)
+    """
+
+    def __init__(
+        self,
+        angle_limits: tuple[float, float],
+        zoom_in: bool = False,
+        zoom_out: bool = False,
+        rotate_with_proba: float = 1.0,
+    ) -> None:
+        super().__init__()
+        lower, upper = angle_limits
+        if lower >= upper:
+            raise MXNetValueError(f"angle_limits must be (least, largest), got {angle_limits}")
+        if not 0 <= rotate_with_proba <= 1:
+            raise MXNetValueError(f"rotate_with_proba must be 0 to 1, got {rotate_with_proba}")
+        self._args = (angle_limits, zoom_in, zoom_out)
+        self.rotate_with_proba = rotate_with_proba
+
+    def forward(self, x: NDArray) -> NDArray:
+        if np.random.random() > self.rotate_with_proba:
+            return x
+        _check_float32(x, self)
+        return image.random_rotate(x, *self._args)
+
+
+def _pair(size):
+    return (size, size) if isinstance(size, (int, float)) else tuple(size)
+
+
+class RandomResizedCrop(Block):
+    """A rectangle of random place, area and proportions, resized; see `image.random_size_crop`.
+
+    Parameters
+    ----------
+    size : int or tuple of int
+        Width and height of the result.
+    scale : tuple of float, default (0.08, 1)
+        The least and the largest part of the image's area.
+    ratio : tuple of float, default (3/4, 4/3)
+        The least and the largest width by height.
+    interpolation : int, default 1
+        As of `image.resize_short`.
+
+    Examples
+    --------
+    >>> crop = gluon.data.vision.transforms.RandomResizedCrop((4, 2))
+    >>> crop(nd.zeros((8, 6, 3))).shape
+    (2, 4, 3)
+    """
+
+    def __init__(
+        self,
+        size: int | tuple[int, int],
+        scale: tuple[float, float] = (0.08, 1.0),
+        ratio: tuple[float, float] = (3.0 / 4.0, 4.0 / 3.0),
+        interpolation: int = 1,
+    ) -> None:
+        super().__init__()
+        self._args = (_pair(size), scale, ratio, interpolation)
+
+    def forward(self, x: NDArray) -> NDArray:
+        return image.random_size_crop(x, *self._args)[0]
+
+
+class CenterCrop(Block):
+    """The rectangle in the middle of an image; resized where the image is smaller.
+
+    Parameters
+    ----------
+    size : int or tuple of int
+        Width and height of the result.
+    interpolation : int, default 1
+        As of `image.resize_short`.
+
+    Examples
+    --------
+    >>> gluon.data.vision.transforms.CenterCrop((4, 2))(nd.zeros((8, 6, 3))).shape
+    (2, 4, 3)
+    """
+
+    def __init__(self, size: int | tuple[int, int], interpolation: int = 1) -> None:
+        super().__init__()
+        self._args = (_pair(size), interpolation)
+
+    def forward(self, x: NDArray) -> NDArray:
+        return image.center_crop(x, *self._args)[0]
+
+
+def _resize(F, x, size, keep_ratio, interpolation):
+    """By the op, which knows two methods; by `image.imresize` with the others."""
+    if interpolation in (0, 1) or not isinstance(x, nd.NDArray) or x._traced:
+        return F.image.resize(x, size, keep_ratio, interpolation)
+    height, width = x.shape[-3:-1]
+    size = (size,) if isinstance(size, int) else tuple(size)
+    if len(size) == 1 and keep_ratio:
+        (edge,) = size
+        size = (edge, edge * height // width) if width < height else (edge * width // height, edge)
+    width, height = size * 2 if len(size) == 1 else size
+    images = [x] if x.ndim == 3 else list(x)
+    out = [image.imresize(one, width, height, interpolation) for one in images]
+    out = out[0] if x.ndim == 3 else nd.stack(*out)
+    return out.as_in_context(x.context)
+
+
+class CropResize(HybridBlock):
+    """A rectangle of an image, or of each of a batch (height, width, channels).
+
+    Parameters
+    ----------
+    x, y : int
+        Left and upper edge of the rectangle.
+    width, height : int
+        Its size.
+    size : int or tuple of int, optional
+        Width and height of the result, where it is to be resized.
+    interpolation : int, optional
+        As of `Resize`; 1 by default.
+
+    Examples
+    --------
+    >>> crop = gluon.data.vision.transforms.CropResize(1, 2, 3, 4, size=(5, 6))
+    >>> crop(nd.zeros((8, 8, 3))).shape
+    (6, 5, 3)
+    """
+
+    def __init__(
+        self,
+        x: int,
+        y: int,
+        width: int,
+        height: int,
+        size: int | tuple[int, int] | None = None,
+        interpolation: int | None = None,
+    ) -> None:
+        super().__init__()
+        self._rectangle = (x, y, width, height)
+        self._size = size
+        self._interpolation = 1 if interpolation is None else interpolation
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        out = F.image.crop(x, *self._rectangle)
+        if self._size is None:
+            return out
+        return _resize(F, out, self._size, False, self._interpolation)
+
+
+class Resize(HybridBlock):
+    """An image, or each of a batch (height, width, channels), in another size.
+
+    Parameters
+    ----------
+    size : int or tuple of int
+        Width and height of the result.
+    keep_ratio : bool, default False
+        Whether an int is the size of the shorter edge, and the other follows; it is that of both
+        otherwise.
+    interpolation : {0, 1, 2, 3, 4}, default 1
+        As of `image.imresize`; hybridized, 0 or 1.
+
+    Examples
+    --------
+    >>> transforms = gluon.data.vision.transforms
+    >>> transforms.Resize(4, keep_ratio=True)(nd.zeros((8, 12, 3))).shape
+    (4, 6, 3)
+    """
+
+    def __init__(
+        self, size: int | tuple[int, int], keep_ratio: bool = False, interpolation: int = 1
+    ) -> None:
+        super().__init__()
+        self._size = size
+        self._keep_ratio = keep_ratio
+        self._interpolation = interpolation
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        return _resize(F, x, self._size, self._keep_ratio, self._interpolation)
+
+
+class RandomFlipLeftRight(HybridBlock):
+    """An image (height, width, channels), mirrored with probability 0.5.
+
+    Examples
+    --------
+    >>> gluon.data.vision.transforms.RandomFlipLeftRight()(nd.ones((2, 2, 3))).shape
+    (2, 2, 3)
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        return F.image.random_flip_left_right(x)
+
+
+class RandomFlipTopBottom(HybridBlock):
+    """An image (height, width, channels), upside down with probability 0.5.
+
+    Examples
+    --------
+    >>> gluon.data.vision.transforms.RandomFlipTopBottom()(nd.ones((2, 2, 3))).shape
+    (2, 2, 3)
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        return F.image.random_flip_top_bottom(x)
+
+
+def _around_one(width):
+    """Limits of a factor."""
+    return max(0.0, 1.0 - width), 1.0 + width
+
+
+class RandomBrightness(HybridBlock):
+    """An image (height, width, channels) times a random factor.
+
+    Parameters
+    ----------
+    brightness : float
+        The factor is from ``max(0, 1 - brightness)`` to ``1 + brightness``.
+
+    Examples
+    --------
+    >>> gluon.data.vision.transforms.RandomBrightness(0)(nd.ones((1, 1, 3))).asnumpy().ravel()
+    array([1., 1., 1.], dtype=float32)
+    """
+
+    def __init__(self, brightness: float) -> None:
+        super().__init__()
+        self._limits = _around_one(brightness)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        return F.image.random_brightness(x, *self._limits)
+
+
+class RandomContrast(HybridBlock):
+    """An image (height, width, channels) whose distance from its mean gray is multiplied by a
+    random factor.
+
+    Parameters
+    ----------
+    contrast : float
+        The factor is from ``max(0, 1 - contrast)`` to ``1 + contrast``.
+
+    Examples
+    --------
+    >>> gluon.data.vision.transforms.RandomContrast(0)(nd.ones((1, 1, 3))).asnumpy().ravel()
+    array([1., 1., 1.], dtype=float32)
+    """
+
+    def __init__(self, contrast: float) -> None:
+        super().__init__()
+        self._limits = _around_one(contrast)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        return F.image.random_contrast(x, *self._limits)
+
+
+class RandomSaturation(HybridBlock):
+    """An image (height, width, channels) whose distance from its gray, at each place, is multiplied
+    by a random factor.
+
+    Parameters
+    ----------
+    saturation : float
+        The factor is from ``max(0, 1 - saturation)`` to ``1 + saturation``.
+
+    Examples
+    --------
+    >>> gluon.data.vision.transforms.RandomSaturation(0.5)(nd.ones((1, 1, 3))).shape
+    (1, 1, 3)
+    """
+
+    def __init__(self, saturation: float) -> None:
+        super().__init__()
+        self._limits = _around_one(saturation)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        return F.image.random_saturation(x, *self._limits)
+
+
+class RandomHue(HybridBlock):
+    """An image (height, width, channels) of numbers up to 255 whose hue is turned by a random part
+    of the full circle.
+
+    Parameters
+    ----------
+    hue : float
+        The part is from ``-min(hue, 1)`` to `hue`.
+
+    Examples
+    --------
+    >>> gluon.data.vision.transforms.RandomHue(0.1)(nd.ones((1, 1, 3))).shape
+    (1, 1, 3)
+    """
+
+    def __init__(self, hue: float) -> None:
+        super().__init__()
+        self._limits = _around_one(hue)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        return F.image.random_hue(x, *self._limits)
+
+
+class RandomColorJitter(HybridBlock):
+    """An image (height, width, channels) with random brightness, contrast, saturation and hue, in
+    random order.
+
+    Parameters
+    ----------
+    brightness, contrast, saturation, hue : float, default 0
+        As of `RandomBrightness`, `RandomContrast`, `RandomSaturation` and `RandomHue`.
+
+    Examples
+    --------
+    >>> jitter = gluon.data.vision.transforms.RandomColorJitter(brightness=0.1, hue=0.1)
+    >>> jitter(nd.ones((2, 2, 3))).shape
+    (2, 2, 3)
+    """
+
+    def __init__(
+        self, brightness: float = 0, contrast: float = 0, saturation: float = 0, hue: float = 0
+    ) -> None:
+        super().__init__()
+        self._args = (brightness, contrast, saturation, hue)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        return F.image.random_color_jitter(x, *self._args)
+
+
+class RandomLighting(HybridBlock):
+    """An image (height, width, channels) plus random parts of the principal components of
+    ImageNet's colors.
+
+    Parameters
+    ----------
+    alpha : float
+        The standard deviation of the parts.
+
+    Examples
+    --------
+    >>> gluon.data.vision.transforms.RandomLighting(0)(nd.ones((1, 1, 3))).asnumpy().ravel()
+    array([1., 1., 1.], dtype=float32)
+    """
+
+    def __init__(self, alpha: float) -> None:
+        super().__init__()
+        self._alpha = alpha
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        return F.image.random_lighting(x, self._alpha)

@@ -1,0 +1,156 @@
+"""Transforms of images. Sums without a comment are MXNet 1.9.1's."""
+
+import pickle
+import random
+
+import numpy as np
+import pytest
+
+import mpgluon as mx
+from mpgluon import gluon, nd
+from support.devices import on
+
+T = gluon.data.vision.transforms
+VALUES = np.random.RandomState(0).randint(0, 255, (6, 8, 3)).astype(np.uint8)
+
+
+@pytest.fixture
+def image():
+    return nd.array(VALUES, dtype="uint8")
+
+
+EXACT = [
+    (T.Cast("float16"), (6, 8, 3), "float16", 17783),
+    (T.ToTensor(), (3, 6, 8), "float32", 69.737256),
+    (T.CropResize(1, 2, 3, 4), (4, 3, 3), "uint8", 3909),
+    (T.CenterCrop(4), (4, 4, 3), "uint8", 6267),
+    (T.CenterCrop((4, 2)), (2, 4, 3), "uint8", 2876),
+    (T.Compose([]), (6, 8, 3), "uint8", 17783),
+]
+# OpenCV computes linear interpolation of uint8 in integers.
+NEAR = [
+    (T.Resize(4), (4, 4, 3), "uint8", 5844),
+    (T.Resize((4, 5)), (5, 4, 3), "uint8", 7388),
+    (T.Resize(4, True), (4, 5, 3), "uint8", 7137),
+    (T.Resize((4, 5), True), (5, 4, 3), "uint8", 7388),
+    (T.Resize(4, interpolation=2), (4, 4, 3), "uint8", 5853),
+    (T.CropResize(1, 2, 3, 4, (5, 6), 1), (6, 5, 3), "uint8", 9725),
+    (T.CropResize(1, 2, 3, 4, 5, 2), (5, 5, 3), "uint8", 8132),
+    (T.CenterCrop(40), (40, 40, 3), "uint8", 598863),
+]
+
+
+@pytest.mark.parametrize("number", range(len(EXACT) + len(NEAR)))
+def test_as_in_mxnet(image, number):
+    transform, shape, dtype, total = (EXACT + NEAR)[number]
+    out = transform(image)
+    assert out.shape == shape and out.dtype == np.dtype(dtype)
+    distance = abs(float(out.asnumpy().astype("float64").sum()) - total)
+    assert distance < (1e-4 if number < len(EXACT) else out.size * 0.6)
+
+
+def test_normalized(image):
+    for mean, std in ((1, 2), ((1, 2, 3), (1, 2, 4))):
+        out = T.Compose([T.ToTensor(), T.Normalize(mean, std)])(image)
+        expected = (VALUES / 255 - np.array(mean)) / np.array(std)
+        np.testing.assert_allclose(out.asnumpy().transpose(1, 2, 0), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_batches(image):
+    batch = nd.stack(image, nd.flip(image, axis=1))
+    for transform in (
+        T.ToTensor(),
+        T.Resize(4, True),
+        T.Resize((5, 3), interpolation=3),
+        T.CropResize(1, 1, 4, 3, 2),
+    ):
+        each = [transform(one).asnumpy() for one in batch]
+        np.testing.assert_array_equal(transform(batch).asnumpy(), each)
+
+
+RANDOM = [
+    T.RandomFlipLeftRight(),
+    T.RandomFlipTopBottom(),
+    T.RandomBrightness(0.5),
+    T.RandomContrast(0.5),
+    T.RandomSaturation(0.5),
+    T.RandomHue(0.5),
+    T.RandomColorJitter(0.3, 0.3, 0.3, 0.3),
+    T.RandomLighting(20),
+    T.RandomResizedCrop((8, 6)),
+    T.RandomRotation((-90, 90)),
+    T.RandomApply(T.RandomBrightness(0.5)),
+]
+
+
+@pytest.mark.parametrize("number", range(len(RANDOM)))
+def test_random(image, number):
+    """Each changes images, each time in another way, and again so from the same seed."""
+    transform = RANDOM[number]
+    x = image.astype("float32")
+
+    def draw():
+        for seed in (mx.random.seed, random.seed, np.random.seed):
+            seed(3)
+        return [transform(x).asnumpy() for _ in range(6)]
+
+    first, second = draw(), draw()
+    assert len({out.tobytes() for out in first}) > 1
+    for one, two in zip(first, second):
+        assert one.shape == x.shape
+        np.testing.assert_array_equal(one, two)
+
+
+def test_parts_of_a_composition():
+    composed = T.Compose([T.Resize(3), T.ToTensor(), T.CenterCrop(2), T.Cast()])
+    assert [type(part).__name__ for part in composed] == ["HybridSequential", "CenterCrop", "Cast"]
+    assert len(composed[0]) == 2
+    again = pickle.loads(pickle.dumps(composed))
+    assert again(nd.zeros((4, 4, 3))).shape == composed(nd.zeros((4, 4, 3))).shape
+
+
+@pytest.mark.parametrize("device", [0, 1])
+def test_hybridized_on_a_device(image, device):
+    transform = gluon.nn.HybridSequential()
+    transform.add(T.CropResize(1, 1, 6, 5, 4), T.Resize(3), T.ToTensor(), T.Normalize(0.5, 0.2))
+    expected = transform(image).asnumpy()
+    transform.hybridize(exact=True)
+    out = transform(image.as_in_context(on(device)))
+    assert out.context == on(device)
+    np.testing.assert_array_equal(out.asnumpy(), expected)
+
+
+def test_probabilities(image):
+    for p in (0, 1):
+        dtype = T.RandomApply(T.Cast("float64"), p)(image).dtype
+        assert dtype == (np.float64 if p else np.uint8)
+    assert T.RandomRotation((1, 2), rotate_with_proba=0)(image) is image
+    x = image.astype("float32")
+    rotated = T.Rotate(90)(x.transpose((2, 0, 1))[:, :, :6]).asnumpy()
+    expected = np.rot90(VALUES[:, :6].transpose(2, 0, 1), axes=(1, 2))
+    np.testing.assert_allclose(rotated, expected, atol=0.01)
+
+
+def test_datasets_and_loaders(image):
+    data = gluon.data.ArrayDataset([image] * 4, [0, 1, 2, 3])
+    transform = T.Compose([T.RandomResizedCrop(4), T.ToTensor(), T.Normalize(0.5, 0.2)])
+    for workers in (0, 1):
+        loader = gluon.data.DataLoader(data.transform_first(transform), 2, num_workers=workers)
+        batches = list(loader)
+        assert [batch.shape for batch, _ in batches] == [(2, 3, 4, 4)] * 2
+        assert batches[1][1].asnumpy().tolist() == [2, 3]
+
+
+def test_wrong_arguments(image):
+    for wrong, error, words in (
+        (lambda: T.Rotate(30)(image), TypeError, "put ToTensor in front"),
+        (lambda: T.RandomRotation((1, 2))(image), TypeError, "float32, not uint8"),
+        (lambda: T.RandomRotation((3, 2)), ValueError, "least, largest"),
+        (lambda: T.RandomRotation((1, 2), rotate_with_proba=2), ValueError, "0 to 1"),
+        (lambda: T.RandomApply([T.Cast()]), TypeError, "Compose"),
+        (lambda: T.Resize(4, interpolation=7)(image), ValueError, "interp must be"),
+        (lambda: T.CropResize(1, 2, 9, 4)(image), mx.MXNetError, "CropResize"),
+        (lambda: T.Normalize((1, 2, 3))(image), mx.MXNetError, "Normalize"),
+    ):
+        with pytest.raises(error, match=words):
+            wrong()
