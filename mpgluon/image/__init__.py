@@ -1,5 +1,11 @@
 """Images: files to arrays, and what is done to them before they become batches."""
 
+from . import detection
+from .augment import *
+from .augment import __all__ as _augment
+from .det_iter import ImageDetIter
+from .detection import *
+from .detection import __all__ as _detection
 from .image import (
     center_crop,
     color_normalize,
@@ -15,8 +21,15 @@ from .image import (
     resize_short,
     scale_down,
 )
+from .image_iter import ImageIter
+
+det = detection
 
 __all__ = [
+    *_augment,
+    *_detection,
+    "ImageDetIter",
+    "ImageIter",
     "center_crop",
     "color_normalize",
     "copyMakeBorder",

@@ -1,0 +1,320 @@
+"""`ImageIter`: batches of images that are in files."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .. import ndarray as nd, recordio
+from ..base import MXNetAssertionError, MXNetError, MXNetValueError
+from ..io import DataBatch, DataDesc, DataIter
+from ._lists import entry_of, read_list
+from .augment import CreateAugmenter
+from .image import imdecode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from .._core import NDArray
+
+__all__ = ["ImageIter"]
+
+_LABEL_DTYPES = ("int32", "float32", "int64", "float64")
+_LAST_BATCHES = ("pad", "discard", "roll_over")
+
+
+class ImageIter(DataIter):
+    """Batches of images, changed at random, from a RecordIO file or from files that a list names.
+
+    Batches have data of float32 (batch_size, channels, height, width), and labels. Subclasses may
+    override the methods that make a sample.
+
+    Parameters
+    ----------
+    batch_size : int
+        Images of a batch.
+    data_shape : tuple of int
+        3 (channels), height and width; ValueError otherwise.
+    label_width : int, default 1
+        Numbers of a label.
+    path_imgrec : str, optional
+        A RecordIO file. AssertionError where neither it nor a list is given.
+    path_imglist : str, optional
+        A list: lines ``number<TAB>label...<TAB>path``. With `path_imgrec`, its labels take the
+        place of those in the records of the same number.
+    path_root : str, optional
+        Folder that the paths in the list begin in.
+    path_imgidx : str, optional
+        The index of `path_imgrec`; for shuffling and parts it is needed, AssertionError otherwise.
+    shuffle : bool, default False
+        Whether each `reset` shuffles the images.
+    part_index, num_parts : int, default 0 and 1
+        Which of how many equal parts of the images this iterator has.
+    aug_list : list of Augmenter, optional
+        What is done to images; by default ``CreateAugmenter(data_shape, **kwargs)``.
+    imglist : list, optional
+        Entries ``[label..., path]``, in place of `path_imglist`.
+    data_name, label_name : str, default 'data' and 'softmax_label'
+        Names in `provide_data` and `provide_label`.
+    dtype : str, default 'float32'
+        The labels' dtype in a list: int32, int64, float32 or float64; AssertionError otherwise.
+    last_batch_handle : {'pad', 'discard', 'roll_over'}, default 'pad'
+        What is done with the images behind the last full batch: 'pad': a batch with them and the
+        first images, whose number is its `pad`; 'discard': nothing; 'roll_over': they begin the
+        first batch after `reset`.
+    **kwargs
+        Parameters of `CreateAugmenter`.
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> root = tempfile.mkdtemp()
+    >>> path = os.path.join(root, "some.png")
+    >>> from PIL import Image
+    >>> Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(path)
+    >>> batches = mx.image.ImageIter(2, (3, 4, 4), imglist=[[0, "some.png"]] * 4, path_root=root)
+    >>> [batch.data[0].shape for batch in batches]
+    [(2, 3, 4, 4), (2, 3, 4, 4)]
+    """
+
+    def __init__(
+        self,
+        batch_size: int,
+        data_shape: tuple[int, int, int],
+        label_width: int = 1,
+        path_imgrec: str | None = None,
+        path_imglist: str | None = None,
+        path_root: str | None = None,
+        path_imgidx: str | None = None,
+        shuffle: bool = False,
+        part_index: int = 0,
+        num_parts: int = 1,
+        aug_list: Sequence[Callable[..., Any]] | None = None,
+        imglist: list[Any] | None = None,
+        data_name: str = "data",
+        label_name: str = "softmax_label",
+        dtype: str = "float32",
+        last_batch_handle: str = "pad",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(batch_size)
+        if not (path_imgrec or path_imglist or isinstance(imglist, list)):
+            raise MXNetAssertionError(
+                f"{type(self).__name__} needs images: path_imgrec, path_imglist, or a list imglist"
+            )
+        if np.dtype(dtype).name not in _LABEL_DTYPES:
+            raise MXNetAssertionError(
+                f"the dtype of labels is one of {', '.join(_LABEL_DTYPES)}, not {dtype}"
+            )
+        if last_batch_handle not in _LAST_BATCHES:
+            raise MXNetValueError(
+                f"last_batch_handle is one of {', '.join(_LAST_BATCHES)}, not {last_batch_handle!r}"
+            )
+        self.check_data_shape(data_shape)
+        data_shape = tuple(data_shape)
+        self.data_shape: tuple[int, int, int] = data_shape
+        self.label_width = label_width
+        self.shuffle = shuffle
+        self.path_root = path_root
+        self.last_batch_handle = last_batch_handle
+        self.provide_data: list[DataDesc] = [DataDesc(data_name, (batch_size, *data_shape))]
+        label_shape = (batch_size, label_width) if label_width > 1 else (batch_size,)
+        self.provide_label: list[DataDesc] = [DataDesc(label_name, label_shape)]
+
+        self.imgrec: recordio.MXRecordIO | None = None
+        self.imglist: dict[Any, tuple[np.ndarray[Any, Any], str]] | None = None
+        if path_imglist:
+            entries = read_list(path_imglist, dtype)
+            self.imglist = {key: (labels, path) for key, labels, path in entries}
+        elif isinstance(imglist, list):
+            self.imglist = {
+                str(number): entry_of(entry, dtype) for number, entry in enumerate(imglist, 1)
+            }
+        self.seq: list[Any] | None = None if path_imgrec else list(self.imglist or ())
+        if path_imgrec and path_imgidx:
+            self.imgrec = recordio.MXIndexedRecordIO(path_imgidx, path_imgrec, "r")
+            self.seq = list(self.imgrec.keys)
+        elif path_imgrec:
+            self.imgrec = recordio.MXRecordIO(path_imgrec, "r")
+        if self.seq is None and (shuffle or num_parts > 1):
+            raise MXNetAssertionError(
+                "shuffle and num_parts need the index of records: path_imgidx"
+            )
+        if self.seq is not None and num_parts > 1:
+            if not 0 <= part_index < num_parts:
+                raise MXNetAssertionError(
+                    f"part_index is 0 to {num_parts - 1} of {num_parts} parts, not {part_index}"
+                )
+            size = len(self.seq) // num_parts
+            self.seq = self.seq[part_index * size : (part_index + 1) * size]
+        self.num_image: int | None = None if self.seq is None else len(self.seq)
+        self.auglist: list[Any] = (
+            list(CreateAugmenter(data_shape, **kwargs)) if aug_list is None else list(aug_list)
+        )
+        self.cur: int = 0
+        self._finished = False
+        self._begun: tuple[NDArray, NDArray, int] | None = None  # a batch that rolls over
+        self.reset()
+
+    def reset(self) -> None:
+        """Goes back to the beginning; images that roll over are kept."""
+        if self.seq is not None and self.shuffle:
+            random.shuffle(self.seq)
+        if self._begun is None:
+            self._rewind()
+        self._finished = False
+
+    def hard_reset(self) -> None:
+        """Goes back to the beginning, without images that roll over."""
+        self._begun = None
+        self.reset()
+
+    def _rewind(self):
+        if self.imgrec is not None:
+            self.imgrec.reset()
+        self.cur = 0
+        self._finished = False
+
+    def next_sample(self) -> tuple[Any, bytes]:
+        """The label and the file of the next image. StopIteration behind the last."""
+        if self._finished:
+            raise StopIteration
+        if self.seq is None:
+            record = self.imgrec.read()
+            if record is None:
+                raise StopIteration
+            self.cur += 1
+            header, image = recordio.unpack(record)
+            return header.label, image
+        if self.cur >= len(self.seq):
+            raise StopIteration
+        key = self.seq[self.cur]
+        self.cur += 1
+        if self.imgrec is None:
+            label, path = self.imglist[key]
+            return nd.array(label, dtype=label.dtype), self.read_image(path)
+        header, image = recordio.unpack(self.imgrec.read_idx(key))
+        if self.imglist is None:
+            return header.label, image
+        if key not in self.imglist:
+            raise MXNetError(f"{self.imgrec.uri}: the list has no labels for record {key}")
+        label = self.imglist[key][0]
+        return nd.array(label, dtype=label.dtype), image
+
+    def _empty_batch(self):
+        label = self.provide_label[0].shape
+        return nd.zeros((self.batch_size, *self.data_shape)), nd.zeros(label)
+
+    def _make_sample(self, label, data):
+        """(label, image) as they go into a batch; None where they are left out."""
+        try:
+            self.check_valid_image([data])
+        except RuntimeError as error:
+            self._log_left_out(error)
+            return None
+        return label, self.augmentation_transform(data)
+
+    def _log_left_out(self, error):
+        logging.debug("%s is left out: %s", self._last_sample(), error)
+
+    def _put_label(self, batch_label, place, label):
+        batch_label[place] = label
+
+    def _fill(self, batch_data, batch_label, place):
+        """How many places of a batch are filled: all, or less at the end of the images."""
+        while place < self.batch_size:
+            try:
+                label, file = self.next_sample()
+            except StopIteration:
+                break
+            sample = self._make_sample(label, self.imdecode(file))
+            if sample is None:
+                continue
+            label, data = sample
+            data = self.postprocess_data(data)
+            if data.shape != batch_data.shape[1:]:
+                raise MXNetValueError(
+                    f"{self._last_sample()}: the augmenters gave an image of the shape "
+                    f"{data.shape}; data_shape is {self.data_shape}"
+                )
+            batch_data[place] = data
+            self._put_label(batch_label, place, label)
+            place += 1
+        return place
+
+    def next(self) -> DataBatch:
+        """The next batch. StopIteration behind the last."""
+        if self._finished:
+            raise StopIteration
+        begun, self._begun = self._begun, None
+        data, label, count = begun or (*self._empty_batch(), 0)
+        if begun is None:
+            count = self._fill(data, label, 0)
+            if not count:
+                raise StopIteration
+        pad = self.batch_size - count
+        if pad and begun is None and self.last_batch_handle != "pad":
+            if self.last_batch_handle == "roll_over":
+                self._rewind()
+                self._begun = (data, label, count)
+            self._finished = True
+            raise StopIteration
+        rewound = begun is not None
+        while count < self.batch_size:
+            if not rewound:
+                self._rewind()
+            rewound, before = False, count
+            count = self._fill(data, label, count)
+            if count == before:
+                raise MXNetError(f"{type(self).__name__} has no image to fill a batch with")
+        self._finished = bool(pad) and begun is None
+        return DataBatch([data], [label], pad=pad)
+
+    def check_data_shape(self, data_shape: Sequence[int]) -> None:
+        """ValueError where batches cannot have such images."""
+        if len(data_shape) != 3:
+            raise MXNetValueError(
+                f"data_shape is (channels, height, width), not {tuple(data_shape)}"
+            )
+        if data_shape[0] != 3:
+            raise MXNetValueError(f"data_shape has 3 channels, not {data_shape[0]}")
+
+    def check_valid_image(self, data: Sequence[NDArray]) -> None:
+        """RuntimeError where an image, the first of `data`, is none; it is left out then."""
+        if not data[0].shape:
+            raise MXNetError("an image has dimensions")
+
+    def imdecode(self, s: bytes) -> NDArray:
+        """The image in the bytes of a file; RuntimeError, which names it, where it is damaged."""
+        try:
+            return imdecode(s)
+        except MXNetError as error:
+            raise MXNetError(f"{self._last_sample()}: {error}") from None
+
+    def _last_sample(self):
+        """Where the sample was that was read last."""
+        if self.seq is None:
+            return f"record {self.cur - 1} of {self.imgrec.uri}"
+        key = self.seq[self.cur - 1]
+        if self.imgrec is not None:
+            return f"record {key} of {self.imgrec.uri}"
+        return self.imglist[key][1]
+
+    def read_image(self, fname: str) -> bytes:
+        """The bytes of a file in `path_root`."""
+        with open(os.path.join(self.path_root or "", fname), "rb") as file:
+            return file.read()
+
+    def augmentation_transform(self, data: NDArray) -> NDArray:
+        """The image as `auglist` changes it."""
+        for augmenter in self.auglist:
+            data = augmenter(data)
+        return data
+
+    def postprocess_data(self, datum: NDArray) -> NDArray:
+        """An image (height, width, channels) as (channels, height, width)."""
+        return nd.transpose(datum, axes=(2, 0, 1))
