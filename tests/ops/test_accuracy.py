@@ -662,6 +662,91 @@ def test_batch_norm_of_halves_rounds_its_result_once(dtype, bits, axis):
     np.testing.assert_allclose(var.asnumpy(), data.var(axes) / 2 + 0.5, rtol=2e-6)
 
 
+# Products with more elements than the small kernels take: name, function of arrays and nd, shapes
+LARGE_PRODUCTS = {
+    "dot": (lambda F, a, b: F.dot(a, b), (96, 130), (130, 70)),
+    "dot, transposed": (
+        lambda F, a, b: F.dot(a, b, transpose_a=True, transpose_b=True),
+        (130, 96),
+        (70, 130),
+    ),
+    "batch_dot": (lambda F, a, b: F.batch_dot(a, b, transpose_b=True), (3, 65, 70), (3, 80, 70)),
+    "FullyConnected": (
+        lambda F, a, b, c: F.FullyConnected(a, b, c, num_hidden=80, flatten=False),
+        (5, 21, 66),
+        (80, 66),
+        (80,),
+    ),
+    "Convolution": (
+        lambda F, a, b, c: F.Convolution(a, b, c, kernel=(3, 3), num_filter=40, pad=(1, 1)),
+        (2, 24, 15, 13),
+        (40, 24, 3, 3),
+        (40,),
+    ),
+    "Convolution of groups": (
+        lambda F, a, b, c: F.Convolution(
+            a, b, c, kernel=(3,), num_filter=12, stride=(2,), num_group=6
+        ),
+        (2, 6, 31),
+        (12, 1, 3),
+        (12,),
+    ),
+    "Convolution, channels last": (
+        lambda F, a, b, c: F.Convolution(
+            a, b, c, kernel=(1, 3), num_filter=32, dilate=(1, 2), layout="NHWC"
+        ),
+        (2, 9, 14, 16),
+        (32, 1, 3, 16),
+        (32,),
+    ),
+    "Deconvolution": (
+        lambda F, a, b, c: F.Deconvolution(
+            a, b, c, kernel=(4, 4), num_filter=20, stride=(2, 2), pad=(1, 1), no_bias=False
+        ),
+        (2, 16, 7, 8),
+        (16, 20, 4, 4),
+        (20,),
+    ),
+}
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+@pytest.mark.parametrize("dtype, bits", [("float16", 11), ("bfloat16", 8)])
+@pytest.mark.parametrize("name", LARGE_PRODUCTS)
+def test_products_of_halves_are_rounded_once(name, dtype, bits, hybrid):
+    """Sums are float32, whether a library multiplies halves or floats: results and gradients are
+    the exact ones to half a unit in the last place."""
+    function, *shapes = LARGE_PRODUCTS[name]
+    random = np.random.RandomState(0)
+
+    class Layer(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F, *arrays):
+            return function(F, *arrays)
+
+    def run(arrays, slope):
+        layer = Layer()
+        if hybrid:
+            layer.hybridize(static_alloc=True)
+        for array in arrays:
+            array.attach_grad()
+        with mx.autograd.record():
+            y = layer(*arrays)
+        y.backward(slope(y))
+        return [a.astype("float64").asnumpy() for a in (y, *(array.grad for array in arrays))]
+
+    halves = [mx.nd.array(random.normal(size=shape)).astype(dtype) for shape in shapes]
+    slopes = {}
+
+    def slope(y):
+        slopes["half"] = mx.nd.array(random.normal(size=y.shape)).astype(dtype)
+        return slopes["half"]
+
+    found = run(halves, slope)
+    exact = run([h.astype("float64") for h in halves], lambda y: slopes["half"].astype("float64"))
+    for one, other in zip(found, exact):
+        np.testing.assert_allclose(one, other, rtol=2.0**-bits, atol=3e-6 * np.abs(other).max())
+
+
 @pytest.mark.parametrize("name", NORMS)
 @pytest.mark.parametrize("value", [1, 1e6, 1e8, 16777217, 3e30])
 def test_constant_channels_are_shifted_alone(name, value):

@@ -243,8 +243,8 @@ static bool fuse_relu(mpg_rewrite *r, const relu_behind *found) {
 static bool convolution(mpg_rewrite *r, const mpg_node *node) {
   const mpg_convolution_params *p = node->params;
   const mpg_desc *desc = shown_desc(r);
-  if (desc->dtype != MPG_FLOAT32 || mpg_layout_of(p->layout) != MPG_CHANNELS_FIRST ||
-      mpg_shape_size(&desc->shape) == 0)
+  if ((desc->dtype != MPG_FLOAT32 && desc->dtype != MPG_BFLOAT16) ||
+      mpg_layout_of(p->layout) != MPG_CHANNELS_FIRST || mpg_shape_size(&desc->shape) == 0)
     return false;
   mpg_convolution_params params = *p;
   params.layout = -1;

@@ -240,7 +240,17 @@ static void add_bias(void *context, int64_t begin, int64_t end) { /* counts (sam
     }
 }
 
-/* Half precision is converted to float32 around the whole. buffers: data, weight, out, bias (or
+#ifdef MPG_WITH_ONEDNN
+static const mpg_onednn_prepared *find_prepared(const mpg_kernel_call *call,
+                                                mpg_onednn_convolution *how) {
+  mpg_onednn_key key = mpg_onednn_convolution_key(how);
+  key.kind = MPG_ONEDNN_CONVOLUTION + how->direction;
+  return mpg_cpu_onednn_find(call, &key, mpg_cpu_onednn_convolution_build, how);
+}
+#endif
+
+/* Half precision is converted to float32 around the whole, where oneDNN is not at its best with it.
+ * buffers: data, weight, out, bias (or
  * NULL). */
 static mpg_status run(const mpg_kernel_call *call, const mpg_convolution *c, int direction,
                       mpg_dtype dtype, void *const *buffers) {
@@ -252,22 +262,26 @@ static mpg_status run(const mpg_kernel_call *call, const mpg_convolution *c, int
   int64_t sizes[4] = {c->batch * c->channels * in, c->filters * (c->channels / c->groups) * kernel,
                       c->batch * c->filters * out, bias_size};
   if (sizes[result] == 0) return MPG_OK;
-  bool half = dtype == MPG_FLOAT16 || dtype == MPG_BFLOAT16;
-  mpg_dtype computed = half ? MPG_FLOAT32 : dtype;
   bool empty = false; /* a sum over nothing: the plain path makes zeros */
   for (int i = 0; i < 3; i++) empty |= sizes[i] == 0;
+  mpg_dtype computed = dtype == MPG_FLOAT64 ? dtype : MPG_FLOAT32;
+#ifdef MPG_WITH_ONEDNN
+  mpg_onednn_convolution how = {.c = c,
+                                .dtype = mpg_cpu_onednn_dtype(dtype),
+                                .direction = direction,
+                                .bias = direction == MPG_FORWARD && buffers[3]};
+  const mpg_onednn_prepared *prepared = NULL;
+  if (!empty && dtype == MPG_BFLOAT16 && how.dtype && !(buffers[3] && !how.bias))
+    prepared = find_prepared(call, &how);
+  if (prepared) computed = dtype;
+  how.dtype = dnnl_f32;
+  if (!empty && computed == MPG_FLOAT32) prepared = find_prepared(call, &how);
+#endif
+  bool half = mpg_dtype_size(dtype) == 2 && computed != dtype;
   plain p = plain_setup(c, computed);
   size_t scratch_size = empty ? 0 : plain_scratch(&p) + transposed_bytes(c, sizes, computed),
          offsets[4] = {0}, total = 0;
 #ifdef MPG_WITH_ONEDNN
-  mpg_onednn_convolution how = {
-      .c = c, .direction = direction, .bias = direction == MPG_FORWARD && buffers[3]};
-  mpg_onednn_key key = mpg_onednn_convolution_key(&how);
-  key.kind = MPG_ONEDNN_CONVOLUTION + direction;
-  const mpg_onednn_prepared *prepared =
-      computed == MPG_FLOAT32 && !empty
-          ? mpg_cpu_onednn_find(call, &key, mpg_cpu_onednn_convolution_build, &how)
-          : NULL;
   if (prepared) scratch_size = prepared->scratch;
 #endif
   if (half)

@@ -34,6 +34,15 @@ const mpg_onednn *mpg_cpu_onednn(void) {
   return onednn_available ? &onednn_functions : NULL;
 }
 
+dnnl_data_type_t mpg_cpu_onednn_dtype(mpg_dtype dtype) {
+  const mpg_onednn *dnnl = mpg_cpu_onednn();
+  if (!dnnl) return dnnl_data_type_undef;
+  if (dtype == MPG_FLOAT32) return dnnl_f32;
+  bool multiplies = (dnnl->get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core_bf16) ==
+                    dnnl_cpu_isa_avx512_core_bf16;
+  return dtype == MPG_BFLOAT16 && multiplies ? dnnl_bf16 : dnnl_data_type_undef;
+}
+
 const_dnnl_primitive_attr_t mpg_cpu_onednn_attributes(const mpg_onednn *dnnl) {
   (void)dnnl;
   return onednn_attributes;
@@ -226,6 +235,13 @@ bool mpg_cpu_onednn_step(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared,
   }
   dnnl->primitive_desc_destroy(desc);
   return good;
+}
+
+bool mpg_cpu_onednn_is_reference(const mpg_onednn *dnnl, const_dnnl_primitive_desc_t desc) {
+  const char *name = NULL;
+  return dnnl->primitive_desc_query(desc, dnnl_query_impl_info_str, 0, (void *)&name) ==
+             dnnl_success &&
+         name && !strncmp(name, "ref", 3);
 }
 
 bool mpg_cpu_onednn_reorder(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared,

@@ -17,6 +17,7 @@
 /* clang-format off */
 #define MPG_ONEDNN_FUNCTIONS(X)                                                                   \
   X(sgemm)                                                                                         \
+  X(get_effective_cpu_isa)                                                                         \
   X(engine_create)                                                                                 \
   X(stream_create)                                                                                 \
   X(stream_destroy)                                                                                \
@@ -58,6 +59,12 @@ typedef struct mpg_onednn {
 
 #define mpg_cpu_onednn MPG_CPU_NAME(onednn)
 const mpg_onednn *mpg_cpu_onednn(void); /* NULL: not there, or turned off by MPGLUON_ONEDNN=0 */
+
+/* What oneDNN calls a dtype that its primitives are fast in on this processor: float32, and
+ * bfloat16 where the processor multiplies it (sums are float32, rounded once at the end).
+ * dnnl_data_type_undef: there is none. */
+#define mpg_cpu_onednn_dtype MPG_CPU_NAME(onednn_dtype)
+dnnl_data_type_t mpg_cpu_onednn_dtype(mpg_dtype dtype);
 
 /* The key of a primitive in the cache. Unused fields are zero; compared as bytes. */
 enum { MPG_ONEDNN_KEY_VALUES = 32 };
@@ -130,6 +137,10 @@ bool mpg_cpu_onednn_inner(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared,
 #define mpg_cpu_onednn_step MPG_CPU_NAME(onednn_step)
 bool mpg_cpu_onednn_step(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared,
                          dnnl_primitive_desc_t desc, int num_args, const int (*args)[2]);
+/* Whether it is a reference implementation, which takes every layout at a hundredth of the speed.
+ */
+#define mpg_cpu_onednn_is_reference MPG_CPU_NAME(onednn_is_reference)
+bool mpg_cpu_onednn_is_reference(const mpg_onednn *dnnl, const_dnnl_primitive_desc_t desc);
 /* A step that copies a slot into another layout. */
 #define mpg_cpu_onednn_reorder MPG_CPU_NAME(onednn_reorder)
 bool mpg_cpu_onednn_reorder(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared,

@@ -21,9 +21,10 @@ mpg_onednn_key mpg_onednn_convolution_key(const mpg_onednn_convolution *how) {
   const mpg_convolution *c = how->c;
   const mpg_window *w = &c->window;
   const int64_t *const parts[6] = {w->in, w->out, w->kernel, w->stride, w->dilate, w->pad};
-  mpg_onednn_key key = {.count = 7,
-                        .values = {c->batch, c->channels, c->filters, c->groups, w->ndim,
-                                   how->bias | how->add << 1, (int64_t)c->layout}};
+  mpg_onednn_key key = {
+      .count = 7,
+      .values = {c->batch, c->channels, c->filters, c->groups, w->ndim,
+                 how->bias | how->add << 1 | (int64_t)how->dtype << 2, (int64_t)c->layout}};
   for (int part = 0; part < 6; part++)
     for (int i = 0; i < w->ndim; i++) key.values[key.count++] = parts[part][i];
   return key;
@@ -53,7 +54,7 @@ static arrays arrays_of(const mpg_convolution *c) {
 
 /* `last`: dims has the channels (at `channel`) before the space axes, memory has them behind. */
 static bool our_desc(const mpg_onednn *dnnl, dnnl_memory_desc_t *desc, int ndim,
-                     const dnnl_dims_t dims, bool last, int channel) {
+                     dnnl_data_type_t dtype, const dnnl_dims_t dims, bool last, int channel) {
   dnnl_dims_t strides;
   int64_t stride = 1;
   if (last) strides[channel] = stride, stride = dims[channel];
@@ -62,14 +63,16 @@ static bool our_desc(const mpg_onednn *dnnl, dnnl_memory_desc_t *desc, int ndim,
     strides[i] = stride;
     stride *= dims[i];
   }
-  return dnnl->memory_desc_create_with_strides(desc, ndim, dims, dnnl_f32, strides) == dnnl_success;
+  return dnnl->memory_desc_create_with_strides(desc, ndim, dims, dtype, strides) == dnnl_success;
 }
 
 static bool make_descs(const mpg_onednn *dnnl, const mpg_onednn_convolution *how, arrays *a) {
   for (int i = 0; i < (how->bias ? ADDED : BIAS); i++)
-    if (!our_desc(dnnl, &a->ours[i], a->ndim[i], a->dims[i], a->last[i], a->channel[i]) ||
-        (i < BIAS && dnnl->memory_desc_create_with_tag(&a->any[i], a->ndim[i], a->dims[i], dnnl_f32,
-                                                       dnnl_format_tag_any) != dnnl_success))
+    if (!our_desc(dnnl, &a->ours[i], a->ndim[i], how->dtype, a->dims[i], a->last[i],
+                  a->channel[i]) ||
+        (i < BIAS &&
+         dnnl->memory_desc_create_with_tag(&a->any[i], a->ndim[i], a->dims[i], how->dtype,
+                                           dnnl_format_tag_any) != dnnl_success))
       return false;
   return true;
 }
@@ -126,17 +129,12 @@ static dnnl_primitive_desc_t describe(const mpg_onednn *dnnl, const mpg_onednn_c
   return status == dnnl_success ? desc : NULL;
 }
 
-/* As `describe`, but NULL for the reference implementation, which takes every layout, at a
- * hundredth of the speed. */
+/* As `describe`, but NULL for a reference implementation. */
 static dnnl_primitive_desc_t describe_fast(const mpg_onednn *dnnl,
                                            const mpg_onednn_convolution *how, const arrays *a,
                                            const dnnl_memory_desc_t *descs) {
-  const char *name = NULL;
   dnnl_primitive_desc_t desc = describe(dnnl, how, a, descs);
-  if (!desc ||
-      dnnl->primitive_desc_query(desc, dnnl_query_impl_info_str, 0, (void *)&name) != dnnl_success)
-    return desc;
-  if (!name || strncmp(name, "ref", 3)) return desc;
+  if (!desc || !mpg_cpu_onednn_is_reference(dnnl, desc)) return desc;
   dnnl->primitive_desc_destroy(desc);
   return NULL;
 }
@@ -148,7 +146,8 @@ static dnnl_primitive_desc_t choose(const mpg_onednn *dnnl, const mpg_onednn_con
   dnnl_memory_desc_t as_it_lies[] = {a->ours[DATA], a->any[WEIGHT], a->ours[OUT]};
   dnnl_primitive_desc_t desc = a->last[DATA] ? describe_fast(dnnl, how, a, as_it_lies) : NULL;
   if (desc) return desc;
-  return how->packed ? describe_fast(dnnl, how, a, a->any) : describe(dnnl, how, a, a->any);
+  return how->packed || how->dtype != dnnl_f32 ? describe_fast(dnnl, how, a, a->any)
+                                               : describe(dnnl, how, a, a->any);
 }
 
 dnnl_primitive_desc_t mpg_cpu_onednn_convolution_choose(const mpg_onednn *dnnl,

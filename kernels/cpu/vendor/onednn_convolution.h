@@ -12,6 +12,7 @@ enum { MPG_FORWARD, MPG_BACKWARD_DATA, MPG_BACKWARD_WEIGHT }; /* directions of a
 #ifdef MPG_WITH_ONEDNN
 typedef struct mpg_onednn_convolution {
   const mpg_convolution *c;
+  dnnl_data_type_t dtype;
   int direction;
   bool bias;   /* MPG_FORWARD */
   bool packed; /* MPG_FORWARD: the weight has the layout that the primitive chose */
