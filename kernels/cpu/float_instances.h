@@ -4,17 +4,24 @@
  *   LOAD(x)     S to A                STORE(x)  A to S              NAME(x)  names of this instance
  *   DTYPE       of S                  COMPUTE   of A (convert.h)    LOWEST   the least finite S
  *   LANE_INT    an integer as wide as A
+ *   LOAD_LINE(target, source), STORE_LINE(target, source)   64 bytes of A from and to S, by address
  * Behind it INSTANCE(dtype, function) is the function's instance.
  */
 #include <float.h>
+#include <string.h>
+
+#include "kernels/cpu/halves.h"
 
 #define AS_IS(x) (x)
+#define COPY_LINE(target, source) memcpy(target, source, 64)
 
 #define S float
 #define A float
 #define LANE_INT int32_t
 #define LOAD AS_IS
 #define STORE AS_IS
+#define LOAD_LINE COPY_LINE
+#define STORE_LINE COPY_LINE
 #define DTYPE MPG_FLOAT32
 #define COMPUTE MPG_COMPUTE_F32
 #define NAME(name) name##_f32
@@ -23,6 +30,8 @@
 #undef S
 #undef LOAD
 #undef STORE
+#undef LOAD_LINE
+#undef STORE_LINE
 #undef DTYPE
 #undef NAME
 #undef LOWEST
@@ -30,18 +39,24 @@
 #define S uint16_t
 #define LOAD mpg_half_to_float
 #define STORE mpg_float_to_half
+#define LOAD_LINE(target, source) mpg_load_f16(source, target)
+#define STORE_LINE(target, source) mpg_store_f16(source, target)
 #define DTYPE MPG_FLOAT16
 #define NAME(name) name##_f16
 #define LOWEST (-65504.0f)
 #include IMPLEMENTATION
 #undef LOAD
 #undef STORE
+#undef LOAD_LINE
+#undef STORE_LINE
 #undef DTYPE
 #undef NAME
 #undef LOWEST
 
 #define LOAD mpg_bfloat16_to_float
 #define STORE mpg_float_to_bfloat16
+#define LOAD_LINE(target, source) mpg_load_bf16(source, target)
+#define STORE_LINE(target, source) mpg_store_bf16(source, target)
 #define DTYPE MPG_BFLOAT16
 #define NAME(name) name##_bf16
 #define LOWEST (-0x1.fep127f)
@@ -51,6 +66,8 @@
 #undef LANE_INT
 #undef LOAD
 #undef STORE
+#undef LOAD_LINE
+#undef STORE_LINE
 #undef DTYPE
 #undef COMPUTE
 #undef NAME
@@ -61,6 +78,8 @@
 #define LANE_INT int64_t
 #define LOAD AS_IS
 #define STORE AS_IS
+#define LOAD_LINE COPY_LINE
+#define STORE_LINE COPY_LINE
 #define DTYPE MPG_FLOAT64
 #define COMPUTE MPG_COMPUTE_F64
 #define NAME(name) name##_f64

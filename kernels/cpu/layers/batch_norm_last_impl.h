@@ -10,20 +10,28 @@ typedef __typeof__((NAME(line)){0} < (NAME(line)){0}) NAME(lanes);
 enum { NAME(LINE) = 64 / sizeof(A) };
 enum { NAME(LINES) = NAME(COLUMNS) / NAME(LINE), NAME(FEW) = 16 };
 
-#define GATHER(v, p) /* v = the next LINE elements of p, as A */          \
-  do {                                                                    \
-    if (sizeof(S) == sizeof(A))                                           \
-      memcpy(&(v), (p), sizeof(v));                                       \
-    else                                                                  \
-      for (int l_ = 0; l_ < NAME(LINE); l_++) (v)[l_] = (A)LOAD((p)[l_]); \
+/* Halves by way of an array, as the lanes of a vector have no address. */
+#define GATHER(v, p) /* v = the next LINE elements of p, as A */                  \
+  do {                                                                            \
+    A lanes_[NAME(LINE)];                                                         \
+    if (sizeof(S) != sizeof(A)) LOAD_LINE(lanes_, p);                             \
+    memcpy(&(v), sizeof(S) == sizeof(A) ? (const void *)(p) : lanes_, sizeof(v)); \
   } while (0)
-#define SCATTER(p, v) /* the next LANES elements of p = v */            \
-  do {                                                                  \
-    if (sizeof(S) == sizeof(A))                                         \
-      memcpy((p), &(v), sizeof(v));                                     \
-    else                                                                \
-      for (int l_ = 0; l_ < NAME(LINE); l_++) (p)[l_] = STORE((v)[l_]); \
+#define SCATTER(p, v) /* the next LINE elements of p = v */                 \
+  do {                                                                      \
+    A lanes_[NAME(LINE)];                                                   \
+    memcpy(sizeof(S) == sizeof(A) ? (void *)(p) : lanes_, &(v), sizeof(v)); \
+    if (sizeof(S) != sizeof(A)) STORE_LINE(p, lanes_);                      \
   } while (0)
+
+/* As the ops one by one leave it in memory. */
+static inline NAME(line) NAME(rounded)(NAME(line) v) {
+  S stored[NAME(LINE)];
+  if (sizeof(S) == sizeof(A)) return v;
+  SCATTER(stored, v);
+  GATHER(v, stored);
+  return v;
+}
 
 /* Bit l: whether lane l is set. */
 static inline uint32_t NAME(bits)(NAME(lanes) set) {
@@ -243,13 +251,11 @@ static void NAME(last_apply)(void *context, int64_t begin, int64_t end) { /* row
       memcpy(&slope, scale + c, sizeof slope);
       memcpy(&offset, shift + c, sizeof offset);
       v = (v - middle) * slope + offset;
-      if (sizeof(S) != sizeof(A) && t->mask) /* as the ops one by one: rounded in between */
-        for (int l = 0; l < NAME(LINE); l++) v[l] = (A)LOAD(STORE(v[l]));
+      if (t->mask) v = NAME(rounded)(v);
       if (residual) {
         GATHER(middle, residual + c);
         v = middle + v;
-        if (sizeof(S) != sizeof(A))
-          for (int l = 0; l < NAME(LINE); l++) v[l] = (A)LOAD(STORE(v[l]));
+        v = NAME(rounded)(v);
       }
       if (mask) {
         uint32_t nans = NAME(bits)(v != v);
