@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import warnings
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -430,6 +431,24 @@ class BaseModule:
 def copied(arrays: dict[str, NDArray]) -> dict[str, NDArray]:
     """Copies of a dict's arrays on the first CPU device."""
     return {name: array.copyto(cpu()) for name, array in arrays.items()}
+
+
+def check_names(symbol, names, what, must):
+    """That `names` are arguments of the symbol: an error where they must be, else a warning."""
+    known = symbol.list_arguments()
+    for name in names:
+        if name in known:
+            continue
+        guesses = [
+            one for one in known if not one.endswith(("_weight", "_bias", "_gamma", "_beta"))
+        ]
+        text = (
+            f"the module was made with {what}_names={list(names)}, but {name!r} is no argument of "
+            f"its symbol; did you mean one of {guesses}?"
+        )
+        if must:
+            raise ValueError(text)
+        warnings.warn(text, stacklevel=4)
 
 
 def require(module: BaseModule, *, params: bool = False, optimizer: bool = False) -> None:

@@ -14,7 +14,7 @@ from ..executor import changes_to_copy, release
 from ..initializer import InitDesc, Uniform
 from ..io import DataDesc
 from ..model import load_checkpoint, save_checkpoint
-from .base_module import BaseModule, copied, require
+from .base_module import BaseModule, check_names, copied, require
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -47,23 +47,6 @@ class ExecutorGroup(NamedTuple):
 
 def _descs(shapes):
     return [desc if isinstance(desc, DataDesc) else DataDesc(*desc) for desc in shapes or ()]
-
-
-def _check_names(symbol, names, what, must):
-    known = symbol.list_arguments()
-    for name in names:
-        if name in known:
-            continue
-        guesses = [
-            one for one in known if not one.endswith(("_weight", "_bias", "_gamma", "_beta"))
-        ]
-        text = (
-            f"the module was made with {what}_names={list(names)}, but {name!r} is no argument of "
-            f"its symbol; did you mean one of {guesses}?"
-        )
-        if must:
-            raise ValueError(text)
-        warnings.warn(text, stacklevel=4)
 
 
 class Module(BaseModule):
@@ -128,10 +111,10 @@ class Module(BaseModule):
         self._label_names = list(label_names or ())
         self._state_names = list(state_names or ())
         self._fixed_param_names = list(fixed_param_names or ())
-        _check_names(symbol, self._data_names, "data", True)
-        _check_names(symbol, self._label_names, "label", False)
-        _check_names(symbol, self._state_names, "state", True)
-        _check_names(symbol, self._fixed_param_names, "fixed_param", True)
+        check_names(symbol, self._data_names, "data", True)
+        check_names(symbol, self._label_names, "label", False)
+        check_names(symbol, self._state_names, "state", True)
+        check_names(symbol, self._fixed_param_names, "fixed_param", True)
         inputs = {*self._data_names, *self._label_names, *self._state_names}
         self._param_names = [name for name in symbol.list_arguments() if name not in inputs]
         self._aux_names = symbol.list_auxiliary_states()

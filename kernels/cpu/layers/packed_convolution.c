@@ -27,8 +27,12 @@ static void set_building(building *b, const mpg_packed_convolution_params *p,
   *b = (building){0};
   mpg_packed_convolution_set(&b->c, p, data);
 #ifdef MPG_WITH_ONEDNN
-  b->how = (mpg_onednn_convolution){
-      .c = &b->c, .dtype = dnnl_f32, .direction = MPG_FORWARD, .bias = !p->no_bias, .packed = true, .add = p->add};
+  b->how = (mpg_onednn_convolution){.c = &b->c,
+                                    .dtype = dnnl_f32,
+                                    .direction = MPG_FORWARD,
+                                    .bias = !p->no_bias,
+                                    .packed = true,
+                                    .add = p->add};
   b->packing = (mpg_packing){.key = mpg_onednn_convolution_key(&b->how),
                              .pack = MPG_ONEDNN_PACK_CONVOLUTION,
                              .run = MPG_ONEDNN_PACKED_CONVOLUTION,
