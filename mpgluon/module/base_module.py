@@ -433,7 +433,7 @@ def copied(arrays: dict[str, NDArray]) -> dict[str, NDArray]:
     return {name: array.copyto(cpu()) for name, array in arrays.items()}
 
 
-def check_names(symbol, names, what, must):
+def check_names(symbol: Symbol, names: list[str], what: str, must: bool) -> None:
     """That `names` are arguments of the symbol: an error where they must be, else a warning."""
     known = symbol.list_arguments()
     for name in names:
