@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from .. import _core, _device_groups, _graph_breaks
 from .._core import NDArray
 
@@ -417,18 +415,3 @@ def boolean_mask(data: NDArray, index: NDArray, axis: int = 0) -> NDArray:
     [[3.0, 4.0], [5.0, 6.0]]
     """
     return dynamic(_core.OpCall("_contrib_boolean_mask", {"axis": axis}), [data, index])[0]
-
-
-def allclose(
-    a: NDArray, b: NDArray, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
-) -> NDArray:
-    """A uint8 array of shape () with 1 when all elements are equal within ``atol + rtol *
-    abs(b)``, else with 0. Waits for both.
-
-    Examples
-    --------
-    >>> nd.contrib.allclose(nd.array([1, 2]), nd.array([1, 2.00001])).asnumpy()
-    array(1, dtype=uint8)
-    """
-    close = np.allclose(a.asnumpy(), b.asnumpy(), rtol=rtol, atol=atol, equal_nan=equal_nan)
-    return _core.array(np.asarray(close), ctx=a.context, dtype="uint8")

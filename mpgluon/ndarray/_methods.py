@@ -193,6 +193,9 @@ def add_methods(ops: dict[str, _core.Op]) -> None:
     NDArray.__array_ufunc__ = array_ufunc
     NDArray.__array_function__ = array_function
     NDArray.__array_interface__ = property(_array_interface)
+    # Python 2's names of operators, which MXNet's arrays have
+    NDArray.__div__, NDArray.__rdiv__ = NDArray.__truediv__, NDArray.__rtruediv__
+    NDArray.__idiv__, NDArray.__nonzero__ = NDArray.__itruediv__, NDArray.__bool__
     absent(NDArray, ARRAY)
     for function in (
         ___dir__,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from .. import _core
 from ..context import current_context  # noqa: F401 - found here in MXNet, too
 from . import _namespaces, _zipfian, random as _random
-from ._control import allclose, boolean_mask, cond, foreach, while_loop  # noqa: F401
+from ._control import boolean_mask, cond, foreach, while_loop  # noqa: F401
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -209,6 +209,100 @@ def multi_mp_adamw_update(
         )
 
     return _each(update, (weights, grads, mean, var, weights32), (lrs, wds, etas), out)
+
+
+def multi_lamb_update(
+    weights: Sequence[NDArray],
+    grads: Sequence[NDArray],
+    mean: Sequence[NDArray],
+    var: Sequence[NDArray],
+    step_count: Sequence[int],
+    lrs: Sequence[float],
+    wds: Sequence[float],
+    out: Arrays | None = None,
+    num_tensors: int = 0,
+    **options: Any,
+) -> list[NDArray]:
+    """One step of LAMB for each of a list of weights; `mean` and `var` are written.
+
+    Parameters
+    ----------
+    weights, grads, mean, var : sequence of NDArray
+        The weights, their gradients, and the moving means of gradients and of their squares.
+    step_count, lrs, wds : sequence of number
+        For each: the number of updates, this one counted, the learning rate, the weight decay.
+    out : list of NDArray, optional
+        Where the new weights are written: `weights`, mostly.
+    num_tensors : int, default 0
+        Of no effect.
+    **options
+        beta1, beta2, epsilon, rescale_grad, clip_gradient, bias_correction, lower_bound,
+        upper_bound.
+
+    Examples
+    --------
+    >>> weights, grads = [nd.array([3, 4])], [nd.array([1, 1])]
+    >>> states = [nd.zeros(2)], [nd.zeros(2)]
+    >>> _ = nd.contrib.multi_lamb_update(
+    ...     weights, grads, *states, step_count=[1], lrs=[0.1], wds=[0], out=weights
+    ... )
+    >>> weights[0].asnumpy().round(3)
+    array([2.646, 3.646], dtype=float32)
+    """
+    bounds, options = _bounds_of(options)
+
+    def update(weight, grad, mean, var, t, lr, wd, out):
+        step = _core.get_op("lamb_update_phase1")(weight, grad, mean, var, t=t, wd=wd, **options)
+        return _core.get_op("lamb_update_phase2")(
+            weight, step, weight.norm(), step.norm(), lr=lr, out=out, **bounds
+        )
+
+    return _each(update, (weights, grads, mean, var), (step_count, lrs, wds), out)
+
+
+def multi_mp_lamb_update(
+    weights: Sequence[NDArray],
+    grads: Sequence[NDArray],
+    mean: Sequence[NDArray],
+    var: Sequence[NDArray],
+    weights32: Sequence[NDArray],
+    step_count: Sequence[int],
+    lrs: Sequence[float],
+    wds: Sequence[float],
+    out: Arrays | None = None,
+    num_tensors: int = 0,
+    **options: Any,
+) -> list[NDArray]:
+    """`multi_lamb_update` of float32 copies of the weights, `weights32`, which are written, too.
+
+    Examples
+    --------
+    >>> copies, grads = [nd.array([3, 4])], [nd.array([1, 1], dtype="float16")]
+    >>> weights = [copy.astype("float16") for copy in copies]
+    >>> arrays = [weights, grads, [nd.zeros(2)], [nd.zeros(2)], copies]
+    >>> _ = nd.contrib.multi_mp_lamb_update(
+    ...     *arrays, step_count=[1], lrs=[0.1], wds=[0], out=weights
+    ... )
+    >>> copies[0].asnumpy().round(3)
+    array([2.646, 3.646], dtype=float32)
+    """
+    bounds, options = _bounds_of(options)
+
+    def update(weight, grad, mean, var, weight32, t, lr, wd, out):
+        step = _core.get_op("mp_lamb_update_phase1")(
+            weight, grad, mean, var, weight32, t=t, wd=wd, **options
+        )
+        return _core.get_op("mp_lamb_update_phase2")(
+            weight, step, weight32.norm(), step.norm(), weight32, lr=lr, out=out, **bounds
+        )
+
+    return _each(update, (weights, grads, mean, var, weights32), (step_count, lrs, wds), out)
+
+
+def _bounds_of(options):
+    """The options of LAMB's second phase, and those of its first."""
+    bounds = {name: options[name] for name in ("lower_bound", "upper_bound") if name in options}
+    return bounds, {name: value for name, value in options.items() if name not in bounds}
 
 
 def rand_zipfian(

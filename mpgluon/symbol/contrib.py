@@ -4,16 +4,120 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .. import _core
+from ..context import current_context  # noqa: F401 - found here in MXNet, too
 from ..ndarray import _zipfian
 from . import random as _random
 from ._control import cond, foreach, while_loop  # noqa: F401
+from ._functions import Function as _Function
 from ._namespaces import fill
+from .creation import full
+from .symbol import Group as _Group, Symbol as _Symbol
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
     from ..symbol import Symbol
     from ._contrib_ops import *  # noqa: F403
 
 fill("contrib", globals())
+
+
+uniform: Callable[..., Symbol] = _random.uniform
+
+
+def BatchNormWithReLU(
+    data: Symbol,
+    gamma: Symbol | None = None,
+    beta: Symbol | None = None,
+    moving_mean: Symbol | None = None,
+    moving_var: Symbol | None = None,
+    name: str | None = None,
+    **kwargs: Any,
+) -> Symbol:
+    """``relu(sym.BatchNorm(...))``, with BatchNorm's parameters by name; arrays that are not given
+    become variables.
+
+    Examples
+    --------
+    >>> y = mx.sym.contrib.BatchNormWithReLU(mx.sym.var("x"), name="norm")
+    >>> y.list_arguments()
+    ['x', 'norm_gamma', 'norm_beta']
+    """
+    arrays = {"gamma": gamma, "beta": beta, "moving_mean": moving_mean, "moving_var": moving_var}
+    given = {key: value for key, value in arrays.items() if value is not None}
+    result = _function("BatchNorm")(data, **given, name=name, **kwargs)
+    parts = [_function("relu")(result[0]), *(result[i] for i in range(1, len(result)))]
+    return parts[0] if len(parts) == 1 else _Group(parts)
+
+
+def _function(op):
+    return _Function(_core.get_op(op), op)
+
+
+def _rescale(value):
+    return value if isinstance(value, _Symbol) else full((1,), value)
+
+
+def adamw_update(
+    weight: Symbol,
+    grad: Symbol,
+    mean: Symbol,
+    var: Symbol,
+    rescale_grad: Symbol | float,
+    lr: float,
+    eta: float,
+    **options: Any,
+) -> Symbol:
+    """One step of AdamW, as `mx.nd.contrib.adamw_update`; `mean` and `var` are auxiliary states.
+
+    Parameters
+    ----------
+    weight, grad, mean, var : Symbol
+        The weight, its gradient, and the moving means of gradients and of their squares.
+    rescale_grad : Symbol or float
+        Gradients are multiplied by it; where it is 0, inf or nan nothing is updated.
+    lr, eta : float
+        The learning rate, and the factor of the whole step.
+    **options
+        beta1, beta2, epsilon, wd, clip_gradient, name.
+
+    Examples
+    --------
+    >>> w, g, m, v = (mx.sym.var(name) for name in "wgmv")
+    >>> step = mx.sym.contrib.adamw_update(w, g, m, v, 1.0, lr=0.1, eta=1)
+    >>> step.list_auxiliary_states()
+    ['m', 'v']
+    """
+    return _function("_adamw_update")(
+        weight, grad, mean, var, _rescale(rescale_grad), lr=lr, eta=eta, **options
+    )
+
+
+def mp_adamw_update(
+    weight: Symbol,
+    grad: Symbol,
+    mean: Symbol,
+    var: Symbol,
+    weight32: Symbol,
+    rescale_grad: Symbol | float,
+    lr: float,
+    eta: float,
+    **options: Any,
+) -> Symbol:
+    """`adamw_update` of a float32 copy of the weight, `weight32`, which is a state, too.
+
+    Examples
+    --------
+    >>> w, g, m, v, copy = (mx.sym.var(name) for name in ["w", "g", "m", "v", "copy"])
+    >>> step = mx.sym.contrib.mp_adamw_update(w, g, m, v, copy, 1.0, lr=0.1, eta=1)
+    >>> step.list_auxiliary_states()
+    ['m', 'v', 'copy']
+    """
+    return _function("_mp_adamw_update")(
+        weight, grad, mean, var, weight32, _rescale(rescale_grad), lr=lr, eta=eta, **options
+    )
 
 
 def rand_zipfian(

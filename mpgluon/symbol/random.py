@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .. import _core
+from ..context import current_context  # noqa: F401 - found here in MXNet, too
 from ._functions import Function
 from ._namespaces import fill
 from .symbol import Symbol

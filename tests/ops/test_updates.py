@@ -158,6 +158,31 @@ def test_draws_name_the_parameter_that_is_out_of_range(draw):
         draw()
 
 
+def test_lamb_of_several_weights():
+    """Against numbers of MXNet 1.9.1."""
+    weights, grads = (
+        [mx.nd.array([3.0, 4.0]), mx.nd.array([-1.0])],
+        [
+            mx.nd.array([1.0, -2.0]),
+            mx.nd.array([0.5]),
+        ],
+    )
+    mean, var = ([mx.nd.full(w.shape, n) for w in weights] for n in (0.1, 0.2))
+    options = {"step_count": [2, 3], "lrs": [0.1, 0.2], "wds": [0.01, 0.1], "upper_bound": 2}
+    copies = [w.copy() for w in weights]
+    halves = [[a.astype("float16") for a in arrays] for arrays in (weights, grads)]
+    states = [[a.copy() for a in arrays] for arrays in (mean, var)]
+    mx.nd.contrib.multi_lamb_update(weights, grads, mean, var, out=weights, **options)
+    np.testing.assert_allclose(
+        weights[0].asnumpy(), [2.8017613887786865, 4.02648401260376], rtol=1e-5
+    )
+    np.testing.assert_allclose(weights[1].asnumpy(), [-0.800000011920929], rtol=1e-5)
+    mx.nd.contrib.multi_mp_lamb_update(*halves, *states, copies, out=halves[0], **options)
+    for copy, half, weight in zip(copies, halves[0], weights):
+        np.testing.assert_allclose(copy.asnumpy(), weight.asnumpy(), rtol=1e-5)
+        np.testing.assert_array_equal(half.asnumpy(), copy.astype("float16").asnumpy())
+
+
 def test_adamw_under_its_names_in_contrib():
     """One weight, several, and float32 copies take the same step as the op, with rates of their
     own."""
@@ -213,3 +238,31 @@ def test_batch_norm_with_relu():
             mx.nd.BatchNorm(x, ones, zeros, zeros.copy(), ones.copy(), eps=1e-3).asnumpy(), 0
         ),
     )
+
+
+def test_contrib_of_symbols():
+    """The same functions of symbols as of arrays."""
+    x, ones, zeros = mx.nd.random.normal(shape=(2, 3, 4)), mx.nd.ones((3,)), mx.nd.zeros((3,))
+    norm = mx.sym.contrib.BatchNormWithReLU(mx.sym.var("x"), name="norm", eps=1e-3)
+    args, states = [x, ones, zeros], [zeros.copy(), ones.copy()]
+    expected = mx.nd.contrib.BatchNormWithReLU(*args, *[s.copy() for s in states], eps=1e-3)
+    got = norm.bind(mx.cpu(), args, aux_states=states).forward()[0]
+    np.testing.assert_array_equal(got.asnumpy(), expected.asnumpy())
+
+    arrays = [mx.nd.array([n, n / 2]) for n in (1, 10, 0.1, 0.2)]
+    step = mx.sym.contrib.adamw_update(*[mx.sym.var(n) for n in "wgmv"], 0.5, lr=0.1, eta=0.9)
+    copies = [a.copy() for a in arrays]
+    got = step.bind(mx.cpu(), arrays[:2], aux_states=arrays[2:]).forward()[0]
+    expected = mx.nd.contrib.adamw_update(*copies, 0.5, lr=0.1, eta=0.9)
+    for one, other in zip([got, *arrays[2:]], [expected, *copies[2:]]):
+        np.testing.assert_array_equal(one.asnumpy(), other.asnumpy())
+
+    close = mx.sym.contrib.allclose(mx.sym.var("a"), mx.sym.var("b"))
+    same = close.bind(mx.cpu(), {"a": x, "b": x + 1e-9}).forward()[0]
+    assert same.dtype == np.uint8 and same.shape == () and same.asscalar() == 1
+
+
+def test_names_of_python_2():
+    x = mx.nd.array([4.0])
+    assert x.__div__(2).asscalar() == 2 and x.__rdiv__(2).asscalar() == 0.5
+    assert x.__nonzero__() is True and x.__idiv__(8) is x and x.asscalar() == 0.5

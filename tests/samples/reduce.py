@@ -307,6 +307,29 @@ SAMPLES = {
         ),
     ],
 }
+CLOSE = np.array([1, -2e3, np.inf, 0, 3])
+SAMPLES["_contrib_allclose"] = [
+    Sample(
+        [a, b],
+        params,
+        lambda a, b, equal_nan=True, **p: np.uint8(np.allclose(a, b, equal_nan=equal_nan, **p)),
+        grad=False,
+        dtypes=("float64",),
+        name=name,
+    )
+    for name, a, b, params in [
+        ("", CLOSE, CLOSE * (1 + 9e-6), {}),
+        ("apart", CLOSE, CLOSE * (1 + 2e-5), {}),
+        ("far", CLOSE, CLOSE + 0.3, {"rtol": 0, "atol": 0.5}),
+        ("infinite", CLOSE, np.array([1, -2e3, 5, 0, 3]), {}),
+        ("against infinity", np.array([1, -2e3, 5, 0, 3]), CLOSE, {}),
+        ("signs", CLOSE, np.array([1, -2e3, -np.inf, 0, 3]), {}),
+        ("nan", np.array([1, np.nan]), np.array([1, np.nan]), {}),
+        ("nan apart", np.array([1, np.nan]), np.array([1, np.nan]), {"equal_nan": False}),
+        ("one nan", np.array([1, np.nan]), np.array([1, 2.0]), {}),
+        ("empty", np.zeros((0, 2)), np.zeros((0, 2)), {}),
+    ]
+]
 SAMPLES["moments"] = [
     Sample(
         [shape],

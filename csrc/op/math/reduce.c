@@ -1,4 +1,5 @@
 /* Reductions and broadcasting to a shape: inference and gradients. */
+#include <math.h>
 #include <string.h>
 
 #include "op/formula/arithmetic.h"
@@ -258,4 +259,33 @@ void mpg_compose_moments(mpg_gradient *g, const mpg_value *inputs, mpg_value *ou
   mpg_value squares = mpg_emit1(g, MPG_OP_square, NULL, centered);
   outputs[0] = mpg_emit_cast(g, mpg_emit1(g, MPG_OP_mean, &along, data), dtype);
   outputs[1] = mpg_emit_cast(g, mpg_emit1(g, MPG_OP_mean, &along, squares), dtype);
+}
+
+void mpg_compose_allclose(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
+  const mpg_allclose_params *params = g->params;
+  mpg_value numbers[2], nan[2];
+  for (int i = 0; i < 2; i++) {
+    numbers[i] = mpg_emit1(g, MPG_OP_BlockGrad, NULL, mpg_emit_cast(g, inputs[i], MPG_FLOAT64));
+    nan[i] = mpg_emit2(g, MPG_OP__not_equal, NULL, numbers[i], numbers[i]);
+  }
+  mpg_value apart = mpg_emit1(g, MPG_OP_abs, NULL, mpg_subtract(g, numbers[0], numbers[1])),
+            allowed =
+                mpg_plus(g, mpg_times(g, mpg_emit1(g, MPG_OP_abs, NULL, numbers[1]), params->rtol),
+                         params->atol);
+  mpg_value close =
+                mpg_binary(g, MPG_OP__lesser_equal, MPG_OP_broadcast_lesser_equal, apart, allowed),
+            equal = mpg_binary(g, MPG_OP__equal, MPG_OP_broadcast_equal, numbers[0], numbers[1]);
+  /* Beside an infinity everything is allowed, and their difference is NaN. */
+  mpg_value finite = mpg_emit_scalar(g, MPG_OP__lesser_scalar, allowed, INFINITY);
+  close = mpg_binary(g, MPG_OP__maximum, MPG_OP_broadcast_maximum, mpg_multiply(g, close, finite),
+                     equal);
+  if (params->equal_nan)
+    close = mpg_binary(g, MPG_OP__maximum, MPG_OP_broadcast_maximum, close,
+                       mpg_multiply(g, nan[0], nan[1]));
+  mpg_reduce_params all;
+  memset(&all, 0, sizeof all);
+  mpg_shape scalar = {.ndim = 0};
+  mpg_value different = mpg_emit1(g, MPG_OP_sum, &all, mpg_minus_from(g, 1, close));
+  mpg_value none = mpg_emit_scalar(g, MPG_OP__equal_scalar, different, 0);
+  outputs[0] = mpg_emit_reshape(g, mpg_emit_cast(g, none, MPG_UINT8), &scalar);
 }
