@@ -230,6 +230,16 @@ def test_dtype_and_context_parameters():
         (lambda x: nd.concat(x, nd.ones((5, 5)), dim=0), ["Concat", "(2, 3)", "(5, 5)"]),
         (lambda x: nd.broadcast_add(x, nd.ones((5, 5))), ["broadcast_add", "(2, 3)", "(5, 5)"]),
         (lambda x: nd.zeros(2, ctx="tpu(0)"), ["tpu(0)"]),
+        (lambda x: nd.random.normal(0, -1, (2,)), ["scale = -1", "outside its range 0.."]),
+        (lambda x: nd.random.normal(0, float("nan"), (2,)), ["scale = nan"]),
+        (lambda x: nd.random.normal_like(x, 0, -1), ["scale = -1"]),
+        (lambda x: nd.random.uniform(1, 0, (2,)), ["low must not be above high", "1 and 0"]),
+        (lambda x: nd.random.uniform_like(x, 1, 0), ["low must not be above high"]),
+        (lambda x: nd.random.uniform(0, float("nan"), (2,)), ["low must not be above high"]),
+        (lambda x: nd.random.gamma(-1, 1, (2,)), ["alpha = -1"]),
+        (lambda x: mx.sym.random.normal(0, -1), ["scale = -1"]),
+        (lambda x: nd.LeakyReLU(x, nd.ones((3, 2)), act_type="prelu"), ["gamma", "3 channels"]),
+        (lambda x: nd.LeakyReLU(x, nd.ones((1, 2, 3)), act_type="prelu"), ["gamma"]),
         (lambda x: nd.zeros(2, ctx=3), ["Context"]),
     ],
 )
@@ -492,6 +502,24 @@ def test_counts_do_not_go_through_half_precision(name, dtype):
         rtol=0,
         atol=(0.003 if dtype == "float16" else 0.02) * np.abs(expected).max(),
     )
+
+
+@pytest.mark.parametrize(
+    "remainder",
+    [
+        lambda x: x % nd.full((2,), 3, dtype="int32"),
+        lambda x: nd.broadcast_mod(nd.full((1,), 9, dtype="int32"), x),
+        lambda x: x % 3,
+        lambda x: 9 % x,
+    ],
+)
+def test_remainders_of_integers_have_no_gradient(remainder):
+    x = nd.array([5.0, 7.0])
+    x.attach_grad()
+    with autograd.record():
+        y = remainder(x.astype("int32")) + x.astype("int32")
+    y.backward()
+    assert x.grad.asnumpy().tolist() == [1, 1]
 
 
 @pytest.mark.parametrize(

@@ -345,7 +345,7 @@ def _leaky(x, gamma=None, act_type="leaky", slope=0.25, **params):
         "leaky": lambda: slope * x,
         "elu": lambda: slope * np.expm1(np.minimum(x, 0)),
         "selu": lambda: 1.6732632423543772 * np.expm1(np.minimum(x, 0)),
-        "prelu": lambda: x * (gamma.reshape((-1,) + (1,) * (x.ndim - 2)) if x.ndim > 1 else gamma),
+        "prelu": lambda: x * gamma.reshape(gamma.shape + (1,) * (x.ndim - 2)),
         "rrelu": lambda: (
             x * (params.get("lower_bound", 0.125) + params.get("upper_bound", 0.334)) / 2
         ),
@@ -451,6 +451,8 @@ SAMPLES = {
         ),
         Sample([(2, 3), (3,)], {"act_type": "prelu"}, reference=_leaky, name="prelu2d"),
         Sample([(2, 3, 2), (1,)], {"act_type": "prelu"}, reference=_leaky, name="prelu-shared"),
+        Sample([(2, 3, 2), (2, 3)], {"act_type": "prelu"}, reference=_leaky, name="prelu-rows"),
+        Sample([(2, 3), (2, 1)], {"act_type": "prelu"}, reference=_leaky, name="prelu-a-row"),
         Sample([(3, 4)], {"act_type": "rrelu"}, reference=_leaky, grad=True, name="rrelu"),
         Sample([(3, 4)], {"act_type": "rrelu"}, train=True, grad=True, name="rrelu-train"),
     ],

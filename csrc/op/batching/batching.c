@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "op/infer.h"
+#include "op/math/activation.h"
 
 #define PARAMS(structure) const mpg_##structure##_params *p = b->params
 
@@ -153,13 +154,12 @@ mpg_status mpg_batching_data(mpg_batching *b) {
   return MPG_OK;
 }
 
-/* gamma has one value for each channel. */
+/* gamma has values for each channel, or for each row. */
 mpg_status mpg_batching_leaky_relu(mpg_batching *b) {
   MPG_TRY(mpg_batching_data(b));
-  int channels = mpg_batching_ndim(b, 0) > 1 ? 1 : 0;
-  if (b->num_inputs > 1 && b->in[0].axis == channels && mpg_shape_size(&b->inputs[1].shape) != 1)
-    return fail_whole(b, 0, 1);
-  return MPG_OK;
+  if (b->num_inputs == 1) return MPG_OK;
+  mpg_shape gamma = mpg_prelu_shape(&b->inputs[0].shape, &b->inputs[1].shape);
+  return gamma.dims[b->in[0].axis] == 1 ? MPG_OK : fail_whole(b, 0, 1);
 }
 
 enum { NORMALIZATION_NULL = 1 };

@@ -3,6 +3,8 @@
 #ifndef MPG_OP_MATH_ACTIVATION_H
 #define MPG_OP_MATH_ACTIVATION_H
 
+#include "tensor/shape.h"
+
 enum {
   MPG_ACTIVATION_RELU,
   MPG_ACTIVATION_SIGMOID,
@@ -19,5 +21,15 @@ enum {
   MPG_LEAKY_RRELU,
   MPG_LEAKY_SELU
 };
+
+/* The shape in which prelu's gamma is broadcast to the data: its axes are the first ones of the
+ * data, up to that of the channels. */
+static inline mpg_shape mpg_prelu_shape(const mpg_shape *data, const mpg_shape *gamma) {
+  mpg_shape shape = *data;
+  int before = (data->ndim > 1 ? 2 : 1) - gamma->ndim;
+  for (int i = 0; i < data->ndim; i++)
+    shape.dims[i] = i >= before && i < before + gamma->ndim ? gamma->dims[i - before] : 1;
+  return shape;
+}
 
 #endif

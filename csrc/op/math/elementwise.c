@@ -63,7 +63,8 @@ GRADIENT(div) {
   if (g->needed[0]) give(g, 0, quotient);
   if (g->needed[1]) give(g, 1, negative(g, mpg_multiply(g, quotient, Y)));
 }
-GRADIENT(mod) {
+GRADIENT(mod) { /* integers: none, as in MXNet */
+  if (!mpg_dtype_is_float(mpg_value_desc(g, G)->dtype)) return;
   if (g->needed[0]) give(g, 0, G);
   if (g->needed[1])
     give(g, 1,
@@ -239,35 +240,32 @@ int mpg_arity_leaky_relu_outputs(const mpg_op *op, const void *params, int given
   return ((const mpg_leaky_relu_params *)params)->act_type == MPG_LEAKY_RRELU ? 2 : 1;
 }
 
-/* The shape in which gamma, of one dimension, meets the data: along axis 1, or the only axis. */
-static mpg_shape gamma_shape(const mpg_shape *data, const mpg_shape *gamma) {
-  mpg_shape shape = *gamma;
-  if (gamma->ndim != 1 || data->ndim <= 2) return shape;
-  shape.ndim = data->ndim - 1;
-  for (int i = 1; i < shape.ndim; i++) shape.dims[i] = 1;
-  return shape;
+/* gamma has one value, one for each channel, or one for each channel of each row. */
+static mpg_status infer_gamma(mpg_infer *infer) {
+  const mpg_shape *data = &infer->inputs[0].shape;
+  mpg_shape *gamma = &infer->inputs[1].shape;
+  MPG_TRY(mpg_infer_expect_dtype(infer, 1, infer->inputs[0].dtype));
+  if (data->ndim == 0) return mpg_infer_fail(infer, "prelu needs data of at least one dimension");
+  if (data->ndim < 0) return MPG_OK;
+  int channels = data->ndim > 1 ? 1 : 0;
+  if (gamma->ndim < 0) *gamma = (mpg_shape){.ndim = 1, .dims = {-1}};
+  bool fits = gamma->ndim >= 1 && gamma->ndim <= channels + 1;
+  for (int i = 0; fits && i < gamma->ndim; i++) {
+    int64_t size = data->dims[channels + 1 - gamma->ndim + i];
+    if (gamma->dims[i] < 0) gamma->dims[i] = size;
+    fits = gamma->dims[i] == size || gamma->dims[i] == 1 || size < 0;
+  }
+  if (fits) return MPG_OK;
+  return mpg_infer_fail(infer,
+                        "gamma must have one value, one for each of the %lld channels, or those "
+                        "for each row",
+                        (long long)data->dims[channels]);
 }
 
 mpg_status mpg_infer_leaky_relu(mpg_infer *infer) {
   const mpg_leaky_relu_params *params = infer->params;
   mpg_desc *data = &infer->inputs[0];
-  if (params->act_type == MPG_LEAKY_PRELU) {
-    mpg_desc *gamma = &infer->inputs[1];
-    MPG_TRY(mpg_infer_expect_dtype(infer, 1, data->dtype));
-    if (data->shape.ndim == 0)
-      return mpg_infer_fail(infer, "prelu needs data of at least one dimension");
-    int64_t channels = data->shape.ndim < 0 ? -1 : data->shape.dims[data->shape.ndim > 1 ? 1 : 0];
-    if (gamma->shape.ndim < 0 && channels >= 0) {
-      gamma->shape = (mpg_shape){.ndim = 1, .dims = {channels}};
-    } else if (gamma->shape.ndim == 1 && gamma->shape.dims[0] < 0) {
-      gamma->shape.dims[0] = channels;
-    }
-    if (channels >= 0 &&
-        (gamma->shape.ndim != 1 || (gamma->shape.dims[0] != channels && gamma->shape.dims[0] != 1)))
-      return mpg_infer_fail(infer,
-                            "gamma must have one value, or one for each of the %lld channels",
-                            (long long)channels);
-  }
+  if (params->act_type == MPG_LEAKY_PRELU) MPG_TRY(infer_gamma(infer));
   for (int i = 0; i < infer->num_outputs; i++) mpg_infer_set(infer, i, &data->shape, data->dtype);
   return MPG_OK;
 }
@@ -284,7 +282,7 @@ GRADIENT(leaky_relu) {
   }
   mpg_value below = mpg_multiply(g, G, scalar(g, MPG_OP__lesser_equal_scalar, X, 0));
   const mpg_shape *gamma = &mpg_value_desc(g, g->inputs[1])->shape;
-  mpg_shape shape = gamma_shape(&mpg_value_desc(g, X)->shape, gamma), original = *gamma;
+  mpg_shape shape = mpg_prelu_shape(&mpg_value_desc(g, X)->shape, gamma), original = *gamma;
   if (g->needed[0]) {
     mpg_value slope = mpg_emit_reshape(g, g->inputs[1], &shape);
     g->in_grads[0] = mpg_add(g, mpg_multiply(g, G, scalar(g, MPG_OP__greater_scalar, X, 0)),

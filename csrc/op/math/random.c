@@ -20,8 +20,21 @@ static mpg_status created(mpg_infer *infer, mpg_dtype fallback, mpg_dtype_set al
   return MPG_OK;
 }
 
+/* Of a uniform distribution. */
+static mpg_status check_bounds(const mpg_infer *infer) {
+  const double *low = param(infer, "low"), *high = param(infer, "high");
+  if (!low || *low <= *high) return MPG_OK;
+  return mpg_infer_fail(infer, "low must not be above high; they are %g and %g", *low, *high);
+}
+
 mpg_status mpg_infer_random(mpg_infer *infer) {
+  MPG_TRY(check_bounds(infer));
   return created(infer, MPG_FLOAT32, MPG_DTYPES_FLOAT);
+}
+
+mpg_status mpg_infer_random_like(mpg_infer *infer) {
+  MPG_TRY(check_bounds(infer));
+  return mpg_infer_same(infer);
 }
 
 mpg_status mpg_infer_randint(mpg_infer *infer) {

@@ -18,7 +18,11 @@ GRADIENT(div_scalar) { g->in_grads[0] = mpg_emit_scalar(g, MPG_OP__div_scalar, G
 GRADIENT(rdiv_scalar) { /* -s / (x * x) = -y / x */
   g->in_grads[0] = mpg_emit1(g, MPG_OP_negative, NULL, mpg_divide(g, mpg_multiply(g, G, Y), X));
 }
+GRADIENT(mod_scalar) { /* of integers: none, as in MXNet */
+  if (mpg_dtype_is_float(mpg_value_desc(g, G)->dtype)) g->in_grads[0] = G;
+}
 GRADIENT(rmod_scalar) { /* s - x * floor(s / x) */
+  if (!mpg_dtype_is_float(mpg_value_desc(g, G)->dtype)) return;
   mpg_value whole =
       mpg_emit1(g, MPG_OP_floor, NULL, mpg_emit_scalar(g, MPG_OP__rdiv_scalar, X, NUMBER));
   g->in_grads[0] = mpg_emit1(g, MPG_OP_negative, NULL, mpg_multiply(g, G, whole));

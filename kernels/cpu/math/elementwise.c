@@ -221,11 +221,8 @@ MPG_CPU_KERNEL(leaky_relu) {
   if (formula) return unary(call, formula);
   const mpg_desc *desc = &call->inputs[0].desc;
   if (params->act_type == MPG_LEAKY_PRELU) {
-    mpg_view gamma = call->inputs[1]; /* as it is broadcast: along axis 1 */
-    int ndim = desc->shape.ndim, axis = ndim > 1;
-    int64_t channels = mpg_shape_size(&gamma.desc.shape);
-    gamma.desc.shape = (mpg_shape){.ndim = ndim};
-    for (int d = 0; d < ndim; d++) gamma.desc.shape.dims[d] = d == axis ? channels : 1;
+    mpg_view gamma = call->inputs[1]; /* as it is broadcast */
+    gamma.desc.shape = mpg_prelu_shape(&desc->shape, &gamma.desc.shape);
     mpg_cpu_leak(call, &call->inputs[0], &gamma, &call->outputs[0]);
     return MPG_OK;
   }

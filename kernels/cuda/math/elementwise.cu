@@ -196,11 +196,11 @@ MPG_CUDA_KERNEL(leaky_relu) {
               call->train};
   void *mask = NULL;
   if (params->act_type == MPG_LEAKY_PRELU) {
+    mpg_shape gamma = mpg_prelu_shape(&desc->shape, &call->inputs[1].desc.shape);
+    int last = desc->shape.ndim > 1 && gamma.dims[1] != 1; /* the last axis gamma has */
     s.gamma = call->inputs[1].data;
     s.channels = count_of(&call->inputs[1]);
-    s.inner = desc->shape.ndim == 1
-                  ? 1
-                  : mpg_shape_product(&desc->shape, desc->shape.ndim > 1 ? 2 : 1, desc->shape.ndim);
+    s.inner = mpg_shape_product(&desc->shape, last + 1, desc->shape.ndim);
   } else {
     mask = call->outputs[1].data;
   }
