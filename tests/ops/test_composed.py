@@ -75,6 +75,29 @@ def test_symbols_keep_the_op(name):
         np.testing.assert_allclose(one.asnumpy(), other.asnumpy(), rtol=1e-6)
 
 
+@pytest.mark.parametrize("name", [name for name in COMPOSED if SAMPLES[name][0].grad])
+def test_gradients_go_through_bound_symbols(name):
+    sample = SAMPLES[name][0]
+    arrays = [array.astype("float32") for array in place(sample, "float32")]
+    for array in arrays:
+        array.attach_grad()
+    mx.random.seed(3)
+    with autograd.record(train_mode=bool(sample.train)):
+        outputs = call(name, arrays, sample.params)
+    autograd.backward(outputs)
+    space, short = place_of(name)
+    function = getattr(mx.sym if space == "op" else getattr(mx.sym, space), short)
+    made = function(*(mx.sym.var(f"x{i}") for i in range(len(arrays))), **sample.params or {})
+    executor = made.simple_bind(mx.cpu(), **{f"x{i}": a.shape for i, a in enumerate(arrays)})
+    mx.random.seed(3)
+    executor.forward(True, **{f"x{i}": array for i, array in enumerate(arrays)})
+    executor.backward([nd.ones_like(output) for output in outputs])
+    for i, array in enumerate(arrays):
+        np.testing.assert_allclose(
+            executor.grad_dict[f"x{i}"].asnumpy(), array.grad.asnumpy(), rtol=1e-5, atol=1e-6
+        )
+
+
 def test_errors_name_the_op():
     with pytest.raises(mx.MXNetError, match=r"^moments: axes must name one axis at least"):
         nd.moments(nd.ones((2, 3)))

@@ -326,12 +326,14 @@ static PyObject *call_flag(PyObject *self, void *flag) {
   return PyBool_FromLong((((op_call *)self)->op->flags & (uint32_t)(uintptr_t)flag) != 0);
 }
 static PyObject *call_differentiable(PyObject *self, void *Py_UNUSED(unused)) {
-  mpg_gradient_fn gradient = ((op_call *)self)->op->gradient;
-  return PyBool_FromLong(gradient != NULL && gradient != mpg_gradient_none &&
-                         gradient != mpg_gradient_missing);
+  const mpg_op *op = ((op_call *)self)->op;
+  return PyBool_FromLong((op->flags & MPG_OP_COMPOSED) ||
+                         (op->gradient != NULL && op->gradient != mpg_gradient_none &&
+                          op->gradient != mpg_gradient_missing));
 }
 static PyObject *call_gradient_missing(PyObject *self, void *Py_UNUSED(unused)) {
-  return PyBool_FromLong(((op_call *)self)->op->gradient == mpg_gradient_missing);
+  const mpg_op *op = ((op_call *)self)->op;
+  return PyBool_FromLong(!(op->flags & MPG_OP_COMPOSED) && op->gradient == mpg_gradient_missing);
 }
 static PyObject *call_repr(PyObject *self) {
   return PyUnicode_FromFormat("<OpCall %s>", ((op_call *)self)->op->name);
