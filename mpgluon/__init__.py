@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from . import (
         attribute as attribute,
         callback as callback,
+        contrib as contrib,
         executor as executor,
         gluon as gluon,
         image as image,
@@ -117,6 +118,7 @@ if TYPE_CHECKING:
 _LAZY = {
     "attribute": "attribute",
     "callback": "callback",
+    "contrib": "contrib",
     "executor": "executor",
     "gluon": "gluon",
     "image": "image",

@@ -51,6 +51,9 @@ class _DefaultContext:
 
 
 Context.default_ctx = _DefaultContext()
+# MXNet's numbers of kinds of devices (`Context.device_typeid`), and back.
+Context.devtype2str = {1: "cpu", 2: "gpu", 3: "cpu_pinned", 5: "cpu_shared"}
+Context.devstr2type = {name: number for number, name in Context.devtype2str.items()}
 
 
 def opened_devices() -> list[tuple[Context, int]]:

@@ -27,6 +27,8 @@ class bfloat16:
 
 class Context:
     default_ctx: ClassVar[Context]
+    devtype2str: ClassVar[dict[int, str]]
+    devstr2type: ClassVar[dict[str, int]]
     def __init__(self, device_type: str | Context, device_id: int = 0) -> None: ...
     @property
     def device_id(self) -> int: ...

@@ -22,6 +22,7 @@ from . import (
     random as random,
     sparse as sparse,
 )
+from ._cached_op import CachedOp as CachedOp
 from ._methods import add_methods as _add_methods
 from .files import (
     load as load,
@@ -42,6 +43,7 @@ _add_methods(_core.ops())
 
 __all__ = sorted(
     {
+        "CachedOp",
         "NDArray",
         "contrib",
         "image",

@@ -221,3 +221,10 @@ def test_names_read_back(text):
 def test_texts_that_name_no_device(text):
     with pytest.raises(KeyError):
         mx.Context(text)
+
+
+def test_kinds_of_devices_have_mxnets_numbers():
+    for text, number in mx.Context.devstr2type.items():
+        assert mx.Context.devtype2str[number] == text
+    assert mx.Context.devtype2str[mx.cpu(1).device_typeid] == "cpu"
+    assert mx.Context.devtype2str[mx.gpu(0).device_typeid] == "gpu"

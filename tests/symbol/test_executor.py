@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 import mpgluon as mx
-from mpgluon import gluon
+from mpgluon import gluon, nd
+from mpgluon.base import MXNetError
 from mpgluon.gluon import nn
 from support.devices import on
 
@@ -449,3 +450,34 @@ def test_variables_of_one_name():
             match="bind: different variables are named 'a'. Use one variable in all places",
         ):
             call()
+
+
+def test_symbols_as_cached_ops():
+    x, w = mx.sym.var("x"), mx.sym.var("w")
+    f = nd.CachedOp(mx.sym.Group([x * w + mx.sym.ones((2,)), x - w]), {"static_alloc": "True"})
+    a, b = nd.array([1.0, 2.0]), nd.array([3.0, 4.0])
+    b.attach_grad()
+    for times in (3, 4):
+        with mx.autograd.record():
+            product, difference = f(a * times, b)
+        mx.autograd.backward([product, difference])
+        assert product.asnumpy().tolist() == [3 * times + 1, 8 * times + 1]
+        assert b.grad.asnumpy().tolist() == [times - 1, 2 * times - 1]
+    taken = [nd.zeros(2), nd.zeros(2)]
+    assert f(a, b, out=taken) is taken and taken[1].asnumpy().tolist() == [-2, -2]
+    assert nd.CachedOp(x * x)(nd.ones((3, 1))).shape == (3, 1)
+    with pytest.raises(MXNetError, match="1 arrays for 2 inputs: x, w"):
+        f(a)
+    with pytest.raises(MXNetError, match="1 arrays in out for 2 outputs"):
+        f(a, b, out=a)
+
+
+def test_cached_ops_update_states():
+    data = mx.sym.var("data")
+    net = mx.sym.BatchNorm(data, name="bn", momentum=0.5, fix_gamma=False)
+    f = nd.CachedOp(net)
+    assert net.list_inputs() == ["data", "bn_gamma", "bn_beta", "bn_moving_mean", "bn_moving_var"]
+    mean = nd.zeros(1)
+    with mx.autograd.record():
+        f(nd.array([[2.0], [4.0]]), nd.ones(1), nd.zeros(1), mean, nd.ones(1))
+    assert mean.asscalar() == 1.5

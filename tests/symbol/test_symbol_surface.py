@@ -219,3 +219,9 @@ def test_every_name_is_checked():
     assert sorted([*CALLS, *OTHER, *REFUSED]) == sorted(NAMES)
     missing = [name for name in NAMES if not hasattr(mx.sym.Symbol, name)]
     assert not missing
+
+
+def test_contrib_names():
+    from mpgluon.contrib import ndarray, symbol
+
+    assert mx.contrib.nd is ndarray is nd.contrib and mx.contrib.sym is symbol is mx.sym.contrib

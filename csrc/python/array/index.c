@@ -538,7 +538,10 @@ static int assign_all(mpg_array *array, PyObject *value) {
   return result;
 }
 
-#define RECORDING "this assignment can't be made while autograd records: "
+/* How MXNet begins, which programs look for. */
+#define RECORDING                                                                               \
+  "Inplace operations (+=, -=, x[:]=, etc) are not supported when recording with autograd, as " \
+  "here: "
 
 /* A part of an array can't take over a recorded value: its other elements come from elsewhere. As
  * in MXNet. */
