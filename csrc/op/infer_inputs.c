@@ -48,6 +48,20 @@ static mpg_status convolution(const mpg_op *op, const mpg_convolution_params *p,
   return merge(op, data, &wanted);
 }
 
+/* Each axis is one of the result's. */
+static mpg_status transpose(const mpg_op *op, const mpg_transpose_params *p, mpg_desc *inputs,
+                            const mpg_shape *out) {
+  mpg_shape wanted = *out;
+  if (p->axes.count > 0 && p->axes.count != out->ndim) return MPG_OK;
+  for (int i = 0; i < out->ndim; i++) {
+    int axis = out->ndim - 1 - i;
+    if (p->axes.count > 0)
+      MPG_TRY(mpg_axis_normalize(p->axes.values[i], out->ndim, op->name, &axis));
+    wanted.dims[axis] = out->dims[i];
+  }
+  return merge(op, &inputs[0].shape, &wanted);
+}
+
 static mpg_status slice_channel(const mpg_op *op, const mpg_split_params *p, mpg_desc *inputs,
                                 const mpg_desc *outputs, int num_outputs) {
   for (int i = 0; i < num_outputs; i++) {
@@ -120,6 +134,7 @@ mpg_status mpg_op_infer_inputs(const mpg_op *op, const void *params, mpg_desc *i
     case MPG_OP_FullyConnected: return fully_connected(op, params, inputs, out);
     case MPG_OP_Convolution: return convolution(op, params, inputs, out);
     case MPG_OP_Concat: return concat(op, params, inputs, num_inputs, out);
+    case MPG_OP_transpose: return transpose(op, params, inputs, out);
     case MPG_OP_Reshape:
     case MPG_OP_Flatten:
     case MPG_OP_expand_dims: same_size(&inputs[0].shape, out); return MPG_OK;

@@ -756,3 +756,16 @@ def test_attributes_of_a_group_are_those_of_its_first_output():
         == first.list_attr()
         == {"num_hidden": "3"}
     )
+
+
+@pytest.mark.parametrize("unknown", [0, -1])
+def test_open_sizes_follow_through_transpose(unknown):
+    for axes, made in (None, (unknown, unknown, 2)), ((1, 2, 0), (unknown, 2, unknown)):
+        other = mx.sym.transpose(mx.sym.ones(shape=made), **({"axes": axes} if axes else {}))
+        both = mx.sym.ones(shape=(2, 3, unknown)) + other + mx.sym.zeros(shape=(2, 3, 4))
+        assert both.infer_shape()[1] == [(2, 3, 4)]
+        assert both.bind(mx.cpu(), args={}).forward()[0].asnumpy().tolist() == [[[2] * 4] * 3] * 2
+    x = mx.sym.var("x")
+    assert (mx.sym.transpose(x, axes=(1, 0)) + mx.sym.ones((2, 3))).infer_shape()[0] == [(3, 2)]
+    with pytest.raises(mx.MXNetError, match="negative dimension"):
+        mx.sym.ones(shape=(-1, 2)).bind(mx.cpu(), args={}).forward()

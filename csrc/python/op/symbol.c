@@ -23,6 +23,15 @@ static const void *params_for(const op_call *self, int num_inputs, char *space) 
   return space;
 }
 
+/* Sizes of a shape to be made that are left open may be written -1, too. */
+static void mark_open_sizes(const op_call *self, char *params) {
+  int index = self->op->flags & MPG_OP_CREATES ? mpg_params_find(self->op->params, "shape") : -1;
+  if (index < 0) return;
+  mpg_tuple *shape = (mpg_tuple *)(params + self->op->params->params[index].offset);
+  for (int i = 0; i < shape->count; i++)
+    if (shape->values[i] == -1) shape->values[i] = 0;
+}
+
 /* The number of inputs an argument asks about: 0 to MPG_MAX_INPUTS; -1 with an exception. */
 static int count_from(const op_call *self, PyObject *object) {
   long count = PyLong_AsLong(object);
@@ -169,6 +178,7 @@ static PyObject *call_infer(PyObject *object, PyObject *args) {
   int num_inputs = (int)PyTuple_GET_SIZE(inputs);
   _Alignas(16) char space[MPG_PY_MAX_PARAMS];
   const void *params = params_for(self, num_inputs, space);
+  mark_open_sizes(self, space);
   int num_outputs = mpg_op_num_outputs(self->op, params, num_inputs);
   int visible = mpg_op_visible_outputs(self->op, params, num_inputs);
   descs = PyMem_Calloc((size_t)num_inputs + (size_t)num_outputs + 1, sizeof *descs);
