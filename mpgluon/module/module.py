@@ -732,11 +732,8 @@ class Module(BaseModule):
             return list(parts[0])
         joined = []
         for arrays, axis in zip(zip(*parts), axes):
-            if arrays[0] is None:
-                joined.append(None)
-                continue
-            here = [array.as_in_context(arrays[0].context) for array in arrays]
-            joined.append(here[0] if axis < 0 else nd.concat(*here, dim=axis))
+            here = [a.as_in_context(arrays[0].context) for a in arrays if a is not None]
+            joined.append(nd.concat(*here, dim=axis) if here and axis >= 0 else arrays[0])
         return joined
 
     def get_states(self, merge_multi_context: bool = True) -> list[NDArray | Any]:
