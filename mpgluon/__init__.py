@@ -166,7 +166,8 @@ if not TYPE_CHECKING:  # they take what is here for all there is
         if name in _LAZY:
             module = globals()[name] = _importlib.import_module(f"{__name__}.{_LAZY[name]}")
             return module
-        raise _of_module(__name__, name, _FUNCTIONS)
+        ways = {name: f"nd.{name}", **_FUNCTIONS} if name in vars(nd) else _FUNCTIONS
+        raise _of_module(__name__, name, ways)
 
 
 def __dir__() -> list[str]:

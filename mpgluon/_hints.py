@@ -3,6 +3,7 @@ objects that have none of their own."""
 
 import difflib
 import inspect
+import sys
 
 from . import _core
 
@@ -103,6 +104,35 @@ FUNCTIONS = {
     "unsqueeze": "nd.expand_dims",
     "permute": "nd.transpose",
     "einsum": "nd.dot and nd.transpose",
+    "Tensor": "nd.NDArray",
+    "device": "mx.Context, or mx.gpu(0)",
+    "cuda": "mx.gpu and mx.context",
+    "optim": "mx.optimizer and mx.gluon.Trainer",
+    "utils": "mx.gluon.utils and mx.gluon.data",
+}
+
+TRAINER = {
+    "zero_grad": "net.collect_params().zero_grad(), where grad_req is 'add'; else each backward "
+    "overwrites the gradients",
+    "param_groups": "trainer.learning_rate, trainer.set_learning_rate(rate), and lr_mult and "
+    "wd_mult of parameters",
+    "state_dict": "trainer.save_states(file)",
+    "load_state_dict": "trainer.load_states(file)",
+}
+
+LOSSES = {
+    "CrossEntropyLoss": "SoftmaxCrossEntropyLoss",
+    "MSELoss": "L2Loss (half of it)",
+    "NLLLoss": "SoftmaxCrossEntropyLoss(from_logits=True)",
+    "BCEWithLogitsLoss": "SigmoidBinaryCrossEntropyLoss",
+    "BCELoss": "SigmoidBinaryCrossEntropyLoss(from_sigmoid=True)",
+    "SmoothL1Loss": "HuberLoss",
+}
+
+AUTOGRAD = {
+    "no_grad": "autograd.pause",
+    "enable_grad": "autograd.record",
+    "set_grad_enabled": "autograd.set_recording",
 }
 
 # What Block.__init__ makes.
@@ -167,17 +197,18 @@ def present(thing, names):
 def of_module(module, name, ways, prefix=""):
     """The error for a name that a module does not have."""
     way = ways.get(name)
-    return AttributeError(
-        f"module '{module}' has no attribute "
-        f"'{name}'{f'; use {prefix if way[0].isupper() else str()}{way}' if way else ''}",
-        name=name,
-    )
+    if way:
+        text = f"; use {prefix if way[0].isupper() else ''}{way}"
+    else:
+        text = "" if name.startswith("_") else near(name, dir(sys.modules[module]))
+    return AttributeError(f"module '{module}' has no attribute '{name}'{text}", name=name)
 
 
 def near(name, known):
-    """ ", did you mean 'adam'?", or nothing where no known name is like it."""
-    found = difflib.get_close_matches(name.lower(), known, 1)
-    return f"; did you mean {found[0]!r}?" if found else ""
+    """ "; did you mean 'adam'?", or nothing where no known name is like it."""
+    small = {one.lower(): one for one in known}
+    found = difflib.get_close_matches(name.lower(), small, 1)
+    return f"; did you mean {small[found[0]]!r}?" if found else ""
 
 
 def constructed(instance, always=()):

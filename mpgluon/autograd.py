@@ -26,6 +26,7 @@ from ._core import (
     set_training,
     train_mode,
 )
+from ._hints import AUTOGRAD as _WAYS, of_module as _of_module
 
 if TYPE_CHECKING:
     from typing import Any, NoReturn
@@ -130,3 +131,9 @@ class Function:
     def backward(self, *output_grads: Any) -> Any:
         """Computes the gradients of the inputs; to be defined."""
         raise NotImplementedError(f"{type(self).__name__}.backward is not defined")
+
+
+if not TYPE_CHECKING:  # they take what is here for all there is
+
+    def __getattr__(name: str) -> object:
+        raise _of_module(__name__, name, _WAYS)

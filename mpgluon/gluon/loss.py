@@ -11,6 +11,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from .. import _core, ndarray as nd
+from .._hints import LOSSES as _LOSSES, of_module as _of_module
 from .block import HybridBlock
 
 if TYPE_CHECKING:
@@ -637,3 +638,9 @@ class SDMLLoss(Loss):
             F.square(F.broadcast_sub(F.expand_dims(x1, 1), F.expand_dims(x2, 0))), axis=2
         )
         return self.kl_loss(F.log_softmax(-distances, axis=1), labels)
+
+
+if not TYPE_CHECKING:  # they take what is here for all there is
+
+    def __getattr__(name: str) -> object:
+        raise _of_module(__name__, name, _LOSSES, "gluon.loss.")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import _core, autograd, ndarray as nd, optimizer as opt
 from .._core import dtype_name
+from .._hints import TRAINER, absent, present
 from ..base import MXNetAssertionError, MXNetError
 from ..optimizer import multi
 from ..optimizer.optimizer import HALF
@@ -170,6 +171,9 @@ class Trainer:
         else:
             self._optimizer = opt.create(optimizer, param_dict=by_index, **optimizer_params)
         self._optimizer.idx2name = {i: param.name for i, param in by_index.items()}
+
+    def __dir__(self) -> list[str]:
+        return present(self, super().__dir__())
 
     def __repr__(self) -> str:
         devices = dict.fromkeys(str(ctx) for param in self._params for ctx in param.list_ctx())
@@ -786,3 +790,6 @@ def take_over_states(
 ) -> None:
     """Goes on with the states and numbers of updates of another trainer, by index; all at once."""
     trainer._take_over(header, loaded, counts)
+
+
+absent(Trainer, TRAINER)

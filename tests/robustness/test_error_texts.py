@@ -432,6 +432,14 @@ FOREIGN = {
     "nn.LSTM": (lambda: nn.LSTM, "use mx.gluon.rnn.LSTM"),
     "nd.cat": (lambda: nd.cat, "nd.concat"),
     "mx.tensor": (lambda: mx.tensor, "nd.array"),
+    "mx.zeros": (lambda: mx.zeros, "use nd.zeros"),
+    "autograd.no_grad": (lambda: autograd.no_grad, "use autograd.pause"),
+    "MSELoss": (lambda: gluon.loss.MSELoss, "use gluon.loss.L2Loss"),
+    "zero_grad": (lambda: gluon.Trainer([], "sgd").zero_grad(), "net.collect_params().zero_grad()"),
+    "nd.softmx": (lambda: nd.softmx, "did you mean 'softmax'?"),
+    "nn.Dens": (lambda: nn.Dens, "did you mean 'Dense'?"),
+    "mx.gloun": (lambda: mx.gloun, "did you mean 'gluon'?"),
+    "loss.L1los": (lambda: gluon.loss.L1los, "did you mean 'L1Loss'?"),
     "x.foo": (lambda: nd.ones((2,)).foo, "no attribute 'foo'"),
     "net.foo": (lambda: nn.Dense(2).foo, "no attribute 'foo'"),
 }
@@ -452,6 +460,9 @@ def test_foreign_names_are_not_offered():
         (net, _hints.BLOCK),
         (nn, _hints.LAYERS),
         (nd, _hints.FUNCTIONS),
+        (autograd, _hints.AUTOGRAD),
+        (gluon.loss, _hints.LOSSES),
+        (gluon.Trainer([], "sgd"), _hints.TRAINER),
     ):
         for name in names:
             assert not hasattr(thing, name), f"{name} exists: no hint is needed"
