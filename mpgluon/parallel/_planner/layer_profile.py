@@ -53,6 +53,16 @@ class Trial(NamedTuple):
     makespan: Any = None
 
 
+def trained_bytes(layer: Layer) -> int:
+    """Bytes of a layer's parameters that are trained."""
+    return sum(size for size, trained in layer.params.values() if trained)
+
+
+def held_bytes(params: dict[str, tuple[int, bool]], state_factor: float) -> float:
+    """Bytes of parameters (as of `Layer.params`) with their gradients and optimizer states."""
+    return sum(size * (2 + state_factor if trained else 1) for size, trained in params.values())
+
+
 class Layer:
     """One layer of a profile.
 

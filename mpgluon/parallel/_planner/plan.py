@@ -123,13 +123,50 @@ def plan(
     """
     if not isinstance(net, HybridBlock):
         raise MXNetError(f"plan: the network must be a HybridBlock, not {type(net).__name__}")
+    devices = _devices(devices)
+    names = _schedule_names(schedules)
+    rows = _check_arrays(sample, labels)
+    for name, value, least in (("repeats", repeats, 1), ("trials", trials, 0)):
+        if not isinstance(value, int) or value < least:
+            raise ValueError(f"plan: {name} must be a whole number from {least} on, not {value!r}")
+    counts = _numbers(micro_batches, rows, len(devices))
+    limits = _limits(memory, devices)
+    batch, training = (sample, labels, loss), (optimizer, optimizer_params, progress)
+    if profile is not None:
+        profile = _fitting(profile, devices, rows)
+        meter = _meter(profile, limits, net, batch)
+        return Plan(profile, limits, best_within(profile, limits, counts, names, meter))
+    _check_initialized(net)
+    profile = layer_measurement.measure(
+        net, sample, devices, counts, loss, labels, optimizer, optimizer_params, repeats, progress
+    )
+    choices, meter = (limits, counts, names), _meter(profile, limits, net, batch)
+    best = improve(
+        profile, *choices, _plans(profile, limits), meter, trials, net, *batch, *training
+    )
+    return Plan(profile, limits, best)
+
+
+def _plans(profile, limits):
+    """A function from candidates to plans."""
+    return lambda candidate: Plan(profile, limits, candidate)
+
+
+def _meter(profile, limits, net, batch):
+    """Whose plans are compiled to know their bytes; None where there is no room for that."""
+    meter = MemoryMeter(profile, _plans(profile, limits), net, *batch)
+    return meter if meter.has_room() else None
+
+
+def _devices(devices):
     devices = [devices] if isinstance(devices, Context) else list(devices)
-    if (
-        not devices
-        or any(not isinstance(ctx, Context) for ctx in devices)
-        or len(set(devices)) != len(devices)
-    ):
+    known = all(isinstance(ctx, Context) for ctx in devices)
+    if not devices or not known or len(set(devices)) != len(devices):
         raise ValueError(f"plan: devices must be a list of different Contexts, not {devices!r}")
+    return devices
+
+
+def _schedule_names(schedules):
     schedules = SCHEDULES if schedules is None else schedules
     names = [schedules] if isinstance(schedules, str) else list(schedules)
     for name in names:
@@ -137,58 +174,19 @@ def plan(
     if not names:
         known = ", ".join(SCHEDULES)
         raise ValueError(f"plan: schedules must name one at least; there are {known}")
-    rows = _check_arrays(sample, labels)
-    for name, value, least in (("repeats", repeats, 1), ("trials", trials, 0)):
-        if not isinstance(value, int) or value < least:
-            raise ValueError(f"plan: {name} must be a whole number from {least} on, not {value!r}")
-    counts = _numbers(micro_batches, rows, len(devices))
-    limits = _limits(memory, devices)
+    return names
 
-    def plan_of(candidate):
-        return Plan(profile, limits, candidate)
 
-    if profile is None:
-        uninitialized = [
-            p.name
-            for p in net.collect_params().values()
-            if p.arrays is None and not p.deferred_init
-        ]
-        if uninitialized:
+def _check_initialized(net):
+    for param in net.collect_params().values():
+        if param.arrays is None and not param.deferred_init:
             raise MXNetError(
-                f"plan: parameter '{uninitialized[0]}' is not initialized; call net.initialize() "
-                "before"
+                f"plan: parameter '{param.name}' is not initialized; call net.initialize() before"
             )
-        profile = layer_measurement.measure(
-            net,
-            sample,
-            devices,
-            counts,
-            loss,
-            labels,
-            optimizer,
-            optimizer_params,
-            repeats,
-            progress,
-        )
-        meter = _meter(profile, plan_of, net, sample, labels, loss)
-        return plan_of(
-            improve(
-                profile,
-                limits,
-                counts,
-                names,
-                plan_of,
-                meter,
-                trials,
-                net,
-                sample,
-                labels,
-                loss,
-                optimizer,
-                optimizer_params,
-                progress,
-            )
-        )
+
+
+def _fitting(profile, devices, rows):
+    """The profile for these devices alone. MXNetError where it is of others or of another batch."""
     missing = [ctx for ctx in devices if ctx not in profile.devices]
     if missing:
         raise MXNetError(
@@ -200,17 +198,7 @@ def plan(
             f"plan: the profile was made for batches of {counted(profile.rows, 'row')}, the sample "
             f"has {rows}"
         )
-    profile = _restricted(profile, devices)
-    return plan_of(
-        best_within(
-            profile, limits, counts, names, _meter(profile, plan_of, net, sample, labels, loss)
-        )
-    )
-
-
-def _meter(profile, plan_of, net, sample, labels, loss):
-    meter = MemoryMeter(profile, plan_of, net, sample, labels, loss)
-    return meter if meter.has_room() else None
+    return _restricted(profile, devices)
 
 
 def _check_arrays(sample, labels):

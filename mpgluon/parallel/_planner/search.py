@@ -15,8 +15,8 @@ import itertools
 
 from ...base import MXNetError
 from .. import schedules
-from .._pipeline.stages import SENDING
-from ..schedules import StageGraph
+from .layer_profile import held_bytes, trained_bytes
+from .staged_step import StagedStep
 
 __all__ = ["Candidate", "Search"]
 
@@ -159,212 +159,40 @@ class Search:
         """The candidate by its layers' costs alone, or by what its passes were measured to take;
         `even`: in the order that fits stages that are equally heavy."""
         devices = self.whole(placement)
-        stages = self.stages(devices)
-        deferred = schedules.named(schedule).deferred
-        used = list(dict.fromkeys(devices[stage[0]] for stage in stages))
-        of = {i: s for s, stage in enumerate(stages) for i in stage}
-        costs, times, sources = (
+        step = StagedStep(
+            self.profile,
+            devices,
+            self.stages(devices),
             self.costs(micro_batches),
-            collections.Counter(),
-            [set() for _ in stages],
-        )
-        waits = collections.Counter()
-        for s, stage in enumerate(stages):
-            own = costs[devices[stage[0]]]
-            times["F", s] += sum(own[i].forward for i in stage)
-            times["B", s] += sum(
-                own[i].input_gradients if deferred else own[i].backward for i in stage
-            )
-            if deferred:
-                times["W", s] = sum(own[i].weight_gradients for i in stage)
-            for i in stage:
-                for source, size in self.layers[i].sources:
-                    if of[source] == s:
-                        continue
-                    sources[s].add(of[source])
-                    if devices[source] != devices[i]:
-                        self._pass_on(
-                            times,
-                            waits,
-                            of[source],
-                            s,
-                            devices[source],
-                            devices[i],
-                            size / micro_batches,
-                        )
-        home = (
-            self.profile.devices.index(self.profile.home)
-            if self.profile.home in self.profile.devices
-            else None
-        )
-        elsewhere = (
-            {
-                devices[i]
-                for i, layer in enumerate(self.layers)
-                if not layer.sources and devices[i] != home
-            }
-            if home is not None
-            else ()
-        )
-        where = [devices[stage[0]] for stage in stages]
-        transfer_only = set()
-        if elsewhere:  # the batch is sent from where it is: a stage in front
-            stages, where, transfer_only = [[], *stages], [home, *where], {0}
-            used = list(dict.fromkeys(where))
-            sources = [set(), *[{t + 1 for t in before} for before in sources]]
-            waits = collections.Counter({(a + 1, b + 1): value for (a, b), value in waits.items()})
-            times = collections.Counter(
-                {(kind, s + 1): value for (kind, s), value in times.items()}
-            )
-            times["F", 0] = times["B", 0] = times["W", 0] = 0.0
-            for s, stage in enumerate(stages):
-                if any(not self.layers[i].sources and devices[i] != home for i in stage):
-                    sources[s].add(0)
-                    times["F", 0] += self.profile.seconds_of_transfer(
-                        self.profile.home,
-                        self.profile.devices[where[s]],
-                        self.profile.input_bytes / micro_batches,
-                    )
-        whole = [not deferred or not before - transfer_only for before in sources]
-        if deferred:  # where nobody waits for input gradients, all of the backward pass is deferred
-            for s in range(len(stages)):
-                if whole[s]:
-                    times["W", s], times["B", s] = times["W", s] + times["B", s], 0.0
-        graph = StageGraph(
-            [used.index(d) for d in where], sources, deferred, transfer_only=transfer_only
-        )
-        times = {
-            (kind, s): times[kind, s]
-            for s in range(len(stages))
-            for kind in ("FBW" if deferred else "FB")
-        } | (measured or {})
-        order = times
-        if even:  # as `Stages` has it
-            order = {
-                (kind, s): SENDING
-                if s in transfer_only
-                else 2
-                if (kind == "W" and whole[s]) or (kind == "B" and not deferred)
-                else 1
-                for kind, s in times
-            }
-            order.update({key: 0 for key, value in times.items() if not value and key[0] != "F"})
-        table = schedules.make_table(graph, micro_batches, schedule, order)
-        contexts = self.profile.devices
-        simulation = schedules.simulate(
-            table,
-            graph,
             micro_batches,
-            times,
-            transfer=lambda a, b: (
-                self.profile.waits[contexts[where[a]], contexts[where[b]]] + waits[a, b]
-            ),
+            schedules.named(schedule).deferred,
         )
-        ends = [0.0] * self.count
-        for action, (_, end) in simulation.spans.items():
-            device = used[graph.devices[action.stage]]
-            ends[device] = max(ends[device], end)
-        for i, layer in enumerate(self.layers):
-            ends[devices[i]] += self.profile.update[self.profile.devices[devices[i]]] * sum(
-                size for size, trained in layer.params.values() if trained
-            )
-        memory = self._memory(devices, stages, where, table, costs, micro_batches, whole)
+        times = step.times | (measured or {})
+        order = step.even_order() if even else times
+        table = schedules.make_table(step.graph, micro_batches, schedule, order)
+        simulation = schedules.simulate(table, step.graph, micro_batches, times, transfer=step.wait)
         return Candidate(
-            max(ends) + self.profile.host_overhead,
+            step.seconds(simulation),
             placement,
             micro_batches,
             schedule,
-            stages,
-            where,
+            step.stages,
+            step.where,
             times,
             simulation,
-            memory,
+            [
+                (round(fixed), round(moving))
+                for fixed, moving in zip(self.fixed_memory(devices), step.memory(table))
+            ],
             None if even else order,
         )
-
-    def _pass_on(self, times, waits, source, target, a, b, size):
-        contexts = self.profile.devices
-        forth, back = (
-            self.profile.seconds_of_transfer(contexts[x], contexts[y], size)
-            for x, y in ((a, b), (b, a))
-        )
-        if contexts[a].device_type == "cpu":
-            times["F", source] += forth
-        else:
-            waits[source, target] += forth
-        if contexts[b].device_type == "cpu":
-            times["B", target] += back
-        else:
-            waits[target, source] += back
 
     def fixed_memory(self, devices):
         """Bytes of parameters, gradients and optimizer states on each device."""
         params = [{} for _ in range(self.count)]
         for i, layer in enumerate(self.layers):
             params[devices[i]].update(layer.params)  # a shared one once
-        return [
-            sum(
-                size * (2 + self.profile.state_factor if trained else 1)
-                for size, trained in own.values()
-            )
-            for own in params
-        ]
-
-    def _memory(self, devices, stages, where, table, costs, micro_batches, whole):
-        """(parameters and states, micro-batches) of each device, in bytes; ``whole``: for each
-        stage, whether its backward pass is one action, that frees all.
-
-        As compiled programs have it: what crosses to another device has a lane, of which one more
-        is kept than is in use; what a deferred stage's backward pass works in is kept until its
-        weight gradients are made.
-        """
-        held, spare, working, gradients = (
-            [0.0] * len(stages),
-            [0.0] * self.count,
-            [[0.0, 0.0] for _ in stages],
-            [0.0] * len(stages),
-        )
-        at = {i: s for s, stage in enumerate(stages) for i in stage}
-        results = {source: size for layer in self.layers for source, size in layer.sources}
-        for s, stage in enumerate(stages):
-            own = costs[where[s]]
-            for i in stage:
-                held[s] += own[i].saved
-                working[s] = [max(working[s][0], own[i].first), max(working[s][1], own[i].working)]
-                for source, size in self.layers[i].sources:
-                    size /= micro_batches
-                    if at[source] != s:
-                        if where[at[source]] != where[s]:
-                            held[s] += size
-                            spare[where[s]] += size if micro_batches > 2 else 0
-                            # gradients, back
-                            spare[where[at[source]]] += size * min(micro_batches, 2)
-                        continue
-                    gradients[s] += size
-                    if own[source].saved < size:  # a result that the next layer keeps
-                        held[s] += size
-                    # A copy of its own, that a layer makes of another's result only where it is
-                    # alone
-                    elif own[i].saved >= size + results.get(i, 0) / micro_batches:
-                        held[s] -= size
-        memory = list(spare)
-        for row in table:
-            now = 0.0
-            for kind, s, m in row:
-                d, inner = where[s], working[s][m > 0]
-                if kind == "F":
-                    now += held[s]
-                elif kind == "B" and not whole[s]:
-                    now += inner + gradients[s]
-                memory[d] = max(
-                    memory[d], spare[d] + now + (inner if whole[s] and kind != "F" else 0)
-                )
-                if kind == "W" or (kind == "B" and "W" not in (a.kind for a in row)):
-                    now -= held[s] + (0 if whole[s] else inner + gradients[s])
-        return [
-            (round(fixed), round(moving))
-            for fixed, moving in zip(self.fixed_memory(devices), memory)
-        ]
+        return [held_bytes(own, self.profile.state_factor) for own in params]
 
     def over_by(self, fixed, moving, slack=0.0):
         """(bytes over the limit, or below it: negative, device, bytes needed) of the device that is
@@ -477,9 +305,7 @@ class Search:
             )
             ahead += cost.forward
             back += 0.0 if deferred else cost.backward
-            update[d] += self.profile.update[self.profile.devices[d]] * sum(
-                size for size, trained in layer.params.values() if trained
-            )
+            update[d] += self.profile.update[self.profile.devices[d]] * trained_bytes(layer)
         return max(
             forward + micro_batches * load[d] + max(update[d], behind)
             for d, (forward, behind) in first.items()
@@ -499,13 +325,7 @@ class Search:
                 own = [costs[d][j] for j in (i, *behind[i])]
                 time.append(time[-1] + sum(c.forward + c.backward for c in own))
                 saved.append(saved[-1] + sum(c.saved for c in own))
-                size.append(
-                    size[-1]
-                    + sum(
-                        s * (2 + self.profile.state_factor if trained else 1)
-                        for s, trained in self.layers[i].params.values()
-                    )
-                )
+                size.append(size[-1] + held_bytes(self.layers[i].params, self.profile.state_factor))
             sums.append(time), fixed.append(size), kept.append(saved)
         arrives = [sum(s for _, s in self.layers[i].sources) / micro_batches for i in self.free]
         lengths = sorted({sums[0][b] - sums[0][a] for a in range(n) for b in range(a + 1, n + 1)})
@@ -686,12 +506,7 @@ class Search:
             for i in self.free:
                 kept = sum(costs[d][j].saved for j in (i, *behind[i])) * min(micro_batches, k - s)
                 size.append(
-                    size[-1]
-                    + kept
-                    + sum(
-                        b * (2 + self.profile.state_factor if trained else 1)
-                        for b, trained in self.layers[i].params.values()
-                    )
+                    size[-1] + kept + held_bytes(self.layers[i].params, self.profile.state_factor)
                 )
             sums.append(size)
         allowed = [0 if self.limits[d] is None else self.limits[d] for d in order]
